@@ -1,0 +1,70 @@
+"""Named choices of a run, each a frozen dataclass, written as `name` or `name:key=value,key=value` on a command line.
+
+A registry is a plain dict of name -> dataclass. It is the one place that lists the choices: flags, error messages and
+documentation all read it, so a new choice is its own file and one line in the dict.
+"""
+
+import dataclasses
+import difflib
+from typing import Any, Mapping, Sequence, Type
+
+
+def unknown_name_error(kind: str, name: str, known: Sequence[str]) -> ValueError:
+  """An error that names the nearest valid names, then all of them."""
+  close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+  hint = f'Did you mean {" or ".join(repr(c) for c in close)}? ' if close else ''
+  return ValueError(f'Unknown {kind} {name!r}. {hint}Valid: {", ".join(sorted(known))}.')
+
+
+def lookup(kind: str, name: str, registry: Mapping[str, Any]) -> Any:
+  """Returns `registry[name]`; raises `ValueError` with the nearest names if there is none."""
+  if name not in registry:
+    raise unknown_name_error(kind, name, list(registry))
+  return registry[name]
+
+
+def parse_spec(kind: str, spec: str, registry: Mapping[str, Type[Any]]) -> Any:
+  """Makes the dataclass that `spec` names, e.g. `beta:a=2,b=5`.
+
+  Args:
+    kind: What is being chosen, in words, for error messages ('participation model').
+    spec: `name` or `name:key=value,...`. Values take the type of the field's default.
+    registry: The choices by name.
+
+  Returns:
+    An instance of the named dataclass; its own validation has run.
+
+  Raises:
+    ValueError: For an unknown name or key, or a value of the wrong type or out of range.
+  """
+  name, _, arguments = spec.partition(':')
+  choice = lookup(kind, name, registry)
+  fields = {f.name: f for f in dataclasses.fields(choice) if f.init}
+  values = {}
+  for argument in filter(None, arguments.split(',')):
+    key, equals, text = argument.partition('=')
+    if not equals:
+      raise ValueError(f'{kind} {spec!r}: expected key=value, found {argument!r}.')
+    if key not in fields:
+      raise unknown_name_error(f'parameter of {kind} {name!r}:', key, list(fields))
+    if key in values:
+      raise ValueError(f'{kind} {spec!r}: {key!r} stands twice.')
+    values[key] = _convert(kind, name, key, text, type(fields[key].default))
+  return choice(**values)
+
+
+def _convert(kind: str, name: str, key: str, text: str, to: Type[Any]) -> Any:
+  if to is bool:
+    if text.lower() not in ('true', 'false'):
+      raise ValueError(f'{kind} {name!r}: {key} is true or false, found {text!r}.')
+    return text.lower() == 'true'
+  try:
+    return to(text)
+  except ValueError:
+    raise ValueError(f'{kind} {name!r}: {key} is of type {to.__name__}, found {text!r}.') from None
+
+
+def format_spec(name: str, choice: Any) -> str:
+  """The spec that `parse_spec` reads back as `choice`, every parameter written out."""
+  values = ','.join(f'{f.name}={getattr(choice, f.name)}' for f in dataclasses.fields(choice) if f.init)
+  return f'{name}:{values}' if values else name

@@ -1,0 +1,34 @@
+"""Seeds of the stateless generators: int64[2] tensors kept in server state, so that a resumed run draws what an uninterrupted one would.
+
+A seed that is not given comes from the operating system. TensorFlow's own non-deterministic ops seed themselves with 32 bits,
+too few to hide noise behind, so the 126 bits of an unseeded run come from Python's `secrets`; TensorFlow's are added
+on top only so that two runs of one serialized `initialize` do not share their noise.
+"""
+
+import secrets
+from typing import Optional
+
+import tensorflow as tf
+
+# One stream for each use, so that no two uses of one run seed ever draw the same numbers.
+STREAMS = {'server_noise': 1, 'client_noise': 2, 'client_update': 3}
+
+
+def initial_seed(seed: Optional[int], stream: str) -> tf.Tensor:
+  """The seed at round 0, an int64[2] tensor.
+
+  Args:
+    seed: A non-negative integer for a reproducible run; `None` draws one from the operating system's entropy.
+    stream: The use, a key of `STREAMS`.
+  """
+  if seed is not None:
+    return tf.constant([seed, STREAMS[stream]], tf.int64)
+  entropy = tf.constant([secrets.randbits(63), secrets.randbits(63)], tf.int64)
+  return tf.bitwise.bitwise_xor(entropy, tf.raw_ops.NonDeterministicInts(shape=[2], dtype=tf.int64))
+
+
+def fold_in(seed: tf.Tensor, *values: tf.Tensor) -> tf.Tensor:
+  """A new int64[2] seed for each distinct sequence of integer scalars `values` (a round, a client id, a layer index)."""
+  for value in values:
+    seed = tf.cast(tf.random.experimental.stateless_fold_in(seed, tf.cast(value, tf.int64)), tf.int64)
+  return seed
