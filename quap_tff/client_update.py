@@ -1,0 +1,171 @@
+"""Local training of one client: w_local from w_global, in one `tf.while_loop` over mini-batches held in memory.
+
+The examples are tensors, not a pipeline: a step gathers its rows by a shuffled index. Everything random follows from
+(seed, round, client id): the shuffle of epoch e, the dropout masks of step s. So a client's update is the same whichever
+thread, cohort or resumed run computes it.
+"""
+
+import collections
+import dataclasses
+from typing import Any, Callable, List, Optional, Tuple
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from quap_tff import checks
+from quap_tff import dropout
+from quap_tff import seeds
+
+_SHUFFLE, _DROPOUT = 0, 1  # The two uses of a client's seed.
+_ALL_ROWS = 2**62  # A batch size that no client's data reach.
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientWorkConfig:
+  """How a client trains.
+
+  Attributes:
+    local_epochs: Passes over the client's examples, at least 1.
+    batch_size: Examples in a step, at least 1; the last batch of an epoch holds what is left.
+    learning_rate_decay: Factor of the optimizer's learning rate from one round to the next, in (0, 1].
+    max_steps: The most steps of one client in a round, at least 1; `None` for no bound.
+    proximal_strength: FedProx's mu >= 0: adds mu/2·‖w - w_global‖² to the loss.
+    seed: Of shuffles and dropout, a non-negative integer; `None` takes one from the operating system's entropy.
+  """
+
+  local_epochs: int = 1
+  batch_size: int = 32
+  learning_rate_decay: float = 1.0
+  max_steps: Optional[int] = None
+  proximal_strength: float = 0.0
+  seed: Optional[int] = None
+
+  def __post_init__(self):
+    checks.integer('local_epochs', self.local_epochs, at_least=1)
+    checks.integer('batch_size', self.batch_size, at_least=1)
+    checks.number('learning_rate_decay', self.learning_rate_decay, above=0.0, at_most=1.0)
+    if self.max_steps is not None:
+      checks.integer('max_steps', self.max_steps, at_least=1)
+    checks.number('proximal_strength', self.proximal_strength, at_least=0.0)
+    if self.seed is not None:
+      checks.integer('client seed', self.seed, at_least=0)
+
+
+def read_examples(dataset: tf.data.Dataset, spec: Any) -> Any:
+  """All elements of `dataset` joined along their first dimension: one tensor for each leaf of `spec`, 0 rows if empty."""
+  empty = tf.nest.map_structure(lambda s: tf.zeros([0, *s.shape[1:]], s.dtype), spec)
+  # `rebatch` copies each row once and yields nothing for no rows; then the empty element is the first one.
+  joined = dataset.rebatch(_ALL_ROWS).concatenate(tf.data.Dataset.from_tensors(empty)).take(1)
+  return joined.get_single_element()
+
+
+def read_client_id(dataset: tf.data.Dataset) -> tf.Tensor:
+  """The one id in the sequence, an int64 scalar; -1, which is nobody's, unless it holds exactly one."""
+  zero = tf.constant(0, tf.int64)
+  count, client_id = dataset.reduce((zero, zero), lambda state, element: (state[0] + 1, element))
+  return tf.where(tf.equal(count, 1), client_id, tf.constant(-1, tf.int64))
+
+
+def client_seed(seed: tf.Tensor, round_number: tf.Tensor, client_id: tf.Tensor) -> tf.Tensor:
+  """The int64[2] seed from which all of a client's randomness in one round follows."""
+  return seeds.fold_in(seed, round_number, client_id)
+
+
+def shuffled_order(seed: tf.Tensor, num_examples: tf.Tensor, epochs: int) -> tf.Tensor:
+  """`epochs` permutations of the examples, one after the other.
+
+  Args:
+    seed: int64[2], from `client_seed`.
+    num_examples: An int32 scalar, n.
+    epochs: How many permutations. Epoch e's does not depend on it.
+
+  Returns:
+    int32[epochs * n].
+  """
+  keys = tf.random.stateless_uniform(
+      [epochs, num_examples], seeds.fold_in(seed, _SHUFFLE), minval=None, maxval=None, dtype=tf.int64, alg='philox'
+  )
+  return tf.reshape(tf.argsort(keys, axis=1, stable=True), [-1])
+
+
+def learning_rate_factor(config: ClientWorkConfig, round_number: Any) -> tf.Tensor:
+  """decay^(t-1) for round t = 1, 2, ...; a float32 scalar."""
+  return tf.pow(tf.constant(config.learning_rate_decay, tf.float32), tf.cast(round_number, tf.float32) - 1.0)
+
+
+def build_client_update(
+    model: tff.learning.models.VariableModel, optimizer: tff.learning.optimizers.Optimizer, config: ClientWorkConfig
+) -> Callable[..., Tuple[Any, Any]]:
+  """Local training with `model`'s variables as its working memory.
+
+  Args:
+    model: Made for this call: its variables are overwritten, its metrics added to.
+    optimizer: Any TFF optimizer; starts afresh for each client.
+    config: See `ClientWorkConfig`.
+
+  Returns:
+    A `tf.function` (weights, examples, client id, round number t >= 1, seed int64[2]) -> (update, unfinalized metrics). The
+    weights are a `tff.learning.models.ModelWeights`, the examples as `read_examples` gives them; the update is
+    w_global - w_local with the structure of the trainable weights, zero for a client with no examples. It may be non-finite:
+    whoever aggregates decides about that.
+  """
+  model_weights = tff.learning.models.ModelWeights.from_model(model)
+  variables = tuple(tf.nest.flatten(model_weights.trainable))
+
+  @tf.function
+  def client_update(global_weights, examples, client_id, round_number, seed):
+    tf.nest.map_structure(lambda v, w: v.assign(w), model_weights, global_weights)
+    anchor = tuple(tf.nest.flatten(global_weights.trainable))
+    own_seed = client_seed(seed, round_number, client_id)
+    masks = dropout.dropout_stream(seeds.fold_in(own_seed, _DROPOUT))
+
+    num_examples = tf.shape(tf.nest.flatten(examples)[0])[0]
+    order = shuffled_order(own_seed, num_examples, config.local_epochs)
+    steps_per_epoch = -(-num_examples // config.batch_size)
+    num_steps = steps_per_epoch * config.local_epochs
+    if config.max_steps is not None:
+      num_steps = tf.minimum(num_steps, config.max_steps)
+
+    def step_fn(step, optimizer_state):
+      epoch, batch_index = step // steps_per_epoch, step % steps_per_epoch
+      begin = epoch * num_examples + batch_index * config.batch_size
+      end = tf.minimum(begin + config.batch_size, (epoch + 1) * num_examples)
+      batch = tf.nest.map_structure(lambda t: tf.gather(t, order[begin:end]), examples)
+      with dropout.seeded_dropout(masks, step), tf.GradientTape() as tape:
+        loss = model.forward_pass(batch, training=True).loss
+      gradients = tape.gradient(loss, variables)
+      if config.proximal_strength:
+        gradients = _add_proximal_term(gradients, variables, anchor, config.proximal_strength)
+      optimizer_state, updated = optimizer.next(optimizer_state, variables, gradients)
+      for variable, value in zip(variables, updated):
+        variable.assign(value)
+      return step + 1, optimizer_state
+
+    tf.while_loop(
+        lambda step, _: step < num_steps,
+        step_fn,
+        (tf.constant(0), _initial_optimizer_state(optimizer, variables, config, round_number)),
+        parallel_iterations=1,
+    )
+    update = tf.nest.map_structure(lambda w, v: w - v.read_value(), global_weights.trainable, model_weights.trainable)
+    return update, model.report_local_unfinalized_metrics()
+
+  return client_update
+
+
+def _add_proximal_term(gradients, variables, anchor, strength: float) -> Tuple[tf.Tensor, ...]:
+  def add(gradient, variable, start):
+    pull = strength * (variable - start)
+    return pull if gradient is None else tf.convert_to_tensor(gradient) + pull
+
+  return tuple(add(*leaf) for leaf in zip(gradients, variables, anchor))
+
+
+def _initial_optimizer_state(optimizer, variables, config: ClientWorkConfig, round_number: tf.Tensor) -> Any:
+  state = optimizer.initialize(tuple(tf.TensorSpec(v.shape, v.dtype) for v in variables))
+  if config.learning_rate_decay != 1.0:
+    hparams = collections.OrderedDict(optimizer.get_hparams(state))
+    key = tff.learning.optimizers.LEARNING_RATE_KEY
+    hparams[key] = hparams[key] * learning_rate_factor(config, round_number)
+    state = optimizer.set_hparams(state, hparams)
+  return tf.nest.map_structure(tf.convert_to_tensor, state)
