@@ -28,7 +28,8 @@ def parse_spec(kind: str, spec: str, registry: Mapping[str, Type[Any]]) -> Any:
 
   Args:
     kind: What is being chosen, in words, for error messages ('participation model').
-    spec: `name` or `name:key=value,...`. Values take the type of the field's default.
+    spec: `name` or `name:key=value,...`. Values take the type of the field's default; a field whose default is None
+      takes a number or `none`.
     registry: The choices by name.
 
   Returns:
@@ -54,6 +55,10 @@ def parse_spec(kind: str, spec: str, registry: Mapping[str, Type[Any]]) -> Any:
 
 
 def _convert(kind: str, name: str, key: str, text: str, to: Type[Any]) -> Any:
+  if to is type(None):
+    if text.lower() == 'none':
+      return None
+    to = float
   if to is bool:
     if text.lower() not in ('true', 'false'):
       raise ValueError(f'{kind} {name!r}: {key} is true or false, found {text!r}.')

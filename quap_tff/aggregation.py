@@ -1,0 +1,208 @@
+"""QuAP-FL as a TFF aggregation: `QuapAggregationFactory(config).create(value_type, weight_type)`.
+
+    next: (state@SERVER, value@CLIENTS, weight@CLIENTS) -> <state@SERVER, mean update@SERVER, measurements@SERVER>
+
+`weight` carries the client's id: a struct with an integer `client_id`, or the integer itself. Every member of the cohort
+counts the same; ids only feed the participation counts. With a clip rule that uses the current round's norms, `next` has two
+dependent levels of aggregation (norms, then clipped updates) and runs in a single context; with any other, one level, and
+it compiles to TFF's mergeable form.
+"""
+
+import collections
+from typing import Callable, Optional, Sequence
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+import tree
+
+from quap_tff import config as configs
+from quap_tff import layers as layers_lib
+from quap_tff import mechanism
+
+
+class QuapAggregationFactory(tff.aggregators.WeightedAggregationFactory):
+  """Makes aggregation processes that average updates with participation-adaptive noise (DESIGN 2).
+
+  The process' state is an OrderedDict: `round` int32, `participation` (`counts` int32[N], and `rates` float32[N] under
+  EMA rates), `clip` float32 (+inf before there is one), `noise` (`seed` int64[2], `counter` int64). Whoever holds
+  the state can recompute the noise: keep it, and checkpoints of it, as secret as the clients' data.
+  """
+
+  def __init__(
+      self,
+      config: configs.QuapConfig,
+      layers: Optional[Sequence[layers_lib.Layer]] = None,
+      learning_rate_fn: Optional[Callable[[tf.Tensor], tf.Tensor]] = None,
+  ):
+    """Initializes the factory.
+
+    Args:
+      config: The mechanism.
+      layers: The model's layers, in the order of the flattened value (`quap_tff.layers.from_variables`). If not given,
+        they are read off the value's type: from its names, or if it has none, from its shapes.
+      learning_rate_fn: From a round (int32 scalar, counted from 1) to the client learning rate, float32 scalar. Needed,
+        and used, only with `update_scale='pseudo_gradient'`.
+    """
+    if not isinstance(config, configs.QuapConfig):
+      raise TypeError(f'config must be a quap_tff.QuapConfig, found {type(config).__name__}.')
+    if config.update_scale == 'pseudo_gradient' and learning_rate_fn is None:
+      raise ValueError(
+          "update_scale='pseudo_gradient' divides updates by the client learning rate: pass learning_rate_fn, "
+          'or use build_quap_fed_avg, which does.'
+      )
+    self._config = config
+    self._layers = layers
+    self._scale_fn = learning_rate_fn if config.update_scale == 'pseudo_gradient' else lambda round_num: 1.0
+
+  def create(self, value_type: tff.Type, weight_type: tff.Type) -> tff.templates.AggregationProcess:
+    """See the module's docstring.
+
+    Args:
+      value_type: A struct of float tensors (with Python containers), or one float tensor.
+      weight_type: A struct with an integer scalar `client_id`, or an integer scalar.
+
+    Raises:
+      TypeError: If a type is none of these.
+      ValueError: If the configured critical layers are not layers of the value.
+    """
+    config, scale_fn = self._config, self._scale_fn
+    specs = _tensor_specs(value_type)
+    read_client_id = _client_id_reader(weight_type)
+    critical = self._critical_indices(specs)
+    noise_at_clients = config.noise.placement == 'client'
+
+    @tff.tensorflow.computation
+    def initialize_server():
+      return mechanism.initial_state(config)
+
+    state_type = initialize_server.type_signature.result
+
+    # What the server tells clients before the round: C_{t-1}, the unit of norms, and what their noise depends on.
+    @tff.tensorflow.computation(state_type)
+    def announce(state):
+      message = collections.OrderedDict(clip=state['clip'], scale=tf.cast(scale_fn(state['round'] + 1), tf.float32))
+      if noise_at_clients:
+        message['noise'] = mechanism.client_noise_broadcast(config, state)
+      return message
+
+    message_type = announce.type_signature.result
+
+    @tff.tensorflow.computation(value_type, message_type)
+    def measure(value, message):
+      return mechanism.update_norm(config, critical, tf.nest.flatten(value)) / message['scale']
+
+    @tff.tensorflow.computation(value_type, weight_type, np.float32, message_type, np.float32)
+    def contribute(value, weight, norm, message, clip):
+      update = tf.nest.flatten(value)
+      clipped = mechanism.clip_update(config, critical, update, norm, clip)
+      noise = []
+      if noise_at_clients:
+        noise = mechanism.client_noise(config, critical, update, read_client_id(weight), message['noise'], clip)
+      return collections.OrderedDict(clipped=clipped, noise=noise)
+
+    @tff.tensorflow.computation(weight_type, np.float32)
+    def report(weight, norm):
+      return collections.OrderedDict(client_id=tf.cast(read_client_id(weight), tf.int64), norm=norm)
+
+    reports_type = tff.to_type(
+        collections.OrderedDict(client_id=(np.int64, [None]), norm=(np.float32, [None]))
+    )
+
+    @tff.tensorflow.computation(state_type, reports_type)
+    def plan_round(state, reports):
+      return mechanism.plan_round(config, state, reports['client_id'], reports['norm'])
+
+    plan_type = plan_round.type_signature.result
+
+    @tff.tensorflow.computation(state_type, message_type, plan_type, contribute.type_signature.result)
+    def finish_round(state, message, plan, total):
+      new_state, mean, measurements = mechanism.finish_round(
+          config,
+          critical,
+          state,
+          plan,
+          list(tf.nest.flatten(total['clipped'])),
+          tf.nest.flatten(total['noise']),
+          message['scale'],
+      )
+      return new_state, tf.nest.pack_sequence_as(specs, mean), measurements
+
+    select_clip = tff.tensorflow.computation(lambda plan: plan['clip'], plan_type)
+
+    @tff.federated_computation
+    def init_fn():
+      return tff.federated_eval(initialize_server, tff.SERVER)
+
+    @tff.federated_computation(
+        init_fn.type_signature.result,
+        tff.FederatedType(value_type, tff.CLIENTS),
+        tff.FederatedType(weight_type, tff.CLIENTS),
+    )
+    def next_fn(state, value, weight):
+      message = tff.federated_map(announce, state)
+      message_at_clients = tff.federated_broadcast(message)
+      norms = tff.federated_map(measure, (value, message_at_clients))
+      reports = _federated_collect(tff.federated_map(report, (weight, norms)), reports_type)
+      plan = tff.federated_map(plan_round, (state, reports))
+      if config.clip.uses_current_norms:
+        clip = tff.federated_broadcast(tff.federated_map(select_clip, plan))
+      else:
+        clip = message_at_clients['clip']
+      total = tff.federated_sum(tff.federated_map(contribute, (value, weight, norms, message_at_clients, clip)))
+      new_state, mean, measurements = tff.federated_map(finish_round, (state, message, plan, total))
+      return tff.templates.MeasuredProcessOutput(new_state, mean, measurements)
+
+    return tff.templates.AggregationProcess(init_fn, next_fn)
+
+  def _critical_indices(self, specs):
+    # dm-tree and tf.nest flatten in the same order.
+    paths, leaves = zip(*tree.flatten_with_path(specs))
+    layers = self._layers
+    if layers is None:
+      layers = layers_lib.from_leaves(paths, [leaf.shape for leaf in leaves])
+    elif sum(len(layer.indices) for layer in layers) != len(leaves):
+      raise ValueError(
+          f'The value has {len(leaves)} tensors, but the layers given have '
+          f'{sum(len(layer.indices) for layer in layers)}: {[layer.name for layer in layers]}.'
+      )
+    return layers_lib.critical_indices(layers, self._config.critical_layers)
+
+
+def _tensor_specs(value_type):
+  """The Python structure of `tf.TensorSpec`s of a value; raises `TypeError` unless they are all of a float dtype."""
+  if not tff.types.is_structure_of_floats(value_type):
+    raise TypeError(f'Updates must be float tensors or a struct of them, found the value type {value_type}.')
+  return tff.types.type_to_tf_tensor_specs(value_type)
+
+
+def _client_id_reader(weight_type):
+  """A function that reads the client's id out of a weight of the given type."""
+  id_type, read = weight_type, lambda weight: weight
+  if isinstance(weight_type, tff.StructType):
+    if not hasattr(weight_type, 'client_id'):
+      raise TypeError(f'The weight must carry the client\'s id as `client_id`, found the weight type {weight_type}.')
+    id_type, read = weight_type.client_id, lambda weight: weight['client_id']
+  is_id = isinstance(id_type, tff.TensorType) and np.issubdtype(id_type.dtype, np.integer) and not id_type.shape
+  if not is_id:
+    raise TypeError(f'A client id must be an integer scalar, found the type {id_type}.')
+  return read
+
+
+def _federated_collect(reports, reports_type):
+  """All clients' reports at the server, as arrays in client order."""
+
+  @tff.tensorflow.computation
+  def zero():
+    return collections.OrderedDict(client_id=tf.zeros([0], tf.int64), norm=tf.zeros([0], tf.float32))
+
+  @tff.tensorflow.computation(reports_type, reports.type_signature.member)
+  def accumulate(collected, one):
+    return collections.OrderedDict((k, tf.concat([collected[k], one[k][tf.newaxis]], axis=0)) for k in collected)
+
+  @tff.tensorflow.computation(reports_type, reports_type)
+  def merge(a, b):
+    return collections.OrderedDict((k, tf.concat([a[k], b[k]], axis=0)) for k in a)
+
+  identity = tff.tensorflow.computation(lambda collected: collected, reports_type)
+  return tff.federated_aggregate(reports, zero(), accumulate, merge, identity)

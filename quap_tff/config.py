@@ -1,0 +1,98 @@
+"""The mechanism's configuration: one frozen object from which clip, noise, budgets and accounting all come."""
+
+import dataclasses
+import math
+from typing import Optional
+
+from quap_tff import budget as budgets
+from quap_tff import checks
+from quap_tff import clip_rules
+from quap_tff import clipping
+from quap_tff import gaussian
+from quap_tff import layers
+from quap_tff import participation as participations
+from quap_tff import registry
+
+PLACEMENTS = ('server', 'client', 'none')
+CLIP_SCOPES = ('critical', 'all_layers')
+UPDATE_SCALES = ('delta', 'pseudo_gradient')
+
+
+@dataclasses.dataclass(frozen=True)
+class NoiseConfig:
+  """Gaussian noise on the critical layers (DESIGN 2.4).
+
+  Attributes:
+    placement: 'server': N(0, σ_t²) on the mean of the clipped updates, σ_t = z(ε_t, δ)·C_t/M_t. 'client': each client's
+      own N(0, σ_i²) before the mean, σ_i = z(ε_i(t), δ)·C_t. 'none': no noise.
+    delta: δ of one round, in (0, 1).
+    calibration: z(ε, δ), 'classic' or 'analytic'; see `quap_tff.gaussian`.
+    seed: A non-negative integer makes the noise reproducible, hence public; None draws it from the operating system.
+  """
+
+  placement: str = 'server'
+  delta: float = 1e-5
+  calibration: str = 'classic'
+  seed: Optional[int] = None
+
+  def __post_init__(self):
+    if self.placement not in PLACEMENTS:
+      raise registry.unknown_name_error('noise placement', self.placement, PLACEMENTS)
+    if self.calibration not in gaussian.CALIBRATIONS:
+      raise registry.unknown_name_error('gaussian calibration', self.calibration, gaussian.CALIBRATIONS)
+    checks.number('delta', self.delta, above=0, below=1)
+    if self.seed is not None:
+      checks.integer('noise seed', self.seed, at_least=0, at_most=2**63 - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class QuapConfig:
+  """QuAP-FL's aggregation.
+
+  Attributes:
+    num_clients: N, the population. Client ids are integers in [0, N).
+    budget: Privacy budgets of clients and rounds.
+    participation: How participation rates are computed.
+    clip: The rule for the clipping norm, one of `quap_tff.clip_rules.RULES`.
+    clip_scope: 'critical': the critical layers' entries are clipped by their joint norm, the other layers pass as they
+      are. 'all_layers': the whole update is clipped by its norm.
+    noise: Gaussian noise on the critical layers.
+    critical_layers: A selection of `quap_tff.layers`.
+    max_agg_norm: Optional bound on the norm of the noised mean (`000…`), which is then scaled down to it.
+    update_scale: 'delta': updates are w_global - w_local (`001…`, `002…`). 'pseudo_gradient': they are divided by the
+      client's learning rate before clipping and multiplied by it after noise, as the reference program does. The
+      clipping norm means different things under the two.
+  """
+
+  num_clients: int
+  budget: budgets.BudgetConfig = budgets.BudgetConfig()
+  participation: participations.ParticipationConfig = participations.ParticipationConfig()
+  clip: clipping.ClipRule = clip_rules.QuantileEma()
+  clip_scope: str = 'critical'
+  noise: NoiseConfig = NoiseConfig()
+  critical_layers: str = layers.FINAL_DENSE
+  max_agg_norm: Optional[float] = None
+  update_scale: str = 'delta'
+
+  def __post_init__(self):
+    checks.integer('num_clients', self.num_clients, at_least=1, at_most=2**31 - 1)
+    if self.clip_scope not in CLIP_SCOPES:
+      raise registry.unknown_name_error('clip scope', self.clip_scope, CLIP_SCOPES)
+    if self.update_scale not in UPDATE_SCALES:
+      raise registry.unknown_name_error('update scale', self.update_scale, UPDATE_SCALES)
+    if self.max_agg_norm is not None:
+      checks.number('max_agg_norm', self.max_agg_norm, above=0)
+    if not isinstance(self.clip, clipping.ClipRule):
+      raise TypeError(f'clip must be a rule of quap_tff.clip_rules, found {self.clip!r}.')
+    if not self.critical_layers:
+      raise ValueError('critical_layers is empty; use noise placement "none" for training without noise.')
+    if self.noise.placement == 'none':
+      return
+    if not self.clip.uses_current_norms and math.isinf(self.clip.initial_norm):
+      raise ValueError('Noise is scaled by the clipping norm, and clip rule "none" has none: choose a clip rule or no noise.')
+    if self.noise.calibration == 'classic' and self.budget.largest_budget > gaussian.CLASSIC_MAX_EPSILON:
+      raise ValueError(
+          f'A round\'s epsilon can reach {self.budget.largest_budget:.4g}, and the classic Gaussian calibration holds for '
+          f'epsilon <= {gaussian.CLASSIC_MAX_EPSILON:g} only. Use gaussian_calibration=analytic, or a smaller epsilon_total '
+          'or more rounds.'
+      )

@@ -1,0 +1,254 @@
+"""One round of QuAP-FL at the server and at a client, as pure TensorFlow: what `quap_tff.aggregation` federates.
+
+In the notation of DESIGN 2, round t with cohort S_t of size M_t:
+
+  client i:  norm_i = ‖critical part of g_i‖                          `update_norm`
+  server:    p_i(t), ε_t, C_t, σ_t from the cohort's ids and norms    `plan_round`
+  client i:  clipped_i = g_i·min(1, C_t/norm_i) on the critical part  `clip_update`
+  server:    Σ clipped_i / M_t + N(0, σ_t²) on the critical part      `finish_round`
+
+Weights are flat lists of float tensors; `critical` lists the positions of the critical layers' tensors in them.
+"""
+
+import collections
+from typing import Any, List, Sequence, Tuple
+
+import tensorflow as tf
+
+from quap_tff import budget as budgets
+from quap_tff import clipping
+from quap_tff import config as configs
+from quap_tff import gaussian
+from quap_tff import participation as participations
+from quap_tff import seeds
+
+# Uses of one round's seed, folded in after the counter: never the same numbers twice.
+_CLIP_RULE, _SERVER_NOISE, _CLIENT_NOISE = range(3)
+
+# Quantiles of the cohort's norms that a round reports.
+_NORM_QUANTILES = (('norm_p10', 0.1), ('norm_p50', 0.5), ('norm_p90', 0.9), ('norm_max', 1.0))
+
+
+def initial_state(config: configs.QuapConfig) -> 'collections.OrderedDict[str, Any]':
+  """Server state before round 1: `round`, `participation`, `clip` (+inf: none yet) and `noise` (seed and counter)."""
+  return collections.OrderedDict(
+      round=tf.constant(0, tf.int32),
+      participation=participations.initial_state(config.participation, config.num_clients),
+      clip=tf.constant(config.clip.initial_norm, tf.float32),
+      noise=collections.OrderedDict(
+          seed=seeds.initial_seed(config.noise.seed, 'server_noise'), counter=tf.constant(0, tf.int64)
+      ),
+  )
+
+
+def update_norm(config: configs.QuapConfig, critical: Sequence[int], update: List[tf.Tensor]) -> tf.Tensor:
+  """The norm that is clipped, float32; NaN if any entry of the whole update is not finite (or its norm overflows)."""
+  critical_norm = clipping.global_norm([update[i] for i in critical])
+  other_norm = clipping.global_norm([u for i, u in enumerate(update) if i not in critical])
+  whole_norm = tf.sqrt(tf.square(critical_norm) + tf.square(other_norm))
+  norm = whole_norm if config.clip_scope == 'all_layers' else critical_norm
+  return tf.where(tf.math.is_finite(whole_norm), norm, float('nan'))
+
+
+def clip_update(
+    config: configs.QuapConfig, critical: Sequence[int], update: List[tf.Tensor], norm: tf.Tensor, clip: tf.Tensor
+) -> List[tf.Tensor]:
+  """The update with its critical layers (or all, by `clip_scope`) clipped to `clip`; all zero if `norm` is NaN."""
+  clipped = range(len(update)) if config.clip_scope == 'all_layers' else critical
+  factor = clipping.clip_factor(norm, clip)
+  scaled = [u * tf.cast(factor, u.dtype) if i in clipped else u for i, u in enumerate(update)]
+  return tf.cond(tf.math.is_nan(norm), lambda: [tf.zeros_like(u) for u in update], lambda: scaled)
+
+
+def client_noise(
+    config: configs.QuapConfig,
+    critical: Sequence[int],
+    update: List[tf.Tensor],
+    client_id: tf.Tensor,
+    broadcast: Any,
+    clip: tf.Tensor,
+) -> List[tf.Tensor]:
+  """Client placement (`000…`): one N(0, σ_i²) tensor for each critical one, σ_i = z(ε_i(t), δ)·C_t.
+
+  Args:
+    config: The mechanism.
+    critical: Positions of the critical tensors in `update`.
+    update: The client's update, for its shapes.
+    client_id: The client.
+    broadcast: What `client_noise_broadcast` gave.
+    clip: C_t.
+  """
+  rate = broadcast['rates'][client_id]
+  epsilon = budgets.client_budgets(config.budget, rate, broadcast['in_warmup'])
+  multiplier = gaussian.noise_multiplier(config.noise.calibration, epsilon, config.noise.delta)
+  stddev = tf.where(tf.math.is_finite(clip), multiplier * clip, 0.0)
+  seed = seeds.fold_in(broadcast['seed'], client_id)
+  return _noise(seed, [update[i] for i in critical], stddev)
+
+
+def client_noise_broadcast(config: configs.QuapConfig, state: Any) -> 'collections.OrderedDict[str, tf.Tensor]':
+  """What clients need to draw their own noise: the rate that each of the N has if it takes part, and the round's seed."""
+  round_num = state['round'] + 1
+  return collections.OrderedDict(
+      rates=participations.rates_if_taking_part(config.participation, state['participation'], round_num),
+      in_warmup=participations.in_warmup(config.participation, round_num),
+      seed=_round_seed(state, _CLIENT_NOISE),
+  )
+
+
+def plan_round(
+    config: configs.QuapConfig, state: Any, client_ids: tf.Tensor, norms: tf.Tensor
+) -> 'collections.OrderedDict[str, Any]':
+  """Everything that round t decides before it sums updates.
+
+  Args:
+    config: The mechanism.
+    state: Server state after round t-1.
+    client_ids: int64[M], the cohort.
+    norms: float32[M], their norms, NaN for non-finite updates.
+
+  Returns:
+    `clip` C_t, `next_clip` for the state, `epsilon` ε_t, `sigma` σ_t (standard deviation of the noise on each critical
+    entry of the mean), `cohort_size`, the new `participation`, and the reports `norm_*`, `clipped_fraction` and
+    `non_finite_updates`.
+
+  Raises:
+    tf.errors.InvalidArgumentError: When run, if an id is outside [0, N) or stands twice.
+  """
+  client_ids = _checked_ids(config, client_ids)
+  round_num = state['round'] + 1
+  in_warmup = participations.in_warmup(config.participation, round_num)
+  participation = participations.next_state(config.participation, state['participation'], client_ids, round_num)
+  rates = tf.gather(participations.rates(config.participation, participation, round_num), client_ids)
+
+  next_clip = config.clip.next_norm(state['clip'], norms, _round_seed(state, _CLIP_RULE))
+  clip = next_clip if config.clip.uses_current_norms else state['clip']
+  cohort_size = tf.size(client_ids)
+  size = tf.maximum(tf.cast(cohort_size, tf.float32), 1.0)
+
+  def multiplier(epsilon):
+    return gaussian.noise_multiplier(config.noise.calibration, epsilon, config.noise.delta)
+
+  if config.noise.placement == 'client':
+    client_epsilons = budgets.client_budgets(config.budget, rates, in_warmup)
+    epsilon = tf.math.divide_no_nan(tf.reduce_sum(client_epsilons), tf.cast(cohort_size, tf.float32))
+    relative_sigma = tf.norm(multiplier(client_epsilons)) / size
+  else:
+    epsilon = budgets.round_budget(config.budget, rates, in_warmup)
+    relative_sigma = multiplier(epsilon) / size
+  # No bound yet means that no finite update has ever come: everything that is summed is exactly zero.
+  noised = tf.logical_and(tf.math.is_finite(clip), cohort_size > 0) if config.noise.placement != 'none' else False
+
+  is_finite = tf.math.is_finite(norms)
+  finite = tf.reduce_sum(tf.cast(is_finite, tf.float32))
+  clipped = tf.reduce_sum(tf.cast(tf.logical_and(is_finite, norms > clip), tf.float32))
+  return collections.OrderedDict(
+      clip=clip,
+      next_clip=next_clip,
+      epsilon=epsilon,
+      sigma=tf.where(noised, relative_sigma * clip, 0.0),
+      cohort_size=cohort_size,
+      participation=participation,
+      reports=collections.OrderedDict(
+          [(name, clipping.quantile(norms, q)) for name, q in _NORM_QUANTILES],
+          clipped_fraction=tf.math.divide_no_nan(clipped, finite),
+          non_finite_updates=cohort_size - tf.cast(finite, tf.int32),
+      ),
+  )
+
+
+def finish_round(
+    config: configs.QuapConfig,
+    critical: Sequence[int],
+    state: Any,
+    plan: Any,
+    total: List[tf.Tensor],
+    total_client_noise: List[tf.Tensor],
+    scale: Any = 1.0,
+) -> Tuple[Any, List[tf.Tensor], Any]:
+  """The mean update with its noise, the state after the round, and the round's measurements.
+
+  The norms of signal and noise, like the quantiles of the norms, are exact functions of the clients' data: they are what
+  the papers log, and no privacy figure covers them.
+
+  Args:
+    config: The mechanism.
+    critical: Positions of the critical tensors.
+    state: Server state after round t-1.
+    plan: What `plan_round` decided.
+    total: Sum of the clipped updates, in units of w_global - w_local.
+    total_client_noise: Under client placement, the sum of the clients' noise on the critical tensors; else empty.
+    scale: The unit of norms: updates are divided by it before clipping and multiplied by it after noise.
+
+  Returns:
+    (state after round t, mean update, measurements).
+  """
+  size = tf.maximum(tf.cast(plan['cohort_size'], tf.float32), 1.0)
+  mean = [u / tf.cast(size * scale, u.dtype) for u in total]
+  signal = [mean[i] for i in critical]
+  if config.noise.placement == 'server':
+    noise = _noise(_round_seed(state, _SERVER_NOISE), signal, plan['sigma'])
+  elif config.noise.placement == 'client':
+    noise = [n / tf.cast(size, n.dtype) for n in total_client_noise]
+  else:
+    noise = [tf.zeros_like(s) for s in signal]
+  for index, drawn in zip(critical, noise):
+    mean[index] += drawn
+  if config.max_agg_norm is not None:
+    factor = clipping.clip_factor(clipping.global_norm(mean), tf.constant(config.max_agg_norm, tf.float32))
+    mean = [u * tf.cast(factor, u.dtype) for u in mean]
+
+  round_num = state['round'] + 1
+  new_state = collections.OrderedDict(
+      round=round_num,
+      participation=plan['participation'],
+      clip=plan['next_clip'],
+      noise=collections.OrderedDict(
+          seed=state['noise']['seed'],
+          counter=state['noise']['counter'] + tf.cast(plan['cohort_size'] > 0, tf.int64),
+      ),
+  )
+  signal_norm, noise_norm = clipping.global_norm(signal), clipping.global_norm(noise)
+  measurements = collections.OrderedDict(
+      round=round_num,
+      cohort_size=plan['cohort_size'],
+      epsilon=plan['epsilon'],
+      clipping_norm=plan['clip'],
+      sigma=plan['sigma'],
+      **plan['reports'],
+      signal_norm=signal_norm,
+      noise_norm=noise_norm,
+      noise_to_signal=tf.where(noise_norm > 0, noise_norm / signal_norm, 0.0),
+  )
+  for name, value in participations.statistics(config.participation, plan['participation'], round_num).items():
+    measurements[f'participation_{name}'] = value
+  return new_state, [u * tf.cast(scale, u.dtype) for u in mean], measurements
+
+
+def _round_seed(state, use):
+  return seeds.fold_in(state['noise']['seed'], state['noise']['counter'], tf.constant(use, tf.int64))
+
+
+def _noise(seed, tensors, stddev):
+  return [
+      tf.cast(gaussian.noise(seeds.fold_in(seed, tf.constant(index, tf.int64)), tf.shape(t), stddev), t.dtype)
+      for index, t in enumerate(tensors)
+  ]
+
+
+def _checked_ids(config, client_ids):
+  ordered = tf.sort(client_ids)
+  checks = [
+      tf.debugging.assert_non_negative(client_ids, f'Client ids must lie in [0, {config.num_clients}); found'),
+      tf.debugging.assert_less(
+          client_ids,
+          tf.constant(config.num_clients, tf.int64),
+          f'Client ids must lie in [0, {config.num_clients}), the configured population; found',
+      ),
+      tf.debugging.assert_greater(
+          ordered[1:], ordered[:-1], 'A client stands twice in the cohort (each client takes part at most once a round);'
+      ),
+  ]
+  # In eager mode a failed check has raised already and there is nothing to depend on.
+  with tf.control_dependencies([check for check in checks if check is not None]):
+    return tf.identity(client_ids)
