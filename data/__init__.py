@@ -1,0 +1,56 @@
+"""Federated data: `load` makes a federation of a named dataset, `cohorts.make` says who takes part in each round."""
+
+from typing import Callable, Optional
+
+from data.datasets import DATASETS
+from data.datasets import base as _base
+from data.errors import DataFileError
+from data.federation import Examples
+from data.federation import Federation
+from data.partition import PARTITIONS
+from quap_tff import checks as _checks
+from quap_tff import registry as _registry
+
+
+def load(
+    spec: str,
+    *,
+    data_dir: Optional[str] = None,
+    num_clients: Optional[int] = None,
+    partition: str = 'dirichlet:alpha=0.5',
+    seed: int = 0,
+    progress: Optional[Callable[[int, int], None]] = None,
+) -> Federation:
+  """Loads a dataset as a federation; a pure function of the files and the arguments.
+
+  Args:
+    spec: A dataset, e.g. `digits`, `mnist`, `femnist`, `femnist:published_polarity=true`; see `DATASETS`.
+    data_dir: The folder that holds the dataset's file (mnist.npz, cifar10.npz, mnist_writers.npz, emnist_all.sqlite). `None`:
+      the cache of Keras or TFF, filled by their download if empty.
+    num_clients: N. `None`: 100, or all clients of a dataset that has its own. For these, fewer are drawn by the seed.
+    partition: How a dataset without clients of its own is shared out, see `PARTITIONS`; the others ignore it, and
+      `Federation.partition` says which was the case.
+    seed: Of the partition and of the choice among natural clients; non-negative.
+    progress: Called with (done, total) as clients are read.
+
+  Returns:
+    The federation, all its arrays in memory.
+
+  Raises:
+    DataFileError: (a `ValueError`) If a file is missing, damaged, another's, or cannot be downloaded.
+    ValueError: For an unknown name, a value out of range, or more clients than there are examples or writers.
+  """
+  dataset = _registry.parse_spec('dataset', spec, DATASETS)
+  if num_clients is not None:
+    _checks.integer('num_clients', num_clients, at_least=1)
+  _checks.integer('seed', seed, at_least=0)
+  return dataset.load(
+      _base.Request(
+          name=spec.partition(':')[0],
+          data_dir=data_dir,
+          num_clients=num_clients,
+          partition=partition,
+          seed=seed,
+          progress=progress or (lambda done, total: None),
+      )
+  )

@@ -1,0 +1,27 @@
+"""Generators that are pure functions of (seed, stream, index), so that no draw depends on what was drawn before it."""
+
+import numpy as np
+
+from quap_tff import checks
+
+# One stream for each use, so that no two uses of one run seed ever draw the same numbers. Numbers are never reused.
+STREAMS = {
+    'partition': 1,
+    'client_choice': 2,
+    'client_weights': 3,
+    'cohort': 4,
+    'availability': 5,
+    'test_split': 6,
+}
+
+
+def generator(seed: int, stream: str, index: int = 0) -> np.random.Generator:
+  """The generator of one draw.
+
+  Args:
+    seed: A non-negative integer of any size.
+    stream: The use, a key of `STREAMS`.
+    index: Which draw of this use, e.g. the round number.
+  """
+  checks.integer('seed', seed, at_least=0)
+  return np.random.default_rng(np.random.SeedSequence(entropy=seed, spawn_key=(STREAMS[stream], index)))
