@@ -145,7 +145,7 @@ def plan_round(
   return collections.OrderedDict(
       clip=clip,
       next_clip=next_clip,
-      epsilon=epsilon,
+      epsilon=tf.where(cohort_size > 0, epsilon, 0.0),
       sigma=tf.where(noised, relative_sigma * clip, 0.0),
       cohort_size=cohort_size,
       participation=participation,

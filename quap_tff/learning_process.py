@@ -1,0 +1,74 @@
+"""QuAP-FL as a `tff.learning.templates.LearningProcess`: stock distributor and finalizer around our client work and aggregator."""
+
+import collections
+from typing import Any, Callable, Tuple
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from quap_tff import aggregation
+from quap_tff import client_work as client_works
+from quap_tff import config as configs
+from quap_tff import layers as layers_lib
+
+
+def build_quap_fed_avg(
+    model_fn: Callable[[], tff.learning.models.VariableModel],
+    config: configs.QuapConfig,
+    client_optimizer: tff.learning.optimizers.Optimizer = tff.learning.optimizers.build_sgdm(0.05),
+    server_optimizer: tff.learning.optimizers.Optimizer = tff.learning.optimizers.build_sgdm(1.0),
+    client_work: client_works.ClientWorkConfig = client_works.ClientWorkConfig(),
+) -> tff.learning.templates.LearningProcess:
+  """Federated averaging with participation-aware noise.
+
+  One client's data are `<client_id=int64*, examples=D*>`: a sequence holding the client's id, and any batching of its
+  examples (mini-batches are cut by the client work).
+
+  Metrics of a round are `distributor`, `client_work` (`train`: the model's metrics), `aggregator` (what
+  `quap_tff.mechanism.finish_round` reports) and `finalizer`. Training metrics are exact functions of clients' data.
+
+  Args:
+    model_fn: Makes the model anew on each call.
+    config: The mechanism.
+    client_optimizer: Local optimizer.
+    server_optimizer: Applied to the noised mean update, a pseudo-gradient; SGD at rate 1 is federated averaging.
+    client_work: Local epochs, batch size, learning-rate decay and the like.
+
+  Raises:
+    ValueError: If a critical layer is not one of the model's, or `config` and the optimizers do not fit.
+  """
+  with tf.Graph().as_default():
+    layers = layers_lib.from_variables(model_fn().trainable_variables)
+
+  @tff.tensorflow.computation
+  def initial_weights():
+    return tff.learning.models.ModelWeights.from_model(model_fn())
+
+  weights_type = initial_weights.type_signature.result
+  work = client_works.build_client_work(model_fn, client_optimizer, client_work)
+  result_type = work.next.type_signature.result.result.member
+  learning_rate_fn = None
+  if config.update_scale == 'pseudo_gradient':
+    learning_rate_fn = lambda round_num: client_works.learning_rate_at(client_optimizer, client_work, round_num)
+  aggregator = aggregation.QuapAggregationFactory(config, layers, learning_rate_fn).create(
+      result_type.update, result_type.update_weight
+  )
+  return tff.learning.templates.compose_learning_process(
+      initial_weights,
+      tff.learning.templates.build_broadcast_process(weights_type),
+      work,
+      aggregator,
+      tff.learning.templates.build_apply_optimizer_finalizer(
+          server_optimizer, weights_type, should_reject_update=reject_update
+      ),
+  )
+
+
+def reject_update(optimizer_state: Any, update: Any) -> Tuple[tf.Tensor, 'collections.OrderedDict[str, tf.Tensor]']:
+  """Rejects a non-finite update, and one that is zero everywhere: a round with nobody must not move weights by momentum."""
+  del optimizer_state
+  leaves = tf.nest.flatten(update)
+  finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(u)) for u in leaves])
+  nothing = tf.reduce_all([tf.reduce_all(tf.equal(u, 0)) for u in leaves])
+  reject = tf.logical_or(tf.logical_not(finite), nothing)
+  return reject, collections.OrderedDict(update_rejected=tf.cast(reject, tf.int32))
