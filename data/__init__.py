@@ -25,8 +25,8 @@ def load(
 
   Args:
     spec: A dataset, e.g. `digits`, `mnist`, `femnist`, `femnist:published_polarity=true`; see `DATASETS`.
-    data_dir: The folder that holds the dataset's file (mnist.npz, cifar10.npz, mnist_writers.npz, emnist_all.sqlite). `None`:
-      the cache of Keras or TFF, filled by their download if empty.
+    data_dir: The folder that holds the dataset's file (mnist.npz, cifar10.npz, mnist_writers.npz, emnist_all.sqlite).
+      `None`: the cache of Keras or TFF, filled by their download if empty.
     num_clients: N. `None`: 100, or all clients of a dataset that has its own. For these, fewer are drawn by the seed.
     partition: How a dataset without clients of its own is shared out, see `PARTITIONS`; the others ignore it, and
       `Federation.partition` says which was the case.

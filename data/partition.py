@@ -1,4 +1,4 @@
-"""Partitions of one pool of labelled examples over clients: every example goes to exactly one client, none stays empty."""
+"""Partitions of one pool of labelled examples: every example goes to exactly one client, no client stays empty."""
 
 import abc
 import dataclasses
@@ -32,9 +32,9 @@ class Iid(Partition):
 class Dirichlet(Partition):
   """Label skew: the examples of each label are shared out by an own draw of Dirichlet(alpha, ..., alpha) over clients.
 
-  This is the partition of Yurochkin et al. (2019, arXiv:1905.12022): small alpha leaves each client with few labels, large alpha
-  approaches equal shares. Shares become whole numbers by rounding the cumulated shares, so each client gets its share of
-  each label to within one example.
+  This is the partition of Yurochkin et al. (2019, arXiv:1905.12022): small alpha leaves each client with few labels,
+  large alpha approaches equal shares. Shares become whole numbers by rounding the cumulated shares, so each client
+  gets its share of each label to within one example.
 
   Attributes:
     alpha: The concentration, in [0.001, 1e6].
@@ -71,8 +71,8 @@ def parse(spec: str) -> Partition:
 def split(spec: str, labels: np.ndarray, num_clients: int, seed: int) -> Tuple[np.ndarray, ...]:
   """Gives each example to exactly one client; a pure function of its arguments.
 
-  A client that the partition leaves empty gets one example, drawn uniformly from those of the client that has most at that
-  moment (the lowest index among equals). Nothing is drawn again and no other example moves, so exactly as many
+  A client that the partition leaves empty gets one example, drawn uniformly from those of the client that has most at
+  that moment (the lowest index among equals). Nothing is drawn again and no other example moves, so exactly as many
   examples are displaced as there are empty clients.
 
   Args:

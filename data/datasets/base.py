@@ -1,4 +1,4 @@
-"""What a dataset is: a frozen dataclass that makes a federation, from a pool by a partition or with its own clients."""
+"""What a dataset is: a frozen dataclass that makes a federation, by a partition of a pool or with its own clients."""
 
 import abc
 import dataclasses
@@ -67,8 +67,8 @@ class PooledDataset(Dataset):
 def choose_clients(what: str, available: int, num_clients: Optional[int], seed: int) -> np.ndarray:
   """Sorted indices of the natural clients that take part: all, or `num_clients` drawn uniformly by the seed.
 
-  The first few in the file's order would be no sample (writers are ordered by where they were recruited). For one seed a
-  larger choice contains every smaller one.
+  The first few in the file's order would be no sample (writers are ordered by where they were recruited). For one
+  seed a larger choice contains every smaller one.
 
   Raises:
     ValueError: If more clients are asked for than there are.

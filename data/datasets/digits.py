@@ -6,7 +6,7 @@ from data import arrays
 from data import rng as rng_lib
 from data.datasets import base
 
-# A fifth, as many as a fifth of 1,797 rounds up to. The choice is fixed: results of different seeds share their test set.
+# A fifth of 1,797, rounded up. The choice is fixed: results of different seeds share their test set.
 TEST_EXAMPLES = 360
 
 

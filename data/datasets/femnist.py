@@ -1,12 +1,12 @@
-"""`femnist`, `femnist_digits`: handwritten characters (62 classes) or digits (10), each writer a client, through TFF's loader.
+"""`femnist`, `femnist_digits`: handwritten characters (62 classes) or digits (10), each writer a client.
 
-The published file stores paper as 1.0 and ink as 0.0, the opposite of MNIST. Pixels are turned over as they are read, so that
-ink is 1.0 in every dataset of this package and a model or a feature map may move between them; `published_polarity=true` keeps
-the file's own, which TFF's baselines train on.
+The published file stores paper as 1.0 and ink as 0.0, the opposite of MNIST. Pixels are turned over as they are read,
+so that ink is 1.0 in every dataset of this package and a model or a feature map may move between them;
+`published_polarity=true` keeps the file's own, which TFF's baselines train on.
 
-TFF's per-example parsing costs 10 to 90 ms a client and most of it is overhead. Here `load_data` finds, downloads and checks the
-file and names the clients, and the rows then come from TFF's `SqlClientData` with one parse for each client: the same values in
-1 to 2 ms a client.
+TFF's per-example parsing costs 10 to 90 ms a client and most of it is overhead. Here `load_data` finds, downloads and
+checks the file and names the clients, and the rows then come from TFF's `SqlClientData` with one parse for each
+client: the same values in 1 to 2 ms a client.
 """
 
 import collections
@@ -125,7 +125,8 @@ def _check_sqlite(path: str, splits: Sequence[str]):
     header = f.read(100)
   if len(header) < 100 or not header.startswith(b'SQLite format 3\0'):
     raise errors.DataFileError(f'{path} is another file: {expected}, found no SQLite header.')
-  # SQLite opens a file that lost its tail and fails only when it needs a lost page; the header says how many there were.
+  # SQLite opens a file that lost its tail and fails only when it needs a lost page; the header says how many there
+  # were.
   page_size, = struct.unpack('>H', header[16:18])
   size = (65536 if page_size == 1 else page_size) * struct.unpack('>I', header[28:32])[0]
   if os.path.getsize(path) < size:
@@ -152,7 +153,7 @@ def _check_sqlite(path: str, splits: Sequence[str]):
 def _read(
     path: str, split: str, client_ids: List[str], progress: Callable[[int], None]
 ) -> Dict[str, Tuple[np.ndarray, np.ndarray]]:
-  """Pixels float32[n, 28, 28] and labels int32[n] of each client; the feature names and types are those of TFF's loader."""
+  """Pixels float32[n, 28, 28] and labels int32[n] of each client; features named and typed as by TFF's loader."""
   import tensorflow as tf  # pylint: disable=g-import-not-at-top
   import tensorflow_federated as tff  # pylint: disable=g-import-not-at-top
 
@@ -177,8 +178,8 @@ def _read(
       progress(len(parts))
   except tf.errors.OpError as e:
     raise errors.DataFileError(
-        f'{path} is damaged or another file: expected examples with pixels float32[28, 28] and an integer label in split '
-        f'{split!r}, found {e.message}'
+        f'{path} is damaged or another file: expected examples with pixels float32[28, 28] and an integer label in '
+        f'split {split!r}, found {e.message}'
     ) from e
   empty = [(np.zeros([0, 28, 28], np.float32), np.zeros([0], np.int32))]
   return {c: tuple(map(np.concatenate, zip(*(parts.get(c) or empty)))) for c in client_ids}

@@ -1,8 +1,8 @@
 """`mnist_writers`: MNIST with its real writers as clients, a natural federation.
 
-Each MNIST digit is a digit of NIST Special Database 19, whose writers are known. `mnist_writers.npz` holds the writer of
-each row of `mnist.npz`. MNIST's test digits are by writers of their own, so test accuracy here is accuracy on people whom
-no client has met.
+Each MNIST digit is a digit of NIST Special Database 19, whose writers are known. `mnist_writers.npz` holds the writer
+of each row of `mnist.npz`. MNIST's test digits are by writers of their own, so test accuracy here is accuracy on
+people whom no client has met.
 """
 
 import dataclasses
