@@ -1,0 +1,69 @@
+"""Evaluation of a classifier on a whole test set, in large batches in this process, without TFF's runtime."""
+
+import collections
+from typing import Any, Callable, Mapping
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from quap_tff import checks
+
+EvaluateFn = Callable[[Any, Any, Any], Mapping[str, Any]]
+
+
+def build_evaluation(
+    model_fn: Callable[[], tff.learning.models.VariableModel], batch_size: int = 1000
+) -> EvaluateFn:
+  """A function that evaluates weights on examples; it is traced once, whatever their number.
+
+  Args:
+    model_fn: Makes a classifier whose predictions are scores over classes in the last dimension and whose labels are class
+      numbers.
+    batch_size: Examples in a batch, at least 1; bounds the memory, does not change the result beyond rounding.
+
+  Returns:
+    `evaluate(weights, x, y)`: `weights` a `tff.learning.models.ModelWeights` of arrays; `x` and `y` arrays of the model's batch
+    structure with any number n of examples. Returns `<loss=float, accuracy=float, num_examples=int>`: the mean loss and the
+    share of labels (not of examples, where an example has several) that the highest score hits; NaN for n = 0. It
+    raises `ValueError` if `x` and `y` differ in length. Calls must not overlap: the model's variables hold the weights.
+  """
+  checks.integer('batch_size', batch_size, at_least=1)
+  model = model_fn()
+  variables = tff.learning.models.ModelWeights.from_model(model)
+  x_spec, y_spec = _x_and_y(model.input_spec)
+
+  @tf.function(input_signature=[x_spec, y_spec])
+  def evaluate_batch(x, y):
+    batch = collections.OrderedDict(x=x, y=y) if isinstance(model.input_spec, Mapping) else type(model.input_spec)((x, y))
+    output = model.forward_pass(batch, training=False)
+    hits = tf.cast(tf.argmax(output.predictions, axis=-1), y.dtype) == y
+    count = tf.shape(tf.nest.flatten(x)[0])[0]
+    loss_sum = tf.cast(output.loss, tf.float64) * tf.cast(count, tf.float64)
+    return loss_sum, tf.math.count_nonzero(hits), tf.size(hits)
+
+  def evaluate(weights, x, y) -> Mapping[str, Any]:
+    lengths = {len(leaf) for leaf in tf.nest.flatten((x, y))}
+    if len(lengths) != 1:
+      raise ValueError(f'Expected x and y of one length, found lengths {sorted(lengths)}.')
+    (num_examples,) = lengths
+    tf.nest.map_structure(lambda v, w: v.assign(w), variables, weights)
+    totals = np.zeros(3)
+    for begin in range(0, num_examples, batch_size):
+      rows = slice(begin, begin + batch_size)
+      x_batch, y_batch = tf.nest.map_structure(lambda leaf: leaf[rows], (x, y))
+      totals += [float(t) for t in evaluate_batch(x_batch, y_batch)]
+    loss_sum, hits, labels = totals
+    return collections.OrderedDict(
+        loss=loss_sum / num_examples if num_examples else float('nan'),
+        accuracy=hits / labels if num_examples else float('nan'),
+        num_examples=num_examples,
+    )
+
+  return evaluate
+
+
+def _x_and_y(input_spec: Any):
+  if isinstance(input_spec, Mapping):
+    return input_spec['x'], input_spec['y']
+  return input_spec[0], input_spec[1]
