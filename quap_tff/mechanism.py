@@ -53,11 +53,11 @@ def update_norm(config: configs.QuapConfig, critical: Sequence[int], update: Lis
 def clip_update(
     config: configs.QuapConfig, critical: Sequence[int], update: List[tf.Tensor], norm: tf.Tensor, clip: tf.Tensor
 ) -> List[tf.Tensor]:
-  """The update with its critical layers (or all, by `clip_scope`) clipped to `clip`; all zero if `norm` is NaN."""
+  """The update with its critical layers (or all, by `clip_scope`) clipped to `clip`; all zero unless `norm` is finite."""
   clipped = range(len(update)) if config.clip_scope == 'all_layers' else critical
   factor = clipping.clip_factor(norm, clip)
   scaled = [u * tf.cast(factor, u.dtype) if i in clipped else u for i, u in enumerate(update)]
-  return tf.cond(tf.math.is_nan(norm), lambda: [tf.zeros_like(u) for u in update], lambda: scaled)
+  return tf.cond(tf.math.is_finite(norm), lambda: scaled, lambda: [tf.zeros_like(u) for u in update])
 
 
 def client_noise(
@@ -78,7 +78,8 @@ def client_noise(
     broadcast: What `client_noise_broadcast` gave.
     clip: C_t.
   """
-  rate = broadcast['rates'][client_id]
+  # `plan_round` refuses an id out of range in words; looking its rate up must not fail first.
+  rate = tf.gather(broadcast['rates'], tf.clip_by_value(tf.cast(client_id, tf.int64), 0, config.num_clients - 1))
   epsilon = budgets.client_budgets(config.budget, rate, broadcast['in_warmup'])
   multiplier = gaussian.noise_multiplier(config.noise.calibration, epsilon, config.noise.delta)
   stddev = tf.where(tf.math.is_finite(clip), multiplier * clip, 0.0)
