@@ -160,7 +160,12 @@ class QuapAggregationFactory(tff.aggregators.WeightedAggregationFactory):
     paths, leaves = zip(*tree.flatten_with_path(specs))
     layers = self._layers
     if layers is None:
-      layers = layers_lib.from_leaves(paths, [leaf.shape for leaf in leaves])
+      # Both sort the keys of dicts, which would make the alphabetically last Dense layer the final one.
+      declared = _declared_order(specs, len(leaves))
+      layers = [
+          layer._replace(indices=tuple(declared[i] for i in layer.indices))
+          for layer in layers_lib.from_leaves([paths[i] for i in declared], [leaves[i].shape for i in declared])
+      ]
     elif sum(len(layer.indices) for layer in layers) != len(leaves):
       raise ValueError(
           f'The value has {len(leaves)} tensors, but the layers given have '
@@ -174,6 +179,14 @@ def _tensor_specs(value_type):
   if not tff.types.is_structure_of_floats(value_type):
     raise TypeError(f'Updates must be float tensors or a struct of them, found the value type {value_type}.')
   return tff.types.type_to_tf_tensor_specs(value_type)
+
+
+def _declared_order(specs, num_leaves):
+  """Positions of the leaves in `tf.nest`'s order, in the order in which the structure declares them."""
+  positions = tf.nest.pack_sequence_as(specs, list(range(num_leaves)))
+  if not tf.nest.is_nested(specs):
+    return [positions]
+  return tff.structure.flatten(tff.structure.from_container(positions, recursive=True))
 
 
 def _client_id_reader(weight_type):
