@@ -72,12 +72,14 @@ def _group(names, shapes):
   for index, name in enumerate(names):
     members.setdefault(name.rpartition('/')[0] or name, []).append(index)
   return tuple(
-      Layer(layer, tuple(indices), _is_dense([(names[i].rpartition('/')[2], shapes[i]) for i in indices]))
+      Layer(layer, tuple(indices), _is_dense([(names[i].rpartition('/'), shapes[i]) for i in indices]))
       for layer, indices in members.items()
   )
 
 
 def _is_dense(weights):
+  # A bare 'kernel' belongs to no named layer: its bias, if it has one, could not be told from other layers'.
+  weights = [(name, shape) for (layer, _, name), shape in weights if layer]
   ranks = {name: len(shape) for name, shape in weights}
   return len(ranks) == len(weights) and ranks in ({'kernel': 2}, {'kernel': 2, 'bias': 1})
 
