@@ -29,6 +29,8 @@ def initial_seed(seed: Optional[int], stream: str) -> tf.Tensor:
 
 def fold_in(seed: tf.Tensor, *values: tf.Tensor) -> tf.Tensor:
   """A new int64[2] seed for each distinct sequence of integer scalars `values` (a round, a client id, a layer index)."""
+  # `stateless_fold_in` would keep 64 secret bits: its result is one hashed word and `value` itself.
   for value in values:
-    seed = tf.cast(tf.random.experimental.stateless_fold_in(seed, tf.cast(value, tf.int64)), tf.int64)
+    hashed = tf.random.stateless_uniform([2], seed, minval=None, maxval=None, dtype=tf.int64, alg='philox')
+    seed = tf.bitwise.bitwise_xor(hashed, tf.stack([tf.zeros([], tf.int64), tf.cast(value, tf.int64)]))
   return seed
