@@ -9,6 +9,10 @@ from typing import Any
 import tensorflow as tf
 
 
+# Larger ones would become +inf in float32, which means "no bound": neither clipped nor noised.
+LARGEST_NORM = 1e38
+
+
 class ClipRule(abc.ABC):
   """How the clipping norm moves from round to round. Subclasses are frozen dataclasses in `quap_tff.clip_rules.RULES`.
 

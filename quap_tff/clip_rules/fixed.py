@@ -13,7 +13,7 @@ class Fixed(clipping.ClipRule):
   norm: float = 1.0
 
   def __post_init__(self):
-    checks.number('clipping norm', self.norm, above=0)
+    checks.number('clipping norm', self.norm, above=0, at_most=clipping.LARGEST_NORM)
 
   @property
   def initial_norm(self) -> float:

@@ -33,7 +33,7 @@ class PrivateQuantile(clipping.ClipRule):
 
   def __post_init__(self):
     checks.number('clip quantile', self.quantile, at_least=0, at_most=1)
-    checks.number('initial_clip', self.initial_clip, above=0)
+    checks.number('initial_clip', self.initial_clip, above=0, at_most=clipping.LARGEST_NORM)
     checks.number('clip learning_rate', self.learning_rate, above=0)
     checks.number('count_stddev', self.count_stddev, at_least=0)
 
@@ -51,5 +51,5 @@ class PrivateQuantile(clipping.ClipRule):
     count = tf.reduce_sum(centred) + gaussian.noise(noise_seed, [], self.count_stddev)
     cohort_size = tf.cast(tf.size(norms), tf.float32)
     below = count / tf.maximum(cohort_size, 1.0) + 0.5
-    moved = norm * tf.exp(-self.learning_rate * (below - self.quantile))
+    moved = tf.minimum(norm * tf.exp(-self.learning_rate * (below - self.quantile)), clipping.LARGEST_NORM)
     return tf.where(cohort_size > 0, moved, norm)

@@ -41,13 +41,13 @@ class QuantileEma(clipping.ClipRule):
   def __post_init__(self):
     checks.number('clip quantile', self.quantile, at_least=0, at_most=1)
     checks.number('clip momentum', self.momentum, at_least=0, below=1)
-    checks.number('min_clip', self.min_clip, at_least=0)
+    checks.number('min_clip', self.min_clip, at_least=0, at_most=clipping.LARGEST_NORM)
     if self.max_clip is not None:
-      checks.number('max_clip', self.max_clip, above=0)
+      checks.number('max_clip', self.max_clip, above=0, at_most=clipping.LARGEST_NORM)
       if self.min_clip > self.max_clip:
         raise ValueError(f'min_clip must not be above max_clip, found {self.min_clip} > {self.max_clip}.')
     if self.initial_clip is not None:
-      checks.number('initial_clip', self.initial_clip, above=0)
+      checks.number('initial_clip', self.initial_clip, above=0, at_most=clipping.LARGEST_NORM)
     if self.timing not in TIMINGS:
       raise registry.unknown_name_error('clip timing', self.timing, TIMINGS)
     if self.timing == 'previous' and self.initial_clip is None:
