@@ -176,7 +176,8 @@ class QuapAggregationFactory(tff.aggregators.WeightedAggregationFactory):
 
 def _tensor_specs(value_type):
   """The Python structure of `tf.TensorSpec`s of a value; raises `TypeError` unless they are all of a float dtype."""
-  if not tff.types.is_structure_of_floats(value_type):
+  has_tensors = tff.types.contains(value_type, lambda t: isinstance(t, tff.TensorType))
+  if not has_tensors or not tff.types.is_structure_of_floats(value_type):
     raise TypeError(f'Updates must be float tensors or a struct of them, found the value type {value_type}.')
   return tff.types.type_to_tf_tensor_specs(value_type)
 
