@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import tensorflow as tf
+
 from data import arrays
 from data.datasets import base
 
@@ -17,7 +19,5 @@ class Cifar10(base.PooledDataset):
 
 
 def _download():
-  import tensorflow as tf  # pylint: disable=g-import-not-at-top
-
   (x_train, y_train), (x_test, y_test) = tf.keras.datasets.cifar10.load_data()
   return dict(x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)

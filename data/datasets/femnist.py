@@ -19,6 +19,8 @@ import tempfile
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
 
 from data import arrays
 from data import errors
@@ -28,6 +30,8 @@ from data.datasets import base
 FILENAME = 'emnist_all.sqlite'
 # Clients whose rows are fetched at a time.
 _READERS = 4
+# Examples parsed at a time; a published client has at most a few hundred.
+_BATCH = 4096
 _TABLES = {
     'examples': {'split_name', 'client_id', 'serialized_example_proto'},
     'client_metadata': {'client_id', 'split_name'},
@@ -51,18 +55,16 @@ class _Femnist(base.Dataset):
 
   def load(self, request):
     prefix = 'digits_only' if self.only_digits else 'all'
-    path = _find_file(request.data_dir)
-    _check_sqlite(path, [f'{prefix}_train', f'{prefix}_test'])
-    # Imported here because it takes ten seconds and only these datasets need it.
-    import tensorflow_federated as tff  # pylint: disable=g-import-not-at-top
-
+    splits = f'{prefix}_train', f'{prefix}_test'
+    path = _find_file(request.data_dir, self.only_digits, splits)
+    _check_sqlite(path, splits)
     train, test = tff.simulation.datasets.emnist.load_data(self.only_digits, cache_dir=os.path.dirname(path))
     chosen = base.choose_clients(request.name, len(train.client_ids), request.num_clients, request.seed)
     client_ids = [train.client_ids[i] for i in chosen]
     test_ids = sorted(set(client_ids).intersection(test.client_ids))
     total = len(client_ids) + len(test_ids)
-    rows = _read(path, f'{prefix}_train', client_ids, lambda done: request.progress(done, total))
-    test_rows = _read(path, f'{prefix}_test', test_ids, lambda done: request.progress(len(client_ids) + done, total))
+    rows = _read(path, splits[0], client_ids, lambda done: request.progress(done, total))
+    test_rows = _read(path, splits[1], test_ids, lambda done: request.progress(len(client_ids) + done, total))
     return federation.Federation(
         name=request.name,
         num_classes=self.num_classes,
@@ -95,7 +97,7 @@ class FemnistDigits(_Femnist):
   num_classes = 10
 
 
-def _find_file(data_dir: Optional[str]) -> str:
+def _find_file(data_dir: Optional[str], only_digits: bool, splits: Sequence[str]) -> str:
   """The path of the file, after TFF's download if no `data_dir` is given and TFF's cache has none."""
   if data_dir is not None:
     path = os.path.join(data_dir, FILENAME)
@@ -107,13 +109,13 @@ def _find_file(data_dir: Optional[str]) -> str:
   advice = f'Put {FILENAME} into a folder and give that folder as --data_dir, or put it into {cache_dir}.'
   if not os.path.isfile(path):
     with arrays.downloading(f'{FILENAME} was not given, is not in TFF\'s cache and could not be downloaded', advice):
-      import tensorflow_federated as tff  # pylint: disable=g-import-not-at-top
-
       os.makedirs(cache_dir, exist_ok=True)
       # TFF writes straight to the final name and takes whatever it finds there for the whole file the next time; so it
       # downloads into a folder of its own, and only a complete file gets the name.
       with tempfile.TemporaryDirectory(dir=cache_dir) as unfinished:
-        tff.simulation.datasets.emnist.load_data(cache_dir=unfinished)
+        tff.simulation.datasets.emnist.load_data(only_digits, cache_dir=unfinished)
+        # A connection that ends early is no error to TFF.
+        _check_sqlite(os.path.join(unfinished, FILENAME), splits)
         os.replace(os.path.join(unfinished, FILENAME), path)
   return path
 
@@ -154,9 +156,6 @@ def _read(
     path: str, split: str, client_ids: List[str], progress: Callable[[int], None]
 ) -> Dict[str, Tuple[np.ndarray, np.ndarray]]:
   """Pixels float32[n, 28, 28] and labels int32[n] of each client; features named and typed as by TFF's loader."""
-  import tensorflow as tf  # pylint: disable=g-import-not-at-top
-  import tensorflow_federated as tff  # pylint: disable=g-import-not-at-top
-
   source = tff.simulation.datasets.SqlClientData(path, split)
   features = {
       'pixels': tf.io.FixedLenFeature([28, 28], tf.float32),
@@ -164,7 +163,7 @@ def _read(
   }
 
   def read_client(client_id):
-    return source.serializable_dataset_fn(client_id).batch(4096).map(
+    return source.serializable_dataset_fn(client_id).batch(_BATCH).map(
         lambda protos: (client_id, tf.io.parse_example(protos, features))
     )
 

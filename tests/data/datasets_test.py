@@ -1,0 +1,444 @@
+import io
+import os
+import pathlib
+import socket
+import sqlite3
+import time
+import urllib.request
+
+import numpy as np
+import pytest
+from sklearn import datasets
+import tensorflow as tf
+import tensorflow_federated as tff
+
+import data
+from data import arrays
+from data.datasets import base
+from data.datasets import femnist
+
+SHARED_DATA = pathlib.Path(__file__).resolve().parents[3] / 'shared' / 'data'
+
+
+def small_images(n_train=40, n_test=10, shape=(28, 28), **changes):
+  rng = np.random.default_rng(0)
+  contents = dict(
+      x_train=rng.integers(0, 256, (n_train,) + shape, np.uint8),
+      y_train=np.arange(n_train, dtype=np.uint8) % 10,
+      x_test=rng.integers(0, 256, (n_test,) + shape, np.uint8),
+      y_test=np.arange(n_test, dtype=np.uint8) % 10,
+  )
+  contents.update(changes)
+  return {k: v for k, v in contents.items() if v is not None}
+
+
+def write_emnist(path, clients, feature='pixels', tables=('examples', 'client_metadata'), prefix='all'):
+  """A file in the format of TFF's loader; `clients`: name -> {'train': (x, y), 'test': (x, y)}."""
+  connection = sqlite3.connect(path)
+  columns = {
+      'examples': 'split_name TEXT, client_id TEXT, serialized_example_proto BLOB',
+      'client_metadata': 'client_id TEXT, split_name TEXT, num_examples INTEGER',
+  }
+  for table in tables:
+    connection.execute(f'CREATE TABLE {table} ({columns[table]})')
+  for client, splits in clients.items():
+    for split, (x, y) in splits.items():
+      connection.execute('INSERT INTO client_metadata VALUES (?, ?, ?)', (client, f'{prefix}_{split}', len(x)))
+      for pixels, label in zip(x, y):
+        proto = tf.train.Example()
+        proto.features.feature[feature].float_list.value.extend(pixels.reshape(-1))
+        proto.features.feature['label'].int64_list.value.append(label)
+        connection.execute('INSERT INTO examples VALUES (?, ?, ?)',
+                           (f'{prefix}_{split}', client, proto.SerializeToString()))
+  connection.commit()
+  connection.close()
+
+
+def writers(names='abcde', num_classes=62):
+  rng = np.random.default_rng(1)
+  part = lambda n: (rng.random((n, 28, 28), np.float32), rng.integers(0, num_classes, n))
+  return {f'writer_{name}': {'train': part(3 + i), 'test': part(1 + i % 2)} for i, name in enumerate(names)}
+
+
+@pytest.fixture(name='no_network')
+def fixture_no_network(monkeypatch, tmp_path):
+  """No caches, and every connection is refused at once."""
+
+  def refuse(*args, **kwargs):
+    raise socket.gaierror('no network in this test')
+
+  monkeypatch.setattr(socket, 'create_connection', refuse)
+  monkeypatch.setattr(socket, 'getaddrinfo', refuse)
+  monkeypatch.setenv('HOME', str(tmp_path))
+
+
+def same(a, b):
+  return (a.client_ids == b.client_ids and a.partition == b.partition
+          and all(np.array_equal(p.x, q.x) and np.array_equal(p.y, q.y)
+                  for p, q in zip(a.clients + (a.test,), b.clients + (b.test,))))
+
+
+class TestDigits:
+
+  def test_all_of_scikit_learns_digits_are_there(self):
+    fed = data.load('digits', num_clients=20)
+    assert (fed.name, fed.num_classes, fed.num_clients, fed.input_shape) == ('digits', 10, 20, (8, 8, 1))
+    assert (fed.num_examples, len(fed.test)) == (1437, 360)
+    assert fed.partition == 'dirichlet:alpha=0.5'
+    assert fed.client_ids[0] == 'client_00'
+    assert fed.test.x.min() == 0 and fed.test.x.max() == 1
+    assert set(fed.test.y) == set(range(10))
+    # Every example once: the sum of all pixels is that of the source.
+    total = sum(e.x.sum(dtype=np.float64) for e in fed.clients + (fed.test,))
+    assert total == pytest.approx(datasets.load_digits().images.sum() / 16)
+
+  def test_the_test_set_is_the_same_for_every_seed_and_the_partition_is_not(self):
+    a, b = data.load('digits', seed=1, num_clients=10), data.load('digits', seed=2, num_clients=10)
+    np.testing.assert_array_equal(a.test.x, b.test.x)
+    assert not same(a, b)
+    assert same(a, data.load('digits', seed=1, num_clients=10))
+
+  def test_the_number_of_clients_defaults_to_the_documents(self):
+    assert data.load('digits', partition='iid').num_clients == base.DEFAULT_NUM_CLIENTS == 100
+
+  def test_progress_counts_up_to_the_total(self):
+    seen = []
+    data.load('digits', num_clients=3, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+
+
+class TestNpz:
+
+  def test_pixels_are_scaled_and_labels_stay_with_them(self, tmp_path):
+    contents = small_images()
+    np.savez(tmp_path / 'mnist.npz', **contents)
+    fed = data.load('mnist', data_dir=str(tmp_path), num_clients=4, partition='iid')
+    assert fed.input_shape == (28, 28, 1) and fed.num_classes == 10 and fed.partition == 'iid'
+    np.testing.assert_array_equal(fed.test.x, contents['x_test'][..., None].astype(np.float32) / np.float32(255))
+    np.testing.assert_array_equal(fed.test.y, contents['y_test'])
+    label_of = {x.tobytes(): y for x, y in zip(contents['x_train'], contents['y_train'])}
+    got = [(np.rint(x * 255).astype(np.uint8).tobytes(), y) for c in fed.clients for x, y in zip(c.x, c.y)]
+    assert len(got) == len(label_of) and all(label_of[x] == y for x, y in got)
+
+  def test_cifar10_keeps_its_channels_and_takes_keras_column_of_labels(self, tmp_path):
+    contents = small_images(shape=(32, 32, 3), y_test=np.arange(10, dtype=np.uint8)[:, None])
+    np.savez_compressed(tmp_path / 'cifar10.npz', **contents)
+    fed = data.load('cifar10', data_dir=str(tmp_path), num_clients=2)
+    assert fed.input_shape == (32, 32, 3)
+    np.testing.assert_array_equal(fed.test.y, np.arange(10))
+    np.testing.assert_allclose(fed.test.x, contents['x_test'] / 255, rtol=1e-6)
+
+  def test_a_data_dir_without_the_file_is_an_error_naming_it(self, tmp_path):
+    with pytest.raises(data.DataFileError, match=r'mnist\.npz not found; expected the arrays of mnist: an \.npz with x_tr'):
+      data.load('mnist', data_dir=str(tmp_path))
+
+  @pytest.mark.parametrize('kept', [0, 10, 1000, -1])
+  def test_a_truncated_file(self, tmp_path, kept):
+    path = tmp_path / 'mnist.npz'
+    np.savez(path, **small_images())
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(data.DataFileError, match=r'mnist\.npz is no \.npz or is cut short: expected the arrays of mnist'):
+      data.load('mnist', data_dir=str(tmp_path))
+
+  @pytest.mark.parametrize('save', [np.savez, np.savez_compressed])
+  def test_a_file_damaged_in_the_middle(self, tmp_path, save):
+    path = tmp_path / 'mnist.npz'
+    save(path, **small_images())
+    contents = bytearray(path.read_bytes())
+    contents[5000:5100] = bytes(b ^ 0xff for b in contents[5000:5100])
+    path.write_bytes(contents)
+    with pytest.raises(data.DataFileError, match=r'mnist\.npz is damaged: expected the arrays of mnist'):
+      data.load('mnist', data_dir=str(tmp_path))
+
+  def test_a_file_of_another_kind(self, tmp_path):
+    (tmp_path / 'mnist.npz').write_text('<html>404</html>')
+    with pytest.raises(data.DataFileError, match='is no .npz'):
+      data.load('mnist', data_dir=str(tmp_path))
+    buffer = io.BytesIO()
+    np.save(buffer, np.zeros(3))
+    (tmp_path / 'mnist.npz').write_bytes(buffer.getvalue())
+    with pytest.raises(data.DataFileError, match='is no .npz'):
+      data.load('mnist', data_dir=str(tmp_path))
+    np.savez(tmp_path / 'mnist.npz', weights=np.zeros(3))
+    with pytest.raises(data.DataFileError, match='another file: .*found weights'):
+      data.load('mnist', data_dir=str(tmp_path))
+
+  def test_a_pickle_in_the_file_is_not_read(self, tmp_path):
+    np.savez(tmp_path / 'mnist.npz', **small_images(y_train=np.array([object()] * 40)))
+    with pytest.raises(data.DataFileError, match='damaged'):
+      data.load('mnist', data_dir=str(tmp_path))
+
+  @pytest.mark.parametrize('changes, message', [
+      (dict(x_train=np.zeros([40, 28, 28], np.float32)), r'x_train to be uint8\[n, 28, 28\], found float32\[40, 28, 28\]'),
+      (dict(x_train=np.zeros([40, 14, 14], np.uint8)), r'found uint8\[40, 14, 14\]'),
+      (dict(x_test=np.zeros([0, 28, 28], np.uint8)), r'x_test to be .*found uint8\[0, 28, 28\]'),
+      (dict(y_train=np.zeros(39, np.uint8)), r'y_train to be 40 integers, one for each image, found uint8\[39\]'),
+      (dict(y_train=np.zeros(40)), r'found float64\[40\]'),
+      (dict(y_test=np.full(10, 10, np.uint8)), r'y_test in \[0, 10\), found 10 to 10'),
+      (dict(y_test=None), r'another file: expected .*, found x_test, x_train, y_train'),
+  ])
+  def test_arrays_that_are_not_mnists(self, tmp_path, changes, message):
+    np.savez(tmp_path / 'mnist.npz', **small_images(**changes))
+    with pytest.raises(data.DataFileError, match=message):
+      data.load('mnist', data_dir=str(tmp_path))
+
+  def test_more_clients_than_examples(self, tmp_path):
+    np.savez(tmp_path / 'mnist.npz', **small_images())
+    with pytest.raises(ValueError, match='41 clients and only 40 examples'):
+      data.load('mnist', data_dir=str(tmp_path), num_clients=41)
+
+
+class TestDownload:
+
+  @pytest.mark.parametrize('name', ['mnist', 'cifar10'])
+  def test_without_network_and_cache_the_error_says_which_file_to_put_where(self, name, no_network, capfd):
+    start = time.monotonic()
+    with pytest.raises(data.DataFileError, match=rf'Put {name}\.npz .* into a folder and give that folder as --data_dir'):
+      data.load(name)
+    assert time.monotonic() - start < 10
+    assert capfd.readouterr().out == ''
+
+  def test_femnist_without_network_and_cache(self, no_network, tmp_path):
+    with pytest.raises(data.DataFileError, match=r'Put emnist_all\.sqlite into a folder .* --data_dir, or put it into'):
+      data.load('femnist')
+    assert not list((tmp_path / '.tff').iterdir())  # Nothing half-made that TFF would take for the file next time.
+
+  def test_mnist_writers_cannot_be_downloaded(self):
+    with pytest.raises(data.DataFileError, match='Put mnist_writers.npz and mnist.npz into a folder'):
+      data.load('mnist_writers')
+
+  def test_waiting_for_the_network_is_bounded_and_the_bound_is_taken_back(self):
+    before = socket.getdefaulttimeout()
+    seen = []
+    with pytest.raises(data.DataFileError, match='it failed .KeyError.*do this'):
+      with arrays.downloading('it failed', 'do this'):
+        seen.append(socket.getdefaulttimeout())
+        raise KeyError('x')
+    assert seen == [arrays.DOWNLOAD_TIMEOUT_SECONDS] and socket.getdefaulttimeout() == before
+
+  def test_a_server_that_never_answers_does_not_hang(self, monkeypatch):
+    monkeypatch.setattr(arrays, 'DOWNLOAD_TIMEOUT_SECONDS', 0.3)
+    with socket.socket() as server:
+      server.bind(('127.0.0.1', 0))
+      server.listen()
+      start = time.monotonic()
+      with pytest.raises(data.DataFileError, match='timed out'):
+        with arrays.downloading('no answer', 'do this'):
+          urllib.request.urlopen(f'http://127.0.0.1:{server.getsockname()[1]}')
+      assert time.monotonic() - start < 5
+
+  @pytest.mark.parametrize('name, keras, shape', [
+      ('mnist', tf.keras.datasets.mnist, (28, 28)),
+      ('cifar10', tf.keras.datasets.cifar10, (32, 32, 3)),
+  ])
+  def test_keras_arrays_are_used_without_a_data_dir(self, monkeypatch, name, keras, shape):
+    contents = small_images(shape=shape, y_train=np.zeros([40, 1], np.uint8))
+    monkeypatch.setattr(keras, 'load_data', lambda: (
+        (contents['x_train'], contents['y_train']), (contents['x_test'], contents['y_test'])))
+    fed = data.load(name, num_clients=2)
+    assert (fed.num_examples, len(fed.test)) == (40, 10)
+
+  def test_an_interrupted_femnist_download_leaves_no_file_and_a_complete_one_does(self, monkeypatch, tmp_path):
+    monkeypatch.setenv('HOME', str(tmp_path))
+    original = tff.simulation.datasets.emnist.load_data
+
+    def interrupted(only_digits=True, cache_dir=None):
+      pathlib.Path(cache_dir, 'emnist_all.sqlite').write_bytes(b'half')
+      raise KeyboardInterrupt
+
+    monkeypatch.setattr(tff.simulation.datasets.emnist, 'load_data', interrupted)
+    with pytest.raises(KeyboardInterrupt):
+      data.load('femnist')
+    assert not list((tmp_path / '.tff').iterdir())
+
+    def cut_short(only_digits=True, cache_dir=None):
+      path = pathlib.Path(cache_dir, 'emnist_all.sqlite')
+      write_emnist(path, writers())
+      path.write_bytes(path.read_bytes()[:8192])
+
+    monkeypatch.setattr(tff.simulation.datasets.emnist, 'load_data', cut_short)
+    with pytest.raises(data.DataFileError, match='cut short'):
+      data.load('femnist')
+    assert not list((tmp_path / '.tff').iterdir())
+
+    def complete(only_digits=True, cache_dir=None):
+      if not os.path.exists(os.path.join(cache_dir, 'emnist_all.sqlite')):
+        write_emnist(os.path.join(cache_dir, 'emnist_all.sqlite'), writers())
+      return original(only_digits, cache_dir)
+
+    monkeypatch.setattr(tff.simulation.datasets.emnist, 'load_data', complete)
+    assert data.load('femnist').num_clients == 5
+    assert [p.name for p in (tmp_path / '.tff').iterdir()] == ['emnist_all.sqlite']
+
+
+class TestMnistWriters:
+
+  def write(self, folder, owners=None):
+    np.savez(folder / 'mnist.npz', **small_images())
+    np.savez(folder / 'mnist_writers.npz', writer_train=np.arange(40) % 7 if owners is None else owners)
+
+  def test_each_writer_holds_their_own_digits(self, tmp_path):
+    self.write(tmp_path)
+    fed = data.load('mnist_writers', data_dir=str(tmp_path))
+    assert fed.client_ids == tuple(f'writer_{i:04d}' for i in range(7)) and fed.partition == 'natural'
+    contents = small_images()
+    for i, client in enumerate(fed.clients):
+      np.testing.assert_array_equal(np.rint(client.x[..., 0] * 255), contents['x_train'][i::7])
+      np.testing.assert_array_equal(client.y, contents['y_train'][i::7])
+
+  def test_fewer_writers_are_drawn_by_the_seed_and_a_larger_choice_contains_the_smaller(self, tmp_path):
+    self.write(tmp_path)
+    choose = lambda n, seed: set(data.load('mnist_writers', data_dir=str(tmp_path), num_clients=n, seed=seed).client_ids)
+    assert len(choose(3, 0)) == 3 and choose(3, 0) < choose(5, 0)
+    assert len({frozenset(choose(3, seed)) for seed in range(5)}) > 1
+
+  def test_errors(self, tmp_path):
+    self.write(tmp_path)
+    with pytest.raises(ValueError, match='mnist_writers has 7 clients, found num_clients=8'):
+      data.load('mnist_writers', data_dir=str(tmp_path), num_clients=8)
+    self.write(tmp_path, owners=np.zeros(39, int))
+    with pytest.raises(data.DataFileError, match=r'writer_train to be 40 integers.*found int64\[39\]'):
+      data.load('mnist_writers', data_dir=str(tmp_path))
+
+
+class TestFemnist:
+
+  def test_the_arrays_are_those_of_tffs_loader_with_ink_as_one(self, tmp_path):
+    write_emnist(tmp_path / 'emnist_all.sqlite', writers())
+    fed = data.load('femnist', data_dir=str(tmp_path))
+    train, test = tff.simulation.datasets.emnist.load_data(only_digits=False, cache_dir=str(tmp_path))
+    assert (fed.num_classes, fed.input_shape, fed.partition) == (62, (28, 28, 1), 'natural')
+    assert list(fed.client_ids) == train.client_ids
+    for client_id, client in zip(fed.client_ids, fed.clients):
+      rows = list(train.create_tf_dataset_for_client(client_id).as_numpy_iterator())
+      np.testing.assert_array_equal(client.x[..., 0], 1 - np.stack([r['pixels'] for r in rows]))
+      np.testing.assert_array_equal(client.y, [r['label'] for r in rows])
+    rows = [r for c in test.client_ids for r in test.create_tf_dataset_for_client(c).as_numpy_iterator()]
+    np.testing.assert_array_equal(fed.test.x[..., 0], 1 - np.stack([r['pixels'] for r in rows]))
+    np.testing.assert_array_equal(fed.test.y, [r['label'] for r in rows])
+    published = data.load('femnist:published_polarity=true', data_dir=str(tmp_path))
+    np.testing.assert_array_equal(1 - published.test.x, fed.test.x)
+
+  def test_digits_are_a_split_of_their_own_with_ten_classes(self, tmp_path):
+    write_emnist(tmp_path / 'emnist_all.sqlite', writers(num_classes=10), prefix='digits_only')
+    fed = data.load('femnist_digits', data_dir=str(tmp_path))
+    assert (fed.num_classes, fed.num_clients) == (10, 5)
+    with pytest.raises(data.DataFileError, match=r"splits all_train and all_test, found the splits \['digits_only_test'"):
+      data.load('femnist', data_dir=str(tmp_path))
+
+  def test_only_the_chosen_clients_are_read_and_tested_on(self, tmp_path):
+    contents = writers()
+    write_emnist(tmp_path / 'emnist_all.sqlite', contents)
+    seen = []
+    fed = data.load('femnist', data_dir=str(tmp_path), num_clients=2, seed=3,
+                    progress=lambda done, total: seen.append((done, total)))
+    assert fed.num_clients == 2 and list(fed.client_ids) == sorted(fed.client_ids)
+    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert len(fed.test) == sum(len(contents[c]['test'][0]) for c in fed.client_ids)
+    assert same(fed, data.load('femnist', data_dir=str(tmp_path), num_clients=2, seed=3))
+    with pytest.raises(ValueError, match='femnist has 5 clients, found num_clients=6'):
+      data.load('femnist', data_dir=str(tmp_path), num_clients=6)
+
+  def test_a_client_of_many_batches_is_whole(self, tmp_path, monkeypatch):
+    monkeypatch.setattr(femnist, '_BATCH', 2)
+    contents = writers()
+    write_emnist(tmp_path / 'emnist_all.sqlite', contents)
+    fed = data.load('femnist', data_dir=str(tmp_path))
+    assert [len(c) for c in fed.clients] == [3, 4, 5, 6, 7]
+    np.testing.assert_array_equal(fed.clients[4].y, contents['writer_e']['train'][1])
+
+  def test_a_folder_with_awkward_characters(self, tmp_path):
+    folder = tmp_path / 'a folder?with#signs%20'
+    folder.mkdir()
+    write_emnist(folder / 'emnist_all.sqlite', writers())
+    assert data.load('femnist', data_dir=str(folder)).num_clients == 5
+
+  def test_a_missing_file(self, tmp_path):
+    with pytest.raises(data.DataFileError, match='emnist_all.sqlite not found'):
+      data.load('femnist', data_dir=str(tmp_path))
+
+  @pytest.mark.parametrize('kept', [0.0, 0.3, 0.9])
+  def test_a_truncated_file(self, tmp_path, kept):
+    path = tmp_path / 'emnist_all.sqlite'
+    write_emnist(path, writers())
+    whole = path.read_bytes()
+    path.write_bytes(whole[:int(len(whole) * kept)])
+    message = rf'cut short: expected {len(whole)} bytes, found' if kept else 'no SQLite header'
+    with pytest.raises(data.DataFileError, match=message):
+      data.load('femnist', data_dir=str(tmp_path))
+
+  def test_a_file_damaged_in_the_middle(self, tmp_path):
+    path = tmp_path / 'emnist_all.sqlite'
+    write_emnist(path, writers())
+    contents = bytearray(path.read_bytes())
+    contents[200:-4096] = np.random.default_rng(0).bytes(len(contents) - 4296)
+    path.write_bytes(contents)
+    with pytest.raises(data.DataFileError, match='emnist_all.sqlite is (damaged|another file)'):
+      data.load('femnist', data_dir=str(tmp_path))
+
+  def test_a_file_of_another_kind(self, tmp_path):
+    (tmp_path / 'emnist_all.sqlite').write_bytes(b'<html>' * 100)
+    with pytest.raises(data.DataFileError, match='another file: expected a SQLite database.*no SQLite header'):
+      data.load('femnist', data_dir=str(tmp_path))
+
+  def test_a_database_of_something_else(self, tmp_path):
+    write_emnist(tmp_path / 'emnist_all.sqlite', {}, tables=['client_metadata'])
+    with pytest.raises(data.DataFileError, match="found no table 'examples'"):
+      data.load('femnist', data_dir=str(tmp_path))
+
+  def test_examples_of_something_else(self, tmp_path):
+    write_emnist(tmp_path / 'emnist_all.sqlite', writers(), feature='snippets')
+    with pytest.raises(data.DataFileError, match='expected examples with pixels'):
+      data.load('femnist', data_dir=str(tmp_path))
+
+  @pytest.mark.parametrize('bad', [255.0, -0.5, np.nan])
+  def test_pixels_out_of_range(self, tmp_path, bad):
+    contents = writers()
+    contents['writer_c']['train'][0][1, 2, 3] = bad
+    write_emnist(tmp_path / 'emnist_all.sqlite', contents)
+    with pytest.raises(data.DataFileError, match=r'expected pixels in \[0, 1\], found'):
+      data.load('femnist', data_dir=str(tmp_path))
+
+  def test_a_client_with_no_data_is_an_error_that_names_it(self, tmp_path):
+    contents = writers()
+    contents['writer_b']['train'] = (np.zeros([0, 28, 28], np.float32), np.zeros(0, int))
+    write_emnist(tmp_path / 'emnist_all.sqlite', contents)
+    with pytest.raises(ValueError, match=r"client 'writer_b' \(index 1\) has no examples"):
+      data.load('femnist', data_dir=str(tmp_path))
+
+
+@pytest.mark.parametrize('arguments, message', [
+    (dict(spec='mnits'), "Unknown dataset 'mnits'. Did you mean 'mnist'"),
+    (dict(spec='digits:size=8'), "'size'"),
+    (dict(num_clients=0), 'num_clients must be an integer at least 1, found 0'),
+    (dict(seed=-1), 'seed must be an integer at least 0, found -1'),
+    (dict(partition='dirichlet:alpha=nan'), 'dirichlet alpha must be a finite number'),
+    (dict(partition='noniid'), "Unknown partition 'noniid'. Did you mean 'iid'"),
+    (dict(spec='femnist:published_polarity=maybe'), 'published_polarity is true or false'),
+])
+def test_bad_arguments(arguments, message):
+  with pytest.raises(ValueError, match=message):
+    data.load(**{**dict(spec='digits'), **arguments})
+
+
+@pytest.mark.skipif(not SHARED_DATA.is_dir(), reason='the real benchmark files are not beside this repository')
+class TestRealFiles:
+
+  def test_mnist(self):
+    fed = data.load('mnist', data_dir=str(SHARED_DATA), seed=42)
+    assert (fed.num_clients, fed.num_examples, len(fed.test)) == (100, 60000, 10000)
+    np.testing.assert_array_equal(np.bincount(np.concatenate([c.y for c in fed.clients])),
+                                  [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949])
+    # The published mean pixel of the training set.
+    assert sum(c.x.sum(dtype=np.float64) for c in fed.clients) / (60000 * 784) == pytest.approx(0.1307, abs=1e-4)
+    assert fed.test.x.mean() < 0.2  # Ink is 1.
+
+  def test_mnist_writers(self):
+    fed = data.load('mnist_writers', data_dir=str(SHARED_DATA))
+    assert (fed.num_clients, fed.num_examples) == (539, 60000)
+    assert (min(map(len, fed.clients)), max(map(len, fed.clients))) == (19, 131)
+
+  def test_cifar10(self):
+    fed = data.load('cifar10', data_dir=str(SHARED_DATA), partition='iid')
+    assert (fed.num_examples, len(fed.test), fed.input_shape) == (50000, 10000, (32, 32, 3))
+    assert set(map(len, fed.clients)) == {500}
