@@ -129,7 +129,7 @@ class TestNpz:
     np.testing.assert_allclose(fed.test.x, contents['x_test'] / 255, rtol=1e-6)
 
   def test_a_data_dir_without_the_file_is_an_error_naming_it(self, tmp_path):
-    with pytest.raises(data.DataFileError, match=r'mnist\.npz not found; expected the arrays of mnist: an \.npz with x_tr'):
+    with pytest.raises(data.DataFileError, match=r'mnist\.npz not found; expected the arrays of mnist: an \.npz with'):
       data.load('mnist', data_dir=str(tmp_path))
 
   @pytest.mark.parametrize('kept', [0, 10, 1000, -1])
@@ -137,7 +137,7 @@ class TestNpz:
     path = tmp_path / 'mnist.npz'
     np.savez(path, **small_images())
     path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(data.DataFileError, match=r'mnist\.npz is no \.npz or is cut short: expected the arrays of mnist'):
+    with pytest.raises(data.DataFileError, match=r'mnist\.npz is no \.npz or is cut short: expected the arrays'):
       data.load('mnist', data_dir=str(tmp_path))
 
   @pytest.mark.parametrize('save', [np.savez, np.savez_compressed])
@@ -169,7 +169,7 @@ class TestNpz:
       data.load('mnist', data_dir=str(tmp_path))
 
   @pytest.mark.parametrize('changes, message', [
-      (dict(x_train=np.zeros([40, 28, 28], np.float32)), r'x_train to be uint8\[n, 28, 28\], found float32\[40, 28, 28\]'),
+      (dict(x_train=np.zeros([40, 28, 28], np.float32)), r'x_train to be uint8\[n, 28, 28\], found float32\[40, 28'),
       (dict(x_train=np.zeros([40, 14, 14], np.uint8)), r'found uint8\[40, 14, 14\]'),
       (dict(x_test=np.zeros([0, 28, 28], np.uint8)), r'x_test to be .*found uint8\[0, 28, 28\]'),
       (dict(y_train=np.zeros(39, np.uint8)), r'y_train to be 40 integers, one for each image, found uint8\[39\]'),
@@ -193,7 +193,7 @@ class TestDownload:
   @pytest.mark.parametrize('name', ['mnist', 'cifar10'])
   def test_without_network_and_cache_the_error_says_which_file_to_put_where(self, name, no_network, capfd):
     start = time.monotonic()
-    with pytest.raises(data.DataFileError, match=rf'Put {name}\.npz .* into a folder and give that folder as --data_dir'):
+    with pytest.raises(data.DataFileError, match=rf'Put {name}\.npz .* into a folder and give that folder as --data'):
       data.load(name)
     assert time.monotonic() - start < 10
     assert capfd.readouterr().out == ''
@@ -288,7 +288,8 @@ class TestMnistWriters:
 
   def test_fewer_writers_are_drawn_by_the_seed_and_a_larger_choice_contains_the_smaller(self, tmp_path):
     self.write(tmp_path)
-    choose = lambda n, seed: set(data.load('mnist_writers', data_dir=str(tmp_path), num_clients=n, seed=seed).client_ids)
+    load = lambda n, seed: data.load('mnist_writers', data_dir=str(tmp_path), num_clients=n, seed=seed)
+    choose = lambda n, seed: set(load(n, seed).client_ids)
     assert len(choose(3, 0)) == 3 and choose(3, 0) < choose(5, 0)
     assert len({frozenset(choose(3, seed)) for seed in range(5)}) > 1
 
@@ -323,7 +324,7 @@ class TestFemnist:
     write_emnist(tmp_path / 'emnist_all.sqlite', writers(num_classes=10), prefix='digits_only')
     fed = data.load('femnist_digits', data_dir=str(tmp_path))
     assert (fed.num_classes, fed.num_clients) == (10, 5)
-    with pytest.raises(data.DataFileError, match=r"splits all_train and all_test, found the splits \['digits_only_test'"):
+    with pytest.raises(data.DataFileError, match=r"splits all_train and all_test, found the splits \['digits_only_"):
       data.load('femnist', data_dir=str(tmp_path))
 
   def test_only_the_chosen_clients_are_read_and_tested_on(self, tmp_path):
