@@ -13,3 +13,5 @@ from quap_tff.config import NoiseConfig
 from quap_tff.config import QuapConfig
 from quap_tff.learning_process import build_quap_fed_avg
 from quap_tff.participation import ParticipationConfig
+
+__version__ = '0.1.0'

@@ -18,6 +18,7 @@ from quap_tff import registry
 FINAL_DENSE = 'final_dense'
 ALL_DENSE = 'all_dense'
 ALL = 'all'
+SELECTIONS = (FINAL_DENSE, ALL_DENSE, ALL)
 
 
 class Layer(NamedTuple):
@@ -105,7 +106,7 @@ def critical_layers(layers: Sequence[Layer], selection: str) -> Tuple[Layer, ...
     matches = [layer.name for layer in layers if fnmatch.fnmatchcase(layer.name, pattern)]
     if not matches:
       raise registry.unknown_name_error(
-          'critical layer', pattern, [layer.name for layer in layers] + [FINAL_DENSE, ALL_DENSE, ALL]
+          'critical layer', pattern, [layer.name for layer in layers] + list(SELECTIONS)
       )
     chosen.update(matches)
   if len(chosen) == len(layers):

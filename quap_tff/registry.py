@@ -71,5 +71,16 @@ def _convert(kind: str, name: str, key: str, text: str, to: Type[Any]) -> Any:
 
 def format_spec(name: str, choice: Any) -> str:
   """The spec that `parse_spec` reads back as `choice`, every parameter written out."""
-  values = ','.join(f'{f.name}={getattr(choice, f.name)}' for f in dataclasses.fields(choice) if f.init)
-  return f'{name}:{values}' if values else name
+  return _spec(name, {f.name: getattr(choice, f.name) for f in dataclasses.fields(choice) if f.init})
+
+
+def describe(registry: Mapping[str, Type[Any]]) -> str:
+  """The choices of a registry with their parameters and defaults, for a flag's help."""
+  return '; '.join(
+      _spec(name, {f.name: f.default for f in dataclasses.fields(choice) if f.init}) for name, choice in registry.items()
+  )
+
+
+def _spec(name: str, values: Mapping[str, Any]) -> str:
+  arguments = ','.join(f'{key}={value}' for key, value in values.items())
+  return f'{name}:{arguments}' if arguments else name

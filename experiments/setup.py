@@ -1,0 +1,182 @@
+"""From flags to everything a run needs: data, cohorts, configuration, learning process, evaluation. Nothing is written here."""
+
+import dataclasses
+from typing import Any, Callable, Mapping, Optional
+
+from absl import flags
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+import data
+from data import cohorts
+from experiments import optimizers
+import quap_tff
+from quap_tff import accounting
+from quap_tff import checks
+from quap_tff import clip_rules
+from quap_tff import evaluation
+from quap_tff import layers as layers_lib
+from quap_tff import models
+from quap_tff import registry
+from quap_tff import runtime
+
+# --model=auto: by the shape of an example.
+_MODEL_OF_SHAPE = {(8, 8, 1): 'digits_cnn', (28, 28, 1): 'mnist_cnn', (32, 32, 3): 'cifar10_cnn'}
+
+_DEFAULT_COHORT_SHARE, _DEFAULT_COHORT_LIMIT = 0.3, 30
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+  """A run, ready to start.
+
+  Attributes:
+    federation: The clients' data and the test set.
+    cohorts: Who takes part in which round.
+    config: The mechanism.
+    model: The model's name.
+    model_fn: Makes the model.
+    build_process: Makes the learning process (seconds: it traces TensorFlow).
+    evaluate: From (weights, x, y) to `loss`, `accuracy` and `num_examples`.
+    protection: What may be said about the released model.
+    runtime: Where TFF computations run.
+    planned_rounds: T.
+    last_round: The round after which the run ends, at most T.
+  """
+
+  federation: data.Federation
+  cohorts: cohorts.ParticipationModel
+  config: quap_tff.QuapConfig
+  model: str
+  model_fn: Callable[[], tff.learning.models.VariableModel]
+  build_process: Callable[[], tff.learning.templates.LearningProcess]
+  evaluate: Callable[[Any, np.ndarray, np.ndarray], Mapping[str, Any]]
+  protection: accounting.Protection
+  runtime: runtime.RuntimeConfig
+  planned_rounds: int
+  last_round: int
+
+
+def from_flags(values: flags.FlagValues, progress: Optional[Callable[[int, int], None]] = None) -> Experiment:
+  """Builds the experiment that the flags describe.
+
+  Whatever can be wrong with flags is found here, cheap checks before data are read.
+
+  Args:
+    values: Parsed flags of `experiments.flags`.
+    progress: Called with (done, total) as clients' data are read.
+
+  Raises:
+    ValueError: For a flag that is wrong by itself or with the others; the message names it.
+  """
+  runtime_config = runtime.RuntimeConfig(
+      kind=values.runtime,
+      device=values.device,
+      num_threads=values.num_threads,
+      num_workers=values.num_workers,
+      worker_addresses=tuple(values.worker_addresses),
+  )
+  planned_rounds = checks.integer('rounds', values.rounds, at_least=1)
+  last_round = planned_rounds
+  if values.stop_after is not None:
+    last_round = checks.integer('stop_after', values.stop_after, at_least=1, at_most=planned_rounds)
+  if values.stop_at_accuracy is not None:
+    checks.number('stop_at_accuracy', values.stop_at_accuracy, above=0, at_most=1)
+  checks.integer('seed', values.seed, at_least=0)
+  if values.num_clients is not None:
+    checks.integer('num_clients', values.num_clients, at_least=1)
+  client_work = quap_tff.ClientWorkConfig(
+      local_epochs=values.local_epochs,
+      batch_size=values.batch_size,
+      learning_rate_decay=values.client_learning_rate_decay,
+      max_steps=values.max_local_steps,
+      proximal_strength=values.proximal_strength,
+      seed=values.seed,
+  )
+  client_optimizer = optimizers.parse('client optimizer', values.client_optimizer)
+  server_optimizer = optimizers.parse('server optimizer', values.server_optimizer)
+  if values.model != 'auto':
+    registry.lookup('model', values.model, models.MODELS)
+  mechanism = _mechanism(values)
+  mechanism(1)  # Any population: what is wrong with the mechanism's flags is found before data are read.
+  registry.parse_spec('participation model', values.participation, cohorts.PARTICIPATION_MODELS)
+
+  federation = data.load(
+      values.dataset,
+      data_dir=values.data_dir,
+      num_clients=values.num_clients,
+      partition=values.partition,
+      seed=values.seed,
+      progress=progress,
+  )
+  config = mechanism(federation.num_clients)
+  cohort_size = values.cohort_size
+  if cohort_size is None:
+    share = round(_DEFAULT_COHORT_SHARE * federation.num_clients)
+    cohort_size = max(1, min(_DEFAULT_COHORT_LIMIT, share))
+  model = _model_name(values.model, federation)
+  model_fn = models.build_model_fn(
+      model, federation.input_shape, federation.num_classes, values.compute_dtype, values.seed
+  )
+  with tf.Graph().as_default():
+    variables = model_fn().trainable_variables
+    sizes = [int(np.prod(v.shape)) for v in variables]
+    layers = layers_lib.from_variables(variables)
+  return Experiment(
+      federation=federation,
+      cohorts=cohorts.make(values.participation, federation.num_clients, cohort_size, values.seed),
+      config=config,
+      model=model,
+      model_fn=model_fn,
+      build_process=lambda: quap_tff.build_quap_fed_avg(
+          model_fn, config, client_optimizer, server_optimizer, client_work
+      ),
+      evaluate=evaluation.build_evaluation(model_fn),
+      protection=accounting.describe_protection(config, layers, sizes),
+      runtime=runtime_config,
+      planned_rounds=planned_rounds,
+      last_round=last_round,
+  )
+
+
+def _mechanism(values):
+  """A function from the number of clients to the mechanism's configuration."""
+  fields = dict(
+      budget=quap_tff.BudgetConfig(
+          epsilon_total=values.epsilon,
+          num_rounds=values.rounds,
+          alpha=values.alpha,
+          beta=values.beta,
+          round_rule=values.round_budget,
+      ),
+      participation=quap_tff.ParticipationConfig(
+          rate=values.participation_rate,
+          ema_weight=values.ema_weight,
+          warmup_rounds=values.warmup_rounds,
+          count_during_warmup=values.count_during_warmup,
+      ),
+      clip=registry.parse_spec('clip rule', values.clip, clip_rules.RULES),
+      clip_scope=values.clip_scope,
+      noise=quap_tff.NoiseConfig(
+          placement=values.noise,
+          delta=values.delta,
+          calibration=values.gaussian_calibration,
+          seed=values.noise_seed,
+      ),
+      critical_layers=values.critical_layers,
+      max_agg_norm=values.max_agg_norm,
+      update_scale=values.update_scale,
+  )
+  return lambda num_clients: quap_tff.QuapConfig(num_clients=num_clients, **fields)
+
+
+def _model_name(name, federation):
+  if name != 'auto':
+    return name
+  if federation.input_shape not in _MODEL_OF_SHAPE:
+    raise ValueError(
+        f'No model is known for examples of shape {federation.input_shape}: choose one by --model: '
+        f'{", ".join(sorted(models.MODELS))}.'
+    )
+  return _MODEL_OF_SHAPE[federation.input_shape]
