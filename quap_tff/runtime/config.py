@@ -1,0 +1,66 @@
+"""What a runtime is asked to be, checked where it is made."""
+
+import dataclasses
+import os
+from typing import Optional, Tuple
+
+from quap_tff import checks
+from quap_tff import registry
+
+KINDS = ('in_process', 'native', 'workers')
+DEVICES = ('cpu', 'gpu', 'auto')
+
+
+@dataclasses.dataclass(frozen=True)
+class RuntimeConfig:
+  """Where TFF computations run.
+
+  Attributes:
+    kind: `in_process` (this process's TensorFlow), `native` (TFF's own C++ worker, one process) or `workers` (a round
+      spread over several C++ workers through TFF's mergeable form).
+    device: `cpu`, `gpu` or `auto` (every GPU there is, else the CPU). Only `in_process` can use a GPU: TFF's worker is
+      a CPU build.
+    num_threads: How many clients run at once in `in_process`; `None` means one per available core. Never changes a
+      result, only its time.
+    num_workers: How many local workers `workers` starts; not read where `worker_addresses` are given.
+    worker_addresses: `host:port` of workers that somebody else started and ends.
+
+  Raises:
+    ValueError: For an unknown kind or device (the nearest valid ones are named), a count below one, an address that is
+      not `host:port`, the same address twice, or a GPU asked of a kind that cannot use one.
+  """
+
+  kind: str = 'in_process'
+  device: str = 'auto'
+  num_threads: Optional[int] = None
+  num_workers: int = 2
+  worker_addresses: Tuple[str, ...] = ()
+
+  def __post_init__(self):
+    if self.kind not in KINDS:
+      raise registry.unknown_name_error('runtime', self.kind, KINDS)
+    if self.device not in DEVICES:
+      raise registry.unknown_name_error('device', self.device, DEVICES)
+    if self.num_threads is not None:
+      checks.integer('num_threads', self.num_threads, at_least=1)
+    checks.integer('num_workers', self.num_workers, at_least=1)
+    if isinstance(self.worker_addresses, str):
+      raise ValueError(f'worker_addresses must be a sequence of host:port, found the string {self.worker_addresses!r}.')
+    object.__setattr__(self, 'worker_addresses', tuple(self.worker_addresses))
+    for address in self.worker_addresses:
+      host, colon, port = str(address).rpartition(':')
+      if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
+        raise ValueError(f'worker_addresses must be host:port with a port from 1 to 65535, found {address!r}.')
+    if len(set(self.worker_addresses)) != len(self.worker_addresses):
+      raise ValueError(f'worker_addresses must differ, found {self.worker_addresses!r}.')
+    if self.worker_addresses and self.kind != 'workers':
+      raise ValueError(f'worker_addresses are for the runtime "workers", found them with {self.kind!r}.')
+    if self.device == 'gpu' and self.kind != 'in_process':
+      raise ValueError(
+          f'The runtime {self.kind!r} cannot use a GPU (TFF\'s worker is a CPU build). Use kind="in_process", or'
+          ' device="cpu".'
+      )
+
+  def resolved_num_threads(self) -> int:
+    """The number of clients that run at once."""
+    return self.num_threads if self.num_threads is not None else len(os.sched_getaffinity(0))

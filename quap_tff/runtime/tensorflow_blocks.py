@@ -1,0 +1,291 @@
+"""TensorFlow sections of a computation, as concrete functions of this process.
+
+A section arrives as a GraphDef with bindings of its parameter and result and, where it has variables or tables, an
+initialize op. TFF's contract is a session's: run the initialize op, then fetch the result, with state that belongs to
+that one call. Here the same graph becomes one function, traced once:
+
+* every node that is not needed by the initialize op waits for it;
+* variables' handles become inputs. Each call borrows a private set of handles from a pool, so that clients that run
+  at the same time never share a variable, none is left behind, and none is made anew for every client;
+* tables become anonymous ones, which live as long as the call.
+"""
+
+import contextlib
+import itertools
+import threading
+from typing import Any, Callable, Dict, Iterator, List, Sequence, Set, Tuple
+
+import tensorflow as tf
+
+from quap_tff.runtime import errors
+
+# These name a table that is found again through the process's resource manager. The anonymous ops have the same
+# outputs and need no name.
+_ANONYMOUS_TABLES = {
+    'HashTableV2': ('AnonymousHashTable', ('key_dtype', 'value_dtype')),
+    'MutableHashTableV2': ('AnonymousMutableHashTable', ('key_dtype', 'value_dtype')),
+    'MutableHashTableOfTensorsV2': (
+        'AnonymousMutableHashTableOfTensors', ('key_dtype', 'value_dtype', 'value_shape')),
+    'MutableDenseHashTableV2': (
+        'AnonymousMutableDenseHashTable',
+        ('key_dtype', 'value_dtype', 'value_shape', 'initial_num_buckets', 'max_load_factor')),
+}
+# Nodes that hold nothing to initialize: they may run at any time.
+_FREE_OPS = frozenset(['Placeholder', 'Const', 'VarHandleOp', 'NoOp'])
+# Dtypes that have GPU kernels for all that is done to a variable; others (counters, flags) live in host memory.
+_GPU_VARIABLE_DTYPES = frozenset([tf.float16, tf.bfloat16, tf.float32, tf.float64])
+
+
+def _node_name(edge: str) -> str:
+  return edge.lstrip('^').split(':', 1)[0]
+
+
+def _ancestors(nodes: Dict[str, Any], roots: Sequence[str]) -> Set[str]:
+  found: Set[str] = set()
+  pending = list(roots)
+  while pending:
+    name = pending.pop()
+    if name not in found:
+      found.add(name)
+      pending.extend(_node_name(edge) for edge in nodes[name].input)
+  return found
+
+
+def _full_name(tensor_name: str) -> str:
+  return tensor_name if ':' in tensor_name else f'{tensor_name}:0'
+
+
+def flatten_binding(binding: Any) -> List[str]:
+  """Names of the graph's tensors that `binding` binds, depth first."""
+  kind = binding.WhichOneof('binding')
+  if kind is None:
+    return []
+  if kind == 'tensor':
+    return [_full_name(binding.tensor.tensor_name)]
+  if kind == 'sequence':
+    return [_full_name(binding.sequence.variant_tensor_name)]
+  return [name for element in binding.struct.element for name in flatten_binding(element)]
+
+
+def flatten_value(binding: Any, value: Any, out: List[Any]) -> None:
+  """Appends the leaves of `value` (nested tuples) to `out`, in the order of `flatten_binding`."""
+  kind = binding.WhichOneof('binding')
+  if kind in ('tensor', 'sequence'):
+    out.append(value)
+  elif kind == 'struct':
+    for element, part in zip(binding.struct.element, value):
+      flatten_value(element, part, out)
+
+
+def pack_value(binding: Any, leaves: Iterator[Any]) -> Any:
+  """The inverse of `flatten_value`."""
+  if binding.WhichOneof('binding') in ('tensor', 'sequence'):
+    return next(leaves)
+  return tuple(pack_value(element, leaves) for element in binding.struct.element)
+
+
+class _VariablePool:
+  """Private sets of variable handles, borrowed by calls that run at the same time."""
+
+  def __init__(self, specs: Sequence[Tuple[tf.DType, tf.TensorShape]]):
+    self._specs = specs
+    self._lock = threading.Lock()
+    self._free: Dict[str, List[List[tf.Variable]]] = {}
+
+  @contextlib.contextmanager
+  def borrow(self, device: str) -> Iterator[List[tf.Tensor]]:
+    """Yields handles on `device` that nobody else holds until the block ends."""
+    if not self._specs:
+      yield []
+      return
+    with self._lock:
+      sets = self._free.setdefault(device, [])
+      variables = sets.pop() if sets else None
+    if variables is None:
+      variables = [self._create(dtype, shape, device) for dtype, shape in self._specs]
+    try:
+      yield [variable.handle for variable in variables]
+    finally:
+      with self._lock:
+        sets.append(variables)
+
+  def _create(self, dtype: tf.DType, shape: tf.TensorShape, device: str) -> tf.Variable:
+    with tf.device(device if dtype in _GPU_VARIABLE_DTYPES else '/device:CPU:0'), tf.init_scope():
+      # The value is overwritten by the initialize op before anything reads it; one element costs no memory, and the
+      # handle, which is all that is used, is told the declared shape.
+      static = [1 if size is None else 0 for size in shape.as_list()] if shape.rank is not None else []
+      if shape.rank is not None and shape.is_fully_defined():
+        initial = tf.zeros(shape, dtype) if dtype != tf.string else tf.fill(shape, '')
+      else:
+        initial = tf.zeros(static, dtype) if dtype != tf.string else tf.fill(static, '')
+      return tf.Variable(initial, trainable=False, shape=shape, dtype=dtype)
+
+
+class TensorFlowBlock:
+  """One TensorFlow section, callable on nested tuples of eager tensors.
+
+  Args:
+    proto: A TFF computation proto of the kind `tensorflow`.
+    on_trace: Called each time a function is traced: once in this object's life.
+  """
+
+  def __init__(self, proto: Any, on_trace: Callable[[], None]):
+    if proto.WhichOneof('computation') != 'tensorflow':
+      raise errors.UnsupportedComputationError(
+          f'The in-process runtime runs TensorFlow; this computation holds a section of the kind'
+          f' {proto.WhichOneof("computation")!r}.'
+      )
+    self._proto = proto.tensorflow
+    self._on_trace = on_trace
+    self._lock = threading.Lock()
+    self._function = None
+    self._pool = None
+    self._ordered = False
+    self._arguments = flatten_binding(self._proto.parameter) if self._proto.HasField('parameter') else []
+    self._results = flatten_binding(self._proto.result)
+    self._position = {name: i for i, name in enumerate(self._arguments)}
+    self._fetches = [name for name in dict.fromkeys(self._results) if name not in self._position]
+    self._slot = {name: i for i, name in enumerate(self._fetches)}
+
+  @property
+  def must_run_in_order(self) -> bool:
+    """Whether calls must follow each other in the clients' order for results to be reproducible."""
+    self.prepare()
+    return self._ordered
+
+  def prepare(self) -> None:
+    """Traces the function, unless that has been done."""
+    if self._function is None and self._fetches:
+      with self._lock:
+        if self._function is None:
+          self._function = self._trace()
+
+  def __call__(self, argument: Any, device: str) -> Any:
+    """Runs the section.
+
+    Args:
+      argument: The parameter's value as nested tuples of eager tensors; sequences are dataset variants.
+      device: Name of the device to run on.
+
+    Returns:
+      The result's value, in the same form.
+    """
+    leaves: List[Any] = []
+    if self._arguments:
+      flatten_value(self._proto.parameter, argument, leaves)
+    outputs: Sequence[Any] = ()
+    if self._fetches:
+      self.prepare()
+      with self._pool.borrow(device) as handles, tf.device(device):
+        outputs = self._function(*[leaves[i] for i in self._used], *handles)
+    return pack_value(
+        self._proto.result,
+        (outputs[self._slot[name]] if name in self._slot else leaves[self._position[name]] for name in self._results),
+    )
+
+  def _trace(self) -> Any:
+    self._on_trace()
+    graph_def = tf.compat.v1.GraphDef.FromString(self._proto.graph_def.value)
+    initialize = self._proto.initialize_op
+    initialize = _node_name(initialize) if initialize else None
+    wanted = [_node_name(name) for name in self._fetches] + ([initialize] if initialize else [])
+    nodes = {node.name: node for node in graph_def.node}
+    kept = _ancestors(nodes, wanted)
+    for name in [node.name for node in graph_def.node if node.name not in kept]:
+      del nodes[name]
+    if initialize:
+      self._initialize_first(nodes, initialize)
+    handles = []
+    specs = []
+    for node in nodes.values():
+      if node.op == 'VarHandleOp':
+        handles.append(f'{node.name}:0')
+        specs.append((tf.as_dtype(node.attr['dtype'].type), tf.TensorShape(node.attr['shape'].shape)))
+      elif node.op in _ANONYMOUS_TABLES:
+        node.op, attributes = _ANONYMOUS_TABLES[node.op]
+        for key in [key for key in node.attr if key not in attributes and not key.startswith('_')]:
+          del node.attr[key]
+    self._ordered = any(
+        _depends_on_call_order(node) for node in nodes.values()
+    ) or any(_depends_on_call_order(node) for function in graph_def.library.function for node in function.node_def)
+    pruned = tf.compat.v1.GraphDef(versions=graph_def.versions)
+    pruned.node.extend(nodes.values())
+    pruned.library.CopyFrom(_renamed_library(graph_def.library, pruned.node))
+    wrapped = tf.compat.v1.wrap_function(lambda: tf.graph_util.import_graph_def(pruned, name=''), [])
+    self._used = [i for i, name in enumerate(self._arguments) if _node_name(name) in nodes]
+    tensor = wrapped.graph.get_tensor_by_name
+    self._pool = _VariablePool(specs)
+    return wrapped.prune(
+        feeds=[tensor(self._arguments[i]) for i in self._used] + [tensor(name) for name in handles],
+        fetches=[tensor(name) for name in self._fetches],
+    )
+
+  @staticmethod
+  def _initialize_first(nodes: Dict[str, Any], initialize: str) -> None:
+    """Makes every node that `initialize` does not need wait for it."""
+    before = _ancestors(nodes, [initialize])
+    free = {name for name, node in nodes.items() if node.op in _FREE_OPS and not node.input}
+    for name, node in nodes.items():
+      if name in before or name in free:
+        continue
+      # One edge at the border is enough: what depends on a node that waits waits too.
+      if all(_node_name(edge) in before or _node_name(edge) in free for edge in node.input):
+        node.input.append(f'^{initialize}')
+
+
+_unique = itertools.count()
+
+
+def _renamed_library(library: Any, nodes: Sequence[Any]) -> Any:
+  """The functions that `nodes` reach, under names that are new to this process; renames their uses in `nodes` too.
+
+  A process has one name space for functions, and the compiler optimizes functions without renaming them: the graph's
+  own names may stand for something else here.
+  """
+  functions = {function.signature.name: function for function in library.function}
+  suffix = f'_block{next(_unique)}'
+  reached: Set[str] = set()
+  pending: List[str] = []
+
+  def visit(name: str) -> str:
+    if name not in functions:
+      return name
+    if name not in reached:
+      reached.add(name)
+      pending.append(name)
+    return name + suffix
+
+  def rename(node: Any) -> None:
+    node.op = visit(node.op)
+    for attribute in node.attr.values():
+      for reference in [attribute.func] if attribute.HasField('func') else attribute.list.func:
+        reference.name = visit(reference.name)
+
+  for node in nodes:
+    rename(node)
+  gradients = {gradient.function_name: gradient.gradient_func for gradient in library.gradient}
+  renamed = type(library)()
+  while pending:
+    name = pending.pop()
+    function = renamed.function.add()
+    function.CopyFrom(functions[name])
+    function.signature.name = name + suffix
+    # These name the other half of a function that was differentiated; nothing here is differentiated again.
+    for key in ('forward_function_name', 'backward_function_name'):
+      if key in function.attr:
+        del function.attr[key]
+    for node in function.node_def:
+      rename(node)
+    if name in gradients:
+      renamed.gradient.add(function_name=name + suffix, gradient_func=visit(gradients[name]))
+  return renamed
+
+
+def _depends_on_call_order(node: Any) -> bool:
+  # A stateful random op with a seed continues its sequence from call to call, so what a client draws depends on how
+  # many drew before it. Without a seed it is random anyway; stateless ops have inputs instead of these attributes.
+  return ('seed' in node.attr and 'seed2' in node.attr and node.op not in _SEED_IS_NO_STATE
+          and (node.attr['seed'].i != 0 or node.attr['seed2'].i != 0))
+
+
+_SEED_IS_NO_STATE = frozenset()

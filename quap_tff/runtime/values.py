@@ -1,0 +1,232 @@
+"""Values on their way in and out: Python containers outside, nested tuples of eager tensors inside.
+
+Inside the runtime a tensor is an eager tensor, a sequence a dataset's variant tensor (nothing is serialized or read),
+a struct a tuple in the type's order, a value at the server or the same at all clients the bare value, and a value that
+differs by client a `PerClient`.
+"""
+
+import collections
+from typing import Any, Dict, List, Mapping, Optional, Sequence
+
+import attrs
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+
+class PerClient(list):
+  """One value per client, in the cohort's order."""
+
+
+def tf_dtype(dtype: Any) -> tf.DType:
+  """The TensorFlow dtype of a TFF tensor type's dtype (which has NumPy's strings)."""
+  return tf.string if np.dtype(dtype).kind in 'US' else tf.as_dtype(dtype)
+
+
+def element_structure(type_spec: tff.Type) -> Any:
+  """`tf.TensorSpec`s of a sequence's elements, nested as tf.data flattens them (dictionaries by sorted key)."""
+  if isinstance(type_spec, tff.TensorType):
+    return tf.TensorSpec(type_spec.shape, tf_dtype(type_spec.dtype))
+  if isinstance(type_spec, tff.StructType):
+    elements = tff.structure.to_elements(type_spec)
+    if elements and elements[0][0] is not None:
+      return collections.OrderedDict((name, element_structure(element)) for name, element in elements)
+    return tuple(element_structure(element) for _, element in elements)
+  raise TypeError(f'A sequence can hold tensors and structures of them, found elements of type {type_spec}.')
+
+
+def element_to_value(element: Any, type_spec: tff.Type) -> Any:
+  """A tf.data element with the structure of `element_structure`, as a value."""
+  if isinstance(type_spec, tff.TensorType):
+    return element
+  elements = tff.structure.to_elements(type_spec)
+  parts = [element[i if name is None else name] for i, (name, _) in enumerate(elements)]
+  return tuple(element_to_value(part, t) for part, (_, t) in zip(parts, elements))
+
+
+def value_to_element(value: Any, type_spec: tff.Type) -> Any:
+  """The inverse of `element_to_value`."""
+  if isinstance(type_spec, tff.TensorType):
+    return value
+  elements = tff.structure.to_elements(type_spec)
+  parts = [value_to_element(part, t) for part, (_, t) in zip(value, elements)]
+  if elements and elements[0][0] is not None:
+    return collections.OrderedDict((name, part) for (name, _), part in zip(elements, parts))
+  return tuple(parts)
+
+
+def dataset(variant: tf.Tensor, element_type: tff.Type) -> tf.data.Dataset:
+  """The dataset behind a sequence's value."""
+  return tf.data.experimental.from_variant(variant, element_structure(element_type))
+
+
+def sequence_from_values(elements: Sequence[Any], element_type: tff.Type) -> tf.Tensor:
+  """A sequence that yields `elements` (values): neighbours of one shape are stacked, so few datasets are chained."""
+  structure = element_structure(element_type)
+  nested = [value_to_element(element, element_type) for element in elements]
+  if not nested:
+    empty = tf.data.Dataset.from_tensors(
+        tf.nest.map_structure(lambda s: tf.zeros([size or 0 for size in s.shape], s.dtype)
+                              if s.dtype != tf.string else tf.fill([size or 0 for size in s.shape], ''), structure))
+    return tf.data.experimental.to_variant(empty.take(0))
+  runs: List[List[Any]] = []
+  previous = None
+  for element in nested:
+    shapes = [tuple(leaf.shape) for leaf in tf.nest.flatten(element)]
+    if shapes != previous:
+      runs.append([])
+    runs[-1].append(element)
+    previous = shapes
+  parts = [
+      tf.data.Dataset.from_tensor_slices(tf.nest.map_structure(lambda *leaves: tf.stack(leaves), *run))
+      if tf.nest.flatten(run[0]) else tf.data.Dataset.from_tensors(run[0]).repeat(len(run))
+      for run in runs
+  ]
+  variants = [tf.data.experimental.to_variant(part) for part in parts]
+  while len(variants) > 1:  # By halves: a long chain would overflow the stack of its iterator.
+    pairs = [variants[i:i + 2] for i in range(0, len(variants), 2)]
+    variants = [
+        tf.data.experimental.to_variant(
+            tf.data.experimental.from_variant(pair[0], structure).concatenate(
+                tf.data.experimental.from_variant(pair[1], structure)))
+        if len(pair) == 2 else pair[0] for pair in pairs
+    ]
+  return variants[0]
+
+
+def _tensor(argument: Any, type_spec: tff.TensorType) -> tf.Tensor:
+  if isinstance(argument, tf.Variable):
+    argument = argument.read_value()
+  dtype = tf_dtype(type_spec.dtype)
+  if not isinstance(argument, tf.Tensor):
+    if isinstance(argument, (np.ndarray, np.generic)) and dtype != tf.string and argument.dtype != type_spec.dtype:
+      raise TypeError(f'Expected a tensor of type {type_spec}, found an array of dtype {argument.dtype}.')
+    if isinstance(argument, str) and dtype != tf.string:
+      raise TypeError(f'Expected a tensor of type {type_spec}, found the string {argument!r}.')
+    try:
+      argument = tf.constant(argument, dtype)
+    except (ValueError, TypeError) as e:
+      raise TypeError(f'Expected a tensor of type {type_spec}, found {argument!r}.') from e
+  if argument.dtype != dtype or not tf.TensorShape(type_spec.shape).is_compatible_with(argument.shape):
+    raise TypeError(
+        f'Expected a tensor of type {type_spec}, found one of dtype {argument.dtype.name} and shape {argument.shape}.')
+  return argument
+
+
+def _children(argument: Any, type_spec: tff.StructType) -> Sequence[Any]:
+  elements = tff.structure.to_elements(type_spec)
+  if isinstance(argument, tff.structure.Struct):
+    found = tff.structure.to_elements(argument)
+  elif attrs.has(type(argument)):
+    found = [(field.name, getattr(argument, field.name)) for field in attrs.fields(type(argument))]
+  elif isinstance(argument, tuple) and hasattr(argument, '_asdict'):
+    found = list(argument._asdict().items())
+  elif isinstance(argument, Mapping):
+    found = list(argument.items())
+    names = [name for name, _ in elements]
+    if len(found) == len(names) and set(argument) == set(names):
+      found = [(name, argument[name]) for name in names]
+  elif isinstance(argument, (list, tuple)):
+    found = [(None, part) for part in argument]
+  else:
+    raise TypeError(f'Expected a structure of type {type_spec}, found a {type(argument).__name__}.')
+  if len(found) != len(elements):
+    raise TypeError(
+        f'Expected a structure of {len(elements)} elements of type {type_spec}, found {len(found)} elements.')
+  for (found_name, _), (name, _) in zip(found, elements):
+    if found_name is not None and name is not None and found_name != name:
+      raise TypeError(f'Expected a structure of type {type_spec}, found an element {found_name!r} in place of {name!r}.')
+  return [part for _, part in found]
+
+
+def _sequence(argument: Any, type_spec: tff.SequenceType) -> tf.Tensor:
+  if isinstance(argument, tf.data.Dataset):
+    found = tf.nest.flatten(argument.element_spec)
+    expected = tf.nest.flatten(element_structure(type_spec.element))
+    matches = len(found) == len(expected) and all(
+        isinstance(f, tf.TensorSpec) and f.dtype == e.dtype and e.shape.is_compatible_with(f.shape)
+        for f, e in zip(found, expected))
+    if not matches:
+      raise TypeError(f'Expected a sequence of type {type_spec}, found a dataset of {argument.element_spec}.')
+    return tf.data.experimental.to_variant(argument)
+  if isinstance(argument, (list, tuple)):
+    return sequence_from_values([to_value(element, type_spec.element) for element in argument], type_spec.element)
+  raise TypeError(
+      f'Expected a tf.data.Dataset or a list for a sequence of type {type_spec}, found a {type(argument).__name__}.')
+
+
+def to_value(argument: Any, type_spec: tff.Type) -> Any:
+  """Turns what a caller passed into a value; raises `TypeError` where it does not fit `type_spec`."""
+  if isinstance(type_spec, tff.TensorType):
+    return _tensor(argument, type_spec)
+  if isinstance(type_spec, tff.SequenceType):
+    return _sequence(argument, type_spec)
+  if isinstance(type_spec, tff.StructType):
+    return tuple(
+        to_value(part, t) for part, (_, t) in zip(_children(argument, type_spec), tff.structure.to_elements(type_spec)))
+  if isinstance(type_spec, tff.FederatedType):
+    if type_spec.placement is tff.SERVER or type_spec.all_equal:
+      return to_value(argument, type_spec.member)
+    if not isinstance(argument, (list, tuple)):
+      raise TypeError(f'Expected a list with one value per client for {type_spec}, found a {type(argument).__name__}.')
+    return PerClient(to_value(part, type_spec.member) for part in argument)
+  raise TypeError(f'An argument of type {type_spec} cannot be passed to the in-process runtime.')
+
+
+def cohort_size(value: Any, type_spec: Optional[tff.Type]) -> Optional[int]:
+  """The number of clients in an argument's value, `None` if it has no client values.
+
+  Raises:
+    ValueError: If two client-placed parts differ in length.
+  """
+  sizes: Dict[int, tff.Type] = {}
+
+  def visit(part: Any, part_type: Optional[tff.Type]) -> None:
+    if isinstance(part, PerClient):
+      sizes[len(part)] = part_type
+    elif isinstance(part_type, tff.StructType):
+      for child, (_, child_type) in zip(part, tff.structure.to_elements(part_type)):
+        visit(child, child_type)
+
+  visit(value, type_spec)
+  if len(sizes) > 1:
+    raise ValueError(f'The client-placed arguments differ in their number of clients: {sorted(sizes)}.')
+  return next(iter(sizes), None)
+
+
+def to_python(value: Any, type_spec: tff.Type, num_clients: int) -> Any:
+  """Turns a result into what TFF's own contexts give: NumPy values in the type's Python containers.
+
+  Arrays share the memory of the tensors and are read-only, as those of TFF's contexts are. Sequences are datasets.
+  """
+  if isinstance(type_spec, tff.TensorType):
+    array = value.numpy() if value.shape.rank == 0 or value.dtype == tf.string else np.asarray(value)
+    return array
+  if isinstance(type_spec, tff.SequenceType):
+    return dataset(value, type_spec.element)
+  if isinstance(type_spec, tff.StructType):
+    elements = [
+        (name, to_python(part, t, num_clients)) for part, (name, t) in zip(value, tff.structure.to_elements(type_spec))
+    ]
+    return _container(elements, type_spec.python_container)
+  if isinstance(type_spec, tff.FederatedType):
+    if type_spec.placement is tff.SERVER or type_spec.all_equal:
+      return to_python(value, type_spec.member, num_clients)
+    parts = value if isinstance(value, PerClient) else [value] * num_clients
+    return [to_python(part, type_spec.member, num_clients) for part in parts]
+  raise TypeError(f'A result of type {type_spec} cannot be returned; call it inside a computation instead.')
+
+
+def _container(elements: Sequence[Any], container: Optional[type]) -> Any:
+  named = [name is not None for name, _ in elements]
+  if any(named) and not all(named):
+    raise ValueError(
+        'A result mixes named and unnamed elements, which no Python container holds:'
+        f' {[name for name, _ in elements]}.')
+  if container is None:
+    container = collections.OrderedDict if any(named) else tuple
+  if hasattr(container, '_asdict') or attrs.has(container):
+    return container(**dict(elements))
+  if any(named):
+    return container(elements)
+  return container([part for _, part in elements])
