@@ -36,8 +36,9 @@ THIRD_PARTY = {
     'tree': 'dm-tree',
 }
 
-# The layers of the architecture, lowest first; a file belongs to the layer with the longest prefix that fits, and imports
-# only from its own and lower ones. What is in `quap_tff/` and in no later layer is mechanism, which stays free of TFF.
+# The layers of the architecture, lowest first; a file belongs to the layer with the longest prefix that fits, and
+# imports only from its own and lower ones. What is in `quap_tff/` and in no later layer is mechanism, which stays free
+# of TFF.
 LAYERS = [
     ('mechanism', ['quap_tff/']),
     ('TFF computations', [
@@ -63,9 +64,9 @@ HEADER = '''"""One target for each Python file, named by its path; `tests/build_
 
 After adding a file or an import: python -m tests.build_test --write
 
-A target is a file, not a package: a package's `__init__` imports its modules and these import each other, so that targets
-of whole packages would hide what depends on what. All stand in this one file, so that one command rewrites it. The
-workspace must provide `rules_python` (1.3 or later for `main_module`) and a pip hub named `pypi` made from
+A target is a file, not a package: a package's `__init__` imports its modules and these import each other, so that
+targets of whole packages would hide what depends on what. All stand in this one file, so that one command rewrites it.
+The workspace must provide `rules_python` (1.3 or later, for `main_module`) and a pip hub named `pypi` made from
 requirements.txt.
 """
 
