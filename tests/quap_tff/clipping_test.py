@@ -1,0 +1,113 @@
+"""Tests of `quap_tff.clipping`."""
+
+import math
+
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from quap_tff import clipping
+
+_NAN, _INF = math.nan, math.inf
+
+
+def _f32(values):
+  return tf.constant(values, tf.float32)
+
+
+class TestQuantile:
+
+  @pytest.mark.parametrize(
+      'values, q, expected',
+      [
+          ([1, 2, 3, 4, 5], 0.5, 3),
+          ([5, 3, 1, 2, 4], 0.9, 4.6),
+          ([0, 10], 0.25, 2.5),
+          ([7], 0.9, 7),
+          ([1, 2, 3], 0.0, 1),
+          ([1, 2, 3], 1.0, 3),
+          ([_NAN, 1, _INF, 3, -_INF], 0.5, 2),
+          ([], 0.5, _NAN),
+          ([_NAN, _INF], 0.5, _NAN),
+      ],
+  )
+  def test_by_hand(self, values, q, expected):
+    np.testing.assert_allclose(clipping.quantile(_f32(values), q), expected, rtol=1e-6)
+
+  @given(values=st.lists(st.floats(0, 1e6, width=32), min_size=1, max_size=40), q=st.floats(0, 1))
+  @settings(derandomize=True, deadline=None, max_examples=100)
+  def test_as_numpys(self, values, q):
+    np.testing.assert_allclose(
+        clipping.quantile(_f32(values), q), np.quantile(values, q), rtol=1e-5, atol=1e-5 * max(values)
+    )
+
+  def test_of_unknown_length_in_a_graph(self):
+    traced = tf.function(lambda v: clipping.quantile(v, 0.5), input_signature=[tf.TensorSpec([None], tf.float32)])
+    assert traced(_f32([1, 2, 4])) == 2.0
+    assert math.isnan(traced(_f32([])))
+
+
+class TestClipFactor:
+
+  @pytest.mark.parametrize(
+      'norm, clip, expected',
+      [
+          (5.0, 1.0, 0.2),
+          (5.0, 5.0, 1.0),  # Exactly at the bound.
+          (4.9, 5.0, 1.0),
+          (0.0, 5.0, 1.0),
+          (0.0, 0.0, 1.0),
+          (2.0, 0.0, 0.0),
+          (5.0, _INF, 1.0),
+          (0.0, _INF, 1.0),
+          (_NAN, 1.0, 0.0),
+          (_NAN, _INF, 0.0),
+          (_NAN, 0.0, 0.0),
+          (_INF, 1.0, 0.0),
+      ],
+  )
+  def test_by_hand(self, norm, clip, expected):
+    assert clipping.clip_factor(_f32(norm), _f32(clip)) == np.float32(expected)
+
+  def test_elementwise(self):
+    np.testing.assert_array_equal(clipping.clip_factor(_f32([8, 2, 0, _NAN]), _f32(4.0)), [0.5, 1, 1, 0])
+
+  @given(norm=st.floats(0, 2.0**100, width=32, allow_subnormal=False), clip=st.floats(0, 2.0**100, width=32, allow_subnormal=False))
+  @settings(derandomize=True, deadline=None, max_examples=200)
+  def test_clips_to_the_bound_and_never_scales_up(self, norm, clip):
+    factor = float(clipping.clip_factor(_f32(norm), _f32(clip)))
+    assert 0 <= factor <= 1
+    assert factor * norm <= clip * (1 + 1e-6)
+
+
+class TestGlobalNorm:
+
+  def test_tensors_are_taken_together(self):
+    norm = clipping.global_norm([_f32([[1, 2], [2, 0]]), _f32([4])])
+    assert norm.dtype == tf.float32
+    np.testing.assert_allclose(norm, 5.0)
+
+  def test_of_nothing_is_zero(self):
+    assert clipping.global_norm([]) == 0.0
+
+  def test_takes_other_float_types(self):
+    np.testing.assert_allclose(clipping.global_norm([tf.constant([3.0], tf.float64), tf.constant([4.0], tf.bfloat16)]), 5.0)
+
+  @pytest.mark.parametrize('entry', [_NAN, _INF, -_INF, 1e30])
+  def test_is_not_finite_where_entries_are_not_or_squares_overflow(self, entry):
+    assert not math.isfinite(clipping.global_norm([_f32([1.0, entry])]))
+
+
+class TestClipRule:
+
+  def test_by_default_the_norm_stays(self):
+    class Constant(clipping.ClipRule):
+      initial_norm = 2.0
+
+    rule = Constant()
+    assert rule.next_norm(2.0, _f32([9.0]), None) == 2.0
+    assert not rule.uses_current_norms
+    assert not rule.releases_exact_norms
