@@ -1,8 +1,8 @@
 """Local training of one client: w_local from w_global, in one `tf.while_loop` over mini-batches held in memory.
 
 The examples are tensors, not a pipeline: a step gathers its rows by a shuffled index. Everything random follows from
-(seed, round, client id): the shuffle of epoch e, the dropout masks of step s. So a client's update is the same whichever
-thread, cohort or resumed run computes it.
+(seed, round, client id): the shuffle of epoch e, the dropout masks of step s. So a client's update is the same
+whichever thread, cohort or resumed run computes it.
 """
 
 import collections
@@ -51,18 +51,26 @@ class ClientWorkConfig:
       checks.integer('client seed', self.seed, at_least=0)
 
 
+def _plain(dataset: tf.data.Dataset) -> tf.data.Dataset:
+  # tf.data's optimizer and tuner start a thread for each iterator; there is nothing to tune in reading one element.
+  options = tf.data.Options()
+  options.autotune.enabled = False
+  options.experimental_optimization.apply_default_optimizations = False
+  return dataset.with_options(options)
+
+
 def read_examples(dataset: tf.data.Dataset, spec: Any) -> Any:
-  """All elements of `dataset` joined along their first dimension: one tensor for each leaf of `spec`, 0 rows if empty."""
+  """All elements of `dataset` joined along their first dimension: a tensor for each leaf of `spec`, 0 rows if empty."""
   empty = tf.nest.map_structure(lambda s: tf.zeros([0, *s.shape[1:]], s.dtype), spec)
   # `rebatch` copies each row once and yields nothing for no rows; then the empty element is the first one.
   joined = dataset.rebatch(_ALL_ROWS).concatenate(tf.data.Dataset.from_tensors(empty)).take(1)
-  return joined.get_single_element()
+  return _plain(joined).get_single_element()
 
 
 def read_client_id(dataset: tf.data.Dataset) -> tf.Tensor:
   """The one id in the sequence, an int64 scalar; -1, which is nobody's, unless it holds exactly one."""
   zero = tf.constant(0, tf.int64)
-  count, client_id = dataset.reduce((zero, zero), lambda state, element: (state[0] + 1, element))
+  count, client_id = _plain(dataset).reduce((zero, zero), lambda state, element: (state[0] + 1, element))
   return tf.where(tf.equal(count, 1), client_id, tf.constant(-1, tf.int64))
 
 
@@ -88,6 +96,48 @@ def shuffled_order(seed: tf.Tensor, num_examples: tf.Tensor, epochs: int) -> tf.
   return tf.reshape(tf.argsort(keys, axis=1, stable=True), [-1])
 
 
+def without_initial_weights(
+    model_fn: Callable[[], tff.learning.models.VariableModel],
+) -> Callable[[], tff.learning.models.VariableModel]:
+  """`model_fn` whose weights start at zero, for models that are given weights before they are used.
+
+  Drawing a large model's random weights costs about 1% of a client's training. And an unseeded initializer is
+  a stateful op, which a runtime may have to run in the clients' order.
+
+  Other variables, such as metrics', keep their initial values. The weights are recognized by their place in the order
+  in which `model_fn` makes its variables; if a variable differs in shape or dtype from the one expected there, its
+  initial value is kept.
+  """
+  created: List[tf.Variable] = []
+
+  def record(next_creator, **kwargs):
+    created.append(next_creator(**kwargs))
+    return created[-1]
+
+  with tf.Graph().as_default(), tf.variable_creator_scope(record):
+    model = model_fn()
+  weights = {id(v) for v in (*model.trainable_variables, *model.non_trainable_variables)}
+  blank = {i: (v.shape, v.dtype) for i, v in enumerate(created) if id(v) in weights and v.shape.is_fully_defined()}
+
+  def blank_model_fn():
+    index = -1
+
+    def create(next_creator, **kwargs):
+      nonlocal index
+      index += 1
+      if index in blank and callable(kwargs.get('initial_value')):
+        shape, dtype = blank[index]
+        declared = kwargs.get('shape'), kwargs.get('dtype')
+        if declared[0] is not None and tf.TensorShape(declared[0]) == shape and declared[1] == dtype:
+          kwargs['initial_value'] = lambda: tf.zeros(shape, dtype)
+      return next_creator(**kwargs)
+
+    with tf.variable_creator_scope(create):
+      return model_fn()
+
+  return blank_model_fn
+
+
 def learning_rate_factor(config: ClientWorkConfig, round_number: Any) -> tf.Tensor:
   """decay^(t-1) for round t = 1, 2, ...; a float32 scalar."""
   return tf.pow(tf.constant(config.learning_rate_decay, tf.float32), tf.cast(round_number, tf.float32) - 1.0)
@@ -104,10 +154,10 @@ def build_client_update(
     config: See `ClientWorkConfig`.
 
   Returns:
-    A `tf.function` (weights, examples, client id, round number t >= 1, seed int64[2]) -> (update, unfinalized metrics). The
-    weights are a `tff.learning.models.ModelWeights`, the examples as `read_examples` gives them; the update is
-    w_global - w_local with the structure of the trainable weights, zero for a client with no examples. It may be non-finite:
-    whoever aggregates decides about that.
+    A `tf.function` (weights, examples, client id, round number t >= 1, seed int64[2]) -> (update, unfinalized metrics).
+    The weights are a `tff.learning.models.ModelWeights`, the examples as `read_examples` gives them; the update is
+    w_global - w_local with the structure of the trainable weights, zero for a client with no examples. It may be
+    non-finite: whoever aggregates decides about that.
   """
   model_weights = tff.learning.models.ModelWeights.from_model(model)
   variables = tuple(tf.nest.flatten(model_weights.trainable))

@@ -1,7 +1,7 @@
 """Local training as a TFF `ClientWorkProcess` whose clients say who they are.
 
-Client data are `<client_id=int64*, examples=D*>`: TFF takes only sequences there, so the id is a sequence of one. It is handed
-on as the update's weight, which is how an aggregator learns whose update it holds.
+Client data are `<client_id=int64*, examples=D*>`: TFF takes only sequences there, so the id is a sequence of one. It is
+handed on as the update's weight, which is how an aggregator learns whose update it holds.
 """
 
 import collections
@@ -24,7 +24,8 @@ def base_learning_rate(optimizer: tff.learning.optimizers.Optimizer) -> float:
   key = tff.learning.optimizers.LEARNING_RATE_KEY
   if key not in hparams:
     raise ValueError(
-        f'Expected an optimizer with the hyperparameter {key!r}, found {type(optimizer).__name__} with {sorted(hparams)}.'
+        f'Expected an optimizer with the hyperparameter {key!r}, found {type(optimizer).__name__} with'
+        f' {sorted(hparams)}.'
     )
   return float(hparams[key])
 
@@ -54,8 +55,8 @@ def client_data_type(input_spec: Any) -> tff.StructWithPythonType:
   for leaf in tf.nest.flatten(input_spec):
     if not isinstance(leaf, tf.TensorSpec) or not leaf.shape.rank or leaf.shape[0] is not None:
       raise ValueError(
-          f'Expected an input_spec of dense tensors with a first dimension of None, found {leaf}.\nTip: mini-batches are cut'
-          ' by the client work itself, and the last one of an epoch is smaller than the others.'
+          f'Expected an input_spec of dense tensors with a first dimension of None, found {leaf}.\nTip: mini-batches'
+          ' are cut by the client work itself, and the last one of an epoch is smaller than the others.'
       )
   return tff.to_type(
       collections.OrderedDict(
@@ -69,16 +70,17 @@ def build_client_work(
 ) -> tff.learning.templates.ClientWorkProcess:
   """Local training of every client in the cohort.
 
-  `initialize` gives `<round=int32, seed=int64[2]>@SERVER`, the number of finished rounds and the run's seed. `next` takes the
-  state, the global weights and `client_data_type(model.input_spec)` at the clients. It gives the state with one more
-  round; a `ClientResult` whose update is w_global - w_local (trainable weights, as in TFF's own model-delta work) and
-  whose weight is `<client_id=int64>`; and the measurement `train`: the model's metrics, summed over all examples seen.
+  `initialize` gives `<round=int32, seed=int64[2]>@SERVER`, the number of finished rounds and the run's seed. `next`
+  takes the state, the global weights and `client_data_type(model.input_spec)` at the clients. It gives the state with
+  one more round; a `ClientResult` whose update is w_global - w_local (trainable weights, as in TFF's own model-delta
+  work) and whose weight is `<client_id=int64>`; and the measurement `train`: the model's metrics over all examples
+  seen.
 
   A client without examples gives a zero update. A non-finite update is passed on as it is. An id sequence that does not
   hold exactly one id becomes the id -1.
 
-  Models of `quap_tff.models` draw their dropout masks from `config.seed`. A model with stock Keras `Dropout` works too, but then the
-  masks, and so the update, differ from run to run. A `tff.learning.models.FunctionalModel` works as
+  Models of `quap_tff.models` draw their dropout masks from `config.seed`. A model with stock Keras `Dropout` works too,
+  but then the masks, and so the update, differ from run to run. A `tff.learning.models.FunctionalModel` works as
   `lambda: tff.learning.models.model_from_functional(model)`.
 
   Args:
@@ -93,6 +95,7 @@ def build_client_work(
     model = model_fn()
     input_spec = model.input_spec
     metrics_aggregation = tff.learning.metrics.sum_then_finalize(model.metric_finalizers())
+  blank_model_fn = client_update.without_initial_weights(model_fn)
   weights_type = tff.learning.models.weights_type_from_model(model)
   data_type = client_data_type(input_spec)
   if config.learning_rate_decay != 1.0:
@@ -110,7 +113,7 @@ def build_client_work(
 
   @tff.tensorflow.computation(state_type, weights_type, data_type)
   def train(state, global_weights, data):
-    update_fn = client_update.build_client_update(model_fn(), optimizer, config)
+    update_fn = client_update.build_client_update(blank_model_fn(), optimizer, config)
     client_id = client_update.read_client_id(data['client_id'])
     examples = client_update.read_examples(data['examples'], input_spec)
     update, metrics = update_fn(global_weights, examples, client_id, state['round'] + 1, state['seed'])

@@ -1,8 +1,8 @@
 """Dropout whose masks are a pure function of a seed, so that a client's training can be repeated bit for bit.
 
-The training step puts (seed, step) in scope while it is traced; each dropout layer reached inside that scope takes the next
-index and draws its mask from Philox at (seed, step, index). Philox is counter-based: a new step is a new counter,
-not a new seed, so that a mask costs one op beside the random bits themselves.
+The training step puts (seed, step) in scope while it is traced; each dropout layer reached inside that scope takes the
+next index and draws its mask from Philox at (seed, step, index). Philox is counter-based: a new step is a new counter,
+not a new seed, so that a mask costs few ops beside the random bits themselves.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ def dropout_stream(seed: tf.Tensor) -> DropoutStream:
 
 @contextlib.contextmanager
 def seeded_dropout(stream: DropoutStream, step: tf.Tensor) -> Iterator[None]:
-  """Within this scope every `SeededDropout` layer of this thread draws its mask from (`stream`, `step`, index of the call).
+  """Within this scope each `SeededDropout` layer of this thread draws its mask from (`stream`, `step`, call's index).
 
   Args:
     stream: From `dropout_stream`; may be symbolic.
@@ -73,9 +73,9 @@ def current_scope() -> Optional[_Scope]:
 class SeededDropout(tf.keras.layers.Layer):
   """Drops each entry with probability `rate` and scales the others by 1/(1 - rate); the identity unless training.
 
-  Inside `seeded_dropout` the mask is stateless. Outside it the layer is ordinary, unseeded dropout, so that a model built with it
-  trains anywhere. The rate is kept to 16 bits (an error below 1e-5), and the scale is that of the rate really used, so
-  the expectation is exact.
+  Inside `seeded_dropout` the mask is stateless. Outside it the layer is ordinary, unseeded dropout, so that a model
+  built with it trains anywhere. The rate is kept to 16 bits (an error below 1e-5), and the scale is that of the rate
+  really used, so the expectation is exact.
 
   Args:
     rate: In [0, 1).

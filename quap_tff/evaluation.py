@@ -18,15 +18,16 @@ def build_evaluation(
   """A function that evaluates weights on examples; it is traced once, whatever their number.
 
   Args:
-    model_fn: Makes a classifier whose predictions are scores over classes in the last dimension and whose labels are class
-      numbers.
+    model_fn: Makes a classifier whose predictions are scores over classes in the last dimension and whose labels are
+      class numbers.
     batch_size: Examples in a batch, at least 1; bounds the memory, does not change the result beyond rounding.
 
   Returns:
-    `evaluate(weights, x, y)`: `weights` a `tff.learning.models.ModelWeights` of arrays; `x` and `y` arrays of the model's batch
-    structure with any number n of examples. Returns `<loss=float, accuracy=float, num_examples=int>`: the mean loss and the
-    share of labels (not of examples, where an example has several) that the highest score hits; NaN for n = 0. It
-    raises `ValueError` if `x` and `y` differ in length. Calls must not overlap: the model's variables hold the weights.
+    `evaluate(weights, x, y)`: `weights` a `tff.learning.models.ModelWeights` of arrays; `x` and `y` arrays of the
+    model's batch structure with any number n of examples. Returns `<loss=float, accuracy=float, num_examples=int>`: the mean
+    loss and the share of labels (not of examples, where an example has several) that the highest score hits; NaN for
+    n = 0. It raises `ValueError` if `x` and `y` differ in length. Calls must not overlap: the model's variables hold
+    the weights.
   """
   checks.integer('batch_size', batch_size, at_least=1)
   model = model_fn()
@@ -35,12 +36,16 @@ def build_evaluation(
 
   @tf.function(input_signature=[x_spec, y_spec])
   def evaluate_batch(x, y):
-    batch = collections.OrderedDict(x=x, y=y) if isinstance(model.input_spec, Mapping) else type(model.input_spec)((x, y))
+    named = isinstance(model.input_spec, Mapping)
+    batch = collections.OrderedDict(x=x, y=y) if named else (x, y)
     output = model.forward_pass(batch, training=False)
     hits = tf.cast(tf.argmax(output.predictions, axis=-1), y.dtype) == y
     count = tf.shape(tf.nest.flatten(x)[0])[0]
     loss_sum = tf.cast(output.loss, tf.float64) * tf.cast(count, tf.float64)
     return loss_sum, tf.math.count_nonzero(hits), tf.size(hits)
+
+  # Traced now: TFF makes Keras models in graphs of its own, after which Keras refuses to call models made before.
+  evaluate_batch = evaluate_batch.get_concrete_function()
 
   def evaluate(weights, x, y) -> Mapping[str, Any]:
     lengths = {len(leaf) for leaf in tf.nest.flatten((x, y))}

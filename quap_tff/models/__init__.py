@@ -1,4 +1,8 @@
-"""Models by name. A new one is its own file with a function (input_shape, num_classes, compute_dtype, seed) and a line in `MODELS`."""
+"""Models by name.
+
+A new one is its own file, with a function (input_shape, num_classes, compute_dtype, seed) -> uncompiled
+`tf.keras.Model` of float32 logits, and a line in `MODELS`.
+"""
 
 import collections
 from typing import Any, Callable, Optional, Sequence, Tuple
@@ -62,7 +66,7 @@ def build_model_fn(
 ) -> Callable[[], tff.learning.models.VariableModel]:
   """A `model_fn` for TFF's learning API: the named classifier with cross-entropy loss.
 
-  Its metrics are `accuracy`, `loss`, `num_examples` (and TFF's own `num_batches`). The arguments and errors are those of
+  Its metrics are `accuracy`, `loss`, `num_examples` and TFF's own `num_batches`. The arguments and errors are those of
   `build_keras_model`; they are checked here, not when the model is first made.
   """
   with tf.Graph().as_default():

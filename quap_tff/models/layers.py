@@ -15,8 +15,8 @@ _POLICIES = {'float32': 'float32', 'bfloat16': 'mixed_bfloat16'}
 class Layers:
   """Makes one model's layers.
 
-  Weights are float32 whatever the compute dtype. The k-th layer with weights starts from a seed made of (`seed`, k), so the
-  initial weights are a pure function of `seed`.
+  Weights are float32 whatever the compute dtype. The k-th layer with weights starts from a seed made of (`seed`, k), so
+  the initial weights are a pure function of `seed`.
 
   Args:
     compute_dtype: 'float32' or 'bfloat16'.
@@ -42,7 +42,13 @@ class Layers:
   def conv(self, filters: int, *, name: str, padding: str = 'valid') -> Any:
     """A 3x3 convolution and ReLU."""
     return tf.keras.layers.Conv2D(
-        filters, 3, padding=padding, activation='relu', kernel_initializer=self._initializer(), dtype=self._policy, name=name
+        filters,
+        3,
+        padding=padding,
+        activation='relu',
+        kernel_initializer=self._initializer(),
+        dtype=self._policy,
+        name=name,
     )
 
   def max_pool(self, *, name: str) -> Any:

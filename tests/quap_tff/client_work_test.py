@@ -60,7 +60,8 @@ def batches_of(config, n, client_id=3, round_number=1, seed=11):
   )
   order = client_update.shuffled_order(own_seed, tf.constant(n), config.local_epochs).numpy()
   epochs = order.reshape(config.local_epochs, n)
-  return [epoch[i : i + config.batch_size] for epoch in epochs for i in range(0, n, config.batch_size)][: config.max_steps]
+  batches = [epoch[i : i + config.batch_size] for epoch in epochs for i in range(0, n, config.batch_size)]
+  return batches[: config.max_steps]
 
 
 def gradient(w, rows, x=X, y=Y):
@@ -167,11 +168,7 @@ class TestLocalTraining:
 class TestShuffle:
 
   def orders(self, round_number=1, client_id=3, epochs=2, n=50, seed=11):
-    return np.stack(
-        np.split(
-            np.concatenate(batches_of(Config(local_epochs=epochs, batch_size=n), n, client_id, round_number, seed)), epochs
-        )
-    )
+    return np.stack(batches_of(Config(local_epochs=epochs, batch_size=n), n, client_id, round_number, seed))
 
   def test_each_epoch_is_a_permutation(self):
     for n in (1, 2, 50, 333):

@@ -100,8 +100,8 @@ class TestSeededDropout:
     np.testing.assert_allclose(np.unique(y), [0, 1 / (1 - rate)], rtol=2e-4)
     # No row, column or neighbour is special: what the packing of draws into words could break.
     dropped = y == 0
-    for share in (dropped.mean(0).std() / np.sqrt(rate * (1 - rate) / 200), dropped.mean(1).std() / np.sqrt(rate * (1 - rate) / 1001)):
-      assert 0.75 < share < 1.25
+    for axis, size in ((0, 200), (1, 1001)):
+      assert 0.75 < dropped.mean(axis).std() / np.sqrt(rate * (1 - rate) / size) < 1.25
     for lag in (1, 2, 4):
       assert abs(np.corrcoef(dropped[:, lag:].ravel(), dropped[:, :-lag].ravel())[0, 1]) < 0.015
 
@@ -182,6 +182,14 @@ class TestEvaluation:
     weights = tff.learning.models.ModelWeights.from_model(model_fn())
     x, y = np.random.default_rng(0).random((8, 28, 28, 1), np.float32), np.arange(8, dtype=np.int32)
     assert evaluate(weights, x, y) == evaluate(weights, x, y)
+
+  def test_survives_keras_models_made_in_other_graphs(self):
+    model_fn = models.build_model_fn('digits_cnn', (8, 8, 1), 10, seed=4)
+    evaluate = evaluation.build_evaluation(model_fn)
+    weights = tff.learning.models.ModelWeights.from_model(model_fn())
+    with tf.Graph().as_default():
+      model_fn()
+    assert evaluate(weights, np.zeros((3, 8, 8, 1), np.float32), np.zeros(3, np.int32))['num_examples'] == 3
 
   def test_no_examples_and_unequal_lengths(self):
     evaluate = evaluation.build_evaluation(models.build_model_fn('logistic_regression', (2,), 2))
