@@ -69,9 +69,10 @@ def read_examples(dataset: tf.data.Dataset, spec: Any) -> Any:
 
 def read_client_id(dataset: tf.data.Dataset) -> tf.Tensor:
   """The one id in the sequence, an int64 scalar; -1, which is nobody's, unless it holds exactly one."""
-  zero = tf.constant(0, tf.int64)
-  count, client_id = _plain(dataset).reduce((zero, zero), lambda state, element: (state[0] + 1, element))
-  return tf.where(tf.equal(count, 1), client_id, tf.constant(-1, tf.int64))
+  nobody = tf.constant(-1, tf.int64)
+  # Not `reduce`: that instantiates its function anew on each call, for 4 ms.
+  ids = _plain(dataset.take(2).concatenate(tf.data.Dataset.from_tensors(nobody)).batch(3)).get_single_element()
+  return tf.where(tf.equal(tf.size(ids), 2), ids[0], nobody)
 
 
 def client_seed(seed: tf.Tensor, round_number: tf.Tensor, client_id: tf.Tensor) -> tf.Tensor:
