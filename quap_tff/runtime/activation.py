@@ -1,30 +1,61 @@
 """Makes a runtime TFF's current execution context for the length of a `with` block."""
 
 import contextlib
-from typing import Any, Iterator
+from typing import Iterator
 
 import tensorflow_federated as tff
 
 from quap_tff.runtime import config as config_lib
 from quap_tff.runtime import devices
 from quap_tff.runtime import in_process
-
-
-def _in_process(config: config_lib.RuntimeConfig) -> in_process.InProcessContext:
-  return in_process.InProcessContext(config.resolved_num_threads(), devices.choose_devices(config.device))
+from quap_tff.runtime import processes
+from quap_tff.runtime import workers
 
 
 @contextlib.contextmanager
-def activate(config: config_lib.RuntimeConfig = config_lib.RuntimeConfig()) -> Iterator[Any]:
-  """Installs the runtime that `config` describes on TFF's context stack.
+def _in_process(config: config_lib.RuntimeConfig) -> Iterator[in_process.InProcessContext]:
+  num_threads = config.resolved_num_threads()
+  names = devices.choose_devices(config.device)
+  if not devices.is_gpu(names[0]):
+    devices.one_core_per_client(num_threads)
+  with contextlib.closing(in_process.InProcessContext(num_threads, names)) as context:
+    yield context
+
+
+@contextlib.contextmanager
+def _native(config: config_lib.RuntimeConfig) -> Iterator[tff.framework.SyncContext]:
+  del config  # TFF's worker has no device or thread to choose.
+  with processes.running([None]) as (worker,):
+    yield workers.native_context(worker)
+
+
+@contextlib.contextmanager
+def _workers(config: config_lib.RuntimeConfig) -> Iterator[workers.WorkersContext]:
+  with processes.running(list(config.worker_addresses) or [None] * config.num_workers) as running:
+    yield workers.WorkersContext(running)
+
+
+_RUNTIMES = {'in_process': _in_process, 'native': _native, 'workers': _workers}
+
+
+@contextlib.contextmanager
+def activate(config: config_lib.RuntimeConfig = config_lib.RuntimeConfig()) -> Iterator[tff.framework.SyncContext]:
+  """Runs TFF computations called in the `with` block, on the calling thread, where `config` says.
+
+  Activate `in_process` before the program builds a model or reads a dataset: TensorFlow's thread pools and memory
+  growth are fixed by then. Whatever ends the block (its end, an error, Ctrl-C) ends the runtime's threads and
+  processes; so do the interpreter's exit and, for processes, a kill of this program.
 
   Args:
     config: What to run on.
 
   Yields:
-    The execution context. An in-process one has `statistics`.
+    The execution context. An `in_process` one has `statistics`.
+
+  Raises:
+    errors.DeviceError: If a GPU is asked for and there is none.
+    errors.WorkerError: If a worker cannot be started or reached; it names the worker.
   """
-  with contextlib.ExitStack() as stack:
-    context = stack.enter_context(contextlib.closing(_in_process(config)))
-    stack.enter_context(tff.framework.get_context_stack().install(context))
-    yield context
+  with _RUNTIMES[config.kind](config) as context:
+    with tff.framework.get_context_stack().install(context):
+      yield context

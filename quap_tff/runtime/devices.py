@@ -4,6 +4,7 @@ TensorFlow fixes both memory growth and thread pools when it first touches a dev
 anything builds a model and both are set; afterwards they stay as they are, and a log line says so.
 """
 
+import os
 from typing import Tuple
 
 from absl import logging
@@ -40,6 +41,28 @@ def choose_devices(device: str) -> Tuple[str, ...]:
     except RuntimeError:
       logging.warning('TensorFlow had already opened %s: memory growth stays as it was.', gpu.name)
   return tuple(f'/device:GPU:{i}' for i in range(len(tf.config.list_logical_devices('GPU'))))
+
+
+def one_core_per_client(num_threads: int) -> None:
+  """Gives each operation one thread, so that clients side by side are the parallelism; call before any TensorFlow.
+
+  Clients share no data, so running them beside each other scales better than splitting each one's small kernels, and
+  threads of both kinds would take the cores from one another. It is set whatever the number of clients at once: kernels
+  split their sums by the number of threads, and results must not depend on how many clients run together. A value that
+  the program has set itself stays.
+
+  Args:
+    num_threads: How many clients run at once.
+  """
+  try:
+    if tf.config.threading.get_intra_op_parallelism_threads() == 0:
+      tf.config.threading.set_intra_op_parallelism_threads(1)
+    if num_threads > (os.cpu_count() or 1) and tf.config.threading.get_inter_op_parallelism_threads() == 0:
+      tf.config.threading.set_inter_op_parallelism_threads(num_threads)
+  except RuntimeError:
+    logging.info(
+        'TensorFlow was in use before the runtime was activated: its thread pools stay as they were. Activate first to'
+        ' give each client a core of its own; it is faster and gives the same results on any number of threads.')
 
 
 def is_gpu(device: str) -> bool:

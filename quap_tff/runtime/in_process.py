@@ -5,13 +5,13 @@ import concurrent.futures
 import dataclasses
 import threading
 from typing import Any, Callable, Dict, Optional, Sequence, Set
-import weakref
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff.runtime import devices as devices_lib
 from quap_tff.runtime import errors
+from quap_tff.runtime import identity_cache
 from quap_tff.runtime import interpreter
 from quap_tff.runtime import values
 
@@ -45,7 +45,7 @@ class InProcessContext(tff.framework.SyncContext):
   def __init__(self, num_threads: int, devices: Sequence[str] = ('/device:CPU:0',)):
     self._num_threads = num_threads
     self._devices = tuple(devices)
-    self._programs: Dict[int, Any] = {}
+    self._programs = identity_cache.IdentityCache(self._compile)
     self._lock = threading.RLock()
     self._pool: Optional[concurrent.futures.ThreadPoolExecutor] = None
     self.statistics = Statistics()
@@ -68,7 +68,7 @@ class InProcessContext(tff.framework.SyncContext):
       tf.errors.OpError: If the server's TensorFlow fails.
     """
     self.statistics.invoked += 1
-    program = self._program(comp)
+    program = self._programs.get(comp)
     parameter = comp.type_signature.parameter
     value = values.to_value(arg, parameter) if parameter is not None else None
     num_clients = values.cohort_size(value, parameter) or 0
@@ -84,26 +84,11 @@ class InProcessContext(tff.framework.SyncContext):
     if pool is not None:
       pool.shutdown(wait=True)
 
-  def _program(self, comp: tff.Computation) -> interpreter.Program:
-    # By identity: a computation's own hash serializes its whole proto at every call. Weakly: the compiled form goes
-    # when the computation does.
-    key = id(comp)
-    with self._lock:
-      found = self._programs.get(key)
-      if found is not None and found[0]() is comp:
-        return found[1]
-      compiled = tff.backends.native.desugar_and_transform_to_native(comp)
-      program = interpreter.Program(compiled.to_building_block(), self._count_trace)
-      self.statistics.compiled += 1
-      programs = weakref.ref(self)
-
-      def forget(_):
-        context = programs()
-        if context is not None:
-          context._programs.pop(key, None)
-
-      self._programs[key] = (weakref.ref(comp, forget), program)
-      return program
+  def _compile(self, comp: tff.Computation) -> interpreter.Program:
+    compiled = tff.backends.native.desugar_and_transform_to_native(comp)
+    program = interpreter.Program(compiled.to_building_block(), self._count_trace)
+    self.statistics.compiled += 1
+    return program
 
   def _count_trace(self) -> None:
     with self._lock:
@@ -148,7 +133,7 @@ class _Runner:
     """Runs `function` once per client; returns the results in the clients' order."""
     section = getattr(function, 'section', None)
     if section is not None:
-      section.prepare()  # Once, before the clients compete for it.
+      section.prepare(min(self._context._num_threads, max(1, len(items))))  # Before the clients compete for it.
     copies = _DeviceCopies(items) if len(self._devices) > 1 or devices_lib.is_gpu(self._devices[0]) else None
 
     def one(index: int) -> Any:

@@ -32,6 +32,9 @@ _ANONYMOUS_TABLES = {
 }
 # Nodes that hold nothing to initialize: they may run at any time.
 _FREE_OPS = frozenset(['Placeholder', 'Const', 'VarHandleOp', 'NoOp'])
+# Ops that do their work on one thread of their own kernel. Calls that share the kernel would wait for each other there.
+_ONE_THREAD_OPS = frozenset(['ReduceDataset', 'IteratorGetNext', 'IteratorGetNextAsOptional', 'DatasetToSingleElement'])
+_CPU = '/device:CPU:0'
 # Dtypes that have GPU kernels for all that is done to a variable; others (counters, flags) live in host memory.
 _GPU_VARIABLE_DTYPES = frozenset([tf.float16, tf.bfloat16, tf.float32, tf.float64])
 
@@ -84,41 +87,45 @@ def pack_value(binding: Any, leaves: Iterator[Any]) -> Any:
   return tuple(pack_value(element, leaves) for element in binding.struct.element)
 
 
-class _VariablePool:
-  """Private sets of variable handles, borrowed by calls that run at the same time."""
+class _Slots:
+  """Functions and private variables on one device, borrowed by calls that run at the same time."""
 
-  def __init__(self, specs: Sequence[Tuple[tf.DType, tf.TensorShape]]):
-    self._specs = specs
+  def __init__(self, make_variables: Callable[[], List[tf.Variable]], functions: List[Any]):
+    self._make_variables = make_variables
+    self._functions = functions
     self._lock = threading.Lock()
-    self._free: Dict[str, List[List[tf.Variable]]] = {}
+    self._free: List[Tuple[int, List[tf.Variable]]] = []
+    self._made = 0
 
   @contextlib.contextmanager
-  def borrow(self, device: str) -> Iterator[List[tf.Tensor]]:
-    """Yields handles on `device` that nobody else holds until the block ends."""
-    if not self._specs:
-      yield []
-      return
+  def borrow(self) -> Iterator[Tuple[Any, List[tf.Tensor]]]:
+    """Yields a function and the handles of variables that nobody else holds until the block ends."""
     with self._lock:
-      sets = self._free.setdefault(device, [])
-      variables = sets.pop() if sets else None
-    if variables is None:
-      variables = [self._create(dtype, shape, device) for dtype, shape in self._specs]
-    try:
-      yield [variable.handle for variable in variables]
-    finally:
-      with self._lock:
-        sets.append(variables)
-
-  def _create(self, dtype: tf.DType, shape: tf.TensorShape, device: str) -> tf.Variable:
-    with tf.device(device if dtype in _GPU_VARIABLE_DTYPES else '/device:CPU:0'), tf.init_scope():
-      # The value is overwritten by the initialize op before anything reads it; one element costs no memory, and the
-      # handle, which is all that is used, is told the declared shape.
-      static = [1 if size is None else 0 for size in shape.as_list()] if shape.rank is not None else []
-      if shape.rank is not None and shape.is_fully_defined():
-        initial = tf.zeros(shape, dtype) if dtype != tf.string else tf.fill(shape, '')
+      if self._free:
+        number, variables = self._free.pop()
       else:
-        initial = tf.zeros(static, dtype) if dtype != tf.string else tf.fill(static, '')
-      return tf.Variable(initial, trainable=False, shape=shape, dtype=dtype)
+        number, variables = self._made, None
+        self._made += 1
+    try:
+      if variables is None:
+        variables = self._make_variables()
+      yield self._functions[number % len(self._functions)], [variable.handle for variable in variables]
+    finally:
+      if variables is not None:
+        with self._lock:
+          self._free.append((number, variables))
+
+
+def _make_variables(specs: Sequence[Tuple[tf.DType, tf.TensorShape]], device: str) -> List[tf.Variable]:
+  variables = []
+  with tf.init_scope():
+    for dtype, shape in specs:
+      # Only the handle is used: the initialize op writes the value before anything reads it.
+      sizes = [size or 0 for size in shape.as_list()] if shape.rank is not None else []
+      with tf.device(device if dtype in _GPU_VARIABLE_DTYPES else _CPU):
+        initial = tf.fill(sizes, '') if dtype == tf.string else tf.zeros(sizes, dtype)
+        variables.append(tf.Variable(initial, trainable=False, shape=shape, dtype=dtype))
+  return variables
 
 
 class TensorFlowBlock:
@@ -138,9 +145,12 @@ class TensorFlowBlock:
     self._proto = proto.tensorflow
     self._on_trace = on_trace
     self._lock = threading.Lock()
-    self._function = None
-    self._pool = None
+    self._graph: Any = None
+    self._functions: List[Any] = []
+    self._slots: Dict[str, _Slots] = {}
+    self._specs: List[Tuple[tf.DType, tf.TensorShape]] = []
     self._ordered = False
+    self._one_thread = False
     self._arguments = flatten_binding(self._proto.parameter) if self._proto.HasField('parameter') else []
     self._results = flatten_binding(self._proto.result)
     self._position = {name: i for i, name in enumerate(self._arguments)}
@@ -153,12 +163,21 @@ class TensorFlowBlock:
     self.prepare()
     return self._ordered
 
-  def prepare(self) -> None:
-    """Traces the function, unless that has been done."""
-    if self._function is None and self._fetches:
-      with self._lock:
-        if self._function is None:
-          self._function = self._trace()
+  def prepare(self, concurrent: int = 1) -> None:
+    """Traces what has not been traced yet.
+
+    Args:
+      concurrent: How many calls will run at the same time. Sections that read datasets get a copy of the function for
+        each, since the ops that read have one thread per copy.
+    """
+    if not self._fetches:
+      return
+    with self._lock:
+      if self._graph is None:
+        self._import()
+      while len(self._functions) < (concurrent if self._one_thread else 1):
+        self._functions.append(self._graph.prune(feeds=self._feeds, fetches=self._fetched))
+        self._on_trace()
 
   def __call__(self, argument: Any, device: str) -> Any:
     """Runs the section.
@@ -175,16 +194,22 @@ class TensorFlowBlock:
       flatten_value(self._proto.parameter, argument, leaves)
     outputs: Sequence[Any] = ()
     if self._fetches:
-      self.prepare()
-      with self._pool.borrow(device) as handles, tf.device(device):
-        outputs = self._function(*[leaves[i] for i in self._used], *handles)
+      if not self._functions:
+        self.prepare()
+      with self._slots_on(device).borrow() as (function, handles), tf.device(device):
+        outputs = function(*[leaves[i] for i in self._used], *handles)
     return pack_value(
         self._proto.result,
         (outputs[self._slot[name]] if name in self._slot else leaves[self._position[name]] for name in self._results),
     )
 
-  def _trace(self) -> Any:
-    self._on_trace()
+  def _slots_on(self, device: str) -> _Slots:
+    if device not in self._slots:
+      with self._lock:
+        self._slots.setdefault(device, _Slots(lambda: _make_variables(self._specs, device), self._functions))
+    return self._slots[device]
+
+  def _import(self) -> None:
     graph_def = tf.compat.v1.GraphDef.FromString(self._proto.graph_def.value)
     initialize = self._proto.initialize_op
     initialize = _node_name(initialize) if initialize else None
@@ -196,29 +221,26 @@ class TensorFlowBlock:
     if initialize:
       self._initialize_first(nodes, initialize)
     handles = []
-    specs = []
     for node in nodes.values():
       if node.op == 'VarHandleOp':
         handles.append(f'{node.name}:0')
-        specs.append((tf.as_dtype(node.attr['dtype'].type), tf.TensorShape(node.attr['shape'].shape)))
+        self._specs.append((tf.as_dtype(node.attr['dtype'].type), tf.TensorShape(node.attr['shape'].shape)))
       elif node.op in _ANONYMOUS_TABLES:
         node.op, attributes = _ANONYMOUS_TABLES[node.op]
         for key in [key for key in node.attr if key not in attributes and not key.startswith('_')]:
           del node.attr[key]
-    self._ordered = any(
-        _depends_on_call_order(node) for node in nodes.values()
-    ) or any(_depends_on_call_order(node) for function in graph_def.library.function for node in function.node_def)
     pruned = tf.compat.v1.GraphDef(versions=graph_def.versions)
     pruned.node.extend(nodes.values())
     pruned.library.CopyFrom(_renamed_library(graph_def.library, pruned.node))
-    wrapped = tf.compat.v1.wrap_function(lambda: tf.graph_util.import_graph_def(pruned, name=''), [])
+    every_node = list(pruned.node) + [node for function in pruned.library.function for node in function.node_def]
+    self._ordered = any(_depends_on_call_order(node) for node in every_node)
+    self._one_thread = any(node.op in _ONE_THREAD_OPS for node in every_node)
+    graph = tf.compat.v1.wrap_function(lambda: tf.graph_util.import_graph_def(pruned, name=''), [])
+    tensor = graph.graph.get_tensor_by_name
     self._used = [i for i, name in enumerate(self._arguments) if _node_name(name) in nodes]
-    tensor = wrapped.graph.get_tensor_by_name
-    self._pool = _VariablePool(specs)
-    return wrapped.prune(
-        feeds=[tensor(self._arguments[i]) for i in self._used] + [tensor(name) for name in handles],
-        fetches=[tensor(name) for name in self._fetches],
-    )
+    self._feeds = [tensor(self._arguments[i]) for i in self._used] + [tensor(name) for name in handles]
+    self._fetched = [tensor(name) for name in self._fetches]
+    self._graph = graph
 
   @staticmethod
   def _initialize_first(nodes: Dict[str, Any], initialize: str) -> None:
@@ -284,8 +306,4 @@ def _renamed_library(library: Any, nodes: Sequence[Any]) -> Any:
 def _depends_on_call_order(node: Any) -> bool:
   # A stateful random op with a seed continues its sequence from call to call, so what a client draws depends on how
   # many drew before it. Without a seed it is random anyway; stateless ops have inputs instead of these attributes.
-  return ('seed' in node.attr and 'seed2' in node.attr and node.op not in _SEED_IS_NO_STATE
-          and (node.attr['seed'].i != 0 or node.attr['seed2'].i != 0))
-
-
-_SEED_IS_NO_STATE = frozenset()
+  return 'seed' in node.attr and 'seed2' in node.attr and (node.attr['seed'].i != 0 or node.attr['seed2'].i != 0)
