@@ -1,0 +1,31 @@
+"""Compares what two contexts returned: the same containers, the same kinds of leaves, values within a tolerance."""
+
+import attrs
+import numpy as np
+import tensorflow as tf
+
+
+def assert_same(found, expected, tolerance, path='result'):
+  """Fails where `found` differs from `expected`; `tolerance` 0 asks for the same bits."""
+  assert type(found) is type(expected) or isinstance(expected, tf.data.Dataset), (path, type(found), type(expected))
+  if isinstance(expected, tf.data.Dataset):
+    assert found.element_spec == expected.element_spec, path
+    assert_same(list(found), list(expected), tolerance, path)
+  elif attrs.has(type(expected)):
+    for field in attrs.fields(type(expected)):
+      assert_same(getattr(found, field.name), getattr(expected, field.name), tolerance, f'{path}.{field.name}')
+  elif isinstance(expected, dict):
+    assert list(found) == list(expected), path
+    for key in expected:
+      assert_same(found[key], expected[key], tolerance, f'{path}[{key!r}]')
+  elif isinstance(expected, (list, tuple)):
+    assert len(found) == len(expected), path
+    for i, (f, e) in enumerate(zip(found, expected)):
+      assert_same(f, e, tolerance, f'{path}[{i}]')
+  else:
+    found, expected = np.asarray(found), np.asarray(expected)
+    assert found.dtype == expected.dtype and found.shape == expected.shape, (path, found.dtype, expected.dtype)
+    if tolerance and found.dtype.kind == 'f':
+      np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance, err_msg=path)
+    else:
+      np.testing.assert_array_equal(found, expected, err_msg=path)
