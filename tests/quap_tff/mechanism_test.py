@@ -184,7 +184,12 @@ class TestRoundWithoutNoise:
   @pytest.mark.parametrize('placement', ['none', 'server', 'client'])
   @pytest.mark.parametrize(
       'clip',
-      [clip_rules.QuantileEma(), clip_rules.Fixed(1.0), clip_rules.PrivateQuantile(), clip_rules.QuantileEma(initial_clip=1.0)],
+      [
+          clip_rules.QuantileEma(),
+          clip_rules.Fixed(1.0),
+          clip_rules.PrivateQuantile(),
+          clip_rules.QuantileEma(initial_clip=1.0),
+      ],
   )
   @pytest.mark.parametrize('rate', ['cumulative', 'ema'])
   def test_an_empty_cohort_changes_nothing_but_the_round(self, clip, rate, placement):

@@ -115,3 +115,14 @@ class TestFormatSpec:
 
   def test_a_choice_without_parameters_is_its_name(self):
     assert registry.format_spec('plain', _Plain()) == 'plain'
+
+
+class TestDescribe:
+
+  def test_lists_every_choice_with_its_defaults(self):
+    assert registry.describe(_REGISTRY) == 'sampler:weight=0.5,size=3,bound=None,repeat=False,order=asc; plain'
+
+  def test_what_it_lists_is_read_as_the_defaults(self):
+    for spec in registry.describe(clip_rules.RULES).split('; '):
+      name = spec.partition(':')[0]
+      assert registry.parse_spec('clip rule', spec, clip_rules.RULES) == clip_rules.RULES[name]()
