@@ -26,6 +26,9 @@ class Progress:
   def update(self, round_num: int, row: Mapping[str, Any]):
     """Called after each round with its metrics."""
 
+  def note(self, text: str):
+    """Says something beside the rounds' figures."""
+
   def close(self):
     """Called once at the end."""
 
@@ -44,6 +47,9 @@ class Bar(Progress):
     self._accuracy = row.get('test_accuracy', self._accuracy)
     self._bar.set_postfix_str(_figures(row, self._accuracy), refresh=False)
     self._bar.update(round_num - self._bar.n)
+
+  def note(self, text):
+    self._bar.write(text, file=sys.stderr)
 
   def close(self):
     self._bar.close()
@@ -67,6 +73,9 @@ class Lines(Progress):
     left = (now - self._begin) / (round_num - self._first + 1) * (self._last - round_num)
     clock = tqdm.tqdm.format_interval(left)
     print(f'round {round_num}/{self._last}  {_figures(row, self._accuracy)}  {clock} left', file=sys.stderr, flush=True)
+
+  def note(self, text):
+    print(text, file=sys.stderr, flush=True)
 
 
 def _figures(row: Mapping[str, Any], accuracy: Optional[float]) -> str:

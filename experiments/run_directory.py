@@ -114,17 +114,16 @@ class RunDirectory:
     if not versions:
       return None
     round_num = versions[-1]
+    expected = [np.asarray(leaf) for leaf in tf.nest.flatten(state)]
+    structure = [expected, [ledger[key] for key in sorted(ledger)]]
     try:
-      kept, kept_ledger = self._wait(self._states.load(round_num, None))
-      kept, kept_ledger = list(kept), list(kept_ledger)
+      kept, kept_ledger = self._wait(self._states.load(round_num, structure))
     except (OSError, ValueError, TypeError, tf.errors.OpError) as error:
       raise RunDirectoryError(
           f'The checkpoint of round {round_num} in {self.path} cannot be read ({error}). Remove that checkpoint to go on '
           'from an earlier one, or the folder to start anew.'
       ) from error
-    expected = [np.asarray(leaf) for leaf in tf.nest.flatten(state)]
-    shapes = [(e.shape, e.dtype) for e in expected]
-    if [(np.shape(k), np.asarray(k).dtype) for k in kept] != shapes or len(kept_ledger) != len(ledger):
+    if [(np.shape(k), np.asarray(k).dtype) for k in kept] != [(e.shape, e.dtype) for e in expected]:
       raise RunDirectoryError(
           f'The checkpoint of round {round_num} in {self.path} is of another configuration: its tensors are not those of '
           'this run\'s state.'
@@ -140,6 +139,14 @@ class RunDirectory:
   def write_summary(self, summary: Mapping[str, Any]):
     """Writes summary.json."""
     _write_json(self.file('summary.json'), summary)
+
+  def read_summary(self) -> Optional[Dict[str, Any]]:
+    """summary.json, or None if there is none."""
+    try:
+      with open(self.file('summary.json')) as f:
+        return json.load(f)
+    except (OSError, ValueError):
+      return None
 
   def close(self):
     """Gives the folder free."""

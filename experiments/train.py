@@ -67,7 +67,12 @@ def _run(values) -> int:
   )
   summary = _summary(experiment, values, result, directory)
   if directory is not None:
-    _write_results(experiment, values, result, directory, summary)
+    kept = directory.read_summary()
+    if result.rounds_run or kept is None:
+      _write_results(experiment, values, result, directory, summary)
+    else:
+      print('The run was finished already; nothing was trained or written.', file=sys.stderr)
+      summary = kept
     directory.close()
   _print_summary(experiment, result, summary)
   return _INTERRUPTED if result.interrupted else 0
@@ -125,7 +130,7 @@ def _write_results(experiment, values, result, directory, summary):
 
 def _print_summary(experiment, result, summary):
   state = 'Interrupted after' if result.interrupted else 'Done:'
-  print(f'\n{state} {result.round_num} of {experiment.last_round} rounds in {result.seconds:.1f} s.')
+  print(f'\n{state} {result.round_num} of {experiment.last_round} rounds in {summary["seconds"]:.1f} s.')
   print(f'Test accuracy {result.test["accuracy"]:.2%}, loss {result.test["loss"]:.4f}.')
   if summary['nominal_epsilon_max'] is not None:
     print(

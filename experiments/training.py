@@ -18,7 +18,8 @@ class Result(NamedTuple):
   """Where a run stands.
 
   Attributes:
-    round_num: Rounds done.
+    round_num: Rounds done, those of earlier processes included.
+    rounds_run: Rounds done by this process.
     weights: `tff.learning.models.ModelWeights` of arrays.
     test: `loss` and `accuracy` on the test set, of these weights.
     ledger: What each client has spent, nominally.
@@ -27,6 +28,7 @@ class Result(NamedTuple):
   """
 
   round_num: int
+  rounds_run: int
   weights: Any
   test: Dict[str, float]
   ledger: accounting.NominalLedger
@@ -81,7 +83,8 @@ def train(
 
     test = experiment.evaluate(process.get_model_weights(state), test_set.x, test_set.y)
     tested_round = round_num
-    display = progress_lib.make(progress, round_num + 1, experiment.last_round)
+    first_round = round_num + 1
+    display = progress_lib.make(progress, first_round, experiment.last_round)
     begin = time.monotonic()
     interrupted = False
     try:
@@ -103,6 +106,8 @@ def train(
           directory.log(round_num, row)
           if round_num % checkpoint_every == 0:
             directory.save(round_num, state, ledger.state_dict())
+        if not len(cohort):
+          display.note(f'round {round_num}: nobody took part; the model stays as it is.')
         display.update(round_num, row)
     except KeyboardInterrupt:
       interrupted = True
@@ -114,7 +119,7 @@ def train(
     weights = tf.nest.map_structure(np.asarray, process.get_model_weights(state))
     if tested_round != round_num:
       test = experiment.evaluate(weights, test_set.x, test_set.y)
-  return Result(round_num, weights, dict(test), ledger, seconds, interrupted)
+  return Result(round_num, round_num + 1 - first_round, weights, dict(test), ledger, seconds, interrupted)
 
 
 def _reached(test, accuracy) -> bool:
