@@ -77,6 +77,7 @@ def from_flags(values: flags.FlagValues, progress: Optional[Callable[[int, int],
       num_workers=values.num_workers,
       worker_addresses=tuple(values.worker_addresses),
   )
+  runtime.prepare(runtime_config)
   planned_rounds = checks.integer('rounds', values.rounds, at_least=1)
   last_round = planned_rounds
   if values.stop_after is not None:

@@ -1,6 +1,7 @@
 """Execution contexts: where TFF computations run."""
 
 from quap_tff.runtime.activation import activate
+from quap_tff.runtime.activation import prepare
 from quap_tff.runtime.config import RuntimeConfig
 from quap_tff.runtime.errors import ClientError
 from quap_tff.runtime.errors import DeviceError

@@ -1,7 +1,7 @@
 """Makes a runtime TFF's current execution context for the length of a `with` block."""
 
 import contextlib
-from typing import Iterator
+from typing import Iterator, Sequence
 
 import tensorflow_federated as tff
 
@@ -12,13 +12,29 @@ from quap_tff.runtime import processes
 from quap_tff.runtime import workers
 
 
-@contextlib.contextmanager
-def _in_process(config: config_lib.RuntimeConfig) -> Iterator[in_process.InProcessContext]:
-  num_threads = config.resolved_num_threads()
+def prepare(config: config_lib.RuntimeConfig) -> Sequence[str]:
+  """Settles TensorFlow's devices and thread pools for `config`, which TensorFlow allows only before its first use.
+
+  `activate` does it too; call this first where the program uses TensorFlow before it activates (to read data, say).
+
+  Returns:
+    The devices that clients take in turn; empty unless the runtime is `in_process`.
+
+  Raises:
+    errors.DeviceError: If a GPU is asked for and there is none.
+  """
+  if config.kind != 'in_process':
+    return ()
   names = devices.choose_devices(config.device)
   if not devices.is_gpu(names[0]):
-    devices.one_core_per_client(num_threads)
-  with contextlib.closing(in_process.InProcessContext(num_threads, names)) as context:
+    devices.one_core_per_client(config.resolved_num_threads())
+  return names
+
+
+@contextlib.contextmanager
+def _in_process(config: config_lib.RuntimeConfig) -> Iterator[in_process.InProcessContext]:
+  names = prepare(config)
+  with contextlib.closing(in_process.InProcessContext(config.resolved_num_threads(), names)) as context:
     yield context
 
 
