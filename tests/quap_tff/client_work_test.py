@@ -224,6 +224,42 @@ class TestReading:
     assert client_update.read_client_id(ids.take(0)).numpy() == -1
 
 
+class TestWithoutInitialWeights:
+
+  def test_weights_are_zero_and_other_variables_keep_their_values(self):
+    def model_fn():
+      return tff.learning.models.from_keras_model(
+          models.build_keras_model('digits_cnn', (8, 8, 1), 10),
+          loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+          input_spec=models.input_spec((8, 8, 1)),
+          metrics=[lambda: StartsAtSeven(name='seven')],
+      )
+
+    with tf.Graph().as_default():
+      model = client_update.without_initial_weights(model_fn)()
+      with tf.compat.v1.Session() as session:
+        variables = [*model.trainable_variables, *model.local_variables]
+        session.run([v.initializer for v in variables])
+        weights, others = session.run((list(model.trainable_variables), list(model.local_variables)))
+    assert [w.shape for w in weights] == [v.shape for v in model.trainable_variables]
+    assert not any(w.any() for w in weights)
+    assert 7.0 in [float(v) for v in others]
+
+
+class StartsAtSeven(tf.keras.metrics.Metric):
+  """A metric whose variable does not start at zero."""
+
+  def __init__(self, **kwargs):
+    super().__init__(**kwargs)
+    self.value = self.add_weight('value', initializer=tf.keras.initializers.Constant(7.0))
+
+  def update_state(self, y_true, y_pred, sample_weight=None):
+    pass
+
+  def result(self):
+    return self.value
+
+
 class TestDropoutInTraining:
 
   def update(self, model_fn, seed=1, client_id=4, **config):
