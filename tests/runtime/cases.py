@@ -223,9 +223,9 @@ def fed_avg_keras():
 
 
 @_case
-def fed_avg_keras_optimizer():
+def fed_avg_iterator_loop():
   return _learning(tff.learning.algorithms.build_unweighted_fed_avg(
-      keras_model_fn, client_optimizer_fn=lambda: tf.keras.optimizers.legacy.SGD(0.1),
+      keras_model_fn, client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.1),
       loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR))
 
 
