@@ -70,18 +70,24 @@ flags.DEFINE_string(
 flags.DEFINE_string('clip_scope', 'critical', f'What is clipped: {_names(config.CLIP_SCOPES)}.')
 flags.DEFINE_string('noise', 'server', f'Where Gaussian noise is added: {_names(config.PLACEMENTS)}.')
 flags.DEFINE_string(
-    'gaussian_calibration', 'classic', f'Noise for (ε, δ): {_names(gaussian.CALIBRATIONS)}; classic holds for a round\'s ε up to 1 only.'
+    'gaussian_calibration',
+    'classic',
+    f'Noise for (ε, δ): {_names(gaussian.CALIBRATIONS)}; classic holds for a round\'s ε up to 1 only.',
 )
 flags.DEFINE_string(
     'critical_layers', 'final_dense', f'Clipped and noised layers: {_names(layers.SELECTIONS)}, or names with wildcards.'
 )
 flags.DEFINE_float('max_agg_norm', None, 'Bound on the norm of the noised mean update.')
-flags.DEFINE_string('update_scale', 'delta', f'Units of updates: {_names(config.UPDATE_SCALES)} (divided by the client learning rate).')
+flags.DEFINE_string(
+    'update_scale', 'delta', f'Units of updates: {_names(config.UPDATE_SCALES)} (divided by the client learning rate).'
+)
 
 flags.DEFINE_integer('local_epochs', 1, 'Passes over a client\'s examples in a round.')
 flags.DEFINE_integer('batch_size', 32, 'Examples in a local step.')
 flags.DEFINE_integer('max_local_steps', None, 'Most local steps of a client in a round.')
-flags.DEFINE_string('client_optimizer', 'sgd:learning_rate=0.05', f'Local optimizer: {registry.describe(optimizers.OPTIMIZERS)}.')
+flags.DEFINE_string(
+    'client_optimizer', 'sgd:learning_rate=0.05', f'Local optimizer: {registry.describe(optimizers.OPTIMIZERS)}.'
+)
 flags.DEFINE_float('client_learning_rate_decay', 1.0, 'Factor of the local learning rate from round to round.')
 flags.DEFINE_float('proximal_strength', 0.0, 'FedProx: weight of the pull toward the global model.')
 flags.DEFINE_string('server_optimizer', 'sgd:learning_rate=1.0', 'Server optimizer; the same choices.')
@@ -95,15 +101,21 @@ flags.DEFINE_string('device', 'auto', f'{_names(runtime_config.DEVICES)}; auto: 
 # What only says how a run is watched and kept: a resumed run may change these.
 _CONTROL_NAMES = (
     'data_dir', 'stop_after', 'stop_at_accuracy', 'output_dir', 'checkpoint_every', 'eval_every', 'num_threads',
-    'num_workers', 'worker_addresses', 'progress',
+    'worker_addresses', 'progress',
 )
-flags.DEFINE_string('output_dir', None, 'Folder of the run; an unfinished run in it is taken up. Default: nothing kept.')
+flags.DEFINE_string(
+    'output_dir', None, 'Folder of the run; an unfinished run in it is taken up. Default: nothing kept.'
+)
 flags.DEFINE_integer('checkpoint_every', 10, 'Rounds from one checkpoint to the next.', lower_bound=1)
-flags.DEFINE_integer('eval_every', 1, 'Rounds from one test to the next; the last round is always tested.', lower_bound=1)
+flags.DEFINE_integer(
+    'eval_every', 1, 'Rounds from one test to the next; the last round is always tested.', lower_bound=1
+)
 flags.DEFINE_integer('num_threads', None, 'Clients that run at once in process. Default: one for each core.')
 flags.DEFINE_integer('num_workers', 2, 'Workers to start with --runtime=workers.')
 flags.DEFINE_list('worker_addresses', [], 'host:port of running workers, for --runtime=workers.')
-flags.DEFINE_enum('progress', 'auto', ['auto', 'bar', 'lines', 'none'], 'How progress is shown; auto: a bar on a terminal.')
+flags.DEFINE_enum(
+    'progress', 'auto', ['auto', 'bar', 'lines', 'none'], 'How progress is shown; auto: a bar on a terminal.'
+)
 
 
 def all_values() -> Dict[str, Any]:
@@ -114,4 +126,7 @@ def all_values() -> Dict[str, Any]:
 
 def identity() -> Dict[str, Any]:
   """The flags that say what is computed: they must be the same for a run to be resumed."""
-  return {name: value for name, value in all_values().items() if name not in _CONTROL_NAMES}
+  values = all_values()
+  # Sums are merged worker by worker: their number, not where they are, is part of the result.
+  values['num_workers'] = len(values['worker_addresses']) or values['num_workers']
+  return {name: value for name, value in values.items() if name not in _CONTROL_NAMES}

@@ -9,12 +9,15 @@
 """
 
 import asyncio
+import contextlib
 import fcntl
 import json
 import os
 import platform
+import re
+import shutil
 import sys
-from typing import Any, Dict, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterator, Mapping, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -23,10 +26,43 @@ import tensorflow_federated as tff
 import quap_tff
 
 _CHECKPOINTS_KEPT = 2
+_RUN = 'run.json'
+_UNFINISHED = '.part'
 
 
 class RunDirectoryError(ValueError):
   """The output directory cannot be used for this run."""
+
+
+def check(path: str, identity: Mapping[str, Any]) -> bool:
+  """Whether `path` is a new run's folder; False for one that holds a run with this `identity`. Changes nothing.
+
+  Raises:
+    RunDirectoryError: If it is neither; the message says which flags differ.
+  """
+  path = _absolute(path)
+  if not os.path.isdir(path):
+    if os.path.lexists(path):
+      raise RunDirectoryError(f'output_dir {path} is a file; give a folder.')
+    return True
+  try:
+    names = set(os.listdir(path))
+    # What a run leaves that was killed before its run.json stood.
+    if not names - {'.lock', _RUN + _UNFINISHED}:
+      return True
+    with open(os.path.join(path, _RUN)) as f:
+      kept = json.load(f)['identity']
+    differing = _differences(kept, _through_json(identity))
+  except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    raise RunDirectoryError(
+        f'output_dir {path} holds files, but no readable {_RUN} of an earlier run: give a new or empty folder.'
+    ) from None
+  if differing:
+    raise RunDirectoryError(
+        f'output_dir {path} belongs to a run with other flags:{differing}\nGive the same flags to go on with it, or '
+        'another folder.'
+    )
+  return False
 
 
 class RunDirectory:
@@ -41,58 +77,46 @@ class RunDirectory:
       identity: The flags that say what is computed.
 
     Raises:
-      RunDirectoryError: If it holds something else, a run with other flags (the message says which differ), or another
-        process is at work in it. Nothing has been written then.
+      RunDirectoryError: If it holds something else, a run with other flags (the message says which differ), another
+        process is at work in it, or it cannot be written. Nothing has been written then.
     """
-    self.path = os.path.abspath(path)
-    # Through JSON and back, as the kept flags have gone.
-    identity = json.loads(json.dumps(dict(identity)))
-    self.is_new = self._check(identity)
-    os.makedirs(self.path, exist_ok=True)
-    self._lock = open(self.file('.lock'), 'w')
+    self.path = _absolute(path)
+    check(self.path, identity)
+    try:
+      os.makedirs(self.path, exist_ok=True)
+      self._lock = open(self.file('.lock'), 'a')
+    except OSError as error:
+      raise RunDirectoryError(f'output_dir {self.path} cannot be used: {error}.') from error
     try:
       fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
+      self._lock.close()
       raise RunDirectoryError(f'Another process is training in {self.path}.') from None
+    # Again, now that no other process can change it.
+    self.is_new = check(self.path, identity)
     if self.is_new:
-      run = {'identity': identity, 'flags': dict(all_flags), 'versions': _versions(), 'machine': _machine()}
-      _write_json(self.file('run.json'), run)
+      run = {
+          'identity': _through_json(identity), 'flags': dict(all_flags), 'versions': _versions(), 'machine': _machine()
+      }
+      _write_json(self.file(_RUN), run)
+    self._remove_unfinished()
     self._loop = asyncio.new_event_loop()
     self._states = tff.program.FileProgramStateManager(
         self.file('checkpoints'), prefix='round_', keep_total=_CHECKPOINTS_KEPT, keep_first=False
     )
-    # Written whole and renamed into place: a kill leaves the old file or the new one.
-    self._csv = tff.program.CSVFileReleaseManager(
-        self.file('metrics.csv'), save_mode=tff.program.CSVSaveMode.WRITE, key_fieldname='round'
-    )
-    self._tensorboard = tff.program.TensorBoardReleaseManager(self.file('tensorboard'))
+    self._releases = None
 
   def file(self, name: str) -> str:
     """The path of a file in the folder."""
     return os.path.join(self.path, name)
 
-  def _check(self, identity):
-    """Whether the folder is new; raises unless it is, or belongs to this run."""
-    if os.path.exists(self.path) and not os.path.isdir(self.path):
-      raise RunDirectoryError(f'output_dir {self.path} is a file; give a folder.')
-    if not os.path.isdir(self.path) or not set(os.listdir(self.path)) - {'.lock'}:
-      return True
-    try:
-      with open(self.file('run.json')) as f:
-        kept = json.load(f)['identity']
-    except (OSError, ValueError, KeyError, TypeError):
-      raise RunDirectoryError(
-          f'output_dir {self.path} holds files, but no readable run.json of an earlier run: give a new or empty folder.'
-      ) from None
-    names = sorted(set(kept) | set(identity))
-    differing = [name for name in names if kept.get(name) != identity.get(name)]
-    if differing:
-      lines = ''.join(f'\n  --{n}: {kept.get(n)!r} there, {identity.get(n)!r} now' for n in differing)
-      raise RunDirectoryError(
-          f'output_dir {self.path} belongs to a run with other flags:{lines}\nGive the same flags to go on with it, or '
-          'another folder.'
-      )
-    return False
+  def _remove_unfinished(self):
+    """Removes what TFF's managers were writing, under a name of their own, when a run was killed."""
+    for folder in (self.path, self.file('checkpoints')):
+      for name in os.listdir(folder) if os.path.isdir(folder) else ():
+        if re.fullmatch(r'(round_\d+|metrics\.csv)_temp\d+', name):
+          path = os.path.join(folder, name)
+          shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
 
   def save(self, round_num: int, state: Any, ledger: Mapping[str, np.ndarray]):
     """Keeps a checkpoint; it stands complete or not at all."""
@@ -118,7 +142,7 @@ class RunDirectory:
     structure = [expected, [ledger[key] for key in sorted(ledger)]]
     try:
       kept, kept_ledger = self._wait(self._states.load(round_num, structure))
-    except (OSError, ValueError, TypeError, tf.errors.OpError) as error:
+    except Exception as error:  # TensorFlow's loader raises nearly anything for a damaged file.
       raise RunDirectoryError(
           f'The checkpoint of round {round_num} in {self.path} cannot be read ({error}). Remove that checkpoint to go on '
           'from an earlier one, or the folder to start anew.'
@@ -132,9 +156,27 @@ class RunDirectory:
 
   def log(self, round_num: int, row: Mapping[str, Any]):
     """Writes a round's metrics; rows of the same or later rounds, left by a run that was cut off, go."""
-    self._wait(self._csv.release(dict(row), round_num))
+    if self._releases is None:
+      # Made with the first row: to make one writes a file, and a run that is finished already writes none.
+      self._releases = (
+          # Written whole and renamed into place: a kill leaves the old file or the new one.
+          tff.program.CSVFileReleaseManager(
+              self.file('metrics.csv'), save_mode=tff.program.CSVSaveMode.WRITE, key_fieldname='round'
+          ),
+          tff.program.TensorBoardReleaseManager(self.file('tensorboard')),
+      )
+    csv, tensorboard = self._releases
+    self._wait(csv.release(dict(row), round_num))
     scalars = {key: value for key, value in row.items() if np.isfinite(value)}
-    self._wait(self._tensorboard.release(scalars, round_num))
+    self._wait(tensorboard.release(scalars, round_num))
+
+  @contextlib.contextmanager
+  def replacing(self, name: str) -> Iterator[str]:
+    """A path to write the file `name` under, which takes its place when the block has ended well."""
+    stem, suffix = os.path.splitext(self.file(name))
+    path = f'{stem}{_UNFINISHED}{suffix}'  # Writers go by the suffix.
+    yield path
+    os.replace(path, self.file(name))
 
   def write_summary(self, summary: Mapping[str, Any]):
     """Writes summary.json."""
@@ -157,11 +199,31 @@ class RunDirectory:
     return self._loop.run_until_complete(coroutine)
 
 
+def _absolute(path: str) -> str:
+  if not path:
+    raise RunDirectoryError('output_dir is empty; give a folder.')
+  return os.path.abspath(path)
+
+
+def _through_json(identity):
+  """As the kept flags have gone."""
+  return json.loads(json.dumps(dict(identity)))
+
+
+def _differences(kept, identity):
+  """A line for each flag of two values, '' if there is none."""
+  return ''.join(
+      f'\n  --{name}: {kept.get(name)!r} there, {identity.get(name)!r} now'
+      for name in sorted({*kept, *identity})
+      if kept.get(name) != identity.get(name)
+  )
+
+
 def _write_json(path, value):
-  with open(path + '.part', 'w') as f:
-    json.dump(value, f, indent=2)
+  with open(path + _UNFINISHED, 'w') as f:
+    json.dump(value, f, indent=2, allow_nan=False)
     f.write('\n')
-  os.replace(path + '.part', path)
+  os.replace(path + _UNFINISHED, path)
 
 
 def _versions():

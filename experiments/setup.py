@@ -1,7 +1,10 @@
-"""From flags to everything a run needs: data, cohorts, configuration, learning process, evaluation. Nothing is written here."""
+"""From flags to everything a run needs: data, cohorts, configuration, learning process, evaluation.
+
+Nothing is written here, and TensorFlow's devices and threads are not touched: the runtime is to set them first.
+"""
 
 import dataclasses
-from typing import Any, Callable, Mapping, Optional
+from typing import Callable, Optional
 
 from absl import flags
 import numpy as np
@@ -10,6 +13,7 @@ import tensorflow_federated as tff
 
 import data
 from data import cohorts
+from data import partition
 from experiments import optimizers
 import quap_tff
 from quap_tff import accounting
@@ -37,8 +41,9 @@ class Experiment:
     config: The mechanism.
     model: The model's name.
     model_fn: Makes the model.
-    build_process: Makes the learning process (seconds: it traces TensorFlow).
-    evaluate: From (weights, x, y) to `loss`, `accuracy` and `num_examples`.
+    build_process: Makes the learning process (seconds: it traces TensorFlow). It and `build_evaluation` are to be called
+      with the runtime active, whose settings TensorFlow takes only before its first use.
+    build_evaluation: Makes the function from (weights, x, y) to `loss`, `accuracy` and `num_examples`.
     protection: What may be said about the released model.
     runtime: Where TFF computations run.
     planned_rounds: T.
@@ -51,7 +56,7 @@ class Experiment:
   model: str
   model_fn: Callable[[], tff.learning.models.VariableModel]
   build_process: Callable[[], tff.learning.templates.LearningProcess]
-  evaluate: Callable[[Any, np.ndarray, np.ndarray], Mapping[str, Any]]
+  build_evaluation: Callable[[], evaluation.EvaluateFn]
   protection: accounting.Protection
   runtime: runtime.RuntimeConfig
   planned_rounds: int
@@ -100,8 +105,15 @@ def from_flags(values: flags.FlagValues, progress: Optional[Callable[[int, int],
   if values.model != 'auto':
     registry.lookup('model', values.model, models.MODELS)
   mechanism = _mechanism(values)
-  mechanism(1)  # Any population: what is wrong with the mechanism's flags is found before data are read.
+  # Any population: what is wrong with the mechanism's flags is found before data are read.
+  if mechanism(1).clip.uses_current_norms and runtime_config.kind == 'workers':
+    raise ValueError(
+        f'--runtime=workers aggregates once in a round, and clip rule {values.clip!r} takes two aggregations: this '
+        'round\'s norms give the clipping norm that clips this round. Use quantile_ema with timing=previous and an '
+        'initial_clip, another clip rule, or another runtime.'
+    )
   registry.parse_spec('participation model', values.participation, cohorts.PARTICIPATION_MODELS)
+  partition.parse(values.partition)  # Also where a dataset with clients of its own does not use it.
 
   federation = data.load(
       values.dataset,
@@ -133,7 +145,7 @@ def from_flags(values: flags.FlagValues, progress: Optional[Callable[[int, int],
       build_process=lambda: quap_tff.build_quap_fed_avg(
           model_fn, config, client_optimizer, server_optimizer, client_work
       ),
-      evaluate=evaluation.build_evaluation(model_fn),
+      build_evaluation=lambda: evaluation.build_evaluation(model_fn),
       protection=accounting.describe_protection(config, layers, sizes),
       runtime=runtime_config,
       planned_rounds=planned_rounds,

@@ -3,8 +3,9 @@ r"""Trains QuAP-FL.
     python -m experiments.train --flagfile=experiments/presets/demo.flags
     python -m experiments.train --flagfile=experiments/presets/mnist_2025.flags --data_dir=… --output_dir=runs/mnist
 
-Progress goes to standard error, the summary to standard output; its last line is one JSON object. Exit status: 0 when the run is
-done, 1 for a wrong flag, 130 when it was interrupted (the same command goes on with it, given an --output_dir).
+Progress goes to standard error, the summary to standard output; its last line is one JSON object. Exit status: 0 when
+the run is done, 1 for a wrong flag or a failure, 130 when it was interrupted (by Ctrl-C or SIGTERM; the same command
+goes on with it, given an --output_dir).
 """
 
 import os
@@ -12,9 +13,9 @@ import os
 # Before TensorFlow is loaded: keeps its start-up chatter out. An own choice in the environment stands.
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
+import contextlib
 import json
 import math
-import signal
 import sys
 
 from absl import app
@@ -22,67 +23,93 @@ from absl import flags
 from absl import logging
 
 from experiments import flags as experiment_flags
+from experiments import interrupts
 from experiments import plots
 from experiments import run_directory
 from experiments import setup
 from experiments import training
 from quap_tff import models
+from quap_tff import runtime
 
-_INTERRUPTED = 130
+# Else --help would not show them.
+flags.adopt_module_key_flags(experiment_flags)
+
+_FAILED, _INTERRUPTED = 1, 130
 
 
 def main(argv):
   if len(argv) > 1:
     return _fail(f'Unexpected argument {argv[1]!r}; flags are written --name=value.')
   logging.set_verbosity(logging.WARNING)
-  signal.signal(signal.SIGTERM, _interrupt)
+  interrupts.install()
+  # An ε that the terminal's encoding lacks must not end a run that is done.
+  sys.stdout.reconfigure(errors='backslashreplace')
   try:
     return _run(flags.FLAGS)
-  except (ValueError, FileNotFoundError) as error:
-    if flags.FLAGS.pdb_post_mortem:
-      raise
-    return _fail(str(error))
   except KeyboardInterrupt:
-    print('\nInterrupted before the first round.', file=sys.stderr)
+    print('\nInterrupted before a round was run.', file=sys.stderr)
     return _INTERRUPTED
+  except BrokenPipeError:
+    # Whoever read the output is gone; Python would say so once more when it ends and flushes.
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+      os.dup2(nowhere, stream.fileno())
+    return _FAILED
 
 
 def _run(values) -> int:
+  with contextlib.ExitStack() as stack:
+    try:
+      experiment, process, directory = _prepare(values, stack)
+    except (ValueError, FileNotFoundError, runtime.RuntimeStackError) as error:
+      return _fail(error)
+    _announce(experiment, values, directory)
+    try:
+      result = training.train(
+          experiment,
+          process,
+          directory,
+          checkpoint_every=values.checkpoint_every,
+          eval_every=values.eval_every,
+          stop_at_accuracy=values.stop_at_accuracy,
+          progress=values.progress,
+      )
+    except (run_directory.RunDirectoryError, runtime.WorkerError) as error:
+      return _fail(error)
+    summary = _summary(experiment, values, result, directory)
+    if directory is not None:
+      kept = directory.read_summary()
+      if result.rounds_run or kept is None or kept.get('rounds') != result.round_num or kept.get('interrupted'):
+        _write_results(experiment, values, result, directory, summary)
+      else:
+        print('The run was finished already; nothing was trained or written.', file=sys.stderr)
+        summary = kept
+    _print_summary(experiment, result, summary)
+    return _INTERRUPTED if result.interrupted else 0
+
+
+def _prepare(values, stack):
+  """The experiment, its process with the runtime active, and the folder: written only when all flags are found right."""
+  identity = experiment_flags.identity()
+  if values.output_dir is not None:
+    run_directory.check(values.output_dir, identity)
   experiment = setup.from_flags(values, _show_reading if sys.stderr.isatty() else None)
+  stack.enter_context(runtime.activate(experiment.runtime))
+  process = experiment.build_process()
   directory = None
   if values.output_dir is not None:
-    directory = run_directory.RunDirectory(
-        values.output_dir, experiment_flags.all_values(), experiment_flags.identity()
-    )
-    if not directory.is_new:
-      print(f'Going on with the run in {directory.path}.', file=sys.stderr)
-  _announce(experiment, values)
-  result = training.train(
-      experiment,
-      directory,
-      checkpoint_every=values.checkpoint_every,
-      eval_every=values.eval_every,
-      stop_at_accuracy=values.stop_at_accuracy,
-      progress=values.progress,
-  )
-  summary = _summary(experiment, values, result, directory)
-  if directory is not None:
-    kept = directory.read_summary()
-    if result.rounds_run or kept is None:
-      _write_results(experiment, values, result, directory, summary)
-    else:
-      print('The run was finished already; nothing was trained or written.', file=sys.stderr)
-      summary = kept
-    directory.close()
-  _print_summary(experiment, result, summary)
-  return _INTERRUPTED if result.interrupted else 0
+    directory = run_directory.RunDirectory(values.output_dir, experiment_flags.all_values(), identity)
+    stack.callback(directory.close)
+  return experiment, process, directory
 
 
-def _announce(experiment, values):
+def _announce(experiment, values, directory):
+  if directory is not None and not directory.is_new:
+    print(f'Going on with the run in {directory.path}.', file=sys.stderr)
   federation = experiment.federation
   print(
-      f'{federation.name}: {federation.num_clients} clients ({federation.partition}), {federation.num_examples:,} training '
-      f'and {len(federation.test):,} test examples; model {experiment.model}.',
+      f'{federation.name}: {federation.num_clients} clients ({federation.partition}), {federation.num_examples:,} '
+      f'training and {len(federation.test):,} test examples; model {experiment.model}.',
       file=sys.stderr,
   )
   if values.noise_seed is not None and experiment.config.noise.placement != 'none':
@@ -114,23 +141,30 @@ def _summary(experiment, values, result, directory):
 
 
 def _write_results(experiment, values, result, directory, summary):
-  directory.write_summary(summary)
+  """The model, the plot, and last the summary: where it stands, the others are there."""
   keras_model = models.build_keras_model(
       experiment.model, experiment.federation.input_shape, experiment.federation.num_classes, values.compute_dtype
   )
   result.weights.assign_weights_to(keras_model)
-  keras_model.save(directory.file('final_model.keras'))
+  with directory.replacing('final_model.keras') as path:
+    keras_model.save(path)
   if result.round_num:
-    plots.plot_run(
-        directory.file('metrics.csv'),
-        directory.file('plot.png'),
-        f'{experiment.federation.name}, {experiment.federation.num_clients} clients, {result.round_num} rounds',
-    )
+    with directory.replacing('plot.png') as path:
+      plots.plot_run(
+          directory.file('metrics.csv'),
+          path,
+          f'{experiment.federation.name}, {experiment.federation.num_clients} clients, {result.round_num} rounds',
+      )
+  directory.write_summary(summary)
 
 
 def _print_summary(experiment, result, summary):
   state = 'Interrupted after' if result.interrupted else 'Done:'
-  print(f'\n{state} {result.round_num} of {experiment.last_round} rounds in {summary["seconds"]:.1f} s.')
+  earlier = result.round_num - result.rounds_run
+  before = f', {earlier} of them before' if earlier else ''
+  print(f'\n{state} {result.round_num} of {experiment.planned_rounds} planned rounds{before}; {result.seconds:.1f} s.')
+  if result.interrupted:
+    print('The same command goes on from there.' if summary['output_dir'] else 'Without --output_dir nothing is kept.')
   print(f'Test accuracy {result.test["accuracy"]:.2%}, loss {result.test["loss"]:.4f}.')
   if summary['nominal_epsilon_max'] is not None:
     print(
@@ -140,21 +174,19 @@ def _print_summary(experiment, result, summary):
   print(experiment.protection.text)
   if summary['output_dir']:
     print(f'Results: {summary["output_dir"]}')
-  print(json.dumps(summary), flush=True)
+  print(json.dumps(summary, allow_nan=False), flush=True)
 
 
 def _show_reading(done, total):
   print(f'\rreading client {done}/{total}', end='\n' if done == total else '', file=sys.stderr, flush=True)
 
 
-def _interrupt(signum, frame):
-  del signum, frame
-  raise KeyboardInterrupt
-
-
-def _fail(message) -> int:
-  print(f'Error: {message}', file=sys.stderr)
-  return 1
+def _fail(error) -> int:
+  """Says what went wrong. Called where an exception is handled, or with a text."""
+  if isinstance(error, Exception) and flags.FLAGS.pdb_post_mortem:
+    raise error
+  print(f'Error: {error}', file=sys.stderr)
+  return _FAILED
 
 
 if __name__ == '__main__':

@@ -6,12 +6,13 @@ from typing import Any, Dict, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
+import tensorflow_federated as tff
 
+from experiments import interrupts
 from experiments import progress as progress_lib
 from experiments import run_directory
 from experiments import setup
 from quap_tff import accounting
-from quap_tff import runtime
 
 
 class Result(NamedTuple):
@@ -47,6 +48,7 @@ def client_data(experiment: setup.Experiment, client: int) -> 'collections.Order
 
 def train(
     experiment: setup.Experiment,
+    process: tff.learning.templates.LearningProcess,
     directory: Optional[run_directory.RunDirectory],
     *,
     checkpoint_every: int,
@@ -56,52 +58,70 @@ def train(
 ) -> Result:
   """Runs the experiment to its last round, from its latest checkpoint if there is one.
 
-  On Ctrl-C (or SIGTERM, which the binary turns into it) the last finished round is kept and the result says so.
+  On KeyboardInterrupt the last finished round is kept and the result says so. With `interrupts.install` a round's model,
+  log and checkpoint are never torn apart, and signals that come after the last round are ignored.
 
   Args:
-    experiment: What to run.
+    experiment: What to run; its runtime must be active (`runtime.activate`).
+    process: From `experiment.build_process`.
     directory: Where to keep it; None keeps nothing.
     checkpoint_every: Rounds from one checkpoint to the next.
     eval_every: Rounds from one test to the next.
-    stop_at_accuracy: Test accuracy at which to stop.
+    stop_at_accuracy: Test accuracy at which to stop, where a test is due.
     progress: 'auto', 'bar', 'lines' or 'none'.
+
+  Raises:
+    RunDirectoryError: If the latest checkpoint cannot be read or is of another configuration.
   """
   test_set = experiment.federation.test
+  evaluate = experiment.build_evaluation()
   ledger = accounting.NominalLedger(experiment.config)
-  with runtime.activate(experiment.runtime):
-    process = experiment.build_process()
-    state = process.initialize()
-    round_num = 0
-    if directory is not None:
-      kept = directory.restore(state, ledger.state_dict())
-      if kept is None:
-        # The seed of the noise is in the state: a run cut off before its next checkpoint draws the same noise again.
-        directory.save(0, state, ledger.state_dict())
-      else:
-        round_num, state, kept_ledger = kept
-        ledger.load_state_dict(kept_ledger)
+  state = process.initialize()
+  round_num = 0
+  if directory is not None:
+    kept = directory.restore(state, ledger.state_dict())
+    if kept is None:
+      # The seed of the noise is in the state: a run cut off before its next checkpoint draws the same noise again.
+      directory.save(0, state, ledger.state_dict())
+    else:
+      round_num, state, kept_ledger = kept
+      ledger.load_state_dict(kept_ledger)
 
-    test = experiment.evaluate(process.get_model_weights(state), test_set.x, test_set.y)
-    tested_round = round_num
-    first_round = round_num + 1
-    display = progress_lib.make(progress, first_round, experiment.last_round)
-    begin = time.monotonic()
-    interrupted = False
-    try:
-      while round_num < experiment.last_round and not _reached(test, stop_at_accuracy):
-        round_begin = time.monotonic()
-        cohort = experiment.cohorts.cohort(round_num + 1)
-        output = process.next(state, [client_data(experiment, client) for client in cohort])
-        next_ledger = _recorded(ledger, experiment, output.state, cohort)
-        # From here to the end of this block the round counts as done or not at all.
-        state, ledger, round_num = output.state, next_ledger, round_num + 1
-        row = _row(output.metrics)
-        if round_num % eval_every == 0 or round_num == experiment.last_round:
-          test = experiment.evaluate(process.get_model_weights(state), test_set.x, test_set.y)
-          tested_round = round_num
-          row.update(test_accuracy=test['accuracy'], test_loss=test['loss'])
-        row['nominal_epsilon_mean'], row['nominal_epsilon_max'] = ledger.epsilon.mean(), ledger.epsilon.max()
-        row['seconds'] = time.monotonic() - round_begin
+  def tested(learning_state):
+    return evaluate(process.get_model_weights(learning_state), test_set.x, test_set.y)
+
+  def is_finished():
+    # A test that a resumed run makes beside the schedule must not end it where an uninterrupted one goes on.
+    reached = (
+        stop_at_accuracy is not None and round_num > 0 and round_num % eval_every == 0
+        and test['accuracy'] >= stop_at_accuracy
+    )
+    return reached or round_num >= experiment.last_round
+
+  test, tested_round = tested(state), round_num
+  first_round = round_num + 1
+  display = progress_lib.make(progress, first_round, experiment.last_round)
+  begin = time.monotonic()
+  try:
+    while not is_finished():
+      round_begin = time.monotonic()
+      next_round = round_num + 1
+      cohort = experiment.cohorts.cohort(next_round)
+      output = process.next(state, [client_data(experiment, client) for client in cohort])
+      next_ledger = _recorded(ledger, experiment, output.state, cohort)
+      row = _row(output.metrics)
+      is_tested = next_round % eval_every == 0 or next_round == experiment.last_round
+      if is_tested:
+        next_test = tested(output.state)
+        row.update(test_accuracy=next_test['accuracy'], test_loss=next_test['loss'])
+      row['nominal_epsilon_mean'] = float(next_ledger.epsilon.mean())
+      row['nominal_epsilon_max'] = float(next_ledger.epsilon.max())
+      row['seconds'] = time.monotonic() - round_begin
+      # The round counts as done or not at all.
+      with interrupts.held_back():
+        state, ledger, round_num = output.state, next_ledger, next_round
+        if is_tested:
+          test, tested_round = next_test, round_num
         if directory is not None:
           directory.log(round_num, row)
           if round_num % checkpoint_every == 0:
@@ -109,21 +129,20 @@ def train(
         if not len(cohort):
           display.note(f'round {round_num}: nobody took part; the model stays as it is.')
         display.update(round_num, row)
-    except KeyboardInterrupt:
-      interrupted = True
-    finally:
-      display.close()
-    seconds = time.monotonic() - begin
-    if directory is not None:
-      directory.save(round_num, state, ledger.state_dict())
-    weights = tf.nest.map_structure(np.asarray, process.get_model_weights(state))
-    if tested_round != round_num:
-      test = experiment.evaluate(weights, test_set.x, test_set.y)
-  return Result(round_num, round_num + 1 - first_round, weights, dict(test), ledger, seconds, interrupted)
-
-
-def _reached(test, accuracy) -> bool:
-  return accuracy is not None and test['accuracy'] >= accuracy
+    interrupts.ignore_from_now_on()
+  except KeyboardInterrupt:
+    pass
+  finally:
+    display.close()
+  seconds = time.monotonic() - begin
+  if directory is not None:
+    directory.save(round_num, state, ledger.state_dict())
+  if tested_round != round_num:
+    test = tested(state)
+  weights = tf.nest.map_structure(np.asarray, process.get_model_weights(state))
+  return Result(
+      round_num, round_num + 1 - first_round, weights, dict(test), ledger, seconds, interrupted=not is_finished()
+  )
 
 
 def _recorded(ledger, experiment, learning_state, cohort):
@@ -135,7 +154,7 @@ def _recorded(ledger, experiment, learning_state, cohort):
 
 def _row(metrics: Any) -> Dict[str, float]:
   """A round's metrics, flat: the names are the columns of metrics.csv."""
-  row = {f'train_{name}': float(value) for name, value in metrics['client_work']['train'].items()}
-  row.update((name, float(value)) for name, value in metrics['aggregator'].items() if name != 'round')
-  row.update((name, float(value)) for name, value in metrics['finalizer'].items())
-  return row
+  row = {f'train_{name}': value for name, value in metrics['client_work']['train'].items()}
+  row.update((name, value) for name, value in metrics['aggregator'].items() if name != 'round')
+  row.update(metrics['finalizer'])
+  return {name: np.asarray(value).item() for name, value in row.items()}

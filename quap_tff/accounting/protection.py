@@ -43,6 +43,8 @@ def describe_protection(
   if config.clip.releases_exact_norms:
     quantile = 'The clipping norm is an un-noised function of the clients\' update norms, which no figure covers'
     lines.append(f'{quantile}{"; it leaves the released model without a finite ε." if every_layer else "."}')
+  if every_layer and not config.clip.releases_exact_norms:
+    lines.append('The released model can have a finite ε; this program has not computed one.')
   lines.append(
       'The ε above is nominal: basic composition of the noised layers\' rounds per client (unit: one client\'s whole data), '
       'no amplification by sampling, clipping norms taken as given.'
