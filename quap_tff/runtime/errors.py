@@ -21,9 +21,16 @@ class ClientError(RuntimeStackError):
   def __init__(self, client_index: int, num_clients: int, cause: BaseException):
     super().__init__(
         f'Client {client_index} of the cohort (counted from 0, {num_clients} clients) failed:'
-        f' {type(cause).__name__}: {getattr(cause, "message", None) or cause}'
+        f' {type(cause).__name__}: {_own_words(cause)}'
     )
     self.client_index = client_index
+
+
+def _own_words(cause: BaseException) -> str:
+  """The message without TensorFlow's list of where a node was made: here always the place that imports graphs."""
+  lines = str(getattr(cause, 'message', None) or cause).splitlines()
+  places = [i for i, line in enumerate(lines) if line.startswith('  File "')]
+  return '\n'.join(lines[places[-1] + 1:] if places else lines).strip()
 
 
 class DeviceError(RuntimeStackError):

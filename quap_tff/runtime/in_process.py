@@ -133,7 +133,7 @@ class _Runner:
     """Runs `function` once per client; returns the results in the clients' order."""
     section = getattr(function, 'section', None)
     if section is not None:
-      section.prepare(min(self._context._num_threads, max(1, len(items))))  # Before the clients compete for it.
+      section.prepare(self._context._num_threads if len(items) > 1 else 1)  # Before the clients compete for it.
     copies = _DeviceCopies(items) if len(self._devices) > 1 or devices_lib.is_gpu(self._devices[0]) else None
 
     def one(index: int) -> Any:

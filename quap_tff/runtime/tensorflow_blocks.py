@@ -197,7 +197,10 @@ class TensorFlowBlock:
       if not self._functions:
         self.prepare()
       with self._slots_on(device).borrow() as (function, handles), tf.device(device):
-        outputs = function(*[leaves[i] for i in self._used], *handles)
+        # A plain call tries the structured signature first, and to say why that does not fit it prints every tensor:
+        # 8 ms a call on a 1.2M-weight model. The arguments are flat as they stand.
+        outputs = function._call_flat(  # pylint: disable=protected-access
+            tuple(leaves[i] for i in self._used) + tuple(handles), ())
     return pack_value(
         self._proto.result,
         (outputs[self._slot[name]] if name in self._slot else leaves[self._position[name]] for name in self._results),

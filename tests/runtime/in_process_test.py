@@ -107,6 +107,33 @@ def test_clients_run_at_the_same_time(context):
   assert list(runner.map(lambda item: (barrier.wait() >= 0, item), [1, 2])) == [(True, 1), (True, 2)]
 
 
+@pytest.mark.parametrize('how', ['reduce', 'iterator'])
+def test_clients_read_their_data_at_the_same_time(context, how):
+  # The ops that read data have one thread for each copy of a function: clients need copies of their own.
+  barrier = threading.Barrier(2, timeout=30)
+
+  def meet(value):
+    return tf.numpy_function(lambda v: v + np.int32(0 * barrier.wait()), [value], tf.int32)
+
+  @tf.function
+  def add_up(dataset):
+    total = 0
+    for value in dataset:
+      total += tf.ensure_shape(meet(value), [])
+    return total
+
+  @tff.tensorflow.computation(tff.SequenceType(np.int32))
+  def read(numbers):
+    if how == 'iterator':
+      return add_up(numbers.map(lambda value: tf.ensure_shape(meet(value), [])))
+    return numbers.reduce(0, lambda total, value: total + tf.ensure_shape(meet(value), []))
+
+  computation = tff.federated_computation(
+      lambda x: tff.federated_map(read, x), tff.FederatedType(tff.SequenceType(np.int32), tff.CLIENTS))
+  assert computation([[1, 2], [3, 4]]) == [3, 7]
+  assert context.statistics.traced == context._num_threads
+
+
 def test_no_more_clients_at_once_than_threads():
   lock, running, most = threading.Lock(), [0], [0]
 
@@ -139,7 +166,7 @@ def test_client_error_names_the_client(num_threads):
   computation = tff.federated_computation(
       lambda x: tff.federated_sum(tff.federated_map(_fails_where_negative(), x)), _INTS_AT_CLIENTS)
   with runtime.activate(runtime.RuntimeConfig(device='cpu', num_threads=num_threads)):
-    with pytest.raises(runtime.ClientError, match='(?s)Client 3 of the cohort .* a negative number came') as caught:
+    with pytest.raises(runtime.ClientError, match=r'Client 3 of the cohort .* failed: InvalidArgumentError: .*a negative number came') as caught:
       computation([1, 1, 1, -1, 1, -1, -1])
     assert caught.value.client_index == 3
     assert isinstance(caught.value.__cause__, tf.errors.InvalidArgumentError)
