@@ -24,7 +24,9 @@ class NoiseConfig:
 
   Attributes:
     placement: 'server': N(0, σ_t²) on the mean of the clipped updates, σ_t = z(ε_t, δ)·C_t/M_t. 'client': each client's
-      own N(0, σ_i²) before the mean, σ_i = z(ε_i(t), δ)·C_t. 'none': no noise.
+      own N(0, σ_i²) before the mean, σ_i = z(ε_i(t), δ)·C_t; a simulation, which sends every client the N rates and the
+      round's seed, so that its cost grows with the population and clients could compute each other's noise. 'none':
+      no noise.
     delta: δ of one round, in (0, 1).
     calibration: z(ε, δ), 'classic' or 'analytic'; see `quap_tff.gaussian`.
     seed: A non-negative integer makes the noise reproducible, hence public; None draws it from the operating system.

@@ -40,7 +40,7 @@ def _analytic_multiplier(epsilon, delta):
     enough = delta_of(exact_epsilon, tf.exp(middle)) <= delta
     return step + 1, tf.where(enough, low, middle), tf.where(enough, middle, high)
 
-  # The upper end is returned: rounding never gives less noise than asked for.
+  # The upper end is returned: in float64 never less noise than asked for (a float32 result rounds its last bit).
   _, _, high = tf.while_loop(lambda step, *_: step < _BISECTION_STEPS, halve, (0, low, high))
   return tf.cast(tf.exp(high), epsilon.dtype)
 

@@ -38,9 +38,14 @@ class Layer(NamedTuple):
 def from_variables(variables: Sequence) -> Tuple[Layer, ...]:
   """Layers of a model from its trainable variables, in the model's order.
 
-  Variables are grouped by the part of their name before the last '/', as Keras names them ('dense_1/kernel:0').
+  Variables are grouped by the part of their name before the last '/', as Keras names them ('dense_1/kernel:0'). Where
+  names tell nothing (a functional model's variables have none), shapes decide, see `from_shapes`.
   """
-  return _group([v.name.split(':')[0] for v in variables], [tuple(v.shape) for v in variables])
+  names = [v.name.split(':')[0] for v in variables]
+  shapes = [tuple(v.shape) for v in variables]
+  if len(set(names)) < len(names) or not all('/' in name for name in names):
+    return from_shapes(shapes)
+  return _group(names, shapes)
 
 
 def from_shapes(shapes: Sequence[Sequence[int]]) -> Tuple[Layer, ...]:

@@ -11,6 +11,7 @@ Weights are flat lists of float tensors; `critical` lists the positions of the c
 """
 
 import collections
+import math
 from typing import Any, List, Sequence, Tuple
 
 import tensorflow as tf
@@ -36,7 +37,7 @@ def initial_state(config: configs.QuapConfig) -> 'collections.OrderedDict[str, A
       participation=participations.initial_state(config.participation, config.num_clients),
       clip=tf.constant(config.clip.initial_norm, tf.float32),
       noise=collections.OrderedDict(
-          seed=seeds.initial_seed(config.noise.seed, 'server_noise'), counter=tf.constant(0, tf.int64)
+          seed=seeds.initial_seed(config.noise.seed, 'mechanism'), counter=tf.constant(0, tf.int64)
       ),
   )
 
@@ -109,7 +110,7 @@ def plan_round(
     norms: float32[M], their norms, NaN for non-finite updates.
 
   Returns:
-    `clip` C_t, `next_clip` for the state, `epsilon` ε_t, `sigma` σ_t (standard deviation of the noise on each critical
+    `clip` C_t, `next_clip` for the state, `epsilon` ε_t (0 for an empty cohort, +inf without noise), `sigma` σ_t (standard deviation of the noise on each critical
     entry of the mean), `cohort_size`, the new `participation`, and the reports `norm_*`, `clipped_fraction` and
     `non_finite_updates`.
 
@@ -146,7 +147,7 @@ def plan_round(
   return collections.OrderedDict(
       clip=clip,
       next_clip=next_clip,
-      epsilon=tf.where(cohort_size > 0, epsilon, 0.0),
+      epsilon=tf.where(cohort_size > 0, math.inf if config.noise.placement == 'none' else epsilon, 0.0),
       sigma=tf.where(noised, relative_sigma * clip, 0.0),
       cohort_size=cohort_size,
       participation=participation,

@@ -128,7 +128,7 @@ class TestRoundWithoutNoise:
     expected = collections.OrderedDict(
         round=1,
         cohort_size=3,
-        epsilon=0.03,
+        epsilon=_INF,
         clipping_norm=1.0,
         sigma=0.0,
         norm_p10=0.1,

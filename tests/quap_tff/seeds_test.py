@@ -11,7 +11,7 @@ from quap_tff import seeds
 class TestInitialSeed:
 
   def test_a_given_seed_is_reproducible(self):
-    first, second = seeds.initial_seed(42, 'server_noise'), seeds.initial_seed(42, 'server_noise')
+    first, second = seeds.initial_seed(42, 'mechanism'), seeds.initial_seed(42, 'mechanism')
     assert first.dtype == tf.int64 and first.shape == [2]
     np.testing.assert_array_equal(first, second)
 
@@ -20,20 +20,20 @@ class TestInitialSeed:
     assert len(made) == 5 * len(seeds.STREAMS)
 
   def test_the_largest_seed_fits(self):
-    assert seeds.initial_seed(2**63 - 1, 'server_noise').numpy()[0] == 2**63 - 1
+    assert seeds.initial_seed(2**63 - 1, 'mechanism').numpy()[0] == 2**63 - 1
 
   def test_without_a_seed_each_call_differs_in_both_words(self):
-    made = np.stack([seeds.initial_seed(None, 'server_noise') for _ in range(20)])
+    made = np.stack([seeds.initial_seed(None, 'mechanism') for _ in range(20)])
     assert len(set(made[:, 0])) == len(set(made[:, 1])) == 20
 
   def test_without_a_seed_each_run_of_one_graph_differs(self):
-    draw = tf.function(lambda: seeds.initial_seed(None, 'server_noise'))
+    draw = tf.function(lambda: seeds.initial_seed(None, 'mechanism'))
     assert len({tuple(draw().numpy()) for _ in range(10)}) == 10
 
   def test_without_a_seed_each_process_differs(self, monkeypatch):
     # TensorFlow's own entropy may be seeded alike; Python's must be in the seed too.
     monkeypatch.setattr(tf.raw_ops, 'NonDeterministicInts', lambda shape, dtype: tf.zeros(shape, dtype))
-    made = np.stack([seeds.initial_seed(None, 'server_noise') for _ in range(20)])
+    made = np.stack([seeds.initial_seed(None, 'mechanism') for _ in range(20)])
     assert len(set(made[:, 0])) == len(set(made[:, 1])) == 20
 
 

@@ -1,0 +1,172 @@
+r"""Measures the runtimes and the client update against each other, on the same data and model, in one run.
+
+    python -m experiments.benchmark [--csv=FILE] [--device=cpu]
+
+The cases:
+
+  tff_worker      stock TFF DP-FedAvg in TFF's C++ worker
+  tff_in_process  the same computation, unchanged, in the in-process runtime
+  quap_float32    QuAP-FL in the in-process runtime
+  quap_bfloat16   the same with bfloat16 arithmetic
+  ceiling         the same steps as a bare TensorFlow loop: no federation, no aggregation
+
+then the aggregation alone, growth with cohort and population, memory over 200 rounds, and the time to the first round. Each runs
+in a process of its own, one after the other, so that its memory is its own: the peak of that process and all its children
+together, sampled.
+"""
+
+import csv
+import json
+import os
+import platform
+import subprocess
+import sys
+import threading
+
+from absl import app
+from absl import flags
+import psutil
+
+_CLIENTS = flags.DEFINE_integer('clients', 30, 'Clients in a round.', lower_bound=1)
+_EXAMPLES = flags.DEFINE_integer('examples', 600, 'Examples of a client.', lower_bound=1)
+_BATCH_SIZE = flags.DEFINE_integer('batch_size', 32, 'Examples in a step.', lower_bound=1)
+_ROUNDS = flags.DEFINE_integer('rounds', 3, 'Timed rounds of a case, after one that is not timed.', lower_bound=1)
+_DEVICE = flags.DEFINE_enum('device', 'auto', ['cpu', 'gpu', 'auto'], 'Where the cases in process run.')
+_CSV = flags.DEFINE_string('csv', None, 'Also write the cases to this file.')
+_SECTION_NAMES = ['cases', 'aggregation', 'growth', 'memory', 'start']
+_SECTIONS = flags.DEFINE_list('sections', _SECTION_NAMES, 'What to measure.')
+flags.register_validator(
+    'sections', lambda names: set(names) <= set(_SECTION_NAMES), f'must be some of {", ".join(_SECTION_NAMES)}'
+)
+
+_CASES = ('tff_worker', 'tff_in_process', 'quap_float32', 'quap_bfloat16', 'ceiling')
+_GROWTH = dict(cohorts=[10, 30, 100, 300], populations=[100, 1000, 10000], examples=60)
+_MEMORY_ROUNDS = [20, 200]
+_SAMPLE_SECONDS = 0.1
+
+
+def main(argv):
+  if len(argv) > 1:
+    sys.exit(f'Unexpected argument {argv[1]!r}; flags are written --name=value.')
+  print(f'{platform.platform()}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}', flush=True)
+  sections = {
+      'cases': _cases, 'aggregation': _aggregation, 'growth': _growth, 'memory': _memory, 'start': _start,
+  }
+  for name in _SECTION_NAMES:
+    if name in _SECTIONS.value:
+      sections[name]()
+
+
+def _cases():
+  print(f'\n{_CLIENTS.value} clients of {_EXAMPLES.value} examples, batch {_BATCH_SIZE.value}, 1 epoch, MNIST CNN')
+  print(f'{"case":16}{"samples/s":>12}{"s/round":>10}{"peak MiB":>10}{"of tff_worker":>15}{"of ceiling":>12}')
+  rows = []
+  for name in _CASES:
+    row, peak = _measure(
+        'case',
+        name=name,
+        clients=_CLIENTS.value,
+        examples=_EXAMPLES.value,
+        batch_size=_BATCH_SIZE.value,
+        rounds=_ROUNDS.value,
+        device=_DEVICE.value,
+    )
+    rows.append({'case': name, **row, 'peak_memory_mib': peak})
+  speed = {row['case']: row['samples_per_second'] for row in rows}
+  for row in rows:
+    own = row['samples_per_second']
+    print(
+        f'{row["case"]:16}{own:12.0f}{row["seconds_per_round"]:10.2f}{row["peak_memory_mib"]:10.0f}'
+        f'{own / speed["tff_worker"]:15.2f}{own / speed["ceiling"]:12.1%}',
+        flush=True,
+    )
+  if _CSV.value is not None:
+    with open(_CSV.value, 'w', newline='') as f:
+      writer = csv.DictWriter(f, ['case', 'samples_per_second', 'seconds_per_round', 'peak_memory_mib'])
+      writer.writeheader()
+      writer.writerows(rows)
+
+
+def _aggregation():
+  rows, _ = _measure('aggregation', clients=_CLIENTS.value, rounds=max(10, _ROUNDS.value))
+  print(f'\nThe aggregation alone, {_CLIENTS.value} clients, in process')
+  print(f'{"weights":10}{"kind":20}{"ms":>8}{"of TFF adaptive clip":>22}')
+  adaptive = {row['weights']: row['seconds'] for row in rows if row['kind'] == 'TFF adaptive clip'}
+  for row in rows:
+    ratio = row['seconds'] / adaptive[row['weights']]
+    print(f'{row["weights"]:10}{row["kind"]:20}{1000 * row["seconds"]:8.1f}{ratio:22.2f}', flush=True)
+
+
+def _growth():
+  rows, _ = _measure('growth', batch_size=_BATCH_SIZE.value, rounds=_ROUNDS.value, **_GROWTH)
+  print(f'\nGrowth of a QuAP round, clients of {_GROWTH["examples"]} examples')
+  print(f'{"population":>10}{"cohort":>8}{"s/round":>10}{"ms/client":>11}')
+  for row in rows:
+    per_client = 1000 * row['seconds'] / row['cohort']
+    print(f'{row["population"]:10}{row["cohort"]:8}{row["seconds"]:10.3f}{per_client:11.2f}', flush=True)
+
+
+def _memory():
+  rows, _ = _measure('memory', rounds=_MEMORY_ROUNDS)
+  print('\nMemory over rounds of varying cohorts, QuAP in process')
+  for row in rows:
+    print(f'round {row["round"]:4}: {row["mib"]:6.0f} MiB ({row["mib"] / rows[0]["mib"]:.1%} of the first)', flush=True)
+
+
+def _start():
+  row, _ = _measure('first_round', clients=_CLIENTS.value, examples=_EXAMPLES.value, batch_size=_BATCH_SIZE.value)
+  print(
+      f'\nFrom the imports to the end of the first QuAP round: {row["until_end"]:.1f} s, of which {row["overhead"]:.1f} s '
+      'are not a round\'s own time (building, compiling, tracing)',
+      flush=True,
+  )
+
+
+def _measure(function, **arguments):
+  """Runs a function of `benchmark_cases` in a process of its own; returns its result and the peak memory in MiB."""
+  # This process never loads TensorFlow: it stays small and leaves the cores alone.
+  process = subprocess.Popen(
+      [sys.executable, '-m', 'experiments.benchmark_cases', function, json.dumps(arguments)],
+      stdout=subprocess.PIPE,
+      env={'TF_CPP_MIN_LOG_LEVEL': '3', **os.environ},
+      text=True,
+  )
+  peak = _PeakMemory(process.pid)
+  try:
+    output, _ = process.communicate()
+  finally:
+    process.kill()
+    peak_mib = peak.stop()
+  if process.returncode:
+    sys.exit(f'The measurement {function} {arguments} failed with status {process.returncode}.')
+  return json.loads(output.splitlines()[-1]), peak_mib
+
+
+class _PeakMemory:
+  """Samples the resident memory of a process and its descendants on a thread."""
+
+  def __init__(self, pid: int):
+    self._pid = pid
+    self._peak = 0
+    self._stopped = threading.Event()
+    self._thread = threading.Thread(target=self._sample, daemon=True)
+    self._thread.start()
+
+  def _sample(self):
+    while not self._stopped.wait(_SAMPLE_SECONDS):
+      try:
+        process = psutil.Process(self._pid)
+        family = [process, *process.children(recursive=True)]
+        self._peak = max(self._peak, sum(member.memory_info().rss for member in family))
+      except psutil.NoSuchProcess:
+        continue
+
+  def stop(self) -> float:
+    """The peak in MiB."""
+    self._stopped.set()
+    self._thread.join()
+    return self._peak / 2**20
+
+
+if __name__ == '__main__':
+  app.run(main)

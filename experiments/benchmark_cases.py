@@ -1,0 +1,253 @@
+"""What `experiments.benchmark` measures, each a function that it runs in a process of its own.
+
+    python -m experiments.benchmark_cases FUNCTION ARGUMENTS_AS_JSON    # prints the result as JSON on the last line
+"""
+
+import collections
+import concurrent.futures
+import json
+import statistics
+import sys
+import time
+from typing import Any, Callable, Dict, List
+
+import numpy as np
+import psutil
+import tensorflow as tf
+import tensorflow_federated as tff
+
+import quap_tff
+from quap_tff import models
+from quap_tff import runtime
+
+# The papers' MNIST model. Images are random: pixels do not change the time of a step.
+_MODEL, _INPUT_SHAPE, _CLASSES = 'mnist_cnn', (28, 28, 1), 10
+_LEARNING_RATE = 0.005
+
+# Trainable tensors of TFF's own EMNIST baselines: '2nn' with 199,210 weights and 'cnn' with 1,663,370.
+_WEIGHT_SHAPES = {
+    '0.2M': [(784, 200), (200,), (200, 200), (200,), (200, 10), (10,)],
+    '1.7M': [(5, 5, 1, 32), (32,), (5, 5, 32, 64), (64,), (3136, 512), (512,), (512, 10), (10,)],
+}
+
+
+def case(name: str, clients: int, examples: int, batch_size: int, rounds: int, device: str) -> Dict[str, Any]:
+  """Samples per second and seconds a round (median over `rounds`, after one that is not timed)."""
+  data = _random_clients(clients, examples)
+  if name == 'ceiling':
+    run_round = _ceiling_round(data, batch_size, device)
+    seconds = _time_rounds(run_round, rounds)
+  else:
+    kind = 'native' if name == 'tff_worker' else 'in_process'
+    with runtime.activate(runtime.RuntimeConfig(kind=kind, device='cpu' if kind == 'native' else device)):
+      if name.startswith('tff_'):
+        process, round_data = _stock_process(clients), _batched(data, batch_size)
+      else:
+        process = _quap_process(clients, batch_size, compute_dtype=name[len('quap_'):])
+        round_data = _whole(data)
+      seconds = _time_rounds(_round_of(process, round_data), rounds)
+  round_seconds = statistics.median(seconds)
+  return {'samples_per_second': clients * examples / round_seconds, 'seconds_per_round': round_seconds}
+
+
+def aggregation(clients: int, rounds: int) -> List[Dict[str, Any]]:
+  """Seconds of one aggregation (median) by kind and number of weights, in process; the kinds take turns."""
+  factories = {
+      'mean': tff.aggregators.UnweightedMeanFactory(),
+      'TFF fixed clip': tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(0.1, float(clients), 1.0),
+      'TFF adaptive clip': tff.aggregators.DifferentiallyPrivateFactory.gaussian_adaptive(0.1, float(clients)),
+      'QuAP': quap_tff.QuapAggregationFactory(quap_tff.QuapConfig(num_clients=clients)),
+  }
+  rows = []
+  with runtime.activate():
+    for label, shapes in _WEIGHT_SHAPES.items():
+      value_type = tff.to_type([(np.float32, shape) for shape in shapes])
+      values = [[tf.random.normal(shape) for shape in shapes] for _ in range(clients)]
+      seconds = {}
+      for name, factory in factories.items():
+        if isinstance(factory, tff.aggregators.WeightedAggregationFactory):
+          process = factory.create(value_type, tff.to_type(np.int64))
+          arguments = (values, [np.int64(i) for i in range(clients)])
+        else:
+          process, arguments = factory.create(value_type), (values,)
+        seconds[name] = _Repeated(process, arguments)
+      for _ in range(rounds + 1):
+        for repeated in seconds.values():
+          repeated.run()
+      rows += [{'weights': label, 'kind': k, 'seconds': statistics.median(r.seconds[1:])} for k, r in seconds.items()]
+  return rows
+
+
+def growth(cohorts: List[int], populations: List[int], examples: int, batch_size: int, rounds: int) -> List[Dict[str, Any]]:
+  """Seconds of a QuAP round by cohort size (population of the largest cohort), and by population (smallest cohort)."""
+  rows = []
+  with runtime.activate():
+    sizes = [(max(cohorts), cohort) for cohort in cohorts] + [(population, min(cohorts)) for population in populations]
+    for population, cohort in sizes:
+      process = _quap_process(population, batch_size)
+      data = _whole(_random_clients(cohort, examples))
+      seconds = statistics.median(_time_rounds(_round_of(process, data), rounds))
+      rows.append({'population': population, 'cohort': cohort, 'seconds': seconds})
+  return rows
+
+
+def memory(rounds: List[int]) -> List[Dict[str, Any]]:
+  """Memory of the process after the given rounds of QuAP, with cohorts of 5 to 40 clients of 20 to 120 examples."""
+  rng = np.random.default_rng(0)
+  rows = []
+  with runtime.activate():
+    process = _quap_process(100, 32)
+    state = process.initialize()
+    for round_num in range(1, max(rounds) + 1):
+      ids = rng.choice(100, rng.integers(5, 41), replace=False)
+      data = [_client(int(i), rng.random((rng.integers(20, 121), *_INPUT_SHAPE), np.float32)) for i in ids]
+      state = process.next(state, data).state
+      if round_num in rounds:
+        rows.append({'round': round_num, 'mib': psutil.Process().memory_info().rss / 2**20})
+  return rows
+
+
+def first_round(clients: int, examples: int, batch_size: int) -> Dict[str, float]:
+  """Seconds from the imports to the end of the first QuAP round, and how many of them are not the round's own steps."""
+  data = _random_clients(clients, examples)
+  begin = time.perf_counter()
+  with runtime.activate():
+    process = _quap_process(clients, batch_size)
+    run_round = _round_of(process, _whole(data))
+    run_round()
+    until_end = time.perf_counter() - begin
+    later = _time_rounds(run_round, 2)
+  return {'until_end': until_end, 'overhead': until_end - statistics.median(later)}
+
+
+class _Repeated:
+  """Calls an aggregation process again and again and keeps the times."""
+
+  def __init__(self, process, arguments):
+    self._process, self._arguments = process, arguments
+    self._state = process.initialize()
+    self.seconds = []
+
+  def run(self):
+    begin = time.perf_counter()
+    self._state = self._process.next(self._state, *self._arguments).state
+    self.seconds.append(time.perf_counter() - begin)
+
+
+def _time_rounds(run_round: Callable[[], Any], rounds: int) -> List[float]:
+  run_round()
+  seconds = []
+  for _ in range(rounds):
+    begin = time.perf_counter()
+    run_round()
+    seconds.append(time.perf_counter() - begin)
+  return seconds
+
+
+def _round_of(process, data):
+  state = process.initialize()
+
+  def run_round():
+    nonlocal state
+    state = process.next(state, data).state
+
+  return run_round
+
+
+def _random_clients(clients: int, examples: int):
+  rng = np.random.default_rng(0)
+  return [
+      collections.OrderedDict(
+          x=rng.random((examples, *_INPUT_SHAPE), np.float32),
+          y=rng.integers(0, _CLASSES, examples, np.int32),
+      )
+      for _ in range(clients)
+  ]
+
+
+def _whole(data):
+  return [_client(i, client['x'], client['y']) for i, client in enumerate(data)]
+
+
+def _client(index, x, y=None):
+  y = np.zeros(len(x), np.int32) if y is None else y
+  return collections.OrderedDict(
+      client_id=tf.data.Dataset.from_tensors(np.int64(index)),
+      examples=tf.data.Dataset.from_tensors(collections.OrderedDict(x=x, y=y)),
+  )
+
+
+def _batched(data, batch_size):
+  return [tf.data.Dataset.from_tensor_slices(client).shuffle(len(client['y'])).batch(batch_size) for client in data]
+
+
+def _stock_process(clients):
+  return tff.learning.algorithms.build_unweighted_fed_avg(
+      models.build_model_fn(_MODEL, _INPUT_SHAPE, _CLASSES),
+      client_optimizer_fn=tff.learning.optimizers.build_sgdm(_LEARNING_RATE),
+      server_optimizer_fn=tff.learning.optimizers.build_sgdm(1.0),
+      model_aggregator=tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(0.1, float(clients), 1.0),
+  )
+
+
+def _quap_process(population, batch_size, compute_dtype='float32'):
+  return quap_tff.build_quap_fed_avg(
+      models.build_model_fn(_MODEL, _INPUT_SHAPE, _CLASSES, compute_dtype),
+      quap_tff.QuapConfig(num_clients=population),
+      client_optimizer=tff.learning.optimizers.build_sgdm(_LEARNING_RATE),
+      client_work=quap_tff.ClientWorkConfig(batch_size=batch_size),
+  )
+
+
+def _ceiling_round(data, batch_size, device):
+  """All clients' steps in bare TensorFlow: shuffle, gather, gradient, update; a model and a thread for each core or GPU."""
+  config = runtime.RuntimeConfig(device=device)
+  devices = runtime.prepare(config)
+  threads = config.resolved_num_threads()
+  workers = [_BareWorker(devices[i % len(devices)], batch_size) for i in range(threads)]
+  pool = concurrent.futures.ThreadPoolExecutor(threads)
+  start = [np.asarray(v) for v in workers[0].variables]
+
+  def run_worker(index):
+    for client in data[index::threads]:
+      workers[index].train(start, client['x'], client['y'])
+
+  return lambda: list(pool.map(run_worker, range(threads)))
+
+
+class _BareWorker:
+  """One model, trained on one client after another."""
+
+  def __init__(self, device, batch_size):
+    self._device = device
+    with tf.device(device):
+      model = models.build_keras_model(_MODEL, _INPUT_SHAPE, _CLASSES)
+    self.variables = model.trainable_variables
+
+    @tf.function(input_signature=[tf.TensorSpec((None, *_INPUT_SHAPE)), tf.TensorSpec((None,), tf.int32)])
+    def run_steps(x, y):
+      count = tf.shape(y)[0]
+      order = tf.random.shuffle(tf.range(count))
+
+      def step(begin):
+        rows = order[begin : tf.minimum(begin + batch_size, count)]
+        with tf.GradientTape() as tape:
+          logits = model(tf.gather(x, rows), training=True)
+          loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(tf.gather(y, rows), logits))
+        for variable, gradient in zip(self.variables, tape.gradient(loss, self.variables)):
+          variable.assign_sub(_LEARNING_RATE * gradient)
+        return begin + batch_size
+
+      tf.while_loop(lambda begin: begin < count, step, [tf.constant(0)], parallel_iterations=1)
+
+    self._run_steps = run_steps.get_concrete_function()
+
+  def train(self, start, x, y):
+    with tf.device(self._device):
+      for variable, value in zip(self.variables, start):
+        variable.assign(value)
+      self._run_steps(x, y)
+
+
+if __name__ == '__main__':
+  print(json.dumps(globals()[sys.argv[1]](**json.loads(sys.argv[2]))), flush=True)
