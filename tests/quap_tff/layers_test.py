@@ -38,8 +38,14 @@ class TestFromVariables:
     embedding = [('embedding/embeddings:0', [10, 4])]
     assert not any(layer.is_dense for layer in _layers(recurrent, embedding, _CONV))
 
-  def test_two_layers_of_one_name_are_not_taken_for_a_dense_one(self):
-    assert not _layers(_HIDDEN, _HIDDEN)[0].is_dense
+  def test_layers_of_one_name_are_told_apart_by_shape(self):
+    found = _layers(_HIDDEN, _HIDDEN)
+    assert [layer.indices for layer in found] == [(0, 1), (2, 3)]
+    assert layers.critical_indices(found, layers.FINAL_DENSE) == (2, 3)
+
+  def test_variables_without_names_are_grouped_by_shape(self):
+    unnamed = [('Variable:0', [3, 5]), ('Variable:0', [5]), ('Variable:0', [5, 2]), ('Variable:0', [2])]
+    assert layers.critical_indices(_layers(unnamed), layers.FINAL_DENSE) == (2, 3)
 
   @pytest.mark.parametrize(
       'name, shape, final_weights',
