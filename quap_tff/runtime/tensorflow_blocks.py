@@ -17,6 +17,7 @@ from typing import Any, Callable, Dict, Iterator, List, Sequence, Set, Tuple
 
 import tensorflow as tf
 
+from quap_tff.runtime import dataset_loops
 from quap_tff.runtime import errors
 
 # These name a table that is found again through the process's resource manager. The anonymous ops have the same
@@ -214,6 +215,7 @@ class TensorFlowBlock:
 
   def _import(self) -> None:
     graph_def = tf.compat.v1.GraphDef.FromString(self._proto.graph_def.value)
+    dataset_loops.replace_reductions(graph_def)
     initialize = self._proto.initialize_op
     initialize = _node_name(initialize) if initialize else None
     wanted = [_node_name(name) for name in self._fetches] + ([initialize] if initialize else [])

@@ -1,0 +1,96 @@
+"""Tests of `quap_tff.runtime.dataset_loops`: reductions become loops, and give what reductions give."""
+
+import collections
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from quap_tff import runtime
+from quap_tff.runtime import dataset_loops
+
+_SEQUENCE = tff.SequenceType(np.int32)
+
+
+@pytest.fixture(autouse=True)
+def _context():
+  with runtime.activate(runtime.RuntimeConfig(device='cpu', num_threads=2)) as context:
+    yield context
+
+
+def _ops(graph_def):
+  nodes = list(graph_def.node) + [node for function in graph_def.library.function for node in function.node_def]
+  return collections.Counter(node.op for node in nodes)
+
+
+@pytest.mark.parametrize('inside', [False, True])
+def test_no_reduction_is_left(inside):
+  def add_up(dataset):
+    return dataset.reduce(0, lambda total, value: total + value)
+
+  with tf.Graph().as_default() as graph:
+    function = tf.function(add_up) if inside else add_up
+    function(tf.data.Dataset.range(3).map(lambda v: tf.cast(v, tf.int32)))
+  graph_def = graph.as_graph_def()
+  assert _ops(graph_def)['ReduceDataset'] == 1
+  dataset_loops.replace_reductions(graph_def)
+  assert _ops(graph_def)['ReduceDataset'] == 0 and _ops(graph_def)['While'] == 1
+  with tf.Graph().as_default():
+    tf.graph_util.import_graph_def(graph_def)  # TensorFlow takes it for a sound graph.
+
+
+@pytest.mark.parametrize('numbers', [[], [5], [1, 2, 3, 4]])
+def test_several_state_parts_and_other_arguments(numbers):
+  @tff.tensorflow.computation(_SEQUENCE, np.int32)
+  def sums(dataset, factor):
+    return dataset.reduce((0, 1.0), lambda s, v: (s[0] + factor * v, s[1] * 2.0))
+
+  assert sums(numbers, 3) == (3 * sum(numbers), 2.0 ** len(numbers))
+
+
+@pytest.mark.parametrize('inside', [False, True])
+def test_steps_assign_in_order(inside):
+  @tff.tensorflow.computation(_SEQUENCE)
+  def computation(dataset):
+    variable = tf.Variable(1, name='product_plus')
+
+    def run(data):
+      def step(count, value):
+        with tf.control_dependencies([variable.assign(variable * 10 + value)]):
+          return count + 1
+
+      return data.reduce(0, step)
+
+    count = (tf.function(run) if inside else run)(dataset)
+    with tf.control_dependencies([count]):
+      return count, variable.read_value()
+
+  assert computation([2, 3, 4]) == (3, 1234)
+  assert computation([]) == (0, 1)
+
+
+def test_two_reductions_of_one_dataset_and_one_of_a_reduction():
+  @tff.tensorflow.computation(_SEQUENCE)
+  def computation(dataset):
+    total = dataset.reduce(0, lambda s, v: s + v)
+    most = dataset.reduce(0, tf.maximum)
+    nested = dataset.reduce(
+        0, lambda s, v: s + tf.data.Dataset.range(3).reduce(v, lambda t, w: t + tf.cast(w, tf.int32)))
+    return total, most, nested
+
+  assert computation([4, 7, 1]) == (12, 7, 12 + 3 * 3)
+
+
+def test_error_in_a_step_keeps_its_words():
+  @tff.tensorflow.computation(_SEQUENCE)
+  def computation(dataset):
+    def step(total, value):
+      with tf.control_dependencies([tf.debugging.assert_positive(value, message='not positive')]):
+        return total + value
+
+    return dataset.reduce(0, step)
+
+  assert computation([1, 2]) == 3
+  with pytest.raises(tf.errors.InvalidArgumentError, match='not positive'):
+    computation([1, 0])
