@@ -75,7 +75,9 @@ flags.DEFINE_string(
     f'Noise for (ε, δ): {_names(gaussian.CALIBRATIONS)}; classic holds for a round\'s ε up to 1 only.',
 )
 flags.DEFINE_string(
-    'critical_layers', 'final_dense', f'Clipped and noised layers: {_names(layers.SELECTIONS)}, or names with wildcards.'
+    'critical_layers',
+    'final_dense',
+    f'Clipped and noised layers: {_names(layers.SELECTIONS)}, or names with wildcards.',
 )
 flags.DEFINE_float('max_agg_norm', None, 'Bound on the norm of the noised mean update.')
 flags.DEFINE_string(

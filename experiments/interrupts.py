@@ -1,7 +1,7 @@
 """Ctrl-C and SIGTERM as KeyboardInterrupt, but never in the middle of what must be done whole.
 
-Python raises KeyboardInterrupt between any two instructions; a round could count in the model and not in the log. The state
-is the process's, as signal handlers are.
+Python raises KeyboardInterrupt between any two instructions; a round could count in the model and not in the log. The
+state is the process's, as signal handlers are.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ _came = False
 
 
 def install():
-  """From now on the first of these signals raises KeyboardInterrupt, outside `held_back`. Call it on the main thread."""
+  """From now on the first of these signals raises KeyboardInterrupt, outside `held_back`. For the main thread only."""
   global _held, _came
   _held, _came = 0, False
   for signum in _SIGNALS:

@@ -1,4 +1,7 @@
-"""TFF optimizers by name, for flags: `sgd:learning_rate=0.1,momentum=0.9`. A new one is a dataclass and a line in `OPTIMIZERS`."""
+"""TFF optimizers by name, for flags: `sgd:learning_rate=0.1,momentum=0.9`.
+
+A new one is a dataclass and a line in `OPTIMIZERS`.
+"""
 
 import dataclasses
 from typing import Optional

@@ -23,13 +23,17 @@ def plot_run(metrics_path: str, plot_path: str, title: str):
   """Draws metrics.csv into a PNG."""
   metrics = read_metrics(metrics_path)
   rounds = metrics['round']
-  figure, ((accuracy, epsilon), (clip, ratio)) = plt.subplots(2, 2, figsize=(10, 7), sharex=True, constrained_layout=True)
+  figure, ((accuracy, epsilon), (clip, ratio)) = plt.subplots(
+      2, 2, figsize=(10, 7), sharex=True, constrained_layout=True
+  )
 
   # There is no such column where a run was cut off before its first test.
   test_accuracy = metrics.get('test_accuracy', np.full(len(rounds), np.nan))
   tested = ~np.isnan(test_accuracy)
   accuracy.plot(rounds[tested], 100 * test_accuracy[tested], color='black', label='test')
-  accuracy.plot(rounds, 100 * metrics['train_accuracy'], color='grey', linestyle=':', label='training, during local steps')
+  accuracy.plot(
+      rounds, 100 * metrics['train_accuracy'], color='grey', linestyle=':', label='training, during local steps'
+  )
   accuracy.set(ylabel='accuracy (%)', ylim=(0, 100))
   accuracy.legend(loc='lower right')
 

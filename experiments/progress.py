@@ -1,5 +1,6 @@
 """How a run is watched: a bar on a terminal, lines in a log file. Both go to standard error."""
 
+import math
 import sys
 import time
 from typing import Any, Mapping, Optional
@@ -80,8 +81,9 @@ class Lines(Progress):
 
 def _figures(row: Mapping[str, Any], accuracy: Optional[float]) -> str:
   tested = f'{accuracy:.1%}' if accuracy is not None else '-'
+  loss = '-' if math.isnan(row['train_loss']) else f'{row["train_loss"]:.3f}'
   # The round's figures in the papers' symbols; ε is the round's nominal budget.
   return (
-      f'loss={row["train_loss"]:.3f} test={tested} ε={row["epsilon"]:.4f} C={row["clipping_norm"]:.3g} '
+      f'loss={loss} test={tested} ε={row["epsilon"]:.4f} C={row["clipping_norm"]:.3g} '
       f'σ={row["sigma"]:.3g}'
   )

@@ -138,20 +138,21 @@ class RunDirectory:
     if not versions:
       return None
     round_num = versions[-1]
+    name = f'The checkpoint of round {round_num} in {self.path}'
+    other_configuration = f'{name} is of another configuration: its tensors are not those of this run\'s state.'
     expected = [np.asarray(leaf) for leaf in tf.nest.flatten(state)]
     structure = [expected, [ledger[key] for key in sorted(ledger)]]
     try:
       kept, kept_ledger = self._wait(self._states.load(round_num, structure))
     except Exception as error:  # TensorFlow's loader raises nearly anything for a damaged file.
+      if 'same nested structure' in str(error):
+        raise RunDirectoryError(other_configuration) from error
       raise RunDirectoryError(
-          f'The checkpoint of round {round_num} in {self.path} cannot be read ({error}). Remove that checkpoint to go on '
-          'from an earlier one, or the folder to start anew.'
+          f'{name} cannot be read ({error}). Remove that checkpoint to go on from an earlier one, or the folder to '
+          'start anew.'
       ) from error
     if [(np.shape(k), np.asarray(k).dtype) for k in kept] != [(e.shape, e.dtype) for e in expected]:
-      raise RunDirectoryError(
-          f'The checkpoint of round {round_num} in {self.path} is of another configuration: its tensors are not those of '
-          'this run\'s state.'
-      )
+      raise RunDirectoryError(other_configuration)
     return round_num, tf.nest.pack_sequence_as(state, kept), dict(zip(sorted(ledger), kept_ledger))
 
   def log(self, round_num: int, row: Mapping[str, Any]):

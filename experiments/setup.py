@@ -41,8 +41,8 @@ class Experiment:
     config: The mechanism.
     model: The model's name.
     model_fn: Makes the model.
-    build_process: Makes the learning process (seconds: it traces TensorFlow). It and `build_evaluation` are to be called
-      with the runtime active, whose settings TensorFlow takes only before its first use.
+    build_process: Makes the learning process (seconds: it traces TensorFlow). It and `build_evaluation` are to be
+      called with the runtime active, whose settings TensorFlow takes only before its first use.
     build_evaluation: Makes the function from (weights, x, y) to `loss`, `accuracy` and `num_examples`.
     protection: What may be said about the released model.
     runtime: Where TFF computations run.

@@ -89,7 +89,7 @@ def _run(values) -> int:
 
 
 def _prepare(values, stack):
-  """The experiment, its process with the runtime active, and the folder: written only when all flags are found right."""
+  """The experiment, its process with the runtime active, and the folder, made only when all flags are found right."""
   identity = experiment_flags.identity()
   if values.output_dir is not None:
     run_directory.check(values.output_dir, identity)

@@ -37,7 +37,9 @@ class Result(NamedTuple):
   interrupted: bool
 
 
-def client_data(experiment: setup.Experiment, client: int) -> 'collections.OrderedDict[str, tf.data.Dataset]':
+def client_data(
+    experiment: setup.Experiment, client: int
+) -> 'collections.OrderedDict[str, tf.data.Dataset]':
   """One client's data as the learning process takes it: its id, and all its examples as one element."""
   examples = experiment.federation.clients[client]
   return collections.OrderedDict(
@@ -58,8 +60,8 @@ def train(
 ) -> Result:
   """Runs the experiment to its last round, from its latest checkpoint if there is one.
 
-  On KeyboardInterrupt the last finished round is kept and the result says so. With `interrupts.install` a round's model,
-  log and checkpoint are never torn apart, and signals that come after the last round are ignored.
+  On KeyboardInterrupt the last finished round is kept and the result says so. With `interrupts.install` a round's
+  model, log and checkpoint are never torn apart, and signals that come after the last round are ignored.
 
   Args:
     experiment: What to run; its runtime must be active (`runtime.activate`).
@@ -109,7 +111,7 @@ def train(
       cohort = experiment.cohorts.cohort(next_round)
       output = process.next(state, [client_data(experiment, client) for client in cohort])
       next_ledger = _recorded(ledger, experiment, output.state, cohort)
-      row = _row(output.metrics)
+      row = _row(output.metrics, cohort)
       is_tested = next_round % eval_every == 0 or next_round == experiment.last_round
       if is_tested:
         next_test = tested(output.state)
@@ -152,9 +154,12 @@ def _recorded(ledger, experiment, learning_state, cohort):
   return recorded
 
 
-def _row(metrics: Any) -> Dict[str, float]:
+def _row(metrics: Any, cohort: np.ndarray) -> Dict[str, Any]:
   """A round's metrics, flat: the names are the columns of metrics.csv."""
   row = {f'train_{name}': value for name, value in metrics['client_work']['train'].items()}
   row.update((name, value) for name, value in metrics['aggregator'].items() if name != 'round')
   row.update(metrics['finalizer'])
+  if not len(cohort):
+    # Nobody has neither loss nor accuracy; Keras' means over nothing are 0.
+    row.update(train_loss=np.nan, train_accuracy=np.nan)
   return {name: np.asarray(value).item() for name, value in row.items()}

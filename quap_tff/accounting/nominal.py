@@ -1,7 +1,7 @@
-"""The documents' own account: Σ ε_i(t) over the rounds in which client i takes part, with Σ δ = k_i·δ (basic composition).
+"""The documents' own account: Σ ε_i(t) over the rounds in which client i takes part, Σ δ = k_i·δ (basic composition).
 
-These figures are nominal. They speak of the noised layers only, take the clipping norm as given even where it is an un-noised
-quantile of the clients' norms, and are no differential-privacy guarantee for the released model.
+These figures are nominal. They speak of the noised layers only, take the clipping norm as given even where it is an
+un-noised quantile of the clients' norms, and are no differential-privacy guarantee for the released model.
 """
 
 from typing import Any, Dict
@@ -55,11 +55,11 @@ class NominalLedger:
     return {'epsilon': self.epsilon.copy(), 'rounds': self.rounds.copy()}
 
   def load_state_dict(self, state: Dict[str, np.ndarray]):
-    """Takes up a kept state; raises `ValueError` if it is of another population."""
-    for key in ('epsilon', 'rounds'):
-      own, kept = getattr(self, key), np.asarray(state[key])
-      if kept.shape != own.shape:
-        raise ValueError(
-            f'The kept ledger is of {kept.shape[0]} clients, the configuration of {own.shape[0]}: they are not one run.'
-        )
-      setattr(self, key, kept.astype(own.dtype))
+    """Takes up a kept state; raises `ValueError` and changes nothing if it is of another population."""
+    own = self.state_dict()
+    shapes = {key: np.shape(value) for key, value in state.items()}
+    expected = {key: value.shape for key, value in own.items()}
+    if shapes != expected:
+      raise ValueError(f'The kept ledger is of another run: it holds {shapes}, the configuration asks for {expected}.')
+    for key, value in own.items():
+      setattr(self, key, np.array(state[key], value.dtype))

@@ -10,8 +10,8 @@ class Protection(NamedTuple):
   """A statement about the released model.
 
   Attributes:
-    model_protected: Whether noise covers everything that the released model learns from clients. Only then can the model
-      have a finite ε at all; which one, an accountant says.
+    model_protected: Whether noise covers everything that the released model learns from clients. Only then can the
+      model have a finite ε at all; which one, an accountant says.
     text: The statement, one sentence a line.
   """
 
@@ -46,8 +46,10 @@ def describe_protection(
   if every_layer and not config.clip.releases_exact_norms:
     lines.append('The released model can have a finite ε; this program has not computed one.')
   lines.append(
-      'The ε above is nominal: basic composition of the noised layers\' rounds per client (unit: one client\'s whole data), '
-      'no amplification by sampling, clipping norms taken as given.'
+      'The ε above is nominal: basic composition of the noised layers\' rounds per client (unit: one client\'s whole '
+      'data), no amplification by sampling, clipping norms taken as given.'
   )
-  lines.append('Training loss, training accuracy, update norms and signal norms in the logs are exact and not protected.')
+  lines.append(
+      'Training loss, training accuracy, update norms and signal norms in the logs are exact and not protected.'
+  )
   return Protection(every_layer and not config.clip.releases_exact_norms, '\n'.join(lines))

@@ -1,0 +1,136 @@
+"""Runs of `experiments.train` for tests: in this process, where most can be seen, or as the command of a user."""
+
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple
+
+from absl import flags
+from absl.testing import flagsaver
+
+from experiments import interrupts
+from experiments import train
+
+REPOSITORY = pathlib.Path(__file__).absolute().parents[2]
+PRESETS = REPOSITORY / 'experiments' / 'presets'
+
+# A round in milliseconds: 8 clients, three of them for two steps each, 650 weights.
+TINY = (
+    '--dataset=digits', '--num_clients=8', '--cohort_size=3', '--model=logistic_regression', '--max_local_steps=2',
+    '--rounds=8', '--epsilon=4', '--progress=none',
+)
+
+_DEADLINE_SECONDS = 120
+
+
+@contextlib.contextmanager
+def parsed(*arguments: str) -> Iterator[flags.FlagValues]:
+  """The flags as a command line with these arguments would set them."""
+  saved = flagsaver.save_flag_values()
+  try:
+    flags.FLAGS(['train', *arguments])
+    yield flags.FLAGS
+  finally:
+    flagsaver.restore_flag_values(saved)
+
+
+@contextlib.contextmanager
+def signal_handlers_kept() -> Iterator[None]:
+  """Gives SIGINT and SIGTERM back to whom they belonged; what has come is forgotten, as in another process."""
+  before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+  try:
+    yield
+  finally:
+    interrupts.install()
+    for signum, handler in before.items():
+      signal.signal(signum, handler)
+
+
+def main(*arguments: str) -> int:
+  """The binary's `main` in this process; returns the exit status."""
+  with parsed(*arguments), signal_handlers_kept():
+    return train.main(['train'])
+
+
+class Finished(NamedTuple):
+  """How a command ended."""
+
+  status: int
+  out: str
+  err: str
+
+  @property
+  def summary(self) -> Dict[str, Any]:
+    return last_line(self.out)
+
+
+def start(*arguments: str, cwd: Any) -> subprocess.Popen:
+  """Starts the command in a folder of its own choice."""
+  environment = {**os.environ, 'PYTHONPATH': str(REPOSITORY)}
+  environment.pop('TF_CPP_MIN_LOG_LEVEL', None)
+  return subprocess.Popen(
+      [sys.executable, '-m', 'experiments.train', *arguments],
+      cwd=cwd, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+      universal_newlines=True, encoding='utf-8',
+  )
+
+
+def finish(process: subprocess.Popen) -> Finished:
+  """Waits until the command has ended and all who could write to its output have."""
+  try:
+    out, err = process.communicate(timeout=_DEADLINE_SECONDS)
+  except subprocess.TimeoutExpired:
+    process.kill()
+    process.communicate()
+    raise
+  return Finished(process.returncode, out, err)
+
+
+def wait_for(condition: Callable[[], Any], process: subprocess.Popen) -> Any:
+  """Polls until `condition` holds; an error if the process ends before, or after two minutes."""
+  deadline = time.monotonic() + _DEADLINE_SECONDS
+  while not condition():
+    if process.poll() is not None or time.monotonic() > deadline:
+      process.kill()
+      raise AssertionError(f'The run ended too early or hangs: {process.communicate()}')
+    time.sleep(0.01)
+
+
+def rows(directory: Any) -> List[Dict[str, str]]:
+  """The rows of a run's metrics.csv, without the seconds, which no two runs share."""
+  path = pathlib.Path(directory) / 'metrics.csv'
+  if not path.exists():
+    return []
+  header, *lines = path.read_text().splitlines()
+  names = header.split(',')
+  return [
+      {name: value for name, value in zip(names, line.split(',')) if name != 'seconds'} for line in lines
+  ]
+
+
+def files(directory: Any) -> Dict[str, Any]:
+  """What lies in a folder, by relative path: contents and time of the last change."""
+  root = pathlib.Path(directory)
+  return {
+      str(path.relative_to(root)): (path.read_bytes(), path.stat().st_mtime_ns)
+      for path in sorted(root.rglob('*')) if path.is_file()
+  }
+
+
+def strict_json(text: str) -> Any:
+  """Parses JSON as the standard has it: without NaN and Infinity."""
+
+  def refuse(constant):
+    raise AssertionError(f'{constant} is not JSON')
+
+  return json.loads(text, parse_constant=refuse)
+
+
+def last_line(out: str) -> Dict[str, Any]:
+  """The JSON object on the last line of standard output."""
+  return strict_json(out.splitlines()[-1])

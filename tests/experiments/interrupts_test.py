@@ -1,0 +1,65 @@
+"""Signals: held back where they must not cut, raised once, ignored at the end."""
+
+import signal
+
+import pytest
+
+from experiments import interrupts
+from tests.experiments import harness
+
+
+@pytest.fixture(autouse=True)
+def installed():
+  with harness.signal_handlers_kept():
+    interrupts.install()
+    yield
+
+
+class TestInterrupts:
+
+  @pytest.mark.parametrize('signum', [signal.SIGINT, signal.SIGTERM])
+  def test_raises_at_once(self, signum):
+    with pytest.raises(KeyboardInterrupt):
+      signal.raise_signal(signum)
+
+  @pytest.mark.parametrize('signum', [signal.SIGINT, signal.SIGTERM])
+  def test_held_back_until_the_block_has_ended(self, signum):
+    done = []
+    with pytest.raises(KeyboardInterrupt):
+      with interrupts.held_back():
+        signal.raise_signal(signum)
+        with interrupts.held_back():
+          done.append('inner')
+        done.append('outer')
+    assert done == ['inner', 'outer']
+
+  def test_a_block_without_a_signal_raises_nothing(self):
+    with interrupts.held_back():
+      pass
+
+  def test_an_error_of_the_block_goes_first(self):
+    with pytest.raises(ValueError):
+      with interrupts.held_back():
+        signal.raise_signal(signal.SIGINT)
+        raise ValueError
+
+  def test_an_impatient_second_signal_cuts_nothing(self):
+    with pytest.raises(KeyboardInterrupt):
+      signal.raise_signal(signal.SIGINT)
+    signal.raise_signal(signal.SIGINT)
+    signal.raise_signal(signal.SIGTERM)
+
+  def test_one_that_was_swallowed_is_raised_after_the_next_block(self):
+    try:
+      signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+      pass  # As Python does in a finalizer.
+    with pytest.raises(KeyboardInterrupt):
+      with interrupts.held_back():
+        pass
+
+  def test_ignored_at_the_end(self):
+    interrupts.ignore_from_now_on()
+    signal.raise_signal(signal.SIGINT)
+    with interrupts.held_back():
+      pass

@@ -1,0 +1,99 @@
+"""The presets: each builds what the documents say (DESIGN 2.6), and those on MNIST run on the real images."""
+
+import pytest
+
+from data import cohorts
+from experiments import optimizers
+from quap_tff import clip_rules
+from quap_tff import registry
+from tests.experiments import harness
+
+DATA = harness.REPOSITORY.parent / 'shared' / 'data'
+
+# What the documents share: N=100, M=30, T=200, 3 epochs of batches of 32, Dirichlet(0.5), seed 42, δ, α, β.
+DOCUMENTS = dict(
+    num_clients=100, cohort_size=30, rounds=200, partition='dirichlet:alpha=0.5', seed=42, delta=1e-5, alpha=0.5,
+    beta=2.0, round_budget='cohort_mean_rate', participation_rate='cumulative', count_during_warmup=True,
+    local_epochs=3, batch_size=32, gaussian_calibration='classic', clip_scope='critical', max_agg_norm=None,
+    update_scale='delta', noise_seed=None, stop_at_accuracy=None, client_learning_rate_decay=1.0,
+    server_optimizer='sgd:learning_rate=1.0', stop_after=None, compute_dtype='float32', max_local_steps=None,
+)
+NOVEMBER = dict(
+    DOCUMENTS, epsilon=6.0, warmup_rounds=5, participation=('beta', dict(a=2.0, b=5.0)),
+    clip=clip_rules.QuantileEma(quantile=0.9, momentum=0.95, min_clip=0.1), critical_layers='final_dense',
+    noise='server', client_optimizer=optimizers.Sgd(0.005),
+)
+EXPECTED = {
+    'mnist_2025': dict(NOVEMBER, dataset='mnist', model='mnist_cnn'),
+    'cifar10_2025': dict(NOVEMBER, dataset='cifar10', model='cifar10_cnn'),
+    'mnist_v112': dict(
+        DOCUMENTS, dataset='mnist', model='mnist_cnn', epsilon=3.0, warmup_rounds=0, participation=('uniform', {}),
+        clip=clip_rules.QuantileEma(quantile=0.9, momentum=0.95, min_clip=0.0, max_clip=1.0), critical_layers='all',
+        noise='client', max_agg_norm=10000.0, client_optimizer=optimizers.Sgd(0.0005),
+    ),
+    'reference_mnist': dict(
+        DOCUMENTS, dataset='mnist', model='mnist_cnn', epsilon=6.0, warmup_rounds=5, count_during_warmup=False,
+        participation=('hybrid_reference', {}),
+        clip=clip_rules.QuantileEma(quantile=0.9, momentum=0.95, min_clip=0.1, max_clip=1.0, initial_clip=1.0),
+        critical_layers='all_dense', noise='server', update_scale='pseudo_gradient', stop_at_accuracy=0.932,
+        client_optimizer=optimizers.Sgd(0.005), client_learning_rate_decay=0.995,
+    ),
+    'femnist': dict(
+        dataset='femnist', model='femnist_cnn', num_clients=None, cohort_size=30, rounds=200, epsilon=6.0, delta=1e-5,
+        critical_layers='final_dense', noise='server', seed=42,
+    ),
+    'demo': dict(
+        dataset='digits', num_clients=50, cohort_size=25, epsilon=10.0, rounds=60, critical_layers='final_dense',
+        noise='server', participation=('beta', dict(a=2.0, b=5.0)), partition='dirichlet:alpha=0.5', noise_seed=None,
+    ),
+}
+
+
+def _flagfile(name):
+  return f'--flagfile={harness.PRESETS / name}.flags'
+
+
+def _value(values, name):
+  value = values[name].value
+  if name == 'clip':
+    return registry.parse_spec('clip rule', value, clip_rules.RULES)
+  if name == 'client_optimizer':
+    return registry.parse_spec('client optimizer', value, optimizers.OPTIMIZERS)
+  if name == 'participation':
+    choice = registry.parse_spec('participation model', value, cohorts.PARTICIPATION_MODELS)
+    return value.partition(':')[0], vars(choice)
+  return value
+
+
+class TestPresets:
+
+  def test_there_is_no_other(self):
+    assert {path.stem for path in harness.PRESETS.iterdir()} == set(EXPECTED)
+
+  @pytest.mark.parametrize('name', sorted(EXPECTED))
+  def test_values(self, name):
+    with harness.parsed(_flagfile(name)) as values:
+      found = {field: _value(values, field) for field in EXPECTED[name]}
+    if name == 'reference_mnist':
+      found['participation'] = (found['participation'][0], {})  # Its parameters are its own; see data.cohorts.
+    assert found == EXPECTED[name]
+
+  @pytest.mark.parametrize('name', sorted(EXPECTED))
+  def test_builds_its_configuration_and_runs_a_round(self, name, capsys):
+    """On real data where they are; on digits for what this checkout has no data of."""
+    short = ['--num_clients=4', '--cohort_size=2', '--local_epochs=1', '--max_local_steps=1', '--stop_after=1',
+             '--progress=none']
+    file = {'mnist': 'mnist.npz', 'cifar10': 'cifar10.npz'}.get(EXPECTED[name]['dataset'])
+    if name in ('cifar10_2025', 'femnist') or (file and not (DATA / file).exists()):
+      # Everything but the images.
+      data = ['--dataset=digits', '--model=digits_cnn']
+    else:
+      data = [f'--data_dir={DATA}'] if file else []
+    assert harness.main(_flagfile(name), *short, *data) == 0
+    out, err = capsys.readouterr()
+    if data and data[0].startswith('--data_dir'):
+      assert 'mnist: 4 clients (dirichlet:alpha=0.5), 60,000 training and 10,000 test examples' in err
+      assert 'of 1,199,882 trained weights' in out
+    summary = harness.last_line(out)
+    assert summary['rounds'] == 1 and summary['model_protected'] is False
+    assert summary['planned_rounds'] == EXPECTED[name]['rounds']

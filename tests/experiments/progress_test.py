@@ -1,0 +1,96 @@
+"""Progress: a bar on a terminal, a few lines in a log, nothing on standard output."""
+
+import io
+import math
+import sys
+
+from experiments import progress
+
+ROW = {'train_loss': 1.23456, 'epsilon': 0.03, 'clipping_norm': 0.5, 'sigma': 0.25}
+
+
+class _Terminal(io.StringIO):
+
+  def isatty(self):
+    return True
+
+
+def _terminal(monkeypatch):
+  # Not in a fixture: pytest puts its own streams in place between fixtures and test.
+  stream = _Terminal()
+  monkeypatch.setattr(sys, 'stderr', stream)
+  return stream
+
+
+def _run(display, first, last, tested=lambda t: True):
+  for t in range(first, last + 1):
+    display.update(t, {**ROW, **({'test_accuracy': 0.5} if tested(t) else {})})
+  display.close()
+
+
+class TestMake:
+
+  def test_auto_is_a_bar_on_a_terminal_and_lines_elsewhere(self, monkeypatch):
+    _terminal(monkeypatch)
+    assert isinstance(progress.make('auto', 1, 2), progress.Bar)
+    monkeypatch.setattr(sys, 'stderr', io.StringIO())
+    assert isinstance(progress.make('auto', 1, 2), progress.Lines)
+
+  def test_none_says_nothing(self, capsys):
+    display = progress.make('none', 1, 3)
+    display.note('nobody')
+    _run(display, 1, 3)
+    assert capsys.readouterr() == ('', '')
+
+
+class TestLines:
+
+  def test_a_line_at_each_tenth_and_at_the_first_round(self, capsys):
+    _run(progress.make('lines', 1, 100), 1, 100)
+    out, err = capsys.readouterr()
+    assert out == ''
+    assert [line.split()[1] for line in err.splitlines()] == [f'{t}/100' for t in [1, *range(10, 101, 10)]]
+    for text in ('loss=1.235', 'test=50.0%', 'ε=0.0300', 'C=0.5', 'σ=0.25', 'left'):
+      assert all(text in line for line in err.splitlines())
+    assert '\r' not in err
+
+  def test_a_resumed_run_shows_its_first_round(self, capsys):
+    _run(progress.make('lines', 42, 100), 42, 55)
+    assert [line.split()[1] for line in capsys.readouterr().err.splitlines()] == ['42/100', '50/100']
+
+  def test_a_line_each_minute_in_slow_runs(self, capsys, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(progress.time, 'monotonic', lambda: clock[0])
+    display = progress.make('lines', 1, 1000)
+    for t in range(1, 10):
+      clock[0] += 25
+      display.update(t, ROW)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[1] for line in lines] == ['1/1000', '4/1000', '7/1000']
+    assert lines[0].endswith('6:56:15 left')
+
+  def test_the_last_known_accuracy_stands_until_the_next_test(self, capsys):
+    _run(progress.make('lines', 1, 4), 1, 4, tested=lambda t: t == 2)
+    lines = capsys.readouterr().err.splitlines()
+    assert ['test=50.0%' in line for line in lines] == [False, True, True, True]
+    assert 'test=-' in lines[0]
+
+  def test_a_round_with_nobody_has_no_loss(self, capsys):
+    display = progress.make('lines', 1, 1)
+    display.note('round 1: nobody took part')
+    display.update(1, {**ROW, 'train_loss': math.nan})
+    err = capsys.readouterr().err
+    assert err.startswith('round 1: nobody') and 'loss=-' in err and 'nan' not in err
+
+
+class TestBar:
+
+  def test_shows_round_figures_and_notes(self, monkeypatch, capsys):
+    terminal = _terminal(monkeypatch)
+    display = progress.make('bar', 3, 5)
+    display.note('round 3: nobody took part')
+    _run(display, 3, 5)
+    shown = terminal.getvalue()
+    assert '5/5' in shown and 'loss=1.235' in shown and 'test=50.0%' in shown
+    assert 'round 3: nobody took part' in shown
+    assert capsys.readouterr().out == ''

@@ -1,0 +1,201 @@
+"""The folder of a run: checkpoints come back whole or not at all, rows never double, nothing else is touched."""
+
+import collections
+import contextlib
+import json
+import math
+import shutil
+
+import numpy as np
+import pytest
+
+from experiments import run_directory
+from tests.experiments import harness
+
+IDENTITY = {'rounds': 8, 'epsilon': 6.0, 'worker_addresses': [], 'seed': None}
+LEDGER = {'epsilon': np.array([0.1, 0.2]), 'rounds': np.array([1, 2])}
+
+
+def _state(offset=0.0, clients=2):
+  return collections.OrderedDict(
+      weights=[np.full([3, 2], 0.1 + offset, np.float32), np.float32(offset)],
+      counts=np.arange(clients, dtype=np.int32),
+      seed=np.array([2**62, -5], np.int64),
+  )
+
+
+@contextlib.contextmanager
+def _opened(path, identity=None, all_flags=None):
+  directory = run_directory.RunDirectory(str(path), all_flags or IDENTITY, IDENTITY if identity is None else identity)
+  with contextlib.closing(directory):
+    yield directory
+
+
+class TestCheck:
+
+  def test_new_and_empty_folders_are_new_and_stay_as_they_are(self, tmp_path):
+    assert run_directory.check(str(tmp_path / 'new'), IDENTITY)
+    assert run_directory.check(str(tmp_path), IDENTITY)
+    assert not list(tmp_path.iterdir())
+
+  def test_a_run_of_the_same_flags_is_gone_on_with(self, tmp_path):
+    with _opened(tmp_path) as directory:
+      assert directory.is_new
+    with _opened(tmp_path) as directory:
+      assert not directory.is_new
+
+  def test_a_tuple_is_the_list_that_json_makes_of_it(self, tmp_path):
+    with _opened(tmp_path, {'worker_addresses': ('a', 'b')}):
+      pass
+    assert not run_directory.check(str(tmp_path), {'worker_addresses': ('a', 'b')})
+
+  def test_a_flag_that_an_older_version_did_not_know_differs(self, tmp_path):
+    with _opened(tmp_path):
+      pass
+    with pytest.raises(run_directory.RunDirectoryError, match='--new_flag: None there, 3 now'):
+      run_directory.check(str(tmp_path), {**IDENTITY, 'new_flag': 3})
+
+  def test_what_a_kill_left_before_run_json_is_new(self, tmp_path):
+    (tmp_path / '.lock').touch()
+    (tmp_path / 'run.json.part').write_text('{"iden')
+    with _opened(tmp_path) as directory:
+      assert directory.is_new
+
+  def test_two_at_once(self, tmp_path):
+    with _opened(tmp_path):
+      with pytest.raises(run_directory.RunDirectoryError, match='Another process'):
+        with _opened(tmp_path):
+          pass
+    with _opened(tmp_path):
+      pass
+
+  def test_run_json_holds_flags_and_versions(self, tmp_path):
+    with _opened(tmp_path, all_flags={**IDENTITY, 'progress': 'bar'}):
+      pass
+    run = harness.strict_json((tmp_path / 'run.json').read_text())
+    assert run['flags'] == {**IDENTITY, 'progress': 'bar'}
+    assert run['identity'] == IDENTITY
+    assert set(run['versions']) >= {'quap_tff', 'tensorflow', 'tensorflow_federated', 'numpy', 'python'}
+
+
+class TestCheckpoints:
+
+  def test_nothing_kept(self, tmp_path):
+    with _opened(tmp_path) as directory:
+      assert directory.restore(_state(), LEDGER) is None
+
+  def test_the_latest_comes_back_bit_for_bit(self, tmp_path):
+    with _opened(tmp_path) as directory:
+      for t in (0, 3, 10):
+        directory.save(t, _state(t), LEDGER)
+    with _opened(tmp_path) as directory:
+      round_num, state, ledger = directory.restore(_state(), {key: np.zeros_like(v) for key, v in LEDGER.items()})
+    assert round_num == 10
+    assert isinstance(state, collections.OrderedDict) and list(state) == ['weights', 'counts', 'seed']
+    expected = _state(10)
+    for one, other in zip([*state['weights'], state['counts'], state['seed']],
+                          [*expected['weights'], expected['counts'], expected['seed']]):
+      assert np.asarray(one).dtype == other.dtype and np.asarray(one).tobytes() == other.tobytes()
+    for key, value in LEDGER.items():
+      assert ledger[key].dtype == value.dtype and ledger[key].tolist() == value.tolist()
+    assert sorted(path.name for path in (tmp_path / 'checkpoints').iterdir()) == ['round_10', 'round_3']
+
+  def test_a_round_kept_already_is_not_written_again(self, tmp_path):
+    with _opened(tmp_path) as directory:
+      directory.save(1, _state(1), LEDGER)
+      directory.save(1, _state(2), LEDGER)
+      _, state, _ = directory.restore(_state(), LEDGER)
+    assert state['weights'][1] == 1
+
+  @pytest.mark.parametrize('other', [
+      _state(clients=3),
+      {**_state(), 'counts': np.zeros(2, np.int64)},
+      collections.OrderedDict(list(_state().items())[:2]),
+      collections.OrderedDict(_state(), more=np.float32(0)),
+  ], ids=['shape', 'dtype', 'fewer', 'more'])
+  def test_of_another_configuration(self, other, tmp_path):
+    with _opened(tmp_path) as directory:
+      directory.save(4, _state(), LEDGER)
+      with pytest.raises(run_directory.RunDirectoryError, match='round 4 .* is of another configuration'):
+        directory.restore(other, LEDGER)
+
+  @pytest.mark.parametrize('part', [
+      'saved_model.pb', 'variables/variables.index', 'variables/variables.data-00000-of-00001', 'variables', ''
+  ])
+  @pytest.mark.parametrize('damage', ['cut', 'emptied', 'overwritten', 'removed'])
+  def test_a_damaged_one_is_named_and_left(self, part, damage, tmp_path):
+    with _opened(tmp_path) as directory:
+      directory.save(4, _state(), LEDGER)
+    path = tmp_path / 'checkpoints' / 'round_4' / part
+    if path.is_dir():
+      shutil.rmtree(path)
+      if damage != 'removed' or not part:
+        path.mkdir()
+    elif damage == 'removed':
+      path.unlink()
+    else:
+      contents = path.read_bytes()
+      path.write_bytes({'cut': contents[:len(contents) // 2], 'emptied': b'', 'overwritten': b'foreign'}[damage])
+    before = harness.files(tmp_path / 'checkpoints')
+    with _opened(tmp_path) as directory:
+      with pytest.raises(run_directory.RunDirectoryError, match='checkpoint of round 4 .* cannot be read'):
+        directory.restore(_state(), LEDGER)
+    assert harness.files(tmp_path / 'checkpoints') == before
+
+  def test_leftovers_of_a_kill_go_and_foreign_names_stay(self, tmp_path):
+    with _opened(tmp_path) as directory:
+      directory.save(4, _state(), LEDGER)
+    for name in ('round_5_temp1234', 'round_6_mine', 'notes'):
+      (tmp_path / 'checkpoints' / name).mkdir()
+    with _opened(tmp_path) as directory:
+      assert directory.restore(_state(), LEDGER)[0] == 4
+    assert sorted(path.name for path in (tmp_path / 'checkpoints').iterdir()) == ['notes', 'round_4', 'round_6_mine']
+
+
+class TestLog:
+
+  def test_rows_of_later_rounds_go(self, tmp_path):
+    for rounds in ([1, 2, 3, 4], [3, 4, 5]):
+      with _opened(tmp_path) as directory:
+        for t in rounds:
+          directory.log(t, {'loss': t + rounds[0] / 10})
+    assert harness.rows(tmp_path) == [
+        {'round': str(t), 'loss': loss} for t, loss in enumerate(['1.1', '2.1', '3.3', '4.3', '5.3'], 1)
+    ]
+
+  def test_columns_may_come_later_and_values_may_be_nothing(self, tmp_path):
+    with _opened(tmp_path) as directory:
+      directory.log(1, {'loss': math.nan, 'count': 3})
+      directory.log(2, {'loss': 0.1 + 0.2, 'count': 0, 'accuracy': 0.5})
+    assert harness.rows(tmp_path) == [
+        {'round': '1', 'loss': 'nan', 'count': '3', 'accuracy': ''},
+        {'round': '2', 'loss': '0.30000000000000004', 'count': '0', 'accuracy': '0.5'},
+    ]
+    assert list((tmp_path / 'tensorboard').iterdir())
+
+
+class TestResults:
+
+  def test_a_summary_is_strict_json(self, tmp_path):
+    with _opened(tmp_path) as directory:
+      assert directory.read_summary() is None
+      with pytest.raises(ValueError):
+        directory.write_summary({'loss': math.nan})
+      assert directory.read_summary() is None
+      directory.write_summary({'loss': None})
+      assert directory.read_summary() == {'loss': None}
+    assert json.loads((tmp_path / 'summary.json').read_text()) == {'loss': None}
+
+  def test_a_file_is_replaced_whole(self, tmp_path):
+    (tmp_path / 'run').mkdir()
+    with _opened(tmp_path / 'run') as directory:
+      with directory.replacing('plot.png') as path:
+        assert path.endswith('.png')
+        with open(path, 'w') as f:
+          f.write('first')
+      with pytest.raises(RuntimeError):
+        with directory.replacing('plot.png') as path:
+          with open(path, 'w') as f:
+            f.write('half')
+          raise RuntimeError
+    assert (tmp_path / 'run' / 'plot.png').read_text() == 'first'

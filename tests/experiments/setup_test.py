@@ -1,0 +1,113 @@
+"""From flags to an experiment: defaults, what is picked by the data, and that TensorFlow is left untouched."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from experiments import flags as experiment_flags
+from experiments import setup
+from tests.experiments import harness
+
+
+def _experiment(*arguments):
+  with harness.parsed('--dataset=digits', *arguments) as values:
+    return setup.from_flags(values)
+
+
+class TestFromFlags:
+
+  def test_defaults(self):
+    experiment = _experiment()
+    assert experiment.federation.num_clients == experiment.config.num_clients == 100
+    assert len(experiment.cohorts.cohort(1)) == 30
+    assert experiment.model == 'digits_cnn'
+    assert experiment.planned_rounds == experiment.last_round == experiment.config.budget.num_rounds == 200
+    assert experiment.config.noise.seed is None
+
+  @pytest.mark.parametrize('clients, cohort', [(1, 1), (2, 1), (10, 3), (50, 15), (1000, 30)])
+  def test_default_cohort_size(self, clients, cohort):
+    assert len(_experiment(f'--num_clients={clients}').cohorts.cohort(1)) == cohort
+
+  def test_the_budget_is_that_of_the_planned_rounds(self):
+    experiment = _experiment('--rounds=50', '--stop_after=5', '--epsilon=2')
+    assert (experiment.planned_rounds, experiment.last_round) == (50, 5)
+    assert experiment.config.budget.epsilon_base == 2 / 50
+
+  def test_the_seed_decides_data_cohorts_and_weights(self):
+    runs = [_experiment(f'--seed={seed}', '--num_clients=9') for seed in (1, 1, 2)]
+    sizes = [[len(client) for client in run.federation.clients] for run in runs]
+    cohorts = [[run.cohorts.cohort(t).tolist() for t in range(1, 5)] for run in runs]
+    for found in (sizes, cohorts):
+      assert found[0] == found[1] != found[2]
+
+  def test_progress_is_told_of_every_client(self):
+    seen = []
+    with harness.parsed('--dataset=digits', '--num_clients=4') as values:
+      setup.from_flags(values, lambda *progress: seen.append(progress))
+    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+  @pytest.mark.parametrize('clip', ['quantile_ema:timing=previous,initial_clip=1', 'fixed', 'private_quantile'])
+  def test_workers_take_rules_of_one_aggregation(self, clip):
+    assert _experiment('--runtime=workers', f'--clip={clip}').runtime.kind == 'workers'
+
+  def test_tensorflow_stays_unused_until_the_runtime_is_active(self):
+    """Its threads and GPU memory are set by the first use; the runtime could not set them afterwards."""
+    code = '''
+        import contextlib, sys
+        from absl import flags
+        from tensorflow.python.eager import context
+        from experiments import train
+        from quap_tff import runtime
+        import tensorflow as tf
+
+        entered = []
+        activate = runtime.activate
+
+        def observed(config):
+          entered.append(context.context()._initialized)
+          return activate(config)
+
+        runtime.activate = observed
+        flags.FLAGS(['train', '--rounds=1', '--epsilon=0.5', '--num_clients=4', '--max_local_steps=1',
+                     '--model=logistic_regression', '--progress=none'])
+        status = train.main(['train'])
+        threads = tf.config.threading.get_intra_op_parallelism_threads()
+        print(status, entered, threads)
+    '''
+    out = subprocess.run(
+        [sys.executable, '-c', textwrap.dedent(code)], check=True, stdout=subprocess.PIPE, universal_newlines=True,
+        env={**os.environ, 'PYTHONPATH': str(harness.REPOSITORY)},
+    ).stdout
+    assert out.splitlines()[-1] == '0 [False] 1'
+
+
+class TestIdentity:
+
+  def _identity(self, *arguments):
+    with harness.parsed(*arguments):
+      return experiment_flags.identity()
+
+  @pytest.mark.parametrize('argument', [
+      '--output_dir=x', '--data_dir=x', '--stop_after=3', '--stop_at_accuracy=0.5', '--checkpoint_every=2',
+      '--eval_every=3', '--num_threads=1', '--progress=none',
+  ])
+  def test_how_a_run_is_watched_is_no_part_of_it(self, argument):
+    assert self._identity(argument) == self._identity()
+
+  @pytest.mark.parametrize('argument', [
+      '--dataset=mnist', '--num_clients=3', '--epsilon=1', '--seed=1', '--noise_seed=1', '--clip=fixed', '--rounds=3',
+      '--model=mnist_cnn', '--runtime=native', '--num_workers=3', '--worker_addresses=a:1,b:2,c:3', '--batch_size=1',
+  ])
+  def test_what_is_computed_is(self, argument):
+    assert self._identity(argument) != self._identity()
+
+  def test_other_addresses_of_as_many_workers_are_the_same_run(self):
+    assert self._identity('--worker_addresses=a:1,b:2') == self._identity('--num_workers=2')
+
+  def test_every_flag_is_in_run_json(self):
+    with harness.parsed():
+      names = set(experiment_flags.all_values())
+    assert {'dataset', 'output_dir', 'noise_seed', 'progress', 'client_optimizer'} <= names

@@ -1,0 +1,288 @@
+"""The binary as a user meets it, in this process: wrong flags, folders in the way, what it says and writes."""
+
+import fcntl
+import json
+
+from absl import flags
+import pytest
+
+from experiments import train
+from tests.experiments import harness
+
+# The wrong flag(s), and what the error must say.
+BAD_FLAGS = [
+    (['--dataset=digit'], ["Unknown dataset 'digit'", "'digits'"]),
+    (['--model=digits_cn'], ["Unknown model 'digits_cn'", "'digits_cnn'"]),
+    (['--participation=unifrom'], ["Unknown participation model 'unifrom'", "'uniform'"]),
+    (['--participation=beta:c=2'], ["'c'", 'beta', 'Valid: a, b']),
+    (['--participation=bernoulli:q=0'], ['bernoulli q', 'greater than 0', '0.0']),
+    (['--participation=bernoulli:q=1.5'], ['bernoulli q', 'at most 1', '1.5']),
+    (['--participation=hybrid:gamma=2'], ['gamma', 'at most 1', '2']),
+    (['--participation=hybrid:gamma=nan'], ['gamma', 'nan']),
+    (['--partition=dirichlet:alpha=0'], ['alpha', '0.0']),
+    (['--partition=dirichlt'], ["Unknown partition 'dirichlt'", "'dirichlet'"]),
+    (['--critical_layers=logit'], ["Unknown critical layer 'logit'", "'logits'"]),
+    (['--critical_layers=logit', '--noise=none'], ["Unknown critical layer 'logit'", "'logits'"]),
+    (['--critical_layers=*'], ['matches every layer', "say 'all'"]),
+    (['--critical_layers='], ['critical_layers is empty']),
+    (['--cohort_size=9'], ['cohort_size=9', 'num_clients=8']),
+    (['--cohort_size=0'], ['cohort_size', 'at least 1', '0']),
+    (['--num_clients=0'], ['num_clients', 'at least 1', '0']),
+    (['--num_clients=1438'], ['1438 clients', '1437 examples']),
+    (['--rounds=0'], ['rounds', 'at least 1', '0']),
+    (['--stop_after=9'], ['stop_after', 'at most 8', '9']),
+    (['--stop_after=0'], ['stop_after', 'at least 1', '0']),
+    (['--stop_at_accuracy=1.5'], ['stop_at_accuracy', 'at most 1', '1.5']),
+    (['--stop_at_accuracy=nan'], ['stop_at_accuracy', 'nan']),
+    (['--clip=quantile_ema:quantile=1.5'], ['clip quantile', 'at most 1', '1.5']),
+    (['--clip=quantile_ema:quantile=nan'], ['clip quantile', 'nan']),
+    (['--clip=quantile_ema:momentum=1'], ['clip momentum', 'less than 1', '1.0']),
+    (['--clip=quantile_ema:min_clip=2,max_clip=1'], ['min_clip', 'max_clip', '2.0 > 1.0']),
+    (['--clip=quantile_ema:timing=previous'], ['initial_clip']),
+    (['--clip=quantil_ema'], ["Unknown clip rule 'quantil_ema'", "'quantile_ema'"]),
+    (['--clip=fixed:norm=-1'], ['clipping norm', 'greater than 0', '-1.0']),
+    (['--clip=none'], ['clip rule "none"', 'no noise']),
+    (['--clip_scope=al_layers'], ["Unknown clip scope 'al_layers'", "'all_layers'"]),
+    (['--delta=0'], ['delta', 'greater than 0', '0.0']),
+    (['--delta=1'], ['delta', 'less than 1', '1.0']),
+    (['--delta=nan'], ['delta', 'nan']),
+    (['--epsilon=0'], ['epsilon', 'greater than 0', '0.0']),
+    (['--epsilon=inf'], ['epsilon', 'inf']),
+    (['--epsilon=nan'], ['epsilon', 'nan']),
+    (['--epsilon=40'], ['gaussian_calibration=analytic']),
+    (['--alpha=-0.1'], ['alpha', 'at least 0', '-0.1']),
+    (['--alpha=nan'], ['alpha', 'nan']),
+    (['--beta=0'], ['beta', 'greater than 0', '0.0']),
+    (['--beta=nan'], ['beta', 'nan']),
+    (['--round_budget=cohort_mean'], ["'cohort_mean'", "'cohort_mean_rate'", "'cohort_mean_budget'"]),
+    (['--participation_rate=emma'], ["'emma'", "'ema'"]),
+    (['--ema_weight=0'], ['ema_weight', 'greater than 0']),
+    (['--warmup_rounds=-1'], ['warmup_rounds', 'at least 0', '-1']),
+    (['--noise=srver'], ["'srver'", "'server'"]),
+    (['--noise_seed=-1'], ['noise seed', 'at least 0', '-1']),
+    (['--gaussian_calibration=clasic'], ["'clasic'", "'classic'"]),
+    (['--update_scale=deltas'], ["'deltas'", "'delta'"]),
+    (['--max_agg_norm=0'], ['max_agg_norm', 'greater than 0']),
+    (['--compute_dtype=float46'], ["'float46'", 'float32']),
+    (['--local_epochs=0'], ['local_epochs', 'at least 1']),
+    (['--batch_size=0'], ['batch_size', 'at least 1']),
+    (['--max_local_steps=0'], ['max_steps', 'at least 1']),
+    (['--client_optimizer=sdg'], ["Unknown client optimizer 'sdg'", "'sgd'"]),
+    (['--client_optimizer=sgd:learning_rate=-1'], ['learning_rate', 'greater than 0', '-1.0']),
+    (['--server_optimizer=adam:beta_1=1'], ['beta_1', 'less than 1', '1.0']),
+    (['--client_learning_rate_decay=0'], ['learning_rate_decay', 'greater than 0']),
+    (['--proximal_strength=nan'], ['proximal_strength', 'nan']),
+    (['--seed=-1'], ['seed', 'at least 0', '-1']),
+    (['--runtime=inprocess'], ["Unknown runtime 'inprocess'", "'in_process'"]),
+    (['--runtime=workers'], ['--runtime=workers', 'timing=previous']),
+    (['--runtime=native', '--device=gpu'], ['native', 'GPU']),
+    (['--worker_addresses=localhost'], ['worker_addresses', 'host:port', 'localhost']),
+    (['--num_threads=0'], ['num_threads', 'at least 1']),
+    (['--dataset=mnist', '--data_dir=no/such/folder'], ['no/such/folder', 'mnist.npz', 'not found']),
+]
+
+
+@pytest.fixture
+def output_dir(tmp_path):
+  return tmp_path / 'run'
+
+
+def _run(output_dir, *arguments):
+  return harness.main(*harness.TINY, f'--output_dir={output_dir}', *arguments)
+
+
+class TestBadInput:
+
+  @pytest.mark.parametrize('arguments, said', BAD_FLAGS, ids=lambda value: ' '.join(value) if '--' in value[0] else '')
+  def test_a_wrong_flag_is_named_and_nothing_is_written(self, arguments, said, output_dir, capsys):
+    assert _run(output_dir, *arguments) == 1
+    out, err = capsys.readouterr()
+    assert out == ''
+    assert err.splitlines()[0].startswith('Error: ')
+    assert [text for text in said if text not in err] == []
+    assert 'Traceback' not in err and 'round 1' not in err
+    assert not output_dir.exists()
+
+  @pytest.mark.parametrize('dataset, name', [('mnist', 'mnist.npz'), ('femnist', 'emnist_all.sqlite')])
+  @pytest.mark.parametrize('contents', [b'', b'PK\x03\x04 cut short', b'SQLite format 3\x00 cut short', b'foreign'])
+  def test_a_damaged_data_file_is_named(self, dataset, name, contents, output_dir, tmp_path, capsys):
+    (tmp_path / name).write_bytes(contents)
+    arguments = [f'--dataset={dataset}', '--model=auto', f'--data_dir={tmp_path}']
+    assert _run(output_dir, *arguments) == 1
+    err = capsys.readouterr().err
+    assert err.startswith('Error: ') and name in err and 'Traceback' not in err
+    assert not output_dir.exists()
+
+  def test_a_stray_argument_is_refused(self, capsys):
+    assert train.main(['train', 'rounds=3']) == 1
+    assert "'rounds=3'" in capsys.readouterr().err
+
+  def test_an_unknown_flag_is_refused_with_the_nearest(self):
+    with pytest.raises(flags.Error, match='rounds'):
+      with harness.parsed('--round=3'):
+        pass
+
+  def test_help_shows_the_flags_of_an_experiment(self):
+    shown = {flag.name for flag in flags.FLAGS.get_key_flags_for_module('experiments.train')}
+    assert {'dataset', 'epsilon', 'output_dir', 'clip'} <= shown
+
+
+class TestFolderInTheWay:
+
+  def _refused(self, output_dir, capsys, *arguments):
+    before = harness.files(output_dir)
+    assert _run(output_dir, *arguments) == 1
+    assert harness.files(output_dir) == before
+    return capsys.readouterr().err
+
+  def test_foreign_files(self, output_dir, capsys):
+    output_dir.mkdir()
+    (output_dir / 'thesis.tex').write_text('years of work')
+    assert 'holds files' in self._refused(output_dir, capsys)
+
+  @pytest.mark.parametrize('contents', ['', '{', '[]', '{"identity": 3}', '{"flags": {}}', 'null'])
+  def test_foreign_run_json(self, contents, output_dir, capsys):
+    output_dir.mkdir()
+    (output_dir / 'run.json').write_text(contents)
+    assert 'no readable run.json' in self._refused(output_dir, capsys)
+
+  def test_a_file(self, output_dir, capsys):
+    output_dir.write_text('a file')
+    assert _run(output_dir) == 1
+    assert 'is a file' in capsys.readouterr().err
+    assert output_dir.read_text() == 'a file'
+
+  def test_below_a_file(self, output_dir, capsys):
+    output_dir.write_text('a file')
+    assert _run(output_dir / 'deeper') == 1
+    assert 'cannot be used' in capsys.readouterr().err
+
+  def test_no_name(self, capsys):
+    assert _run('') == 1
+    assert 'output_dir is empty' in capsys.readouterr().err
+
+
+@pytest.fixture(scope='module')
+def finished_run(tmp_path_factory):
+  """A run of eight rounds on disk."""
+  directory = tmp_path_factory.mktemp('finished') / 'run'
+  assert _run(directory, '--noise_seed=3', '--checkpoint_every=3') == 0
+  return directory
+
+
+class TestFinishedRun:
+
+  def test_run_again_it_is_left_as_it_is(self, finished_run, capsys):
+    before = harness.files(finished_run)
+    assert _run(finished_run, '--noise_seed=3', '--checkpoint_every=3') == 0
+    out, err = capsys.readouterr()
+    assert harness.files(finished_run) == before
+    assert 'finished already' in err
+    assert harness.last_line(out) == json.loads((finished_run / 'summary.json').read_text())
+
+  def test_other_flags_are_named_with_both_values(self, finished_run, capsys):
+    before = harness.files(finished_run)
+    assert _run(finished_run, '--noise_seed=3', '--epsilon=3', '--clip=fixed:norm=0.5') == 1
+    assert harness.files(finished_run) == before
+    err = capsys.readouterr().err
+    assert '--epsilon: 4.0 there, 3.0 now' in err
+    assert "--clip: 'quantile_ema' there, 'fixed:norm=0.5' now" in err
+    assert '--rounds' not in err
+
+  def test_how_it_is_watched_may_differ(self, finished_run, capsys):
+    assert _run(finished_run, '--noise_seed=3', '--eval_every=4', '--progress=lines', '--num_threads=1') == 0
+    capsys.readouterr()
+
+  def test_another_process_at_work_keeps_it(self, finished_run, capsys):
+    before = harness.files(finished_run)
+    # A lock belongs to the open file, so this one stands for another process's.
+    with open(finished_run / '.lock', 'a') as lock:
+      fcntl.flock(lock, fcntl.LOCK_EX)
+      assert _run(finished_run, '--noise_seed=3') == 1
+    assert 'Another process' in capsys.readouterr().err
+    assert harness.files(finished_run) == before
+
+  def test_a_summary_that_a_kill_kept_from_being_written_is_made_good(self, finished_run, capsys):
+    kept = json.loads((finished_run / 'summary.json').read_text())
+    for name in ('summary.json', 'final_model.keras', 'plot.png'):
+      (finished_run / name).unlink()
+    assert _run(finished_run, '--noise_seed=3') == 0
+    capsys.readouterr()
+    made = json.loads((finished_run / 'summary.json').read_text())
+    assert {**made, 'seconds': 0} == {**kept, 'seconds': 0}
+    assert (finished_run / 'final_model.keras').exists() and (finished_run / 'plot.png').exists()
+
+
+class TestSummary:
+
+  def test_layer_wise_noise_leaves_no_finite_epsilon(self, capsys):
+    arguments = ['--model=digits_cnn', '--rounds=1', '--epsilon=0.5', '--noise_seed=1']
+    assert harness.main(*harness.TINY, *arguments) == 0
+    out, err = capsys.readouterr()
+    assert 'whoever knows the seed can subtract it' in err
+    summary = harness.last_line(out)
+    assert summary['model_protected'] is False
+    assert 'no finite ε' in out and 'layer logits only' in out
+    assert summary['nominal_delta_max'] == 1e-5
+    assert summary['nominal_epsilon_max'] == pytest.approx(0.5)
+    assert summary['output_dir'] is None
+
+  def test_without_noise_nothing_is_protected(self, capsys, output_dir):
+    assert _run(output_dir, '--noise=none', '--clip=none', '--rounds=2') == 0
+    out = capsys.readouterr().out
+    summary = harness.last_line(out)
+    assert summary['nominal_epsilon_max'] is summary['nominal_epsilon_mean'] is summary['nominal_delta_max'] is None
+    assert summary['model_protected'] is False
+    assert 'nothing is protected' in out and 'Nominal' not in out
+    assert harness.strict_json((output_dir / 'summary.json').read_text()) == summary
+    harness.strict_json((output_dir / 'run.json').read_text())
+    assert (output_dir / 'plot.png').stat().st_size > 1000
+
+  def test_noise_everywhere_still_claims_no_epsilon_that_nobody_computed(self, capsys):
+    arguments = ['--critical_layers=all', '--clip=fixed:norm=1', '--rounds=1', '--epsilon=0.5']
+    assert harness.main(*harness.TINY, *arguments) == 0
+    out = capsys.readouterr().out
+    assert harness.last_line(out)['model_protected'] is True
+    assert 'can have a finite ε; this program has not computed one' in out
+    assert 'nominal' in out
+
+  def test_cohorts_of_nobody(self, output_dir, capsys):
+    arguments = ['--participation=bernoulli:q=0.05', '--seed=1', '--progress=lines']
+    assert _run(output_dir, *arguments) == 0
+    out, err = capsys.readouterr()
+    rows = harness.rows(output_dir)
+    empty = [row['round'] for row in rows if row['cohort_size'] == '0']
+    assert len(rows) == 8 and 0 < len(empty) < 8
+    assert [line.split()[1].rstrip(':') for line in err.splitlines() if 'nobody took part' in line] == empty
+    assert [row['round'] for row in rows if row['train_loss'] == 'nan'] == empty
+    # The model is what it was, so its accuracy is too.
+    for before, row in zip(rows, rows[1:]):
+      if row['round'] in empty:
+        assert (row['test_accuracy'], row['test_loss']) == (before['test_accuracy'], before['test_loss'])
+    harness.strict_json((output_dir / 'summary.json').read_text())
+    assert harness.last_line(out)['rounds'] == 8
+    assert (output_dir / 'plot.png').stat().st_size > 1000
+
+  def test_nobody_ever(self, output_dir, capsys):
+    assert _run(output_dir, '--participation=bernoulli:q=1e-9', '--rounds=1', '--epsilon=0.5') == 0
+    summary = harness.last_line(capsys.readouterr().out)
+    assert (summary['nominal_epsilon_max'], summary['nominal_delta_max']) == (0, 0)
+    assert (output_dir / 'plot.png').stat().st_size > 1000
+
+
+class TestStops:
+
+  def test_after_a_round_and_on_from_there(self, finished_run, output_dir, capsys):
+    arguments = ['--noise_seed=3', '--checkpoint_every=3']
+    assert _run(output_dir, '--stop_after=4', *arguments) == 0
+    out = capsys.readouterr().out
+    assert harness.last_line(out)['rounds'] == 4 and 'Done: 4 of 8 planned rounds' in out
+    assert _run(output_dir, *arguments) == 0
+    out, err = capsys.readouterr()
+    assert 'Done: 8 of 8 planned rounds, 4 of them before' in out and 'Going on' in err
+    assert harness.rows(output_dir) == harness.rows(finished_run)
+
+  def test_at_an_accuracy_not_before_a_round_was_run(self, output_dir, capsys):
+    assert _run(output_dir, '--stop_at_accuracy=0.001', '--eval_every=3') == 0
+    assert harness.last_line(capsys.readouterr().out)['rounds'] == 3
+    assert [row['test_accuracy'] == '' for row in harness.rows(output_dir)] == [True, True, False]
