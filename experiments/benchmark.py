@@ -10,9 +10,9 @@ The cases:
   quap_bfloat16   the same with bfloat16 arithmetic
   ceiling         the same steps as a bare TensorFlow loop: no federation, no aggregation
 
-then the aggregation alone, growth with cohort and population, memory over 200 rounds, and the time to the first round. Each runs
-in a process of its own, one after the other, so that its memory is its own: the peak of that process and all its children
-together, sampled.
+then the aggregation alone, growth with cohort and population, memory over 200 rounds, and the time to the first
+round. Each runs in a process of its own, one after the other, so that its memory is its own: the peak of that process
+and all its children together, sampled.
 """
 
 import csv
@@ -116,8 +116,8 @@ def _memory():
 def _start():
   row, _ = _measure('first_round', clients=_CLIENTS.value, examples=_EXAMPLES.value, batch_size=_BATCH_SIZE.value)
   print(
-      f'\nFrom the imports to the end of the first QuAP round: {row["until_end"]:.1f} s, of which {row["overhead"]:.1f} s '
-      'are not a round\'s own time (building, compiling, tracing)',
+      f'\nFrom the imports to the end of the first QuAP round: {row["until_end"]:.1f} s, of which '
+      f'{row["overhead"]:.1f} s are not a round\'s own time (building, compiling, tracing)',
       flush=True,
   )
 

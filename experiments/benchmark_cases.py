@@ -78,7 +78,9 @@ def aggregation(clients: int, rounds: int) -> List[Dict[str, Any]]:
   return rows
 
 
-def growth(cohorts: List[int], populations: List[int], examples: int, batch_size: int, rounds: int) -> List[Dict[str, Any]]:
+def growth(
+    cohorts: List[int], populations: List[int], examples: int, batch_size: int, rounds: int
+) -> List[Dict[str, Any]]:
   """Seconds of a QuAP round by cohort size (population of the largest cohort), and by population (smallest cohort)."""
   rows = []
   with runtime.activate():
@@ -200,7 +202,7 @@ def _quap_process(population, batch_size, compute_dtype='float32'):
 
 
 def _ceiling_round(data, batch_size, device):
-  """All clients' steps in bare TensorFlow: shuffle, gather, gradient, update; a model and a thread for each core or GPU."""
+  """All clients' steps in bare TensorFlow: shuffle, gather, gradient, update; a model and a thread for each core."""
   config = runtime.RuntimeConfig(device=device)
   devices = runtime.prepare(config)
   threads = config.resolved_num_threads()

@@ -2,10 +2,10 @@
 
     next: (state@SERVER, value@CLIENTS, weight@CLIENTS) -> <state@SERVER, mean update@SERVER, measurements@SERVER>
 
-`weight` carries the client's id: a struct with an integer `client_id`, or the integer itself. Every member of the cohort
-counts the same; ids only feed the participation counts. With a clip rule that uses the current round's norms, `next` has two
-dependent levels of aggregation (norms, then clipped updates) and runs in a single context; with any other, one level, and
-it compiles to TFF's mergeable form.
+`weight` carries the client's id: a struct with an integer `client_id`, or the integer itself. Every member of the
+cohort counts the same; ids only feed the participation counts. With a clip rule that uses the current round's norms,
+`next` has two dependent levels of aggregation (norms, then clipped updates) and runs in a single context; with any
+other, one level, and it compiles to TFF's mergeable form.
 """
 
 import collections

@@ -1,4 +1,4 @@
-"""Clipping: g <- g·min(1, C/‖g‖), quantiles of norms, and what a rule for the clipping norm C must provide (DESIGN 2.3).
+"""Clipping: g <- g·min(1, C/‖g‖), quantiles of norms, and what a rule for the clipping norm C must provide.
 
 A clipping norm of +inf means "no bound". A norm of NaN stands for a non-finite update, left out of every quantile.
 """
@@ -44,7 +44,7 @@ class ClipRule(abc.ABC):
 
 
 def quantile(values: tf.Tensor, q: Any) -> tf.Tensor:
-  """The q-quantile of the finite entries of float32[M] `values`, linearly interpolated as numpy's; NaN if there are none."""
+  """The q-quantile of the finite entries of float32[M] `values`, interpolated as numpy's; NaN if there are none."""
   finite = tf.sort(tf.boolean_mask(values, tf.math.is_finite(values)))
   last = tf.size(finite) - 1
   position = tf.cast(last, tf.float32) * q
@@ -56,7 +56,7 @@ def quantile(values: tf.Tensor, q: Any) -> tf.Tensor:
 
 
 def clip_factor(norm: tf.Tensor, clipping_norm: tf.Tensor) -> tf.Tensor:
-  """min(1, C/‖g‖), elementwise: 1 for ‖g‖ = 0 or C = +inf, 0 for a NaN norm (a non-finite update contributes nothing)."""
+  """min(1, C/‖g‖), elementwise: 1 for ‖g‖ = 0 or C = +inf, 0 for a NaN norm, that of a non-finite update."""
   within = tf.logical_or(norm <= clipping_norm, tf.equal(norm, 0.0))
   factor = tf.where(within, tf.ones_like(norm), clipping_norm / tf.where(within, tf.ones_like(norm), norm))
   return tf.where(tf.math.is_nan(norm), tf.zeros_like(norm), factor)

@@ -91,10 +91,12 @@ class QuapConfig:
     if self.noise.placement == 'none':
       return
     if not self.clip.uses_current_norms and math.isinf(self.clip.initial_norm):
-      raise ValueError('Noise is scaled by the clipping norm, and clip rule "none" has none: choose a clip rule or no noise.')
+      raise ValueError(
+          'Noise is scaled by the clipping norm, and clip rule "none" has none: choose a clip rule or no noise.'
+      )
     if self.noise.calibration == 'classic' and self.budget.largest_budget > gaussian.CLASSIC_MAX_EPSILON:
       raise ValueError(
-          f'A round\'s epsilon can reach {self.budget.largest_budget:.4g}, and the classic Gaussian calibration holds for '
-          f'epsilon <= {gaussian.CLASSIC_MAX_EPSILON:g} only. Use gaussian_calibration=analytic, or a smaller epsilon_total '
-          'or more rounds.'
+          f'A round\'s epsilon can reach {self.budget.largest_budget:.4g}, and the classic Gaussian calibration holds '
+          f'for epsilon <= {gaussian.CLASSIC_MAX_EPSILON:g} only. Use gaussian_calibration=analytic, or a smaller '
+          'epsilon_total or more rounds.'
       )

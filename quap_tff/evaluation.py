@@ -24,8 +24,8 @@ def build_evaluation(
 
   Returns:
     `evaluate(weights, x, y)`: `weights` a `tff.learning.models.ModelWeights` of arrays; `x` and `y` arrays of the
-    model's batch structure with any number n of examples. Returns `<loss=float, accuracy=float, num_examples=int>`: the mean
-    loss and the share of labels (not of examples, where an example has several) that the highest score hits; NaN for
+    model's batch structure with any number n of examples. Returns `<loss=float, accuracy=float, num_examples=int>`:
+    the mean loss and the share of labels (not of examples, where an example has several) that the highest score hits; NaN for
     n = 0. It raises `ValueError` if `x` and `y` differ in length. Calls must not overlap: the model's variables hold
     the weights.
   """

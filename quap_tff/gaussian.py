@@ -1,4 +1,4 @@
-"""The Gaussian mechanism: its noise multiplier z = σ / sensitivity for one (ε, δ), and noise drawn from a stateless seed.
+"""The Gaussian mechanism: its noise multiplier z = σ / sensitivity for one (ε, δ), and noise from a stateless seed.
 
 * classic: z = √(2·ln(1.25/δ)) / ε, proven for ε <= 1 only (Dwork and Roth 2014, theorem A.1);
 * analytic: the smallest z, at any ε: δ = Φ(1/(2z) - ε·z) - e^ε·Φ(-1/(2z) - ε·z) (Balle and Wang 2018, theorem 8).

@@ -1,7 +1,7 @@
 """Which layers of a model are critical: clipped and noised (DESIGN 2.3, 2.4).
 
-A model's trainable weights are a flat list of tensors. `Layer` groups them; `critical_indices` turns a selection into the
-positions in that list that the mechanism treats.
+A model's trainable weights are a flat list of tensors. `Layer` groups them; `critical_indices` turns a selection into
+the positions in that list that the mechanism treats.
 
 Selections:
   * 'final_dense' (default): the last Dense layer, found from the model;

@@ -1,4 +1,4 @@
-"""QuAP-FL as a `tff.learning.templates.LearningProcess`: stock distributor and finalizer around our client work and aggregator."""
+"""QuAP-FL as a `tff.learning.templates.LearningProcess`: TFF's distributor and finalizer, our client work and aggregator."""
 
 import collections
 from typing import Any, Callable, Tuple
@@ -65,7 +65,7 @@ def build_quap_fed_avg(
 
 
 def reject_update(optimizer_state: Any, update: Any) -> Tuple[tf.Tensor, 'collections.OrderedDict[str, tf.Tensor]']:
-  """Rejects a non-finite update, and one that is zero everywhere: a round with nobody must not move weights by momentum."""
+  """Rejects a non-finite update, and an all-zero one: a round with nobody must not move weights by momentum."""
   del optimizer_state
   leaves = tf.nest.flatten(update)
   finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(u)) for u in leaves])

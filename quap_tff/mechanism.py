@@ -54,7 +54,7 @@ def update_norm(config: configs.QuapConfig, critical: Sequence[int], update: Lis
 def clip_update(
     config: configs.QuapConfig, critical: Sequence[int], update: List[tf.Tensor], norm: tf.Tensor, clip: tf.Tensor
 ) -> List[tf.Tensor]:
-  """The update with its critical layers (or all, by `clip_scope`) clipped to `clip`; all zero unless `norm` is finite."""
+  """The update with its critical layers (or all, by `clip_scope`) clipped; all zero unless `norm` is finite."""
   clipped = range(len(update)) if config.clip_scope == 'all_layers' else critical
   factor = clipping.clip_factor(norm, clip)
   scaled = [u * tf.cast(factor, u.dtype) if i in clipped else u for i, u in enumerate(update)]
@@ -89,7 +89,7 @@ def client_noise(
 
 
 def client_noise_broadcast(config: configs.QuapConfig, state: Any) -> 'collections.OrderedDict[str, tf.Tensor]':
-  """What clients need to draw their own noise: the rate that each of the N has if it takes part, and the round's seed."""
+  """What clients need to draw their own noise: the rate of each of the N if it takes part, and the round's seed."""
   round_num = state['round'] + 1
   return collections.OrderedDict(
       rates=participations.rates_if_taking_part(config.participation, state['participation'], round_num),
@@ -110,9 +110,9 @@ def plan_round(
     norms: float32[M], their norms, NaN for non-finite updates.
 
   Returns:
-    `clip` C_t, `next_clip` for the state, `epsilon` ε_t (0 for an empty cohort, +inf without noise), `sigma` σ_t (standard deviation of the noise on each critical
-    entry of the mean), `cohort_size`, the new `participation`, and the reports `norm_*`, `clipped_fraction` and
-    `non_finite_updates`.
+    `clip` C_t, `next_clip` for the state, `epsilon` ε_t (0 for an empty cohort, +inf without noise), `sigma` σ_t
+    (standard deviation of the noise on each critical entry of the mean), `cohort_size`, the new `participation`, and
+    `reports`: `norm_*`, `clipped_fraction` and `non_finite_updates`.
 
   Raises:
     tf.errors.InvalidArgumentError: When run, if an id is outside [0, N) or stands twice.
@@ -170,8 +170,8 @@ def finish_round(
 ) -> Tuple[Any, List[tf.Tensor], Any]:
   """The mean update with its noise, the state after the round, and the round's measurements.
 
-  The norms of signal and noise, like the quantiles of the norms, are exact functions of the clients' data: they are what
-  the papers log, and no privacy figure covers them.
+  The norms of signal and noise, like the quantiles of the norms, are exact functions of the clients' data: they are
+  what the papers log, and no privacy figure covers them.
 
   Args:
     config: The mechanism.
@@ -248,7 +248,9 @@ def _checked_ids(config, client_ids):
           f'Client ids must lie in [0, {config.num_clients}), the configured population; found',
       ),
       tf.debugging.assert_greater(
-          ordered[1:], ordered[:-1], 'A client stands twice in the cohort (each client takes part at most once a round);'
+          ordered[1:],
+          ordered[:-1],
+          'A client stands twice in the cohort (each client takes part at most once a round);',
       ),
   ]
   # In eager mode a failed check has raised already and there is nothing to depend on.

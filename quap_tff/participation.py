@@ -116,7 +116,7 @@ def next_state(config: ParticipationConfig, state: Any, cohort: tf.Tensor, round
 
 
 def statistics(config: ParticipationConfig, state: Any, round_num: Any) -> 'collections.OrderedDict[str, tf.Tensor]':
-  """Mean, standard deviation, minimum and maximum of the N rates (float32), and the number of clients never seen (int32)."""
+  """Mean, standard deviation, minimum and maximum of the N rates, and the number of clients never counted (int32)."""
   all_rates = rates(config, state, round_num)
   return collections.OrderedDict(
       mean=tf.reduce_mean(all_rates),

@@ -1,8 +1,8 @@
 """Andrew et al.'s private quantile: C_{t+1} = C_t·exp(-η·(b̃_t - q)), b̃_t the noised fraction of norms at most C_t.
 
-Andrew, Thakkar, McMahan and Ramaswamy 2021, "Differentially Private Learning with Adaptive Clipping", section 2.1. The update is
-the one of `tff.aggregators.PrivateQuantileEstimationProcess`, which a test holds it to; its noise is drawn here from
-the server's seeded generator, because TFF's cannot be seeded and a resumed run would draw other noise.
+Andrew, Thakkar, McMahan and Ramaswamy 2021, "Differentially Private Learning with Adaptive Clipping", section 2.1. The
+update is the one of `tff.aggregators.PrivateQuantileEstimationProcess`, which a test holds it to; its noise is drawn
+here from the server's seeded generator, because TFF's cannot be seeded and a resumed run would draw other noise.
 """
 
 import dataclasses

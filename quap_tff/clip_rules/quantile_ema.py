@@ -1,4 +1,4 @@
-"""The documents' rule: C_t = μ·C_{t-1} + (1-μ)·target_t, target_t the q-quantile of the norms within bounds (`002…` algorithm 1)."""
+"""The documents' rule: C_t = μ·C_{t-1} + (1-μ)·target_t, target_t a bounded quantile of norms (`002…` algorithm 1)."""
 
 import dataclasses
 import math
