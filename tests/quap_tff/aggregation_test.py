@@ -357,20 +357,22 @@ class TestQuapAggregationExecution:
     assert output.measurements['participation_never_seen'] == 999_998
 
   def test_a_long_run_against_numpy(self):
-    config = _config(
+    fields = dict(
         num_clients=6,
         clip=clip_rules.QuantileEma(quantile=0.5, momentum=0.8, min_clip=0.5, max_clip=3.0),
         participation=ParticipationConfig('ema', 0.3, warmup_rounds=2),
         budget=BudgetConfig(3.0, 6, round_rule='cohort_min'),
     )
-    process = _create(config)
+    process = _create(_config(**fields))
+    noised = _create(_config(noise=NoiseConfig(seed=0), **fields))
     generator = np.random.default_rng(7)
-    state, clip, ema = process.initialize(), None, np.zeros(6)
+    state, noised_state, clip, ema = process.initialize(), noised.initialize(), None, np.zeros(6)
     for t in range(1, 7):
       ids = generator.permutation(6)[:3]
       kernels, convs = generator.normal(size=[3, 2]) * 3, generator.normal(size=[3, 2])
-      output = process.next(state, [_value(c, k) for c, k in zip(convs, kernels)], list(ids))
-      state = output.state
+      updates = [_value(c, k) for c, k in zip(convs, kernels)]
+      output, noised_output = process.next(state, updates, list(ids)), noised.next(noised_state, updates, list(ids))
+      state, noised_state = output.state, noised_output.state
       norms = np.linalg.norm(kernels, axis=1)
       target = np.clip(np.quantile(norms, 0.5), 0.5, 3.0)
       clip = target if clip is None else 0.8 * clip + 0.2 * target
@@ -379,6 +381,8 @@ class TestQuapAggregationExecution:
       clipped = kernels * np.minimum(1, clip / norms)[:, None]
       np.testing.assert_allclose(output.result['dense']['kernel'][0], clipped.mean(axis=0), rtol=1e-4, atol=1e-6)
       np.testing.assert_allclose(output.result['conv'], convs.mean(axis=0), rtol=1e-4, atol=1e-6)
-      np.testing.assert_allclose(output.measurements['epsilon'], epsilon, rtol=1e-5)
+      np.testing.assert_allclose(noised_output.measurements['epsilon'], epsilon, rtol=1e-5)
+      sigma = clip / 3 * np.sqrt(2 * np.log(1.25 / 1e-5)) / epsilon
+      np.testing.assert_allclose(noised_output.measurements['sigma'], sigma, rtol=1e-5)
       np.testing.assert_allclose(output.measurements['clipping_norm'], clip, rtol=1e-5)
       np.testing.assert_allclose(output.measurements['participation_mean'], ema.mean(), rtol=1e-5)
