@@ -30,8 +30,8 @@ def choose_devices(device: str) -> Tuple[str, ...]:
     if device == 'gpu':
       built = 'is a build with CUDA' if tf.test.is_built_with_cuda() else 'is a build without CUDA'
       raise errors.DeviceError(
-          f'device="gpu" was asked for, but TensorFlow {tf.__version__} ({built}) sees no GPU here. Check the driver and'
-          ' CUDA_VISIBLE_DEVICES, or use device="cpu" or device="auto".'
+          f'device="gpu" was asked for, but TensorFlow {tf.__version__} ({built}) sees no GPU here. Check the driver'
+          ' and CUDA_VISIBLE_DEVICES, or use device="cpu" or device="auto".'
       )
     return ('/device:CPU:0',)
   for gpu in gpus:

@@ -24,8 +24,8 @@ _CHANNEL_OPTIONS = (
     ('grpc.max_send_message_length', _MAX_MESSAGE_BYTES),
 )
 
-# Asks the kernel to kill the worker when its parent goes, then becomes the worker. A parent that is gone already by then
-# leaves another parent's id. (A `preexec_fn` would run this between fork and exec of a program full of threads.)
+# Asks the kernel to kill the worker when its parent goes, then becomes the worker. A parent that is gone already by
+# then leaves another parent's id. (A `preexec_fn` would run this between fork and exec of a program full of threads.)
 _LAUNCHER = (
     'import ctypes, os, signal, sys\n'
     'ctypes.CDLL(None).prctl(1, signal.SIGKILL)\n'

@@ -135,7 +135,8 @@ def _children(argument: Any, type_spec: tff.StructType) -> Sequence[Any]:
         f'Expected a structure of {len(elements)} elements of type {type_spec}, found {len(found)} elements.')
   for (found_name, _), (name, _) in zip(found, elements):
     if found_name is not None and name is not None and found_name != name:
-      raise TypeError(f'Expected a structure of type {type_spec}, found an element {found_name!r} in place of {name!r}.')
+      raise TypeError(
+          f'Expected a structure of type {type_spec}, found an element {found_name!r} in place of {name!r}.')
   return [part for _, part in found]
 
 

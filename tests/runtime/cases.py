@@ -189,7 +189,8 @@ def sequences():
 def local_computations():
   @tff.tensorflow.computation(np.int32, np.str_)
   def in_tensorflow(number, text):
-    return collections.OrderedDict(twice=number * 2, text=tf.strings.join([text, '!']), flags=tf.constant([True, False]))
+    return collections.OrderedDict(
+        twice=number * 2, text=tf.strings.join([text, '!']), flags=tf.constant([True, False]))
 
   @tff.federated_computation(np.int32)
   def in_tff(number):

@@ -57,8 +57,8 @@ def test_steps_assign_in_order(inside):
 
     def run(data):
       def step(count, value):
-        with tf.control_dependencies([variable.assign(variable * 10 + value)]):
-          return count + 1
+        variable.assign(variable * 10 + value)  # The result does not wait for it; the next step has to.
+        return count + 1
 
       return data.reduce(0, step)
 

@@ -166,7 +166,8 @@ def test_client_error_names_the_client(num_threads):
   computation = tff.federated_computation(
       lambda x: tff.federated_sum(tff.federated_map(_fails_where_negative(), x)), _INTS_AT_CLIENTS)
   with runtime.activate(runtime.RuntimeConfig(device='cpu', num_threads=num_threads)):
-    with pytest.raises(runtime.ClientError, match=r'Client 3 of the cohort .* failed: InvalidArgumentError: .*a negative number came') as caught:
+    message = r'Client 3 of the cohort .* failed: InvalidArgumentError: .*a negative number came'
+    with pytest.raises(runtime.ClientError, match=message) as caught:
       computation([1, 1, 1, -1, 1, -1, -1])
     assert caught.value.client_index == 3
     assert isinstance(caught.value.__cause__, tf.errors.InvalidArgumentError)
