@@ -89,18 +89,24 @@ def train(
       round_num, state, kept_ledger = kept
       ledger.load_state_dict(kept_ledger)
 
+  test, tested_round = None, None
+
   def tested(learning_state):
     return evaluate(process.get_model_weights(learning_state), test_set.x, test_set.y)
 
+  def current_test():
+    nonlocal test, tested_round
+    if tested_round != round_num:
+      test, tested_round = tested(state), round_num
+    return test
+
   def is_finished():
     # A test that a resumed run makes beside the schedule must not end it where an uninterrupted one goes on.
-    reached = (
-        stop_at_accuracy is not None and round_num > 0 and round_num % eval_every == 0
-        and test['accuracy'] >= stop_at_accuracy
-    )
-    return reached or round_num >= experiment.last_round
+    on_schedule = round_num > 0 and round_num % eval_every == 0
+    if stop_at_accuracy is not None and on_schedule and current_test()['accuracy'] >= stop_at_accuracy:
+      return True
+    return round_num >= experiment.last_round
 
-  test, tested_round = tested(state), round_num
   first_round = round_num + 1
   display = progress_lib.make(progress, first_round, experiment.last_round)
   begin = time.monotonic()
@@ -139,11 +145,9 @@ def train(
   seconds = time.monotonic() - begin
   if directory is not None:
     directory.save(round_num, state, ledger.state_dict())
-  if tested_round != round_num:
-    test = tested(state)
   weights = tf.nest.map_structure(np.asarray, process.get_model_weights(state))
   return Result(
-      round_num, round_num + 1 - first_round, weights, dict(test), ledger, seconds, interrupted=not is_finished()
+      round_num, round_num + 1 - first_round, weights, dict(current_test()), ledger, seconds, interrupted=not is_finished()
   )
 
 

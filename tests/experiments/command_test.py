@@ -1,5 +1,6 @@
 """The command of a user, in processes of its own: what it prints and leaves, and how it ends when it is cut off."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -13,9 +14,9 @@ from experiments import setup
 from tests.experiments import harness
 
 # The demo, shortened; from another folder, with the preset by its path and a relative folder for the run.
-ROUNDS = 12
+ROUNDS = 10
 FLAGS = (
-    f'--flagfile={harness.PRESETS / "demo.flags"}', f'--rounds={ROUNDS}', '--epsilon=4', '--checkpoint_every=4',
+    f'--flagfile={harness.PRESETS / "demo.flags"}', f'--rounds={ROUNDS}', '--epsilon=4', '--checkpoint_every=3',
     '--noise_seed=7', '--local_epochs=2', '--client_optimizer=sgd:learning_rate=0.2',
 )
 
@@ -25,27 +26,89 @@ def folder(tmp_path_factory):
   return tmp_path_factory.mktemp('elsewhere')
 
 
+def _start_cut(folder):
+  return harness.start(*FLAGS, '--output_dir=runs/cut', cwd=folder)
+
+
 @pytest.fixture(scope='module')
-def uninterrupted(folder):
-  return harness.finish(harness.start(*FLAGS, '--output_dir=runs/whole', cwd=folder)), folder / 'runs' / 'whole'
+def started(folder):
+  """Two runs side by side: one to end, one to be killed."""
+  processes = harness.start(*FLAGS, '--output_dir=runs/whole', cwd=folder), _start_cut(folder)
+  yield processes
+  for process in processes:
+    process.kill()
+    process.wait()
 
 
-def _fresh(code, *arguments):
-  return subprocess.run(
-      [sys.executable, '-c', textwrap.dedent(code), *map(str, arguments)], check=True, stdout=subprocess.PIPE
-  ).stdout
+@pytest.fixture(scope='module')
+def killed(started, folder):
+  """How the killed run ended, its folder, the processes that it had started, and the names of what it left."""
+  process, path = started[1], folder / 'runs' / 'cut'
+  harness.wait_for(lambda: len(harness.rows(path)) >= 4, process)
+  children = psutil.Process(process.pid).children(recursive=True)
+  process.kill()
+  return harness.finish(process), path, children, [entry.name for entry in path.iterdir()]
 
 
-_LOAD = '''
+@pytest.fixture(scope='module')
+def uninterrupted(started, killed, folder):
+  return harness.finish(started[0]), folder / 'runs' / 'whole'
+
+
+@pytest.fixture(scope='module')
+def left_alone(uninterrupted, folder):
+  """A run whose standard output nobody reads, beside the resumed one."""
+  process = harness.start(*harness.TINY, '--progress=lines', cwd=folder)
+  process.stdout.close()
+  process.stdout = None
+  yield process
+  process.kill()
+  process.wait()
+
+
+@pytest.fixture(scope='module')
+def resumed(left_alone, killed, folder):
+  """The same command again in the killed run's folder."""
+  return harness.finish(_start_cut(folder)), killed[1]
+
+
+# The binary's main, which says afterwards whether TensorFlow was in use when the runtime was activated.
+_OBSERVED = '''
     import sys
-    import numpy as np
+    from absl import flags
     import tensorflow as tf
+    from tensorflow.python.eager import context
 
-    model = tf.keras.models.load_model(sys.argv[1], compile=False)
-    examples = np.load(sys.argv[2])
-    labels = model.predict(examples['x'], verbose=0).argmax(-1)
-    print(float((labels == examples['y']).mean()))
+    from experiments import train
+    from quap_tff import runtime
+
+    in_use = []
+    activate = runtime.activate
+
+    def observed(config):
+      in_use.append(context.context()._initialized)
+      return activate(config)
+
+    runtime.activate = observed
+    flags.FLAGS(sys.argv)
+    status = train.main(['train'])
+    print(in_use, tf.config.threading.get_intra_op_parallelism_threads())
+    sys.exit(status)
 '''
+
+
+@pytest.fixture(scope='module')
+def stopped(folder):
+  """How a run of a million rounds ended that was sent SIGTERM, and its folder."""
+  path = folder / 'runs' / 'stopped'
+  arguments = [*harness.TINY, '--rounds=1000000', f'--output_dir={path}']
+  process = subprocess.Popen(
+      [sys.executable, '-c', textwrap.dedent(_OBSERVED), *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+      universal_newlines=True, encoding='utf-8', env={**os.environ, 'PYTHONPATH': str(harness.REPOSITORY)},
+  )
+  harness.wait_for(lambda: len(harness.rows(path)) >= 2, process)
+  process.terminate()
+  return harness.finish(process), path
 
 
 class TestCommand:
@@ -90,57 +153,59 @@ class TestCommand:
     assert float(rows[-1]['test_accuracy']) == run.summary['test_accuracy']
     assert float(rows[-1]['nominal_epsilon_max']) == run.summary['nominal_epsilon_max']
 
-  def test_the_model_loads_elsewhere_and_is_as_good_as_said(self, uninterrupted, tmp_path):
-    run, path = uninterrupted
-    with harness.parsed(*FLAGS) as values:
-      test = setup.from_flags(values).federation.test
-    np.savez(tmp_path / 'test.npz', x=test.x, y=test.y)
-    assert float(_fresh(_LOAD, path / 'final_model.keras', tmp_path / 'test.npz')) == run.summary['test_accuracy']
-
 
 class TestCutOff:
 
-  def test_killed_then_stopped_it_ends_as_the_uninterrupted_run(self, uninterrupted, folder):
-    whole, whole_path = uninterrupted
-    path = folder / 'runs' / 'cut'
-    start = lambda: harness.start(*FLAGS, '--output_dir=runs/cut', cwd=folder)
-
-    process = start()
-    harness.wait_for(lambda: len(harness.rows(path)) >= 5, process)
-    children = psutil.Process(process.pid).children(recursive=True)
-    process.kill()
-    run = harness.finish(process)
+  def test_a_kill_leaves_no_process_and_no_summary(self, killed):
+    run, _, children, names = killed
     assert run.status == -signal.SIGKILL
     assert not psutil.wait_procs(children, timeout=30)[1]
-    assert not (path / 'summary.json').exists()
+    assert 'metrics.csv' in names and 'summary.json' not in names
 
-    process = start()
-    harness.wait_for(lambda: len(harness.rows(path)) >= 8, process)
-    process.terminate()
-    run = harness.finish(process)
+  def test_the_same_command_ends_as_the_uninterrupted_run(self, uninterrupted, resumed):
+    whole, whole_path = uninterrupted
+    run, path = resumed
+    assert run.status == 0 and 'Going on with the run' in run.err
+    assert harness.rows(path) == harness.rows(whole_path)
+    assert {**run.summary, 'seconds': 0, 'output_dir': ''} == {**whole.summary, 'seconds': 0, 'output_dir': ''}
+
+  def test_both_models_load_elsewhere_alike_and_as_good_as_said(self, uninterrupted, resumed, tmp_path):
+    code = '''
+        import sys
+        import numpy as np
+        import tensorflow as tf
+
+        models = [tf.keras.models.load_model(f'{path}/final_model.keras', compile=False) for path in sys.argv[2:]]
+        examples = np.load(sys.argv[1])
+        labels = models[0].predict(examples['x'], verbose=0).argmax(-1)
+        weights = [model.get_weights() for model in models]
+        same = all(a.tobytes() == b.tobytes() for a, b in zip(*weights))
+        print(same, float((labels == examples['y']).mean()))
+    '''
+    with harness.parsed(*FLAGS) as values:
+      test = setup.from_flags(values).federation.test
+    np.savez(tmp_path / 'test.npz', x=test.x, y=test.y)
+    paths = [str(tmp_path / 'test.npz'), str(uninterrupted[1]), str(resumed[1])]
+    out = subprocess.run(
+        [sys.executable, '-c', textwrap.dedent(code), *paths], check=True, stdout=subprocess.PIPE
+    ).stdout
+    same, accuracy = out.split()
+    assert same == b'True' and float(accuracy) == uninterrupted[0].summary['test_accuracy']
+
+  def test_a_reader_that_goes_ends_the_run_quietly(self, left_alone):
+    run = harness.finish(left_alone)
+    assert run.status == 1
+    assert 'Traceback' not in run.err and 'BrokenPipe' not in run.err
+
+  def test_sigterm_keeps_the_last_round(self, stopped):
+    run, path = stopped
     assert run.status == 130
-    assert run.summary['interrupted'] and 8 <= run.summary['rounds'] < ROUNDS
+    summary = harness.strict_json((path / 'summary.json').read_text())
+    assert summary['interrupted'] and summary['rounds'] == len(harness.rows(path)) >= 2
+    assert (path / 'checkpoints' / f'round_{summary["rounds"]}').is_dir()
     assert 'Interrupted after' in run.out and 'The same command goes on from there' in run.out
     assert 'Traceback' not in run.err
 
-    run = harness.finish(start())
-    assert run.status == 0 and 'Going on with the run' in run.err
-    assert harness.rows(path) == harness.rows(whole_path)
-    assert (path / 'final_model.keras').exists()
-    assert {**run.summary, 'seconds': 0, 'output_dir': ''} == {**whole.summary, 'seconds': 0, 'output_dir': ''}
-    code = '''
-        import sys
-        import tensorflow as tf
-
-        weights = [tf.keras.models.load_model(path, compile=False).get_weights() for path in sys.argv[1:]]
-        print(all(a.tobytes() == b.tobytes() for a, b in zip(*weights)))
-    '''
-    assert _fresh(code, path / 'final_model.keras', whole_path / 'final_model.keras').strip() == b'True'
-
-  def test_a_reader_that_goes_ends_the_run_quietly(self, folder):
-    process = harness.start(*harness.TINY, '--progress=lines', cwd=folder)
-    process.stdout.close()
-    process.stdout = None
-    run = harness.finish(process)
-    assert run.status == 1
-    assert 'Traceback' not in run.err and 'BrokenPipe' not in run.err
+  def test_tensorflow_stays_unused_until_the_runtime_is_active(self, stopped):
+    """Its threads and GPU memory are set by the first use; the runtime could not set them afterwards."""
+    assert stopped[0].out.splitlines()[-1] == '[False] 1'

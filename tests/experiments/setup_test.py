@@ -1,9 +1,4 @@
-"""From flags to an experiment: defaults, what is picked by the data, and that TensorFlow is left untouched."""
-
-import os
-import subprocess
-import sys
-import textwrap
+"""From flags to an experiment: defaults and what is picked by the data."""
 
 import pytest
 
@@ -52,36 +47,6 @@ class TestFromFlags:
   @pytest.mark.parametrize('clip', ['quantile_ema:timing=previous,initial_clip=1', 'fixed', 'private_quantile'])
   def test_workers_take_rules_of_one_aggregation(self, clip):
     assert _experiment('--runtime=workers', f'--clip={clip}').runtime.kind == 'workers'
-
-  def test_tensorflow_stays_unused_until_the_runtime_is_active(self):
-    """Its threads and GPU memory are set by the first use; the runtime could not set them afterwards."""
-    code = '''
-        import contextlib, sys
-        from absl import flags
-        from tensorflow.python.eager import context
-        from experiments import train
-        from quap_tff import runtime
-        import tensorflow as tf
-
-        entered = []
-        activate = runtime.activate
-
-        def observed(config):
-          entered.append(context.context()._initialized)
-          return activate(config)
-
-        runtime.activate = observed
-        flags.FLAGS(['train', '--rounds=1', '--epsilon=0.5', '--num_clients=4', '--max_local_steps=1',
-                     '--model=logistic_regression', '--progress=none'])
-        status = train.main(['train'])
-        threads = tf.config.threading.get_intra_op_parallelism_threads()
-        print(status, entered, threads)
-    '''
-    out = subprocess.run(
-        [sys.executable, '-c', textwrap.dedent(code)], check=True, stdout=subprocess.PIPE, universal_newlines=True,
-        env={**os.environ, 'PYTHONPATH': str(harness.REPOSITORY)},
-    ).stdout
-    assert out.splitlines()[-1] == '0 [False] 1'
 
 
 class TestIdentity:
