@@ -146,8 +146,9 @@ def train(
   if directory is not None:
     directory.save(round_num, state, ledger.state_dict())
   weights = tf.nest.map_structure(np.asarray, process.get_model_weights(state))
+  test = dict(current_test())
   return Result(
-      round_num, round_num + 1 - first_round, weights, dict(current_test()), ledger, seconds, interrupted=not is_finished()
+      round_num, round_num + 1 - first_round, weights, test, ledger, seconds, interrupted=not is_finished()
   )
 
 
