@@ -57,6 +57,11 @@ def aggregation(clients: int, rounds: int) -> List[Dict[str, Any]]:
       'TFF fixed clip': tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(0.1, float(clients), 1.0),
       'TFF adaptive clip': tff.aggregators.DifferentiallyPrivateFactory.gaussian_adaptive(0.1, float(clients)),
       'QuAP': quap_tff.QuapAggregationFactory(quap_tff.QuapConfig(num_clients=clients)),
+      'QuAP, last clip': quap_tff.QuapAggregationFactory(
+          quap_tff.QuapConfig(
+              num_clients=clients, clip=quap_tff.clip_rules.QuantileEma(timing='previous', initial_clip=1.0)
+          )
+      ),
   }
   rows = []
   with runtime.activate():
@@ -94,7 +99,7 @@ def growth(
 
 
 def memory(rounds: List[int]) -> List[Dict[str, Any]]:
-  """Memory of the process after the given rounds of QuAP, with cohorts of 5 to 40 clients of 20 to 120 examples."""
+  """Memory of the process after the given rounds of QuAP, with cohorts of 5 to 40 clients of 5 to 40 examples."""
   rng = np.random.default_rng(0)
   rows = []
   with runtime.activate():
@@ -102,7 +107,7 @@ def memory(rounds: List[int]) -> List[Dict[str, Any]]:
     state = process.initialize()
     for round_num in range(1, max(rounds) + 1):
       ids = rng.choice(100, rng.integers(5, 41), replace=False)
-      data = [_client(int(i), rng.random((rng.integers(20, 121), *_INPUT_SHAPE), np.float32)) for i in ids]
+      data = [_client(int(i), rng.random((rng.integers(5, 41), *_INPUT_SHAPE), np.float32)) for i in ids]
       state = process.next(state, data).state
       if round_num in rounds:
         rows.append({'round': round_num, 'mib': psutil.Process().memory_info().rss / 2**20})

@@ -88,26 +88,21 @@ class QuapAggregationFactory(tff.aggregators.WeightedAggregationFactory):
 
     message_type = announce.type_signature.result
 
-    @tff.tensorflow.computation(value_type, message_type)
-    def measure(value, message):
-      return mechanism.update_norm(config, critical, tf.nest.flatten(value)) / message['scale']
-
-    @tff.tensorflow.computation(value_type, weight_type, np.float32, message_type, np.float32)
-    def contribute(value, weight, norm, message, clip):
-      update = tf.nest.flatten(value)
-      clipped = mechanism.clip_update(config, critical, update, norm, clip)
-      noise = []
-      if noise_at_clients:
-        noise = mechanism.client_noise(config, critical, update, read_client_id(weight), message['noise'], clip)
-      return collections.OrderedDict(clipped=clipped, noise=noise)
-
-    @tff.tensorflow.computation(weight_type, np.float32)
-    def report(weight, norm):
+    @tff.tensorflow.computation(value_type, weight_type, message_type)
+    def report(value, weight, message):
+      norm = mechanism.update_norm(config, critical, tf.nest.flatten(value)) / message['scale']
       return collections.OrderedDict(client_id=tf.cast(read_client_id(weight), tf.int64), norm=norm)
 
-    reports_type = tff.to_type(
-        collections.OrderedDict(client_id=(np.int64, [None]), norm=(np.float32, [None]))
-    )
+    @tff.tensorflow.computation(value_type, report.type_signature.result, message_type, np.float32)
+    def contribute(value, own_report, message, clip):
+      update = tf.nest.flatten(value)
+      clipped = mechanism.clip_update(config, critical, update, own_report['norm'], clip)
+      noise = []
+      if noise_at_clients:
+        noise = mechanism.client_noise(config, critical, update, own_report['client_id'], message['noise'], clip)
+      return collections.OrderedDict(clipped=clipped, noise=noise)
+
+    reports_type = tff.to_type(collections.OrderedDict(client_id=(np.int64, [None]), norm=(np.float32, [None])))
 
     @tff.tensorflow.computation(state_type, reports_type)
     def plan_round(state, reports):
@@ -142,14 +137,13 @@ class QuapAggregationFactory(tff.aggregators.WeightedAggregationFactory):
     def next_fn(state, value, weight):
       message = tff.federated_map(announce, state)
       message_at_clients = tff.federated_broadcast(message)
-      norms = tff.federated_map(measure, (value, message_at_clients))
-      reports = _federated_collect(tff.federated_map(report, (weight, norms)), reports_type)
-      plan = tff.federated_map(plan_round, (state, reports))
+      report_at_clients = tff.federated_map(report, (value, weight, message_at_clients))
+      plan = tff.federated_map(plan_round, (state, _federated_collect(report_at_clients, reports_type)))
       if config.clip.uses_current_norms:
         clip = tff.federated_broadcast(tff.federated_map(select_clip, plan))
       else:
         clip = message_at_clients['clip']
-      total = tff.federated_sum(tff.federated_map(contribute, (value, weight, norms, message_at_clients, clip)))
+      total = tff.federated_sum(tff.federated_map(contribute, (value, report_at_clients, message_at_clients, clip)))
       new_state, mean, measurements = tff.federated_map(finish_round, (state, message, plan, total))
       return tff.templates.MeasuredProcessOutput(new_state, mean, measurements)
 
