@@ -416,7 +416,7 @@ class TestExecution:
     for round_number in (1, 2):
       output = process.next(state, [weights] * 3, data)
       state = output.state
-      assert state['round'] == round_number and list(state['seed']) == [11, 3]
+      assert state['round'] == round_number and list(state['seed']) == [11, seeds.STREAMS['client_update']]
       for client_id, result in zip((3, 8), output.result):
         expected, _ = run_update(config, sgd(0.05), client_id=client_id, round_number=round_number, seed=11)
         assert result.update_weight == collections.OrderedDict(client_id=client_id)
