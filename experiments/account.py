@@ -1,0 +1,107 @@
+r"""Privacy of a Gaussian mechanism over rounds: any one of ε, δ and noise from the other two.
+
+    python -m experiments.account --noise_multiplier=10.8 --rounds=200 --delta=1e-5
+    python -m experiments.account --epsilon=6 --delta=1e-5 --rounds=200
+    python -m experiments.account --epsilon=2 --delta=1e-6 --rounds=1000 --sampling_rate=0.01 --accountant=rdp
+
+A table goes to standard output; its last line is one JSON object: `noise_multiplier`, `delta`, and `epsilon` by
+accountant where it applies. Exit status: 0, or 1 for wrong input, with one line on standard error.
+"""
+
+import json
+import sys
+from typing import Any, Dict, List
+
+from absl import flags
+
+from quap_tff.accounting import accountants
+from quap_tff.accounting import calibration
+
+# Flags of its own: in one process with the training binary, `epsilon` and `rounds` of both must not meet.
+_FLAGS = flags.FlagValues()
+_NOISE_MULTIPLIER = flags.DEFINE_float(
+    'noise_multiplier', None, 'z: σ of the noise on the sum over the clipping norm, the most that one client adds.',
+    flag_values=_FLAGS,
+)
+_EPSILON = flags.DEFINE_float('epsilon', None, 'ε in nats.', flag_values=_FLAGS)
+_DELTA = flags.DEFINE_float('delta', None, 'Total δ.', flag_values=_FLAGS)
+_ROUNDS = flags.DEFINE_integer(
+    'rounds', 1, 'Rounds that the client is in or, with sampling, could be in.', flag_values=_FLAGS
+)
+_SAMPLING_RATE = flags.DEFINE_float(
+    'sampling_rate', 1.0,
+    'Probability of each client, drawn independently in each round (Bernoulli cohorts). 1: always in.',
+    flag_values=_FLAGS,
+)
+_ACCOUNTANT = flags.DEFINE_string(
+    'accountant', None,
+    f'Whose ε and δ are meant: {", ".join(accountants.ACCOUNTANTS)}. Default: gaussian_exact, or pld with sampling.',
+    flag_values=_FLAGS,
+)
+_HELP = flags.DEFINE_bool('help', False, 'Show this help.', short_name='h', flag_values=_FLAGS)
+
+_FAILED = 1
+
+
+def main(argv: List[str]) -> int:
+  """Accounts for what the flags in `argv[1:]` say; returns the exit status."""
+  for name in _FLAGS:
+    _FLAGS[name].unparse()  # Back to the defaults, so that a second call starts anew.
+  try:
+    rest = _FLAGS(argv)[1:]
+    if _HELP.value:
+      print(f'{__doc__}\n{_FLAGS.get_help()}')
+      return 0
+    if rest:
+      raise ValueError(f'Unexpected argument {rest[0]!r}; flags are written --name=value.')
+    solution = calibration.solve(
+        epsilon=_EPSILON.value,
+        delta=_DELTA.value,
+        noise_multiplier=_NOISE_MULTIPLIER.value,
+        rounds=_ROUNDS.value,
+        sampling_rate=_SAMPLING_RATE.value,
+        accountant=_ACCOUNTANT.value,
+    )
+  except (ValueError, flags.Error) as error:
+    print('Error: ' + ' '.join(str(error).split()), file=sys.stderr)
+    return _FAILED
+  figures = accountants.account(solution.history, solution.delta)
+  # An ε that the terminal's encoding lacks must not end in a traceback.
+  sys.stdout.reconfigure(errors='backslashreplace')
+  _print_table(solution, figures)
+  print(json.dumps(_summary(solution, figures), allow_nan=False), flush=True)
+  return 0
+
+
+def _print_table(solution: calibration.Solution, figures: Dict[str, Any]):
+  rounds = '1 round' if _ROUNDS.value == 1 else f'{_ROUNDS.value:,} rounds'
+  print(f'Noise multiplier z = {solution.noise_multiplier:.6g}, {rounds}, total δ = {solution.delta:.6g}')
+  print(f'Neighbours: {accountants.NEIGHBOURS}; unit: {accountants.UNIT};')
+  print(f'{accountants.amplification(solution.history)}.')
+  print('Holds for values that are released with this noise, and not for others released beside them.\n')
+  width = max(map(len, figures))
+  print(f'{"accountant":<{width}}  {"ε":>10}')
+  for name, figure in figures.items():
+    if isinstance(figure, accountants.Figure):
+      print(f'{name:<{width}}  {figure.epsilon:>10.5g}  {figure.method}')
+    else:
+      print(f'{name:<{width}}  {"-":>10}  {figure.reason}')
+  print()
+
+
+def _summary(solution: calibration.Solution, figures: Dict[str, Any]) -> Dict[str, Any]:
+  return {
+      'noise_multiplier': solution.noise_multiplier,
+      'delta': solution.delta,
+      'epsilon': {name: f.epsilon for name, f in figures.items() if isinstance(f, accountants.Figure)},
+      'rounds': _ROUNDS.value,
+      'sampling_rate': _SAMPLING_RATE.value,
+      'accountant': solution.accountant,
+      'unit': accountants.UNIT,
+      'neighbours': accountants.NEIGHBOURS,
+      'amplification': accountants.amplification(solution.history),
+  }
+
+
+if __name__ == '__main__':
+  sys.exit(main(sys.argv))

@@ -1,0 +1,162 @@
+"""Solves for any one of ε, δ and noise from the other two, by an accountant.
+
+What is solved for is always rounded to the private side: the ε and δ that it belongs to are not exceeded.
+"""
+
+import functools
+import math
+from typing import NamedTuple, Optional
+
+from quap_tff import checks
+from quap_tff.accounting import accountants
+from quap_tff.accounting import history as histories_lib
+
+MIN_FACTOR, MAX_FACTOR = 1e-6, 1e12
+
+
+class Solution(NamedTuple):
+  """A history and its (ε, δ) by one accountant.
+
+  Attributes:
+    noise_multiplier: z of every round.
+    epsilon: Nats.
+    delta: The total δ.
+    accountant: The name of whose (ε, δ) it is.
+    history: What the client goes through at that noise.
+  """
+
+  noise_multiplier: float
+  epsilon: float
+  delta: float
+  accountant: str
+  history: histories_lib.History
+
+
+def noise_factor(history: histories_lib.History, epsilon: float, delta: float, name: str) -> float:
+  """The least factor on the noise of every round with which the accountant proves (ε, δ).
+
+  Args:
+    history: What one client goes through, at any noise; sampling rates stay as they are.
+    epsilon: ε >= 0 in nats.
+    delta: Total δ in (0, 1).
+    name: Of `accountants.ACCOUNTANTS`.
+
+  Returns:
+    A factor in [`MIN_FACTOR`, `MAX_FACTOR`], above the least one by at most the accountant's `relative_tolerance`.
+
+  Raises:
+    ValueError: If there is no such factor, the history has a round that is not noised at all, or the accountant does
+      not apply.
+  """
+  accountant = accountants.get(name)
+  checks.number('epsilon', epsilon, at_least=0)
+  checks.number('delta', delta, above=0, below=1)
+  if any(math.isinf(mechanism.mu) for mechanism, _ in history.releases):
+    raise ValueError('A round without noise has no finite ε, whatever its noise is multiplied by.')
+
+  @functools.lru_cache(maxsize=None)
+  def excess(log_factor):
+    """ln of the ratio of ε at that factor to what is asked for; falls as the factor grows."""
+    found = accountant.epsilon(history.scaled(math.exp(log_factor)), delta)
+    if found <= epsilon:
+      return math.log(found / epsilon) if found else -math.inf
+    return math.log(found / epsilon) if epsilon and math.isfinite(found) else math.inf
+
+  low, high = _bracket(lambda log_factor: excess(log_factor) <= 0)
+  if high is None:
+    raise ValueError(
+        f'epsilon={epsilon:g} at delta={delta:g} is out of reach: {name} does not prove it with {MAX_FACTOR:g} times '
+        'the noise.'
+    )
+  # ln ε is nearly straight in ln z: a point just beyond where the line crosses zero mostly cuts off far more than half.
+  tolerance, halve = accountant.relative_tolerance, False
+  while high - low > tolerance:
+    middle = 0.5 * (low + high)
+    slope = excess(high) - excess(low)
+    if not halve and math.isfinite(slope) and slope < 0:
+      crossing = low - (high - low) * excess(low) / slope
+      nearer_low = crossing < middle
+      crossing += (0.4 if nearer_low else -0.4) * tolerance
+      middle = min(max(crossing, low + 0.3 * tolerance), high - 0.3 * tolerance)
+    before = high - low
+    low, high = (low, middle) if excess(middle) <= 0 else (middle, high)
+    halve = high - low > 0.5 * before
+  return math.exp(high)
+
+
+def _bracket(enough):
+  """(low, high) in ln factors: not enough, and enough; equal at `MIN_FACTOR`; high is None above `MAX_FACTOR`."""
+  bottom, top = math.log(MIN_FACTOR), math.log(MAX_FACTOR)
+  # From 1, where nothing is extreme, in steps that double.
+  step = math.log(2)
+  if enough(0.0):
+    low = high = 0.0
+    while high > bottom:
+      low = max(bottom, high - step)
+      if not enough(low):
+        return low, high
+      high, step = low, 2 * step
+    return high, high
+  low = 0.0
+  while low < top:
+    high = min(top, low + step)
+    if enough(high):
+      return low, high
+    low, step = high, 2 * step
+  return low, None
+
+
+def solve(
+    *,
+    epsilon: Optional[float] = None,
+    delta: Optional[float] = None,
+    noise_multiplier: Optional[float] = None,
+    rounds: int = 1,
+    sampling_rate: float = 1.0,
+    accountant: Optional[str] = None,
+) -> Solution:
+  """The one of ε, δ and z that is None, for the same mechanism in each of `rounds` rounds.
+
+  Args:
+    epsilon: ε >= 0 in nats.
+    delta: Total δ in (0, 1).
+    noise_multiplier: z > 0, σ over the clipping norm, of a sum to which each client adds at most that norm.
+    rounds: Rounds T >= 1 that the client is in or, with sampling, could be in.
+    sampling_rate: q in (0, 1], of Poisson sampling; 1 is none.
+    accountant: Whose ε and δ are meant. None: `gaussian_exact` without sampling, `pld` with it.
+
+  Returns:
+    A `Solution`: never less private than was asked for.
+
+  Raises:
+    ValueError: If not exactly two of the three are given, a value is out of range, or there is no solution.
+  """
+  given = {'epsilon': epsilon, 'delta': delta, 'noise_multiplier': noise_multiplier}
+  known = [name for name, value in given.items() if value is not None]
+  if len(known) != 2:
+    found = ', '.join(known) if known else 'none of them'
+    raise ValueError(
+        f'Two of epsilon, delta and noise_multiplier must be given, and the third is solved for; found {found}.'
+    )
+  if epsilon is not None:
+    checks.number('epsilon', epsilon, at_least=0)
+  if delta is not None:
+    checks.number('delta', delta, above=0, below=1)
+  if noise_multiplier is not None:
+    checks.number('noise_multiplier', noise_multiplier, at_least=MIN_FACTOR, at_most=MAX_FACTOR)
+  checks.integer('rounds', rounds, at_least=1)
+  checks.number('sampling_rate', sampling_rate, above=0, at_most=1)
+  history_at = lambda z: histories_lib.History.gaussian(z, rounds, sampling_rate)
+  name = accountant if accountant is not None else accountants.default_name(history_at(1.0), delta)
+  by = accountants.get(name)
+  try:
+    if noise_multiplier is None:
+      noise_multiplier = noise_factor(history_at(1.0), epsilon, delta, name)
+    history = history_at(noise_multiplier)
+    if delta is None:
+      delta = accountants.delta_of(history, epsilon, name)
+    elif epsilon is None:
+      epsilon = by.epsilon(history, delta)
+  except accountants.NotApplicableError as error:
+    raise ValueError(f'Accountant {name} has no figure for this: {error}.') from None
+  return Solution(noise_multiplier, epsilon, delta, name, history)
