@@ -8,6 +8,11 @@ A table goes to standard output; its last line is one JSON object: `noise_multip
 accountant where it applies. Exit status: 0, or 1 for wrong input, with one line on standard error.
 """
 
+import os
+
+# Importing the package loads TensorFlow: keeps its start-up chatter out. An own choice in the environment stands.
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+
 import json
 import sys
 from typing import Any, Dict, List
