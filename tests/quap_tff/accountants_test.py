@@ -380,13 +380,11 @@ class TestSampling:
     worst = gains[int(np.argmax(means))]
     estimate, error = worst.mean(), worst.std() / math.sqrt(n)
     assert error < 0.01 * estimate
-    found = accountants.delta_of(history.History.gaussian(z, rounds, q), epsilon, 'pld')
-    assert abs(found - estimate) < 4 * error
-    for wrong in (2 / 3, 3 / 2):
-      other = accountants.delta_of(history.History.gaussian(z * wrong, rounds, q), epsilon, 'pld')
-      assert abs(other - estimate) > 4 * error
+    at = lambda factor, delta, name='pld': _epsilon(name, history.History.gaussian(factor * z, rounds, q), delta)
+    assert at(1, estimate + 4 * error) < epsilon < at(1, estimate - 4 * error)
+    assert at(2 / 3, estimate + 4 * error) > epsilon > at(3 / 2, estimate - 4 * error)
     # Only a bound, but one of the right size.
-    assert estimate < accountants.delta_of(history.History.gaussian(z, rounds, q), epsilon, 'rdp') < 5 * estimate
+    assert epsilon < at(1, estimate, 'rdp') < 2 * epsilon
 
 
 class TestWhereDistributionsEnd:
