@@ -29,12 +29,15 @@ class NoiseConfig:
       no noise.
     delta: δ of one round, in (0, 1).
     calibration: z(ε, δ), 'classic' or 'analytic'; see `quap_tff.gaussian`.
+    scale: A public factor on every z(ε, δ), for noise that an accountant has calibrated over the whole run; 1 is the
+      documents' noise.
     seed: A non-negative integer makes the noise reproducible, hence public; None draws it from the operating system.
   """
 
   placement: str = 'server'
   delta: float = 1e-5
   calibration: str = 'classic'
+  scale: float = 1.0
   seed: Optional[int] = None
 
   def __post_init__(self):
@@ -43,6 +46,7 @@ class NoiseConfig:
     if self.calibration not in gaussian.CALIBRATIONS:
       raise registry.unknown_name_error('gaussian calibration', self.calibration, gaussian.CALIBRATIONS)
     checks.number('delta', self.delta, above=0, below=1)
+    checks.number('noise scale', self.scale, above=0)
     if self.seed is not None:
       checks.integer('noise seed', self.seed, at_least=0, at_most=2**63 - 1)
 

@@ -82,8 +82,7 @@ def client_noise(
   # `plan_round` refuses an id out of range in words; looking its rate up must not fail first.
   rate = tf.gather(broadcast['rates'], tf.clip_by_value(tf.cast(client_id, tf.int64), 0, config.num_clients - 1))
   epsilon = budgets.client_budgets(config.budget, rate, broadcast['in_warmup'])
-  multiplier = gaussian.noise_multiplier(config.noise.calibration, epsilon, config.noise.delta)
-  stddev = tf.where(tf.math.is_finite(clip), multiplier * clip, 0.0)
+  stddev = tf.where(tf.math.is_finite(clip), _multiplier(config, epsilon) * clip, 0.0)
   seed = seeds.fold_in(broadcast['seed'], client_id)
   return _noise(seed, [update[i] for i in critical], stddev)
 
@@ -110,9 +109,10 @@ def plan_round(
     norms: float32[M], their norms, NaN for non-finite updates.
 
   Returns:
-    `clip` C_t, `next_clip` for the state, `epsilon` ε_t (0 for an empty cohort, +inf without noise), `sigma` σ_t
-    (standard deviation of the noise on each critical entry of the mean), `cohort_size`, the new `participation`, and
-    `reports`: `norm_*`, `clipped_fraction` and `non_finite_updates`.
+    `clip` C_t, `next_clip` for the state, `epsilon` ε_t (0 for an empty cohort, +inf without noise),
+    `noise_multiplier` (noise on the sum of updates over C_t; 0 if there is none), `sigma` σ_t (standard deviation of
+    the noise on each critical entry of the mean), `cohort_size`, the new `participation`, and `reports`: `norm_*`,
+    `clipped_fraction` and `non_finite_updates`.
 
   Raises:
     tf.errors.InvalidArgumentError: When run, if an id is outside [0, N) or stands twice.
@@ -128,16 +128,13 @@ def plan_round(
   cohort_size = tf.size(client_ids)
   size = tf.maximum(tf.cast(cohort_size, tf.float32), 1.0)
 
-  def multiplier(epsilon):
-    return gaussian.noise_multiplier(config.noise.calibration, epsilon, config.noise.delta)
-
   if config.noise.placement == 'client':
     client_epsilons = budgets.client_budgets(config.budget, rates, in_warmup)
     epsilon = tf.math.divide_no_nan(tf.reduce_sum(client_epsilons), tf.cast(cohort_size, tf.float32))
-    relative_sigma = tf.norm(multiplier(client_epsilons)) / size
+    noise_multiplier = tf.norm(_multiplier(config, client_epsilons))
   else:
     epsilon = budgets.round_budget(config.budget, rates, in_warmup)
-    relative_sigma = multiplier(epsilon) / size
+    noise_multiplier = _multiplier(config, epsilon)
   # No bound yet means that no finite update has ever come: everything that is summed is exactly zero.
   noised = tf.logical_and(tf.math.is_finite(clip), cohort_size > 0) if config.noise.placement != 'none' else False
 
@@ -148,7 +145,8 @@ def plan_round(
       clip=clip,
       next_clip=next_clip,
       epsilon=tf.where(cohort_size > 0, math.inf if config.noise.placement == 'none' else epsilon, 0.0),
-      sigma=tf.where(noised, relative_sigma * clip, 0.0),
+      noise_multiplier=tf.where(noised, noise_multiplier, 0.0),
+      sigma=tf.where(noised, noise_multiplier / size * clip, 0.0),
       cohort_size=cohort_size,
       participation=participation,
       reports=collections.OrderedDict(
@@ -216,6 +214,7 @@ def finish_round(
       cohort_size=plan['cohort_size'],
       epsilon=plan['epsilon'],
       clipping_norm=plan['clip'],
+      noise_multiplier=plan['noise_multiplier'],
       sigma=plan['sigma'],
       **plan['reports'],
       signal_norm=signal_norm,
@@ -225,6 +224,10 @@ def finish_round(
   for name, value in participations.statistics(config.participation, plan['participation'], round_num).items():
     measurements[f'participation_{name}'] = value
   return new_state, [u * tf.cast(scale, u.dtype) for u in mean], measurements
+
+
+def _multiplier(config, epsilon):
+  return config.noise.scale * gaussian.noise_multiplier(config.noise.calibration, epsilon, config.noise.delta)
 
 
 def _round_seed(state, use):

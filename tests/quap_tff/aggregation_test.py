@@ -31,6 +31,7 @@ _MEASUREMENTS = collections.OrderedDict(
     cohort_size=np.int32,
     epsilon=np.float32,
     clipping_norm=np.float32,
+    noise_multiplier=np.float32,
     sigma=np.float32,
     norm_p10=np.float32,
     norm_p50=np.float32,

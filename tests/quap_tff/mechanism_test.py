@@ -130,6 +130,7 @@ class TestRoundWithoutNoise:
         cohort_size=3,
         epsilon=_INF,
         clipping_norm=1.0,
+        noise_multiplier=0.0,
         sigma=0.0,
         norm_p10=0.1,
         norm_p50=0.5,
@@ -365,6 +366,16 @@ class TestServerNoise:
     )
     _, _, measurements = _run_once(config, self._cohort(5), **self._LARGE)
     np.testing.assert_allclose(measurements['sigma'], 3.2, rtol=1e-5)
+    np.testing.assert_allclose(measurements['noise_multiplier'], 8.0, rtol=1e-5)
+
+  @pytest.mark.parametrize('placement, sigma', [('server', 0.8), ('client', 0.8 * math.sqrt(5))])
+  def test_scale_scales_the_noise_that_is_drawn(self, placement, sigma):
+    noise = NoiseConfig(placement, delta=_DELTA, scale=0.25, seed=0)
+    config = _config(clip=clip_rules.Fixed(2.0), budget=BudgetConfig(1.0, 2, alpha=0.0), noise=noise)
+    _, mean, measurements = _run_once(config, self._cohort(5), **self._LARGE)
+    np.testing.assert_allclose(measurements['sigma'], sigma, rtol=1e-5)
+    np.testing.assert_allclose(measurements['noise_multiplier'], sigma * 5 / 2, rtol=1e-5)
+    noise_checks.assert_gaussian(mean[1], sigma)
 
   def test_classic_scale(self):
     config = _config(
