@@ -4,6 +4,7 @@ A clipping norm of +inf means "no bound". A norm of NaN stands for a non-finite 
 """
 
 import abc
+import math
 from typing import Any
 
 import tensorflow as tf
@@ -21,10 +22,13 @@ class ClipRule(abc.ABC):
       dependent levels; if not, C of a round is known before it begins and one level is enough.
     releases_exact_norms: Whether the clipping norm is an un-noised function of the clients' norms, a data-dependent
       release that no privacy figure covers.
+    count_noise_multiplier: Of the noised count of norms that a round releases, its σ over the most that one client
+      moves the count; +inf if there is no such release.
   """
 
   uses_current_norms: bool = False
   releases_exact_norms: bool = False
+  count_noise_multiplier: float = math.inf
 
   @property
   @abc.abstractmethod

@@ -128,13 +128,7 @@ def plan_round(
   cohort_size = tf.size(client_ids)
   size = tf.maximum(tf.cast(cohort_size, tf.float32), 1.0)
 
-  if config.noise.placement == 'client':
-    client_epsilons = budgets.client_budgets(config.budget, rates, in_warmup)
-    epsilon = tf.math.divide_no_nan(tf.reduce_sum(client_epsilons), tf.cast(cohort_size, tf.float32))
-    noise_multiplier = tf.norm(_multiplier(config, client_epsilons))
-  else:
-    epsilon = budgets.round_budget(config.budget, rates, in_warmup)
-    noise_multiplier = _multiplier(config, epsilon)
+  epsilon, noise_multiplier = round_noise(config, rates, in_warmup)
   # No bound yet means that no finite update has ever come: everything that is summed is exactly zero.
   noised = tf.logical_and(tf.math.is_finite(clip), cohort_size > 0) if config.noise.placement != 'none' else False
 
@@ -155,6 +149,22 @@ def plan_round(
           non_finite_updates=cohort_size - tf.cast(finite, tf.int32),
       ),
   )
+
+
+def round_noise(config: configs.QuapConfig, rates: tf.Tensor, in_warmup: Any) -> Tuple[tf.Tensor, tf.Tensor]:
+  """The budget of a round and its noise, from the rates float32[M] of its cohort.
+
+  Returns:
+    (ε_t, z_t), float32 scalars: z_t is σ of the noise on the sum of updates over C_t. Under client placement ε_t is
+    the mean of the clients' budgets and z_t is that of their noises' sum, √Σz(ε_i)². z_t means nothing for an empty
+    cohort or without noise.
+  """
+  if config.noise.placement == 'client':
+    client_epsilons = budgets.client_budgets(config.budget, rates, in_warmup)
+    epsilon = tf.math.divide_no_nan(tf.reduce_sum(client_epsilons), tf.cast(tf.size(rates), tf.float32))
+    return epsilon, tf.norm(_multiplier(config, client_epsilons))
+  epsilon = budgets.round_budget(config.budget, rates, in_warmup)
+  return epsilon, _multiplier(config, epsilon)
 
 
 def finish_round(

@@ -14,6 +14,10 @@ from quap_tff import clipping
 from quap_tff import gaussian
 
 
+# Each client of the cohort adds 1/2 or -1/2 to the count, centred as in the paper; one without data adds nothing.
+_COUNT_SENSITIVITY = 0.5
+
+
 @dataclasses.dataclass(frozen=True)
 class PrivateQuantile(clipping.ClipRule):
   """Geometric updates toward a quantile of the norms, from a noised count.
@@ -22,8 +26,7 @@ class PrivateQuantile(clipping.ClipRule):
     quantile: q in [0, 1], the target.
     initial_clip: C_1, which clips the first round.
     learning_rate: η.
-    count_stddev: Standard deviation of the noise on the count of norms at most C_t. One client moves the count, centred
-      by 1/2 as in the paper, by at most 1/2.
+    count_stddev: Standard deviation of the noise on the count of norms at most C_t.
   """
 
   quantile: float = 0.5
@@ -42,12 +45,17 @@ class PrivateQuantile(clipping.ClipRule):
     return self.count_stddev == 0
 
   @property
+  def count_noise_multiplier(self) -> float:
+    return self.count_stddev / _COUNT_SENSITIVITY
+
+  @property
   def initial_norm(self) -> float:
     return self.initial_clip
 
   def next_norm(self, norm, norms, noise_seed):
-    # A non-finite update counts as above the clip, as a norm of +inf would.
-    centred = tf.where(norms <= norm, 0.5, -0.5)
+    # A non-finite update counts as above the clip, as a norm of +inf would. An update of exactly zero, which is what a
+    # client without data sends, counts for neither side: to take a client's data away moves the count by 1/2 only.
+    centred = tf.where(norms <= norm, _COUNT_SENSITIVITY, -_COUNT_SENSITIVITY) * tf.cast(norms != 0, tf.float32)
     count = tf.reduce_sum(centred) + gaussian.noise(noise_seed, [], self.count_stddev)
     cohort_size = tf.cast(tf.size(norms), tf.float32)
     below = count / tf.maximum(cohort_size, 1.0) + 0.5

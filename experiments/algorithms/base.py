@@ -1,0 +1,110 @@
+"""What a method of --algorithm must provide.
+
+An `Algorithm` is a frozen dataclass of the method's own parameters, parsed from a spec. `configure` applies it to the
+mechanism that the flags describe; `method` then makes the `Method` of a run: its learning process, what each round
+spends, and what may be said about the released model. All of these come from one configuration, so they cannot drift
+apart.
+"""
+
+import abc
+import dataclasses
+from typing import Any, Callable, NamedTuple, Tuple
+
+import numpy as np
+import tensorflow_federated as tff
+
+from data import cohorts
+import quap_tff
+from quap_tff import accounting
+from quap_tff import layers as layers_lib
+
+
+class Setting(NamedTuple):
+  """What methods are built from, the same for all that are compared.
+
+  Attributes:
+    mechanism: The mechanism's configuration after `Algorithm.configure`.
+    cohorts: Who takes part in which round.
+    rounds: T, the planned rounds.
+    model_fn: Makes the model anew on each call.
+    layers: The model's layers.
+    sizes: Number of entries of each trainable tensor.
+    client_optimizer: Local optimizer.
+    server_optimizer: Applied to the aggregate.
+    client_work: Local epochs, batch size and the like.
+    client_metrics: Whether exact functions of clients' data (training loss, norms) are kept beside the model.
+    calibration: 'documents' or 'exact', see `--calibration`.
+    public_data: What the features of the examples have seen besides them, in words; '' for nothing.
+  """
+
+  mechanism: quap_tff.QuapConfig
+  cohorts: cohorts.ParticipationModel
+  rounds: int
+  model_fn: Callable[[], tff.learning.models.VariableModel]
+  layers: Tuple[layers_lib.Layer, ...]
+  sizes: Tuple[int, ...]
+  client_optimizer: tff.learning.optimizers.Optimizer
+  server_optimizer: tff.learning.optimizers.Optimizer
+  client_work: quap_tff.ClientWorkConfig
+  client_metrics: bool = True
+  calibration: str = 'documents'
+  public_data: str = ''
+
+  @property
+  def epsilon(self) -> float:
+    """ε_total."""
+    return self.mechanism.budget.epsilon_total
+
+  @property
+  def delta(self) -> float:
+    """δ: of one round for nominal figures, in total for formal ones."""
+    return self.mechanism.noise.delta
+
+
+class Method(abc.ABC):
+  """A method, ready to run.
+
+  Attributes:
+    fingerprint: Text that names everything which the account depends on; a ledger of another one is refused.
+    protection: What may be said about the released model.
+    constant_divisor: Whether sums are divided by a public constant, as amplification by Poisson sampling asks for.
+  """
+
+  fingerprint: str
+  protection: accounting.Protection
+  constant_divisor = False
+
+  @abc.abstractmethod
+  def build_process(self) -> tff.learning.templates.LearningProcess:
+    """The learning process; seconds, as it traces TensorFlow. The runtime must be active."""
+
+  @abc.abstractmethod
+  def round_record(self, aggregator_state: Any, metrics: Any, cohort: np.ndarray) -> accounting.RoundRecord:
+    """What a round spent.
+
+    Args:
+      aggregator_state: The aggregator's state after the round.
+      metrics: The aggregator's measurements of the round.
+      cohort: int64[M], distinct ids of the clients that took part.
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class Algorithm(abc.ABC):
+  """A choice of --algorithm and its parameters."""
+
+  def configure(self, mechanism: quap_tff.QuapConfig) -> quap_tff.QuapConfig:
+    """The mechanism's flags as this method takes them; cheap, called before data are read.
+
+    Raises:
+      ValueError: If the method cannot run with these flags.
+    """
+    return mechanism
+
+  def aggregates_once(self, mechanism: quap_tff.QuapConfig) -> bool:
+    """Whether a round takes one level of aggregation, which is what several workers can run."""
+    return not mechanism.clip.uses_current_norms
+
+  @abc.abstractmethod
+  def method(self, setting: Setting) -> Method:
+    """The method in a setting."""
