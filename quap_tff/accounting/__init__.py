@@ -19,3 +19,5 @@ from quap_tff.accounting.history import Population
 from quap_tff.accounting.nominal import NominalLedger
 from quap_tff.accounting.protection import describe_protection
 from quap_tff.accounting.protection import Protection
+from quap_tff.accounting.run_ledger import RoundRecord
+from quap_tff.accounting.run_ledger import RunLedger

@@ -1,0 +1,289 @@
+"""The run's ledger: who took part when, with what nominal budget, part of the clip and noise. All else follows from it.
+
+`epsilon` and `delta` are the documents' own, nominal account by basic composition, Σ ε_i(t) and k_i·δ. They speak of the
+noised layers only, take the clipping norm as given even where it is an un-noised quantile of the clients' norms, and
+are no guarantee for the released model; `quap_tff.accounting.formal` has the figures that are.
+"""
+
+import hashlib
+import math
+import os
+from typing import Any, Dict, Iterable, Mapping, NamedTuple, Union
+import zipfile
+import zlib
+
+import numpy as np
+
+from quap_tff import checks
+
+# Of each entry (a client in a round), of each round, and of the whole: as in `state_dict`.
+_ENTRIES = {'clients': np.int32, 'budgets': np.float64, 'weights': np.float64}
+_ROUNDS = {'noise_multipliers': np.float64, 'count_noise_multipliers': np.float64, 'clipping_norms': np.float64}
+_ARRAYS = {'offsets': np.int64, **_ENTRIES, **_ROUNDS}
+_IDENTITY = {'num_clients': ((), np.int64), 'delta': ((), np.float64), 'fingerprint': ((32,), np.uint8)}
+
+
+class RoundRecord(NamedTuple):
+  """One round.
+
+  Attributes:
+    cohort: int[M], distinct ids in [0, N).
+    budgets: float[M], the clients' nominal ε_i(t) > 0 in nats; +inf in a round without noise.
+    weights: float[M] in [0, 1]: client i's part of the sum has norm at most weights[i]·C_t.
+    noise_multiplier: Standard deviation of the noise on the sum, over C_t; 0: no noise.
+    count_noise_multiplier: Of the noised count that a private quantile releases: its standard deviation over the most
+      that one client adds to the count; +inf: no such release.
+    clipping_norm: C_t; +inf without clipping.
+  """
+
+  cohort: Any
+  budgets: Any
+  weights: Any
+  noise_multiplier: float
+  count_noise_multiplier: float
+  clipping_norm: float
+
+
+class RunLedger:
+  """The rounds of a run, of a fixed population, δ and configuration.
+
+  Args:
+    num_clients: N.
+    delta: Nominal δ of one round, in (0, 1).
+    fingerprint: Text that says which run this is; a ledger of another one is not taken up.
+  """
+
+  def __init__(self, num_clients: int, delta: float, fingerprint: str):
+    self._num_clients = int(checks.integer('num_clients', num_clients, at_least=1, at_most=2**31 - 1))
+    self._delta = checks.number('delta', delta, above=0, below=1)
+    self._digest = hashlib.sha256(fingerprint.encode()).digest()
+    self._take({name: np.zeros(int(name == 'offsets'), dtype) for name, dtype in _ARRAYS.items()})
+
+  def _take(self, arrays: Mapping[str, np.ndarray]):
+    self._arrays = {name: _Growing(arrays[name]) for name in _ARRAYS}
+    clients = arrays['clients']
+    self._rounds = np.bincount(clients, minlength=self._num_clients)
+    # Adds in the order of the rounds, as `record` does: a resumed run has the same sums, bit for bit.
+    self._epsilon = np.bincount(clients, arrays['budgets'], self._num_clients).astype(np.float64)
+
+  @property
+  def num_clients(self) -> int:
+    return self._num_clients
+
+  @property
+  def num_rounds(self) -> int:
+    """T, rounds recorded, those with an empty cohort included."""
+    return len(self._arrays['noise_multipliers'].values)
+
+  @property
+  def rounds(self) -> np.ndarray:
+    """int64[N], k_i, the rounds in which each client took part."""
+    return self._rounds.copy()
+
+  @property
+  def epsilon(self) -> np.ndarray:
+    """float64[N], nominal Σ ε_i(t) in nats; +inf for a client that took part in a round without noise."""
+    return self._epsilon.copy()
+
+  @property
+  def delta(self) -> np.ndarray:
+    """float64[N], nominal k_i·δ, at most 1."""
+    return np.minimum(self._rounds * self._delta, 1.0)
+
+  def record(self, record: RoundRecord):
+    """Adds a round, in time and memory of its cohort. What it adds can be left out again by `truncated`.
+
+    Raises:
+      ValueError: If the record is not as `RoundRecord` says; nothing is added then.
+    """
+    cohort = np.asarray(record.cohort)
+    if cohort.ndim != 1 or (cohort.size and not np.issubdtype(cohort.dtype, np.integer)):
+      raise ValueError(f'cohort must be int[clients], found {cohort.dtype}{list(cohort.shape)}.')
+    cohort = cohort.astype(np.int64)
+    new = {
+        'clients': cohort,
+        'budgets': np.asarray(record.budgets, np.float64),
+        'weights': np.asarray(record.weights, np.float64),
+        'noise_multipliers': np.array([record.noise_multiplier], np.float64),
+        'count_noise_multipliers': np.array([record.count_noise_multiplier], np.float64),
+        'clipping_norms': np.array([record.clipping_norm], np.float64),
+    }
+    for name in ('budgets', 'weights'):
+      if new[name].shape != cohort.shape:
+        raise ValueError(f'{name} must be float[{cohort.size}], one for each of the cohort, found {new[name].shape}.')
+    new['offsets'] = self._arrays['offsets'].values[-1:] + cohort.size
+    _check_values({**new, 'offsets': np.array([0, cohort.size])}, self._num_clients)
+    for name, values in new.items():
+      self._arrays[name].extend(values)
+    self._rounds[cohort] += 1
+    self._epsilon[cohort] += new['budgets']
+
+  def truncated(self, num_rounds: int) -> 'RunLedger':
+    """A ledger of its own of the first `num_rounds` rounds, in 0..T."""
+    checks.integer('num_rounds', num_rounds, at_least=0, at_most=self.num_rounds)
+    state = self.state_dict()
+    state['offsets'] = state['offsets'][:num_rounds + 1]
+    state.update({name: state[name][:state['offsets'][-1]] for name in _ENTRIES})
+    state.update({name: state[name][:num_rounds] for name in _ROUNDS})
+    return RunLedger.from_state_dict(state)
+
+  def state_dict(self) -> Dict[str, np.ndarray]:
+    """What a checkpoint and `ledger.npz` keep: round t, from 1, holds clients[offsets[t-1]:offsets[t]].
+
+    Returns:
+      offsets int64[T+1]; clients int32[K], budgets and weights float64[K]; noise_multipliers, count_noise_multipliers
+      and clipping_norms float64[T]; num_clients int64[], delta float64[], fingerprint uint8[32] (SHA-256 of the text).
+      Read-only, at no cost; later rounds leave it as it is.
+    """
+    return {
+        **{name: self._arrays[name].values for name in _ARRAYS},
+        'num_clients': np.array(self._num_clients, np.int64),
+        'delta': np.array(self._delta, np.float64),
+        'fingerprint': np.frombuffer(self._digest, np.uint8),
+    }
+
+  def load_state_dict(self, state: Mapping[str, np.ndarray]):
+    """Takes up a kept state.
+
+    Raises:
+      ValueError: If the state is damaged, or of another population, δ or fingerprint. Nothing is changed then.
+    """
+    arrays = _checked_state(state)
+    expected = self.state_dict()
+    differences = [
+        f'{name} {_shown(name, arrays[name])}, this run has {_shown(name, expected[name])}'
+        for name in _IDENTITY if not np.array_equal(arrays[name], expected[name])
+    ]
+    if differences:
+      raise ValueError(f'The kept ledger is of another run: it has {"; ".join(differences)}.')
+    self._take(arrays)
+
+  @classmethod
+  def from_state_dict(cls, state: Mapping[str, np.ndarray]) -> 'RunLedger':
+    """The ledger of a kept state, whichever run it is of; raises `ValueError` if it is damaged."""
+    arrays = _checked_state(state)
+    ledger = cls(int(arrays['num_clients']), float(arrays['delta']), '')
+    ledger._digest = arrays['fingerprint'].tobytes()
+    ledger._take(arrays)
+    return ledger
+
+  @classmethod
+  def load(cls, path: Union[str, os.PathLike]) -> 'RunLedger':
+    """The ledger of a `ledger.npz`.
+
+    Raises:
+      OSError: If the file cannot be opened.
+      ValueError: If it is damaged.
+    """
+    try:
+      with np.load(path, allow_pickle=False) as kept:
+        return cls.from_state_dict(dict(kept))
+    except (ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+      raise ValueError(f'{os.fspath(path)} holds no ledger that can be read: {error}') from error
+
+  def cumulative_epsilon(self, groups: Mapping[str, Iterable[int]]) -> Dict[str, np.ndarray]:
+    """Nominal ε spent up to each round, the mean over each group's clients.
+
+    Args:
+      groups: Distinct client ids by the group's name; at least one each.
+
+    Returns:
+      float64[T], nats, by name.
+    """
+    state = self.state_dict()
+    of_round = np.repeat(np.arange(self.num_rounds), np.diff(state['offsets']))
+    result = {}
+    for name, ids in groups.items():
+      ids = np.asarray(list(ids), np.int64)
+      _check_ids(f'group {name!r}', ids, self._num_clients)
+      if not len(ids) or len(np.unique(ids)) != len(ids):
+        raise ValueError(f'Group {name!r} must hold at least one client, each once, found {len(ids)}.')
+      member = np.zeros(self._num_clients, bool)
+      member[ids] = True
+      of_group = member[state['clients']]
+      spent = np.bincount(of_round[of_group], state['budgets'][of_group], self.num_rounds)
+      result[name] = np.cumsum(spent) / len(ids)
+    return result
+
+
+class _Growing:
+  """An array that grows at its end, at a cost that is in proportion to what is added."""
+
+  def __init__(self, values: np.ndarray):
+    self._buffer, self._size = values.copy(), len(values)
+
+  def extend(self, values: np.ndarray):
+    end = self._size + len(values)
+    if end > len(self._buffer):
+      # A new buffer: what `values` gave out stays what it was.
+      grown = np.empty(max(end, 2 * len(self._buffer), 16), self._buffer.dtype)
+      grown[:self._size] = self._buffer[:self._size]
+      self._buffer = grown
+    self._buffer[self._size:end] = values
+    self._size = end
+
+  @property
+  def values(self) -> np.ndarray:
+    view = self._buffer[:self._size]
+    view.flags.writeable = False
+    return view
+
+
+def _checked_state(state: Mapping[str, Any]) -> Dict[str, np.ndarray]:
+  """The state's arrays; raises `ValueError` if one lacks, is of another type or shape, or doesn't fit the others."""
+  expected = {**{name: (None, dtype) for name, dtype in _ARRAYS.items()}, **_IDENTITY}
+  if set(state) != set(expected):
+    raise ValueError(f'The kept ledger must hold {sorted(expected)}, found {sorted(state)}.')
+  arrays = {name: np.asarray(value) for name, value in state.items()}
+  for name, (shape, dtype) in expected.items():
+    found = arrays[name]
+    if found.dtype != dtype or (found.ndim != 1 if shape is None else found.shape != shape):
+      shown = '[n]' if shape is None else list(shape)
+      raise ValueError(
+          f'The kept ledger is damaged: {name} must be {np.dtype(dtype)}{shown}, found {found.dtype}{list(found.shape)}.'
+      )
+  offsets = arrays['offsets']
+  if not len(offsets) or offsets[0] != 0 or (np.diff(offsets) < 0).any():
+    raise ValueError('The kept ledger is damaged: offsets must ascend from 0.')
+  lengths = {**dict.fromkeys(_ENTRIES, offsets[-1]), **dict.fromkeys(_ROUNDS, len(offsets) - 1)}
+  for name, length in lengths.items():
+    if len(arrays[name]) != length:
+      raise ValueError(f'The kept ledger is damaged: {name} must have {length} values, found {len(arrays[name])}.')
+  try:
+    num_clients = checks.integer('num_clients', int(arrays['num_clients']), at_least=1, at_most=2**31 - 1)
+    checks.number('delta', float(arrays['delta']), above=0, below=1)
+    _check_values(arrays, num_clients)
+  except ValueError as error:
+    raise ValueError(f'The kept ledger is damaged: {error}') from None
+  return arrays
+
+
+def _check_values(arrays: Mapping[str, np.ndarray], num_clients: int):
+  clients = arrays['clients']
+  _check_ids('clients', clients, num_clients)
+  of_round = np.repeat(np.arange(len(arrays['offsets']) - 1), np.diff(arrays['offsets']))
+  places = np.sort(of_round * num_clients + clients)
+  twice = places[1:][np.diff(places) == 0]
+  if len(twice):
+    raise ValueError(f'A client is in a round at most once, found client {twice[0] % num_clients} twice in one round.')
+  bounds = {
+      'budgets': (lambda v: v > 0, 'greater than 0'),
+      'weights': (lambda v: (v >= 0) & (v <= 1), 'at least 0 and at most 1'),
+      'noise_multipliers': (lambda v: (v >= 0) & (v < math.inf), 'finite and at least 0'),
+      'count_noise_multipliers': (lambda v: v >= 0, 'at least 0'),
+      'clipping_norms': (lambda v: v >= 0, 'at least 0'),
+  }
+  for name, (holds, words) in bounds.items():
+    bad = arrays[name][~holds(arrays[name])]
+    if len(bad):
+      raise ValueError(f'{name} must be {words}, found {bad[0]:g}.')
+
+
+def _check_ids(name: str, ids: np.ndarray, num_clients: int):
+  bad = ids[(ids < 0) | (ids >= num_clients)]
+  if len(bad):
+    raise ValueError(f'{name} must be ids in [0, {num_clients}), found {bad[0]}.')
+
+
+def _shown(name: str, value: np.ndarray) -> str:
+  return f'{value.tobytes().hex()[:12]}…' if name == 'fingerprint' else f'{value.item():g}'
