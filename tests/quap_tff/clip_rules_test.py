@@ -178,6 +178,13 @@ class TestPrivateQuantile:
     rule = clip_rules.PrivateQuantile(quantile=0.5, initial_clip=1.0, count_stddev=0.0)
     assert _course(rule, [[math.nan, 0.5]]) == _course(rule, [[9.0, 0.5]])
 
+  def test_to_take_a_clients_data_away_moves_the_count_by_half(self):
+    # ln(C'/C) = -η·(count/M + 1/2 - q); a client without data sends an update of exactly zero.
+    rule = clip_rules.PrivateQuantile(quantile=0.5, initial_clip=1.0, learning_rate=1.0, count_stddev=0.0)
+    counts = [-4 * math.log(_course(rule, [[own, 0.5, 0.5, 9.0]])[-1]) for own in (0.5, 9.0, 0.0)]
+    np.testing.assert_allclose(counts, [1.0, 0.0, 0.5], atol=1e-5)
+    assert clip_rules.PrivateQuantile(count_stddev=3.0).count_noise_multiplier == 3.0 / 0.5
+
   def test_never_becomes_no_bound(self):
     rule = clip_rules.PrivateQuantile(quantile=1.0, initial_clip=1.0, learning_rate=1e3, count_stddev=0.0)
     assert _course(rule, [[9.0]]) == [np.float32(clipping.LARGEST_NORM)]
