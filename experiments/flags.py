@@ -10,6 +10,7 @@ from absl import flags
 from data import cohorts
 from data import datasets
 from data import partition
+from experiments import algorithms
 from experiments import optimizers
 from quap_tff import budget
 from quap_tff import clip_rules
@@ -18,6 +19,7 @@ from quap_tff import gaussian
 from quap_tff import layers
 from quap_tff import models
 from quap_tff import participation
+from quap_tff import postprocessing
 from quap_tff import registry
 from quap_tff.runtime import config as runtime_config
 
@@ -51,8 +53,21 @@ flags.DEFINE_float(
     'stop_at_accuracy', None, 'Stop at the first evaluation with this test accuracy, as the reference program does.'
 )
 
-flags.DEFINE_float('epsilon', 6.0, 'Total nominal budget ε_total, over --rounds.')
-flags.DEFINE_float('delta', 1e-5, 'δ of one round.')
+flags.DEFINE_string(
+    'algorithm',
+    'quap',
+    f'Method: {registry.describe(algorithms.ALGORITHMS)}. The flags of the mechanism below set the parts that a method '
+    'has; the rest of it is fixed.',
+)
+flags.DEFINE_float('epsilon', 6.0, 'Total budget ε_total, over --rounds.')
+flags.DEFINE_float('delta', 1e-5, 'δ: of one round in nominal figures, in total in formal ones.')
+flags.DEFINE_enum(
+    'calibration',
+    'documents',
+    algorithms.CALIBRATIONS,
+    'Noise: as the documents\' formula has it for each round\'s budget; or exact, the same scaled down until the client '
+    'that spends most spends ε_total at a total δ by exact accounting.',
+)
 flags.DEFINE_float('alpha', 0.5, 'α: how much more budget a client that is never there gets.')
 flags.DEFINE_float('beta', 2.0, 'β: how fast that fades with the participation rate.')
 flags.DEFINE_string(
@@ -93,6 +108,19 @@ flags.DEFINE_string(
 flags.DEFINE_float('client_learning_rate_decay', 1.0, 'Factor of the local learning rate from round to round.')
 flags.DEFINE_float('proximal_strength', 0.0, 'FedProx: weight of the pull toward the global model.')
 flags.DEFINE_string('server_optimizer', 'sgd:learning_rate=1.0', 'Server optimizer; the same choices.')
+
+flags.DEFINE_string(
+    'averaging',
+    'none',
+    f'The weights that are tested and published, out of those of all rounds: {registry.describe(postprocessing.AVERAGINGS)}.',
+)
+flags.DEFINE_float('shrinkage', 1.0, 'Factor in (0, 1] on the weights that are tested and published.')
+flags.DEFINE_bool(
+    'client_metrics',
+    True,
+    'Whether training loss and accuracy, norms and the like are logged. They are exact functions of clients\' data: '
+    'logged beside a model, they leave the release without a finite ε.',
+)
 
 flags.DEFINE_integer('seed', 42, 'Of partition, cohorts, initial weights, shuffles and dropout.')
 flags.DEFINE_integer('noise_seed', None, 'Of the noise, for reproducible runs; without it, from the operating system.')

@@ -2,7 +2,7 @@
 
     run.json                 every flag, the versions, the machine
     metrics.csv              one row a round
-    checkpoints/round_<t>    server state and ledger after round t
+    checkpoints/round_<t>    server state, ledger and average of weights after round t
     tensorboard/             the rows again
     final_model.keras        the model with its last weights
     plot.png, summary.json   at the end
@@ -118,18 +118,20 @@ class RunDirectory:
           path = os.path.join(folder, name)
           shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
 
-  def save(self, round_num: int, state: Any, ledger: Mapping[str, np.ndarray]):
+  def save(self, round_num: int, state: Any, records: Mapping[str, np.ndarray]):
     """Keeps a checkpoint; it stands complete or not at all."""
     if round_num not in (self._wait(self._states.get_versions()) or []):
       leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(state)]
-      self._wait(self._states.save([leaves, [ledger[key] for key in sorted(ledger)]], round_num))
+      self._wait(self._states.save([leaves, [records[key] for key in sorted(records)]], round_num))
 
-  def restore(self, state: Any, ledger: Mapping[str, np.ndarray]) -> Optional[Tuple[int, Any, Dict[str, np.ndarray]]]:
-    """The latest checkpoint as (round, state, ledger), or None if there is none.
+  def restore(
+      self, state: Any, records: Mapping[str, np.ndarray]
+  ) -> Optional[Tuple[int, Any, Dict[str, np.ndarray]]]:
+    """The latest checkpoint as (round, state, records), or None if there is none.
 
     Args:
       state: A state of the same learning process, for its structure.
-      ledger: A ledger's state, for its keys.
+      records: Arrays by name, for the names.
 
     Raises:
       RunDirectoryError: If the checkpoint cannot be read or is of another configuration.
@@ -141,9 +143,9 @@ class RunDirectory:
     name = f'The checkpoint of round {round_num} in {self.path}'
     other_configuration = f'{name} is of another configuration: its tensors are not those of this run\'s state.'
     expected = [np.asarray(leaf) for leaf in tf.nest.flatten(state)]
-    structure = [expected, [ledger[key] for key in sorted(ledger)]]
+    structure = [expected, [records[key] for key in sorted(records)]]
     try:
-      kept, kept_ledger = self._wait(self._states.load(round_num, structure))
+      kept, kept_records = self._wait(self._states.load(round_num, structure))
     except Exception as error:  # TensorFlow's loader raises nearly anything for a damaged file.
       if 'same nested structure' in str(error):
         raise RunDirectoryError(other_configuration) from error
@@ -153,7 +155,7 @@ class RunDirectory:
       ) from error
     if [(np.shape(k), np.asarray(k).dtype) for k in kept] != [(e.shape, e.dtype) for e in expected]:
       raise RunDirectoryError(other_configuration)
-    return round_num, tf.nest.pack_sequence_as(state, kept), dict(zip(sorted(ledger), kept_ledger))
+    return round_num, tf.nest.pack_sequence_as(state, kept), dict(zip(sorted(records), kept_records))
 
   def log(self, round_num: int, row: Mapping[str, Any]):
     """Writes a round's metrics; rows of the same or later rounds, left by a run that was cut off, go."""

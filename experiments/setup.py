@@ -14,14 +14,15 @@ import tensorflow_federated as tff
 import data
 from data import cohorts
 from data import partition
+from experiments import algorithms
 from experiments import optimizers
 import quap_tff
-from quap_tff import accounting
 from quap_tff import checks
 from quap_tff import clip_rules
 from quap_tff import evaluation
 from quap_tff import layers as layers_lib
 from quap_tff import models
+from quap_tff import postprocessing
 from quap_tff import registry
 from quap_tff import runtime
 
@@ -38,13 +39,16 @@ class Experiment:
   Attributes:
     federation: The clients' data and the test set.
     cohorts: Who takes part in which round.
-    config: The mechanism.
+    method: The method: its learning process, what its rounds spend, what may be said about the model.
+    delta: δ.
     model: The model's name.
     model_fn: Makes the model.
-    build_process: Makes the learning process (seconds: it traces TensorFlow). It and `build_evaluation` are to be
-      called with the runtime active, whose settings TensorFlow takes only before its first use.
-    build_evaluation: Makes the function from (weights, x, y) to `loss`, `accuracy` and `num_examples`.
-    protection: What may be said about the released model.
+    build_evaluation: Makes the function from (weights, x, y) to `loss`, `accuracy` and `num_examples`. It and the
+      method's `build_process` are to be called with the runtime active, whose settings TensorFlow takes only before
+      its first use.
+    averaging: Makes the published weights of those of all rounds.
+    shrinkage: A factor on the published weights.
+    client_metrics: Whether exact functions of clients' data are kept.
     runtime: Where TFF computations run.
     planned_rounds: T.
     last_round: The round after which the run ends, at most T.
@@ -52,12 +56,14 @@ class Experiment:
 
   federation: data.Federation
   cohorts: cohorts.ParticipationModel
-  config: quap_tff.QuapConfig
+  method: algorithms.Method
+  delta: float
   model: str
   model_fn: Callable[[], tff.learning.models.VariableModel]
-  build_process: Callable[[], tff.learning.templates.LearningProcess]
   build_evaluation: Callable[[], evaluation.EvaluateFn]
-  protection: accounting.Protection
+  averaging: postprocessing.Averaging
+  shrinkage: float
+  client_metrics: bool
   runtime: runtime.RuntimeConfig
   planned_rounds: int
   last_round: int
@@ -104,13 +110,17 @@ def from_flags(values: flags.FlagValues, progress: Optional[Callable[[int, int],
   server_optimizer = optimizers.parse('server optimizer', values.server_optimizer)
   if values.model != 'auto':
     registry.lookup('model', values.model, models.MODELS)
-  mechanism = _mechanism(values)
+  averaging = registry.parse_spec('averaging', values.averaging, postprocessing.AVERAGINGS)
+  checks.number('shrinkage', values.shrinkage, above=0, at_most=1)
+  algorithm = algorithms.parse(values.algorithm)
+  mechanism = lambda num_clients: algorithm.configure(_mechanism(values, algorithm, num_clients))
   # Any population: what is wrong with the mechanism's flags is found before data are read.
-  if mechanism(1).clip.uses_current_norms and runtime_config.kind == 'workers':
+  aggregates_once = algorithm.aggregates_once(mechanism(1))
+  if runtime_config.kind == 'workers' and not aggregates_once:
     raise ValueError(
-        f'--runtime=workers aggregates once in a round, and clip rule {values.clip!r} takes two aggregations: this '
-        'round\'s norms give the clipping norm that clips this round. Use quantile_ema with timing=previous and an '
-        'initial_clip, another clip rule, or another runtime.'
+        f'--runtime=workers aggregates once in a round, and algorithm {values.algorithm!r} takes two aggregations with '
+        f'clip rule {values.clip!r}: this round\'s norms give the clipping norm that clips this round. Use '
+        'quantile_ema with timing=previous and an initial_clip, another clip rule, or another runtime.'
     )
   registry.parse_spec('participation model', values.participation, cohorts.PARTICIPATION_MODELS)
   partition.parse(values.partition)  # Also where a dataset with clients of its own does not use it.
@@ -134,28 +144,43 @@ def from_flags(values: flags.FlagValues, progress: Optional[Callable[[int, int],
   )
   with tf.Graph().as_default():
     variables = model_fn().trainable_variables
-    sizes = [int(np.prod(v.shape)) for v in variables]
+    sizes = tuple(int(np.prod(v.shape)) for v in variables)
     layers = layers_lib.from_variables(variables)
+  participation = cohorts.make(values.participation, federation.num_clients, cohort_size, values.seed)
+  setting = algorithms.Setting(
+      mechanism=config,
+      cohorts=participation,
+      rounds=planned_rounds,
+      model_fn=model_fn,
+      layers=layers,
+      sizes=sizes,
+      client_optimizer=client_optimizer,
+      server_optimizer=server_optimizer,
+      client_work=client_work,
+      client_metrics=values.client_metrics,
+      calibration=values.calibration,
+  )
   return Experiment(
       federation=federation,
-      cohorts=cohorts.make(values.participation, federation.num_clients, cohort_size, values.seed),
-      config=config,
+      cohorts=participation,
+      method=algorithm.method(setting),
+      delta=values.delta,
       model=model,
       model_fn=model_fn,
-      build_process=lambda: quap_tff.build_quap_fed_avg(
-          model_fn, config, client_optimizer, server_optimizer, client_work
-      ),
       build_evaluation=lambda: evaluation.build_evaluation(model_fn),
-      protection=accounting.describe_protection(config, layers, sizes),
+      averaging=averaging,
+      shrinkage=values.shrinkage,
+      client_metrics=values.client_metrics,
       runtime=runtime_config,
       planned_rounds=planned_rounds,
       last_round=last_round,
   )
 
 
-def _mechanism(values):
-  """A function from the number of clients to the mechanism's configuration."""
-  fields = dict(
+def _mechanism(values, algorithm, num_clients):
+  """The mechanism's configuration as the flags have it, before the algorithm has its say."""
+  return quap_tff.QuapConfig(
+      num_clients=num_clients,
       budget=quap_tff.BudgetConfig(
           epsilon_total=values.epsilon,
           num_rounds=values.rounds,
@@ -172,7 +197,7 @@ def _mechanism(values):
       clip=registry.parse_spec('clip rule', values.clip, clip_rules.RULES),
       clip_scope=values.clip_scope,
       noise=quap_tff.NoiseConfig(
-          placement=values.noise,
+          placement='none' if algorithm.noise_of_its_own else values.noise,
           delta=values.delta,
           calibration=values.gaussian_calibration,
           seed=values.noise_seed,
@@ -181,7 +206,6 @@ def _mechanism(values):
       max_agg_norm=values.max_agg_norm,
       update_scale=values.update_scale,
   )
-  return lambda num_clients: quap_tff.QuapConfig(num_clients=num_clients, **fields)
 
 
 def _model_name(name, federation):

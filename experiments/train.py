@@ -15,7 +15,6 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 import contextlib
 import json
-import math
 import sys
 
 from absl import app
@@ -24,11 +23,10 @@ from absl import logging
 
 from experiments import flags as experiment_flags
 from experiments import interrupts
-from experiments import plots
+from experiments import results
 from experiments import run_directory
 from experiments import setup
 from experiments import training
-from quap_tff import models
 from quap_tff import runtime
 
 # Else --help would not show them.
@@ -76,15 +74,16 @@ def _run(values) -> int:
       )
     except (run_directory.RunDirectoryError, runtime.WorkerError) as error:
       return _fail(error)
-    summary = _summary(experiment, values, result, directory)
+    report = results.formal_report(experiment, result)
+    summary = results.summary(experiment, values, result, report, directory)
     if directory is not None:
       kept = directory.read_summary()
       if result.rounds_run or kept is None or kept.get('rounds') != result.round_num or kept.get('interrupted'):
-        _write_results(experiment, values, result, directory, summary)
+        results.write(experiment, values, result, report, directory, summary)
       else:
         print('The run was finished already; nothing was trained or written.', file=sys.stderr)
         summary = kept
-    _print_summary(experiment, result, summary)
+    _print_summary(experiment, result, report, summary)
     return _INTERRUPTED if result.interrupted else 0
 
 
@@ -95,7 +94,7 @@ def _prepare(values, stack):
     run_directory.check(values.output_dir, identity)
   experiment = setup.from_flags(values, _show_reading if sys.stderr.isatty() else None)
   stack.enter_context(runtime.activate(experiment.runtime))
-  process = experiment.build_process()
+  process = experiment.method.build_process()
   directory = None
   if values.output_dir is not None:
     directory = run_directory.RunDirectory(values.output_dir, experiment_flags.all_values(), identity)
@@ -112,7 +111,7 @@ def _announce(experiment, values, directory):
       f'training and {len(federation.test):,} test examples; model {experiment.model}.',
       file=sys.stderr,
   )
-  if values.noise_seed is not None and experiment.config.noise.placement != 'none':
+  if values.noise_seed is not None:
     print(
         f'--noise_seed={values.noise_seed} makes the noise reproducible: whoever knows the seed can subtract it. '
         'For experiments only.',
@@ -120,45 +119,7 @@ def _announce(experiment, values, directory):
     )
 
 
-def _summary(experiment, values, result, directory):
-  """What the last line of standard output holds. A nominal ε that does not exist (no noise) is null."""
-  noised = experiment.config.noise.placement != 'none'
-  ledger = result.ledger
-  return {
-      'dataset': values.dataset,
-      'rounds': result.round_num,
-      'planned_rounds': experiment.planned_rounds,
-      'test_accuracy': result.test['accuracy'],
-      'test_loss': result.test['loss'] if math.isfinite(result.test['loss']) else None,
-      'nominal_epsilon_max': float(ledger.epsilon.max()) if noised else None,
-      'nominal_epsilon_mean': float(ledger.epsilon.mean()) if noised else None,
-      'nominal_delta_max': float(ledger.delta.max()) if noised else None,
-      'model_protected': experiment.protection.model_protected,
-      'interrupted': result.interrupted,
-      'seconds': round(result.seconds, 3),
-      'output_dir': directory.path if directory is not None else None,
-  }
-
-
-def _write_results(experiment, values, result, directory, summary):
-  """The model, the plot, and last the summary: where it stands, the others are there."""
-  keras_model = models.build_keras_model(
-      experiment.model, experiment.federation.input_shape, experiment.federation.num_classes, values.compute_dtype
-  )
-  result.weights.assign_weights_to(keras_model)
-  with directory.replacing('final_model.keras') as path:
-    keras_model.save(path)
-  if result.round_num:
-    with directory.replacing('plot.png') as path:
-      plots.plot_run(
-          directory.file('metrics.csv'),
-          path,
-          f'{experiment.federation.name}, {experiment.federation.num_clients} clients, {result.round_num} rounds',
-      )
-  directory.write_summary(summary)
-
-
-def _print_summary(experiment, result, summary):
+def _print_summary(experiment, result, report, summary):
   state = 'Interrupted after' if result.interrupted else 'Done:'
   earlier = result.round_num - result.rounds_run
   before = f', {earlier} of them before' if earlier else ''
@@ -171,7 +132,7 @@ def _print_summary(experiment, result, summary):
         f'Nominal ε per client: mean {summary["nominal_epsilon_mean"]:.4g}, max {summary["nominal_epsilon_max"]:.4g}, '
         f'with total δ up to {summary["nominal_delta_max"]:.3g}.'
     )
-  print(experiment.protection.text)
+  print(report.text)
   if summary['output_dir']:
     print(f'Results: {summary["output_dir"]}')
   print(json.dumps(summary, allow_nan=False), flush=True)

@@ -2,7 +2,7 @@
 
 import collections
 import time
-from typing import Any, Dict, NamedTuple, Optional
+from typing import Any, Dict, Mapping, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -13,6 +13,7 @@ from experiments import progress as progress_lib
 from experiments import run_directory
 from experiments import setup
 from quap_tff import accounting
+from quap_tff import postprocessing
 
 
 class Result(NamedTuple):
@@ -21,9 +22,9 @@ class Result(NamedTuple):
   Attributes:
     round_num: Rounds done, those of earlier processes included.
     rounds_run: Rounds done by this process.
-    weights: `tff.learning.models.ModelWeights` of arrays.
+    weights: The published weights, `tff.learning.models.ModelWeights` of arrays.
     test: `loss` and `accuracy` on the test set, of these weights.
-    ledger: What each client has spent, nominally.
+    ledger: What the rounds spent.
     seconds: Of this process, from the first round on.
     interrupted: Whether the run was cut off by the user.
   """
@@ -32,7 +33,7 @@ class Result(NamedTuple):
   rounds_run: int
   weights: Any
   test: Dict[str, float]
-  ledger: accounting.NominalLedger
+  ledger: accounting.RunLedger
   seconds: float
   interrupted: bool
 
@@ -65,7 +66,7 @@ def train(
 
   Args:
     experiment: What to run; its runtime must be active (`runtime.activate`).
-    process: From `experiment.build_process`.
+    process: From `experiment.method.build_process`.
     directory: Where to keep it; None keeps nothing.
     checkpoint_every: Rounds from one checkpoint to the next.
     eval_every: Rounds from one test to the next.
@@ -77,27 +78,40 @@ def train(
   """
   test_set = experiment.federation.test
   evaluate = experiment.build_evaluation()
-  ledger = accounting.NominalLedger(experiment.config)
+  method = experiment.method
+  ledger = accounting.RunLedger(experiment.federation.num_clients, experiment.delta, method.fingerprint)
   state = process.initialize()
+  average = experiment.averaging.initial(process.get_model_weights(state).trainable)
   round_num = 0
+
+  def records():
+    return _prefixed(ledger=ledger.state_dict(), average=average)
+
   if directory is not None:
-    kept = directory.restore(state, ledger.state_dict())
+    kept = directory.restore(state, records())
     if kept is None:
       # The seed of the noise is in the state: a run cut off before its next checkpoint draws the same noise again.
-      directory.save(0, state, ledger.state_dict())
+      directory.save(0, state, records())
     else:
-      round_num, state, kept_ledger = kept
-      ledger.load_state_dict(kept_ledger)
+      round_num, state, kept_records = kept
+      try:
+        ledger.load_state_dict(_with_prefix('ledger', kept_records))
+        average = postprocessing.restored(average, _with_prefix('average', kept_records))
+      except ValueError as error:
+        raise run_directory.RunDirectoryError(f'The checkpoint in {directory.path} does not fit: {error}') from error
 
   test, tested_round = None, None
 
-  def tested(learning_state):
-    return evaluate(process.get_model_weights(learning_state), test_set.x, test_set.y)
+  def published(learning_state, its_average):
+    return _published(experiment, process.get_model_weights(learning_state), its_average)
+
+  def tested(learning_state, its_average):
+    return evaluate(published(learning_state, its_average), test_set.x, test_set.y)
 
   def current_test():
     nonlocal test, tested_round
     if tested_round != round_num:
-      test, tested_round = tested(state), round_num
+      test, tested_round = tested(state, average), round_num
     return test
 
   def is_finished():
@@ -116,24 +130,25 @@ def train(
       next_round = round_num + 1
       cohort = experiment.cohorts.cohort(next_round)
       output = process.next(state, [client_data(experiment, client) for client in cohort])
-      next_ledger = _recorded(ledger, experiment, output.state, cohort)
-      row = _row(output.metrics, cohort)
+      record = method.round_record(output.state.aggregator, output.metrics['aggregator'], cohort)
+      next_average = experiment.averaging.update(average, process.get_model_weights(output.state).trainable)
       is_tested = next_round % eval_every == 0 or next_round == experiment.last_round
-      if is_tested:
-        next_test = tested(output.state)
-        row.update(test_accuracy=next_test['accuracy'], test_loss=next_test['loss'])
-      row['nominal_epsilon_mean'] = float(next_ledger.epsilon.mean())
-      row['nominal_epsilon_max'] = float(next_ledger.epsilon.max())
-      row['seconds'] = time.monotonic() - round_begin
+      next_test = tested(output.state, next_average) if is_tested else None
       # The round counts as done or not at all.
       with interrupts.held_back():
-        state, ledger, round_num = output.state, next_ledger, next_round
+        ledger.record(record)
+        state, average, round_num = output.state, next_average, next_round
+        row = _row(experiment, output, cohort)
         if is_tested:
           test, tested_round = next_test, round_num
+          row.update(test_accuracy=test['accuracy'], test_loss=test['loss'])
+        row['nominal_epsilon_mean'] = float(ledger.epsilon.mean())
+        row['nominal_epsilon_max'] = float(ledger.epsilon.max())
+        row['seconds'] = time.monotonic() - round_begin
         if directory is not None:
           directory.log(round_num, row)
           if round_num % checkpoint_every == 0:
-            directory.save(round_num, state, ledger.state_dict())
+            directory.save(round_num, state, records())
         if not len(cohort):
           display.note(f'round {round_num}: nobody took part; the model stays as it is.')
         display.update(round_num, row)
@@ -144,27 +159,39 @@ def train(
     display.close()
   seconds = time.monotonic() - begin
   if directory is not None:
-    directory.save(round_num, state, ledger.state_dict())
-  weights = tf.nest.map_structure(np.asarray, process.get_model_weights(state))
+    directory.save(round_num, state, records())
+  weights = tf.nest.map_structure(np.asarray, published(state, average))
   test = dict(current_test())
   return Result(
       round_num, round_num + 1 - first_round, weights, test, ledger, seconds, interrupted=not is_finished()
   )
 
 
-def _recorded(ledger, experiment, learning_state, cohort):
-  recorded = accounting.NominalLedger(experiment.config)
-  recorded.load_state_dict(ledger.state_dict())
-  recorded.record(learning_state.aggregator, cohort)
-  return recorded
+def _published(experiment: setup.Experiment, weights: Any, average: postprocessing.State) -> Any:
+  """The weights that are tested and published, of `tff.learning.models.ModelWeights` after a round."""
+  trainable = experiment.averaging.value(average, weights.trainable)
+  if experiment.shrinkage != 1:
+    trainable = postprocessing.shrunk(trainable, experiment.shrinkage)
+  return tff.learning.models.ModelWeights(trainable=trainable, non_trainable=weights.non_trainable)
 
 
-def _row(metrics: Any, cohort: np.ndarray) -> Dict[str, Any]:
+def _prefixed(**groups: Mapping[str, np.ndarray]) -> Dict[str, np.ndarray]:
+  return {f'{group}/{name}': value for group, values in groups.items() for name, value in values.items()}
+
+
+def _with_prefix(group: str, values: Mapping[str, np.ndarray]) -> Dict[str, np.ndarray]:
+  return {name[len(group) + 1:]: value for name, value in values.items() if name.startswith(f'{group}/')}
+
+
+def _row(experiment: setup.Experiment, output: Any, cohort: np.ndarray) -> Dict[str, Any]:
   """A round's metrics, flat: the names are the columns of metrics.csv."""
-  row = {f'train_{name}': value for name, value in metrics['client_work']['train'].items()}
-  row.update((name, value) for name, value in metrics['aggregator'].items() if name != 'round')
-  row.update(metrics['finalizer'])
-  if not len(cohort):
+  row = {f'train_{name}': value for name, value in output.metrics['client_work'].get('train', {}).items()}
+  row['cohort_size'] = len(cohort)
+  row.update(experiment.method.round_metrics(output.state.aggregator, output.metrics['aggregator']))
+  row.update(output.metrics['finalizer'])
+  if not len(cohort) and row.keys() >= {'train_loss'}:
     # Nobody has neither loss nor accuracy; Keras' means over nothing are 0.
     row.update(train_loss=np.nan, train_accuracy=np.nan)
+  if not experiment.client_metrics:
+    row = {name: value for name, value in row.items() if name in experiment.method.public_metrics}
   return {name: np.asarray(value).item() for name, value in row.items()}

@@ -54,8 +54,9 @@ class Averaging(abc.ABC):
       weights = [a + rate * (w - a) for a, w in zip(average, weights)]
     return _state(release, weights)
 
-  def value(self, state: State) -> List[np.ndarray]:
-    """The averaged weights, float32 arrays."""
+  def value(self, state: State, weights: Sequence[Any]) -> List[np.ndarray]:
+    """The averaged weights, float32 arrays, given the weights that `state` was last updated with (or began with)."""
+    del weights
     return [a.astype(np.float32) for a in _averages(state)]
 
 
@@ -65,6 +66,16 @@ class LastIterate(Averaging):
 
   def rate(self, release):
     return 1.0
+
+  # Nothing is kept: checkpoints hold the weights themselves.
+  def initial(self, weights):
+    return _state(0, [])
+
+  def update(self, state, weights):
+    return _state(int(state['releases']) + 1, [])
+
+  def value(self, state, weights):
+    return [np.asarray(w) for w in weights]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,6 +6,7 @@ from experiments.algorithms import adaptive_clip
 from experiments.algorithms import combinations
 from experiments.algorithms import fedavg
 from experiments.algorithms.base import Algorithm
+from experiments.algorithms.base import CALIBRATIONS
 from experiments.algorithms.base import Method
 from experiments.algorithms.base import Setting
 from quap_tff import registry

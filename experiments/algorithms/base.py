@@ -8,7 +8,7 @@ apart.
 
 import abc
 import dataclasses
-from typing import Any, Callable, NamedTuple, Tuple
+from typing import Any, Callable, Dict, FrozenSet, NamedTuple, Tuple
 
 import numpy as np
 import tensorflow_federated as tff
@@ -17,6 +17,16 @@ from data import cohorts
 import quap_tff
 from quap_tff import accounting
 from quap_tff import layers as layers_lib
+
+
+CALIBRATIONS = ('documents', 'exact')
+
+
+# They follow from who takes part, from constants, and from weights that are released anyway.
+PUBLIC_METRICS = frozenset({
+    'cohort_size', 'epsilon', 'noise_multiplier', 'participation_mean', 'participation_stddev', 'participation_min',
+    'participation_max', 'participation_never_seen', 'update_rejected',
+})
 
 
 class Setting(NamedTuple):
@@ -33,7 +43,8 @@ class Setting(NamedTuple):
     server_optimizer: Applied to the aggregate.
     client_work: Local epochs, batch size and the like.
     client_metrics: Whether exact functions of clients' data (training loss, norms) are kept beside the model.
-    calibration: 'documents' or 'exact', see `--calibration`.
+    calibration: One of `CALIBRATIONS`. 'documents': each round's noise by the documents' formula. 'exact': the same
+      noise scaled by one factor, so that the client that spends most spends ε_total at a total δ by exact accounting.
     public_data: What the features of the examples have seen besides them, in words; '' for nothing.
   """
 
@@ -67,16 +78,24 @@ class Method(abc.ABC):
   Attributes:
     fingerprint: Text that names everything which the account depends on; a ledger of another one is refused.
     protection: What may be said about the released model.
+    public_metrics: Names of the round's metrics that are no exact functions of clients' data: what is kept with
+      --noclient_metrics.
     constant_divisor: Whether sums are divided by a public constant, as amplification by Poisson sampling asks for.
   """
 
   fingerprint: str
   protection: accounting.Protection
+  public_metrics: FrozenSet[str] = PUBLIC_METRICS
   constant_divisor = False
 
   @abc.abstractmethod
   def build_process(self) -> tff.learning.templates.LearningProcess:
     """The learning process; seconds, as it traces TensorFlow. The runtime must be active."""
+
+  def round_metrics(self, aggregator_state: Any, metrics: Any) -> Dict[str, Any]:
+    """The aggregator's measurements of a round as columns of metrics.csv: scalars by name."""
+    del aggregator_state
+    return {name: value for name, value in metrics.items() if name != 'round'}
 
   @abc.abstractmethod
   def round_record(self, aggregator_state: Any, metrics: Any, cohort: np.ndarray) -> accounting.RoundRecord:
@@ -91,7 +110,13 @@ class Method(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Algorithm(abc.ABC):
-  """A choice of --algorithm and its parameters."""
+  """A choice of --algorithm and its parameters.
+
+  Attributes:
+    noise_of_its_own: Whether the mechanism's noise is not used: `configure` is then given a mechanism without.
+  """
+
+  noise_of_its_own = False
 
   def configure(self, mechanism: quap_tff.QuapConfig) -> quap_tff.QuapConfig:
     """The mechanism's flags as this method takes them; cheap, called before data are read.

@@ -11,6 +11,7 @@ from quap_tff import clip_rules
 class FedAvg(mechanism.MechanismAlgorithm):
   """The plain mean of the cohort's updates (each client counts the same)."""
 
+  noise_of_its_own = True
+
   def configure(self, config: quap_tff.QuapConfig) -> quap_tff.QuapConfig:
-    config = mechanism.with_noise_placement(mechanism.uniform_budget(config), 'none')
-    return dataclasses.replace(config, clip=clip_rules.RULES['none'](), max_agg_norm=None)
+    return dataclasses.replace(mechanism.uniform_budget(config), clip=clip_rules.Unclipped(), max_agg_norm=None)

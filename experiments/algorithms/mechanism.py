@@ -27,6 +27,12 @@ class MechanismMethod(base.Method):
     )
 
   @property
+  def public_metrics(self):
+    # A clipping norm that is fixed or tracked by a noised count is public; an exact quantile is not.
+    norms = set() if self._config.clip.releases_exact_norms else {'clipping_norm', 'sigma'}
+    return base.PUBLIC_METRICS | norms
+
+  @property
   def config(self) -> quap_tff.QuapConfig:
     """The configuration, calibrated."""
     return self._config
@@ -109,8 +115,3 @@ class MechanismAlgorithm(base.Algorithm):
 def uniform_budget(config: quap_tff.QuapConfig) -> quap_tff.QuapConfig:
   """The configuration with ε_base for everyone in every round."""
   return dataclasses.replace(config, budget=dataclasses.replace(config.budget, round_rule='uniform'))
-
-
-def with_noise_placement(config: quap_tff.QuapConfig, placement: str) -> quap_tff.QuapConfig:
-  """The configuration with its noise at 'server', 'client' or 'none'."""
-  return dataclasses.replace(config, noise=dataclasses.replace(config.noise, placement=placement))

@@ -84,9 +84,9 @@ class TestPresets:
     """Over digits, which are always there: everything but the images."""
     with harness.parsed(_flagfile(name), '--dataset=digits', '--model=digits_cnn', '--num_clients=40') as values:
       experiment = setup.from_flags(values)
-    assert experiment.config.budget.num_rounds == experiment.planned_rounds == EXPECTED[name]['rounds']
-    assert experiment.config.critical_layers == EXPECTED[name]['critical_layers']
-    assert not experiment.protection.model_protected
+    assert experiment.method.config.budget.num_rounds == experiment.planned_rounds == EXPECTED[name]['rounds']
+    assert experiment.method.config.critical_layers == EXPECTED[name]['critical_layers']
+    assert not experiment.method.protection.model_protected
 
   @pytest.mark.skipif(not (DATA / 'mnist.npz').exists(), reason='No real MNIST beside the repository.')
   @pytest.mark.parametrize('name', [name for name in sorted(EXPECTED) if 'mnist_' in name or '_mnist' in name])

@@ -33,7 +33,7 @@ def active():
     experiment = setup.from_flags(values)
     identity = experiment_flags.identity()
   with runtime.activate(experiment.runtime):
-    yield experiment, experiment.build_process(), identity
+    yield experiment, experiment.method.build_process(), identity
 
 
 @contextlib.contextmanager

@@ -20,6 +20,10 @@ def _run(averaging, state, iterates):
   return state
 
 
+def _average(averaging, iterates):
+  return averaging.value(_run(averaging, averaging.initial(_INITIAL), iterates), [_INITIAL, *iterates][-1])
+
+
 @pytest.mark.parametrize('spec, expected', [
     ('none', [1, 2, 4, 8]),
     # θ_s weighs 1/2^(t-s): (1/2 + 2)/(3/2), (1/4 + 2/2 + 4)/(7/4), (1/8 + 2/4 + 4/2 + 8)/(15/8).
@@ -32,7 +36,7 @@ def _run(averaging, state, iterates):
 def test_averages_by_hand(spec, expected):
   averaging = _parse(spec)
   for rounds, x in enumerate(expected, 1):
-    vector, scalar = averaging.value(_run(averaging, averaging.initial(_INITIAL), _ITERATES[:rounds]))
+    vector, scalar = _average(averaging, _ITERATES[:rounds])
     np.testing.assert_allclose(vector, [x, -x], rtol=1e-6)
     np.testing.assert_allclose(scalar, 10 * x, rtol=1e-6)
     assert vector.dtype == scalar.dtype == np.float32
@@ -41,7 +45,7 @@ def test_averages_by_hand(spec, expected):
 @pytest.mark.parametrize('spec', ['none', 'exponential', 'tail', 'tail:start=3'])
 def test_before_the_first_release_it_is_the_initial_weights(spec):
   averaging = _parse(spec)
-  np.testing.assert_array_equal(averaging.value(averaging.initial(_INITIAL))[0], _INITIAL[0])
+  np.testing.assert_array_equal(_average(averaging, [])[0], _INITIAL[0])
 
 
 @pytest.mark.parametrize('spec', ['none', 'exponential:decay=0.7', 'tail:start=2'])
@@ -50,8 +54,8 @@ def test_a_kept_state_goes_on_as_if_never_interrupted(spec, tmp_path):
   start = averaging.initial(_INITIAL)
   np.savez(tmp_path / 'kept.npz', **_run(averaging, start, _ITERATES[:2]))
   resumed = postprocessing.restored(start, np.load(tmp_path / 'kept.npz'))
-  whole = averaging.value(_run(averaging, start, _ITERATES))
-  for a, b in zip(averaging.value(_run(averaging, resumed, _ITERATES[2:])), whole):
+  whole = _average(averaging, _ITERATES)
+  for a, b in zip(averaging.value(_run(averaging, resumed, _ITERATES[2:]), _ITERATES[-1]), whole):
     np.testing.assert_array_equal(a, b)
 
 
@@ -60,13 +64,20 @@ def test_an_update_leaves_the_state_before_it_alone():
   state = averaging.initial(_INITIAL)
   averaging.update(state, _ITERATES[0])
   assert state['releases'] == 0
-  np.testing.assert_array_equal(averaging.value(state)[0], _INITIAL[0])
+  np.testing.assert_array_equal(averaging.value(state, _ITERATES[0])[0], _INITIAL[0])
 
 
-def test_none_is_exact_and_forgets_what_is_not_finite():
+def test_none_is_exact_and_keeps_no_weights():
   averaging = _parse('none')
   state = _run(averaging, averaging.initial([np.float32(np.nan)]), [[np.float32(1e30)], [np.float32(1.1)]])
-  assert averaging.value(state)[0] == np.float32(1.1)
+  assert averaging.value(state, [np.float32(1.1)])[0] == np.float32(1.1)
+  assert list(state) == ['releases'] and state['releases'] == 2
+
+
+def test_what_is_not_finite_is_forgotten_where_it_has_no_weight():
+  averaging = _parse('tail:start=2')
+  state = _run(averaging, averaging.initial([np.float32(np.nan)]), [[np.float32(np.inf)], [np.float32(1.1)]])
+  assert averaging.value(state, [np.float32(1.1)])[0] == np.float32(1.1)
 
 
 def test_another_models_weights_are_refused():

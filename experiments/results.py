@@ -1,0 +1,124 @@
+"""What a run leaves when it ends: the model, the ledger, a row for each client, a plot, and last the summary."""
+
+import csv
+import math
+from typing import Any, Dict, Optional
+
+from absl import flags
+import numpy as np
+import tensorflow as tf
+
+from experiments import plots
+from experiments import run_directory
+from experiments import setup
+from experiments import training
+from quap_tff import accounting
+from quap_tff import models
+
+_PREDICTION_BATCH = 512
+
+
+def formal_report(experiment: setup.Experiment, result: training.Result) -> accounting.FormalReport:
+  """The formal figures of the run so far."""
+  return accounting.formal_report(
+      result.ledger, experiment.delta, experiment.method.protection, setup.sampler(experiment)
+  )
+
+
+def summary(
+    experiment: setup.Experiment,
+    values: flags.FlagValues,
+    result: training.Result,
+    report: accounting.FormalReport,
+    directory: Optional[run_directory.RunDirectory],
+) -> Dict[str, Any]:
+  """What the last line of standard output holds. A nominal ε that does not exist (no noise) is null."""
+  ledger = result.ledger
+  noised = math.isfinite(ledger.epsilon.max())
+  return {
+      'dataset': values.dataset,
+      'algorithm': values.algorithm,
+      'rounds': result.round_num,
+      'planned_rounds': experiment.planned_rounds,
+      'test_accuracy': result.test['accuracy'],
+      'test_loss': result.test['loss'] if math.isfinite(result.test['loss']) else None,
+      'nominal_epsilon_max': float(ledger.epsilon.max()) if noised else None,
+      'nominal_epsilon_mean': float(ledger.epsilon.mean()) if noised else None,
+      'nominal_delta_max': float(ledger.delta.max()) if noised else None,
+      'model_protected': experiment.method.protection.model_protected,
+      'formal': report.as_dict(),
+      'interrupted': result.interrupted,
+      'seconds': round(result.seconds, 3),
+      'output_dir': directory.path if directory is not None else None,
+  }
+
+
+def write(
+    experiment: setup.Experiment,
+    values: flags.FlagValues,
+    result: training.Result,
+    report: accounting.FormalReport,
+    directory: run_directory.RunDirectory,
+    its_summary: Dict[str, Any],
+):
+  """Writes everything into the run's folder; where the summary stands, the others are there."""
+  federation = experiment.federation
+  model = models.build_keras_model(
+      experiment.model, federation.input_shape, federation.num_classes, values.compute_dtype
+  )
+  result.weights.assign_weights_to(model)
+  with directory.replacing('final_model.keras') as path:
+    model.save(path)
+  with directory.replacing('ledger.npz') as path:
+    np.savez(path, **result.ledger.state_dict())
+  with directory.replacing('clients.csv') as path:
+    _write_clients(path, experiment, result, report, model)
+  if result.round_num:
+    with directory.replacing('plot.png') as path:
+      plots.plot_run(
+          directory.file('metrics.csv'),
+          path,
+          f'{federation.name}, {federation.num_clients} clients, {values.algorithm}, {result.round_num} rounds',
+      )
+  directory.write_summary(its_summary)
+
+
+def _write_clients(path, experiment, result, report, model):
+  """One row a client. The label mixes behind `test_accuracy` are clients' data: without client metrics, it lacks."""
+  clients, ledger = experiment.federation.clients, result.ledger
+  columns = {
+      'client': range(len(clients)),
+      'examples': [len(client) for client in clients],
+      'rounds': ledger.rounds,
+      'nominal_epsilon': _finite(ledger.epsilon),
+      'nominal_delta': ledger.delta,
+      'formal_epsilon': _finite(report.epsilons),
+  }
+  if experiment.client_metrics:
+    columns['test_accuracy'] = client_accuracies(experiment, model)
+  else:
+    del columns['examples']
+  with open(path, 'w', newline='') as f:
+    writer = csv.writer(f)
+    writer.writerow(columns)
+    writer.writerows(zip(*columns.values()))
+
+
+def client_accuracies(experiment: setup.Experiment, model: tf.keras.Model) -> np.ndarray:
+  """float64[N], the model's accuracy on the test set re-weighted to each client's own mix of labels.
+
+  Σ_c s_i(c)·a(c), a(c) the accuracy on the test examples of class c and s_i(c) the share of c among client i's
+  examples, those of classes that the test set lacks left out; NaN for a client that has no others.
+  """
+  federation = experiment.federation
+  test, classes = federation.test, federation.num_classes
+  predicted = np.argmax(model.predict(test.x, batch_size=_PREDICTION_BATCH, verbose=0), axis=-1)
+  totals = np.bincount(test.y, minlength=classes)
+  accuracies = np.bincount(test.y, predicted == test.y, classes) / np.maximum(totals, 1)
+  mixes = np.stack([np.bincount(client.y, minlength=classes) for client in federation.clients]) * (totals > 0)
+  with np.errstate(invalid='ignore'):
+    return mixes @ accuracies / mixes.sum(axis=1)
+
+
+def _finite(values):
+  return ['' if not math.isfinite(value) else value for value in values]
