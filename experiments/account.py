@@ -81,7 +81,7 @@ def main(argv: List[str]) -> int:
 def _print_table(solution: calibration.Solution, figures: Dict[str, Any]):
   rounds = '1 round' if _ROUNDS.value == 1 else f'{_ROUNDS.value:,} rounds'
   print(f'Noise multiplier z = {solution.noise_multiplier:.6g}, {rounds}, total δ = {solution.delta:.6g}')
-  print(f'Neighbours: {accountants.NEIGHBOURS}; unit: {accountants.UNIT};')
+  print(f'Neighbours: {solution.history.neighbours}; unit: {accountants.UNIT};')
   print(f'{accountants.amplification(solution.history)}.')
   print('Holds for values that are released with this noise, and not for others released beside them.\n')
   width = max(map(len, figures))
@@ -103,7 +103,7 @@ def _summary(solution: calibration.Solution, figures: Dict[str, Any]) -> Dict[st
       'sampling_rate': _SAMPLING_RATE.value,
       'accountant': solution.accountant,
       'unit': accountants.UNIT,
-      'neighbours': accountants.NEIGHBOURS,
+      'neighbours': solution.history.neighbours,
       'amplification': accountants.amplification(solution.history),
   }
 

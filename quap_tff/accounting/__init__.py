@@ -1,6 +1,7 @@
 """What a run spends, and what may be said about it.
 
-Nominal figures (the documents' own) are `NominalLedger`; formal ones are `account` and `solve`, of a `History`.
+A `RunLedger` keeps what happened, and gives the documents' own, nominal figures. `formal_report` has the formal ones;
+`account` and `solve` those of any `History`.
 """
 
 from quap_tff.accounting.accountants import account
@@ -9,15 +10,24 @@ from quap_tff.accounting.accountants import delta_of
 from quap_tff.accounting.accountants import Figure
 from quap_tff.accounting.accountants import NotApplicable
 from quap_tff.accounting.accountants import NotApplicableError
+from quap_tff.accounting.calibration import exact_scale
 from quap_tff.accounting.calibration import noise_factor
 from quap_tff.accounting.calibration import Solution
 from quap_tff.accounting.calibration import solve
+from quap_tff.accounting.formal import formal_report
+from quap_tff.accounting.formal import FormalFigure
+from quap_tff.accounting.formal import FormalReport
 from quap_tff.accounting.history import GaussianMechanism
 from quap_tff.accounting.history import group
 from quap_tff.accounting.history import History
 from quap_tff.accounting.history import Population
+from quap_tff.accounting.ledger_histories import histories
+from quap_tff.accounting.ledger_histories import merged_histories
+from quap_tff.accounting.ledger_histories import total_mu
 from quap_tff.accounting.nominal import NominalLedger
+from quap_tff.accounting.protection import COVERS
 from quap_tff.accounting.protection import describe_protection
 from quap_tff.accounting.protection import Protection
 from quap_tff.accounting.run_ledger import RoundRecord
 from quap_tff.accounting.run_ledger import RunLedger
+from quap_tff.accounting.sampling import Sampler

@@ -1,7 +1,7 @@
 """Accountants: what a client's history of Gaussian mechanisms spends, as (ε, δ). All in `ACCOUNTANTS`.
 
-All figures are upper bounds, for adding or removing one client with all of its data. An accountant that does not hold
-for a history refuses it with a reason instead of giving a figure that would be wrong.
+All figures are upper bounds, for one client with all of its data, and name their neighbouring relation. An accountant
+that does not hold for a history refuses it with a reason instead of giving a figure that would be wrong.
 """
 
 import abc
@@ -21,11 +21,12 @@ from quap_tff.accounting import gaussian_tradeoff
 from quap_tff.accounting import history as histories_lib
 
 UNIT = 'one client with all of its data'
-NEIGHBOURS = 'add or remove one client'
 
 _POISSON = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 _SMALLEST_LOG_DELTA = math.log(1e-300)
 _LOG_DELTA_TOLERANCE = 1e-9
+# Distinct histories that `Accountant.epsilons` accounts one by one.
+_MOST_HISTORIES = 64
 
 
 class NotApplicableError(ValueError):
@@ -42,8 +43,8 @@ class Figure:
     delta: The total δ.
     method: The accountant's theorem in a line.
     amplification: Whether sampling is counted as amplification, and why it may be.
-    unit: Whose privacy it is.
     neighbours: The neighbouring relation.
+    unit: Whose privacy it is.
   """
 
   accountant: str
@@ -51,8 +52,8 @@ class Figure:
   delta: float
   method: str
   amplification: str
+  neighbours: str
   unit: str = UNIT
-  neighbours: str = NEIGHBOURS
 
   def __str__(self):
     return (
@@ -76,8 +77,8 @@ class Accountant(abc.ABC):
     method: The theorem, in a line.
     supports_sampling: Whether rates below 1 are amplification that this accountant can count.
     merges: Whether only the histories' `merged` form matters.
-    population_step: `epsilons` rounds the noise of many clients up to powers of 1 + this, so that few distinct
-      histories are left; 0 for accountants that are quick.
+    population_step: `epsilons` rounds the noise of many clients up to the largest over powers of 1 + this, so that few
+      distinct histories are left; 0 for accountants that are quick.
     relative_tolerance: How near a solve for noise comes to the least one.
   """
 
@@ -115,16 +116,20 @@ class Accountant(abc.ABC):
     """ε of a history with some mechanism and noise in all."""
 
   def epsilons(self, histories: Sequence[histories_lib.History], delta: float) -> np.ndarray:
-    """float64[len(histories)], ε of each, computed once for equal ones; above `epsilon` by about `population_step`."""
-    known = {}
-    result = np.empty(len(histories))
-    for i, history in enumerate(histories):
-      key = history.merged() if self.merges else history
-      key = key.coarsened(self.population_step) if self.population_step else key
-      if key not in known:
-        known[key] = self.epsilon(key, delta)
-      result[i] = known[key]
-    return result
+    """float64[len(histories)], ε of each: computed once for equal ones and, if many are not, rounded up together.
+
+    More than `_MOST_HISTORIES` distinct ones are coarsened by `population_step`, and by as often twice that as it takes.
+    The history of the largest μ and rate stays as it is.
+    """
+    keys = [history.merged() if self.merges else history for history in histories]
+    step, exact = self.population_step, keys
+    while 0 < step < 1 and len(set(keys)) > _MOST_HISTORIES:
+      mechanisms = [m for key in set(exact) for m, _ in key.releases if math.isfinite(m.mu)]
+      largest = max((m.mu for m in mechanisms), default=1.0), max((m.sampling_rate for m in mechanisms), default=1.0)
+      coarse = {key: key.coarsened(step, *largest) for key in set(exact)}
+      keys, step = [coarse[key] for key in exact], 2 * step
+    known = {key: self.epsilon(key, delta) for key in dict.fromkeys(keys)}
+    return np.array([known[key] for key in keys], np.float64)
 
 
 class GaussianExact(Accountant):
@@ -169,7 +174,7 @@ class Rdp(Accountant):
 
   method = 'Rényi composition by dp-accounting (Mironov et al. 2019; Canonne et al. 2020)'
   supports_sampling = True
-  population_step = 1e-3
+  population_step = 1e-2
 
   # With sampling, the library's own orders: large ones cost time. Without, also those where little loss has its best.
   _SAMPLED_ORDERS = tuple(map(float, rdp.rdp_privacy_accountant.DEFAULT_RDP_ORDERS))
@@ -209,21 +214,54 @@ class Pld(Accountant):
     return epsilon * (1 + gaussian_tradeoff.RELATIVE_MARGIN)
 
 
-class Basic(Accountant):
+class _PerRound(Accountant):
+  """From the exact ε_t of each mechanism at its share of δ."""
+
+  merges = False
+
+  @abc.abstractmethod
+  def _mechanism_delta(self, delta: float) -> float:
+    """The part of δ that the mechanisms share equally."""
+
+  @abc.abstractmethod
+  def _compose(self, epsilons: np.ndarray, counts: np.ndarray, delta: float) -> float:
+    """ε of mechanisms that have `epsilons`, each `counts` times."""
+
+  def _epsilon(self, history, delta):
+    return self.epsilons([history], delta)[0]
+
+  def epsilons(self, histories, delta):
+    checks.number('delta', delta, above=0, below=1)
+    for reason in filter(None, map(self.refusal, histories)):
+      raise NotApplicableError(reason)
+    lengths = [len(history.releases) for history in histories]
+    mu = np.array([mechanism.mu for history in histories for mechanism, _ in history.releases], np.float64)
+    counts = np.array([n for history in histories for _, n in history.releases], np.float64)
+    totals = np.repeat(np.array([history.count for history in histories], np.float64), lengths)
+    # The same mechanism at the same share of δ is in many histories.
+    pairs, index = np.unique(mu + 1j * totals, return_inverse=True)
+    found = gaussian_tradeoff.epsilon_of(pairs.real, self._mechanism_delta(delta) / pairs.imag)[index]
+    ends = np.cumsum(lengths)
+    composed = [self._compose(found[end - n:end], counts[end - n:end], delta) for n, end in zip(lengths, ends)]
+    return np.array(composed, np.float64) * (1 + gaussian_tradeoff.RELATIVE_MARGIN)
+
+
+class Basic(_PerRound):
   """Σε_t and Σδ_t. The δ of each of the k mechanisms is δ/k, its ε_t the exact one of that Gaussian at δ/k.
 
   The classic formula ε_t = √(2·ln(1.25·k/δ))·μ_t, proven for ε_t <= 1 only, is never below that.
   """
 
   method = 'Σε_t, Σδ_t with δ_t = δ/k for each of k mechanisms, ε_t exact for its Gaussian'
-  merges = False
 
-  def _epsilon(self, history, delta):
-    epsilons, counts = _round_epsilons(history, delta)
-    return math.fsum(epsilons * counts) * (1 + gaussian_tradeoff.RELATIVE_MARGIN)
+  def _mechanism_delta(self, delta):
+    return delta
+
+  def _compose(self, epsilons, counts, delta):
+    return math.fsum(epsilons * counts)
 
 
-class Advanced(Accountant):
+class Advanced(_PerRound):
   """Kairouz, Oh and Viswanath 2017, theorem 3.5, the best of its bounds; half of δ is the composition's slack δ'.
 
   Of the other half each of the k mechanisms has δ/(2k). `basic` is the same theorem's bound without slack, so it is the
@@ -231,18 +269,22 @@ class Advanced(Accountant):
   """
 
   method = 'Kairouz et al. 2017, theorem 3.5: δ/2 as slack, δ/(2k) for each of k mechanisms; basic if smaller'
-  merges = False
 
-  def _epsilon(self, history, delta):
+  def _mechanism_delta(self, delta):
+    return delta / 2
+
+  def _compose(self, epsilons, counts, delta):
     slack = delta / 2
-    epsilons, counts = _round_epsilons(history, delta / 2)
     squares = math.fsum(counts * epsilons**2)
     # (e^ε - 1)/(e^ε + 1) = tanh(ε/2).
     mean = math.fsum(counts * epsilons * np.tanh(epsilons / 2))
-    bounds = [mean + math.sqrt(-2 * squares * math.log(slack))]
-    bounds.append(mean + math.sqrt(2 * squares * math.log(math.e + math.sqrt(squares) / slack)))
-    composed = min(bounds) * (1 + gaussian_tradeoff.RELATIVE_MARGIN)
-    return min(composed, ACCOUNTANTS['basic'].epsilon(history, delta))
+    return mean + min(
+        math.sqrt(-2 * squares * math.log(slack)),
+        math.sqrt(2 * squares * math.log(math.e + math.sqrt(squares) / slack)),
+    )
+
+  def epsilons(self, histories, delta):
+    return np.minimum(super().epsilons(histories, delta), ACCOUNTANTS['basic'].epsilons(histories, delta))
 
 
 ACCOUNTANTS: Mapping[str, Accountant] = {
@@ -291,7 +333,7 @@ def account(
     except NotApplicableError as error:
       result[name] = NotApplicable(name, str(error))
     else:
-      result[name] = Figure(name, epsilon, delta, accountant.method, amplification(history))
+      result[name] = Figure(name, epsilon, delta, accountant.method, amplification(history), history.neighbours)
   return result
 
 
@@ -337,13 +379,6 @@ def delta_of(history: histories_lib.History, epsilon: float, name: str) -> float
   return math.exp(high)
 
 
-def _round_epsilons(history, delta):
-  """ε_t of each distinct mechanism at δ/k, and the counts."""
-  counts = np.array([n for _, n in history.releases], np.float64)
-  mu = np.array([mechanism.mu for mechanism, _ in history.releases])
-  return gaussian_tradeoff.epsilon_of(mu, delta / counts.sum()), counts
-
-
 def _event(mechanism: histories_lib.GaussianMechanism) -> Any:
   event = dp_accounting.GaussianDpEvent(mechanism.noise_multiplier)
   return event if mechanism.sampling_rate == 1 else dp_accounting.PoissonSampledDpEvent(mechanism.sampling_rate, event)
@@ -356,11 +391,18 @@ def _rdp_of(history, orders):
   accountant = rdp.RdpAccountant(list(orders), _POISSON)
   for mechanism, n in history.releases:
     accountant.compose(_event(mechanism), n)
-  # The library cuts the series of a sampled round off at e^-30 and sums it in floats: what it finds for a round of very
-  # little loss can be 0 or below.
   sampled = sum(n for mechanism, n in history.releases if mechanism.sampling_rate < 1)
-  alpha = np.array(orders)
-  return np.maximum(accountant.rdp, 0.0) + sampled * 1e-12 * (1 + alpha / 100) / (alpha - 1)
+  return np.maximum(accountant.rdp, 0.0) + rdp_rounding(sampled, orders)
+
+
+def rdp_rounding(sampled_rounds: int, orders: Sequence[float]) -> np.ndarray:
+  """What to add to the library's Rényi divergences of sampled rounds, at each order, to be on the safe side.
+
+  It cuts the series of a sampled round off at e^-30 and sums it in floats: what it finds for a round of very little
+  loss can be 0 or below.
+  """
+  alpha = np.array(orders, np.float64)
+  return sampled_rounds * 1e-12 * (1 + alpha / 100) / (alpha - 1)
 
 
 @functools.lru_cache(maxsize=8)
@@ -375,7 +417,7 @@ def _pld_of(history):
 # its square, 1e-3 at a tenth. And the most steps in the range of losses: a second for 2e5.
 _STEP_OF_SPREAD = 1 / 50
 _MOST_STEPS = 2e5
-_USUAL_STEP, _COARSEST_STEP = 1e-4, 0.1
+_USUAL_STEP, _COARSEST_STEP = 1e-3, 0.1
 _TAIL = 1e-15
 
 

@@ -7,11 +7,16 @@ import functools
 import math
 from typing import NamedTuple, Optional
 
+import numpy as np
+
 from quap_tff import checks
 from quap_tff.accounting import accountants
 from quap_tff.accounting import history as histories_lib
+from quap_tff.accounting import ledger_histories
+from quap_tff.accounting import run_ledger
 
 MIN_FACTOR, MAX_FACTOR = 1e-6, 1e12
+_FLOAT32_ROOM = 1e-6
 
 
 class Solution(NamedTuple):
@@ -82,6 +87,41 @@ def noise_factor(history: histories_lib.History, epsilon: float, delta: float, n
     low, high = (low, middle) if excess(middle) <= 0 else (middle, high)
     halve = high - low > 0.5 * before
   return math.exp(high)
+
+
+def exact_scale(ledger: run_ledger.RunLedger, epsilon: float, delta: float) -> float:
+  """The factor on the noise of every round with which the most exposed client spends ε at δ by `gaussian_exact`.
+
+  The noise of a private quantile's counts is not scaled.
+
+  Args:
+    ledger: Of the planned rounds, with the noise that is to be scaled.
+    epsilon: ε > 0 in nats.
+    delta: Total δ in (0, 1).
+
+  Returns:
+    A factor > 0, above the least by about 1e-6 of it: room for noise multipliers computed in float32.
+
+  Raises:
+    ValueError: If a round has no noise, nobody takes part, or the counts alone pass ε.
+  """
+  checks.number('epsilon', epsilon, above=0)
+  mu = ledger_histories.total_mu(ledger)
+  if np.isinf(mu.whole).any():
+    raise ValueError('A round without noise has no finite ε, whatever its noise is multiplied by.')
+  if not mu.updates.any():
+    raise ValueError('There is no noise to scale: no client takes part in any round.')
+  allowed = 1 / noise_factor(histories_lib.History.gaussian(1.0, 1), epsilon, delta, 'gaussian_exact')
+  counts = float(mu.counts.max())
+  if counts >= allowed:
+    alone = float(accountants.get('gaussian_exact').epsilon(histories_lib.History.gaussian(1 / counts, 1), delta))
+    raise ValueError(
+        f'epsilon={epsilon:g} is out of reach: the private quantile\'s noised counts alone come to {alone:.4g} at '
+        f'delta={delta:g}. Give them more noise (count_stddev), or take a fixed clipping norm.'
+    )
+  # From μ_updates²/factor² + μ_counts² = μ_allowed², client by client.
+  left = np.sqrt((allowed - mu.counts) * (allowed + mu.counts))
+  return float((mu.updates / left).max()) * (1 + _FLOAT32_ROOM)
 
 
 def _bracket(enough):

@@ -52,22 +52,22 @@ def log_delta(epsilon: Any, mu: Any) -> np.ndarray:
   return np.where(inside, result, np.where(mu > 0, 0.0, -np.inf))
 
 
-def epsilon_of(mu: Any, delta: float) -> np.ndarray:
+def epsilon_of(mu: Any, delta: Any) -> np.ndarray:
   """The smallest ε >= 0 with δ(ε) <= δ, rounded up by at most `RELATIVE_MARGIN`.
 
   Args:
     mu: μ >= 0, float or array; +inf gives ε = +inf.
-    delta: δ in (0, 1).
+    delta: δ in (0, 1), float or array.
 
   Returns:
-    float64 of the shape of `mu`, nats.
+    float64, broadcast over both, nats.
   """
-  mu = np.asarray(mu, np.float64)
+  mu, delta = np.broadcast_arrays(np.asarray(mu, np.float64), np.asarray(delta, np.float64))
   finite = np.isfinite(mu)
   safe_mu = np.where(finite, mu, 1.0)
-  target = math.log(delta)
+  target = np.log(delta)
   # ρ-zCDP's conversion, Bun and Steinke 2016, proposition 1.3: never below the exact ε.
-  low, high = np.zeros_like(safe_mu), safe_mu * (safe_mu / 2 + math.sqrt(-2 * target))
+  low, high = np.zeros_like(safe_mu), safe_mu * (safe_mu / 2 + np.sqrt(-2 * target))
   zero = log_delta(0.0, safe_mu) <= target
   for _ in range(_BISECTION_STEPS):
     middle = 0.5 * (low + high)

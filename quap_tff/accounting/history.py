@@ -8,11 +8,17 @@ counts): clips or noise that depend on clients' data are releases of their own a
 import collections
 import dataclasses
 import math
-from typing import Any, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Any, Iterable, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
 from quap_tff import checks
+
+
+# Neighbouring relations: what an adversary cannot tell apart. (ε, δ) of one says nothing of another.
+ZERO_OUT = 'one client\'s data against nothing in its place, which adds zero; who takes part when is known (zero-out)'
+ADD_OR_REMOVE = 'add or remove one client'
+REPLACE_ONE = 'replace one client\'s data by another\'s'
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -74,9 +80,19 @@ class History:
     return any(mechanism.sampling_rate < 1 for mechanism, _ in self.releases)
 
   @property
+  def neighbours(self) -> str:
+    """The relation that the history's figures are for: Poisson sampling hides who takes part, else that is known."""
+    return ADD_OR_REMOVE if self.is_sampled else ZERO_OUT
+
+  @property
   def sampling_rates(self) -> Tuple[float, ...]:
     """The distinct rates below 1."""
     return tuple(sorted({mechanism.sampling_rate for mechanism, _ in self.releases} - {1.0}))
+
+  @property
+  def count(self) -> int:
+    """k, how many mechanisms, equal ones counted apart."""
+    return sum(n for _, n in self.releases)
 
   @property
   def total_mu(self) -> float:
@@ -96,28 +112,33 @@ class History:
         for mechanism, n in self.releases
     )
 
-  def coarsened(self, step: float) -> 'History':
+  def coarsened(self, step: float, largest_mu: float = 1.0, largest_rate: float = 1.0) -> 'History':
     """A history of fewer distinct mechanisms that loses at least as much privacy.
 
-    1/z and q are each rounded up to a power of (1 + step), so by at most that factor. Both only ever add loss: for q,
-    because sampling what is sampled already is sampling at a smaller rate.
+    μ = 1/z and q are each rounded up to a power of (1 + step) times the largest, so by at most that factor. Both only
+    ever add loss: for q, because sampling what is sampled already is sampling at a smaller rate.
 
     Args:
       step: Above 0; ε grows by about as much, relatively.
+      largest_mu: A μ > 0 that stays as it is.
+      largest_rate: A q > 0 that stays as it is.
     """
-    grid = math.log1p(checks.number('step', step, above=0))
-
-    def up(value):
-      if not value or math.isinf(value):
-        return value
-      return max(value, math.exp(math.ceil(math.log(value) / grid - 1e-9) * grid))
-
     return History.of(
         (GaussianMechanism(
-            min(1 / up(m.mu) if m.mu else math.inf, m.noise_multiplier), min(1.0, up(m.sampling_rate))
+            min(1 / rounded_up(m.mu, step, largest_mu) if m.mu else math.inf, m.noise_multiplier),
+            min(1.0, float(rounded_up(m.sampling_rate, step, largest_rate))),
         ), n)
         for m, n in self.releases
     )
+
+
+def rounded_up(values: Any, step: float, anchor: float) -> np.ndarray:
+  """`values` >= 0, each rounded up to `anchor` times a power of (1 + step); 0 and +inf stay."""
+  values = np.asarray(values, np.float64)
+  grid = math.log1p(checks.number('step', step, above=0))
+  inside = (values > 0) & np.isfinite(values)
+  steps = np.ceil(np.log(np.where(inside, values, anchor) / anchor) / grid - 1e-9)
+  return np.where(inside, np.maximum(values, anchor * np.exp(steps * grid)), values)
 
 
 def _root_of_squares(pairs) -> float:
@@ -141,71 +162,45 @@ class Population(NamedTuple):
   index: np.ndarray
 
 
-def group(
-    participation: Any, noise_multipliers: Any, weights: Optional[Any] = None, sampling_rates: Any = 1.0
-) -> Population:
-  """The histories of N clients over T rounds.
+def group(clients: Any, kinds: Any, mechanisms: Sequence[GaussianMechanism], num_clients: int) -> Population:
+  """The histories of N clients, of what each went through.
 
   Args:
-    participation: bool[T, N], who was in the round; with sampling rates below 1, who could have been: whether they were
-      is what the rates speak of.
-    noise_multipliers: float[T], z_t, σ_t over the clip of a client of weight 1.
-    weights: float[T, N] or float[N] in [0, 1], shares of the clip that a client may use. None: 1.
-    sampling_rates: float or float[N], q in (0, 1].
+    clients: int[K] ids in [0, N).
+    kinds: int[K]: clients[e] went through mechanisms[kinds[e]]; in any order.
+    mechanisms: Distinct ones.
+    num_clients: N.
 
   Returns:
     A `Population`.
-
-  Raises:
-    ValueError: If shapes or values don't fit.
   """
-  present = np.asarray(participation, bool)
-  if present.ndim != 2:
-    raise ValueError(f'participation must be bool[rounds, clients], found shape {present.shape}.')
-  rounds, clients = present.shape
-  multipliers = _floats('noise_multipliers', noise_multipliers, (rounds,), at_least=0)
-  rates = np.broadcast_to(_floats('sampling_rates', sampling_rates, (clients,), (), above=0, at_most=1), (clients,))
-  if weights is not None:
-    weights = _floats('weights', weights, (rounds, clients), (clients,), at_least=0, at_most=1)
-  distinct, of_round = np.unique(multipliers, return_inverse=True)
-  # What is alike at a glance is made a history once; histories can be equal even so (a weight of 0, say).
-  seen, places, made, index = {}, {}, {}, np.empty(clients, np.int64)
-  for i in range(clients):
-    if weights is not None and weights.ndim == 2:
-      used = present[:, i] & (weights[:, i] > 0)
-      own, counts = np.unique(multipliers[used] / weights[used, i], return_counts=True)
-      weight = 1.0
-    else:
-      own, counts = distinct, np.bincount(of_round[present[:, i]], minlength=len(distinct))
-      weight = float(weights[i]) if weights is not None else 1.0
-    key = (own.tobytes(), counts.tobytes(), weight, float(rates[i]))
+  width = len(mechanisms)
+  clients, kinds = np.asarray(clients, np.int64), np.asarray(kinds, np.int64)
+  telling = np.array([mechanism.mu > 0 for mechanism in mechanisms], bool)
+  # In the order that histories have.
+  rank = np.empty(width, np.int64)
+  rank[sorted(range(width), key=mechanisms.__getitem__)] = np.arange(width)
+  ordered = sorted(mechanisms)
+  if not telling.all():
+    clients, kinds = clients[telling[kinds]], kinds[telling[kinds]]
+  places, counts = _counted(clients * width + rank[kinds], num_clients * width)
+  owners, places = np.divmod(places, max(width, 1))
+  bounds = np.searchsorted(owners, np.arange(num_clients + 1))
+  seen, histories, index = {}, [], np.empty(num_clients, np.int64)
+  for i, (start, end) in enumerate(zip(bounds[:-1], bounds[1:])):
+    key = (places[start:end].tobytes(), counts[start:end].tobytes())
     if key not in seen:
-      seen[key] = places.setdefault(_history(own, weight, rates[i], counts, made), len(places))
+      seen[key] = len(histories)
+      releases = zip(places[start:end].tolist(), counts[start:end].tolist())
+      histories.append(History(tuple((ordered[k], n) for k, n in releases)))
     index[i] = seen[key]
-  return Population(list(places), index)
+  return Population(histories, index)
 
 
-def _history(multipliers, weight, rate, counts, made) -> History:
-  """`History.of`, for ascending multipliers; mechanisms are made once and kept in `made`."""
-  releases = []
-  if weight:
-    for k in np.flatnonzero(counts):
-      key = (multipliers[k], weight, rate)
-      if key not in made:
-        made[key] = GaussianMechanism(float(multipliers[k] / weight), float(rate))
-      if made[key].mu:
-        releases.append((made[key], int(counts[k])))
-  return History(tuple(releases))
-
-
-def _floats(name, values, *shapes, above=None, at_least=None, at_most=None) -> np.ndarray:
-  array = np.asarray(values, np.float64)
-  if array.shape not in shapes:
-    raise ValueError(f'{name} must be of shape {" or ".join(map(str, shapes))}, found {array.shape}.')
-  good = array == array
-  good &= (array > above) if above is not None else True
-  good &= (array >= at_least) if at_least is not None else True
-  good &= (array <= at_most) if at_most is not None else True
-  if not good.all():
-    checks.number(name, float(array[~good].flat[0]), above=above, at_least=at_least, at_most=at_most)
-  return array
+def _counted(values: np.ndarray, size: int):
+  """Distinct integers in [0, size), ascending, and how often each is there."""
+  if size > 4 * len(values):
+    return np.unique(values, return_counts=True)
+  counts = np.bincount(values, minlength=size)
+  distinct = np.flatnonzero(counts)
+  return distinct, counts[distinct]

@@ -1,0 +1,167 @@
+"""The formal figures of a run: what each client spends, by every accountant that holds, and what the figures cover."""
+
+import dataclasses
+import math
+from typing import Any, Dict, List, Optional, Tuple
+
+import numpy as np
+
+from quap_tff import checks
+from quap_tff.accounting import accountants
+from quap_tff.accounting import history as histories_lib
+from quap_tff.accounting import ledger_histories
+from quap_tff.accounting import protection as protections
+from quap_tff.accounting import run_ledger
+from quap_tff.accounting import sampling
+
+_NO_AMPLIFICATION = 'none'
+
+
+@dataclasses.dataclass(frozen=True)
+class FormalFigure:
+  """ε of all N clients by one accountant; those that never took part count as 0.
+
+  Attributes:
+    accountant: Name in `accountants.ACCOUNTANTS`.
+    neighbours: The neighbouring relation.
+    amplification: 'none', or the sampling that is counted and what that assumes.
+    epsilon_max: Nats, of the most exposed client; +inf without noise.
+    epsilon_mean: The mean over clients.
+    epsilon_median: The median.
+  """
+
+  accountant: str
+  neighbours: str
+  amplification: str
+  epsilon_max: float
+  epsilon_mean: float
+  epsilon_median: float
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FormalReport:
+  """What may be said of a run.
+
+  Attributes:
+    covers: One of `protection.COVERS`.
+    statement: What that means, in words.
+    delta: The total δ of every figure.
+    unit: Whose privacy it is.
+    figures: By accountant, those without amplification first; none if nothing is covered.
+    notes: Why there is no amplification or no figure of an accountant.
+    epsilon: float64[N], each client's ε by the exact composition of Gaussians without amplification; None if nothing is
+      covered.
+  """
+
+  covers: str
+  statement: str
+  delta: float
+  unit: str
+  figures: Tuple[FormalFigure, ...]
+  notes: Tuple[str, ...]
+  epsilon: Optional[np.ndarray]
+
+  def as_dict(self) -> Dict[str, Any]:
+    """For JSON: an ε that is not finite is None."""
+    figures = [
+        {key: value if isinstance(value, str) or math.isfinite(value) else None for key, value in vars(figure).items()}
+        for figure in self.figures
+    ]
+    return {
+        'covers': self.covers,
+        'statement': self.statement,
+        'delta': self.delta,
+        'unit': self.unit,
+        'figures': figures,
+        'notes': list(self.notes),
+    }
+
+  @property
+  def text(self) -> str:
+    """A few lines for a terminal."""
+    lines = [self.statement]
+    if self.figures:
+      lines.append(f'Formal ε of the {self.covers} at total δ = {self.delta:g}, by client; unit: {self.unit}:')
+    shown = None
+    for figure in self.figures:
+      head = f'  neighbours: {figure.neighbours}; amplification: {figure.amplification}'
+      lines += [head] if head != shown else []
+      shown = head
+      lines.append(
+          f'    {figure.accountant:<15} max {figure.epsilon_max:<10.4g} mean {figure.epsilon_mean:<10.4g} '
+          f'median {figure.epsilon_median:.4g}'
+      )
+    return '\n'.join(lines + [f'  {note}' for note in self.notes])
+
+
+def formal_report(
+    ledger: run_ledger.RunLedger,
+    delta: float,
+    protection: protections.Protection,
+    sampler: sampling.Sampler = sampling.Sampler(),
+) -> FormalReport:
+  """The figures of a run.
+
+  Args:
+    ledger: What happened.
+    delta: The total δ, in (0, 1).
+    protection: Of `describe_protection`, for the same run.
+    sampler: How the cohorts were drawn. Amplification is counted only where the whole release is covered: what is
+      released un-noised tells who took part.
+
+  Raises:
+    ValueError: If δ is out of range or the sampler is of another population.
+  """
+  checks.number('delta', delta, above=0, below=1)
+  figures, notes, epsilon = [], [], None
+  if protection.covers != protections.NOTHING:
+    found = _unamplified(ledger, delta, notes)
+    epsilon = found['gaussian_exact']
+    figures += [_figure(name, histories_lib.ZERO_OUT, _NO_AMPLIFICATION, values) for name, values in found.items()]
+    reason = sampling.refusal(ledger, sampler)
+    if protection.covers != protections.RELEASED_MODEL:
+      reason = 'what is released un-noised tells who took part'
+    if reason:
+      notes.append(f'No amplification by sampling: {reason}.')
+    elif ledger.num_rounds:
+      figures += _amplified(ledger, delta, sampler, notes)
+  return FormalReport(
+      protection.covers, protection.statement, delta, accountants.UNIT, tuple(figures), tuple(notes), epsilon
+  )
+
+
+def _unamplified(ledger, delta, notes) -> Dict[str, np.ndarray]:
+  """float64[N] by accountant; those without a figure go to the notes."""
+  merged, whole = ledger_histories.merged_histories(ledger), ledger_histories.histories(ledger)
+  return _by_accountant({
+      name: merged if accountant.merges else whole for name, accountant in accountants.ACCOUNTANTS.items()
+  }, delta, notes)
+
+
+def _amplified(ledger, delta, sampler, notes) -> List[FormalFigure]:
+  if sampler.kind == 'fixed_size':
+    epsilon = np.full(ledger.num_clients, sampling.fixed_size_epsilon(ledger, sampler, delta))
+    words = sampling.fixed_size_amplification(ledger, sampler)
+    return [_figure('rdp', histories_lib.REPLACE_ONE, words, epsilon)]
+  population = sampling.poisson_histories(ledger, sampler)
+  found = _by_accountant({
+      name: population for name, accountant in accountants.ACCOUNTANTS.items() if accountant.supports_sampling
+  }, delta, notes)
+  words = sampling.poisson_amplification(sampler)
+  return [_figure(name, histories_lib.ADD_OR_REMOVE, words, values) for name, values in found.items()]
+
+
+def _by_accountant(populations, delta, notes) -> Dict[str, np.ndarray]:
+  found = {}
+  for name, (histories, index) in populations.items():
+    try:
+      found[name] = accountants.get(name).epsilons(histories, delta)[index]
+    except accountants.NotApplicableError as error:
+      notes.append(f'No figure by {name}: {error}.')
+  return found
+
+
+def _figure(name, neighbours, amplification, epsilon) -> FormalFigure:
+  return FormalFigure(
+      name, neighbours, amplification, float(epsilon.max()), float(epsilon.mean()), float(np.median(epsilon))
+  )

@@ -1,0 +1,99 @@
+"""What each client of a run went through, from its ledger: a Gaussian mechanism of μ = w_i(t)/z_t for each round.
+
+A private quantile's noised count, which a client enters whatever its weight, is a mechanism of its own beside it. In
+rounds in which no client takes part nobody spends anything.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from quap_tff.accounting import history as histories_lib
+from quap_tff.accounting import run_ledger
+
+# Rounding up of μ where the ledger has more different ones, and of how many.
+_STEP, _MOST_MECHANISMS = 1e-2, 256
+
+
+class TotalMu(NamedTuple):
+  """√Σμ² of each client, rounded up by less than 1e-9 of it; of one Gaussian that tells as much.
+
+  Attributes:
+    updates: float64[N], of the sums of updates.
+    counts: float64[N], of the noised counts.
+  """
+
+  updates: np.ndarray
+  counts: np.ndarray
+
+  @property
+  def whole(self) -> np.ndarray:
+    """float64[N], of both together."""
+    return np.hypot(self.updates, self.counts) * (1 + 1e-15)
+
+
+def total_mu(ledger: run_ledger.RunLedger) -> TotalMu:
+  """The total μ of each client over the ledger's rounds; +inf for one that was in a round without noise."""
+  state = ledger.state_dict()
+  sizes = np.diff(state['offsets'])
+  mu = _over(state['weights'], np.repeat(state['noise_multipliers'], sizes))
+  count_mu = np.repeat(_over(np.ones(len(sizes)), state['count_noise_multipliers']), sizes)
+  return TotalMu(*(_root_of_squares(state['clients'], values, ledger.num_clients) for values in (mu, count_mu)))
+
+
+def merged_histories(ledger: run_ledger.RunLedger) -> histories_lib.Population:
+  """Each client's history with all of its mechanisms as one, which the ε of a composition of Gaussians is that of."""
+  distinct, index = np.unique(total_mu(ledger).whole, return_inverse=True)
+  return histories_lib.Population([_of_mu(mu) for mu in distinct], index)
+
+
+def histories(ledger: run_ledger.RunLedger) -> histories_lib.Population:
+  """Each client's history, mechanism by mechanism.
+
+  A ledger of more than 256 distinct μ has each rounded up, by at most 1%, to the largest over a power of 1.01.
+  """
+  state = ledger.state_dict()
+  sizes = np.diff(state['offsets'])
+  if (state['weights'] == 1).all():
+    by_round = np.unique(_over(np.ones(len(sizes)), state['noise_multipliers']), return_inverse=True)
+    distinct, kinds = by_round[0], np.repeat(by_round[1], sizes)
+  else:
+    mu = _over(state['weights'], np.repeat(state['noise_multipliers'], sizes))
+    distinct, kinds = np.unique(mu, return_inverse=True)
+  count_mu, count_kinds = np.unique(_over(np.ones(len(sizes)), state['count_noise_multipliers']), return_inverse=True)
+  clients, kinds = state['clients'], kinds
+  if count_mu.any():
+    clients = np.concatenate([clients, clients])
+    kinds = np.concatenate([kinds, len(distinct) + np.repeat(count_kinds, sizes)])
+    distinct = np.concatenate([distinct, count_mu])
+  if len(distinct) > _MOST_MECHANISMS:
+    distinct = histories_lib.rounded_up(distinct, _STEP, distinct[np.isfinite(distinct)].max(initial=0.0) or 1.0)
+  distinct, index = np.unique(distinct, return_inverse=True)
+  mechanisms = [histories_lib.GaussianMechanism(_inverse(mu)) for mu in distinct]
+  return histories_lib.group(clients, index[kinds], mechanisms, ledger.num_clients)
+
+
+def _of_mu(mu: float) -> histories_lib.History:
+  return histories_lib.History.of([(histories_lib.GaussianMechanism(_inverse(mu)), 1)])
+
+
+def _inverse(mu: float) -> float:
+  return float(1 / mu) if mu else np.inf
+
+
+def _over(weights: np.ndarray, noise_multipliers: np.ndarray) -> np.ndarray:
+  """μ = w/z; 0 where the weight is, whatever the noise."""
+  with np.errstate(divide='ignore', invalid='ignore'):
+    return np.where(weights > 0, weights / noise_multipliers, 0.0)
+
+
+def _root_of_squares(clients: np.ndarray, values: np.ndarray, num_clients: int) -> np.ndarray:
+  unbounded = np.isinf(values)
+  largest = values[~unbounded].max(initial=0.0)
+  # Scaled, so that nothing overflows.
+  scaled = np.where(unbounded, 0.0, values / (largest or 1.0))
+  total = largest * np.sqrt(np.bincount(clients, scaled * scaled, num_clients))
+  # The sum of n terms is below the true one by at most n half units in the last place.
+  total *= 1 + (np.bincount(clients, minlength=num_clients).max(initial=0) + 8) * 2.0**-53
+  total[np.bincount(clients, unbounded, num_clients) > 0] = np.inf
+  return total

@@ -1,0 +1,132 @@
+"""Amplification by sampling: what a run's sampler earns, and the ε of it. Where it earns nothing, the reason.
+
+A client that an adversary cannot tell to have been in a round is better hidden by it. That takes a draw of known
+distribution, rounds that look the same but for the noised sum whoever came, and cohorts that stay secret.
+"""
+
+import dataclasses
+from typing import Optional
+
+import dp_accounting
+from dp_accounting import rdp
+import numpy as np
+
+from quap_tff import checks
+from quap_tff import registry
+from quap_tff.accounting import accountants
+from quap_tff.accounting import gaussian_tradeoff
+from quap_tff.accounting import history as histories_lib
+from quap_tff.accounting import run_ledger
+
+KINDS = ('bernoulli', 'fixed_size', 'none')
+
+_SECRET = 'assumes that cohorts, their sizes and their seed stay secret'
+# The library's bound is for integers, in time of their square.
+_ORDERS = tuple(range(2, 65)) + (128, 256)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sampler:
+  """How cohorts are drawn.
+
+  Attributes:
+    kind: 'bernoulli': each client by an own coin, independent over clients and rounds. 'fixed_size': a uniformly random
+      set of `cohort_size` clients, independent over rounds. 'none': all else.
+    rates: float[N] in [0, 1], the coins' rates; for 'bernoulli'.
+    cohort_size: M; for 'fixed_size'.
+    constant_divisor: Whether the sum is divided by a public constant, not by who came.
+    constant_noise_multiplier: Whether the noise multiplier is settled without regard to who came. A budget that goes by
+      the cohort's participation rates is not.
+  """
+
+  kind: str = 'none'
+  rates: Optional[np.ndarray] = None
+  cohort_size: Optional[int] = None
+  constant_divisor: bool = False
+  constant_noise_multiplier: bool = False
+
+  def __post_init__(self):
+    if self.kind not in KINDS:
+      raise registry.unknown_name_error('sampler', self.kind, KINDS)
+    if (self.rates is not None) != (self.kind == 'bernoulli'):
+      raise ValueError(f'Sampler {self.kind!r} {"takes no" if self.rates is not None else "needs"} rates.')
+    if (self.cohort_size is not None) != (self.kind == 'fixed_size'):
+      raise ValueError(f'Sampler {self.kind!r} {"takes no" if self.cohort_size is not None else "needs a"} cohort_size.')
+    if self.rates is not None:
+      rates = np.asarray(self.rates, np.float64)
+      if rates.ndim != 1 or not ((rates >= 0) & (rates <= 1)).all():
+        raise ValueError('Sampler rates must be float[clients] of at least 0 and at most 1.')
+    if self.cohort_size is not None:
+      checks.integer('cohort_size', self.cohort_size, at_least=1)
+
+
+def refusal(ledger: run_ledger.RunLedger, sampler: Sampler) -> Optional[str]:
+  """Why the run's sampling amplifies nothing; None if it does.
+
+  Raises:
+    ValueError: If the sampler is of another population.
+  """
+  if sampler.kind == 'none':
+    return 'no amplification is proven for cohorts drawn by weight or availability, and there is none if everyone comes'
+  if sampler.kind == 'bernoulli' and len(sampler.rates) != ledger.num_clients:
+    raise ValueError(f'The ledger has {ledger.num_clients} clients, found rates of {len(sampler.rates)}.')
+  state = ledger.state_dict()
+  multipliers = state['noise_multipliers']
+  if not sampler.constant_noise_multiplier or len(np.unique(multipliers)) > 1:
+    return 'the noise goes by who came, or a round that nobody came to has none'
+  if not sampler.constant_divisor:
+    return 'sums are divided by the size of the cohort, which is as random as who came'
+  if (state['weights'] != 1).any():
+    return 'the clients\' weights go by how often they came'
+  if sampler.kind == 'bernoulli' and np.isfinite(state['count_noise_multipliers']).any():
+    return 'the private quantile\'s count is divided by the size of the cohort, which is as random as who came'
+  if sampler.kind == 'fixed_size':
+    sizes = np.diff(state['offsets'])
+    if sampler.cohort_size > ledger.num_clients or (sizes != sampler.cohort_size).any():
+      return f'not every cohort has {sampler.cohort_size} of {ledger.num_clients} clients'
+  return None
+
+
+def poisson_histories(ledger: run_ledger.RunLedger, sampler: Sampler) -> histories_lib.Population:
+  """Each client's history: every round, those without it too, at its rate. Not to be asked for if there is a `refusal`."""
+  rates, index = np.unique(sampler.rates, return_inverse=True)
+  multipliers, counts = np.unique(ledger.state_dict()['noise_multipliers'], return_counts=True)
+  return histories_lib.Population([
+      histories_lib.History.of(
+          (histories_lib.GaussianMechanism(float(z), float(rate)), int(n)) for z, n in zip(multipliers, counts) if rate
+      ) for rate in rates
+  ], index)
+
+
+def poisson_amplification(sampler: Sampler) -> str:
+  """What is counted as amplification, and on what assumption."""
+  taking_part = sampler.rates[sampler.rates > 0]
+  low, high = (taking_part.min(), taking_part.max()) if len(taking_part) else (0.0, 0.0)
+  shown = f'{low:g}' if low == high else f'{low:g} to {high:g}'
+  return f'Poisson sampling, q = {shown}; {_SECRET}'
+
+
+def fixed_size_amplification(ledger: run_ledger.RunLedger, sampler: Sampler) -> str:
+  """What is counted as amplification, and on what assumption."""
+  return f'{sampler.cohort_size} of {ledger.num_clients} clients, uniformly without replacement; {_SECRET}'
+
+
+def fixed_size_epsilon(ledger: run_ledger.RunLedger, sampler: Sampler, delta: float) -> float:
+  """ε of every client against replacing its data by another's, by Rényi composition (Wang et al. 2019, theorem 27).
+
+  Replacing moves a sum by up to twice the clipping norm, and a count by twice of what one client adds: the noise is half
+  as large beside that, which is what dp-accounting's noise multiplier refers to. Not to be asked for if there is a
+  `refusal`.
+  """
+  state = ledger.state_dict()
+  # The sum and the count of a round are of the same draw: one mechanism.
+  mu = np.hypot(1 / state['noise_multipliers'], 1 / state['count_noise_multipliers'])
+  accountant = rdp.RdpAccountant(_ORDERS, dp_accounting.NeighboringRelation.REPLACE_ONE)
+  for one, count in zip(*np.unique(mu, return_counts=True)):
+    gaussian = dp_accounting.GaussianDpEvent(1 / (2 * one))
+    accountant.compose(
+        dp_accounting.SampledWithoutReplacementDpEvent(ledger.num_clients, sampler.cohort_size, gaussian), int(count)
+    )
+  bounds = np.maximum(accountant.rdp, 0.0) + accountants.rdp_rounding(ledger.num_rounds, _ORDERS)
+  epsilon, _ = rdp.compute_epsilon(_ORDERS, bounds, delta)
+  return float(epsilon) * (1 + gaussian_tradeoff.RELATIVE_MARGIN)
