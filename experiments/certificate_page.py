@@ -1,0 +1,134 @@
+"""The page of a certificate: one HTML file that needs no network, with the histogram of ε as SVG."""
+
+import html
+from typing import Any, Iterable, List, Mapping, Sequence
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #111; background: #fff; max-width: 46rem; margin: 2rem auto;
+  padding: 0 1rem; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2rem; }
+.statement { border: 2px solid #111; padding: 1rem; }
+table { border-collapse: collapse; width: 100%; }
+th, td { border-bottom: 1px solid #999; padding: .3rem .6rem .3rem 0; text-align: left; vertical-align: top; }
+td.number { text-align: right; white-space: nowrap; }
+code { overflow-wrap: anywhere; }
+figure { margin: 0; } svg { width: 100%; height: auto; } figcaption { color: #333; }
+"""
+
+_READING = (
+    'ε and δ bound what the release can tell about one client: whoever sees all of it and knows every other client\'s '
+    'data can, for any decision, have it e^ε times as likely with the client\'s data as without, plus δ. Smaller is '
+    'more private. The bound holds for every client; what each has spent is its own figure, in clients.csv.'
+)
+_VERIFYING = (
+    'Verification computes every figure on this page again from ledger.npz, and compares the digests below with '
+    'the files. Digests find mistakes, and changes of parts. They are no signature: who makes the whole folder anew, '
+    'ledger included, is not found out.'
+)
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 640, 320, 56, 16, 44, 48
+
+
+def render(certificate: Mapping[str, Any]) -> str:
+  """The page, as text, of what `certificate.issue` gave."""
+  guarantee, achieved = certificate['guarantee'], certificate['achieved']
+  provenance = certificate['provenance']
+  quantiles = ', '.join(f'{float(q):.0%}: {value:.4g}' for q, value in achieved['epsilon_quantiles'].items())
+  rows = [
+      ('Bound on every client', f'ε = {guarantee["epsilon"]:g} at δ = {guarantee["delta"]:g} (μ = {guarantee["mu"]:.6g})'),
+      ('Spent most', f'ε = {achieved["epsilon_max"]:.6g} (μ = {achieved["mu_max"]:.6g})'),
+      ('Mean over clients', f'ε = {achieved["epsilon_mean"]:.6g}'),
+      ('Quantiles over clients', f'ε = {quantiles}'),
+      ('Clients', f'{achieved["clients"]:,}, of which {achieved["clients_that_took_part"]:,} took part'),
+      ('Budget ran out', f'{achieved["clients_whose_budget_ran_out"]:,} clients; from then on they add nothing'),
+      ('Rounds', f'{achieved["rounds"]:,}'),
+      ('Unit', guarantee['unit']),
+      ('Neighbours', guarantee['neighbours']),
+      ('Accountant', guarantee['accountant']),
+      ('Amplification', guarantee['amplification']),
+      ('Method', certificate['facts']['algorithm']),
+  ]
+  releases = [
+      (release['what'], f'{release["rounds"]:,}', f'{release["share_of_worst_client"]:.1%}', release['how'])
+      for release in certificate['releases']
+  ]
+  digests = [
+      ('Program', f'quap_tff {provenance["code"]["quap_tff"]}, source {provenance["code"]["source_sha256"]}'),
+      ('Configuration', provenance['config_sha256']),
+      *provenance['files_sha256'].items(),
+      ('This certificate', certificate['sha256']),
+  ]
+  return '\n'.join([
+      '<!DOCTYPE html>', '<html lang="en">', '<head>', '<meta charset="utf-8">',
+      '<meta name="viewport" content="width=device-width, initial-scale=1">', '<title>Privacy certificate</title>',
+      f'<style>{_STYLE}</style>', '</head>', '<body>', '<h1>Privacy certificate</h1>',
+      f'<p class="statement">{html.escape(certificate["statement"])}</p>',
+      '<h2>What clients have spent</h2>',
+      '<figure>', histogram(**achieved['epsilon_histogram']),
+      '<figcaption>Clients by the ε that they have spent over the whole run; the right edge is the bound.</figcaption>',
+      '</figure>', _table(rows),
+      '<h2>What was released</h2>',
+      _table(releases, ('release', 'rounds', 'share of the largest μ²', 'why it may be'), numbers=(1, 2)),
+      '<h2>What was withheld</h2>', _list(certificate['withheld']),
+      '<h2>What this stands on</h2>', _list(certificate['assumptions']),
+      '<h2>How to read it</h2>', f'<p>{html.escape(_READING)}</p>',
+      '<h2>How to verify it</h2>', '<p><code>python -m experiments.verify DIR</code></p>',
+      f'<p>{html.escape(_VERIFYING)}</p>', _table(digests, code=(1,)),
+      '</body>', '</html>', '',
+  ])
+
+
+def histogram(edges: Sequence[float], clients: Sequence[int]) -> str:
+  """An SVG of counts between edges; the counts stand above the bars, so that no shade has to be told from another."""
+  width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+  bottom, top_count = _TOP + height, max([*clients, 1])
+  across = lambda epsilon: _LEFT + width * (epsilon - edges[0]) / (edges[-1] - edges[0])
+  parts = [
+      f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" font-family="sans-serif" font-size="12" fill="#111">',
+      '<title>Histogram of the clients\' ε</title>',
+  ]
+  for low, high, count in zip(edges, edges[1:], clients):
+    x, bar = across(low), height * count / top_count
+    if count:
+      parts.append(
+          f'<rect x="{x + 1:.1f}" y="{bottom - bar:.1f}" width="{across(high) - x - 2:.1f}" height="{bar:.1f}" '
+          'fill="#555"/>'
+      )
+      parts.append(_text((x + across(high)) / 2, bottom - bar - 4, _short(count)))
+  parts.append(f'<path d="M{_LEFT} {bottom}H{_WIDTH - _RIGHT}" stroke="#111"/>')
+  parts.append(
+      f'<path d="M{_WIDTH - _RIGHT} {_TOP - 40}V{bottom}" stroke="#111" stroke-width="2" stroke-dasharray="6 4"/>'
+  )
+  parts += [_text(across(edge), bottom + 16, f'{edge:.3g}') for edge in edges[::5]]
+  parts.append(_text(_LEFT + width / 2, _HEIGHT - 8, 'ε'))
+  parts.append(_text(0, 0, 'clients', f'transform="translate(16 {_TOP + height / 2:.0f}) rotate(-90)"'))
+  parts.append(_text(_WIDTH - _RIGHT - 6, _TOP - 30, 'bound', 'style="text-anchor: end"'))
+  return '\n'.join(parts + ['</svg>'])
+
+
+def _short(count: int) -> str:
+  """Narrower than a bar."""
+  return f'{count}' if count < 10_000 else f'{count / 1000:.0f}k'
+
+
+def _text(x: float, y: float, text: str, more: str = '') -> str:
+  return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="middle" {more}>{html.escape(text)}</text>'.replace(' >', '>')
+
+
+def _list(items: Iterable[str]) -> str:
+  return '\n'.join(['<ul>', *(f'<li>{html.escape(item)}</li>' for item in items), '</ul>'])
+
+
+def _table(
+    rows: Iterable[Sequence[str]], header: Sequence[str] = (), numbers: Sequence[int] = (), code: Sequence[int] = ()
+) -> str:
+  lines: List[str] = ['<table>']
+  if header:
+    lines.append(f'<tr>{"".join(f"<th>{html.escape(name)}</th>" for name in header)}</tr>')
+  for row in rows:
+    cells = []
+    for k, cell in enumerate(row):
+      text = html.escape(cell)
+      text = f'<code>{text}</code>' if k in code else text
+      cells.append(f'<td class="number">{text}</td>' if k in numbers else f'<td>{text}</td>')
+    lines.append(f'<tr>{"".join(cells)}</tr>')
+  return '\n'.join([*lines, '</table>'])
