@@ -20,40 +20,68 @@ def read_metrics(path: str) -> Dict[str, np.ndarray]:
 
 
 def plot_run(metrics_path: str, plot_path: str, title: str):
-  """Draws metrics.csv into a PNG."""
+  """Draws metrics.csv into a PNG: a panel for each of its parts that the run has."""
   metrics = read_metrics(metrics_path)
-  rounds = metrics['round']
-  figure, ((accuracy, epsilon), (clip, ratio)) = plt.subplots(
-      2, 2, figsize=(10, 7), sharex=True, constrained_layout=True
+  panels = [draw for needed, draw in _PANELS if needed <= metrics.keys()]
+  figure, grid = plt.subplots(
+      (len(panels) + 1) // 2, min(2, len(panels)), figsize=(10, 3.5 * ((len(panels) + 1) // 2)), sharex=True,
+      squeeze=False, constrained_layout=True,
   )
-
-  # There is no such column where a run was cut off before its first test.
-  test_accuracy = metrics.get('test_accuracy', np.full(len(rounds), np.nan))
-  tested = ~np.isnan(test_accuracy)
-  accuracy.plot(rounds[tested], 100 * test_accuracy[tested], color='black', label='test')
-  accuracy.plot(
-      rounds, 100 * metrics['train_accuracy'], color='grey', linestyle=':', label='training, during local steps'
-  )
-  accuracy.set(ylabel='accuracy (%)', ylim=(0, 100))
-  accuracy.legend(loc='lower right')
-
-  epsilon.plot(rounds, metrics['epsilon'], color='black')
-  epsilon.set(ylabel='nominal ε of the round')
-
-  clip.plot(rounds, metrics['clipping_norm'], color='black', label='clipping norm C')
-  clip.fill_between(rounds, metrics['norm_p10'], metrics['norm_p90'], color='lightgrey', label='10-90% of update norms')
-  clip.set(ylabel='norm (critical layers)', xlabel='round')
-  clip.legend()
-
-  noisy = metrics['noise_to_signal'] > 0
-  if noisy.any():
-    ratio.semilogy(rounds[noisy], metrics['noise_to_signal'][noisy], color='black')
-  else:
-    ratio.text(0.5, 0.5, 'no noise', ha='center', va='center', transform=ratio.transAxes)
-  ratio.set(ylabel='noise norm / signal norm', xlabel='round')
-
-  for axes in (accuracy, epsilon, clip, ratio):
+  for axes, draw in zip(grid.flat, panels):
+    draw(axes, metrics)
     axes.grid(alpha=0.3)
+    axes.tick_params(labelbottom=True)
+    axes.set(xlabel='round')
+  for axes in list(grid.flat)[len(panels):]:
+    axes.set_visible(False)
   figure.suptitle(title)
   figure.savefig(plot_path, dpi=120)
   plt.close(figure)
+
+
+def _accuracy(axes, metrics):
+  rounds = metrics['round']
+  # There is no such column where a run was cut off before its first test.
+  test_accuracy = metrics.get('test_accuracy', np.full(len(rounds), np.nan))
+  tested = ~np.isnan(test_accuracy)
+  axes.plot(rounds[tested], 100 * test_accuracy[tested], color='black', label='test')
+  if 'train_accuracy' in metrics:
+    axes.plot(
+        rounds, 100 * metrics['train_accuracy'], color='grey', linestyle=':', label='training, during local steps'
+    )
+  axes.set(ylabel='accuracy (%)', ylim=(0, 100))
+  axes.legend(loc='lower right')
+
+
+def _epsilon(axes, metrics):
+  axes.plot(metrics['round'], metrics['epsilon'], color='black')
+  axes.set(ylabel='nominal ε of the round')
+
+
+def _clip(axes, metrics):
+  rounds = metrics['round']
+  axes.plot(rounds, metrics['clipping_norm'], color='black', label='clipping norm C')
+  if 'norm_p10' in metrics:
+    axes.fill_between(
+        rounds, metrics['norm_p10'], metrics['norm_p90'], color='lightgrey', label='10-90% of update norms'
+    )
+  axes.set(ylabel='norm (critical layers)')
+  axes.legend()
+
+
+def _ratio(axes, metrics):
+  noisy = metrics['noise_to_signal'] > 0
+  if noisy.any():
+    axes.semilogy(metrics['round'][noisy], metrics['noise_to_signal'][noisy], color='black')
+  else:
+    axes.text(0.5, 0.5, 'no noise', ha='center', va='center', transform=axes.transAxes)
+  axes.set(ylabel='noise norm / signal norm')
+
+
+# What each panel needs of the columns.
+_PANELS = (
+    (set(), _accuracy),
+    ({'epsilon'}, _epsilon),
+    ({'clipping_norm'}, _clip),
+    ({'noise_to_signal'}, _ratio),
+)

@@ -81,9 +81,14 @@ class Lines(Progress):
 
 def _figures(row: Mapping[str, Any], accuracy: Optional[float]) -> str:
   tested = f'{accuracy:.1%}' if accuracy is not None else '-'
-  loss = '-' if math.isnan(row['train_loss']) else f'{row["train_loss"]:.3f}'
+
+  def shown(name, form):
+    # Methods and --noclient_metrics leave columns out.
+    value = row.get(name, math.nan)
+    return '-' if math.isnan(value) else format(value, form)
+
   # The round's figures in the papers' symbols; ε is the round's nominal budget.
   return (
-      f'loss={loss} test={tested} ε={row["epsilon"]:.4f} C={row["clipping_norm"]:.3g} '
-      f'σ={row["sigma"]:.3g}'
+      f'loss={shown("train_loss", ".3f")} test={tested} ε={shown("epsilon", ".4f")} '
+      f'C={shown("clipping_norm", ".3g")} σ={shown("sigma", ".3g")}'
   )

@@ -21,7 +21,19 @@ _PREDICTION_BATCH = 512
 def formal_report(experiment: setup.Experiment, result: training.Result) -> accounting.FormalReport:
   """The formal figures of the run so far."""
   return accounting.formal_report(
-      result.ledger, experiment.delta, experiment.method.protection, setup.sampler(experiment)
+      result.ledger, experiment.delta, experiment.method.protection, _sampler(experiment)
+  )
+
+
+def _sampler(experiment: setup.Experiment) -> accounting.Sampler:
+  cohorts, method = experiment.cohorts, experiment.method
+  fixed_size = cohorts.sampling == 'fixed_size'
+  return accounting.Sampler(
+      kind=cohorts.sampling,
+      rates=cohorts.inclusion_rates,
+      cohort_size=cohorts.population.cohort_size if fixed_size else None,
+      constant_divisor=method.constant_divisor or fixed_size,
+      constant_noise_multiplier=method.constant_noise_multiplier,
   )
 
 
@@ -92,7 +104,7 @@ def _write_clients(path, experiment, result, report, model):
       'rounds': ledger.rounds,
       'nominal_epsilon': _finite(ledger.epsilon),
       'nominal_delta': ledger.delta,
-      'formal_epsilon': _finite(report.epsilons),
+      'formal_epsilon': _finite(report.epsilon if report.epsilon is not None else np.full(len(clients), np.nan)),
   }
   if experiment.client_metrics:
     columns['test_accuracy'] = client_accuracies(experiment, model)

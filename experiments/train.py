@@ -132,7 +132,8 @@ def _print_summary(experiment, result, report, summary):
         f'Nominal ε per client: mean {summary["nominal_epsilon_mean"]:.4g}, max {summary["nominal_epsilon_max"]:.4g}, '
         f'with total δ up to {summary["nominal_delta_max"]:.3g}.'
     )
-  print(report.text)
+  protection = experiment.method.protection
+  print(protection.text.replace(protection.statement, report.text))
   if summary['output_dir']:
     print(f'Results: {summary["output_dir"]}')
   print(json.dumps(summary, allow_nan=False), flush=True)

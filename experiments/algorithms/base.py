@@ -80,13 +80,16 @@ class Method(abc.ABC):
     protection: What may be said about the released model.
     public_metrics: Names of the round's metrics that are no exact functions of clients' data: what is kept with
       --noclient_metrics.
-    constant_divisor: Whether sums are divided by a public constant, as amplification by Poisson sampling asks for.
+    constant_divisor: Whether sums are divided by a public constant whoever comes, and
+    constant_noise_multiplier: whether the noise on them is as large, over the clipping norm, whoever comes:
+      amplification by sampling asks for both.
   """
 
   fingerprint: str
   protection: accounting.Protection
   public_metrics: FrozenSet[str] = PUBLIC_METRICS
   constant_divisor = False
+  constant_noise_multiplier = False
 
   @abc.abstractmethod
   def build_process(self) -> tff.learning.templates.LearningProcess:

@@ -22,6 +22,9 @@ class MechanismMethod(base.Method):
     if setting.calibration == 'exact':
       self._config = _calibrated(self._config, setting)
     self.fingerprint = repr(dataclasses.replace(self._config, noise=_without_seed(self._config.noise)))
+    self.constant_noise_multiplier = (
+        self._config.budget.round_rule == 'uniform' and self._config.noise.placement == 'server'
+    )
     self.protection = accounting.describe_protection(
         self._config, setting.layers, setting.sizes, client_metrics_logged=setting.client_metrics
     )

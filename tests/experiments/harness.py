@@ -1,6 +1,7 @@
 """Runs of `experiments.train` for tests: in this process, where most can be seen, or as the command of a user."""
 
 import contextlib
+import csv
 import json
 import os
 import pathlib
@@ -111,6 +112,12 @@ def rows(directory: Any) -> List[Dict[str, str]]:
   return [
       {name: value for name, value in zip(names, line.split(',')) if name != 'seconds'} for line in lines
   ]
+
+
+def table(path: Any) -> List[Dict[str, str]]:
+  """The rows of a CSV file."""
+  with open(path, newline='') as f:
+    return list(csv.DictReader(f))
 
 
 def files(directory: Any) -> Dict[str, Any]:

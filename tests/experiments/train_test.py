@@ -4,9 +4,11 @@ import fcntl
 import json
 
 from absl import flags
+import numpy as np
 import pytest
 
 from experiments import train
+from quap_tff import accounting
 from tests.experiments import harness
 
 # The wrong flag(s), and what the error must say.
@@ -19,6 +21,9 @@ BAD_FLAGS = [
     (['--participation=bernoulli:q=1.5'], ['bernoulli q', 'at most 1', '1.5']),
     (['--participation=hybrid:gamma=2'], ['gamma', 'at most 1', '2']),
     (['--participation=hybrid:gamma=nan'], ['gamma', 'nan']),
+    (['--algorithm=fixed_dpp'], ["Unknown algorithm 'fixed_dpp'", "'fixed_dp'"]),
+    (['--averaging=tail:start=0'], ['start', 'at least 1']),
+    (['--shrinkage=2'], ['shrinkage', 'at most 1', '2.0']),
     (['--partition=dirichlet:alpha=0'], ['alpha', '0.0']),
     (['--partition=dirichlt'], ["Unknown partition 'dirichlt'", "'dirichlet'"]),
     (['--critical_layers=logit'], ["Unknown critical layer 'logit'", "'logits'"]),
@@ -238,13 +243,54 @@ class TestSummary:
     harness.strict_json((output_dir / 'run.json').read_text())
     assert (output_dir / 'plot.png').stat().st_size > 1000
 
-  def test_noise_everywhere_still_claims_no_epsilon_that_nobody_computed(self, capsys):
-    arguments = ['--critical_layers=all', '--clip=fixed:norm=1', '--rounds=1', '--epsilon=0.5']
-    assert harness.main(*harness.TINY, *arguments) == 0
+  @pytest.mark.parametrize('metrics, covers', [('--client_metrics', 'noised weights'), ('--noclient_metrics', 'released model')])
+  def test_noise_everywhere_covers_the_model_if_nothing_exact_is_kept(self, metrics, covers, capsys, output_dir):
+    assert _run(output_dir, '--algorithm=fixed_dp', '--rounds=2', '--epsilon=0.5', metrics) == 0
     out = capsys.readouterr().out
-    assert harness.last_line(out)['model_protected'] is True
-    assert 'can have a finite ε; this program has not computed one' in out
-    assert 'nominal' in out
+    summary = harness.last_line(out)
+    assert summary['model_protected'] is True
+    assert summary['formal']['covers'] == covers
+    # z = √(2·ln(1.25/δ))/0.25 = 19.4 in each of two rounds, by dp-accounting's exact composition of Gaussians.
+    [exact] = [f for f in summary['formal']['figures'] if f['accountant'] == 'gaussian_exact']
+    rounds = [int(row['rounds']) for row in harness.table(output_dir / 'clients.csv')]
+    epsilons = [float(row['formal_epsilon']) for row in harness.table(output_dir / 'clients.csv')]
+    history = {k: accounting.History.gaussian(19.3792, k) for k in set(rounds)}
+    expected = [accounting.ACCOUNTANTS['gaussian_exact'].epsilon(history[k], 1e-5) for k in rounds]
+    np.testing.assert_allclose(epsilons, expected, rtol=1e-4)
+    assert exact['epsilon_max'] == max(epsilons)
+    assert 'no finite ε' in out if metrics == '--client_metrics' else 'no finite ε' not in out
+
+  def test_without_client_metrics_nothing_exact_is_written(self, output_dir, capsys):
+    assert _run(output_dir, '--algorithm=quap', '--stop_after=2', '--noclient_metrics') == 0
+    columns = set(harness.rows(output_dir)[0])
+    assert columns == {
+        'round', 'cohort_size', 'epsilon', 'noise_multiplier', 'participation_mean', 'participation_stddev',
+        'participation_min', 'participation_max', 'participation_never_seen', 'update_rejected', 'test_accuracy',
+        'test_loss', 'nominal_epsilon_mean', 'nominal_epsilon_max',
+    }
+    assert {'examples', 'test_accuracy'}.isdisjoint(harness.table(output_dir / 'clients.csv')[0])
+    assert (output_dir / 'plot.png').stat().st_size > 1000
+
+  def test_a_row_for_each_client(self, output_dir, capsys):
+    assert _run(output_dir, '--stop_after=2') == 0
+    clients = harness.table(output_dir / 'clients.csv')
+    assert [int(row['client']) for row in clients] == list(range(8))
+    assert sum(int(row['examples']) for row in clients) == 1437
+    assert sum(int(row['rounds']) for row in clients) == 2 * 3
+    # Weighted by examples, the clients' mixes of labels are that of all training examples, near the test set's own.
+    overall = sum(int(row['examples']) * float(row['test_accuracy']) for row in clients) / 1437
+    assert overall == pytest.approx(harness.last_line(capsys.readouterr().out)['test_accuracy'], abs=0.02)
+    assert len({row['test_accuracy'] for row in clients}) > 1
+
+  def test_the_ledger_is_kept(self, output_dir, capsys):
+    assert _run(output_dir, '--stop_after=2') == 0
+    ledger = accounting.RunLedger.load(output_dir / 'ledger.npz')
+    assert ledger.num_rounds == 2
+    rows = harness.rows(output_dir)
+    assert float(rows[-1]['nominal_epsilon_max']) == ledger.epsilon.max()
+    np.testing.assert_allclose(
+        ledger.state_dict()['noise_multipliers'], [float(row['noise_multiplier']) for row in rows], rtol=1e-6
+    )
 
   def test_cohorts_of_nobody(self, output_dir, capsys):
     arguments = ['--participation=bernoulli:q=0.05', '--seed=1', '--progress=lines']

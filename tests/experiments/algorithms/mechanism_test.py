@@ -1,0 +1,142 @@
+"""Methods that are settings of the mechanism: what each turns on and off, and that the plan is what a run spends."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from experiments import algorithms
+from experiments import setup
+from experiments import training
+from experiments.algorithms import mechanism
+import quap_tff
+from quap_tff import accounting
+from quap_tff import clip_rules
+from quap_tff import runtime
+from tests.experiments import harness
+
+# Budget, clip and layers adapt: the three columns of `002…`'s table 3.
+_COMBINATIONS = {
+    'fixed_dp': (False, False, False),
+    'adaptive_budget': (True, False, False),
+    'quantile_clip': (False, True, False),
+    'fixed_dp_layerwise': (False, False, True),
+    'adaptive_budget_clip': (True, True, False),
+    'adaptive_budget_layerwise': (True, False, True),
+    'layerwise': (False, True, True),
+    'quap': (True, True, True),
+}
+_ASKED = quap_tff.QuapConfig(
+    num_clients=10,
+    budget=quap_tff.BudgetConfig(alpha=0.7, round_rule='cohort_min'),
+    clip=clip_rules.QuantileEma(quantile=0.8),
+    critical_layers='all_dense',
+)
+
+
+def _experiment(*arguments):
+  with harness.parsed(*harness.TINY, *arguments) as values:
+    return setup.from_flags(values)
+
+
+class TestCombinations:
+
+  @pytest.mark.parametrize('name', _COMBINATIONS)
+  def test_each_part_is_as_asked_or_as_in_the_baseline(self, name):
+    budget, clip, layerwise = _COMBINATIONS[name]
+    config = algorithms.parse(name).configure(_ASKED)
+    expected = dataclasses.replace(
+        _ASKED,
+        budget=_ASKED.budget if budget else dataclasses.replace(_ASKED.budget, round_rule='uniform'),
+        clip=_ASKED.clip if clip else clip_rules.Fixed(1.0),
+        critical_layers=_ASKED.critical_layers if layerwise else 'all',
+    )
+    assert config == expected
+
+  def test_all_eight(self):
+    assert len(set(_COMBINATIONS.values())) == 8
+
+  def test_the_fixed_clip_is_a_parameter(self):
+    assert algorithms.parse('fixed_dp:clip=0.25').configure(_ASKED).clip == clip_rules.Fixed(0.25)
+
+  def test_adaptive_clip_is_a_private_quantile_on_every_layer(self):
+    config = algorithms.parse('adaptive_clip:count_stddev=2,initial_clip=0.5').configure(_ASKED)
+    assert config.clip == clip_rules.PrivateQuantile(initial_clip=0.5, count_stddev=2.0)
+    assert (config.critical_layers, config.budget.round_rule) == ('all', 'uniform')
+
+  def test_fedavg_is_the_plain_mean_whatever_the_flags(self):
+    method = _experiment('--algorithm=fedavg', '--epsilon=1e6', '--max_agg_norm=1', '--clip=fixed').method
+    assert method.config.noise.placement == 'none'
+    assert method.config.clip == clip_rules.Unclipped() and method.config.max_agg_norm is None
+
+  @pytest.mark.parametrize('spec, message', [
+      ('quapp', "'quap'"), ('fixed_dp:clip=0', 'clipping norm'), ('quap:clip=1', "'clip'"),
+  ])
+  def test_bad_specs(self, spec, message):
+    with pytest.raises(ValueError, match=message):
+      _experiment(f'--algorithm={spec}')
+
+
+class TestLedger:
+
+  @pytest.mark.parametrize('arguments', [
+      ['--algorithm=quap', '--participation_rate=ema', '--warmup_rounds=2'],
+      ['--algorithm=adaptive_clip', '--participation=bernoulli:q=0.4'],
+      ['--algorithm=quap', '--noise=client', '--critical_layers=all', '--round_budget=cohort_mean_budget'],
+      ['--algorithm=fixed_dp', '--calibration=exact'],
+  ])
+  def test_a_run_spends_what_its_cohorts_say_beforehand(self, arguments):
+    experiment = _experiment(*arguments)
+    with runtime.activate(experiment.runtime):
+      result = training.train(
+          experiment, experiment.method.build_process(), None, checkpoint_every=99, eval_every=99,
+          stop_at_accuracy=None, progress='none',
+      )
+    setting = algorithms.Setting(
+        mechanism=experiment.method.config, cohorts=experiment.cohorts, rounds=8, model_fn=None, layers=(), sizes=(),
+        client_optimizer=None, server_optimizer=None, client_work=None,
+    )
+    planned = mechanism.planned_ledger(experiment.method.config, setting).state_dict()
+    spent = result.ledger.state_dict()
+    for name in ('offsets', 'clients', 'budgets', 'weights', 'count_noise_multipliers'):
+      np.testing.assert_array_equal(spent[name], planned[name], name)
+    np.testing.assert_allclose(spent['noise_multipliers'], planned['noise_multipliers'], rtol=1e-6)
+    cohorts = [experiment.cohorts.cohort(t) for t in range(1, 9)]
+    np.testing.assert_array_equal(spent['clients'], np.concatenate(cohorts))
+    if '--algorithm=adaptive_clip' in arguments:
+      assert (spent['count_noise_multipliers'] == 2.0).all()
+
+  def test_budgets_by_hand(self):
+    # ε_base = 4/8; round 1, everyone's rate is 1, no warm-up.
+    method = _experiment('--warmup_rounds=0').method
+    state = dict(round=1, participation=dict(counts=np.array([1, 0, 1, 0, 0, 0, 0, 0], np.int32)))
+    record = method.round_record(state, dict(noise_multiplier=7.0, clipping_norm=0.5), np.array([0, 2]))
+    np.testing.assert_allclose(record.budgets, 0.5 * (1 + 0.5 * np.exp(-2.0)) * np.ones(2), rtol=1e-6)
+    assert (record.noise_multiplier, record.clipping_norm) == (7.0, 0.5)
+    assert record.weights.tolist() == [1.0, 1.0] and record.count_noise_multiplier == np.inf
+
+
+class TestCalibration:
+
+  @pytest.mark.parametrize('arguments', [
+      ['--algorithm=fixed_dp'], ['--algorithm=quap', '--participation=beta:a=2,b=5'],
+      ['--algorithm=adaptive_clip:count_stddev=10'],
+  ])
+  def test_exact_lets_the_most_exposed_client_spend_epsilon(self, arguments):
+    experiment = _experiment(*arguments, '--calibration=exact', '--epsilon=2', '--rounds=6')
+    setting = algorithms.Setting(
+        mechanism=experiment.method.config, cohorts=experiment.cohorts, rounds=6, model_fn=None, layers=(), sizes=(),
+        client_optimizer=None, server_optimizer=None, client_work=None,
+    )
+    ledger = mechanism.planned_ledger(experiment.method.config, setting)
+    epsilon = max(accounting.ACCOUNTANTS['gaussian_exact'].epsilon(h, 1e-5) for h in accounting.histories(ledger).histories)
+    assert 2 * (1 - 1e-3) < epsilon <= 2
+
+  def test_there_must_be_noise(self):
+    with pytest.raises(ValueError, match='calibrates noise'):
+      _experiment('--algorithm=fedavg', '--calibration=exact')
+
+  def test_another_calibration_is_another_run_for_the_ledger(self):
+    exact, documents = (_experiment(f'--calibration={c}').method.fingerprint for c in ('exact', 'documents'))
+    assert exact != documents
+    assert documents == _experiment('--noise_seed=3').method.fingerprint
