@@ -122,14 +122,13 @@ class Accountant(abc.ABC):
     The history of the largest μ and rate stays as it is.
     """
     keys = [history.merged() if self.merges else history for history in histories]
-    step, exact = self.population_step, keys
-    while 0 < step < 1 and len(set(keys)) > _MOST_HISTORIES:
-      mechanisms = [m for key in set(exact) for m, _ in key.releases if math.isfinite(m.mu)]
-      largest = max((m.mu for m in mechanisms), default=1.0), max((m.sampling_rate for m in mechanisms), default=1.0)
-      coarse = {key: key.coarsened(step, *largest) for key in set(exact)}
-      keys, step = [coarse[key] for key in exact], 2 * step
-    known = {key: self.epsilon(key, delta) for key in dict.fromkeys(keys)}
-    return np.array([known[key] for key in keys], np.float64)
+    places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
+    exact = coarse = list(places)
+    step = self.population_step
+    while 0 < step < 1 and len(set(coarse)) > _MOST_HISTORIES:
+      coarse, step = histories_lib.coarsened(exact, step), 2 * step
+    known = {key: self.epsilon(key, delta) for key in dict.fromkeys(coarse)}
+    return np.array([known[coarse[places[key]]] for key in keys], np.float64)
 
 
 class GaussianExact(Accountant):

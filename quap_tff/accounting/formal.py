@@ -162,6 +162,7 @@ def _by_accountant(populations, delta, notes) -> Dict[str, np.ndarray]:
 
 
 def _figure(name, neighbours, amplification, epsilon) -> FormalFigure:
-  return FormalFigure(
-      name, neighbours, amplification, float(epsilon.max()), float(epsilon.mean()), float(np.median(epsilon))
-  )
+  largest = float(epsilon.max())
+  # A mean of equal numbers can be rounded to above them.
+  mean = min(float(epsilon.mean()), largest)
+  return FormalFigure(name, neighbours, amplification, largest, mean, float(np.median(epsilon)))

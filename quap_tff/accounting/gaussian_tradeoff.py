@@ -73,6 +73,8 @@ def epsilon_of(mu: Any, delta: Any) -> np.ndarray:
     middle = 0.5 * (low + high)
     enough = log_delta(middle, safe_mu) <= target
     low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    if (high - low <= 1e-15 * high).all():
+      break
   return np.where(finite, np.where(zero, 0.0, high * (1 + RELATIVE_MARGIN)), np.inf)
 
 

@@ -112,33 +112,34 @@ class History:
         for mechanism, n in self.releases
     )
 
-  def coarsened(self, step: float, largest_mu: float = 1.0, largest_rate: float = 1.0) -> 'History':
-    """A history of fewer distinct mechanisms that loses at least as much privacy.
 
-    μ = 1/z and q are each rounded up to a power of (1 + step) times the largest, so by at most that factor. Both only
-    ever add loss: for q, because sampling what is sampled already is sampling at a smaller rate.
+def coarsened(histories: Sequence[History], step: float) -> List[History]:
+  """Histories of fewer distinct mechanisms, each of which loses at least as much privacy as the one in its place.
 
-    Args:
-      step: Above 0; ε grows by about as much, relatively.
-      largest_mu: A μ > 0 that stays as it is.
-      largest_rate: A q > 0 that stays as it is.
-    """
-    return History.of(
-        (GaussianMechanism(
-            min(1 / rounded_up(m.mu, step, largest_mu) if m.mu else math.inf, m.noise_multiplier),
-            min(1.0, float(rounded_up(m.sampling_rate, step, largest_rate))),
-        ), n)
-        for m, n in self.releases
-    )
+  μ = 1/z and q are each rounded up to the largest of all over a power of (1 + step), so by at most that factor. Both
+  only ever add loss: for q, because sampling what is sampled already is sampling at a smaller rate.
+
+  Args:
+    histories: Of any mechanisms; what has the largest μ and rate stays as it is.
+    step: Above 0; ε grows by about as much, relatively.
+  """
+  mechanisms = list({mechanism for history in histories for mechanism, _ in history.releases})
+  mu = rounded_up(np.array([m.mu for m in mechanisms], np.float64), step)
+  rates = rounded_up(np.array([m.sampling_rate for m in mechanisms], np.float64), step)
+  with np.errstate(divide='ignore'):
+    made = {pair: GaussianMechanism(*pair) for pair in set(zip((1 / mu).tolist(), rates.tolist()))}
+  coarse = {m: made[pair] for m, pair in zip(mechanisms, zip((1 / mu).tolist(), rates.tolist()))}
+  return [History.of((coarse[mechanism], n) for mechanism, n in history.releases) for history in histories]
 
 
-def rounded_up(values: Any, step: float, anchor: float) -> np.ndarray:
-  """`values` >= 0, each rounded up to `anchor` times a power of (1 + step); 0 and +inf stay."""
-  values = np.asarray(values, np.float64)
+def rounded_up(values: np.ndarray, step: float) -> np.ndarray:
+  """float64 values >= 0, each rounded up to the largest finite one over a power of (1 + step); 0 and +inf stay."""
   grid = math.log1p(checks.number('step', step, above=0))
   inside = (values > 0) & np.isfinite(values)
-  steps = np.ceil(np.log(np.where(inside, values, anchor) / anchor) / grid - 1e-9)
-  return np.where(inside, np.maximum(values, anchor * np.exp(steps * grid)), values)
+  largest = values[inside].max(initial=0.0) or 1.0
+  steps = np.floor(np.log(largest / np.where(inside, values, largest)) / grid + 1e-9)
+  # Powers that are rounded alike are equal.
+  return np.where(inside, np.maximum(values, largest * np.exp(-steps * grid)), values)
 
 
 def _root_of_squares(pairs) -> float:

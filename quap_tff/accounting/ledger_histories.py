@@ -67,7 +67,7 @@ def histories(ledger: run_ledger.RunLedger) -> histories_lib.Population:
     kinds = np.concatenate([kinds, len(distinct) + np.repeat(count_kinds, sizes)])
     distinct = np.concatenate([distinct, count_mu])
   if len(distinct) > _MOST_MECHANISMS:
-    distinct = histories_lib.rounded_up(distinct, _STEP, distinct[np.isfinite(distinct)].max(initial=0.0) or 1.0)
+    distinct = histories_lib.rounded_up(distinct, _STEP)
   distinct, index = np.unique(distinct, return_inverse=True)
   mechanisms = [histories_lib.GaussianMechanism(_inverse(mu)) for mu in distinct]
   return histories_lib.group(clients, index[kinds], mechanisms, ledger.num_clients)

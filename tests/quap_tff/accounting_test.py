@@ -143,45 +143,80 @@ class TestNominalLedger:
 class TestDescribeProtection:
 
   def _describe(self, **fields):
-    noise = config.NoiseConfig(placement=fields.pop('placement', 'server'))
-    return accounting.describe_protection(config.QuapConfig(num_clients=N, noise=noise, **fields), LAYERS, SIZES)
+    noise = config.NoiseConfig(placement=fields.pop('placement', 'server'), seed=fields.pop('seed', None))
+    options = {key: fields.pop(key) for key in ('client_metrics_logged', 'budgets_depend_on_data') if key in fields}
+    fields = {'critical_layers': 'all', 'clip': clip_rules.Fixed(1.0), **fields}
+    described = accounting.describe_protection(
+        config.QuapConfig(num_clients=N, noise=noise, **fields), LAYERS, SIZES,
+        **{'client_metrics_logged': False, **options},
+    )
+    assert described.statement in described.text and described.covers in accounting.COVERS
+    return described
 
-  def test_layer_wise(self):
-    protected, text = self._describe()
-    assert not protected
-    assert 'layer logits only: 35 of 200 trained weights (17.50%)' in text
-    assert 'the released model as a whole has no finite ε' in text
-    assert 'un-noised function of the clients\' update norms' in text and 'nominal' in text
+  @pytest.mark.parametrize('metrics', [True, False])
+  def test_layer_wise(self, metrics):
+    found = self._describe(
+        critical_layers='final_dense', clip=clip_rules.QuantileEma(), client_metrics_logged=metrics
+    )
+    assert not found.model_protected and found.covers == 'noised weights'
+    assert 'layer logits only: 35 of 200 trained weights (17.50%)' in found.text
+    for words in ('no finite ε for the released model', 'taken as given', 'other layers come from un-noised averages'):
+      assert words in found.statement
+    assert 'un-noised function of the clients\' update norms' in found.statement and 'Nominal' in found.text
+    assert ('--noclient_metrics' in found.statement) == metrics
 
   def test_several_layers(self):
-    protected, text = self._describe(critical_layers='all_dense', clip=clip_rules.Fixed(1.0))
-    assert not protected
-    assert 'dense, logits only: 145 of 200' in text and 'no finite ε' in text
-    assert 'un-noised function' not in text
+    found = self._describe(critical_layers='all_dense')
+    assert not found.model_protected and found.covers == 'noised weights'
+    assert 'dense, logits only: 145 of 200' in found.text and 'no finite ε for the released model' in found.statement
+    assert 'update norms' not in found.statement
 
   @pytest.mark.parametrize('placement', ['server', 'client'])
-  def test_every_layer_under_a_fixed_clip(self, placement):
-    protected, text = self._describe(critical_layers='all', clip=clip_rules.Fixed(1.0), placement=placement)
-    assert protected
-    assert 'every layer: 200 of 200' in text
-    # What it can have is no figure that anyone has computed.
-    assert 'can have a finite ε; this program has not computed one' in text and 'nominal' in text
+  def test_everything_that_is_released_is_noised(self, placement):
+    found = self._describe(placement=placement)
+    assert found.model_protected and found.covers == 'released model'
+    assert 'every layer: 200 of 200' in found.text
+    assert 'no finite' not in found.text and 'seed' not in found.text and 'exact' not in found.text
 
   def test_every_layer_under_an_exact_quantile(self):
-    protected, text = self._describe(critical_layers='all')
-    assert not protected
-    assert 'without a finite ε' in text and 'can have' not in text
+    found = self._describe(clip=clip_rules.QuantileEma())
+    assert not found.model_protected and found.covers == 'noised weights'
+    for words in ('no finite ε for the released model', 'clipping norm', 'taken as given'):
+      assert words in found.statement
+    assert 'averages' not in found.statement and 'metrics' not in found.statement
 
-  @pytest.mark.parametrize('stddev, expected', [(1.0, True), (0.0, False)])
+  @pytest.mark.parametrize('stddev, expected', [(1.0, 'released model'), (0.0, 'noised weights')])
   def test_every_layer_under_a_private_quantile(self, stddev, expected):
-    clip = clip_rules.PrivateQuantile(count_stddev=stddev)
-    assert self._describe(critical_layers='all', clip=clip).model_protected is expected
+    found = self._describe(clip=clip_rules.PrivateQuantile(count_stddev=stddev))
+    assert found.covers == expected and found.model_protected == (stddev > 0)
+
+  def test_exact_metrics_beside_a_noised_model(self):
+    found = self._describe(client_metrics_logged=True)
+    assert found.covers == 'noised weights'
+    for words in ('no finite ε for the release as a whole', 'metrics', '--noclient_metrics'):
+      assert words in found.statement
+    assert 'clipping norm' not in found.statement and 'taken as given' not in found.statement
+    assert 'exact and not protected' in found.text
+    # The model is trained on nothing but noised values all the same.
+    assert found.model_protected
+
+  def test_metrics_are_taken_to_be_logged_unless_said_otherwise(self):
+    described = accounting.describe_protection(
+        config.QuapConfig(num_clients=N, clip=clip_rules.Fixed(1.0), critical_layers='all'), LAYERS, SIZES
+    )
+    assert described.covers == 'noised weights'
+
+  @pytest.mark.parametrize('critical', ['all', 'final_dense'])
+  def test_noise_that_goes_by_the_data(self, critical):
+    found = self._describe(critical_layers=critical, budgets_depend_on_data=True)
+    assert found.covers == 'nothing' and not found.model_protected
+    assert 'un-noised release' in found.statement and 'no finite ε for the released model' in found.statement
 
   def test_no_noise(self):
-    protected, text = self._describe(placement='none', critical_layers='all')
-    assert not protected
-    assert 'nothing is protected' in text and 'no finite ε' in text
+    found = self._describe(placement='none')
+    assert found.covers == 'nothing' and not found.model_protected
+    assert 'nothing is protected' in found.text and 'no finite ε for the released model' in found.statement
 
-  def test_exact_logs_are_said_to_be_exact(self):
-    for fields in ({}, {'critical_layers': 'all', 'clip': clip_rules.Fixed(1.0)}):
-      assert 'exact and not protected' in self._describe(**fields).text
+  def test_a_noise_seed_is_named(self):
+    assert 'noise seed' in self._describe(seed=3).statement
+    assert 'noise seed' in self._describe(seed=3, critical_layers='final_dense').statement
