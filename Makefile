@@ -16,7 +16,7 @@ demo: $(READY)
 	@$(PYTHON) -m experiments.train --flagfile=experiments/presets/demo.flags
 
 test: $(READY)
-	@$(PYTHON) -m pytest tests
+	@$(PYTHON) -m pytest tests --numprocesses=auto --maxprocesses=4 --dist=loadfile
 
 setup: $(READY)
 
