@@ -9,6 +9,7 @@ from quap_tff.runtime import config as config_lib
 from quap_tff.runtime import devices
 from quap_tff.runtime import in_process
 from quap_tff.runtime import processes
+from quap_tff.runtime import traffic
 from quap_tff.runtime import workers
 
 
@@ -75,3 +76,23 @@ def activate(config: config_lib.RuntimeConfig = config_lib.RuntimeConfig()) -> I
   with _RUNTIMES[config.kind](config) as context:
     with tff.framework.get_context_stack().install(context):
       yield context
+
+
+@contextlib.contextmanager
+def measure_traffic() -> Iterator[traffic.Measurement]:
+  """Measures what computations called in the `with` block move between server and clients (see `traffic`).
+
+      with runtime.measure_traffic() as measured:
+        output = process.next(state, client_data)
+      measured.traffic  # Traffic(down_bytes_per_client, up_bytes_per_client, clients)
+
+  Yields:
+    A `Measurement`. Its `traffic` is that of the last computation called in the block, and stays None under any
+    context but an `in_process` one: only that one sees the values.
+  """
+  context = tff.framework.get_context_stack().current
+  if isinstance(context, in_process.InProcessContext):
+    with context.measure_traffic() as measurement:
+      yield measurement
+  else:
+    yield traffic.Measurement()

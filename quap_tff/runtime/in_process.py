@@ -2,9 +2,10 @@
 
 import asyncio
 import concurrent.futures
+import contextlib
 import dataclasses
 import threading
-from typing import Any, Callable, Dict, Optional, Sequence, Set
+from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Set
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -13,6 +14,7 @@ from quap_tff.runtime import devices as devices_lib
 from quap_tff.runtime import errors
 from quap_tff.runtime import identity_cache
 from quap_tff.runtime import interpreter
+from quap_tff.runtime import traffic
 from quap_tff.runtime import values
 
 
@@ -48,6 +50,7 @@ class InProcessContext(tff.framework.SyncContext):
     self._programs = identity_cache.IdentityCache(self._compile)
     self._lock = threading.RLock()
     self._pool: Optional[concurrent.futures.ThreadPoolExecutor] = None
+    self._measurement: Optional[traffic.Measurement] = None
     self.statistics = Statistics()
 
   def invoke(self, comp: tff.Computation, arg: Optional[Any]) -> Any:
@@ -72,9 +75,21 @@ class InProcessContext(tff.framework.SyncContext):
     parameter = comp.type_signature.parameter
     value = values.to_value(arg, parameter) if parameter is not None else None
     num_clients = values.cohort_size(value, parameter) or 0
-    runner = _Runner(self, num_clients)
-    result = program(value, runner)
+    measurement = self._measurement
+    meter = traffic.Meter(num_clients) if measurement is not None else None
+    result = program(value, _Runner(self, num_clients, meter))
+    if measurement is not None:
+      measurement.traffic = meter.traffic()
     return values.to_python(result, comp.type_signature.result, num_clients)
+
+  @contextlib.contextmanager
+  def measure_traffic(self) -> Iterator[traffic.Measurement]:
+    """See `runtime.measure_traffic`."""
+    outer, self._measurement = self._measurement, traffic.Measurement()
+    try:
+      yield self._measurement
+    finally:
+      self._measurement = outer
 
   def close(self) -> None:
     """Ends the threads and lets go of everything cached."""
@@ -116,11 +131,12 @@ class AsyncInProcessContext(tff.framework.AsyncContext):
 class _Runner:
   """One invocation's threads and devices, as `interpreter.Program` sees them."""
 
-  def __init__(self, context: InProcessContext, num_clients: int):
+  def __init__(self, context: InProcessContext, num_clients: int, meter: Optional[traffic.Meter] = None):
     self._context = context
     self._devices = context._devices
     self._here = threading.local()
     self.num_clients = num_clients
+    self.meter = meter
     self.server_device = self._devices[0]
 
   def device(self) -> str:

@@ -41,8 +41,8 @@ class Program:
 
     Args:
       argument: Value of the parameter (see `values`), `None` where there is none.
-      runner: Has `num_clients`, `server_device`, `device()` of the calling thread, and `map(fn, items)` which runs `fn`
-        once per client and returns the results in the clients' order.
+      runner: Has `num_clients`, `server_device`, `device()` of the calling thread, `map(fn, items)` which runs `fn`
+        once per client and returns the results in the clients' order, and `meter`, a `traffic.Meter` or None.
 
     Returns:
       The result's value.
@@ -170,10 +170,18 @@ def _references(block: tff.framework.ComputationBuildingBlock) -> Set[str]:
 def _aggregate(runner, signature, argument):
   # In the cohort's order, on one thread: floating-point sums depend on their order, and this one never changes.
   value, accumulator, accumulate, merge, report = argument
+  if runner.meter is not None:
+    runner.meter.aggregate(runner.per_client(value), signature.parameter[0].member)
   for update in runner.per_client(value):
     accumulator = accumulate((accumulator, update))
   del merge  # One accumulator only.
   return report(accumulator)
+
+
+def _broadcast(runner, signature, argument):
+  if runner.meter is not None:
+    runner.meter.broadcast(argument, signature.parameter.member)
+  return argument
 
 
 def _zip(value, signature):
@@ -200,7 +208,10 @@ def _select(runner, signature, argument):
   element_type = signature.result.member.element
 
   def one(client_keys):
-    return values.sequence_from_values([select((server_value, key)) for key in tf.unstack(client_keys)], element_type)
+    slices = [select((server_value, key)) for key in tf.unstack(client_keys)]
+    if runner.meter is not None:
+      runner.meter.select(client_keys, slices, signature.parameter[0].member, element_type)
+    return values.sequence_from_values(slices, element_type)
 
   return runner.map(one, runner.per_client(keys))
 
@@ -249,7 +260,7 @@ def _map(runner, signature, argument):
 _INTRINSICS = {
     'federated_aggregate': _aggregate,
     'federated_apply': lambda runner, signature, argument: argument[0](argument[1]),
-    'federated_broadcast': lambda runner, signature, argument: argument,
+    'federated_broadcast': _broadcast,
     'federated_eval_at_clients': lambda runner, signature, argument: runner.map(argument, [None] * runner.num_clients),
     'federated_eval_at_server': lambda runner, signature, argument: argument(None),
     'federated_map': _map,
