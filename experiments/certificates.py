@@ -10,6 +10,7 @@ Imports no TensorFlow of its own: to verify takes no model.
 import csv
 import hashlib
 import json
+import math
 import os
 import pathlib
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional
@@ -126,13 +127,15 @@ def page_differs(path: str, certificate: Mapping[str, Any]) -> bool:
 
 
 def read_json(path: str, name: str) -> Any:
-  """A JSON file in the folder; `FolderError` if it lacks or is damaged. NaN and infinities are no JSON."""
-  def refuse(constant):
-    raise ValueError(f'{constant} is no JSON')
+  """A JSON file in the folder; `FolderError` if it lacks or is damaged, or holds a number that is not finite."""
+  def finite(text):
+    if not math.isfinite(float(text)):
+      raise ValueError(f'{text} is no finite number')
+    return float(text)
 
   try:
     with open(os.path.join(path, name), encoding='utf-8') as f:
-      return json.load(f, parse_constant=refuse)
+      return json.load(f, parse_float=finite, parse_constant=finite)
   except FileNotFoundError:
     raise FolderError(f'{path} holds no {name}.') from None
   except (OSError, ValueError, RecursionError) as error:

@@ -198,6 +198,10 @@ class TestProblems:
   def test_a_field_that_lacks(self, path):
     assert _problems(_without(_issue(), path))
 
+  @pytest.mark.parametrize('name', ['assumptions', 'withheld', 'releases'])
+  def test_an_entry_of_a_list_that_lacks(self, name):
+    assert _problems(_sealed(_with(_issue(), (name,), lambda entries: entries[:-1])))
+
   def test_fields_that_do_not_belong(self):
     for name in ('guarantee', 'achieved', 'facts', 'provenance'):
       assert _problems(_sealed(_with(_issue(), (name, 'other'), lambda _: 1)))
