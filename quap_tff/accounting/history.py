@@ -14,7 +14,6 @@ import numpy as np
 
 from quap_tff import checks
 
-
 # Neighbouring relations: what an adversary cannot tell apart. (ε, δ) of one says nothing of another.
 ZERO_OUT = 'one client\'s data against nothing in its place, which adds zero; who takes part when is known (zero-out)'
 ADD_OR_REMOVE = 'add or remove one client'
@@ -138,7 +137,6 @@ def rounded_up(values: np.ndarray, step: float) -> np.ndarray:
   inside = (values > 0) & np.isfinite(values)
   largest = values[inside].max(initial=0.0) or 1.0
   steps = np.floor(np.log(largest / np.where(inside, values, largest)) / grid + 1e-9)
-  # Powers that are rounded alike are equal.
   return np.where(inside, np.maximum(values, largest * np.exp(-steps * grid)), values)
 
 

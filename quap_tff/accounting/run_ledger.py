@@ -6,7 +6,6 @@ are no guarantee for the released model; `quap_tff.accounting.formal` has the fi
 """
 
 import hashlib
-import math
 import os
 from typing import Any, Dict, Iterable, Mapping, NamedTuple, Union
 import zipfile
@@ -15,13 +14,7 @@ import zlib
 import numpy as np
 
 from quap_tff import checks
-
-# Of each entry (a client in a round), of each round, and of the whole: as in `state_dict`.
-_ENTRIES = {'clients': np.int32, 'budgets': np.float64, 'weights': np.float64}
-_ROUNDS = {'noise_multipliers': np.float64, 'count_noise_multipliers': np.float64, 'clipping_norms': np.float64}
-_ARRAYS = {'offsets': np.int64, **_ENTRIES, **_ROUNDS}
-_IDENTITY = {'num_clients': ((), np.int64), 'delta': ((), np.float64), 'fingerprint': ((32,), np.uint8)}
-
+from quap_tff.accounting import ledger_arrays
 
 class RoundRecord(NamedTuple):
   """One round.
@@ -57,10 +50,10 @@ class RunLedger:
     self._num_clients = int(checks.integer('num_clients', num_clients, at_least=1, at_most=2**31 - 1))
     self._delta = checks.number('delta', delta, above=0, below=1)
     self._digest = hashlib.sha256(fingerprint.encode()).digest()
-    self._take({name: np.zeros(int(name == 'offsets'), dtype) for name, dtype in _ARRAYS.items()})
+    self._take({name: np.zeros(int(name == 'offsets'), dtype) for name, dtype in ledger_arrays.ARRAYS.items()})
 
   def _take(self, arrays: Mapping[str, np.ndarray]):
-    self._arrays = {name: _Growing(arrays[name]) for name in _ARRAYS}
+    self._arrays = {name: ledger_arrays.Growing(arrays[name]) for name in ledger_arrays.ARRAYS}
     clients = arrays['clients']
     self._rounds = np.bincount(clients, minlength=self._num_clients)
     # Adds in the order of the rounds, as `record` does: a resumed run has the same sums, bit for bit.
@@ -112,7 +105,7 @@ class RunLedger:
       if new[name].shape != cohort.shape:
         raise ValueError(f'{name} must be float[{cohort.size}], one for each of the cohort, found {new[name].shape}.')
     new['offsets'] = self._arrays['offsets'].values[-1:] + cohort.size
-    _check_values({**new, 'offsets': np.array([0, cohort.size])}, self._num_clients)
+    ledger_arrays.check_values({**new, 'offsets': np.array([0, cohort.size])}, self._num_clients)
     for name, values in new.items():
       self._arrays[name].extend(values)
     self._rounds[cohort] += 1
@@ -123,8 +116,8 @@ class RunLedger:
     checks.integer('num_rounds', num_rounds, at_least=0, at_most=self.num_rounds)
     state = self.state_dict()
     state['offsets'] = state['offsets'][:num_rounds + 1]
-    state.update({name: state[name][:state['offsets'][-1]] for name in _ENTRIES})
-    state.update({name: state[name][:num_rounds] for name in _ROUNDS})
+    state.update({name: state[name][:state['offsets'][-1]] for name in ledger_arrays.ENTRIES})
+    state.update({name: state[name][:num_rounds] for name in ledger_arrays.ROUNDS})
     return RunLedger.from_state_dict(state)
 
   def state_dict(self) -> Dict[str, np.ndarray]:
@@ -136,7 +129,7 @@ class RunLedger:
       Read-only, at no cost; later rounds leave it as it is.
     """
     return {
-        **{name: self._arrays[name].values for name in _ARRAYS},
+        **{name: self._arrays[name].values for name in ledger_arrays.ARRAYS},
         'num_clients': np.array(self._num_clients, np.int64),
         'delta': np.array(self._delta, np.float64),
         'fingerprint': np.frombuffer(self._digest, np.uint8),
@@ -148,11 +141,11 @@ class RunLedger:
     Raises:
       ValueError: If the state is damaged, or of another population, δ or fingerprint. Nothing is changed then.
     """
-    arrays = _checked_state(state)
+    arrays = ledger_arrays.checked_state(state)
     expected = self.state_dict()
     differences = [
         f'{name} {_shown(name, arrays[name])}, this run has {_shown(name, expected[name])}'
-        for name in _IDENTITY if not np.array_equal(arrays[name], expected[name])
+        for name in ledger_arrays.IDENTITY if not np.array_equal(arrays[name], expected[name])
     ]
     if differences:
       raise ValueError(f'The kept ledger is of another run: it has {"; ".join(differences)}.')
@@ -161,7 +154,7 @@ class RunLedger:
   @classmethod
   def from_state_dict(cls, state: Mapping[str, np.ndarray]) -> 'RunLedger':
     """The ledger of a kept state, whichever run it is of; raises `ValueError` if it is damaged."""
-    arrays = _checked_state(state)
+    arrays = ledger_arrays.checked_state(state)
     ledger = cls(int(arrays['num_clients']), float(arrays['delta']), '')
     ledger._digest = arrays['fingerprint'].tobytes()
     ledger._take(arrays)
@@ -195,7 +188,7 @@ class RunLedger:
     result = {}
     for name, ids in groups.items():
       ids = np.asarray(list(ids), np.int64)
-      _check_ids(f'group {name!r}', ids, self._num_clients)
+      ledger_arrays.check_ids(f'group {name!r}', ids, self._num_clients)
       if not len(ids) or len(np.unique(ids)) != len(ids):
         raise ValueError(f'Group {name!r} must hold at least one client, each once, found {len(ids)}.')
       member = np.zeros(self._num_clients, bool)
@@ -204,85 +197,6 @@ class RunLedger:
       spent = np.bincount(of_round[of_group], state['budgets'][of_group], self.num_rounds)
       result[name] = np.cumsum(spent) / len(ids)
     return result
-
-
-class _Growing:
-  """An array that grows at its end, at a cost that is in proportion to what is added."""
-
-  def __init__(self, values: np.ndarray):
-    self._buffer, self._size = values.copy(), len(values)
-
-  def extend(self, values: np.ndarray):
-    end = self._size + len(values)
-    if end > len(self._buffer):
-      # A new buffer: what `values` gave out stays what it was.
-      grown = np.empty(max(end, 2 * len(self._buffer), 16), self._buffer.dtype)
-      grown[:self._size] = self._buffer[:self._size]
-      self._buffer = grown
-    self._buffer[self._size:end] = values
-    self._size = end
-
-  @property
-  def values(self) -> np.ndarray:
-    view = self._buffer[:self._size]
-    view.flags.writeable = False
-    return view
-
-
-def _checked_state(state: Mapping[str, Any]) -> Dict[str, np.ndarray]:
-  """The state's arrays; raises `ValueError` if one lacks, is of another type or shape, or doesn't fit the others."""
-  expected = {**{name: (None, dtype) for name, dtype in _ARRAYS.items()}, **_IDENTITY}
-  if set(state) != set(expected):
-    raise ValueError(f'The kept ledger must hold {sorted(expected)}, found {sorted(state)}.')
-  arrays = {name: np.asarray(value) for name, value in state.items()}
-  for name, (shape, dtype) in expected.items():
-    found = arrays[name]
-    if found.dtype != dtype or (found.ndim != 1 if shape is None else found.shape != shape):
-      shown = '[n]' if shape is None else list(shape)
-      raise ValueError(
-          f'The kept ledger is damaged: {name} must be {np.dtype(dtype)}{shown}, found {found.dtype}{list(found.shape)}.'
-      )
-  offsets = arrays['offsets']
-  if not len(offsets) or offsets[0] != 0 or (np.diff(offsets) < 0).any():
-    raise ValueError('The kept ledger is damaged: offsets must ascend from 0.')
-  lengths = {**dict.fromkeys(_ENTRIES, offsets[-1]), **dict.fromkeys(_ROUNDS, len(offsets) - 1)}
-  for name, length in lengths.items():
-    if len(arrays[name]) != length:
-      raise ValueError(f'The kept ledger is damaged: {name} must have {length} values, found {len(arrays[name])}.')
-  try:
-    num_clients = checks.integer('num_clients', int(arrays['num_clients']), at_least=1, at_most=2**31 - 1)
-    checks.number('delta', float(arrays['delta']), above=0, below=1)
-    _check_values(arrays, num_clients)
-  except ValueError as error:
-    raise ValueError(f'The kept ledger is damaged: {error}') from None
-  return arrays
-
-
-def _check_values(arrays: Mapping[str, np.ndarray], num_clients: int):
-  clients = arrays['clients']
-  _check_ids('clients', clients, num_clients)
-  of_round = np.repeat(np.arange(len(arrays['offsets']) - 1), np.diff(arrays['offsets']))
-  places = np.sort(of_round * num_clients + clients)
-  twice = places[1:][np.diff(places) == 0]
-  if len(twice):
-    raise ValueError(f'A client is in a round at most once, found client {twice[0] % num_clients} twice in one round.')
-  bounds = {
-      'budgets': (lambda v: v > 0, 'greater than 0'),
-      'weights': (lambda v: (v >= 0) & (v <= 1), 'at least 0 and at most 1'),
-      'noise_multipliers': (lambda v: (v >= 0) & (v < math.inf), 'finite and at least 0'),
-      'count_noise_multipliers': (lambda v: v >= 0, 'at least 0'),
-      'clipping_norms': (lambda v: v >= 0, 'at least 0'),
-  }
-  for name, (holds, words) in bounds.items():
-    bad = arrays[name][~holds(arrays[name])]
-    if len(bad):
-      raise ValueError(f'{name} must be {words}, found {bad[0]:g}.')
-
-
-def _check_ids(name: str, ids: np.ndarray, num_clients: int):
-  bad = ids[(ids < 0) | (ids >= num_clients)]
-  if len(bad):
-    raise ValueError(f'{name} must be ids in [0, {num_clients}), found {bad[0]}.')
 
 
 def _shown(name: str, value: np.ndarray) -> str:

@@ -13,9 +13,9 @@ import numpy as np
 
 from quap_tff import checks
 from quap_tff import registry
-from quap_tff.accounting import accountants
 from quap_tff.accounting import gaussian_tradeoff
 from quap_tff.accounting import history as histories_lib
+from quap_tff.accounting import library_accountants
 from quap_tff.accounting import run_ledger
 
 KINDS = ('bernoulli', 'fixed_size', 'none')
@@ -127,6 +127,6 @@ def fixed_size_epsilon(ledger: run_ledger.RunLedger, sampler: Sampler, delta: fl
     accountant.compose(
         dp_accounting.SampledWithoutReplacementDpEvent(ledger.num_clients, sampler.cohort_size, gaussian), int(count)
     )
-  bounds = np.maximum(accountant.rdp, 0.0) + accountants.rdp_rounding(ledger.num_rounds, _ORDERS)
+  bounds = np.maximum(accountant.rdp, 0.0) + library_accountants.rdp_rounding(ledger.num_rounds, _ORDERS)
   epsilon, _ = rdp.compute_epsilon(_ORDERS, bounds, delta)
   return float(epsilon) * (1 + gaussian_tradeoff.RELATIVE_MARGIN)

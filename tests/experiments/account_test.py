@@ -24,7 +24,7 @@ class TestAccount:
     assert result['noise_multiplier'] == 10.8 and result['delta'] == 1e-5
     assert list(result['epsilon']) == ['gaussian_exact', 'zcdp', 'rdp', 'pld', 'advanced', 'basic']
     assert result['epsilon']['gaussian_exact'] == pytest.approx(6, abs=0.005)
-    for words in ('add or remove one client', 'one client with all of its data', 'no amplification by sampling'):
+    for words in ('zero-out', 'one client with all of its data', 'no amplification by sampling'):
       assert words in out
     assert all(len(line) <= 160 for line in out.splitlines()[:-1])
 

@@ -14,6 +14,7 @@ from quap_tff.accounting import accountants
 from quap_tff.accounting import calibration
 from quap_tff.accounting import gaussian_tradeoff
 from quap_tff.accounting import history
+from quap_tff.accounting import library_accountants
 
 _settings = hypothesis.settings(derandomize=True, deadline=None, max_examples=60)
 D = decimal.Decimal
@@ -214,7 +215,7 @@ class TestManyHistories:
       assert exact * (1 - 1e-9) <= found[i] <= 1.05 * exact
 
   def test_histories_that_no_rounding_makes_alike(self, monkeypatch):
-    monkeypatch.setattr(accountants.Rdp, '_epsilon', lambda self, h, delta: float(h.count))
+    monkeypatch.setattr(library_accountants.Rdp, '_epsilon', lambda self, h, delta: float(h.count))
     drawn = [history.History.gaussian(2.0, n, 0.1) for n in range(1, 80)]
     assert accountants.get('rdp').epsilons(drawn, 1e-5).tolist() == list(range(1, 80))
 

@@ -1,0 +1,96 @@
+"""The arrays that a run's ledger is kept as, and what must hold of them."""
+
+import math
+from typing import Any, Dict, Mapping
+
+import numpy as np
+
+from quap_tff import checks
+
+# Of each entry (a client in a round), of each round, and of the whole: as in `state_dict`.
+ENTRIES = {'clients': np.int32, 'budgets': np.float64, 'weights': np.float64}
+ROUNDS = {'noise_multipliers': np.float64, 'count_noise_multipliers': np.float64, 'clipping_norms': np.float64}
+ARRAYS = {'offsets': np.int64, **ENTRIES, **ROUNDS}
+IDENTITY = {'num_clients': ((), np.int64), 'delta': ((), np.float64), 'fingerprint': ((32,), np.uint8)}
+
+
+class Growing:
+  """An array that grows at its end, at a cost that is in proportion to what is added."""
+
+  def __init__(self, values: np.ndarray):
+    self._buffer, self._size = values.copy(), len(values)
+
+  def extend(self, values: np.ndarray):
+    """Adds values at the end."""
+    end = self._size + len(values)
+    if end > len(self._buffer):
+      grown = np.empty(max(end, 2 * len(self._buffer), 16), self._buffer.dtype)
+      grown[:self._size] = self._buffer[:self._size]
+      self._buffer = grown
+    self._buffer[self._size:end] = values
+    self._size = end
+
+  @property
+  def values(self) -> np.ndarray:
+    """Read-only, without a copy; what is added later leaves it as it is."""
+    view = self._buffer[:self._size]
+    view.flags.writeable = False
+    return view
+
+
+def checked_state(state: Mapping[str, Any]) -> Dict[str, np.ndarray]:
+  """The state's arrays; raises `ValueError` if one lacks, is of another type or shape, or doesn't fit the others."""
+  expected = {**{name: (None, dtype) for name, dtype in ARRAYS.items()}, **IDENTITY}
+  if set(state) != set(expected):
+    raise ValueError(f'The kept ledger must hold {sorted(expected)}, found {sorted(state)}.')
+  arrays = {name: np.asarray(value) for name, value in state.items()}
+  for name, (shape, dtype) in expected.items():
+    found = arrays[name]
+    if found.dtype != dtype or (found.ndim != 1 if shape is None else found.shape != shape):
+      shown = '[n]' if shape is None else list(shape)
+      raise ValueError(
+          f'The kept ledger is damaged: {name} must be {np.dtype(dtype)}{shown}, found {found.dtype}{list(found.shape)}.'
+      )
+  offsets = arrays['offsets']
+  if not len(offsets) or offsets[0] != 0 or (np.diff(offsets) < 0).any():
+    raise ValueError('The kept ledger is damaged: offsets must ascend from 0.')
+  lengths = {**dict.fromkeys(ENTRIES, offsets[-1]), **dict.fromkeys(ROUNDS, len(offsets) - 1)}
+  for name, length in lengths.items():
+    if len(arrays[name]) != length:
+      raise ValueError(f'The kept ledger is damaged: {name} must have {length} values, found {len(arrays[name])}.')
+  try:
+    num_clients = checks.integer('num_clients', int(arrays['num_clients']), at_least=1, at_most=2**31 - 1)
+    checks.number('delta', float(arrays['delta']), above=0, below=1)
+    check_values(arrays, num_clients)
+  except ValueError as error:
+    raise ValueError(f'The kept ledger is damaged: {error}') from None
+  return arrays
+
+
+def check_values(arrays: Mapping[str, np.ndarray], num_clients: int):
+  """Raises `ValueError` unless the values of arrays that fit each other are those of possible rounds."""
+  clients = arrays['clients']
+  check_ids('clients', clients, num_clients)
+  of_round = np.repeat(np.arange(len(arrays['offsets']) - 1), np.diff(arrays['offsets']))
+  places = np.sort(of_round * num_clients + clients)
+  twice = places[1:][np.diff(places) == 0]
+  if len(twice):
+    raise ValueError(f'A client is in a round at most once, found client {twice[0] % num_clients} twice in one round.')
+  bounds = {
+      'budgets': (lambda v: v > 0, 'greater than 0'),
+      'weights': (lambda v: (v >= 0) & (v <= 1), 'at least 0 and at most 1'),
+      'noise_multipliers': (lambda v: (v >= 0) & (v < math.inf), 'finite and at least 0'),
+      'count_noise_multipliers': (lambda v: v >= 0, 'at least 0'),
+      'clipping_norms': (lambda v: v >= 0, 'at least 0'),
+  }
+  for name, (holds, words) in bounds.items():
+    bad = arrays[name][~holds(arrays[name])]
+    if len(bad):
+      raise ValueError(f'{name} must be {words}, found {bad[0]:g}.')
+
+
+def check_ids(name: str, ids: np.ndarray, num_clients: int):
+  """Raises `ValueError` unless all of `ids` are in [0, num_clients)."""
+  bad = ids[(ids < 0) | (ids >= num_clients)]
+  if len(bad):
+    raise ValueError(f'{name} must be ids in [0, {num_clients}), found {bad[0]}.')

@@ -1,0 +1,111 @@
+"""Accountants by the dp-accounting library, which count sampling too: Rényi and privacy loss distributions."""
+
+import functools
+import math
+from typing import Any, Sequence
+
+import dp_accounting
+from dp_accounting import pld
+from dp_accounting import rdp
+import numpy as np
+
+from quap_tff.accounting import accountant as base
+from quap_tff.accounting import gaussian_tradeoff
+from quap_tff.accounting import history as histories_lib
+
+_POISSON = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+
+
+class Rdp(base.Accountant):
+  """dp-accounting's Rényi accountant."""
+
+  method = 'Rényi composition by dp-accounting (Mironov et al. 2019; Canonne et al. 2020)'
+  supports_sampling = True
+  population_step = 1e-2
+
+  # With sampling, the library's own orders: large ones cost time. Without, also those where little loss has its best.
+  _SAMPLED_ORDERS = tuple(map(float, rdp.rdp_privacy_accountant.DEFAULT_RDP_ORDERS))
+  _ORDERS = tuple(sorted({*_SAMPLED_ORDERS, *(1 + np.exp(np.linspace(math.log(1e-2), math.log(1e9), 600)))}))
+
+  def _epsilon(self, history, delta):
+    orders = self._SAMPLED_ORDERS if history.is_sampled else self._ORDERS
+    epsilon, _ = rdp.compute_epsilon(orders, _rdp_of(history, orders), delta)
+    return float(epsilon) * (1 + gaussian_tradeoff.RELATIVE_MARGIN)
+
+
+class Pld(base.Accountant):
+  """dp-accounting's privacy loss distributions, on a grid that suits the history."""
+
+  method = 'privacy loss distributions by dp-accounting (Doroshenko et al. 2022)'
+  supports_sampling = True
+  population_step = 1e-2
+  relative_tolerance = 1e-6
+
+  # The library cuts off tails of 1e-15 and convolves in floats, with errors in δ of up to some 1e-14 either way. So it
+  # is asked for a δ smaller by the margin, and for no δ near it.
+  DELTA_MARGIN = 1e-12
+  MIN_DELTA = 1e-10
+
+  def _epsilon(self, history, delta):
+    if delta < self.MIN_DELTA:
+      raise base.NotApplicableError(
+          f'rounding and cut-off tails of its distributions reach about 1e-12, too near to δ = {delta:.3g} (smallest: '
+          f'{self.MIN_DELTA:g})'
+      )
+    if _discretization(history) > _COARSEST_STEP:
+      raise base.NotApplicableError(f'losses reach further than its grid ({_MOST_STEPS * _COARSEST_STEP:g} nats)')
+    with np.errstate(over='ignore', invalid='ignore'):
+      epsilon = float(_pld_of(history).get_epsilon(delta - self.DELTA_MARGIN))
+    if math.isinf(epsilon):
+      raise base.NotApplicableError(f'the tails that its distributions cut off weigh more than δ = {delta:.3g}')
+    return epsilon * (1 + gaussian_tradeoff.RELATIVE_MARGIN)
+
+
+def _event(mechanism: histories_lib.GaussianMechanism) -> Any:
+  event = dp_accounting.GaussianDpEvent(mechanism.noise_multiplier)
+  return event if mechanism.sampling_rate == 1 else dp_accounting.PoissonSampledDpEvent(mechanism.sampling_rate, event)
+
+
+# A solve for δ asks the same history again and again.
+@functools.lru_cache(maxsize=8)
+def _rdp_of(history, orders):
+  """Rényi divergence of a history at each order, an upper bound."""
+  accountant = rdp.RdpAccountant(list(orders), _POISSON)
+  for mechanism, n in history.releases:
+    accountant.compose(_event(mechanism), n)
+  sampled = sum(n for mechanism, n in history.releases if mechanism.sampling_rate < 1)
+  return np.maximum(accountant.rdp, 0.0) + rdp_rounding(sampled, orders)
+
+
+def rdp_rounding(sampled_rounds: int, orders: Sequence[float]) -> np.ndarray:
+  """What to add to the library's Rényi divergences of sampled rounds, at each order, to be on the safe side.
+
+  It cuts the series of a sampled round off at e^-30 and sums it in floats: what it finds for a round of very little
+  loss can be 0 or below.
+  """
+  alpha = np.array(orders, np.float64)
+  return sampled_rounds * 1e-12 * (1 + alpha / 100) / (alpha - 1)
+
+
+@functools.lru_cache(maxsize=8)
+def _pld_of(history):
+  accountant = pld.PLDAccountant(_POISSON, _discretization(history))
+  for mechanism, n in history.releases:
+    accountant.compose(_event(mechanism), n)
+  return accountant
+
+
+# The grid's step as a share of a mechanism's own spread of loss: the ε of the library's pessimistic rounding grows with
+# its square, 1e-3 at a tenth. And the most steps in the range of losses: a second for 2e5.
+_STEP_OF_SPREAD = 1 / 50
+_MOST_STEPS = 2e5
+_USUAL_STEP, _COARSEST_STEP = 1e-3, 0.1
+_TAIL = 1e-15
+
+
+def _discretization(history) -> float:
+  """The step of the grid of losses, nats: fine beside each mechanism's loss, coarse enough to be computed."""
+  spread = min(min(1.0, mechanism.mu) * mechanism.sampling_rate for mechanism, _ in history.releases)
+  largest_mu = max(mechanism.mu for mechanism, _ in history.releases)
+  largest = max(Rdp().epsilon(history, _TAIL), largest_mu * (largest_mu / 2 + 10))
+  return max(min(_USUAL_STEP, _STEP_OF_SPREAD * spread), largest / _MOST_STEPS)
