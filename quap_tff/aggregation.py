@@ -25,8 +25,9 @@ class QuapAggregationFactory(tff.aggregators.WeightedAggregationFactory):
   """Makes aggregation processes that average updates with participation-adaptive noise (DESIGN 2).
 
   The process' state is an OrderedDict: `round` int32, `participation` (`counts` int32[N], and `rates` float32[N] under
-  EMA rates), `clip` float32 (+inf before there is one), `noise` (`seed` int64[2], `counter` int64). Whoever holds
-  the state can recompute the noise: keep it, and checkpoints of it, as secret as the clients' data.
+  EMA rates), `clip` float32 (+inf before there is one), `noise` (`seed` int64[2], `counter` int64), and for budget
+  rules that need them `budget` (the rule's own) and `aggregate` (float32 tensors). Whoever holds the state can recompute
+  the noise: keep it, and checkpoints of it, as secret as the clients' data.
   """
 
   def __init__(
@@ -71,27 +72,35 @@ class QuapAggregationFactory(tff.aggregators.WeightedAggregationFactory):
     read_client_id = _client_id_reader(weight_type)
     critical = self._critical_indices(specs)
     noise_at_clients = config.noise.placement == 'client'
+    uses_agreement = config.budget.rule.uses_agreement
+    leaves = tf.nest.flatten(specs)
 
     @tff.tensorflow.computation
     def initialize_server():
-      return mechanism.initial_state(config)
+      return mechanism.initial_state(config, [leaves[i].shape for i in critical])
 
     state_type = initialize_server.type_signature.result
 
-    # What the server tells clients before the round: C_{t-1}, the unit of norms, and what their noise depends on.
+    # What the server tells clients before the round: C_{t-1}, the unit of norms, and what noise and budgets depend on.
     @tff.tensorflow.computation(state_type)
     def announce(state):
       message = collections.OrderedDict(clip=state['clip'], scale=tf.cast(scale_fn(state['round'] + 1), tf.float32))
       if noise_at_clients:
         message['noise'] = mechanism.client_noise_broadcast(config, state)
+      if uses_agreement:
+        message['aggregate'] = state['aggregate']
       return message
 
     message_type = announce.type_signature.result
 
     @tff.tensorflow.computation(value_type, weight_type, message_type)
     def report(value, weight, message):
-      norm = mechanism.update_norm(config, critical, tf.nest.flatten(value)) / message['scale']
-      return collections.OrderedDict(client_id=tf.cast(read_client_id(weight), tf.int64), norm=norm)
+      update = tf.nest.flatten(value)
+      norm = mechanism.update_norm(config, critical, update) / message['scale']
+      own_report = collections.OrderedDict(client_id=tf.cast(read_client_id(weight), tf.int64), norm=norm)
+      if uses_agreement:
+        own_report['agreement'] = mechanism.update_agreement(critical, update, norm, message['aggregate'])
+      return own_report
 
     @tff.tensorflow.computation(value_type, report.type_signature.result, message_type, np.float32)
     def contribute(value, own_report, message, clip):
@@ -102,11 +111,15 @@ class QuapAggregationFactory(tff.aggregators.WeightedAggregationFactory):
         noise = mechanism.client_noise(config, critical, update, own_report['client_id'], message['noise'], clip)
       return collections.OrderedDict(clipped=clipped, noise=noise)
 
-    reports_type = tff.to_type(collections.OrderedDict(client_id=(np.int64, [None]), norm=(np.float32, [None])))
+    reports_type = tff.to_type(
+        collections.OrderedDict(
+            (name, (report_type.dtype, [None])) for name, report_type in tff.structure.iter_elements(report.type_signature.result)
+        )
+    )
 
     @tff.tensorflow.computation(state_type, reports_type)
     def plan_round(state, reports):
-      return mechanism.plan_round(config, state, reports['client_id'], reports['norm'])
+      return mechanism.plan_round(config, state, reports['client_id'], reports['norm'], reports.get('agreement'))
 
     plan_type = plan_round.type_signature.result
 
@@ -198,11 +211,12 @@ def _client_id_reader(weight_type):
 
 
 def _federated_collect(reports, reports_type):
-  """All clients' reports at the server, as arrays in client order."""
+  """All clients' reports at the server: scalars by name, as arrays in client order."""
+  arrays = tff.structure.to_elements(reports_type)
 
   @tff.tensorflow.computation
   def zero():
-    return collections.OrderedDict(client_id=tf.zeros([0], tf.int64), norm=tf.zeros([0], tf.float32))
+    return collections.OrderedDict((name, tf.zeros([0], array.dtype)) for name, array in arrays)
 
   @tff.tensorflow.computation(reports_type, reports.type_signature.member)
   def accumulate(collected, one):

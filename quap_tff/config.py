@@ -92,6 +92,11 @@ class QuapConfig:
       raise TypeError(f'clip must be a rule of quap_tff.clip_rules, found {self.clip!r}.')
     if not self.critical_layers:
       raise ValueError('critical_layers is empty; use noise placement "none" for training without noise.')
+    if self.noise.placement == 'client' and self.budget.rule.needs_cohort:
+      raise ValueError(
+          f'Noise placement "client" takes budgets that follow from participation rates, and those of '
+          f'{type(self.budget.rule).__name__} are settled at the server: use placement "server".'
+      )
     if self.noise.placement == 'none':
       return
     if not self.clip.uses_current_norms and math.isinf(self.clip.initial_norm):

@@ -3,6 +3,7 @@
 In the notation of DESIGN 2, round t with cohort S_t of size M_t:
 
   client i:  norm_i = ‖critical part of g_i‖                          `update_norm`
+             cos(g_i, aggregate of the round before), for budgets     `update_agreement`
   server:    p_i(t), ε_t, C_t, σ_t from the cohort's ids and norms    `plan_round`
   client i:  clipped_i = g_i·min(1, C_t/norm_i) on the critical part  `clip_update`
   server:    Σ clipped_i / M_t + N(0, σ_t²) on the critical part      `finish_round`
@@ -12,7 +13,7 @@ Weights are flat lists of float tensors; `critical` lists the positions of the c
 
 import collections
 import math
-from typing import Any, List, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -30,9 +31,20 @@ _CLIP_RULE, _SERVER_NOISE, _CLIENT_NOISE = range(3)
 _NORM_QUANTILES = (('norm_p10', 0.1), ('norm_p50', 0.5), ('norm_p90', 0.9), ('norm_max', 1.0))
 
 
-def initial_state(config: configs.QuapConfig) -> 'collections.OrderedDict[str, Any]':
-  """Server state before round 1: `round`, `participation`, `clip` (+inf: none yet) and `noise` (seed and counter)."""
-  return collections.OrderedDict(
+def initial_state(
+    config: configs.QuapConfig, critical_shapes: Sequence[Any] = ()
+) -> 'collections.OrderedDict[str, Any]':
+  """Server state before round 1.
+
+  Args:
+    config: The mechanism.
+    critical_shapes: Static shapes of the critical tensors, for a budget rule that uses agreement.
+
+  Returns:
+    `round`, `participation`, `clip` (+inf: none yet) and `noise` (seed and counter); with a budget rule that has state
+    also `budget`, its own, and with one that uses agreement `aggregate`, the last noised critical part, float32.
+  """
+  state = collections.OrderedDict(
       round=tf.constant(0, tf.int32),
       participation=participations.initial_state(config.participation, config.num_clients),
       clip=tf.constant(config.clip.initial_norm, tf.float32),
@@ -40,6 +52,12 @@ def initial_state(config: configs.QuapConfig) -> 'collections.OrderedDict[str, A
           seed=seeds.initial_seed(config.noise.seed, 'mechanism'), counter=tf.constant(0, tf.int64)
       ),
   )
+  rule_state = config.budget.rule.initial_state(config.budget, config.num_clients)
+  if rule_state:
+    state['budget'] = rule_state
+  if config.budget.rule.uses_agreement:
+    state['aggregate'] = [tf.zeros(shape, tf.float32) for shape in critical_shapes]
+  return state
 
 
 def update_norm(config: configs.QuapConfig, critical: Sequence[int], update: List[tf.Tensor]) -> tf.Tensor:
@@ -49,6 +67,20 @@ def update_norm(config: configs.QuapConfig, critical: Sequence[int], update: Lis
   whole_norm = tf.sqrt(tf.square(critical_norm) + tf.square(other_norm))
   norm = whole_norm if config.clip_scope == 'all_layers' else critical_norm
   return tf.where(tf.math.is_finite(whole_norm), norm, float('nan'))
+
+
+def update_agreement(
+    critical: Sequence[int], update: List[tf.Tensor], norm: tf.Tensor, aggregate: List[tf.Tensor]
+) -> tf.Tensor:
+  """The cosine of the critical part, clipped or not, with `aggregate`; float32, 0 if either is zero.
+
+  0 also for a non-finite update, by its `norm` (from `update_norm`), and if a norm overflows.
+  """
+  part = [tf.cast(update[i], tf.float32) for i in critical]
+  product = tf.add_n([tf.zeros([])] + [tf.reduce_sum(u * a) for u, a in zip(part, aggregate)])
+  cosine = tf.math.divide_no_nan(product, clipping.global_norm(part) * clipping.global_norm(aggregate))
+  usable = tf.math.is_finite(cosine) & tf.math.is_finite(norm)
+  return tf.where(usable, tf.clip_by_value(cosine, -1.0, 1.0), 0.0)
 
 
 def clip_update(
@@ -98,7 +130,11 @@ def client_noise_broadcast(config: configs.QuapConfig, state: Any) -> 'collectio
 
 
 def plan_round(
-    config: configs.QuapConfig, state: Any, client_ids: tf.Tensor, norms: tf.Tensor
+    config: configs.QuapConfig,
+    state: Any,
+    client_ids: tf.Tensor,
+    norms: tf.Tensor,
+    agreements: Optional[tf.Tensor] = None,
 ) -> 'collections.OrderedDict[str, Any]':
   """Everything that round t decides before it sums updates.
 
@@ -107,12 +143,13 @@ def plan_round(
     state: Server state after round t-1.
     client_ids: int64[M], the cohort.
     norms: float32[M], their norms, NaN for non-finite updates.
+    agreements: float32[M], from `update_agreement`, for a budget rule that uses them.
 
   Returns:
     `clip` C_t, `next_clip` for the state, `epsilon` ε_t (0 for an empty cohort, +inf without noise),
     `noise_multiplier` (noise on the sum of updates over C_t; 0 if there is none), `sigma` σ_t (standard deviation of
-    the noise on each critical entry of the mean), `cohort_size`, the new `participation`, and `reports`: `norm_*`,
-    `clipped_fraction` and `non_finite_updates`.
+    the noise on each critical entry of the mean), `cohort_size`, the new `participation`, `budget` (the budget rule's new
+    state, possibly empty), and `reports`: `norm_*`, `clipped_fraction` and `non_finite_updates`.
 
   Raises:
     tf.errors.InvalidArgumentError: When run, if an id is outside [0, N) or stands twice.
@@ -128,7 +165,12 @@ def plan_round(
   cohort_size = tf.size(client_ids)
   size = tf.maximum(tf.cast(cohort_size, tf.float32), 1.0)
 
-  epsilon, noise_multiplier = round_noise(config, rates, in_warmup)
+  rule_state = state.get('budget', collections.OrderedDict())
+  client_epsilons = budgets.client_budgets(config.budget, rates, in_warmup, rule_state, client_ids)
+  if agreements is None:
+    agreements = tf.zeros_like(norms)
+  new_rule_state = config.budget.rule.next_state(config.budget, rule_state, client_ids, client_epsilons, agreements)
+  epsilon, noise_multiplier = round_noise(config, rates, in_warmup, client_epsilons)
   # No bound yet means that no finite update has ever come: everything that is summed is exactly zero.
   noised = tf.logical_and(tf.math.is_finite(clip), cohort_size > 0) if config.noise.placement != 'none' else False
 
@@ -143,6 +185,7 @@ def plan_round(
       sigma=tf.where(noised, noise_multiplier / size * clip, 0.0),
       cohort_size=cohort_size,
       participation=participation,
+      budget=new_rule_state,
       reports=collections.OrderedDict(
           [(name, clipping.quantile(norms, q)) for name, q in _NORM_QUANTILES],
           clipped_fraction=tf.math.divide_no_nan(clipped, finite),
@@ -151,19 +194,28 @@ def plan_round(
   )
 
 
-def round_noise(config: configs.QuapConfig, rates: tf.Tensor, in_warmup: Any) -> Tuple[tf.Tensor, tf.Tensor]:
-  """The budget of a round and its noise, from the rates float32[M] of its cohort.
+def round_noise(
+    config: configs.QuapConfig, rates: tf.Tensor, in_warmup: Any, client_epsilons: Optional[tf.Tensor] = None
+) -> Tuple[tf.Tensor, tf.Tensor]:
+  """The budget of a round and its noise.
+
+  Args:
+    config: The mechanism.
+    rates: float32[M], p_i(t) of the cohort.
+    in_warmup: Whether t is a warm-up round.
+    client_epsilons: float32[M], ε_i(t) of the cohort; by default what follows from the rates.
 
   Returns:
-    (ε_t, z_t), float32 scalars: z_t is σ of the noise on the sum of updates over C_t. Under client placement ε_t is
-    the mean of the clients' budgets and z_t is that of their noises' sum, √Σz(ε_i)². z_t means nothing for an empty
-    cohort or without noise.
+    (ε_t, z_t), float32 scalars: z_t is σ of the noise on the sum of updates over C_t. Under client placement, and under
+    the round budget rule 'each_own', ε_t is the mean of the clients' budgets and z_t is that of their noises' sum,
+    √Σz(ε_i)². z_t means nothing for an empty cohort or without noise.
   """
-  if config.noise.placement == 'client':
+  if client_epsilons is None:
     client_epsilons = budgets.client_budgets(config.budget, rates, in_warmup)
+  if config.noise.placement == 'client' or config.budget.round_rule == 'each_own':
     epsilon = tf.math.divide_no_nan(tf.reduce_sum(client_epsilons), tf.cast(tf.size(rates), tf.float32))
     return epsilon, tf.norm(_multiplier(config, client_epsilons))
-  epsilon = budgets.round_budget(config.budget, rates, in_warmup)
+  epsilon = budgets.round_budget(config.budget, rates, in_warmup, client_epsilons)
   return epsilon, _multiplier(config, epsilon)
 
 
@@ -218,6 +270,14 @@ def finish_round(
           counter=state['noise']['counter'] + tf.cast(plan['cohort_size'] > 0, tf.int64),
       ),
   )
+  if plan['budget']:
+    new_state['budget'] = plan['budget']
+  if config.budget.rule.uses_agreement:
+    # A round with nobody leaves it as it is.
+    new_state['aggregate'] = [
+        tf.where(plan['cohort_size'] > 0, tf.cast(mean[i], tf.float32), before)
+        for i, before in zip(critical, state['aggregate'])
+    ]
   signal_norm, noise_norm = clipping.global_norm(signal), clipping.global_norm(noise)
   measurements = collections.OrderedDict(
       round=round_num,

@@ -11,7 +11,7 @@ from typing import Optional
 import tensorflow as tf
 
 # One stream for each use, so that no two uses of one run seed ever draw the same numbers.
-STREAMS = {'mechanism': 1, 'client_update': 2}
+STREAMS = {'mechanism': 1, 'client_update': 2, 'preferences': 3}
 
 
 def initial_seed(seed: Optional[int], stream: str) -> tf.Tensor:

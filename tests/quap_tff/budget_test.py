@@ -37,6 +37,7 @@ def _reference_round_budget(config, rates, in_warmup):
       'cohort_mean_rate': base * (1 + config.alpha * math.exp(-config.beta * sum(rates) / len(rates))),
       'cohort_mean_budget': sum(each) / len(each),
       'cohort_min': min(each),
+      'each_own': sum(each) / len(each),
       'uniform': base,
   }[config.round_rule]
 
@@ -81,7 +82,10 @@ class TestRoundBudget:
 
   @pytest.mark.parametrize(
       'rule, expected',
-      [('cohort_mean_rate', 2.5), ('cohort_mean_budget', 2.625), ('cohort_min', 2.25), ('uniform', 2.0)],
+      [
+          ('cohort_mean_rate', 2.5), ('cohort_mean_budget', 2.625), ('cohort_min', 2.25), ('each_own', 2.625),
+          ('uniform', 2.0),
+      ],
   )
   def test_by_hand(self, rule, expected):
     # Rates 0 and 2 (as numbers): budgets 3 and 2.25, the budget of their mean 2.5.
