@@ -39,6 +39,29 @@ def build_quap_fed_avg(
   """
   with tf.Graph().as_default():
     layers = layers_lib.from_variables(model_fn().trainable_variables)
+  learning_rate_fn = None
+  if config.update_scale == 'pseudo_gradient':
+    learning_rate_fn = lambda round_num: client_works.learning_rate_at(client_optimizer, client_work, round_num)
+  aggregator = aggregation.QuapAggregationFactory(config, layers, learning_rate_fn)
+  return compose(model_fn, aggregator, client_optimizer, server_optimizer, client_work)
+
+
+def compose(
+    model_fn: Callable[[], tff.learning.models.VariableModel],
+    aggregator: tff.aggregators.WeightedAggregationFactory,
+    client_optimizer: tff.learning.optimizers.Optimizer,
+    server_optimizer: tff.learning.optimizers.Optimizer,
+    client_work: client_works.ClientWorkConfig,
+) -> tff.learning.templates.LearningProcess:
+  """Federated averaging with our client work and any aggregator of updates: what all methods that are compared share.
+
+  Args:
+    model_fn: Makes the model anew on each call.
+    aggregator: Created for updates w_global - w_local (trainable weights) and weights `<client_id=int64>`.
+    client_optimizer: Local optimizer.
+    server_optimizer: Applied to the aggregate, a pseudo-gradient, unless that is not finite or all zero.
+    client_work: Local epochs, batch size, learning-rate decay and the like.
+  """
 
   @tff.tensorflow.computation
   def initial_weights():
@@ -47,17 +70,11 @@ def build_quap_fed_avg(
   weights_type = initial_weights.type_signature.result
   work = client_works.build_client_work(model_fn, client_optimizer, client_work)
   result_type = work.next.type_signature.result.result.member
-  learning_rate_fn = None
-  if config.update_scale == 'pseudo_gradient':
-    learning_rate_fn = lambda round_num: client_works.learning_rate_at(client_optimizer, client_work, round_num)
-  aggregator = aggregation.QuapAggregationFactory(config, layers, learning_rate_fn).create(
-      result_type.update, result_type.update_weight
-  )
   return tff.learning.templates.compose_learning_process(
       initial_weights,
       tff.learning.templates.build_broadcast_process(weights_type),
       work,
-      aggregator,
+      aggregator.create(result_type.update, result_type.update_weight),
       tff.learning.templates.build_apply_optimizer_finalizer(
           server_optimizer, weights_type, should_reject_update=reject_update
       ),
