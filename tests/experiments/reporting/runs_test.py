@@ -1,0 +1,109 @@
+"""Run directories, whole, unfinished and damaged."""
+
+import json
+import os
+
+import pytest
+
+from experiments.reporting import runs as runs_lib
+from tests.experiments.reporting import factory
+
+
+def _reasons(found):
+  return {os.path.basename(item.path): item.reason for item in found}
+
+
+def test_a_whole_run(tmp_path):
+  factory.write_run(tmp_path / 'run', accuracy=0.8, seed=7, algorithm='layerwise')
+  run, left_out = runs_lib.load(str(tmp_path / 'run'))
+  assert not left_out
+  assert (run.seed, run.algorithm, run.rounds, run.planned_rounds, run.ended) == (7, 'layerwise', 10, 10, True)
+  assert run.test_accuracy == 0.8
+  assert run.participation_counts.sum() == 40
+  assert run.client_epsilon.sum() == pytest.approx(40 * 0.6)
+  assert len(run.client_accuracy) == run.num_clients == 10
+
+
+def test_runs_are_found_at_any_depth_and_once(tmp_path):
+  for name in ('a', 'b/c', 'b/d'):
+    factory.write_run(tmp_path / name)
+  found = runs_lib.find([str(tmp_path), str(tmp_path / 'b')])
+  assert [os.path.relpath(path, tmp_path) for path in found] == ['a', 'b/c', 'b/d']
+
+
+@pytest.mark.parametrize('text', ['{', '[]', '{"flags": {}}'])
+def test_a_run_without_its_flags_is_left_out(tmp_path, text):
+  folder = factory.write_run(tmp_path / 'run')
+  (folder / 'run.json').write_text(text)
+  run, left_out = runs_lib.load(str(folder))
+  assert run is None
+  assert 'cannot be read' in _reasons(left_out)['run.json']
+
+
+def test_an_unfinished_run_has_its_last_test(tmp_path):
+  folder = factory.write_run(tmp_path / 'run', curve=[0.1, 0.6], rounds_run=2)
+  for name in ('summary.json', 'clients.csv', 'ledger.npz'):
+    (folder / name).unlink()
+  run, left_out = runs_lib.load(str(folder))
+  assert (run.test_accuracy, run.rounds, run.ended) == (0.6, 2, False)
+  assert [item.reason.split(';')[0] for item in left_out] == ['unfinished: 2 of 10 planned rounds']
+
+
+def test_an_interrupted_run_is_unfinished(tmp_path):
+  folder = factory.write_run(tmp_path / 'run', rounds_run=4)
+  summary = json.loads((folder / 'summary.json').read_text())
+  factory.write_json(folder / 'summary.json', {**summary, 'interrupted': True})
+  assert not runs_lib.load(str(folder))[0].ended
+
+
+@pytest.mark.parametrize('name, content', [
+    ('metrics.csv', b'round,test_accuracy\n1,0.5\n1,0.6\n'),
+    ('metrics.csv', b'round,test_accuracy\n1,half\n'),
+    ('metrics.csv', b'test_accuracy\n0.5\n'),
+    ('metrics.csv', b'\xff\xfe\x00'),
+    ('clients.csv', b'client\nx\n'),
+    ('ledger.npz', b'torn'),
+    ('summary.json', b'{"rounds"'),
+])
+def test_a_damaged_file_is_named_and_the_rest_is_kept(tmp_path, name, content):
+  folder = factory.write_run(tmp_path / 'run', accuracy=0.8)
+  (folder / name).write_bytes(content)
+  run, left_out = runs_lib.load(str(folder))
+  assert run.test_accuracy == 0.8
+  assert _reasons(left_out)[name].startswith('cannot be read (')
+
+
+@pytest.mark.parametrize('name', ['metrics.csv', 'clients.csv', 'ledger.npz'])
+def test_a_missing_file_is_named(tmp_path, name):
+  folder = factory.write_run(tmp_path / 'run')
+  (folder / name).unlink()
+  run, left_out = runs_lib.load(str(folder))
+  assert run is not None
+  assert _reasons(left_out)[name].startswith('is missing')
+
+
+def test_a_certified_run_without_its_certificate_is_named(tmp_path):
+  folder = factory.write_run(tmp_path / 'run', algorithm='certified:weights=uniform')
+  assert 'certificate.json' in _reasons(runs_lib.load(str(folder))[1])
+
+
+def test_a_run_without_an_accuracy_is_left_out(tmp_path):
+  folder = factory.write_run(tmp_path / 'run')
+  (folder / 'summary.json').unlink()
+  (folder / 'metrics.csv').write_text('round,seconds\n1,2\n')
+  run, left_out = runs_lib.load(str(folder))
+  assert run is None
+  assert 'no test accuracy' in left_out[-1].reason
+
+
+def test_without_a_ledger_the_clients_file_tells(tmp_path):
+  folder = factory.write_run(tmp_path / 'run', algorithm='fixed_dp')
+  (folder / 'ledger.npz').unlink()
+  run, _ = runs_lib.load(str(folder))
+  assert run.participation_counts.sum() == 40
+  assert run.client_epsilon.sum() == pytest.approx(40 * 0.6)
+
+
+def test_without_noise_there_is_no_nominal_epsilon(tmp_path):
+  folder = factory.write_run(tmp_path / 'run', algorithm='fedavg', noise_norm=0)
+  assert runs_lib.load(str(folder))[0].client_epsilon is None
