@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from typing import Any, Iterator, List, Optional
+from typing import Any, Iterator, List, Optional, Sequence
 import weakref
 
 import grpc
@@ -24,7 +24,7 @@ _CHANNEL_OPTIONS = (
     ('grpc.max_send_message_length', _MAX_MESSAGE_BYTES),
 )
 
-# Asks the kernel to kill the worker when its parent goes, then becomes the worker. A parent that is gone already by
+# Asks the kernel to kill this process when its parent goes, then becomes the command. A parent that is gone already by
 # then leaves another parent's id. (A `preexec_fn` would run this between fork and exec of a program full of threads.)
 _LAUNCHER = (
     'import ctypes, os, signal, sys\n'
@@ -32,6 +32,14 @@ _LAUNCHER = (
     'if os.getppid() != int(sys.argv[1]): sys.exit(1)\n'
     'os.execv(sys.argv[2], sys.argv[2:])\n'
 )
+
+
+def ending_with_this_one(command: Sequence[str]) -> List[str]:
+  """The command line of a process that does as `command` (its program by its path), killed when this process ends.
+
+  The kernel does it, however this process ends; it counts the end of the thread that starts the command as well.
+  """
+  return [sys.executable, '-I', '-S', '-c', _LAUNCHER, str(os.getpid()), *command]
 
 
 def _binary() -> str:
@@ -67,8 +75,7 @@ class Worker:
       # Neither output is inherited: a worker that held this program's would keep a pipeline behind it waiting.
       self._log = tempfile.TemporaryFile()
       self._process = subprocess.Popen(
-          [sys.executable, '-I', '-S', '-c', _LAUNCHER, str(os.getpid()), _binary(), f'--port={port}',
-           '--max_concurrent_computation_calls=-1'],
+          ending_with_this_one([_binary(), f'--port={port}', '--max_concurrent_computation_calls=-1']),
           stdin=subprocess.DEVNULL, stdout=self._log, stderr=subprocess.STDOUT,
           env={**os.environ, 'TF_CPP_MIN_LOG_LEVEL': '1'},
           # A Ctrl-C at the terminal is for this program, which then ends its workers.

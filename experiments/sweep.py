@@ -1,0 +1,163 @@
+r"""Trains over a grid of flags, each combination a run in a folder of its own.
+
+    python -m experiments.sweep --output_dir=runs/table2 \
+        --vary='algorithm=fedavg|fixed_dp:clip=1.0|quap' --vary='seed=42|123|999' \
+        -- --flagfile=experiments/presets/mnist_2025.flags --data_dir=…
+
+What follows the lone `--` goes to every run, as `experiments.train` takes it. Each --vary is one axis of the grid, its
+values divided by `|`; the axes are multiplied. Flags that go together stand in one axis, divided by `;`:
+
+    --vary='dataset=mnist|cifar10;flagfile=experiments/presets/mnist_2025.flags|experiments/presets/cifar10_2025.flags'
+
+A flag of the grid overrides the same one after the `--`, and that one a flag file of the grid. The folder keeps the
+grid and the flags (sweep.json), each run's folder, and beside it what the run printed (.log). A second call goes on
+with what is unfinished: with the same grid, with another, which adds its runs, or with neither grid nor flags, which
+means all that the folder has. Progress goes to standard error, a summary to standard output; its last line is one JSON
+object. Exit status: 0 when all runs are done, 1 for wrong input (nothing was started) or where a run failed (the
+others went on), 130 when interrupted by Ctrl-C or SIGTERM (the runs at work have kept their last round).
+"""
+
+import os
+
+# Before TensorFlow is loaded: keeps its start-up chatter out. An own choice in the environment stands.
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+
+import json
+import shlex
+import sys
+import time
+from typing import Callable, Dict, List, Sequence, Tuple
+
+from absl import flags
+
+from experiments import interrupts
+from experiments.sweeps import children
+from experiments.sweeps import plan
+from experiments.sweeps import record as record_lib
+from experiments.sweeps import scheduler
+
+# Flags of its own: those of `experiments.flags` are the runs'.
+_FLAGS = flags.FlagValues()
+_OUTPUT_DIR = flags.DEFINE_string('output_dir', None, 'Folder of the sweep.', flag_values=_FLAGS)
+_VARY = flags.DEFINE_multi_string(
+    'vary', [], 'An axis of the grid: name=value|value, or several of these divided by ;.', flag_values=_FLAGS
+)
+_PARALLEL = flags.DEFINE_integer(
+    'parallel', 1, 'Runs at a time. Unless --num_threads says otherwise they share the cores.', lower_bound=1,
+    flag_values=_FLAGS,
+)
+_DRY_RUN = flags.DEFINE_bool('dry_run', False, 'List the runs and their commands, and start none.', flag_values=_FLAGS)
+_HELP = flags.DEFINE_bool('help', False, 'Show this help.', short_name='h', flag_values=_FLAGS)
+
+_FAILED = 1
+
+Start = Callable[[plan.Run], children.Child]
+
+
+def main(argv: List[str], start: Start = None) -> int:
+  """Does what the flags in `argv[1:]` say; returns the exit status. `start` starts a run, by default in a process."""
+  interrupts.install()
+  # A name that the terminal's encoding lacks must not end a sweep.
+  for stream in (sys.stdout, sys.stderr):
+    stream.reconfigure(errors='backslashreplace')
+  try:
+    base = _parse(argv)
+    if _HELP.value:
+      print(f'{__doc__}\n{_FLAGS.get_help()}')
+      return 0
+    record, runs = _prepare(base)
+    if _DRY_RUN.value:
+      return _list(runs)
+    for line in record_lib.changed_controls(_OUTPUT_DIR.value, record):
+      _say(f'Changed for what is left: {line.strip()}.')
+    with record_lib.kept(_OUTPUT_DIR.value, record):
+      begin = time.monotonic()
+      outcome = scheduler.run_all(runs, _PARALLEL.value, start or _start, _say)
+      return _summarize(runs, outcome, time.monotonic() - begin)
+  except (ValueError, flags.Error) as error:
+    print(f'Error: {error}', file=sys.stderr)
+    return _FAILED
+  except KeyboardInterrupt:
+    print('\nInterrupted before a run was started.', file=sys.stderr)
+    return children.INTERRUPTED
+
+
+def _parse(argv: Sequence[str]) -> List[str]:
+  """Sets the sweep's own flags and returns the runs'."""
+  for name in _FLAGS:
+    _FLAGS[name].unparse()  # Back to the defaults, so that a second call starts anew.
+  end = argv.index('--') if '--' in argv else len(argv)
+  try:
+    rest = _FLAGS(argv[:end])[1:]
+  except flags.UnrecognizedFlagError as error:
+    where = ' A flag of the runs stands after a lone --.' if error.flagname in plan.flag_names() else ''
+    raise ValueError(f'{error}.{where}') from error
+  if rest:
+    raise ValueError(f'Unexpected argument {rest[0]!r}; flags are written --name=value, those of the runs after a --.')
+  if not _OUTPUT_DIR.value and not _HELP.value:
+    raise ValueError('--output_dir is missing: the folder of the sweep.')
+  return list(argv[end + 1:])
+
+
+def _prepare(base: Sequence[str]) -> Tuple[record_lib.Record, List[plan.Run]]:
+  """What the sweep is, and the runs that this call is about."""
+  record = record_lib.extended(_OUTPUT_DIR.value, base, _VARY.value)
+  by_grid = plan.runs_of(_OUTPUT_DIR.value, record.base, record.grids)
+  if _VARY.value:
+    return record, by_grid[record.grids.index(_VARY.value)]
+  return record, list({run.name: run for runs in by_grid for run in runs}.values())
+
+
+def _arguments(run: plan.Run) -> List[str]:
+  if _PARALLEL.value == 1 or run.num_threads is not None:
+    return run.arguments
+  return [*run.arguments, f'--num_threads={max(1, len(os.sched_getaffinity(0)) // _PARALLEL.value)}']
+
+
+def _start(run: plan.Run) -> children.Child:
+  return children.Child(_arguments(run), f'{run.path}.log')
+
+
+def _list(runs: Sequence[plan.Run]) -> int:
+  standings = {run.name: plan.standing(run) for run in runs}
+  for run in runs:
+    at = standings[run.name]
+    state = 'done' if at.finished else f'round {at.rounds} of {run.last_round}' if at.rounds else 'new'
+    print(f'{run.name} ({state})\n  {shlex.join(children.command(_arguments(run)))}')
+  _print_json(runs, [name for name, at in standings.items() if at.finished], {}, False, 0.0)
+  return 0
+
+
+def _summarize(runs: Sequence[plan.Run], outcome: scheduler.Outcome, seconds: float) -> int:
+  print(f'{len(outcome.done)} of {len(runs)} runs are done.')
+  for name, error in outcome.failed.items():
+    print(f'Failed: {name}: {error}\n  {os.path.join(_OUTPUT_DIR.value, name)}.log')
+  if len(outcome.done) < len(runs):
+    command = ['python', '-m', 'experiments.sweep', f'--output_dir={_OUTPUT_DIR.value}']
+    command += [f'--parallel={_PARALLEL.value}'] if _PARALLEL.value > 1 else []
+    print(f'To go on: {shlex.join(command)}')
+  _print_json(runs, outcome.done, outcome.failed, outcome.interrupted, seconds)
+  if outcome.interrupted:
+    return children.INTERRUPTED
+  return _FAILED if outcome.failed else 0
+
+
+def _print_json(runs, done: Sequence[str], failed: Dict[str, str], interrupted: bool, seconds: float):
+  result = {
+      'runs': len(runs),
+      'done': list(done),
+      'failed': failed,
+      'left': [run.name for run in runs if run.name not in done and run.name not in failed],
+      'interrupted': interrupted,
+      'seconds': round(seconds, 3),
+      'output_dir': os.path.abspath(_OUTPUT_DIR.value),
+  }
+  print(json.dumps(result, allow_nan=False), flush=True)
+
+
+def _say(text: str):
+  print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == '__main__':
+  sys.exit(main(sys.argv))

@@ -1,0 +1,59 @@
+"""A run in a process of its own, which does not outlive the sweep."""
+
+import os
+import signal
+import subprocess
+import sys
+from typing import Sequence
+
+from quap_tff.runtime import processes
+
+# The exit status of a binary that was cut off by Ctrl-C or SIGTERM and has kept what was done.
+INTERRUPTED = 130
+
+_BYTES_OF_LOG_READ = 100_000
+
+
+def command(arguments: Sequence[str]) -> Sequence[str]:
+  """The command line of a run."""
+  return [sys.executable, '-m', 'experiments.train', *arguments]
+
+
+class Child:
+  """A run at work; all that it prints is appended to its log.
+
+  To be made on the main thread: the kernel kills the run when the thread that started it ends.
+  """
+
+  def __init__(self, arguments: Sequence[str], log: str):
+    with open(log, 'ab') as output:
+      self._log, self._begin = log, output.tell()
+      self._process = subprocess.Popen(
+          processes.ending_with_this_one(command(arguments)),
+          stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+          # A Ctrl-C at the terminal is for the sweep, which then ends its runs.
+          start_new_session=True,
+      )
+
+  def poll(self):
+    """Its exit status, negative for a signal; None while it runs."""
+    return self._process.poll()
+
+  def end(self):
+    """Asks it to keep its last round and end."""
+    self._process.terminate()
+
+  def wait(self):
+    """Waits until it has ended."""
+    self._process.wait()
+
+  def error(self) -> str:
+    """Why it failed: the last line that it called an error, else the last line that it printed, and a signal's name."""
+    with open(self._log, 'rb') as f:
+      f.seek(max(self._begin, f.seek(0, os.SEEK_END) - _BYTES_OF_LOG_READ))
+      lines = [line.strip() for line in f.read().decode(errors='replace').splitlines() if line.strip()]
+    said = next((line for line in reversed(lines) if 'Error: ' in line), lines[-1] if lines else 'it said nothing')
+    code = self._process.returncode
+    if code == INTERRUPTED:
+      return 'interrupted, and not by the sweep'
+    return f'ended by {signal.Signals(-code).name}; {said}' if code < 0 else said

@@ -1,0 +1,90 @@
+"""A grid over flags, as a command line gives it.
+
+    --vary='algorithm=fedavg|fixed_dp:clip=1.0|quap'            three alternatives
+    --vary='seed=42|123|999'                                    times three: nine combinations
+    --vary='dataset=mnist|cifar10;flagfile=a.flags|b.flags'     one axis of two flags that go together
+
+Values are written as on the training binary's command line; they may hold commas, colons and equals signs, but
+neither `|` nor `;`.
+"""
+
+import collections
+import itertools
+import re
+from typing import Dict, List, Sequence
+
+from quap_tff import registry
+
+# What the sweep sets itself for each run.
+_OWN_FLAG = 'output_dir'
+FLAGFILE = 'flagfile'
+
+
+def combinations(axes: Sequence[str], flag_names: Sequence[str]) -> List[Dict[str, str]]:
+  """Every combination of the axes' alternatives, as values by flag; the last axis varies fastest.
+
+  Args:
+    axes: Each `name=value|value…`, or several of these, equally long, joined by `;`.
+    flag_names: The names that an axis may have.
+
+  Raises:
+    ValueError: For an axis that is not written so, an unknown flag, one that stands in two places or that a sweep may
+      not vary, or a value that stands twice.
+  """
+  parsed = [_axis(axis, flag_names) for axis in axes]
+  counts = collections.Counter(name for axis in parsed for name in axis[0])
+  for name, count in counts.items():
+    if count > 1:
+      raise ValueError(f'--{name} varies in {count} places of the grid; give all of its values in one.')
+  return [
+      {name: value for part in parts for name, value in part.items()} for parts in itertools.product(*parsed)
+  ]
+
+
+def _axis(axis: str, flag_names: Sequence[str]) -> List[Dict[str, str]]:
+  columns: Dict[str, List[str]] = {}
+  for part in axis.split(';'):
+    name, equals, text = (piece.strip() for piece in part.partition('='))
+    if not equals or not name:
+      raise ValueError(f'--vary={axis!r}: expected name=value|value, found {part!r}.')
+    if name == _OWN_FLAG:
+      raise ValueError(f'--vary={axis!r}: each run gets an --{_OWN_FLAG} of its own from the sweep.')
+    if name not in flag_names:
+      raise registry.unknown_name_error('flag', name, flag_names)
+    if name in columns:
+      raise ValueError(f'--vary={axis!r}: {name!r} stands twice.')
+    columns[name] = [value.strip() for value in text.split('|')]
+    if not all(columns[name]):
+      raise ValueError(f'--vary={axis!r}: {name!r} has an empty value; write name=value|value.')
+  lengths = {name: len(values) for name, values in columns.items()}
+  if len(set(lengths.values())) > 1:
+    found = ', '.join(f'{name!r} has {length}' for name, length in lengths.items())
+    raise ValueError(f'--vary={axis!r}: flags that go together need equally many values; {found}.')
+  alternatives = [dict(zip(columns, values)) for values in zip(*columns.values())]
+  for alternative, count in collections.Counter(tuple(a.items()) for a in alternatives).items():
+    if count > 1:
+      raise ValueError(f'--vary={axis!r}: {text(dict(alternative))} stands {count} times.')
+  return alternatives
+
+
+def directory_name(combination: Dict[str, str]) -> str:
+  """A folder's name for a combination: the same for the same values, whatever the grid's order and whatever else in it."""
+  return ','.join(f'{name}={_readable(value)}' for name, value in sorted(combination.items()))
+
+
+def _readable(value: str) -> str:
+  """Of a path its last part, without the suffix of flag files; other characters than a name's become dashes."""
+  value = value.rstrip('/').rpartition('/')[2]
+  value = value[:-len('.flags')] if value.endswith('.flags') else value
+  return re.sub(r'[^A-Za-z0-9_.=+-]+', '-', value)
+
+
+def arguments(base: Sequence[str], combination: Dict[str, str]) -> List[str]:
+  """The training binary's flags: the grid overrides `base`, which overrides a flag file that the grid varies."""
+  files = [f'--{FLAGFILE}={combination[FLAGFILE]}'] if FLAGFILE in combination else []
+  return files + list(base) + [f'--{name}={value}' for name, value in combination.items() if name != FLAGFILE]
+
+
+def text(combination: Dict[str, str]) -> str:
+  """A combination as flags."""
+  return ' '.join(f'--{name}={value}' for name, value in combination.items())

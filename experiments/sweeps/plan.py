@@ -1,0 +1,224 @@
+"""From grids and base flags to runs, every flag checked before the first one starts; and where each run stands."""
+
+import collections
+import contextlib
+import csv
+import json
+import os
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from absl import flags
+
+from data import cohorts
+from data import datasets
+from data import partition
+from experiments import algorithms
+from experiments import flags as experiment_flags
+from experiments import optimizers
+from experiments import run_directory
+from experiments.sweeps import grid as grid_lib
+from quap_tff import clip_rules
+from quap_tff import models
+from quap_tff import postprocessing
+from quap_tff import registry
+
+_OUTPUT = 'output_dir'
+_MOST_BYTES_OF_A_NAME = 255
+
+
+class Run(NamedTuple):
+  """One run of a sweep.
+
+  Attributes:
+    name: Its folder's name in the sweep's.
+    path: Its folder.
+    arguments: Its command line, for `experiments.train`.
+    identity: The flags that say what it computes.
+    last_round: The round after which it ends.
+    stop_at_accuracy: The test accuracy at which it ends before.
+    num_threads: As its flags have it.
+  """
+
+  name: str
+  path: str
+  arguments: List[str]
+  identity: Mapping[str, Any]
+  last_round: int
+  stop_at_accuracy: Optional[float]
+  num_threads: Optional[int]
+
+
+class Standing(NamedTuple):
+  """How far a run is.
+
+  Attributes:
+    rounds: Rounds logged.
+    finished: Whether it has come to its end.
+    seconds_per_round: Mean over the rounds logged; None before the first.
+    test_accuracy: Of a finished run.
+  """
+
+  rounds: int
+  finished: bool
+  seconds_per_round: Optional[float]
+  test_accuracy: Optional[float]
+
+
+def flag_names() -> List[str]:
+  """The flags that a grid may hold."""
+  return [grid_lib.FLAGFILE, *experiment_flags.all_values()]
+
+
+@contextlib.contextmanager
+def parsed(arguments: Sequence[str]) -> Iterator[flags.FlagValues]:
+  """The flags of `experiments.flags` as the training binary would find them; they have their defaults again afterwards.
+
+  Raises:
+    ValueError: For an unknown flag or a value of the wrong type.
+  """
+  own_flags = flags.FLAGS.flags_by_module_dict()[experiment_flags.__name__]
+  for flag in own_flags:
+    flag.unparse()
+  try:
+    try:
+      rest = flags.FLAGS(['train', *arguments])[1:]
+    except flags.Error as error:
+      raise ValueError(' '.join(str(error).split())) from error
+    if rest:
+      raise ValueError(f'Unexpected argument {rest[0]!r}; flags are written --name=value.')
+    yield flags.FLAGS
+  finally:
+    for flag in own_flags:
+      flag.unparse()
+
+
+def base_values(base: Sequence[str]) -> Tuple[Dict[str, Any], Dict[str, Any]]:
+  """The flags' values under the base flags alone: of those that say what is computed, and of all.
+
+  Raises:
+    ValueError: For an unknown flag, a value of the wrong type, or an output directory.
+  """
+  with parsed(base) as values:
+    if values.output_dir is not None:
+      raise ValueError('--output_dir is the sweep\'s: give it before the --, and each run gets a folder in it.')
+    return experiment_flags.identity(), experiment_flags.all_values()
+
+
+def runs_of(output_dir: str, base: Sequence[str], grids: Sequence[Sequence[str]]) -> List[List[Run]]:
+  """The runs of each grid. A combination that an earlier grid has already is that one's run, under its name.
+
+  Raises:
+    ValueError: For anything that can be told to be wrong without reading data: a grid, a flag or a spec, two
+      combinations of a grid that are the same run, folders that would have the same name or hold something else.
+  """
+  result: List[List[Run]] = []
+  by_values: Dict[str, Run] = {}
+  for grid in grids:
+    own: Dict[str, str] = {}  # This grid's combinations, by what they come to.
+    for combination in grid_lib.combinations(grid, flag_names()):
+      text = grid_lib.text(combination)
+      try:
+        run, values = _run(output_dir, base, combination)
+      except ValueError as error:
+        raise ValueError(f'{text}: {error}') from error
+      key = json.dumps(values, sort_keys=True)
+      if key in own:
+        raise ValueError(f'These are the same run: {own[key]} and {text}.')
+      own[key] = text
+      by_values.setdefault(key, run)
+    result.append([by_values[key] for key in own])
+  for name, count in collections.Counter(run.name for run in by_values.values()).items():
+    if count > 1:
+      raise ValueError(
+          f'{count} combinations would have the same folder {name!r}: names tell values apart by letters, digits and '
+          '_.=+- only, and paths by their last part.'
+      )
+  return result
+
+
+def _run(output_dir, base, combination):
+  """The run, and every flag's value but that of its folder."""
+  name = grid_lib.directory_name(combination)
+  if len(os.fsencode(name)) > _MOST_BYTES_OF_A_NAME:
+    raise ValueError(f'the folder\'s name would be longer than {_MOST_BYTES_OF_A_NAME} bytes; put settings into flag '
+                     'files and vary those.')
+  path = os.path.join(output_dir, name)
+  arguments = grid_lib.arguments(base, combination) + [f'--{_OUTPUT}={path}']
+  with parsed(arguments) as values:
+    _check_specs(values)
+    identity = experiment_flags.identity()
+    run_directory.check(path, identity)
+    last_round = values.rounds if values.stop_after is None else values.stop_after
+    run = Run(name, path, arguments, identity, last_round, values.stop_at_accuracy, values.num_threads)
+    every_value = experiment_flags.all_values()
+  del every_value[_OUTPUT]
+  return run, every_value
+
+
+def _check_specs(values):
+  """Parses what takes a spec; a number out of range is the run's to find."""
+  registry.parse_spec('dataset', values.dataset, datasets.DATASETS)
+  algorithms.parse(values.algorithm)
+  partition.parse(values.partition)
+  registry.parse_spec('participation model', values.participation, cohorts.PARTICIPATION_MODELS)
+  registry.parse_spec('clip rule', values.clip, clip_rules.RULES)
+  optimizers.parse('client optimizer', values.client_optimizer)
+  optimizers.parse('server optimizer', values.server_optimizer)
+  registry.parse_spec('averaging', values.averaging, postprocessing.AVERAGINGS)
+  if values.model != 'auto':
+    registry.lookup('model', values.model, models.MODELS)
+
+
+def standing(run: Run) -> Standing:
+  """Where a run stands, from its folder; what cannot be read counts as not there."""
+  rows = _rows(os.path.join(run.path, 'metrics.csv'))
+  seconds = [float(row['seconds']) for row in rows]
+  rounds = int(rows[-1]['round']) if rows else 0
+  summary = _summary(os.path.join(run.path, 'summary.json'))
+  finished = summary is not None and not summary['interrupted'] and (
+      summary['rounds'] >= run.last_round
+      or run.stop_at_accuracy is not None and summary['test_accuracy'] >= run.stop_at_accuracy
+  )
+  return Standing(
+      rounds=summary['rounds'] if finished else rounds,
+      finished=finished,
+      seconds_per_round=sum(seconds) / len(seconds) if seconds else None,
+      test_accuracy=summary['test_accuracy'] if finished else None,
+  )
+
+
+def _rows(path):
+  try:
+    with open(path, newline='') as f:
+      rows = list(csv.DictReader(f))
+    return rows if all(float(row['seconds']) >= 0 and int(row['round']) > 0 for row in rows) else []
+  except (OSError, ValueError, KeyError, TypeError, csv.Error):
+    return []
+
+
+def _summary(path):
+  try:
+    with open(path) as f:
+      summary = json.load(f)
+    return {'interrupted': bool(summary['interrupted']), 'rounds': int(summary['rounds']),
+            'test_accuracy': float(summary['test_accuracy'])}
+  except (OSError, ValueError, KeyError, TypeError):
+    return None
+
+
+def seconds_left(runs: Sequence[Run], standings: Mapping[str, Standing], parallel: int) -> Optional[float]:
+  """How long what is left will take at `parallel` runs at a time; None before any round has been measured.
+
+  A run takes as long a round as it took so far, or as the others took on average. Starting up is not counted.
+  """
+  measured = [s.seconds_per_round for s in standings.values() if s.seconds_per_round is not None]
+  if not measured:
+    return None
+  average = sum(measured) / len(measured)
+  ends = [0.0] * parallel
+  for run in runs:
+    at = standings[run.name]
+    if not at.finished:
+      pace = average if at.seconds_per_round is None else at.seconds_per_round
+      ends[ends.index(min(ends))] += pace * max(0, run.last_round - at.rounds)
+  return max(ends)

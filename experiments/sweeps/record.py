@@ -1,0 +1,112 @@
+"""sweep.json in a sweep's folder: its base flags and all grids that it was given. One process holds the folder."""
+
+import contextlib
+import fcntl
+import json
+import os
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
+
+from experiments.sweeps import plan
+
+_NAME = 'sweep.json'
+_LOCK = '.lock'
+
+
+class Record(NamedTuple):
+  """What a sweep is.
+
+  Attributes:
+    base: The flags of every run, as they were given.
+    identity: What of their values says what is computed.
+    flags: All of their values.
+    grids: The axes of each call's grid.
+  """
+
+  base: List[str]
+  identity: Dict[str, Any]
+  flags: Dict[str, Any]
+  grids: List[List[str]]
+
+
+def extended(output_dir: str, base: Sequence[str], axes: Sequence[str]) -> Record:
+  """The sweep in the folder with `axes` as one more grid; a new one if there is none. Changes nothing.
+
+  Args:
+    output_dir: The sweep's folder.
+    base: The flags of every run; empty: those that the folder's sweep has.
+    axes: The grid; empty: none is added.
+
+  Raises:
+    ValueError: If the grid is empty and there is no other, the folder holds something else, a base flag is wrong, or
+      the base flags compute something else than those of the folder's sweep (the message says which differ).
+  """
+  kept = _read(output_dir)
+  if kept is None:
+    if not axes:
+      raise ValueError(f'The grid is empty, and {output_dir} holds no sweep to go on with: give --vary=name=value|value.')
+    return Record(list(base), *plan.base_values(base), [list(axes)])
+  base = list(base) or kept.base
+  identity, flags = plan.base_values(base)
+  differing = differences(kept.identity, identity)
+  if differing:
+    raise ValueError(
+        f'{output_dir} is a sweep with other base flags:{"".join(differing)}\nGive the same ones or none, vary them in '
+        'the grid, or take another folder.'
+    )
+  return Record(base, identity, flags, kept.grids if not axes or list(axes) in kept.grids else [*kept.grids, list(axes)])
+
+
+def changed_controls(output_dir: str, record: Record) -> List[str]:
+  """A line for each base flag that changes nothing that is computed and that is not as the folder's sweep has it."""
+  kept = _read(output_dir)
+  return differences(kept.flags, record.flags) if kept else []
+
+
+def differences(there: Dict[str, Any], now: Dict[str, Any]) -> List[str]:
+  """A line for each flag of two values."""
+  return [
+      f'\n  --{name}: {there.get(name)!r} there, {now.get(name)!r} now'
+      for name in sorted({*there, *now}) if there.get(name) != now.get(name)
+  ]
+
+
+@contextlib.contextmanager
+def kept(output_dir: str, record: Record) -> Iterator[None]:
+  """Takes the folder for the length of the block, making it if need be, and writes the record.
+
+  Raises:
+    ValueError: If another process is at work in it, or it cannot be written.
+  """
+  try:
+    os.makedirs(output_dir, exist_ok=True)
+    lock = open(os.path.join(output_dir, _LOCK), 'a')
+  except OSError as error:
+    raise ValueError(f'output_dir {output_dir} cannot be used: {error}.') from error
+  with lock:
+    try:
+      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+      raise ValueError(f'Another sweep is at work in {output_dir}.') from None
+    path = os.path.join(output_dir, _NAME)
+    with open(path + '.part', 'w') as f:
+      json.dump(record._asdict(), f, indent=2)
+      f.write('\n')
+    os.replace(path + '.part', path)
+    yield
+
+
+def _read(output_dir: str) -> Optional[Record]:
+  if not os.path.isdir(output_dir):
+    if os.path.lexists(output_dir):
+      raise ValueError(f'output_dir {output_dir} is a file; give a folder.')
+    return None
+  if not set(os.listdir(output_dir)) - {_LOCK, _NAME + '.part'}:
+    return None
+  try:
+    with open(os.path.join(output_dir, _NAME)) as f:
+      record = Record(**json.load(f))
+  except (OSError, ValueError, TypeError):
+    raise ValueError(
+        f'output_dir {output_dir} holds files, but no readable {_NAME} of an earlier sweep: give a new or empty folder.'
+    ) from None
+  return record

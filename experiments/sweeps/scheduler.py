@@ -1,0 +1,134 @@
+"""Runs a sweep's runs, several at a time, and says how it goes."""
+
+import collections
+import time
+from typing import Any, Callable, Deque, Dict, List, NamedTuple, Sequence
+
+import tqdm
+
+from experiments import interrupts
+from experiments.sweeps import plan
+
+_SECONDS_BETWEEN_LOOKS = 0.2
+_SECONDS_BETWEEN_REPORTS = 60
+
+
+class Outcome(NamedTuple):
+  """How a sweep ended.
+
+  Attributes:
+    done: Names of the runs that stand finished, those of earlier calls included.
+    failed: What went wrong, by the name of the run.
+    left: Names of the others.
+    interrupted: Whether the user cut it off.
+  """
+
+  done: List[str]
+  failed: Dict[str, str]
+  left: List[str]
+  interrupted: bool
+
+
+def run_all(
+    runs: Sequence[plan.Run], parallel: int, start: Callable[[plan.Run], Any], say: Callable[[str], None]
+) -> Outcome:
+  """Runs what is not finished, those that have begun first; one that fails does not keep the others from going on.
+
+  On KeyboardInterrupt no more are started, those at work are asked to end, and their end is waited for.
+
+  Args:
+    runs: All runs of the sweep.
+    parallel: How many run at a time.
+    start: Starts a run; returns a `children.Child`.
+    say: Takes a line for the user.
+  """
+  standings = {run.name: plan.standing(run) for run in runs}
+  waiting = collections.deque(sorted(
+      (run for run in runs if not standings[run.name].finished), key=lambda run: not standings[run.name].rounds
+  ))
+  active: Dict[str, Any] = {}
+  failed: Dict[str, str] = {}
+  by_name = {run.name: run for run in runs}
+  interrupted = False
+
+  def report(event: str):
+    for name in active:
+      standings[name] = plan.standing(by_name[name])
+    unfailed = [run for run in runs if run.name not in failed]
+    say(f'{event}; {_time_left(unfailed, standings, parallel)}')
+
+  say(_overview(runs, standings, parallel))
+  last_report = time.monotonic()
+  try:
+    while waiting or active:
+      _fill(active, waiting, parallel, start)
+      for name, child in list(active.items()):
+        code = child.poll()
+        if code is None:
+          continue
+        del active[name]
+        standings[name] = plan.standing(by_name[name])
+        if code:
+          failed[name] = child.error()
+          report(f'FAILED {name}: {failed[name]}')
+        else:
+          report(f'done {name}: {_result(standings[name])}')
+      if time.monotonic() - last_report > _SECONDS_BETWEEN_REPORTS:
+        last_report = time.monotonic()
+        report(_at_work(active, by_name))
+      if active:
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+  except KeyboardInterrupt:
+    interrupted = True
+    if active:
+      say(f'Interrupted. Waiting for {len(active)} at work to keep the last round and end.')
+  finally:
+    for child in active.values():
+      child.end()
+    for child in active.values():
+      child.wait()
+  done = [run.name for run in runs if plan.standing(run).finished]
+  return Outcome(
+      done=done,
+      failed=failed,
+      left=[run.name for run in runs if run.name not in failed and run.name not in done],
+      interrupted=interrupted,
+  )
+
+
+def _fill(active: Dict[str, Any], waiting: Deque[plan.Run], parallel: int, start: Callable[[plan.Run], Any]):
+  while waiting and len(active) < parallel:
+    # No signal may come between a child's start and its entry here: it would not be ended.
+    with interrupts.held_back():
+      run = waiting.popleft()
+      active[run.name] = start(run)
+
+
+def _overview(runs, standings, parallel):
+  finished = sum(standing.finished for standing in standings.values())
+  begun = sum(standing.rounds > 0 and not standing.finished for standing in standings.values())
+  new = len(runs) - finished - begun
+  return (
+      f'{len(runs)} runs: {finished} done, {begun} begun, {new} new; {_time_left(runs, standings, parallel)}'
+      f'{f" with {parallel} at a time" if parallel > 1 else ""}.'
+  )
+
+
+def _time_left(runs, standings, parallel):
+  seconds = plan.seconds_left(runs, standings, parallel)
+  left = sum(not standings[run.name].finished for run in runs)
+  if not left:
+    return 'nothing left'
+  if seconds is None:
+    return f'{left} left, for a time that is known once a round has run'
+  return f'{left} left, about {tqdm.tqdm.format_interval(seconds)}'
+
+
+def _at_work(active, by_name):
+  at = {name: plan.standing(by_name[name]).rounds for name in active}
+  return 'at work: ' + ', '.join(f'{name} (round {at[name]}/{by_name[name].last_round})' for name in active)
+
+
+def _result(standing):
+  accuracy = f', test accuracy {standing.test_accuracy:.2%}' if standing.test_accuracy is not None else ''
+  return f'{standing.rounds} rounds{accuracy}'
