@@ -14,6 +14,7 @@ from experiments import run_directory
 from experiments import setup
 from quap_tff import accounting
 from quap_tff import postprocessing
+from quap_tff import runtime
 
 
 class Result(NamedTuple):
@@ -129,7 +130,8 @@ def train(
       round_begin = time.monotonic()
       next_round = round_num + 1
       cohort = experiment.cohorts.cohort(next_round)
-      output = process.next(state, [client_data(experiment, client) for client in cohort])
+      with runtime.measure_traffic() as measured:
+        output = process.next(state, [client_data(experiment, client) for client in cohort])
       record = method.round_record(output.state.aggregator, output.metrics['aggregator'], cohort)
       next_average = experiment.averaging.update(average, process.get_model_weights(output.state).trainable)
       is_tested = next_round % eval_every == 0 or next_round == experiment.last_round
@@ -138,7 +140,7 @@ def train(
       with interrupts.held_back():
         ledger.record(record)
         state, average, round_num = output.state, next_average, next_round
-        row = _row(experiment, output, cohort)
+        row = _row(experiment, output, cohort, measured.traffic)
         if is_tested:
           test, tested_round = next_test, round_num
           row.update(test_accuracy=test['accuracy'], test_loss=test['loss'])
@@ -183,7 +185,9 @@ def _with_prefix(group: str, values: Mapping[str, np.ndarray]) -> Dict[str, np.n
   return {name[len(group) + 1:]: value for name, value in values.items() if name.startswith(f'{group}/')}
 
 
-def _row(experiment: setup.Experiment, output: Any, cohort: np.ndarray) -> Dict[str, Any]:
+def _row(
+    experiment: setup.Experiment, output: Any, cohort: np.ndarray, traffic: Optional[runtime.Traffic]
+) -> Dict[str, Any]:
   """A round's metrics, flat: the names are the columns of metrics.csv."""
   row = {f'train_{name}': value for name, value in output.metrics['client_work'].get('train', {}).items()}
   row['cohort_size'] = len(cohort)
@@ -194,4 +198,8 @@ def _row(experiment: setup.Experiment, output: Any, cohort: np.ndarray) -> Dict[
     row.update(train_loss=np.nan, train_accuracy=np.nan)
   if not experiment.client_metrics:
     row = {name: value for name, value in row.items() if name in experiment.method.public_metrics}
+  if traffic is not None:
+    row.update(
+        down_bytes_per_client=traffic.down_bytes_per_client, up_bytes_per_client=traffic.up_bytes_per_client
+    )
   return {name: np.asarray(value).item() for name, value in row.items()}

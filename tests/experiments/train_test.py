@@ -266,7 +266,7 @@ class TestSummary:
     assert columns == {
         'round', 'cohort_size', 'epsilon', 'noise_multiplier', 'participation_mean', 'participation_stddev',
         'participation_min', 'participation_max', 'participation_never_seen', 'update_rejected', 'test_accuracy',
-        'test_loss', 'nominal_epsilon_mean', 'nominal_epsilon_max',
+        'test_loss', 'nominal_epsilon_mean', 'nominal_epsilon_max', 'down_bytes_per_client', 'up_bytes_per_client',
     }
     assert {'examples', 'test_accuracy'}.isdisjoint(harness.table(output_dir / 'clients.csv')[0])
     assert (output_dir / 'plot.png').stat().st_size > 1000
