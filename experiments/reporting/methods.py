@@ -24,6 +24,7 @@ class Method(NamedTuple):
 
 _DOTS, _DASHES, _DASH_DOT = (0, (1, 1.5)), (0, (5, 2)), (0, (5, 1.5, 1, 1.5))
 _LONG, _DASH_DOT_DOT, _LONG_SHORT = (0, (10, 2)), (0, (5, 1.5, 1, 1.5, 1, 1.5)), (0, (10, 1.5, 3, 1.5))
+_DASH_DASH_DOT = (0, (5, 1.5, 5, 1.5, 1, 1.5))
 
 METHODS: Dict[str, Method] = {
     'quap': Method('QuAP-FL', '#b2182b', '-', 'o', (True, True, True)),
@@ -34,13 +35,13 @@ METHODS: Dict[str, Method] = {
     'layerwise': Method('Layer-wise, uniform budget', '#f4a582', _LONG, 'v', (False, True, True)),
     'quantile_clip': Method('Quantile clip', '#762a83', _DOTS, 'P', (False, True, False)),
     'adaptive_budget': Method('Adaptive budget', '#01665e', _DASH_DOT_DOT, '<', (True, False, False)),
-    'adaptive_budget_clip': Method('Adaptive budget and clip', '#5ab4ac', _LONG, '>', (True, True, False)),
+    'adaptive_budget_clip': Method('Adaptive budget and clip', '#35978f', _LONG, '>', (True, True, False)),
     'adaptive_budget_layerwise': Method(
         'Adaptive budget, layer-wise', '#d8b365', _DASH_DOT_DOT, 'p', (True, False, True)
     ),
-    'pt_adp': Method('PT-ADP (an interpretation)', '#8c510a', _DASH_DOT, '1'),
+    'pt_adp': Method('PT-ADP (an interpretation)', '#8c510a', _DASH_DASH_DOT, '1'),
     'tff_dp_fedavg': Method('TFF DP-FedAvg', '#4d4d4d', _DASHES, '*'),
-    'tff_dp_fedavg_adaptive': Method('TFF DP-FedAvg, adaptive clip', '#6f6f6f', _LONG, 'X'),
+    'tff_dp_fedavg_adaptive': Method('TFF DP-FedAvg, adaptive clip', '#5a5a5a', _LONG, 'X'),
     'tff_dp_ftrl': Method('TFF DP-FTRL', '#8f8f8f', _DASH_DOT, '+'),
     'tff_layerwise_adaptive': Method('TFF adaptive by layer', '#adadad', _DOTS, '2'),
     'certified': Method('Certified QuAP-FL', '#40004b', _LONG_SHORT, 'd'),

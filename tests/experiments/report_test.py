@@ -1,0 +1,73 @@
+"""The report binary: what it writes, what it warns of, and its exit status."""
+
+import subprocess
+import sys
+
+import pytest
+
+from experiments import report
+from tests.experiments.reporting import factory
+
+
+def _main(*arguments):
+  return report.main(['report', *map(str, arguments)])
+
+
+@pytest.fixture
+def runs(tmp_path):
+  for name in ('quap', 'fixed_dp', 'layerwise'):
+    for seed in (1, 2):
+      factory.write_run(tmp_path / 'runs' / f'{name}_{seed}', algorithm=name, seed=seed)
+  return tmp_path / 'runs'
+
+
+def test_writes_all_its_files(runs, tmp_path, capsys):
+  assert _main(runs, f'--output_dir={tmp_path / "report"}') == 0
+  out, err = capsys.readouterr()
+  assert '6 runs of 3 settings' in out
+  assert not err
+  text = (tmp_path / 'report' / 'report.md').read_text()
+  assert f'`python -m experiments.report {runs}' in text
+  assert '`epsilon=6`' in text and 'quap_tff 0.1.0' in text and 'cores 2' in text
+  assert '## What was left out\n\nNothing.' in text
+  assert (tmp_path / 'report' / 'index.html').stat().st_size > 10_000
+  assert (tmp_path / 'report' / 'tables' / 'h1.csv').exists()
+  assert (tmp_path / 'report' / 'figures' / 'accuracy.png').exists()
+
+
+def test_damage_is_named_and_the_rest_reported(runs, tmp_path, capsys):
+  (runs / 'quap_1' / 'run.json').write_text('{')
+  (runs / 'fixed_dp_1' / 'ledger.npz').write_bytes(b'torn')
+  (tmp_path / 'empty').mkdir()
+  assert _main(runs, tmp_path / 'empty', f'--output_dir={tmp_path / "report"}') == 0
+  out, err = capsys.readouterr()
+  assert '5 runs of 3 settings' in out
+  text = (tmp_path / 'report' / 'report.md').read_text()
+  left_out = text[text.index('## What was left out'):]
+  for name in ('quap_1/run.json', 'fixed_dp_1/ledger.npz', 'empty'):
+    assert name in left_out and name in err
+
+
+@pytest.mark.parametrize('arguments, words', [
+    (['--output_dir=OUT'], 'Give at least one folder of runs.'),
+    (['RUNS'], '--output_dir is missing'),
+    (['RUNS/none', '--output_dir=OUT'], 'No such folder: '),
+    (['RUNS', '--output=OUT'], 'Unknown command line flag'),
+    (['RUNS', '--output_dir=RUNS'], 'other files than an earlier report'),
+    (['EMPTY', '--output_dir=OUT'], 'No usable run among 0'),
+])
+def test_wrong_arguments(runs, tmp_path, capsys, arguments, words):
+  (tmp_path / 'empty').mkdir()
+  names = {'RUNS': str(runs), 'OUT': str(tmp_path / 'out'), 'EMPTY': str(tmp_path / 'empty')}
+  for name, path in names.items():
+    arguments = [argument.replace(name, path) for argument in arguments]
+  assert _main(*arguments) == 1
+  err = capsys.readouterr().err
+  assert f'Error: ' in err and words in err
+  assert not (tmp_path / 'out').exists()
+
+
+def test_starts_without_tensorflow():
+  program = 'import sys; from experiments import report; print("tensorflow" in sys.modules)'
+  found = subprocess.run([sys.executable, '-c', program], check=True, capture_output=True, text=True)
+  assert found.stdout == 'False\n'
