@@ -1,0 +1,85 @@
+"""The numbers of docs/privacy.md, computed from the code, and its claims about floating-point noise."""
+
+import math
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from quap_tff import budget
+from quap_tff import clip_rules
+from quap_tff import gaussian
+from quap_tff.accounting import accountants
+from quap_tff.accounting import certificate
+from quap_tff.accounting import gaussian_tradeoff
+from quap_tff.accounting import history
+
+_DOC = ' '.join((pathlib.Path(__file__).parents[2] / 'docs/privacy.md').read_text(encoding='utf-8').split())
+_DELTA = 1e-5
+_MU = certificate.mu_at_most(3.0, _DELTA)
+_Z = math.sqrt(20) / _MU
+
+
+def _epsilon(mu):
+  return float(gaussian_tradeoff.epsilon_of(mu, _DELTA))
+
+
+@pytest.mark.parametrize('epsilon', [1, 3, 6, 10])
+def test_mu_and_noise(epsilon):
+  mu = certificate.mu_at_most(epsilon, _DELTA)
+  assert f'| {epsilon} | {mu:.4f} | {math.sqrt(20) / mu:.3f} | {math.sqrt(200) / mu:.2f} |' in _DOC
+
+
+def test_the_formula_is_that_of_the_code():
+  normal = lambda x: 0.5 * math.erfc(-x / math.sqrt(2))
+  delta = normal(-3 / _MU + _MU / 2) - math.exp(3) * normal(-3 / _MU - _MU / 2)
+  assert delta == pytest.approx(_DELTA, rel=1e-6)
+
+
+def test_counts():
+  rule = clip_rules.PrivateQuantile(count_stddev=10.0)
+  assert rule.count_noise_multiplier == 2 * 10
+  spent = 20 / rule.count_noise_multiplier**2
+  assert f'With s = 10, twenty rounds of it cost μ² = {spent:.2f}, which is {spent / _MU**2:.1%} of the' in _DOC
+
+
+def test_adaptive_weights():
+  config = budget.BudgetConfig(epsilon_total=3.0, num_rounds=20, alpha=0.5, beta=2.0)
+  always, rarely = np.asarray(budget.client_budgets(config, np.array([1.0, 0.1]), False)) / (config.epsilon_base * 1.5)
+  assert f'at participation rate 1 has w = {always:.3f} and spends {always**2:.3f} of the μ²' in _DOC
+  assert f'at rate 0.1 it has w = {rarely:.3f}' in _DOC
+
+
+def test_replace_one():
+  assert f'has ε = 3 under zero-out has ε = {_epsilon(2 * _MU):.2f} under replace-one' in _DOC
+
+
+def test_amplification():
+  amplified = accountants.get('pld').epsilon(history.History.gaussian(_Z, 20, 0.3), _DELTA)
+  assert f'For z = {_Z:.3f}, 20 rounds and q = 0.3: ε = {amplified:.2f} by' in _DOC
+  assert f'against {_epsilon(math.sqrt(6) / _Z):.2f} for a client known to have been in 6 of the 20' in _DOC
+
+
+def _distance_from_the_grid(released, guess, multiplier):
+  """Mean distance of exp(-(n₁²+n₂²)/2) from a multiple of 2⁻²³, over pairs where it is below 0.02."""
+  noise = ((released.astype(np.float64) - guess) / multiplier).reshape(-1, 2)
+  uniform = np.exp(-(noise**2).sum(axis=1) / 2)
+  steps = uniform[uniform < 0.02] * 2**23
+  return np.abs(steps - np.round(steps)).mean()
+
+
+def test_the_low_bits_of_float32_noise_tell_a_right_guess_from_a_wrong_one():
+  rng, size, multiplier = np.random.default_rng(0), 20_000, np.float32(6.2)
+  others = rng.normal(0, 0.01, size).astype(np.float32)
+  noise = gaussian.noise(tf.constant([1, 2], tf.int64), [size], multiplier).numpy()
+  wrong = others + rng.normal(size=size) / math.sqrt(size)
+  right_distance = _distance_from_the_grid(others + noise, others, float(multiplier))
+  wrong_distance = _distance_from_the_grid(others + noise, wrong, float(multiplier))
+  assert f'is {right_distance:.2f} under the right guess and {wrong_distance:.2f}, as for random' in _DOC
+
+
+def test_the_tails_end():
+  bound = math.sqrt(-2 * math.log(1e-7))
+  assert f'no noise is larger than {bound:.2f}·σ' in _DOC
+  assert 4.5 < np.abs(gaussian.noise(tf.constant([3, 4], tf.int64), [2_000_000], 1.0)).max() <= bound * (1 + 1e-6)
