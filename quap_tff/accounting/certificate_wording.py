@@ -127,9 +127,9 @@ def assumptions(facts: Facts) -> List[str]:
       'The seed of the noise came from the operating system\'s entropy and stays secret, with the checkpoints that '
       'hold it. The generator, Philox, is not a cryptographic one: the guarantee is against those who cannot tell its '
       'numbers from random ones.',
-      'The statement is about real numbers; clipping, sums and noise are float32 approximations of them. The low bits of '
-      'the noise can give it away to whoever knows everything but one client\'s update exactly (Mironov 2012; Haney et '
-      'al. 2022): that is outside of the guarantee.',
+      'The statement is about real numbers; clipping, sums and noise are float32 approximations of them. The low bits '
+      'of the noise can give it away to whoever knows everything but one client\'s update exactly (Mironov 2012; Haney '
+      'et al. 2022): that is outside of the guarantee.',
       'Running times, which depend on how much data clients have, are outside of the guarantee.',
       'This run alone: every other run on the same clients, for tuning or for comparison, adds to what they spend.',
   ]
