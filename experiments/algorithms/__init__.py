@@ -5,6 +5,9 @@ from typing import Dict, Type
 from experiments.algorithms import adaptive_clip
 from experiments.algorithms import combinations
 from experiments.algorithms import fedavg
+from experiments.algorithms import pt_adp
+from experiments.algorithms import stock_tff
+from experiments.algorithms import tff_ftrl
 from experiments.algorithms.base import Algorithm
 from experiments.algorithms.base import CALIBRATIONS
 from experiments.algorithms.base import Method
@@ -22,6 +25,12 @@ ALGORITHMS: Dict[str, Type[Algorithm]] = {
     'adaptive_budget_layerwise': combinations.AdaptiveBudgetLayerwise,
     'adaptive_budget_clip': combinations.AdaptiveBudgetClip,
     'adaptive_clip': adaptive_clip.AdaptiveClip,
+    # An interpretation: the documents name PT-ADP and do not specify it.
+    'pt_adp': pt_adp.PtAdp,
+    'tff_dp_fedavg': stock_tff.TffDpFedAvg,
+    'tff_dp_fedavg_adaptive': stock_tff.TffDpFedAvgAdaptive,
+    'tff_layerwise_adaptive': stock_tff.TffLayerwiseAdaptive,
+    'tff_dp_ftrl': tff_ftrl.TffDpFtrl,
 }
 
 
