@@ -65,7 +65,7 @@ class Accountant(abc.ABC):
   def epsilons(self, histories: Sequence[histories_lib.History], delta: float) -> np.ndarray:
     """float64[len(histories)], ε of each: computed once for equal ones and, if many are not, rounded up together.
 
-    More than `_MOST_HISTORIES` distinct ones are coarsened by `population_step`, and by as often twice that as it takes.
+    More than `_MOST_HISTORIES` distinct ones are coarsened by `population_step`, doubled until few enough are left.
     The history of the largest μ and rate stays as it is.
     """
     keys = [history.merged() if self.merges else history for history in histories]

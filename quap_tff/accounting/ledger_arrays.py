@@ -49,7 +49,8 @@ def checked_state(state: Mapping[str, Any]) -> Dict[str, np.ndarray]:
     if found.dtype != dtype or (found.ndim != 1 if shape is None else found.shape != shape):
       shown = '[n]' if shape is None else list(shape)
       raise ValueError(
-          f'The kept ledger is damaged: {name} must be {np.dtype(dtype)}{shown}, found {found.dtype}{list(found.shape)}.'
+          f'The kept ledger is damaged: {name} must be {np.dtype(dtype)}{shown}, found '
+          f'{found.dtype}{list(found.shape)}.'
       )
   offsets = arrays['offsets']
   if not len(offsets) or offsets[0] != 0 or (np.diff(offsets) < 0).any():

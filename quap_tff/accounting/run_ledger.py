@@ -1,8 +1,9 @@
 """The run's ledger: who took part when, with what nominal budget, part of the clip and noise. All else follows from it.
 
-`epsilon` and `delta` are the documents' own, nominal account by basic composition, Σ ε_i(t) and k_i·δ. They speak of the
-noised layers only, take the clipping norm as given even where it is an un-noised quantile of the clients' norms, and
-are no guarantee for the released model; `quap_tff.accounting.formal` has the figures that are.
+`epsilon` and `delta` are the documents' own, nominal account by basic composition, Σ ε_i(t) and k_i·δ. They speak of
+the noised layers only, take the clipping norm as given even where it is an un-noised quantile of the clients' norms,
+hold for noise by the documents' formula only, and are no guarantee for the released model. The figures that are come
+from `quap_tff.accounting.formal`.
 """
 
 import hashlib
@@ -15,6 +16,7 @@ import numpy as np
 
 from quap_tff import checks
 from quap_tff.accounting import ledger_arrays
+
 
 class RoundRecord(NamedTuple):
   """One round.

@@ -51,7 +51,8 @@ class Sampler:
     if (self.rates is not None) != (self.kind == 'bernoulli'):
       raise ValueError(f'Sampler {self.kind!r} {"takes no" if self.rates is not None else "needs"} rates.')
     if (self.cohort_size is not None) != (self.kind == 'fixed_size'):
-      raise ValueError(f'Sampler {self.kind!r} {"takes no" if self.cohort_size is not None else "needs a"} cohort_size.')
+      words = 'takes no' if self.cohort_size is not None else 'needs a'
+      raise ValueError(f'Sampler {self.kind!r} {words} cohort_size.')
     if self.rates is not None:
       rates = np.asarray(self.rates, np.float64)
       if rates.ndim != 1 or not ((rates >= 0) & (rates <= 1)).all():
@@ -88,7 +89,7 @@ def refusal(ledger: run_ledger.RunLedger, sampler: Sampler) -> Optional[str]:
 
 
 def poisson_histories(ledger: run_ledger.RunLedger, sampler: Sampler) -> histories_lib.Population:
-  """Each client's history: every round, those without it too, at its rate. Not to be asked for if there is a `refusal`."""
+  """Each client's history: every round, those without it too, at its rate. Not to be asked for after a `refusal`."""
   rates, index = np.unique(sampler.rates, return_inverse=True)
   multipliers, counts = np.unique(ledger.state_dict()['noise_multipliers'], return_counts=True)
   return histories_lib.Population([
@@ -114,8 +115,8 @@ def fixed_size_amplification(ledger: run_ledger.RunLedger, sampler: Sampler) -> 
 def fixed_size_epsilon(ledger: run_ledger.RunLedger, sampler: Sampler, delta: float) -> float:
   """ε of every client against replacing its data by another's, by Rényi composition (Wang et al. 2019, theorem 27).
 
-  Replacing moves a sum by up to twice the clipping norm, and a count by twice of what one client adds: the noise is half
-  as large beside that, which is what dp-accounting's noise multiplier refers to. Not to be asked for if there is a
+  Replacing moves a sum by up to twice the clipping norm, and a count by twice of what one client adds: beside that,
+  which is what dp-accounting's noise multiplier refers to, the noise is half as large. Not to be asked for after a
   `refusal`.
   """
   state = ledger.state_dict()

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from quap_tff import gaussian
+from quap_tff.accounting import accountant as base
 from quap_tff.accounting import accountants
 from quap_tff.accounting import calibration
 from quap_tff.accounting import gaussian_tradeoff
@@ -202,17 +203,18 @@ class TestManyHistories:
 
   @pytest.mark.parametrize('name, rate', [('rdp', 1.0), ('pld', 1.0), ('pld', 0.2)])
   def test_too_many_are_rounded_up_but_for_the_largest(self, name, rate, monkeypatch):
+    monkeypatch.setattr(base, '_MOST_HISTORIES', 12)
     noise = np.random.default_rng(2).uniform(10, 30, 300)
     drawn = [history.History.gaussian(z, 10, rate) for z in noise]
     accountant, calls = accountants.get(name), []
     epsilon = type(accountant)._epsilon
     monkeypatch.setattr(type(accountant), '_epsilon', lambda *args: calls.append(args) or epsilon(*args))
     found = accountant.epsilons(drawn, 1e-5)
-    assert len(calls) <= 64
+    assert len(calls) <= 12
     assert found.max() == pytest.approx(accountant.epsilon(drawn[int(np.argmin(noise))], 1e-5), rel=1e-9)
     for i in range(0, 300, 100):
       exact = accountant.epsilon(drawn[i], 1e-5)
-      assert exact * (1 - 1e-9) <= found[i] <= 1.05 * exact
+      assert exact * (1 - 1e-9) <= found[i] <= 1.2 * exact
 
   def test_histories_that_no_rounding_makes_alike(self, monkeypatch):
     monkeypatch.setattr(library_accountants.Rdp, '_epsilon', lambda self, h, delta: float(h.count))

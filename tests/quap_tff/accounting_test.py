@@ -13,7 +13,9 @@ from quap_tff import layers
 from quap_tff import participation
 
 N, ROUNDS = 7, 12
-LAYERS = (layers.Layer('conv', (0, 1), False), layers.Layer('dense', (2, 3), True), layers.Layer('logits', (4, 5), True))
+LAYERS = (
+    layers.Layer('conv', (0, 1), False), layers.Layer('dense', (2, 3), True), layers.Layer('logits', (4, 5), True)
+)
 SIZES = (50, 5, 100, 10, 30, 5)
 
 

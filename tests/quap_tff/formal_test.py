@@ -1,4 +1,4 @@
-"""A run's formal figures: by hand for small ledgers, what they cover, amplification and its refusals, the exact scale."""
+"""A run's formal figures: by hand for small ledgers, what they cover, amplification and where it is not earned."""
 
 import json
 import math
