@@ -63,7 +63,7 @@ def _axis(axis: str, flag_names: Sequence[str]) -> List[Dict[str, str]]:
   alternatives = [dict(zip(columns, values)) for values in zip(*columns.values())]
   for alternative, count in collections.Counter(tuple(a.items()) for a in alternatives).items():
     if count > 1:
-      raise ValueError(f'--vary={axis!r}: {text(dict(alternative))} stands {count} times.')
+      raise ValueError(f'--vary={axis!r}: {as_flags(dict(alternative))} stands {count} times.')
   return alternatives
 
 
@@ -85,6 +85,6 @@ def arguments(base: Sequence[str], combination: Dict[str, str]) -> List[str]:
   return files + list(base) + [f'--{name}={value}' for name, value in combination.items() if name != FLAGFILE]
 
 
-def text(combination: Dict[str, str]) -> str:
+def as_flags(combination: Dict[str, str]) -> str:
   """A combination as flags."""
   return ' '.join(f'--{name}={value}' for name, value in combination.items())

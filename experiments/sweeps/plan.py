@@ -116,7 +116,7 @@ def runs_of(output_dir: str, base: Sequence[str], grids: Sequence[Sequence[str]]
   for grid in grids:
     own: Dict[str, str] = {}  # This grid's combinations, by what they come to.
     for combination in grid_lib.combinations(grid, flag_names()):
-      text = grid_lib.text(combination)
+      text = grid_lib.as_flags(combination)
       try:
         run, values = _run(output_dir, base, combination)
       except ValueError as error:

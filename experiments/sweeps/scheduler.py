@@ -55,7 +55,7 @@ def run_all(
     for name in active:
       standings[name] = plan.standing(by_name[name])
     unfailed = [run for run in runs if run.name not in failed]
-    say(f'{event}; {_time_left(unfailed, standings, parallel)}')
+    say(f'{event.rstrip(".")}; {_time_left(unfailed, standings, parallel)}')
 
   say(_overview(runs, standings, parallel))
   last_report = time.monotonic()
@@ -109,8 +109,8 @@ def _overview(runs, standings, parallel):
   begun = sum(standing.rounds > 0 and not standing.finished for standing in standings.values())
   new = len(runs) - finished - begun
   return (
-      f'{len(runs)} runs: {finished} done, {begun} begun, {new} new; {_time_left(runs, standings, parallel)}'
-      f'{f" with {parallel} at a time" if parallel > 1 else ""}.'
+      f'{len(runs)} runs, {parallel} at a time: {finished} done, {begun} begun, {new} new; '
+      f'{_time_left(runs, standings, parallel)}'
   )
 
 
@@ -120,7 +120,7 @@ def _time_left(runs, standings, parallel):
   if not left:
     return 'nothing left'
   if seconds is None:
-    return f'{left} left, for a time that is known once a round has run'
+    return f'{left} left, time unknown before a round has run'
   return f'{left} left, about {tqdm.tqdm.format_interval(seconds)}'
 
 

@@ -1,0 +1,430 @@
+"""Sweeps: with runs that only pretend, and once with real ones on digits."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import psutil
+import pytest
+
+from experiments import run_directory
+from experiments import sweep
+from experiments.sweeps import children
+from experiments.sweeps import plan
+from experiments.sweeps import record as record_lib
+from experiments.sweeps import scheduler
+from tests.experiments import harness
+
+_BASE = ('--dataset=digits', '--rounds=10')
+_ALGORITHMS = 'algorithm=fedavg|fixed_dp:clip=1.0|quap'
+
+
+def _write(run, rounds, seconds=2.0, interrupted=False, accuracy=0.5, with_summary=True):
+  """What a run leaves in its folder."""
+  os.makedirs(run.path, exist_ok=True)
+  run_directory._write_json(os.path.join(run.path, 'run.json'), {'identity': dict(run.identity)})
+  with open(os.path.join(run.path, 'metrics.csv'), 'w', newline='') as f:
+    writer = csv.writer(f)
+    writer.writerow(['round', 'train_loss', 'seconds'])
+    writer.writerows([t, '', seconds] for t in range(1, rounds + 1))
+  if with_summary:
+    summary = {'interrupted': interrupted, 'rounds': rounds, 'test_accuracy': accuracy}
+    run_directory._write_json(os.path.join(run.path, 'summary.json'), summary)
+
+
+class _Child:
+  """A run that only pretends: it ends with `code` after `looks` looks at it, and finished if the code is 0."""
+
+  def __init__(self, runs, run, code=0, looks=0):
+    self._runs, self._run, self._code, self._looks = runs, run, code, looks
+    self.was_ended = self.was_waited_for = False
+
+  def poll(self):
+    if self._looks:
+      self._looks -= 1
+      return None
+    self._runs.at_work -= 1
+    if not self._code:
+      _write(self._run, self._run.last_round)
+    return self._code
+
+  def end(self):
+    self.was_ended = True
+
+  def wait(self):
+    assert self.was_ended  # Else it would wait for a run's natural end.
+    self.was_waited_for = True
+
+  def error(self):
+    return 'Error: it broke.'
+
+
+class _Runs:
+  """Starts runs that only pretend, and keeps which."""
+
+  def __init__(self, **settings):
+    self._settings = settings  # Of the children, by the run's name.
+    self.started, self.children = [], []
+    self.at_work = self.most_at_work = 0
+
+  def __call__(self, run):
+    self.started.append(run.name)
+    self.at_work += 1
+    self.most_at_work = max(self.most_at_work, self.at_work)
+    self.children.append(_Child(self, run, **self._settings.get(run.name, {})))
+    return self.children[-1]
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch):
+  monkeypatch.setattr(scheduler, '_SECONDS_BETWEEN_LOOKS', 0)
+
+
+@pytest.fixture(name='folder')
+def _folder(tmp_path):
+  return tmp_path / 'sweep'
+
+
+@pytest.fixture(name='call')
+def _call(folder, capfd):
+  """Calls the binary's main; returns how it ended and what it started."""
+
+  def call(*arguments, base=_BASE, runs=None):
+    runs = runs or _Runs()
+    separator = ['--'] if base else []
+    with harness.signal_handlers_kept():
+      status = sweep.main(['sweep', f'--output_dir={folder}', *arguments, *separator, *base], runs)
+    return harness.Finished(status, *capfd.readouterr()), runs
+
+  return call
+
+
+def _runs_in(folder, *axes, base=_BASE):
+  """The runs of a grid by name."""
+  [runs] = plan.runs_of(str(folder), base, [axes])
+  return {run.name: run for run in runs}
+
+
+class TestRuns:
+
+  def test_all_are_run_once_and_kept(self, call, folder):
+    ended, runs = call(f'--vary={_ALGORITHMS}', '--vary=seed=1|2')
+    assert ended.status == 0
+    assert runs.started == [
+        'algorithm=fedavg,seed=1', 'algorithm=fedavg,seed=2', 'algorithm=fixed_dp-clip=1.0,seed=1',
+        'algorithm=fixed_dp-clip=1.0,seed=2', 'algorithm=quap,seed=1', 'algorithm=quap,seed=2',
+    ]
+    assert runs.most_at_work == 1
+    assert ended.summary['done'] == runs.started and ended.summary['runs'] == 6
+    assert not ended.summary['failed'] and not ended.summary['left'] and not ended.summary['interrupted']
+    kept = harness.strict_json((folder / 'sweep.json').read_text())
+    assert kept['base'] == list(_BASE) and kept['grids'] == [[_ALGORITHMS, 'seed=1|2']]
+    assert kept['flags']['rounds'] == 10
+
+  def test_each_gets_its_flags_and_folder(self, folder):
+    run = _runs_in(folder, 'algorithm=fixed_dp:clip=1.0')['algorithm=fixed_dp-clip=1.0']
+    assert run.path == f'{folder}/algorithm=fixed_dp-clip=1.0'
+    assert run.arguments == [*_BASE, '--algorithm=fixed_dp:clip=1.0', f'--output_dir={run.path}']
+    assert run.last_round == 10 and run.identity['algorithm'] == 'fixed_dp:clip=1.0'
+
+  def test_finished_ones_are_skipped_and_begun_ones_come_first(self, call, folder):
+    by_name = _runs_in(folder, 'seed=1|2|3')
+    call('--vary=seed=1|2|3', runs=_Runs(**{f'seed={seed}': {'code': 1} for seed in (1, 2, 3)}))
+    _write(by_name['seed=1'], 10)
+    _write(by_name['seed=3'], 4, with_summary=False)
+    ended, runs = call('--vary=seed=1|2|3')
+    assert runs.started == ['seed=3', 'seed=2']
+    assert ended.status == 0 and ended.summary['done'] == ['seed=1', 'seed=2', 'seed=3']
+    assert '3 runs, 1 at a time: 1 done, 1 begun, 1 new; 2 left, about 00:32' in ended.err
+
+  def test_a_second_call_has_nothing_to_do(self, call):
+    call('--vary=seed=1|2')
+    ended, runs = call('--vary=seed=1|2')
+    assert ended.status == 0 and not runs.started and 'nothing left' in ended.err
+
+  def test_a_failed_one_is_named_and_the_others_go_on(self, call, folder):
+    ended, runs = call('--vary=seed=1|2|3', runs=_Runs(**{'seed=1': {'code': 1}}))
+    assert ended.status == 1 and runs.started == ['seed=1', 'seed=2', 'seed=3']
+    assert ended.summary['failed'] == {'seed=1': 'Error: it broke.'}
+    assert ended.summary['done'] == ['seed=2', 'seed=3'] and not ended.summary['left']
+    assert 'Failed: seed=1: Error: it broke.' in ended.out and f'{folder}/seed=1.log' in ended.out
+    assert call('--vary=seed=1|2|3')[1].started == ['seed=1']
+
+  def test_as_many_at_a_time_as_asked_for(self, call):
+    runs = _Runs(**{f'seed={seed}': {'looks': 3} for seed in range(1, 6)})
+    ended, _ = call('--vary=seed=1|2|3|4|5', '--parallel=2', runs=runs)
+    assert ended.status == 0 and runs.most_at_work == 2 and len(runs.started) == 5
+
+  @pytest.mark.parametrize('base, parallel, threads', [
+      (_BASE, 1, []), (_BASE, 3, ['--num_threads=2']), (_BASE, 100, ['--num_threads=1']),
+      ((*_BASE, '--num_threads=5'), 3, ['--num_threads=5']),
+  ])
+  def test_runs_at_one_time_share_the_cores(self, call, monkeypatch, base, parallel, threads):
+    monkeypatch.setattr(os, 'sched_getaffinity', lambda _: set(range(6)))
+    ended, _ = call('--vary=seed=1', f'--parallel={parallel}', '--dry_run', base=base)
+    command = ended.out.splitlines()[1].split()
+    assert [word for word in command if word.startswith('--num_threads')] == threads
+
+  def test_interrupted(self, call, folder):
+    runs = _Runs(**{'seed=2': {'looks': 10**9}, 'seed=3': {'looks': 10**9}})
+    start = runs.__call__
+
+    def start_and_interrupt(run):
+      child = start(run)
+      if run.name == 'seed=3':
+        signal.raise_signal(signal.SIGTERM)
+      return child
+
+    ended, _ = call('--vary=seed=1|2|3|4', '--parallel=2', runs=start_and_interrupt)
+    assert ended.status == 130 and runs.started == ['seed=1', 'seed=2', 'seed=3']
+    assert [child.was_waited_for for child in runs.children] == [False, True, True]
+    assert ended.summary['interrupted'] and ended.summary['done'] == ['seed=1']
+    assert ended.summary['left'] == ['seed=2', 'seed=3', 'seed=4'] and not ended.summary['failed']
+    assert f'To go on: python -m experiments.sweep --output_dir={folder} --parallel=2' in ended.out
+    # That command, without grid and flags.
+    ended, runs = call(base=())
+    assert ended.status == 0 and sorted(runs.started) == ['seed=2', 'seed=3', 'seed=4']
+
+  def test_children_end_when_the_sweep_breaks(self, call):
+    runs = _Runs(**{'seed=1': {'looks': 10**9}})
+
+    def start(run):
+      if run.name == 'seed=2':
+        raise RuntimeError('no memory')
+      return runs(run)
+
+    with pytest.raises(RuntimeError):
+      call('--vary=seed=1|2', '--parallel=2', runs=start)
+    assert runs.children[0].was_waited_for
+
+  def test_a_dry_run_lists_and_leaves_nothing(self, call, folder):
+    ended, runs = call('--vary=seed=1|2', '--dry_run')
+    assert ended.status == 0 and not runs.started and not folder.exists()
+    assert 'seed=1 (new)' in ended.out and '-m experiments.train --dataset=digits --rounds=10 --seed=1' in ended.out
+    assert ended.summary['left'] == ['seed=1', 'seed=2']
+
+
+class TestSecondCall:
+
+  def test_another_grid_adds_its_runs(self, call, folder):
+    call('--vary=seed=1|2')
+    ended, runs = call('--vary=seed=2|3', '--vary=algorithm=fedavg|quap')
+    # --algorithm=quap is the default: with seed 2 that run is there, under its name.
+    assert runs.started == ['algorithm=fedavg,seed=2', 'algorithm=fedavg,seed=3', 'algorithm=quap,seed=3']
+    assert ended.summary['done'] == [
+        'algorithm=fedavg,seed=2', 'seed=2', 'algorithm=fedavg,seed=3', 'algorithm=quap,seed=3'
+    ]
+    ended, runs = call(base=())
+    assert not runs.started and ended.summary['runs'] == 5
+
+  def test_other_base_flags_are_refused(self, call, folder):
+    call('--vary=seed=1')
+    before = harness.files(folder)
+    ended, runs = call('--vary=seed=2', base=('--dataset=digits', '--rounds=10', '--epsilon=3'))
+    assert ended.status == 1 and not runs.started and harness.files(folder) == before
+    assert '--epsilon: 6.0 there, 3.0 now' in ended.err and 'sweep with other base flags' in ended.err
+
+  def test_base_flags_that_change_no_result_may_change_and_it_is_said(self, call):
+    call('--vary=seed=1')
+    ended, runs = call('--vary=seed=1|2', base=(*_BASE, '--stop_after=5'))
+    assert ended.status == 0 and runs.started == ['seed=2']
+    assert '--stop_after: None there, 5 now' in ended.err
+
+  def test_a_folder_at_work_is_refused(self, call, folder):
+    with record_lib.kept(str(folder), record_lib.extended(str(folder), _BASE, ['seed=1'])):
+      ended, runs = call('--vary=seed=1')
+    assert ended.status == 1 and not runs.started and 'Another sweep is at work in' in ended.err
+    assert call('--vary=seed=1')[0].status == 0
+
+
+class TestWrongInput:
+
+  @pytest.mark.parametrize('arguments, base, message', [
+      (['--vary=algoritm=quap'], _BASE, "Unknown flag 'algoritm'. Did you mean 'algorithm'"),
+      (['--vary=seed=1'], ('--sead=1',), 'sead'),
+      (['--vary=seed=1'], ('--dataset=digits', 'rounds=5'), "Unexpected argument 'rounds=5'"),
+      (['--vary=seed=1'], ('--rounds=many',), 'many'),
+      (['--vary=seed=1'], ('--flagfile=nowhere.flags',), 'nowhere.flags'),
+      (['--vary=seed=1'], ('--output_dir=elsewhere',), "--output_dir is the sweep's"),
+      ([], _BASE, 'The grid is empty'),
+      (['--vary=seed=1|two'], _BASE, 'two'),
+      (['--vary=algorithm=quap|qap'], _BASE, "--algorithm=qap: Unknown algorithm 'qap'. Did you mean 'quap'"),
+      (['--vary=clip=quantile_ema:quantil=0.8'], _BASE, "Did you mean 'quantile'"),
+      (['--vary=participation=beta:a=x'], _BASE, "found 'x'"),
+      (['--vary=partition=dirichlet:alpha=0'], _BASE, 'alpha'),
+      (['--vary=client_optimizer=sgdd'], _BASE, 'client optimizer'),
+      (['--vary=server_optimizer=sgdd'], _BASE, 'server optimizer'),
+      (['--vary=dataset=mnits'], _BASE, "Did you mean 'mnist'"),
+      (['--vary=model=mnist_cn'], _BASE, "Did you mean 'mnist_cnn'"),
+      (['--vary=averaging=emaa'], _BASE, 'averaging'),
+      (['--vary=epsilon=3|6|3.0'], _BASE, 'the same run: --epsilon=3 and --epsilon=3.0'),
+      (['--vary=data_dir=/a/x|/b/x'], _BASE, "the same folder 'data_dir=x'"),
+      ([f'--vary=critical_layers={"dense," * 50}dense'], _BASE, 'longer than 255 bytes'),
+      (['--vary=seed=1', '--rounds=5'], _BASE, 'A flag of the runs stands after a lone --'),
+      (['--vary=seed=1', '--paralel=5'], _BASE, 'parallel'),
+      (['--vary=seed=1', '--parallel=0'], _BASE, 'parallel'),
+      (['--vary=seed=1', 'seed=2'], _BASE, "Unexpected argument 'seed=2'"),
+  ])
+  def test_is_named_before_anything_starts(self, call, folder, arguments, base, message):
+    ended, runs = call(*arguments, base=base)
+    assert ended.status == 1 and not runs.started and not folder.exists()
+    assert ended.err.startswith('Error: ') and message in ended.err and not ended.out
+
+  def test_output_dir_is_needed(self, capfd):
+    with harness.signal_handlers_kept():
+      assert sweep.main(['sweep', '--vary=seed=1']) == 1
+    assert '--output_dir is missing' in capfd.readouterr().err
+
+  def test_a_folder_of_something_else_is_left_alone(self, call, folder):
+    folder.mkdir()
+    (folder / 'thesis.tex').write_text('…')
+    ended, runs = call('--vary=seed=1')
+    assert ended.status == 1 and 'no readable sweep.json' in ended.err and not runs.started
+    assert [path.name for path in folder.iterdir()] == ['thesis.tex']
+
+  def test_a_runs_folder_with_another_run_in_it_is_named(self, call, folder):
+    call('--vary=seed=1')
+    run = _runs_in(folder, 'seed=1')['seed=1']
+    _write(run._replace(identity={**run.identity, 'rounds': 7}), 7)
+    ended, runs = call('--vary=seed=1')
+    assert ended.status == 1 and not runs.started
+    assert '--seed=1: output_dir' in ended.err and '--rounds: 7 there, 10 now' in ended.err
+
+
+class TestStanding:
+
+  @pytest.fixture(name='run')
+  def _run(self, folder):
+    return _runs_in(folder, 'seed=1')['seed=1']
+
+  def test_new(self, run):
+    assert plan.standing(run) == plan.Standing(0, False, None, None)
+
+  def test_begun(self, run):
+    _write(run, 4, seconds=1.5, with_summary=False)
+    assert plan.standing(run) == plan.Standing(4, False, 1.5, None)
+
+  def test_interrupted(self, run):
+    _write(run, 4, interrupted=True)
+    assert plan.standing(run) == plan.Standing(4, False, 2.0, None)
+
+  def test_finished(self, run):
+    _write(run, 10, accuracy=0.75)
+    assert plan.standing(run) == plan.Standing(10, True, 2.0, 0.75)
+
+  def test_ended_earlier_than_it_is_to_end_now(self, run):
+    _write(run, 4)
+    assert not plan.standing(run).finished
+    assert plan.standing(run._replace(last_round=4)).finished
+
+  def test_stopped_at_an_accuracy(self, run):
+    _write(run, 4, accuracy=0.9)
+    assert plan.standing(run._replace(stop_at_accuracy=0.9)).finished
+    assert not plan.standing(run._replace(stop_at_accuracy=0.95)).finished
+
+  @pytest.mark.parametrize('name', ['metrics.csv', 'summary.json'])
+  @pytest.mark.parametrize('text', ['', 'round,seconds\n1', '{', '[]', '{"rounds": 10}', 'round,seconds\nx,y\n'])
+  def test_damaged_files_count_as_none(self, run, name, text):
+    _write(run, 10)
+    with open(os.path.join(run.path, name), 'w') as f:
+      f.write(text)
+    found = plan.standing(run)
+    assert (found.seconds_per_round is None) == (name == 'metrics.csv')
+    assert found.finished == (name == 'metrics.csv')
+
+  def test_time_left(self, folder):
+    runs = list(_runs_in(folder, 'seed=1|2|3|4').values())
+    new = plan.Standing(0, False, None, None)
+    standings = {run.name: new for run in runs}
+    assert plan.seconds_left(runs, standings, 1) is None
+    standings['seed=1'] = plan.Standing(10, True, 1.0, 0.5)
+    standings['seed=2'] = plan.Standing(4, False, 3.0, None)
+    # Six rounds of 3 s; the other two ten rounds each of the mean, 2 s.
+    assert plan.seconds_left(runs, standings, 1) == 6 * 3 + 2 * 10 * 2
+    assert plan.seconds_left(runs, standings, 2) == 6 * 3 + 10 * 2
+    assert plan.seconds_left(runs, standings, 3) == 10 * 2
+
+
+class TestChild:
+
+  @pytest.fixture(name='start')
+  def _start(self, monkeypatch, tmp_path):
+    """Starts a Python program in place of a run."""
+    monkeypatch.setattr(children, 'command', lambda arguments: [sys.executable, '-c', *arguments])
+    return lambda code: children.Child([code], str(tmp_path / 'log'))
+
+  @pytest.mark.parametrize('code, error', [
+      ('print("Error: no data"); print("{}"); sys.exit(1)', 'Error: no data'),
+      ('print("round 1"); raise ValueError("a bug")', 'ValueError: a bug'),
+      ('print("round 1"); sys.exit(1)', 'round 1'),
+      ('sys.exit(1)', 'it said nothing'),
+      ('print("Error: of memory", flush=True); os.kill(os.getpid(), 9)', 'ended by SIGKILL; Error: of memory'),
+      ('print("{}"); sys.exit(130)', 'interrupted, and not by the sweep'),
+  ])
+  def test_says_why_it_failed(self, start, code, error):
+    earlier = start('print("Error: of an earlier attempt")')
+    earlier.wait()
+    child = start(f'import os, sys; {code}')
+    child.wait()
+    assert child.poll() and child.error() == error
+
+  def test_is_asked_to_end(self, start, tmp_path):
+    child = start('import signal, time; signal.signal(15, lambda *_: exit(7)); print("up", flush=True); time.sleep(99)')
+    harness.wait_for(lambda: 'up' in (tmp_path / 'log').read_text(), child._process)
+    child.end()
+    child.wait()
+    assert child.poll() == 7
+
+  def test_does_not_outlive_the_sweep(self):
+    code = '''
+        import sys, time
+        from experiments.sweeps import children
+
+        children.command = lambda arguments: [sys.executable, '-c', *arguments]
+        child = children.Child(['import time; time.sleep(999)'], '/dev/null')
+        print(child._process.pid, flush=True)
+        time.sleep(999)
+    '''
+    parent = subprocess.Popen(
+        [sys.executable, '-c', textwrap.dedent(code)], cwd=harness.REPOSITORY, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    child = psutil.Process(int(parent.stdout.readline()))
+    parent.kill()
+    parent.communicate()
+    assert not psutil.wait_procs([child], timeout=30)[1]
+
+
+def test_real_runs(tmp_path):
+  """One comes to its end, one fails, and one of a million rounds is cut off with the sweep."""
+  folder = tmp_path / 'runs'
+  done, failed, cut = 'alpha=0.5,rounds=4', 'alpha=-1,rounds=5', 'alpha=0.5,rounds=1000000'
+  with open(tmp_path / 'progress', 'a+') as progress:
+    process = subprocess.Popen(
+        [sys.executable, '-m', 'experiments.sweep', f'--output_dir={folder}', '--parallel=3',
+         '--vary=rounds=4|5|1000000;alpha=0.5|-1|0.5', '--', *harness.TINY, '--epsilon=1'],
+        cwd=harness.REPOSITORY, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=progress,
+        universal_newlines=True, encoding='utf-8',
+    )
+
+    def said():
+      progress.seek(0)
+      return progress.read()
+
+    harness.wait_for(
+        lambda: f'done {done}: 4 rounds, test accuracy' in said() and len(harness.rows(folder / cut)) > 1, process)
+    at_work = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    ended = harness.finish(process)
+    assert 'Traceback' not in ended.out + said()
+  assert ended.status == 130 and at_work and not psutil.wait_procs(at_work, timeout=30)[1]
+  summary = ended.summary
+  assert summary['done'] == [done] and summary['left'] == [cut] and list(summary['failed']) == [failed]
+  assert summary['failed'][failed].startswith('Error: ') and 'alpha' in summary['failed'][failed]
+  kept = json.loads((folder / cut / 'summary.json').read_text())
+  assert kept['interrupted'] and kept['rounds'] == len(harness.rows(folder / cut))
+  assert 'Interrupted after' in (folder / f'{cut}.log').read_text()

@@ -1,0 +1,65 @@
+"""Grids: what combinations they mean, how these are named and put beside base flags, and what is wrong with a grid."""
+
+import pytest
+
+from experiments.sweeps import grid
+
+_NAMES = ('algorithm', 'clip', 'data_dir', 'dataset', 'flagfile', 'output_dir', 'seed')
+
+
+def test_axes_are_multiplied_and_the_last_varies_fastest():
+  assert grid.combinations(['algorithm=fedavg|quap', 'seed=42|7'], _NAMES) == [
+      {'algorithm': 'fedavg', 'seed': '42'}, {'algorithm': 'fedavg', 'seed': '7'},
+      {'algorithm': 'quap', 'seed': '42'}, {'algorithm': 'quap', 'seed': '7'},
+  ]
+
+
+def test_values_may_hold_commas_colons_and_equals_signs():
+  clip = 'quantile_ema:quantile=0.8,max_clip=1.0'
+  assert grid.combinations([f'clip={clip}|fixed:norm=2'], _NAMES) == [{'clip': clip}, {'clip': 'fixed:norm=2'}]
+
+
+def test_flags_of_one_axis_go_together():
+  assert grid.combinations(['dataset=mnist|cifar10;flagfile=a.flags|b.flags', 'seed=1|2'], _NAMES) == [
+      {'dataset': 'mnist', 'flagfile': 'a.flags', 'seed': '1'},
+      {'dataset': 'mnist', 'flagfile': 'a.flags', 'seed': '2'},
+      {'dataset': 'cifar10', 'flagfile': 'b.flags', 'seed': '1'},
+      {'dataset': 'cifar10', 'flagfile': 'b.flags', 'seed': '2'},
+  ]
+
+
+@pytest.mark.parametrize('axes, message', [
+    (['algoritm=quap'], "Unknown flag 'algoritm'. Did you mean 'algorithm'"),
+    (['--seed=1'], "Did you mean 'seed'"),
+    (['seed'], 'expected name=value|value'),
+    (['=1'], 'expected name=value|value'),
+    (['seed='], 'empty value'),
+    (['seed=1||2'], 'empty value'),
+    (['seed=1|2|1'], '--seed=1 stands 2 times'),
+    (['seed=1|2', 'algorithm=quap', 'seed=3'], '--seed varies in 2 places'),
+    (['seed=1;seed=2'], "'seed' stands twice"),
+    (['dataset=mnist|cifar10;seed=1|2|3'], "'dataset' has 2, 'seed' has 3"),
+    (['output_dir=a|b'], 'of its own from the sweep'),
+])
+def test_a_wrong_grid_is_named(axes, message):
+  with pytest.raises(ValueError) as caught:
+    grid.combinations(axes, _NAMES)
+  assert message in str(caught.value)
+
+
+def test_names_are_readable_and_depend_on_the_combination_only():
+  combination = {'seed': '42', 'clip': 'quantile_ema:quantile=0.8,max_clip=1.0', 'flagfile': 'presets/mnist_2025.flags'}
+  name = 'clip=quantile_ema-quantile=0.8-max_clip=1.0,flagfile=mnist_2025,seed=42'
+  assert grid.directory_name(combination) == name
+  assert grid.directory_name(dict(reversed(combination.items()))) == name
+
+
+@pytest.mark.parametrize('value', ['..', '../..', '/', '*', 'a b', '-rf'])
+def test_no_value_makes_a_name_that_leads_elsewhere(value):
+  name = grid.directory_name({'data_dir': value})
+  assert name.startswith('data_dir=') and '/' not in name and ' ' not in name and '*' not in name
+
+
+def test_the_grid_overrides_the_base_and_the_base_a_flag_file_of_the_grid():
+  found = grid.arguments(['--rounds=5', '--seed=1'], {'seed': '2', 'flagfile': 'a.flags'})
+  assert found == ['--flagfile=a.flags', '--rounds=5', '--seed=1', '--seed=2']
