@@ -42,7 +42,8 @@ def table(
     for group in entry.groups:
       measured = measure(group)
       rows.append((
-          *entry.labels, group.label('algorithm', 'stop_at_accuracy', *told), entry.printed, _NOT_LOGGED if measured is None else measured,
+          *entry.labels, group.label('algorithm', 'stop_at_accuracy', *told), entry.printed,
+          _NOT_LOGGED if measured is None else measured,
           _difference(measured, entry.printed), group.seeds_text, group.rounds_text,
       ))
     if not entry.groups:

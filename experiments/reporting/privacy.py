@@ -1,4 +1,4 @@
-"""What a run's privacy figures may be called. A formal ε is one of the released model only if the run says so itself."""
+"""What a run's privacy figures may be called: a formal ε is the released model's only if the run says so itself."""
 
 from typing import Any, Mapping, Optional
 
@@ -19,7 +19,7 @@ def released_figure(run: runs_lib.Run) -> Optional[Mapping[str, Any]]:
 def certified_epsilon(run: runs_lib.Run) -> Optional[float]:
   """The largest ε of any client by the run's certificate, or None if it has none."""
   achieved = (run.certificate or {}).get('achieved')
-  return achieved.get('epsilon_max') if isinstance(achieved, dict) else None
+  return _number(achieved.get('epsilon_max')) if isinstance(achieved, dict) else None
 
 
 def real_epsilon(run: runs_lib.Run) -> Optional[float]:
@@ -47,7 +47,9 @@ def formal_text(group: study_lib.Group) -> str:
 
 
 def nominal(group: study_lib.Group, which: str) -> Optional[quantities.Quantity]:
-  """Nominal ε over clients, `which` is 'max' or 'mean'; None where there is none."""
+  """Nominal ε over clients, `which` is 'max' or 'mean'; None where the noise is not that of the nominal budgets."""
+  if group.setting['calibration'] != 'documents' or group.method == 'certified':
+    return None
   return group.measure(lambda run: _nominal(run, f'nominal_epsilon_{which}'), 3)
 
 
@@ -68,7 +70,8 @@ def _covers(run) -> Optional[str]:
 
 
 def _smallest(run) -> Optional[Mapping[str, Any]]:
-  figures = [f for f in _formal(run).get('figures') or () if isinstance(f.get('epsilon_max'), (int, float))]
+  figures = _formal(run).get('figures')
+  figures = [f for f in figures if _number(f.get('epsilon_max')) is not None] if isinstance(figures, list) else []
   figures = [f for f in figures if f.get('amplification') == _NO_AMPLIFICATION] or figures
   return min(figures, key=lambda figure: figure['epsilon_max'], default=None)
 
@@ -81,6 +84,10 @@ def relations(study: study_lib.Study) -> str:
   if not units:
     return 'No run has a formal figure.'
   return f'Formal figures: unit: {" or ".join(units)}; neighbouring relation: {" or ".join(neighbours)}.'
+
+
+def _number(value) -> Optional[float]:
+  return float(value) if isinstance(value, (int, float)) else None
 
 
 def _figure_text(runs) -> str:

@@ -14,6 +14,12 @@ from experiments.reporting import specs
 
 RUN = 'run.json'
 
+# Flags without which a run cannot be placed, and the types of their values.
+_NEEDED = {
+    'dataset': str, 'participation': str, 'partition': str, 'critical_layers': str, 'rounds': int, 'seed': int,
+    **dict.fromkeys(('epsilon', 'delta', 'alpha', 'beta'), (int, float)),
+}
+
 
 class LeftOut(NamedTuple):
   """Something that the report could not use: where it lies, and what is wrong with it."""
@@ -162,9 +168,9 @@ def load(path: str) -> Tuple[Optional[Run], List[LeftOut]]:
   result = Run(
       path=path,
       identity=run['identity'],
-      flags=run.get('flags') or run['identity'],
-      versions=run.get('versions') or {},
-      machine=run.get('machine') or {},
+      flags=run['flags'],
+      versions=run['versions'],
+      machine=run['machine'],
       metrics=read('metrics.csv', _read_metrics, {}, True),
       # These are written at the end.
       clients=read('clients.csv', plots.read_metrics, {}, bool(summary)),
@@ -193,9 +199,15 @@ def _read_object(path) -> Dict[str, Any]:
 
 def _read_run(path):
   run = _read_object(path)
-  if not isinstance(run.get('identity'), dict):
+  identity = run.get('identity')
+  if not isinstance(identity, dict):
     raise ValueError('it has no identity')
-  return run
+  lacking = [name for name, kinds in _NEEDED.items() if not isinstance(identity.get(name), kinds)]
+  if lacking:
+    raise ValueError(f'its identity lacks {", ".join(lacking)}')
+  return {'identity': identity, **{
+      name: run[name] if isinstance(run.get(name), dict) else {} for name in ('flags', 'versions', 'machine')
+  }}
 
 
 def _read_metrics(path):

@@ -98,7 +98,7 @@ class Family(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-  """All groups of a report, in the order of their folders; `common`: by dataset, the most frequent value of each flag."""
+  """All groups of a report, in the order of their folders; `common`: each flag's most frequent value, by dataset."""
 
   groups: Tuple[Group, ...]
   common: Mapping[Any, Mapping[str, Any]]
@@ -172,7 +172,7 @@ def collect(runs: Iterable[runs_lib.Run]) -> Tuple[Study, List[runs_lib.LeftOut]
         name: setting.get(name, _ABSENT) for name, value in common[setting.get('dataset')].items()
         if _key(setting.get(name, _ABSENT)) != _key(value)
     }
-    groups.append(Group(setting, tuple(sorted(kept.values(), key=lambda run: run.seed or 0)), departures))
+    groups.append(Group(setting, tuple(sorted(kept.values(), key=lambda run: run.seed)), departures))
   return Study(tuple(groups), common), left_out
 
 

@@ -71,7 +71,10 @@ def _figure(rates, budgets):
     axes = figure.subplots()
     grid = np.linspace(0, 1, 201)
     style = methods.METHODS['quap']
-    axes.plot(rates, budgets, linestyle='none', marker='.', markersize=4, alpha=0.5, color='#777777', label='measured, a client')
+    axes.plot(
+        rates, budgets, linestyle='none', marker='.', markersize=4, alpha=0.5, color='#777777',
+        label='measured, a client'
+    )
     axes.plot(grid, formula(grid), color=style.colour, linestyle=style.dash, label='formula, α = 0.5, β = 2')
     uniform = methods.METHODS['fixed_dp']
     axes.plot(grid, np.ones_like(grid), color=uniform.colour, linestyle=uniform.dash, label='uniform, ε_base')

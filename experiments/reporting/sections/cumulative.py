@@ -71,9 +71,12 @@ def _figure(family, number):
         figures.line(
             axes, group.algorithm, rounds, values.mean(0), index, f'{style.label}: {words}', markerfacecolor=face
         )
-    total = family.setting['epsilon']
-    axes.axhline(total, color='black', linewidth=0.8)
-    axes.annotate(f'ε_total = {total:g}', (0, total), (4, 3), textcoords='offset points', fontsize=8)
+    total, planned = family.setting['epsilon'], family.setting['rounds']
+    last = max(run.ledger.num_rounds for group in family.groups for run in group.runs)
+    axes.plot(
+        [0, last], [0, total * last / planned], color='black', linewidth=0.8,
+        label=f'ε_total·t/T, ε_total = {total:g}, T = {planned}'
+    )
     axes.set(xlabel='round', ylabel='cumulative nominal ε of a client', ylim=(0, None), xlim=(0, None))
     figures.legend(axes)
 

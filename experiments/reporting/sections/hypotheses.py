@@ -95,11 +95,12 @@ def _accuracy(study):
       'nominal ε spent, QuAP-FL (max)', 'nominal ε spent, Fixed-DP (max)', 'verdict'
   )
   return _hypothesis(
-      'H1: QuAP-FL is more accurate than uniform DP-FedAvg at equal nominal ε_total', 'h1', columns, rows, verdicts,
+      'H1: QuAP-FL is more accurate than uniform DP-FedAvg at equal ε_total', 'h1', columns, rows, verdicts,
       commands.sweep(algorithm=['fixed_dp', 'quap']),
       [
-          'QuAP-FL noises the critical layers only: no finite ε for the released model. A gain at equal nominal ε_total '
-          'is not one at equal protection.',
+          'Equal is ε_total: the nominal one or, in a setting with `calibration=exact`, that of the noised weights by '
+          'exact accounting. QuAP-FL noises the critical layers only: no finite ε for the released model. A gain at '
+          'equal ε_total is not one at equal protection.',
           errata.BUDGET_NOT_SPENT,
           _printed_gains(),
           errata.EARLY_STOP,
@@ -210,7 +211,8 @@ def _counterparts(part):
 
 
 def _largest_nominal(run):
-  return None if run.client_epsilon is None else float(run.client_epsilon.max())
+  is_nominal = run.identity.get('calibration', 'documents') == 'documents' and run.client_epsilon is not None
+  return float(run.client_epsilon.max()) if is_nominal else None
 
 
 def _spread(run):

@@ -33,7 +33,8 @@ def build(study):
   table = document.Table('privacy_and_accuracy', 'All settings', _COLUMNS, rows)
   return document.Section('Accuracy beside privacy', [
       'Nominal figures are the documents\' own: basic composition of the rounds that a client took part in, for the '
-      'noised layers only, the clipping norms taken as given, at the δ beside them. A formal figure is the largest '
+      'noised layers only, the clipping norms taken as given, at the δ beside them. There is none where the noise is '
+      'not that of the documents\' formula (`--calibration=exact`, certified runs). A formal figure is the largest '
       'over clients and seeds, and holds for what its cell says and nothing else.',
       comparison.without_empty(table, 'setting', 'document: accuracy (%)'),
       privacy.relations(study),
@@ -44,5 +45,7 @@ def build(study):
 
 
 def _delta(group):
+  if privacy.nominal(group, 'max') is None:
+    return None
   delta = group.measure(lambda run: run.summary.get('nominal_delta_max'))
   return None if delta is None else f'{delta.mean:.2g}'

@@ -115,7 +115,8 @@ def make_ledger(identity: Mapping[str, Any], rounds: int, spread: float) -> Dict
   method = methods.METHODS.get(identity['algorithm'].split(':')[0])
   is_adaptive = method is not None and (method.ablation or (False,))[0]
   more = spread * members / clients if is_adaptive else np.zeros(len(members))
-  budgets = identity['epsilon'] / identity['rounds'] * (1 + more) if np.isfinite(spread) else np.full(len(members), np.inf)
+  base = identity['epsilon'] / identity['rounds']
+  budgets = base * (1 + more) if np.isfinite(spread) else np.full(len(members), np.inf)
   return {
       'offsets': np.arange(rounds + 1, dtype=np.int64) * size, 'clients': members.astype(np.int32), 'budgets': budgets,
       'weights': np.ones(len(members)), 'noise_multipliers': np.full(rounds, 1.0),

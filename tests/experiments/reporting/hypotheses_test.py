@@ -28,7 +28,7 @@ def _accuracies(tmp_path, quap, fixed, **flags):
 def test_h1_flips_with_the_accuracies(tmp_path, quap, fixed, verdict):
   study = _accuracies(tmp_path, quap, fixed)
   assert _verdicts(study, 'h1') == [verdict]
-  assert f'H1: QuAP-FL is more accurate than uniform DP-FedAvg at equal nominal ε_total: {verdict}.' in factory.text(
+  assert f'H1: QuAP-FL is more accurate than uniform DP-FedAvg at equal ε_total: {verdict}.' in factory.text(
       hypotheses.build(study)
   )
 
@@ -54,7 +54,7 @@ def test_pairs_are_of_one_seed_and_length(tmp_path):
 
 def test_runs_of_other_settings_are_no_pair(tmp_path):
   study = _accuracies(tmp_path, [0.9, 0.91], [0.8, 0.82], epsilon=3)
-  assert 'H1: QuAP-FL is more accurate than uniform DP-FedAvg at equal nominal ε_total.** Not enough runs' in (
+  assert 'H1: QuAP-FL is more accurate than uniform DP-FedAvg at equal ε_total.** Not enough runs' in (
       factory.text(hypotheses.build(study))
   )
 

@@ -31,7 +31,7 @@ def test_runs_are_found_at_any_depth_and_once(tmp_path):
   assert [os.path.relpath(path, tmp_path) for path in found] == ['a', 'b/c', 'b/d']
 
 
-@pytest.mark.parametrize('text', ['{', '[]', '{"flags": {}}'])
+@pytest.mark.parametrize('text', ['{', '[]', '{"flags": {}}', '{"identity": {"dataset": "mnist"}}'])
 def test_a_run_without_its_flags_is_left_out(tmp_path, text):
   folder = factory.write_run(tmp_path / 'run')
   (folder / 'run.json').write_text(text)

@@ -97,6 +97,14 @@ def test_privacy_beside_accuracy(tmp_path):
   assert rows[0]['document: accuracy (%)'] == '93.30 ± 0.10'
 
 
+@pytest.mark.parametrize('run', [
+    {'calibration': 'exact'}, {'algorithm': 'certified', 'certified_epsilon': 3.0}
+])
+def test_no_nominal_figure_of_noise_that_is_not_the_documents(tmp_path, run):
+  (row,) = factory.table(privacy_and_accuracy.build(factory.study_of(tmp_path, run)), 'privacy_and_accuracy')
+  assert (row['nominal ε, max over clients'], row['nominal δ, max']) == ('-', '-')
+
+
 class TestConvergence:
 
   def test_rounds_to_90(self, tmp_path):
@@ -204,6 +212,13 @@ class TestOneFlag:
     runs = [{'algorithm': 'certified', 'epsilon': e, 'certified_epsilon': e} for e in (1, 3)]
     assert not epsilon.build(factory.study_of(tmp_path, *runs)).blocks
 
+  def test_exact_calibration_is_no_nominal_budget(self, tmp_path):
+    runs = [{'epsilon': e, 'calibration': c} for e in (3, 6) for c in ('documents', 'exact')]
+    section = epsilon.build(factory.study_of(tmp_path, *runs))
+    assert len(factory.table(section, 'epsilon_total')) == 2
+    column = 'ε_total of the noised weights by exact accounting (not nominal)'
+    assert [row[column] for row in factory.table(section, 'epsilon_exact')] == ['3', '6']
+
   def test_participation_and_critical_layers(self, tmp_path):
     study = factory.study_of(
         tmp_path, {}, {'participation': 'beta:a=1,b=1'}, {'critical_layers': 'all_dense'},
@@ -296,4 +311,5 @@ class TestCertified:
     ]
 
   def test_none_without_certified_runs(self, tmp_path):
-    assert not certified.build(factory.study_of(tmp_path, {'algorithm': 'tff_dp_fedavg', 'covers': 'released model'})).blocks
+    study = factory.study_of(tmp_path, {'algorithm': 'tff_dp_fedavg', 'covers': 'released model'})
+    assert not certified.build(study).blocks
