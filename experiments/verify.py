@@ -5,8 +5,8 @@ r"""Verifies the certificate of a certified run: makes it again from the folder'
 Prints VALID and what is guaranteed, or INVALID and all that is wrong. Exit status: 0 if valid, else 1.
 
 Everything that follows from the ledger is computed again: each client's μ and ε, that no client has passed its budget,
-that every round had noise. Digests bind the certificate to the run's flags, ledger and model. They are no signature: who
-makes the whole folder anew, ledger included, is not found out. docs/privacy.md says how to read a certificate.
+that every round had noise. Digests bind the certificate to the run's flags, ledger and model. They are no signature:
+who makes the whole folder anew, ledger included, is not found out. docs/privacy.md says how to read a certificate.
 """
 
 import os
@@ -50,14 +50,20 @@ def verify(path: str) -> Verdict:
   except (KeyError, TypeError, ValueError) as error:
     return Verdict([f'{folders.CERTIFICATE} is damaged: {error!r}.'], [], '')
   if code != provenance['code']:
-    warnings.append(f'The run was made by other code: {code}; this is {provenance["code"]}.')
+    warnings.append(
+        f'The run was made by other code: {code}; this is {provenance["code"]}. Its figures are verified, not its '
+        'words.'
+    )
     provenance['code'] = code
-  problems = certificates.problems(certificate, evidence.ledger, provenance)
+  problems = certificates.problems(certificate, evidence.ledger, provenance, same_words=not warnings)
   problems += folders.folder_problems(evidence, facts)
   # Another version may write the same certificate as another page.
   if not problems and not warnings and folders.page_differs(path, certificate):
     problems.append(f'{folders.PAGE} is not the page of {folders.CERTIFICATE}.')
-  return Verdict(problems, warnings, '' if problems else certificate['statement'])
+  if problems:
+    return Verdict(problems, warnings, '')
+  # In this program's words, whatever the certificate's are.
+  return Verdict([], warnings, certificates.issue(evidence.ledger, facts, provenance)['statement'])
 
 
 def main(argv: List[str]) -> int:

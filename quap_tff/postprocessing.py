@@ -1,4 +1,4 @@
-"""Averages of released iterates: a_t = a_{t-1} + r_t·(θ_t - a_{t-1}), where a rule gives r_t and r_1 = 1; and shrinkage.
+"""Averages of released iterates, a_t = a_{t-1} + r_t·(θ_t - a_{t-1}), a rule gives r_t and r_1 = 1; and shrinkage.
 
 Post-processing: what is computed from released weights and public constants alone has the privacy of the weights, and
 no account changes. That holds only while the constants are public, too: one that was chosen by looking at clients' data

@@ -116,13 +116,16 @@ def issue(ledger: run_ledger.RunLedger, facts: Facts, provenance: Mapping[str, A
   return {**certificate, 'sha256': digest(certificate)}
 
 
-def problems(certificate: Any, ledger: run_ledger.RunLedger, provenance: Mapping[str, Any]) -> List[str]:
+def problems(
+    certificate: Any, ledger: run_ledger.RunLedger, provenance: Mapping[str, Any], same_words: bool = True
+) -> List[str]:
   """What is wrong with a certificate, a sentence each; empty if it is valid.
 
   Args:
     certificate: As read from JSON, without NaN and infinities.
     ledger: The run's.
     provenance: As found now, see `issue`.
+    same_words: Whether its texts must be the ones that this program writes; another version may word them otherwise.
   """
   if not isinstance(certificate, dict) or not isinstance(certificate.get('facts'), dict):
     return ['The certificate is damaged: it holds no facts.']
@@ -132,7 +135,8 @@ def problems(certificate: Any, ledger: run_ledger.RunLedger, provenance: Mapping
     expected = issue(ledger, Facts(**certificate['facts']), provenance)
   except (TypeError, ValueError) as error:
     return [str(error)]
-  found = list(_differences('', certificate, expected))
+  compared = (certificate, expected) if same_words else map(_figures, (certificate, expected))
+  found = list(_differences('', *compared))
   # Covers what the certificate alone tells: the texts among the facts.
   own = digest({name: value for name, value in certificate.items() if name != 'sha256'})
   if certificate.get('sha256') != own:
@@ -155,6 +159,16 @@ def digest(value: Any) -> str:
   """SHA-256, in hex, of a value's canonical JSON: keys sorted, no spaces, UTF-8."""
   text = json.dumps(value, sort_keys=True, separators=(',', ':'), ensure_ascii=False, allow_nan=False)
   return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _figures(certificate):
+  """A certificate without the texts that the program writes into it."""
+  if isinstance(certificate, dict):
+    kept = {name: value for name, value in certificate.items() if name not in ('statement', 'withheld', 'assumptions')}
+    return {name: value if name in ('facts', 'provenance') else _figures(value) for name, value in kept.items()}
+  if isinstance(certificate, list):
+    return [_figures(entry) for entry in certificate]
+  return '' if isinstance(certificate, str) else certificate
 
 
 def _differences(path, found, expected):

@@ -144,6 +144,34 @@ class TestVerify:
     out, err = capsys.readouterr()
     assert out.startswith('VALID') and err.startswith('Warning: The run was made by other code')
 
+  def _reworded(self, path, place, value):
+    certificate = json.loads((path / 'certificate.json').read_text())
+    certificate['provenance']['code']['source_sha256'] = 'of an older version'
+    holder = certificate
+    for key in place[:-1]:
+      holder = holder[key]
+    holder[place[-1]] = value
+    del certificate['sha256']
+    certificate['sha256'] = certificates.digest(certificate)
+    (path / 'certificate.json').write_text(json.dumps(certificate))
+
+  @pytest.mark.parametrize('place, value', [
+      (('statement',), 'ε is nothing.'), (('assumptions',), ['None.']), (('guarantee', 'unit'), 'a client'),
+      (('releases', 0, 'how'), 'noised'),
+  ])
+  def test_words_of_other_code_are_not_believed(self, certified, place, value):
+    self._reworded(certified, place, value)
+    verdict = verify.verify(str(certified))
+    assert not verdict.problems and verdict.warnings and verdict.statement.startswith('For each of the 4 clients')
+
+  @pytest.mark.parametrize('place, value', [
+      (('guarantee', 'epsilon'), 2.0), (('achieved', 'epsilon_max'), 1.0), (('releases', 0, 'rounds'), 1),
+      (('facts', 'algorithm'), 'quap'), (('provenance', 'config_sha256'), 'c'), (('achieved', 'rounds'), 'two'),
+  ])
+  def test_figures_of_other_code_are_compared(self, certified, place, value):
+    self._reworded(certified, place, value)
+    assert _problems(certified)
+
 
 class TestLedger:
 
