@@ -48,12 +48,12 @@ def formal_text(group: study_lib.Group) -> str:
 
 def nominal(group: study_lib.Group, which: str) -> Optional[quantities.Quantity]:
   """Nominal ε over clients, `which` is 'max' or 'mean'; None where the noise is not that of the nominal budgets."""
-  if group.setting['calibration'] != 'documents' or group.method == 'certified':
-    return None
   return group.measure(lambda run: _nominal(run, f'nominal_epsilon_{which}'), 3)
 
 
 def _nominal(run, name) -> Optional[float]:
+  if not run.has_nominal:
+    return None
   if run.summary:
     return run.summary.get(name)
   _, values = run.curve(name)

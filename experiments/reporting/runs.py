@@ -106,8 +106,15 @@ class Run:
     return self.clients.get('rounds')
 
   @property
+  def has_nominal(self) -> bool:
+    """Whether the noise is the one that the documents' formula gives for the nominal budgets."""
+    return self.identity.get('calibration', 'documents') == 'documents' and specs.parse(self.algorithm)[0] != 'certified'
+
+  @property
   def client_epsilon(self) -> Optional[np.ndarray]:
-    """float64[N], each client's nominal Σε_i; None without a ledger or without noise."""
+    """float64[N], each client's nominal Σε_i; None without a ledger, without noise or with other noise."""
+    if not self.has_nominal:
+      return None
     epsilon = self.ledger.epsilon if self.ledger is not None else self.clients.get('nominal_epsilon')
     return epsilon if epsilon is not None and np.all(np.isfinite(epsilon)) else None
 

@@ -12,6 +12,7 @@ from experiments.reporting.sections import cost
 from experiments.reporting.sections import critical_layers
 from experiments.reporting.sections import cumulative
 from experiments.reporting.sections import curves
+from experiments.reporting.sections import early_stop
 from experiments.reporting.sections import epsilon
 from experiments.reporting.sections import fairness
 from experiments.reporting.sections import heterogeneity
@@ -23,6 +24,7 @@ from experiments.reporting.sections import privacy_and_accuracy
 SECTIONS = (
     privacy_and_accuracy.build,
     accuracy.build,
+    early_stop.build,
     hypotheses.build,
     curves.build,
     convergence.build,

@@ -211,8 +211,7 @@ def _counterparts(part):
 
 
 def _largest_nominal(run):
-  is_nominal = run.identity.get('calibration', 'documents') == 'documents' and run.client_epsilon is not None
-  return float(run.client_epsilon.max()) if is_nominal else None
+  return None if run.client_epsilon is None else float(run.client_epsilon.max())
 
 
 def _spread(run):

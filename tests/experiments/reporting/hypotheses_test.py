@@ -49,7 +49,7 @@ def test_pairs_are_of_one_seed_and_length(tmp_path):
   study = factory.study_of(
       tmp_path / 'b', *factory.seeds(1, 2, rounds_run=5), *factory.seeds(1, 2, algorithm='fixed_dp')
   )
-  assert 'Not enough runs: no pair' in factory.text(hypotheses.build(study))
+  assert 'DP-FedAvg at equal ε_total.** Not enough runs: no pair' in factory.text(hypotheses.build(study))
 
 
 def test_runs_of_other_settings_are_no_pair(tmp_path):

@@ -104,6 +104,12 @@ def test_without_a_ledger_the_clients_file_tells(tmp_path):
   assert run.client_epsilon.sum() == pytest.approx(40 * 0.6)
 
 
+@pytest.mark.parametrize('run', [{'calibration': 'exact'}, {'algorithm': 'certified:weights=uniform'}])
+def test_with_other_noise_there_is_no_nominal_epsilon(tmp_path, run):
+  factory.write_run(tmp_path / 'run', **run)
+  assert runs_lib.load(str(tmp_path / 'run'))[0].client_epsilon is None
+
+
 def test_without_noise_there_is_no_nominal_epsilon(tmp_path):
   folder = factory.write_run(tmp_path / 'run', algorithm='fedavg', noise_norm=0)
   assert runs_lib.load(str(folder))[0].client_epsilon is None

@@ -18,6 +18,7 @@ from experiments.reporting.sections import cost
 from experiments.reporting.sections import critical_layers
 from experiments.reporting.sections import cumulative
 from experiments.reporting.sections import curves
+from experiments.reporting.sections import early_stop
 from experiments.reporting.sections import epsilon
 from experiments.reporting.sections import fairness
 from experiments.reporting.sections import heterogeneity
@@ -84,6 +85,15 @@ class TestAccuracy:
     study = factory.study_of(tmp_path, {'algorithm': 'fedavg', 'epsilon': 3, 'noise_norm': 0, **FULL})
     rows = factory.table(accuracy.build(study), 'accuracy_epsilon_6')
     assert rows[0]['measured: accuracy (%)'] == '90.00'
+
+
+def test_early_stop_beside_the_documents(tmp_path):
+  study = factory.study_of(
+      tmp_path, {}, {'accuracy': 0.9321, 'rounds_run': 7, 'stop_at_accuracy': 0.932, 'participation': 'hybrid_reference'}
+  )
+  (row,) = factory.table(early_stop.build(study), 'early_stop')
+  assert (row['document: accuracy (%)'], row['measured: accuracy (%)']) == ('93.30 ± 0.10', '93.21')
+  assert row['rounds run of planned'] == '7 of 10 (stops at accuracy 0.932)'
 
 
 def test_privacy_beside_accuracy(tmp_path):
