@@ -11,6 +11,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff import aggregation
+from quap_tff import budget_rules
 from quap_tff import clip_rules
 from quap_tff import layers
 from quap_tff import runtime
@@ -356,6 +357,23 @@ class TestQuapAggregationExecution:
     output = process.next(process.initialize(), [_value([1, 2], [3, 4])] * 2, [0, 999_999])
     assert sum(np.asarray(t).nbytes for t in tf.nest.flatten(output.state)) < 4_000_100
     assert output.measurements['participation_never_seen'] == 999_998
+
+  @pytest.mark.parametrize('clip', [clip_rules.Fixed(1.0), clip_rules.QuantileEma()])
+  def test_a_budget_rule_with_state_and_agreement(self, clip):
+    config = _config(
+        clip=clip, budget=BudgetConfig(3.0, 6, client_rule=budget_rules.PtAdp(0.1, 0.5), round_rule='each_own')
+    )
+    process = _create(config)
+    state_type = process.initialize.type_signature.result.member
+    assert state_type.aggregate[0].shape == (1, 2) and state_type.budget.credits.shape == (10,)
+    state = process.next(process.initialize(), [_value([1, 2], [3, 4]), _value([1, 2], [0.3, 0.4])], [7, 2]).state
+    np.testing.assert_allclose(state['budget']['credits'], 0.1 * np.isin(range(10), [2, 7]))
+    np.testing.assert_allclose(state['aggregate'][0] / np.linalg.norm(state['aggregate'][0]), [[0.6, 0.8]], rtol=1e-6)
+    # Cosines 1, 0 and -1, by client, whatever the order.
+    values = [_value([1, 2], kernel) for kernel in ([-3, -4], [4, -3], [6, 8])]
+    state = process.next(state, values, [9, 0, 5]).state
+    np.testing.assert_allclose(state['budget']['credits'], [0.1, 0, 0.1, 0, 0, 0.6, 0, 0.1, 0, 0.1], rtol=1e-6)
+    np.testing.assert_allclose(state['budget']['given'][[0, 5, 9]].sum(), 1.5, rtol=1e-6)
 
   def test_a_long_run_against_numpy(self):
     fields = dict(

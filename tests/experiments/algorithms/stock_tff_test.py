@@ -1,0 +1,252 @@
+"""TFF's aggregators behind our client work: they compute what TFF computes, and a run's account is TFF's own."""
+
+import collections
+import math
+
+from dp_accounting import pld
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from data import cohorts
+from experiments import algorithms
+from experiments.algorithms import stock_tff
+from experiments.algorithms import tff_aggregation
+from experiments.algorithms import tff_ftrl
+import quap_tff
+from quap_tff import accounting
+from quap_tff import layers
+from quap_tff import runtime
+from tests.quap_tff import noise_checks
+
+_FACTORY = tff.aggregators.DifferentiallyPrivateFactory
+_extract_event = tff.aggregators.differential_privacy.extract_dp_event_from_state
+_VALUE = tff.to_type([(np.float32, [2]), (np.float32, [1]), (np.float32, [2])])
+_WEIGHT = tff.to_type(collections.OrderedDict(client_id=np.int64))
+_LAYERS = (layers.Layer('conv', (0, 1), False), layers.Layer('dense', (2,), False))
+_SPECS = ['tff_dp_fedavg', 'tff_dp_fedavg_adaptive', 'tff_layerwise_adaptive', 'tff_dp_ftrl']
+# Noise too small to be seen.
+_SILENT = 1e-9
+
+
+def _setting(spec, participation='uniform', rounds=6, calibration='documents', client_metrics=True, **flags):
+  config = quap_tff.QuapConfig(num_clients=8, budget=quap_tff.BudgetConfig(epsilon_total=3.0, num_rounds=rounds), **flags)
+  return algorithms.Setting(
+      mechanism=algorithms.parse(spec).configure(config), cohorts=cohorts.make(participation, 8, 4, 3), rounds=rounds,
+      model_fn=None, layers=_LAYERS, sizes=(2, 1, 2), client_optimizer=None, server_optimizer=None, client_work=None,
+      client_metrics=client_metrics, calibration=calibration,
+  )
+
+
+def _method(spec, *args, **kwargs):
+  return algorithms.parse(spec).method(_setting(spec, *args, **kwargs))
+
+
+def _aggregator(spec, noise_multiplier, clients_per_round=2.0):
+  return algorithms.parse(spec).aggregator(_setting(spec), noise_multiplier, clients_per_round)
+
+
+def _process(stock, value_type=_VALUE):
+  return tff_aggregation.StockAggregationFactory(stock).create(value_type, _WEIGHT)
+
+
+def _update(*leaves):
+  return [np.float32(leaf) for leaf in leaves]
+
+
+def _next(process, state, updates):
+  return process.next(state, updates, [collections.OrderedDict(client_id=np.int64(i)) for i in range(len(updates))])
+
+
+@pytest.fixture(scope='module', autouse=True)
+def _context():
+  with runtime.activate(runtime.RuntimeConfig(device='cpu')):
+    yield
+
+
+class TestTypes:
+
+  @pytest.mark.parametrize('spec', _SPECS)
+  def test_fits_our_client_work_and_checkpoints(self, spec):
+    process = _process(_aggregator(spec, 1.0))
+    assert process.is_weighted
+    result = process.next.type_signature.result
+    tff.test.assert_types_identical(result.result, tff.FederatedType(_VALUE, tff.SERVER))
+    measurements = collections.OrderedDict(
+        round=np.int32, cohort_size=np.int32, clipping_norms=(np.float32, [2 if 'layerwise' in spec else 1])
+    )
+    tff.test.assert_types_identical(result.measurements, tff.FederatedType(tff.to_type(measurements), tff.SERVER))
+    leaves = tf.nest.flatten(tff.types.type_to_tf_tensor_specs(result.state.member))
+    assert all(spec.shape.is_fully_defined() and spec.dtype != tf.string for spec in leaves)
+
+
+class TestValues:
+
+  def test_fixed_clip_by_hand(self):
+    # Norms 5, 0.5 and not finite: clipped to 1, as it is, nothing; divided by the constant 2.
+    process = _process(_aggregator('tff_dp_fedavg', _SILENT))
+    updates = [
+        _update([3, 0], [0], [0, 4]), _update([0.3, 0], [0], [0, 0.4]), _update([1, 1], [math.nan], [1, 1]),
+    ]
+    output = _next(process, process.initialize(), updates)
+    for found, expected in zip(output.result, [[0.45, 0], [0], [0, 0.6]]):
+      np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert output.measurements['cohort_size'] == 3 and output.measurements['clipping_norms'].tolist() == [1.0]
+
+  def test_adaptive_clip_moves_toward_the_quantile(self):
+    # All norms are above the clip: it grows by exp(0.2·0.5) in each round; what is measured is the round's own.
+    process = _process(stock_tff.TffDpFedAvgAdaptive(clipped_count_stddev=_SILENT).aggregator(None, _SILENT, 2.0))
+    state, norms = process.initialize(), []
+    for _ in range(3):
+      output = _next(process, state, [_update([30, 0], [0], [0, 40])] * 2)
+      state = output.state
+      norms += output.measurements['clipping_norms'].tolist()
+      np.testing.assert_allclose(output.result[0], [0.6 * norms[-1], 0], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(norms, np.exp([0, 0.1, 0.2]), rtol=1e-5)
+
+  def test_layer_by_layer(self):
+    # The first layer (norm 5, two tensors) is clipped, the second one (norm 0.5) is not, and their clips part.
+    algorithm = stock_tff.TffLayerwiseAdaptive(clipped_count_stddev=1e-6)
+    process = _process(algorithm.aggregator(_setting('tff_layerwise_adaptive'), _SILENT, 2.0))
+    output = _next(process, process.initialize(), [_update([3, 0], [4], [0.3, 0.4])] * 2)
+    for found, expected in zip(output.result, [[0.6, 0], [0.8], [0.3, 0.4]]):
+      np.testing.assert_allclose(found, expected, atol=1e-5)
+    following = _next(process, output.state, []).measurements['clipping_norms']
+    np.testing.assert_allclose(following, np.exp([0.1, -0.1]), rtol=1e-4)
+
+  @pytest.mark.parametrize('spec, factor', [
+      ('tff_dp_fedavg', 1.0),
+      # s = z: the sum's part of z is z·√(4/3).
+      ('tff_dp_fedavg_adaptive', math.sqrt(4 / 3)),
+      # Two layers share it.
+      ('tff_layerwise_adaptive', math.sqrt(2) * math.sqrt(4 / 3)),
+      # The first difference is the first leaf's noise.
+      ('tff_dp_ftrl', 1.0),
+  ])
+  def test_noise(self, spec, factor):
+    value_type = tff.to_type([(np.float32, [2000]), (np.float32, [1]), (np.float32, [2000])])
+    process = _process(_aggregator(spec, 3.0, clients_per_round=4.0), value_type)
+    zeros = _update(np.zeros(2000), np.zeros(1), np.zeros(2000))
+    first, second = (_next(process, process.initialize(), [zeros]).result for _ in range(2))
+    noise_checks.assert_gaussian(np.concatenate(first), factor * 3.0 / 4.0)
+    noise_checks.assert_uncorrelated(first[0], first[2])
+    if spec != 'tff_dp_ftrl':
+      noise_checks.assert_uncorrelated(first[0], second[0])
+
+  @pytest.mark.parametrize('spec', _SPECS)
+  def test_a_round_with_nobody_changes_nothing_but_the_round_number(self, spec):
+    process = _process(_aggregator(spec, 3.0))
+    state = _next(process, process.initialize(), [_update([3, 0], [0], [0, 4])]).state
+    output = _next(process, state, [])
+    assert not any(np.any(u) for u in output.result)
+    assert (state['round'], output.state['round']) == (1, 2)
+    for before, after in zip(tf.nest.flatten(state['query']), tf.nest.flatten(output.state['query'])):
+      np.testing.assert_array_equal(before, after)
+
+  def test_the_tree_is_tffs_own(self):
+    specs = tff.types.type_to_tf_tensor_specs(_VALUE)
+    stock = _FACTORY.tree_aggregation(2.0, 2.0, 1.0, specs, noise_seed=5).create(_VALUE)
+    ours = _process(tff_ftrl.Tree(2.0, 2.0, 1.0, rounds=8, seed=5))
+    stock_state, state = stock.initialize(), ours.initialize()
+    update = _update([0.3, 0], [0], [0, 0.4])
+    for round_num in range(1, 10):
+      if round_num == 3:
+        state = _next(ours, state, []).state  # No leaf of the tree.
+        continue
+      expected, found = stock.next(stock_state, [update]), _next(ours, state, [update])
+      stock_state, state = expected.state, found.state
+      for e, f in zip(expected.result, found.result):
+        np.testing.assert_array_equal(e, f)
+
+
+class TestAccount:
+
+  @pytest.mark.parametrize('spec', _SPECS[:3])
+  def test_is_that_of_tffs_events(self, spec):
+    method, setting = _method(spec), _setting(spec)
+    stock = algorithms.parse(spec).aggregator(setting, method.noise_multiplier, 4.0)
+    record_type = tff.to_type(stock.grouped(_VALUE))
+    inner = stock.factory(record_type).create(record_type)
+    record = stock.grouped(_update([3, 0], [0], [0, 4]))
+    event = _extract_event(inner.next(inner.initialize(), [record]).state)
+    accountant = pld.PLDAccountant().compose(event, 6)
+    ours = accounting.account(accounting.History.gaussian(method.noise_multiplier, 6), 1e-5, ['pld'])['pld']
+    np.testing.assert_allclose(accountant.get_epsilon(1e-5), ours.epsilon, rtol=1e-3)
+    record = method.round_record(None, dict(round=1, clipping_norms=np.ones(1)), np.array([1, 2, 5, 7]))
+    assert record.noise_multiplier == method.noise_multiplier and record.weights.tolist() == [1.0] * 4
+    assert record.budgets.tolist() == [0.5] * 4 and record.count_noise_multiplier == math.inf
+
+  @pytest.mark.parametrize('spec', _SPECS)
+  @pytest.mark.parametrize('participation', ['uniform', 'beta_bernoulli'])
+  def test_exact_lets_the_most_exposed_client_spend_epsilon(self, spec, participation):
+    method = _method(spec, participation, calibration='exact')
+    epsilon = [
+        accounting.ACCOUNTANTS['gaussian_exact'].epsilon(history, 1e-5)
+        for history in accounting.histories(method.planned_ledger()).histories
+    ]
+    assert 3 * (1 - 1e-3) < max(epsilon) <= 3
+    assert method.noise_multiplier < _method(spec, participation).noise_multiplier
+
+  def test_documents_noise(self):
+    formula = math.sqrt(2 * math.log(1.25e5)) / 0.5
+    for spec in _SPECS[:3]:
+      assert _method(spec).noise_multiplier == pytest.approx(formula, rel=1e-6)
+    # Six rounds: a round is a leaf and two nodes above it.
+    assert _method('tff_dp_ftrl').noise_multiplier == pytest.approx(math.sqrt(3) * formula, rel=1e-6)
+
+  def test_a_round_with_nobody_costs_nothing(self):
+    method = _method('tff_dp_fedavg', 'bernoulli:q=0.5')
+    metrics = dict(round=2, cohort_size=0, clipping_norms=np.float32([1.0]))
+    record = method.round_record(None, metrics, np.zeros(0, np.int64))
+    assert record.noise_multiplier == 0 and not len(record.budgets)
+    row = method.round_metrics(None, metrics)
+    assert (row['epsilon'], row['noise_multiplier'], row['sigma']) == (0, 0, 0)
+
+  def test_columns(self):
+    metrics = dict(round=2, cohort_size=4, clipping_norms=np.float32([3.0, 4.0]))
+    row = _method('tff_layerwise_adaptive').round_metrics(None, metrics)
+    assert row['clipping_norm'] == 5 and row['clipping_norm_conv'] == 3 and row['epsilon'] == 0.5
+    assert set(row) <= _method('tff_layerwise_adaptive').public_metrics
+    fixed = _method('tff_dp_fedavg')
+    row = fixed.round_metrics(None, dict(round=2, cohort_size=3, clipping_norms=np.float32([2.0])))
+    # By the mean cohort of four, whoever came.
+    assert row['sigma'] == pytest.approx(fixed.noise_multiplier * 2 / 4)
+
+  @pytest.mark.parametrize('spec', _SPECS)
+  def test_protection(self, spec):
+    assert _method(spec).protection.covers == accounting.COVERS[1]
+    protection = _method(spec, client_metrics=False).protection
+    assert protection.covers == accounting.COVERS[0] and protection.model_protected
+    assert ('takes no seed' in protection.text) == (spec != 'tff_dp_ftrl')
+
+  def test_another_calibration_is_another_run_for_the_ledger(self):
+    documents, exact = (_method('tff_dp_fedavg', calibration=c).fingerprint for c in algorithms.CALIBRATIONS)
+    assert documents != exact
+    assert documents != _method('tff_dp_fedavg:clip=2').fingerprint
+
+
+class TestFlags:
+
+  @pytest.mark.parametrize('spec', _SPECS)
+  def test_what_does_not_apply_is_settled(self, spec):
+    config = _setting(
+        spec, critical_layers='final_dense', max_agg_norm=1.0, update_scale='pseudo_gradient', clip_scope='all_layers'
+    ).mechanism
+    assert (config.critical_layers, config.budget.round_rule, config.update_scale) == ('all', 'uniform', 'delta')
+    assert config.max_agg_norm is None and not config.clip.uses_current_norms
+
+  def test_refusals(self):
+    noise = quap_tff.NoiseConfig
+    with pytest.raises(ValueError, match='--noise_seed out'):
+      _setting('tff_dp_fedavg', noise=noise(seed=1))
+    assert _setting('tff_dp_ftrl', noise=noise(seed=1)).mechanism.noise.seed == 1
+    with pytest.raises(ValueError, match='--noise=client'):
+      _setting('tff_dp_fedavg_adaptive', noise=noise('client'))
+    with pytest.raises(ValueError, match='no mean size'):
+      _method('tff_dp_fedavg', 'markov')
+    with pytest.raises(ValueError, match='clipped_count_stddev must be greater than'):
+      _method('tff_dp_fedavg_adaptive:clipped_count_stddev=2')
+    for spec in ('tff_dp_fedavg:clip=0', 'tff_dp_ftrl:clip=-1', 'tff_layerwise_adaptive:quantile=2'):
+      with pytest.raises(ValueError):
+        algorithms.parse(spec)
