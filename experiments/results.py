@@ -44,9 +44,8 @@ def summary(
     report: accounting.FormalReport,
     directory: Optional[run_directory.RunDirectory],
 ) -> Dict[str, Any]:
-  """What the last line of standard output holds. A nominal ε that does not exist (no noise) is null."""
-  ledger = result.ledger
-  noised = math.isfinite(ledger.epsilon.max())
+  """What the last line of standard output holds. Nominal figures that the method has not are null."""
+  ledger, has_nominal = result.ledger, experiment.method.has_nominal
   return {
       'dataset': values.dataset,
       'algorithm': values.algorithm,
@@ -54,9 +53,9 @@ def summary(
       'planned_rounds': experiment.planned_rounds,
       'test_accuracy': result.test['accuracy'],
       'test_loss': result.test['loss'] if math.isfinite(result.test['loss']) else None,
-      'nominal_epsilon_max': float(ledger.epsilon.max()) if noised else None,
-      'nominal_epsilon_mean': float(ledger.epsilon.mean()) if noised else None,
-      'nominal_delta_max': float(ledger.delta.max()) if noised else None,
+      'nominal_epsilon_max': float(ledger.epsilon.max()) if has_nominal else None,
+      'nominal_epsilon_mean': float(ledger.epsilon.mean()) if has_nominal else None,
+      'nominal_delta_max': float(ledger.delta.max()) if has_nominal else None,
       'model_protected': experiment.method.protection.model_protected,
       'formal': report.as_dict(),
       'interrupted': result.interrupted,
@@ -102,10 +101,12 @@ def _write_clients(path, experiment, result, report, model):
       'client': range(len(clients)),
       'examples': [len(client) for client in clients],
       'rounds': ledger.rounds,
-      'nominal_epsilon': _finite(ledger.epsilon),
-      'nominal_delta': ledger.delta,
-      'formal_epsilon': _finite(report.epsilon if report.epsilon is not None else np.full(len(clients), np.nan)),
   }
+  if experiment.method.has_nominal:
+    columns.update(nominal_epsilon=ledger.epsilon, nominal_delta=ledger.delta)
+  if report.epsilon is not None:
+    # No cell where a round without noise leaves a client without a finite ε.
+    columns['formal_epsilon'] = ['' if math.isinf(epsilon) else epsilon for epsilon in report.epsilon]
   if experiment.client_metrics:
     columns['test_accuracy'] = client_accuracies(experiment, model)
   else:
@@ -131,6 +132,3 @@ def client_accuracies(experiment: setup.Experiment, model: tf.keras.Model) -> np
   with np.errstate(invalid='ignore'):
     return mixes @ accuracies / mixes.sum(axis=1)
 
-
-def _finite(values):
-  return ['' if not math.isfinite(value) else value for value in values]

@@ -144,8 +144,9 @@ def train(
         if is_tested:
           test, tested_round = next_test, round_num
           row.update(test_accuracy=test['accuracy'], test_loss=test['loss'])
-        row['nominal_epsilon_mean'] = float(ledger.epsilon.mean())
-        row['nominal_epsilon_max'] = float(ledger.epsilon.max())
+        if method.has_nominal:
+          row['nominal_epsilon_mean'] = float(ledger.epsilon.mean())
+          row['nominal_epsilon_max'] = float(ledger.epsilon.max())
         row['seconds'] = time.monotonic() - round_begin
         if directory is not None:
           directory.log(round_num, row)

@@ -78,6 +78,8 @@ class Method(abc.ABC):
   Attributes:
     fingerprint: Text that names everything which the account depends on; a ledger of another one is refused.
     protection: What may be said about the released model.
+    has_nominal: Whether the noise is that of the budgets, by the documents' formula: only then do their sums, the
+      nominal figures, mean anything.
     public_metrics: Names of the round's metrics that are no exact functions of clients' data: what is kept with
       --noclient_metrics.
     constant_divisor: Whether sums are divided by a public constant whoever comes, and
@@ -87,6 +89,7 @@ class Method(abc.ABC):
 
   fingerprint: str
   protection: accounting.Protection
+  has_nominal = True
   public_metrics: FrozenSet[str] = PUBLIC_METRICS
   constant_divisor = False
   constant_noise_multiplier = False

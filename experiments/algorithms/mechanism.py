@@ -21,6 +21,7 @@ class MechanismMethod(base.Method):
     self._config = setting.mechanism
     if setting.calibration == 'exact':
       self._config = _calibrated(self._config, setting)
+    self.has_nominal = self._config.noise.scale == 1 and self._config.noise.placement != 'none'
     self.fingerprint = repr(dataclasses.replace(self._config, noise=_without_seed(self._config.noise)))
     self.constant_noise_multiplier = (
         self._config.budget.round_rule == 'uniform' and self._config.noise.placement == 'server'

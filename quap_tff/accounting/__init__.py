@@ -24,7 +24,6 @@ from quap_tff.accounting.history import Population
 from quap_tff.accounting.ledger_histories import histories
 from quap_tff.accounting.ledger_histories import merged_histories
 from quap_tff.accounting.ledger_histories import total_mu
-from quap_tff.accounting.nominal import NominalLedger
 from quap_tff.accounting.protection import COVERS
 from quap_tff.accounting.protection import describe_protection
 from quap_tff.accounting.protection import Protection

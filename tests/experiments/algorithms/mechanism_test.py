@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from data import cohorts as cohorts_lib
 from experiments import algorithms
 from experiments import setup
 from experiments import training
@@ -37,6 +38,13 @@ _ASKED = quap_tff.QuapConfig(
 def _experiment(*arguments):
   with harness.parsed(*harness.TINY, *arguments) as values:
     return setup.from_flags(values)
+
+
+def _setting(config, cohorts, rounds):
+  return algorithms.Setting(
+      mechanism=config, cohorts=cohorts, rounds=rounds, model_fn=None, layers=(), sizes=(), client_optimizer=None,
+      server_optimizer=None, client_work=None,
+  )
 
 
 class TestCombinations:
@@ -92,10 +100,7 @@ class TestLedger:
           experiment, experiment.method.build_process(), None, checkpoint_every=99, eval_every=99,
           stop_at_accuracy=None, progress='none',
       )
-    setting = algorithms.Setting(
-        mechanism=experiment.method.config, cohorts=experiment.cohorts, rounds=8, model_fn=None, layers=(), sizes=(),
-        client_optimizer=None, server_optimizer=None, client_work=None,
-    )
+    setting = _setting(experiment.method.config, experiment.cohorts, 8)
     planned = mechanism.planned_ledger(experiment.method.config, setting).state_dict()
     spent = result.ledger.state_dict()
     for name in ('offsets', 'clients', 'budgets', 'weights', 'count_noise_multipliers'):
@@ -116,6 +121,73 @@ class TestLedger:
     assert record.weights.tolist() == [1.0, 1.0] and record.count_noise_multiplier == np.inf
 
 
+def _by_hand(cohorts, warmup=0, counts_warmup=True, ema=None, uniform=False):
+  """Σ ε_i and k_i, straight from the documents' equations."""
+  base, clients = 3.0 / len(cohorts), 7
+  epsilon, taken, counts, rates = np.zeros(clients), np.zeros(clients, int), np.zeros(clients), np.zeros(clients)
+  for t, cohort in enumerate(cohorts, 1):
+    here = np.isin(np.arange(clients), cohort)
+    counted = counts_warmup or t > warmup
+    if counted:
+      counts += here
+      if ema is not None and len(cohort):
+        rates = ema * here + (1 - ema) * rates
+    p = rates if ema is not None else counts / (t if counts_warmup else max(t - warmup, 1))
+    budgets = base * (1 + 0.7 * np.exp(-1.5 * p)) if t > warmup and not uniform else np.full(clients, base)
+    epsilon += here * budgets
+    taken += here
+  return epsilon, taken
+
+
+class _Cohorts:
+  """A history of 12 rounds, some with nobody, some with everybody."""
+
+  def __init__(self, seed):
+    rng = np.random.default_rng(seed)
+    self.all = [np.flatnonzero(rng.random(7) < p) for p in rng.choice([0.0, 0.2, 0.5, 1.0], 12)]
+
+  def cohort(self, round_num):
+    return self.all[round_num - 1]
+
+
+class TestNominal:
+
+  @pytest.mark.parametrize('seed', range(3))
+  @pytest.mark.parametrize('rule, rates, by_hand', [
+      ('cohort_mean_rate', dict(warmup_rounds=0), {}),
+      ('cohort_min', dict(warmup_rounds=4), dict(warmup=4)),
+      ('cohort_mean_budget', dict(warmup_rounds=4, count_during_warmup=False), dict(warmup=4, counts_warmup=False)),
+      ('cohort_mean_rate', dict(rate='ema', ema_weight=0.3, warmup_rounds=0), dict(ema=0.3)),
+      ('cohort_mean_rate', dict(rate='ema', ema_weight=0.3, warmup_rounds=3, count_during_warmup=False),
+       dict(ema=0.3, warmup=3, counts_warmup=False)),
+      ('uniform', dict(warmup_rounds=0), dict(uniform=True)),
+  ])
+  def test_sums_of_the_documents_budgets(self, rule, rates, by_hand, seed):
+    config = quap_tff.QuapConfig(
+        num_clients=7,
+        budget=quap_tff.BudgetConfig(3.0, 12, alpha=0.7, beta=1.5, round_rule=rule),
+        participation=quap_tff.ParticipationConfig(**rates),
+    )
+    cohorts = _Cohorts(seed)
+    ledger = mechanism.planned_ledger(config, _setting(config, cohorts, 12))
+    epsilon, taken = _by_hand(cohorts.all, **by_hand)
+    np.testing.assert_allclose(ledger.epsilon, epsilon, rtol=2e-6)
+    assert ledger.rounds.tolist() == taken.tolist()
+
+  def test_everyone_always_spends_the_documents_sum(self):
+    # ε_total·(1 + α·e^-β), above ε_total = 6: DESIGN 3's erratum, without the warm-up.
+    config = quap_tff.QuapConfig(num_clients=5, participation=quap_tff.ParticipationConfig(warmup_rounds=0))
+    everyone = cohorts_lib.make('full', 5, None, 0)
+    ledger = mechanism.planned_ledger(config, _setting(config, everyone, 200))
+    np.testing.assert_allclose(ledger.epsilon, 6 * (1 + 0.5 * np.exp(-2)), rtol=1e-6)
+    np.testing.assert_allclose(ledger.delta, 0.002)
+
+  def test_there_are_none_for_noise_that_does_not_follow_the_budgets(self):
+    assert _experiment('--algorithm=quap').method.has_nominal
+    assert not _experiment('--algorithm=quap', '--calibration=exact').method.has_nominal
+    assert not _experiment('--algorithm=fedavg').method.has_nominal
+
+
 class TestCalibration:
 
   @pytest.mark.parametrize('arguments', [
@@ -124,10 +196,7 @@ class TestCalibration:
   ])
   def test_exact_lets_the_most_exposed_client_spend_epsilon(self, arguments):
     experiment = _experiment(*arguments, '--calibration=exact', '--epsilon=2', '--rounds=6')
-    setting = algorithms.Setting(
-        mechanism=experiment.method.config, cohorts=experiment.cohorts, rounds=6, model_fn=None, layers=(), sizes=(),
-        client_optimizer=None, server_optimizer=None, client_work=None,
-    )
+    setting = _setting(experiment.method.config, experiment.cohorts, 6)
     ledger = mechanism.planned_ledger(experiment.method.config, setting)
     epsilon = max(accounting.ACCOUNTANTS['gaussian_exact'].epsilon(h, 1e-5) for h in accounting.histories(ledger).histories)
     assert 2 * (1 - 1e-3) < epsilon <= 2
