@@ -26,8 +26,8 @@ class QuapAggregationFactory(tff.aggregators.WeightedAggregationFactory):
 
   The process' state is an OrderedDict: `round` int32, `participation` (`counts` int32[N], and `rates` float32[N] under
   EMA rates), `clip` float32 (+inf before there is one), `noise` (`seed` int64[2], `counter` int64), and for budget
-  rules that need them `budget` (the rule's own) and `aggregate` (float32 tensors). Whoever holds the state can recompute
-  the noise: keep it, and checkpoints of it, as secret as the clients' data.
+  rules that need them `budget` (the rule's own) and `aggregate` (float32 tensors). Whoever holds the state can
+  recompute the noise: keep it, and checkpoints of it, as secret as the clients' data.
   """
 
   def __init__(
@@ -111,11 +111,8 @@ class QuapAggregationFactory(tff.aggregators.WeightedAggregationFactory):
         noise = mechanism.client_noise(config, critical, update, own_report['client_id'], message['noise'], clip)
       return collections.OrderedDict(clipped=clipped, noise=noise)
 
-    reports_type = tff.to_type(
-        collections.OrderedDict(
-            (name, (report_type.dtype, [None])) for name, report_type in tff.structure.iter_elements(report.type_signature.result)
-        )
-    )
+    reported = tff.structure.to_elements(report.type_signature.result)
+    reports_type = tff.to_type(collections.OrderedDict((name, (one.dtype, [None])) for name, one in reported))
 
     @tff.tensorflow.computation(state_type, reports_type)
     def plan_round(state, reports):

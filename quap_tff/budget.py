@@ -1,6 +1,7 @@
 """Privacy budgets of clients and rounds, ε_base = ε_total / T (DESIGN 2.2).
 
-How clients get theirs is a rule of `quap_tff.budget_rules`. The budgets are nominal: what they mean for privacy is the business of `quap_tff.accounting`. ε is in nats.
+How clients get theirs is a rule of `quap_tff.budget_rules`. The budgets are nominal: what they mean for privacy is the
+business of `quap_tff.accounting`. ε is in nats.
 """
 
 import dataclasses

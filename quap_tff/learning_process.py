@@ -1,4 +1,4 @@
-"""QuAP-FL as a `tff.learning.templates.LearningProcess`: TFF's distributor and finalizer, our client work and aggregator."""
+"""QuAP-FL as a `LearningProcess` of TFF: its distributor and finalizer, our client work and aggregator."""
 
 import collections
 from typing import Any, Callable, Tuple

@@ -148,8 +148,8 @@ def plan_round(
   Returns:
     `clip` C_t, `next_clip` for the state, `epsilon` ε_t (0 for an empty cohort, +inf without noise),
     `noise_multiplier` (noise on the sum of updates over C_t; 0 if there is none), `sigma` σ_t (standard deviation of
-    the noise on each critical entry of the mean), `cohort_size`, the new `participation`, `budget` (the budget rule's new
-    state, possibly empty), and `reports`: `norm_*`, `clipped_fraction` and `non_finite_updates`.
+    the noise on each critical entry of the mean), `cohort_size`, the new `participation`, `budget` (the budget rule's
+    new state, possibly empty), and `reports`: `norm_*`, `clipped_fraction` and `non_finite_updates`.
 
   Raises:
     tf.errors.InvalidArgumentError: When run, if an id is outside [0, N) or stands twice.

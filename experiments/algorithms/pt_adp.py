@@ -10,6 +10,11 @@ from quap_tff import accounting
 from quap_tff import budget_rules
 
 
+_INTERPRETATION = (
+    'The budgets by transactions are an interpretation of PT-ADP, which the documents compare with and do not specify.'
+)
+
+
 class PtAdpMethod(mechanism.MechanismMethod):
   """The mechanism with a budget rule whose budgets depend on clients' data."""
 
@@ -23,13 +28,14 @@ class PtAdpMethod(mechanism.MechanismMethod):
     rule = dataclasses.replace(budget.client_rule, seed=setting.cohorts.population.seed)
     config = dataclasses.replace(setting.mechanism, budget=dataclasses.replace(budget, client_rule=rule))
     super().__init__(setting._replace(mechanism=config))
-    self.protection = accounting.describe_protection(
+    protection = accounting.describe_protection(
         config,
         setting.layers,
         setting.sizes,
         client_metrics_logged=setting.client_metrics,
         budgets_depend_on_data=True,
     )
+    self.protection = protection._replace(text=f'{protection.text}\n{_INTERPRETATION}')
 
   @property
   def public_metrics(self):

@@ -1,8 +1,8 @@
 """TFF's DP-FedAvg for comparison: fixed clipping, adaptive clipping, and adaptive clipping layer by layer.
 
-Adaptive clipping (Andrew et al. 2021) also releases noised counts of the updates that stayed unclipped. z is that of sum
-and count together, as TFF has it: 1/z² = 1/z_sum² + 1/(2·s)², s the count's standard deviation; each client moves it by
-1/2. Layer by layer, each of L layers has z·√L.
+Adaptive clipping (Andrew et al. 2021) also releases noised counts of the updates that stayed unclipped. z is that of
+sum and count together, as TFF has it: 1/z² = 1/z_sum² + 1/(2·s)², s the standard deviation of the count's noise, and a
+client moves the count by 1/2. Layer by layer, each of L layers has z·√L.
 """
 
 import dataclasses
@@ -92,8 +92,8 @@ class TffDpFedAvgAdaptive(tff_method.StockAlgorithm):
       stddev = max(clients_per_round / 20, noise_multiplier)
     if 2 * stddev <= noise_multiplier:
       raise ValueError(
-          f'clipped_count_stddev must be greater than {noise_multiplier / 2:.4g}, half of the noise multiplier that this '
-          f'budget asks for, found {stddev:g}. Raise it, or leave it out.'
+          f'clipped_count_stddev must be greater than {noise_multiplier / 2:.4g}, half of the noise multiplier that '
+          f'this budget asks for, found {stddev:g}. Raise it, or leave it out.'
       )
     return (noise_multiplier**-2 - (2 * stddev)**-2)**-0.5, float(stddev)
 

@@ -21,8 +21,8 @@ class StockAggregator(abc.ABC):
   """A `DifferentiallyPrivateFactory` and what must be known about it.
 
   Attributes:
-    value_noise_multiplier: σ of the noise on a sum over the clipping norm that it goes with; the total noise multiplier,
-      or more where noised counts take their part of that.
+    value_noise_multiplier: σ of the noise on a sum over the clipping norm that it goes with: the total noise
+      multiplier, or more where noised counts take their part of that.
     has_one_sigma: Whether all entries of a round's aggregate have noise of one standard deviation,
       value_noise_multiplier·C/(clients per round).
   """

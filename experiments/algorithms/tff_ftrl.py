@@ -1,7 +1,7 @@
 """TFF's DP-FTRL for comparison: tree aggregation (Kairouz et al. 2021), efficient estimates, one tree over all rounds.
 
-The aggregate of a round is the difference of noised cumulative sums, so plain SGD at the server is FTRL; any other server
-optimizer is post-processing of the same releases.
+The aggregate of a round is the difference of noised cumulative sums, so plain SGD at the server is FTRL; any other
+server optimizer is post-processing of the same releases.
 """
 
 import dataclasses

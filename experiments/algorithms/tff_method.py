@@ -1,8 +1,8 @@
 """What methods with a stock TFF aggregator share: calibration of its noise, what rounds spend, what is logged.
 
 Local training, cohorts, server optimizer, budget and accountants are those of every method; the aggregators are TFF's,
-without zeroing, which its own account does not cover, and divide by the constant mean size of a cohort. Their neighbours
-are TFF's: a client's record is in the noised sums and counts, or it is not.
+without zeroing, which its own account does not cover, and divide by the constant mean size of a cohort. Neighbours are
+TFF's, too: a client's record is in the noised sums and counts, or it is not.
 """
 
 import abc
@@ -22,8 +22,8 @@ from quap_tff import layers as layers_lib
 from quap_tff import learning_process
 
 _UNSEEDED = (
-    'TensorFlow draws this noise itself, from a generator that starts from 32 random bits and takes no seed: a run that '
-    'was interrupted and resumed is not bit for bit the uninterrupted one.'
+    'TensorFlow draws this noise itself, from a generator that starts from 32 random bits and takes no seed: a run '
+    'that was interrupted and resumed is not bit for bit the uninterrupted one.'
 )
 
 

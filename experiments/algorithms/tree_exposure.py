@@ -1,6 +1,6 @@
 """What a client's rounds move in a binary tree over rounds, each node of which is released with noise of its own.
 
-DP-FTRL's releases follow from noised nodes: a node's sum over its 2^d rounds + N(0, (z·C)²), when its last round is done.
+DP-FTRL's releases follow from noised nodes: a node's sum over its 2^d rounds + N(0, (z·C)²), when the last one is done.
 A client that takes part in n of a node's rounds moves that sum by at most n·C, whatever was released before, so by the
 (adaptive) composition of Gaussians
 

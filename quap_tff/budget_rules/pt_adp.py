@@ -4,7 +4,8 @@
 
 π_i is client i's declared preference, log-uniform in [ε_base/2, 2·ε_base], and c_i >= 0 its credits after round t-1.
 λ_t exists in every cohort: the caps 2·π_i are at least ε_base. Of a budget, what is above the preference is bought, a
-credit for each π_i. Taking part earns credits, and so does an update that agrees with the aggregate of the round before.
+credit for each π_i. Taking part earns credits, and so does an update that agrees with the aggregate of the round
+before.
 """
 
 import collections

@@ -45,7 +45,7 @@ class TestPtAdp:
     state = config.rule.initial_state(config, 20_000)
     exponents = np.log2(state['preferences'].numpy() / config.epsilon_base)
     assert exponents.min() >= -1 and exponents.max() <= 1
-    np.testing.assert_allclose(np.quantile(exponents, [0.1, 0.25, 0.5, 0.75, 0.9]), [-0.8, -0.5, 0, 0.5, 0.8], atol=0.03)
+    np.testing.assert_allclose(np.quantile(exponents, [0.1, 0.3, 0.5, 0.9]), [-0.8, -0.4, 0, 0.8], atol=0.03)
     other = budget_rules.PtAdp(seed=8)
     assert not np.array_equal(other.initial_state(config, 20_000)['preferences'], state['preferences'])
 
@@ -164,7 +164,8 @@ class TestRounds:
     np.testing.assert_allclose(state['budget']['credits'], [0.1, 0.1, 0.1, 0.1, 0.6, 0.1], rtol=1e-6)
 
   def test_noise_is_that_of_all_together(self):
-    config = self._config('server', budget=BudgetConfig(0.5, 2, client_rule=budget_rules.PtAdp(), round_rule='each_own'))
+    budgets = BudgetConfig(0.5, 2, round_rule='each_own', client_rule=budget_rules.PtAdp())
+    config = self._config('server', budget=budgets)
     state, _, measurements = self._round(config, mechanism.initial_state(config, [[2]]), {0: [3, 0], 3: [0, 0.5]})
     given = state['budget']['given'].numpy()
     np.testing.assert_allclose(given.sum(), 0.5, rtol=1e-6)
@@ -187,7 +188,8 @@ class TestUpdateAgreement:
       ([math.inf, 0], math.nan, 0.0), ([3, 4], math.nan, 0.0), ([1e30, 0], math.nan, 0.0),
   ])
   def test_by_hand(self, update, norm, expected):
-    found = mechanism.update_agreement((1,), [tf.ones(3), tf.constant(update, tf.float32)], norm, [tf.constant([0.3, 0.4])])
+    updates = [tf.ones(3), tf.constant(update, tf.float32)]
+    found = mechanism.update_agreement((1,), updates, norm, [tf.constant([0.3, 0.4])])
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
   def test_before_there_is_an_aggregate(self):

@@ -45,6 +45,7 @@ class TestPtAdp:
   def test_claims_nothing(self):
     method = _experiment('--noclient_metrics', '--critical_layers=all', '--clip=fixed').method
     assert method.protection.covers == accounting.COVERS[2] and not method.protection.model_protected
+    assert 'an interpretation' in method.protection.text
     assert 'noise_multiplier' not in method.public_metrics and 'clipping_norm' in method.public_metrics
 
   def test_exact_calibration_is_refused(self):

@@ -31,7 +31,7 @@ _SILENT = 1e-9
 
 
 def _setting(spec, participation='uniform', rounds=6, calibration='documents', client_metrics=True, **flags):
-  config = quap_tff.QuapConfig(num_clients=8, budget=quap_tff.BudgetConfig(epsilon_total=3.0, num_rounds=rounds), **flags)
+  config = quap_tff.QuapConfig(8, quap_tff.BudgetConfig(epsilon_total=3.0, num_rounds=rounds), **flags)
   return algorithms.Setting(
       mechanism=algorithms.parse(spec).configure(config), cohorts=cohorts.make(participation, 8, 4, 3), rounds=rounds,
       model_fn=None, layers=_LAYERS, sizes=(2, 1, 2), client_optimizer=None, server_optimizer=None, client_work=None,

@@ -59,7 +59,8 @@ class TestTreeExposure:
   def test_against_brute_force(self, seed):
     rng = np.random.default_rng(seed)
     rounds, num_clients = int(rng.integers(1, 20)), 6
-    cohorts = [np.flatnonzero(rng.random(num_clients) < rng.choice([0, 0.5, 1], p=[0.2, 0.6, 0.2])) for _ in range(rounds)]
+    rates = rng.choice([0, 0.5, 1], rounds, p=[0.2, 0.6, 0.2])
+    cohorts = [np.flatnonzero(rng.random(num_clients) < rate) for rate in rates]
     exposure = tree_exposure.TreeExposure(cohorts, num_clients)
     charged = np.zeros(num_clients)
     for round_num, cohort in enumerate(cohorts, start=1):
