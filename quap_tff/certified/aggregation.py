@@ -1,0 +1,141 @@
+"""The certified mechanism as a TFF aggregation: `CertifiedAggregationFactory(config).create(value_type, weight_type)`.
+
+    next: (state@SERVER, value@CLIENTS, weight@CLIENTS) -> <state@SERVER, noised sum over D@SERVER, measurements@SERVER>
+
+`weight` carries the client's id, as for `quap_tff.QuapAggregationFactory`. A round has two dependent levels of
+aggregation, and so runs in a single context: the server learns from the clients who they are, tells all of them everyone's
+weights, and sums. Who takes part is known to everyone, by the neighbouring relation.
+"""
+
+import collections
+import math
+from typing import Optional, Sequence
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from quap_tff import aggregation
+from quap_tff import layers as layers_lib
+from quap_tff.certified import clip_split
+from quap_tff.certified import config as configs
+from quap_tff.certified import mechanism
+
+
+class CertifiedAggregationFactory(tff.aggregators.WeightedAggregationFactory):
+  """Makes aggregation processes whose results, measurements included, are (ε, δ)-differentially private for each client.
+
+  The process' state is that of `quap_tff.certified.mechanism.initial_state`. Whoever holds it can recompute the noise:
+  keep it, and checkpoints of it, as secret as the clients' data. A round must be continued from the state that the
+  round before has left: two releases from one state are two, and the state has paid for one.
+  """
+
+  def __init__(self, config: configs.CertifiedConfig, layers: Optional[Sequence[layers_lib.Layer]] = None):
+    """Initializes the factory.
+
+    Args:
+      config: The mechanism.
+      layers: The model's layers, in the order of the flattened value; needed unless the clip split is 'joint'.
+    """
+    if not isinstance(config, configs.CertifiedConfig):
+      raise TypeError(f'config must be a quap_tff.certified.CertifiedConfig, found {type(config).__name__}.')
+    self._config = config
+    self._layers = layers
+
+  def create(self, value_type: tff.Type, weight_type: tff.Type) -> tff.templates.AggregationProcess:
+    """See the module's docstring.
+
+    Args:
+      value_type: A struct of float32 or float64 tensors (with Python containers), or one of them.
+      weight_type: A struct with an integer scalar `client_id`, or an integer scalar.
+
+    Raises:
+      TypeError: If a type is none of these.
+      ValueError: If layers are needed and do not fit the value.
+    """
+    config = self._config
+    specs = aggregation._tensor_specs(value_type)
+    leaves = tf.nest.flatten(specs)
+    if any(leaf.dtype not in (tf.float32, tf.float64) for leaf in leaves):
+      raise TypeError(
+          f'Updates must be float32 or float64: rounding to fewer bits could pass the clipping norm. Found {value_type}.'
+      )
+    read_client_id = aggregation._client_id_reader(weight_type)
+    groups = clip_split.clip_groups(config.clip_split, [math.prod(leaf.shape) for leaf in leaves], self._layers)
+
+    @tff.tensorflow.computation
+    def initialize_server():
+      return mechanism.initial_state(config)
+
+    state_type = initialize_server.type_signature.result
+
+    @tff.tensorflow.computation(value_type, weight_type)
+    def report(value, weight):
+      own_report = collections.OrderedDict(client_id=tf.cast(read_client_id(weight), tf.int64))
+      if config.counts_norms:
+        own_report['norm'] = mechanism.update_norm(groups, tf.nest.flatten(value))
+      return own_report
+
+    reports_type = tff.to_type(
+        collections.OrderedDict(
+            (name, (t.dtype, [None])) for name, t in tff.structure.iter_elements(report.type_signature.result)
+        )
+    )
+
+    @tff.tensorflow.computation(state_type, reports_type)
+    def plan_round(state, reports):
+      return mechanism.plan_round(config, state, reports['client_id'], reports.get('norm'))
+
+    plan_type = plan_round.type_signature.result
+
+    @tff.tensorflow.computation(state_type, plan_type)
+    def announce(state, plan):
+      return collections.OrderedDict(client_ids=plan['client_ids'], weights=plan['weights'], clip=state['clip'])
+
+    @tff.tensorflow.computation(value_type, weight_type, announce.type_signature.result)
+    def contribute(value, weight, message):
+      own = tf.equal(message['client_ids'], tf.cast(read_client_id(weight), tf.int64))
+      own_weight = tf.reduce_sum(tf.where(own, message['weights'], 0.0))
+      return mechanism.contribute(groups, tf.nest.flatten(value), own_weight, message['clip'])
+
+    @tff.tensorflow.computation
+    def zero():
+      return [tf.zeros(leaf.shape, tf.float64) for leaf in leaves]
+
+    total_type = zero.type_signature.result
+
+    # Clients send what they have; the sum is float64, whose rounding is nothing beside the clipping norm.
+    @tff.tensorflow.computation(total_type, contribute.type_signature.result)
+    def add(total, contribution):
+      return [t + tf.cast(c, tf.float64) for t, c in zip(total, contribution)]
+
+    @tff.tensorflow.computation(total_type, total_type)
+    def merge(a, b):
+      return [x + y for x, y in zip(a, b)]
+
+    identity = tff.tensorflow.computation(lambda total: total, total_type)
+
+    @tff.tensorflow.computation(state_type, plan_type, total_type)
+    def finish_round(state, plan, total):
+      new_state, mean, measurements = mechanism.finish_round(config, state, plan, list(total))
+      result = [tf.cast(m, leaf.dtype) for m, leaf in zip(mean, leaves)]
+      return new_state, tf.nest.pack_sequence_as(specs, result), measurements
+
+    @tff.federated_computation
+    def init_fn():
+      return tff.federated_eval(initialize_server, tff.SERVER)
+
+    @tff.federated_computation(
+        init_fn.type_signature.result,
+        tff.FederatedType(value_type, tff.CLIENTS),
+        tff.FederatedType(weight_type, tff.CLIENTS),
+    )
+    def next_fn(state, value, weight):
+      reports = aggregation._federated_collect(tff.federated_map(report, (value, weight)), reports_type)
+      plan = tff.federated_map(plan_round, (state, reports))
+      message = tff.federated_broadcast(tff.federated_map(announce, (state, plan)))
+      contributions = tff.federated_map(contribute, (value, weight, message))
+      total = tff.federated_aggregate(contributions, zero(), add, merge, identity)
+      new_state, mean, measurements = tff.federated_map(finish_round, (state, plan, total))
+      return tff.templates.MeasuredProcessOutput(new_state, mean, measurements)
+
+    return tff.templates.AggregationProcess(init_fn, next_fn)

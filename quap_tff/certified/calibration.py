@@ -1,0 +1,90 @@
+"""Noise and divisor of a run before it begins, from its schedule alone.
+
+    z maximizes  J(z) = 1/T · Σ_t Σ_i w_i(t) / z      subject to the filter
+
+J is the mean over the planned rounds of a round's signal to noise: Σ_i w_i(t)·C is the most that clients can add together,
+z·C the noise on it; a round to which nobody may add anything any more counts with zero. Less noise makes rounds better
+and lets budgets run out sooner. Where all weights are 1, J is A/z + B·z between any two z at which a client's budget
+lasts exactly to the end of its rounds, hence largest at one of those; and these are what is tried, for all rules.
+"""
+
+import dataclasses
+import math
+from typing import Any, Optional, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from quap_tff import participation as participations
+from quap_tff.certified import config as configs
+from quap_tff.certified import mechanism
+from quap_tff.certified import privacy_filter
+
+_MOST_CANDIDATES = 32
+# Noise beyond what a budget asks for exactly, so that rounding does not lower the last weight; and what counts as a tie.
+_ROOM = 1e-9
+
+
+def calibrated(
+    config: configs.CertifiedConfig, cohorts: Sequence[Any], noise_multiplier: Optional[float] = None
+) -> configs.CertifiedConfig:
+  """The configuration with the noise multiplier z that maximizes J, and the expected sum of weights as its divisor.
+
+  For T rounds with everyone and weights of 1, z = √T/μ_max. Of several z that are equally good, the largest. Time is
+  that of T rounds' plans; memory some 32 float64 for each of N clients.
+
+  Args:
+    config: The mechanism; its own noise multiplier and divisor are not looked at.
+    cohorts: int[M_t] ids for each of the T planned rounds: a public schedule, or one drawn from the participation model.
+    noise_multiplier: z, if it is given.
+
+  Raises:
+    ValueError: If nobody takes part, or nobody's budget pays for the noised counts of its rounds.
+  """
+  if noise_multiplier is not None:
+    multipliers = np.array([noise_multiplier], np.float64)
+  else:
+    multipliers = _candidates(config, cohorts)
+  sums, _ = _simulated(config, config.prices._replace(noise_multiplier=multipliers[:, np.newaxis]), cohorts)
+  objective = sums.mean(axis=1) / multipliers
+  best = int(np.argmax(objective >= objective.max() * (1 - _ROOM)))  # Candidates descend.
+  if not sums[best].any():
+    raise ValueError('Nobody adds anything in any of the planned rounds: there is no noise and no divisor to choose.')
+  return dataclasses.replace(
+      config,
+      noise_multiplier=float(multipliers[best]),
+      divisor=float(sums[best][sums[best] > 0].mean()),
+  )
+
+
+def _candidates(config, cohorts):
+  """float64, descending: multipliers with which some client's budget lasts exactly to its last planned round."""
+  free = privacy_filter.Prices(limit=math.inf, noise_multiplier=np.ones([1, 1]), count_cost=0.0)
+  _, (squares,) = _simulated(config, free, cohorts)  # At no price, clients spend Σ w².
+  rounds = np.bincount(np.concatenate([np.zeros(0, np.int64), *cohorts]), minlength=config.num_clients)
+  left = config.prices.limit - rounds * config.prices.count_cost
+  reachable = (squares > 0) & (left > 0)
+  if not reachable.any():
+    raise ValueError(
+        'Nobody takes part in any planned round, or the noised counts of a client\'s rounds cost more than '
+        f'epsilon={config.epsilon:g}: give the counts more noise (count_stddev), or take a fixed clipping norm.'
+    )
+  exact = np.unique(np.sqrt(squares[reachable] / left[reachable]))
+  chosen = np.unique(np.linspace(0, len(exact) - 1, _MOST_CANDIDATES).round().astype(int))
+  bounds = configs.SMALLEST_MULTIPLIER, configs.LARGEST_MULTIPLIER
+  return np.clip(exact[chosen] * (1 + _ROOM), *bounds)[::-1]
+
+
+def _simulated(config, prices, cohorts):
+  """(Σ_i w_i(t) float64[Z, T], Σμ² after T rounds float64[Z, N]) for each of the Z noise multipliers in `prices`."""
+  num_candidates = len(prices.noise_multiplier)
+  sums = np.zeros([num_candidates, len(cohorts)])
+  spent = np.zeros([num_candidates, config.num_clients])
+  participation = participations.initial_state(config.participation, config.num_clients)
+  for index, cohort in enumerate(cohorts):
+    ids = np.asarray(cohort, np.int64)
+    participation = participations.next_state(config.participation, participation, ids, index + 1)
+    proposed = mechanism.proposed_weights(config, prices, participation, index + 1, ids)
+    weights, spent[:, ids] = privacy_filter.spend(prices, spent[:, ids], proposed)
+    sums[:, index] = tf.reduce_sum(tf.cast(weights, tf.float64), axis=1)
+  return sums, spent

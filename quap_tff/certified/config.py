@@ -1,0 +1,132 @@
+"""The certified mechanism's configuration: one frozen object from which clips, weights, noise and account all come."""
+
+import dataclasses
+import math
+from typing import Optional, Tuple
+
+import numpy as np
+
+from quap_tff import checks
+from quap_tff import clip_rules
+from quap_tff import clipping
+from quap_tff import participation as participations
+from quap_tff import registry
+from quap_tff.certified import clip_split as clip_splits
+from quap_tff.certified import privacy_filter
+from quap_tff.certified import weight_rules
+
+# Far from where float32 loses bits or overflows, whatever the noise multiplier and the weight.
+SMALLEST_CLIP, LARGEST_CLIP = 1e-20, 1e20
+SMALLEST_MULTIPLIER, LARGEST_MULTIPLIER = 1e-3, 1e9
+
+
+@dataclasses.dataclass(frozen=True)
+class CertifiedConfig:
+  """A sum in which client i's part has norm at most w_i(t)·C_t, with noise N(0, (z·C_t)²) on every entry, over D.
+
+  Every constant here is public: chosen without a look at clients' data, or it is a release that no account covers.
+
+  Attributes:
+    num_clients: N, the population. Client ids are integers in [0, N).
+    epsilon: ε > 0 in nats that no client passes over the whole run, at
+    delta: δ in (0, 1), in total.
+    noise_multiplier: z: σ of the noise on the sum over C_t, in every round.
+    divisor: D > 0, by which the sum is divided in every round, such as the expected sum of weights.
+    weights: The rule for w_i(t), one of `quap_tff.certified.weight_rules.RULES`.
+    participation: How the rates are computed that weights go by.
+    clip: C_t: `clip_rules.Fixed`, or `clip_rules.PrivateQuantile`, whose noised count is in the account.
+    clip_split: How C_t is divided among layers, of `quap_tff.certified.clip_split.SPLITS`.
+    planned_rounds: int[N], in how many rounds each client is planned to take part; for weight rules of `needs_plan`.
+    noise_seed: A non-negative integer makes the noise reproducible, hence public: such a run cannot be certified. None
+      draws it from the operating system's entropy.
+  """
+
+  num_clients: int
+  epsilon: float
+  delta: float
+  noise_multiplier: float
+  divisor: float
+  weights: weight_rules.WeightRule = weight_rules.Participation()
+  participation: participations.ParticipationConfig = participations.ParticipationConfig()
+  clip: clipping.ClipRule = clip_rules.Fixed(1.0)
+  clip_split: str = 'joint'
+  planned_rounds: Optional[Tuple[int, ...]] = None
+  noise_seed: Optional[int] = None
+
+  def __post_init__(self):
+    checks.integer('num_clients', self.num_clients, at_least=1, at_most=2**31 - 1)
+    checks.number('epsilon', self.epsilon, above=0, at_most=100)
+    checks.number('delta', self.delta, above=0, below=1)
+    checks.number(
+        'noise_multiplier', self.noise_multiplier, at_least=SMALLEST_MULTIPLIER, at_most=LARGEST_MULTIPLIER
+    )
+    checks.number('divisor', self.divisor, above=0)
+    if not isinstance(self.weights, weight_rules.WeightRule):
+      raise TypeError(f'weights must be a rule of quap_tff.certified.weight_rules, found {self.weights!r}.')
+    if self.clip_split not in clip_splits.SPLITS:
+      raise registry.unknown_name_error('clip split', self.clip_split, list(clip_splits.SPLITS))
+    if self.noise_seed is not None:
+      checks.integer('noise seed', self.noise_seed, at_least=0, at_most=2**63 - 1)
+    self._check_clip()
+    self._check_plan()
+
+  def _check_clip(self):
+    if not isinstance(self.clip, clipping.ClipRule):
+      raise TypeError(f'clip must be a rule of quap_tff.clip_rules, found {self.clip!r}.')
+    if self.clip.releases_exact_norms or self.clip.uses_current_norms:
+      raise ValueError(
+          f'Clip rule {self.clip!r} clips by an un-noised function of the clients\' update norms, which no ε covers: '
+          'use fixed, or private_quantile with count_stddev > 0.'
+      )
+    if math.isinf(self.clip.initial_norm):
+      raise ValueError(
+          'Without a clipping norm nothing bounds what one client adds, and no noise covers it: use clip rule fixed or '
+          'private_quantile.'
+      )
+    checks.number('clipping norm', self.clip.initial_norm, at_least=SMALLEST_CLIP, at_most=LARGEST_CLIP)
+    if self.prices.count_cost >= self.prices.limit:
+      raise ValueError(
+          f'epsilon={self.epsilon:g} at delta={self.delta:g} does not pay for one noised count of the private quantile: '
+          'give the counts more noise (count_stddev), or take a fixed clipping norm.'
+      )
+
+  def _check_plan(self):
+    if self.planned_rounds is None:
+      if self.weights.needs_plan:
+        raise ValueError(
+            f'Weight rule {type(self.weights).__name__} goes by a public schedule: give planned_rounds, in how many '
+            f'rounds each of the {self.num_clients} clients is planned to take part.'
+        )
+      return
+    planned = np.asarray(self.planned_rounds)
+    if planned.shape != (self.num_clients,) or not np.issubdtype(planned.dtype, np.integer) or (planned < 0).any():
+      raise ValueError(
+          f'planned_rounds must be int[{self.num_clients}], at least 0 for each client, found '
+          f'{planned.dtype}{list(planned.shape)}.'
+      )
+    object.__setattr__(self, 'planned_rounds', tuple(planned.tolist()))
+
+  @property
+  def prices(self) -> privacy_filter.Prices:
+    """What taking part in a round costs a client."""
+    return privacy_filter.Prices(
+        limit=privacy_filter.limit_of(self.epsilon, self.delta),
+        noise_multiplier=self.noise_multiplier,
+        count_cost=1 / self.clip.count_noise_multiplier**2,
+    )
+
+  @property
+  def counts_norms(self) -> bool:
+    """Whether a noised count of norms is released in each round."""
+    return math.isfinite(self.clip.count_noise_multiplier)
+
+  @property
+  def why_not_certifiable(self) -> str:
+    """Why a run of this configuration can have no certificate; '' if it can."""
+    if self.noise_seed is not None:
+      return 'The noise seed is given: whoever knows it can subtract the noise.'
+    return ''
+
+  @property
+  def is_certifiable(self) -> bool:
+    return not self.why_not_certifiable

@@ -1,0 +1,86 @@
+"""Certified federated averaging as a `tff.learning.templates.LearningProcess`: all that its `next` returns is covered.
+
+Beside the state, which is secret (it holds the seed of the noise), there is nothing in it that is computed from clients'
+data but the noised sums: training metrics stay at the clients.
+"""
+
+import collections
+from typing import Callable
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from quap_tff import client_work as client_works
+from quap_tff import layers as layers_lib
+from quap_tff import learning_process
+from quap_tff.certified import aggregation
+from quap_tff.certified import config as configs
+
+
+def build_certified_fed_avg(
+    model_fn: Callable[[], tff.learning.models.VariableModel],
+    config: configs.CertifiedConfig,
+    client_optimizer: tff.learning.optimizers.Optimizer = tff.learning.optimizers.build_sgdm(0.05),
+    server_optimizer: tff.learning.optimizers.Optimizer = tff.learning.optimizers.build_sgdm(1.0),
+    client_work: client_works.ClientWorkConfig = client_works.ClientWorkConfig(),
+) -> tff.learning.templates.LearningProcess:
+  """Federated averaging with noise on every trained weight, and a budget that no client passes.
+
+  One client's data are those of `quap_tff.build_quap_fed_avg`. Metrics of a round are `distributor`, `client_work`
+  (`train`, which is empty), `aggregator` (what `quap_tff.certified.mechanism.finish_round` reports) and `finalizer`.
+
+  Args:
+    model_fn: Makes the model anew on each call. Its initial weights, and its weights that are not trained, must not come
+      from clients' data.
+    config: The mechanism.
+    client_optimizer: Local optimizer.
+    server_optimizer: Applied to the noised sum over D, a pseudo-gradient: post-processing.
+    client_work: Local epochs, batch size, learning-rate decay and the like.
+
+  Raises:
+    ValueError: If `config` and the model do not fit.
+  """
+  with tf.Graph().as_default():
+    layers = layers_lib.from_variables(model_fn().trainable_variables)
+  aggregator = aggregation.CertifiedAggregationFactory(config, layers)
+  return learning_process.compose(
+      lambda: _WithoutMetrics(model_fn()), aggregator, client_optimizer, server_optimizer, client_work
+  )
+
+
+class _WithoutMetrics(tff.learning.models.VariableModel):
+  """A model that reports no metrics: exact functions of clients' data, they would leave the clients un-noised."""
+
+  def __init__(self, model):
+    self._model = model
+
+  @property
+  def trainable_variables(self):
+    return self._model.trainable_variables
+
+  @property
+  def non_trainable_variables(self):
+    return self._model.non_trainable_variables
+
+  @property
+  def local_variables(self):
+    return self._model.local_variables
+
+  @property
+  def input_spec(self):
+    return self._model.input_spec
+
+  def forward_pass(self, batch_input, training=True):
+    return self._model.forward_pass(batch_input, training)
+
+  def predict_on_batch(self, batch_input, training=True):
+    return self._model.predict_on_batch(batch_input, training)
+
+  def report_local_unfinalized_metrics(self):
+    return collections.OrderedDict()
+
+  def metric_finalizers(self):
+    return collections.OrderedDict()
+
+  def reset_metrics(self):
+    self._model.reset_metrics()

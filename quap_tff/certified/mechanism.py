@@ -1,0 +1,232 @@
+"""One round of the certified mechanism, as pure TensorFlow: what `quap_tff.certified.aggregation` federates.
+
+Neighbours: one client's whole data replaced by nothing, so that its update is zero; who takes part when is known.
+
+  server:    w_i(t) from who takes part, lowered by the filter         `plan_round`
+  client i:  u_i = g_i clipped to norm w_i(t)·C_t                      `contribute`
+  server:    (Σ u_i + N(0, (z·C_t)²) on every entry) / D               `finish_round`
+
+Client i's part of the sum has norm at most w_i(t)·C_t, so it loses what one Gaussian mechanism of μ_i(t) = w_i(t)/z
+does; a private quantile's noised count is a second mechanism beside it. C_t is known before the round, from releases.
+
+A round to which nobody may add anything (an empty cohort, or one whose clients have all spent their budgets) releases
+nothing at all, which follows from who takes part: the result is zero, and clip and noise counter stay.
+
+Arithmetic: norms and sums are float64. Clients clip to (1 - `CLIP_MARGIN`)·w·C, which is room for the rounding of the
+clipped entries, of σ and of a sum over M clients as long as M²·2^-53 is small against it; so the bound w_i·C over σ
+holds for the numbers that are released, and not for real numbers only.
+"""
+
+import collections
+from typing import Any, List, Optional, Sequence, Tuple
+
+import tensorflow as tf
+
+from quap_tff import gaussian
+from quap_tff import mechanism as quap_mechanism
+from quap_tff import participation as participations
+from quap_tff import seeds
+from quap_tff.certified import clip_split
+from quap_tff.certified import config as configs
+from quap_tff.certified import privacy_filter
+
+# Relative; see above.
+CLIP_MARGIN = 2.0**-20
+
+# Uses of one round's seed, folded in after counter and cohort: never the same numbers twice.
+_CLIP_RULE, _NOISE = range(2)
+
+
+def initial_state(config: configs.CertifiedConfig) -> 'collections.OrderedDict[str, Any]':
+  """Server state before round 1.
+
+  Returns:
+    `round` int32, `participation`, `clip` float32 (C of the next round), `noise` (`seed` int64[2], `counter` int64),
+    `spent` float64[N] (Σμ_i² so far), and `weights` float32[N] (w_i of the latest round; 0 for who was not in it).
+  """
+  return collections.OrderedDict(
+      round=tf.constant(0, tf.int32),
+      participation=participations.initial_state(config.participation, config.num_clients),
+      clip=tf.constant(config.clip.initial_norm, tf.float32),
+      noise=collections.OrderedDict(
+          seed=seeds.initial_seed(config.noise_seed, 'mechanism'), counter=tf.constant(0, tf.int64)
+      ),
+      spent=tf.zeros([config.num_clients], tf.float64),
+      weights=tf.zeros([config.num_clients], tf.float32),
+  )
+
+
+def update_norm(groups: Sequence[clip_split.ClipGroup], update: List[tf.Tensor]) -> tf.Tensor:
+  """The least C that leaves the update as it is, max_l ‖u_l‖/r_l, float32; not finite if an entry of it is not."""
+  norms = _group_norms(groups, update)
+  largest = tf.reduce_max([norm / group.ratio for group, norm in zip(groups, norms)])
+  return tf.cast(tf.where(_all_finite(norms), largest, float('nan')), tf.float32)
+
+
+def plan_round(
+    config: configs.CertifiedConfig, state: Any, client_ids: tf.Tensor, norms: Optional[tf.Tensor] = None
+) -> 'collections.OrderedDict[str, Any]':
+  """Everything that round t decides before it sums updates. All but `next_clip` follows from who takes part.
+
+  Args:
+    config: The mechanism.
+    state: Server state after round t-1.
+    client_ids: int64[M], the cohort.
+    norms: float32[M], from `update_norm`, if `config.counts_norms`.
+
+  Returns:
+    `client_ids` and their `weights` float32[M], `releases` (whether anybody may add anything), `next_clip`, the new
+    `participation` and `spent`, and `seed` int64[2], the round's.
+
+  Raises:
+    tf.errors.InvalidArgumentError: When run, if an id is outside [0, N) or stands twice.
+  """
+  client_ids = quap_mechanism._checked_ids(config, client_ids)
+  round_num = state['round'] + 1
+  participation = participations.next_state(config.participation, state['participation'], client_ids, round_num)
+  proposed = proposed_weights(config, config.prices, participation, round_num, client_ids)
+  weights, spent = privacy_filter.spend(config.prices, tf.gather(state['spent'], client_ids), proposed)
+
+  releases = tf.reduce_any(weights > 0)
+  seed = _round_seed(state, client_ids)
+  next_clip = state['clip']
+  if config.counts_norms:
+    counted = tf.boolean_mask(norms, weights > 0)
+    moved = config.clip.next_norm(state['clip'], counted, seeds.fold_in(seed, tf.constant(_CLIP_RULE, tf.int64)))
+    next_clip = tf.where(releases, tf.clip_by_value(moved, configs.SMALLEST_CLIP, configs.LARGEST_CLIP), next_clip)
+  return collections.OrderedDict(
+      client_ids=client_ids,
+      weights=weights,
+      releases=releases,
+      next_clip=next_clip,
+      participation=participation,
+      spent=tf.tensor_scatter_nd_update(state['spent'], client_ids[:, tf.newaxis], spent),
+      seed=seed,
+  )
+
+
+def proposed_weights(
+    config: configs.CertifiedConfig,
+    prices: privacy_filter.Prices,
+    participation: Any,
+    round_num: Any,
+    client_ids: tf.Tensor,
+) -> tf.Tensor:
+  """What the weight rule asks for, before the filter: [M], or [Z, M] where `prices` hold a column of Z multipliers.
+
+  Args:
+    config: The mechanism.
+    prices: Of the round.
+    participation: The participation state with this round in it.
+    round_num: t, from 1.
+    client_ids: int64[M], the cohort.
+  """
+  rates = tf.gather(participations.rates(config.participation, participation, round_num), client_ids)
+  in_warmup = participations.in_warmup(config.participation, round_num)
+  planned = tf.gather(tf.constant(config.planned_rounds), client_ids) if config.weights.needs_plan else None
+  return config.weights.weights(prices, rates, in_warmup, planned)
+
+
+def contribute(
+    groups: Sequence[clip_split.ClipGroup], update: List[tf.Tensor], weight: tf.Tensor, clip: tf.Tensor
+) -> List[tf.Tensor]:
+  """What the client adds to the sum: its update, each group clipped to norm r_l·w·C·(1 - `CLIP_MARGIN`).
+
+  | update             | weight | result                        |
+  | any entry NaN, inf | any    | exact zeros in every tensor   |
+  | any                | 0      | exact zeros                   |
+  | zero               | any    | exact zeros                   |
+  | within the bounds  | > 0    | the update, bit for bit       |
+
+  Args:
+    groups: Which hold each tensor once.
+    update: Tensors of float32 or float64.
+    weight: w_i(t), float32 scalar in [0, 1].
+    clip: C_t, float32 scalar.
+  """
+  norms = _group_norms(groups, update)
+  keeps = tf.logical_and(_all_finite(norms), weight > 0)
+  bound = tf.cast(weight, tf.float64) * tf.cast(clip, tf.float64) * (1 - CLIP_MARGIN)
+  result = list(update)
+  for group, norm in zip(groups, norms):
+    within = norm <= group.ratio * bound
+    factor = group.ratio * bound / tf.where(within, tf.ones_like(norm), norm)
+    for index in group.indices:
+      tensor = update[index]
+      clipped = tf.where(within, tensor, tf.cast(tf.cast(tensor, tf.float64) * factor, tensor.dtype))
+      result[index] = tf.where(keeps, clipped, tf.zeros_like(tensor))
+  return result
+
+
+def finish_round(
+    config: configs.CertifiedConfig, state: Any, plan: Any, total: List[tf.Tensor]
+) -> Tuple[Any, List[tf.Tensor], 'collections.OrderedDict[str, tf.Tensor]']:
+  """The released sum over D, the state after the round, and measurements, all of them functions of what is public.
+
+  Args:
+    config: The mechanism.
+    state: Server state after round t-1.
+    plan: What `plan_round` decided.
+    total: Sum of the contributions, float64 tensors.
+
+  Returns:
+    (state after round t, float64 tensors, measurements). Of the measurements `weight_mean` and `weight_min` are over the
+    cohort, 0 for nobody; `exhausted_clients` of it have weight 0; `spent_max` is the largest share that a client has
+    spent of the limit on its Σμ²; `sigma` is the standard deviation of the noise on each entry of the result.
+  """
+  clip, weights = state['clip'], plan['weights']
+  noise_multiplier = tf.where(plan['releases'], tf.constant(config.noise_multiplier, tf.float64), 0.0)
+  stddev = noise_multiplier * tf.cast(clip, tf.float64)
+  seed = seeds.fold_in(plan['seed'], tf.constant(_NOISE, tf.int64))
+  mean = []
+  for index, part in enumerate(total):
+    tensor_seed = seeds.fold_in(seed, tf.constant(index, tf.int64))
+    noise = gaussian.noise(tensor_seed, tf.shape(part), tf.cast(stddev, tf.float32))
+    mean.append((part + tf.cast(noise, tf.float64)) / config.divisor)
+
+  round_num = state['round'] + 1
+  new_state = collections.OrderedDict(
+      round=round_num,
+      participation=plan['participation'],
+      clip=plan['next_clip'],
+      noise=collections.OrderedDict(
+          seed=state['noise']['seed'], counter=state['noise']['counter'] + tf.cast(plan['releases'], tf.int64)
+      ),
+      spent=plan['spent'],
+      weights=tf.scatter_nd(plan['client_ids'][:, tf.newaxis], weights, [tf.constant(config.num_clients, tf.int64)]),
+  )
+  size = tf.size(weights)
+  measurements = collections.OrderedDict(
+      round=round_num,
+      cohort_size=size,
+      clipping_norm=clip,
+      noise_multiplier=tf.cast(noise_multiplier, tf.float32),
+      sigma=tf.cast(stddev / config.divisor, tf.float32),
+      exhausted_clients=tf.reduce_sum(tf.cast(tf.equal(weights, 0), tf.int32)),
+      weight_mean=tf.math.divide_no_nan(tf.reduce_sum(weights), tf.cast(size, tf.float32)),
+      weight_min=tf.where(size > 0, tf.reduce_min(weights), 0.0),
+      spent_max=tf.cast(tf.reduce_max(plan['spent']) / config.prices.limit, tf.float32),
+  )
+  for name, value in participations.statistics(config.participation, plan['participation'], round_num).items():
+    measurements[f'participation_{name}'] = value
+  return new_state, mean, measurements
+
+
+def _round_seed(state, client_ids):
+  # By the cohort, too: a round that is tried again with other clients must not draw the noise that was already used, or
+  # the difference of the two results would be that of the bare sums.
+  cohort = tf.strings.reduce_join(tf.strings.as_string(tf.sort(client_ids)), separator=',')
+  return seeds.fold_in(
+      state['noise']['seed'], state['noise']['counter'], tf.strings.to_hash_bucket_fast(cohort, 2**62)
+  )
+
+
+def _group_norms(groups, update):
+  return [
+      tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(tf.cast(update[i], tf.float64))) for i in group.indices]))
+      for group in groups
+  ]
+
+
+def _all_finite(norms):
+  return tf.reduce_all(tf.math.is_finite(tf.stack(norms)))
