@@ -10,8 +10,10 @@ from experiments.reporting import study as study_lib
 def header(study: study_lib.Study, command: str) -> document.Section:
   """The runs, the versions and machines, and the flags that all share."""
   runs = study.runs
-  varying = study_lib.differing([group.setting for group in study.groups])
-  shared = {k: v for k, v in study.groups[0].setting.items() if k not in varying}
+  differing = study_lib.differing([group.setting for group in study.groups])
+  shared = {k: v for k, v in study.groups[0].setting.items() if k not in differing}
+  # Tables have columns of their own for these.
+  varying = [name for name in differing if name not in ('algorithm', 'dataset')]
   return document.Section('QuAP-FL: measured beside the documents', [
       f'{_plural(len(runs), "run")} of {_plural(len(study.groups), "setting")}, by: `{command}`',
       f'Versions: {_each(run.versions for run in runs)}.',
@@ -35,8 +37,8 @@ def left_out(found: Sequence[runs_lib.LeftOut]) -> document.Section:
 
 def _differences(dataset, common, varying) -> str:
   """The common setting of a dataset."""
-  values = _flags({k: common[k] for k in varying if k in common and k not in ('algorithm', 'dataset')})
-  return f'Most frequent on {dataset}: {values or "the same"}. A column "setting" says what is otherwise in a row.'
+  values = _flags({k: common[k] for k in varying if k in common})
+  return f'Most frequent on {dataset}: {values}. A column "setting" says what is otherwise in a row.'
 
 
 def _flags(values) -> str:

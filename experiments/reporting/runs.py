@@ -108,7 +108,8 @@ class Run:
   @property
   def has_nominal(self) -> bool:
     """Whether the noise is the one that the documents' formula gives for the nominal budgets."""
-    return self.identity.get('calibration', 'documents') == 'documents' and specs.parse(self.algorithm)[0] != 'certified'
+    is_certified = specs.parse(self.algorithm)[0] == 'certified'
+    return self.identity.get('calibration', 'documents') == 'documents' and not is_certified
 
   @property
   def client_epsilon(self) -> Optional[np.ndarray]:

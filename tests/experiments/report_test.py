@@ -29,6 +29,7 @@ def test_writes_all_its_files(runs, tmp_path, capsys):
   text = (tmp_path / 'report' / 'report.md').read_text()
   assert f'`python -m experiments.report {runs}' in text
   assert '`epsilon=6`' in text and 'quap_tff 0.1.0' in text and 'cores 2' in text
+  assert 'Most frequent' not in text
   assert '## What was left out\n\nNothing.' in text
   assert (tmp_path / 'report' / 'index.html').stat().st_size > 10_000
   assert (tmp_path / 'report' / 'tables' / 'h1.csv').exists()
@@ -46,6 +47,14 @@ def test_damage_is_named_and_the_rest_reported(runs, tmp_path, capsys):
   left_out = text[text.index('## What was left out'):]
   for name in ('quap_1/run.json', 'fixed_dp_1/ledger.npz', 'empty'):
     assert name in left_out and name in err
+
+
+def test_the_header_says_in_what_runs_differ(runs, tmp_path):
+  factory.write_run(runs / 'other', epsilon=3, seed=1)
+  assert _main(runs, f'--output_dir={tmp_path / "report"}') == 0
+  text = (tmp_path / 'report' / 'report.md').read_text()
+  assert 'Most frequent on mnist: `epsilon=6`.' in text
+  assert '| epsilon=3 ' in text
 
 
 @pytest.mark.parametrize('arguments, words', [

@@ -183,7 +183,7 @@ def _noise_norm(study):
           'Mean over the rounds of the norm of the noise in the mean update. √(d/d_c) is measured as the ratio of '
           f'(noise norm / σ), {expected:.1f} for the MNIST model and its final layer; the rest of the gain is a '
           'smaller σ, since the norm of the final layer\'s part, and so a tracked clip, is smaller.',
-          f'The document\'s {documents.SNR_GAIN}: {errata.NOISE_GAIN}', errata.LAYERWISE,
+          errata.NOISE_GAIN, errata.LAYERWISE,
       ]
   )
 

@@ -44,4 +44,5 @@ def _table(groups):
   columns = (
       'dataset', 'method', 'setting', 'noise / signal', 'noise norm', 'signal norm', 'seeds', 'rounds run of planned'
   )
-  return comparison.without_empty(document.Table('noise_to_signal', 'Means over the rounds', columns, rows), 'setting')
+  title = 'Means over the rounds that have a finite value'
+  return comparison.without_empty(document.Table('noise_to_signal', title, columns, rows), 'setting')

@@ -89,7 +89,8 @@ class TestAccuracy:
 
 def test_early_stop_beside_the_documents(tmp_path):
   study = factory.study_of(
-      tmp_path, {}, {'accuracy': 0.9321, 'rounds_run': 7, 'stop_at_accuracy': 0.932, 'participation': 'hybrid_reference'}
+      tmp_path, {},
+      {'accuracy': 0.9321, 'rounds_run': 7, 'stop_at_accuracy': 0.932, 'participation': 'hybrid_reference'}
   )
   (row,) = factory.table(early_stop.build(study), 'early_stop')
   assert (row['document: accuracy (%)'], row['measured: accuracy (%)']) == ('93.30 ± 0.10', '93.21')
