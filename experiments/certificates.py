@@ -17,6 +17,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 
 import quap_tff
 from experiments import certificate_page
+from experiments import public_metrics
 from quap_tff.accounting import certificate as certificates
 from quap_tff.accounting import run_ledger
 
@@ -24,15 +25,9 @@ CERTIFICATE, PAGE = 'certificate.json', 'certificate.html'
 _RUN, _LEDGER, _MODEL = 'run.json', 'ledger.npz', 'final_model.keras'
 _SOURCES = ('quap_tff', 'data', 'experiments')
 
-# Columns that follow from who takes part, from constants, from noised releases and from the public test set alone.
 PUBLIC_COLUMNS = {
-    'metrics.csv': frozenset({
-        'round', 'cohort_size', 'epsilon', 'clipping_norm', 'sigma', 'noise_multiplier', 'participation_mean',
-        'participation_stddev', 'participation_min', 'participation_max', 'participation_never_seen', 'test_accuracy',
-        'test_loss', 'nominal_epsilon_mean', 'nominal_epsilon_max', 'update_rejected', 'seconds',
-        'down_bytes_per_client', 'up_bytes_per_client',
-    }),
-    'clients.csv': frozenset({'client', 'rounds', 'nominal_epsilon', 'nominal_delta', 'formal_epsilon'}),
+    'metrics.csv': public_metrics.OF_ROUND | public_metrics.OF_CLIP | public_metrics.OF_LOOP,
+    'clients.csv': public_metrics.OF_CLIENTS,
 }
 
 
@@ -101,6 +96,13 @@ def write(path: str, facts: certificates.Facts) -> Dict[str, Any]:
       f.write(content)
     os.replace(unfinished, os.path.join(path, name))
   return certificate
+
+
+def remove(path: str):
+  """Removes the certificate and its page, of a run that has gone on since."""
+  for name in (CERTIFICATE, PAGE):
+    if os.path.exists(os.path.join(path, name)):
+      os.remove(os.path.join(path, name))
 
 
 def folder_problems(evidence: Evidence, facts: certificates.Facts) -> List[str]:

@@ -117,9 +117,15 @@ flags.DEFINE_string(
 flags.DEFINE_float('shrinkage', 1.0, 'Factor in (0, 1] on the weights that are tested and published.')
 flags.DEFINE_bool(
     'client_metrics',
-    True,
+    None,
     'Whether training loss and accuracy, norms and the like are logged. They are exact functions of clients\' data: '
-    'logged beside a model, they leave the release without a finite ε.',
+    'logged beside a model, they leave the release without a finite ε. Default: yes, except with certified, which with '
+    'them is not certified.',
+)
+flags.DEFINE_string(
+    'tuning',
+    'Not stated. The guarantee is that of this run; it holds if its constants were chosen without these clients\' data.',
+    'How the constants of a certified run were chosen, a sentence for its certificate.',
 )
 
 flags.DEFINE_integer('seed', 42, 'Of partition, cohorts, initial weights, shuffles and dropout.')

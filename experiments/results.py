@@ -2,12 +2,14 @@
 
 import csv
 import math
+import sys
 from typing import Any, Dict, Optional
 
 from absl import flags
 import numpy as np
 import tensorflow as tf
 
+from experiments import certificates
 from experiments import plots
 from experiments import run_directory
 from experiments import setup
@@ -91,7 +93,22 @@ def write(
           path,
           f'{federation.name}, {federation.num_clients} clients, {values.algorithm}, {result.round_num} rounds',
       )
+  _write_certificate(experiment, result, directory)
   directory.write_summary(its_summary)
+
+
+def _write_certificate(experiment, result, directory):
+  """The certificate of a run that has one; says why where a method that gives certificates gives none."""
+  facts = experiment.method.certificate
+  if facts is None or result.interrupted:
+    return
+  try:
+    certificates.write(directory.path, facts)
+  except ValueError as error:
+    certificates.remove(directory.path)
+    print(error, file=sys.stderr)
+  else:
+    print(f'Certified: python -m experiments.verify {directory.path} checks it.', file=sys.stderr)
 
 
 def _write_clients(path, experiment, result, report, model):

@@ -113,6 +113,9 @@ def from_flags(values: flags.FlagValues, progress: Optional[Callable[[int, int],
   averaging = registry.parse_spec('averaging', values.averaging, postprocessing.AVERAGINGS)
   checks.number('shrinkage', values.shrinkage, above=0, at_most=1)
   algorithm = algorithms.parse(values.algorithm)
+  client_metrics = values.client_metrics
+  if client_metrics is None:
+    client_metrics = not algorithm.withholds_client_metrics
   mechanism = lambda num_clients: algorithm.configure(_mechanism(values, algorithm, num_clients))
   # Any population: what is wrong with the mechanism's flags is found before data are read.
   aggregates_once = algorithm.aggregates_once(mechanism(1))
@@ -157,8 +160,11 @@ def from_flags(values: flags.FlagValues, progress: Optional[Callable[[int, int],
       client_optimizer=client_optimizer,
       server_optimizer=server_optimizer,
       client_work=client_work,
-      client_metrics=values.client_metrics,
+      client_metrics=client_metrics,
       calibration=values.calibration,
+      spec=values.algorithm,
+      post_processing=_post_processing(values),
+      tuning=values.tuning,
   )
   return Experiment(
       federation=federation,
@@ -170,7 +176,7 @@ def from_flags(values: flags.FlagValues, progress: Optional[Callable[[int, int],
       build_evaluation=lambda: evaluation.build_evaluation(model_fn),
       averaging=averaging,
       shrinkage=values.shrinkage,
-      client_metrics=values.client_metrics,
+      client_metrics=client_metrics,
       runtime=runtime_config,
       planned_rounds=planned_rounds,
       last_round=last_round,
@@ -206,6 +212,15 @@ def _mechanism(values, algorithm, num_clients):
       max_agg_norm=values.max_agg_norm,
       update_scale=values.update_scale,
   )
+
+
+def _post_processing(values):
+  text = f'The server optimizer {values.server_optimizer} is applied to the noised sums.'
+  if values.averaging != 'none':
+    text += f' What is published is an average of the weights of all rounds ({values.averaging}).'
+  if values.shrinkage != 1:
+    text += f' The weights are multiplied by {values.shrinkage:g}.'
+  return text
 
 
 def _model_name(name, federation):

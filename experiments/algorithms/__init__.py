@@ -3,6 +3,7 @@
 from typing import Dict, Type
 
 from experiments.algorithms import adaptive_clip
+from experiments.algorithms import certified
 from experiments.algorithms import combinations
 from experiments.algorithms import fedavg
 from experiments.algorithms import pt_adp
@@ -16,6 +17,7 @@ from quap_tff import registry
 
 ALGORITHMS: Dict[str, Type[Algorithm]] = {
     'quap': combinations.Quap,
+    'certified': certified.Certified,
     'fedavg': fedavg.FedAvg,
     'fixed_dp': combinations.FixedDp,
     'fixed_dp_layerwise': combinations.FixedDpLayerwise,

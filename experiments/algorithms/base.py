@@ -8,25 +8,23 @@ apart.
 
 import abc
 import dataclasses
-from typing import Any, Callable, Dict, FrozenSet, NamedTuple, Tuple
+from typing import Any, Callable, Dict, FrozenSet, NamedTuple, Optional, Tuple
 
 import numpy as np
 import tensorflow_federated as tff
 
 from data import cohorts
+from experiments import public_metrics
 import quap_tff
 from quap_tff import accounting
 from quap_tff import layers as layers_lib
+from quap_tff.accounting import certificate as certificates
 
 
 CALIBRATIONS = ('documents', 'exact')
 
 
-# They follow from who takes part, from constants, and from weights that are released anyway.
-PUBLIC_METRICS = frozenset({
-    'cohort_size', 'epsilon', 'noise_multiplier', 'participation_mean', 'participation_stddev', 'participation_min',
-    'participation_max', 'participation_never_seen', 'update_rejected',
-})
+PUBLIC_METRICS = public_metrics.OF_ROUND
 
 
 class Setting(NamedTuple):
@@ -45,7 +43,10 @@ class Setting(NamedTuple):
     client_metrics: Whether exact functions of clients' data (training loss, norms) are kept beside the model.
     calibration: One of `CALIBRATIONS`. 'documents': each round's noise by the documents' formula. 'exact': the same
       noise scaled by one factor, so that the client that spends most spends ε_total at a total δ by exact accounting.
+    spec: The method's spec, as `--algorithm` has it.
     public_data: What the features of the examples have seen besides them, in words; '' for nothing.
+    post_processing: What is done to the noised weights before they are published, in words.
+    tuning: How the constants of the run were chosen, in words.
   """
 
   mechanism: quap_tff.QuapConfig
@@ -59,7 +60,10 @@ class Setting(NamedTuple):
   client_work: quap_tff.ClientWorkConfig
   client_metrics: bool = True
   calibration: str = 'documents'
+  spec: str = ''
   public_data: str = ''
+  post_processing: str = ''
+  tuning: str = ''
 
   @property
   def epsilon(self) -> float:
@@ -82,6 +86,7 @@ class Method(abc.ABC):
       nominal figures, mean anything.
     public_metrics: Names of the round's metrics that are no exact functions of clients' data: what is kept with
       --noclient_metrics.
+    certificate: What a certificate of the run says besides its ledger; None for a method that has none.
     constant_divisor: Whether sums are divided by a public constant whoever comes, and
     constant_noise_multiplier: whether the noise on them is as large, over the clipping norm, whoever comes:
       amplification by sampling asks for both.
@@ -91,6 +96,7 @@ class Method(abc.ABC):
   protection: accounting.Protection
   has_nominal = True
   public_metrics: FrozenSet[str] = PUBLIC_METRICS
+  certificate: Optional[certificates.Facts] = None
   constant_divisor = False
   constant_noise_multiplier = False
 
@@ -119,9 +125,11 @@ class Algorithm(abc.ABC):
   """A choice of --algorithm and its parameters.
 
   Attributes:
+    withholds_client_metrics: Whether exact functions of clients' data are kept only if that is asked for.
     noise_of_its_own: Whether the mechanism's noise is not used: `configure` is then given a mechanism without.
   """
 
+  withholds_client_metrics = False
   noise_of_its_own = False
 
   def configure(self, mechanism: quap_tff.QuapConfig) -> quap_tff.QuapConfig:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments import public_metrics
 from experiments.algorithms import base
 import quap_tff
 from quap_tff import accounting
@@ -33,7 +34,7 @@ class MechanismMethod(base.Method):
   @property
   def public_metrics(self):
     # A clipping norm that is fixed or tracked by a noised count is public; an exact quantile is not.
-    norms = set() if self._config.clip.releases_exact_norms else {'clipping_norm', 'sigma'}
+    norms = set() if self._config.clip.releases_exact_norms else public_metrics.OF_CLIP
     return base.PUBLIC_METRICS | norms
 
   @property

@@ -69,8 +69,6 @@ def describe_protection(
   lines = [
       f'Noise covers {names}: {noised:,} of {sum(sizes):,} trained weights ({noised / sum(sizes):.2%}).',
       statement,
-      'Nominal ε is basic composition of the noised layers\' rounds per client (unit: one client\'s whole data), no '
-      'amplification by sampling, clipping norms taken as given.',
   ]
   if client_metrics_logged:
     lines.append(
