@@ -1,6 +1,6 @@
 """The commands that make the runs of a section."""
 
-from typing import Mapping, Optional, Sequence
+from typing import Optional, Sequence
 
 from experiments.reporting import documents
 

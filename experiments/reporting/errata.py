@@ -5,7 +5,8 @@ from experiments.reporting import documents
 EARLY_STOP = (
     'Where measured and document differ: the documents\' reference program stops training once the test accuracy '
     f'reaches {documents.STOPS_AT["mnist"]}% (MNIST) or {documents.STOPS_AT["cifar10"]}% (CIFAR-10), which puts its '
-    'methods within half a point of each other; these runs go on unless a row says where they stop (`--stop_at_accuracy` stops as it does).'
+    'methods within half a point of each other; these runs go on unless a row says where they stop '
+    '(`--stop_at_accuracy` stops as it does).'
 )
 ALL_DENSE = (
     'The reference program also noises every fully connected layer, 98% of the MNIST model\'s weights, not the 1-2% '
