@@ -26,7 +26,7 @@ import json
 import shlex
 import sys
 import time
-from typing import Callable, Dict, List, Sequence, Tuple
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from absl import flags
 
@@ -54,7 +54,7 @@ _FAILED = 1
 Start = Callable[[plan.Run], children.Child]
 
 
-def main(argv: List[str], start: Start = None) -> int:
+def main(argv: List[str], start: Optional[Start] = None) -> int:
   """Does what the flags in `argv[1:]` say; returns the exit status. `start` starts a run, by default in a process."""
   interrupts.install()
   # A name that the terminal's encoding lacks must not end a sweep.
@@ -70,7 +70,7 @@ def main(argv: List[str], start: Start = None) -> int:
       return _list(runs)
     for line in record_lib.changed_controls(_OUTPUT_DIR.value, record):
       _say(f'Changed for what is left: {line.strip()}.')
-    with record_lib.kept(_OUTPUT_DIR.value, record):
+    with record_lib.held(_OUTPUT_DIR.value, record):
       begin = time.monotonic()
       outcome = scheduler.run_all(runs, _PARALLEL.value, start or _start, _say)
       return _summarize(runs, outcome, time.monotonic() - begin)

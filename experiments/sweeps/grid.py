@@ -16,7 +16,7 @@ from typing import Dict, List, Sequence
 from quap_tff import registry
 
 # What the sweep sets itself for each run.
-_OWN_FLAG = 'output_dir'
+OWN_FLAG = 'output_dir'
 FLAGFILE = 'flagfile'
 
 
@@ -47,8 +47,8 @@ def _axis(axis: str, flag_names: Sequence[str]) -> List[Dict[str, str]]:
     name, equals, text = (piece.strip() for piece in part.partition('='))
     if not equals or not name:
       raise ValueError(f'--vary={axis!r}: expected name=value|value, found {part!r}.')
-    if name == _OWN_FLAG:
-      raise ValueError(f'--vary={axis!r}: each run gets an --{_OWN_FLAG} of its own from the sweep.')
+    if name == OWN_FLAG:
+      raise ValueError(f'--vary={axis!r}: each run gets an --{OWN_FLAG} of its own from the sweep.')
     if name not in flag_names:
       raise registry.unknown_name_error('flag', name, flag_names)
     if name in columns:
@@ -68,7 +68,7 @@ def _axis(axis: str, flag_names: Sequence[str]) -> List[Dict[str, str]]:
 
 
 def directory_name(combination: Dict[str, str]) -> str:
-  """A folder's name for a combination: the same for the same values, whatever the grid's order and whatever else in it."""
+  """A folder's name for a combination: the same for the same values, whatever else the grid holds, in any order."""
   return ','.join(f'{name}={_readable(value)}' for name, value in sorted(combination.items()))
 
 

@@ -22,7 +22,6 @@ from quap_tff import models
 from quap_tff import postprocessing
 from quap_tff import registry
 
-_OUTPUT = 'output_dir'
 _MOST_BYTES_OF_A_NAME = 255
 
 
@@ -143,7 +142,7 @@ def _run(output_dir, base, combination):
     raise ValueError(f'the folder\'s name would be longer than {_MOST_BYTES_OF_A_NAME} bytes; put settings into flag '
                      'files and vary those.')
   path = os.path.join(output_dir, name)
-  arguments = grid_lib.arguments(base, combination) + [f'--{_OUTPUT}={path}']
+  arguments = grid_lib.arguments(base, combination) + [f'--{grid_lib.OWN_FLAG}={path}']
   with parsed(arguments) as values:
     _check_specs(values)
     identity = experiment_flags.identity()
@@ -151,12 +150,12 @@ def _run(output_dir, base, combination):
     last_round = values.rounds if values.stop_after is None else values.stop_after
     run = Run(name, path, arguments, identity, last_round, values.stop_at_accuracy, values.num_threads)
     every_value = experiment_flags.all_values()
-  del every_value[_OUTPUT]
+  del every_value[grid_lib.OWN_FLAG]
   return run, every_value
 
 
 def _check_specs(values):
-  """Parses what takes a spec; a number out of range is the run's to find."""
+  """Parses what takes a spec; what is wrong with numbers or with flags beside others is the run's to find."""
   registry.parse_spec('dataset', values.dataset, datasets.DATASETS)
   algorithms.parse(values.algorithm)
   partition.parse(values.partition)

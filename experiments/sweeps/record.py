@@ -43,26 +43,29 @@ def extended(output_dir: str, base: Sequence[str], axes: Sequence[str]) -> Recor
   kept = _read(output_dir)
   if kept is None:
     if not axes:
-      raise ValueError(f'The grid is empty, and {output_dir} holds no sweep to go on with: give --vary=name=value|value.')
+      raise ValueError(
+          f'The grid is empty, and {output_dir} holds no sweep to go on with: give --vary=name=value|value.'
+      )
     return Record(list(base), *plan.base_values(base), [list(axes)])
   base = list(base) or kept.base
   identity, flags = plan.base_values(base)
-  differing = differences(kept.identity, identity)
+  differing = _differences(kept.identity, identity)
   if differing:
     raise ValueError(
         f'{output_dir} is a sweep with other base flags:{"".join(differing)}\nGive the same ones or none, vary them in '
         'the grid, or take another folder.'
     )
-  return Record(base, identity, flags, kept.grids if not axes or list(axes) in kept.grids else [*kept.grids, list(axes)])
+  is_new = axes and list(axes) not in kept.grids
+  return Record(base, identity, flags, [*kept.grids, list(axes)] if is_new else kept.grids)
 
 
 def changed_controls(output_dir: str, record: Record) -> List[str]:
   """A line for each base flag that changes nothing that is computed and that is not as the folder's sweep has it."""
   kept = _read(output_dir)
-  return differences(kept.flags, record.flags) if kept else []
+  return _differences(kept.flags, record.flags) if kept else []
 
 
-def differences(there: Dict[str, Any], now: Dict[str, Any]) -> List[str]:
+def _differences(there: Dict[str, Any], now: Dict[str, Any]) -> List[str]:
   """A line for each flag of two values."""
   return [
       f'\n  --{name}: {there.get(name)!r} there, {now.get(name)!r} now'
@@ -71,7 +74,7 @@ def differences(there: Dict[str, Any], now: Dict[str, Any]) -> List[str]:
 
 
 @contextlib.contextmanager
-def kept(output_dir: str, record: Record) -> Iterator[None]:
+def held(output_dir: str, record: Record) -> Iterator[None]:
   """Takes the folder for the length of the block, making it if need be, and writes the record.
 
   Raises:

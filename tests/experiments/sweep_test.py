@@ -235,7 +235,7 @@ class TestSecondCall:
     assert '--stop_after: None there, 5 now' in ended.err
 
   def test_a_folder_at_work_is_refused(self, call, folder):
-    with record_lib.kept(str(folder), record_lib.extended(str(folder), _BASE, ['seed=1'])):
+    with record_lib.held(str(folder), record_lib.extended(str(folder), _BASE, ['seed=1'])):
       ended, runs = call('--vary=seed=1')
     assert ended.status == 1 and not runs.started and 'Another sweep is at work in' in ended.err
     assert call('--vary=seed=1')[0].status == 0
@@ -312,6 +312,10 @@ class TestStanding:
     _write(run, 4, interrupted=True)
     assert plan.standing(run) == plan.Standing(4, False, 2.0, None)
 
+  def test_interrupted_after_a_test_beside_the_schedule_that_would_have_stopped_it(self, run):
+    _write(run, 4, interrupted=True, accuracy=0.9)
+    assert not plan.standing(run._replace(stop_at_accuracy=0.9)).finished
+
   def test_finished(self, run):
     _write(run, 10, accuracy=0.75)
     assert plan.standing(run) == plan.Standing(10, True, 2.0, 0.75)
@@ -371,6 +375,12 @@ class TestChild:
     child = start(f'import os, sys; {code}')
     child.wait()
     assert child.poll() and child.error() == error
+
+  def test_does_not_get_the_terminals_ctrl_c(self, start):
+    child = start('import time; time.sleep(99)')
+    assert os.getsid(child._process.pid) != os.getsid(0)
+    child.end()
+    child.wait()
 
   def test_is_asked_to_end(self, start, tmp_path):
     child = start('import signal, time; signal.signal(15, lambda *_: exit(7)); print("up", flush=True); time.sleep(99)')
