@@ -1,0 +1,103 @@
+"""Certified runs as a user makes them: what they write, when there is a certificate, and that nobody passes the budget."""
+
+import math
+
+import numpy as np
+import pytest
+
+from experiments import setup
+from experiments import verify
+from quap_tff import accounting
+from quap_tff.accounting import gaussian_tradeoff
+from tests.experiments import harness
+
+_DELTA = 1e-5
+
+
+def _run(output_dir, *arguments):
+  return harness.main(*harness.TINY, f'--output_dir={output_dir}', '--algorithm=certified', *arguments)
+
+
+def _experiment(*arguments):
+  with harness.parsed(*harness.TINY, *arguments) as values:
+    return setup.from_flags(values)
+
+
+def _spent(output_dir):
+  ledger = accounting.RunLedger.load(output_dir / 'ledger.npz')
+  return ledger, gaussian_tradeoff.epsilon_of(accounting.total_mu(ledger).whole, _DELTA)
+
+
+class TestRun:
+
+  @pytest.mark.parametrize('spec', ['certified', 'certified:weights=uniform,quantile=0.6', 'certified:weights=spend_evenly'])
+  def test_ends_with_a_certificate_that_holds(self, spec, tmp_path, capsys):
+    assert harness.main(*harness.TINY, f'--output_dir={tmp_path / "run"}', f'--algorithm={spec}') == 0
+    summary = harness.last_line(capsys.readouterr().out)
+    assert summary['formal']['covers'] == 'released model' and summary['nominal_epsilon_max'] is None
+    assert verify.main(['verify', str(tmp_path / 'run')]) == 0
+    assert capsys.readouterr().out.startswith('VALID')
+    _, epsilon = _spent(tmp_path / 'run')
+    # The most exposed of the clients spends all it may, or nearly.
+    assert 3.5 < epsilon.max() <= 4
+    assert not [column for column in harness.rows(tmp_path / 'run')[0] if column.startswith(('train', 'norm', 'signal'))]
+    assert set(harness.table(tmp_path / 'run' / 'clients.csv')[0]) == {'client', 'rounds', 'formal_epsilon'}
+
+  def test_a_resumed_run_is_the_uninterrupted_one_and_spends_once(self, tmp_path, capsys):
+    arguments = ['--noise_seed=3', '--checkpoint_every=2']
+    assert _run(tmp_path / 'whole', *arguments) == 0
+    for stop in (3, 6, 8):
+      assert _run(tmp_path / 'parts', *arguments, f'--stop_after={stop}') == 0
+    assert harness.rows(tmp_path / 'parts') == harness.rows(tmp_path / 'whole')
+    ledgers = [_spent(tmp_path / name)[0].state_dict() for name in ('whole', 'parts')]
+    for name, value in ledgers[0].items():
+      np.testing.assert_array_equal(ledgers[1][name], value, name)
+
+  @pytest.mark.parametrize('flag, reason', [
+      ('--noise_seed=1', 'seed'), ('--client_metrics', 'train_loss is an exact function of clients\' data'),
+  ])
+  def test_without_certificate_where_something_is_given_away(self, flag, reason, tmp_path, capsys):
+    assert _run(tmp_path / 'run', '--stop_after=2', flag) == 0
+    assert reason in capsys.readouterr().err
+    assert not (tmp_path / 'run' / 'certificate.json').exists()
+    assert verify.main(['verify', str(tmp_path / 'run')]) == 1
+
+  def test_a_client_that_has_spent_its_budget_adds_nothing_and_is_counted(self, tmp_path, capsys):
+    # Two rounds of weight 1 at this noise are the budget, and everyone comes to all eight.
+    mu = float(1 / accounting.solve(epsilon=4.0, delta=_DELTA).noise_multiplier)
+    spec = f'certified:weights=uniform,noise_multiplier={math.sqrt(2.01) / mu}'
+    assert harness.main(*harness.TINY, f'--output_dir={tmp_path / "run"}', f'--algorithm={spec}', '--participation=full') == 0
+    rows = harness.rows(tmp_path / 'run')
+    assert [row['exhausted_clients'] for row in rows] == ['0'] * 2 + ['8'] * 6
+    # Nothing is released then: the model stays.
+    assert len({row['test_loss'] for row in rows[1:]}) == 1
+    _, epsilon = _spent(tmp_path / 'run')
+    assert (epsilon <= 4).all() and (epsilon > 3.9).all()
+    capsys.readouterr()
+    assert verify.main(['verify', str(tmp_path / 'run')]) == 0
+
+
+class TestCalibration:
+
+  def test_everyone_in_every_round(self):
+    config = _experiment('--algorithm=certified:weights=uniform', '--participation=full', '--epsilon=3').method.config
+    mu = 1 / accounting.solve(epsilon=3.0, delta=_DELTA).noise_multiplier
+    assert config.noise_multiplier == pytest.approx(math.sqrt(8) / mu, rel=1e-6)
+    assert config.divisor == 8
+
+  def test_alpha_and_beta_are_the_weights(self):
+    experiment = _experiment('--algorithm=certified', '--alpha=0.9', '--beta=3', '--warmup_rounds=0')
+    weights = experiment.method.config.weights
+    assert (weights.alpha, weights.beta) == (0.9, 3.0)
+
+  def test_the_mechanisms_noise_flags_do_not_apply(self):
+    # ε_base would be too large for the classic calibration.
+    assert _experiment('--algorithm=certified', '--rounds=2', '--epsilon=8').method.config.epsilon == 8
+
+  @pytest.mark.parametrize('spec, message', [
+      ('certified:weights=unifrom', "'uniform'"), ('certified:clip=0', 'clipping norm'),
+      ('certified:clip_split=sqrt', "'sqrt_size'"), ('certified:quantile=0.5,count_stddev=0', 'un-noised'),
+  ])
+  def test_bad_parameters(self, spec, message):
+    with pytest.raises(ValueError, match=message):
+      _experiment(f'--algorithm={spec}')
