@@ -4,6 +4,7 @@ from typing import Any, Dict, Tuple
 
 # Parameters that a spec may leave out. The choices themselves are not imported: they would load TensorFlow.
 DEFAULTS = {
+    'algorithm': {'certified': {'weights': 'participation'}},
     'participation': {
         'bernoulli': {'q': 0.3},
         'beta': {'a': 2.0, 'b': 5.0},

@@ -6,6 +6,7 @@ import pytest
 
 from data import cohorts
 from data import partition
+from experiments.algorithms import certified
 from experiments.reporting import specs
 
 
@@ -16,6 +17,7 @@ from experiments.reporting import specs
     ('partition', 'dirichlet:alpha=0.50', 'dirichlet:alpha=0.5'),
     ('algorithm', 'fixed_dp:clip=1.0', 'fixed_dp:clip=1'),
     ('algorithm', 'certified:weights=uniform', 'certified:weights=uniform'),
+    ('algorithm', 'certified:clip=0.50', 'certified:clip=0.5,weights=participation'),
     ('epsilon', 6.0, 6),
     ('epsilon', 0.5, 0.5),
     ('critical_layers', 'dense,dense_1', 'dense,dense_1'),
@@ -26,7 +28,11 @@ def test_canonical(flag, value, expected):
 
 
 def test_defaults_are_those_of_the_choices():
-  registries = {'participation': cohorts.PARTICIPATION_MODELS, 'partition': partition.PARTITIONS}
+  registries = {
+      'algorithm': {'certified': certified.Certified}, 'participation': cohorts.PARTICIPATION_MODELS,
+      'partition': partition.PARTITIONS
+  }
   for flag, choices in specs.DEFAULTS.items():
     for name, defaults in choices.items():
-      assert dataclasses.asdict(registries[flag][name]()) == defaults
+      fields = {field.name: field.default for field in dataclasses.fields(registries[flag][name])}
+      assert {key: fields[key] for key in defaults} == defaults
