@@ -39,8 +39,11 @@ def calibrated(
     noise_multiplier: z, if it is given.
 
   Raises:
-    ValueError: If nobody takes part, or nobody's budget pays for the noised counts of its rounds.
+    ValueError: If nobody takes part, or nobody's budget pays for a round or for the noised counts of all its rounds.
   """
+  cohorts = [np.asarray(cohort, np.int64) for cohort in cohorts]
+  if not any(len(cohort) for cohort in cohorts):
+    raise ValueError('Nobody takes part in any of the planned rounds: there is no noise and no divisor to choose.')
   if noise_multiplier is not None:
     multipliers = np.array([noise_multiplier], np.float64)
   else:
@@ -49,7 +52,7 @@ def calibrated(
   objective = sums.mean(axis=1) / multipliers
   best = int(np.argmax(objective >= objective.max() * (1 - _ROOM)))  # Candidates descend.
   if not sums[best].any():
-    raise ValueError('Nobody adds anything in any of the planned rounds: there is no noise and no divisor to choose.')
+    raise ValueError(f'noise_multiplier={multipliers[best]:g} is so small that nobody\'s budget pays for a round.')
   return dataclasses.replace(
       config,
       noise_multiplier=float(multipliers[best]),
@@ -61,13 +64,13 @@ def _candidates(config, cohorts):
   """float64, descending: multipliers with which some client's budget lasts exactly to its last planned round."""
   free = privacy_filter.Prices(limit=math.inf, noise_multiplier=np.ones([1, 1]), count_cost=0.0)
   _, (squares,) = _simulated(config, free, cohorts)  # At no price, clients spend Σ w².
-  rounds = np.bincount(np.concatenate([np.zeros(0, np.int64), *cohorts]), minlength=config.num_clients)
+  rounds = np.bincount(np.concatenate(cohorts), minlength=config.num_clients)
   left = config.prices.limit - rounds * config.prices.count_cost
   reachable = (squares > 0) & (left > 0)
   if not reachable.any():
     raise ValueError(
-        'Nobody takes part in any planned round, or the noised counts of a client\'s rounds cost more than '
-        f'epsilon={config.epsilon:g}: give the counts more noise (count_stddev), or take a fixed clipping norm.'
+        f'The noised counts of each client\'s planned rounds cost more than epsilon={config.epsilon:g}: give the counts '
+        'more noise (count_stddev), or take a fixed clipping norm.'
     )
   exact = np.unique(np.sqrt(squares[reachable] / left[reachable]))
   chosen = np.unique(np.linspace(0, len(exact) - 1, _MOST_CANDIDATES).round().astype(int))
@@ -81,8 +84,7 @@ def _simulated(config, prices, cohorts):
   sums = np.zeros([num_candidates, len(cohorts)])
   spent = np.zeros([num_candidates, config.num_clients])
   participation = participations.initial_state(config.participation, config.num_clients)
-  for index, cohort in enumerate(cohorts):
-    ids = np.asarray(cohort, np.int64)
+  for index, ids in enumerate(cohorts):
     participation = participations.next_state(config.participation, participation, ids, index + 1)
     proposed = mechanism.proposed_weights(config, prices, participation, index + 1, ids)
     weights, spent[:, ids] = privacy_filter.spend(prices, spent[:, ids], proposed)

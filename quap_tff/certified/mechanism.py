@@ -13,8 +13,8 @@ A round to which nobody may add anything (an empty cohort, or one whose clients 
 nothing at all, which follows from who takes part: the result is zero, and clip and noise counter stay.
 
 Arithmetic: norms and sums are float64. Clients clip to (1 - `CLIP_MARGIN`)·w·C, which is room for the rounding of the
-clipped entries, of σ and of a sum over M clients as long as M²·2^-53 is small against it; so the bound w_i·C over σ
-holds for the numbers that are released, and not for real numbers only.
+clipped entries, of σ, and of a sum over M clients, 2·M²·2^-53·C at most: so that for M up to a thousand and weights from
+0.001 what one client moves is at most w·C in the numbers that are added, and not in real ones only.
 """
 
 import collections

@@ -110,12 +110,17 @@ class TestSpend:
       assert exact <= fractions.Fraction(spent[0]) <= exact * (1 + fractions.Fraction(1, 10**13))
       assert spent[0] <= limit * (1 + 1e-14)
 
-  def test_a_hundred_thousand_rounds(self):
-    prices = Prices(1.0, 300.0, 0.0)
-    step = tf.function(lambda spent: privacy_filter.spend(prices, spent, tf.ones([1]))[1])
-    _, spent = tf.while_loop(lambda t, _: t < 100_000, lambda t, s: (t + 1, step(s)), (0, tf.zeros([1], tf.float64)))
-    # 90,000 weights of 1 spend everything.
-    assert 1 - 1e-6 < spent.numpy()[0] <= 1 + 1e-14
+  def test_many_rounds(self):
+    prices = Prices(1.0, 130.0, 0.0)
+
+    @tf.function
+    def run(rounds):
+      step = lambda t, spent: (t + 1, privacy_filter.spend(prices, spent, tf.ones([1]))[1])
+      return tf.while_loop(lambda t, _: t < rounds, step, (0, tf.zeros([1], tf.float64)))[1]
+
+    # 16,900 weights of 1 spend everything.
+    assert run(16_000).numpy()[0] == pytest.approx(160 / 169, rel=1e-11)
+    assert 1 - 1e-4 < run(20_000).numpy()[0] <= 1 + 1e-14
 
 
 class TestEvenWeight:
