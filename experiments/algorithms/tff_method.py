@@ -11,6 +11,7 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
+from experiments import public_metrics
 from experiments.algorithms import base
 from experiments.algorithms import mechanism
 from experiments.algorithms import tff_aggregation
@@ -64,6 +65,7 @@ class StockMethod(base.Method):
     # By the documents' formula a round of a client spends ε_base, with all that it moves.
     formula = gaussian.noise_multiplier(noise.calibration, tf.constant(self._budget, tf.float64), noise.delta)
     self._noise_multiplier = noise.scale * self._exposure.of_one_round * float(formula)
+    self.has_nominal = setting.calibration == 'documents' and noise.scale == 1
     if setting.calibration == 'exact':
       self._noise_multiplier *= accounting.exact_scale(self.planned_ledger(), setting.epsilon, setting.delta)
     self._stock = algorithm.aggregator(setting, self._noise_multiplier, float(clients_per_round))
@@ -90,7 +92,7 @@ class StockMethod(base.Method):
   @property
   def public_metrics(self):
     # Clipping norms are fixed, or follow from noised counts.
-    return base.PUBLIC_METRICS | {'clipping_norm', 'sigma'} | {f'clipping_norm_{name}' for name in self._names}
+    return base.PUBLIC_METRICS | public_metrics.OF_CLIP | {f'clipping_norm_{name}' for name in self._names}
 
   def build_process(self):
     setting = self._setting

@@ -188,6 +188,12 @@ class TestAccount:
     assert 3 * (1 - 1e-3) < max(epsilon) <= 3
     assert method.noise_multiplier < _method(spec, participation).noise_multiplier
 
+  def test_the_trees_is_that_of_its_nodes(self):
+    # Always there, six rounds: six leaves, three nodes of two rounds, one of four.
+    method = _method('tff_dp_ftrl', 'full')
+    mu = accounting.total_mu(method.planned_ledger()).whole
+    np.testing.assert_allclose(mu, math.sqrt(6 + 3 * 4 + 16) / method.noise_multiplier, rtol=1e-6)
+
   def test_documents_noise(self):
     formula = math.sqrt(2 * math.log(1.25e5)) / 0.5
     for spec in _SPECS[:3]:
@@ -221,9 +227,10 @@ class TestAccount:
     assert ('takes no seed' in protection.text) == (spec != 'tff_dp_ftrl')
 
   def test_another_calibration_is_another_run_for_the_ledger(self):
-    documents, exact = (_method('tff_dp_fedavg', calibration=c).fingerprint for c in algorithms.CALIBRATIONS)
-    assert documents != exact
-    assert documents != _method('tff_dp_fedavg:clip=2').fingerprint
+    documents, exact = (_method('tff_dp_fedavg', calibration=c) for c in algorithms.CALIBRATIONS)
+    assert documents.fingerprint != exact.fingerprint
+    assert documents.fingerprint != _method('tff_dp_fedavg:clip=2').fingerprint
+    assert documents.has_nominal and not exact.has_nominal
 
 
 class TestFlags:
