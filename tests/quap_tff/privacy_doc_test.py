@@ -72,14 +72,18 @@ def _distance_from_the_grid(released, guess, multiplier):
 def test_the_low_bits_of_float32_noise_tell_a_right_guess_from_a_wrong_one():
   rng, size, multiplier = np.random.default_rng(0), 20_000, np.float32(6.2)
   others = rng.normal(0, 0.01, size).astype(np.float32)
-  noise = gaussian.noise(tf.constant([1, 2], tf.int64), [size], multiplier).numpy()
+  seed = tf.constant([1, 2], tf.int64)
+  released = others + gaussian.noise(seed, [size], multiplier).numpy()
   wrong = others + rng.normal(size=size) / math.sqrt(size)
-  right_distance = _distance_from_the_grid(others + noise, others, float(multiplier))
-  wrong_distance = _distance_from_the_grid(others + noise, wrong, float(multiplier))
+  right_distance = _distance_from_the_grid(released, others, float(multiplier))
+  wrong_distance = _distance_from_the_grid(released, wrong, float(multiplier))
   assert f'is {right_distance:.2f} under the right guess and {wrong_distance:.2f}, as for random' in _DOC
+  summed = others.astype(np.float64) + gaussian.summed_noise(seed, [size], multiplier).numpy()
+  assert f'gives {_distance_from_the_grid(summed, others, float(multiplier)):.2f} under the right guess, too' in _DOC
 
 
 def test_the_tails_end():
   bound = math.sqrt(-2 * math.log(1e-7))
-  assert f'no noise is larger than {bound:.2f}·σ' in _DOC
+  assert f'no single number is larger than {bound:.2f}·σ' in _DOC
+  assert f'larger than {2 * bound:.2f}·σ' in _DOC
   assert 4.5 < np.abs(gaussian.noise(tf.constant([3, 4], tf.int64), [2_000_000], 1.0)).max() <= bound * (1 + 1e-6)
