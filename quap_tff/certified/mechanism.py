@@ -181,8 +181,7 @@ def finish_round(
   mean = []
   for index, part in enumerate(total):
     tensor_seed = seeds.fold_in(seed, tf.constant(index, tf.int64))
-    noise = gaussian.noise(tensor_seed, tf.shape(part), tf.cast(stddev, tf.float32))
-    mean.append((part + tf.cast(noise, tf.float64)) / config.divisor)
+    mean.append((part + gaussian.summed_noise(tensor_seed, tf.shape(part), stddev)) / config.divisor)
 
   round_num = state['round'] + 1
   new_state = collections.OrderedDict(
