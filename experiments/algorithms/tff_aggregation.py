@@ -2,7 +2,7 @@
 
 What is added around them is what every method that is compared with them has:
   * client ids are ignored: every member of a cohort counts the same;
-  * a non-finite update counts as zero (TFF's own client work does that), or clipping would not bound it;
+  * an update whose norm is not finite counts as zero (as TFF's own client work has it), or clipping would not bound it;
   * a round with nobody leaves the aggregator as it is and changes nothing, where TFF would add noise to nothing;
   * state is numbers of fixed shapes, as a checkpoint asks for: without the DP event, which is TFF's account of a round
     and no input of the next one.
@@ -15,6 +15,8 @@ from typing import Any, List, Sequence
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
+
+from quap_tff import clipping
 
 
 class StockAggregator(abc.ABC):
@@ -68,7 +70,7 @@ class StockAggregationFactory(tff.aggregators.WeightedAggregationFactory):
     @tff.tensorflow.computation(value_type)
     def prepare(value):
       update = tf.nest.flatten(value)
-      finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(u)) for u in update])
+      finite = tf.math.is_finite(clipping.global_norm(update))
       return stock.grouped([tf.where(finite, u, tf.zeros_like(u)) for u in update])
 
     record_type = prepare.type_signature.result

@@ -78,21 +78,24 @@ class TestTypes:
     )
     tff.test.assert_types_identical(result.measurements, tff.FederatedType(tff.to_type(measurements), tff.SERVER))
     leaves = tf.nest.flatten(tff.types.type_to_tf_tensor_specs(result.state.member))
-    assert all(spec.shape.is_fully_defined() and spec.dtype != tf.string for spec in leaves)
+    assert all(leaf.shape.is_fully_defined() and leaf.dtype != tf.string for leaf in leaves)
+    # Several workers can share a round.
+    tff.backends.native.compile_to_mergeable_comp_form(process.next)
 
 
 class TestValues:
 
   def test_fixed_clip_by_hand(self):
-    # Norms 5, 0.5 and not finite: clipped to 1, as it is, nothing; divided by the constant 2.
+    # Norms 5, 0.5, and two not finite: clipped to 1, as it is, nothing; divided by the constant 2.
     process = _process(_aggregator('tff_dp_fedavg', _SILENT))
     updates = [
         _update([3, 0], [0], [0, 4]), _update([0.3, 0], [0], [0, 0.4]), _update([1, 1], [math.nan], [1, 1]),
+        _update([1e30, 1], [0], [1, 1]),
     ]
     output = _next(process, process.initialize(), updates)
     for found, expected in zip(output.result, [[0.45, 0], [0], [0, 0.6]]):
       np.testing.assert_allclose(found, expected, atol=1e-6)
-    assert output.measurements['cohort_size'] == 3 and output.measurements['clipping_norms'].tolist() == [1.0]
+    assert output.measurements['cohort_size'] == 4 and output.measurements['clipping_norms'].tolist() == [1.0]
 
   def test_adaptive_clip_moves_toward_the_quantile(self):
     # All norms are above the clip: it grows by exp(0.2·0.5) in each round; what is measured is the round's own.
