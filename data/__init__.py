@@ -2,6 +2,7 @@
 
 from typing import Callable, Optional
 
+from data import features as _features
 from data.datasets import DATASETS
 from data.datasets import base as _base
 from data.errors import DataFileError
@@ -19,6 +20,7 @@ def load(
     num_clients: Optional[int] = None,
     partition: str = 'dirichlet:alpha=0.5',
     seed: int = 0,
+    features: str = 'none',
     progress: Optional[Callable[[int, int], None]] = None,
 ) -> Federation:
   """Loads a dataset as a federation; a pure function of the files and the arguments.
@@ -31,7 +33,8 @@ def load(
     partition: How a dataset without clients of its own is shared out, see `PARTITIONS`; the others ignore it, and
       `Federation.partition` says which was the case.
     seed: Of the partition and of the choice among natural clients; non-negative.
-    progress: Called with (done, total) as clients are read.
+    features: What takes the place of the examples, see `data.features.FEATURES`; computed once and kept on disk.
+    progress: Called with (done, total) as clients are read, and then as features of examples are computed.
 
   Returns:
     The federation, all its arrays in memory.
@@ -44,13 +47,16 @@ def load(
   if num_clients is not None:
     _checks.integer('num_clients', num_clients, at_least=1)
   _checks.integer('seed', seed, at_least=0)
-  return dataset.load(
+  _features.parse(features)  # A bad spec is reported before anything is read.
+  progress = progress or (lambda done, total: None)
+  federation = dataset.load(
       _base.Request(
           name=spec.partition(':')[0],
           data_dir=data_dir,
           num_clients=num_clients,
           partition=partition,
           seed=seed,
-          progress=progress or (lambda done, total: None),
+          progress=progress,
       )
   )
+  return _features.of_federation(features, federation, progress=progress)

@@ -54,6 +54,8 @@ class Federation:
     clients: The training examples of each client, in the order of `client_ids`; none is empty.
     test: The test examples.
     partition: How the examples came to their clients: a partition spec, or `natural`.
+    features: What stands in place of the examples: a features spec, or `none` for the examples themselves.
+    public_data: Sentences on the data that the features were learned from, taken as public; '' if there are none.
   """
 
   name: str
@@ -62,6 +64,8 @@ class Federation:
   clients: Tuple[Examples, ...]
   test: Examples
   partition: str = 'natural'
+  features: str = 'none'
+  public_data: str = ''
 
   def __post_init__(self):
     object.__setattr__(self, 'client_ids', tuple(self.client_ids))

@@ -14,6 +14,7 @@ from quap_tff import checks
 from quap_tff import registry
 from quap_tff.models import cifar10_cnn
 from quap_tff.models import digits_cnn
+from quap_tff.models import linear_features
 from quap_tff.models import logistic_regression
 from quap_tff.models import mnist_cnn
 
@@ -21,6 +22,7 @@ MODELS = {
     'cifar10_cnn': cifar10_cnn.cifar10_cnn,
     'digits_cnn': digits_cnn.digits_cnn,
     'femnist_cnn': mnist_cnn.mnist_cnn,  # The same architecture with 10 or 62 classes.
+    'linear_features': linear_features.linear_features,
     'logistic_regression': logistic_regression.logistic_regression,
     'mnist_cnn': mnist_cnn.mnist_cnn,
 }

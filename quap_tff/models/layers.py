@@ -70,3 +70,13 @@ class Layers:
   def logits(self, num_classes: int) -> Any:
     """The final Dense layer; always computed in float32, for a loss in bfloat16 loses most of its digits."""
     return tf.keras.layers.Dense(num_classes, kernel_initializer=self._initializer(), dtype='float32', name='logits')
+
+  def scale(self, factor: float) -> Any:
+    """Multiplication by a constant."""
+    return tf.keras.layers.Rescaling(factor, dtype=self._policy, name='scale')
+
+  def zero_logits(self, num_classes: int) -> Any:
+    """The final Dense layer of a linear model: without bias, from zero, in float32."""
+    return tf.keras.layers.Dense(
+        num_classes, use_bias=False, kernel_initializer='zeros', dtype='float32', name='logits'
+    )

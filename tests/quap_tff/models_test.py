@@ -17,6 +17,7 @@ CASES = [
     ('femnist_cnn', (28, 28, 1), 62, 1_206_590, 7_998),
     ('cifar10_cnn', (32, 32, 3), 10, 1_453_834, 1_290),
     ('digits_cnn', (8, 8, 1), 10, 8_714, 330),
+    ('linear_features', (256,), 10, 2_560, 2_560),
     ('logistic_regression', (8, 8, 1), 10, 650, 650),
 ]
 
@@ -75,6 +76,14 @@ class TestModels:
     hidden, final = model.get_layer('dense').kernel.numpy(), model.get_layer('logits').kernel.numpy()
     scaled = [k.ravel()[:1000] / np.abs(k).max() for k in (hidden, final)]
     assert abs(np.corrcoef(scaled)[0, 1]) < 0.2
+
+  def test_linear_features_starts_at_zero_and_scales_its_logits(self):
+    model = models.build_keras_model('linear_features', (4,), 3, seed=1)
+    x = np.random.default_rng(0).random((5, 4), np.float32)
+    assert not model(x).numpy().any()
+    kernel = np.arange(12, dtype=np.float32).reshape(4, 3)
+    model.set_weights([kernel])
+    np.testing.assert_allclose(model(x), 10 * x @ kernel, rtol=1e-5)
 
   def test_errors(self):
     with pytest.raises(ValueError, match="Unknown model 'mnist_cn'. Did you mean 'mnist_cnn'"):

@@ -1,0 +1,120 @@
+"""Labelled images that no client holds, by name, to learn features from: a public data set, or drawings."""
+
+import abc
+import dataclasses
+import os
+from typing import Dict, Optional, Type
+
+import numpy as np
+
+from data import arrays
+from data import errors
+from data import glyphs
+from quap_tff import checks
+
+EMNIST_FILENAME = 'emnist_byclass_test.npz'
+_SIDE = 28
+_DIGITS, _CHARACTERS = 10, 62
+# Written alike in both cases; one class each, as in EMNIST's own ByMerge.
+_MERGED = 'CIJKLMOPSUVWXYZ'
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PublicImages:
+  """Images and what may be said of them.
+
+  Attributes:
+    x: uint8[n, 28, 28], 255 = ink.
+    y: int32[n] in [0, num_classes).
+    num_classes: Number of classes.
+    description: Whole sentences for a certificate: what the images are, and what is taken for granted.
+  """
+
+  x: np.ndarray
+  y: np.ndarray
+  num_classes: int
+  description: str
+
+
+class Source(abc.ABC):
+  """Where public images come from. Subclasses are frozen dataclasses in `SOURCES`."""
+
+  @abc.abstractmethod
+  def read(self, data_dir: Optional[str], seed: int) -> PublicImages:
+    """Reads or draws the images.
+
+    Raises:
+      errors.DataFileError: If a file is missing, damaged or another's.
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class EmnistLetters(Source):
+  """The letters among EMNIST's ByClass test images, 37 classes; the digits are left out."""
+
+  def read(self, data_dir, seed):
+    del seed
+    if data_dir is None:
+      raise errors.DataFileError(
+          f'emnist_letters needs {EMNIST_FILENAME} (an .npz with x and y), which no loader downloads. Give its folder as '
+          '--data_dir, or take --public_data=glyphs, which needs no file.'
+      )
+    path = os.path.join(data_dir, EMNIST_FILENAME)
+    file = arrays.read_npz(path, ['x', 'y'], 'EMNIST ByClass images')
+    x, y = file['x'], file['y']
+    if x.dtype != np.uint8 or x.shape[1:] != (_SIDE, _SIDE) or y.shape != x.shape[:1] or y.dtype.kind not in 'iu':
+      raise errors.DataFileError(
+          f'{path}: expected x uint8[n, {_SIDE}, {_SIDE}] and y, n integers, found x {x.dtype}{list(x.shape)} and y '
+          f'{y.dtype}{list(y.shape)}.'
+      )
+    letters = y >= _DIGITS
+    if not letters.any() or y.min() < 0 or y.max() >= _CHARACTERS:
+      raise errors.DataFileError(
+          f'{path}: expected labels in [0, {_CHARACTERS}), letters from {_DIGITS} on, found {sorted(set(y.tolist()))}.'
+      )
+    merged = np.arange(_CHARACTERS)
+    for letter in _MERGED:
+      upper = _DIGITS + ord(letter) - ord('A')
+      merged[upper + 26] = upper
+    classes, labels = np.unique(merged[y[letters]], return_inverse=True)
+    return PublicImages(
+        x=x[letters],
+        y=labels.astype(np.int32),
+        num_classes=len(classes),
+        description=f'Learned on the {letters.sum():,} letters of EMNIST ByClass\'s test images, no digits among them. '
+        'People who wrote digits of MNIST may have written letters of EMNIST.',
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Glyphs(Source):
+  """Random glyphs, drawn by the program.
+
+  Attributes:
+    classes: Number of glyphs.
+    copies: Drawings of each.
+  """
+
+  classes: int = 1000
+  copies: int = 80
+
+  def __post_init__(self):
+    checks.integer('glyph classes', self.classes, at_least=2)
+    checks.integer('glyph copies', self.copies, at_least=1)
+
+  def read(self, data_dir, seed):
+    del data_dir
+    rng = np.random.default_rng(seed)
+    x, y = glyphs.draw(glyphs.alphabet(self.classes, rng), self.copies, _SIDE, rng)
+    return PublicImages(
+        x=x,
+        y=y,
+        num_classes=self.classes,
+        description=f'Learned on {len(x):,} drawings of {self.classes:,} random glyphs: a program\'s output, no data.',
+    )
+
+
+SOURCES: Dict[str, Type[Source]] = {
+    'emnist_letters': EmnistLetters,
+    'glyphs': Glyphs,
+}

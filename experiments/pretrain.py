@@ -1,0 +1,252 @@
+r"""Learns features from public images, for --features=pretrained:path=FOLDER.
+
+    python -m experiments.pretrain --data_dir=… --output=features/letters
+    python -m experiments.pretrain --public_data=glyphs --output=features/glyphs
+
+A small convolutional network learns to tell the classes of the public images apart. Its last hidden layer, centred and
+partly whitened on these images, is the extractor: φ(x) = Λ^-p·Vᵀ(h(x) - h̄), with V and Λ the eigenvectors and
+eigenvalues of h's covariance. The folder gets extractor.keras and card.json, whole or not at all. Progress goes to
+standard error, the card to standard output. Exit status: 0, 1 for a wrong flag or a failure, 130 when interrupted.
+"""
+
+import os
+
+# Before TensorFlow is loaded: keeps its start-up chatter out. An own choice in the environment stands.
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+
+import hashlib
+import json
+import shutil
+import sys
+import tempfile
+import time
+from typing import Any, Callable, Dict, List, Tuple
+
+from absl import flags
+import numpy as np
+import tensorflow as tf
+
+from data import public_images
+from data.features import pretrained
+from experiments import interrupts
+import quap_tff
+from quap_tff import checks
+from quap_tff import registry
+
+_FLAGS = flags.FlagValues()
+_DATA_DIR = flags.DEFINE_string(
+    'data_dir', None, 'Folder with emnist_byclass_test.npz; glyphs need none.', flag_values=_FLAGS
+)
+_PUBLIC_DATA = flags.DEFINE_string(
+    'public_data',
+    'emnist_letters',
+    f'What to learn from: {registry.describe(public_images.SOURCES)}.',
+    flag_values=_FLAGS,
+)
+_OUTPUT = flags.DEFINE_string(
+    'output', None, 'Folder to write; must not be there yet, or be empty.', flag_values=_FLAGS
+)
+_FEATURES = flags.DEFINE_integer('num_features', 256, 'Number of features.', flag_values=_FLAGS)
+_EPOCHS = flags.DEFINE_integer('epochs', 4, 'Passes over the images.', flag_values=_FLAGS)
+_WHITENING = flags.DEFINE_float(
+    'whitening', 0.15, 'p: 0 only centres the features, 0.5 whitens them.', flag_values=_FLAGS
+)
+_SEED = flags.DEFINE_integer(
+    'seed', 0, 'Of drawings, initial weights, order and distortions.', flag_values=_FLAGS
+)
+_HELP = flags.DEFINE_bool('help', False, 'Show this help.', short_name='h', flag_values=_FLAGS)
+
+_FAILED, _INTERRUPTED = 1, 130
+_BATCH = 128
+_LEARNING_RATE = 2e-3
+_DROPOUT = 0.3
+_TEST_SHARE = 0.05
+# Of the largest eigenvalue: directions in which the images hardly vary are not blown up.
+_EIGENVALUE_FLOOR = 1e-3
+
+
+def pretrain(
+    images: public_images.PublicImages,
+    *,
+    num_features: int,
+    epochs: int,
+    whitening: float,
+    seed: int,
+    progress: Callable[[str], None],
+) -> Tuple[tf.keras.Model, float]:
+  """Trains on public images.
+
+  Returns:
+    The extractor, images float32[n, 28, 28, 1] in [0, 1] -> float32[n, num_features], and the network's accuracy on
+    the twentieth of the images that it was not trained on.
+  """
+  tf.keras.utils.set_random_seed(seed)
+  order = np.random.default_rng(seed).permutation(len(images.y))
+  num_test = max(1, round(_TEST_SHARE * len(order)))
+  test, train = order[:num_test], order[num_test:]
+  body = _network(images.x.shape[1], num_features)
+  classifier = tf.keras.Sequential([
+      body,
+      tf.keras.layers.Dropout(_DROPOUT),
+      tf.keras.layers.Dense(images.num_classes),
+  ])
+  batch = min(_BATCH, len(train))
+  steps = epochs * (len(train) // batch)
+  classifier.compile(
+      optimizer=tf.keras.optimizers.Adam(tf.keras.optimizers.schedules.CosineDecay(_LEARNING_RATE, steps)),
+      loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+      metrics=['accuracy'],
+  )
+  dataset = tf.data.Dataset.from_tensor_slices((images.x[train], images.y[train]))
+  dataset = dataset.shuffle(len(train), seed=seed).batch(batch, drop_remainder=True)
+  dataset = dataset.map(lambda x, y: (_distorted(_scaled(x)), y), num_parallel_calls=tf.data.AUTOTUNE).prefetch(2)
+  begin = time.monotonic()
+
+  def report(epoch, logs):
+    left = (time.monotonic() - begin) / (epoch + 1) * (epochs - epoch - 1)
+    progress(f'epoch {epoch + 1}/{epochs}  accuracy={logs["accuracy"]:.1%}  {left:.0f} s left')
+
+  classifier.fit(dataset, epochs=epochs, verbose=0, callbacks=[tf.keras.callbacks.LambdaCallback(on_epoch_end=report)])
+  predicted = classifier.predict(_scaled(images.x[test]), batch_size=1000, verbose=0).argmax(axis=1)
+  hidden = body.predict(tf.data.Dataset.from_tensor_slices(images.x[train]).batch(1000).map(_scaled), verbose=0)
+  extractor = tf.keras.Sequential([body, _whitening(hidden, whitening)], name='extractor')
+  extractor.build(body.input_shape)
+  return extractor, float(np.mean(predicted == images.y[test]))
+
+
+def _network(side, num_features):
+  layers = tf.keras.layers
+  network = tf.keras.Sequential([layers.InputLayer((side, side, 1))], name='network')
+
+  def add(layer):
+    network.add(layer)
+    network.add(layers.BatchNormalization())
+    network.add(layers.ReLU())
+
+  add(layers.Conv2D(32, 5, strides=2, padding='same', kernel_initializer='he_normal'))
+  add(layers.Conv2D(64, 3, padding='same', kernel_initializer='he_normal'))
+  network.add(layers.MaxPooling2D(2))
+  add(layers.Conv2D(128, 3, padding='same', kernel_initializer='he_normal'))
+  network.add(layers.MaxPooling2D(2))
+  network.add(layers.Flatten())
+  add(layers.Dense(num_features, kernel_initializer='he_normal'))
+  return network
+
+
+def _scaled(x):
+  return tf.cast(x, tf.float32)[..., None] / 255.0
+
+
+def _distorted(x):
+  """Another hand: each image turned, slanted, stretched and moved by up to two pixels."""
+  n, side = tf.shape(x)[0], x.shape[1]
+  angle, slant = tf.random.normal([n], 0, 0.15), tf.random.normal([n], 0, 0.15)
+  width, height = tf.exp(tf.random.normal([n], 0, 0.1)), tf.exp(tf.random.normal([n], 0, 0.1))
+  cosine, sine = tf.cos(angle), tf.sin(angle)
+  a, b = cosine * width, (slant * cosine - sine) * height
+  c, d = sine * width, (cosine + slant * sine) * height
+  centre = (side - 1) / 2
+  right, down = centre + tf.random.uniform([n], -2, 2), centre + tf.random.uniform([n], -2, 2)
+  none = tf.zeros([n])
+  transforms = tf.stack(
+      [a, b, right - (a + b) * centre, c, d, down - (c + d) * centre, none, none], axis=1
+  )
+  return tf.raw_ops.ImageProjectiveTransformV3(
+      images=x, transforms=transforms, output_shape=[side, side], fill_value=0.0, interpolation='BILINEAR',
+      fill_mode='CONSTANT'
+  )
+
+
+def _whitening(hidden, power):
+  """The layer Λ^-p·Vᵀ(h - h̄)."""
+  mean = hidden.mean(axis=0, dtype=np.float64)
+  eigenvalues, eigenvectors = np.linalg.eigh(np.cov(hidden - mean, rowvar=False))
+  kernel = eigenvectors * np.maximum(eigenvalues, _EIGENVALUE_FLOOR * eigenvalues[-1])**-power
+  layer = tf.keras.layers.Dense(len(mean), name='features')
+  layer.build((None, len(mean)))
+  layer.set_weights([kernel, -mean @ kernel])
+  return layer
+
+
+def write(output: str, extractor: tf.keras.Model, card: Dict[str, Any]) -> Dict[str, Any]:
+  """Writes the folder under another name and renames it; returns the card with the extractor's SHA-256."""
+  output = os.path.abspath(output)
+  os.makedirs(os.path.dirname(output), exist_ok=True)
+  unfinished = tempfile.mkdtemp(dir=os.path.dirname(output), prefix=f'.{os.path.basename(output)}_')
+  try:
+    path = os.path.join(unfinished, pretrained.EXTRACTOR)
+    extractor.save(path)
+    with open(path, 'rb') as f:
+      card = {**card, 'sha256': hashlib.sha256(f.read()).hexdigest()}
+    with open(os.path.join(unfinished, pretrained.CARD), 'w', encoding='utf-8') as f:
+      json.dump(card, f, indent=2)
+      f.write('\n')
+    os.chmod(unfinished, 0o755)
+    os.rename(unfinished, output)
+  except BaseException:
+    shutil.rmtree(unfinished, ignore_errors=True)
+    raise
+  return card
+
+
+def _check_output(output):
+  if not output:
+    raise ValueError('--output is missing: give the folder to write, which must not be there yet, or be empty.')
+  if os.path.lexists(output) and not (os.path.isdir(output) and not os.listdir(output)):
+    raise ValueError(f'--output={output} is there already: give a new or empty folder.')
+
+
+def _run():
+  _check_output(_OUTPUT.value)
+  source = registry.parse_spec('public data', _PUBLIC_DATA.value, public_images.SOURCES)
+  num_features = checks.integer('num_features', _FEATURES.value, at_least=2)
+  epochs = checks.integer('epochs', _EPOCHS.value, at_least=1)
+  whitening = checks.number('whitening', _WHITENING.value, at_least=0, at_most=0.5)
+  seed = checks.integer('seed', _SEED.value, at_least=0, at_most=2**32 - 1)
+  begin = time.monotonic()
+  images = source.read(_DATA_DIR.value, seed)
+  say = lambda text: print(text, file=sys.stderr, flush=True)
+  say(f'{len(images.y):,} images of {images.num_classes} classes.')
+  extractor, accuracy = pretrain(
+      images, num_features=num_features, epochs=epochs, whitening=whitening, seed=seed, progress=say
+  )
+  card = {
+      'public_data': images.description,
+      'source': registry.format_spec(_PUBLIC_DATA.value.partition(':')[0], source),
+      'images': len(images.y),
+      'classes': images.num_classes,
+      'accuracy': accuracy,
+      'num_features': num_features,
+      'epochs': epochs,
+      'whitening': whitening,
+      'seed': seed,
+      'seconds': round(time.monotonic() - begin, 1),
+      'versions': {'quap_tff': quap_tff.__version__, 'tensorflow': tf.__version__},
+  }
+  return write(_OUTPUT.value, extractor, card)
+
+
+def main(argv: List[str]) -> int:
+  """Pretrains as `argv[1:]` says; returns the exit status."""
+  for name in _FLAGS:
+    _FLAGS[name].unparse()  # Back to the defaults, so that a second call starts anew.
+  try:
+    unexpected = _FLAGS(argv)[1:]
+    if _HELP.value:
+      print(f'{__doc__}\n{_FLAGS.get_help()}')
+      return 0
+    if unexpected:
+      raise ValueError(f'Unexpected argument {unexpected[0]!r}; flags are written --name=value.')
+    print(json.dumps(_run(), indent=2))
+  except (ValueError, OSError, flags.Error) as error:
+    print(f'Error: {error}', file=sys.stderr)
+    return _FAILED
+  except KeyboardInterrupt:
+    print('\nInterrupted; nothing was written.', file=sys.stderr)
+    return _INTERRUPTED
+  return 0
+
+
+if __name__ == '__main__':
+  interrupts.install()
+  sys.exit(main(sys.argv))

@@ -1,0 +1,294 @@
+"""Feature maps: functions of one example, of unit norm; kept on disk, and computed again if the file is no good."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import data
+from data import features
+from data import federation as federation_lib
+from data import glyphs
+from data.features import pretrained
+from data.features import scattering
+from data.features import store
+from experiments import pretrain
+
+
+def images(n, shape=(8, 8, 1), seed=0):
+  return np.random.default_rng(seed).random((n, *shape), np.float32)
+
+
+def drawings(n, side):
+  rng = np.random.default_rng(0)
+  return glyphs.draw(glyphs.alphabet(n, rng), 1, side, rng)[0][..., None] / np.float32(255)
+
+
+def examples(x):
+  return federation_lib.Examples(x, np.zeros(len(x), np.int32))
+
+
+def small_federation(shape=(8, 8, 1)):
+  return federation_lib.Federation('f', 2, ('a', 'b'), (examples(images(3, shape, 1)), examples(images(2, shape, 2))),
+                                   examples(images(2, shape, 3)))
+
+
+@pytest.fixture(name='network')
+def fixture_network(tmp_path):
+  """A folder with a small random network."""
+  tf.keras.utils.set_random_seed(0)
+  layers = [tf.keras.layers.InputLayer((8, 8, 1)), tf.keras.layers.Flatten(), tf.keras.layers.Dense(5)]
+  pretrain.write(str(tmp_path / 'network'), tf.keras.Sequential(layers), {'public_data': 'Learned on nothing.'})
+  return tmp_path / 'network'
+
+
+@pytest.fixture(name='maps')
+def fixture_maps(network):
+  return {
+      'scattering': scattering.Scattering(scales=1),
+      'centred': scattering.Scattering(scales=1, centred=True),
+      'pretrained': pretrained.Pretrained(str(network)),
+  }
+
+
+class CountingFeatures(features.NoFeatures):
+  """The sum of an example and its first entry; counts the examples that it is asked for."""
+
+  def __init__(self, version=''):
+    self.version, self.batches = version, 0
+
+  def fingerprint(self):
+    return f'counting {self.version}'
+
+  def extractor(self, input_shape):
+
+    def extract(x):
+      self.batches += 1
+      x = x.reshape(len(x), -1)
+      return np.stack([x.sum(axis=1), x[:, 0]], axis=1)
+
+    return extract
+
+
+class TestMaps:
+
+  @pytest.mark.parametrize('name', ['scattering', 'centred', 'pretrained'])
+  def test_features_of_an_example_do_not_depend_on_the_others(self, maps, name, tmp_path):
+    x, y = images(60), images(60, seed=1)
+    y[7] = x[7]
+    compute = lambda part: store.compute(maps[name], [part], str(tmp_path / 'kept'))[0]
+    ours = compute(x)[7]
+    np.testing.assert_allclose(compute(y)[7], ours, atol=1e-6)
+    np.testing.assert_allclose(compute(x[7:8])[0], ours, atol=1e-6)
+    # In the same place of the same batch, to the last bit.
+    extract = maps[name].extractor((8, 8, 1))
+    np.testing.assert_array_equal(extract(x)[7], extract(y)[7])
+    assert (extract(x)[8] != extract(y)[8]).any()
+
+  @pytest.mark.parametrize('name', ['scattering', 'centred', 'pretrained'])
+  def test_features_are_of_unit_norm(self, maps, name):
+    z = maps[name].extractor((8, 8, 1))(images(20))
+    assert z.dtype == np.float32 and z.ndim == 2
+    np.testing.assert_allclose(np.linalg.norm(z, axis=1), 1, rtol=1e-5)
+
+  def test_a_blank_image_has_scattering_zero(self, maps):
+    assert not maps['scattering'].extractor((8, 8, 1))(np.zeros((1, 8, 8, 1), np.float32)).any()
+
+  @pytest.mark.parametrize('parameters,shape,size', [
+      ({}, (28, 28, 1), 3969),
+      ({}, (32, 32, 3), 15552),
+      ({}, (8, 8, 1), 324),
+      (dict(scales=1), (8, 8, 1), 144),
+      (dict(order=1), (8, 8, 1), 17 * 4),
+      (dict(angles=4), (8, 8, 1), 25 * 4),
+  ])
+  def test_numbers_of_scattering_features(self, parameters, shape, size):
+    chosen = scattering.Scattering(**parameters)
+    chosen.check(shape)
+    assert chosen.extractor(shape)(images(1, shape)).shape == (1, size)
+
+  def test_three_channels_are_normalised_together(self):
+    z = scattering.Scattering().extractor((28, 28, 1))(drawings(4, 28)).reshape(4, 27, 3 * 49)
+    np.testing.assert_allclose(z.mean(axis=2), 0, atol=1e-6)
+    # All groups have nearly the same norm, 1/√27; one channel of a group by itself has not.
+    np.testing.assert_allclose(np.linalg.norm(z, axis=2), 27**-0.5, rtol=0.25)
+    assert np.abs(z.reshape(4, 81, 49).mean(axis=2)).max() > 0.01
+
+  def test_each_colour_is_transformed_by_itself(self):
+    x = images(1, (8, 8, 3))
+    y = x.copy()
+    y[..., 2] = images(1, (8, 8, 1), seed=5)[..., 0]
+    first, other = (scattering.Scattering().extractor((8, 8, 3))(v).reshape(3, -1) for v in (x, y))
+    unit = lambda v: v / np.linalg.norm(v)
+    np.testing.assert_allclose(unit(first[:2]), unit(other[:2]), atol=1e-6)
+    assert np.abs(unit(first[2]) - unit(other[2])).max() > 0.01
+
+  def test_centring_takes_off_what_images_of_strokes_have_in_common(self):
+    x = drawings(100, 16)
+    common = lambda centred: np.linalg.norm(
+        scattering.Scattering(scales=1, centred=centred).extractor((16, 16, 1))(x).mean(axis=0)
+    )
+    assert common(True) < 0.3 < 0.5 < common(False)
+
+  @pytest.mark.parametrize('spec,shape,message', [
+      ('scattering:scales=4', (8, 8, 1), 'needs images of at least 16 pixels, found 8x8'),
+      ('scattering', (5,), r'is of images \[height, width, channels\], found examples of shape \(5,\)'),
+      ('scattering:order=3', (8, 8, 1), 'scattering order must be an integer at least 1 and at most 2'),
+      ('scatering', (8, 8, 1), "Did you mean 'scattering'"),
+      ('pretrained', (8, 8, 1), 'pretrained:path=FOLDER'),
+      ('pretrained:path=nowhere', (8, 8, 1), r'card.json not found. Give a folder that python -m experiments.pretrain'),
+  ])
+  def test_errors(self, spec, shape, message):
+    with pytest.raises(ValueError, match=message):
+      features.of_federation(spec, small_federation(shape))
+
+
+class TestPretrained:
+
+  def test_features_are_the_networks_output_to_unit_norm(self, network):
+    x = images(4)
+    out = tf.keras.models.load_model(network / pretrained.EXTRACTOR)(x).numpy()
+    np.testing.assert_allclose(
+        pretrained.Pretrained(str(network)).extractor((8, 8, 1))(x), out / np.linalg.norm(out, axis=1, keepdims=True),
+        atol=1e-6
+    )
+
+  def test_another_extractor_than_the_cards_is_refused(self, network):
+    path = network / pretrained.EXTRACTOR
+    path.write_bytes(path.read_bytes() + b' ')
+    with pytest.raises(data.DataFileError, match='expected SHA-256 .* as card.json has it, found'):
+      features.of_federation(f'pretrained:path={network}', small_federation())
+
+  @pytest.mark.parametrize('content', ['', '[]', '{"sha256": "0"}', '{"public_data": ""}'])
+  def test_a_damaged_card(self, network, content):
+    (network / pretrained.CARD).write_text(content)
+    with pytest.raises(data.DataFileError, match='card.json is damaged or another file: expected JSON with sha256'):
+      pretrained.Pretrained(str(network)).card()
+
+  def test_examples_of_another_shape(self, network):
+    with pytest.raises(ValueError, match=r'takes examples of shape \(8, 8, 1\), found \(9, 9, 1\)'):
+      features.of_federation(f'pretrained:path={network}', small_federation((9, 9, 1)))
+
+  def test_the_fingerprint_is_of_the_network_not_of_its_place(self, network):
+    before = pretrained.Pretrained(str(network)).fingerprint()
+    moved = network.with_name('moved')
+    os.rename(network, moved)
+    assert pretrained.Pretrained(str(moved)).fingerprint() == before
+    card = json.loads((moved / pretrained.CARD).read_text())
+    assert card['sha256'] in before
+
+
+class TestStore:
+
+  def compute(self, folder, chosen, parts, progress=lambda done, total: None):
+    return store.compute(chosen, parts, str(folder), progress)
+
+  def test_rows_come_back_to_their_examples_duplicates_included(self, tmp_path):
+    parts = [images(70), images(3, seed=1), images(70)[60:61]]
+    for _ in range(2):  # Computed, and read.
+      for part, z in zip(parts, self.compute(tmp_path, CountingFeatures(), parts)):
+        flat = part.reshape(len(part), -1)
+        np.testing.assert_allclose(z, np.stack([flat.sum(axis=1), flat[:, 0]], axis=1), rtol=1e-6)
+
+  def test_computed_once_however_the_examples_are_shared_out(self, tmp_path):
+    x = images(70)
+    first, second = CountingFeatures(), CountingFeatures()
+    self.compute(tmp_path, first, [x[:20], x[20:]])
+    a, b = self.compute(tmp_path, second, [x[50:], x[:50]])
+    assert (first.batches, second.batches) == (2, 0)
+    np.testing.assert_allclose(np.concatenate([b, a])[:, 1], x[:, 0, 0, 0], rtol=1e-6)
+    assert len(os.listdir(tmp_path)) == 1
+
+  @pytest.mark.parametrize('change', ['example', 'fingerprint', 'one fewer'])
+  def test_other_examples_or_another_map_are_computed(self, tmp_path, change):
+    x = images(5)
+    self.compute(tmp_path, CountingFeatures(), [x])
+    chosen = CountingFeatures('2' if change == 'fingerprint' else '')
+    other = x[:4] if change == 'one fewer' else x.copy()
+    if change == 'example':
+      other[2, 0, 0, 0] += 1e-3
+    self.compute(tmp_path, chosen, [other])
+    assert chosen.batches == 1
+
+  @pytest.mark.parametrize('damage', [
+      lambda content: b'',
+      lambda content: content[:-1],
+      lambda content: content[:40],
+      lambda content: content[:150] + bytes([content[150] ^ 1]) + content[151:],
+  ])
+  def test_a_damaged_file_is_computed_again_and_replaced(self, tmp_path, damage):
+    x = images(5)
+    self.compute(tmp_path, CountingFeatures(), [x])
+    path = tmp_path / os.listdir(tmp_path)[0]
+    whole = path.read_bytes()
+    path.write_bytes(damage(whole))
+    again = CountingFeatures()
+    self.compute(tmp_path, again, [x])
+    assert again.batches == 1 and path.read_bytes() == whole
+
+  def test_a_failure_leaves_no_file(self, tmp_path, monkeypatch):
+
+    def full(*args, **kwargs):
+      raise KeyboardInterrupt
+
+    monkeypatch.setattr(np.lib.format, 'write_array', full)
+    with pytest.raises(KeyboardInterrupt):
+      self.compute(tmp_path, CountingFeatures(), [images(5)])
+    assert not os.listdir(tmp_path)
+
+  def test_a_folder_that_cannot_be_written_is_no_error(self, tmp_path):
+    (tmp_path / 'file').write_text('')
+    z, = self.compute(tmp_path / 'file', CountingFeatures(), [images(5)])
+    assert z.shape == (5, 2)
+
+  def test_progress_counts_distinct_examples(self, tmp_path):
+    seen = []
+    x = images(120)
+    self.compute(tmp_path, CountingFeatures(), [x, x[:10]], lambda done, total: seen.append((done, total)))
+    assert seen == [(50, 120), (100, 120), (120, 120)]
+
+  def test_an_error_in_a_later_batch_is_raised(self, tmp_path):
+
+    class Failing(CountingFeatures):
+
+      def extractor(self, input_shape):
+
+        def extract(x):
+          if not x[-1].any():  # The last batch, which is padded.
+            raise RuntimeError('broken')
+          return x.reshape(len(x), -1)
+
+        return extract
+
+    with pytest.raises(RuntimeError, match='broken'):
+      self.compute(tmp_path, Failing(), [images(70)])
+
+
+class TestLoad:
+
+  def test_features_take_the_place_of_examples(self, tmp_path, monkeypatch):
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+    plain = data.load('digits', num_clients=4)
+    seen = []
+    fed = data.load('digits', num_clients=4, features='scattering:scales=1', progress=lambda *a: seen.append(a))
+    assert fed.input_shape == (144,) and (fed.client_ids, fed.partition) == (plain.client_ids, plain.partition)
+    assert (plain.features, fed.features) == ('none', 'scattering:order=2,scales=1,angles=8,centred=False')
+    assert fed.public_data == ''
+    for a, b in zip(fed.clients + (fed.test,), plain.clients + (plain.test,)):
+      np.testing.assert_array_equal(a.y, b.y)
+    expected = scattering.Scattering(scales=1).extractor((8, 8, 1))(plain.clients[2].x)
+    np.testing.assert_allclose(fed.clients[2].x, expected, atol=1e-6)
+    assert seen[:4] == [(i, 4) for i in (1, 2, 3, 4)] and seen[-1] == (1797, 1797)
+    assert len(os.listdir(tmp_path / 'quap_tff' / 'features')) == 1
+
+  def test_what_the_features_have_seen_is_said(self, network, tmp_path, monkeypatch):
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+    fed = data.load('digits', num_clients=4, features=f'pretrained:path={network}')
+    assert fed.input_shape == (5,)
+    assert fed.public_data.startswith('Learned on nothing. Extractor of SHA-256 ')
+
+  def test_a_bad_spec_is_found_before_data_are_read(self, tmp_path):
+    with pytest.raises(ValueError, match="Unknown features 'scater'"):
+      data.load('mnist', data_dir=str(tmp_path), features='scater')

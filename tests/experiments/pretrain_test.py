@@ -1,0 +1,114 @@
+"""Pretraining on public images: what is learned from, and a folder that stands whole or not at all."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+import data
+from data import public_images
+from data.features import pretrained
+from experiments import pretrain
+
+GLYPHS = ('--public_data=glyphs:classes=4,copies=40', '--num_features=8', '--epochs=4')
+
+
+def run(*arguments):
+  return pretrain.main(['pretrain', *arguments])
+
+
+def write_emnist(folder, labels, **changes):
+  contents = dict(
+      x=np.random.default_rng(0).integers(0, 256, (len(labels), 28, 28), np.uint8), y=np.array(labels, np.uint8)
+  )
+  contents.update(changes)
+  np.savez(folder / public_images.EMNIST_FILENAME, **contents)
+  return contents
+
+
+class TestCommand:
+
+  def test_the_folder_holds_an_extractor_that_knows_the_images_and_its_card(self, tmp_path, capsys):
+    assert run(*GLYPHS, f'--output={tmp_path / "deep" / "glyphs"}') == 0
+    printed, progress = capsys.readouterr()
+    card = json.loads(printed)
+    assert os.listdir(tmp_path / 'deep') == ['glyphs']
+    assert card == pretrained.Pretrained(str(tmp_path / 'deep' / 'glyphs')).card()
+    assert 'a program\'s output, no data' in card['public_data']
+    assert (card['source'], card['images'], card['epochs']) == ('glyphs:classes=4,copies=40', 160, 4)
+    assert 'epoch 4/4' in progress
+    # Loaded anew, it tells the four glyphs apart by the nearest class mean.
+    images = public_images.Glyphs(4, 40).read(None, 0)
+    extract = pretrained.Pretrained(str(tmp_path / 'deep' / 'glyphs')).extractor((28, 28, 1))
+    z = extract(images.x[..., None] / np.float32(255))
+    means = np.stack([z[images.y == c].mean(axis=0) for c in range(4)])
+    assert np.mean((z @ means.T).argmax(axis=1) == images.y) > 0.8
+
+  @pytest.mark.parametrize('arguments,message', [
+      ((), '--output is missing'),
+      (('--output=here',), 'emnist_letters needs emnist_byclass_test.npz'),
+      (('--output=here', '--data_dir=.'), 'emnist_byclass_test.npz not found'),
+      (('--output=here', '--public_data=glyph'), "Did you mean 'glyphs'"),
+      (('--output=here', '--epochs=0'), 'epochs must be an integer at least 1'),
+      (('--output=here', '--whitening=1'), 'whitening must be a finite number at least 0 and at most 0.5'),
+      (('--output=full', *GLYPHS), '--output=full is there already'),
+      (('--output=here', 'more'), "Unexpected argument 'more'"),
+      (('--putput=here',), 'putput'),
+  ])
+  def test_errors(self, tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'full').mkdir()
+    (tmp_path / 'full' / 'file').write_text('')
+    assert run(*arguments) == 1
+    assert message in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ['full'] and os.listdir(tmp_path / 'full') == ['file']
+
+  @pytest.mark.parametrize('where', ['pretrain', 'json.dump'])
+  def test_an_interrupted_run_leaves_nothing(self, tmp_path, monkeypatch, capsys, where):
+
+    def interrupt(*args, **kwargs):
+      raise KeyboardInterrupt
+
+    if where == 'pretrain':
+      monkeypatch.setattr(pretrain, 'pretrain', interrupt)
+    else:
+      monkeypatch.setattr(json, 'dump', interrupt)
+    assert run('--public_data=glyphs:classes=2,copies=10', '--num_features=4', '--epochs=1',
+               f'--output={tmp_path / "glyphs"}') == 130
+    assert 'nothing was written' in capsys.readouterr().err
+    assert not os.listdir(tmp_path)
+
+
+class TestWhitening:
+
+  @pytest.mark.parametrize('power', [0.0, 0.15, 0.5])
+  def test_features_are_centred_and_their_variances_brought_together(self, power):
+    rng = np.random.default_rng(0)
+    hidden = rng.normal(3, 1, (4000, 3)) @ np.diag([1.0, 2.0, 4.0]) @ np.linalg.qr(rng.normal(size=(3, 3)))[0]
+    z = pretrain._whitening(hidden, power)(hidden.astype(np.float32)).numpy()
+    np.testing.assert_allclose(z.mean(axis=0), 0, atol=1e-4)
+    covariance, before = np.cov(z, rowvar=False), np.linalg.eigvalsh(np.cov(hidden, rowvar=False))
+    np.testing.assert_allclose(covariance, np.diag(before**(1 - 2 * power)), atol=1e-3 * before[-1])
+
+
+class TestEmnistLetters:
+
+  def test_digits_are_left_out_and_letters_alike_in_both_cases_are_one_class(self, tmp_path):
+    # 3, C, c, A, a, 9.
+    contents = write_emnist(tmp_path, [3, 12, 38, 10, 36, 9])
+    images = public_images.EmnistLetters().read(str(tmp_path), 0)
+    np.testing.assert_array_equal(images.x, contents['x'][1:5])
+    np.testing.assert_array_equal(images.y, [1, 1, 0, 2])
+    assert images.num_classes == 3 and 'the 4 letters of EMNIST' in images.description
+
+  @pytest.mark.parametrize('labels,changes,message', [
+      ([10, 62], {}, r'expected labels in \[0, 62\)'),
+      ([1, 2], {}, 'letters from 10 on'),
+      ([10, 11], dict(x=np.zeros((2, 28, 27), np.uint8)), r'found x uint8\[2, 28, 27\]'),
+      ([10, 11], dict(y=np.zeros(3, np.uint8)), r'and y uint8\[3\]'),
+  ])
+  def test_another_file(self, tmp_path, labels, changes, message):
+    write_emnist(tmp_path, labels, **changes)
+    with pytest.raises(data.DataFileError, match=message):
+      public_images.EmnistLetters().read(str(tmp_path), 0)
