@@ -9,6 +9,7 @@ from absl import flags
 
 from data import cohorts
 from data import datasets
+from data import features
 from data import partition
 from experiments import algorithms
 from experiments import optimizers
@@ -36,7 +37,12 @@ flags.DEFINE_integer('num_clients', None, 'Clients N. Default: 100, or all of a 
 flags.DEFINE_string(
     'partition', 'dirichlet:alpha=0.5', f'How examples are shared out: {registry.describe(partition.PARTITIONS)}.'
 )
-flags.DEFINE_string('model', 'auto', f'Model: {_names(models.MODELS)}; auto picks by the shape of the examples.')
+flags.DEFINE_string(
+    'features',
+    'none',
+    f'Fixed features in place of examples: {registry.describe(features.FEATURES)}. Computed once and kept.',
+)
+flags.DEFINE_string('model', 'auto', f'Model: {_names(models.MODELS)}; auto picks by the examples.')
 flags.DEFINE_string('compute_dtype', 'float32', 'float32 or bfloat16 arithmetic; weights are float32 either way.')
 
 flags.DEFINE_string(

@@ -13,6 +13,7 @@ import tensorflow_federated as tff
 
 import data
 from data import cohorts
+from data import features
 from data import partition
 from experiments import algorithms
 from experiments import optimizers
@@ -26,7 +27,7 @@ from quap_tff import postprocessing
 from quap_tff import registry
 from quap_tff import runtime
 
-# --model=auto: by the shape of an example.
+# --model=auto: by the shape of an example; a linear head on features.
 _MODEL_OF_SHAPE = {(8, 8, 1): 'digits_cnn', (28, 28, 1): 'mnist_cnn', (32, 32, 3): 'cifar10_cnn'}
 
 _DEFAULT_COHORT_SHARE, _DEFAULT_COHORT_LIMIT = 0.3, 30
@@ -126,6 +127,7 @@ def from_flags(values: flags.FlagValues, progress: Optional[Callable[[int, int],
         'quantile_ema with timing=previous and an initial_clip, another clip rule, or another runtime.'
     )
   registry.parse_spec('participation model', values.participation, cohorts.PARTICIPATION_MODELS)
+  features.parse(values.features)
   partition.parse(values.partition)  # Also where a dataset with clients of its own does not use it.
 
   federation = data.load(
@@ -134,6 +136,7 @@ def from_flags(values: flags.FlagValues, progress: Optional[Callable[[int, int],
       num_clients=values.num_clients,
       partition=values.partition,
       seed=values.seed,
+      features=values.features,
       progress=progress,
   )
   config = mechanism(federation.num_clients)
@@ -163,6 +166,7 @@ def from_flags(values: flags.FlagValues, progress: Optional[Callable[[int, int],
       client_metrics=client_metrics,
       calibration=values.calibration,
       spec=values.algorithm,
+      public_data=federation.public_data,
       post_processing=_post_processing(values),
       tuning=values.tuning,
   )
@@ -226,6 +230,8 @@ def _post_processing(values):
 def _model_name(name, federation):
   if name != 'auto':
     return name
+  if federation.features != 'none':
+    return 'linear_features'
   if federation.input_shape not in _MODEL_OF_SHAPE:
     raise ValueError(
         f'No model is known for examples of shape {federation.input_shape}: choose one by --model: '
