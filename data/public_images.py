@@ -56,8 +56,8 @@ class EmnistLetters(Source):
     del seed
     if data_dir is None:
       raise errors.DataFileError(
-          f'emnist_letters needs {EMNIST_FILENAME} (an .npz with x and y), which no loader downloads. Give its folder as '
-          '--data_dir, or take --public_data=glyphs, which needs no file.'
+          f'emnist_letters needs {EMNIST_FILENAME} (an .npz with x and y), which no loader downloads. Give its folder '
+          'as --data_dir, or take --public_data=glyphs, which needs no file.'
       )
     path = os.path.join(data_dir, EMNIST_FILENAME)
     file = arrays.read_npz(path, ['x', 'y'], 'EMNIST ByClass images')

@@ -1,7 +1,7 @@
 """Features of a frozen network that `python -m experiments.pretrain` trained on public data or on none.
 
-A folder holds `extractor.keras`, images [height, width, channels] -> float32[d], and `card.json`: what it was trained on,
-how, and the SHA-256 of the extractor.
+A folder holds `extractor.keras`, images [height, width, channels] -> float32[d], and `card.json`: what it was trained
+on, how, and the SHA-256 of the extractor.
 """
 
 import dataclasses

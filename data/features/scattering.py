@@ -1,6 +1,6 @@
-"""Scattering features (Bruna and Mallat, 2013): moduli of wavelet coefficients, averaged over 2^J pixels. Nothing is learned.
+"""Scattering features (Bruna and Mallat, 2013): moduli of wavelet coefficients, averaged over 2^J pixels.
 
-Normalised for each example by itself as in Tramèr and Boneh, "Differentially Private Learning Needs Better Features"
+Nothing is learned. Normalised for each example by itself as in Tramèr and Boneh, "Differentially Private Learning Needs Better Features"
 (2021, arXiv:2011.11660): GroupNorm over groups of three channels, 27 groups of the 81 channels of J=2, L=8; then to
 unit norm.
 """

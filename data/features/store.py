@@ -1,7 +1,7 @@
 """Features kept on disk, so that they are computed once: a file for each set of examples and feature map.
 
-A file is an `.npy` float32[n, d], rows in the order of the examples' digests, and the SHA-256 of all before it. The order
-makes it the same file however the examples are shared out to clients.
+A file is an `.npy` float32[n, d], rows in the order of the examples' digests, and the SHA-256 of all before it. The
+order makes it the same file however the examples are shared out to clients.
 """
 
 from concurrent import futures

@@ -6,8 +6,8 @@ import tensorflow as tf
 
 from quap_tff.models import layers
 
-# A choice of units, by which updates on features of unit norm are of norm 1 or so: scale s, learning rate r and clipping
-# norm C do what scale 1, s²·r and s·C do.
+# A choice of units, by which updates on features of unit norm are of norm 1 or so: scale s, learning rate r and
+# clipping norm C do what scale 1, s²·r and s·C do.
 LOGIT_SCALE = 10.0
 
 
