@@ -3,8 +3,8 @@
     next: (state@SERVER, value@CLIENTS, weight@CLIENTS) -> <state@SERVER, noised sum over D@SERVER, measurements@SERVER>
 
 `weight` carries the client's id, as for `quap_tff.QuapAggregationFactory`. A round has two dependent levels of
-aggregation, and so runs in a single context: the server learns from the clients who they are, tells all of them everyone's
-weights, and sums. Who takes part is known to everyone, by the neighbouring relation.
+aggregation, and so runs in a single context: the server learns from the clients who they are, tells all of them
+everyone's weights, and sums. Who takes part is known to everyone, by the neighbouring relation.
 """
 
 import collections
@@ -22,7 +22,7 @@ from quap_tff.certified import mechanism
 
 
 class CertifiedAggregationFactory(tff.aggregators.WeightedAggregationFactory):
-  """Makes aggregation processes whose results, measurements included, are (ε, δ)-differentially private for each client.
+  """Makes aggregation processes whose results and measurements are (ε, δ)-differentially private for each client.
 
   The process' state is that of `quap_tff.certified.mechanism.initial_state`. Whoever holds it can recompute the noise:
   keep it, and checkpoints of it, as secret as the clients' data. A round must be continued from the state that the
@@ -57,7 +57,7 @@ class CertifiedAggregationFactory(tff.aggregators.WeightedAggregationFactory):
     leaves = tf.nest.flatten(specs)
     if any(leaf.dtype not in (tf.float32, tf.float64) for leaf in leaves):
       raise TypeError(
-          f'Updates must be float32 or float64: rounding to fewer bits could pass the clipping norm. Found {value_type}.'
+          f'Updates must be float32 or float64: rounded to fewer bits they could pass their clip; found {value_type}.'
       )
     read_client_id = aggregation._client_id_reader(weight_type)
     groups = clip_split.clip_groups(config.clip_split, [math.prod(leaf.shape) for leaf in leaves], self._layers)

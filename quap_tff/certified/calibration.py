@@ -2,10 +2,11 @@
 
     z maximizes  J(z) = 1/T · Σ_t Σ_i w_i(t) / z      subject to the filter
 
-J is the mean over the planned rounds of a round's signal to noise: Σ_i w_i(t)·C is the most that clients can add together,
-z·C the noise on it; a round to which nobody may add anything any more counts with zero. Less noise makes rounds better
-and lets budgets run out sooner. Where all weights are 1, J is A/z + B·z between any two z at which a client's budget
-lasts exactly to the end of its rounds, hence largest at one of those; and these are what is tried, for all rules.
+J is the mean over the planned rounds of a round's signal to noise: Σ_i w_i(t)·C is the most that clients can add
+together, z·C the noise on it; a round to which nobody may add anything any more counts with zero. Less noise makes
+rounds better and lets budgets run out sooner. With weights of 1, and but for a budget's last, partial round, J is
+A/z + B·z between any two z at which a client's budget lasts exactly to the end of its rounds, hence largest at one of
+those; and these are what is tried, for all rules.
 """
 
 import dataclasses
@@ -21,8 +22,10 @@ from quap_tff.certified import mechanism
 from quap_tff.certified import privacy_filter
 
 _MOST_CANDIDATES = 32
-# Noise beyond what a budget asks for exactly, so that rounding does not lower the last weight; and what counts as a tie.
+# Relative: noise beyond what a budget asks for exactly, so that rounding does not lower the last weight.
 _ROOM = 1e-9
+# Relative: how much of J the larger of two multipliers may give away.
+_TIE = 1e-6
 
 
 def calibrated(
@@ -35,7 +38,7 @@ def calibrated(
 
   Args:
     config: The mechanism; its own noise multiplier and divisor are not looked at.
-    cohorts: int[M_t] ids for each of the T planned rounds: a public schedule, or one drawn from the participation model.
+    cohorts: int[M_t] ids for each of the T planned rounds: the public schedule, or one drawn from the model of it.
     noise_multiplier: z, if it is given.
 
   Raises:
@@ -50,7 +53,7 @@ def calibrated(
     multipliers = _candidates(config, cohorts)
   sums, _ = _simulated(config, config.prices._replace(noise_multiplier=multipliers[:, np.newaxis]), cohorts)
   objective = sums.mean(axis=1) / multipliers
-  best = int(np.argmax(objective >= objective.max() * (1 - _ROOM)))  # Candidates descend.
+  best = int(np.argmax(objective >= objective.max() * (1 - _TIE)))  # Candidates descend.
   if not sums[best].any():
     raise ValueError(f'noise_multiplier={multipliers[best]:g} is so small that nobody\'s budget pays for a round.')
   return dataclasses.replace(
@@ -69,8 +72,8 @@ def _candidates(config, cohorts):
   reachable = (squares > 0) & (left > 0)
   if not reachable.any():
     raise ValueError(
-        f'The noised counts of each client\'s planned rounds cost more than epsilon={config.epsilon:g}: give the counts '
-        'more noise (count_stddev), or take a fixed clipping norm.'
+        f'The noised counts of each client\'s planned rounds cost more than epsilon={config.epsilon:g}: give the '
+        'counts more noise (count_stddev), or take a fixed clipping norm.'
     )
   exact = np.unique(np.sqrt(squares[reachable] / left[reachable]))
   chosen = np.unique(np.linspace(0, len(exact) - 1, _MOST_CANDIDATES).round().astype(int))

@@ -1,8 +1,8 @@
 """How the clipping norm is divided among layers: ‖u_l‖ <= r_l·w·C with Σ r_l² = 1.
 
 Whatever the ratios, the norm of a whole update is at most √Σ(r_l·w·C)² = w·C. So one noise N(0, (z·C)²) on every entry
-costs μ = w/z under every split: a split decides what is clipped, not what is spent. (Noise σ_l of each layer's own would
-cost μ² = Σ (r_l·w·C/σ_l)²; with σ_l = z·C for all of them that is (w/z)²·Σ r_l² again.)
+costs μ = w/z under every split: a split decides what is clipped, not what is spent. (Noise σ_l of each layer's own
+would cost μ² = Σ (r_l·w·C/σ_l)²; with σ_l = z·C for all of them that is (w/z)²·Σ r_l² again.)
 """
 
 import math

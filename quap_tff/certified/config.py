@@ -86,8 +86,8 @@ class CertifiedConfig:
     checks.number('clipping norm', self.clip.initial_norm, at_least=SMALLEST_CLIP, at_most=LARGEST_CLIP)
     if self.prices.count_cost >= self.prices.limit:
       raise ValueError(
-          f'epsilon={self.epsilon:g} at delta={self.delta:g} does not pay for one noised count of the private quantile: '
-          'give the counts more noise (count_stddev), or take a fixed clipping norm.'
+          f'epsilon={self.epsilon:g} at delta={self.delta:g} does not pay for one noised count of the private '
+          'quantile: give the counts more noise (count_stddev), or take a fixed clipping norm.'
       )
 
   def _check_plan(self):

@@ -1,7 +1,7 @@
 """Certified federated averaging as a `tff.learning.templates.LearningProcess`: all that its `next` returns is covered.
 
-Beside the state, which is secret (it holds the seed of the noise), there is nothing in it that is computed from clients'
-data but the noised sums: training metrics stay at the clients.
+Beside the state, which is secret (it holds the seed of the noise), nothing in it is computed from clients' data but the
+noised sums: training metrics stay at the clients.
 """
 
 import collections
@@ -30,8 +30,8 @@ def build_certified_fed_avg(
   (`train`, which is empty), `aggregator` (what `quap_tff.certified.mechanism.finish_round` reports) and `finalizer`.
 
   Args:
-    model_fn: Makes the model anew on each call. Its initial weights, and its weights that are not trained, must not come
-      from clients' data.
+    model_fn: Makes the model anew on each call. Its initial weights, and those that are not trained, must not come from
+      clients' data.
     config: The mechanism.
     client_optimizer: Local optimizer.
     server_optimizer: Applied to the noised sum over D, a pseudo-gradient: post-processing.

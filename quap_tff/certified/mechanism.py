@@ -13,8 +13,8 @@ A round to which nobody may add anything (an empty cohort, or one whose clients 
 nothing at all, which follows from who takes part: the result is zero, and clip and noise counter stay.
 
 Arithmetic: norms and sums are float64. Clients clip to (1 - `CLIP_MARGIN`)·w·C, which is room for the rounding of the
-clipped entries, of σ, and of a sum over M clients, 2·M²·2^-53·C at most: so that for M up to a thousand and weights from
-0.001 what one client moves is at most w·C in the numbers that are added, and not in real ones only.
+clipped entries, of σ, and of a sum over M clients, 2·M²·2^-53·C at most: so that for M up to a thousand and weights
+from 0.001 what one client moves is at most w·C in the numbers that are added, and not in real ones only.
 """
 
 import collections
@@ -87,17 +87,16 @@ def plan_round(
   proposed = proposed_weights(config, config.prices, participation, round_num, client_ids)
   weights, spent = privacy_filter.spend(config.prices, tf.gather(state['spent'], client_ids), proposed)
 
-  releases = tf.reduce_any(weights > 0)
   seed = _round_seed(state, client_ids)
   next_clip = state['clip']
   if config.counts_norms:
     counted = tf.boolean_mask(norms, weights > 0)
     moved = config.clip.next_norm(state['clip'], counted, seeds.fold_in(seed, tf.constant(_CLIP_RULE, tf.int64)))
-    next_clip = tf.where(releases, tf.clip_by_value(moved, configs.SMALLEST_CLIP, configs.LARGEST_CLIP), next_clip)
+    next_clip = tf.clip_by_value(moved, configs.SMALLEST_CLIP, configs.LARGEST_CLIP)
   return collections.OrderedDict(
       client_ids=client_ids,
       weights=weights,
-      releases=releases,
+      releases=tf.reduce_any(weights > 0),
       next_clip=next_clip,
       participation=participation,
       spent=tf.tensor_scatter_nd_update(state['spent'], client_ids[:, tf.newaxis], spent),
@@ -145,7 +144,7 @@ def contribute(
     clip: C_t, float32 scalar.
   """
   norms = _group_norms(groups, update)
-  keeps = tf.logical_and(_all_finite(norms), weight > 0)
+  keeps = _all_finite(norms)
   bound = tf.cast(weight, tf.float64) * tf.cast(clip, tf.float64) * (1 - CLIP_MARGIN)
   result = list(update)
   for group, norm in zip(groups, norms):
@@ -170,8 +169,8 @@ def finish_round(
     total: Sum of the contributions, float64 tensors.
 
   Returns:
-    (state after round t, float64 tensors, measurements). Of the measurements `weight_mean` and `weight_min` are over the
-    cohort, 0 for nobody; `exhausted_clients` of it have weight 0; `spent_max` is the largest share that a client has
+    (state after round t, float64 tensors, measurements). Of the measurements, `weight_mean` and `weight_min` are over
+    the cohort, 0 for nobody; `exhausted_clients` of it have weight 0; `spent_max` is the largest share that a client has
     spent of the limit on its Σμ²; `sigma` is the standard deviation of the noise on each entry of the result.
   """
   clip, weights = state['clip'], plan['weights']

@@ -1,4 +1,4 @@
-"""w_i(t) = ε_i(t) / (ε_base·(1 + α)) = (1 + α·exp(-β·p_i(t))) / (1 + α): who takes part often adds less (DESIGN 2.2)."""
+"""w_i(t) = ε_i(t) / (ε_base·(1 + α)) = (1 + α·exp(-β·p_i(t))) / (1 + α): who is there often adds less (DESIGN 2.2)."""
 
 import dataclasses
 

@@ -59,6 +59,8 @@ class TestCalibrated:
 
     assert chosen(3, 3) == pytest.approx(4.0, rel=1e-8)
     assert chosen(2, 8) == pytest.approx(2.0, rel=1e-8)
+    # Equally good: the one whose rounds are all used.
+    assert chosen(3, 6) == pytest.approx(4.0, rel=1e-8)
 
   def test_no_other_noise_is_better(self):
     rng = np.random.default_rng(0)
@@ -81,8 +83,8 @@ class TestCalibrated:
     assert config.noise_multiplier == pytest.approx(weight * math.sqrt(20) / _MU, rel=1e-6)
     assert config.divisor == pytest.approx(10 * weight, rel=1e-6)
 
-  def test_of_equally_good_ones_the_largest(self):
-    # Even spending is as good at any noise up to √K_min/μ, where the rarest client's weight is 1.
+  def test_even_spending_gives_the_rarest_client_the_whole_clip(self):
+    # J is the same at any noise up to √K_min/μ, and falls beyond.
     planned = [4] * 5 + [16] * 5
     cohorts = [np.arange(10)] * 4 + [np.arange(5, 10)] * 12
     config = calibration.calibrated(_config(weights=weight_rules.SpendEvenly(), planned_rounds=planned), cohorts)

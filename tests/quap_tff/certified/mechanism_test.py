@@ -353,7 +353,7 @@ class TestHistories:
 
   @given(
       rounds=st.lists(
-          st.tuples(st.lists(st.integers(0, 4), unique=True, max_size=5), st.sampled_from(['go on', 'resume', 'retry'])),
+          st.tuples(st.lists(st.integers(0, 4), unique=True), st.sampled_from(['go on', 'resume', 'retry'])),
           min_size=1,
           max_size=12,
       ),
@@ -383,12 +383,3 @@ class TestHistories:
       # By the exact accountant, which rounds up.
       assert (gaussian_tradeoff.epsilon_of(np.sqrt(squares), config.delta) <= config.epsilon).all()
       np.testing.assert_allclose(state['spent'], squares, rtol=1e-12)
-
-  def test_post_processing_leaves_the_account_as_it_is(self):
-    config = _config()
-    state, mean, _ = _run_round(config, mechanism.initial_state(config), _zeros([0, 1]))
-    kept = _saved(state)
-    [m.numpy().fill(7.0) for m in mean]
-    averaged = [0.5 * (m + 1.0) for m in mean]
-    del averaged
-    tf.nest.map_structure(np.testing.assert_array_equal, state, kept)
