@@ -34,7 +34,7 @@ def render(certificate: Mapping[str, Any]) -> str:
   provenance = certificate['provenance']
   quantiles = ', '.join(f'{float(q):.0%}: {value:.4g}' for q, value in achieved['epsilon_quantiles'].items())
   rows = [
-      ('Bound', f'ε = {guarantee["epsilon"]:g} at δ = {guarantee["delta"]:g} (μ = {guarantee["mu"]:.6g}), every client'),
+      ('Bound', f'ε = {guarantee["epsilon"]:g} at δ = {guarantee["delta"]:g} (μ = {guarantee["mu"]:.6g}), each client'),
       ('Spent most', f'ε = {achieved["epsilon_max"]:.6g} (μ = {achieved["mu_max"]:.6g})'),
       ('Mean over clients', f'ε = {achieved["epsilon_mean"]:.6g}'),
       ('Quantiles over clients', f'ε = {quantiles}'),

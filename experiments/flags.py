@@ -63,7 +63,7 @@ flags.DEFINE_string(
     'algorithm',
     'quap',
     f'Method: {registry.describe(algorithms.ALGORITHMS)}. The flags of the mechanism below set the parts that a method '
-    'has; the rest of it is fixed.',
+    'has; the rest of it is fixed. (pt_adp is an interpretation: the documents name PT-ADP and do not specify it.)',
 )
 flags.DEFINE_float('epsilon', 6.0, 'Total budget ε_total, over --rounds.')
 flags.DEFINE_float('delta', 1e-5, 'δ: of one round in nominal figures, in total in formal ones.')
@@ -71,8 +71,8 @@ flags.DEFINE_enum(
     'calibration',
     'documents',
     algorithms.CALIBRATIONS,
-    'Noise: as the documents\' formula has it for each round\'s budget; or exact, the same scaled down until the client '
-    'that spends most spends ε_total at a total δ by exact accounting.',
+    'Noise: as the documents\' formula has it for each round\'s budget; or exact, the same scaled down until the '
+    'client that spends most spends ε_total at a total δ by exact accounting.',
 )
 flags.DEFINE_float('alpha', 0.5, 'α: how much more budget a client that is never there gets.')
 flags.DEFINE_float('beta', 2.0, 'β: how fast that fades with the participation rate.')
@@ -118,7 +118,8 @@ flags.DEFINE_string('server_optimizer', 'sgd:learning_rate=1.0', 'Server optimiz
 flags.DEFINE_string(
     'averaging',
     'none',
-    f'The weights that are tested and published, out of those of all rounds: {registry.describe(postprocessing.AVERAGINGS)}.',
+    'The weights that are tested and published, out of those of all rounds: '
+    f'{registry.describe(postprocessing.AVERAGINGS)}.',
 )
 flags.DEFINE_float('shrinkage', 1.0, 'Factor in (0, 1] on the weights that are tested and published.')
 flags.DEFINE_bool(
@@ -130,7 +131,7 @@ flags.DEFINE_bool(
 )
 flags.DEFINE_string(
     'tuning',
-    'Not stated. The guarantee is that of this run; it holds if its constants were chosen without these clients\' data.',
+    'Not stated. The guarantee is that of this run, if its constants were chosen without these clients\' data.',
     'How the constants of a certified run were chosen, a sentence for its certificate.',
 )
 

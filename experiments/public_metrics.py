@@ -6,8 +6,8 @@ They follow from who takes part, from constants, from noised releases and from t
 # What a round of any method may report.
 OF_ROUND = frozenset({
     'cohort_size', 'epsilon', 'noise_multiplier', 'participation_mean', 'participation_stddev', 'participation_min',
-    'participation_max', 'participation_never_seen', 'update_rejected', 'exhausted_clients', 'weight_mean', 'weight_min',
-    'spent_max',
+    'participation_max', 'participation_never_seen', 'update_rejected', 'exhausted_clients', 'weight_mean',
+    'weight_min', 'spent_max',
 })
 # Public where the clipping norm is fixed, or tracked by a noised count.
 OF_CLIP = frozenset({'clipping_norm', 'sigma'})

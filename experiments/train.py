@@ -130,8 +130,8 @@ def _print_summary(experiment, result, report, summary):
   if summary['nominal_epsilon_max'] is not None:
     print(
         f'Nominal ε per client: mean {summary["nominal_epsilon_mean"]:.4g}, max {summary["nominal_epsilon_max"]:.4g}, '
-        f'with total δ up to {summary["nominal_delta_max"]:.3g}: basic composition of the noised layers\' rounds (unit: '
-        'one client\'s whole data), no amplification by sampling, clipping norms taken as given.'
+        f'with total δ up to {summary["nominal_delta_max"]:.3g}: basic composition of the noised layers\' rounds '
+        '(unit: one client\'s whole data), no amplification by sampling, clipping norms taken as given.'
     )
   protection = experiment.method.protection
   print(protection.text.replace(protection.statement, report.text))

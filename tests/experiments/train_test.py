@@ -243,7 +243,9 @@ class TestSummary:
     harness.strict_json((output_dir / 'run.json').read_text())
     assert (output_dir / 'plot.png').stat().st_size > 1000
 
-  @pytest.mark.parametrize('metrics, covers', [('--client_metrics', 'noised weights'), ('--noclient_metrics', 'released model')])
+  @pytest.mark.parametrize('metrics, covers', [
+      ('--client_metrics', 'noised weights'), ('--noclient_metrics', 'released model'),
+  ])
   def test_noise_everywhere_covers_the_model_if_nothing_exact_is_kept(self, metrics, covers, capsys, output_dir):
     assert _run(output_dir, '--algorithm=fixed_dp', '--rounds=2', '--epsilon=0.5', metrics) == 0
     out = capsys.readouterr().out

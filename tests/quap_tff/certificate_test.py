@@ -213,7 +213,8 @@ class TestProblems:
 
   @pytest.mark.parametrize('changes', [
       dict(weights=[0.4, 0.0]), dict(weights=[0.5, 0.1]), dict(cohort=[1, 2]),
-      dict(cohort=[0, 3, 2], weights=[0.5, 0.1, 0.0]), dict(cohort=[], weights=[]), dict(noise_multiplier=2.4), dict(noise_multiplier=0.0),
+      dict(cohort=[0, 3, 2], weights=[0.5, 0.1, 0.0]), dict(cohort=[], weights=[]), dict(noise_multiplier=2.4),
+      dict(noise_multiplier=0.0),
       dict(count_noise_multiplier=9.0), dict(clipping_norm=math.inf),
   ])
   def test_another_ledger(self, changes):

@@ -1,4 +1,4 @@
-"""Certified runs as a user makes them: what they write, when there is a certificate, and that nobody passes the budget."""
+"""Certified runs as a user makes them: what they write, when there is a certificate, that nobody passes the budget."""
 
 import math
 
@@ -30,7 +30,9 @@ def _spent(output_dir):
 
 class TestRun:
 
-  @pytest.mark.parametrize('spec', ['certified', 'certified:weights=uniform,quantile=0.6', 'certified:weights=spend_evenly'])
+  @pytest.mark.parametrize('spec', [
+      'certified', 'certified:weights=uniform,quantile=0.6', 'certified:weights=spend_evenly',
+  ])
   def test_ends_with_a_certificate_that_holds(self, spec, tmp_path, capsys):
     assert harness.main(*harness.TINY, f'--output_dir={tmp_path / "run"}', f'--algorithm={spec}') == 0
     summary = harness.last_line(capsys.readouterr().out)
@@ -40,7 +42,8 @@ class TestRun:
     _, epsilon = _spent(tmp_path / 'run')
     # The most exposed of the clients spends all it may, or nearly.
     assert 3.5 < epsilon.max() <= 4
-    assert not [column for column in harness.rows(tmp_path / 'run')[0] if column.startswith(('train', 'norm', 'signal'))]
+    columns = harness.rows(tmp_path / 'run')[0]
+    assert not [column for column in columns if column.startswith(('train', 'norm', 'signal'))]
     assert set(harness.table(tmp_path / 'run' / 'clients.csv')[0]) == {'client', 'rounds', 'formal_epsilon'}
 
   def test_a_resumed_run_is_the_uninterrupted_one_and_spends_once(self, tmp_path, capsys):
@@ -66,7 +69,8 @@ class TestRun:
     # Two rounds of weight 1 at this noise are the budget, and everyone comes to all eight.
     mu = float(1 / accounting.solve(epsilon=4.0, delta=_DELTA).noise_multiplier)
     spec = f'certified:weights=uniform,noise_multiplier={math.sqrt(2.01) / mu}'
-    assert harness.main(*harness.TINY, f'--output_dir={tmp_path / "run"}', f'--algorithm={spec}', '--participation=full') == 0
+    arguments = [f'--output_dir={tmp_path / "run"}', f'--algorithm={spec}', '--participation=full']
+    assert harness.main(*harness.TINY, *arguments) == 0
     rows = harness.rows(tmp_path / 'run')
     assert [row['exhausted_clients'] for row in rows] == ['0'] * 2 + ['8'] * 6
     # Nothing is released then: the model stays.
