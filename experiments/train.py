@@ -141,7 +141,7 @@ def _print_summary(experiment, result, report, summary):
 
 
 def _show_reading(done, total):
-  print(f'\rreading client {done}/{total}', end='\n' if done == total else '', file=sys.stderr, flush=True)
+  print(f'\rreading data {done}/{total}', end='\n' if done == total else '', file=sys.stderr, flush=True)
 
 
 def _fail(error) -> int:

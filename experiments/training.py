@@ -149,6 +149,8 @@ def train(
           row['nominal_epsilon_max'] = float(ledger.epsilon.max())
         row['seconds'] = time.monotonic() - round_begin
         if directory is not None:
+          if method.is_saved_before_release:
+            directory.save(round_num, state, records())
           directory.log(round_num, row)
           if round_num % checkpoint_every == 0:
             directory.save(round_num, state, records())

@@ -68,8 +68,8 @@ class QuapAggregationFactory(tff.aggregators.WeightedAggregationFactory):
       ValueError: If the configured critical layers are not layers of the value.
     """
     config, scale_fn = self._config, self._scale_fn
-    specs = _tensor_specs(value_type)
-    read_client_id = _client_id_reader(weight_type)
+    specs = tensor_specs(value_type)
+    read_client_id = client_id_reader(weight_type)
     critical = self._critical_indices(specs)
     noise_at_clients = config.noise.placement == 'client'
     uses_agreement = config.budget.rule.uses_agreement
@@ -148,7 +148,7 @@ class QuapAggregationFactory(tff.aggregators.WeightedAggregationFactory):
       message = tff.federated_map(announce, state)
       message_at_clients = tff.federated_broadcast(message)
       report_at_clients = tff.federated_map(report, (value, weight, message_at_clients))
-      plan = tff.federated_map(plan_round, (state, _federated_collect(report_at_clients, reports_type)))
+      plan = tff.federated_map(plan_round, (state, federated_collect(report_at_clients, reports_type)))
       if config.clip.uses_current_norms:
         clip = tff.federated_broadcast(tff.federated_map(select_clip, plan))
       else:
@@ -178,7 +178,7 @@ class QuapAggregationFactory(tff.aggregators.WeightedAggregationFactory):
     return layers_lib.critical_indices(layers, self._config.critical_layers)
 
 
-def _tensor_specs(value_type):
+def tensor_specs(value_type):
   """The Python structure of `tf.TensorSpec`s of a value; raises `TypeError` unless they are all of a float dtype."""
   has_tensors = tff.types.contains(value_type, lambda t: isinstance(t, tff.TensorType))
   if not has_tensors or not tff.types.is_structure_of_floats(value_type):
@@ -194,7 +194,7 @@ def _declared_order(specs, num_leaves):
   return tff.structure.flatten(tff.structure.from_container(positions, recursive=True))
 
 
-def _client_id_reader(weight_type):
+def client_id_reader(weight_type):
   """A function that reads the client's id out of a weight of the given type."""
   id_type, read = weight_type, lambda weight: weight
   if isinstance(weight_type, tff.StructType):
@@ -207,7 +207,7 @@ def _client_id_reader(weight_type):
   return read
 
 
-def _federated_collect(reports, reports_type):
+def federated_collect(reports, reports_type):
   """All clients' reports at the server: scalars by name, as arrays in client order."""
   arrays = tff.structure.to_elements(reports_type)
 

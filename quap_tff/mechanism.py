@@ -154,7 +154,7 @@ def plan_round(
   Raises:
     tf.errors.InvalidArgumentError: When run, if an id is outside [0, N) or stands twice.
   """
-  client_ids = _checked_ids(config, client_ids)
+  client_ids = checked_ids(config, client_ids)
   round_num = state['round'] + 1
   in_warmup = participations.in_warmup(config.participation, round_num)
   participation = participations.next_state(config.participation, state['participation'], client_ids, round_num)
@@ -311,7 +311,8 @@ def _noise(seed, tensors, stddev):
   ]
 
 
-def _checked_ids(config, client_ids):
+def checked_ids(config: Any, client_ids: tf.Tensor) -> tf.Tensor:
+  """int64[M] `client_ids`; when run, an `InvalidArgumentError` if one is outside [0, config.num_clients) or twice."""
   ordered = tf.sort(client_ids)
   checks = [
       tf.debugging.assert_non_negative(client_ids, f'Client ids must lie in [0, {config.num_clients}); found'),

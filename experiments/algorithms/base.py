@@ -86,6 +86,7 @@ class Method(abc.ABC):
       nominal figures, mean anything.
     public_metrics: Names of the round's metrics that are no exact functions of clients' data: what is kept with
       --noclient_metrics.
+    is_saved_before_release: Whether each round is kept in a checkpoint before anything of it is written elsewhere.
     certificate: What a certificate of the run says besides its ledger; None for a method that has none.
     constant_divisor: Whether sums are divided by a public constant whoever comes, and
     constant_noise_multiplier: whether the noise on them is as large, over the clipping norm, whoever comes:
@@ -96,6 +97,7 @@ class Method(abc.ABC):
   protection: accounting.Protection
   has_nominal = True
   public_metrics: FrozenSet[str] = PUBLIC_METRICS
+  is_saved_before_release = False
   certificate: Optional[certificates.Facts] = None
   constant_divisor = False
   constant_noise_multiplier = False

@@ -82,6 +82,8 @@ class CertifiedMethod(base.Method):
 
   constant_divisor = True
   constant_noise_multiplier = True
+  # A round that is run again, and comes out otherwise, would be a second release that nobody has paid for.
+  is_saved_before_release = True
   # Nothing follows the documents' budgets.
   has_nominal = False
   public_metrics = base.PUBLIC_METRICS | public_metrics.OF_CLIP
@@ -92,7 +94,8 @@ class CertifiedMethod(base.Method):
     self.config = certified.calibrated(
         _config(algorithm, setting, cohorts), cohorts, noise_multiplier=algorithm.noise_multiplier
     )
-    self.fingerprint = repr(dataclasses.replace(self.config, noise_seed=None))
+    # The name of an extractor says less than what it was learned from, and its digest.
+    self.fingerprint = repr((dataclasses.replace(self.config, noise_seed=None), setting.public_data))
     self.protection = accounting.describe_protection(
         setting.mechanism, setting.layers, setting.sizes, client_metrics_logged=setting.client_metrics
     )

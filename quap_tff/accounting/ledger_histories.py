@@ -1,6 +1,6 @@
 """What each client of a run went through, from its ledger: a Gaussian mechanism of μ = w_i(t)/z_t for each round.
 
-A private quantile's noised count, which a client enters whatever its weight, is a mechanism of its own beside it. In
+A private quantile's noised count is a mechanism of its own beside it, which a client of weight 0 stays out of, too. In
 rounds in which no client takes part nobody spends anything.
 """
 
@@ -37,7 +37,7 @@ def total_mu(ledger: run_ledger.RunLedger) -> TotalMu:
   state = ledger.state_dict()
   sizes = np.diff(state['offsets'])
   mu = _over(state['weights'], np.repeat(state['noise_multipliers'], sizes))
-  count_mu = np.repeat(_over(np.ones(len(sizes)), state['count_noise_multipliers']), sizes)
+  count_mu = _over(state['weights'] > 0, np.repeat(state['count_noise_multipliers'], sizes))
   return TotalMu(*(_root_of_squares(state['clients'], values, ledger.num_clients) for values in (mu, count_mu)))
 
 
@@ -63,8 +63,9 @@ def histories(ledger: run_ledger.RunLedger) -> histories_lib.Population:
   count_mu, count_kinds = np.unique(_over(np.ones(len(sizes)), state['count_noise_multipliers']), return_inverse=True)
   clients, kinds = state['clients'], kinds
   if count_mu.any():
-    clients = np.concatenate([clients, clients])
-    kinds = np.concatenate([kinds, len(distinct) + np.repeat(count_kinds, sizes)])
+    counted = state['weights'] > 0
+    clients = np.concatenate([clients, clients[counted]])
+    kinds = np.concatenate([kinds, len(distinct) + np.repeat(count_kinds, sizes)[counted]])
     distinct = np.concatenate([distinct, count_mu])
   if len(distinct) > _MOST_MECHANISMS:
     distinct = histories_lib.rounded_up(distinct, _STEP)

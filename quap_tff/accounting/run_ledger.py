@@ -27,7 +27,7 @@ class RoundRecord(NamedTuple):
     weights: float[M] in [0, 1]: client i's part of the sum has norm at most weights[i]·C_t.
     noise_multiplier: Standard deviation of the noise on the sum, over C_t; 0: no noise.
     count_noise_multiplier: Of the noised count that a private quantile releases: its standard deviation over the most
-      that one client adds to the count; +inf: no such release.
+      that one client adds to the count, to which clients of weight 0 add nothing; +inf: no such release.
     clipping_norm: C_t; +inf without clipping.
   """
 

@@ -53,13 +53,13 @@ class CertifiedAggregationFactory(tff.aggregators.WeightedAggregationFactory):
       ValueError: If layers are needed and do not fit the value.
     """
     config = self._config
-    specs = aggregation._tensor_specs(value_type)
+    specs = aggregation.tensor_specs(value_type)
     leaves = tf.nest.flatten(specs)
     if any(leaf.dtype not in (tf.float32, tf.float64) for leaf in leaves):
       raise TypeError(
           f'Updates must be float32 or float64: rounded to fewer bits they could pass their clip; found {value_type}.'
       )
-    read_client_id = aggregation._client_id_reader(weight_type)
+    read_client_id = aggregation.client_id_reader(weight_type)
     groups = clip_split.clip_groups(config.clip_split, [math.prod(leaf.shape) for leaf in leaves], self._layers)
 
     @tff.tensorflow.computation
@@ -130,7 +130,7 @@ class CertifiedAggregationFactory(tff.aggregators.WeightedAggregationFactory):
         tff.FederatedType(weight_type, tff.CLIENTS),
     )
     def next_fn(state, value, weight):
-      reports = aggregation._federated_collect(tff.federated_map(report, (value, weight)), reports_type)
+      reports = aggregation.federated_collect(tff.federated_map(report, (value, weight)), reports_type)
       plan = tff.federated_map(plan_round, (state, reports))
       message = tff.federated_broadcast(tff.federated_map(announce, (state, plan)))
       contributions = tff.federated_map(contribute, (value, weight, message))

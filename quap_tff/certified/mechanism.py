@@ -81,7 +81,7 @@ def plan_round(
   Raises:
     tf.errors.InvalidArgumentError: When run, if an id is outside [0, N) or stands twice.
   """
-  client_ids = quap_mechanism._checked_ids(config, client_ids)
+  client_ids = quap_mechanism.checked_ids(config, client_ids)
   round_num = state['round'] + 1
   participation = participations.next_state(config.participation, state['participation'], client_ids, round_num)
   proposed = proposed_weights(config, config.prices, participation, round_num, client_ids)

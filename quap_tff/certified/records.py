@@ -21,9 +21,6 @@ def round_record(
   costs each client at δ, the config's total. So the ledger's nominal Σε at k·δ is a proven figure here, if a loose one,
   by basic composition; the certificate's is the exact one.
 
-  With a private quantile, clients of weight 0 are left out: they are not in the count, which the ledger charges to all
-  who are in its record.
-
   Args:
     config: The mechanism.
     state: The aggregator's state after the round.
@@ -32,9 +29,7 @@ def round_record(
   """
   cohort = np.asarray(cohort, np.int64)
   weights = np.asarray(state['weights'])[cohort].astype(np.float64)
-  if config.counts_norms:
-    cohort, weights = cohort[weights > 0], weights[weights > 0]
-  mu = np.sqrt((weights / config.noise_multiplier)**2 + config.prices.count_cost)
+  mu = np.sqrt((weights / config.noise_multiplier)**2 + config.prices.count_cost * (weights > 0))
   return run_ledger.RoundRecord(
       cohort=cohort,
       budgets=np.maximum(gaussian_tradeoff.epsilon_of(mu, config.delta), _NOTHING),

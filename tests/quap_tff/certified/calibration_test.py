@@ -142,7 +142,13 @@ class TestRoundRecord:
     expected = gaussian_tradeoff.epsilon_of(np.sqrt([1 / 64 + 1 / 36, 1 / 16 + 1 / 36]), 1e-5)
     np.testing.assert_allclose(record.budgets, expected, rtol=1e-12)
 
-  def test_a_client_that_adds_nothing_stays_on_record(self):
-    record = records.round_record(_config(), {'weights': np.float32([1, 0])}, 1.0, np.array([0, 1]))
+  @pytest.mark.parametrize('clip', [clip_rules.Fixed(1.0), clip_rules.PrivateQuantile(count_stddev=3.0)])
+  def test_a_client_that_adds_nothing_stays_on_record_and_spends_nothing(self, clip):
+    config = _config(clip=clip)
+    record = records.round_record(config, {'weights': np.float32([1, 0])}, 1.0, np.array([0, 1]))
     np.testing.assert_array_equal(record.cohort, [0, 1])
-    assert record.weights[1] == 0 and 0 < record.budgets[1] < 1e-300 and record.count_noise_multiplier == math.inf
+    assert record.weights[1] == 0 and 0 < record.budgets[1] < 1e-300
+    assert record.count_noise_multiplier == clip.count_noise_multiplier
+    ledger = accounting.RunLedger(config.num_clients, config.delta, '')
+    ledger.record(record)
+    assert accounting.total_mu(ledger).whole[1] == 0 < accounting.total_mu(ledger).whole[0]
