@@ -49,6 +49,26 @@ EXPECTED = {
     ),
 }
 
+# All clients in each round, client-level (3, 1e-5), constants chosen elsewhere.
+CERTIFIED_MNIST = dict(
+    num_clients=100, partition='dirichlet:alpha=0.5', participation=('full', {}), model='linear_features',
+    features='scattering:centred=true', algorithm='certified:clip=0.5', epsilon=3.0, delta=1e-5, rounds=20,
+    warmup_rounds=0, local_epochs=10, batch_size=100000, client_optimizer=optimizers.Sgd(1.0), averaging='none',
+    noise_seed=None, client_metrics=None, dataset='mnist', seed=42,
+)
+CERTIFIED = {
+    'mnist_certified': CERTIFIED_MNIST,
+    'mnist_certified_pretrained': dict(
+        CERTIFIED_MNIST, features='pretrained:path=runs/extractor', local_epochs=30, averaging='tail:start=16'
+    ),
+    'cifar10_certified': dict(CERTIFIED_MNIST, dataset='cifar10', features='scattering'),
+    'digits_certified': dict(CERTIFIED_MNIST, dataset='digits', features='scattering:scales=1'),
+    'femnist_certified': dict(
+        CERTIFIED_MNIST, dataset='femnist', features='scattering', num_clients=None, rounds=40,
+        participation=('bernoulli', dict(q=0.5)),
+    ),
+}
+
 
 def _flagfile(name):
   return f'--flagfile={harness.PRESETS / name}.flags'
@@ -69,15 +89,16 @@ def _value(values, name):
 class TestPresets:
 
   def test_there_is_no_other(self):
-    assert {path.stem for path in harness.PRESETS.iterdir()} == set(EXPECTED)
+    assert {path.stem for path in harness.PRESETS.iterdir()} == {*EXPECTED, *CERTIFIED}
 
-  @pytest.mark.parametrize('name', sorted(EXPECTED))
+  @pytest.mark.parametrize('name', sorted({**EXPECTED, **CERTIFIED}))
   def test_values(self, name):
+    expected = {**EXPECTED, **CERTIFIED}[name]
     with harness.parsed(_flagfile(name)) as values:
-      found = {field: _value(values, field) for field in EXPECTED[name]}
+      found = {field: _value(values, field) for field in expected}
     if name == 'reference_mnist':
       found['participation'] = (found['participation'][0], {})  # Its parameters are its own; see data.cohorts.
-    assert found == EXPECTED[name]
+    assert found == expected
 
   @pytest.mark.parametrize('name', sorted(EXPECTED))
   def test_builds_its_configuration(self, name):
@@ -87,6 +108,15 @@ class TestPresets:
     assert experiment.method.config.budget.num_rounds == experiment.planned_rounds == EXPECTED[name]['rounds']
     assert experiment.method.config.critical_layers == EXPECTED[name]['critical_layers']
     assert not experiment.method.protection.model_protected
+
+  @pytest.mark.parametrize('name', sorted(CERTIFIED))
+  def test_certified_ones_ask_for_no_less_and_keep_nothing_exact(self, name):
+    arguments = ['--dataset=digits', '--num_clients=40', '--features=none']
+    with harness.parsed(_flagfile(name), *arguments) as values:
+      experiment = setup.from_flags(values)
+    config = experiment.method.config
+    assert (config.epsilon, config.delta, config.is_certifiable) == (3.0, 1e-5, True)
+    assert not experiment.client_metrics and experiment.method.protection.covers == 'released model'
 
   @pytest.mark.skipif(not (DATA / 'mnist.npz').exists(), reason='No real MNIST beside the repository.')
   @pytest.mark.parametrize('name', [name for name in sorted(EXPECTED) if 'mnist_' in name or '_mnist' in name])
