@@ -11,7 +11,7 @@ from experiments.reporting import runs as runs_lib
 from experiments.reporting import specs
 
 # Repetitions of one setting differ in these; where a run lies does not matter.
-_REPEATED = ('seed', 'noise_seed', 'output_dir', 'data_dir')
+_REPEATED = ('seed', 'noise_seed', 'output_dir', 'data_dir', 'tuning')
 _ABSENT = 'absent'
 
 
