@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from experiments import run_directory
 from experiments import setup
 from experiments import verify
 from quap_tff import accounting
@@ -55,6 +56,17 @@ class TestRun:
     ledgers = [_spent(tmp_path / name)[0].state_dict() for name in ('whole', 'parts')]
     for name, value in ledgers[0].items():
       np.testing.assert_array_equal(ledgers[1][name], value, name)
+
+  def test_a_round_is_kept_before_anything_of_it_is_told(self, tmp_path, capsys, monkeypatch):
+    told = []
+    for name in ('save', 'log'):
+      method = getattr(run_directory.RunDirectory, name)
+      monkeypatch.setattr(
+          run_directory.RunDirectory, name,
+          lambda self, t, *rest, name=name, method=method: (told.append((name, t)), method(self, t, *rest)),
+      )
+    assert _run(tmp_path / 'run', '--stop_after=2', '--checkpoint_every=99') == 0
+    assert told[:5] == [('save', 0), ('save', 1), ('log', 1), ('save', 2), ('log', 2)]
 
   @pytest.mark.parametrize('flag, reason', [
       ('--noise_seed=1', 'seed'), ('--client_metrics', 'train_loss is an exact function of clients\' data'),
