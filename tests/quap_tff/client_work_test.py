@@ -10,6 +10,7 @@ import tensorflow_federated as tff
 from quap_tff import client_update
 from quap_tff import client_work
 from quap_tff import models
+from quap_tff import runtime
 from quap_tff import seeds
 
 Config = client_work.ClientWorkConfig
@@ -401,9 +402,9 @@ class TestExecution:
 
   @pytest.fixture(autouse=True)
   def context(self):
-    # Installed for the test only: TFF's worker ends with its context, and would outlive Python as the default one.
-    context = tff.backends.native.create_sync_local_cpp_execution_context()
-    with tff.framework.get_context_stack().install(context):
+    # TFF's own context ends its worker by SIGINT and waits for it: for ever, where this process was started with SIGINT
+    # ignored, as a shell starts what runs in its background.
+    with runtime.activate(runtime.RuntimeConfig('native')):
       yield
 
   def test_rounds_of_clients(self):
