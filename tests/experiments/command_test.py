@@ -137,7 +137,7 @@ class TestCommand:
     run, path = uninterrupted
     assert {entry.name for entry in path.iterdir()} == {
         '.lock', 'run.json', 'metrics.csv', 'checkpoints', 'tensorboard', 'final_model.keras', 'plot.png',
-        'summary.json',
+        'summary.json', 'clients.csv', 'ledger.npz',
     }
     assert harness.strict_json((path / 'summary.json').read_text()) == run.summary
     kept = harness.strict_json((path / 'run.json').read_text())
