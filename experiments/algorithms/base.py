@@ -89,8 +89,8 @@ class Method(abc.ABC):
     is_saved_before_release: Whether each round is kept in a checkpoint before anything of it is written elsewhere.
     certificate: What a certificate of the run says besides its ledger; None for a method that has none.
     constant_divisor: Whether sums are divided by a public constant whoever comes, and
-    constant_noise_multiplier: whether the noise on them is as large, over the clipping norm, whoever comes:
-      amplification by sampling asks for both.
+    constant_noise_multiplier: whether the noise on them is as large, over the clipping norm, whoever comes: both
+      settled without a look at the cohorts of the run. Amplification by sampling asks for both.
   """
 
   fingerprint: str

@@ -78,10 +78,11 @@ class Certified(base.Algorithm):
 
 
 class CertifiedMethod(base.Method):
-  """A certified run: its noise is chosen here, before training, from the planned cohorts."""
+  """A certified run: its noise and divisor are chosen here, before training, from the planned cohorts.
 
-  constant_divisor = True
-  constant_noise_multiplier = True
+  Who comes is taken as known: what is calibrated on the cohorts tells of them, and sampling amplifies nothing.
+  """
+
   # A round that is run again, and comes out otherwise, would be a second release that nobody has paid for.
   is_saved_before_release = True
   # Nothing follows the documents' budgets.

@@ -24,8 +24,11 @@ class MechanismMethod(base.Method):
       self._config = _calibrated(self._config, setting)
     self.has_nominal = self._config.noise.scale == 1 and self._config.noise.placement != 'none'
     self.fingerprint = repr(dataclasses.replace(self._config, noise=_without_seed(self._config.noise)))
+    # Exact calibration goes by who will come.
     self.constant_noise_multiplier = (
-        self._config.budget.round_rule == 'uniform' and self._config.noise.placement == 'server'
+        self._config.budget.round_rule == 'uniform'
+        and self._config.noise.placement == 'server'
+        and setting.calibration == 'documents'
     )
     self.protection = accounting.describe_protection(
         self._config, setting.layers, setting.sizes, client_metrics_logged=setting.client_metrics

@@ -60,7 +60,8 @@ class StockMethod(base.Method):
       )
     self._setting, self._config = setting, setting.mechanism
     self._exposure = algorithm.exposure(setting)
-    self.constant_noise_multiplier = type(self._exposure) is Exposure
+    # Exact calibration goes by who will come.
+    self.constant_noise_multiplier = type(self._exposure) is Exposure and setting.calibration == 'documents'
     noise, self._budget = self._config.noise, self._config.budget.epsilon_base
     # By the documents' formula a round of a client spends ε_base, with all that it moves.
     formula = gaussian.noise_multiplier(noise.calibration, tf.constant(self._budget, tf.float64), noise.delta)
