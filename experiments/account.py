@@ -19,11 +19,11 @@ from typing import Any, Dict, List
 
 from absl import flags
 
+from experiments import own_flags
 from quap_tff.accounting import accountants
 from quap_tff.accounting import calibration
 
-# Flags of its own: in one process with the training binary, `epsilon` and `rounds` of both must not meet.
-_FLAGS = flags.FlagValues()
+_FLAGS = own_flags.new()
 _NOISE_MULTIPLIER = flags.DEFINE_float(
     'noise_multiplier', None, 'z: σ of the noise on the sum over the clipping norm, the most that one client adds.',
     flag_values=_FLAGS,
@@ -43,22 +43,18 @@ _ACCOUNTANT = flags.DEFINE_string(
     f'Whose ε and δ are meant: {", ".join(accountants.ACCOUNTANTS)}. Default: gaussian_exact, or pld with sampling.',
     flag_values=_FLAGS,
 )
-_HELP = flags.DEFINE_bool('help', False, 'Show this help.', short_name='h', flag_values=_FLAGS)
 
 _FAILED = 1
 
 
 def main(argv: List[str]) -> int:
   """Accounts for what the flags in `argv[1:]` say; returns the exit status."""
-  for name in _FLAGS:
-    _FLAGS[name].unparse()  # Back to the defaults, so that a second call starts anew.
   try:
-    rest = _FLAGS(argv)[1:]
-    if _HELP.value:
-      print(f'{__doc__}\n{_FLAGS.get_help()}')
+    rest = own_flags.parse(_FLAGS, argv)
+    if _FLAGS.help:
+      print(own_flags.help_text(__doc__, _FLAGS))
       return 0
-    if rest:
-      raise ValueError(f'Unexpected argument {rest[0]!r}; flags are written --name=value.')
+    own_flags.refuse(rest)
     solution = calibration.solve(
         epsilon=_EPSILON.value,
         delta=_DELTA.value,

@@ -29,11 +29,12 @@ import tensorflow as tf
 from data import public_images
 from data.features import pretrained
 from experiments import interrupts
+from experiments import own_flags
 import quap_tff
 from quap_tff import checks
 from quap_tff import registry
 
-_FLAGS = flags.FlagValues()
+_FLAGS = own_flags.new()
 _DATA_DIR = flags.DEFINE_string(
     'data_dir', None, 'Folder with emnist_byclass_test.npz; glyphs need none.', flag_values=_FLAGS
 )
@@ -54,7 +55,6 @@ _WHITENING = flags.DEFINE_float(
 _SEED = flags.DEFINE_integer(
     'seed', 0, 'Of drawings, initial weights, order and distortions.', flag_values=_FLAGS
 )
-_HELP = flags.DEFINE_bool('help', False, 'Show this help.', short_name='h', flag_values=_FLAGS)
 
 _FAILED, _INTERRUPTED = 1, 130
 _BATCH = 128
@@ -228,15 +228,12 @@ def _run():
 
 def main(argv: List[str]) -> int:
   """Pretrains as `argv[1:]` says; returns the exit status."""
-  for name in _FLAGS:
-    _FLAGS[name].unparse()  # Back to the defaults, so that a second call starts anew.
   try:
-    unexpected = _FLAGS(argv)[1:]
-    if _HELP.value:
-      print(f'{__doc__}\n{_FLAGS.get_help()}')
+    rest = own_flags.parse(_FLAGS, argv)
+    if _FLAGS.help:
+      print(own_flags.help_text(__doc__, _FLAGS))
       return 0
-    if unexpected:
-      raise ValueError(f'Unexpected argument {unexpected[0]!r}; flags are written --name=value.')
+    own_flags.refuse(rest)
     print(json.dumps(_run(), indent=2))
   except (ValueError, OSError, flags.Error) as error:
     print(f'Error: {error}', file=sys.stderr)

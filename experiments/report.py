@@ -14,31 +14,28 @@ from typing import List
 
 from absl import flags
 
+from experiments import own_flags
 from experiments.reporting import overview
 from experiments.reporting import runs as runs_lib
 from experiments.reporting import sections
 from experiments.reporting import study as study_lib
 from experiments.reporting import writing
 
-# Flags of its own: in one process with the training binary, `output_dir` of both must not meet.
-_FLAGS = flags.FlagValues()
+_FLAGS = own_flags.new()
 _OUTPUT_DIR = flags.DEFINE_string(
     'output_dir', None, 'Folder of the report: new, empty, or of an earlier report.', flag_values=_FLAGS
 )
-_HELP = flags.DEFINE_bool('help', False, 'Show this help.', short_name='h', flag_values=_FLAGS)
 
 _FAILED = 1
 
 
 def main(argv: List[str]) -> int:
   """Reports on the folders in `argv[1:]`; returns the exit status."""
-  for name in _FLAGS:
-    _FLAGS[name].unparse()  # Back to the defaults, so that a second call starts anew.
   sys.stderr.reconfigure(errors='backslashreplace')
   try:
-    roots = _FLAGS(argv)[1:]
-    if _HELP.value:
-      print(f'{__doc__}\n{_FLAGS.get_help()}')
+    roots = own_flags.parse(_FLAGS, argv)
+    if _FLAGS.help:
+      print(own_flags.help_text(__doc__, _FLAGS))
       return 0
     study, left_out = _read(roots)
     _check_output(_OUTPUT_DIR.value)

@@ -31,13 +31,14 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 from absl import flags
 
 from experiments import interrupts
+from experiments import own_flags
 from experiments.sweeps import children
 from experiments.sweeps import plan
 from experiments.sweeps import record as record_lib
 from experiments.sweeps import scheduler
 
 # Flags of its own: those of `experiments.flags` are the runs'.
-_FLAGS = flags.FlagValues()
+_FLAGS = own_flags.new()
 _OUTPUT_DIR = flags.DEFINE_string('output_dir', None, 'Folder of the sweep.', flag_values=_FLAGS)
 _VARY = flags.DEFINE_multi_string(
     'vary', [], 'An axis of the grid: name=value|value, or several of these divided by ;.', flag_values=_FLAGS
@@ -47,7 +48,6 @@ _PARALLEL = flags.DEFINE_integer(
     flag_values=_FLAGS,
 )
 _DRY_RUN = flags.DEFINE_bool('dry_run', False, 'List the runs and their commands, and start none.', flag_values=_FLAGS)
-_HELP = flags.DEFINE_bool('help', False, 'Show this help.', short_name='h', flag_values=_FLAGS)
 
 _FAILED = 1
 
@@ -62,8 +62,8 @@ def main(argv: List[str], start: Optional[Start] = None) -> int:
     stream.reconfigure(errors='backslashreplace')
   try:
     base = _parse(argv)
-    if _HELP.value:
-      print(f'{__doc__}\n{_FLAGS.get_help()}')
+    if _FLAGS.help:
+      print(own_flags.help_text(__doc__, _FLAGS))
       return 0
     record, runs = _prepare(base)
     if _DRY_RUN.value:
@@ -84,17 +84,15 @@ def main(argv: List[str], start: Optional[Start] = None) -> int:
 
 def _parse(argv: Sequence[str]) -> List[str]:
   """Sets the sweep's own flags and returns the runs'."""
-  for name in _FLAGS:
-    _FLAGS[name].unparse()  # Back to the defaults, so that a second call starts anew.
   end = argv.index('--') if '--' in argv else len(argv)
   try:
-    rest = _FLAGS(argv[:end])[1:]
+    rest = own_flags.parse(_FLAGS, argv[:end])
   except flags.UnrecognizedFlagError as error:
     where = ' A flag of the runs stands after a lone --.' if error.flagname in plan.flag_names() else ''
     raise ValueError(f'{error}.{where}') from error
   if rest:
     raise ValueError(f'Unexpected argument {rest[0]!r}; flags are written --name=value, those of the runs after a --.')
-  if not _OUTPUT_DIR.value and not _HELP.value:
+  if not _OUTPUT_DIR.value and not _FLAGS.help:
     raise ValueError('--output_dir is missing: the folder of the sweep.')
   return list(argv[end + 1:])
 

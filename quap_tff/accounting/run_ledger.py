@@ -8,7 +8,7 @@ from `quap_tff.accounting.formal`.
 
 import hashlib
 import os
-from typing import Any, Dict, Iterable, Mapping, NamedTuple, Union
+from typing import Any, Dict, Mapping, NamedTuple, Union
 import zipfile
 import zlib
 
@@ -175,30 +175,6 @@ class RunLedger:
         return cls.from_state_dict(dict(kept))
     except (ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
       raise ValueError(f'{os.fspath(path)} holds no ledger that can be read: {error}') from error
-
-  def cumulative_epsilon(self, groups: Mapping[str, Iterable[int]]) -> Dict[str, np.ndarray]:
-    """Nominal ε spent up to each round, the mean over each group's clients.
-
-    Args:
-      groups: Distinct client ids by the group's name; at least one each.
-
-    Returns:
-      float64[T], nats, by name.
-    """
-    state = self.state_dict()
-    of_round = np.repeat(np.arange(self.num_rounds), np.diff(state['offsets']))
-    result = {}
-    for name, ids in groups.items():
-      ids = np.asarray(list(ids), np.int64)
-      ledger_arrays.check_ids(f'group {name!r}', ids, self._num_clients)
-      if not len(ids) or len(np.unique(ids)) != len(ids):
-        raise ValueError(f'Group {name!r} must hold at least one client, each once, found {len(ids)}.')
-      member = np.zeros(self._num_clients, bool)
-      member[ids] = True
-      of_group = member[state['clients']]
-      spent = np.bincount(of_round[of_group], state['budgets'][of_group], self.num_rounds)
-      result[name] = np.cumsum(spent) / len(ids)
-    return result
 
 
 def _shown(name: str, value: np.ndarray) -> str:

@@ -240,25 +240,6 @@ class TestFile:
       accounting.RunLedger.load(tmp_path / 'none.npz')
 
 
-class TestCumulativeEpsilon:
-
-  def test_means_by_round(self):
-    ledger = _filled([_record((0, 1), [0.5, 0.25]), _record(()), _record((1, 2), [1.0, INF])])
-    found = ledger.cumulative_epsilon({'two': [0, 1], 'idle': [5], 'all': range(N)})
-    assert found['two'].tolist() == [0.375, 0.375, 0.875]
-    assert found['idle'].tolist() == [0, 0, 0]
-    assert found['all'][:2] == pytest.approx([0.75 / N] * 2) and found['all'][2] == INF
-
-  def test_ends_at_the_sums(self):
-    ledger = _filled(_drawn(6))
-    assert ledger.cumulative_epsilon({'some': [6, 2]})['some'][-1] == pytest.approx(ledger.epsilon[[2, 6]].mean())
-
-  @pytest.mark.parametrize('ids, words', [([], 'at least one'), ([1, 1], 'each once'), ([N], 'found 7')])
-  def test_bad_groups(self, ids, words):
-    with pytest.raises(ValueError, match=words):
-      _filled(_drawn(6)).cumulative_epsilon({'some': ids})
-
-
 class TestHistories:
 
   def _by_hand(self, records):
