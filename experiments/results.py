@@ -22,8 +22,9 @@ _PREDICTION_BATCH = 512
 
 def formal_report(experiment: setup.Experiment, result: training.Result) -> accounting.FormalReport:
   """The formal figures of the run so far."""
+  method = experiment.method
   return accounting.formal_report(
-      result.ledger, experiment.delta, experiment.method.protection, _sampler(experiment)
+      result.ledger, experiment.delta, method.protection, _sampler(experiment), method.noise_note
   )
 
 
@@ -36,6 +37,7 @@ def _sampler(experiment: setup.Experiment) -> accounting.Sampler:
       cohort_size=cohorts.population.cohort_size if fixed_size else None,
       constant_divisor=method.constant_divisor or fixed_size,
       constant_noise_multiplier=method.constant_noise_multiplier,
+      noises_empty_rounds=method.noises_empty_rounds,
   )
 
 

@@ -155,7 +155,8 @@ def train(
           if round_num % checkpoint_every == 0:
             directory.save(round_num, state, records())
         if not len(cohort):
-          display.note(f'round {round_num}: nobody took part; the model stays as it is.')
+          effect = 'only noise is added' if method.noises_empty_rounds else 'the model stays as it is'
+          display.note(f'round {round_num}: nobody took part; {effect}.')
         display.update(round_num, row)
     interrupts.ignore_from_now_on()
   except KeyboardInterrupt:

@@ -52,15 +52,11 @@ def _normal_cdf(x):
 
 
 def noise(seed: tf.Tensor, shape: Any, stddev: Any) -> tf.Tensor:
-  """float32 N(0, stddev²) of `shape`, a pure function of `seed` (int64[2])."""
-  return stddev * tf.random.stateless_normal(shape, seed, dtype=tf.float32, alg=tf.random.Algorithm.PHILOX)
-
-
-def summed_noise(seed: tf.Tensor, shape: Any, stddev: Any) -> tf.Tensor:
   """float64 N(0, stddev²) of `shape`, a pure function of `seed` (int64[2]): half the sum of four draws.
 
-  One draw lies where its generator's few uniform bits can put it, which tells of a sum what was added to it (Mironov
-  2012); a sum of four cannot be taken apart so (Holohan and Braghin 2021), and its tails reach twice as far.
+  A single draw can take only the values that its generator's few uniform bits allow. Whoever guesses what it was added
+  to can check the guess by that (Mironov 2012). The sum of four draws cannot be checked in this way (Holohan and
+  Braghin 2021), and its tails reach twice as far. Add it in float64, and round only the result.
   """
   draws = [
       tf.random.stateless_normal(

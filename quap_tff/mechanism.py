@@ -101,7 +101,7 @@ def client_noise(
     broadcast: Any,
     clip: tf.Tensor,
 ) -> List[tf.Tensor]:
-  """Client placement (`000…`): one N(0, σ_i²) tensor for each critical one, σ_i = z(ε_i(t), δ)·C_t.
+  """Client placement (`000…`): one float64 N(0, σ_i²) tensor for each critical one, σ_i = z(ε_i(t), δ)·C_t.
 
   Args:
     config: The mechanism.
@@ -239,7 +239,8 @@ def finish_round(
     state: Server state after round t-1.
     plan: What `plan_round` decided.
     total: Sum of the clipped updates, in units of w_global - w_local.
-    total_client_noise: Under client placement, the sum of the clients' noise on the critical tensors; else empty.
+    total_client_noise: Under client placement, the sum of the clients' noise on the critical tensors, float64; else
+      empty.
     scale: The unit of norms: updates are divided by it before clipping and multiplied by it after noise.
 
   Returns:
@@ -251,11 +252,11 @@ def finish_round(
   if config.noise.placement == 'server':
     noise = _noise(_round_seed(state, _SERVER_NOISE), signal, plan['sigma'])
   elif config.noise.placement == 'client':
-    noise = [n / tf.cast(size, n.dtype) for n in total_client_noise]
+    noise = [n / tf.cast(size, tf.float64) for n in total_client_noise]
   else:
-    noise = [tf.zeros_like(s) for s in signal]
+    noise = [tf.zeros_like(s, tf.float64) for s in signal]
   for index, drawn in zip(critical, noise):
-    mean[index] += drawn
+    mean[index] = tf.cast(tf.cast(mean[index], tf.float64) + drawn, mean[index].dtype)
   if config.max_agg_norm is not None:
     factor = clipping.clip_factor(clipping.global_norm(mean), tf.constant(config.max_agg_norm, tf.float32))
     mean = [u * tf.cast(factor, u.dtype) for u in mean]
@@ -306,7 +307,7 @@ def _round_seed(state, use):
 
 def _noise(seed, tensors, stddev):
   return [
-      tf.cast(gaussian.noise(seeds.fold_in(seed, tf.constant(index, tf.int64)), tf.shape(t), stddev), t.dtype)
+      gaussian.noise(seeds.fold_in(seed, tf.constant(index, tf.int64)), tf.shape(t), stddev)
       for index, t in enumerate(tensors)
   ]
 

@@ -90,7 +90,9 @@ class Method(abc.ABC):
     certificate: What a certificate of the run says besides its ledger; None for a method that has none.
     constant_divisor: Whether sums are divided by a public constant whoever comes, and
     constant_noise_multiplier: whether the noise on them is as large, over the clipping norm, whoever comes: both
-      settled without a look at the cohorts of the run. Amplification by sampling asks for both.
+      settled without a look at the cohorts of the run. Amplification by sampling asks for both, and for
+    noises_empty_rounds: whether a round that nobody comes to releases the same noise as any other.
+    noise_note: How the noise that is really added differs from ideal noise, where there is something to say.
   """
 
   fingerprint: str
@@ -101,6 +103,8 @@ class Method(abc.ABC):
   certificate: Optional[certificates.Facts] = None
   constant_divisor = False
   constant_noise_multiplier = False
+  noises_empty_rounds = False
+  noise_note = ''
 
   @abc.abstractmethod
   def build_process(self) -> tff.learning.templates.LearningProcess:

@@ -20,8 +20,11 @@ class MechanismMethod(base.Method):
   def __init__(self, setting: base.Setting):
     self._setting = setting
     self._config = setting.mechanism
+    self.protection = accounting.describe_protection(
+        self._config, setting.layers, setting.sizes, client_metrics_logged=setting.client_metrics
+    )
     if setting.calibration == 'exact':
-      self._config = _calibrated(self._config, setting)
+      self._config = _calibrated(self._config, setting, self.protection)
     self.has_nominal = self._config.noise.scale == 1 and self._config.noise.placement != 'none'
     self.fingerprint = repr(dataclasses.replace(self._config, noise=_without_seed(self._config.noise)))
     # Exact calibration goes by who will come.
@@ -29,9 +32,6 @@ class MechanismMethod(base.Method):
         self._config.budget.round_rule == 'uniform'
         and self._config.noise.placement == 'server'
         and setting.calibration == 'documents'
-    )
-    self.protection = accounting.describe_protection(
-        self._config, setting.layers, setting.sizes, client_metrics_logged=setting.client_metrics
     )
 
   @property
@@ -79,10 +79,13 @@ def planned_ledger(config: quap_tff.QuapConfig, setting: base.Setting) -> accoun
   return ledger
 
 
-def _calibrated(config, setting):
+def _calibrated(config, setting, protection):
   """The configuration with the least noise under which nobody's exact account passes ε_total at δ in T rounds."""
-  if config.noise.placement == 'none':
-    raise ValueError('--calibration=exact calibrates noise, and this run has none (--noise=none, or fedavg).')
+  if not protection.model_protected and config.noise.seed is None:
+    raise ValueError(
+        f'--calibration=exact chooses the noise by a formal ε, and this run has none. {protection.statement} Use '
+        '--calibration=documents, or a method that noises every layer and clips by a fixed norm (fixed_dp).'
+    )
   scale = accounting.exact_scale(planned_ledger(config, setting), setting.epsilon, setting.delta)
   return dataclasses.replace(config, noise=dataclasses.replace(config.noise, scale=scale))
 

@@ -1,8 +1,10 @@
 """TFF's DP-FedAvg for comparison: fixed clipping, adaptive clipping, and adaptive clipping layer by layer.
 
-Adaptive clipping (Andrew et al. 2021) also releases noised counts of the updates that stayed unclipped. z is that of
-sum and count together, as TFF has it: 1/z² = 1/z_sum² + 1/(2·s)², s the standard deviation of the count's noise, and a
-client moves the count by 1/2. Layer by layer, each of L layers has z·√L.
+Adaptive clipping (Andrew et al. 2021) also releases noised counts of the updates that stayed unclipped. A client that
+takes part adds 1/2 to TFF's count if its norm is within the clip, and -1/2 if it is not. A client without data has norm
+0 and adds 1/2, so to take a client's data away moves the count by up to 1. With s the standard deviation of the count's
+noise, z of sum and count together is 1/z² = 1/z_sum² + 1/s². TFF's own z, 1/z² = 1/z_sum² + 1/(2·s)², is for a client
+whose record is added or removed. Layer by layer, each of L layers has z·√L.
 """
 
 import dataclasses
@@ -61,8 +63,8 @@ class TffDpFedAvgAdaptive(tff_method.StockAlgorithm):
     quantile: The part of updates that is to stay unclipped.
     initial_clip: The clipping norm of round 1.
     learning_rate: Of the clipping norm.
-    clipped_count_stddev: s, more than z/2. None: TFF's default, a twentieth of a cohort, or z if that is more; TFF's
-      alone would be refused at the noise that whole clients need, and z makes the sum's noise 15% more at most.
+    clipped_count_stddev: s, more than z. None: TFF's default, a twentieth of a cohort, or 2·z if that is more. TFF's
+      alone would be refused at the noise that whole clients need, and 2·z raises the sum's noise by 15% at most.
   """
 
   quantile: float = 0.5
@@ -89,30 +91,31 @@ class TffDpFedAvgAdaptive(tff_method.StockAlgorithm):
     """
     stddev = self.clipped_count_stddev
     if stddev is None:
-      stddev = max(clients_per_round / 20, noise_multiplier)
-    if 2 * stddev <= noise_multiplier:
+      stddev = max(clients_per_round / 20, 2 * noise_multiplier)
+    if stddev <= noise_multiplier:
       raise ValueError(
-          f'clipped_count_stddev must be greater than {noise_multiplier / 2:.4g}, half of the noise multiplier that '
-          f'this budget asks for, found {stddev:g}. Raise it, or leave it out.'
+          f'clipped_count_stddev must be greater than {noise_multiplier:.4g}, the noise multiplier that this budget '
+          f'needs, found {stddev:g}. Raise it, or leave it out.'
       )
-    return (noise_multiplier**-2 - (2 * stddev)**-2)**-0.5, float(stddev)
+    return (noise_multiplier**-2 - stddev**-2)**-0.5, float(stddev)
 
 
 class AdaptiveClip(tff_aggregation.StockAggregator):
   """See `TffDpFedAvgAdaptive`."""
 
   def __init__(self, parameters: TffDpFedAvgAdaptive, noise_multiplier: float, clients_per_round: float):
-    self._parameters, self._noise_multiplier, self._clients_per_round = parameters, noise_multiplier, clients_per_round
-    self.value_noise_multiplier, self._count_stddev = parameters.split(noise_multiplier, clients_per_round)
+    self._parameters, self._clients_per_round = parameters, clients_per_round
+    self.value_noise_multiplier, self.count_stddev = parameters.split(noise_multiplier, clients_per_round)
 
   def factory(self, record_type):
     return _Factory.gaussian_adaptive(
-        noise_multiplier=self._noise_multiplier,
+        # TFF takes its own z, and finds z_sum from it.
+        noise_multiplier=(self.value_noise_multiplier**-2 + (2 * self.count_stddev)**-2)**-0.5,
         clients_per_round=self._clients_per_round,
         initial_l2_norm_clip=float(self._parameters.initial_clip),
         target_unclipped_quantile=float(self._parameters.quantile),
         learning_rate=float(self._parameters.learning_rate),
-        clipped_count_stddev=self._count_stddev,
+        clipped_count_stddev=self.count_stddev,
     )
 
   def clipping_norms(self, query_state):
@@ -123,7 +126,7 @@ class AdaptiveClip(tff_aggregation.StockAggregator):
 class TffLayerwiseAdaptive(TffDpFedAvgAdaptive):
   """TensorFlow Privacy's adaptive clipping for each layer by itself, in a `NestedSumQuery`.
 
-  With √L·z in place of z: `clipped_count_stddev`, of each layer's count, must be more than √L·z/2.
+  With √L·z in place of z: `clipped_count_stddev`, of each layer's count, must be more than √L·z.
   """
 
   clips_each_layer = True
@@ -145,7 +148,7 @@ class LayerwiseClip(tff_aggregation.StockAggregator):
       layers: Tuple[layers_lib.Layer, ...],
   ):
     self._parameters, self._clients_per_round, self._layers = parameters, clients_per_round, layers
-    self.value_noise_multiplier, self._count_stddev = parameters.split(
+    self.value_noise_multiplier, self.count_stddev = parameters.split(
         noise_multiplier * len(layers)**0.5, clients_per_round
     )
 
@@ -160,7 +163,7 @@ class LayerwiseClip(tff_aggregation.StockAggregator):
             noise_multiplier=self.value_noise_multiplier,
             target_unclipped_quantile=float(parameters.quantile),
             learning_rate=float(parameters.learning_rate),
-            clipped_count_stddev=self._count_stddev,
+            clipped_count_stddev=self.count_stddev,
             expected_num_records=self._clients_per_round,
         ) for _ in self._layers
     ]

@@ -3,7 +3,8 @@
 What is added around them is what every method that is compared with them has:
   * client ids are ignored: every member of a cohort counts the same;
   * an update whose norm is not finite counts as zero (as TFF's own client work has it), or clipping would not bound it;
-  * a round with nobody leaves the aggregator as it is and changes nothing, where TFF would add noise to nothing;
+  * a round with nobody releases noise, as TFF has it; without, an observer would learn that nobody came. DP-FTRL alone
+    leaves such a round out of its tree, and claims no amplification by sampling;
   * state is numbers of fixed shapes, as a checkpoint asks for: without the DP event, which is TFF's account of a round
     and no input of the next one.
 """
@@ -60,11 +61,18 @@ class StockAggregationFactory(tff.aggregators.WeightedAggregationFactory):
   those that the round's updates were clipped to.
   """
 
-  def __init__(self, stock: StockAggregator):
-    self._stock = stock
+  def __init__(self, stock: StockAggregator, noises_empty_rounds: bool = True):
+    """Initializes the factory.
+
+    Args:
+      stock: The aggregator.
+      noises_empty_rounds: Whether a round with nobody releases what every other does. If not, it leaves the aggregator
+        as it is and changes nothing.
+    """
+    self._stock, self._noises_empty_rounds = stock, noises_empty_rounds
 
   def create(self, value_type: tff.Type, weight_type: tff.Type) -> tff.templates.AggregationProcess:
-    stock = self._stock
+    stock, noises_empty_rounds = self._stock, self._noises_empty_rounds
     specs = tff.types.type_to_tf_tensor_specs(value_type)
 
     @tff.tensorflow.computation(value_type)
@@ -93,11 +101,11 @@ class StockAggregationFactory(tff.aggregators.WeightedAggregationFactory):
 
     @tff.tensorflow.computation(state_type, output_type.state.member, output_type.result.member, np.int32)
     def finish(state, inner_state, aggregate, cohort_size):
-      anybody = cohort_size > 0
+      counts = tf.logical_or(noises_empty_rounds, cohort_size > 0)
       query = tf.nest.map_structure(
-          lambda before, after: tf.where(anybody, after, before), state['query'], stock.kept(inner_state.query_state)
+          lambda before, after: tf.where(counts, after, before), state['query'], stock.kept(inner_state.query_state)
       )
-      mean = [tf.where(anybody, u, tf.zeros_like(u)) for u in tf.nest.flatten(aggregate)]
+      mean = [tf.where(counts, u, tf.zeros_like(u)) for u in tf.nest.flatten(aggregate)]
       round_num = state['round'] + 1
       measurements = collections.OrderedDict(
           round=round_num, cohort_size=cohort_size, clipping_norms=tf.stack(stock.clipping_norms(state['query']))

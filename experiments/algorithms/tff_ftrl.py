@@ -21,6 +21,7 @@ class TffDpFtrl(tff_method.StockAlgorithm):
   """`DifferentiallyPrivateFactory.tree_aggregation`; z is that of each node. No amplification by sampling holds."""
 
   takes_noise_seed = True
+  noises_empty_rounds = False
 
   clip: float = 1.0
 

@@ -1,8 +1,8 @@
 """What methods with a stock TFF aggregator share: calibration of its noise, what rounds spend, what is logged.
 
 Local training, cohorts, server optimizer, budget and accountants are those of every method; the aggregators are TFF's,
-without zeroing, which its own account does not cover, and divide by the constant mean size of a cohort. Neighbours are
-TFF's, too: a client's record is in the noised sums and counts, or it is not.
+without zeroing, which its own account does not cover, and divide by the constant mean size of a cohort. The neighbouring
+relation is that of every method, too: a client's data against none, with its participation known.
 """
 
 import abc
@@ -23,9 +23,14 @@ from quap_tff import layers as layers_lib
 from quap_tff import learning_process
 
 _UNSEEDED = (
-    'TensorFlow draws this noise itself, from a generator that starts from 32 random bits and takes no seed: a run '
-    'that was interrupted and resumed is not bit for bit the uninterrupted one.'
+    'TFF\'s noise takes no seed: a run that was interrupted and resumed is not bit for bit the uninterrupted one.'
 )
+_IDEAL = (
+    'The figures are for ideal Gaussian noise; the noise that TFF adds is weaker: {reason}. It is drawn as single '
+    'float32 numbers, whose low bits give a right guess of a client\'s update away.'
+)
+_FEW_BITS = 'its generator starts from 32 random bits, which can be tried one by one'
+_NOT_CRYPTOGRAPHIC = 'its generator is not a cryptographic one'
 
 
 class Exposure:
@@ -60,6 +65,7 @@ class StockMethod(base.Method):
       )
     self._setting, self._config = setting, setting.mechanism
     self._exposure = algorithm.exposure(setting)
+    self.noises_empty_rounds = algorithm.noises_empty_rounds
     # Exact calibration goes by who will come.
     self.constant_noise_multiplier = type(self._exposure) is Exposure and setting.calibration == 'documents'
     noise, self._budget = self._config.noise, self._config.budget.epsilon_base
@@ -84,6 +90,7 @@ class StockMethod(base.Method):
     if not algorithm.takes_noise_seed:
       protection = protection._replace(text=f'{protection.text}\n{_UNSEEDED}')
     self.protection = protection
+    self.noise_note = _IDEAL.format(reason=_NOT_CRYPTOGRAPHIC if algorithm.takes_noise_seed else _FEW_BITS)
 
   @property
   def noise_multiplier(self) -> float:
@@ -99,7 +106,7 @@ class StockMethod(base.Method):
     setting = self._setting
     return learning_process.compose(
         setting.model_fn,
-        tff_aggregation.StockAggregationFactory(self._stock),
+        tff_aggregation.StockAggregationFactory(self._stock, self.noises_empty_rounds),
         setting.client_optimizer,
         setting.server_optimizer,
         setting.client_work,
@@ -111,7 +118,7 @@ class StockMethod(base.Method):
     row = dict(
         epsilon=self._budget if anybody else 0.0,
         clipping_norm=np.linalg.norm(norms),
-        noise_multiplier=self._stock.value_noise_multiplier if anybody else 0.0,
+        noise_multiplier=self._stock.value_noise_multiplier if anybody or self.noises_empty_rounds else 0.0,
     )
     if self._stock.has_one_sigma:
       row['sigma'] = row['noise_multiplier'] * row['clipping_norm'] / self._setting.cohorts.mean_cohort_size
@@ -129,11 +136,12 @@ class StockMethod(base.Method):
     return ledger
 
   def _record(self, round_num, cohort, clipping_norm):
+    is_noised = self.noises_empty_rounds or len(cohort)
     return accounting.RoundRecord(
         cohort=cohort,
         budgets=np.full(len(cohort), self._budget),
         weights=self._exposure.weights(round_num, cohort),
-        noise_multiplier=self._noise_multiplier / self._exposure.largest if len(cohort) else 0.0,
+        noise_multiplier=self._noise_multiplier / self._exposure.largest if is_noised else 0.0,
         # z is that of sums and noised counts together.
         count_noise_multiplier=np.inf,
         clipping_norm=clipping_norm,
@@ -147,9 +155,11 @@ class StockAlgorithm(base.Algorithm):
   Attributes:
     takes_noise_seed: Whether TFF lets its noise be seeded.
     clips_each_layer: Whether each layer has a clipping norm of its own.
+    noises_empty_rounds: Whether a round with nobody releases the same noise as any other.
   """
 
   takes_noise_seed = False
+  noises_empty_rounds = True
   clips_each_layer = False
 
   def configure(self, config: quap_tff.QuapConfig) -> quap_tff.QuapConfig:

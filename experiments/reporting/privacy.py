@@ -7,7 +7,6 @@ from experiments.reporting import runs as runs_lib
 from experiments.reporting import study as study_lib
 
 NO_FINITE = 'no finite ε for the released model'
-_NO_FINITE_RELEASE = 'no finite ε for the release as a whole'
 _NO_AMPLIFICATION = 'none'
 
 
@@ -22,7 +21,7 @@ def certified_epsilon(run: runs_lib.Run) -> Optional[float]:
   return _number(achieved.get('epsilon_max')) if isinstance(achieved, dict) else None
 
 
-def real_epsilon(run: runs_lib.Run) -> Optional[float]:
+def whole_model_epsilon(run: runs_lib.Run) -> Optional[float]:
   """The largest ε of any client that holds for the released model: the certificate's, or the formal one."""
   if run.certificate is not None:
     return certified_epsilon(run)
@@ -37,13 +36,9 @@ def formal_text(group: study_lib.Group) -> str:
     return f'released model: ε = {largest:.3g} at total δ = {group.setting["delta"]:g} (certificate.json)'
   if all(released_figure(run) is not None for run in group.runs):
     return f'released model: {_figure_text(group.runs)}'
-  if any(_covers(run) is None for run in group.runs):
-    return f'{NO_FINITE} (no formal report in the run)'
-  every_layer = all(_NO_FINITE_RELEASE in str(_formal(run).get('statement')) for run in group.runs)
-  lacks = _NO_FINITE_RELEASE if every_layer else NO_FINITE
-  if all(_covers(run) == 'noised weights' and _smallest(run) is not None for run in group.runs):
-    return f'{lacks}; noised weights only: {_figure_text(group.runs)}'
-  return lacks
+  if all(_covers(run) == 'weights without the logs' and _smallest(run) is not None for run in group.runs):
+    return f'weights only, if the logs stay secret: {_figure_text(group.runs)}'
+  return NO_FINITE
 
 
 def nominal(group: study_lib.Group, which: str) -> Optional[quantities.Quantity]:

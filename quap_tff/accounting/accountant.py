@@ -7,6 +7,7 @@ from typing import Optional, Sequence
 import numpy as np
 
 from quap_tff import checks
+from quap_tff.accounting import gaussian_tradeoff
 from quap_tff.accounting import history as histories_lib
 
 # Distinct histories that `Accountant.epsilons` accounts one by one.
@@ -56,7 +57,18 @@ class Accountant(abc.ABC):
       return 0.0
     if any(math.isinf(mechanism.mu) for mechanism, _ in history.releases):
       return math.inf
-    return float(self._epsilon(history.merged() if self.merges else history, float(delta)))
+    return self._bounded(history.merged() if self.merges else history, float(delta))
+
+  def _bounded(self, history: histories_lib.History, delta: float) -> float:
+    """ε by this accountant, or the exact one without sampling where that is smaller or the only one there is."""
+    if not history.is_sampled:
+      return float(self._epsilon(history, delta))
+    # To be drawn with a smaller probability never costs a client more than to be in every round.
+    always_in = float(gaussian_tradeoff.epsilon_of(history.always_in().total_mu, delta))
+    try:
+      return min(float(self._epsilon(history, delta)), always_in)
+    except NotApplicableError:
+      return always_in
 
   @abc.abstractmethod
   def _epsilon(self, history: histories_lib.History, delta: float) -> float:

@@ -157,7 +157,7 @@ def amplification(history: histories_lib.History) -> str:
   shown = f'{rates[0]:g}' if len(rates) == 1 else f'{rates[0]:g} to {rates[-1]:g}'
   return (
       f'amplification by Poisson sampling, q = {shown}: each round draws each client independently, and who was drawn '
-      'stays secret'
+      'stays secret; where the exact ε of a client that is in every round is smaller, that one'
   )
 
 

@@ -48,7 +48,7 @@ class FormalReport:
     delta: The total δ of every figure.
     unit: Whose privacy it is.
     figures: By accountant, those without amplification first; none if nothing is covered.
-    notes: Why there is no amplification or no figure of an accountant.
+    notes: Why there is no amplification or no figure of an accountant, and how what runs differs from ideal noise.
     epsilon: float64[N], each client's ε by the exact composition of Gaussians without amplification; None if nothing is
       covered.
   """
@@ -61,8 +61,10 @@ class FormalReport:
   notes: Tuple[str, ...]
   epsilon: Optional[np.ndarray]
 
-  def as_dict(self) -> Dict[str, Any]:
-    """For JSON: an ε that is not finite is None."""
+  def as_dict(self) -> Optional[Dict[str, Any]]:
+    """For JSON: None if nothing is covered; an ε that is not finite is None."""
+    if self.covers == protections.NOTHING:
+      return None
     figures = [
         {key: value if isinstance(value, str) or math.isfinite(value) else None for key, value in vars(figure).items()}
         for figure in self.figures
@@ -99,6 +101,7 @@ def formal_report(
     delta: float,
     protection: protections.Protection,
     sampler: sampling.Sampler = sampling.Sampler(),
+    noise_note: str = '',
 ) -> FormalReport:
   """The figures of a run.
 
@@ -108,6 +111,8 @@ def formal_report(
     protection: Of `describe_protection`, for the same run.
     sampler: How the cohorts were drawn. Amplification is counted only where the whole release is covered: what is
       released un-noised tells who took part.
+    noise_note: How the noise that is really added differs from the ideal noise that the figures are for, a sentence or
+      two; '' for nothing to say.
 
   Raises:
     ValueError: If δ is out of range or the sampler is of another population.
@@ -125,6 +130,8 @@ def formal_report(
       notes.append(f'No amplification by sampling: {reason}.')
     elif ledger.num_rounds:
       figures += _amplified(ledger, delta, sampler, notes)
+    if noise_note:
+      notes.append(noise_note)
   return FormalReport(
       protection.covers, protection.statement, delta, accountants.UNIT, tuple(figures), tuple(notes), epsilon
   )

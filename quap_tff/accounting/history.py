@@ -104,6 +104,10 @@ class History:
     sampled = [(mechanism, n) for mechanism, n in self.releases if mechanism.sampling_rate < 1]
     return History.of(sampled + ([(GaussianMechanism(1 / mu), 1)] if mu else []))
 
+  def always_in(self) -> 'History':
+    """The history of a client that is in every round: the same mechanisms without sampling."""
+    return History.of((dataclasses.replace(mechanism, sampling_rate=1.0), n) for mechanism, n in self.releases)
+
   def scaled(self, factor: float) -> 'History':
     """The history with `factor` times the noise in every round; factor > 0."""
     return History.of(

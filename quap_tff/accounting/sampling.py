@@ -5,6 +5,7 @@ distribution, rounds that look the same but for the noised sum whoever came, and
 """
 
 import dataclasses
+import math
 from typing import Optional
 
 import dp_accounting
@@ -30,13 +31,15 @@ class Sampler:
   """How cohorts are drawn.
 
   Attributes:
-    kind: 'bernoulli': each client by an own coin, independent over clients and rounds. 'fixed_size': a uniformly random
-      set of `cohort_size` clients, independent over rounds. 'none': all else.
+    kind: 'bernoulli': each client by its own coin, independent over clients and rounds. 'fixed_size': a uniformly
+      random set of `cohort_size` clients, independent over rounds. 'none': all else.
     rates: float[N] in [0, 1], the coins' rates; for 'bernoulli'.
     cohort_size: M; for 'fixed_size'.
     constant_divisor: Whether the sum is divided by a public constant, not by who came.
     constant_noise_multiplier: Whether the noise multiplier is settled without regard to who came. A budget that goes by
       the cohort's participation rates is not.
+    noises_empty_rounds: Whether a round that nobody comes to releases the same noise as any other. If it releases
+      nothing, it tells that nobody came.
   """
 
   kind: str = 'none'
@@ -44,6 +47,12 @@ class Sampler:
   cohort_size: Optional[int] = None
   constant_divisor: bool = False
   constant_noise_multiplier: bool = False
+  noises_empty_rounds: bool = False
+
+  @property
+  def can_be_empty(self) -> bool:
+    """Whether a cohort can be empty, however unlikely that is."""
+    return self.kind == 'bernoulli' and not (np.asarray(self.rates) == 1).any()
 
   def __post_init__(self):
     if self.kind not in KINDS:
@@ -74,7 +83,10 @@ def refusal(ledger: run_ledger.RunLedger, sampler: Sampler) -> Optional[str]:
   state = ledger.state_dict()
   multipliers = state['noise_multipliers']
   if not sampler.constant_noise_multiplier or len(np.unique(multipliers)) > 1:
-    return 'the noise goes by who came, or a round that nobody came to has none'
+    return 'the noise depends on who came'
+  if sampler.can_be_empty and not sampler.noises_empty_rounds:
+    # Whether this run had such a round does not matter: its probability is what tells the worlds apart.
+    return 'a round that nobody comes to releases nothing, which tells that nobody came'
   if not sampler.constant_divisor:
     return 'sums are divided by the size of the cohort, which is as random as who came'
   if (state['weights'] != 1).any():
@@ -115,7 +127,8 @@ def fixed_size_amplification(ledger: run_ledger.RunLedger, sampler: Sampler) -> 
 def fixed_size_epsilon(ledger: run_ledger.RunLedger, sampler: Sampler, delta: float) -> float:
   """ε of every client against replacing its data by another's, by Rényi composition (Wang et al. 2019, theorem 27).
 
-  Replacing moves a sum by up to twice the clipping norm, and a count by twice of what one client adds: beside that,
+  Where the sampling bound is the larger one, as it is for large cohorts, the ε of a client that is in every round: the
+  exact composition of Gaussians, which needs no sampling. Replacing moves a sum by up to twice the clipping norm, and a count by twice of what one client adds: beside that,
   which is what dp-accounting's noise multiplier refers to, the noise is half as large. Not to be asked for after a
   `refusal`.
   """
@@ -130,4 +143,5 @@ def fixed_size_epsilon(ledger: run_ledger.RunLedger, sampler: Sampler, delta: fl
     )
   bounds = np.maximum(accountant.rdp, 0.0) + library_accountants.rdp_rounding(ledger.num_rounds, _ORDERS)
   epsilon, _ = rdp.compute_epsilon(_ORDERS, bounds, delta)
-  return float(epsilon) * (1 + gaussian_tradeoff.RELATIVE_MARGIN)
+  always_in = gaussian_tradeoff.epsilon_of(2 * math.sqrt(math.fsum(mu * mu)), delta)
+  return min(float(epsilon) * (1 + gaussian_tradeoff.RELATIVE_MARGIN), float(always_in))

@@ -180,7 +180,7 @@ def finish_round(
   mean = []
   for index, part in enumerate(total):
     tensor_seed = seeds.fold_in(seed, tf.constant(index, tf.int64))
-    mean.append((part + gaussian.summed_noise(tensor_seed, tf.shape(part), stddev)) / config.divisor)
+    mean.append((part + gaussian.noise(tensor_seed, tf.shape(part), stddev)) / config.divisor)
 
   round_num = state['round'] + 1
   new_state = collections.OrderedDict(

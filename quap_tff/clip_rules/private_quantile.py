@@ -56,8 +56,8 @@ class PrivateQuantile(clipping.ClipRule):
     # A non-finite update counts as above the clip, as a norm of +inf would. An update of exactly zero, which is what a
     # client without data sends, counts for neither side: to take a client's data away moves the count by 1/2 only.
     centred = tf.where(norms <= norm, _COUNT_SENSITIVITY, -_COUNT_SENSITIVITY) * tf.cast(norms != 0, tf.float32)
-    count = tf.reduce_sum(centred) + gaussian.noise(noise_seed, [], self.count_stddev)
+    count = tf.cast(tf.reduce_sum(centred), tf.float64) + gaussian.noise(noise_seed, [], self.count_stddev)
     cohort_size = tf.cast(tf.size(norms), tf.float32)
-    below = count / tf.maximum(cohort_size, 1.0) + 0.5
+    below = tf.cast(count, tf.float32) / tf.maximum(cohort_size, 1.0) + 0.5
     moved = tf.minimum(norm * tf.exp(-self.learning_rate * (below - self.quantile)), clipping.LARGEST_NORM)
     return tf.where(cohort_size > 0, moved, norm)

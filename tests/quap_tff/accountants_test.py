@@ -218,7 +218,7 @@ class TestManyHistories:
 
   def test_histories_that_no_rounding_makes_alike(self, monkeypatch):
     monkeypatch.setattr(library_accountants.Rdp, '_epsilon', lambda self, h, delta: float(h.count))
-    drawn = [history.History.gaussian(2.0, n, 0.1) for n in range(1, 80)]
+    drawn = [history.History.gaussian(0.02, n, 0.1) for n in range(1, 80)]
     assert accountants.get('rdp').epsilons(drawn, 1e-5).tolist() == list(range(1, 80))
 
   @pytest.mark.parametrize('name', accountants.ACCOUNTANTS)

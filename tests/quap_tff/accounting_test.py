@@ -34,17 +34,17 @@ class TestDescribeProtection:
     found = self._describe(
         critical_layers='final_dense', clip=clip_rules.QuantileEma(), client_metrics_logged=metrics
     )
-    assert not found.model_protected and found.covers == 'noised weights'
+    assert not found.model_protected and found.covers == 'nothing'
     assert 'layer logits only: 35 of 200 trained weights (17.50%)' in found.text
-    for words in ('no finite ε for the released model', 'taken as given', 'other layers come from un-noised averages'):
+    for words in ('No finite ε for the released model', 'other layers come from un-noised averages'):
       assert words in found.statement
     assert 'un-noised function of the clients\' update norms' in found.statement
-    assert ('--noclient_metrics' in found.statement) == metrics
+    assert ('exact and not protected' in found.text) == metrics
 
   def test_several_layers(self):
     found = self._describe(critical_layers='all_dense')
-    assert not found.model_protected and found.covers == 'noised weights'
-    assert 'dense, logits only: 145 of 200' in found.text and 'no finite ε for the released model' in found.statement
+    assert not found.model_protected and found.covers == 'nothing'
+    assert 'dense, logits only: 145 of 200' in found.text and 'No finite ε for the released model' in found.statement
     assert 'update norms' not in found.statement
 
   @pytest.mark.parametrize('placement', ['server', 'client'])
@@ -56,22 +56,22 @@ class TestDescribeProtection:
 
   def test_every_layer_under_an_exact_quantile(self):
     found = self._describe(clip=clip_rules.QuantileEma())
-    assert not found.model_protected and found.covers == 'noised weights'
-    for words in ('no finite ε for the released model', 'clipping norm', 'taken as given'):
+    assert not found.model_protected and found.covers == 'nothing'
+    for words in ('No finite ε for the released model', 'clipping norm'):
       assert words in found.statement
     assert 'averages' not in found.statement and 'metrics' not in found.statement
 
-  @pytest.mark.parametrize('stddev, expected', [(1.0, 'released model'), (0.0, 'noised weights')])
+  @pytest.mark.parametrize('stddev, expected', [(1.0, 'released model'), (0.0, 'nothing')])
   def test_every_layer_under_a_private_quantile(self, stddev, expected):
     found = self._describe(clip=clip_rules.PrivateQuantile(count_stddev=stddev))
     assert found.covers == expected and found.model_protected == (stddev > 0)
 
   def test_exact_metrics_beside_a_noised_model(self):
     found = self._describe(client_metrics_logged=True)
-    assert found.covers == 'noised weights'
-    for words in ('no finite ε for the release as a whole', 'metrics', '--noclient_metrics'):
+    assert found.covers == 'weights without the logs'
+    for words in ('no finite ε for the release as a whole', 'metrics', '--noclient_metrics', 'logs stay secret'):
       assert words in found.statement
-    assert 'clipping norm' not in found.statement and 'taken as given' not in found.statement
+    assert 'clipping norm' not in found.statement
     assert 'exact and not protected' in found.text
     # The model is trained on nothing but noised values all the same.
     assert found.model_protected
@@ -80,19 +80,20 @@ class TestDescribeProtection:
     described = accounting.describe_protection(
         config.QuapConfig(num_clients=N, clip=clip_rules.Fixed(1.0), critical_layers='all'), LAYERS, SIZES
     )
-    assert described.covers == 'noised weights'
+    assert described.covers == 'weights without the logs'
 
   @pytest.mark.parametrize('critical', ['all', 'final_dense'])
   def test_noise_that_goes_by_the_data(self, critical):
     found = self._describe(critical_layers=critical, budgets_depend_on_data=True)
     assert found.covers == 'nothing' and not found.model_protected
-    assert 'un-noised release' in found.statement and 'no finite ε for the released model' in found.statement
+    assert 'noise level, follow' in found.statement and 'No finite ε for the released model' in found.statement
 
   def test_no_noise(self):
     found = self._describe(placement='none')
     assert found.covers == 'nothing' and not found.model_protected
     assert 'nothing is protected' in found.text and 'no finite ε for the released model' in found.statement
 
-  def test_a_noise_seed_is_named(self):
-    assert 'noise seed' in self._describe(seed=3).statement
-    assert 'noise seed' in self._describe(seed=3, critical_layers='final_dense').statement
+  def test_a_seed_that_was_given_protects_nothing(self):
+    for fields in ({}, {'critical_layers': 'final_dense'}):
+      found = self._describe(seed=3, **fields)
+      assert found.covers == 'nothing' and 'seed of the noise was given' in found.statement

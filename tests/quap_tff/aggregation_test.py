@@ -336,6 +336,19 @@ class TestQuapAggregationExecution:
     np.testing.assert_allclose(output.measurements['sigma'], sigma, rtol=1e-4)
     noise_checks.assert_gaussian(output.result[1], sigma)
 
+  @pytest.mark.parametrize('placement', ['server', 'client'])
+  def test_the_low_bits_of_the_noise_do_not_confirm_a_guess(self, placement):
+    """Whoever knows every update but one can subtract a guess of it: what is left must not show that it is right."""
+    value_type = tff.to_type([(np.float32, [100, 200])])
+    noise = NoiseConfig(placement, seed=5)
+    config = _config(noise=noise, clip=clip_rules.Fixed(1.0), critical_layers='all')
+    process = _create(config, value_type)
+    update = np.random.default_rng(0).normal(0, 1e-3, [100, 200]).astype(np.float32)
+    output = process.next(process.initialize(), [[update]], [0])
+    left = (output.result[0].astype(np.float64) - update) / float(output.measurements['sigma'])
+    # 0.03 for TensorFlow's own float32 normal numbers, 0.25 for numbers that show nothing.
+    assert noise_checks.distance_from_the_float32_grid(left) > 0.22
+
   def test_unseeded_processes_and_initializations_differ(self):
     config = _config(noise=NoiseConfig())
     first, second = _create(config), _create(config)

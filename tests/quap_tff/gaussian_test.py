@@ -113,27 +113,14 @@ class TestNoise:
     np.testing.assert_array_equal(gaussian.noise(tf.constant([1, 2], tf.int64), [9], 0.0), np.zeros(9))
 
 
-_SEED = tf.constant([1, 2], tf.int64)
-
-
-class TestSummedNoise:
-
-  def test_scale(self):
-    drawn = gaussian.summed_noise(_SEED, [20000], 2.5)
-    assert drawn.dtype == tf.float64
-    noise_checks.assert_gaussian(drawn, 2.5)
-
-  def test_is_a_pure_function_of_the_seed(self):
-    first, again, other = (gaussian.summed_noise(_SEED + k, [1000], 1.0).numpy() for k in (0, 0, 1))
-    np.testing.assert_array_equal(first, again)
-    noise_checks.assert_uncorrelated(first, other)
-
-  def test_is_half_the_sum_of_four_independent_draws(self):
-    total = np.zeros(1000)
+  def test_is_half_the_sum_of_four_independent_float64_draws(self):
+    seed, total = tf.constant([1, 2], tf.int64), np.zeros(1000)
     for index in range(4):
-      part = seeds.fold_in(_SEED, tf.constant(index, tf.int64))
+      part = seeds.fold_in(seed, tf.constant(index, tf.int64))
       total += tf.random.stateless_normal([1000], part, dtype=tf.float64, alg='philox').numpy()
-    np.testing.assert_allclose(gaussian.summed_noise(_SEED, [1000], 3.0), 1.5 * total, rtol=1e-14)
+    drawn = gaussian.noise(seed, [1000], 3.0)
+    assert drawn.dtype == tf.float64
+    np.testing.assert_allclose(drawn, 1.5 * total, rtol=1e-14)
 
 
 class TestNoiseChecks:

@@ -42,7 +42,7 @@ def _run_round(config, state, cohort, critical=_CRITICAL, shapes=_SHAPES, scale=
   plan = mechanism.plan_round(config, state, tf.constant(list(cohort), tf.int64), norms)
   clip = plan['clip'] if config.clip.uses_current_norms else state['clip']
   total = [tf.zeros(s) for s in shapes]
-  noise = [tf.zeros(shapes[i]) for i in critical] if config.noise.placement == 'client' else []
+  noise = [tf.zeros(shapes[i], tf.float64) for i in critical] if config.noise.placement == 'client' else []
   for client_id, update, norm in zip(cohort, updates, tf.unstack(norms)):
     total = [a + b for a, b in zip(total, mechanism.clip_update(config, critical, update, norm, clip))]
     if config.noise.placement == 'client':

@@ -14,6 +14,7 @@ from quap_tff.accounting import accountants
 from quap_tff.accounting import certificate
 from quap_tff.accounting import gaussian_tradeoff
 from quap_tff.accounting import history
+from tests.quap_tff import noise_checks
 
 _DOC = ' '.join((pathlib.Path(__file__).parents[2] / 'docs/privacy.md').read_text(encoding='utf-8').split())
 _DELTA = 1e-5
@@ -61,29 +62,29 @@ def test_amplification():
   assert f'against {_epsilon(math.sqrt(6) / _Z):.2f} for a client known to have been in 6 of the 20' in _DOC
 
 
-def _distance_from_the_grid(released, guess, multiplier):
-  """Mean distance of exp(-(n₁²+n₂²)/2) from a multiple of 2⁻²³, over pairs where it is below 0.02."""
-  noise = ((released.astype(np.float64) - guess) / multiplier).reshape(-1, 2)
-  uniform = np.exp(-(noise**2).sum(axis=1) / 2)
-  steps = uniform[uniform < 0.02] * 2**23
-  return np.abs(steps - np.round(steps)).mean()
+def _float32_draws(seed, shape, stddev):
+  """Noise as TensorFlow makes it by default."""
+  return stddev * tf.random.stateless_normal(shape, seed, dtype=tf.float32, alg='philox').numpy()
 
 
 def test_the_low_bits_of_float32_noise_tell_a_right_guess_from_a_wrong_one():
   rng, size, multiplier = np.random.default_rng(0), 20_000, np.float32(6.2)
   others = rng.normal(0, 0.01, size).astype(np.float32)
   seed = tf.constant([1, 2], tf.int64)
-  released = others + gaussian.noise(seed, [size], multiplier).numpy()
+  distance = lambda released, guess: noise_checks.distance_from_the_float32_grid(
+      (released.astype(np.float64) - guess) / float(multiplier)
+  )
+  released = others + _float32_draws(seed, [size], multiplier)
   wrong = others + rng.normal(size=size) / math.sqrt(size)
-  right_distance = _distance_from_the_grid(released, others, float(multiplier))
-  wrong_distance = _distance_from_the_grid(released, wrong, float(multiplier))
-  assert f'is {right_distance:.2f} under the right guess and {wrong_distance:.2f}, as for random' in _DOC
-  summed = others.astype(np.float64) + gaussian.summed_noise(seed, [size], multiplier).numpy()
-  assert f'gives {_distance_from_the_grid(summed, others, float(multiplier)):.2f} under the right guess, too' in _DOC
+  assert (
+      f'is {distance(released, others):.2f} under the right guess and {distance(released, wrong):.2f}, as for random'
+  ) in _DOC
+  ours = others.astype(np.float64) + gaussian.noise(seed, [size], multiplier).numpy()
+  assert f'gives {distance(ours, others):.2f} under the right guess, too' in _DOC
 
 
 def test_the_tails_end():
   bound = math.sqrt(-2 * math.log(1e-7))
   assert f'no single number is larger than {bound:.2f}·σ' in _DOC
   assert f'larger than {2 * bound:.2f}·σ' in _DOC
-  assert 4.5 < np.abs(gaussian.noise(tf.constant([3, 4], tf.int64), [2_000_000], 1.0)).max() <= bound * (1 + 1e-6)
+  assert 4.5 < np.abs(_float32_draws(tf.constant([3, 4], tf.int64), [2_000_000], 1.0)).max() <= bound * (1 + 1e-6)

@@ -13,13 +13,13 @@ _CALIBRATIONS = (
     ),
     (
         'exact', 'epsilon_exact', 'Accuracy by ε_total, calibrated exactly',
-        'ε_total of the noised weights by exact accounting (not nominal)',
+        'formal ε_total, by exact accounting',
     ),
 )
 
 
 def build(study):
-  # What `certified` spends is real and stands in a section of its own.
+  # Certified runs have a section of their own.
   groups = [group for group in study.groups if group.method not in ('certified', 'fedavg')]
   blocks = []
   for calibration, name, title, axis in _CALIBRATIONS:

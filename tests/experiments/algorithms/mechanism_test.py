@@ -184,14 +184,14 @@ class TestNominal:
 
   def test_there_are_none_for_noise_that_does_not_follow_the_budgets(self):
     assert _experiment('--algorithm=quap').method.has_nominal
-    assert not _experiment('--algorithm=quap', '--calibration=exact').method.has_nominal
+    assert not _experiment('--algorithm=fixed_dp', '--calibration=exact').method.has_nominal
     assert not _experiment('--algorithm=fedavg').method.has_nominal
 
 
 class TestCalibration:
 
   @pytest.mark.parametrize('arguments', [
-      ['--algorithm=fixed_dp'], ['--algorithm=quap', '--participation=beta:a=2,b=5'],
+      ['--algorithm=fixed_dp'], ['--algorithm=adaptive_budget', '--participation=beta:a=2,b=5'],
       ['--algorithm=adaptive_clip:count_stddev=10'],
   ])
   def test_exact_lets_the_most_exposed_client_spend_epsilon(self, arguments):
@@ -201,11 +201,14 @@ class TestCalibration:
     epsilon = max(accounting.ACCOUNTANTS['gaussian_exact'].epsilon(h, 1e-5) for h in accounting.histories(ledger).histories)
     assert 2 * (1 - 1e-3) < epsilon <= 2
 
-  def test_there_must_be_noise(self):
-    with pytest.raises(ValueError, match='calibrates noise'):
-      _experiment('--algorithm=fedavg', '--calibration=exact')
+  @pytest.mark.parametrize('algorithm, reason', [
+      ('fedavg', 'No noise is added'), ('quap', 'un-noised averages'), ('quantile_clip', 'un-noised function'),
+  ])
+  def test_there_must_be_a_formal_epsilon_to_calibrate(self, algorithm, reason):
+    with pytest.raises(ValueError, match=f'this run has none.*{reason}'):
+      _experiment(f'--algorithm={algorithm}', '--calibration=exact', '--model=digits_cnn')
 
   def test_another_calibration_is_another_run_for_the_ledger(self):
-    exact, documents = (_experiment(f'--calibration={c}').method.fingerprint for c in ('exact', 'documents'))
+    exact, documents = (_experiment('--algorithm=fixed_dp', f'--calibration={c}').method.fingerprint for c in ('exact', 'documents'))
     assert exact != documents
-    assert documents == _experiment('--noise_seed=3').method.fingerprint
+    assert documents == _experiment('--algorithm=fixed_dp', '--noise_seed=3').method.fingerprint

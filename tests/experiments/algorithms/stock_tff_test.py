@@ -99,7 +99,7 @@ class TestValues:
 
   def test_adaptive_clip_moves_toward_the_quantile(self):
     # All norms are above the clip: it grows by exp(0.2·0.5) in each round; what is measured is the round's own.
-    process = _process(stock_tff.TffDpFedAvgAdaptive(clipped_count_stddev=_SILENT).aggregator(None, _SILENT, 2.0))
+    process = _process(stock_tff.TffDpFedAvgAdaptive(clipped_count_stddev=2 * _SILENT).aggregator(None, _SILENT, 2.0))
     state, norms = process.initialize(), []
     for _ in range(3):
       output = _next(process, state, [_update([30, 0], [0], [0, 40])] * 2)
@@ -120,7 +120,7 @@ class TestValues:
 
   @pytest.mark.parametrize('spec, factor', [
       ('tff_dp_fedavg', 1.0),
-      # s = z: the sum's part of z is z·√(4/3).
+      # s = 2·z, and a client's data move the count by 1: the sum's part of z is z·√(4/3).
       ('tff_dp_fedavg_adaptive', math.sqrt(4 / 3)),
       # Two layers share it.
       ('tff_layerwise_adaptive', math.sqrt(2) * math.sqrt(4 / 3)),
@@ -137,9 +137,20 @@ class TestValues:
     if spec != 'tff_dp_ftrl':
       noise_checks.assert_uncorrelated(first[0], second[0])
 
-  @pytest.mark.parametrize('spec', _SPECS)
-  def test_a_round_with_nobody_changes_nothing_but_the_round_number(self, spec):
-    process = _process(_aggregator(spec, 3.0))
+  @pytest.mark.parametrize('spec', _SPECS[:3])
+  def test_a_round_with_nobody_releases_the_same_noise(self, spec):
+    value_type = tff.to_type([(np.float32, [2000]), (np.float32, [1]), (np.float32, [2000])])
+    process = _process(_aggregator(spec, 3.0, clients_per_round=4.0), value_type)
+    empty, zeros = [], [_update(np.zeros(2000), np.zeros(1), np.zeros(2000))]
+    nobody, somebody = (_next(process, process.initialize(), updates) for updates in (empty, zeros))
+    sigma = np.std(np.concatenate(somebody.result))
+    noise_checks.assert_gaussian(np.concatenate(nobody.result) / sigma, 1.0)
+    for leaf in tf.nest.flatten(nobody.state):
+      assert np.all(np.isfinite(leaf))
+
+  def test_a_round_with_nobody_is_no_leaf_of_a_tree(self):
+    spec = 'tff_dp_ftrl'
+    process = tff_aggregation.StockAggregationFactory(_aggregator(spec, 3.0), False).create(_VALUE, _WEIGHT)
     state = _next(process, process.initialize(), [_update([3, 0], [0], [0, 4])]).state
     output = _next(process, state, [])
     assert not any(np.any(u) for u in output.result)
@@ -150,7 +161,8 @@ class TestValues:
   def test_the_tree_is_tffs_own(self):
     specs = tff.types.type_to_tf_tensor_specs(_VALUE)
     stock = _FACTORY.tree_aggregation(2.0, 2.0, 1.0, specs, noise_seed=5).create(_VALUE)
-    ours = _process(tff_ftrl.Tree(2.0, 2.0, 1.0, rounds=8, seed=5))
+    tree = tff_ftrl.Tree(2.0, 2.0, 1.0, rounds=8, seed=5)
+    ours = tff_aggregation.StockAggregationFactory(tree, noises_empty_rounds=False).create(_VALUE, _WEIGHT)
     stock_state, state = stock.initialize(), ours.initialize()
     update = _update([0.3, 0], [0], [0, 0.4])
     for round_num in range(1, 10):
@@ -175,10 +187,42 @@ class TestAccount:
     event = _extract_event(inner.next(inner.initialize(), [record]).state)
     accountant = pld.PLDAccountant().compose(event, 6)
     ours = accounting.account(accounting.History.gaussian(method.noise_multiplier, 6), 1e-5, ['pld'])['pld']
-    np.testing.assert_allclose(accountant.get_epsilon(1e-5), ours.epsilon, rtol=1e-3)
+    if spec == 'tff_dp_fedavg':
+      np.testing.assert_allclose(accountant.get_epsilon(1e-5), ours.epsilon, rtol=1e-3)
+    else:
+      # TFF's account is for a record that is added or removed, which moves the count by 1/2 only.
+      assert ours.epsilon * 0.8 < accountant.get_epsilon(1e-5) < ours.epsilon
     record = method.round_record(None, dict(round=1, clipping_norms=np.ones(1)), np.array([1, 2, 5, 7]))
     assert record.noise_multiplier == method.noise_multiplier and record.weights.tolist() == [1.0] * 4
     assert record.budgets.tolist() == [0.5] * 4 and record.count_noise_multiplier == math.inf
+
+  @pytest.mark.parametrize('spec', _SPECS[:3])
+  @pytest.mark.parametrize('factor', [1e-3, 1.0, 1e3])
+  def test_covers_a_client_without_data_in_place_of_one_with(self, spec, factor):
+    """What a client moves of a round's sum and counts, each over its noise, is at most 1/z, and comes to it."""
+    z = 3.0
+    stock = _aggregator(spec, z, clients_per_round=4.0)
+    query = stock.factory(tff.to_type(stock.grouped(_VALUE)))._query
+    state = query.initial_global_state()
+    specs = tf.nest.map_structure(lambda leaf: tf.TensorSpec(np.shape(leaf), tf.float32), _update([3, 0], [4], [6, 8]))
+    template = stock.grouped([tf.zeros(spec.shape) for spec in specs])
+
+    def released(update):
+      sample = query.initial_sample_state(template)
+      record = query.preprocess_record(query.derive_sample_params(state), stock.grouped(update))
+      sample = query.accumulate_preprocessed_record(sample, record)
+      return [np.asarray(leaf, np.float64) for leaf in tf.nest.flatten(sample)]
+
+    scaled = [np.float32(factor) * leaf for leaf in _update([3, 0], [4], [6, 8])]
+    zeros = [np.zeros_like(leaf) for leaf in scaled]
+    moved = [a - b for a, b in zip(released(scaled), released(zeros))]
+    sum_stddev = stock.value_noise_multiplier  # Clipping norms are 1.
+    mu = math.sqrt(sum(
+        np.sum(np.square(leaf / (stock.count_stddev if leaf.ndim == 0 else sum_stddev))) for leaf in moved
+    ))
+    assert mu <= 1 / z * (1 + 1e-5)
+    if factor > 1:
+      assert mu == pytest.approx(1 / z, rel=1e-5)
 
   @pytest.mark.parametrize('spec', _SPECS)
   @pytest.mark.parametrize('participation', ['uniform', 'beta_bernoulli'])
@@ -204,13 +248,16 @@ class TestAccount:
     # Six rounds: a round is a leaf and two nodes above it.
     assert _method('tff_dp_ftrl').noise_multiplier == pytest.approx(math.sqrt(3) * formula, rel=1e-6)
 
-  def test_a_round_with_nobody_costs_nothing(self):
-    method = _method('tff_dp_fedavg', 'bernoulli:q=0.5')
+  @pytest.mark.parametrize('spec, is_noised', [('tff_dp_fedavg', True), ('tff_dp_ftrl', False)])
+  def test_a_round_with_nobody_costs_nothing(self, spec, is_noised):
+    method = _method(spec, 'bernoulli:q=0.5')
     metrics = dict(round=2, cohort_size=0, clipping_norms=np.float32([1.0]))
-    record = method.round_record(None, metrics, np.zeros(0, np.int64))
-    assert record.noise_multiplier == 0 and not len(record.budgets)
+    record = method.round_record(None, metrics, np.zeros(0, np.int64)) if is_noised else None
     row = method.round_metrics(None, metrics)
-    assert (row['epsilon'], row['noise_multiplier'], row['sigma']) == (0, 0, 0)
+    assert row['epsilon'] == 0 and (row['noise_multiplier'] > 0) == is_noised == method.noises_empty_rounds
+    if is_noised:
+      assert record.noise_multiplier == method.noise_multiplier and not len(record.budgets)
+      assert row['sigma'] == pytest.approx(method.noise_multiplier / 4)
 
   def test_columns(self):
     metrics = dict(round=2, cohort_size=4, clipping_norms=np.float32([3.0, 4.0]))
@@ -228,6 +275,8 @@ class TestAccount:
     protection = _method(spec, client_metrics=False).protection
     assert protection.covers == accounting.COVERS[0] and protection.model_protected
     assert ('takes no seed' in protection.text) == (spec != 'tff_dp_ftrl')
+    note = _method(spec).noise_note
+    assert 'ideal' in note and 'float32' in note and ('32 random bits' in note) == (spec != 'tff_dp_ftrl')
 
   def test_another_calibration_is_another_run_for_the_ledger(self):
     documents, exact = (_method('tff_dp_fedavg', calibration=c) for c in algorithms.CALIBRATIONS)
@@ -256,7 +305,7 @@ class TestFlags:
     with pytest.raises(ValueError, match='no mean size'):
       _method('tff_dp_fedavg', 'markov')
     with pytest.raises(ValueError, match='clipped_count_stddev must be greater than'):
-      _method('tff_dp_fedavg_adaptive:clipped_count_stddev=2')
+      _method('tff_dp_fedavg_adaptive:clipped_count_stddev=9')
     for spec in ('tff_dp_fedavg:clip=0', 'tff_dp_ftrl:clip=-1', 'tff_layerwise_adaptive:quantile=2'):
       with pytest.raises(ValueError):
         algorithms.parse(spec)

@@ -24,7 +24,7 @@ def write_run(
     noise_norm: float = 2.0,
     sigma: float = 0.1,
     spread: float = 1.0,
-    covers: Optional[str] = 'noised weights',
+    covers: Optional[str] = 'nothing',
     epsilon_max: float = 0.5,
     certified_epsilon: Optional[float] = None,
     machine: Optional[Mapping[str, Any]] = None,
@@ -98,7 +98,7 @@ def write_run(
       'nominal_epsilon_max': float(nominal.max()) if noised else None,
       'nominal_epsilon_mean': float(nominal.mean()) if noised else None,
       'nominal_delta_max': 1e-4 if noised else None, 'model_protected': covers == 'released model',
-      'formal': None if covers is None else formal, 'interrupted': False, 'seconds': 1.0, 'output_dir': str(folder),
+      'formal': None if covers in (None, 'nothing') else formal, 'interrupted': False, 'seconds': 1.0, 'output_dir': str(folder),
   })
   if certified_epsilon is not None:
     write_json(folder / 'certificate.json', {'achieved': {'epsilon_max': certified_epsilon}})

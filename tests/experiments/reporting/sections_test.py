@@ -227,7 +227,7 @@ class TestOneFlag:
     runs = [{'epsilon': e, 'calibration': c} for e in (3, 6) for c in ('documents', 'exact')]
     section = epsilon.build(factory.study_of(tmp_path, *runs))
     assert len(factory.table(section, 'epsilon_total')) == 2
-    column = 'ε_total of the noised weights by exact accounting (not nominal)'
+    column = 'formal ε_total, by exact accounting'
     assert [row[column] for row in factory.table(section, 'epsilon_exact')] == ['3', '6']
 
   def test_participation_and_critical_layers(self, tmp_path):
