@@ -2,15 +2,16 @@
 
 from typing import Callable, Optional
 
-from data import features as _features
-from data.datasets import DATASETS
-from data.datasets import base as _base
-from data.errors import DataFileError
-from data.federation import Examples
-from data.federation import Federation
-from data.partition import PARTITIONS
-from quap_tff import checks as _checks
-from quap_tff import registry as _registry
+from quap_tff import lazy as _lazy
+
+__getattr__ = _lazy.exports(__name__, {
+    'cohorts': [],
+    'datasets': ['DATASETS'],
+    'errors': ['DataFileError'],
+    'features': [],
+    'federation': ['Examples', 'Federation'],
+    'partition': ['PARTITIONS'],
+})
 
 
 def load(
@@ -22,11 +23,11 @@ def load(
     seed: int = 0,
     features: str = 'none',
     progress: Optional[Callable[[int, int], None]] = None,
-) -> Federation:
+) -> 'Federation':
   """Loads a dataset as a federation; a pure function of the files and the arguments.
 
   Args:
-    spec: A dataset, e.g. `digits`, `mnist`, `femnist`, `femnist:published_polarity=true`; see `DATASETS`.
+    spec: A dataset, e.g. `digits`, `mnist`, `femnist`, `femnist:test_writers=0.1`; see `DATASETS`.
     data_dir: The folder that holds the dataset's file (mnist.npz, cifar10.npz, mnist_writers.npz, emnist_all.sqlite).
       `None`: the cache of Keras or TFF, filled by their download if empty.
     num_clients: N. `None`: 100, or all clients of a dataset that has its own. For these, fewer are drawn by the seed.
@@ -43,14 +44,19 @@ def load(
     DataFileError: (a `ValueError`) If a file is missing, damaged, another's, or cannot be downloaded.
     ValueError: For an unknown name, a value out of range, or more clients than there are examples or writers.
   """
-  dataset = _registry.parse_spec('dataset', spec, DATASETS)
+  from data import datasets as datasets_lib  # pylint: disable=g-import-not-at-top
+  from data import features as features_lib  # pylint: disable=g-import-not-at-top
+  from quap_tff import checks  # pylint: disable=g-import-not-at-top
+  from quap_tff import registry  # pylint: disable=g-import-not-at-top
+
+  dataset = registry.parse_spec('dataset', spec, datasets_lib.DATASETS)
   if num_clients is not None:
-    _checks.integer('num_clients', num_clients, at_least=1)
-  _checks.integer('seed', seed, at_least=0)
-  _features.parse(features)  # A bad spec is reported before anything is read.
+    checks.integer('num_clients', num_clients, at_least=1)
+  checks.integer('seed', seed, at_least=0)
+  features_lib.parse(features)  # A bad spec is reported before anything is read.
   progress = progress or (lambda done, total: None)
   federation = dataset.load(
-      _base.Request(
+      datasets_lib.Request(
           name=spec.partition(':')[0],
           data_dir=data_dir,
           num_clients=num_clients,
@@ -59,4 +65,4 @@ def load(
           progress=progress,
       )
   )
-  return _features.of_federation(features, federation, progress=progress)
+  return features_lib.of_federation(features, federation, progress=progress)

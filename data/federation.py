@@ -1,6 +1,7 @@
 """A federation: the examples of each client, and one test set that no client holds."""
 
 import dataclasses
+import hashlib
 from typing import Tuple
 
 import numpy as np
@@ -53,8 +54,11 @@ class Federation:
     client_ids: One distinct name for each client; client i of the mechanism is `client_ids[i]`.
     clients: The training examples of each client, in the order of `client_ids`; none is empty.
     test: The test examples.
+    test_set: Whose the test examples are, a sentence.
+    test_is_of_clients: Whether they are the clients' own, held back from training: then a figure on the test set is an
+      exact function of clients' data.
     partition: How the examples came to their clients: a partition spec, or `natural`.
-    features: What stands in place of the examples: a features spec, or `none` for the examples themselves.
+    features: What takes the place of the examples: a features spec, or `none` for the examples themselves.
     public_data: Sentences on the data that the features were learned from, taken as public; '' if there are none.
   """
 
@@ -66,6 +70,8 @@ class Federation:
   partition: str = 'natural'
   features: str = 'none'
   public_data: str = ''
+  test_set: str = 'Examples that no client holds.'
+  test_is_of_clients: bool = False
 
   def __post_init__(self):
     object.__setattr__(self, 'client_ids', tuple(self.client_ids))
@@ -113,3 +119,12 @@ class Federation:
   def num_examples(self) -> int:
     """Training examples of all clients together."""
     return sum(map(len, self.clients))
+
+  def digest(self) -> bytes:
+    """SHA-256 of all examples, client by client, and of the test set; an exact function of clients' data."""
+    found = hashlib.sha256()
+    for name, examples in (*zip(self.client_ids, self.clients), ('', self.test)):
+      found.update(f'{name}\0{examples.x.shape}\0'.encode())
+      found.update(examples.x)
+      found.update(examples.y)
+    return found.digest()

@@ -1,97 +1,337 @@
-"""The certificate in a run's folder: issued from the files there at the end of a run, read again to verify it.
+"""The certificate in a run's folder: issued from the files there at the end of a run, made again to verify it.
 
-    certificate.json, certificate.html    issued from and bound to
-    ledger.npz, run.json, final_model.keras    by their SHA-256; and to
-    metrics.csv, clients.csv    which, where they stand, hold nothing but what the certificate covers
+    certificate.json    what each client has spent, and what that stands on
+    certificate.html    the same for people
+    certificate.sig     an Ed25519 signature of certificate.json, if the run was given a key
 
-Imports no TensorFlow of its own: to verify takes no model.
+A certificate is bound to every other file in the folder by its SHA-256, and to what follows from the flags: cohorts,
+weights, noise, divisor, facts. What can be recomputed is recomputed. Imports no TensorFlow: to verify needs no model.
 """
 
+import base64
 import csv
+import functools
 import hashlib
 import json
 import math
 import os
 import pathlib
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional
+import types
+import zipfile
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional
 
-import quap_tff
+import numpy as np
+
 from experiments import certificate_page
-from experiments import public_metrics
-from quap_tff.accounting import certificate as certificates
-from quap_tff.accounting import run_ledger
+from experiments import flags as experiment_flags
+from experiments import methods
+from experiments import run_directory
+import quap_tff
+from quap_tff import accounting
+from quap_tff import lazy
+from quap_tff import layers as layers_lib
+from quap_tff import participation as participations
+from quap_tff import plans
+from quap_tff.certified import certificate as certificates
 
-CERTIFICATE, PAGE = 'certificate.json', 'certificate.html'
-_RUN, _LEDGER, _MODEL = 'run.json', 'ledger.npz', 'final_model.keras'
+CERTIFICATE, PAGE, SIGNATURE = 'certificate.json', 'certificate.html', 'certificate.sig'
+
+ed25519 = lazy.module('cryptography.hazmat.primitives.asymmetric.ed25519')
+serialization = lazy.module('cryptography.hazmat.primitives.serialization')
+h5py = lazy.module('h5py')
+
 _SOURCES = ('quap_tff', 'data', 'experiments')
-
-PUBLIC_COLUMNS = {
-    'metrics.csv': public_metrics.OF_ROUND | public_metrics.OF_CLIP | public_metrics.OF_LOOP,
-    'clients.csv': public_metrics.OF_CLIENTS,
-}
+_NEEDED = (run_directory.RUN, run_directory.LEDGER, run_directory.MODEL, run_directory.SUMMARY, run_directory.CLIENTS)
+_OWN = (CERTIFICATE, PAGE, SIGNATURE)
+# Columns of metrics.csv that follow from the public test set or from the sizes of messages; the plan names the others.
+_OF_LOOP = frozenset({'round', 'test_accuracy', 'test_loss', 'down_bytes_per_client', 'up_bytes_per_client'})
+_CLIENT_COLUMNS = ['client', 'rounds', 'formal_epsilon']
+# Relative, between float32 figures of TensorFlow and of NumPy.
+_CLOSE = 1e-5
 
 
 class FolderError(ValueError):
-  """A folder lacks what a certificate needs, or it cannot be read."""
+  """A file that a certificate needs is missing from a folder, or cannot be read."""
 
 
 class Evidence(NamedTuple):
   """What a run's folder holds for its certificate.
 
   Attributes:
+    plan: The run's plan, made again from the flags.
     ledger: From ledger.npz.
-    identity: The flags that say what was computed, from run.json.
-    provenance: Digests of the files, of the flags, and of this program: see `certificate.issue`.
-    exact_columns: `file: column` for each column that no certificate covers.
+    facts: What follows from the flags and the files.
+    provenance: What the certificate is bound to, see `certificate.issue`.
+    problems: Where the files contradict the flags or each other, a sentence each.
+    warnings: What lies in the folder and should not be handed out.
   """
 
-  ledger: run_ledger.RunLedger
-  identity: Dict[str, Any]
+  plan: plans.CertifiedPlan
+  ledger: accounting.RunLedger
+  facts: certificates.Facts
   provenance: Dict[str, Any]
-  exact_columns: List[str]
+  problems: List[str]
+  warnings: List[str]
 
 
 def read_evidence(path: str) -> Evidence:
-  """Reads a run's folder; raises `FolderError` that names the first file that lacks or is damaged."""
+  """Reads a run's folder; raises `FolderError` that names the first file that is missing or damaged."""
   if not os.path.isdir(path):
     raise FolderError(f'{path} is not a folder.')
-  files = {name: file_digest(path, name) for name in (_RUN, _LEDGER, _MODEL)}
-  run = read_json(path, _RUN)
-  if not isinstance(run, dict) or not isinstance(run.get('identity'), dict):
-    raise FolderError(f'{_RUN} is damaged: it holds no identity.')
+  for name in _NEEDED:
+    if not os.path.isfile(os.path.join(path, name)):
+      raise FolderError(f'{path} holds no {name}.')
+  run = read_json(path, run_directory.RUN)
+  plan, values = _plan(run)
   try:
-    ledger = run_ledger.RunLedger.load(os.path.join(path, _LEDGER))
+    ledger = accounting.RunLedger.load(os.path.join(path, run_directory.LEDGER))
   except (OSError, ValueError) as error:
-    raise FolderError(f'{_LEDGER} is damaged: {error}') from None
+    raise FolderError(f'{run_directory.LEDGER} is damaged: {error}') from None
+  summary = read_json(path, run_directory.SUMMARY)
+  if not isinstance(summary, dict):
+    raise FolderError(f'{run_directory.SUMMARY} is damaged: it is no JSON object.')
+  problems = plan.ledger_problems(ledger)
+  rows = _rows(path, run_directory.METRICS) if ledger.num_rounds else []
+  if not problems:
+    problems += _metrics_problems(plan, ledger, rows)
+  problems += _clients_problems(path, ledger, values.delta)
+  problems += _summary_problems(summary, ledger, rows, run)
+  problems += _model_problems(path, plan)
+  resolved = run['resolved']
+  facts = plan.facts(
+      algorithm=values.algorithm,
+      tuning=values.tuning,
+      test_set=resolved['test_set'],
+      tests=sum(bool(row.get('test_accuracy')) for row in rows),
+      public_data=resolved['public_data'],
+      post_processing=methods.post_processing(values),
+  )
   provenance = {
       'code': {'quap_tff': quap_tff.__version__, 'source_sha256': source_digest()},
+      'run': {
+          'dataset': values.dataset,
+          'features': values.features,
+          'model': resolved['model'],
+          'test_accuracy': summary.get('test_accuracy'),
+          'date': summary.get('date'),
+      },
+      'noise_multiplier': plan.config.noise_multiplier,
+      'divisor': plan.config.divisor,
       'config_sha256': certificates.digest(run['identity']),
-      'files_sha256': files,
+      'schedule_sha256': certificates.digest([cohort.tolist() for cohort in plan.schedule]),
+      'data_commitment': resolved['data_commitment'],
+      'files_sha256': {name: file_digest(path, name) for name in _bound(path)},
   }
-  return Evidence(ledger, run['identity'], provenance, _exact_columns(path))
+  return Evidence(plan, ledger, facts, provenance, problems, _warnings(path))
 
 
-def write(path: str, facts: certificates.Facts) -> Dict[str, Any]:
+def _plan(run):
+  """The run's plan and its flags, as attributes, from run.json."""
+  try:
+    defaults = {name: experiment_flags.VALUES[name].default for name in experiment_flags.all_values()}
+    values = types.SimpleNamespace(**{**defaults, **run['identity']})
+    resolved = run['resolved']
+    model = layers_lib.ModelShape(
+        tuple(layers_lib.Layer(one['name'], tuple(one['indices']), one['is_dense']) for one in resolved['layers']),
+        tuple(resolved['sizes']),
+    )
+    for name in ('test_set', 'public_data', 'data_commitment', 'model'):
+      if not isinstance(resolved[name], str):
+        raise ValueError(f'{name} is no text')
+    if not methods.parse(values.algorithm).gives_certificate:
+      raise FolderError(f'{run_directory.RUN}: a run of --algorithm={values.algorithm} has no certificate.')
+    unknown = set(run['identity']) - set(defaults)
+    if unknown:
+      raise ValueError(f'unknown flags {sorted(unknown)}')
+    plan = methods.plan_of(values, resolved['num_clients'], model, resolved['test_is_of_clients'])
+  except FolderError:
+    raise
+  except (KeyError, TypeError, ValueError, AttributeError) as error:
+    raise FolderError(f'{run_directory.RUN} is damaged, or its flags do not go together: {error}') from None
+  return plan, values
+
+
+def _bound(path) -> List[str]:
+  """All files in the folder, by relative path, that a certificate is bound to."""
+  names = []
+  for folder, folders, files in os.walk(path):
+    relative = os.path.relpath(folder, path)
+    if relative == '.':
+      folders[:] = [name for name in folders if name != run_directory.CHECKPOINTS]
+    names += [os.path.normpath(os.path.join(relative, name)) for name in files]
+  return sorted(set(names) - {*_OWN, run_directory.LOCK})
+
+
+def _warnings(path) -> List[str]:
+  folder = os.path.join(path, run_directory.CHECKPOINTS)
+  if not os.path.isdir(folder):
+    return []
+  return [
+      f'{folder} holds the state of the run, and in it the seed of the noise: whoever has it can subtract the noise. Do '
+      'not hand it out; --publish copies everything else.'
+  ]
+
+
+def _rows(path, name) -> List[Dict[str, str]]:
+  try:
+    with open(os.path.join(path, name), newline='', encoding='utf-8') as f:
+      rows = list(csv.DictReader(f))
+  except (OSError, ValueError, csv.Error) as error:
+    raise FolderError(f'{name} cannot be read: {error}') from None
+  if any(None in row or None in row.values() for row in rows):
+    raise FolderError(f'{name} is damaged: its rows are of different lengths.')
+  return rows
+
+
+def _metrics_problems(plan, ledger, rows) -> List[str]:
+  """Where metrics.csv has a column that no certificate covers, or a figure that is not the ledger's."""
+  name = run_directory.METRICS
+  found = [
+      f'{name}: {column} is an exact function of clients\' data, or not known not to be.'
+      for column in (rows[0] if rows else ()) if column not in plan.public_metrics | _OF_LOOP
+  ]
+  if [row.get('round') for row in rows] != [str(number) for number in range(1, ledger.num_rounds + 1)]:
+    return found + [f'{name} does not hold one row for each of the ledger\'s {ledger.num_rounds} rounds.']
+  for row, expected in zip(rows, _expected_rows(plan, ledger)):
+    for column, value in expected.items():
+      if column in row and not _is_close(row[column], value):
+        found.append(f'{name}: {column} of round {row["round"]} is {row[column]}, the ledger gives {value:g}.')
+    accuracy = row.get('test_accuracy')
+    if accuracy and not 0 <= _number(accuracy) <= 1:
+      found.append(f'{name}: test_accuracy of round {row["round"]} is {accuracy}.')
+  return found
+
+
+def _expected_rows(plan, ledger) -> Iterator[Dict[str, float]]:
+  """What metrics.csv must say of each round, from the ledger."""
+  config, state = plan.config, ledger.state_dict()
+  participation = participations.initial_state(config.participation, config.num_clients)
+  spent = np.zeros(config.num_clients)
+  for index in range(ledger.num_rounds):
+    entries = slice(state['offsets'][index], state['offsets'][index + 1])
+    cohort, weights = state['clients'][entries], state['weights'][entries]
+    participation = participations.next_state(config.participation, participation, cohort, index + 1)
+    spent[cohort] += (weights / config.noise_multiplier)**2 + config.prices.count_cost * (weights > 0)
+    clip = state['clipping_norms'][index]
+    multiplier = config.noise_multiplier if (weights > 0).any() else 0.0
+    row = {
+        'cohort_size': len(cohort),
+        'clipping_norm': clip,
+        'noise_multiplier': multiplier,
+        'sigma': multiplier * clip / config.divisor,
+        'exhausted_clients': int((weights == 0).sum()),
+        'weight_mean': weights.mean() if len(weights) else 0.0,
+        'weight_min': weights.min() if len(weights) else 0.0,
+        'spent_max': spent.max() / config.prices.limit,
+    }
+    statistics = participations.statistics(config.participation, participation, index + 1)
+    yield {**row, **{f'participation_{key}': float(value) for key, value in statistics.items()}}
+
+
+def _clients_problems(path, ledger, delta) -> List[str]:
+  """Where clients.csv is not what the ledger gives."""
+  name = run_directory.CLIENTS
+  rows = _rows(path, name)
+  found = [
+      f'{name}: {column} is an exact function of clients\' data, or not known not to be.'
+      for column in (rows[0] if rows else ()) if column not in _CLIENT_COLUMNS
+  ]
+  if found:
+    return found
+  if len(rows) != ledger.num_clients or (rows and list(rows[0]) != _CLIENT_COLUMNS):
+    return [f'{name} must hold {", ".join(_CLIENT_COLUMNS)} of each of the {ledger.num_clients} clients.']
+  epsilon = accounting.epsilon_by_client(ledger, delta)
+  for client, row in enumerate(rows):
+    expected = {'client': client, 'rounds': ledger.rounds[client], 'formal_epsilon': epsilon[client]}
+    wrong = [key for key, value in expected.items() if not _is_close(row[key], value)]
+    found += [f'{name}: {key} of client {client} is {row[key]}, the ledger gives {expected[key]:g}.' for key in wrong]
+  return found
+
+
+def _summary_problems(summary, ledger, rows, run) -> List[str]:
+  """Where summary.json is not what the other files give."""
+  name, identity = run_directory.SUMMARY, run['identity']
+  expected = {
+      'dataset': identity['dataset'],
+      'algorithm': identity['algorithm'],
+      'rounds': ledger.num_rounds,
+      'planned_rounds': identity['rounds'],
+      'finished': ledger.num_rounds == identity['rounds'],
+      'interrupted': False,
+      'nominal_epsilon_max': None,
+      'model_protected': True,
+      'seconds': None,
+  }
+  if rows and rows[-1].get('test_accuracy'):
+    expected['test_accuracy'] = _number(rows[-1]['test_accuracy'])
+  found = [
+      f'{name}: {key} is {summary.get(key)!r}, the other files give {value!r}.'
+      for key, value in expected.items() if summary.get(key, '') != value
+  ]
+  figures = summary.get('formal', {}).get('figures') if isinstance(summary.get('formal'), dict) else None
+  exact = [
+      figure.get('epsilon_max') for figure in figures or []
+      if isinstance(figure, dict) and figure.get('accountant') == 'gaussian_exact'
+  ]
+  largest = float(accounting.epsilon_by_client(ledger, identity['delta']).max())
+  if len(exact) != 1 or not _is_close(exact[0], largest):
+    found.append(f'{name}: the exact formal ε is {exact}, the ledger gives {largest:g}.')
+  return found
+
+
+def _model_problems(path, plan) -> List[str]:
+  """Where the model is not one of the shape that the flags give."""
+  try:
+    with zipfile.ZipFile(os.path.join(path, run_directory.MODEL)) as archive:
+      with archive.open('model.weights.h5') as f, h5py.File(f, 'r') as weights:
+        sizes = []
+        weights.visititems(lambda _, item: sizes.append(int(item.size)) if hasattr(item, 'shape') else None)
+  except Exception as error:  # h5py and zipfile raise nearly anything for a damaged file.
+    raise FolderError(f'{run_directory.MODEL} cannot be read: {error}') from None
+  if sorted(sizes) != sorted(plan.model.sizes):
+    return [
+        f'{run_directory.MODEL} holds tensors of {sorted(sizes)} weights, {run_directory.RUN} says '
+        f'{sorted(plan.model.sizes)}.'
+    ]
+  return []
+
+
+def _number(text) -> float:
+  try:
+    return float(text)
+  except (TypeError, ValueError):
+    return math.nan
+
+
+def _is_close(found, expected) -> bool:
+  return math.isclose(_number(found), expected, rel_tol=_CLOSE, abs_tol=1e-9)
+
+
+def write(path: str, signing_key: Optional[str] = None) -> Dict[str, Any]:
   """Issues the certificate of a run that has ended and writes it, the page first.
 
   Args:
     path: The run's folder, with its other files in place.
-    facts: What they do not tell.
+    signing_key: File with an Ed25519 private key that signs it.
 
   Returns:
     The certificate.
 
   Raises:
-    ValueError: If the run has none; nothing is written then. `FolderError` if a file lacks.
+    ValueError: If the run has none; then none is left in the folder. `FolderError` if a file is missing or damaged.
   """
+  remove(path)
   evidence = read_evidence(path)
-  problems = folder_problems(evidence, facts)
-  if problems:
-    raise ValueError(f'This run cannot be certified. {" ".join(problems)}')
-  certificate = certificates.issue(evidence.ledger, facts, evidence.provenance)
+  if evidence.problems:
+    raise ValueError(f'This run cannot be certified. {" ".join(evidence.problems)}')
+  certificate = certificates.issue(evidence.ledger, evidence.facts, evidence.provenance)
   text = json.dumps(certificate, indent=2, ensure_ascii=False, allow_nan=False) + '\n'
-  for name, content in ((PAGE, certificate_page.render(certificate)), (CERTIFICATE, text)):
-    unfinished = os.path.join(path, name + '.part')
+  contents = {PAGE: certificate_page.render(certificate)}
+  if signing_key is not None:
+    signature = read_private_key(signing_key).sign(text.encode())
+    contents[SIGNATURE] = base64.b64encode(signature).decode() + '\n'
+  for name, content in {**contents, CERTIFICATE: text}.items():
+    unfinished = os.path.join(path, name + run_directory.UNFINISHED)
     with open(unfinished, 'w', encoding='utf-8') as f:
       f.write(content)
     os.replace(unfinished, os.path.join(path, name))
@@ -99,22 +339,52 @@ def write(path: str, facts: certificates.Facts) -> Dict[str, Any]:
 
 
 def remove(path: str):
-  """Removes the certificate and its page, of a run that has gone on since."""
-  for name in (CERTIFICATE, PAGE):
+  """Removes the certificate, its page and its signature."""
+  for name in _OWN:
     if os.path.exists(os.path.join(path, name)):
       os.remove(os.path.join(path, name))
 
 
-def folder_problems(evidence: Evidence, facts: certificates.Facts) -> List[str]:
-  """Where the folder's other files contradict the facts, a sentence each."""
-  found = [f'{name} is an exact function of clients\' data, or not known not to be.' for name in evidence.exact_columns]
-  for name in ('algorithm', 'epsilon', 'delta'):
-    flag = evidence.identity.get(name)
-    if flag != getattr(facts, name):
-      found.append(f'{_RUN}: --{name} is {flag!r}, the certificate is for {getattr(facts, name)!r}.')
-  if evidence.identity.get('noise_seed') is not None:
-    found.append(f'{_RUN}: --noise_seed is given; a seed that is known takes the noise away.')
-  return found
+def read_private_key(path: str) -> Any:
+  """The Ed25519 private key in a PEM file; raises `ValueError` that says what is wrong."""
+  return _read_key(path, lambda content: serialization.load_pem_private_key(content, None), 'Ed25519PrivateKey')
+
+
+def read_public_key(path: str) -> Any:
+  """The Ed25519 public key in a PEM file; raises `ValueError` that says what is wrong."""
+  return _read_key(path, serialization.load_pem_public_key, 'Ed25519PublicKey')
+
+
+def _read_key(path, load, kind):
+  try:
+    with open(path, 'rb') as f:
+      key = load(f.read())
+  except OSError as error:
+    raise ValueError(f'The key {path} cannot be read: {error.strerror}.') from None
+  except Exception as error:  # cryptography raises errors of its own, and TypeError for a key with a password.
+    raise ValueError(f'{path} holds no key without a password in PEM form: {error}') from None
+  if not isinstance(key, getattr(ed25519, kind)):
+    raise ValueError(f'{path} must hold an {kind}, found {type(key).__name__}.')
+  return key
+
+
+def signature_problems(path: str, public_key: str) -> List[str]:
+  """What is wrong with the signature of the folder's certificate under a public key, a sentence each."""
+  key = read_public_key(public_key)
+  try:
+    with open(os.path.join(path, CERTIFICATE), 'rb') as f:
+      content = f.read()
+    with open(os.path.join(path, SIGNATURE), 'rb') as f:
+      signature = base64.b64decode(f.read(), validate=False)
+  except FileNotFoundError:
+    return [f'{path} holds no {SIGNATURE}: the certificate is not signed.']
+  except (OSError, ValueError) as error:
+    return [f'{SIGNATURE} is damaged: {error}']
+  try:
+    key.verify(signature, content)
+  except Exception:  # cryptography.exceptions.InvalidSignature
+    return [f'{SIGNATURE} is no signature of {CERTIFICATE} by the key in {public_key}.']
+  return []
 
 
 def page_differs(path: str, certificate: Mapping[str, Any]) -> bool:
@@ -129,15 +399,25 @@ def page_differs(path: str, certificate: Mapping[str, Any]) -> bool:
 
 
 def read_json(path: str, name: str) -> Any:
-  """A JSON file in the folder; `FolderError` if it lacks or is damaged, or holds a number that is not finite."""
+  """A JSON file in the folder.
+
+  Raises:
+    FolderError: If it is missing or damaged, holds a number that is not finite, or a key twice.
+  """
   def finite(text):
     if not math.isfinite(float(text)):
       raise ValueError(f'{text} is no finite number')
     return float(text)
 
+  def once(pairs):
+    value = dict(pairs)
+    if len(value) != len(pairs):
+      raise ValueError('a key appears twice')
+    return value
+
   try:
     with open(os.path.join(path, name), encoding='utf-8') as f:
-      return json.load(f, parse_float=finite, parse_constant=finite)
+      return json.load(f, parse_float=finite, parse_constant=finite, object_pairs_hook=once)
   except FileNotFoundError:
     raise FolderError(f'{path} holds no {name}.') from None
   except (OSError, ValueError, RecursionError) as error:
@@ -151,13 +431,12 @@ def file_digest(path: str, name: str) -> str:
     with open(os.path.join(path, name), 'rb') as f:
       for block in iter(lambda: f.read(1 << 20), b''):
         found.update(block)
-  except FileNotFoundError:
-    raise FolderError(f'{path} holds no {name}.') from None
   except OSError as error:
     raise FolderError(f'{name} cannot be read: {error}') from None
   return found.hexdigest()
 
 
+@functools.lru_cache(maxsize=1)
 def source_digest(root: Optional[str] = None) -> str:
   """SHA-256 over path and content of every Python file of the program, in the order of their paths."""
   base = pathlib.Path(root) if root is not None else pathlib.Path(quap_tff.__file__).resolve().parents[1]
@@ -166,16 +445,3 @@ def source_digest(root: Optional[str] = None) -> str:
     content = hashlib.sha256((base / path).read_bytes()).hexdigest()
     found.update(f'{content}  {path}\n'.encode())
   return found.hexdigest()
-
-
-def _exact_columns(path) -> List[str]:
-  found = []
-  for name, public in PUBLIC_COLUMNS.items():
-    try:
-      with open(os.path.join(path, name), newline='', encoding='utf-8') as f:
-        found += [f'{name}: {column}' for column in next(csv.reader(f), []) if column not in public]
-    except FileNotFoundError:
-      pass
-    except (OSError, ValueError, csv.Error) as error:
-      raise FolderError(f'{name} is damaged: {error}') from None
-  return found

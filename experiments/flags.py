@@ -1,9 +1,11 @@
 """The flags of an experiment. Presets are `.flags` files of them, in `experiments/presets`.
 
 A flag that takes a spec (`name` or `name:key=value,…`) lists its choices from the registry that it is parsed with.
+Nothing here loads TensorFlow: `--help`, and most wrong flags, are answered at once.
 """
 
-from typing import Any, Dict
+import contextlib
+from typing import Any, Dict, Iterator, List, Sequence
 
 from absl import flags
 
@@ -11,9 +13,11 @@ from data import cohorts
 from data import datasets
 from data import features
 from data import partition
-from experiments import algorithms
+from experiments import command_line
+from experiments import methods
 from experiments import optimizers
-from quap_tff import budget
+from quap_tff import budgets
+from quap_tff import checks
 from quap_tff import clip_rules
 from quap_tff import config
 from quap_tff import gaussian
@@ -24,152 +28,274 @@ from quap_tff import postprocessing
 from quap_tff import registry
 from quap_tff.runtime import config as runtime_config
 
+VALUES = command_line.new_flags()
+
+# Far above what a machine can do in months; a typing error should not plan for years.
+_MOST_ROUNDS, _MOST_THREADS = 10**6, 1024
+
 
 def _names(choices) -> str:
   return ', '.join(choices)
 
 
-flags.DEFINE_string('dataset', 'digits', f'Dataset: {registry.describe(datasets.DATASETS)}.')
-flags.DEFINE_string(
-    'data_dir', None, 'Folder with the dataset\'s file (mnist.npz, cifar10.npz, …); without it, the download cache.'
+def _define(kind: str, name: str, *args, **kwargs):
+  getattr(flags, f'DEFINE_{kind}')(name, *args, flag_values=VALUES, **kwargs)
+
+
+_define('string', 'dataset', 'digits', f'Dataset: {registry.describe(datasets.DATASETS)}.')
+_define(
+    'string', 'data_dir', None,
+    'Folder with the dataset\'s file (mnist.npz, cifar10.npz, …); without it, the download cache.'
 )
-flags.DEFINE_integer('num_clients', None, 'Clients N. Default: 100, or all of a dataset with clients of its own.')
-flags.DEFINE_string(
-    'partition', 'dirichlet:alpha=0.5', f'How examples are shared out: {registry.describe(partition.PARTITIONS)}.'
+_define('integer', 'num_clients', None, 'Clients N. Default: 100, or all of a dataset with clients of its own.')
+_define(
+    'string', 'partition', 'dirichlet:alpha=0.5',
+    f'How examples are shared out: {registry.describe(partition.PARTITIONS)}.'
 )
-flags.DEFINE_string(
-    'features',
-    'none',
+_define(
+    'string', 'features', 'none',
     f'Fixed features in place of examples: {registry.describe(features.FEATURES)}. Computed once and kept.',
 )
-flags.DEFINE_string('model', 'auto', f'Model: {_names(models.MODELS)}; auto picks by the examples.')
-flags.DEFINE_string('compute_dtype', 'float32', 'float32 or bfloat16 arithmetic; weights are float32 either way.')
+_define('string', 'model', 'auto', f'Model: {_names(models.MODELS)}; auto picks by the examples.')
+_define('string', 'compute_dtype', 'float32', 'float32 or bfloat16 arithmetic; weights are float32 either way.')
 
-flags.DEFINE_string(
-    'participation',
-    'uniform',
-    f'Who takes part: {registry.describe(cohorts.PARTICIPATION_MODELS)}.',
+_define('string', 'participation', 'uniform', f'Who takes part: {registry.describe(cohorts.PARTICIPATION_MODELS)}.')
+_define(
+    'integer', 'cohort_size', None,
+    'Clients a round M, for models of fixed size. Default: 30% of the clients, at most 30.'
 )
-flags.DEFINE_integer(
-    'cohort_size', None, 'Clients a round M, for models of fixed size. Default: 30% of the clients, at most 30.'
-)
-flags.DEFINE_integer('rounds', 200, 'Planned rounds T: the budget is spread over them.')
-flags.DEFINE_integer('stop_after', None, 'Stop after this round; the budget is still that of --rounds.')
-flags.DEFINE_float(
-    'stop_at_accuracy', None, 'Stop at the first evaluation with this test accuracy, as the reference program does.'
+_define('integer', 'rounds', 200, 'Planned rounds T: the budget is spread over them.')
+_define('integer', 'stop_after', None, 'Stop after this round; the budget is still that of --rounds.')
+_define(
+    'float', 'stop_at_accuracy', None,
+    'Stop at the first evaluation with this test accuracy, as the reference program does.'
 )
 
-flags.DEFINE_string(
-    'algorithm',
-    'quap',
-    f'Method: {registry.describe(algorithms.ALGORITHMS)}. The flags of the mechanism below set the parts that a method '
-    'has; the rest of it is fixed. (pt_adp is an interpretation: the documents name PT-ADP and do not specify it.)',
+_define(
+    'string', 'algorithm', 'quap',
+    f'Method: {registry.describe(methods.METHODS)}. The flags of the mechanism below set the parts that a method has; '
+    'the rest of it is fixed, and a flag that a method does not use is refused on the command line. (pt_adp is an '
+    'interpretation: the documents name PT-ADP and do not specify it.)',
 )
-flags.DEFINE_float('epsilon', 6.0, 'Total budget ε_total, over --rounds.')
-flags.DEFINE_float('delta', 1e-5, 'δ: of one round in nominal figures, in total in formal ones.')
-flags.DEFINE_enum(
-    'calibration',
-    'documents',
-    algorithms.CALIBRATIONS,
+_define('float', 'epsilon', 6.0, 'Total budget ε_total, over --rounds.')
+_define('float', 'delta', 1e-5, 'δ: of one round in nominal figures, in total in formal ones.')
+_define(
+    'enum', 'calibration', 'documents', methods.CALIBRATIONS,
     'Noise: as the documents\' formula has it for each round\'s budget; or exact, the same scaled down until the '
-    'client that spends most spends ε_total at a total δ by exact accounting.',
+    'client that spends most spends ε_total at a total δ by exact accounting (for methods that noise every layer).',
 )
-flags.DEFINE_float('alpha', 0.5, 'α: how much more budget a client that is never there gets.')
-flags.DEFINE_float('beta', 2.0, 'β: how fast that fades with the participation rate.')
-flags.DEFINE_string(
-    'round_budget', 'cohort_mean_rate', f'Budget of a round: {_names(budget.ROUND_RULES)}.'
-)
-flags.DEFINE_string('participation_rate', 'cumulative', f'Participation rates: {_names(participation.RATES)}.')
-flags.DEFINE_float('ema_weight', 0.1, 'η: weight of the newest round in EMA rates.')
-flags.DEFINE_integer('warmup_rounds', 5, 'T_warm: rounds with the plain base budget.')
-flags.DEFINE_bool('count_during_warmup', True, 'Whether warm-up rounds count as participation.')
-flags.DEFINE_string(
-    'clip',
-    'quantile_ema',
+_define('float', 'alpha', 0.5, 'α: how much more budget a client that is never there gets.')
+_define('float', 'beta', 2.0, 'β: how fast that fades with the participation rate.')
+_define('string', 'round_budget', 'cohort_mean_rate', f'Budget of a round: {_names(budgets.ROUND_RULES)}.')
+_define('string', 'participation_rate', 'cumulative', f'Participation rates: {_names(participation.RATES)}.')
+_define('float', 'ema_weight', 0.1, 'η: weight of the newest round in EMA rates.')
+_define('integer', 'warmup_rounds', 5, 'T_warm: rounds with the plain base budget.')
+_define('bool', 'count_during_warmup', True, 'Whether warm-up rounds count as participation.')
+_define(
+    'string', 'clip', 'quantile_ema',
     f'Rule for the clipping norm: {registry.describe(clip_rules.RULES)}. (timing: current, previous.)',
 )
-flags.DEFINE_string('clip_scope', 'critical', f'What is clipped: {_names(config.CLIP_SCOPES)}.')
-flags.DEFINE_string('noise', 'server', f'Where Gaussian noise is added: {_names(config.PLACEMENTS)}.')
-flags.DEFINE_string(
-    'gaussian_calibration',
-    'classic',
+_define('string', 'clip_scope', 'critical', f'What is clipped: {_names(config.CLIP_SCOPES)}.')
+_define('string', 'noise', 'server', f'Where Gaussian noise is added: {_names(config.PLACEMENTS)}.')
+_define(
+    'string', 'gaussian_calibration', 'classic',
     f'Noise for (ε, δ): {_names(gaussian.CALIBRATIONS)}; classic holds for a round\'s ε up to 1 only.',
 )
-flags.DEFINE_string(
-    'critical_layers',
-    'final_dense',
+_define(
+    'string', 'critical_layers', 'final_dense',
     f'Clipped and noised layers: {_names(layers.SELECTIONS)}, or names with wildcards.',
 )
-flags.DEFINE_float('max_agg_norm', None, 'Bound on the norm of the noised mean update.')
-flags.DEFINE_string(
-    'update_scale', 'delta', f'Units of updates: {_names(config.UPDATE_SCALES)} (divided by the client learning rate).'
+_define('float', 'max_agg_norm', None, 'Bound on the norm of the noised mean update.')
+_define(
+    'string', 'update_scale', 'delta',
+    f'Units of updates: {_names(config.UPDATE_SCALES)} (divided by the client learning rate).'
 )
 
-flags.DEFINE_integer('local_epochs', 1, 'Passes over a client\'s examples in a round.')
-flags.DEFINE_integer('batch_size', 32, 'Examples in a local step.')
-flags.DEFINE_integer('max_local_steps', None, 'Most local steps of a client in a round.')
-flags.DEFINE_string(
-    'client_optimizer', 'sgd:learning_rate=0.05', f'Local optimizer: {registry.describe(optimizers.OPTIMIZERS)}.'
+_define('integer', 'local_epochs', 1, 'Passes over a client\'s examples in a round.')
+_define('integer', 'batch_size', 32, 'Examples in a local step.')
+_define('integer', 'max_local_steps', None, 'Most local steps of a client in a round.')
+_define(
+    'string', 'client_optimizer', 'sgd:learning_rate=0.05',
+    f'Local optimizer: {registry.describe(optimizers.OPTIMIZERS)}.'
 )
-flags.DEFINE_float('client_learning_rate_decay', 1.0, 'Factor of the local learning rate from round to round.')
-flags.DEFINE_float('proximal_strength', 0.0, 'FedProx: weight of the pull toward the global model.')
-flags.DEFINE_string('server_optimizer', 'sgd:learning_rate=1.0', 'Server optimizer; the same choices.')
+_define('float', 'client_learning_rate_decay', 1.0, 'Factor of the local learning rate from round to round.')
+_define('float', 'proximal_strength', 0.0, 'FedProx: weight of the pull toward the global model.')
+_define('string', 'server_optimizer', 'sgd:learning_rate=1.0', 'Server optimizer; the same choices.')
 
-flags.DEFINE_string(
-    'averaging',
-    'none',
+_define(
+    'string', 'averaging', 'none',
     'The weights that are tested and published, out of those of all rounds: '
     f'{registry.describe(postprocessing.AVERAGINGS)}.',
 )
-flags.DEFINE_float('shrinkage', 1.0, 'Factor in (0, 1] on the weights that are tested and published.')
-flags.DEFINE_bool(
-    'client_metrics',
-    None,
-    'Whether training loss and accuracy, norms and the like are logged. They are exact functions of clients\' data: '
-    'logged beside a model, they leave the release without a finite ε. Default: yes, except with certified, which with '
-    'them is not certified.',
+_define('float', 'shrinkage', 1.0, 'Factor in (0, 1] on the weights that are tested and published.')
+_define(
+    'bool', 'client_metrics', None,
+    'Whether training loss and accuracy, norms, running times and the like are logged. They are exact functions of '
+    'clients\' data: logged beside a model, they leave the release without a finite ε. Default: yes, except with '
+    'certified.',
 )
-flags.DEFINE_string(
-    'tuning',
+_define(
+    'string', 'tuning',
     'Not stated. The guarantee is that of this run, if its constants were chosen without these clients\' data.',
     'How the constants of a certified run were chosen, a sentence for its certificate.',
 )
 
-flags.DEFINE_integer('seed', 42, 'Of partition, cohorts, initial weights, shuffles and dropout.')
-flags.DEFINE_integer('noise_seed', None, 'Of the noise, for reproducible runs; without it, from the operating system.')
+_define('integer', 'seed', 42, 'Seed of partition, cohorts, initial weights, shuffles and dropout.')
+_define(
+    'integer', 'noise_seed', None,
+    'Seed of the noise, for reproducible experiments: whoever knows it can subtract the noise. Default: drawn from the '
+    'operating system.'
+)
 
-flags.DEFINE_string('runtime', 'in_process', f'Where TFF computations run: {_names(runtime_config.KINDS)}.')
-flags.DEFINE_string('device', 'auto', f'{_names(runtime_config.DEVICES)}; auto: GPUs if there are any.')
+_define('string', 'runtime', 'in_process', f'Where TFF computations run: {_names(runtime_config.KINDS)}.')
+_define('string', 'device', 'auto', f'{_names(runtime_config.DEVICES)}; auto: GPUs if there are any.')
 
 # What only says how a run is watched and kept: a resumed run may change these.
 _CONTROL_NAMES = (
-    'data_dir', 'stop_after', 'stop_at_accuracy', 'output_dir', 'checkpoint_every', 'eval_every', 'num_threads',
-    'worker_addresses', 'progress',
+    'help', 'data_dir', 'stop_after', 'stop_at_accuracy', 'output_dir', 'checkpoint_every', 'keep_checkpoints',
+    'signing_key', 'eval_every', 'num_threads', 'worker_addresses', 'progress',
 )
-flags.DEFINE_string(
-    'output_dir', None, 'Folder of the run; an unfinished run in it is taken up. Default: nothing kept.'
+_define(
+    'string', 'output_dir', None,
+    'Folder of the run; an unfinished run in it is continued. Default: nothing is kept.'
 )
-flags.DEFINE_integer('checkpoint_every', 10, 'Rounds from one checkpoint to the next.', lower_bound=1)
-flags.DEFINE_integer(
-    'eval_every', 1, 'Rounds from one test to the next; the last round is always tested.', lower_bound=1
+_define('integer', 'checkpoint_every', 10, 'Rounds from one checkpoint to the next.', lower_bound=1)
+_define(
+    'bool', 'keep_checkpoints', False,
+    'Keep the checkpoints of a run that has reached its last planned round. They hold the seed of its noise.'
 )
-flags.DEFINE_integer('num_threads', None, 'Clients that run at once in process. Default: one for each core.')
-flags.DEFINE_integer('num_workers', 2, 'Workers to start with --runtime=workers.')
-flags.DEFINE_list('worker_addresses', [], 'host:port of running workers, for --runtime=workers.')
-flags.DEFINE_enum(
-    'progress', 'auto', ['auto', 'bar', 'lines', 'none'], 'How progress is shown; auto: a bar on a terminal.'
+_define(
+    'string', 'signing_key', None,
+    'File with an Ed25519 private key (PEM) that signs the certificate of a certified run.'
 )
+_define(
+    'integer', 'eval_every', 1, 'Rounds from one test to the next; the last round is always tested.', lower_bound=1
+)
+_define(
+    'integer', 'num_threads', None, 'Clients that run at once in process. Default: one for each core.',
+    upper_bound=_MOST_THREADS
+)
+_define('integer', 'num_workers', 2, 'Workers to start with --runtime=workers.', upper_bound=_MOST_THREADS)
+_define('list', 'worker_addresses', [], 'host:port of running workers, for --runtime=workers.')
+_define(
+    'enum', 'progress', 'auto', ['auto', 'bar', 'lines', 'none'], 'How progress is shown; auto: a bar on a terminal.'
+)
+
+# Flags that only one runtime uses.
+_OF_RUNTIME = {'num_threads': 'in_process', 'num_workers': 'workers', 'worker_addresses': 'workers'}
+
+
+def parse(argv: Sequence[str]) -> List[str]:
+  """Sets the flags from `argv[1:]`; see `command_line.parse`."""
+  return command_line.parse(VALUES, argv)
+
+
+@contextlib.contextmanager
+def parsed(arguments: Sequence[str]) -> Iterator[flags.FlagValues]:
+  """The flags as a command line with these arguments would set them; they have their defaults again afterwards.
+
+  Raises:
+    ValueError: For an unknown flag, a value of the wrong type, or an argument that is no flag.
+  """
+  try:
+    command_line.refuse_arguments(parse(['train', *arguments]))
+    yield VALUES
+  finally:
+    for name in VALUES:
+      VALUES[name].unparse()
 
 
 def all_values() -> Dict[str, Any]:
   """Every flag of an experiment and its value, by name."""
-  module_flags = flags.FLAGS.flags_by_module_dict()[__name__]
-  return {flag.name: flag.value for flag in module_flags}
+  return {name: value for name, value in VALUES.flag_values_dict().items() if name not in ('help', 'h')}
 
 
 def identity() -> Dict[str, Any]:
-  """The flags that say what is computed: they must be the same for a run to be resumed."""
+  """The flags that say what is computed: they must be the same for a run to be resumed.
+
+  Those that the method does not use have no part in it.
+  """
   values = all_values()
   # Sums are merged worker by worker: their number, not where they are, is part of the result.
   values['num_workers'] = len(values['worker_addresses']) or values['num_workers']
-  return {name: value for name, value in values.items() if name not in _CONTROL_NAMES}
+  unused = methods.parse(VALUES.algorithm).unused
+  return {name: value for name, value in values.items() if name not in _CONTROL_NAMES and name not in unused}
+
+
+def check(given: Sequence[str] = ()) -> methods.Method:
+  """Checks all that can be told to be wrong with the flags alone, without data and without TensorFlow.
+
+  Args:
+    given: Names of flags that were given on the command line itself: those that would have no effect are refused.
+      Flag files may hold them: a preset serves several methods.
+
+  Returns:
+    The method.
+
+  Raises:
+    ValueError: For a flag that is wrong by itself or beside the others; the message names it.
+  """
+  values = VALUES
+  method = methods.parse(values.algorithm)
+  dataset = registry.parse_spec('dataset', values.dataset, datasets.DATASETS)
+  chosen = registry.parse_spec('participation model', values.participation, cohorts.PARTICIPATION_MODELS)
+  averaging = registry.parse_spec('averaging', values.averaging, postprocessing.AVERAGINGS)
+  features.parse(values.features)
+  partition.parse(values.partition)  # Also where a dataset with clients of its own does not use it.
+  for kind in ('client', 'server'):
+    registry.parse_spec(f'{kind} optimizer', getattr(values, f'{kind}_optimizer'), optimizers.OPTIMIZERS)
+  if values.model != 'auto':
+    registry.lookup('model', values.model, models.MODELS)
+  checks.integer('rounds', values.rounds, at_least=1, at_most=_MOST_ROUNDS)
+  if values.stop_after is not None:
+    checks.integer('stop_after', values.stop_after, at_least=1, at_most=values.rounds)
+  if values.stop_at_accuracy is not None:
+    checks.number('stop_at_accuracy', values.stop_at_accuracy, above=0, at_most=1)
+  checks.integer('seed', values.seed, at_least=0, at_most=2**63 - 1)
+  for name in ('num_clients', 'cohort_size', 'num_threads'):
+    if values[name].value is not None:
+      checks.integer(name, values[name].value, at_least=1)
+  checks.number('shrinkage', values.shrinkage, above=0, at_most=1)
+  if method.noise_of_its_own or values.noise != 'none':
+    checks.number('epsilon', values.epsilon, at_least=1e-6)
+  runtime_config.RuntimeConfig(
+      kind=values.runtime, device=values.device, num_threads=values.num_threads, num_workers=values.num_workers,
+      worker_addresses=tuple(values.worker_addresses),
+  )
+  mechanism = method.configure(values, 1)  # For any population.
+  if values.runtime == 'workers' and not method.aggregates_once(mechanism):
+    raise ValueError(
+        f'--runtime=workers aggregates once in a round, and algorithm {values.algorithm!r} takes two aggregations with '
+        f'clip rule {values.clip!r}: this round\'s norms give the clipping norm that clips this round. Use '
+        'quantile_ema with timing=previous and an initial_clip, another clip rule, or another runtime.'
+    )
+  _refuse_without_effect(given, method, dataset, chosen, averaging)
+  return method
+
+
+def _refuse_without_effect(given, method, dataset, chosen, averaging):
+  values = VALUES
+  given = [name[2:] if name not in values and name.startswith('no') else name for name in given]
+  for name in given:
+    if name in method.unused:
+      raise ValueError(
+          f'--{name}: the method {values.algorithm.partition(":")[0]!r} does not use this flag. Leave it out, or choose '
+          'another --algorithm.'
+      )
+    if name in _OF_RUNTIME and values.runtime != _OF_RUNTIME[name]:
+      raise ValueError(f'--{name} is for --runtime={_OF_RUNTIME[name]} only, and this run has {values.runtime!r}.')
+  if 'partition' in given and dataset.has_own_clients:
+    raise ValueError(f'--partition: the dataset {values.dataset!r} has clients of its own and is not shared out.')
+  if 'cohort_size' in given and chosen.ignores_cohort_size:
+    raise ValueError(
+        f'--cohort_size: cohorts of participation model {values.participation!r} have a size of their own. Leave it out.'
+    )
+  if 'warmup_rounds' in given and values.warmup_rounds >= values.rounds:
+    raise ValueError(
+        f'warmup_rounds must be less than --rounds={values.rounds}, found {values.warmup_rounds}: budgets would never '
+        'follow participation.'
+    )
+  if 'averaging' in given and getattr(averaging, 'start', 1) > values.rounds:
+    raise ValueError(
+        f'--averaging={values.averaging} starts after the last of --rounds={values.rounds}: nothing would be averaged.'
+    )

@@ -3,13 +3,14 @@
 A new one is a dataclass and a line in `OPTIMIZERS`.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from typing import Optional
 
-import tensorflow_federated as tff
-
 from quap_tff import checks
 from quap_tff import registry
+from quap_tff.lazy import tff
 
 
 @dataclasses.dataclass(frozen=True)

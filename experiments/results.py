@@ -1,6 +1,7 @@
-"""What a run leaves when it ends: the model, the ledger, a row for each client, a plot, and last the summary."""
+"""What a run leaves when it ends: the model, the ledger, a row for each client, a plot, a summary, a certificate."""
 
 import csv
+import datetime
 import math
 import sys
 from typing import Any, Dict, Optional
@@ -10,60 +11,37 @@ import numpy as np
 import tensorflow as tf
 
 from experiments import certificates
+from experiments import methods
 from experiments import plots
 from experiments import run_directory
 from experiments import setup
 from experiments import training
-from quap_tff import accounting
 from quap_tff import models
+from quap_tff import plans
 
 _PREDICTION_BATCH = 512
-
-
-def formal_report(experiment: setup.Experiment, result: training.Result) -> accounting.FormalReport:
-  """The formal figures of the run so far."""
-  method = experiment.method
-  return accounting.formal_report(
-      result.ledger, experiment.delta, method.protection, _sampler(experiment), method.noise_note
-  )
-
-
-def _sampler(experiment: setup.Experiment) -> accounting.Sampler:
-  cohorts, method = experiment.cohorts, experiment.method
-  fixed_size = cohorts.sampling == 'fixed_size'
-  return accounting.Sampler(
-      kind=cohorts.sampling,
-      rates=cohorts.inclusion_rates,
-      cohort_size=cohorts.population.cohort_size if fixed_size else None,
-      constant_divisor=method.constant_divisor or fixed_size,
-      constant_noise_multiplier=method.constant_noise_multiplier,
-      noises_empty_rounds=method.noises_empty_rounds,
-  )
 
 
 def summary(
     experiment: setup.Experiment,
     values: flags.FlagValues,
     result: training.Result,
-    report: accounting.FormalReport,
+    report: plans.Report,
     directory: Optional[run_directory.RunDirectory],
 ) -> Dict[str, Any]:
-  """What the last line of standard output holds. Nominal figures that the method has not are null."""
-  ledger, has_nominal = result.ledger, experiment.method.has_nominal
+  """What the last line of standard output holds."""
   return {
       'dataset': values.dataset,
       'algorithm': values.algorithm,
       'rounds': result.round_num,
       'planned_rounds': experiment.planned_rounds,
+      'finished': result.round_num >= experiment.planned_rounds,
       'test_accuracy': result.test['accuracy'],
       'test_loss': result.test['loss'] if math.isfinite(result.test['loss']) else None,
-      'nominal_epsilon_max': float(ledger.epsilon.max()) if has_nominal else None,
-      'nominal_epsilon_mean': float(ledger.epsilon.mean()) if has_nominal else None,
-      'nominal_delta_max': float(ledger.delta.max()) if has_nominal else None,
-      'model_protected': experiment.method.protection.model_protected,
-      'formal': report.as_dict(),
+      **report.as_dict(),
       'interrupted': result.interrupted,
       'seconds': round(result.seconds, 3),
+      'date': datetime.date.today().isoformat(),
       'output_dir': directory.path if directory is not None else None,
   }
 
@@ -72,65 +50,55 @@ def write(
     experiment: setup.Experiment,
     values: flags.FlagValues,
     result: training.Result,
-    report: accounting.FormalReport,
+    report: plans.Report,
     directory: run_directory.RunDirectory,
     its_summary: Dict[str, Any],
 ):
-  """Writes everything into the run's folder; where the summary stands, the others are there."""
+  """Writes everything into the run's folder, the summary after the files that it speaks of, the certificate last."""
   federation = experiment.federation
   model = models.build_keras_model(
       experiment.model, federation.input_shape, federation.num_classes, values.compute_dtype
   )
   result.weights.assign_weights_to(model)
-  with directory.replacing('final_model.keras') as path:
+  with directory.replacing(run_directory.MODEL) as path:
     model.save(path)
-  with directory.replacing('ledger.npz') as path:
+  with directory.replacing(run_directory.LEDGER) as path:
     np.savez(path, **result.ledger.state_dict())
-  with directory.replacing('clients.csv') as path:
+  with directory.replacing(run_directory.CLIENTS) as path:
     _write_clients(path, experiment, result, report, model)
   if result.round_num:
-    with directory.replacing('plot.png') as path:
+    with directory.replacing(run_directory.PLOT) as path:
       plots.plot_run(
-          directory.file('metrics.csv'),
+          directory.file(run_directory.METRICS),
           path,
           f'{federation.name}, {federation.num_clients} clients, {values.algorithm}, {result.round_num} rounds',
       )
-  _write_certificate(experiment, result, directory)
-  directory.write_summary(its_summary)
-
-
-def _write_certificate(experiment, result, directory):
-  """The certificate of a run that has one; says why where a method that gives certificates gives none."""
-  facts = experiment.method.certificate
-  if facts is None or result.interrupted:
+  # How long a run took depends on how much data clients have.
+  seconds = its_summary['seconds'] if experiment.client_metrics else None
+  directory.write_summary({**its_summary, 'seconds': seconds})
+  if not methods.parse(values.algorithm).gives_certificate:
     return
-  try:
-    certificates.write(directory.path, facts)
-  except ValueError as error:
+  if result.interrupted:
     certificates.remove(directory.path)
-    print(error, file=sys.stderr)
   else:
+    certificates.write(directory.path, values.signing_key)
     print(f'Certified: python -m experiments.verify {directory.path} checks it.', file=sys.stderr)
 
 
 def _write_clients(path, experiment, result, report, model):
-  """One row a client. The label mixes behind `test_accuracy` are clients' data: without client metrics, it lacks."""
+  """One row a client. Without client metrics, what follows from clients' data is left out."""
   clients, ledger = experiment.federation.clients, result.ledger
-  columns = {
-      'client': range(len(clients)),
-      'examples': [len(client) for client in clients],
-      'rounds': ledger.rounds,
-  }
-  if experiment.method.has_nominal:
-    columns.update(nominal_epsilon=ledger.epsilon, nominal_delta=ledger.delta)
-  if report.epsilon is not None:
+  columns = {'client': range(len(clients)), 'examples': [len(client) for client in clients], 'rounds': ledger.rounds}
+  if report.nominal_epsilon is not None:
+    columns.update(nominal_epsilon=report.nominal_epsilon, nominal_delta=report.nominal_delta)
+  if report.formal.epsilon is not None:
     # No cell where a round without noise leaves a client without a finite ε.
-    columns['formal_epsilon'] = ['' if math.isinf(epsilon) else epsilon for epsilon in report.epsilon]
+    columns['formal_epsilon'] = ['' if math.isinf(epsilon) else epsilon for epsilon in report.formal.epsilon]
   if experiment.client_metrics:
     columns['test_accuracy'] = client_accuracies(experiment, model)
   else:
     del columns['examples']
-  with open(path, 'w', newline='') as f:
+  with open(path, 'w', newline='', encoding='utf-8') as f:
     writer = csv.writer(f)
     writer.writerow(columns)
     writer.writerows(zip(*columns.values()))
@@ -140,7 +108,7 @@ def client_accuracies(experiment: setup.Experiment, model: tf.keras.Model) -> np
   """float64[N], the model's accuracy on the test set re-weighted to each client's own mix of labels.
 
   Σ_c s_i(c)·a(c), a(c) the accuracy on the test examples of class c and s_i(c) the share of c among client i's
-  examples, those of classes that the test set lacks left out; NaN for a client that has no others.
+  examples, those of classes that are not in the test set left out; NaN for a client that has no others.
   """
   federation = experiment.federation
   test, classes = federation.test, federation.num_classes
@@ -150,4 +118,3 @@ def client_accuracies(experiment: setup.Experiment, model: tf.keras.Model) -> np
   mixes = np.stack([np.bincount(client.y, minlength=classes) for client in federation.clients]) * (totals > 0)
   with np.errstate(invalid='ignore'):
     return mixes @ accuracies / mixes.sum(axis=1)
-

@@ -1,90 +1,168 @@
 """The folder of a run: what was asked, with what versions, how far it came. One process holds it at a time.
 
-    run.json                 every flag, the versions, the machine
+    run.json                 every flag, what the flags leave to the data, the versions, the machine
     metrics.csv              one row a round
-    checkpoints/round_<t>    server state, ledger and average of weights after round t
     tensorboard/             the rows again
+    checkpoints/             server state, ledger and average of weights after a round: secret, see below
     final_model.keras        the model with its last weights
     plot.png, summary.json   at the end
+
+Whoever has a checkpoint has the seed of the noise and can subtract it. The folder of checkpoints is readable by its
+owner only from the start, and is removed when the run has reached its last planned round.
 """
 
 import asyncio
 import contextlib
+import csv
 import fcntl
+import hashlib
 import json
 import os
 import platform
 import re
+import secrets
 import shutil
 import sys
-from typing import Any, Dict, Iterator, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
-import tensorflow as tf
-import tensorflow_federated as tff
 
 import quap_tff
+from quap_tff.lazy import tf
+from quap_tff.lazy import tff
+
+CHECKPOINTS = 'checkpoints'
+RUN, METRICS, SUMMARY, MODEL, LEDGER, CLIENTS, PLOT, TENSORBOARD = (
+    'run.json', 'metrics.csv', 'summary.json', 'final_model.keras', 'ledger.npz', 'clients.csv', 'plot.png',
+    'tensorboard'
+)
+UNFINISHED = '.part'
+LOCK = '.lock'
 
 _CHECKPOINTS_KEPT = 2
-_RUN = 'run.json'
-_UNFINISHED = '.part'
+_SALT = 'data_salt'
+_SALT_BYTES = 32
+_FOLDERS = (CHECKPOINTS, TENSORBOARD)
+_FILES = (RUN, METRICS, SUMMARY, MODEL, LEDGER, CLIENTS, PLOT)
+# What a run that was cut off before its first round may have left.
+_OF_THE_START = {LOCK, RUN + UNFINISHED, CHECKPOINTS}
 
 
 class RunDirectoryError(ValueError):
   """The output directory cannot be used for this run."""
 
 
-def check(path: str, identity: Mapping[str, Any]) -> bool:
-  """Whether `path` is a new run's folder; False for one that holds a run with this `identity`. Changes nothing.
+class Found(NamedTuple):
+  """What lies in an output directory.
+
+  Attributes:
+    is_new: Whether no run has been started in it.
+    finished: summary.json of a run that has reached its last planned round and whose checkpoints are gone; else None.
+  """
+
+  is_new: bool
+  finished: Optional[Dict[str, Any]]
+
+
+def check(path: str, identity: Mapping[str, Any]) -> Found:
+  """What lies in the folder, which must be a new run's or hold a run with this `identity`. Changes nothing.
 
   Raises:
-    RunDirectoryError: If it is neither; the message says which flags differ.
+    RunDirectoryError: If it is neither, or holds results of a run whose checkpoints are gone before its end.
   """
   path = _absolute(path)
   if not os.path.isdir(path):
     if os.path.lexists(path):
       raise RunDirectoryError(f'output_dir {path} is a file; give a folder.')
-    return True
+    return Found(True, None)
   try:
     names = set(os.listdir(path))
-    # What a run leaves that was killed before its run.json stood.
-    if not names - {'.lock', _RUN + _UNFINISHED}:
-      return True
-    with open(os.path.join(path, _RUN)) as f:
+    started = _has_checkpoint(path)
+    if not names - _OF_THE_START and not started:
+      return Found(True, None)
+    with open(os.path.join(path, RUN), encoding='utf-8') as f:
       kept = json.load(f)['identity']
     differing = _differences(kept, _through_json(identity))
   except (OSError, ValueError, KeyError, TypeError, AttributeError):
     raise RunDirectoryError(
-        f'output_dir {path} holds files, but no readable {_RUN} of an earlier run: give a new or empty folder.'
+        f'output_dir {path} holds files, but no readable {RUN} of an earlier run: give a new or empty folder.'
     ) from None
   if differing:
     raise RunDirectoryError(
-        f'output_dir {path} belongs to a run with other flags:{differing}\nGive the same flags to go on with it, or '
+        f'output_dir {path} belongs to a run with other flags:{differing}\nGive the same flags to continue it, or '
         'another folder.'
     )
-  return False
+  _check_kinds(path, names)
+  if started:
+    return Found(False, None)
+  summary = read_summary(path)
+  if summary is not None and summary.get('finished') is True:
+    return Found(False, summary)
+  results = sorted(names & set(_FILES) - {RUN})
+  if results:
+    raise RunDirectoryError(
+        f'output_dir {path} holds {", ".join(results)} of a run that has not reached its last planned round, and its '
+        f'checkpoints are gone. To train it again would release a second model of the same clients, and nothing would '
+        f'account for the first one. Put {CHECKPOINTS}/ back to continue it, or give another folder to start anew.'
+    )
+  return Found(False, None)
+
+
+def _check_kinds(path, names):
+  for name in sorted(names & {*_FILES, *_FOLDERS}):
+    if os.path.isdir(os.path.join(path, name)) != (name in _FOLDERS):
+      kind, found = ('folder', 'file') if name in _FOLDERS else ('file', 'folder')
+      raise RunDirectoryError(f'{os.path.join(path, name)} must be a {kind}, found a {found}. Move it away.')
+
+
+def _has_checkpoint(path) -> bool:
+  return any(re.fullmatch(r'round_\d+', name) for name in _names_in(os.path.join(path, CHECKPOINTS)))
+
+
+def _names_in(folder) -> List[str]:
+  return os.listdir(folder) if os.path.isdir(folder) else []
+
+
+def read_summary(path: str) -> Optional[Dict[str, Any]]:
+  """The folder's summary.json, or None if there is none that can be read."""
+  try:
+    with open(os.path.join(path, SUMMARY), encoding='utf-8') as f:
+      summary = json.load(f)
+    return summary if isinstance(summary, dict) else None
+  except (OSError, ValueError):
+    return None
 
 
 class RunDirectory:
   """A run's folder, locked for this process until `close`."""
 
-  def __init__(self, path: str, all_flags: Mapping[str, Any], identity: Mapping[str, Any]):
+  def __init__(
+      self,
+      path: str,
+      all_flags: Mapping[str, Any],
+      identity: Mapping[str, Any],
+      resolved: Mapping[str, Any],
+      data_digest: bytes,
+  ):
     """Takes the folder, making it if need be.
 
     Args:
       path: The folder: new, empty, or of a run with the same `identity`.
       all_flags: Every flag, to be written down.
       identity: The flags that say what is computed.
+      resolved: What the flags leave to the data.
+      data_digest: Of the clients' data. The folder keeps a commitment to it, with a secret salt: the digest itself
+        would confirm a guess of a client's data.
 
     Raises:
-      RunDirectoryError: If it holds something else, a run with other flags (the message says which differ), another
-        process is at work in it, or it cannot be written. Nothing has been written then.
+      RunDirectoryError: If it holds something else, a run with other flags or of other data, another process is at work
+        in it, or it cannot be written.
     """
     self.path = _absolute(path)
     check(self.path, identity)
     try:
       os.makedirs(self.path, exist_ok=True)
-      self._lock = open(self.file('.lock'), 'a')
+      self._lock = open(self.file(LOCK), 'a')
     except OSError as error:
       raise RunDirectoryError(f'output_dir {self.path} cannot be used: {error}.') from error
     try:
@@ -92,37 +170,82 @@ class RunDirectory:
     except OSError:
       self._lock.close()
       raise RunDirectoryError(f'Another process is training in {self.path}.') from None
-    # Again, now that no other process can change it.
-    self.is_new = check(self.path, identity)
-    if self.is_new:
-      run = {
-          'identity': _through_json(identity), 'flags': dict(all_flags), 'versions': _versions(), 'machine': _machine()
-      }
-      _write_json(self.file(_RUN), run)
-    self._remove_unfinished()
     self._loop = asyncio.new_event_loop()
-    self._states = tff.program.FileProgramStateManager(
-        self.file('checkpoints'), prefix='round_', keep_total=_CHECKPOINTS_KEPT, keep_first=False
-    )
+    try:
+      with _writing(self.path):
+        # Again, now that no other process can change it.
+        self.is_new = check(self.path, identity).is_new
+        self._make_checkpoints_folder()
+        resolved = {**resolved, 'data_commitment': self._commitment(data_digest)}
+        if self.is_new:
+          write_json(self.file(RUN), {
+              'identity': _through_json(identity), 'resolved': resolved, 'flags': dict(all_flags),
+              'versions': _versions(), 'machine': _machine(),
+          })
+        else:
+          self._check_resolved(resolved)
+        self._remove_unfinished()
+        self._states = tff.program.FileProgramStateManager(
+            self.file(CHECKPOINTS), prefix='round_', keep_total=_CHECKPOINTS_KEPT, keep_first=False
+        )
+    except BaseException:
+      self.close()
+      raise
     self._releases = None
 
   def file(self, name: str) -> str:
     """The path of a file in the folder."""
     return os.path.join(self.path, name)
 
+  def _make_checkpoints_folder(self):
+    with _private():
+      os.makedirs(self.file(CHECKPOINTS), exist_ok=True)
+    os.chmod(self.file(CHECKPOINTS), 0o700)
+
+  def _commitment(self, data_digest: bytes) -> str:
+    """SHA-256 of a secret salt and the digest: tells whether data are the same, and nothing of them to anybody else."""
+    path = os.path.join(self.file(CHECKPOINTS), _SALT)
+    if not os.path.exists(path):
+      with _private(), open(path + UNFINISHED, 'wb') as f:
+        f.write(secrets.token_bytes(_SALT_BYTES))
+      os.replace(path + UNFINISHED, path)
+    with open(path, 'rb') as f:
+      return hashlib.sha256(b'data of a run' + f.read() + data_digest).hexdigest()
+
+  def _check_resolved(self, resolved):
+    try:
+      with open(self.file(RUN), encoding='utf-8') as f:
+        kept = json.load(f)['resolved']
+      same_data = kept['data_commitment'] == resolved['data_commitment']
+    except (OSError, ValueError, KeyError, TypeError):
+      raise RunDirectoryError(
+          f'{self.file(RUN)} does not say what data its run has: it is of an older version. Give another folder.'
+      ) from None
+    if not same_data:
+      raise RunDirectoryError(
+          f'output_dir {self.path} belongs to a run on other data: the examples that were read now are not those that it '
+          'was started with. Give the --data_dir (and the files in it) of that run, or another folder.'
+      )
+    others = {name for name in {*kept, *resolved} if kept.get(name) != _through_json(resolved).get(name)}
+    if others:
+      raise RunDirectoryError(
+          f'output_dir {self.path} belongs to another run: {", ".join(sorted(others))} differ. Give another folder.'
+      )
+
   def _remove_unfinished(self):
-    """Removes what TFF's managers were writing, under a name of their own, when a run was killed."""
-    for folder in (self.path, self.file('checkpoints')):
-      for name in os.listdir(folder) if os.path.isdir(folder) else ():
-        if re.fullmatch(r'(round_\d+|metrics\.csv)_temp\d+', name):
+    """Removes what was being written, under a name of its own, when a run was killed."""
+    for folder in (self.path, self.file(CHECKPOINTS)):
+      for name in _names_in(folder):
+        if re.fullmatch(r'(round_\d+|metrics\.csv)_temp\d+|.+\.part(\.\w+)?', name):
           path = os.path.join(folder, name)
           shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
 
   def save(self, round_num: int, state: Any, records: Mapping[str, np.ndarray]):
-    """Keeps a checkpoint; it stands complete or not at all."""
-    if round_num not in (self._wait(self._states.get_versions()) or []):
-      leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(state)]
-      self._wait(self._states.save([leaves, [records[key] for key in sorted(records)]], round_num))
+    """Keeps a checkpoint; it is there complete or not at all."""
+    with _writing(self.path), _private():
+      if round_num not in (self._wait(self._states.get_versions()) or []):
+        leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(state)]
+        self._wait(self._states.save([leaves, [records[key] for key in sorted(records)]], round_num))
 
   def restore(
       self, state: Any, records: Mapping[str, np.ndarray]
@@ -134,7 +257,8 @@ class RunDirectory:
       records: Arrays by name, for the names.
 
     Raises:
-      RunDirectoryError: If the checkpoint cannot be read or is of another configuration.
+      RunDirectoryError: If the checkpoint cannot be read or is of another configuration, or the rows of its rounds are
+        not in metrics.csv.
     """
     versions = self._wait(self._states.get_versions())
     if not versions:
@@ -150,56 +274,113 @@ class RunDirectory:
       if 'same nested structure' in str(error):
         raise RunDirectoryError(other_configuration) from error
       raise RunDirectoryError(
-          f'{name} cannot be read ({error}). Remove that checkpoint to go on from an earlier one, or the folder to '
+          f'{name} cannot be read ({error}). Remove that checkpoint to continue from an earlier one, or the folder to '
           'start anew.'
       ) from error
     if [(np.shape(k), np.asarray(k).dtype) for k in kept] != [(e.shape, e.dtype) for e in expected]:
       raise RunDirectoryError(other_configuration)
+    self._keep_rows(round_num)
     return round_num, tf.nest.pack_sequence_as(state, kept), dict(zip(sorted(records), kept_records))
 
+  def _keep_rows(self, round_num: int):
+    """Checks that the rows of the first rounds are there, and makes TensorBoard's anew from them.
+
+    Rows of later rounds, left by a run that was cut off, are written again: in metrics.csv they are replaced, but in
+    TensorBoard's files they would appear twice.
+    """
+    rows = self._read_rows(round_num)
+    with _writing(self.path):
+      shutil.rmtree(self.file(TENSORBOARD), ignore_errors=True)
+      manager = tff.program.TensorBoardReleaseManager(self.file(TENSORBOARD)) if rows else None
+      for row in rows:
+        self._wait(manager.release(_finite({k: v for k, v in row.items() if k != 'round'}), int(row['round'])))
+
+  def _read_rows(self, round_num) -> List[Dict[str, float]]:
+    path = self.file(METRICS)
+    damaged = RunDirectoryError(
+        f'{path} is damaged: it must hold one row for each of the first {round_num} rounds, as numbers. Put it back, or '
+        'give another folder to start anew.'
+    )
+    if round_num == 0:
+      return []
+    try:
+      with open(path, newline='', encoding='utf-8') as f:
+        rows = [{name: float(value or 'nan') for name, value in row.items()} for row in csv.DictReader(f)]
+      rows = [row for row in rows if row['round'] <= round_num]
+    except (OSError, ValueError, KeyError, TypeError, csv.Error):
+      raise damaged from None
+    if [row['round'] for row in rows] != list(range(1, round_num + 1)):
+      raise damaged
+    return rows
+
   def log(self, round_num: int, row: Mapping[str, Any]):
-    """Writes a round's metrics; rows of the same or later rounds, left by a run that was cut off, go."""
-    if self._releases is None:
-      # Made with the first row: to make one writes a file, and a run that is finished already writes none.
-      self._releases = (
-          # Written whole and renamed into place: a kill leaves the old file or the new one.
-          tff.program.CSVFileReleaseManager(
-              self.file('metrics.csv'), save_mode=tff.program.CSVSaveMode.WRITE, key_fieldname='round'
-          ),
-          tff.program.TensorBoardReleaseManager(self.file('tensorboard')),
-      )
-    csv, tensorboard = self._releases
-    self._wait(csv.release(dict(row), round_num))
-    scalars = {key: value for key, value in row.items() if np.isfinite(value)}
-    self._wait(tensorboard.release(scalars, round_num))
+    """Writes a round's metrics; rows of the same or later rounds, left by a run that was cut off, are removed."""
+    with _writing(self.path):
+      if self._releases is None:
+        # Made with the first row: to make one writes a file, and a run that is finished already writes none.
+        self._releases = (
+            # Written whole and renamed into place: a kill leaves the old file or the new one.
+            tff.program.CSVFileReleaseManager(
+                self.file(METRICS), save_mode=tff.program.CSVSaveMode.WRITE, key_fieldname='round'
+            ),
+            tff.program.TensorBoardReleaseManager(self.file(TENSORBOARD)),
+        )
+      rows, tensorboard = self._releases
+      self._wait(rows.release(dict(row), round_num))
+      self._wait(tensorboard.release(_finite(row), round_num))
 
   @contextlib.contextmanager
   def replacing(self, name: str) -> Iterator[str]:
     """A path to write the file `name` under, which takes its place when the block has ended well."""
     stem, suffix = os.path.splitext(self.file(name))
-    path = f'{stem}{_UNFINISHED}{suffix}'  # Writers go by the suffix.
-    yield path
-    os.replace(path, self.file(name))
+    path = f'{stem}{UNFINISHED}{suffix}'  # Writers go by the suffix.
+    with _writing(self.path):
+      yield path
+      os.replace(path, self.file(name))
 
   def write_summary(self, summary: Mapping[str, Any]):
     """Writes summary.json."""
-    _write_json(self.file('summary.json'), summary)
+    with _writing(self.path):
+      write_json(self.file(SUMMARY), summary)
 
   def read_summary(self) -> Optional[Dict[str, Any]]:
     """summary.json, or None if there is none."""
-    try:
-      with open(self.file('summary.json')) as f:
-        return json.load(f)
-    except (OSError, ValueError):
-      return None
+    return read_summary(self.path)
+
+  def remove_checkpoints(self):
+    """Removes all checkpoints, and the seed of the noise with them."""
+    shutil.rmtree(self.file(CHECKPOINTS))
 
   def close(self):
-    """Gives the folder free."""
+    """Lets another process use the folder."""
     self._loop.close()
     self._lock.close()
 
   def _wait(self, coroutine):
     return self._loop.run_until_complete(coroutine)
+
+
+@contextlib.contextmanager
+def _writing(path: str) -> Iterator[None]:
+  """Errors of the file system as errors of the folder, whichever library they come from."""
+  try:
+    yield
+  except OSError as error:
+    raise RunDirectoryError(f'{path} cannot be written: {error.strerror or error}') from error
+  except Exception as error:  # TensorFlow's file system has errors of its own.
+    if not type(error).__module__.startswith('tensorflow'):
+      raise
+    raise RunDirectoryError(f'{path} cannot be written: {getattr(error, "message", error)}') from error
+
+
+@contextlib.contextmanager
+def _private() -> Iterator[None]:
+  """What is made in the block can be read by its owner only, from the start."""
+  before = os.umask(0o077)
+  try:
+    yield
+  finally:
+    os.umask(before)
 
 
 def _absolute(path: str) -> str:
@@ -208,9 +389,9 @@ def _absolute(path: str) -> str:
   return os.path.abspath(path)
 
 
-def _through_json(identity):
-  """As the kept flags have gone."""
-  return json.loads(json.dumps(dict(identity)))
+def _through_json(value):
+  """The value as a JSON file gives it back: tuples are lists."""
+  return json.loads(json.dumps(dict(value)))
 
 
 def _differences(kept, identity):
@@ -222,11 +403,16 @@ def _differences(kept, identity):
   )
 
 
-def _write_json(path, value):
-  with open(path + _UNFINISHED, 'w') as f:
-    json.dump(value, f, indent=2, allow_nan=False)
+def _finite(row):
+  return {key: value for key, value in row.items() if np.isfinite(value)}
+
+
+def write_json(path: str, value: Any):
+  """Writes a JSON file under another name and renames it."""
+  with open(path + UNFINISHED, 'w', encoding='utf-8') as f:
+    json.dump(value, f, indent=2, allow_nan=False, ensure_ascii=False)
     f.write('\n')
-  os.replace(path + _UNFINISHED, path)
+  os.replace(path + UNFINISHED, path)
 
 
 def _versions():

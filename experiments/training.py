@@ -18,7 +18,7 @@ from quap_tff import runtime
 
 
 class Result(NamedTuple):
-  """Where a run stands.
+  """How far a run has come.
 
   Attributes:
     round_num: Rounds done, those of earlier processes included.
@@ -67,7 +67,7 @@ def train(
 
   Args:
     experiment: What to run; its runtime must be active (`runtime.activate`).
-    process: From `experiment.method.build_process`.
+    process: From `experiment.build_process`.
     directory: Where to keep it; None keeps nothing.
     checkpoint_every: Rounds from one checkpoint to the next.
     eval_every: Rounds from one test to the next.
@@ -79,8 +79,8 @@ def train(
   """
   test_set = experiment.federation.test
   evaluate = experiment.build_evaluation()
-  method = experiment.method
-  ledger = accounting.RunLedger(experiment.federation.num_clients, experiment.delta, method.fingerprint)
+  plan = experiment.plan
+  ledger = plan.new_ledger()
   state = process.initialize()
   average = experiment.averaging.initial(process.get_model_weights(state).trainable)
   round_num = 0
@@ -132,30 +132,32 @@ def train(
       cohort = experiment.cohorts.cohort(next_round)
       with runtime.measure_traffic() as measured:
         output = process.next(state, [client_data(experiment, client) for client in cohort])
-      record = method.round_record(output.state.aggregator, output.metrics['aggregator'], cohort)
+      record = plan.record(output, cohort)
       next_average = experiment.averaging.update(average, process.get_model_weights(output.state).trainable)
       is_tested = next_round % eval_every == 0 or next_round == experiment.last_round
       next_test = tested(output.state, next_average) if is_tested else None
       # The round counts as done or not at all.
       with interrupts.held_back():
-        ledger.record(record)
+        ledger.append(record)
         state, average, round_num = output.state, next_average, next_round
         row = _row(experiment, output, cohort, measured.traffic)
         if is_tested:
           test, tested_round = next_test, round_num
           row.update(test_accuracy=test['accuracy'], test_loss=test['loss'])
-        if method.has_nominal:
+        if plan.has_nominal:
           row['nominal_epsilon_mean'] = float(ledger.epsilon.mean())
           row['nominal_epsilon_max'] = float(ledger.epsilon.max())
-        row['seconds'] = time.monotonic() - round_begin
+        if experiment.client_metrics:
+          # A round takes as long as its clients' data are large.
+          row['seconds'] = time.monotonic() - round_begin
         if directory is not None:
-          if method.is_saved_before_release:
+          if plan.is_saved_before_release:
             directory.save(round_num, state, records())
           directory.log(round_num, row)
           if round_num % checkpoint_every == 0:
             directory.save(round_num, state, records())
         if not len(cohort):
-          effect = 'only noise is added' if method.noises_empty_rounds else 'the model stays as it is'
+          effect = 'only noise is added' if plan.noises_empty_rounds else 'the model stays as it is'
           display.note(f'round {round_num}: nobody took part; {effect}.')
         display.update(round_num, row)
     interrupts.ignore_from_now_on()
@@ -195,13 +197,13 @@ def _row(
   """A round's metrics, flat: the names are the columns of metrics.csv."""
   row = {f'train_{name}': value for name, value in output.metrics['client_work'].get('train', {}).items()}
   row['cohort_size'] = len(cohort)
-  row.update(experiment.method.round_metrics(output.state.aggregator, output.metrics['aggregator']))
+  row.update(experiment.plan.metrics(output))
   row.update(output.metrics['finalizer'])
   if not len(cohort) and row.keys() >= {'train_loss'}:
     # Nobody has neither loss nor accuracy; Keras' means over nothing are 0.
     row.update(train_loss=np.nan, train_accuracy=np.nan)
   if not experiment.client_metrics:
-    row = {name: value for name, value in row.items() if name in experiment.method.public_metrics}
+    row = {name: value for name, value in row.items() if name in experiment.plan.public_metrics}
   if traffic is not None:
     row.update(
         down_bytes_per_client=traffic.down_bytes_per_client, up_bytes_per_client=traffic.up_bytes_per_client

@@ -1,17 +1,32 @@
 """QuAP-FL: participation-aware differential privacy for TensorFlow Federated.
 
-    process = quap_tff.build_quap_fed_avg(model_fn, config)   # a tff.learning.templates.LearningProcess
-    aggregator = quap_tff.QuapAggregationFactory(config)      # for a process of your own
+    plan = quap_tff.QuapPlan(quap_tff.QuapConfig(num_clients=100))
+    process = plan.build_process(model_fn)            # a tff.learning.templates.LearningProcess
+    ledger = plan.new_ledger()
+    ledger.append(plan.record(output, cohort))        # after each round
+    print(plan.report(ledger))
+
+Everything is imported when it is first used: what only reads flags or ledgers never loads TensorFlow.
 """
 
-from quap_tff import clip_rules
-from quap_tff.aggregation import QuapAggregationFactory
-from quap_tff.budget import BudgetConfig
-from quap_tff.client_work import build_client_work
-from quap_tff.client_work import ClientWorkConfig
-from quap_tff.config import NoiseConfig
-from quap_tff.config import QuapConfig
-from quap_tff.learning_process import build_quap_fed_avg
-from quap_tff.participation import ParticipationConfig
+from quap_tff import lazy
 
 __version__ = '0.1.0'
+
+__getattr__ = lazy.exports(__name__, {
+    'accounting': [],
+    'aggregation': ['QuapAggregationFactory'],
+    'budgets': ['BudgetConfig'],
+    'certified': ['CertifiedConfig'],
+    'clip_rules': [],
+    'client_work': ['build_client_work', 'ClientWorkConfig'],
+    'config': ['NoiseConfig', 'QuapConfig'],
+    'evaluation': [],
+    'layers': [],
+    'learning_process': ['build_quap_fed_avg'],
+    'models': [],
+    'participation': ['ParticipationConfig'],
+    'plans': ['CertifiedPlan', 'QuapPlan', 'StockPlan'],
+    'postprocessing': [],
+    'runtime': [],
+})

@@ -22,12 +22,12 @@ from quap_tff import mechanism
 
 
 class QuapAggregationFactory(tff.aggregators.WeightedAggregationFactory):
-  """Makes aggregation processes that average updates with participation-adaptive noise (DESIGN 2).
+  """Makes aggregation processes that average updates with participation-adaptive noise.
 
   The process' state is an OrderedDict: `round` int32, `participation` (`counts` int32[N], and `rates` float32[N] under
-  EMA rates), `clip` float32 (+inf before there is one), `noise` (`seed` int64[2], `counter` int64), and for budget
-  rules that need them `budget` (the rule's own) and `aggregate` (float32 tensors). Whoever holds the state can
-  recompute the noise: keep it, and checkpoints of it, as secret as the clients' data.
+  EMA rates), `clip` float32 (+inf before there is one), `noise` (`seed` int64[2], `counter` int64), and `budget` for
+  budget rules that have a state of their own. Whoever holds the state can recompute the noise: keep it, and checkpoints
+  of it, as secret as the clients' data.
   """
 
   def __init__(
@@ -72,7 +72,7 @@ class QuapAggregationFactory(tff.aggregators.WeightedAggregationFactory):
     read_client_id = client_id_reader(weight_type)
     critical = self._critical_indices(specs)
     noise_at_clients = config.noise.placement == 'client'
-    uses_agreement = config.budget.rule.uses_agreement
+    observes = config.budget.rule.observes_updates
     leaves = tf.nest.flatten(specs)
 
     @tff.tensorflow.computation
@@ -87,8 +87,8 @@ class QuapAggregationFactory(tff.aggregators.WeightedAggregationFactory):
       message = collections.OrderedDict(clip=state['clip'], scale=tf.cast(scale_fn(state['round'] + 1), tf.float32))
       if noise_at_clients:
         message['noise'] = mechanism.client_noise_broadcast(config, state)
-      if uses_agreement:
-        message['aggregate'] = state['aggregate']
+      if observes:
+        message['budget'] = config.budget.rule.announced(state['budget'])
       return message
 
     message_type = announce.type_signature.result
@@ -98,8 +98,8 @@ class QuapAggregationFactory(tff.aggregators.WeightedAggregationFactory):
       update = tf.nest.flatten(value)
       norm = mechanism.update_norm(config, critical, update) / message['scale']
       own_report = collections.OrderedDict(client_id=tf.cast(read_client_id(weight), tf.int64), norm=norm)
-      if uses_agreement:
-        own_report['agreement'] = mechanism.update_agreement(critical, update, norm, message['aggregate'])
+      if observes:
+        own_report['observation'] = mechanism.observe_update(config, critical, update, norm, message['budget'])
       return own_report
 
     @tff.tensorflow.computation(value_type, report.type_signature.result, message_type, np.float32)
@@ -116,7 +116,7 @@ class QuapAggregationFactory(tff.aggregators.WeightedAggregationFactory):
 
     @tff.tensorflow.computation(state_type, reports_type)
     def plan_round(state, reports):
-      return mechanism.plan_round(config, state, reports['client_id'], reports['norm'], reports.get('agreement'))
+      return mechanism.plan_round(config, state, reports['client_id'], reports['norm'], reports.get('observation'))
 
     plan_type = plan_round.type_signature.result
 

@@ -4,10 +4,9 @@ import dataclasses
 import math
 from typing import Optional
 
-from quap_tff import budget as budgets
+from quap_tff import budgets
 from quap_tff import checks
 from quap_tff import clip_rules
-from quap_tff import clipping
 from quap_tff import gaussian
 from quap_tff import layers
 from quap_tff import participation as participations
@@ -20,7 +19,7 @@ UPDATE_SCALES = ('delta', 'pseudo_gradient')
 
 @dataclasses.dataclass(frozen=True)
 class NoiseConfig:
-  """Gaussian noise on the critical layers (DESIGN 2.4).
+  """Gaussian noise on the critical layers.
 
   Attributes:
     placement: 'server': N(0, σ_t²) on the mean of the clipped updates, σ_t = z(ε_t, δ)·C_t/M_t. 'client': each client's
@@ -73,7 +72,7 @@ class QuapConfig:
   num_clients: int
   budget: budgets.BudgetConfig = budgets.BudgetConfig()
   participation: participations.ParticipationConfig = participations.ParticipationConfig()
-  clip: clipping.ClipRule = clip_rules.QuantileEma()
+  clip: clip_rules.ClipRule = clip_rules.QuantileEma()
   clip_scope: str = 'critical'
   noise: NoiseConfig = NoiseConfig()
   critical_layers: str = layers.FINAL_DENSE
@@ -88,7 +87,7 @@ class QuapConfig:
       raise registry.unknown_name_error('update scale', self.update_scale, UPDATE_SCALES)
     if self.max_agg_norm is not None:
       checks.number('max_agg_norm', self.max_agg_norm, above=0)
-    if not isinstance(self.clip, clipping.ClipRule):
+    if not isinstance(self.clip, clip_rules.ClipRule):
       raise TypeError(f'clip must be a rule of quap_tff.clip_rules, found {self.clip!r}.')
     if not self.critical_layers:
       raise ValueError('critical_layers is empty; use noise placement "none" for training without noise.')

@@ -4,12 +4,14 @@
 * analytic: the smallest z, at any ε: δ = Φ(1/(2z) - ε·z) - e^ε·Φ(-1/(2z) - ε·z) (Balle and Wang 2018, theorem 8).
 """
 
+from __future__ import annotations
+
 import math
 from typing import Any
 
-import tensorflow as tf
 
 from quap_tff import seeds
+from quap_tff.lazy import tf
 
 CALIBRATIONS = ('classic', 'analytic')
 CLASSIC_MAX_EPSILON = 1.0

@@ -1,4 +1,4 @@
-"""Which layers of a model are critical: clipped and noised (DESIGN 2.3, 2.4).
+"""Which layers of a model are critical: clipped and noised.
 
 A model's trainable weights are a flat list of tensors. `Layer` groups them; `critical_indices` turns a selection into
 the positions in that list that the mechanism treats.
@@ -11,9 +11,11 @@ Selections:
 """
 
 import fnmatch
-from typing import NamedTuple, Sequence, Tuple
+import math
+from typing import Any, Callable, NamedTuple, Sequence, Tuple
 
 from quap_tff import registry
+from quap_tff.lazy import tf
 
 FINAL_DENSE = 'final_dense'
 ALL_DENSE = 'all_dense'
@@ -129,3 +131,22 @@ def critical_indices(layers: Sequence[Layer], selection: str) -> Tuple[int, ...]
 
 def _names(layers):
   return ', '.join(layer.name for layer in layers)
+
+
+class ModelShape(NamedTuple):
+  """What must be known of a model to say what is protected.
+
+  Attributes:
+    layers: Its layers.
+    sizes: Number of entries of each trainable tensor, in the order of the layers' indices.
+  """
+
+  layers: Tuple[Layer, ...]
+  sizes: Tuple[int, ...]
+
+
+def of_model(model_fn: Callable[[], Any]) -> ModelShape:
+  """The shape of the model that `model_fn` makes."""
+  with tf.Graph().as_default():
+    variables = model_fn().trainable_variables
+    return ModelShape(from_variables(variables), tuple(math.prod(v.shape) for v in variables))

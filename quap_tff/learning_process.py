@@ -1,7 +1,7 @@
 """QuAP-FL as a `LearningProcess` of TFF: its distributor and finalizer, our client work and aggregator."""
 
 import collections
-from typing import Any, Callable, Tuple
+from typing import Any, Callable, Optional, Tuple
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -17,7 +17,7 @@ def build_quap_fed_avg(
     config: configs.QuapConfig,
     client_optimizer: tff.learning.optimizers.Optimizer = tff.learning.optimizers.build_sgdm(0.05),
     server_optimizer: tff.learning.optimizers.Optimizer = tff.learning.optimizers.build_sgdm(1.0),
-    client_work: client_works.ClientWorkConfig = client_works.ClientWorkConfig(),
+    client_work: Optional[client_works.ClientWorkConfig] = None,
 ) -> tff.learning.templates.LearningProcess:
   """Federated averaging with participation-aware noise.
 
@@ -37,8 +37,8 @@ def build_quap_fed_avg(
   Raises:
     ValueError: If a critical layer is not one of the model's, or `config` and the optimizers do not fit.
   """
-  with tf.Graph().as_default():
-    layers = layers_lib.from_variables(model_fn().trainable_variables)
+  layers = layers_lib.of_model(model_fn).layers
+  client_work = client_work if client_work is not None else client_works.ClientWorkConfig()
   learning_rate_fn = None
   if config.update_scale == 'pseudo_gradient':
     learning_rate_fn = lambda round_num: client_works.learning_rate_at(client_optimizer, client_work, round_num)
@@ -51,7 +51,7 @@ def compose(
     aggregator: tff.aggregators.WeightedAggregationFactory,
     client_optimizer: tff.learning.optimizers.Optimizer,
     server_optimizer: tff.learning.optimizers.Optimizer,
-    client_work: client_works.ClientWorkConfig,
+    client_work: Optional[client_works.ClientWorkConfig] = None,
 ) -> tff.learning.templates.LearningProcess:
   """Federated averaging with our client work and any aggregator of updates: what all methods that are compared share.
 
@@ -68,6 +68,7 @@ def compose(
     return tff.learning.models.ModelWeights.from_model(model_fn())
 
   weights_type = initial_weights.type_signature.result
+  client_work = client_work if client_work is not None else client_works.ClientWorkConfig()
   work = client_works.build_client_work(model_fn, client_optimizer, client_work)
   result_type = work.next.type_signature.result.result.member
   return tff.learning.templates.compose_learning_process(

@@ -1,9 +1,9 @@
 """One round of QuAP-FL at the server and at a client, as pure TensorFlow: what `quap_tff.aggregation` federates.
 
-In the notation of DESIGN 2, round t with cohort S_t of size M_t:
+Round t with cohort S_t of size M_t:
 
   client i:  norm_i = ‖critical part of g_i‖                          `update_norm`
-             cos(g_i, aggregate of the round before), for budgets     `update_agreement`
+             what the budget rule asks of g_i, if anything            `observe_update`
   server:    p_i(t), ε_t, C_t, σ_t from the cohort's ids and norms    `plan_round`
   client i:  clipped_i = g_i·min(1, C_t/norm_i) on the critical part  `clip_update`
   server:    Σ clipped_i / M_t + N(0, σ_t²) on the critical part      `finish_round`
@@ -17,8 +17,8 @@ from typing import Any, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
-from quap_tff import budget as budgets
-from quap_tff import clipping
+from quap_tff import budgets
+from quap_tff import clip_rules
 from quap_tff import config as configs
 from quap_tff import gaussian
 from quap_tff import participation as participations
@@ -38,49 +38,48 @@ def initial_state(
 
   Args:
     config: The mechanism.
-    critical_shapes: Static shapes of the critical tensors, for a budget rule that uses agreement.
+    critical_shapes: Static shapes of the critical tensors, for a budget rule that has state of such shapes.
 
   Returns:
     `round`, `participation`, `clip` (+inf: none yet) and `noise` (seed and counter); with a budget rule that has state
-    also `budget`, its own, and with one that uses agreement `aggregate`, the last noised critical part, float32.
+    also `budget`, its own.
   """
   state = collections.OrderedDict(
       round=tf.constant(0, tf.int32),
-      participation=participations.initial_state(config.participation, config.num_clients),
+      participation=initial_participation(config),
       clip=tf.constant(config.clip.initial_norm, tf.float32),
       noise=collections.OrderedDict(
           seed=seeds.initial_seed(config.noise.seed, 'mechanism'), counter=tf.constant(0, tf.int64)
       ),
   )
-  rule_state = config.budget.rule.initial_state(config.budget, config.num_clients)
+  rule_state = config.budget.rule.initial_state(config.budget, config.num_clients, critical_shapes)
   if rule_state:
     state['budget'] = rule_state
-  if config.budget.rule.uses_agreement:
-    state['aggregate'] = [tf.zeros(shape, tf.float32) for shape in critical_shapes]
   return state
+
+
+def initial_participation(config: Any) -> Any:
+  """The participation state before round 1, as tensors that a graph does not hold whole."""
+  state = participations.initial_state(config.participation, config.num_clients)
+  return tf.nest.map_structure(lambda zeros: tf.zeros(zeros.shape, zeros.dtype), state)
 
 
 def update_norm(config: configs.QuapConfig, critical: Sequence[int], update: List[tf.Tensor]) -> tf.Tensor:
   """The norm that is clipped, float32; NaN if any entry of the whole update is not finite (or its norm overflows)."""
-  critical_norm = clipping.global_norm([update[i] for i in critical])
-  other_norm = clipping.global_norm([u for i, u in enumerate(update) if i not in critical])
+  critical_norm = clip_rules.global_norm([update[i] for i in critical])
+  other_norm = clip_rules.global_norm([u for i, u in enumerate(update) if i not in critical])
   whole_norm = tf.sqrt(tf.square(critical_norm) + tf.square(other_norm))
   norm = whole_norm if config.clip_scope == 'all_layers' else critical_norm
   return tf.where(tf.math.is_finite(whole_norm), norm, float('nan'))
 
 
-def update_agreement(
-    critical: Sequence[int], update: List[tf.Tensor], norm: tf.Tensor, aggregate: List[tf.Tensor]
+def observe_update(
+    config: configs.QuapConfig, critical: Sequence[int], update: List[tf.Tensor], norm: tf.Tensor, announced: Any
 ) -> tf.Tensor:
-  """The cosine of the critical part, clipped or not, with `aggregate`; float32, 0 if either is zero.
-
-  0 also for a non-finite update, by its `norm` (from `update_norm`), and if a norm overflows.
-  """
+  """What the budget rule asks of a client's update, float32; 0 for a non-finite one, by its `norm`."""
   part = [tf.cast(update[i], tf.float32) for i in critical]
-  product = tf.add_n([tf.zeros([])] + [tf.reduce_sum(u * a) for u, a in zip(part, aggregate)])
-  cosine = tf.math.divide_no_nan(product, clipping.global_norm(part) * clipping.global_norm(aggregate))
-  usable = tf.math.is_finite(cosine) & tf.math.is_finite(norm)
-  return tf.where(usable, tf.clip_by_value(cosine, -1.0, 1.0), 0.0)
+  observed = config.budget.rule.observe(part, announced)
+  return tf.where(tf.math.is_finite(observed) & tf.math.is_finite(norm), observed, 0.0)
 
 
 def clip_update(
@@ -88,7 +87,7 @@ def clip_update(
 ) -> List[tf.Tensor]:
   """The update with its critical layers (or all, by `clip_scope`) clipped; all zero unless `norm` is finite."""
   clipped = range(len(update)) if config.clip_scope == 'all_layers' else critical
-  factor = clipping.clip_factor(norm, clip)
+  factor = clip_rules.clip_factor(norm, clip)
   scaled = [u * tf.cast(factor, u.dtype) if i in clipped else u for i, u in enumerate(update)]
   return tf.cond(tf.math.is_finite(norm), lambda: scaled, lambda: [tf.zeros_like(u) for u in update])
 
@@ -101,7 +100,7 @@ def client_noise(
     broadcast: Any,
     clip: tf.Tensor,
 ) -> List[tf.Tensor]:
-  """Client placement (`000…`): one float64 N(0, σ_i²) tensor for each critical one, σ_i = z(ε_i(t), δ)·C_t.
+  """Client placement: one float64 N(0, σ_i²) tensor for each critical one, σ_i = z(ε_i(t), δ)·C_t.
 
   Args:
     config: The mechanism.
@@ -134,7 +133,7 @@ def plan_round(
     state: Any,
     client_ids: tf.Tensor,
     norms: tf.Tensor,
-    agreements: Optional[tf.Tensor] = None,
+    observations: Optional[tf.Tensor] = None,
 ) -> 'collections.OrderedDict[str, Any]':
   """Everything that round t decides before it sums updates.
 
@@ -143,7 +142,7 @@ def plan_round(
     state: Server state after round t-1.
     client_ids: int64[M], the cohort.
     norms: float32[M], their norms, NaN for non-finite updates.
-    agreements: float32[M], from `update_agreement`, for a budget rule that uses them.
+    observations: float32[M], from `observe_update`, for a budget rule that asks for them.
 
   Returns:
     `clip` C_t, `next_clip` for the state, `epsilon` ε_t (0 for an empty cohort, +inf without noise),
@@ -152,7 +151,7 @@ def plan_round(
     new state, possibly empty), and `reports`: `norm_*`, `clipped_fraction` and `non_finite_updates`.
 
   Raises:
-    tf.errors.InvalidArgumentError: When run, if an id is outside [0, N) or stands twice.
+    tf.errors.InvalidArgumentError: When run, if an id is outside [0, N) or appears twice.
   """
   client_ids = checked_ids(config, client_ids)
   round_num = state['round'] + 1
@@ -167,9 +166,9 @@ def plan_round(
 
   rule_state = state.get('budget', collections.OrderedDict())
   client_epsilons = budgets.client_budgets(config.budget, rates, in_warmup, rule_state, client_ids)
-  if agreements is None:
-    agreements = tf.zeros_like(norms)
-  new_rule_state = config.budget.rule.next_state(config.budget, rule_state, client_ids, client_epsilons, agreements)
+  if observations is None:
+    observations = tf.zeros_like(norms)
+  new_rule_state = config.budget.rule.next_state(config.budget, rule_state, client_ids, client_epsilons, observations)
   epsilon, noise_multiplier = round_noise(config, rates, in_warmup, client_epsilons)
   # No bound yet means that no finite update has ever come: everything that is summed is exactly zero.
   noised = tf.logical_and(tf.math.is_finite(clip), cohort_size > 0) if config.noise.placement != 'none' else False
@@ -187,7 +186,7 @@ def plan_round(
       participation=participation,
       budget=new_rule_state,
       reports=collections.OrderedDict(
-          [(name, clipping.quantile(norms, q)) for name, q in _NORM_QUANTILES],
+          [(name, clip_rules.quantile(norms, q)) for name, q in _NORM_QUANTILES],
           clipped_fraction=tf.math.divide_no_nan(clipped, finite),
           non_finite_updates=cohort_size - tf.cast(finite, tf.int32),
       ),
@@ -258,7 +257,7 @@ def finish_round(
   for index, drawn in zip(critical, noise):
     mean[index] = tf.cast(tf.cast(mean[index], tf.float64) + drawn, mean[index].dtype)
   if config.max_agg_norm is not None:
-    factor = clipping.clip_factor(clipping.global_norm(mean), tf.constant(config.max_agg_norm, tf.float32))
+    factor = clip_rules.clip_factor(clip_rules.global_norm(mean), tf.constant(config.max_agg_norm, tf.float32))
     mean = [u * tf.cast(factor, u.dtype) for u in mean]
 
   round_num = state['round'] + 1
@@ -272,14 +271,10 @@ def finish_round(
       ),
   )
   if plan['budget']:
-    new_state['budget'] = plan['budget']
-  if config.budget.rule.uses_agreement:
-    # A round with nobody leaves it as it is.
-    new_state['aggregate'] = [
-        tf.where(plan['cohort_size'] > 0, tf.cast(mean[i], tf.float32), before)
-        for i, before in zip(critical, state['aggregate'])
-    ]
-  signal_norm, noise_norm = clipping.global_norm(signal), clipping.global_norm(noise)
+    new_state['budget'] = config.budget.rule.after_round(
+        plan['budget'], [mean[i] for i in critical], plan['cohort_size']
+    )
+  signal_norm, noise_norm = clip_rules.global_norm(signal), clip_rules.global_norm(noise)
   measurements = collections.OrderedDict(
       round=round_num,
       cohort_size=plan['cohort_size'],
@@ -313,7 +308,7 @@ def _noise(seed, tensors, stddev):
 
 
 def checked_ids(config: Any, client_ids: tf.Tensor) -> tf.Tensor:
-  """int64[M] `client_ids`; when run, an `InvalidArgumentError` if one is outside [0, config.num_clients) or twice."""
+  """int64[M] `client_ids`; when run, an `InvalidArgumentError` if one is outside [0, config.num_clients) or appears twice."""
   ordered = tf.sort(client_ids)
   checks = [
       tf.debugging.assert_non_negative(client_ids, f'Client ids must lie in [0, {config.num_clients}); found'),
@@ -325,7 +320,7 @@ def checked_ids(config: Any, client_ids: tf.Tensor) -> tf.Tensor:
       tf.debugging.assert_greater(
           ordered[1:],
           ordered[:-1],
-          'A client stands twice in the cohort (each client takes part at most once a round);',
+          'A client appears twice in the cohort (each client takes part at most once a round);',
       ),
   ]
   # In eager mode a failed check has raised already and there is nothing to depend on.

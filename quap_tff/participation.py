@@ -1,15 +1,16 @@
-"""Participation rates: how often each client has taken part, p_i(t) = k_i(t) / t (DESIGN 2.1; `002…` eqs. 2 and 3).
+"""Participation rates: how often each client has taken part, p_i(t) = k_i(t) / t.
 
-All functions are pure and elementwise over clients; they take numpy arrays or tensors and return tensors. Rounds are
-counted from 1, and the counts of a round include that round: k_i(t) is known before the budget of round t is computed.
+All functions are pure and elementwise over clients, and take NumPy arrays or tensors. Rounds are counted from 1, and
+the counts of a round include that round: k_i(t) is known before the budget of round t is computed.
 """
 
 import collections
 import dataclasses
 from typing import Any
 
-import tensorflow as tf
+import numpy as np
 
+from quap_tff import arrays
 from quap_tff import checks
 from quap_tff import registry
 
@@ -40,25 +41,26 @@ class ParticipationConfig:
     checks.integer('warmup_rounds', self.warmup_rounds, at_least=0)
 
 
-def in_warmup(config: ParticipationConfig, round_num: Any) -> tf.Tensor:
+def in_warmup(config: ParticipationConfig, round_num: Any) -> Any:
   """Whether round `round_num` (int, from 1) is a warm-up round."""
-  return round_num <= tf.constant(config.warmup_rounds)
+  return round_num <= config.warmup_rounds
 
 
-def is_counted(config: ParticipationConfig, round_num: Any) -> tf.Tensor:
+def is_counted(config: ParticipationConfig, round_num: Any) -> Any:
   """Whether taking part in round `round_num` is counted."""
-  return tf.logical_or(config.count_during_warmup, tf.logical_not(in_warmup(config, round_num)))
+  xp = arrays.namespace(round_num)
+  return xp.logical_or(config.count_during_warmup, xp.logical_not(in_warmup(config, round_num)))
 
 
-def initial_state(config: ParticipationConfig, num_clients: int) -> 'collections.OrderedDict[str, tf.Tensor]':
+def initial_state(config: ParticipationConfig, num_clients: int) -> 'collections.OrderedDict[str, np.ndarray]':
   """`counts` int32[N], all zero, and under 'ema' also `rates` float32[N], all zero."""
-  state = collections.OrderedDict(counts=tf.zeros([num_clients], tf.int32))
+  state = collections.OrderedDict(counts=np.zeros(num_clients, np.int32))
   if config.rate == 'ema':
-    state['rates'] = tf.zeros([num_clients], tf.float32)
+    state['rates'] = np.zeros(num_clients, np.float32)
   return state
 
 
-def rates_if_taking_part(config: ParticipationConfig, state: Any, round_num: Any) -> tf.Tensor:
+def rates_if_taking_part(config: ParticipationConfig, state: Any, round_num: Any) -> Any:
   """p_i(t) that each client has if it takes part in round t.
 
   Args:
@@ -72,11 +74,11 @@ def rates_if_taking_part(config: ParticipationConfig, state: Any, round_num: Any
   counted = is_counted(config, round_num)
   if config.rate == 'ema':
     rates = state['rates']
-    return tf.where(counted, config.ema_weight + (1.0 - config.ema_weight) * rates, rates)
-  return _cumulative(config, state['counts'] + tf.cast(counted, tf.int32), round_num)
+    return arrays.namespace(rates).where(counted, config.ema_weight + (1.0 - config.ema_weight) * rates, rates)
+  return _cumulative(config, state['counts'] + arrays.cast(counted, np.int32), round_num)
 
 
-def rates(config: ParticipationConfig, state: Any, round_num: Any) -> tf.Tensor:
+def rates(config: ParticipationConfig, state: Any, round_num: Any) -> Any:
   """p_i(t) of every client, float32[N], from the state after round t."""
   if config.rate == 'ema':
     return state['rates']
@@ -84,11 +86,13 @@ def rates(config: ParticipationConfig, state: Any, round_num: Any) -> tf.Tensor:
 
 
 def _cumulative(config, counts, round_num):
-  rounds = round_num if config.count_during_warmup else tf.maximum(round_num - config.warmup_rounds, 1)
-  return tf.cast(counts, tf.float32) / tf.cast(rounds, tf.float32)
+  rounds = round_num
+  if not config.count_during_warmup:
+    rounds = arrays.namespace(round_num).maximum(round_num - config.warmup_rounds, 1)
+  return arrays.cast(counts, np.float32) / arrays.cast(rounds, np.float32)
 
 
-def next_state(config: ParticipationConfig, state: Any, cohort: tf.Tensor, round_num: Any) -> Any:
+def next_state(config: ParticipationConfig, state: Any, cohort: Any, round_num: Any) -> Any:
   """The participation state after round `round_num`.
 
   A round with an empty cohort leaves counts and EMA rates as they are: nobody was asked, so nothing was learned about
@@ -101,27 +105,26 @@ def next_state(config: ParticipationConfig, state: Any, cohort: tf.Tensor, round
     round_num: An integer from 1.
   """
   counted = is_counted(config, round_num)
-  indices = tf.reshape(tf.cast(cohort, tf.int64), [-1, 1])
-  ones = tf.ones_like(indices[:, 0], tf.int32)
   new = collections.OrderedDict(
-      counts=tf.tensor_scatter_nd_add(state['counts'], indices, ones * tf.cast(counted, tf.int32))
+      counts=arrays.with_added(state['counts'], cohort, arrays.cast(counted, np.int32))
   )
   if config.rate == 'ema':
-    decayed = (1.0 - config.ema_weight) * state['rates']
-    shares = config.ema_weight * tf.cast(ones, tf.float32)
-    updated = tf.tensor_scatter_nd_add(decayed, indices, shares)
-    keeps = tf.logical_or(tf.logical_not(counted), tf.equal(tf.size(cohort), 0))
-    new['rates'] = tf.where(keeps, state['rates'], updated)
+    xp = arrays.namespace(state['rates'], cohort)
+    decayed = np.float32(1.0 - config.ema_weight) * state['rates']
+    updated = arrays.with_added(decayed, cohort, np.float32(config.ema_weight))
+    keeps = xp.logical_or(xp.logical_not(counted), xp.equal(arrays.size(cohort), 0))
+    new['rates'] = xp.where(keeps, state['rates'], updated)
   return new
 
 
-def statistics(config: ParticipationConfig, state: Any, round_num: Any) -> 'collections.OrderedDict[str, tf.Tensor]':
+def statistics(config: ParticipationConfig, state: Any, round_num: Any) -> 'collections.OrderedDict[str, Any]':
   """Mean, standard deviation, minimum and maximum of the N rates, and the number of clients never counted (int32)."""
   all_rates = rates(config, state, round_num)
+  xp = arrays.namespace(all_rates)
   return collections.OrderedDict(
-      mean=tf.reduce_mean(all_rates),
-      stddev=tf.math.reduce_std(all_rates),
-      min=tf.reduce_min(all_rates),
-      max=tf.reduce_max(all_rates),
-      never_seen=tf.reduce_sum(tf.cast(tf.equal(state['counts'], 0), tf.int32)),
+      mean=xp.mean(all_rates),
+      stddev=xp.std(all_rates),
+      min=xp.min(all_rates),
+      max=xp.max(all_rates),
+      never_seen=xp.sum(arrays.cast(xp.equal(state['counts'], 0), np.int32)),
   )

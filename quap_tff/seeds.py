@@ -5,10 +5,12 @@ bits, too few to hide noise behind, so the 126 bits of an unseeded run come from
 added on top only so that two runs of one serialized `initialize` do not share their noise.
 """
 
+from __future__ import annotations
+
 import secrets
 from typing import Optional
 
-import tensorflow as tf
+from quap_tff.lazy import tf
 
 # One stream for each use, so that no two uses of one run seed ever draw the same numbers.
 STREAMS = {'mechanism': 1, 'client_update': 2, 'preferences': 3}

@@ -10,6 +10,7 @@ from quap_tff.accounting.accountants import delta_of
 from quap_tff.accounting.accountants import Figure
 from quap_tff.accounting.accountants import NotApplicable
 from quap_tff.accounting.accountants import NotApplicableError
+from quap_tff.accounting.accountants import UNIT
 from quap_tff.accounting.calibration import exact_scale
 from quap_tff.accounting.calibration import noise_factor
 from quap_tff.accounting.calibration import Solution
@@ -17,10 +18,14 @@ from quap_tff.accounting.calibration import solve
 from quap_tff.accounting.formal import formal_report
 from quap_tff.accounting.formal import FormalFigure
 from quap_tff.accounting.formal import FormalReport
+from quap_tff.accounting.history import ADD_OR_REMOVE
 from quap_tff.accounting.history import GaussianMechanism
 from quap_tff.accounting.history import group
 from quap_tff.accounting.history import History
 from quap_tff.accounting.history import Population
+from quap_tff.accounting.history import REPLACE_ONE
+from quap_tff.accounting.history import ZERO_OUT
+from quap_tff.accounting.ledger_histories import epsilon_by_client
 from quap_tff.accounting.ledger_histories import histories
 from quap_tff.accounting.ledger_histories import merged_histories
 from quap_tff.accounting.ledger_histories import total_mu

@@ -7,7 +7,7 @@ from typing import Optional, Sequence
 import numpy as np
 
 from quap_tff import checks
-from quap_tff.accounting import gaussian_tradeoff
+from quap_tff import tradeoff
 from quap_tff.accounting import history as histories_lib
 
 # Distinct histories that `Accountant.epsilons` accounts one by one.
@@ -64,7 +64,7 @@ class Accountant(abc.ABC):
     if not history.is_sampled:
       return float(self._epsilon(history, delta))
     # To be drawn with a smaller probability never costs a client more than to be in every round.
-    always_in = float(gaussian_tradeoff.epsilon_of(history.always_in().total_mu, delta))
+    always_in = float(tradeoff.epsilon_of(history.always_in().total_mu, delta))
     try:
       return min(float(self._epsilon(history, delta)), always_in)
     except NotApplicableError:

@@ -13,7 +13,7 @@ import numpy as np
 from quap_tff import checks
 from quap_tff import registry
 from quap_tff.accounting import accountant as base
-from quap_tff.accounting import gaussian_tradeoff
+from quap_tff import tradeoff
 from quap_tff.accounting import history as histories_lib
 from quap_tff.accounting import library_accountants
 from quap_tff.accounting import round_accountants
@@ -68,14 +68,14 @@ class GaussianExact(base.Accountant):
   method = 'exact composition of Gaussians, μ² = Σμ_t² (Dong et al. 2019; Balle and Wang 2018)'
 
   def _epsilon(self, history, delta):
-    return gaussian_tradeoff.epsilon_of(history.total_mu, delta)
+    return tradeoff.epsilon_of(history.total_mu, delta)
 
   def epsilons(self, histories, delta):
     checks.number('delta', delta, above=0, below=1)
     for reason in filter(None, map(self.refusal, histories)):
       raise NotApplicableError(reason)
     mu, index = np.unique([h.total_mu for h in histories], return_inverse=True)
-    return gaussian_tradeoff.epsilon_of(mu, delta)[index]
+    return tradeoff.epsilon_of(mu, delta)[index]
 
 
 class Zcdp(base.Accountant):
@@ -96,7 +96,7 @@ class Zcdp(base.Accountant):
         bounds = (1 + excess) * rho + (log_inverse - np.log1p(excess)) / excess - np.log1p(1 / excess)
       k = int(np.argmin(bounds))
       best, centre, width = min(best, float(bounds[k])), float(logs[k]), width / 50
-    return max(0.0, best) * (1 + gaussian_tradeoff.RELATIVE_MARGIN)
+    return max(0.0, best) * (1 + tradeoff.RELATIVE_MARGIN)
 
 
 ACCOUNTANTS: Mapping[str, base.Accountant] = {

@@ -10,6 +10,7 @@ from typing import NamedTuple, Optional
 import numpy as np
 
 from quap_tff import checks
+from quap_tff import tradeoff
 from quap_tff.accounting import accountants
 from quap_tff.accounting import history as histories_lib
 from quap_tff.accounting import ledger_histories
@@ -111,10 +112,10 @@ def exact_scale(ledger: run_ledger.RunLedger, epsilon: float, delta: float) -> f
     raise ValueError('A round without noise has no finite ε, whatever its noise is multiplied by.')
   if not mu.updates.any():
     raise ValueError('There is no noise to scale: no client takes part in any round.')
-  allowed = 1 / noise_factor(histories_lib.History.gaussian(1.0, 1), epsilon, delta, 'gaussian_exact')
+  allowed = tradeoff.mu_at_most(epsilon, delta)
   counts = float(mu.counts.max())
   if counts >= allowed:
-    alone = float(accountants.get('gaussian_exact').epsilon(histories_lib.History.gaussian(1 / counts, 1), delta))
+    alone = float(tradeoff.epsilon_of(counts, delta))
     raise ValueError(
         f'epsilon={epsilon:g} is out of reach: the private quantile\'s noised counts alone come to {alone:.4g} at '
         f'delta={delta:g}. Give them more noise (count_stddev), or take a fixed clipping norm.'

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from quap_tff import tradeoff
 from quap_tff.accounting import history as histories_lib
 from quap_tff.accounting import run_ledger
 
@@ -39,6 +40,11 @@ def total_mu(ledger: run_ledger.RunLedger) -> TotalMu:
   mu = _over(state['weights'], np.repeat(state['noise_multipliers'], sizes))
   count_mu = _over(state['weights'] > 0, np.repeat(state['count_noise_multipliers'], sizes))
   return TotalMu(*(_root_of_squares(state['clients'], values, ledger.num_clients) for values in (mu, count_mu)))
+
+
+def epsilon_by_client(ledger: run_ledger.RunLedger, delta: float) -> np.ndarray:
+  """float64[N], the exact ε of each client at a total δ, without amplification; +inf without noise."""
+  return tradeoff.epsilon_of(total_mu(ledger).whole, delta)
 
 
 def merged_histories(ledger: run_ledger.RunLedger) -> histories_lib.Population:

@@ -10,7 +10,7 @@ from dp_accounting import rdp
 import numpy as np
 
 from quap_tff.accounting import accountant as base
-from quap_tff.accounting import gaussian_tradeoff
+from quap_tff import tradeoff
 from quap_tff.accounting import history as histories_lib
 
 _POISSON = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -30,7 +30,7 @@ class Rdp(base.Accountant):
   def _epsilon(self, history, delta):
     orders = self._SAMPLED_ORDERS if history.is_sampled else self._ORDERS
     epsilon, _ = rdp.compute_epsilon(orders, _rdp_of(history, orders), delta)
-    return float(epsilon) * (1 + gaussian_tradeoff.RELATIVE_MARGIN)
+    return float(epsilon) * (1 + tradeoff.RELATIVE_MARGIN)
 
 
 class Pld(base.Accountant):
@@ -58,7 +58,7 @@ class Pld(base.Accountant):
       epsilon = float(_pld_of(history).get_epsilon(delta - self.DELTA_MARGIN))
     if math.isinf(epsilon):
       raise base.NotApplicableError(f'the tails that its distributions cut off weigh more than δ = {delta:.3g}')
-    return epsilon * (1 + gaussian_tradeoff.RELATIVE_MARGIN)
+    return epsilon * (1 + tradeoff.RELATIVE_MARGIN)
 
 
 def _event(mechanism: histories_lib.GaussianMechanism) -> Any:

@@ -1,11 +1,12 @@
 """What is and what is not protected by a configuration, in plain words."""
 
-from typing import NamedTuple, Sequence
+from typing import NamedTuple, Optional, Sequence
 
 from quap_tff import config as configs
 from quap_tff import layers as layers_lib
 
 RELEASED_MODEL, WEIGHTS_ONLY, NOTHING = COVERS = ('released model', 'weights without the logs', 'nothing')
+EVERY_LAYER = 'Noise covers every layer.'
 
 
 class Protection(NamedTuple):
@@ -29,12 +30,15 @@ class Protection(NamedTuple):
     return self.covers != NOTHING
 
 
+# Exact functions of clients' data that may be released beside a model.
+TRAINING_METRICS = 'training metrics of clients, which --noclient_metrics withholds'
+CLIENTS_TESTS = 'figures on test examples of the clients themselves'
+
+
 def describe_protection(
     config: configs.QuapConfig,
-    layers: Sequence[layers_lib.Layer],
-    sizes: Sequence[int],
-    client_metrics_logged: bool = True,
-    budgets_depend_on_data: bool = False,
+    model: Optional[layers_lib.ModelShape] = None,
+    exact_logs: Sequence[str] = (TRAINING_METRICS,),
 ) -> Protection:
   """What may be said of a run.
 
@@ -44,43 +48,60 @@ def describe_protection(
 
   Args:
     config: The mechanism.
-    layers: The model's layers.
-    sizes: Number of entries of each trainable tensor, in the order of the layers' indices.
-    client_metrics_logged: Whether exact functions of clients' data (loss, accuracy, norms) are released beside the
-      model.
-    budgets_depend_on_data: Whether the budgets, and so the noise level, are computed from un-noised updates.
+    model: The model's shape. While it is not known, noise covers every layer only if the configuration says so.
+    exact_logs: What exact functions of clients' data are released beside the model, a clause each.
   """
   if config.noise.placement == 'none':
     statement = 'No noise is added: nothing is protected, no finite ε for the released model.'
     return Protection(NOTHING, statement, statement)
-  critical = layers_lib.critical_layers(layers, config.critical_layers)
-  noised = sum(sizes[i] for layer in critical for i in layer.indices)
-  names = 'every layer' if len(critical) == len(layers) else f'layer {", ".join(layer.name for layer in critical)} only'
+  covers_all, covered = _covered(config.critical_layers, model)
   reasons = []
-  if len(critical) < len(layers):
+  if not covers_all:
     reasons.append('the other layers come from un-noised averages')
   if config.clip.releases_exact_norms:
     reasons.append('the clipping norm is an un-noised function of the clients\' update norms')
-  if budgets_depend_on_data:
+  if config.budget.rule.observes_updates:
     reasons.append('the budgets, and so the noise level, follow the clients\' un-noised updates')
-  if config.noise.seed is not None:
+  return of_noise(covered, reasons, config.noise.seed is not None, exact_logs)
+
+
+def of_noise(covered: str, reasons: Sequence[str], seed_is_known: bool, exact_logs: Sequence[str]) -> Protection:
+  """What may be said of a run with noise.
+
+  Args:
+    covered: What the noise covers, a sentence.
+    reasons: Why the released model has no finite ε, a clause each; none if it has one.
+    seed_is_known: Whether the seed of the noise was given.
+    exact_logs: As for `describe_protection`.
+  """
+  reasons = list(reasons)
+  if seed_is_known:
     reasons.append('the seed of the noise was given, and whoever knows it can subtract the noise')
   if reasons:
     covers, statement = NOTHING, f'No finite ε for the released model: {"; ".join(reasons)}.'
-  elif client_metrics_logged:
+  elif exact_logs:
     covers, statement = WEIGHTS_ONLY, (
         'Noise covers every trained weight: formal figures hold for the weights as long as the logs stay secret. There '
-        'is no finite ε for the release as a whole: exact training metrics of clients are logged beside the weights '
-        '(--noclient_metrics withholds them).'
+        'is no finite ε for the release as a whole: exact values are logged beside the weights, namely '
+        f'{" and ".join(exact_logs)}.'
     )
   else:
     covers, statement = RELEASED_MODEL, 'Every released number is noised: formal figures hold for the released model.'
-  lines = [
-      f'Noise covers {names}: {noised:,} of {sum(sizes):,} trained weights ({noised / sum(sizes):.2%}).',
-      statement,
-  ]
-  if client_metrics_logged:
+  lines = [covered, statement]
+  if TRAINING_METRICS in exact_logs:
     lines.append(
         'Training loss, training accuracy, update norms and signal norms in the logs are exact and not protected.'
     )
   return Protection(covers, statement, '\n'.join(lines))
+
+
+def _covered(selection, model):
+  """Whether noise covers every layer, and a sentence on what it covers."""
+  if model is None:
+    covers_all = selection == layers_lib.ALL
+    return covers_all, EVERY_LAYER if covers_all else f'Noise covers the layers {selection!r} only.'
+  critical = layers_lib.critical_layers(model.layers, selection)
+  noised, trained = sum(model.sizes[i] for layer in critical for i in layer.indices), sum(model.sizes)
+  covers_all = len(critical) == len(model.layers)
+  names = 'every layer' if covers_all else f'layer {", ".join(layer.name for layer in critical)} only'
+  return covers_all, f'Noise covers {names}: {noised:,} of {trained:,} trained weights ({noised / trained:.2%}).'

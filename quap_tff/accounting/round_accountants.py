@@ -7,7 +7,7 @@ import numpy as np
 
 from quap_tff import checks
 from quap_tff.accounting import accountant as base
-from quap_tff.accounting import gaussian_tradeoff
+from quap_tff import tradeoff
 
 
 class _PerRound(base.Accountant):
@@ -36,10 +36,10 @@ class _PerRound(base.Accountant):
     totals = np.repeat(np.array([history.count for history in histories], np.float64), lengths)
     # The same mechanism at the same share of δ is in many histories.
     pairs, index = np.unique(mu + 1j * totals, return_inverse=True)
-    found = gaussian_tradeoff.epsilon_of(pairs.real, self._mechanism_delta(delta) / pairs.imag)[index]
+    found = tradeoff.epsilon_of(pairs.real, self._mechanism_delta(delta) / pairs.imag)[index]
     ends = np.cumsum(lengths)
     composed = [self._compose(found[end - n:end], counts[end - n:end], delta) for n, end in zip(lengths, ends)]
-    return np.array(composed, np.float64) * (1 + gaussian_tradeoff.RELATIVE_MARGIN)
+    return np.array(composed, np.float64) * (1 + tradeoff.RELATIVE_MARGIN)
 
 
 class Basic(_PerRound):

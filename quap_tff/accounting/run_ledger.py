@@ -58,7 +58,7 @@ class RunLedger:
     self._arrays = {name: ledger_arrays.Growing(arrays[name]) for name in ledger_arrays.ARRAYS}
     clients = arrays['clients']
     self._rounds = np.bincount(clients, minlength=self._num_clients)
-    # Adds in the order of the rounds, as `record` does: a resumed run has the same sums, bit for bit.
+    # Adds in the order of the rounds, as `append` does: a resumed run has the same sums, bit for bit.
     self._epsilon = np.bincount(clients, arrays['budgets'], self._num_clients).astype(np.float64)
 
   @property
@@ -85,7 +85,7 @@ class RunLedger:
     """float64[N], nominal k_i·δ, at most 1."""
     return np.minimum(self._rounds * self._delta, 1.0)
 
-  def record(self, record: RoundRecord):
+  def append(self, record: RoundRecord):
     """Adds a round, in time and memory of its cohort. What it adds can be left out again by `truncated`.
 
     Raises:

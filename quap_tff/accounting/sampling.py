@@ -14,7 +14,7 @@ import numpy as np
 
 from quap_tff import checks
 from quap_tff import registry
-from quap_tff.accounting import gaussian_tradeoff
+from quap_tff import tradeoff
 from quap_tff.accounting import history as histories_lib
 from quap_tff.accounting import library_accountants
 from quap_tff.accounting import run_ledger
@@ -143,5 +143,5 @@ def fixed_size_epsilon(ledger: run_ledger.RunLedger, sampler: Sampler, delta: fl
     )
   bounds = np.maximum(accountant.rdp, 0.0) + library_accountants.rdp_rounding(ledger.num_rounds, _ORDERS)
   epsilon, _ = rdp.compute_epsilon(_ORDERS, bounds, delta)
-  always_in = gaussian_tradeoff.epsilon_of(2 * math.sqrt(math.fsum(mu * mu)), delta)
-  return min(float(epsilon) * (1 + gaussian_tradeoff.RELATIVE_MARGIN), float(always_in))
+  always_in = tradeoff.epsilon_of(2 * math.sqrt(math.fsum(mu * mu)), delta)
+  return min(float(epsilon) * (1 + tradeoff.RELATIVE_MARGIN), float(always_in))

@@ -1,13 +1,16 @@
 """Certified QuAP-FL: participation-adaptive weights under a guarantee that covers the whole released model.
 
-    config = certified.calibrated(certified.CertifiedConfig(...), cohorts)   # noise and divisor from the schedule
-    process = certified.build_certified_fed_avg(model_fn, config)            # a tff.learning.templates.LearningProcess
-    ledger.record(certified.round_record(config, aggregator_state, clipping_norm, cohort))   # what a round has spent
+`quap_tff.CertifiedPlan` puts it together. The mechanism's theorem and proof are in docs/privacy.md.
 """
 
-from quap_tff.certified import weight_rules
-from quap_tff.certified.aggregation import CertifiedAggregationFactory
-from quap_tff.certified.calibration import calibrated
-from quap_tff.certified.config import CertifiedConfig
-from quap_tff.certified.learning_process import build_certified_fed_avg
-from quap_tff.certified.records import round_record
+from quap_tff import lazy
+
+__getattr__ = lazy.exports(__name__, {
+    'aggregation': ['CertifiedAggregationFactory'],
+    'certificate': [],
+    'clip_split': [],
+    'config': ['CertifiedConfig'],
+    'learning_process': ['build_certified_fed_avg'],
+    'planning': ['calibrated', 'planned_weights'],
+    'weight_rules': [],
+})

@@ -8,7 +8,6 @@ import numpy as np
 
 from quap_tff import checks
 from quap_tff import clip_rules
-from quap_tff import clipping
 from quap_tff import participation as participations
 from quap_tff import registry
 from quap_tff.certified import clip_split as clip_splits
@@ -30,8 +29,9 @@ class CertifiedConfig:
     num_clients: N, the population. Client ids are integers in [0, N).
     epsilon: ε > 0 in nats that no client passes over the whole run, at
     delta: δ in (0, 1), in total.
-    noise_multiplier: z: σ of the noise on the sum over C_t, in every round.
-    divisor: D > 0, by which the sum is divided in every round, such as the expected sum of weights.
+    noise_multiplier: z: σ of the noise on the sum over C_t, in every round. None: to be chosen from a schedule, by
+      `quap_tff.certified.calibrated`.
+    divisor: D > 0, by which the sum is divided in every round, such as the expected sum of weights. None: as above.
     weights: The rule for w_i(t), one of `quap_tff.certified.weight_rules.RULES`.
     participation: How the rates are computed that weights go by.
     clip: C_t: `clip_rules.Fixed`, or `clip_rules.PrivateQuantile`, whose noised count is in the account.
@@ -44,11 +44,11 @@ class CertifiedConfig:
   num_clients: int
   epsilon: float
   delta: float
-  noise_multiplier: float
-  divisor: float
+  noise_multiplier: Optional[float] = None
+  divisor: Optional[float] = None
   weights: weight_rules.WeightRule = weight_rules.Participation()
   participation: participations.ParticipationConfig = participations.ParticipationConfig()
-  clip: clipping.ClipRule = clip_rules.Fixed(1.0)
+  clip: clip_rules.ClipRule = clip_rules.Fixed(1.0)
   clip_split: str = 'joint'
   planned_rounds: Optional[Tuple[int, ...]] = None
   noise_seed: Optional[int] = None
@@ -57,10 +57,12 @@ class CertifiedConfig:
     checks.integer('num_clients', self.num_clients, at_least=1, at_most=2**31 - 1)
     checks.number('epsilon', self.epsilon, above=0, at_most=100)
     checks.number('delta', self.delta, above=0, below=1)
-    checks.number(
-        'noise_multiplier', self.noise_multiplier, at_least=SMALLEST_MULTIPLIER, at_most=LARGEST_MULTIPLIER
-    )
-    checks.number('divisor', self.divisor, above=0)
+    if self.noise_multiplier is not None:
+      checks.number(
+          'noise_multiplier', self.noise_multiplier, at_least=SMALLEST_MULTIPLIER, at_most=LARGEST_MULTIPLIER
+      )
+    if self.divisor is not None:
+      checks.number('divisor', self.divisor, above=0)
     if not isinstance(self.weights, weight_rules.WeightRule):
       raise TypeError(f'weights must be a rule of quap_tff.certified.weight_rules, found {self.weights!r}.')
     if self.clip_split not in clip_splits.SPLITS:
@@ -71,7 +73,7 @@ class CertifiedConfig:
     self._check_plan()
 
   def _check_clip(self):
-    if not isinstance(self.clip, clipping.ClipRule):
+    if not isinstance(self.clip, clip_rules.ClipRule):
       raise TypeError(f'clip must be a rule of quap_tff.clip_rules, found {self.clip!r}.')
     if self.clip.releases_exact_norms or self.clip.uses_current_norms:
       raise ValueError(
@@ -92,9 +94,9 @@ class CertifiedConfig:
 
   def _check_plan(self):
     if self.planned_rounds is None:
-      if self.weights.needs_plan:
+      if self.weights.needs_plan and self.is_calibrated:
         raise ValueError(
-            f'Weight rule {type(self.weights).__name__} goes by a public schedule: give planned_rounds, in how many '
+            f'Weight rule {type(self.weights).__name__} needs a public schedule: give planned_rounds, in how many '
             f'rounds each of the {self.num_clients} clients is planned to take part.'
         )
       return
@@ -105,6 +107,11 @@ class CertifiedConfig:
           f'{planned.dtype}{list(planned.shape)}.'
       )
     object.__setattr__(self, 'planned_rounds', tuple(planned.tolist()))
+
+  @property
+  def is_calibrated(self) -> bool:
+    """Whether noise and divisor are settled."""
+    return self.noise_multiplier is not None and self.divisor is not None
 
   @property
   def prices(self) -> privacy_filter.Prices:
@@ -119,14 +126,3 @@ class CertifiedConfig:
   def counts_norms(self) -> bool:
     """Whether a noised count of norms is released in each round."""
     return math.isfinite(self.clip.count_noise_multiplier)
-
-  @property
-  def why_not_certifiable(self) -> str:
-    """Why a run of this configuration can have no certificate; '' if it can."""
-    if self.noise_seed is not None:
-      return 'The noise seed is given: whoever knows it can subtract the noise.'
-    return ''
-
-  @property
-  def is_certifiable(self) -> bool:
-    return not self.why_not_certifiable

@@ -5,9 +5,8 @@ noised sums: training metrics stay at the clients.
 """
 
 import collections
-from typing import Callable
+from typing import Callable, Optional
 
-import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff import client_work as client_works
@@ -22,7 +21,7 @@ def build_certified_fed_avg(
     config: configs.CertifiedConfig,
     client_optimizer: tff.learning.optimizers.Optimizer = tff.learning.optimizers.build_sgdm(0.05),
     server_optimizer: tff.learning.optimizers.Optimizer = tff.learning.optimizers.build_sgdm(1.0),
-    client_work: client_works.ClientWorkConfig = client_works.ClientWorkConfig(),
+    client_work: Optional[client_works.ClientWorkConfig] = None,
 ) -> tff.learning.templates.LearningProcess:
   """Federated averaging with noise on every trained weight, and a budget that no client passes.
 
@@ -40,9 +39,7 @@ def build_certified_fed_avg(
   Raises:
     ValueError: If `config` and the model do not fit.
   """
-  with tf.Graph().as_default():
-    layers = layers_lib.from_variables(model_fn().trainable_variables)
-  aggregator = aggregation.CertifiedAggregationFactory(config, layers)
+  aggregator = aggregation.CertifiedAggregationFactory(config, layers_lib.of_model(model_fn).layers)
   return learning_process.compose(
       lambda: _WithoutMetrics(model_fn()), aggregator, client_optimizer, server_optimizer, client_work
   )

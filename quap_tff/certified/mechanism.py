@@ -28,6 +28,7 @@ from quap_tff import participation as participations
 from quap_tff import seeds
 from quap_tff.certified import clip_split
 from quap_tff.certified import config as configs
+from quap_tff.certified import planning
 from quap_tff.certified import privacy_filter
 
 # Relative; see above.
@@ -46,7 +47,7 @@ def initial_state(config: configs.CertifiedConfig) -> 'collections.OrderedDict[s
   """
   return collections.OrderedDict(
       round=tf.constant(0, tf.int32),
-      participation=participations.initial_state(config.participation, config.num_clients),
+      participation=quap_mechanism.initial_participation(config),
       clip=tf.constant(config.clip.initial_norm, tf.float32),
       noise=collections.OrderedDict(
           seed=seeds.initial_seed(config.noise_seed, 'mechanism'), counter=tf.constant(0, tf.int64)
@@ -79,13 +80,15 @@ def plan_round(
     `participation` and `spent`, and `seed` int64[2], the round's.
 
   Raises:
-    tf.errors.InvalidArgumentError: When run, if an id is outside [0, N) or stands twice.
+    tf.errors.InvalidArgumentError: When run, if an id is outside [0, N) or appears twice.
   """
   client_ids = quap_mechanism.checked_ids(config, client_ids)
   round_num = state['round'] + 1
   participation = participations.next_state(config.participation, state['participation'], client_ids, round_num)
-  proposed = proposed_weights(config, config.prices, participation, round_num, client_ids)
-  weights, spent = privacy_filter.spend(config.prices, tf.gather(state['spent'], client_ids), proposed)
+  view = planning.round_view(config, config.prices, participation, round_num, client_ids)
+  weights, spent = privacy_filter.spend(
+      config.prices, tf.gather(state['spent'], client_ids), config.weights.weights(view)
+  )
 
   seed = _round_seed(state, client_ids)
   next_clip = state['clip']
@@ -102,28 +105,6 @@ def plan_round(
       spent=tf.tensor_scatter_nd_update(state['spent'], client_ids[:, tf.newaxis], spent),
       seed=seed,
   )
-
-
-def proposed_weights(
-    config: configs.CertifiedConfig,
-    prices: privacy_filter.Prices,
-    participation: Any,
-    round_num: Any,
-    client_ids: tf.Tensor,
-) -> tf.Tensor:
-  """What the weight rule asks for, before the filter: [M], or [Z, M] where `prices` hold a column of Z multipliers.
-
-  Args:
-    config: The mechanism.
-    prices: Of the round.
-    participation: The participation state with this round in it.
-    round_num: t, from 1.
-    client_ids: int64[M], the cohort.
-  """
-  rates = tf.gather(participations.rates(config.participation, participation, round_num), client_ids)
-  in_warmup = participations.in_warmup(config.participation, round_num)
-  planned = tf.gather(tf.constant(config.planned_rounds), client_ids) if config.weights.needs_plan else None
-  return config.weights.weights(prices, rates, in_warmup, planned)
 
 
 def contribute(

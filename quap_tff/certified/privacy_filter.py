@@ -15,9 +15,10 @@ the server's state: it guards one line of states. Releases of two rounds that co
 import functools
 from typing import Any, NamedTuple, Tuple
 
-import tensorflow as tf
+import numpy as np
 
-from quap_tff import gaussian
+from quap_tff import arrays
+from quap_tff import tradeoff
 
 # Relative: the accuracy of μ_max, and room for accountants that add up the same rounds with rounding of their own.
 SLACK = 2.0**-30
@@ -34,7 +35,7 @@ class Prices(NamedTuple):
 
   Attributes:
     limit: The most that Σμ² of a client may be, from `limit_of`.
-    noise_multiplier: z > 0; a float, or a float64 tensor that broadcasts with what is spent.
+    noise_multiplier: z > 0; a float, or float64s that broadcast with what is spent.
     count_cost: 1/c² >= 0 for each round in which a client adds to a sum; 0 if no count is released.
   """
 
@@ -46,24 +47,22 @@ class Prices(NamedTuple):
 @functools.lru_cache(maxsize=None)
 def limit_of(epsilon: float, delta: float) -> float:
   """μ_max²(ε, δ)·(1 - SLACK): μ_max is the μ of the one Gaussian mechanism that is exactly (ε, δ)."""
-  # A number, also where it is asked for while a graph is traced.
-  with tf.init_scope():
-    least_multiplier = float(gaussian.noise_multiplier('analytic', tf.constant(epsilon, tf.float64), delta))
-  return (1 - SLACK) / least_multiplier**2
+  return (1 - SLACK) * tradeoff.mu_at_most(epsilon, delta)**2
 
 
-def even_weight(prices: Prices, rounds: tf.Tensor) -> tf.Tensor:
+def even_weight(prices: Prices, rounds: Any) -> Any:
   """The weight in [0, 1] with which `rounds` rounds spend the whole limit: min(1, z·√(limit/K - 1/c²)); float64.
 
   Args:
     prices: Of the rounds.
     rounds: K, integers of any shape; less than 1 counts as 1.
   """
-  share = prices.limit / tf.cast(tf.maximum(rounds, 1), tf.float64) - prices.count_cost
-  return tf.minimum(prices.noise_multiplier * tf.sqrt(tf.maximum(share, 0.0)), 1.0)
+  xp = arrays.namespace(rounds)
+  share = prices.limit / arrays.cast(xp.maximum(rounds, 1), np.float64) - prices.count_cost
+  return xp.minimum(prices.noise_multiplier * xp.sqrt(xp.maximum(share, 0.0)), 1.0)
 
 
-def spend(prices: Prices, spent: tf.Tensor, proposed: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
+def spend(prices: Prices, spent: Any, proposed: Any) -> Tuple[Any, Any]:
   """What clients of a round may add, and what they have spent after it; elementwise.
 
   A client that cannot pay for the count and for a weight of at least `SMALLEST_SHARE` of what the rule asks for, and of
@@ -72,19 +71,21 @@ def spend(prices: Prices, spent: tf.Tensor, proposed: tf.Tensor) -> Tuple[tf.Ten
   Args:
     prices: Of the round.
     spent: float64, Σμ² of the rounds before.
-    proposed: float in [0, 1], the weights that the rule asks for.
+    proposed: Floats in [0, 1], the weights that the rule asks for.
 
   Returns:
     (weights float32 in [0, 1], Σμ² with this round float64).
   """
+  xp = arrays.namespace(spent, proposed)
   left = prices.limit - spent - prices.count_cost
-  affordable = prices.noise_multiplier * tf.sqrt(tf.maximum(left, 0.0))
-  asked = tf.minimum(tf.cast(proposed, tf.float64), 1.0)
-  exact = tf.minimum(asked, affordable)
-  weights = tf.cast(exact, tf.float32)
-  weights = tf.where(tf.cast(weights, tf.float64) > exact, tf.math.nextafter(weights, tf.zeros_like(weights)), weights)
-  pays = tf.cast(weights, tf.float64) >= tf.maximum(SMALLEST_SHARE * asked, SMALLEST_WEIGHT)
-  cost = tf.square(tf.cast(weights, tf.float64) / prices.noise_multiplier) + prices.count_cost
+  affordable = prices.noise_multiplier * xp.sqrt(xp.maximum(left, 0.0))
+  asked = xp.minimum(arrays.cast(proposed, np.float64), 1.0)
+  exact = xp.minimum(asked, affordable)
+  weights = arrays.cast(exact, np.float32)
+  lowered = xp.nextafter(weights, xp.zeros_like(weights))
+  weights = xp.where(arrays.cast(weights, np.float64) > exact, lowered, weights)
+  pays = arrays.cast(weights, np.float64) >= xp.maximum(SMALLEST_SHARE * asked, SMALLEST_WEIGHT)
+  cost = xp.square(arrays.cast(weights, np.float64) / prices.noise_multiplier) + prices.count_cost
   # The sum is rounded by less than what is added here.
   total = (spent + cost * _ROUNDED_UP) * (1 + 2.0**-52)
-  return tf.where(pays, weights, 0.0), tf.where(pays, total, spent)
+  return xp.where(pays, weights, xp.zeros_like(weights)), xp.where(pays, total, spent)

@@ -32,7 +32,7 @@ def _folder(path, identity=None, metrics=_METRICS):
   """What a run leaves, but for the certificate."""
   ledger = run_ledger.RunLedger(4, 1e-5, 'a run')
   for cohort, weights in (([0, 1], [1.0, 0.5]), ([2, 0], [0.25, 0.75])):
-    ledger.record(run_ledger.RoundRecord(cohort, [0.1, 0.2], weights, 2.0, 8.0, 1.5))
+    ledger.append(run_ledger.RoundRecord(cohort, [0.1, 0.2], weights, 2.0, 8.0, 1.5))
   np.savez(path / 'ledger.npz', **ledger.state_dict())
   (path / 'run.json').write_text(json.dumps({'identity': identity or _IDENTITY, 'flags': {}}))
   (path / 'final_model.keras').write_bytes(b'a model')
@@ -211,7 +211,7 @@ class TestLedger:
   def test_rounds_removed_or_added(self, certified, rounds):
     ledger = run_ledger.RunLedger.load(certified / 'ledger.npz')
     if rounds == 3:
-      ledger.record(run_ledger.RoundRecord([3], [0.1], [0.01], 50.0, math.inf, 1.0))
+      ledger.append(run_ledger.RoundRecord([3], [0.1], [0.01], 50.0, math.inf, 1.0))
     np.savez(certified / 'ledger.npz', **ledger.truncated(rounds).state_dict())
     _reseal(certified)
     assert f'achieved.rounds: the certificate says 2, the run gives {rounds}.' in _problems(certified)

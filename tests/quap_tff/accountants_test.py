@@ -13,7 +13,7 @@ from quap_tff import gaussian
 from quap_tff.accounting import accountant as base
 from quap_tff.accounting import accountants
 from quap_tff.accounting import calibration
-from quap_tff.accounting import gaussian_tradeoff
+from quap_tff import tradeoff
 from quap_tff.accounting import history
 from quap_tff.accounting import library_accountants
 
@@ -71,14 +71,14 @@ class TestGaussianTradeoff:
   def test_delta_against_long_decimals(self, mu, deviations):
     epsilon = max(0.0, mu * mu / 2 + deviations * mu)
     exact = exact_log_delta(epsilon, mu)
-    found = float(gaussian_tradeoff.log_delta(epsilon, mu))
+    found = float(tradeoff.log_delta(epsilon, mu))
     # The allowance for rounding is one of δ, relative to a term that is larger by 1/μ.
     assert exact - 1e-12 * abs(exact) <= found <= exact + 1e-9 + 1e-12 / mu
 
   @pytest.mark.parametrize('mu', [1e-3, 0.1, 1.0, 9.0, 30.0])
   @pytest.mark.parametrize('delta', [0.3, 1e-5, 1e-30, 1e-200])
   def test_epsilon_is_enough_and_hardly_more(self, mu, delta):
-    epsilon = float(gaussian_tradeoff.epsilon_of(mu, delta))
+    epsilon = float(tradeoff.epsilon_of(mu, delta))
     if epsilon == 0:
       assert exact_log_delta(0.0, mu) <= math.log(delta)
     else:
@@ -87,16 +87,16 @@ class TestGaussianTradeoff:
   def test_is_the_formula_of_the_noise(self):
     for epsilon, z in [(0.1, 3.0), (1.0, 1.0), (6.0, 0.7)]:
       delta = float(gaussian.delta_of(tf.constant(epsilon, tf.float64), tf.constant(z, tf.float64)))
-      assert math.exp(gaussian_tradeoff.log_delta(epsilon, 1 / z)) == pytest.approx(delta, rel=1e-12)
+      assert math.exp(tradeoff.log_delta(epsilon, 1 / z)) == pytest.approx(delta, rel=1e-12)
 
   def test_many_deltas_at_once(self):
-    found = gaussian_tradeoff.epsilon_of([[0.1], [2.0]], [1e-5, 1e-9])
-    by_hand = [[float(gaussian_tradeoff.epsilon_of(mu, delta)) for delta in (1e-5, 1e-9)] for mu in (0.1, 2.0)]
+    found = tradeoff.epsilon_of([[0.1], [2.0]], [1e-5, 1e-9])
+    by_hand = [[float(tradeoff.epsilon_of(mu, delta)) for delta in (1e-5, 1e-9)] for mu in (0.1, 2.0)]
     np.testing.assert_allclose(found, by_hand, rtol=1e-12)
 
   def test_ends(self):
-    assert gaussian_tradeoff.log_delta(1.0, [0.0, math.inf]).tolist() == [-math.inf, 0.0]
-    assert gaussian_tradeoff.epsilon_of([0.0, math.inf], 1e-5).tolist() == [0.0, math.inf]
+    assert tradeoff.log_delta(1.0, [0.0, math.inf]).tolist() == [-math.inf, 0.0]
+    assert tradeoff.epsilon_of([0.0, math.inf], 1e-5).tolist() == [0.0, math.inf]
 
   @_settings
   @hypothesis.given(
@@ -105,7 +105,7 @@ class TestGaussianTradeoff:
   )
   def test_monotone(self, mu, other_mu, delta, other_delta):
     small, large = sorted([mu, other_mu])
-    at = gaussian_tradeoff.epsilon_of
+    at = tradeoff.epsilon_of
     assert at(small, delta) <= at(large, delta) * (1 + 1e-9) + 1e-300
     tiny, big = sorted([delta, other_delta])
     assert at(mu, big) <= at(mu, tiny) * (1 + 1e-9) + 1e-300
@@ -274,7 +274,7 @@ class TestAccountants:
 
   def test_every_accountant_over_changing_noise(self):
     h = history.History.of([(history.GaussianMechanism(z), 2) for z in np.linspace(20, 60, 30)])
-    exact = gaussian_tradeoff.epsilon_of(math.sqrt(sum(2 / z**2 for z in np.linspace(20, 60, 30))), 1e-5)
+    exact = tradeoff.epsilon_of(math.sqrt(sum(2 / z**2 for z in np.linspace(20, 60, 30))), 1e-5)
     found = {name: _epsilon(name, h, 1e-5) for name in accountants.ACCOUNTANTS}
     assert found['gaussian_exact'] == pytest.approx(exact, rel=1e-11)
     assert found['pld'] == pytest.approx(exact, rel=1e-4)
@@ -357,7 +357,7 @@ class TestSampling:
     # Removing the client: H(e^ε; (1-q)P + qQ, P) = q·H(1 + (e^ε - 1)/q; Q, P). Adding it is less (Zhu et al. 2022).
     epsilon = _epsilon('pld', history.History.gaussian(z, 1, q), 1e-5)
     shifted = math.log1p(math.expm1(epsilon) / q)
-    assert q * math.exp(gaussian_tradeoff.log_delta(shifted, 1 / z)) == pytest.approx(1e-5, rel=2e-3)
+    assert q * math.exp(tradeoff.log_delta(shifted, 1 / z)) == pytest.approx(1e-5, rel=2e-3)
 
   @pytest.mark.parametrize('z, q, rounds', [(1.0, 0.01, 1000), (10.8, 0.3, 200), (10.0, 1e-4, 1000), (0.6, 0.05, 20)])
   def test_distributions_are_below_renyi_and_not_by_much(self, z, q, rounds):

@@ -3,7 +3,7 @@
 import pytest
 
 from quap_tff import accounting
-from quap_tff import budget
+from quap_tff import budgets
 from quap_tff import clip_rules
 from quap_tff import config
 from quap_tff import layers

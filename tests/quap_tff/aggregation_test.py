@@ -15,7 +15,7 @@ from quap_tff import budget_rules
 from quap_tff import clip_rules
 from quap_tff import layers
 from quap_tff import runtime
-from quap_tff.budget import BudgetConfig
+from quap_tff.budgets import BudgetConfig
 from quap_tff.config import NoiseConfig
 from quap_tff.config import QuapConfig
 from quap_tff.participation import ParticipationConfig

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from quap_tff import budget
-from quap_tff.budget import BudgetConfig
+from quap_tff import budgets
+from quap_tff.budgets import BudgetConfig
 
 _configs = st.builds(
     BudgetConfig,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from quap_tff.accounting import certificate as certificates
-from quap_tff.accounting import gaussian_tradeoff
+from quap_tff import tradeoff
 from quap_tff.accounting import run_ledger
 
 _FACTS = dict(
@@ -31,7 +31,7 @@ def _ledger(**changes):
   for record in rounds:
     budgets = np.full(len(record['cohort']), 0.1)
     record = {'clipping_norm': 1.0, **record, 'budgets': budgets, 'cohort': np.array(record['cohort'], np.int64)}
-    ledger.record(run_ledger.RoundRecord(**record))
+    ledger.append(run_ledger.RoundRecord(**record))
   return ledger
 
 
@@ -93,7 +93,7 @@ class TestFigures:
   def test_by_hand(self):
     # μ² of client 0: (1/2)² + (0.5/2.5)² of the sums, (1/4)² of the count; of client 1: (0.5/2)² + (1/4)².
     mu = [math.sqrt(0.25 + 0.04 + 0.0625), math.sqrt(0.125), 0, 0, 0]
-    epsilon = gaussian_tradeoff.epsilon_of(np.array(mu), 1e-5)
+    epsilon = tradeoff.epsilon_of(np.array(mu), 1e-5)
     achieved = _issue()['achieved']
     assert achieved['mu_max'] == pytest.approx(mu[0], rel=1e-9)
     assert achieved['epsilon_max'] == pytest.approx(epsilon[0], rel=1e-9)
@@ -118,7 +118,7 @@ class TestFigures:
   def test_the_bound_on_mu_is_the_largest_that_keeps_epsilon(self):
     mu = certificates.mu_at_most(3.0, 1e-5)
     assert mu == _issue()['guarantee']['mu']
-    assert gaussian_tradeoff.epsilon_of(mu, 1e-5) <= 3 < gaussian_tradeoff.epsilon_of(mu * (1 + 1e-11), 1e-5)
+    assert tradeoff.epsilon_of(mu, 1e-5) <= 3 < tradeoff.epsilon_of(mu * (1 + 1e-11), 1e-5)
 
   def test_the_statement_rounds_up(self):
     certificate = _issue()
@@ -174,7 +174,7 @@ class TestRefusals:
     ledger = run_ledger.RunLedger(1, 1e-5, 'a run')
     weight = certificates.mu_at_most(3.0, 1e-5) / math.sqrt(1000)
     for _ in range(1000):
-      ledger.record(run_ledger.RoundRecord([0], [0.1], [weight], 1.0, math.inf, 1.0))
+      ledger.append(run_ledger.RoundRecord([0], [0.1], [weight], 1.0, math.inf, 1.0))
     certificate = _issue(ledger)
     assert certificate['achieved']['epsilon_histogram']['clients'][-1] == 1
     assert not _problems(certificate, ledger)
@@ -223,7 +223,7 @@ class TestProblems:
   def test_a_round_more_or_less(self):
     assert _problems(_issue(), _ledger().truncated(2))
     longer = _ledger()
-    longer.record(run_ledger.RoundRecord([4], [0.1], [0.01], 100.0, math.inf, 1.0))
+    longer.append(run_ledger.RoundRecord([4], [0.1], [0.01], 100.0, math.inf, 1.0))
     assert _problems(_issue(), longer)
 
   @pytest.mark.parametrize('damaged', [None, [], {}, {'facts': []}, {'facts': {}}, {'version': 1, 'facts': {}}, 'text'])

@@ -11,7 +11,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff import clip_rules
-from quap_tff import clipping
+from quap_tff import clip_rules
 from quap_tff import runtime
 from tests.quap_tff import noise_checks
 
@@ -187,7 +187,7 @@ class TestPrivateQuantile:
 
   def test_never_becomes_no_bound(self):
     rule = clip_rules.PrivateQuantile(quantile=1.0, initial_clip=1.0, learning_rate=1e3, count_stddev=0.0)
-    assert _course(rule, [[9.0]]) == [np.float32(clipping.LARGEST_NORM)]
+    assert _course(rule, [[9.0]]) == [np.float32(clip_rules.LARGEST_NORM)]
 
   def test_says_whether_it_releases_exact_norms(self):
     assert not clip_rules.PrivateQuantile().releases_exact_norms

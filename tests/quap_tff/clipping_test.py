@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from quap_tff import clipping
+from quap_tff import clip_rules
 
 _NAN, _INF = math.nan, math.inf
 # TensorFlow flushes subnormal numbers to zero.
@@ -37,17 +37,17 @@ class TestQuantile:
       ],
   )
   def test_by_hand(self, values, q, expected):
-    np.testing.assert_allclose(clipping.quantile(_f32(values), q), expected, rtol=1e-6)
+    np.testing.assert_allclose(clip_rules.quantile(_f32(values), q), expected, rtol=1e-6)
 
   @given(values=st.lists(st.floats(0, 1e6, width=32), min_size=1, max_size=40), q=st.floats(0, 1))
   @settings(derandomize=True, deadline=None, max_examples=100)
   def test_as_numpys(self, values, q):
     np.testing.assert_allclose(
-        clipping.quantile(_f32(values), q), np.quantile(values, q), rtol=1e-5, atol=1e-5 * max(values)
+        clip_rules.quantile(_f32(values), q), np.quantile(values, q), rtol=1e-5, atol=1e-5 * max(values)
     )
 
   def test_of_unknown_length_in_a_graph(self):
-    traced = tf.function(lambda v: clipping.quantile(v, 0.5), input_signature=[tf.TensorSpec([None], tf.float32)])
+    traced = tf.function(lambda v: clip_rules.quantile(v, 0.5), input_signature=[tf.TensorSpec([None], tf.float32)])
     assert traced(_f32([1, 2, 4])) == 2.0
     assert math.isnan(traced(_f32([])))
 
@@ -72,15 +72,15 @@ class TestClipFactor:
       ],
   )
   def test_by_hand(self, norm, clip, expected):
-    assert clipping.clip_factor(_f32(norm), _f32(clip)) == np.float32(expected)
+    assert clip_rules.clip_factor(_f32(norm), _f32(clip)) == np.float32(expected)
 
   def test_elementwise(self):
-    np.testing.assert_array_equal(clipping.clip_factor(_f32([8, 2, 0, _NAN]), _f32(4.0)), [0.5, 1, 1, 0])
+    np.testing.assert_array_equal(clip_rules.clip_factor(_f32([8, 2, 0, _NAN]), _f32(4.0)), [0.5, 1, 1, 0])
 
   @given(norm=_norms, clip=_norms)
   @settings(derandomize=True, deadline=None, max_examples=200)
   def test_clips_to_the_bound_and_never_scales_up(self, norm, clip):
-    factor = float(clipping.clip_factor(_f32(norm), _f32(clip)))
+    factor = float(clip_rules.clip_factor(_f32(norm), _f32(clip)))
     assert 0 <= factor <= 1
     assert factor * norm <= clip * (1 + 1e-6)
 
@@ -88,25 +88,25 @@ class TestClipFactor:
 class TestGlobalNorm:
 
   def test_tensors_are_taken_together(self):
-    norm = clipping.global_norm([_f32([[1, 2], [2, 0]]), _f32([4])])
+    norm = clip_rules.global_norm([_f32([[1, 2], [2, 0]]), _f32([4])])
     assert norm.dtype == tf.float32
     np.testing.assert_allclose(norm, 5.0)
 
   def test_of_nothing_is_zero(self):
-    assert clipping.global_norm([]) == 0.0
+    assert clip_rules.global_norm([]) == 0.0
 
   def test_takes_other_float_types(self):
-    np.testing.assert_allclose(clipping.global_norm([tf.constant([3.0], tf.float64), tf.constant([4.0], tf.bfloat16)]), 5.0)
+    np.testing.assert_allclose(clip_rules.global_norm([tf.constant([3.0], tf.float64), tf.constant([4.0], tf.bfloat16)]), 5.0)
 
   @pytest.mark.parametrize('entry', [_NAN, _INF, -_INF, 1e30])
   def test_is_not_finite_where_entries_are_not_or_squares_overflow(self, entry):
-    assert not math.isfinite(clipping.global_norm([_f32([1.0, entry])]))
+    assert not math.isfinite(clip_rules.global_norm([_f32([1.0, entry])]))
 
 
 class TestClipRule:
 
   def test_by_default_the_norm_stays(self):
-    class Constant(clipping.ClipRule):
+    class Constant(clip_rules.ClipRule):
       initial_norm = 2.0
 
     rule = Constant()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from quap_tff import clip_rules
-from quap_tff.budget import BudgetConfig
+from quap_tff.budgets import BudgetConfig
 from quap_tff.config import NoiseConfig
 from quap_tff.config import QuapConfig
 from quap_tff.participation import ParticipationConfig

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from data import cohorts
-from quap_tff import budget
+from quap_tff import budgets
 from quap_tff import gaussian
 from quap_tff import layers
 from quap_tff import models

@@ -30,7 +30,7 @@ def _ledger(cohorts, noise=8.0, weights=None, count_noise=INF, num_clients=N):
   noise = np.broadcast_to(noise, len(cohorts))
   for cohort, z in zip(cohorts, noise):
     own = np.ones(len(cohort)) if weights is None else np.asarray(weights)[cohort]
-    ledger.record(accounting.RoundRecord(
+    ledger.append(accounting.RoundRecord(
         np.asarray(cohort, np.int64), np.full(len(cohort), 0.1), own, float(z), count_noise, 1.0
     ))
   return ledger

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from quap_tff import clip_rules
 from quap_tff import mechanism
-from quap_tff.budget import BudgetConfig
+from quap_tff.budgets import BudgetConfig
 from quap_tff.config import NoiseConfig
 from quap_tff.config import QuapConfig
 from quap_tff.participation import ParticipationConfig

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from quap_tff import budget
+from quap_tff import budgets
 from quap_tff import clip_rules
 from quap_tff import gaussian
 from quap_tff.accounting import accountants
 from quap_tff.accounting import certificate
-from quap_tff.accounting import gaussian_tradeoff
+from quap_tff import tradeoff
 from quap_tff.accounting import history
 from tests.quap_tff import noise_checks
 
@@ -23,7 +23,7 @@ _Z = math.sqrt(20) / _MU
 
 
 def _epsilon(mu):
-  return float(gaussian_tradeoff.epsilon_of(mu, _DELTA))
+  return float(tradeoff.epsilon_of(mu, _DELTA))
 
 
 @pytest.mark.parametrize('epsilon', [1, 3, 6, 10])

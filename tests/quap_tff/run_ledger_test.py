@@ -40,7 +40,7 @@ def _drawn(seed, rounds=12):
 def _filled(records, **fields):
   ledger = _ledger(**fields)
   for record in records:
-    ledger.record(record)
+    ledger.append(record)
   return ledger
 
 
@@ -108,7 +108,7 @@ class TestRecord:
   def test_bad_records_add_nothing(self, record, words):
     ledger, untouched = _filled(_drawn(1)), _filled(_drawn(1))
     with pytest.raises(ValueError, match=words):
-      ledger.record(record)
+      ledger.append(record)
     assert _same(ledger, untouched)
     assert ledger.epsilon.tolist() == untouched.epsilon.tolist()
     assert ledger.rounds.tolist() == untouched.rounds.tolist()
@@ -125,7 +125,7 @@ class TestRecord:
     ledger = _ledger()
     kept = []
     for _ in range(300):
-      ledger.record(_record())
+      ledger.append(_record())
       kept.append(ledger.state_dict()['budgets'])
     assert len({id(array.base) for array in kept}) < 12
 
@@ -166,7 +166,7 @@ class TestKeptState:
     kept, nominal = ledger.state_dict(), ledger.epsilon
     before = {key: value.copy() for key, value in kept.items()}
     for _ in range(50):
-      ledger.record(_record(range(N)))
+      ledger.append(_record(range(N)))
     assert all(np.array_equal(kept[key], before[key]) for key in kept)
     assert nominal.tolist() == _filled(_drawn(2)).epsilon.tolist()
     with pytest.raises(ValueError, match='read-only'):
@@ -179,7 +179,7 @@ class TestKeptState:
   ])
   def test_of_another_run_is_refused(self, fields, words):
     ledger = _ledger(**fields)
-    ledger.record(_record())
+    ledger.append(_record())
     before = ledger.state_dict()
     with pytest.raises(ValueError, match=f'of another run: it has {words}'):
       ledger.load_state_dict(_filled(_drawn(1)).state_dict())

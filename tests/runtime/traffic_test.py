@@ -9,7 +9,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff import aggregation
-from quap_tff import budget
+from quap_tff import budgets
 from quap_tff import clip_rules
 from quap_tff import config
 from quap_tff import runtime

@@ -9,7 +9,7 @@ from experiments import run_directory
 from experiments import setup
 from experiments import verify
 from quap_tff import accounting
-from quap_tff.accounting import gaussian_tradeoff
+from quap_tff import tradeoff
 from tests.experiments import harness
 
 _DELTA = 1e-5
@@ -26,7 +26,7 @@ def _experiment(*arguments):
 
 def _spent(output_dir):
   ledger = accounting.RunLedger.load(output_dir / 'ledger.npz')
-  return ledger, gaussian_tradeoff.epsilon_of(accounting.total_mu(ledger).whole, _DELTA)
+  return ledger, tradeoff.epsilon_of(accounting.total_mu(ledger).whole, _DELTA)
 
 
 class TestRun:

@@ -8,7 +8,7 @@ import pytest
 from quap_tff import accounting
 from quap_tff import clip_rules
 from quap_tff.accounting import certificate
-from quap_tff.accounting import gaussian_tradeoff
+from quap_tff import tradeoff
 from quap_tff.certified import calibration
 from quap_tff.certified import mechanism
 from quap_tff.certified import records
@@ -36,7 +36,7 @@ def _run(config, cohorts):
     plan = mechanism.plan_round(config, state, np.asarray(cohort, np.int64), norms)
     clip = float(state['clip'])
     state, _, _ = mechanism.finish_round(config, state, plan, [])
-    ledger.record(records.round_record(config, state, clip, np.asarray(cohort, np.int64)))
+    ledger.append(records.round_record(config, state, clip, np.asarray(cohort, np.int64)))
   return state, ledger
 
 
@@ -128,9 +128,9 @@ class TestRoundRecord:
     assert np.any(np.asarray(state['weights'])[cohorts[-1]] == 0), 'No client has run out.'
     mu = accounting.total_mu(ledger).whole
     np.testing.assert_allclose(mu**2, state['spent'], rtol=1e-9)
-    assert (gaussian_tradeoff.epsilon_of(mu, config.delta) <= config.epsilon).all()
+    assert (tradeoff.epsilon_of(mu, config.delta) <= config.epsilon).all()
     # Basic composition is looser, and never says less than is so.
-    assert (ledger.epsilon[mu > 0] >= gaussian_tradeoff.epsilon_of(mu, 25 * config.delta)[mu > 0]).all()
+    assert (ledger.epsilon[mu > 0] >= tradeoff.epsilon_of(mu, 25 * config.delta)[mu > 0]).all()
 
   def test_by_hand(self):
     config = _config(clip=clip_rules.PrivateQuantile(count_stddev=3.0), noise_multiplier=4.0)
@@ -139,7 +139,7 @@ class TestRoundRecord:
     np.testing.assert_array_equal(record.cohort, [2, 1])
     np.testing.assert_array_equal(record.weights, [0.5, 1.0])
     assert (record.noise_multiplier, record.count_noise_multiplier, record.clipping_norm) == (4.0, 6.0, 0.25)
-    expected = gaussian_tradeoff.epsilon_of(np.sqrt([1 / 64 + 1 / 36, 1 / 16 + 1 / 36]), 1e-5)
+    expected = tradeoff.epsilon_of(np.sqrt([1 / 64 + 1 / 36, 1 / 16 + 1 / 36]), 1e-5)
     np.testing.assert_allclose(record.budgets, expected, rtol=1e-12)
 
   @pytest.mark.parametrize('clip', [clip_rules.Fixed(1.0), clip_rules.PrivateQuantile(count_stddev=3.0)])
@@ -150,5 +150,5 @@ class TestRoundRecord:
     assert record.weights[1] == 0 and 0 < record.budgets[1] < 1e-300
     assert record.count_noise_multiplier == clip.count_noise_multiplier
     ledger = accounting.RunLedger(config.num_clients, config.delta, '')
-    ledger.record(record)
+    ledger.append(record)
     assert accounting.total_mu(ledger).whole[1] == 0 < accounting.total_mu(ledger).whole[0]

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 from quap_tff import clip_rules
-from quap_tff.accounting import gaussian_tradeoff
+from quap_tff import tradeoff
 from quap_tff.certified import clip_split
 from quap_tff.certified import mechanism
 from quap_tff.certified import weight_rules
@@ -381,5 +381,5 @@ class TestHistories:
       assert not np.any(weights[np.setdiff1d(np.arange(5), cohort)])
       squares += np.where(weights > 0, (weights / multiplier)**2 + 1 / clip.count_noise_multiplier**2, 0.0)
       # By the exact accountant, which rounds up.
-      assert (gaussian_tradeoff.epsilon_of(np.sqrt(squares), config.delta) <= config.epsilon).all()
+      assert (tradeoff.epsilon_of(np.sqrt(squares), config.delta) <= config.epsilon).all()
       np.testing.assert_allclose(state['spent'], squares, rtol=1e-12)

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from quap_tff.accounting import certificate
-from quap_tff.accounting import gaussian_tradeoff
+from quap_tff import tradeoff
 from quap_tff.certified import privacy_filter
 from quap_tff.certified.privacy_filter import Prices
 
@@ -37,7 +37,7 @@ class TestLimit:
     limit = privacy_filter.limit_of(epsilon, delta)
     exact = certificate.mu_at_most(epsilon, delta)**2
     assert exact * (1 - 1.1 * privacy_filter.SLACK) < limit < exact * (1 - 0.9 * privacy_filter.SLACK)
-    assert epsilon * (1 - 2e-9) < gaussian_tradeoff.epsilon_of(math.sqrt(limit), delta) < epsilon
+    assert epsilon * (1 - 2e-9) < tradeoff.epsilon_of(math.sqrt(limit), delta) < epsilon
 
   def test_is_a_number_while_a_graph_is_traced(self):
     privacy_filter.limit_of.cache_clear()

@@ -1,0 +1,488 @@
+"""Participation models: who takes part in a round, each a pure function of (seed, round).
+
+A choice (`ParticipationChoice`) is a frozen dataclass of parameters, parsed from a spec; `over` applies it to a
+population and gives the model (`ParticipationModel`) that draws cohorts. Three kinds of draw cover most choices:
+`IndependentModel`, `FixedSizeModel` and `WeightedModel`. A new choice is a class here and a line in
+`PARTICIPATION_MODELS`.
+
+What a sampler earns is said here, next to the draw, so that an accountant cannot assume another one:
+
+| `sampling`   | the draw                                                             | amplification by sampling     |
+| ------------ | -------------------------------------------------------------------- | ----------------------------- |
+| `bernoulli`  | each client by its own coin of known rate, independent over rounds   | Poisson, at `inclusion_rates` |
+| `fixed_size` | a uniformly random set of M clients, independent over rounds         | without replacement, at M/N   |
+| `none`       | all else: unequal weights at a fixed size, availability, everyone    | none                          |
+
+Amplification further takes the cohorts to be secret: a seed that an adversary may know (a published one, a flag in a
+shared log) earns nothing, whatever the sampler.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import Callable, ClassVar, Dict, Optional, Type
+
+import numpy as np
+
+from data import rng as rng_lib
+from quap_tff import checks
+from quap_tff import lazy
+from quap_tff import registry
+
+accounting = lazy.module('quap_tff.accounting')
+
+
+@dataclasses.dataclass(frozen=True)
+class Population:
+  """Whom cohorts are drawn from.
+
+  Attributes:
+    num_clients: N.
+    cohort_size: M, at most N; models whose size is random ignore it, and it may then be `None`.
+    seed: Non-negative integer.
+  """
+
+  num_clients: int
+  cohort_size: Optional[int]
+  seed: int
+
+  def __post_init__(self):
+    checks.integer('num_clients', self.num_clients, at_least=1)
+    checks.integer('seed', self.seed, at_least=0)
+    if self.cohort_size is not None:
+      checks.integer('cohort_size', self.cohort_size, at_least=1)
+      if self.cohort_size > self.num_clients:
+        raise ValueError(
+            f'cohort_size must be at most the number of clients, found cohort_size={self.cohort_size} and '
+            f'num_clients={self.num_clients}.'
+        )
+
+  def required_cohort_size(self) -> int:
+    if self.cohort_size is None:
+      raise ValueError('cohort_size must be given: this participation model draws cohorts of that size.')
+    return self.cohort_size
+
+  def client_rng(self) -> np.random.Generator:
+    """For what each client is given once: its weight or rate."""
+    return rng_lib.generator(self.seed, 'client_weights')
+
+  def round_rng(self, round_num: int) -> np.random.Generator:
+    """For the draw of one round."""
+    return rng_lib.generator(self.seed, 'cohort', round_num)
+
+
+class ParticipationModel(abc.ABC):
+  """Draws the cohort of each round.
+
+  Attributes:
+    population: Whom it draws from.
+    sampling: `bernoulli`, `fixed_size` or `none`, see the module's table.
+    inclusion_rates: float64[N] where `sampling` is `bernoulli`, else `None`.
+  """
+
+  sampling: ClassVar[str] = 'none'
+  inclusion_rates: Optional[np.ndarray] = None
+
+  def __init__(self, population: Population):
+    self.population = population
+
+  def cohort(self, round_num: int) -> np.ndarray:
+    """The clients of round `round_num`, counted from 1: sorted, distinct int64 indices; possibly none."""
+    checks.integer('round_num', round_num, at_least=1)
+    return np.sort(self._draw(round_num)).astype(np.int64)
+
+  @abc.abstractmethod
+  def _draw(self, round_num: int) -> np.ndarray:
+    """Distinct client indices in any order; must depend on nothing but the population and `round_num`."""
+
+  @property
+  def mean_cohort_size(self) -> Optional[float]:
+    """The expected size of a cohort in clients, `None` where the model has no simple one."""
+    return None
+
+  @property
+  def sampler(self) -> accounting.Sampler:
+    """The draw, for an account."""
+    is_fixed_size = self.sampling == 'fixed_size'
+    return accounting.Sampler(
+        kind=self.sampling,
+        rates=self.inclusion_rates,
+        cohort_size=self.population.cohort_size if is_fixed_size else None,
+    )
+
+
+class IndependentModel(ParticipationModel):
+  """Each client joins each round with its own rate, independently of everyone and of other rounds."""
+
+  sampling = 'bernoulli'
+
+  def __init__(self, population: Population, rates: np.ndarray):
+    super().__init__(population)
+    self.inclusion_rates = np.array(rates, np.float64)
+    self.inclusion_rates.setflags(write=False)
+
+  def _draw(self, round_num):
+    # random() is in [0, 1): rate 0 never joins, rate 1 always.
+    coins = self.population.round_rng(round_num).random(self.population.num_clients)
+    return np.flatnonzero(coins < self.inclusion_rates)
+
+  @property
+  def mean_cohort_size(self):
+    return float(self.inclusion_rates.sum())
+
+
+class FixedSizeModel(ParticipationModel):
+  """A uniformly random set of `cohort_size` clients."""
+
+  sampling = 'fixed_size'
+
+  def __init__(self, population: Population):
+    super().__init__(population)
+    population.required_cohort_size()
+
+  def _draw(self, round_num):
+    rng = self.population.round_rng(round_num)
+    # Without a shuffle numpy's cost grows with the cohort, not with the population.
+    return rng.choice(self.population.num_clients, self.population.cohort_size, replace=False, shuffle=False)
+
+  @property
+  def mean_cohort_size(self):
+    return float(self.population.cohort_size)
+
+
+class WeightedModel(ParticipationModel):
+  """`cohort_size` clients, one after the other without replacement, with probability in proportion to their weights."""
+
+  def __init__(self, population: Population, weights: Callable[[int], np.ndarray]):
+    """Args are the population and a function from the round number to float64[N] weights, at least 0."""
+    super().__init__(population)
+    population.required_cohort_size()
+    self.weights = weights
+
+  def _draw(self, round_num):
+    rng = self.population.round_rng(round_num)
+    return weighted_without_replacement(rng, self.weights(round_num), self.population.cohort_size)
+
+  @property
+  def mean_cohort_size(self):
+    return float(self.population.cohort_size)
+
+
+class ParticipationChoice(abc.ABC):
+  """The parameters of a participation model.
+
+  Attributes:
+    ignores_cohort_size: Whether cohorts have a size of their own, whatever `cohort_size` is.
+  """
+
+  ignores_cohort_size: ClassVar[bool] = False
+
+  @abc.abstractmethod
+  def over(self, population: Population) -> ParticipationModel:
+    """The model of this choice for `population`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Uniform(ParticipationChoice):
+  """Every set of `cohort_size` clients is equally likely."""
+
+  def over(self, population):
+    return FixedSizeModel(population)
+
+
+@dataclasses.dataclass(frozen=True)
+class Full(ParticipationChoice):
+  """Everyone takes part in every round."""
+
+  ignores_cohort_size = True
+
+  def over(self, population):
+    return _FullModel(population)
+
+
+class _FullModel(ParticipationModel):
+
+  def _draw(self, round_num):
+    return np.arange(self.population.num_clients)
+
+  @property
+  def mean_cohort_size(self):
+    return float(self.population.num_clients)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bernoulli(ParticipationChoice):
+  """Each client joins each round with probability q.
+
+  Attributes:
+    q: The rate of every client, in (0, 1].
+  """
+
+  ignores_cohort_size = True
+
+  q: float = 0.3
+
+  def __post_init__(self):
+    checks.number('bernoulli q', self.q, above=0, at_most=1)
+
+  def over(self, population):
+    return IndependentModel(population, np.full(population.num_clients, self.q))
+
+
+@dataclasses.dataclass(frozen=True)
+class Beta(ParticipationChoice):
+  """Cohorts of fixed size, drawn with weights w_i ~ Beta(a, b) that each client is given once.
+
+  Attributes:
+    a, b: The parameters of the Beta distribution, in [0.01, 1e6].
+  """
+
+  a: float = 2.0
+  b: float = 5.0
+
+  def __post_init__(self):
+    _check_shape('beta', self.a, self.b)
+
+  def over(self, population):
+    weights = _client_weights(population, self.a, self.b)
+    return WeightedModel(population, lambda round_num: weights)
+
+
+def _check_shape(name: str, a: float, b: float):
+  # Smaller values give weights that float64 rounds to exactly 0 or 1.
+  checks.number(f'{name} a', a, at_least=0.01, at_most=1e6)
+  checks.number(f'{name} b', b, at_least=0.01, at_most=1e6)
+
+
+def _client_weights(population: Population, a: float, b: float) -> np.ndarray:
+  """float64[N], one draw of Beta(a, b) for each client; the same for every model of one seed."""
+  return population.client_rng().beta(a, b, population.num_clients)
+
+
+@dataclasses.dataclass(frozen=True)
+class BetaBernoulli(ParticipationChoice):
+  """Each client joins by its own rate q_i ~ Beta(a, b), given once.
+
+  Attributes:
+    a, b: The parameters of the Beta distribution, in [0.01, 1e6].
+  """
+
+  ignores_cohort_size = True
+
+  a: float = 2.0
+  b: float = 5.0
+
+  def __post_init__(self):
+    _check_shape('beta_bernoulli', self.a, self.b)
+
+  def over(self, population):
+    return IndependentModel(population, _client_weights(population, self.a, self.b))
+
+
+@dataclasses.dataclass(frozen=True)
+class ExtremeImbalance(ParticipationChoice):
+  """A few clients join most rounds, the others seldom.
+
+  Who is frequent is drawn once by the seed, so that an id says nothing about it.
+
+  Attributes:
+    frequent_fraction: Which part of the clients is frequent, in [0, 1]; their number is rounded to the nearest.
+    frequent_rate: Their rate, in [0, 1].
+    rare_rate: The others' rate, in [0, 1].
+  """
+
+  ignores_cohort_size = True
+
+  frequent_fraction: float = 0.2
+  frequent_rate: float = 0.8
+  rare_rate: float = 0.1
+
+  def __post_init__(self):
+    for field in dataclasses.fields(self):
+      checks.number(f'extreme_imbalance {field.name}', getattr(self, field.name), at_least=0, at_most=1)
+
+  def over(self, population):
+    frequent = round(self.frequent_fraction * population.num_clients)
+    rates = np.full(population.num_clients, self.rare_rate)
+    rates[population.client_rng().permutation(population.num_clients)[:frequent]] = self.frequent_rate
+    return IndependentModel(population, rates)
+
+
+@dataclasses.dataclass(frozen=True)
+class Hybrid(ParticipationChoice):
+  """A uniform weight mixed with Beta weights, even rounds in favour of low ids.
+
+      w_i = (1 - gamma) * Beta(a, b)_i + gamma / N,   times exp(-id_decay * i) in even rounds
+
+  A shortfall (fewer than `cohort_size` positive weights) is filled uniformly. As written, Beta(a, b)_i is a draw with
+  mean a / (a + b) while gamma / N falls with N: at N = 100 and gamma = 0.8 the uniform part is 12% of the weight, not
+  80%. `normalize=true` divides the draws by their sum first, and gamma is then the uniform part's share.
+
+  Attributes:
+    gamma: The mix, in [0, 1]; 1 is uniform but for the even rounds.
+    a, b: The parameters of the Beta distribution, in [0.01, 1e6].
+    id_decay: How fast low ids are favoured in even rounds, at least 0.
+    normalize: Whether the Beta draws are divided by their sum.
+  """
+
+  gamma: float = 0.8
+  a: float = 2.0
+  b: float = 5.0
+  id_decay: float = 0.01
+  normalize: bool = False
+
+  def __post_init__(self):
+    checks.number('hybrid gamma', self.gamma, at_least=0, at_most=1)
+    _check_shape('hybrid', self.a, self.b)
+    checks.number('hybrid id_decay', self.id_decay, at_least=0)
+
+  def over(self, population):
+    drawn = _client_weights(population, self.a, self.b)
+    if self.normalize:
+      drawn = drawn / drawn.sum()
+    odd = (1 - self.gamma) * drawn + self.gamma / population.num_clients
+    even = odd * np.exp(-self.id_decay * np.arange(population.num_clients))
+    return WeightedModel(population, lambda round_num: odd if round_num % 2 else even)
+
+
+@dataclasses.dataclass(frozen=True)
+class HybridReference(ParticipationChoice):
+  """The reference program's reading of `Hybrid`: round(gamma * M) drawn uniformly, the rest by Beta weights.
+
+  Attributes:
+    gamma: The part of the cohort that is drawn uniformly, in [0, 1].
+    a, b: The parameters of the Beta distribution, in [0.01, 1e6].
+  """
+
+  gamma: float = 0.8
+  a: float = 2.0
+  b: float = 5.0
+
+  def __post_init__(self):
+    checks.number('hybrid_reference gamma', self.gamma, at_least=0, at_most=1)
+    _check_shape('hybrid_reference', self.a, self.b)
+
+  def over(self, population):
+    num_uniform = round(self.gamma * population.required_cohort_size())
+    return _HybridReferenceModel(population, num_uniform, _client_weights(population, self.a, self.b))
+
+
+class _HybridReferenceModel(ParticipationModel):
+
+  def __init__(self, population, num_uniform, weights):
+    super().__init__(population)
+    self._num_uniform = num_uniform
+    self._weights = weights
+
+  def _draw(self, round_num):
+    rng = self.population.round_rng(round_num)
+    uniform = rng.choice(self.population.num_clients, self._num_uniform, replace=False, shuffle=False)
+    left = np.setdiff1d(np.arange(self.population.num_clients), uniform, assume_unique=True)
+    weighted = weighted_without_replacement(rng, self._weights[left], self.population.cohort_size - len(uniform))
+    return np.concatenate([uniform, left[weighted]])
+
+  @property
+  def mean_cohort_size(self):
+    return float(self.population.cohort_size)
+
+
+@dataclasses.dataclass(frozen=True)
+class Markov(ParticipationChoice):
+  """Clients come and go; a round takes up to `cohort_size` of those who are there.
+
+  Each client is a two-state chain: an absent one arrives with probability `arrive` before the next round, a present one
+  leaves with probability `leave`. Round 1 starts from the stationary state, so arrive / (arrive + leave) of the clients
+  are there in every round on average. If more are there than `cohort_size`, that many are drawn uniformly; without a
+  `cohort_size` all take part.
+
+  Attributes:
+    arrive, leave: Probabilities a round, in (0, 1].
+  """
+
+  arrive: float = 0.1
+  leave: float = 0.1
+
+  def __post_init__(self):
+    checks.number('markov arrive', self.arrive, above=0, at_most=1)
+    checks.number('markov leave', self.leave, above=0, at_most=1)
+
+  def over(self, population):
+    return _MarkovModel(population, self)
+
+
+class _MarkovModel(ParticipationModel):
+
+  def __init__(self, population, choice):
+    super().__init__(population)
+    self._choice = choice
+    # The state of the last call, a memory of what the seed says: a call for an earlier round starts again.
+    self._round_num = 0
+    self._present = None
+
+  def _draw(self, round_num):
+    present = np.flatnonzero(self.present(round_num))
+    size = self.population.cohort_size
+    if size is None or len(present) <= size:
+      return present
+    return self.population.round_rng(round_num).choice(present, size, replace=False, shuffle=False)
+
+  def present(self, round_num: int) -> np.ndarray:
+    """bool[N], who is there in round `round_num`."""
+    if round_num < self._round_num:
+      self._round_num = 0
+    while self._round_num < round_num:
+      self._round_num += 1
+      rng = rng_lib.generator(self.population.seed, 'availability', self._round_num)
+      coins = rng.random(self.population.num_clients)
+      arrive, leave = self._choice.arrive, self._choice.leave
+      if self._round_num == 1:
+        self._present = coins < arrive / (arrive + leave)
+      else:
+        self._present = np.where(self._present, coins >= leave, coins < arrive)
+    return self._present
+
+
+PARTICIPATION_MODELS: Dict[str, Type[ParticipationChoice]] = {
+    'uniform': Uniform,
+    'full': Full,
+    'bernoulli': Bernoulli,
+    'beta': Beta,
+    'beta_bernoulli': BetaBernoulli,
+    'extreme_imbalance': ExtremeImbalance,
+    'hybrid': Hybrid,
+    'hybrid_reference': HybridReference,
+    'markov': Markov,
+}
+
+
+def make(spec: str, num_clients: int, cohort_size: Optional[int], seed: int) -> ParticipationModel:
+  """The participation model that `spec` names, over clients 0 to `num_clients` - 1.
+
+  Args:
+    spec: E.g. `uniform`, `bernoulli:q=0.3`, `beta:a=2,b=5`; see `PARTICIPATION_MODELS`.
+    num_clients: N.
+    cohort_size: M; `None` is enough for models of random size (`bernoulli`, `beta_bernoulli`, `extreme_imbalance`,
+      `full`, `markov`).
+    seed: Non-negative; cohorts are a pure function of it and the round number.
+
+  Raises:
+    ValueError: For an unknown name, a value out of range, or a cohort larger than the population.
+  """
+  choice = registry.parse_spec('participation model', spec, PARTICIPATION_MODELS)
+  return choice.over(Population(num_clients=num_clients, cohort_size=cohort_size, seed=seed))
+
+
+def weighted_without_replacement(rng: np.random.Generator, weights: np.ndarray, size: int) -> np.ndarray:
+  """`size` distinct indices drawn one after the other, with probability in proportion to `weights` among those left.
+
+  Drawn as the largest of log w_i + Gumbel noise, which is that distribution exactly (Efraimidis and Spirakis 2006,
+  Kool et al. 2019, arXiv:1903.06059). Where fewer than `size` weights are positive, all of those are taken and the
+  shortfall is filled uniformly.
+  """
+  candidates = np.flatnonzero(weights > 0)
+  if len(candidates) <= size:
+    rest = np.flatnonzero(~(weights > 0))
+    return np.concatenate([candidates, rng.choice(rest, size - len(candidates), replace=False)])
+  keys = np.log(weights[candidates]) + rng.gumbel(size=len(candidates))
+  return candidates[np.argpartition(-keys, size - 1)[:size]]

@@ -1,0 +1,242 @@
+"""The datasets by name. A new one is a class here (or in a file of its own, if it is long) and a line in `DATASETS`.
+
+A dataset is a frozen dataclass that makes a federation, by a partition of a pool or with clients of its own.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import os
+from typing import Callable, ClassVar, Dict, Optional, Type
+
+import numpy as np
+
+from data import arrays
+from data import errors
+from data import federation
+from data import partition
+from data import rng as rng_lib
+from quap_tff import checks
+from quap_tff import lazy
+from quap_tff import registry
+from quap_tff.lazy import tf
+
+# N of the documents' experiments.
+DEFAULT_NUM_CLIENTS = 100
+# A fifth of 1,797, rounded up. The choice is fixed: results of different seeds share their test set.
+DIGITS_TEST_EXAMPLES = 360
+WRITERS_FILE = 'mnist_writers.npz'
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+  """What a run asks of a dataset; see `data.load`."""
+
+  name: str
+  data_dir: Optional[str]
+  num_clients: Optional[int]
+  partition: str
+  seed: int
+  progress: Callable[[int, int], None]
+
+
+class Dataset(abc.ABC):
+  """A source of federations.
+
+  Attributes:
+    has_own_clients: Whether its clients are its own, whatever partition is asked for.
+  """
+
+  has_own_clients: ClassVar[bool] = False
+
+  @abc.abstractmethod
+  def load(self, request: Request) -> federation.Federation:
+    """Reads the files and makes the federation."""
+
+
+class PooledDataset(Dataset):
+  """A dataset without clients of its own: one pool of examples, shared out by the run's partition."""
+
+  @abc.abstractmethod
+  def read(self, data_dir: Optional[str]) -> arrays.Pool:
+    """Reads the pool."""
+
+  def load(self, request: Request) -> federation.Federation:
+    num_clients = DEFAULT_NUM_CLIENTS if request.num_clients is None else request.num_clients
+    chosen = partition.parse(request.partition)  # A bad spec is reported before anything is downloaded.
+    pool = self.read(request.data_dir)
+    rows = partition.split(request.partition, pool.train_y, num_clients, request.seed)
+    clients = []
+    for done, r in enumerate(rows, 1):
+      clients.append(pool.train(r))
+      request.progress(done, num_clients)
+    digits = len(str(num_clients - 1))
+    return federation.Federation(
+        name=request.name,
+        num_classes=pool.num_classes,
+        client_ids=tuple(f'client_{i:0{digits}d}' for i in range(num_clients)),
+        clients=tuple(clients),
+        test=pool.test(),
+        partition=registry.format_spec(request.partition.partition(':')[0], chosen),
+        test_set=f'{len(pool.test_y):,} examples that no client holds.',
+    )
+
+
+def client_order(available: int, seed: int) -> np.ndarray:
+  """int64[available], a uniformly random order of natural clients, by the seed.
+
+  The first few in the file's order would be no sample (writers are ordered by where they were recruited).
+  """
+  return rng_lib.generator(seed, 'client_choice').permutation(available)
+
+
+def choose_clients(what: str, available: int, num_clients: Optional[int], order: np.ndarray) -> np.ndarray:
+  """Sorted indices of the natural clients that take part: the first `num_clients` in the order, of `available`.
+
+  For one seed a larger choice contains every smaller one.
+
+  Raises:
+    ValueError: If more clients are asked for than there are.
+  """
+  if num_clients is None:
+    num_clients = available
+  checks.integer('num_clients', num_clients, at_least=1)
+  if num_clients > available:
+    raise ValueError(f'{what} has {available} clients, found num_clients={num_clients}.')
+  return np.sort(order[:num_clients])
+
+
+@dataclasses.dataclass(frozen=True)
+class Digits(PooledDataset):
+  """scikit-learn's 1,797 real handwritten digits, 8x8, shipped with it: needs no network and no file.
+
+  1,437 training and 360 test examples, float32[8, 8, 1], 1.0 = ink.
+  """
+
+  def read(self, data_dir):
+    # Imported here because it takes a second and only this dataset needs it.
+    from sklearn import datasets  # pylint: disable=g-import-not-at-top
+
+    bunch = datasets.load_digits()
+    x, y = bunch.images[..., None], bunch.target
+    order = rng_lib.generator(0, 'test_split').permutation(len(y))
+    test, train = order[:DIGITS_TEST_EXAMPLES], order[DIGITS_TEST_EXAMPLES:]
+    return arrays.Pool(x[train], y[train], x[test], y[test], white=16.0, num_classes=10)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mnist(PooledDataset):
+  """60,000 training and 10,000 test digits from `mnist.npz` or Keras: float32[28, 28, 1], 1.0 = ink."""
+
+  def read(self, data_dir):
+    return arrays.read_images('mnist.npz', _download_mnist, data_dir, (28, 28, 1), num_classes=10)
+
+
+def _download_mnist():
+  (x_train, y_train), (x_test, y_test) = tf.keras.datasets.mnist.load_data()
+  return dict(x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cifar10(PooledDataset):
+  """50,000 training and 10,000 test photographs from `cifar10.npz` or Keras: float32[32, 32, 3], RGB."""
+
+  def read(self, data_dir):
+    return arrays.read_images('cifar10.npz', _download_cifar10, data_dir, (32, 32, 3), num_classes=10)
+
+
+def _download_cifar10():
+  (x_train, y_train), (x_test, y_test) = tf.keras.datasets.cifar10.load_data()
+  return dict(x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)
+
+
+@dataclasses.dataclass(frozen=True)
+class MnistWriters(Dataset):
+  """MNIST with its real writers as clients: float32[28, 28, 1], 1.0 = ink; 539 training writers.
+
+  Each MNIST digit is a digit of NIST Special Database 19, whose writers are known. `mnist_writers.npz` holds the writer
+  of each row of `mnist.npz`. MNIST's test digits are by writers of their own, so test accuracy here is accuracy on
+  people whom no client has met.
+  """
+
+  has_own_clients = True
+
+  def load(self, request):
+    if request.data_dir is None:
+      raise errors.DataFileError(
+          f'mnist_writers needs {WRITERS_FILE} (the writer of each row of mnist.npz), which no loader downloads. '
+          f'Put {WRITERS_FILE} and mnist.npz into a folder and give that folder as --data_dir.'
+      )
+    path = os.path.join(request.data_dir, WRITERS_FILE)
+    writers = arrays.read_npz(path, ['writer_train'], f'the writers of mnist.npz')['writer_train']
+    pool = Mnist().read(request.data_dir)
+    if writers.shape != pool.train_y.shape or writers.dtype.kind not in 'iu':
+      raise errors.DataFileError(
+          f'{path}: expected writer_train to be {len(pool.train_y)} integers, one for each row of mnist.npz, '
+          f'found {writers.dtype}{list(writers.shape)}.'
+      )
+    names, owners = np.unique(writers, return_inverse=True)
+    rows = np.split(np.argsort(owners, kind='stable'), np.cumsum(np.bincount(owners))[:-1])
+    order = client_order(len(names), request.seed)
+    chosen = choose_clients('mnist_writers', len(names), request.num_clients, order)
+    clients = []
+    for i in chosen:
+      clients.append(pool.train(rows[i]))
+      request.progress(len(clients), len(chosen))
+    return federation.Federation(
+        name=request.name,
+        num_classes=pool.num_classes,
+        client_ids=tuple(f'writer_{names[i]:04d}' for i in chosen),
+        clients=tuple(clients),
+        test=pool.test(),
+        test_set=f'{len(pool.test_y):,} digits by other writers, who take part in no round.',
+    )
+
+
+femnist = lazy.module('data.femnist')
+
+
+@dataclasses.dataclass(frozen=True)
+class Femnist(Dataset):
+  """Federated EMNIST with its writers as clients, 62 classes: digits, upper and lower case; float32[28, 28, 1].
+
+  The published file stores paper as 1.0 and ink as 0.0, the opposite of MNIST. Pixels are turned over as they are read,
+  so that ink is 1.0 in every dataset of this package and a model or a feature map may move between them.
+
+  Attributes:
+    published_polarity: Keep the file's own polarity, which TFF's baselines train on.
+    test_writers: The share of the writers, in [0, 1), who are no clients and on whose examples models are tested. With
+      0, as TFF has it, models are tested on held-out examples of the clients themselves.
+  """
+
+  has_own_clients = True
+  only_digits: ClassVar[bool] = False
+  num_classes: ClassVar[int] = 62
+
+  published_polarity: bool = False
+  test_writers: float = 0.0
+
+  def __post_init__(self):
+    checks.number('femnist test_writers', self.test_writers, at_least=0, below=1)
+
+  def load(self, request):
+    return femnist.load(self, request)
+
+
+@dataclasses.dataclass(frozen=True)
+class FemnistDigits(Femnist):
+  """The digits of `Femnist` only, 10 classes."""
+
+  only_digits = True
+  num_classes = 10
+
+
+DATASETS: Dict[str, Type[Dataset]] = {
+    'digits': Digits,
+    'mnist': Mnist,
+    'mnist_writers': MnistWriters,
+    'cifar10': Cifar10,
+    'femnist': Femnist,
+    'femnist_digits': FemnistDigits,
+}

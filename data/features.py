@@ -1,0 +1,279 @@
+"""Fixed features in place of examples, by name. A new kind is a class here and a line in `FEATURES`.
+
+A feature map is a fixed function of one example. It is applied to each example by itself and takes no statistics over
+examples: a client's features are a function of that client's data alone, and what is guaranteed for updates made of
+features holds for the data.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import hashlib
+import json
+import os
+from typing import Any, Callable, Dict, Optional, Tuple, Type
+
+import numpy as np
+
+from data import errors
+from data import feature_store
+from data import federation as federation_lib
+from data import glyphs
+from quap_tff import checks
+from quap_tff import lazy
+from quap_tff import registry
+from quap_tff.lazy import tf
+
+kymatio_version = lazy.module('kymatio.version')
+kymatio_numpy = lazy.module('kymatio.scattering2d.frontend.numpy_frontend')
+
+# What `experiments.pretrain` writes into a folder.
+EXTRACTOR, CARD = 'extractor.keras', 'card.json'
+
+_CHANNELS_A_GROUP = 3
+# Far below the deviations of a group on images in [0, 1], about 0.01.
+_SMALLEST_DEVIATION = 1e-3
+_GLYPHS, _GLYPH_SEED = 2000, 7
+
+
+class Features(abc.ABC):
+  """A feature map. Subclasses are frozen dataclasses in `FEATURES`."""
+
+  @abc.abstractmethod
+  def check(self, input_shape: Tuple[int, ...]):
+    """Raises `ValueError` if there are no such features of examples of this shape."""
+
+  @abc.abstractmethod
+  def fingerprint(self) -> str:
+    """Everything beside the example that the features depend on: parameters, versions, the hash of a model."""
+
+  @abc.abstractmethod
+  def extractor(self, input_shape: Tuple[int, ...]) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns the function float32[b, *input_shape] -> float32[b, d], rows of unit norm. Several threads may call it.
+
+    Features that are zero, those of a blank image, stay zero.
+    """
+
+  def public_data(self) -> str:
+    """Sentences on the data that the map was learned from, which are taken as public; '' if there are none."""
+    return ''
+
+
+@dataclasses.dataclass(frozen=True)
+class NoFeatures(Features):
+  """The examples themselves."""
+
+  def check(self, input_shape):
+    del input_shape
+
+  def fingerprint(self):
+    return 'none'
+
+  def extractor(self, input_shape):
+    del input_shape
+    return lambda x: x
+
+
+@dataclasses.dataclass(frozen=True)
+class Scattering(Features):
+  """Scattering (Bruna and Mallat 2013): moduli of wavelet coefficients, averaged over 2^J pixels. Nothing is learned.
+
+  Of images [height, width, channels], each colour by itself. Normalised for each example by itself as in Tramèr and
+  Boneh, "Differentially Private Learning Needs Better Features" (2021, arXiv:2011.11660): GroupNorm over groups of
+  three channels, 27 groups of the 81 channels of J=2, L=8; then to unit norm.
+
+  With K = 1 + J·L + L²·J·(J-1)/2 coefficients (order 1: 1 + J·L) at each of ⌊height/2^J⌋ × ⌊width/2^J⌋ places: 3,969
+  features of 28×28, 15,552 of 32×32×3, 324 of 8×8.
+
+  Attributes:
+    order: Wavelet transforms in a row, 1 or 2.
+    scales: J, the scales of wavelets, the coarsest over 2^J pixels.
+    angles: L, the orientations of wavelets.
+    centred: Whether the mean features of 2,000 randomly drawn glyphs are taken off. The features of all images of
+      strokes have a part in common, which says nothing and costs norm. The glyphs are a program's output, no data.
+  """
+
+  order: int = 2
+  scales: int = 2
+  angles: int = 8
+  centred: bool = False
+
+  def __post_init__(self):
+    checks.integer('scattering order', self.order, at_least=1, at_most=2)
+    checks.integer('scattering scales', self.scales, at_least=1)
+    checks.integer('scattering angles', self.angles, at_least=1)
+
+  def check(self, input_shape):
+    if len(input_shape) != 3:
+      raise ValueError(f'Scattering is of images [height, width, channels], found examples of shape {input_shape}.')
+    if 2**self.scales > min(input_shape[:2]):
+      raise ValueError(
+          f'Scattering with scales={self.scales} needs images of at least {2**self.scales} pixels, found '
+          f'{input_shape[0]}x{input_shape[1]}: give fewer scales.'
+      )
+
+  def fingerprint(self):
+    return f'{registry.format_spec("scattering", self)} kymatio={kymatio_version.version} numpy={np.__version__}'
+
+  def extractor(self, input_shape):
+    transform = kymatio_numpy.ScatteringNumPy2D(
+        J=self.scales, shape=input_shape[:2], L=self.angles, max_order=self.order
+    )
+
+    def normalised(x):
+      return unit_rows(_group_norm(transform(np.moveaxis(x, -1, 1))))
+
+    if not self.centred:
+      return normalised
+    mean = normalised(_drawings(input_shape)).mean(axis=0)
+    return lambda x: unit_rows(normalised(x) - mean)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pretrained(Features):
+  """A frozen network that `python -m experiments.pretrain` trained on public data or on none, to unit norm.
+
+  The folder holds `extractor.keras`, images [height, width, channels] -> float32[d], and `card.json`: what it was
+  trained on, how, and the SHA-256 of the extractor.
+
+  Attributes:
+    path: The folder.
+  """
+
+  path: str = ''
+
+  def __post_init__(self):
+    if not self.path:
+      raise ValueError('Pretrained features need the folder that experiments.pretrain wrote: pretrained:path=FOLDER.')
+
+  def card(self) -> Dict[str, Any]:
+    """The folder's card, after a check that the extractor is the one it speaks of.
+
+    Raises:
+      data.DataFileError: If a file is missing, or the extractor is another one or damaged.
+    """
+    names = os.path.join(self.path, CARD), os.path.join(self.path, EXTRACTOR)
+    advice = 'Give a folder that python -m experiments.pretrain --output=FOLDER has written.'
+    for name in names:
+      if not os.path.isfile(name):
+        raise errors.DataFileError(f'{name} not found. {advice}')
+    try:
+      with open(names[0], encoding='utf-8') as f:
+        card = json.load(f)
+      expected = card['sha256']
+      str(card['public_data'])
+    except (OSError, ValueError, KeyError, TypeError) as e:
+      raise errors.DataFileError(
+          f'{names[0]} is damaged or another file: expected JSON with sha256 and public_data, found '
+          f'{type(e).__name__}: {e}. {advice}'
+      ) from e
+    with open(names[1], 'rb') as f:
+      found = hashlib.sha256(f.read()).hexdigest()
+    if found != expected:
+      raise errors.DataFileError(
+          f'{names[1]} is damaged or another file: expected SHA-256 {expected}, as {CARD} has it, found {found}. '
+          f'{advice}'
+      )
+    return card
+
+  def check(self, input_shape):
+    wanted = tuple(self._model().input_shape[1:])
+    if wanted != tuple(input_shape):
+      raise ValueError(f'The extractor in {self.path} takes examples of shape {wanted}, found {tuple(input_shape)}.')
+
+  def fingerprint(self):
+    return f'pretrained {self.card()["sha256"]} tensorflow={tf.__version__}'
+
+  def extractor(self, input_shape):
+    del input_shape
+    model = self._model()
+
+    @tf.function(input_signature=[tf.TensorSpec(model.input_shape, tf.float32)])
+    def extract(x):
+      return model(x, training=False)
+
+    return lambda x: unit_rows(extract(x).numpy())
+
+  def public_data(self):
+    card = self.card()
+    return f'{card["public_data"]} Extractor of SHA-256 {card["sha256"]}.'
+
+  def _model(self):
+    self.card()
+    try:
+      return tf.keras.models.load_model(os.path.join(self.path, EXTRACTOR), compile=False)
+    except (OSError, ValueError, TypeError, KeyError) as e:
+      raise errors.DataFileError(f'The extractor in {self.path} cannot be read: {type(e).__name__}: {e}') from e
+
+
+FEATURES: Dict[str, Type[Features]] = {
+    'none': NoFeatures,
+    'scattering': Scattering,
+    'pretrained': Pretrained,
+}
+
+
+def parse(spec: str) -> Features:
+  """The features that `spec` names, e.g. `scattering:scales=2`."""
+  return registry.parse_spec('features', spec, FEATURES)
+
+
+def of_federation(
+    spec: str,
+    federation: federation_lib.Federation,
+    *,
+    folder: Optional[str] = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> federation_lib.Federation:
+  """The federation with features float32[d] of unit norm in place of its examples; labels and clients are the same.
+
+  Args:
+    spec: A key of `FEATURES` with parameters.
+    federation: Clients' examples and the test set.
+    folder: Where features are kept; `None`: `feature_store.default_folder()`.
+    progress: Called with (done, total) as examples' features are computed.
+
+  Raises:
+    DataFileError: (a `ValueError`) For an extractor that is missing, damaged or another.
+    ValueError: For an unknown spec, or features that examples of this shape do not have.
+  """
+  features = parse(spec)
+  if isinstance(features, NoFeatures):
+    return federation
+  features.check(federation.input_shape)
+  everyone = federation.clients + (federation.test,)
+  rows = feature_store.compute(features, [examples.x for examples in everyone], folder, progress)
+  *clients, test = (federation_lib.Examples(x, examples.y) for x, examples in zip(rows, everyone))
+  return dataclasses.replace(
+      federation,
+      clients=tuple(clients),
+      test=test,
+      features=registry.format_spec(spec.partition(':')[0], features),
+      public_data=features.public_data(),
+  )
+
+
+def unit_rows(x: np.ndarray) -> np.ndarray:
+  """Rows of `x`, [n, d], over their L2 norms; a row of zeros stays zero."""
+  norms = np.linalg.norm(x, axis=1, keepdims=True)
+  return np.divide(x, norms, out=np.zeros_like(x), where=norms > 0)
+
+
+def _group_norm(s: np.ndarray) -> np.ndarray:
+  """float32[b, colours, channels, h, w] -> float32[b, d]; the last group of a colour takes what channels are left."""
+  s = s.astype(np.float32)
+  for first in range(0, s.shape[2], _CHANNELS_A_GROUP):
+    group = s[:, :, first:first + _CHANNELS_A_GROUP]
+    group -= group.mean(axis=(2, 3, 4), keepdims=True)
+    group /= group.std(axis=(2, 3, 4), keepdims=True) + np.float32(_SMALLEST_DEVIATION)
+  return s.reshape(len(s), -1)
+
+
+def _drawings(input_shape: Tuple[int, ...]) -> np.ndarray:
+  rng = np.random.default_rng(_GLYPH_SEED)
+  height, width, channels = input_shape
+  side = min(height, width)
+  images, _ = glyphs.draw(glyphs.alphabet(_GLYPHS, rng), 1, side, rng)
+  framed = np.pad(images, ((0, 0), (0, height - side), (0, width - side))) / np.float32(255)
+  return np.repeat(framed[..., None], channels, axis=-1)

@@ -1,0 +1,128 @@
+"""What all binaries share: their flags, their errors in one line, and a quiet end when the reader or the user leaves.
+
+Each binary has flag values of its own: in one process with other binaries, flags of the same name must not meet.
+"""
+
+import errno
+import os
+import signal
+import sys
+from typing import Callable, List, Sequence
+
+from absl import flags
+
+FAILED, INTERRUPTED = 1, 130
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def new_flags() -> flags.FlagValues:
+  """Flag values with nothing but --help, for a module's `flags.DEFINE_…(…, flag_values=…)`."""
+  values = flags.FlagValues()
+  flags.DEFINE_bool('help', False, 'Show this help.', short_name='h', flag_values=values)
+  return values
+
+
+def parse(values: flags.FlagValues, argv: Sequence[str]) -> List[str]:
+  """Sets the flags from `argv[1:]`, the others to their defaults (a second call starts anew).
+
+  Returns:
+    The arguments that are no flags.
+
+  Raises:
+    ValueError: For an unknown flag, a value that it does not take, or a flag file that cannot be read.
+  """
+  for name in values:
+    values[name].unparse()
+  try:
+    return values(list(argv))[1:]
+  except UnicodeDecodeError as error:
+    raise ValueError(f'A flag file is no text ({error}): a flag file has one --name=value on a line.') from None
+  except (flags.Error, OSError) as error:
+    raise ValueError(' '.join(str(error).split())) from None
+
+
+def help_text(doc: str, values: flags.FlagValues) -> str:
+  """What --help prints."""
+  return f'{doc}\n{values.get_help()}'
+
+
+def refuse_arguments(arguments: Sequence[str]):
+  """Raises `ValueError` if there are any."""
+  if arguments:
+    raise ValueError(f'Unexpected argument {arguments[0]!r}; flags are written --name=value.')
+
+
+def given_names(argv: Sequence[str]) -> List[str]:
+  """The names of the flags that stand in `argv[1:]` itself, as opposed to those in flag files."""
+  found = []
+  for argument in argv[1:]:
+    if argument == '--':
+      break
+    if argument.startswith('-'):
+      found.append(argument.lstrip('-').partition('=')[0])
+  return found
+
+
+def error_text(error: BaseException) -> str:
+  """An error in one line, with what to do where the disk is full."""
+  text = ' '.join(str(error).split())
+  if is_out_of_room(error):
+    text += '. Make room and give the same command again: what was kept before is still there.'
+  return text
+
+
+def is_out_of_room(error: BaseException) -> bool:
+  """Whether a disk, a quota or a limit on the size of files is why an operation failed."""
+  while error is not None:
+    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+      return True
+    # TensorFlow's file system has errors of its own.
+    if type(error).__name__ == 'ResourceExhaustedError' or 'No space left on device' in str(error):
+      return True
+    error = error.__cause__
+  return False
+
+
+def run(main: Callable[[List[str]], int]):
+  """Runs a binary's main with the command line and ends the process with the status that it returns.
+
+  An error that main lets through is said in one line if it is one of input, files or memory. A reader of the output
+  that goes away ends the process without a word. Until main installs handlers of its own, Ctrl-C does so at once.
+  """
+  signal.signal(signal.SIGINT, _leave)
+  # An ε that the terminal's encoding does not have must not end a program.
+  for stream in (sys.stdout, sys.stderr):
+    stream.reconfigure(errors='backslashreplace')
+  try:
+    status = main(sys.argv)
+    sys.stdout.flush()
+  except BrokenPipeError:
+    status = FAILED
+  except KeyboardInterrupt:
+    print('\nInterrupted.', file=sys.stderr)
+    status = INTERRUPTED
+  except (ValueError, OSError, MemoryError) as error:
+    print(f'Error: {error_text(error) or type(error).__name__}', file=sys.stderr)
+    status = FAILED
+  _end(status)
+
+
+def _leave(signum, frame):
+  """Ends the process from within imports, where an exception would come out as a traceback of somebody else's."""
+  del signum, frame
+  os.write(sys.stderr.fileno(), b'\nInterrupted.\n')
+  os._exit(INTERRUPTED)
+
+
+def _end(status: int):
+  """Ends the process; what cannot be written any more is let go of."""
+  try:
+    sys.stdout.flush()
+    sys.stderr.flush()
+  except OSError:
+    # Python would say so once more when it ends and flushes.
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+      os.dup2(nowhere, stream.fileno())
+  sys.exit(status)

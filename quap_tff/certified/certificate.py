@@ -1,0 +1,337 @@
+"""The certificate of a run: what each client has spent, (ε_i, δ) from μ_i, with all that the figure stands on.
+
+A certificate is a pure function of the run's ledger, the `Facts` that no ledger holds, and a `provenance` that commits
+it to its files. So to verify one is to make it again and to compare: `problems`. A run that released anything un-noised
+has none: `issue` refuses it. docs/privacy.md has the theorem, and what a certificate does not cover.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+from typing import Any, Dict, List, Mapping, Tuple
+
+import numpy as np
+
+from quap_tff import accounting
+from quap_tff import checks
+from quap_tff import tradeoff
+
+# Of the certificate's fields and words. A change of either is a new version: words are compared, too.
+VERSION = 2
+# Relative. Sums over rounds are rounded, here and in the filter that keeps clients within their budget.
+TOLERANCE = 1e-9
+
+_ACCOUNTANT = (
+    f'{accounting.ACCOUNTANTS["gaussian_exact"].method}, over all rounds: μ² = Σ w²/z² of the sums + Σ 1/c² of the '
+    'counts'
+)
+_AMPLIFICATION = 'none: no sampling is counted, and who takes part may be known'
+_WITHHELD = (
+    'Training loss and training accuracy of clients.',
+    'Norms of updates, their quantiles, the fraction that is clipped, the number of updates that are not finite.',
+    'Norms of signal and noise.',
+    'Number of examples of each client, accuracy by client, and running times, which depend on them.',
+    'The seed of the noise, and the checkpoints, which hold it.',
+)
+# Clients of one person or household: several devices, several accounts.
+_GROUPS = (2, 3, 5)
+_HISTOGRAM_BINS = 20
+_QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+  """What the ledger of a run does not hold. Texts are whole sentences, printed as they are.
+
+  Attributes:
+    algorithm: The spec of the method.
+    epsilon: ε_total in nats, which no client may pass.
+    delta: δ, in total over all rounds.
+    planned_rounds: T. The ledger may hold fewer rounds.
+    noised_weights: Number of trained weights that the noise covers.
+    trained_weights: Number of weights that are trained on clients' data.
+    clipping: How each client's part of a sum is bounded.
+    tuning: How the constants of the run were chosen.
+    test_set: Whose the test examples are.
+    tests: How often loss and accuracy on the test set were released.
+    public_data: What the features of the examples have seen besides them; '' for nothing.
+    post_processing: What is done to the noised weights before they are published; '' for nothing.
+    fixed_noise_seed: Whether the seed of the noise was given instead of drawn.
+    exact_clip: Whether a clipping norm is an un-noised function of clients' data.
+    exact_metrics: Names of exact functions of clients' data that were released: losses, norms, ….
+  """
+
+  algorithm: str
+  epsilon: float
+  delta: float
+  planned_rounds: int
+  noised_weights: int
+  trained_weights: int
+  clipping: str
+  tuning: str
+  test_set: str
+  tests: int = 0
+  public_data: str = ''
+  post_processing: str = ''
+  fixed_noise_seed: bool = False
+  exact_clip: bool = False
+  exact_metrics: Tuple[str, ...] = ()
+
+  def __post_init__(self):
+    checks.number('epsilon', self.epsilon, above=0)
+    checks.number('delta', self.delta, above=0, below=1)
+    checks.integer('planned_rounds', self.planned_rounds, at_least=1)
+    checks.integer('trained_weights', self.trained_weights, at_least=1)
+    checks.integer('noised_weights', self.noised_weights, at_least=0, at_most=self.trained_weights)
+    checks.integer('tests', self.tests, at_least=0)
+    for name in ('algorithm', 'clipping', 'tuning', 'test_set'):
+      if not getattr(self, name) or not isinstance(getattr(self, name), str):
+        raise ValueError(f'{name} must be said in words, found {getattr(self, name)!r}.')
+    object.__setattr__(self, 'exact_metrics', tuple(self.exact_metrics))
+
+
+def refusals(ledger: accounting.RunLedger, facts: Facts) -> List[str]:
+  """Why there is no certificate for a run, a sentence each; empty if there is one."""
+  state = ledger.state_dict()
+  occupied = np.diff(state['offsets']) > 0
+  clips = state['clipping_norms']
+  reasons = []
+  for bad, words in (
+      (state['noise_multipliers'] == 0, 'The noise multiplier is 0'),
+      (state['count_noise_multipliers'] == 0, 'The count of the private quantile has no noise'),
+      (~((clips > 0) & np.isfinite(clips)), 'There is no clipping norm'),
+  ):
+    rounds = np.flatnonzero(bad & occupied) + 1
+    if len(rounds):
+      reasons.append(f'{words} in {len(rounds)} of {ledger.num_rounds} rounds, first in round {rounds[0]}.')
+  if ledger.num_rounds > facts.planned_rounds:
+    reasons.append(f'The run has {ledger.num_rounds} rounds, and {facts.planned_rounds} were planned.')
+  if facts.noised_weights < facts.trained_weights:
+    reasons.append(f'Noise covers {facts.noised_weights:,} of {facts.trained_weights:,} trained weights only.')
+  if facts.exact_clip:
+    reasons.append('The clipping norm is an un-noised function of clients\' data.')
+  if facts.exact_metrics:
+    reasons.append(f'Exact functions of clients\' data are released: {", ".join(facts.exact_metrics)}.')
+  if facts.fixed_noise_seed:
+    reasons.append('The seed of the noise is fixed: whoever knows it can subtract the noise.')
+  mu = accounting.total_mu(ledger).whole
+  epsilon = tradeoff.epsilon_of(mu, facts.delta)
+  over = np.flatnonzero(epsilon > facts.epsilon * (1 + TOLERANCE))
+  if len(over):
+    worst = int(np.argmax(mu))
+    reasons.append(
+        f'{len(over)} of {ledger.num_clients} clients have spent more than ε = {facts.epsilon:g} at δ = '
+        f'{facts.delta:g}, most of all client {worst} with ε = {epsilon[worst]:.6g}.'
+    )
+  return reasons
+
+
+def issue(ledger: accounting.RunLedger, facts: Facts, provenance: Mapping[str, Any]) -> Dict[str, Any]:
+  """The certificate of a run, of values that JSON holds.
+
+  Args:
+    ledger: All rounds.
+    facts: All else that counts.
+    provenance: What the certificate is bound to: which run, program and files, of values that JSON holds; goes in as it
+      is.
+
+  Raises:
+    ValueError: If the run has none; the message has every reason.
+  """
+  reasons = refusals(ledger, facts)
+  if reasons:
+    raise ValueError(f'This run cannot be certified. {" ".join(reasons)}')
+  mu = accounting.total_mu(ledger)
+  epsilon = tradeoff.epsilon_of(mu.whole, facts.delta)
+  state = ledger.state_dict()
+  idle = np.unique(state['clients'][state['weights'] == 0])
+  edges = np.linspace(0, facts.epsilon, _HISTOGRAM_BINS + 1)
+  counts, _ = np.histogram(np.minimum(epsilon, facts.epsilon), edges)
+  certificate = {
+      'version': VERSION,
+      'statement': _statement(ledger, facts, float(epsilon.max())),
+      'guarantee': {
+          'unit': accounting.UNIT,
+          'neighbours': accounting.ZERO_OUT,
+          'epsilon': float(facts.epsilon),
+          'delta': float(facts.delta),
+          'mu': tradeoff.mu_at_most(facts.epsilon, facts.delta),
+          'accountant': _ACCOUNTANT,
+          'amplification': _AMPLIFICATION,
+      },
+      'other_relations': _other_relations(facts),
+      'achieved': {
+          'rounds': ledger.num_rounds,
+          'planned_rounds': facts.planned_rounds,
+          'clients': ledger.num_clients,
+          'clients_that_took_part': int(np.count_nonzero(ledger.rounds)),
+          'clients_whose_budget_ran_out': len(idle),
+          'epsilon_max': float(epsilon.max()),
+          'epsilon_mean': float(epsilon.mean()),
+          'epsilon_quantiles': {f'{q:g}': float(np.quantile(epsilon, q)) for q in _QUANTILES},
+          'epsilon_histogram': {'edges': edges.tolist(), 'clients': counts.tolist()},
+          'mu_max': float(mu.whole.max()),
+      },
+      'releases': _releases(ledger, facts, mu),
+      'withheld': list(_WITHHELD),
+      'assumptions': _assumptions(facts),
+      'facts': {**dataclasses.asdict(facts), 'exact_metrics': list(facts.exact_metrics)},
+      'provenance': dict(provenance),
+  }
+  return {**certificate, 'sha256': digest(certificate)}
+
+
+def problems(
+    certificate: Any, ledger: accounting.RunLedger, facts: Facts, provenance: Mapping[str, Any]
+) -> List[str]:
+  """What is wrong with a certificate, a sentence each; empty if it is valid.
+
+  Args:
+    certificate: As read from JSON, without NaN and infinities.
+    ledger: The run's.
+    facts: As they follow from the run's flags and files now; the certificate's own are compared with them.
+    provenance: As found now, see `issue`.
+  """
+  if not isinstance(certificate, dict):
+    return ['The certificate is damaged: it is no JSON object.']
+  if certificate.get('version') != VERSION:
+    return [
+        f'The certificate is of version {certificate.get("version")!r}, and this program verifies version {VERSION}: '
+        'verify it with the program that issued it.'
+    ]
+  try:
+    expected = issue(ledger, facts, provenance)
+  except ValueError as error:
+    return [str(error)]
+  found = list(_differences('', certificate, expected))
+  own = digest({name: value for name, value in certificate.items() if name != 'sha256'})
+  if certificate.get('sha256') != own:
+    found.append(f'sha256: the certificate\'s own digest is {own}, it says {certificate.get("sha256")!r}.')
+  return found
+
+
+def digest(value: Any) -> str:
+  """SHA-256, in hex, of a value's canonical JSON: keys sorted, no spaces, UTF-8."""
+  text = json.dumps(value, sort_keys=True, separators=(',', ':'), ensure_ascii=False, allow_nan=False)
+  return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _statement(ledger, facts, epsilon_max) -> str:
+  rounds = f'its {ledger.num_rounds:,} rounds'
+  if ledger.num_rounds < facts.planned_rounds:
+    rounds = f'the {ledger.num_rounds:,} rounds that were run of {facts.planned_rounds:,} planned ones'
+  return (
+      f'For each of the {ledger.num_clients:,} clients, all that this run releases is (ε, δ)-differentially private '
+      f'with ε = {facts.epsilon:g} and δ = {facts.delta:g}, in total over {rounds}. Unit: {accounting.UNIT}. '
+      f'Neighbours: {accounting.ZERO_OUT}. No amplification by sampling is counted. The client that spent most has '
+      f'spent ε = {_rounded_up(epsilon_max)}.'
+  )
+
+
+def _other_relations(facts) -> List[Dict[str, Any]]:
+  """The same guarantee for other units and neighbours: what the parts of k clients move adds up to k·μ."""
+  mu = tradeoff.mu_at_most(facts.epsilon, facts.delta)
+  rows = [
+      ('add or remove one client, whose place in the schedule is public', accounting.UNIT, 1),
+      (accounting.REPLACE_ONE, accounting.UNIT, 2),
+      *((f'the data of {k} clients together against nothing in their places', f'{k} clients together', k)
+        for k in _GROUPS),
+  ]
+  return [
+      {'neighbours': neighbours, 'unit': unit, 'epsilon': float(tradeoff.epsilon_of(k * mu, facts.delta)), 'mu': k * mu}
+      for neighbours, unit, k in rows
+  ]
+
+
+def _releases(ledger, facts, mu) -> List[Dict[str, Any]]:
+  """All that leaves the server: what, in how many rounds, its share of the largest μ², and why it may."""
+  state = ledger.state_dict()
+  occupied = np.diff(state['offsets']) > 0
+  sums = state['noise_multipliers'][occupied]
+  counts = state['count_noise_multipliers'][occupied]
+  counts = counts[np.isfinite(counts)]
+  worst = int(np.argmax(mu.whole))
+  share = lambda part: float((part[worst] / mu.whole[worst])**2) if mu.whole[worst] else 0.0
+  free = [
+      ('who took part in which round with what weight', ledger.num_rounds,
+       'public by the neighbouring relation; no function of clients\' data'),
+      ('loss and accuracy on the test set', facts.tests, 'post-processing: the test set is public'),
+      ('published weights', 1, f'post-processing: {facts.post_processing or "the last noised weights as they are."}'),
+  ]
+  return [
+      _release(
+          f'sum of the clients\' clipped updates, all {facts.trained_weights:,} trained weights', len(sums),
+          share(mu.updates), _noise(sums),
+      ),
+      _release('count of the norms within the clip, which moves it', len(counts), share(mu.counts), _noise(counts)),
+      *(_release(what, rounds, 0.0, how) for what, rounds, how in free),
+  ]
+
+
+def _release(what, rounds, share, how):
+  return {'what': what, 'rounds': rounds, 'share_of_worst_client': share, 'how': how}
+
+
+def _noise(multipliers) -> str:
+  if not len(multipliers):
+    return 'never released'
+  ends = sorted({f'{multipliers.min():.6g}', f'{multipliers.max():.6g}'}, key=float)
+  return f'Gaussian noise, noise multiplier {" to ".join(ends)}'
+
+
+def _assumptions(facts) -> List[str]:
+  """What the statement needs in order to hold."""
+  features = f'Features: {facts.public_data} This is taken as public.' if facts.public_data else (
+      'Features are functions of the example alone: no data were used to make them.'
+  )
+  return [
+      'The server is trusted: it sees the clients\' updates, adds the noise, and releases nothing but what is listed.',
+      'Whether a client takes part in a round does not depend on its data.',
+      f'Each client\'s part of a sum is bounded, and a client without data adds zero: {facts.clipping}',
+      f'Constants and hyper-parameters are public and were chosen without clients\' data: {facts.tuning}',
+      features,
+      f'The test set is public, and no client\'s data are in it: {facts.test_set}',
+      'The seed of the noise came from the operating system\'s entropy and stays secret, with the checkpoints that '
+      'hold it. The generator, Philox, is not a cryptographic one: the guarantee is against those who cannot tell its '
+      'numbers from random ones.',
+      'The statement is about real numbers; clipping, sums and noise are computed in float64 numbers, which approximate '
+      'them. The low bits of noise can give it away to whoever knows everything but one client\'s update exactly '
+      '(Mironov 2012; Haney et al. 2022): that is outside of the guarantee.',
+      'Running times, which depend on how much data clients have, are outside of the guarantee.',
+      'This run alone: every other run on the same clients, for tuning or for comparison, adds to what they spend.',
+  ]
+
+
+def _rounded_up(value: float) -> str:
+  return f'{math.ceil(value * 1e4) / 1e4:g}'
+
+
+def _differences(path, found, expected):
+  """A sentence for each place where two JSON values differ by more than rounding, but for the certificate's digest."""
+  if isinstance(found, dict) and isinstance(expected, dict):
+    for name in sorted({*found, *expected} - ({'sha256'} if not path else set())):
+      place = f'{path}.{name}' if path else name
+      if name not in found:
+        yield f'{place} is missing.'
+      elif name not in expected:
+        yield f'{place} does not belong there.'
+      else:
+        yield from _differences(place, found[name], expected[name])
+  elif isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
+    for k, pair in enumerate(zip(found, expected)):
+      yield from _differences(f'{path}[{k}]', *pair)
+  elif not _same(found, expected):
+    yield f'{path}: the certificate says {_shown(found)}, the run gives {_shown(expected)}.'
+
+
+def _same(found, expected) -> bool:
+  if isinstance(expected, float) and type(found) in (int, float):
+    # A library of another version may round the last bit another way.
+    return math.isclose(found, expected, rel_tol=TOLERANCE, abs_tol=0.0)
+  return type(found) is type(expected) and found == expected
+
+
+def _shown(value) -> str:
+  text = repr(value)
+  return text if len(text) <= 200 else f'{text[:200]}…'

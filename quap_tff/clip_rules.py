@@ -1,0 +1,221 @@
+"""Clipping: g <- g·min(1, C/‖g‖), quantiles of norms, and the rules by which the clipping norm C moves.
+
+A clipping norm of +inf means "no bound". A norm of NaN stands for a non-finite update, left out of every quantile. A
+new rule is a class here and a line in `RULES`.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from typing import Any, Optional
+
+from quap_tff import checks
+from quap_tff import gaussian
+from quap_tff import registry
+from quap_tff.lazy import tf
+
+# Larger ones would become +inf in float32, which means "no bound": neither clipped nor noised.
+LARGEST_NORM = 1e38
+TIMINGS = ('current', 'previous')
+
+# Each client of the cohort adds 1/2 or -1/2 to the count, centred as in the paper; one without data adds nothing.
+_COUNT_SENSITIVITY = 0.5
+
+
+class ClipRule(abc.ABC):
+  """How the clipping norm moves from round to round. Subclasses are frozen dataclasses in `RULES`.
+
+  Attributes:
+    uses_current_norms: Whether the clipping norm of a round depends on that round's norms. If so, aggregation takes two
+      dependent levels; if not, C of a round is known before it begins and one level is enough.
+    releases_exact_norms: Whether the clipping norm is an un-noised function of the clients' norms, a data-dependent
+      release that no privacy figure covers.
+    count_noise_multiplier: Of the noised count of norms that a round releases, its σ over the most that one client
+      moves the count; +inf if there is no such release.
+  """
+
+  uses_current_norms: bool = False
+  releases_exact_norms: bool = False
+  count_noise_multiplier: float = math.inf
+
+  @property
+  @abc.abstractmethod
+  def initial_norm(self) -> float:
+    """C_0; +inf if there is none."""
+
+  def next_norm(self, norm: tf.Tensor, norms: tf.Tensor, noise_seed: tf.Tensor) -> tf.Tensor:
+    """C_t from C_{t-1} (float32 scalar) and the cohort's norms (float32[M], NaN for non-finite updates).
+
+    Args:
+      norm: C_{t-1}.
+      norms: L2 norms of the cohort's updates; may be empty.
+      noise_seed: int64[2], for rules that add noise.
+    """
+    del norms, noise_seed
+    return norm
+
+
+@dataclasses.dataclass(frozen=True)
+class QuantileEma(ClipRule):
+  """C_t = μ·C_{t-1} + (1-μ)·target_t: an exponential moving average of a bounded quantile of the cohort's norms.
+
+  The quantile is taken without noise: the clipping norm is itself a data-dependent release.
+
+  Attributes:
+    quantile: q in [0, 1].
+    momentum: μ in [0, 1).
+    min_clip: Lower bound on the target.
+    max_clip: Upper bound on the target; None for none.
+    initial_clip: C_0; None starts the average at the first cohort's target, C_1 = target_1.
+    timing: 'current', round t is clipped by C_t (two dependent aggregations); or 'previous', by C_{t-1} (one, so that
+      the process compiles to TFF's mergeable form).
+  """
+
+  quantile: float = 0.9
+  momentum: float = 0.95
+  min_clip: float = 0.1
+  max_clip: Optional[float] = None
+  initial_clip: Optional[float] = None
+  timing: str = 'current'
+
+  releases_exact_norms = True
+
+  def __post_init__(self):
+    checks.number('clip quantile', self.quantile, at_least=0, at_most=1)
+    checks.number('clip momentum', self.momentum, at_least=0, below=1)
+    checks.number('min_clip', self.min_clip, at_least=0, at_most=LARGEST_NORM)
+    if self.max_clip is not None:
+      checks.number('max_clip', self.max_clip, above=0, at_most=LARGEST_NORM)
+      if self.min_clip > self.max_clip:
+        raise ValueError(f'min_clip must not be above max_clip, found {self.min_clip} > {self.max_clip}.')
+    if self.initial_clip is not None:
+      checks.number('initial_clip', self.initial_clip, above=0, at_most=LARGEST_NORM)
+    if self.timing not in TIMINGS:
+      raise registry.unknown_name_error('clip timing', self.timing, TIMINGS)
+    if self.timing == 'previous' and self.initial_clip is None:
+      raise ValueError(
+          'Clip timing "previous" clips the first round at initial_clip, which is not set. Set initial_clip '
+          '(1.0 is a common start for updates of unit scale), or use timing "current".'
+      )
+
+  @property
+  def uses_current_norms(self) -> bool:
+    return self.timing == 'current'
+
+  @property
+  def initial_norm(self) -> float:
+    return math.inf if self.initial_clip is None else self.initial_clip
+
+  def next_norm(self, norm, norms, noise_seed):
+    del noise_seed
+    target = tf.maximum(quantile(norms, self.quantile), self.min_clip)
+    if self.max_clip is not None:
+      target = tf.minimum(target, self.max_clip)
+    average = tf.where(tf.math.is_inf(norm), target, self.momentum * norm + (1.0 - self.momentum) * target)
+    return tf.where(tf.math.is_nan(average), norm, average)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fixed(ClipRule):
+  """C_t = norm in every round, the baselines' choice."""
+
+  norm: float = 1.0
+
+  def __post_init__(self):
+    checks.number('clipping norm', self.norm, above=0, at_most=LARGEST_NORM)
+
+  @property
+  def initial_norm(self) -> float:
+    return self.norm
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivateQuantile(ClipRule):
+  """Andrew et al.'s private quantile: C_{t+1} = C_t·exp(-η·(b̃_t - q)), b̃_t the noised fraction of norms at most C_t.
+
+  Andrew, Thakkar, McMahan and Ramaswamy 2021, "Differentially Private Learning with Adaptive Clipping", section 2.1.
+  The update is the one of `tff.aggregators.PrivateQuantileEstimationProcess`. Its noise is drawn from the server's
+  seeded generator, because TFF's cannot be seeded and a resumed run would draw other noise.
+
+  Attributes:
+    quantile: q in [0, 1], the target.
+    initial_clip: C_1, which clips the first round.
+    learning_rate: η.
+    count_stddev: Standard deviation of the noise on the count of norms at most C_t.
+  """
+
+  quantile: float = 0.5
+  initial_clip: float = 0.1
+  learning_rate: float = 0.2
+  count_stddev: float = 1.0
+
+  def __post_init__(self):
+    checks.number('clip quantile', self.quantile, at_least=0, at_most=1)
+    checks.number('initial_clip', self.initial_clip, above=0, at_most=LARGEST_NORM)
+    checks.number('clip learning_rate', self.learning_rate, above=0)
+    checks.number('count_stddev', self.count_stddev, at_least=0)
+
+  @property
+  def releases_exact_norms(self) -> bool:
+    return self.count_stddev == 0
+
+  @property
+  def count_noise_multiplier(self) -> float:
+    return self.count_stddev / _COUNT_SENSITIVITY
+
+  @property
+  def initial_norm(self) -> float:
+    return self.initial_clip
+
+  def next_norm(self, norm, norms, noise_seed):
+    # A non-finite update counts as above the clip, as a norm of +inf would. An update of exactly zero, which is what a
+    # client without data sends, counts for neither side: to take a client's data away moves the count by 1/2 only.
+    centred = tf.where(norms <= norm, _COUNT_SENSITIVITY, -_COUNT_SENSITIVITY) * tf.cast(norms != 0, tf.float32)
+    count = tf.cast(tf.reduce_sum(centred), tf.float64) + gaussian.noise(noise_seed, [], self.count_stddev)
+    cohort_size = tf.cast(tf.size(norms), tf.float32)
+    below = tf.cast(count, tf.float32) / tf.maximum(cohort_size, 1.0) + 0.5
+    moved = tf.minimum(norm * tf.exp(-self.learning_rate * (below - self.quantile)), LARGEST_NORM)
+    return tf.where(cohort_size > 0, moved, norm)
+
+
+@dataclasses.dataclass(frozen=True)
+class Unclipped(ClipRule):
+  """C_t = +inf in every round, for training without noise, which would have no scale."""
+
+  @property
+  def initial_norm(self) -> float:
+    return math.inf
+
+
+RULES = {
+    'quantile_ema': QuantileEma,
+    'fixed': Fixed,
+    'private_quantile': PrivateQuantile,
+    'none': Unclipped,
+}
+
+
+def quantile(values: tf.Tensor, q: Any) -> tf.Tensor:
+  """The q-quantile of the finite entries of float32[M] `values`, interpolated as numpy's; NaN if there are none."""
+  finite = tf.sort(tf.boolean_mask(values, tf.math.is_finite(values)))
+  last = tf.size(finite) - 1
+  position = tf.cast(last, tf.float32) * q
+  lower = tf.clip_by_value(tf.cast(tf.floor(position), tf.int32), 0, tf.maximum(last, 0))
+  upper = tf.minimum(lower + 1, tf.maximum(last, 0))
+  padded = tf.concat([finite, [float('nan')]], axis=0)
+  fraction = position - tf.cast(lower, tf.float32)
+  return tf.where(last >= 0, padded[lower] + fraction * (padded[upper] - padded[lower]), float('nan'))
+
+
+def clip_factor(norm: tf.Tensor, clipping_norm: tf.Tensor) -> tf.Tensor:
+  """min(1, C/‖g‖), elementwise: 1 for ‖g‖ = 0 or C = +inf, 0 for a NaN norm, that of a non-finite update."""
+  within = tf.logical_or(norm <= clipping_norm, tf.equal(norm, 0.0))
+  factor = tf.where(within, tf.ones_like(norm), clipping_norm / tf.where(within, tf.ones_like(norm), norm))
+  return tf.where(tf.math.is_nan(norm), tf.zeros_like(norm), factor)
+
+
+def global_norm(tensors: Any) -> tf.Tensor:
+  """The L2 norm of a list of float tensors taken together, float32; 0 for an empty list."""
+  return tf.sqrt(tf.add_n([tf.zeros([])] + [2.0 * tf.nn.l2_loss(tf.cast(t, tf.float32)) for t in tensors]))

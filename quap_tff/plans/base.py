@@ -1,0 +1,252 @@
+"""What a plan is: one object for a method, from which its process, its account and its statements all come."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import Any, Callable, Dict, FrozenSet, NamedTuple, Optional
+
+import numpy as np
+
+from quap_tff import accounting
+from quap_tff import layers as layers_lib
+from quap_tff.accounting import protection as protections
+from quap_tff.lazy import tff
+
+# Measurements of a round that are no exact functions of clients' data: they follow from who takes part, from constants
+# and from noised releases. Plans add to them.
+PUBLIC_METRICS = frozenset({
+    'cohort_size', 'epsilon', 'noise_multiplier', 'participation_mean', 'participation_stddev', 'participation_min',
+    'participation_max', 'participation_never_seen', 'update_rejected',
+})
+# Public where the clipping norm is fixed, or tracked by a noised count.
+PUBLIC_NORMS = frozenset({'clipping_norm', 'sigma'})
+
+
+class Aggregation(NamedTuple):
+  """What an aggregation process has returned: its state after a round, and the round's measurements."""
+
+  state: Any
+  measurements: Any
+
+
+def aggregation_of(output: Any) -> Aggregation:
+  """The aggregation's part of what a process' `next` has returned.
+
+  Args:
+    output: Of a `tff.learning.templates.LearningProcess`, or of a `tff.templates.AggregationProcess`.
+  """
+  if hasattr(output, 'metrics'):
+    return Aggregation(output.state.aggregator, output.metrics['aggregator'])
+  return Aggregation(output.state, output.measurements)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Report:
+  """What may be said of a run: nominal figures, formal figures, and what is protected.
+
+  Attributes:
+    protection: What noise covers, in words.
+    formal: The formal figures; without any where the released model has no finite ε.
+    nominal_epsilon: float64[N], Σ ε_i(t) of each client in nats, by basic composition; None for a method whose noise
+      does not follow such budgets, and for one without noise.
+    nominal_delta: float64[N], k_i·δ, or None.
+  """
+
+  protection: accounting.Protection
+  formal: accounting.FormalReport
+  nominal_epsilon: Optional[np.ndarray]
+  nominal_delta: Optional[np.ndarray]
+
+  def as_dict(self) -> Dict[str, Any]:
+    """For JSON. Figures that a method does not have are null."""
+    nominal = self.nominal_epsilon
+    return {
+        'nominal_epsilon_max': float(nominal.max()) if nominal is not None else None,
+        'nominal_epsilon_mean': float(nominal.mean()) if nominal is not None else None,
+        'nominal_delta_max': float(self.nominal_delta.max()) if nominal is not None else None,
+        'model_protected': self.protection.model_protected,
+        'protection': self.protection.statement,
+        'formal': self.formal.as_dict(),
+    }
+
+  def __str__(self) -> str:
+    lines = []
+    if self.nominal_epsilon is not None:
+      lines.append(
+          f'Nominal ε per client: mean {self.nominal_epsilon.mean():.4g}, max {self.nominal_epsilon.max():.4g}, with '
+          f'total δ up to {self.nominal_delta.max():.3g}: basic composition of the noised layers\' rounds (unit: one '
+          'client\'s whole data), no amplification by sampling, clipping norms taken as given.'
+      )
+    return '\n'.join(lines + [self.protection.text.replace(self.protection.statement, self.formal.text)])
+
+
+class Plan(abc.ABC):
+  """A method, ready to run and to be accounted for.
+
+      process = plan.build_process(model_fn)          # or plan.aggregator, for a process of your own
+      ledger = plan.new_ledger()
+      ledger.append(plan.record(output, cohort))      # after each round
+      print(plan.report(ledger))
+
+  Attributes:
+    num_clients: N, the population.
+    delta: δ: of one round in nominal figures, in total in formal ones.
+    client_metrics: Whether exact functions of clients' data (training loss, norms) are released beside the model.
+    test_is_of_clients: Whether models are tested, and the figures released, on examples of the clients themselves.
+    has_nominal: Whether the noise is that of the budgets, by the documents' formula: only then do their sums, the
+      nominal figures, mean anything.
+    public_metrics: Names of the round's metrics that are no exact functions of clients' data.
+    is_saved_before_release: Whether each round must be kept in a checkpoint before anything of it is released: a round
+      that is run again, and comes out otherwise, would be a second release that nobody has paid for.
+    noises_empty_rounds: Whether a round that nobody comes to releases the same noise as any other.
+    noise_note: How the noise that is really added differs from ideal noise, where there is something to say.
+  """
+
+  has_nominal: bool = True
+  public_metrics: FrozenSet[str] = PUBLIC_METRICS
+  is_saved_before_release: bool = False
+  noises_empty_rounds: bool = False
+  noise_note: str = ''
+
+  def __init__(
+      self,
+      num_clients: int,
+      delta: float,
+      draw: accounting.Sampler = accounting.Sampler(),
+      *,
+      client_metrics: bool = True,
+      test_is_of_clients: bool = False,
+      model: Optional[layers_lib.ModelShape] = None,
+  ):
+    """Initializes what all plans have.
+
+    Args:
+      num_clients: N.
+      delta: δ.
+      draw: How the cohorts are drawn; by default nothing is known of it, and it amplifies nothing.
+      client_metrics: Whether exact functions of clients' data (training loss, norms) are released beside the model.
+      test_is_of_clients: Whether models are tested, and the figures released, on examples of the clients themselves.
+      model: The model's shape, if it is known before `build_process`.
+    """
+    self.num_clients, self.delta, self.client_metrics = num_clients, delta, client_metrics
+    self.test_is_of_clients, self._draw, self._model = test_is_of_clients, draw, model
+
+  @property
+  def _exact_logs(self):
+    """What exact functions of clients' data are released beside the model, a clause each."""
+    return (
+        *([protections.TRAINING_METRICS] if self.client_metrics else []),
+        *([protections.CLIENTS_TESTS] if self.test_is_of_clients else []),
+    )
+
+  @property
+  def _options(self):
+    """The keyword arguments of the constructor that made this plan."""
+    return dict(
+        client_metrics=self.client_metrics, test_is_of_clients=self.test_is_of_clients, model=self._model
+    )
+
+  @property
+  @abc.abstractmethod
+  def fingerprint(self) -> str:
+    """Text that names everything which the account depends on; a ledger of another one is refused."""
+
+  @property
+  def model(self) -> Optional[layers_lib.ModelShape]:
+    """The model's layers, as soon as they are known."""
+    return self._model
+
+  @property
+  @abc.abstractmethod
+  def protection(self) -> accounting.Protection:
+    """What may be said about the released model."""
+
+  @property
+  def sampler(self) -> accounting.Sampler:
+    """How the cohorts are drawn, with what this method makes of it: what amplification by sampling asks for."""
+    return dataclasses.replace(
+        self._draw,
+        constant_divisor=self._has_constant_divisor or self._draw.kind == 'fixed_size',
+        constant_noise_multiplier=self._has_constant_noise_multiplier,
+        noises_empty_rounds=self.noises_empty_rounds,
+    )
+
+  # Whether sums are divided by a public constant whoever comes, and whether the noise on them is as large, over the
+  # clipping norm, whoever comes: both settled without a look at the cohorts of the run.
+  _has_constant_divisor = False
+  _has_constant_noise_multiplier = False
+
+  @property
+  @abc.abstractmethod
+  def aggregator(self) -> Any:
+    """The method's `tff.aggregators.WeightedAggregationFactory`, whose weights carry client ids."""
+
+  def build_process(
+      self,
+      model_fn: Callable[[], Any],
+      client_optimizer: Any = None,
+      server_optimizer: Any = None,
+      client_work: Any = None,
+  ) -> Any:
+    """The `tff.learning.templates.LearningProcess`; takes seconds, as it traces TensorFlow.
+
+    Args:
+      model_fn: Makes the model anew on each call.
+      client_optimizer: Local optimizer; default: SGD with learning rate 0.05.
+      server_optimizer: Applied to the aggregate; default: SGD with learning rate 1, which is federated averaging.
+      client_work: A `quap_tff.ClientWorkConfig`; default: one local epoch in batches of 32.
+    """
+    self._model = layers_lib.of_model(model_fn)
+    sgd = tff.learning.optimizers.build_sgdm
+    return self._compose(
+        model_fn,
+        client_optimizer if client_optimizer is not None else sgd(0.05),
+        server_optimizer if server_optimizer is not None else sgd(1.0),
+        client_work,
+    )
+
+  @abc.abstractmethod
+  def _compose(self, model_fn, client_optimizer, server_optimizer, client_work) -> Any:
+    """The learning process; `self.model` is known."""
+
+  def metrics(self, output: Any) -> Dict[str, Any]:
+    """The aggregator's measurements of a round as scalars by name."""
+    return {name: value for name, value in aggregation_of(output).measurements.items() if name != 'round'}
+
+  @abc.abstractmethod
+  def record(self, output: Any, cohort: Any) -> accounting.RoundRecord:
+    """What a round spent, for the ledger.
+
+    Args:
+      output: What the process' `next` has returned, see `aggregation_of`.
+      cohort: int[M], distinct ids of the clients that took part.
+    """
+
+  def new_ledger(self) -> accounting.RunLedger:
+    """An empty ledger for a run of this plan."""
+    return accounting.RunLedger(self.num_clients, self.delta, self.fingerprint)
+
+  def report(self, ledger: accounting.RunLedger) -> Report:
+    """What may be said of a run from its ledger."""
+    nominal = self.has_nominal
+    return Report(
+        protection=self.protection,
+        formal=accounting.formal_report(ledger, self.delta, self.protection, self.sampler, self.noise_note),
+        nominal_epsilon=ledger.epsilon if nominal else None,
+        nominal_delta=ledger.delta if nominal else None,
+    )
+
+
+def planned_ledger(plan: Any, cohorts: Any, record: Callable[[int, np.ndarray], Any]) -> accounting.RunLedger:
+  """The ledger that a run over known cohorts will have.
+
+  Args:
+    plan: With `num_clients` and `delta`.
+    cohorts: int[M_t] for each round.
+    record: From (round number, cohort) to the round's record.
+  """
+  ledger = accounting.RunLedger(plan.num_clients, plan.delta, 'planned')
+  for round_num, cohort in enumerate(cohorts, 1):
+    ledger.append(record(round_num, np.asarray(cohort, np.int64)))
+  return ledger

@@ -1,0 +1,193 @@
+"""The certified mechanism as a plan: a guarantee for all that is released, from a schedule that is public."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, List, Sequence
+
+import numpy as np
+
+from quap_tff import accounting
+from quap_tff import lazy
+from quap_tff import tradeoff
+from quap_tff.accounting import protection as protections
+from quap_tff.certified import certificate
+from quap_tff.certified import config as configs
+from quap_tff.certified import planning
+from quap_tff.plans import base
+
+aggregation = lazy.module('quap_tff.certified.aggregation')
+learning_process = lazy.module('quap_tff.certified.learning_process')
+quap_learning_process = lazy.module('quap_tff.learning_process')
+
+# The ledger takes no budget of 0, which is what a client of weight 0 has spent.
+_NOTHING = float(np.finfo(np.float64).tiny)
+# Relative, between weights in TensorFlow's arithmetic and in NumPy's: some units in the last place of float32.
+_SAME_WEIGHT = 1e-5
+
+_CLIPPING = {
+    False: 'A client\'s part of each sum is clipped to its weight times a fixed norm.',
+    True: 'A client\'s part of each sum is clipped to its weight times a norm that follows a quantile of the updates\' '
+          'norms, known from noised counts alone.',
+}
+_SPLIT = {True: 'All layers are clipped by their joint norm.', False: 'Each layer is clipped by a norm of its own.'}
+
+
+class CertifiedPlan(base.Plan):
+  """A certified run: its noise and divisor are chosen here, before training, from the planned cohorts.
+
+  Who comes is taken as known: what is calibrated on the cohorts depends on them, and sampling amplifies nothing.
+  """
+
+  is_saved_before_release = True
+  # Nothing follows the documents' budgets.
+  has_nominal = False
+  public_metrics = base.PUBLIC_METRICS | base.PUBLIC_NORMS | {
+      'exhausted_clients', 'weight_mean', 'weight_min', 'spent_max'
+  }
+
+  def __init__(
+      self,
+      config: configs.CertifiedConfig,
+      schedule: Sequence[Any],
+      *,
+      client_metrics: bool = False,
+      **options,
+  ):
+    """Initializes the plan.
+
+    Args:
+      config: The mechanism; what it leaves open is chosen from the schedule.
+      schedule: int[M_t], distinct ids in [0, N), for each of the T planned rounds: the public schedule, or one drawn
+        from the model of it.
+      client_metrics: Whether exact functions of clients' data (training loss) are released beside the model.
+      **options: Of every plan, see `quap_tff.plans.Plan`.
+
+    Raises:
+      ValueError: If nobody takes part, or nobody's budget pays for a round.
+    """
+    super().__init__(config.num_clients, config.delta, client_metrics=client_metrics, **options)
+    self.schedule: List[np.ndarray] = [np.asarray(cohort, np.int64) for cohort in schedule]
+    self.config = planning.calibrated(config, self.schedule)
+
+  @property
+  def fingerprint(self):
+    return repr(dataclasses.replace(self.config, noise_seed=None))
+
+  @property
+  def protection(self):
+    covered = protections.EVERY_LAYER
+    if self.model is not None:
+      covered = f'Noise covers every layer: all {sum(self.model.sizes):,} trained weights.'
+    return protections.of_noise(covered, (), self.config.noise_seed is not None, self._exact_logs)
+
+  @property
+  def aggregator(self):
+    layers = self.model.layers if self.model is not None else None
+    return aggregation.CertifiedAggregationFactory(self.config, layers)
+
+  def _compose(self, model_fn, client_optimizer, server_optimizer, client_work):
+    build = learning_process.build_certified_fed_avg
+    if self.client_metrics:
+      return quap_learning_process.compose(model_fn, self.aggregator, client_optimizer, server_optimizer, client_work)
+    return build(model_fn, self.config, client_optimizer, server_optimizer, client_work)
+
+  def record(self, output, cohort):
+    state, measurements = base.aggregation_of(output)
+    cohort = np.asarray(cohort, np.int64)
+    weights = np.asarray(state['weights'])[cohort].astype(np.float64)
+    return self._record(cohort, weights, float(measurements['clipping_norm']))
+
+  def _record(self, cohort, weights, clipping_norm):
+    """A round's record.
+
+    Its budgets are not ε_base, which this mechanism never spends: they are the ε that the round, taken alone, really
+    costs each client at δ, the config's total. So the ledger's Σε at k·δ is a proven figure here, if a loose one, by
+    basic composition; the certificate's is the exact one.
+    """
+    config = self.config
+    mu = np.sqrt((weights / config.noise_multiplier)**2 + config.prices.count_cost * (weights > 0))
+    return accounting.RoundRecord(
+        cohort=cohort,
+        budgets=np.maximum(tradeoff.epsilon_of(mu, config.delta), _NOTHING),
+        weights=weights,
+        noise_multiplier=config.noise_multiplier,
+        count_noise_multiplier=config.clip.count_noise_multiplier,
+        clipping_norm=clipping_norm,
+    )
+
+  def ledger_problems(self, ledger: accounting.RunLedger) -> List[str]:
+    """Where a ledger is not that of a run of this plan over its schedule, a sentence each.
+
+    A run may have stopped early, but each of its rounds has the planned cohort, the weights that follow from the
+    cohorts, and the planned noise.
+    """
+    config, state = self.config, ledger.state_dict()
+    expected = self.new_ledger().state_dict()
+    found = [
+        f'The ledger\'s {name} is not that of the flags.'
+        for name in ('num_clients', 'delta', 'fingerprint') if not np.array_equal(state[name], expected[name])
+    ]
+    rounds = ledger.num_rounds
+    if found:
+      return found
+    if rounds > len(self.schedule):
+      return [f'The ledger has {rounds} rounds, and the flags plan {len(self.schedule)}.']
+    weights = planning.planned_weights(config, self.schedule[:rounds])
+    for index in range(rounds):
+      entries = slice(state['offsets'][index], state['offsets'][index + 1])
+      number = index + 1
+      if not np.array_equal(np.sort(state['clients'][entries]), np.sort(self.schedule[index])):
+        found.append(f'Round {number} of the ledger has other clients than the flags plan.')
+        continue
+      order = np.argsort(self.schedule[index])[np.argsort(np.argsort(state['clients'][entries]))]
+      if not np.allclose(state['weights'][entries], weights[index][order], rtol=_SAME_WEIGHT, atol=0):
+        found.append(f'Round {number} of the ledger has other weights than follow from the cohorts.')
+      for name, value in (
+          ('noise_multipliers', config.noise_multiplier),
+          ('count_noise_multipliers', config.clip.count_noise_multiplier),
+      ):
+        if not _close(state[name][index], value):
+          found.append(f'Round {number} of the ledger has {name} {state[name][index]:g}, the flags give {value:g}.')
+      if not config.counts_norms and not _close(state['clipping_norms'][index], np.float32(config.clip.initial_norm)):
+        found.append(
+            f'Round {number} of the ledger has the clipping norm {state["clipping_norms"][index]:g}, the flags give '
+            f'{config.clip.initial_norm:g}.'
+        )
+    return found
+
+  def facts(
+      self, *, algorithm: str, tuning: str, test_set: str, tests: int, public_data: str, post_processing: str
+  ) -> certificate.Facts:
+    """What a certificate of a run of this plan says besides its ledger; the model's shape must be known.
+
+    Args:
+      algorithm: The spec of the method.
+      tuning: How the constants of the run were chosen, a sentence.
+      test_set: Whose the test examples are, a sentence.
+      tests: How often loss and accuracy on the test set were released.
+      public_data: What the features of the examples have seen besides them, in sentences; '' for nothing.
+      post_processing: What is done to the noised weights before they are published, in sentences.
+    """
+    trained = sum(self.model.sizes)
+    return certificate.Facts(
+        algorithm=algorithm,
+        epsilon=self.config.epsilon,
+        delta=self.config.delta,
+        planned_rounds=len(self.schedule),
+        noised_weights=trained,
+        trained_weights=trained,
+        clipping=f'{_CLIPPING[self.config.counts_norms]} {_SPLIT[self.config.clip_split == "joint"]}',
+        tuning=tuning,
+        test_set=test_set,
+        tests=tests,
+        public_data=public_data,
+        post_processing=post_processing,
+        fixed_noise_seed=self.config.noise_seed is not None,
+        exact_metrics=self._exact_logs,
+    )
+
+
+def _close(found: float, expected: float) -> bool:
+  return found == expected or math.isclose(found, expected, rel_tol=1e-9)

@@ -1,0 +1,136 @@
+"""Budgets by transactions: an interpretation of PT-ADP (Wang et al. 2024), which the documents name and don't specify.
+
+    ε_i(t) = min(2·π_i, λ_t·π_i·(1 + min(c_i, 1))),   λ_t such that Σ_{i in S_t} ε_i(t) = M_t·ε_base
+
+π_i is client i's declared preference, log-uniform in [ε_base/2, 2·ε_base], and c_i >= 0 its credits after round t-1.
+λ_t exists in every cohort: the caps 2·π_i are at least ε_base. Of a budget, what is above the preference is bought, a
+credit for each π_i. Taking part earns credits, and so does an update that agrees with the aggregate of the round
+before.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+
+import numpy as np
+
+from quap_tff import accounting
+from quap_tff import budgets
+from quap_tff import checks
+from quap_tff import clip_rules
+from quap_tff import seeds
+from quap_tff.lazy import tf
+from quap_tff.plans import quap
+
+# Preferences lie within this factor of ε_base, and budgets within it of preferences.
+_FACTOR = 2.0
+_INTERPRETATION = (
+    'The budgets by transactions are an interpretation of PT-ADP, which the documents compare with and do not specify.'
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class PtAdp(budgets.ClientBudgetRule):
+  """An interpretation of PT-ADP.
+
+  State: `preferences` π_i, `credits` c_i, and `given`, the budget of each client in the last round that it was in (0
+  before), float32[N] each; and `aggregate`, the noised critical part of the last mean update, float32 tensors.
+
+  Attributes:
+    participation_credit: Credits for taking part in a round.
+    agreement_credit: Credits for an update that points where the last aggregate did, in proportion to the cosine; none
+      for one that points away.
+    seed: Of the preferences.
+  """
+
+  needs_cohort = True
+  observes_updates = True
+
+  participation_credit: float = 0.1
+  agreement_credit: float = 0.5
+  seed: int = 0
+
+  def __post_init__(self):
+    checks.number('participation_credit', self.participation_credit, at_least=0)
+    checks.number('agreement_credit', self.agreement_credit, at_least=0)
+    checks.integer('preference seed', self.seed, at_least=0, at_most=2**63 - 1)
+
+  def largest(self, config):
+    return _FACTOR**2 * config.epsilon_base
+
+  def initial_state(self, config, num_clients, critical_shapes):
+    exponents = tf.random.stateless_uniform([num_clients], seeds.initial_seed(self.seed, 'preferences'), -1.0, 1.0)
+    return collections.OrderedDict(
+        preferences=config.epsilon_base * tf.pow(_FACTOR, exponents),
+        credits=tf.zeros([num_clients], tf.float32),
+        given=tf.zeros([num_clients], tf.float32),
+        aggregate=[tf.zeros(shape, tf.float32) for shape in critical_shapes],
+    )
+
+  def budgets(self, config, state, client_ids, rates):
+    preferences, credits = (tf.gather(state[name], client_ids) for name in ('preferences', 'credits'))
+    shares = preferences * (1.0 + tf.minimum(credits, 1.0))
+    total = config.epsilon_base * tf.cast(tf.size(client_ids), tf.float32)
+    return tf.cast(_filled(shares, _FACTOR * preferences, total), rates.dtype)
+
+  def announced(self, state):
+    return state['aggregate']
+
+  def observe(self, critical_update, announced):
+    """The cosine of the update's critical part, clipped or not, with the last aggregate; 0 if either is zero."""
+    product = tf.add_n([tf.zeros([])] + [tf.reduce_sum(u * a) for u, a in zip(critical_update, announced)])
+    norms = clip_rules.global_norm(critical_update) * clip_rules.global_norm(announced)
+    return tf.clip_by_value(tf.math.divide_no_nan(product, norms), -1.0, 1.0)
+
+  def next_state(self, config, state, client_ids, budgets, observations):
+    indices = client_ids[:, tf.newaxis]
+    preferences, credits = (tf.gather(state[name], client_ids) for name in ('preferences', 'credits'))
+    bought = tf.clip_by_value(budgets / preferences - 1.0, 0.0, credits)
+    earned = self.participation_credit + self.agreement_credit * tf.maximum(observations, 0.0)
+    return collections.OrderedDict(
+        preferences=state['preferences'],
+        credits=tf.tensor_scatter_nd_update(state['credits'], indices, credits - bought + earned),
+        given=tf.tensor_scatter_nd_update(state['given'], indices, budgets),
+        aggregate=state['aggregate'],
+    )
+
+  def after_round(self, state, critical_mean, cohort_size):
+    # A round with nobody leaves it as it is.
+    aggregate = [
+        tf.where(cohort_size > 0, tf.cast(mean, tf.float32), before)
+        for mean, before in zip(critical_mean, state['aggregate'])
+    ]
+    return collections.OrderedDict(state, aggregate=aggregate)
+
+
+def _filled(shares, caps, total):
+  """min(caps, λ·shares) with the λ that makes the sum `total`, at most Σcaps: water-filling, float32[M] each."""
+  order = tf.argsort(caps / shares)
+  full = tf.cumsum(tf.gather(caps, order), exclusive=True)
+  rest = tf.cumsum(tf.gather(shares, order), reverse=True)
+  # However many of the first caps are taken as reached, λ is at least what is left over the others' shares.
+  level = tf.reduce_max((total - full) / rest)
+  return tf.minimum(caps, level * shares)
+
+
+class PtAdpPlan(quap.QuapPlan):
+  """The mechanism with `PtAdp` as the clients' budget rule, which makes the budgets depend on clients' data."""
+
+  def __init__(self, config, draw=accounting.Sampler(), **options):
+    super().__init__(config, draw, **options)
+    self.public_metrics = self.public_metrics - {'noise_multiplier', 'sigma'}
+
+  @property
+  def protection(self):
+    protection = super().protection
+    return protection._replace(text=f'{protection.text}\n{_INTERPRETATION}')
+
+  def calibrated(self, cohorts, epsilon):
+    raise ValueError(
+        '--calibration=exact plans a run\'s noise before it begins, and the budgets of pt_adp depend on the clients\' '
+        'updates: use --calibration=documents.'
+    )
+
+  def _own_budgets(self, state, cohort):
+    return np.asarray(state['budget']['given'], np.float64)[cohort]

@@ -1,0 +1,145 @@
+"""QuAP-FL's own mechanism as a plan."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Sequence
+
+import numpy as np
+
+from quap_tff import accounting
+from quap_tff import arrays
+from quap_tff import budgets
+from quap_tff import config as configs
+from quap_tff import lazy
+from quap_tff import participation as participations
+from quap_tff.lazy import tf
+from quap_tff.plans import base
+
+aggregation = lazy.module('quap_tff.aggregation')
+learning_process = lazy.module('quap_tff.learning_process')
+mechanism = lazy.module('quap_tff.mechanism')
+
+
+class QuapPlan(base.Plan):
+  """QuAP-FL under a configuration, and every method that is a setting of it."""
+
+  def __init__(
+      self,
+      config: configs.QuapConfig,
+      draw: accounting.Sampler = accounting.Sampler(),
+      **options,
+  ):
+    """Initializes the plan.
+
+    Args:
+      config: The mechanism.
+      draw: How the cohorts are drawn; by default nothing is known of it, and it amplifies nothing.
+      **options: Of every plan, see `quap_tff.plans.Plan`.
+    """
+    super().__init__(config.num_clients, config.noise.delta, draw, **options)
+    self.config = config
+    self.has_nominal = config.noise.scale == 1 and config.noise.placement != 'none'
+    # A clipping norm that is fixed or tracked by a noised count is public; an exact quantile is not.
+    self.public_metrics = base.PUBLIC_METRICS | (set() if config.clip.releases_exact_norms else base.PUBLIC_NORMS)
+    # A scale that an accountant has calibrated depends on who was planned to come.
+    self._has_constant_noise_multiplier = (
+        config.budget.round_rule == 'uniform' and config.noise.placement == 'server' and config.noise.scale == 1
+    )
+
+  @property
+  def fingerprint(self):
+    return repr(dataclasses.replace(self.config, noise=dataclasses.replace(self.config.noise, seed=None)))
+
+  @property
+  def protection(self):
+    return accounting.describe_protection(self.config, self.model, self._exact_logs)
+
+  @property
+  def aggregator(self):
+    return aggregation.QuapAggregationFactory(self.config)
+
+  def _compose(self, model_fn, client_optimizer, server_optimizer, client_work):
+    return learning_process.build_quap_fed_avg(
+        model_fn, self.config, client_optimizer, server_optimizer, client_work
+    )
+
+  def record(self, output, cohort):
+    state, measurements = base.aggregation_of(output)
+    cohort = np.asarray(cohort, np.int64)
+    return self._record(
+        cohort,
+        self._own_budgets(state, cohort),
+        float(measurements['noise_multiplier']),
+        float(measurements['clipping_norm']),
+    )
+
+  def _own_budgets(self, state, cohort):
+    """ε_i(t) of the cohort, float64[M], from the aggregator's state after the round."""
+    return client_budgets(self.config, state['participation'], int(state['round']), cohort)
+
+  def _record(self, cohort, own_budgets, noise_multiplier, clipping_norm):
+    is_noised = self.config.noise.placement != 'none'
+    return accounting.RoundRecord(
+        cohort=cohort,
+        budgets=own_budgets if is_noised else np.full(len(cohort), np.inf),
+        weights=np.ones(len(cohort)),
+        noise_multiplier=noise_multiplier,
+        count_noise_multiplier=self.config.clip.count_noise_multiplier,
+        clipping_norm=clipping_norm,
+    )
+
+  def planned_ledger(self, cohorts: Sequence[Any]) -> accounting.RunLedger:
+    """The ledger that a run over these cohorts will have: budgets and noise follow from who takes part."""
+    config = self.config
+    state = participations.initial_state(config.participation, config.num_clients)
+
+    def record(round_num, cohort):
+      nonlocal state
+      state = participations.next_state(config.participation, state, cohort, round_num)
+      multiplier = round_noise_multiplier(config, state, round_num, cohort) if len(cohort) else 0.0
+      return self._record(cohort, client_budgets(config, state, round_num, cohort), multiplier, 1.0)
+
+    return base.planned_ledger(self, cohorts, record)
+
+  def calibrated(self, cohorts: Sequence[Any], epsilon: float) -> 'QuapPlan':
+    """The plan with the least noise under which nobody's exact account passes ε at δ over these cohorts.
+
+    Args:
+      cohorts: int[M_t] for each planned round.
+      epsilon: ε > 0 in nats; δ is the plan's, in total.
+
+    Raises:
+      ValueError: If the released model has no formal ε to calibrate.
+    """
+    if not self.protection.model_protected and self.config.noise.seed is None:
+      raise ValueError(
+          f'--calibration=exact chooses the noise by a formal ε, and this run has none. {self.protection.statement} '
+          'Use --calibration=documents, or a method that noises every layer and clips by a fixed norm (fixed_dp).'
+      )
+    scale = accounting.exact_scale(self.planned_ledger(cohorts), epsilon, self.delta)
+    config = dataclasses.replace(self.config, noise=dataclasses.replace(self.config.noise, scale=scale))
+    return type(self)(config, self._draw, **self._options)
+
+
+def _of_cohort(participation, cohort):
+  return {key: arrays.take(np.asarray(value), cohort) for key, value in participation.items()}
+
+
+def client_budgets(
+    config: configs.QuapConfig, participation: Any, round_num: int, cohort: np.ndarray
+) -> np.ndarray:
+  """ε_i(t) of the cohort, float64[M], from the participation state after the round."""
+  rates = participations.rates(config.participation, _of_cohort(participation, cohort), round_num)
+  in_warmup = participations.in_warmup(config.participation, round_num)
+  return np.asarray(budgets.client_budgets(config.budget, rates, in_warmup), np.float64)
+
+
+def round_noise_multiplier(
+    config: configs.QuapConfig, participation: Any, round_num: int, cohort: np.ndarray
+) -> float:
+  """σ of the noise on the sum of a round's updates over C_t, as `quap_tff.mechanism.round_noise` has it."""
+  rates = participations.rates(config.participation, _of_cohort(participation, cohort), round_num)
+  in_warmup = participations.in_warmup(config.participation, round_num)
+  _, multiplier = mechanism.round_noise(config, tf.constant(rates), in_warmup)
+  return float(multiplier)

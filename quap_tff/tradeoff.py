@@ -1,0 +1,94 @@
+"""One Gaussian mechanism exactly: δ(ε) = Φ(μ/2 - ε/μ) - e^ε·Φ(-μ/2 - ε/μ), μ = sensitivity / σ (μ-GDP).
+
+Gaussian mechanisms compose to one Gaussian: μ² = Σ μ_t² (Dong, Roth and Su 2019, corollary 3.3; the formula is Balle
+and Wang 2018, theorem 8). `quap_tff.gaussian` has it as TensorFlow arithmetic for the noise of a round; here it is
+evaluated in logarithms, for every δ that a float holds, and every answer is on the safe side of its rounding.
+"""
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+from scipy import special
+
+# Above the true value by at most this share: the rounding of μ and of ε/μ - μ/2 stays below a tenth of it.
+RELATIVE_MARGIN = 1e-12
+
+_BISECTION_STEPS = 80
+# Below, the two terms of δ hardly cancel; above, they do, but the scaled functions do not overflow.
+_SCALED_FROM = -5.0
+# Relative error of scipy's erfcx, with room.
+_ERFCX_ERROR = 4e-15
+_SQRT_HALF_PI = math.sqrt(math.pi / 2)
+_HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+
+
+def log_delta(epsilon: Any, mu: Any) -> np.ndarray:
+  """ln δ(ε), an upper bound that is tight to about 1e-14 of the larger of the two terms.
+
+  With x = ε/μ and Mills' ratio R(t) = Φ(-t)/φ(t), δ = φ(x - μ/2)·(R(x - μ/2) - R(x + μ/2)): nothing overflows or
+  underflows for large ε or tiny δ.
+
+  Args:
+    epsilon: ε >= 0 in nats, float or array.
+    mu: μ >= 0, float or array. μ = 0 gives -inf; μ = +inf gives 0, which is δ = 1.
+
+  Returns:
+    float64, broadcast over both.
+  """
+  epsilon, mu = np.broadcast_arrays(np.asarray(epsilon, np.float64), np.asarray(mu, np.float64))
+  inside = (mu > 0) & np.isfinite(mu)
+  safe_mu = np.where(inside, mu, 1.0)
+  x = epsilon / safe_mu
+  near, far = x - safe_mu / 2, x + safe_mu / 2
+  scaled = near >= _SCALED_FROM
+  with np.errstate(divide='ignore', under='ignore', over='ignore', invalid='ignore'):
+    near_ratio = _mills(np.where(scaled, near, 0.0))
+    difference = near_ratio - _mills(np.where(scaled, far, 0.0)) + _ERFCX_ERROR * near_ratio
+    by_ratios = -near * near / 2 - _HALF_LOG_2PI + np.log(difference)
+    first = special.log_ndtr(-near)
+    by_terms = first + np.log1p(-np.exp(np.minimum(epsilon + special.log_ndtr(-far) - first, 0.0)))
+  result = np.minimum(np.where(scaled, by_ratios, by_terms), 0.0)
+  return np.where(inside, result, np.where(mu > 0, 0.0, -np.inf))
+
+
+def epsilon_of(mu: Any, delta: Any) -> np.ndarray:
+  """The smallest ε >= 0 with δ(ε) <= δ, rounded up by at most `RELATIVE_MARGIN`.
+
+  Args:
+    mu: μ >= 0, float or array; +inf gives ε = +inf.
+    delta: δ in (0, 1), float or array.
+
+  Returns:
+    float64, broadcast over both, nats.
+  """
+  mu, delta = np.broadcast_arrays(np.asarray(mu, np.float64), np.asarray(delta, np.float64))
+  finite = np.isfinite(mu)
+  safe_mu = np.where(finite, mu, 1.0)
+  target = np.log(delta)
+  # ρ-zCDP's conversion, Bun and Steinke 2016, proposition 1.3: never below the exact ε.
+  low, high = np.zeros_like(safe_mu), safe_mu * (safe_mu / 2 + np.sqrt(-2 * target))
+  zero = log_delta(0.0, safe_mu) <= target
+  for _ in range(_BISECTION_STEPS):
+    middle = 0.5 * (low + high)
+    enough = log_delta(middle, safe_mu) <= target
+    low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    if (high - low <= 1e-15 * high).all():
+      break
+  return np.where(finite, np.where(zero, 0.0, high * (1 + RELATIVE_MARGIN)), np.inf)
+
+
+@functools.lru_cache(maxsize=64)
+def mu_at_most(epsilon: float, delta: float) -> float:
+  """μ_max(ε, δ), the largest μ with ε(μ, δ) <= ε, for ε > 0 and δ in (0, 1), to float64's last bits."""
+  low, high = 0.0, 1.0
+  while epsilon_of(high, delta) <= epsilon:
+    low, high = high, 2 * high
+  while low < (middle := 0.5 * (low + high)) < high:
+    low, high = (middle, high) if epsilon_of(middle, delta) <= epsilon else (low, middle)
+  return low
+
+
+def _mills(t):
+  return _SQRT_HALF_PI * special.erfcx(t / math.sqrt(2))
