@@ -8,22 +8,16 @@ A table goes to standard output; its last line is one JSON object: `noise_multip
 accountant where it applies. Exit status: 0, or 1 for wrong input, with one line on standard error.
 """
 
-import os
-
-# Importing the package loads TensorFlow: keeps its start-up chatter out. An own choice in the environment stands.
-os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-
 import json
-import sys
 from typing import Any, Dict, List
 
 from absl import flags
 
-from experiments import own_flags
+from experiments import command_line
 from quap_tff.accounting import accountants
 from quap_tff.accounting import calibration
 
-_FLAGS = own_flags.new()
+_FLAGS = command_line.new_flags()
 _NOISE_MULTIPLIER = flags.DEFINE_float(
     'noise_multiplier', None, 'z: σ of the noise on the sum over the clipping norm, the most that one client adds.',
     flag_values=_FLAGS,
@@ -44,31 +38,22 @@ _ACCOUNTANT = flags.DEFINE_string(
     flag_values=_FLAGS,
 )
 
-_FAILED = 1
-
-
 def main(argv: List[str]) -> int:
   """Accounts for what the flags in `argv[1:]` say; returns the exit status."""
-  try:
-    rest = own_flags.parse(_FLAGS, argv)
-    if _FLAGS.help:
-      print(own_flags.help_text(__doc__, _FLAGS))
-      return 0
-    own_flags.refuse(rest)
-    solution = calibration.solve(
-        epsilon=_EPSILON.value,
-        delta=_DELTA.value,
-        noise_multiplier=_NOISE_MULTIPLIER.value,
-        rounds=_ROUNDS.value,
-        sampling_rate=_SAMPLING_RATE.value,
-        accountant=_ACCOUNTANT.value,
-    )
-  except (ValueError, flags.Error) as error:
-    print('Error: ' + ' '.join(str(error).split()), file=sys.stderr)
-    return _FAILED
+  rest = command_line.parse(_FLAGS, argv)
+  if _FLAGS.help:
+    print(command_line.help_text(__doc__, _FLAGS))
+    return 0
+  command_line.refuse_arguments(rest)
+  solution = calibration.solve(
+      epsilon=_EPSILON.value,
+      delta=_DELTA.value,
+      noise_multiplier=_NOISE_MULTIPLIER.value,
+      rounds=_ROUNDS.value,
+      sampling_rate=_SAMPLING_RATE.value,
+      accountant=_ACCOUNTANT.value,
+  )
   figures = accountants.account(solution.history, solution.delta)
-  # An ε that the terminal's encoding lacks must not end in a traceback.
-  sys.stdout.reconfigure(errors='backslashreplace')
   _print_table(solution, figures)
   print(json.dumps(_summary(solution, figures), allow_nan=False), flush=True)
   return 0
@@ -105,4 +90,4 @@ def _summary(solution: calibration.Solution, figures: Dict[str, Any]) -> Dict[st
 
 
 if __name__ == '__main__':
-  sys.exit(main(sys.argv))
+  command_line.run(main)

@@ -22,22 +22,28 @@ import platform
 import subprocess
 import sys
 import threading
+from typing import List
 
-from absl import app
 from absl import flags
 import psutil
 
-_CLIENTS = flags.DEFINE_integer('clients', 30, 'Clients in a round.', lower_bound=1)
-_EXAMPLES = flags.DEFINE_integer('examples', 600, 'Examples of a client.', lower_bound=1)
-_BATCH_SIZE = flags.DEFINE_integer('batch_size', 32, 'Examples in a step.', lower_bound=1)
-_ROUNDS = flags.DEFINE_integer('rounds', 3, 'Timed rounds of a case, after one that is not timed.', lower_bound=1)
-_DEVICE = flags.DEFINE_enum('device', 'auto', ['cpu', 'gpu', 'auto'], 'Where the cases in process run.')
-_CSV = flags.DEFINE_string('csv', None, 'Also write the cases to this file.')
-_SECTION_NAMES = ['cases', 'aggregation', 'growth', 'memory', 'start']
-_SECTIONS = flags.DEFINE_list('sections', _SECTION_NAMES, 'What to measure.')
-flags.register_validator(
-    'sections', lambda names: set(names) <= set(_SECTION_NAMES), f'must be some of {", ".join(_SECTION_NAMES)}'
+from experiments import command_line
+from quap_tff import registry
+from quap_tff.runtime import child_process
+
+_FLAGS = command_line.new_flags()
+_CLIENTS = flags.DEFINE_integer('clients', 30, 'Clients in a round.', lower_bound=1, flag_values=_FLAGS)
+_EXAMPLES = flags.DEFINE_integer('examples', 600, 'Examples of a client.', lower_bound=1, flag_values=_FLAGS)
+_BATCH_SIZE = flags.DEFINE_integer('batch_size', 32, 'Examples in a step.', lower_bound=1, flag_values=_FLAGS)
+_ROUNDS = flags.DEFINE_integer(
+    'rounds', 3, 'Timed rounds of a case, after one that is not timed.', lower_bound=1, flag_values=_FLAGS
 )
+_DEVICE = flags.DEFINE_enum(
+    'device', 'auto', ['cpu', 'gpu', 'auto'], 'Where the cases in process run.', flag_values=_FLAGS
+)
+_CSV = flags.DEFINE_string('csv', None, 'Also write the cases to this file.', flag_values=_FLAGS)
+_SECTION_NAMES = ['cases', 'aggregation', 'growth', 'memory', 'start']
+_SECTIONS = flags.DEFINE_list('sections', _SECTION_NAMES, 'What to measure, divided by commas.', flag_values=_FLAGS)
 
 _CASES = ('tff_worker', 'tff_in_process', 'quap_float32', 'quap_bfloat16', 'ceiling')
 _GROWTH = dict(cohorts=[10, 30, 100, 300], populations=[100, 1000, 10000], examples=60)
@@ -45,9 +51,19 @@ _MEMORY_ROUNDS = [20, 200]
 _SAMPLE_SECONDS = 0.1
 
 
-def main(argv):
-  if len(argv) > 1:
-    sys.exit(f'Unexpected argument {argv[1]!r}; flags are written --name=value.')
+def main(argv: List[str]) -> int:
+  """Measures what the flags in `argv[1:]` say; returns the exit status."""
+  rest = command_line.parse(_FLAGS, argv)
+  if _FLAGS.help:
+    print(command_line.help_text(__doc__, _FLAGS))
+    return 0
+  command_line.refuse_arguments(rest)
+  unknown = set(_SECTIONS.value) - set(_SECTION_NAMES)
+  if unknown:
+    raise registry.unknown_name_error('section', min(unknown), _SECTION_NAMES)
+  if _CSV.value is not None:
+    with open(_CSV.value, 'a', encoding='utf-8'):  # A file that cannot be written is found out now, not at the end.
+      pass
   print(f'{platform.platform()}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}', flush=True)
   sections = {
       'cases': _cases, 'aggregation': _aggregation, 'growth': _growth, 'memory': _memory, 'start': _start,
@@ -55,6 +71,7 @@ def main(argv):
   for name in _SECTION_NAMES:
     if name in _SECTIONS.value:
       sections[name]()
+  return 0
 
 
 def _cases():
@@ -126,7 +143,10 @@ def _measure(function, **arguments):
   """Runs a function of `benchmark_cases` in a process of its own; returns its result and the peak memory in MiB."""
   # This process never loads TensorFlow: it stays small and leaves the cores alone.
   process = subprocess.Popen(
-      [sys.executable, '-m', 'experiments.benchmark_cases', function, json.dumps(arguments)],
+      # Ends with this process, however that ends.
+      child_process.ending_with_this_one(
+          [sys.executable, '-m', 'experiments.benchmark_cases', function, json.dumps(arguments)]
+      ),
       stdout=subprocess.PIPE,
       env={'TF_CPP_MIN_LOG_LEVEL': '3', **os.environ},
       text=True,
@@ -138,7 +158,7 @@ def _measure(function, **arguments):
     process.kill()
     peak_mib = peak.stop()
   if process.returncode:
-    sys.exit(f'The measurement {function} {arguments} failed with status {process.returncode}.')
+    raise ValueError(f'The measurement {function} {arguments} failed with status {process.returncode}.')
   return json.loads(output.splitlines()[-1]), peak_mib
 
 
@@ -169,4 +189,4 @@ class _PeakMemory:
 
 
 if __name__ == '__main__':
-  app.run(main)
+  command_line.run(main)

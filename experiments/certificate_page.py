@@ -21,9 +21,9 @@ _READING = (
     'more private. The bound holds for every client; what each has spent is its own figure, in clients.csv.'
 )
 _VERIFYING = (
-    'Verification computes every figure on this page again from ledger.npz, and compares the digests below with '
-    'the files. Digests find mistakes, and changes of parts. They are no signature: who makes the whole folder anew, '
-    'ledger included, is not found out.'
+    'Verification computes cohorts, weights and noise again from the flags, every figure on this page from ledger.npz, '
+    'and compares the digests below with the files. Digests find mistakes, and changes of parts. Only a signature '
+    '(certificate.sig) says who made the folder: without one, whoever makes all of it anew is not found out.'
 )
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 640, 320, 56, 16, 44, 48
 
@@ -32,6 +32,15 @@ def render(certificate: Mapping[str, Any]) -> str:
   """The page, as text, of what `certificate.issue` gave."""
   guarantee, achieved = certificate['guarantee'], certificate['achieved']
   provenance = certificate['provenance']
+  run = provenance['run']
+  accuracy = run['test_accuracy']
+  about = [
+      ('Dataset', run['dataset'] if run['features'] == 'none' else f'{run["dataset"]}, features {run["features"]}'),
+      ('Model', run['model']),
+      ('Test accuracy', f'{accuracy:.2%}' if isinstance(accuracy, float) else 'not known'),
+      ('Method', certificate['facts']['algorithm']),
+      ('Date', f'{run["date"]}'),
+  ]
   quantiles = ', '.join(f'{float(q):.0%}: {value:.4g}' for q, value in achieved['epsilon_quantiles'].items())
   rows = [
       ('Bound', f'ε = {guarantee["epsilon"]:g} at δ = {guarantee["delta"]:g} (μ = {guarantee["mu"]:.6g}), each client'),
@@ -40,13 +49,15 @@ def render(certificate: Mapping[str, Any]) -> str:
       ('Quantiles over clients', f'ε = {quantiles}'),
       ('Clients', f'{achieved["clients"]:,}, of which {achieved["clients_that_took_part"]:,} took part'),
       ('Budget ran out', f'{achieved["clients_whose_budget_ran_out"]:,} clients; from then on they add nothing'),
-      ('Rounds', f'{achieved["rounds"]:,}'),
+      ('Rounds', f'{achieved["rounds"]:,} of {achieved["planned_rounds"]:,} planned'),
       ('Unit', guarantee['unit']),
       ('Neighbours', guarantee['neighbours']),
       ('Accountant', guarantee['accountant']),
       ('Amplification', guarantee['amplification']),
-      ('Method', certificate['facts']['algorithm']),
+      ('Noise multiplier', f'{provenance["noise_multiplier"]:.6g}'),
+      ('Divisor', f'{provenance["divisor"]:.6g}'),
   ]
+  relations = [(row['neighbours'], row['unit'], f'{row["epsilon"]:.4g}') for row in certificate['other_relations']]
   releases = [
       (release['what'], f'{release["rounds"]:,}', f'{release["share_of_worst_client"]:.1%}', release['how'])
       for release in certificate['releases']
@@ -54,6 +65,8 @@ def render(certificate: Mapping[str, Any]) -> str:
   digests = [
       ('Program', f'quap_tff {provenance["code"]["quap_tff"]}, source {provenance["code"]["source_sha256"]}'),
       ('Configuration', provenance['config_sha256']),
+      ('Planned cohorts', provenance['schedule_sha256']),
+      ('Commitment to the clients\' data (salted)', provenance['data_commitment']),
       *provenance['files_sha256'].items(),
       ('This certificate', certificate['sha256']),
   ]
@@ -61,11 +74,14 @@ def render(certificate: Mapping[str, Any]) -> str:
       '<!DOCTYPE html>', '<html lang="en">', '<head>', '<meta charset="utf-8">',
       '<meta name="viewport" content="width=device-width, initial-scale=1">', '<title>Privacy certificate</title>',
       f'<style>{_STYLE}</style>', '</head>', '<body>', '<h1>Privacy certificate</h1>',
-      f'<p class="statement">{html.escape(certificate["statement"])}</p>',
+      f'<p class="statement">{html.escape(certificate["statement"])}</p>', _table(about),
       '<h2>What clients have spent</h2>',
       '<figure>', histogram(**achieved['epsilon_histogram']),
       '<figcaption>Clients by the ε that they have spent over the whole run; the right edge is the bound.</figcaption>',
       '</figure>', _table(rows),
+      '<h2>The same guarantee for other neighbours and groups</h2>',
+      f'<p>At δ = {guarantee["delta"]:g}, for every client or group. Compare figures of one relation only.</p>',
+      _table(relations, ('neighbours', 'unit', 'ε'), numbers=(2,)),
       '<h2>What was released</h2>',
       _table(releases, ('release', 'rounds', 'share of the largest μ²', 'why it may be'), numbers=(1, 2)),
       '<h2>What was withheld</h2>', _list(certificate['withheld']),
@@ -78,7 +94,7 @@ def render(certificate: Mapping[str, Any]) -> str:
 
 
 def histogram(edges: Sequence[float], clients: Sequence[int]) -> str:
-  """An SVG of counts between edges; the counts stand above the bars, so that no shade has to be told from another."""
+  """An SVG of counts between edges; each count is above its bar, so that no shade has to be told from another."""
   width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
   bottom, top_count = _TOP + height, max([*clients, 1])
   across = lambda epsilon: _LEFT + width * (epsilon - edges[0]) / (edges[-1] - edges[0])

@@ -65,8 +65,8 @@ def given_names(argv: Sequence[str]) -> List[str]:
 
 
 def error_text(error: BaseException) -> str:
-  """An error in one line, with what to do where the disk is full."""
-  text = ' '.join(str(error).split())
+  """An error in words, with what to do where the disk is full."""
+  text = str(error)
   if is_out_of_room(error):
     text += '. Make room and give the same command again: what was kept before is still there.'
   return text
@@ -87,25 +87,28 @@ def is_out_of_room(error: BaseException) -> bool:
 def run(main: Callable[[List[str]], int]):
   """Runs a binary's main with the command line and ends the process with the status that it returns.
 
-  An error that main lets through is said in one line if it is one of input, files or memory. A reader of the output
-  that goes away ends the process without a word. Until main installs handlers of its own, Ctrl-C does so at once.
+  A reader of the output that goes away ends the process without a word. Until main installs handlers of its own, Ctrl-C
+  does so at once.
   """
   signal.signal(signal.SIGINT, _leave)
   # An ε that the terminal's encoding does not have must not end a program.
   for stream in (sys.stdout, sys.stderr):
     stream.reconfigure(errors='backslashreplace')
+  _end(status_of(main, sys.argv))
+
+
+def status_of(main: Callable[[List[str]], int], argv: List[str]) -> int:
+  """What main returns; an error of input, files or memory that it lets through is said in one line."""
   try:
-    status = main(sys.argv)
-    sys.stdout.flush()
+    return main(argv)
   except BrokenPipeError:
-    status = FAILED
+    return FAILED
   except KeyboardInterrupt:
     print('\nInterrupted.', file=sys.stderr)
-    status = INTERRUPTED
+    return INTERRUPTED
   except (ValueError, OSError, MemoryError) as error:
     print(f'Error: {error_text(error) or type(error).__name__}', file=sys.stderr)
-    status = FAILED
-  _end(status)
+    return FAILED
 
 
 def _leave(signum, frame):

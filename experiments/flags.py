@@ -5,7 +5,7 @@ Nothing here loads TensorFlow: `--help`, and most wrong flags, are answered at o
 """
 
 import contextlib
-from typing import Any, Dict, Iterator, List, Sequence
+from typing import Any, Collection, Dict, Iterator, List, Sequence
 
 from absl import flags
 
@@ -237,9 +237,9 @@ def check(given: Sequence[str] = ()) -> methods.Method:
   """
   values = VALUES
   method = methods.parse(values.algorithm)
-  dataset = registry.parse_spec('dataset', values.dataset, datasets.DATASETS)
-  chosen = registry.parse_spec('participation model', values.participation, cohorts.PARTICIPATION_MODELS)
-  averaging = registry.parse_spec('averaging', values.averaging, postprocessing.AVERAGINGS)
+  registry.parse_spec('dataset', values.dataset, datasets.DATASETS)
+  registry.parse_spec('participation model', values.participation, cohorts.PARTICIPATION_MODELS)
+  registry.parse_spec('averaging', values.averaging, postprocessing.AVERAGINGS)
   features.parse(values.features)
   partition.parse(values.partition)  # Also where a dataset with clients of its own does not use it.
   for kind in ('client', 'server'):
@@ -269,33 +269,56 @@ def check(given: Sequence[str] = ()) -> methods.Method:
         f'clip rule {values.clip!r}: this round\'s norms give the clipping norm that clips this round. Use '
         'quantile_ema with timing=previous and an initial_clip, another clip rule, or another runtime.'
     )
-  _refuse_without_effect(given, method, dataset, chosen, averaging)
+  for name, reason in without_effect(given).items():
+    raise ValueError(f'--{name}: {reason}')
   return method
 
 
-def _refuse_without_effect(given, method, dataset, chosen, averaging):
-  values = VALUES
-  given = [name[2:] if name not in values and name.startswith('no') else name for name in given]
-  for name in given:
+def without_effect(given: Sequence[str]) -> Dict[str, str]:
+  """Which of the flags given by name have no effect beside the others, and why, a sentence or two each."""
+  values, found = VALUES, {}
+  method = methods.parse(values.algorithm)
+  dataset = registry.parse_spec('dataset', values.dataset, datasets.DATASETS)
+  chosen = registry.parse_spec('participation model', values.participation, cohorts.PARTICIPATION_MODELS)
+  averaging = registry.parse_spec('averaging', values.averaging, postprocessing.AVERAGINGS)
+  for name in (_flag_of(name) for name in given):
     if name in method.unused:
-      raise ValueError(
-          f'--{name}: the method {values.algorithm.partition(":")[0]!r} does not use this flag. Leave it out, or choose '
-          'another --algorithm.'
+      found[name] = (
+          f'the method {values.algorithm.partition(":")[0]!r} does not use this flag. Leave it out, or choose another '
+          '--algorithm.'
       )
-    if name in _OF_RUNTIME and values.runtime != _OF_RUNTIME[name]:
-      raise ValueError(f'--{name} is for --runtime={_OF_RUNTIME[name]} only, and this run has {values.runtime!r}.')
-  if 'partition' in given and dataset.has_own_clients:
-    raise ValueError(f'--partition: the dataset {values.dataset!r} has clients of its own and is not shared out.')
-  if 'cohort_size' in given and chosen.ignores_cohort_size:
-    raise ValueError(
-        f'--cohort_size: cohorts of participation model {values.participation!r} have a size of their own. Leave it out.'
-    )
-  if 'warmup_rounds' in given and values.warmup_rounds >= values.rounds:
-    raise ValueError(
-        f'warmup_rounds must be less than --rounds={values.rounds}, found {values.warmup_rounds}: budgets would never '
-        'follow participation.'
-    )
-  if 'averaging' in given and getattr(averaging, 'start', 1) > values.rounds:
-    raise ValueError(
-        f'--averaging={values.averaging} starts after the last of --rounds={values.rounds}: nothing would be averaged.'
-    )
+    elif name in _OF_RUNTIME and values.runtime != _OF_RUNTIME[name]:
+      found[name] = f'this flag is for --runtime={_OF_RUNTIME[name]} only, and this run has {values.runtime!r}.'
+    elif name == 'partition' and dataset.has_own_clients:
+      found[name] = f'the dataset {values.dataset!r} has clients of its own and is not shared out. Leave it out.'
+    elif name == 'cohort_size' and chosen.ignores_cohort_size:
+      found[name] = f'cohorts of participation model {values.participation!r} have a size of their own. Leave it out.'
+    elif name == 'warmup_rounds' and values.warmup_rounds >= values.rounds:
+      found[name] = (
+          f'must be less than --rounds={values.rounds}, found {values.warmup_rounds}: budgets would never follow '
+          'participation.'
+      )
+    elif name == 'averaging' and getattr(averaging, 'start', 1) > values.rounds:
+      found[name] = f'{values.averaging} starts after the last of --rounds={values.rounds}: nothing would be averaged.'
+  return found
+
+
+def _flag_of(name: str) -> str:
+  """The flag that `name` or `noname` sets."""
+  return name[2:] if name not in VALUES and name.startswith('no') else name
+
+
+def without(arguments: Sequence[str], names: Collection[str]) -> List[str]:
+  """Command-line arguments without the flags of these names."""
+  kept, index = [], 0
+  while index < len(arguments):
+    argument = arguments[index]
+    name, equals, _ = argument.lstrip('-').partition('=')
+    flag = _flag_of(name)
+    # `--name value`, unless the flag is a switch.
+    takes_next = not equals and flag in VALUES and not VALUES[flag].boolean
+    width = 2 if takes_next else 1
+    if not (argument.startswith('-') and flag in names):
+      kept += arguments[index:index + width]
+    index += width
+  return kept

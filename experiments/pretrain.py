@@ -9,9 +9,11 @@ eigenvalues of h's covariance. The folder gets extractor.keras and card.json, wh
 standard error, the card to standard output. Exit status: 0, 1 for a wrong flag or a failure, 130 when interrupted.
 """
 
+from __future__ import annotations
+
 import os
 
-# Before TensorFlow is loaded: keeps its start-up chatter out. An own choice in the environment stands.
+# Before TensorFlow is loaded: keeps its start-up chatter out. A choice of the user's own in the environment is kept.
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 import hashlib
@@ -24,17 +26,18 @@ from typing import Any, Callable, Dict, List, Tuple
 
 from absl import flags
 import numpy as np
-import tensorflow as tf
 
+from data import features
 from data import public_images
-from data.features import pretrained
+from experiments import command_line
 from experiments import interrupts
-from experiments import own_flags
 import quap_tff
 from quap_tff import checks
+from quap_tff import lazy
 from quap_tff import registry
+from quap_tff.lazy import tf
 
-_FLAGS = own_flags.new()
+_FLAGS = command_line.new_flags()
 _DATA_DIR = flags.DEFINE_string(
     'data_dir', None, 'Folder with emnist_byclass_test.npz; glyphs need none.', flag_values=_FLAGS
 )
@@ -56,7 +59,6 @@ _SEED = flags.DEFINE_integer(
     'seed', 0, 'Of drawings, initial weights, order and distortions.', flag_values=_FLAGS
 )
 
-_FAILED, _INTERRUPTED = 1, 130
 _BATCH = 128
 _LEARNING_RATE = 2e-3
 _DROPOUT = 0.3
@@ -174,11 +176,11 @@ def write(output: str, extractor: tf.keras.Model, card: Dict[str, Any]) -> Dict[
   os.makedirs(os.path.dirname(output), exist_ok=True)
   unfinished = tempfile.mkdtemp(dir=os.path.dirname(output), prefix=f'.{os.path.basename(output)}_')
   try:
-    path = os.path.join(unfinished, pretrained.EXTRACTOR)
+    path = os.path.join(unfinished, features.EXTRACTOR)
     extractor.save(path)
     with open(path, 'rb') as f:
       card = {**card, 'sha256': hashlib.sha256(f.read()).hexdigest()}
-    with open(os.path.join(unfinished, pretrained.CARD), 'w', encoding='utf-8') as f:
+    with open(os.path.join(unfinished, features.CARD), 'w', encoding='utf-8') as f:
       json.dump(card, f, indent=2)
       f.write('\n')
     os.chmod(unfinished, 0o755)
@@ -197,7 +199,6 @@ def _check_output(output):
 
 
 def _run():
-  _check_output(_OUTPUT.value)
   source = registry.parse_spec('public data', _PUBLIC_DATA.value, public_images.SOURCES)
   num_features = checks.integer('num_features', _FEATURES.value, at_least=2)
   epochs = checks.integer('epochs', _EPOCHS.value, at_least=1)
@@ -228,22 +229,21 @@ def _run():
 
 def main(argv: List[str]) -> int:
   """Pretrains as `argv[1:]` says; returns the exit status."""
+  rest = command_line.parse(_FLAGS, argv)
+  if _FLAGS.help:
+    print(command_line.help_text(__doc__, _FLAGS))
+    return 0
+  command_line.refuse_arguments(rest)
+  _check_output(_OUTPUT.value)
+  lazy.load('tensorflow')
+  interrupts.install()
   try:
-    rest = own_flags.parse(_FLAGS, argv)
-    if _FLAGS.help:
-      print(own_flags.help_text(__doc__, _FLAGS))
-      return 0
-    own_flags.refuse(rest)
     print(json.dumps(_run(), indent=2))
-  except (ValueError, OSError, flags.Error) as error:
-    print(f'Error: {error}', file=sys.stderr)
-    return _FAILED
   except KeyboardInterrupt:
     print('\nInterrupted; nothing was written.', file=sys.stderr)
-    return _INTERRUPTED
+    return command_line.INTERRUPTED
   return 0
 
 
 if __name__ == '__main__':
-  interrupts.install()
-  sys.exit(main(sys.argv))
+  command_line.run(main)

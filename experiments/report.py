@@ -14,38 +14,30 @@ from typing import List
 
 from absl import flags
 
-from experiments import own_flags
+from experiments import command_line
 from experiments.reporting import overview
 from experiments.reporting import runs as runs_lib
 from experiments.reporting import sections
 from experiments.reporting import study as study_lib
 from experiments.reporting import writing
 
-_FLAGS = own_flags.new()
+_FLAGS = command_line.new_flags()
 _OUTPUT_DIR = flags.DEFINE_string(
     'output_dir', None, 'Folder of the report: new, empty, or of an earlier report.', flag_values=_FLAGS
 )
 
-_FAILED = 1
-
-
 def main(argv: List[str]) -> int:
   """Reports on the folders in `argv[1:]`; returns the exit status."""
-  sys.stderr.reconfigure(errors='backslashreplace')
-  try:
-    roots = own_flags.parse(_FLAGS, argv)
-    if _FLAGS.help:
-      print(own_flags.help_text(__doc__, _FLAGS))
-      return 0
-    study, left_out = _read(roots)
-    _check_output(_OUTPUT_DIR.value)
-    command = shlex.join(['python', '-m', 'experiments.report', *argv[1:]])
-    writing.write(_OUTPUT_DIR.value, [
-        overview.header(study, command), *(build(study) for build in sections.SECTIONS), overview.left_out(left_out)
-    ])
-  except (ValueError, OSError, flags.Error) as error:
-    print('Error: ' + ' '.join(str(error).split()), file=sys.stderr)
-    return _FAILED
+  roots = command_line.parse(_FLAGS, argv)
+  if _FLAGS.help:
+    print(command_line.help_text(__doc__, _FLAGS))
+    return 0
+  study, left_out = _read(roots)
+  _check_output(_OUTPUT_DIR.value)
+  command = shlex.join(['python', '-m', 'experiments.report', *argv[1:]])
+  writing.write(_OUTPUT_DIR.value, [
+      overview.header(study, command), *(build(study) for build in sections.SECTIONS), overview.left_out(left_out)
+  ])
   print(f'{len(study.runs)} runs of {len(study.groups)} settings: {os.path.join(_OUTPUT_DIR.value, "report.md")}')
   return 0
 
@@ -76,4 +68,4 @@ def _read(roots):
 
 
 if __name__ == '__main__':
-  sys.exit(main(sys.argv))
+  command_line.run(main)

@@ -257,8 +257,7 @@ class RunDirectory:
       records: Arrays by name, for the names.
 
     Raises:
-      RunDirectoryError: If the checkpoint cannot be read or is of another configuration, or the rows of its rounds are
-        not in metrics.csv.
+      RunDirectoryError: If the checkpoint cannot be read or is of another configuration.
     """
     versions = self._wait(self._states.get_versions())
     if not versions:
@@ -279,39 +278,49 @@ class RunDirectory:
       ) from error
     if [(np.shape(k), np.asarray(k).dtype) for k in kept] != [(e.shape, e.dtype) for e in expected]:
       raise RunDirectoryError(other_configuration)
-    self._keep_rows(round_num)
     return round_num, tf.nest.pack_sequence_as(state, kept), dict(zip(sorted(records), kept_records))
 
-  def _keep_rows(self, round_num: int):
-    """Checks that the rows of the first rounds are there, and makes TensorBoard's anew from them.
+  def keep_rows(self, round_num: int, last_row: Mapping[str, Any]):
+    """Checks that the rows of the rounds before a checkpoint are there, and makes TensorBoard's anew from them.
 
     Rows of later rounds, left by a run that was cut off, are written again: in metrics.csv they are replaced, but in
     TensorBoard's files they would appear twice.
+
+    Args:
+      round_num: The round of the checkpoint.
+      last_row: Its row, which is written if the run was cut off before it could be.
+
+    Raises:
+      RunDirectoryError: If a row is missing.
     """
     rows = self._read_rows(round_num)
+    if [row['round'] for row in rows] not in (list(range(1, round_num + 1)), list(range(1, round_num))):
+      raise self._lost_rows(round_num)
+    is_last_missing = len(rows) < round_num
     with _writing(self.path):
       shutil.rmtree(self.file(TENSORBOARD), ignore_errors=True)
       manager = tff.program.TensorBoardReleaseManager(self.file(TENSORBOARD)) if rows else None
       for row in rows:
         self._wait(manager.release(_finite({k: v for k, v in row.items() if k != 'round'}), int(row['round'])))
+    if is_last_missing:
+      self.log(round_num, last_row)
+
+  def _lost_rows(self, round_num):
+    return RunDirectoryError(
+        f'{self.file(METRICS)} is damaged: it must hold one row for each of the first {round_num} rounds, as numbers. '
+        'Put it back, or give another folder to start anew.'
+    )
 
   def _read_rows(self, round_num) -> List[Dict[str, float]]:
     path = self.file(METRICS)
-    damaged = RunDirectoryError(
-        f'{path} is damaged: it must hold one row for each of the first {round_num} rounds, as numbers. Put it back, or '
-        'give another folder to start anew.'
-    )
-    if round_num == 0:
+    if round_num == 0 or (round_num == 1 and not os.path.exists(path)):
       return []
     try:
       with open(path, newline='', encoding='utf-8') as f:
         rows = [{name: float(value or 'nan') for name, value in row.items()} for row in csv.DictReader(f)]
-      rows = [row for row in rows if row['round'] <= round_num]
+      return [row for row in rows if row['round'] <= round_num]
     except (OSError, ValueError, KeyError, TypeError, csv.Error):
-      raise damaged from None
-    if [row['round'] for row in rows] != list(range(1, round_num + 1)):
-      raise damaged
-    return rows
+      raise self._lost_rows(round_num) from None
 
   def log(self, round_num: int, row: Mapping[str, Any]):
     """Writes a round's metrics; rows of the same or later rounds, left by a run that was cut off, are removed."""

@@ -5,11 +5,12 @@ r"""Trains over a grid of flags, each combination a run in a folder of its own.
         -- --flagfile=experiments/presets/mnist_2025.flags --data_dir=…
 
 What follows the lone `--` goes to every run, as `experiments.train` takes it. Each --vary is one axis of the grid, its
-values divided by `|`; the axes are multiplied. Flags that go together stand in one axis, divided by `;`:
+values divided by `|`; the axes are multiplied. Flags that go together share one axis, divided by `;`:
 
     --vary='dataset=mnist|cifar10;flagfile=experiments/presets/mnist_2025.flags|experiments/presets/cifar10_2025.flags'
 
-A flag of the grid overrides the same one after the `--`, and that one a flag file of the grid. The folder keeps the
+A flag of the grid overrides the same one after the `--`, and that one a flag file of the grid. A run gets the flags that
+its method uses; one that no run uses is an error. The folder keeps the
 grid and the flags (sweep.json), each run's folder, and beside it what the run printed (.log). A second call goes on
 with what is unfinished: with the same grid, with another, which adds its runs, or with neither grid nor flags, which
 means all that the folder has. Progress goes to standard error, a summary to standard output; its last line is one JSON
@@ -17,12 +18,8 @@ object. Exit status: 0 when all runs are done, 1 for wrong input (nothing was st
 others went on), 130 when interrupted by Ctrl-C or SIGTERM (the runs at work have kept their last round).
 """
 
-import os
-
-# Before TensorFlow is loaded: keeps its start-up chatter out. An own choice in the environment stands.
-os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-
 import json
+import os
 import shlex
 import sys
 import time
@@ -30,15 +27,15 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from absl import flags
 
+from experiments import command_line
 from experiments import interrupts
-from experiments import own_flags
 from experiments.sweeps import children
 from experiments.sweeps import plan
 from experiments.sweeps import record as record_lib
 from experiments.sweeps import scheduler
 
 # Flags of its own: those of `experiments.flags` are the runs'.
-_FLAGS = own_flags.new()
+_FLAGS = command_line.new_flags()
 _OUTPUT_DIR = flags.DEFINE_string('output_dir', None, 'Folder of the sweep.', flag_values=_FLAGS)
 _VARY = flags.DEFINE_multi_string(
     'vary', [], 'An axis of the grid: name=value|value, or several of these divided by ;.', flag_values=_FLAGS
@@ -49,21 +46,16 @@ _PARALLEL = flags.DEFINE_integer(
 )
 _DRY_RUN = flags.DEFINE_bool('dry_run', False, 'List the runs and their commands, and start none.', flag_values=_FLAGS)
 
-_FAILED = 1
-
 Start = Callable[[plan.Run], children.Child]
 
 
 def main(argv: List[str], start: Optional[Start] = None) -> int:
   """Does what the flags in `argv[1:]` say; returns the exit status. `start` starts a run, by default in a process."""
   interrupts.install()
-  # A name that the terminal's encoding lacks must not end a sweep.
-  for stream in (sys.stdout, sys.stderr):
-    stream.reconfigure(errors='backslashreplace')
   try:
     base = _parse(argv)
     if _FLAGS.help:
-      print(own_flags.help_text(__doc__, _FLAGS))
+      print(command_line.help_text(__doc__, _FLAGS))
       return 0
     record, runs = _prepare(base)
     if _DRY_RUN.value:
@@ -74,22 +66,18 @@ def main(argv: List[str], start: Optional[Start] = None) -> int:
       begin = time.monotonic()
       outcome = scheduler.run_all(runs, _PARALLEL.value, start or _start, _say)
       return _summarize(runs, outcome, time.monotonic() - begin)
-  except (ValueError, flags.Error) as error:
-    print(f'Error: {error}', file=sys.stderr)
-    return _FAILED
   except KeyboardInterrupt:
     print('\nInterrupted before a run was started.', file=sys.stderr)
-    return children.INTERRUPTED
+    return command_line.INTERRUPTED
 
 
 def _parse(argv: Sequence[str]) -> List[str]:
   """Sets the sweep's own flags and returns the runs'."""
   end = argv.index('--') if '--' in argv else len(argv)
-  try:
-    rest = own_flags.parse(_FLAGS, argv[:end])
-  except flags.UnrecognizedFlagError as error:
-    where = ' A flag of the runs stands after a lone --.' if error.flagname in plan.flag_names() else ''
-    raise ValueError(f'{error}.{where}') from error
+  misplaced = set(command_line.given_names(argv[:end])) & set(plan.flag_names()) - set(_FLAGS)
+  if misplaced:
+    raise ValueError(f'--{min(misplaced)} is a flag of the runs: it goes after a lone --.')
+  rest = command_line.parse(_FLAGS, argv[:end])
   if rest:
     raise ValueError(f'Unexpected argument {rest[0]!r}; flags are written --name=value, those of the runs after a --.')
   if not _OUTPUT_DIR.value and not _FLAGS.help:
@@ -136,8 +124,8 @@ def _summarize(runs: Sequence[plan.Run], outcome: scheduler.Outcome, seconds: fl
     print(f'To go on: {shlex.join(command)}')
   _print_json(runs, outcome.done, outcome.failed, outcome.interrupted, seconds)
   if outcome.interrupted:
-    return children.INTERRUPTED
-  return _FAILED if outcome.failed else 0
+    return command_line.INTERRUPTED
+  return command_line.FAILED if outcome.failed else 0
 
 
 def _print_json(runs, done: Sequence[str], failed: Dict[str, str], interrupted: bool, seconds: float):
@@ -158,4 +146,4 @@ def _say(text: str):
 
 
 if __name__ == '__main__':
-  sys.exit(main(sys.argv))
+  command_line.run(main)

@@ -1,6 +1,7 @@
 """The training loop: rounds, tests, checkpoints."""
 
 import collections
+import json
 import time
 from typing import Any, Dict, Mapping, NamedTuple, Optional
 
@@ -83,10 +84,11 @@ def train(
   ledger = plan.new_ledger()
   state = process.initialize()
   average = experiment.averaging.initial(process.get_model_weights(state).trainable)
-  round_num = 0
+  round_num, row = 0, {}
 
   def records():
-    return _prefixed(ledger=ledger.state_dict(), average=average)
+    # The round's row, too: of a run that was cut off between checkpoint and log it would be lost.
+    return _prefixed(ledger=ledger.state_dict(), average=average, row={'json': _as_bytes(row)})
 
   if directory is not None:
     kept = directory.restore(state, records())
@@ -100,6 +102,8 @@ def train(
         average = postprocessing.restored(average, _with_prefix('average', kept_records))
       except ValueError as error:
         raise run_directory.RunDirectoryError(f'The checkpoint in {directory.path} does not fit: {error}') from error
+      row = _from_bytes(kept_records['row/json'])
+      directory.keep_rows(round_num, row)
 
   test, tested_round = None, None
 
@@ -185,6 +189,14 @@ def _published(experiment: setup.Experiment, weights: Any, average: postprocessi
 
 def _prefixed(**groups: Mapping[str, np.ndarray]) -> Dict[str, np.ndarray]:
   return {f'{group}/{name}': value for group, values in groups.items() for name, value in values.items()}
+
+
+def _as_bytes(row: Mapping[str, Any]) -> np.ndarray:
+  return np.frombuffer(json.dumps(dict(row)).encode(), np.uint8)
+
+
+def _from_bytes(kept: np.ndarray) -> Dict[str, Any]:
+  return json.loads(np.asarray(kept, np.uint8).tobytes())
 
 
 def _with_prefix(group: str, values: Mapping[str, np.ndarray]) -> Dict[str, np.ndarray]:

@@ -49,7 +49,7 @@ def parse_spec(kind: str, spec: str, registry: Mapping[str, Type[Any]]) -> Any:
     if key not in fields:
       raise unknown_name_error(f'parameter of {kind} {name!r}:', key, list(fields))
     if key in values:
-      raise ValueError(f'{kind} {spec!r}: {key!r} stands twice.')
+      raise ValueError(f'{kind} {spec!r}: {key!r} appears twice.')
     values[key] = _convert(kind, name, key, text, type(fields[key].default))
   return choice(**values)
 

@@ -212,7 +212,7 @@ def build_problems(root: pathlib.Path, text: str) -> List[str]:
     problems += [f'{path}: imports {d}, which is not in its deps' for d in sorted(expected - set(target.deps))]
     problems += [f'{path}: does not import {d}, which is in its deps' for d in sorted(set(target.deps) - expected)]
     if len(set(target.deps)) != len(target.deps):
-      problems.append(f'{path}: a dep stands twice')
+      problems.append(f'{path}: a dep appears twice')
   return problems
 
 

@@ -6,10 +6,8 @@ import subprocess
 import sys
 from typing import Sequence
 
-from quap_tff.runtime import processes
-
-# The exit status of a binary that was cut off by Ctrl-C or SIGTERM and has kept what was done.
-INTERRUPTED = 130
+from experiments import command_line
+from quap_tff.runtime import child_process
 
 _BYTES_OF_LOG_READ = 100_000
 
@@ -29,7 +27,7 @@ class Child:
     with open(log, 'ab') as output:
       self._log, self._begin = log, output.tell()
       self._process = subprocess.Popen(
-          processes.ending_with_this_one(command(arguments)),
+          child_process.ending_with_this_one(command(arguments)),
           stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
           # A Ctrl-C at the terminal is for the sweep, which then ends its runs.
           start_new_session=True,
@@ -54,6 +52,6 @@ class Child:
       lines = [line.strip() for line in f.read().decode(errors='replace').splitlines() if line.strip()]
     said = next((line for line in reversed(lines) if 'Error: ' in line), lines[-1] if lines else 'it said nothing')
     code = self._process.returncode
-    if code == INTERRUPTED:
+    if code == command_line.INTERRUPTED:
       return 'interrupted, and not by the sweep'
     return f'ended by {signal.Signals(-code).name}; {said}' if code < 0 else said

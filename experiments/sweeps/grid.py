@@ -52,7 +52,7 @@ def _axis(axis: str, flag_names: Sequence[str]) -> List[Dict[str, str]]:
     if name not in flag_names:
       raise registry.unknown_name_error('flag', name, flag_names)
     if name in columns:
-      raise ValueError(f'--vary={axis!r}: {name!r} stands twice.')
+      raise ValueError(f'--vary={axis!r}: {name!r} appears twice.')
     columns[name] = [value.strip() for value in text.split('|')]
     if not all(columns[name]):
       raise ValueError(f'--vary={axis!r}: {name!r} has an empty value; write name=value|value.')
@@ -63,7 +63,7 @@ def _axis(axis: str, flag_names: Sequence[str]) -> List[Dict[str, str]]:
   alternatives = [dict(zip(columns, values)) for values in zip(*columns.values())]
   for alternative, count in collections.Counter(tuple(a.items()) for a in alternatives).items():
     if count > 1:
-      raise ValueError(f'--vary={axis!r}: {as_flags(dict(alternative))} stands {count} times.')
+      raise ValueError(f'--vary={axis!r}: {as_flags(dict(alternative))} appears {count} times.')
   return alternatives
 
 

@@ -1,26 +1,15 @@
-"""From grids and base flags to runs, every flag checked before the first one starts; and where each run stands."""
+"""From grids and base flags to runs, every flag checked before the first one starts; and how far each run has come."""
 
 import collections
-import contextlib
 import csv
 import json
 import os
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from absl import flags
-
-from data import cohorts
-from data import datasets
-from data import partition
-from experiments import algorithms
+from experiments import command_line
 from experiments import flags as experiment_flags
-from experiments import optimizers
 from experiments import run_directory
 from experiments.sweeps import grid as grid_lib
-from quap_tff import clip_rules
-from quap_tff import models
-from quap_tff import postprocessing
-from quap_tff import registry
 
 _MOST_BYTES_OF_A_NAME = 255
 
@@ -53,7 +42,7 @@ class Standing(NamedTuple):
   Attributes:
     rounds: Rounds logged.
     finished: Whether it has come to its end.
-    seconds_per_round: Mean over the rounds logged; None before the first.
+    seconds_per_round: Mean over the rounds logged, by the files' times; None before the first.
     test_accuracy: Of a finished run.
   """
 
@@ -68,36 +57,13 @@ def flag_names() -> List[str]:
   return [grid_lib.FLAGFILE, *experiment_flags.all_values()]
 
 
-@contextlib.contextmanager
-def parsed(arguments: Sequence[str]) -> Iterator[flags.FlagValues]:
-  """The flags of `experiments.flags` as the training binary would find them; they have their defaults again afterwards.
-
-  Raises:
-    ValueError: For an unknown flag or a value of the wrong type.
-  """
-  own_flags = flags.FLAGS.flags_by_module_dict()[experiment_flags.__name__]
-  for flag in own_flags:
-    flag.unparse()
-  try:
-    try:
-      rest = flags.FLAGS(['train', *arguments])[1:]
-    except flags.Error as error:
-      raise ValueError(' '.join(str(error).split())) from error
-    if rest:
-      raise ValueError(f'Unexpected argument {rest[0]!r}; flags are written --name=value.')
-    yield flags.FLAGS
-  finally:
-    for flag in own_flags:
-      flag.unparse()
-
-
 def base_values(base: Sequence[str]) -> Tuple[Dict[str, Any], Dict[str, Any]]:
   """The flags' values under the base flags alone: of those that say what is computed, and of all.
 
   Raises:
     ValueError: For an unknown flag, a value of the wrong type, or an output directory.
   """
-  with parsed(base) as values:
+  with experiment_flags.parsed(base) as values:
     if values.output_dir is not None:
       raise ValueError('--output_dir is the sweep\'s: give it before the --, and each run gets a folder in it.')
     return experiment_flags.identity(), experiment_flags.all_values()
@@ -114,17 +80,22 @@ def runs_of(output_dir: str, base: Sequence[str], grids: Sequence[Sequence[str]]
   by_values: Dict[str, Run] = {}
   for grid in grids:
     own: Dict[str, str] = {}  # This grid's combinations, by what they come to.
+    idle: Optional[Dict[str, str]] = None  # Flags without an effect in any run so far, and why.
     for combination in grid_lib.combinations(grid, flag_names()):
       text = grid_lib.as_flags(combination)
       try:
-        run, values = _run(output_dir, base, combination)
+        run, values, without_effect = _run(output_dir, base, combination)
       except ValueError as error:
         raise ValueError(f'{text}: {error}') from error
+      kept = without_effect if idle is None else idle
+      idle = {name: reason for name, reason in kept.items() if name in without_effect}
       key = json.dumps(values, sort_keys=True)
       if key in own:
         raise ValueError(f'These are the same run: {own[key]} and {text}.')
       own[key] = text
       by_values.setdefault(key, run)
+    for name, reason in (idle or {}).items():
+      raise ValueError(f'--{name} has no effect in any run of the grid: {reason}')
     result.append([by_values[key] for key in own])
   for name, count in collections.Counter(run.name for run in by_values.values()).items():
     if count > 1:
@@ -136,44 +107,34 @@ def runs_of(output_dir: str, base: Sequence[str], grids: Sequence[Sequence[str]]
 
 
 def _run(output_dir, base, combination):
-  """The run, and every flag's value but that of its folder."""
+  """The run, every flag's value but that of its folder, and which of the given flags have no effect on it, and why.
+
+  These are left out of its command line: a sweep over several methods gives each of them what it uses.
+  """
   name = grid_lib.directory_name(combination)
   if len(os.fsencode(name)) > _MOST_BYTES_OF_A_NAME:
     raise ValueError(f'the folder\'s name would be longer than {_MOST_BYTES_OF_A_NAME} bytes; put settings into flag '
                      'files and vary those.')
   path = os.path.join(output_dir, name)
   arguments = grid_lib.arguments(base, combination) + [f'--{grid_lib.OWN_FLAG}={path}']
-  with parsed(arguments) as values:
-    _check_specs(values)
+  with experiment_flags.parsed(arguments) as values:
+    experiment_flags.check()
+    without_effect = experiment_flags.without_effect(command_line.given_names(['', *arguments]))
+    arguments = experiment_flags.without(arguments, without_effect)
     identity = experiment_flags.identity()
     run_directory.check(path, identity)
     last_round = values.rounds if values.stop_after is None else values.stop_after
     run = Run(name, path, arguments, identity, last_round, values.stop_at_accuracy, values.num_threads)
     every_value = experiment_flags.all_values()
   del every_value[grid_lib.OWN_FLAG]
-  return run, every_value
-
-
-def _check_specs(values):
-  """Parses what takes a spec; what is wrong with numbers or with flags beside others is the run's to find."""
-  registry.parse_spec('dataset', values.dataset, datasets.DATASETS)
-  algorithms.parse(values.algorithm)
-  partition.parse(values.partition)
-  registry.parse_spec('participation model', values.participation, cohorts.PARTICIPATION_MODELS)
-  registry.parse_spec('clip rule', values.clip, clip_rules.RULES)
-  optimizers.parse('client optimizer', values.client_optimizer)
-  optimizers.parse('server optimizer', values.server_optimizer)
-  registry.parse_spec('averaging', values.averaging, postprocessing.AVERAGINGS)
-  if values.model != 'auto':
-    registry.lookup('model', values.model, models.MODELS)
+  return run, every_value, without_effect
 
 
 def standing(run: Run) -> Standing:
-  """Where a run stands, from its folder; what cannot be read counts as not there."""
-  rows = _rows(os.path.join(run.path, 'metrics.csv'))
-  seconds = [float(row['seconds']) for row in rows]
-  rounds = int(rows[-1]['round']) if rows else 0
-  summary = _summary(os.path.join(run.path, 'summary.json'))
+  """How far a run has come, from its folder; what cannot be read counts as not there."""
+  metrics = os.path.join(run.path, run_directory.METRICS)
+  rounds = _last_round(metrics)
+  summary = _summary(os.path.join(run.path, run_directory.SUMMARY))
   finished = summary is not None and not summary['interrupted'] and (
       summary['rounds'] >= run.last_round
       or run.stop_at_accuracy is not None and summary['test_accuracy'] >= run.stop_at_accuracy
@@ -181,18 +142,23 @@ def standing(run: Run) -> Standing:
   return Standing(
       rounds=summary['rounds'] if finished else rounds,
       finished=finished,
-      seconds_per_round=sum(seconds) / len(seconds) if seconds else None,
+      seconds_per_round=_seconds(run.path, metrics) / rounds if rounds else None,
       test_accuracy=summary['test_accuracy'] if finished else None,
   )
 
 
-def _rows(path):
+def _last_round(path) -> int:
   try:
-    with open(path, newline='') as f:
-      rows = list(csv.DictReader(f))
-    return rows if all(float(row['seconds']) >= 0 and int(row['round']) > 0 for row in rows) else []
+    with open(path, newline='', encoding='utf-8') as f:
+      rounds = [int(row['round']) for row in csv.DictReader(f)]
+    return rounds[-1] if rounds and min(rounds) > 0 else 0
   except (OSError, ValueError, KeyError, TypeError, csv.Error):
-    return []
+    return 0
+
+
+def _seconds(path, metrics) -> float:
+  """From the start of the run to its latest round; pauses are counted, too."""
+  return max(0.0, os.path.getmtime(metrics) - os.path.getmtime(os.path.join(path, run_directory.RUN)))
 
 
 def _summary(path):

@@ -13,6 +13,7 @@ import weakref
 import grpc
 import tensorflow_federated as tff
 
+from quap_tff.runtime import child_process
 from quap_tff.runtime import errors
 
 _SECONDS_TO_START = 60
@@ -23,24 +24,6 @@ _CHANNEL_OPTIONS = (
     ('grpc.max_receive_message_length', _MAX_MESSAGE_BYTES),
     ('grpc.max_send_message_length', _MAX_MESSAGE_BYTES),
 )
-
-# Asks the kernel to kill this process when its parent goes, then becomes the command. A parent that is gone already by
-# then leaves another parent's id. (A `preexec_fn` would run this between fork and exec of a program full of threads.)
-_LAUNCHER = (
-    'import ctypes, os, signal, sys\n'
-    'ctypes.CDLL(None).prctl(1, signal.SIGKILL)\n'
-    'if os.getppid() != int(sys.argv[1]): sys.exit(1)\n'
-    'os.execv(sys.argv[2], sys.argv[2:])\n'
-)
-
-
-def ending_with_this_one(command: Sequence[str]) -> List[str]:
-  """The command line of a process that does as `command` (its program by its path), killed when this process ends.
-
-  The kernel does it, however this process ends; it counts the end of the thread that starts the command as well.
-  """
-  return [sys.executable, '-I', '-S', '-c', _LAUNCHER, str(os.getpid()), *command]
-
 
 def _binary() -> str:
   path = os.path.join(os.path.dirname(tff.__file__), 'data', 'worker_binary')
@@ -75,7 +58,7 @@ class Worker:
       # Neither output is inherited: a worker that held this program's would keep a pipeline behind it waiting.
       self._log = tempfile.TemporaryFile()
       self._process = subprocess.Popen(
-          ending_with_this_one([_binary(), f'--port={port}', '--max_concurrent_computation_calls=-1']),
+          child_process.ending_with_this_one([_binary(), f'--port={port}', '--max_concurrent_computation_calls=-1']),
           stdin=subprocess.DEVNULL, stdout=self._log, stderr=subprocess.STDOUT,
           env={**os.environ, 'TF_CPP_MIN_LOG_LEVEL': '1'},
           # A Ctrl-C at the terminal is for this program, which then ends its workers.

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 
 from data import cohorts
-from data.cohorts import base
-from data.cohorts import beta
 
 SETTINGS = hypothesis.settings(derandomize=True, deadline=None, max_examples=50)
 FIXED_SIZE = ['uniform', 'beta', 'hybrid', 'hybrid:normalize=true', 'hybrid_reference']
@@ -157,7 +155,7 @@ def test_weighted_sampling_has_the_exact_inclusion_rates():
   rng = np.random.default_rng(0)
   counts = np.zeros(4)
   for _ in range(trials):
-    counts[base.weighted_without_replacement(rng, weights, 2)] += 1
+    counts[cohorts.weighted_without_replacement(rng, weights, 2)] += 1
   found = counts / trials
   expected = successive_sampling_rates(weights, 2)
   assert not any(rejected(f, e, trials) for f, e in zip(found, expected))
@@ -171,7 +169,7 @@ def test_a_shortfall_is_filled_uniformly():
   rng = np.random.default_rng(0)
   counts = np.zeros(5)
   for _ in range(3000):
-    drawn = base.weighted_without_replacement(rng, weights, 3)
+    drawn = cohorts.weighted_without_replacement(rng, weights, 3)
     assert len(set(drawn)) == 3
     counts[drawn] += 1
   assert counts[1] == counts[4] == 3000
@@ -180,12 +178,12 @@ def test_a_shortfall_is_filled_uniformly():
 
 @pytest.mark.parametrize('size', [0, 2, 5])
 def test_weighted_sampling_of_any_size(size):
-  assert len(base.weighted_without_replacement(np.random.default_rng(0), np.ones(5), size)) == size
+  assert len(cohorts.weighted_without_replacement(np.random.default_rng(0), np.ones(5), size)) == size
 
 
 def test_beta_cohorts_follow_weights_that_are_drawn_once():
   model = cohorts.make('beta:a=2,b=5', 5, 2, 3)
-  weights = beta.client_weights(model.population, 2, 5)
+  weights = cohorts._client_weights(model.population, 2, 5)
   np.testing.assert_array_equal(model.weights(1), weights)
   np.testing.assert_array_equal(model.weights(9), weights)
   rounds = range(1, 4001)
@@ -196,7 +194,7 @@ def test_beta_cohorts_follow_weights_that_are_drawn_once():
 
 def test_hybrid_weights_are_the_documents():
   model = cohorts.make('hybrid', 100, 30, 7)
-  drawn = beta.client_weights(model.population, 2, 5)
+  drawn = cohorts._client_weights(model.population, 2, 5)
   odd = (1 - 0.8) * drawn + 0.8 / 100
   np.testing.assert_allclose(model.weights(1), odd)
   np.testing.assert_allclose(model.weights(2), odd * np.exp(-0.01 * np.arange(100)))
@@ -205,7 +203,7 @@ def test_hybrid_weights_are_the_documents():
 
 def test_hybrid_normalised_gives_the_uniform_part_its_share():
   model = cohorts.make('hybrid:normalize=true,gamma=0.25', 100, 30, 7)
-  drawn = beta.client_weights(model.population, 2, 5)
+  drawn = cohorts._client_weights(model.population, 2, 5)
   np.testing.assert_allclose(model.weights(1), 0.75 * drawn / drawn.sum() + 0.25 / 100)
 
 
@@ -222,12 +220,12 @@ def test_hybrid_reference_draws_its_uniform_part_uniformly_and_the_rest_by_weigh
   rounds = range(1, 3001)
   assert not any(rejected(f, 1 / 3, len(rounds)) for f in frequencies(model, rounds))
   model = cohorts.make('hybrid_reference:gamma=0', 6, 2, 0)
-  expected = successive_sampling_rates(beta.client_weights(model.population, 2, 5), 2)
+  expected = successive_sampling_rates(cohorts._client_weights(model.population, 2, 5), 2)
   found = frequencies(model, rounds)
   assert not any(rejected(f, e, len(rounds)) for f, e in zip(found, expected))
   # Half of each: of a cohort of two, one uniformly, the other by weight among the five left.
   model = cohorts.make('hybrid_reference:gamma=0.5', 6, 2, 0)
-  weights = beta.client_weights(model.population, 2, 5)
+  weights = cohorts._client_weights(model.population, 2, 5)
   expected = np.full(6, 1 / 6)
   for first in range(6):
     left = np.delete(np.arange(6), first)

@@ -14,8 +14,8 @@ import tensorflow_federated as tff
 
 import data
 from data import arrays
-from data.datasets import base
-from data.datasets import femnist
+from data import datasets as datasets_lib
+from data import femnist
 
 SHARED_DATA = pathlib.Path(__file__).resolve().parents[3] / 'shared' / 'data'
 
@@ -105,7 +105,7 @@ class TestDigits:
     assert fed.partition == 'dirichlet:alpha=0.001'
 
   def test_the_number_of_clients_defaults_to_the_documents(self):
-    assert data.load('digits', partition='iid').num_clients == base.DEFAULT_NUM_CLIENTS == 100
+    assert data.load('digits', partition='iid').num_clients == datasets_lib.DEFAULT_NUM_CLIENTS == 100
 
   def test_progress_counts_up_to_the_total(self):
     seen = []

@@ -8,12 +8,10 @@ import pytest
 import tensorflow as tf
 
 import data
+from data import feature_store
 from data import features
 from data import federation as federation_lib
 from data import glyphs
-from data.features import pretrained
-from data.features import scattering
-from data.features import store
 from experiments import pretrain
 
 
@@ -47,9 +45,9 @@ def fixture_network(tmp_path):
 @pytest.fixture(name='maps')
 def fixture_maps(network):
   return {
-      'scattering': scattering.Scattering(scales=1),
-      'centred': scattering.Scattering(scales=1, centred=True),
-      'pretrained': pretrained.Pretrained(str(network)),
+      'scattering': features.Scattering(scales=1),
+      'centred': features.Scattering(scales=1, centred=True),
+      'pretrained': features.Pretrained(str(network)),
   }
 
 
@@ -78,7 +76,7 @@ class TestMaps:
   def test_features_of_an_example_do_not_depend_on_the_others(self, maps, name, tmp_path):
     x, y = images(60), images(60, seed=1)
     y[7] = x[7]
-    compute = lambda part: store.compute(maps[name], [part], str(tmp_path / 'kept'))[0]
+    compute = lambda part: feature_store.compute(maps[name], [part], str(tmp_path / 'kept'))[0]
     ours = compute(x)[7]
     np.testing.assert_allclose(compute(y)[7], ours, atol=1e-6)
     np.testing.assert_allclose(compute(x[7:8])[0], ours, atol=1e-6)
@@ -105,12 +103,12 @@ class TestMaps:
       (dict(angles=4), (8, 8, 1), 25 * 4),
   ])
   def test_numbers_of_scattering_features(self, parameters, shape, size):
-    chosen = scattering.Scattering(**parameters)
+    chosen = features.Scattering(**parameters)
     chosen.check(shape)
     assert chosen.extractor(shape)(images(1, shape)).shape == (1, size)
 
   def test_three_channels_are_normalised_together(self):
-    z = scattering.Scattering().extractor((28, 28, 1))(drawings(4, 28)).reshape(4, 27, 3 * 49)
+    z = features.Scattering().extractor((28, 28, 1))(drawings(4, 28)).reshape(4, 27, 3 * 49)
     np.testing.assert_allclose(z.mean(axis=2), 0, atol=1e-6)
     # All groups have nearly the same norm, 1/√27; one channel of a group by itself has not.
     np.testing.assert_allclose(np.linalg.norm(z, axis=2), 27**-0.5, rtol=0.25)
@@ -120,7 +118,7 @@ class TestMaps:
     x = images(1, (8, 8, 3))
     y = x.copy()
     y[..., 2] = images(1, (8, 8, 1), seed=5)[..., 0]
-    first, other = (scattering.Scattering().extractor((8, 8, 3))(v).reshape(3, -1) for v in (x, y))
+    first, other = (features.Scattering().extractor((8, 8, 3))(v).reshape(3, -1) for v in (x, y))
     unit = lambda v: v / np.linalg.norm(v)
     np.testing.assert_allclose(unit(first[:2]), unit(other[:2]), atol=1e-6)
     assert np.abs(unit(first[2]) - unit(other[2])).max() > 0.01
@@ -128,7 +126,7 @@ class TestMaps:
   def test_centring_takes_off_what_images_of_strokes_have_in_common(self):
     x = drawings(100, 16)
     common = lambda centred: np.linalg.norm(
-        scattering.Scattering(scales=1, centred=centred).extractor((16, 16, 1))(x).mean(axis=0)
+        features.Scattering(scales=1, centred=centred).extractor((16, 16, 1))(x).mean(axis=0)
     )
     assert common(True) < 0.3 < 0.5 < common(False)
 
@@ -149,41 +147,41 @@ class TestPretrained:
 
   def test_features_are_the_networks_output_to_unit_norm(self, network):
     x = images(4)
-    out = tf.keras.models.load_model(network / pretrained.EXTRACTOR)(x).numpy()
+    out = tf.keras.models.load_model(network / features.EXTRACTOR)(x).numpy()
     np.testing.assert_allclose(
-        pretrained.Pretrained(str(network)).extractor((8, 8, 1))(x), out / np.linalg.norm(out, axis=1, keepdims=True),
+        features.Pretrained(str(network)).extractor((8, 8, 1))(x), out / np.linalg.norm(out, axis=1, keepdims=True),
         atol=1e-6
     )
 
   def test_another_extractor_than_the_cards_is_refused(self, network):
-    path = network / pretrained.EXTRACTOR
+    path = network / features.EXTRACTOR
     path.write_bytes(path.read_bytes() + b' ')
     with pytest.raises(data.DataFileError, match='expected SHA-256 .* as card.json has it, found'):
       features.of_federation(f'pretrained:path={network}', small_federation())
 
   @pytest.mark.parametrize('content', ['', '[]', '{"sha256": "0"}', '{"public_data": ""}'])
   def test_a_damaged_card(self, network, content):
-    (network / pretrained.CARD).write_text(content)
+    (network / features.CARD).write_text(content)
     with pytest.raises(data.DataFileError, match='card.json is damaged or another file: expected JSON with sha256'):
-      pretrained.Pretrained(str(network)).card()
+      features.Pretrained(str(network)).card()
 
   def test_examples_of_another_shape(self, network):
     with pytest.raises(ValueError, match=r'takes examples of shape \(8, 8, 1\), found \(9, 9, 1\)'):
       features.of_federation(f'pretrained:path={network}', small_federation((9, 9, 1)))
 
   def test_the_fingerprint_is_of_the_network_not_of_its_place(self, network):
-    before = pretrained.Pretrained(str(network)).fingerprint()
+    before = features.Pretrained(str(network)).fingerprint()
     moved = network.with_name('moved')
     os.rename(network, moved)
-    assert pretrained.Pretrained(str(moved)).fingerprint() == before
-    card = json.loads((moved / pretrained.CARD).read_text())
+    assert features.Pretrained(str(moved)).fingerprint() == before
+    card = json.loads((moved / features.CARD).read_text())
     assert card['sha256'] in before
 
 
 class TestStore:
 
   def compute(self, folder, chosen, parts, progress=lambda done, total: None):
-    return store.compute(chosen, parts, str(folder), progress)
+    return feature_store.compute(chosen, parts, str(folder), progress)
 
   def test_rows_come_back_to_their_examples_duplicates_included(self, tmp_path):
     parts = [images(70), images(3, seed=1), images(70)[60:61]]
@@ -278,7 +276,7 @@ class TestLoad:
     assert fed.public_data == ''
     for a, b in zip(fed.clients + (fed.test,), plain.clients + (plain.test,)):
       np.testing.assert_array_equal(a.y, b.y)
-    expected = scattering.Scattering(scales=1).extractor((8, 8, 1))(plain.clients[2].x)
+    expected = features.Scattering(scales=1).extractor((8, 8, 1))(plain.clients[2].x)
     np.testing.assert_allclose(fed.clients[2].x, expected, atol=1e-6)
     assert seen[:4] == [(i, 4) for i in (1, 2, 3, 4)] and seen[-1] == (1797, 1797)
     assert len(os.listdir(tmp_path / 'quap_tff' / 'features')) == 1

@@ -75,7 +75,6 @@ def resumed(left_alone, killed, folder):
 # The binary's main, which says afterwards whether TensorFlow was in use when the runtime was activated.
 _OBSERVED = '''
     import sys
-    from absl import flags
     import tensorflow as tf
     from tensorflow.python.eager import context
 
@@ -90,8 +89,7 @@ _OBSERVED = '''
       return activate(config)
 
     runtime.activate = observed
-    flags.FLAGS(sys.argv)
-    status = train.main(['train'])
+    status = train.main(['train', *sys.argv[1:]])
     print(in_use, tf.config.threading.get_intra_op_parallelism_threads())
     sys.exit(status)
 '''
@@ -123,7 +121,7 @@ class TestCommand:
     assert 0 < summary['nominal_epsilon_mean'] <= summary['nominal_epsilon_max']
     assert 0 < summary['nominal_delta_max'] <= ROUNDS * 1e-5 * (1 + 1e-9)
     assert summary['model_protected'] is False
-    assert 'no finite ε' in run.out
+    assert 'No finite ε' in run.out
 
   def test_says_nothing_else(self, uninterrupted):
     run, _ = uninterrupted
@@ -136,7 +134,7 @@ class TestCommand:
   def test_leaves_what_it_should(self, uninterrupted):
     run, path = uninterrupted
     assert {entry.name for entry in path.iterdir()} == {
-        '.lock', 'run.json', 'metrics.csv', 'checkpoints', 'tensorboard', 'final_model.keras', 'plot.png',
+        '.lock', 'run.json', 'metrics.csv', 'tensorboard', 'final_model.keras', 'plot.png',
         'summary.json', 'clients.csv', 'ledger.npz',
     }
     assert harness.strict_json((path / 'summary.json').read_text()) == run.summary
@@ -165,7 +163,7 @@ class TestCutOff:
   def test_the_same_command_ends_as_the_uninterrupted_run(self, uninterrupted, resumed):
     whole, whole_path = uninterrupted
     run, path = resumed
-    assert run.status == 0 and 'Going on with the run' in run.err
+    assert run.status == 0 and 'Continuing the run' in run.err
     assert harness.rows(path) == harness.rows(whole_path)
     assert {**run.summary, 'seconds': 0, 'output_dir': ''} == {**whole.summary, 'seconds': 0, 'output_dir': ''}
 
@@ -203,7 +201,7 @@ class TestCutOff:
     summary = harness.strict_json((path / 'summary.json').read_text())
     assert summary['interrupted'] and summary['rounds'] == len(harness.rows(path)) >= 2
     assert (path / 'checkpoints' / f'round_{summary["rounds"]}').is_dir()
-    assert 'Interrupted after' in run.out and 'The same command goes on from there' in run.out
+    assert 'Interrupted after' in run.out and 'The same command continues it' in run.out
     assert 'Traceback' not in run.err
 
   def test_tensorflow_stays_unused_until_the_runtime_is_active(self, stopped):

@@ -105,18 +105,18 @@ class TestPresets:
     """Over digits, which are always there: everything but the images."""
     with harness.parsed(_flagfile(name), '--dataset=digits', '--model=digits_cnn', '--num_clients=40') as values:
       experiment = setup.from_flags(values)
-    assert experiment.method.config.budget.num_rounds == experiment.planned_rounds == EXPECTED[name]['rounds']
-    assert experiment.method.config.critical_layers == EXPECTED[name]['critical_layers']
-    assert not experiment.method.protection.model_protected
+    assert experiment.plan.config.budget.num_rounds == experiment.planned_rounds == EXPECTED[name]['rounds']
+    assert experiment.plan.config.critical_layers == EXPECTED[name]['critical_layers']
+    assert not experiment.plan.protection.model_protected
 
   @pytest.mark.parametrize('name', sorted(CERTIFIED))
   def test_certified_ones_ask_for_no_less_and_keep_nothing_exact(self, name):
     arguments = ['--dataset=digits', '--num_clients=40', '--features=none']
     with harness.parsed(_flagfile(name), *arguments) as values:
       experiment = setup.from_flags(values)
-    config = experiment.method.config
+    config = experiment.plan.config
     assert (config.epsilon, config.delta, config.is_certifiable) == (3.0, 1e-5, True)
-    assert not experiment.client_metrics and experiment.method.protection.covers == 'released model'
+    assert not experiment.client_metrics and experiment.plan.protection.covers == 'released model'
 
   @pytest.mark.skipif(not (DATA / 'mnist.npz').exists(), reason='No real MNIST beside the repository.')
   @pytest.mark.parametrize('name', [name for name in sorted(EXPECTED) if 'mnist_' in name or '_mnist' in name])

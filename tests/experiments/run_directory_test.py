@@ -2,13 +2,17 @@
 
 import collections
 import contextlib
+import errno
 import json
 import math
 import shutil
 
 import numpy as np
 import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
 
+from experiments import command_line
 from experiments import run_directory
 from tests.experiments import harness
 
@@ -26,7 +30,9 @@ def _state(offset=0.0, clients=2):
 
 @contextlib.contextmanager
 def _opened(path, identity=None, all_flags=None):
-  directory = run_directory.RunDirectory(str(path), all_flags or IDENTITY, IDENTITY if identity is None else identity)
+  directory = run_directory.RunDirectory(
+      str(path), all_flags or IDENTITY, IDENTITY if identity is None else identity, {'num_clients': 2}, b'data'
+  )
   with contextlib.closing(directory):
     yield directory
 
@@ -34,8 +40,8 @@ def _opened(path, identity=None, all_flags=None):
 class TestCheck:
 
   def test_new_and_empty_folders_are_new_and_stay_as_they_are(self, tmp_path):
-    assert run_directory.check(str(tmp_path / 'new'), IDENTITY)
-    assert run_directory.check(str(tmp_path), IDENTITY)
+    assert run_directory.check(str(tmp_path / 'new'), IDENTITY).is_new
+    assert run_directory.check(str(tmp_path), IDENTITY).is_new
     assert not list(tmp_path.iterdir())
 
   def test_a_run_of_the_same_flags_is_gone_on_with(self, tmp_path):
@@ -47,7 +53,7 @@ class TestCheck:
   def test_a_tuple_is_the_list_that_json_makes_of_it(self, tmp_path):
     with _opened(tmp_path, {'worker_addresses': ('a', 'b')}):
       pass
-    assert not run_directory.check(str(tmp_path), {'worker_addresses': ('a', 'b')})
+    assert not run_directory.check(str(tmp_path), {'worker_addresses': ('a', 'b')}).is_new
 
   def test_a_flag_that_an_older_version_did_not_know_differs(self, tmp_path):
     with _opened(tmp_path):
@@ -98,7 +104,7 @@ class TestCheckpoints:
       assert np.asarray(one).dtype == other.dtype and np.asarray(one).tobytes() == other.tobytes()
     for key, value in LEDGER.items():
       assert ledger[key].dtype == value.dtype and ledger[key].tolist() == value.tolist()
-    assert sorted(path.name for path in (tmp_path / 'checkpoints').iterdir()) == ['round_10', 'round_3']
+    assert sorted(path.name for path in (tmp_path / 'checkpoints').glob('round_*')) == ['round_10', 'round_3']
 
   def test_a_round_kept_already_is_not_written_again(self, tmp_path):
     with _opened(tmp_path) as directory:
@@ -149,7 +155,9 @@ class TestCheckpoints:
       (tmp_path / 'checkpoints' / name).mkdir()
     with _opened(tmp_path) as directory:
       assert directory.restore(_state(), LEDGER)[0] == 4
-    assert sorted(path.name for path in (tmp_path / 'checkpoints').iterdir()) == ['notes', 'round_4', 'round_6_mine']
+    assert sorted(path.name for path in (tmp_path / 'checkpoints').iterdir()) == [
+        'data_salt', 'notes', 'round_4', 'round_6_mine'
+    ]
 
 
 class TestLog:
@@ -157,6 +165,7 @@ class TestLog:
   def test_rows_of_later_rounds_go(self, tmp_path):
     for rounds in ([1, 2, 3, 4], [3, 4, 5]):
       with _opened(tmp_path) as directory:
+        directory.save(0, _state(), LEDGER)
         for t in rounds:
           directory.log(t, {'loss': t + rounds[0] / 10})
     assert harness.rows(tmp_path) == [
@@ -172,6 +181,59 @@ class TestLog:
         {'round': '2', 'loss': '0.30000000000000004', 'count': '0', 'accuracy': '0.5'},
     ]
     assert list((tmp_path / 'tensorboard').iterdir())
+
+
+  def test_tensorboard_has_each_step_once_after_a_kill(self, tmp_path):
+    with _opened(tmp_path) as directory:
+      directory.save(0, _state(), LEDGER)
+      for t in (1, 2, 3):
+        directory.log(t, {'loss': float(t)})
+        if t == 2:
+          directory.save(2, _state(), LEDGER)
+    with _opened(tmp_path) as directory:
+      directory.keep_rows(2, {'loss': 2.0})
+      directory.log(3, {'loss': 3.5})
+    steps = [
+        (event.step, value.tag, float(tf.make_ndarray(value.tensor)))
+        for file in sorted((tmp_path / 'tensorboard').glob('events*'))
+        for event in tf.compat.v1.train.summary_iterator(str(file)) for value in event.summary.value
+    ]
+    assert sorted(steps) == [(1, 'loss', 1.0), (2, 'loss', 2.0), (3, 'loss', 3.5)]
+
+  def test_the_row_of_a_checkpoint_that_came_before_its_log_is_written(self, tmp_path):
+    with _opened(tmp_path) as directory:
+      directory.save(0, _state(), LEDGER)
+      directory.log(1, {'loss': 1.0})
+      directory.save(2, _state(), LEDGER)
+    with _opened(tmp_path) as directory:
+      directory.keep_rows(2, {'loss': 2.0})
+    assert harness.rows(tmp_path) == [{'round': '1', 'loss': '1.0'}, {'round': '2', 'loss': '2.0'}]
+
+  @pytest.mark.parametrize('rounds', [[], [2], [1, 3]])
+  def test_rows_that_are_missing(self, rounds, tmp_path):
+    with _opened(tmp_path) as directory:
+      directory.save(0, _state(), LEDGER)
+      for t in rounds:
+        directory.log(t, {'loss': 1.0})
+      with pytest.raises(run_directory.RunDirectoryError, match='one row for each of the first 3 rounds'):
+        directory.keep_rows(3, {'loss': 3.0})
+
+
+class TestFullDisk:
+
+  def test_is_an_error_of_the_folder_whichever_library_meets_it(self, tmp_path, monkeypatch):
+    def full(*_, **__):
+      raise OSError(errno.ENOSPC, 'No space left on device')
+
+    with _opened(tmp_path) as directory:
+      monkeypatch.setattr(tff.program.FileProgramStateManager, 'save', full)
+      with pytest.raises(run_directory.RunDirectoryError, match='cannot be written: No space left') as raised:
+        directory.save(1, _state(), LEDGER)
+      text = command_line.error_text(raised.value)
+      assert 'Make room and give the same command again' in text and '\n' not in text
+      with pytest.raises(run_directory.RunDirectoryError, match='No space left'):
+        with directory.replacing('plot.png'):
+          full()
 
 
 class TestResults:

@@ -16,11 +16,11 @@ class TestFromFlags:
 
   def test_defaults(self):
     experiment = _experiment()
-    assert experiment.federation.num_clients == experiment.method.config.num_clients == 100
+    assert experiment.federation.num_clients == experiment.plan.config.num_clients == 100
     assert len(experiment.cohorts.cohort(1)) == 30
     assert experiment.model == 'digits_cnn'
-    assert experiment.planned_rounds == experiment.last_round == experiment.method.config.budget.num_rounds == 200
-    assert experiment.method.config.noise.seed is None
+    assert experiment.planned_rounds == experiment.last_round == experiment.plan.config.budget.num_rounds == 200
+    assert experiment.plan.config.noise.seed is None
 
   @pytest.mark.parametrize('clients, cohort', [(1, 1), (2, 1), (10, 3), (50, 15), (1000, 30)])
   def test_default_cohort_size(self, clients, cohort):
@@ -29,7 +29,7 @@ class TestFromFlags:
   def test_the_budget_is_that_of_the_planned_rounds(self):
     experiment = _experiment('--rounds=50', '--stop_after=5', '--epsilon=2')
     assert (experiment.planned_rounds, experiment.last_round) == (50, 5)
-    assert experiment.method.config.budget.epsilon_base == 2 / 50
+    assert experiment.plan.config.budget.epsilon_base == 2 / 50
 
   def test_the_seed_decides_data_cohorts_and_weights(self):
     runs = [_experiment(f'--seed={seed}', '--num_clients=9') for seed in (1, 1, 2)]

@@ -11,6 +11,7 @@ import textwrap
 import psutil
 import pytest
 
+from experiments import command_line
 from experiments import run_directory
 from experiments import sweep
 from experiments.sweeps import children
@@ -26,14 +27,20 @@ _ALGORITHMS = 'algorithm=fedavg|fixed_dp:clip=1.0|quap'
 def _write(run, rounds, seconds=2.0, interrupted=False, accuracy=0.5, with_summary=True):
   """What a run leaves in its folder."""
   os.makedirs(run.path, exist_ok=True)
-  run_directory._write_json(os.path.join(run.path, 'run.json'), {'identity': dict(run.identity)})
+  run_directory.write_json(os.path.join(run.path, 'run.json'), {'identity': dict(run.identity)})
   with open(os.path.join(run.path, 'metrics.csv'), 'w', newline='') as f:
     writer = csv.writer(f)
-    writer.writerow(['round', 'train_loss', 'seconds'])
-    writer.writerows([t, '', seconds] for t in range(1, rounds + 1))
+    writer.writerow(['round', 'train_loss'])
+    writer.writerows([t, ''] for t in range(1, rounds + 1))
+  # How long the rounds took is told by the files' times.
+  begin = os.path.getmtime(os.path.join(run.path, 'run.json'))
+  os.utime(os.path.join(run.path, 'metrics.csv'), (begin, begin + rounds * seconds))
+  finished = with_summary and rounds >= 10
+  if not finished:
+    os.makedirs(os.path.join(run.path, 'checkpoints', f'round_{rounds}'))
   if with_summary:
-    summary = {'interrupted': interrupted, 'rounds': rounds, 'test_accuracy': accuracy}
-    run_directory._write_json(os.path.join(run.path, 'summary.json'), summary)
+    summary = {'interrupted': interrupted, 'rounds': rounds, 'test_accuracy': accuracy, 'finished': finished}
+    run_directory.write_json(os.path.join(run.path, 'summary.json'), summary)
 
 
 class _Child:
@@ -97,7 +104,8 @@ def _call(folder, capfd):
     runs = runs or _Runs()
     separator = ['--'] if base else []
     with harness.signal_handlers_kept():
-      status = sweep.main(['sweep', f'--output_dir={folder}', *arguments, *separator, *base], runs)
+      argv = ['sweep', f'--output_dir={folder}', *arguments, *separator, *base]
+      status = command_line.status_of(lambda argv: sweep.main(argv, runs), argv)
     return harness.Finished(status, *capfd.readouterr()), runs
 
   return call
@@ -264,7 +272,7 @@ class TestWrongInput:
       (['--vary=epsilon=3|6|3.0'], _BASE, 'the same run: --epsilon=3 and --epsilon=3.0'),
       (['--vary=data_dir=/a/x|/b/x'], _BASE, "the same folder 'data_dir=x'"),
       ([f'--vary=critical_layers={"dense," * 50}dense'], _BASE, 'longer than 255 bytes'),
-      (['--vary=seed=1', '--rounds=5'], _BASE, 'A flag of the runs stands after a lone --'),
+      (['--vary=seed=1', '--rounds=5'], _BASE, 'is a flag of the runs: it goes after a lone --'),
       (['--vary=seed=1', '--paralel=5'], _BASE, 'parallel'),
       (['--vary=seed=1', '--parallel=0'], _BASE, 'parallel'),
       (['--vary=seed=1', 'seed=2'], _BASE, "Unexpected argument 'seed=2'"),
@@ -276,7 +284,7 @@ class TestWrongInput:
 
   def test_output_dir_is_needed(self, capfd):
     with harness.signal_handlers_kept():
-      assert sweep.main(['sweep', '--vary=seed=1']) == 1
+      assert command_line.status_of(sweep.main, ['sweep', '--vary=seed=1']) == 1
     assert '--output_dir is missing' in capfd.readouterr().err
 
   def test_a_folder_of_something_else_is_left_alone(self, call, folder):
@@ -337,8 +345,8 @@ class TestStanding:
     with open(os.path.join(run.path, name), 'w') as f:
       f.write(text)
     found = plan.standing(run)
-    assert (found.seconds_per_round is None) == (name == 'metrics.csv')
     assert found.finished == (name == 'metrics.csv')
+    assert found.rounds in (10, 1, 0)
 
   def test_time_left(self, folder):
     runs = list(_runs_in(folder, 'seed=1|2|3|4').values())

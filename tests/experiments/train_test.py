@@ -2,12 +2,13 @@
 
 import fcntl
 import json
+import shutil
+import subprocess
+import sys
 
-from absl import flags
 import numpy as np
 import pytest
 
-from experiments import train
 from quap_tff import accounting
 from tests.experiments import harness
 
@@ -51,10 +52,10 @@ BAD_FLAGS = [
     (['--delta=0'], ['delta', 'greater than 0', '0.0']),
     (['--delta=1'], ['delta', 'less than 1', '1.0']),
     (['--delta=nan'], ['delta', 'nan']),
-    (['--epsilon=0'], ['epsilon', 'greater than 0', '0.0']),
+    (['--epsilon=0'], ['epsilon', 'at least 1e-06', '0.0']),
     (['--epsilon=inf'], ['epsilon', 'inf']),
     (['--epsilon=nan'], ['epsilon', 'nan']),
-    (['--epsilon=40'], ['gaussian_calibration=analytic']),
+    (['--epsilon=40'], ['gaussian_calibration=analytic', '--stop_after']),
     (['--alpha=-0.1'], ['alpha', 'at least 0', '-0.1']),
     (['--alpha=nan'], ['alpha', 'nan']),
     (['--beta=0'], ['beta', 'greater than 0', '0.0']),
@@ -83,6 +84,25 @@ BAD_FLAGS = [
     (['--runtime=native', '--device=gpu'], ['native', 'GPU']),
     (['--worker_addresses=localhost'], ['worker_addresses', 'host:port', 'localhost']),
     (['--num_threads=0'], ['num_threads', 'at least 1']),
+    (['--num_threads=100000'], ['num_threads', '1024']),
+    (['--rounds=99999999999999999999'], ['rounds', 'at most 1000000']),
+    (['--seed=18446744073709551616'], ['seed', 'at most']),
+    (['--epsilon=1e-14'], ['epsilon', '1e-14', 'at least']),
+    # Flags that the method does not use, given on the command line.
+    (['--algorithm=certified', '--noise=none'], ['--noise', "'certified' does not use"]),
+    (['--algorithm=certified', '--clip=fixed:norm=99'], ['--clip', "'certified' does not use"]),
+    (['--algorithm=certified', '--max_agg_norm=0.001'], ['--max_agg_norm', "'certified' does not use"]),
+    (['--algorithm=certified:weights=uniform', '--alpha=0.9'], ['--alpha', "'certified' does not use"]),
+    (['--algorithm=fedavg', '--epsilon=3'], ['--epsilon', "'fedavg' does not use"]),
+    (['--algorithm=fixed_dp', '--clip=fixed:norm=3'], ['--clip', "'fixed_dp' does not use"]),
+    (['--algorithm=tff_dp_ftrl', '--critical_layers=all'], ['--critical_layers', "'tff_dp_ftrl' does not use"]),
+    (['--algorithm=fixed_dp', '--nocount_during_warmup'], ['--count_during_warmup', 'does not use']),
+    (['--tuning=Well.'], ['--tuning', "'quap' does not use"]),
+    (['--participation=full', '--cohort_size=3'], ['--cohort_size', 'size of their own']),
+    (['--warmup_rounds=1000'], ['--warmup_rounds', 'less than --rounds=8']),
+    (['--averaging=tail:start=100'], ['--averaging', 'starts after the last']),
+    (['--num_workers=3'], ['--num_workers', '--runtime=workers only']),
+    (['--dataset=femnist', '--partition=iid'], ['--partition', 'clients of its own']),
     (['--dataset=mnist', '--data_dir=no/such/folder'], ['no/such/folder', 'mnist.npz', 'not found']),
 ]
 
@@ -119,17 +139,33 @@ class TestBadInput:
     assert not output_dir.exists()
 
   def test_a_stray_argument_is_refused(self, capsys):
-    assert train.main(['train', 'rounds=3']) == 1
+    assert harness.main('rounds=3') == 1
     assert "'rounds=3'" in capsys.readouterr().err
 
   def test_an_unknown_flag_is_refused_with_the_nearest(self):
-    with pytest.raises(flags.Error, match='rounds'):
+    with pytest.raises(ValueError, match='rounds'):
       with harness.parsed('--round=3'):
         pass
 
-  def test_help_shows_the_flags_of_an_experiment(self):
-    shown = {flag.name for flag in flags.FLAGS.get_key_flags_for_module('experiments.train')}
-    assert {'dataset', 'epsilon', 'output_dir', 'clip'} <= shown
+  def test_help_shows_the_flags_of_an_experiment(self, capsys):
+    assert harness.main('--help') == 0
+    out = capsys.readouterr().out
+    for name in ('--dataset', '--epsilon', '--output_dir', '--clip'):
+      assert name in out
+
+  @pytest.mark.parametrize('arguments', [['--help'], ['--epsilon=0'], ['--no_such_flag']])
+  def test_help_and_wrong_flags_load_no_tensorflow(self, arguments):
+    code = (
+        'import sys\nfrom experiments import train\n'
+        f'try:\n  train.main(["train", *{arguments!r}])\nexcept ValueError:\n  pass\n'
+        'assert not [name for name in sys.modules if name.startswith(("tensorflow", "jax"))]\n'
+    )
+    subprocess.run([sys.executable, '-c', code], check=True, timeout=120, stdout=subprocess.DEVNULL)
+
+  def test_a_flag_file_that_is_no_text(self, tmp_path, capsys):
+    (tmp_path / 'binary.flags').write_bytes(b'\xff\xfe\x00--rounds=3')
+    assert harness.main(f'--flagfile={tmp_path / "binary.flags"}') == 1
+    assert 'A flag file is no text' in capsys.readouterr().err
 
 
 class TestFolderInTheWay:
@@ -198,24 +234,107 @@ class TestFinishedRun:
     assert _run(finished_run, '--noise_seed=3', '--eval_every=4', '--progress=lines', '--num_threads=1') == 0
     capsys.readouterr()
 
-  def test_another_process_at_work_keeps_it(self, finished_run, capsys):
-    before = harness.files(finished_run)
-    # A lock belongs to the open file, so this one stands for another process's.
-    with open(finished_run / '.lock', 'a') as lock:
+  def test_another_process_at_work_keeps_it(self, output_dir, capsys):
+    assert _run(output_dir, '--stop_after=1') == 0
+    before = harness.files(output_dir)
+    # A lock belongs to the open file, so this one is as good as another process's.
+    with open(output_dir / '.lock', 'a') as lock:
       fcntl.flock(lock, fcntl.LOCK_EX)
-      assert _run(finished_run, '--noise_seed=3') == 1
+      assert _run(output_dir) == 1
     assert 'Another process' in capsys.readouterr().err
-    assert harness.files(finished_run) == before
+    assert harness.files(output_dir) == before
 
-  def test_a_summary_that_a_kill_kept_from_being_written_is_made_good(self, finished_run, capsys):
-    kept = json.loads((finished_run / 'summary.json').read_text())
+  def test_a_summary_that_a_kill_kept_from_being_written_is_made_good(self, output_dir, capsys):
+    assert _run(output_dir, '--noise_seed=3', '--keep_checkpoints') == 0
+    kept = json.loads((output_dir / 'summary.json').read_text())
     for name in ('summary.json', 'final_model.keras', 'plot.png'):
-      (finished_run / name).unlink()
-    assert _run(finished_run, '--noise_seed=3') == 0
+      (output_dir / name).unlink()
+    assert _run(output_dir, '--noise_seed=3') == 0
     capsys.readouterr()
-    made = json.loads((finished_run / 'summary.json').read_text())
+    made = json.loads((output_dir / 'summary.json').read_text())
     assert {**made, 'seconds': 0} == {**kept, 'seconds': 0}
-    assert (finished_run / 'final_model.keras').exists() and (finished_run / 'plot.png').exists()
+    assert (output_dir / 'final_model.keras').exists() and (output_dir / 'plot.png').exists()
+    assert not (output_dir / 'checkpoints').exists()
+
+
+class TestWithoutCheckpoints:
+  """A run whose checkpoints were removed is not trained again in silence: its first release would be forgotten."""
+
+  @pytest.mark.parametrize('algorithm', ['quap', 'certified'])
+  def test_a_stopped_run_is_refused(self, algorithm, output_dir, capsys):
+    arguments = [f'--algorithm={algorithm}', '--rounds=4', '--warmup_rounds=0']
+    assert _run(output_dir, *arguments, '--stop_after=2') == 0
+    shutil.rmtree(output_dir / 'checkpoints')
+    before = harness.files(output_dir)
+    capsys.readouterr()
+    assert _run(output_dir, *arguments) == 1
+    err = capsys.readouterr().err
+    assert 'its checkpoints are gone' in err and 'second model of the same clients' in err and 'Traceback' not in err
+    assert harness.files(output_dir) == before
+
+  def test_a_finished_run_is_left_as_it_is(self, output_dir, capsys):
+    arguments = ['--algorithm=certified', '--rounds=3', '--warmup_rounds=0']
+    assert _run(output_dir, *arguments) == 0
+    before = harness.files(output_dir)
+    assert not (output_dir / 'checkpoints').exists()
+    assert _run(output_dir, *arguments) == 0
+    assert 'finished already' in capsys.readouterr().err and harness.files(output_dir) == before
+
+  def test_a_run_that_was_killed_before_its_first_checkpoint_starts_anew(self, output_dir, capsys):
+    assert _run(output_dir, '--stop_after=1') == 0
+    for name in output_dir.iterdir():
+      if name.name not in ('run.json', '.lock', 'checkpoints'):
+        shutil.rmtree(name) if name.is_dir() else name.unlink()
+    for name in (output_dir / 'checkpoints').glob('round_*'):
+      shutil.rmtree(name)
+    assert _run(output_dir, '--stop_after=1') == 0
+
+
+class TestOtherData:
+
+  def _images(self, folder, shade):
+    folder.mkdir()
+    x = np.full((40, 28, 28), shade, np.uint8)
+    y = np.arange(40, dtype=np.uint8) % 10
+    np.savez(folder / 'mnist.npz', x_train=x, y_train=y, x_test=x[:10], y_test=y[:10])
+    return [
+        '--dataset=mnist', '--model=logistic_regression', f'--data_dir={folder}', '--num_clients=8', '--cohort_size=3'
+    ]
+
+  def test_a_run_is_not_continued_on_other_data(self, output_dir, tmp_path, capsys):
+    first, other = self._images(tmp_path / 'a', 100), self._images(tmp_path / 'b', 101)
+    assert _run(output_dir, *first, '--stop_after=2') == 0
+    assert _run(output_dir, *other, '--stop_after=4') == 1
+    assert 'belongs to a run on other data' in capsys.readouterr().err
+    (tmp_path / 'a').rename(tmp_path / 'c')
+    same = [argument.replace('/a', '/c') if 'data_dir' in argument else argument for argument in first]
+    assert _run(output_dir, *same, '--stop_after=4') == 0
+
+
+class TestDamagedFolder:
+
+  @pytest.mark.parametrize('content', ['', 'round,epsilon\n1,0.5\n', 'round,epsilon\n1,x\n2,0.5\n', 'a,b\n1,2\n'])
+  def test_rows_that_were_lost_are_not_lost_in_silence(self, content, output_dir, capsys):
+    assert _run(output_dir, '--stop_after=3') == 0
+    (output_dir / 'metrics.csv').write_text(content)
+    assert _run(output_dir) == 1
+    assert 'metrics.csv is damaged: it must hold one row for each of the first 3 rounds' in capsys.readouterr().err
+    assert (output_dir / 'metrics.csv').read_text() == content
+
+  @pytest.mark.parametrize('name, kind', [('tensorboard', 'file'), ('final_model.keras', 'folder'), ('ledger.npz', 'folder')])
+  def test_a_file_in_place_of_a_folder_and_the_other_way_round(self, name, kind, output_dir, capsys):
+    assert _run(output_dir, '--stop_after=1') == 0
+    path = output_dir / name
+    if kind == 'file':
+      shutil.rmtree(path)
+      path.write_text('')
+    else:
+      path.unlink()
+      path.mkdir()
+    capsys.readouterr()
+    assert _run(output_dir) == 1
+    err = capsys.readouterr().err
+    assert f'found a {kind}. Move it away.' in err and 'Traceback' not in err
 
 
 class TestSummary:
@@ -328,7 +447,7 @@ class TestStops:
     assert harness.last_line(out)['rounds'] == 4 and 'Done: 4 of 8 planned rounds' in out
     assert _run(output_dir, *arguments) == 0
     out, err = capsys.readouterr()
-    assert 'Done: 8 of 8 planned rounds, 4 of them before' in out and 'Going on' in err
+    assert 'Done: 8 of 8 planned rounds, 4 of them before' in out and 'Continuing the run' in err
     assert harness.rows(output_dir) == harness.rows(finished_run)
 
   def test_at_an_accuracy_not_before_a_round_was_run(self, output_dir, capsys):

@@ -33,12 +33,12 @@ def active():
     experiment = setup.from_flags(values)
     identity = experiment_flags.identity()
   with runtime.activate(experiment.runtime):
-    yield experiment, experiment.method.build_process(), identity
+    yield experiment, experiment.build_process(), identity
 
 
 @contextlib.contextmanager
 def _directory(path, identity):
-  with contextlib.closing(run_directory.RunDirectory(str(path), identity, identity)) as directory:
+  with contextlib.closing(run_directory.RunDirectory(str(path), identity, identity, {}, b'data')) as directory:
     yield directory
 
 
@@ -101,7 +101,7 @@ def uninterrupted(active, first_state, tmp_path_factory):
 
 @pytest.fixture
 def run(active, first_state, tmp_path):
-  """Runs in one folder, each time from where it stands."""
+  """Runs in one folder, each time from where the last run ended."""
   experiment, process, identity = active
 
   def run(before=lambda n: None, after=lambda n: None, folder=tmp_path / 'run', log=None, save=None, **options):
@@ -236,7 +236,7 @@ class TestKilled:
 
   def test_two_checkpoints_are_kept(self, run):
     run()
-    assert sorted(path.name for path in (run.folder / 'checkpoints').iterdir()) == ['round_6', 'round_8']
+    assert sorted(path.name for path in (run.folder / 'checkpoints').glob('round_*')) == ['round_6', 'round_8']
 
 
 class TestStopAtAccuracy:

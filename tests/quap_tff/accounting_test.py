@@ -7,7 +7,8 @@ from quap_tff import budgets
 from quap_tff import clip_rules
 from quap_tff import config
 from quap_tff import layers
-from quap_tff import participation
+from quap_tff import plans
+from quap_tff.accounting import protection
 
 N = 7
 LAYERS = (
@@ -20,11 +21,10 @@ class TestDescribeProtection:
 
   def _describe(self, **fields):
     noise = config.NoiseConfig(placement=fields.pop('placement', 'server'), seed=fields.pop('seed', None))
-    options = {key: fields.pop(key) for key in ('client_metrics_logged', 'budgets_depend_on_data') if key in fields}
+    logs = (protection.TRAINING_METRICS,) if fields.pop('client_metrics_logged', False) else ()
     fields = {'critical_layers': 'all', 'clip': clip_rules.Fixed(1.0), **fields}
     described = accounting.describe_protection(
-        config.QuapConfig(num_clients=N, noise=noise, **fields), LAYERS, SIZES,
-        **{'client_metrics_logged': False, **options},
+        config.QuapConfig(num_clients=N, noise=noise, **fields), layers.ModelShape(LAYERS, SIZES), logs
     )
     assert described.statement in described.text and described.covers in accounting.COVERS
     return described
@@ -76,15 +76,26 @@ class TestDescribeProtection:
     # The model is trained on nothing but noised values all the same.
     assert found.model_protected
 
+  def test_a_model_that_is_not_known_yet_is_covered_only_if_the_configuration_says_so(self):
+    for selection, covers in (('all', 'released model'), ('final_dense', 'nothing')):
+      settings = config.QuapConfig(num_clients=N, clip=clip_rules.Fixed(1.0), critical_layers=selection)
+      assert accounting.describe_protection(settings, None, ()).covers == covers
+
+  def test_tests_on_the_clients_own_examples_are_exact_values(self):
+    settings = config.QuapConfig(num_clients=N, clip=clip_rules.Fixed(1.0), critical_layers='all')
+    found = accounting.describe_protection(settings, None, (protection.CLIENTS_TESTS,))
+    assert found.covers == 'weights without the logs' and 'test examples of the clients themselves' in found.statement
+
   def test_metrics_are_taken_to_be_logged_unless_said_otherwise(self):
     described = accounting.describe_protection(
-        config.QuapConfig(num_clients=N, clip=clip_rules.Fixed(1.0), critical_layers='all'), LAYERS, SIZES
+        config.QuapConfig(num_clients=N, clip=clip_rules.Fixed(1.0), critical_layers='all'), layers.ModelShape(LAYERS, SIZES)
     )
     assert described.covers == 'weights without the logs'
 
   @pytest.mark.parametrize('critical', ['all', 'final_dense'])
   def test_noise_that_goes_by_the_data(self, critical):
-    found = self._describe(critical_layers=critical, budgets_depend_on_data=True)
+    budget = budgets.BudgetConfig(0.5, 2, client_rule=plans.PtAdp(), round_rule='each_own')
+    found = self._describe(critical_layers=critical, budget=budget)
     assert found.covers == 'nothing' and not found.model_protected
     assert 'noise level, follow' in found.statement and 'No finite ε for the released model' in found.statement
 

@@ -11,7 +11,6 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff import aggregation
-from quap_tff import budget_rules
 from quap_tff import clip_rules
 from quap_tff import layers
 from quap_tff import runtime
@@ -19,6 +18,7 @@ from quap_tff.budgets import BudgetConfig
 from quap_tff.config import NoiseConfig
 from quap_tff.config import QuapConfig
 from quap_tff.participation import ParticipationConfig
+from quap_tff.plans import pt_adp
 from tests.quap_tff import noise_checks
 
 _NO_NOISE = NoiseConfig('none')
@@ -309,7 +309,7 @@ class TestQuapAggregationExecution:
     process = _create(_config(clip=clip, noise=NoiseConfig(placement, seed=1)))
     state = process.initialize()
     for ids, message in (
-        ([0, 10], 'Client ids must lie in'), ([-1, 1], 'Client ids must lie in'), ([4, 4], 'stands twice')
+        ([0, 10], 'Client ids must lie in'), ([-1, 1], 'Client ids must lie in'), ([4, 4], 'appears twice')
     ):
       with pytest.raises(Exception, match=message):
         process.next(state, [_value([1, 2], [3, 4])] * 2, ids)
@@ -374,14 +374,15 @@ class TestQuapAggregationExecution:
   @pytest.mark.parametrize('clip', [clip_rules.Fixed(1.0), clip_rules.QuantileEma()])
   def test_a_budget_rule_with_state_and_agreement(self, clip):
     config = _config(
-        clip=clip, budget=BudgetConfig(3.0, 6, client_rule=budget_rules.PtAdp(0.1, 0.5), round_rule='each_own')
+        clip=clip, budget=BudgetConfig(3.0, 6, client_rule=pt_adp.PtAdp(0.1, 0.5), round_rule='each_own')
     )
     process = _create(config)
     state_type = process.initialize.type_signature.result.member
-    assert state_type.aggregate[0].shape == (1, 2) and state_type.budget.credits.shape == (10,)
+    assert state_type.budget.aggregate[0].shape == (1, 2) and state_type.budget.credits.shape == (10,)
     state = process.next(process.initialize(), [_value([1, 2], [3, 4]), _value([1, 2], [0.3, 0.4])], [7, 2]).state
     np.testing.assert_allclose(state['budget']['credits'], 0.1 * np.isin(range(10), [2, 7]))
-    np.testing.assert_allclose(state['aggregate'][0] / np.linalg.norm(state['aggregate'][0]), [[0.6, 0.8]], rtol=1e-6)
+    aggregate = state['budget']['aggregate'][0]
+    np.testing.assert_allclose(aggregate / np.linalg.norm(aggregate), [[0.6, 0.8]], rtol=1e-6)
     # Cosines 1, 0 and -1, by client, whatever the order.
     values = [_value([1, 2], kernel) for kernel in ([-3, -4], [4, -3], [6, 8])]
     state = process.next(state, values, [9, 0, 5]).state

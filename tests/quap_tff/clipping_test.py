@@ -39,7 +39,7 @@ class TestQuantile:
   def test_by_hand(self, values, q, expected):
     np.testing.assert_allclose(clip_rules.quantile(_f32(values), q), expected, rtol=1e-6)
 
-  @given(values=st.lists(st.floats(0, 1e6, width=32), min_size=1, max_size=40), q=st.floats(0, 1))
+  @given(values=st.lists(st.floats(0, 1e6, width=32, allow_subnormal=False), min_size=1, max_size=40), q=st.floats(0, 1))
   @settings(derandomize=True, deadline=None, max_examples=100)
   def test_as_numpys(self, values, q):
     np.testing.assert_allclose(

@@ -7,18 +7,18 @@ import pytest
 import tensorflow as tf
 
 from data import cohorts
-from quap_tff import budgets
+from quap_tff import budgets as budget_lib
 from quap_tff import gaussian
 from quap_tff import layers
 from quap_tff import models
 
-_DOCUMENTS = budget.BudgetConfig(epsilon_total=6.0, num_rounds=200, alpha=0.5, beta=2.0)
+_DOCUMENTS = budget_lib.BudgetConfig(epsilon_total=6.0, num_rounds=200, alpha=0.5, beta=2.0)
 _DELTA = 1e-5
 
 
 def _round_epsilon():
   """ε_t with the cohort's rates at 0.3, the documents' M/N."""
-  return float(budget.round_budget(_DOCUMENTS, np.full(30, 0.3), False))
+  return float(budget_lib.round_budget(_DOCUMENTS, np.full(30, 0.3), False))
 
 
 def _multiplier():
@@ -40,10 +40,10 @@ def test_share_of_the_critical_layers():
 
 
 def test_budgets_at_high_participation():
-  at_one = budget.client_budgets(_DOCUMENTS, np.array([1.0]), False)[0]
+  at_one = budget_lib.client_budgets(_DOCUMENTS, np.array([1.0]), False)[0]
   assert float(at_one) / _DOCUMENTS.epsilon_base == pytest.approx(1.068, abs=5e-4)
-  first = budget.BudgetConfig(epsilon_total=3.0, num_rounds=200)
-  budgets = budget.client_budgets(first, np.array([0.5, 0.9]), False)
+  first = budget_lib.BudgetConfig(epsilon_total=3.0, num_rounds=200)
+  budgets = budget_lib.client_budgets(first, np.array([0.5, 0.9]), False)
   assert np.round(budgets, 4).tolist() == [0.0178, 0.0162]
 
 

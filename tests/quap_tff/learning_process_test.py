@@ -199,7 +199,7 @@ class TestBuildQuapFedAvgExecution:
   def test_bad_ids(self, plain_process):
     process = plain_process
     state = process.initialize()
-    for ids, message in (([0, 10], 'Client ids must lie in'), ([4, 4], 'stands twice')):
+    for ids, message in (([0, 10], 'Client ids must lie in'), ([4, 4], 'appears twice')):
       with pytest.raises(Exception, match=message):
         process.next(state, [_client(i, 1.0) for i in ids])
 

@@ -210,7 +210,7 @@ class TestRoundWithoutNoise:
       [
           ([0, 10], r'Client ids must lie in \[0, 10\), the configured population'),
           ([-1], r'Client ids must lie in \[0, 10\)'),
-          ([3, 4, 3], 'A client stands twice in the cohort'),
+          ([3, 4, 3], 'A client appears twice in the cohort'),
       ],
   )
   @pytest.mark.parametrize('traced', [False, True])

@@ -26,7 +26,7 @@ _configs = st.builds(
 
 
 def _reference_rates(config, history):
-  """p_i after the last round, by the definitions of DESIGN 2.1, one client and one round at a time."""
+  """p_i after the last round, by the definitions of docs/method.md, one client and one round at a time."""
   counts, ema, counted_rounds = np.zeros(_N), np.zeros(_N), 0
   for t, cohort in enumerate(history, start=1):
     if t <= config.warmup_rounds and not config.count_during_warmup:
@@ -41,9 +41,17 @@ def _reference_rates(config, history):
 
 
 def _run(config, history):
+  """The state after the rounds, in NumPy; TensorFlow must come to the same, bit for bit."""
   state = participation.initial_state(config, _N)
+  in_graphs = {name: tf.constant(value) for name, value in state.items()}
   for t, cohort in enumerate(history, start=1):
-    state = participation.next_state(config, state, tf.constant(cohort, tf.int64), t)
+    state = participation.next_state(config, state, np.array(cohort, np.int64), t)
+    in_graphs = participation.next_state(config, in_graphs, tf.constant(cohort, tf.int64), tf.constant(t))
+  for name, value in state.items():
+    np.testing.assert_array_equal(in_graphs[name].numpy(), value, name)
+    assert in_graphs[name].dtype.as_numpy_dtype == value.dtype
+  rates = participation.rates(config, in_graphs, tf.constant(len(history))).numpy()
+  np.testing.assert_array_equal(rates, participation.rates(config, state, len(history)))
   return state
 
 
@@ -93,9 +101,9 @@ class TestRates:
   def test_rates_if_taking_part_are_the_rates_of_those_who_do(self, config, history):
     round_num, cohort = len(history), history[-1]
     before, after = _run(config, history[:-1]), _run(config, history)
-    promised = participation.rates_if_taking_part(config, before, round_num).numpy()
+    promised = participation.rates_if_taking_part(config, before, round_num)
     np.testing.assert_allclose(
-        promised[cohort], participation.rates(config, after, round_num).numpy()[cohort], rtol=1e-6
+        promised[cohort], participation.rates(config, after, round_num)[cohort], rtol=1e-6
     )
     assert np.all((promised >= 0) & (promised <= 1 + 1e-6))
 
@@ -123,6 +131,6 @@ class TestState:
 
   def test_ema_keeps_rates_too(self):
     state = participation.initial_state(ParticipationConfig(rate='ema'), 3)
-    assert collections.OrderedDict((k, (v.dtype, v.shape.as_list())) for k, v in state.items()) == (
-        collections.OrderedDict(counts=(tf.int32, [3]), rates=(tf.float32, [3]))
+    assert collections.OrderedDict((k, (v.dtype, v.shape)) for k, v in state.items()) == (
+        collections.OrderedDict(counts=(np.int32, (3,)), rates=(np.float32, (3,)))
     )

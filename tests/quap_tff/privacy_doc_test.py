@@ -11,14 +11,13 @@ from quap_tff import budgets
 from quap_tff import clip_rules
 from quap_tff import gaussian
 from quap_tff.accounting import accountants
-from quap_tff.accounting import certificate
 from quap_tff import tradeoff
 from quap_tff.accounting import history
 from tests.quap_tff import noise_checks
 
 _DOC = ' '.join((pathlib.Path(__file__).parents[2] / 'docs/privacy.md').read_text(encoding='utf-8').split())
 _DELTA = 1e-5
-_MU = certificate.mu_at_most(3.0, _DELTA)
+_MU = tradeoff.mu_at_most(3.0, _DELTA)
 _Z = math.sqrt(20) / _MU
 
 
@@ -28,7 +27,7 @@ def _epsilon(mu):
 
 @pytest.mark.parametrize('epsilon', [1, 3, 6, 10])
 def test_mu_and_noise(epsilon):
-  mu = certificate.mu_at_most(epsilon, _DELTA)
+  mu = tradeoff.mu_at_most(epsilon, _DELTA)
   assert f'| {epsilon} | {mu:.4f} | {math.sqrt(20) / mu:.3f} | {math.sqrt(200) / mu:.2f} |' in _DOC
 
 
@@ -46,8 +45,8 @@ def test_counts():
 
 
 def test_adaptive_weights():
-  config = budget.BudgetConfig(epsilon_total=3.0, num_rounds=20, alpha=0.5, beta=2.0)
-  always, rarely = np.asarray(budget.client_budgets(config, np.array([1.0, 0.1]), False)) / (config.epsilon_base * 1.5)
+  config = budgets.BudgetConfig(epsilon_total=3.0, num_rounds=20, alpha=0.5, beta=2.0)
+  always, rarely = np.asarray(budgets.client_budgets(config, np.array([1.0, 0.1]), False)) / (config.epsilon_base * 1.5)
   assert f'at participation rate 1 has w = {always:.3f} and spends {always**2:.3f} of the μ²' in _DOC
   assert f'at rate 0.1 it has w = {rarely:.3f}' in _DOC
 

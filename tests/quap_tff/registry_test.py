@@ -76,7 +76,7 @@ class TestParseSpec:
           ('smapler:size=2', "Did you mean 'sampler'"),
           ('sampler:wieght=0.2', "Did you mean 'weight'"),
           ('sampler:weight', "expected key=value, found 'weight'"),
-          ('sampler:size=1,size=2', "'size' stands twice"),
+          ('sampler:size=1,size=2', "'size' appears twice"),
           ('sampler:size=2.0', "size is of type int, found '2.0'"),
           ('sampler:weight=big', "weight is of type float, found 'big'"),
           ('sampler:bound=big', "bound is of type float, found 'big'"),

@@ -140,8 +140,8 @@ class TestTruncated:
     assert _same(cut, then) and cut.epsilon.tolist() == then.epsilon.tolist()
     # Goes on as an own one, and the whole is as it was.
     for record in records[rounds:]:
-      cut.record(record)
-    cut.record(_record())
+      cut.append(record)
+    cut.append(_record())
     assert _same(whole, _filled(records)) and cut.num_rounds == 13
 
   @pytest.mark.parametrize('rounds', [-1, 13, 1.0])
@@ -157,7 +157,7 @@ class TestKeptState:
     whole, resumed = _filled(records), _ledger()
     resumed.load_state_dict(_filled(records[:17]).state_dict())
     for record in records[17:]:
-      resumed.record(record)
+      resumed.append(record)
     assert _same(resumed, whole)
     assert resumed.epsilon.tolist() == whole.epsilon.tolist() and resumed.rounds.tolist() == whole.rounds.tolist()
 

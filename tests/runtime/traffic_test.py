@@ -203,7 +203,7 @@ class TestProcesses:
   ])
   def test_quap_aggregation_adds_id_and_norm(self, clip, down):
     factory = aggregation.QuapAggregationFactory(config.QuapConfig(
-        num_clients=10, budget=budget.BudgetConfig(epsilon_total=6.0, num_rounds=200), clip=clip,
+        num_clients=10, budget=budgets.BudgetConfig(epsilon_total=6.0, num_rounds=200), clip=clip,
         critical_layers='all'))
     value_type = tff.to_type(collections.OrderedDict(kernel=(np.float32, [3, 2]), bias=(np.float32, [2])))
     process = factory.create(value_type, tff.TensorType(np.int64))

@@ -264,7 +264,7 @@ class TestCertifiedAggregationExecution:
     assert output.state['spent'][2] == pytest.approx(1 / 16 + 1 / 1600, rel=1e-12)
     assert output.state['clip'] != 1.0 and output.measurements['clipping_norm'] == 1.0
 
-  @pytest.mark.parametrize('ids, message', [([0, 10], 'Client ids must lie in'), ([4, 4], 'stands twice')])
+  @pytest.mark.parametrize('ids, message', [([0, 10], 'Client ids must lie in'), ([4, 4], 'appears twice')])
   def test_bad_ids(self, ids, message):
     process = _create(_config())
     with pytest.raises(Exception, match=message):

@@ -285,7 +285,7 @@ class TestRound:
     assert _run_round(config, state, _zeros([0]))[2]['exhausted_clients'] == 1
 
   @pytest.mark.parametrize(
-      'ids, message', [([0, 8], r'Client ids must lie in \[0, 8\)'), ([-1], 'Client ids'), ([3, 3], 'stands twice')]
+      'ids, message', [([0, 8], r'Client ids must lie in \[0, 8\)'), ([-1], 'Client ids'), ([3, 3], 'appears twice')]
   )
   def test_bad_ids(self, ids, message):
     config = _config()

@@ -48,7 +48,7 @@ class TestRun:
     assert set(harness.table(tmp_path / 'run' / 'clients.csv')[0]) == {'client', 'rounds', 'formal_epsilon'}
 
   def test_a_resumed_run_is_the_uninterrupted_one_and_spends_once(self, tmp_path, capsys):
-    arguments = ['--noise_seed=3', '--checkpoint_every=2']
+    arguments = ['--noise_seed=3', '--checkpoint_every=2', '--algorithm=certified:certificate=false']
     assert _run(tmp_path / 'whole', *arguments) == 0
     for stop in (3, 6, 8):
       assert _run(tmp_path / 'parts', *arguments, f'--stop_after={stop}') == 0
@@ -67,15 +67,6 @@ class TestRun:
       )
     assert _run(tmp_path / 'run', '--stop_after=2', '--checkpoint_every=99') == 0
     assert told[:5] == [('save', 0), ('save', 1), ('log', 1), ('save', 2), ('log', 2)]
-
-  @pytest.mark.parametrize('flag, reason', [
-      ('--noise_seed=1', 'seed'), ('--client_metrics', 'train_loss is an exact function of clients\' data'),
-  ])
-  def test_without_certificate_where_something_is_given_away(self, flag, reason, tmp_path, capsys):
-    assert _run(tmp_path / 'run', '--stop_after=2', flag) == 0
-    assert reason in capsys.readouterr().err
-    assert not (tmp_path / 'run' / 'certificate.json').exists()
-    assert verify.main(['verify', str(tmp_path / 'run')]) == 1
 
   def test_a_client_that_has_spent_its_budget_adds_nothing_and_is_counted(self, tmp_path, capsys):
     # Two rounds of weight 1 at this noise are the budget, and everyone comes to all eight.
@@ -96,19 +87,19 @@ class TestRun:
 class TestCalibration:
 
   def test_everyone_in_every_round(self):
-    config = _experiment('--algorithm=certified:weights=uniform', '--participation=full', '--epsilon=3').method.config
+    config = _experiment('--algorithm=certified:weights=uniform', '--participation=full', '--epsilon=3').plan.config
     mu = 1 / accounting.solve(epsilon=3.0, delta=_DELTA).noise_multiplier
     assert config.noise_multiplier == pytest.approx(math.sqrt(8) / mu, rel=1e-6)
     assert config.divisor == 8
 
   def test_alpha_and_beta_are_the_weights(self):
     experiment = _experiment('--algorithm=certified', '--alpha=0.9', '--beta=3', '--warmup_rounds=0')
-    weights = experiment.method.config.weights
+    weights = experiment.plan.config.weights
     assert (weights.alpha, weights.beta) == (0.9, 3.0)
 
   def test_the_mechanisms_noise_flags_do_not_apply(self):
     # ε_base would be too large for the classic calibration.
-    assert _experiment('--algorithm=certified', '--rounds=2', '--epsilon=8').method.config.epsilon == 8
+    assert _experiment('--algorithm=certified', '--rounds=2', '--epsilon=8').plan.config.epsilon == 8
 
   @pytest.mark.parametrize('spec, message', [
       ('certified:weights=unifrom', "'uniform'"), ('certified:clip=0', 'clipping norm'),

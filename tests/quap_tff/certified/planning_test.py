@@ -1,4 +1,4 @@
-"""Tests of `quap_tff.certified.calibration` and `records`: noise from a schedule, and rounds as the ledger has them."""
+"""Tests of `quap_tff.certified.planning`: noise and weights from a schedule, and rounds as the ledger has them."""
 
 import math
 
@@ -7,21 +7,21 @@ import pytest
 
 from quap_tff import accounting
 from quap_tff import clip_rules
-from quap_tff.accounting import certificate
 from quap_tff import tradeoff
-from quap_tff.certified import calibration
 from quap_tff.certified import mechanism
-from quap_tff.certified import records
+from quap_tff.certified import planning
 from quap_tff.certified import weight_rules
 from quap_tff.certified.config import CertifiedConfig
 from quap_tff.participation import ParticipationConfig
+from quap_tff import plans
+from quap_tff.plans import base
 
-_MU = certificate.mu_at_most(3.0, 1e-5)
+_MU = tradeoff.mu_at_most(3.0, 1e-5)
 
 
 def _config(num_clients=10, **overrides):
   values = dict(
-      num_clients=num_clients, epsilon=3.0, delta=1e-5, noise_multiplier=1.0, divisor=1.0, noise_seed=0,
+      num_clients=num_clients, epsilon=3.0, delta=1e-5, noise_seed=0,
       weights=weight_rules.Uniform(), participation=ParticipationConfig(warmup_rounds=0),
   )
   return CertifiedConfig(**{**values, **overrides})
@@ -29,14 +29,14 @@ def _config(num_clients=10, **overrides):
 
 def _run(config, cohorts):
   """The state after rounds of these cohorts, and their ledger."""
-  ledger = accounting.RunLedger(config.num_clients, config.delta, 'test')
+  plan_of_run = plans.CertifiedPlan(config, [])
+  ledger = plan_of_run.new_ledger()
   state = mechanism.initial_state(config)
   for cohort in cohorts:
     norms = np.ones(len(cohort), np.float32) if config.counts_norms else None
     plan = mechanism.plan_round(config, state, np.asarray(cohort, np.int64), norms)
-    clip = float(state['clip'])
-    state, _, _ = mechanism.finish_round(config, state, plan, [])
-    ledger.append(records.round_record(config, state, clip, np.asarray(cohort, np.int64)))
+    state, _, measurements = mechanism.finish_round(config, state, plan, [])
+    ledger.append(plan_of_run.record(base.Aggregation(state, measurements), np.asarray(cohort, np.int64)))
   return state, ledger
 
 
@@ -44,7 +44,7 @@ class TestCalibrated:
 
   @pytest.mark.parametrize('rounds', [1, 7, 20])
   def test_everyone_in_every_round(self, rounds):
-    config = calibration.calibrated(_config(), [np.arange(10)] * rounds)
+    config = planning.calibrated(_config(), [np.arange(10)] * rounds)
     assert config.noise_multiplier == pytest.approx(math.sqrt(rounds) / _MU, rel=1e-8)
     assert config.divisor == 10.0
     state, _ = _run(config, [np.arange(10)] * rounds)
@@ -55,7 +55,7 @@ class TestCalibrated:
     # a clients in all of 16 rounds, b in 4: at z = 4/μ J is (16a + 4b)/4, at z = 2/μ it is (4a + 4b)/2, over μ·T.
     def chosen(a, b):
       cohorts = [np.arange(a + b)] * 4 + [np.arange(a)] * 12
-      return calibration.calibrated(_config(), cohorts).noise_multiplier * _MU
+      return planning.calibrated(_config(), cohorts).noise_multiplier * _MU
 
     assert chosen(3, 3) == pytest.approx(4.0, rel=1e-8)
     assert chosen(2, 8) == pytest.approx(2.0, rel=1e-8)
@@ -66,10 +66,10 @@ class TestCalibrated:
     rng = np.random.default_rng(0)
     cohorts = [np.flatnonzero(rng.uniform(size=10) < np.linspace(0.1, 0.9, 10)) for _ in range(30)]
     config = _config(weights=weight_rules.Participation())
-    best = calibration.calibrated(config, cohorts)
+    best = planning.calibrated(config, cohorts)
 
     multipliers = best.noise_multiplier * np.append(np.geomspace(0.2, 3.0, 25), 1.0)
-    sums, _ = calibration._simulated(
+    sums, _ = planning._simulated(
         config, config.prices._replace(noise_multiplier=multipliers[:, np.newaxis]), cohorts
     )
     objective = sums.mean(axis=1) / multipliers
@@ -78,42 +78,41 @@ class TestCalibrated:
 
   def test_adaptive_weights_need_less_noise(self):
     cohorts = [np.arange(10)] * 20
-    config = calibration.calibrated(_config(weights=weight_rules.Participation(0.5, 2.0)), cohorts)
+    config = planning.calibrated(_config(weights=weight_rules.Participation(0.5, 2.0)), cohorts)
     weight = (1 + 0.5 * math.exp(-2)) / 1.5
     assert config.noise_multiplier == pytest.approx(weight * math.sqrt(20) / _MU, rel=1e-6)
     assert config.divisor == pytest.approx(10 * weight, rel=1e-6)
 
   def test_even_spending_gives_the_rarest_client_the_whole_clip(self):
     # J is the same at any noise up to √K_min/μ, and falls beyond.
-    planned = [4] * 5 + [16] * 5
     cohorts = [np.arange(10)] * 4 + [np.arange(5, 10)] * 12
-    config = calibration.calibrated(_config(weights=weight_rules.SpendEvenly(), planned_rounds=planned), cohorts)
+    config = planning.calibrated(_config(weights=weight_rules.SpendEvenly()), cohorts)
     assert config.noise_multiplier == pytest.approx(2 / _MU, rel=1e-8)
 
   def test_counts_take_their_share(self):
     clip = clip_rules.PrivateQuantile(count_stddev=10.0)
-    config = calibration.calibrated(_config(clip=clip), [np.arange(10)] * 20)
+    config = planning.calibrated(_config(clip=clip), [np.arange(10)] * 20)
     assert config.noise_multiplier == pytest.approx(math.sqrt(20 / (_MU**2 - 20 / 400)), rel=1e-8)
 
   def test_a_given_noise_multiplier_gets_its_divisor(self):
     # z = 2/μ pays for 4 of 8 rounds; the mean is over rounds in which something is added.
-    config = calibration.calibrated(_config(), [np.arange(10)] * 8 + [[]], 2.0 / _MU * (1 + 1e-8))
+    config = planning.calibrated(_config(noise_multiplier=2.0 / _MU * (1 + 1e-8)), [np.arange(10)] * 8 + [[]])
     assert config.noise_multiplier == 2.0 / _MU * (1 + 1e-8) and config.divisor == 10.0
 
   @pytest.mark.parametrize('cohorts', [[], [[], []]])
   @pytest.mark.parametrize('given', [None, 2.0])
   def test_nobody(self, cohorts, given):
     with pytest.raises(ValueError, match='Nobody takes part in any of the planned rounds'):
-      calibration.calibrated(_config(), cohorts, given)
+      planning.calibrated(_config(noise_multiplier=given), cohorts)
 
   def test_noise_that_nobody_can_pay_for(self):
     with pytest.raises(ValueError, match='noise_multiplier=0.01 is so small that nobody\'s budget pays for a round'):
-      calibration.calibrated(_config(), [np.arange(10)] * 3, 0.01)
+      planning.calibrated(_config(noise_multiplier=0.01), [np.arange(10)] * 3)
 
   def test_counts_alone_cost_too_much(self):
     config = _config(clip=clip_rules.PrivateQuantile(count_stddev=1.0))
     with pytest.raises(ValueError, match='give the counts more noise'):
-      calibration.calibrated(config, [np.arange(10)] * 20)
+      planning.calibrated(config, [np.arange(10)] * 20)
 
 
 class TestRoundRecord:
@@ -123,7 +122,7 @@ class TestRoundRecord:
   def test_the_ledgers_exact_account_is_what_the_filter_has_spent(self, clip, rule):
     rng = np.random.default_rng(1)
     cohorts = [np.flatnonzero(rng.uniform(size=10) < np.linspace(0.1, 1.0, 10)) for _ in range(25)]
-    config = _config(clip=clip, weights=rule, noise_multiplier=4.0)
+    config = _config(clip=clip, weights=rule, noise_multiplier=4.0, divisor=1.0)
     state, ledger = _run(config, cohorts)
     assert np.any(np.asarray(state['weights'])[cohorts[-1]] == 0), 'No client has run out.'
     mu = accounting.total_mu(ledger).whole
@@ -133,9 +132,9 @@ class TestRoundRecord:
     assert (ledger.epsilon[mu > 0] >= tradeoff.epsilon_of(mu, 25 * config.delta)[mu > 0]).all()
 
   def test_by_hand(self):
-    config = _config(clip=clip_rules.PrivateQuantile(count_stddev=3.0), noise_multiplier=4.0)
-    state = {'weights': np.float32([0, 1, 0.5, 0])}
-    record = records.round_record(config, state, 0.25, np.array([2, 1]))
+    config = _config(clip=clip_rules.PrivateQuantile(count_stddev=3.0), noise_multiplier=4.0, divisor=1.0)
+    output = base.Aggregation({'weights': np.float32([0, 1, 0.5, 0])}, {'clipping_norm': 0.25})
+    record = plans.CertifiedPlan(config, []).record(output, np.array([2, 1]))
     np.testing.assert_array_equal(record.cohort, [2, 1])
     np.testing.assert_array_equal(record.weights, [0.5, 1.0])
     assert (record.noise_multiplier, record.count_noise_multiplier, record.clipping_norm) == (4.0, 6.0, 0.25)
@@ -144,8 +143,9 @@ class TestRoundRecord:
 
   @pytest.mark.parametrize('clip', [clip_rules.Fixed(1.0), clip_rules.PrivateQuantile(count_stddev=3.0)])
   def test_a_client_that_adds_nothing_stays_on_record_and_spends_nothing(self, clip):
-    config = _config(clip=clip)
-    record = records.round_record(config, {'weights': np.float32([1, 0])}, 1.0, np.array([0, 1]))
+    config = _config(clip=clip, noise_multiplier=1.0, divisor=1.0)
+    output = base.Aggregation({'weights': np.float32([1, 0])}, {'clipping_norm': 1.0})
+    record = plans.CertifiedPlan(config, []).record(output, np.array([0, 1]))
     np.testing.assert_array_equal(record.cohort, [0, 1])
     assert record.weights[1] == 0 and 0 < record.budgets[1] < 1e-300
     assert record.count_noise_multiplier == clip.count_noise_multiplier

@@ -1,19 +1,17 @@
 """Methods that are settings of the mechanism: what each turns on and off, and that the plan is what a run spends."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
-from data import cohorts as cohorts_lib
-from experiments import algorithms
+from experiments import methods
 from experiments import setup
 from experiments import training
-from experiments.algorithms import mechanism
 import quap_tff
 from quap_tff import accounting
+from quap_tff import budgets
 from quap_tff import clip_rules
 from quap_tff import runtime
+from quap_tff.plans import base
 from tests.experiments import harness
 
 # Budget, clip and layers adapt: the three columns of `002…`'s table 3.
@@ -27,11 +25,9 @@ _COMBINATIONS = {
     'layerwise': (False, True, True),
     'quap': (True, True, True),
 }
-_ASKED = quap_tff.QuapConfig(
-    num_clients=10,
-    budget=quap_tff.BudgetConfig(alpha=0.7, round_rule='cohort_min'),
-    clip=clip_rules.QuantileEma(quantile=0.8),
-    critical_layers='all_dense',
+_ASKED = (
+    '--alpha=0.7', '--round_budget=cohort_min', '--clip=quantile_ema:quantile=0.8', '--critical_layers=all_dense',
+    '--rounds=200', '--epsilon=6',
 )
 
 
@@ -40,11 +36,9 @@ def _experiment(*arguments):
     return setup.from_flags(values)
 
 
-def _setting(config, cohorts, rounds):
-  return algorithms.Setting(
-      mechanism=config, cohorts=cohorts, rounds=rounds, model_fn=None, layers=(), sizes=(), client_optimizer=None,
-      server_optimizer=None, client_work=None,
-  )
+def _configured(spec, *arguments):
+  with harness.parsed(*_ASKED, *arguments) as values:
+    return methods.parse(spec).configure(values, 10)
 
 
 class TestCombinations:
@@ -52,30 +46,37 @@ class TestCombinations:
   @pytest.mark.parametrize('name', _COMBINATIONS)
   def test_each_part_is_as_asked_or_as_in_the_baseline(self, name):
     budget, clip, layerwise = _COMBINATIONS[name]
-    config = algorithms.parse(name).configure(_ASKED)
-    expected = dataclasses.replace(
-        _ASKED,
-        budget=_ASKED.budget if budget else dataclasses.replace(_ASKED.budget, round_rule='uniform'),
-        clip=_ASKED.clip if clip else clip_rules.Fixed(1.0),
-        critical_layers=_ASKED.critical_layers if layerwise else 'all',
-    )
-    assert config == expected
+    config = _configured(name)
+    assert config.budget.rule == (budgets.Participation() if budget else budgets.Uniform())
+    assert config.budget.round_rule == ('cohort_min' if budget else 'uniform')
+    assert config.clip == (clip_rules.QuantileEma(quantile=0.8) if clip else clip_rules.Fixed(1.0))
+    assert config.critical_layers == ('all_dense' if layerwise else 'all')
+    assert (config.budget.epsilon_total, config.num_clients, config.noise.placement) == (6.0, 10, 'server')
+
+  @pytest.mark.parametrize('name', _COMBINATIONS)
+  def test_flags_of_a_part_that_is_off_are_known_to_have_no_effect(self, name):
+    budget, clip, layerwise = _COMBINATIONS[name]
+    unused = methods.parse(name).unused
+    assert ('alpha' in unused, 'clip' in unused, 'critical_layers' in unused) == (not budget, not clip, not layerwise)
+    for flag, value in (('alpha', '0.9'), ('clip', 'fixed:norm=3'), ('critical_layers', 'all')):
+      if flag in unused:
+        assert _configured(name, f'--{flag}={value}') == _configured(name)
 
   def test_all_eight(self):
     assert len(set(_COMBINATIONS.values())) == 8
 
   def test_the_fixed_clip_is_a_parameter(self):
-    assert algorithms.parse('fixed_dp:clip=0.25').configure(_ASKED).clip == clip_rules.Fixed(0.25)
+    assert _configured('fixed_dp:clip=0.25').clip == clip_rules.Fixed(0.25)
 
   def test_adaptive_clip_is_a_private_quantile_on_every_layer(self):
-    config = algorithms.parse('adaptive_clip:count_stddev=2,initial_clip=0.5').configure(_ASKED)
+    config = _configured('adaptive_clip:count_stddev=2,initial_clip=0.5')
     assert config.clip == clip_rules.PrivateQuantile(initial_clip=0.5, count_stddev=2.0)
     assert (config.critical_layers, config.budget.round_rule) == ('all', 'uniform')
 
   def test_fedavg_is_the_plain_mean_whatever_the_flags(self):
-    method = _experiment('--algorithm=fedavg', '--epsilon=1e6', '--max_agg_norm=1', '--clip=fixed').method
-    assert method.config.noise.placement == 'none'
-    assert method.config.clip == clip_rules.Unclipped() and method.config.max_agg_norm is None
+    plan = _experiment('--algorithm=fedavg', '--epsilon=1e6', '--max_agg_norm=1', '--clip=fixed').plan
+    assert plan.config.noise.placement == 'none'
+    assert plan.config.clip == clip_rules.Unclipped() and plan.config.max_agg_norm is None
 
   @pytest.mark.parametrize('spec, message', [
       ('quapp', "'quap'"), ('fixed_dp:clip=0', 'clipping norm'), ('quap:clip=1', "'clip'"),
@@ -97,11 +98,10 @@ class TestLedger:
     experiment = _experiment(*arguments)
     with runtime.activate(experiment.runtime):
       result = training.train(
-          experiment, experiment.method.build_process(), None, checkpoint_every=99, eval_every=99,
+          experiment, experiment.build_process(), None, checkpoint_every=99, eval_every=99,
           stop_at_accuracy=None, progress='none',
       )
-    setting = _setting(experiment.method.config, experiment.cohorts, 8)
-    planned = mechanism.planned_ledger(experiment.method.config, setting).state_dict()
+    planned = experiment.plan.planned_ledger([experiment.cohorts.cohort(t) for t in range(1, 9)]).state_dict()
     spent = result.ledger.state_dict()
     for name in ('offsets', 'clients', 'budgets', 'weights', 'count_noise_multipliers'):
       np.testing.assert_array_equal(spent[name], planned[name], name)
@@ -113,9 +113,9 @@ class TestLedger:
 
   def test_budgets_by_hand(self):
     # ε_base = 4/8; round 1, everyone's rate is 1, no warm-up.
-    method = _experiment('--warmup_rounds=0').method
+    plan = _experiment('--warmup_rounds=0').plan
     state = dict(round=1, participation=dict(counts=np.array([1, 0, 1, 0, 0, 0, 0, 0], np.int32)))
-    record = method.round_record(state, dict(noise_multiplier=7.0, clipping_norm=0.5), np.array([0, 2]))
+    record = plan.record(base.Aggregation(state, dict(noise_multiplier=7.0, clipping_norm=0.5)), np.array([0, 2]))
     np.testing.assert_allclose(record.budgets, 0.5 * (1 + 0.5 * np.exp(-2.0)) * np.ones(2), rtol=1e-6)
     assert (record.noise_multiplier, record.clipping_norm) == (7.0, 0.5)
     assert record.weights.tolist() == [1.0, 1.0] and record.count_noise_multiplier == np.inf
@@ -169,23 +169,22 @@ class TestNominal:
         participation=quap_tff.ParticipationConfig(**rates),
     )
     cohorts = _Cohorts(seed)
-    ledger = mechanism.planned_ledger(config, _setting(config, cohorts, 12))
+    ledger = quap_tff.QuapPlan(config).planned_ledger([cohorts.cohort(t) for t in range(1, 13)])
     epsilon, taken = _by_hand(cohorts.all, **by_hand)
     np.testing.assert_allclose(ledger.epsilon, epsilon, rtol=2e-6)
     assert ledger.rounds.tolist() == taken.tolist()
 
   def test_everyone_always_spends_the_documents_sum(self):
-    # ε_total·(1 + α·e^-β), above ε_total = 6: DESIGN 3's erratum, without the warm-up.
+    # ε_total·(1 + α·e^-β), above ε_total = 6; without the warm-up.
     config = quap_tff.QuapConfig(num_clients=5, participation=quap_tff.ParticipationConfig(warmup_rounds=0))
-    everyone = cohorts_lib.make('full', 5, None, 0)
-    ledger = mechanism.planned_ledger(config, _setting(config, everyone, 200))
+    ledger = quap_tff.QuapPlan(config).planned_ledger([np.arange(5)] * 200)
     np.testing.assert_allclose(ledger.epsilon, 6 * (1 + 0.5 * np.exp(-2)), rtol=1e-6)
     np.testing.assert_allclose(ledger.delta, 0.002)
 
   def test_there_are_none_for_noise_that_does_not_follow_the_budgets(self):
-    assert _experiment('--algorithm=quap').method.has_nominal
-    assert not _experiment('--algorithm=fixed_dp', '--calibration=exact').method.has_nominal
-    assert not _experiment('--algorithm=fedavg').method.has_nominal
+    assert _experiment('--algorithm=quap').plan.has_nominal
+    assert not _experiment('--algorithm=fixed_dp', '--calibration=exact').plan.has_nominal
+    assert not _experiment('--algorithm=fedavg').plan.has_nominal
 
 
 class TestCalibration:
@@ -196,19 +195,18 @@ class TestCalibration:
   ])
   def test_exact_lets_the_most_exposed_client_spend_epsilon(self, arguments):
     experiment = _experiment(*arguments, '--calibration=exact', '--epsilon=2', '--rounds=6')
-    setting = _setting(experiment.method.config, experiment.cohorts, 6)
-    ledger = mechanism.planned_ledger(experiment.method.config, setting)
+    ledger = experiment.plan.planned_ledger([experiment.cohorts.cohort(t) for t in range(1, 7)])
     epsilon = max(accounting.ACCOUNTANTS['gaussian_exact'].epsilon(h, 1e-5) for h in accounting.histories(ledger).histories)
     assert 2 * (1 - 1e-3) < epsilon <= 2
 
   @pytest.mark.parametrize('algorithm, reason', [
-      ('fedavg', 'No noise is added'), ('quap', 'un-noised averages'), ('quantile_clip', 'un-noised function'),
+      ('quap', 'un-noised averages'), ('quantile_clip', 'un-noised function'),
   ])
   def test_there_must_be_a_formal_epsilon_to_calibrate(self, algorithm, reason):
     with pytest.raises(ValueError, match=f'this run has none.*{reason}'):
       _experiment(f'--algorithm={algorithm}', '--calibration=exact', '--model=digits_cnn')
 
   def test_another_calibration_is_another_run_for_the_ledger(self):
-    exact, documents = (_experiment('--algorithm=fixed_dp', f'--calibration={c}').method.fingerprint for c in ('exact', 'documents'))
+    exact, documents = (_experiment('--algorithm=fixed_dp', f'--calibration={c}').plan.fingerprint for c in ('exact', 'documents'))
     assert exact != documents
-    assert documents == _experiment('--algorithm=fixed_dp', '--noise_seed=3').method.fingerprint
+    assert documents == _experiment('--algorithm=fixed_dp', '--noise_seed=3').plan.fingerprint

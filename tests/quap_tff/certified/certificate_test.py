@@ -1,4 +1,4 @@
-"""Tests of `quap_tff.accounting.certificate`: figures by hand, what is refused, and that no field can be changed."""
+"""Tests of `quap_tff.certified.certificate`: figures by hand, what is refused, and that no field can be changed."""
 
 import copy
 import json
@@ -7,13 +7,14 @@ import math
 import numpy as np
 import pytest
 
-from quap_tff.accounting import certificate as certificates
+from quap_tff.certified import certificate as certificates
 from quap_tff import tradeoff
 from quap_tff.accounting import run_ledger
 
 _FACTS = dict(
-    algorithm='certified', epsilon=3.0, delta=1e-5, noised_weights=70, trained_weights=70, clipping='One L2 norm.',
-    tuning='By theory.', public_data='EMNIST letters.', post_processing='Mean of the last five.',
+    algorithm='certified', epsilon=3.0, delta=1e-5, planned_rounds=4, noised_weights=70, trained_weights=70,
+    clipping='One L2 norm.', tuning='By theory.', test_set='Forty pictures.', tests=2, public_data='EMNIST letters.',
+    post_processing='Mean of the last five.',
 )
 _PROVENANCE = {'code': {'quap_tff': '1'}, 'config_sha256': 'c', 'files_sha256': {'ledger.npz': 'l'}}
 
@@ -40,8 +41,9 @@ def _issue(ledger=None, **changes):
   return json.loads(json.dumps(certificates.issue(ledger or _ledger(), facts, _PROVENANCE)))
 
 
-def _problems(certificate, ledger=None):
-  return certificates.problems(certificate, ledger or _ledger(), _PROVENANCE)
+def _problems(certificate, ledger=None, **changes):
+  facts = certificates.Facts(**{**_FACTS, **changes})
+  return certificates.problems(certificate, ledger or _ledger(), facts, _PROVENANCE)
 
 
 def _sealed(certificate):
@@ -116,7 +118,7 @@ class TestFigures:
     assert sum(release['share_of_worst_client'] for release in releases) == pytest.approx(1)
 
   def test_the_bound_on_mu_is_the_largest_that_keeps_epsilon(self):
-    mu = certificates.mu_at_most(3.0, 1e-5)
+    mu = tradeoff.mu_at_most(3.0, 1e-5)
     assert mu == _issue()['guarantee']['mu']
     assert tradeoff.epsilon_of(mu, 1e-5) <= 3 < tradeoff.epsilon_of(mu * (1 + 1e-11), 1e-5)
 
@@ -127,8 +129,22 @@ class TestFigures:
 
   def test_words_name_what_it_stands_on(self):
     text = json.dumps(_issue(), ensure_ascii=False)
-    for words in ('EMNIST letters.', 'One L2 norm.', 'By theory.', 'Mean of the last five.', 'zero-out', 'Philox'):
+    for words in (
+        'EMNIST letters.', 'One L2 norm.', 'By theory.', 'Mean of the last five.', 'zero-out', 'Philox', 'Forty pictures.',
+        'float64 numbers', '3 rounds that were run of 4 planned ones',
+    ):
       assert words in text
+
+  def test_tests_are_counted(self):
+    [row] = [row for row in _issue()['releases'] if row['what'] == 'loss and accuracy on the test set']
+    assert row['rounds'] == 2
+
+  def test_other_relations_and_groups(self):
+    mu = tradeoff.mu_at_most(3.0, 1e-5)
+    rows = _issue()['other_relations']
+    assert [row['mu'] for row in rows] == [mu, 2 * mu, 2 * mu, 3 * mu, 5 * mu]
+    assert [round(row['epsilon'], 2) for row in rows] == [3.0, 6.71, 6.71, 10.98, 21.14]
+    assert 'replace' in rows[1]['neighbours'] and '5 clients together' in rows[4]['unit']
 
   def test_a_run_of_no_rounds(self):
     certificate = _issue(run_ledger.RunLedger(5, 1e-5, 'a run'))
@@ -154,6 +170,7 @@ class TestRefusals:
       (dict(exact_metrics=('train_loss', 'norm_p50')), 'train_loss, norm_p50'),
       (dict(fixed_noise_seed=True), 'seed of the noise is fixed'),
       (dict(epsilon=2.0), r'spent more than ε = 2'),
+      (dict(planned_rounds=2), r'has 3 rounds, and 2 were planned'),
   ])
   def test_of_facts(self, changes, reason):
     with pytest.raises(ValueError, match=reason):
@@ -172,12 +189,12 @@ class TestRefusals:
 
   def test_a_budget_that_is_met_exactly_is_no_excess(self):
     ledger = run_ledger.RunLedger(1, 1e-5, 'a run')
-    weight = certificates.mu_at_most(3.0, 1e-5) / math.sqrt(1000)
+    weight = tradeoff.mu_at_most(3.0, 1e-5) / math.sqrt(1000)
     for _ in range(1000):
       ledger.append(run_ledger.RoundRecord([0], [0.1], [weight], 1.0, math.inf, 1.0))
-    certificate = _issue(ledger)
+    certificate = _issue(ledger, planned_rounds=1000)
     assert certificate['achieved']['epsilon_histogram']['clients'][-1] == 1
-    assert not _problems(certificate, ledger)
+    assert not _problems(certificate, ledger, planned_rounds=1000)
 
 
 class TestProblems:
@@ -190,8 +207,7 @@ class TestProblems:
   def test_a_changed_field(self, path):
     changed = _with(_issue(), path, _changed)
     assert _problems(changed)
-    # The method's name alone is told by no other figure: run.json has it, see `experiments.verify`.
-    if path not in (('facts', 'algorithm'), ('sha256',)):
+    if path != ('sha256',):
       assert _problems(_sealed(changed))
 
   @pytest.mark.parametrize('path', [p for p in _LEAVES if isinstance(p[-1], str)], ids=lambda p: '.'.join(map(str, p)))
@@ -226,9 +242,10 @@ class TestProblems:
     longer.append(run_ledger.RoundRecord([4], [0.1], [0.01], 100.0, math.inf, 1.0))
     assert _problems(_issue(), longer)
 
-  @pytest.mark.parametrize('damaged', [None, [], {}, {'facts': []}, {'facts': {}}, {'version': 1, 'facts': {}}, 'text'])
+  @pytest.mark.parametrize('damaged', [None, [], {}, {'facts': []}, {'version': 1, 'facts': {}}, 'text'])
   def test_what_is_no_certificate(self, damaged):
     assert len(_problems(damaged)) == 1
 
   def test_another_version(self):
-    assert 'version 2' in _problems(_sealed({**_issue(), 'version': 2}))[0]
+    for version in (1, 3, '2'):
+      assert f'of version {version!r}' in _problems(_sealed({**_issue(), 'version': version}))[0]

@@ -7,8 +7,9 @@ import pytest
 from experiments import setup
 from experiments import training
 from quap_tff import accounting
-from quap_tff import budget_rules
+from quap_tff import plans
 from quap_tff import runtime
+from quap_tff.plans import base
 from tests.experiments import harness
 
 _ARGUMENTS = (*harness.TINY, '--algorithm=pt_adp:agreement_credit=0.4', '--epsilon=1.6')
@@ -22,8 +23,8 @@ def _experiment(*arguments):
 class TestPtAdp:
 
   def test_configuration(self):
-    config = _experiment('--critical_layers=all', '--warmup_rounds=5', '--seed=11').method.config
-    assert config.budget.client_rule == budget_rules.PtAdp(0.1, 0.4, seed=11)
+    config = _experiment('--critical_layers=all', '--warmup_rounds=5', '--seed=11').plan.config
+    assert config.budget.client_rule == plans.PtAdp(0.1, 0.4, seed=11)
     assert (config.budget.round_rule, config.participation.warmup_rounds) == ('each_own', 0)
     assert config.critical_layers == 'all'
 
@@ -31,7 +32,7 @@ class TestPtAdp:
     experiment = _experiment('--noise_seed=1')
     with runtime.activate(experiment.runtime):
       result = training.train(
-          experiment, experiment.method.build_process(), None, checkpoint_every=99, eval_every=99,
+          experiment, experiment.build_process(), None, checkpoint_every=99, eval_every=99,
           stop_at_accuracy=None, progress='none',
       )
     state = result.ledger.state_dict()
@@ -43,10 +44,10 @@ class TestPtAdp:
     np.testing.assert_allclose(state['noise_multipliers'], z, rtol=1e-4)
 
   def test_claims_nothing(self):
-    method = _experiment('--noclient_metrics', '--critical_layers=all', '--clip=fixed').method
-    assert method.protection.covers == accounting.COVERS[2] and not method.protection.model_protected
-    assert 'an interpretation' in method.protection.text
-    assert 'noise_multiplier' not in method.public_metrics and 'clipping_norm' in method.public_metrics
+    plan = _experiment('--noclient_metrics', '--critical_layers=all', '--clip=fixed').plan
+    assert plan.protection.covers == accounting.COVERS[2] and not plan.protection.model_protected
+    assert 'an interpretation' in plan.protection.text
+    assert 'noise_multiplier' not in plan.public_metrics and 'clipping_norm' in plan.public_metrics
 
   def test_exact_calibration_is_refused(self):
     with pytest.raises(ValueError, match='--calibration=documents'):
@@ -57,7 +58,8 @@ class TestPtAdp:
       _experiment('--noise=client')
 
   def test_without_noise_budgets_are_infinite(self):
-    method = _experiment('--noise=none').method
+    plan = _experiment('--noise=none').plan
     state = dict(budget=dict(given=np.ones(8, np.float32)))
-    record = method.round_record(state, dict(noise_multiplier=0.0, clipping_norm=1.0), np.array([1, 4]))
+    output = base.Aggregation(state, dict(noise_multiplier=0.0, clipping_norm=1.0))
+    record = plan.record(output, np.array([1, 4]))
     assert record.budgets.tolist() == [np.inf, np.inf]

@@ -10,14 +10,13 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from data import cohorts
-from experiments import algorithms
-from experiments.algorithms import stock_tff
-from experiments.algorithms import tff_aggregation
-from experiments.algorithms import tff_ftrl
 import quap_tff
 from quap_tff import accounting
 from quap_tff import layers
 from quap_tff import runtime
+from quap_tff.plans import base
+from quap_tff.plans import stock_aggregation
+from quap_tff.plans import stock_tff
 from tests.quap_tff import noise_checks
 
 _FACTORY = tff.aggregators.DifferentiallyPrivateFactory
@@ -25,30 +24,38 @@ _extract_event = tff.aggregators.differential_privacy.extract_dp_event_from_stat
 _VALUE = tff.to_type([(np.float32, [2]), (np.float32, [1]), (np.float32, [2])])
 _WEIGHT = tff.to_type(collections.OrderedDict(client_id=np.int64))
 _LAYERS = (layers.Layer('conv', (0, 1), False), layers.Layer('dense', (2,), False))
-_SPECS = ['tff_dp_fedavg', 'tff_dp_fedavg_adaptive', 'tff_layerwise_adaptive', 'tff_dp_ftrl']
+_MODEL = layers.ModelShape(_LAYERS, (2, 1, 2))
+_STOCK = {
+    'tff_dp_fedavg': stock_tff.DpFedAvg(), 'tff_dp_fedavg_adaptive': stock_tff.DpFedAvgAdaptive(),
+    'tff_layerwise_adaptive': stock_tff.LayerwiseAdaptive(), 'tff_dp_ftrl': stock_tff.DpFtrl(),
+}
+_SPECS = list(_STOCK)
 # Noise too small to be seen.
 _SILENT = 1e-9
 
 
-def _setting(spec, participation='uniform', rounds=6, calibration='documents', client_metrics=True, **flags):
-  config = quap_tff.QuapConfig(8, quap_tff.BudgetConfig(epsilon_total=3.0, num_rounds=rounds), **flags)
-  return algorithms.Setting(
-      mechanism=algorithms.parse(spec).configure(config), cohorts=cohorts.make(participation, 8, 4, 3), rounds=rounds,
-      model_fn=None, layers=_LAYERS, sizes=(2, 1, 2), client_optimizer=None, server_optimizer=None, client_work=None,
-      client_metrics=client_metrics, calibration=calibration,
+def _config(rounds=6, **flags):
+  return quap_tff.QuapConfig(8, quap_tff.BudgetConfig(epsilon_total=3.0, num_rounds=rounds), **flags)
+
+
+def _plan(spec, participation='uniform', rounds=6, calibration='documents', client_metrics=True, **flags):
+  model = cohorts.make(participation, 8, 4, 3)
+  return stock_tff.StockPlan(
+      _STOCK.get(spec, spec), _config(rounds, **flags), [model.cohort(t) for t in range(1, rounds + 1)],
+      model.mean_cohort_size, model.sampler, calibration=calibration, client_metrics=client_metrics, model=_MODEL,
   )
 
 
-def _method(spec, *args, **kwargs):
-  return algorithms.parse(spec).method(_setting(spec, *args, **kwargs))
-
-
 def _aggregator(spec, noise_multiplier, clients_per_round=2.0):
-  return algorithms.parse(spec).aggregator(_setting(spec), noise_multiplier, clients_per_round)
+  return _STOCK.get(spec, spec).aggregator(noise_multiplier, clients_per_round, _LAYERS, 6, 5)
+
+
+def _output(**measurements):
+  return base.Aggregation(None, measurements)
 
 
 def _process(stock, value_type=_VALUE):
-  return tff_aggregation.StockAggregationFactory(stock).create(value_type, _WEIGHT)
+  return stock_aggregation.StockAggregationFactory(stock).create(value_type, _WEIGHT)
 
 
 def _update(*leaves):
@@ -99,7 +106,7 @@ class TestValues:
 
   def test_adaptive_clip_moves_toward_the_quantile(self):
     # All norms are above the clip: it grows by exp(0.2·0.5) in each round; what is measured is the round's own.
-    process = _process(stock_tff.TffDpFedAvgAdaptive(clipped_count_stddev=2 * _SILENT).aggregator(None, _SILENT, 2.0))
+    process = _process(_aggregator(stock_tff.DpFedAvgAdaptive(clipped_count_stddev=2 * _SILENT), _SILENT))
     state, norms = process.initialize(), []
     for _ in range(3):
       output = _next(process, state, [_update([30, 0], [0], [0, 40])] * 2)
@@ -110,8 +117,7 @@ class TestValues:
 
   def test_layer_by_layer(self):
     # The first layer (norm 5, two tensors) is clipped, the second one (norm 0.5) is not, and their clips part.
-    algorithm = stock_tff.TffLayerwiseAdaptive(clipped_count_stddev=1e-6)
-    process = _process(algorithm.aggregator(_setting('tff_layerwise_adaptive'), _SILENT, 2.0))
+    process = _process(_aggregator(stock_tff.LayerwiseAdaptive(clipped_count_stddev=1e-6), _SILENT))
     output = _next(process, process.initialize(), [_update([3, 0], [4], [0.3, 0.4])] * 2)
     for found, expected in zip(output.result, [[0.6, 0], [0.8], [0.3, 0.4]]):
       np.testing.assert_allclose(found, expected, atol=1e-5)
@@ -150,7 +156,7 @@ class TestValues:
 
   def test_a_round_with_nobody_is_no_leaf_of_a_tree(self):
     spec = 'tff_dp_ftrl'
-    process = tff_aggregation.StockAggregationFactory(_aggregator(spec, 3.0), False).create(_VALUE, _WEIGHT)
+    process = stock_aggregation.StockAggregationFactory(_aggregator(spec, 3.0), False).create(_VALUE, _WEIGHT)
     state = _next(process, process.initialize(), [_update([3, 0], [0], [0, 4])]).state
     output = _next(process, state, [])
     assert not any(np.any(u) for u in output.result)
@@ -161,8 +167,8 @@ class TestValues:
   def test_the_tree_is_tffs_own(self):
     specs = tff.types.type_to_tf_tensor_specs(_VALUE)
     stock = _FACTORY.tree_aggregation(2.0, 2.0, 1.0, specs, noise_seed=5).create(_VALUE)
-    tree = tff_ftrl.Tree(2.0, 2.0, 1.0, rounds=8, seed=5)
-    ours = tff_aggregation.StockAggregationFactory(tree, noises_empty_rounds=False).create(_VALUE, _WEIGHT)
+    tree = stock_aggregation.Tree(2.0, 2.0, 1.0, rounds=8, seed=5)
+    ours = stock_aggregation.StockAggregationFactory(tree, noises_empty_rounds=False).create(_VALUE, _WEIGHT)
     stock_state, state = stock.initialize(), ours.initialize()
     update = _update([0.3, 0], [0], [0, 0.4])
     for round_num in range(1, 10):
@@ -179,21 +185,21 @@ class TestAccount:
 
   @pytest.mark.parametrize('spec', _SPECS[:3])
   def test_is_that_of_tffs_events(self, spec):
-    method, setting = _method(spec), _setting(spec)
-    stock = algorithms.parse(spec).aggregator(setting, method.noise_multiplier, 4.0)
+    plan = _plan(spec)
+    stock = _aggregator(spec, plan.noise_multiplier, 4.0)
     record_type = tff.to_type(stock.grouped(_VALUE))
     inner = stock.factory(record_type).create(record_type)
     record = stock.grouped(_update([3, 0], [0], [0, 4]))
     event = _extract_event(inner.next(inner.initialize(), [record]).state)
     accountant = pld.PLDAccountant().compose(event, 6)
-    ours = accounting.account(accounting.History.gaussian(method.noise_multiplier, 6), 1e-5, ['pld'])['pld']
+    ours = accounting.account(accounting.History.gaussian(plan.noise_multiplier, 6), 1e-5, ['pld'])['pld']
     if spec == 'tff_dp_fedavg':
       np.testing.assert_allclose(accountant.get_epsilon(1e-5), ours.epsilon, rtol=1e-3)
     else:
       # TFF's account is for a record that is added or removed, which moves the count by 1/2 only.
       assert ours.epsilon * 0.8 < accountant.get_epsilon(1e-5) < ours.epsilon
-    record = method.round_record(None, dict(round=1, clipping_norms=np.ones(1)), np.array([1, 2, 5, 7]))
-    assert record.noise_multiplier == method.noise_multiplier and record.weights.tolist() == [1.0] * 4
+    record = plan.record(_output(round=1, clipping_norms=np.ones(1)), np.array([1, 2, 5, 7]))
+    assert record.noise_multiplier == plan.noise_multiplier and record.weights.tolist() == [1.0] * 4
     assert record.budgets.tolist() == [0.5] * 4 and record.count_noise_multiplier == math.inf
 
   @pytest.mark.parametrize('spec', _SPECS[:3])
@@ -227,85 +233,98 @@ class TestAccount:
   @pytest.mark.parametrize('spec', _SPECS)
   @pytest.mark.parametrize('participation', ['uniform', 'beta_bernoulli'])
   def test_exact_lets_the_most_exposed_client_spend_epsilon(self, spec, participation):
-    method = _method(spec, participation, calibration='exact')
+    plan = _plan(spec, participation, calibration='exact')
+    model = cohorts.make(participation, 8, 4, 3)
+    ledger = plan.planned_ledger([model.cohort(t) for t in range(1, 7)])
     epsilon = [
         accounting.ACCOUNTANTS['gaussian_exact'].epsilon(history, 1e-5)
-        for history in accounting.histories(method.planned_ledger()).histories
+        for history in accounting.histories(ledger).histories
     ]
     assert 3 * (1 - 1e-3) < max(epsilon) <= 3
-    assert method.noise_multiplier < _method(spec, participation).noise_multiplier
+    assert plan.noise_multiplier < _plan(spec, participation).noise_multiplier
 
   def test_the_trees_is_that_of_its_nodes(self):
     # Always there, six rounds: six leaves, three nodes of two rounds, one of four.
-    method = _method('tff_dp_ftrl', 'full')
-    mu = accounting.total_mu(method.planned_ledger()).whole
-    np.testing.assert_allclose(mu, math.sqrt(6 + 3 * 4 + 16) / method.noise_multiplier, rtol=1e-6)
+    plan = _plan('tff_dp_ftrl', 'full')
+    mu = accounting.total_mu(plan.planned_ledger([np.arange(8)] * 6)).whole
+    np.testing.assert_allclose(mu, math.sqrt(6 + 3 * 4 + 16) / plan.noise_multiplier, rtol=1e-6)
 
   def test_documents_noise(self):
     formula = math.sqrt(2 * math.log(1.25e5)) / 0.5
     for spec in _SPECS[:3]:
-      assert _method(spec).noise_multiplier == pytest.approx(formula, rel=1e-6)
+      assert _plan(spec).noise_multiplier == pytest.approx(formula, rel=1e-6)
     # Six rounds: a round is a leaf and two nodes above it.
-    assert _method('tff_dp_ftrl').noise_multiplier == pytest.approx(math.sqrt(3) * formula, rel=1e-6)
+    assert _plan('tff_dp_ftrl').noise_multiplier == pytest.approx(math.sqrt(3) * formula, rel=1e-6)
 
   @pytest.mark.parametrize('spec, is_noised', [('tff_dp_fedavg', True), ('tff_dp_ftrl', False)])
   def test_a_round_with_nobody_costs_nothing(self, spec, is_noised):
-    method = _method(spec, 'bernoulli:q=0.5')
-    metrics = dict(round=2, cohort_size=0, clipping_norms=np.float32([1.0]))
-    record = method.round_record(None, metrics, np.zeros(0, np.int64)) if is_noised else None
-    row = method.round_metrics(None, metrics)
-    assert row['epsilon'] == 0 and (row['noise_multiplier'] > 0) == is_noised == method.noises_empty_rounds
+    plan = _plan(spec, 'bernoulli:q=0.5')
+    row = plan.metrics(_output(round=2, cohort_size=0, clipping_norms=np.float32([1.0])))
+    assert row['epsilon'] == 0 and (row['noise_multiplier'] > 0) == is_noised == plan.noises_empty_rounds
     if is_noised:
-      assert record.noise_multiplier == method.noise_multiplier and not len(record.budgets)
-      assert row['sigma'] == pytest.approx(method.noise_multiplier / 4)
+      record = plan.record(_output(round=2, clipping_norms=np.float32([1.0])), np.zeros(0, np.int64))
+      assert record.noise_multiplier == plan.noise_multiplier and not len(record.budgets)
+      assert row['sigma'] == pytest.approx(plan.noise_multiplier / 4)
+
+  def test_what_the_sampler_earns_is_said_by_the_plan(self):
+    for spec, participation, calibration, earns in (
+        ('tff_dp_fedavg', 'bernoulli:q=0.5', 'documents', True), ('tff_dp_fedavg', 'bernoulli:q=0.5', 'exact', False),
+        ('tff_dp_ftrl', 'bernoulli:q=0.5', 'documents', False), ('tff_dp_fedavg', 'full', 'documents', False),
+    ):
+      plan = _plan(spec, participation, calibration=calibration, client_metrics=False)
+      ledger = plan.planned_ledger([np.arange(4)] * 6) if spec != 'tff_dp_ftrl' else plan.new_ledger()
+      found = {figure.amplification != 'none' for figure in plan.report(ledger).formal.figures}
+      assert found == ({True, False} if earns else {False}), (spec, participation, calibration)
 
   def test_columns(self):
-    metrics = dict(round=2, cohort_size=4, clipping_norms=np.float32([3.0, 4.0]))
-    row = _method('tff_layerwise_adaptive').round_metrics(None, metrics)
+    row = _plan('tff_layerwise_adaptive').metrics(_output(round=2, cohort_size=4, clipping_norms=np.float32([3.0, 4.0])))
     assert row['clipping_norm'] == 5 and row['clipping_norm_conv'] == 3 and row['epsilon'] == 0.5
-    assert set(row) <= _method('tff_layerwise_adaptive').public_metrics
-    fixed = _method('tff_dp_fedavg')
-    row = fixed.round_metrics(None, dict(round=2, cohort_size=3, clipping_norms=np.float32([2.0])))
+    assert set(row) <= _plan('tff_layerwise_adaptive').public_metrics
+    fixed = _plan('tff_dp_fedavg')
+    row = fixed.metrics(_output(round=2, cohort_size=3, clipping_norms=np.float32([2.0])))
     # By the mean cohort of four, whoever came.
     assert row['sigma'] == pytest.approx(fixed.noise_multiplier * 2 / 4)
 
   @pytest.mark.parametrize('spec', _SPECS)
   def test_protection(self, spec):
-    assert _method(spec).protection.covers == accounting.COVERS[1]
-    protection = _method(spec, client_metrics=False).protection
+    assert _plan(spec).protection.covers == accounting.COVERS[1]
+    protection = _plan(spec, client_metrics=False).protection
     assert protection.covers == accounting.COVERS[0] and protection.model_protected
     assert ('takes no seed' in protection.text) == (spec != 'tff_dp_ftrl')
-    note = _method(spec).noise_note
+    note = _plan(spec).noise_note
     assert 'ideal' in note and 'float32' in note and ('32 random bits' in note) == (spec != 'tff_dp_ftrl')
 
   def test_another_calibration_is_another_run_for_the_ledger(self):
-    documents, exact = (_method('tff_dp_fedavg', calibration=c) for c in algorithms.CALIBRATIONS)
+    documents, exact = (_plan('tff_dp_fedavg', calibration=c) for c in stock_tff.CALIBRATIONS)
     assert documents.fingerprint != exact.fingerprint
-    assert documents.fingerprint != _method('tff_dp_fedavg:clip=2').fingerprint
+    assert documents.fingerprint != _plan(stock_tff.DpFedAvg(clip=2)).fingerprint
     assert documents.has_nominal and not exact.has_nominal
 
 
-class TestFlags:
+class TestConfig:
 
   @pytest.mark.parametrize('spec', _SPECS)
   def test_what_does_not_apply_is_settled(self, spec):
-    config = _setting(
+    config = _plan(
         spec, critical_layers='final_dense', max_agg_norm=1.0, update_scale='pseudo_gradient', clip_scope='all_layers'
-    ).mechanism
+    ).config
     assert (config.critical_layers, config.budget.round_rule, config.update_scale) == ('all', 'uniform', 'delta')
     assert config.max_agg_norm is None and not config.clip.uses_current_norms
 
   def test_refusals(self):
     noise = quap_tff.NoiseConfig
     with pytest.raises(ValueError, match='--noise_seed out'):
-      _setting('tff_dp_fedavg', noise=noise(seed=1))
-    assert _setting('tff_dp_ftrl', noise=noise(seed=1)).mechanism.noise.seed == 1
+      _plan('tff_dp_fedavg', noise=noise(seed=1))
+    assert _plan('tff_dp_ftrl', noise=noise(seed=1)).config.noise.seed == 1
     with pytest.raises(ValueError, match='--noise=client'):
-      _setting('tff_dp_fedavg_adaptive', noise=noise('client'))
+      _plan('tff_dp_fedavg_adaptive', noise=noise('client'))
     with pytest.raises(ValueError, match='no mean size'):
-      _method('tff_dp_fedavg', 'markov')
+      _plan('tff_dp_fedavg', 'markov')
     with pytest.raises(ValueError, match='clipped_count_stddev must be greater than'):
-      _method('tff_dp_fedavg_adaptive:clipped_count_stddev=9')
-    for spec in ('tff_dp_fedavg:clip=0', 'tff_dp_ftrl:clip=-1', 'tff_layerwise_adaptive:quantile=2'):
+      _plan(stock_tff.DpFedAvgAdaptive(clipped_count_stddev=9)).aggregator
+    for make in (
+        lambda: stock_tff.DpFedAvg(clip=0), lambda: stock_tff.DpFtrl(clip=-1),
+        lambda: stock_tff.LayerwiseAdaptive(quantile=2),
+    ):
       with pytest.raises(ValueError):
-        algorithms.parse(spec)
+        make()

@@ -1,4 +1,4 @@
-"""Tests of `quap_tff.budget_rules`: transactions by hand, then through the mechanism's rounds."""
+"""Tests of `quap_tff.plans.pt_adp`: transactions by hand, then through the mechanism's rounds."""
 
 import math
 
@@ -9,45 +9,45 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from quap_tff import budgets
-from quap_tff import budget_rules
+from quap_tff import budgets as budget_lib
 from quap_tff import clip_rules
 from quap_tff import mechanism
 from quap_tff.budgets import BudgetConfig
 from quap_tff.config import NoiseConfig
 from quap_tff.config import QuapConfig
 from quap_tff.participation import ParticipationConfig
+from quap_tff.plans import pt_adp
 
 # ε_base = 1, and √(2·ln(1.25/δ)) = 4.
 _BASE = dict(epsilon_total=2.0, num_rounds=2)
 _DELTA = 1.25 * math.exp(-8)
 
 
-def _config(rule=budget_rules.PtAdp(), **overrides):
+def _config(rule=pt_adp.PtAdp(), **overrides):
   return BudgetConfig(**_BASE, **dict(dict(client_rule=rule, round_rule='each_own'), **overrides))
 
 
 def _state(preferences, credits=None):
   zeros = [0.0] * len(preferences)
   values = dict(preferences=preferences, credits=zeros if credits is None else credits, given=zeros)
-  return {name: tf.constant(value, tf.float32) for name, value in values.items()}
+  return {**{name: tf.constant(value, tf.float32) for name, value in values.items()}, 'aggregate': []}
 
 
 def _budgets(state, ids, config=_config(), in_warmup=False):
   ids = tf.constant(ids, tf.int64)
-  return budget.client_budgets(config, tf.zeros(ids.shape), in_warmup, state, ids).numpy()
+  return budget_lib.client_budgets(config, tf.zeros(ids.shape), in_warmup, state, ids).numpy()
 
 
 class TestPtAdp:
 
   def test_preferences_are_log_uniform_around_the_base(self):
-    config = _config(budget_rules.PtAdp(seed=7))
-    state = config.rule.initial_state(config, 20_000)
+    config = _config(pt_adp.PtAdp(seed=7))
+    state = config.rule.initial_state(config, 20_000, [])
     exponents = np.log2(state['preferences'].numpy() / config.epsilon_base)
     assert exponents.min() >= -1 and exponents.max() <= 1
     np.testing.assert_allclose(np.quantile(exponents, [0.1, 0.3, 0.5, 0.9]), [-0.8, -0.4, 0, 0.8], atol=0.03)
-    other = budget_rules.PtAdp(seed=8)
-    assert not np.array_equal(other.initial_state(config, 20_000)['preferences'], state['preferences'])
+    other = pt_adp.PtAdp(seed=8)
+    assert not np.array_equal(other.initial_state(config, 20_000, [])['preferences'], state['preferences'])
 
   def test_by_hand(self):
     # Shares 1, 2, 0.5·(1 + 1): the sum of 3 is reached at λ = 3/4 (budgets .75, 1.5, .75), no cap met.
@@ -81,14 +81,14 @@ class TestPtAdp:
     assert poor < rich == richer
 
   def test_earned_by_taking_part_and_by_agreement(self):
-    config, state = _config(budget_rules.PtAdp(0.25, 0.5)), _state([1.0] * 4, [0.0, 0.0, 0.0, 0.7])
+    config, state = _config(pt_adp.PtAdp(0.25, 0.5)), _state([1.0] * 4, [0.0, 0.0, 0.0, 0.7])
     ids, agreements = tf.constant([2, 0, 1], tf.int64), tf.constant([1.0, 0.5, -1.0])
     after = config.rule.next_state(config, state, ids, tf.constant([0.9, 0.9, 0.9]), agreements)
     np.testing.assert_allclose(after['credits'], [0.5, 0.25, 0.75, 0.7], rtol=1e-6)
     np.testing.assert_allclose(after['given'], [0.9, 0.9, 0.9, 0], rtol=1e-6)
 
   def test_what_is_above_the_preference_is_paid_for(self):
-    config, state = _config(budget_rules.PtAdp(0.0, 0.0)), _state([0.5, 1.0, 1.0, 1.0], [0.9, 0.2, 0.4, 0.3])
+    config, state = _config(pt_adp.PtAdp(0.0, 0.0)), _state([0.5, 1.0, 1.0, 1.0], [0.9, 0.2, 0.4, 0.3])
     ids, agreements = tf.constant([0, 1, 2, 3], tf.int64), tf.zeros(4)
     after = config.rule.next_state(config, state, ids, tf.constant([0.75, 1.5, 1.25, 0.8]), agreements)
     np.testing.assert_allclose(after['credits'], [0.4, 0.0, 0.15, 0.3], atol=1e-6)
@@ -111,14 +111,16 @@ class TestPtAdp:
   @pytest.mark.parametrize('values', [dict(participation_credit=-1), dict(agreement_credit=math.nan), dict(seed=-1)])
   def test_bad_values(self, values):
     with pytest.raises(ValueError):
-      budget_rules.PtAdp(**values)
+      pt_adp.PtAdp(**values)
 
 
 class TestConfig:
 
   def test_uniform_rounds_have_uniform_clients(self):
-    assert _config(round_rule='uniform').rule == budget_rules.Uniform()
-    assert BudgetConfig(**_BASE).rule == budget_rules.Participation()
+    assert BudgetConfig(**_BASE, round_rule='uniform').rule == budget_lib.Uniform()
+    assert BudgetConfig(**_BASE).rule == budget_lib.Participation()
+    with pytest.raises(ValueError, match='gives everyone ε_base, and client_rule is PtAdp'):
+      _config(round_rule='uniform')
 
   def test_what_does_not_fit(self):
     with pytest.raises(ValueError, match='cohort_mean_rate'):
@@ -136,7 +138,7 @@ class TestRounds:
 
   def _config(self, placement='none', **overrides):
     values = dict(
-        num_clients=6, clip=clip_rules.Fixed(1.0), critical_layers='all', budget=_config(budget_rules.PtAdp(0.1, 0.5)),
+        num_clients=6, clip=clip_rules.Fixed(1.0), critical_layers='all', budget=_config(pt_adp.PtAdp(0.1, 0.5)),
         noise=NoiseConfig(placement, _DELTA, scale=1.0, seed=3), participation=ParticipationConfig(warmup_rounds=0),
     )
     return QuapConfig(**{**values, **overrides})
@@ -144,7 +146,8 @@ class TestRounds:
   def _round(self, config, state, cohort):
     updates = [[tf.constant(u, tf.float32)] for u in cohort.values()]
     norms = [mechanism.update_norm(config, (0,), u) for u in updates]
-    agreements = [mechanism.update_agreement((0,), u, n, state['aggregate']) for u, n in zip(updates, norms)]
+    announced = config.budget.rule.announced(state['budget'])
+    agreements = [mechanism.observe_update(config, (0,), u, n, announced) for u, n in zip(updates, norms)]
     stacked = [tf.stack(values) if values else tf.zeros([0]) for values in (norms, agreements)]
     plan = mechanism.plan_round(config, state, tf.constant(list(cohort), tf.int64), *stacked)
     clipped = [mechanism.clip_update(config, (0,), u, n, state['clip'])[0] for u, n in zip(updates, norms)]
@@ -154,17 +157,17 @@ class TestRounds:
   def test_agreement_is_with_the_round_before(self):
     config = self._config()
     state, _, _ = self._round(config, mechanism.initial_state(config, [[2]]), {0: [3, 0], 1: [0, 0.5]})
-    np.testing.assert_allclose(state['aggregate'][0], [0.5, 0.25])
+    np.testing.assert_allclose(state['budget']['aggregate'][0], [0.5, 0.25])
     np.testing.assert_allclose(state['budget']['credits'], [0.1, 0.1, 0, 0, 0, 0])
     # An empty round is none.
     state, _, _ = self._round(config, state, {})
-    np.testing.assert_allclose(state['aggregate'][0], [0.5, 0.25])
+    np.testing.assert_allclose(state['budget']['aggregate'][0], [0.5, 0.25])
     # Along, across, against, not finite: only the first has anything for it.
     state, _, _ = self._round(config, state, {4: [20, 10], 5: [-1, 2], 2: [-2, -1], 3: [math.nan, 1]})
     np.testing.assert_allclose(state['budget']['credits'], [0.1, 0.1, 0.1, 0.1, 0.6, 0.1], rtol=1e-6)
 
   def test_noise_is_that_of_all_together(self):
-    budgets = BudgetConfig(0.5, 2, round_rule='each_own', client_rule=budget_rules.PtAdp())
+    budgets = BudgetConfig(0.5, 2, round_rule='each_own', client_rule=pt_adp.PtAdp())
     config = self._config('server', budget=budgets)
     state, _, measurements = self._round(config, mechanism.initial_state(config, [[2]]), {0: [3, 0], 3: [0, 0.5]})
     given = state['budget']['given'].numpy()
@@ -181,7 +184,7 @@ class TestRounds:
     np.testing.assert_allclose([epsilon, noise_multiplier], [0.4375, math.hypot(4 / 0.5, 4 / 0.375)], rtol=1e-6)
 
 
-class TestUpdateAgreement:
+class TestAgreement:
 
   @pytest.mark.parametrize('update, norm, expected', [
       ([3, 4], 5.0, 1.0), ([-6, -8], 10.0, -1.0), ([4, -3], 5.0, 0.0), ([1, 0], 1.0, 0.6), ([0, 0], 0.0, 0.0),
@@ -189,8 +192,9 @@ class TestUpdateAgreement:
   ])
   def test_by_hand(self, update, norm, expected):
     updates = [tf.ones(3), tf.constant(update, tf.float32)]
-    found = mechanism.update_agreement((1,), updates, norm, [tf.constant([0.3, 0.4])])
+    config = QuapConfig(4, clip=clip_rules.Fixed(1.0), budget=_config(), noise=NoiseConfig('none'))
+    found = mechanism.observe_update(config, (1,), updates, norm, [tf.constant([0.3, 0.4])])
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
   def test_before_there_is_an_aggregate(self):
-    assert mechanism.update_agreement((0,), [tf.ones(2)], tf.constant(1.0), [tf.zeros(2)]) == 0
+    assert pt_adp.PtAdp().observe([tf.ones(2)], [tf.zeros(2)]) == 0
