@@ -6,11 +6,12 @@ import sys
 import pytest
 
 from experiments import account
+from experiments import command_line
 from tests.experiments import harness
 
 
 def _run(capsys, *arguments):
-  status = account.main(['account', *arguments])
+  status = command_line.status_of(account.main, ['account', *arguments])
   captured = capsys.readouterr()
   return status, captured.out, captured.err
 

@@ -1,4 +1,4 @@
-"""The presets: each builds what the documents say (DESIGN 2.6), and those on MNIST run on the real images."""
+"""The presets: each builds what the documents say, and those on MNIST run on the real images."""
 
 import pytest
 
@@ -64,7 +64,7 @@ CERTIFIED = {
     'cifar10_certified': dict(CERTIFIED_MNIST, dataset='cifar10', features='scattering'),
     'digits_certified': dict(CERTIFIED_MNIST, dataset='digits', features='scattering:scales=1'),
     'femnist_certified': dict(
-        CERTIFIED_MNIST, dataset='femnist', features='scattering', num_clients=None, rounds=40,
+        CERTIFIED_MNIST, dataset='femnist:test_writers=0.1', features='scattering', num_clients=None, rounds=40,
         participation=('bernoulli', dict(q=0.5)),
     ),
 }
@@ -115,7 +115,7 @@ class TestPresets:
     with harness.parsed(_flagfile(name), *arguments) as values:
       experiment = setup.from_flags(values)
     config = experiment.plan.config
-    assert (config.epsilon, config.delta, config.is_certifiable) == (3.0, 1e-5, True)
+    assert (config.epsilon, config.delta, config.noise_seed) == (3.0, 1e-5, None)
     assert not experiment.client_metrics and experiment.plan.protection.covers == 'released model'
 
   @pytest.mark.skipif(not (DATA / 'mnist.npz').exists(), reason='No real MNIST beside the repository.')

@@ -8,14 +8,15 @@ import pytest
 
 import data
 from data import public_images
-from data.features import pretrained
+from data import features
+from experiments import command_line
 from experiments import pretrain
 
 GLYPHS = ('--public_data=glyphs:classes=4,copies=40', '--num_features=8', '--epochs=4')
 
 
 def run(*arguments):
-  return pretrain.main(['pretrain', *arguments])
+  return command_line.status_of(pretrain.main, ['pretrain', *arguments])
 
 
 def write_emnist(folder, labels, **changes):
@@ -34,13 +35,13 @@ class TestCommand:
     printed, progress = capsys.readouterr()
     card = json.loads(printed)
     assert os.listdir(tmp_path / 'deep') == ['glyphs']
-    assert card == pretrained.Pretrained(str(tmp_path / 'deep' / 'glyphs')).card()
+    assert card == features.Pretrained(str(tmp_path / 'deep' / 'glyphs')).card()
     assert 'a program\'s output, no data' in card['public_data']
     assert (card['source'], card['images'], card['epochs']) == ('glyphs:classes=4,copies=40', 160, 4)
     assert 'epoch 4/4' in progress
     # Loaded anew, it tells the four glyphs apart by the nearest class mean.
     images = public_images.Glyphs(4, 40).read(None, 0)
-    extract = pretrained.Pretrained(str(tmp_path / 'deep' / 'glyphs')).extractor((28, 28, 1))
+    extract = features.Pretrained(str(tmp_path / 'deep' / 'glyphs')).extractor((28, 28, 1))
     z = extract(images.x[..., None] / np.float32(255))
     means = np.stack([z[images.y == c].mean(axis=0) for c in range(4)])
     assert np.mean((z @ means.T).argmax(axis=1) == images.y) > 0.8

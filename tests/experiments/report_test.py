@@ -5,12 +5,13 @@ import sys
 
 import pytest
 
+from experiments import command_line
 from experiments import report
 from tests.experiments.reporting import factory
 
 
 def _main(*arguments):
-  return report.main(['report', *map(str, arguments)])
+  return command_line.status_of(report.main, ['report', *map(str, arguments)])
 
 
 @pytest.fixture

@@ -262,7 +262,7 @@ class TestWithoutCheckpoints:
 
   @pytest.mark.parametrize('algorithm', ['quap', 'certified'])
   def test_a_stopped_run_is_refused(self, algorithm, output_dir, capsys):
-    arguments = [f'--algorithm={algorithm}', '--rounds=4', '--warmup_rounds=0']
+    arguments = [f'--algorithm={algorithm}', '--rounds=4', '--warmup_rounds=0', '--epsilon=2']
     assert _run(output_dir, *arguments, '--stop_after=2') == 0
     shutil.rmtree(output_dir / 'checkpoints')
     before = harness.files(output_dir)

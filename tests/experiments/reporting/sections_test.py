@@ -317,7 +317,7 @@ class TestCertified:
         {'algorithm': 'quap', 'epsilon': 3},
     )
     rows = factory.table(certified.build(study), 'certified')
-    assert [(row['weights'], row['real ε, max over clients']) for row in rows] == [
+    assert [(row['weights'], row['ε, max over clients']) for row in rows] == [
         ('-', '3.000'), ('even', '2.900'), ('uniform', '2.900')
     ]
 

@@ -6,7 +6,7 @@ import pytest
 
 from data import cohorts
 from data import partition
-from experiments.algorithms import certified
+from experiments import methods
 from experiments.reporting import specs
 
 
@@ -29,7 +29,7 @@ def test_canonical(flag, value, expected):
 
 def test_defaults_are_those_of_the_choices():
   registries = {
-      'algorithm': {'certified': certified.Certified}, 'participation': cohorts.PARTICIPATION_MODELS,
+      'algorithm': {'certified': methods.Certified}, 'participation': cohorts.PARTICIPATION_MODELS,
       'partition': partition.PARTITIONS
   }
   for flag, choices in specs.DEFAULTS.items():
