@@ -19,6 +19,7 @@ __getattr__ = lazy.exports(__name__, {
     'budgets': ['BudgetConfig'],
     'certified': ['CertifiedConfig'],
     'clip_rules': [],
+    'client_ids': ['with_client_ids'],
     'client_work': ['build_client_work', 'ClientWorkConfig'],
     'config': ['NoiseConfig', 'QuapConfig'],
     'evaluation': [],

@@ -9,25 +9,36 @@ other, one level, and it compiles to TFF's mergeable form.
 """
 
 import collections
-from typing import Callable, Optional, Sequence
+from typing import Any, Callable, NamedTuple, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 import tree
 
+from quap_tff import client_ids
 from quap_tff import config as configs
 from quap_tff import layers as layers_lib
 from quap_tff import mechanism
 
 
+class AggregationState(NamedTuple):
+  """The state of an aggregation whose inner sum has a state of its own.
+
+  Attributes:
+    mechanism: A `mechanism.ServerState`.
+    inner_sum: The inner sum's state.
+  """
+
+  mechanism: mechanism.ServerState
+  inner_sum: Any
+
+
 class QuapAggregationFactory(tff.aggregators.WeightedAggregationFactory):
   """Makes aggregation processes that average updates with participation-adaptive noise.
 
-  The process' state is an OrderedDict: `round` int32, `participation` (`counts` int32[N], and `rates` float32[N] under
-  EMA rates), `clip` float32 (+inf before there is one), `noise` (`seed` int64[2], `counter` int64), and `budget` for
-  budget rules that have a state of their own. Whoever holds the state can recompute the noise: keep it, and checkpoints
-  of it, as secret as the clients' data.
+  The process' state is a `quap_tff.mechanism.ServerState`, or an `AggregationState` around it if `inner_sum` is given.
+  Whoever holds the state can recompute the noise: keep it, and checkpoints of it, as secret as the clients' data.
   """
 
   def __init__(
@@ -35,6 +46,7 @@ class QuapAggregationFactory(tff.aggregators.WeightedAggregationFactory):
       config: configs.QuapConfig,
       layers: Optional[Sequence[layers_lib.Layer]] = None,
       learning_rate_fn: Optional[Callable[[tf.Tensor], tf.Tensor]] = None,
+      inner_sum: Optional[tff.aggregators.UnweightedAggregationFactory] = None,
   ):
     """Initializes the factory.
 
@@ -44,6 +56,9 @@ class QuapAggregationFactory(tff.aggregators.WeightedAggregationFactory):
         they are read off the value's type: from its names, or if it has none, from its shapes.
       learning_rate_fn: From a round (int32 scalar, counted from 1) to the client learning rate, float32 scalar. Needed,
         and used, only with `update_scale='pseudo_gradient'`.
+      inner_sum: Sums the clipped updates, a list of float tensors; `tff.federated_sum` if not given. A secure or a
+        compressed sum can take its place. One that does not return the exact sum, or lets one client add more than its
+        clipped update, voids the formal privacy figures.
     """
     if not isinstance(config, configs.QuapConfig):
       raise TypeError(f'config must be a quap_tff.QuapConfig, found {type(config).__name__}.')
@@ -52,8 +67,14 @@ class QuapAggregationFactory(tff.aggregators.WeightedAggregationFactory):
           "update_scale='pseudo_gradient' divides updates by the client learning rate: pass learning_rate_fn, "
           'or use build_quap_fed_avg, which does.'
       )
+    if inner_sum is not None and not isinstance(inner_sum, tff.aggregators.UnweightedAggregationFactory):
+      raise TypeError(
+          'inner_sum must be a tff.aggregators.UnweightedAggregationFactory, such as tff.aggregators.SumFactory(), '
+          f'found {type(inner_sum).__name__}.'
+      )
     self._config = config
     self._layers = layers
+    self._inner_sum = inner_sum
     self._scale_fn = learning_rate_fn if config.update_scale == 'pseudo_gradient' else lambda round_num: 1.0
 
   def create(self, value_type: tff.Type, weight_type: tff.Type) -> tff.templates.AggregationProcess:
@@ -69,7 +90,7 @@ class QuapAggregationFactory(tff.aggregators.WeightedAggregationFactory):
     """
     config, scale_fn = self._config, self._scale_fn
     specs = tensor_specs(value_type)
-    read_client_id = client_id_reader(weight_type)
+    read_client_id = client_ids.reader(weight_type)
     critical = self._critical_indices(specs)
     noise_at_clients = config.noise.placement == 'client'
     observes = config.budget.rule.observes_updates
@@ -84,11 +105,11 @@ class QuapAggregationFactory(tff.aggregators.WeightedAggregationFactory):
     # What the server tells clients before the round: C_{t-1}, the unit of norms, and what noise and budgets depend on.
     @tff.tensorflow.computation(state_type)
     def announce(state):
-      message = collections.OrderedDict(clip=state['clip'], scale=tf.cast(scale_fn(state['round'] + 1), tf.float32))
+      message = collections.OrderedDict(clip=state.clip, scale=tf.cast(scale_fn(state.round + 1), tf.float32))
       if noise_at_clients:
         message['noise'] = mechanism.client_noise_broadcast(config, state)
       if observes:
-        message['budget'] = config.budget.rule.announced(state['budget'])
+        message['budget'] = config.budget.rule.announced(state.budget)
       return message
 
     message_type = announce.type_signature.result
@@ -102,14 +123,19 @@ class QuapAggregationFactory(tff.aggregators.WeightedAggregationFactory):
         own_report['observation'] = mechanism.observe_update(config, critical, update, norm, message['budget'])
       return own_report
 
+    # The clipped update, and after it the client's own noise if it adds any: one list, so that one sum serves both.
     @tff.tensorflow.computation(value_type, report.type_signature.result, message_type, np.float32)
     def contribute(value, own_report, message, clip):
       update = tf.nest.flatten(value)
       clipped = mechanism.clip_update(config, critical, update, own_report['norm'], clip)
-      noise = []
-      if noise_at_clients:
-        noise = mechanism.client_noise(config, critical, update, own_report['client_id'], message['noise'], clip)
-      return collections.OrderedDict(clipped=clipped, noise=noise)
+      if not noise_at_clients:
+        return clipped
+      return clipped + mechanism.client_noise(
+          config, critical, update, own_report['client_id'], message['noise'], clip
+      )
+
+    total_type = contribute.type_signature.result
+    inner = None if self._inner_sum is None else _created_sum(self._inner_sum, total_type)
 
     reported = tff.structure.to_elements(report.type_signature.result)
     reports_type = tff.to_type(collections.OrderedDict((name, (one.dtype, [None])) for name, one in reported))
@@ -120,24 +146,20 @@ class QuapAggregationFactory(tff.aggregators.WeightedAggregationFactory):
 
     plan_type = plan_round.type_signature.result
 
-    @tff.tensorflow.computation(state_type, message_type, plan_type, contribute.type_signature.result)
+    @tff.tensorflow.computation(state_type, message_type, plan_type, total_type)
     def finish_round(state, message, plan, total):
+      total = list(total)
       new_state, mean, measurements = mechanism.finish_round(
-          config,
-          critical,
-          state,
-          plan,
-          list(tf.nest.flatten(total['clipped'])),
-          tf.nest.flatten(total['noise']),
-          message['scale'],
+          config, critical, state, plan, total[:len(leaves)], total[len(leaves):], message['scale']
       )
       return new_state, tf.nest.pack_sequence_as(specs, mean), measurements
 
-    select_clip = tff.tensorflow.computation(lambda plan: plan['clip'], plan_type)
+    select_clip = tff.tensorflow.computation(lambda plan: plan.clip, plan_type)
 
     @tff.federated_computation
     def init_fn():
-      return tff.federated_eval(initialize_server, tff.SERVER)
+      state = tff.federated_eval(initialize_server, tff.SERVER)
+      return state if inner is None else tff.federated_zip(AggregationState(state, inner.initialize()))
 
     @tff.federated_computation(
         init_fn.type_signature.result,
@@ -145,17 +167,24 @@ class QuapAggregationFactory(tff.aggregators.WeightedAggregationFactory):
         tff.FederatedType(weight_type, tff.CLIENTS),
     )
     def next_fn(state, value, weight):
-      message = tff.federated_map(announce, state)
+      own_state = state if inner is None else state.mechanism
+      message = tff.federated_map(announce, own_state)
       message_at_clients = tff.federated_broadcast(message)
       report_at_clients = tff.federated_map(report, (value, weight, message_at_clients))
-      plan = tff.federated_map(plan_round, (state, federated_collect(report_at_clients, reports_type)))
+      plan = tff.federated_map(plan_round, (own_state, federated_collect(report_at_clients, reports_type)))
       if config.clip.uses_current_norms:
         clip = tff.federated_broadcast(tff.federated_map(select_clip, plan))
       else:
         clip = message_at_clients['clip']
-      total = tff.federated_sum(tff.federated_map(contribute, (value, report_at_clients, message_at_clients, clip)))
-      new_state, mean, measurements = tff.federated_map(finish_round, (state, message, plan, total))
-      return tff.templates.MeasuredProcessOutput(new_state, mean, measurements)
+      contributions = tff.federated_map(contribute, (value, report_at_clients, message_at_clients, clip))
+      if inner is None:
+        total = tff.federated_sum(contributions)
+        return tff.templates.MeasuredProcessOutput(*tff.federated_map(finish_round, (own_state, message, plan, total)))
+      summed = inner.next(state.inner_sum, contributions)
+      new_state, mean, measurements = tff.federated_map(finish_round, (own_state, message, plan, summed.result))
+      return tff.templates.MeasuredProcessOutput(
+          tff.federated_zip(AggregationState(new_state, summed.state)), mean, measurements
+      )
 
     return tff.templates.AggregationProcess(init_fn, next_fn)
 
@@ -194,17 +223,15 @@ def _declared_order(specs, num_leaves):
   return tff.structure.flatten(tff.structure.from_container(positions, recursive=True))
 
 
-def client_id_reader(weight_type):
-  """A function that reads the client's id out of a weight of the given type."""
-  id_type, read = weight_type, lambda weight: weight
-  if isinstance(weight_type, tff.StructType):
-    if not hasattr(weight_type, 'client_id'):
-      raise TypeError(f'The weight must carry the client\'s id as `client_id`, found the weight type {weight_type}.')
-    id_type, read = weight_type.client_id, lambda weight: weight['client_id']
-  is_id = isinstance(id_type, tff.TensorType) and np.issubdtype(id_type.dtype, np.integer) and not id_type.shape
-  if not is_id:
-    raise TypeError(f'A client id must be an integer scalar, found the type {id_type}.')
-  return read
+def _created_sum(inner_sum, total_type):
+  process = inner_sum.create(total_type)
+  found = process.next.type_signature.result.result.member
+  if not total_type.is_assignable_from(found):
+    raise TypeError(
+        f'inner_sum must return what it sums, {total_type}, and {type(inner_sum).__name__} returns {found}. Give a '
+        'factory of sums, such as tff.aggregators.SumFactory().'
+    )
+  return process
 
 
 def federated_collect(reports, reports_type):

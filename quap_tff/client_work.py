@@ -7,10 +7,10 @@ handed on as the update's weight, which is how an aggregator learns whose update
 import collections
 from typing import Any, Callable
 
-import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from quap_tff import client_ids
 from quap_tff import client_update
 from quap_tff import seeds
 
@@ -58,11 +58,7 @@ def client_data_type(input_spec: Any) -> tff.StructWithPythonType:
           f'Expected an input_spec of dense tensors with a first dimension of None, found {leaf}.\nTip: mini-batches'
           ' are cut by the client work itself, and the last one of an epoch is smaller than the others.'
       )
-  return tff.to_type(
-      collections.OrderedDict(
-          client_id=tff.SequenceType(np.int64), examples=tff.SequenceType(tff.types.tensorflow_to_type(input_spec))
-      )
-  )
+  return client_ids.data_type(tff.SequenceType(tff.types.tensorflow_to_type(input_spec)))
 
 
 def build_client_work(

@@ -13,7 +13,7 @@ Weights are flat lists of float tensors; `critical` lists the positions of the c
 
 import collections
 import math
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -31,31 +31,81 @@ _CLIP_RULE, _SERVER_NOISE, _CLIENT_NOISE = range(3)
 _NORM_QUANTILES = (('norm_p10', 0.1), ('norm_p50', 0.5), ('norm_p90', 0.9), ('norm_max', 1.0))
 
 
-def initial_state(
-    config: configs.QuapConfig, critical_shapes: Sequence[Any] = ()
-) -> 'collections.OrderedDict[str, Any]':
+class NoiseState(NamedTuple):
+  """Where the next noise comes from. Whoever holds it can recompute the noise.
+
+  Attributes:
+    seed: int64[2].
+    counter: int64 scalar, how many rounds have drawn noise.
+  """
+
+  seed: tf.Tensor
+  counter: tf.Tensor
+
+
+class ServerState(NamedTuple):
+  """The server's state between rounds.
+
+  Attributes:
+    round: int32 scalar, t, the rounds that are finished.
+    participation: `counts` int32[N], and `rates` float32[N] under EMA rates.
+    clip: float32 scalar, C_t; +inf before there is one.
+    noise: The seed and counter of the noise.
+    budget: The state of the clients' budget rule, by name; empty for rules without.
+  """
+
+  round: tf.Tensor
+  participation: 'collections.OrderedDict[str, tf.Tensor]'
+  clip: tf.Tensor
+  noise: NoiseState
+  budget: 'collections.OrderedDict[str, Any]'
+
+
+class RoundPlan(NamedTuple):
+  """Everything that round t decides before it sums updates.
+
+  Attributes:
+    clip: float32 scalar, C_t.
+    next_clip: float32 scalar, the clipping norm for the state.
+    epsilon: float32 scalar, ε_t in nats; 0 for an empty cohort, +inf without noise.
+    noise_multiplier: float32 scalar, σ of the noise on the sum of updates over C_t; 0 if there is none.
+    sigma: float32 scalar, σ_t, the standard deviation of the noise on each critical entry of the mean.
+    cohort_size: int32 scalar, M_t.
+    participation: The participation state after the round.
+    budget: The budget rule's state once the cohort is known.
+    reports: `norm_*`, `clipped_fraction` and `non_finite_updates`.
+  """
+
+  clip: tf.Tensor
+  next_clip: tf.Tensor
+  epsilon: tf.Tensor
+  noise_multiplier: tf.Tensor
+  sigma: tf.Tensor
+  cohort_size: tf.Tensor
+  participation: 'collections.OrderedDict[str, tf.Tensor]'
+  budget: 'collections.OrderedDict[str, Any]'
+  reports: 'collections.OrderedDict[str, tf.Tensor]'
+
+
+def initial_state(config: configs.QuapConfig, critical_shapes: Sequence[Any] = ()) -> ServerState:
   """Server state before round 1.
 
   Args:
     config: The mechanism.
     critical_shapes: Static shapes of the critical tensors, for a budget rule that has state of such shapes.
-
-  Returns:
-    `round`, `participation`, `clip` (+inf: none yet) and `noise` (seed and counter); with a budget rule that has state
-    also `budget`, its own.
   """
-  state = collections.OrderedDict(
+  return ServerState(
       round=tf.constant(0, tf.int32),
       participation=initial_participation(config),
       clip=tf.constant(config.clip.initial_norm, tf.float32),
-      noise=collections.OrderedDict(
-          seed=seeds.initial_seed(config.noise.seed, 'mechanism'), counter=tf.constant(0, tf.int64)
-      ),
+      noise=initial_noise(config.noise.seed),
+      budget=config.budget.rule.initial_state(config.budget, config.num_clients, critical_shapes),
   )
-  rule_state = config.budget.rule.initial_state(config.budget, config.num_clients, critical_shapes)
-  if rule_state:
-    state['budget'] = rule_state
-  return state
+
+
+def initial_noise(seed: Optional[int]) -> NoiseState:
+  """The noise state before round 1; without a seed it comes from the operating system's entropy."""
+  return NoiseState(seed=seeds.initial_seed(seed, 'mechanism'), counter=tf.constant(0, tf.int64))
 
 
 def initial_participation(config: Any) -> Any:
@@ -118,11 +168,11 @@ def client_noise(
   return _noise(seed, [update[i] for i in critical], stddev)
 
 
-def client_noise_broadcast(config: configs.QuapConfig, state: Any) -> 'collections.OrderedDict[str, tf.Tensor]':
+def client_noise_broadcast(config: configs.QuapConfig, state: ServerState) -> 'collections.OrderedDict[str, tf.Tensor]':
   """What clients need to draw their own noise: the rate of each of the N if it takes part, and the round's seed."""
-  round_num = state['round'] + 1
+  round_num = state.round + 1
   return collections.OrderedDict(
-      rates=participations.rates_if_taking_part(config.participation, state['participation'], round_num),
+      rates=participations.rates_if_taking_part(config.participation, state.participation, round_num),
       in_warmup=participations.in_warmup(config.participation, round_num),
       seed=_round_seed(state, _CLIENT_NOISE),
   )
@@ -130,11 +180,11 @@ def client_noise_broadcast(config: configs.QuapConfig, state: Any) -> 'collectio
 
 def plan_round(
     config: configs.QuapConfig,
-    state: Any,
+    state: ServerState,
     client_ids: tf.Tensor,
     norms: tf.Tensor,
     observations: Optional[tf.Tensor] = None,
-) -> 'collections.OrderedDict[str, Any]':
+) -> RoundPlan:
   """Everything that round t decides before it sums updates.
 
   Args:
@@ -144,31 +194,24 @@ def plan_round(
     norms: float32[M], their norms, NaN for non-finite updates.
     observations: float32[M], from `observe_update`, for a budget rule that asks for them.
 
-  Returns:
-    `clip` C_t, `next_clip` for the state, `epsilon` ε_t (0 for an empty cohort, +inf without noise),
-    `noise_multiplier` (noise on the sum of updates over C_t; 0 if there is none), `sigma` σ_t (standard deviation of
-    the noise on each critical entry of the mean), `cohort_size`, the new `participation`, `budget` (the budget rule's
-    new state, possibly empty), and `reports`: `norm_*`, `clipped_fraction` and `non_finite_updates`.
-
   Raises:
     tf.errors.InvalidArgumentError: When run, if an id is outside [0, N) or appears twice.
   """
   client_ids = checked_ids(config, client_ids)
-  round_num = state['round'] + 1
+  round_num = state.round + 1
   in_warmup = participations.in_warmup(config.participation, round_num)
-  participation = participations.next_state(config.participation, state['participation'], client_ids, round_num)
+  participation = participations.next_state(config.participation, state.participation, client_ids, round_num)
   rates = tf.gather(participations.rates(config.participation, participation, round_num), client_ids)
 
-  next_clip = config.clip.next_norm(state['clip'], norms, _round_seed(state, _CLIP_RULE))
-  clip = next_clip if config.clip.uses_current_norms else state['clip']
+  next_clip = config.clip.next_norm(state.clip, norms, _round_seed(state, _CLIP_RULE))
+  clip = next_clip if config.clip.uses_current_norms else state.clip
   cohort_size = tf.size(client_ids)
   size = tf.maximum(tf.cast(cohort_size, tf.float32), 1.0)
 
-  rule_state = state.get('budget', collections.OrderedDict())
-  client_epsilons = budgets.client_budgets(config.budget, rates, in_warmup, rule_state, client_ids)
+  client_epsilons = budgets.client_budgets(config.budget, rates, in_warmup, state.budget, client_ids)
   if observations is None:
     observations = tf.zeros_like(norms)
-  new_rule_state = config.budget.rule.next_state(config.budget, rule_state, client_ids, client_epsilons, observations)
+  new_rule_state = config.budget.rule.next_state(config.budget, state.budget, client_ids, client_epsilons, observations)
   epsilon, noise_multiplier = round_noise(config, rates, in_warmup, client_epsilons)
   # No bound yet means that no finite update has ever come: everything that is summed is exactly zero.
   noised = tf.logical_and(tf.math.is_finite(clip), cohort_size > 0) if config.noise.placement != 'none' else False
@@ -176,7 +219,7 @@ def plan_round(
   is_finite = tf.math.is_finite(norms)
   finite = tf.reduce_sum(tf.cast(is_finite, tf.float32))
   clipped = tf.reduce_sum(tf.cast(tf.logical_and(is_finite, norms > clip), tf.float32))
-  return collections.OrderedDict(
+  return RoundPlan(
       clip=clip,
       next_clip=next_clip,
       epsilon=tf.where(cohort_size > 0, math.inf if config.noise.placement == 'none' else epsilon, 0.0),
@@ -221,12 +264,12 @@ def round_noise(
 def finish_round(
     config: configs.QuapConfig,
     critical: Sequence[int],
-    state: Any,
-    plan: Any,
+    state: ServerState,
+    plan: RoundPlan,
     total: List[tf.Tensor],
     total_client_noise: List[tf.Tensor],
     scale: Any = 1.0,
-) -> Tuple[Any, List[tf.Tensor], Any]:
+) -> Tuple[ServerState, List[tf.Tensor], 'collections.OrderedDict[str, tf.Tensor]']:
   """The mean update with its noise, the state after the round, and the round's measurements.
 
   The norms of signal and noise, like the quantiles of the norms, are exact functions of the clients' data: they are
@@ -245,11 +288,11 @@ def finish_round(
   Returns:
     (state after round t, mean update, measurements).
   """
-  size = tf.maximum(tf.cast(plan['cohort_size'], tf.float32), 1.0)
+  size = tf.maximum(tf.cast(plan.cohort_size, tf.float32), 1.0)
   mean = [u / tf.cast(size * scale, u.dtype) for u in total]
   signal = [mean[i] for i in critical]
   if config.noise.placement == 'server':
-    noise = _noise(_round_seed(state, _SERVER_NOISE), signal, plan['sigma'])
+    noise = _noise(_round_seed(state, _SERVER_NOISE), signal, plan.sigma)
   elif config.noise.placement == 'client':
     noise = [n / tf.cast(size, tf.float64) for n in total_client_noise]
   else:
@@ -260,34 +303,28 @@ def finish_round(
     factor = clip_rules.clip_factor(clip_rules.global_norm(mean), tf.constant(config.max_agg_norm, tf.float32))
     mean = [u * tf.cast(factor, u.dtype) for u in mean]
 
-  round_num = state['round'] + 1
-  new_state = collections.OrderedDict(
+  round_num = state.round + 1
+  new_state = ServerState(
       round=round_num,
-      participation=plan['participation'],
-      clip=plan['next_clip'],
-      noise=collections.OrderedDict(
-          seed=state['noise']['seed'],
-          counter=state['noise']['counter'] + tf.cast(plan['cohort_size'] > 0, tf.int64),
-      ),
+      participation=plan.participation,
+      clip=plan.next_clip,
+      noise=state.noise._replace(counter=state.noise.counter + tf.cast(plan.cohort_size > 0, tf.int64)),
+      budget=config.budget.rule.after_round(plan.budget, [mean[i] for i in critical], plan.cohort_size),
   )
-  if plan['budget']:
-    new_state['budget'] = config.budget.rule.after_round(
-        plan['budget'], [mean[i] for i in critical], plan['cohort_size']
-    )
   signal_norm, noise_norm = clip_rules.global_norm(signal), clip_rules.global_norm(noise)
   measurements = collections.OrderedDict(
       round=round_num,
-      cohort_size=plan['cohort_size'],
-      epsilon=plan['epsilon'],
-      clipping_norm=plan['clip'],
-      noise_multiplier=plan['noise_multiplier'],
-      sigma=plan['sigma'],
-      **plan['reports'],
+      cohort_size=plan.cohort_size,
+      epsilon=plan.epsilon,
+      clipping_norm=plan.clip,
+      noise_multiplier=plan.noise_multiplier,
+      sigma=plan.sigma,
+      **plan.reports,
       signal_norm=signal_norm,
       noise_norm=noise_norm,
       noise_to_signal=tf.where(noise_norm > 0, noise_norm / signal_norm, 0.0),
   )
-  for name, value in participations.statistics(config.participation, plan['participation'], round_num).items():
+  for name, value in participations.statistics(config.participation, plan.participation, round_num).items():
     measurements[f'participation_{name}'] = value
   return new_state, [u * tf.cast(scale, u.dtype) for u in mean], measurements
 
@@ -297,7 +334,7 @@ def _multiplier(config, epsilon):
 
 
 def _round_seed(state, use):
-  return seeds.fold_in(state['noise']['seed'], state['noise']['counter'], tf.constant(use, tf.int64))
+  return seeds.fold_in(state.noise.seed, state.noise.counter, tf.constant(use, tf.int64))
 
 
 def _noise(seed, tensors, stddev):

@@ -15,6 +15,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff import aggregation
+from quap_tff import client_ids
 from quap_tff import layers as layers_lib
 from quap_tff.certified import clip_split
 from quap_tff.certified import config as configs
@@ -59,7 +60,7 @@ class CertifiedAggregationFactory(tff.aggregators.WeightedAggregationFactory):
       raise TypeError(
           f'Updates must be float32 or float64: rounded to fewer bits they could pass their clip; found {value_type}.'
       )
-    read_client_id = aggregation.client_id_reader(weight_type)
+    read_client_id = client_ids.reader(weight_type)
     groups = clip_split.clip_groups(config.clip_split, [math.prod(leaf.shape) for leaf in leaves], self._layers)
 
     @tff.tensorflow.computation

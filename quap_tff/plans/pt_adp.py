@@ -133,4 +133,4 @@ class PtAdpPlan(quap.QuapPlan):
     )
 
   def _own_budgets(self, state, cohort):
-    return np.asarray(state['budget']['given'], np.float64)[cohort]
+    return np.asarray(state.budget['given'], np.float64)[cohort]

@@ -66,6 +66,7 @@ class QuapPlan(base.Plan):
 
   def record(self, output, cohort):
     state, measurements = base.aggregation_of(output)
+    state = getattr(state, 'mechanism', state)  # Beside it an inner sum may have a state of its own.
     cohort = np.asarray(cohort, np.int64)
     return self._record(
         cohort,
@@ -76,7 +77,7 @@ class QuapPlan(base.Plan):
 
   def _own_budgets(self, state, cohort):
     """ε_i(t) of the cohort, float64[M], from the aggregator's state after the round."""
-    return client_budgets(self.config, state['participation'], int(state['round']), cohort)
+    return client_budgets(self.config, state.participation, int(state.round), cohort)
 
   def _record(self, cohort, own_budgets, noise_multiplier, clipping_norm):
     is_noised = self.config.noise.placement != 'none'

@@ -13,6 +13,7 @@ import tensorflow_federated as tff
 from quap_tff import aggregation
 from quap_tff import clip_rules
 from quap_tff import layers
+from quap_tff import mechanism
 from quap_tff import runtime
 from quap_tff.budgets import BudgetConfig
 from quap_tff.config import NoiseConfig
@@ -76,11 +77,12 @@ def _state_type(num_clients, ema=False):
     participation['rates'] = (np.float32, [num_clients])
   return tff.FederatedType(
       tff.to_type(
-          collections.OrderedDict(
+          mechanism.ServerState(
               round=np.int32,
               participation=participation,
               clip=np.float32,
-              noise=collections.OrderedDict(seed=(np.int64, [2]), counter=np.int64),
+              noise=mechanism.NoiseState(seed=(np.int64, [2]), counter=np.int64),
+              budget=collections.OrderedDict(),
           )
       ),
       tff.SERVER,
@@ -142,11 +144,11 @@ class TestQuapAggregationComputation:
   @pytest.mark.parametrize(
       'weight_type, message',
       [
-          (tff.TensorType(np.float32), 'A client id must be an integer scalar, found the type float32'),
-          (tff.TensorType(np.int64, [1]), 'A client id must be an integer scalar'),
-          (tff.to_type(collections.OrderedDict(weight=np.float32)), 'must carry the client\'s id as `client_id`'),
-          (tff.to_type(collections.OrderedDict(client_id=np.float32)), 'A client id must be an integer scalar'),
-          (tff.SequenceType(np.int64), 'A client id must be an integer scalar'),
+          (tff.TensorType(np.float32), '(?s)an integer scalar, .* Found the type float32.*with_client_ids'),
+          (tff.TensorType(np.int64, [1]), 'an integer scalar'),
+          (tff.to_type(collections.OrderedDict(weight=np.float32)), '(?s)must carry the client\'s id as `client_id`.*quap_tff.with_client_ids'),
+          (tff.to_type(collections.OrderedDict(client_id=np.float32)), 'an integer scalar'),
+          (tff.SequenceType(np.int64), 'an integer scalar'),
       ],
   )
   def test_weights_that_are_no_ids(self, weight_type, message):
@@ -230,8 +232,8 @@ class TestQuapAggregationExecution:
     assert output.measurements['clipping_norm'] == 1.0
     assert output.measurements['clipped_fraction'] == 0.5
     assert output.measurements['norm_max'] == 5.0
-    np.testing.assert_array_equal(output.state['participation']['counts'], [0, 0, 0, 1, 0, 0, 0, 0, 0, 1])
-    assert output.state['round'] == 1
+    np.testing.assert_array_equal(output.state.participation['counts'], [0, 0, 0, 1, 0, 0, 0, 0, 0, 1])
+    assert output.state.round == 1
 
   @pytest.mark.parametrize(
       'timing, expected',
@@ -290,8 +292,8 @@ class TestQuapAggregationExecution:
     process = _create(_config(clip=clip, noise=NoiseConfig(placement, seed=1)))
     before = process.next(process.initialize(), [_value([1, 2], [3, 4])], [2]).state
     output = process.next(before, [], [])
-    assert output.state['round'] == 2
-    tf.nest.map_structure(np.testing.assert_array_equal, {**output.state, 'round': 0}, {**before, 'round': 0})
+    assert output.state.round == 2
+    tf.nest.map_structure(np.testing.assert_array_equal, output.state._replace(round=1), before)
     tf.nest.map_structure(lambda r: np.testing.assert_array_equal(r, np.zeros_like(r)), output.result)
     assert output.measurements['cohort_size'] == 0
 
@@ -352,7 +354,7 @@ class TestQuapAggregationExecution:
   def test_unseeded_processes_and_initializations_differ(self):
     config = _config(noise=NoiseConfig())
     first, second = _create(config), _create(config)
-    seeds = {tuple(p.initialize()['noise']['seed']) for p in (first, first, second, second)}
+    seeds = {tuple(p.initialize().noise.seed) for p in (first, first, second, second)}
     assert len(seeds) == 4
 
   @pytest.mark.parametrize('placement', ['server', 'client'])
@@ -380,14 +382,14 @@ class TestQuapAggregationExecution:
     state_type = process.initialize.type_signature.result.member
     assert state_type.budget.aggregate[0].shape == (1, 2) and state_type.budget.credits.shape == (10,)
     state = process.next(process.initialize(), [_value([1, 2], [3, 4]), _value([1, 2], [0.3, 0.4])], [7, 2]).state
-    np.testing.assert_allclose(state['budget']['credits'], 0.1 * np.isin(range(10), [2, 7]))
-    aggregate = state['budget']['aggregate'][0]
+    np.testing.assert_allclose(state.budget['credits'], 0.1 * np.isin(range(10), [2, 7]))
+    aggregate = state.budget['aggregate'][0]
     np.testing.assert_allclose(aggregate / np.linalg.norm(aggregate), [[0.6, 0.8]], rtol=1e-6)
     # Cosines 1, 0 and -1, by client, whatever the order.
     values = [_value([1, 2], kernel) for kernel in ([-3, -4], [4, -3], [6, 8])]
     state = process.next(state, values, [9, 0, 5]).state
-    np.testing.assert_allclose(state['budget']['credits'], [0.1, 0, 0.1, 0, 0, 0.6, 0, 0.1, 0, 0.1], rtol=1e-6)
-    np.testing.assert_allclose(state['budget']['given'][[0, 5, 9]].sum(), 1.5, rtol=1e-6)
+    np.testing.assert_allclose(state.budget['credits'], [0.1, 0, 0.1, 0, 0, 0.6, 0, 0.1, 0, 0.1], rtol=1e-6)
+    np.testing.assert_allclose(state.budget['given'][[0, 5, 9]].sum(), 1.5, rtol=1e-6)
 
   def test_a_long_run_against_numpy(self):
     fields = dict(
@@ -419,3 +421,62 @@ class TestQuapAggregationExecution:
       np.testing.assert_allclose(noised_output.measurements['sigma'], sigma, rtol=1e-5)
       np.testing.assert_allclose(output.measurements['clipping_norm'], clip, rtol=1e-5)
       np.testing.assert_allclose(output.measurements['participation_mean'], ema.mean(), rtol=1e-5)
+
+
+class _CountingSum(tff.aggregators.UnweightedAggregationFactory):
+  """A sum that counts its rounds, to show that it was really used, and that its state is kept."""
+
+  def create(self, value_type):
+    count = tff.tensorflow.computation(lambda: np.int32(0))
+    add_one = tff.tensorflow.computation(lambda n: n + 1, np.int32)
+
+    @tff.federated_computation
+    def init_fn():
+      return tff.federated_eval(count, tff.SERVER)
+
+    @tff.federated_computation(init_fn.type_signature.result, tff.FederatedType(value_type, tff.CLIENTS))
+    def next_fn(state, value):
+      return tff.templates.MeasuredProcessOutput(
+          tff.federated_map(add_one, state), tff.federated_sum(value), tff.federated_value((), tff.SERVER)
+      )
+
+    return tff.templates.AggregationProcess(init_fn, next_fn)
+
+
+class TestInnerSum:
+
+  @pytest.mark.parametrize('placement', ['server', 'client'])
+  @pytest.mark.parametrize('clip', [clip_rules.QuantileEma(), clip_rules.Fixed(1.0)])
+  def test_takes_the_place_of_the_sum(self, context, placement, clip):
+    config = _config(clip=clip, noise=NoiseConfig(placement, seed=1))
+    plain, counting = _create(config), _create(config, inner_sum=_CountingSum())
+    values, ids = [_value([1, 2], [3, 4]), _value([1, 0], [0, 4])], [2, 5]
+    expected, found = plain.initialize(), counting.initialize()
+    for round_num in (1, 2):
+      expected, found = plain.next(getattr(expected, 'state', expected), values, ids), counting.next(
+          getattr(found, 'state', found), values, ids
+      )
+      assert found.state.inner_sum == round_num
+      tf.nest.map_structure(np.testing.assert_array_equal, found.state.mechanism, expected.state)
+      tf.nest.map_structure(np.testing.assert_array_equal, found.result, expected.result)
+
+  def test_a_secure_sum(self):
+    process = _create(_config(), inner_sum=tff.aggregators.SecureSumFactory(1.0, -1.0))
+    values = [_value([.1, .2], [.3, .4]), _value([.1, .2], [3, 4])]
+    # Installed for the block only: TFF's worker ends with it.
+    with tff.framework.get_context_stack().install(tff.backends.test.create_sync_test_cpp_execution_context()):
+      output = process.next(process.initialize(), values, [1, 2])
+    np.testing.assert_allclose(output.result['dense']['kernel'], [[0.45, 0.6]], atol=1e-6)
+    np.testing.assert_array_equal(np.flatnonzero(output.state.mechanism.participation['counts']), [1, 2])
+
+  def test_what_is_no_sum(self):
+    with pytest.raises(TypeError, match='inner_sum must be a tff.aggregators.UnweightedAggregationFactory.*found Mean'):
+      aggregation.QuapAggregationFactory(_config(), inner_sum=tff.aggregators.MeanFactory())
+
+    class First(tff.aggregators.UnweightedAggregationFactory):
+
+      def create(self, value_type):
+        return tff.aggregators.SumFactory().create(value_type[0])
+
+    with pytest.raises(TypeError, match='inner_sum must return what it sums'):
+      _create(_config(), inner_sum=First())

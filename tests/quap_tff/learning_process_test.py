@@ -9,6 +9,7 @@ import tensorflow_federated as tff
 
 import quap_tff
 from quap_tff import clip_rules
+from quap_tff import mechanism
 from quap_tff import models
 from quap_tff import runtime
 from quap_tff.config import NoiseConfig
@@ -85,11 +86,12 @@ class TestBuildQuapFedAvgComputation:
     tff.test.assert_types_identical(
         state.member.aggregator,
         tff.to_type(
-            collections.OrderedDict(
+            mechanism.ServerState(
                 round=np.int32,
                 participation=collections.OrderedDict(counts=(np.int32, [10])),
                 clip=np.float32,
-                noise=collections.OrderedDict(seed=(np.int64, [2]), counter=np.int64),
+                noise=mechanism.NoiseState(seed=(np.int64, [2]), counter=np.int64),
+                budget=collections.OrderedDict(),
             )
         ),
     )
@@ -150,7 +152,7 @@ class TestBuildQuapFedAvgExecution:
     assert _weight(process, output.state) == pytest.approx(0.7, rel=1e-6)
     assert output.metrics['aggregator']['norm_max'] == pytest.approx(2.0)
     assert output.metrics['aggregator']['clipped_fraction'] == 0.5
-    np.testing.assert_array_equal(np.flatnonzero(output.state.aggregator['participation']['counts']), [3, 5])
+    np.testing.assert_array_equal(np.flatnonzero(output.state.aggregator.participation['counts']), [3, 5])
 
   def test_pseudo_gradients_with_decay(self):
     # In units of the rate (0.1, then 0.05) the update is -2·(y - w), clipped to 1: w moves by the rate.
@@ -179,11 +181,9 @@ class TestBuildQuapFedAvgExecution:
     assert _weight(process, before) != 0.0
     assert _weight(process, output.state) == _weight(process, before)
     tf.nest.map_structure(np.testing.assert_array_equal, output.state.finalizer, before.finalizer)
-    assert output.state.aggregator['round'] == 2
+    assert output.state.aggregator.round == 2
     tf.nest.map_structure(
-        np.testing.assert_array_equal,
-        {**output.state.aggregator, 'round': 0},
-        {**before.aggregator, 'round': 0},
+        np.testing.assert_array_equal, output.state.aggregator._replace(round=1), before.aggregator
     )
     assert output.metrics['aggregator']['cohort_size'] == 0
     assert output.metrics['finalizer']['update_rejected'] == 1

@@ -40,7 +40,7 @@ def _run_round(config, state, cohort, critical=_CRITICAL, shapes=_SHAPES, scale=
   norms = [mechanism.update_norm(config, critical, update) / scale for update in updates]
   norms = tf.stack(norms) if norms else tf.zeros([0])
   plan = mechanism.plan_round(config, state, tf.constant(list(cohort), tf.int64), norms)
-  clip = plan['clip'] if config.clip.uses_current_norms else state['clip']
+  clip = plan.clip if config.clip.uses_current_norms else state.clip
   total = [tf.zeros(s) for s in shapes]
   noise = [tf.zeros(shapes[i], tf.float64) for i in critical] if config.noise.placement == 'client' else []
   for client_id, update, norm in zip(cohort, updates, tf.unstack(norms)):
@@ -149,8 +149,8 @@ class TestRoundWithoutNoise:
     )
     assert list(measurements) == list(expected)
     np.testing.assert_allclose([float(m) for m in measurements.values()], list(expected.values()), rtol=1e-5)
-    assert state['round'] == 1
-    np.testing.assert_array_equal(state['participation']['counts'], [0, 0, 0, 1, 0, 1, 0, 1, 0, 0])
+    assert state.round == 1
+    np.testing.assert_array_equal(state.participation['counts'], [0, 0, 0, 1, 0, 1, 0, 1, 0, 0])
 
   def test_all_layers_clip_together(self):
     _, mean, _ = _run_once(_config(clip_scope='all_layers', clip=clip_rules.Fixed(6.5)), {0: ([12.0, 0.0], [3.0, 4.0])})
@@ -173,13 +173,13 @@ class TestRoundWithoutNoise:
         assert measurements['cohort_size'] == 2
         assert measurements['clipped_fraction'] == 0.0
         assert measurements['norm_max'] == 1.0
-        assert state['participation']['counts'][0] == 1
+        assert state.participation['counts'][0] == 1
 
   def test_nothing_but_non_finite_updates(self):
     config = _config(clip=clip_rules.QuantileEma(), noise=NoiseConfig(seed=1))
     state, mean, measurements = _run_once(config, {0: ([_NAN] * 2, [1.0] * 2), 1: ([1.0] * 2, [_INF] * 2)})
     np.testing.assert_array_equal(np.concatenate(mean), np.zeros(4))
-    assert state['clip'] == _INF and state['round'] == 1
+    assert state.clip == _INF and state.round == 1
     assert measurements['non_finite_updates'] == 2
 
   @pytest.mark.parametrize('placement', ['none', 'server', 'client'])
@@ -199,8 +199,8 @@ class TestRoundWithoutNoise:
     )
     before, _ = _run_rounds(config, [{0: ([1.0, 2.0], [3.0, 4.0]), 4: ([1.0, 2.0], [0.3, 0.4])}] * 2)
     after, mean, measurements = _run_round(config, before, {})
-    assert int(after['round']) == int(before['round']) + 1
-    tf.nest.map_structure(np.testing.assert_array_equal, {**after, 'round': 0}, {**before, 'round': 0})
+    assert int(after.round) == int(before.round) + 1
+    tf.nest.map_structure(np.testing.assert_array_equal, after._replace(round=before.round), before)
     np.testing.assert_array_equal(np.concatenate(mean), np.zeros(4))
     assert measurements['cohort_size'] == 0 and measurements['sigma'] == 0.0 and measurements['epsilon'] == 0.0
     assert measurements['noise_norm'] == 0.0
@@ -231,7 +231,7 @@ class TestRoundWithoutNoise:
 
   def test_the_last_client_can_take_part(self):
     state, _, _ = _run_once(_config(), {9: ([0.0, 0.0], [1.0, 0.0])})
-    assert state['participation']['counts'][9] == 1
+    assert state.participation['counts'][9] == 1
 
 
 class TestClipTiming:
@@ -241,7 +241,7 @@ class TestClipTiming:
     state, found = mechanism.initial_state(config), []
     for norm in norms:
       state, mean, measurements = _run_round(config, state, {0: ([0.0, 0.0], [norm, 0.0])}, **keywords)
-      found.append((float(measurements['clipping_norm']), float(state['clip']), float(mean[1][0])))
+      found.append((float(measurements['clipping_norm']), float(state.clip), float(mean[1][0])))
     return found
 
   def test_current_starts_at_the_first_target(self):

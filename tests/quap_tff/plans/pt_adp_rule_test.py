@@ -146,31 +146,31 @@ class TestRounds:
   def _round(self, config, state, cohort):
     updates = [[tf.constant(u, tf.float32)] for u in cohort.values()]
     norms = [mechanism.update_norm(config, (0,), u) for u in updates]
-    announced = config.budget.rule.announced(state['budget'])
+    announced = config.budget.rule.announced(state.budget)
     agreements = [mechanism.observe_update(config, (0,), u, n, announced) for u, n in zip(updates, norms)]
     stacked = [tf.stack(values) if values else tf.zeros([0]) for values in (norms, agreements)]
     plan = mechanism.plan_round(config, state, tf.constant(list(cohort), tf.int64), *stacked)
-    clipped = [mechanism.clip_update(config, (0,), u, n, state['clip'])[0] for u, n in zip(updates, norms)]
+    clipped = [mechanism.clip_update(config, (0,), u, n, state.clip)[0] for u, n in zip(updates, norms)]
     total = [tf.add_n([tf.zeros([2])] + clipped)]
     return mechanism.finish_round(config, (0,), state, plan, total, [])
 
   def test_agreement_is_with_the_round_before(self):
     config = self._config()
     state, _, _ = self._round(config, mechanism.initial_state(config, [[2]]), {0: [3, 0], 1: [0, 0.5]})
-    np.testing.assert_allclose(state['budget']['aggregate'][0], [0.5, 0.25])
-    np.testing.assert_allclose(state['budget']['credits'], [0.1, 0.1, 0, 0, 0, 0])
+    np.testing.assert_allclose(state.budget['aggregate'][0], [0.5, 0.25])
+    np.testing.assert_allclose(state.budget['credits'], [0.1, 0.1, 0, 0, 0, 0])
     # An empty round is none.
     state, _, _ = self._round(config, state, {})
-    np.testing.assert_allclose(state['budget']['aggregate'][0], [0.5, 0.25])
+    np.testing.assert_allclose(state.budget['aggregate'][0], [0.5, 0.25])
     # Along, across, against, not finite: only the first has anything for it.
     state, _, _ = self._round(config, state, {4: [20, 10], 5: [-1, 2], 2: [-2, -1], 3: [math.nan, 1]})
-    np.testing.assert_allclose(state['budget']['credits'], [0.1, 0.1, 0.1, 0.1, 0.6, 0.1], rtol=1e-6)
+    np.testing.assert_allclose(state.budget['credits'], [0.1, 0.1, 0.1, 0.1, 0.6, 0.1], rtol=1e-6)
 
   def test_noise_is_that_of_all_together(self):
     budgets = BudgetConfig(0.5, 2, round_rule='each_own', client_rule=pt_adp.PtAdp())
     config = self._config('server', budget=budgets)
     state, _, measurements = self._round(config, mechanism.initial_state(config, [[2]]), {0: [3, 0], 3: [0, 0.5]})
-    given = state['budget']['given'].numpy()
+    given = state.budget['given'].numpy()
     np.testing.assert_allclose(given.sum(), 0.5, rtol=1e-6)
     assert given[0] != given[3]
     expected = math.hypot(4 / given[0], 4 / given[3])
