@@ -1,84 +1,165 @@
-"""The plot of a run: accuracy, ε, clipping norm and noise ratio by round."""
+"""The style that all figures share, and the plot of a run: accuracy, ε, clipping norm and noise ratio by round."""
 
 import csv
-from typing import Dict, List
+import io
+from typing import Callable, Dict, List, Mapping, Tuple
 
 import matplotlib
-
-matplotlib.use('Agg')
-
-import matplotlib.pyplot as plt  # pylint: disable=g-import-not-at-top
+from matplotlib import figure as mpl_figure
+from matplotlib import ticker
+from matplotlib.backends import backend_agg
 import numpy as np
+
+_DPI = 130
+
+# A tick label must be the number itself: with an offset ("+2.9999") or a factor ("1e-6") at the end of the axis, the
+# labels of nearly equal values show something else.
+STYLE = {
+    'axes.formatter.useoffset': False, 'axes.formatter.limits': (-99, 99),
+    'font.size': 10, 'axes.titlesize': 11, 'axes.grid': True, 'grid.alpha': 0.3, 'axes.axisbelow': True,
+    'axes.spines.top': False, 'axes.spines.right': False, 'legend.fontsize': 9, 'legend.frameon': False,
+    'legend.handlelength': 3.2, 'lines.linewidth': 1.6, 'lines.markersize': 6, 'lines.markeredgewidth': 1.4,
+}
+
+Draw = Callable[[mpl_figure.Figure], None]
+
+
+def drawn(draw: Draw, size: Tuple[float, float]) -> mpl_figure.Figure:
+  """A figure of `size` inches in the shared style, drawn: its ticks and their labels are final."""
+  with matplotlib.rc_context(STYLE):
+    figure = _made(draw, size)
+    figure.canvas.draw()
+  return figure
+
+
+def png(draw: Draw, size: Tuple[float, float]) -> bytes:
+  """The figure as a PNG file; the same data give the same bytes."""
+  buffer = io.BytesIO()
+  with matplotlib.rc_context(STYLE):
+    _made(draw, size).savefig(buffer, format='png', dpi=_DPI, metadata={'Software': None})
+  return buffer.getvalue()
+
+
+def _made(draw, size):
+  figure = mpl_figure.Figure(figsize=size, layout='constrained')
+  backend_agg.FigureCanvasAgg(figure)
+  draw(figure)
+  return figure
+
+
+def whole_rounds(axes):
+  """Puts the ticks of the x axis on whole rounds."""
+  axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
+  axes.set_xlabel('round')
+
+
+def plain_log(axis):
+  """A logarithmic axis whose labels are plain numbers."""
+  axis.axes.set(**{f'{axis.axis_name}scale': 'log'})
+  axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5), numticks=12))
+  axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f'{value:.10g}'))
+  axis.set_minor_locator(ticker.NullLocator())
+
+
+def widen(axis):
+  """Gives nearly equal values an axis of at least ±2% around them, so that rounding errors do not fill it."""
+  low, high = axis.get_data_interval()
+  middle = (low + high) / 2
+  if np.isfinite(middle) and high - low < 0.04 * abs(middle):
+    axis.axes.set(**{f'{axis.axis_name}lim': sorted((0.98 * middle, 1.02 * middle))})
+
+
+def within_percent(axis):
+  """Keeps an axis of percentages, which the data have scaled, within 0 to 100, with room for a marker."""
+  low, high = axis.get_view_interval() if np.isfinite(axis.get_data_interval()).all() else (0, 100)
+  axis.axes.set(**{f'{axis.axis_name}lim': (max(low, -1.5), min(high, 101.5))})
 
 
 def read_metrics(path: str) -> Dict[str, np.ndarray]:
-  """Columns of a run's metrics.csv as float arrays; NaN where a round has no value."""
-  with open(path, newline='') as f:
+  """Columns of a run's metrics.csv or clients.csv, float64[rows] each; NaN where a row has no value.
+
+  Raises:
+    OSError: If the file cannot be opened.
+    ValueError: If a value is not a number, or the file is not text.
+  """
+  with open(path, newline='', encoding='utf-8') as f:
     rows: List[Dict[str, str]] = list(csv.DictReader(f))
   columns = rows[0].keys() if rows else ()
   return {name: np.array([float(row[name] or 'nan') for row in rows]) for name in columns}
 
 
 def plot_run(metrics_path: str, plot_path: str, title: str):
-  """Draws metrics.csv into a PNG: a panel for each of its parts that the run has."""
-  metrics = read_metrics(metrics_path)
-  panels = [draw for needed, draw in _PANELS if needed <= metrics.keys()]
-  figure, grid = plt.subplots(
-      (len(panels) + 1) // 2, min(2, len(panels)), figsize=(10, 3.5 * ((len(panels) + 1) // 2)), sharex=True,
-      squeeze=False, constrained_layout=True,
-  )
-  for axes, draw in zip(grid.flat, panels):
-    draw(axes, metrics)
-    axes.grid(alpha=0.3)
-    axes.tick_params(labelbottom=True)
-    axes.set(xlabel='round')
-  for axes in list(grid.flat)[len(panels):]:
-    axes.set_visible(False)
-  figure.suptitle(title)
-  figure.savefig(plot_path, dpi=120)
-  plt.close(figure)
+  """Draws metrics.csv into a PNG file: a panel for each of its parts that the run has."""
+  image = png(*run_figure(read_metrics(metrics_path), title))
+  with open(plot_path, 'wb') as f:
+    f.write(image)
+
+
+def run_figure(metrics: Mapping[str, np.ndarray], title: str) -> Tuple[Draw, Tuple[float, float]]:
+  """How to draw the plot of a run, and its size in inches."""
+  panels = [panel for needed, panel in _PANELS if needed <= metrics.keys()]
+  rows, columns = (len(panels) + 1) // 2, min(2, len(panels))
+
+  def draw(figure):
+    for place, panel in enumerate(panels, 1):
+      axes = figure.add_subplot(rows, columns, place)
+      panel(axes, metrics)
+      whole_rounds(axes)
+    figure.suptitle(title)
+
+  return draw, (5 * columns, 3.5 * rows)
 
 
 def _accuracy(axes, metrics):
   rounds = metrics['round']
-  # There is no such column where a run was cut off before its first test.
+  # The column is missing if a run was interrupted before its first test.
   test_accuracy = metrics.get('test_accuracy', np.full(len(rounds), np.nan))
   tested = ~np.isnan(test_accuracy)
-  axes.plot(rounds[tested], 100 * test_accuracy[tested], color='black', label='test')
+  axes.plot(rounds[tested], 100 * test_accuracy[tested], color='black', marker=_dot(tested.sum()), label='test')
   if 'train_accuracy' in metrics:
     axes.plot(
-        rounds, 100 * metrics['train_accuracy'], color='grey', linestyle=':', label='training, during local steps'
+        rounds, 100 * metrics['train_accuracy'], color='grey', linestyle=':', marker=_dot(len(rounds)),
+        label='training, during local steps'
     )
-  axes.set(ylabel='accuracy (%)', ylim=(0, 100))
-  axes.legend(loc='lower right')
+  within_percent(axes.yaxis)
+  axes.set(title='Accuracy', ylabel='accuracy (%)')
+  axes.legend(loc='best')
 
 
 def _epsilon(axes, metrics):
-  axes.plot(metrics['round'], metrics['epsilon'], color='black')
-  axes.set(ylabel='nominal ε of the round')
+  axes.plot(metrics['round'], metrics['epsilon'], color='black', marker=_dot(len(metrics['round'])))
+  widen(axes.yaxis)
+  axes.set(title='Budget of the round', ylabel='nominal ε')
 
 
 def _clip(axes, metrics):
   rounds = metrics['round']
-  axes.plot(rounds, metrics['clipping_norm'], color='black', label='clipping norm C')
   if 'norm_p10' in metrics:
     axes.fill_between(
-        rounds, metrics['norm_p10'], metrics['norm_p90'], color='lightgrey', label='10-90% of update norms'
+        rounds, metrics['norm_p10'], metrics['norm_p90'], color='lightgrey', label='update norms, 10% to 90%'
     )
-  axes.set(ylabel='norm (critical layers)')
-  axes.legend()
+  axes.plot(rounds, metrics['clipping_norm'], color='black', marker=_dot(len(rounds)), label='clipping norm C')
+  widen(axes.yaxis)
+  axes.set(title='Clipping', ylabel='norm of the critical layers')
+  axes.legend(loc='best')
 
 
 def _ratio(axes, metrics):
-  noisy = metrics['noise_to_signal'] > 0
+  noisy = np.isfinite(metrics['noise_to_signal']) & (metrics['noise_to_signal'] > 0)
   if noisy.any():
-    axes.semilogy(metrics['round'][noisy], metrics['noise_to_signal'][noisy], color='black')
+    axes.plot(metrics['round'][noisy], metrics['noise_to_signal'][noisy], color='black', marker=_dot(noisy.sum()))
+    plain_log(axes.yaxis)
   else:
     axes.text(0.5, 0.5, 'no noise', ha='center', va='center', transform=axes.transAxes)
-  axes.set(ylabel='noise norm / signal norm')
+  axes.set(title='Noise', ylabel='noise norm / signal norm')
 
 
-# What each panel needs of the columns.
+def _dot(count):
+  """A marker for a line of one point, which would not be seen."""
+  return 'o' if count == 1 else None
+
+
+# The columns that each panel needs.
 _PANELS = (
     (set(), _accuracy),
     ({'epsilon'}, _epsilon),

@@ -1,63 +1,166 @@
-"""Figures as PNG bytes, and the style that all share."""
+"""How each method looks, the same in every figure, and the kinds of figures that the sections share."""
 
-import io
-from typing import Sequence
+import collections
+import textwrap
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-import matplotlib
-from matplotlib import figure as mpl_figure
-from matplotlib.backends import backend_agg
 import numpy as np
 
-from experiments.reporting import document
-from experiments.reporting import methods
-from experiments.reporting import quantities
+from experiments import plots
+from experiments.reporting import pages
+from experiments.reporting import runs
 
-_DPI = 130
-_STYLE = {
-    'font.size': 10, 'axes.grid': True, 'grid.alpha': 0.3, 'legend.fontsize': 8, 'legend.framealpha': 0.85,
-    'lines.linewidth': 1.6, 'lines.markersize': 6, 'lines.markeredgewidth': 1.4, 'legend.handlelength': 3.6,
+_DOTS, _DASHES, _DASH_DOT = (0, (1, 1.5)), (0, (5, 2)), (0, (5, 1.5, 1, 1.5))
+_LONG, _DASH_DOT_DOT, _LONG_SHORT = (0, (10, 2)), (0, (5, 1.5, 1, 1.5, 1, 1.5)), (0, (10, 1.5, 3, 1.5))
+
+
+class Look(NamedTuple):
+  """Attributes:
+    label: The method's name in print.
+    colour: Of its lines and markers. No two methods have the same, nor the same marker.
+    dash: Matplotlib's line style. Methods of one dash differ in grey.
+    marker: Matplotlib's marker.
+    parts: (adaptive budget, adaptive clip, layer-wise noise), for the methods of the documents' ablation.
+  """
+
+  label: str
+  colour: str
+  dash: Any
+  marker: str
+  parts: Optional[Tuple[bool, bool, bool]] = None
+
+
+LOOKS: Dict[str, Look] = {
+    'quap': Look('QuAP-FL', '#b2182b', '-', 'o', (True, True, True)),
+    'certified': Look('Certified QuAP-FL', '#40004b', _LONG_SHORT, 'd'),
+    'fedavg': Look('FedAvg (no privacy)', '#000000', _DOTS, 'x'),
+    'fixed_dp': Look('Fixed-DP', '#4393c3', _DASHES, 's', (False, False, False)),
+    'fixed_dp_layerwise': Look('Fixed-DP, layer-wise', '#92c5de', _DASHES, 'D', (False, False, True)),
+    'adaptive_clip': Look('Adaptive clipping (Andrew et al.)', '#1b7837', _DASH_DOT, '^'),
+    'layerwise': Look('Layer-wise, uniform budget', '#f4a582', _LONG, 'v', (False, True, True)),
+    'quantile_clip': Look('Quantile clip', '#762a83', _DOTS, 'P', (False, True, False)),
+    'adaptive_budget': Look('Adaptive budget', '#01665e', _DASH_DOT_DOT, '<', (True, False, False)),
+    'adaptive_budget_clip': Look('Adaptive budget and clip', '#35978f', _LONG, '>', (True, True, False)),
+    'adaptive_budget_layerwise': Look(
+        'Adaptive budget, layer-wise', '#d8b365', _DASH_DOT_DOT, 'p', (True, False, True)
+    ),
+    'pt_adp': Look('PT-ADP (an interpretation)', '#8c510a', (0, (5, 1.5, 5, 1.5, 1, 1.5)), '1'),
+    'tff_dp_fedavg': Look('TFF DP-FedAvg', '#4d4d4d', _DASHES, '*'),
+    'tff_dp_fedavg_adaptive': Look('TFF DP-FedAvg, adaptive clip', '#5a5a5a', _LONG, 'X'),
+    'tff_dp_ftrl': Look('TFF DP-FTRL', '#8f8f8f', _DASH_DOT, '+'),
+    'tff_layerwise_adaptive': Look('TFF adaptive by layer', '#adadad', _DOTS, '2'),
 }
 
-
-def png(shown: document.Figure) -> bytes:
-  """Draws a figure; the same runs give the same bytes."""
-  with matplotlib.rc_context(_STYLE):
-    figure = mpl_figure.Figure(figsize=shown.size, layout='constrained')
-    backend_agg.FigureCanvasAgg(figure)
-    shown.draw(figure)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format='png', dpi=_DPI, metadata={'Software': None})
-  return buffer.getvalue()
+# The ablation's methods by the parts they have.
+BY_PARTS = {look.parts: name for name, look in LOOKS.items() if look.parts is not None}
 
 
-def line(axes, algorithm: str, x, y, index: int = 0, label: str = '', **changes):
-  """A method's line over rounds, with about eight markers; `index` shifts them, so that two lines' do not coincide."""
-  style = methods.of(algorithm)
-  every = max(1, len(x) // 8)
-  options = dict(
-      color=style.colour, linestyle=style.dash, marker=style.marker, markevery=(index * every // 5 % every, every),
-      label=label or style.label
-  )
-  axes.plot(x, y, **{**options, **changes})
+def of(algorithm: str) -> Look:
+  """The look of the method that an --algorithm spec names."""
+  name = algorithm.partition(':')[0]
+  return LOOKS.get(name, Look(name, '#333333', _DASH_DOT_DOT, '|'))
 
 
-def band(axes, algorithm: str, x, values):
-  """The spread of a method over seeds: its values' smallest to largest. `values`: float[seeds, len(x)]."""
-  if len(values) > 1:
-    axes.fill_between(x, np.min(values, 0), np.max(values, 0), color=methods.of(algorithm).colour, alpha=0.15, lw=0)
+def order(algorithm: str) -> Tuple[int, str]:
+  """Sorts specs in the order of `LOOKS`."""
+  name, names = algorithm.partition(':')[0], list(LOOKS)
+  return (names.index(name) if name in names else len(names), algorithm)
 
 
-def points(axes, algorithm: str, x, accuracies: Sequence[quantities.Quantity], fill: str, joined: bool = True):
-  """A method's accuracies with their deviations as bars, a line through them if x is a number."""
-  style = methods.of(algorithm)
-  means, bars = [a.mean for a in accuracies], [a.deviation or 0 for a in accuracies]
-  axes.errorbar(x, means, bars, color=style.colour, linestyle='none', capsize=3)
-  axes.plot(
-      x, means, color=style.colour, linestyle=style.dash if joined else 'none', marker=style.marker, fillstyle=fill,
-      label=style.label
-  )
+def labels(algorithms: Sequence[str]) -> List[str]:
+  """The methods' names, with the parameters in which specs of one method differ and no others."""
+  parsed = [runs.parse('algorithm', algorithm) for algorithm in algorithms]
+  found = []
+  for algorithm, (name, own, _) in zip(algorithms, parsed):
+    others = [parameters for other, parameters, _ in parsed if other == name]
+    differing = [key for key in own if any(other.get(key) != own[key] for other in others)]
+    words = ', '.join(f'{key}={own[key]}' for key in differing)
+    found.append(of(algorithm).label + (f' ({words})' if words else ''))
+  return found
+
+
+class Series(NamedTuple):
+  """What a figure shows of one method, or of one group of runs.
+
+  Attributes:
+    algorithm: Its --algorithm spec, which decides the look.
+    label: Its name in this figure.
+    x: float[n].
+    y: float[seeds, n], or n quantities.
+    total: The one figure that sums it up, if the figure shows that.
+  """
+
+  algorithm: str
+  label: str
+  x: Sequence[float] = ()
+  y: Any = ()
+  total: Optional[pages.Quantity] = None
+
+
+def styled(shown: Sequence[Series]) -> Iterator[Tuple[Series, Dict[str, Any]]]:
+  """Each series with Matplotlib's arguments for its look; markers of one method differ in their fill."""
+  seen = collections.Counter()
+  for series in shown:
+    name = series.algorithm.partition(':')[0]
+    look, fill = of(name), ('full', 'none', 'left', 'top', 'right', 'bottom')[seen[name] % 6]
+    seen[name] += 1
+    yield series, dict(color=look.colour, linestyle=look.dash, marker=look.marker, fillstyle=fill, label=series.label)
 
 
 def legend(axes):
-  """A legend outside the axes, where it hides nothing."""
-  axes.legend(loc='upper left', bbox_to_anchor=(1.01, 1), borderaxespad=0)
+  """A legend beside the axes, where it hides nothing."""
+  handles, names = axes.get_legend_handles_labels()
+  names = ['\n'.join(textwrap.wrap(name, 34)) for name in names]
+  axes.legend(handles, names, loc='upper left', bbox_to_anchor=(1.01, 1), borderaxespad=0)
+
+
+def curves(axes, shown: Sequence[Series], ylabel: str):
+  """Means over seeds by round; a band spans the seeds, smallest to largest, where that leaves the curves readable."""
+  few = len(shown) <= 4
+  weight = {} if few else {'linewidth': 1.1, 'markersize': 4.5}
+  for index, (series, style) in enumerate(styled(shown)):
+    if len(series.y) > 1 and few:
+      axes.fill_between(series.x, np.min(series.y, 0), np.max(series.y, 0), color=style['color'], alpha=0.15, lw=0)
+    every = max(1, len(series.x) // 6)
+    axes.plot(series.x, np.mean(series.y, 0), markevery=(index * every // 5 % every, every), **style, **weight)
+  axes.set_ylabel(ylabel)
+  plots.whole_rounds(axes)
+
+
+def by_round(figure, shown: Sequence[Series], ylabel: str, total_label: str, log: bool = False):
+  """Curves by round and, beside them, a row for each with its name and total, the largest on top: the legend."""
+  axes, *panel = figure.subplots(1, 2, width_ratios=(2, 1)) if len(shown) > 1 else [figure.subplots()]
+  curves(axes, shown, ylabel)
+  (plots.plain_log if log else plots.within_percent)(axes.yaxis)
+  if panel:
+    rows(panel[0], sorted(shown, key=lambda series: -series.total.mean), total_label, log)
+
+
+def rows(axes, shown: Sequence[Series], xlabel: str, log: bool = False):
+  """A row for each total, the first on top: a mark, a bar for the deviation over seeds, and at the right its name."""
+  for place, (series, style) in enumerate(styled(shown)):
+    mean, spread = series.total.mean, series.total.deviation or 0
+    axes.errorbar(mean, place, xerr=[[min(spread, 0.9 * mean) if log else spread], [spread]], capsize=3, **style)
+  axes.set_yticks(range(len(shown)), [f'{series.label}: {series.total}' for series in shown])
+  axes.yaxis.tick_right()
+  axes.tick_params(axis='y', length=0, labelsize=9)
+  axes.spines['left'].set_visible(False)
+  axes.set(xlabel=xlabel, ylim=(len(shown) - 0.5, -0.5))
+  if log:
+    plots.plain_log(axes.xaxis)
+  else:
+    plots.within_percent(axes.xaxis)
+    plots.widen(axes.xaxis)
+
+
+def lines(axes, shown: Sequence[Series], xlabel: str, ylabel: str, log: bool = False, ticks: Sequence[float] = ()):
+  """Quantities over a number: a line joins those of one series; bars are the deviation over seeds."""
+  for series, style in styled(shown):
+    axes.errorbar(series.x, [y.mean for y in series.y], [y.deviation or 0 for y in series.y], capsize=3, **style)
+  axes.set(xlabel=xlabel, ylabel=ylabel, xscale='log' if log else 'linear')
+  plots.within_percent(axes.yaxis)
+  plots.widen(axes.xaxis)
+  if ticks:
+    axes.minorticks_off()
+    axes.set_xticks(ticks, [f'{tick:g}' for tick in ticks])
+  legend(axes)

@@ -1,56 +1,112 @@
-"""What a run's privacy figures may be called: a formal ε is the released model's only if the run says so itself."""
+"""What a run's privacy figures may be called, and what each participation group has spent.
 
-from typing import Any, Mapping, Optional
+A formal ε is the released model's only if the run's own summary says so. A report calls nothing else by that name.
+"""
 
-from experiments.reporting import quantities
+from typing import Any, Iterable, List, Mapping, Optional, Sequence
+
+import numpy as np
+
+from experiments.reporting import figures
+from experiments.reporting import pages
 from experiments.reporting import runs as runs_lib
-from experiments.reporting import study as study_lib
+from experiments.reporting import study
 
 NO_FINITE = 'no finite ε for the released model'
-_NO_AMPLIFICATION = 'none'
+# Marks figures that hold for ideal noise only; the words by which a summary's notes say so.
+IDEAL, _IDEAL_WORDS = '†', 'ideal Gaussian noise'
+_IDEAL_OF_TFF = f'The figure holds for {_IDEAL_WORDS}; the noise that TFF draws is weaker.'
 
-
-def released_figure(run: runs_lib.Run) -> Optional[Mapping[str, Any]]:
-  """The smallest formal figure, of those without amplification if there are any, that holds for the released model."""
-  return _smallest(run) if _covers(run) == 'released model' and run.summary.get('model_protected') is True else None
-
-
-def certified_epsilon(run: runs_lib.Run) -> Optional[float]:
-  """The largest ε of any client by the run's certificate, or None if it has none."""
-  achieved = (run.certificate or {}).get('achieved')
-  return _number(achieved.get('epsilon_max')) if isinstance(achieved, dict) else None
+# Thirds of the clients, by the rounds in which they took part.
+_GROUPS = ('rare', 'middle', 'frequent')
 
 
 def whole_model_epsilon(run: runs_lib.Run) -> Optional[float]:
-  """The largest ε of any client that holds for the released model: the certificate's, or the formal one."""
+  """The largest ε of any client that holds for the released model: the certificate's, else the formal one, or None."""
   if run.certificate is not None:
-    return certified_epsilon(run)
-  figure = released_figure(run)
-  return figure['epsilon_max'] if figure is not None else None
+    achieved = run.certificate.get('achieved')
+    return _number(achieved.get('epsilon_max')) if isinstance(achieved, dict) else None
+  is_protected = _formal(run).get('covers') == 'released model' and run.summary.get('model_protected') is True
+  return _epsilon(run) if is_protected else None
 
 
-def formal_text(group: study_lib.Group) -> str:
-  """The formal figure of a setting with what it covers, in one cell; the largest over the seeds."""
-  if all(certified_epsilon(run) is not None for run in group.runs):
-    largest = max(certified_epsilon(run) for run in group.runs)
-    return f'released model: ε = {largest:.3g} at total δ = {group.setting["delta"]:g} (certificate.json)'
-  if all(released_figure(run) is not None for run in group.runs):
-    return f'released model: {_figure_text(group.runs)}'
-  if all(_covers(run) == 'weights without the logs' and _smallest(run) is not None for run in group.runs):
-    return f'weights only, if the logs stay secret: {_figure_text(group.runs)}'
-  return NO_FINITE
+def formal_text(group: study.Group) -> str:
+  """What the formal figure of a setting covers, and the figure: the largest over the seeds. † marks ideal noise."""
+  if all(whole_model_epsilon(run) is not None for run in group.runs):
+    covers, value = 'released model', whole_model_epsilon
+  elif all(_formal(run).get('covers') == 'weights without the logs' and _epsilon(run) is not None
+           for run in group.runs):
+    covers, value = 'weights only, if the logs stay secret', _epsilon
+  else:
+    return NO_FINITE
+  run = max(group.runs, key=value)
+  source = 'certificate.json' if run.certificate is not None else _smallest(run).get('accountant')
+  return f'{covers}: ε = {value(run):.3g} ({source}){IDEAL if _ideal_note(run) else ""}'
 
 
-def nominal(group: study_lib.Group, which: str) -> Optional[quantities.Quantity]:
-  """Nominal ε over clients, `which` is 'max' or 'mean'; None where the noise is not that of the nominal budgets."""
+def footnotes(groups: Iterable[study.Group]) -> List[str]:
+  """Whose privacy the formal figures are, by which relation, δ and amplification, and what † means."""
+  found = [run for group in groups for run in group.runs if _smallest(run)]
+  if not found:
+    return ['No run has a formal figure.']
+  each = lambda values: ' or '.join(dict.fromkeys(map(str, values)))
+  noted = {}
+  for run in found:
+    noted.setdefault(_ideal_note(run), {})[figures.of(run.algorithm).label] = True
+  return [
+      f'Formal figures hold for {each(_formal(run).get("unit") for run in found)}. Neighbouring datasets: '
+      f'{each(_smallest(run).get("neighbours") for run in found)}. Total δ: '
+      f'{each(_formal(run).get("delta") for run in found)}. Amplification by sampling: '
+      f'{each(_smallest(run).get("amplification") for run in found)}.',
+      *(f'{IDEAL} {", ".join(methods)}: {note}' for note, methods in noted.items() if note),
+  ]
+
+
+def nominal(group: study.Group, which: str) -> Optional[pages.Quantity]:
+  """Nominal ε over clients, `which` is 'max' or 'mean'; None if the noise is not that of the nominal budgets."""
   return group.measure(lambda run: _nominal(run, f'nominal_epsilon_{which}'), 3)
 
 
+def by_participation(name: str, groups: Sequence[study.Group]) -> List[pages.Block]:
+  """What rare, middle and frequent participants spent, where clients differ in how often they took part."""
+  shown = [group for group in groups if all(run.counts is not None and np.ptp(run.counts) for run in group.runs)]
+  measures = {
+      'rounds': (lambda run: run.counts, 1),
+      'nominal ε': (lambda run: run.nominal_epsilon, 2),
+      'formal ε': (_formal_epsilon, 2),
+      'examples': (lambda run: run.clients.get('examples'), 0),
+      'accuracy (%)': (lambda run: 100 * run.clients['accuracy'] if 'accuracy' in run.clients else None, 1),
+  }
+
+  def columns(group):
+    return {
+        f'{what}: {_GROUPS[third]}': group.measure(lambda run: _mean(values(run), _thirds(run)[third]), digits)
+        for what, (values, digits) in measures.items() for third in range(3)
+    }
+
+  title = 'Rare, middle and frequent participants: means over each third of the clients'
+  return study.by_group(name, title, shown, columns, 'participation')
+
+
+def _formal_epsilon(run) -> Optional[np.ndarray]:
+  epsilon = run.clients.get('formal_epsilon') if whole_model_epsilon(run) is not None else None
+  return epsilon if epsilon is not None and np.all(np.isfinite(epsilon)) else None
+
+
+def _thirds(run) -> List[np.ndarray]:
+  """Client ids by rounds taken part in, in three parts; ties by id."""
+  return np.array_split(np.argsort(run.counts, kind='stable'), 3)
+
+
+def _mean(values: Optional[np.ndarray], members: np.ndarray) -> Optional[float]:
+  """The mean over those of `members` that have a value."""
+  known = values[members][np.isfinite(values[members])] if values is not None else ()
+  return float(np.mean(known)) if len(known) else None
+
+
 def _nominal(run, name) -> Optional[float]:
-  if not run.has_nominal:
-    return None
-  if run.summary:
-    return run.summary.get(name)
+  if not run.has_nominal or run.summary:
+    return run.summary.get(name) if run.has_nominal else None
   _, values = run.curve(name)
   return float(values[-1]) if len(values) else None
 
@@ -60,37 +116,25 @@ def _formal(run) -> Mapping[str, Any]:
   return formal if isinstance(formal, dict) else {}
 
 
-def _covers(run) -> Optional[str]:
-  return _formal(run).get('covers')
-
-
-def _smallest(run) -> Optional[Mapping[str, Any]]:
+def _smallest(run) -> Mapping[str, Any]:
+  """The smallest formal figure, of those without amplification if there are any; {} if there is none."""
   figures = _formal(run).get('figures')
   figures = [f for f in figures if _number(f.get('epsilon_max')) is not None] if isinstance(figures, list) else []
-  figures = [f for f in figures if f.get('amplification') == _NO_AMPLIFICATION] or figures
-  return min(figures, key=lambda figure: figure['epsilon_max'], default=None)
+  figures = [f for f in figures if f.get('amplification') == 'none'] or figures
+  return min(figures, key=lambda figure: figure['epsilon_max'], default={})
 
 
-def relations(study: study_lib.Study) -> str:
-  """A sentence on whose privacy the formal figures are, and against which neighbours."""
-  found = [(run, _smallest(run)) for run in study.runs]
-  units = dict.fromkeys(str(_formal(run).get('unit')) for run, figure in found if figure)
-  neighbours = dict.fromkeys(str(figure.get('neighbours')) for _, figure in found if figure)
-  if not units:
-    return 'No run has a formal figure.'
-  return f'Formal figures: unit: {" or ".join(units)}; neighbouring relation: {" or ".join(neighbours)}.'
+def _epsilon(run) -> Optional[float]:
+  return _smallest(run).get('epsilon_max')
+
+
+def _ideal_note(run) -> str:
+  """How the noise that was drawn differs from the ideal noise of the formal figure; '' if it does not."""
+  notes = _formal(run).get('notes')
+  noted = [note for note in notes if _IDEAL_WORDS in str(note)] if isinstance(notes, list) else []
+  default = _IDEAL_OF_TFF if run.algorithm.startswith('tff_') else ''
+  return str(next(filter(None, [run.summary.get('noise_note'), _formal(run).get('noise_note'), *noted]), default))
 
 
 def _number(value) -> Optional[float]:
   return float(value) if isinstance(value, (int, float)) else None
-
-
-def _figure_text(runs) -> str:
-  run = max(runs, key=lambda run: _smallest(run)['epsilon_max'])
-  figure = _smallest(run)
-  amplification = figure.get('amplification')
-  amplified = 'no amplification' if amplification == _NO_AMPLIFICATION else f'amplification: {amplification}'
-  return (
-      f'ε = {figure["epsilon_max"]:.3g} at total δ = {_formal(run).get("delta", float("nan")):g} '
-      f'({figure.get("accountant")}, {amplified})'
-  )

@@ -1,4 +1,4 @@
-"""Run directories as the report reads them: what a run was, what it measured, and what could not be read."""
+"""Run folders as the report reads them: what a run was, what it measured, and what could not be read."""
 
 import dataclasses
 import functools
@@ -8,35 +8,80 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 
 import numpy as np
 
+from data import cohorts
+from data import partition
+from experiments import methods
+from experiments import optimizers
 from experiments import plots
-from experiments.reporting import ledger as ledger_lib
-from experiments.reporting import specs
+from quap_tff import clip_rules
+from quap_tff import registry
+from quap_tff.accounting import run_ledger
 
 RUN = 'run.json'
 
-# Flags without which a run cannot be placed, and the types of their values.
-_NEEDED = {
-    'dataset': str, 'participation': str, 'partition': str, 'critical_layers': str, 'rounds': int, 'seed': int,
-    **dict.fromkeys(('epsilon', 'delta', 'alpha', 'beta'), (int, float)),
+# The flags without which a run cannot be placed, and the types of their values; those that not every method reads.
+_NEEDED = {'dataset': str, 'participation': str, 'partition': str, 'rounds': int, 'seed': int}
+_IF_READ = dict.fromkeys(('epsilon', 'delta', 'alpha', 'beta'), (int, float))
+
+# The flags whose values are choices with parameters. Those of participation and partition are always written out.
+_CHOICES = {
+    'algorithm': methods.METHODS, 'participation': cohorts.PARTICIPATION_MODELS, 'partition': partition.PARTITIONS,
+    'clip': clip_rules.RULES, 'client_optimizer': optimizers.OPTIMIZERS, 'server_optimizer': optimizers.OPTIMIZERS,
 }
+_WRITTEN_OUT = ('participation', 'partition')
 
 
 class LeftOut(NamedTuple):
-  """Something that the report could not use: where it lies, and what is wrong with it."""
+  """Something that the report could not use: its path, and what is wrong with it."""
 
   path: str
   reason: str
 
 
-@dataclasses.dataclass(frozen=True)
+def parse(flag: str, spec: str) -> Tuple[str, Dict[str, str], Dict[str, str]]:
+  """A choice `name:key=value,…` as its name, its parameters, and those among them that are not the defaults.
+
+  A choice that this version does not know, or takes other parameters today, keeps the parameters that are written.
+  """
+  name, _, arguments = spec.partition(':')
+  try:
+    choice = registry.parse_spec(flag, spec, _CHOICES[flag])
+  except ValueError:
+    given = dict(argument.partition('=')[::2] for argument in arguments.split(',') if argument)
+    return name, given, given
+  fields = [field for field in dataclasses.fields(choice) if field.init]
+  parameters = {field.name: _shortest(getattr(choice, field.name)) for field in fields}
+  return name, parameters, {
+      field.name: parameters[field.name] for field in fields if getattr(choice, field.name) != field.default
+  }
+
+
+def canonical(flag: str, value: Any) -> Any:
+  """A flag's value, the same however it is written: `beta`, `beta:b=5.0` and `beta:a=2,b=5` are one participation."""
+  if value is None:
+    return 'default'
+  if isinstance(value, float) and value.is_integer():
+    return int(value)
+  if flag not in _CHOICES or not isinstance(value, str):
+    return value
+  name, parameters, changed = parse(flag, value)
+  shown = parameters if flag in _WRITTEN_OUT else changed
+  return ':'.join(filter(None, [name, ','.join(f'{key}={shown[key]}' for key in sorted(shown))]))
+
+
+def _shortest(value: Any) -> str:
+  return f'{value:g}' if isinstance(value, float) else str(value)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Run:
-  """One run directory. What is missing in it is empty or None.
+  """One run folder. What is missing in it is empty or None.
 
   Attributes:
     path: The folder.
-    identity: The flags that say what is computed.
+    identity: The flags that decide what is computed.
     flags: All flags.
-    versions, machine: As run.json has them.
+    versions, machine: From run.json.
     metrics: Columns of metrics.csv, float64[rounds] each, NaN where a round has no value.
     clients: Columns of clients.csv, float64[N] each.
     ledger: Who took part when, on what nominal budget.
@@ -51,28 +96,28 @@ class Run:
   machine: Mapping[str, Any]
   metrics: Mapping[str, np.ndarray]
   clients: Mapping[str, np.ndarray]
-  ledger: Optional[ledger_lib.Ledger]
+  ledger: Optional[run_ledger.RunLedger]
   summary: Mapping[str, Any]
   certificate: Optional[Mapping[str, Any]]
 
   @property
-  def seed(self) -> Any:
-    return self.identity.get('seed')
+  def seed(self) -> int:
+    return self.identity['seed']
 
   @property
   def algorithm(self) -> str:
-    return specs.canonical('algorithm', self.identity.get('algorithm', 'quap'))
+    return canonical('algorithm', self.identity.get('algorithm', 'quap'))
 
   @property
   def rounds(self) -> int:
-    """Rounds that were run."""
+    """The rounds that were run."""
     if isinstance(self.summary.get('rounds'), int):
       return self.summary['rounds']
-    return int(self.metrics['round'][-1]) if len(self.metrics.get('round', ())) else 0
+    return int(self.metrics['round'][-1]) if 'round' in self.metrics else 0
 
   @property
-  def planned_rounds(self) -> Optional[int]:
-    return self.summary.get('planned_rounds', self.identity.get('rounds'))
+  def planned_rounds(self) -> int:
+    return self.summary.get('planned_rounds', self.identity['rounds'])
 
   @property
   def stop_at_accuracy(self) -> Optional[float]:
@@ -80,12 +125,12 @@ class Run:
 
   @property
   def ended(self) -> bool:
-    """Whether it came to the end that it was given: its planned rounds, fewer by a flag, or an accuracy to stop at."""
+    """Whether it reached the end that its flags set: the planned rounds, fewer rounds, or an accuracy."""
     return bool(self.summary) and not self.summary.get('interrupted')
 
   @functools.cached_property
   def test_accuracy(self) -> Optional[float]:
-    """Of the final model, in [0, 1]; of the last tested round where there is no summary."""
+    """Of the final model, in [0, 1]; without a summary, of the last tested round."""
     accuracy = self.summary.get('test_accuracy')
     if isinstance(accuracy, (int, float)):
       return float(accuracy)
@@ -93,37 +138,29 @@ class Run:
     return float(accuracies[-1]) if len(accuracies) else None
 
   @property
-  def num_clients(self) -> Optional[int]:
-    if self.ledger is not None:
-      return self.ledger.num_clients
-    return len(self.clients['client']) if 'client' in self.clients else self.identity.get('num_clients')
-
-  @property
-  def participation_counts(self) -> Optional[np.ndarray]:
-    """float64[N], rounds of each client."""
-    if self.ledger is not None:
-      return self.ledger.counts.astype(float)
-    return self.clients.get('rounds')
+  def counts(self) -> Optional[np.ndarray]:
+    """float64[N], the rounds in which each client took part."""
+    return self.ledger.rounds.astype(float) if self.ledger is not None else self.clients.get('rounds')
 
   @property
   def has_nominal(self) -> bool:
-    """Whether the noise is the one that the documents' formula gives for the nominal budgets."""
-    is_certified = specs.parse(self.algorithm)[0] == 'certified'
+    """Whether the documents' formula gives the noise, from the nominal budgets."""
+    is_certified = self.algorithm.partition(':')[0] == 'certified'
     return self.identity.get('calibration', 'documents') == 'documents' and not is_certified
 
-  @property
-  def client_epsilon(self) -> Optional[np.ndarray]:
-    """float64[N], each client's nominal Σε_i; None without a ledger, without noise or with other noise."""
+  @functools.cached_property
+  def nominal_epsilon(self) -> Optional[np.ndarray]:
+    """float64[N], each client's nominal Σε_i; None if it is unknown, not finite, or not that of the noise."""
     if not self.has_nominal:
       return None
     epsilon = self.ledger.epsilon if self.ledger is not None else self.clients.get('nominal_epsilon')
     return epsilon if epsilon is not None and np.all(np.isfinite(epsilon)) else None
 
-  @property
-  def client_accuracy(self) -> Optional[np.ndarray]:
-    """float64[<=N], the final model's accuracy on each client's own mix of labels, of those that have one."""
-    accuracy = self.clients.get('test_accuracy')
-    return accuracy[np.isfinite(accuracy)] if accuracy is not None else None
+  def cumulative_epsilon(self, members: np.ndarray) -> np.ndarray:
+    """float64[T], the mean over `members` (client ids) of the nominal ε spent up to each round; needs the ledger."""
+    arrays = self.ledger.state_dict()
+    budgets = np.where(np.isin(arrays['clients'], members), arrays['budgets'], 0.0)
+    return np.concatenate([[0.0], np.cumsum(budgets)])[arrays['offsets'][1:]] / len(members)
 
   def curve(self, column: str) -> Tuple[np.ndarray, np.ndarray]:
     """(rounds, values) where `column` of metrics.csv has a finite value; empty if there is none."""
@@ -134,13 +171,13 @@ class Run:
     return self.metrics['round'][known], values[known]
 
   def mean_of(self, column: str) -> Optional[float]:
-    """Mean over the rounds of a column of metrics.csv, or None."""
+    """The mean over the rounds of a column of metrics.csv, or None."""
     _, values = self.curve(column)
     return float(values.mean()) if len(values) else None
 
 
 def find(roots: Sequence[str]) -> List[str]:
-  """Folders at or below `roots` that hold a run.json, each once, in order."""
+  """The folders at or below `roots` that hold a run.json, each once, in order."""
   folders = {}
   for root in roots:
     for folder, names, files in os.walk(root):
@@ -151,49 +188,42 @@ def find(roots: Sequence[str]) -> List[str]:
 
 
 def load(path: str) -> Tuple[Optional[Run], List[LeftOut]]:
-  """Reads a run directory: the run, or None if nothing can be told from it, and what is damaged or missing."""
+  """Reads a run folder: the run, or None if it is of no use, and what is damaged or missing in it."""
   left_out = []
-
-  def leave_out(name, reason):
-    left_out.append(LeftOut(os.path.join(path, name), reason))
 
   def read(name, reader, otherwise, expected):
     file = os.path.join(path, name)
     if not os.path.exists(file):
       if expected:
-        leave_out(name, 'is missing; what it would tell is left out')
+        left_out.append(LeftOut(file, 'is missing; the report does without it'))
       return otherwise
     try:
       return reader(file)
     except (OSError, ValueError, TypeError, KeyError) as error:
-      leave_out(name, f'cannot be read ({" ".join(str(error).split())}); what it would tell is left out')
+      left_out.append(LeftOut(file, f'cannot be read ({" ".join(str(error).split())}); the report does without it'))
       return otherwise
 
   run = read(RUN, _read_run, None, True)
   if run is None:
     return None, left_out
   summary = read('summary.json', _read_object, {}, False)
+  # These files are written at the end.
+  ended, is_certified = bool(summary), str(run['identity'].get('algorithm')).startswith('certified')
   result = Run(
       path=path,
-      identity=run['identity'],
-      flags=run['flags'],
-      versions=run['versions'],
-      machine=run['machine'],
       metrics=read('metrics.csv', _read_metrics, {}, True),
-      # These are written at the end.
-      clients=read('clients.csv', plots.read_metrics, {}, bool(summary)),
-      ledger=read('ledger.npz', ledger_lib.load, None, bool(summary)),
+      clients=read('clients.csv', plots.read_metrics, {}, ended),
+      ledger=read('ledger.npz', run_ledger.RunLedger.load, None, ended),
       summary=summary,
-      certificate=read(
-          'certificate.json', _read_object, None,
-          bool(summary) and str(run['identity'].get('algorithm', '')).startswith('certified')
-      ),
+      certificate=read('certificate.json', _read_object, None, ended and is_certified),
+      **run,
   )
   if result.test_accuracy is None:
-    leave_out('', 'no test accuracy in it: the run is left out')
+    left_out.append(LeftOut(path, 'has no test accuracy; the run is left out'))
     return None, left_out
   if not result.ended:
-    leave_out('', f'unfinished: {result.rounds} of {result.planned_rounds} planned rounds; marked where it is used')
+    rounds = f'{result.rounds} of {result.planned_rounds} planned rounds'
+    left_out.append(LeftOut(path, f'unfinished: {rounds}; its rows are marked'))
   return result, left_out
 
 
@@ -210,12 +240,12 @@ def _read_run(path):
   identity = run.get('identity')
   if not isinstance(identity, dict):
     raise ValueError('it has no identity')
-  lacking = [name for name, kinds in _NEEDED.items() if not isinstance(identity.get(name), kinds)]
-  if lacking:
-    raise ValueError(f'its identity lacks {", ".join(lacking)}')
-  return {'identity': identity, **{
-      name: run[name] if isinstance(run.get(name), dict) else {} for name in ('flags', 'versions', 'machine')
-  }}
+  expected = {**_NEEDED, **{name: kinds for name, kinds in _IF_READ.items() if name in identity}}
+  wrong = [name for name, kinds in expected.items() if not isinstance(identity.get(name), kinds)]
+  if wrong:
+    raise ValueError(f'{", ".join(wrong)} missing or of the wrong type in its identity')
+  parts = ('flags', 'versions', 'machine')
+  return {'identity': identity, **{name: run[name] if isinstance(run.get(name), dict) else {} for name in parts}}
 
 
 def _read_metrics(path):

@@ -1,34 +1,38 @@
-"""Runs in order: those of one setting form a group, which differs from other groups in some flags, and in no seed."""
+"""Runs of one setting form a group. Groups are compared in tables that name how they differ, and never averaged."""
 
 import collections
 import dataclasses
 import json
-from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
-from experiments.reporting import methods
-from experiments.reporting import quantities
+import numpy as np
+from scipy import special
+
+from experiments import methods
+from experiments.reporting import figures
+from experiments.reporting import pages
 from experiments.reporting import runs as runs_lib
-from experiments.reporting import specs
 
-# Repetitions of one setting differ in these; where a run lies does not matter.
+NOT_RUN = 'not run'
+
+# Flags in which repetitions of one setting differ, and those that only name files or where constants come from.
 _REPEATED = ('seed', 'noise_seed', 'output_dir', 'data_dir', 'tuning')
-_ABSENT = 'absent'
+# What the title, a column or another cell of every table states already.
+_KNOWN = ('algorithm', 'dataset', 'stop_at_accuracy')
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Group:
   """Runs of one setting, one for each seed.
 
   Attributes:
-    setting: Every flag that says what is computed, without the seeds; and `stop_at_accuracy`, which decides where a
-      run ends.
+    setting: Every flag that the method reads and that decides what is computed, except the seeds; and
+      `stop_at_accuracy`, where a run ends.
     runs: At least one, by seed.
-    departures: The flags in which it is not the common setting of its dataset, with its values.
   """
 
   setting: Mapping[str, Any]
   runs: Tuple[runs_lib.Run, ...]
-  departures: Mapping[str, Any]
 
   @property
   def algorithm(self) -> str:
@@ -36,170 +40,252 @@ class Group:
 
   @property
   def method(self) -> str:
-    return specs.parse(self.algorithm)[0]
+    return self.algorithm.partition(':')[0]
+
+  @property
+  def dataset(self) -> str:
+    return self.setting['dataset']
+
+  @property
+  def parts(self) -> Tuple[bool, bool, bool]:
+    """Whether it has (adaptive budget, adaptive clip, layer-wise noise); no part outside the documents' ablation."""
+    return figures.of(self.algorithm).parts or (False, False, False)
 
   @property
   def scenario(self) -> Optional[str]:
     """The documents' participation scenario: 'uniform', 'heterogeneous', 'extreme', or None for another."""
-    participation = self.setting.get('participation') or ''
-    name = specs.parse(participation)[0]
-    if name in ('beta', 'beta_bernoulli') and participation.endswith(':a=2,b=5'):
+    name, _, parameters = self.setting['participation'].partition(':')
+    if name in ('beta', 'beta_bernoulli') and parameters == 'a=2,b=5':
       return 'heterogeneous'
     return {'uniform': 'uniform', 'bernoulli': 'uniform', 'extreme_imbalance': 'extreme'}.get(name)
 
-  def label(self, *told: str) -> str:
-    """Where it departs from the common setting, apart from the flags `told` elsewhere; '' if nowhere."""
-    return ', '.join(f'{name}={value}' for name, value in self.departures.items() if name not in told)
-
   @property
-  def seeds_text(self) -> str:
-    return f'{len(self.runs)} ({", ".join(str(run.seed) for run in self.runs)})'
+  def origin(self) -> Dict[str, str]:
+    """The last cells of its rows: seeds, and rounds run of planned, marked if a run stopped early."""
+    first, stop = self.runs[0], self.setting['stop_at_accuracy']
+    text = f'{", ".join(map(str, sorted({run.rounds for run in self.runs})))} of {first.planned_rounds}'
+    if stop is not None:
+      text += f' (stops at accuracy {stop:g})'
+    elif not all(run.ended for run in self.runs):
+      text += ' (unfinished)'
+    elif first.rounds != first.planned_rounds:
+      text += ' (stopped early)'
+    return {'seeds': f'{len(self.runs)} ({", ".join(str(run.seed) for run in self.runs)})', 'rounds': text}
 
-  @property
-  def rounds_text(self) -> str:
-    """Rounds run of planned; whoever stopped before is marked."""
-    rounds = ', '.join(str(r) for r in sorted({run.rounds for run in self.runs}))
-    text = f'{rounds} of {self.runs[0].planned_rounds}'
-    if self.setting.get('stop_at_accuracy') is not None:
-      return f'{text} (stops at accuracy {self.setting["stop_at_accuracy"]:g})'
-    if not all(run.ended for run in self.runs):
-      return f'{text} (unfinished)'
-    return text if self.runs[0].rounds == self.runs[0].planned_rounds else f'{text} (stopped early)'
-
-  def measure(
-      self, value: Callable[[runs_lib.Run], Optional[float]], digits: int = 2
-  ) -> Optional[quantities.Quantity]:
+  def measure(self, value: Callable[[runs_lib.Run], Optional[float]], digits: int = 2) -> Optional[pages.Quantity]:
     """A figure of each run, as mean and deviation over the seeds that have it; None if none has."""
-    return quantities.over([value(run) for run in self.runs], digits)
+    return over([value(run) for run in self.runs], digits)
 
-  def accuracy(self) -> quantities.Quantity:
+  def accuracy(self) -> pages.Quantity:
     """Final test accuracy in percent."""
     return self.measure(lambda run: 100 * run.test_accuracy)
 
+  def has(self, **flags) -> bool:
+    """Whether its flags have these values; flags that its method does not read may have any."""
+    values = ((name, runs_lib.canonical(name, value)) for name, value in flags.items())
+    return all(self.setting.get(name, value) == value for name, value in values)
+
 
 class Family(NamedTuple):
-  """Groups that differ along some axes only.
+  """Groups that differ in some flags only, in the order of `figures.LOOKS`; `title` names what they share."""
 
-  Attributes:
-    label: Where they depart from the common setting besides those axes and the dataset, '' if nowhere.
-    setting: The flags that they share.
-    groups: In the order of the study.
+  title: str
+  groups: Sequence[Group]
+
+
+def collect(runs: Iterable[runs_lib.Run]) -> Tuple[List[Group], List[runs_lib.LeftOut]]:
+  """The runs in groups, in the order of their folders.
+
+  A second run of a seed, and a run of fewer rounds than others of its setting, are left out by name.
   """
-
-  label: str
-  setting: Mapping[str, Any]
-  groups: Tuple[Group, ...]
-
-  @property
-  def title(self) -> str:
-    """Dataset and departures."""
-    return ', '.join(filter(None, (str(self.setting.get('dataset')), self.label)))
-
-
-@dataclasses.dataclass(frozen=True)
-class Study:
-  """All groups of a report, in the order of their folders; `common`: each flag's most frequent value, by dataset."""
-
-  groups: Tuple[Group, ...]
-  common: Mapping[Any, Mapping[str, Any]]
-
-  @property
-  def runs(self) -> List[runs_lib.Run]:
-    return [run for group in self.groups for run in group.runs]
-
-  def select(self, method: Optional[str] = None, scenario: Optional[str] = None, **flags) -> List[Group]:
-    """Groups of a method and scenario with these flags."""
-    return [
-        group for group in self.groups
-        if method in (None, group.method) and scenario in (None, group.scenario)
-        and all(group.setting.get(name) == specs.canonical(name, value) for name, value in flags.items())
-    ]
-
-  def families(self, axes: Sequence[str], groups: Optional[Iterable[Group]] = None, at_least: int = 1) -> List[Family]:
-    """Groups that differ in `axes` only, put together; families of fewer than `at_least` groups are left out."""
-    members: Dict[str, List[Group]] = {}
-    for group in self.groups if groups is None else groups:
-      members.setdefault(_key({k: v for k, v in group.setting.items() if k not in axes}), []).append(group)
-    return [
-        Family(
-            found[0].label('dataset', *axes),
-            {k: v for k, v in found[0].setting.items() if k not in axes},
-            tuple(sorted(found, key=lambda group: methods.order(group.algorithm))),
-        )
-        for found in members.values() if len(found) >= at_least
-    ]
-
-  def places(self, groups: Iterable[Group]) -> List[Family]:
-    """Methods side by side: for each dataset and participation the setting in which most methods were run."""
-    places: Dict[Any, List[Family]] = {}
-    for family in self.families(('algorithm',), groups):
-      places.setdefault((family.setting.get('dataset'), family.setting.get('participation')), []).append(family)
-    return [max(found, key=lambda family: (len(family.groups), -len(family.label))) for found in places.values()]
-
-
-def collect(runs: Iterable[runs_lib.Run]) -> Tuple[Study, List[runs_lib.LeftOut]]:
-  """Groups runs by setting.
-
-  A group compares like with like: a second run of a seed, and runs that went less far than others of their setting, are
-  left out by name.
-  """
+  runs = list(runs)
+  flags = dict.fromkeys(name for run in runs for name in run.identity if name not in _REPEATED)
+  settings: Dict[str, Dict[str, Any]] = {}
   members: Dict[str, List[runs_lib.Run]] = {}
   for run in runs:
-    members.setdefault(_key(setting_of(run)), []).append(run)
-  settings = [setting_of(found[0]) for found in members.values()]
-  common = {
-      dataset: _most_frequent([setting for setting in settings if setting.get('dataset') == dataset])
-      for dataset in dict.fromkeys(setting.get('dataset') for setting in settings)
-  }
+    setting = _setting(run, flags)
+    settings[_key(setting)] = setting
+    members.setdefault(_key(setting), []).append(run)
   groups, left_out = [], []
-  for setting, found in zip(settings, members.values()):
-    kept: Dict[Any, runs_lib.Run] = {}
-    most = max(run.rounds for run in found)
-    # A run that stops at its accuracy is as long as that takes.
-    may_differ = setting.get('stop_at_accuracy') is not None
+  for key, found in members.items():
+    kept, most = {}, max(run.rounds for run in found)
     for run in found:
-      if run.rounds < most and not may_differ:
-        left_out.append(runs_lib.LeftOut(
-            run.path, f'{run.rounds} rounds, others of its setting {most}: left out of their mean'
-        ))
+      # A run that stops at an accuracy is as long as it takes.
+      if run.rounds < most and run.flags.get('stop_at_accuracy') is None:
+        reason = f'{run.rounds} rounds, others of its setting {most}; left out of their mean'
+        left_out.append(runs_lib.LeftOut(run.path, reason))
       elif run.seed in kept:
-        left_out.append(runs_lib.LeftOut(
-            run.path, f'the setting and seed of {kept[run.seed].path}, which is used'
-        ))
+        left_out.append(runs_lib.LeftOut(run.path, f'same setting and seed as {kept[run.seed].path}, which is used'))
       else:
         kept[run.seed] = run
-    departures = {
-        name: setting.get(name, _ABSENT) for name, value in common[setting.get('dataset')].items()
-        if _key(setting.get(name, _ABSENT)) != _key(value)
-    }
-    groups.append(Group(setting, tuple(sorted(kept.values(), key=lambda run: run.seed)), departures))
-  return Study(tuple(groups), common), left_out
+    groups.append(Group(settings[key], tuple(kept[seed] for seed in sorted(kept))))
+  return groups, left_out
 
 
-def setting_of(run: runs_lib.Run) -> Dict[str, Any]:
-  """The flags that say what a run computes, in one form, without its seeds."""
-  setting = {k: specs.canonical(k, v) for k, v in run.identity.items() if k not in _REPEATED}
-  setting.setdefault('calibration', 'documents')
-  # A default may stand for a number that the run itself tells.
-  setting.update(algorithm=run.algorithm, num_clients=run.num_clients, stop_at_accuracy=run.stop_at_accuracy)
-  return setting
-
-
-def differing(settings: Sequence[Mapping[str, Any]]) -> List[str]:
-  """Flags that do not have one value in all of `settings`."""
-  names = sorted({name for setting in settings for name in setting})
-  return [name for name in names if len({_key(setting.get(name, _ABSENT)) for setting in settings}) > 1]
-
-
-def _most_frequent(settings) -> Dict[str, Any]:
-  """Each flag's value in most of `settings`; the earlier one of a tie."""
-  common = {}
-  for name in sorted({name for setting in settings for name in setting}):
-    values = [setting.get(name, _ABSENT) for setting in settings]
-    keys = [_key(value) for value in values]
-    common[name] = values[keys.index(collections.Counter(keys).most_common(1)[0][0])]
-  return common
+def _setting(run, flags) -> Dict[str, Any]:
+  """Those of `flags` that the run's method reads. An older version may not have had all of them."""
+  try:
+    unread = methods.parse(run.algorithm).unused
+  except ValueError:
+    unread = set(flags) - set(run.identity)  # This version does not know the method.
+  setting = {k: runs_lib.canonical(k, run.identity.get(k, 'absent')) for k in flags if k not in unread}
+  # By default the dataset decides how many clients there are.
+  num_clients = len(run.counts) if run.counts is not None else run.identity.get('num_clients')
+  stop_at_accuracy = run.flags.get('stop_at_accuracy')
+  return {**setting, 'algorithm': run.algorithm, 'num_clients': num_clients, 'stop_at_accuracy': stop_at_accuracy}
 
 
 def _key(value) -> str:
   return json.dumps(value, sort_keys=True, default=str)
+
+
+def differing(settings: Sequence[Mapping[str, Any]]) -> List[str]:
+  """The flags that do not have one value in all settings that have them."""
+  names = dict.fromkeys(name for setting in settings for name in setting)
+  return [name for name in names if len({_key(setting[name]) for setting in settings if name in setting}) > 1]
+
+
+def describe(settings: Sequence[Mapping[str, Any]], *known: str, in_full: bool = False) -> Tuple[List[str], str]:
+  """How settings differ in flags other than method, dataset and those `known` from elsewhere.
+
+  Returns:
+    A text for each setting, and the values that a setting has unless its text says otherwise: those of more than half
+    of the settings, or none of them if `in_full`.
+  """
+  parts, usual = [[] for _ in settings], []
+  for name in differing(settings):
+    if name in (*_KNOWN, *known):
+      continue
+    values = [str(setting[name]) if name in setting else None for setting in settings]
+    (most, count), = collections.Counter(value for value in values if value is not None).most_common(1)
+    is_usual = 2 * count > len(settings) and not in_full
+    usual += [f'`{name}={most}`'] if is_usual else []
+    for part, value in zip(parts, values):
+      part += [f'{name}={value}'] if value is not None and not (is_usual and value == most) else []
+  return [', '.join(part) for part in parts], ', '.join(usual)
+
+
+def families(groups: Sequence[Group], *axes: str, at_least: int = 1) -> List[Family]:
+  """Groups that agree in every flag that they share, except in `axes`, put together.
+
+  A group is in several families if what it does not read tells them apart: FedAvg is beside the others at every ε.
+  Families of fewer than `at_least` groups, and those within another family, are left out.
+  """
+  texts = [{k: _key(v) for k, v in group.setting.items() if k not in axes} for group in groups]
+  agree = [[all(a.get(name, text) == text for name, text in b.items()) for b in texts] for a in texts]
+  # Those that read most come first: whatever agrees with them, agrees with the others that do.
+  order = sorted(range(len(groups)), key=lambda i: -len(texts[i]))
+  cliques = []
+  for first in order:
+    members = [first]
+    for i in order:
+      members += [i] if i != first and all(agree[i][j] for j in members) else []
+    if len(members) >= at_least and not any(set(members) <= set(clique) for clique in cliques):
+      cliques.append(members)
+  cliques.sort(key=min)
+  shared = [{k: v for i in clique for k, v in groups[i].setting.items() if k not in axes} for clique in cliques]
+  titles = (', '.join(filter(None, [s['dataset'], text])) for s, text in zip(shared, describe(shared, in_full=True)[0]))
+  key = lambda group: figures.order(group.algorithm)
+  return [Family(title, sorted((groups[i] for i in clique), key=key)) for title, clique in zip(titles, cliques)]
+
+
+def places(groups: Sequence[Group]) -> List[Family]:
+  """Methods side by side: for each dataset and participation, the setting in which most methods were run."""
+  found: Dict[Any, List[Group]] = {}
+  for _, members in families(groups, 'algorithm'):
+    place = (members[0].dataset, members[0].setting['participation'])
+    found[place] = max(found.get(place, ()), members, key=lambda these: (len(these), sum(len(g.runs) for g in these)))
+  # Titles need to tell these families apart, not all others.
+  return families([group for chosen in found.values() for group in chosen], 'algorithm')
+
+
+class Row(NamedTuple):
+  """A row of a table: the group, or the name of a method that was not run, and the cells before and after them."""
+
+  group: Union[Group, str]
+  first: Mapping[str, Any]
+  last: Mapping[str, Any]
+
+
+def table(name: str, title: str, rows: Sequence[Row], *known: str) -> List[pages.Block]:
+  """A table and what a reader must know before comparing its rows; nothing if no row has a group.
+
+  Args:
+    name: Of the CSV file.
+    title: The line above the table.
+    rows: In order.
+    *known: Flags that the title or other cells state.
+  """
+  groups = [row.group for row in rows if isinstance(row.group, Group)]
+  settings, usual = describe([group.setting for group in groups], *known)
+  words = iter(zip(figures.labels([group.algorithm for group in groups]), settings))
+  lines = []
+  for row in rows:
+    is_run = isinstance(row.group, Group)
+    method, setting = next(words) if is_run else (figures.of(row.group).label, '')
+    origin = row.group.origin if is_run else {}
+    lines.append({**row.first, 'method': method, 'setting': setting, **row.last, **origin})
+  notes = [f'Unless its setting says otherwise, a row has {usual}.'] if usual else []
+  if len({group.origin['rounds'] for group in groups}) > 1:
+    notes.append('The rows differ in the rounds that were run: compare only those of equal rounds.')
+  return [pages.Table(name, title, lines), *notes] if groups else []
+
+
+def by_group(
+    name: str, title: str, groups: Sequence[Group], columns: Callable[[Group], Mapping[str, Any]], *first: str
+) -> List[pages.Block]:
+  """A table with a row for each group, sorted by dataset, the flags `first`, which have columns, and method."""
+  first = ('dataset', *first)
+  # By numbers where they are numbers.
+  value = lambda v: (not isinstance(v, (int, float)), v if isinstance(v, (int, float)) else 0, str(v))
+  key = lambda g: ([value(g.setting.get(flag)) for flag in first], figures.order(g.algorithm))
+  rows = [Row(g, {flag: str(g.setting.get(flag)) for flag in first}, columns(g)) for g in sorted(groups, key=key)]
+  return table(name, title, rows, *first)
+
+
+def beside(
+    what: str, printed: Union[pages.Quantity, str, None], groups: Sequence[Group], method: str,
+    cells: Mapping[str, Any], measure: Callable[[Group], Any] = Group.accuracy,
+) -> List[Row]:
+  """Rows for a printed figure (None: nothing is printed): one for each group that measures it, or one that says that
+  no group does. `what` is measured, `cells` come first."""
+  rows = []
+  for group in groups:
+    measured = measure(group)
+    both = isinstance(measured, pages.Quantity) and isinstance(printed, pages.Quantity)
+    rows.append(Row(group, cells, {
+        f'document: {what}': printed, f'measured: {what}': 'not logged' if measured is None else measured,
+        'difference': f'{measured.mean - printed.mean:+.{measured.digits}f}' if both else None,
+    }))
+  return rows or [Row(method, cells, {f'document: {what}': printed, f'measured: {what}': NOT_RUN})]
+
+
+def over(values: Sequence[Optional[float]], digits: int = 2) -> Optional[pages.Quantity]:
+  """Mean and sample deviation of the finite values; None if there is none."""
+  known = np.array([v for v in values if v is not None and np.isfinite(v)], float)
+  if not len(known):
+    return None
+  return pages.Quantity(float(known.mean()), float(known.std(ddof=1)) if len(known) > 1 else None, len(known), digits)
+
+
+def jain(values: Optional[np.ndarray]) -> Optional[float]:
+  """Jain's fairness index (Σx)²/(n·Σx²) of non-negative values, in [1/n, 1]; None for no values or only zeros."""
+  if values is None or not np.any(values):
+    return None
+  return float(values.sum()**2 / (len(values) * (values**2).sum()))
+
+
+def paired_test(
+    left: Sequence[float], right: Sequence[float], digits: int = 2
+) -> Tuple[pages.Quantity, Optional[float]]:
+  """The mean of left - right over pairs, and the two-sided p of Student's paired t test.
+
+  p is None with fewer than two pairs, or without a spread: then the difference is the same in every pair.
+  """
+  difference = over(np.subtract(left, right), digits)
+  scale = max(np.abs(left).max(), np.abs(right).max())
+  # Without a spread beyond rounding errors, the statistic is noise or infinite.
+  if difference.deviation is None or difference.deviation <= 1e-12 * scale:
+    return difference, None
+  t = difference.mean / (difference.deviation / difference.count**0.5)
+  return difference, float(2 * special.stdtr(difference.count - 1, -abs(t)))

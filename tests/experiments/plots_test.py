@@ -1,4 +1,4 @@
-"""The plot of a run: drawn from whatever metrics.csv holds, without a warning."""
+"""The style of all figures, and the plot of a run: drawn from whatever metrics.csv holds, without a warning."""
 
 import warnings
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from experiments import plots
+from tests.experiments.reporting import ticks
 
 NAMES = ('train_accuracy', 'epsilon', 'clipping_norm', 'norm_p10', 'norm_p90', 'noise_to_signal')
 
@@ -19,6 +20,46 @@ def _write(path, rows, names=NAMES + ('test_accuracy',)):
 
 ROW = dict(zip(NAMES, (0.5, 0.03, 0.4, 0.1, 0.4, 12.0)), test_accuracy=0.6)
 EMPTY = dict(ROW, train_accuracy='nan', norm_p10='nan', norm_p90='nan', noise_to_signal='nan')
+
+
+class TestTicks:
+
+  @pytest.mark.parametrize('low, high', [
+      (2.9999, 3.0001), (2.9999966, 2.999999995), (5_900_000.0, 5_900_010.0), (1e-7, 3e-7), (1e8, 9e8),
+  ])
+  def test_labels_are_the_numbers_themselves(self, low, high):
+    figure = plots.drawn(lambda f: f.subplots().plot([low, high], [low, high]), (9, 4))
+    ticks.check(figure.axes[0].xaxis, low, high)
+    ticks.check(figure.axes[0].yaxis, low, high)
+
+  def test_widened_axes_of_nearly_equal_values(self):
+    def draw(figure):
+      axes = figure.subplots()
+      axes.plot([2.9999966, 2.999999995], [1, 9])
+      plots.widen(axes.xaxis)
+      plots.widen(axes.yaxis)
+
+    axes = plots.drawn(draw, (6, 4)).axes[0]
+    ticks.check(axes.xaxis, 2.95, 3.05)
+    assert axes.get_ylim() == pytest.approx((0.6, 9.4))
+
+  def test_logarithmic_axes_have_plain_numbers(self):
+    def draw(figure):
+      axes = figure.subplots()
+      axes.plot([1, 2], [60, 900])
+      plots.plain_log(axes.yaxis)
+
+    assert ticks.numbers(plots.drawn(draw, (6, 4)).axes[0].yaxis) == [100, 200, 500, 1000]
+
+  @pytest.mark.parametrize('rounds', [1, 2, 3, 12, 200])
+  def test_rounds_are_whole(self, rounds):
+    def draw(figure):
+      axes = figure.subplots()
+      axes.plot(np.arange(1, rounds + 1), np.ones(rounds))
+      plots.whole_rounds(axes)
+
+    shown = ticks.numbers(plots.drawn(draw, (5, 4)).axes[0].xaxis)
+    assert shown and all(number.is_integer() for number in shown) and len(set(shown)) == len(shown)
 
 
 class TestReadMetrics:
@@ -53,7 +94,23 @@ class TestPlotRun:
       plots.plot_run(_write(tmp_path / 'm.csv', rows), str(path), 'a run')
     assert path.read_bytes()[:8] == b'\x89PNG\r\n\x1a\n'
 
-  def test_cut_off_before_the_first_test(self, tmp_path):
+  def test_interrupted_before_the_first_test(self, tmp_path):
     path = tmp_path / 'plot.png'
     plots.plot_run(_write(tmp_path / 'm.csv', [ROW] * 2, NAMES), str(path), 'a run')
     assert path.stat().st_size > 1000
+
+  def test_its_title_its_whole_rounds_and_its_epsilons(self, tmp_path):
+    rows = [dict(ROW, epsilon=3 + 1e-9 * t) for t in range(4)]
+    metrics = plots.read_metrics(_write(tmp_path / 'm.csv', rows))
+    figure = plots.drawn(*plots.run_figure(metrics, 'digits, quap'))
+    assert figure.get_suptitle() == 'digits, quap'
+    assert [axes.get_title() for axes in figure.axes] == ['Accuracy', 'Budget of the round', 'Clipping', 'Noise']
+    for axes in figure.axes:
+      assert ticks.numbers(axes.xaxis) == [1, 2, 3, 4]
+    ticks.check(figure.axes[1].yaxis, 3, 3 + 3e-9)
+
+  def test_the_accuracy_axis_shows_the_data(self, tmp_path):
+    rows = [dict(ROW, train_accuracy=0.93 + 0.02 * t, test_accuracy=0.94 + 0.02 * t) for t in range(3)]
+    metrics = plots.read_metrics(_write(tmp_path / 'm.csv', rows))
+    low, high = plots.drawn(*plots.run_figure(metrics, '')).axes[0].get_ylim()
+    assert 92 < low < 93 and 98 < high < 100

@@ -1,4 +1,4 @@
-"""The report binary: what it writes, what it warns of, and its exit status."""
+"""The report binary: what it writes, its warnings and its exit status."""
 
 import subprocess
 import sys
@@ -28,9 +28,8 @@ def test_writes_all_its_files(runs, tmp_path, capsys):
   assert '6 runs of 3 settings' in out
   assert not err
   text = (tmp_path / 'report' / 'report.md').read_text()
-  assert f'`python -m experiments.report {runs}' in text
+  assert f'Made by `python -m experiments.report {runs}' in text
   assert '`epsilon=6`' in text and 'quap_tff 0.1.0' in text and 'cores 2' in text
-  assert 'Most frequent' not in text
   assert '## What was left out\n\nNothing.' in text
   assert (tmp_path / 'report' / 'index.html').stat().st_size > 10_000
   assert (tmp_path / 'report' / 'tables' / 'h1.csv').exists()
@@ -50,12 +49,10 @@ def test_damage_is_named_and_the_rest_reported(runs, tmp_path, capsys):
     assert name in left_out and name in err
 
 
-def test_the_header_says_in_what_runs_differ(runs, tmp_path):
-  factory.write_run(runs / 'other', epsilon=3, seed=1)
-  assert _main(runs, f'--output_dir={tmp_path / "report"}') == 0
-  text = (tmp_path / 'report' / 'report.md').read_text()
-  assert 'Most frequent on mnist: `epsilon=6`.' in text
-  assert '| epsilon=3 ' in text
+def test_help_lists_the_sweeps_of_the_sections(capsys):
+  assert _main('--help') == 0
+  out = capsys.readouterr().out
+  assert '--output_dir' in out and '\n  Ablation\n    python -m experiments.sweep ' in out
 
 
 @pytest.mark.parametrize('arguments, words', [
@@ -63,7 +60,7 @@ def test_the_header_says_in_what_runs_differ(runs, tmp_path):
     (['RUNS'], '--output_dir is missing'),
     (['RUNS/none', '--output_dir=OUT'], 'No such folder: '),
     (['RUNS', '--output=OUT'], 'Unknown command line flag'),
-    (['RUNS', '--output_dir=RUNS'], 'other files than an earlier report'),
+    (['RUNS', '--output_dir=RUNS'], 'files other than an earlier report'),
     (['EMPTY', '--output_dir=OUT'], 'No usable run among 0'),
 ])
 def test_wrong_arguments(runs, tmp_path, capsys, arguments, words):
@@ -73,7 +70,7 @@ def test_wrong_arguments(runs, tmp_path, capsys, arguments, words):
     arguments = [argument.replace(name, path) for argument in arguments]
   assert _main(*arguments) == 1
   err = capsys.readouterr().err
-  assert f'Error: ' in err and words in err
+  assert 'Error: ' in err and words in err
   assert not (tmp_path / 'out').exists()
 
 

@@ -1,18 +1,17 @@
-"""Run directories made by hand, as small as a report can read them and true to what a training run writes."""
+"""Run folders made by hand: as small as a report can read them, and true to what a training run writes."""
 
 import csv
 import json
 import pathlib
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import numpy as np
 
-from experiments.reporting import document
-from experiments.reporting import methods
+from experiments import methods
+from experiments.reporting import figures
+from experiments.reporting import pages
 from experiments.reporting import runs as runs_lib
-from experiments.reporting import study as study_lib
-
-NO_AMPLIFICATION = 'none'
+from experiments.reporting import study
 
 
 def write_run(
@@ -24,108 +23,115 @@ def write_run(
     noise_norm: float = 2.0,
     sigma: float = 0.1,
     spread: float = 1.0,
-    covers: Optional[str] = 'nothing',
+    scale: float = 1.0,
+    covers: Optional[str] = None,
     epsilon_max: float = 0.5,
+    notes: Sequence[str] = (),
     certified_epsilon: Optional[float] = None,
     machine: Optional[Mapping[str, Any]] = None,
     seconds: float = 1.5,
     up_bytes: int = 4000,
-    **identity,
+    clients: Optional[Mapping[str, Any]] = None,
+    **given,
 ) -> pathlib.Path:
   """Writes a finished run.
 
   Args:
-    folder: Where, made if need be.
+    folder: Where; it is made.
     accuracy: Final test accuracy, in [0, 1].
     curve: Test accuracy by round; a straight line from 0 to `accuracy` if None.
     rounds_run: Rounds run, of `rounds` planned.
     noise_norm, sigma: The same in every round; 0: the run has no noise.
-    spread: Client i's budget of a round is ε_base·(1 + spread·i/N) for adaptive budgets, ε_base for others.
-    covers: What the formal figures cover; None leaves the formal report out.
+    spread, scale: Client i's budget of a round is scale·ε_base·(1 + spread·i/N) for adaptive budgets, ε_base for
+      others.
+    covers: What the formal figures cover; None: the released model has no finite ε, and `formal` is null.
     epsilon_max: The formal figure.
+    notes: Of the formal figures.
     certified_epsilon: Makes a certificate with this largest ε.
     machine: For run.json.
     seconds: Of each round.
     up_bytes: Upload of a client in a round.
-    **identity: Flags other than the defaults below.
+    clients: More columns of clients.csv.
+    **given: Flags other than the defaults below. As in a real run, those that the method does not read are in `flags`
+      and not in `identity`.
   """
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
-  identity = {
+  flags = {
       'dataset': 'mnist', 'model': 'auto', 'algorithm': 'quap', 'num_clients': 10, 'cohort_size': 4, 'rounds': 10,
       'partition': 'dirichlet:alpha=0.5', 'participation': 'beta:a=2,b=5', 'epsilon': 6.0, 'delta': 1e-5, 'alpha': 0.5,
       'beta': 2.0, 'calibration': 'documents', 'critical_layers': 'final_dense', 'seed': 42, 'noise_seed': None,
-      'client_optimizer': 'sgd:learning_rate=0.005', **identity,
+      'client_optimizer': 'sgd:learning_rate=0.005', 'stop_at_accuracy': None, **given,
   }
-  stop_at_accuracy = identity.pop('stop_at_accuracy', None)
-  rounds = rounds_run
-  run = {
-      'identity': identity,
-      'flags': {**identity, 'stop_at_accuracy': stop_at_accuracy, 'output_dir': str(folder)},
+  unread = methods.parse(flags['algorithm']).unused
+  write_json(folder / 'run.json', {
+      'identity': {k: v for k, v in flags.items() if k not in unread and k != 'stop_at_accuracy'},
+      'flags': {**flags, 'output_dir': str(folder)},
       'versions': {'quap_tff': '0.1.0', 'python': '3.11.0'},
       'machine': machine or {'platform': 'Linux', 'cores': 2, 'gpus': 0},
-  }
-  write_json(folder / 'run.json', run)
-  ledger = make_ledger(identity, rounds, spread if noise_norm else np.inf)
+  })
+  rounds, num_clients = rounds_run, flags['num_clients']
+  ledger = make_ledger(flags, rounds, spread if noise_norm else np.inf, scale)
   np.savez(folder / 'ledger.npz', **ledger)
-  nominal = np.bincount(ledger['clients'], ledger['budgets'], identity['num_clients'])
+  nominal = np.bincount(ledger['clients'], ledger['budgets'], num_clients)
   curve = np.linspace(0, accuracy, rounds + 1)[1:] if curve is None else np.asarray(curve)
-  columns = {
+  write_csv(folder / 'metrics.csv', {
       'round': np.arange(1, rounds + 1), 'epsilon': np.full(rounds, 0.6), 'sigma': np.full(rounds, sigma),
       'signal_norm': np.ones(rounds), 'noise_norm': np.full(rounds, noise_norm),
       'noise_to_signal': np.full(rounds, noise_norm), 'test_accuracy': curve,
       'nominal_epsilon_max': np.full(rounds, nominal.max()), 'seconds': np.full(rounds, seconds),
       'down_bytes_per_client': np.full(rounds, 4800), 'up_bytes_per_client': np.full(rounds, up_bytes),
-  }
-  write_csv(folder / 'metrics.csv', columns)
-  clients = identity['num_clients']
-  write_csv(folder / 'clients.csv', {
-      'client': np.arange(clients), 'rounds': np.bincount(ledger['clients'], minlength=clients),
-      'nominal_epsilon': ['' if not np.isfinite(value) else value for value in nominal],
-      'test_accuracy': np.linspace(0.5, 1, clients),
   })
+  columns = {
+      'client': np.arange(num_clients), 'rounds': np.bincount(ledger['clients'], minlength=num_clients),
+      'nominal_epsilon': ['' if not np.isfinite(value) else value for value in nominal],
+      'test_accuracy': np.linspace(0.5, 1, num_clients),
+  }
+  if covers is not None:
+    columns['formal_epsilon'] = np.linspace(0, epsilon_max, num_clients)
+  write_csv(folder / 'clients.csv', {**columns, **(clients or {})})
   formal = {
-      'covers': covers, 'statement': f'Figures hold for: {covers}.', 'delta': identity['delta'], 'unit': 'one client',
-      'figures': [] if covers == 'nothing' else [
-          figure('gaussian_exact', NO_AMPLIFICATION, epsilon_max), figure('zcdp', NO_AMPLIFICATION, epsilon_max + 1),
-          figure('rdp', 'by Poisson sampling', epsilon_max / 10),
+      'covers': covers, 'statement': f'Figures hold for: {covers}.', 'delta': flags['delta'], 'unit': 'one client',
+      'notes': list(notes), 'figures': [
+          formal_figure('gaussian_exact', 'none', epsilon_max), formal_figure('zcdp', 'none', epsilon_max + 1),
+          formal_figure('rdp', 'by Poisson sampling', epsilon_max / 10),
       ],
   }
   noised = bool(np.isfinite(nominal.max()))
   write_json(folder / 'summary.json', {
-      'dataset': identity['dataset'], 'algorithm': identity['algorithm'], 'rounds': rounds,
-      'planned_rounds': identity['rounds'], 'test_accuracy': accuracy, 'test_loss': 0.3,
+      'dataset': flags['dataset'], 'algorithm': flags['algorithm'], 'rounds': rounds,
+      'planned_rounds': flags['rounds'], 'test_accuracy': accuracy, 'test_loss': 0.3,
       'nominal_epsilon_max': float(nominal.max()) if noised else None,
       'nominal_epsilon_mean': float(nominal.mean()) if noised else None,
       'nominal_delta_max': 1e-4 if noised else None, 'model_protected': covers == 'released model',
-      'formal': None if covers in (None, 'nothing') else formal, 'interrupted': False, 'seconds': 1.0, 'output_dir': str(folder),
+      'formal': formal if covers is not None else None, 'interrupted': False, 'seconds': 1.0,
+      'output_dir': str(folder),
   })
   if certified_epsilon is not None:
     write_json(folder / 'certificate.json', {'achieved': {'epsilon_max': certified_epsilon}})
   return folder
 
 
-def make_ledger(identity: Mapping[str, Any], rounds: int, spread: float) -> Dict[str, np.ndarray]:
-  """Client i takes part with a rate that grows with i; the same cohorts for every method of a seed."""
-  clients, size = identity['num_clients'], identity['cohort_size']
-  rng = np.random.default_rng(identity['seed'])
+def make_ledger(flags: Mapping[str, Any], rounds: int, spread: float, scale: float) -> Dict[str, np.ndarray]:
+  """Client i takes part with a rate that grows with i; every method of a seed has the same cohorts."""
+  clients, size = flags['num_clients'], flags['cohort_size']
+  rng = np.random.default_rng(flags['seed'])
   weights = np.arange(1, clients + 1) / np.arange(1, clients + 1).sum()
   cohorts = [np.sort(rng.choice(clients, size, replace=False, p=weights)) for _ in range(rounds)]
   members = np.concatenate(cohorts)
-  method = methods.METHODS.get(identity['algorithm'].split(':')[0])
-  is_adaptive = method is not None and (method.ablation or (False,))[0]
-  more = spread * members / clients if is_adaptive else np.zeros(len(members))
-  base = identity['epsilon'] / identity['rounds']
-  budgets = base * (1 + more) if np.isfinite(spread) else np.full(len(members), np.inf)
+  is_adaptive = (figures.of(flags['algorithm']).parts or (False,))[0]
+  factor = scale * (1 + spread * members / clients) if is_adaptive else np.ones(len(members))
+  base = flags['epsilon'] / flags['rounds']
+  budgets = base * factor if np.isfinite(spread) else np.full(len(members), np.inf)
   return {
       'offsets': np.arange(rounds + 1, dtype=np.int64) * size, 'clients': members.astype(np.int32), 'budgets': budgets,
       'weights': np.ones(len(members)), 'noise_multipliers': np.full(rounds, 1.0),
       'count_noise_multipliers': np.full(rounds, np.inf), 'clipping_norms': np.full(rounds, 1.0),
-      'num_clients': np.int64(clients), 'delta': np.float64(identity['delta']), 'fingerprint': np.zeros(32, np.uint8),
+      'num_clients': np.int64(clients), 'delta': np.float64(flags['delta']), 'fingerprint': np.zeros(32, np.uint8),
   }
 
 
-def figure(accountant: str, amplification: str, epsilon: float) -> Dict[str, Any]:
+def formal_figure(accountant: str, amplification: str, epsilon: float) -> Dict[str, Any]:
   """A formal figure as summary.json has it."""
   return {
       'accountant': accountant, 'neighbours': 'zero out one client', 'amplification': amplification,
@@ -144,12 +150,12 @@ def write_csv(path: pathlib.Path, columns: Mapping[str, Any]):
     writer.writerows(zip(*columns.values()))
 
 
-def study_of(folder: pathlib.Path, *runs: Mapping[str, Any]) -> study_lib.Study:
-  """The study of one run directory for each of `runs`, the arguments of `write_run`."""
+def groups_of(folder: pathlib.Path, *runs: Mapping[str, Any]) -> List[study.Group]:
+  """The groups of one run folder for each of `runs`, the arguments of `write_run`."""
   for number, arguments in enumerate(runs):
     write_run(folder / f'run_{number:03d}', **arguments)
   loaded = [runs_lib.load(path) for path in runs_lib.find([str(folder)])]
-  return study_lib.collect(run for run, _ in loaded if run is not None)[0]
+  return study.collect(run for run, _ in loaded if run is not None)[0]
 
 
 def seeds(*seeds_: int, **arguments) -> List[Dict[str, Any]]:
@@ -160,12 +166,17 @@ def seeds(*seeds_: int, **arguments) -> List[Dict[str, Any]]:
   ]
 
 
-def table(section: document.Section, name: str) -> List[Dict[str, Any]]:
-  """The rows of the section's table of this name, cells by column."""
-  (found,) = [block for block in section.blocks if isinstance(block, document.Table) and block.name == name]
-  return [dict(zip(found.columns, row)) for row in found.texts()]
+def table(blocks: Sequence[pages.Block], name: str) -> List[Dict[str, str]]:
+  """The rows of the table of this name, cells as text by column."""
+  (found,) = [block for block in blocks if isinstance(block, pages.Table) and block.name == name]
+  return [{column: pages.text(row.get(column)) for column in found.columns} for row in found.rows]
 
 
-def text(section: document.Section) -> str:
-  """The section's paragraphs."""
-  return '\n'.join(block for block in section.all_blocks() if isinstance(block, str))
+def drawings(blocks: Sequence[pages.Block]) -> List[pages.Figure]:
+  """The figures among the blocks."""
+  return [block for block in blocks if isinstance(block, pages.Figure)]
+
+
+def text(blocks: Sequence[pages.Block]) -> str:
+  """The paragraphs among the blocks."""
+  return '\n'.join(block for block in blocks if isinstance(block, str))

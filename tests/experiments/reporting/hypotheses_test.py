@@ -2,18 +2,19 @@
 
 import pytest
 
-from experiments.reporting.sections import hypotheses
+from experiments.reporting import hypotheses
+from experiments.reporting import published
 from tests.experiments.reporting import factory
 
 SEEDS = (1, 2, 3)
 
 
-def _verdicts(study, name):
-  return [row['verdict'] for row in factory.table(hypotheses.build(study), name)]
+def _verdicts(groups, name):
+  return [row['verdict'] for row in factory.table(hypotheses.build(groups), name)]
 
 
 def _accuracies(tmp_path, quap, fixed, **flags):
-  return factory.study_of(
+  return factory.groups_of(
       tmp_path, *factory.seeds(*SEEDS[:len(quap)], accuracy=quap, **flags),
       *factory.seeds(*SEEDS[:len(fixed)], accuracy=fixed, algorithm='fixed_dp')
   )
@@ -26,79 +27,73 @@ def _accuracies(tmp_path, quap, fixed, **flags):
     ([0.90], [0.80], 'not enough runs'),
 ])
 def test_h1_flips_with_the_accuracies(tmp_path, quap, fixed, verdict):
-  study = _accuracies(tmp_path, quap, fixed)
-  assert _verdicts(study, 'h1') == [verdict]
-  assert f'H1: QuAP-FL is more accurate than uniform DP-FedAvg at equal ε_total: {verdict}.' in factory.text(
-      hypotheses.build(study)
-  )
+  groups = _accuracies(tmp_path, quap, fixed)
+  assert _verdicts(groups, 'h1') == [verdict]
+  claim = 'H1: QuAP-FL is more accurate than uniform DP-FedAvg at equal ε_total'
+  assert f'**{claim}: {verdict}.**' in factory.text(hypotheses.build(groups))
 
 
 def test_one_pair_gives_no_p(tmp_path):
   (row,) = factory.table(hypotheses.build(_accuracies(tmp_path, [0.9], [0.8])), 'h1')
-  assert row['p'] == 'none: fewer than two pairs'
-  assert row['difference (points)'] == '10.00'
+  assert (row['p'], row['difference']) == ('none', '10.00')
 
 
 def test_pairs_are_of_one_seed_and_length(tmp_path):
-  study = factory.study_of(
+  groups = factory.groups_of(
       tmp_path, *factory.seeds(1, 2, 3, accuracy=[0.9, 0.91, 0.92]),
       *factory.seeds(2, 3, 4, accuracy=[0.8, 0.82, 0.83], algorithm='fixed_dp')
   )
-  (row,) = factory.table(hypotheses.build(study), 'h1')
-  assert (row['pairs'], row['QuAP-FL (%)']) == ('2', '91.50 ± 0.71')
-  study = factory.study_of(
+  (row,) = factory.table(hypotheses.build(groups), 'h1')
+  assert (row['pairs'], row['QuAP-FL']) == ('2', '91.50 ± 0.71')
+  groups = factory.groups_of(
       tmp_path / 'b', *factory.seeds(1, 2, rounds_run=5), *factory.seeds(1, 2, algorithm='fixed_dp')
   )
-  assert 'DP-FedAvg at equal ε_total.** Not enough runs: no pair' in factory.text(hypotheses.build(study))
+  assert not hypotheses.build(groups)
 
 
 def test_runs_of_other_settings_are_no_pair(tmp_path):
-  study = _accuracies(tmp_path, [0.9, 0.91], [0.8, 0.82], epsilon=3)
-  assert 'H1: QuAP-FL is more accurate than uniform DP-FedAvg at equal ε_total.** Not enough runs' in (
-      factory.text(hypotheses.build(study))
-  )
+  assert not hypotheses.build(_accuracies(tmp_path, [0.9, 0.91], [0.8, 0.82], epsilon=3))
 
 
 @pytest.mark.parametrize('spread, verdict', [(-0.5, 'confirmed'), (0.5, 'not confirmed')])
 def test_h2_flips_with_the_budgets(tmp_path, spread, verdict):
   # Client 9 takes part most: a budget that falls with the client's number evens the sums out.
-  study = factory.study_of(
+  groups = factory.groups_of(
       tmp_path, *factory.seeds(*SEEDS, spread=spread), *factory.seeds(*SEEDS, algorithm='layerwise')
   )
-  assert _verdicts(study, 'h2') == [verdict]
+  assert _verdicts(groups, 'h2') == [verdict] * 2
 
 
 def test_h2_needs_the_deviation_itself_to_fall(tmp_path):
   # Larger budgets for all, a little less so for the frequent: the coefficient falls, the deviation grows.
-  runs = factory.seeds(*SEEDS, spread=-0.2)
-  study = factory.study_of(tmp_path, *runs, *factory.seeds(*SEEDS, algorithm='layerwise'))
-  for run in study.select('quap')[0].runs:
-    run.ledger.budgets[:] *= 2
-  (row,) = factory.table(hypotheses.build(study), 'h2')
-  assert float(row['difference of coefficients'].split()[0]) < 0 < float(row['difference'].split()[0])
-  assert row['verdict'] == 'not confirmed'
+  groups = factory.groups_of(
+      tmp_path, *factory.seeds(*SEEDS, spread=-0.2, scale=2), *factory.seeds(*SEEDS, algorithm='layerwise')
+  )
+  deviation, coefficient = factory.table(hypotheses.build(groups), 'h2')
+  assert (deviation['measured'], coefficient['measured']) == ('deviation', 'deviation / mean')
+  assert float(coefficient['difference'].split()[0]) < 0 < float(deviation['difference'].split()[0])
+  assert deviation['verdict'] == coefficient['verdict'] == 'not confirmed'
 
 
 @pytest.mark.parametrize('layerwise, verdict', [([1.0, 1.1, 1.2], 'confirmed'), ([40.0, 41.5, 42.0], 'not confirmed')])
 def test_h3_flips_with_the_noise(tmp_path, layerwise, verdict):
-  study = factory.study_of(
+  groups = factory.groups_of(
       tmp_path, *factory.seeds(*SEEDS, noise_norm=layerwise, sigma=0.1),
       *factory.seeds(*SEEDS, noise_norm=[30.0, 30.5, 31.0], sigma=0.1, algorithm='adaptive_budget_clip')
   )
-  assert _verdicts(study, 'h3') == [verdict]
+  assert _verdicts(groups, 'h3') == [verdict]
 
 
-def test_h3_tells_the_dimension_from_the_deviation(tmp_path):
-  study = factory.study_of(
+def test_h3_separates_the_dimension_from_the_deviation(tmp_path):
+  groups = factory.groups_of(
       tmp_path, *factory.seeds(1, 2, noise_norm=1.0, sigma=0.05),
       *factory.seeds(1, 2, noise_norm=30.0, sigma=0.1, algorithm='adaptive_budget_clip')
   )
-  (row,) = factory.table(hypotheses.build(study), 'h3')
+  (row,) = factory.table(hypotheses.build(groups), 'h3')
   assert (row['full / layer-wise'], row['of which √(d/d_c)']) == ('30.0 ± 0.0', '15.0 ± 0.0')
-  assert 'that is d/d_c, the ratio of squared norms' in factory.text(hypotheses.build(study))
+  assert published.NOISE_GAIN in factory.text(hypotheses.build(groups))
 
 
-def test_without_runs_the_command_is_named(tmp_path):
-  study = factory.study_of(tmp_path, {'algorithm': 'fedavg', 'noise_norm': 0})
-  text = factory.text(hypotheses.build(study))
-  assert text.count('Not enough runs: no pair. These runs would decide it: `python -m experiments.sweep') == 3
+def test_a_hypothesis_without_pairs_says_so_beside_the_others(tmp_path):
+  text = factory.text(hypotheses.build(_accuracies(tmp_path, [0.9, 0.91], [0.8, 0.82])))
+  assert text.count(': not enough runs.**') == 2

@@ -1,62 +1,144 @@
-"""What a privacy figure may be called."""
+"""What a privacy figure may be called, and what participation groups have spent."""
 
 import json
 
+import numpy as np
 import pytest
 
 from experiments.reporting import privacy
 from tests.experiments.reporting import factory
 
+NOTE = 'The figures are for ideal Gaussian noise; the noise that TFF adds is weaker.'
+
 
 def _cell(tmp_path, **run):
-  return privacy.formal_text(factory.study_of(tmp_path, run).groups[0])
+  return privacy.formal_text(factory.groups_of(tmp_path, run)[0])
 
 
-@pytest.mark.parametrize('covers', ['nothing', None, 'noised weights', 'weights without the logs', 'something new'])
-def test_only_a_run_that_says_so_itself_has_an_epsilon_of_the_model(tmp_path, covers):
-  study = factory.study_of(tmp_path, {'covers': covers})
-  figure_of_the_weights = covers == 'weights without the logs'
-  assert (privacy.formal_text(study.groups[0]) == privacy.NO_FINITE) != figure_of_the_weights
-  assert privacy.whole_model_epsilon(study.runs[0]) is None
+class TestFormal:
+
+  @pytest.mark.parametrize('covers', ['nothing', None, 'noised weights', 'weights without the logs', 'something new'])
+  def test_only_a_run_that_says_so_itself_has_an_epsilon_of_the_model(self, tmp_path, covers):
+    (group,) = factory.groups_of(tmp_path, {'covers': covers})
+    figure_of_the_weights = covers == 'weights without the logs'
+    assert (privacy.formal_text(group) == privacy.NO_FINITE) != figure_of_the_weights
+    assert privacy.whole_model_epsilon(group.runs[0]) is None
+
+  def test_figures_that_are_null(self, tmp_path):
+    folder = factory.write_run(tmp_path / 'run', covers='released model')
+    summary = json.loads((folder / 'summary.json').read_text())
+    summary['formal']['figures'] = [{**f, 'epsilon_max': None} for f in summary['formal']['figures']]
+    factory.write_json(folder / 'summary.json', summary)
+    assert privacy.formal_text(factory.groups_of(tmp_path)[0]) == privacy.NO_FINITE
+
+  def test_a_summary_that_contradicts_itself_claims_nothing(self, tmp_path):
+    folder = factory.write_run(tmp_path / 'run', covers='released model')
+    summary = json.loads((folder / 'summary.json').read_text())
+    factory.write_json(folder / 'summary.json', {**summary, 'model_protected': False})
+    assert privacy.formal_text(factory.groups_of(tmp_path)[0]) == privacy.NO_FINITE
+
+  def test_noise_everywhere_beside_logged_metrics(self, tmp_path):
+    assert _cell(tmp_path, covers='weights without the logs', epsilon_max=0.5) == (
+        'weights only, if the logs stay secret: ε = 0.5 (gaussian_exact)'
+    )
+
+  def test_the_figure_without_amplification_and_the_worst_seed(self, tmp_path):
+    (group,) = factory.groups_of(tmp_path, *factory.seeds(1, 2, covers='released model', epsilon_max=[2.0, 2.5]))
+    assert privacy.formal_text(group) == 'released model: ε = 2.5 (gaussian_exact)'
+    assert [privacy.whole_model_epsilon(run) for run in group.runs] == [2.0, 2.5]
+
+  def test_one_seed_without_a_claim_spoils_it(self, tmp_path):
+    (group,) = factory.groups_of(tmp_path, *factory.seeds(1, 2, covers=['released model', None]))
+    assert privacy.formal_text(group) == privacy.NO_FINITE
+
+  def test_a_certificate(self, tmp_path):
+    (group,) = factory.groups_of(tmp_path, {'algorithm': 'certified', 'certified_epsilon': 2.97})
+    assert privacy.formal_text(group) == 'released model: ε = 2.97 (certificate.json)'
+    assert privacy.whole_model_epsilon(group.runs[0]) == 2.97
+
+  def test_a_damaged_certificate_claims_nothing(self, tmp_path):
+    folder = factory.write_run(tmp_path / 'run', algorithm='certified', certified_epsilon=3.0, covers='released model')
+    factory.write_json(folder / 'certificate.json', {'achieved': 'all'})
+    assert privacy.formal_text(factory.groups_of(tmp_path)[0]) == privacy.NO_FINITE
 
 
-def test_a_summary_at_odds_with_itself_claims_nothing(tmp_path):
-  folder = factory.write_run(tmp_path / 'run', covers='released model')
-  summary = json.loads((folder / 'summary.json').read_text())
-  factory.write_json(folder / 'summary.json', {**summary, 'model_protected': False})
-  group = factory.study_of(tmp_path).groups[0]
-  assert privacy.formal_text(group) == privacy.NO_FINITE
+class TestFootnotes:
 
+  def test_name_unit_relation_delta_and_amplification(self, tmp_path):
+    assert privacy.footnotes(factory.groups_of(tmp_path, {'covers': 'released model'})) == [
+        'Formal figures hold for one client. Neighbouring datasets: zero out one client. Total δ: 1e-05. '
+        'Amplification by sampling: none.'
+    ]
+    assert privacy.footnotes(factory.groups_of(tmp_path / 'b', {})) == ['No run has a formal figure.']
 
-def test_noise_everywhere_beside_logged_metrics(tmp_path):
-  assert _cell(tmp_path, covers='weights without the logs', epsilon_max=0.5) == (
-      'weights only, if the logs stay secret: ε = 0.5 at total δ = 1e-05 (gaussian_exact, no amplification)'
-  )
+  @pytest.mark.parametrize('algorithm, notes, marked', [
+      ('tff_dp_fedavg', [NOTE], True), ('tff_dp_fedavg', [], True), ('tff_dp_ftrl', ['Another note.'], True),
+      ('fixed_dp', [], False), ('fixed_dp', [NOTE], True),
+  ])
+  def test_figures_for_ideal_noise_are_marked(self, tmp_path, algorithm, notes, marked):
+    groups = factory.groups_of(tmp_path, {'algorithm': algorithm, 'covers': 'released model', 'notes': notes})
+    assert privacy.formal_text(groups[0]).endswith(privacy.IDEAL) == marked
+    found = [note for note in privacy.footnotes(groups) if note.startswith(privacy.IDEAL)]
+    assert len(found) == marked and all('ideal Gaussian noise' in note for note in found)
 
-
-def test_the_figure_without_amplification_and_the_worst_seed(tmp_path):
-  study = factory.study_of(tmp_path, *factory.seeds(1, 2, covers='released model', epsilon_max=[2.0, 2.5]))
-  text = privacy.formal_text(study.groups[0])
-  assert text == 'released model: ε = 2.5 at total δ = 1e-05 (gaussian_exact, no amplification)'
-  assert [privacy.whole_model_epsilon(run) for run in study.runs] == [2.0, 2.5]
-
-
-def test_one_seed_without_a_claim_spoils_it(tmp_path):
-  study = factory.study_of(tmp_path, *factory.seeds(1, 2, covers=['released model', 'nothing']))
-  assert privacy.formal_text(study.groups[0]) == privacy.NO_FINITE
-
-
-def test_a_certificate(tmp_path):
-  study = factory.study_of(tmp_path, {'algorithm': 'certified', 'certified_epsilon': 2.97, 'covers': None})
-  assert privacy.formal_text(study.groups[0]) == (
-      'released model: ε = 2.97 at total δ = 1e-05 (certificate.json)'
-  )
-  assert privacy.whole_model_epsilon(study.runs[0]) == 2.97
+  def test_a_note_of_the_summary_is_quoted(self, tmp_path):
+    folder = factory.write_run(tmp_path / 'run', algorithm='tff_dp_fedavg', covers='released model')
+    summary = json.loads((folder / 'summary.json').read_text())
+    summary['formal']['noise_note'] = 'Its own words.'
+    factory.write_json(folder / 'summary.json', summary)
+    assert '† TFF DP-FedAvg: Its own words.' in privacy.footnotes(factory.groups_of(tmp_path))
 
 
 def test_nominal_figures(tmp_path):
-  group = factory.study_of(tmp_path, {'algorithm': 'fixed_dp'}).groups[0]
+  (group,) = factory.groups_of(tmp_path, {'algorithm': 'fixed_dp'})
   assert privacy.nominal(group, 'mean').mean == pytest.approx(4 * 0.6)
-  assert privacy.nominal(group, 'max').mean == pytest.approx(0.6 * group.runs[0].participation_counts.max())
-  without = factory.study_of(tmp_path / 'b', {'algorithm': 'fedavg', 'noise_norm': 0}).groups[0]
-  assert privacy.nominal(without, 'max') is None
+  assert privacy.nominal(group, 'max').mean == pytest.approx(0.6 * group.runs[0].counts.max())
+
+
+@pytest.mark.parametrize('run', [
+    {'algorithm': 'fedavg', 'noise_norm': 0}, {'calibration': 'exact'},
+    {'algorithm': 'certified', 'certified_epsilon': 3.0},
+])
+def test_no_nominal_figure_of_noise_that_is_not_the_documents(tmp_path, run):
+  assert privacy.nominal(factory.groups_of(tmp_path, run)[0], 'max') is None
+
+
+class TestParticipationGroups:
+
+  def test_thirds_by_rounds_taken_part_in(self, tmp_path):
+    groups = factory.groups_of(tmp_path, {'algorithm': 'fixed_dp', 'num_clients': 9})
+    (row,) = factory.table(privacy.by_participation('t', groups), 't')
+    counts = np.sort(groups[0].runs[0].counts)
+    for which, third in zip(('rare', 'middle', 'frequent'), np.split(counts, 3)):
+      assert row[f'rounds: {which}'] == f'{third.mean():.1f}'
+      assert row[f'nominal ε: {which}'] == f'{0.6 * third.mean():.2f}'
+    assert not [name for name in row if name.startswith(('accuracy', 'examples', 'formal'))]
+
+  def test_columns_of_the_clients_file_appear_if_they_are_there(self, tmp_path):
+    more = {'examples': range(100, 109), 'accuracy': [0.5] * 4 + [''] * 2 + [0.9] * 3}
+    groups = factory.groups_of(tmp_path, {'num_clients': 9, 'clients': more})
+    (row,) = factory.table(privacy.by_participation('t', groups), 't')
+    order = np.argsort(groups[0].runs[0].counts, kind='stable')
+    known = np.array([0.5] * 4 + [np.nan] * 2 + [0.9] * 3)
+    assert row['examples: rare'] == f'{100 + order[:3].mean():.0f}'
+    assert row['accuracy (%): frequent'] == f'{100 * np.nanmean(known[order[6:]]):.1f}'
+
+  def test_the_formal_epsilon_is_the_released_models_or_none(self, tmp_path):
+    groups = factory.groups_of(tmp_path, *(
+        {'algorithm': a, 'covers': c, 'epsilon_max': 3.0, 'num_clients': 9, 'calibration': 'exact'}
+        for a, c in (('tff_dp_fedavg', 'released model'), ('fixed_dp', 'weights without the logs'))
+    ))
+    rows = {row['method']: row for row in factory.table(privacy.by_participation('t', groups), 't')}
+    order = np.argsort(groups[0].runs[0].counts, kind='stable')
+    assert rows['TFF DP-FedAvg']['formal ε: rare'] == f'{np.linspace(0, 3, 9)[order[:3]].mean():.2f}'
+    assert rows['Fixed-DP']['formal ε: rare'] == '-'
+
+  def test_a_client_without_a_finite_epsilon_leaves_its_run_without_figures(self, tmp_path):
+    folder = factory.write_run(tmp_path / 'run', algorithm='tff_dp_fedavg', covers='released model', num_clients=9)
+    lines = (folder / 'clients.csv').read_text().splitlines()
+    (folder / 'clients.csv').write_text('\n'.join([*lines[:-1], lines[-1].rpartition(',')[0] + ',']) + '\n')
+    (row,) = factory.table(privacy.by_participation('t', factory.groups_of(tmp_path)), 't')
+    assert not any(name.startswith('formal') for name in row)
+
+  def test_where_everyone_takes_part_equally_often_there_are_no_groups(self, tmp_path):
+    assert privacy.by_participation('t', factory.groups_of(tmp_path, {'cohort_size': 10})) == []

@@ -1,8 +1,9 @@
-"""Run directories, whole, unfinished and damaged."""
+"""Run folders: whole, unfinished and damaged; and one form for every way to write a flag."""
 
 import json
 import os
 
+import numpy as np
 import pytest
 
 from experiments.reporting import runs as runs_lib
@@ -19,9 +20,8 @@ def test_a_whole_run(tmp_path):
   assert not left_out
   assert (run.seed, run.algorithm, run.rounds, run.planned_rounds, run.ended) == (7, 'layerwise', 10, 10, True)
   assert run.test_accuracy == 0.8
-  assert run.participation_counts.sum() == 40
-  assert run.client_epsilon.sum() == pytest.approx(40 * 0.6)
-  assert len(run.client_accuracy) == run.num_clients == 10
+  assert len(run.counts) == 10 and run.counts.sum() == 40
+  assert run.nominal_epsilon.sum() == pytest.approx(40 * 0.6)
 
 
 def test_runs_are_found_at_any_depth_and_once(tmp_path):
@@ -31,7 +31,20 @@ def test_runs_are_found_at_any_depth_and_once(tmp_path):
   assert [os.path.relpath(path, tmp_path) for path in found] == ['a', 'b/c', 'b/d']
 
 
-@pytest.mark.parametrize('text', ['{', '[]', '{"flags": {}}', '{"identity": {"dataset": "mnist"}}'])
+@pytest.mark.parametrize('algorithm', ['fedavg', 'fixed_dp', 'certified', 'tff_dp_fedavg'])
+def test_flags_that_the_method_does_not_read_need_not_be_there(tmp_path, algorithm):
+  folder = factory.write_run(tmp_path / 'run', algorithm=algorithm, certified_epsilon=3.0)
+  identity = json.loads((folder / 'run.json').read_text())['identity']
+  assert 'critical_layers' not in identity
+  run, left_out = runs_lib.load(str(folder))
+  assert run is not None and not left_out
+
+
+@pytest.mark.parametrize('text', [
+    '{', '[]', '{"flags": {}}', '{"identity": {"dataset": "mnist"}}',
+    '{"identity": {"dataset": "mnist", "participation": "full", "partition": "iid", "rounds": 5, "seed": 1, '
+    '"epsilon": "six"}}',
+])
 def test_a_run_without_its_flags_is_left_out(tmp_path, text):
   folder = factory.write_run(tmp_path / 'run')
   (folder / 'run.json').write_text(text)
@@ -96,20 +109,55 @@ def test_a_run_without_an_accuracy_is_left_out(tmp_path):
   assert 'no test accuracy' in left_out[-1].reason
 
 
-def test_without_a_ledger_the_clients_file_tells(tmp_path):
+def test_without_a_ledger_the_clients_file_serves(tmp_path):
   folder = factory.write_run(tmp_path / 'run', algorithm='fixed_dp')
   (folder / 'ledger.npz').unlink()
   run, _ = runs_lib.load(str(folder))
-  assert run.participation_counts.sum() == 40
-  assert run.client_epsilon.sum() == pytest.approx(40 * 0.6)
+  assert run.counts.sum() == 40
+  assert run.nominal_epsilon.sum() == pytest.approx(40 * 0.6)
 
 
 @pytest.mark.parametrize('run', [{'calibration': 'exact'}, {'algorithm': 'certified:weights=uniform'}])
 def test_with_other_noise_there_is_no_nominal_epsilon(tmp_path, run):
   factory.write_run(tmp_path / 'run', **run)
-  assert runs_lib.load(str(tmp_path / 'run'))[0].client_epsilon is None
+  assert runs_lib.load(str(tmp_path / 'run'))[0].nominal_epsilon is None
 
 
 def test_without_noise_there_is_no_nominal_epsilon(tmp_path):
   folder = factory.write_run(tmp_path / 'run', algorithm='fedavg', noise_norm=0)
-  assert runs_lib.load(str(folder))[0].client_epsilon is None
+  assert runs_lib.load(str(folder))[0].nominal_epsilon is None
+
+
+def test_cumulative_epsilon_of_some_clients(tmp_path):
+  # Round 1: clients 0 and 2; round 2: nobody; round 3: client 2.
+  folder = factory.write_run(tmp_path / 'run', num_clients=4, rounds_run=3)
+  with np.load(folder / 'ledger.npz') as kept:
+    arrays = dict(kept)
+  arrays.update(
+      offsets=np.array([0, 2, 2, 3]), clients=np.array([0, 2, 2], np.int32), budgets=np.array([0.1, 0.2, 0.4]),
+      weights=np.ones(3)
+  )
+  np.savez(folder / 'ledger.npz', **arrays)
+  run, left_out = runs_lib.load(str(folder))
+  assert not left_out
+  assert run.counts.tolist() == [1, 0, 2, 0]
+  np.testing.assert_allclose(run.nominal_epsilon, [0.1, 0, 0.6, 0])
+  np.testing.assert_allclose(run.cumulative_epsilon(np.array([2, 3])), [0.1, 0.1, 0.3])
+
+
+@pytest.mark.parametrize('flag, value, expected', [
+    ('participation', 'beta', 'beta:a=2,b=5'),
+    ('participation', 'beta:b=5.0', 'beta:a=2,b=5'),
+    ('participation', 'uniform', 'uniform'),
+    ('partition', 'dirichlet:alpha=0.50', 'dirichlet:alpha=0.5'),
+    ('algorithm', 'fixed_dp:clip=1.0', 'fixed_dp'),
+    ('algorithm', 'fixed_dp:clip=0.50', 'fixed_dp:clip=0.5'),
+    ('algorithm', 'certified:weights=uniform,clip=0.5', 'certified:clip=0.5,weights=uniform'),
+    ('algorithm', 'retired:clip=2.0', 'retired:clip=2.0'),
+    ('epsilon', 6.0, 6),
+    ('epsilon', 0.5, 0.5),
+    ('critical_layers', 'dense,dense_1', 'dense,dense_1'),
+    ('cohort_size', None, 'default'),
+])
+def test_canonical(flag, value, expected):
+  assert runs_lib.canonical(flag, value) == expected

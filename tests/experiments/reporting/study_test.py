@@ -1,101 +1,186 @@
-"""Runs put in groups: like with like, and nothing averaged that differs."""
+"""Runs in groups: like with like, nothing averaged that differs, and tables that say how their rows differ."""
 
+import math
+
+import numpy as np
 import pytest
 
+from experiments.reporting import pages
 from experiments.reporting import runs as runs_lib
-from experiments.reporting import study as study_lib
+from experiments.reporting import study
 from tests.experiments.reporting import factory
 
 
 def _collect(tmp_path, *runs):
   for number, arguments in enumerate(runs):
     factory.write_run(tmp_path / str(number), **arguments)
-  return study_lib.collect(runs_lib.load(path)[0] for path in runs_lib.find([str(tmp_path)]))
+  return study.collect(runs_lib.load(path)[0] for path in runs_lib.find([str(tmp_path)]))
 
 
-def test_seeds_of_one_setting_are_a_group(tmp_path):
-  study = factory.study_of(tmp_path, *factory.seeds(42, 123, 999, accuracy=[0.9, 0.8, 0.7], noise_seed=[1, 2, None]))
-  (group,) = study.groups
-  assert group.seeds_text == '3 (42, 123, 999)'
-  assert str(group.accuracy()) == '80.00 ± 10.00'
-  assert group.rounds_text == '10 of 10'
+def _methods(families):
+  return [[group.method for group in members] for _, members in families]
 
 
-def test_ways_to_write_a_flag_are_one_setting(tmp_path):
-  study = factory.study_of(
-      tmp_path, {'participation': 'beta', 'epsilon': 6, 'seed': 1},
-      {'participation': 'beta:b=5,a=2.0', 'epsilon': 6.0, 'num_clients': 10, 'seed': 2}
-  )
-  assert len(study.groups) == 1
+class TestGroups:
+
+  def test_seeds_of_one_setting_are_a_group(self, tmp_path):
+    (group,) = factory.groups_of(
+        tmp_path, *factory.seeds(42, 123, 999, accuracy=[0.9, 0.8, 0.7], noise_seed=[1, 2, None])
+    )
+    assert group.origin == {'seeds': '3 (42, 123, 999)', 'rounds': '10 of 10'}
+    assert str(group.accuracy()) == '80.00 ± 10.00'
+
+  def test_ways_to_write_a_flag_are_one_setting(self, tmp_path):
+    groups = factory.groups_of(
+        tmp_path, {'participation': 'beta', 'epsilon': 6, 'seed': 1},
+        {'participation': 'beta:b=5,a=2.0', 'epsilon': 6.0, 'seed': 2}
+    )
+    assert len(groups) == 1
+
+  @pytest.mark.parametrize('flag, other', [
+      ('epsilon', 3), ('client_optimizer', 'sgd:learning_rate=0.1'), ('stop_at_accuracy', 0.9),
+      ('algorithm', 'fixed_dp:clip=0.5'),
+  ])
+  def test_another_flag_is_another_group(self, tmp_path, flag, other):
+    groups = factory.groups_of(tmp_path, {'seed': 1}, {'seed': 2}, {'seed': 2, flag: other})
+    assert [len(group.runs) for group in groups] == [2, 1]
+
+  def test_a_flag_that_the_method_does_not_read_makes_no_other_setting(self, tmp_path):
+    runs = [dict(algorithm='fedavg', noise_norm=0, epsilon=e, seed=s) for s, e in ((1, 3), (2, 6))]
+    assert len(factory.groups_of(tmp_path, *runs)) == 1
+
+  def test_a_flag_that_an_older_version_did_not_have_makes_another_setting(self, tmp_path):
+    groups = factory.groups_of(tmp_path, {'seed': 1}, {'seed': 2, 'new_flag': 1})
+    assert [group.setting['new_flag'] for group in groups] == ['absent', 1]
+    assert len(study.families(groups, 'algorithm')) == 2
+
+  def test_a_second_run_of_a_seed_is_left_out(self, tmp_path):
+    groups, left_out = _collect(tmp_path, {'accuracy': 0.8}, {'accuracy': 0.9})
+    assert groups[0].accuracy().mean == pytest.approx(80)
+    assert left_out[0].path.endswith('1') and 'same setting and seed as' in left_out[0].reason
+
+  def test_runs_of_fewer_rounds_are_left_out(self, tmp_path):
+    (group,), left_out = _collect(tmp_path, {'seed': 1, 'rounds_run': 4}, {'seed': 2, 'rounds_run': 6})
+    assert [run.seed for run in group.runs] == [2]
+    assert group.origin['rounds'] == '6 of 10 (stopped early)'
+    assert left_out[0].reason.startswith('4 rounds, others of its setting 6')
+
+  def test_runs_that_stop_at_an_accuracy_may_differ_in_length(self, tmp_path):
+    (group,), left_out = _collect(tmp_path, *factory.seeds(1, 2, rounds_run=[4, 6], stop_at_accuracy=0.9))
+    assert not left_out
+    assert group.origin['rounds'] == '4, 6 of 10 (stops at accuracy 0.9)'
+
+  def test_an_unfinished_run_is_marked(self, tmp_path):
+    (factory.write_run(tmp_path / 'run', rounds_run=3) / 'summary.json').unlink()
+    groups, _ = study.collect([runs_lib.load(str(tmp_path / 'run'))[0]])
+    assert groups[0].origin['rounds'] == '3 of 10 (unfinished)'
+
+  @pytest.mark.parametrize('participation, scenario', [
+      ('uniform', 'uniform'), ('bernoulli:q=0.3', 'uniform'), ('beta', 'heterogeneous'),
+      ('beta_bernoulli:a=2,b=5', 'heterogeneous'), ('beta:a=1,b=1', None), ('extreme_imbalance', 'extreme'),
+      ('markov', None),
+  ])
+  def test_the_documents_scenarios(self, tmp_path, participation, scenario):
+    assert factory.groups_of(tmp_path, {'participation': participation})[0].scenario == scenario
 
 
-@pytest.mark.parametrize('flag, other', [
-    ('epsilon', 3), ('client_optimizer', 'sgd:learning_rate=0.1'), ('stop_at_accuracy', 0.9),
-    ('algorithm', 'fixed_dp:clip=0.5'),
-])
-def test_another_flag_is_another_group(tmp_path, flag, other):
-  study = factory.study_of(tmp_path, {'seed': 1}, {'seed': 2}, {'seed': 2, flag: other})
-  assert [len(group.runs) for group in study.groups] == [2, 1]
-  assert dict(study.groups[1].departures) == {flag: other}
-  assert study.groups[0].departures == {}
-  assert study.groups[1].label() == f'{flag}={other}'
-  assert study.groups[1].label(flag) == ''
+class TestFamilies:
+
+  def test_share_all_but_the_axes(self, tmp_path):
+    groups = factory.groups_of(
+        tmp_path, {'algorithm': 'quap'}, {'algorithm': 'fixed_dp'}, {'algorithm': 'quap', 'epsilon': 3}
+    )
+    families = study.families(groups, 'algorithm')
+    assert _methods(families) == [['quap', 'fixed_dp'], ['quap']]
+    assert [family.title for family in families] == ['mnist, epsilon=6', 'mnist, epsilon=3']
+    assert len(study.families(groups, 'algorithm', at_least=2)) == 1
+
+  def test_a_method_is_beside_all_that_differ_in_flags_it_does_not_read(self, tmp_path):
+    groups = factory.groups_of(
+        tmp_path, {'algorithm': 'fedavg', 'noise_norm': 0}, *({'epsilon': e, 'algorithm': a} for e in (3, 6)
+                                                           for a in ('quap', 'fixed_dp'))
+    )
+    assert _methods(study.families(groups, 'algorithm')) == [['quap', 'fedavg', 'fixed_dp']] * 2
+
+  def test_no_family_holds_two_settings_of_a_method(self, tmp_path):
+    # Fixed-DP reads neither α nor β, and agrees with both settings of QuAP-FL.
+    groups = factory.groups_of(tmp_path, {'alpha': 0.3}, {'alpha': 0.7}, {'algorithm': 'fixed_dp'})
+    assert _methods(study.families(groups, 'algorithm')) == [['quap', 'fixed_dp']] * 2
+
+  def test_a_place_shows_the_setting_with_most_methods(self, tmp_path):
+    groups = factory.groups_of(tmp_path, {'epsilon': 3}, {}, {'algorithm': 'fixed_dp'}, {'participation': 'uniform'})
+    assert _methods(study.places(groups)) == [['quap', 'fixed_dp'], ['quap']]
 
 
-def test_departures_are_of_the_same_dataset(tmp_path):
-  study = factory.study_of(tmp_path, {'seed': 1}, {'seed': 2, 'epsilon': 3}, {'dataset': 'digits', 'epsilon': 10})
-  assert study.groups[-1].departures == {}
+class TestTables:
+
+  def test_a_setting_names_what_differs_from_most_rows(self, tmp_path):
+    groups = factory.groups_of(tmp_path, {}, {'seed': 1, 'epsilon': 3}, {'algorithm': 'fixed_dp'})
+    blocks = study.by_group('t', 'A table', groups, lambda group: {'value': 1})
+    assert [(row['method'], row['setting']) for row in factory.table(blocks, 't')] == [
+        ('QuAP-FL', '-'), ('QuAP-FL', 'epsilon=3'), ('Fixed-DP', '-')
+    ]
+    assert 'Unless its setting says otherwise, a row has `epsilon=6`.' in factory.text(blocks)
+
+  def test_without_a_majority_every_row_says_its_value(self, tmp_path):
+    blocks = study.by_group('t', '', factory.groups_of(tmp_path, {}, {'epsilon': 3}), lambda group: {'value': 1})
+    assert [row['setting'] for row in factory.table(blocks, 't')] == ['epsilon=6', 'epsilon=3']
+
+  def test_a_flag_with_a_column_of_its_own_is_no_setting(self, tmp_path):
+    groups = factory.groups_of(tmp_path, {'epsilon': 10}, {'epsilon': 3})
+    rows = factory.table(study.by_group('t', '', groups, lambda group: {'value': 1}, 'epsilon'), 't')
+    assert [row['epsilon'] for row in rows] == ['3', '10'] and 'setting' not in rows[0]
+
+  def test_parameters_of_a_method_are_named_where_they_differ(self, tmp_path):
+    groups = factory.groups_of(
+        tmp_path, *({'algorithm': f'certified:clip=0.5,weights={w}', 'certified_epsilon': 3.0}
+                    for w in ('uniform', 'participation'))
+    )
+    rows = factory.table(study.by_group('t', '', groups, lambda group: {}), 't')
+    assert [row['method'] for row in rows] == [
+        'Certified QuAP-FL (weights=participation)', 'Certified QuAP-FL (weights=uniform)'
+    ]
+
+  def test_unequal_rounds_are_named(self, tmp_path):
+    groups = factory.groups_of(tmp_path, {'rounds_run': 5}, {'algorithm': 'fixed_dp'})
+    assert 'compare only those of equal rounds' in factory.text(study.by_group('t', '', groups, lambda group: {}))
+
+  def test_measured_beside_printed(self, tmp_path):
+    groups = factory.groups_of(tmp_path, {'accuracy': 0.8})
+    printed = pages.Quantity(93.3, 0.1, digits=1)
+    (row,) = study.beside('accuracy', printed, groups, 'quap', {'dataset': 'mnist'})
+    assert (row.last['difference'], row.group) == ('-13.30', groups[0])
+    (row,) = study.beside('accuracy', printed, [], 'quap', {'dataset': 'mnist'})
+    assert row.last['measured: accuracy'] == 'not run'
 
 
-def test_a_second_run_of_a_seed_is_left_out(tmp_path):
-  study, left_out = _collect(tmp_path, {'accuracy': 0.8}, {'accuracy': 0.9})
-  assert study.groups[0].accuracy().mean == pytest.approx(80)
-  assert left_out[0].path.endswith('1') and 'setting and seed of' in left_out[0].reason
+class TestStatistics:
 
+  def test_mean_and_sample_deviation(self):
+    found = study.over([1.0, None, 2.0, float('nan'), 6.0], digits=1)
+    assert (found.mean, found.count) == (3.0, 3)
+    assert found.deviation == pytest.approx(math.sqrt(7))  # (4 + 1 + 9) / 2
+    assert str(found) == '3.0 ± 2.6'
 
-def test_runs_that_went_less_far_are_left_out(tmp_path):
-  study, left_out = _collect(tmp_path, {'seed': 1, 'rounds_run': 4}, {'seed': 2, 'rounds_run': 6})
-  assert [run.seed for run in study.runs] == [2]
-  assert study.groups[0].rounds_text == '6 of 10 (stopped early)'
-  assert left_out[0].reason.startswith('4 rounds, others of its setting 6')
+  def test_one_value_has_no_deviation(self):
+    assert str(study.over([0.5])) == '0.50'
+    assert study.over([None]) is None
 
+  @pytest.mark.parametrize('values, expected', [([1, 1, 1, 1], 1), ([4, 0, 0, 0], 0.25), ([1, 3], 16 / 20)])
+  def test_jain(self, values, expected):
+    assert study.jain(np.array(values, float)) == pytest.approx(expected)
 
-def test_runs_that_stop_at_an_accuracy_may_differ_in_length(tmp_path):
-  study, left_out = _collect(
-      tmp_path, *factory.seeds(1, 2, rounds_run=[4, 6], stop_at_accuracy=0.9)
-  )
-  assert not left_out
-  assert study.groups[0].rounds_text == '4, 6 of 10 (stops at accuracy 0.9)'
+  def test_jain_of_nothing(self):
+    assert study.jain(None) is None
+    assert study.jain(np.zeros(3)) is None
 
+  def test_paired_t(self):
+    # Differences 1, 2, 3: mean 2, deviation 1, t = 2·√3 with 2 degrees of freedom: p = 1 - t/√(2 + t²).
+    difference, p = study.paired_test([2, 4, 6], [1, 2, 3])
+    t = 2 * math.sqrt(3)
+    assert difference.mean == 2
+    assert p == pytest.approx(1 - t / math.sqrt(2 + t * t))
 
-def test_an_unfinished_run_is_marked(tmp_path):
-  folder = factory.write_run(tmp_path / 'run', rounds_run=3)
-  (folder / 'summary.json').unlink()
-  study, _ = study_lib.collect([runs_lib.load(str(folder))[0]])
-  assert study.groups[0].rounds_text == '3 of 10 (unfinished)'
-
-
-def test_families_share_all_but_the_axes(tmp_path):
-  study = factory.study_of(
-      tmp_path, {'algorithm': 'quap'}, {'algorithm': 'fixed_dp'}, {'algorithm': 'quap', 'epsilon': 3}
-  )
-  families = study.families(('algorithm',))
-  assert [[group.method for group in family.groups] for family in families] == [['quap', 'fixed_dp'], ['quap']]
-  assert families[1].title == 'mnist, epsilon=3'
-  assert len(study.families(('algorithm',), at_least=2)) == 1
-
-
-def test_a_place_shows_the_setting_with_most_methods(tmp_path):
-  study = factory.study_of(
-      tmp_path, {'epsilon': 3}, {}, {'algorithm': 'fixed_dp'}, {'participation': 'uniform'}
-  )
-  assert [len(family.groups) for family in study.places(study.groups)] == [2, 1]
-
-
-@pytest.mark.parametrize('participation, scenario', [
-    ('uniform', 'uniform'), ('bernoulli:q=0.3', 'uniform'), ('beta', 'heterogeneous'),
-    ('beta_bernoulli:a=2,b=5', 'heterogeneous'), ('beta:a=1,b=1', None), ('extreme_imbalance', 'extreme'),
-    ('markov', None),
-])
-def test_the_documents_scenarios(tmp_path, participation, scenario):
-  assert factory.study_of(tmp_path, {'participation': participation}).groups[0].scenario == scenario
+  @pytest.mark.parametrize('left, right', [([2], [1]), ([0.3, 0.4], [0.2, 0.3])])
+  def test_no_p_of_one_pair_or_of_equal_differences(self, left, right):
+    assert study.paired_test(left, right)[1] is None

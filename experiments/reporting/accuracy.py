@@ -1,0 +1,284 @@
+"""The sections on accuracy: beside the documents' figures, by round, and over the values of a flag."""
+
+import collections
+import itertools
+from typing import Any, Callable, List, Optional, Sequence
+
+import numpy as np
+
+from experiments.reporting import figures
+from experiments.reporting import pages
+from experiments.reporting import privacy
+from experiments.reporting import published
+from experiments.reporting import runs as runs_lib
+from experiments.reporting import study
+
+ACCURACY = 'final test accuracy (%)'
+_WHAT = 'accuracy (%)'
+
+
+def select(groups: Sequence[study.Group], method: str, scenario: Optional[str] = None, **flags) -> List[study.Group]:
+  """The groups of a method with these flags, of one scenario or of any."""
+  return [g for g in groups if g.method == method and scenario in (None, g.scenario) and g.has(**flags)]
+
+
+def final(groups: Sequence[study.Group]) -> List[pages.Block]:
+  """Table 1 of the first document and table 2 of the November 2025 document."""
+  first, november = [], []
+  for (dataset, scenario, method), printed in published.ACCURACY_FIRST.items():
+    flags = dict(dataset=dataset, epsilon=published.EPSILON_FIRST, calibration='documents', **published.COMMON)
+    cells = {'dataset': dataset, 'participation': published.SCENARIOS[scenario]}
+    first += study.beside(_WHAT, printed, select(groups, method, scenario, **flags), method, cells)
+  for (dataset, method), printed in published.ACCURACY_NOVEMBER.items():
+    flags = dict(dataset=dataset, epsilon=published.EPSILON_NOVEMBER, calibration='documents', **published.COMMON)
+    found = select(groups, method, 'heterogeneous', **flags)
+    november += study.beside(_WHAT, printed, found, method, {'dataset': dataset})
+  title, known = 'Final test accuracy at ε_total =', ('model', 'participation', 'epsilon')
+  blocks = [
+      *study.table('accuracy_epsilon_3', f'{title} 3 (first document, table 1)', first, *known),
+      *study.table('accuracy_epsilon_6', f'{title} 6 under Beta(2,5) (November 2025, table 2)', november, *known),
+  ]
+  return blocks and blocks + [published.EARLY_STOP, published.ALL_DENSE, published.LAYERWISE]
+
+
+def early_stop(groups: Sequence[study.Group]) -> List[pages.Block]:
+  """Runs that stop at a test accuracy, as the documents' reference program does."""
+  rows = []
+  for g in sorted(groups, key=lambda g: (g.dataset, figures.order(g.algorithm))):
+    if g.setting['stop_at_accuracy'] is not None:
+      printed = published.ACCURACY_NOVEMBER.get((g.dataset, g.method))
+      rows += study.beside(_WHAT, printed, [g], g.method, {'dataset': g.dataset})
+  blocks = study.table('early_stop', 'Runs that stop at a test accuracy (November 2025, table 2)', rows)
+  return blocks and blocks + [
+      'A run that stops at the first test above an accuracy reports just that accuracy. Such figures do not show which '
+      'method is better, only after how many rounds each stopped.',
+      published.EARLY_STOP, published.ALL_DENSE,
+  ]
+
+
+def curves(groups: Sequence[study.Group]) -> List[pages.Block]:
+  """Figure 1 of the first document and figure 2 of the November 2025 document."""
+  return by_place(groups, 'accuracy', 'test_accuracy', 'Test accuracy by round', 100, 'test accuracy (%)', ACCURACY)
+
+
+def by_place(
+    groups: Sequence[study.Group], name: str, column: str, title: str, scale: float, ylabel: str, total_label: str,
+    total: Callable[[study.Group], pages.Quantity] = study.Group.accuracy, log: bool = False,
+) -> List[pages.Block]:
+  """A figure of a column of metrics.csv, times `scale`, for each of `study.places`; `total` sums a group up."""
+  shown = study.places([g for g in groups if any(np.any(run.curve(column)[1] > 0) for run in g.runs)])
+  blocks = []
+  for where, members in shown:
+    series = [
+        figures.Series(g.algorithm, label, *over_seeds(g, column, scale), total(g))
+        for g, label in zip(members, figures.labels([g.algorithm for g in members]))
+    ]
+    blocks.append(pages.Figure(
+        name, f'{title}: {where}', 'Lines are means over seeds; names carry each method\'s mean and deviation.',
+        lambda figure, series=series: figures.by_round(figure, series, ylabel, total_label, log),
+        (9, max(4, 0.3 * len(series) + 1.2)) if len(series) > 1 else (6.5, 4),
+    ))
+  several = 'There is one figure for each dataset and participation. It shows the setting with most methods.'
+  return blocks + [several] * (len(shown) > 1)
+
+
+def over_seeds(group: study.Group, column: str, scale: float = 1):
+  """(rounds, float64[seeds, rounds]) of a column, times `scale`, where every run that logs it has a value."""
+  curves_ = [curve for curve in (dict(zip(*run.curve(column))) for run in group.runs) if curve]
+  rounds = sorted(set.intersection(*map(set, curves_)))
+  return np.array(rounds), scale * np.array([[curve[t] for t in rounds] for curve in curves_])
+
+
+def convergence(groups: Sequence[study.Group]) -> List[pages.Block]:
+  """Table 2 of the first document."""
+  rows = []
+  for (scenario, method), printed in published.ROUNDS_TO_90.items():
+    cell = 'not reached' if printed is None else pages.Quantity(printed, digits=0)
+    found = select(groups, method, scenario, dataset='mnist', **published.COMMON)
+    rows += study.beside('rounds', cell, found, method, {'participation': published.SCENARIOS[scenario]}, rounds_to_90)
+  title = 'Rounds to 90% test accuracy on MNIST (first document, table 2, at ε = 3)'
+  blocks = study.table('rounds_to_90', title, rows, 'participation')
+  return blocks and blocks + [
+      'Counted up to the first tested round at or above 90%. If a seed did not reach it, the row says so: a mean over '
+      'the other seeds would be too good.',
+  ]
+
+
+def rounds_to_90(group: study.Group):
+  """Mean rounds until the test accuracy is 90%, or text if a seed did not reach it; None without a curve."""
+  tests = [run.curve('test_accuracy') for run in group.runs]
+  if not all(len(rounds) for rounds, _ in tests):
+    return None
+  firsts = [next(iter(rounds[accuracies >= 0.9]), None) for rounds, accuracies in tests]
+  missing = firsts.count(None)
+  some = '' if missing == len(firsts) else f' in {missing} of {len(firsts)} seeds'
+  return f'not reached{some} in {group.runs[0].rounds} rounds' if missing else study.over(firsts, 1)
+
+
+def at_scale(groups: Sequence[study.Group]) -> List[pages.Block]:
+  """1,000 clients, 5% a round: table 5 of the first document."""
+  found = {method: select(groups, method, **published.AT_SCALE_FLAGS) for method in published.AT_SCALE}
+  noise = lambda g: g.measure(lambda run: run.mean_of('noise_norm'))
+  # The noise of the first Fixed-DP setting of each dataset is the measure of the others.
+  full = {g.dataset: noise(g).mean for g in reversed(found['fixed_dp']) if noise(g)}
+
+  def relative_noise(g):
+    return pages.Quantity(100 * noise(g).mean / full[g.dataset], digits=1) if noise(g) and full.get(g.dataset) else None
+
+  blocks = []
+  for column, (what, measure) in enumerate((
+      (_WHAT, study.Group.accuracy), ('rounds to 90% accuracy', rounds_to_90),
+      ('noise norm over Fixed-DP\'s (%)', relative_noise),
+  )):
+    rows = []
+    for method, printed in published.AT_SCALE.items():
+      rows += study.beside(what, printed[column], found[method], method, {}, measure)
+    blocks += study.table('at_scale', f'1,000 clients, 50 a round: {what} (first document, table 5)', rows)
+  return blocks and blocks + [
+      'The document does not name the data or ε, nor what counts as convergence (here 90% accuracy) or as noise (here '
+      'the mean norm, over the rounds, of the noise in the mean update).',
+  ]
+
+
+def ablation(groups: Sequence[study.Group]) -> List[pages.Block]:
+  """The eight combinations of QuAP-FL's parts: table 3 of the November 2025 document."""
+  blocks, shown, names = [], set(), ('adaptive budget', 'adaptive clip', 'layer-wise noise')
+  members = [g for g in groups if g.method in figures.BY_PARTS.values()]
+  for where, family in sorted(study.families(members, 'algorithm', at_least=3), key=lambda found: -len(found.groups)):
+    # Another α of QuAP-FL beside the same other methods is no other ablation.
+    if len(set(family) - shown) < 2:
+      continue
+    shown.update(family)
+    flags = dict(dataset='mnist', epsilon=published.EPSILON_NOVEMBER, **published.COMMON)
+    printed = published.ABLATION if family[0].scenario == 'heterogeneous' and family[0].has(**flags) else {}
+    rows = []
+    for parts in itertools.product((False, True), repeat=3):
+      method, cells = figures.BY_PARTS[parts], dict(zip(names, ('yes' if part else 'no' for part in parts)))
+      rows += study.beside(_WHAT, printed.get(parts), [g for g in family if g.method == method], method, cells)
+    for row in rows:
+      row.last['formal ε'] = privacy.formal_text(row.group) if isinstance(row.group, study.Group) else None
+    blocks += study.table('ablation', f'Ablation (November 2025, table 3): {where}', rows)
+  return blocks and blocks + [published.TABLES_DISAGREE, published.LAYERWISE, published.EARLY_STOP]
+
+
+def over_flags(
+    groups: Sequence[study.Group], flags: Sequence[str], name: str, title: str, axis: str,
+    place: Callable[..., Any] = lambda value: value, order: Optional[Callable[[Any], Any]] = None,
+    printed: Optional[Callable[[study.Group], Any]] = None, log: bool = False,
+) -> List[pages.Block]:
+  """Accuracy over the values of flags, all others equal: a table and a figure for each family of runs.
+
+  Args:
+    groups: Those of methods that were run with one value only are not shown.
+    flags: The flags that vary.
+    name: Of the tables and figures.
+    title: Of the same.
+    axis: What the values are, for columns and axes.
+    place: From the flags' values to a number on the axis, or to text for a row of the figure.
+    order: Sort key of places.
+    printed: A document's figure for a group; by default, its final accuracy for such runs.
+    log: Whether an axis of numbers is logarithmic.
+  """
+  groups = [g for g in groups if all(flag in g.setting for flag in flags)]
+  at, order = {id(g): place(*(g.setting[flag] for flag in flags)) for g in groups}, order or (lambda value: value)
+  blocks, shown = [], []
+  for where, family in study.families(groups, 'algorithm', *flags):
+    counts = collections.Counter(g.algorithm for g in family)
+    members = [g for g in family if counts[g.algorithm] > 1]
+    members.sort(key=lambda g: (figures.order(g.algorithm), order(at[id(g)])))
+    if not members or any(set(map(id, members)) <= others for others in shown):
+      continue
+    shown.append(set(map(id, members)))
+    rows = [
+        row for g in members
+        for row in study.beside(_WHAT, (printed or printed_accuracy)(g), [g], g.method, {axis: str(at[id(g)])})
+    ]
+    algorithms = [g.algorithm for g in members]
+    names = dict(zip(algorithms, figures.labels(algorithms)))
+    if any(isinstance(at[id(g)], str) for g in members):
+      label = lambda g: ', '.join([str(at[id(g)])] + [names[g.algorithm]] * (len(names) > 1))
+      series = [figures.Series(g.algorithm, label(g), total=g.accuracy()) for g in members]
+      draw = lambda figure, series=series: figures.rows(figure.subplots(), series, ACCURACY)
+      size = (9, 1.2 + 0.3 * len(series))
+    else:
+      own = {algorithm: [g for g in members if g.algorithm == algorithm] for algorithm in names}
+      series = [
+          figures.Series(algorithm, names[algorithm], [at[id(g)] for g in found], [g.accuracy() for g in found])
+          for algorithm, found in own.items()
+      ]
+      ticks, size = sorted({at[id(g)] for g in members}), (9, 4)
+      draw = lambda figure, series=series, ticks=ticks: figures.lines(
+          figure.subplots(), series, axis, ACCURACY, log, ticks)
+    figure = pages.Figure(name, f'{title}: {where}', 'Bars are deviations over seeds.', draw, size)
+    blocks += [*study.table(name, figure.title, rows, *flags), figure]
+  return blocks
+
+
+def alpha_beta(groups: Sequence[study.Group]) -> List[pages.Block]:
+  """The α×β grid: figure 3 of the first document."""
+
+  def printed(g):
+    is_documents = g.dataset == 'cifar10' and g.method == 'quap'
+    return published.ALPHA_BETA.get((g.setting['alpha'], g.setting['beta'])) if is_documents else None
+
+  return over_flags(
+      [g for g in groups if g.parts[0]], ('alpha', 'beta'), 'alpha_beta',
+      'Accuracy by α and β (first document, figure 3)', 'α and β',
+      lambda alpha, beta: f'α = {alpha:g}, β = {beta:g}', printed=printed
+  )
+
+
+def epsilon(groups: Sequence[study.Group]) -> List[pages.Block]:
+  """ε_total of 3, 6 and 10 (theory document, 7.5), nominal and by exact accounting."""
+  # Certified runs have their own section. Without noise the budget means nothing.
+  members, blocks = [g for g in groups if g.method not in ('certified', 'fedavg')], []
+  for calibration, name, title in (
+      ('documents', 'epsilon_total', 'nominal ε_total'), ('exact', 'epsilon_exact', 'ε_total by exact accounting'),
+  ):
+    own = [g for g in members if g.has(calibration=calibration)]
+    blocks += over_flags(own, ['epsilon'], name, f'Accuracy by {title}', title)
+  return blocks and blocks + [published.BUDGET_NOT_SPENT, published.LAYERWISE]
+
+
+def participation(groups: Sequence[study.Group]) -> List[pages.Block]:
+  """Who shows up (theory document, 7.5)."""
+  return over_flags(groups, ['participation'], 'participation', 'Accuracy by participation', 'participation model')
+
+
+def critical_layers(groups: Sequence[study.Group]) -> List[pages.Block]:
+  """One, two and all Dense layers critical (theory document, 7.5)."""
+  # From few layers to many; named layers are in between. Other methods noise every layer, whatever the flag says.
+  order = lambda layers: ({'final_dense': 0, 'all_dense': 2, 'all': 3}.get(layers, 1), layers)
+  blocks = over_flags(
+      [g for g in groups if g.parts[-1]], ['critical_layers'], 'critical_layers', 'Accuracy by critical layers',
+      'critical (clipped and noised) layers', order=order
+  )
+  return blocks and blocks + [published.ALL_DENSE, published.LAYERWISE]
+
+
+def heterogeneity(groups: Sequence[study.Group]) -> List[pages.Block]:
+  """How uneven the clients' labels are (November 2025 document, 5.3.3 and figure 4)."""
+  concentration = lambda partition: float(runs_lib.parse('partition', partition)[1]['alpha'])
+  members = [g for g in groups if g.setting['partition'].startswith('dirichlet:')]
+  blocks = over_flags(
+      members, ['partition'], 'dirichlet', 'Accuracy by Dirichlet a', 'Dirichlet a (small: few labels a client)',
+      concentration, log=True
+  )
+  rows = []
+  for where, family in study.families(members, 'algorithm') if blocks else ():
+    accuracy, a = {g.method: g.accuracy().mean for g in family}, concentration(family[0].setting['partition'])
+    if {'quap', 'fixed_dp'} <= set(accuracy):
+      rows.append({
+          'runs': where, 'document': published.DIRICHLET_GAIN.get(a),
+          'measured: QuAP-FL minus Fixed-DP (points)': pages.Quantity(accuracy['quap'] - accuracy['fixed_dp'])
+      })
+  title = 'Gain of QuAP-FL over Fixed-DP (November 2025, 5.3.3)'
+  return blocks + ([pages.Table('dirichlet_gain', title, rows)] if rows else [])
+
+
+def printed_accuracy(group: study.Group) -> Optional[pages.Quantity]:
+  """The final accuracy that a document prints for runs of this setting, or None."""
+  layers = {'critical_layers': 'final_dense'} if group.parts[-1] else {}
+  if not group.has(calibration='documents', **published.COMMON, **layers):
+    return None
+  return published.accuracy(group.dataset, group.scenario, group.method, group.setting.get('epsilon'))

@@ -1,0 +1,162 @@
+"""Hypotheses H1 to H3 of the theory document (7.4), each with what was measured and a verdict."""
+
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+
+from experiments.reporting import figures
+from experiments.reporting import pages
+from experiments.reporting import published
+from experiments.reporting import runs as runs_lib
+from experiments.reporting import study
+
+CONFIRMED, NOT_CONFIRMED, NOT_ENOUGH = 'confirmed', 'not confirmed', 'not enough runs'
+_LEVEL, _FEWEST_PAIRS = 0.05, 2
+_RULE = (
+    'A pair is two runs of one seed and one setting that differ in the method only. A claim is confirmed if the mean '
+    f'difference has the claimed sign and, over at least {_FEWEST_PAIRS} seeds, either Student\'s paired t test gives '
+    f'p < {_LEVEL} (two-sided) or the difference is the same in every seed.'
+)
+
+Measure = Callable[[runs_lib.Run], Optional[float]]
+
+
+def build(groups: Sequence[study.Group]) -> List[pages.Block]:
+  """All three hypotheses; nothing if there is no pair for any of them."""
+  blocks = _h1(groups) + _h2(groups) + _h3(groups)
+  return [_RULE, *blocks] if any(isinstance(block, pages.Table) for block in blocks) else []
+
+
+def _h1(groups):
+  largest = lambda runs: study.over([None if r.nominal_epsilon is None else r.nominal_epsilon.max() for r in runs], 3)
+  first, november = published.ACCURACY_FIRST, published.ACCURACY_NOVEMBER
+  gains = [v.mean - first[(*place, 'fixed_dp')].mean for (*place, method), v in first.items() if method == 'quap']
+  later = [november[data, 'quap'].mean - november[data, 'fixed_dp'].mean for data in ('mnist', 'cifar10')]
+  return _judge(
+      groups, 'h1', 'H1: QuAP-FL is more accurate than uniform DP-FedAvg at equal ε_total', [('quap', 'fixed_dp')],
+      ('QuAP-FL', 'Fixed-DP'), {'accuracy (%)': (lambda run: 100 * run.test_accuracy, 2)}, 1,
+      lambda left, right: {'nominal ε spent, QuAP-FL': largest(left), 'nominal ε spent, Fixed-DP': largest(right)}, [
+          'What is equal is ε_total, not protection: QuAP-FL adds noise to the critical layers only, so its released '
+          'model has no finite ε. The nominal ε is that of the client that spends most.',
+          published.BUDGET_NOT_SPENT,
+          f'The documents report {min(gains):+.1f} to {max(gains):+.1f} points at ε = 3 (first document, table 1), and '
+          f'{later[0]:+.2f} (MNIST) and {later[1]:+.2f} (CIFAR-10) at ε = 6 (November 2025, table 2).',
+          published.EARLY_STOP,
+      ])
+
+
+def _h2(groups):
+
+  def spread(run):
+    epsilon = run.nominal_epsilon
+    return None if epsilon is None or not epsilon.any() else float(epsilon.std())
+
+  return _judge(
+      groups, 'h2', 'H2: participation-based budgets reduce the spread of clients\' privacy losses', _counterparts(0),
+      ('adaptive', 'uniform'),
+      {'deviation': (spread, 3), 'deviation / mean': (lambda run: spread(run) / run.nominal_epsilon.mean(), 3)}, -1,
+      lambda left, right: {}, [
+          'These are deviations over the clients\' cumulative nominal ε, with the same cohorts for both methods. Both '
+          'the deviation and the deviation over the mean must be smaller. An adaptive budget gives every round more '
+          'than ε_base, which by itself raises the first and leaves the second as it is.',
+      ])
+
+
+def _h3(groups):
+
+  def noise(run):
+    return run.mean_of('noise_norm') if run.mean_of('sigma') else None
+
+  def root_dimension(run):
+    norm, sigma = run.metrics['noise_norm'], run.metrics['sigma']
+    known = np.isfinite(norm) & np.isfinite(sigma) & (sigma > 0)
+    return float(np.mean(norm[known] / sigma[known]))
+
+  ratio = lambda value, left, right: study.over([value(y) / value(x) for x, y in zip(left, right)], 1)
+  return _judge(
+      groups, 'h3', 'H3: layer-wise noise has a smaller norm than full noise', _counterparts(2), ('layer-wise', 'full'),
+      {'noise norm': (noise, 3)}, -1,
+      lambda left, right: {
+          'full / layer-wise': ratio(noise, left, right), 'of which √(d/d_c)': ratio(root_dimension, left, right)
+      }, [
+          'This is the norm of the noise in the mean update, as a mean over the rounds. √(d/d_c) is measured as the '
+          'ratio of (noise norm / σ). The rest of the gain is a smaller σ: the norm of the final layer\'s part is '
+          'smaller, and so is a tracked clip.',
+          published.NOISE_GAIN, published.LAYERWISE,
+      ])
+
+
+def _counterparts(part: int) -> List[Tuple[str, str]]:
+  """(with, without) of the ablation's methods that differ in this part only, QuAP-FL first."""
+  without = lambda parts: parts[:part] + (False,) + parts[part + 1:]
+  with_it = sorted((parts for parts in figures.BY_PARTS if parts[part]), reverse=True)
+  return [(figures.BY_PARTS[parts], figures.BY_PARTS[without(parts)]) for parts in with_it]
+
+
+def _judge(
+    groups: Sequence[study.Group], name: str, claim: str, methods: Sequence[Tuple[str, str]], sides: Tuple[str, str],
+    measures: Mapping[str, Tuple[Measure, int]], sign: int, extra: Callable[..., Mapping[str, Any]],
+    notes: Sequence[str],
+) -> List[pages.Block]:
+  """A verdict and the table of its pairs.
+
+  Args:
+    groups: All groups.
+    name: Of the table.
+    claim: What the hypothesis says.
+    methods: The pairs of methods to compare.
+    sides: What the two are called.
+    measures: What is compared, with its decimals. All of it must show the claim.
+    sign: 1 if the left method is claimed to have more, -1 if less.
+    extra: More columns, from the runs of both sides.
+    notes: What a reader must know.
+  """
+  rows, verdicts = [], []
+  for left, right in methods:
+    for cells, runs in pairs(groups, left, right, next(iter(measures.values()))[0]):
+      tested = []
+      for what, (measure, digits) in measures.items():
+        values = [[measure(run) for run in side] for side in runs]
+        tested.append((what, values, digits, *study.paired_test(*values, digits)))
+      verdicts.append(_verdict([test[-2:] for test in tested], sign))
+      counts = {'pairs': len(runs[0]), 'rounds': str(runs[0][0].rounds), 'verdict': verdicts[-1]}
+      for what, values, digits, difference, p in tested:
+        means = {side: study.over(v, digits) for side, v in zip(sides, values)}
+        test = {'difference': difference, 'p': 'none' if p is None else f'{p:.2g}'}
+        rows.append({**cells, 'measured': what, **means, **test, **extra(*runs), **counts})
+  judged = [verdict for verdict in verdicts if verdict != NOT_ENOUGH]
+  overall = judged[0] if len(set(judged)) == 1 else NOT_ENOUGH
+  if len(set(judged)) > 1:
+    overall = f'{NOT_CONFIRMED} in {judged.count(NOT_CONFIRMED)} of {len(judged)} settings'
+  table = [pages.Table(name, 'The pairs', rows), *notes] if rows else []
+  return [f'**{claim}: {overall}.**', *table]
+
+
+def _verdict(tests: Sequence[Tuple[pages.Quantity, Optional[float]]], sign: int) -> str:
+  """Whether every test shows a difference of this sign."""
+  if any(difference.count < _FEWEST_PAIRS for difference, _ in tests):
+    return NOT_ENOUGH
+  shown = all(difference.mean * sign > 0 and (p is None or p < _LEVEL) for difference, p in tests)
+  return CONFIRMED if shown else NOT_CONFIRMED
+
+
+def pairs(
+    groups: Sequence[study.Group], left: str, right: str, value: Measure
+) -> List[Tuple[Dict[str, Any], Tuple[Sequence[runs_lib.Run], Sequence[runs_lib.Run]]]]:
+  """For each setting that both methods have: its first cells, and the runs of either side, seed by seed.
+
+  Both runs of a pair are equally long, unless they stop at an accuracy, and have the `value`.
+  """
+  found = []
+  for where, members in study.families([g for g in groups if g.method in (left, right)], 'algorithm', at_least=2):
+    for a in (g for g in members if g.method == left):
+      for b in (g for g in members if g.method == right):
+        others, is_free = {run.seed: run for run in b.runs}, a.setting['stop_at_accuracy'] is not None
+        both = [
+            (run, others[run.seed]) for run in a.runs if run.seed in others and value(run) is not None
+            and value(others[run.seed]) is not None and (is_free or run.rounds == others[run.seed].rounds)
+        ]
+        names = ' and '.join(figures.of(g.algorithm).label + g.algorithm[len(g.method):] for g in (a, b))
+        if both:
+          found.append(({'runs': where, 'methods': names}, tuple(zip(*both))))
+  return found

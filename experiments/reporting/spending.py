@@ -1,0 +1,287 @@
+"""The sections on what is spent: privacy, who bears it, noise, bytes and time."""
+
+from typing import List, Sequence, Tuple
+
+import numpy as np
+
+from experiments import plots
+from experiments.reporting import accuracy
+from experiments.reporting import figures
+from experiments.reporting import pages
+from experiments.reporting import privacy
+from experiments.reporting import published
+from experiments.reporting import study
+
+
+def beside_accuracy(groups: Sequence[study.Group]) -> List[pages.Block]:
+  """Every setting that was run: its accuracy beside what it spends."""
+
+  def columns(g):
+    largest, delta = privacy.nominal(g, 'max'), g.measure(lambda run: run.summary.get('nominal_delta_max'))
+    return {
+        'document: accuracy (%)': accuracy.printed_accuracy(g), 'measured: accuracy (%)': g.accuracy(),
+        'nominal ε, largest': largest, 'nominal ε, mean': privacy.nominal(g, 'mean'),
+        'nominal δ, largest': f'{delta.mean:.2g}' if largest and delta else None, 'formal ε': privacy.formal_text(g),
+    }
+
+  blocks = study.by_group('privacy_and_accuracy', 'All settings', groups, columns)
+  return blocks and blocks + [
+      'Nominal figures are the documents\' own: the sum over the rounds that a client took part in, for the noised '
+      'layers only, with the clipping norms taken as given. A row has none if the documents\' formula does not give '
+      'the noise (`--calibration=exact`, certified runs). A formal figure is the largest over clients and seeds. It '
+      'holds for what its cell names and for nothing else.',
+      *privacy.footnotes(groups),
+      *privacy.by_participation('participation_groups', [g for g in groups if not _is_whole(g)]),
+      published.BUDGET_NOT_SPENT, published.BASIC_COMPOSITION,
+  ]
+
+
+def certified(groups: Sequence[study.Group]) -> List[pages.Block]:
+  """Certified runs beside others whose ε holds for the released model: which are most accurate at equal ε."""
+  members = [g for g in groups if _is_whole(g)]
+  if not any(g.method == 'certified' for g in members):
+    return []
+
+  def columns(g):
+    return {
+        'ε, largest of any client': g.measure(privacy.whole_model_epsilon, 3), 'total δ': f'{g.setting["delta"]:g}',
+        'accuracy (%)': g.accuracy(), 'formal ε': privacy.formal_text(g),
+    }
+
+  places = {}
+  for g in members:
+    places.setdefault((g.dataset, g.setting['participation']), []).append(g)
+  return [
+      *study.by_group(
+          'certified', 'Accuracy at a formal ε of the released model', members, columns, 'participation', 'epsilon',
+      ),
+      'These are the runs whose formal ε holds for everything that they release. Compare methods at equal dataset, '
+      'participation and ε. The column `epsilon` is what was asked for; a method may spend less.',
+      *(_certified_figure(f'{where[0]}, participation={where[1]}', own) for where, own in places.items()
+        if any(g.method == 'certified' for g in own)),
+      *privacy.footnotes(members),
+      *privacy.by_participation('certified_groups', members),
+  ]
+
+
+def _is_whole(group) -> bool:
+  return all(privacy.whole_model_epsilon(run) is not None for run in group.runs)
+
+
+def _certified_figure(where, groups) -> pages.Figure:
+  """Accuracy over ε, or a row for each method if all have the same ε."""
+  # A line joins runs that differ in ε and in nothing else.
+  families = [family.groups for family in study.families(groups, 'epsilon')]
+  settings, usual = study.describe([own[0].setting for own in families], 'participation', 'epsilon')
+  series = []
+  for own, method, setting in zip(families, figures.labels([own[0].algorithm for own in families]), settings):
+    points = sorted((g.measure(privacy.whole_model_epsilon).mean, g.accuracy()) for g in own)
+    label = ', '.join(filter(None, [method, setting]))
+    series.append(figures.Series(own[0].algorithm, label, *zip(*points), points[-1][1]))
+  caption = 'Bars are deviations over seeds.' + (f' Unless a name says otherwise: {usual}.' if usual else '')
+  spent = [x for one in series for x in one.x]
+  if len(series) > 1 and max(spent) - min(spent) < 0.01 * max(spent):
+    series.sort(key=lambda one: -one.total.mean)
+    draw = lambda figure: figures.rows(figure.subplots(), series, accuracy.ACCURACY)
+    return pages.Figure(
+        'certified', f'Accuracy at formal ε = {max(spent):.3g}: {where}', caption, draw, (9, 1.2 + 0.3 * len(series)))
+  axis = 'formal ε of the released model, largest of any client'
+  draw = lambda figure: figures.lines(figure.subplots(), series, axis, accuracy.ACCURACY)
+  return pages.Figure('certified', f'Accuracy by formal ε: {where}', caption, draw)
+
+
+def budgets(groups: Sequence[study.Group]) -> List[pages.Block]:
+  """Budget of a round by participation rate, ε_i(t) = ε_base·(1 + α·exp(-β·p_i(t))): figure 2 of the first document."""
+  alpha, beta = published.COMMON['alpha'], published.COMMON['beta']
+  found = [measured_budgets(run) for g in groups if g.parts[0] and g.has(alpha=alpha, beta=beta) for run in g.runs]
+  rates, ratios = (np.concatenate(values) for values in zip(*found)) if found else ((), ())
+  if not len(rates):
+    return []
+  formula = lambda rate: 1 + alpha * np.exp(-beta * rate)
+  printed = {rate: value / published.BUDGET_BASE for rate, value in published.BUDGET_BY_RATE.items()}
+  rows = []
+  for rate, value in printed.items():
+    near = ratios[np.abs(rates - rate) <= 0.05]
+    rows.append({
+        'participation rate': f'{rate:.1f}', 'document: as printed': f'{value:.3f}',
+        'document: its formula': f'{formula(rate):.3f}',
+        'measured': f'{near.mean():.3f}' if len(near) else 'no such client', 'clients within 0.05': len(near),
+    })
+
+  def draw(figure):
+    axes, grid = figure.subplots(), np.linspace(0, 1, 201)
+    axes.plot(rates, ratios, '.', markersize=4, alpha=0.4, color='#777777', label='measured, one client each')
+    for method, values, label in (
+        ('quap', formula(grid), f'formula, α = {alpha}, β = {beta}'),
+        ('fixed_dp', np.ones_like(grid), 'uniform budget, ε_base'),
+    ):
+      look = figures.of(method)
+      axes.plot(grid, values, color=look.colour, linestyle=look.dash, label=label)
+    axes.plot(list(printed), list(printed.values()), 'X', markersize=9, color='black', label='printed in 5.3')
+    axes.set(xlabel='participation rate', ylabel='nominal budget of a round / ε_base', xlim=(0, 1))
+    figures.legend(axes)
+
+  title = 'Nominal budget of a round over ε_base, by participation rate (first document, 5.3 and figure 2)'
+  return [
+      pages.Table('budget_by_rate', title, rows),
+      pages.Figure('budget_by_rate', title, 'The line is the formula; the crosses are the printed values.', draw),
+      'Measured is a client\'s mean nominal budget over its rounds, by its participation rate at the end, in '
+      f'{len(found)} runs. It is off the line where the rate was different when the client took part, and where rounds '
+      'of warm-up gave ε_base. The noise of a round follows one budget for the whole cohort (`--round_budget`), not '
+      'each client\'s own.',
+      published.PRINTED_BUDGETS,
+  ]
+
+
+def measured_budgets(run) -> Tuple[np.ndarray, np.ndarray]:
+  """(rates, budgets): the clients' participation rates at the end, and their mean budgets of a round over ε_base."""
+  if run.ledger is None or run.nominal_epsilon is None or not run.ledger.num_rounds:
+    return np.empty(0), np.empty(0)
+  seen = run.counts > 0
+  per_round = run.nominal_epsilon[seen] / run.counts[seen]
+  return run.counts[seen] / run.ledger.num_rounds, per_round * run.planned_rounds / run.identity['epsilon']
+
+
+def cumulative(groups: Sequence[study.Group]) -> List[pages.Block]:
+  """Cumulative nominal ε of the top and bottom 20% of participants: figure 3 of the November 2025 document."""
+  # QuAP-FL, and the method that differs from it in the budget only.
+  found = study.places([
+      g for g in groups if g.method in ('quap', 'layerwise') and g.setting['stop_at_accuracy'] is None and all(
+          run.ledger is not None and run.nominal_epsilon is not None and run.ledger.num_rounds for run in g.runs
+      )
+  ])
+
+  def columns(g):
+    top, bottom = np.array([top_and_bottom(run) for run in g.runs])[:, :, -1].T
+    ratios = np.divide(top, bottom, out=np.full(len(top), np.nan), where=bottom > 0)
+    return {
+        'document: top 20%': 'below ε_total' if g.method == 'quap' else None, 'measured: top 20%': study.over(top, 3),
+        'measured: bottom 20%': study.over(bottom, 3), 'measured: top / bottom': study.over(ratios),
+        'measured: largest of any client': g.measure(lambda run: run.nominal_epsilon.max(), 3),
+    }
+
+  title = 'Cumulative nominal ε of the most and the least frequent 20% of clients'
+  blocks = study.by_group(
+      'cumulative_privacy', f'{title}, at the end, group means (November 2025, figure 3)',
+      [g for family in found for g in family.groups], columns, 'participation', 'epsilon'
+  )
+  return blocks and blocks + [
+      *(pages.Figure(
+          'cumulative_privacy', f'{title}: {where}', 'Lines: means over the group and over seeds. Bands: all seeds.',
+          lambda figure, members=members: _draw_cumulative(figure, members)
+      ) for where, members in found),
+      'Ties go by client id. All of these figures are nominal and hold for the noised layers only.',
+      published.BUDGET_NOT_SPENT,
+  ]
+
+
+def top_and_bottom(run) -> Tuple[np.ndarray, np.ndarray]:
+  """float64[T] each: the mean cumulative nominal ε, after each round, of the 20% of clients that took part most and
+  least often."""
+  order = np.argsort(-run.counts, kind='stable')
+  size = max(1, round(0.2 * len(order)))
+  return run.cumulative_epsilon(order[:size]), run.cumulative_epsilon(order[-size:])
+
+
+def _draw_cumulative(figure, groups):
+  axes, series = figure.subplots(), []
+  for g in groups:
+    values = np.array([top_and_bottom(run) for run in g.runs])
+    for end, words in enumerate(('top 20%', 'bottom 20%')):
+      label = f'{figures.of(g.algorithm).label}, {words}'
+      series.append(figures.Series(g.algorithm, label, np.arange(1, values.shape[-1] + 1), values[:, end]))
+  figures.curves(axes, series, 'cumulative nominal ε of a client')
+  last, total, planned = len(series[0].x), groups[0].setting['epsilon'], groups[0].setting['rounds']
+  label = f'ε_total·t/T (ε_total = {total:g}, T = {planned})'
+  axes.plot([0, last], [0, total * last / planned], color='black', linewidth=0.8, label=label)
+  axes.set(ylim=(0, None), xlim=(0, None))
+  figures.legend(axes)
+
+
+def fairness(groups: Sequence[study.Group]) -> List[pages.Block]:
+  """Jain's index of three quantities: table 3 of the first document."""
+
+  def of_accuracy(run):
+    accuracies = run.clients.get('test_accuracy')
+    return study.jain(accuracies[np.isfinite(accuracies)]) if accuracies is not None else None
+
+  def columns(g):
+    return {
+        'document: not said of what': published.JAIN.get((g.scenario, g.method)),
+        'measured: participation counts': g.measure(lambda run: study.jain(run.counts), 3),
+        'measured: cumulative nominal ε': g.measure(lambda run: study.jain(run.nominal_epsilon), 3),
+        'measured: test accuracy by client': g.measure(of_accuracy, 3),
+    }
+
+  shown = [g for family in study.places(groups) for g in family.groups]
+  title = 'Jain\'s index, 1: all clients equal (first document, table 3)'
+  blocks = study.by_group('fairness', title, shown, columns, 'participation')
+  return blocks and blocks + [
+      'Participation counts follow from who shows up. They are the same for every method of one seed and '
+      'participation, so the document\'s difference between methods is not of these. Test accuracy by client is that '
+      'of the final model on the test set, re-weighted to the client\'s own labels.',
+  ]
+
+
+def noise(groups: Sequence[study.Group]) -> List[pages.Block]:
+  """Noise to signal by round (theory document, 7.3)."""
+  ratio = 'noise_to_signal'
+  noisy = [g for g in groups if any(run.mean_of(ratio) for run in g.runs)]
+
+  def columns(g):
+    what = (('noise / signal', ratio, 2), ('noise norm', 'noise_norm', 4), ('signal norm', 'signal_norm', 4))
+    return {name: g.measure(lambda run, column=column: run.mean_of(column), digits) for name, column, digits in what}
+
+  shown = [g for family in study.places(noisy) for g in family.groups]
+  title = 'Norm of the noise over the norm of the mean update, both of the noised layers'
+  return study.by_group(ratio, f'{title}: means over the rounds that have a finite value', shown, columns) + (
+      accuracy.by_place(
+          noisy, ratio, ratio, title, 1, 'noise norm / signal norm', 'mean over rounds',
+          lambda g: g.measure(lambda run: run.mean_of(ratio)), log=True
+      )
+  )
+
+
+def communication(groups: Sequence[study.Group]) -> List[pages.Block]:
+  """Bytes of a client in a round: table 1 of the November 2025 document."""
+  sent = lambda g, way='up': g.measure(lambda run: run.mean_of(f'{way}_bytes_per_client'))
+  logged = [g for g in groups if sent(g)]
+  fedavg = {(g.dataset, g.setting.get('model')): sent(g).mean for g in reversed(logged) if g.method == 'fedavg'}
+
+  def columns(g):
+    up, down, extra = sent(g).mean, sent(g, 'down'), published.UPLOAD_EXTRA_BYTES.get(g.method)
+    plain = fedavg.get((g.dataset, g.setting.get('model')))
+    return {
+        'document: upload / FedAvg\'s': None if extra is None else f'{published.UPLOAD_RATIO:.2f}',
+        'measured: upload / FedAvg\'s': f'{up / plain:.4f}' if plain else None,
+        'document: bytes above FedAvg': extra, 'measured: bytes above FedAvg': f'{up - plain:.0f}' if plain else None,
+        'measured: MB down': pages.Quantity(down.mean / 1e6, digits=3) if down else None,
+        'measured: MB up': pages.Quantity(up / 1e6, digits=3),
+    }
+
+  shown = [g for family in study.places(logged) for g in family.groups]
+  title = 'Communication of a client in a round (November 2025, table 1)'
+  blocks = study.by_group('communication', title, shown, columns)
+  return blocks and blocks + [
+      f'The document\'s {published.UPLOAD_MB} MB are for ResNet-18, which is not run here. Compare the ratio to FedAvg '
+      'and the bytes above it. Measured are the values that a client receives and sends, without encoding or '
+      'encryption (1 MB = 1,000,000 bytes).',
+  ]
+
+
+def cost(groups: Sequence[study.Group]) -> List[pages.Block]:
+  """Seconds of a round (theory document, 7.3)."""
+
+  def columns(g):
+    seconds = lambda reduce: g.measure(lambda run: float(reduce(run.curve('seconds')[1])))
+    machine = lambda name: ', '.join(sorted({str(run.machine.get(name, '?')) for run in g.runs}))
+    return {
+        'seconds a round (median)': seconds(np.median), 'seconds of the first round': seconds(lambda s: s[0]),
+        'minutes of all rounds': seconds(lambda s: s.sum() / 60), 'cores': machine('cores'), 'GPUs': machine('gpus'),
+    }
+
+  timed = [g for g in groups if all(len(run.curve('seconds')[1]) for run in g.runs)]
+  blocks = study.by_group('cost', 'Time of a round, training and test', timed, columns)
+  return blocks and blocks + [
+      'This is wall-clock time. The first round traces and compiles. Runs that share a machine slow each other.'
+  ]

@@ -1,0 +1,150 @@
+"""A report on disk: aligned Markdown, CSV for programs, a page that needs no network and cuts no table off."""
+
+import csv
+import html.parser
+import os
+
+import pytest
+
+from experiments.reporting import pages
+
+TABLE = pages.Table('t', 'A table', [
+    {'method': 'QuAP|FL', 'accuracy (%)': pages.Quantity(93.25, 0.5), 'empty': None, 'seeds': '1 (42)'},
+    {'method': 'FedAvg', 'accuracy (%)': None, 'empty': '', 'seeds': '1 (42)'},
+    {'method': 'Fixed-DP <&>', 'accuracy (%)': 'not run', 'seeds': '1 (42)'},
+])
+WIDE = pages.Table('wide', 'One row', [{f'column {i}': f'value {i}' for i in range(9)}])
+
+
+def _draw(figure):
+  figure.subplots().plot([0, 1], [0, 1])
+
+
+SECTIONS = [
+    pages.Section('A report', ['Some `code` and **weight** & <more>.']),
+    pages.Section('Results', [TABLE, pages.Figure('f', 'A "line"', 'How to read it.', _draw), WIDE]),
+]
+
+
+class _Page(html.parser.HTMLParser):
+  """Collects tags and what they refer to; every tag that opens must close."""
+
+  _VOID = ('meta', 'img', 'wbr', '!doctype')
+
+  def __init__(self, text):
+    super().__init__()
+    self.open, self.tags, self.links = [], [], []
+    self.feed(text)
+
+  def handle_starttag(self, tag, attrs):
+    self.tags.append(tag)
+    self.links += [value for name, value in attrs if name in ('src', 'href')]
+    if tag not in self._VOID:
+      self.open.append(tag)
+
+  def handle_endtag(self, tag):
+    assert self.open.pop() == tag
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  path = tmp_path_factory.mktemp('report')
+  pages.write(str(path), SECTIONS)
+  return path
+
+
+def test_markdown(folder):
+  text = (folder / 'report.md').read_text()
+  assert text.startswith('# A report\n\nSome `code`')
+  assert '''
+A table. All rows: seeds 1 (42):
+
+| method       | accuracy (%) |
+| ------------ | ------------ |
+| QuAP\\|FL     | 93.25 ± 0.50 |
+| FedAvg       | -            |
+| Fixed-DP <&> | not run      |
+''' in text
+  assert '![A "line"](figures/f.png)\n\n*How to read it.*' in text
+
+
+def test_a_long_table_of_one_row_is_turned(folder):
+  assert '| column 0 | value 0 |\n| -------- | ------- |\n| column 1 | value 1 |' in (folder / 'report.md').read_text()
+
+
+def test_csv_has_every_column_and_splits_mean_and_deviation(folder):
+  with open(folder / 'tables' / 't.csv', newline='') as f:
+    assert list(csv.reader(f)) == [
+        ['method', 'accuracy (%)', 'accuracy (%), deviation', 'seeds'],
+        ['QuAP|FL', '93.25', '0.5', '1 (42)'], ['FedAvg', '', '', '1 (42)'], ['Fixed-DP <&>', 'not run', '', '1 (42)'],
+    ]
+
+
+def test_the_page_needs_no_network_and_no_script(folder):
+  text = (folder / 'index.html').read_text()
+  page = _Page(text)
+  assert 'http' not in text
+  assert not {'script', 'link', 'iframe'} & set(page.tags)
+  assert all(link.startswith(('data:image/png;base64,', '#')) for link in page.links)
+  assert not page.open
+
+
+def test_the_page_has_it_all(folder):
+  text = (folder / 'index.html').read_text()
+  assert '<code>code</code> and <strong>weight</strong> &amp; &lt;more&gt;.' in text
+  assert '<td>Fixed-DP &lt;&amp;&gt;</td>' in text
+  assert 'alt="A &quot;line&quot;"' in text and '<figcaption>How to read it.</figcaption>' in text
+  assert text.count('<table>') == 2
+
+
+def test_flags_and_paths_may_break_within_a_cell(tmp_path):
+  pages.write(str(tmp_path), [pages.Section('', [pages.Table('t', '', [
+      {'a': 'clip=1,features=pretrained:path=runs/glyphs', 'b': '93.25 ± 0.50'}
+  ])])])
+  text = (tmp_path / 'index.html').read_text()
+  assert 'clip=<wbr>1,<wbr>features=<wbr>pretrained:<wbr>path=<wbr>runs/<wbr>glyphs' in text
+  assert '<td>93.25 ±&nbsp;0.50</td>' in text
+
+
+def test_a_figure_is_a_png_under_its_title_and_always_the_same(folder, tmp_path):
+  image = (folder / 'figures' / 'f.png').read_bytes()
+  assert image[:8] == b'\x89PNG\r\n\x1a\n'
+  pages.write(str(tmp_path), SECTIONS)
+  assert (tmp_path / 'figures' / 'f.png').read_bytes() == image
+  figure = pages.plots.drawn(*SECTIONS[1].blocks[1].titled)
+  assert figure.get_suptitle() == 'A "line"'
+
+
+def test_tables_and_figures_of_one_name_are_numbered():
+  figure = SECTIONS[1].blocks[1]
+  (section,) = pages.numbered([pages.Section('', [TABLE, figure, 'text', TABLE, WIDE])])
+  assert [block if isinstance(block, str) else block.name for block in section.blocks] == ['t_1', 'f', 'text', 't_2', 'wide']
+
+
+@pytest.mark.parametrize('quantity, text', [
+    (pages.Quantity(93.25, 0.5), '93.25 ± 0.50'), (pages.Quantity(0.1234, digits=3), '0.123'),
+    (pages.Quantity(6.07e15, 8.57e15), '6.07e+15 ± 8.57e+15'),
+])
+def test_quantities_in_print(quantity, text):
+  assert str(quantity) == text
+
+
+def test_a_second_report_leaves_nothing_of_the_first(tmp_path):
+  pages.write(str(tmp_path), SECTIONS)
+  pages.check(str(tmp_path))
+  pages.write(str(tmp_path), SECTIONS[:1])
+  assert not os.listdir(tmp_path / 'tables') and not os.listdir(tmp_path / 'figures')
+
+
+def test_folders_that_cannot_hold_a_report(tmp_path):
+  (tmp_path / 'notes.txt').write_text('mine')
+  with pytest.raises(pages.OutputError, match='other than an earlier report'):
+    pages.check(str(tmp_path))
+  with pytest.raises(pages.OutputError, match='is a file'):
+    pages.check(str(tmp_path / 'notes.txt'))
+  (tmp_path / 'run').mkdir()
+  for name in ('run.json', 'report.md'):
+    (tmp_path / 'run' / name).write_text('')
+  with pytest.raises(pages.OutputError):
+    pages.check(str(tmp_path / 'run'))
+  pages.check(str(tmp_path / 'new'))

@@ -1,0 +1,174 @@
+"""The sections on what is spent: privacy, who bears it, noise, bytes and time."""
+
+import numpy as np
+import pytest
+
+from experiments import plots
+from experiments.reporting import privacy
+from experiments.reporting import spending
+from tests.experiments.reporting import factory
+from tests.experiments.reporting import ticks
+
+FULL = {'num_clients': 100, 'cohort_size': 30}
+
+
+def _row(rows, **cells):
+  (found,) = [row for row in rows if all(row[name] == value for name, value in cells.items())]
+  return found
+
+
+class TestBesideAccuracy:
+
+  def test_layerwise_noise_and_no_noise_have_no_finite_epsilon(self, tmp_path):
+    groups = factory.groups_of(tmp_path, FULL, {'algorithm': 'fedavg', 'noise_norm': 0, **FULL})
+    rows = factory.table(spending.beside_accuracy(groups), 'privacy_and_accuracy')
+    assert [row['method'] for row in rows] == ['QuAP-FL', 'FedAvg (no privacy)']
+    assert all(row['formal ε'] == privacy.NO_FINITE for row in rows)
+    assert rows[1]['nominal ε, largest'] == '-'
+    assert rows[0]['document: accuracy (%)'] == '93.30 ± 0.10'
+
+  @pytest.mark.parametrize('run', [{'calibration': 'exact'}, {'algorithm': 'certified', 'certified_epsilon': 3.0}])
+  def test_no_nominal_figure_of_noise_that_is_not_the_documents(self, tmp_path, run):
+    (row,) = factory.table(spending.beside_accuracy(factory.groups_of(tmp_path, run)), 'privacy_and_accuracy')
+    assert not [name for name in row if name.startswith('nominal')]
+
+  def test_participation_groups_of_runs_without_a_whole_guarantee(self, tmp_path):
+    groups = factory.groups_of(tmp_path, {}, {'algorithm': 'certified', 'certified_epsilon': 3.0})
+    (row,) = factory.table(spending.beside_accuracy(groups), 'participation_groups')
+    assert row['method'] == 'QuAP-FL' and 'nominal ε: rare' in row
+    rows = factory.table(spending.certified(groups), 'certified_groups')
+    assert [row['method'] for row in rows] == ['Certified QuAP-FL']
+
+
+class TestCertified:
+
+  def _at(self, epsilons, **run):
+    return [{'algorithm': 'certified', 'epsilon': e, 'certified_epsilon': e, **run} for e in epsilons]
+
+  def _lines(self, groups):
+    (shown,) = factory.drawings(spending.certified(groups))
+    return plots.drawn(*shown.titled).axes[0].get_lines()
+
+  def test_only_what_holds_for_the_released_model(self, tmp_path):
+    groups = factory.groups_of(
+        tmp_path,
+        *({'algorithm': f'certified:weights={w}', 'epsilon': 3, 'certified_epsilon': 2.9}
+          for w in ('spend_evenly', 'uniform')),
+        {'algorithm': 'tff_dp_fedavg', 'epsilon': 3, 'covers': 'released model', 'epsilon_max': 3.0},
+        {'algorithm': 'quap', 'epsilon': 3},
+    )
+    blocks = spending.certified(groups)
+    rows = factory.table(blocks, 'certified')
+    assert [(row['method'], row['ε, largest of any client']) for row in rows] == [
+        ('Certified QuAP-FL (weights=spend_evenly)', '2.900'), ('Certified QuAP-FL (weights=uniform)', '2.900'),
+        ('TFF DP-FedAvg', '3.000'),
+    ]
+    assert rows[2]['formal ε'] == 'released model: ε = 3 (gaussian_exact)†'
+    assert '† TFF DP-FedAvg: ' in factory.text(blocks)
+
+  def test_none_without_certified_runs(self, tmp_path):
+    groups = factory.groups_of(tmp_path, {'algorithm': 'tff_dp_fedavg', 'covers': 'released model'})
+    assert not spending.certified(groups)
+
+  def test_a_line_joins_runs_that_differ_in_epsilon_only(self, tmp_path):
+    groups = factory.groups_of(
+        tmp_path, *self._at((1, 3, 10), features='glyphs'), *self._at((3,), features='letters'),
+        *self._at((3, 6), features='none')
+    )
+    joined = [line.get_xdata().tolist() for line in self._lines(groups) if len(line.get_xdata()) > 1]
+    assert [1, 3, 10] in joined and [3, 6] in joined
+    assert all(np.all(np.diff(x) > 0) for x in joined)
+    (shown,) = factory.drawings(spending.certified(groups))
+    legend = plots.drawn(*shown.titled).axes[0].get_legend()
+    assert [text.get_text().replace('\n', ' ') for text in legend.get_texts()] == [
+        'Certified QuAP-FL, features=glyphs', 'Certified QuAP-FL, features=letters',
+        'Certified QuAP-FL, features=none'
+    ]
+
+  def test_epsilons_that_are_nearly_equal_are_not_an_axis(self, tmp_path):
+    groups = factory.groups_of(
+        tmp_path, *self._at((2.9999,)), {
+            'algorithm': 'tff_dp_fedavg', 'epsilon': 3, 'covers': 'released model', 'epsilon_max': 3.0001,
+            'accuracy': 0.8
+        }
+    )
+    (shown,) = factory.drawings(spending.certified(groups))
+    assert shown.title == 'Accuracy at formal ε = 3: mnist, participation=beta:a=2,b=5'
+    axes = plots.drawn(*shown.titled).axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ['Certified QuAP-FL: 90.00', 'TFF DP-FedAvg: 80.00']
+    ticks.check(axes.xaxis, 80, 90)
+
+  def test_an_axis_of_nearly_equal_epsilons_shows_them(self, tmp_path):
+    groups = factory.groups_of(tmp_path, *self._at((2.9999, 3.0001)))
+    (shown,) = factory.drawings(spending.certified(groups))
+    ticks.check(plots.drawn(*shown.titled).axes[0].xaxis, 2.9999, 3.0001)
+
+
+class TestBudgets:
+
+  def test_measured_by_rate(self, tmp_path):
+    (group,) = factory.groups_of(tmp_path, {'spread': 0.5})
+    (run,) = group.runs
+    rates, ratios = spending.measured_budgets(run)
+    seen = np.flatnonzero(run.counts)
+    np.testing.assert_allclose(rates, run.counts[seen] / 10)
+    np.testing.assert_allclose(ratios, 1 + 0.5 * seen / 10)
+
+  def test_printed_numbers_are_not_the_formulas(self, tmp_path):
+    rows = factory.table(spending.budgets(factory.groups_of(tmp_path, {})), 'budget_by_rate')
+    assert [(row['document: as printed'], row['document: its formula']) for row in rows] == [
+        ('1.400', '1.409'), ('1.067', '1.184'), ('1.000', '1.083')
+    ]
+
+  def test_of_runs_with_adaptive_budgets_only(self, tmp_path):
+    assert not spending.budgets(factory.groups_of(tmp_path, {'algorithm': 'fixed_dp'}))
+
+
+def test_cumulative_privacy_of_top_and_bottom(tmp_path):
+  groups = factory.groups_of(tmp_path, {'spread': 1.0}, {'algorithm': 'layerwise'})
+  rows = factory.table(spending.cumulative(groups), 'cumulative_privacy')
+  (run,) = groups[1].runs
+  counts = np.sort(run.counts)
+  uniform = _row(rows, method='Layer-wise, uniform budget')
+  assert uniform['measured: top 20%'] == f'{0.6 * counts[-2:].mean():.3f}'
+  assert uniform['measured: bottom 20%'] == f'{0.6 * counts[:2].mean():.3f}'
+  assert _row(rows, method='QuAP-FL')['document: top 20%'] == 'below ε_total'
+  top, _ = spending.top_and_bottom(run)
+  assert len(top) == 10 and np.all(np.diff(top) >= 0)
+
+
+def test_fairness_three_ways(tmp_path):
+  groups = factory.groups_of(tmp_path, {'algorithm': 'fixed_dp'}, {'spread': 2.0})
+  rows = factory.table(spending.fairness(groups), 'fairness')
+  quap, fixed = _row(rows, method='QuAP-FL'), _row(rows, method='Fixed-DP')
+  counts = groups[0].runs[0].counts
+  of_counts = f'{counts.sum()**2 / (10 * (counts**2).sum()):.3f}'
+  assert quap['measured: participation counts'] == fixed['measured: participation counts'] == of_counts
+  assert fixed['measured: cumulative nominal ε'] == of_counts
+  spent = counts * (1 + 2 * np.arange(10) / 10)
+  assert quap['measured: cumulative nominal ε'] == f'{spent.sum()**2 / (10 * (spent**2).sum()):.3f}'
+  assert quap['measured: test accuracy by client'] == '0.957'  # Of linspace(0.5, 1, 10).
+  assert quap['document: not said of what'] == '0.76'
+
+
+def test_noise_of_methods_that_have_it(tmp_path):
+  groups = factory.groups_of(tmp_path, {'noise_norm': 3.0}, {'algorithm': 'fedavg', 'noise_norm': 0})
+  rows = factory.table(spending.noise(groups), 'noise_to_signal')
+  assert [(row['method'], row['noise / signal']) for row in rows] == [('QuAP-FL', '3.00')]
+
+
+def test_bytes_beside_fedavg(tmp_path):
+  groups = factory.groups_of(
+      tmp_path, {'up_bytes': 4012}, {'algorithm': 'fedavg', 'noise_norm': 0, 'up_bytes': 4000}
+  )
+  found = _row(factory.table(spending.communication(groups), 'communication'), method='QuAP-FL')
+  assert found['document: bytes above FedAvg'] == '4'
+  assert found['measured: bytes above FedAvg'] == '12'
+  assert found['measured: upload / FedAvg\'s'] == '1.0030'
+
+
+def test_cost(tmp_path):
+  groups = factory.groups_of(tmp_path, *factory.seeds(1, 2, seconds=[1.0, 2.0]))
+  (row,) = factory.table(spending.cost(groups), 'cost')
+  assert row['seconds a round (median)'] == '1.50 ± 0.71'
+  assert row['cores'] == '2'
