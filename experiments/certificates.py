@@ -33,6 +33,7 @@ from quap_tff import layers as layers_lib
 from quap_tff import participation as participations
 from quap_tff import plans
 from quap_tff.certified import certificate as certificates
+from quap_tff.certified import planning
 
 CERTIFICATE, PAGE, SIGNATURE = 'certificate.json', 'certificate.html', 'certificate.sig'
 
@@ -104,7 +105,7 @@ def read_evidence(path: str) -> Evidence:
       test_set=resolved['test_set'],
       tests=sum(bool(row.get('test_accuracy')) for row in rows),
       public_data=resolved['public_data'],
-      post_processing=methods.post_processing(values),
+      post_processing=methods.post_processing(values, plan),
   )
   provenance = {
       'code': {'quap_tff': quap_tff.__version__, 'source_sha256': source_digest()},
@@ -117,6 +118,7 @@ def read_evidence(path: str) -> Evidence:
       },
       'noise_multiplier': plan.config.noise_multiplier,
       'divisor': plan.config.divisor,
+      'correlation': {'gains': plan.correlation.gains.tolist(), 'decays': plan.correlation.decays.tolist()},
       'config_sha256': certificates.digest(run['identity']),
       'schedule_sha256': certificates.digest([cohort.tolist() for cohort in plan.schedule]),
       'data_commitment': resolved['data_commitment'],
@@ -206,12 +208,11 @@ def _expected_rows(plan, ledger) -> Iterator[Dict[str, float]]:
   """What metrics.csv must say of each round, from the ledger."""
   config, state = plan.config, ledger.state_dict()
   participation = participations.initial_state(config.participation, config.num_clients)
-  spent = np.zeros(config.num_clients)
+  planned = planning.planned_rounds(config, plan.schedule[:ledger.num_rounds])
   for index in range(ledger.num_rounds):
     entries = slice(state['offsets'][index], state['offsets'][index + 1])
     cohort, weights = state['clients'][entries], state['weights'][entries]
     participation = participations.next_state(config.participation, participation, cohort, index + 1)
-    spent[cohort] += (weights / config.noise_multiplier)**2 + config.prices.count_cost * (weights > 0)
     clip = state['clipping_norms'][index]
     multiplier = config.noise_multiplier if (weights > 0).any() else 0.0
     row = {
@@ -222,7 +223,7 @@ def _expected_rows(plan, ledger) -> Iterator[Dict[str, float]]:
         'exhausted_clients': int((weights == 0).sum()),
         'weight_mean': weights.mean() if len(weights) else 0.0,
         'weight_min': weights.min() if len(weights) else 0.0,
-        'spent_max': spent.max() / config.prices.limit,
+        'spent_max': planned[index].spent_max,
     }
     statistics = participations.statistics(config.participation, participation, index + 1)
     yield {**row, **{f'participation_{key}': float(value) for key, value in statistics.items()}}

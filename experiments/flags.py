@@ -239,7 +239,12 @@ def check(given: Sequence[str] = ()) -> methods.Method:
   method = methods.parse(values.algorithm)
   registry.parse_spec('dataset', values.dataset, datasets.DATASETS)
   registry.parse_spec('participation model', values.participation, cohorts.PARTICIPATION_MODELS)
-  registry.parse_spec('averaging', values.averaging, postprocessing.AVERAGINGS)
+  averaging = registry.parse_spec('averaging', values.averaging, postprocessing.AVERAGINGS)
+  if isinstance(averaging, postprocessing.Planned) and not method.plans_averaging:
+    raise ValueError(
+        f'--averaging=planned: only certified methods choose the average with their noise, and {values.algorithm!r} is '
+        'none. Give one: --averaging=tail:start=….'
+    )
   features.parse(values.features)
   partition.parse(values.partition)  # Also where a dataset with clients of its own does not use it.
   for kind in ('client', 'server'):

@@ -15,9 +15,11 @@ from quap_tff import budgets
 from quap_tff import checks
 from quap_tff import clip_rules
 from quap_tff import config as configs
+from quap_tff import correlation as correlations
 from quap_tff import layers as layers_lib
 from quap_tff import participation as participations
 from quap_tff import plans
+from quap_tff import postprocessing
 from quap_tff import registry
 from quap_tff.certified import clip_split
 from quap_tff.certified import config as certified_configs
@@ -41,12 +43,14 @@ class Setting(NamedTuple):
     participation: Who takes part in which round.
     rounds: T, the planned rounds.
     calibration: One of `CALIBRATIONS`.
+    averaging: Of the released weights; a certified plan chooses its noise for it.
     options: The plan's options: what is released beside the model, and the model's shape.
   """
 
   participation: cohorts.ParticipationModel
   rounds: int
   calibration: str
+  averaging: postprocessing.Averaging
   options: Dict[str, Any]
 
   @property
@@ -65,12 +69,14 @@ class Method(abc.ABC):
     noise_of_its_own: Whether the method has noise (or none) whatever --noise says.
     gives_certificate: Whether a run ends with a certificate. Then nothing exact about clients' data may be released, a
       figure on held-out examples of the clients themselves included.
+    plans_averaging: Whether the average that is published can be chosen with the noise.
   """
 
   unused: ClassVar[FrozenSet[str]] = _TUNING
   withholds_client_metrics: ClassVar[bool] = False
   noise_of_its_own: ClassVar[bool] = False
   gives_certificate: ClassVar[bool] = False
+  plans_averaging: ClassVar[bool] = False
 
   @abc.abstractmethod
   def configure(self, values: Any, num_clients: int) -> Any:
@@ -333,8 +339,9 @@ class Certified(Method):
   """Certified QuAP-FL: a guarantee for the whole released model. --epsilon and --delta are what no client passes.
 
   Attributes:
-    weights: The rule for the clients' weights, of `certified.weight_rules.RULES`; 'participation' takes --alpha and
-      --beta.
+    weights: The rule for the clients' weights, a spec of `certified.weight_rules.RULES`; 'participation' takes
+      --alpha and --beta.
+    noise: How the noise of a round takes back that of earlier ones, a spec of `correlation.FAMILIES`.
     clip: The clipping norm; the first one with `quantile`.
     quantile: If given, Andrew et al.'s private quantile tracks this quantile of norms.
     count_stddev: Of the noised count that this takes.
@@ -346,8 +353,10 @@ class Certified(Method):
 
   withholds_client_metrics = True
   noise_of_its_own = True
+  plans_averaging = True
 
   weights: str = 'participation'
+  noise: str = 'independent'
   clip: float = 1.0
   quantile: Optional[float] = None
   count_stddev: float = 20.0
@@ -356,21 +365,34 @@ class Certified(Method):
   certificate: bool = True
 
   def __post_init__(self):
-    registry.lookup('weight rule', self.weights, weight_rules.RULES)
+    self._weight_rule()
+    registry.parse_spec('noise correlation', self.noise, correlations.FAMILIES)
     registry.lookup('clip split', self.clip_split, clip_split.SPLITS)
     if self.noise_multiplier is not None:
       checks.number('noise_multiplier', self.noise_multiplier, above=0)
     self._clip_rule()
 
   @property
+  def _follows_rates(self) -> bool:
+    return self.weights.partition(':')[0] == 'participation'
+
+  @property
   def unused(self):
     names = {'calibration', 'round_budget', 'clip', 'clip_scope', 'noise', 'gaussian_calibration', 'critical_layers',
              'max_agg_norm', 'update_scale'}
-    return frozenset(names if self.weights == 'participation' else names | _OF_BUDGETS)
+    if self.weights == 'participation':
+      return frozenset(names)
+    return frozenset(names | ({'alpha', 'beta'} if self._follows_rates else _OF_BUDGETS))
 
   @property
   def gives_certificate(self):
     return self.certificate
+
+  def _weight_rule(self, values=None):
+    rule = registry.parse_spec('weight rule', self.weights, weight_rules.RULES)
+    if values is not None and self.weights == 'participation':
+      return weight_rules.Participation(alpha=values.alpha, beta=values.beta)
+    return rule
 
   def _clip_rule(self):
     if self.quantile is None:
@@ -384,15 +406,16 @@ class Certified(Method):
           f'{name}: a certified run cannot have it, as no certificate would hold. Leave it out, or mark the run as a '
           'rehearsal: --algorithm=certified:certificate=false.'
       )
-    rule = weight_rules.RULES[self.weights]
-    follows_budget = self.weights == 'participation'
     return certified_configs.CertifiedConfig(
         num_clients=num_clients,
         epsilon=values.epsilon,
         delta=values.delta,
         noise_multiplier=self.noise_multiplier,
-        weights=rule(alpha=values.alpha, beta=values.beta) if follows_budget else rule(),
-        participation=_participation_config(values),
+        correlation=registry.parse_spec('noise correlation', self.noise, correlations.FAMILIES),
+        num_rounds=values.rounds,
+        weights=self._weight_rule(values),
+        # Other rules follow counts, and the flags of the rates have no effect on them.
+        participation=_participation_config(values) if self._follows_rates else participations.ParticipationConfig(),
         clip=self._clip_rule(),
         clip_split=self.clip_split,
         noise_seed=values.noise_seed,
@@ -403,7 +426,7 @@ class Certified(Method):
     return False
 
   def plan(self, config, setting):
-    return plans.CertifiedPlan(config, setting.schedule, **setting.options)
+    return plans.CertifiedPlan(config, setting.schedule, averaging=setting.averaging, **setting.options)
 
 
 METHODS: Dict[str, Type[Method]] = {
@@ -469,6 +492,7 @@ def plan_of(
       participation=participation_of(values, num_clients),
       rounds=values.rounds,
       calibration=values.calibration,
+      averaging=registry.parse_spec('averaging', values.averaging, postprocessing.AVERAGINGS),
       options=dict(
           client_metrics=logs_client_metrics(values), test_is_of_clients=test_is_of_clients, model=model
       ),
@@ -476,11 +500,19 @@ def plan_of(
   return method.plan(method.configure(values, num_clients), setting)
 
 
-def post_processing(values: Any) -> str:
+def averaging_of(values: Any, plan: plans.Plan) -> postprocessing.Averaging:
+  """The average that a run publishes."""
+  if isinstance(plan, plans.CertifiedPlan):
+    return plan.averaging
+  return registry.parse_spec('averaging', values.averaging, postprocessing.AVERAGINGS)
+
+
+def post_processing(values: Any, plan: plans.Plan) -> str:
   """What is done to the noised weights before they are published, in sentences."""
+  averaging = averaging_of(values, plan)
   text = f'The server optimizer {values.server_optimizer} is applied to the noised sums.'
-  if values.averaging != 'none':
-    text += f' What is published is an average of the weights of all rounds ({values.averaging}).'
+  if averaging != postprocessing.LastIterate():
+    text += f' What is published is an average of the weights of all rounds: {averaging}.'
   if values.shrinkage != 1:
     text += f' The weights are multiplied by {values.shrinkage:g}.'
   return text

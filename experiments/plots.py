@@ -54,19 +54,22 @@ def whole_rounds(axes):
 
 
 def plain_log(axis):
-  """A logarithmic axis whose labels are plain numbers."""
+  """A logarithmic axis, for data that are drawn already, whose labels are plain numbers."""
   axis.axes.set(**{f'{axis.axis_name}scale': 'log'})
-  axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5), numticks=12))
+  low, high = axis.get_view_interval()
+  log = ticker.LogLocator(subs=(1, 2, 5), numticks=12)
+  axis.set_major_locator(log if high > 10 * low else ticker.MaxNLocator(6, steps=[1, 2, 5, 10]))
   axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f'{value:.10g}'))
   axis.set_minor_locator(ticker.NullLocator())
 
 
-def widen(axis):
-  """Gives nearly equal values an axis of at least ±2% around them, so that rounding errors do not fill it."""
-  low, high = axis.get_data_interval()
-  middle = (low + high) / 2
-  if np.isfinite(middle) and high - low < 0.04 * abs(middle):
-    axis.axes.set(**{f'{axis.axis_name}lim': sorted((0.98 * middle, 1.02 * middle))})
+def widen(axis, share: float):
+  """Makes an axis reach at least `share` of its middle to either side, lest rounding errors fill it."""
+  data, view = axis.get_data_interval(), axis.get_view_interval()
+  if np.isfinite(data).all():
+    reach = share * abs(data.mean())
+    limits = min(view[0], data.mean() - reach), max(view[1], data.mean() + reach)
+    axis.axes.set(**{f'{axis.axis_name}lim': limits})
 
 
 def within_percent(axis):
@@ -111,52 +114,59 @@ def run_figure(metrics: Mapping[str, np.ndarray], title: str) -> Tuple[Draw, Tup
 
 
 def _accuracy(axes, metrics):
-  rounds = metrics['round']
   # The column is missing if a run was interrupted before its first test.
-  test_accuracy = metrics.get('test_accuracy', np.full(len(rounds), np.nan))
-  tested = ~np.isnan(test_accuracy)
-  axes.plot(rounds[tested], 100 * test_accuracy[tested], color='black', marker=_dot(tested.sum()), label='test')
+  test_accuracy = metrics.get('test_accuracy', np.full(len(metrics['round']), np.nan))
+  _line(axes, metrics['round'], 100 * test_accuracy, label='test')
   if 'train_accuracy' in metrics:
-    axes.plot(
-        rounds, 100 * metrics['train_accuracy'], color='grey', linestyle=':', marker=_dot(len(rounds)),
-        label='training, during local steps'
-    )
+    label = 'training, during local steps'
+    _line(axes, metrics['round'], 100 * metrics['train_accuracy'], color='grey', linestyle=':', label=label)
   within_percent(axes.yaxis)
-  axes.set(title='Accuracy', ylabel='accuracy (%)')
-  axes.legend(loc='best')
+  axes.set(ylabel='accuracy (%)')
+  _head(axes, 'Accuracy')
 
 
 def _epsilon(axes, metrics):
-  axes.plot(metrics['round'], metrics['epsilon'], color='black', marker=_dot(len(metrics['round'])))
-  widen(axes.yaxis)
-  axes.set(title='Budget of the round', ylabel='nominal ε')
+  _line(axes, metrics['round'], metrics['epsilon'])
+  widen(axes.yaxis, 0.05)
+  axes.set(ylabel='nominal ε')
+  _head(axes, 'Budget of the round')
 
 
 def _clip(axes, metrics):
-  rounds = metrics['round']
   if 'norm_p10' in metrics:
     axes.fill_between(
-        rounds, metrics['norm_p10'], metrics['norm_p90'], color='lightgrey', label='update norms, 10% to 90%'
+        metrics['round'], metrics['norm_p10'], metrics['norm_p90'], color='lightgrey', label='update norms, 10% to 90%'
     )
-  axes.plot(rounds, metrics['clipping_norm'], color='black', marker=_dot(len(rounds)), label='clipping norm C')
-  widen(axes.yaxis)
-  axes.set(title='Clipping', ylabel='norm of the critical layers')
-  axes.legend(loc='best')
+  _line(axes, metrics['round'], metrics['clipping_norm'], label='clipping norm C')
+  widen(axes.yaxis, 0.05)
+  axes.set(ylabel='norm of the critical layers')
+  _head(axes, 'Clipping')
 
 
 def _ratio(axes, metrics):
-  noisy = np.isfinite(metrics['noise_to_signal']) & (metrics['noise_to_signal'] > 0)
-  if noisy.any():
-    axes.plot(metrics['round'][noisy], metrics['noise_to_signal'][noisy], color='black', marker=_dot(noisy.sum()))
+  noisy = metrics['noise_to_signal'] > 0
+  _line(axes, metrics['round'], np.where(noisy, metrics['noise_to_signal'], np.nan))
+  if axes.lines:
     plain_log(axes.yaxis)
-  else:
-    axes.text(0.5, 0.5, 'no noise', ha='center', va='center', transform=axes.transAxes)
-  axes.set(title='Noise', ylabel='noise norm / signal norm')
+  axes.set(ylabel='noise norm / signal norm')
+  _head(axes, 'Noise')
 
 
-def _dot(count):
-  """A marker for a line of one point, which would not be seen."""
-  return 'o' if count == 1 else None
+def _line(axes, rounds, values, **style):
+  """A line through the finite values; a mark for a single one, which would not be seen; nothing if there is none."""
+  known = np.isfinite(values)
+  if known.any():
+    marker = 'o' if known.sum() == 1 else None
+    axes.plot(rounds[known], values[known], **{'color': 'black', 'marker': marker, **style})
+
+
+def _head(axes, title):
+  """A panel's title at the left, and its legend at the right, above the data."""
+  axes.set_title(title, loc='left')
+  if not axes.lines:
+    axes.text(0.5, 0.5, 'none', ha='center', va='center', transform=axes.transAxes)
+  if axes.get_legend_handles_labels()[0]:
+    axes.legend(loc='lower right', bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0.2, handlelength=2)
 
 
 # The columns that each panel needs.

@@ -85,11 +85,15 @@ def rates(config: ParticipationConfig, state: Any, round_num: Any) -> Any:
   return _cumulative(config, state['counts'], round_num)
 
 
+def counted_rounds(config: ParticipationConfig, round_num: Any) -> Any:
+  """How many of the rounds 1..t are counted; at least 1, so that rates can be shares of it."""
+  if config.count_during_warmup:
+    return round_num
+  return arrays.namespace(round_num).maximum(round_num - config.warmup_rounds, 1)
+
+
 def _cumulative(config, counts, round_num):
-  rounds = round_num
-  if not config.count_during_warmup:
-    rounds = arrays.namespace(round_num).maximum(round_num - config.warmup_rounds, 1)
-  return arrays.cast(counts, np.float32) / arrays.cast(rounds, np.float32)
+  return arrays.cast(counts, np.float32) / arrays.cast(counted_rounds(config, round_num), np.float32)
 
 
 def next_state(config: ParticipationConfig, state: Any, cohort: Any, round_num: Any) -> Any:

@@ -24,6 +24,20 @@ class Averaging(abc.ABC):
   def rate(self, release: int) -> float:
     """r_t in (0, 1], the weight of the t-th iterate, counted from 1, in the average over the first t; r_1 = 1."""
 
+  def candidates(self, num_rounds: int) -> 'List[Averaging]':
+    """The averages that a plan for so many rounds may choose from."""
+    del num_rounds
+    return [self]
+
+  def shares(self, num_rounds: int) -> np.ndarray:
+    """float64[T], with what share each of T iterates enters the average over all of them; they sum to 1."""
+    shares = np.zeros(num_rounds)
+    left = 1.0
+    for release in range(num_rounds, 0, -1):
+      shares[release - 1] = left * self.rate(release)
+      left -= shares[release - 1]
+    return shares
+
   def initial(self, weights: Sequence[Any]) -> State:
     """The state before the first release.
 
@@ -112,7 +126,26 @@ class Tail(Averaging):
     return 1 / max(1, release - self.start + 1)
 
 
-AVERAGINGS: Mapping[str, Type[Averaging]] = {'none': LastIterate, 'exponential': Exponential, 'tail': Tail}
+@dataclasses.dataclass(frozen=True)
+class Planned(Averaging):
+  """The mean of the iterates of the last half or the last quarter of the planned rounds, or the latest iterate.
+
+  A certified plan chooses, together with its noise: see `quap_tff.certified.planning`.
+  """
+
+  def candidates(self, num_rounds):
+    return [Tail(num_rounds // 2 + 1), Tail(3 * num_rounds // 4 + 1), LastIterate()]
+
+  def rate(self, release):
+    raise ValueError('This average is not chosen yet; a certified plan chooses it from its schedule.')
+
+
+AVERAGINGS: Mapping[str, Type[Averaging]] = {
+    'none': LastIterate,
+    'exponential': Exponential,
+    'tail': Tail,
+    'planned': Planned,
+}
 
 
 def restored(expected: State, kept: Mapping[str, Any]) -> State:

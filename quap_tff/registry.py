@@ -29,7 +29,8 @@ def parse_spec(kind: str, spec: str, registry: Mapping[str, Type[Any]]) -> Any:
   Args:
     kind: What is being chosen, in words, for error messages ('participation model').
     spec: `name` or `name:key=value,...`. Values take the type of the field's default; a field whose default is None
-      takes a number or `none`.
+      takes a number or `none`; a tuple is written `0.9/0.5`. A value may be a spec itself: keys that are not this
+      choice's own belong to the spec before them, as in `certified:weights=online:prior_a=1,prior_b=2,clip=0.5`.
     registry: The choices by name.
 
   Returns:
@@ -41,17 +42,20 @@ def parse_spec(kind: str, spec: str, registry: Mapping[str, Type[Any]]) -> Any:
   name, _, arguments = spec.partition(':')
   choice = lookup(kind, name, registry)
   fields = {f.name: f for f in dataclasses.fields(choice) if f.init}
-  values = {}
+  texts, latest = {}, None
   for argument in filter(None, arguments.split(',')):
     key, equals, text = argument.partition('=')
     if not equals:
       raise ValueError(f'{kind} {spec!r}: expected key=value, found {argument!r}.')
+    if key not in fields and latest is not None and ':' in texts[latest]:
+      texts[latest] += f',{argument}'
+      continue
     if key not in fields:
       raise unknown_name_error(f'parameter of {kind} {name!r}:', key, list(fields))
-    if key in values:
+    if key in texts:
       raise ValueError(f'{kind} {spec!r}: {key!r} appears twice.')
-    values[key] = _convert(kind, name, key, text, type(fields[key].default))
-  return choice(**values)
+    texts[key], latest = text, key
+  return choice(**{key: _convert(kind, name, key, text, type(fields[key].default)) for key, text in texts.items()})
 
 
 def _convert(kind: str, name: str, key: str, text: str, to: Type[Any]) -> Any:
@@ -64,8 +68,10 @@ def _convert(kind: str, name: str, key: str, text: str, to: Type[Any]) -> Any:
       raise ValueError(f'{kind} {name!r}: {key} is true or false, found {text!r}.')
     return text.lower() == 'true'
   try:
-    return to(text)
+    return tuple(map(float, text.split('/'))) if to is tuple else to(text)
   except ValueError:
+    if to is tuple:
+      raise ValueError(f'{kind} {name!r}: {key} is numbers with / between them, found {text!r}.') from None
     raise ValueError(f'{kind} {name!r}: {key} is of type {to.__name__}, found {text!r}.') from None
 
 
@@ -83,5 +89,9 @@ def describe(registry: Mapping[str, Type[Any]]) -> str:
 
 
 def _spec(name: str, values: Mapping[str, Any]) -> str:
-  arguments = ','.join(f'{key}={value}' for key, value in values.items())
+  arguments = ','.join(f'{key}={_text(value)}' for key, value in values.items())
   return f'{name}:{arguments}' if arguments else name
+
+
+def _text(value: Any) -> str:
+  return '/'.join(map(str, value)) if isinstance(value, tuple) else str(value)

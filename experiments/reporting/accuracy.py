@@ -142,13 +142,12 @@ def at_scale(groups: Sequence[study.Group]) -> List[pages.Block]:
 
 def ablation(groups: Sequence[study.Group]) -> List[pages.Block]:
   """The eight combinations of QuAP-FL's parts: table 3 of the November 2025 document."""
-  blocks, shown, names = [], set(), ('adaptive budget', 'adaptive clip', 'layer-wise noise')
+  blocks, shown, names = [], [], ('adaptive budget', 'adaptive clip', 'layer-wise noise')
   members = [g for g in groups if g.method in figures.BY_PARTS.values()]
-  for where, family in sorted(study.families(members, 'algorithm', at_least=3), key=lambda found: -len(found.groups)):
+  for family in sorted(study.families(members, 'algorithm', at_least=3), key=len, reverse=True):
     # Another α of QuAP-FL beside the same other methods is no other ablation.
-    if len(set(family) - shown) < 2:
-      continue
-    shown.update(family)
+    shown += [family] if len(set(family).difference(*shown)) > 1 else []
+  for where, family in study.titled(shown, 'algorithm'):
     flags = dict(dataset='mnist', epsilon=published.EPSILON_NOVEMBER, **published.COMMON)
     printed = published.ABLATION if family[0].scenario == 'heterogeneous' and family[0].has(**flags) else {}
     rows = []
@@ -180,33 +179,32 @@ def over_flags(
     log: Whether an axis of numbers is logarithmic.
   """
   groups = [g for g in groups if all(flag in g.setting for flag in flags)]
-  at, order = {id(g): place(*(g.setting[flag] for flag in flags)) for g in groups}, order or (lambda value: value)
+  at, order = {g: place(*(g.setting[flag] for flag in flags)) for g in groups}, order or (lambda value: value)
   blocks, shown = [], []
-  for where, family in study.families(groups, 'algorithm', *flags):
+  for family in study.families(groups, 'algorithm', *flags):
     counts = collections.Counter(g.algorithm for g in family)
     members = [g for g in family if counts[g.algorithm] > 1]
-    members.sort(key=lambda g: (figures.order(g.algorithm), order(at[id(g)])))
-    if not members or any(set(map(id, members)) <= others for others in shown):
-      continue
-    shown.append(set(map(id, members)))
+    members.sort(key=lambda g: (figures.order(g.algorithm), order(at[g])))
+    shown += [members] if members and not any(set(members) <= set(others) for others in shown) else []
+  for where, members in study.titled(shown, 'algorithm', *flags):
     rows = [
         row for g in members
-        for row in study.beside(_WHAT, (printed or printed_accuracy)(g), [g], g.method, {axis: str(at[id(g)])})
+        for row in study.beside(_WHAT, (printed or printed_accuracy)(g), [g], g.method, {axis: str(at[g])})
     ]
     algorithms = [g.algorithm for g in members]
     names = dict(zip(algorithms, figures.labels(algorithms)))
-    if any(isinstance(at[id(g)], str) for g in members):
-      label = lambda g: ', '.join([str(at[id(g)])] + [names[g.algorithm]] * (len(names) > 1))
-      series = [figures.Series(g.algorithm, label(g), total=g.accuracy()) for g in members]
+    if any(isinstance(at[g], str) for g in members):
+      label = lambda g: ', '.join([str(at[g])] + [names[g.algorithm]] * (len(names) > 1))
+      series = [figures.Series(g.algorithm, label(g), total=g.accuracy(), variant=g.algorithm) for g in members]
       draw = lambda figure, series=series: figures.rows(figure.subplots(), series, ACCURACY)
       size = (9, 1.2 + 0.3 * len(series))
     else:
       own = {algorithm: [g for g in members if g.algorithm == algorithm] for algorithm in names}
       series = [
-          figures.Series(algorithm, names[algorithm], [at[id(g)] for g in found], [g.accuracy() for g in found])
+          figures.Series(algorithm, names[algorithm], [at[g] for g in found], [g.accuracy() for g in found])
           for algorithm, found in own.items()
       ]
-      ticks, size = sorted({at[id(g)] for g in members}), (9, 4)
+      ticks, size = sorted({at[g] for g in members}), (9, 4)
       draw = lambda figure, series=series, ticks=ticks: figures.lines(
           figure.subplots(), series, axis, ACCURACY, log, ticks)
     figure = pages.Figure(name, f'{title}: {where}', 'Bars are deviations over seeds.', draw, size)
@@ -265,7 +263,7 @@ def heterogeneity(groups: Sequence[study.Group]) -> List[pages.Block]:
       concentration, log=True
   )
   rows = []
-  for where, family in study.families(members, 'algorithm') if blocks else ():
+  for where, family in study.titled(study.families(members, 'algorithm'), 'algorithm') if blocks else ():
     accuracy, a = {g.method: g.accuracy().mean for g in family}, concentration(family[0].setting['partition'])
     if {'quap', 'fixed_dp'} <= set(accuracy):
       rows.append({

@@ -88,6 +88,7 @@ class Series(NamedTuple):
     x: float[n].
     y: float[seeds, n], or n quantities.
     total: The one figure that sums it up, if the figure shows that.
+    variant: What tells it from others of its method, by the fill of its marker; the label if ''.
   """
 
   algorithm: str
@@ -95,22 +96,27 @@ class Series(NamedTuple):
   x: Sequence[float] = ()
   y: Any = ()
   total: Optional[pages.Quantity] = None
+  variant: str = ''
 
 
 def styled(shown: Sequence[Series]) -> Iterator[Tuple[Series, Dict[str, Any]]]:
   """Each series with Matplotlib's arguments for its look; markers of one method differ in their fill."""
-  seen = collections.Counter()
+  seen = collections.defaultdict(dict)
   for series in shown:
-    name = series.algorithm.partition(':')[0]
-    look, fill = of(name), ('full', 'none', 'left', 'top', 'right', 'bottom')[seen[name] % 6]
-    seen[name] += 1
+    look, variants = of(series.algorithm), seen[series.algorithm.partition(':')[0]]
+    number = variants.setdefault(series.variant or series.label, len(variants))
+    fill = ('full', 'none', 'left', 'top', 'right', 'bottom')[number % 6]
     yield series, dict(color=look.colour, linestyle=look.dash, marker=look.marker, fillstyle=fill, label=series.label)
+
+
+def _wrapped(words: str, width: int) -> str:
+  return '\n'.join(textwrap.wrap(words, width))
 
 
 def legend(axes):
   """A legend beside the axes, where it hides nothing."""
   handles, names = axes.get_legend_handles_labels()
-  names = ['\n'.join(textwrap.wrap(name, 34)) for name in names]
+  names = [_wrapped(name, 34) for name in names]
   axes.legend(handles, names, loc='upper left', bbox_to_anchor=(1.01, 1), borderaxespad=0)
 
 
@@ -137,11 +143,11 @@ def by_round(figure, shown: Sequence[Series], ylabel: str, total_label: str, log
 
 
 def rows(axes, shown: Sequence[Series], xlabel: str, log: bool = False):
-  """A row for each total, the first on top: a mark, a bar for the deviation over seeds, and at the right its name."""
+  """A row for each total, the first on top: a mark, a bar for the deviation over seeds, and its value and name."""
   for place, (series, style) in enumerate(styled(shown)):
     mean, spread = series.total.mean, series.total.deviation or 0
     axes.errorbar(mean, place, xerr=[[min(spread, 0.9 * mean) if log else spread], [spread]], capsize=3, **style)
-  axes.set_yticks(range(len(shown)), [f'{series.label}: {series.total}' for series in shown])
+  axes.set_yticks(range(len(shown)), [_wrapped(f'{series.total} {series.label}', 54) for series in shown])
   axes.yaxis.tick_right()
   axes.tick_params(axis='y', length=0, labelsize=9)
   axes.spines['left'].set_visible(False)
@@ -149,8 +155,8 @@ def rows(axes, shown: Sequence[Series], xlabel: str, log: bool = False):
   if log:
     plots.plain_log(axes.xaxis)
   else:
+    plots.widen(axes.xaxis, 0.002)
     plots.within_percent(axes.xaxis)
-    plots.widen(axes.xaxis)
 
 
 def lines(axes, shown: Sequence[Series], xlabel: str, ylabel: str, log: bool = False, ticks: Sequence[float] = ()):
@@ -159,7 +165,7 @@ def lines(axes, shown: Sequence[Series], xlabel: str, ylabel: str, log: bool = F
     axes.errorbar(series.x, [y.mean for y in series.y], [y.deviation or 0 for y in series.y], capsize=3, **style)
   axes.set(xlabel=xlabel, ylabel=ylabel, xscale='log' if log else 'linear')
   plots.within_percent(axes.yaxis)
-  plots.widen(axes.xaxis)
+  plots.widen(axes.xaxis, 0.05)
   if ticks:
     axes.minorticks_off()
     axes.set_xticks(ticks, [f'{tick:g}' for tick in ticks])

@@ -148,7 +148,8 @@ def pairs(
   Both runs of a pair are equally long, unless they stop at an accuracy, and have the `value`.
   """
   found = []
-  for where, members in study.families([g for g in groups if g.method in (left, right)], 'algorithm', at_least=2):
+  both_methods = study.families([g for g in groups if g.method in (left, right)], 'algorithm', at_least=2)
+  for where, members in study.titled(both_methods, 'algorithm'):
     for a in (g for g in members if g.method == left):
       for b in (g for g in members if g.method == right):
         others, is_free = {run.seed: run for run in b.runs}, a.setting['stop_at_accuracy'] is not None

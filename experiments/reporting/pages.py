@@ -18,6 +18,8 @@ _SAID_ONCE = (
     'dataset', 'participation', 'epsilon', 'setting', 'measured', 'total δ', 'cores', 'GPUs', 'pairs', 'seeds', 'rounds'
 )
 _LONG_ROW = 4
+# Columns with a cell of more characters than this are not squeezed.
+_LONG_CELL = 40
 
 
 class OutputError(ValueError):
@@ -106,7 +108,7 @@ class Figure(NamedTuple):
   def titled(self) -> Tuple[plots.Draw, Tuple[float, float]]:
     """How to draw it under its title, and the size of both together."""
     width, height = self.size
-    lines = textwrap.wrap(self.title, int(11 * width))
+    lines = textwrap.wrap(self.title, int(9.8 * width))
 
     def draw(figure):
       self.draw(figure)
@@ -208,6 +210,7 @@ table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabu
 caption { text-align: left; font-weight: 600; padding-bottom: .4rem; }
 th, td { border: 1px solid #bbb; padding: .25rem .5rem; text-align: left; vertical-align: top; max-width: 18rem; }
 th { background: #eee; }
+th.long { min-width: 11rem; }
 figure { margin: 1rem 0; }
 img { max-width: 100%; height: auto; }
 figcaption { font-size: .9rem; }
@@ -241,9 +244,10 @@ def _html_block(block: Block, images) -> str:
     image = f'<img alt="{html.escape(block.title)}" src="data:image/png;base64,{data}">'
     return f'<figure>{image}<figcaption>{html.escape(block.caption)}</figcaption></figure>'
   title, (head, *rows) = block.for_readers()
-  # A long flag or path may also break after its punctuation, but no sign is left behind by its number.
-  breakable = lambda cell: re.sub(r'([=,:/_])(?=\w)', r'\1<wbr>', html.escape(cell)).replace('± ', '±&nbsp;')
-  head = ''.join(f'<th scope="col">{breakable(cell)}</th>' for cell in head)
+  # A flag or path may also break after its punctuation, but a number and its sign stay together.
+  breakable = lambda cell: re.sub(r'([,:/_]|=(?=\w{9}))(?=\w)', r'\1<wbr>', html.escape(cell)).replace('± ', '±&nbsp;')
+  kinds = [' class="long"' if max(map(len, column)) > _LONG_CELL else '' for column in zip(*rows)]
+  head = ''.join(f'<th scope="col"{kind}>{breakable(cell)}</th>' for cell, kind in zip(head, kinds))
   body = ''.join('<tr>' + ''.join(f'<td>{breakable(cell)}</td>' for cell in row) + '</tr>\n' for row in rows)
   caption = f'<caption>{html.escape(title)}</caption>'
   return f'<div class="wide"><table>{caption}<thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>'

@@ -71,7 +71,7 @@ def by_participation(name: str, groups: Sequence[study.Group]) -> List[pages.Blo
   """What rare, middle and frequent participants spent, where clients differ in how often they took part."""
   shown = [group for group in groups if all(run.counts is not None and np.ptp(run.counts) for run in group.runs)]
   measures = {
-      'rounds': (lambda run: run.counts, 1),
+      'rounds taken part in': (lambda run: run.counts, 1),
       'nominal ε': (lambda run: run.nominal_epsilon, 2),
       'formal ε': (_formal_epsilon, 2),
       'examples': (lambda run: run.clients.get('examples'), 0),

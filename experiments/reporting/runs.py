@@ -23,12 +23,12 @@ RUN = 'run.json'
 _NEEDED = {'dataset': str, 'participation': str, 'partition': str, 'rounds': int, 'seed': int}
 _IF_READ = dict.fromkeys(('epsilon', 'delta', 'alpha', 'beta'), (int, float))
 
-# The flags whose values are choices with parameters. Those of participation and partition are always written out.
+# The flags whose values are choices with parameters, and the choices whose parameters are always written out.
 _CHOICES = {
     'algorithm': methods.METHODS, 'participation': cohorts.PARTICIPATION_MODELS, 'partition': partition.PARTITIONS,
     'clip': clip_rules.RULES, 'client_optimizer': optimizers.OPTIMIZERS, 'server_optimizer': optimizers.OPTIMIZERS,
 }
-_WRITTEN_OUT = ('participation', 'partition')
+_WRITTEN_OUT = ('bernoulli', 'beta', 'beta_bernoulli', 'dirichlet')
 
 
 class LeftOut(NamedTuple):
@@ -65,7 +65,7 @@ def canonical(flag: str, value: Any) -> Any:
   if flag not in _CHOICES or not isinstance(value, str):
     return value
   name, parameters, changed = parse(flag, value)
-  shown = parameters if flag in _WRITTEN_OUT else changed
+  shown = parameters if name in _WRITTEN_OUT else changed
   return ':'.join(filter(None, [name, ','.join(f'{key}={shown[key]}' for key in sorted(shown))]))
 
 

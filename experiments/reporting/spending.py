@@ -31,7 +31,7 @@ def beside_accuracy(groups: Sequence[study.Group]) -> List[pages.Block]:
       'the noise (`--calibration=exact`, certified runs). A formal figure is the largest over clients and seeds. It '
       'holds for what its cell names and for nothing else.',
       *privacy.footnotes(groups),
-      *privacy.by_participation('participation_groups', [g for g in groups if not _is_whole(g)]),
+      *privacy.by_participation('participation_groups', [g for g in _side_by_side(groups) if not _is_whole(g)]),
       published.BUDGET_NOT_SPENT, published.BASIC_COMPOSITION,
   ]
 
@@ -64,6 +64,10 @@ def certified(groups: Sequence[study.Group]) -> List[pages.Block]:
   ]
 
 
+def _side_by_side(groups) -> List[study.Group]:
+  return [g for family in study.places(groups) for g in family.groups]
+
+
 def _is_whole(group) -> bool:
   return all(privacy.whole_model_epsilon(run) is not None for run in group.runs)
 
@@ -71,7 +75,7 @@ def _is_whole(group) -> bool:
 def _certified_figure(where, groups) -> pages.Figure:
   """Accuracy over ε, or a row for each method if all have the same ε."""
   # A line joins runs that differ in ε and in nothing else.
-  families = [family.groups for family in study.families(groups, 'epsilon')]
+  families = study.families(groups, 'epsilon')
   settings, usual = study.describe([own[0].setting for own in families], 'participation', 'epsilon')
   series = []
   for own, method, setting in zip(families, figures.labels([own[0].algorithm for own in families]), settings):
@@ -213,9 +217,8 @@ def fairness(groups: Sequence[study.Group]) -> List[pages.Block]:
         'measured: test accuracy by client': g.measure(of_accuracy, 3),
     }
 
-  shown = [g for family in study.places(groups) for g in family.groups]
   title = 'Jain\'s index, 1: all clients equal (first document, table 3)'
-  blocks = study.by_group('fairness', title, shown, columns, 'participation')
+  blocks = study.by_group('fairness', title, _side_by_side(groups), columns, 'participation')
   return blocks and blocks + [
       'Participation counts follow from who shows up. They are the same for every method of one seed and '
       'participation, so the document\'s difference between methods is not of these. Test accuracy by client is that '
@@ -232,9 +235,8 @@ def noise(groups: Sequence[study.Group]) -> List[pages.Block]:
     what = (('noise / signal', ratio, 2), ('noise norm', 'noise_norm', 4), ('signal norm', 'signal_norm', 4))
     return {name: g.measure(lambda run, column=column: run.mean_of(column), digits) for name, column, digits in what}
 
-  shown = [g for family in study.places(noisy) for g in family.groups]
   title = 'Norm of the noise over the norm of the mean update, both of the noised layers'
-  return study.by_group(ratio, f'{title}: means over the rounds that have a finite value', shown, columns) + (
+  return study.by_group(ratio, f'{title}, means over the rounds', _side_by_side(noisy), columns) + (
       accuracy.by_place(
           noisy, ratio, ratio, title, 1, 'noise norm / signal norm', 'mean over rounds',
           lambda g: g.measure(lambda run: run.mean_of(ratio)), log=True
@@ -259,9 +261,8 @@ def communication(groups: Sequence[study.Group]) -> List[pages.Block]:
         'measured: MB up': pages.Quantity(up / 1e6, digits=3),
     }
 
-  shown = [g for family in study.places(logged) for g in family.groups]
   title = 'Communication of a client in a round (November 2025, table 1)'
-  blocks = study.by_group('communication', title, shown, columns)
+  blocks = study.by_group('communication', title, _side_by_side(logged), columns)
   return blocks and blocks + [
       f'The document\'s {published.UPLOAD_MB} MB are for ResNet-18, which is not run here. Compare the ratio to FedAvg '
       'and the bytes above it. Measured are the values that a client receives and sends, without encoding or '

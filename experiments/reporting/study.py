@@ -87,7 +87,7 @@ class Group:
 
 
 class Family(NamedTuple):
-  """Groups that differ in some flags only, in the order of `figures.LOOKS`; `title` names what they share."""
+  """Groups that differ in some flags only; `title` names what they share."""
 
   title: str
   groups: Sequence[Group]
@@ -150,23 +150,24 @@ def describe(settings: Sequence[Mapping[str, Any]], *known: str, in_full: bool =
 
   Returns:
     A text for each setting, and the values that a setting has unless its text says otherwise: those of more than half
-    of the settings, or none of them if `in_full`.
+    of the settings that have the flag, or none of them if `in_full`.
   """
   parts, usual = [[] for _ in settings], []
   for name in differing(settings):
     if name in (*_KNOWN, *known):
       continue
     values = [str(setting[name]) if name in setting else None for setting in settings]
-    (most, count), = collections.Counter(value for value in values if value is not None).most_common(1)
-    is_usual = 2 * count > len(settings) and not in_full
+    known_values = [value for value in values if value is not None]
+    (most, count), = collections.Counter(known_values).most_common(1)
+    is_usual = 2 * count > len(known_values) and not in_full
     usual += [f'`{name}={most}`'] if is_usual else []
     for part, value in zip(parts, values):
       part += [f'{name}={value}'] if value is not None and not (is_usual and value == most) else []
   return [', '.join(part) for part in parts], ', '.join(usual)
 
 
-def families(groups: Sequence[Group], *axes: str, at_least: int = 1) -> List[Family]:
-  """Groups that agree in every flag that they share, except in `axes`, put together.
+def families(groups: Sequence[Group], *axes: str, at_least: int = 1) -> List[List[Group]]:
+  """Groups that agree in every flag that they share, except in `axes`, put together in the order of `figures.LOOKS`.
 
   A group is in several families if what it does not read tells them apart: FedAvg is beside the others at every ε.
   Families of fewer than `at_least` groups, and those within another family, are left out.
@@ -175,28 +176,30 @@ def families(groups: Sequence[Group], *axes: str, at_least: int = 1) -> List[Fam
   agree = [[all(a.get(name, text) == text for name, text in b.items()) for b in texts] for a in texts]
   # Those that read most come first: whatever agrees with them, agrees with the others that do.
   order = sorted(range(len(groups)), key=lambda i: -len(texts[i]))
-  cliques = []
+  found = []
   for first in order:
     members = [first]
     for i in order:
       members += [i] if i != first and all(agree[i][j] for j in members) else []
-    if len(members) >= at_least and not any(set(members) <= set(clique) for clique in cliques):
-      cliques.append(members)
-  cliques.sort(key=min)
-  shared = [{k: v for i in clique for k, v in groups[i].setting.items() if k not in axes} for clique in cliques]
-  titles = (', '.join(filter(None, [s['dataset'], text])) for s, text in zip(shared, describe(shared, in_full=True)[0]))
-  key = lambda group: figures.order(group.algorithm)
-  return [Family(title, sorted((groups[i] for i in clique), key=key)) for title, clique in zip(titles, cliques)]
+    if len(members) >= at_least and not any(set(members) <= set(others) for others in found):
+      found.append(members)
+  return [sorted((groups[i] for i in ids), key=lambda g: figures.order(g.algorithm)) for ids in sorted(found, key=min)]
+
+
+def titled(found: Sequence[Sequence[Group]], *axes: str) -> List[Family]:
+  """Families, which differ in `axes` within, with titles that tell them apart."""
+  shared = [{k: v for g in groups for k, v in g.setting.items() if k not in axes} for groups in found]
+  words, _ = describe(shared, in_full=True)
+  return [Family(', '.join(filter(None, [s['dataset'], w])), groups) for s, w, groups in zip(shared, words, found)]
 
 
 def places(groups: Sequence[Group]) -> List[Family]:
   """Methods side by side: for each dataset and participation, the setting in which most methods were run."""
   found: Dict[Any, List[Group]] = {}
-  for _, members in families(groups, 'algorithm'):
+  for members in families(groups, 'algorithm'):
     place = (members[0].dataset, members[0].setting['participation'])
     found[place] = max(found.get(place, ()), members, key=lambda these: (len(these), sum(len(g.runs) for g in these)))
-  # Titles need to tell these families apart, not all others.
-  return families([group for chosen in found.values() for group in chosen], 'algorithm')
+  return titled(list(found.values()), 'algorithm')
 
 
 class Row(NamedTuple):
@@ -234,13 +237,16 @@ def table(name: str, title: str, rows: Sequence[Row], *known: str) -> List[pages
 def by_group(
     name: str, title: str, groups: Sequence[Group], columns: Callable[[Group], Mapping[str, Any]], *first: str
 ) -> List[pages.Block]:
-  """A table with a row for each group, sorted by dataset, the flags `first`, which have columns, and method."""
-  first = ('dataset', *first)
-  # By numbers where they are numbers.
+  """A table for each dataset: a row for each group, sorted by the flags `first`, which have columns, and by method."""
+  # Numbers are sorted as numbers.
   value = lambda v: (not isinstance(v, (int, float)), v if isinstance(v, (int, float)) else 0, str(v))
   key = lambda g: ([value(g.setting.get(flag)) for flag in first], figures.order(g.algorithm))
-  rows = [Row(g, {flag: str(g.setting.get(flag)) for flag in first}, columns(g)) for g in sorted(groups, key=key)]
-  return table(name, title, rows, *first)
+  blocks = []
+  for dataset in sorted({g.dataset for g in groups}):
+    own = sorted((g for g in groups if g.dataset == dataset), key=key)
+    rows = [Row(g, {flag: str(g.setting.get(flag)) for flag in first}, columns(g)) for g in own]
+    blocks += table(name, f'{title}: {dataset}', rows, *first)
+  return blocks
 
 
 def beside(

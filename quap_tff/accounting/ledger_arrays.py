@@ -6,12 +6,15 @@ from typing import Any, Dict, Mapping
 import numpy as np
 
 from quap_tff import checks
+from quap_tff import correlation as correlations
 
 # Of each entry (a client in a round), of each round, and of the whole: as in `state_dict`.
 ENTRIES = {'clients': np.int32, 'budgets': np.float64, 'weights': np.float64}
 ROUNDS = {'noise_multipliers': np.float64, 'count_noise_multipliers': np.float64, 'clipping_norms': np.float64}
 ARRAYS = {'offsets': np.int64, **ENTRIES, **ROUNDS}
-IDENTITY = {'num_clients': ((), np.int64), 'delta': ((), np.float64), 'fingerprint': ((32,), np.uint8)}
+# The terms of the noise's correlation; none under independent noise.
+CORRELATION = {'gains': (None, np.float64), 'decays': (None, np.float64)}
+IDENTITY = {'num_clients': ((), np.int64), 'delta': ((), np.float64), 'fingerprint': ((32,), np.uint8), **CORRELATION}
 
 
 class Growing:
@@ -39,7 +42,12 @@ class Growing:
 
 
 def checked_state(state: Mapping[str, Any]) -> Dict[str, np.ndarray]:
-  """The state's arrays; raises `ValueError` if one lacks, is of another type or shape, or doesn't fit the others."""
+  """The state's arrays; raises `ValueError` if one is missing, of another type or shape, or doesn't fit the others.
+
+  A ledger of version 0.1 has no terms of a correlation: its noise was independent.
+  """
+  if not set(CORRELATION) & set(state):
+    state = {**state, **{name: np.zeros(0, dtype) for name, (_, dtype) in CORRELATION.items()}}
   expected = {**{name: (None, dtype) for name, dtype in ARRAYS.items()}, **IDENTITY}
   if set(state) != set(expected):
     raise ValueError(f'The kept ledger must hold {sorted(expected)}, found {sorted(state)}.')
@@ -63,6 +71,7 @@ def checked_state(state: Mapping[str, Any]) -> Dict[str, np.ndarray]:
     num_clients = checks.integer('num_clients', int(arrays['num_clients']), at_least=1, at_most=2**31 - 1)
     checks.number('delta', float(arrays['delta']), above=0, below=1)
     check_values(arrays, num_clients)
+    correlations.of_terms(arrays['gains'], arrays['decays'])
   except ValueError as error:
     raise ValueError(f'The kept ledger is damaged: {error}') from None
   return arrays

@@ -1,5 +1,7 @@
 """What each client of a run went through, from its ledger: a Gaussian mechanism of μ = w_i(t)/z_t for each round.
 
+Where the noise is correlated, what it went through is one Gaussian mechanism of μ_i = ‖C·w_i‖/z over all rounds.
+
 A private quantile's noised count is a mechanism of its own beside it, which a client of weight 0 stays out of, too. In
 rounds in which no client takes part nobody spends anything.
 """
@@ -37,9 +39,26 @@ def total_mu(ledger: run_ledger.RunLedger) -> TotalMu:
   """The total μ of each client over the ledger's rounds; +inf for one that was in a round without noise."""
   state = ledger.state_dict()
   sizes = np.diff(state['offsets'])
-  mu = _over(state['weights'], np.repeat(state['noise_multipliers'], sizes))
   count_mu = _over(state['weights'] > 0, np.repeat(state['count_noise_multipliers'], sizes))
-  return TotalMu(*(_root_of_squares(state['clients'], values, ledger.num_clients) for values in (mu, count_mu)))
+  counts = _root_of_squares(state['clients'], count_mu, ledger.num_clients)
+  if ledger.correlation.num_buffers:
+    return TotalMu(_correlated_mu(ledger), counts)
+  mu = _over(state['weights'], np.repeat(state['noise_multipliers'], sizes))
+  return TotalMu(_root_of_squares(state['clients'], mu, ledger.num_clients), counts)
+
+
+def _correlated_mu(ledger: run_ledger.RunLedger) -> np.ndarray:
+  """‖C·w_i‖/z over the rounds that released something, z the smallest of them."""
+  state = ledger.state_dict()
+  cuts = state['offsets'][1:-1]
+  cohorts, weights = np.split(state['clients'], cuts), np.split(state['weights'], cuts)
+  releases = [index for index, own in enumerate(weights) if (own > 0).any()]
+  squares = ledger.correlation.squared_norms(
+      [cohorts[index] for index in releases], [weights[index] for index in releases], ledger.num_clients
+  )
+  smallest = state['noise_multipliers'][releases].min(initial=np.inf)
+  # The sums of exponentials are rounded at most some thousand times each before they are forgotten.
+  return _over(np.sqrt(squares) * (1 + 2.0**-37), np.full(ledger.num_clients, smallest))
 
 
 def epsilon_by_client(ledger: run_ledger.RunLedger, delta: float) -> np.ndarray:
@@ -48,16 +67,18 @@ def epsilon_by_client(ledger: run_ledger.RunLedger, delta: float) -> np.ndarray:
 
 
 def merged_histories(ledger: run_ledger.RunLedger) -> histories_lib.Population:
-  """Each client's history with all of its mechanisms as one, which the ε of a composition of Gaussians is that of."""
+  """Each client's history as one mechanism: Gaussian mechanisms compose to one Gaussian."""
   distinct, index = np.unique(total_mu(ledger).whole, return_inverse=True)
   return histories_lib.Population([_of_mu(mu) for mu in distinct], index)
 
 
 def histories(ledger: run_ledger.RunLedger) -> histories_lib.Population:
-  """Each client's history, mechanism by mechanism.
+  """Each client's history, mechanism by mechanism; under correlated noise all of them are one.
 
   A ledger of more than 256 distinct μ has each rounded up, by at most 1%, to the largest over a power of 1.01.
   """
+  if ledger.correlation.num_buffers:
+    return merged_histories(ledger)
   state = ledger.state_dict()
   sizes = np.diff(state['offsets'])
   if (state['weights'] == 1).all():

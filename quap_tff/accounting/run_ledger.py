@@ -15,6 +15,7 @@ import zlib
 import numpy as np
 
 from quap_tff import checks
+from quap_tff import correlation as correlations
 from quap_tff.accounting import ledger_arrays
 
 
@@ -40,18 +41,26 @@ class RoundRecord(NamedTuple):
 
 
 class RunLedger:
-  """The rounds of a run, of a fixed population, δ and configuration.
+  """The rounds of a run, of a fixed population, δ, configuration and correlation of the noise.
 
   Args:
     num_clients: N.
     delta: Nominal δ of one round, in (0, 1).
-    fingerprint: Text that says which run this is; a ledger of another one is not taken up.
+    fingerprint: Text that says which run this is; the ledger of another one is refused.
+    correlation: How the noise of a round is correlated with that of earlier ones.
   """
 
-  def __init__(self, num_clients: int, delta: float, fingerprint: str):
+  def __init__(
+      self,
+      num_clients: int,
+      delta: float,
+      fingerprint: str,
+      correlation: correlations.Correlation = correlations.Independent(),
+  ):
     self._num_clients = int(checks.integer('num_clients', num_clients, at_least=1, at_most=2**31 - 1))
     self._delta = checks.number('delta', delta, above=0, below=1)
     self._digest = hashlib.sha256(fingerprint.encode()).digest()
+    self._correlation = correlation
     self._take({name: np.zeros(int(name == 'offsets'), dtype) for name, dtype in ledger_arrays.ARRAYS.items()})
 
   def _take(self, arrays: Mapping[str, np.ndarray]):
@@ -64,6 +73,12 @@ class RunLedger:
   @property
   def num_clients(self) -> int:
     return self._num_clients
+
+  @property
+  def correlation(self) -> correlations.Correlation:
+    """How the noise of a round is correlated with that of earlier ones. Rounds in which nobody adds anything are no
+    step of it."""
+    return self._correlation
 
   @property
   def num_rounds(self) -> int:
@@ -127,7 +142,8 @@ class RunLedger:
 
     Returns:
       offsets int64[T+1]; clients int32[K], budgets and weights float64[K]; noise_multipliers, count_noise_multipliers
-      and clipping_norms float64[T]; num_clients int64[], delta float64[], fingerprint uint8[32] (SHA-256 of the text).
+      and clipping_norms float64[T]; num_clients int64[], delta float64[], fingerprint uint8[32] (SHA-256 of the text);
+      gains and decays float64[d], the terms of the correlation.
       Read-only, at no cost; later rounds leave it as it is.
     """
     return {
@@ -135,6 +151,8 @@ class RunLedger:
         'num_clients': np.array(self._num_clients, np.int64),
         'delta': np.array(self._delta, np.float64),
         'fingerprint': np.frombuffer(self._digest, np.uint8),
+        'gains': self._correlation.gains,
+        'decays': self._correlation.decays,
     }
 
   def load_state_dict(self, state: Mapping[str, np.ndarray]):
@@ -157,7 +175,8 @@ class RunLedger:
   def from_state_dict(cls, state: Mapping[str, np.ndarray]) -> 'RunLedger':
     """The ledger of a kept state, whichever run it is of; raises `ValueError` if it is damaged."""
     arrays = ledger_arrays.checked_state(state)
-    ledger = cls(int(arrays['num_clients']), float(arrays['delta']), '')
+    correlation = correlations.of_terms(arrays['gains'], arrays['decays'])
+    ledger = cls(int(arrays['num_clients']), float(arrays['delta']), '', correlation)
     ledger._digest = arrays['fingerprint'].tobytes()
     ledger._take(arrays)
     return ledger
@@ -178,4 +197,6 @@ class RunLedger:
 
 
 def _shown(name: str, value: np.ndarray) -> str:
+  if value.ndim and name != 'fingerprint':
+    return str(value.tolist())
   return f'{value.tobytes().hex()[:12]}…' if name == 'fingerprint' else f'{value.item():g}'

@@ -89,6 +89,8 @@ def refusal(ledger: run_ledger.RunLedger, sampler: Sampler) -> Optional[str]:
     return 'a round that nobody comes to releases nothing, which tells that nobody came'
   if not sampler.constant_divisor:
     return 'sums are divided by the size of the cohort, which is as random as who came'
+  if ledger.correlation.num_buffers:
+    return 'the noise of a round is correlated with that of the rounds before'
   if (state['weights'] != 1).any():
     return 'the clients\' weights go by how often they came'
   if sampler.kind == 'bernoulli' and np.isfinite(state['count_noise_multipliers']).any():

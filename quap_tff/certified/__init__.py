@@ -11,6 +11,6 @@ __getattr__ = lazy.exports(__name__, {
     'clip_split': [],
     'config': ['CertifiedConfig'],
     'learning_process': ['build_certified_fed_avg'],
-    'planning': ['calibrated', 'planned_weights'],
+    'planning': ['calibrated', 'planned_rounds'],
     'weight_rules': [],
 })

@@ -25,7 +25,7 @@ from quap_tff.certified import mechanism
 class CertifiedAggregationFactory(tff.aggregators.WeightedAggregationFactory):
   """Makes aggregation processes whose results and measurements are (ε, δ)-differentially private for each client.
 
-  The process' state is that of `quap_tff.certified.mechanism.initial_state`. Whoever holds it can recompute the noise:
+  The process' state is a `quap_tff.certified.mechanism.ServerState`. Whoever holds it can recompute the noise:
   keep it, and checkpoints of it, as secret as the clients' data. A round must be continued from the state that the
   round before has left: two releases from one state are two, and the state has paid for one.
   """
@@ -65,7 +65,7 @@ class CertifiedAggregationFactory(tff.aggregators.WeightedAggregationFactory):
 
     @tff.tensorflow.computation
     def initialize_server():
-      return mechanism.initial_state(config)
+      return mechanism.initial_state(config, [leaf.shape for leaf in leaves])
 
     state_type = initialize_server.type_signature.result
 
@@ -90,7 +90,7 @@ class CertifiedAggregationFactory(tff.aggregators.WeightedAggregationFactory):
 
     @tff.tensorflow.computation(state_type, plan_type)
     def announce(state, plan):
-      return collections.OrderedDict(client_ids=plan['client_ids'], weights=plan['weights'], clip=state['clip'])
+      return collections.OrderedDict(client_ids=plan.client_ids, weights=plan.weights, clip=state.clip)
 
     @tff.tensorflow.computation(value_type, weight_type, announce.type_signature.result)
     def contribute(value, weight, message):

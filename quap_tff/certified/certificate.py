@@ -22,10 +22,6 @@ VERSION = 2
 # Relative. Sums over rounds are rounded, here and in the filter that keeps clients within their budget.
 TOLERANCE = 1e-9
 
-_ACCOUNTANT = (
-    f'{accounting.ACCOUNTANTS["gaussian_exact"].method}, over all rounds: μ² = Σ w²/z² of the sums + Σ 1/c² of the '
-    'counts'
-)
 _AMPLIFICATION = 'none: no sampling is counted, and who takes part may be known'
 _WITHHELD = (
     'Training loss and training accuracy of clients.',
@@ -157,7 +153,7 @@ def issue(ledger: accounting.RunLedger, facts: Facts, provenance: Mapping[str, A
           'epsilon': float(facts.epsilon),
           'delta': float(facts.delta),
           'mu': tradeoff.mu_at_most(facts.epsilon, facts.delta),
-          'accountant': _ACCOUNTANT,
+          'accountant': _accountant(ledger),
           'amplification': _AMPLIFICATION,
       },
       'other_relations': _other_relations(facts),
@@ -229,6 +225,19 @@ def _statement(ledger, facts, epsilon_max) -> str:
   )
 
 
+def _accountant(ledger) -> str:
+  """How μ is added up."""
+  sums, noise = 'Σ w²/z²', ''
+  if ledger.correlation.num_buffers:
+    sums = 'Σ_s (Σ_{t≤s} c_{s-t}·w_t)²/z²'
+    terms = ' + '.join(f'{gain:.6g}·{decay:.6g}^(k-1)' for gain, decay in ledger.correlation.terms)
+    noise = f'; c_0 = 1 and c_k = {terms} are the coefficients of the noise\'s correlation'
+  return (
+      f'{accounting.ACCOUNTANTS["gaussian_exact"].method}, over all rounds: μ² = {sums} of the sums + Σ 1/c² of the '
+      f'counts{noise}'
+  )
+
+
 def _other_relations(facts) -> List[Dict[str, Any]]:
   """The same guarantee for other units and neighbours: what the parts of k clients move adds up to k·μ."""
   mu = tradeoff.mu_at_most(facts.epsilon, facts.delta)
@@ -262,11 +271,17 @@ def _releases(ledger, facts, mu) -> List[Dict[str, Any]]:
   return [
       _release(
           f'sum of the clients\' clipped updates, all {facts.trained_weights:,} trained weights', len(sums),
-          share(mu.updates), _noise(sums),
+          share(mu.updates), _noise(sums) + _correlated(ledger),
       ),
       _release('count of the norms within the clip, which moves it', len(counts), share(mu.counts), _noise(counts)),
       *(_release(what, rounds, 0.0, how) for what, rounds, how in free),
   ]
+
+
+def _correlated(ledger) -> str:
+  if not ledger.correlation.num_buffers:
+    return ', independent from round to round'
+  return ', correlated from round to round: each round takes back a part of what earlier ones added'
 
 
 def _release(what, rounds, share, how):

@@ -8,6 +8,7 @@ import numpy as np
 
 from quap_tff import checks
 from quap_tff import clip_rules
+from quap_tff import correlation as correlations
 from quap_tff import participation as participations
 from quap_tff import registry
 from quap_tff.certified import clip_split as clip_splits
@@ -21,7 +22,7 @@ SMALLEST_MULTIPLIER, LARGEST_MULTIPLIER = 1e-3, 1e9
 
 @dataclasses.dataclass(frozen=True)
 class CertifiedConfig:
-  """A sum in which client i's part has norm at most w_i(t)·C_t, with noise N(0, (z·C_t)²) on every entry, over D.
+  """A sum in which client i's part has norm at most w_i(t)·C_t, with noise of z·C_t on every entry, over D.
 
   Every constant here is public: chosen without a look at clients' data, or it is a release that no account covers.
 
@@ -29,14 +30,19 @@ class CertifiedConfig:
     num_clients: N, the population. Client ids are integers in [0, N).
     epsilon: ε > 0 in nats that no client passes over the whole run, at
     delta: δ in (0, 1), in total.
-    noise_multiplier: z: σ of the noise on the sum over C_t, in every round. None: to be chosen from a schedule, by
+    noise_multiplier: z: σ of the noise Z_t that each round draws, over C_t. None: to be chosen from a schedule, by
       `quap_tff.certified.calibrated`.
+    correlation: How the noise of a round takes back that of earlier ones, one of `quap_tff.correlation.FAMILIES`.
     divisor: D > 0, by which the sum is divided in every round, such as the expected sum of weights. None: as above.
+    num_rounds: T, the planned rounds. After them nobody adds anything. None: to be taken from a schedule; without one
+      any number of rounds may come, and each client is charged for what it is seen in for ever.
     weights: The rule for w_i(t), one of `quap_tff.certified.weight_rules.RULES`.
     participation: How the rates are computed that weights go by.
     clip: C_t: `clip_rules.Fixed`, or `clip_rules.PrivateQuantile`, whose noised count is in the account.
     clip_split: How C_t is divided among layers, of `quap_tff.certified.clip_split.SPLITS`.
     planned_rounds: int[N], in how many rounds each client is planned to take part; for weight rules of `needs_plan`.
+    planned_costs: float[N], what weights of 1 in all of them would cost in μ² at z = 1; None: `planned_rounds`, which
+      it is under independent noise.
     noise_seed: A non-negative integer makes the noise reproducible, hence public: such a run cannot be certified. None
       draws it from the operating system's entropy.
   """
@@ -45,12 +51,15 @@ class CertifiedConfig:
   epsilon: float
   delta: float
   noise_multiplier: Optional[float] = None
+  correlation: correlations.Correlation = correlations.Independent()
   divisor: Optional[float] = None
+  num_rounds: Optional[int] = None
   weights: weight_rules.WeightRule = weight_rules.Participation()
   participation: participations.ParticipationConfig = participations.ParticipationConfig()
   clip: clip_rules.ClipRule = clip_rules.Fixed(1.0)
   clip_split: str = 'joint'
   planned_rounds: Optional[Tuple[int, ...]] = None
+  planned_costs: Optional[Tuple[float, ...]] = None
   noise_seed: Optional[int] = None
 
   def __post_init__(self):
@@ -61,8 +70,12 @@ class CertifiedConfig:
       checks.number(
           'noise_multiplier', self.noise_multiplier, at_least=SMALLEST_MULTIPLIER, at_most=LARGEST_MULTIPLIER
       )
+    if not isinstance(self.correlation, correlations.Correlation):
+      raise TypeError(f'correlation must be one of quap_tff.correlation, found {self.correlation!r}.')
     if self.divisor is not None:
       checks.number('divisor', self.divisor, above=0)
+    if self.num_rounds is not None:
+      checks.integer('num_rounds', self.num_rounds, at_least=1)
     if not isinstance(self.weights, weight_rules.WeightRule):
       raise TypeError(f'weights must be a rule of quap_tff.certified.weight_rules, found {self.weights!r}.')
     if self.clip_split not in clip_splits.SPLITS:
@@ -86,13 +99,18 @@ class CertifiedConfig:
           'private_quantile.'
       )
     checks.number('clipping norm', self.clip.initial_norm, at_least=SMALLEST_CLIP, at_most=LARGEST_CLIP)
-    if self.prices.count_cost >= self.prices.limit:
+    if 1 / self.clip.count_noise_multiplier**2 >= privacy_filter.limit_of(self.epsilon, self.delta):
       raise ValueError(
           f'epsilon={self.epsilon:g} at delta={self.delta:g} does not pay for one noised count of the private '
           'quantile: give the counts more noise (count_stddev), or take a fixed clipping norm.'
       )
 
   def _check_plan(self):
+    if self.weights.needs_rounds and self.num_rounds is None and self.is_calibrated:
+      raise ValueError(
+          f'Weight rule {type(self.weights).__name__} spends what is left over the rounds that are to come: give '
+          'num_rounds, how many are planned.'
+      )
     if self.planned_rounds is None:
       if self.weights.needs_plan and self.is_calibrated:
         raise ValueError(
@@ -107,11 +125,16 @@ class CertifiedConfig:
           f'{planned.dtype}{list(planned.shape)}.'
       )
     object.__setattr__(self, 'planned_rounds', tuple(planned.tolist()))
+    if self.planned_costs is not None:
+      costs = np.asarray(self.planned_costs, np.float64)
+      if costs.shape != planned.shape or not (costs >= planned).all() or not np.isfinite(costs).all():
+        raise ValueError('planned_costs must be float[num_clients], each at least the client\'s planned_rounds.')
+      object.__setattr__(self, 'planned_costs', tuple(costs.tolist()))
 
   @property
   def is_calibrated(self) -> bool:
     """Whether noise and divisor are settled."""
-    return self.noise_multiplier is not None and self.divisor is not None
+    return self.noise_multiplier is not None and self.divisor is not None and self.correlation.is_settled
 
   @property
   def prices(self) -> privacy_filter.Prices:
@@ -120,6 +143,7 @@ class CertifiedConfig:
         limit=privacy_filter.limit_of(self.epsilon, self.delta),
         noise_multiplier=self.noise_multiplier,
         count_cost=1 / self.clip.count_noise_multiplier**2,
+        correlation=self.correlation,
     )
 
   @property

@@ -4,13 +4,17 @@ Neighbours: one client's whole data replaced by nothing, so that its update is z
 
   server:    w_i(t) from who takes part, lowered by the filter         `plan_round`
   client i:  u_i = g_i clipped to norm w_i(t)·C_t                      `contribute`
-  server:    (Σ u_i + N(0, (z·C_t)²) on every entry) / D               `finish_round`
+  server:    (Σ u_i + C_t·Ẑ_t) / D                                     `finish_round`
 
-Client i's part of the sum has norm at most w_i(t)·C_t, so it loses what one Gaussian mechanism of μ_i(t) = w_i(t)/z
-does; a private quantile's noised count is a second mechanism beside it. C_t is known before the round, from releases.
+The noise Ẑ_t takes back a part of what earlier rounds added: Σ_k c_k·Ẑ_{t-k} = Z_t, with Z_t drawn anew from N(0, z²·I)
+(`quap_tff.correlation`; under independent noise Ẑ_t = Z_t). Seen as releases of Z_t, client i moves the one of round t
+by at most Σ_{k, i∈S_{t-k}} c_k·w_i(t-k) units of the clipping norm, whatever C_t was in each round: docs/privacy.md has
+the proof. A private quantile's noised count is a second mechanism beside it. C_t is known before the round, from
+releases.
 
 A round to which nobody may add anything (an empty cohort, or one whose clients have all spent their budgets) releases
-nothing at all, which follows from who takes part: the result is zero, and clip and noise counter stay.
+nothing at all, which follows from who takes part: the result is zero; clip, noise counter and buffers stay; and t counts
+the rounds that do release.
 
 Arithmetic: norms and sums are float64. Clients clip to (1 - `CLIP_MARGIN`)·w·C, which is room for the rounding of the
 clipped entries, of σ, and of a sum over M clients, 2·M²·2^-53·C at most: so that for M up to a thousand and weights
@@ -18,7 +22,7 @@ from 0.001 what one client moves is at most w·C in the numbers that are added, 
 """
 
 import collections
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -38,21 +42,70 @@ CLIP_MARGIN = 2.0**-20
 _CLIP_RULE, _NOISE = range(2)
 
 
-def initial_state(config: configs.CertifiedConfig) -> 'collections.OrderedDict[str, Any]':
+class ServerState(NamedTuple):
+  """The server's state between rounds.
+
+  Attributes:
+    round: int32 scalar, the rounds that are finished.
+    participation: `counts` int32[N], and `rates` float32[N] under EMA rates.
+    clip: float32 scalar, C of the next round.
+    noise: The seed of the noise, and how many rounds have drawn some, which is how many releases there have been.
+    buffers: For each tensor of an update of shape S, float64[d, *S]: Σ_k decay_j^(k-1)·Ẑ_{t-k}, from which the noise of
+      the next round takes a part back. None under independent noise.
+    accounts: What each client has spent.
+    weights: float32[N], w_i of the latest round; 0 for who was not in it.
+  """
+
+  round: tf.Tensor
+  participation: 'collections.OrderedDict[str, tf.Tensor]'
+  clip: tf.Tensor
+  noise: quap_mechanism.NoiseState
+  buffers: List[tf.Tensor]
+  accounts: privacy_filter.Accounts
+  weights: tf.Tensor
+
+
+class RoundPlan(NamedTuple):
+  """Everything that round t decides before it sums updates. All but `next_clip` follows from who takes part.
+
+  Attributes:
+    client_ids: int64[M], the cohort.
+    weights: float32[M], w_i(t).
+    releases: bool scalar, whether anybody may add anything.
+    next_clip: float32 scalar, C for the state.
+    participation: The participation state after the round.
+    accounts: All clients' accounts after it.
+    seed: int64[2], the round's.
+  """
+
+  client_ids: tf.Tensor
+  weights: tf.Tensor
+  releases: tf.Tensor
+  next_clip: tf.Tensor
+  participation: 'collections.OrderedDict[str, tf.Tensor]'
+  accounts: privacy_filter.Accounts
+  seed: tf.Tensor
+
+
+def initial_state(config: configs.CertifiedConfig, shapes: Sequence[Any]) -> ServerState:
   """Server state before round 1.
 
-  Returns:
-    `round` int32, `participation`, `clip` float32 (C of the next round), `noise` (`seed` int64[2], `counter` int64),
-    `spent` float64[N] (Σμ_i² so far), and `weights` float32[N] (w_i of the latest round; 0 for who was not in it).
+  Args:
+    config: The mechanism.
+    shapes: Static shapes of an update's tensors.
   """
-  return collections.OrderedDict(
+  d = config.correlation.num_buffers
+  accounts = privacy_filter.opened(0, d)
+  return ServerState(
       round=tf.constant(0, tf.int32),
       participation=quap_mechanism.initial_participation(config),
       clip=tf.constant(config.clip.initial_norm, tf.float32),
-      noise=collections.OrderedDict(
-          seed=seeds.initial_seed(config.noise_seed, 'mechanism'), counter=tf.constant(0, tf.int64)
-      ),
-      spent=tf.zeros([config.num_clients], tf.float64),
+      noise=quap_mechanism.initial_noise(config.noise_seed),
+      buffers=[tf.zeros([d, *shape], tf.float64) for shape in shapes] if d else [],
+      # As tensors that a graph does not hold whole.
+      accounts=privacy_filter.Accounts(*(
+          tf.zeros([config.num_clients, *empty.shape[1:]], empty.dtype) for empty in accounts
+      )),
       weights=tf.zeros([config.num_clients], tf.float32),
   )
 
@@ -65,9 +118,9 @@ def update_norm(groups: Sequence[clip_split.ClipGroup], update: List[tf.Tensor])
 
 
 def plan_round(
-    config: configs.CertifiedConfig, state: Any, client_ids: tf.Tensor, norms: Optional[tf.Tensor] = None
-) -> 'collections.OrderedDict[str, Any]':
-  """Everything that round t decides before it sums updates. All but `next_clip` follows from who takes part.
+    config: configs.CertifiedConfig, state: ServerState, client_ids: tf.Tensor, norms: Optional[tf.Tensor] = None
+) -> RoundPlan:
+  """Everything that round t decides before it sums updates.
 
   Args:
     config: The mechanism.
@@ -75,34 +128,33 @@ def plan_round(
     client_ids: int64[M], the cohort.
     norms: float32[M], from `update_norm`, if `config.counts_norms`.
 
-  Returns:
-    `client_ids` and their `weights` float32[M], `releases` (whether anybody may add anything), `next_clip`, the new
-    `participation` and `spent`, and `seed` int64[2], the round's.
-
   Raises:
     tf.errors.InvalidArgumentError: When run, if an id is outside [0, N) or appears twice.
   """
   client_ids = quap_mechanism.checked_ids(config, client_ids)
-  round_num = state['round'] + 1
-  participation = participations.next_state(config.participation, state['participation'], client_ids, round_num)
-  view = planning.round_view(config, config.prices, participation, round_num, client_ids)
-  weights, spent = privacy_filter.spend(
-      config.prices, tf.gather(state['spent'], client_ids), config.weights.weights(view)
-  )
+  round_num = state.round + 1
+  release = state.noise.counter
+  participation = participations.next_state(config.participation, state.participation, client_ids, round_num)
+  own = privacy_filter.Accounts(*(tf.gather(part, client_ids) for part in state.accounts))
+  view = planning.round_view(config, config.prices, participation, own, release, round_num, client_ids)
+  weights, own = privacy_filter.spend(config.prices, own, release, view.rounds_left, config.weights.weights(view))
 
   seed = _round_seed(state, client_ids)
-  next_clip = state['clip']
+  next_clip = state.clip
   if config.counts_norms:
     counted = tf.boolean_mask(norms, weights > 0)
-    moved = config.clip.next_norm(state['clip'], counted, seeds.fold_in(seed, tf.constant(_CLIP_RULE, tf.int64)))
+    moved = config.clip.next_norm(state.clip, counted, seeds.fold_in(seed, tf.constant(_CLIP_RULE, tf.int64)))
     next_clip = tf.clip_by_value(moved, configs.SMALLEST_CLIP, configs.LARGEST_CLIP)
-  return collections.OrderedDict(
+  places = client_ids[:, tf.newaxis]
+  return RoundPlan(
       client_ids=client_ids,
       weights=weights,
       releases=tf.reduce_any(weights > 0),
       next_clip=next_clip,
       participation=participation,
-      spent=tf.tensor_scatter_nd_update(state['spent'], client_ids[:, tf.newaxis], spent),
+      accounts=privacy_filter.Accounts(*(
+          tf.tensor_scatter_nd_update(part, places, new) for part, new in zip(state.accounts, own)
+      )),
       seed=seed,
   )
 
@@ -139,8 +191,8 @@ def contribute(
 
 
 def finish_round(
-    config: configs.CertifiedConfig, state: Any, plan: Any, total: List[tf.Tensor]
-) -> Tuple[Any, List[tf.Tensor], 'collections.OrderedDict[str, tf.Tensor]']:
+    config: configs.CertifiedConfig, state: ServerState, plan: RoundPlan, total: List[tf.Tensor]
+) -> Tuple[ServerState, List[tf.Tensor], 'collections.OrderedDict[str, tf.Tensor]']:
   """The released sum over D, the state after the round, and measurements, all of them functions of what is public.
 
   Args:
@@ -152,43 +204,55 @@ def finish_round(
   Returns:
     (state after round t, float64 tensors, measurements). Of the measurements, `weight_mean` and `weight_min` are over
     the cohort, 0 for nobody; `exhausted_clients` of it have weight 0; `spent_max` is the largest share that a client has
-    spent of the limit on its Σμ²; `sigma` is the standard deviation of the noise on each entry of the result.
+    spent of the limit on its μ²; `sigma` is the standard deviation of what the round draws for each entry of the result.
   """
-  clip, weights = state['clip'], plan['weights']
-  noise_multiplier = tf.where(plan['releases'], tf.constant(config.noise_multiplier, tf.float64), 0.0)
-  stddev = noise_multiplier * tf.cast(clip, tf.float64)
-  seed = seeds.fold_in(plan['seed'], tf.constant(_NOISE, tf.int64))
-  mean = []
-  for index, part in enumerate(total):
-    tensor_seed = seeds.fold_in(seed, tf.constant(index, tf.int64))
-    mean.append((part + gaussian.noise(tensor_seed, tf.shape(part), stddev)) / config.divisor)
+  weights = plan.weights
+  clip = tf.cast(state.clip, tf.float64)
+  noise_multiplier = tf.where(plan.releases, tf.constant(config.noise_multiplier, tf.float64), 0.0)
+  noise, buffers = _correlated_noise(config, state, plan, total, noise_multiplier)
+  mean = [(part + clip * own) / config.divisor for part, own in zip(total, noise)]
 
-  round_num = state['round'] + 1
-  new_state = collections.OrderedDict(
+  round_num = state.round + 1
+  new_state = ServerState(
       round=round_num,
-      participation=plan['participation'],
-      clip=plan['next_clip'],
-      noise=collections.OrderedDict(
-          seed=state['noise']['seed'], counter=state['noise']['counter'] + tf.cast(plan['releases'], tf.int64)
-      ),
-      spent=plan['spent'],
-      weights=tf.scatter_nd(plan['client_ids'][:, tf.newaxis], weights, [tf.constant(config.num_clients, tf.int64)]),
+      participation=plan.participation,
+      clip=plan.next_clip,
+      noise=state.noise._replace(counter=state.noise.counter + tf.cast(plan.releases, tf.int64)),
+      buffers=buffers,
+      accounts=plan.accounts,
+      weights=tf.scatter_nd(plan.client_ids[:, tf.newaxis], weights, [tf.constant(config.num_clients, tf.int64)]),
   )
   size = tf.size(weights)
   measurements = collections.OrderedDict(
       round=round_num,
       cohort_size=size,
-      clipping_norm=clip,
+      clipping_norm=state.clip,
       noise_multiplier=tf.cast(noise_multiplier, tf.float32),
-      sigma=tf.cast(stddev / config.divisor, tf.float32),
+      sigma=tf.cast(noise_multiplier * clip / config.divisor, tf.float32),
       exhausted_clients=tf.reduce_sum(tf.cast(tf.equal(weights, 0), tf.int32)),
       weight_mean=tf.math.divide_no_nan(tf.reduce_sum(weights), tf.cast(size, tf.float32)),
       weight_min=tf.where(size > 0, tf.reduce_min(weights), 0.0),
-      spent_max=tf.cast(tf.reduce_max(plan['spent']) / config.prices.limit, tf.float32),
+      spent_max=tf.cast(tf.reduce_max(plan.accounts.spent) / config.prices.limit, tf.float32),
   )
-  for name, value in participations.statistics(config.participation, plan['participation'], round_num).items():
+  for name, value in participations.statistics(config.participation, plan.participation, round_num).items():
     measurements[f'participation_{name}'] = value
   return new_state, mean, measurements
+
+
+def _correlated_noise(config, state, plan, total, noise_multiplier):
+  """Ẑ_t for each tensor of `total`, in units of the clipping norm and zero without a release, and the new buffers."""
+  gains, decays = config.correlation.gains, config.correlation.decays
+  seed = seeds.fold_in(plan.seed, tf.constant(_NOISE, tf.int64))
+  noise, buffers = [], []
+  for index, part in enumerate(total):
+    drawn = gaussian.noise(seeds.fold_in(seed, tf.constant(index, tf.int64)), tf.shape(part), noise_multiplier)
+    if len(gains):
+      before = state.buffers[index]
+      drawn = tf.where(plan.releases, drawn - tf.tensordot(gains, before, 1), tf.zeros_like(drawn))
+      moved = tf.reshape(decays, [-1] + [1] * part.shape.rank) * before + drawn
+      buffers.append(tf.where(plan.releases, moved, before))
+    noise.append(drawn)
+  return noise, buffers
 
 
 def _round_seed(state, client_ids):
@@ -196,7 +260,7 @@ def _round_seed(state, client_ids):
   # the difference of the two results would be that of the bare sums.
   cohort = tf.strings.reduce_join(tf.strings.as_string(tf.sort(client_ids)), separator=',')
   return seeds.fold_in(
-      state['noise']['seed'], state['noise']['counter'], tf.strings.to_hash_bucket_fast(cohort, 2**62)
+      state.noise.seed, state.noise.counter, tf.strings.to_hash_bucket_fast(cohort, 2**62)
   )
 
 

@@ -1,126 +1,231 @@
-"""Noise and divisor of a run before it begins, from its schedule alone.
+"""Noise, divisor and average of a run before it begins, from its schedule alone.
 
-    z maximizes  J(z) = 1/T · Σ_t Σ_i w_i(t) / z      subject to the filter
+    z, and what else is left open, maximize  J = Σ_t v_t·Σ_i w_i(t) / (z·‖C⁻ᵀv‖)      subject to the filter
 
-J is the mean over the planned rounds of a round's signal to noise: Σ_i w_i(t)·C is the most that clients can add
-together, z·C the noise on it; a round to which nobody may add anything any more counts with zero. Less noise makes
-rounds better and lets budgets run out sooner. With weights of 1, and but for a budget's last, partial round, J is
-A/z + B·z between any two z at which a client's budget lasts exactly to the end of its rounds, hence largest at one of
-those; and these are what is tried, for all rules.
+J is the signal over the noise in what is published. v_t is how much of what round t adds is in it: the published average
+takes iterate s with share a_s, and each round on the way pulls the model a share `PULL` of the way to where it would
+end, and with it what came before: v_t = Σ_{s≥t} a_s·(1 - PULL)^(s-t). Σ_i w_i(t)·C is the most that the clients of a
+round can add together; z·C·‖C⁻ᵀv‖ is the deviation of the noise that is left, which partly takes itself back where it
+is correlated. Less noise in each round makes rounds better and lets budgets run out sooner. Correlation lets noise take
+itself back, and lets each participation be seen longer. No client's data are looked at.
 """
 
 import dataclasses
 import math
-from typing import Any, List, Sequence
+from typing import Any, Callable, List, NamedTuple, Sequence
 
 import numpy as np
 
 from quap_tff import arrays
+from quap_tff import correlation as correlations
 from quap_tff import participation as participations
+from quap_tff import postprocessing
 from quap_tff.certified import config as configs
 from quap_tff.certified import privacy_filter
 from quap_tff.certified import weight_rules
 
-_MOST_CANDIDATES = 32
+# How much of the way to where training ends a round goes. A constant of the objective, not of any data.
+PULL = 0.2
+# What an unsettled decay is chosen from.
+DECAYS = (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.97)
+
+# Noise multipliers that are tried: for each correlation, and then for the best one.
+_FEW_CANDIDATES, _MOST_CANDIDATES = 8, 32
 # Relative: noise beyond what a budget asks for exactly, so that rounding does not lower the last weight.
 _ROOM = 1e-9
 # Relative: how much of J the larger of two multipliers may give away.
 _TIE = 1e-6
 
 
-def calibrated(config: configs.CertifiedConfig, cohorts: Sequence[Any]) -> configs.CertifiedConfig:
-  """The configuration with what it leaves open settled from a schedule.
+class Planned(NamedTuple):
+  """What was chosen.
 
-  That is the noise multiplier z that maximizes J, the expected sum of weights as the divisor, and for weight rules that
-  need it the number of rounds that each client is planned to be in. For T rounds with everyone and weights of 1,
-  z = √T/μ_max. Of several z that are equally good, the largest. Time is that of T rounds' plans; memory some 32 float64
-  for each of N clients.
+  Attributes:
+    config: With nothing left open.
+    averaging: What is to be published.
+  """
+
+  config: configs.CertifiedConfig
+  averaging: postprocessing.Averaging
+
+
+class _Choice(NamedTuple):
+  objective: float
+  config: configs.CertifiedConfig
+  averaging: postprocessing.Averaging
+
+
+def calibrated(
+    config: configs.CertifiedConfig,
+    cohorts: Sequence[Any],
+    averaging: postprocessing.Averaging = postprocessing.LastIterate(),
+) -> Planned:
+  """What a configuration leaves open, settled from a schedule.
+
+  That is the number of rounds; the noise multiplier, a decay and an average, which maximize J; the mean sum of weights
+  as the divisor; and for weight rules that need it the rounds that each client is planned to be in. For T rounds with
+  everyone, weights of 1 and independent noise, z = √T/μ_max. Of several z that are equally good, the largest.
 
   Args:
     config: The mechanism; what it gives itself stays.
     cohorts: int[M_t] ids for each of the T planned rounds: the public schedule, or one drawn from the model of it.
+    averaging: Of the iterates; `postprocessing.Planned` is one of several, the best by J.
 
   Raises:
     ValueError: If nobody takes part, or nobody's budget pays for a round or for the noised counts of all its rounds.
   """
   cohorts = [np.asarray(cohort, np.int64) for cohort in cohorts]
-  if config.is_calibrated:
-    return config
+  if config.num_rounds is None and cohorts:
+    config = dataclasses.replace(config, num_rounds=len(cohorts))
+  averages = averaging.candidates(len(cohorts))
+  if config.is_calibrated and len(averages) == 1:
+    return Planned(config, averages[0])
   if not any(len(cohort) for cohort in cohorts):
     raise ValueError('Nobody takes part in any of the planned rounds: there is no noise and no divisor to choose.')
+  settled = [config]
+  if not config.correlation.is_settled:
+    settled = [dataclasses.replace(config, correlation=correlations.Ar1(decay)) for decay in DECAYS]
+    best = max((_chosen(one, cohorts, averages, _FEW_CANDIDATES) for one in settled), key=lambda choice: choice.objective)
+    settled = [dataclasses.replace(config, correlation=best.config.correlation)]
+  found = _chosen(settled[0], cohorts, averages, _MOST_CANDIDATES)
+  return Planned(found.config, found.averaging)
+
+
+def _chosen(config, cohorts, averages, num_candidates) -> _Choice:
+  """The best noise multiplier and average under a settled correlation."""
   if config.weights.needs_plan and config.planned_rounds is None:
-    config = dataclasses.replace(
-        config, planned_rounds=np.bincount(np.concatenate(cohorts), minlength=config.num_clients)
-    )
+    config = _with_plan(config, cohorts)
   if config.noise_multiplier is not None:
     multipliers = np.array([config.noise_multiplier], np.float64)
   else:
-    multipliers = _candidates(config, cohorts)
-  sums, _ = _simulated(config, config.prices._replace(noise_multiplier=multipliers[:, np.newaxis]), cohorts)
-  objective = sums.mean(axis=1) / multipliers
-  best = int(np.argmax(objective >= objective.max() * (1 - _TIE)))  # Candidates descend.
+    multipliers = _candidates(config, cohorts, num_candidates)
+  sums = _weight_sums(config, multipliers, cohorts)
+  choices = []
+  for average in averages:
+    kept = _kept_shares(average.shares(len(cohorts)))
+    objective = sums @ kept / (multipliers * config.correlation.published_noise(kept))
+    best = int(np.argmax(objective >= objective.max() * (1 - _TIE)))  # Candidates descend.
+    choices.append((objective[best], best, average))
+  objective, best, average = max(choices, key=lambda choice: choice[0])
   if not sums[best].any():
     raise ValueError(f'noise_multiplier={multipliers[best]:g} is so small that nobody\'s budget pays for a round.')
-  return dataclasses.replace(
-      config,
-      noise_multiplier=float(multipliers[best]),
-      divisor=config.divisor if config.divisor is not None else float(sums[best][sums[best] > 0].mean()),
+  divisor = config.divisor if config.divisor is not None else float(sums[best][sums[best] > 0].mean())
+  return _Choice(
+      objective, dataclasses.replace(config, noise_multiplier=float(multipliers[best]), divisor=divisor), average
   )
 
 
-def _candidates(config, cohorts):
-  """float64, descending: multipliers with which some client's budget lasts exactly to its last planned round."""
-  free = privacy_filter.Prices(limit=math.inf, noise_multiplier=np.ones([1, 1]), count_cost=0.0)
-  _, (squares,) = _simulated(config, free, cohorts)  # At no price, clients spend Σ w².
+def _kept_shares(iterates: np.ndarray) -> np.ndarray:
+  """v_t, float64[T], from the share of each iterate in what is published."""
+  kept = np.zeros(len(iterates))
+  later = 0.0
+  for index in reversed(range(len(iterates))):
+    later = iterates[index] + (1 - PULL) * later
+    kept[index] = later
+  return kept
+
+
+def _with_plan(config, cohorts):
+  """The configuration with what weights of 1 would cost each client in its planned rounds."""
+  rounds = np.bincount(np.concatenate(cohorts), minlength=config.num_clients)
+  return dataclasses.replace(
+      config, planned_rounds=tuple(rounds.tolist()), planned_costs=tuple(_unit_costs(config, cohorts).tolist())
+  )
+
+
+def _unit_costs(config, cohorts) -> np.ndarray:
+  """float64[N], what weights of 1 in all planned rounds would cost each client in μ² at z = 1, rounded up."""
+  releases = [cohort for cohort in cohorts if len(cohort)]
+  ones = [np.ones(len(cohort)) for cohort in releases]
+  squares = config.correlation.squared_norms(releases, ones, config.num_clients)
+  return np.maximum(squares, np.bincount(np.concatenate(cohorts), minlength=config.num_clients))
+
+
+def _candidates(config, cohorts, count) -> np.ndarray:
+  """float64, descending: multipliers at which weights of 1 use up the budget of one client or another exactly."""
+  costs = _unit_costs(config, cohorts)
   rounds = np.bincount(np.concatenate(cohorts), minlength=config.num_clients)
   left = config.prices.limit - rounds * config.prices.count_cost
-  reachable = (squares > 0) & (left > 0)
+  reachable = (costs > 0) & (left > 0)
   if not reachable.any():
     raise ValueError(
         f'The noised counts of each client\'s planned rounds cost more than epsilon={config.epsilon:g}: give the '
         'counts more noise (count_stddev), or take a fixed clipping norm.'
     )
-  exact = np.unique(np.sqrt(squares[reachable] / left[reachable]))
-  chosen = np.unique(np.linspace(0, len(exact) - 1, _MOST_CANDIDATES).round().astype(int))
+  exact = np.unique(np.sqrt(costs[reachable] / left[reachable]))
+  chosen = np.unique(np.linspace(0, len(exact) - 1, count).round().astype(int))
   bounds = configs.SMALLEST_MULTIPLIER, configs.LARGEST_MULTIPLIER
-  return np.clip(exact[chosen] * (1 + _ROOM), *bounds)[::-1]
+  return np.unique(np.clip(exact[chosen] * (1 + _ROOM), *bounds))[::-1]
 
 
-def planned_weights(config: configs.CertifiedConfig, cohorts: Sequence[Any]) -> List[np.ndarray]:
-  """float32[M_t] for each round: the weights of its cohort, as the mechanism gives them.
+class PlannedRound(NamedTuple):
+  """What a round of a schedule that was kept must have brought.
 
-  What a run's ledger must hold, for a schedule that was kept.
+  Attributes:
+    weights: float32[M_t] of its cohort.
+    spent_max: The largest share that a client has spent of the limit on its μ².
   """
-  weights = []
-  _run(config, config.prices, cohorts, np.zeros(config.num_clients), lambda index, found: weights.append(found))
-  return weights
+
+  weights: np.ndarray
+  spent_max: float
 
 
-def _simulated(config, prices, cohorts):
-  """(Σ_i w_i(t) float64[Z, T], Σμ² after T rounds float64[Z, N]) for each of the Z noise multipliers in `prices`."""
-  num_candidates = len(prices.noise_multiplier)
-  sums = np.zeros([num_candidates, len(cohorts)])
-  spent = np.zeros([num_candidates, config.num_clients])
+def planned_rounds(config: configs.CertifiedConfig, cohorts: Sequence[Any]) -> List[PlannedRound]:
+  """What the mechanism makes of a schedule, round by round."""
+  rounds, largest = [], 0.0
 
-  def add_up(index, weights):
+  def visit(index, weights, spent):
+    nonlocal largest
+    largest = max(largest, spent.max(initial=0.0))
+    rounds.append(PlannedRound(weights, largest / config.prices.limit))
+
+  _run(config, config.prices, cohorts, (), visit)
+  return rounds
+
+
+def _weight_sums(config, multipliers, cohorts) -> np.ndarray:
+  """Σ_i w_i(t), float64[Z, T], for each of Z noise multipliers."""
+  sums = np.zeros([len(multipliers), len(cohorts)])
+
+  def add_up(index, weights, spent):
+    del spent
     sums[:, index] = weights.sum(axis=1, dtype=np.float64)
 
-  _run(config, prices, cohorts, spent, add_up)
-  return sums, spent
+  prices = config.prices._replace(noise_multiplier=multipliers[:, np.newaxis])
+  _run(config, prices, cohorts, (len(multipliers),), add_up)
+  return sums
 
 
-def _run(config, prices, cohorts, spent, visit):
-  """Goes through the schedule; `spent` [..., N] grows in place, and `visit` gets each round's index and weights."""
+def _run(
+    config: configs.CertifiedConfig,
+    prices: privacy_filter.Prices,
+    cohorts: Sequence[np.ndarray],
+    leading: Sequence[int],
+    visit: Callable[[int, np.ndarray, np.ndarray], None],
+):
+  """Goes through the schedule; `visit` gets each round's index, and the weights of its cohort and what it has spent."""
   participation = participations.initial_state(config.participation, config.num_clients)
+  accounts = privacy_filter.opened(config.num_clients, prices.correlation.num_buffers, tuple(leading))
+  release = np.zeros([*leading, 1], np.int64) if leading else np.int64(0)
   for index, ids in enumerate(cohorts):
     participation = participations.next_state(config.participation, participation, ids, index + 1)
-    view = round_view(config, prices, participation, index + 1, ids)
-    weights, spent[..., ids] = privacy_filter.spend(prices, spent[..., ids], config.weights.weights(view))
-    visit(index, weights)
+    ids = np.asarray(ids, np.int64)
+    own = privacy_filter.Accounts(accounts.spent[..., ids], accounts.sums[..., ids, :], accounts.latest[..., ids])
+    view = round_view(config, prices, participation, own, release, index + 1, ids)
+    weights, own = privacy_filter.spend(prices, own, release, view.rounds_left, config.weights.weights(view))
+    accounts.spent[..., ids], accounts.sums[..., ids, :], accounts.latest[..., ids] = own
+    release = release + np.any(weights > 0, axis=-1, keepdims=bool(leading))
+    visit(index, weights, own.spent)
 
 
 def round_view(
-    config: configs.CertifiedConfig, prices: privacy_filter.Prices, participation: Any, round_num: Any, client_ids: Any
+    config: configs.CertifiedConfig,
+    prices: privacy_filter.Prices,
+    participation: Any,
+    accounts: privacy_filter.Accounts,
+    release: Any,
+    round_num: Any,
+    client_ids: Any,
 ) -> weight_rules.RoundView:
   """What a weight rule is told of a round.
 
@@ -128,15 +233,25 @@ def round_view(
     config: The mechanism.
     prices: Of the round.
     participation: The participation state with this round in it.
+    accounts: Of the cohort, before the round.
+    release: How many releases there have been.
     round_num: t, from 1.
     client_ids: int64[M], the cohort.
   """
   planned = None
   if config.weights.needs_plan:
-    planned = arrays.take(np.asarray(config.planned_rounds, np.int64), client_ids)
+    costs = config.planned_costs if config.planned_costs is not None else config.planned_rounds
+    planned = (
+        arrays.take(np.asarray(config.planned_rounds, np.int64), client_ids),
+        arrays.take(np.asarray(costs, np.float64), client_ids),
+    )
   return weight_rules.RoundView(
       prices=prices,
+      standing=privacy_filter.standing(prices, accounts, release),
       rates=arrays.take(participations.rates(config.participation, participation, round_num), client_ids),
+      counts=arrays.take(participation['counts'], client_ids),
+      round_num=participations.counted_rounds(config.participation, round_num),
+      rounds_left=math.inf if config.num_rounds is None else config.num_rounds - round_num,
       in_warmup=participations.in_warmup(config.participation, round_num),
       planned=planned,
   )

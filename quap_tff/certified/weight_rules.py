@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, Tuple
+
+import numpy as np
 
 from quap_tff import arrays
 from quap_tff import budgets
+from quap_tff import checks
 from quap_tff.certified import privacy_filter
 
 
@@ -20,15 +23,24 @@ class RoundView(NamedTuple):
 
   Attributes:
     prices: What taking part costs; its noise multiplier may be a column of several, [Z, 1].
+    standing: What is left of the clients' budgets.
     rates: float32[M], p_i(t).
+    counts: int[M], k_i(t), the rounds that each has been in, this one included.
+    round_num: t, the rounds that are counted, this one included.
+    rounds_left: T - t, the planned rounds after this one; +inf if none are planned.
     in_warmup: Whether t is a warm-up round of the participation rates.
-    planned: int[M], in how many rounds each is planned to take part; None unless the rule has `needs_plan`.
+    planned: (int[M], float64[M]): in how many rounds each is planned to take part, and what weights of 1 in all of
+      them would cost in μ² at z = 1; None unless the rule has `needs_plan`.
   """
 
   prices: privacy_filter.Prices
+  standing: privacy_filter.Standing
   rates: Any
+  counts: Any
+  round_num: Any
+  rounds_left: Any
   in_warmup: Any
-  planned: Optional[Any] = None
+  planned: Optional[Tuple[Any, Any]] = None
 
 
 class WeightRule(abc.ABC):
@@ -36,9 +48,11 @@ class WeightRule(abc.ABC):
 
   Attributes:
     needs_plan: Whether weights depend on how often each client is planned to take part.
+    needs_rounds: Whether weights depend on how many rounds are planned.
   """
 
   needs_plan: bool = False
+  needs_rounds: bool = False
 
   @abc.abstractmethod
   def weights(self, view: RoundView) -> Any:
@@ -81,20 +95,69 @@ class Uniform(WeightRule):
 
 
 @dataclasses.dataclass(frozen=True)
-class SpendEvenly(WeightRule):
-  """w_i = min(1, μ_max·z/√K_i): each client spends its budget evenly over the K_i rounds that it is planned to be in.
+class Online(WeightRule):
+  """Spends what is left of a client's budget evenly over the rounds that its own history lets expect.
 
-  For a schedule that is public before the run. With a private quantile, μ_max²/K_i less what its count costs.
+  The client's rate is estimated from its count, p̂ = (k_i(t) - 1 + a)/(t - 1 + a + b), and n = 1 + p̂·(T - t) rounds are
+  expected from this one on. The weight w is the one with which n rounds, 1/p̂ apart, spend what is left:
+
+      n·q·w² + 2·B·w = z²·left     q: the cost of one round and its overlap with the others; B: with the rounds before
+
+  Under independent noise q = 1, B = 0 and w² = z²·left/n. It takes no schedule in advance: counts, rounds and weights
+  follow from participation alone.
+
+  Attributes:
+    prior_a: a > 0.
+    prior_b: b > 0; before anything is known the rate is expected to be a/(a + b).
+  """
+
+  prior_a: float = 1.0
+  prior_b: float = 2.0
+
+  needs_rounds = True
+
+  def __post_init__(self):
+    checks.number('prior_a', self.prior_a, above=0)
+    checks.number('prior_b', self.prior_b, above=0)
+
+  def weights(self, view):
+    prices, left = view.prices, arrays.cast(view.rounds_left, np.float64)
+    xp = arrays.namespace(view.counts, view.standing.left, left)
+    # Where warm-up rounds are not counted, there is nothing yet to count from.
+    seen = xp.maximum(arrays.cast(view.counts, np.float64), 1.0) - 1.0 + self.prior_a
+    rate = seen / (xp.maximum(arrays.cast(view.round_num, np.float64), 1.0) - 1.0 + self.prior_a + self.prior_b)
+    rounds = 1.0 + rate * xp.maximum(left, 0.0)
+    unit, by_sum = prices.correlation.price(xp.maximum(left, 0.0))
+    gap = xp.maximum(1.0 / rate, 1.0)
+    unit = unit * xp.minimum(1.0 + 2.0 * prices.correlation.overlap(gap), rounds)
+    kept = xp.exp(gap[..., np.newaxis] * np.log(prices.correlation.decays))
+    times = xp.minimum(1.0 / (1.0 - kept), rounds[..., np.newaxis])
+    cross = xp.sum(view.standing.sums * by_sum * times, axis=-1)
+    room = (view.standing.left - rounds * prices.count_cost) * xp.square(arrays.cast(prices.noise_multiplier, np.float64))
+    return xp.minimum(privacy_filter.weight_for(room, rounds * unit, cross), 1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class SpendEvenly(WeightRule):
+  """w_i = min(1, z·√((μ_max² - K_i/c²)/Q_i)): each client spends its budget evenly over the rounds it is planned to be in.
+
+  K_i is how many these are, and Q_i what weights of 1 in all of them would cost at z = 1: K_i under independent noise.
+  For a schedule that is public before the run.
   """
 
   needs_plan = True
 
   def weights(self, view):
-    return privacy_filter.even_weight(view.prices, view.planned)
+    rounds, costs = view.planned
+    xp = arrays.namespace(costs)
+    left = view.prices.limit - xp.maximum(arrays.cast(rounds, np.float64), 1.0) * view.prices.count_cost
+    share = xp.sqrt(xp.maximum(left, 0.0) / xp.maximum(costs, 1.0))
+    return xp.minimum(arrays.cast(view.prices.noise_multiplier, np.float64) * share, 1.0)
 
 
 RULES = {
     'participation': Participation,
     'uniform': Uniform,
+    'online': Online,
     'spend_evenly': SpendEvenly,
 }

@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, FrozenSet, NamedTuple, Optional
 import numpy as np
 
 from quap_tff import accounting
+from quap_tff import correlation as correlations
 from quap_tff import layers as layers_lib
 from quap_tff.accounting import protection as protections
 from quap_tff.lazy import tff
@@ -100,6 +101,7 @@ class Plan(abc.ABC):
     is_saved_before_release: Whether each round must be kept in a checkpoint before anything of it is released: a round
       that is run again, and comes out otherwise, would be a second release that nobody has paid for.
     noises_empty_rounds: Whether a round that nobody comes to releases the same noise as any other.
+    correlation: How the noise of a round is correlated with that of earlier ones.
     noise_note: How the noise that is really added differs from ideal noise, where there is something to say.
   """
 
@@ -107,6 +109,7 @@ class Plan(abc.ABC):
   public_metrics: FrozenSet[str] = PUBLIC_METRICS
   is_saved_before_release: bool = False
   noises_empty_rounds: bool = False
+  correlation: correlations.Correlation = correlations.Independent()
   noise_note: str = ''
 
   def __init__(
@@ -225,7 +228,7 @@ class Plan(abc.ABC):
 
   def new_ledger(self) -> accounting.RunLedger:
     """An empty ledger for a run of this plan."""
-    return accounting.RunLedger(self.num_clients, self.delta, self.fingerprint)
+    return accounting.RunLedger(self.num_clients, self.delta, self.fingerprint, self.correlation)
 
   def report(self, ledger: accounting.RunLedger) -> Report:
     """What may be said of a run from its ledger."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from quap_tff import accounting
 from quap_tff import lazy
+from quap_tff import postprocessing
 from quap_tff import tradeoff
 from quap_tff.accounting import protection as protections
 from quap_tff.certified import certificate
@@ -52,6 +53,7 @@ class CertifiedPlan(base.Plan):
       config: configs.CertifiedConfig,
       schedule: Sequence[Any],
       *,
+      averaging: postprocessing.Averaging = postprocessing.LastIterate(),
       client_metrics: bool = False,
       **options,
   ):
@@ -61,6 +63,8 @@ class CertifiedPlan(base.Plan):
       config: The mechanism; what it leaves open is chosen from the schedule.
       schedule: int[M_t], distinct ids in [0, N), for each of the T planned rounds: the public schedule, or one drawn
         from the model of it.
+      averaging: Of the iterates that are published; the noise is chosen for it. `postprocessing.Planned` is chosen
+        together with the noise.
       client_metrics: Whether exact functions of clients' data (training loss) are released beside the model.
       **options: Of every plan, see `quap_tff.plans.Plan`.
 
@@ -69,7 +73,11 @@ class CertifiedPlan(base.Plan):
     """
     super().__init__(config.num_clients, config.delta, client_metrics=client_metrics, **options)
     self.schedule: List[np.ndarray] = [np.asarray(cohort, np.int64) for cohort in schedule]
-    self.config = planning.calibrated(config, self.schedule)
+    self.config, self.averaging = planning.calibrated(config, self.schedule, averaging)
+
+  @property
+  def correlation(self):
+    return self.config.correlation
 
   @property
   def fingerprint(self):
@@ -96,7 +104,7 @@ class CertifiedPlan(base.Plan):
   def record(self, output, cohort):
     state, measurements = base.aggregation_of(output)
     cohort = np.asarray(cohort, np.int64)
-    weights = np.asarray(state['weights'])[cohort].astype(np.float64)
+    weights = np.asarray(state.weights)[cohort].astype(np.float64)
     return self._record(cohort, weights, float(measurements['clipping_norm']))
 
   def _record(self, cohort, weights, clipping_norm):
@@ -127,14 +135,14 @@ class CertifiedPlan(base.Plan):
     expected = self.new_ledger().state_dict()
     found = [
         f'The ledger\'s {name} is not that of the flags.'
-        for name in ('num_clients', 'delta', 'fingerprint') if not np.array_equal(state[name], expected[name])
+        for name in ('num_clients', 'delta', 'fingerprint', 'gains', 'decays') if not np.array_equal(state[name], expected[name])
     ]
     rounds = ledger.num_rounds
     if found:
       return found
     if rounds > len(self.schedule):
       return [f'The ledger has {rounds} rounds, and the flags plan {len(self.schedule)}.']
-    weights = planning.planned_weights(config, self.schedule[:rounds])
+    planned = planning.planned_rounds(config, self.schedule[:rounds])
     for index in range(rounds):
       entries = slice(state['offsets'][index], state['offsets'][index + 1])
       number = index + 1
@@ -142,7 +150,7 @@ class CertifiedPlan(base.Plan):
         found.append(f'Round {number} of the ledger has other clients than the flags plan.')
         continue
       order = np.argsort(self.schedule[index])[np.argsort(np.argsort(state['clients'][entries]))]
-      if not np.allclose(state['weights'][entries], weights[index][order], rtol=_SAME_WEIGHT, atol=0):
+      if not np.allclose(state['weights'][entries], planned[index].weights[order], rtol=_SAME_WEIGHT, atol=0):
         found.append(f'Round {number} of the ledger has other weights than follow from the cohorts.')
       for name, value in (
           ('noise_multipliers', config.noise_multiplier),

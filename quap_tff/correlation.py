@@ -1,0 +1,211 @@
+"""How the noise of a round is correlated with that of the rounds before.
+
+Noise that is independent from round to round adds up in a model like a random walk. Noise that partly takes back what
+earlier rounds added does not. With Z_s independent Gaussian vectors, release s adds the noise Ẑ_s,
+
+    Σ_{k≥0} c_k·Ẑ_{s-k} = Z_s,     c_0 = 1,     c_k = Σ_j gain_j·decay_j^(k-1)  for k ≥ 1:
+
+a buffered linear Toeplitz mechanism (Dvijotham, McMahan, Pillutla, Steinke and Thakurta 2024). Each of its terms j needs
+one buffer b_j = Σ_{k≥1} decay_j^(k-1)·Ẑ_{s-k} of the model's size, and one number for each client. docs/privacy.md has
+what a client loses under it. A new family is a class here and a line in `FAMILIES`.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from typing import Any, Optional, Sequence, Tuple
+
+import numpy as np
+
+from quap_tff import arrays
+from quap_tff import checks
+
+# A client's sum of exponentials then forgets what is older than some thousand releases, and its rounding with it.
+LARGEST_DECAY = 0.999
+
+
+class Correlation(abc.ABC):
+  """The coefficients c_k. Subclasses are frozen dataclasses in `FAMILIES`.
+
+  They are never negative and never grow with k, which keeps the noise bounded: Σ gain_j ≤ 1 and decay_j < 1.
+  """
+
+  @property
+  @abc.abstractmethod
+  def terms(self) -> Tuple[Tuple[float, float], ...]:
+    """(gain_j, decay_j) for each term."""
+
+  @property
+  def is_settled(self) -> bool:
+    """Whether all coefficients are given; if not, they are chosen from a schedule."""
+    return True
+
+  @property
+  def gains(self) -> np.ndarray:
+    """float64[d]."""
+    return np.array([gain for gain, _ in self.terms], np.float64)
+
+  @property
+  def decays(self) -> np.ndarray:
+    """float64[d]."""
+    return np.array([decay for _, decay in self.terms], np.float64)
+
+  @property
+  def num_buffers(self) -> int:
+    """d, the number of terms; 0 for independent noise."""
+    return len(self.terms)
+
+  def coefficients(self, count: int) -> np.ndarray:
+    """c_0 … c_{count-1}, float64[count]."""
+    powers = self.decays**np.arange(max(count - 1, 0))[:, np.newaxis]
+    return np.concatenate([[1.0], (powers * self.gains).sum(axis=1)])[:count]
+
+  def price(self, releases_left: Any) -> Tuple[Any, Any]:
+    """What one unit of weight in a release costs, with that release and the ones that may follow it.
+
+    A client whose sums of exponentials were h_j before a release, and whose weight in it is w, moves this release and
+    the next `releases_left` by vectors whose squared norms sum to (what they would without it) + A·w² + 2·w·Σ_j κ_j·h_j.
+
+    Args:
+      releases_left: L ≥ 0, an integer or +inf, Python's or a tensor.
+
+    Returns:
+      (A, κ): a float64 scalar and float64[d].
+    """
+    if not self.num_buffers:
+      return 1.0, np.zeros(0)
+    gains, decays = self.gains, self.decays
+    products = np.multiply.outer(decays, decays)
+    left = arrays.cast(releases_left, np.float64)
+    xp = arrays.namespace(left)
+    # Σ_{k=1..L} (decay_j·decay_l)^(k-1).
+    sums = (1.0 - xp.exp(left * np.log(products))) / (1.0 - products)
+    by_term = gains * xp.sum(gains * sums, axis=-1)
+    return 1.0 + xp.sum(by_term), gains + decays * by_term
+
+  def overlap(self, gap: Any) -> Any:
+    """Σ_{m≥1} of the inner products of two unit participations m·gap releases apart, over that of one with itself.
+
+    What participations that are spread evenly cost beyond their own, for as many of them as there may ever be.
+
+    Args:
+      gap: Releases from one participation to the next, at least 1; floats of any shape.
+
+    Returns:
+      Floats of that shape; 0 for independent noise.
+    """
+    gaps = np.asarray(gap) if arrays.namespace(gap) is np else gap
+    if not self.num_buffers:
+      return 0.0 * gaps
+    gains, decays = self.gains, self.decays
+    whole, _ = self.price(math.inf)
+    shares = gains * (1 + decays * (gains / (1 - np.multiply.outer(decays, decays))).sum(axis=1))
+    xp = arrays.namespace(gaps)
+    powers = xp.exp(gaps[..., np.newaxis] * np.log(decays))
+    return xp.sum(shares / decays * powers / (1.0 - powers), axis=-1) / whole
+
+  def squared_norms(self, cohorts: Sequence[Any], weights: Sequence[Any], num_clients: int) -> np.ndarray:
+    """‖C·w_i‖² of each client, float64[N]: Σ_s (Σ_{t≤s} c_{s-t}·w_i(t))² over the releases.
+
+    Args:
+      cohorts: int[M_s], the clients of each release.
+      weights: float[M_s], their weights.
+      num_clients: N.
+    """
+    total = np.zeros(num_clients)
+    sums, latest = np.zeros([num_clients, self.num_buffers]), np.zeros(num_clients, np.int64)
+    for release, (ids, own) in enumerate(zip(cohorts, weights)):
+      ids, own = np.asarray(ids, np.int64), np.asarray(own, np.float64)
+      unit, by_sum = self.price(len(cohorts) - 1 - release)
+      before = sums[ids] * self.decays**np.maximum(release - 1 - latest[ids], 0)[:, np.newaxis]
+      total[ids] += own * (unit * own + 2.0 * before @ by_sum)
+      sums[ids] = before * self.decays + own[:, np.newaxis]
+      latest[ids] = release
+    return total
+
+  def published_noise(self, shares: Sequence[float]) -> float:
+    """‖C⁻ᵀv‖: the standard deviation of Σ_s v_s·Ẑ_s, for Z_s of standard deviation 1.
+
+    Args:
+      shares: v_s for each release: with what factor it enters what is published.
+    """
+    total, buffers = 0.0, np.zeros(self.num_buffers)
+    for share in reversed(np.asarray(shares, np.float64)):
+      own = share - self.gains @ buffers
+      buffers = self.decays * buffers + own
+      total += own * own
+    return math.sqrt(total)
+
+
+@dataclasses.dataclass(frozen=True)
+class Independent(Correlation):
+  """Ẑ_s = Z_s: the noise of each round is its own."""
+
+  @property
+  def terms(self):
+    return ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Ar1(Correlation):
+  """c_k = decay^k, so that Ẑ_s = Z_s - decay·Z_{s-1}: each round takes back a share of what the round before added.
+
+  Attributes:
+    decay: In [0, 0.999]; 0 is independent noise. None: chosen from the planned cohorts, with the noise multiplier.
+  """
+
+  decay: Optional[float] = None
+
+  def __post_init__(self):
+    if self.decay is not None:
+      checks.number('decay', self.decay, at_least=0, at_most=LARGEST_DECAY)
+
+  @property
+  def is_settled(self):
+    return self.decay is not None
+
+  @property
+  def terms(self):
+    if self.decay is None:
+      raise ValueError('The decay is not chosen yet: give it, or choose it by quap_tff.certified.calibrated.')
+    return ((self.decay, self.decay),) if self.decay else ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Blt(Correlation):
+  """c_k = Σ_j gain_j·decay_j^(k-1): several memories of different length.
+
+  Attributes:
+    gains: Each greater than 0, their sum at most 1.
+    decays: As many, each in (0, 0.999].
+  """
+
+  gain: Tuple[float, ...] = (0.5, 0.2)
+  decay: Tuple[float, ...] = (0.9, 0.5)
+
+  def __post_init__(self):
+    for name, values in (('gain', self.gain), ('decay', self.decay)):
+      if not isinstance(values, tuple) or not values:
+        raise ValueError(f'{name} must be a tuple of one number for each term, found {values!r}.')
+      for value in values:
+        checks.number(name, value, above=0, at_most=LARGEST_DECAY if name == 'decay' else 1)
+    if len(self.gain) != len(self.decay):
+      raise ValueError(f'There must be as many gains as decays, found {len(self.gain)} and {len(self.decay)}.')
+    if sum(self.gain) > 1:
+      raise ValueError(f'The gains must not sum to more than 1, found {sum(self.gain):g}.')
+    if len(set(self.decay)) != len(self.decay):
+      raise ValueError(f'Each decay must appear once, found {self.decay}.')
+
+  @property
+  def terms(self):
+    return tuple(zip(self.gain, self.decay))
+
+
+def of_terms(gains: Sequence[float], decays: Sequence[float]) -> Correlation:
+  """The correlation of these terms, which a ledger keeps; without any, independent noise."""
+  return Blt(tuple(map(float, gains)), tuple(map(float, decays))) if len(gains) else Independent()
+
+
+FAMILIES = {'independent': Independent, 'ar1': Ar1, 'blt': Blt}
