@@ -92,7 +92,7 @@ def read_metrics(path: str) -> Dict[str, np.ndarray]:
 
 
 def plot_run(metrics_path: str, plot_path: str, title: str):
-  """Draws metrics.csv into a PNG file: a panel for each of its parts that the run has."""
+  """Draws metrics.csv into a PNG file: accuracy, and a panel for each of the other parts that the run has."""
   image = png(*run_figure(read_metrics(metrics_path), title))
   with open(plot_path, 'wb') as f:
     f.write(image)
@@ -100,7 +100,8 @@ def plot_run(metrics_path: str, plot_path: str, title: str):
 
 def run_figure(metrics: Mapping[str, np.ndarray], title: str) -> Tuple[Draw, Tuple[float, float]]:
   """How to draw the plot of a run, and its size in inches."""
-  panels = [panel for needed, panel in _PANELS if needed <= metrics.keys()]
+  has = lambda column: np.any(np.isfinite(metrics.get(column, ())) & (metrics.get(column, ()) != 0))
+  panels = [panel for columns, panel in _PANELS if not columns or any(map(has, columns))]
   rows, columns = (len(panels) + 1) // 2, min(2, len(panels))
 
   def draw(figure):
@@ -118,8 +119,7 @@ def _accuracy(axes, metrics):
   test_accuracy = metrics.get('test_accuracy', np.full(len(metrics['round']), np.nan))
   _line(axes, metrics['round'], 100 * test_accuracy, label='test')
   if 'train_accuracy' in metrics:
-    label = 'training, during local steps'
-    _line(axes, metrics['round'], 100 * metrics['train_accuracy'], color='grey', linestyle=':', label=label)
+    _line(axes, metrics['round'], 100 * metrics['train_accuracy'], color='grey', linestyle=':', label='local training')
   within_percent(axes.yaxis)
   axes.set(ylabel='accuracy (%)')
   _head(axes, 'Accuracy')
@@ -135,19 +135,17 @@ def _epsilon(axes, metrics):
 def _clip(axes, metrics):
   if 'norm_p10' in metrics:
     axes.fill_between(
-        metrics['round'], metrics['norm_p10'], metrics['norm_p90'], color='lightgrey', label='update norms, 10% to 90%'
+        metrics['round'], metrics['norm_p10'], metrics['norm_p90'], color='lightgrey', label='10-90% of updates'
     )
-  _line(axes, metrics['round'], metrics['clipping_norm'], label='clipping norm C')
+  _line(axes, metrics['round'], metrics['clipping_norm'], label='clipping norm')
   widen(axes.yaxis, 0.05)
   axes.set(ylabel='norm of the critical layers')
-  _head(axes, 'Clipping')
+  _head(axes, 'Norms')
 
 
 def _ratio(axes, metrics):
-  noisy = metrics['noise_to_signal'] > 0
-  _line(axes, metrics['round'], np.where(noisy, metrics['noise_to_signal'], np.nan))
-  if axes.lines:
-    plain_log(axes.yaxis)
+  _line(axes, metrics['round'], np.where(metrics['noise_to_signal'] > 0, metrics['noise_to_signal'], np.nan))
+  plain_log(axes.yaxis)
   axes.set(ylabel='noise norm / signal norm')
   _head(axes, 'Noise')
 
@@ -163,16 +161,14 @@ def _line(axes, rounds, values, **style):
 def _head(axes, title):
   """A panel's title at the left, and its legend at the right, above the data."""
   axes.set_title(title, loc='left')
-  if not axes.lines:
-    axes.text(0.5, 0.5, 'none', ha='center', va='center', transform=axes.transAxes)
   if axes.get_legend_handles_labels()[0]:
-    axes.legend(loc='lower right', bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0.2, handlelength=2)
+    axes.legend(loc='lower right', bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0.2, borderpad=0.1, handlelength=2)
 
 
-# The columns that each panel needs.
+# The columns of which each panel needs one with a finite value other than 0.
 _PANELS = (
-    (set(), _accuracy),
-    ({'epsilon'}, _epsilon),
-    ({'clipping_norm'}, _clip),
-    ({'noise_to_signal'}, _ratio),
+    ((), _accuracy),
+    (('epsilon',), _epsilon),
+    (('clipping_norm', 'norm_p10'), _clip),
+    (('noise_to_signal',), _ratio),
 )

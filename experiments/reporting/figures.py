@@ -1,6 +1,5 @@
 """How each method looks, the same in every figure, and the kinds of figures that the sections share."""
 
-import collections
 import textwrap
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -46,8 +45,8 @@ LOOKS: Dict[str, Look] = {
     ),
     'pt_adp': Look('PT-ADP (an interpretation)', '#8c510a', (0, (5, 1.5, 5, 1.5, 1, 1.5)), '1'),
     'tff_dp_fedavg': Look('TFF DP-FedAvg', '#4d4d4d', _DASHES, '*'),
-    'tff_dp_fedavg_adaptive': Look('TFF DP-FedAvg, adaptive clip', '#5a5a5a', _LONG, 'X'),
-    'tff_dp_ftrl': Look('TFF DP-FTRL', '#8f8f8f', _DASH_DOT, '+'),
+    'tff_dp_fedavg_adaptive': Look('TFF DP-FedAvg, adaptive clip', '#e7298a', _LONG, 'X'),
+    'tff_dp_ftrl': Look('TFF DP-FTRL', '#66a61e', _DASH_DOT, '+'),
     'tff_layerwise_adaptive': Look('TFF adaptive by layer', '#adadad', _DOTS, '2'),
 }
 
@@ -101,11 +100,11 @@ class Series(NamedTuple):
 
 def styled(shown: Sequence[Series]) -> Iterator[Tuple[Series, Dict[str, Any]]]:
   """Each series with Matplotlib's arguments for its look; markers of one method differ in their fill."""
-  seen = collections.defaultdict(dict)
   for series in shown:
-    look, variants = of(series.algorithm), seen[series.algorithm.partition(':')[0]]
-    number = variants.setdefault(series.variant or series.label, len(variants))
-    fill = ('full', 'none', 'left', 'top', 'right', 'bottom')[number % 6]
+    look = of(series.algorithm)
+    # Sorted, so that panels which order their series differently agree.
+    variants = sorted({s.variant or s.label for s in shown if of(s.algorithm) == look})
+    fill = ('full', 'none', 'left', 'top', 'right', 'bottom')[variants.index(series.variant or series.label) % 6]
     yield series, dict(color=look.colour, linestyle=look.dash, marker=look.marker, fillstyle=fill, label=series.label)
 
 

@@ -36,11 +36,11 @@ class TestTicks:
     def draw(figure):
       axes = figure.subplots()
       axes.plot([2.9999966, 2.999999995], [1, 9])
-      plots.widen(axes.xaxis)
-      plots.widen(axes.yaxis)
+      plots.widen(axes.xaxis, 0.05)
+      plots.widen(axes.yaxis, 0.05)
 
     axes = plots.drawn(draw, (6, 4)).axes[0]
-    ticks.check(axes.xaxis, 2.95, 3.05)
+    ticks.check(axes.xaxis, 2.86, 3.14)
     assert axes.get_ylim() == pytest.approx((0.6, 9.4))
 
   def test_logarithmic_axes_have_plain_numbers(self):
@@ -50,6 +50,14 @@ class TestTicks:
       plots.plain_log(axes.yaxis)
 
     assert ticks.numbers(plots.drawn(draw, (6, 4)).axes[0].yaxis) == [100, 200, 500, 1000]
+
+  def test_logarithmic_axes_within_a_decade_have_several_numbers(self):
+    def draw(figure):
+      axes = figure.subplots()
+      axes.plot([1, 2], [70, 105])
+      plots.plain_log(axes.yaxis)
+
+    assert len(ticks.numbers(plots.drawn(draw, (6, 4)).axes[0].yaxis)) >= 3
 
   @pytest.mark.parametrize('rounds', [1, 2, 3, 12, 200])
   def test_rounds_are_whole(self, rounds):
@@ -85,8 +93,9 @@ class TestPlotRun:
       [dict(ROW, noise_to_signal=0.0)] * 3,
       [dict(ROW, noise_to_signal='inf'), ROW],
       [dict(ROW, clipping_norm='inf', noise_to_signal=0.0)] * 3,
+      [dict(ROW, clipping_norm='inf', norm_p10='nan', norm_p90='nan')] * 3,
       [dict(ROW, test_accuracy='')] * 3,
-  ], ids=['plain', 'one', 'some empty', 'all empty', 'no noise', 'no signal', 'no clip', 'never tested'])
+  ], ids=['plain', 'one', 'some empty', 'all empty', 'no noise', 'no signal', 'no clip', 'no norms', 'never tested'])
   def test_draws(self, rows, tmp_path):
     path = tmp_path / 'plot.png'
     with warnings.catch_warnings():
@@ -104,13 +113,29 @@ class TestPlotRun:
     metrics = plots.read_metrics(_write(tmp_path / 'm.csv', rows))
     figure = plots.drawn(*plots.run_figure(metrics, 'digits, quap'))
     assert figure.get_suptitle() == 'digits, quap'
-    assert [axes.get_title() for axes in figure.axes] == ['Accuracy', 'Budget of the round', 'Clipping', 'Noise']
+    assert [axes.get_title('left') for axes in figure.axes] == ['Accuracy', 'Budget of the round', 'Norms', 'Noise']
     for axes in figure.axes:
       assert ticks.numbers(axes.xaxis) == [1, 2, 3, 4]
     ticks.check(figure.axes[1].yaxis, 3, 3 + 3e-9)
+
+  @pytest.mark.parametrize('row, panels', [
+      (dict(ROW, epsilon='inf', clipping_norm='inf', noise_to_signal=0.0), ['Accuracy', 'Norms']),
+      (dict(EMPTY, clipping_norm='inf', epsilon='nan'), ['Accuracy']),
+  ])
+  def test_what_a_run_does_not_have_is_no_panel(self, tmp_path, row, panels):
+    metrics = plots.read_metrics(_write(tmp_path / 'm.csv', [row] * 2))
+    assert [axes.get_title('left') for axes in plots.drawn(*plots.run_figure(metrics, '')).axes] == panels
 
   def test_the_accuracy_axis_shows_the_data(self, tmp_path):
     rows = [dict(ROW, train_accuracy=0.93 + 0.02 * t, test_accuracy=0.94 + 0.02 * t) for t in range(3)]
     metrics = plots.read_metrics(_write(tmp_path / 'm.csv', rows))
     low, high = plots.drawn(*plots.run_figure(metrics, '')).axes[0].get_ylim()
     assert 92 < low < 93 and 98 < high < 100
+
+  def test_legends_are_above_the_data(self, tmp_path):
+    metrics = plots.read_metrics(_write(tmp_path / 'm.csv', [ROW] * 3))
+    for axes in plots.drawn(*plots.run_figure(metrics, '')).axes:
+      if axes.get_legend() is not None:
+        box = axes.get_legend().get_window_extent()
+        assert box.y0 >= axes.get_window_extent().y1
+        assert not box.overlaps(axes._left_title.get_window_extent())

@@ -65,8 +65,11 @@ class TestLooks:
         assert found == {figures.LOOKS['quap'].colour, figures.LOOKS['fixed_dp'].colour}
 
   def test_settings_of_one_method_differ_in_the_fill(self):
-    styles = [style for _, style in figures.styled([_series('quap'), _series('certified'), _series('certified')])]
-    assert [style['fillstyle'] for style in styles] == ['full', 'full', 'none']
+    shown = [_series('quap'), _series('certified', label='a'), _series('certified', label='b')]
+    assert [style['fillstyle'] for _, style in figures.styled(shown)] == ['full', 'full', 'none']
+    assert [style['fillstyle'] for _, style in figures.styled(shown[::-1])] == ['none', 'full', 'full']
+    same = [_series('quap', label=label, variant='quap') for label in 'ab']
+    assert [style['fillstyle'] for _, style in figures.styled(same)] == ['full', 'full']
 
 
 class TestDrawing:
@@ -89,7 +92,7 @@ class TestDrawing:
   def test_the_best_is_on_top(self):
     figure = plots.drawn(lambda f: figures.by_round(f, self._twelve(), 'accuracy', 'final'), (9, 4.8))
     labels = [label.get_text() for label in figure.axes[1].get_yticklabels()]
-    assert labels[0].endswith(': 11.10 ± 0.50') and labels[-1].endswith(': 10.00 ± 0.50')
+    assert labels[0].startswith('11.10 ± 0.50 ') and labels[-1].startswith('10.00 ± 0.50 ')
     bottom, top = figure.axes[1].get_ylim()
     assert bottom > top
 

@@ -110,7 +110,7 @@ class TestParticipationGroups:
     (row,) = factory.table(privacy.by_participation('t', groups), 't')
     counts = np.sort(groups[0].runs[0].counts)
     for which, third in zip(('rare', 'middle', 'frequent'), np.split(counts, 3)):
-      assert row[f'rounds: {which}'] == f'{third.mean():.1f}'
+      assert row[f'rounds taken part in: {which}'] == f'{third.mean():.1f}'
       assert row[f'nominal ε: {which}'] == f'{0.6 * third.mean():.2f}'
     assert not [name for name in row if name.startswith(('accuracy', 'examples', 'formal'))]
 

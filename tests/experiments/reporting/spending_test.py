@@ -95,7 +95,8 @@ class TestCertified:
     (shown,) = factory.drawings(spending.certified(groups))
     assert shown.title == 'Accuracy at formal ε = 3: mnist, participation=beta:a=2,b=5'
     axes = plots.drawn(*shown.titled).axes[0]
-    assert [label.get_text() for label in axes.get_yticklabels()] == ['Certified QuAP-FL: 90.00', 'TFF DP-FedAvg: 80.00']
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    assert names == ['90.00 Certified QuAP-FL', '80.00 TFF DP-FedAvg']
     ticks.check(axes.xaxis, 80, 90)
 
   def test_an_axis_of_nearly_equal_epsilons_shows_them(self, tmp_path):

@@ -18,7 +18,7 @@ def _collect(tmp_path, *runs):
 
 
 def _methods(families):
-  return [[group.method for group in members] for _, members in families]
+  return [[group.method for group in members] for members in families]
 
 
 class TestGroups:
@@ -92,7 +92,7 @@ class TestFamilies:
     )
     families = study.families(groups, 'algorithm')
     assert _methods(families) == [['quap', 'fixed_dp'], ['quap']]
-    assert [family.title for family in families] == ['mnist, epsilon=6', 'mnist, epsilon=3']
+    assert [family.title for family in study.titled(families, 'algorithm')] == ['mnist, epsilon=6', 'mnist, epsilon=3']
     assert len(study.families(groups, 'algorithm', at_least=2)) == 1
 
   def test_a_method_is_beside_all_that_differ_in_flags_it_does_not_read(self, tmp_path):
@@ -109,7 +109,7 @@ class TestFamilies:
 
   def test_a_place_shows_the_setting_with_most_methods(self, tmp_path):
     groups = factory.groups_of(tmp_path, {'epsilon': 3}, {}, {'algorithm': 'fixed_dp'}, {'participation': 'uniform'})
-    assert _methods(study.places(groups)) == [['quap', 'fixed_dp'], ['quap']]
+    assert _methods(family.groups for family in study.places(groups)) == [['quap', 'fixed_dp'], ['quap']]
 
 
 class TestTables:
