@@ -38,7 +38,7 @@ def final(groups: Sequence[study.Group]) -> List[pages.Block]:
       *study.table('accuracy_epsilon_3', f'{title} 3 (first document, table 1)', first, *known),
       *study.table('accuracy_epsilon_6', f'{title} 6 under Beta(2,5) (November 2025, table 2)', november, *known),
   ]
-  return blocks and blocks + [published.EARLY_STOP, published.ALL_DENSE, published.LAYERWISE]
+  return blocks and blocks + [published.LAYERWISE]
 
 
 def early_stop(groups: Sequence[study.Group]) -> List[pages.Block]:
@@ -52,7 +52,6 @@ def early_stop(groups: Sequence[study.Group]) -> List[pages.Block]:
   return blocks and blocks + [
       'A run that stops at the first test above an accuracy reports just that accuracy. Such figures do not show which '
       'method is better, only after how many rounds each stopped.',
-      published.EARLY_STOP, published.ALL_DENSE,
   ]
 
 
@@ -74,7 +73,7 @@ def by_place(
         for g, label in zip(members, figures.labels([g.algorithm for g in members]))
     ]
     blocks.append(pages.Figure(
-        name, f'{title}: {where}', 'Lines are means over seeds; names carry each method\'s mean and deviation.',
+        name, f'{title}: {where}', 'Lines are means over seeds; bars and numbers give the deviation over seeds.',
         lambda figure, series=series: figures.by_round(figure, series, ylabel, total_label, log),
         (9, max(4, 0.3 * len(series) + 1.2)) if len(series) > 1 else (6.5, 4),
     ))
@@ -157,7 +156,7 @@ def ablation(groups: Sequence[study.Group]) -> List[pages.Block]:
     for row in rows:
       row.last['formal ε'] = privacy.formal_text(row.group) if isinstance(row.group, study.Group) else None
     blocks += study.table('ablation', f'Ablation (November 2025, table 3): {where}', rows)
-  return blocks and blocks + [published.TABLES_DISAGREE, published.LAYERWISE, published.EARLY_STOP]
+  return blocks and blocks + [published.LAYERWISE]
 
 
 def over_flags(
@@ -235,7 +234,7 @@ def epsilon(groups: Sequence[study.Group]) -> List[pages.Block]:
   ):
     own = [g for g in members if g.has(calibration=calibration)]
     blocks += over_flags(own, ['epsilon'], name, f'Accuracy by {title}', title)
-  return blocks and blocks + [published.BUDGET_NOT_SPENT, published.LAYERWISE]
+  return blocks and blocks + [published.LAYERWISE]
 
 
 def participation(groups: Sequence[study.Group]) -> List[pages.Block]:
@@ -251,7 +250,7 @@ def critical_layers(groups: Sequence[study.Group]) -> List[pages.Block]:
       [g for g in groups if g.parts[-1]], ['critical_layers'], 'critical_layers', 'Accuracy by critical layers',
       'critical (clipped and noised) layers', order=order
   )
-  return blocks and blocks + [published.ALL_DENSE, published.LAYERWISE]
+  return blocks and blocks + [published.LAYERWISE]
 
 
 def heterogeneity(groups: Sequence[study.Group]) -> List[pages.Block]:

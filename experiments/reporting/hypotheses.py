@@ -38,10 +38,8 @@ def _h1(groups):
       lambda left, right: {'nominal ε spent, QuAP-FL': largest(left), 'nominal ε spent, Fixed-DP': largest(right)}, [
           'What is equal is ε_total, not protection: QuAP-FL adds noise to the critical layers only, so its released '
           'model has no finite ε. The nominal ε is that of the client that spends most.',
-          published.BUDGET_NOT_SPENT,
           f'The documents report {min(gains):+.1f} to {max(gains):+.1f} points at ε = 3 (first document, table 1), and '
           f'{later[0]:+.2f} (MNIST) and {later[1]:+.2f} (CIFAR-10) at ε = 6 (November 2025, table 2).',
-          published.EARLY_STOP,
       ])
 
 
@@ -82,7 +80,7 @@ def _h3(groups):
           'This is the norm of the noise in the mean update, as a mean over the rounds. √(d/d_c) is measured as the '
           'ratio of (noise norm / σ). The rest of the gain is a smaller σ: the norm of the final layer\'s part is '
           'smaller, and so is a tracked clip.',
-          published.NOISE_GAIN, published.LAYERWISE,
+          published.LAYERWISE,
       ])
 
 

@@ -3,7 +3,7 @@
 A formal ε is the released model's only if the run's own summary says so. A report calls nothing else by that name.
 """
 
-from typing import Any, Iterable, List, Mapping, Optional, Sequence
+from typing import Any, List, Mapping, Optional, Sequence
 
 import numpy as np
 
@@ -44,11 +44,12 @@ def formal_text(group: study.Group) -> str:
   return f'{covers}: ε = {value(run):.3g} ({source}){IDEAL if _ideal_note(run) else ""}'
 
 
-def footnotes(groups: Iterable[study.Group]) -> List[str]:
-  """Whose privacy the formal figures are, by which relation, δ and amplification, and what † means."""
+def footnotes(groups: Sequence[study.Group]) -> List[str]:
+  """Whom the formal figures protect, by which relation, δ and amplification, and what † means."""
   found = [run for group in groups for run in group.runs if _smallest(run)]
   if not found:
-    return ['No run has a formal figure.']
+    certified = any(run.certificate is not None for group in groups for run in group.runs)
+    return [] if certified else ['No run has a formal figure.']
   each = lambda values: ' or '.join(dict.fromkeys(map(str, values)))
   noted = {}
   for run in found:
@@ -60,11 +61,6 @@ def footnotes(groups: Iterable[study.Group]) -> List[str]:
       f'{each(_smallest(run).get("amplification") for run in found)}.',
       *(f'{IDEAL} {", ".join(methods)}: {note}' for note, methods in noted.items() if note),
   ]
-
-
-def nominal(group: study.Group, which: str) -> Optional[pages.Quantity]:
-  """Nominal ε over clients, `which` is 'max' or 'mean'; None if the noise is not that of the nominal budgets."""
-  return group.measure(lambda run: _nominal(run, f'nominal_epsilon_{which}'), 3)
 
 
 def by_participation(name: str, groups: Sequence[study.Group]) -> List[pages.Block]:
@@ -102,13 +98,6 @@ def _mean(values: Optional[np.ndarray], members: np.ndarray) -> Optional[float]:
   """The mean over those of `members` that have a value."""
   known = values[members][np.isfinite(values[members])] if values is not None else ()
   return float(np.mean(known)) if len(known) else None
-
-
-def _nominal(run, name) -> Optional[float]:
-  if not run.has_nominal or run.summary:
-    return run.summary.get(name) if run.has_nominal else None
-  _, values = run.curve(name)
-  return float(values[-1]) if len(values) else None
 
 
 def _formal(run) -> Mapping[str, Any]:

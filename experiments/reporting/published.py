@@ -87,7 +87,6 @@ STOPS_AT = {'mnist': 93.2, 'cifar10': 76.8}
 # Theory, sections 5.3.1 and 7.
 SNR_GAIN = 930
 SEEDS = (42, 123, 999)
-EPSILONS = (3, 6, 10)
 MODEL_WEIGHTS, FINAL_LAYER_WEIGHTS = 1_199_882, 1_290
 
 
@@ -98,41 +97,30 @@ def accuracy(dataset: str, scenario: Optional[str], method: str, epsilon: float)
   return ACCURACY_FIRST.get((dataset, scenario, method)) if epsilon == EPSILON_FIRST else None
 
 
-# Why a measured figure differs from a printed one. docs/errata.md has the derivations.
-EARLY_STOP = (
-    'The documents\' reference program stops training as soon as the test accuracy reaches '
-    f'{STOPS_AT["mnist"]}% (MNIST) or {STOPS_AT["cifar10"]}% (CIFAR-10). That is why its methods end within half a '
-    'point of each other. The runs here train to the end unless their row says that they stop early.'
-)
-ALL_DENSE = (
-    'The reference program adds noise to every fully connected layer. These hold 98% of the MNIST model\'s weights, '
-    'not the 1-2% that the documents state. The runs here add noise to the layers that `--critical_layers` names.'
-)
-BUDGET_NOT_SPENT = (
-    'ε_total is not what a client spends. Its nominal ε adds up the rounds in which it took part, and an adaptive '
-    'budget gives every round more than ε_base. Two methods with equal ε_total differ in nominal ε, and equal nominal '
-    'ε does not mean equal protection.'
-)
-PRINTED_BUDGETS = (
-    f'The first document\'s printed budgets do not follow from its formula. At ε_base = {BUDGET_BASE} it prints '
-    f'{BUDGET_BY_RATE[0.5]} for p = 0.5 and {BUDGET_BY_RATE[0.9]} for p = 0.9. The formula gives 0.0178 and 0.0162, '
-    'and 1.068·ε_base at p = 1.'
-)
-BASIC_COMPOSITION = (
-    'The documents\' calibration adds about twelve times the noise that an ε of this size needs by exact accounting. '
-    'A method that adds it to every layer loses accuracy for protection that its nominal ε does not show.'
-)
-TABLES_DISAGREE = (
-    'The November 2025 document contradicts itself. Its ablation gives '
-    f'{ABLATION[False, False, False]}% for the method without any of the three parts. Its table 2 gives '
-    f'{ACCURACY_NOVEMBER["mnist", "fixed_dp"].mean}% for the same method, called Fixed-DP, on the same data.'
-)
-NOISE_GAIN = (
-    f'The theory document (5.3.1) puts the gain in signal to noise at {SNR_GAIN}. That is d/d_c, the ratio of squared '
-    f'norms. A norm grows as √d: √({MODEL_WEIGHTS:,} / {FINAL_LAYER_WEIGHTS:,}) = '
-    f'{(MODEL_WEIGHTS / FINAL_LAYER_WEIGHTS)**0.5:.1f} for the MNIST model.'
-)
 LAYERWISE = (
     'Layer-wise noise leaves the other layers without noise, so the released model has no finite ε. Its accuracy '
     'is not bought with the protection that a method with noise on every layer gives.'
+)
+
+# Why measured and printed figures differ. docs/errata.md has the derivations.
+NOTES = (
+    'The documents\' reference program stops training as soon as the test accuracy reaches '
+    f'{STOPS_AT["mnist"]}% (MNIST) or {STOPS_AT["cifar10"]}% (CIFAR-10). That is why its methods end within half a '
+    'point of each other. The runs here train to the end unless their row says that they stop early.',
+    'The reference program adds noise to every fully connected layer. These hold 98% of the MNIST model\'s weights, '
+    'not the 1-2% that the documents state. The runs here add noise to the layers that `--critical_layers` names.',
+    'ε_total is not what a client spends. Its nominal ε adds up the rounds in which it took part, and an adaptive '
+    'budget gives every round more than ε_base. Two methods with equal ε_total differ in nominal ε, and equal nominal '
+    'ε does not mean equal protection.',
+    'The documents\' calibration adds about twelve times the noise that an ε of this size needs by exact accounting. '
+    'A method that adds it to every layer loses accuracy for protection that its nominal ε does not show.',
+    f'The first document\'s printed budgets do not follow from its formula. At ε_base = {BUDGET_BASE} it prints '
+    f'{BUDGET_BY_RATE[0.5]} for p = 0.5 and {BUDGET_BY_RATE[0.9]} for p = 0.9. The formula gives 0.0178 and 0.0162, '
+    'and 1.068·ε_base at p = 1.',
+    f'The theory document (5.3.1) puts the gain in signal to noise at {SNR_GAIN}. That is d/d_c, the ratio of squared '
+    f'norms. A norm grows as √d: √({MODEL_WEIGHTS:,} / {FINAL_LAYER_WEIGHTS:,}) = '
+    f'{(MODEL_WEIGHTS / FINAL_LAYER_WEIGHTS)**0.5:.1f} for the MNIST model.',
+    'The November 2025 document contradicts itself. Its ablation gives '
+    f'{ABLATION[False, False, False]}% for the method without any of the three parts. Its table 2 gives '
+    f'{ACCURACY_NOVEMBER["mnist", "fixed_dp"].mean}% for the same method, called Fixed-DP, on the same data.',
 )

@@ -41,7 +41,7 @@ class LeftOut(NamedTuple):
 def parse(flag: str, spec: str) -> Tuple[str, Dict[str, str], Dict[str, str]]:
   """A choice `name:key=value,…` as its name, its parameters, and those among them that are not the defaults.
 
-  A choice that this version does not know, or takes other parameters today, keeps the parameters that are written.
+  A choice that this version does not know, or that takes other parameters now, keeps the parameters that are written.
   """
   name, _, arguments = spec.partition(':')
   try:
@@ -49,11 +49,10 @@ def parse(flag: str, spec: str) -> Tuple[str, Dict[str, str], Dict[str, str]]:
   except ValueError:
     given = dict(argument.partition('=')[::2] for argument in arguments.split(',') if argument)
     return name, given, given
-  fields = [field for field in dataclasses.fields(choice) if field.init]
-  parameters = {field.name: _shortest(getattr(choice, field.name)) for field in fields}
-  return name, parameters, {
-      field.name: parameters[field.name] for field in fields if getattr(choice, field.name) != field.default
-  }
+  shortest = lambda value: f'{value:g}' if isinstance(value, float) else str(value)
+  values = {field: getattr(choice, field.name) for field in dataclasses.fields(choice) if field.init}
+  changed = {field.name: shortest(value) for field, value in values.items() if value != field.default}
+  return name, {field.name: shortest(value) for field, value in values.items()}, changed
 
 
 def canonical(flag: str, value: Any) -> Any:
@@ -69,17 +68,13 @@ def canonical(flag: str, value: Any) -> Any:
   return ':'.join(filter(None, [name, ','.join(f'{key}={shown[key]}' for key in sorted(shown))]))
 
 
-def _shortest(value: Any) -> str:
-  return f'{value:g}' if isinstance(value, float) else str(value)
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Run:
   """One run folder. What is missing in it is empty or None.
 
   Attributes:
     path: The folder.
-    identity: The flags that decide what is computed.
+    identity: The flags that the method reads and that decide what is computed.
     flags: All flags.
     versions, machine: From run.json.
     metrics: Columns of metrics.csv, float64[rounds] each, NaN where a round has no value.
@@ -116,19 +111,11 @@ class Run:
     return int(self.metrics['round'][-1]) if 'round' in self.metrics else 0
 
   @property
-  def planned_rounds(self) -> int:
-    return self.summary.get('planned_rounds', self.identity['rounds'])
-
-  @property
-  def stop_at_accuracy(self) -> Optional[float]:
-    return self.flags.get('stop_at_accuracy')
-
-  @property
   def ended(self) -> bool:
     """Whether it reached the end that its flags set: the planned rounds, fewer rounds, or an accuracy."""
     return bool(self.summary) and not self.summary.get('interrupted')
 
-  @functools.cached_property
+  @property
   def test_accuracy(self) -> Optional[float]:
     """Of the final model, in [0, 1]; without a summary, of the last tested round."""
     accuracy = self.summary.get('test_accuracy')
@@ -142,16 +129,10 @@ class Run:
     """float64[N], the rounds in which each client took part."""
     return self.ledger.rounds.astype(float) if self.ledger is not None else self.clients.get('rounds')
 
-  @property
-  def has_nominal(self) -> bool:
-    """Whether the documents' formula gives the noise, from the nominal budgets."""
-    is_certified = self.algorithm.partition(':')[0] == 'certified'
-    return self.identity.get('calibration', 'documents') == 'documents' and not is_certified
-
   @functools.cached_property
   def nominal_epsilon(self) -> Optional[np.ndarray]:
-    """float64[N], each client's nominal Σε_i; None if it is unknown, not finite, or not that of the noise."""
-    if not self.has_nominal:
+    """float64[N], each client's nominal Σε_i; None if it is unknown, not finite, or not by the documents' formula."""
+    if self.identity.get('calibration', 'documents') != 'documents' or self.algorithm.startswith('certified'):
       return None
     epsilon = self.ledger.epsilon if self.ledger is not None else self.clients.get('nominal_epsilon')
     return epsilon if epsilon is not None and np.all(np.isfinite(epsilon)) else None
@@ -164,11 +145,10 @@ class Run:
 
   def curve(self, column: str) -> Tuple[np.ndarray, np.ndarray]:
     """(rounds, values) where `column` of metrics.csv has a finite value; empty if there is none."""
-    values = self.metrics.get(column)
-    if values is None:
+    if column not in self.metrics:
       return np.empty(0), np.empty(0)
-    known = np.isfinite(values)
-    return self.metrics['round'][known], values[known]
+    known = np.isfinite(self.metrics[column])
+    return self.metrics['round'][known], self.metrics[column][known]
 
   def mean_of(self, column: str) -> Optional[float]:
     """The mean over the rounds of a column of metrics.csv, or None."""
@@ -194,8 +174,7 @@ def load(path: str) -> Tuple[Optional[Run], List[LeftOut]]:
   def read(name, reader, otherwise, expected):
     file = os.path.join(path, name)
     if not os.path.exists(file):
-      if expected:
-        left_out.append(LeftOut(file, 'is missing; the report does without it'))
+      left_out.extend([LeftOut(file, 'is missing; the report does without it')] if expected else [])
       return otherwise
     try:
       return reader(file)
@@ -208,23 +187,31 @@ def load(path: str) -> Tuple[Optional[Run], List[LeftOut]]:
     return None, left_out
   summary = read('summary.json', _read_object, {}, False)
   # These files are written at the end.
-  ended, is_certified = bool(summary), str(run['identity'].get('algorithm')).startswith('certified')
+  ended = bool(summary)
+  ledger = read('ledger.npz', run_ledger.RunLedger.load, None, ended)
   result = Run(
       path=path,
       metrics=read('metrics.csv', _read_metrics, {}, True),
-      clients=read('clients.csv', plots.read_metrics, {}, ended),
-      ledger=read('ledger.npz', run_ledger.RunLedger.load, None, ended),
+      clients=read('clients.csv', lambda file: _read_clients(file, ledger), {}, ended),
+      ledger=ledger,
       summary=summary,
-      certificate=read('certificate.json', _read_object, None, ended and is_certified),
+      certificate=read('certificate.json', _read_object, None, ended and _gives_certificate(run['identity'])),
       **run,
   )
   if result.test_accuracy is None:
     left_out.append(LeftOut(path, 'has no test accuracy; the run is left out'))
     return None, left_out
   if not result.ended:
-    rounds = f'{result.rounds} of {result.planned_rounds} planned rounds'
+    rounds = f'{result.rounds} of {result.identity["rounds"]} planned rounds'
     left_out.append(LeftOut(path, f'unfinished: {rounds}; its rows are marked'))
   return result, left_out
+
+
+def _gives_certificate(identity) -> bool:
+  try:
+    return methods.parse(identity['algorithm']).gives_certificate
+  except (KeyError, ValueError):
+    return False  # This version does not know the method.
 
 
 def _read_object(path) -> Dict[str, Any]:
@@ -250,8 +237,13 @@ def _read_run(path):
 
 def _read_metrics(path):
   metrics = plots.read_metrics(path)
-  if 'round' not in metrics:
-    raise ValueError('no column named round, or no rows')
-  if not np.all(np.diff(metrics['round']) > 0):
-    raise ValueError('its rounds do not ascend')
+  if 'round' not in metrics or not np.all(np.diff(metrics['round']) > 0):
+    raise ValueError('no rows, no column named round, or rounds that do not ascend')
   return metrics
+
+
+def _read_clients(path, ledger):
+  clients = plots.read_metrics(path)
+  if ledger is not None and any(len(column) != ledger.num_clients for column in clients.values()):
+    raise ValueError(f'not a row for each of {ledger.num_clients} clients')
+  return clients

@@ -84,6 +84,7 @@ def build(groups: Sequence[study.Group], left_out: Sequence[runs_lib.LeftOut], c
       *(section for section in built if section.blocks),
       *([pages.Section('Not run', [f'{missing}. `python -m experiments.report --help` lists sweeps that fill them.'])]
         if missing else []),
+      pages.Section('Why measured and printed figures differ', published.NOTES),
       pages.Section('Settings', _settings(groups, command)),
       pages.Section('What was left out', [pages.Table('left_out', 'Left out, or used in part', left_out)]
                     if left_out else ['Nothing.']),

@@ -4,7 +4,6 @@ from typing import List, Sequence, Tuple
 
 import numpy as np
 
-from experiments import plots
 from experiments.reporting import accuracy
 from experiments.reporting import figures
 from experiments.reporting import pages
@@ -17,11 +16,13 @@ def beside_accuracy(groups: Sequence[study.Group]) -> List[pages.Block]:
   """Every setting that was run: its accuracy beside what it spends."""
 
   def columns(g):
-    largest, delta = privacy.nominal(g, 'max'), g.measure(lambda run: run.summary.get('nominal_delta_max'))
+    known = lambda run, value: None if run.nominal_epsilon is None else value(run)
+    nominal = lambda reduce: g.measure(lambda run: known(run, lambda run: reduce(run.nominal_epsilon)), 3)
+    delta = g.measure(lambda run: known(run, lambda run: run.summary.get('nominal_delta_max')))
     return {
         'document: accuracy (%)': accuracy.printed_accuracy(g), 'measured: accuracy (%)': g.accuracy(),
-        'nominal ε, largest': largest, 'nominal ε, mean': privacy.nominal(g, 'mean'),
-        'nominal δ, largest': f'{delta.mean:.2g}' if largest and delta else None, 'formal ε': privacy.formal_text(g),
+        'nominal ε, largest': nominal(np.max), 'nominal ε, mean': nominal(np.mean),
+        'nominal δ, largest': f'{delta.mean:.2g}' if delta else None, 'formal ε': privacy.formal_text(g),
     }
 
   blocks = study.by_group('privacy_and_accuracy', 'All settings', groups, columns)
@@ -32,7 +33,6 @@ def beside_accuracy(groups: Sequence[study.Group]) -> List[pages.Block]:
       'holds for what its cell names and for nothing else.',
       *privacy.footnotes(groups),
       *privacy.by_participation('participation_groups', [g for g in _side_by_side(groups) if not _is_whole(g)]),
-      published.BUDGET_NOT_SPENT, published.BASIC_COMPOSITION,
   ]
 
 
@@ -133,7 +133,6 @@ def budgets(groups: Sequence[study.Group]) -> List[pages.Block]:
       f'{len(found)} runs. It is off the line where the rate was different when the client took part, and where rounds '
       'of warm-up gave ε_base. The noise of a round follows one budget for the whole cohort (`--round_budget`), not '
       'each client\'s own.',
-      published.PRINTED_BUDGETS,
   ]
 
 
@@ -143,7 +142,7 @@ def measured_budgets(run) -> Tuple[np.ndarray, np.ndarray]:
     return np.empty(0), np.empty(0)
   seen = run.counts > 0
   per_round = run.nominal_epsilon[seen] / run.counts[seen]
-  return run.counts[seen] / run.ledger.num_rounds, per_round * run.planned_rounds / run.identity['epsilon']
+  return run.counts[seen] / run.ledger.num_rounds, per_round * run.identity['rounds'] / run.identity['epsilon']
 
 
 def cumulative(groups: Sequence[study.Group]) -> List[pages.Block]:
@@ -174,8 +173,8 @@ def cumulative(groups: Sequence[study.Group]) -> List[pages.Block]:
           'cumulative_privacy', f'{title}: {where}', 'Lines: means over the group and over seeds. Bands: all seeds.',
           lambda figure, members=members: _draw_cumulative(figure, members)
       ) for where, members in found),
-      'Ties go by client id. All of these figures are nominal and hold for the noised layers only.',
-      published.BUDGET_NOT_SPENT,
+      'Clients that took part equally often are ordered by id. All of these figures are nominal and hold for the '
+      'noised layers only.',
   ]
 
 
@@ -211,7 +210,7 @@ def fairness(groups: Sequence[study.Group]) -> List[pages.Block]:
 
   def columns(g):
     return {
-        'document: not said of what': published.JAIN.get((g.scenario, g.method)),
+        'document: of an unnamed quantity': published.JAIN.get((g.scenario, g.method)),
         'measured: participation counts': g.measure(lambda run: study.jain(run.counts), 3),
         'measured: cumulative nominal ε': g.measure(lambda run: study.jain(run.nominal_epsilon), 3),
         'measured: test accuracy by client': g.measure(of_accuracy, 3),

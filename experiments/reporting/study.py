@@ -62,13 +62,13 @@ class Group:
   @property
   def origin(self) -> Dict[str, str]:
     """The last cells of its rows: seeds, and rounds run of planned, marked if a run stopped early."""
-    first, stop = self.runs[0], self.setting['stop_at_accuracy']
-    text = f'{", ".join(map(str, sorted({run.rounds for run in self.runs})))} of {first.planned_rounds}'
+    planned, stop = self.setting['rounds'], self.setting['stop_at_accuracy']
+    text = f'{", ".join(map(str, sorted({run.rounds for run in self.runs})))} of {planned}'
     if stop is not None:
       text += f' (stops at accuracy {stop:g})'
     elif not all(run.ended for run in self.runs):
       text += ' (unfinished)'
-    elif first.rounds != first.planned_rounds:
+    elif self.runs[0].rounds != planned:
       text += ' (stopped early)'
     return {'seeds': f'{len(self.runs)} ({", ".join(str(run.seed) for run in self.runs)})', 'rounds': text}
 
@@ -174,7 +174,7 @@ def families(groups: Sequence[Group], *axes: str, at_least: int = 1) -> List[Lis
   """
   texts = [{k: _key(v) for k, v in group.setting.items() if k not in axes} for group in groups]
   agree = [[all(a.get(name, text) == text for name, text in b.items()) for b in texts] for a in texts]
-  # Those that read most come first: whatever agrees with them, agrees with the others that do.
+  # Each family starts from the group that reads most, so that every setting of that method begins one.
   order = sorted(range(len(groups)), key=lambda i: -len(texts[i]))
   found = []
   for first in order:
@@ -238,13 +238,11 @@ def by_group(
     name: str, title: str, groups: Sequence[Group], columns: Callable[[Group], Mapping[str, Any]], *first: str
 ) -> List[pages.Block]:
   """A table for each dataset: a row for each group, sorted by the flags `first`, which have columns, and by method."""
-  # Numbers are sorted as numbers.
-  value = lambda v: (not isinstance(v, (int, float)), v if isinstance(v, (int, float)) else 0, str(v))
-  key = lambda g: ([value(g.setting.get(flag)) for flag in first], figures.order(g.algorithm))
+  key = lambda g: ([(isinstance(g.setting[flag], str), g.setting[flag]) for flag in first], figures.order(g.algorithm))
   blocks = []
   for dataset in sorted({g.dataset for g in groups}):
     own = sorted((g for g in groups if g.dataset == dataset), key=key)
-    rows = [Row(g, {flag: str(g.setting.get(flag)) for flag in first}, columns(g)) for g in own]
+    rows = [Row(g, {flag: str(g.setting[flag]) for flag in first}, columns(g)) for g in own]
     blocks += table(name, f'{title}: {dataset}', rows, *first)
   return blocks
 
@@ -253,8 +251,16 @@ def beside(
     what: str, printed: Union[pages.Quantity, str, None], groups: Sequence[Group], method: str,
     cells: Mapping[str, Any], measure: Callable[[Group], Any] = Group.accuracy,
 ) -> List[Row]:
-  """Rows for a printed figure (None: nothing is printed): one for each group that measures it, or one that says that
-  no group does. `what` is measured, `cells` come first."""
+  """Rows for a printed figure, or for None: one for each group, or one for `method` that says that it was not run.
+
+  Args:
+    what: What is printed and measured, for the columns' names.
+    printed: The document's figure.
+    groups: The runs for it.
+    method: Its method.
+    cells: The first cells of the rows.
+    measure: The measured figure of a group: a quantity, text, or None.
+  """
   rows = []
   for group in groups:
     measured = measure(group)

@@ -1,7 +1,6 @@
 """The sections on accuracy: measured values beside printed ones, curves, and the values of one flag."""
 
 import numpy as np
-import pytest
 
 from experiments import plots
 from experiments.reporting import accuracy
@@ -49,8 +48,8 @@ class TestFinal:
         ('client_optimizer=sgd:learning_rate=0.005', '80.00'), ('client_optimizer=sgd:learning_rate=0.1', '90.00')
     ]
 
-  def test_early_stop_is_named_beside_the_difference(self, tmp_path):
-    assert published.EARLY_STOP in accuracy.final(factory.groups_of(tmp_path, FULL))
+  def test_accuracy_of_models_without_a_finite_epsilon_is_called_that(self, tmp_path):
+    assert published.LAYERWISE in accuracy.final(factory.groups_of(tmp_path, FULL))
 
   def test_fedavg_at_any_epsilon(self, tmp_path):
     groups = factory.groups_of(tmp_path, {'algorithm': 'fedavg', 'epsilon': 3, 'noise_norm': 0, **FULL})

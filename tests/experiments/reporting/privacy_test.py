@@ -89,20 +89,6 @@ class TestFootnotes:
     assert '† TFF DP-FedAvg: Its own words.' in privacy.footnotes(factory.groups_of(tmp_path))
 
 
-def test_nominal_figures(tmp_path):
-  (group,) = factory.groups_of(tmp_path, {'algorithm': 'fixed_dp'})
-  assert privacy.nominal(group, 'mean').mean == pytest.approx(4 * 0.6)
-  assert privacy.nominal(group, 'max').mean == pytest.approx(0.6 * group.runs[0].counts.max())
-
-
-@pytest.mark.parametrize('run', [
-    {'algorithm': 'fedavg', 'noise_norm': 0}, {'calibration': 'exact'},
-    {'algorithm': 'certified', 'certified_epsilon': 3.0},
-])
-def test_no_nominal_figure_of_noise_that_is_not_the_documents(tmp_path, run):
-  assert privacy.nominal(factory.groups_of(tmp_path, run)[0], 'max') is None
-
-
 class TestParticipationGroups:
 
   def test_thirds_by_rounds_taken_part_in(self, tmp_path):

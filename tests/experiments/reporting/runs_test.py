@@ -18,7 +18,7 @@ def test_a_whole_run(tmp_path):
   factory.write_run(tmp_path / 'run', accuracy=0.8, seed=7, algorithm='layerwise')
   run, left_out = runs_lib.load(str(tmp_path / 'run'))
   assert not left_out
-  assert (run.seed, run.algorithm, run.rounds, run.planned_rounds, run.ended) == (7, 'layerwise', 10, 10, True)
+  assert (run.seed, run.algorithm, run.rounds, run.ended) == (7, 'layerwise', 10, True)
   assert run.test_accuracy == 0.8
   assert len(run.counts) == 10 and run.counts.sum() == 40
   assert run.nominal_epsilon.sum() == pytest.approx(40 * 0.6)
@@ -75,6 +75,7 @@ def test_an_interrupted_run_is_unfinished(tmp_path):
     ('metrics.csv', b'test_accuracy\n0.5\n'),
     ('metrics.csv', b'\xff\xfe\x00'),
     ('clients.csv', b'client\nx\n'),
+    ('clients.csv', b'client,examples\n0,5\n'),
     ('ledger.npz', b'torn'),
     ('summary.json', b'{"rounds"'),
 ])
@@ -98,6 +99,11 @@ def test_a_missing_file_is_named(tmp_path, name):
 def test_a_certified_run_without_its_certificate_is_named(tmp_path):
   folder = factory.write_run(tmp_path / 'run', algorithm='certified:weights=uniform')
   assert 'certificate.json' in _reasons(runs_lib.load(str(folder))[1])
+
+
+def test_a_rehearsal_has_no_certificate_to_miss(tmp_path):
+  folder = factory.write_run(tmp_path / 'run', algorithm='certified:certificate=false')
+  assert not runs_lib.load(str(folder))[1]
 
 
 def test_a_run_without_an_accuracy_is_left_out(tmp_path):

@@ -53,8 +53,15 @@ def folder(everything, tmp_path_factory):
 
 def test_results_come_before_settings(everything):
   titles = _titles(_built(everything, [runs_lib.LeftOut('here', 'damaged')]))
-  assert titles[-3:] == ['Not run', 'Settings', 'What was left out']
+  assert titles[-4:] == ['Not run', 'Why measured and printed figures differ', 'Settings', 'What was left out']
   assert titles[1:3] == ['Accuracy beside privacy', 'Certified: equal formal ε']
+
+
+def test_every_report_says_why_measured_and_printed_figures_differ(tmp_path):
+  text = '\n'.join(factory.text(section.blocks) for section in _built(factory.groups_of(tmp_path, {})))
+  for words in ('as soon as the test accuracy reaches 93.2% (MNIST)', 'ε_total is not what a client spends',
+                'd/d_c, the ratio of squared norms', 'printed budgets do not follow from its formula'):
+    assert words in text
 
 
 def test_all_that_was_not_run_is_one_line(tmp_path):

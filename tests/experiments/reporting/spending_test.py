@@ -32,6 +32,12 @@ class TestBesideAccuracy:
     (row,) = factory.table(spending.beside_accuracy(factory.groups_of(tmp_path, run)), 'privacy_and_accuracy')
     assert not [name for name in row if name.startswith('nominal')]
 
+  def test_nominal_figures(self, tmp_path):
+    groups = factory.groups_of(tmp_path, {'algorithm': 'fixed_dp'})
+    (row,) = factory.table(spending.beside_accuracy(groups), 'privacy_and_accuracy')
+    assert (row['nominal ε, mean'], row['nominal δ, largest']) == ('2.400', '0.0001')
+    assert row['nominal ε, largest'] == f'{0.6 * groups[0].runs[0].counts.max():.3f}'
+
   def test_participation_groups_of_runs_without_a_whole_guarantee(self, tmp_path):
     groups = factory.groups_of(tmp_path, {}, {'algorithm': 'certified', 'certified_epsilon': 3.0})
     (row,) = factory.table(spending.beside_accuracy(groups), 'participation_groups')
@@ -149,7 +155,7 @@ def test_fairness_three_ways(tmp_path):
   spent = counts * (1 + 2 * np.arange(10) / 10)
   assert quap['measured: cumulative nominal ε'] == f'{spent.sum()**2 / (10 * (spent**2).sum()):.3f}'
   assert quap['measured: test accuracy by client'] == '0.957'  # Of linspace(0.5, 1, 10).
-  assert quap['document: not said of what'] == '0.76'
+  assert quap['document: of an unnamed quantity'] == '0.76'
 
 
 def test_noise_of_methods_that_have_it(tmp_path):
