@@ -15,7 +15,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from typing import Any, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -62,7 +62,7 @@ class Correlation(abc.ABC):
     powers = self.decays**np.arange(max(count - 1, 0))[:, np.newaxis]
     return np.concatenate([[1.0], (powers * self.gains).sum(axis=1)])[:count]
 
-  def price(self, releases_left: Any) -> Tuple[Any, Any]:
+  def price(self, releases_left: Any) -> Tuple[Any, List[Any]]:
     """What one unit of weight in a release costs, with that release and the ones that may follow it.
 
     A client whose sums of exponentials were h_j before a release, and whose weight in it is w, moves this release and
@@ -72,10 +72,10 @@ class Correlation(abc.ABC):
       releases_left: L ≥ 0, an integer or +inf, Python's or a tensor.
 
     Returns:
-      (A, κ): a float64 scalar and float64[d].
+      (A, κ): a float64 scalar, and a list of d of them.
     """
     if not self.num_buffers:
-      return 1.0, np.zeros(0)
+      return 1.0, []
     gains, decays = self.gains, self.decays
     products = np.multiply.outer(decays, decays)
     left = arrays.cast(releases_left, np.float64)
@@ -83,7 +83,8 @@ class Correlation(abc.ABC):
     # Σ_{k=1..L} (decay_j·decay_l)^(k-1).
     sums = (1.0 - xp.exp(left * np.log(products))) / (1.0 - products)
     by_term = gains * xp.sum(gains * sums, axis=-1)
-    return 1.0 + xp.sum(by_term), gains + decays * by_term
+    factors = gains + decays * by_term
+    return 1.0 + xp.sum(by_term), [factors[j] for j in range(self.num_buffers)]
 
   def overlap(self, gap: Any) -> Any:
     """Σ_{m≥1} of the inner products of two unit participations m·gap releases apart, over that of one with itself.
@@ -96,15 +97,14 @@ class Correlation(abc.ABC):
     Returns:
       Floats of that shape; 0 for independent noise.
     """
-    gaps = np.asarray(gap) if arrays.namespace(gap) is np else gap
-    if not self.num_buffers:
-      return 0.0 * gaps
-    gains, decays = self.gains, self.decays
     whole, _ = self.price(math.inf)
-    shares = gains * (1 + decays * (gains / (1 - np.multiply.outer(decays, decays))).sum(axis=1))
-    xp = arrays.namespace(gaps)
-    powers = xp.exp(gaps[..., np.newaxis] * np.log(decays))
-    return xp.sum(shares / decays * powers / (1.0 - powers), axis=-1) / whole
+    xp = arrays.namespace(gap)
+    result = 0.0 * gap
+    for gain, decay in self.terms:
+      share = gain / decay * (1 + decay * sum(other / (1 - decay * also) for other, also in self.terms))
+      power = xp.exp(gap * math.log(decay))
+      result = result + share * power / (1.0 - power)
+    return result / whole
 
   def squared_norms(self, cohorts: Sequence[Any], weights: Sequence[Any], num_clients: int) -> np.ndarray:
     """‖C·w_i‖² of each client, float64[N]: Σ_s (Σ_{t≤s} c_{s-t}·w_i(t))² over the releases.
@@ -120,7 +120,7 @@ class Correlation(abc.ABC):
       ids, own = np.asarray(ids, np.int64), np.asarray(own, np.float64)
       unit, by_sum = self.price(len(cohorts) - 1 - release)
       before = sums[ids] * self.decays**np.maximum(release - 1 - latest[ids], 0)[:, np.newaxis]
-      total[ids] += own * (unit * own + 2.0 * before @ by_sum)
+      total[ids] += own * (unit * own + 2.0 * before @ np.array(by_sum))
       sums[ids] = before * self.decays + own[:, np.newaxis]
       latest[ids] = release
     return total

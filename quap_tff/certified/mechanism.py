@@ -95,7 +95,6 @@ def initial_state(config: configs.CertifiedConfig, shapes: Sequence[Any]) -> Ser
     shapes: Static shapes of an update's tensors.
   """
   d = config.correlation.num_buffers
-  accounts = privacy_filter.opened(0, d)
   return ServerState(
       round=tf.constant(0, tf.int32),
       participation=quap_mechanism.initial_participation(config),
@@ -103,9 +102,9 @@ def initial_state(config: configs.CertifiedConfig, shapes: Sequence[Any]) -> Ser
       noise=quap_mechanism.initial_noise(config.noise_seed),
       buffers=[tf.zeros([d, *shape], tf.float64) for shape in shapes] if d else [],
       # As tensors that a graph does not hold whole.
-      accounts=privacy_filter.Accounts(*(
-          tf.zeros([config.num_clients, *empty.shape[1:]], empty.dtype) for empty in accounts
-      )),
+      accounts=tf.nest.map_structure(
+          lambda one: tf.zeros([config.num_clients], one.dtype), privacy_filter.opened(0, d)
+      ),
       weights=tf.zeros([config.num_clients], tf.float32),
   )
 
@@ -135,7 +134,7 @@ def plan_round(
   round_num = state.round + 1
   release = state.noise.counter
   participation = participations.next_state(config.participation, state.participation, client_ids, round_num)
-  own = privacy_filter.Accounts(*(tf.gather(part, client_ids) for part in state.accounts))
+  own = tf.nest.map_structure(lambda part: tf.gather(part, client_ids), state.accounts)
   view = planning.round_view(config, config.prices, participation, own, release, round_num, client_ids)
   weights, own = privacy_filter.spend(config.prices, own, release, view.rounds_left, config.weights.weights(view))
 
@@ -152,9 +151,9 @@ def plan_round(
       releases=tf.reduce_any(weights > 0),
       next_clip=next_clip,
       participation=participation,
-      accounts=privacy_filter.Accounts(*(
-          tf.tensor_scatter_nd_update(part, places, new) for part, new in zip(state.accounts, own)
-      )),
+      accounts=tf.nest.map_structure(
+          lambda part, new: tf.tensor_scatter_nd_update(part, places, new), state.accounts, own
+      ),
       seed=seed,
   )
 

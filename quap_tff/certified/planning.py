@@ -35,6 +35,8 @@ _FEW_CANDIDATES, _MOST_CANDIDATES = 8, 32
 _ROOM = 1e-9
 # Relative: how much of J the larger of two multipliers may give away.
 _TIE = 1e-6
+# A budget that holds nobody back.
+_NO_LIMIT = 1e30
 
 
 class Planned(NamedTuple):
@@ -142,8 +144,9 @@ def _unit_costs(config, cohorts) -> np.ndarray:
 
 
 def _candidates(config, cohorts, count) -> np.ndarray:
-  """float64, descending: multipliers at which weights of 1 use up the budget of one client or another exactly."""
-  costs = _unit_costs(config, cohorts)
+  """float64, descending: multipliers with which some client's budget lasts exactly to its last planned round."""
+  free = config.prices._replace(limit=_NO_LIMIT, noise_multiplier=1.0, count_cost=0.0)
+  costs = _run(config, free, cohorts, (), lambda index, weights, spent: None)
   rounds = np.bincount(np.concatenate(cohorts), minlength=config.num_clients)
   left = config.prices.limit - rounds * config.prices.count_cost
   reachable = (costs > 0) & (left > 0)
@@ -202,20 +205,28 @@ def _run(
     cohorts: Sequence[np.ndarray],
     leading: Sequence[int],
     visit: Callable[[int, np.ndarray, np.ndarray], None],
-):
-  """Goes through the schedule; `visit` gets each round's index, and the weights of its cohort and what it has spent."""
+) -> np.ndarray:
+  """Goes through the schedule; `visit` gets each round's index, and the weights of its cohort and what it has spent.
+
+  Returns what each client has spent in the end, float64[..., N].
+  """
   participation = participations.initial_state(config.participation, config.num_clients)
   accounts = privacy_filter.opened(config.num_clients, prices.correlation.num_buffers, tuple(leading))
   release = np.zeros([*leading, 1], np.int64) if leading else np.int64(0)
   for index, ids in enumerate(cohorts):
     participation = participations.next_state(config.participation, participation, ids, index + 1)
     ids = np.asarray(ids, np.int64)
-    own = privacy_filter.Accounts(accounts.spent[..., ids], accounts.sums[..., ids, :], accounts.latest[..., ids])
+    own = privacy_filter.Accounts(
+        accounts.spent[..., ids], [sums[..., ids] for sums in accounts.sums], accounts.latest[..., ids]
+    )
     view = round_view(config, prices, participation, own, release, index + 1, ids)
     weights, own = privacy_filter.spend(prices, own, release, view.rounds_left, config.weights.weights(view))
-    accounts.spent[..., ids], accounts.sums[..., ids, :], accounts.latest[..., ids] = own
+    accounts.spent[..., ids], accounts.latest[..., ids] = own.spent, own.latest
+    for sums, new in zip(accounts.sums, own.sums):
+      sums[..., ids] = new
     release = release + np.any(weights > 0, axis=-1, keepdims=bool(leading))
     visit(index, weights, own.spent)
+  return accounts.spent
 
 
 def round_view(

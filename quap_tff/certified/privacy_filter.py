@@ -18,7 +18,8 @@ the server's state: it guards one line of states. Releases of two rounds that co
 """
 
 import functools
-from typing import Any, NamedTuple, Tuple
+import math
+from typing import Any, List, NamedTuple, Tuple
 
 import numpy as np
 
@@ -58,12 +59,13 @@ class Accounts(NamedTuple):
 
   Attributes:
     spent: float64[..., N], μ_i² of the releases so far and, if i adds nothing more, of all that are planned.
-    sums: float64[..., N, d], Σ_t decay_j^(s-t)·w_i(t) over the releases t that i was in, s the latest of them.
+    sums: For each term j of the correlation, float64[..., N]: Σ_t decay_j^(s-t)·w_i(t) over the releases t that i was
+      in, s the latest of them.
     latest: int64[..., N], s, counted from 0; of a client that was in none, 0.
   """
 
   spent: Any
-  sums: Any
+  sums: List[Any]
   latest: Any
 
 
@@ -72,11 +74,11 @@ class Standing(NamedTuple):
 
   Attributes:
     left: float64[..., M], what is left of the limit.
-    sums: float64[..., M, d], their sums of exponentials, decayed to the release before this one.
+    sums: For each term float64[..., M], their sums of exponentials, decayed to the release before this one.
   """
 
   left: Any
-  sums: Any
+  sums: List[Any]
 
 
 @functools.lru_cache(maxsize=None)
@@ -89,7 +91,7 @@ def opened(num_clients: int, num_buffers: int, leading: Tuple[int, ...] = ()) ->
   """The accounts before the first release, NumPy arrays; `leading` are the first dimensions of each."""
   return Accounts(
       spent=np.zeros([*leading, num_clients]),
-      sums=np.zeros([*leading, num_clients, num_buffers]),
+      sums=[np.zeros([*leading, num_clients]) for _ in range(num_buffers)],
       latest=np.zeros([*leading, num_clients], np.int64),
   )
 
@@ -102,11 +104,9 @@ def standing(prices: Prices, accounts: Accounts, release: Any) -> Standing:
     accounts: Of the clients of the round.
     release: How many releases there have been, int64; a scalar, or with a last dimension of 1.
   """
-  sums = accounts.sums
-  if prices.correlation.num_buffers:
-    xp = arrays.namespace(accounts.latest, release)
-    elapsed = arrays.cast(xp.maximum(release - 1 - accounts.latest, 0), np.float64)
-    sums = sums * xp.exp(elapsed[..., np.newaxis] * np.log(prices.correlation.decays))
+  xp = arrays.namespace(accounts.latest, release)
+  elapsed = arrays.cast(xp.maximum(release - 1 - accounts.latest, 0), np.float64)
+  sums = [own * xp.exp(elapsed * math.log(decay)) for own, (_, decay) in zip(accounts.sums, prices.correlation.terms)]
   return Standing(prices.limit - accounts.spent, sums)
 
 
@@ -143,7 +143,7 @@ def spend(
   squared = xp.square(arrays.cast(prices.noise_multiplier, np.float64))
   within = arrays.cast(xp.greater_equal(releases_left, 0), np.float64)
   unit, by_sum = prices.correlation.price(xp.maximum(arrays.cast(releases_left, np.float64), 0.0))
-  cross = xp.sum(before.sums * by_sum, axis=-1)
+  cross = sum((factor * own for factor, own in zip(by_sum, before.sums)), 0.0 * before.left)
   affordable = within * weight_for((before.left - prices.count_cost) * squared, unit, cross)
   asked = xp.minimum(arrays.cast(proposed, np.float64), 1.0)
   exact = xp.minimum(asked, affordable)
@@ -158,10 +158,11 @@ def spend(
   total = (accounts.spent + cost * (_CORRELATED_ROUNDED_UP if correlated else _ROUNDED_UP)) * (1 + 2.0**-52)
   after = Accounts(spent=xp.where(pays, total, accounts.spent), sums=accounts.sums, latest=accounts.latest)
   if correlated:
-    paid = pays[..., np.newaxis]
-    grown = before.sums * prices.correlation.decays + taken[..., np.newaxis]
     after = after._replace(
-        sums=xp.where(paid, grown, accounts.sums),
+        sums=[
+            xp.where(pays, own * decay + taken, kept)
+            for own, kept, (_, decay) in zip(before.sums, accounts.sums, prices.correlation.terms)
+        ],
         latest=xp.where(pays, xp.zeros_like(accounts.latest) + release, accounts.latest),
     )
   return xp.where(pays, weights, xp.zeros_like(weights)), after

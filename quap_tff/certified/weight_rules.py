@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import math
 from typing import Any, NamedTuple, Optional, Tuple
 
 import numpy as np
@@ -130,9 +131,10 @@ class Online(WeightRule):
     unit, by_sum = prices.correlation.price(xp.maximum(left, 0.0))
     gap = xp.maximum(1.0 / rate, 1.0)
     unit = unit * xp.minimum(1.0 + 2.0 * prices.correlation.overlap(gap), rounds)
-    kept = xp.exp(gap[..., np.newaxis] * np.log(prices.correlation.decays))
-    times = xp.minimum(1.0 / (1.0 - kept), rounds[..., np.newaxis])
-    cross = xp.sum(view.standing.sums * by_sum * times, axis=-1)
+    cross = 0.0 * view.standing.left
+    for factor, own, (_, decay) in zip(by_sum, view.standing.sums, prices.correlation.terms):
+      # In each of the rounds what is left of earlier ones is met again, more faintly.
+      cross += factor * own * xp.minimum(1.0 / (1.0 - xp.exp(gap * math.log(decay))), rounds)
     room = (view.standing.left - rounds * prices.count_cost) * xp.square(arrays.cast(prices.noise_multiplier, np.float64))
     return xp.minimum(privacy_filter.weight_for(room, rounds * unit, cross), 1.0)
 

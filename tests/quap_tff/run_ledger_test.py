@@ -71,7 +71,7 @@ class TestRecord:
         offsets=np.array([0, 2, 2, 3]), clients=np.array([4, 1, 4], np.int32), budgets=np.array([0.25, 0.5, 0.5]),
         weights=np.array([1.0, 0.0, 1.0]), noise_multipliers=np.array([5.0, 5.0, 0.0]),
         count_noise_multipliers=np.array([3.0, INF, INF]), clipping_norms=np.array([1.5, 1.0, 1.0]),
-        num_clients=np.array(N), delta=np.array(1e-3),
+        num_clients=np.array(N), delta=np.array(1e-3), gains=np.zeros(0), decays=np.zeros(0),
     )
     fingerprint = found.pop('fingerprint')
     assert fingerprint.dtype == np.uint8 and fingerprint.shape == (32,)

@@ -9,10 +9,15 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff import clip_rules
+from quap_tff import mechanism as quap_mechanism
 from quap_tff import runtime
+from quap_tff.certified import mechanism
+from quap_tff.certified import privacy_filter
 from quap_tff.certified import weight_rules
 from quap_tff.certified.aggregation import CertifiedAggregationFactory
 from quap_tff.certified.config import CertifiedConfig
+from quap_tff.correlation import Blt
+from quap_tff.correlation import Independent
 from quap_tff.layers import Layer
 from quap_tff.participation import ParticipationConfig
 from tests.quap_tff import noise_checks
@@ -64,18 +69,21 @@ def _flat(value):
   return np.concatenate([np.ravel(v) for v in tf.nest.flatten(value)])
 
 
-def _state_type(ema=False):
+def _state_type(ema=False, terms=0):
   participation = collections.OrderedDict(counts=(np.int32, [10]))
   if ema:
     participation['rates'] = (np.float32, [10])
   return tff.FederatedType(
       tff.to_type(
-          collections.OrderedDict(
+          mechanism.ServerState(
               round=np.int32,
               participation=participation,
               clip=np.float32,
-              noise=collections.OrderedDict(seed=(np.int64, [2]), counter=np.int64),
-              spent=(np.float64, [10]),
+              noise=quap_mechanism.NoiseState(seed=(np.int64, [2]), counter=np.int64),
+              buffers=[(np.float64, [terms, 2]), (np.float64, [terms, 1, 2])] if terms else [],
+              accounts=privacy_filter.Accounts(
+                  spent=(np.float64, [10]), sums=[(np.float64, [10])] * terms, latest=(np.int64, [10])
+              ),
               weights=(np.float32, [10]),
           )
       ),
@@ -93,11 +101,14 @@ class TestCertifiedAggregationComputation:
 
   @pytest.mark.parametrize('clip', [clip_rules.Fixed(1.0), _QUANTILE])
   @pytest.mark.parametrize('weight_type, ema', [(_ID, False), (_STRUCT_ID, True)])
-  def test_types(self, clip, weight_type, ema):
-    config = _config(clip=clip, participation=ParticipationConfig('ema' if ema else 'cumulative'))
+  @pytest.mark.parametrize('correlation', [Independent(), Blt((0.3, 0.2), (0.9, 0.5))])
+  def test_types(self, clip, weight_type, ema, correlation):
+    config = _config(
+        clip=clip, participation=ParticipationConfig('ema' if ema else 'cumulative'), correlation=correlation
+    )
     process = _create(config, weight_type=weight_type)
     assert isinstance(process, tff.templates.AggregationProcess) and process.is_weighted
-    state = _state_type(ema)
+    state = _state_type(ema, correlation.num_buffers)
     tff.test.assert_types_identical(process.initialize.type_signature, tff.FunctionType(None, state))
     expected = tff.FunctionType(
         collections.OrderedDict(
@@ -136,7 +147,7 @@ class TestCertifiedAggregationComputation:
       _create(_config(), value_type)
 
   def test_weights_that_are_no_ids(self):
-    with pytest.raises(TypeError, match='A client id must be an integer scalar'):
+    with pytest.raises(TypeError, match='(?s)an integer scalar.*with_client_ids'):
       _create(_config(), weight_type=tff.TensorType(np.float32))
 
   def test_a_config_of_another_kind(self):
@@ -195,7 +206,7 @@ class TestCertifiedAggregationExecution:
     output = process.next(state, [_value([12, 0], [3, 4]), _value([0, 0], [0.25, 0])], [as_id(3), as_id(9)])
     added = np.array([12, 0, 3, 4]) / 13 * 0.75 + [0, 0, 0.25, 0]
     np.testing.assert_allclose(_flat(output.result) - _flat(nothing.result), added / 2, atol=1e-6)
-    np.testing.assert_allclose(output.state['weights'], [0, 0, 0, 0.75, 0, 0, 0, 0, 0, 0.625])
+    np.testing.assert_allclose(output.state.weights, [0, 0, 0, 0.75, 0, 0, 0, 0, 0, 0.625])
     tf.nest.map_structure(np.testing.assert_array_equal, output.state, nothing.state)
     tf.nest.map_structure(np.testing.assert_array_equal, output.measurements, nothing.measurements)
     assert list(output.measurements) == list(_MEASUREMENTS)
@@ -215,7 +226,7 @@ class TestCertifiedAggregationExecution:
         without = process.next(state, values[:i] + [_value([0, 0], [0, 0])] + values[i + 1:], cohort)
         moved = np.linalg.norm(_flat(output.result).astype(np.float64) - _flat(without.result))
         # Results are rounded to float32, at most half a unit of 32 for each of four entries.
-        assert moved <= float(output.state['weights'][client]) * float(output.measurements['clipping_norm']) + 4e-6
+        assert moved <= float(output.state.weights[client]) * float(output.measurements['clipping_norm']) + 4e-6
         assert moved > 0
       state = output.state
 
@@ -229,7 +240,7 @@ class TestCertifiedAggregationExecution:
     for tensor in first.result:
       noise_checks.assert_gaussian(tensor, 2.0)
     np.testing.assert_array_equal(_flat(first.result), _flat(second.result))
-    np.testing.assert_array_equal(first.state['spent'], second.state['spent'])
+    np.testing.assert_array_equal(first.state.accounts.spent, second.state.accounts.spent)
     noise_checks.assert_uncorrelated(_flat(first.result), _flat(process.next(first.state, [zeros] * 2, [4, 5]).result))
 
   def test_an_exhausted_client_makes_no_difference(self):
@@ -241,9 +252,9 @@ class TestCertifiedAggregationExecution:
         for value in (_value([0, 0], [0, 0]), _value([5, 6], [7, 8]), _value([math.nan, 6], [7, 8]))
     ]
     for output in outputs:
-      assert output.measurements['exhausted_clients'] == 1 and output.state['weights'][7] == 0.0
+      assert output.measurements['exhausted_clients'] == 1 and output.state.weights[7] == 0.0
       np.testing.assert_array_equal(_flat(output.result), _flat(outputs[0].result))
-    assert state['spent'][7] <= config.prices.limit
+    assert state.accounts.spent[7] <= config.prices.limit
 
   def test_the_order_of_the_cohort_does_not_matter(self):
     process = _create(_config())
@@ -256,13 +267,13 @@ class TestCertifiedAggregationExecution:
     process = _create(_config(clip=_QUANTILE))
     output = process.next(process.initialize(), [], [])
     np.testing.assert_array_equal(_flat(output.result), np.zeros(4))
-    assert output.measurements['cohort_size'] == 0 and output.state['round'] == 1
+    assert output.measurements['cohort_size'] == 0 and output.state.round == 1
 
   def test_counts_are_charged_and_move_the_clip(self):
     process = _create(_config(clip=_QUANTILE))
     output = process.next(process.initialize(), [_value([9, 0], [0, 0])], [2])
-    assert output.state['spent'][2] == pytest.approx(1 / 16 + 1 / 1600, rel=1e-12)
-    assert output.state['clip'] != 1.0 and output.measurements['clipping_norm'] == 1.0
+    assert output.state.accounts.spent[2] == pytest.approx(1 / 16 + 1 / 1600, rel=1e-12)
+    assert output.state.clip != 1.0 and output.measurements['clipping_norm'] == 1.0
 
   @pytest.mark.parametrize('ids, message', [([0, 10], 'Client ids must lie in'), ([4, 4], 'appears twice')])
   def test_bad_ids(self, ids, message):

@@ -8,16 +8,22 @@ import pytest
 import tensorflow as tf
 
 from quap_tff import clip_rules
+from quap_tff import correlation as correlations
 from quap_tff import registry
 from quap_tff.certified import clip_split
 from quap_tff.certified import weight_rules
 from quap_tff.certified.config import CertifiedConfig
 from quap_tff.certified.privacy_filter import Prices
+from quap_tff.certified.privacy_filter import Standing
 from quap_tff.layers import Layer
 
 
-def _view(rates, in_warmup=False, planned=None):
-  return weight_rules.RoundView(Prices(1.0, 2.0, 0.0), rates, in_warmup, planned)
+def _view(rates=None, in_warmup=False, planned=None, **overrides):
+  values = dict(
+      prices=Prices(1.0, 2.0, 0.0), standing=None, rates=rates, counts=None, round_num=None, rounds_left=math.inf,
+      in_warmup=in_warmup, planned=planned,
+  )
+  return weight_rules.RoundView(**{**values, **overrides})
 
 
 def _config(**overrides):
@@ -45,6 +51,8 @@ class TestCertifiedConfig:
           (dict(clip=clip_rules.Fixed(1e30)), 'clipping norm must be'),
           (dict(clip=clip_rules.PrivateQuantile(count_stddev=0.1)), 'does not pay for one noised count'),
           (dict(weights=weight_rules.SpendEvenly()), 'SpendEvenly needs a public schedule: give planned_rounds'),
+          (dict(num_rounds=0), 'num_rounds must be an integer at least 1'),
+          (dict(planned_rounds=[1, 2, 3, 4], planned_costs=[1, 2, 3, 3.9]), 'planned_costs must be'),
           (dict(planned_rounds=[1, 2]), r'planned_rounds must be int\[4\]'),
           (dict(planned_rounds=[1, 2, 3, -1]), r'planned_rounds must be int\[4\]'),
           (dict(planned_rounds=[1.5, 2, 3, 1]), r'planned_rounds must be int\[4\], .* found float64'),
@@ -96,8 +104,49 @@ class TestWeightRules:
     np.testing.assert_array_equal(weight_rules.Uniform().weights(_view(np.float32([0.1, 0.9]), True)), [1, 1])
 
   def test_spend_evenly(self):
-    weights = weight_rules.SpendEvenly().weights(_view(None, planned=tf.constant([1, 4, 16, 64])))
-    np.testing.assert_allclose(weights, [1.0, 1.0, 0.5, 0.25])
+    # μ_max² = 1 and z = 2: w² = 4/Q.
+    rounds, costs = np.array([1, 4, 16, 8]), np.array([1.0, 4.0, 16.0, 64.0])
+    for planned in ((rounds, costs), (tf.constant(rounds), tf.constant(costs))):
+      np.testing.assert_allclose(
+          weight_rules.SpendEvenly().weights(_view(planned=planned)), [1.0, 1.0, 0.5, 0.25]
+      )
+
+  def test_spend_evenly_sets_the_counts_apart(self):
+    # Of μ_max² = 1, 4 counts at 0.21 leave 0.16: w² = 4·0.16/4. And 5 of them leave nothing.
+    planned = np.array([4, 5]), np.array([4.0, 5.0])
+    view = _view(planned=planned, prices=Prices(1.0, 2.0, 0.21))
+    np.testing.assert_allclose(weight_rules.SpendEvenly().weights(view), [0.4, 0.0], atol=1e-12)
+
+  def test_online_spreads_what_is_left_over_the_rounds_that_are_expected(self):
+    # In round 5 of 21 with a = 1, b = 2: rates (3-1+1)/(5-1+3) = 3/7 and 1/7; n = 1 + 16·rate. w² = z²·left/n.
+    expected = [4 * 0.5 / (1 + 16 * 3 / 7), 4 * 0.25 / (1 + 16 / 7)]
+    for convert in (np.array, tf.constant):
+      standing = Standing(left=convert([0.5, 0.25]), sums=[])
+      view = _view(standing=standing, counts=convert([3, 1]), round_num=convert(5), rounds_left=convert(16))
+      np.testing.assert_allclose(np.square(weight_rules.Online().weights(view)), expected, rtol=1e-12)
+
+  def test_online_spends_everything_in_the_last_round_and_never_more_than_the_whole_clip(self):
+    standing = Standing(left=np.array([0.01, 9.0, -1.0]), sums=[])
+    view = _view(standing=standing, counts=np.array([7, 7, 7]), round_num=21, rounds_left=0)
+    np.testing.assert_allclose(weight_rules.Online().weights(view), [0.2, 1.0, 0.0])
+
+  def test_online_under_correlated_noise_leaves_room_for_overlaps(self):
+    correlation = correlations.Ar1(0.9)
+    own = dict(counts=np.array([10]), round_num=10, rounds_left=30)
+    independent = _view(standing=Standing(np.array([0.5]), []), **own)
+    fresh, seen = (
+        _view(standing=Standing(np.array([0.5]), [np.array([sums])]), prices=Prices(1.0, 2.0, 0.0, correlation), **own)
+        for sums in (0.0, 3.0)
+    )
+    weights = [float(weight_rules.Online().weights(view)[0]) for view in (independent, fresh, seen)]
+    assert weights[0] > 2 * weights[1] > 2 * weights[2] > 0
+
+  def test_online_needs_to_know_how_many_rounds(self):
+    with pytest.raises(ValueError, match='Online spends what is left over the rounds that are to come: give num_rounds'):
+      _config(weights=weight_rules.Online())
+    assert _config(weights=weight_rules.Online(), num_rounds=9).num_rounds == 9
+    with pytest.raises(ValueError, match='prior_a must be a finite number greater than 0'):
+      weight_rules.Online(prior_a=0.0)
 
 
 class TestClipGroups:

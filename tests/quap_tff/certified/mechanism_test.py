@@ -57,8 +57,8 @@ def _run_round(config, state, cohort, shapes=_SHAPES, groups=_JOINT):
   norms = (tf.stack(norms) if norms else tf.zeros([0])) if config.counts_norms else None
   plan = mechanism.plan_round(config, state, tf.constant(list(cohort), tf.int64), norms)
   total = [tf.zeros(s, tf.float64) for s in shapes]
-  for update, weight in zip(updates, tf.unstack(plan['weights'], len(updates))):
-    added = mechanism.contribute(groups, update, weight, state['clip'])
+  for update, weight in zip(updates, tf.unstack(plan.weights, len(updates))):
+    added = mechanism.contribute(groups, update, weight, state.clip)
     total = [t + tf.cast(a, tf.float64) for t, a in zip(total, added)]
   return mechanism.finish_round(config, state, plan, total)
 
@@ -157,7 +157,7 @@ class TestNoise:
   _LARGE = dict(shapes=([2000], [2000]))
 
   def _result(self, state=None, config=_config(clip=clip_rules.Fixed(0.5)), cohort=None):
-    state = state or mechanism.initial_state(config)
+    state = state or mechanism.initial_state(config, _SHAPES)
     cohort = cohort or {i: ([0.0] * 2000,) * 2 for i in (1, 2)}
     new_state, mean, measurements = _run_round(config, state, cohort, **self._LARGE)
     return new_state, np.concatenate([m.numpy() for m in mean]), measurements
@@ -191,8 +191,8 @@ class TestNoise:
     after, first, _ = self._result(state)
     again, second, _ = self._result(kept, cohort={i: ([0.0] * 2000,) * 2 for i in (2, 1)})
     np.testing.assert_array_equal(first, second)
-    np.testing.assert_array_equal(after['spent'], again['spent'])
-    np.testing.assert_allclose(after['spent'], [0, 2 / 16, 2 / 16, 0, 0, 0, 0, 0], rtol=1e-12)
+    np.testing.assert_array_equal(after.accounts.spent, again.accounts.spent)
+    np.testing.assert_allclose(after.accounts.spent, [0, 2 / 16, 2 / 16, 0, 0, 0, 0, 0], rtol=1e-12)
 
   def test_the_sum_is_under_it(self):
     update = ([0.25 / 50] * 2000, [0.0] * 2000)  # Of norm 0.2236.
@@ -207,11 +207,11 @@ class TestRound:
   def test_by_hand(self):
     # ε_i/(ε_base(1 + α)) at rates 1/2 and 1.
     config = _config(weights=weight_rules.Participation(1.0, 2.0))
-    state, _, _ = _run_round(config, mechanism.initial_state(config), _zeros([3]))
+    state, _, _ = _run_round(config, mechanism.initial_state(config, _SHAPES), _zeros([3]))
     state, _, measurements = _run_round(config, state, _zeros([3, 5]))
     low, high = (1 + math.exp(-2)) / 2, (1 + math.exp(-1)) / 2
-    np.testing.assert_allclose(state['weights'], [0, 0, 0, low, 0, high, 0, 0], rtol=1e-6)
-    np.testing.assert_allclose(state['spent'], [0, 0, 0, 2 * low**2 / 16, 0, high**2 / 16, 0, 0], rtol=1e-6)
+    np.testing.assert_allclose(state.weights, [0, 0, 0, low, 0, high, 0, 0], rtol=1e-6)
+    np.testing.assert_allclose(state.accounts.spent, [0, 0, 0, 2 * low**2 / 16, 0, high**2 / 16, 0, 0], rtol=1e-6)
     expected = collections.OrderedDict(
         round=2,
         cohort_size=2,
@@ -233,9 +233,9 @@ class TestRound:
 
   def test_nothing_that_is_reported_goes_by_data(self):
     config = _config()
-    quiet = _run_round(config, mechanism.initial_state(config), _zeros([0, 1]))
+    quiet = _run_round(config, mechanism.initial_state(config, _SHAPES), _zeros([0, 1]))
     loud = {0: ([1e9, 0.0], [0.0, 3.0]), 1: ([math.nan, 0.0], [0.0, 0.0])}
-    state, _, measurements = _run_round(config, mechanism.initial_state(config), loud)
+    state, _, measurements = _run_round(config, mechanism.initial_state(config, _SHAPES), loud)
     tf.nest.map_structure(np.testing.assert_array_equal, measurements, quiet[2])
     tf.nest.map_structure(np.testing.assert_array_equal, state, quiet[0])
 
@@ -243,29 +243,29 @@ class TestRound:
   @pytest.mark.parametrize('rate', ['cumulative', 'ema'])
   def test_an_empty_cohort_releases_nothing(self, clip, rate):
     config = _config(clip=clip, participation=ParticipationConfig(rate))
-    before, _, _ = _run_round(config, mechanism.initial_state(config), _zeros([0, 4]))
+    before, _, _ = _run_round(config, mechanism.initial_state(config, _SHAPES), _zeros([0, 4]))
     after, mean, measurements = _run_round(config, before, {})
     np.testing.assert_array_equal(np.concatenate(mean), np.zeros(4))
-    assert int(after['round']) == 2 and not np.any(after['weights'])
-    same = {'round': 0, 'weights': 0}
-    tf.nest.map_structure(np.testing.assert_array_equal, {**after, **same}, {**before, **same})
+    assert int(after.round) == 2 and not np.any(after.weights)
+    same = dict(round=0, weights=0)
+    tf.nest.map_structure(np.testing.assert_array_equal, after._replace(**same), before._replace(**same))
     assert measurements['cohort_size'] == 0 and measurements['sigma'] == 0.0
     assert measurements['weight_mean'] == 0.0 and measurements['weight_min'] == 0.0
 
   def test_a_client_that_has_spent_its_budget_adds_exactly_nothing(self):
     # μ_max² = 0.517: one round of z = 1.5 costs 0.444, and a second one pays for a weight of 0.4 only.
     config = _config(noise_multiplier=1.5)
-    state, weights, exhausted = mechanism.initial_state(config), [], []
+    state, weights, exhausted = mechanism.initial_state(config, _SHAPES), [], []
     for cohort in ([2], [2], [2], [2, 3]):
       state, _, measurements = _run_round(config, state, _zeros(cohort))
-      weights.append(float(state['weights'][2]))
+      weights.append(float(state.weights[2]))
       exhausted.append(int(measurements['exhausted_clients']))
     assert weights == [1.0, pytest.approx(0.405, abs=1e-3), 0.0, 0.0] and exhausted == [0, 0, 1, 1]
     kept = _saved(state)
     alone, mean, measurements = _run_round(config, kept, {2: ([1.0, 2.0], [3.0, 4.0])})
     # Nobody may add anything: there is no noise either, and no draw is used up.
     np.testing.assert_array_equal(np.concatenate(mean), np.zeros(4))
-    assert measurements['sigma'] == 0.0 and alone['noise']['counter'] == kept['noise']['counter']
+    assert measurements['sigma'] == 0.0 and alone.noise.counter == kept.noise.counter
     # With others, it makes no difference what it sends.
     others = {3: ([0.1, 0.0], [0.0, 0.0])}
     results = [
@@ -277,11 +277,11 @@ class TestRound:
 
   def test_spend_evenly_lasts_to_the_end_of_the_plan(self):
     config = _config(weights=weight_rules.SpendEvenly(), planned_rounds=[20] * 8, noise_multiplier=2.0)
-    state = mechanism.initial_state(config)
+    state = mechanism.initial_state(config, _SHAPES)
     for _ in range(20):
       state, _, measurements = _run_round(config, state, _zeros([0]))
     assert float(measurements['spent_max']) == pytest.approx(1.0, rel=1e-6)
-    assert float(state['weights'][0]) == pytest.approx(2 * math.sqrt(config.prices.limit / 20), rel=1e-5)
+    assert float(state.weights[0]) == pytest.approx(2 * math.sqrt(config.prices.limit / 20), rel=1e-5)
     assert _run_round(config, state, _zeros([0]))[2]['exhausted_clients'] == 1
 
   @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ class TestRound:
   def test_bad_ids(self, ids, message):
     config = _config()
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
-      mechanism.plan_round(config, mechanism.initial_state(config), tf.constant(ids, tf.int64))
+      mechanism.plan_round(config, mechanism.initial_state(config, _SHAPES), tf.constant(ids, tf.int64))
 
 
 class TestPrivateQuantile:
@@ -298,23 +298,23 @@ class TestPrivateQuantile:
 
   def test_counts_are_charged(self):
     config = _config(clip=self._CLIP)
-    state, _, _ = _run_round(config, mechanism.initial_state(config), _zeros([0, 1]))
-    np.testing.assert_allclose(state['spent'][:2], 1 / 16 + 1 / 64, rtol=1e-12)
+    state, _, _ = _run_round(config, mechanism.initial_state(config, _SHAPES), _zeros([0, 1]))
+    np.testing.assert_allclose(state.accounts.spent[:2], 1 / 16 + 1 / 64, rtol=1e-12)
 
   def test_moves_the_next_clip_and_not_this_one(self):
     config = _config(clip=self._CLIP)
-    state, _, measurements = _run_round(config, mechanism.initial_state(config), {0: ([9.0, 0.0], [0.0, 0.0])})
+    state, _, measurements = _run_round(config, mechanism.initial_state(config, _SHAPES), {0: ([9.0, 0.0], [0.0, 0.0])})
     assert measurements['clipping_norm'] == 2.0 and measurements['sigma'] == 4.0
-    assert state['clip'] != 2.0
-    assert _run_round(config, state, _zeros([1]))[2]['clipping_norm'] == state['clip']
+    assert state.clip != 2.0
+    assert _run_round(config, state, _zeros([1]))[2]['clipping_norm'] == state.clip
 
   def test_one_client_moves_the_count_by_a_half(self):
     # With 8·exp(-η(b - q)) and one in the cohort, the logarithms of two clips differ as the counts do.
     config = _config(clip=self._CLIP)
     clips = {}
     for name, entry in (('below', 1.0), ('above', 9.0), ('nothing', 0.0), ('not finite', math.nan)):
-      state, _, _ = _run_round(config, mechanism.initial_state(config), {0: ([entry, 0.0], [0.0, 0.0])})
-      clips[name] = math.log(state['clip'])
+      state, _, _ = _run_round(config, mechanism.initial_state(config, _SHAPES), {0: ([entry, 0.0], [0.0, 0.0])})
+      clips[name] = math.log(state.clip)
     assert clips['below'] - clips['nothing'] == pytest.approx(-0.5, abs=1e-6)
     assert clips['above'] - clips['nothing'] == pytest.approx(0.5, abs=1e-6)
     assert clips['not finite'] == clips['above']
@@ -322,18 +322,18 @@ class TestPrivateQuantile:
   def test_who_cannot_pay_is_not_counted(self):
     # μ_max² = 0.517 pays for 6 rounds of 0.0625 + 0.0156 in full, for a smaller weight in the seventh, and no more.
     config = _config(clip=self._CLIP)
-    state = mechanism.initial_state(config)
+    state = mechanism.initial_state(config, _SHAPES)
     for _ in range(8):
       state, _, measurements = _run_round(config, state, _zeros([0]))
     assert measurements['exhausted_clients'] == 1
     clips = []
     for entry in (0.0, 1.0, 9.0):
       both, _, _ = _run_round(config, state, {0: ([entry, 0.0], [0.0, 0.0]), 1: ([1.0, 0.0], [0.0, 0.0])})
-      clips.append(float(both['clip']))
-    assert clips[0] == clips[1] == clips[2] != float(state['clip'])
+      clips.append(float(both.clip))
+    assert clips[0] == clips[1] == clips[2] != float(state.clip)
     # Alone it moves nothing: no count is released.
     alone, _, _ = _run_round(config, state, {0: ([9.0, 0.0], [0.0, 0.0])})
-    assert alone['clip'] == state['clip'] and alone['noise']['counter'] == state['noise']['counter']
+    assert alone.clip == state.clip and alone.noise.counter == state.noise.counter
 
   def test_the_norm_of_split_layers_is_the_least_clip_that_leaves_them(self):
     groups = (clip_split.ClipGroup((0,), 0.6), clip_split.ClipGroup((1,), 0.8))
@@ -343,10 +343,10 @@ class TestPrivateQuantile:
 
   def test_the_clip_stays_where_float32_is_exact(self):
     config = _config(clip=clip_rules.PrivateQuantile(0.5, 1e-20, learning_rate=100.0, count_stddev=4.0))
-    state = mechanism.initial_state(config)
+    state = mechanism.initial_state(config, _SHAPES)
     for entry in (1e-30, 1e-30, 1e-30):
       state, _, _ = _run_round(config, state, {i: ([entry, 0.0], [0.0, 0.0]) for i in range(8)})
-      assert 0.99e-20 <= float(state['clip']) <= 1.01e20
+      assert 0.99e-20 <= float(state.clip) <= 1.01e20
 
 
 class TestHistories:
@@ -370,16 +370,16 @@ class TestHistories:
         num_clients=5, epsilon=3.0, weights=rule, clip=clip, noise_multiplier=multiplier, planned_rounds=[4] * 5,
         participation=ParticipationConfig('ema', 0.3, 1),
     )
-    state, squares = mechanism.initial_state(config), np.zeros(5)
+    state, squares = mechanism.initial_state(config, _SHAPES), np.zeros(5)
     for cohort, event in rounds:
       if event == 'resume':
         state = _saved(state)
       elif event == 'retry':  # A round that was never released: its state is thrown away.
         _run_round(config, _saved(state), _zeros([0, 1]))
       state, _, _ = _run_round(config, state, _zeros(cohort))
-      weights = np.asarray(state['weights'], np.float64)
+      weights = np.asarray(state.weights, np.float64)
       assert not np.any(weights[np.setdiff1d(np.arange(5), cohort)])
       squares += np.where(weights > 0, (weights / multiplier)**2 + 1 / clip.count_noise_multiplier**2, 0.0)
       # By the exact accountant, which rounds up.
       assert (tradeoff.epsilon_of(np.sqrt(squares), config.delta) <= config.epsilon).all()
-      np.testing.assert_allclose(state['spent'], squares, rtol=1e-12)
+      np.testing.assert_allclose(state.accounts.spent, squares, rtol=1e-12)

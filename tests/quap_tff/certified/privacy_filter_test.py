@@ -16,8 +16,10 @@ from quap_tff.certified.privacy_filter import Prices
 
 
 def _spend(prices, spent, proposed):
-  weights, spent = privacy_filter.spend(prices, np.asarray(spent, np.float64), np.asarray(proposed, np.float32))
-  return weights, spent
+  """Weights, and what is spent after them, under independent noise."""
+  accounts = privacy_filter.opened(len(spent), 0)._replace(spent=np.asarray(spent, np.float64))
+  weights, accounts = privacy_filter.spend(prices, accounts, 0, math.inf, np.asarray(proposed, np.float32))
+  return weights, accounts.spent
 
 
 def _exact_cost(prices, weight):
@@ -114,7 +116,12 @@ class TestSpend:
 
     @tf.function
     def run(rounds):
-      step = lambda t, spent: (t + 1, privacy_filter.spend(prices, spent, tf.ones([1]))[1])
+      empty = privacy_filter.opened(1, 0)
+
+      def step(t, spent):
+        accounts = empty._replace(spent=spent)
+        return t + 1, privacy_filter.spend(prices, accounts, 0, math.inf, tf.ones([1]))[1].spent
+
       return tf.while_loop(lambda t, _: t < rounds, step, (0, tf.zeros([1], tf.float64)))[1]
 
     # 16,900 weights of 1 spend everything.
@@ -122,13 +129,3 @@ class TestSpend:
     assert 1 - 1e-4 < run(20_000).numpy()[0] <= 1 + 1e-14
 
 
-class TestEvenWeight:
-
-  def test_spends_the_limit_exactly(self):
-    prices = Prices(2.0, 3.0, 0.01)
-    rounds = np.array([0, 1, 9, 50, 200, 1000])
-    weights = privacy_filter.even_weight(prices, tf.constant(rounds)).numpy()
-    np.testing.assert_allclose(weights[:2], 1.0)
-    np.testing.assert_allclose(rounds[3:4] * (weights[3:4]**2 / 9 + 0.01), 2.0)
-    # 200 and 1000 counts alone cost 2 and more.
-    np.testing.assert_array_equal(weights[4:], 0.0)

@@ -1,0 +1,141 @@
+"""Tests of `quap_tff.correlation`: coefficients, prices and noise against matrices written out in full."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.linalg
+import tensorflow as tf
+
+from quap_tff import correlation
+from quap_tff import registry
+from quap_tff.correlation import Ar1
+from quap_tff.correlation import Blt
+from quap_tff.correlation import Independent
+
+_ALL = [Independent(), Ar1(0.5), Ar1(0.97), Blt((0.6, 0.3), (0.9, 0.4)), Blt((0.2, 0.5, 0.1), (0.99, 0.7, 0.05))]
+
+
+def _matrix(choice, size):
+  """C, lower triangular, float64[T, T]."""
+  return scipy.linalg.toeplitz(choice.coefficients(size), np.zeros(size))
+
+
+class TestCoefficients:
+
+  def test_by_hand(self):
+    np.testing.assert_array_equal(Independent().coefficients(3), [1, 0, 0])
+    np.testing.assert_allclose(Ar1(0.5).coefficients(4), [1, 0.5, 0.25, 0.125])
+    np.testing.assert_allclose(Blt((0.6, 0.3), (0.9, 0.4)).coefficients(4), [1, 0.9, 0.66, 0.534])
+
+  def test_no_decay_is_independent_noise(self):
+    assert Ar1(0.0).num_buffers == 0 and Ar1(0.0).price(5) == (1.0, [])
+
+  def test_ar1_is_the_blt_of_one_term(self):
+    for count in (1, 2, 9):
+      np.testing.assert_allclose(Ar1(0.8).coefficients(count), Blt((0.8,), (0.8,)).coefficients(count))
+
+  def test_a_ledger_finds_its_terms_again(self):
+    for choice in _ALL:
+      again = correlation.of_terms(choice.gains, choice.decays)
+      np.testing.assert_array_equal(again.coefficients(20), choice.coefficients(20))
+
+  @pytest.mark.parametrize('make, message', [
+      (lambda: Ar1(1.0), 'decay must be a finite number at least 0 and at most 0.999'),
+      (lambda: Ar1(-0.1), 'decay must be'),
+      (lambda: Blt((0.5,), (0.0,)), 'decay must be a finite number greater than 0'),
+      (lambda: Blt((0.0,), (0.5,)), 'gain must be'),
+      (lambda: Blt((0.5, 0.6), (0.9, 0.5)), 'must not sum to more than 1, found 1.1'),
+      (lambda: Blt((0.5,), (0.9, 0.5)), 'as many gains as decays, found 1 and 2'),
+      (lambda: Blt((0.5, 0.1), (0.9, 0.9)), 'Each decay must appear once'),
+      (lambda: Blt((), ()), 'gain must be a tuple'),
+      (lambda: registry.parse_spec('noise correlation', 'blt:gain=0.5/x', correlation.FAMILIES), 'found .0.5/x'),
+      (lambda: registry.parse_spec('noise correlation', 'arl', correlation.FAMILIES), "Did you mean 'ar1'"),
+  ])
+  def test_what_is_refused(self, make, message):
+    with pytest.raises(ValueError, match=message):
+      make()
+
+  @pytest.mark.parametrize('spec, expected', [
+      ('independent', Independent()), ('ar1:decay=0.9', Ar1(0.9)), ('ar1', Ar1(None)),
+      ('blt:gain=0.6/0.3,decay=0.9/0.4', Blt((0.6, 0.3), (0.9, 0.4))),
+  ])
+  def test_specs(self, spec, expected):
+    found = registry.parse_spec('noise correlation', spec, correlation.FAMILIES)
+    assert found == expected
+    name = spec.partition(':')[0]
+    assert registry.parse_spec('noise correlation', registry.format_spec(name, found), correlation.FAMILIES) == found
+
+  def test_a_decay_that_is_not_chosen_has_no_terms(self):
+    assert not Ar1().is_settled
+    with pytest.raises(ValueError, match='not chosen yet'):
+      Ar1().terms  # pylint: disable=expression-not-assigned
+
+
+class TestPrice:
+
+  @pytest.mark.parametrize('choice', _ALL)
+  @pytest.mark.parametrize('before, left', [(0, 0), (0, 7), (1, 0), (6, 1), (6, 40)])
+  def test_is_what_the_matrix_gives(self, choice, before, left):
+    rng = np.random.default_rng(before + left)
+    earlier = rng.uniform(0, 1, before) * (rng.uniform(size=before) < 0.6)
+    matrix = _matrix(choice, before + 1 + left)
+
+    def squares(own):
+      return np.square(matrix @ np.concatenate([earlier, [own], np.zeros(left)])).sum()
+
+    unit, by_sum = choice.price(left)
+    sums = [sum(w * decay**(before - 1 - t) for t, w in enumerate(earlier)) for decay in choice.decays]
+    for own in (0.3, 1.0):
+      cost = unit * own * own + 2 * own * sum(f * s for f, s in zip(by_sum, sums))
+      assert squares(own) - squares(0.0) == pytest.approx(cost, rel=1e-10)
+
+  @pytest.mark.parametrize('choice', _ALL)
+  def test_for_ever_is_the_limit(self, choice):
+    for found, expected in zip(np.hstack(choice.price(math.inf)), np.hstack(choice.price(20_000))):
+      assert found == pytest.approx(expected, rel=1e-12)
+
+  def test_tensors(self):
+    choice = Blt((0.6, 0.3), (0.9, 0.4))
+    found = choice.price(tf.constant(4))
+    np.testing.assert_allclose(np.hstack([np.asarray(f) for f in found]), np.hstack(choice.price(4)), rtol=1e-14)
+
+
+class TestSquaredNorms:
+
+  @pytest.mark.parametrize('choice', _ALL)
+  def test_random_schedules(self, choice):
+    rng = np.random.default_rng(3)
+    for num_clients, rounds in ((1, 1), (5, 30), (20, 200)):
+      takes_part = rng.uniform(size=(rounds, num_clients)) < rng.beta(1, 2, num_clients)
+      weights = np.where(takes_part, rng.uniform(0, 1, takes_part.shape), 0.0)
+      cohorts = [np.flatnonzero(row) for row in takes_part]
+      found = choice.squared_norms(cohorts, [w[c] for w, c in zip(weights, cohorts)], num_clients)
+      expected = np.square(_matrix(choice, rounds) @ weights).sum(axis=0)
+      np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-300)
+
+
+class TestOverlap:
+
+  @pytest.mark.parametrize('choice', _ALL)
+  @pytest.mark.parametrize('gap', [1, 3, 10])
+  def test_is_the_sum_of_inner_products(self, choice, gap):
+    size = 30_000
+    coefficients = choice.coefficients(size)
+    own = coefficients @ coefficients
+    shifted = sum(coefficients[:-m] @ coefficients[m:] for m in range(gap, size, gap) if coefficients[m] > 1e-30)
+    assert float(choice.overlap(np.float64(gap))) == pytest.approx(shifted / own, rel=1e-9, abs=1e-12)
+
+
+class TestPublishedNoise:
+
+  @pytest.mark.parametrize('choice', _ALL)
+  def test_is_what_the_inverse_gives(self, choice):
+    shares = np.random.default_rng(0).uniform(size=25)
+    expected = np.linalg.norm(np.linalg.solve(_matrix(choice, 25).T, shares))
+    assert choice.published_noise(shares) == pytest.approx(expected, rel=1e-10)
+
+  def test_correlation_takes_noise_back_from_a_sum(self):
+    ones = np.ones(100)
+    assert Independent().published_noise(ones) == pytest.approx(10)
+    assert Ar1(0.9).published_noise(ones) < 1.5
