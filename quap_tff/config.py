@@ -63,8 +63,9 @@ class QuapConfig:
       are. 'all_layers': the whole update is clipped by its norm.
     noise: Gaussian noise on the critical layers.
     critical_layers: A selection of `quap_tff.layers`.
-    max_agg_norm: Optional bound on the norm of the noised mean (`000…`), which is then scaled down to it.
-    update_scale: 'delta': updates are w_global - w_local (`001…`, `002…`). 'pseudo_gradient': they are divided by the
+    max_agg_norm: Optional bound on the norm of the noised mean, which is then scaled down to it (docs/method.md, section
+      6.3).
+    update_scale: 'delta': updates are w_global - w_local (docs/method.md, section 3.1). 'pseudo_gradient': they are divided by the
       client's learning rate before clipping and multiplied by it after noise, as the reference program does. The
       clipping norm means different things under the two.
   """

@@ -14,7 +14,7 @@ from quap_tff import runtime
 from quap_tff.plans import base
 from tests.experiments import harness
 
-# Budget, clip and layers adapt: the three columns of `002…`'s table 3.
+# Budget, clip and layers adapt: the three columns of table 3 in the November 2025 document.
 _COMBINATIONS = {
     'fixed_dp': (False, False, False),
     'adaptive_budget': (True, False, False),
