@@ -121,7 +121,7 @@ class TestWeightRules:
     # In round 5 of 21 with a = 1, b = 2: rates (3-1+1)/(5-1+3) = 3/7 and 1/7; n = 1 + 16·rate. w² = z²·left/n.
     expected = [4 * 0.5 / (1 + 16 * 3 / 7), 4 * 0.25 / (1 + 16 / 7)]
     for convert in (np.array, tf.constant):
-      standing = Standing(left=convert([0.5, 0.25]), sums=[])
+      standing = Standing(left=convert(np.array([0.5, 0.25])), sums=[])
       view = _view(standing=standing, counts=convert([3, 1]), round_num=convert(5), rounds_left=convert(16))
       np.testing.assert_allclose(np.square(weight_rules.Online().weights(view)), expected, rtol=1e-12)
 
