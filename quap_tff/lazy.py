@@ -1,11 +1,29 @@
 """TensorFlow and TFF, imported when they are first used: `from quap_tff.lazy import tf`.
 
-Importing them takes 5 to 10 seconds. What only reads flags, ledgers and certificates never needs them, and answers at
-once. Modules whose classes derive from theirs import them as usual; nothing that a binary needs for its help does.
+Importing them takes 5 to 10 seconds. Code that only reads flags, ledgers and certificates never needs them, and answers
+at once. Modules whose classes derive from TensorFlow's import it as usual; nothing that a binary needs for its help does.
 """
 
 import importlib
 from typing import Any
+
+# Where the name of a package in the index is not the name of its module.
+_PACKAGES = {
+    'absl': 'absl-py',
+    'attr': 'attrs',
+    'dp_accounting': 'dp-accounting',
+    'google': 'protobuf',
+    'grpc': 'grpcio',
+    'pkg_resources': 'setuptools<80',
+    'sklearn': 'scikit-learn',
+    'tensorflow_federated': 'tensorflow-federated',
+    'tensorflow_privacy': 'tensorflow-privacy',
+    'tree': 'dm-tree',
+}
+
+
+class MissingPackageError(ModuleNotFoundError):
+  """A package that quap_tff needs is not installed; the message says how to install it."""
 
 
 class module:  # pylint: disable=invalid-name
@@ -15,7 +33,7 @@ class module:  # pylint: disable=invalid-name
     self._name = name
 
   def __getattr__(self, attribute: str) -> Any:
-    return getattr(importlib.import_module(self._name), attribute)
+    return getattr(_import(self._name), attribute)
 
 
 tf = module('tensorflow')
@@ -24,7 +42,7 @@ tff = module('tensorflow_federated')
 
 def load(name: str):
   """Imports a module now, and with it all that it imports."""
-  importlib.import_module(name)
+  _import(name)
 
 
 def exports(package: str, modules: dict) -> Any:
@@ -38,9 +56,32 @@ def exports(package: str, modules: dict) -> Any:
 
   def getattribute(name: str) -> Any:
     if name in places:
-      return getattr(importlib.import_module(f'{package}.{places[name]}'), name)
+      return getattr(_import(f'{package}.{places[name]}'), name)
     if name in modules:
-      return importlib.import_module(f'{package}.{name}')
+      return _import(f'{package}.{name}')
     raise AttributeError(f'module {package!r} has no attribute {name!r}')
 
   return getattribute
+
+
+def _import(name: str) -> Any:
+  """Imports a module.
+
+  Raises:
+    MissingPackageError: If it, or a module that it imports, comes from a package that is not installed.
+  """
+  try:
+    return importlib.import_module(name)
+  except MissingPackageError:
+    raise
+  except ModuleNotFoundError as error:
+    top = (error.name or '').partition('.')[0]
+    if not top or top == __name__.partition('.')[0]:
+      raise
+    raise MissingPackageError(
+        f'quap_tff needs the package {_PACKAGES.get(top, top)}, which is not installed ({error}). pip cannot resolve '
+        'the dependencies of TensorFlow Federated 0.87, because it requires jaxlib 0.4.14, which the package index no '
+        'longer has. Install the complete, pinned environment instead (Python 3.9 to 3.11, x86-64 Linux), from the '
+        'folder that holds quap_tff\'s pyproject.toml: pip install --no-deps -r requirements.txt',
+        name=error.name, path=error.path,
+    ) from None
