@@ -5,6 +5,7 @@ Each binary has flag values of its own: in one process with other binaries, flag
 
 import errno
 import os
+import re
 import signal
 import sys
 from typing import Callable, List, Sequence
@@ -12,6 +13,10 @@ from typing import Callable, List, Sequence
 from absl import flags
 
 FAILED, INTERRUPTED = 1, 130
+
+_COLUMNS = 80
+# `name:key=value,…`, as opposed to a sentence with a comma in it.
+_SPEC = re.compile(r'\w=[^,]*,\w')
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -43,8 +48,76 @@ def parse(values: flags.FlagValues, argv: Sequence[str]) -> List[str]:
 
 
 def help_text(doc: str, values: flags.FlagValues) -> str:
-  """What --help prints."""
-  return f'{doc}\n{values.get_help()}'
+  """What --help prints: the module's docstring and the flags, 80 columns wide, no line broken inside a word.
+
+  Only a word that is longer than a line makes a longer line. A specification (`name:key=value,key=value`) may be broken
+  after a comma.
+  """
+  lines = []
+  for paragraph in re.split(r'\n\s*\n', doc.strip('\n')):
+    rows = paragraph.splitlines()
+    if any(row.startswith(' ') for row in rows):
+      lines += [line for row in rows for line in _indented(row)]
+    else:
+      lines += filled(' '.join(rows))
+    lines.append('')
+  lines.append('Flags:')
+  for flag in sorted({values[name] for name in values}, key=lambda flag: flag.name):
+    lines += _flag_help(flag)
+  lines += filled(
+      '--flagfile: A file with one --name=value on a line; they are set as if they were given in its place.', '  ', '    '
+  )
+  return '\n'.join(lines)
+
+
+def filled(text: str, first: str = '', later: str = '', end: str = '') -> List[str]:
+  """The words of a text in lines of at most 80 columns.
+
+  Args:
+    text: Any white space in it divides words.
+    first: What the first line begins with.
+    later: What the others begin with.
+    end: What all but the last line end with.
+  """
+  lines, line = [], first
+  for word in text.split():
+    pieces = [word]
+    if len(later) + len(word) + len(end) > _COLUMNS and _SPEC.search(word):
+      pieces = re.findall(r'[^,]*,|[^,]+', word)
+    for piece in pieces:
+      glue = ' ' if piece is pieces[0] and line.strip() and line not in (first, later) else ''
+      if len(line) + len(glue) + len(piece) + len(end) > _COLUMNS and line not in (first, later):
+        lines.append(line + (end if piece is pieces[0] else ''))
+        line, glue = later, ''
+      line += glue + piece
+  return [*lines, line]
+
+
+def _indented(row: str) -> List[str]:
+  """A row of a docstring that stands by itself: of a table, or a command."""
+  if len(row) <= _COLUMNS:
+    return [row]
+  indent = ' ' * (len(row) - len(row.lstrip()))
+  table = re.match(r'\s*\S+\s{2,}', row)
+  if table:
+    return filled(row[table.end():], table.group(), ' ' * table.end())
+  if row.lstrip().startswith(('python ', '--')):
+    continued = ' \\' if row.endswith('\\') else ''
+    lines = filled(row.rstrip(' \\'), indent, indent + '    ', ' \\')
+    return lines[:-1] + [lines[-1] + continued]
+  return filled(row, indent, indent)
+
+
+def _flag_help(flag) -> List[str]:
+  name = f'--[no]{flag.name}' if flag.boolean else f'--{flag.name}'
+  name = f'-{flag.short_name}, {name}' if flag.short_name else name
+  notes = []
+  if flag.default is not None and flag.default is not False and flag.default not in ([], ''):
+    notes.append('default: ' + flag.default_as_str.strip("'"))
+  if flag.parser.syntactic_help:
+    notes.append(flag.parser.syntactic_help)
+  lines = filled(f'{name}: {flag.help}', '  ', '    ')
+  return lines + (filled(f'({"; ".join(notes)})', '    ', '    ') if notes else [])
 
 
 def refuse_arguments(arguments: Sequence[str]):

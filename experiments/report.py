@@ -33,7 +33,8 @@ def main(argv: List[str]) -> int:
     print(command_line.help_text(__doc__, _FLAGS))
     print('\nThe sections, and the sweeps that make the runs for them:')
     for section in sections.SECTIONS:
-      print(f'\n  {section.title}\n    {section.command}')
+      print(f'\n  {section.title}')
+      print('\n'.join(command_line.filled(section.command, '    ', '        ', ' \\')))
     return 0
   groups, left_out = _read(roots)
   if not _OUTPUT_DIR.value:

@@ -1,21 +1,22 @@
 r"""Trains over a grid of flags, each combination a run in a folder of its own.
 
     python -m experiments.sweep --output_dir=runs/table2 \
-        --vary='algorithm=fedavg|fixed_dp:clip=1.0|quap' --vary='seed=42|123|999' \
+        --vary='algorithm=fedavg|fixed_dp:clip=1.0|quap' \
+        --vary='seed=42|123|999' \
         -- --flagfile=experiments/presets/mnist_2025.flags --data_dir=…
 
 What follows the lone `--` goes to every run, as `experiments.train` takes it. Each --vary is one axis of the grid, its
 values divided by `|`; the axes are multiplied. Flags that go together share one axis, divided by `;`:
 
-    --vary='dataset=mnist|cifar10;flagfile=experiments/presets/mnist_2025.flags|experiments/presets/cifar10_2025.flags'
+    --vary='dataset=mnist|cifar10;flagfile=mnist.flags|cifar10.flags'
 
 A flag of the grid overrides the same one after the `--`, and that one a flag file of the grid. A run gets the flags that
-its method uses; one that no run uses is an error. The folder keeps the
-grid and the flags (sweep.json), each run's folder, and beside it what the run printed (.log). A second call goes on
-with what is unfinished: with the same grid, with another, which adds its runs, or with neither grid nor flags, which
-means all that the folder has. Progress goes to standard error, a summary to standard output; its last line is one JSON
-object. Exit status: 0 when all runs are done, 1 for wrong input (nothing was started) or where a run failed (the
-others went on), 130 when interrupted by Ctrl-C or SIGTERM (the runs at work have kept their last round).
+its method uses; one that no run uses is an error. The folder keeps the grid and the flags (sweep.json), each run's
+folder, and beside it what the run printed (.log). A second call continues what is unfinished: with the same grid, with
+another, whose runs are added, or with neither grid nor flags, which means all that the folder has. Progress goes to
+standard error, a summary to standard output; its last line is one JSON object. Exit status: 0 when all runs are done, 1
+for wrong input (nothing was started) or where a run failed (the others went on), 130 when interrupted by Ctrl-C or
+SIGTERM (the runs at work have kept their last round).
 """
 
 import json

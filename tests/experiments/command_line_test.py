@@ -1,0 +1,77 @@
+"""What the binaries share: help that is read on a terminal of 80 columns, errors in one line."""
+
+import errno
+import re
+import subprocess
+import sys
+
+from absl import flags
+import pytest
+
+from experiments import command_line
+from tests.experiments import harness
+
+BINARIES = sorted(
+    path.stem for path in (harness.REPOSITORY / 'experiments').glob('*.py')
+    if path.stem != 'command_line' and 'command_line.run(main)' in path.read_text(encoding='utf-8')
+)
+
+
+def _help(binary):
+  return subprocess.run(
+      [sys.executable, '-m', f'experiments.{binary}', '--help'], cwd=harness.REPOSITORY, check=True,
+      stdout=subprocess.PIPE, encoding='utf-8', timeout=60,
+  ).stdout
+
+
+def _tokens(text):
+  """Names, paths and numbers, whole."""
+  return set(re.findall(r'[\w./|{}*-]+', text))
+
+
+class TestHelp:
+
+  @pytest.mark.parametrize('binary', BINARIES)
+  def test_of_a_binary_fits_80_columns(self, binary):
+    text = _help(binary)
+    assert 'Flags:' in text and '--[no]help: Show this help.' in text
+    for line in text.splitlines():
+      # Only a word that is longer than a line, such as a quoted grid of a sweep, makes a longer line.
+      assert len(line) <= 80 or len(line.split()) <= 2, line
+
+  def test_nothing_is_broken_inside_a_word_or_lost(self):
+    values = command_line.new_flags()
+    choices = ','.join(f'a_parameter_with_a_long_name_{i}=0.5' for i in range(9))
+    path = '/'.join(['a_folder'] * 12)
+    words = ' '.join('word' * (i % 5 + 1) for i in range(60))
+    flags.DEFINE_string('a_flag', 'value', f'Choices: method:{choices}; {path} {words}.', flag_values=values)
+    doc = f'Title.\n\n{words}\n{words}\n\n    python -m experiments.train --a={path} {words}\n\n  name   {words}\n  b      c\n'
+    text = command_line.help_text(doc, values)
+    assert _tokens(f'{doc} {choices} {path}') <= _tokens(text)
+    assert ''.join(words.split()) in ''.join(text.split())
+    assert all(len(line) <= 80 or path in line for line in text.splitlines())
+    assert '\n  b      c\n' in text
+
+  def test_a_command_is_continued_as_a_shell_has_it(self):
+    arguments = ' '.join(f'--flag_{i}=value' for i in range(12))
+    lines = command_line.help_text(f'    python -m x {arguments}', command_line.new_flags()).split('\n\n')[0].splitlines()
+    assert len(lines) > 1 and all(line.endswith(' \\') for line in lines[:-1]) and not lines[-1].endswith('\\')
+    assert ' '.join(line.rstrip(' \\').strip() for line in lines) == f'python -m x {arguments}'
+
+
+class TestErrors:
+
+  @pytest.mark.parametrize('error', [ValueError('It is wrong.'), OSError(errno.EACCES, 'Permission denied', 'x')])
+  def test_are_one_line_and_a_status(self, error, capsys):
+    def main(argv):
+      raise error
+
+    assert command_line.status_of(main, ['x']) == command_line.FAILED
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+  def test_a_full_disk_says_what_to_do(self, capsys):
+    def main(argv):
+      raise OSError(errno.ENOSPC, 'No space left on device')
+
+    assert command_line.status_of(main, ['x']) == command_line.FAILED
+    assert 'Make room' in capsys.readouterr().err
