@@ -1,7 +1,8 @@
 """Privacy budgets of clients and rounds, ε_base = ε_total / T.
 
 The budgets are nominal: what they mean for privacy is said by `quap_tff.accounting`. ε is in nats. A new rule for the
-clients' budgets is a class here and a line in `CLIENT_RULES`; one for the round's budget is a line in `ROUND_RULES`.
+clients' budgets is a class, given as `BudgetConfig(client_rule=…)`; one for the round's budget is a line in
+`ROUND_RULES`.
 """
 
 from __future__ import annotations
@@ -112,9 +113,6 @@ class Uniform(ClientBudgetRule):
 
   def budgets(self, config, state, client_ids, rates):
     return 0.0 * rates + config.epsilon_base
-
-
-CLIENT_RULES = {'participation': Participation, 'uniform': Uniform}
 
 
 @dataclasses.dataclass(frozen=True)
