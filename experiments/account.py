@@ -3,6 +3,7 @@ r"""Privacy of a Gaussian mechanism over rounds: any one of ε, δ and noise fro
     python -m experiments.account --noise_multiplier=10.8 --rounds=200 --delta=1e-5
     python -m experiments.account --epsilon=6 --delta=1e-5 --rounds=200
     python -m experiments.account --epsilon=2 --delta=1e-6 --rounds=1000 --sampling_rate=0.01 --accountant=rdp
+    python -m experiments.account --epsilon=3 --delta=1e-5 --rounds=18 --every=3 --correlation=ar1:decay=0.9
 
 A table goes to standard output; its last line is one JSON object: `noise_multiplier`, `delta`, and `epsilon` by
 accountant where it applies. Exit status: 0, or 1 for wrong input, with one line on standard error.
@@ -14,8 +15,14 @@ from typing import Any, Dict, List
 from absl import flags
 
 from experiments import command_line
+from quap_tff import checks
+from quap_tff import correlation as correlations
+from quap_tff import registry
 from quap_tff.accounting import accountants
 from quap_tff.accounting import calibration
+
+# What a matrix is not written out for.
+_MOST_RELEASES = 100_000
 
 _FLAGS = command_line.new_flags()
 _NOISE_MULTIPLIER = flags.DEFINE_float(
@@ -37,6 +44,19 @@ _ACCOUNTANT = flags.DEFINE_string(
     f'Whose ε and δ are meant: {", ".join(accountants.ACCOUNTANTS)}. Default: gaussian_exact, or pld with sampling.',
     flag_values=_FLAGS,
 )
+_CORRELATION = flags.DEFINE_string(
+    'correlation', 'independent',
+    'How the noise of a round takes back that of earlier ones, as in --algorithm=certified:noise=…: '
+    f'{registry.describe(correlations.FAMILIES)}.',
+    flag_values=_FLAGS,
+)
+_EVERY = flags.DEFINE_integer(
+    'every', 1, 'With correlated noise: the client is in every n-th round, with its whole weight.', flag_values=_FLAGS
+)
+_ROUNDS_AFTER = flags.DEFINE_integer(
+    'rounds_after', 0, 'With correlated noise: rounds after the last one that the client is in.', flag_values=_FLAGS
+)
+
 
 def main(argv: List[str]) -> int:
   """Accounts for what the flags in `argv[1:]` say; returns the exit status."""
@@ -45,23 +65,55 @@ def main(argv: List[str]) -> int:
     print(command_line.help_text(__doc__, _FLAGS))
     return 0
   command_line.refuse_arguments(rest)
+  correlation = _correlation()
+  # Under correlated noise the rounds of a client are together one Gaussian mechanism, with 1/‖C·x‖ of the noise.
+  factor = _moved(correlation) if correlation.num_buffers else 1.0
   solution = calibration.solve(
       epsilon=_EPSILON.value,
       delta=_DELTA.value,
-      noise_multiplier=_NOISE_MULTIPLIER.value,
-      rounds=_ROUNDS.value,
+      noise_multiplier=_NOISE_MULTIPLIER.value and _NOISE_MULTIPLIER.value / factor,
+      rounds=1 if correlation.num_buffers else _ROUNDS.value,
       sampling_rate=_SAMPLING_RATE.value,
       accountant=_ACCOUNTANT.value,
   )
+  solution = solution._replace(noise_multiplier=solution.noise_multiplier * factor)
   figures = accountants.account(solution.history, solution.delta)
   _print_table(solution, figures)
   print(json.dumps(_summary(solution, figures), allow_nan=False), flush=True)
   return 0
 
 
+def _correlation() -> correlations.Correlation:
+  correlation = registry.parse_spec('noise correlation', _CORRELATION.value, correlations.FAMILIES)
+  if not correlation.is_settled:
+    raise ValueError('--correlation: a decay must be given here, as in ar1:decay=0.9; only a training run chooses one.')
+  checks.integer('every', _EVERY.value, at_least=1)
+  checks.integer('rounds_after', _ROUNDS_AFTER.value, at_least=0)
+  if correlation.num_buffers and _SAMPLING_RATE.value != 1:
+    raise ValueError(
+        '--sampling_rate: no amplification is proven here for correlated noise. Leave it out, and give the rounds that '
+        'the client is in (--rounds, --every).'
+    )
+  if not correlation.num_buffers and (_EVERY.value, _ROUNDS_AFTER.value) != (1, 0):
+    raise ValueError(
+        '--every, --rounds_after: they matter only under correlated noise. Leave them out, or give --correlation.'
+    )
+  return correlation
+
+
+def _moved(correlation: correlations.Correlation) -> float:
+  """‖C·x‖ for a client that is in every n-th round."""
+  checks.integer('rounds', _ROUNDS.value, at_least=1)
+  releases = (_ROUNDS.value - 1) * _EVERY.value + 1 + _ROUNDS_AFTER.value
+  checks.integer('rounds, with those between and after', releases, at_most=_MOST_RELEASES)
+  return correlation.worst_case(_ROUNDS.value, _EVERY.value, releases)
+
+
 def _print_table(solution: calibration.Solution, figures: Dict[str, Any]):
   rounds = '1 round' if _ROUNDS.value == 1 else f'{_ROUNDS.value:,} rounds'
   print(f'Noise multiplier z = {solution.noise_multiplier:.6g}, {rounds}, total δ = {solution.delta:.6g}')
+  if _EVERY.value > 1 or _ROUNDS_AFTER.value or _CORRELATION.value != 'independent':
+    print(f'Noise {_CORRELATION.value}; one round in {_EVERY.value}, then {_ROUNDS_AFTER.value} rounds without the client.')
   print(f'Neighbours: {solution.history.neighbours}; unit: {accountants.UNIT};')
   print(f'{accountants.amplification(solution.history)}.')
   print('Holds for values that are released with this noise, and not for others released beside them.\n')
@@ -82,6 +134,9 @@ def _summary(solution: calibration.Solution, figures: Dict[str, Any]) -> Dict[st
       'epsilon': {name: f.epsilon for name, f in figures.items() if isinstance(f, accountants.Figure)},
       'rounds': _ROUNDS.value,
       'sampling_rate': _SAMPLING_RATE.value,
+      'correlation': _CORRELATION.value,
+      'every': _EVERY.value,
+      'rounds_after': _ROUNDS_AFTER.value,
       'accountant': solution.accountant,
       'unit': accountants.UNIT,
       'neighbours': solution.history.neighbours,

@@ -125,6 +125,24 @@ class Correlation(abc.ABC):
       latest[ids] = release
     return total
 
+  def worst_case(self, most: int, apart: int, num_releases: int) -> float:
+    """The largest ‖C·x‖ of a client with weights of 1 that is in at most `most` releases, each `apart` after the last.
+
+    This is the published way to account for correlated noise: one number for all clients, from two public bounds on the
+    schedule. As coefficients do not grow, the client that comes first and as often as it may is the worst one (Kalinin
+    and Lampert 2024, "Banded Square Root Matrix Factorization", Theorem 2).
+
+    Args:
+      most: k ≥ 1.
+      apart: b ≥ 1; 1 where a client may be in successive releases.
+      num_releases: The number of releases.
+    """
+    column = self.coefficients(num_releases)
+    moved = np.zeros(num_releases)
+    for start in range(0, min(num_releases, most * apart), apart):
+      moved[start:] += column[:num_releases - start]
+    return float(np.linalg.norm(moved))
+
   def published_noise(self, shares: Sequence[float]) -> float:
     """‖C⁻ᵀv‖: the standard deviation of Σ_s v_s·Ẑ_s, for Z_s of standard deviation 1.
 

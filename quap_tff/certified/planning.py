@@ -12,7 +12,7 @@ itself back, and lets each participation be seen longer. No client's data are lo
 
 import dataclasses
 import math
-from typing import Any, Callable, List, NamedTuple, Sequence
+from typing import Any, Callable, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -37,6 +37,10 @@ _ROOM = 1e-9
 _TIE = 1e-6
 # A budget that holds nobody back.
 _NO_LIMIT = 1e30
+_TOO_MANY_COUNTS = (
+    'The noised counts of each client\'s planned rounds cost more than epsilon={epsilon:g}: give the counts more noise '
+    '(count_stddev), or choose a fixed clipping norm.'
+)
 
 
 class Planned(NamedTuple):
@@ -99,6 +103,8 @@ def _chosen(config, cohorts, averages, num_candidates) -> _Choice:
     config = _with_plan(config, cohorts)
   if config.noise_multiplier is not None:
     multipliers = np.array([config.noise_multiplier], np.float64)
+  elif config.weights.takes_worst_case:
+    multipliers = np.array([_worst_case_multiplier(config, cohorts)])
   else:
     multipliers = _candidates(config, cohorts, num_candidates)
   sums = _weight_sums(config, multipliers, cohorts)
@@ -143,6 +149,26 @@ def _unit_costs(config, cohorts) -> np.ndarray:
   return np.maximum(squares, np.bincount(np.concatenate(cohorts), minlength=config.num_clients))
 
 
+def _worst_case_multiplier(config, cohorts) -> float:
+  """The noise that keeps whoever takes part no oftener, and no closer together, than anybody here within the budget."""
+  releases = [cohort for cohort in cohorts if len(cohort)]
+  most, apart = participation_bounds(releases, config.num_clients)
+  left = config.prices.limit - most * config.prices.count_cost
+  if left <= 0:
+    raise ValueError(_TOO_MANY_COUNTS.format(epsilon=config.epsilon))
+  return config.correlation.worst_case(most, apart, len(releases)) / math.sqrt(left) * (1 + _ROOM)
+
+
+def participation_bounds(releases: Sequence[np.ndarray], num_clients: int) -> Tuple[int, int]:
+  """(k, b): no client is in more than k of the releases, nor in two that are less than b apart."""
+  latest = np.full(num_clients, -len(releases), np.int64)
+  apart = len(releases)
+  for release, ids in enumerate(releases):
+    apart = min(apart, int((release - latest[ids]).min()))
+    latest[ids] = release
+  return int(np.bincount(np.concatenate(releases), minlength=num_clients).max()), apart
+
+
 def _candidates(config, cohorts, count) -> np.ndarray:
   """float64, descending: multipliers with which some client's budget lasts exactly to its last planned round."""
   free = config.prices._replace(limit=_NO_LIMIT, noise_multiplier=1.0, count_cost=0.0)
@@ -151,10 +177,7 @@ def _candidates(config, cohorts, count) -> np.ndarray:
   left = config.prices.limit - rounds * config.prices.count_cost
   reachable = (costs > 0) & (left > 0)
   if not reachable.any():
-    raise ValueError(
-        f'The noised counts of each client\'s planned rounds cost more than epsilon={config.epsilon:g}: give the '
-        'counts more noise (count_stddev), or take a fixed clipping norm.'
-    )
+    raise ValueError(_TOO_MANY_COUNTS.format(epsilon=config.epsilon))
   exact = np.unique(np.sqrt(costs[reachable] / left[reachable]))
   chosen = np.unique(np.linspace(0, len(exact) - 1, count).round().astype(int))
   bounds = configs.SMALLEST_MULTIPLIER, configs.LARGEST_MULTIPLIER

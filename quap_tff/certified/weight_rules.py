@@ -50,10 +50,12 @@ class WeightRule(abc.ABC):
   Attributes:
     needs_plan: Whether weights depend on how often each client is planned to take part.
     needs_rounds: Whether weights depend on how many rounds are planned.
+    takes_worst_case: Whether the noise is chosen for the worst case over k participations, b rounds apart.
   """
 
   needs_plan: bool = False
   needs_rounds: bool = False
+  takes_worst_case: bool = False
 
   @abc.abstractmethod
   def weights(self, view: RoundView) -> Any:
@@ -157,9 +159,22 @@ class SpendEvenly(WeightRule):
     return xp.minimum(arrays.cast(view.prices.noise_multiplier, np.float64) * share, 1.0)
 
 
+@dataclasses.dataclass(frozen=True)
+class WorstCase(Uniform):
+  """w_i(t) = 1, with the noise that the published accounting of correlated noise asks for.
+
+  It is one figure for all clients: that of the worst client who takes part at most k times, at least b releases apart
+  (Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta and Xu 2023), with k and b taken from the schedule. It is
+  here to be compared with: the filter, which counts each client's own rounds, never has to lower a weight under it.
+  """
+
+  takes_worst_case = True
+
+
 RULES = {
     'participation': Participation,
     'uniform': Uniform,
     'online': Online,
     'spend_evenly': SpendEvenly,
+    'worst_case': WorstCase,
 }

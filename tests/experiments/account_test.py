@@ -52,6 +52,23 @@ class TestAccount:
     assert list(result['epsilon']) == ['rdp', 'pld'] and result['epsilon']['pld'] < result['epsilon']['rdp'] < 2
     assert 'Poisson sampling, q = 0.3' in out and 'cannot count amplification' in out
 
+  def test_correlated_noise(self, capsys):
+    # By hand: (1, 0.5, 0.25) and (0, 1, 0.5) add up to (1, 1.5, 0.75), of norm √3.8125.
+    _, out, _ = _run(
+        capsys, '--noise_multiplier=5', '--delta=1e-5', '--rounds=2', '--correlation=ar1:decay=0.5', '--rounds_after=1'
+    )
+    found = harness.last_line(out)
+    _, out, _ = _run(capsys, f'--noise_multiplier={5 / 3.8125**0.5}', '--delta=1e-5')
+    assert found['epsilon'] == pytest.approx(harness.last_line(out)['epsilon'])
+    assert found['noise_multiplier'] == pytest.approx(5) and found['correlation'] == 'ar1:decay=0.5'
+
+  def test_noise_for_correlated_rounds(self, capsys):
+    arguments = ['--delta=1e-5', '--rounds=18', '--every=3', '--correlation=blt:gain=0.6/0.3,decay=0.9/0.4']
+    _, out, _ = _run(capsys, '--epsilon=3', *arguments)
+    multiplier = harness.last_line(out)['noise_multiplier']
+    _, out, _ = _run(capsys, f'--noise_multiplier={multiplier}', *arguments)
+    assert 2.999 < harness.last_line(out)['epsilon']['gaussian_exact'] <= 3.000001
+
   def test_flags_of_one_call_are_forgotten_in_the_next(self, capsys):
     _run(capsys, '--noise_multiplier=10.8', '--rounds=200', '--delta=1e-5', '--sampling_rate=0.3')
     status, out, _ = _run(capsys, '--epsilon=1', '--delta=1e-5')
@@ -65,6 +82,12 @@ class TestAccount:
       ('--epsilon=1 --delta=.1 --noise_multiplier=1', 'found epsilon, delta, noise_multiplier'),
       ('--epsilon=1', 'found epsilon'),
       ('', 'found none of them'),
+      ('--epsilon=1 --delta=.1 --correlation=ar1', 'a decay must be given here'),
+      ('--epsilon=1 --delta=.1 --correlation=ar2', "Did you mean 'ar1'"),
+      ('--epsilon=1 --delta=.1 --every=2', 'only under correlated noise'),
+      ('--epsilon=1 --delta=.1 --correlation=ar1:decay=.5 --sampling_rate=.5', '--sampling_rate: no amplification'),
+      ('--epsilon=1 --delta=.1 --correlation=ar1:decay=.5 --rounds=1000000', 'at most 100000'),
+      ('--epsilon=1 --delta=.1 --correlation=ar1:decay=.5 --every=0', 'every must be'),
       ('--epsilon=1 --delta=1', 'delta must be'),
       ('--epsilon=1 --delta=nan', 'delta must be'),
       ('--epsilon=inf --delta=.1', 'epsilon must be'),

@@ -1,5 +1,6 @@
 """Tests of `quap_tff.correlation`: coefficients, prices and noise against matrices written out in full."""
 
+import itertools
 import math
 
 import numpy as np
@@ -139,3 +140,16 @@ class TestPublishedNoise:
     ones = np.ones(100)
     assert Independent().published_noise(ones) == pytest.approx(10)
     assert Ar1(0.9).published_noise(ones) < 1.5
+
+
+class TestWorstCase:
+
+  @pytest.mark.parametrize('choice', _ALL)
+  @pytest.mark.parametrize('most, apart, releases', [(1, 1, 6), (3, 2, 9), (2, 4, 9), (9, 3, 9), (9, 1, 7)])
+  def test_against_every_schedule(self, choice, most, apart, releases):
+    matrix, largest = _matrix(choice, releases), 0.0
+    for bits in itertools.product((0.0, 1.0), repeat=releases):
+      rounds = np.flatnonzero(bits)
+      if len(rounds) <= most and (np.diff(rounds) >= apart).all():
+        largest = max(largest, np.linalg.norm(matrix @ np.array(bits)))
+    assert choice.worst_case(most, apart, releases) == pytest.approx(largest, rel=1e-12)

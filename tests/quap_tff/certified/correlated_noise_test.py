@@ -1,5 +1,6 @@
 """Certified runs with correlated noise: what is drawn, what it costs, and what a distinguisher can measure."""
 
+import dataclasses
 import math
 
 from hypothesis import given
@@ -179,6 +180,19 @@ class TestPlanning:
     # Everyone in every round: each participation overlaps with all the others, and independent noise is as good.
     everyone, _ = planning.calibrated(config, [np.arange(6)] * 10)
     assert everyone.correlation.decay < chosen.correlation.decay
+
+  def test_the_published_accounting_asks_for_more_noise(self):
+    config = _config(epsilon=3.0, noise_multiplier=None, divisor=None, correlation=Ar1(0.9))
+    exact, _ = planning.calibrated(config, self._COHORTS)
+    worst, _ = planning.calibrated(dataclasses.replace(config, weights=weight_rules.WorstCase()), self._COHORTS)
+    releases = [cohort for cohort in self._COHORTS if len(cohort)]
+    most, apart = planning.participation_bounds(releases, 6)
+    rounds = [np.flatnonzero([client in cohort for cohort in releases]) for client in range(6)]
+    assert most == max(map(len, rounds)) and apart == min(np.diff(own).min() for own in rounds)
+    norm = Ar1(0.9).worst_case(most, apart, len(releases))
+    assert worst.noise_multiplier == pytest.approx(norm / math.sqrt(config.prices.limit), rel=1e-6)
+    assert worst.noise_multiplier > exact.noise_multiplier
+    assert all((found.weights == 1).all() for found in planning.planned_rounds(worst, self._COHORTS))
 
   def test_ten_thousand_clients_over_two_thousand_rounds(self):
     """That they are planned in time is measured by the benchmark; here, that memory does not hold N·T."""
