@@ -102,7 +102,7 @@ def stopped(folder):
   arguments = [*harness.TINY, '--rounds=1000000', f'--output_dir={path}']
   process = subprocess.Popen(
       [sys.executable, '-c', textwrap.dedent(_OBSERVED), *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-      universal_newlines=True, encoding='utf-8', env={**os.environ, 'PYTHONPATH': str(harness.REPOSITORY)},
+      universal_newlines=True, encoding='utf-8', env={**os.environ, 'PYTHONPATH': harness.PYTHONPATH},
   )
   harness.wait_for(lambda: len(harness.rows(path)) >= 2, process)
   process.terminate()

@@ -18,6 +18,8 @@ from experiments import train
 
 REPOSITORY = pathlib.Path(__file__).absolute().parents[2]
 PRESETS = REPOSITORY / 'experiments' / 'presets'
+# For child processes: this project from any folder, and the packages of this process, which Bazel puts on its path.
+PYTHONPATH = os.pathsep.join([str(REPOSITORY), *sys.path])
 
 # A round in milliseconds. From a file, as presets are: what a method does not use is refused on a command line only.
 TINY = (f'--flagfile={REPOSITORY / "tests" / "experiments" / "tiny.flags"}',)
@@ -62,7 +64,7 @@ class Finished(NamedTuple):
 
 def start(*arguments: str, cwd: Any) -> subprocess.Popen:
   """Starts the command in a folder of its own choice."""
-  environment = {**os.environ, 'PYTHONPATH': str(REPOSITORY)}
+  environment = {**os.environ, 'PYTHONPATH': PYTHONPATH}
   environment.pop('TF_CPP_MIN_LOG_LEVEL', None)
   return subprocess.Popen(
       [sys.executable, '-m', 'experiments.train', *arguments],
