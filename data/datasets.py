@@ -8,7 +8,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import os
-from typing import Callable, ClassVar, Dict, Optional, Type
+from typing import Callable, ClassVar, Dict, Optional, Tuple, Type
 
 import numpy as np
 
@@ -46,9 +46,13 @@ class Dataset(abc.ABC):
 
   Attributes:
     has_own_clients: Whether its clients are its own, whatever partition is asked for.
+    image_shape: (height, width, channels) of an example.
+    white: The pixel value in its files that becomes 1.0.
   """
 
   has_own_clients: ClassVar[bool] = False
+  image_shape: ClassVar[Tuple[int, int, int]]
+  white: ClassVar[float] = 255.0
 
   @abc.abstractmethod
   def load(self, request: Request) -> federation.Federation:
@@ -114,6 +118,9 @@ class Digits(PooledDataset):
   1,437 training and 360 test examples, float32[8, 8, 1], 1.0 = ink.
   """
 
+  image_shape = (8, 8, 1)
+  white = 16.0
+
   def read(self, data_dir):
     # Imported here because it takes a second and only this dataset needs it.
     from sklearn import datasets  # pylint: disable=g-import-not-at-top
@@ -122,15 +129,17 @@ class Digits(PooledDataset):
     x, y = bunch.images[..., None], bunch.target
     order = rng_lib.generator(0, 'test_split').permutation(len(y))
     test, train = order[:DIGITS_TEST_EXAMPLES], order[DIGITS_TEST_EXAMPLES:]
-    return arrays.Pool(x[train], y[train], x[test], y[test], white=16.0, num_classes=10)
+    return arrays.Pool(x[train], y[train], x[test], y[test], white=self.white, num_classes=10)
 
 
 @dataclasses.dataclass(frozen=True)
 class Mnist(PooledDataset):
   """60,000 training and 10,000 test digits from `mnist.npz` or Keras: float32[28, 28, 1], 1.0 = ink."""
 
+  image_shape = (28, 28, 1)
+
   def read(self, data_dir):
-    return arrays.read_images('mnist.npz', _download_mnist, data_dir, (28, 28, 1), num_classes=10)
+    return arrays.read_images('mnist.npz', _download_mnist, data_dir, self.image_shape, num_classes=10)
 
 
 def _download_mnist():
@@ -142,8 +151,10 @@ def _download_mnist():
 class Cifar10(PooledDataset):
   """50,000 training and 10,000 test photographs from `cifar10.npz` or Keras: float32[32, 32, 3], RGB."""
 
+  image_shape = (32, 32, 3)
+
   def read(self, data_dir):
-    return arrays.read_images('cifar10.npz', _download_cifar10, data_dir, (32, 32, 3), num_classes=10)
+    return arrays.read_images('cifar10.npz', _download_cifar10, data_dir, self.image_shape, num_classes=10)
 
 
 def _download_cifar10():
@@ -161,6 +172,7 @@ class MnistWriters(Dataset):
   """
 
   has_own_clients = True
+  image_shape = (28, 28, 1)
 
   def load(self, request):
     if request.data_dir is None:
@@ -211,6 +223,7 @@ class Femnist(Dataset):
   """
 
   has_own_clients = True
+  image_shape = (28, 28, 1)
   only_digits: ClassVar[bool] = False
   num_classes: ClassVar[int] = 62
 
