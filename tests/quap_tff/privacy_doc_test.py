@@ -9,9 +9,12 @@ import tensorflow as tf
 
 from quap_tff import budgets
 from quap_tff import clip_rules
+from quap_tff import correlation
 from quap_tff import gaussian
-from quap_tff.accounting import accountants
+from quap_tff import postprocessing
+from quap_tff import registry
 from quap_tff import tradeoff
+from quap_tff.accounting import accountants
 from quap_tff.accounting import history
 from tests.quap_tff import noise_checks
 
@@ -59,6 +62,26 @@ def test_amplification():
   amplified = accountants.get('pld').epsilon(history.History.gaussian(_Z, 20, 0.3), _DELTA)
   assert f'For z = {_Z:.3f}, 20 rounds and q = 0.3: ε = {amplified:.2f} by' in _DOC
   assert f'against {_epsilon(math.sqrt(6) / _Z):.2f} for a client known to have been in 6 of the 20' in _DOC
+
+
+@pytest.mark.parametrize('spec, name', [
+    ('independent', 'independent'), ('ar1:decay=0.5', '`ar1:decay=0.5`'), ('ar1:decay=0.9', '`ar1:decay=0.9`'),
+    ('blt:gain=0.6/0.3,decay=0.9/0.4', '`blt:gain=0.6/0.3,decay=0.9/0.4`'),
+])
+def test_correlated_noise(spec, name):
+  noise = registry.parse_spec('noise', spec, correlation.FAMILIES)
+  left = noise.published_noise(np.cumsum(postprocessing.Tail(31).shares(60)[::-1])[::-1])
+  own, worst = noise.worst_case(20, 3, 60) / _MU, noise.worst_case(20, 1, 60) / _MU
+  assert f'| {name} | {own:.2f} | {own * left:.2f} | {worst:.2f} | {worst * left:.2f} |' in _DOC
+
+
+def test_the_charge_is_the_one_that_is_written_out():
+  noise, left, weight, h = correlation.Blt((0.6, 0.3), (0.9, 0.4)), 7, 0.7, np.array([1.3, 0.4])
+  g, d = noise.gains, noise.decays
+  a = [g[j] * sum(g[l] * (1 - (d[j] * d[l])**left) / (1 - d[j] * d[l]) for l in range(2)) for j in range(2)]
+  written = (1 + sum(a)) * weight**2 + 2 * weight * sum((g[j] + d[j] * a[j]) * h[j] for j in range(2))
+  unit, by_sum = noise.price(left)
+  assert unit * weight**2 + 2 * weight * np.dot(by_sum, h) == pytest.approx(written, rel=1e-12)
 
 
 def _float32_draws(seed, shape, stddev):
