@@ -68,10 +68,13 @@ def by_participation(name: str, groups: Sequence[study.Group]) -> List[pages.Blo
   shown = [group for group in groups if all(run.counts is not None and np.ptp(run.counts) for run in group.runs)]
   measures = {
       'rounds taken part in': (lambda run: run.counts, 1),
+      'weight contributed': (_contributed, 1),
       'nominal ε': (lambda run: run.nominal_epsilon, 2),
       'formal ε': (_formal_epsilon, 2),
       'examples': (lambda run: run.clients.get('examples'), 0),
-      'accuracy (%)': (lambda run: 100 * run.clients['accuracy'] if 'accuracy' in run.clients else None, 1),
+      'accuracy (%)': (
+          lambda run: 100 * run.clients['test_accuracy'] if 'test_accuracy' in run.clients else None, 1
+      ),
   }
 
   def columns(group):
@@ -82,6 +85,14 @@ def by_participation(name: str, groups: Sequence[study.Group]) -> List[pages.Blo
 
   title = 'Rare, middle and frequent participants: means over each third of the clients'
   return study.by_group(name, title, shown, columns, 'participation')
+
+
+def _contributed(run) -> Optional[np.ndarray]:
+  """float64[N], the sum over the rounds of each client's weight; None where clients have no weights."""
+  if run.ledger is None or not run.algorithm.startswith('certified'):
+    return None
+  arrays = run.ledger.state_dict()
+  return np.bincount(arrays['clients'], arrays['weights'], run.ledger.num_clients)
 
 
 def _formal_epsilon(run) -> Optional[np.ndarray]:

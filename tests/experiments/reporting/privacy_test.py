@@ -98,16 +98,26 @@ class TestParticipationGroups:
     for which, third in zip(('rare', 'middle', 'frequent'), np.split(counts, 3)):
       assert row[f'rounds taken part in: {which}'] == f'{third.mean():.1f}'
       assert row[f'nominal ε: {which}'] == f'{0.6 * third.mean():.2f}'
-    assert not [name for name in row if name.startswith(('accuracy', 'examples', 'formal'))]
+    assert not [name for name in row if name.startswith(('weight', 'examples', 'formal'))]
 
   def test_columns_of_the_clients_file_appear_if_they_are_there(self, tmp_path):
-    more = {'examples': range(100, 109), 'accuracy': [0.5] * 4 + [''] * 2 + [0.9] * 3}
+    more = {'examples': range(100, 109), 'test_accuracy': [0.5] * 4 + [''] * 2 + [0.9] * 3}
     groups = factory.groups_of(tmp_path, {'num_clients': 9, 'clients': more})
     (row,) = factory.table(privacy.by_participation('t', groups), 't')
     order = np.argsort(groups[0].runs[0].counts, kind='stable')
     known = np.array([0.5] * 4 + [np.nan] * 2 + [0.9] * 3)
     assert row['examples: rare'] == f'{100 + order[:3].mean():.0f}'
     assert row['accuracy (%): frequent'] == f'{100 * np.nanmean(known[order[6:]]):.1f}'
+
+  def test_what_certified_clients_contributed(self, tmp_path):
+    groups = factory.groups_of(tmp_path, {'algorithm': 'certified:weights=uniform', 'num_clients': 9})
+    (row,) = factory.table(privacy.by_participation('t', groups), 't')
+    run, = groups[0].runs
+    state = run.ledger.state_dict()
+    total = sum(float(row[f'weight contributed: {third}']) for third in ('rare', 'middle', 'frequent'))
+    assert 3 * total == pytest.approx(state['weights'].sum(), abs=0.5) and total > 0
+    own = state['weights'][np.isin(state['clients'], np.argsort(run.counts, kind='stable')[:3])].sum()
+    assert float(row['weight contributed: rare']) == pytest.approx(own / 3, abs=0.051)
 
   def test_the_formal_epsilon_is_the_released_models_or_none(self, tmp_path):
     groups = factory.groups_of(tmp_path, *(
