@@ -45,137 +45,140 @@ def _define(kind: str, name: str, *args, **kwargs):
 _define('string', 'dataset', 'digits', f'Dataset: {registry.describe(datasets.DATASETS)}.')
 _define(
     'string', 'data_dir', None,
-    'Folder with the dataset\'s file (mnist.npz, cifar10.npz, …); without it, the download cache.'
+    'Folder with the dataset\'s file (mnist.npz, cifar10.npz, …). Default: the download cache.'
 )
-_define('integer', 'num_clients', None, 'Clients N. Default: 100, or all of a dataset with clients of its own.')
+_define(
+    'integer', 'num_clients', None, 'Number of clients, N. Default: 100, or all clients of a dataset that has its own.'
+)
 _define(
     'string', 'partition', 'dirichlet:alpha=0.5',
     f'How examples are shared out: {registry.describe(partition.PARTITIONS)}.'
 )
 _define(
     'string', 'features', 'none',
-    f'Fixed features in place of examples: {registry.describe(features.FEATURES)}. Computed once and kept.',
+    f'Fixed features that replace the examples: {registry.describe(features.FEATURES)}. They are computed once and '
+    'kept.',
 )
-_define('string', 'model', 'auto', f'Model: {_names(models.MODELS)}; auto picks by the examples.')
-_define('string', 'compute_dtype', 'float32', 'float32 or bfloat16 arithmetic; weights are float32 either way.')
+_define('string', 'model', 'auto', f'Model: {_names(models.MODELS)}. auto chooses one by the shape of the examples.')
+_define('string', 'compute_dtype', 'float32', 'Arithmetic: float32 or bfloat16. Weights are float32 either way.')
 
 _define('string', 'participation', 'uniform', f'Who takes part: {registry.describe(cohorts.PARTICIPATION_MODELS)}.')
 _define(
     'integer', 'cohort_size', None,
-    'Clients a round M, for models of fixed size. Default: 30% of the clients, at most 30.'
+    'Clients in a round, M, for cohorts of fixed size. Default: 30% of the clients, at most 30.'
 )
-_define('integer', 'rounds', 200, 'Planned rounds T: the budget is spread over them.')
-_define('integer', 'stop_after', None, 'Stop after this round; the budget is still that of --rounds.')
+_define('integer', 'rounds', 200, 'Planned rounds, T. The budget is spread over them.')
+_define('integer', 'stop_after', None, 'Stop after this round. The budget is still spread over --rounds.')
 _define(
     'float', 'stop_at_accuracy', None,
-    'Stop at the first evaluation with this test accuracy, as the reference program does.'
+    'Stop at the first evaluation that reaches this test accuracy, as the reference program does.'
 )
 
 _define(
     'string', 'algorithm', 'quap',
-    f'Method: {registry.describe(methods.METHODS)}. The flags of the mechanism below set the parts that a method has; '
-    'the rest of it is fixed, and a flag that a method does not use is refused on the command line. (pt_adp is an '
-    'interpretation: the documents name PT-ADP and do not specify it.)',
+    f'Method: {registry.describe(methods.METHODS)}. The flags of the mechanism below set those parts that a method '
+    'leaves open. A flag that a method does not use is refused on the command line. (pt_adp is an interpretation: the '
+    'documents name PT-ADP and do not specify it.)',
 )
-_define('float', 'epsilon', 6.0, 'Total budget ε_total, over --rounds.')
-_define('float', 'delta', 1e-5, 'δ: of one round in nominal figures, in total in formal ones.')
+_define('float', 'epsilon', 6.0, 'Total budget ε_total, spread over --rounds.')
+_define('float', 'delta', 1e-5, 'δ of one round in nominal figures, and total δ in formal ones.')
 _define(
     'enum', 'calibration', 'documents', methods.CALIBRATIONS,
-    'Noise: as the documents\' formula has it for each round\'s budget; or exact, the same scaled down until the '
-    'client that spends most spends ε_total at a total δ by exact accounting (for methods that noise every layer).',
+    'How much noise: documents, by the documents\' formula for each round\'s budget; or exact, the same noise scaled '
+    'until the client that spends most spends ε_total at a total δ by exact accounting (only for methods that add '
+    'noise to every layer).',
 )
-_define('float', 'alpha', 0.5, 'α: how much more budget a client that is never there gets.')
-_define('float', 'beta', 2.0, 'β: how fast that fades with the participation rate.')
+_define('float', 'alpha', 0.5, 'α: how much more budget a client gets that never takes part.')
+_define('float', 'beta', 2.0, 'β: how fast that extra budget fades as the participation rate grows.')
 _define('string', 'round_budget', 'cohort_mean_rate', f'Budget of a round: {_names(budgets.ROUND_RULES)}.')
-_define('string', 'participation_rate', 'cumulative', f'Participation rates: {_names(participation.RATES)}.')
-_define('float', 'ema_weight', 0.1, 'η: weight of the newest round in EMA rates.')
-_define('integer', 'warmup_rounds', 5, 'T_warm: rounds with the plain base budget.')
+_define('string', 'participation_rate', 'cumulative', f'Kind of participation rates: {_names(participation.RATES)}.')
+_define('float', 'ema_weight', 0.1, 'η: weight of the newest round in rates of kind ema.')
+_define('integer', 'warmup_rounds', 5, 'T_warm: number of first rounds in which every budget is ε_base.')
 _define('bool', 'count_during_warmup', True, 'Whether warm-up rounds count as participation.')
 _define(
     'string', 'clip', 'quantile_ema',
     f'Rule for the clipping norm: {registry.describe(clip_rules.RULES)}. (timing: current, previous.)',
 )
-_define('string', 'clip_scope', 'critical', f'What is clipped: {_names(config.CLIP_SCOPES)}.')
+_define('string', 'clip_scope', 'critical', f'Layers that are clipped: {_names(config.CLIP_SCOPES)}.')
 _define('string', 'noise', 'server', f'Where Gaussian noise is added: {_names(config.PLACEMENTS)}.')
 _define(
     'string', 'gaussian_calibration', 'classic',
-    f'Noise for (ε, δ): {_names(gaussian.CALIBRATIONS)}; classic holds for a round\'s ε up to 1 only.',
+    f'Formula for the noise of (ε, δ): {_names(gaussian.CALIBRATIONS)}. classic holds only for a round\'s ε up to 1.',
 )
 _define(
     'string', 'critical_layers', 'final_dense',
-    f'Clipped and noised layers: {_names(layers.SELECTIONS)}, or names with wildcards.',
+    f'Layers that are clipped and noised: {_names(layers.SELECTIONS)}, or layer names with wildcards.',
 )
 _define('float', 'max_agg_norm', None, 'Bound on the norm of the noised mean update.')
 _define(
     'string', 'update_scale', 'delta',
-    f'Units of updates: {_names(config.UPDATE_SCALES)} (divided by the client learning rate).'
+    f'Unit in which updates are clipped: {_names(config.UPDATE_SCALES)} (divided by the client learning rate).'
 )
 
 _define('integer', 'local_epochs', 1, 'Passes over a client\'s examples in a round.')
 _define('integer', 'batch_size', 32, 'Examples in a local step.')
-_define('integer', 'max_local_steps', None, 'Most local steps of a client in a round.')
+_define('integer', 'max_local_steps', None, 'Largest number of local steps of a client in a round.')
 _define(
     'string', 'client_optimizer', 'sgd:learning_rate=0.05',
     f'Local optimizer: {registry.describe(optimizers.OPTIMIZERS)}.'
 )
-_define('float', 'client_learning_rate_decay', 1.0, 'Factor of the local learning rate from round to round.')
+_define('float', 'client_learning_rate_decay', 1.0, 'Factor on the local learning rate after each round.')
 _define('float', 'proximal_strength', 0.0, 'FedProx: weight of the pull toward the global model.')
-_define('string', 'server_optimizer', 'sgd:learning_rate=1.0', 'Server optimizer; the same choices.')
+_define('string', 'server_optimizer', 'sgd:learning_rate=1.0', 'Server optimizer, with the same choices.')
 
 _define(
     'string', 'averaging', 'none',
-    'The weights that are tested and published, out of those of all rounds: '
+    'How the tested and published weights follow from those of all rounds: '
     f'{registry.describe(postprocessing.AVERAGINGS)}.',
 )
 _define('float', 'shrinkage', 1.0, 'Factor in (0, 1] on the weights that are tested and published.')
 _define(
     'bool', 'client_metrics', None,
     'Whether training loss and accuracy, norms, running times and the like are logged. They are exact functions of '
-    'clients\' data: logged beside a model, they leave the release without a finite ε. Default: yes, except with '
-    'certified.',
+    'clients\' data: a release that includes them has no finite ε. Default: yes, except with certified.',
 )
 _define(
     'string', 'tuning',
     'Not stated. The guarantee is that of this run, if its constants were chosen without these clients\' data.',
-    'How the constants of a certified run were chosen, a sentence for its certificate.',
+    'A sentence for the certificate that says how the constants of the run were chosen.',
 )
 
-_define('integer', 'seed', 42, 'Seed of partition, cohorts, initial weights, shuffles and dropout.')
+_define('integer', 'seed', 42, 'Seed of the partition, the cohorts, the initial weights, shuffles and dropout.')
 _define(
     'integer', 'noise_seed', None,
-    'Seed of the noise, for reproducible experiments: whoever knows it can subtract the noise. Default: drawn from the '
-    'operating system.'
+    'Seed of the noise, for reproducible experiments only: whoever knows it can subtract the noise. Default: drawn '
+    'from the operating system\'s entropy.'
 )
 
 _define('string', 'runtime', 'in_process', f'Where TFF computations run: {_names(runtime_config.KINDS)}.')
-_define('string', 'device', 'auto', f'{_names(runtime_config.DEVICES)}; auto: GPUs if there are any.')
+_define('string', 'device', 'auto', f'Device: {_names(runtime_config.DEVICES)}. auto uses GPUs if there are any.')
 
-# What only says how a run is watched and kept: a resumed run may change these.
+# Flags that only control how a run is watched and kept. A resumed run may change these.
 _CONTROL_NAMES = (
     'help', 'data_dir', 'stop_after', 'stop_at_accuracy', 'output_dir', 'checkpoint_every', 'keep_checkpoints',
     'signing_key', 'eval_every', 'num_threads', 'worker_addresses', 'progress',
 )
 _define(
     'string', 'output_dir', None,
-    'Folder of the run; an unfinished run in it is continued. Default: nothing is kept.'
+    'Folder of the run. An unfinished run in it is continued. Default: nothing is kept.'
 )
-_define('integer', 'checkpoint_every', 10, 'Rounds from one checkpoint to the next.', lower_bound=1)
+_define('integer', 'checkpoint_every', 10, 'Number of rounds between checkpoints.', lower_bound=1)
 _define(
     'bool', 'keep_checkpoints', False,
-    'Keep the checkpoints of a run that has reached its last planned round. They hold the seed of its noise.'
+    'Keep the checkpoints of a run that has finished its planned rounds. They hold the seed of its noise.'
 )
 _define(
     'string', 'signing_key', None,
     'File with an Ed25519 private key (PEM) that signs the certificate of a certified run.'
 )
 _define(
-    'integer', 'eval_every', 1, 'Rounds from one test to the next; the last round is always tested.', lower_bound=1
+    'integer', 'eval_every', 1, 'Number of rounds between tests. The last round is always tested.', lower_bound=1
 )
 _define(
-    'integer', 'num_threads', None, 'Clients that run at once in process. Default: one for each core.',
+    'integer', 'num_threads', None, 'Clients that run at once with --runtime=in_process. Default: one for each core.',
     upper_bound=_MOST_THREADS
 )
-_define('integer', 'num_workers', 2, 'Workers to start with --runtime=workers.', upper_bound=_MOST_THREADS)
+_define('integer', 'num_workers', 2, 'Number of workers that --runtime=workers starts.', upper_bound=_MOST_THREADS)
 _define('list', 'worker_addresses', [], 'host:port of running workers, for --runtime=workers.')
 _define(
     'enum', 'progress', 'auto', ['auto', 'bar', 'lines', 'none'], 'How progress is shown; auto: a bar on a terminal.'
@@ -192,7 +195,7 @@ def parse(argv: Sequence[str]) -> List[str]:
 
 @contextlib.contextmanager
 def parsed(arguments: Sequence[str]) -> Iterator[flags.FlagValues]:
-  """The flags as a command line with these arguments would set them; they have their defaults again afterwards.
+  """The flags as a command line with these arguments would set them. Afterwards they have their defaults again.
 
   Raises:
     ValueError: For an unknown flag, a value of the wrong type, or an argument that is no flag.
@@ -211,9 +214,9 @@ def all_values() -> Dict[str, Any]:
 
 
 def identity() -> Dict[str, Any]:
-  """The flags that say what is computed: they must be the same for a run to be resumed.
+  """The flags that determine what is computed. They must be the same for a run to be resumed.
 
-  Those that the method does not use have no part in it.
+  Flags that the method does not use are left out.
   """
   values = all_values()
   # Sums are merged worker by worker: their number, not where they are, is part of the result.
@@ -223,17 +226,17 @@ def identity() -> Dict[str, Any]:
 
 
 def check(given: Sequence[str] = ()) -> methods.Method:
-  """Checks all that can be told to be wrong with the flags alone, without data and without TensorFlow.
+  """Checks everything that can be checked from the flags alone, without data and without TensorFlow.
 
   Args:
-    given: Names of flags that were given on the command line itself: those that would have no effect are refused.
-      Flag files may hold them: a preset serves several methods.
+    given: Names of flags that were given on the command line itself. Those that would have no effect are refused there.
+      Flag files may hold such flags, because a preset serves several methods.
 
   Returns:
     The method.
 
   Raises:
-    ValueError: For a flag that is wrong by itself or beside the others; the message names it.
+    ValueError: For a flag that is wrong, alone or together with others. The message names it.
   """
   values = VALUES
   method = methods.parse(values.algorithm)
@@ -242,8 +245,8 @@ def check(given: Sequence[str] = ()) -> methods.Method:
   averaging = registry.parse_spec('averaging', values.averaging, postprocessing.AVERAGINGS)
   if isinstance(averaging, postprocessing.Planned) and not method.plans_averaging:
     raise ValueError(
-        f'--averaging=planned: only certified methods choose the average with their noise, and {values.algorithm!r} is '
-        'none. Give one: --averaging=tail:start=….'
+        f'--averaging=planned: only certified runs choose the average together with the noise, and '
+        f'{values.algorithm!r} is not certified. Choose an average yourself: --averaging=tail:start=….'
     )
   features.parse(values.features)
   partition.parse(values.partition)  # Also where a dataset with clients of its own does not use it.
@@ -270,8 +273,8 @@ def check(given: Sequence[str] = ()) -> methods.Method:
   mechanism = method.configure(values, 1)  # For any population.
   if values.runtime == 'workers' and not method.aggregates_once(mechanism):
     raise ValueError(
-        f'--runtime=workers aggregates once in a round, and algorithm {values.algorithm!r} takes two aggregations with '
-        f'clip rule {values.clip!r}: this round\'s norms give the clipping norm that clips this round. Use '
+        f'--runtime=workers can aggregate only once a round. Algorithm {values.algorithm!r} needs two aggregations '
+        f'with clip rule {values.clip!r}, because this round\'s norms determine this round\'s clipping norm. Use '
         'quantile_ema with timing=previous and an initial_clip, another clip rule, or another runtime.'
     )
   for name, reason in without_effect(given).items():
@@ -280,7 +283,7 @@ def check(given: Sequence[str] = ()) -> methods.Method:
 
 
 def without_effect(given: Sequence[str]) -> Dict[str, str]:
-  """Which of the flags given by name have no effect beside the others, and why, a sentence or two each."""
+  """Which of the named flags have no effect together with the others, and why, a sentence or two each."""
   values, found = VALUES, {}
   method = methods.parse(values.algorithm)
   dataset = registry.parse_spec('dataset', values.dataset, datasets.DATASETS)
@@ -293,18 +296,18 @@ def without_effect(given: Sequence[str]) -> Dict[str, str]:
           '--algorithm.'
       )
     elif name in _OF_RUNTIME and values.runtime != _OF_RUNTIME[name]:
-      found[name] = f'this flag is for --runtime={_OF_RUNTIME[name]} only, and this run has {values.runtime!r}.'
+      found[name] = f'this flag is for --runtime={_OF_RUNTIME[name]} only, and this run uses {values.runtime!r}.'
     elif name == 'partition' and dataset.has_own_clients:
       found[name] = f'the dataset {values.dataset!r} has clients of its own and is not shared out. Leave it out.'
     elif name == 'cohort_size' and chosen.ignores_cohort_size:
-      found[name] = f'cohorts of participation model {values.participation!r} have a size of their own. Leave it out.'
+      found[name] = f'participation model {values.participation!r} sets the size of its cohorts itself. Leave it out.'
     elif name == 'warmup_rounds' and values.warmup_rounds >= values.rounds:
       found[name] = (
-          f'must be less than --rounds={values.rounds}, found {values.warmup_rounds}: budgets would never follow '
+          f'must be less than --rounds={values.rounds}, found {values.warmup_rounds}. Otherwise budgets never follow '
           'participation.'
       )
     elif name == 'averaging' and getattr(averaging, 'start', 1) > values.rounds:
-      found[name] = f'{values.averaging} starts after the last of --rounds={values.rounds}: nothing would be averaged.'
+      found[name] = f'{values.averaging} starts after round {values.rounds}, the last one: nothing would be averaged.'
   return found
 
 

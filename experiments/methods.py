@@ -1,7 +1,8 @@
-"""The methods of --algorithm by name. A new one is a class here and a line in `METHODS`.
+"""The methods that --algorithm names. A new one is a class here and a line in `METHODS`.
 
 A method is a frozen dataclass of its own parameters, parsed from a spec. `configure` makes its mechanism from the
-flags; `plan` then makes the plan of a run, a `quap_tff.plans.Plan`, from which process, account and statements come.
+flags. `plan` then makes the plan of a run, a `quap_tff.plans.Plan`, which gives the process, the account and the
+statements.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Setting(NamedTuple):
     rounds: T, the planned rounds.
     calibration: One of `CALIBRATIONS`.
     averaging: Of the released weights; a certified plan chooses its noise for it.
-    options: The plan's options: what is released beside the model, and the model's shape.
+    options: The plan's options: what else is released with the model, and the model's shape.
   """
 
   participation: cohorts.ParticipationModel
@@ -65,11 +66,11 @@ class Method(abc.ABC):
 
   Attributes:
     unused: Names of flags that have no effect on this method.
-    withholds_client_metrics: Whether exact functions of clients' data are kept only if that is asked for.
-    noise_of_its_own: Whether the method has noise (or none) whatever --noise says.
-    gives_certificate: Whether a run ends with a certificate. Then nothing exact about clients' data may be released, a
-      figure on held-out examples of the clients themselves included.
-    plans_averaging: Whether the average that is published can be chosen with the noise.
+    withholds_client_metrics: Whether exact functions of clients' data are kept only if the user asks for that.
+    noise_of_its_own: Whether the method adds noise (or none) whatever --noise says.
+    gives_certificate: Whether a run ends with a certificate. Then nothing exact about clients' data may be released,
+      not even a figure on held-out examples of the clients themselves.
+    plans_averaging: Whether the published average can be chosen together with the noise.
   """
 
   unused: ClassVar[FrozenSet[str]] = _TUNING
@@ -105,7 +106,7 @@ def _participation_config(values) -> participations.ParticipationConfig:
 
 
 def _quap_config(values, num_clients: int, **parts) -> configs.QuapConfig:
-  """QuAP-FL's mechanism as the flags have it; `parts` take the place of what the flags would give."""
+  """QuAP-FL's mechanism as the flags describe it; `parts` replace what the flags would give."""
   if 'budget' not in parts:
     parts['budget'] = budgets.BudgetConfig(
         epsilon_total=values.epsilon, num_rounds=values.rounds, alpha=values.alpha, beta=values.beta,
@@ -149,8 +150,8 @@ class _Mechanism(Method):
 class _Combination(_Mechanism):
   """One of the eight on/off combinations of QuAP-FL's parts: adaptive budget, adaptive clip, layer-wise noise.
 
-  A part that is on is set by its flags (--round_budget, --alpha, …; --clip; --critical_layers). One that is off is the
-  baselines' choice: ε_base for everyone; a fixed clipping norm; every layer clipped and noised.
+  A part that is on is set by its flags (--round_budget, --alpha, …; --clip; --critical_layers). A part that is off is
+  what the baselines have: ε_base for everyone; a fixed clipping norm; every layer clipped and noised.
   """
 
   adaptive_budget: ClassVar[bool] = False
@@ -220,7 +221,7 @@ AdaptiveBudgetClip = _combination(
 
 @dataclasses.dataclass(frozen=True)
 class FedAvg(_Mechanism):
-  """Federated averaging without clip and noise, each client counting the same: the documents' upper bound."""
+  """Federated averaging without clip and noise, where each client counts the same: the documents' upper bound."""
 
   unused = _TUNING | _OF_BUDGETS | _OF_NOISE | _OF_CLIP
   noise_of_its_own = True
@@ -268,8 +269,8 @@ class AdaptiveClip(_Mechanism):
 class PtAdp(_Mechanism):
   """An interpretation: clip and critical layers by their flags, as in quap; budgets by `plans.PtAdp`.
 
-  The noise is what the clients would have added each for itself, drawn at the server. There is no warm-up: it is for
-  participation rates, which these budgets do not follow.
+  The noise is as large as the sum of what each client would have added, and is drawn at the server. There is no warm-up:
+  warm-up is for participation rates, which these budgets do not follow.
   """
 
   unused = _TUNING | _OF_BUDGETS
@@ -297,7 +298,7 @@ class PtAdp(_Mechanism):
 
 @dataclasses.dataclass(frozen=True)
 class _Stock(Method):
-  """One of TFF's own aggregators. Of the mechanism's flags it takes ε, δ, the Gaussian calibration and --calibration."""
+  """One of TFF's own aggregators. It uses these flags of the mechanism: ε, δ, and both calibrations."""
 
   unused = _TUNING | _OF_BUDGETS | _OF_CLIP
 
@@ -403,8 +404,8 @@ class Certified(Method):
     if self.certificate and (values.noise_seed is not None or values.client_metrics):
       name = '--noise_seed' if values.noise_seed is not None else '--client_metrics'
       raise ValueError(
-          f'{name}: a certified run cannot have it, as no certificate would hold. Leave it out, or mark the run as a '
-          'rehearsal: --algorithm=certified:certificate=false.'
+          f'{name}: a certified run cannot have this flag, because no certificate would hold. Leave it out, or mark '
+          'the run as a rehearsal: --algorithm=certified:certificate=false.'
       )
     return certified_configs.CertifiedConfig(
         num_clients=num_clients,

@@ -84,9 +84,9 @@ def _mergeable_form(comp: tff.Computation) -> Optional[tff.framework.MergeableCo
     if 'dependent on another' in str(e):
       raise errors.NotMergeableError(
           'This computation cannot be spread over several workers: one of its aggregations depends on the result of'
-          ' another in the same round, and workers merge only once a round. With QuAP-FL set clip_timing=previous'
-          ' (last round\'s norm clips this round), or use the runtime "in_process" or "native". TFF says:'
-          f' {first_line}') from e
+          ' another in the same round, and workers merge only once a round. With QuAP-FL, set timing=previous in the'
+          ' clip rule quantile_ema (last round\'s norm then clips this round), or use the runtime "in_process" or'
+          f' "native". TFF says: {first_line}') from e
     raise errors.NotMergeableError(
         'This computation cannot be spread over several workers; the runtimes "in_process" and "native" run it. TFF'
         f' says: {first_line}') from e

@@ -167,7 +167,7 @@ def test_cohort_smaller_than_the_number_of_workers(two_workers):
 
 def test_dependent_aggregations_are_refused_with_the_way_out(two_workers):
   with tff.framework.get_context_stack().install(two_workers):
-    with pytest.raises(runtime.NotMergeableError, match='clip_timing=previous'):
+    with pytest.raises(runtime.NotMergeableError, match='timing=previous'):
       cases.CASES['dependent_levels']()
 
 
