@@ -61,7 +61,7 @@ def write(
   )
   result.weights.assign_weights_to(model)
   with directory.replacing(run_directory.MODEL) as path:
-    model.save(path)
+    models.with_stock_layers(model).save(path)
   with directory.replacing(run_directory.LEDGER) as path:
     np.savez(path, **result.ledger.state_dict())
   with directory.replacing(run_directory.CLIENTS) as path:

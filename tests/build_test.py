@@ -20,6 +20,7 @@ TFF = '@pypi//tensorflow_federated'
 
 # Import name -> distribution, where they differ.
 DISTRIBUTIONS = {
+    'PIL': 'pillow',
     'absl': 'absl-py',
     'google.protobuf': 'protobuf',
     'grpc': 'grpcio',

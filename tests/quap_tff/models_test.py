@@ -85,6 +85,18 @@ class TestModels:
     model.set_weights([kernel])
     np.testing.assert_allclose(model(x), 10 * x @ kernel, rtol=1e-5)
 
+  def test_stock_layers_predict_the_same_and_keep_names_and_dtypes(self):
+    model = models.build_keras_model('mnist_cnn', (8, 8, 1), 10, 'bfloat16', seed=1)
+    copy = models.with_stock_layers(model)
+    for mine, stock in zip(model.layers, copy.layers):
+      assert type(stock).__module__.startswith('keras.')
+      assert (stock.name, stock.compute_dtype) == (mine.name, mine.compute_dtype)
+      assert getattr(stock, 'rate', None) == getattr(mine, 'rate', None)
+    x = np.random.default_rng(0).random((4, 8, 8, 1), np.float32)
+    np.testing.assert_array_equal(copy(x), model(x))
+    copy.set_weights([0 * w for w in copy.get_weights()])
+    assert model(x).numpy().any()
+
   def test_errors(self):
     with pytest.raises(ValueError, match="Unknown model 'mnist_cn'. Did you mean 'mnist_cnn'"):
       models.build_model_fn('mnist_cn', (28, 28, 1), 10)

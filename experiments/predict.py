@@ -1,0 +1,287 @@
+r"""Predicts the labels of new images with the model of a run.
+
+    python -m experiments.predict runs/mnist --input=digits.npz
+    python -m experiments.predict runs/mnist --input=seven.png --invert
+    python -m experiments.predict runs/mnist --input=digits.npy --output=predictions.npz
+
+RUN is the --output_dir of experiments.train, or a folder that experiments.verify --publish wrote. Nothing else is
+needed: the images are scaled, and turned into features if the run used --features, exactly as in training.
+
+--input is one of
+  .npz        the array x, or the first array if there is no x
+  .npy        an array
+  .png .jpg   one image, grey or RGB
+Arrays hold one image or many, of the shape that the model was trained on: for MNIST [28, 28] or [n, 28, 28] or
+[n, 28, 28, 1], for CIFAR-10 [n, 32, 32, 3]. Integers are pixels from 0 to 255 (from 0 to 16 for the dataset digits).
+Floats are pixels already scaled to [0, 1]. In digits, MNIST and FEMNIST 1.0 is ink and 0.0 is paper: give --invert for
+dark ink on light paper.
+
+The output has a row for each image, in their order: label, the number of the most probable class, and its probability.
+A file that ends in .npz gets labels, int32[n], and probabilities, float32[n, classes]. Exit status: 0, or 1 for a wrong
+flag or a file that cannot be used.
+"""
+
+from __future__ import annotations
+
+import os
+
+# Before TensorFlow is loaded: keeps its start-up chatter out. A choice of the user's own in the environment is kept.
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+
+import csv
+import dataclasses
+import sys
+from typing import Any, List, Optional, Tuple
+import zipfile
+
+from absl import flags
+import numpy as np
+
+from data import datasets
+from data import feature_store
+from data import features as features_lib
+from experiments import certificates
+from experiments import command_line
+from experiments import run_directory
+from quap_tff import lazy
+from quap_tff import registry
+from quap_tff.lazy import tf
+
+pil = lazy.module('PIL.Image')
+
+_IMAGES = ('.png', '.jpg', '.jpeg')
+_MODES = {1: 'L', 3: 'RGB'}
+# Features of this many images are held in memory at a time.
+_CHUNK = 1000
+
+_FLAGS = command_line.new_flags()
+_INPUT = flags.DEFINE_string('input', None, 'File with images: .npz, .npy, .png or .jpg.', flag_values=_FLAGS)
+_OUTPUT = flags.DEFINE_string(
+    'output', None, 'File to write: .csv or .npz. Default: CSV on standard output.', flag_values=_FLAGS
+)
+_INVERT = flags.DEFINE_bool('invert', False, 'Swap light and dark before predicting.', flag_values=_FLAGS)
+_EXTRACTOR = flags.DEFINE_string(
+    'extractor', None,
+    'Folder of the extractor, for runs with --features=pretrained. Default: the folder that the run read it from.',
+    flag_values=_FLAGS,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Predictor:
+  """The model of a run with what comes before it. Call it with images.
+
+  Attributes:
+    image_shape: (height, width, channels) of an image.
+    white: The integer pixel value that becomes 1.0.
+    features: What takes the place of the images.
+    model: From float32[n, ...] to logits float32[n, classes].
+    warnings: What a user should know about the run, a sentence each.
+  """
+
+  image_shape: Tuple[int, ...]
+  white: float
+  features: features_lib.Features
+  model: Any
+  warnings: Tuple[str, ...] = ()
+
+  def __call__(self, images: np.ndarray, invert: bool = False) -> np.ndarray:
+    """The probabilities of all classes, float32[n, classes].
+
+    Args:
+      images: One image or n: [n, *image_shape], the last axis may be missing if it is 1. Integers from 0 to `white`,
+        or floats in [0, 1].
+      invert: Whether to swap light and dark.
+
+    Raises:
+      ValueError: For images of another shape, type or range.
+    """
+    x = self.scaled(images)
+    if invert:
+      x = 1 - x
+    found = [self._probabilities(x[start:start + _CHUNK]) for start in range(0, len(x), _CHUNK)]
+    return np.concatenate(found) if found else np.zeros((0, self.model.output_shape[-1]), np.float32)
+
+  def scaled(self, images: np.ndarray) -> np.ndarray:
+    """The images as float32[n, *image_shape] in [0, 1], as in training; the errors are those of a call."""
+    images = np.asarray(images)
+    shapes = [self.image_shape] + ([self.image_shape[:-1]] if self.image_shape[-1] == 1 else [])
+    if images.shape[1:] in shapes:
+      images = images.reshape(-1, *self.image_shape)
+    elif images.shape in shapes:
+      images = images.reshape(1, *self.image_shape)
+    else:
+      expected = ' or '.join(f'[n, {", ".join(map(str, shape))}]' for shape in shapes)
+      raise ValueError(
+          f'This model takes images of shape {expected}, or one image without n, but the input has the shape '
+          f'{list(images.shape)}. Resize or reshape the images first.'
+      )
+    if images.dtype.kind not in 'uif':
+      raise ValueError(f'Images must be integers or floats, but the input holds {images.dtype}.')
+    is_float = images.dtype.kind == 'f'
+    largest = 1.0 if is_float else self.white
+    # NaN fails the comparison, too.
+    if images.size and not (images.min() >= 0 and images.max() <= largest):
+      hint = 'Divide pixels from 0 to 255 by 255, or give them as uint8.' if is_float else 'Or give floats in [0, 1].'
+      raise ValueError(
+          f'{"Floats" if is_float else "Integers"} must be pixels from 0 to {largest:g}, but the input has values from '
+          f'{images.min():g} to {images.max():g}. {hint}'
+      )
+    return np.divide(images, np.float32(largest), dtype=np.float32)
+
+  def _probabilities(self, x):
+    if not isinstance(self.features, features_lib.NoFeatures):
+      x = feature_store.uncached(self.features, x)
+    return tf.nn.softmax(self.model.predict(x, batch_size=512, verbose=0)).numpy()
+
+
+def load(path: str, extractor: Optional[str] = None) -> Predictor:
+  """The predictor of a run.
+
+      predictor = predict.load('runs/mnist')
+      labels = predictor(images).argmax(axis=1)
+
+  Args:
+    path: The run's folder, or a published copy of it.
+    extractor: For runs with pretrained features, the folder of the extractor if it has moved.
+
+  Raises:
+    ValueError: If the folder holds no model yet or cannot be read; the message says what to do.
+  """
+  if not os.path.isfile(os.path.join(path, run_directory.RUN)):
+    raise ValueError(
+        f'{path} is not the folder of a run: it holds no {run_directory.RUN}. Give the --output_dir of a run of '
+        'experiments.train.'
+    )
+  model_path = os.path.join(path, run_directory.MODEL)
+  if not os.path.isfile(model_path):
+    raise ValueError(
+        f'{path} holds no {run_directory.MODEL} yet: a run writes its model when it ends. If it was cut off, the command '
+        'that started it continues it.'
+    )
+  run = certificates.read_json(path, run_directory.RUN)
+  try:
+    identity, resolved = run['identity'], run['resolved']
+    dataset = registry.parse_spec('dataset', identity['dataset'], datasets.DATASETS)
+    features, public_data = features_lib.parse(identity['features']), resolved['public_data']
+  except (KeyError, TypeError, ValueError) as error:
+    raise ValueError(f'{os.path.join(path, run_directory.RUN)} is damaged: {type(error).__name__}: {error}') from None
+  features = _with_extractor(features, extractor)
+  features.check(dataset.image_shape)
+  if features.public_data() != public_data:
+    raise ValueError(
+        f'The extractor in {features.path} is not the one that this run was trained with. Give the folder of the right '
+        f'one as --extractor. The run says: {public_data}'
+    )
+  lazy.load('quap_tff.dropout')  # Models of older versions have its layer.
+  try:
+    model = tf.keras.models.load_model(model_path, compile=False)
+  except Exception as error:  # Keras raises nearly anything for a damaged file.
+    raise ValueError(
+        f'{model_path} cannot be read ({type(error).__name__}: {error}). Train again, or restore the file.'
+    ) from None
+  return Predictor(dataset.image_shape, dataset.white, features, model, _warnings(path))
+
+
+def predict(path: str, images: np.ndarray, *, invert: bool = False, extractor: Optional[str] = None) -> np.ndarray:
+  """The probabilities float32[n, classes] of images under the model of the run in `path`; see `load`, `Predictor`."""
+  return load(path, extractor)(images, invert)
+
+
+def read_images(path: str, channels: int) -> np.ndarray:
+  """The images in a file.
+
+  Args:
+    path: An .npz, .npy, .png or .jpg file.
+    channels: 1 or 3, to which a picture is converted.
+
+  Raises:
+    ValueError: If the file is missing, damaged or of another kind.
+  """
+  suffix = os.path.splitext(path)[1].lower()
+  if suffix not in ('.npz', '.npy', *_IMAGES):
+    raise ValueError(f'--input={path}: expected a file that ends in .npz, .npy, .png, .jpg or .jpeg.')
+  if not os.path.isfile(path):
+    raise ValueError(f'--input={path}: there is no such file.')
+  try:
+    if suffix in _IMAGES:
+      return _read_picture(path, channels)
+    found = np.load(path, allow_pickle=False)
+    if isinstance(found, np.ndarray):
+      return found
+    with found:
+      if not found.files:
+        raise ValueError('it holds no array')
+      return found['x' if 'x' in found.files else found.files[0]]
+  except (OSError, EOFError, ValueError, SyntaxError, zipfile.BadZipFile) as error:
+    raise ValueError(f'--input={path} cannot be read: {error}.') from None
+
+
+def _read_picture(path, channels):
+  with pil.open(path) as picture:
+    if picture.mode not in ('1', 'L', 'P', 'RGB'):
+      raise ValueError(f'its pixels are {picture.mode}; save it with 8 bits a pixel, grey or RGB, not transparent')
+    return np.divide(picture.convert(_MODES[channels]), np.float32(255), dtype=np.float32)
+
+
+def _with_extractor(features, extractor):
+  if extractor is None:
+    return features
+  if not isinstance(features, features_lib.Pretrained):
+    raise ValueError('--extractor is for runs with --features=pretrained, and this run has none. Leave it out.')
+  return dataclasses.replace(features, path=extractor)
+
+
+def _warnings(path) -> Tuple[str, ...]:
+  summary = run_directory.read_summary(path)
+  if summary is None:
+    return (f'{path} holds no {run_directory.SUMMARY}: the run is still going on, or was cut off.',)
+  if summary.get('finished') is not True:
+    return (
+        f'The run stopped after round {summary.get("rounds")} of {summary.get("planned_rounds")}: its model is not the '
+        'final one.',
+    )
+  return ()
+
+
+def _write(probabilities, path):
+  labels = probabilities.argmax(axis=1).astype(np.int32)
+  if path is not None and path.endswith('.npz'):
+    np.savez(path, labels=labels, probabilities=probabilities)
+  elif path is not None:
+    with open(path, 'w', newline='', encoding='utf-8') as f:
+      _write_rows(f, labels, probabilities)
+  else:
+    _write_rows(sys.stdout, labels, probabilities)
+
+
+def _write_rows(f, labels, probabilities):
+  writer = csv.writer(f, lineterminator='\n')
+  writer.writerow(('label', 'probability'))
+  writer.writerows((label, f'{row[label]:.6g}') for label, row in zip(labels, probabilities))
+
+
+def main(argv: List[str]) -> int:
+  """Predicts as the flags in `argv[1:]` say; returns the exit status."""
+  paths = command_line.parse(_FLAGS, argv)
+  if _FLAGS.help:
+    print(command_line.help_text(__doc__, _FLAGS))
+    return 0
+  if len(paths) != 1:
+    raise ValueError(
+        f'Give the folder of one run, found {len(paths)}. Usage: python -m experiments.predict RUN --input=FILE'
+    )
+  if _INPUT.value is None:
+    raise ValueError('Give the file with the images: --input=FILE.')
+  if _OUTPUT.value is not None and not _OUTPUT.value.endswith(('.csv', '.npz')):
+    raise ValueError(f'--output={_OUTPUT.value}: expected a file that ends in .csv or .npz.')
+  predictor = load(paths[0], _EXTRACTOR.value)
+  for warning in predictor.warnings:
+    print(f'Warning: {warning}', file=sys.stderr)
+  images = read_images(_INPUT.value, predictor.image_shape[-1])
+  _write(predictor(images, _INVERT.value), _OUTPUT.value)
+  return 0
+
+
+if __name__ == '__main__':
+  command_line.run(main)

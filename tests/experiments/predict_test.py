@@ -1,0 +1,233 @@
+"""Tests of predictions by a run's model, and of the model's file in plain Keras."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+from PIL import Image
+import pytest
+from sklearn import datasets as sklearn_datasets
+
+from experiments import predict
+from experiments import setup
+from experiments import verify
+from quap_tff.lazy import tf
+from tests.experiments import harness
+
+# With dropout, as the models of MNIST and CIFAR-10 have it.
+_DROPOUT = ('--model=mnist_cnn', '--algorithm=fedavg', '--rounds=12', '--client_optimizer=sgd:learning_rate=0.2')
+_FEATURES = (
+    '--features=scattering:scales=1', '--model=auto', '--algorithm=certified:clip=0.5', '--rounds=3', '--warmup_rounds=0'
+)
+
+
+@pytest.fixture(scope='module', name='runs')
+def _runs(tmp_path_factory):
+  """Folder with three runs: with dropout, with features and a certificate, and the second as published."""
+  folder = tmp_path_factory.mktemp('runs')
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setenv('XDG_CACHE_HOME', str(folder / 'cache'))
+    assert harness.main(*harness.TINY, *_DROPOUT, f'--output_dir={folder / "dropout"}') == 0
+    assert harness.main(*harness.TINY, *_FEATURES, f'--output_dir={folder / "features"}') == 0
+  assert verify.main(['verify', str(folder / 'features'), f'--publish={folder / "published"}']) == 0
+  shutil.rmtree(folder / 'cache')
+  return folder
+
+
+@pytest.fixture(scope='module', name='test_set')
+def _test_set():
+  with harness.parsed(*harness.TINY) as values:
+    return setup.from_flags(values).federation.test
+
+
+def _main(*arguments):
+  return predict.main(['predict', *map(str, arguments)])
+
+
+def _logits_by_hand(run, x):
+  model = tf.keras.models.load_model(run / 'final_model.keras', compile=False)
+  return model.predict(x, verbose=0)
+
+
+class TestPredictions:
+
+  def test_are_those_of_the_model(self, runs, test_set):
+    probabilities = predict.predict(runs / 'dropout', test_set.x)
+    logits = _logits_by_hand(runs / 'dropout', test_set.x)
+    np.testing.assert_allclose(probabilities, np.exp(logits) / np.exp(logits).sum(1, keepdims=True), rtol=1e-4)
+    assert probabilities.dtype == np.float32 and probabilities.shape == (len(test_set.x), 10)
+
+  @pytest.mark.parametrize('name', ['dropout', 'features', 'published'])
+  def test_raw_pixels_give_the_accuracy_and_loss_of_the_run(self, runs, test_set, name, monkeypatch):
+    monkeypatch.setenv('XDG_CACHE_HOME', '/dev/null')  # Nothing is kept of the images.
+    raw = (test_set.x * 16).astype(np.uint8)
+    assert np.array_equal(sklearn_datasets.load_digits().images.max(), raw.max())
+    probabilities = predict.predict(runs / name, raw)
+    accuracy = np.mean(probabilities.argmax(axis=1) == test_set.y)
+    loss = -np.log(probabilities[np.arange(len(raw)), test_set.y]).mean()
+    summary = harness.strict_json((runs / name / 'summary.json').read_text(encoding='utf-8'))
+    assert accuracy == pytest.approx(summary['test_accuracy'], abs=1e-6)
+    assert loss == pytest.approx(summary['test_loss'], rel=1e-4)
+
+  def test_do_not_depend_on_how_images_are_given(self, runs, test_set):
+    predictor = predict.load(runs / 'features')
+    x = test_set.x[:7]
+    expected = predictor(x)
+    for images in (x[..., 0], x.astype(np.float64), np.rint(x * 16).astype(np.int64)):
+      np.testing.assert_array_equal(predictor(images), expected)
+    np.testing.assert_array_equal(predictor(1 - x, invert=True), expected)
+    np.testing.assert_array_equal(predictor(x[3]), expected[3:4])
+    np.testing.assert_array_equal(predictor(x[3, ..., 0]), expected[3:4])
+    assert predictor(x[:0]).shape == (0, 10)
+    assert abs(predictor(1 - x) - expected).max() > 1e-3
+
+  def test_chunks_do_not_matter(self, runs, test_set, monkeypatch):
+    predictor = predict.load(runs / 'features')
+    expected = predictor(test_set.x)
+    monkeypatch.setattr(predict, '_CHUNK', 100)
+    np.testing.assert_allclose(predictor(test_set.x), expected, rtol=1e-5)
+
+  @pytest.mark.parametrize('images, message', [
+      (np.zeros((2, 9, 9)), r'shape \[n, 8, 8, 1\] or \[n, 8, 8\], or one image without n, .* \[2, 9, 9\]. Resize'),
+      (np.zeros((2, 8, 8, 3)), r'the shape \[2, 8, 8, 3\]'),
+      (np.float32(0), r'the shape \[\]'),
+      (np.full((2, 8, 8), 'a'), 'must be integers or floats, but the input holds <U1'),
+      (np.full((2, 8, 8), 255, np.uint8), 'Integers must be pixels from 0 to 16, .* from 255 to 255. Or give floats'),
+      (np.full((2, 8, 8), -1), 'Integers must be pixels from 0 to 16'),
+      (np.full((2, 8, 8), 255.0), r'Floats must be pixels from 0 to 1, .* Divide pixels from 0 to 255 by 255'),
+      (np.full((2, 8, 8), np.nan), 'Floats must be pixels'),
+  ])
+  def test_wrong_images(self, runs, images, message):
+    with pytest.raises(ValueError, match=message):
+      predict.predict(runs / 'dropout', images)
+
+
+class TestCommand:
+
+  def test_files_of_all_kinds(self, runs, test_set, tmp_path, capsys):
+    x = np.rint(test_set.x[:3, ..., 0] * 16) / 16
+    np.save(tmp_path / 'a.npy', x)
+    np.savez(tmp_path / 'b.npz', y=x[:1], x=x)
+    np.savez(tmp_path / 'c.npz', images=x)
+    expected = predict.predict(runs / 'dropout', x)
+    rows = [f'{row.argmax()},{row.max():.6g}' for row in expected]
+    for name in ('a.npy', 'b.npz', 'c.npz'):
+      assert _main(runs / 'dropout', f'--input={tmp_path / name}') == 0
+      out, err = capsys.readouterr()
+      assert out.splitlines() == ['label,probability', *rows] and not err
+    assert _main(runs / 'dropout', f'--input={tmp_path / "a.npy"}', f'--output={tmp_path / "out.csv"}') == 0
+    assert (tmp_path / 'out.csv').read_text(encoding='utf-8').splitlines() == ['label,probability', *rows]
+    assert _main(runs / 'dropout', f'--input={tmp_path / "a.npy"}', f'--output={tmp_path / "out.npz"}') == 0
+    with np.load(tmp_path / 'out.npz') as found:
+      np.testing.assert_array_equal(found['probabilities'], expected)
+      np.testing.assert_array_equal(found['labels'], expected.argmax(axis=1))
+    assert not capsys.readouterr().out
+
+  @pytest.mark.parametrize('mode', ['L', 'RGB', '1'])
+  def test_a_picture(self, runs, tmp_path, capsys, mode):
+    pixels = np.zeros((8, 8), np.uint8)
+    pixels[2:6, 3:5] = 255
+    Image.fromarray(255 - pixels).convert(mode).save(tmp_path / 'dark_on_light.png')
+    assert _main(runs / 'dropout', f'--input={tmp_path / "dark_on_light.png"}', '--invert') == 0
+    row = predict.predict(runs / 'dropout', pixels / 255)[0]
+    assert capsys.readouterr().out.splitlines()[1] == f'{row.argmax()},{row.max():.6g}'
+
+  def test_wrong_arguments(self, runs, tmp_path):
+    np.save(tmp_path / 'a.npy', np.zeros((1, 8, 8)))
+    np.savez(tmp_path / 'none.npz')
+    np.savez(tmp_path / 'object.npz', x=np.array([{}]))
+    (tmp_path / 'damaged.npz').write_bytes(b'PK\x03\x04 cut')
+    (tmp_path / 'damaged.png').write_bytes(b'\x89PNG')
+    (tmp_path / 'empty.npy').write_bytes(b'')
+    Image.new('RGBA', (8, 8)).save(tmp_path / 'transparent.png')
+    run, good = runs / 'dropout', f'--input={tmp_path / "a.npy"}'
+    for arguments, message in [
+        ((good,), 'Give the folder of one run, found 0'),
+        ((run, run, good), 'found 2'),
+        ((run,), '--input=FILE'),
+        ((run, '--input=gone.npy'), 'there is no such file'),
+        ((run, '--input=a.txt'), r'ends in .npz, .npy, .png, .jpg or .jpeg'),
+        ((run, good, '--output=a.txt'), 'ends in .csv or .npz'),
+        ((run, good, '--extractor=x'), 'this run has none'),
+        ((tmp_path, good), 'holds no run.json. Give the --output_dir'),
+        ((tmp_path / 'nowhere', good), 'is not the folder of a run'),
+        ((run, f'--input={tmp_path / "none.npz"}'), 'holds no array'),
+        ((run, f'--input={tmp_path / "object.npz"}'), 'cannot be read'),
+        ((run, f'--input={tmp_path / "damaged.npz"}'), 'cannot be read'),
+        ((run, f'--input={tmp_path / "damaged.png"}'), 'cannot be read'),
+        ((run, f'--input={tmp_path / "empty.npy"}'), 'cannot be read'),
+        ((run, f'--input={tmp_path / "transparent.png"}'), 'pixels are RGBA; save it with 8 bits'),
+    ]:
+      with pytest.raises(ValueError, match=message):
+        _main(*arguments)
+
+  def test_a_run_that_has_not_ended(self, runs, tmp_path, capsys):
+    np.save(tmp_path / 'a.npy', np.zeros((1, 8, 8)))
+    path, images = tmp_path / 'run', f'--input={tmp_path / "a.npy"}'
+    assert harness.main(*harness.TINY, f'--output_dir={path}', '--stop_after=1') == 0
+    capsys.readouterr()
+    assert _main(path, images) == 0
+    assert 'stopped after round 1 of 8: its model is not the final one' in capsys.readouterr().err
+    (path / 'summary.json').unlink()
+    assert _main(path, images) == 0
+    assert 'still going on, or was cut off' in capsys.readouterr().err
+    (path / 'final_model.keras').write_bytes(b'no model')
+    with pytest.raises(ValueError, match='final_model.keras cannot be read .* Train again'):
+      _main(path, images)
+    (path / 'final_model.keras').unlink()
+    with pytest.raises(ValueError, match='holds no final_model.keras yet'):
+      _main(path, images)
+    (path / 'run.json').write_text('{}')
+    (path / 'final_model.keras').write_bytes(b'')
+    with pytest.raises(ValueError, match='run.json is damaged'):
+      _main(path, images)
+
+  def test_help_and_flag_errors_load_no_tensorflow(self):
+    code = (
+        'import sys\nfrom experiments import predict\nassert predict.main(["predict", "--help"]) == 0\n'
+        'try:\n  predict.main(["predict", "run"])\nexcept ValueError:\n  pass\n'
+        'assert not [name for name in sys.modules if name.startswith(("tensorflow", "jax", "kymatio", "PIL"))]\n'
+    )
+    done = subprocess.run(
+        [sys.executable, '-c', code], check=True, timeout=120, capture_output=True, text=True,
+        env={**os.environ, 'PYTHONPATH': harness.PYTHONPATH},
+    )
+    assert '--input' in done.stdout
+
+  def test_a_reader_that_goes_ends_it_quietly(self, runs, tmp_path):
+    np.save(tmp_path / 'a.npy', np.zeros((9000, 8, 8), np.uint8))
+    command = [sys.executable, '-m', 'experiments.predict', str(runs / 'dropout'), f'--input={tmp_path / "a.npy"}']
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, 'PYTHONPATH': harness.PYTHONPATH, 'PYTHONUNBUFFERED': '1'},
+    )
+    assert process.stdout.readline() == 'label,probability\n'
+    process.stdout.close()
+    assert process.stderr.read() == ''
+    assert process.wait(timeout=120) == 1
+    process.stderr.close()
+
+
+class TestModelFile:
+
+  @pytest.mark.parametrize('name', ['dropout', 'features'])
+  def test_loads_in_plain_keras_and_predicts_the_same(self, runs, name, tmp_path):
+    model = tf.keras.models.load_model(runs / name / 'final_model.keras', compile=False)
+    assert ('dropout1' in [layer.name for layer in model.layers]) == (name == 'dropout')
+    x = np.random.default_rng(0).random((5, *model.input_shape[1:]), np.float32)
+    np.save(tmp_path / 'x.npy', x)
+    code = (
+        'import sys\nimport numpy as np\nimport tensorflow as tf\n'
+        f'model = tf.keras.models.load_model({str(runs / name / "final_model.keras")!r})\n'
+        'np.save("y.npy", model.predict(np.load("x.npy"), verbose=0))\n'
+        'try:\n  import quap_tff\nexcept ImportError:\n  print("without quap_tff")\n'
+    )
+    elsewhere = [path for path in sys.path if path and not os.path.isdir(os.path.join(path, 'quap_tff'))]
+    done = subprocess.run(
+        [sys.executable, '-c', code], cwd=tmp_path, check=True, timeout=120, capture_output=True, text=True,
+        env={**os.environ, 'PYTHONPATH': os.pathsep.join(elsewhere)},
+    )
+    assert done.stdout == 'without quap_tff\n'
+    np.testing.assert_allclose(np.load(tmp_path / 'y.npy'), model.predict(x, verbose=0), rtol=1e-5)
