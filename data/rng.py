@@ -12,6 +12,7 @@ STREAMS = {
     'cohort': 4,
     'availability': 5,
     'test_split': 6,
+    'glyphs': 7,
 }
 
 

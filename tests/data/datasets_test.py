@@ -113,6 +113,28 @@ class TestDigits:
     assert seen == [(1, 3), (2, 3), (3, 3)]
 
 
+class TestGlyphs:
+
+  def test_every_glyph_has_its_share_of_both_parts(self):
+    fed = data.load('glyphs:classes=3,copies=14', num_clients=2, partition='iid')
+    assert (fed.num_classes, fed.num_examples, fed.input_shape) == (3, 36, (28, 28, 1))
+    assert np.bincount(fed.test.y).tolist() == [2, 2, 2]
+    assert np.bincount(np.concatenate([c.y for c in fed.clients])).tolist() == [12, 12, 12]
+    assert fed.test.x.min() == 0 and 0.9 < fed.test.x.max() <= 1
+    # One glyph's drawings differ, and are nearer to each other than to those of the others.
+    x, y = np.concatenate([c.x for c in fed.clients]), np.concatenate([c.y for c in fed.clients])
+    means = np.stack([x[y == label].mean(axis=0) for label in range(3)])
+    distances = np.square(fed.test.x[:, None] - means).sum(axis=(2, 3, 4))
+    assert np.mean(distances.argmin(axis=1) == fed.test.y) > 0.6
+    assert len({one.tobytes() for one in x}) == 36
+
+  def test_glyphs_are_the_same_for_every_seed_of_a_run(self):
+    first, second = (data.load('glyphs:classes=2,copies=7', seed=seed, num_clients=2) for seed in (1, 2))
+    np.testing.assert_array_equal(first.test.x, second.test.x)
+    other = data.load('glyphs:classes=2,copies=7,alphabet=1', num_clients=2)
+    assert not np.array_equal(first.test.x, other.test.x)
+
+
 class TestNpz:
 
   def test_pixels_are_scaled_and_labels_stay_with_them(self, tmp_path):
