@@ -269,8 +269,8 @@ class AdaptiveClip(_Mechanism):
 class PtAdp(_Mechanism):
   """An interpretation: clip and critical layers by their flags, as in quap; budgets by `plans.PtAdp`.
 
-  The noise is as large as the sum of what each client would have added, and is drawn at the server. There is no warm-up:
-  warm-up is for participation rates, which these budgets do not follow.
+  The noise is as large as the sum of what each client would have added, and is drawn at the server. There is no
+  warm-up: warm-up is for participation rates, which these budgets do not follow.
   """
 
   unused = _TUNING | _OF_BUDGETS
@@ -513,7 +513,8 @@ def post_processing(values: Any, plan: plans.Plan) -> str:
   averaging = averaging_of(values, plan)
   text = f'The server optimizer {values.server_optimizer} is applied to the noised sums.'
   if averaging != postprocessing.LastIterate():
-    text += f' What is published is an average of the weights of all rounds: {averaging}.'
+    name, = (name for name, kind in postprocessing.AVERAGINGS.items() if kind is type(averaging))
+    text += f' What is published is an average of the weights of all rounds: {registry.format_spec(name, averaging)}.'
   if values.shrinkage != 1:
     text += f' The weights are multiplied by {values.shrinkage:g}.'
   return text
