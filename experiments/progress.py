@@ -3,12 +3,15 @@
 import math
 import sys
 import time
-from typing import Any, Mapping, Optional
+from typing import Any, List, Mapping, Optional, Sequence
 
 import tqdm
 
 # In a log file, a line at least this often (seconds) and otherwise at every tenth of the run.
 _SECONDS_BETWEEN_LINES = 60
+_BAR = 'round {n_fmt}/{total_fmt} |{bar}| {remaining} left{postfix}'
+# Where the terminal does not tell its width; and the least width of the bar itself.
+_COLUMNS, _LEAST_BAR = 80, 3
 
 
 def make(kind: str, first_round: int, last_round: int) -> 'Progress':
@@ -35,19 +38,26 @@ class Progress:
 
 
 class Bar(Progress):
-  """A tqdm bar."""
+  """A tqdm bar on one row of the terminal: of a narrow one, the last of the round's figures are left out."""
 
   def __init__(self, first_round, last_round):
     super().__init__(first_round, last_round)
     self._accuracy = None
     self._bar = tqdm.tqdm(
-        total=last_round, initial=first_round - 1, desc='round', file=sys.stderr, dynamic_ncols=True, unit='round'
+        total=last_round, initial=first_round - 1, file=sys.stderr, dynamic_ncols=True, bar_format=_BAR
     )
 
   def update(self, round_num, row):
     self._accuracy = row.get('test_accuracy', self._accuracy)
-    self._bar.set_postfix_str(_figures(row, self._accuracy), refresh=False)
+    self._bar.set_postfix_str(self._fitting(_figures(row, self._accuracy)), refresh=False)
     self._bar.update(round_num - self._bar.n)
+
+  def _fitting(self, figures: Sequence[str]) -> str:
+    columns = self._bar.format_dict['ncols'] or _COLUMNS
+    room = columns - len(f'round {self._last}/{self._last} || 0:00:00 left, ') - _LEAST_BAR
+    while figures and len(' '.join(figures)) > room:
+      figures = figures[:-1]
+    return ' '.join(figures)
 
   def note(self, text):
     self._bar.write(text, file=sys.stderr)
@@ -73,13 +83,15 @@ class Lines(Progress):
     self._last_line = now
     left = (now - self._begin) / (round_num - self._first + 1) * (self._last - round_num)
     clock = tqdm.tqdm.format_interval(left)
-    print(f'round {round_num}/{self._last}  {_figures(row, self._accuracy)}  {clock} left', file=sys.stderr, flush=True)
+    figures = ' '.join(_figures(row, self._accuracy))
+    print(f'round {round_num}/{self._last}  {figures}  {clock} left', file=sys.stderr, flush=True)
 
   def note(self, text):
     print(text, file=sys.stderr, flush=True)
 
 
-def _figures(row: Mapping[str, Any], accuracy: Optional[float]) -> str:
+def _figures(row: Mapping[str, Any], accuracy: Optional[float]) -> List[str]:
+  """The round's figures in the papers' symbols, the most telling first; ε is the round's nominal budget."""
   tested = f'{accuracy:.1%}' if accuracy is not None else '-'
 
   def shown(name, form):
@@ -87,8 +99,7 @@ def _figures(row: Mapping[str, Any], accuracy: Optional[float]) -> str:
     value = row.get(name, math.nan)
     return '-' if math.isnan(value) else format(value, form)
 
-  # The round's figures in the papers' symbols; ε is the round's nominal budget.
-  return (
-      f'loss={shown("train_loss", ".3f")} test={tested} ε={shown("epsilon", ".4f")} '
-      f'C={shown("clipping_norm", ".3g")} σ={shown("sigma", ".3g")}'
-  )
+  return [
+      f'loss={shown("train_loss", ".3f")}', f'test={tested}', f'ε={shown("epsilon", ".4f")}',
+      f'C={shown("clipping_norm", ".3g")}', f'σ={shown("sigma", ".3g")}',
+  ]

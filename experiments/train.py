@@ -3,9 +3,10 @@ r"""Trains QuAP-FL, or a method that it is compared with.
     python -m experiments.train --flagfile=experiments/presets/demo.flags
     python -m experiments.train --flagfile=experiments/presets/mnist_2025.flags --data_dir=… --output_dir=runs/mnist
 
-Progress goes to standard error, the summary to standard output; its last line is one JSON object. Exit status: 0 when
-the run is done, 1 for a wrong flag or a failure, 130 when it was interrupted (by Ctrl-C or SIGTERM; the same command
-continues it, given an --output_dir).
+Progress goes to standard error, the summary to standard output: 24 rows of 80 columns, whose last line is one JSON
+object with the keys of summary.json and shorter values (see `final_summary`). Exit status: 0 when the run is done, 1 for
+a wrong flag or a failure, 130 when it was interrupted (by Ctrl-C or SIGTERM; the same command continues it, given an
+--output_dir).
 """
 
 import os
@@ -14,15 +15,16 @@ import os
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 import contextlib
-import json
 import sys
 from typing import Any, List
 
 from experiments import command_line
+from experiments import final_summary
 from experiments import flags as experiment_flags
 from experiments import interrupts
 from experiments import methods
 from quap_tff import lazy
+from quap_tff.accounting import protection as protections
 
 # What loads TensorFlow: not before the flags are found right.
 certificates = lazy.module('experiments.certificates')
@@ -126,6 +128,8 @@ def _announce(experiment, values, directory):
       f'{len(federation.test):,} test examples; model {experiment.model}.',
       file=sys.stderr,
   )
+  for line in _sentences(experiment.plan.protection)[1]:
+    print(line, file=sys.stderr)
   if values.noise_seed is not None:
     print(
         f'--noise_seed={values.noise_seed} makes the noise reproducible: whoever knows the seed can subtract it. '
@@ -135,22 +139,26 @@ def _announce(experiment, values, directory):
 
 
 def _print_summary(result, report, summary):
-  state = 'Interrupted after' if result.interrupted else 'Done:'
-  earlier = result.round_num - result.rounds_run
-  before = f', {earlier} of them before' if earlier else ''
-  print(f'\n{state} {result.round_num} of {summary["planned_rounds"]} planned rounds{before}; {result.seconds:.1f} s.')
-  if result.interrupted:
-    print('The same command continues it.' if summary['output_dir'] else 'Without --output_dir nothing is kept.')
-  print(f'Test accuracy {result.test["accuracy"]:.2%}, loss {result.test["loss"]:.4f}.')
-  print(report)
-  if summary['output_dir']:
-    print(f'Results: {summary["output_dir"]}')
-  print(json.dumps(summary, allow_nan=False), flush=True)
+  covered, _ = _sentences(report.protection)
+  print(f'\n{final_summary.text(summary, covered, result.rounds_run, result.seconds)}')
+  print(final_summary.line(summary), flush=True)
+
+
+def _sentences(protection):
+  """What the noise covers and what it does not, for the end of a run; and what else is said of it, for the beginning."""
+  lines = protection.text.splitlines()
+  covered, others = lines[:1], [line for line in lines[1:] if line != protection.statement]
+  if protection.covers != protections.RELEASED_MODEL:  # There the guarantee says it.
+    covered.append(protection.statement)
+  about_logs = [line for line in others if line == protections.EXACT_LOGS]
+  if protection.covers == protections.NOTHING:  # Elsewhere the statement says it.
+    covered += about_logs
+  return covered, [line for line in others if line not in about_logs]
 
 
 def _print_kept(summary: Any):
-  print(f'Test accuracy {summary["test_accuracy"]:.2%}. Results: {summary["output_dir"]}')
-  print(json.dumps(summary, allow_nan=False), flush=True)
+  print(final_summary.text(summary))
+  print(final_summary.line(summary), flush=True)
 
 
 def _show_reading(done, total):

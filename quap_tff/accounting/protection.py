@@ -32,6 +32,7 @@ class Protection(NamedTuple):
 
 # Exact functions of clients' data that may be released beside a model.
 TRAINING_METRICS = 'training metrics of clients, which --noclient_metrics withholds'
+EXACT_LOGS = 'Training loss, training accuracy, update norms and signal norms in the logs are exact and not protected.'
 CLIENTS_TESTS = 'figures on test examples of the clients themselves'
 
 
@@ -89,9 +90,7 @@ def of_noise(covered: str, reasons: Sequence[str], seed_is_known: bool, exact_lo
     covers, statement = RELEASED_MODEL, 'Every released number is noised: formal figures hold for the released model.'
   lines = [covered, statement]
   if TRAINING_METRICS in exact_logs:
-    lines.append(
-        'Training loss, training accuracy, update norms and signal norms in the logs are exact and not protected.'
-    )
+    lines.append(EXACT_LOGS)
   return Protection(covers, statement, '\n'.join(lines))
 
 

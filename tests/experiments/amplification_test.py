@@ -24,9 +24,10 @@ _BERNOULLI, _UNIFORM = '--participation=bernoulli:q=0.9', '--participation=unifo
     # Exact metrics tell who took part.
     (['--algorithm=tff_dp_fedavg', _BERNOULLI, '--client_metrics'], None),
 ])
-def test_amplification_is_counted_only_where_it_is_earned(arguments, amplification, capsys):
-  assert harness.main(*harness.TINY, '--stop_after=2', '--noclient_metrics', *arguments) == 0
-  formal = harness.last_line(capsys.readouterr().out)['formal']
+def test_amplification_is_counted_only_where_it_is_earned(arguments, amplification, tmp_path):
+  run = tmp_path / 'run'
+  assert harness.main(*harness.TINY, '--stop_after=2', '--noclient_metrics', f'--output_dir={run}', *arguments) == 0
+  formal = harness.summary(run)['formal']
   found = {figure['amplification'].partition(';')[0].partition(',')[0] for figure in formal['figures']} - {'none'}
   assert found == ({amplification.partition(',')[0]} if amplification else set())
   assert bool(amplification) != any('No amplification' in note for note in formal['notes'])

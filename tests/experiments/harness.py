@@ -130,6 +130,11 @@ def strict_json(text: str) -> Any:
   return json.loads(text, parse_constant=refuse)
 
 
+def summary(directory: Any) -> Dict[str, Any]:
+  """A run's summary.json."""
+  return strict_json((pathlib.Path(directory) / 'summary.json').read_text(encoding='utf-8'))
+
+
 def last_line(out: str) -> Dict[str, Any]:
   """The JSON object on the last line of standard output."""
   return strict_json(out.splitlines()[-1])

@@ -1,8 +1,16 @@
 """Progress: a bar on a terminal, a few lines in a log, nothing on standard output."""
 
+import contextlib
+import fcntl
 import io
 import math
+import os
+import pty
+import struct
 import sys
+import termios
+
+import pytest
 
 from experiments import progress
 
@@ -94,3 +102,23 @@ class TestBar:
     assert '5/5' in shown and 'loss=1.235' in shown and 'test=50.0%' in shown
     assert 'round 3: nobody took part' in shown
     assert capsys.readouterr().out == ''
+
+  @pytest.mark.parametrize('columns', [40, 60, 80, 200])
+  @pytest.mark.parametrize('last', [5, 1000000])
+  def test_stays_on_one_row_of_the_terminal(self, columns, last, monkeypatch):
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack('HHHH', 24, columns, 0, 0))
+    with os.fdopen(slave, 'w', encoding='utf-8') as terminal:
+      monkeypatch.setattr(sys, 'stderr', terminal)
+      display = progress.make('auto', 1, last)
+      assert isinstance(display, progress.Bar)
+      _run(display, 1, 5)
+    shown = b''
+    with contextlib.suppress(OSError), os.fdopen(master, 'rb', buffering=0) as reader:  # The end of a terminal is an error.
+      while True:
+        shown += reader.read(4096)
+    rows = [row for row in shown.decode().replace('\n', '\r').split('\r') if row]
+    assert max(map(len, rows)) <= columns
+    assert f'5/{last} |' in rows[-1] and ' left' in rows[-1]
+    assert ('loss=1.235' in rows[-1]) == (columns >= 60) and ('ε=0.0300' in rows[-1]) == (columns >= 80)
+    assert ('σ=0.25' in rows[-1]) == (columns == 200 or (columns == 80 and last == 5))

@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 
+from experiments import final_summary
 from quap_tff import accounting
 from tests.experiments import harness
 
@@ -219,7 +220,8 @@ class TestFinishedRun:
     out, err = capsys.readouterr()
     assert harness.files(finished_run) == before
     assert 'finished already' in err
-    assert harness.last_line(out) == json.loads((finished_run / 'summary.json').read_text())
+    assert out.splitlines()[-1] == final_summary.line(harness.summary(finished_run))
+    assert out.startswith('Model, plot and all figures: ') and 'Guarantee: none.' in out
 
   def test_other_flags_are_named_with_both_values(self, finished_run, capsys):
     before = harness.files(finished_run)
@@ -358,7 +360,7 @@ class TestSummary:
     assert summary['nominal_epsilon_max'] is summary['nominal_epsilon_mean'] is summary['nominal_delta_max'] is None
     assert summary['model_protected'] is False
     assert 'nothing is protected' in out and 'Nominal' not in out
-    assert harness.strict_json((output_dir / 'summary.json').read_text()) == summary
+    assert out.splitlines()[-1] == final_summary.line(harness.summary(output_dir))
     harness.strict_json((output_dir / 'run.json').read_text())
     assert (output_dir / 'plot.png').stat().st_size > 1000
 
@@ -368,7 +370,7 @@ class TestSummary:
   def test_noise_everywhere_covers_the_model_if_nothing_exact_is_kept(self, metrics, covers, capsys, output_dir):
     assert _run(output_dir, '--algorithm=fixed_dp', '--rounds=2', '--epsilon=0.5', metrics) == 0
     out = capsys.readouterr().out
-    summary = harness.last_line(out)
+    summary = harness.summary(output_dir)
     assert summary['model_protected'] is True
     assert summary['formal']['covers'] == covers
     # z = √(2·ln(1.25/δ))/0.25 = 19.4 in each of two rounds, by dp-accounting's exact composition of Gaussians.
@@ -427,8 +429,7 @@ class TestSummary:
     for before, row in zip(rows, rows[1:]):
       if row['round'] in empty:
         assert (row['test_accuracy'], row['test_loss']) == (before['test_accuracy'], before['test_loss'])
-    harness.strict_json((output_dir / 'summary.json').read_text())
-    assert harness.last_line(out)['rounds'] == 8
+    assert harness.summary(output_dir)['rounds'] == 8
     assert (output_dir / 'plot.png').stat().st_size > 1000
 
   def test_nobody_ever(self, output_dir, capsys):

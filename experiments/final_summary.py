@@ -1,0 +1,138 @@
+"""What `experiments.train` prints at the end: a few lines for people, then one line of JSON for scripts.
+
+Together they fit a terminal of 24 rows and 80 columns, and the last lines for people are the accuracy and the guarantee.
+All figures are in summary.json, which a run with an --output_dir leaves. The line of JSON has the same keys with shorter
+values: `protection` is cut to a sentence, and `formal` keeps `covers`, `delta` and one or two of its `figures`: the exact
+one without amplification, and the smallest with amplification if there is one. No TensorFlow is loaded here.
+"""
+
+import json
+import math
+from typing import Any, Dict, List, Mapping, Optional, Sequence
+
+from experiments import command_line
+from experiments import run_directory
+from quap_tff.accounting import history
+from quap_tff.accounting import protection as protections
+
+_FORMAL_KEYS = ('covers', 'delta')
+_FIGURE_KEYS = ('accountant', 'neighbours', 'amplification', 'epsilon_max')
+_SHORT_NEIGHBOURS = {
+    history.ZERO_OUT: 'zero-out', history.REPLACE_ONE: 'replace one', history.ADD_OR_REMOVE: 'add or remove'
+}
+_SHORT_PROTECTION = {
+    protections.RELEASED_MODEL: 'Every released number is noised.',
+    protections.WEIGHTS_ONLY: 'Every weight is noised, and exact figures are logged beside them.',
+    protections.NOTHING: 'No finite ε for the released model.',
+}
+
+
+def line(summary: Mapping[str, Any]) -> str:
+  """The line of JSON for a summary as summary.json has it."""
+  short, formal = dict(summary), summary['formal']
+  short['protection'] = _SHORT_PROTECTION[protections.NOTHING if formal is None else formal['covers']]
+  if formal is not None:
+    figures = [{key: figure[key] for key in _FIGURE_KEYS} for figure in _headline(formal)]
+    for figure in figures:
+      figure['neighbours'] = _relation(figure)
+      figure['amplification'] = figure['amplification'].partition(';')[0]
+    short['formal'] = {**{key: formal[key] for key in _FORMAL_KEYS}, 'figures': figures}
+  return json.dumps(short, allow_nan=False, separators=(',', ':'))
+
+
+def text(
+    summary: Mapping[str, Any], covered: Sequence[str] = (), rounds_run: Optional[int] = None,
+    seconds: Optional[float] = None
+) -> str:
+  """The lines for people.
+
+  Args:
+    summary: As summary.json has it.
+    covered: What noise covers, and what is logged beside it, a sentence each; none for a run that was finished before.
+    rounds_run: The rounds of this process; None if there was nothing to run.
+    seconds: That these rounds took.
+  """
+  paragraphs = []
+  if rounds_run is not None:
+    state = 'Interrupted after' if summary['interrupted'] else 'Done:'
+    earlier = summary['rounds'] - rounds_run
+    before = f', {earlier} of them before' if earlier else ''
+    paragraphs.append(
+        f'{state} {summary["rounds"]} of {summary["planned_rounds"]} planned rounds{before}; {seconds:.1f} s.'
+    )
+    paragraphs += covered
+    paragraphs += _nominal(summary)
+    paragraphs += (summary['formal'] or {}).get('notes', [])
+  paragraphs += _what_is_kept(summary)
+  paragraphs.append(f'Test accuracy {summary["test_accuracy"]:.2%}{_loss(summary)}.')
+  paragraphs.append(guarantee(summary))
+  return '\n'.join(row for paragraph in paragraphs for row in command_line.filled(paragraph))
+
+
+def guarantee(summary: Mapping[str, Any]) -> str:
+  """What is proven about the release, in plain words."""
+  formal = summary['formal']
+  figures = _headline(formal) if formal is not None else []
+  if not figures or figures[0]['epsilon_max'] is None:
+    return 'Guarantee: none. The released model has no finite ε.'
+  exact, *amplified = figures
+  is_ideal = any('ideal' in note for note in formal['notes'])
+  is_all = formal['covers'] == protections.RELEASED_MODEL
+  said = (
+      f'Guarantee{", if the noise were ideal" if is_ideal else ""}: the {"released model is" if is_all else "weights are"}'
+      f' differentially private with {_bound(exact)} at δ = {formal["delta"]:g} for each client and all of its data.'
+  )
+  for figure in amplified:
+    if figure['epsilon_max'] < exact['epsilon_max']:
+      said += f' If the cohorts stay secret, {_bound(figure)}.'
+  if not is_all:
+    said += ' The exact figures logged beside them have no finite ε: keep them secret.'
+  return said
+
+
+def _headline(formal: Mapping[str, Any]) -> List[Dict[str, Any]]:
+  """The exact figure without amplification, and the smallest one with it, if there is one."""
+  plain = [figure for figure in formal['figures'] if figure['amplification'] == 'none']
+  exact = [figure for figure in plain if figure['accountant'] == 'gaussian_exact'] or plain
+  amplified = [
+      figure for figure in formal['figures'] if figure['amplification'] != 'none' and figure['epsilon_max'] is not None
+  ]
+  return exact[:1] + sorted(amplified, key=lambda figure: figure['epsilon_max'])[:1]
+
+
+def _relation(figure) -> str:
+  return _SHORT_NEIGHBOURS.get(figure['neighbours'], figure['neighbours'])
+
+
+def _bound(figure) -> str:
+  return f'ε ≤ {_rounded_up(figure["epsilon_max"])} ({_relation(figure)})'
+
+
+def _nominal(summary) -> List[str]:
+  if summary['nominal_epsilon_max'] is None:
+    return []
+  return [
+      f'Nominal (no guarantee): ε mean {summary["nominal_epsilon_mean"]:.4g}, max {summary["nominal_epsilon_max"]:.4g}, '
+      f'δ up to {summary["nominal_delta_max"]:.3g}, by plain sums.'
+  ]
+
+
+def _what_is_kept(summary) -> List[str]:
+  folder = summary['output_dir']
+  if summary['interrupted']:
+    return [f'The same command continues it: {folder}' if folder else 'Without --output_dir nothing is kept.']
+  if not folder:
+    return ['For the model, a plot and all figures, name a folder: --output_dir=FOLDER.']
+  return [f'Model, plot and all figures: {folder} ({run_directory.PLOT}, {run_directory.SUMMARY})']
+
+
+def _loss(summary) -> str:
+  return '' if summary['test_loss'] is None else f', loss {summary["test_loss"]:.4f}'
+
+
+def _rounded_up(epsilon: float) -> str:
+  """Four digits, never less than the figure itself by more than its own rounding errors."""
+  if epsilon == 0:
+    return '0'
+  unit = 10.0**(math.floor(math.log10(epsilon)) - 3)
+  return f'{math.ceil(epsilon / unit - 1e-6) * unit:.4g}'

@@ -1,0 +1,115 @@
+"""What a run prints last: it fits a terminal, ends with accuracy and guarantee, and its last line is short JSON."""
+
+import math
+
+import pytest
+
+from experiments import final_summary
+from quap_tff import accounting
+from tests.experiments import harness
+
+_ROWS, _COLUMNS = 24, 80
+
+METHODS = [
+    (['--algorithm=quap', '--model=digits_cnn'], 'Guarantee: none. The released model has no finite ε.'),
+    (['--algorithm=fixed_dp', '--noclient_metrics'], 'Guarantee: the released model is differentially private'),
+    (['--algorithm=fixed_dp'], 'Guarantee: the weights are differentially private'),
+    (['--algorithm=tff_dp_fedavg', '--noclient_metrics', '--participation=bernoulli:q=0.4'],
+     'Guarantee, if the noise were ideal: the released model'),
+    (['--algorithm=certified:quantile=0.5,count_stddev=2'], 'Guarantee: the released model is differentially private'),
+]
+
+
+def _rows(text):
+  """Rows on the terminal: long lines are wrapped."""
+  return sum(max(1, math.ceil(len(line) / _COLUMNS)) for line in text.splitlines())
+
+
+def _figure(accountant, amplification='none', epsilon=1.0, neighbours=accounting.ADD_OR_REMOVE):
+  return dict(
+      accountant=accountant, amplification=amplification, neighbours=neighbours, epsilon_max=epsilon,
+      epsilon_mean=epsilon, epsilon_median=epsilon,
+  )
+
+
+def _summary(**changes):
+  formal = {
+      'covers': 'released model', 'statement': 'Every number.', 'delta': 1e-5, 'unit': 'one client', 'notes': [],
+      'figures': [_figure('gaussian_exact', epsilon=3.00001), _figure('basic', epsilon=9.0)],
+  }
+  return {
+      'rounds': 8, 'planned_rounds': 8, 'interrupted': False, 'test_accuracy': 0.5, 'test_loss': 1.0,
+      'nominal_epsilon_max': None, 'nominal_epsilon_mean': None, 'nominal_delta_max': None,
+      'protection': 'Every released number is noised.', 'formal': {**formal, **changes.pop('formal', {})},
+      'output_dir': '/a/folder', **changes,
+  }
+
+
+class TestRun:
+
+  @pytest.mark.parametrize('arguments, said', METHODS, ids=lambda value: value[0] if isinstance(value, list) else '')
+  def test_fits_the_terminal_and_ends_with_accuracy_and_guarantee(self, arguments, said, tmp_path, capsys):
+    folder = tmp_path / 'run'
+    assert harness.main(*harness.TINY, '--rounds=3', '--epsilon=1', f'--output_dir={folder}', *arguments) == 0
+    out = capsys.readouterr().out
+    # As from a folder with a short name, which pytest's is not.
+    assert _rows(out.replace(str(folder), 'runs/demo')) <= _ROWS
+    *lines, json_line = out.splitlines()
+    assert all(len(line) <= _COLUMNS or str(folder) in line for line in lines)
+    end = ' '.join(lines[next(i for i, line in enumerate(lines) if line.startswith('Test accuracy')):])
+    assert said in end and 'ormal ε' not in end
+    kept = harness.strict_json((folder / 'summary.json').read_text())
+    assert set(harness.strict_json(json_line)) == set(kept)
+    assert ('Nominal (no guarantee)' in out) == (kept['nominal_epsilon_max'] is not None)
+
+  def test_the_plot_is_offered(self, tmp_path, capsys):
+    assert harness.main(*harness.TINY, '--rounds=1', '--epsilon=0.5') == 0
+    assert 'a plot and all figures, name a folder: --output_dir=FOLDER' in capsys.readouterr().out
+    assert harness.main(*harness.TINY, '--rounds=1', '--epsilon=0.5', f'--output_dir={tmp_path / "run"}') == 0
+    assert 'plot.png' in capsys.readouterr().out and (tmp_path / 'run' / 'plot.png').exists()
+
+
+class TestLine:
+
+  def test_scalars_stay_and_what_is_long_is_cut(self):
+    sampled = [_figure(name, 'Poisson sampling, q = 0.4; assumes', epsilon) for name, epsilon in
+               (('rdp', 0.6), ('pld', 0.5))]
+    summary = _summary(formal={'figures': [*_summary()['formal']['figures'], *sampled]}, protection='Long. ' * 50)
+    short = harness.strict_json(final_summary.line(summary))
+    assert set(short) == set(summary)
+    scalars = {key for key, value in summary.items() if not isinstance(value, dict)} - {'protection'}
+    assert all(short[key] == summary[key] for key in scalars)
+    assert short['protection'] == 'Every released number is noised.'
+    assert [figure['accountant'] for figure in short['formal']['figures']] == ['gaussian_exact', 'pld']
+    assert short['formal']['figures'][1]['amplification'] == 'Poisson sampling, q = 0.4'
+
+  def test_no_formal_figures(self):
+    short = harness.strict_json(final_summary.line({**_summary(), 'formal': None, 'protection': 'Long. ' * 50}))
+    assert short['formal'] is None and short['protection'] == 'No finite ε for the released model.'
+
+
+class TestGuarantee:
+
+  def test_is_never_below_the_figure(self):
+    assert 'ε ≤ 3.001 ' in final_summary.guarantee(_summary())
+
+  def test_the_exact_figure_is_taken_not_a_looser_one(self):
+    reversed_figures = {'figures': _summary()['formal']['figures'][::-1]}
+    assert '3.001' in final_summary.guarantee(_summary(formal=reversed_figures))
+
+  def test_amplification_is_said_with_its_condition(self):
+    figures = [*_summary()['formal']['figures'], _figure('pld', 'Poisson sampling, q = 0.4; assumes', 0.5)]
+    text = final_summary.guarantee(_summary(formal={'figures': figures}))
+    assert 'If the cohorts stay secret, ε ≤ 0.5 (add or remove).' in text
+
+  def test_amplification_that_does_not_help_is_left_out(self):
+    figures = [*_summary()['formal']['figures'], _figure('rdp', '3 of 8 clients; assumes', 5.0)]
+    assert 'secret' not in final_summary.guarantee(_summary(formal={'figures': figures}))
+
+  def test_a_round_without_noise_leaves_none(self):
+    text = final_summary.guarantee(_summary(formal={'figures': [_figure('gaussian_exact', epsilon=None)]}))
+    assert text == 'Guarantee: none. The released model has no finite ε.'
+
+  def test_relations_have_short_names(self):
+    figures = [_figure('gaussian_exact', neighbours=accounting.ZERO_OUT)]
+    assert 'ε ≤ 1 (zero-out)' in final_summary.guarantee(_summary(formal={'figures': figures}))
