@@ -1,6 +1,7 @@
 """Privacy budgets of clients and rounds, ε_base = ε_total / T.
 
-The budgets are nominal: what they mean for privacy is said by `quap_tff.accounting`. ε is in nats. A new rule for the
+The budgets are nominal; `quap_tff.accounting` says what they mean for privacy. ε is in nats. Equations: docs/method.md,
+sections 5.1 and 5.2. A new rule for the
 clients' budgets is a class, given as `BudgetConfig(client_rule=…)`; one for the round's budget is a line in
 `ROUND_RULES`.
 """
@@ -25,10 +26,10 @@ class ClientBudgetRule(abc.ABC):
   Methods take a `BudgetConfig` for ε_base, α and β. Most rules need `largest` and `budgets` only.
 
   Attributes:
-    needs_cohort: Whether a budget takes more than the client's own participation rate: then the server settles it once
-      the cohort is known, and clients cannot draw noise for it themselves.
-    observes_updates: Whether each client reports a number about its update (`observe`), by which later budgets go: an
-      exact function of its data, which no privacy figure covers.
+    needs_cohort: Whether a budget depends on more than the client's own participation rate. Then the server computes it
+      once the cohort is known, and clients cannot draw the noise for it themselves.
+    observes_updates: Whether each client reports a number about its update (`observe`) on which later budgets depend:
+      an exact function of its data, which no privacy figure covers.
   """
 
   needs_cohort: bool = False
@@ -45,17 +46,17 @@ class ClientBudgetRule(abc.ABC):
     Args:
       config: The budget's parameters.
       state: The rule's state after round t-1.
-      client_ids: int64[M], the cohort; only rules of `needs_cohort` look at it and at `state`.
-      rates: p_i(t), a float array of any shape, [M] for rules of `needs_cohort`.
+      client_ids: int64[M], the cohort; only rules with `needs_cohort` use it and `state`.
+      rates: p_i(t), a float array of any shape, [M] for rules with `needs_cohort`.
 
     Returns:
-      Of the shape and dtype of `rates`.
+      An array with the shape and dtype of `rates`.
     """
 
   def initial_state(
       self, config: BudgetConfig, num_clients: int, critical_shapes: Sequence[Any]
   ) -> 'collections.OrderedDict[str, Any]':
-    """Server state before round 1, by name; nothing for rules without.
+    """Server state before round 1, by name; empty for rules without state.
 
     Args:
       config: The budget's parameters.
@@ -71,7 +72,7 @@ class ClientBudgetRule(abc.ABC):
     return []
 
   def observe(self, critical_update: Sequence[Any], announced: Any) -> Any:
-    """What a client reports of the critical part of its finite update: a float32 scalar."""
+    """What a client reports about the critical part of its finite update: a float32 scalar."""
     raise NotImplementedError
 
   def next_state(self, config: BudgetConfig, state: Any, client_ids: Any, budgets: Any, observations: Any) -> Any:
@@ -81,7 +82,7 @@ class ClientBudgetRule(abc.ABC):
       config: The budget's parameters.
       state: The state after round t-1.
       client_ids: int64[M], the cohort, possibly nobody.
-      budgets: float32[M], what they were given.
+      budgets: float32[M], the budgets of the cohort.
       observations: float32[M], from `observe`; 0 where an update was not finite, and for rules that observe nothing.
     """
     del config, client_ids, budgets, observations
@@ -95,7 +96,7 @@ class ClientBudgetRule(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Participation(ClientBudgetRule):
-  """ε_i(t) = ε_base·(1 + α·exp(-β·p_i(t))): who takes part often gets less."""
+  """ε_i(t) = ε_base·(1 + α·exp(-β·p_i(t))): clients that take part often get less."""
 
   def largest(self, config):
     return config.epsilon_base * (1 + config.alpha)
@@ -122,10 +123,10 @@ class BudgetConfig:
   Attributes:
     epsilon_total: ε_total > 0, spread evenly over the planned rounds.
     num_rounds: T, the planned rounds.
-    alpha: α >= 0, how much larger the budget of a client that is never there is.
-    beta: β > 0, how fast the extra fades as the participation rate grows.
-    round_rule: How the cohort's budgets give the round's, a key of `ROUND_RULES`.
-    client_rule: How the clients get theirs. None: `Uniform` if the round's rule is 'uniform', else `Participation`.
+    alpha: α >= 0, how much larger the budget of a client is that never takes part.
+    beta: β > 0, how fast the extra budget fades as the participation rate grows.
+    round_rule: How the round's budget follows from the cohort's, a key of `ROUND_RULES`.
+    client_rule: The clients' budgets. None: `Uniform` if the round's rule is 'uniform', else `Participation`.
   """
 
   epsilon_total: float = 6.0
@@ -146,13 +147,13 @@ class BudgetConfig:
     name = type(self.rule).__name__
     if self.round_rule == 'uniform' and not isinstance(self.rule, Uniform):
       raise ValueError(
-          f'Round budget rule \'uniform\' gives everyone ε_base, and client_rule is {name}: leave client_rule out, or '
-          f'choose another round budget rule of {", ".join(ROUND_RULES)}.'
+          f'Round budget rule \'uniform\' gives everyone ε_base, but client_rule is {name}. Leave client_rule out, or '
+          f'choose another round budget rule: {", ".join(ROUND_RULES)}.'
       )
     if self.round_rule == 'cohort_mean_rate' and self.rule.needs_cohort:
       raise ValueError(
-          f'Round budget rule \'cohort_mean_rate\' takes budgets that follow from participation rates, and those of '
-          f'{name} do not: choose another one of {", ".join(ROUND_RULES)}.'
+          f'Round budget rule \'cohort_mean_rate\' needs budgets that follow from participation rates, but those of '
+          f'{name} do not. Choose another round budget rule: {", ".join(ROUND_RULES)}.'
       )
 
   @property
@@ -190,11 +191,11 @@ def client_budgets(config: BudgetConfig, rates: Any, in_warmup: Any, state: Any 
     config: The budget's parameters.
     rates: p_i(t), float array.
     in_warmup: Whether t is a warm-up round, in which every budget is ε_base.
-    state: The client rule's state after round t-1, for one of `needs_cohort`.
-    client_ids: int64[M], the cohort, for the same.
+    state: The client rule's state after round t-1, for a rule with `needs_cohort`.
+    client_ids: int64[M], the cohort, for the same rules.
 
   Returns:
-    Floats of the shape of `rates`.
+    Floats with the shape of `rates`.
   """
   base = Uniform().budgets(config, None, None, rates)
   return arrays.namespace(rates).where(in_warmup, base, config.rule.budgets(config, state, client_ids, rates))
@@ -207,12 +208,12 @@ def round_budget(config: BudgetConfig, rates: Any, in_warmup: Any, budgets: Any 
     config: The budget's parameters.
     rates: p_i(t) of the cohort, float[M].
     in_warmup: Whether t is a warm-up round.
-    budgets: ε_i(t) of the cohort, float[M]; what `client_budgets` makes of the rates if not given.
+    budgets: ε_i(t) of the cohort, float[M]; by default those of `client_budgets` for these rates.
   """
   xp = arrays.namespace(rates)
   if budgets is None:
     budgets = client_budgets(config, rates, in_warmup)
-  if xp is np and not np.size(rates):  # Over nobody, NumPy has no minimum and warns of means.
+  if xp is np and not np.size(rates):  # NumPy has no minimum of nothing, and warns about its mean.
     return np.float32(config.epsilon_base)
   base = arrays.cast(config.epsilon_base, rates.dtype) if xp is np else xp.cast(config.epsilon_base, rates.dtype)
   plain = xp.logical_or(in_warmup, xp.equal(arrays.size(rates), 0))
@@ -230,7 +231,7 @@ ROUND_RULES = {
     'cohort_mean_budget': lambda config, rates, budgets: _mean(budgets),
     # Nobody in the cohort gets more than their own budget.
     'cohort_min': lambda config, rates, budgets: arrays.namespace(budgets).min(budgets),
-    # The noise is that of all clients' own together, see `quap_tff.mechanism.round_noise`; ε_t is their mean.
+    # The noise is as large as that of all clients together, see `quap_tff.mechanism.round_noise`; ε_t is their mean.
     'each_own': lambda config, rates, budgets: _mean(budgets),
     # The baselines' choice.
     'uniform': lambda config, rates, budgets: 0.0 * _mean(rates) + config.epsilon_base,

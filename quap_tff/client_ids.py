@@ -1,7 +1,7 @@
 """Client ids on their way to the aggregator: from the client's data, by way of the update's weight.
 
 TFF takes only sequences as client data, so an id travels as a sequence of one: `<client_id=int64*, examples=D*>`. The
-client work hands it on in the weight of the update, which is how an aggregator learns whose update it holds.
+client work passes it on in the weight of the update. That is how an aggregator learns whose update it has.
 """
 
 import collections
@@ -13,9 +13,9 @@ import tensorflow_federated as tff
 from quap_tff import client_update
 
 _ADVICE = (
-    'Tip: the builders of tff.learning.algorithms hand on a plain number as the weight. Wrap the client work in '
-    'quap_tff.with_client_ids and put the process together with tff.learning.templates.compose_learning_process, or '
-    'use quap_tff.build_quap_fed_avg.'
+    'Tip: the builders of tff.learning.algorithms pass a plain number as the weight. Wrap the client work in '
+    'quap_tff.with_client_ids and build the process with tff.learning.templates.compose_learning_process, or use '
+    'quap_tff.build_quap_fed_avg.'
 )
 
 
@@ -30,7 +30,8 @@ def with_client_ids(work: tff.learning.templates.ClientWorkProcess) -> tff.learn
       work = quap_tff.with_client_ids(tff.learning.templates.build_model_delta_client_work(…))
       result_type = work.next.type_signature.result.result.member
       process = tff.learning.templates.compose_learning_process(
-          initial_weights, distributor, work, aggregator.create(result_type.update, result_type.update_weight), finalizer)
+          initial_weights, distributor, work,
+          aggregator.create(result_type.update, result_type.update_weight), finalizer)
 
   Args:
     work: For client data of some type D.
@@ -41,18 +42,18 @@ def with_client_ids(work: tff.learning.templates.ClientWorkProcess) -> tff.learn
     becomes the id -1, which the aggregators refuse.
 
   Raises:
-    TypeError: If `work` is no client work, or its clients have ids already.
+    TypeError: If `work` is not client work, or its clients have ids already.
   """
   if not isinstance(work, tff.learning.templates.ClientWorkProcess):
     raise TypeError(
-        f'work must be a tff.learning.templates.ClientWorkProcess, found {type(work).__name__}. Those of '
-        'tff.learning.templates.build_model_delta_client_work and its like are.'
+        f'work must be a tff.learning.templates.ClientWorkProcess, found {type(work).__name__}. Functions such as '
+        'tff.learning.templates.build_model_delta_client_work return one.'
     )
   state_type, weights_type, examples_type = work.next.type_signature.parameter
   if isinstance(examples_type.member, tff.StructType) and hasattr(examples_type.member, 'client_id'):
     raise TypeError(
-        f'The client data of this work have ids already: {examples_type.member}. Use it as it is: '
-        'quap_tff.build_client_work needs no quap_tff.with_client_ids.'
+        f'The client data of this work have ids already: {examples_type.member}. Use the work without '
+        'quap_tff.with_client_ids, as you would use that of quap_tff.build_client_work.'
     )
   own_type = data_type(examples_type.member)
   result_type = work.next.type_signature.result.result.member

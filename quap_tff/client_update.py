@@ -1,8 +1,8 @@
 """Local training of one client: w_local from w_global, in one `tf.while_loop` over mini-batches held in memory.
 
 The examples are tensors, not a pipeline: a step gathers its rows by a shuffled index. Everything random follows from
-(seed, round, client id): the shuffle of epoch e, the dropout masks of step s. So a client's update is the same
-whichever thread, cohort or resumed run computes it.
+(seed, round, client id): the shuffle of epoch e, the dropout masks of step s. So a client's update is the same in every
+thread, cohort and resumed run.
 """
 
 import collections
@@ -17,7 +17,7 @@ from quap_tff import dropout
 from quap_tff import seeds
 
 _SHUFFLE, _DROPOUT = 0, 1  # The two uses of a client's seed.
-_ALL_ROWS = 2**62  # A batch size that no client's data reach.
+_ALL_ROWS = 2**62  # A batch size larger than any client's data.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,9 +28,9 @@ class ClientWorkConfig:
     local_epochs: Passes over the client's examples, at least 1.
     batch_size: Examples in a step, at least 1; the last batch of an epoch holds what is left.
     learning_rate_decay: Factor of the optimizer's learning rate from one round to the next, in (0, 1].
-    max_steps: The most steps of one client in a round, at least 1; `None` for no bound.
+    max_steps: The largest number of steps of one client in a round, at least 1; `None` for no bound.
     proximal_strength: FedProx's mu >= 0: adds mu/2·‖w - w_global‖² to the loss.
-    seed: Of shuffles and dropout, a non-negative integer; `None` takes one from the operating system's entropy.
+    seed: Seed of shuffles and dropout, a non-negative integer; `None` draws one from the operating system's entropy.
   """
 
   local_epochs: int = 1
@@ -52,7 +52,7 @@ class ClientWorkConfig:
 
 
 def _plain(dataset: tf.data.Dataset) -> tf.data.Dataset:
-  # tf.data's optimizer and tuner start a thread for each iterator; there is nothing to tune in reading one element.
+  # tf.data's optimizer and tuner start a thread for each iterator, and reading one element needs no tuning.
   options = tf.data.Options()
   options.autotune.enabled = False
   options.experimental_optimization.apply_default_optimizations = False
@@ -62,7 +62,7 @@ def _plain(dataset: tf.data.Dataset) -> tf.data.Dataset:
 def read_examples(dataset: tf.data.Dataset, spec: Any) -> Any:
   """All elements of `dataset` joined along their first dimension: a tensor for each leaf of `spec`, 0 rows if empty."""
   empty = tf.nest.map_structure(lambda s: tf.zeros([0, *s.shape[1:]], s.dtype), spec)
-  # `rebatch` copies each row once and yields nothing for no rows; then the empty element is the first one.
+  # `rebatch` copies each row once. It yields nothing if there are no rows; then the empty element comes first.
   joined = dataset.rebatch(_ALL_ROWS).concatenate(tf.data.Dataset.from_tensors(empty)).take(1)
   return _plain(joined).get_single_element()
 
@@ -70,7 +70,7 @@ def read_examples(dataset: tf.data.Dataset, spec: Any) -> Any:
 def read_client_id(dataset: tf.data.Dataset) -> tf.Tensor:
   """The one id in the sequence, an int64 scalar; -1, which is nobody's, unless it holds exactly one."""
   nobody = tf.constant(-1, tf.int64)
-  # Not `reduce`: that instantiates its function anew on each call, for 4 ms.
+  # Not `reduce`, which instantiates its function again on each call; that takes 4 ms.
   ids = _plain(dataset.take(2).concatenate(tf.data.Dataset.from_tensors(nobody)).batch(3)).get_single_element()
   return tf.where(tf.equal(tf.size(ids), 2), ids[0], nobody)
 
@@ -102,12 +102,12 @@ def without_initial_weights(
 ) -> Callable[[], tff.learning.models.VariableModel]:
   """`model_fn` whose weights start at zero, for models that are given weights before they are used.
 
-  Drawing a large model's random weights costs about 1% of a client's training. And an unseeded initializer is
-  a stateful op, which a runtime may have to run in the clients' order.
+  Drawing a large model's random weights costs about 1% of a client's training. Also, an unseeded initializer is a
+  stateful op, which a runtime may have to run in the clients' order.
 
-  Other variables, such as metrics', keep their initial values. The weights are recognized by their place in the order
-  in which `model_fn` makes its variables; if a variable differs in shape or dtype from the one expected there, its
-  initial value is kept.
+  Other variables, such as those of metrics, keep their initial values. The weights are recognized by their place in the
+  order in which `model_fn` makes its variables. A variable whose shape or dtype differs from what is expected at its
+  place keeps its initial value.
   """
   created: List[tf.Variable] = []
 
@@ -150,15 +150,15 @@ def build_client_update(
   """Local training with `model`'s variables as its working memory.
 
   Args:
-    model: Made for this call: its variables are overwritten, its metrics added to.
-    optimizer: Any TFF optimizer; starts afresh for each client.
+    model: A model made for this call: its variables are overwritten, and its metrics accumulate.
+    optimizer: Any TFF optimizer. Its state starts anew for each client.
     config: See `ClientWorkConfig`.
 
   Returns:
     A `tf.function` (weights, examples, client id, round number t >= 1, seed int64[2]) -> (update, unfinalized metrics).
-    The weights are a `tff.learning.models.ModelWeights`, the examples as `read_examples` gives them; the update is
-    w_global - w_local with the structure of the trainable weights, zero for a client with no examples. It may be
-    non-finite: whoever aggregates decides about that.
+    The weights are a `tff.learning.models.ModelWeights`, and the examples come from `read_examples`. The update is
+    w_global - w_local, with the structure of the trainable weights; it is zero for a client without examples. It may
+    not be finite: the aggregator deals with that.
   """
   model_weights = tff.learning.models.ModelWeights.from_model(model)
   variables = tuple(tf.nest.flatten(model_weights.trainable))

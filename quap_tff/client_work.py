@@ -1,7 +1,7 @@
-"""Local training as a TFF `ClientWorkProcess` whose clients say who they are.
+"""Local training as a TFF `ClientWorkProcess` that reports client ids.
 
 Client data are `<client_id=int64*, examples=D*>`: TFF takes only sequences there, so the id is a sequence of one. It is
-handed on as the update's weight, which is how an aggregator learns whose update it holds.
+passed on as the update's weight. That is how an aggregator learns whose update it has.
 """
 
 import collections
@@ -25,7 +25,7 @@ def base_learning_rate(optimizer: tff.learning.optimizers.Optimizer) -> float:
   if key not in hparams:
     raise ValueError(
         f'Expected an optimizer with the hyperparameter {key!r}, found {type(optimizer).__name__} with'
-        f' {sorted(hparams)}.'
+        f' the hyperparameters {sorted(hparams)}.'
     )
   return float(hparams[key])
 
@@ -50,7 +50,7 @@ def client_data_type(input_spec: Any) -> tff.StructWithPythonType:
     input_spec: D, a batch: a structure of `tf.TensorSpec`s whose first dimension is unknown.
 
   Raises:
-    ValueError: If a leaf of `input_spec` is no dense tensor or has a fixed first dimension.
+    ValueError: If a leaf of `input_spec` is not a dense tensor, or has a fixed first dimension.
   """
   for leaf in tf.nest.flatten(input_spec):
     if not isinstance(leaf, tf.TensorSpec) or not leaf.shape.rank or leaf.shape[0] is not None:
@@ -72,8 +72,8 @@ def build_client_work(
   work) and whose weight is `<client_id=int64>`; and the measurement `train`: the model's metrics over all examples
   seen.
 
-  A client without examples gives a zero update. A non-finite update is passed on as it is. An id sequence that does not
-  hold exactly one id becomes the id -1.
+  A client without examples gives a zero update. An update that is not finite is passed on unchanged. An id sequence
+  that does not hold exactly one id becomes the id -1.
 
   Models of `quap_tff.models` draw their dropout masks from `config.seed`. A model with stock Keras `Dropout` works too,
   but then the masks, and so the update, differ from run to run. A `tff.learning.models.FunctionalModel` works as

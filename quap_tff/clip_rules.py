@@ -1,7 +1,7 @@
 """Clipping: g <- g·min(1, C/‖g‖), quantiles of norms, and the rules by which the clipping norm C moves.
 
-A clipping norm of +inf means "no bound". A norm of NaN stands for a non-finite update, left out of every quantile. A
-new rule is a class here and a line in `RULES`.
+A clipping norm of +inf means "no bound". A norm of NaN stands for an update that is not finite; quantiles leave it out.
+Equations: docs/method.md, sections 5.3 and 5.4. A new rule is a class here and a line in `RULES`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from quap_tff import gaussian
 from quap_tff import registry
 from quap_tff.lazy import tf
 
-# Larger ones would become +inf in float32, which means "no bound": neither clipped nor noised.
+# Larger norms would become +inf in float32, which means "no bound": neither clipped nor noised.
 LARGEST_NORM = 1e38
 TIMINGS = ('current', 'previous')
 
-# Each client of the cohort adds 1/2 or -1/2 to the count, centred as in the paper; one without data adds nothing.
+# Each client of the cohort adds 1/2 or -1/2 to the centred count, as in the paper. A client without data adds nothing.
 _COUNT_SENSITIVITY = 0.5
 
 
@@ -28,12 +28,12 @@ class ClipRule(abc.ABC):
   """How the clipping norm moves from round to round. Subclasses are frozen dataclasses in `RULES`.
 
   Attributes:
-    uses_current_norms: Whether the clipping norm of a round depends on that round's norms. If so, aggregation takes two
-      dependent levels; if not, C of a round is known before it begins and one level is enough.
+    uses_current_norms: Whether the clipping norm of a round depends on that round's norms. If so, aggregation needs two
+      dependent levels. If not, C is known before the round begins, and one level is enough.
     releases_exact_norms: Whether the clipping norm is an un-noised function of the clients' norms, a data-dependent
       release that no privacy figure covers.
-    count_noise_multiplier: Of the noised count of norms that a round releases, its σ over the most that one client
-      moves the count; +inf if there is no such release.
+    count_noise_multiplier: σ of the noised count of norms that a round releases, over the most that one client moves
+      the count; +inf if there is no such release.
   """
 
   uses_current_norms: bool = False
@@ -170,8 +170,8 @@ class PrivateQuantile(ClipRule):
     return self.initial_clip
 
   def next_norm(self, norm, norms, noise_seed):
-    # A non-finite update counts as above the clip, as a norm of +inf would. An update of exactly zero, which is what a
-    # client without data sends, counts for neither side: to take a client's data away moves the count by 1/2 only.
+    # An update that is not finite counts as above the clip, as a norm of +inf would. An update of exactly zero, which
+    # a client without data sends, counts for neither side: taking a client's data away moves the count by 1/2 only.
     centred = tf.where(norms <= norm, _COUNT_SENSITIVITY, -_COUNT_SENSITIVITY) * tf.cast(norms != 0, tf.float32)
     count = tf.cast(tf.reduce_sum(centred), tf.float64) + gaussian.noise(noise_seed, [], self.count_stddev)
     cohort_size = tf.cast(tf.size(norms), tf.float32)
@@ -182,7 +182,7 @@ class PrivateQuantile(ClipRule):
 
 @dataclasses.dataclass(frozen=True)
 class Unclipped(ClipRule):
-  """C_t = +inf in every round, for training without noise, which would have no scale."""
+  """C_t = +inf in every round, only for training without noise: noise would have no scale."""
 
   @property
   def initial_norm(self) -> float:
@@ -210,7 +210,7 @@ def quantile(values: tf.Tensor, q: Any) -> tf.Tensor:
 
 
 def clip_factor(norm: tf.Tensor, clipping_norm: tf.Tensor) -> tf.Tensor:
-  """min(1, C/‖g‖), elementwise: 1 for ‖g‖ = 0 or C = +inf, 0 for a NaN norm, that of a non-finite update."""
+  """min(1, C/‖g‖), elementwise: 1 for ‖g‖ = 0 or C = +inf; 0 for a NaN norm (an update that is not finite)."""
   within = tf.logical_or(norm <= clipping_norm, tf.equal(norm, 0.0))
   factor = tf.where(within, tf.ones_like(norm), clipping_norm / tf.where(within, tf.ones_like(norm), norm))
   return tf.where(tf.math.is_nan(norm), tf.zeros_like(norm), factor)

@@ -1,4 +1,4 @@
-"""The mechanism's configuration: one frozen object from which clip, noise, budgets and accounting all come."""
+"""The mechanism's configuration: one frozen object that settles clip, noise, budgets and accounting."""
 
 import dataclasses
 import math
@@ -22,15 +22,16 @@ class NoiseConfig:
   """Gaussian noise on the critical layers.
 
   Attributes:
-    placement: 'server': N(0, σ_t²) on the mean of the clipped updates, σ_t = z(ε_t, δ)·C_t/M_t. 'client': each client's
-      own N(0, σ_i²) before the mean, σ_i = z(ε_i(t), δ)·C_t; a simulation, which sends every client the N rates and the
-      round's seed, so that its cost grows with the population and clients could compute each other's noise. 'none':
-      no noise.
+    placement: 'server': N(0, σ_t²) on the mean of the clipped updates, σ_t = z(ε_t, δ)·C_t/M_t (docs/method.md, section
+      6.1). 'client': each client's own N(0, σ_i²) before the mean, σ_i = z(ε_i(t), δ)·C_t (section 6.2). This is a
+      simulation: it sends every client the N rates and the round's seed, so its cost grows with the population, and
+      clients could compute each other's noise. 'none': no noise.
     delta: δ of one round, in (0, 1).
-    calibration: z(ε, δ), 'classic' or 'analytic'; see `quap_tff.gaussian`.
+    calibration: The formula for z(ε, δ), 'classic' or 'analytic'; see `quap_tff.gaussian`.
     scale: A public factor on every z(ε, δ), for noise that an accountant has calibrated over the whole run; 1 is the
       documents' noise.
-    seed: A non-negative integer makes the noise reproducible, hence public; None draws it from the operating system.
+    seed: A non-negative integer makes the noise reproducible, hence public. None draws the seed from the operating
+      system's entropy.
   """
 
   placement: str = 'server'
@@ -59,15 +60,15 @@ class QuapConfig:
     budget: Privacy budgets of clients and rounds.
     participation: How participation rates are computed.
     clip: The rule for the clipping norm, one of `quap_tff.clip_rules.RULES`.
-    clip_scope: 'critical': the critical layers' entries are clipped by their joint norm, the other layers pass as they
-      are. 'all_layers': the whole update is clipped by its norm.
+    clip_scope: 'critical': the critical layers' entries are clipped by their joint norm, and the other layers pass
+      unclipped. 'all_layers': the whole update is clipped by its norm.
     noise: Gaussian noise on the critical layers.
     critical_layers: A selection of `quap_tff.layers`.
-    max_agg_norm: Optional bound on the norm of the noised mean, which is then scaled down to it (docs/method.md, section
+    max_agg_norm: Optional bound on the norm of the noised mean, which is scaled down to it (docs/method.md, section
       6.3).
-    update_scale: 'delta': updates are w_global - w_local (docs/method.md, section 3.1). 'pseudo_gradient': they are divided by the
-      client's learning rate before clipping and multiplied by it after noise, as the reference program does. The
-      clipping norm means different things under the two.
+    update_scale: 'delta': updates are w_global - w_local. 'pseudo_gradient': they are divided by the client's learning
+      rate before clipping and multiplied by it after noise, as the reference program does. The clipping norm means
+      different things under the two (docs/method.md, section 3.1).
   """
 
   num_clients: int
@@ -94,18 +95,19 @@ class QuapConfig:
       raise ValueError('critical_layers is empty; use noise placement "none" for training without noise.')
     if self.noise.placement == 'client' and self.budget.rule.needs_cohort:
       raise ValueError(
-          f'Noise placement "client" takes budgets that follow from participation rates, and those of '
-          f'{type(self.budget.rule).__name__} are settled at the server: use placement "server".'
+          f'Noise placement "client" needs budgets that follow from participation rates, but the budgets of '
+          f'{type(self.budget.rule).__name__} are computed at the server: use placement "server".'
       )
     if self.noise.placement == 'none':
       return
     if not self.clip.uses_current_norms and math.isinf(self.clip.initial_norm):
       raise ValueError(
-          'Noise is scaled by the clipping norm, and clip rule "none" has none: choose a clip rule or no noise.'
+          'Noise is scaled by the clipping norm, but clip rule "none" has no norm: choose another clip rule, or no '
+          'noise.'
       )
     if self.noise.calibration == 'classic' and self.budget.largest_budget > gaussian.CLASSIC_MAX_EPSILON:
       raise ValueError(
-          f'A round\'s epsilon can reach {self.budget.largest_budget:.4g}, and the classic Gaussian calibration holds '
-          f'for epsilon <= {gaussian.CLASSIC_MAX_EPSILON:g} only. Use gaussian_calibration=analytic, or a smaller '
+          f'A round\'s epsilon can reach {self.budget.largest_budget:.4g}, but the classic Gaussian calibration holds '
+          f'only for epsilon <= {gaussian.CLASSIC_MAX_EPSILON:g}. Use gaussian_calibration=analytic, or a smaller '
           'epsilon_total or more rounds.'
       )

@@ -1,7 +1,7 @@
 """The Gaussian mechanism: its noise multiplier z = σ / sensitivity for one (ε, δ), and noise from a stateless seed.
 
 * classic: z = √(2·ln(1.25/δ)) / ε, proven for ε <= 1 only (Dwork and Roth 2014, theorem A.1);
-* analytic: the smallest z, at any ε: δ = Φ(1/(2z) - ε·z) - e^ε·Φ(-1/(2z) - ε·z) (Balle and Wang 2018, theorem 8).
+* analytic: the smallest z, for any ε: δ = Φ(1/(2z) - ε·z) - e^ε·Φ(-1/(2z) - ε·z) (Balle and Wang 2018, theorem 8).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _analytic_multiplier(epsilon, delta):
     enough = delta_of(exact_epsilon, tf.exp(middle)) <= delta
     return step + 1, tf.where(enough, low, middle), tf.where(enough, middle, high)
 
-  # The upper end is returned: in float64 never less noise than asked for (a float32 result rounds its last bit).
+  # Return the upper end: in float64 it is never less noise than asked for (a float32 result rounds the last bit).
   _, _, high = tf.while_loop(lambda step, *_: step < _BISECTION_STEPS, halve, (0, low, high))
   return tf.cast(tf.exp(high), epsilon.dtype)
 
@@ -56,9 +56,9 @@ def _normal_cdf(x):
 def noise(seed: tf.Tensor, shape: Any, stddev: Any) -> tf.Tensor:
   """float64 N(0, stddev²) of `shape`, a pure function of `seed` (int64[2]): half the sum of four draws.
 
-  A single draw can take only the values that its generator's few uniform bits allow. Whoever guesses what it was added
-  to can check the guess by that (Mironov 2012). The sum of four draws cannot be checked in this way (Holohan and
-  Braghin 2021), and its tails reach twice as far. Add it in float64, and round only the result.
+  A single draw can take only the values that its generator's few uniform bits allow. Someone who guesses what the noise
+  was added to can check the guess by that (Mironov 2012). The sum of four draws cannot be checked in this way (Holohan
+  and Braghin 2021), and its tails reach twice as far. Add it in float64, and round only the result.
   """
   draws = [
       tf.random.stateless_normal(

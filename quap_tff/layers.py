@@ -40,8 +40,8 @@ class Layer(NamedTuple):
 def from_variables(variables: Sequence) -> Tuple[Layer, ...]:
   """Layers of a model from its trainable variables, in the model's order.
 
-  Variables are grouped by the part of their name before the last '/', as Keras names them ('dense_1/kernel:0'). Where
-  names tell nothing (a functional model's variables have none), shapes decide, see `from_shapes`.
+  Variables are grouped by the part of their name before the last '/', as Keras names them ('dense_1/kernel:0'). If the
+  names are of no use (a functional model's variables have none), shapes decide, see `from_shapes`.
   """
   names = [v.name.split(':')[0] for v in variables]
   shapes = [tuple(v.shape) for v in variables]
@@ -51,9 +51,9 @@ def from_variables(variables: Sequence) -> Tuple[Layer, ...]:
 
 
 def from_shapes(shapes: Sequence[Sequence[int]]) -> Tuple[Layer, ...]:
-  """Layers of a model of which only the shapes of the weights are known, named by their position ('layer_0', …).
+  """Layers of a model for which only the shapes of the weights are known, named by their position ('layer_0', …).
 
-  A tensor of rank 1 belongs to the tensor before it if it has the size of that one's last dimension (a bias).
+  A tensor of rank 1 belongs to the tensor before it if its size is that tensor's last dimension (a bias).
   """
   names = []
   for index, shape in enumerate(shapes):
@@ -86,7 +86,7 @@ def _group(names, shapes):
 
 
 def _is_dense(weights):
-  # A bare 'kernel' belongs to no named layer: its bias, if it has one, could not be told from other layers'.
+  # A bare 'kernel' belongs to no named layer: its bias, if any, could not be distinguished from other layers' biases.
   weights = [(name, shape) for (layer, _, name), shape in weights if layer]
   ranks = {name: len(shape) for name, shape in weights}
   return len(ranks) == len(weights) and ranks in ({'kernel': 2}, {'kernel': 2, 'bias': 1})
@@ -96,7 +96,7 @@ def critical_layers(layers: Sequence[Layer], selection: str) -> Tuple[Layer, ...
   """The layers that `selection` names, in the model's order.
 
   Raises:
-    ValueError: If nothing is selected, a name matches nothing, or names match every layer (then say 'all').
+    ValueError: If nothing is selected, a name matches nothing, or names match every layer (use 'all' for that).
   """
   if selection == ALL:
     return tuple(layers)
@@ -119,7 +119,7 @@ def critical_layers(layers: Sequence[Layer], selection: str) -> Tuple[Layer, ...
   if len(chosen) == len(layers):
     raise ValueError(
         f'critical_layers={selection!r} matches every layer of the model: {_names(layers)}. '
-        f'If that is what you want, say {ALL!r}.'
+        f'If that is what you want, use {ALL!r}.'
     )
   return tuple(layer for layer in layers if layer.name in chosen)
 
@@ -134,7 +134,7 @@ def _names(layers):
 
 
 class ModelShape(NamedTuple):
-  """What must be known of a model to say what is protected.
+  """What must be known about a model to say what is protected.
 
   Attributes:
     layers: Its layers.

@@ -1,4 +1,4 @@
-"""QuAP-FL as a `LearningProcess` of TFF: its distributor and finalizer, our client work and aggregator."""
+"""QuAP-FL as a TFF `LearningProcess`: TFF's distributor and finalizer, our client work and aggregator."""
 
 import collections
 from typing import Any, Callable, Optional, Tuple
@@ -21,8 +21,8 @@ def build_quap_fed_avg(
 ) -> tff.learning.templates.LearningProcess:
   """Federated averaging with participation-aware noise.
 
-  One client's data are `<client_id=int64*, examples=D*>`: a sequence holding the client's id, and any batching of its
-  examples (mini-batches are cut by the client work).
+  One client's data are `<client_id=int64*, examples=D*>`: a sequence that holds the client's id, and its examples in
+  any batching (the client work cuts the mini-batches).
 
   Metrics of a round are `distributor`, `client_work` (`train`: the model's metrics), `aggregator` (what
   `quap_tff.mechanism.finish_round` reports) and `finalizer`. Training metrics are exact functions of clients' data.
@@ -53,13 +53,13 @@ def compose(
     server_optimizer: tff.learning.optimizers.Optimizer,
     client_work: Optional[client_works.ClientWorkConfig] = None,
 ) -> tff.learning.templates.LearningProcess:
-  """Federated averaging with our client work and any aggregator of updates: what all methods that are compared share.
+  """Federated averaging with our client work and any aggregator of updates. All methods share this.
 
   Args:
     model_fn: Makes the model anew on each call.
-    aggregator: Created for updates w_global - w_local (trainable weights) and weights `<client_id=int64>`.
+    aggregator: It aggregates updates w_global - w_local (trainable weights) with weights `<client_id=int64>`.
     client_optimizer: Local optimizer.
-    server_optimizer: Applied to the aggregate, a pseudo-gradient, unless that is not finite or all zero.
+    server_optimizer: Applied to the aggregate, a pseudo-gradient, unless the aggregate is not finite or all zero.
     client_work: Local epochs, batch size, learning-rate decay and the like.
   """
 
@@ -83,7 +83,7 @@ def compose(
 
 
 def reject_update(optimizer_state: Any, update: Any) -> Tuple[tf.Tensor, 'collections.OrderedDict[str, tf.Tensor]']:
-  """Rejects a non-finite update, and an all-zero one: a round with nobody must not move weights by momentum."""
+  """Rejects an update that is not finite, or all zero: a round without clients must not move weights by momentum."""
   del optimizer_state
   leaves = tf.nest.flatten(update)
   finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(u)) for u in leaves])

@@ -1,7 +1,8 @@
 """Participation rates: how often each client has taken part, p_i(t) = k_i(t) / t.
 
 All functions are pure and elementwise over clients, and take NumPy arrays or tensors. Rounds are counted from 1, and
-the counts of a round include that round: k_i(t) is known before the budget of round t is computed.
+the counts of a round include that round: k_i(t) is known before the budget of round t is computed. Equations:
+docs/method.md, section 4.
 """
 
 import collections
@@ -24,7 +25,7 @@ class ParticipationConfig:
   Attributes:
     rate: 'cumulative', p_i(t) = k_i(t)/t; or 'ema', p_i(t) = η·1[i in S_t] + (1-η)·p_i(t-1), p_i(0) = 0.
     ema_weight: η in (0, 1], the weight of the newest round in 'ema'.
-    warmup_rounds: T_warm, in rounds t <= T_warm the budget is the plain base budget.
+    warmup_rounds: T_warm. In rounds t <= T_warm the budget is ε_base.
     count_during_warmup: Whether warm-up rounds count. If not, p_i(t) = k_i(t)/(t - T_warm) with k_i counted after the
       warm-up only, as the documents' reference program does.
   """

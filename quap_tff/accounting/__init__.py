@@ -1,7 +1,7 @@
 """What a run spends, and what may be said about it.
 
-A `RunLedger` keeps what happened, and gives the documents' own, nominal figures. `formal_report` has the formal ones;
-`account` and `solve` those of any `History`.
+A `RunLedger` records what happened and gives the documents' own, nominal figures. `formal_report` gives the formal
+figures of a run; `account` and `solve` give those of any `History`.
 """
 
 from quap_tff.accounting.accountants import account

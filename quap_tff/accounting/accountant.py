@@ -1,4 +1,4 @@
-"""What every accountant is: a theorem that turns a history of Gaussian mechanisms into the ε at a δ."""
+"""The interface of accountants. Each is a theorem that turns a history of Gaussian mechanisms into the ε at a δ."""
 
 import abc
 import math
@@ -10,12 +10,12 @@ from quap_tff import checks
 from quap_tff import tradeoff
 from quap_tff.accounting import history as histories_lib
 
-# Distinct histories that `Accountant.epsilons` accounts one by one.
+# The most distinct histories that `Accountant.epsilons` accounts for one by one.
 _MOST_HISTORIES = 64
 
 
 class NotApplicableError(ValueError):
-  """An accountant has no figure for a history; the message says why."""
+  """An accountant has no figure for a history. The message says why."""
 
 
 class Accountant(abc.ABC):
@@ -23,11 +23,11 @@ class Accountant(abc.ABC):
 
   Attributes:
     method: The theorem, in a line.
-    supports_sampling: Whether rates below 1 are amplification that this accountant can count.
+    supports_sampling: Whether this accountant can count amplification by sampling (rates below 1).
     merges: Whether only the histories' `merged` form matters.
-    population_step: `epsilons` rounds the noise of many clients up to the largest over powers of 1 + this, so that few
-      distinct histories are left; 0 for accountants that are quick.
-    relative_tolerance: How near a solve for noise comes to the least one.
+    population_step: For many clients, `epsilons` rounds each μ up to the largest one over a power of 1 + this, so that
+      few distinct histories are left; 0 for accountants that are fast.
+    relative_tolerance: How close a solve for noise comes to the least noise.
   """
 
   method: str
@@ -43,7 +43,7 @@ class Accountant(abc.ABC):
     return None
 
   def epsilon(self, history: histories_lib.History, delta: float) -> float:
-    """The smallest ε >= 0 that this accountant can prove at δ; never below the truth. +inf without noise.
+    """The smallest ε >= 0 that this accountant can prove at δ; never less than the true one. +inf without noise.
 
     Raises:
       NotApplicableError: If the accountant does not hold for the history or δ.
@@ -60,10 +60,10 @@ class Accountant(abc.ABC):
     return self._bounded(history.merged() if self.merges else history, float(delta))
 
   def _bounded(self, history: histories_lib.History, delta: float) -> float:
-    """ε by this accountant, or the exact one without sampling where that is smaller or the only one there is."""
+    """ε by this accountant, or the exact ε without sampling where that is smaller or the only one."""
     if not history.is_sampled:
       return float(self._epsilon(history, delta))
-    # To be drawn with a smaller probability never costs a client more than to be in every round.
+    # A client that is drawn with some probability never spends more than one that is in every round.
     always_in = float(tradeoff.epsilon_of(history.always_in().total_mu, delta))
     try:
       return min(float(self._epsilon(history, delta)), always_in)
@@ -72,13 +72,13 @@ class Accountant(abc.ABC):
 
   @abc.abstractmethod
   def _epsilon(self, history: histories_lib.History, delta: float) -> float:
-    """ε of a history with some mechanism and noise in all."""
+    """ε of a history that has at least one mechanism, all of them with noise."""
 
   def epsilons(self, histories: Sequence[histories_lib.History], delta: float) -> np.ndarray:
-    """float64[len(histories)], ε of each: computed once for equal ones and, if many are not, rounded up together.
+    """float64[len(histories)], the ε of each. Equal histories are computed once.
 
-    More than `_MOST_HISTORIES` distinct ones are coarsened by `population_step`, doubled until few enough are left.
-    The history of the largest μ and rate stays as it is.
+    If there are more than `_MOST_HISTORIES` distinct ones, they are coarsened (rounded up) by `population_step`, which
+    is doubled until few enough are left. The history with the largest μ and rate stays as it is.
     """
     keys = [history.merged() if self.merges else history for history in histories]
     places = {key: place for place, key in enumerate(dict.fromkeys(keys))}

@@ -1,7 +1,7 @@
-"""Accountants: what a client's history of Gaussian mechanisms spends, as (ε, δ). All in `ACCOUNTANTS`.
+"""Accountants: what a client's history of Gaussian mechanisms spends, as (ε, δ). `ACCOUNTANTS` lists all of them.
 
 All figures are upper bounds, for one client with all of its data, and name their neighbouring relation. An accountant
-that does not hold for a history refuses it with a reason instead of giving a figure that would be wrong.
+that does not hold for a history refuses it and says why, instead of giving a wrong figure.
 """
 
 import dataclasses
@@ -27,14 +27,14 @@ _LOG_DELTA_TOLERANCE = 1e-9
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-  """A formal (ε, δ) and what it stands for.
+  """A formal (ε, δ) and what it means.
 
   Attributes:
     accountant: Name in `ACCOUNTANTS`.
     epsilon: Nats, an upper bound; +inf if some mechanism has no noise.
     delta: The total δ.
     method: The accountant's theorem in a line.
-    amplification: Whether sampling is counted as amplification, and why it may be.
+    amplification: Whether amplification by sampling is counted, and why it may be.
     neighbours: The neighbouring relation.
     unit: Whose privacy it is.
   """
@@ -79,14 +79,14 @@ class GaussianExact(base.Accountant):
 
 
 class Zcdp(base.Accountant):
-  """ρ-zCDP. Any order α gives a valid ε: a search that misses the best one loses, but never lies."""
+  """ρ-zCDP. Any order α gives a valid ε: a search that misses the best order gives a larger ε, never a wrong one."""
 
   method = 'ρ = Σμ²/2 (Bun and Steinke 2016), to ε as in Canonne et al. 2020, proposition 12'
 
   def _epsilon(self, history, delta):
     mu = history.total_mu
     rho, log_inverse = mu * mu / 2, -math.log(delta)
-    # The classic optimum α = 1 + √(ln(1/δ)/ρ), and around it: finer in three rounds.
+    # The classic optimum is α = 1 + √(ln(1/δ)/ρ). Search around it, on a grid that is refined three times.
     centre, width = 0.5 * (math.log(log_inverse) - math.log(mu) * 2 + math.log(2)), 12.0
     best = math.inf
     for _ in range(4):
@@ -110,12 +110,12 @@ ACCOUNTANTS: Mapping[str, base.Accountant] = {
 
 
 def get(name: str) -> base.Accountant:
-  """The accountant of a name; raises `ValueError` with the nearest names if there is none."""
+  """The accountant of this name; raises `ValueError` with the nearest names if there is none."""
   return registry.lookup('accountant', name, ACCOUNTANTS)
 
 
 def default_name(history: histories_lib.History, delta: Optional[float] = None) -> str:
-  """The accountant of the smallest figure: `gaussian_exact`; with sampling `pld`, or `rdp` for δ too small for it."""
+  """The accountant with the smallest figure: `gaussian_exact`; with sampling `pld`, or `rdp` if δ is too small."""
   if not history.is_sampled:
     return 'gaussian_exact'
   return 'pld' if delta is None or delta >= library_accountants.Pld.MIN_DELTA else 'rdp'
@@ -124,7 +124,7 @@ def default_name(history: histories_lib.History, delta: Optional[float] = None) 
 def account(
     history: histories_lib.History, delta: float, names: Optional[Sequence[str]] = None
 ) -> Dict[str, Union[Figure, NotApplicable]]:
-  """What a history spends, by every accountant or the named ones.
+  """What a history spends, by every accountant or by the named ones.
 
   Args:
     history: What one client goes through.
@@ -157,12 +157,12 @@ def amplification(history: histories_lib.History) -> str:
   shown = f'{rates[0]:g}' if len(rates) == 1 else f'{rates[0]:g} to {rates[-1]:g}'
   return (
       f'amplification by Poisson sampling, q = {shown}: each round draws each client independently, and who was drawn '
-      'stays secret; where the exact ε of a client that is in every round is smaller, that one'
+      'stays secret; if the exact ε of a client that is in every round is smaller, that one is given'
   )
 
 
 def delta_of(history: histories_lib.History, epsilon: float, name: str) -> float:
-  """The smallest δ at which the accountant proves ε, rounded up; at least the smallest δ that it knows.
+  """The smallest δ at which the accountant proves ε, rounded up; at least the smallest δ that it can handle.
 
   Args:
     history: What one client goes through.
@@ -170,7 +170,7 @@ def delta_of(history: histories_lib.History, epsilon: float, name: str) -> float
     name: Of `ACCOUNTANTS`.
 
   Returns:
-    δ in (0, 1), within a factor of 1e-9 of the smallest; 1e-300 stands for all below.
+    δ in (0, 1), within a factor of 1e-9 of the smallest; 1e-300 for anything smaller.
 
   Raises:
     ValueError: If no δ < 1 is enough, or the accountant does not apply.
@@ -182,7 +182,7 @@ def delta_of(history: histories_lib.History, epsilon: float, name: str) -> float
     low = math.log(library_accountants.Pld.MIN_DELTA * (1 + 1e-9))
   enough = lambda log_delta: accountant.epsilon(history, math.exp(log_delta)) <= epsilon
   if not enough(high):
-    raise ValueError(f'epsilon={epsilon:g} is out of reach: {name} finds no delta below 1 for it with this noise.')
+    raise ValueError(f'epsilon={epsilon:g} is out of reach: {name} proves it for no delta below 1 with this noise.')
   if enough(low):
     return math.exp(low)
   while high - low > _LOG_DELTA_TOLERANCE:

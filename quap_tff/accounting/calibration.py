@@ -1,6 +1,6 @@
 """Solves for any one of ε, δ and noise from the other two, by an accountant.
 
-What is solved for is always rounded to the private side: the ε and δ that it belongs to are not exceeded.
+Every solution is rounded to the private side: ε and δ are never exceeded.
 """
 
 import functools
@@ -27,7 +27,7 @@ class Solution(NamedTuple):
     noise_multiplier: z of every round.
     epsilon: Nats.
     delta: The total δ.
-    accountant: The name of whose (ε, δ) it is.
+    accountant: The name of the accountant that proves it.
     history: What the client goes through at that noise.
   """
 
@@ -51,8 +51,7 @@ def noise_factor(history: histories_lib.History, epsilon: float, delta: float, n
     A factor in [`MIN_FACTOR`, `MAX_FACTOR`], above the least one by at most the accountant's `relative_tolerance`.
 
   Raises:
-    ValueError: If there is no such factor, the history has a round that is not noised at all, or the accountant does
-      not apply.
+    ValueError: If there is no such factor, the history has a round without noise, or the accountant does not apply.
   """
   accountant = accountants.get(name)
   checks.number('epsilon', epsilon, at_least=0)
@@ -62,7 +61,7 @@ def noise_factor(history: histories_lib.History, epsilon: float, delta: float, n
 
   @functools.lru_cache(maxsize=None)
   def excess(log_factor):
-    """ln of the ratio of ε at that factor to what is asked for; falls as the factor grows."""
+    """ln of the ratio of ε at that factor to the ε asked for; falls as the factor grows."""
     found = accountant.epsilon(history.scaled(math.exp(log_factor)), delta)
     if found <= epsilon:
       return math.log(found / epsilon) if found else -math.inf
@@ -74,7 +73,7 @@ def noise_factor(history: histories_lib.History, epsilon: float, delta: float, n
         f'epsilon={epsilon:g} at delta={delta:g} is out of reach: {name} does not prove it with {MAX_FACTOR:g} times '
         'the noise.'
     )
-  # ln ε is nearly straight in ln z: a point just beyond where the line crosses zero mostly cuts off far more than half.
+  # ln ε is nearly linear in ln z. A point just beyond the zero of that line mostly cuts off far more than half.
   tolerance, halve = accountant.relative_tolerance, False
   while high - low > tolerance:
     middle = 0.5 * (low + high)
@@ -91,7 +90,7 @@ def noise_factor(history: histories_lib.History, epsilon: float, delta: float, n
 
 
 def exact_scale(ledger: run_ledger.RunLedger, epsilon: float, delta: float) -> float:
-  """The factor on the noise of every round with which the most exposed client spends ε at δ by `gaussian_exact`.
+  """The factor on the noise of every round at which the most exposed client spends ε at δ by `gaussian_exact`.
 
   The noise of a private quantile's counts is not scaled.
 
@@ -101,7 +100,7 @@ def exact_scale(ledger: run_ledger.RunLedger, epsilon: float, delta: float) -> f
     delta: Total δ in (0, 1).
 
   Returns:
-    A factor > 0, above the least by about 1e-6 of it: room for noise multipliers computed in float32.
+    A factor > 0, larger than the least one by a share of about 1e-6: room for noise multipliers in float32.
 
   Raises:
     ValueError: If a round has no noise, nobody takes part, or the counts alone pass ε.
@@ -117,8 +116,8 @@ def exact_scale(ledger: run_ledger.RunLedger, epsilon: float, delta: float) -> f
   if counts >= allowed:
     alone = float(tradeoff.epsilon_of(counts, delta))
     raise ValueError(
-        f'epsilon={epsilon:g} is out of reach: the private quantile\'s noised counts alone come to {alone:.4g} at '
-        f'delta={delta:g}. Give them more noise (count_stddev), or take a fixed clipping norm.'
+        f'epsilon={epsilon:g} is out of reach: the private quantile\'s noised counts alone spend {alone:.4g} at '
+        f'delta={delta:g}. Give them more noise (count_stddev), or use a fixed clipping norm.'
     )
   # From μ_updates²/factor² + μ_counts² = μ_allowed², client by client.
   left = np.sqrt((allowed - mu.counts) * (allowed + mu.counts))
@@ -128,7 +127,7 @@ def exact_scale(ledger: run_ledger.RunLedger, epsilon: float, delta: float) -> f
 def _bracket(enough):
   """(low, high) in ln factors: not enough, and enough; equal at `MIN_FACTOR`; high is None above `MAX_FACTOR`."""
   bottom, top = math.log(MIN_FACTOR), math.log(MAX_FACTOR)
-  # From 1, where nothing is extreme, in steps that double.
+  # Start at 1, where nothing is extreme, and double the steps.
   step = math.log(2)
   if enough(0.0):
     low = high = 0.0
@@ -164,7 +163,7 @@ def solve(
     noise_multiplier: z > 0, σ over the clipping norm, of a sum to which each client adds at most that norm.
     rounds: Rounds T >= 1 that the client is in or, with sampling, could be in.
     sampling_rate: q in (0, 1], of Poisson sampling; 1 is none.
-    accountant: Whose ε and δ are meant. None: `gaussian_exact` without sampling, `pld` with it.
+    accountant: The accountant that proves ε and δ. None: `gaussian_exact` without sampling, `pld` with it.
 
   Returns:
     A `Solution`: never less private than was asked for.

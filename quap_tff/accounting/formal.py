@@ -1,4 +1,4 @@
-"""The formal figures of a run: what each client spends, by every accountant that holds, and what the figures cover."""
+"""The formal figures of a run: what each client spends, by every applicable accountant, and what the figures cover."""
 
 import dataclasses
 import math
@@ -19,13 +19,13 @@ _NO_AMPLIFICATION = 'none'
 
 @dataclasses.dataclass(frozen=True)
 class FormalFigure:
-  """ε of all N clients by one accountant; those that never took part count as 0.
+  """ε of all N clients by one accountant; clients that never took part count as 0.
 
   Attributes:
     accountant: Name in `accountants.ACCOUNTANTS`.
     neighbours: The neighbouring relation.
-    amplification: 'none', or the sampling that is counted and what that assumes.
-    epsilon_max: Nats, of the most exposed client; +inf without noise.
+    amplification: 'none', or the sampling that is counted and its assumption.
+    epsilon_max: ε of the most exposed client, in nats; +inf without noise.
     epsilon_mean: The mean over clients.
     epsilon_median: The median.
   """
@@ -47,8 +47,9 @@ class FormalReport:
     statement: What that means, in words.
     delta: The total δ of every figure.
     unit: Whose privacy it is.
-    figures: By accountant, those without amplification first; none if nothing is covered.
-    notes: Why there is no amplification or no figure of an accountant, and how what runs differs from ideal noise.
+    figures: By accountant, those without amplification first; empty if nothing is covered.
+    notes: Why there is no amplification, or no figure by some accountant, and how the real noise differs from ideal
+      noise.
     epsilon: float64[N], each client's ε by the exact composition of Gaussians without amplification; None if nothing is
       covered.
   """
@@ -62,7 +63,7 @@ class FormalReport:
   epsilon: Optional[np.ndarray]
 
   def as_dict(self) -> Optional[Dict[str, Any]]:
-    """For JSON: None if nothing is covered; an ε that is not finite is None."""
+    """For JSON: None if nothing is covered. An ε that is not finite becomes None."""
     if self.covers == protections.NOTHING:
       return None
     figures = [
@@ -108,11 +109,11 @@ def formal_report(
   Args:
     ledger: What happened.
     delta: The total δ, in (0, 1).
-    protection: Of `describe_protection`, for the same run.
-    sampler: How the cohorts were drawn. Amplification is counted only where the whole release is covered: what is
-      released un-noised tells who took part.
-    noise_note: How the noise that is really added differs from the ideal noise that the figures are for, a sentence or
-      two; '' for nothing to say.
+    protection: From `describe_protection`, for the same run.
+    sampler: How the cohorts were drawn. Amplification is counted only where the whole release is covered: un-noised
+      values would reveal who took part.
+    noise_note: How the real noise differs from the ideal noise that the figures assume, a sentence or two; '' if it
+      does not.
 
   Raises:
     ValueError: If δ is out of range or the sampler is of another population.
@@ -125,7 +126,7 @@ def formal_report(
     figures += [_figure(name, histories_lib.ZERO_OUT, _NO_AMPLIFICATION, values) for name, values in found.items()]
     reason = sampling.refusal(ledger, sampler)
     if protection.covers != protections.RELEASED_MODEL:
-      reason = 'what is released un-noised tells who took part'
+      reason = 'un-noised values are released, and they reveal who took part'
     if reason:
       notes.append(f'No amplification by sampling: {reason}.')
     elif ledger.num_rounds:
@@ -138,7 +139,7 @@ def formal_report(
 
 
 def _unamplified(ledger, delta, notes) -> Dict[str, np.ndarray]:
-  """float64[N] by accountant; those without a figure go to the notes."""
+  """float64[N] by accountant. The reasons of accountants without a figure go to the notes."""
   merged, whole = ledger_histories.merged_histories(ledger), ledger_histories.histories(ledger)
   return _by_accountant({
       name: merged if accountant.merges else whole for name, accountant in accountants.ACCOUNTANTS.items()
@@ -170,6 +171,6 @@ def _by_accountant(populations, delta, notes) -> Dict[str, np.ndarray]:
 
 def _figure(name, neighbours, amplification, epsilon) -> FormalFigure:
   largest = float(epsilon.max())
-  # A mean of equal numbers can be rounded to above them.
+  # The mean of equal numbers can round to a value above them.
   mean = min(float(epsilon.mean()), largest)
   return FormalFigure(name, neighbours, amplification, largest, mean, float(np.median(epsilon)))

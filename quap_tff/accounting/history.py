@@ -1,8 +1,8 @@
 """What one client goes through: a multiset of Gaussian mechanisms, each with the rate at which it was sampled.
 
-Composition does not ask in which order, so a history is counts of distinct mechanisms, and clients with equal
-histories are accounted once. The mechanisms must be settled by what is public (schedule, cohorts, participation
-counts): clips or noise that depend on clients' data are releases of their own and belong into the history as such.
+Composition does not depend on the order, so a history holds counts of distinct mechanisms, and clients with equal
+histories are accounted for once. The mechanisms must follow from what is public (schedule, cohorts, participation
+counts). Clips or noise that depend on clients' data are releases of their own and belong in the history as such.
 """
 
 import collections
@@ -14,7 +14,7 @@ import numpy as np
 
 from quap_tff import checks
 
-# Neighbouring relations: what an adversary cannot tell apart. (ε, δ) of one says nothing of another.
+# Neighbouring relations: what an adversary cannot tell apart. An (ε, δ) for one relation says nothing about another.
 ZERO_OUT = 'one client\'s data against nothing in its place, which adds zero; who takes part when is known (zero-out)'
 ADD_OR_REMOVE = 'add or remove one client'
 REPLACE_ONE = 'replace one client\'s data by another\'s'
@@ -26,10 +26,10 @@ class GaussianMechanism:
 
   Attributes:
     noise_multiplier: σ over the largest norm that this client's part can have: z/w for a client whose clip is w·C under
-      σ = z·C. 0 is no noise, +inf a client that adds nothing.
-    sampling_rate: q in (0, 1]: probability with which this client is in the round, independent of all other clients
-      and rounds (Poisson sampling), where who took part is kept secret: neither a cohort's size nor a divisor or noise
-      level that goes by it is released. 1: no amplification is counted.
+      σ = z·C. 0 means no noise, +inf a client that adds nothing.
+    sampling_rate: q in (0, 1]: the probability that this client is in the round, independent of all other clients and
+      rounds (Poisson sampling). Who took part is kept secret: no cohort size is released, nor any divisor or noise
+      level that depends on it. 1: no amplification is counted.
   """
 
   noise_multiplier: float
@@ -51,7 +51,7 @@ class History:
   """Distinct mechanisms and how often each was applied, sorted. Made by `of` or `gaussian`; equal histories are equal.
 
   Attributes:
-    releases: (mechanism, count) pairs, count >= 1; none that tells nothing of the client.
+    releases: (mechanism, count) pairs, count >= 1, without mechanisms that reveal nothing about the client.
   """
 
   releases: Tuple[Tuple[GaussianMechanism, int], ...]
@@ -61,7 +61,7 @@ class History:
     """A history of (mechanism, count) pairs in any order; equal mechanisms are added up.
 
     Raises:
-      ValueError: If a count is no integer of at least 0.
+      ValueError: If a count is not an integer of at least 0.
     """
     counts = collections.Counter()
     for mechanism, count in releases:
@@ -80,7 +80,7 @@ class History:
 
   @property
   def neighbours(self) -> str:
-    """The relation that the history's figures are for: Poisson sampling hides who takes part, else that is known."""
+    """The relation that the figures hold for: Poisson sampling hides who takes part; otherwise it is known."""
     return ADD_OR_REMOVE if self.is_sampled else ZERO_OUT
 
   @property
@@ -90,7 +90,7 @@ class History:
 
   @property
   def count(self) -> int:
-    """k, how many mechanisms, equal ones counted apart."""
+    """k, the number of mechanisms; equal ones count separately."""
     return sum(n for _, n in self.releases)
 
   @property
@@ -99,7 +99,7 @@ class History:
     return _root_of_squares((mechanism.mu, n) for mechanism, n in self.releases if mechanism.sampling_rate == 1)
 
   def merged(self) -> 'History':
-    """An equivalent history with all mechanisms that are not sampled as one."""
+    """An equivalent history in which all mechanisms that are not sampled are one."""
     mu = self.total_mu
     sampled = [(mechanism, n) for mechanism, n in self.releases if mechanism.sampling_rate < 1]
     return History.of(sampled + ([(GaussianMechanism(1 / mu), 1)] if mu else []))
@@ -117,14 +117,14 @@ class History:
 
 
 def coarsened(histories: Sequence[History], step: float) -> List[History]:
-  """Histories of fewer distinct mechanisms, each of which loses at least as much privacy as the one in its place.
+  """Histories with fewer distinct mechanisms, each of which loses at least as much privacy as the one it replaces.
 
-  μ = 1/z and q are each rounded up to the largest of all over a power of (1 + step), so by at most that factor. Both
-  only ever add loss: for q, because sampling what is sampled already is sampling at a smaller rate.
+  μ = 1/z and q are each rounded up, by a factor of at most 1 + step, to the largest of all values over a power of
+  (1 + step). Both can only add loss. For q this holds because sampling from a sample is sampling at a smaller rate.
 
   Args:
-    histories: Of any mechanisms; what has the largest μ and rate stays as it is.
-    step: Above 0; ε grows by about as much, relatively.
+    histories: With any mechanisms; the one with the largest μ and rate stays as it is.
+    step: Above 0; ε grows by about this share.
   """
   mechanisms = list({mechanism for history in histories for mechanism, _ in history.releases})
   mu = rounded_up(np.array([m.mu for m in mechanisms], np.float64), step)
@@ -154,7 +154,7 @@ def _root_of_squares(pairs) -> float:
 
 
 class Population(NamedTuple):
-  """Histories of many clients, each distinct one once.
+  """Histories of many clients; each distinct history appears once.
 
   Attributes:
     histories: The distinct histories.
@@ -166,12 +166,12 @@ class Population(NamedTuple):
 
 
 def group(clients: Any, kinds: Any, mechanisms: Sequence[GaussianMechanism], num_clients: int) -> Population:
-  """The histories of N clients, of what each went through.
+  """The histories of N clients, given what each went through.
 
   Args:
     clients: int[K] ids in [0, N).
-    kinds: int[K]: clients[e] went through mechanisms[kinds[e]]; in any order.
-    mechanisms: Distinct ones.
+    kinds: int[K]: clients[e] went through mechanisms[kinds[e]], in any order.
+    mechanisms: Distinct mechanisms.
     num_clients: N.
 
   Returns:
@@ -180,7 +180,7 @@ def group(clients: Any, kinds: Any, mechanisms: Sequence[GaussianMechanism], num
   width = len(mechanisms)
   clients, kinds = np.asarray(clients, np.int64), np.asarray(kinds, np.int64)
   telling = np.array([mechanism.mu > 0 for mechanism in mechanisms], bool)
-  # In the order that histories have.
+  # In the order that histories keep.
   rank = np.empty(width, np.int64)
   rank[sorted(range(width), key=mechanisms.__getitem__)] = np.arange(width)
   ordered = sorted(mechanisms)
@@ -201,7 +201,7 @@ def group(clients: Any, kinds: Any, mechanisms: Sequence[GaussianMechanism], num
 
 
 def _counted(values: np.ndarray, size: int):
-  """Distinct integers in [0, size), ascending, and how often each is there."""
+  """Distinct integers in [0, size), ascending, and how often each occurs."""
   if size > 4 * len(values):
     return np.unique(values, return_counts=True)
   counts = np.bincount(values, minlength=size)

@@ -1,9 +1,9 @@
 """What each client of a run went through, from its ledger: a Gaussian mechanism of μ = w_i(t)/z_t for each round.
 
-Where the noise is correlated, what it went through is one Gaussian mechanism of μ_i = ‖C·w_i‖/z over all rounds.
+Under correlated noise all rounds together are one Gaussian mechanism of μ_i = ‖C·w_i‖/z.
 
-A private quantile's noised count is a mechanism of its own beside it, which a client of weight 0 stays out of, too. In
-rounds in which no client takes part nobody spends anything.
+A private quantile's noised count is a separate mechanism, in which a client of weight 0 takes no part either. In a
+round without clients nobody spends anything.
 """
 
 from typing import NamedTuple
@@ -14,16 +14,16 @@ from quap_tff import tradeoff
 from quap_tff.accounting import history as histories_lib
 from quap_tff.accounting import run_ledger
 
-# Rounding up of μ where the ledger has more different ones, and of how many.
+# How far μ is rounded up where the ledger has many different values, and how many values stay exact.
 _STEP, _MOST_MECHANISMS = 1e-2, 256
 
 
 class TotalMu(NamedTuple):
-  """√Σμ² of each client, rounded up by less than 1e-9 of it; of one Gaussian that tells as much.
+  """√Σμ² of each client, rounded up by a share of less than 1e-9: the μ of one Gaussian that reveals as much.
 
   Attributes:
-    updates: float64[N], of the sums of updates.
-    counts: float64[N], of the noised counts.
+    updates: float64[N], from the sums of updates.
+    counts: float64[N], from the noised counts.
   """
 
   updates: np.ndarray
@@ -31,7 +31,7 @@ class TotalMu(NamedTuple):
 
   @property
   def whole(self) -> np.ndarray:
-    """float64[N], of both together."""
+    """float64[N], from both together."""
     return np.hypot(self.updates, self.counts) * (1 + 1e-15)
 
 
@@ -73,9 +73,9 @@ def merged_histories(ledger: run_ledger.RunLedger) -> histories_lib.Population:
 
 
 def histories(ledger: run_ledger.RunLedger) -> histories_lib.Population:
-  """Each client's history, mechanism by mechanism; under correlated noise all of them are one.
+  """Each client's history, mechanism by mechanism; under correlated noise there is only one mechanism.
 
-  A ledger of more than 256 distinct μ has each rounded up, by at most 1%, to the largest over a power of 1.01.
+  If a ledger has more than 256 distinct μ, each is rounded up, by at most 1%, to the largest one over a power of 1.01.
   """
   if ledger.correlation.num_buffers:
     return merged_histories(ledger)
@@ -110,7 +110,7 @@ def _inverse(mu: float) -> float:
 
 
 def _over(weights: np.ndarray, noise_multipliers: np.ndarray) -> np.ndarray:
-  """μ = w/z; 0 where the weight is, whatever the noise."""
+  """μ = w/z; 0 where the weight is 0, whatever the noise."""
   with np.errstate(divide='ignore', invalid='ignore'):
     return np.where(weights > 0, weights / noise_multipliers, 0.0)
 

@@ -1,4 +1,4 @@
-"""Accountants by the dp-accounting library, which count sampling too: Rényi and privacy loss distributions."""
+"""Accountants of the dp-accounting library, which can count sampling: Rényi and privacy loss distributions."""
 
 import functools
 import math
@@ -23,7 +23,8 @@ class Rdp(base.Accountant):
   supports_sampling = True
   population_step = 1e-2
 
-  # With sampling, the library's own orders: large ones cost time. Without, also those where little loss has its best.
+  # With sampling, only the library's own orders, because large ones cost time. Without sampling, also the orders that
+  # are best for small losses.
   _SAMPLED_ORDERS = tuple(map(float, rdp.rdp_privacy_accountant.DEFAULT_RDP_ORDERS))
   _ORDERS = tuple(sorted({*_SAMPLED_ORDERS, *(1 + np.exp(np.linspace(math.log(1e-2), math.log(1e9), 600)))}))
 
@@ -41,19 +42,19 @@ class Pld(base.Accountant):
   population_step = 1e-2
   relative_tolerance = 1e-6
 
-  # The library cuts off tails of 1e-15 and convolves in floats, with errors in δ of up to some 1e-14 either way. So it
-  # is asked for a δ smaller by the margin, and for no δ near it.
+  # The library cuts off tails of 1e-15 and convolves in floats, with errors in δ of up to about 1e-14 either way. So it
+  # is asked for a δ smaller by this margin, and never for a δ close to the margin.
   DELTA_MARGIN = 1e-12
   MIN_DELTA = 1e-10
 
   def _epsilon(self, history, delta):
     if delta < self.MIN_DELTA:
       raise base.NotApplicableError(
-          f'rounding and cut-off tails of its distributions reach about 1e-12, too near to δ = {delta:.3g} (smallest: '
+          f'rounding and cut-off tails of its distributions reach about 1e-12, too close to δ = {delta:.3g} (smallest: '
           f'{self.MIN_DELTA:g})'
       )
     if _discretization(history) > _COARSEST_STEP:
-      raise base.NotApplicableError(f'losses reach further than its grid ({_MOST_STEPS * _COARSEST_STEP:g} nats)')
+      raise base.NotApplicableError(f'losses reach beyond its grid ({_MOST_STEPS * _COARSEST_STEP:g} nats)')
     with np.errstate(over='ignore', invalid='ignore'):
       epsilon = float(_pld_of(history).get_epsilon(delta - self.DELTA_MARGIN))
     if math.isinf(epsilon):
@@ -66,7 +67,7 @@ def _event(mechanism: histories_lib.GaussianMechanism) -> Any:
   return event if mechanism.sampling_rate == 1 else dp_accounting.PoissonSampledDpEvent(mechanism.sampling_rate, event)
 
 
-# A solve for δ asks the same history again and again.
+# A solve for δ asks for the same history again and again.
 @functools.lru_cache(maxsize=8)
 def _rdp_of(history, orders):
   """Rényi divergence of a history at each order, an upper bound."""
@@ -80,8 +81,8 @@ def _rdp_of(history, orders):
 def rdp_rounding(sampled_rounds: int, orders: Sequence[float]) -> np.ndarray:
   """What to add to the library's Rényi divergences of sampled rounds, at each order, to be on the safe side.
 
-  It cuts the series of a sampled round off at e^-30 and sums it in floats: what it finds for a round of very little
-  loss can be 0 or below.
+  The library cuts off the series of a sampled round at e^-30 and sums it in floats. For a round with very little loss
+  its result can be 0 or less.
   """
   alpha = np.array(orders, np.float64)
   return sampled_rounds * 1e-12 * (1 + alpha / 100) / (alpha - 1)
@@ -95,8 +96,8 @@ def _pld_of(history):
   return accountant
 
 
-# The grid's step as a share of a mechanism's own spread of loss: the ε of the library's pessimistic rounding grows with
-# its square, 1e-3 at a tenth. And the most steps in the range of losses: a second for 2e5.
+# The grid's step as a share of a mechanism's own spread of loss. The ε that the library's pessimistic rounding adds
+# grows with the square of this share: 1e-3 at a tenth. And the largest number of steps: 2e5 take a second.
 _STEP_OF_SPREAD = 1 / 50
 _MOST_STEPS = 2e5
 _USUAL_STEP, _COARSEST_STEP = 1e-3, 0.1
@@ -104,7 +105,7 @@ _TAIL = 1e-15
 
 
 def _discretization(history) -> float:
-  """The step of the grid of losses, nats: fine beside each mechanism's loss, coarse enough to be computed."""
+  """The step of the grid of losses, nats: small against each mechanism's loss, large enough to be computed."""
   spread = min(min(1.0, mechanism.mu) * mechanism.sampling_rate for mechanism, _ in history.releases)
   largest_mu = max(mechanism.mu for mechanism, _ in history.releases)
   largest = max(Rdp().epsilon(history, _TAIL), largest_mu * (largest_mu / 2 + 10))

@@ -11,7 +11,7 @@ from quap_tff import tradeoff
 
 
 class _PerRound(base.Accountant):
-  """From the exact ε_t of each mechanism at its share of δ."""
+  """Composes the exact ε_t of each mechanism at its share of δ."""
 
   merges = False
 
@@ -60,8 +60,8 @@ class Basic(_PerRound):
 class Advanced(_PerRound):
   """Kairouz, Oh and Viswanath 2017, theorem 3.5, the best of its bounds; half of δ is the composition's slack δ'.
 
-  Of the other half each of the k mechanisms has δ/(2k). `basic` is the same theorem's bound without slack, so it is the
-  better one for few mechanisms of large ε_t, and then the figure here.
+  Each of the k mechanisms gets δ/(2k) of the other half. `basic` is the same theorem's bound without slack. It is
+  smaller for few mechanisms of large ε_t, and then it is the figure here.
   """
 
   method = 'Kairouz et al. 2017, theorem 3.5: δ/2 as slack, δ/(2k) for each of k mechanisms; basic if smaller'

@@ -1,9 +1,9 @@
-"""The run's ledger: who took part when, with what nominal budget, part of the clip and noise. All else follows from it.
+"""The run's ledger: who took part when, with what nominal budget, weight, clip and noise. All figures follow from it.
 
-`epsilon` and `delta` are the documents' own, nominal account by basic composition, Σ ε_i(t) and k_i·δ. They speak of
-the noised layers only, take the clipping norm as given even where it is an un-noised quantile of the clients' norms,
-hold for noise by the documents' formula only, and are no guarantee for the released model. The figures that are come
-from `quap_tff.accounting.formal`.
+`epsilon` and `delta` are the documents' own, nominal account by basic composition, Σ ε_i(t) and k_i·δ (docs/method.md,
+section 7.1). They speak of the noised layers only and take the clipping norm as given, even where it is an un-noised
+quantile of the clients' norms. They hold only for noise by the documents' formula, and they guarantee nothing for the
+released model. Guarantees come from `quap_tff.accounting.formal`.
 """
 
 import hashlib
@@ -27,8 +27,8 @@ class RoundRecord(NamedTuple):
     budgets: float[M], the clients' nominal ε_i(t) > 0 in nats; +inf in a round without noise.
     weights: float[M] in [0, 1]: client i's part of the sum has norm at most weights[i]·C_t.
     noise_multiplier: Standard deviation of the noise on the sum, over C_t; 0: no noise.
-    count_noise_multiplier: Of the noised count that a private quantile releases: its standard deviation over the most
-      that one client adds to the count, to which clients of weight 0 add nothing; +inf: no such release.
+    count_noise_multiplier: For the noised count that a private quantile releases: its standard deviation over the most
+      that one client adds to the count. Clients of weight 0 add nothing. +inf: no such release.
     clipping_norm: C_t; +inf without clipping.
   """
 
@@ -41,12 +41,12 @@ class RoundRecord(NamedTuple):
 
 
 class RunLedger:
-  """The rounds of a run, of a fixed population, δ, configuration and correlation of the noise.
+  """The rounds of a run with a fixed population, δ, configuration and correlation of the noise.
 
   Args:
     num_clients: N.
     delta: Nominal δ of one round, in (0, 1).
-    fingerprint: Text that says which run this is; the ledger of another one is refused.
+    fingerprint: Text that identifies the run; the ledger of another run is refused.
     correlation: How the noise of a round is correlated with that of earlier ones.
   """
 
@@ -67,7 +67,7 @@ class RunLedger:
     self._arrays = {name: ledger_arrays.Growing(arrays[name]) for name in ledger_arrays.ARRAYS}
     clients = arrays['clients']
     self._rounds = np.bincount(clients, minlength=self._num_clients)
-    # Adds in the order of the rounds, as `append` does: a resumed run has the same sums, bit for bit.
+    # Adds in the order of the rounds, as `append` does, so that a resumed run has the same sums, bit for bit.
     self._epsilon = np.bincount(clients, arrays['budgets'], self._num_clients).astype(np.float64)
 
   @property
@@ -76,8 +76,10 @@ class RunLedger:
 
   @property
   def correlation(self) -> correlations.Correlation:
-    """How the noise of a round is correlated with that of earlier ones. Rounds in which nobody adds anything are no
-    step of it."""
+    """How the noise of a round is correlated with that of earlier ones.
+
+    Rounds in which nobody adds anything do not count as steps of it.
+    """
     return self._correlation
 
   @property
@@ -101,10 +103,10 @@ class RunLedger:
     return np.minimum(self._rounds * self._delta, 1.0)
 
   def append(self, record: RoundRecord):
-    """Adds a round, in time and memory of its cohort. What it adds can be left out again by `truncated`.
+    """Adds a round, in time and memory in proportion to its cohort. `truncated` can leave it out again.
 
     Raises:
-      ValueError: If the record is not as `RoundRecord` says; nothing is added then.
+      ValueError: If the record is not as `RoundRecord` says. Nothing is added then.
     """
     cohort = np.asarray(record.cohort)
     if cohort.ndim != 1 or (cohort.size and not np.issubdtype(cohort.dtype, np.integer)):
@@ -129,7 +131,7 @@ class RunLedger:
     self._epsilon[cohort] += new['budgets']
 
   def truncated(self, num_rounds: int) -> 'RunLedger':
-    """A ledger of its own of the first `num_rounds` rounds, in 0..T."""
+    """A new ledger of the first `num_rounds` rounds, in 0..T."""
     checks.integer('num_rounds', num_rounds, at_least=0, at_most=self.num_rounds)
     state = self.state_dict()
     state['offsets'] = state['offsets'][:num_rounds + 1]
@@ -144,7 +146,7 @@ class RunLedger:
       offsets int64[T+1]; clients int32[K], budgets and weights float64[K]; noise_multipliers, count_noise_multipliers
       and clipping_norms float64[T]; num_clients int64[], delta float64[], fingerprint uint8[32] (SHA-256 of the text);
       gains and decays float64[d], the terms of the correlation.
-      Read-only, at no cost; later rounds leave it as it is.
+      The arrays are read-only and not copied; later rounds leave them as they are.
     """
     return {
         **{name: self._arrays[name].values for name in ledger_arrays.ARRAYS},
@@ -156,10 +158,10 @@ class RunLedger:
     }
 
   def load_state_dict(self, state: Mapping[str, np.ndarray]):
-    """Takes up a kept state.
+    """Loads a saved state.
 
     Raises:
-      ValueError: If the state is damaged, or of another population, δ or fingerprint. Nothing is changed then.
+      ValueError: If the state is damaged, or belongs to another population, δ or fingerprint. Nothing is changed then.
     """
     arrays = ledger_arrays.checked_state(state)
     expected = self.state_dict()
@@ -168,12 +170,12 @@ class RunLedger:
         for name in ledger_arrays.IDENTITY if not np.array_equal(arrays[name], expected[name])
     ]
     if differences:
-      raise ValueError(f'The kept ledger is of another run: it has {"; ".join(differences)}.')
+      raise ValueError(f'The saved ledger belongs to another run: it has {"; ".join(differences)}.')
     self._take(arrays)
 
   @classmethod
   def from_state_dict(cls, state: Mapping[str, np.ndarray]) -> 'RunLedger':
-    """The ledger of a kept state, whichever run it is of; raises `ValueError` if it is damaged."""
+    """The ledger of a saved state of any run; raises `ValueError` if it is damaged."""
     arrays = ledger_arrays.checked_state(state)
     correlation = correlations.of_terms(arrays['gains'], arrays['decays'])
     ledger = cls(int(arrays['num_clients']), float(arrays['delta']), '', correlation)

@@ -1,7 +1,7 @@
-"""Amplification by sampling: what a run's sampler earns, and the ε of it. Where it earns nothing, the reason.
+"""Amplification by sampling: what a run's sampler earns, and the resulting ε. Where it earns nothing, the reason.
 
-A client that an adversary cannot tell to have been in a round is better hidden by it. That takes a draw of known
-distribution, rounds that look the same but for the noised sum whoever came, and cohorts that stay secret.
+A client is better hidden if an adversary cannot tell in which rounds it was. That takes a draw of known distribution,
+rounds in which nothing but the noised sum depends on who came, and cohorts that stay secret.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from quap_tff.accounting import run_ledger
 KINDS = ('bernoulli', 'fixed_size', 'none')
 
 _SECRET = 'assumes that cohorts, their sizes and their seed stay secret'
-# The library's bound is for integers, in time of their square.
+# The library's bound holds for integer orders and takes time in proportion to their square.
 _ORDERS = tuple(range(2, 65)) + (128, 256)
 
 
@@ -32,14 +32,14 @@ class Sampler:
 
   Attributes:
     kind: 'bernoulli': each client by its own coin, independent over clients and rounds. 'fixed_size': a uniformly
-      random set of `cohort_size` clients, independent over rounds. 'none': all else.
+      random set of `cohort_size` clients, independent over rounds. 'none': everything else.
     rates: float[N] in [0, 1], the coins' rates; for 'bernoulli'.
     cohort_size: M; for 'fixed_size'.
-    constant_divisor: Whether the sum is divided by a public constant, not by who came.
-    constant_noise_multiplier: Whether the noise multiplier is settled without regard to who came. A budget that goes by
-      the cohort's participation rates is not.
+    constant_divisor: Whether the sum is divided by a public constant, whoever came.
+    constant_noise_multiplier: Whether the noise multiplier does not depend on who came. It does depend on that where
+      the budget follows the cohort's participation rates.
     noises_empty_rounds: Whether a round that nobody comes to releases the same noise as any other. If it releases
-      nothing, it tells that nobody came.
+      nothing, it reveals that nobody came.
   """
 
   kind: str = 'none'
@@ -65,7 +65,7 @@ class Sampler:
     if self.rates is not None:
       rates = np.asarray(self.rates, np.float64)
       if rates.ndim != 1 or not ((rates >= 0) & (rates <= 1)).all():
-        raise ValueError('Sampler rates must be float[clients] of at least 0 and at most 1.')
+        raise ValueError('Sampler rates must be float[clients], each at least 0 and at most 1.')
     if self.cohort_size is not None:
       checks.integer('cohort_size', self.cohort_size, at_least=1)
 
@@ -85,16 +85,16 @@ def refusal(ledger: run_ledger.RunLedger, sampler: Sampler) -> Optional[str]:
   if not sampler.constant_noise_multiplier or len(np.unique(multipliers)) > 1:
     return 'the noise depends on who came'
   if sampler.can_be_empty and not sampler.noises_empty_rounds:
-    # Whether this run had such a round does not matter: its probability is what tells the worlds apart.
-    return 'a round that nobody comes to releases nothing, which tells that nobody came'
+    # Whether this run had such a round does not matter: its probability differs between the two worlds.
+    return 'a round that nobody comes to releases nothing, which reveals that nobody came'
   if not sampler.constant_divisor:
-    return 'sums are divided by the size of the cohort, which is as random as who came'
+    return 'sums are divided by the size of the cohort, which reveals something about who came'
   if ledger.correlation.num_buffers:
     return 'the noise of a round is correlated with that of the rounds before'
   if (state['weights'] != 1).any():
-    return 'the clients\' weights go by how often they came'
+    return 'the clients\' weights depend on how often they came'
   if sampler.kind == 'bernoulli' and np.isfinite(state['count_noise_multipliers']).any():
-    return 'the private quantile\'s count is divided by the size of the cohort, which is as random as who came'
+    return 'the private quantile\'s count is divided by the size of the cohort, which reveals something about who came'
   if sampler.kind == 'fixed_size':
     sizes = np.diff(state['offsets'])
     if sampler.cohort_size > ledger.num_clients or (sizes != sampler.cohort_size).any():
@@ -103,7 +103,7 @@ def refusal(ledger: run_ledger.RunLedger, sampler: Sampler) -> Optional[str]:
 
 
 def poisson_histories(ledger: run_ledger.RunLedger, sampler: Sampler) -> histories_lib.Population:
-  """Each client's history: every round, those without it too, at its rate. Not to be asked for after a `refusal`."""
+  """Each client's history: every round at its rate, including rounds without it. Only valid without a `refusal`."""
   rates, index = np.unique(sampler.rates, return_inverse=True)
   multipliers, counts = np.unique(ledger.state_dict()['noise_multipliers'], return_counts=True)
   return histories_lib.Population([
@@ -114,7 +114,7 @@ def poisson_histories(ledger: run_ledger.RunLedger, sampler: Sampler) -> histori
 
 
 def poisson_amplification(sampler: Sampler) -> str:
-  """What is counted as amplification, and on what assumption."""
+  """Which amplification is counted, and on what assumption."""
   taking_part = sampler.rates[sampler.rates > 0]
   low, high = (taking_part.min(), taking_part.max()) if len(taking_part) else (0.0, 0.0)
   shown = f'{low:g}' if low == high else f'{low:g} to {high:g}'
@@ -122,20 +122,20 @@ def poisson_amplification(sampler: Sampler) -> str:
 
 
 def fixed_size_amplification(ledger: run_ledger.RunLedger, sampler: Sampler) -> str:
-  """What is counted as amplification, and on what assumption."""
+  """Which amplification is counted, and on what assumption."""
   return f'{sampler.cohort_size} of {ledger.num_clients} clients, uniformly without replacement; {_SECRET}'
 
 
 def fixed_size_epsilon(ledger: run_ledger.RunLedger, sampler: Sampler, delta: float) -> float:
   """ε of every client against replacing its data by another's, by Rényi composition (Wang et al. 2019, theorem 27).
 
-  Where the sampling bound is the larger one, as it is for large cohorts, the ε of a client that is in every round: the
-  exact composition of Gaussians, which needs no sampling. Replacing moves a sum by up to twice the clipping norm, and a count by twice of what one client adds: beside that,
-  which is what dp-accounting's noise multiplier refers to, the noise is half as large. Not to be asked for after a
-  `refusal`.
+  Where that bound is larger than the ε of a client in every round, as it is for large cohorts, the latter is returned:
+  the exact composition of Gaussians, which needs no sampling. Replacing a client's data moves a sum by up to twice the
+  clipping norm, and a count by twice what one client adds. dp-accounting's noise multiplier refers to that sensitivity,
+  so it is half of ours. Only valid without a `refusal`.
   """
   state = ledger.state_dict()
-  # The sum and the count of a round are of the same draw: one mechanism.
+  # The sum and the count of a round come from the same draw, so they are one mechanism.
   mu = np.hypot(1 / state['noise_multipliers'], 1 / state['count_noise_multipliers'])
   accountant = rdp.RdpAccountant(_ORDERS, dp_accounting.NeighboringRelation.REPLACE_ONE)
   for one, count in zip(*np.unique(mu, return_counts=True)):

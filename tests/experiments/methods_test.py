@@ -1,5 +1,7 @@
 """Methods that are settings of the mechanism: what each turns on and off, and that the plan is what a run spends."""
 
+import types
+
 import numpy as np
 import pytest
 
@@ -114,7 +116,8 @@ class TestLedger:
   def test_budgets_by_hand(self):
     # ε_base = 4/8; round 1, everyone's rate is 1, no warm-up.
     plan = _experiment('--warmup_rounds=0').plan
-    state = dict(round=1, participation=dict(counts=np.array([1, 0, 1, 0, 0, 0, 0, 0], np.int32)))
+    participation = dict(counts=np.array([1, 0, 1, 0, 0, 0, 0, 0], np.int32))
+    state = types.SimpleNamespace(round=1, participation=participation)
     record = plan.record(base.Aggregation(state, dict(noise_multiplier=7.0, clipping_norm=0.5)), np.array([0, 2]))
     np.testing.assert_allclose(record.budgets, 0.5 * (1 + 0.5 * np.exp(-2.0)) * np.ones(2), rtol=1e-6)
     assert (record.noise_multiplier, record.clipping_norm) == (7.0, 0.5)

@@ -128,7 +128,7 @@ class TestQuapConfig:
 
   @pytest.mark.parametrize('placement', ['server', 'client'])
   def test_noise_without_a_clip(self, placement):
-    with pytest.raises(ValueError, match='clip rule "none" has none: choose a clip rule or no noise'):
+    with pytest.raises(ValueError, match='clip rule "none" has no norm: choose another clip rule, or'):
       QuapConfig(num_clients=7, clip=clip_rules.Unclipped(), noise=NoiseConfig(placement))
 
   def test_no_noise_without_a_clip(self):

@@ -162,7 +162,7 @@ class TestPoisson:
   def test_un_noised_releases_tell_who_came(self):
     report = accounting.formal_report(_ledger([[0, 1]] * 3), DELTA, PART, _bernoulli([0.5] * N))
     assert {figure.amplification for figure in report.figures} == {'none'}
-    assert 'tells who took part' in report.notes[0]
+    assert 'reveal who took part' in report.notes[0]
 
   def test_of_another_population(self):
     with pytest.raises(ValueError, match='6 clients, found rates of 2'):
@@ -279,7 +279,7 @@ class TestExactScale:
   @pytest.mark.parametrize('ledger, words', [
       (dict(cohorts=[[0], [1]], noise=[5.0, 0.0]), 'without noise'),
       (dict(cohorts=[[], []]), 'no client takes part'),
-      (dict(cohorts=[[0]] * 4, count_noise=0.5), 'noised counts alone come to .* at delta=1e-05'),
+      (dict(cohorts=[[0]] * 4, count_noise=0.5), 'noised counts alone spend .* at delta=1e-05'),
   ])
   def test_impossible(self, ledger, words):
     with pytest.raises(ValueError, match=words):

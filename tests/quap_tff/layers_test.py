@@ -139,7 +139,7 @@ class TestCriticalLayers:
 
   @pytest.mark.parametrize('selection', ['*', 'conv,hidden,logits', '*o*,h*'])
   def test_names_that_match_everything(self, selection):
-    with pytest.raises(ValueError, match="matches every layer of the model: conv, hidden, logits.*say 'all'"):
+    with pytest.raises(ValueError, match="matches every layer of the model: conv, hidden, logits.*use 'all'"):
       layers.critical_layers(_MODEL, selection)
 
   @pytest.mark.parametrize('selection', ['final_dense', 'all_dense'])

@@ -181,7 +181,7 @@ class TestKeptState:
     ledger = _ledger(**fields)
     ledger.append(_record())
     before = ledger.state_dict()
-    with pytest.raises(ValueError, match=f'of another run: it has {words}'):
+    with pytest.raises(ValueError, match=f'belongs to another run: it has {words}'):
       ledger.load_state_dict(_filled(_drawn(1)).state_dict())
     assert all(np.array_equal(value, before[key]) for key, value in ledger.state_dict().items())
     assert ledger.epsilon[0] == 0.5 and ledger.rounds.sum() == 2

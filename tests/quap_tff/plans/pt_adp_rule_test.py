@@ -119,7 +119,7 @@ class TestConfig:
   def test_uniform_rounds_have_uniform_clients(self):
     assert BudgetConfig(**_BASE, round_rule='uniform').rule == budget_lib.Uniform()
     assert BudgetConfig(**_BASE).rule == budget_lib.Participation()
-    with pytest.raises(ValueError, match='gives everyone ε_base, and client_rule is PtAdp'):
+    with pytest.raises(ValueError, match='gives everyone ε_base, but client_rule is PtAdp'):
       _config(round_rule='uniform')
 
   def test_what_does_not_fit(self):
