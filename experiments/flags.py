@@ -20,12 +20,14 @@ from quap_tff import budgets
 from quap_tff import checks
 from quap_tff import clip_rules
 from quap_tff import config
+from quap_tff import correlation
 from quap_tff import gaussian
 from quap_tff import layers
 from quap_tff import models
 from quap_tff import participation
 from quap_tff import postprocessing
 from quap_tff import registry
+from quap_tff.certified import weight_rules
 from quap_tff.runtime import config as runtime_config
 
 VALUES = command_line.new_flags()
@@ -78,7 +80,13 @@ _define(
     'string', 'algorithm', 'quap',
     f'Method: {registry.describe(methods.METHODS)}. The flags of the mechanism below set those parts that a method '
     'leaves open. A flag that a method does not use is refused on the command line. (pt_adp is an interpretation: the '
-    'documents name PT-ADP and do not specify it.)',
+    'documents name PT-ADP and do not specify it.) '
+    f'Of certified, weights is {registry.describe(weight_rules.RULES)}; and noise is '
+    f'{registry.describe(correlation.FAMILIES)}. Under ar1 and blt each round takes back a part of the noise of earlier '
+    'rounds, which leaves less of it in an average (--averaging=planned). The noise multiplier, the decay of ar1 and the '
+    'planned average are chosen before training, from the planned cohorts alone: those with the most signal over the '
+    'noise that is left in what is published. weights=online with noise=ar1 was the most accurate choice where few '
+    'clients come in each round.',
 )
 _define('float', 'epsilon', 6.0, 'Total budget ε_total, spread over --rounds.')
 _define('float', 'delta', 1e-5, 'δ of one round in nominal figures, and total δ in formal ones.')
