@@ -16,6 +16,7 @@ from data import arrays
 from data import errors
 from data import federation
 from data import glyphs
+from data import leaves
 from data import partition
 from data import rng as rng_lib
 from quap_tff import checks
@@ -198,6 +199,39 @@ def _download_cifar10():
 
 
 @dataclasses.dataclass(frozen=True)
+class Things(PooledDataset):
+  """Drawings of random things by the program: nobody's data, for photographs what `Glyphs` is for digits.
+
+  18,000 training and 3,000 test images by default, float32[32, 32, 3], RGB. The things are others than those that
+  `--features=drawn` learns from. See `data.leaves`.
+
+  Attributes:
+    classes: Number of things, which are the labels.
+    copies: Drawings of each, a seventh of them for the test.
+    kinds: Seed of the things and of their drawings; not that of the run, so that runs of all seeds share them.
+  """
+
+  image_shape = (32, 32, 3)
+
+  classes: int = 10
+  copies: int = 2100
+  kinds: int = 0
+
+  def __post_init__(self):
+    checks.integer('classes', self.classes, at_least=2)
+    checks.integer('copies', self.copies, at_least=7)
+    checks.integer('kinds', self.kinds, at_least=0)
+
+  def read(self, data_dir):
+    del data_dir
+    rng = rng_lib.generator(self.kinds, 'things')
+    y = np.tile(np.arange(self.classes), self.copies)
+    x = leaves.views(leaves.things(self.classes, rng), y, self.image_shape[:2], rng)
+    test = self.classes * (self.copies // 7)
+    return arrays.Pool(x[test:], y[test:], x[:test], y[:test], white=self.white, num_classes=self.classes)
+
+
+@dataclasses.dataclass(frozen=True)
 class MnistWriters(Dataset):
   """MNIST with its real writers as clients: float32[28, 28, 1], 1.0 = ink; 539 training writers.
 
@@ -286,6 +320,7 @@ DATASETS: Dict[str, Type[Dataset]] = {
     'mnist': Mnist,
     'mnist_writers': MnistWriters,
     'cifar10': Cifar10,
+    'things': Things,
     'femnist': Femnist,
     'femnist_digits': FemnistDigits,
 }

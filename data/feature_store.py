@@ -1,15 +1,19 @@
 """Features kept on disk, so that they are computed once: a file for each set of examples and feature map.
 
 A file is an `.npy` float32[n, d], rows in the order of the examples' digests, and the SHA-256 of all before it. The
-order makes it the same file however the examples are shared out to clients.
+order makes it the same file however the examples are shared out to clients. Drawings, and what is learned from them, are
+kept beside them in `.npz` files with the same seal.
 """
 
 from concurrent import futures
 import contextlib
+import fcntl
 import hashlib
+import io
 import os
 import tempfile
-from typing import Any, Callable, Optional, Sequence
+import zipfile
+from typing import Any, Callable, Dict, Optional, Sequence
 
 import numpy as np
 
@@ -17,6 +21,7 @@ import numpy as np
 _BATCH = 50
 _SEAL_BYTES = hashlib.sha256().digest_size
 _READ_BYTES = 1 << 24
+_UNFINISHED = 'unfinished_'
 
 
 def default_folder() -> str:
@@ -54,7 +59,7 @@ def compute(
     table = _all_rows(features.extractor(shape), parts, first, progress)
     # Without room or rights there is only no file.
     with contextlib.suppress(OSError):
-      _write(path, table)
+      _write(path, lambda f: np.lib.format.write_array(f, table, allow_pickle=False))
   rows = np.split(inverse, np.cumsum([len(part) for part in parts])[:-1])
   return [table[r] for r in rows]
 
@@ -62,6 +67,33 @@ def compute(
 def uncached(features: Any, x: np.ndarray) -> np.ndarray:
   """The features of examples `x`, the same as from `compute`; no file is read or written."""
   return _all_rows(features.extractor(x.shape[1:]), [x], np.arange(len(x)), lambda done, total: None)
+
+
+def kept(
+    fingerprint: str, make: Callable[[], Dict[str, np.ndarray]], folder: Optional[str] = None
+) -> Dict[str, np.ndarray]:
+  """Arrays that `make` makes, from the file or made and kept.
+
+  Args:
+    fingerprint: All that they follow from.
+    make: Makes them.
+    folder: Where files are kept; `None`: `default_folder()`. A folder that cannot be written costs the time again.
+  """
+  key = hashlib.sha256(f'kept {fingerprint}'.encode()).hexdigest()
+  path = os.path.join(folder or default_folder(), f'{key}.npz')
+  with contextlib.suppress(OSError, ValueError, EOFError, zipfile.BadZipFile):
+    with open(path, 'rb') as f:
+      content = f.read()
+    content, seal = content[:-_SEAL_BYTES], content[-_SEAL_BYTES:]
+    if hashlib.sha256(content).digest() == seal:
+      with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+        return {name: arrays[name] for name in arrays.files}
+  arrays = make()
+  packed = io.BytesIO()
+  np.savez(packed, **arrays)
+  with contextlib.suppress(OSError):
+    _write(path, lambda f: f.write(packed.getbuffer()))
+  return arrays
 
 
 def _digests(x: np.ndarray) -> np.ndarray:
@@ -130,15 +162,28 @@ class _Sealing:
     self._file.write(self._digest.digest())
 
 
-def _write(path: str, table: np.ndarray):
-  """Under a name of its own, then renamed: the file stands whole or not at all."""
-  os.makedirs(os.path.dirname(path), exist_ok=True)
-  with tempfile.NamedTemporaryFile(dir=os.path.dirname(path), prefix='unfinished_', delete=False) as f:
+def _remove_unfinished(folder: str):
+  """Removes what processes that were killed have left. A file that another process is writing stays."""
+  for name in os.listdir(folder):
+    if name.startswith(_UNFINISHED):
+      with contextlib.suppress(OSError), open(os.path.join(folder, name), 'rb') as f:
+        fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.unlink(f.name)
+
+
+def _write(path: str, write: Callable[[Any], Any]):
+  """What `write` writes to the file that it is given. The file stands whole or not at all."""
+  folder = os.path.dirname(path)
+  os.makedirs(folder, exist_ok=True)
+  _remove_unfinished(folder)
+  with tempfile.NamedTemporaryFile(dir=folder, prefix=_UNFINISHED, delete=False) as f:
     try:
+      # Held until it is closed or the process ends: a file that nobody holds was left by a process that was killed.
+      fcntl.flock(f, fcntl.LOCK_EX)
       sealing = _Sealing(f)
-      np.lib.format.write_array(sealing, table, allow_pickle=False)
+      write(sealing)
       sealing.seal()
-      f.close()
+      f.flush()
       os.replace(f.name, path)
     except BaseException:
       os.unlink(f.name)

@@ -16,6 +16,7 @@ from typing import Any, Callable, Dict, Optional, Tuple, Type
 
 import numpy as np
 
+from data import drawn
 from data import errors
 from data import feature_store
 from data import federation as federation_lib
@@ -207,10 +208,73 @@ class Pretrained(Features):
       raise errors.DataFileError(f'The extractor in {self.path} cannot be read: {type(e).__name__}: {e}') from e
 
 
+@dataclasses.dataclass(frozen=True)
+class Drawn(Features):
+  """Features of colour images, learned from drawings of dead leaves and of things alone; see `data.drawn`.
+
+  What is learned follows from the parameters, takes a minute, and is kept beside the features.
+
+  Attributes:
+    size: Number of features.
+    filters: Number of filters, each a patch of a drawing.
+    kinds: Number of drawn things that the features are to tell apart.
+    views: Drawings of each.
+    seed: Of the drawings.
+  """
+
+  size: int = 256
+  filters: int = 400
+  kinds: int = 1000
+  views: int = 12
+  seed: int = 0
+
+  def __post_init__(self):
+    checks.integer('drawn filters', self.filters, at_least=1)
+    checks.integer('drawn views', self.views, at_least=2)
+    checks.integer('drawn seed', self.seed, at_least=0)
+    checks.integer('drawn size', self.size, at_least=1)
+    checks.integer('drawn kinds', self.kinds, at_least=2)
+    if self.size >= self.kinds:
+      raise ValueError(
+          f'drawn features tell kinds={self.kinds} things apart, which takes fewer directions than that: found '
+          f'size={self.size}. Give more kinds.'
+      )
+    if self.size > drawn.NUMBERS_A_FILTER * self.filters:
+      raise ValueError(
+          f'drawn filters={self.filters} give {drawn.NUMBERS_A_FILTER * self.filters} numbers, found '
+          f'size={self.size}: give more filters.'
+      )
+
+  def check(self, input_shape):
+    if len(input_shape) != 3 or input_shape[2] != 3 or min(input_shape[:2]) < drawn.SMALLEST_SIDE:
+      raise ValueError(
+          f'Drawn features are of colour images [height, width, 3] of at least {drawn.SMALLEST_SIDE} pixels a side, '
+          f'found examples of shape {tuple(input_shape)}.'
+      )
+
+  def fingerprint(self):
+    return f'drawn {drawn.digest(self._learned())} numpy={np.__version__} tensorflow={tf.__version__}'
+
+  def extractor(self, input_shape):
+    extract = drawn.extractor(self._learned(), input_shape[:2])
+    return lambda x: unit_rows(extract(x))
+
+  def public_data(self):
+    return (
+        f'Learned on {drawn.SCENES:,} drawings of random leaves and {self.kinds * self.views:,} of {self.kinds:,} '
+        'random things: a program\'s output, no data. Filters and directions of SHA-256 '
+        f'{drawn.digest(self._learned())}.'
+    )
+
+  def _learned(self):
+    return drawn.kept(drawn.Recipe(**dataclasses.asdict(self)))
+
+
 FEATURES: Dict[str, Type[Features]] = {
     'none': NoFeatures,
     'scattering': Scattering,
     'pretrained': Pretrained,
+    'drawn': Drawn,
 }
 
 

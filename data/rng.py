@@ -13,6 +13,7 @@ STREAMS = {
     'availability': 5,
     'test_split': 6,
     'glyphs': 7,
+    'things': 8,
 }
 
 

@@ -16,6 +16,8 @@ import data
 from data import arrays
 from data import datasets as datasets_lib
 from data import femnist
+from data import leaves
+from data import rng as rng_lib
 
 SHARED_DATA = pathlib.Path(__file__).resolve().parents[3] / 'shared' / 'data'
 
@@ -133,6 +135,29 @@ class TestGlyphs:
     np.testing.assert_array_equal(first.test.x, second.test.x)
     other = data.load('glyphs:classes=2,copies=7,alphabet=1', num_clients=2)
     assert not np.array_equal(first.test.x, other.test.x)
+
+
+class TestThings:
+
+  def test_every_thing_has_its_share_of_both_parts(self):
+    fed = data.load('things:classes=3,copies=14', num_clients=2, partition='iid')
+    assert (fed.name, fed.num_classes, fed.num_examples, fed.input_shape) == ('things', 3, 36, (32, 32, 3))
+    np.testing.assert_array_equal(np.bincount(np.concatenate([c.y for c in fed.clients])), [12] * 3)
+    np.testing.assert_array_equal(np.bincount(fed.test.y), [2] * 3)
+    assert 0 <= fed.test.x.min() and 0.5 < fed.test.x.max() <= 1
+
+  def test_things_are_the_same_for_every_seed_of_a_run_and_others_than_features_are_learned_from(self):
+    load = lambda **changes: data.load('things:copies=7', num_clients=2, partition='iid', **changes)
+    np.testing.assert_array_equal(load(seed=1).test.x, load(seed=2).test.x)
+    other = data.load('things:copies=7,kinds=1', num_clients=2, partition='iid')
+    assert (load().test.x != other.test.x).any()
+    ours, learned_from = (leaves.things(10, rng).parts.values[:, 0, leaves._RADIUS]
+                          for rng in (rng_lib.generator(0, 'things'), np.random.default_rng(0)))
+    assert not np.isin(ours, learned_from).any()
+
+  def test_errors(self):
+    with pytest.raises(ValueError, match='copies must be an integer at least 7'):
+      data.load('things:copies=6')
 
 
 class TestNpz:

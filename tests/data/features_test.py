@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import data
+from data import drawn
 from data import feature_store
 from data import features
 from data import federation as federation_lib
@@ -176,6 +177,82 @@ class TestPretrained:
     assert features.Pretrained(str(moved)).fingerprint() == before
     card = json.loads((moved / features.CARD).read_text())
     assert card['sha256'] in before
+
+
+@pytest.fixture(name='few_drawings')
+def fixture_few_drawings(monkeypatch, tmp_path):
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+  monkeypatch.setattr(drawn, 'SCENES', 100)
+  monkeypatch.setattr(drawn, '_PATCHES', 2000)
+  drawn.kept.cache_clear()
+  yield
+  drawn.kept.cache_clear()
+
+
+@pytest.mark.usefixtures('few_drawings')
+class TestDrawn:
+  SPEC = 'drawn:size=5,filters=4,kinds=8,views=4'
+
+  def test_a_federation_gets_features_of_unit_norm_and_what_they_were_learned_from(self):
+    fed = features.of_federation(self.SPEC, small_federation((8, 8, 3)))
+    assert fed.input_shape == (5,) and fed.features == f'{self.SPEC},seed=0'
+    np.testing.assert_allclose(np.linalg.norm(fed.clients[0].x, axis=1), 1, rtol=1e-5)
+    learned = drawn.kept(drawn.Recipe(5, 4, 8, 4, 0))
+    assert drawn.digest(learned) in fed.public_data
+    assert '32 of 8 random things: a program\'s output, no data.' in fed.public_data
+
+  def test_features_of_an_example_do_not_depend_on_the_others(self):
+    extract = features.parse(self.SPEC).extractor((8, 8, 3))
+    x, y = images(6, (8, 8, 3)), images(6, (8, 8, 3), seed=1)
+    y[3] = x[3]
+    np.testing.assert_array_equal(extract(x)[3], extract(y)[3])
+    np.testing.assert_allclose(extract(x[3:4])[0], extract(x)[3], atol=1e-5)
+
+  def test_another_seed_is_another_map(self):
+    fingerprints = {features.parse(f'{self.SPEC},seed={seed}').fingerprint() for seed in (0, 0, 1)}
+    assert len(fingerprints) == 2
+
+  @pytest.mark.parametrize('spec,shape,message', [
+      ('drawn', (28, 28, 1), r'colour images \[height, width, 3\] of at least 8 pixels a side, found .*\(28, 28, 1\)'),
+      ('drawn', (7, 8, 3), r'found examples of shape \(7, 8, 3\)'),
+      ('drawn', (5,), r'found examples of shape \(5,\)'),
+      ('drawn:size=1000', (8, 8, 3), 'kinds=1000 things apart.*found size=1000'),
+      ('drawn:size=37,filters=2', (8, 8, 3), 'filters=2 give 36 numbers, found size=37'),
+      ('drawn:views=1', (8, 8, 3), 'drawn views must be an integer at least 2'),
+      ('drawn:seed=-1', (8, 8, 3), 'drawn seed must be an integer at least 0'),
+  ])
+  def test_errors(self, spec, shape, message):
+    with pytest.raises(ValueError, match=message):
+      features.of_federation(spec, small_federation(shape))
+
+
+class TestKept:
+
+  def test_made_once_and_again_if_the_file_is_damaged(self, tmp_path):
+    made = []
+
+    def make():
+      made.append(1)
+      return dict(a=np.arange(3), b=np.ones((2, 2), np.float32))
+
+    get = lambda fingerprint='f': feature_store.kept(fingerprint, make, str(tmp_path))
+    for arrays in (get(), get()):
+      np.testing.assert_array_equal(arrays['a'], [0, 1, 2])
+      assert set(arrays) == {'a', 'b'} and arrays['b'].dtype == np.float32
+    assert len(made) == 1
+    path = tmp_path / os.listdir(tmp_path)[0]
+    whole = path.read_bytes()
+    for damaged in (b'', whole[:-1], whole[:100] + bytes([whole[100] ^ 1]) + whole[101:]):
+      path.write_bytes(damaged)
+      np.testing.assert_array_equal(get()['a'], [0, 1, 2])
+      assert path.read_bytes() == whole
+    assert len(made) == 4
+    get('g')
+    assert len(made) == 5 and len(os.listdir(tmp_path)) == 2
+
+  def test_a_folder_that_cannot_be_written_is_no_error(self, tmp_path):
+    (tmp_path / 'file').write_text('')
+    assert feature_store.kept('f', lambda: dict(a=np.zeros(2)), str(tmp_path / 'file'))['a'].shape == (2,)
 
 
 class TestStore:

@@ -1,0 +1,194 @@
+"""Features of colour images, learned from drawings alone: filters from dead leaves, directions from drawn things.
+
+An image goes through five fixed steps; its features are a function of it alone.
+
+1. Every 6x6 patch p has its mean taken off and is divided by its contrast, √(variance + c).
+2. Each of k filters answers a = dᵀ·ZCA·(p - p̄). A filter d is itself a whitened patch of a drawing, of unit length
+   (Coates, Lee and Ng, "An Analysis of Single-Layer Networks in Unsupervised Feature Learning", 2011).
+3. Both signs are kept, above a threshold: max(a - ½, 0) and max(-a - ½, 0).
+4. Their means over each cell of a 3x3 grid, square roots taken: s, 18·k numbers.
+5. Linear discriminants: φ = Λ^p·Uᵀ·(s - s̄), with S_b·u = λ·(S_w + α·I)·u, where S_b and S_w are the covariances of s
+   between and within 1,000 drawn things, each seen in many views. What changes from view to view is left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import io
+from typing import Callable, Dict, Tuple
+
+import numpy as np
+
+from data import feature_store
+from data import leaves
+from quap_tff.lazy import tf
+
+PATCH = 6
+GRID = 3
+NUMBERS_A_FILTER = 2 * GRID**2
+SCENES = 4000
+# The lowest side that leaves each cell of the grid a place of a patch.
+SMALLEST_SIDE = PATCH - 1 + GRID
+
+# Raised whenever the same recipe comes to give other features.
+_VERSION = 1
+
+_SIZE = 32, 32
+_PATCHES = 100_000
+# On pixels in [0, 1]; as in Coates, Lee and Ng, whose pixels go to 255.
+_CONTRAST = 10 / 255**2
+_ZCA = 0.1
+_THRESHOLD = 0.5
+_SMALLEST_DEVIATION = 1e-3
+# Of the mean variance within things. An estimate out of 12,000 drawings is noisy in thousands of directions.
+_RIDGE = 1.0
+_POWER = 0.5
+# Directions that are kept before the discriminants; of 18·k, they hold nearly all variance.
+_PRINCIPAL, _ROUNDS, _SPARE = 800, 2, 50
+_BATCH = 100
+
+Extractor = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+  """What the features follow from.
+
+  Attributes:
+    size: Number of features.
+    filters: k.
+    kinds: Number of drawn things.
+    views: Drawings of each.
+    seed: Of all drawings and of the choice of patches.
+  """
+
+  size: int
+  filters: int
+  kinds: int
+  views: int
+  seed: int
+
+
+@functools.lru_cache(maxsize=1)
+def kept(recipe: Recipe) -> Dict[str, np.ndarray]:
+  """What `learn` returns, from memory, or from the user's feature store, or learned and kept there."""
+  fingerprint = f'drawn {_VERSION} {recipe} numpy={np.__version__} tensorflow={tf.__version__}'
+  return feature_store.kept(fingerprint, lambda: learn(recipe))
+
+
+def learn(recipe: Recipe) -> Dict[str, np.ndarray]:
+  """Draws, and learns the filters and directions, in about a minute on two cores at the default sizes.
+
+  Args:
+    recipe: With size < kinds, and at most 18 · filters.
+
+  Returns:
+    float32 arrays: filters [6, 6, 3, k], offsets [k] and sums [k] of the filters, mean [18·k], directions [18·k, size].
+  """
+  rng = np.random.default_rng(recipe.seed)
+  learned = _filters(leaves.scenes(SCENES, _SIZE, rng), recipe.filters, rng)
+  kinds = np.tile(np.arange(recipe.kinds), recipe.views)
+  drawings = leaves.views(leaves.things(recipe.kinds, rng), kinds, _SIZE, rng)
+  respond = _responses(learned, _SIZE)
+  responses = np.concatenate([
+      respond(drawings[start:start + _BATCH] / np.float32(255)) for start in range(0, len(drawings), _BATCH)
+  ])
+  learned['mean'], learned['directions'] = _discriminants(responses, kinds, recipe.size, rng)
+  return learned
+
+
+def digest(learned: Dict[str, np.ndarray]) -> str:
+  """The SHA-256 of what was learned, names and shapes included."""
+  hashed = hashlib.sha256()
+  for name in sorted(learned):
+    content = io.BytesIO()
+    np.lib.format.write_array(content, np.ascontiguousarray(learned[name]), allow_pickle=False)
+    hashed.update(name.encode() + content.getvalue())
+  return hashed.hexdigest()
+
+
+def extractor(learned: Dict[str, np.ndarray], image_size: Tuple[int, int]) -> Extractor:
+  """The function float32[b, height, width, 3] in [0, 1] -> float32[b, size], not yet of unit norm.
+
+  Args:
+    learned: From `learn`.
+    image_size: (height, width), each at least `SMALLEST_SIDE`. The grid's cells are larger on larger images.
+  """
+  respond = _responses(learned, image_size)
+  offset = learned['mean'] @ learned['directions']
+  return lambda x: respond(x) @ learned['directions'] - offset
+
+
+def _filters(scenes, k, rng):
+  """Steps 1 and 2: patches of the scenes, whitened, k of them chosen; whitening is folded into the filters."""
+  places = (rng.integers(0, side - PATCH + 1, _PATCHES) for side in scenes.shape[1:3])
+  windows = np.lib.stride_tricks.sliding_window_view(scenes, (PATCH, PATCH), axis=(1, 2))
+  # [n, 3, 6, 6] -> [n, 6, 6, 3]
+  patches = np.moveaxis(windows[(rng.integers(0, len(scenes), _PATCHES), *places)], 1, -1).reshape(_PATCHES, -1)
+  patches = patches / np.float32(255)
+  patches -= patches.mean(axis=1, keepdims=True)
+  patches /= np.sqrt(np.mean(patches**2, axis=1, keepdims=True) + np.float32(_CONTRAST))
+  mean = patches.mean(axis=0, dtype=np.float64)
+  eigenvalues, eigenvectors = np.linalg.eigh(np.cov(patches, rowvar=False))
+  zca = (eigenvectors / np.sqrt(eigenvalues + _ZCA)) @ eigenvectors.T
+  chosen = (patches[rng.choice(_PATCHES, k, replace=False)] - mean) @ zca
+  filters = zca @ (chosen / np.linalg.norm(chosen, axis=1, keepdims=True)).T
+  kept = dict(filters=filters.reshape(PATCH, PATCH, 3, k), sums=filters.sum(axis=0), offsets=mean @ filters)
+  return {name: array.astype(np.float32) for name, array in kept.items()}
+
+
+def _responses(learned, image_size) -> Extractor:
+  """Steps 1 to 4: images float32[b, height, width, 3] -> float32[b, 18·k]."""
+  filters, sums, offsets = (learned[name] for name in ('filters', 'sums', 'offsets'))
+  average = np.full((PATCH, PATCH, 3, 1), 1 / (3 * PATCH**2), np.float32)
+  cell = [(side - PATCH + 1) // GRID for side in image_size]
+
+  @tf.function(input_signature=[tf.TensorSpec([None, *image_size, 3], tf.float32)])
+  def respond(x):
+    convolve = lambda images, kernel: tf.nn.conv2d(images, kernel, 1, 'VALID')
+    mean = convolve(x, average)
+    contrast = tf.sqrt(tf.maximum(convolve(x * x, average) - mean**2, 0) + _CONTRAST)
+    answers = (convolve(x, filters) - mean * sums) / contrast - offsets
+    both = tf.concat([tf.nn.relu(answers - _THRESHOLD), tf.nn.relu(-answers - _THRESHOLD)], axis=-1)
+    pooled = tf.nn.avg_pool2d(both, cell, cell, 'VALID')[:, :GRID, :GRID]
+    return tf.reshape(tf.sqrt(pooled), [tf.shape(x)[0], GRID**2 * 2 * filters.shape[-1]])
+
+  return lambda x: respond(x).numpy()
+
+
+def _discriminants(responses, kinds, size, rng):
+  """Step 5: the mean, float32[m], and the directions, float32[m, size], of responses float32[n, m]."""
+  mean = responses.mean(axis=0)
+  # In place: at the default sizes this is 350 MB.
+  responses -= mean
+  deviation = np.sqrt(np.mean(responses**2, axis=0)) + np.float32(_SMALLEST_DEVIATION)
+  responses /= deviation
+  basis = _principal(responses, max(size, _PRINCIPAL), rng)
+  z = (responses @ basis).astype(np.float64)
+  num_kinds = kinds.max() + 1
+  views = len(kinds) // num_kinds
+  z = z[np.argsort(kinds, kind='stable')].reshape(num_kinds, views, -1)
+  centres = z.mean(axis=1)
+  within = (z - centres[:, None]).reshape(len(kinds), -1)
+  within = within.T @ within / (len(kinds) - num_kinds)
+  # The mean of a few views has a part of the variance within.
+  between = np.cov(centres, rowvar=False) - within / views
+  within += _RIDGE * np.trace(within) / len(within) * np.eye(len(within))
+  whitening = np.linalg.inv(np.linalg.cholesky(within)).T
+  ratios, rotation = np.linalg.eigh(whitening.T @ between @ whitening)
+  best = np.argsort(-ratios)[:size]
+  directions = basis @ (whitening @ rotation[:, best] * np.maximum(ratios[best], 0)**_POWER)
+  return mean, (directions / deviation[:, None]).astype(np.float32)
+
+
+def _principal(x, count, rng):
+  """An orthonormal basis of nearly the `count` first principal directions of x, [n, m], by subspace iteration."""
+  width = min(count + _SPARE, *x.shape)
+  basis = rng.normal(size=(x.shape[1], width)).astype(np.float32)
+  for _ in range(_ROUNDS):
+    basis, _ = np.linalg.qr(x.T @ (x @ basis))
+  projected = x @ basis
+  _, rotation = np.linalg.eigh(projected.T @ projected)
+  return basis @ rotation[:, ::-1][:, :count]

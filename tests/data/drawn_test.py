@@ -1,0 +1,96 @@
+"""Features learned from drawings: each step by its formula, and directions that tell drawn things apart."""
+
+import numpy as np
+import pytest
+
+from data import drawn
+from data import leaves
+
+SIZE = (32, 32)
+RECIPE = drawn.Recipe(size=6, filters=10, kinds=20, views=8, seed=0)
+
+
+@pytest.fixture(name='few', autouse=True)
+def fixture_few(monkeypatch):
+  monkeypatch.setattr(drawn, 'SCENES', 100)
+  monkeypatch.setattr(drawn, '_PATCHES', 2000)
+
+
+@pytest.fixture(name='learned')
+def fixture_learned():
+  return drawn.learn(RECIPE)
+
+
+def responses_by_hand(image, learned):
+  """Steps 1 to 4, patch by patch."""
+  flat = learned['filters'].reshape(-1, RECIPE.filters)
+  cells = np.zeros((3, 3, 2 * RECIPE.filters))
+  count = np.zeros((3, 3, 1))
+  cell = [(side - 5) // 3 for side in image.shape[:2]]
+  for i in range(3 * cell[0]):
+    for j in range(3 * cell[1]):
+      patch = image[i:i + 6, j:j + 6].reshape(-1).astype(np.float64)
+      patch = (patch - patch.mean()) / np.sqrt(patch.var() + 10 / 255**2)
+      answer = patch @ flat - learned['offsets']
+      cells[i // cell[0], j // cell[1]] += np.maximum(np.concatenate([answer, -answer]) - 0.5, 0)
+      count[i // cell[0], j // cell[1]] += 1
+  return np.sqrt(cells / count).reshape(-1)
+
+
+def test_features_follow_the_formula(learned):
+  for size in ((12, 12), (13, 17)):
+    x = np.random.default_rng(0).random((2, *size, 3), np.float32)
+    expected = np.stack([responses_by_hand(image, learned) for image in x]) - learned['mean']
+    np.testing.assert_allclose(drawn.extractor(learned, size)(x), expected @ learned['directions'], rtol=0, atol=2e-4)
+
+
+def test_filters_answer_whitened_patches(learned):
+  scenes = leaves.scenes(100, SIZE, np.random.default_rng(3)) / 255.0
+  patches = scenes[:, 13:19, 13:19].reshape(100, -1)
+  patches = (patches - patches.mean(axis=1, keepdims=True)) / np.sqrt(patches.var(axis=1, keepdims=True) + 10 / 255**2)
+  answers = patches @ learned['filters'].reshape(108, -1) - learned['offsets']
+  # Centred, and each of variance near 1, whatever the variance of patches in the filter's direction.
+  assert np.abs(answers.mean(axis=0)).max() < 0.5 and 0.3 < answers.std(axis=0).min() < answers.std(axis=0).max() < 1.5
+
+
+def test_features_tell_things_apart_that_they_were_not_learned_from(learned):
+  rng = np.random.default_rng(7)
+  kinds = np.tile(np.arange(5), 40)
+  x = leaves.views(leaves.things(5, rng), kinds, SIZE, rng) / np.float32(255)
+  z = drawn.extractor(learned, SIZE)(x)
+  means = np.stack([z[:100][kinds[:100] == k].mean(axis=0) for k in range(5)])
+  nearest = np.linalg.norm(z[100:, None] - means, axis=2).argmin(axis=1)
+  assert np.mean(nearest == kinds[100:]) > 0.5
+
+
+def test_discriminants_leave_out_what_changes_between_views():
+  rng = np.random.default_rng(0)
+  kinds = np.tile(np.arange(200), 10)
+  # The first number tells kinds apart, the second is larger and does not, the third only varies.
+  x = np.stack([rng.normal(size=200)[kinds], 10 * rng.normal(size=2000), rng.normal(size=2000)], axis=1)
+  x[:, 0] += 0.1 * rng.normal(size=2000)
+  mean, directions = drawn._discriminants(x.astype(np.float32) + 5, kinds, 1, rng)
+  np.testing.assert_allclose(mean, 5, atol=0.6)
+  influence = np.abs(directions[:, 0]) * x.std(axis=0)
+  assert influence[0] > 10 * influence[1:].max()
+
+
+def test_what_is_learned_follows_from_the_recipe(learned):
+  again = drawn.learn(RECIPE)
+  assert drawn.digest(again) == drawn.digest(learned)
+  assert learned['directions'].shape == (180, 6) and all(a.dtype == np.float32 for a in learned.values())
+  other = drawn.learn(drawn.Recipe(**{**RECIPE.__dict__, 'seed': 1}))
+  assert drawn.digest(other) != drawn.digest(learned)
+  # Also to one bit, one name or one shape.
+  for name, value in (('mean', np.nextafter(learned['mean'], 1)), ('mean', learned['mean'][None])):
+    assert drawn.digest({**learned, name: value}) != drawn.digest(learned)
+
+
+def test_it_is_learned_once_and_kept(tmp_path, monkeypatch):
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+  drawn.kept.cache_clear()
+  first = drawn.kept(RECIPE)
+  drawn.kept.cache_clear()
+  monkeypatch.setattr(drawn, 'learn', None)
+  assert drawn.digest(drawn.kept(RECIPE)) == drawn.digest(first)
+  drawn.kept.cache_clear()
