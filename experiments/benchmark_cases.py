@@ -16,6 +16,7 @@ import psutil
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from experiments import command_line
 import quap_tff
 from quap_tff import models
 from quap_tff import runtime
@@ -257,4 +258,5 @@ class _BareWorker:
 
 
 if __name__ == '__main__':
+  command_line.use_own_temporary_folder()
   print(json.dumps(globals()[sys.argv[1]](**json.loads(sys.argv[2]))), flush=True)

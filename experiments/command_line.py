@@ -3,14 +3,21 @@
 Each binary has flag values of its own: in one process with other binaries, flags of the same name must not meet.
 """
 
+import atexit
 import errno
+import fcntl
 import os
 import re
+import shutil
 import signal
 import sys
+import tempfile
 from typing import Callable, List, Sequence
 
 from absl import flags
+
+# Of folders for temporary files, in the system's folder of these.
+_TEMPORARY, _BEING_MADE = 'quap_tff_', '.quap_tff_'
 
 FAILED, INTERRUPTED = 1, 130
 
@@ -164,10 +171,50 @@ def run(main: Callable[[List[str]], int]):
   does so at once.
   """
   signal.signal(signal.SIGINT, _leave)
+  use_own_temporary_folder()
   # An ε that the terminal's encoding does not have must not end a program.
   for stream in (sys.stdout, sys.stderr):
     stream.reconfigure(errors='backslashreplace')
   _end(status_of(main, sys.argv))
+
+
+def use_own_temporary_folder():
+  """Gives this process's temporary files a folder of their own, which is removed when it ends.
+
+  TensorFlow writes every function that it compiles to a temporary file, and removes these at a regular end only. So each
+  start also removes the folders of processes that were killed: those that nobody holds locked any more.
+  """
+  try:
+    parent = tempfile.gettempdir()
+    _remove_abandoned(parent)
+    made = tempfile.mkdtemp(dir=parent, prefix=_BEING_MADE)
+    # Locked before it has the name under which others look for it; open until the process ends.
+    fcntl.flock(os.open(made, os.O_RDONLY), fcntl.LOCK_EX)
+    folder = os.path.join(parent, _TEMPORARY + os.path.basename(made)[len(_BEING_MADE):])
+    os.rename(made, folder)
+  except OSError:
+    return  # A full disk, say: whoever needs a temporary file will find out.
+  tempfile.tempdir = folder
+  atexit.register(shutil.rmtree, folder, ignore_errors=True)
+
+
+def _remove_abandoned(parent: str):
+  for name in os.listdir(parent):
+    if not name.startswith(_TEMPORARY):
+      continue
+    path = os.path.join(parent, name)
+    try:
+      folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+      continue
+    try:
+      if os.fstat(folder).st_uid == os.geteuid():
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(path, ignore_errors=True)
+    except OSError:
+      pass  # A process at work holds it.
+    finally:
+      os.close(folder)
 
 
 def status_of(main: Callable[[List[str]], int], argv: List[str]) -> int:

@@ -1,6 +1,8 @@
 """What the binaries share: help that is read on a terminal of 80 columns, errors in one line."""
 
+import contextlib
 import errno
+import os
 import re
 import subprocess
 import sys
@@ -75,3 +77,47 @@ class TestErrors:
 
     assert command_line.status_of(main, ['x']) == command_line.FAILED
     assert 'Make room' in capsys.readouterr().err
+
+
+class TestTemporaryFolder:
+
+  @contextlib.contextmanager
+  def _process(self, parent):
+    """A process with a folder of its own in `parent`, in which it has a file."""
+    code = (
+        'import sys, tempfile\nfrom experiments import command_line\ncommand_line.use_own_temporary_folder()\n'
+        'tempfile.mkstemp()\nprint(tempfile.gettempdir(), flush=True)\nsys.stdin.read()\n'
+    )
+    process = subprocess.Popen(
+        [sys.executable, '-c', code], cwd=harness.REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        encoding='utf-8', env={**os.environ, 'TMPDIR': str(parent)},
+    )
+    with process:
+      try:
+        yield process, process.stdout.readline().strip()
+      finally:
+        process.kill()
+
+  def test_goes_with_the_process(self, tmp_path):
+    with self._process(tmp_path) as (process, folder):
+      assert os.path.dirname(folder) == str(tmp_path) and len(os.listdir(folder)) == 1
+      process.stdin.close()
+      assert process.wait(timeout=60) == 0
+    assert not list(tmp_path.iterdir())
+
+  def test_of_a_killed_process_goes_at_the_next_start_and_no_other(self, tmp_path):
+    (tmp_path / 'quap_tff_a_file').touch()
+    (tmp_path / 'of_others').mkdir()
+    with self._process(tmp_path) as (killed, left), self._process(tmp_path) as (_, held):
+      killed.kill()
+      killed.wait()
+      assert os.path.isdir(left)
+      with self._process(tmp_path) as (_, third):
+        assert sorted(tmp_path.iterdir()) == sorted(
+            [tmp_path / 'quap_tff_a_file', tmp_path / 'of_others', *map(type(tmp_path), (held, third))]
+        )
+
+  def test_a_folder_that_cannot_be_made_is_none(self, tmp_path, monkeypatch):
+    monkeypatch.setattr(command_line.tempfile, 'tempdir', str(tmp_path / 'absent'))
+    command_line.use_own_temporary_folder()
+    assert command_line.tempfile.tempdir == str(tmp_path / 'absent')
