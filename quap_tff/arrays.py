@@ -1,7 +1,8 @@
-"""Arrays of NumPy or TensorFlow, so that a formula is written once.
+"""Functions for NumPy arrays and TensorFlow tensors alike, so that each formula is written once.
 
-The mechanism computes weights and rates inside TensorFlow's graphs; planning and verification compute the same from a
-schedule, in NumPy. `namespace` gives the functions of whichever its arguments belong to, under NumPy's names.
+The mechanism computes weights and rates inside TensorFlow's graphs. Planning and verification compute the same in
+NumPy, from a schedule. `namespace` gives the functions of the library that its arguments belong to, under NumPy's
+names.
 """
 
 from __future__ import annotations

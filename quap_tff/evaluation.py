@@ -20,14 +20,14 @@ def build_evaluation(
   Args:
     model_fn: Makes a classifier whose predictions are scores over classes in the last dimension and whose labels are
       class numbers.
-    batch_size: Examples in a batch, at least 1; bounds the memory, does not change the result beyond rounding.
+    batch_size: Examples in a batch, at least 1. It bounds the memory and changes the result by rounding only.
 
   Returns:
     `evaluate(weights, x, y)`: `weights` a `tff.learning.models.ModelWeights` of arrays; `x` and `y` arrays of the
     model's batch structure with any number n of examples. Returns `<loss=float, accuracy=float, num_examples=int>`:
-    the mean loss and the share of labels (not of examples, where an example has several) that the highest score hits; NaN for
-    n = 0. It raises `ValueError` if `x` and `y` differ in length. Calls must not overlap: the model's variables hold
-    the weights.
+    the mean loss, and the share of labels that the highest score hits (of labels, not of examples, where an example has
+    several). Both are NaN for n = 0. It raises `ValueError` if `x` and `y` differ in length. Calls must not overlap:
+    the model's variables hold the weights.
   """
   checks.integer('batch_size', batch_size, at_least=1)
   model = model_fn()
@@ -44,13 +44,13 @@ def build_evaluation(
     loss_sum = tf.cast(output.loss, tf.float64) * tf.cast(count, tf.float64)
     return loss_sum, tf.math.count_nonzero(hits), tf.size(hits)
 
-  # Traced now: TFF makes Keras models in graphs of its own, after which Keras refuses to call models made before.
+  # Trace now: TFF makes Keras models in graphs of its own, and after that Keras refuses to call models made earlier.
   evaluate_batch = evaluate_batch.get_concrete_function()
 
   def evaluate(weights, x, y) -> Mapping[str, Any]:
     lengths = {len(leaf) for leaf in tf.nest.flatten((x, y))}
     if len(lengths) != 1:
-      raise ValueError(f'Expected x and y of one length, found lengths {sorted(lengths)}.')
+      raise ValueError(f'Expected x and y of equal length, found lengths {sorted(lengths)}.')
     (num_examples,) = lengths
     tf.nest.map_structure(lambda v, w: v.assign(w), variables, weights)
     totals = np.zeros(3)

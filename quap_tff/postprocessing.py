@@ -1,8 +1,8 @@
-"""Averages of released iterates, a_t = a_{t-1} + r_t·(θ_t - a_{t-1}), a rule gives r_t and r_1 = 1; and shrinkage.
+"""Averages of released iterates, a_t = a_{t-1} + r_t·(θ_t - a_{t-1}) with r_t by a rule and r_1 = 1; and shrinkage.
 
-Post-processing: what is computed from released weights and public constants alone has the privacy of the weights, and
-no account changes. That holds only while the constants are public, too: one that was chosen by looking at clients' data
-is a release of its own.
+This is post-processing: whatever is computed from released weights and public constants alone has the privacy of the
+weights, and no account changes. That holds only if the constants are public. A constant that was chosen by looking at
+clients' data is a release of its own.
 """
 
 import abc
@@ -25,12 +25,12 @@ class Averaging(abc.ABC):
     """r_t in (0, 1], the weight of the t-th iterate, counted from 1, in the average over the first t; r_1 = 1."""
 
   def candidates(self, num_rounds: int) -> 'List[Averaging]':
-    """The averages that a plan for so many rounds may choose from."""
+    """The averages that a plan for this many rounds may choose from."""
     del num_rounds
     return [self]
 
   def shares(self, num_rounds: int) -> np.ndarray:
-    """float64[T], with what share each of T iterates enters the average over all of them; they sum to 1."""
+    """float64[T], the share of each of T iterates in the average over all of them; the shares sum to 1."""
     shares = np.zeros(num_rounds)
     left = 1.0
     for release in range(num_rounds, 0, -1):
@@ -42,7 +42,7 @@ class Averaging(abc.ABC):
     """The state before the first release.
 
     Args:
-      weights: The model's initial weights, a list of float arrays: the average until there is an iterate.
+      weights: The model's initial weights, a list of float arrays. They are the average until there is an iterate.
     """
     return _state(0, [np.asarray(w, np.float64) for w in weights])
 
@@ -54,7 +54,7 @@ class Averaging(abc.ABC):
       weights: The released weights, of the same shapes.
 
     Raises:
-      ValueError: If the shapes are others.
+      ValueError: If the shapes differ.
     """
     average = _averages(state)
     weights = [np.asarray(w, np.float64) for w in weights]
@@ -64,12 +64,12 @@ class Averaging(abc.ABC):
       )
     release = int(state['releases']) + 1
     rate = self.rate(release)
-    if rate < 1:  # At 1 nothing is left of what was before, not even what is not finite.
+    if rate < 1:  # At 1 nothing of the old average is left, not even values that are not finite.
       weights = [a + rate * (w - a) for a, w in zip(average, weights)]
     return _state(release, weights)
 
   def value(self, state: State, weights: Sequence[Any]) -> List[np.ndarray]:
-    """The averaged weights, float32 arrays, given the weights that `state` was last updated with (or began with)."""
+    """The averaged weights, float32 arrays, given the weights that `state` was last updated with (or started from)."""
     del weights
     return [a.astype(np.float32) for a in _averages(state)]
 
@@ -94,7 +94,7 @@ class LastIterate(Averaging):
 
 @dataclasses.dataclass(frozen=True)
 class Exponential(Averaging):
-  """θ_s has a weight in proportion to decay^(t-s): without the pull to the initial weights that a plain EMA has.
+  """θ_s has a weight in proportion to decay^(t-s). Unlike a plain EMA, it has no pull to the initial weights.
 
   Attributes:
     decay: In [0, 1); about 1/(1 - decay) iterates count.
@@ -137,7 +137,7 @@ class Planned(Averaging):
     return [Tail(num_rounds // 2 + 1), Tail(3 * num_rounds // 4 + 1), LastIterate()]
 
   def rate(self, release):
-    raise ValueError('This average is not chosen yet; a certified plan chooses it from its schedule.')
+    raise ValueError('This average has not been chosen yet: a certified plan chooses it from its schedule.')
 
 
 AVERAGINGS: Mapping[str, Type[Averaging]] = {
@@ -149,19 +149,19 @@ AVERAGINGS: Mapping[str, Type[Averaging]] = {
 
 
 def restored(expected: State, kept: Mapping[str, Any]) -> State:
-  """A state that a checkpoint kept.
+  """A state that was saved in a checkpoint.
 
   Args:
     expected: A state of the same run, for names and shapes.
     kept: Arrays by name.
 
   Raises:
-    ValueError: If names or shapes are others: it is the average of another model.
+    ValueError: If names or shapes differ, because it is the average of another model.
   """
   shapes = {name: np.shape(value) for name, value in kept.items()}
   own = {name: value.shape for name, value in expected.items()}
   if shapes != own:
-    raise ValueError(f'The kept average is of another model: it holds {shapes}, the configuration asks for {own}.')
+    raise ValueError(f'The saved average belongs to another model: it holds {shapes}, this run needs {own}.')
   return {name: np.asarray(kept[name], value.dtype) for name, value in expected.items()}
 
 

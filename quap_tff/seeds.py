@@ -1,8 +1,8 @@
 """Seeds of the stateless generators: int64[2] tensors in server state, so that a resumed run draws the same numbers.
 
-A seed that is not given comes from the operating system. TensorFlow's own non-deterministic ops seed themselves with 32
-bits, too few to hide noise behind, so the 126 bits of an unseeded run come from Python's `secrets`; TensorFlow's are
-added on top only so that two runs of one serialized `initialize` do not share their noise.
+A seed that is not given comes from the operating system. TensorFlow's own non-deterministic ops use seeds of 32 bits,
+too few to hide noise, so the 126 bits of an unseeded run come from Python's `secrets`. TensorFlow's bits are mixed in
+only so that two runs of one serialized `initialize` do not share their noise.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def initial_seed(seed: Optional[int], stream: str) -> tf.Tensor:
 
 def fold_in(seed: tf.Tensor, *values: tf.Tensor) -> tf.Tensor:
   """A new int64[2] seed for each distinct sequence of integer scalars `values` (a round, a client, a layer)."""
-  # `stateless_fold_in` would keep 64 secret bits: its result is one hashed word and `value` itself.
+  # `stateless_fold_in` would keep only 64 secret bits: its result is one hashed word and `value` itself.
   for value in values:
     hashed = tf.random.stateless_uniform([2], seed, minval=None, maxval=None, dtype=tf.int64, alg='philox')
     seed = tf.bitwise.bitwise_xor(hashed, tf.stack([tf.zeros([], tf.int64), tf.cast(value, tf.int64)]))

@@ -1,8 +1,8 @@
 """One Gaussian mechanism exactly: δ(ε) = Φ(μ/2 - ε/μ) - e^ε·Φ(-μ/2 - ε/μ), μ = sensitivity / σ (μ-GDP).
 
 Gaussian mechanisms compose to one Gaussian: μ² = Σ μ_t² (Dong, Roth and Su 2019, corollary 3.3; the formula is Balle
-and Wang 2018, theorem 8). `quap_tff.gaussian` has it as TensorFlow arithmetic for the noise of a round; here it is
-evaluated in logarithms, for every δ that a float holds, and every answer is on the safe side of its rounding.
+and Wang 2018, theorem 8). `quap_tff.gaussian` has it as TensorFlow arithmetic for the noise of a round. Here it is
+evaluated in logarithms, for every δ that a float can hold, and every answer is rounded to the safe side.
 """
 
 import functools
@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-# Above the true value by at most this share: the rounding of μ and of ε/μ - μ/2 stays below a tenth of it.
+# Answers exceed the true value by at most this share. The rounding of μ and of ε/μ - μ/2 stays below a tenth of it.
 RELATIVE_MARGIN = 1e-12
 
 _BISECTION_STEPS = 80
-# Below, the two terms of δ hardly cancel; above, they do, but the scaled functions do not overflow.
+# Below this, the two terms of δ hardly cancel. Above it they do, but the scaled functions do not overflow.
 _SCALED_FROM = -5.0
 # Relative error of scipy's erfcx, with room.
 _ERFCX_ERROR = 4e-15

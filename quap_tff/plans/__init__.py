@@ -1,4 +1,4 @@
-"""Plans: one object for each method, from which its process, its account and its statements all come."""
+"""Plans: one object for each method that gives its process, its account and its statements."""
 
 from quap_tff import lazy
 

@@ -1,4 +1,4 @@
-"""What a plan is: one object for a method, from which its process, its account and its statements all come."""
+"""The interface of plans: one object for a method that gives its process, its account and its statements."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from quap_tff import layers as layers_lib
 from quap_tff.accounting import protection as protections
 from quap_tff.lazy import tff
 
-# Measurements of a round that are no exact functions of clients' data: they follow from who takes part, from constants
-# and from noised releases. Plans add to them.
+# Measurements of a round that are not exact functions of clients' data: they follow from who takes part, from
+# constants and from noised releases. Plans add to them.
 PUBLIC_METRICS = frozenset({
     'cohort_size', 'epsilon', 'noise_multiplier', 'participation_mean', 'participation_stddev', 'participation_min',
     'participation_max', 'participation_never_seen', 'update_rejected',
@@ -25,17 +25,17 @@ PUBLIC_NORMS = frozenset({'clipping_norm', 'sigma'})
 
 
 class Aggregation(NamedTuple):
-  """What an aggregation process has returned: its state after a round, and the round's measurements."""
+  """What an aggregation process returned: its state after a round, and the round's measurements."""
 
   state: Any
   measurements: Any
 
 
 def aggregation_of(output: Any) -> Aggregation:
-  """The aggregation's part of what a process' `next` has returned.
+  """The aggregation's part of what a process' `next` returned.
 
   Args:
-    output: Of a `tff.learning.templates.LearningProcess`, or of a `tff.templates.AggregationProcess`.
+    output: From a `tff.learning.templates.LearningProcess` or a `tff.templates.AggregationProcess`.
   """
   if hasattr(output, 'metrics'):
     return Aggregation(output.state.aggregator, output.metrics['aggregator'])
@@ -44,13 +44,13 @@ def aggregation_of(output: Any) -> Aggregation:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Report:
-  """What may be said of a run: nominal figures, formal figures, and what is protected.
+  """What may be said about a run: nominal figures, formal figures, and what is protected.
 
   Attributes:
     protection: What noise covers, in words.
-    formal: The formal figures; without any where the released model has no finite ε.
-    nominal_epsilon: float64[N], Σ ε_i(t) of each client in nats, by basic composition; None for a method whose noise
-      does not follow such budgets, and for one without noise.
+    formal: The formal figures; it has none where the released model has no finite ε.
+    nominal_epsilon: float64[N], Σ ε_i(t) of each client in nats, by basic composition (docs/method.md, section 7.1).
+      None for a method whose noise does not follow such budgets, and for one without noise.
     nominal_delta: float64[N], k_i·δ, or None.
   """
 
@@ -92,17 +92,17 @@ class Plan(abc.ABC):
 
   Attributes:
     num_clients: N, the population.
-    delta: δ: of one round in nominal figures, in total in formal ones.
-    client_metrics: Whether exact functions of clients' data (training loss, norms) are released beside the model.
-    test_is_of_clients: Whether models are tested, and the figures released, on examples of the clients themselves.
-    has_nominal: Whether the noise is that of the budgets, by the documents' formula: only then do their sums, the
-      nominal figures, mean anything.
-    public_metrics: Names of the round's metrics that are no exact functions of clients' data.
-    is_saved_before_release: Whether each round must be kept in a checkpoint before anything of it is released: a round
-      that is run again, and comes out otherwise, would be a second release that nobody has paid for.
+    delta: δ of one round in nominal figures, and total δ in formal ones.
+    client_metrics: Whether exact functions of clients' data (training loss, norms) are released with the model.
+    test_is_of_clients: Whether models are tested on examples of the clients themselves, and the figures released.
+    has_nominal: Whether the noise follows the budgets by the documents' formula. Only then do the sums of the budgets,
+      the nominal figures, mean anything.
+    public_metrics: Names of the round's metrics that are not exact functions of clients' data.
+    is_saved_before_release: Whether each round must be saved in a checkpoint before anything of it is released. A round
+      that is run again with another outcome would be a second release that no account includes.
     noises_empty_rounds: Whether a round that nobody comes to releases the same noise as any other.
     correlation: How the noise of a round is correlated with that of earlier ones.
-    noise_note: How the noise that is really added differs from ideal noise, where there is something to say.
+    noise_note: How the real noise differs from ideal noise; '' if it does not.
   """
 
   has_nominal: bool = True
@@ -122,14 +122,14 @@ class Plan(abc.ABC):
       test_is_of_clients: bool = False,
       model: Optional[layers_lib.ModelShape] = None,
   ):
-    """Initializes what all plans have.
+    """Initializes what all plans have in common.
 
     Args:
       num_clients: N.
       delta: δ.
-      draw: How the cohorts are drawn; by default nothing is known of it, and it amplifies nothing.
-      client_metrics: Whether exact functions of clients' data (training loss, norms) are released beside the model.
-      test_is_of_clients: Whether models are tested, and the figures released, on examples of the clients themselves.
+      draw: How the cohorts are drawn. By default nothing is known about it, and it amplifies nothing.
+      client_metrics: Whether exact functions of clients' data (training loss, norms) are released with the model.
+      test_is_of_clients: Whether models are tested on examples of the clients themselves, and the figures released.
       model: The model's shape, if it is known before `build_process`.
     """
     self.num_clients, self.delta, self.client_metrics = num_clients, delta, client_metrics
@@ -137,7 +137,7 @@ class Plan(abc.ABC):
 
   @property
   def _exact_logs(self):
-    """What exact functions of clients' data are released beside the model, a clause each."""
+    """Which exact functions of clients' data are released with the model, a clause each."""
     return (
         *([protections.TRAINING_METRICS] if self.client_metrics else []),
         *([protections.CLIENTS_TESTS] if self.test_is_of_clients else []),
@@ -153,11 +153,11 @@ class Plan(abc.ABC):
   @property
   @abc.abstractmethod
   def fingerprint(self) -> str:
-    """Text that names everything which the account depends on; a ledger of another one is refused."""
+    """Text that names everything on which the account depends. A ledger with another fingerprint is refused."""
 
   @property
   def model(self) -> Optional[layers_lib.ModelShape]:
-    """The model's layers, as soon as they are known."""
+    """The model's shape, once it is known."""
     return self._model
 
   @property
@@ -167,7 +167,7 @@ class Plan(abc.ABC):
 
   @property
   def sampler(self) -> accounting.Sampler:
-    """How the cohorts are drawn, with what this method makes of it: what amplification by sampling asks for."""
+    """How the cohorts are drawn and how this method uses them, which decides on amplification by sampling."""
     return dataclasses.replace(
         self._draw,
         constant_divisor=self._has_constant_divisor or self._draw.kind == 'fixed_size',
@@ -175,8 +175,8 @@ class Plan(abc.ABC):
         noises_empty_rounds=self.noises_empty_rounds,
     )
 
-  # Whether sums are divided by a public constant whoever comes, and whether the noise on them is as large, over the
-  # clipping norm, whoever comes: both settled without a look at the cohorts of the run.
+  # Whether sums are divided by a public constant whoever comes, and whether the noise multiplier is the same whoever
+  # comes. Both must be settled without looking at the cohorts of the run.
   _has_constant_divisor = False
   _has_constant_noise_multiplier = False
 
@@ -222,7 +222,7 @@ class Plan(abc.ABC):
     """What a round spent, for the ledger.
 
     Args:
-      output: What the process' `next` has returned, see `aggregation_of`.
+      output: What the process' `next` returned, see `aggregation_of`.
       cohort: int[M], distinct ids of the clients that took part.
     """
 
@@ -231,7 +231,7 @@ class Plan(abc.ABC):
     return accounting.RunLedger(self.num_clients, self.delta, self.fingerprint, self.correlation)
 
   def report(self, ledger: accounting.RunLedger) -> Report:
-    """What may be said of a run from its ledger."""
+    """What may be said about a run, given its ledger."""
     nominal = self.has_nominal
     return Report(
         protection=self.protection,
@@ -245,9 +245,9 @@ def planned_ledger(plan: Any, cohorts: Any, record: Callable[[int, np.ndarray], 
   """The ledger that a run over known cohorts will have.
 
   Args:
-    plan: With `num_clients` and `delta`.
+    plan: It has `num_clients` and `delta`.
     cohorts: int[M_t] for each round.
-    record: From (round number, cohort) to the round's record.
+    record: A function from (round number, cohort) to the round's record.
   """
   ledger = accounting.RunLedger(plan.num_clients, plan.delta, 'planned')
   for round_num, cohort in enumerate(cohorts, 1):

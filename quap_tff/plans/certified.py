@@ -1,4 +1,4 @@
-"""The certified mechanism as a plan: a guarantee for all that is released, from a schedule that is public."""
+"""The certified mechanism as a plan: a guarantee for everything that is released, given a public schedule."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ _SPLIT = {True: 'All layers are clipped by their joint norm.', False: 'Each laye
 class CertifiedPlan(base.Plan):
   """A certified run: its noise and divisor are chosen here, before training, from the planned cohorts.
 
-  Who comes is taken as known: what is calibrated on the cohorts depends on them, and sampling amplifies nothing.
+  The account assumes that who comes is known. Noise that is calibrated on the cohorts depends on them, so sampling
+  amplifies nothing.
   """
 
   is_saved_before_release = True
@@ -60,13 +61,13 @@ class CertifiedPlan(base.Plan):
     """Initializes the plan.
 
     Args:
-      config: The mechanism; what it leaves open is chosen from the schedule.
+      config: The mechanism. What it leaves open is chosen from the schedule.
       schedule: int[M_t], distinct ids in [0, N), for each of the T planned rounds: the public schedule, or one drawn
-        from the model of it.
-      averaging: Of the iterates that are published; the noise is chosen for it. `postprocessing.Planned` is chosen
-        together with the noise.
-      client_metrics: Whether exact functions of clients' data (training loss) are released beside the model.
-      **options: Of every plan, see `quap_tff.plans.Plan`.
+        from a model of participation.
+      averaging: The average of the iterates that is published. The noise is chosen for it; `postprocessing.Planned` is
+        chosen together with the noise.
+      client_metrics: Whether exact functions of clients' data (training loss) are released with the model.
+      **options: The options of every plan, see `quap_tff.plans.Plan`.
 
     Raises:
       ValueError: If nobody takes part, or nobody's budget pays for a round.
@@ -110,9 +111,9 @@ class CertifiedPlan(base.Plan):
   def _record(self, cohort, weights, clipping_norm):
     """A round's record.
 
-    Its budgets are not ε_base, which this mechanism never spends: they are the ε that the round, taken alone, really
-    costs each client at δ, the config's total. So the ledger's Σε at k·δ is a proven figure here, if a loose one, by
-    basic composition; the certificate's is the exact one.
+    Its budgets are not ε_base, which this mechanism never spends. They are the ε that the round, taken alone, costs
+    each client at the configuration's total δ. So the ledger's Σε at k·δ is a proven but loose figure, by basic
+    composition. The certificate has the exact one.
     """
     config = self.config
     mu = np.sqrt((weights / config.noise_multiplier)**2 + config.prices.count_cost * (weights > 0))
@@ -126,16 +127,17 @@ class CertifiedPlan(base.Plan):
     )
 
   def ledger_problems(self, ledger: accounting.RunLedger) -> List[str]:
-    """Where a ledger is not that of a run of this plan over its schedule, a sentence each.
+    """Where a ledger differs from that of a run of this plan over its schedule, a sentence each.
 
-    A run may have stopped early, but each of its rounds has the planned cohort, the weights that follow from the
+    A run may have stopped early, but each of its rounds must have the planned cohort, the weights that follow from the
     cohorts, and the planned noise.
     """
     config, state = self.config, ledger.state_dict()
     expected = self.new_ledger().state_dict()
     found = [
         f'The ledger\'s {name} is not that of the flags.'
-        for name in ('num_clients', 'delta', 'fingerprint', 'gains', 'decays') if not np.array_equal(state[name], expected[name])
+        for name in ('num_clients', 'delta', 'fingerprint', 'gains', 'decays')
+        if not np.array_equal(state[name], expected[name])
     ]
     rounds = ledger.num_rounds
     if found:
@@ -168,14 +170,14 @@ class CertifiedPlan(base.Plan):
   def facts(
       self, *, algorithm: str, tuning: str, test_set: str, tests: int, public_data: str, post_processing: str
   ) -> certificate.Facts:
-    """What a certificate of a run of this plan says besides its ledger; the model's shape must be known.
+    """What a certificate of such a run says beyond the ledger. The model's shape must be known.
 
     Args:
       algorithm: The spec of the method.
       tuning: How the constants of the run were chosen, a sentence.
-      test_set: Whose the test examples are, a sentence.
+      test_set: Whose examples the test set holds, a sentence.
       tests: How often loss and accuracy on the test set were released.
-      public_data: What the features of the examples have seen besides them, in sentences; '' for nothing.
+      public_data: Which other data the features were learned from, in sentences; '' for none.
       post_processing: What is done to the noised weights before they are published, in sentences.
     """
     trained = sum(self.model.sizes)

@@ -3,9 +3,9 @@
     ε_i(t) = min(2·π_i, λ_t·π_i·(1 + min(c_i, 1))),   λ_t such that Σ_{i in S_t} ε_i(t) = M_t·ε_base
 
 π_i is client i's declared preference, log-uniform in [ε_base/2, 2·ε_base], and c_i >= 0 its credits after round t-1.
-λ_t exists in every cohort: the caps 2·π_i are at least ε_base. Of a budget, what is above the preference is bought, a
-credit for each π_i. Taking part earns credits, and so does an update that agrees with the aggregate of the round
-before.
+λ_t exists in every cohort, because the caps 2·π_i are at least ε_base. A client pays for the part of its budget that
+exceeds its preference, one credit for each π_i. Taking part earns credits, and so does an update that agrees with the
+aggregate of the round before.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class PtAdp(budgets.ClientBudgetRule):
 
   Attributes:
     participation_credit: Credits for taking part in a round.
-    agreement_credit: Credits for an update that points where the last aggregate did, in proportion to the cosine; none
-      for one that points away.
-    seed: Of the preferences.
+    agreement_credit: Credits for an update in the direction of the last aggregate, in proportion to the cosine; none
+      for an update that points away from it.
+    seed: Seed of the preferences.
   """
 
   needs_cohort = True
@@ -109,7 +109,7 @@ def _filled(shares, caps, total):
   order = tf.argsort(caps / shares)
   full = tf.cumsum(tf.gather(caps, order), exclusive=True)
   rest = tf.cumsum(tf.gather(shares, order), reverse=True)
-  # However many of the first caps are taken as reached, λ is at least what is left over the others' shares.
+  # However many of the first caps are reached, λ is at least what is left divided by the shares of the others.
   level = tf.reduce_max((total - full) / rest)
   return tf.minimum(caps, level * shares)
 
@@ -128,7 +128,7 @@ class PtAdpPlan(quap.QuapPlan):
 
   def calibrated(self, cohorts, epsilon):
     raise ValueError(
-        '--calibration=exact plans a run\'s noise before it begins, and the budgets of pt_adp depend on the clients\' '
+        '--calibration=exact plans a run\'s noise before it begins, but the budgets of pt_adp depend on the clients\' '
         'updates: use --calibration=documents.'
     )
 

@@ -34,15 +34,15 @@ class QuapPlan(base.Plan):
 
     Args:
       config: The mechanism.
-      draw: How the cohorts are drawn; by default nothing is known of it, and it amplifies nothing.
-      **options: Of every plan, see `quap_tff.plans.Plan`.
+      draw: How the cohorts are drawn. By default nothing is known about it, and it amplifies nothing.
+      **options: The options of every plan, see `quap_tff.plans.Plan`.
     """
     super().__init__(config.num_clients, config.noise.delta, draw, **options)
     self.config = config
     self.has_nominal = config.noise.scale == 1 and config.noise.placement != 'none'
     # A clipping norm that is fixed or tracked by a noised count is public; an exact quantile is not.
     self.public_metrics = base.PUBLIC_METRICS | (set() if config.clip.releases_exact_norms else base.PUBLIC_NORMS)
-    # A scale that an accountant has calibrated depends on who was planned to come.
+    # A scale that an accountant has calibrated depends on the planned cohorts.
     self._has_constant_noise_multiplier = (
         config.budget.round_rule == 'uniform' and config.noise.placement == 'server' and config.noise.scale == 1
     )
@@ -66,7 +66,7 @@ class QuapPlan(base.Plan):
 
   def record(self, output, cohort):
     state, measurements = base.aggregation_of(output)
-    state = getattr(state, 'mechanism', state)  # Beside it an inner sum may have a state of its own.
+    state = getattr(state, 'mechanism', state)  # An inner sum may have a state of its own beside the mechanism's.
     cohort = np.asarray(cohort, np.int64)
     return self._record(
         cohort,
@@ -104,7 +104,7 @@ class QuapPlan(base.Plan):
     return base.planned_ledger(self, cohorts, record)
 
   def calibrated(self, cohorts: Sequence[Any], epsilon: float) -> 'QuapPlan':
-    """The plan with the least noise under which nobody's exact account passes ε at δ over these cohorts.
+    """The plan with the least noise under which nobody's exact account exceeds ε at δ over these cohorts.
 
     Args:
       cohorts: int[M_t] for each planned round.
@@ -115,8 +115,8 @@ class QuapPlan(base.Plan):
     """
     if not self.protection.model_protected and self.config.noise.seed is None:
       raise ValueError(
-          f'--calibration=exact chooses the noise by a formal ε, and this run has none. {self.protection.statement} '
-          'Use --calibration=documents, or a method that noises every layer and clips by a fixed norm (fixed_dp).'
+          f'--calibration=exact chooses the noise by a formal ε, but this run has none. {self.protection.statement} '
+          'Use --calibration=documents, or a method that noises every layer and clips to a fixed norm (fixed_dp).'
       )
     scale = accounting.exact_scale(self.planned_ledger(cohorts), epsilon, self.delta)
     config = dataclasses.replace(self.config, noise=dataclasses.replace(self.config.noise, scale=scale))
@@ -139,7 +139,7 @@ def client_budgets(
 def round_noise_multiplier(
     config: configs.QuapConfig, participation: Any, round_num: int, cohort: np.ndarray
 ) -> float:
-  """σ of the noise on the sum of a round's updates over C_t, as `quap_tff.mechanism.round_noise` has it."""
+  """σ of the noise on the sum of a round's updates over C_t, as in `quap_tff.mechanism.round_noise`."""
   rates = participations.rates(config.participation, _of_cohort(participation, cohort), round_num)
   in_warmup = participations.in_warmup(config.participation, round_num)
   _, multiplier = mechanism.round_noise(config, tf.constant(rates), in_warmup)

@@ -1,7 +1,7 @@
 """TFF's own differentially private aggregators as plans: DP-FedAvg with fixed and adaptive clipping, and DP-FTRL.
 
-Local training, cohorts, server optimizer, budget and accountants are those of every plan; the aggregators are TFF's,
-without zeroing, which its own account does not cover, and divide by the constant mean size of a cohort. The
+Local training, cohorts, server optimizer, budget and accountants are those of every plan. The aggregators are TFF's,
+without zeroing, which TFF's own account does not cover. They divide by the constant mean size of a cohort. The
 neighbouring relation is that of every plan, too: a client's data against none, with its participation known.
 
 Adaptive clipping (Andrew et al. 2021) also releases noised counts of the updates that stayed unclipped. A client that
@@ -40,17 +40,17 @@ _UNSEEDED = (
 )
 _IDEAL = (
     'The figures are for ideal Gaussian noise; the noise that TFF adds is weaker: {reason}. It is drawn as single '
-    'float32 numbers, whose low bits give a right guess of a client\'s update away.'
+    'float32 numbers, whose low bits reveal whether a guess of a client\'s update is right.'
 )
 _FEW_BITS = 'its generator starts from 32 random bits, which can be tried one by one'
 _NOT_CRYPTOGRAPHIC = 'its generator is not a cryptographic one'
 
 
 class Exposure:
-  """What a client's rounds move of what is released: here one vector of at most the clipping norm in each, and no more.
+  """What a client's rounds can move in what is released: here one vector, of at most the clipping norm, in each round.
 
   Attributes:
-    of_one_round: The norm of all that a round of one client moves, over the clipping norm.
+    of_one_round: The norm of everything that one round of a client moves, over the clipping norm.
     largest: √ of the most that one more round adds to a client's μ², at a noise multiplier of 1.
   """
 
@@ -235,7 +235,7 @@ class LayerwiseAdaptive(DpFedAvgAdaptive):
 
 @dataclasses.dataclass(frozen=True)
 class DpFtrl(StockConfig):
-  """`DifferentiallyPrivateFactory.tree_aggregation` (Kairouz et al. 2021), efficient estimates, one tree over all rounds.
+  """`DifferentiallyPrivateFactory.tree_aggregation` (Kairouz et al. 2021): efficient estimates, one tree for all.
 
   z is that of each node, and no amplification by sampling holds. The aggregate of a round is the difference of noised
   cumulative sums, so plain SGD at the server is FTRL; any other server optimizer is post-processing of the same
@@ -297,8 +297,8 @@ class StockPlan(base.Plan):
     super().__init__(config.num_clients, config.noise.delta, draw, **options)
     if clients_per_round is None:
       raise ValueError(
-          'TFF\'s aggregators divide by a constant number of clients, and these cohorts have no mean size that is '
-          'known beforehand: use a --participation that has one (uniform, bernoulli, beta, hybrid, …).'
+          'TFF\'s aggregators divide by a constant number of clients, but the mean size of these cohorts is not known '
+          'beforehand: use a --participation for which it is (uniform, bernoulli, beta, hybrid, …).'
       )
     self.config, self._stock, self._clients_per_round = config, stock, float(clients_per_round)
     self._rounds = len(cohorts)
@@ -327,8 +327,8 @@ class StockPlan(base.Plan):
     """
     if config.noise.placement != 'server':
       raise ValueError(
-          f'--noise={config.noise.placement}: TFF\'s aggregators add their noise at the server. Leave --noise out; '
-          'without noise, there is --algorithm=fedavg.'
+          f'--noise={config.noise.placement}: TFF\'s aggregators add their noise at the server. Leave --noise out. '
+          'For training without noise, use --algorithm=fedavg.'
       )
     if config.noise.seed is not None and not stock.takes_noise_seed:
       raise ValueError(

@@ -4,8 +4,8 @@ import os
 import sys
 from typing import List, Sequence
 
-# Asks the kernel to kill this process when its parent goes, then becomes the command. A parent that is gone already by
-# then leaves another parent's id. (A `preexec_fn` would run this between fork and exec of a program full of threads.)
+# Asks the kernel to kill this process when its parent ends, then becomes the command. If the parent has ended by then,
+# the parent's id has changed. (A `preexec_fn` would run this between fork and exec of a program full of threads.)
 _LAUNCHER = (
     'import ctypes, os, signal, sys\n'
     'ctypes.CDLL(None).prctl(1, signal.SIGKILL)\n'
@@ -15,8 +15,8 @@ _LAUNCHER = (
 
 
 def ending_with_this_one(command: Sequence[str]) -> List[str]:
-  """The command line of a process that does as `command` (its program by its path), killed when this process ends.
+  """A command line that runs `command` (its program given by path) in a process that is killed when this one ends.
 
-  The kernel does it, however this process ends; it counts the end of the thread that starts the command as well.
+  The kernel kills it, however this process ends, and also when the thread that started the command ends.
   """
   return [sys.executable, '-I', '-S', '-c', _LAUNCHER, str(os.getpid()), *command]

@@ -1,4 +1,4 @@
-"""What a runtime is asked to be, checked where it is made."""
+"""The configuration of a runtime, checked when it is made."""
 
 import dataclasses
 import os
@@ -22,8 +22,8 @@ class RuntimeConfig:
       a CPU build.
     num_threads: How many clients run at once in `in_process`; `None` means one per available core. Never changes a
       result, only its time.
-    num_workers: How many local workers `workers` starts; not read where `worker_addresses` are given.
-    worker_addresses: `host:port` of workers that somebody else started and ends.
+    num_workers: How many local workers `workers` starts; ignored if `worker_addresses` are given.
+    worker_addresses: `host:port` of workers that somebody else starts and ends.
 
   Raises:
     ValueError: For an unknown kind or device (the nearest valid ones are named), a count below one, an address that is
@@ -62,5 +62,5 @@ class RuntimeConfig:
       )
 
   def resolved_num_threads(self) -> int:
-    """The number of clients that run at once."""
+    """The number of clients that run at once, with None resolved."""
     return self.num_threads if self.num_threads is not None else len(os.sched_getaffinity(0))

@@ -1,8 +1,8 @@
-"""Replaces `tf.data.Dataset.reduce` in graphs by a loop over an iterator, which does the same steps in the same order.
+"""Replaces `tf.data.Dataset.reduce` in graphs by a loop over an iterator that does the same steps in the same order.
 
-TensorFlow's ReduceDataset makes its function anew at every call (80 ms for a convolutional model's training step) and
-runs it on tf.data's threads. TFF's training loops are such reductions, one a client. The loop's body belongs to the
-function around it: it is made once.
+TensorFlow's ReduceDataset makes its function again at every call (80 ms for a convolutional model's training step) and
+runs it on tf.data's threads. TFF's training loops are such reductions, one for each client. The body of a loop belongs
+to the function around it and is made once.
 
     optional = iterator.get_next()
     while optional.has_value():
@@ -19,7 +19,7 @@ _RESOURCE = tf.resource.as_datatype_enum
 
 
 def replace_reductions(graph_def: Any) -> None:
-  """Replaces every ReduceDataset node of `graph_def`, those inside functions too."""
+  """Replaces every ReduceDataset node of `graph_def`, also inside functions."""
   library = graph_def.library
   functions = {function.signature.name: function for function in library.function}
   used = set(functions)
@@ -57,7 +57,7 @@ def replace_reductions(graph_def: Any) -> None:
 
 
 def _renamed(edge: str, names: Any) -> str:
-  """Inside functions an output is named as its op names it: `components` becomes the identity's `output`."""
+  """Inside functions an output has the name that its op gives it: `components` becomes the identity's `output`."""
   parts = edge.split(':')
   if len(parts) == 3 and parts[0] in names and parts[1] == 'components':
     return f'{parts[0]}:output:{parts[2]}'
@@ -71,7 +71,7 @@ def _element_attributes(node: Any, element: Sequence[int]) -> None:
 
 
 def _replace(nodes: Any, node: Any, prefix: str, types, state, element, output) -> None:
-  """Puts the loop in place of `node`, which becomes the identity of the final state and keeps its name."""
+  """Replaces `node` by the loop. `node` becomes the identity of the final state and keeps its name."""
   data = [edge for edge in node.input if not edge.startswith('^')]
   control = [edge for edge in node.input if edge.startswith('^')]
   name = node.name
@@ -88,7 +88,7 @@ def _replace(nodes: Any, node: Any, prefix: str, types, state, element, output) 
   loop.attr['T'].list.type.extend(types)
   loop.attr['cond'].func.name = f'{prefix}_cond'
   loop.attr['body'].func.name = f'{prefix}_body'
-  # One step after the other, whatever a step leaves running beside its results.
+  # One step after the other, whatever a step leaves running besides its results.
   loop.attr['parallel_iterations'].i = 1
   known = list(node.attr['output_shapes'].list.shape)
   for i in range(len(types)):
@@ -141,6 +141,6 @@ def _add_body(function: Any, name: str, types, f: Any, state, element, others) -
   for i, (result, dtype) in enumerate(zip(results, types)):
     function.signature.output_arg.add(name=f'out{i}', type=dtype)
     function.ret[f'out{i}'] = result
-  # A step's assignments belong to the loop, also where its results do not need them.
+  # A step's assignments must run in the loop even where its results do not need them.
   function.control_ret['step'] = 'step'
   function.signature.control_output.append('step')

@@ -1,6 +1,13 @@
-"""What can go wrong in a runtime, each with its own class."""
+"""The errors of the runtimes."""
 
+import re
 from typing import Optional
+
+import tensorflow as tf
+
+# TensorFlow's assertions: what was to be said, the condition, and the values that did not meet it.
+_ASSERTION = re.compile(r'assertion failed: \[(.*?)\] \[Condition x .*?\] \[x \(.*?\) = \] (\[.*?\])', re.DOTALL)
+_NODE = re.compile(r'\s*\[\[\{\{node .*', re.DOTALL)
 
 
 class RuntimeStackError(RuntimeError):
@@ -8,7 +15,7 @@ class RuntimeStackError(RuntimeError):
 
 
 class UnsupportedComputationError(RuntimeStackError, NotImplementedError):
-  """A computation holds an intrinsic or a block that the runtime cannot run; the message names it."""
+  """A computation contains an intrinsic or a block that the runtime cannot run. The message names it."""
 
 
 class ClientError(RuntimeStackError):
@@ -27,22 +34,29 @@ class ClientError(RuntimeStackError):
 
 
 def _own_words(cause: BaseException) -> str:
-  """The message without TensorFlow's list of where a node was made: here always the place that imports graphs."""
+  """The message without TensorFlow's traceback of the node, which here always shows the code that imports graphs."""
   lines = str(getattr(cause, 'message', None) or cause).splitlines()
   places = [i for i, line in enumerate(lines) if line.startswith('  File "')]
-  return '\n'.join(lines[places[-1] + 1:] if places else lines).strip()
+  text = '\n'.join(lines[places[-1] + 1:] if places else lines).strip()
+  assertion = _ASSERTION.search(text)
+  return f'{assertion[1].rstrip(". ")} {assertion[2]}.' if assertion else _NODE.sub('', text)
+
+
+def in_own_words(error: tf.errors.OpError) -> tf.errors.OpError:
+  """The same error with nothing but its own message."""
+  return type(error)(error.node_def, error.op, _own_words(error))
 
 
 class DeviceError(RuntimeStackError):
-  """A device was asked for that is not there."""
+  """The requested device does not exist."""
 
 
 class WorkerError(RuntimeStackError):
-  """A worker could not be started or reached, or died; the message names it.
+  """A worker could not be started or reached, or died. The message names it.
 
   Attributes:
     address: `host:port` of the worker.
-    pid: Its process id where this program started it, else `None`.
+    pid: Its process id if this program started it, else `None`.
   """
 
   def __init__(self, message: str, address: str, pid: Optional[int] = None):

@@ -1,4 +1,4 @@
-"""What was made of an object, kept for as long as the object lives."""
+"""A cache of results by object, which keeps each result as long as its object lives."""
 
 import threading
 from typing import Any, Callable, Dict
@@ -8,7 +8,7 @@ import weakref
 class IdentityCache:
   """Maps objects, by identity and weakly, to what `make` returned for them.
 
-  Computations need it: their own hash serializes the whole proto at every look-up, and a cache that holds them keeps
+  Computations need this: their own hash serializes the whole proto at every look-up, and an ordinary cache would keep
   every process that a program ever built.
 
   Args:
@@ -24,7 +24,7 @@ class IdentityCache:
     return len(self._entries)
 
   def get(self, key: Any) -> Any:
-    """What was made of `key`, made now if it is new."""
+    """The result for `key`, made now if `key` is new."""
     entry = self._entries.get(id(key))
     if entry is not None and entry[0]() is key:
       return entry[1]
@@ -32,7 +32,7 @@ class IdentityCache:
       entry = self._entries.get(id(key))
       if entry is None or entry[0]() is not key:
         entries, number = self._entries, id(key)
-        # The closure holds the dictionary alone: holding this object would keep what it keeps.
+        # The closure holds only the dictionary: holding this cache would keep alive what it contains.
         entry = (weakref.ref(key, lambda dead: _forget(entries, number, dead)), self._make(key))
         entries[number] = entry
       return entry[1]

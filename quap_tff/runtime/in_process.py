@@ -61,12 +61,12 @@ class InProcessContext(tff.framework.SyncContext):
       arg: Its packed argument, `None` if it takes none. Sequences are datasets or lists, client values lists.
 
     Returns:
-      The result in the containers of the computation's type, leaves as NumPy values, as TFF's own contexts give.
+      The result in the containers of the computation's type, with NumPy values as leaves, as in TFF's own contexts.
 
     Raises:
       TypeError: If an argument does not fit the computation's type.
       ValueError: If client-placed arguments differ in their number of clients.
-      errors.UnsupportedComputationError: If the computation holds something that the runtime lacks.
+      errors.UnsupportedComputationError: If the computation contains something that the runtime cannot run.
       errors.ClientError: If a client's TensorFlow fails; it names the client.
       tf.errors.OpError: If the server's TensorFlow fails.
     """
@@ -77,7 +77,10 @@ class InProcessContext(tff.framework.SyncContext):
     num_clients = values.cohort_size(value, parameter) or 0
     measurement = self._measurement
     meter = traffic.Meter(num_clients) if measurement is not None else None
-    result = program(value, _Runner(self, num_clients, meter))
+    try:
+      result = program(value, _Runner(self, num_clients, meter))
+    except tf.errors.OpError as e:
+      raise errors.in_own_words(e) from None
     if measurement is not None:
       measurement.traffic = meter.traffic()
     return values.to_python(result, comp.type_signature.result, num_clients)
@@ -92,7 +95,7 @@ class InProcessContext(tff.framework.SyncContext):
       self._measurement = outer
 
   def close(self) -> None:
-    """Ends the threads and lets go of everything cached."""
+    """Ends the threads and clears the cache."""
     with self._lock:
       pool, self._pool = self._pool, None
       self._programs.clear()
@@ -179,7 +182,7 @@ class _Runner:
 
 
 class _DeviceCopies:
-  """What several clients share (the broadcast model), copied to each device once, not once per client."""
+  """Copies what several clients share (the broadcast model) to each device once, not once per client."""
 
   def __init__(self, items: Sequence[Any]):
     self._lock = threading.Lock()

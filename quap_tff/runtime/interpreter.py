@@ -1,7 +1,7 @@
 """Runs a compiled computation's building blocks.
 
 A computation is compiled once into a tree of Python closures, `run(bindings) -> value`, and then called each round.
-Work at the clients is handed to a `runner`, which knows threads and devices.
+Work at the clients goes to a `runner`, which manages threads and devices.
 """
 
 from typing import Any, Callable, Dict, List, Set
@@ -54,7 +54,7 @@ class Program:
       if isinstance(block, kind):
         return compile_kind(self, block)
     raise errors.UnsupportedComputationError(
-        f'The in-process runtime cannot run a building block of the kind {type(block).__name__}: {block}.')
+        f'The in-process runtime cannot run a building block of kind {type(block).__name__}: {block}.')
 
   def _compile_tensorflow(self, block: tff.framework.CompiledComputation) -> Run:
     key = block.proto.SerializeToString(deterministic=True)
@@ -80,8 +80,8 @@ class Program:
   def _compile_block(self, block: tff.framework.Block) -> Run:
     steps = [(name, self._compile(value)) for name, value in block.locals]
     result = self._compile(block.result)
-    # What no later step reads is let go at once: a cohort's updates are the round's largest values, and every
-    # mapping makes another copy of them.
+    # A value that no later step reads is released at once: a cohort's updates are the round's largest values, and
+    # every mapping makes another copy of them.
     later = _references(block.result)
     last_use: List[List[str]] = []
     own: Set[str] = {name for name, _ in block.locals}
@@ -118,7 +118,7 @@ class Program:
       if 'secure' in block.uri:
         hint = ' Secure aggregation runs only under tff.backends.test.set_sync_test_cpp_execution_context().'
       raise errors.UnsupportedComputationError(
-          f'The in-process runtime lacks the intrinsic {block.uri!r} (type {block.type_signature}).{hint}')
+          f'The in-process runtime has no intrinsic {block.uri!r} (type {block.type_signature}).{hint}')
     implementation = _INTRINSICS[block.uri]
     signature = block.type_signature
     return lambda bindings: implementation(bindings[_RUNNER], signature, argument(bindings))

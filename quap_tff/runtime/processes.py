@@ -28,7 +28,9 @@ _CHANNEL_OPTIONS = (
 def _binary() -> str:
   path = os.path.join(os.path.dirname(tff.__file__), 'data', 'worker_binary')
   if not os.path.isfile(path):
-    raise errors.RuntimeStackError(f'TFF\'s worker binary is not where TFF {tff.__version__} has it: {path}.')
+    raise errors.RuntimeStackError(
+        f'TFF\'s worker binary is missing at {path}, where TFF {tff.__version__} installs it.'
+    )
   return path
 
 
@@ -39,10 +41,10 @@ def _unused_port() -> int:
 
 
 class Worker:
-  """A worker at an address; one that this program started also has a process.
+  """A worker at an address. A worker that this program started also has a process.
 
   Args:
-    address: `host:port` of a worker that runs already, or `None` to start one on this machine.
+    address: `host:port` of a running worker, or `None` to start one on this machine.
 
   Raises:
     errors.WorkerError: If it cannot be started or reached.
@@ -55,13 +57,13 @@ class Worker:
     if address is None:
       port = _unused_port()
       address = f'localhost:{port}'
-      # Neither output is inherited: a worker that held this program's would keep a pipeline behind it waiting.
+      # The worker inherits neither output: if it held this program's, a pipeline behind the program would hang.
       self._log = tempfile.TemporaryFile()
       self._process = subprocess.Popen(
           child_process.ending_with_this_one([_binary(), f'--port={port}', '--max_concurrent_computation_calls=-1']),
           stdin=subprocess.DEVNULL, stdout=self._log, stderr=subprocess.STDOUT,
           env={**os.environ, 'TF_CPP_MIN_LOG_LEVEL': '1'},
-          # A Ctrl-C at the terminal is for this program, which then ends its workers.
+          # Ctrl-C at the terminal is meant for this program, which then ends its workers.
           start_new_session=True,
       )
     self.address = address
@@ -92,7 +94,7 @@ class Worker:
     raise self.error('could not be reached' if self._process is None else 'did not start')
 
   def error(self, what: str) -> errors.WorkerError:
-    """An error that says which worker, what happened, and what the worker said last."""
+    """An error that names the worker, what happened, and the worker's last output."""
     message = f'The {self} {what}.'
     if self._process is not None:
       try:
@@ -149,9 +151,9 @@ def _end_all() -> None:
 
 
 class _Stub(tff.framework.RemoteExecutorStub):
-  """Passes requests on; a worker that is gone becomes an error that names it.
+  """Passes requests on, and raises an error that names the worker if it is gone.
 
-  TFF's contexts answer an unavailable worker by trying again without end.
+  TFF's contexts would retry an unavailable worker forever.
   """
 
   def __init__(self, worker: Worker, stub: tff.framework.RemoteExecutorStub):
@@ -186,7 +188,7 @@ class _Stub(tff.framework.RemoteExecutorStub):
   def compute(self, request):
     return self._request('compute', request)
 
-  # These come from finalizers, also after the worker has been closed: there is nothing left to free then.
+  # Finalizers call these, also after the worker was closed; then there is nothing left to free.
   def dispose(self, request):
     return None if self._worker.closed else self._request('dispose', request)
 
@@ -196,6 +198,6 @@ class _Stub(tff.framework.RemoteExecutorStub):
 
 @contextlib.contextmanager
 def running(addresses: List[Optional[str]]) -> Iterator[List[Worker]]:
-  """Yields a worker per address (`None`: one to start here) and closes them all on exit."""
+  """Yields a worker for each address (`None`: start one here) and closes all of them on exit."""
   with contextlib.ExitStack() as stack:
     yield [stack.enter_context(contextlib.closing(Worker(address))) for address in addresses]

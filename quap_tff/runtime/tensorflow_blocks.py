@@ -1,13 +1,13 @@
 """TensorFlow sections of a computation, as concrete functions of this process.
 
 A section arrives as a GraphDef with bindings of its parameter and result and, where it has variables or tables, an
-initialize op. TFF's contract is a session's: run the initialize op, then fetch the result, with state that belongs to
-that one call. Here the same graph becomes one function, traced once:
+initialize op. TFF's contract is that of a session: run the initialize op, then fetch the result, with state that
+belongs to that one call. Here the same graph becomes one function that is traced once:
 
 * every node that is not needed by the initialize op waits for it;
-* variables' handles become inputs. Each call borrows a private set of handles from a pool, so that clients that run
-  at the same time never share a variable, none is left behind, and none is made anew for every client;
-* tables become anonymous ones, which live as long as the call.
+* variables' handles become inputs. Each call borrows a private set of handles from a pool. So clients that run at the
+  same time never share a variable, no variable is left behind, and none is made again for every client;
+* tables become anonymous tables, which live as long as the call.
 """
 
 import contextlib
@@ -20,8 +20,8 @@ import tensorflow as tf
 from quap_tff.runtime import dataset_loops
 from quap_tff.runtime import errors
 
-# These name a table that is found again through the process's resource manager. The anonymous ops have the same
-# outputs and need no name.
+# These ops name a table, which the process's resource manager finds again. The anonymous ops have the same outputs and
+# need no name.
 _ANONYMOUS_TABLES = {
     'HashTableV2': ('AnonymousHashTable', ('key_dtype', 'value_dtype')),
     'MutableHashTableV2': ('AnonymousMutableHashTable', ('key_dtype', 'value_dtype')),
@@ -33,10 +33,10 @@ _ANONYMOUS_TABLES = {
 }
 # Nodes that hold nothing to initialize: they may run at any time.
 _FREE_OPS = frozenset(['Placeholder', 'Const', 'VarHandleOp', 'NoOp'])
-# Ops that do their work on one thread of their own kernel. Calls that share the kernel would wait for each other there.
+# Ops that work on one thread of their own kernel. Calls that share the kernel would wait for each other.
 _ONE_THREAD_OPS = frozenset(['ReduceDataset', 'IteratorGetNext', 'IteratorGetNextAsOptional', 'DatasetToSingleElement'])
 _CPU = '/device:CPU:0'
-# Dtypes that have GPU kernels for all that is done to a variable; others (counters, flags) live in host memory.
+# Dtypes with GPU kernels for everything that is done to a variable. Others (counters, flags) live in host memory.
 _GPU_VARIABLE_DTYPES = frozenset([tf.float16, tf.bfloat16, tf.float32, tf.float64])
 
 

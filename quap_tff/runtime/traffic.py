@@ -1,10 +1,10 @@
 """How much a computation moves between server and clients: bytes of the values themselves, each way.
 
-Down goes what `federated_broadcast` hands to a client and what `federated_select` picks for it. Up goes what a client
-hands to `federated_aggregate`, which TFF's sums, means, collections and DP queries come down to, and its keys of a
-`federated_select`. Every such value counts in full, whether or not the other side makes use of it; a value that is
-broadcast and handed on among client values counts once. What counts for nothing: the caller's client-placed
-arguments, constants of the computation (`federated_value` at the clients), and encoding, compression or encryption.
+Down: what `federated_broadcast` sends to a client and what `federated_select` picks for it. Up: what a client gives to
+`federated_aggregate`, on which TFF's sums, means, collections and DP queries are built, and its keys of a
+`federated_select`. Every such value counts in full, whether or not the other side uses it. A value that is broadcast
+and then passed on among client values counts once. Not counted: the caller's client-placed arguments, constants of the
+computation (`federated_value` at the clients), and encoding, compression or encryption.
 """
 
 import threading
@@ -70,7 +70,7 @@ class Meter:
 
 
 def num_bytes(value: Any, type_spec: tff.Type) -> int:
-  """Bytes of the tensors of `value` (see `values`). A sequence is read once for it; its elements count."""
+  """Bytes of the tensors of `value` (see `values`). A sequence is read once to count its elements."""
   if isinstance(type_spec, tff.SequenceType):
     elements = values.dataset(value, type_spec.element)
     return sum(_tensor_bytes(leaf) for element in elements for leaf in tf.nest.flatten(element))

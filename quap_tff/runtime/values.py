@@ -1,8 +1,8 @@
-"""Values on their way in and out: Python containers outside, nested tuples of eager tensors inside.
+"""Conversion of values: Python containers outside the runtime, nested tuples of eager tensors inside.
 
-Inside the runtime a tensor is an eager tensor, a sequence a dataset's variant tensor (nothing is serialized or read),
-a struct a tuple in the type's order, a value at the server or the same at all clients the bare value, and a value that
-differs by client a `PerClient`.
+Inside the runtime a tensor is an eager tensor. A sequence is a dataset's variant tensor (nothing is serialized or
+read). A struct is a tuple in the type's order. A value at the server, or one that is the same at all clients, is the
+bare value. A value that differs by client is a `PerClient`.
 """
 
 import collections
@@ -61,7 +61,7 @@ def dataset(variant: tf.Tensor, element_type: tff.Type) -> tf.data.Dataset:
 
 
 def sequence_from_values(elements: Sequence[Any], element_type: tff.Type) -> tf.Tensor:
-  """A sequence that yields `elements` (values): neighbours of one shape are stacked, so few datasets are chained."""
+  """A sequence that yields `elements` (values). Neighbours of equal shape are stacked, so few datasets are chained."""
   structure = element_structure(element_type)
   nested = [value_to_element(element, element_type) for element in elements]
   if not nested:
@@ -157,7 +157,7 @@ def _sequence(argument: Any, type_spec: tff.SequenceType) -> tf.Tensor:
 
 
 def to_value(argument: Any, type_spec: tff.Type) -> Any:
-  """Turns what a caller passed into a value; raises `TypeError` where it does not fit `type_spec`."""
+  """Turns what a caller passed into a value; raises `TypeError` if it does not fit `type_spec`."""
   if isinstance(type_spec, tff.TensorType):
     return _tensor(argument, type_spec)
   if isinstance(type_spec, tff.SequenceType):
@@ -196,7 +196,7 @@ def cohort_size(value: Any, type_spec: Optional[tff.Type]) -> Optional[int]:
 
 
 def to_python(value: Any, type_spec: tff.Type, num_clients: int) -> Any:
-  """Turns a result into what TFF's own contexts give: NumPy values in the type's Python containers.
+  """Turns a result into what TFF's own contexts return: NumPy values in the type's Python containers.
 
   Arrays share the memory of the tensors and are read-only, as those of TFF's contexts are. Sequences are datasets.
   """
@@ -222,7 +222,7 @@ def _container(elements: Sequence[Any], container: Optional[type]) -> Any:
   named = [name is not None for name, _ in elements]
   if any(named) and not all(named):
     raise ValueError(
-        'A result mixes named and unnamed elements, which no Python container holds:'
+        'A result mixes named and unnamed elements, which no Python container can hold:'
         f' {[name for name, _ in elements]}.')
   if container is None:
     container = collections.OrderedDict if any(named) else tuple

@@ -1,19 +1,19 @@
 """TFF's C++ workers: one (`native`), or several that share a round (`workers`).
 
-A worker listens on every network interface, without authentication, and runs whatever TensorFlow graph it is sent; it
-has no flag that confines it. Where others can reach the machine, run the program in a network namespace of its own
-(nothing outside it can connect, and the namespace ends with the program):
+A worker listens on every network interface, without authentication, and runs whatever TensorFlow graph it is sent. It
+has no flag that restricts this. If others can reach the machine, run the program in a network namespace of its own
+(nothing outside can connect to it, and it ends with the program):
 
     unshare --user --map-root-user --net sh -c 'ip link set lo up; exec python -m experiments.train --runtime=native'
 
-or let only the loopback interface reach it (for the ports that the kernel hands out; workers at given addresses have
-one port each and need a rule that admits the program's machine alone):
+or admit only the loopback interface (this rule is for the ports that the kernel assigns; workers at given addresses
+have one port each and need a rule that admits only the program's machine):
 
     iptables -A INPUT ! -i lo -p tcp --dport 32768:60999 --syn -j DROP
 
-Workers are ended when the `with` block is left in any way and when the interpreter exits; the kernel kills them when
-this program is killed (`SIGKILL` included), since each asks for that before it becomes a worker. That request is bound
-to the thread that started them: activate on a thread that lives as long as the runtime is needed, as the main one does.
+Workers end when the `with` block ends in any way, and when the interpreter exits. The kernel kills them when this
+program is killed (`SIGKILL` included), because each asks for that before it becomes a worker. That request is bound to
+the thread that started them: activate on a thread that lives as long as the runtime is needed, such as the main thread.
 """
 
 from typing import Any, List, Optional, Sequence
@@ -38,8 +38,8 @@ def native_context(worker: processes.Worker) -> tff.framework.SyncContext:
 class WorkersContext(tff.framework.SyncContext):
   """Spreads each computation's clients over several workers and merges what they aggregate.
 
-  Every worker gets a neighbouring part of the cohort. Sums are merged in the workers' order, so a result depends on how
-  many workers there are, within the tolerance of floating-point sums.
+  Every worker gets a contiguous part of the cohort. Sums are merged in the workers' order, so a result depends on the
+  number of workers, by the rounding of floating-point sums.
 
   Args:
     workers: The workers, at least one.
@@ -57,7 +57,7 @@ class WorkersContext(tff.framework.SyncContext):
     ]
     self._context = tff.framework.MergeableCompExecutionContext(
         contexts, transform_result=tff.tensorflow.transform_result, num_subrounds=len(contexts))
-    # What has no clients has nothing to spread.
+    # A computation without clients has nothing to spread.
     self._single = native_context(workers[0])
     self._forms = identity_cache.IdentityCache(_mergeable_form)
     self.workers: List[processes.Worker] = list(workers)
@@ -74,7 +74,7 @@ class WorkersContext(tff.framework.SyncContext):
 
 
 def _mergeable_form(comp: tff.Computation) -> Optional[tff.framework.MergeableCompForm]:
-  """The form that can be spread, `None` where there is nothing to spread."""
+  """The form that can be spread, or `None` if there is nothing to spread."""
   if '@CLIENTS' not in str(comp.type_signature):
     return None
   try:
