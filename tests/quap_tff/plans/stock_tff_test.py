@@ -318,7 +318,7 @@ class TestConfig:
     assert _plan('tff_dp_ftrl', noise=noise(seed=1)).config.noise.seed == 1
     with pytest.raises(ValueError, match='--noise=client'):
       _plan('tff_dp_fedavg_adaptive', noise=noise('client'))
-    with pytest.raises(ValueError, match='no mean size'):
+    with pytest.raises(ValueError, match='mean size of these cohorts is not known'):
       _plan('tff_dp_fedavg', 'markov')
     with pytest.raises(ValueError, match='clipped_count_stddev must be greater than'):
       _plan(stock_tff.DpFedAvgAdaptive(clipped_count_stddev=9)).aggregator
