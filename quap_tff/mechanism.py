@@ -348,7 +348,9 @@ def checked_ids(config: Any, client_ids: tf.Tensor) -> tf.Tensor:
   """int64[M] `client_ids`; when run, an `InvalidArgumentError` if one is outside [0, config.num_clients) or appears twice."""
   ordered = tf.sort(client_ids)
   checks = [
-      tf.debugging.assert_non_negative(client_ids, f'Client ids must lie in [0, {config.num_clients}); found'),
+      tf.debugging.assert_non_negative(
+          client_ids, f'Client ids must lie in [0, {config.num_clients}) (-1: not exactly one id); found'
+      ),
       tf.debugging.assert_less(
           client_ids,
           tf.constant(config.num_clients, tf.int64),

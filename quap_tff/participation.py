@@ -87,10 +87,9 @@ def rates(config: ParticipationConfig, state: Any, round_num: Any) -> Any:
 
 
 def counted_rounds(config: ParticipationConfig, round_num: Any) -> Any:
-  """How many of the rounds 1..t are counted; at least 1, so that rates can be shares of it."""
-  if config.count_during_warmup:
-    return round_num
-  return arrays.namespace(round_num).maximum(round_num - config.warmup_rounds, 1)
+  """How many of the rounds 1..t are counted; at least 1, also before the first one, so that rates can be shares of it."""
+  uncounted = 0 if config.count_during_warmup else config.warmup_rounds
+  return arrays.namespace(round_num).maximum(round_num - uncounted, 1)
 
 
 def _cumulative(config, counts, round_num):

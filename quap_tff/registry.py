@@ -11,6 +11,8 @@ from typing import Any, Mapping, Sequence, Type
 
 def unknown_name_error(kind: str, name: str, known: Sequence[str]) -> ValueError:
   """An error that names the nearest valid names, then all of them."""
+  if not known:
+    return ValueError(f'Unknown {kind} {name!r}: there is none of any name.')
   close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
   hint = f'Did you mean {" or ".join(repr(c) for c in close)}? ' if close else ''
   return ValueError(f'Unknown {kind} {name!r}. {hint}Valid: {", ".join(sorted(known))}.')
@@ -50,6 +52,8 @@ def parse_spec(kind: str, spec: str, registry: Mapping[str, Type[Any]]) -> Any:
     if key not in fields and latest is not None and ':' in texts[latest]:
       texts[latest] += f',{argument}'
       continue
+    if not fields:
+      raise ValueError(f'{kind} {name!r} takes no parameters, found {argument!r}. Leave it out.')
     if key not in fields:
       raise unknown_name_error(f'parameter of {kind} {name!r}:', key, list(fields))
     if key in texts:

@@ -1,7 +1,7 @@
 """Makes a runtime TFF's current execution context for the length of a `with` block."""
 
 import contextlib
-from typing import Iterator, Sequence
+from typing import Iterator, Sequence, Union
 
 import tensorflow_federated as tff
 
@@ -13,7 +13,18 @@ from quap_tff.runtime import traffic
 from quap_tff.runtime import workers
 
 
-def prepare(config: config_lib.RuntimeConfig) -> Sequence[str]:
+def _config(config: Union[config_lib.RuntimeConfig, str]) -> config_lib.RuntimeConfig:
+  if isinstance(config, str):
+    return config_lib.RuntimeConfig(kind=config)
+  if not isinstance(config, config_lib.RuntimeConfig):
+    raise TypeError(
+        f'config must be a quap_tff.runtime.RuntimeConfig or the name of a runtime ({", ".join(config_lib.KINDS)}), '
+        f'found {type(config).__name__}.'
+    )
+  return config
+
+
+def prepare(config: Union[config_lib.RuntimeConfig, str]) -> Sequence[str]:
   """Settles TensorFlow's devices and thread pools for `config`, which TensorFlow allows only before its first use.
 
   `activate` does it too; call this first where the program uses TensorFlow before it activates (to read data, say).
@@ -24,6 +35,7 @@ def prepare(config: config_lib.RuntimeConfig) -> Sequence[str]:
   Raises:
     errors.DeviceError: If a GPU is asked for and there is none.
   """
+  config = _config(config)
   if config.kind != 'in_process':
     return ()
   names = devices.choose_devices(config.device)
@@ -56,7 +68,9 @@ _RUNTIMES = {'in_process': _in_process, 'native': _native, 'workers': _workers}
 
 
 @contextlib.contextmanager
-def activate(config: config_lib.RuntimeConfig = config_lib.RuntimeConfig()) -> Iterator[tff.framework.SyncContext]:
+def activate(
+    config: Union[config_lib.RuntimeConfig, str] = config_lib.RuntimeConfig()
+) -> Iterator[tff.framework.SyncContext]:
   """Runs TFF computations called in the `with` block, on the calling thread, where `config` says.
 
   Activate `in_process` before the program builds a model or reads a dataset: TensorFlow's thread pools and memory
@@ -64,15 +78,18 @@ def activate(config: config_lib.RuntimeConfig = config_lib.RuntimeConfig()) -> I
   processes; so do the interpreter's exit and, for processes, a kill of this program.
 
   Args:
-    config: What to run on.
+    config: What to run on, or the name of a runtime: `activate('native')` is TFF's own worker, ended with the block.
 
   Yields:
     The execution context. An `in_process` one has `statistics`.
 
   Raises:
+    TypeError: If `config` is neither a configuration nor a name.
+    ValueError: If it is the name of no runtime.
     errors.DeviceError: If a GPU is asked for and there is none.
     errors.WorkerError: If a worker cannot be started or reached; it names the worker.
   """
+  config = _config(config)
   with _RUNTIMES[config.kind](config) as context:
     with tff.framework.get_context_stack().install(context):
       yield context

@@ -1,7 +1,7 @@
 """Which devices clients run on, and the process-wide TensorFlow settings that go with them.
 
-TensorFlow fixes both memory growth and thread pools when it first touches a device. Activate the runtime before
-anything builds a model and both are set; afterwards they stay as they are, and a log line says so.
+TensorFlow fixes both memory growth and thread pools when it first touches a device. Activating the runtime sets both if
+it happens before anything builds a model. Otherwise they stay as they are, and a log line says so.
 """
 
 import os
@@ -28,15 +28,16 @@ def choose_devices(device: str) -> Tuple[str, ...]:
   gpus = tf.config.list_physical_devices('GPU') if device != 'cpu' else []
   if not gpus:
     if device == 'gpu':
-      built = 'is a build with CUDA' if tf.test.is_built_with_cuda() else 'is a build without CUDA'
+      has_cuda = tf.test.is_built_with_cuda()
+      advice = 'Check the driver and CUDA_VISIBLE_DEVICES' if has_cuda else 'Install a build with CUDA'
       raise errors.DeviceError(
-          f'device="gpu" was asked for, but TensorFlow {tf.__version__} ({built}) sees no GPU here. Check the driver'
-          ' and CUDA_VISIBLE_DEVICES, or use device="cpu" or device="auto".'
+          f'device="gpu" was asked for, but TensorFlow {tf.__version__}, a build {"with" if has_cuda else "without"} '
+          f'CUDA, sees no GPU here. {advice}, or use device="cpu" or device="auto".'
       )
     return ('/device:CPU:0',)
   for gpu in gpus:
     try:
-      # Without it TensorFlow takes the whole card at once, whatever the model needs.
+      # Without this, TensorFlow allocates all memory of the GPU at once, whatever the model needs.
       tf.config.experimental.set_memory_growth(gpu, True)
     except RuntimeError:
       logging.warning('TensorFlow had already opened %s: memory growth stays as it was.', gpu.name)
@@ -44,12 +45,12 @@ def choose_devices(device: str) -> Tuple[str, ...]:
 
 
 def one_core_per_client(num_threads: int) -> None:
-  """Gives each operation one thread, so that clients side by side are the parallelism; call before any TensorFlow.
+  """Gives each operation one thread, so that parallelism comes from the clients. Call it before any use of TensorFlow.
 
-  Clients share no data, so running them beside each other scales better than splitting each one's small kernels, and
-  threads of both kinds would take the cores from one another. It is set whatever the number of clients at once: kernels
-  split their sums by the number of threads, and results must not depend on how many clients run together. A value that
-  the program has set itself stays.
+  Clients share no data, so running them in parallel scales better than splitting each client's small kernels, and
+  threads of both kinds would compete for the cores. It is set however many clients run at once: kernels split their
+  sums by the number of threads, and results must not depend on how many clients run together. A value that the program
+  has set itself stays.
 
   Args:
     num_threads: How many clients run at once.
@@ -61,8 +62,8 @@ def one_core_per_client(num_threads: int) -> None:
       tf.config.threading.set_inter_op_parallelism_threads(num_threads)
   except RuntimeError:
     logging.info(
-        'TensorFlow was in use before the runtime was activated: its thread pools stay as they were. Activate first to'
-        ' give each client a core of its own; it is faster and gives the same results on any number of threads.')
+        'TensorFlow was in use before the runtime was activated, so its thread pools stay as they were. Activate first'
+        ' to give each client a core of its own: that is faster and gives the same results for any number of threads.')
 
 
 def is_gpu(device: str) -> bool:

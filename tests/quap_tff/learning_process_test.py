@@ -199,9 +199,18 @@ class TestBuildQuapFedAvgExecution:
   def test_bad_ids(self, plain_process):
     process = plain_process
     state = process.initialize()
-    for ids, message in (([0, 10], 'Client ids must lie in'), ([4, 4], 'appears twice')):
-      with pytest.raises(Exception, match=message):
+    for ids, message in (
+        ([0, 10], r'Client ids must lie in \[0, 10\), the configured population; found \[0 10\]\.'),
+        ([-1, 2], r'Client ids must lie in \[0, 10\) \(-1: not exactly one id\); found \[-1 2\]\.'),
+        ([4, 4], r'A client appears twice in the cohort .* \[4\]\.'),
+    ):
+      with pytest.raises(tf.errors.InvalidArgumentError, match=message) as raised:
         process.next(state, [_client(i, 1.0) for i in ids])
+      # In one line, without TensorFlow's graph around it.
+      assert len(str(raised.value).splitlines()) == 1
+    client = collections.OrderedDict(_client(0, 1.0), client_id=tf.data.Dataset.from_tensors(np.float32(0)))
+    with pytest.raises(TypeError, match=r'Expected a sequence of type int64\*, found a dataset of .*float32'):
+      process.next(state, [client])
 
   def test_noise_on_the_final_dense_layer_and_the_same_after_resuming(self):
     process = quap_tff.build_quap_fed_avg(_two_layer_model_fn, _config(noise=NoiseConfig()), _sgd(0.1))

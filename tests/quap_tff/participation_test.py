@@ -111,6 +111,12 @@ class TestRates:
   def test_warmup_includes_its_last_round(self, round_num, expected):
     assert bool(participation.in_warmup(ParticipationConfig(), round_num)) is expected
 
+  @pytest.mark.parametrize('count_during_warmup', [True, False])
+  def test_before_the_first_round_rates_are_zero(self, count_during_warmup):
+    config = ParticipationConfig(count_during_warmup=count_during_warmup)
+    with np.errstate(all='raise'):
+      assert not participation.rates(config, participation.initial_state(config, 3), 0).any()
+
   def test_no_warmup(self):
     assert not participation.in_warmup(ParticipationConfig(warmup_rounds=0), 1)
 

@@ -46,6 +46,9 @@ class TestLookup:
     with pytest.raises(ValueError, match=r"^Unknown model 'xyzzy'\. Valid: plain, sampler\.$"):
       registry.lookup('model', 'xyzzy', _REGISTRY)
 
+  def test_where_there_is_no_name_at_all(self):
+    assert str(registry.unknown_name_error('rule', 'x', [])) == "Unknown rule 'x': there is none of any name."
+
   def test_several_near_names_are_joined(self):
     error = registry.unknown_name_error('rule', 'mean', ['mean_a', 'mean_b'])
     assert "'mean_a' or 'mean_b'" in str(error) or "'mean_b' or 'mean_a'" in str(error)
@@ -82,7 +85,7 @@ class TestParseSpec:
           ('sampler:bound=big', "bound is of type float, found 'big'"),
           ('sampler:repeat=yes', "repeat is true or false, found 'yes'"),
           ('sampler:weight=2', 'weight is too large'),
-          ('plain:size=2', "Unknown parameter of sampler 'plain'"),
+          ('plain:size=2', "'plain' takes no parameters, found 'size=2'"),
       ],
   )
   def test_refuses(self, spec, message):

@@ -179,8 +179,10 @@ def test_server_error_keeps_tensorflows_own(context):
   del context
   computation = tff.federated_computation(
       lambda x: tff.federated_map(_fails_where_negative(), x), tff.FederatedType(np.int32, tff.SERVER))
-  with pytest.raises(tf.errors.InvalidArgumentError, match='a negative number came'):
+  with pytest.raises(tf.errors.InvalidArgumentError, match='a negative number came') as caught:
     computation(-1)
+  # And nothing of where TensorFlow made the node that failed.
+  assert len(str(caught.value).splitlines()) == 1 and 'node' not in str(caught.value)
 
 
 def test_missing_intrinsic_is_named(context):
@@ -294,6 +296,18 @@ def test_sequence_intrinsics(context):
   assert computation([]) == (0, 0, 10)
 
 
+def test_a_runtime_may_be_given_by_its_name():
+  with runtime.activate('in_process') as context:
+    assert isinstance(context, runtime.InProcessContext)
+  assert runtime.prepare('native') == ()
+  with pytest.raises(ValueError, match="Unknown runtime 'in_proces'"):
+    with runtime.activate('in_proces'):
+      pass
+  with pytest.raises(TypeError, match=r'RuntimeConfig or the name of a runtime \(in_process, native, workers\), found int'):
+    with runtime.activate(3):
+      pass
+
+
 def test_context_is_installed_for_the_block_only():
   stack = tff.framework.get_context_stack()
   before = stack.current
@@ -334,6 +348,6 @@ def test_clients_take_the_devices_in_turn():
 
 @pytest.mark.skipif(bool(tf.config.list_physical_devices('GPU')), reason='there is a GPU here')
 def test_missing_gpu_is_an_error():
-  with pytest.raises(runtime.DeviceError, match='sees no GPU'):
+  with pytest.raises(runtime.DeviceError, match='a build with(out)? CUDA, sees no GPU here'):
     with runtime.activate(runtime.RuntimeConfig(device='gpu')):
       pass
