@@ -30,18 +30,19 @@ def load(
     spec: A dataset, e.g. `digits`, `mnist`, `femnist`, `femnist:test_writers=0.1`; see `DATASETS`.
     data_dir: The folder that holds the dataset's file (mnist.npz, cifar10.npz, mnist_writers.npz, emnist_all.sqlite).
       `None`: the cache of Keras or TFF, filled by their download if empty.
-    num_clients: N. `None`: 100, or all clients of a dataset that has its own. For these, fewer are drawn by the seed.
-    partition: How a dataset without clients of its own is shared out, see `PARTITIONS`; the others ignore it, and
-      `Federation.partition` says which was the case.
-    seed: Of the partition and of the choice among natural clients; non-negative.
-    features: What takes the place of the examples, see `data.features.FEATURES`; computed once and kept on disk.
+    num_clients: N. `None`: 100, or all clients of a dataset that has its own. If a smaller number is given for such a
+      dataset, the seed chooses the clients.
+    partition: How the examples of a dataset without clients of its own are divided, see `PARTITIONS`. Other datasets
+      ignore it. `Federation.partition` says which was the case.
+    seed: Seed of the partition and of the choice among natural clients; non-negative.
+    features: What replaces the examples, see `data.features.FEATURES`; computed once and kept on disk.
     progress: Called with (done, total) as clients are read, and then as features of examples are computed.
 
   Returns:
     The federation, all its arrays in memory.
 
   Raises:
-    DataFileError: (a `ValueError`) If a file is missing, damaged, another's, or cannot be downloaded.
+    DataFileError: (a `ValueError`) If a file is missing, damaged, the wrong one, or cannot be downloaded.
     ValueError: For an unknown name, a value out of range, or more clients than there are examples or writers.
   """
   from data import datasets as datasets_lib  # pylint: disable=g-import-not-at-top

@@ -14,13 +14,13 @@ import numpy as np
 from data import errors
 from data import federation
 
-# urllib waits for ever by default; a network that swallows packets would hang the program instead of failing it.
+# By default urllib waits forever: a network that drops packets would make the program hang instead of failing.
 DOWNLOAD_TIMEOUT_SECONDS = 30.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pool:
-  """Examples that no client holds yet, as their files hold them, and the test set.
+  """Examples that no client holds yet, as they are in their files, and the test set.
 
   Attributes:
     train_x: [n, height, width, channels], uint8 or float, from 0 to `white`.
@@ -38,7 +38,7 @@ class Pool:
   num_classes: int
 
   def train(self, rows: np.ndarray) -> federation.Examples:
-    """The training examples at `rows`. Only these are converted: the pool never exists twice in float32."""
+    """The training examples at `rows`. Only these are converted, so that the pool is never copied as float32."""
     return _examples(self.train_x[rows], self.train_y[rows], self.white)
 
   def test(self) -> federation.Examples:
@@ -58,22 +58,23 @@ def read_npz(path: str, keys: Sequence[str], holds: str) -> Dict[str, np.ndarray
     holds: What the file should be, in words, for error messages.
 
   Raises:
-    errors.DataFileError: If the file is missing, damaged, no `.npz`, or without one of the keys.
+    errors.DataFileError: If the file is missing, damaged, not an `.npz`, or without one of the keys.
   """
   expected = f'expected {holds}: an .npz with {", ".join(keys)}'
   if not os.path.isfile(path):
     raise errors.DataFileError(f'{path} not found; {expected}.')
   try:
-    # Opened as a zip first: np.load would take a lone .npy for an answer.
+    # Check for a zip first: np.load would also accept a single .npy.
     if not zipfile.is_zipfile(path):
       raise errors.DataFileError(
-          f'{path} is no .npz or is cut short: {expected}, found {os.path.getsize(path)} bytes without a zip directory.'
+          f'{path} is not an .npz, or is cut short: {expected}, found {os.path.getsize(path)} bytes without a zip '
+          'directory.'
       )
     with np.load(path, allow_pickle=False) as arrays:
       missing = [k for k in keys if k not in arrays.files]
       if missing:
         raise errors.DataFileError(
-            f'{path} is another file: {expected}, found {", ".join(sorted(arrays.files)) or "no arrays"}.'
+            f'{path} is the wrong file: {expected}, found {", ".join(sorted(arrays.files)) or "no arrays"}.'
         )
       return {k: arrays[k] for k in keys}
   except errors.DataFileError:
@@ -128,9 +129,9 @@ def read_images(
     shape: Tuple[int, int, int],
     num_classes: int,
 ) -> Pool:
-  """An image data set from `data_dir/filename`, or without a `data_dir` from Keras' download and cache.
+  """An image dataset from `data_dir/filename`, or without a `data_dir` from Keras' download and cache.
 
-  A `data_dir` without the file is an error, not a reason to download: whoever names a folder means that folder.
+  A `data_dir` without the file is an error and no reason to download: a user who names a folder means that folder.
 
   Args:
     filename: The `.npz` with `KERAS_KEYS`.
@@ -152,7 +153,7 @@ def read_images(
 
 @contextlib.contextmanager
 def downloading(failed: str, advice: str) -> Iterator[None]:
-  """Bounds every wait for the network, keeps progress off standard output, and says on failure what to do instead.
+  """Limits every wait for the network, keeps progress off standard output, and on failure says what to do instead.
 
   Args:
     failed: What has failed if the body raises, in words.

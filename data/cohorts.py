@@ -5,7 +5,7 @@ population and gives the model (`ParticipationModel`) that draws cohorts. Three 
 `IndependentModel`, `FixedSizeModel` and `WeightedModel`. A new choice is a class here and a line in
 `PARTICIPATION_MODELS`.
 
-What a sampler earns is said here, next to the draw, so that an accountant cannot assume another one:
+What a sampler earns is stated here, next to the draw, so that an accountant cannot assume something else:
 
 | `sampling`   | the draw                                                             | amplification by sampling     |
 | ------------ | -------------------------------------------------------------------- | ----------------------------- |
@@ -13,8 +13,8 @@ What a sampler earns is said here, next to the draw, so that an accountant canno
 | `fixed_size` | a uniformly random set of M clients, independent over rounds         | without replacement, at M/N   |
 | `none`       | all else: unequal weights at a fixed size, availability, everyone    | none                          |
 
-Amplification further takes the cohorts to be secret: a seed that an adversary may know (a published one, a flag in a
-shared log) earns nothing, whatever the sampler.
+Amplification also requires that the cohorts are secret. With a seed that an adversary may know (published, or a flag in
+a shared log) no sampler earns anything.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ accounting = lazy.module('quap_tff.accounting')
 
 @dataclasses.dataclass(frozen=True)
 class Population:
-  """Whom cohorts are drawn from.
+  """The clients that cohorts are drawn from.
 
   Attributes:
     num_clients: N.
-    cohort_size: M, at most N; models whose size is random ignore it, and it may then be `None`.
+    cohort_size: M, at most N. Models with cohorts of random size ignore it; then it may be `None`.
     seed: Non-negative integer.
   """
 
@@ -60,15 +60,15 @@ class Population:
 
   def required_cohort_size(self) -> int:
     if self.cohort_size is None:
-      raise ValueError('cohort_size must be given: this participation model draws cohorts of that size.')
+      raise ValueError('cohort_size is missing: this participation model draws cohorts of that size.')
     return self.cohort_size
 
   def client_rng(self) -> np.random.Generator:
-    """For what each client is given once: its weight or rate."""
+    """The generator of what each client gets once: its weight or rate."""
     return rng_lib.generator(self.seed, 'client_weights')
 
   def round_rng(self, round_num: int) -> np.random.Generator:
-    """For the draw of one round."""
+    """The generator of one round's draw."""
     return rng_lib.generator(self.seed, 'cohort', round_num)
 
 
@@ -76,7 +76,7 @@ class ParticipationModel(abc.ABC):
   """Draws the cohort of each round.
 
   Attributes:
-    population: Whom it draws from.
+    population: The clients that it draws from.
     sampling: `bernoulli`, `fixed_size` or `none`, see the module's table.
     inclusion_rates: float64[N] where `sampling` is `bernoulli`, else `None`.
   """
@@ -94,11 +94,11 @@ class ParticipationModel(abc.ABC):
 
   @abc.abstractmethod
   def _draw(self, round_num: int) -> np.ndarray:
-    """Distinct client indices in any order; must depend on nothing but the population and `round_num`."""
+    """Distinct client indices in any order, a function of the population and `round_num` alone."""
 
   @property
   def mean_cohort_size(self) -> Optional[float]:
-    """The expected size of a cohort in clients, `None` where the model has no simple one."""
+    """The expected number of clients in a cohort, `None` if there is no simple one."""
     return None
 
   @property
@@ -113,7 +113,7 @@ class ParticipationModel(abc.ABC):
 
 
 class IndependentModel(ParticipationModel):
-  """Each client joins each round with its own rate, independently of everyone and of other rounds."""
+  """Each client joins each round with its own rate, independently of other clients and rounds."""
 
   sampling = 'bernoulli'
 
@@ -173,7 +173,7 @@ class ParticipationChoice(abc.ABC):
   """The parameters of a participation model.
 
   Attributes:
-    ignores_cohort_size: Whether cohorts have a size of their own, whatever `cohort_size` is.
+    ignores_cohort_size: Whether the model sets the size of cohorts itself, whatever `cohort_size` is.
   """
 
   ignores_cohort_size: ClassVar[bool] = False
@@ -232,7 +232,7 @@ class Bernoulli(ParticipationChoice):
 
 @dataclasses.dataclass(frozen=True)
 class Beta(ParticipationChoice):
-  """Cohorts of fixed size, drawn with weights w_i ~ Beta(a, b) that each client is given once.
+  """Cohorts of fixed size, drawn with weights w_i ~ Beta(a, b) that are drawn once for each client.
 
   Attributes:
     a, b: The parameters of the Beta distribution, in [0.01, 1e6].
@@ -262,7 +262,7 @@ def _client_weights(population: Population, a: float, b: float) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class BetaBernoulli(ParticipationChoice):
-  """Each client joins by its own rate q_i ~ Beta(a, b), given once.
+  """Each client joins with its own rate q_i ~ Beta(a, b), drawn once.
 
   Attributes:
     a, b: The parameters of the Beta distribution, in [0.01, 1e6].
@@ -282,12 +282,12 @@ class BetaBernoulli(ParticipationChoice):
 
 @dataclasses.dataclass(frozen=True)
 class ExtremeImbalance(ParticipationChoice):
-  """A few clients join most rounds, the others seldom.
+  """A few clients join most rounds, the others join rarely.
 
-  Who is frequent is drawn once by the seed, so that an id says nothing about it.
+  The seed decides once who is frequent, so an id says nothing about it.
 
   Attributes:
-    frequent_fraction: Which part of the clients is frequent, in [0, 1]; their number is rounded to the nearest.
+    frequent_fraction: The share of frequent clients, in [0, 1]; their number is rounded to the nearest integer.
     frequent_rate: Their rate, in [0, 1].
     rare_rate: The others' rate, in [0, 1].
   """
@@ -311,7 +311,7 @@ class ExtremeImbalance(ParticipationChoice):
 
 @dataclasses.dataclass(frozen=True)
 class Hybrid(ParticipationChoice):
-  """A uniform weight mixed with Beta weights, even rounds in favour of low ids.
+  """A uniform weight mixed with Beta weights; even rounds favour low ids. See docs/method.md, section 4.4.
 
       w_i = (1 - gamma) * Beta(a, b)_i + gamma / N,   times exp(-id_decay * i) in even rounds
 
@@ -320,7 +320,7 @@ class Hybrid(ParticipationChoice):
   80%. `normalize=true` divides the draws by their sum first, and gamma is then the uniform part's share.
 
   Attributes:
-    gamma: The mix, in [0, 1]; 1 is uniform but for the even rounds.
+    gamma: The mix, in [0, 1]; 1 is uniform except in even rounds.
     a, b: The parameters of the Beta distribution, in [0.01, 1e6].
     id_decay: How fast low ids are favoured in even rounds, at least 0.
     normalize: Whether the Beta draws are divided by their sum.
@@ -389,12 +389,12 @@ class _HybridReferenceModel(ParticipationModel):
 
 @dataclasses.dataclass(frozen=True)
 class Markov(ParticipationChoice):
-  """Clients come and go; a round takes up to `cohort_size` of those who are there.
+  """Clients come and go; a round takes up to `cohort_size` of those that are present.
 
-  Each client is a two-state chain: an absent one arrives with probability `arrive` before the next round, a present one
-  leaves with probability `leave`. Round 1 starts from the stationary state, so arrive / (arrive + leave) of the clients
-  are there in every round on average. If more are there than `cohort_size`, that many are drawn uniformly; without a
-  `cohort_size` all take part.
+  Each client is a two-state chain: an absent client arrives with probability `arrive` before the next round, and a
+  present client leaves with probability `leave`. Round 1 starts from the stationary state, so on average
+  arrive / (arrive + leave) of the clients are present in every round. If more than `cohort_size` are present, that many
+  are drawn uniformly. Without a `cohort_size` all of them take part.
 
   Attributes:
     arrive, leave: Probabilities a round, in (0, 1].
@@ -416,7 +416,7 @@ class _MarkovModel(ParticipationModel):
   def __init__(self, population, choice):
     super().__init__(population)
     self._choice = choice
-    # The state of the last call, a memory of what the seed says: a call for an earlier round starts again.
+    # The state after the last call. It follows from the seed, so a call for an earlier round starts again.
     self._round_num = 0
     self._present = None
 
@@ -428,7 +428,7 @@ class _MarkovModel(ParticipationModel):
     return self.population.round_rng(round_num).choice(present, size, replace=False, shuffle=False)
 
   def present(self, round_num: int) -> np.ndarray:
-    """bool[N], who is there in round `round_num`."""
+    """bool[N], who is present in round `round_num`."""
     if round_num < self._round_num:
       self._round_num = 0
     while self._round_num < round_num:
@@ -476,9 +476,9 @@ def make(spec: str, num_clients: int, cohort_size: Optional[int], seed: int) -> 
 def weighted_without_replacement(rng: np.random.Generator, weights: np.ndarray, size: int) -> np.ndarray:
   """`size` distinct indices drawn one after the other, with probability in proportion to `weights` among those left.
 
-  Drawn as the largest of log w_i + Gumbel noise, which is that distribution exactly (Efraimidis and Spirakis 2006,
-  Kool et al. 2019, arXiv:1903.06059). Where fewer than `size` weights are positive, all of those are taken and the
-  shortfall is filled uniformly.
+  These are the largest of log w_i + Gumbel noise, which has exactly that distribution (Efraimidis and Spirakis 2006;
+  Kool et al. 2019, arXiv:1903.06059). If fewer than `size` weights are positive, all of those are taken and the rest is
+  filled uniformly.
   """
   candidates = np.flatnonzero(weights > 0)
   if len(candidates) <= size:

@@ -1,4 +1,4 @@
-"""The error of a data file that is missing, damaged or not what it should be."""
+"""The error for a data file that is missing, damaged or the wrong one."""
 
 
 class DataFileError(ValueError):

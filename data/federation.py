@@ -27,7 +27,7 @@ class Examples:
       if not isinstance(value, np.ndarray) or value.dtype != dtype:
         found = f'an array of {value.dtype}' if isinstance(value, np.ndarray) else type(value).__name__
         raise ValueError(f'{name} must be an array of {np.dtype(dtype).name}, found {found}.')
-      # A view of its own: the caller's array stays writable, this one is not.
+      # A new view, so that the caller's array stays writable and this one is not.
       view = np.ascontiguousarray(value).view()
       view.setflags(write=False)
       object.__setattr__(self, name, view)
@@ -35,7 +35,7 @@ class Examples:
       raise ValueError(
           f'x must be [n, ...] with at least two axes and y [n], found x {self.x.shape} and y {self.y.shape}.'
       )
-    # Minimum and maximum carry NaN and infinity through without a temporary array as large as the data.
+    # Minimum and maximum show NaN and infinity without a temporary array as large as the data.
     if self.x.size and not (np.isfinite(self.x.min()) and np.isfinite(self.x.max())):
       bad = int(np.flatnonzero(~np.isfinite(self.x.reshape(len(self.x), -1)).all(axis=1))[0])
       raise ValueError(f'x must be finite, found NaN or infinity in example {bad}.')
@@ -54,11 +54,11 @@ class Federation:
     client_ids: One distinct name for each client; client i of the mechanism is `client_ids[i]`.
     clients: The training examples of each client, in the order of `client_ids`; none is empty.
     test: The test examples.
-    test_set: Whose the test examples are, a sentence.
-    test_is_of_clients: Whether they are the clients' own, held back from training: then a figure on the test set is an
+    test_set: Whose examples the test set holds, a sentence.
+    test_is_of_clients: Whether they are the clients' own, held back from training. Then a figure on the test set is an
       exact function of clients' data.
-    partition: How the examples came to their clients: a partition spec, or `natural`.
-    features: What takes the place of the examples: a features spec, or `none` for the examples themselves.
+    partition: How the examples were given to the clients: a partition spec, or `natural`.
+    features: What replaces the examples: a features spec, or `none` for the examples themselves.
     public_data: Sentences on the data that the features were learned from, taken as public; '' if there are none.
   """
 
@@ -117,7 +117,7 @@ class Federation:
 
   @property
   def num_examples(self) -> int:
-    """Training examples of all clients together."""
+    """Number of training examples of all clients together."""
     return sum(map(len, self.clients))
 
   def digest(self) -> bytes:

@@ -1,8 +1,8 @@
 """Reads Federated EMNIST through TFF's loader, for `data.datasets.Femnist`.
 
-TFF's per-example parsing costs 10 to 90 ms a client and most of it is overhead. Here `load_data` finds, downloads and
-checks the file and names the clients, and the rows then come from TFF's `SqlClientData` with one parse for each
-client: the same values in 1 to 2 ms a client.
+TFF's per-example parsing costs 10 to 90 ms a client, most of it overhead. Here `load_data` finds and downloads the file
+and names the clients. The rows then come from TFF's `SqlClientData`, with one parse for each client: the same values in
+1 to 2 ms a client.
 """
 
 import collections
@@ -47,7 +47,7 @@ def load(dataset: datasets.Femnist, request: datasets.Request) -> federation.Fed
   chosen = datasets.choose_clients(request.name, available - held_out, request.num_clients, order)
   client_ids = [train.client_ids[i] for i in chosen]
   if held_out:
-    # Of these writers all examples serve as test examples.
+    # All examples of these writers are test examples.
     others = [train.client_ids[i] for i in np.sort(order[available - held_out:])]
     wanted = [(splits[0], client_ids), (splits[0], others), (splits[1], _also_in(test, others))]
   else:
@@ -82,7 +82,7 @@ def _examples(
 ) -> federation.Examples:
   empty = np.zeros([0, 28, 28], np.float32), np.zeros([0], np.int32)
   x, y = (np.concatenate(p) for p in zip(empty, *parts))
-  # NaN fails the comparison too.
+  # NaN also fails this comparison.
   if len(x) and not (x.min() >= 0 and x.max() <= 1):
     raise errors.DataFileError(f'{path}: expected pixels in [0, 1], found {x.min()} to {x.max()}.')
   if not dataset.published_polarity:
@@ -103,11 +103,11 @@ def _find_file(data_dir: Optional[str], only_digits: bool, splits: Sequence[str]
   if not os.path.isfile(path):
     with arrays.downloading(f'{FILENAME} was not given, is not in TFF\'s cache and could not be downloaded', advice):
       os.makedirs(cache_dir, exist_ok=True)
-      # TFF writes straight to the final name and takes whatever it finds there for the whole file the next time; so it
-      # downloads into a folder of its own, and only a complete file gets the name.
+      # TFF writes straight to the final name, and the next time takes whatever it finds there for the complete file. So
+      # it downloads into a separate folder, and only a complete file gets the name.
       with tempfile.TemporaryDirectory(dir=cache_dir) as unfinished:
         tff.simulation.datasets.emnist.load_data(only_digits, cache_dir=unfinished)
-        # A connection that ends early is no error to TFF.
+        # TFF does not notice a connection that ends early.
         _check_sqlite(os.path.join(unfinished, FILENAME), splits)
         os.replace(os.path.join(unfinished, FILENAME), path)
   return path
@@ -119,9 +119,9 @@ def _check_sqlite(path: str, splits: Sequence[str]):
   with open(path, 'rb') as f:
     header = f.read(100)
   if len(header) < 100 or not header.startswith(b'SQLite format 3\0'):
-    raise errors.DataFileError(f'{path} is another file: {expected}, found no SQLite header.')
-  # SQLite opens a file that lost its tail and fails only when it needs a lost page; the header says how many there
-  # were.
+    raise errors.DataFileError(f'{path} is the wrong file: {expected}, found no SQLite header.')
+  # SQLite opens a file whose end is missing, and fails only when it needs a missing page. The header says how many
+  # pages there were.
   page_size, = struct.unpack('>H', header[16:18])
   size = (65536 if page_size == 1 else page_size) * struct.unpack('>I', header[28:32])[0]
   if os.path.getsize(path) < size:
@@ -133,12 +133,12 @@ def _check_sqlite(path: str, splits: Sequence[str]):
         found = {row[1] for row in connection.execute(f'PRAGMA table_info({table})')}
         if not columns <= found:
           raise errors.DataFileError(
-              f'{path} is another file: {expected}, found '
+              f'{path} is the wrong file: {expected}, found '
               + (f'table {table!r} without {sorted(columns - found)}.' if found else f'no table {table!r}.')
           )
       found = [row[0] for row in connection.execute('SELECT DISTINCT split_name FROM client_metadata')]
       if not set(splits) <= set(found):
-        raise errors.DataFileError(f'{path} is another file: {expected}, found the splits {sorted(found)}.')
+        raise errors.DataFileError(f'{path} is the wrong file: {expected}, found the splits {sorted(found)}.')
     finally:
       connection.close()
   except sqlite3.Error as e:
@@ -170,7 +170,7 @@ def _read(
       progress(len(parts))
   except tf.errors.OpError as e:
     raise errors.DataFileError(
-        f'{path} is damaged or another file: expected examples with pixels float32[28, 28] and an integer label in '
+        f'{path} is damaged or the wrong file: expected examples with pixels float32[28, 28] and an integer label in '
         f'split {split!r}, found {e.message}'
     ) from e
   empty = [(np.zeros([0, 28, 28], np.float32), np.zeros([0], np.int32))]

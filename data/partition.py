@@ -1,4 +1,4 @@
-"""Partitions of one pool of labelled examples: every example goes to exactly one client, no client stays empty."""
+"""Partitions of one pool of labelled examples: every example goes to exactly one client, and no client stays empty."""
 
 import abc
 import dataclasses
@@ -30,11 +30,11 @@ class Iid(Partition):
 
 @dataclasses.dataclass(frozen=True)
 class Dirichlet(Partition):
-  """Label skew: the examples of each label are shared out by an own draw of Dirichlet(alpha, ..., alpha) over clients.
+  """Label skew: for each label, a draw of Dirichlet(alpha, ..., alpha) over the clients gives their shares of it.
 
-  This is the partition of Yurochkin et al. (2019, arXiv:1905.12022): small alpha leaves each client with few labels,
-  large alpha approaches equal shares. Shares become whole numbers by rounding the cumulated shares, so each client
-  gets its share of each label to within one example.
+  This is the partition of Yurochkin et al. (2019, arXiv:1905.12022). A small alpha leaves each client with few labels;
+  a large alpha approaches equal shares. Cumulated shares are rounded to whole numbers, so each client gets its share of
+  each label to within one example.
 
   Attributes:
     alpha: The concentration, in [0.001, 1e6].
@@ -43,7 +43,8 @@ class Dirichlet(Partition):
   alpha: float = 0.5
 
   def __post_init__(self):
-    # Outside these bounds float64 cannot hold the shares; the limits themselves are one owner per label, and iid sizes.
+    # Outside these bounds float64 cannot hold the shares. At the bounds themselves each label has one owner, or the
+    # sizes are those of iid.
     checks.number('dirichlet alpha', self.alpha, at_least=1e-3, at_most=1e6)
 
   def assign(self, labels, num_clients, rng):
@@ -71,9 +72,9 @@ def parse(spec: str) -> Partition:
 def split(spec: str, labels: np.ndarray, num_clients: int, seed: int) -> Tuple[np.ndarray, ...]:
   """Gives each example to exactly one client; a pure function of its arguments.
 
-  A client that the partition leaves empty gets one example, drawn uniformly from those of the client that has most at
-  that moment (the lowest index among equals). Nothing is drawn again and no other example moves, so exactly as many
-  examples are displaced as there are empty clients.
+  A client that the partition leaves empty gets one example, drawn uniformly from the client that has most at that
+  moment (the lowest index among equals). Nothing is drawn again and no other example moves, so the number of moved
+  examples is the number of empty clients.
 
   Args:
     spec: A partition spec, see `PARTITIONS`.

@@ -3,9 +3,9 @@
     next: (state@SERVER, value@CLIENTS, weight@CLIENTS) -> <state@SERVER, mean update@SERVER, measurements@SERVER>
 
 `weight` carries the client's id: a struct with an integer `client_id`, or the integer itself. Every member of the
-cohort counts the same; ids only feed the participation counts. With a clip rule that uses the current round's norms,
-`next` has two dependent levels of aggregation (norms, then clipped updates) and runs in a single context; with any
-other, one level, and it compiles to TFF's mergeable form.
+cohort counts the same; ids are used only to count participation. With a clip rule that uses the current round's norms,
+`next` has two dependent levels of aggregation (norms, then clipped updates) and runs in a single context. With any
+other clip rule it has one level and compiles to TFF's mergeable form.
 """
 
 import collections
@@ -38,7 +38,7 @@ class QuapAggregationFactory(tff.aggregators.WeightedAggregationFactory):
   """Makes aggregation processes that average updates with participation-adaptive noise.
 
   The process' state is a `quap_tff.mechanism.ServerState`, or an `AggregationState` around it if `inner_sum` is given.
-  Whoever holds the state can recompute the noise: keep it, and checkpoints of it, as secret as the clients' data.
+  The state is enough to recompute the noise: keep it, and its checkpoints, as secret as the clients' data.
   """
 
   def __init__(
@@ -52,10 +52,10 @@ class QuapAggregationFactory(tff.aggregators.WeightedAggregationFactory):
 
     Args:
       config: The mechanism.
-      layers: The model's layers, in the order of the flattened value (`quap_tff.layers.from_variables`). If not given,
-        they are read off the value's type: from its names, or if it has none, from its shapes.
-      learning_rate_fn: From a round (int32 scalar, counted from 1) to the client learning rate, float32 scalar. Needed,
-        and used, only with `update_scale='pseudo_gradient'`.
+      layers: The model's layers, in the order of the flattened value (`quap_tff.layers.from_variables`). By default
+        they follow from the value's type: from its names or, if it has none, from its shapes.
+      learning_rate_fn: A function from a round (int32 scalar, counted from 1) to the client learning rate (float32
+        scalar). It is needed and used only with `update_scale='pseudo_gradient'`.
       inner_sum: Sums the clipped updates, a list of float tensors; `tff.federated_sum` if not given. A secure or a
         compressed sum can take its place. One that does not return the exact sum, or lets one client add more than its
         clipped update, voids the formal privacy figures.
@@ -86,7 +86,7 @@ class QuapAggregationFactory(tff.aggregators.WeightedAggregationFactory):
 
     Raises:
       TypeError: If a type is none of these.
-      ValueError: If the configured critical layers are not layers of the value.
+      ValueError: If the value does not have the configured critical layers.
     """
     config, scale_fn = self._config, self._scale_fn
     specs = tensor_specs(value_type)
@@ -228,7 +228,7 @@ def _created_sum(inner_sum, total_type):
   found = process.next.type_signature.result.result.member
   if not total_type.is_assignable_from(found):
     raise TypeError(
-        f'inner_sum must return what it sums, {total_type}, and {type(inner_sum).__name__} returns {found}. Give a '
+        f'inner_sum must return what it sums, {total_type}, but {type(inner_sum).__name__} returns {found}. Give a '
         'factory of sums, such as tff.aggregators.SumFactory().'
     )
   return process

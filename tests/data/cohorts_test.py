@@ -271,7 +271,7 @@ def test_full_takes_everyone():
 
 @pytest.mark.parametrize('spec', ['uniform', 'beta', 'hybrid', 'hybrid_reference'])
 def test_a_model_of_fixed_size_needs_one(spec):
-  with pytest.raises(ValueError, match='cohort_size must be given'):
+  with pytest.raises(ValueError, match='cohort_size is missing'):
     cohorts.make(spec, 10, None, 0)
 
 
