@@ -1,4 +1,10 @@
-# `make demo` and `make test` set up everything they need in .venv, then do their job.
+# make setup       sets up .venv; every other target does so first
+# make demo        trains QuAP-FL on handwritten digits
+# make test        runs all tests
+# make test-fast   runs the fast ones
+# make docs        builds the documentation into build/site
+# make tutorial    runs docs/tutorial.ipynb and keeps its outputs in the file
+# make clean       removes what the others made
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
@@ -10,7 +16,11 @@ CANDIDATES := $(if $(BASE_PYTHON),$(BASE_PYTHON),python3.11 python3.10 python3.9
 SUITABLE := import sys, platform; \
   sys.exit(not ((3, 9) <= sys.version_info < (3, 12) and platform.system() == "Linux" and platform.machine() == "x86_64"))
 
-.PHONY: demo test setup clean
+# The documentation has an environment of its own, see docs/requirements.txt.
+DOCS_VENV := build/docs_venv
+DOCS_READY := $(DOCS_VENV)/.ready
+
+.PHONY: clean demo docs setup test test-fast tutorial
 
 demo: $(READY)
 	@$(PYTHON) -m experiments.train --flagfile=experiments/presets/demo.flags
@@ -18,9 +28,22 @@ demo: $(READY)
 test: $(READY)
 	@$(PYTHON) -m pytest tests --numprocesses=auto --maxprocesses=4 --dist=loadfile
 
+docs: $(DOCS_READY)
+	@$(DOCS_VENV)/bin/mkdocs build
+	@echo "Open build/site/index.html."
+
+tutorial: $(READY)
+	@$(VENV)/bin/jupyter-execute --inplace docs/tutorial.ipynb
+
 setup: $(READY)
 
-# The stamp is written last, so that an installation that was cut short is taken up again.
+$(DOCS_READY): docs/requirements.txt $(READY)
+	@echo "Setting up $(DOCS_VENV) for the documentation."
+	@$(PYTHON) -m venv --clear $(DOCS_VENV)
+	@$(DOCS_VENV)/bin/python -m pip install --disable-pip-version-check --no-deps -r docs/requirements.txt
+	@touch $@
+
+# The stamp is written last, so that an installation that was cut short starts again.
 $(READY): requirements.txt
 	@base=; for python in $(CANDIDATES); do \
 	  if $$python -c '$(SUITABLE)' >/dev/null 2>&1; then base=$$python; break; fi; \
@@ -39,4 +62,4 @@ $(READY): requirements.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) build
