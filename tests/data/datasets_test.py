@@ -190,7 +190,7 @@ class TestNpz:
     path = tmp_path / 'mnist.npz'
     np.savez(path, **small_images())
     path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(data.DataFileError, match=r'mnist\.npz is no \.npz or is cut short: expected the arrays'):
+    with pytest.raises(data.DataFileError, match=r'mnist\.npz is not an \.npz, or is cut short: expected the arrays'):
       data.load('mnist', data_dir=str(tmp_path))
 
   @pytest.mark.parametrize('save', [np.savez, np.savez_compressed])
@@ -205,15 +205,15 @@ class TestNpz:
 
   def test_a_file_of_another_kind(self, tmp_path):
     (tmp_path / 'mnist.npz').write_text('<html>404</html>')
-    with pytest.raises(data.DataFileError, match='is no .npz'):
+    with pytest.raises(data.DataFileError, match='is not an .npz'):
       data.load('mnist', data_dir=str(tmp_path))
     buffer = io.BytesIO()
     np.save(buffer, np.zeros(3))
     (tmp_path / 'mnist.npz').write_bytes(buffer.getvalue())
-    with pytest.raises(data.DataFileError, match='is no .npz'):
+    with pytest.raises(data.DataFileError, match='is not an .npz'):
       data.load('mnist', data_dir=str(tmp_path))
     np.savez(tmp_path / 'mnist.npz', weights=np.zeros(3))
-    with pytest.raises(data.DataFileError, match='another file: .*found weights'):
+    with pytest.raises(data.DataFileError, match='the wrong file: .*found weights'):
       data.load('mnist', data_dir=str(tmp_path))
 
   def test_a_pickle_in_the_file_is_not_read(self, tmp_path):
@@ -228,7 +228,7 @@ class TestNpz:
       (dict(y_train=np.zeros(39, np.uint8)), r'y_train to be 40 integers, one for each image, found uint8\[39\]'),
       (dict(y_train=np.zeros(40)), r'found float64\[40\]'),
       (dict(y_test=np.full(10, 10, np.uint8)), r'y_test in \[0, 10\), found 10 to 10'),
-      (dict(y_test=None), r'another file: expected .*, found x_test, x_train, y_train'),
+      (dict(y_test=None), r'the wrong file: expected .*, found x_test, x_train, y_train'),
   ])
   def test_arrays_that_are_not_mnists(self, tmp_path, changes, message):
     np.savez(tmp_path / 'mnist.npz', **small_images(**changes))
@@ -432,12 +432,12 @@ class TestFemnist:
     contents = bytearray(path.read_bytes())
     contents[200:-4096] = np.random.default_rng(0).bytes(len(contents) - 4296)
     path.write_bytes(contents)
-    with pytest.raises(data.DataFileError, match='emnist_all.sqlite is (damaged|another file)'):
+    with pytest.raises(data.DataFileError, match='emnist_all.sqlite is (damaged|the wrong file)'):
       data.load('femnist', data_dir=str(tmp_path))
 
   def test_a_file_of_another_kind(self, tmp_path):
     (tmp_path / 'emnist_all.sqlite').write_bytes(b'<html>' * 100)
-    with pytest.raises(data.DataFileError, match='another file: expected a SQLite database.*no SQLite header'):
+    with pytest.raises(data.DataFileError, match='the wrong file: expected a SQLite database.*no SQLite header'):
       data.load('femnist', data_dir=str(tmp_path))
 
   def test_a_database_of_something_else(self, tmp_path):
@@ -468,7 +468,7 @@ class TestFemnist:
 
 @pytest.mark.parametrize('arguments, message', [
     (dict(spec='mnits'), "Unknown dataset 'mnits'. Did you mean 'mnist'"),
-    (dict(spec='digits:size=8'), "'size'"),
+    (dict(spec='digits:size=8'), "'size=8'"),
     (dict(num_clients=0), 'num_clients must be an integer at least 1, found 0'),
     (dict(seed=-1), 'seed must be an integer at least 0, found -1'),
     (dict(partition='dirichlet:alpha=nan'), 'dirichlet alpha must be a finite number'),
