@@ -8,7 +8,7 @@ from data import leaves
 
 def one_leaf(**values):
   """A plain disc of radius 4 in the middle, red on black, unless `values` say otherwise."""
-  columns = dict(_PLACE=16, _RADIUS=4, _FLATNESS=1, _ANGLE=0, _BOX=0, _COLOUR=(1, 0, 0), _WAVE=0, _FREQUENCY=1, _SLOPE=0)
+  columns = dict(_PLACE=16, _RADIUS=4, _FLATNESS=1, _COLOUR=(1, 0, 0), _FREQUENCY=1)
   array = np.zeros((1, 1, 12), np.float32)
   for name, value in {**columns, **values}.items():
     array[..., getattr(leaves, name)] = value
@@ -33,6 +33,9 @@ class TestDraw:
     assert image[16, 16, 0] > 0.9 and image[..., 1:].max() < 0.1
 
   def test_angles_turn_and_sizes_keep_proportions(self):
+    # Down to the right, since rows count downwards.
+    tilted = drawn(one_leaf(_FLATNESS=0.3, _ANGLE=np.pi / 4))[..., 0]
+    assert tilted[18, 18] > 0.7 and tilted[18, 14] < 0.2
     lying, standing = (drawn(one_leaf(_FLATNESS=0.3, _ANGLE=angle))[..., 0] for angle in (0, np.pi / 2))
     assert lying[16].sum() > 2 * standing[16].sum()
     np.testing.assert_allclose(drawn(one_leaf(), (64, 64)).mean(), drawn(one_leaf()).mean(), rtol=0.1)
