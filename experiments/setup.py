@@ -1,6 +1,6 @@
 """From flags to everything a run needs: data, cohorts, plan, model, evaluation.
 
-Nothing is written here, and TensorFlow's devices and threads are not touched: the runtime is to set them first.
+Nothing is written here. TensorFlow's devices and threads are not touched either: the runtime must set them first.
 """
 
 import dataclasses
@@ -38,10 +38,9 @@ class Experiment:
     model: The model's name.
     model_fn: Makes the model.
     build_process: Makes the learning process.
-    build_evaluation: Makes the function from (weights, x, y) to `loss`, `accuracy` and `num_examples`. It and
-      `build_process` are to be called with the runtime active, whose settings TensorFlow takes only before its first
-      use.
-    averaging: Makes the published weights of those of all rounds.
+    build_evaluation: Makes the function from (weights, x, y) to `loss`, `accuracy` and `num_examples`. Call it and
+      `build_process` with the runtime active: TensorFlow accepts the runtime's settings only before its first use.
+    averaging: Makes the published weights from those of all rounds.
     shrinkage: A factor on the published weights.
     client_metrics: Whether exact functions of clients' data are kept.
     runtime: Where TFF computations run.
@@ -65,7 +64,7 @@ class Experiment:
 
   @property
   def resolved(self) -> Dict[str, Any]:
-    """What the flags leave to the data, of values that JSON holds: with it, `methods.plan_of` needs no data."""
+    """What the flags leave to the data, as JSON values. With it, `methods.plan_of` needs no data."""
     federation, shape = self.federation, self.plan.model
     return {
         'num_clients': federation.num_clients,
@@ -85,7 +84,7 @@ class Experiment:
 
 
 def from_flags(values: flags.FlagValues, progress: Optional[Callable[[int, int], None]] = None) -> Experiment:
-  """Builds the experiment that the flags describe, which `experiments.flags.check` has found right.
+  """Builds the experiment that the flags describe. `experiments.flags.check` must have accepted the flags.
 
   Args:
     values: Parsed flags of `experiments.flags`.
@@ -124,9 +123,9 @@ def from_flags(values: flags.FlagValues, progress: Optional[Callable[[int, int],
   )
   if federation.test_is_of_clients and method.gives_certificate:
     raise ValueError(
-        f'--algorithm={values.algorithm}: models of dataset {values.dataset!r} are tested on examples that the clients '
-        'themselves hold back, so test figures are exact functions of clients\' data, and no certificate covers them. '
-        'Test on other writers: --dataset=femnist:test_writers=0.1.'
+        f'--algorithm={values.algorithm}: models of dataset {values.dataset!r} are tested on examples of the clients '
+        'themselves. So test figures are exact functions of clients\' data, and no certificate covers them. Test on '
+        'other writers: --dataset=femnist:test_writers=0.1.'
     )
   model = _model_name(values.model, federation)
   model_fn = models.build_model_fn(
@@ -158,7 +157,7 @@ def _model_name(name, federation):
     return 'linear_features'
   if federation.input_shape not in _MODEL_OF_SHAPE:
     raise ValueError(
-        f'No model is known for examples of shape {federation.input_shape}: choose one by --model: '
+        f'--model=auto knows no model for examples of shape {federation.input_shape}. Choose one with --model: '
         f'{", ".join(sorted(models.MODELS))}.'
     )
   return _MODEL_OF_SHAPE[federation.input_shape]

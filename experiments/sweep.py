@@ -5,18 +5,19 @@ r"""Trains over a grid of flags, each combination a run in a folder of its own.
         --vary='seed=42|123|999' \
         -- --flagfile=experiments/presets/mnist_2025.flags --data_dir=…
 
-What follows the lone `--` goes to every run, as `experiments.train` takes it. Each --vary is one axis of the grid, its
-values divided by `|`; the axes are multiplied. Flags that go together share one axis, divided by `;`:
+Flags after the lone `--` go to every run, as `experiments.train` takes them. Each --vary is one axis of the grid, with
+values separated by `|`. The grid has every combination of its axes. Flags that vary together share one axis, separated
+by `;`:
 
     --vary='dataset=mnist|cifar10;flagfile=mnist.flags|cifar10.flags'
 
-A flag of the grid overrides the same one after the `--`, and that one a flag file of the grid. A run gets the flags that
-its method uses; one that no run uses is an error. The folder keeps the grid and the flags (sweep.json), each run's
-folder, and beside it what the run printed (.log). A second call continues what is unfinished: with the same grid, with
-another, whose runs are added, or with neither grid nor flags, which means all that the folder has. Progress goes to
-standard error, a summary to standard output; its last line is one JSON object. Exit status: 0 when all runs are done, 1
-for wrong input (nothing was started) or where a run failed (the others went on), 130 when interrupted by Ctrl-C or
-SIGTERM (the runs at work have kept their last round).
+A flag of the grid overrides the same flag after the `--`, which overrides a flag file of the grid. A run gets the
+flags that its method uses; a flag that no run uses is an error. The folder holds the grid and the flags (sweep.json),
+each run's folder, and next to it what the run printed (.log). A second call continues what is unfinished. It takes
+the same grid, or another grid, whose runs are added, or neither grid nor flags, which means all runs of the folder.
+Progress goes to standard error, a summary to standard output; its last line is one JSON object. Exit status: 0 when
+all runs are done, 1 for wrong input (nothing was started) or if a run failed (the others went on), 130 when
+interrupted by Ctrl-C or SIGTERM (the active runs have saved their last round).
 """
 
 import json
@@ -39,10 +40,10 @@ from experiments.sweeps import scheduler
 _FLAGS = command_line.new_flags()
 _OUTPUT_DIR = flags.DEFINE_string('output_dir', None, 'Folder of the sweep.', flag_values=_FLAGS)
 _VARY = flags.DEFINE_multi_string(
-    'vary', [], 'An axis of the grid: name=value|value, or several of these divided by ;.', flag_values=_FLAGS
+    'vary', [], 'An axis of the grid: name=value|value, or several of these separated by ;.', flag_values=_FLAGS
 )
 _PARALLEL = flags.DEFINE_integer(
-    'parallel', 1, 'Runs at a time. Unless --num_threads says otherwise they share the cores.', lower_bound=1,
+    'parallel', 1, 'Number of runs at a time. They share the cores unless --num_threads is given.', lower_bound=1,
     flag_values=_FLAGS,
 )
 _DRY_RUN = flags.DEFINE_bool('dry_run', False, 'List the runs and their commands, and start none.', flag_values=_FLAGS)
@@ -77,12 +78,12 @@ def _parse(argv: Sequence[str]) -> List[str]:
   end = argv.index('--') if '--' in argv else len(argv)
   misplaced = set(command_line.given_names(argv[:end])) & set(plan.flag_names()) - set(_FLAGS)
   if misplaced:
-    raise ValueError(f'--{min(misplaced)} is a flag of the runs: it goes after a lone --.')
+    raise ValueError(f'--{min(misplaced)} is a flag of the runs: put it after a lone --.')
   rest = command_line.parse(_FLAGS, argv[:end])
   if rest:
-    raise ValueError(f'Unexpected argument {rest[0]!r}; flags are written --name=value, those of the runs after a --.')
+    raise ValueError(f'Unexpected argument {rest[0]!r}. Write flags as --name=value, and flags of the runs after a --.')
   if not _OUTPUT_DIR.value and not _FLAGS.help:
-    raise ValueError('--output_dir is missing: the folder of the sweep.')
+    raise ValueError('--output_dir is missing: give the folder of the sweep.')
   return list(argv[end + 1:])
 
 

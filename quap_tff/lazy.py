@@ -1,7 +1,7 @@
 """TensorFlow and TFF, imported when they are first used: `from quap_tff.lazy import tf`.
 
-Importing them takes 5 to 10 seconds. Code that only reads flags, ledgers and certificates never needs them, and answers
-at once. Modules whose classes derive from TensorFlow's import it as usual; nothing that a binary needs for its help does.
+Importing them takes 5 to 10 seconds. Code that only reads flags, ledgers and certificates never needs them and answers
+at once. Modules whose classes derive from TensorFlow's import it as usual; no binary needs such a module for its help.
 """
 
 import importlib
@@ -27,7 +27,7 @@ class MissingPackageError(ModuleNotFoundError):
 
 
 class module:  # pylint: disable=invalid-name
-  """Stands in for the module of a name until an attribute of it is asked for."""
+  """Represents a module by name, and imports it when one of its attributes is first used."""
 
   def __init__(self, name: str):
     self._name = name
@@ -41,7 +41,7 @@ tff = module('tensorflow_federated')
 
 
 def load(name: str):
-  """Imports a module now, and with it all that it imports."""
+  """Imports a module now, with everything that it imports."""
   _import(name)
 
 
@@ -50,7 +50,7 @@ def exports(package: str, modules: dict) -> Any:
 
   Args:
     package: The package's `__name__`.
-    modules: For each submodule the public names that come from it; a submodule without names is itself public.
+    modules: For each submodule, the public names that it provides. A submodule without names is itself public.
   """
   places = {name: module for module, names in modules.items() for name in names}
 

@@ -3,12 +3,13 @@
 Round t with cohort S_t of size M_t:
 
   client i:  norm_i = ‖critical part of g_i‖                          `update_norm`
-             what the budget rule asks of g_i, if anything            `observe_update`
+             what the budget rule wants to know of g_i, if anything   `observe_update`
   server:    p_i(t), ε_t, C_t, σ_t from the cohort's ids and norms    `plan_round`
   client i:  clipped_i = g_i·min(1, C_t/norm_i) on the critical part  `clip_update`
   server:    Σ clipped_i / M_t + N(0, σ_t²) on the critical part      `finish_round`
 
-Weights are flat lists of float tensors; `critical` lists the positions of the critical layers' tensors in them.
+Updates are flat lists of float tensors; `critical` lists the positions of the critical layers' tensors in them.
+Equations: docs/method.md, sections 4 to 6.
 """
 
 import collections
@@ -24,7 +25,7 @@ from quap_tff import gaussian
 from quap_tff import participation as participations
 from quap_tff import seeds
 
-# Uses of one round's seed, folded in after the counter: never the same numbers twice.
+# Uses of one round's seed, folded in after the counter, so that no numbers are drawn twice.
 _CLIP_RULE, _SERVER_NOISE, _CLIENT_NOISE = range(3)
 
 # Quantiles of the cohort's norms that a round reports.
@@ -32,7 +33,7 @@ _NORM_QUANTILES = (('norm_p10', 0.1), ('norm_p50', 0.5), ('norm_p90', 0.9), ('no
 
 
 class NoiseState(NamedTuple):
-  """Where the next noise comes from. Whoever holds it can recompute the noise.
+  """Where the next noise comes from. Whoever has it can recompute the noise.
 
   Attributes:
     seed: int64[2].
@@ -47,11 +48,11 @@ class ServerState(NamedTuple):
   """The server's state between rounds.
 
   Attributes:
-    round: int32 scalar, t, the rounds that are finished.
+    round: int32 scalar, t, the number of finished rounds.
     participation: `counts` int32[N], and `rates` float32[N] under EMA rates.
     clip: float32 scalar, C_t; +inf before there is one.
     noise: The seed and counter of the noise.
-    budget: The state of the clients' budget rule, by name; empty for rules without.
+    budget: The state of the clients' budget rule, by name; empty for rules without state.
   """
 
   round: tf.Tensor
@@ -92,7 +93,7 @@ def initial_state(config: configs.QuapConfig, critical_shapes: Sequence[Any] = (
 
   Args:
     config: The mechanism.
-    critical_shapes: Static shapes of the critical tensors, for a budget rule that has state of such shapes.
+    critical_shapes: Static shapes of the critical tensors, for a budget rule whose state has such shapes.
   """
   return ServerState(
       round=tf.constant(0, tf.int32),
@@ -104,12 +105,12 @@ def initial_state(config: configs.QuapConfig, critical_shapes: Sequence[Any] = (
 
 
 def initial_noise(seed: Optional[int]) -> NoiseState:
-  """The noise state before round 1; without a seed it comes from the operating system's entropy."""
+  """The noise state before round 1. Without a given seed, the seed comes from the operating system's entropy."""
   return NoiseState(seed=seeds.initial_seed(seed, 'mechanism'), counter=tf.constant(0, tf.int64))
 
 
 def initial_participation(config: Any) -> Any:
-  """The participation state before round 1, as tensors that a graph does not hold whole."""
+  """The participation state before round 1, as tensors that are not constants in the graph."""
   state = participations.initial_state(config.participation, config.num_clients)
   return tf.nest.map_structure(lambda zeros: tf.zeros(zeros.shape, zeros.dtype), state)
 
@@ -126,7 +127,7 @@ def update_norm(config: configs.QuapConfig, critical: Sequence[int], update: Lis
 def observe_update(
     config: configs.QuapConfig, critical: Sequence[int], update: List[tf.Tensor], norm: tf.Tensor, announced: Any
 ) -> tf.Tensor:
-  """What the budget rule asks of a client's update, float32; 0 for a non-finite one, by its `norm`."""
+  """What the budget rule wants to know of a client's update, float32; 0 if its `norm` is not finite."""
   part = [tf.cast(update[i], tf.float32) for i in critical]
   observed = config.budget.rule.observe(part, announced)
   return tf.where(tf.math.is_finite(observed) & tf.math.is_finite(norm), observed, 0.0)
@@ -157,10 +158,10 @@ def client_noise(
     critical: Positions of the critical tensors in `update`.
     update: The client's update, for its shapes.
     client_id: The client.
-    broadcast: What `client_noise_broadcast` gave.
+    broadcast: The result of `client_noise_broadcast`.
     clip: C_t.
   """
-  # `plan_round` refuses an id out of range in words; looking its rate up must not fail first.
+  # `plan_round` refuses an id out of range with a clear message, so looking up its rate must not fail first.
   rate = tf.gather(broadcast['rates'], tf.clip_by_value(tf.cast(client_id, tf.int64), 0, config.num_clients - 1))
   epsilon = budgets.client_budgets(config.budget, rate, broadcast['in_warmup'])
   stddev = tf.where(tf.math.is_finite(clip), _multiplier(config, epsilon) * clip, 0.0)
@@ -169,7 +170,7 @@ def client_noise(
 
 
 def client_noise_broadcast(config: configs.QuapConfig, state: ServerState) -> 'collections.OrderedDict[str, tf.Tensor]':
-  """What clients need to draw their own noise: the rate of each of the N if it takes part, and the round's seed."""
+  """What clients need to draw their own noise: all N clients' rates if they take part, and the round's seed."""
   round_num = state.round + 1
   return collections.OrderedDict(
       rates=participations.rates_if_taking_part(config.participation, state.participation, round_num),
@@ -192,7 +193,7 @@ def plan_round(
     state: Server state after round t-1.
     client_ids: int64[M], the cohort.
     norms: float32[M], their norms, NaN for non-finite updates.
-    observations: float32[M], from `observe_update`, for a budget rule that asks for them.
+    observations: float32[M], from `observe_update`, for a budget rule that uses them.
 
   Raises:
     tf.errors.InvalidArgumentError: When run, if an id is outside [0, N) or appears twice.
@@ -213,7 +214,7 @@ def plan_round(
     observations = tf.zeros_like(norms)
   new_rule_state = config.budget.rule.next_state(config.budget, state.budget, client_ids, client_epsilons, observations)
   epsilon, noise_multiplier = round_noise(config, rates, in_warmup, client_epsilons)
-  # No bound yet means that no finite update has ever come: everything that is summed is exactly zero.
+  # Without a bound no finite update has ever come, so everything that is summed is exactly zero.
   noised = tf.logical_and(tf.math.is_finite(clip), cohort_size > 0) if config.noise.placement != 'none' else False
 
   is_finite = tf.math.is_finite(norms)
@@ -245,12 +246,12 @@ def round_noise(
     config: The mechanism.
     rates: float32[M], p_i(t) of the cohort.
     in_warmup: Whether t is a warm-up round.
-    client_epsilons: float32[M], ε_i(t) of the cohort; by default what follows from the rates.
+    client_epsilons: float32[M], ε_i(t) of the cohort; by default they follow from the rates.
 
   Returns:
     (ε_t, z_t), float32 scalars: z_t is σ of the noise on the sum of updates over C_t. Under client placement, and under
-    the round budget rule 'each_own', ε_t is the mean of the clients' budgets and z_t is that of their noises' sum,
-    √Σz(ε_i)². z_t means nothing for an empty cohort or without noise.
+    the round budget rule 'each_own', ε_t is the mean of the clients' budgets, and z_t is the noise multiplier of the
+    sum of their noises, √Σz(ε_i)². z_t has no meaning for an empty cohort or without noise.
   """
   if client_epsilons is None:
     client_epsilons = budgets.client_budgets(config.budget, rates, in_warmup)
@@ -272,8 +273,8 @@ def finish_round(
 ) -> Tuple[ServerState, List[tf.Tensor], 'collections.OrderedDict[str, tf.Tensor]']:
   """The mean update with its noise, the state after the round, and the round's measurements.
 
-  The norms of signal and noise, like the quantiles of the norms, are exact functions of the clients' data: they are
-  what the papers log, and no privacy figure covers them.
+  The norms of signal and noise, like the quantiles of the norms, are exact functions of the clients' data. The papers
+  log them, and no privacy figure covers them.
 
   Args:
     config: The mechanism.
@@ -345,7 +346,11 @@ def _noise(seed, tensors, stddev):
 
 
 def checked_ids(config: Any, client_ids: tf.Tensor) -> tf.Tensor:
-  """int64[M] `client_ids`; when run, an `InvalidArgumentError` if one is outside [0, config.num_clients) or appears twice."""
+  """int64[M] `client_ids`, checked.
+
+  Raises:
+    tf.errors.InvalidArgumentError: When run, if an id is outside [0, config.num_clients) or appears twice.
+  """
   ordered = tf.sort(client_ids)
   checks = [
       tf.debugging.assert_non_negative(
@@ -362,6 +367,6 @@ def checked_ids(config: Any, client_ids: tf.Tensor) -> tf.Tensor:
           'A client appears twice in the cohort (each client takes part at most once a round);',
       ),
   ]
-  # In eager mode a failed check has raised already and there is nothing to depend on.
+  # In eager mode a failed check has already raised, and there is nothing to depend on.
   with tf.control_dependencies([check for check in checks if check is not None]):
     return tf.identity(client_ids)

@@ -79,7 +79,7 @@ def build(groups: Sequence[study.Group], left_out: Sequence[runs_lib.LeftOut], c
           f'{count(groups)}. Figures are means over seeds ± the sample standard deviation. Runs of different settings '
           'are never averaged. No result is adjusted to agree with the documents.',
           'Three documents describe QuAP-FL: the first document (version 1.1.2), the theory document and the November '
-          '2025 document. docs/errata.md says where they are wrong.',
+          '2025 document. docs/method.md has their titles, and docs/errata.md says where they are wrong.',
       ]),
       *(section for section in built if section.blocks),
       *([pages.Section('Not run', [f'{missing}. `python -m experiments.report --help` lists sweeps that fill them.'])]

@@ -29,7 +29,7 @@ class Child:
       self._process = subprocess.Popen(
           child_process.ending_with_this_one(command(arguments)),
           stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-          # A Ctrl-C at the terminal is for the sweep, which then ends its runs.
+          # Ctrl-C at the terminal is meant for the sweep, which then ends its runs.
           start_new_session=True,
       )
 
@@ -38,7 +38,7 @@ class Child:
     return self._process.poll()
 
   def end(self):
-    """Asks it to keep its last round and end."""
+    """Asks it to save its last round and end."""
     self._process.terminate()
 
   def wait(self):
@@ -50,7 +50,7 @@ class Child:
     with open(self._log, 'rb') as f:
       f.seek(max(self._begin, f.seek(0, os.SEEK_END) - _BYTES_OF_LOG_READ))
       lines = [line.strip() for line in f.read().decode(errors='replace').splitlines() if line.strip()]
-    said = next((line for line in reversed(lines) if 'Error: ' in line), lines[-1] if lines else 'it said nothing')
+    said = next((line for line in reversed(lines) if 'Error: ' in line), lines[-1] if lines else 'it printed nothing')
     code = self._process.returncode
     if code == command_line.INTERRUPTED:
       return 'interrupted, and not by the sweep'

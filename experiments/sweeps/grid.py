@@ -35,7 +35,7 @@ def combinations(axes: Sequence[str], flag_names: Sequence[str]) -> List[Dict[st
   counts = collections.Counter(name for axis in parsed for name in axis[0])
   for name, count in counts.items():
     if count > 1:
-      raise ValueError(f'--{name} varies in {count} places of the grid; give all of its values in one.')
+      raise ValueError(f'--{name} appears {count} times in the grid. Give all of its values in one place.')
   return [
       {name: value for part in parts for name, value in part.items()} for parts in itertools.product(*parsed)
   ]
@@ -48,7 +48,7 @@ def _axis(axis: str, flag_names: Sequence[str]) -> List[Dict[str, str]]:
     if not equals or not name:
       raise ValueError(f'--vary={axis!r}: expected name=value|value, found {part!r}.')
     if name == OWN_FLAG:
-      raise ValueError(f'--vary={axis!r}: each run gets an --{OWN_FLAG} of its own from the sweep.')
+      raise ValueError(f'--vary={axis!r}: the sweep gives each run its own --{OWN_FLAG}.')
     if name not in flag_names:
       raise registry.unknown_name_error('flag', name, flag_names)
     if name in columns:
@@ -59,7 +59,7 @@ def _axis(axis: str, flag_names: Sequence[str]) -> List[Dict[str, str]]:
   lengths = {name: len(values) for name, values in columns.items()}
   if len(set(lengths.values())) > 1:
     found = ', '.join(f'{name!r} has {length}' for name, length in lengths.items())
-    raise ValueError(f'--vary={axis!r}: flags that go together need equally many values; {found}.')
+    raise ValueError(f'--vary={axis!r}: flags that vary together need the same number of values; {found}.')
   alternatives = [dict(zip(columns, values)) for values in zip(*columns.values())]
   for alternative, count in collections.Counter(tuple(a.items()) for a in alternatives).items():
     if count > 1:
@@ -73,7 +73,7 @@ def directory_name(combination: Dict[str, str]) -> str:
 
 
 def _readable(value: str) -> str:
-  """Of a path its last part, without the suffix of flag files; other characters than a name's become dashes."""
+  """The last part of a path, without the suffix of flag files. Characters that a name cannot have become dashes."""
   value = value.rstrip('/').rpartition('/')[2]
   value = value[:-len('.flags')] if value.endswith('.flags') else value
   return re.sub(r'[^A-Za-z0-9_.=+-]+', '-', value)

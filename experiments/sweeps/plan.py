@@ -100,8 +100,8 @@ def runs_of(output_dir: str, base: Sequence[str], grids: Sequence[Sequence[str]]
   for name, count in collections.Counter(run.name for run in by_values.values()).items():
     if count > 1:
       raise ValueError(
-          f'{count} combinations would have the same folder {name!r}: names tell values apart by letters, digits and '
-          '_.=+- only, and paths by their last part.'
+          f'{count} combinations would have the same folder {name!r}. In names, only letters, digits and _.=+- make '
+          'values differ, and of a path only its last part.'
       )
   return result
 
@@ -131,7 +131,7 @@ def _run(output_dir, base, combination):
 
 
 def standing(run: Run) -> Standing:
-  """How far a run has come, from its folder; what cannot be read counts as not there."""
+  """How far a run has come, from its folder. What cannot be read counts as missing."""
   metrics = os.path.join(run.path, run_directory.METRICS)
   rounds = _last_round(metrics)
   summary = _summary(os.path.join(run.path, run_directory.SUMMARY))

@@ -44,7 +44,7 @@ def extended(output_dir: str, base: Sequence[str], axes: Sequence[str]) -> Recor
   if kept is None:
     if not axes:
       raise ValueError(
-          f'The grid is empty, and {output_dir} holds no sweep to go on with: give --vary=name=value|value.'
+          f'The grid is empty, and {output_dir} holds no sweep to continue: give --vary=name=value|value.'
       )
     return Record(list(base), *plan.base_values(base), [list(axes)])
   base = list(base) or kept.base
@@ -52,8 +52,8 @@ def extended(output_dir: str, base: Sequence[str], axes: Sequence[str]) -> Recor
   differing = _differences(kept.identity, identity)
   if differing:
     raise ValueError(
-        f'{output_dir} is a sweep with other base flags:{"".join(differing)}\nGive the same ones or none, vary them in '
-        'the grid, or take another folder.'
+        f'{output_dir} is a sweep with other base flags:{"".join(differing)}\nGive the same flags or none, vary them '
+        'in the grid, or use another folder.'
     )
   is_new = axes and list(axes) not in kept.grids
   return Record(base, identity, flags, [*kept.grids, list(axes)] if is_new else kept.grids)
@@ -89,7 +89,7 @@ def held(output_dir: str, record: Record) -> Iterator[None]:
     try:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-      raise ValueError(f'Another sweep is at work in {output_dir}.') from None
+      raise ValueError(f'Another sweep is running in {output_dir}.') from None
     path = os.path.join(output_dir, _NAME)
     with open(path + '.part', 'w') as f:
       json.dump(record._asdict(), f, indent=2)

@@ -81,7 +81,7 @@ def run_all(
   except KeyboardInterrupt:
     interrupted = True
     if active:
-      say(f'Interrupted. Waiting for {len(active)} at work to keep the last round and end.')
+      say(f'Interrupted. Waiting for {len(active)} active to save their last round and end.')
   finally:
     for child in active.values():
       child.end()

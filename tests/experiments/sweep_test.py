@@ -245,7 +245,7 @@ class TestSecondCall:
   def test_a_folder_at_work_is_refused(self, call, folder):
     with record_lib.held(str(folder), record_lib.extended(str(folder), _BASE, ['seed=1'])):
       ended, runs = call('--vary=seed=1')
-    assert ended.status == 1 and not runs.started and 'Another sweep is at work in' in ended.err
+    assert ended.status == 1 and not runs.started and 'Another sweep is running in' in ended.err
     assert call('--vary=seed=1')[0].status == 0
 
 
@@ -272,7 +272,7 @@ class TestWrongInput:
       (['--vary=epsilon=3|6|3.0'], _BASE, 'the same run: --epsilon=3 and --epsilon=3.0'),
       (['--vary=data_dir=/a/x|/b/x'], _BASE, "the same folder 'data_dir=x'"),
       ([f'--vary=critical_layers={"dense," * 50}dense'], _BASE, 'longer than 255 bytes'),
-      (['--vary=seed=1', '--rounds=5'], _BASE, 'is a flag of the runs: it goes after a lone --'),
+      (['--vary=seed=1', '--rounds=5'], _BASE, 'is a flag of the runs: put it after a lone --'),
       (['--vary=seed=1', '--paralel=5'], _BASE, 'parallel'),
       (['--vary=seed=1', '--parallel=0'], _BASE, 'parallel'),
       (['--vary=seed=1', 'seed=2'], _BASE, "Unexpected argument 'seed=2'"),
@@ -373,7 +373,7 @@ class TestChild:
       ('print("Error: no data"); print("{}"); sys.exit(1)', 'Error: no data'),
       ('print("round 1"); raise ValueError("a bug")', 'ValueError: a bug'),
       ('print("round 1"); sys.exit(1)', 'round 1'),
-      ('sys.exit(1)', 'it said nothing'),
+      ('sys.exit(1)', 'it printed nothing'),
       ('print("Error: of memory", flush=True); os.kill(os.getpid(), 9)', 'ended by SIGKILL; Error: of memory'),
       ('print("{}"); sys.exit(130)', 'interrupted, and not by the sweep'),
   ])

@@ -36,10 +36,10 @@ def test_flags_of_one_axis_go_together():
     (['seed='], 'empty value'),
     (['seed=1||2'], 'empty value'),
     (['seed=1|2|1'], '--seed=1 appears 2 times'),
-    (['seed=1|2', 'algorithm=quap', 'seed=3'], '--seed varies in 2 places'),
+    (['seed=1|2', 'algorithm=quap', 'seed=3'], '--seed appears 2 times in the grid'),
     (['seed=1;seed=2'], "'seed' appears twice"),
     (['dataset=mnist|cifar10;seed=1|2|3'], "'dataset' has 2, 'seed' has 3"),
-    (['output_dir=a|b'], 'of its own from the sweep'),
+    (['output_dir=a|b'], 'gives each run its own --output_dir'),
 ])
 def test_a_wrong_grid_is_named(axes, message):
   with pytest.raises(ValueError) as caught:
