@@ -7,8 +7,8 @@
     final_model.keras        the model with its last weights
     plot.png, summary.json   at the end
 
-Whoever has a checkpoint has the seed of the noise and can subtract it. The folder of checkpoints is readable by its
-owner only from the start, and is removed when the run has reached its last planned round.
+A checkpoint contains the seed of the noise, so whoever has one can subtract the noise. From the start, only the owner
+can read the folder of checkpoints. It is removed when the run has finished its last planned round.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ _SALT = 'data_salt'
 _SALT_BYTES = 32
 _FOLDERS = (CHECKPOINTS, TENSORBOARD)
 _FILES = (RUN, METRICS, SUMMARY, MODEL, LEDGER, CLIENTS, PLOT)
-# What a run that was cut off before its first round may have left.
+# What a run that was interrupted before its first round may have left.
 _OF_THE_START = {LOCK, RUN + UNFINISHED, CHECKPOINTS}
 
 
@@ -53,7 +53,7 @@ class RunDirectoryError(ValueError):
 
 
 class Found(NamedTuple):
-  """What lies in an output directory.
+  """What an output directory contains.
 
   Attributes:
     is_new: Whether no run has been started in it.
@@ -203,7 +203,7 @@ class RunDirectory:
     os.chmod(self.file(CHECKPOINTS), 0o700)
 
   def _commitment(self, data_digest: bytes) -> str:
-    """SHA-256 of a secret salt and the digest: tells whether data are the same, and nothing of them to anybody else."""
+    """SHA-256 of a secret salt and the digest: shows whether data are the same, and reveals nothing else."""
     path = os.path.join(self.file(CHECKPOINTS), _SALT)
     if not os.path.exists(path):
       with _private(), open(path + UNFINISHED, 'wb') as f:
@@ -219,12 +219,13 @@ class RunDirectory:
       same_data = kept['data_commitment'] == resolved['data_commitment']
     except (OSError, ValueError, KeyError, TypeError):
       raise RunDirectoryError(
-          f'{self.file(RUN)} does not say what data its run has: it is of an older version. Give another folder.'
+          f'{self.file(RUN)} does not say which data its run uses, because an older version wrote it. Give another '
+          'folder.'
       ) from None
     if not same_data:
       raise RunDirectoryError(
-          f'output_dir {self.path} belongs to a run on other data: the examples that were read now are not those that it '
-          'was started with. Give the --data_dir (and the files in it) of that run, or another folder.'
+          f'output_dir {self.path} belongs to a run on other data: it was started with other examples than those read '
+          'now. Give the --data_dir (and the files in it) of that run, or another folder.'
       )
     others = {name for name in {*kept, *resolved} if kept.get(name) != _through_json(resolved).get(name)}
     if others:
@@ -233,7 +234,7 @@ class RunDirectory:
       )
 
   def _remove_unfinished(self):
-    """Removes what was being written, under a name of its own, when a run was killed."""
+    """Removes unfinished files, which have names of their own, that a killed run left."""
     for folder in (self.path, self.file(CHECKPOINTS)):
       for name in _names_in(folder):
         if re.fullmatch(r'(round_\d+|metrics\.csv)_temp\d+|.+\.part(\.\w+)?', name):
@@ -241,7 +242,7 @@ class RunDirectory:
           shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
 
   def save(self, round_num: int, state: Any, records: Mapping[str, np.ndarray]):
-    """Keeps a checkpoint; it is there complete or not at all."""
+    """Saves a checkpoint, completely or not at all."""
     with _writing(self.path), _private():
       if round_num not in (self._wait(self._states.get_versions()) or []):
         leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(state)]
@@ -326,7 +327,7 @@ class RunDirectory:
     """Writes a round's metrics; rows of the same or later rounds, left by a run that was cut off, are removed."""
     with _writing(self.path):
       if self._releases is None:
-        # Made with the first row: to make one writes a file, and a run that is finished already writes none.
+        # Made with the first row, because making it writes a file, and a run that is already finished writes none.
         self._releases = (
             # Written whole and renamed into place: a kill leaves the old file or the new one.
             tff.program.CSVFileReleaseManager(
@@ -384,7 +385,7 @@ def _writing(path: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _private() -> Iterator[None]:
-  """What is made in the block can be read by its owner only, from the start."""
+  """Files made in the block can be read only by their owner, from the start."""
   before = os.umask(0o077)
   try:
     yield

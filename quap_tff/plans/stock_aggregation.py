@@ -1,12 +1,12 @@
 """TFF's differentially private aggregators, unmodified, behind our client work.
 
-What is added around them is what every method that is compared with them has:
+What is added around them is the same for every method:
   * client ids are ignored: every member of a cohort counts the same;
-  * an update whose norm is not finite counts as zero (as TFF's own client work has it), or clipping would not bound it;
-  * a round with nobody releases noise, as TFF has it; without, an observer would learn that nobody came. DP-FTRL alone
-    leaves such a round out of its tree, and claims no amplification by sampling;
-  * state is numbers of fixed shapes, as a checkpoint asks for: without the DP event, which is TFF's account of a round
-    and no input of the next one.
+  * an update whose norm is not finite counts as zero, as in TFF's own client work, because clipping would not bound it;
+  * a round without clients releases noise, as in TFF; otherwise an observer would learn that nobody came. Only DP-FTRL
+    leaves such a round out of its tree, and it claims no amplification by sampling;
+  * the state consists of numbers of fixed shapes, as a checkpoint needs. It leaves out the DP event, which is TFF's
+    account of a round and no input to the next one.
 """
 
 import abc
@@ -31,8 +31,8 @@ class StockAggregator(abc.ABC):
   """A `DifferentiallyPrivateFactory` and what must be known about it.
 
   Attributes:
-    value_noise_multiplier: σ of the noise on a sum over the clipping norm that it goes with: the total noise
-      multiplier, or more where noised counts take their part of that.
+    value_noise_multiplier: σ of the noise on a sum over its clipping norm: the total noise multiplier, or more where
+      noised counts use up a part of the budget.
     has_one_sigma: Whether all entries of a round's aggregate have noise of one standard deviation,
       value_noise_multiplier·C/(clients per round).
   """
@@ -49,7 +49,7 @@ class StockAggregator(abc.ABC):
     """The clipping norms, float32 scalars, of the round that starts from a state: one, or one for each layer."""
 
   def grouped(self, update: Sequence[Any]) -> List[Any]:
-    """A flat update as the aggregator takes it; flattened, it must be in the same order."""
+    """A flat update in the structure that the aggregator takes; flattened, it must have the same order."""
     return list(update)
 
   def kept(self, query_state: Any) -> Any:
@@ -73,8 +73,8 @@ class StockAggregationFactory(tff.aggregators.WeightedAggregationFactory):
 
     Args:
       stock: The aggregator.
-      noises_empty_rounds: Whether a round with nobody releases what every other does. If not, it leaves the aggregator
-        as it is and changes nothing.
+      noises_empty_rounds: Whether a round without clients releases noise like any other. If not, it leaves the
+        aggregator's state and the model unchanged.
     """
     self._stock, self._noises_empty_rounds = stock, noises_empty_rounds
 
@@ -210,7 +210,7 @@ class LayerwiseClip(AdaptiveClip):
 
 @dataclasses.dataclass(frozen=True)
 class Tree(StockAggregator):
-  """See `quap_tff.plans.stock_tff.DpFtrl`; for up to `rounds` rounds. The seed is in the state, and so in checkpoints."""
+  """See `quap_tff.plans.stock_tff.DpFtrl`, for up to `rounds` rounds. The state, hence a checkpoint, holds the seed."""
 
   has_one_sigma = False
 

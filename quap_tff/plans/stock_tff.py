@@ -116,9 +116,9 @@ class StockConfig(abc.ABC):
   """One of TFF's aggregators and its parameters.
 
   Attributes:
-    takes_noise_seed: Whether TFF lets its noise be seeded.
-    clips_each_layer: Whether each layer has a clipping norm of its own.
-    noises_empty_rounds: Whether a round with nobody releases the same noise as any other.
+    takes_noise_seed: Whether TFF accepts a seed for its noise.
+    clips_each_layer: Whether each layer has its own clipping norm.
+    noises_empty_rounds: Whether a round without clients releases the same noise as any other.
   """
 
   takes_noise_seed = False
@@ -127,7 +127,7 @@ class StockConfig(abc.ABC):
 
   @abc.abstractmethod
   def clip_rule(self) -> clip_rules.ClipRule:
-    """The rule of ours that is most like TFF's: what it says of its releases is true of TFF's, too."""
+    """Our rule that is most like TFF's: what it says about its releases is also true of TFF's."""
 
   @abc.abstractmethod
   def aggregator(
@@ -141,7 +141,7 @@ class StockConfig(abc.ABC):
       clients_per_round: The constant by which sums are divided.
       layers: The model's layers.
       rounds: T, the planned rounds.
-      seed: Of the noise, where TFF takes one.
+      seed: Seed of the noise, where TFF takes one.
     """
 
   def exposure(self, cohorts: Sequence[np.ndarray], num_clients: int) -> Exposure:
@@ -171,11 +171,11 @@ class DpFedAvgAdaptive(StockConfig):
   """`DifferentiallyPrivateFactory.gaussian_adaptive`.
 
   Attributes:
-    quantile: The part of updates that is to stay unclipped.
+    quantile: The share of updates that should stay unclipped.
     initial_clip: The clipping norm of round 1.
-    learning_rate: Of the clipping norm.
+    learning_rate: The learning rate of the clipping norm.
     clipped_count_stddev: s, more than z. None: TFF's default, a twentieth of a cohort, or 2·z if that is more. TFF's
-      alone would be refused at the noise that whole clients need, and 2·z raises the sum's noise by 15% at most.
+      default alone is too small for the noise that whole clients need; 2·z raises the sum's noise by at most 15%.
   """
 
   quantile: float = 0.5
