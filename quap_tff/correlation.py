@@ -196,8 +196,8 @@ class Blt(Correlation):
   """c_k = Σ_j gain_j·decay_j^(k-1): several memories of different length.
 
   Attributes:
-    gains: Each greater than 0, their sum at most 1.
-    decays: As many, each in (0, 0.999].
+    gain: gain_j of each term, greater than 0, their sum at most 1.
+    decay: decay_j, as many, each in (0, 0.999].
   """
 
   gain: Tuple[float, ...] = (0.5, 0.2)

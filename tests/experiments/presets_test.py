@@ -56,6 +56,12 @@ CERTIFIED_MNIST = dict(
     warmup_rounds=0, local_epochs=10, batch_size=100000, client_optimizer=optimizers.Sgd(1.0), averaging='none',
     noise_seed=None, client_metrics=None, dataset='mnist', seed=42,
 )
+# 30% of the clients in each round, with noise that takes itself back.
+CORRELATED_MNIST = dict(
+    {name: value for name, value in CERTIFIED_MNIST.items() if name != 'warmup_rounds'},
+    participation=('uniform', {}), cohort_size=30, features='pretrained:path=runs/extractor', rounds=60,
+    local_epochs=30, algorithm='certified:weights=online,noise=ar1,clip=0.15', averaging='planned',
+)
 CERTIFIED = {
     'mnist_certified': CERTIFIED_MNIST,
     'mnist_certified_pretrained': dict(
@@ -66,6 +72,10 @@ CERTIFIED = {
     'femnist_certified': dict(
         CERTIFIED_MNIST, dataset='femnist:test_writers=0.1', features='scattering', num_clients=None, rounds=40,
         participation=('bernoulli', dict(q=0.5)),
+    ),
+    'mnist_certified_correlated': CORRELATED_MNIST,
+    'femnist_certified_correlated': dict(
+        CORRELATED_MNIST, dataset='femnist:test_writers=0.1', num_clients=None, cohort_size=100, rounds=100
     ),
 }
 
@@ -111,7 +121,7 @@ class TestPresets:
 
   @pytest.mark.parametrize('name', sorted(CERTIFIED))
   def test_certified_ones_ask_for_no_less_and_keep_nothing_exact(self, name):
-    arguments = ['--dataset=digits', '--num_clients=40', '--features=none']
+    arguments = ['--dataset=digits', '--num_clients=40', '--cohort_size=20', '--features=none']
     with harness.parsed(_flagfile(name), *arguments) as values:
       experiment = setup.from_flags(values)
     config = experiment.plan.config
