@@ -5,10 +5,14 @@ state is the process's, as signal handlers are.
 """
 
 import contextlib
+import gc
 import signal
-from typing import Iterator
+from typing import Any, Iterator
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+# Until an interrupt is raised that came where an exception would be lost.
+_SECONDS_UNTIL_AGAIN = 0.1
 
 _held = 0
 _came = False
@@ -20,6 +24,7 @@ def install():
   _held, _came = 0, False
   for signum in _SIGNALS:
     signal.signal(signum, _handle)
+  signal.signal(signal.SIGALRM, lambda signum, frame: _interrupt(frame))
 
 
 @contextlib.contextmanager
@@ -35,6 +40,7 @@ def held_back() -> Iterator[None]:
   finally:
     _held -= 1
   if _came and not _held:
+    signal.setitimer(signal.ITIMER_REAL, 0)
     raise KeyboardInterrupt
 
 
@@ -45,9 +51,28 @@ def ignore_from_now_on():
 
 
 def _handle(signum, frame):
-  del signum, frame
+  del signum
   global _came
   first, _came = not _came, True
   # Only the first: an impatient second Ctrl-C must not cut off the saving that the first one has begun.
-  if first and not _held:
-    raise KeyboardInterrupt
+  if first:
+    _interrupt(frame)
+
+
+def _interrupt(frame):
+  if _held:
+    return
+  if _is_lost_in(frame):
+    signal.setitimer(signal.ITIMER_REAL, _SECONDS_UNTIL_AGAIN)
+    return
+  raise KeyboardInterrupt
+
+
+def _is_lost_in(frame: Any) -> bool:
+  """Whether Python prints and drops exceptions there: in finalizers and in callbacks of the garbage collector."""
+  callbacks = {getattr(callback, '__code__', None) for callback in gc.callbacks}
+  while frame is not None:
+    if frame.f_code.co_name == '__del__' or frame.f_code in callbacks:
+      return True
+    frame = frame.f_back
+  return False

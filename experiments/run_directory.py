@@ -40,6 +40,8 @@ UNFINISHED = '.part'
 LOCK = '.lock'
 
 _CHECKPOINTS_KEPT = 2
+# What TensorFlow's errors say of its own functions and operations.
+_OF_TENSORFLOW = re.compile(r'\{\{function_node .*?\}\}\s*|\s*\[Op:\w+\]')
 _SALT = 'data_salt'
 _SALT_BYTES = 32
 _FOLDERS = (CHECKPOINTS, TENSORBOARD)
@@ -74,6 +76,7 @@ def check(path: str, identity: Mapping[str, Any]) -> Found:
   if not os.path.isdir(path):
     if os.path.lexists(path):
       raise RunDirectoryError(f'output_dir {path} is a file; give a folder.')
+    _check_can_be_made(path)
     return Found(True, None)
   try:
     names = set(os.listdir(path))
@@ -106,6 +109,20 @@ def check(path: str, identity: Mapping[str, Any]) -> Found:
         f'account for the first one. Put {CHECKPOINTS}/ back to continue it, or give another folder to start anew.'
     )
   return Found(False, None)
+
+
+def _check_can_be_made(path):
+  """Finds out now, not after the data have been read, what would keep the folder from being made."""
+  try:
+    with contextlib.suppress(FileNotFoundError):
+      os.lstat(path)
+    parent = os.path.dirname(path)
+    while not os.path.lexists(parent):
+      parent = os.path.dirname(parent)
+    if not os.access(parent, os.W_OK | os.X_OK):
+      raise OSError(f'{parent} may not be written to')
+  except (OSError, ValueError) as error:
+    raise RunDirectoryError(f'output_dir {path} cannot be used: {error}. Give another folder.') from error
 
 
 def _check_kinds(path, names):
@@ -380,7 +397,8 @@ def _writing(path: str) -> Iterator[None]:
   except Exception as error:  # TensorFlow's file system has errors of its own.
     if not type(error).__module__.startswith('tensorflow'):
       raise
-    raise RunDirectoryError(f'{path} cannot be written: {getattr(error, "message", error)}') from error
+    said = _OF_TENSORFLOW.sub('', str(getattr(error, 'message', error)))
+    raise RunDirectoryError(f'{path} cannot be written: {said}') from error
 
 
 @contextlib.contextmanager

@@ -98,6 +98,15 @@ def held(output_dir: str, record: Record) -> Iterator[None]:
     yield
 
 
+def _check_types(record: Record):
+  lists = [record.base, record.grids, *record.grids]
+  texts = [*record.base, *(axis for grid in record.grids for axis in grid)]
+  if not (all(isinstance(one, list) for one in lists) and all(isinstance(text, str) for text in texts)):
+    raise TypeError('base is a list of flags, grids are lists of axes')
+  if not (isinstance(record.identity, dict) and isinstance(record.flags, dict)):
+    raise TypeError('identity and flags are objects')
+
+
 def _read(output_dir: str) -> Optional[Record]:
   if not os.path.isdir(output_dir):
     if os.path.lexists(output_dir):
@@ -108,6 +117,7 @@ def _read(output_dir: str) -> Optional[Record]:
   try:
     with open(os.path.join(output_dir, _NAME)) as f:
       record = Record(**json.load(f))
+    _check_types(record)
   except (OSError, ValueError, TypeError):
     raise ValueError(
         f'output_dir {output_dir} holds files, but no readable {_NAME} of an earlier sweep: give a new or empty folder.'

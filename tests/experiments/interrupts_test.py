@@ -1,6 +1,8 @@
 """Signals: held back where they must not cut, raised once, ignored at the end."""
 
+import gc
 import signal
+import threading
 
 import pytest
 
@@ -63,3 +65,46 @@ class TestInterrupts:
     signal.raise_signal(signal.SIGINT)
     with interrupts.held_back():
       pass
+
+  def test_one_that_comes_where_exceptions_are_lost_is_raised_soon_after(self, capfd):
+    calls = []
+
+    def collecting(phase, info):
+      del info
+      if not calls:
+        calls.append(phase)
+        signal.raise_signal(signal.SIGINT)
+
+    gc.callbacks.append(collecting)
+    try:
+      with pytest.raises(KeyboardInterrupt):
+        gc.collect()
+        threading.Event().wait(timeout=60)
+    finally:
+      gc.callbacks.remove(collecting)
+    assert calls and 'Exception ignored' not in capfd.readouterr().err
+
+  def test_nor_is_one_lost_in_a_finalizer(self, capfd):
+    class Finalized:
+
+      def __del__(self):
+        signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt):
+      Finalized()
+      threading.Event().wait(timeout=60)
+    assert 'Exception ignored' not in capfd.readouterr().err
+
+  def test_it_is_raised_once_where_a_block_raises_it_first(self):
+    class Finalized:
+
+      def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+      with interrupts.held_back():
+        pass
+      Finalized()
+      with interrupts.held_back():
+        pass
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0

@@ -294,6 +294,17 @@ class TestWrongInput:
     assert ended.status == 1 and 'no readable sweep.json' in ended.err and not runs.started
     assert [path.name for path in folder.iterdir()] == ['thesis.tex']
 
+  @pytest.mark.parametrize('content', [
+      '', '{', '[]', '{"base": 3, "identity": {}, "flags": {}, "grids": []}', '{"base": []}',
+      '{"base": [], "identity": {}, "flags": {}, "grids": 4}', '{"base": [], "identity": {}, "flags": {}, "grids": [[3]]}',
+      '{"base": [1], "identity": {}, "flags": {}, "grids": []}', '{"base": [], "identity": 1, "flags": {}, "grids": []}',
+  ])
+  def test_a_damaged_record_is_named(self, content, call, folder):
+    folder.mkdir()
+    (folder / 'sweep.json').write_text(content)
+    ended, runs = call('--vary=seed=1')
+    assert ended.status == 1 and 'no readable sweep.json' in ended.err and not runs.started
+
   def test_a_runs_folder_with_another_run_in_it_is_named(self, call, folder):
     call('--vary=seed=1')
     run = _runs_in(folder, 'seed=1')['seed=1']
