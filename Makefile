@@ -28,8 +28,8 @@ demo: $(READY)
 test: $(READY)
 	@$(PYTHON) -m pytest tests --numprocesses=auto --maxprocesses=4 --dist=loadfile
 
-# What needs no learning process and no child process: rules, accounting, configurations, data, documents. About 100
-# seconds of processor time, so about a minute on two quiet cores. A new test belongs here unless it trains.
+# What needs no learning process and no child process: rules, accounting, configurations, data, documents. About 150
+# seconds of processor time, so about a minute and a half on two quiet cores. A new test belongs here unless it trains.
 TRAINING_TESTS := aggregation client_ids client_work learning_process certified/aggregation certified/correlated_noise \
   certified/learning_process plans/stock_tff
 FAST_TESTS := tests/build_test.py tests/data tests/docs/site_test.py tests/quap_tff tests/runtime/config_test.py \
