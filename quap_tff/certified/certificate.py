@@ -1,8 +1,8 @@
-"""The certificate of a run: what each client has spent, (ε_i, δ) from μ_i, with all that the figure stands on.
+"""The certificate of a run: the (ε_i, δ) that each client has spent, from its μ_i, and everything that this rests on.
 
-A certificate is a pure function of the run's ledger, the `Facts` that no ledger holds, and a `provenance` that commits
-it to its files. So to verify one is to make it again and to compare: `problems`. A run that released anything un-noised
-has none: `issue` refuses it. docs/privacy.md has the theorem, and what a certificate does not cover.
+A certificate is a pure function of the run's ledger, the `Facts` that no ledger holds, and a `provenance` that binds it
+to its files. So to verify a certificate, `problems` makes it again and compares. A run that released anything un-noised
+has no certificate: `issue` refuses it. docs/privacy.md has the theorem, and says what a certificate does not cover.
 """
 
 import dataclasses
@@ -17,20 +17,22 @@ from quap_tff import accounting
 from quap_tff import checks
 from quap_tff import tradeoff
 
-# Of the certificate's fields and words. A change of either is a new version: words are compared, too.
+# The version of the certificate's fields and words. Verification compares both, so a change of either is a new version.
 VERSION = 2
-# Relative. Sums over rounds are rounded, here and in the filter that keeps clients within their budget.
+# Relative. Sums over rounds are rounded, both here and in the filter that keeps clients within their budget.
 TOLERANCE = 1e-9
 
-_AMPLIFICATION = 'none: no sampling is counted, and who takes part may be known'
+_AMPLIFICATION = 'none: sampling is not counted, and who takes part may be known'
 _WITHHELD = (
-    'Training loss and training accuracy of clients.',
-    'Norms of updates, their quantiles, the fraction that is clipped, the number of updates that are not finite.',
-    'Norms of signal and noise.',
-    'Number of examples of each client, accuracy by client, and running times, which depend on them.',
-    'The seed of the noise, and the checkpoints, which hold it.',
+    'The training loss and training accuracy of clients.',
+    'The norms of updates and their quantiles, the fraction of updates that were clipped, and the number of updates '
+    'that were not finite.',
+    'The norms of the signal and of the noise.',
+    'The number of examples of each client, the accuracy of each client, and running times, which depend on the '
+    'numbers of examples.',
+    'The seed of the noise, and the checkpoints, which contain the seed.',
 )
-# Clients of one person or household: several devices, several accounts.
+# How many clients may belong to one person or household, with several devices or accounts.
 _GROUPS = (2, 3, 5)
 _HISTOGRAM_BINS = 20
 _QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
@@ -38,24 +40,24 @@ _QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-  """What the ledger of a run does not hold. Texts are whole sentences, printed as they are.
+  """What the ledger of a run does not hold. Texts are whole sentences and are printed as they are.
 
   Attributes:
     algorithm: The spec of the method.
-    epsilon: ε_total in nats, which no client may pass.
+    epsilon: ε_total in nats, which no client may exceed.
     delta: δ, in total over all rounds.
     planned_rounds: T. The ledger may hold fewer rounds.
     noised_weights: Number of trained weights that the noise covers.
     trained_weights: Number of weights that are trained on clients' data.
-    clipping: How each client's part of a sum is bounded.
+    clipping: How each client's part of each sum is bounded.
     tuning: How the constants of the run were chosen.
-    test_set: Whose the test examples are.
+    test_set: Whose examples the test set holds.
     tests: How often loss and accuracy on the test set were released.
-    public_data: What the features of the examples have seen besides them; '' for nothing.
+    public_data: Which other data the features of the examples were made from; '' for none.
     post_processing: What is done to the noised weights before they are published; '' for nothing.
-    fixed_noise_seed: Whether the seed of the noise was given instead of drawn.
+    fixed_noise_seed: Whether the seed of the noise was given instead of being drawn.
     exact_clip: Whether a clipping norm is an un-noised function of clients' data.
-    exact_metrics: Names of exact functions of clients' data that were released: losses, norms, ….
+    exact_metrics: The names of exact functions of clients' data that were released, such as losses and norms.
   """
 
   algorithm: str
@@ -83,12 +85,12 @@ class Facts:
     checks.integer('tests', self.tests, at_least=0)
     for name in ('algorithm', 'clipping', 'tuning', 'test_set'):
       if not getattr(self, name) or not isinstance(getattr(self, name), str):
-        raise ValueError(f'{name} must be said in words, found {getattr(self, name)!r}.')
+        raise ValueError(f'{name} must be a sentence, found {getattr(self, name)!r}.')
     object.__setattr__(self, 'exact_metrics', tuple(self.exact_metrics))
 
 
 def refusals(ledger: accounting.RunLedger, facts: Facts) -> List[str]:
-  """Why there is no certificate for a run, a sentence each; empty if there is one."""
+  """The reasons why a run gets no certificate, a sentence each; empty if it gets one."""
   state = ledger.state_dict()
   occupied = np.diff(state['offsets']) > 0
   clips = state['clipping_norms']
@@ -102,9 +104,9 @@ def refusals(ledger: accounting.RunLedger, facts: Facts) -> List[str]:
     if len(rounds):
       reasons.append(f'{words} in {len(rounds)} of {ledger.num_rounds} rounds, first in round {rounds[0]}.')
   if ledger.num_rounds > facts.planned_rounds:
-    reasons.append(f'The run has {ledger.num_rounds} rounds, and {facts.planned_rounds} were planned.')
+    reasons.append(f'The run has {ledger.num_rounds} rounds, but only {facts.planned_rounds} were planned.')
   if facts.noised_weights < facts.trained_weights:
-    reasons.append(f'Noise covers {facts.noised_weights:,} of {facts.trained_weights:,} trained weights only.')
+    reasons.append(f'Noise covers only {facts.noised_weights:,} of {facts.trained_weights:,} trained weights.')
   if facts.exact_clip:
     reasons.append('The clipping norm is an un-noised function of clients\' data.')
   if facts.exact_metrics:
@@ -118,22 +120,22 @@ def refusals(ledger: accounting.RunLedger, facts: Facts) -> List[str]:
     worst = int(np.argmax(mu))
     reasons.append(
         f'{len(over)} of {ledger.num_clients} clients have spent more than ε = {facts.epsilon:g} at δ = '
-        f'{facts.delta:g}, most of all client {worst} with ε = {epsilon[worst]:.6g}.'
+        f'{facts.delta:g}. The most was spent by client {worst} with ε = {epsilon[worst]:.6g}.'
     )
   return reasons
 
 
 def issue(ledger: accounting.RunLedger, facts: Facts, provenance: Mapping[str, Any]) -> Dict[str, Any]:
-  """The certificate of a run, of values that JSON holds.
+  """The certificate of a run, made of values that JSON can hold.
 
   Args:
     ledger: All rounds.
-    facts: All else that counts.
-    provenance: What the certificate is bound to: which run, program and files, of values that JSON holds; goes in as it
-      is.
+    facts: Everything else that the certificate depends on.
+    provenance: What the certificate is bound to: the run, the program and the files. It is made of values that JSON can
+      hold, and is included unchanged.
 
   Raises:
-    ValueError: If the run has none; the message has every reason.
+    ValueError: If the run gets no certificate. The message gives every reason.
   """
   reasons = refusals(ledger, facts)
   if reasons:
@@ -184,17 +186,17 @@ def problems(
   """What is wrong with a certificate, a sentence each; empty if it is valid.
 
   Args:
-    certificate: As read from JSON, without NaN and infinities.
-    ledger: The run's.
-    facts: As they follow from the run's flags and files now; the certificate's own are compared with them.
-    provenance: As found now, see `issue`.
+    certificate: The certificate as read from JSON, without NaN and infinities.
+    ledger: The run's ledger.
+    facts: The facts that follow from the run's flags and files now. Those in the certificate are compared with them.
+    provenance: The provenance as found now, see `issue`.
   """
   if not isinstance(certificate, dict):
-    return ['The certificate is damaged: it is no JSON object.']
+    return ['The certificate is damaged: it is not a JSON object.']
   if certificate.get('version') != VERSION:
     return [
-        f'The certificate is of version {certificate.get("version")!r}, and this program verifies version {VERSION}: '
-        'verify it with the program that issued it.'
+        f'The certificate has version {certificate.get("version")!r}, but this program verifies version {VERSION}. '
+        'Verify it with the program that issued it.'
     ]
   try:
     expected = issue(ledger, facts, provenance)
@@ -203,7 +205,7 @@ def problems(
   found = list(_differences('', certificate, expected))
   own = digest({name: value for name, value in certificate.items() if name != 'sha256'})
   if certificate.get('sha256') != own:
-    found.append(f'sha256: the certificate\'s own digest is {own}, it says {certificate.get("sha256")!r}.')
+    found.append(f'sha256: the digest of the certificate is {own}, but it says {certificate.get("sha256")!r}.')
   return found
 
 
@@ -216,12 +218,12 @@ def digest(value: Any) -> str:
 def _statement(ledger, facts, epsilon_max) -> str:
   rounds = f'its {ledger.num_rounds:,} rounds'
   if ledger.num_rounds < facts.planned_rounds:
-    rounds = f'the {ledger.num_rounds:,} rounds that were run of {facts.planned_rounds:,} planned ones'
+    rounds = f'the {ledger.num_rounds:,} rounds that were run, out of {facts.planned_rounds:,} planned rounds'
   return (
-      f'For each of the {ledger.num_clients:,} clients, all that this run releases is (ε, δ)-differentially private '
-      f'with ε = {facts.epsilon:g} and δ = {facts.delta:g}, in total over {rounds}. Unit: {accounting.UNIT}. '
-      f'Neighbours: {accounting.ZERO_OUT}. No amplification by sampling is counted. The client that spent most has '
-      f'spent ε = {_rounded_up(epsilon_max)}.'
+      f'For each of the {ledger.num_clients:,} clients, everything that this run releases is (ε, δ)-differentially '
+      f'private with ε = {facts.epsilon:g} and δ = {facts.delta:g}, in total over {rounds}. Unit: {accounting.UNIT}. '
+      f'Neighbours: {accounting.ZERO_OUT}. Amplification by sampling is not counted. The client that spent most '
+      f'has spent ε = {_rounded_up(epsilon_max)}.'
   )
 
 
@@ -231,18 +233,19 @@ def _accountant(ledger) -> str:
   if ledger.correlation.num_buffers:
     sums = 'Σ_s (Σ_{t≤s} c_{s-t}·w_t)²/z²'
     terms = ' + '.join(f'{gain:.6g}·{decay:.6g}^(k-1)' for gain, decay in ledger.correlation.terms)
-    noise = f'; c_0 = 1 and c_k = {terms} are the coefficients of the noise\'s correlation'
+    noise = f' The noise is correlated with the coefficients c_0 = 1 and c_k = {terms}.'
   return (
-      f'{accounting.ACCOUNTANTS["gaussian_exact"].method}, over all rounds: μ² = {sums} of the sums + Σ 1/c² of the '
-      f'counts{noise}'
+      f'{accounting.ACCOUNTANTS["gaussian_exact"].method}, over all rounds: μ² = {sums} for the sums + Σ 1/c² '
+      'for the counts. Here w is the client\'s weight in a round, z is the noise multiplier of the sums, and c is the '
+      f'noise multiplier of the counts.{noise}'
   )
 
 
 def _other_relations(facts) -> List[Dict[str, Any]]:
-  """The same guarantee for other units and neighbours: what the parts of k clients move adds up to k·μ."""
+  """The same guarantee for other units and other neighbours. The bound for k clients together is k·μ."""
   mu = tradeoff.mu_at_most(facts.epsilon, facts.delta)
   rows = [
-      ('add or remove one client, whose place in the schedule is public', accounting.UNIT, 1),
+      ('add or remove one client whose place in the schedule is public', accounting.UNIT, 1),
       (accounting.REPLACE_ONE, accounting.UNIT, 2),
       *((f'the data of {k} clients together against nothing in their places', f'{k} clients together', k)
         for k in _GROUPS),
@@ -254,7 +257,7 @@ def _other_relations(facts) -> List[Dict[str, Any]]:
 
 
 def _releases(ledger, facts, mu) -> List[Dict[str, Any]]:
-  """All that leaves the server: what, in how many rounds, its share of the largest μ², and why it may."""
+  """Everything that leaves the server: what, in how many rounds, its share of the largest μ², and why it may."""
   state = ledger.state_dict()
   occupied = np.diff(state['offsets']) > 0
   sums = state['noise_multipliers'][occupied]
@@ -263,17 +266,20 @@ def _releases(ledger, facts, mu) -> List[Dict[str, Any]]:
   worst = int(np.argmax(mu.whole))
   share = lambda part: float((part[worst] / mu.whole[worst])**2) if mu.whole[worst] else 0.0
   free = [
-      ('who took part in which round with what weight', ledger.num_rounds,
-       'public by the neighbouring relation; no function of clients\' data'),
-      ('loss and accuracy on the test set', facts.tests, 'post-processing: the test set is public'),
+      ('who took part in which round, and with what weight', ledger.num_rounds,
+       'public by the neighbouring relation, and not a function of clients\' data'),
+      ('loss and accuracy on the test set', facts.tests, 'post-processing, because the test set is public'),
       ('published weights', 1, f'post-processing: {facts.post_processing or "the last noised weights as they are."}'),
   ]
   return [
       _release(
-          f'sum of the clients\' clipped updates, all {facts.trained_weights:,} trained weights', len(sums),
-          share(mu.updates), _noise(sums) + _correlated(ledger),
+          f'sum of the clients\' clipped updates, for all {facts.trained_weights:,} trained weights', len(sums),
+          share(mu.updates), _noise(sums, _correlated(ledger)),
       ),
-      _release('count of the norms within the clip, which moves it', len(counts), share(mu.counts), _noise(counts)),
+      _release(
+          'number of update norms within the clipping norm, by which the clipping norm is adjusted', len(counts),
+          share(mu.counts), _noise(counts),
+      ),
       *(_release(what, rounds, 0.0, how) for what, rounds, how in free),
   ]
 
@@ -281,40 +287,42 @@ def _releases(ledger, facts, mu) -> List[Dict[str, Any]]:
 def _correlated(ledger) -> str:
   if not ledger.correlation.num_buffers:
     return ', independent from round to round'
-  return ', correlated from round to round: each round takes back a part of what earlier ones added'
+  return ', correlated from round to round: each round takes back part of the noise that earlier rounds added'
 
 
 def _release(what, rounds, share, how):
   return {'what': what, 'rounds': rounds, 'share_of_worst_client': share, 'how': how}
 
 
-def _noise(multipliers) -> str:
+def _noise(multipliers, more='') -> str:
   if not len(multipliers):
     return 'never released'
   ends = sorted({f'{multipliers.min():.6g}', f'{multipliers.max():.6g}'}, key=float)
-  return f'Gaussian noise, noise multiplier {" to ".join(ends)}'
+  return f'Gaussian noise with noise multiplier {" to ".join(ends)}{more}'
 
 
 def _assumptions(facts) -> List[str]:
-  """What the statement needs in order to hold."""
-  features = f'Features: {facts.public_data} This is taken as public.' if facts.public_data else (
-      'Features are functions of the example alone: no data were used to make them.'
+  """What must be true for the statement to hold."""
+  features = f'Features: {facts.public_data} What they were made from is taken as public.' if facts.public_data else (
+      'The features of an example are a function of that example alone. No other data were used to make them.'
   )
   return [
-      'The server is trusted: it sees the clients\' updates, adds the noise, and releases nothing but what is listed.',
+      'The server is trusted: it sees the clients\' updates, adds the noise, and releases only what is listed here.',
       'Whether a client takes part in a round does not depend on its data.',
-      f'Each client\'s part of a sum is bounded, and a client without data adds zero: {facts.clipping}',
-      f'Constants and hyper-parameters are public and were chosen without clients\' data: {facts.tuning}',
+      f'Each client\'s part of a sum is bounded, and a client without data adds zero. {facts.clipping}',
+      'Constants and hyper-parameters are public, and their choice is taken not to depend on clients\' data. How they '
+      f'were chosen: {facts.tuning}',
       features,
-      f'The test set is public, and no client\'s data are in it: {facts.test_set}',
-      'The seed of the noise came from the operating system\'s entropy and stays secret, with the checkpoints that '
-      'hold it. The generator, Philox, is not a cryptographic one: the guarantee is against those who cannot tell its '
-      'numbers from random ones.',
-      'The statement is about real numbers; clipping, sums and noise are computed in float64 numbers, which approximate '
-      'them. The low bits of noise can give it away to whoever knows everything but one client\'s update exactly '
-      '(Mironov 2012; Haney et al. 2022): that is outside of the guarantee.',
-      'Running times, which depend on how much data clients have, are outside of the guarantee.',
-      'This run alone: every other run on the same clients, for tuning or for comparison, adds to what they spend.',
+      f'The test set is public and contains no client\'s data: {facts.test_set}',
+      'The seed of the noise came from the operating system\'s entropy. It stays secret, and so do the checkpoints '
+      'that contain it. The noise generator, Philox, is not cryptographic: the guarantee holds against those who '
+      'cannot tell its numbers from random ones.',
+      'The statement is about real numbers. Clipping, sums and noise are computed in float64 numbers, which only '
+      'approximate real numbers. The low bits of a noised sum can reveal the noise to someone who knows everything '
+      'exactly except one client\'s update (Mironov 2012; Haney et al. 2022). That attack is outside the guarantee.',
+      'Running times depend on how much data clients have. They are outside the guarantee.',
+      'The statement is about this run alone. Every other run on the same clients, for tuning or for comparison, adds '
+      'to what they spend.',
   ]
 
 
@@ -323,7 +331,7 @@ def _rounded_up(value: float) -> str:
 
 
 def _differences(path, found, expected):
-  """A sentence for each place where two JSON values differ by more than rounding, but for the certificate's digest."""
+  """A sentence for each place where two JSON values differ by more than rounding. Skips the certificate's digest."""
   if isinstance(found, dict) and isinstance(expected, dict):
     for name in sorted({*found, *expected} - ({'sha256'} if not path else set())):
       place = f'{path}.{name}' if path else name
@@ -337,12 +345,12 @@ def _differences(path, found, expected):
     for k, pair in enumerate(zip(found, expected)):
       yield from _differences(f'{path}[{k}]', *pair)
   elif not _same(found, expected):
-    yield f'{path}: the certificate says {_shown(found)}, the run gives {_shown(expected)}.'
+    yield f'{path}: the certificate says {_shown(found)}, but the run gives {_shown(expected)}.'
 
 
 def _same(found, expected) -> bool:
   if isinstance(expected, float) and type(found) in (int, float):
-    # A library of another version may round the last bit another way.
+    # Another version of a library may round the last bit differently.
     return math.isclose(found, expected, rel_tol=TOLERANCE, abs_tol=0.0)
   return type(found) is type(expected) and found == expected
 

@@ -168,7 +168,7 @@ class TestVerify:
     capsys.readouterr()
     assert verify.main(['verify', str(path)]) == 0
     out, err = capsys.readouterr()
-    assert 'the 2 rounds that were run of 6 planned ones' in out
+    assert 'the 2 rounds that were run, out of 6 planned rounds' in out
     assert 'holds the state of the run, and in it the seed of the noise' in err
 
 

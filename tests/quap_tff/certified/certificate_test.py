@@ -130,8 +130,8 @@ class TestFigures:
   def test_words_name_what_it_stands_on(self):
     text = json.dumps(_issue(), ensure_ascii=False)
     for words in (
-        'EMNIST letters.', 'One L2 norm.', 'By theory.', 'Mean of the last five.', 'zero-out', 'Philox', 'Forty pictures.',
-        'float64 numbers', '3 rounds that were run of 4 planned ones',
+        'EMNIST letters.', 'One L2 norm.', 'By theory.', 'Mean of the last five.', 'zero-out', 'Philox',
+        'Forty pictures.', 'float64 numbers', '3 rounds that were run, out of 4 planned',
     ):
       assert words in text
 
@@ -170,7 +170,7 @@ class TestRefusals:
       (dict(exact_metrics=('train_loss', 'norm_p50')), 'train_loss, norm_p50'),
       (dict(fixed_noise_seed=True), 'seed of the noise is fixed'),
       (dict(epsilon=2.0), r'spent more than ε = 2'),
-      (dict(planned_rounds=2), r'has 3 rounds, and 2 were planned'),
+      (dict(planned_rounds=2), r'has 3 rounds, but only 2 were planned'),
   ])
   def test_of_facts(self, changes, reason):
     with pytest.raises(ValueError, match=reason):
@@ -225,7 +225,7 @@ class TestProblems:
 
   def test_differences_say_where_and_what(self):
     changed = _sealed(_with(_issue(), ('achieved', 'clients'), lambda _: 4))
-    assert _problems(changed) == ['achieved.clients: the certificate says 4, the run gives 5.']
+    assert _problems(changed) == ['achieved.clients: the certificate says 4, but the run gives 5.']
 
   @pytest.mark.parametrize('changes', [
       dict(weights=[0.4, 0.0]), dict(weights=[0.5, 0.1]), dict(cohort=[1, 2]),
@@ -248,4 +248,4 @@ class TestProblems:
 
   def test_another_version(self):
     for version in (1, 3, '2'):
-      assert f'of version {version!r}' in _problems(_sealed({**_issue(), 'version': version}))[0]
+      assert f'has version {version!r}' in _problems(_sealed({**_issue(), 'version': version}))[0]
