@@ -206,27 +206,31 @@ class Things(PooledDataset):
   `--features=drawn` learns from. See `data.leaves`.
 
   Attributes:
-    classes: Number of things, which are the labels.
-    copies: Drawings of each, a seventh of them for the test.
+    classes: Number of labels.
+    looks: Number of things that share a label, as many kinds of birds are birds. With one, a linear head finds it easy.
+    copies: Drawings of each label, a seventh of them for the test.
     kinds: Seed of the things and of their drawings; not that of the run, so that runs of all seeds share them.
   """
 
   image_shape = (32, 32, 3)
 
   classes: int = 10
+  looks: int = 20
   copies: int = 2100
   kinds: int = 0
 
   def __post_init__(self):
     checks.integer('classes', self.classes, at_least=2)
+    checks.integer('looks', self.looks, at_least=1)
     checks.integer('copies', self.copies, at_least=7)
     checks.integer('kinds', self.kinds, at_least=0)
 
   def read(self, data_dir):
     del data_dir
     rng = rng_lib.generator(self.kinds, 'things')
-    y = np.tile(np.arange(self.classes), self.copies)
-    x = leaves.views(leaves.things(self.classes, rng), y, self.image_shape[:2], rng)
+    things = leaves.things(self.classes * self.looks, rng)
+    shown = np.arange(self.classes * self.copies) % len(things)
+    x, y = leaves.views(things, shown, self.image_shape[:2], rng), shown % self.classes
     test = self.classes * (self.copies // 7)
     return arrays.Pool(x[test:], y[test:], x[:test], y[:test], white=self.white, num_classes=self.classes)
 

@@ -140,11 +140,21 @@ class TestGlyphs:
 class TestThings:
 
   def test_every_thing_has_its_share_of_both_parts(self):
-    fed = data.load('things:classes=3,copies=14', num_clients=2, partition='iid')
+    fed = data.load('things:classes=3,looks=2,copies=14', num_clients=2, partition='iid')
     assert (fed.name, fed.num_classes, fed.num_examples, fed.input_shape) == ('things', 3, 36, (32, 32, 3))
     np.testing.assert_array_equal(np.bincount(np.concatenate([c.y for c in fed.clients])), [12] * 3)
     np.testing.assert_array_equal(np.bincount(fed.test.y), [2] * 3)
     assert 0 <= fed.test.x.min() and 0.5 < fed.test.x.max() <= 1
+
+  def test_a_label_has_as_many_looks_as_asked_for(self):
+    # Two drawings of one thing are nearer to each other than to the other look of their label.
+    def nearest_is_own_label(looks):
+      x = data.load(f'things:classes=2,looks={looks},copies=70', num_clients=1, partition='iid').clients[0]
+      flat = x.x[:, 8:24, 8:24].reshape(len(x), -1)
+      distance = np.linalg.norm(flat[:, None] - flat, axis=2) + 1e9 * np.eye(len(x))
+      return np.mean(x.y[distance.argmin(axis=1)] == x.y)
+
+    assert nearest_is_own_label(1) > nearest_is_own_label(20) + 0.1
 
   def test_things_are_the_same_for_every_seed_of_a_run_and_others_than_features_are_learned_from(self):
     load = lambda **changes: data.load('things:copies=7', num_clients=2, partition='iid', **changes)
