@@ -40,7 +40,7 @@ test-fast: $(READY)
 	@$(PYTHON) -m pytest $(FAST_TESTS) --numprocesses=auto --maxprocesses=4 --dist=loadfile
 
 docs: $(DOCS_READY)
-	@$(DOCS_VENV)/bin/mkdocs build
+	@NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build
 	@echo "Open build/site/index.html."
 
 tutorial: $(READY)
