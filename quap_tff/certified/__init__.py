@@ -1,6 +1,6 @@
 """Certified QuAP-FL: participation-adaptive weights under a guarantee that covers the whole released model.
 
-`quap_tff.CertifiedPlan` puts it together. The mechanism's theorem and proof are in docs/privacy.md.
+`quap_tff.CertifiedPlan` puts the parts together. docs/privacy.md has the mechanism's theorem and its proof.
 """
 
 from quap_tff import lazy

@@ -2,9 +2,9 @@
 
     next: (state@SERVER, value@CLIENTS, weight@CLIENTS) -> <state@SERVER, noised sum over D@SERVER, measurements@SERVER>
 
-`weight` carries the client's id, as for `quap_tff.QuapAggregationFactory`. A round has two dependent levels of
-aggregation, and so runs in a single context: the server learns from the clients who they are, tells all of them
-everyone's weights, and sums. Who takes part is known to everyone, by the neighbouring relation.
+`weight` carries the client's id, as for `quap_tff.QuapAggregationFactory`. A round has two levels of aggregation, and
+the second depends on the first, so a round runs in a single context. The server learns from the clients who they are,
+sends everyone's weights to all of them, and sums. By the neighbouring relation, everyone may know who takes part.
 """
 
 import collections
@@ -25,9 +25,9 @@ from quap_tff.certified import mechanism
 class CertifiedAggregationFactory(tff.aggregators.WeightedAggregationFactory):
   """Makes aggregation processes whose results and measurements are (ε, δ)-differentially private for each client.
 
-  The process' state is a `quap_tff.certified.mechanism.ServerState`. Whoever holds it can recompute the noise:
-  keep it, and checkpoints of it, as secret as the clients' data. A round must be continued from the state that the
-  round before has left: two releases from one state are two, and the state has paid for one.
+  The state of the process is a `quap_tff.certified.mechanism.ServerState`. Whoever holds it can recompute the noise:
+  keep the state, and checkpoints of it, as secret as the clients' data. Each round must start from the state that the
+  round before returned. If two rounds start from one state, there are two releases but the account has paid for one.
   """
 
   def __init__(self, config: configs.CertifiedConfig, layers: Optional[Sequence[layers_lib.Layer]] = None):
@@ -35,7 +35,7 @@ class CertifiedAggregationFactory(tff.aggregators.WeightedAggregationFactory):
 
     Args:
       config: The mechanism.
-      layers: The model's layers, in the order of the flattened value; needed unless the clip split is 'joint'.
+      layers: The model's layers, in the order of the flattened value. They are needed unless the clip split is 'joint'.
     """
     if not isinstance(config, configs.CertifiedConfig):
       raise TypeError(f'config must be a quap_tff.certified.CertifiedConfig, found {type(config).__name__}.')
@@ -46,19 +46,20 @@ class CertifiedAggregationFactory(tff.aggregators.WeightedAggregationFactory):
     """See the module's docstring.
 
     Args:
-      value_type: A struct of float32 or float64 tensors (with Python containers), or one of them.
+      value_type: A struct of float32 or float64 tensors (with Python containers), or one such tensor.
       weight_type: A struct with an integer scalar `client_id`, or an integer scalar.
 
     Raises:
-      TypeError: If a type is none of these.
-      ValueError: If layers are needed and do not fit the value.
+      TypeError: If either type is something else.
+      ValueError: If layers are needed but do not fit the value.
     """
     config = self._config
     specs = aggregation.tensor_specs(value_type)
     leaves = tf.nest.flatten(specs)
     if any(leaf.dtype not in (tf.float32, tf.float64) for leaf in leaves):
       raise TypeError(
-          f'Updates must be float32 or float64: rounded to fewer bits they could pass their clip; found {value_type}.'
+          f'Updates must be float32 or float64, found {value_type}. With fewer bits, rounding could make an update '
+          'larger than its clipping norm.'
       )
     read_client_id = client_ids.reader(weight_type)
     groups = clip_split.clip_groups(config.clip_split, [math.prod(leaf.shape) for leaf in leaves], self._layers)
@@ -104,7 +105,7 @@ class CertifiedAggregationFactory(tff.aggregators.WeightedAggregationFactory):
 
     total_type = zero.type_signature.result
 
-    # Clients send what they have; the sum is float64, whose rounding is nothing beside the clipping norm.
+    # Clients send their own dtype. The sum is float64, whose rounding is negligible beside the clipping norm.
     @tff.tensorflow.computation(total_type, contribute.type_signature.result)
     def add(total, contribution):
       return [t + tf.cast(c, tf.float64) for t, c in zip(total, contribution)]

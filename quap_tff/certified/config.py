@@ -1,4 +1,4 @@
-"""The certified mechanism's configuration: one frozen object from which clips, weights, noise and account all come."""
+"""The certified mechanism's configuration: one frozen object that settles clips, weights, noise and account."""
 
 import dataclasses
 import math
@@ -15,36 +15,38 @@ from quap_tff.certified import clip_split as clip_splits
 from quap_tff.certified import privacy_filter
 from quap_tff.certified import weight_rules
 
-# Far from where float32 loses bits or overflows, whatever the noise multiplier and the weight.
+# Within these limits float32 neither loses bits nor overflows, whatever the noise multiplier and the weight.
 SMALLEST_CLIP, LARGEST_CLIP = 1e-20, 1e20
 SMALLEST_MULTIPLIER, LARGEST_MULTIPLIER = 1e-3, 1e9
 
 
 @dataclasses.dataclass(frozen=True)
 class CertifiedConfig:
-  """A sum in which client i's part has norm at most w_i(t)·C_t, with noise of z·C_t on every entry, over D.
+  """The sum of the clients' parts, plus noise of z·C_t on every entry, over D. Client i's part has norm ≤ w_i(t)·C_t.
 
-  Every constant here is public: chosen without a look at clients' data, or it is a release that no account covers.
+  Every constant here is public. It must be chosen without a look at clients' data; otherwise it is itself a release,
+  which no account covers.
 
   Attributes:
     num_clients: N, the population. Client ids are integers in [0, N).
-    epsilon: ε > 0 in nats that no client passes over the whole run, at
-    delta: δ in (0, 1), in total.
+    epsilon: ε > 0, in nats. No client exceeds it over the whole run.
+    delta: The total δ, in (0, 1), at which ε holds.
     noise_multiplier: z: σ of the noise Z_t that each round draws, over C_t. None: to be chosen from a schedule, by
       `quap_tff.certified.calibrated`.
-    correlation: How the noise of a round takes back that of earlier ones, one of `quap_tff.correlation.FAMILIES`.
-    divisor: D > 0, by which the sum is divided in every round, such as the expected sum of weights. None: as above.
-    num_rounds: T, the planned rounds. After them nobody adds anything. None: to be taken from a schedule; without one
-      any number of rounds may come, and each client is charged for what it is seen in for ever.
+    correlation: How the noise of a round takes back noise of earlier rounds, one of `quap_tff.correlation.FAMILIES`.
+    divisor: D > 0. The sum is divided by it in every round. An example is the expected sum of weights. None: to be
+      chosen from a schedule, like the noise multiplier.
+    num_rounds: T, the planned rounds. After them nobody adds anything. None: to be taken from a schedule. Without a
+      schedule there may be any number of rounds, and each client is charged as if they went on for ever.
     weights: The rule for w_i(t), one of `quap_tff.certified.weight_rules.RULES`.
-    participation: How the rates are computed that weights go by.
+    participation: How the participation rates are computed that the weights depend on.
     clip: C_t: `clip_rules.Fixed`, or `clip_rules.PrivateQuantile`, whose noised count is in the account.
-    clip_split: How C_t is divided among layers, of `quap_tff.certified.clip_split.SPLITS`.
-    planned_rounds: int[N], in how many rounds each client is planned to take part; for weight rules of `needs_plan`.
-    planned_costs: float[N], what weights of 1 in all of them would cost in μ² at z = 1; None: `planned_rounds`, which
-      it is under independent noise.
-    noise_seed: A non-negative integer makes the noise reproducible, hence public: such a run cannot be certified. None
-      draws it from the operating system's entropy.
+    clip_split: How C_t is divided among layers, one of `quap_tff.certified.clip_split.SPLITS`.
+    planned_rounds: int[N], in how many rounds each client is planned to take part. For weight rules with `needs_plan`.
+    planned_costs: float[N], what weights of 1 in all these rounds would cost in μ² at z = 1. None: equal to
+      `planned_rounds`, as under independent noise.
+    noise_seed: A non-negative integer makes the noise reproducible and so public: such a run cannot be certified. None:
+      the seed is drawn from the operating system's entropy.
   """
 
   num_clients: int
@@ -71,7 +73,7 @@ class CertifiedConfig:
           'noise_multiplier', self.noise_multiplier, at_least=SMALLEST_MULTIPLIER, at_most=LARGEST_MULTIPLIER
       )
     if not isinstance(self.correlation, correlations.Correlation):
-      raise TypeError(f'correlation must be one of quap_tff.correlation, found {self.correlation!r}.')
+      raise TypeError(f'correlation must be a Correlation of quap_tff.correlation, found {self.correlation!r}.')
     if self.divisor is not None:
       checks.number('divisor', self.divisor, above=0)
     if self.num_rounds is not None:
@@ -90,32 +92,32 @@ class CertifiedConfig:
       raise TypeError(f'clip must be a rule of quap_tff.clip_rules, found {self.clip!r}.')
     if self.clip.releases_exact_norms or self.clip.uses_current_norms:
       raise ValueError(
-          f'Clip rule {self.clip!r} clips by an un-noised function of the clients\' update norms, which no ε covers: '
-          'use fixed, or private_quantile with count_stddev > 0.'
+          f'Clip rule {self.clip!r} clips by an un-noised function of the clients\' update norms, which no ε covers. '
+          'Use fixed, or private_quantile with count_stddev > 0.'
       )
     if math.isinf(self.clip.initial_norm):
       raise ValueError(
-          'Without a clipping norm nothing bounds what one client adds, and no noise covers it: use clip rule fixed or '
+          'Without a clipping norm nothing bounds what one client adds, and no noise covers it. Use clip rule fixed or '
           'private_quantile.'
       )
     checks.number('clipping norm', self.clip.initial_norm, at_least=SMALLEST_CLIP, at_most=LARGEST_CLIP)
     if 1 / self.clip.count_noise_multiplier**2 >= privacy_filter.limit_of(self.epsilon, self.delta):
       raise ValueError(
           f'epsilon={self.epsilon:g} at delta={self.delta:g} does not pay for one noised count of the private '
-          'quantile: give the counts more noise (count_stddev), or take a fixed clipping norm.'
+          'quantile. Give the counts more noise (count_stddev), or use a fixed clipping norm.'
       )
 
   def _check_plan(self):
     if self.weights.needs_rounds and self.num_rounds is None and self.is_calibrated:
       raise ValueError(
-          f'Weight rule {type(self.weights).__name__} spends what is left over the rounds that are to come: give '
-          'num_rounds, how many are planned.'
+          f'Weight rule {type(self.weights).__name__} spreads what is left of a budget over the remaining '
+          'rounds. Give num_rounds, the number of planned rounds.'
       )
     if self.planned_rounds is None:
       if self.weights.needs_plan and self.is_calibrated:
         raise ValueError(
-            f'Weight rule {type(self.weights).__name__} needs a public schedule: give planned_rounds, in how many '
-            f'rounds each of the {self.num_clients} clients is planned to take part.'
+            f'Weight rule {type(self.weights).__name__} needs a public schedule. Give planned_rounds: the number '
+            f'of rounds in which each of the {self.num_clients} clients is planned to take part.'
         )
       return
     planned = np.asarray(self.planned_rounds)
@@ -128,12 +130,14 @@ class CertifiedConfig:
     if self.planned_costs is not None:
       costs = np.asarray(self.planned_costs, np.float64)
       if costs.shape != planned.shape or not (costs >= planned).all() or not np.isfinite(costs).all():
-        raise ValueError('planned_costs must be float[num_clients], each at least the client\'s planned_rounds.')
+        raise ValueError(
+            f'planned_costs must be float[{self.num_clients}], each at least the client\'s planned_rounds.'
+        )
       object.__setattr__(self, 'planned_costs', tuple(costs.tolist()))
 
   @property
   def is_calibrated(self) -> bool:
-    """Whether noise and divisor are settled."""
+    """Whether the noise and the divisor are settled."""
     return self.noise_multiplier is not None and self.divisor is not None and self.correlation.is_settled
 
   @property
@@ -148,5 +152,5 @@ class CertifiedConfig:
 
   @property
   def counts_norms(self) -> bool:
-    """Whether a noised count of norms is released in each round."""
+    """Whether each round releases a noised count of norms."""
     return math.isfinite(self.clip.count_noise_multiplier)

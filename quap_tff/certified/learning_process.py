@@ -1,7 +1,7 @@
 """Certified federated averaging as a `tff.learning.templates.LearningProcess`: all that its `next` returns is covered.
 
-Beside the state, which is secret (it holds the seed of the noise), nothing in it is computed from clients' data but the
-noised sums: training metrics stay at the clients.
+The exception is the state, which is secret because it holds the seed of the noise. Apart from it, only the noised sums
+are computed from clients' data. Training metrics stay at the clients.
 """
 
 import collections
@@ -23,17 +23,18 @@ def build_certified_fed_avg(
     server_optimizer: tff.learning.optimizers.Optimizer = tff.learning.optimizers.build_sgdm(1.0),
     client_work: Optional[client_works.ClientWorkConfig] = None,
 ) -> tff.learning.templates.LearningProcess:
-  """Federated averaging with noise on every trained weight, and a budget that no client passes.
+  """Federated averaging with noise on every trained weight, and a budget that no client exceeds.
 
-  One client's data are those of `quap_tff.build_quap_fed_avg`. Metrics of a round are `distributor`, `client_work`
-  (`train`, which is empty), `aggregator` (what `quap_tff.certified.mechanism.finish_round` reports) and `finalizer`.
+  One client's data have the form that `quap_tff.build_quap_fed_avg` takes. The metrics of a round are `distributor`,
+  `client_work` (`train`, which is empty), `aggregator` (what `quap_tff.certified.mechanism.finish_round` reports) and
+  `finalizer`.
 
   Args:
-    model_fn: Makes the model anew on each call. Its initial weights, and those that are not trained, must not come from
+    model_fn: Makes a new model on each call. Neither its initial weights nor weights that are not trained may come from
       clients' data.
     config: The mechanism.
-    client_optimizer: Local optimizer.
-    server_optimizer: Applied to the noised sum over D, a pseudo-gradient: post-processing.
+    client_optimizer: The local optimizer.
+    server_optimizer: Applied to the noised sum over D, which is a pseudo-gradient. This is post-processing.
     client_work: Local epochs, batch size, learning-rate decay and the like.
 
   Raises:
@@ -46,7 +47,7 @@ def build_certified_fed_avg(
 
 
 class _WithoutMetrics(tff.learning.models.VariableModel):
-  """A model that reports no metrics: exact functions of clients' data, they would leave the clients un-noised."""
+  """A model that reports no metrics: they are exact functions of clients' data, and would leave clients un-noised."""
 
   def __init__(self, model):
     self._model = model

@@ -50,7 +50,7 @@ class TestCertifiedConfig:
           (dict(clip=clip_rules.Unclipped()), 'Without a clipping norm nothing bounds'),
           (dict(clip=clip_rules.Fixed(1e30)), 'clipping norm must be'),
           (dict(clip=clip_rules.PrivateQuantile(count_stddev=0.1)), 'does not pay for one noised count'),
-          (dict(weights=weight_rules.SpendEvenly()), 'SpendEvenly needs a public schedule: give planned_rounds'),
+          (dict(weights=weight_rules.SpendEvenly()), 'SpendEvenly needs a public schedule. Give planned_rounds'),
           (dict(num_rounds=0), 'num_rounds must be an integer at least 1'),
           (dict(planned_rounds=[1, 2, 3, 4], planned_costs=[1, 2, 3, 3.9]), 'planned_costs must be'),
           (dict(planned_rounds=[1, 2]), r'planned_rounds must be int\[4\]'),
@@ -142,7 +142,7 @@ class TestWeightRules:
     assert weights[0] > 2 * weights[1] > 2 * weights[2] > 0
 
   def test_online_needs_to_know_how_many_rounds(self):
-    with pytest.raises(ValueError, match='Online spends what is left over the rounds that are to come: give num_rounds'):
+    with pytest.raises(ValueError, match='Online spreads what is left of a budget over .* Give num_rounds'):
       _config(weights=weight_rules.Online())
     assert _config(weights=weight_rules.Online(), num_rounds=9).num_rounds == 9
     with pytest.raises(ValueError, match='prior_a must be a finite number greater than 0'):
