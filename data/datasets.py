@@ -215,7 +215,7 @@ class Things(PooledDataset):
   image_shape = (32, 32, 3)
 
   classes: int = 10
-  looks: int = 20
+  looks: int = 3
   copies: int = 2100
   kinds: int = 0
 
