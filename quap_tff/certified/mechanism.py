@@ -1,24 +1,24 @@
 """One round of the certified mechanism, as pure TensorFlow: what `quap_tff.certified.aggregation` federates.
 
-Neighbours: one client's whole data replaced by nothing, so that its update is zero; who takes part when is known.
+Neighbours: all data of one client are replaced by nothing, so that its update is zero. Who takes part when is known.
 
   server:    w_i(t) from who takes part, lowered by the filter         `plan_round`
   client i:  u_i = g_i clipped to norm w_i(t)·C_t                      `contribute`
   server:    (Σ u_i + C_t·Ẑ_t) / D                                     `finish_round`
 
 The noise Ẑ_t takes back a part of what earlier rounds added: Σ_k c_k·Ẑ_{t-k} = Z_t, with Z_t drawn anew from N(0, z²·I)
-(`quap_tff.correlation`; under independent noise Ẑ_t = Z_t). Seen as releases of Z_t, client i moves the one of round t
-by at most Σ_{k, i∈S_{t-k}} c_k·w_i(t-k) units of the clipping norm, whatever C_t was in each round: docs/privacy.md has
-the proof. A private quantile's noised count is a second mechanism beside it. C_t is known before the round, from
-releases.
+(`quap_tff.correlation`; under independent noise Ẑ_t = Z_t). The releases can be transformed so that round t has the
+noise Z_t. Client i then moves round t by at most Σ_{k, i∈S_{t-k}} c_k·w_i(t-k) units of the clipping norm, whatever C_t
+was in each round. docs/privacy.md has the proof. A private quantile's noised count is a second mechanism beside this
+one. C_t is known before the round, from earlier releases.
 
-A round to which nobody may add anything (an empty cohort, or one whose clients have all spent their budgets) releases
-nothing at all, which follows from who takes part: the result is zero; clip, noise counter and buffers stay; and t counts
-the rounds that do release.
+If nobody may add anything in a round, the round releases nothing at all. This is so when the cohort is empty, or when
+all its clients have spent their budgets, and it follows from who takes part. The result is then zero, and the clipping
+norm, the noise counter and the buffers stay as they are. t above counts only the rounds that release something.
 
-Arithmetic: norms and sums are float64. Clients clip to (1 - `CLIP_MARGIN`)·w·C, which is room for the rounding of the
-clipped entries, of σ, and of a sum over M clients, 2·M²·2^-53·C at most: so that for M up to a thousand and weights
-from 0.001 what one client moves is at most w·C in the numbers that are added, and not in real ones only.
+Arithmetic: norms and sums are float64. Clients clip to (1 - `CLIP_MARGIN`)·w·C. The margin is room for the rounding of
+the clipped entries, of σ, and of a sum over M clients, which is at most 2·M²·2^-53·C. So for M up to a thousand and
+weights from 0.001, one client moves the sum by at most w·C in floating-point numbers, and not only in real numbers.
 """
 
 import collections
@@ -35,10 +35,10 @@ from quap_tff.certified import config as configs
 from quap_tff.certified import planning
 from quap_tff.certified import privacy_filter
 
-# Relative; see above.
+# Relative, see above.
 CLIP_MARGIN = 2.0**-20
 
-# Uses of one round's seed, folded in after counter and cohort: never the same numbers twice.
+# The uses of a round's seed. They are folded in after the counter and the cohort, so that no numbers are drawn twice.
 _CLIP_RULE, _NOISE = range(2)
 
 
@@ -46,14 +46,14 @@ class ServerState(NamedTuple):
   """The server's state between rounds.
 
   Attributes:
-    round: int32 scalar, the rounds that are finished.
+    round: int32 scalar, the number of finished rounds.
     participation: `counts` int32[N], and `rates` float32[N] under EMA rates.
     clip: float32 scalar, C of the next round.
-    noise: The seed of the noise, and how many rounds have drawn some, which is how many releases there have been.
-    buffers: For each tensor of an update of shape S, float64[d, *S]: Σ_k decay_j^(k-1)·Ẑ_{t-k}, from which the noise of
-      the next round takes a part back. None under independent noise.
+    noise: The seed of the noise, and the number of rounds that have drawn noise, which is the number of releases.
+    buffers: For each tensor of shape S in an update, float64[d, *S]: Σ_k decay_j^(k-1)·Ẑ_{t-k}. The noise of the next
+      round takes a part of this back. Empty under independent noise.
     accounts: What each client has spent.
-    weights: float32[N], w_i of the latest round; 0 for who was not in it.
+    weights: float32[N], w_i of the latest round, or 0 for a client that was not in it.
   """
 
   round: tf.Tensor
@@ -66,16 +66,16 @@ class ServerState(NamedTuple):
 
 
 class RoundPlan(NamedTuple):
-  """Everything that round t decides before it sums updates. All but `next_clip` follows from who takes part.
+  """Everything that round t decides before it sums updates. Everything except `next_clip` follows from who takes part.
 
   Attributes:
     client_ids: int64[M], the cohort.
     weights: float32[M], w_i(t).
     releases: bool scalar, whether anybody may add anything.
-    next_clip: float32 scalar, C for the state.
+    next_clip: float32 scalar, C of the next round.
     participation: The participation state after the round.
-    accounts: All clients' accounts after it.
-    seed: int64[2], the round's.
+    accounts: All clients' accounts after the round.
+    seed: int64[2], the seed of the round.
   """
 
   client_ids: tf.Tensor
@@ -88,11 +88,11 @@ class RoundPlan(NamedTuple):
 
 
 def initial_state(config: configs.CertifiedConfig, shapes: Sequence[Any]) -> ServerState:
-  """Server state before round 1.
+  """The server's state before round 1.
 
   Args:
     config: The mechanism.
-    shapes: Static shapes of an update's tensors.
+    shapes: The static shapes of an update's tensors.
   """
   d = config.correlation.num_buffers
   return ServerState(
@@ -101,7 +101,7 @@ def initial_state(config: configs.CertifiedConfig, shapes: Sequence[Any]) -> Ser
       clip=tf.constant(config.clip.initial_norm, tf.float32),
       noise=quap_mechanism.initial_noise(config.noise_seed),
       buffers=[tf.zeros([d, *shape], tf.float64) for shape in shapes] if d else [],
-      # As tensors that a graph does not hold whole.
+      # Made by tf.zeros, so that the graph does not contain whole arrays.
       accounts=tf.nest.map_structure(
           lambda one: tf.zeros([config.num_clients], one.dtype), privacy_filter.opened(0, d)
       ),
@@ -110,7 +110,7 @@ def initial_state(config: configs.CertifiedConfig, shapes: Sequence[Any]) -> Ser
 
 
 def update_norm(groups: Sequence[clip_split.ClipGroup], update: List[tf.Tensor]) -> tf.Tensor:
-  """The least C that leaves the update as it is, max_l ‖u_l‖/r_l, float32; not finite if an entry of it is not."""
+  """The least C that leaves the update as it is: max_l ‖u_l‖/r_l, float32. Not finite if an entry is not finite."""
   norms = _group_norms(groups, update)
   largest = tf.reduce_max([norm / group.ratio for group, norm in zip(groups, norms)])
   return tf.cast(tf.where(_all_finite(norms), largest, float('nan')), tf.float32)
@@ -128,7 +128,7 @@ def plan_round(
     norms: float32[M], from `update_norm`, if `config.counts_norms`.
 
   Raises:
-    tf.errors.InvalidArgumentError: When run, if an id is outside [0, N) or appears twice.
+    tf.errors.InvalidArgumentError: When it runs, if an id is outside [0, N) or appears twice.
   """
   client_ids = quap_mechanism.checked_ids(config, client_ids)
   round_num = state.round + 1
@@ -170,7 +170,7 @@ def contribute(
   | within the bounds  | > 0    | the update, bit for bit       |
 
   Args:
-    groups: Which hold each tensor once.
+    groups: The groups, which hold each tensor once.
     update: Tensors of float32 or float64.
     weight: w_i(t), float32 scalar in [0, 1].
     clip: C_t, float32 scalar.
@@ -192,7 +192,7 @@ def contribute(
 def finish_round(
     config: configs.CertifiedConfig, state: ServerState, plan: RoundPlan, total: List[tf.Tensor]
 ) -> Tuple[ServerState, List[tf.Tensor], 'collections.OrderedDict[str, tf.Tensor]']:
-  """The released sum over D, the state after the round, and measurements, all of them functions of what is public.
+  """The released sum over D, the state after the round, and measurements, which are all functions of public values.
 
   Args:
     config: The mechanism.
@@ -201,9 +201,10 @@ def finish_round(
     total: Sum of the contributions, float64 tensors.
 
   Returns:
-    (state after round t, float64 tensors, measurements). Of the measurements, `weight_mean` and `weight_min` are over
-    the cohort, 0 for nobody; `exhausted_clients` of it have weight 0; `spent_max` is the largest share that a client has
-    spent of the limit on its μ²; `sigma` is the standard deviation of what the round draws for each entry of the result.
+    (state after round t, float64 tensors, measurements). Some of the measurements: `weight_mean` and `weight_min` are
+    over the cohort, and 0 if it is empty. `exhausted_clients` is how many clients of the cohort have weight 0.
+    `spent_max` is the largest share of the limit on μ² that any client has spent. `sigma` is the standard deviation of
+    the noise that the round draws for each entry of the result.
   """
   weights = plan.weights
   clip = tf.cast(state.clip, tf.float64)
@@ -239,7 +240,7 @@ def finish_round(
 
 
 def _correlated_noise(config, state, plan, total, noise_multiplier):
-  """Ẑ_t for each tensor of `total`, in units of the clipping norm and zero without a release, and the new buffers."""
+  """Ẑ_t for each tensor of `total`, in units of the clipping norm (zero without a release), and the new buffers."""
   gains, decays = config.correlation.gains, config.correlation.decays
   seed = seeds.fold_in(plan.seed, tf.constant(_NOISE, tf.int64))
   noise, buffers = [], []
@@ -255,8 +256,8 @@ def _correlated_noise(config, state, plan, total, noise_multiplier):
 
 
 def _round_seed(state, client_ids):
-  # By the cohort, too: a round that is tried again with other clients must not draw the noise that was already used, or
-  # the difference of the two results would be that of the bare sums.
+  # The seed depends on the cohort, too. A round that is tried again with other clients must not draw noise that was
+  # already used: the difference of the two results would then be the difference of the bare sums.
   cohort = tf.strings.reduce_join(tf.strings.as_string(tf.sort(client_ids)), separator=',')
   return seeds.fold_in(
       state.noise.seed, state.noise.counter, tf.strings.to_hash_bucket_fast(cohort, 2**62)

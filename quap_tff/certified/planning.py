@@ -1,13 +1,15 @@
-"""Noise, divisor and average of a run before it begins, from its schedule alone.
+"""Chooses the noise, the divisor and the average of a run before it begins, from its schedule alone.
 
-    z, and what else is left open, maximize  J = Σ_t v_t·Σ_i w_i(t) / (z·‖C⁻ᵀv‖)      subject to the filter
+    z, and whatever else is left open, maximizes  J = Σ_t v_t·Σ_i w_i(t) / (z·‖C⁻ᵀv‖)      subject to the filter
 
-J is the signal over the noise in what is published. v_t is how much of what round t adds is in it: the published average
-takes iterate s with share a_s, and each round on the way pulls the model a share `PULL` of the way to where it would
-end, and with it what came before: v_t = Σ_{s≥t} a_s·(1 - PULL)^(s-t). Σ_i w_i(t)·C is the most that the clients of a
-round can add together; z·C·‖C⁻ᵀv‖ is the deviation of the noise that is left, which partly takes itself back where it
-is correlated. Less noise in each round makes rounds better and lets budgets run out sooner. Correlation lets noise take
-itself back, and lets each participation be seen longer. No client's data are looked at.
+J is the signal-to-noise ratio of what is published. v_t is the share of round t's update that is left in it. The
+published average takes iterate s with share a_s. Each later round pulls the model a share `PULL` of the way to where
+training would end, and so fades what earlier rounds added: v_t = Σ_{s≥t} a_s·(1 - PULL)^(s-t). Σ_i w_i(t)·C is the
+most that the clients of a round can add together. z·C·‖C⁻ᵀv‖ is the standard deviation of the noise that is left in
+what is published; where noise is correlated, a part of it has cancelled.
+
+There are two trade-offs. Less noise in each round makes the rounds better, but budgets run out sooner. Correlation
+makes noise cancel in part, but each participation is seen for longer. No client's data are looked at.
 """
 
 import dataclasses
@@ -24,21 +26,21 @@ from quap_tff.certified import config as configs
 from quap_tff.certified import privacy_filter
 from quap_tff.certified import weight_rules
 
-# How much of the way to where training ends a round goes. A constant of the objective, not of any data.
+# The share of the way to the end of training that one round goes. A constant of the objective, not of any data.
 PULL = 0.2
-# What an unsettled decay is chosen from.
+# The values from which an open decay is chosen.
 DECAYS = (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.97)
 
-# Noise multipliers that are tried: for each correlation, and then for the best one.
+# How many noise multipliers are tried for each correlation, and how many for the best correlation.
 _FEW_CANDIDATES, _MOST_CANDIDATES = 8, 32
-# Relative: noise beyond what a budget asks for exactly, so that rounding does not lower the last weight.
+# Relative: a little more noise than a budget needs exactly, so that rounding does not lower the last weight.
 _ROOM = 1e-9
-# Relative: how much of J the larger of two multipliers may give away.
+# Relative: a larger multiplier is preferred if its J is lower by no more than this.
 _TIE = 1e-6
-# A budget that holds nobody back.
+# A budget so large that it limits nobody.
 _NO_LIMIT = 1e30
 _TOO_MANY_COUNTS = (
-    'The noised counts of each client\'s planned rounds cost more than epsilon={epsilon:g}: give the counts more noise '
+    'The noised counts of each client\'s planned rounds cost more than epsilon={epsilon:g}. Give the counts more noise '
     '(count_stddev), or choose a fixed clipping norm.'
 )
 
@@ -47,8 +49,8 @@ class Planned(NamedTuple):
   """What was chosen.
 
   Attributes:
-    config: With nothing left open.
-    averaging: What is to be published.
+    config: The configuration, with nothing left open.
+    averaging: The average that is to be published.
   """
 
   config: configs.CertifiedConfig
@@ -66,19 +68,20 @@ def calibrated(
     cohorts: Sequence[Any],
     averaging: postprocessing.Averaging = postprocessing.LastIterate(),
 ) -> Planned:
-  """What a configuration leaves open, settled from a schedule.
+  """Settles from a schedule what a configuration leaves open.
 
-  That is the number of rounds; the noise multiplier, a decay and an average, which maximize J; the mean sum of weights
-  as the divisor; and for weight rules that need it the rounds that each client is planned to be in. For T rounds with
-  everyone, weights of 1 and independent noise, z = √T/μ_max. Of several z that are equally good, the largest.
+  These are the number of rounds; the noise multiplier, a decay and an average, which maximize J; the divisor, which is
+  the mean sum of weights; and, for weight rules that need it, the number of rounds that each client is planned to be
+  in. If everyone takes part in T rounds with weights of 1 and independent noise, z = √T/μ_max. If several z are equally
+  good, the largest one is chosen.
 
   Args:
-    config: The mechanism; what it gives itself stays.
-    cohorts: int[M_t] ids for each of the T planned rounds: the public schedule, or one drawn from the model of it.
-    averaging: Of the iterates; `postprocessing.Planned` is one of several, the best by J.
+    config: The mechanism. Everything that it settles stays as it is.
+    cohorts: int[M_t] ids for each of the T planned rounds: the public schedule, or one drawn from a model of it.
+    averaging: The average of the iterates. `postprocessing.Planned` chooses the best of several by J.
 
   Raises:
-    ValueError: If nobody takes part, or nobody's budget pays for a round or for the noised counts of all its rounds.
+    ValueError: If nobody takes part, or if nobody's budget pays for a round or for the noised counts of all its rounds.
   """
   cohorts = [np.asarray(cohort, np.int64) for cohort in cohorts]
   if config.num_rounds is None and cohorts:
@@ -87,11 +90,12 @@ def calibrated(
   if config.is_calibrated and len(averages) == 1:
     return Planned(config, averages[0])
   if not any(len(cohort) for cohort in cohorts):
-    raise ValueError('Nobody takes part in any of the planned rounds: there is no noise and no divisor to choose.')
+    raise ValueError('Nobody takes part in any of the planned rounds, so no noise and no divisor can be chosen.')
   settled = [config]
   if not config.correlation.is_settled:
     settled = [dataclasses.replace(config, correlation=correlations.Ar1(decay)) for decay in DECAYS]
-    best = max((_chosen(one, cohorts, averages, _FEW_CANDIDATES) for one in settled), key=lambda choice: choice.objective)
+    choices = [_chosen(one, cohorts, averages, _FEW_CANDIDATES) for one in settled]
+    best = max(choices, key=lambda choice: choice.objective)
     settled = [dataclasses.replace(config, correlation=best.config.correlation)]
   found = _chosen(settled[0], cohorts, averages, _MOST_CANDIDATES)
   return Planned(found.config, found.averaging)
@@ -134,7 +138,7 @@ def _kept_shares(iterates: np.ndarray) -> np.ndarray:
 
 
 def _with_plan(config, cohorts):
-  """The configuration with what weights of 1 would cost each client in its planned rounds."""
+  """The configuration with each client's planned rounds, and what weights of 1 in all of them would cost."""
   rounds = np.bincount(np.concatenate(cohorts), minlength=config.num_clients)
   return dataclasses.replace(
       config, planned_rounds=tuple(rounds.tolist()), planned_costs=tuple(_unit_costs(config, cohorts).tolist())
@@ -150,7 +154,7 @@ def _unit_costs(config, cohorts) -> np.ndarray:
 
 
 def _worst_case_multiplier(config, cohorts) -> float:
-  """The noise that keeps whoever takes part no oftener, and no closer together, than anybody here within the budget."""
+  """The noise under which no client exceeds its budget whose rounds are no more, and no closer, than anybody's here."""
   releases = [cohort for cohort in cohorts if len(cohort)]
   most, apart = participation_bounds(releases, config.num_clients)
   left = config.prices.limit - most * config.prices.count_cost
@@ -160,7 +164,7 @@ def _worst_case_multiplier(config, cohorts) -> float:
 
 
 def participation_bounds(releases: Sequence[np.ndarray], num_clients: int) -> Tuple[int, int]:
-  """(k, b): no client is in more than k of the releases, nor in two that are less than b apart."""
+  """(k, b): no client is in more than k of the releases, or in two releases that are less than b apart."""
   latest = np.full(num_clients, -len(releases), np.int64)
   apart = len(releases)
   for release, ids in enumerate(releases):
@@ -170,7 +174,7 @@ def participation_bounds(releases: Sequence[np.ndarray], num_clients: int) -> Tu
 
 
 def _candidates(config, cohorts, count) -> np.ndarray:
-  """float64, descending: multipliers with which some client's budget lasts exactly to its last planned round."""
+  """float64, descending: multipliers at which some client's budget lasts exactly until its last planned round."""
   free = config.prices._replace(limit=_NO_LIMIT, noise_multiplier=1.0, count_cost=0.0)
   costs = _run(config, free, cohorts, (), lambda index, weights, spent: None)
   rounds = np.bincount(np.concatenate(cohorts), minlength=config.num_clients)
@@ -185,11 +189,11 @@ def _candidates(config, cohorts, count) -> np.ndarray:
 
 
 class PlannedRound(NamedTuple):
-  """What a round of a schedule that was kept must have brought.
+  """What a round must have given if the schedule was followed.
 
   Attributes:
-    weights: float32[M_t] of its cohort.
-    spent_max: The largest share that a client has spent of the limit on its μ².
+    weights: float32[M_t], the weights of its cohort.
+    spent_max: The largest share of the limit on μ² that any client has spent.
   """
 
   weights: np.ndarray
@@ -197,7 +201,7 @@ class PlannedRound(NamedTuple):
 
 
 def planned_rounds(config: configs.CertifiedConfig, cohorts: Sequence[Any]) -> List[PlannedRound]:
-  """What the mechanism makes of a schedule, round by round."""
+  """What the mechanism gives under a schedule, round by round."""
   rounds, largest = [], 0.0
 
   def visit(index, weights, spent):
@@ -210,7 +214,7 @@ def planned_rounds(config: configs.CertifiedConfig, cohorts: Sequence[Any]) -> L
 
 
 def _weight_sums(config, multipliers, cohorts) -> np.ndarray:
-  """Σ_i w_i(t), float64[Z, T], for each of Z noise multipliers."""
+  """Σ_i w_i(t) for each of Z noise multipliers, float64[Z, T]."""
   sums = np.zeros([len(multipliers), len(cohorts)])
 
   def add_up(index, weights, spent):
@@ -229,7 +233,7 @@ def _run(
     leading: Sequence[int],
     visit: Callable[[int, np.ndarray, np.ndarray], None],
 ) -> np.ndarray:
-  """Goes through the schedule; `visit` gets each round's index, and the weights of its cohort and what it has spent.
+  """Goes through the schedule. `visit` gets a round's index, its cohort's weights, and what these clients have spent.
 
   Returns what each client has spent in the end, float64[..., N].
   """
@@ -261,13 +265,13 @@ def round_view(
     round_num: Any,
     client_ids: Any,
 ) -> weight_rules.RoundView:
-  """What a weight rule is told of a round.
+  """What a weight rule gets to know about a round.
 
   Args:
     config: The mechanism.
-    prices: Of the round.
-    participation: The participation state with this round in it.
-    accounts: Of the cohort, before the round.
+    prices: The prices of the round.
+    participation: The participation state, this round included.
+    accounts: The accounts of the cohort before the round.
     release: How many releases there have been.
     round_num: t, from 1.
     client_ids: int64[M], the cohort.

@@ -61,8 +61,8 @@ class TestCalibrated:
     np.testing.assert_allclose(state.accounts.spent, _MU**2, rtol=1e-8)
 
   def test_two_groups_by_hand(self):
-    # a clients in all of 16 rounds, b in the last 4. With v_t = 0.8^(16-t), J·√Σv²/μ is (4.859·a + 2.952·b)/4 at z = 4/μ,
-    # where all budgets last; and (0.203·a + 2.952·b)/2 at z = 2/μ, where a's are spent after four rounds.
+    # a clients in all of 16 rounds, b in the last 4. With v_t = 0.8^(16-t), J·√Σv²/μ is (4.859·a + 2.952·b)/4 at
+    # z = 4/μ, where all budgets last; and (0.203·a + 2.952·b)/2 at z = 2/μ, where a's are spent after four rounds.
     def chosen(a, b):
       cohorts = [np.arange(a)] * 12 + [np.arange(a + b)] * 4
       return _calibrated(_config(), cohorts).noise_multiplier * _MU
@@ -119,7 +119,7 @@ class TestCalibrated:
 
   def test_counts_alone_cost_too_much(self):
     config = _config(clip=clip_rules.PrivateQuantile(count_stddev=1.0))
-    with pytest.raises(ValueError, match='give the counts more noise'):
+    with pytest.raises(ValueError, match='Give the counts more noise'):
       _calibrated(config, [np.arange(10)] * 20)
 
 
