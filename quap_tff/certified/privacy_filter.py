@@ -1,20 +1,21 @@
-"""The filter: no client's μ_i² passes μ_max²(ε, δ), whatever cohorts, resumes and retried rounds bring.
+"""The filter: no client's μ_i² exceeds μ_max²(ε, δ), whatever the cohorts, even if runs are resumed or rounds retried.
 
     μ_i² = 1/z²·Σ_s ( Σ_{t≤s, i∈S_t} c_{s-t}·w_i(t) )² + (rounds that i is in)/c²
 
-s and t count releases, c_k are the coefficients of the noise's correlation (`quap_tff.correlation`; independent noise
-has c_0 = 1 alone), and c is the noise multiplier of the noised count that a private quantile releases. A client that is
-in one release is still seen in those that follow, more faintly each time: so all of them, to the last planned round,
-are charged when it adds something, and a client's account never grows while it stays away.
+s and t count releases. c_k are the coefficients of the noise's correlation (`quap_tff.correlation`); independent noise
+has only c_0 = 1. c is the noise multiplier of the noised count that a private quantile releases. A client that is in
+one release is still seen in those that follow, more faintly each time. So when it adds something, it is charged at once
+for all of them, up to the last planned round, and its account never grows while it stays away.
 
-w_i(t) is what the weight rule asks for, lowered to what is left. Weights and what is spent follow from who takes part
-alone. Who that is may depend on earlier releases: for Gaussian mechanisms a filter on Σμ² proves under fully adaptive
-composition what composition proves for μ that are fixed beforehand (Smith and Thakurta 2022; Koskela, Tobaben and
-Honkela 2023, "Individual Privacy Accounting with Gaussian Differential Privacy").
+w_i(t) is the weight that the rule asks for, lowered to what is left of the budget. Weights and spending follow from
+participation alone. Participation may depend on earlier releases. Composition proves the bound for μ that are fixed
+beforehand; for Gaussian mechanisms a filter on Σμ² proves the same bound under fully adaptive composition (Smith and
+Thakurta 2022; Koskela, Tobaben and Honkela 2023, "Individual Privacy Accounting with Gaussian Differential Privacy").
 
-Rounding, all on the safe side: the limit is lower than μ_max² by `SLACK`; weights are rounded down to float32; what is
-spent is rounded up. So for any number of rounds μ² ≤ spent ≤ limit·(1 + 1e-10) < μ_max². What is spent is a part of
-the server's state: it guards one line of states. Releases of two rounds that continue one state add up unguarded.
+All rounding is on the safe side: the limit is lower than μ_max² by `SLACK`, weights are rounded down to float32, and
+what is spent is rounded up. So for any number of rounds μ² ≤ spent ≤ limit·(1 + 1e-10) < μ_max². What is spent is part
+of the server's state, so the filter guards one sequence of states. If two rounds start from the same state, the filter
+does not see that their releases add up.
 """
 
 import functools
@@ -27,14 +28,14 @@ from quap_tff import arrays
 from quap_tff import correlation as correlations
 from quap_tff import tradeoff
 
-# Relative: the accuracy of μ_max, and room for accountants that add up the same rounds with rounding of their own.
+# Relative. Covers the accuracy of μ_max, and the rounding of accountants that add up the same rounds in their own way.
 SLACK = 2.0**-30
-# A weight below adds next to nothing, and clipping to it would meet float32's rounding of tiny numbers.
+# A smaller weight adds next to nothing, and clipping to it would suffer from float32's rounding of tiny numbers.
 SMALLEST_WEIGHT = 2.0**-20
-# Of what the rule asks for. A budget's last scraps, such as rounding leaves, are not worth a round's noise.
+# The smallest share of what the rule asks for. The last remnants of a budget are not worth a round's noise.
 SMALLEST_SHARE = 2.0**-3
-# Relative rounding up of one round's cost: some float64 operations; and where a client's sums of exponentials enter,
-# the rounding of the thousands of terms that they remember (`correlations.LARGEST_DECAY`).
+# How much one round's cost is rounded up, relative to it. The first factor covers some float64 operations. The second
+# also covers the rounding of the thousands of terms in a client's sums of exponentials (`correlations.LARGEST_DECAY`).
 _ROUNDED_UP, _CORRELATED_ROUNDED_UP = 1 + 2.0**-50, 1 + 2.0**-36
 
 
@@ -42,10 +43,10 @@ class Prices(NamedTuple):
   """What taking part costs.
 
   Attributes:
-    limit: The most that Σμ² of a client may be, from `limit_of`.
+    limit: The largest Σμ² that a client may have, from `limit_of`.
     noise_multiplier: z > 0; a float, or float64s that broadcast with what is spent.
     count_cost: 1/c² >= 0 for each round in which a client adds to a sum; 0 if no count is released.
-    correlation: Of the noise.
+    correlation: The correlation of the noise.
   """
 
   limit: float
@@ -58,10 +59,10 @@ class Accounts(NamedTuple):
   """The clients' accounts after some releases.
 
   Attributes:
-    spent: float64[..., N], μ_i² of the releases so far and, if i adds nothing more, of all that are planned.
+    spent: float64[..., N], μ_i² of the releases so far. If i adds nothing more, also μ_i² of all planned releases.
     sums: For each term j of the correlation, float64[..., N]: Σ_t decay_j^(s-t)·w_i(t) over the releases t that i was
-      in, s the latest of them.
-    latest: int64[..., N], s, counted from 0; of a client that was in none, 0.
+      in. s is the latest of them.
+    latest: int64[..., N], s, counted from 0; 0 for a client that was in no release.
   """
 
   spent: Any
@@ -70,11 +71,11 @@ class Accounts(NamedTuple):
 
 
 class Standing(NamedTuple):
-  """How the clients of a round stand before it.
+  """The accounts of a round's clients before the round.
 
   Attributes:
     left: float64[..., M], what is left of the limit.
-    sums: For each term float64[..., M], their sums of exponentials, decayed to the release before this one.
+    sums: For each term, float64[..., M]: the clients' sums of exponentials, decayed to the release before this one.
   """
 
   left: Any
@@ -83,12 +84,12 @@ class Standing(NamedTuple):
 
 @functools.lru_cache(maxsize=None)
 def limit_of(epsilon: float, delta: float) -> float:
-  """μ_max²(ε, δ)·(1 - SLACK): μ_max is the μ of the one Gaussian mechanism that is exactly (ε, δ)."""
+  """μ_max²(ε, δ)·(1 - SLACK). μ_max is the μ of the Gaussian mechanism with exactly (ε, δ)-differential privacy."""
   return (1 - SLACK) * tradeoff.mu_at_most(epsilon, delta)**2
 
 
 def opened(num_clients: int, num_buffers: int, leading: Tuple[int, ...] = ()) -> Accounts:
-  """The accounts before the first release, NumPy arrays; `leading` are the first dimensions of each."""
+  """The accounts before the first release, as NumPy arrays. `leading` are the first dimensions of each."""
   return Accounts(
       spent=np.zeros([*leading, num_clients]),
       sums=[np.zeros([*leading, num_clients]) for _ in range(num_buffers)],
@@ -97,12 +98,12 @@ def opened(num_clients: int, num_buffers: int, leading: Tuple[int, ...] = ()) ->
 
 
 def standing(prices: Prices, accounts: Accounts, release: Any) -> Standing:
-  """How clients stand before a release.
+  """What the accounts of a round's clients hold before a release.
 
   Args:
-    prices: Of the round.
-    accounts: Of the clients of the round.
-    release: How many releases there have been, int64; a scalar, or with a last dimension of 1.
+    prices: The prices of the round.
+    accounts: The accounts of the round's clients.
+    release: How many releases there have been, int64: a scalar, or with a last dimension of 1.
   """
   xp = arrays.namespace(accounts.latest, release)
   elapsed = arrays.cast(xp.maximum(release - 1 - accounts.latest, 0), np.float64)
@@ -114,7 +115,7 @@ def weight_for(room: Any, unit: Any, cross: Any) -> Any:
   """The largest w ≥ 0 with unit·w² + 2·cross·w ≤ room; 0 where there is no room. float64, elementwise."""
   xp = arrays.namespace(room, unit, cross)
   room = xp.maximum(room, 0.0)
-  # Written without a difference, so that nothing cancels.
+  # This form has no difference, so there is no cancellation.
   root = xp.sqrt(cross * cross + unit * room)
   return room / xp.maximum(cross + root, np.finfo(np.float64).tiny)
 
@@ -122,17 +123,19 @@ def weight_for(room: Any, unit: Any, cross: Any) -> Any:
 def spend(
     prices: Prices, accounts: Accounts, release: Any, releases_left: Any, proposed: Any
 ) -> Tuple[Any, Accounts]:
-  """What clients of a round may add, and their accounts after it; elementwise.
+  """What the clients of a round may add, and their accounts after it; elementwise.
 
-  A client that cannot pay for the count and for a weight of at least `SMALLEST_SHARE` of what the rule asks for, and of
-  `SMALLEST_WEIGHT`, adds nothing to the sum nor to the count, has weight 0, and spends nothing. After the last planned
-  round nobody adds anything: what was charged reaches to that round.
+  A client must be able to pay for the count, and for a weight of at least `SMALLEST_WEIGHT` and at least
+  `SMALLEST_SHARE` of what the rule asks for. A client that cannot pay adds nothing to the sum or to the count, has
+  weight 0, and spends nothing. After the last planned round nobody adds anything, since clients were charged up to that
+  round only.
 
   Args:
-    prices: Of the round.
-    accounts: Of its clients.
+    prices: The prices of the round.
+    accounts: The accounts of its clients.
     release: How many releases there have been, as for `standing`.
-    releases_left: How many can follow this one; +inf if nothing is planned. Below 0 there is no round any more.
+    releases_left: How many releases can follow this one; +inf if no number of rounds is planned. Below 0 the planned
+      rounds are over.
     proposed: Floats in [0, 1], the weights that the rule asks for.
 
   Returns:
@@ -154,7 +157,7 @@ def spend(
   pays = taken >= xp.maximum(SMALLEST_SHARE * asked, SMALLEST_WEIGHT)
   cost = (unit * taken + 2.0 * cross) * taken / squared + prices.count_cost
   correlated = prices.correlation.num_buffers > 0
-  # The sum is rounded by less than what is added here.
+  # The rounding of this sum is less than what the last factor adds.
   total = (accounts.spent + cost * (_CORRELATED_ROUNDED_UP if correlated else _ROUNDED_UP)) * (1 + 2.0**-52)
   after = Accounts(spent=xp.where(pays, total, accounts.spent), sums=accounts.sums, latest=accounts.latest)
   if correlated:

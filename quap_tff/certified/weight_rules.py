@@ -1,6 +1,6 @@
-"""Rules for the clients' weights w_i(t): how much of the clipping norm the clients of a cohort get.
+"""Rules for the clients' weights w_i(t): how much of the clipping norm each client of a cohort gets.
 
-The filter has the last word: whatever a rule asks for, nobody passes the budget. A new rule is a class here and a line
+The filter has the last word: whatever a rule asks for, nobody exceeds the budget. A new rule is a class here and a line
 in `RULES`.
 """
 
@@ -20,18 +20,18 @@ from quap_tff.certified import privacy_filter
 
 
 class RoundView(NamedTuple):
-  """What is known of a round's cohort of M clients before it adds anything: who takes part, and constants; no data.
+  """What is known of a round's cohort of M clients before it adds anything: participation and constants, but no data.
 
   Attributes:
-    prices: What taking part costs; its noise multiplier may be a column of several, [Z, 1].
+    prices: What taking part costs. Its noise multiplier may be a column of several, [Z, 1].
     standing: What is left of the clients' budgets.
     rates: float32[M], p_i(t).
-    counts: int[M], k_i(t), the rounds that each has been in, this one included.
-    round_num: t, the rounds that are counted, this one included.
-    rounds_left: T - t, the planned rounds after this one; +inf if none are planned.
+    counts: int[M], k_i(t), the number of rounds that each client has been in, this one included.
+    round_num: t, the number of counted rounds, this one included.
+    rounds_left: T - t, the planned rounds after this one; +inf if no number of rounds is planned.
     in_warmup: Whether t is a warm-up round of the participation rates.
-    planned: (int[M], float64[M]): in how many rounds each is planned to take part, and what weights of 1 in all of
-      them would cost in μ² at z = 1; None unless the rule has `needs_plan`.
+    planned: (int[M], float64[M]): in how many rounds each client is planned to take part, and what weights of 1 in all
+      of them would cost in μ² at z = 1. None unless the rule has `needs_plan`.
   """
 
   prices: privacy_filter.Prices
@@ -50,7 +50,7 @@ class WeightRule(abc.ABC):
   Attributes:
     needs_plan: Whether weights depend on how often each client is planned to take part.
     needs_rounds: Whether weights depend on how many rounds are planned.
-    takes_worst_case: Whether the noise is chosen for the worst case over k participations, b rounds apart.
+    takes_worst_case: Whether the noise is chosen for the worst case of k participations that are b releases apart.
   """
 
   needs_plan: bool = False
@@ -59,15 +59,15 @@ class WeightRule(abc.ABC):
 
   @abc.abstractmethod
   def weights(self, view: RoundView) -> Any:
-    """w_i(t) in [0, 1] before the filter, floats that broadcast to [M], or to [Z, M]."""
+    """w_i(t) in [0, 1] before the filter: floats that broadcast to [M], or to [Z, M]."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Participation(WeightRule):
   """QuAP-FL's budgets as weights: w_i(t) = ε_i(t) / (ε_base·(1 + α)) = (1 + α·exp(-β·p_i(t))) / (1 + α).
 
-  The largest budget that there can be is the whole clipping norm: who is there often adds less. In warm-up rounds, when
-  rates say nothing yet, budgets are ε_base and weights 1/(1 + α).
+  The largest possible budget gives the whole clipping norm, and a client that takes part often adds less. In warm-up
+  rounds the rates do not say anything yet: budgets are ε_base, and weights are 1/(1 + α).
 
   Attributes:
     alpha: α >= 0.
@@ -85,13 +85,13 @@ class Participation(WeightRule):
     return budgets.client_budgets(budget, view.rates, view.in_warmup) / budget.largest_budget
 
   def _budget(self):
-    # Only ratios of budgets enter.
+    # Only ratios of budgets matter.
     return budgets.BudgetConfig(epsilon_total=1.0, num_rounds=1, alpha=self.alpha, beta=self.beta)
 
 
 @dataclasses.dataclass(frozen=True)
 class Uniform(WeightRule):
-  """w_i(t) = 1 for everyone, until the budget is spent: the filter alone caps what a client spends."""
+  """w_i(t) = 1 for everyone until the budget is spent. The filter alone limits what a client spends."""
 
   def weights(self, view):
     return arrays.namespace(view.rates).ones_like(view.rates)
@@ -99,19 +99,20 @@ class Uniform(WeightRule):
 
 @dataclasses.dataclass(frozen=True)
 class Online(WeightRule):
-  """Spends what is left of a client's budget evenly over the rounds that its own history lets expect.
+  """Spreads what is left of a client's budget evenly over the rounds in which it is still expected.
 
-  The client's rate is estimated from its count, p̂ = (k_i(t) - 1 + a)/(t - 1 + a + b), and n = 1 + p̂·(T - t) rounds are
-  expected from this one on. The weight w is the one with which n rounds, 1/p̂ apart, spend what is left:
+  The client's rate is estimated from its own count: p̂ = (k_i(t) - 1 + a)/(t - 1 + a + b). From this round on, it is
+  expected in n = 1 + p̂·(T - t) rounds. w is the weight at which n rounds, 1/p̂ apart, spend what is left:
 
-      n·q·w² + 2·B·w = z²·left     q: the cost of one round and its overlap with the others; B: with the rounds before
+      n·q·w² + 2·B·w = z²·left
 
-  Under independent noise q = 1, B = 0 and w² = z²·left/n. It takes no schedule in advance: counts, rounds and weights
+  q is the cost of one round and of its overlap with the other n - 1 rounds. B is the overlap with earlier rounds. Under
+  independent noise q = 1, B = 0 and w² = z²·left/n. The rule needs no schedule in advance: counts, rounds and weights
   follow from participation alone.
 
   Attributes:
     prior_a: a > 0.
-    prior_b: b > 0; before anything is known the rate is expected to be a/(a + b).
+    prior_b: b > 0. Before anything is known, the expected rate is a/(a + b).
   """
 
   prior_a: float = 1.0
@@ -126,7 +127,7 @@ class Online(WeightRule):
   def weights(self, view):
     prices, left = view.prices, arrays.cast(view.rounds_left, np.float64)
     xp = arrays.namespace(view.counts, view.standing.left, left)
-    # Where warm-up rounds are not counted, there is nothing yet to count from.
+    # If warm-up rounds are not counted, counts and rounds are 0 during the warm-up.
     seen = xp.maximum(arrays.cast(view.counts, np.float64), 1.0) - 1.0 + self.prior_a
     rate = seen / (xp.maximum(arrays.cast(view.round_num, np.float64), 1.0) - 1.0 + self.prior_a + self.prior_b)
     rounds = 1.0 + rate * xp.maximum(left, 0.0)
@@ -135,18 +136,19 @@ class Online(WeightRule):
     unit = unit * xp.minimum(1.0 + 2.0 * prices.correlation.overlap(gap), rounds)
     cross = 0.0 * view.standing.left
     for factor, own, (_, decay) in zip(by_sum, view.standing.sums, prices.correlation.terms):
-      # In each of the rounds what is left of earlier ones is met again, more faintly.
+      # Each of the n rounds overlaps with what is left of earlier rounds, more faintly each time.
       cross += factor * own * xp.minimum(1.0 / (1.0 - xp.exp(gap * math.log(decay))), rounds)
-    room = (view.standing.left - rounds * prices.count_cost) * xp.square(arrays.cast(prices.noise_multiplier, np.float64))
+    squared = xp.square(arrays.cast(prices.noise_multiplier, np.float64))
+    room = (view.standing.left - rounds * prices.count_cost) * squared
     return xp.minimum(privacy_filter.weight_for(room, rounds * unit, cross), 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
 class SpendEvenly(WeightRule):
-  """w_i = min(1, z·√((μ_max² - K_i/c²)/Q_i)): each client spends its budget evenly over the rounds it is planned to be in.
+  """w_i = min(1, z·√((μ_max² - K_i/c²)/Q_i)): each client spends its budget evenly over its planned rounds.
 
-  K_i is how many these are, and Q_i what weights of 1 in all of them would cost at z = 1: K_i under independent noise.
-  For a schedule that is public before the run.
+  K_i is the number of rounds that client i is planned to be in. Q_i is what weights of 1 in all of them would cost at
+  z = 1; under independent noise it is K_i. This rule is for a schedule that is public before the run.
   """
 
   needs_plan = True
@@ -161,11 +163,11 @@ class SpendEvenly(WeightRule):
 
 @dataclasses.dataclass(frozen=True)
 class WorstCase(Uniform):
-  """w_i(t) = 1, with the noise that the published accounting of correlated noise asks for.
+  """w_i(t) = 1, with the noise that the published accounting of correlated noise needs.
 
-  It is one figure for all clients: that of the worst client who takes part at most k times, at least b releases apart
-  (Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta and Xu 2023), with k and b taken from the schedule. It is
-  here to be compared with: the filter, which counts each client's own rounds, never has to lower a weight under it.
+  That accounting gives one figure for all clients: the worst case of a client that takes part at most k times, at least
+  b releases apart (Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta and Xu 2023). Here k and b come from the
+  schedule. The rule is for comparison. The filter counts each client's own rounds and never has to lower a weight here.
   """
 
   takes_worst_case = True
