@@ -213,7 +213,7 @@ class TestBuildQuapFedAvgExecution:
       process.next(state, [client])
 
   def test_noise_on_the_final_dense_layer_and_the_same_after_resuming(self):
-    process = quap_tff.build_quap_fed_avg(_two_layer_model_fn, _config(noise=NoiseConfig()), _sgd(0.1))
+    process = quap_tff.build_quap_fed_avg(_two_layer_model_fn, _config(noise=NoiseConfig(seed=1)), _sgd(0.1))
     state = process.next(process.initialize(), [_client(0, 0.0, 20, x=0.0)]).state
     hidden, logits = process.get_model_weights(state).trainable
     np.testing.assert_array_equal(hidden, np.ones([1, 20]))

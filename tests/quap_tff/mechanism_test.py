@@ -507,7 +507,7 @@ class TestNoiseStream:
   def test_unseeded_runs_differ(self, placement):
     config = self._config(placement, seed=None)
     first, second = (_run_once(config, self._COHORT, **self._KEYWORDS)[1] for _ in range(2))
-    noise_checks.assert_uncorrelated(first[1], second[1])
+    noise_checks.assert_uncorrelated(first[1], second[1], noise_checks.UNSEEDED)
 
   @pytest.mark.parametrize('seed', [7, None])
   def test_a_resumed_run_draws_what_the_uninterrupted_one_does(self, placement, seed):

@@ -238,10 +238,11 @@ class TestCertifiedAggregationExecution:
     kept = tf.nest.map_structure(np.array, state)
     first, second = (process.next(s, [zeros] * 2, [4, 5]) for s in (state, kept))
     for tensor in first.result:
-      noise_checks.assert_gaussian(tensor, 2.0)
+      noise_checks.assert_gaussian(tensor, 2.0, noise_checks.UNSEEDED)
     np.testing.assert_array_equal(_flat(first.result), _flat(second.result))
     np.testing.assert_array_equal(first.state.accounts.spent, second.state.accounts.spent)
-    noise_checks.assert_uncorrelated(_flat(first.result), _flat(process.next(first.state, [zeros] * 2, [4, 5]).result))
+    following = process.next(first.state, [zeros] * 2, [4, 5])
+    noise_checks.assert_uncorrelated(_flat(first.result), _flat(following.result), noise_checks.UNSEEDED)
 
   def test_an_exhausted_client_makes_no_difference(self):
     config = _config(noise_multiplier=1.0)

@@ -90,6 +90,18 @@ class TestTypes:
     tff.backends.native.compile_to_mergeable_comp_form(process.next)
 
 
+# The noise of the sum over z.
+_FACTORS = [
+    ('tff_dp_fedavg', 1.0),
+    # s = 2·z, and a client's data move the count by 1: the sum's part of z is z·√(4/3).
+    ('tff_dp_fedavg_adaptive', math.sqrt(4 / 3)),
+    # Two layers share it.
+    ('tff_layerwise_adaptive', math.sqrt(2) * math.sqrt(4 / 3)),
+    # The first difference is the first leaf's noise.
+    ('tff_dp_ftrl', 1.0),
+]
+
+
 class TestValues:
 
   def test_fixed_clip_by_hand(self):
@@ -124,33 +136,26 @@ class TestValues:
     following = _next(process, output.state, []).measurements['clipping_norms']
     np.testing.assert_allclose(following, np.exp([0.1, -0.1]), rtol=1e-4)
 
-  @pytest.mark.parametrize('spec, factor', [
-      ('tff_dp_fedavg', 1.0),
-      # s = 2·z, and a client's data move the count by 1: the sum's part of z is z·√(4/3).
-      ('tff_dp_fedavg_adaptive', math.sqrt(4 / 3)),
-      # Two layers share it.
-      ('tff_layerwise_adaptive', math.sqrt(2) * math.sqrt(4 / 3)),
-      # The first difference is the first leaf's noise.
-      ('tff_dp_ftrl', 1.0),
-  ])
+  @pytest.mark.parametrize('spec, factor', _FACTORS)
   def test_noise(self, spec, factor):
     value_type = tff.to_type([(np.float32, [2000]), (np.float32, [1]), (np.float32, [2000])])
     process = _process(_aggregator(spec, 3.0, clients_per_round=4.0), value_type)
     zeros = _update(np.zeros(2000), np.zeros(1), np.zeros(2000))
     first, second = (_next(process, process.initialize(), [zeros]).result for _ in range(2))
-    noise_checks.assert_gaussian(np.concatenate(first), factor * 3.0 / 4.0)
-    noise_checks.assert_uncorrelated(first[0], first[2])
+    # TFF's noise takes no seed.
+    noise_checks.assert_gaussian(np.concatenate(first), factor * 3.0 / 4.0, noise_checks.UNSEEDED)
+    noise_checks.assert_uncorrelated(first[0], first[2], noise_checks.UNSEEDED)
     if spec != 'tff_dp_ftrl':
-      noise_checks.assert_uncorrelated(first[0], second[0])
+      noise_checks.assert_uncorrelated(first[0], second[0], noise_checks.UNSEEDED)
 
-  @pytest.mark.parametrize('spec', _SPECS[:3])
-  def test_a_round_with_nobody_releases_the_same_noise(self, spec):
+  @pytest.mark.parametrize('spec, factor', _FACTORS[:3])
+  def test_a_round_with_nobody_releases_the_same_noise(self, spec, factor):
     value_type = tff.to_type([(np.float32, [2000]), (np.float32, [1]), (np.float32, [2000])])
     process = _process(_aggregator(spec, 3.0, clients_per_round=4.0), value_type)
     empty, zeros = [], [_update(np.zeros(2000), np.zeros(1), np.zeros(2000))]
     nobody, somebody = (_next(process, process.initialize(), updates) for updates in (empty, zeros))
-    sigma = np.std(np.concatenate(somebody.result))
-    noise_checks.assert_gaussian(np.concatenate(nobody.result) / sigma, 1.0)
+    for output in (nobody, somebody):
+      noise_checks.assert_gaussian(np.concatenate(output.result), factor * 3.0 / 4.0, noise_checks.UNSEEDED)
     for leaf in tf.nest.flatten(nobody.state):
       assert np.all(np.isfinite(leaf))
 
