@@ -1,7 +1,7 @@
 """Functions for NumPy arrays and TensorFlow tensors alike, so that each formula is written once.
 
-The mechanism computes weights and rates inside TensorFlow's graphs. Planning and verification compute the same in
-NumPy, from a schedule. `namespace` gives the functions of the library that its arguments belong to, under NumPy's
+The mechanism computes weights and rates inside TensorFlow graphs. Planning and verification compute the same values in
+NumPy, from a schedule. `namespace` gives the functions of whichever library its arguments belong to, under NumPy's
 names.
 """
 
@@ -42,7 +42,7 @@ def cast(value: Any, dtype: Any) -> Any:
 
 
 def take(values: Any, indices: Any) -> Any:
-  """values[indices], for indices int[M] into the first axis."""
+  """values[indices], for indices int[M] along the first axis."""
   return np.asarray(values)[indices] if namespace(values, indices) is np else tf.gather(values, indices)
 
 

@@ -1,13 +1,13 @@
 """How the noise of a round is correlated with that of the rounds before.
 
 Noise that is independent from round to round adds up in a model like a random walk. Noise that partly takes back what
-earlier rounds added does not. With Z_s independent Gaussian vectors, release s adds the noise Ẑ_s,
+earlier rounds added does not. Let Z_s be independent Gaussian vectors. Release s adds the noise Ẑ_s, where
 
-    Σ_{k≥0} c_k·Ẑ_{s-k} = Z_s,     c_0 = 1,     c_k = Σ_j gain_j·decay_j^(k-1)  for k ≥ 1:
+    Σ_{k≥0} c_k·Ẑ_{s-k} = Z_s,     c_0 = 1,     c_k = Σ_j gain_j·decay_j^(k-1)  for k ≥ 1.
 
-a buffered linear Toeplitz mechanism (Dvijotham, McMahan, Pillutla, Steinke and Thakurta 2024). Each of its terms j needs
-one buffer b_j = Σ_{k≥1} decay_j^(k-1)·Ẑ_{s-k} of the model's size, and one number for each client. docs/privacy.md has
-what a client loses under it. A new family is a class here and a line in `FAMILIES`.
+This is a buffered linear Toeplitz mechanism (Dvijotham, McMahan, Pillutla, Steinke and Thakurta 2024). Each of its
+terms j needs one buffer b_j = Σ_{k≥1} decay_j^(k-1)·Ẑ_{s-k} of the model's size, and one number for each client.
+docs/privacy.md says what a client loses under it. A new family is a class here and a line in `FAMILIES`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ import numpy as np
 from quap_tff import arrays
 from quap_tff import checks
 
-# A client's sum of exponentials then forgets what is older than some thousand releases, and its rounding with it.
+# With this limit, a client's sum of exponentials forgets rounding errors that are older than some thousand releases.
 LARGEST_DECAY = 0.999
 
 
 class Correlation(abc.ABC):
   """The coefficients c_k. Subclasses are frozen dataclasses in `FAMILIES`.
 
-  They are never negative and never grow with k, which keeps the noise bounded: Σ gain_j ≤ 1 and decay_j < 1.
+  They are never negative and never grow with k, because Σ gain_j ≤ 1 and decay_j < 1. This keeps the noise bounded.
   """
 
   @property
@@ -39,17 +39,17 @@ class Correlation(abc.ABC):
 
   @property
   def is_settled(self) -> bool:
-    """Whether all coefficients are given; if not, they are chosen from a schedule."""
+    """Whether all coefficients are given. If not, they are chosen from a schedule."""
     return True
 
   @property
   def gains(self) -> np.ndarray:
-    """float64[d]."""
+    """gain_j of each term, float64[d]."""
     return np.array([gain for gain, _ in self.terms], np.float64)
 
   @property
   def decays(self) -> np.ndarray:
-    """float64[d]."""
+    """decay_j of each term, float64[d]."""
     return np.array([decay for _, decay in self.terms], np.float64)
 
   @property
@@ -63,16 +63,17 @@ class Correlation(abc.ABC):
     return np.concatenate([[1.0], (powers * self.gains).sum(axis=1)])[:count]
 
   def price(self, releases_left: Any) -> Tuple[Any, List[Any]]:
-    """What one unit of weight in a release costs, with that release and the ones that may follow it.
+    """What weight in a release costs, counting that release and all that may follow it.
 
-    A client whose sums of exponentials were h_j before a release, and whose weight in it is w, moves this release and
-    the next `releases_left` by vectors whose squared norms sum to (what they would without it) + A·w² + 2·w·Σ_j κ_j·h_j.
+    Suppose that a client has weight w in a release, and that its sums of exponentials were h_j before it. The client
+    moves this release and the next `releases_left` ones by vectors. The weight raises the sum of the squared norms of
+    these vectors by A·w² + 2·w·Σ_j κ_j·h_j.
 
     Args:
-      releases_left: L ≥ 0, an integer or +inf, Python's or a tensor.
+      releases_left: L ≥ 0, a number or a tensor: an integer, or +inf.
 
     Returns:
-      (A, κ): a float64 scalar, and a list of d of them.
+      (A, κ): a float64 scalar, and a list of d float64 scalars.
     """
     if not self.num_buffers:
       return 1.0, []
@@ -87,15 +88,15 @@ class Correlation(abc.ABC):
     return 1.0 + xp.sum(by_term), [factors[j] for j in range(self.num_buffers)]
 
   def overlap(self, gap: Any) -> Any:
-    """Σ_{m≥1} of the inner products of two unit participations m·gap releases apart, over that of one with itself.
+    """Σ_{m≥1} of the inner product of two unit participations m·gap releases apart, over the square of one's norm.
 
-    What participations that are spread evenly cost beyond their own, for as many of them as there may ever be.
+    This is what evenly spread participations cost in addition to their own cost, in the limit of infinitely many.
 
     Args:
-      gap: Releases from one participation to the next, at least 1; floats of any shape.
+      gap: The number of releases from one participation to the next, at least 1: floats of any shape.
 
     Returns:
-      Floats of that shape; 0 for independent noise.
+      Floats of the same shape; 0 for independent noise.
     """
     whole, _ = self.price(math.inf)
     xp = arrays.namespace(gap)
@@ -107,7 +108,7 @@ class Correlation(abc.ABC):
     return result / whole
 
   def squared_norms(self, cohorts: Sequence[Any], weights: Sequence[Any], num_clients: int) -> np.ndarray:
-    """‖C·w_i‖² of each client, float64[N]: Σ_s (Σ_{t≤s} c_{s-t}·w_i(t))² over the releases.
+    """‖C·w_i‖² of each client, float64[N]: Σ_s (Σ_{t≤s} c_{s-t}·w_i(t))² over all releases.
 
     Args:
       cohorts: int[M_s], the clients of each release.
@@ -126,15 +127,15 @@ class Correlation(abc.ABC):
     return total
 
   def worst_case(self, most: int, apart: int, num_releases: int) -> float:
-    """The largest ‖C·x‖ of a client with weights of 1 that is in at most `most` releases, each `apart` after the last.
+    """The largest ‖C·x‖ of a client with weights of 1 that is in at most `most` releases, at least `apart` apart.
 
     This is the published way to account for correlated noise: one number for all clients, from two public bounds on the
-    schedule. As coefficients do not grow, the client that comes first and as often as it may is the worst one (Kalinin
-    and Lampert 2024, "Banded Square Root Matrix Factorization", Theorem 2).
+    schedule. As the coefficients do not grow, the worst client is the one that comes in the first release and then as
+    often as it may (Kalinin and Lampert 2024, "Banded Square Root Matrix Factorization", Theorem 2).
 
     Args:
       most: k ≥ 1.
-      apart: b ≥ 1; 1 where a client may be in successive releases.
+      apart: b ≥ 1; 1 if a client may be in successive releases.
       num_releases: The number of releases.
     """
     column = self.coefficients(num_releases)
@@ -147,7 +148,7 @@ class Correlation(abc.ABC):
     """‖C⁻ᵀv‖: the standard deviation of Σ_s v_s·Ẑ_s, for Z_s of standard deviation 1.
 
     Args:
-      shares: v_s for each release: with what factor it enters what is published.
+      shares: v_s for each release: the factor with which it enters what is published.
     """
     total, buffers = 0.0, np.zeros(self.num_buffers)
     for share in reversed(np.asarray(shares, np.float64)):
@@ -171,7 +172,7 @@ class Ar1(Correlation):
   """c_k = decay^k, so that Ẑ_s = Z_s - decay·Z_{s-1}: each round takes back a share of what the round before added.
 
   Attributes:
-    decay: In [0, 0.999]; 0 is independent noise. None: chosen from the planned cohorts, with the noise multiplier.
+    decay: In [0, 0.999]; 0 is independent noise. None: chosen from the planned cohorts, like the noise multiplier.
   """
 
   decay: Optional[float] = None
@@ -187,17 +188,17 @@ class Ar1(Correlation):
   @property
   def terms(self):
     if self.decay is None:
-      raise ValueError('The decay is not chosen yet: give it, or choose it by quap_tff.certified.calibrated.')
+      raise ValueError('The decay is not chosen yet. Give it, or let quap_tff.certified.calibrated choose it.')
     return ((self.decay, self.decay),) if self.decay else ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Blt(Correlation):
-  """c_k = Σ_j gain_j·decay_j^(k-1): several memories of different length.
+  """c_k = Σ_j gain_j·decay_j^(k-1): several memories of different lengths.
 
   Attributes:
-    gain: gain_j of each term, greater than 0, their sum at most 1.
-    decay: decay_j, as many, each in (0, 0.999].
+    gain: gain_j of each term. Each is greater than 0, and their sum is at most 1.
+    decay: decay_j of each term, in (0, 0.999].
   """
 
   gain: Tuple[float, ...] = (0.5, 0.2)
@@ -206,7 +207,7 @@ class Blt(Correlation):
   def __post_init__(self):
     for name, values in (('gain', self.gain), ('decay', self.decay)):
       if not isinstance(values, tuple) or not values:
-        raise ValueError(f'{name} must be a tuple of one number for each term, found {values!r}.')
+        raise ValueError(f'{name} must be a tuple with one number for each term, found {values!r}.')
       for value in values:
         checks.number(name, value, above=0, at_most=LARGEST_DECAY if name == 'decay' else 1)
     if len(self.gain) != len(self.decay):
@@ -222,7 +223,7 @@ class Blt(Correlation):
 
 
 def of_terms(gains: Sequence[float], decays: Sequence[float]) -> Correlation:
-  """The correlation of these terms, which a ledger keeps; without any, independent noise."""
+  """The correlation with these terms, as a ledger keeps them. Without terms, the noise is independent."""
   return Blt(tuple(map(float, gains)), tuple(map(float, decays))) if len(gains) else Independent()
 
 

@@ -1,7 +1,7 @@
-"""Named choices of a run, each a frozen dataclass, written as `name` or `name:key=value,key=value` on a command line.
+"""Named choices of a run. Each is a frozen dataclass; a command line writes `name` or `name:key=value,key=value`.
 
-A registry is a plain dict of name -> dataclass. It is the one place that lists the choices: flags, error messages and
-documentation all read it, so a new choice is its own file and one line in the dict.
+A registry is a plain dict of name -> dataclass. It is the only place that lists the choices: flags, error messages and
+documentation all read it. A new choice needs its own class and one line in the dict.
 """
 
 import dataclasses
@@ -10,16 +10,16 @@ from typing import Any, Mapping, Sequence, Type
 
 
 def unknown_name_error(kind: str, name: str, known: Sequence[str]) -> ValueError:
-  """An error that names the nearest valid names, then all of them."""
+  """An error that gives the nearest valid names, and then all of them."""
   if not known:
-    return ValueError(f'Unknown {kind} {name!r}: there is none of any name.')
+    return ValueError(f'Unknown {kind} {name!r}: there are none to choose from.')
   close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
   hint = f'Did you mean {" or ".join(repr(c) for c in close)}? ' if close else ''
   return ValueError(f'Unknown {kind} {name!r}. {hint}Valid: {", ".join(sorted(known))}.')
 
 
 def lookup(kind: str, name: str, registry: Mapping[str, Any]) -> Any:
-  """Returns `registry[name]`; raises `ValueError` with the nearest names if there is none."""
+  """Returns `registry[name]`. Raises `ValueError` with the nearest names if there is no such name."""
   if name not in registry:
     raise unknown_name_error(kind, name, list(registry))
   return registry[name]
@@ -30,16 +30,16 @@ def parse_spec(kind: str, spec: str, registry: Mapping[str, Type[Any]]) -> Any:
 
   Args:
     kind: What is being chosen, in words, for error messages ('participation model').
-    spec: `name` or `name:key=value,...`. Values take the type of the field's default; a field whose default is None
-      takes a number or `none`; a tuple is written `0.9/0.5`. A value may be a spec itself: keys that are not this
-      choice's own belong to the spec before them, as in `certified:weights=online:prior_a=1,prior_b=2,clip=0.5`.
+    spec: `name` or `name:key=value,...`. A value has the type of the field's default. A field whose default is None
+      takes a number or `none`. A tuple is written `0.9/0.5`. A value may itself be a spec. Keys that are not this
+      choice's own then belong to that spec, as in `certified:weights=online:prior_a=1,prior_b=2,clip=0.5`.
     registry: The choices by name.
 
   Returns:
-    An instance of the named dataclass; its own validation has run.
+    An instance of the named dataclass, which has validated itself.
 
   Raises:
-    ValueError: For an unknown name or key, or a value of the wrong type or out of range.
+    ValueError: For an unknown name or key, or for a value that is out of range or of the wrong type.
   """
   name, _, arguments = spec.partition(':')
   choice = lookup(kind, name, registry)
@@ -53,7 +53,7 @@ def parse_spec(kind: str, spec: str, registry: Mapping[str, Type[Any]]) -> Any:
       texts[latest] += f',{argument}'
       continue
     if not fields:
-      raise ValueError(f'{kind} {name!r} takes no parameters, found {argument!r}. Leave it out.')
+      raise ValueError(f'{kind} {name!r} takes no parameters, found {argument!r}: leave it out.')
     if key not in fields:
       raise unknown_name_error(f'parameter of {kind} {name!r}:', key, list(fields))
     if key in texts:
@@ -69,18 +69,18 @@ def _convert(kind: str, name: str, key: str, text: str, to: Type[Any]) -> Any:
     to = float
   if to is bool:
     if text.lower() not in ('true', 'false'):
-      raise ValueError(f'{kind} {name!r}: {key} is true or false, found {text!r}.')
+      raise ValueError(f'{kind} {name!r}: {key} must be true or false, found {text!r}.')
     return text.lower() == 'true'
   try:
     return tuple(map(float, text.split('/'))) if to is tuple else to(text)
   except ValueError:
     if to is tuple:
-      raise ValueError(f'{kind} {name!r}: {key} is numbers with / between them, found {text!r}.') from None
-    raise ValueError(f'{kind} {name!r}: {key} is of type {to.__name__}, found {text!r}.') from None
+      raise ValueError(f'{kind} {name!r}: {key} must be numbers with / between them, found {text!r}.') from None
+    raise ValueError(f'{kind} {name!r}: {key} must be of type {to.__name__}, found {text!r}.') from None
 
 
 def format_spec(name: str, choice: Any) -> str:
-  """The spec that `parse_spec` reads back as `choice`, every parameter written out."""
+  """The spec that `parse_spec` reads back as `choice`, with every parameter written out."""
   return _spec(name, {f.name: getattr(choice, f.name) for f in dataclasses.fields(choice) if f.init})
 
 

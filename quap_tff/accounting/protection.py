@@ -1,4 +1,4 @@
-"""What is and what is not protected by a configuration, in plain words."""
+"""What a configuration protects and what it does not, in plain words."""
 
 from typing import NamedTuple, Optional, Sequence
 
@@ -13,11 +13,11 @@ class Protection(NamedTuple):
   """A statement about a run.
 
   Attributes:
-    covers: What formal figures of the run hold for, one of `COVERS`. 'released model': everything that is released.
+    covers: What the run's formal figures hold for, one of `COVERS`. 'released model': everything that is released.
       'weights without the logs': the model's weights, as long as the exact training metrics that are logged beside them
       stay secret. 'nothing': the released model has no finite ε, and there are no formal figures.
     statement: What is covered and why, in a sentence or two.
-    text: All that may be said, one sentence a line.
+    text: Everything that may be said, one sentence a line.
   """
 
   covers: str
@@ -41,19 +41,19 @@ def describe_protection(
     model: Optional[layers_lib.ModelShape] = None,
     exact_logs: Sequence[str] = (TRAINING_METRICS,),
 ) -> Protection:
-  """What may be said of a run.
+  """What may be said about a run.
 
-  Whatever is released without noise is something that the next round is trained on, clipped by or noised by. So a
-  client's influence on later rounds is not bounded by the clip, and there is no formal figure of the noised weights
-  either: only noise on everything gives one.
+  If anything is released without noise, later rounds depend on it: they train on it, or their clip or noise follows it.
+  So the clip does not bound a client's influence on later rounds, and there is no formal figure for the noised weights
+  either. Only noise on everything gives a formal figure.
 
   Args:
     config: The mechanism.
-    model: The model's shape. While it is not known, noise covers every layer only if the configuration says so.
-    exact_logs: What exact functions of clients' data are released beside the model, a clause each.
+    model: The model's shape. If it is unknown, noise counts as covering every layer only if the configuration says so.
+    exact_logs: Which exact functions of clients' data are released beside the model, a clause each.
   """
   if config.noise.placement == 'none':
-    statement = 'No noise is added: nothing is protected, no finite ε for the released model.'
+    statement = 'No noise is added: nothing is protected, and there is no finite ε for the released model.'
     return Protection(NOTHING, statement, statement)
   covers_all, covered = _covered(config.critical_layers, model)
   reasons = []
@@ -67,11 +67,11 @@ def describe_protection(
 
 
 def of_noise(covered: str, reasons: Sequence[str], seed_is_known: bool, exact_logs: Sequence[str]) -> Protection:
-  """What may be said of a run with noise.
+  """What may be said about a run with noise.
 
   Args:
     covered: What the noise covers, a sentence.
-    reasons: Why the released model has no finite ε, a clause each; none if it has one.
+    reasons: Why the released model has no finite ε, a clause each. Empty if it has one.
     seed_is_known: Whether the seed of the noise was given.
     exact_logs: As for `describe_protection`.
   """

@@ -127,7 +127,7 @@ class Online(WeightRule):
   def weights(self, view):
     prices, left = view.prices, arrays.cast(view.rounds_left, np.float64)
     xp = arrays.namespace(view.counts, view.standing.left, left)
-    # If warm-up rounds are not counted, counts and rounds are 0 during the warm-up.
+    # During a warm-up that is not counted, counts are 0.
     seen = xp.maximum(arrays.cast(view.counts, np.float64), 1.0) - 1.0 + self.prior_a
     rate = seen / (xp.maximum(arrays.cast(view.round_num, np.float64), 1.0) - 1.0 + self.prior_a + self.prior_b)
     rounds = 1.0 + rate * xp.maximum(left, 0.0)

@@ -289,12 +289,12 @@ def test_a_cohort_larger_than_the_population_is_an_error_with_both_numbers(spec)
     ('extreme_imbalance:frequent_rate=nan', 'extreme_imbalance frequent_rate'),
     ('extreme_imbalance:rare_rate=-0.1', 'extreme_imbalance rare_rate'),
     ('hybrid:gamma=1.01', 'hybrid gamma'), ('hybrid:gamma=nan', 'hybrid gamma'), ('hybrid:a=0', 'hybrid a'),
-    ('hybrid:id_decay=-1', 'hybrid id_decay'), ('hybrid:normalize=yes', 'normalize is true or false'),
+    ('hybrid:id_decay=-1', 'hybrid id_decay'), ('hybrid:normalize=yes', 'normalize must be true or false'),
     ('hybrid_reference:gamma=-0.1', 'hybrid_reference gamma'), ('hybrid_reference:gamma=nan', 'hybrid_reference gamma'),
     ('markov:arrive=0', 'markov arrive'), ('markov:leave=nan', 'markov leave'), ('markov:leave=2', 'markov leave'),
     ('bernouli', "Unknown participation model 'bernouli'. Did you mean 'bernoulli'"),
-    ('uniform:q=1', "'q'"),
-    ('bernoulli:q=often', "q is of type float, found 'often'"),
+    ('uniform:q=1', "'uniform' takes no parameters, found 'q=1'"),
+    ('bernoulli:q=often', "q must be of type float, found 'often'"),
 ])
 def test_a_bad_parameter_is_an_error_that_names_it(spec, message):
   with pytest.raises(ValueError, match=message):

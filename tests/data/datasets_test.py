@@ -483,7 +483,7 @@ class TestFemnist:
     (dict(seed=-1), 'seed must be an integer at least 0, found -1'),
     (dict(partition='dirichlet:alpha=nan'), 'dirichlet alpha must be a finite number'),
     (dict(partition='noniid'), "Unknown partition 'noniid'. Did you mean 'iid'"),
-    (dict(spec='femnist:published_polarity=maybe'), 'published_polarity is true or false'),
+    (dict(spec='femnist:published_polarity=maybe'), 'published_polarity must be true or false'),
 ])
 def test_bad_arguments(arguments, message):
   with pytest.raises(ValueError, match=message):

@@ -47,7 +47,7 @@ class TestLookup:
       registry.lookup('model', 'xyzzy', _REGISTRY)
 
   def test_where_there_is_no_name_at_all(self):
-    assert str(registry.unknown_name_error('rule', 'x', [])) == "Unknown rule 'x': there is none of any name."
+    assert str(registry.unknown_name_error('rule', 'x', [])) == "Unknown rule 'x': there are none to choose from."
 
   def test_several_near_names_are_joined(self):
     error = registry.unknown_name_error('rule', 'mean', ['mean_a', 'mean_b'])
@@ -80,10 +80,10 @@ class TestParseSpec:
           ('sampler:wieght=0.2', "Did you mean 'weight'"),
           ('sampler:weight', "expected key=value, found 'weight'"),
           ('sampler:size=1,size=2', "'size' appears twice"),
-          ('sampler:size=2.0', "size is of type int, found '2.0'"),
-          ('sampler:weight=big', "weight is of type float, found 'big'"),
-          ('sampler:bound=big', "bound is of type float, found 'big'"),
-          ('sampler:repeat=yes', "repeat is true or false, found 'yes'"),
+          ('sampler:size=2.0', "size must be of type int, found '2.0'"),
+          ('sampler:weight=big', "weight must be of type float, found 'big'"),
+          ('sampler:bound=big', "bound must be of type float, found 'big'"),
+          ('sampler:repeat=yes', "repeat must be true or false, found 'yes'"),
           ('sampler:weight=2', 'weight is too large'),
           ('plain:size=2', "'plain' takes no parameters, found 'size=2'"),
       ],
