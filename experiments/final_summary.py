@@ -66,7 +66,12 @@ def text(
   paragraphs += _what_is_kept(summary)
   paragraphs.append(f'Test accuracy {summary["test_accuracy"]:.2%}{_loss(summary)}.')
   paragraphs.append(guarantee(summary))
-  return '\n'.join(row for paragraph in paragraphs for row in command_line.filled(paragraph))
+  rows = []
+  for paragraph in paragraphs:
+    # A line that ends with the folder is left whole, so that it can be copied.
+    is_path = summary['output_dir'] is not None and paragraph.endswith(summary['output_dir'])
+    rows += [paragraph] if is_path else command_line.filled(paragraph)
+  return '\n'.join(rows)
 
 
 def guarantee(summary: Mapping[str, Any]) -> str:
@@ -123,7 +128,7 @@ def _what_is_kept(summary) -> List[str]:
     return [f'The same command continues it: {folder}' if folder else 'Without --output_dir nothing is kept.']
   if not folder:
     return ['For the model, a plot and all figures, name a folder: --output_dir=FOLDER.']
-  return [f'Model, plot and all figures: {folder} ({run_directory.PLOT}, {run_directory.SUMMARY})']
+  return [f'Model, {run_directory.PLOT} and all figures ({run_directory.SUMMARY}): {folder}']
 
 
 def _loss(summary) -> str:

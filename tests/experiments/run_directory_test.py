@@ -84,6 +84,14 @@ class TestCheck:
     assert set(run['versions']) >= {'quap_tff', 'tensorflow', 'tensorflow_federated', 'numpy', 'python'}
 
 
+  def test_a_folder_that_cannot_be_made_is_found_out_at_once(self, tmp_path):
+    (tmp_path / 'file').touch()
+    for path in (tmp_path / 'file' / 'below' / 'it', tmp_path / ('long' * 100), f'{tmp_path}/\0'):
+      with pytest.raises(run_directory.RunDirectoryError, match='cannot be used: .* Give another folder'):
+        run_directory.check(str(path), IDENTITY)
+    assert run_directory.check(str(tmp_path / 'new' / 'below'), IDENTITY).is_new
+
+
 class TestCheckpoints:
 
   def test_nothing_kept(self, tmp_path):
@@ -234,6 +242,17 @@ class TestFullDisk:
       with pytest.raises(run_directory.RunDirectoryError, match='No space left'):
         with directory.replacing('plot.png'):
           full()
+
+
+  def test_tensorflow_s_own_error_is_told_in_plain_words(self, tmp_path):
+    with _opened(tmp_path) as directory:
+      with pytest.raises(run_directory.RunDirectoryError) as raised:
+        with directory.replacing('plot.png'):
+          raise tf.errors.ResourceExhaustedError(
+              None, None, '{{function_node __wrapped__SaveV2}} a/file; No space left on device [Op:SaveV2]'
+          )
+    assert str(raised.value) == f'{tmp_path} cannot be written: a/file; No space left on device'
+    assert 'Make room' in command_line.error_text(raised.value)
 
 
 class TestResults:

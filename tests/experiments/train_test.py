@@ -221,7 +221,7 @@ class TestFinishedRun:
     assert harness.files(finished_run) == before
     assert 'finished already' in err
     assert out.splitlines()[-1] == final_summary.line(harness.summary(finished_run))
-    assert out.startswith('Model, plot and all figures: ') and 'Guarantee: none.' in out
+    assert out.startswith('Model, plot.png and all figures (summary.json): ') and 'Guarantee: none.' in out
 
   def test_other_flags_are_named_with_both_values(self, finished_run, capsys):
     before = harness.files(finished_run)
