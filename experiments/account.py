@@ -1,12 +1,13 @@
-r"""Privacy of a Gaussian mechanism over rounds: any one of ε, δ and noise from the other two.
+r"""Computes ε, δ or the noise of a Gaussian mechanism over rounds, from the other two.
 
     python -m experiments.account --noise_multiplier=10.8 --rounds=200 --delta=1e-5
     python -m experiments.account --epsilon=6 --delta=1e-5 --rounds=200
     python -m experiments.account --epsilon=2 --delta=1e-6 --rounds=1000 --sampling_rate=0.01 --accountant=rdp
     python -m experiments.account --epsilon=3 --delta=1e-5 --rounds=18 --every=3 --correlation=ar1:decay=0.9
 
-A table goes to standard output; its last line is one JSON object: `noise_multiplier`, `delta`, and `epsilon` by
-accountant where it applies. Exit status: 0, or 1 for wrong input, with one line on standard error.
+A table goes to standard output. Its last line is one JSON object with `noise_multiplier`, `delta`, and `epsilon` by
+each accountant that applies. For wrong input, one line on standard error says what is wrong. Exit status: 0, or
+1 for wrong input.
 """
 
 import json
@@ -21,40 +22,46 @@ from quap_tff import registry
 from quap_tff.accounting import accountants
 from quap_tff.accounting import calibration
 
-# What a matrix is not written out for.
+# The most releases for which every coefficient is computed.
 _MOST_RELEASES = 100_000
 
 _FLAGS = command_line.new_flags()
 _NOISE_MULTIPLIER = flags.DEFINE_float(
-    'noise_multiplier', None, 'z: σ of the noise on the sum over the clipping norm, the most that one client adds.',
+    'noise_multiplier', None,
+    'z: the standard deviation of the noise on the sum, divided by the clipping norm, which is the most that one '
+    'client adds.',
     flag_values=_FLAGS,
 )
 _EPSILON = flags.DEFINE_float('epsilon', None, 'ε in nats.', flag_values=_FLAGS)
 _DELTA = flags.DEFINE_float('delta', None, 'Total δ.', flag_values=_FLAGS)
 _ROUNDS = flags.DEFINE_integer(
-    'rounds', 1, 'Rounds that the client is in or, with sampling, could be in.', flag_values=_FLAGS
+    'rounds', 1, 'Rounds that the client takes part in or, with sampling, may take part in.', flag_values=_FLAGS
 )
 _SAMPLING_RATE = flags.DEFINE_float(
     'sampling_rate', 1.0,
-    'Probability of each client, drawn independently in each round (Bernoulli cohorts). 1: always in.',
+    'Probability with which each client is drawn, independently in each round (Bernoulli cohorts). 1: it takes part in '
+    'every round.',
     flag_values=_FLAGS,
 )
 _ACCOUNTANT = flags.DEFINE_string(
     'accountant', None,
-    f'Whose ε and δ are meant: {", ".join(accountants.ACCOUNTANTS)}. Default: gaussian_exact, or pld with sampling.',
+    f'Accountant whose ε and δ are meant: {", ".join(accountants.ACCOUNTANTS)}. Default: gaussian_exact, or pld with '
+    'sampling.',
     flag_values=_FLAGS,
 )
 _CORRELATION = flags.DEFINE_string(
     'correlation', 'independent',
-    'How the noise of a round takes back that of earlier ones, as in --algorithm=certified:noise=…: '
+    'How the noise of a round takes back noise of earlier rounds, as in --algorithm=certified:noise=…: '
     f'{registry.describe(correlations.FAMILIES)}.',
     flag_values=_FLAGS,
 )
 _EVERY = flags.DEFINE_integer(
-    'every', 1, 'With correlated noise: the client is in every n-th round, with its whole weight.', flag_values=_FLAGS
+    'every', 1, 'With correlated noise: the client takes part in every n-th round, with a weight of 1.',
+    flag_values=_FLAGS,
 )
 _ROUNDS_AFTER = flags.DEFINE_integer(
-    'rounds_after', 0, 'With correlated noise: rounds after the last one that the client is in.', flag_values=_FLAGS
+    'rounds_after', 0, 'With correlated noise: rounds after the last one that the client takes part in.',
+    flag_values=_FLAGS,
 )
 
 
@@ -66,7 +73,7 @@ def main(argv: List[str]) -> int:
     return 0
   command_line.refuse_arguments(rest)
   correlation = _correlation()
-  # Under correlated noise the rounds of a client are together one Gaussian mechanism, with 1/‖C·x‖ of the noise.
+  # Under correlated noise, a client's rounds together are one Gaussian mechanism with the noise multiplier z/‖C·x‖.
   factor = _moved(correlation) if correlation.num_buffers else 1.0
   solution = calibration.solve(
       epsilon=_EPSILON.value,
@@ -86,17 +93,17 @@ def main(argv: List[str]) -> int:
 def _correlation() -> correlations.Correlation:
   correlation = registry.parse_spec('noise correlation', _CORRELATION.value, correlations.FAMILIES)
   if not correlation.is_settled:
-    raise ValueError('--correlation: a decay must be given here, as in ar1:decay=0.9; only a training run chooses one.')
+    raise ValueError('--correlation: give a decay here, as in ar1:decay=0.9. Only a training run chooses one.')
   checks.integer('every', _EVERY.value, at_least=1)
   checks.integer('rounds_after', _ROUNDS_AFTER.value, at_least=0)
   if correlation.num_buffers and _SAMPLING_RATE.value != 1:
     raise ValueError(
-        '--sampling_rate: no amplification is proven here for correlated noise. Leave it out, and give the rounds that '
-        'the client is in (--rounds, --every).'
+        '--sampling_rate: no amplification by sampling is proven for correlated noise here. Leave it out, and give the '
+        'rounds that the client is in (--rounds, --every).'
     )
   if not correlation.num_buffers and (_EVERY.value, _ROUNDS_AFTER.value) != (1, 0):
     raise ValueError(
-        '--every, --rounds_after: they matter only under correlated noise. Leave them out, or give --correlation.'
+        '--every, --rounds_after: these flags need correlated noise. Leave them out, or give --correlation.'
     )
   return correlation
 
@@ -105,7 +112,7 @@ def _moved(correlation: correlations.Correlation) -> float:
   """‖C·x‖ for a client that is in every n-th round."""
   checks.integer('rounds', _ROUNDS.value, at_least=1)
   releases = (_ROUNDS.value - 1) * _EVERY.value + 1 + _ROUNDS_AFTER.value
-  checks.integer('rounds, with those between and after', releases, at_most=_MOST_RELEASES)
+  checks.integer('the number of rounds, with those between and after,', releases, at_most=_MOST_RELEASES)
   return correlation.worst_case(_ROUNDS.value, _EVERY.value, releases)
 
 
@@ -113,10 +120,11 @@ def _print_table(solution: calibration.Solution, figures: Dict[str, Any]):
   rounds = '1 round' if _ROUNDS.value == 1 else f'{_ROUNDS.value:,} rounds'
   print(f'Noise multiplier z = {solution.noise_multiplier:.6g}, {rounds}, total δ = {solution.delta:.6g}')
   if _EVERY.value > 1 or _ROUNDS_AFTER.value or _CORRELATION.value != 'independent':
-    print(f'Noise {_CORRELATION.value}; one round in {_EVERY.value}, then {_ROUNDS_AFTER.value} rounds without the client.')
+    schedule = f'The client is in one round of every {_EVERY.value}, then in none for {_ROUNDS_AFTER.value} rounds.'
+    print(f'Noise correlation: {_CORRELATION.value}. {schedule}')
   print(f'Neighbours: {solution.history.neighbours}; unit: {accountants.UNIT};')
   print(f'{accountants.amplification(solution.history)}.')
-  print('Holds for values that are released with this noise, and not for others released beside them.\n')
+  print('The figures hold for values that are released with this noise, not for others released beside them.\n')
   width = max(map(len, figures))
   print(f'{"accountant":<{width}}  {"ε":>10}')
   for name, figure in figures.items():

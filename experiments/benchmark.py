@@ -1,8 +1,8 @@
-r"""Measures the runtimes and the client update against each other, on the same data and model, in one run.
+r"""Compares the speed and memory of the runtimes and of the client update, on the same data and model, in one run.
 
     python -m experiments.benchmark [--csv=FILE] [--device=cpu]
 
-The cases:
+The cases are:
 
   tff_worker      stock TFF DP-FedAvg in TFF's C++ worker
   tff_in_process  the same computation, unchanged, in the in-process runtime
@@ -10,9 +10,9 @@ The cases:
   quap_bfloat16   the same with bfloat16 arithmetic
   ceiling         the same steps as a bare TensorFlow loop: no federation, no aggregation
 
-then the aggregation alone, growth with cohort and population, memory over 200 rounds, and the time to the first
-round. Each runs in a process of its own, one after the other, so that its memory is its own: the peak of that process
-and all its children together, sampled.
+After the cases come the aggregation alone, growth with cohort and population, memory over 200 rounds, and the time to
+the first round. They are measured one after the other, each in its own process, so that none adds to the memory of
+another. Memory is the sampled peak of that process and all its children together.
 """
 
 import csv
@@ -32,18 +32,18 @@ from quap_tff import registry
 from quap_tff.runtime import child_process
 
 _FLAGS = command_line.new_flags()
-_CLIENTS = flags.DEFINE_integer('clients', 30, 'Clients in a round.', lower_bound=1, flag_values=_FLAGS)
-_EXAMPLES = flags.DEFINE_integer('examples', 600, 'Examples of a client.', lower_bound=1, flag_values=_FLAGS)
-_BATCH_SIZE = flags.DEFINE_integer('batch_size', 32, 'Examples in a step.', lower_bound=1, flag_values=_FLAGS)
+_CLIENTS = flags.DEFINE_integer('clients', 30, 'Clients in each round.', lower_bound=1, flag_values=_FLAGS)
+_EXAMPLES = flags.DEFINE_integer('examples', 600, 'Examples of each client.', lower_bound=1, flag_values=_FLAGS)
+_BATCH_SIZE = flags.DEFINE_integer('batch_size', 32, 'Examples in each local step.', lower_bound=1, flag_values=_FLAGS)
 _ROUNDS = flags.DEFINE_integer(
-    'rounds', 3, 'Timed rounds of a case, after one that is not timed.', lower_bound=1, flag_values=_FLAGS
+    'rounds', 3, 'Timed rounds of each case, after a first one that is not timed.', lower_bound=1, flag_values=_FLAGS
 )
 _DEVICE = flags.DEFINE_enum(
-    'device', 'auto', ['cpu', 'gpu', 'auto'], 'Where the cases in process run.', flag_values=_FLAGS
+    'device', 'auto', ['cpu', 'gpu', 'auto'], 'Device for all cases but tff_worker.', flag_values=_FLAGS
 )
 _CSV = flags.DEFINE_string('csv', None, 'Also write the cases to this file.', flag_values=_FLAGS)
 _SECTION_NAMES = ['cases', 'aggregation', 'growth', 'memory', 'start']
-_SECTIONS = flags.DEFINE_list('sections', _SECTION_NAMES, 'What to measure, divided by commas.', flag_values=_FLAGS)
+_SECTIONS = flags.DEFINE_list('sections', _SECTION_NAMES, 'What to measure, separated by commas.', flag_values=_FLAGS)
 
 _CASES = ('tff_worker', 'tff_in_process', 'quap_float32', 'quap_bfloat16', 'ceiling')
 _GROWTH = dict(cohorts=[10, 30, 100, 300], populations=[100, 1000, 10000], examples=60)

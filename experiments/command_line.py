@@ -72,7 +72,7 @@ def help_text(doc: str, values: flags.FlagValues) -> str:
   for flag in sorted({values[name] for name in values}, key=lambda flag: flag.name):
     lines += _flag_help(flag)
   lines += filled(
-      '--flagfile: A file with one --name=value on a line; they are set as if they were given in its place.', '  ', '    '
+      '--flagfile: A file with one --name=value on each line. They are set as if they were given here.', '  ', '    '
   )
   return '\n'.join(lines)
 

@@ -54,7 +54,7 @@ _define(
 )
 _define(
     'string', 'partition', 'dirichlet:alpha=0.5',
-    f'How examples are shared out: {registry.describe(partition.PARTITIONS)}.'
+    f'How examples are shared out among clients: {registry.describe(partition.PARTITIONS)}.'
 )
 _define(
     'string', 'features', 'none',
@@ -80,38 +80,42 @@ _define(
     'string', 'algorithm', 'quap',
     f'Method: {registry.describe(methods.METHODS)}. The flags of the mechanism below set those parts that a method '
     'leaves open. A flag that a method does not use is refused on the command line. (pt_adp is an interpretation: the '
-    'documents name PT-ADP and do not specify it.) '
-    f'Of certified, weights is {registry.describe(weight_rules.RULES)}; and noise is '
-    f'{registry.describe(correlation.FAMILIES)}. Under ar1 and blt each round takes back a part of the noise of earlier '
-    'rounds, which leaves less of it in an average (--averaging=planned). The noise multiplier, the decay of ar1 and the '
-    'planned average are chosen before training, from the planned cohorts alone: those with the most signal over the '
-    'noise that is left in what is published. weights=online with noise=ar1 was the most accurate choice where few '
-    'clients come in each round.',
+    'documents name PT-ADP but do not specify it.) '
+    f'For certified, the choices of weights are {registry.describe(weight_rules.RULES)}. The choices of noise are '
+    f'{registry.describe(correlation.FAMILIES)}. Under ar1 and blt, each round takes back a part of the noise of '
+    'earlier rounds, so less noise is left in an average (--averaging=planned). The noise multiplier, the decay of ar1 '
+    'and the planned average are chosen before training, from the planned cohorts alone. They maximise the signal over '
+    'the noise that is left in what is published. Where few clients take part in each round, weights=online with '
+    'noise=ar1 was the most accurate choice.',
 )
 _define('float', 'epsilon', 6.0, 'Total budget ε_total, spread over --rounds.')
 _define('float', 'delta', 1e-5, 'δ of one round in nominal figures, and total δ in formal ones.')
 _define(
     'enum', 'calibration', 'documents', methods.CALIBRATIONS,
-    'How much noise: documents, by the documents\' formula for each round\'s budget; or exact, the same noise scaled '
-    'until the client that spends most spends ε_total at a total δ by exact accounting (only for methods that add '
-    'noise to every layer).',
+    'How much noise is added. documents: as much as the documents\' formula gives for each round\'s budget. exact: '
+    'that noise is scaled until the client that spends most spends --epsilon at a total δ of --delta, by exact '
+    'accounting. This is only for methods that add noise to every layer.',
 )
-_define('float', 'alpha', 0.5, 'α: how much more budget a client gets that never takes part.')
-_define('float', 'beta', 2.0, 'β: how fast that extra budget fades as the participation rate grows.')
+_define('float', 'alpha', 0.5, 'α: the extra budget of a client that never takes part, in units of ε_base.')
+_define('float', 'beta', 2.0, 'β: how fast that extra budget falls as the participation rate grows.')
 _define('string', 'round_budget', 'cohort_mean_rate', f'Budget of a round: {_names(budgets.ROUND_RULES)}.')
-_define('string', 'participation_rate', 'cumulative', f'Kind of participation rates: {_names(participation.RATES)}.')
-_define('float', 'ema_weight', 0.1, 'η: weight of the newest round in rates of kind ema.')
-_define('integer', 'warmup_rounds', 5, 'T_warm: number of first rounds in which every budget is ε_base.')
+_define(
+    'string', 'participation_rate', 'cumulative',
+    f'How participation rates are computed: {_names(participation.RATES)}.'
+)
+_define('float', 'ema_weight', 0.1, 'η: weight of the newest round, for --participation_rate=ema.')
+_define('integer', 'warmup_rounds', 5, 'T_warm: number of rounds at the start in which every budget is ε_base.')
 _define('bool', 'count_during_warmup', True, 'Whether warm-up rounds count as participation.')
 _define(
     'string', 'clip', 'quantile_ema',
-    f'Rule for the clipping norm: {registry.describe(clip_rules.RULES)}. (timing: current, previous.)',
+    f'Rule for the clipping norm: {registry.describe(clip_rules.RULES)}. timing is current or previous.',
 )
 _define('string', 'clip_scope', 'critical', f'Layers that are clipped: {_names(config.CLIP_SCOPES)}.')
 _define('string', 'noise', 'server', f'Where Gaussian noise is added: {_names(config.PLACEMENTS)}.')
 _define(
     'string', 'gaussian_calibration', 'classic',
-    f'Formula for the noise of (ε, δ): {_names(gaussian.CALIBRATIONS)}. classic holds only for a round\'s ε up to 1.',
+    f'Formula for the noise of (ε, δ): {_names(gaussian.CALIBRATIONS)}. classic is valid only if a round\'s ε is at '
+    'most 1.',
 )
 _define(
     'string', 'critical_layers', 'final_dense',
@@ -125,30 +129,32 @@ _define(
 
 _define('integer', 'local_epochs', 1, 'Passes over a client\'s examples in a round.')
 _define('integer', 'batch_size', 32, 'Examples in a local step.')
-_define('integer', 'max_local_steps', None, 'Largest number of local steps of a client in a round.')
+_define('integer', 'max_local_steps', None, 'The most local steps that a client takes in a round.')
 _define(
     'string', 'client_optimizer', 'sgd:learning_rate=0.05',
     f'Local optimizer: {registry.describe(optimizers.OPTIMIZERS)}.'
 )
 _define('float', 'client_learning_rate_decay', 1.0, 'Factor on the local learning rate after each round.')
 _define('float', 'proximal_strength', 0.0, 'FedProx: weight of the pull toward the global model.')
-_define('string', 'server_optimizer', 'sgd:learning_rate=1.0', 'Server optimizer, with the same choices.')
+_define(
+    'string', 'server_optimizer', 'sgd:learning_rate=1.0', 'Server optimizer, with the choices of --client_optimizer.'
+)
 
 _define(
     'string', 'averaging', 'none',
-    'How the tested and published weights follow from those of all rounds: '
+    'How weights are averaged over rounds before they are tested and published: '
     f'{registry.describe(postprocessing.AVERAGINGS)}.',
 )
 _define('float', 'shrinkage', 1.0, 'Factor in (0, 1] on the weights that are tested and published.')
 _define(
     'bool', 'client_metrics', None,
-    'Whether training loss and accuracy, norms, running times and the like are logged. They are exact functions of '
-    'clients\' data: a release that includes them has no finite ε. Default: yes, except with certified.',
+    'Whether training loss, training accuracy, norms, running times and the like are logged. They are exact functions '
+    'of clients\' data, so a release that includes them has no finite ε. Default: yes, except with certified.',
 )
 _define(
     'string', 'tuning',
     'Not stated. The guarantee is that of this run, if its constants were chosen without these clients\' data.',
-    'A sentence for the certificate that says how the constants of the run were chosen.',
+    'A sentence for the certificate. It says how the constants of the run were chosen.',
 )
 
 _define('integer', 'seed', 42, 'Seed of the partition, the cohorts, the initial weights, shuffles and dropout.')
@@ -168,7 +174,7 @@ _CONTROL_NAMES = (
 )
 _define(
     'string', 'output_dir', None,
-    'Folder of the run. An unfinished run in it is continued. Default: nothing is kept.'
+    'Folder of the run. If it holds an unfinished run, that run is continued. Default: nothing is saved.'
 )
 _define('integer', 'checkpoint_every', 10, 'Number of rounds between checkpoints.', lower_bound=1)
 _define(
@@ -183,13 +189,15 @@ _define(
     'integer', 'eval_every', 1, 'Number of rounds between tests. The last round is always tested.', lower_bound=1
 )
 _define(
-    'integer', 'num_threads', None, 'Clients that run at once with --runtime=in_process. Default: one for each core.',
+    'integer', 'num_threads', None,
+    'Number of clients that train at once with --runtime=in_process. Default: one for each core.',
     upper_bound=_MOST_THREADS
 )
 _define('integer', 'num_workers', 2, 'Number of workers that --runtime=workers starts.', upper_bound=_MOST_THREADS)
 _define('list', 'worker_addresses', [], 'host:port of running workers, for --runtime=workers.')
 _define(
-    'enum', 'progress', 'auto', ['auto', 'bar', 'lines', 'none'], 'How progress is shown; auto: a bar on a terminal.'
+    'enum', 'progress', 'auto', ['auto', 'bar', 'lines', 'none'],
+    'How progress is shown. auto shows a bar on a terminal.'
 )
 
 # Flags that only one runtime uses.

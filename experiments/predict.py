@@ -4,21 +4,23 @@ r"""Predicts the labels of new images with the model of a run.
     python -m experiments.predict runs/mnist --input=seven.png --invert
     python -m experiments.predict runs/mnist --input=digits.npy --output=predictions.npz
 
-RUN is the --output_dir of experiments.train, or a folder that experiments.verify --publish wrote. Nothing else is
-needed: the images are scaled, and turned into features if the run used --features, exactly as in training.
+The argument is the --output_dir of experiments.train, or a folder that experiments.verify --publish wrote. Nothing else
+is needed. The images are scaled exactly as in training, and turned into features if the run used --features.
 
---input is one of
+--input is one of:
+
   .npz        the array x, or the first array if there is no x
   .npy        an array
   .png .jpg   one image, grey or RGB
-Arrays hold one image or many, of the shape that the model was trained on: for MNIST [28, 28] or [n, 28, 28] or
-[n, 28, 28, 1], for CIFAR-10 [n, 32, 32, 3]. Integers are pixels from 0 to 255 (from 0 to 16 for the dataset digits).
-Floats are pixels already scaled to [0, 1]. In digits, MNIST and FEMNIST 1.0 is ink and 0.0 is paper: give --invert for
-dark ink on light paper.
 
-The output has a row for each image, in their order: label, the number of the most probable class, and its probability.
-A file that ends in .npz gets labels, int32[n], and probabilities, float32[n, classes]. Exit status: 0, or 1 for a wrong
-flag or a file that cannot be used.
+Arrays hold one image or many, in the shape that the model was trained on. For MNIST this is [28, 28], [n, 28, 28] or
+[n, 28, 28, 1], and for CIFAR-10 it is [n, 32, 32, 3]. Integers are pixels from 0 to 255 (from 0 to 16 for the dataset
+digits). Floats are pixels already scaled to [0, 1]. In digits, MNIST and FEMNIST, 1.0 is ink and 0.0 is paper. Give
+--invert for dark ink on light paper.
+
+The output has one row for each image, in the order of the images. A row has the label, which is the number of the most
+probable class, and its probability. A file that ends in .npz gets two arrays instead: labels, int32[n], and
+probabilities, float32[n, classes]. Exit status: 0, or 1 for a wrong flag or a file that cannot be used.
 """
 
 from __future__ import annotations

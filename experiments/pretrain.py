@@ -4,9 +4,10 @@ r"""Learns features from public images, for --features=pretrained:path=FOLDER.
     python -m experiments.pretrain --public_data=glyphs --output=features/glyphs
 
 A small convolutional network learns to tell the classes of the public images apart. Its last hidden layer, centred and
-partly whitened on these images, is the extractor: φ(x) = Λ^-p·Vᵀ(h(x) - h̄), with V and Λ the eigenvectors and
-eigenvalues of h's covariance. The folder gets extractor.keras and card.json, whole or not at all. Progress goes to
-standard error, the card to standard output. Exit status: 0, 1 for a wrong flag or a failure, 130 when interrupted.
+partly whitened on these images, is the extractor: φ(x) = Λ^-p·Vᵀ(h(x) - h̄), where V and Λ are the eigenvectors
+and eigenvalues of the covariance of h. The folder gets both extractor.keras and card.json, or nothing at all. Progress
+goes to standard error, and the card to standard output. Exit status: 0, 1 for a wrong flag or a failure, 130 when
+interrupted.
 """
 
 from __future__ import annotations
@@ -39,24 +40,24 @@ from quap_tff.lazy import tf
 
 _FLAGS = command_line.new_flags()
 _DATA_DIR = flags.DEFINE_string(
-    'data_dir', None, 'Folder with emnist_byclass_test.npz; glyphs need none.', flag_values=_FLAGS
+    'data_dir', None, 'Folder with emnist_byclass_test.npz. Glyphs need no folder.', flag_values=_FLAGS
 )
 _PUBLIC_DATA = flags.DEFINE_string(
     'public_data',
     'emnist_letters',
-    f'What to learn from: {registry.describe(public_images.SOURCES)}.',
+    f'What the network learns from: {registry.describe(public_images.SOURCES)}.',
     flag_values=_FLAGS,
 )
 _OUTPUT = flags.DEFINE_string(
-    'output', None, 'Folder to write; must not be there yet, or be empty.', flag_values=_FLAGS
+    'output', None, 'Folder to write. It must be new or empty.', flag_values=_FLAGS
 )
 _FEATURES = flags.DEFINE_integer('num_features', 256, 'Number of features.', flag_values=_FLAGS)
 _EPOCHS = flags.DEFINE_integer('epochs', 4, 'Passes over the images.', flag_values=_FLAGS)
 _WHITENING = flags.DEFINE_float(
-    'whitening', 0.15, 'p: 0 only centres the features, 0.5 whitens them.', flag_values=_FLAGS
+    'whitening', 0.15, 'p in the formula above: 0 only centres the features, and 0.5 whitens them.', flag_values=_FLAGS
 )
 _SEED = flags.DEFINE_integer(
-    'seed', 0, 'Of drawings, initial weights, order and distortions.', flag_values=_FLAGS
+    'seed', 0, 'Seed of drawings, initial weights, order and distortions.', flag_values=_FLAGS
 )
 
 _BATCH = 128

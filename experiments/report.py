@@ -1,10 +1,10 @@
-r"""The documents' tables and figures from run folders, measured beside printed.
+r"""Makes the documents' tables and figures from run folders, with measured values beside printed ones.
 
     python -m experiments.report runs/ --output_dir=report
 
 Reads every run (a folder with a run.json) at or below the given folders. Writes report.md, tables/*.csv,
-figures/*.png, and index.html, which holds all of it. Whatever is damaged, missing or unfinished is named on standard
-error and in the report, and the rest is reported. Exit status: 0, or 1 for wrong arguments or no usable run.
+figures/*.png, and index.html, which holds all of them. Standard error and the report name everything that is damaged,
+missing or unfinished. The rest is reported. Exit status: 0, or 1 for wrong arguments or no usable run.
 """
 
 import os
@@ -22,7 +22,7 @@ from experiments.reporting import study
 
 _FLAGS = command_line.new_flags()
 _OUTPUT_DIR = flags.DEFINE_string(
-    'output_dir', None, 'Folder of the report: new, empty, or with an earlier report.', flag_values=_FLAGS
+    'output_dir', None, 'Folder of the report. It must be new or empty, or hold an earlier report.', flag_values=_FLAGS
 )
 
 

@@ -1,23 +1,26 @@
-r"""Trains over a grid of flags, each combination a run in a folder of its own.
+r"""Trains with every combination of a grid of flags. Each combination is a run in its own folder.
 
     python -m experiments.sweep --output_dir=runs/table2 \
         --vary='algorithm=fedavg|fixed_dp:clip=1.0|quap' \
         --vary='seed=42|123|999' \
         -- --flagfile=experiments/presets/mnist_2025.flags --data_dir=…
 
-Flags after the lone `--` go to every run, as `experiments.train` takes them. Each --vary is one axis of the grid, with
-values separated by `|`. The grid has every combination of its axes. Flags that vary together share one axis, separated
-by `;`:
+The flags after the lone `--` are those of `experiments.train`. They go to every run. Each --vary is one axis of the
+grid, with values separated by `|`. The grid has every combination of its axes. Flags that vary together share one axis,
+separated by `;`:
 
     --vary='dataset=mnist|cifar10;flagfile=mnist.flags|cifar10.flags'
 
-A flag of the grid overrides the same flag after the `--`, which overrides a flag file of the grid. A run gets the
-flags that its method uses; a flag that no run uses is an error. The folder holds the grid and the flags (sweep.json),
-each run's folder, and next to it what the run printed (.log). A second call continues what is unfinished. It takes
-the same grid, or another grid, whose runs are added, or neither grid nor flags, which means all runs of the folder.
-Progress goes to standard error, a summary to standard output; its last line is one JSON object. Exit status: 0 when
-all runs are done, 1 for wrong input (nothing was started) or if a run failed (the others went on), 130 when
-interrupted by Ctrl-C or SIGTERM (the active runs have saved their last round).
+A flag of the grid overrides the same flag after the `--`, which overrides a flag file of the grid. A run gets only the
+flags that its method uses. A flag that no run uses is an error.
+
+The sweep's folder holds the grid and the flags (sweep.json). It also holds a folder for each run, and beside that
+folder what the run printed (.log). A second call continues the runs that are not finished. Give it the same grid, or
+another grid, whose runs are then added. Without grid and flags, it continues all runs of the folder.
+
+Progress goes to standard error, and a summary to standard output. The last line of the summary is one JSON object. Exit
+status: 0 when all runs are done, 1 for wrong input (no run was started) or if a run failed (the others went on), 130
+when interrupted by Ctrl-C or SIGTERM (the active runs have saved their last round).
 """
 
 import json
@@ -40,7 +43,9 @@ from experiments.sweeps import scheduler
 _FLAGS = command_line.new_flags()
 _OUTPUT_DIR = flags.DEFINE_string('output_dir', None, 'Folder of the sweep.', flag_values=_FLAGS)
 _VARY = flags.DEFINE_multi_string(
-    'vary', [], 'An axis of the grid: name=value|value, or several of these separated by ;.', flag_values=_FLAGS
+    # absl appends that the flag may be repeated.
+    'vary', [], 'An axis of the grid: name=value|value. A semicolon separates flags that share the axis',
+    flag_values=_FLAGS,
 )
 _PARALLEL = flags.DEFINE_integer(
     'parallel', 1, 'Number of runs at a time. They share the cores unless --num_threads is given.', lower_bound=1,

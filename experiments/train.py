@@ -3,10 +3,10 @@ r"""Trains QuAP-FL, or a method that it is compared with.
     python -m experiments.train --flagfile=experiments/presets/demo.flags
     python -m experiments.train --flagfile=experiments/presets/mnist_2025.flags --data_dir=… --output_dir=runs/mnist
 
-Progress goes to standard error, the summary to standard output: 24 rows of 80 columns, whose last line is one JSON
-object with the keys of summary.json and shorter values (see `final_summary`). Exit status: 0 when the run is done, 1 for
-a wrong flag or a failure, 130 when it was interrupted (by Ctrl-C or SIGTERM; the same command continues it, given an
---output_dir).
+Progress goes to standard error, and the summary to standard output: at most 24 rows of 80 columns. The last line is one
+JSON object with the keys of summary.json and shorter values (see `final_summary`). Exit status: 0 when the run is done,
+1 for a wrong flag or a failure, 130 when it was interrupted by Ctrl-C or SIGTERM. With --output_dir, the same command
+continues an interrupted run.
 """
 
 import os

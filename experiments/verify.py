@@ -1,4 +1,4 @@
-r"""Verifies the certificate of a certified run: makes it again from the run's folder, and compares.
+r"""Verifies the certificate of a certified run: makes it again from the run's folder, and compares the two.
 
     python -m experiments.verify runs/mnist_certified
     python -m experiments.verify runs/mnist_certified --public_key=operator.pem
@@ -6,12 +6,14 @@ r"""Verifies the certificate of a certified run: makes it again from the run's f
 
 Prints VALID and what is guaranteed, or INVALID and all that is wrong. Exit status: 0 if valid, else 1.
 
-Everything that follows from the flags is computed again: the cohorts, each client's weights, the noise and the divisor;
-and from the ledger: each client's μ and ε, that no client has passed its budget, that every round had noise, and the
-figures in metrics.csv, clients.csv and summary.json. Every file is compared with its digest, and a file that the
-certificate does not name is an error. Digests find mistakes and changes of parts. Only a signature (--signing_key of
-experiments.train, --public_key here) says who made the folder: without one, whoever makes all of it anew is not found
-out. docs/privacy.md says how to read a certificate.
+The cohorts, each client's weights, the noise and the divisor are computed again from the flags. Each client's μ and ε
+are computed again from the ledger. Every round must have had noise, and no client may have exceeded its budget. The
+figures in metrics.csv, clients.csv and summary.json must agree with the ledger. Every file is compared with its digest,
+and a file that the certificate does not name is an error.
+
+Digests find mistakes and changes of parts. Only a signature (--signing_key of experiments.train, --public_key here)
+says who made the folder. Without a signature, somebody could make the whole folder anew, and nobody would notice.
+docs/privacy.md says how to read a certificate.
 """
 
 import os
@@ -28,23 +30,24 @@ from quap_tff.certified import certificate as certificates
 
 _FLAGS = command_line.new_flags()
 _PUBLIC_KEY = flags.DEFINE_string(
-    'public_key', None, 'File with the Ed25519 public key (PEM) that the certificate must be signed for.',
+    'public_key', None,
+    'File with an Ed25519 public key (PEM). The certificate must have a signature that fits this key.',
     flag_values=_FLAGS,
 )
 _PUBLISH = flags.DEFINE_string(
     'publish', None,
-    'New folder for a copy of what may be handed out: the certificate and the files that it is bound to. Only if it is '
-    'valid.', flag_values=_FLAGS,
+    'New folder for a copy of what may be handed out: the certificate and the files whose digests it holds. Nothing is '
+    'copied if the certificate is invalid.', flag_values=_FLAGS,
 )
 
 
 class Verdict(NamedTuple):
-  """Of a folder.
+  """What was found in a folder.
 
   Attributes:
-    problems: What is wrong, a sentence each; empty if the certificate is valid.
-    warnings: What does not make it invalid.
-    statement: The guarantee, '' if there is none.
+    problems: What is wrong, a sentence each. Empty if the certificate is valid.
+    warnings: What a reader should know although it does not make the certificate invalid, a sentence each.
+    statement: The guarantee; '' if the certificate is not valid.
   """
 
   problems: List[str]
@@ -53,11 +56,11 @@ class Verdict(NamedTuple):
 
 
 def verify(path: str, public_key: Optional[str] = None) -> Verdict:
-  """Verifies the certificate in a run's folder; reads only.
+  """Verifies the certificate in a run's folder. Changes nothing there.
 
   Args:
     path: The folder.
-    public_key: File with the public key that the certificate must be signed for.
+    public_key: File with the public key of the signer. If it is given, the certificate must be signed.
 
   Raises:
     ValueError: If the public key cannot be read.
@@ -70,7 +73,7 @@ def verify(path: str, public_key: Optional[str] = None) -> Verdict:
   warnings, provenance = list(evidence.warnings), dict(evidence.provenance)
   code = certificate.get('provenance', {}).get('code') if isinstance(certificate, dict) else None
   if code != provenance['code'] and isinstance(code, dict):
-    warnings.append(f'The run was made by other code: {code}; this is {provenance["code"]}.')
+    warnings.append(f'The run was made by other code: {code}. This code is {provenance["code"]}.')
     provenance['code'] = code
   problems = evidence.problems + certificates.problems(certificate, evidence.ledger, evidence.facts, provenance)
   if not problems and folders.page_differs(path, certificate):
@@ -78,18 +81,18 @@ def verify(path: str, public_key: Optional[str] = None) -> Verdict:
   if public_key is not None:
     problems += folders.signature_problems(path, public_key)
   elif os.path.exists(os.path.join(path, folders.SIGNATURE)):
-    warnings.append(f'{folders.SIGNATURE} was not checked: give the signer\'s --public_key.')
+    warnings.append(f'{folders.SIGNATURE} was not checked. To check it, give the signer\'s --public_key.')
   return Verdict(problems, warnings, '' if problems else certificate['statement'])
 
 
 def publish(path: str, target: str):
-  """Copies what may be handed out of a folder whose certificate is valid into a new folder.
+  """Copies what may be handed out from a folder whose certificate is valid into a new folder.
 
   Raises:
-    ValueError: If there is something at `target` already.
+    ValueError: If `target` already exists.
   """
   if os.path.lexists(target):
-    raise ValueError(f'--publish={target} exists already: give a new folder.')
+    raise ValueError(f'--publish={target} already exists: give a new folder.')
   certificate = folders.read_json(path, folders.CERTIFICATE)
   unfinished = target + run_directory.UNFINISHED
   shutil.rmtree(unfinished, ignore_errors=True)
@@ -103,13 +106,13 @@ def publish(path: str, target: str):
 
 
 def main(argv: List[str]) -> int:
-  """Verifies the folder that `argv[1:]` names; returns the exit status."""
+  """Verifies the folder that `argv[1:]` names, and returns the exit status."""
   paths = command_line.parse(_FLAGS, argv)
   if _FLAGS.help:
     print(command_line.help_text(__doc__, _FLAGS))
     return 0
   if len(paths) != 1:
-    raise ValueError(f'Give one folder to verify, found {len(paths)}. Usage: python -m experiments.verify DIR')
+    raise ValueError(f'Give exactly one folder to verify, found {len(paths)}. Usage: python -m experiments.verify DIR')
   verdict = verify(paths[0], _PUBLIC_KEY.value)
   for warning in verdict.warnings:
     print(f'Warning: {warning}', file=sys.stderr)
