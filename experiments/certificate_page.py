@@ -1,4 +1,4 @@
-"""The page of a certificate: one HTML file that needs no network, with the histogram of ε as SVG."""
+"""The page of a certificate: one HTML file that needs no network. The histogram of ε is drawn in it as SVG."""
 
 import html
 from typing import Any, Iterable, List, Mapping, Sequence
@@ -16,20 +16,22 @@ figure { margin: 0; } svg { width: 100%; height: auto; } figcaption { color: #33
 """
 
 _READING = (
-    'ε and δ bound what the release can tell about one client: whoever sees all of it and knows every other client\'s '
-    'data can, for any decision, have it e^ε times as likely with the client\'s data as without, plus δ. Smaller is '
-    'more private. The bound holds for every client; what each has spent is its own figure, in clients.csv.'
+    'ε and δ bound what the release can reveal about one client. Imagine someone who sees the whole release, knows '
+    'every other client\'s data, and makes some decision. With the client\'s data, the probability of this decision is '
+    'at most e^ε times its probability without them, plus δ. Smaller values mean more privacy. The bound holds for '
+    'every client. What each client has spent is in clients.csv.'
 )
 _VERIFYING = (
-    'Verification computes cohorts, weights and noise again from the flags, every figure on this page from ledger.npz, '
-    'and compares the digests below with the files. Digests find mistakes, and changes of parts. Only a signature '
-    '(certificate.sig) says who made the folder: without one, whoever makes all of it anew is not found out.'
+    'Verification computes cohorts, weights and noise again from the flags, and every figure on this page from '
+    'ledger.npz. It compares the digests below with the files. Digests reveal mistakes, and changes to some of the '
+    'files. Only a signature (certificate.sig) says who made the folder. Without one, verification cannot tell if '
+    'someone has made the whole folder anew.'
 )
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 640, 320, 56, 16, 44, 48
 
 
 def render(certificate: Mapping[str, Any]) -> str:
-  """The page, as text, of what `certificate.issue` gave."""
+  """The page of a certificate from `certificate.issue`, as text."""
   guarantee, achieved = certificate['guarantee'], certificate['achieved']
   provenance = certificate['provenance']
   run = provenance['run']
@@ -43,12 +45,12 @@ def render(certificate: Mapping[str, Any]) -> str:
   ]
   quantiles = ', '.join(f'{float(q):.0%}: {value:.4g}' for q, value in achieved['epsilon_quantiles'].items())
   rows = [
-      ('Bound', f'ε = {guarantee["epsilon"]:g} at δ = {guarantee["delta"]:g} (μ = {guarantee["mu"]:.6g}), each client'),
-      ('Spent most', f'ε = {achieved["epsilon_max"]:.6g} (μ = {achieved["mu_max"]:.6g})'),
+      ('Bound', f'ε = {guarantee["epsilon"]:g} at δ = {guarantee["delta"]:g} (μ = {guarantee["mu"]:.6g}) per client'),
+      ('Largest spent', f'ε = {achieved["epsilon_max"]:.6g} (μ = {achieved["mu_max"]:.6g})'),
       ('Mean over clients', f'ε = {achieved["epsilon_mean"]:.6g}'),
       ('Quantiles over clients', f'ε = {quantiles}'),
       ('Clients', f'{achieved["clients"]:,}, of which {achieved["clients_that_took_part"]:,} took part'),
-      ('Budget ran out', f'{achieved["clients_whose_budget_ran_out"]:,} clients; from then on they add nothing'),
+      ('Budget used up', f'{achieved["clients_whose_budget_ran_out"]:,} clients; from then on they add nothing'),
       ('Rounds', f'{achieved["rounds"]:,} of {achieved["planned_rounds"]:,} planned'),
       ('Unit', guarantee['unit']),
       ('Neighbours', guarantee['neighbours']),
@@ -77,15 +79,16 @@ def render(certificate: Mapping[str, Any]) -> str:
       f'<p class="statement">{html.escape(certificate["statement"])}</p>', _table(about),
       '<h2>What clients have spent</h2>',
       '<figure>', histogram(**achieved['epsilon_histogram']),
-      '<figcaption>Clients by the ε that they have spent over the whole run; the right edge is the bound.</figcaption>',
+      '<figcaption>Clients by the ε that they have spent in the whole run. The right edge is the bound.</figcaption>',
       '</figure>', _table(rows),
       '<h2>The same guarantee for other neighbours and groups</h2>',
-      f'<p>At δ = {guarantee["delta"]:g}, for every client or group. Compare figures of one relation only.</p>',
+      f'<p>All figures are at δ = {guarantee["delta"]:g} and hold for every client or group. Compare only figures for '
+      'the same relation.</p>',
       _table(relations, ('neighbours', 'unit', 'ε'), numbers=(2,)),
       '<h2>What was released</h2>',
-      _table(releases, ('release', 'rounds', 'share of the largest μ²', 'why it may be'), numbers=(1, 2)),
+      _table(releases, ('release', 'rounds', 'share of the largest μ²', 'why it may be released'), numbers=(1, 2)),
       '<h2>What was withheld</h2>', _list(certificate['withheld']),
-      '<h2>What this stands on</h2>', _list(certificate['assumptions']),
+      '<h2>What the guarantee rests on</h2>', _list(certificate['assumptions']),
       '<h2>How to read it</h2>', f'<p>{html.escape(_READING)}</p>',
       '<h2>How to verify it</h2>', '<p><code>python -m experiments.verify DIR</code></p>',
       f'<p>{html.escape(_VERIFYING)}</p>', _table(digests, code=(1,)),
@@ -94,7 +97,7 @@ def render(certificate: Mapping[str, Any]) -> str:
 
 
 def histogram(edges: Sequence[float], clients: Sequence[int]) -> str:
-  """An SVG of counts between edges; each count is above its bar, so that no shade has to be told from another."""
+  """An SVG of counts between edges. Each count is above its bar, so that nobody has to compare shades."""
   width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
   bottom, top_count = _TOP + height, max([*clients, 1])
   across = lambda epsilon: _LEFT + width * (epsilon - edges[0]) / (edges[-1] - edges[0])
@@ -122,7 +125,7 @@ def histogram(edges: Sequence[float], clients: Sequence[int]) -> str:
 
 
 def _short(count: int) -> str:
-  """Narrower than a bar."""
+  """The count as text that is narrower than a bar."""
   return f'{count}' if count < 10_000 else f'{count / 1000:.0f}k'
 
 

@@ -1,11 +1,12 @@
-"""The certificate in a run's folder: issued from the files there at the end of a run, made again to verify it.
+"""The certificate in a run's folder. It is issued from the files there when a run ends, and made again to verify it.
 
-    certificate.json    what each client has spent, and what that stands on
+    certificate.json    what each client has spent, and what the guarantee rests on
     certificate.html    the same for people
     certificate.sig     an Ed25519 signature of certificate.json, if the run was given a key
 
 A certificate is bound to every other file in the folder by its SHA-256, and to what follows from the flags: cohorts,
-weights, noise, divisor, facts. What can be recomputed is recomputed. Imports no TensorFlow: to verify needs no model.
+weights, noise, divisor and facts. Everything that can be recomputed is recomputed. This module does not import
+TensorFlow, since verification runs no model.
 """
 
 import base64
@@ -44,10 +45,10 @@ h5py = lazy.module('h5py')
 _SOURCES = ('quap_tff', 'data', 'experiments')
 _NEEDED = (run_directory.RUN, run_directory.LEDGER, run_directory.MODEL, run_directory.SUMMARY, run_directory.CLIENTS)
 _OWN = (CERTIFICATE, PAGE, SIGNATURE)
-# Columns of metrics.csv that follow from the public test set or from the sizes of messages; the plan names the others.
+# Columns of metrics.csv that follow from the public test set or from message sizes. The plan names the other columns.
 _OF_LOOP = frozenset({'round', 'test_accuracy', 'test_loss', 'down_bytes_per_client', 'up_bytes_per_client'})
 _CLIENT_COLUMNS = ['client', 'rounds', 'formal_epsilon']
-# Relative, between float32 figures of TensorFlow and of NumPy.
+# The relative tolerance between float32 figures of TensorFlow and of NumPy.
 _CLOSE = 1e-5
 
 
@@ -61,10 +62,10 @@ class Evidence(NamedTuple):
   Attributes:
     plan: The run's plan, made again from the flags.
     ledger: From ledger.npz.
-    facts: What follows from the flags and the files.
+    facts: The facts that follow from the flags and the files.
     provenance: What the certificate is bound to, see `certificate.issue`.
     problems: Where the files contradict the flags or each other, a sentence each.
-    warnings: What lies in the folder and should not be handed out.
+    warnings: What is in the folder but should not be handed out, a sentence each.
   """
 
   plan: plans.CertifiedPlan
@@ -76,12 +77,12 @@ class Evidence(NamedTuple):
 
 
 def read_evidence(path: str) -> Evidence:
-  """Reads a run's folder; raises `FolderError` that names the first file that is missing or damaged."""
+  """Reads a run's folder. Raises a `FolderError` that names the first file that is missing or damaged."""
   if not os.path.isdir(path):
     raise FolderError(f'{path} is not a folder.')
   for name in _NEEDED:
     if not os.path.isfile(os.path.join(path, name)):
-      raise FolderError(f'{path} holds no {name}.')
+      raise FolderError(f'{name} is missing in {path}.')
   run = read_json(path, run_directory.RUN)
   plan, values = _plan(run)
   try:
@@ -90,7 +91,7 @@ def read_evidence(path: str) -> Evidence:
     raise FolderError(f'{run_directory.LEDGER} is damaged: {error}') from None
   summary = read_json(path, run_directory.SUMMARY)
   if not isinstance(summary, dict):
-    raise FolderError(f'{run_directory.SUMMARY} is damaged: it is no JSON object.')
+    raise FolderError(f'{run_directory.SUMMARY} is damaged: it is not a JSON object.')
   problems = plan.ledger_problems(ledger)
   rows = _rows(path, run_directory.METRICS) if ledger.num_rounds else []
   if not problems:
@@ -128,7 +129,7 @@ def read_evidence(path: str) -> Evidence:
 
 
 def _plan(run):
-  """The run's plan and its flags, as attributes, from run.json."""
+  """The run's plan, and its flags as attributes, from run.json."""
   try:
     defaults = {name: experiment_flags.VALUES[name].default for name in experiment_flags.all_values()}
     values = types.SimpleNamespace(**{**defaults, **run['identity']})
@@ -139,7 +140,7 @@ def _plan(run):
     )
     for name in ('test_set', 'public_data', 'data_commitment', 'model'):
       if not isinstance(resolved[name], str):
-        raise ValueError(f'{name} is no text')
+        raise ValueError(f'{name} is not text')
     if not methods.parse(values.algorithm).gives_certificate:
       raise FolderError(f'{run_directory.RUN}: a run of --algorithm={values.algorithm} has no certificate.')
     unknown = set(run['identity']) - set(defaults)
@@ -154,7 +155,7 @@ def _plan(run):
 
 
 def _bound(path) -> List[str]:
-  """All files in the folder, by relative path, that a certificate is bound to."""
+  """The relative paths of all files in the folder that a certificate is bound to."""
   names = []
   for folder, folders, files in os.walk(path):
     relative = os.path.relpath(folder, path)
@@ -169,8 +170,8 @@ def _warnings(path) -> List[str]:
   if not os.path.isdir(folder):
     return []
   return [
-      f'{folder} holds the state of the run, and in it the seed of the noise: whoever has it can subtract the noise. Do '
-      'not hand it out; --publish copies everything else.'
+      f'{folder} holds the state of the run, which contains the seed of the noise. Whoever has the seed can subtract '
+      'the noise, so do not hand this folder out. --publish copies everything else.'
   ]
 
 
@@ -181,15 +182,15 @@ def _rows(path, name) -> List[Dict[str, str]]:
   except (OSError, ValueError, csv.Error) as error:
     raise FolderError(f'{name} cannot be read: {error}') from None
   if any(None in row or None in row.values() for row in rows):
-    raise FolderError(f'{name} is damaged: its rows are of different lengths.')
+    raise FolderError(f'{name} is damaged: its rows have different lengths.')
   return rows
 
 
 def _metrics_problems(plan, ledger, rows) -> List[str]:
-  """Where metrics.csv has a column that no certificate covers, or a figure that is not the ledger's."""
+  """Where metrics.csv has a column that no certificate covers, or a figure that differs from the ledger's."""
   name = run_directory.METRICS
   found = [
-      f'{name}: {column} is an exact function of clients\' data, or not known not to be.'
+      f'{name}: {column} is an exact function of clients\' data, or may be one.'
       for column in (rows[0] if rows else ()) if column not in plan.public_metrics | _OF_LOOP
   ]
   if [row.get('round') for row in rows] != [str(number) for number in range(1, ledger.num_rounds + 1)]:
@@ -197,15 +198,15 @@ def _metrics_problems(plan, ledger, rows) -> List[str]:
   for row, expected in zip(rows, _expected_rows(plan, ledger)):
     for column, value in expected.items():
       if column in row and not _is_close(row[column], value):
-        found.append(f'{name}: {column} of round {row["round"]} is {row[column]}, the ledger gives {value:g}.')
+        found.append(f'{name}: {column} of round {row["round"]} is {row[column]}, but the ledger gives {value:g}.')
     accuracy = row.get('test_accuracy')
     if accuracy and not 0 <= _number(accuracy) <= 1:
-      found.append(f'{name}: test_accuracy of round {row["round"]} is {accuracy}.')
+      found.append(f'{name}: test_accuracy of round {row["round"]} is {accuracy}, which is not between 0 and 1.')
   return found
 
 
 def _expected_rows(plan, ledger) -> Iterator[Dict[str, float]]:
-  """What metrics.csv must say of each round, from the ledger."""
+  """What metrics.csv must say about each round, computed from the ledger."""
   config, state = plan.config, ledger.state_dict()
   participation = participations.initial_state(config.participation, config.num_clients)
   planned = planning.planned_rounds(config, plan.schedule[:ledger.num_rounds])
@@ -230,27 +231,29 @@ def _expected_rows(plan, ledger) -> Iterator[Dict[str, float]]:
 
 
 def _clients_problems(path, ledger, delta) -> List[str]:
-  """Where clients.csv is not what the ledger gives."""
+  """Where clients.csv differs from what the ledger gives."""
   name = run_directory.CLIENTS
   rows = _rows(path, name)
   found = [
-      f'{name}: {column} is an exact function of clients\' data, or not known not to be.'
+      f'{name}: {column} is an exact function of clients\' data, or may be one.'
       for column in (rows[0] if rows else ()) if column not in _CLIENT_COLUMNS
   ]
   if found:
     return found
   if len(rows) != ledger.num_clients or (rows and list(rows[0]) != _CLIENT_COLUMNS):
-    return [f'{name} must hold {", ".join(_CLIENT_COLUMNS)} of each of the {ledger.num_clients} clients.']
+    return [f'{name} must hold {", ".join(_CLIENT_COLUMNS)} for each of the {ledger.num_clients} clients.']
   epsilon = accounting.epsilon_by_client(ledger, delta)
   for client, row in enumerate(rows):
     expected = {'client': client, 'rounds': ledger.rounds[client], 'formal_epsilon': epsilon[client]}
     wrong = [key for key, value in expected.items() if not _is_close(row[key], value)]
-    found += [f'{name}: {key} of client {client} is {row[key]}, the ledger gives {expected[key]:g}.' for key in wrong]
+    found += [
+        f'{name}: {key} of client {client} is {row[key]}, but the ledger gives {expected[key]:g}.' for key in wrong
+    ]
   return found
 
 
 def _summary_problems(summary, ledger, rows, run) -> List[str]:
-  """Where summary.json is not what the other files give."""
+  """Where summary.json differs from what the other files give."""
   name, identity = run_directory.SUMMARY, run['identity']
   expected = {
       'dataset': identity['dataset'],
@@ -266,7 +269,7 @@ def _summary_problems(summary, ledger, rows, run) -> List[str]:
   if rows and rows[-1].get('test_accuracy'):
     expected['test_accuracy'] = _number(rows[-1]['test_accuracy'])
   found = [
-      f'{name}: {key} is {summary.get(key)!r}, the other files give {value!r}.'
+      f'{name}: {key} is {summary.get(key)!r}, but the other files give {value!r}.'
       for key, value in expected.items() if summary.get(key, '') != value
   ]
   figures = summary.get('formal', {}).get('figures') if isinstance(summary.get('formal'), dict) else None
@@ -276,12 +279,12 @@ def _summary_problems(summary, ledger, rows, run) -> List[str]:
   ]
   largest = float(accounting.epsilon_by_client(ledger, identity['delta']).max())
   if len(exact) != 1 or not _is_close(exact[0], largest):
-    found.append(f'{name}: the exact formal ε is {exact}, the ledger gives {largest:g}.')
+    found.append(f'{name}: the exact formal ε is {exact}, but the ledger gives {largest:g}.')
   return found
 
 
 def _model_problems(path, plan) -> List[str]:
-  """Where the model is not one of the shape that the flags give."""
+  """Where the model does not have the shape that the flags give."""
   try:
     with zipfile.ZipFile(os.path.join(path, run_directory.MODEL)) as archive:
       with archive.open('model.weights.h5') as f, h5py.File(f, 'r') as weights:
@@ -291,7 +294,7 @@ def _model_problems(path, plan) -> List[str]:
     raise FolderError(f'{run_directory.MODEL} cannot be read: {error}') from None
   if sorted(sizes) != sorted(plan.model.sizes):
     return [
-        f'{run_directory.MODEL} holds tensors of {sorted(sizes)} weights, {run_directory.RUN} says '
+        f'{run_directory.MODEL} holds tensors of {sorted(sizes)} weights, but {run_directory.RUN} says '
         f'{sorted(plan.model.sizes)}.'
     ]
   return []
@@ -309,17 +312,18 @@ def _is_close(found, expected) -> bool:
 
 
 def write(path: str, signing_key: Optional[str] = None) -> Dict[str, Any]:
-  """Issues the certificate of a run that has ended and writes it, the page first.
+  """Issues the certificate of a run that has ended, and writes it. The page is written first.
 
   Args:
     path: The run's folder, with its other files in place.
-    signing_key: File with an Ed25519 private key that signs it.
+    signing_key: File with an Ed25519 private key to sign the certificate with.
 
   Returns:
     The certificate.
 
   Raises:
-    ValueError: If the run has none; then none is left in the folder. `FolderError` if a file is missing or damaged.
+    ValueError: If the run gets no certificate. An earlier certificate is removed then, too.
+    FolderError: If a file is missing or damaged.
   """
   remove(path)
   evidence = read_evidence(path)
@@ -347,12 +351,12 @@ def remove(path: str):
 
 
 def read_private_key(path: str) -> Any:
-  """The Ed25519 private key in a PEM file; raises `ValueError` that says what is wrong."""
+  """The Ed25519 private key in a PEM file. Raises a `ValueError` that says what is wrong."""
   return _read_key(path, lambda content: serialization.load_pem_private_key(content, None), 'Ed25519PrivateKey')
 
 
 def read_public_key(path: str) -> Any:
-  """The Ed25519 public key in a PEM file; raises `ValueError` that says what is wrong."""
+  """The Ed25519 public key in a PEM file. Raises a `ValueError` that says what is wrong."""
   return _read_key(path, serialization.load_pem_public_key, 'Ed25519PublicKey')
 
 
@@ -362,15 +366,15 @@ def _read_key(path, load, kind):
       key = load(f.read())
   except OSError as error:
     raise ValueError(f'The key {path} cannot be read: {error.strerror}.') from None
-  except Exception as error:  # cryptography raises errors of its own, and TypeError for a key with a password.
-    raise ValueError(f'{path} holds no key without a password in PEM form: {error}') from None
+  except Exception as error:  # cryptography raises its own errors, and TypeError for a key with a password.
+    raise ValueError(f'{path} must hold a PEM key without a password: {error}') from None
   if not isinstance(key, getattr(ed25519, kind)):
     raise ValueError(f'{path} must hold an {kind}, found {type(key).__name__}.')
   return key
 
 
 def signature_problems(path: str, public_key: str) -> List[str]:
-  """What is wrong with the signature of the folder's certificate under a public key, a sentence each."""
+  """What is wrong with the signature of the folder's certificate, checked with a public key; a sentence each."""
   key = read_public_key(public_key)
   try:
     with open(os.path.join(path, CERTIFICATE), 'rb') as f:
@@ -378,18 +382,18 @@ def signature_problems(path: str, public_key: str) -> List[str]:
     with open(os.path.join(path, SIGNATURE), 'rb') as f:
       signature = base64.b64decode(f.read(), validate=False)
   except FileNotFoundError:
-    return [f'{path} holds no {SIGNATURE}: the certificate is not signed.']
+    return [f'{SIGNATURE} is missing in {path}: the certificate is not signed.']
   except (OSError, ValueError) as error:
     return [f'{SIGNATURE} is damaged: {error}']
   try:
     key.verify(signature, content)
   except Exception:  # cryptography.exceptions.InvalidSignature
-    return [f'{SIGNATURE} is no signature of {CERTIFICATE} by the key in {public_key}.']
+    return [f'{SIGNATURE} is not a signature of {CERTIFICATE} with the key of {public_key}.']
   return []
 
 
 def page_differs(path: str, certificate: Mapping[str, Any]) -> bool:
-  """Whether the folder's page is another than that of the certificate; a folder may be without one."""
+  """Whether the folder has a page that is not the certificate's. A folder without a page is fine."""
   try:
     with open(os.path.join(path, PAGE), encoding='utf-8', newline='') as f:
       return f.read() != certificate_page.render(certificate)
@@ -403,11 +407,11 @@ def read_json(path: str, name: str) -> Any:
   """A JSON file in the folder.
 
   Raises:
-    FolderError: If it is missing or damaged, holds a number that is not finite, or a key twice.
+    FolderError: If it is missing or damaged, or if it holds a number that is not finite, or a key twice.
   """
   def finite(text):
     if not math.isfinite(float(text)):
-      raise ValueError(f'{text} is no finite number')
+      raise ValueError(f'{text} is not a finite number')
     return float(text)
 
   def once(pairs):
@@ -420,13 +424,13 @@ def read_json(path: str, name: str) -> Any:
     with open(os.path.join(path, name), encoding='utf-8') as f:
       return json.load(f, parse_float=finite, parse_constant=finite, object_pairs_hook=once)
   except FileNotFoundError:
-    raise FolderError(f'{path} holds no {name}.') from None
+    raise FolderError(f'{name} is missing in {path}.') from None
   except (OSError, ValueError, RecursionError) as error:
     raise FolderError(f'{name} is damaged: {error}') from None
 
 
 def file_digest(path: str, name: str) -> str:
-  """SHA-256 of a file in the folder, in hex; `FolderError` if it cannot be read."""
+  """SHA-256 of a file in the folder, in hex. Raises `FolderError` if it cannot be read."""
   found = hashlib.sha256()
   try:
     with open(os.path.join(path, name), 'rb') as f:
@@ -439,7 +443,7 @@ def file_digest(path: str, name: str) -> str:
 
 @functools.lru_cache(maxsize=1)
 def source_digest(root: Optional[str] = None) -> str:
-  """SHA-256 over path and content of every Python file of the program, in the order of their paths."""
+  """SHA-256 over the path and the content of every Python file of the program, in the order of the paths."""
   base = pathlib.Path(root) if root is not None else pathlib.Path(quap_tff.__file__).resolve().parents[1]
   found = hashlib.sha256()
   for path in sorted(p.relative_to(base).as_posix() for name in _SOURCES for p in (base / name).rglob('*.py')):

@@ -1,4 +1,4 @@
-"""Tests of the certificate in a run's folder: what is verified, and that folders that were tampered with are found out."""
+"""Tests of the certificate in a run's folder: what is verified, and that tampering with a folder is detected."""
 
 import base64
 import csv
@@ -140,7 +140,7 @@ class TestVerify:
 
   def test_wrong_arguments(self):
     for arguments in ([], ['a', 'b']):
-      with pytest.raises(ValueError, match='Give one folder to verify'):
+      with pytest.raises(ValueError, match='Give exactly one folder to verify'):
         verify.main(['verify', *arguments])
 
   def test_other_code_is_a_warning(self, certified, monkeypatch, capsys):
@@ -169,7 +169,7 @@ class TestVerify:
     assert verify.main(['verify', str(path)]) == 0
     out, err = capsys.readouterr()
     assert 'the 2 rounds that were run, out of 6 planned rounds' in out
-    assert 'holds the state of the run, and in it the seed of the noise' in err
+    assert 'holds the state of the run, which contains the seed of the noise' in err
 
 
 def _all_of(*steps):
@@ -243,14 +243,15 @@ _METRICS, _CLIENTS = 'metrics.csv', 'clients.csv'
 # must hold the word beside it.
 _FORGERIES = {
     # Words and figures under a changed version string.
-    'statement': (_certificate('statement', value='(0.01, 0)-DP against everything', code=_OLD_CODE), False, 'statement'),
+    'statement': (_certificate('statement', value='(0.01, 0)-DP against all', code=_OLD_CODE), False, 'statement'),
     'assumptions': (_certificate('assumptions', value=['None.'], code=_OLD_CODE), False, 'assumptions'),
     'unit': (_certificate('guarantee', 'unit', value='a client', code=_OLD_CODE), False, 'guarantee.unit'),
     'how': (_certificate('releases', 0, 'how', value='noised', code=_OLD_CODE), False, 'releases[0].how'),
     'epsilon': (_certificate('guarantee', 'epsilon', value=2.0, code=_OLD_CODE), False, 'guarantee.epsilon'),
     'code is no object': (
-        lambda path: _write(path, 'certificate.json', {**_read(path, 'certificate.json'), 'provenance': {'code': 'mine'}}),
-        False, 'provenance.code'
+        lambda path: _write(
+            path, 'certificate.json', {**_read(path, 'certificate.json'), 'provenance': {'code': 'mine'}}
+        ), False, 'provenance.code'
     ),
     'other relations': (_certificate('other_relations', 1, 'epsilon', value=4.0), False, 'other_relations[1].epsilon'),
     'version': (_certificate('version', value=1), False, 'version 1'),
@@ -300,7 +301,8 @@ _FORGERIES = {
         'files_sha256.metrics.csv'
     ),
     'impossible accuracy': (
-        lambda path: _change_csv(path, _METRICS, lambda rows: rows[0].update(test_accuracy='1.5')), True, 'test_accuracy'
+        lambda path: _change_csv(path, _METRICS, lambda rows: rows[0].update(test_accuracy='1.5')), True,
+        'test_accuracy'
     ),
     **{
         f'metrics {column}': (
@@ -400,7 +402,7 @@ class TestSignature:
     assert verify.main(['verify', str(path)]) == 0
     assert 'was not checked' in capsys.readouterr().err
     assert verify.verify(str(path), other).problems == [
-        f'certificate.sig is no signature of certificate.json by the key in {other}.'
+        f'certificate.sig is not a signature of certificate.json with the key of {other}.'
     ]
     # Whoever makes the whole folder anew cannot sign it.
     _reissue(path)
@@ -444,7 +446,7 @@ class TestSecrets:
     assert harness.main(*harness.TINY, *_FLAGS, '--keep_checkpoints', f'--output_dir={path}') == 0
     capsys.readouterr()
     assert verify.main(['verify', str(path)]) == 0
-    assert 'in it the seed of the noise' in capsys.readouterr().err
+    assert 'contains the seed of the noise' in capsys.readouterr().err
 
   def test_published_is_what_may_be_handed_out(self, tmp_path, capsys):
     path, published = tmp_path / 'run', tmp_path / 'published'
@@ -468,7 +470,8 @@ class TestSecrets:
 
   def test_nothing_in_the_folder_depends_on_the_data_but_through_noise(self, original):
     """Not even a digest of the data: it would confirm a guess."""
-    text = ''.join((original / name).read_text(encoding='utf-8') for name in ('run.json', 'summary.json', 'metrics.csv'))
+    names = 'run.json', 'summary.json', 'metrics.csv'
+    text = ''.join((original / name).read_text(encoding='utf-8') for name in names)
     assert '1,437' not in text and '"examples"' not in text
     assert 'seconds' not in (original / 'metrics.csv').read_text(encoding='utf-8')
     with harness.parsed(*harness.TINY, *_FLAGS) as values:
@@ -481,7 +484,9 @@ class TestSecrets:
 
 class TestWrite:
 
-  @pytest.mark.parametrize('flag, reason', [('--noise_seed=3', '--noise_seed'), ('--client_metrics', '--client_metrics')])
+  @pytest.mark.parametrize(
+      'flag, reason', [('--noise_seed=3', '--noise_seed'), ('--client_metrics', '--client_metrics')]
+  )
   def test_what_no_certificate_covers_is_refused_at_the_start(self, flag, reason, tmp_path, capsys):
     assert harness.main(*harness.TINY, *_FLAGS, flag, f'--output_dir={tmp_path / "run"}') == 1
     err = capsys.readouterr().err
