@@ -1,8 +1,8 @@
-"""The methods that --algorithm names. A new one is a class here and a line in `METHODS`.
+"""The methods that --algorithm can name. A new method is a class here and a line in `METHODS`.
 
 A method is a frozen dataclass of its own parameters, parsed from a spec. `configure` makes its mechanism from the
-flags. `plan` then makes the plan of a run, a `quap_tff.plans.Plan`, which gives the process, the account and the
-statements.
+flags. `plan` then makes the plan of a run: a `quap_tff.plans.Plan`, which gives the learning process, the account and
+the statements.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Setting(NamedTuple):
     participation: Who takes part in which round.
     rounds: T, the planned rounds.
     calibration: One of `CALIBRATIONS`.
-    averaging: Of the released weights; a certified plan chooses its noise for it.
-    options: The plan's options: what else is released with the model, and the model's shape.
+    averaging: How the released weights are averaged. A certified plan chooses its noise for this average.
+    options: The options of the plan: what else is released with the model, and the model's shape.
   """
 
   participation: cohorts.ParticipationModel
@@ -67,7 +67,7 @@ class Method(abc.ABC):
   Attributes:
     unused: Names of flags that have no effect on this method.
     withholds_client_metrics: Whether exact functions of clients' data are kept only if the user asks for that.
-    noise_of_its_own: Whether the method adds noise (or none) whatever --noise says.
+    noise_of_its_own: Whether the method decides by itself if it adds noise, whatever --noise says.
     gives_certificate: Whether a run ends with a certificate. Then nothing exact about clients' data may be released,
       not even a figure on held-out examples of the clients themselves.
     plans_averaging: Whether the published average can be chosen together with the noise.
@@ -81,14 +81,14 @@ class Method(abc.ABC):
 
   @abc.abstractmethod
   def configure(self, values: Any, num_clients: int) -> Any:
-    """The mechanism's configuration from the flags; cheap, called before data are read.
+    """The mechanism's configuration from the flags. This is cheap, and is called before data are read.
 
     Raises:
       ValueError: If the method cannot run with these flags.
     """
 
   def aggregates_once(self, config: Any) -> bool:
-    """Whether a round takes one level of aggregation, which is what several workers can run."""
+    """Whether a round needs only one level of aggregation. Several workers can run nothing else."""
     return not config.clip.uses_current_norms
 
   @abc.abstractmethod
@@ -106,7 +106,7 @@ def _participation_config(values) -> participations.ParticipationConfig:
 
 
 def _quap_config(values, num_clients: int, **parts) -> configs.QuapConfig:
-  """QuAP-FL's mechanism as the flags describe it; `parts` replace what the flags would give."""
+  """QuAP-FL's mechanism as the flags describe it. `parts` replace what the flags would give."""
   if 'budget' not in parts:
     parts['budget'] = budgets.BudgetConfig(
         epsilon_total=values.epsilon, num_rounds=values.rounds, alpha=values.alpha, beta=values.beta,
@@ -150,8 +150,8 @@ class _Mechanism(Method):
 class _Combination(_Mechanism):
   """One of the eight on/off combinations of QuAP-FL's parts: adaptive budget, adaptive clip, layer-wise noise.
 
-  A part that is on is set by its flags (--round_budget, --alpha, …; --clip; --critical_layers). A part that is off is
-  what the baselines have: ε_base for everyone; a fixed clipping norm; every layer clipped and noised.
+  Flags set the parts that are on: --round_budget, --alpha and others; --clip; --critical_layers. A part that is off is
+  as in the baselines: ε_base for everyone; a fixed clipping norm; every layer clipped and noised.
   """
 
   adaptive_budget: ClassVar[bool] = False
@@ -221,7 +221,7 @@ AdaptiveBudgetClip = _combination(
 
 @dataclasses.dataclass(frozen=True)
 class FedAvg(_Mechanism):
-  """Federated averaging without clip and noise, where each client counts the same: the documents' upper bound."""
+  """Federated averaging without clip and noise. Each client counts the same. This is the documents' upper bound."""
 
   unused = _TUNING | _OF_BUDGETS | _OF_NOISE | _OF_CLIP
   noise_of_its_own = True
@@ -241,7 +241,7 @@ class FedAvg(_Mechanism):
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveClip(_Mechanism):
-  """Andrew et al.'s private quantile clips every layer, ε_base for everyone: the documents' "Adaptive Clipping".
+  """The documents' "Adaptive Clipping": Andrew et al.'s private quantile clips every layer, and everyone gets ε_base.
 
   The fields are those of `clip_rules.PrivateQuantile`.
   """
@@ -267,10 +267,10 @@ class AdaptiveClip(_Mechanism):
 
 @dataclasses.dataclass(frozen=True)
 class PtAdp(_Mechanism):
-  """An interpretation: clip and critical layers by their flags, as in quap; budgets by `plans.PtAdp`.
+  """An interpretation. Flags set the clip and the critical layers, as in quap; `plans.PtAdp` sets the budgets.
 
-  The noise is as large as the sum of what each client would have added, and is drawn at the server. There is no
-  warm-up: warm-up is for participation rates, which these budgets do not follow.
+  The noise is drawn at the server, and is as large as the sum of the noise that each client would have added. There is
+  no warm-up: it is meant for participation rates, and these budgets do not follow them.
   """
 
   unused = _TUNING | _OF_BUDGETS
@@ -298,7 +298,7 @@ class PtAdp(_Mechanism):
 
 @dataclasses.dataclass(frozen=True)
 class _Stock(Method):
-  """One of TFF's own aggregators. It uses these flags of the mechanism: ε, δ, and both calibrations."""
+  """One of TFF's own aggregators. Of the mechanism's flags it uses ε, δ and both calibrations."""
 
   unused = _TUNING | _OF_BUDGETS | _OF_CLIP
 
@@ -337,19 +337,19 @@ class TffDpFtrl(stock_tff.DpFtrl, _Stock):
 
 @dataclasses.dataclass(frozen=True)
 class Certified(Method):
-  """Certified QuAP-FL: a guarantee for the whole released model. --epsilon and --delta are what no client passes.
+  """Certified QuAP-FL: a guarantee for the whole released model. No client exceeds the budget of --epsilon and --delta.
 
   Attributes:
-    weights: The rule for the clients' weights, a spec of `certified.weight_rules.RULES`; 'participation' takes
-      --alpha and --beta.
-    noise: How the noise of a round takes back that of earlier ones, a spec of `correlation.FAMILIES`.
-    clip: The clipping norm; the first one with `quantile`.
-    quantile: If given, Andrew et al.'s private quantile tracks this quantile of norms.
-    count_stddev: Of the noised count that this takes.
+    weights: The rule for the clients' weights, a spec of `certified.weight_rules.RULES`. 'participation' uses --alpha
+      and --beta.
+    noise: How the noise of a round takes back noise of earlier rounds, a spec of `correlation.FAMILIES`.
+    clip: The clipping norm. With `quantile`, the first clipping norm.
+    quantile: If given, Andrew et al.'s private quantile tracks this quantile of the norms.
+    count_stddev: The standard deviation of the noised count that the private quantile needs.
     clip_split: How the clipping norm is divided among layers.
-    noise_multiplier: z; None for the one that makes the most of the budgets over the planned rounds.
-    certificate: Whether the run ends with a certificate. Without, it is a rehearsal: --noise_seed and --client_metrics
-      may be given, which no certificate covers.
+    noise_multiplier: z. None for the z that makes the most of the budgets over the planned rounds.
+    certificate: Whether the run ends with a certificate. Without one, the run is a rehearsal: --noise_seed and
+      --client_metrics may be given, which no certificate covers.
   """
 
   withholds_client_metrics = True
@@ -404,8 +404,8 @@ class Certified(Method):
     if self.certificate and (values.noise_seed is not None or values.client_metrics):
       name = '--noise_seed' if values.noise_seed is not None else '--client_metrics'
       raise ValueError(
-          f'{name}: a certified run cannot have this flag, because no certificate would hold. Leave it out, or mark '
-          'the run as a rehearsal: --algorithm=certified:certificate=false.'
+          f'{name}: a certified run cannot have this flag, because the certificate would not hold. Leave it out, or '
+          'mark the run as a rehearsal: --algorithm=certified:certificate=false.'
       )
     return certified_configs.CertifiedConfig(
         num_clients=num_clients,
@@ -415,7 +415,7 @@ class Certified(Method):
         correlation=registry.parse_spec('noise correlation', self.noise, correlations.FAMILIES),
         num_rounds=values.rounds,
         weights=self._weight_rule(values),
-        # Other rules follow counts, and the flags of the rates have no effect on them.
+        # The other rules do not use the rates, so the flags of the rates have no effect on them.
         participation=_participation_config(values) if self._follows_rates else participations.ParticipationConfig(),
         clip=self._clip_rule(),
         clip_split=self.clip_split,
@@ -423,7 +423,7 @@ class Certified(Method):
     )
 
   def aggregates_once(self, config):
-    # The weights of a cohort follow from who is in it.
+    # The weights depend on who is in the cohort, so that must be known first.
     return False
 
   def plan(self, config, setting):
@@ -442,7 +442,7 @@ METHODS: Dict[str, Type[Method]] = {
     'adaptive_budget_layerwise': AdaptiveBudgetLayerwise,
     'adaptive_budget_clip': AdaptiveBudgetClip,
     'adaptive_clip': AdaptiveClip,
-    # An interpretation: the documents name PT-ADP and do not specify it.
+    # An interpretation: the documents name PT-ADP but do not specify it.
     'pt_adp': PtAdp,
     'tff_dp_fedavg': TffDpFedAvg,
     'tff_dp_fedavg_adaptive': TffDpFedAvgAdaptive,
@@ -452,7 +452,7 @@ METHODS: Dict[str, Type[Method]] = {
 
 
 def parse(spec: str) -> Method:
-  """The method that `spec` names, e.g. `fixed_dp:clip=0.5`; raises `ValueError` for an unknown one."""
+  """The method that `spec` names, e.g. `fixed_dp:clip=0.5`. Raises `ValueError` for an unknown name."""
   return registry.parse_spec('algorithm', spec, METHODS)
 
 
@@ -477,7 +477,7 @@ def logs_client_metrics(values: Any) -> bool:
 def plan_of(
     values: Any, num_clients: int, model: layers_lib.ModelShape, test_is_of_clients: bool = False
 ) -> plans.Plan:
-  """The plan of a run: a function of the flags, the number of clients and the model's shape alone.
+  """The plan of a run. It depends only on the flags, the number of clients and the model's shape.
 
   Args:
     values: The flags of `experiments.flags`, as attributes.
@@ -514,7 +514,7 @@ def post_processing(values: Any, plan: plans.Plan) -> str:
   text = f'The server optimizer {values.server_optimizer} is applied to the noised sums.'
   if averaging != postprocessing.LastIterate():
     name, = (name for name, kind in postprocessing.AVERAGINGS.items() if kind is type(averaging))
-    text += f' What is published is an average of the weights of all rounds: {registry.format_spec(name, averaging)}.'
+    text += f' An average of the weights over the rounds is published: {registry.format_spec(name, averaging)}.'
   if values.shrinkage != 1:
     text += f' The weights are multiplied by {values.shrinkage:g}.'
   return text

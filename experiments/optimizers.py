@@ -1,6 +1,6 @@
 """TFF optimizers by name, for flags: `sgd:learning_rate=0.1,momentum=0.9`.
 
-A new one is a dataclass and a line in `OPTIMIZERS`.
+A new optimizer is a dataclass here and a line in `OPTIMIZERS`.
 """
 
 from __future__ import annotations
@@ -52,5 +52,5 @@ OPTIMIZERS = {'sgd': Sgd, 'adam': Adam}
 
 
 def parse(kind: str, spec: str) -> tff.learning.optimizers.Optimizer:
-  """The optimizer that `spec` names; `kind` ('client optimizer') is for error messages."""
+  """The optimizer that `spec` names. `kind` ('client optimizer') is for error messages."""
   return registry.parse_spec(kind, spec, OPTIMIZERS).build()

@@ -1,6 +1,6 @@
-"""From flags to everything a run needs: data, cohorts, plan, model, evaluation.
+"""Makes everything that a run needs from the flags: data, cohorts, plan, model and evaluation.
 
-Nothing is written here. TensorFlow's devices and threads are not touched either: the runtime must set them first.
+Nothing is written here. TensorFlow's devices and threads are not touched either, because the runtime must set them first.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from quap_tff import postprocessing
 from quap_tff import registry
 from quap_tff import runtime
 
-# --model=auto: by the shape of an example; a linear head on features.
+# For --model=auto: the model by the shape of an example. On features, it is a linear head.
 _MODEL_OF_SHAPE = {(8, 8, 1): 'digits_cnn', (28, 28, 1): 'mnist_cnn', (32, 32, 3): 'cifar10_cnn'}
 
 
@@ -34,14 +34,14 @@ class Experiment:
   Attributes:
     federation: The clients' data and the test set.
     cohorts: Who takes part in which round.
-    plan: The method: its learning process, what its rounds spend, what may be said about the model.
+    plan: The plan of the method: its learning process, what its rounds spend, and what may be said about the model.
     model: The model's name.
     model_fn: Makes the model.
     build_process: Makes the learning process.
     build_evaluation: Makes the function from (weights, x, y) to `loss`, `accuracy` and `num_examples`. Call it and
       `build_process` with the runtime active: TensorFlow accepts the runtime's settings only before its first use.
-    averaging: Makes the published weights from those of all rounds.
-    shrinkage: A factor on the published weights.
+    averaging: Makes the published weights from the weights of all rounds.
+    shrinkage: A factor by which the published weights are multiplied.
     client_metrics: Whether exact functions of clients' data are kept.
     runtime: Where TFF computations run.
     planned_rounds: T.
@@ -64,7 +64,7 @@ class Experiment:
 
   @property
   def resolved(self) -> Dict[str, Any]:
-    """What the flags leave to the data, as JSON values. With it, `methods.plan_of` needs no data."""
+    """What depends on the data and not only on the flags, as JSON values. With it, `methods.plan_of` needs no data."""
     federation, shape = self.federation, self.plan.model
     return {
         'num_clients': federation.num_clients,
@@ -91,7 +91,7 @@ def from_flags(values: flags.FlagValues, progress: Optional[Callable[[int, int],
     progress: Called with (done, total) as clients' data are read.
 
   Raises:
-    ValueError: For a flag that does not fit the data; the message names it.
+    ValueError: For a flag that does not fit the data. The message names the flag.
   """
   method = experiment_flags.check()
   runtime_config = runtime.RuntimeConfig(
@@ -123,9 +123,9 @@ def from_flags(values: flags.FlagValues, progress: Optional[Callable[[int, int],
   )
   if federation.test_is_of_clients and method.gives_certificate:
     raise ValueError(
-        f'--algorithm={values.algorithm}: models of dataset {values.dataset!r} are tested on examples of the clients '
+        f'--algorithm={values.algorithm}: models for dataset {values.dataset!r} are tested on examples of the clients '
         'themselves. So test figures are exact functions of clients\' data, and no certificate covers them. Test on '
-        'other writers: --dataset=femnist:test_writers=0.1.'
+        'other writers instead: --dataset=femnist:test_writers=0.1.'
     )
   model = _model_name(values.model, federation)
   model_fn = models.build_model_fn(
@@ -157,7 +157,7 @@ def _model_name(name, federation):
     return 'linear_features'
   if federation.input_shape not in _MODEL_OF_SHAPE:
     raise ValueError(
-        f'--model=auto knows no model for examples of shape {federation.input_shape}. Choose one with --model: '
+        f'--model=auto has no model for examples of shape {federation.input_shape}. Choose one with --model: '
         f'{", ".join(sorted(models.MODELS))}.'
     )
   return _MODEL_OF_SHAPE[federation.input_shape]

@@ -4,16 +4,16 @@ r"""Verifies the certificate of a certified run: makes it again from the run's f
     python -m experiments.verify runs/mnist_certified --public_key=operator.pem
     python -m experiments.verify runs/mnist_certified --publish=handed_out
 
-Prints VALID and what is guaranteed, or INVALID and all that is wrong. Exit status: 0 if valid, else 1.
+Prints VALID and what is guaranteed, or INVALID and everything that is wrong. Exit status: 0 if valid, else 1.
 
 The cohorts, each client's weights, the noise and the divisor are computed again from the flags. Each client's μ and ε
 are computed again from the ledger. Every round must have had noise, and no client may have exceeded its budget. The
 figures in metrics.csv, clients.csv and summary.json must agree with the ledger. Every file is compared with its digest,
 and a file that the certificate does not name is an error.
 
-Digests find mistakes and changes of parts. Only a signature (--signing_key of experiments.train, --public_key here)
-says who made the folder. Without a signature, somebody could make the whole folder anew, and nobody would notice.
-docs/privacy.md says how to read a certificate.
+Digests reveal mistakes and changes to some of the files. Only a signature (--signing_key of experiments.train,
+--public_key here) says who made the folder. Without a signature, somebody could make the whole folder anew, and nobody
+would notice. docs/privacy.md says how to read a certificate.
 """
 
 import os

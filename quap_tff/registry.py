@@ -53,7 +53,7 @@ def parse_spec(kind: str, spec: str, registry: Mapping[str, Type[Any]]) -> Any:
       texts[latest] += f',{argument}'
       continue
     if not fields:
-      raise ValueError(f'{kind} {name!r} takes no parameters, found {argument!r}: leave it out.')
+      raise ValueError(f'{kind} {name!r} takes no parameters, found {argument!r}. Leave it out.')
     if key not in fields:
       raise unknown_name_error(f'parameter of {kind} {name!r}:', key, list(fields))
     if key in texts:

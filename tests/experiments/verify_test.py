@@ -460,7 +460,7 @@ class TestSecrets:
     }
     assert verify.main(['verify', str(published)]) == 0
     assert not capsys.readouterr().err
-    with pytest.raises(ValueError, match='exists already'):
+    with pytest.raises(ValueError, match='already exists'):
       verify.main(['verify', str(path), f'--publish={published}'])
 
   def test_an_invalid_folder_is_not_published(self, certified, tmp_path, capsys):
