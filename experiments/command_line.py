@@ -16,6 +16,8 @@ from typing import Callable, List, Sequence
 
 from absl import flags
 
+import experiments
+
 # Of folders for temporary files, in the system's folder of these.
 _TEMPORARY, _BEING_MADE = 'quap_tff_', '.quap_tff_'
 
@@ -170,7 +172,7 @@ def run(main: Callable[[List[str]], int]):
   A reader of the output that goes away ends the process without a word. Until main installs handlers of its own, Ctrl-C
   does so at once.
   """
-  signal.signal(signal.SIGINT, _leave)
+  signal.signal(signal.SIGINT, experiments.leave)
   use_own_temporary_folder()
   # An ε that the terminal's encoding does not have must not end a program.
   for stream in (sys.stdout, sys.stderr):
@@ -229,13 +231,6 @@ def status_of(main: Callable[[List[str]], int], argv: List[str]) -> int:
   except (ValueError, OSError, MemoryError) as error:
     print(f'Error: {error_text(error) or type(error).__name__}', file=sys.stderr)
     return FAILED
-
-
-def _leave(signum, frame):
-  """Ends the process from within imports, where an exception would come out as a traceback of somebody else's."""
-  del signum, frame
-  os.write(sys.stderr.fileno(), b'\nInterrupted.\n')
-  os._exit(INTERRUPTED)
 
 
 def _end(status: int):

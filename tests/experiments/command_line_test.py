@@ -79,6 +79,30 @@ class TestErrors:
     assert 'Make room' in capsys.readouterr().err
 
 
+class TestEnds:
+
+  @pytest.mark.parametrize('binary', ['account', 'benchmark', 'train'])
+  def test_a_reader_of_the_help_that_goes_away_is_no_error(self, binary):
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write) as closed:
+      process = subprocess.run(
+          [sys.executable, '-m', f'experiments.{binary}', '--help'], cwd=harness.REPOSITORY, stdout=closed,
+          stderr=subprocess.PIPE, encoding='utf-8', timeout=60,
+      )
+    assert (process.returncode, process.stderr) == (command_line.FAILED, '')
+
+  @pytest.mark.parametrize('place', ['absl', 'numpy'])
+  def test_ctrl_c_while_modules_are_imported_is_no_traceback(self, place, tmp_path):
+    (tmp_path / place).mkdir()
+    (tmp_path / place / '__init__.py').write_text('import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n')
+    process = subprocess.run(
+        [sys.executable, '-m', 'experiments.train', '--help'], cwd=harness.REPOSITORY, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, encoding='utf-8', timeout=60, env={**os.environ, 'PYTHONPATH': str(tmp_path)},
+    )
+    assert (process.returncode, process.stderr) == (command_line.INTERRUPTED, '\nInterrupted.\n')
+
+
 class TestTemporaryFolder:
 
   @contextlib.contextmanager
