@@ -12,8 +12,8 @@ import numpy as np
 
 _DPI = 130
 
-# A tick label must be the number itself: with an offset ("+2.9999") or a factor ("1e-6") at the end of the axis, the
-# labels of nearly equal values show something else.
+# A tick label must be the number itself. Matplotlib would otherwise put an offset ("+2.9999") or a factor ("1e-6") at
+# the end of an axis with nearly equal values, and the labels would show something else.
 STYLE = {
     'axes.formatter.useoffset': False, 'axes.formatter.limits': (-99, 99),
     'font.size': 10, 'axes.titlesize': 11, 'axes.grid': True, 'grid.alpha': 0.3, 'axes.axisbelow': True,
@@ -25,7 +25,7 @@ Draw = Callable[[mpl_figure.Figure], None]
 
 
 def drawn(draw: Draw, size: Tuple[float, float]) -> mpl_figure.Figure:
-  """A figure of `size` inches in the shared style, drawn: its ticks and their labels are final."""
+  """A figure of `size` inches in the shared style. It is drawn, so its ticks and their labels are final."""
   with matplotlib.rc_context(STYLE):
     figure = _made(draw, size)
     figure.canvas.draw()
@@ -33,7 +33,7 @@ def drawn(draw: Draw, size: Tuple[float, float]) -> mpl_figure.Figure:
 
 
 def png(draw: Draw, size: Tuple[float, float]) -> bytes:
-  """The figure as a PNG file; the same data give the same bytes."""
+  """The figure as a PNG file. The same data give the same bytes."""
   buffer = io.BytesIO()
   with matplotlib.rc_context(STYLE):
     _made(draw, size).savefig(buffer, format='png', dpi=_DPI, metadata={'Software': None})
@@ -54,7 +54,7 @@ def whole_rounds(axes):
 
 
 def plain_log(axis):
-  """A logarithmic axis, for data that are drawn already, whose labels are plain numbers."""
+  """Makes an axis logarithmic, with plain numbers as labels. The data must have been drawn."""
   axis.axes.set(**{f'{axis.axis_name}scale': 'log'})
   low, high = axis.get_view_interval()
   log = ticker.LogLocator(subs=(1, 2, 5), numticks=12)
@@ -64,7 +64,7 @@ def plain_log(axis):
 
 
 def widen(axis, share: float):
-  """Makes an axis reach at least `share` of its middle to either side, lest rounding errors fill it."""
+  """Makes an axis reach at least `share` of its middle value to either side, so that rounding errors do not fill it."""
   data, view = axis.get_data_interval(), axis.get_view_interval()
   if np.isfinite(data).all():
     reach = share * abs(data.mean())
@@ -73,13 +73,13 @@ def widen(axis, share: float):
 
 
 def within_percent(axis):
-  """Keeps an axis of percentages, which the data have scaled, within 0 to 100, with room for a marker."""
+  """Limits an axis of percentages, which the data have scaled, to 0 to 100, with room for a marker."""
   low, high = axis.get_view_interval() if np.isfinite(axis.get_data_interval()).all() else (0, 100)
   axis.axes.set(**{f'{axis.axis_name}lim': (max(low, -1.5), min(high, 101.5))})
 
 
 def read_metrics(path: str) -> Dict[str, np.ndarray]:
-  """Columns of a run's metrics.csv or clients.csv, float64[rows] each; NaN where a row has no value.
+  """The columns of a run's metrics.csv or clients.csv, float64[rows] each; NaN where a row has no value.
 
   Raises:
     OSError: If the file cannot be opened.
@@ -92,7 +92,7 @@ def read_metrics(path: str) -> Dict[str, np.ndarray]:
 
 
 def plot_run(metrics_path: str, plot_path: str, title: str):
-  """Draws metrics.csv into a PNG file: accuracy, and a panel for each of the other parts that the run has."""
+  """Draws metrics.csv into a PNG file: a panel for accuracy, and one for each other part that the run has."""
   image = png(*run_figure(read_metrics(metrics_path), title))
   with open(plot_path, 'wb') as f:
     f.write(image)
@@ -151,7 +151,7 @@ def _ratio(axes, metrics):
 
 
 def _line(axes, rounds, values, **style):
-  """A line through the finite values; a mark for a single one, which would not be seen; nothing if there is none."""
+  """A line through the finite values. A single value gets a mark, since no line would show it."""
   known = np.isfinite(values)
   if known.any():
     marker = 'o' if known.sum() == 1 else None
@@ -165,7 +165,7 @@ def _head(axes, title):
     axes.legend(loc='lower right', bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0.2, borderpad=0.1, handlelength=2)
 
 
-# The columns of which each panel needs one with a finite value other than 0.
+# Each panel, with its columns: it is drawn if one of them has a finite value other than 0.
 _PANELS = (
     ((), _accuracy),
     (('epsilon',), _epsilon),

@@ -1,4 +1,4 @@
-"""A run in a process of its own, which does not outlive the sweep."""
+"""A run in its own process, which does not outlive the sweep."""
 
 import os
 import signal
@@ -18,9 +18,9 @@ def command(arguments: Sequence[str]) -> Sequence[str]:
 
 
 class Child:
-  """A run at work; all that it prints is appended to its log.
+  """A running run. Everything that it prints is appended to its log.
 
-  To be made on the main thread: the kernel kills the run when the thread that started it ends.
+  Make it on the main thread: the kernel kills the run when the thread that started it ends.
   """
 
   def __init__(self, arguments: Sequence[str], log: str):
@@ -29,29 +29,29 @@ class Child:
       self._process = subprocess.Popen(
           child_process.ending_with_this_one(command(arguments)),
           stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-          # Ctrl-C at the terminal is meant for the sweep, which then ends its runs.
+          # Ctrl-C at the terminal goes to the sweep, which then ends its runs.
           start_new_session=True,
       )
 
   def poll(self):
-    """Its exit status, negative for a signal; None while it runs."""
+    """The run's exit status, negative for a signal; None while it runs."""
     return self._process.poll()
 
   def end(self):
-    """Asks it to save its last round and end."""
+    """Asks the run to save its last round and end."""
     self._process.terminate()
 
   def wait(self):
-    """Waits until it has ended."""
+    """Waits until the run has ended."""
     self._process.wait()
 
   def error(self) -> str:
-    """Why it failed: the last line that it called an error, else the last line that it printed, and a signal's name."""
+    """Why the run failed: its last line with "Error: ", or else its last line; and the signal that ended it, if any."""
     with open(self._log, 'rb') as f:
       f.seek(max(self._begin, f.seek(0, os.SEEK_END) - _BYTES_OF_LOG_READ))
       lines = [line.strip() for line in f.read().decode(errors='replace').splitlines() if line.strip()]
     said = next((line for line in reversed(lines) if 'Error: ' in line), lines[-1] if lines else 'it printed nothing')
     code = self._process.returncode
     if code == command_line.INTERRUPTED:
-      return 'interrupted, and not by the sweep'
+      return 'interrupted, but not by the sweep'
     return f'ended by {signal.Signals(-code).name}; {said}' if code < 0 else said

@@ -1,10 +1,10 @@
 """A grid over flags, as a command line gives it.
 
     --vary='algorithm=fedavg|fixed_dp:clip=1.0|quap'            three alternatives
-    --vary='seed=42|123|999'                                    times three: nine combinations
-    --vary='dataset=mnist|cifar10;flagfile=a.flags|b.flags'     one axis of two flags that go together
+    --vary='seed=42|123|999'                                    times three, so nine combinations
+    --vary='dataset=mnist|cifar10;flagfile=a.flags|b.flags'     one axis of two flags that vary together
 
-Values are written as on the training binary's command line; they may hold commas, colons and equals signs, but
+Values are written as on the training binary's command line. They may contain commas, colons and equals signs, but
 neither `|` nor `;`.
 """
 
@@ -15,21 +15,21 @@ from typing import Dict, List, Sequence
 
 from quap_tff import registry
 
-# What the sweep sets itself for each run.
+# The flag that the sweep itself sets for each run.
 OWN_FLAG = 'output_dir'
 FLAGFILE = 'flagfile'
 
 
 def combinations(axes: Sequence[str], flag_names: Sequence[str]) -> List[Dict[str, str]]:
-  """Every combination of the axes' alternatives, as values by flag; the last axis varies fastest.
+  """Every combination of the axes' alternatives, as values by flag. The last axis varies fastest.
 
   Args:
-    axes: Each `name=value|value…`, or several of these, equally long, joined by `;`.
+    axes: Each is `name=value|value…`, or several of these, equally long, joined by `;`.
     flag_names: The names that an axis may have.
 
   Raises:
-    ValueError: For an axis that is not written so, an unknown flag, one that stands in two places or that a sweep may
-      not vary, or a value that stands twice.
+    ValueError: For an axis that is not written in this way, an unknown flag, a flag that appears in two places or that
+      a sweep may not vary, or a value that appears twice.
   """
   parsed = [_axis(axis, flag_names) for axis in axes]
   counts = collections.Counter(name for axis in parsed for name in axis[0])
@@ -55,7 +55,7 @@ def _axis(axis: str, flag_names: Sequence[str]) -> List[Dict[str, str]]:
       raise ValueError(f'--vary={axis!r}: {name!r} appears twice.')
     columns[name] = [value.strip() for value in text.split('|')]
     if not all(columns[name]):
-      raise ValueError(f'--vary={axis!r}: {name!r} has an empty value; write name=value|value.')
+      raise ValueError(f'--vary={axis!r}: {name!r} has an empty value: write name=value|value.')
   lengths = {name: len(values) for name, values in columns.items()}
   if len(set(lengths.values())) > 1:
     found = ', '.join(f'{name!r} has {length}' for name, length in lengths.items())
@@ -68,19 +68,19 @@ def _axis(axis: str, flag_names: Sequence[str]) -> List[Dict[str, str]]:
 
 
 def directory_name(combination: Dict[str, str]) -> str:
-  """A folder's name for a combination: the same for the same values, whatever else the grid holds, in any order."""
+  """The name of a combination's folder. It depends only on the values, not on their order or the rest of the grid."""
   return ','.join(f'{name}={_readable(value)}' for name, value in sorted(combination.items()))
 
 
 def _readable(value: str) -> str:
-  """The last part of a path, without the suffix of flag files. Characters that a name cannot have become dashes."""
+  """The last part of a path, without the suffix of a flag file. Characters that a name cannot have become dashes."""
   value = value.rstrip('/').rpartition('/')[2]
   value = value[:-len('.flags')] if value.endswith('.flags') else value
   return re.sub(r'[^A-Za-z0-9_.=+-]+', '-', value)
 
 
 def arguments(base: Sequence[str], combination: Dict[str, str]) -> List[str]:
-  """The training binary's flags: the grid overrides `base`, which overrides a flag file that the grid varies."""
+  """The training binary's flags. The grid overrides `base`, which overrides a flag file that the grid varies."""
   files = [f'--{FLAGFILE}={combination[FLAGFILE]}'] if FLAGFILE in combination else []
   return files + list(base) + [f'--{name}={value}' for name, value in combination.items() if name != FLAGFILE]
 

@@ -1,4 +1,4 @@
-"""From grids and base flags to runs, every flag checked before the first one starts; and how far each run has come."""
+"""Makes runs from grids and base flags, checks every flag before a run starts, and says how far each run has come."""
 
 import collections
 import csv
@@ -18,13 +18,13 @@ class Run(NamedTuple):
   """One run of a sweep.
 
   Attributes:
-    name: Its folder's name in the sweep's.
+    name: The name of its folder in the sweep's folder.
     path: Its folder.
     arguments: Its command line, for `experiments.train`.
     identity: The flags that say what it computes.
     last_round: The round after which it ends.
-    stop_at_accuracy: The test accuracy at which it ends before.
-    num_threads: As its flags have it.
+    stop_at_accuracy: The test accuracy at which it ends earlier.
+    num_threads: The value of this flag.
   """
 
   name: str
@@ -37,13 +37,13 @@ class Run(NamedTuple):
 
 
 class Standing(NamedTuple):
-  """How far a run is.
+  """How far a run has come.
 
   Attributes:
-    rounds: Rounds logged.
-    finished: Whether it has come to its end.
-    seconds_per_round: Mean over the rounds logged, by the files' times; None before the first.
-    test_accuracy: Of a finished run.
+    rounds: The number of logged rounds.
+    finished: Whether it has reached its end.
+    seconds_per_round: The mean over the logged rounds, by the files' times; None before the first round.
+    test_accuracy: The test accuracy of a finished run.
   """
 
   rounds: int
@@ -53,33 +53,33 @@ class Standing(NamedTuple):
 
 
 def flag_names() -> List[str]:
-  """The flags that a grid may hold."""
+  """The flags that a grid may contain."""
   return [grid_lib.FLAGFILE, *experiment_flags.all_values()]
 
 
 def base_values(base: Sequence[str]) -> Tuple[Dict[str, Any], Dict[str, Any]]:
-  """The flags' values under the base flags alone: of those that say what is computed, and of all.
+  """The flags' values under the base flags alone: first of the flags that say what is computed, then of all flags.
 
   Raises:
     ValueError: For an unknown flag, a value of the wrong type, or an output directory.
   """
   with experiment_flags.parsed(base) as values:
     if values.output_dir is not None:
-      raise ValueError('--output_dir is the sweep\'s: give it before the --, and each run gets a folder in it.')
+      raise ValueError('--output_dir belongs to the sweep. Give it before the --, and each run gets a folder in it.')
     return experiment_flags.identity(), experiment_flags.all_values()
 
 
 def runs_of(output_dir: str, base: Sequence[str], grids: Sequence[Sequence[str]]) -> List[List[Run]]:
-  """The runs of each grid. A combination that an earlier grid has already is that one's run, under its name.
+  """The runs of each grid. If an earlier grid already has a combination, its run is used, under its name.
 
   Raises:
-    ValueError: For anything that can be told to be wrong without reading data: a grid, a flag or a spec, two
-      combinations of a grid that are the same run, folders that would have the same name or hold something else.
+    ValueError: For every mistake that can be found without reading data: in a grid, a flag or a spec; two combinations
+      of a grid that are the same run; folders that would have the same name, or that hold something else.
   """
   result: List[List[Run]] = []
   by_values: Dict[str, Run] = {}
   for grid in grids:
-    own: Dict[str, str] = {}  # This grid's combinations, by what they come to.
+    own: Dict[str, str] = {}  # This grid's combinations, by the flags' values that they give.
     idle: Optional[Dict[str, str]] = None  # Flags without an effect in any run so far, and why.
     for combination in grid_lib.combinations(grid, flag_names()):
       text = grid_lib.as_flags(combination)
@@ -100,21 +100,21 @@ def runs_of(output_dir: str, base: Sequence[str], grids: Sequence[Sequence[str]]
   for name, count in collections.Counter(run.name for run in by_values.values()).items():
     if count > 1:
       raise ValueError(
-          f'{count} combinations would have the same folder {name!r}. In names, only letters, digits and _.=+- make '
-          'values differ, and of a path only its last part.'
+          f'{count} combinations would have the same folder {name!r}. Names tell values apart only by letters, digits '
+          'and _.=+-, and paths only by their last part.'
       )
   return result
 
 
 def _run(output_dir, base, combination):
-  """The run, every flag's value but that of its folder, and which of the given flags have no effect on it, and why.
+  """The run, the values of all flags except its folder, and the given flags that have no effect on it, and why.
 
-  These are left out of its command line: a sweep over several methods gives each of them what it uses.
+  The flags without effect are left out of its command line: in a sweep over several methods, each gets what it uses.
   """
   name = grid_lib.directory_name(combination)
   if len(os.fsencode(name)) > _MOST_BYTES_OF_A_NAME:
-    raise ValueError(f'the folder\'s name would be longer than {_MOST_BYTES_OF_A_NAME} bytes; put settings into flag '
-                     'files and vary those.')
+    raise ValueError(f'the folder\'s name would be longer than {_MOST_BYTES_OF_A_NAME} bytes. Put settings into flag '
+                     'files, and vary those.')
   path = os.path.join(output_dir, name)
   arguments = grid_lib.arguments(base, combination) + [f'--{grid_lib.OWN_FLAG}={path}']
   with experiment_flags.parsed(arguments) as values:
@@ -157,7 +157,7 @@ def _last_round(path) -> int:
 
 
 def _seconds(path, metrics) -> float:
-  """From the start of the run to its latest round; pauses are counted, too."""
+  """The time from the start of the run to its latest round. Pauses are counted, too."""
   return max(0.0, os.path.getmtime(metrics) - os.path.getmtime(os.path.join(path, run_directory.RUN)))
 
 
@@ -172,9 +172,10 @@ def _summary(path):
 
 
 def seconds_left(runs: Sequence[Run], standings: Mapping[str, Standing], parallel: int) -> Optional[float]:
-  """How long what is left will take at `parallel` runs at a time; None before any round has been measured.
+  """How long the rest will take with `parallel` runs at a time; None before any round has been measured.
 
-  A run takes as long a round as it took so far, or as the others took on average. Starting up is not counted.
+  A run is expected to take as long for a round as it took so far, or as the others took on average. Start-up time is
+  not counted.
   """
   measured = [s.seconds_per_round for s in standings.values() if s.seconds_per_round is not None]
   if not measured:

@@ -1,4 +1,4 @@
-"""sweep.json in a sweep's folder: its base flags and all grids that it was given. One process holds the folder."""
+"""sweep.json in a sweep's folder: its base flags and all its grids. One process at a time may use the folder."""
 
 import contextlib
 import fcntl
@@ -16,9 +16,9 @@ class Record(NamedTuple):
   """What a sweep is.
 
   Attributes:
-    base: The flags of every run, as they were given.
-    identity: What of their values says what is computed.
-    flags: All of their values.
+    base: The base flags of every run, as they were given.
+    identity: The values of those flags that decide what is computed.
+    flags: The values of all flags.
     grids: The axes of each call's grid.
   """
 
@@ -29,22 +29,22 @@ class Record(NamedTuple):
 
 
 def extended(output_dir: str, base: Sequence[str], axes: Sequence[str]) -> Record:
-  """The sweep in the folder with `axes` as one more grid; a new one if there is none. Changes nothing.
+  """The folder's sweep with `axes` as one more grid, or a new sweep if the folder has none. Changes nothing.
 
   Args:
     output_dir: The sweep's folder.
-    base: The flags of every run; empty: those that the folder's sweep has.
-    axes: The grid; empty: none is added.
+    base: The base flags of every run. Empty: those of the folder's sweep.
+    axes: The grid. Empty: none is added.
 
   Raises:
-    ValueError: If the grid is empty and there is no other, the folder holds something else, a base flag is wrong, or
-      the base flags compute something else than those of the folder's sweep (the message says which differ).
+    ValueError: If the grid is empty and there is no other grid, if the folder holds something else, if a base flag is
+      wrong, or if the base flags compute something else than the folder's sweep (the message says which flags differ).
   """
   kept = _read(output_dir)
   if kept is None:
     if not axes:
       raise ValueError(
-          f'The grid is empty, and {output_dir} holds no sweep to continue: give --vary=name=value|value.'
+          f'The grid is empty, and {output_dir} holds no sweep to continue. Give --vary=name=value|value.'
       )
     return Record(list(base), *plan.base_values(base), [list(axes)])
   base = list(base) or kept.base
@@ -60,13 +60,13 @@ def extended(output_dir: str, base: Sequence[str], axes: Sequence[str]) -> Recor
 
 
 def changed_controls(output_dir: str, record: Record) -> List[str]:
-  """A line for each base flag that changes nothing that is computed and that is not as the folder's sweep has it."""
+  """A line for each base flag that differs from the folder's sweep but does not change what is computed."""
   kept = _read(output_dir)
   return _differences(kept.flags, record.flags) if kept else []
 
 
 def _differences(there: Dict[str, Any], now: Dict[str, Any]) -> List[str]:
-  """A line for each flag of two values."""
+  """A line for each flag whose two values differ."""
   return [
       f'\n  --{name}: {there.get(name)!r} there, {now.get(name)!r} now'
       for name in sorted({*there, *now}) if there.get(name) != now.get(name)
@@ -75,10 +75,10 @@ def _differences(there: Dict[str, Any], now: Dict[str, Any]) -> List[str]:
 
 @contextlib.contextmanager
 def held(output_dir: str, record: Record) -> Iterator[None]:
-  """Takes the folder for the length of the block, making it if need be, and writes the record.
+  """Locks the folder while the block runs, after making it if necessary, and writes the record.
 
   Raises:
-    ValueError: If another process is at work in it, or it cannot be written.
+    ValueError: If another process uses the folder, or if it cannot be written.
   """
   try:
     os.makedirs(output_dir, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Runs a sweep's runs, several at a time, and says how it goes."""
+"""Runs the runs of a sweep, several at a time, and reports progress."""
 
 import collections
 import time
@@ -17,10 +17,10 @@ class Outcome(NamedTuple):
   """How a sweep ended.
 
   Attributes:
-    done: Names of the runs that stand finished, those of earlier calls included.
+    done: The names of the finished runs, including those of earlier calls.
     failed: What went wrong, by the name of the run.
-    left: Names of the others.
-    interrupted: Whether the user cut it off.
+    left: The names of the other runs.
+    interrupted: Whether the user interrupted the sweep.
   """
 
   done: List[str]
@@ -32,15 +32,15 @@ class Outcome(NamedTuple):
 def run_all(
     runs: Sequence[plan.Run], parallel: int, start: Callable[[plan.Run], Any], say: Callable[[str], None]
 ) -> Outcome:
-  """Runs what is not finished, those that have begun first; one that fails does not keep the others from going on.
+  """Runs all runs that are not finished, those that have begun first. If one fails, the others go on.
 
-  On KeyboardInterrupt no more are started, those at work are asked to end, and their end is waited for.
+  On KeyboardInterrupt, no more runs start, the active ones are asked to end, and the call waits until they have ended.
 
   Args:
     runs: All runs of the sweep.
-    parallel: How many run at a time.
-    start: Starts a run; returns a `children.Child`.
-    say: Takes a line for the user.
+    parallel: How many runs are active at a time.
+    start: Starts a run, and returns a `children.Child`.
+    say: Prints a line for the user.
   """
   standings = {run.name: plan.standing(run) for run in runs}
   waiting = collections.deque(sorted(
@@ -81,7 +81,7 @@ def run_all(
   except KeyboardInterrupt:
     interrupted = True
     if active:
-      say(f'Interrupted. Waiting for {len(active)} active to save their last round and end.')
+      say(f'Interrupted. Active runs: {len(active)}. Waiting until they have saved their last round and ended.')
   finally:
     for child in active.values():
       child.end()
@@ -98,7 +98,7 @@ def run_all(
 
 def _fill(active: Dict[str, Any], waiting: Deque[plan.Run], parallel: int, start: Callable[[plan.Run], Any]):
   while waiting and len(active) < parallel:
-    # No signal may come between a child's start and its entry here: it would not be ended.
+    # No signal may come between a child's start and its entry in `active`, or nothing would end the child.
     with interrupts.held_back():
       run = waiting.popleft()
       active[run.name] = start(run)
@@ -120,13 +120,13 @@ def _time_left(runs, standings, parallel):
   if not left:
     return 'nothing left'
   if seconds is None:
-    return f'{left} left, time unknown before a round has run'
+    return f'{left} left, time unknown until a round has run'
   return f'{left} left, about {tqdm.tqdm.format_interval(seconds)}'
 
 
 def _at_work(active, by_name):
   at = {name: plan.standing(by_name[name]).rounds for name in active}
-  return 'at work: ' + ', '.join(f'{name} (round {at[name]}/{by_name[name].last_round})' for name in active)
+  return 'active: ' + ', '.join(f'{name} (round {at[name]}/{by_name[name].last_round})' for name in active)
 
 
 def _result(standing):

@@ -81,7 +81,7 @@ class TestCombinations:
     assert plan.config.clip == clip_rules.Unclipped() and plan.config.max_agg_norm is None
 
   @pytest.mark.parametrize('spec, message', [
-      ('quapp', "'quap'"), ('fixed_dp:clip=0', 'clipping norm'), ('quap:clip=1', "'clip'"),
+      ('quapp', "'quap'"), ('fixed_dp:clip=0', 'clipping norm'), ('quap:clip=1', "'quap' takes no parameters"),
   ])
   def test_bad_specs(self, spec, message):
     with pytest.raises(ValueError, match=message):
@@ -199,7 +199,8 @@ class TestCalibration:
   def test_exact_lets_the_most_exposed_client_spend_epsilon(self, arguments):
     experiment = _experiment(*arguments, '--calibration=exact', '--epsilon=2', '--rounds=6')
     ledger = experiment.plan.planned_ledger([experiment.cohorts.cohort(t) for t in range(1, 7)])
-    epsilon = max(accounting.ACCOUNTANTS['gaussian_exact'].epsilon(h, 1e-5) for h in accounting.histories(ledger).histories)
+    histories = accounting.histories(ledger).histories
+    epsilon = max(accounting.ACCOUNTANTS['gaussian_exact'].epsilon(h, 1e-5) for h in histories)
     assert 2 * (1 - 1e-3) < epsilon <= 2
 
   @pytest.mark.parametrize('algorithm, reason', [
@@ -210,6 +211,8 @@ class TestCalibration:
       _experiment(f'--algorithm={algorithm}', '--calibration=exact', '--model=digits_cnn')
 
   def test_another_calibration_is_another_run_for_the_ledger(self):
-    exact, documents = (_experiment('--algorithm=fixed_dp', f'--calibration={c}').plan.fingerprint for c in ('exact', 'documents'))
+    exact, documents = (
+        _experiment('--algorithm=fixed_dp', f'--calibration={c}').plan.fingerprint for c in ('exact', 'documents')
+    )
     assert exact != documents
     assert documents == _experiment('--algorithm=fixed_dp', '--noise_seed=3').plan.fingerprint

@@ -257,7 +257,7 @@ class TestWrongInput:
       (['--vary=seed=1'], ('--dataset=digits', 'rounds=5'), "Unexpected argument 'rounds=5'"),
       (['--vary=seed=1'], ('--rounds=many',), 'many'),
       (['--vary=seed=1'], ('--flagfile=nowhere.flags',), 'nowhere.flags'),
-      (['--vary=seed=1'], ('--output_dir=elsewhere',), "--output_dir is the sweep's"),
+      (['--vary=seed=1'], ('--output_dir=elsewhere',), "--output_dir belongs to the sweep"),
       ([], _BASE, 'The grid is empty'),
       (['--vary=seed=1|two'], _BASE, 'two'),
       (['--vary=algorithm=quap|qap'], _BASE, "--algorithm=qap: Unknown algorithm 'qap'. Did you mean 'quap'"),
@@ -386,7 +386,7 @@ class TestChild:
       ('print("round 1"); sys.exit(1)', 'round 1'),
       ('sys.exit(1)', 'it printed nothing'),
       ('print("Error: of memory", flush=True); os.kill(os.getpid(), 9)', 'ended by SIGKILL; Error: of memory'),
-      ('print("{}"); sys.exit(130)', 'interrupted, and not by the sweep'),
+      ('print("{}"); sys.exit(130)', 'interrupted, but not by the sweep'),
   ])
   def test_says_why_it_failed(self, start, code, error):
     earlier = start('print("Error: of an earlier attempt")')
