@@ -1,8 +1,8 @@
 """Features kept on disk, so that they are computed once: a file for each set of examples and feature map.
 
 A file is an `.npy` float32[n, d], rows in the order of the examples' digests, and the SHA-256 of all before it. The
-order makes it the same file however the examples are shared out to clients. What is learned from drawings is kept beside
-them, in `.npz` files with the same seal.
+order makes it the same file however the examples are shared out to clients. What is learned from drawings is kept
+beside these files, in `.npz` files with the same seal.
 """
 
 from concurrent import futures

@@ -183,8 +183,8 @@ def run(main: Callable[[List[str]], int]):
 def use_own_temporary_folder():
   """Gives this process's temporary files a folder of their own, which is removed when it ends.
 
-  TensorFlow writes every function that it compiles to a temporary file, and removes these at a regular end only. So each
-  start also removes the folders of processes that were killed: those that nobody holds locked any more.
+  TensorFlow writes every function that it compiles to a temporary file, and removes these files only at a regular end.
+  So each start also removes the folders of processes that were killed: those that no process holds locked any more.
   """
   try:
     parent = tempfile.gettempdir()

@@ -1,9 +1,10 @@
 """What `experiments.train` prints at the end: a few lines for people, then one line of JSON for scripts.
 
-Together they fit a terminal of 24 rows and 80 columns, and the last lines for people are the accuracy and the guarantee.
-All figures are in summary.json, which a run with an --output_dir leaves. The line of JSON has the same keys with shorter
-values: `protection` is cut to a sentence, and `formal` keeps `covers`, `delta` and one or two of its `figures`: the exact
-one without amplification, and the smallest with amplification if there is one. No TensorFlow is loaded here.
+Together they fit a terminal of 24 rows and 80 columns. The last lines for people are the accuracy and the guarantee.
+All figures are in summary.json, which a run with --output_dir leaves. The line of JSON has the same keys, with shorter
+values: `protection` is cut to a sentence, and `formal` keeps `covers`, `delta` and one or two of its `figures`. These
+are the exact one without amplification and, if there is one, the smallest with amplification. TensorFlow is not loaded
+here.
 """
 
 import json
@@ -83,8 +84,9 @@ def guarantee(summary: Mapping[str, Any]) -> str:
   exact, *amplified = figures
   is_ideal = any('ideal' in note for note in formal['notes'])
   is_all = formal['covers'] == protections.RELEASED_MODEL
+  subject = 'released model is' if is_all else 'weights are'
   said = (
-      f'Guarantee{", if the noise were ideal" if is_ideal else ""}: the {"released model is" if is_all else "weights are"}'
+      f'Guarantee{", if the noise were ideal" if is_ideal else ""}: the {subject}'
       f' differentially private with {_bound(exact)} at δ = {formal["delta"]:g} for each client and all of its data.'
   )
   for figure in amplified:
@@ -117,8 +119,8 @@ def _nominal(summary) -> List[str]:
   if summary['nominal_epsilon_max'] is None:
     return []
   return [
-      f'Nominal (no guarantee): ε mean {summary["nominal_epsilon_mean"]:.4g}, max {summary["nominal_epsilon_max"]:.4g}, '
-      f'δ up to {summary["nominal_delta_max"]:.3g}, by plain sums.'
+      f'Nominal (no guarantee): ε mean {summary["nominal_epsilon_mean"]:.4g}, '
+      f'max {summary["nominal_epsilon_max"]:.4g}, δ up to {summary["nominal_delta_max"]:.3g}, by plain sums.'
   ]
 
 

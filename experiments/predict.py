@@ -158,8 +158,8 @@ def load(path: str, extractor: Optional[str] = None) -> Predictor:
   model_path = os.path.join(path, run_directory.MODEL)
   if not os.path.isfile(model_path):
     raise ValueError(
-        f'{path} holds no {run_directory.MODEL} yet: a run writes its model when it ends. If it was cut off, the command '
-        'that started it continues it.'
+        f'{path} holds no {run_directory.MODEL} yet: a run writes its model when it ends. If it was interrupted, the '
+        'command that started it continues it.'
     )
   run = certificates.read_json(path, run_directory.RUN)
   try:

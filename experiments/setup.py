@@ -1,6 +1,6 @@
 """Makes everything that a run needs from the flags: data, cohorts, plan, model and evaluation.
 
-Nothing is written here. TensorFlow's devices and threads are not touched either, because the runtime must set them first.
+Nothing is written here. TensorFlow's devices and threads are not touched either: the runtime must set them first.
 """
 
 import dataclasses

@@ -87,7 +87,7 @@ def rates(config: ParticipationConfig, state: Any, round_num: Any) -> Any:
 
 
 def counted_rounds(config: ParticipationConfig, round_num: Any) -> Any:
-  """How many of the rounds 1..t are counted; at least 1, also before the first one, so that rates can be shares of it."""
+  """How many of the rounds 1..t are counted. At least 1, even if none is counted yet: rates are divided by it."""
   uncounted = 0 if config.count_during_warmup else config.warmup_rounds
   return arrays.namespace(round_num).maximum(round_num - uncounted, 1)
 

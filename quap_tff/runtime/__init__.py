@@ -6,7 +6,8 @@ __getattr__ = lazy.exports(__name__, {
     'activation': ['activate', 'measure_traffic', 'prepare'],
     'config': ['RuntimeConfig'],
     'errors': [
-        'ClientError', 'DeviceError', 'NotMergeableError', 'RuntimeStackError', 'UnsupportedComputationError', 'WorkerError'
+        'ClientError', 'DeviceError', 'NotMergeableError', 'RuntimeStackError', 'UnsupportedComputationError',
+        'WorkerError',
     ],
     'in_process': ['AsyncInProcessContext', 'InProcessContext', 'Statistics'],
     'traffic': ['Measurement', 'Traffic'],

@@ -40,8 +40,8 @@ def test_no_process_outlives_it(signum, tmp_path):
 
 
 @pytest.mark.parametrize('arguments, said', [
-    (['--clients=0'], 'clients'), (['--sections=growht'], "Did you mean 'growth'"), (['--csv=no/such/folder/x.csv'], 'x.csv'),
-    (['stray'], "'stray'"),
+    (['--clients=0'], 'clients'), (['--sections=growht'], "Did you mean 'growth'"),
+    (['--csv=no/such/folder/x.csv'], 'x.csv'), (['stray'], "'stray'"),
 ])
 def test_wrong_flags_are_refused_before_anything_is_measured(arguments, said, capsys, monkeypatch):
   monkeypatch.setattr(benchmark, '_measure', None)

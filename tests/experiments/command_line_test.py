@@ -47,7 +47,10 @@ class TestHelp:
     path = '/'.join(['a_folder'] * 12)
     words = ' '.join('word' * (i % 5 + 1) for i in range(60))
     flags.DEFINE_string('a_flag', 'value', f'Choices: method:{choices}; {path} {words}.', flag_values=values)
-    doc = f'Title.\n\n{words}\n{words}\n\n    python -m experiments.train --a={path} {words}\n\n  name   {words}\n  b      c\n'
+    doc = (
+        f'Title.\n\n{words}\n{words}\n\n    python -m experiments.train --a={path} {words}\n\n'
+        f'  name   {words}\n  b      c\n'
+    )
     text = command_line.help_text(doc, values)
     assert _tokens(f'{doc} {choices} {path}') <= _tokens(text)
     assert ''.join(words.split()) in ''.join(text.split())
@@ -56,7 +59,8 @@ class TestHelp:
 
   def test_a_command_is_continued_as_a_shell_has_it(self):
     arguments = ' '.join(f'--flag_{i}=value' for i in range(12))
-    lines = command_line.help_text(f'    python -m x {arguments}', command_line.new_flags()).split('\n\n')[0].splitlines()
+    text = command_line.help_text(f'    python -m x {arguments}', command_line.new_flags())
+    lines = text.split('\n\n')[0].splitlines()
     assert len(lines) > 1 and all(line.endswith(' \\') for line in lines[:-1]) and not lines[-1].endswith('\\')
     assert ' '.join(line.rstrip(' \\').strip() for line in lines) == f'python -m x {arguments}'
 

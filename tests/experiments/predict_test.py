@@ -19,7 +19,8 @@ from tests.experiments import harness
 # With dropout, as the models of MNIST and CIFAR-10 have it.
 _DROPOUT = ('--model=mnist_cnn', '--algorithm=fedavg', '--rounds=12', '--client_optimizer=sgd:learning_rate=0.2')
 _FEATURES = (
-    '--features=scattering:scales=1', '--model=auto', '--algorithm=certified:clip=0.5', '--rounds=3', '--warmup_rounds=0'
+    '--features=scattering:scales=1', '--model=auto', '--algorithm=certified:clip=0.5', '--rounds=3',
+    '--warmup_rounds=0',
 )
 
 

@@ -114,7 +114,8 @@ class TestBar:
       assert isinstance(display, progress.Bar)
       _run(display, 1, 5)
     shown = b''
-    with contextlib.suppress(OSError), os.fdopen(master, 'rb', buffering=0) as reader:  # The end of a terminal is an error.
+    # The end of a terminal is an error.
+    with contextlib.suppress(OSError), os.fdopen(master, 'rb', buffering=0) as reader:
       while True:
         shown += reader.read(4096)
     rows = [row for row in shown.decode().replace('\n', '\r').split('\r') if row]

@@ -296,8 +296,10 @@ class TestWrongInput:
 
   @pytest.mark.parametrize('content', [
       '', '{', '[]', '{"base": 3, "identity": {}, "flags": {}, "grids": []}', '{"base": []}',
-      '{"base": [], "identity": {}, "flags": {}, "grids": 4}', '{"base": [], "identity": {}, "flags": {}, "grids": [[3]]}',
-      '{"base": [1], "identity": {}, "flags": {}, "grids": []}', '{"base": [], "identity": 1, "flags": {}, "grids": []}',
+      '{"base": [], "identity": {}, "flags": {}, "grids": 4}',
+      '{"base": [], "identity": {}, "flags": {}, "grids": [[3]]}',
+      '{"base": [1], "identity": {}, "flags": {}, "grids": []}',
+      '{"base": [], "identity": 1, "flags": {}, "grids": []}',
   ])
   def test_a_damaged_record_is_named(self, content, call, folder):
     folder.mkdir()

@@ -88,7 +88,8 @@ class TestDescribeProtection:
 
   def test_metrics_are_taken_to_be_logged_unless_said_otherwise(self):
     described = accounting.describe_protection(
-        config.QuapConfig(num_clients=N, clip=clip_rules.Fixed(1.0), critical_layers='all'), layers.ModelShape(LAYERS, SIZES)
+        config.QuapConfig(num_clients=N, clip=clip_rules.Fixed(1.0), critical_layers='all'),
+        layers.ModelShape(LAYERS, SIZES),
     )
     assert described.covers == 'weights without the logs'
 

@@ -146,7 +146,10 @@ class TestQuapAggregationComputation:
       [
           (tff.TensorType(np.float32), '(?s)an integer scalar, .* Found the type float32.*with_client_ids'),
           (tff.TensorType(np.int64, [1]), 'an integer scalar'),
-          (tff.to_type(collections.OrderedDict(weight=np.float32)), '(?s)must carry the client\'s id as `client_id`.*quap_tff.with_client_ids'),
+          (
+              tff.to_type(collections.OrderedDict(weight=np.float32)),
+              '(?s)must carry the client\'s id as `client_id`.*quap_tff.with_client_ids',
+          ),
           (tff.to_type(collections.OrderedDict(client_id=np.float32)), 'an integer scalar'),
           (tff.SequenceType(np.int64), 'an integer scalar'),
       ],

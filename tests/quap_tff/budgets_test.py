@@ -46,7 +46,8 @@ class TestClientBudgets:
 
   def test_by_hand(self):
     config = BudgetConfig(epsilon_total=4.0, num_rounds=2, alpha=0.5, beta=math.log(2))
-    np.testing.assert_allclose(budgets.client_budgets(config, _f32([0.0, 1.0, 2.0]), False), [3.0, 2.5, 2.25], rtol=1e-6)
+    found = budgets.client_budgets(config, _f32([0.0, 1.0, 2.0]), False)
+    np.testing.assert_allclose(found, [3.0, 2.5, 2.25], rtol=1e-6)
 
   def test_at_full_participation_the_budget_is_above_the_base(self):
     # An erratum of the documents: 1.068·ε_base, not ε_base.

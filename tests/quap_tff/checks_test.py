@@ -16,7 +16,9 @@ class TestNumber:
     assert result == value
     assert type(result) is float  # pylint: disable=unidiomatic-typecheck
 
-  @pytest.mark.parametrize('value', [math.nan, math.inf, -math.inf, None, '1', True, [1.0], 1j, 10**400, np.bool_(True)])
+  @pytest.mark.parametrize(
+      'value', [math.nan, math.inf, -math.inf, None, '1', True, [1.0], 1j, 10**400, np.bool_(True)]
+  )
   def test_refuses_what_is_no_finite_number(self, value):
     with pytest.raises(ValueError, match='x must be a finite number'):
       checks.number('x', value)
@@ -40,7 +42,8 @@ class TestNumber:
       checks.number('x', outside, **bounds)
 
   def test_the_error_says_all_bounds(self):
-    with pytest.raises(ValueError, match=r'^delta must be a finite number greater than 0 and less than 1, found 1\.0\.$'):
+    message = r'^delta must be a finite number greater than 0 and less than 1, found 1\.0\.$'
+    with pytest.raises(ValueError, match=message):
       checks.number('delta', 1.0, above=0, below=1)
 
 

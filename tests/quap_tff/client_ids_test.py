@@ -103,7 +103,8 @@ class TestWithClientIds:
 
   def test_stock_client_work_under_certified(self):
     config = certified.CertifiedConfig(
-        num_clients=4, epsilon=3.0, delta=1e-5, noise_multiplier=4.0, divisor=2.0, noise_seed=1, clip=clip_rules.Fixed(1.0)
+        num_clients=4, epsilon=3.0, delta=1e-5, noise_multiplier=4.0, divisor=2.0, noise_seed=1,
+        clip=clip_rules.Fixed(1.0),
     )
     with runtime.activate(runtime.RuntimeConfig(device='cpu')):
       process = _process(quap_tff.certified.CertifiedAggregationFactory(config))

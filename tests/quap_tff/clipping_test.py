@@ -39,7 +39,9 @@ class TestQuantile:
   def test_by_hand(self, values, q, expected):
     np.testing.assert_allclose(clip_rules.quantile(_f32(values), q), expected, rtol=1e-6)
 
-  @given(values=st.lists(st.floats(0, 1e6, width=32, allow_subnormal=False), min_size=1, max_size=40), q=st.floats(0, 1))
+  @given(
+      values=st.lists(st.floats(0, 1e6, width=32, allow_subnormal=False), min_size=1, max_size=40), q=st.floats(0, 1)
+  )
   @settings(derandomize=True, deadline=None, max_examples=100)
   def test_as_numpys(self, values, q):
     np.testing.assert_allclose(
@@ -96,7 +98,8 @@ class TestGlobalNorm:
     assert clip_rules.global_norm([]) == 0.0
 
   def test_takes_other_float_types(self):
-    np.testing.assert_allclose(clip_rules.global_norm([tf.constant([3.0], tf.float64), tf.constant([4.0], tf.bfloat16)]), 5.0)
+    tensors = [tf.constant([3.0], tf.float64), tf.constant([4.0], tf.bfloat16)]
+    np.testing.assert_allclose(clip_rules.global_norm(tensors), 5.0)
 
   @pytest.mark.parametrize('entry', [_NAN, _INF, -_INF, 1e30])
   def test_is_not_finite_where_entries_are_not_or_squares_overflow(self, entry):

@@ -408,7 +408,8 @@ class TestServerNoise:
   @pytest.mark.parametrize('placement', ['server', 'client'])
   def test_clip_scope_does_not_widen_the_noise(self, placement):
     cohort = {0: ([0.1, 0.2, 0.3], np.full([40, 10], 1e-3))}
-    _, mean, _ = _run_once(_config(clip_scope='all_layers', noise=NoiseConfig(placement, seed=0)), cohort, **self._LARGE)
+    config = _config(clip_scope='all_layers', noise=NoiseConfig(placement, seed=0))
+    _, mean, _ = _run_once(config, cohort, **self._LARGE)
     np.testing.assert_array_equal(mean[0], np.float32([0.1, 0.2, 0.3]))
 
   def test_max_agg_norm_comes_after_the_noise(self):

@@ -10,7 +10,7 @@ UNSEEDED = 1e-9
 
 
 def is_gaussian(samples, stddev, significance=_SIGNIFICANCE) -> bool:
-  """Whether `samples` pass as independent N(0, stddev²): their variance (chi-square) and their shape (Kolmogorov-Smirnov)."""
+  """Whether `samples` pass as independent N(0, stddev²), by variance (chi-square) and shape (Kolmogorov-Smirnov)."""
   scaled = np.ravel(np.asarray(samples, np.float64)) / stddev
   cumulative = stats.chi2.cdf(np.sum(scaled**2), scaled.size)
   return (

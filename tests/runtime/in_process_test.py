@@ -303,7 +303,8 @@ def test_a_runtime_may_be_given_by_its_name():
   with pytest.raises(ValueError, match="Unknown runtime 'in_proces'"):
     with runtime.activate('in_proces'):
       pass
-  with pytest.raises(TypeError, match=r'RuntimeConfig or the name of a runtime \(in_process, native, workers\), found int'):
+  message = r'RuntimeConfig or the name of a runtime \(in_process, native, workers\), found int'
+  with pytest.raises(TypeError, match=message):
     with runtime.activate(3):
       pass
 

@@ -103,7 +103,8 @@ def write_run(
       'planned_rounds': flags['rounds'], 'test_accuracy': accuracy, 'test_loss': 0.3,
       'nominal_epsilon_max': float(nominal.max()) if noised else None,
       'nominal_epsilon_mean': float(nominal.mean()) if noised else None,
-      'nominal_delta_max': 1e-4 if noised else None, 'model_protected': covers in ('released model', 'weights without the logs'),
+      'nominal_delta_max': 1e-4 if noised else None,
+      'model_protected': covers in ('released model', 'weights without the logs'),
       'formal': formal if covers is not None else None, 'interrupted': False, 'seconds': 1.0,
       'output_dir': str(folder),
   })

@@ -251,7 +251,8 @@ class TestDistinguisher:
 
     @tf.function
     def runs(with_data):
-      return tf.map_fn(lambda seed: run(seed, with_data), tf.range(num_runs, dtype=tf.int64), fn_output_signature=tf.float64)
+      seeds = tf.range(num_runs, dtype=tf.int64)
+      return tf.map_fn(lambda seed: run(seed, with_data), seeds, fn_output_signature=tf.float64)
 
     outcomes = [runs(tf.constant(world)).numpy() for world in (0.0, 1.0)]
     deviation = math.sqrt(np.mean([outcome.var(ddof=1) for outcome in outcomes]))

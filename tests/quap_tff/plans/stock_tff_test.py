@@ -282,7 +282,8 @@ class TestAccount:
       assert found == ({True, False} if earns else {False}), (spec, participation, calibration)
 
   def test_columns(self):
-    row = _plan('tff_layerwise_adaptive').metrics(_output(round=2, cohort_size=4, clipping_norms=np.float32([3.0, 4.0])))
+    output = _output(round=2, cohort_size=4, clipping_norms=np.float32([3.0, 4.0]))
+    row = _plan('tff_layerwise_adaptive').metrics(output)
     assert row['clipping_norm'] == 5 and row['clipping_norm_conv'] == 3 and row['epsilon'] == 0.5
     assert set(row) <= _plan('tff_layerwise_adaptive').public_metrics
     fixed = _plan('tff_dp_fedavg')
