@@ -77,6 +77,10 @@ CERTIFIED = {
     'femnist_certified_correlated': dict(
         CORRELATED_MNIST, dataset='femnist:test_writers=0.1', num_clients=None, cohort_size=100, rounds=100
     ),
+    'cifar10_certified_correlated': dict(
+        CORRELATED_MNIST, dataset='cifar10', features='drawn:size=256', participation=('full', {}), cohort_size=None,
+        rounds=20, local_epochs=10, algorithm='certified:weights=online,noise=ar1,clip=1'
+    ),
 }
 
 
