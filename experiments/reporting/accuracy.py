@@ -1,4 +1,4 @@
-"""The sections on accuracy: beside the documents' figures, by round, and over the values of a flag."""
+"""The report's sections on accuracy: beside the documents' figures, by round, and over the values of a flag."""
 
 import collections
 import itertools
@@ -18,7 +18,7 @@ _WHAT = 'accuracy (%)'
 
 
 def select(groups: Sequence[study.Group], method: str, scenario: Optional[str] = None, **flags) -> List[study.Group]:
-  """The groups of a method with these flags, of one scenario or of any."""
+  """The groups of a method with these flags, in one scenario or in any."""
   return [g for g in groups if g.method == method and scenario in (None, g.scenario) and g.has(**flags)]
 
 
@@ -50,8 +50,8 @@ def early_stop(groups: Sequence[study.Group]) -> List[pages.Block]:
       rows += study.beside(_WHAT, printed, [g], g.method, {'dataset': g.dataset})
   blocks = study.table('early_stop', 'Runs that stop at a test accuracy (November 2025, table 2)', rows)
   return blocks and blocks + [
-      'A run that stops at the first test above an accuracy reports just that accuracy. Such figures do not show which '
-      'method is better, only after how many rounds each stopped.',
+      'A run that stops at the first test above an accuracy reports about that accuracy. Such figures do not show '
+      'which method is better. They only show after how many rounds each method stopped.',
   ]
 
 
@@ -64,7 +64,7 @@ def by_place(
     groups: Sequence[study.Group], name: str, column: str, title: str, scale: float, ylabel: str, total_label: str,
     total: Callable[[study.Group], pages.Quantity] = study.Group.accuracy, log: bool = False,
 ) -> List[pages.Block]:
-  """A figure of a column of metrics.csv, times `scale`, for each of `study.places`; `total` sums a group up."""
+  """A figure of a column of metrics.csv, times `scale`, for each of `study.places`. `total` sums up a group."""
   shown = study.places([g for g in groups if any(np.any(run.curve(column)[1] > 0) for run in g.runs)])
   blocks = []
   for where, members in shown:
@@ -73,16 +73,16 @@ def by_place(
         for g, label in zip(members, figures.labels([g.algorithm for g in members]))
     ]
     blocks.append(pages.Figure(
-        name, f'{title}: {where}', 'Lines are means over seeds; bars and numbers give the deviation over seeds.',
+        name, f'{title}: {where}', 'Lines are means over seeds. Bars and numbers give the deviation over seeds.',
         lambda figure, series=series: figures.by_round(figure, series, ylabel, total_label, log),
         (9, max(4, 0.3 * len(series) + 1.2)) if len(series) > 1 else (6.5, 4),
     ))
-  several = 'There is one figure for each dataset and participation. It shows the setting with most methods.'
+  several = 'There is one figure for each dataset and participation. It shows the setting with the most methods.'
   return blocks + [several] * (len(shown) > 1)
 
 
 def over_seeds(group: study.Group, column: str, scale: float = 1):
-  """(rounds, float64[seeds, rounds]) of a column, times `scale`, where every run that logs it has a value."""
+  """(rounds, float64[seeds, rounds]) of a column, times `scale`, in rounds where all runs that log it have a value."""
   curves_ = [curve for curve in (dict(zip(*run.curve(column))) for run in group.runs) if curve]
   rounds = sorted(set.intersection(*map(set, curves_)))
   return np.array(rounds), scale * np.array([[curve[t] for t in rounds] for curve in curves_])
@@ -98,8 +98,8 @@ def convergence(groups: Sequence[study.Group]) -> List[pages.Block]:
   title = 'Rounds to 90% test accuracy on MNIST (first document, table 2, at ε = 3)'
   blocks = study.table('rounds_to_90', title, rows, 'participation')
   return blocks and blocks + [
-      'Counted up to the first tested round at or above 90%. If a seed did not reach it, the row says so: a mean over '
-      'the other seeds would be too good.',
+      'Rounds are counted up to the first tested round at or above 90%. If a seed did not reach 90%, the row says so, '
+      'because a mean over the other seeds would look too good.',
   ]
 
 
@@ -115,10 +115,10 @@ def rounds_to_90(group: study.Group):
 
 
 def at_scale(groups: Sequence[study.Group]) -> List[pages.Block]:
-  """1,000 clients, 5% a round: table 5 of the first document."""
+  """1,000 clients, 5% in each round: table 5 of the first document."""
   found = {method: select(groups, method, **published.AT_SCALE_FLAGS) for method in published.AT_SCALE}
   noise = lambda g: g.measure(lambda run: run.mean_of('noise_norm'))
-  # The noise of the first Fixed-DP setting of each dataset is the measure of the others.
+  # The noise of the others is compared with that of the first Fixed-DP setting of the dataset.
   full = {g.dataset: noise(g).mean for g in reversed(found['fixed_dp']) if noise(g)}
 
   def relative_noise(g):
@@ -134,8 +134,8 @@ def at_scale(groups: Sequence[study.Group]) -> List[pages.Block]:
       rows += study.beside(what, printed[column], found[method], method, {}, measure)
     blocks += study.table('at_scale', f'1,000 clients, 50 a round: {what} (first document, table 5)', rows)
   return blocks and blocks + [
-      'The document does not name the data or ε, nor what counts as convergence (here 90% accuracy) or as noise (here '
-      'the mean norm, over the rounds, of the noise in the mean update).',
+      'The document does not name the data or ε. It does not say what counts as convergence (here: 90% accuracy) or '
+      'what noise means (here: the norm of the noise in the mean update, as a mean over the rounds).',
   ]
 
 
@@ -144,7 +144,7 @@ def ablation(groups: Sequence[study.Group]) -> List[pages.Block]:
   blocks, shown, names = [], [], ('adaptive budget', 'adaptive clip', 'layer-wise noise')
   members = [g for g in groups if g.method in figures.BY_PARTS.values()]
   for family in sorted(study.families(members, 'algorithm', at_least=3), key=len, reverse=True):
-    # Another α of QuAP-FL beside the same other methods is no other ablation.
+    # The same methods with another α of QuAP-FL are not another ablation.
     shown += [family] if len(set(family).difference(*shown)) > 1 else []
   for where, family in study.titled(shown, 'algorithm'):
     flags = dict(dataset='mnist', epsilon=published.EPSILON_NOVEMBER, **published.COMMON)
@@ -164,17 +164,17 @@ def over_flags(
     place: Callable[..., Any] = lambda value: value, order: Optional[Callable[[Any], Any]] = None,
     printed: Optional[Callable[[study.Group], Any]] = None, log: bool = False,
 ) -> List[pages.Block]:
-  """Accuracy over the values of flags, all others equal: a table and a figure for each family of runs.
+  """Accuracy over the values of flags, with all other flags equal: a table and a figure for each family of runs.
 
   Args:
-    groups: Those of methods that were run with one value only are not shown.
+    groups: The groups. Methods that were run with only one value are not shown.
     flags: The flags that vary.
-    name: Of the tables and figures.
-    title: Of the same.
+    name: The name of the tables and figures.
+    title: The title of the tables and figures.
     axis: What the values are, for columns and axes.
-    place: From the flags' values to a number on the axis, or to text for a row of the figure.
-    order: Sort key of places.
-    printed: A document's figure for a group; by default, its final accuracy for such runs.
+    place: Turns the flags' values into a number on the axis, or into text for a row of the figure.
+    order: The sort key of places.
+    printed: A document's figure for a group. By default, the document's final accuracy for such runs.
     log: Whether an axis of numbers is logarithmic.
   """
   groups = [g for g in groups if all(flag in g.setting for flag in flags)]
@@ -238,13 +238,13 @@ def epsilon(groups: Sequence[study.Group]) -> List[pages.Block]:
 
 
 def participation(groups: Sequence[study.Group]) -> List[pages.Block]:
-  """Who shows up (theory document, 7.5)."""
+  """Who takes part (theory document, 7.5)."""
   return over_flags(groups, ['participation'], 'participation', 'Accuracy by participation', 'participation model')
 
 
 def critical_layers(groups: Sequence[study.Group]) -> List[pages.Block]:
   """One, two and all Dense layers critical (theory document, 7.5)."""
-  # From few layers to many; named layers are in between. Other methods noise every layer, whatever the flag says.
+  # From few layers to many, with named layers in between. Other methods noise every layer, whatever the flag says.
   order = lambda layers: ({'final_dense': 0, 'all_dense': 2, 'all': 3}.get(layers, 1), layers)
   blocks = over_flags(
       [g for g in groups if g.parts[-1]], ['critical_layers'], 'critical_layers', 'Accuracy by critical layers',

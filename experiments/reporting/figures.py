@@ -1,4 +1,4 @@
-"""How each method looks, the same in every figure, and the kinds of figures that the sections share."""
+"""The look of each method, which is the same in every figure, and the kinds of figures that the sections share."""
 
 import textwrap
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
@@ -16,8 +16,8 @@ _LONG, _DASH_DOT_DOT, _LONG_SHORT = (0, (10, 2)), (0, (5, 1.5, 1, 1.5, 1, 1.5)),
 class Look(NamedTuple):
   """Attributes:
     label: The method's name in print.
-    colour: Of its lines and markers. No two methods have the same, nor the same marker.
-    dash: Matplotlib's line style. Methods of one dash differ in grey.
+    colour: The colour of its lines and markers. No two methods have the same colour or the same marker.
+    dash: Matplotlib's line style. Methods with the same dash differ in brightness.
     marker: Matplotlib's marker.
     parts: (adaptive budget, adaptive clip, layer-wise noise), for the methods of the documents' ablation.
   """
@@ -79,15 +79,15 @@ def labels(algorithms: Sequence[str]) -> List[str]:
 
 
 class Series(NamedTuple):
-  """What a figure shows of one method, or of one group of runs.
+  """What a figure shows about one method, or about one group of runs.
 
   Attributes:
     algorithm: Its --algorithm spec, which decides the look.
     label: Its name in this figure.
     x: float[n].
     y: float[seeds, n], or n quantities.
-    total: The one figure that sums it up, if the figure shows that.
-    variant: What tells it from others of its method, by the fill of its marker; the label if ''.
+    total: The one number that sums up the series, if the figure shows it.
+    variant: What tells the series apart from others of its method; shown by the fill of its marker. '' for the label.
   """
 
   algorithm: str
@@ -99,10 +99,10 @@ class Series(NamedTuple):
 
 
 def styled(shown: Sequence[Series]) -> Iterator[Tuple[Series, Dict[str, Any]]]:
-  """Each series with Matplotlib's arguments for its look; markers of one method differ in their fill."""
+  """Each series with Matplotlib's arguments for its look. Markers of one method differ in their fill."""
   for series in shown:
     look = of(series.algorithm)
-    # Sorted, so that panels which order their series differently agree.
+    # Sorted, so that panels agree even if they order their series differently.
     variants = sorted({s.variant or s.label for s in shown if of(s.algorithm) == look})
     fill = ('full', 'none', 'left', 'top', 'right', 'bottom')[variants.index(series.variant or series.label) % 6]
     yield series, dict(color=look.colour, linestyle=look.dash, marker=look.marker, fillstyle=fill, label=series.label)
@@ -113,14 +113,14 @@ def _wrapped(words: str, width: int) -> str:
 
 
 def legend(axes):
-  """A legend beside the axes, where it hides nothing."""
+  """Puts a legend beside the axes, where it hides nothing."""
   handles, names = axes.get_legend_handles_labels()
   names = [_wrapped(name, 34) for name in names]
   axes.legend(handles, names, loc='upper left', bbox_to_anchor=(1.01, 1), borderaxespad=0)
 
 
 def curves(axes, shown: Sequence[Series], ylabel: str):
-  """Means over seeds by round; a band spans the seeds, smallest to largest, where that leaves the curves readable."""
+  """Means over seeds by round. If there are few curves, a band shows the smallest and the largest seed."""
   few = len(shown) <= 4
   weight = {} if few else {'linewidth': 1.1, 'markersize': 4.5}
   for index, (series, style) in enumerate(styled(shown)):
@@ -133,7 +133,7 @@ def curves(axes, shown: Sequence[Series], ylabel: str):
 
 
 def by_round(figure, shown: Sequence[Series], ylabel: str, total_label: str, log: bool = False):
-  """Curves by round and, beside them, a row for each with its name and total, the largest on top: the legend."""
+  """Curves by round. The legend beside them is a row for each, with its name and total, the largest on top."""
   axes, *panel = figure.subplots(1, 2, width_ratios=(2, 1)) if len(shown) > 1 else [figure.subplots()]
   curves(axes, shown, ylabel)
   (plots.plain_log if log else plots.within_percent)(axes.yaxis)
@@ -142,7 +142,7 @@ def by_round(figure, shown: Sequence[Series], ylabel: str, total_label: str, log
 
 
 def rows(axes, shown: Sequence[Series], xlabel: str, log: bool = False):
-  """A row for each total, the first on top: a mark, a bar for the deviation over seeds, and its value and name."""
+  """A row for each total, the first one on top: a mark, a bar for the deviation over seeds, the value and the name."""
   for place, (series, style) in enumerate(styled(shown)):
     mean, spread = series.total.mean, series.total.deviation or 0
     axes.errorbar(mean, place, xerr=[[min(spread, 0.9 * mean) if log else spread], [spread]], capsize=3, **style)
@@ -159,7 +159,7 @@ def rows(axes, shown: Sequence[Series], xlabel: str, log: bool = False):
 
 
 def lines(axes, shown: Sequence[Series], xlabel: str, ylabel: str, log: bool = False, ticks: Sequence[float] = ()):
-  """Quantities over a number: a line joins those of one series; bars are the deviation over seeds."""
+  """Quantities over a number. A line joins the quantities of a series. Bars are the deviation over seeds."""
   for series, style in styled(shown):
     axes.errorbar(series.x, [y.mean for y in series.y], [y.deviation or 0 for y in series.y], capsize=3, **style)
   axes.set(xlabel=xlabel, ylabel=ylabel, xscale='log' if log else 'linear')

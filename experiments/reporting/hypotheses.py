@@ -1,4 +1,4 @@
-"""Hypotheses H1 to H3 of the theory document (7.4), each with what was measured and a verdict."""
+"""Hypotheses H1 to H3 of the theory document (7.4), each with the measurements and a verdict."""
 
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -13,9 +13,9 @@ from experiments.reporting import study
 CONFIRMED, NOT_CONFIRMED, NOT_ENOUGH = 'confirmed', 'not confirmed', 'not enough runs'
 _LEVEL, _FEWEST_PAIRS = 0.05, 2
 _RULE = (
-    'A pair is two runs of one seed and one setting that differ in the method only. A claim is confirmed if the mean '
-    f'difference has the claimed sign and, over at least {_FEWEST_PAIRS} seeds, either Student\'s paired t test gives '
-    f'p < {_LEVEL} (two-sided) or the difference is the same in every seed.'
+    'A pair is two runs with the same seed and setting that differ only in the method. A claim needs pairs for at '
+    f'least {_FEWEST_PAIRS} seeds. It is confirmed if the mean difference has the claimed sign, and if either '
+    f'Student\'s paired t test gives p < {_LEVEL} (two-sided) or the difference is the same in every seed.'
 )
 
 Measure = Callable[[runs_lib.Run], Optional[float]]
@@ -36,8 +36,8 @@ def _h1(groups):
       groups, 'h1', 'H1: QuAP-FL is more accurate than uniform DP-FedAvg at equal ε_total', [('quap', 'fixed_dp')],
       ('QuAP-FL', 'Fixed-DP'), {'accuracy (%)': (lambda run: 100 * run.test_accuracy, 2)}, 1,
       lambda left, right: {'nominal ε spent, QuAP-FL': largest(left), 'nominal ε spent, Fixed-DP': largest(right)}, [
-          'What is equal is ε_total, not protection: QuAP-FL adds noise to the critical layers only, so its released '
-          'model has no finite ε. The nominal ε is that of the client that spends most.',
+          'ε_total is equal here, but protection is not: QuAP-FL adds noise only to the critical layers, so its '
+          'released model has no finite ε. The nominal ε is that of the client that spends most.',
           f'The documents report {min(gains):+.1f} to {max(gains):+.1f} points at ε = 3 (first document, table 1), and '
           f'{later[0]:+.2f} (MNIST) and {later[1]:+.2f} (CIFAR-10) at ε = 6 (November 2025, table 2).',
       ])
@@ -54,9 +54,9 @@ def _h2(groups):
       ('adaptive', 'uniform'),
       {'deviation': (spread, 3), 'deviation / mean': (lambda run: spread(run) / run.nominal_epsilon.mean(), 3)}, -1,
       lambda left, right: {}, [
-          'These are deviations over the clients\' cumulative nominal ε, with the same cohorts for both methods. Both '
-          'the deviation and the deviation over the mean must be smaller. An adaptive budget gives every round more '
-          'than ε_base, which by itself raises the first and leaves the second as it is.',
+          'These are deviations of the clients\' cumulative nominal ε, with the same cohorts for both methods. Both '
+          'the deviation and the ratio of deviation to mean must be smaller. An adaptive budget gives every round more '
+          'than ε_base, which by itself raises the deviation but does not change the ratio.',
       ])
 
 
@@ -78,14 +78,14 @@ def _h3(groups):
           'full / layer-wise': ratio(noise, left, right), 'of which √(d/d_c)': ratio(root_dimension, left, right)
       }, [
           'This is the norm of the noise in the mean update, as a mean over the rounds. √(d/d_c) is measured as the '
-          'ratio of (noise norm / σ). The rest of the gain is a smaller σ: the norm of the final layer\'s part is '
-          'smaller, and so is a tracked clip.',
+          'ratio of the two methods\' values of noise norm / σ. The rest of the gain is a smaller σ: the final '
+          'layer\'s part of an update has a smaller norm, so a tracked clip is smaller, too.',
           published.LAYERWISE,
       ])
 
 
 def _counterparts(part: int) -> List[Tuple[str, str]]:
-  """(with, without) of the ablation's methods that differ in this part only, QuAP-FL first."""
+  """Pairs (with, without) of the ablation's methods that differ only in this part, QuAP-FL first."""
   without = lambda parts: parts[:part] + (False,) + parts[part + 1:]
   with_it = sorted((parts for parts in figures.BY_PARTS if parts[part]), reverse=True)
   return [(figures.BY_PARTS[parts], figures.BY_PARTS[without(parts)]) for parts in with_it]
@@ -100,11 +100,11 @@ def _judge(
 
   Args:
     groups: All groups.
-    name: Of the table.
+    name: The name of the table.
     claim: What the hypothesis says.
     methods: The pairs of methods to compare.
-    sides: What the two are called.
-    measures: What is compared, with its decimals. All of it must show the claim.
+    sides: What the two sides are called.
+    measures: What is compared, with the number of decimals. Every measure must show the claim.
     sign: 1 if the left method is claimed to have more, -1 if less.
     extra: More columns, from the runs of both sides.
     notes: What a reader must know.
@@ -141,9 +141,9 @@ def _verdict(tests: Sequence[Tuple[pages.Quantity, Optional[float]]], sign: int)
 def pairs(
     groups: Sequence[study.Group], left: str, right: str, value: Measure
 ) -> List[Tuple[Dict[str, Any], Tuple[Sequence[runs_lib.Run], Sequence[runs_lib.Run]]]]:
-  """For each setting that both methods have: its first cells, and the runs of either side, seed by seed.
+  """For each setting that both methods have: its first cells, and the runs of both sides, seed by seed.
 
-  Both runs of a pair are equally long, unless they stop at an accuracy, and have the `value`.
+  Both runs of a pair have the `value`, and are equally long unless they stop at an accuracy.
   """
   found = []
   both_methods = study.families([g for g in groups if g.method in (left, right)], 'algorithm', at_least=2)

@@ -1,4 +1,4 @@
-"""What a report is made of, and its files: report.md, tables/*.csv, figures/*.png, and index.html with all of it."""
+"""The parts of a report, and its files: report.md, tables/*.csv, figures/*.png, and index.html, which has all of it."""
 
 import base64
 import collections
@@ -13,12 +13,13 @@ from experiments import plots
 
 _REPORT, _PAGE, _RUN = 'report.md', 'index.html', 'run.json'
 
-# Columns that move into the line above a table if all rows agree. A table of one row longer than this is turned.
+# Columns that move into the line above a table if all rows agree.
 _SAID_ONCE = (
     'dataset', 'participation', 'epsilon', 'setting', 'measured', 'total δ', 'cores', 'GPUs', 'pairs', 'seeds', 'rounds'
 )
+# A table with a single row of more cells than this is shown as two columns.
 _LONG_ROW = 4
-# Columns with a cell of more characters than this are not squeezed.
+# Columns with a cell of more characters than this keep a minimum width.
 _LONG_CELL = 40
 
 
@@ -42,7 +43,7 @@ class Quantity(NamedTuple):
   digits: int = 2
 
   def __str__(self):
-    # Norms can run away, and then decimals say nothing.
+    # Norms can become huge, and then decimals say nothing.
     style = f'.{self.digits}f' if abs(self.mean) < 1e4 else '.3g'
     return f'{self.mean:{style}}' + ('' if self.deviation is None else f' ± {self.deviation:{style}}')
 
@@ -51,8 +52,8 @@ class Table(NamedTuple):
   """Attributes:
     name: Its CSV file is tables/name.csv; several of one name are numbered.
     title: The line above it.
-    rows: Cells by column: text, numbers, a `Quantity`, or None where there is nothing. A column without any value is
-      left out.
+    rows: Cells by column: text, numbers, a `Quantity`, or None for an empty cell. A column without any value is left
+      out.
   """
 
   name: str
@@ -65,7 +66,7 @@ class Table(NamedTuple):
     return [name for name in names if any(row.get(name) not in (None, '') for row in self.rows)]
 
   def for_readers(self) -> Tuple[str, List[List[str]]]:
-    """(title, lines): the first line holds the column names. What all rows share is in the title instead."""
+    """(title, lines): the first line holds the column names. What all rows share moves into the title."""
     columns = self.columns
     rows = [[text(row.get(name)) for name in columns] for row in self.rows]
     if len(rows) == 1:
@@ -77,7 +78,7 @@ class Table(NamedTuple):
     return self.title + (f'. All rows: {words}' if words else ''), lines
 
   def for_programs(self) -> List[List[str]]:
-    """The lines of the CSV file: a column of quantities becomes two, the mean and its deviation."""
+    """The lines of the CSV file. A column of quantities becomes two columns: the mean and its deviation."""
     columns = []
     for name in self.columns:
       cells = [row.get(name) for row in self.rows]
@@ -106,7 +107,7 @@ class Figure(NamedTuple):
 
   @property
   def titled(self) -> Tuple[plots.Draw, Tuple[float, float]]:
-    """How to draw it under its title, and the size of both together."""
+    """How to draw the figure under its title, and the size of both together."""
     width, height = self.size
     lines = textwrap.wrap(self.title, int(9.8 * width))
 
@@ -133,7 +134,7 @@ def text(cell: Any) -> str:
 
 
 def numbered(sections: Sequence[Section]) -> List[Section]:
-  """The sections with tables of one name, and figures of one name, told apart by numbers."""
+  """The sections, with numbers added to the names of tables, and of figures, that share a name."""
   key = lambda block: (type(block), block.name)
   named = [block for section in sections for block in section.blocks if not isinstance(block, str)]
   totals, seen = collections.Counter(map(key, named)), collections.Counter()
@@ -219,7 +220,12 @@ figcaption { font-size: .9rem; }
 
 
 def _page(sections: Sequence[Section], images: Dict[str, bytes]) -> str:
-  """One page that needs nothing else: images inside, no links out, no script. `images`: PNG files by name."""
+  """One page that needs nothing else: it contains its images, and has no external links and no script.
+
+  Args:
+    sections: The sections.
+    images: PNG files by name.
+  """
   title, links, parts = html.escape(sections[0].title), [], []
   for number, section in enumerate(sections[1:], 1):
     heading = html.escape(section.title)
@@ -244,7 +250,7 @@ def _html_block(block: Block, images) -> str:
     image = f'<img alt="{html.escape(block.title)}" src="data:image/png;base64,{data}">'
     return f'<figure>{image}<figcaption>{html.escape(block.caption)}</figcaption></figure>'
   title, (head, *rows) = block.for_readers()
-  # A flag or path may also break after its punctuation, but a number and its sign stay together.
+  # A flag or a path may also break after punctuation, but a number and its sign stay together.
   breakable = lambda cell: re.sub(r'([,:/_]|=(?=\w{9}))(?=\w)', r'\1<wbr>', html.escape(cell)).replace('± ', '±&nbsp;')
   kinds = [' class="long"' if max(map(len, column)) > _LONG_CELL else '' for column in zip(*rows)]
   head = ''.join(f'<th scope="col"{kind}>{breakable(cell)}</th>' for cell, kind in zip(head, kinds))

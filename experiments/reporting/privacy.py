@@ -1,6 +1,6 @@
 """What a run's privacy figures may be called, and what each participation group has spent.
 
-A formal ε is the released model's only if the run's own summary says so. A report calls nothing else by that name.
+A formal ε holds for the released model only if the run's own summary says so. A report gives no other figure that name.
 """
 
 from typing import Any, List, Mapping, Optional, Sequence
@@ -13,7 +13,7 @@ from experiments.reporting import runs as runs_lib
 from experiments.reporting import study
 
 NO_FINITE = 'no finite ε for the released model'
-# Marks figures that hold for ideal noise only; the words by which a summary's notes say so.
+# The mark of figures that hold only for ideal noise, and the words in a summary's notes that say so.
 IDEAL, _IDEAL_WORDS = '†', 'ideal Gaussian noise'
 _IDEAL_OF_TFF = f'The figure holds for {_IDEAL_WORDS}; the noise that TFF draws is weaker.'
 
@@ -22,7 +22,7 @@ _GROUPS = ('rare', 'middle', 'frequent')
 
 
 def whole_model_epsilon(run: runs_lib.Run) -> Optional[float]:
-  """The largest ε of any client that holds for the released model: the certificate's, else the formal one, or None."""
+  """The largest ε of any client that holds for the released model: the certificate's, else the formal one, else None."""
   if run.certificate is not None:
     achieved = run.certificate.get('achieved')
     return _number(achieved.get('epsilon_max')) if isinstance(achieved, dict) else None
@@ -31,7 +31,7 @@ def whole_model_epsilon(run: runs_lib.Run) -> Optional[float]:
 
 
 def formal_text(group: study.Group) -> str:
-  """What the formal figure of a setting covers, and the figure: the largest over the seeds. † marks ideal noise."""
+  """What the formal figure of a setting covers, and the figure itself: the largest over seeds. † marks ideal noise."""
   if all(whole_model_epsilon(run) is not None for run in group.runs):
     covers, value = 'released model', whole_model_epsilon
   elif all(_formal(run).get('covers') == 'weights without the logs' and _epsilon(run) is not None
@@ -45,7 +45,7 @@ def formal_text(group: study.Group) -> str:
 
 
 def footnotes(groups: Sequence[study.Group]) -> List[str]:
-  """Whom the formal figures protect, by which relation, δ and amplification, and what † means."""
+  """Whom the formal figures protect, under which relation, δ and amplification, and what † means."""
   found = [run for group in groups for run in group.runs if _smallest(run)]
   if not found:
     certified = any(run.certificate is not None for group in groups for run in group.runs)

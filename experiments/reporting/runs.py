@@ -1,4 +1,4 @@
-"""Run folders as the report reads them: what a run was, what it measured, and what could not be read."""
+"""Run folders as the report reads them: what was run, what was measured, and what could not be read."""
 
 import dataclasses
 import functools
@@ -19,11 +19,11 @@ from quap_tff.accounting import run_ledger
 
 RUN = 'run.json'
 
-# The flags without which a run cannot be placed, and the types of their values; those that not every method reads.
+# The flags that the report needs, and the types of their values. Then the flags that only some methods read.
 _NEEDED = {'dataset': str, 'participation': str, 'partition': str, 'rounds': int, 'seed': int}
 _IF_READ = dict.fromkeys(('epsilon', 'delta', 'alpha', 'beta'), (int, float))
 
-# The flags whose values are choices with parameters, and the choices whose parameters are always written out.
+# The flags whose values are choices with parameters. Then the choices whose parameters are always written out.
 _CHOICES = {
     'algorithm': methods.METHODS, 'participation': cohorts.PARTICIPATION_MODELS, 'partition': partition.PARTITIONS,
     'clip': clip_rules.RULES, 'client_optimizer': optimizers.OPTIMIZERS, 'server_optimizer': optimizers.OPTIMIZERS,
@@ -32,16 +32,16 @@ _WRITTEN_OUT = ('bernoulli', 'beta', 'beta_bernoulli', 'dirichlet')
 
 
 class LeftOut(NamedTuple):
-  """Something that the report could not use: its path, and what is wrong with it."""
+  """Something that the report could not use: its path, and why."""
 
   path: str
   reason: str
 
 
 def parse(flag: str, spec: str) -> Tuple[str, Dict[str, str], Dict[str, str]]:
-  """A choice `name:key=value,…` as its name, its parameters, and those among them that are not the defaults.
+  """A choice `name:key=value,…` as its name, its parameters, and those parameters that differ from the defaults.
 
-  A choice that this version does not know, or that takes other parameters now, keeps the parameters that are written.
+  If this version does not know the choice, or the choice now has other parameters, the parameters stay as written.
   """
   name, _, arguments = spec.partition(':')
   try:
@@ -56,7 +56,7 @@ def parse(flag: str, spec: str) -> Tuple[str, Dict[str, str], Dict[str, str]]:
 
 
 def canonical(flag: str, value: Any) -> Any:
-  """A flag's value, the same however it is written: `beta`, `beta:b=5.0` and `beta:a=2,b=5` are one participation."""
+  """A flag's value in one form, however it is written: `beta`, `beta:b=5.0` and `beta:a=2,b=5` are the same model."""
   if value is None:
     return 'default'
   if isinstance(value, float) and value.is_integer():
@@ -70,7 +70,7 @@ def canonical(flag: str, value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Run:
-  """One run folder. What is missing in it is empty or None.
+  """One run folder. Whatever is missing in it is empty or None.
 
   Attributes:
     path: The folder.
@@ -79,7 +79,7 @@ class Run:
     versions, machine: From run.json.
     metrics: Columns of metrics.csv, float64[rounds] each, NaN where a round has no value.
     clients: Columns of clients.csv, float64[N] each.
-    ledger: Who took part when, on what nominal budget.
+    ledger: Who took part when, with which nominal budget.
     summary: summary.json, or {} while the run goes on.
     certificate: certificate.json of a certified run.
   """
@@ -112,12 +112,12 @@ class Run:
 
   @property
   def ended(self) -> bool:
-    """Whether it reached the end that its flags set: the planned rounds, fewer rounds, or an accuracy."""
+    """Whether the run reached the end that its flags set: the planned rounds, fewer rounds, or an accuracy."""
     return bool(self.summary) and not self.summary.get('interrupted')
 
   @property
   def test_accuracy(self) -> Optional[float]:
-    """Of the final model, in [0, 1]; without a summary, of the last tested round."""
+    """The test accuracy of the final model, in [0, 1]. Without a summary, that of the last tested round."""
     accuracy = self.summary.get('test_accuracy')
     if isinstance(accuracy, (int, float)):
       return float(accuracy)
@@ -131,7 +131,7 @@ class Run:
 
   @functools.cached_property
   def nominal_epsilon(self) -> Optional[np.ndarray]:
-    """float64[N], each client's nominal Σε_i; None if it is unknown, not finite, or not by the documents' formula."""
+    """float64[N], each client's nominal Σε_i. None if it is unknown or not finite, or if another formula gave it."""
     if self.identity.get('calibration', 'documents') != 'documents' or self.algorithm.startswith('certified'):
       return None
     epsilon = self.ledger.epsilon if self.ledger is not None else self.clients.get('nominal_epsilon')
@@ -168,7 +168,7 @@ def find(roots: Sequence[str]) -> List[str]:
 
 
 def load(path: str) -> Tuple[Optional[Run], List[LeftOut]]:
-  """Reads a run folder: the run, or None if it is of no use, and what is damaged or missing in it."""
+  """Reads a run folder: the run, or None if it is unusable, and what is damaged or missing in it."""
   left_out = []
 
   def read(name, reader, otherwise, expected):
@@ -230,7 +230,7 @@ def _read_run(path):
   expected = {**_NEEDED, **{name: kinds for name, kinds in _IF_READ.items() if name in identity}}
   wrong = [name for name, kinds in expected.items() if not isinstance(identity.get(name), kinds)]
   if wrong:
-    raise ValueError(f'{", ".join(wrong)} missing or of the wrong type in its identity')
+    raise ValueError(f'missing or of the wrong type in its identity: {", ".join(wrong)}')
   parts = ('flags', 'versions', 'machine')
   return {'identity': identity, **{name: run[name] if isinstance(run.get(name), dict) else {} for name in parts}}
 
@@ -238,12 +238,12 @@ def _read_run(path):
 def _read_metrics(path):
   metrics = plots.read_metrics(path)
   if 'round' not in metrics or not np.all(np.diff(metrics['round']) > 0):
-    raise ValueError('no rows, no column named round, or rounds that do not ascend')
+    raise ValueError('it has no rows, no column named round, or rounds that do not ascend')
   return metrics
 
 
 def _read_clients(path, ledger):
   clients = plots.read_metrics(path)
   if ledger is not None and any(len(column) != ledger.num_clients for column in clients.values()):
-    raise ValueError(f'not a row for each of {ledger.num_clients} clients')
+    raise ValueError(f'it does not have one row for each of the {ledger.num_clients} clients')
   return clients

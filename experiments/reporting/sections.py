@@ -1,4 +1,4 @@
-"""The report's sections in order. A new one is a function from groups of runs to blocks, and a line in `SECTIONS`."""
+"""The report's sections in order. A new section is a function from groups of runs to blocks, and a line in `SECTIONS`."""
 
 from typing import Callable, List, NamedTuple, Sequence
 
@@ -17,8 +17,8 @@ _SCENARIOS = 'participation=uniform|beta:a=2,b=5|extreme_imbalance'
 class Section(NamedTuple):
   """Attributes:
     title: The heading.
-    build: Its blocks; none if there are no runs for them.
-    grid: The axes of the sweep whose runs fill it, besides the documents' seeds.
+    build: Makes its blocks. There are none if there are no runs for them.
+    grid: The axes of the sweep whose runs fill the section, without the documents' seeds.
     preset: The flag file of that sweep.
   """
 
@@ -111,6 +111,6 @@ def _settings(groups, command) -> List[pages.Block]:
 
 
 def count(groups: Sequence[study.Group]) -> str:
-  """How many runs of how many settings, in words."""
+  """The number of runs and settings, in words."""
   plural = lambda number, word: f'{number} {word}' + ('' if number == 1 else 's')
   return f'{plural(sum(len(group.runs) for group in groups), "run")} of {plural(len(groups), "setting")}'

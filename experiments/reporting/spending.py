@@ -1,4 +1,4 @@
-"""The sections on what is spent: privacy, who bears it, noise, bytes and time."""
+"""The report's sections on what is spent: privacy and who pays for it, noise, bytes and time."""
 
 from typing import List, Sequence, Tuple
 
@@ -13,7 +13,7 @@ from experiments.reporting import study
 
 
 def beside_accuracy(groups: Sequence[study.Group]) -> List[pages.Block]:
-  """Every setting that was run: its accuracy beside what it spends."""
+  """Every setting that was run, with its accuracy beside what it spends."""
 
   def columns(g):
     known = lambda run, value: None if run.nominal_epsilon is None else value(run)
@@ -27,17 +27,17 @@ def beside_accuracy(groups: Sequence[study.Group]) -> List[pages.Block]:
 
   blocks = study.by_group('privacy_and_accuracy', 'All settings', groups, columns)
   return blocks and blocks + [
-      'Nominal figures are the documents\' own: the sum over the rounds that a client took part in, for the noised '
-      'layers only, with the clipping norms taken as given. A row has none if the documents\' formula does not give '
-      'the noise (`--calibration=exact`, certified runs). A formal figure is the largest over clients and seeds. It '
-      'holds for what its cell names and for nothing else.',
+      'Nominal figures follow the documents: the sum over the rounds in which a client took part, for the noised '
+      'layers only, with the clipping norms taken as given. A row has no nominal figure if the noise does not come from the '
+      'documents\' formula (`--calibration=exact`, certified runs). A formal figure is the largest over clients and '
+      'seeds. It holds for what its cell names and for nothing else.',
       *privacy.footnotes(groups),
       *privacy.by_participation('participation_groups', [g for g in _side_by_side(groups) if not _is_whole(g)]),
   ]
 
 
 def certified(groups: Sequence[study.Group]) -> List[pages.Block]:
-  """Certified runs beside others whose ε holds for the released model: which are most accurate at equal ε."""
+  """Certified runs beside other runs whose ε holds for the released model, to compare accuracy at equal ε."""
   members = [g for g in groups if _is_whole(g)]
   if not any(g.method == 'certified' for g in members):
     return []
@@ -55,8 +55,8 @@ def certified(groups: Sequence[study.Group]) -> List[pages.Block]:
       *study.by_group(
           'certified', 'Accuracy at a formal ε of the released model', members, columns, 'participation', 'epsilon',
       ),
-      'These are the runs whose formal ε holds for everything that they release. Compare methods at equal dataset, '
-      'participation and ε. The column `epsilon` is what was asked for; a method may spend less.',
+      'These are the runs whose formal ε holds for everything that they release. Compare methods only at the same '
+      'dataset, participation and ε. The column `epsilon` is the requested ε; a method may spend less.',
       *(_certified_figure(f'{where[0]}, participation={where[1]}', own) for where, own in places.items()
         if any(g.method == 'certified' for g in own)),
       *privacy.footnotes(members),
@@ -129,10 +129,10 @@ def budgets(groups: Sequence[study.Group]) -> List[pages.Block]:
   return [
       pages.Table('budget_by_rate', title, rows),
       pages.Figure('budget_by_rate', title, 'The line is the formula; the crosses are the printed values.', draw),
-      'Measured is a client\'s mean nominal budget over its rounds, by its participation rate at the end, in '
-      f'{len(found)} runs. It is off the line where the rate was different when the client took part, and where rounds '
-      'of warm-up gave ε_base. The noise of a round follows one budget for the whole cohort (`--round_budget`), not '
-      'each client\'s own.',
+      'A measured point is a client\'s mean nominal budget over its rounds, at its final participation rate. The '
+      f'points are from {len(found)} runs. A point is off the line if the client\'s rate was different when it took '
+      'part, or if it took part in warm-up rounds, which gave ε_base. The noise of a round follows one budget for the whole cohort '
+      '(`--round_budget`), not each client\'s own budget.',
   ]
 
 
@@ -147,7 +147,7 @@ def measured_budgets(run) -> Tuple[np.ndarray, np.ndarray]:
 
 def cumulative(groups: Sequence[study.Group]) -> List[pages.Block]:
   """Cumulative nominal ε of the top and bottom 20% of participants: figure 3 of the November 2025 document."""
-  # QuAP-FL, and the method that differs from it in the budget only.
+  # QuAP-FL, and the method that differs from it only in the budget.
   found = study.places([
       g for g in groups if g.method in ('quap', 'layerwise') and g.setting['stop_at_accuracy'] is None and all(
           run.ledger is not None and run.nominal_epsilon is not None and run.ledger.num_rounds for run in g.runs
@@ -173,7 +173,7 @@ def cumulative(groups: Sequence[study.Group]) -> List[pages.Block]:
           'cumulative_privacy', f'{title}: {where}', 'Lines: means over the group and over seeds. Bands: all seeds.',
           lambda figure, members=members: _draw_cumulative(figure, members)
       ) for where, members in found),
-      'Clients that took part equally often are ordered by id. All of these figures are nominal and hold for the '
+      'Clients that took part equally often are ordered by id. All these figures are nominal, and they hold for the '
       'noised layers only.',
   ]
 
@@ -216,12 +216,12 @@ def fairness(groups: Sequence[study.Group]) -> List[pages.Block]:
         'measured: test accuracy by client': g.measure(of_accuracy, 3),
     }
 
-  title = 'Jain\'s index, 1: all clients equal (first document, table 3)'
+  title = 'Jain\'s index; 1 means that all clients are equal (first document, table 3)'
   blocks = study.by_group('fairness', title, _side_by_side(groups), columns, 'participation')
   return blocks and blocks + [
-      'Participation counts follow from who shows up. They are the same for every method of one seed and '
-      'participation, so the document\'s difference between methods is not of these. Test accuracy by client is that '
-      'of the final model on the test set, re-weighted to the client\'s own labels.',
+      'Participation counts follow from who takes part. For one seed and participation, they are the same for every '
+      'method, so the document\'s difference between methods cannot be about them. Test accuracy by client is the '
+      'accuracy of the final model on the test set, re-weighted to the client\'s own labels.',
   ]
 
 
@@ -234,7 +234,7 @@ def noise(groups: Sequence[study.Group]) -> List[pages.Block]:
     what = (('noise / signal', ratio, 2), ('noise norm', 'noise_norm', 4), ('signal norm', 'signal_norm', 4))
     return {name: g.measure(lambda run, column=column: run.mean_of(column), digits) for name, column, digits in what}
 
-  title = 'Norm of the noise over the norm of the mean update, both of the noised layers'
+  title = 'Norm of the noise over the norm of the mean update, both for the noised layers'
   return study.by_group(ratio, f'{title}, means over the rounds', _side_by_side(noisy), columns) + (
       accuracy.by_place(
           noisy, ratio, ratio, title, 1, 'noise norm / signal norm', 'mean over rounds',
@@ -244,7 +244,7 @@ def noise(groups: Sequence[study.Group]) -> List[pages.Block]:
 
 
 def communication(groups: Sequence[study.Group]) -> List[pages.Block]:
-  """Bytes of a client in a round: table 1 of the November 2025 document."""
+  """Bytes that a client sends and receives in a round: table 1 of the November 2025 document."""
   sent = lambda g, way='up': g.measure(lambda run: run.mean_of(f'{way}_bytes_per_client'))
   logged = [g for g in groups if sent(g)]
   fedavg = {(g.dataset, g.setting.get('model')): sent(g).mean for g in reversed(logged) if g.method == 'fedavg'}
@@ -264,13 +264,13 @@ def communication(groups: Sequence[study.Group]) -> List[pages.Block]:
   blocks = study.by_group('communication', title, _side_by_side(logged), columns)
   return blocks and blocks + [
       f'The document\'s {published.UPLOAD_MB} MB are for ResNet-18, which is not run here. Compare the ratio to FedAvg '
-      'and the bytes above it. Measured are the values that a client receives and sends, without encoding or '
-      'encryption (1 MB = 1,000,000 bytes).',
+      'and the bytes above it. The measured figures count the values that a client receives and sends, without '
+      'encoding or encryption (1 MB = 1,000,000 bytes).',
   ]
 
 
 def cost(groups: Sequence[study.Group]) -> List[pages.Block]:
-  """Seconds of a round (theory document, 7.3)."""
+  """Seconds for a round (theory document, 7.3)."""
 
   def columns(g):
     seconds = lambda reduce: g.measure(lambda run: float(reduce(run.curve('seconds')[1])))

@@ -1,4 +1,4 @@
-"""Runs of one setting form a group. Groups are compared in tables that name how they differ, and never averaged."""
+"""Runs of one setting form a group. Groups are compared in tables that say how they differ. They are never averaged."""
 
 import collections
 import dataclasses
@@ -15,9 +15,9 @@ from experiments.reporting import runs as runs_lib
 
 NOT_RUN = 'not run'
 
-# Flags in which repetitions of one setting differ, and those that only name files or where constants come from.
+# Flags in which repetitions of a setting differ, and flags that only name files or the origin of constants.
 _REPEATED = ('seed', 'noise_seed', 'output_dir', 'data_dir', 'tuning')
-# What the title, a column or another cell of every table states already.
+# Flags whose values are already in the title, a column or another cell of every table.
 _KNOWN = ('algorithm', 'dataset', 'stop_at_accuracy')
 
 
@@ -26,8 +26,8 @@ class Group:
   """Runs of one setting, one for each seed.
 
   Attributes:
-    setting: Every flag that the method reads and that decides what is computed, except the seeds; and
-      `stop_at_accuracy`, where a run ends.
+    setting: Every flag that the method reads and that decides what is computed, except the seeds. Also
+      `stop_at_accuracy`, which decides where a run ends.
     runs: At least one, by seed.
   """
 
@@ -61,7 +61,7 @@ class Group:
 
   @property
   def origin(self) -> Dict[str, str]:
-    """The last cells of its rows: seeds, and rounds run of planned, marked if a run stopped early."""
+    """The last cells of its rows: the seeds, and the rounds run out of those planned, marked if a run stopped early."""
     planned, stop = self.setting['rounds'], self.setting['stop_at_accuracy']
     text = f'{", ".join(map(str, sorted({run.rounds for run in self.runs})))} of {planned}'
     if stop is not None:
@@ -123,7 +123,7 @@ def collect(runs: Iterable[runs_lib.Run]) -> Tuple[List[Group], List[runs_lib.Le
 
 
 def _setting(run, flags) -> Dict[str, Any]:
-  """Those of `flags` that the run's method reads. An older version may not have had all of them."""
+  """The `flags` that the run's method reads. An older version may not have had all of them."""
   try:
     unread = methods.parse(run.algorithm).unused
   except ValueError:
@@ -167,10 +167,10 @@ def describe(settings: Sequence[Mapping[str, Any]], *known: str, in_full: bool =
 
 
 def families(groups: Sequence[Group], *axes: str, at_least: int = 1) -> List[List[Group]]:
-  """Groups that agree in every flag that they share, except in `axes`, put together in the order of `figures.LOOKS`.
+  """Families of groups that agree in every flag that they share, except in `axes`, in the order of `figures.LOOKS`.
 
-  A group is in several families if what it does not read tells them apart: FedAvg is beside the others at every ε.
-  Families of fewer than `at_least` groups, and those within another family, are left out.
+  If families differ only in flags that a group does not read, the group is in all of them: FedAvg is beside the others
+  at every ε. Families of fewer than `at_least` groups, and those contained in another family, are left out.
   """
   texts = [{k: _key(v) for k, v in group.setting.items() if k not in axes} for group in groups]
   agree = [[all(a.get(name, text) == text for name, text in b.items()) for b in texts] for a in texts]
@@ -187,7 +187,7 @@ def families(groups: Sequence[Group], *axes: str, at_least: int = 1) -> List[Lis
 
 
 def titled(found: Sequence[Sequence[Group]], *axes: str) -> List[Family]:
-  """Families, which differ in `axes` within, with titles that tell them apart."""
+  """The families, with titles that tell them apart. Within a family, groups differ in `axes`."""
   shared = [{k: v for g in groups for k, v in g.setting.items() if k not in axes} for groups in found]
   words, _ = describe(shared, in_full=True)
   return [Family(', '.join(filter(None, [s['dataset'], w])), groups) for s, w, groups in zip(shared, words, found)]
@@ -230,7 +230,7 @@ def table(name: str, title: str, rows: Sequence[Row], *known: str) -> List[pages
     lines.append({**row.first, 'method': method, 'setting': setting, **row.last, **origin})
   notes = [f'Unless its setting says otherwise, a row has {usual}.'] if usual else []
   if len({group.origin['rounds'] for group in groups}) > 1:
-    notes.append('The rows differ in the rounds that were run: compare only those of equal rounds.')
+    notes.append('The rows differ in the number of rounds that were run: compare only rows with equal rounds.')
   return [pages.Table(name, title, lines), *notes] if groups else []
 
 
@@ -251,13 +251,13 @@ def beside(
     what: str, printed: Union[pages.Quantity, str, None], groups: Sequence[Group], method: str,
     cells: Mapping[str, Any], measure: Callable[[Group], Any] = Group.accuracy,
 ) -> List[Row]:
-  """Rows for a printed figure, or for None: one for each group, or one for `method` that says that it was not run.
+  """Rows for a printed figure, or for None: one for each group. Without groups, a row says that `method` was not run.
 
   Args:
-    what: What is printed and measured, for the columns' names.
+    what: What is printed and measured, for the names of the columns.
     printed: The document's figure.
-    groups: The runs for it.
-    method: Its method.
+    groups: The groups of runs to compare with it.
+    method: The method of the figure.
     cells: The first cells of the rows.
     measure: The measured figure of a group: a quantity, text, or None.
   """
@@ -292,11 +292,11 @@ def paired_test(
 ) -> Tuple[pages.Quantity, Optional[float]]:
   """The mean of left - right over pairs, and the two-sided p of Student's paired t test.
 
-  p is None with fewer than two pairs, or without a spread: then the difference is the same in every pair.
+  p is None if there are fewer than two pairs, or if the difference is the same in every pair.
   """
   difference = over(np.subtract(left, right), digits)
   scale = max(np.abs(left).max(), np.abs(right).max())
-  # Without a spread beyond rounding errors, the statistic is noise or infinite.
+  # If the spread is no more than rounding errors, the statistic is meaningless or infinite.
   if difference.deviation is None or difference.deviation <= 1e-12 * scale:
     return difference, None
   t = difference.mean / (difference.deviation / difference.count**0.5)

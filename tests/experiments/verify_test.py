@@ -415,7 +415,7 @@ class TestSignature:
     [problem] = verify.verify(str(certified), public).problems
     assert 'is not signed' in problem
 
-  @pytest.mark.parametrize('content, words', [(None, 'cannot be read'), (b'no key', 'no key without a password')])
+  @pytest.mark.parametrize('content, words', [(None, 'cannot be read'), (b'no key', 'must hold a PEM key')])
   def test_bad_keys_are_refused_before_training(self, content, words, tmp_path, capsys):
     key = tmp_path / 'key.pem'
     if content is not None:
@@ -425,7 +425,7 @@ class TestSignature:
 
   def test_a_public_key_signs_nothing(self, tmp_path):
     _, public = _keys(tmp_path / 'keys')
-    with pytest.raises(ValueError, match='no key without a password'):
+    with pytest.raises(ValueError, match='must hold a PEM key without a password'):
       folders.read_private_key(public)
 
 

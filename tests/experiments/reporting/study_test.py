@@ -143,7 +143,7 @@ class TestTables:
 
   def test_unequal_rounds_are_named(self, tmp_path):
     groups = factory.groups_of(tmp_path, {'rounds_run': 5}, {'algorithm': 'fixed_dp'})
-    assert 'compare only those of equal rounds' in factory.text(study.by_group('t', '', groups, lambda group: {}))
+    assert 'compare only rows with equal rounds' in factory.text(study.by_group('t', '', groups, lambda group: {}))
 
   def test_measured_beside_printed(self, tmp_path):
     groups = factory.groups_of(tmp_path, {'accuracy': 0.8})
