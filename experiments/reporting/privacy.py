@@ -22,7 +22,7 @@ _GROUPS = ('rare', 'middle', 'frequent')
 
 
 def whole_model_epsilon(run: runs_lib.Run) -> Optional[float]:
-  """The largest ε of any client that holds for the released model: the certificate's, else the formal one, else None."""
+  """The largest ε of any client that holds for the released model: the certificate's, or else the formal one."""
   if run.certificate is not None:
     achieved = run.certificate.get('achieved')
     return _number(achieved.get('epsilon_max')) if isinstance(achieved, dict) else None

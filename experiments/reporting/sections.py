@@ -1,4 +1,4 @@
-"""The report's sections in order. A new section is a function from groups of runs to blocks, and a line in `SECTIONS`."""
+"""The report's sections in order. A new section is a function from groups to blocks, and a line in `SECTIONS`."""
 
 from typing import Callable, List, NamedTuple, Sequence
 

@@ -28,8 +28,8 @@ def beside_accuracy(groups: Sequence[study.Group]) -> List[pages.Block]:
   blocks = study.by_group('privacy_and_accuracy', 'All settings', groups, columns)
   return blocks and blocks + [
       'Nominal figures follow the documents: the sum over the rounds in which a client took part, for the noised '
-      'layers only, with the clipping norms taken as given. A row has no nominal figure if the noise does not come from the '
-      'documents\' formula (`--calibration=exact`, certified runs). A formal figure is the largest over clients and '
+      'layers only, with the clipping norms taken as given. A row has no nominal figure if the noise does not come from '
+      'the documents\' formula (`--calibration=exact`, certified runs). A formal figure is the largest over clients and '
       'seeds. It holds for what its cell names and for nothing else.',
       *privacy.footnotes(groups),
       *privacy.by_participation('participation_groups', [g for g in _side_by_side(groups) if not _is_whole(g)]),
@@ -131,8 +131,8 @@ def budgets(groups: Sequence[study.Group]) -> List[pages.Block]:
       pages.Figure('budget_by_rate', title, 'The line is the formula; the crosses are the printed values.', draw),
       'A measured point is a client\'s mean nominal budget over its rounds, at its final participation rate. The '
       f'points are from {len(found)} runs. A point is off the line if the client\'s rate was different when it took '
-      'part, or if it took part in warm-up rounds, which gave ε_base. The noise of a round follows one budget for the whole cohort '
-      '(`--round_budget`), not each client\'s own budget.',
+      'part, or if it took part in warm-up rounds, which gave ε_base. The noise of a round follows one budget for the '
+      'whole cohort (`--round_budget`), not each client\'s own budget.',
   ]
 
 
