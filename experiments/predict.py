@@ -171,10 +171,7 @@ def load(path: str, extractor: Optional[str] = None) -> Predictor:
   features = _with_extractor(features, extractor)
   features.check(dataset.image_shape)
   if features.public_data() != public_data:
-    raise ValueError(
-        f'The extractor in {features.path} is not the one that this run was trained with. Give the folder of the right '
-        f'one as --extractor. The run says: {public_data}'
-    )
+    raise ValueError(_other_features(features, identity['features'], public_data))
   lazy.load('quap_tff.dropout')  # Models of older versions have its layer.
   try:
     model = tf.keras.models.load_model(model_path, compile=False)
@@ -224,6 +221,18 @@ def _read_picture(path, channels):
     if picture.mode not in ('1', 'L', 'P', 'RGB'):
       raise ValueError(f'its pixels are {picture.mode}; save it with 8 bits a pixel, grey or RGB, not transparent')
     return np.divide(picture.convert(_MODES[channels]), np.float32(255), dtype=np.float32)
+
+
+def _other_features(features, spec, public_data) -> str:
+  if isinstance(features, features_lib.Pretrained):
+    return (
+        f'The extractor in {features.path} is not the one that this run was trained with. Give the folder of the right '
+        f'one as --extractor. The run says: {public_data}'
+    )
+  return (
+      f'The features {spec} differ here from those that this run was trained with: the versions of NumPy and TensorFlow, '
+      f'or the processor, are others. Predict on the machine that trained. The run says: {public_data}'
+  )
 
 
 def _with_extractor(features, extractor):

@@ -1,5 +1,6 @@
 """Tests of predictions by a run's model, and of the model's file in plain Keras."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -163,6 +164,15 @@ class TestCommand:
     ]:
       with pytest.raises(ValueError, match=message):
         _main(*arguments)
+
+  def test_features_that_are_others_here(self, runs, tmp_path):
+    shutil.copytree(runs / 'features', tmp_path / 'run')
+    path = tmp_path / 'run' / 'run.json'
+    run = json.loads(path.read_text(encoding='utf-8'))
+    run['resolved']['public_data'] += ' Made elsewhere.'
+    path.write_text(json.dumps(run), encoding='utf-8')
+    with pytest.raises(ValueError, match='scattering:scales=1 differ here .* Made elsewhere'):
+      predict.load(str(tmp_path / 'run'))
 
   def test_a_run_that_has_not_ended(self, runs, tmp_path, capsys):
     np.save(tmp_path / 'a.npy', np.zeros((1, 8, 8)))
