@@ -4,13 +4,17 @@ Python raises KeyboardInterrupt between any two instructions; a round could coun
 state is the process's, as signal handlers are.
 """
 
+import _weakrefset
 import contextlib
 import gc
 import signal
 from typing import Any, Iterator
+import weakref
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
+# Where the callbacks of weak references are.
+_OF_WEAK_REFERENCES = (weakref.__file__, _weakrefset.__file__)
 # Until an interrupt is raised that came where an exception would be lost.
 _SECONDS_UNTIL_AGAIN = 0.1
 
@@ -69,10 +73,11 @@ def _interrupt(frame):
 
 
 def _is_lost_in(frame: Any) -> bool:
-  """Whether Python prints and drops exceptions there: in finalizers and in callbacks of the garbage collector."""
+  """Whether Python prints and drops exceptions there: in finalizers, in callbacks of the collector and of weak references."""
   callbacks = {getattr(callback, '__code__', None) for callback in gc.callbacks}
   while frame is not None:
-    if frame.f_code.co_name == '__del__' or frame.f_code in callbacks:
+    code = frame.f_code
+    if code.co_name == '__del__' or code in callbacks or code.co_filename in _OF_WEAK_REFERENCES:
       return True
     frame = frame.f_back
   return False

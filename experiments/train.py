@@ -104,7 +104,8 @@ def _keep(experiment, values, result, report, directory, summary):
   if result.rounds_run or result.interrupted or not is_kept or lacks_certificate:
     results.write(experiment, values, result, report, directory, summary)
   else:
-    print('The run was finished already; nothing was trained or written.', file=sys.stderr)
+    state = 'was finished' if kept['finished'] else f'had come to round {kept["rounds"]}'
+    print(f'The run {state} already; nothing was trained or written.', file=sys.stderr)
     summary = kept
   if summary['finished'] and not values.keep_checkpoints:
     directory.remove_checkpoints()

@@ -3,6 +3,7 @@
 import gc
 import signal
 import threading
+import weakref
 
 import pytest
 
@@ -94,6 +95,24 @@ class TestInterrupts:
       Finalized()
       threading.Event().wait(timeout=60)
     assert 'Exception ignored' not in capfd.readouterr().err
+
+  def test_nor_in_a_callback_of_a_weak_reference(self, capfd):
+    class Entries(dict):
+
+      def __delitem__(self, key):
+        signal.raise_signal(signal.SIGTERM)
+        super().__delitem__(key)
+
+    class Key:
+      pass
+
+    kept, key = weakref.WeakKeyDictionary(), Key()
+    kept.data = Entries()
+    kept[key] = 1
+    with pytest.raises(KeyboardInterrupt):
+      del key
+      threading.Event().wait(timeout=60)
+    assert not kept.data and 'Exception ignored' not in capfd.readouterr().err
 
   def test_it_is_raised_once_where_a_block_raises_it_first(self):
     class Finalized:

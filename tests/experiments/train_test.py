@@ -446,6 +446,10 @@ class TestStops:
     assert _run(output_dir, '--stop_after=4', *arguments) == 0
     out = capsys.readouterr().out
     assert harness.last_line(out)['rounds'] == 4 and 'Done: 4 of 8 planned rounds' in out
+    assert _run(output_dir, '--stop_after=4', *arguments) == 0
+    out, err = capsys.readouterr()
+    assert 'The run had come to round 4 already; nothing was trained or written.' in err
+    assert 'Done: 4 of 8 planned rounds, 4 of them before' in out and 'finished' not in err and 'Interrupted' not in out
     assert _run(output_dir, *arguments) == 0
     out, err = capsys.readouterr()
     assert 'Done: 8 of 8 planned rounds, 4 of them before' in out and 'Continuing the run' in err
