@@ -4,7 +4,7 @@
 # make test-fast   runs the fast ones
 # make docs        builds the documentation into build/site
 # make tutorial    runs docs/tutorial.ipynb and keeps its outputs in the file
-# make clean       removes what the others made
+# make clean       removes what the other targets made
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
@@ -16,7 +16,7 @@ CANDIDATES := $(if $(BASE_PYTHON),$(BASE_PYTHON),python3.11 python3.10 python3.9
 SUITABLE := import sys, platform; \
   sys.exit(not ((3, 9) <= sys.version_info < (3, 12) and platform.system() == "Linux" and platform.machine() == "x86_64"))
 
-# The documentation has an environment of its own, see docs/requirements.txt.
+# The documentation has its own environment, see docs/requirements.txt.
 DOCS_VENV := build/docs_venv
 DOCS_READY := $(DOCS_VENV)/.ready
 
@@ -54,13 +54,13 @@ $(DOCS_READY): docs/requirements.txt $(READY)
 	@$(DOCS_VENV)/bin/python -m pip install --disable-pip-version-check --no-deps -r docs/requirements.txt
 	@touch $@
 
-# The stamp is written last, so that an installation that was cut short starts again.
+# The stamp is written last, so that an interrupted installation starts again.
 $(READY): requirements.txt
 	@base=; for python in $(CANDIDATES); do \
 	  if $$python -c '$(SUITABLE)' >/dev/null 2>&1; then base=$$python; break; fi; \
 	done; \
 	if [ -z "$$base" ]; then \
-	  echo "quap_tff needs Python 3.9, 3.10 or 3.11 on 64-bit x86 Linux (TensorFlow Federated 0.87 runs on nothing else); none of these is one: $(CANDIDATES). Install one, or name it: make BASE_PYTHON=/path/to/python3.11" >&2; \
+	  echo "quap_tff needs Python 3.9, 3.10 or 3.11 on 64-bit x86 Linux (TensorFlow Federated 0.87 runs on nothing else). None of these is suitable: $(CANDIDATES). Install a suitable one, or name it: make BASE_PYTHON=/path/to/python3.11" >&2; \
 	  exit 1; \
 	fi; \
 	if ! $$base -c 'import ensurepip, venv' >/dev/null 2>&1; then \

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 
-# Before TensorFlow is loaded: keeps its start-up chatter out. A choice of the user's own in the environment is kept.
+# Before TensorFlow is loaded: silences its start-up messages, unless the environment sets another level.
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 import hashlib
@@ -64,7 +64,7 @@ _BATCH = 128
 _LEARNING_RATE = 2e-3
 _DROPOUT = 0.3
 _TEST_SHARE = 0.05
-# Of the largest eigenvalue: directions in which the images hardly vary are not blown up.
+# A share of the largest eigenvalue. It keeps directions in which the images hardly vary from being blown up.
 _EIGENVALUE_FLOOR = 1e-3
 
 
@@ -80,8 +80,8 @@ def pretrain(
   """Trains on public images.
 
   Returns:
-    The extractor, images float32[n, 28, 28, 1] in [0, 1] -> float32[n, num_features], and the network's accuracy on
-    the twentieth of the images that it was not trained on.
+    The extractor, which maps images float32[n, 28, 28, 1] in [0, 1] to float32[n, num_features], and the network's
+    accuracy on the twentieth of the images that was left out of training.
   """
   tf.keras.utils.set_random_seed(seed)
   order = np.random.default_rng(seed).permutation(len(images.y))
@@ -141,7 +141,7 @@ def _scaled(x):
 
 
 def _distorted(x):
-  """Another hand: each image turned, slanted, stretched and moved by up to two pixels."""
+  """Imitates another hand: each image is turned, slanted, stretched, and moved by up to two pixels."""
   n, side = tf.shape(x)[0], x.shape[1]
   angle, slant = tf.random.normal([n], 0, 0.15), tf.random.normal([n], 0, 0.15)
   width, height = tf.exp(tf.random.normal([n], 0, 0.1)), tf.exp(tf.random.normal([n], 0, 0.1))
@@ -172,7 +172,7 @@ def _whitening(hidden, power):
 
 
 def write(output: str, extractor: tf.keras.Model, card: Dict[str, Any]) -> Dict[str, Any]:
-  """Writes the folder under another name and renames it; returns the card with the extractor's SHA-256."""
+  """Writes the folder under another name and then renames it. Returns the card with the extractor's SHA-256."""
   output = os.path.abspath(output)
   os.makedirs(os.path.dirname(output), exist_ok=True)
   unfinished = tempfile.mkdtemp(dir=os.path.dirname(output), prefix=f'.{os.path.basename(output)}_')
@@ -194,9 +194,9 @@ def write(output: str, extractor: tf.keras.Model, card: Dict[str, Any]) -> Dict[
 
 def _check_output(output):
   if not output:
-    raise ValueError('--output is missing: give the folder to write, which must not be there yet, or be empty.')
+    raise ValueError('--output is missing: give a folder to write, which must be new or empty.')
   if os.path.lexists(output) and not (os.path.isdir(output) and not os.listdir(output)):
-    raise ValueError(f'--output={output} is there already: give a new or empty folder.')
+    raise ValueError(f'--output={output} already exists: give a new or empty folder.')
 
 
 def _run():
@@ -229,7 +229,7 @@ def _run():
 
 
 def main(argv: List[str]) -> int:
-  """Pretrains as `argv[1:]` says; returns the exit status."""
+  """Pretrains as `argv[1:]` says, and returns the exit status."""
   rest = command_line.parse(_FLAGS, argv)
   if _FLAGS.help:
     print(command_line.help_text(__doc__, _FLAGS))

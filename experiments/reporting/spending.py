@@ -28,9 +28,9 @@ def beside_accuracy(groups: Sequence[study.Group]) -> List[pages.Block]:
   blocks = study.by_group('privacy_and_accuracy', 'All settings', groups, columns)
   return blocks and blocks + [
       'Nominal figures follow the documents: the sum over the rounds in which a client took part, for the noised '
-      'layers only, with the clipping norms taken as given. A row has no nominal figure if the noise does not come from '
-      'the documents\' formula (`--calibration=exact`, certified runs). A formal figure is the largest over clients and '
-      'seeds. It holds for what its cell names and for nothing else.',
+      'layers only, with the clipping norms taken as given. A row has no nominal figure if the noise does not come '
+      'from the documents\' formula (`--calibration=exact`, certified runs). A formal figure is the largest over '
+      'clients and seeds. It holds for what its cell names and for nothing else.',
       *privacy.footnotes(groups),
       *privacy.by_participation('participation_groups', [g for g in _side_by_side(groups) if not _is_whole(g)]),
   ]

@@ -53,7 +53,7 @@ class TestCommand:
       (('--output=here', '--public_data=glyph'), "Did you mean 'glyphs'"),
       (('--output=here', '--epochs=0'), 'epochs must be an integer at least 1'),
       (('--output=here', '--whitening=1'), 'whitening must be a finite number at least 0 and at most 0.5'),
-      (('--output=full', *GLYPHS), '--output=full is there already'),
+      (('--output=full', *GLYPHS), '--output=full already exists'),
       (('--output=here', 'more'), "Unexpected argument 'more'"),
       (('--putput=here',), 'putput'),
   ])
