@@ -73,7 +73,7 @@ def _interrupt(frame):
 
 
 def _is_lost_in(frame: Any) -> bool:
-  """Whether Python prints and drops exceptions there: in finalizers, in callbacks of the collector and of weak references."""
+  """Whether Python drops exceptions there: in finalizers, in callbacks of the collector and of weak references."""
   callbacks = {getattr(callback, '__code__', None) for callback in gc.callbacks}
   while frame is not None:
     code = frame.f_code

@@ -146,7 +146,7 @@ def _print_summary(result, report, summary):
 
 
 def _sentences(protection):
-  """What the noise covers and what it does not, for the end of a run; and what else is said of it, for the beginning."""
+  """What the noise covers and what it does not, for the end of a run; what else is said of it, for the beginning."""
   lines = protection.text.splitlines()
   covered, others = lines[:1], [line for line in lines[1:] if line != protection.statement]
   if protection.covers != protections.RELEASED_MODEL:  # There the guarantee says it.
