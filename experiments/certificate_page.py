@@ -88,7 +88,7 @@ def render(certificate: Mapping[str, Any]) -> str:
       '<h2>What was released</h2>',
       _table(releases, ('release', 'rounds', 'share of the largest μ²', 'why it may be released'), numbers=(1, 2)),
       '<h2>What was withheld</h2>', _list(certificate['withheld']),
-      '<h2>What the guarantee rests on</h2>', _list(certificate['assumptions']),
+      '<h2>What the guarantee assumes</h2>', _list(certificate['assumptions']),
       '<h2>How to read it</h2>', f'<p>{html.escape(_READING)}</p>',
       '<h2>How to verify it</h2>', '<p><code>python -m experiments.verify DIR</code></p>',
       f'<p>{html.escape(_VERIFYING)}</p>', _table(digests, code=(1,)),

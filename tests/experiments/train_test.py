@@ -323,7 +323,9 @@ class TestDamagedFolder:
     assert 'metrics.csv is damaged: it must hold one row for each of the first 3 rounds' in capsys.readouterr().err
     assert (output_dir / 'metrics.csv').read_text() == content
 
-  @pytest.mark.parametrize('name, kind', [('tensorboard', 'file'), ('final_model.keras', 'folder'), ('ledger.npz', 'folder')])
+  @pytest.mark.parametrize(
+      'name, kind', [('tensorboard', 'file'), ('final_model.keras', 'folder'), ('ledger.npz', 'folder')]
+  )
   def test_a_file_in_place_of_a_folder_and_the_other_way_round(self, name, kind, output_dir, capsys):
     assert _run(output_dir, '--stop_after=1') == 0
     path = output_dir / name
