@@ -1,4 +1,4 @@
-"""The filter: no client's μ_i² exceeds μ_max²(ε, δ), whatever the cohorts, even if runs are resumed or rounds retried.
+"""The filter: no client's μ_i² exceeds μ_max²(ε, δ), whatever the cohorts, in one sequence of states.
 
     μ_i² = 1/z²·Σ_s ( Σ_{t≤s, i∈S_t} c_{s-t}·w_i(t) )² + (rounds that i is in)/c²
 
@@ -8,9 +8,10 @@ one release is still seen in those that follow, more faintly each time. So when 
 for all of them, up to the last planned round, and its account never grows while it stays away.
 
 w_i(t) is the weight that the rule asks for, lowered to what is left of the budget. Weights and spending follow from
-participation alone. Participation may depend on earlier releases. Composition proves the bound for μ that are fixed
-beforehand; for Gaussian mechanisms a filter on Σμ² proves the same bound under fully adaptive composition (Smith and
-Thakurta 2022; Koskela, Tobaben and Honkela 2023, "Individual Privacy Accounting with Gaussian Differential Privacy").
+participation alone, which follows from a public seed: so every μ is a constant, and composition proves the bound
+(docs/privacy.md). If participation depended on earlier releases, a filter on Σμ² would prove the same bound for Gaussian
+mechanisms under fully adaptive composition (Smith and Thakurta 2022; Koskela, Tobaben and Honkela 2023, "Individual
+Privacy Accounting with Gaussian Differential Privacy").
 
 All rounding is on the safe side: the limit is lower than μ_max² by `SLACK`, weights are rounded down to float32, and
 what is spent is rounded up. So for any number of rounds μ² ≤ spent ≤ limit·(1 + 1e-10) < μ_max². What is spent is part
