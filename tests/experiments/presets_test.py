@@ -75,7 +75,8 @@ CERTIFIED = {
     ),
     'mnist_certified_correlated': CORRELATED_MNIST,
     'femnist_certified_correlated': dict(
-        CORRELATED_MNIST, dataset='femnist:test_writers=0.1', num_clients=None, cohort_size=100, rounds=100
+        CORRELATED_MNIST, dataset='femnist:test_writers=0.1', num_clients=None, cohort_size=100, rounds=100,
+        algorithm='certified:weights=online,noise=ar1,clip=0.5',
     ),
     'cifar10_certified_correlated': dict(
         CORRELATED_MNIST, dataset='cifar10', features='drawn:size=256', participation=('full', {}), cohort_size=None,
