@@ -20,12 +20,13 @@ _SECONDS_UNTIL_AGAIN = 0.1
 
 _held = 0
 _came = False
+_on_its_way = False
 
 
 def install():
   """From now on the first of these signals raises KeyboardInterrupt, outside `held_back`. For the main thread only."""
-  global _held, _came
-  _held, _came = 0, False
+  global _held, _came, _on_its_way
+  _held, _came, _on_its_way = 0, False, False
   for signum in _SIGNALS:
     signal.signal(signum, _handle)
   signal.signal(signal.SIGALRM, lambda signum, frame: _interrupt(frame))
@@ -45,13 +46,28 @@ def held_back() -> Iterator[None]:
     _held -= 1
   if _came and not _held:
     signal.setitimer(signal.ITIMER_REAL, 0)
-    raise KeyboardInterrupt
+    _raise()
 
 
 def ignore_from_now_on():
   """For the end of a program, when results are put away."""
   global _held
   _held += 1
+
+
+def is_on_its_way() -> bool:
+  """Whether a KeyboardInterrupt has been raised that nobody has caught yet, see `caught`.
+
+  Then any other error may be what has become of it: TensorFlow's C++ drops what a Python function that it calls raises,
+  and goes on with no result.
+  """
+  return _on_its_way
+
+
+def caught():
+  """To be called where KeyboardInterrupt is caught."""
+  global _on_its_way
+  _on_its_way = False
 
 
 def _handle(signum, frame):
@@ -69,6 +85,12 @@ def _interrupt(frame):
   if _is_lost_in(frame):
     signal.setitimer(signal.ITIMER_REAL, _SECONDS_UNTIL_AGAIN)
     return
+  _raise()
+
+
+def _raise():
+  global _on_its_way
+  _on_its_way = True
   raise KeyboardInterrupt
 
 

@@ -58,11 +58,19 @@ def main(argv: List[str]) -> int:
   try:
     return _run(values, identity)
   except KeyboardInterrupt:
-    print('\nInterrupted before a round was run.', file=sys.stderr)
-    return command_line.INTERRUPTED
+    return _interrupted()
   except (run_directory.RunDirectoryError, runtime.WorkerError, runtime.RuntimeStackError) as error:
     print(f'Error: {command_line.error_text(error)}', file=sys.stderr)
     return command_line.FAILED
+  except Exception:  # pylint: disable=broad-except
+    if not interrupts.is_on_its_way():
+      raise
+    return _interrupted()
+
+
+def _interrupted() -> int:
+  print('\nInterrupted before a round was run.', file=sys.stderr)
+  return command_line.INTERRUPTED
 
 
 def _run(values, identity) -> int:

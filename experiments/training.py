@@ -166,7 +166,13 @@ def train(
         display.update(round_num, row)
     interrupts.ignore_from_now_on()
   except KeyboardInterrupt:
-    pass
+    interrupts.caught()
+  except run_directory.RunDirectoryError:
+    raise
+  except Exception:  # pylint: disable=broad-except
+    if not interrupts.is_on_its_way():
+      raise
+    interrupts.caught()
   finally:
     display.close()
   seconds = time.monotonic() - begin

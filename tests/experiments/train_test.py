@@ -3,6 +3,7 @@
 import fcntl
 import json
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from experiments import final_summary
+from experiments import setup
 from quap_tff import accounting
 from tests.experiments import harness
 
@@ -442,6 +444,23 @@ class TestSummary:
 
 
 class TestStops:
+
+  def test_a_signal_that_became_another_error_while_the_run_is_built(self, output_dir, capsys, monkeypatch):
+    def became(*_):
+      try:
+        signal.raise_signal(signal.SIGINT)
+      except KeyboardInterrupt:
+        raise AttributeError('As TensorFlow goes on after a function of ours has raised in it.') from None
+
+    monkeypatch.setattr(setup, 'from_flags', became)
+    assert _run(output_dir) == 130
+    err = capsys.readouterr().err
+    assert 'Interrupted before a round was run.' in err and 'AttributeError' not in err
+
+  def test_any_other_error_stays_what_it_is(self, output_dir, monkeypatch):
+    monkeypatch.setattr(setup, 'from_flags', lambda *_: {}.nothing)
+    with pytest.raises(AttributeError):
+      _run(output_dir)
 
   def test_after_a_round_and_on_from_there(self, finished_run, output_dir, capsys):
     arguments = ['--noise_seed=3', '--checkpoint_every=3']

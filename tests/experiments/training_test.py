@@ -163,6 +163,19 @@ class TestInterrupted:
     assert resumed.rounds_run == 8 - (at - 1)
     _same(resumed, run.folder, uninterrupted)
 
+  def test_a_signal_that_became_another_error_interrupts_all_the_same(self, run, uninterrupted):
+    def became(*_):
+      try:
+        signal.raise_signal(signal.SIGTERM)
+      except KeyboardInterrupt:
+        raise AttributeError('As TensorFlow goes on after a function of ours has raised in it.') from None
+
+    with harness.signal_handlers_kept():
+      interrupts.install()
+      result = run(before=lambda round_num: became() if round_num == 3 else None)
+    assert result.interrupted and result.round_num == 2
+    _same(run(), run.folder, uninterrupted)
+
   def test_again_and_again(self, run, uninterrupted):
     for _ in range(3):
       run(before=_raises(KeyboardInterrupt, 3))
