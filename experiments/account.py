@@ -120,8 +120,13 @@ def _print_table(solution: calibration.Solution, figures: Dict[str, Any]):
   rounds = '1 round' if _ROUNDS.value == 1 else f'{_ROUNDS.value:,} rounds'
   print(f'Noise multiplier z = {solution.noise_multiplier:.6g}, {rounds}, total δ = {solution.delta:.6g}')
   if _EVERY.value > 1 or _ROUNDS_AFTER.value or _CORRELATION.value != 'independent':
-    schedule = f'The client is in one round of every {_EVERY.value}, then in none for {_ROUNDS_AFTER.value} rounds.'
-    print(f'Noise correlation: {_CORRELATION.value}. {schedule}')
+    words = [f'Noise correlation: {_CORRELATION.value}.']
+    if _EVERY.value > 1:
+      words.append(f'The client takes part in 1 of every {_EVERY.value} rounds.')
+    if _ROUNDS_AFTER.value:
+      more = '1 more round follows' if _ROUNDS_AFTER.value == 1 else f'{_ROUNDS_AFTER.value:,} more rounds follow'
+      words.append(f'{more} without it.')
+    print(' '.join(words))
   print(f'Neighbours: {solution.history.neighbours}; unit: {accountants.UNIT};')
   print(f'{accountants.amplification(solution.history)}.')
   print('The figures hold for values that are released with this noise, not for others released beside them.\n')

@@ -50,7 +50,7 @@ def render(certificate: Mapping[str, Any]) -> str:
       ('Mean over clients', f'ε = {achieved["epsilon_mean"]:.6g}'),
       ('Quantiles over clients', f'ε = {quantiles}'),
       ('Clients', f'{achieved["clients"]:,}, of which {achieved["clients_that_took_part"]:,} took part'),
-      ('Budget used up', f'{achieved["clients_whose_budget_ran_out"]:,} clients; from then on they add nothing'),
+      ('Budget used up', f'{achieved["clients_whose_budget_ran_out"]:,} clients, which add nothing more'),
       ('Rounds', f'{achieved["rounds"]:,} of {achieved["planned_rounds"]:,} planned'),
       ('Unit', guarantee['unit']),
       ('Neighbours', guarantee['neighbours']),

@@ -150,7 +150,7 @@ def _plan(run):
   except FolderError:
     raise
   except (KeyError, TypeError, ValueError, AttributeError) as error:
-    raise FolderError(f'{run_directory.RUN} is damaged, or its flags do not go together: {error}') from None
+    raise FolderError(f'{run_directory.RUN} is damaged, or its flags contradict each other: {error}') from None
   return plan, values
 
 
@@ -393,7 +393,7 @@ def signature_problems(path: str, public_key: str) -> List[str]:
 
 
 def page_differs(path: str, certificate: Mapping[str, Any]) -> bool:
-  """Whether the folder has a page that is not the certificate's. A folder without a page is fine."""
+  """Whether the folder has a page that differs from the one that the certificate gives. It may have no page."""
   try:
     with open(os.path.join(path, PAGE), encoding='utf-8', newline='') as f:
       return f.read() != certificate_page.render(certificate)

@@ -77,7 +77,7 @@ def verify(path: str, public_key: Optional[str] = None) -> Verdict:
     provenance['code'] = code
   problems = evidence.problems + certificates.problems(certificate, evidence.ledger, evidence.facts, provenance)
   if not problems and folders.page_differs(path, certificate):
-    problems.append(f'{folders.PAGE} is not the page of {folders.CERTIFICATE}.')
+    problems.append(f'{folders.PAGE} does not match {folders.CERTIFICATE}.')
   if public_key is not None:
     problems += folders.signature_problems(path, public_key)
   elif os.path.exists(os.path.join(path, folders.SIGNATURE)):

@@ -7,7 +7,7 @@ earlier rounds added does not. Let Z_s be independent Gaussian vectors. Release 
 
 This is a buffered linear Toeplitz mechanism (Dvijotham, McMahan, Pillutla, Steinke and Thakurta 2024). Each of its
 terms j needs one buffer b_j = Σ_{k≥1} decay_j^(k-1)·Ẑ_{s-k} of the model's size, and one number for each client.
-docs/privacy.md says what a client loses under it. A new family is a class here and a line in `FAMILIES`.
+docs/privacy.md derives a client's privacy loss under it. A new family is a class here and a line in `FAMILIES`.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ class Correlation(abc.ABC):
     return np.concatenate([[1.0], (powers * self.gains).sum(axis=1)])[:count]
 
   def price(self, releases_left: Any) -> Tuple[Any, List[Any]]:
-    """What weight in a release costs, counting that release and all that may follow it.
+    """What a weight in a release costs, counting that release and all that may follow it.
 
     Suppose that a client has weight w in a release, and that its sums of exponentials were h_j before it. The client
-    moves this release and the next `releases_left` ones by vectors. The weight raises the sum of the squared norms of
-    these vectors by A·w² + 2·w·Σ_j κ_j·h_j.
+    shifts this release and each of the next `releases_left` ones by a vector. The weight raises the sum of the squared
+    norms of these vectors by A·w² + 2·w·Σ_j κ_j·h_j.
 
     Args:
       releases_left: L ≥ 0, a number or a tensor: an integer, or +inf.
@@ -88,9 +88,10 @@ class Correlation(abc.ABC):
     return 1.0 + xp.sum(by_term), [factors[j] for j in range(self.num_buffers)]
 
   def overlap(self, gap: Any) -> Any:
-    """Σ_{m≥1} of the inner product of two unit participations m·gap releases apart, over the square of one's norm.
+    """What evenly spread participations cost in addition to their own cost, in the limit of infinitely many.
 
-    This is what evenly spread participations cost in addition to their own cost, in the limit of infinitely many.
+    It is the sum over m ≥ 1 of the inner products of two unit participations that are m·gap releases apart, divided by
+    the squared norm of one.
 
     Args:
       gap: The number of releases from one participation to the next, at least 1: floats of any shape.
@@ -160,7 +161,7 @@ class Correlation(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Independent(Correlation):
-  """Ẑ_s = Z_s: the noise of each round is its own."""
+  """Ẑ_s = Z_s: each round has independent noise."""
 
   @property
   def terms(self):

@@ -134,8 +134,8 @@ def at_scale(groups: Sequence[study.Group]) -> List[pages.Block]:
       rows += study.beside(what, printed[column], found[method], method, {}, measure)
     blocks += study.table('at_scale', f'1,000 clients, 50 a round: {what} (first document, table 5)', rows)
   return blocks and blocks + [
-      'The document does not name the data or ε. It does not say what counts as convergence (here: 90% accuracy) or '
-      'what noise means (here: the norm of the noise in the mean update, as a mean over the rounds).',
+      'The document gives neither the data nor ε. It does not define convergence or noise. Here convergence means 90% '
+      'accuracy, and noise is the norm of the noise in the mean update, averaged over the rounds.',
   ]
 
 
@@ -144,7 +144,7 @@ def ablation(groups: Sequence[study.Group]) -> List[pages.Block]:
   blocks, shown, names = [], [], ('adaptive budget', 'adaptive clip', 'layer-wise noise')
   members = [g for g in groups if g.method in figures.BY_PARTS.values()]
   for family in sorted(study.families(members, 'algorithm', at_least=3), key=len, reverse=True):
-    # The same methods with another α of QuAP-FL are not another ablation.
+    # A family that differs only in QuAP-FL's α is not shown as a second ablation.
     shown += [family] if len(set(family).difference(*shown)) > 1 else []
   for where, family in study.titled(shown, 'algorithm'):
     flags = dict(dataset='mnist', epsilon=published.EPSILON_NOVEMBER, **published.COMMON)

@@ -87,7 +87,8 @@ class Series(NamedTuple):
     x: float[n].
     y: float[seeds, n], or n quantities.
     total: The one number that sums up the series, if the figure shows it.
-    variant: What tells the series apart from others of its method; shown by the fill of its marker. '' for the label.
+    variant: The text that distinguishes the series from others of its method. Each such text has its own marker fill.
+      If it is '', the label is used.
   """
 
   algorithm: str

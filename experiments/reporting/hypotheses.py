@@ -56,7 +56,7 @@ def _h2(groups):
       lambda left, right: {}, [
           'These are deviations of the clients\' cumulative nominal ε, with the same cohorts for both methods. Both '
           'the deviation and the ratio of deviation to mean must be smaller. An adaptive budget gives every round more '
-          'than ε_base, which by itself raises the deviation but does not change the ratio.',
+          'than ε_base. This alone raises the deviation but does not change the ratio.',
       ])
 
 

@@ -1,8 +1,9 @@
 """What a run's privacy figures may be called, and what each participation group has spent.
 
-A formal ε holds for the released model only if the run's own summary says so. A report gives no other figure that name.
+A formal ε is reported for the released model only if the run's certificate or summary says that it covers that model.
 """
 
+import functools
 from typing import Any, List, Mapping, Optional, Sequence
 
 import numpy as np
@@ -64,27 +65,37 @@ def footnotes(groups: Sequence[study.Group]) -> List[str]:
 
 
 def by_participation(name: str, groups: Sequence[study.Group]) -> List[pages.Block]:
-  """What rare, middle and frequent participants spent, where clients differ in how often they took part."""
+  """Rare, middle and frequent participants, if clients differ in how often they took part.
+
+  There are two tables, because one would be too wide for a page: `name` says what the clients did, and `name`_results
+  says what they spent and how accurate the model is for them.
+  """
   shown = [group for group in groups if all(run.counts is not None and np.ptp(run.counts) for run in group.runs)]
-  measures = {
+  did = {
       'rounds taken part in': (lambda run: run.counts, 1),
       'weight contributed': (_contributed, 1),
+      'examples': (lambda run: run.clients.get('examples'), 0),
+  }
+  results = {
       'nominal ε': (lambda run: run.nominal_epsilon, 2),
       'formal ε': (_formal_epsilon, 2),
-      'examples': (lambda run: run.clients.get('examples'), 0),
       'accuracy (%)': (
           lambda run: 100 * run.clients['test_accuracy'] if 'test_accuracy' in run.clients else None, 1
       ),
   }
 
-  def columns(group):
+  def columns(measures, group):
     return {
         f'{what}: {_GROUPS[third]}': group.measure(lambda run: _mean(values(run), _thirds(run)[third]), digits)
         for what, (values, digits) in measures.items() for third in range(3)
     }
 
-  title = 'Rare, middle and frequent participants: means over each third of the clients'
-  return study.by_group(name, title, shown, columns, 'participation')
+  blocks = []
+  for suffix, words, measures in (('', 'did', did), ('_results', 'spent, and their accuracy', results)):
+    own = functools.partial(columns, measures)
+    title = f'What rare, middle and frequent participants {words}: means over each third of the clients'
+    blocks += study.by_group(name + suffix, title, [g for g in shown if any(own(g).values())], own, 'participation')
+  return blocks
 
 
 def _contributed(run) -> Optional[np.ndarray]:

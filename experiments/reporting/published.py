@@ -40,7 +40,7 @@ ROUNDS_TO_90 = _by_method({
 BUDGET_BASE = 0.015
 BUDGET_BY_RATE = {0.1: 0.021, 0.5: 0.016, 0.9: 0.015}
 
-# First, table 3: Jain's index, by (scenario, method). The document does not say of what.
+# First, table 3: Jain's index, by (scenario, method). The document does not say which quantity it is for.
 JAIN = {
     ('uniform', 'fixed_dp'): 0.42, ('heterogeneous', 'fixed_dp'): 0.31, ('extreme', 'fixed_dp'): 0.18,
     ('uniform', 'quap'): 0.89, ('heterogeneous', 'quap'): 0.76, ('extreme', 'quap'): 0.61,

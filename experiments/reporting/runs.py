@@ -19,7 +19,7 @@ from quap_tff.accounting import run_ledger
 
 RUN = 'run.json'
 
-# The flags that the report needs, and the types of their values. Then the flags that only some methods read.
+# The flags that every run must have, with the types of their values. Then those that only some methods read.
 _NEEDED = {'dataset': str, 'participation': str, 'partition': str, 'rounds': int, 'seed': int}
 _IF_READ = dict.fromkeys(('epsilon', 'delta', 'alpha', 'beta'), (int, float))
 

@@ -220,8 +220,8 @@ def fairness(groups: Sequence[study.Group]) -> List[pages.Block]:
   blocks = study.by_group('fairness', title, _side_by_side(groups), columns, 'participation')
   return blocks and blocks + [
       'Participation counts follow from who takes part. For one seed and participation, they are the same for every '
-      'method, so the document\'s difference between methods cannot be about them. Test accuracy by client is the '
-      'accuracy of the final model on the test set, re-weighted to the client\'s own labels.',
+      'method, so they cannot explain the document\'s difference between methods. Test accuracy by client is the final '
+      'model\'s accuracy on the test set, re-weighted to the client\'s own labels.',
   ]
 
 

@@ -169,8 +169,8 @@ def describe(settings: Sequence[Mapping[str, Any]], *known: str, in_full: bool =
 def families(groups: Sequence[Group], *axes: str, at_least: int = 1) -> List[List[Group]]:
   """Families of groups that agree in every flag that they share, except in `axes`, in the order of `figures.LOOKS`.
 
-  If families differ only in flags that a group does not read, the group is in all of them: FedAvg is beside the others
-  at every ε. Families of fewer than `at_least` groups, and those contained in another family, are left out.
+  A group belongs to several families if they differ only in flags that its method does not read: FedAvg is beside the
+  others at every ε. Families of fewer than `at_least` groups, and those contained in another family, are left out.
   """
   texts = [{k: _key(v) for k, v in group.setting.items() if k not in axes} for group in groups]
   agree = [[all(a.get(name, text) == text for name, text in b.items()) for b in texts] for a in texts]
@@ -214,7 +214,7 @@ def table(name: str, title: str, rows: Sequence[Row], *known: str) -> List[pages
   """A table and what a reader must know before comparing its rows; nothing if no row has a group.
 
   Args:
-    name: Of the CSV file.
+    name: The name of the CSV file.
     title: The line above the table.
     rows: In order.
     *known: Flags that the title or other cells state.

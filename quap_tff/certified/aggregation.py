@@ -3,8 +3,9 @@
     next: (state@SERVER, value@CLIENTS, weight@CLIENTS) -> <state@SERVER, noised sum over D@SERVER, measurements@SERVER>
 
 `weight` carries the client's id, as for `quap_tff.QuapAggregationFactory`. A round has two levels of aggregation, and
-the second depends on the first, so a round runs in a single context. The server learns from the clients who they are,
-sends everyone's weights to all of them, and sums. By the neighbouring relation, everyone may know who takes part.
+the second depends on the first, so a round runs in a single context. The clients send their ids. The server sends the
+cohort's weights to every client and sums what they return. By the neighbouring relation, everyone may know who takes
+part.
 """
 
 import collections
@@ -27,7 +28,7 @@ class CertifiedAggregationFactory(tff.aggregators.WeightedAggregationFactory):
 
   The state of the process is a `quap_tff.certified.mechanism.ServerState`. Whoever holds it can recompute the noise:
   keep the state, and checkpoints of it, as secret as the clients' data. Each round must start from the state that the
-  round before returned. If two rounds start from one state, there are two releases but the account has paid for one.
+  round before returned. If two rounds start from one state, two results are released, but clients are charged for one.
   """
 
   def __init__(self, config: configs.CertifiedConfig, layers: Optional[Sequence[layers_lib.Layer]] = None):

@@ -19,7 +19,7 @@ from quap_tff import tradeoff
 
 # The version of the certificate's fields and words. Verification compares both, so a change of either is a new version.
 VERSION = 2
-# Relative. Sums over rounds are rounded, both here and in the filter that keeps clients within their budget.
+# A relative tolerance: sums over rounds are rounded, here and in the filter that limits what clients spend.
 TOLERANCE = 1e-9
 
 _AMPLIFICATION = 'none: sampling is not counted, and who takes part may be known'
@@ -277,8 +277,8 @@ def _releases(ledger, facts, mu) -> List[Dict[str, Any]]:
           share(mu.updates), _noise(sums, _correlated(ledger)),
       ),
       _release(
-          'number of update norms within the clipping norm, by which the clipping norm is adjusted', len(counts),
-          share(mu.counts), _noise(counts),
+          'number of update norms within the clipping norm, from which the next clipping norm is computed',
+          len(counts), share(mu.counts), _noise(counts),
       ),
       *(_release(what, rounds, 0.0, how) for what, rounds, how in free),
   ]
@@ -303,23 +303,24 @@ def _noise(multipliers, more='') -> str:
 
 def _assumptions(facts) -> List[str]:
   """What must be true for the statement to hold."""
-  features = f'Features: {facts.public_data} What they were made from is taken as public.' if facts.public_data else (
-      'The features of an example are a function of that example alone. No other data were used to make them.'
-  )
+  features = 'The features of an example are a function of that example alone. No other data were used to make them.'
+  if facts.public_data:
+    features = f'Features: {facts.public_data} The data that they were made from are assumed to be public.'
   return [
       'The server is trusted: it sees the clients\' updates, adds the noise, and releases only what is listed here.',
       'Whether a client takes part in a round does not depend on its data.',
       f'Each client\'s part of a sum is bounded, and a client without data adds zero. {facts.clipping}',
-      'Constants and hyper-parameters are public, and their choice is taken not to depend on clients\' data. How they '
-      f'were chosen: {facts.tuning}',
+      'Constants and hyper-parameters are public. It is assumed that their choice does not depend on clients\' data. '
+      f'How they were chosen: {facts.tuning}',
       features,
       f'The test set is public and contains no client\'s data: {facts.test_set}',
       'The seed of the noise came from the operating system\'s entropy. It stays secret, and so do the checkpoints '
       'that contain it. The noise generator, Philox, is not cryptographic: the guarantee holds against those who '
       'cannot tell its numbers from random ones.',
       'The statement is about real numbers. Clipping, sums and noise are computed in float64 numbers, which only '
-      'approximate real numbers. The low bits of a noised sum can reveal the noise to someone who knows everything '
-      'exactly except one client\'s update (Mironov 2012; Haney et al. 2022). That attack is outside the guarantee.',
+      'approximate real numbers. The low bits of a noised sum can reveal the noise to someone who knows the exact '
+      'values of everything except one client\'s update (Mironov 2012; Haney et al. 2022). That attack is outside the '
+      'guarantee.',
       'Running times depend on how much data clients have. They are outside the guarantee.',
       'The statement is about this run alone. Every other run on the same clients, for tuning or for comparison, adds '
       'to what they spend.',

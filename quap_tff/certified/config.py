@@ -1,4 +1,4 @@
-"""The certified mechanism's configuration: one frozen object that settles clips, weights, noise and account."""
+"""The certified mechanism's configuration: one frozen object that fixes clipping, weights, noise and the account."""
 
 import dataclasses
 import math
@@ -22,17 +22,17 @@ SMALLEST_MULTIPLIER, LARGEST_MULTIPLIER = 1e-3, 1e9
 
 @dataclasses.dataclass(frozen=True)
 class CertifiedConfig:
-  """The sum of the clients' parts, plus noise of z·C_t on every entry, over D. Client i's part has norm ≤ w_i(t)·C_t.
+  """The mechanism adds the clients' clipped updates and noise, and divides the sum by D.
 
-  Every constant here is public. It must be chosen without a look at clients' data; otherwise it is itself a release,
-  which no account covers.
+  Client i's clipped update has norm at most w_i(t)·C_t. Every constant here is public. It must be chosen without a look
+  at clients' data. Otherwise it is itself a release, which no account covers.
 
   Attributes:
     num_clients: N, the population. Client ids are integers in [0, N).
     epsilon: ε > 0, in nats. No client exceeds it over the whole run.
     delta: The total δ, in (0, 1), at which ε holds.
-    noise_multiplier: z: σ of the noise Z_t that each round draws, over C_t. None: to be chosen from a schedule, by
-      `quap_tff.certified.calibrated`.
+    noise_multiplier: z: the standard deviation of the noise that each round draws, divided by C_t. None: to be chosen
+      from a schedule, by `quap_tff.certified.calibrated`.
     correlation: How the noise of a round takes back noise of earlier rounds, one of `quap_tff.correlation.FAMILIES`.
     divisor: D > 0. The sum is divided by it in every round. An example is the expected sum of weights. None: to be
       chosen from a schedule, like the noise multiplier.
@@ -103,8 +103,8 @@ class CertifiedConfig:
     checks.number('clipping norm', self.clip.initial_norm, at_least=SMALLEST_CLIP, at_most=LARGEST_CLIP)
     if 1 / self.clip.count_noise_multiplier**2 >= privacy_filter.limit_of(self.epsilon, self.delta):
       raise ValueError(
-          f'epsilon={self.epsilon:g} at delta={self.delta:g} does not pay for one noised count of the private '
-          'quantile. Give the counts more noise (count_stddev), or use a fixed clipping norm.'
+          f'epsilon={self.epsilon:g} at delta={self.delta:g} is too small to pay for one noised count of the '
+          'private quantile. Give the counts more noise (count_stddev), or use a fixed clipping norm.'
       )
 
   def _check_plan(self):

@@ -1,7 +1,7 @@
-"""Certified federated averaging as a `tff.learning.templates.LearningProcess`: all that its `next` returns is covered.
+"""Certified federated averaging as a `tff.learning.templates.LearningProcess`.
 
-The exception is the state, which is secret because it holds the seed of the noise. Apart from it, only the noised sums
-are computed from clients' data. Training metrics stay at the clients.
+The guarantee covers everything that its `next` returns, except the state. The state is secret because it holds the seed
+of the noise. Apart from it, only the noised sums are computed from clients' data. Training metrics stay at the clients.
 """
 
 import collections
@@ -47,7 +47,7 @@ def build_certified_fed_avg(
 
 
 class _WithoutMetrics(tff.learning.models.VariableModel):
-  """A model that reports no metrics: they are exact functions of clients' data, and would leave clients un-noised."""
+  """A model without metrics. Metrics are exact functions of clients' data and would leave the clients without noise."""
 
   def __init__(self, model):
     self._model = model

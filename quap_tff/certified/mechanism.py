@@ -35,7 +35,7 @@ from quap_tff.certified import config as configs
 from quap_tff.certified import planning
 from quap_tff.certified import privacy_filter
 
-# Relative, see above.
+# A relative margin. The docstring above explains it.
 CLIP_MARGIN = 2.0**-20
 
 # The uses of a round's seed. They are folded in after the counter and the cohort, so that no numbers are drawn twice.
@@ -110,7 +110,10 @@ def initial_state(config: configs.CertifiedConfig, shapes: Sequence[Any]) -> Ser
 
 
 def update_norm(groups: Sequence[clip_split.ClipGroup], update: List[tf.Tensor]) -> tf.Tensor:
-  """The least C that leaves the update as it is: max_l ‖u_l‖/r_l, float32. Not finite if an entry is not finite."""
+  """The smallest C at which clipping leaves the update unchanged: max_l ‖u_l‖/r_l, float32.
+
+  It is not finite if an entry of the update is not finite.
+  """
   norms = _group_norms(groups, update)
   largest = tf.reduce_max([norm / group.ratio for group, norm in zip(groups, norms)])
   return tf.cast(tf.where(_all_finite(norms), largest, float('nan')), tf.float32)
@@ -192,7 +195,7 @@ def contribute(
 def finish_round(
     config: configs.CertifiedConfig, state: ServerState, plan: RoundPlan, total: List[tf.Tensor]
 ) -> Tuple[ServerState, List[tf.Tensor], 'collections.OrderedDict[str, tf.Tensor]']:
-  """The released sum over D, the state after the round, and measurements, which are all functions of public values.
+  """The released sum divided by D, the state after the round, and measurements.
 
   Args:
     config: The mechanism.
@@ -201,10 +204,10 @@ def finish_round(
     total: Sum of the contributions, float64 tensors.
 
   Returns:
-    (state after round t, float64 tensors, measurements). Some of the measurements: `weight_mean` and `weight_min` are
-    over the cohort, and 0 if it is empty. `exhausted_clients` is how many clients of the cohort have weight 0.
-    `spent_max` is the largest share of the limit on μ² that any client has spent. `sigma` is the standard deviation of
-    the noise that the round draws for each entry of the result.
+    (state after round t, float64 tensors, measurements). All measurements are functions of public values. Some of them:
+    `weight_mean` and `weight_min` are over the cohort, and 0 if it is empty. `exhausted_clients` is how many clients of
+    the cohort have weight 0. `spent_max` is the largest share of the limit on μ² that any client has spent. `sigma` is
+    the standard deviation of the noise that the round draws for each entry of the result.
   """
   weights = plan.weights
   clip = tf.cast(state.clip, tf.float64)

@@ -3,13 +3,13 @@
     z, and whatever else is left open, maximizes  J = Σ_t v_t·Σ_i w_i(t) / (z·‖C⁻ᵀv‖)      subject to the filter
 
 J is the signal-to-noise ratio of what is published. v_t is the share of round t's update that is left in it. The
-published average takes iterate s with share a_s. Each later round pulls the model a share `PULL` of the way to where
-training would end, and so fades what earlier rounds added: v_t = Σ_{s≥t} a_s·(1 - PULL)^(s-t). Σ_i w_i(t)·C is the
-most that the clients of a round can add together. z·C·‖C⁻ᵀv‖ is the standard deviation of the noise that is left in
-what is published; where noise is correlated, a part of it has cancelled.
+published average takes iterate s with share a_s. Each later round moves the model by a share `PULL` towards where
+training would end. This shrinks what earlier rounds added: v_t = Σ_{s≥t} a_s·(1 - PULL)^(s-t). Σ_i w_i(t)·C is the most
+that the clients of a round can add together. z·C·‖C⁻ᵀv‖ is the standard deviation of the noise that is left in what is
+published. If the noise is correlated, a part of it has cancelled.
 
 There are two trade-offs. Less noise in each round makes the rounds better, but budgets run out sooner. Correlation
-makes noise cancel in part, but each participation is seen for longer. No client's data are looked at.
+makes noise cancel in part, but each participation affects more releases. The choice uses no client's data.
 """
 
 import dataclasses
@@ -26,16 +26,16 @@ from quap_tff.certified import config as configs
 from quap_tff.certified import privacy_filter
 from quap_tff.certified import weight_rules
 
-# The share of the way to the end of training that one round goes. A constant of the objective, not of any data.
+# How far one round moves the model towards where training would end, as a share. It does not depend on any data.
 PULL = 0.2
 # The values from which an open decay is chosen.
 DECAYS = (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.97)
 
 # How many noise multipliers are tried for each correlation, and how many for the best correlation.
 _FEW_CANDIDATES, _MOST_CANDIDATES = 8, 32
-# Relative: a little more noise than a budget needs exactly, so that rounding does not lower the last weight.
+# The noise is larger by this share than a budget needs, so that rounding does not lower the last weight.
 _ROOM = 1e-9
-# Relative: a larger multiplier is preferred if its J is lower by no more than this.
+# A larger multiplier is preferred if its J is lower by no more than this share.
 _TIE = 1e-6
 # A budget so large that it limits nobody.
 _NO_LIMIT = 1e30
@@ -68,15 +68,15 @@ def calibrated(
     cohorts: Sequence[Any],
     averaging: postprocessing.Averaging = postprocessing.LastIterate(),
 ) -> Planned:
-  """Settles from a schedule what a configuration leaves open.
+  """Chooses from a schedule what a configuration leaves open.
 
-  These are the number of rounds; the noise multiplier, a decay and an average, which maximize J; the divisor, which is
-  the mean sum of weights; and, for weight rules that need it, the number of rounds that each client is planned to be
-  in. If everyone takes part in T rounds with weights of 1 and independent noise, z = √T/μ_max. If several z are equally
-  good, the largest one is chosen.
+  The noise multiplier, a decay and an average are chosen to maximize J. If several noise multipliers are equally good,
+  the largest one is chosen. The number of rounds is that of the schedule. The divisor is the mean sum of weights. For
+  weight rules that need it, the number of rounds that each client is planned to be in is counted. If everyone takes
+  part in T rounds with weights of 1 and independent noise, z = √T/μ_max.
 
   Args:
-    config: The mechanism. Everything that it settles stays as it is.
+    config: The mechanism. Everything that it already fixes stays as it is.
     cohorts: int[M_t] ids for each of the T planned rounds: the public schedule, or one drawn from a model of it.
     averaging: The average of the iterates. `postprocessing.Planned` chooses the best of several by J.
 
@@ -154,7 +154,11 @@ def _unit_costs(config, cohorts) -> np.ndarray:
 
 
 def _worst_case_multiplier(config, cohorts) -> float:
-  """The noise under which no client exceeds its budget whose rounds are no more, and no closer, than anybody's here."""
+  """The noise multiplier for the worst case of the schedule's public bounds.
+
+  Under it, no client exceeds its budget if it takes part at most as often, and at intervals at least as long, as the
+  clients of this schedule.
+  """
   releases = [cohort for cohort in cohorts if len(cohort)]
   most, apart = participation_bounds(releases, config.num_clients)
   left = config.prices.limit - most * config.prices.count_cost
@@ -189,7 +193,7 @@ def _candidates(config, cohorts, count) -> np.ndarray:
 
 
 class PlannedRound(NamedTuple):
-  """What a round must have given if the schedule was followed.
+  """What a round gives if the schedule is followed.
 
   Attributes:
     weights: float32[M_t], the weights of its cohort.

@@ -1,4 +1,4 @@
-"""The filter: no client's μ_i² exceeds μ_max²(ε, δ), whatever the cohorts, in one sequence of states.
+"""The filter: no client's μ_i² exceeds μ_max²(ε, δ), whatever the cohorts are, in one sequence of states.
 
     μ_i² = 1/z²·Σ_s ( Σ_{t≤s, i∈S_t} c_{s-t}·w_i(t) )² + (rounds that i is in)/c²
 
@@ -8,10 +8,10 @@ one release is still seen in those that follow, more faintly each time. So when 
 for all of them, up to the last planned round, and its account never grows while it stays away.
 
 w_i(t) is the weight that the rule asks for, lowered to what is left of the budget. Weights and spending follow from
-participation alone, which follows from a public seed: so every μ is a constant, and composition proves the bound
-(docs/privacy.md). If participation depended on earlier releases, a filter on Σμ² would prove the same bound for Gaussian
-mechanisms under fully adaptive composition (Smith and Thakurta 2022; Koskela, Tobaben and Honkela 2023, "Individual
-Privacy Accounting with Gaussian Differential Privacy").
+participation alone, which follows from a public seed. So every μ is a constant, and composition proves the bound
+(docs/privacy.md). If participation depended on earlier releases, a filter on Σμ² would prove the same bound for
+Gaussian mechanisms under fully adaptive composition (Smith and Thakurta 2022; Koskela, Tobaben and Honkela 2023,
+"Individual Privacy Accounting with Gaussian Differential Privacy").
 
 All rounding is on the safe side: the limit is lower than μ_max² by `SLACK`, weights are rounded down to float32, and
 what is spent is rounded up. So for any number of rounds μ² ≤ spent ≤ limit·(1 + 1e-10) < μ_max². What is spent is part
@@ -29,11 +29,12 @@ from quap_tff import arrays
 from quap_tff import correlation as correlations
 from quap_tff import tradeoff
 
-# Relative. Covers the accuracy of μ_max, and the rounding of accountants that add up the same rounds in their own way.
+# A relative margin for the accuracy of μ_max and for the rounding of accountants, which add up the rounds differently.
 SLACK = 2.0**-30
 # A smaller weight adds next to nothing, and clipping to it would suffer from float32's rounding of tiny numbers.
 SMALLEST_WEIGHT = 2.0**-20
-# The smallest share of what the rule asks for. The last remnants of a budget are not worth a round's noise.
+# A client adds nothing if its budget pays for less than this share of the weight that the rule asks for. With only such
+# clients, a round would release hardly any signal and all of its noise.
 SMALLEST_SHARE = 2.0**-3
 # How much one round's cost is rounded up, relative to it. The first factor covers some float64 operations. The second
 # also covers the rounding of the thousands of terms in a client's sums of exponentials (`correlations.LARGEST_DECAY`).
@@ -126,15 +127,15 @@ def spend(
 ) -> Tuple[Any, Accounts]:
   """What the clients of a round may add, and their accounts after it; elementwise.
 
-  A client must be able to pay for the count, and for a weight of at least `SMALLEST_WEIGHT` and at least
-  `SMALLEST_SHARE` of what the rule asks for. A client that cannot pay adds nothing to the sum or to the count, has
-  weight 0, and spends nothing. After the last planned round nobody adds anything, since clients were charged up to that
-  round only.
+  A client must be able to pay for the count and for its weight. The weight must be at least `SMALLEST_WEIGHT`, and at
+  least `SMALLEST_SHARE` of the weight that the rule asks for. A client that cannot pay adds nothing to the sum or to
+  the count, has weight 0, and spends nothing. After the last planned round nobody adds anything, because clients were
+  charged only for releases up to that round.
 
   Args:
     prices: The prices of the round.
     accounts: The accounts of its clients.
-    release: How many releases there have been, as for `standing`.
+    release: How many releases there have been, in the form that `standing` takes.
     releases_left: How many releases can follow this one; +inf if no number of rounds is planned. Below 0 the planned
       rounds are over.
     proposed: Floats in [0, 1], the weights that the rule asks for.

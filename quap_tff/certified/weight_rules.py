@@ -66,8 +66,8 @@ class WeightRule(abc.ABC):
 class Participation(WeightRule):
   """QuAP-FL's budgets as weights: w_i(t) = ε_i(t) / (ε_base·(1 + α)) = (1 + α·exp(-β·p_i(t))) / (1 + α).
 
-  The largest possible budget gives the whole clipping norm, and a client that takes part often adds less. In warm-up
-  rounds the rates do not say anything yet: budgets are ε_base, and weights are 1/(1 + α).
+  A client with the largest possible budget gets the whole clipping norm, and a client that takes part often gets less.
+  In warm-up rounds the rates do not say anything yet: budgets are ε_base, and weights are 1/(1 + α).
 
   Attributes:
     alpha: α >= 0.

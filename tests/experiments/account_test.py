@@ -62,6 +62,18 @@ class TestAccount:
     assert found['epsilon'] == pytest.approx(harness.last_line(out)['epsilon'])
     assert found['noise_multiplier'] == pytest.approx(5) and found['correlation'] == 'ar1:decay=0.5'
 
+  @pytest.mark.parametrize('arguments, words', [
+      ([], 'Noise correlation: ar1:decay=0.5.'),
+      (['--every=3'], 'Noise correlation: ar1:decay=0.5. The client takes part in 1 of every 3 rounds.'),
+      (['--rounds_after=1'], 'Noise correlation: ar1:decay=0.5. 1 more round follows without it.'),
+      (['--every=2', '--rounds_after=4'],
+       'Noise correlation: ar1:decay=0.5. The client takes part in 1 of every 2 rounds. '
+       '4 more rounds follow without it.'),
+  ])
+  def test_the_schedule_is_in_words(self, capsys, arguments, words):
+    _, out, _ = _run(capsys, '--noise_multiplier=5', '--delta=1e-5', '--correlation=ar1:decay=0.5', *arguments)
+    assert words in out.splitlines()
+
   def test_noise_for_correlated_rounds(self, capsys):
     arguments = ['--delta=1e-5', '--rounds=18', '--every=3', '--correlation=blt:gain=0.6/0.3,decay=0.9/0.4']
     _, out, _ = _run(capsys, '--epsilon=3', *arguments)

@@ -152,7 +152,7 @@ class TestVerify:
   def test_another_page(self, certified):
     page = certified / 'certificate.html'
     page.write_text(page.read_text(encoding='utf-8').replace('ε = 4', 'ε = 1'), encoding='utf-8')
-    assert _problems(certified) == ['certificate.html is not the page of certificate.json.']
+    assert _problems(certified) == ['certificate.html does not match certificate.json.']
     page.unlink()
     assert not _problems(certified)
 

@@ -44,7 +44,8 @@ def test_counts():
   rule = clip_rules.PrivateQuantile(count_stddev=10.0)
   assert rule.count_noise_multiplier == 2 * 10
   spent = 20 / rule.count_noise_multiplier**2
-  assert f'With s = 10, twenty rounds of it cost μ² = {spent:.2f}, which is {spent / _MU**2:.1%} of the' in _DOC
+  share = spent / _MU**2
+  assert f'With s = 10, twenty rounds of such counts cost μ² = {spent:.2f}, which is {share:.1%} of the' in _DOC
 
 
 def test_adaptive_weights():
@@ -60,8 +61,8 @@ def test_replace_one():
 
 def test_amplification():
   amplified = accountants.get('pld').epsilon(history.History.gaussian(_Z, 20, 0.3), _DELTA)
-  assert f'For z = {_Z:.3f}, 20 rounds and q = 0.3: ε = {amplified:.2f} by' in _DOC
-  assert f'against {_epsilon(math.sqrt(6) / _Z):.2f} for a client known to have been in 6 of the 20' in _DOC
+  assert f'For z = {_Z:.3f}, 20 rounds and q = 0.3, privacy loss distributions give ε = {amplified:.2f} (' in _DOC
+  assert f'A client known to have been in 6 of the 20 rounds has ε = {_epsilon(math.sqrt(6) / _Z):.2f}.' in _DOC
 
 
 @pytest.mark.parametrize('spec, name', [
@@ -99,7 +100,8 @@ def test_the_low_bits_of_float32_noise_tell_a_right_guess_from_a_wrong_one():
   released = others + _float32_draws(seed, [size], multiplier)
   wrong = others + rng.normal(size=size) / math.sqrt(size)
   assert (
-      f'is {distance(released, others):.2f} under the right guess and {distance(released, wrong):.2f}, as for random'
+      f'is {distance(released, others):.2f} under the right guess. '
+      f'Under a wrong guess it is {distance(released, wrong):.2f}, as for random numbers.'
   ) in _DOC
   ours = others.astype(np.float64) + gaussian.noise(seed, [size], multiplier).numpy()
   assert f'gives {distance(ours, others):.2f} under the right guess, too' in _DOC

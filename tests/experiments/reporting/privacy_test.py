@@ -89,29 +89,54 @@ class TestFootnotes:
     assert '† TFF DP-FedAvg: Its own words.' in privacy.footnotes(factory.groups_of(tmp_path))
 
 
+def _tables(groups):
+  """The rows of the table of what clients did, and of the one of what they spent."""
+  blocks = privacy.by_participation('t', groups)
+  return factory.table(blocks, 't'), factory.table(blocks, 't_results')
+
+
 class TestParticipationGroups:
+
+  def test_two_tables_say_what_clients_did_and_what_they_spent(self, tmp_path):
+    groups = factory.groups_of(tmp_path, {
+        'algorithm': 'certified', 'covers': 'released model', 'certified_epsilon': 3.0, 'num_clients': 9
+    })
+    did, results = privacy.by_participation('t', groups)
+    assert [did.name, results.name] == ['t', 't_results']
+    assert {name.partition(':')[0] for name in did.columns if ':' in name} == {
+        'rounds taken part in', 'weight contributed'
+    }
+    assert {name.partition(':')[0] for name in results.columns if ':' in name} == {'formal ε', 'accuracy (%)'}
+
+  def test_a_table_without_figures_is_left_out(self, tmp_path):
+    groups = factory.groups_of(tmp_path, {
+        'algorithm': 'fedavg', 'noise_norm': 0, 'num_clients': 9, 'clients': {'test_accuracy': [''] * 9}
+    })
+    (did,) = privacy.by_participation('t', groups)
+    assert did.name == 't'
 
   def test_thirds_by_rounds_taken_part_in(self, tmp_path):
     groups = factory.groups_of(tmp_path, {'algorithm': 'fixed_dp', 'num_clients': 9})
-    (row,) = factory.table(privacy.by_participation('t', groups), 't')
+    did, results = _tables(groups)
     counts = np.sort(groups[0].runs[0].counts)
     for which, third in zip(('rare', 'middle', 'frequent'), np.split(counts, 3)):
-      assert row[f'rounds taken part in: {which}'] == f'{third.mean():.1f}'
-      assert row[f'nominal ε: {which}'] == f'{0.6 * third.mean():.2f}'
-    assert not [name for name in row if name.startswith(('weight', 'examples', 'formal'))]
+      assert did[0][f'rounds taken part in: {which}'] == f'{third.mean():.1f}'
+      assert results[0][f'nominal ε: {which}'] == f'{0.6 * third.mean():.2f}'
+    assert not [name for name in did[0] if name.startswith(('weight', 'examples'))]
+    assert not [name for name in results[0] if name.startswith('formal')]
 
   def test_columns_of_the_clients_file_appear_if_they_are_there(self, tmp_path):
     more = {'examples': range(100, 109), 'test_accuracy': [0.5] * 4 + [''] * 2 + [0.9] * 3}
     groups = factory.groups_of(tmp_path, {'num_clients': 9, 'clients': more})
-    (row,) = factory.table(privacy.by_participation('t', groups), 't')
+    (did,), (results,) = _tables(groups)
     order = np.argsort(groups[0].runs[0].counts, kind='stable')
     known = np.array([0.5] * 4 + [np.nan] * 2 + [0.9] * 3)
-    assert row['examples: rare'] == f'{100 + order[:3].mean():.0f}'
-    assert row['accuracy (%): frequent'] == f'{100 * np.nanmean(known[order[6:]]):.1f}'
+    assert did['examples: rare'] == f'{100 + order[:3].mean():.0f}'
+    assert results['accuracy (%): frequent'] == f'{100 * np.nanmean(known[order[6:]]):.1f}'
 
   def test_what_certified_clients_contributed(self, tmp_path):
     groups = factory.groups_of(tmp_path, {'algorithm': 'certified:weights=uniform', 'num_clients': 9})
-    (row,) = factory.table(privacy.by_participation('t', groups), 't')
+    (row,), _ = _tables(groups)
     run, = groups[0].runs
     state = run.ledger.state_dict()
     total = sum(float(row[f'weight contributed: {third}']) for third in ('rare', 'middle', 'frequent'))
@@ -124,7 +149,8 @@ class TestParticipationGroups:
         {'algorithm': a, 'covers': c, 'epsilon_max': 3.0, 'num_clients': 9, 'calibration': 'exact'}
         for a, c in (('tff_dp_fedavg', 'released model'), ('fixed_dp', 'weights without the logs'))
     ))
-    rows = {row['method']: row for row in factory.table(privacy.by_participation('t', groups), 't')}
+    _, results = _tables(groups)
+    rows = {row['method']: row for row in results}
     order = np.argsort(groups[0].runs[0].counts, kind='stable')
     assert rows['TFF DP-FedAvg']['formal ε: rare'] == f'{np.linspace(0, 3, 9)[order[:3]].mean():.2f}'
     assert rows['Fixed-DP']['formal ε: rare'] == '-'
@@ -133,8 +159,9 @@ class TestParticipationGroups:
     folder = factory.write_run(tmp_path / 'run', algorithm='tff_dp_fedavg', covers='released model', num_clients=9)
     lines = (folder / 'clients.csv').read_text().splitlines()
     (folder / 'clients.csv').write_text('\n'.join([*lines[:-1], lines[-1].rpartition(',')[0] + ',']) + '\n')
-    (row,) = factory.table(privacy.by_participation('t', factory.groups_of(tmp_path)), 't')
-    assert not any(name.startswith('formal') for name in row)
+    blocks = privacy.by_participation('t', factory.groups_of(tmp_path))
+    assert factory.table(blocks, 't')
+    assert not any('formal' in name for block in blocks for name in getattr(block, 'columns', ()))
 
   def test_where_everyone_takes_part_equally_often_there_are_no_groups(self, tmp_path):
     assert privacy.by_participation('t', factory.groups_of(tmp_path, {'cohort_size': 10})) == []

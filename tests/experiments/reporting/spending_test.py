@@ -40,7 +40,10 @@ class TestBesideAccuracy:
 
   def test_participation_groups_of_runs_without_a_whole_guarantee(self, tmp_path):
     groups = factory.groups_of(tmp_path, {}, {'algorithm': 'certified', 'certified_epsilon': 3.0})
-    (row,) = factory.table(spending.beside_accuracy(groups), 'participation_groups')
+    blocks = spending.beside_accuracy(groups)
+    (row,) = factory.table(blocks, 'participation_groups')
+    assert row['method'] == 'QuAP-FL' and 'rounds taken part in: rare' in row
+    (row,) = factory.table(blocks, 'participation_groups_results')
     assert row['method'] == 'QuAP-FL' and 'nominal ε: rare' in row
     rows = factory.table(spending.certified(groups), 'certified_groups')
     assert [row['method'] for row in rows] == ['Certified QuAP-FL']

@@ -49,7 +49,7 @@ class TestCertifiedConfig:
           (dict(clip=clip_rules.PrivateQuantile(count_stddev=0.0)), 'un-noised function'),
           (dict(clip=clip_rules.Unclipped()), 'Without a clipping norm nothing bounds'),
           (dict(clip=clip_rules.Fixed(1e30)), 'clipping norm must be'),
-          (dict(clip=clip_rules.PrivateQuantile(count_stddev=0.1)), 'does not pay for one noised count'),
+          (dict(clip=clip_rules.PrivateQuantile(count_stddev=0.1)), 'too small to pay for one noised count'),
           (dict(weights=weight_rules.SpendEvenly()), 'SpendEvenly needs a public schedule. Give planned_rounds'),
           (dict(num_rounds=0), 'num_rounds must be an integer at least 1'),
           (dict(planned_rounds=[1, 2, 3, 4], planned_costs=[1, 2, 3, 3.9]), 'planned_costs must be'),
