@@ -34,7 +34,6 @@ from quap_tff import layers as layers_lib
 from quap_tff import participation as participations
 from quap_tff import plans
 from quap_tff.certified import certificate as certificates
-from quap_tff.certified import planning
 
 CERTIFICATE, PAGE, SIGNATURE = 'certificate.json', 'certificate.html', 'certificate.sig'
 
@@ -209,7 +208,7 @@ def _expected_rows(plan, ledger) -> Iterator[Dict[str, float]]:
   """What metrics.csv must say about each round, computed from the ledger."""
   config, state = plan.config, ledger.state_dict()
   participation = participations.initial_state(config.participation, config.num_clients)
-  planned = planning.planned_rounds(config, plan.schedule[:ledger.num_rounds])
+  planned = plan.rounds_of(ledger)
   for index in range(ledger.num_rounds):
     entries = slice(state['offsets'][index], state['offsets'][index + 1])
     cohort, weights = state['clients'][entries], state['weights'][entries]

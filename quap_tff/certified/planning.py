@@ -13,8 +13,9 @@ makes noise cancel in part, but each participation affects more releases. The ch
 """
 
 import dataclasses
+import functools
 import math
-from typing import Any, Callable, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -204,8 +205,18 @@ class PlannedRound(NamedTuple):
   spent_max: float
 
 
-def planned_rounds(config: configs.CertifiedConfig, cohorts: Sequence[Any]) -> List[PlannedRound]:
-  """What the mechanism gives under a schedule, round by round."""
+def planned_rounds(
+    config: configs.CertifiedConfig, cohorts: Sequence[Any], kept: Sequence[Optional[np.ndarray]] = ()
+) -> List[PlannedRound]:
+  """What the mechanism gives under a schedule, round by round.
+
+  Args:
+    config: The mechanism.
+    cohorts: int[M_t] ids for each round.
+    kept: float[M_t], the weights that a run really gave, from which its accounts go on; None, or no entry, for a round
+      in which they are not known. Without them, a last bit in which two processors differ would grow from round to
+      round where a budget is nearly spent.
+  """
   rounds, largest = [], 0.0
 
   def visit(index, weights, spent):
@@ -213,7 +224,7 @@ def planned_rounds(config: configs.CertifiedConfig, cohorts: Sequence[Any]) -> L
     largest = max(largest, spent.max(initial=0.0))
     rounds.append(PlannedRound(weights, largest / config.prices.limit))
 
-  _run(config, config.prices, cohorts, (), visit)
+  _run(config, config.prices, cohorts, (), visit, kept)
   return rounds
 
 
@@ -236,8 +247,11 @@ def _run(
     cohorts: Sequence[np.ndarray],
     leading: Sequence[int],
     visit: Callable[[int, np.ndarray, np.ndarray], None],
+    kept: Sequence[Optional[np.ndarray]] = (),
 ) -> np.ndarray:
   """Goes through the schedule. `visit` gets a round's index, its cohort's weights, and what these clients have spent.
+
+  The accounts go on from the weights in `kept`, where there are any, and from the mechanism's own otherwise.
 
   Returns what each client has spent in the end, float64[..., N].
   """
@@ -251,7 +265,10 @@ def _run(
         accounts.spent[..., ids], [sums[..., ids] for sums in accounts.sums], accounts.latest[..., ids]
     )
     view = round_view(config, prices, participation, own, release, index + 1, ids)
-    weights, own = privacy_filter.spend(prices, own, release, view.rounds_left, config.weights.weights(view))
+    spend = functools.partial(privacy_filter.spend, prices, own, release, view.rounds_left)
+    weights, own = spend(config.weights.weights(view))
+    if index < len(kept) and kept[index] is not None:
+      _, own = spend(kept[index])
     accounts.spent[..., ids], accounts.latest[..., ids] = own.spent, own.latest
     for sums, new in zip(accounts.sums, own.sums):
       sums[..., ids] = new

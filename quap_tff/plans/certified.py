@@ -126,6 +126,18 @@ class CertifiedPlan(base.Plan):
         clipping_norm=clipping_norm,
     )
 
+  def rounds_of(self, ledger: accounting.RunLedger) -> List[planning.PlannedRound]:
+    """What each round of a ledger must have given, after the weights that the ledger has for the rounds before it."""
+    state, kept = ledger.state_dict(), []
+    for index, planned in enumerate(self.schedule[:ledger.num_rounds]):
+      entries = slice(state['offsets'][index], state['offsets'][index + 1])
+      clients, weights = state['clients'][entries], None
+      if np.array_equal(np.sort(clients), np.sort(planned)):
+        weights = np.empty(len(planned))
+        weights[_places(planned, clients)] = state['weights'][entries]
+      kept.append(weights)
+    return planning.planned_rounds(self.config, self.schedule[:ledger.num_rounds], kept)
+
   def ledger_problems(self, ledger: accounting.RunLedger) -> List[str]:
     """Where a ledger differs from that of a run of this plan over its schedule, a sentence each.
 
@@ -144,15 +156,15 @@ class CertifiedPlan(base.Plan):
       return found
     if rounds > len(self.schedule):
       return [f'The ledger has {rounds} rounds, and the flags plan {len(self.schedule)}.']
-    planned = planning.planned_rounds(config, self.schedule[:rounds])
+    planned = self.rounds_of(ledger)
     for index in range(rounds):
       entries = slice(state['offsets'][index], state['offsets'][index + 1])
       number = index + 1
       if not np.array_equal(np.sort(state['clients'][entries]), np.sort(self.schedule[index])):
         found.append(f'Round {number} of the ledger has other clients than the flags plan.')
         continue
-      order = np.argsort(self.schedule[index])[np.argsort(np.argsort(state['clients'][entries]))]
-      if not np.allclose(state['weights'][entries], planned[index].weights[order], rtol=_SAME_WEIGHT, atol=0):
+      places = _places(self.schedule[index], state['clients'][entries])
+      if not np.allclose(state['weights'][entries], planned[index].weights[places], rtol=_SAME_WEIGHT, atol=0):
         found.append(f'Round {number} of the ledger has other weights than follow from the cohorts.')
       for name, value in (
           ('noise_multipliers', config.noise_multiplier),
@@ -197,6 +209,11 @@ class CertifiedPlan(base.Plan):
         fixed_noise_seed=self.config.noise_seed is not None,
         exact_metrics=self._exact_logs,
     )
+
+
+def _places(planned: np.ndarray, clients: np.ndarray) -> np.ndarray:
+  """Where each of a round's clients is in the planned cohort, which has the same ids in another order."""
+  return np.argsort(planned)[np.argsort(np.argsort(clients))]
 
 
 def _close(found: float, expected: float) -> bool:

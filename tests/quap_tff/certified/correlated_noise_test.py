@@ -154,6 +154,26 @@ class TestAccount:
     again = accounting.RunLedger.from_state_dict(ledger.state_dict())
     np.testing.assert_array_equal(accounting.total_mu(again).whole, accounting.total_mu(ledger).whole)
 
+  def test_last_bits_of_another_processor_make_no_other_run(self):
+    """Where a budget is nearly spent, differences in last bits grow: each round is checked after those that there were."""
+    rng = np.random.default_rng(2)
+    cohorts = [np.flatnonzero(rng.uniform(size=6) < 0.6) for _ in range(40)]
+    config = _config(epsilon=3.0, correlation=Ar1(0.9), weights=weight_rules.Participation(), num_rounds=40,
+                     noise_multiplier=24.0)
+    plan, kept = plans.CertifiedPlan(config, cohorts), []
+    ledger = plan.new_ledger()
+    for t, cohort in enumerate(cohorts):
+      weights = planning.planned_rounds(config, cohorts[:t + 1], kept)[t].weights
+      kept.append(np.float32(weights * (1 - 2e-7 * rng.uniform(size=len(cohort)))))
+      all_weights = np.zeros(6, np.float32)
+      all_weights[cohort] = kept[-1]
+      state = mechanism.initial_state(config, [])._replace(weights=all_weights)
+      ledger.append(plan.record(base.Aggregation(state, {'clipping_norm': 0.5}), cohort))
+    assert plan.ledger_problems(ledger) == []
+    # Without the weights that there were, rounds near the end of a budget come out otherwise.
+    alone = planning.planned_rounds(config, cohorts)
+    assert not all(np.allclose(one.weights, given, rtol=1e-5, atol=0) for one, given in zip(alone, kept))
+
   def test_a_client_that_stays_away_is_charged_for_being_seen(self):
     """1 in release 1 and 0.9^k in the k-th after it: of 4, Σ 0.81^k = 2.8541."""
     config = _config(correlation=Ar1(0.9), num_rounds=4)
