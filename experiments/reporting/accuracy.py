@@ -64,8 +64,11 @@ def by_place(
     groups: Sequence[study.Group], name: str, column: str, title: str, scale: float, ylabel: str, total_label: str,
     total: Callable[[study.Group], pages.Quantity] = study.Group.accuracy, log: bool = False,
 ) -> List[pages.Block]:
-  """A figure of a column of metrics.csv, times `scale`, for each of `study.places`. `total` sums up a group."""
-  shown = study.places([g for g in groups if any(np.any(run.curve(column)[1] > 0) for run in g.runs)])
+  """A figure of a column of metrics.csv, times `scale`, for each of `study.places`. `total` sums up a group.
+
+  A run with a single value has no curve, and is left out.
+  """
+  shown = study.places([g for g in groups if any(np.count_nonzero(run.curve(column)[1] > 0) > 1 for run in g.runs)])
   blocks = []
   for where, members in shown:
     series = [

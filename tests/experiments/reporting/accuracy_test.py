@@ -188,6 +188,10 @@ class TestCurves:
     assert rounds.tolist() == [1, 3]
     np.testing.assert_allclose(values, [[0.1, 0.3], [0.2, 0.5]])
 
+  def test_a_run_that_was_tested_once_has_no_curve(self, tmp_path):
+    groups = factory.groups_of(tmp_path, *factory.seeds(1, curve=[[np.nan, np.nan, 0.3]], rounds_run=3))
+    assert not factory.drawings(accuracy.curves(groups))
+
   def test_a_figure_for_each_place(self, tmp_path):
     groups = factory.groups_of(tmp_path, {}, {'algorithm': 'fixed_dp'}, {'participation': 'uniform'})
     assert [figure.title for figure in factory.drawings(accuracy.curves(groups))] == [
