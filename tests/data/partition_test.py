@@ -118,7 +118,7 @@ def test_as_many_clients_as_examples_gives_each_one():
     ('dirichlet:alpha=inf', 2, 'dirichlet alpha'),
     ('dirichlet:beta=1', 2, "parameter of partition 'dirichlet': 'beta'"),
     ('dirichlett', 2, "Unknown partition 'dirichlett'. Did you mean 'dirichlet'"),
-    ('iid:alpha=1', 2, "'alpha'"),
+    ('iid:alpha=1', 2, "partition 'iid' takes no parameters, found 'alpha=1'"),
 ])
 def test_a_bad_partition_is_an_error(spec, num_clients, message):
   with pytest.raises(ValueError, match=message):

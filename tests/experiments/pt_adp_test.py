@@ -1,5 +1,6 @@
 """Budgets by transactions as a method: what it spends is what was given, and it claims nothing."""
 
+import types
 
 import numpy as np
 import pytest
@@ -59,7 +60,7 @@ class TestPtAdp:
 
   def test_without_noise_budgets_are_infinite(self):
     plan = _experiment('--noise=none').plan
-    state = dict(budget=dict(given=np.ones(8, np.float32)))
+    state = types.SimpleNamespace(budget=dict(given=np.ones(8, np.float32)))
     output = base.Aggregation(state, dict(noise_multiplier=0.0, clipping_norm=1.0))
     record = plan.record(output, np.array([1, 4]))
     assert record.budgets.tolist() == [np.inf, np.inf]
