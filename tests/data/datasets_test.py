@@ -2,7 +2,6 @@ import io
 import os
 import pathlib
 import socket
-import sqlite3
 import time
 import urllib.request
 
@@ -18,6 +17,7 @@ from data import datasets as datasets_lib
 from data import femnist
 from data import leaves
 from data import rng as rng_lib
+from tests.data import emnist_file
 
 SHARED_DATA = pathlib.Path(__file__).resolve().parents[3] / 'shared' / 'data'
 
@@ -32,34 +32,6 @@ def small_images(n_train=40, n_test=10, shape=(28, 28), **changes):
   )
   contents.update(changes)
   return {k: v for k, v in contents.items() if v is not None}
-
-
-def write_emnist(path, clients, feature='pixels', tables=('examples', 'client_metadata'), prefix='all'):
-  """A file in the format of TFF's loader; `clients`: name -> {'train': (x, y), 'test': (x, y)}."""
-  connection = sqlite3.connect(path)
-  columns = {
-      'examples': 'split_name TEXT, client_id TEXT, serialized_example_proto BLOB',
-      'client_metadata': 'client_id TEXT, split_name TEXT, num_examples INTEGER',
-  }
-  for table in tables:
-    connection.execute(f'CREATE TABLE {table} ({columns[table]})')
-  for client, splits in clients.items():
-    for split, (x, y) in splits.items():
-      connection.execute('INSERT INTO client_metadata VALUES (?, ?, ?)', (client, f'{prefix}_{split}', len(x)))
-      for pixels, label in zip(x, y):
-        proto = tf.train.Example()
-        proto.features.feature[feature].float_list.value.extend(pixels.reshape(-1))
-        proto.features.feature['label'].int64_list.value.append(label)
-        connection.execute('INSERT INTO examples VALUES (?, ?, ?)',
-                           (f'{prefix}_{split}', client, proto.SerializeToString()))
-  connection.commit()
-  connection.close()
-
-
-def writers(names='abcde', num_classes=62):
-  rng = np.random.default_rng(1)
-  part = lambda n: (rng.random((n, 28, 28), np.float32), rng.integers(0, num_classes, n))
-  return {f'writer_{name}': {'train': part(3 + i), 'test': part(1 + i % 2)} for i, name in enumerate(names)}
 
 
 @pytest.fixture(name='no_network')
@@ -321,7 +293,7 @@ class TestDownload:
 
     def cut_short(only_digits=True, cache_dir=None):
       path = pathlib.Path(cache_dir, 'emnist_all.sqlite')
-      write_emnist(path, writers())
+      emnist_file.write(path, emnist_file.writers())
       path.write_bytes(path.read_bytes()[:8192])
 
     monkeypatch.setattr(tff.simulation.datasets.emnist, 'load_data', cut_short)
@@ -331,7 +303,7 @@ class TestDownload:
 
     def complete(only_digits=True, cache_dir=None):
       if not os.path.exists(os.path.join(cache_dir, 'emnist_all.sqlite')):
-        write_emnist(os.path.join(cache_dir, 'emnist_all.sqlite'), writers())
+        emnist_file.write(os.path.join(cache_dir, 'emnist_all.sqlite'), emnist_file.writers())
       return original(only_digits, cache_dir)
 
     monkeypatch.setattr(tff.simulation.datasets.emnist, 'load_data', complete)
@@ -373,7 +345,7 @@ class TestMnistWriters:
 class TestFemnist:
 
   def test_the_arrays_are_those_of_tffs_loader_with_ink_as_one(self, tmp_path):
-    write_emnist(tmp_path / 'emnist_all.sqlite', writers())
+    emnist_file.write(tmp_path / 'emnist_all.sqlite', emnist_file.writers())
     fed = data.load('femnist', data_dir=str(tmp_path))
     train, test = tff.simulation.datasets.emnist.load_data(only_digits=False, cache_dir=str(tmp_path))
     assert (fed.num_classes, fed.input_shape, fed.partition) == (62, (28, 28, 1), 'natural')
@@ -389,15 +361,15 @@ class TestFemnist:
     np.testing.assert_array_equal(1 - published.test.x, fed.test.x)
 
   def test_digits_are_a_split_of_their_own_with_ten_classes(self, tmp_path):
-    write_emnist(tmp_path / 'emnist_all.sqlite', writers(num_classes=10), prefix='digits_only')
+    emnist_file.write(tmp_path / 'emnist_all.sqlite', emnist_file.writers(num_classes=10), prefix='digits_only')
     fed = data.load('femnist_digits', data_dir=str(tmp_path))
     assert (fed.num_classes, fed.num_clients) == (10, 5)
     with pytest.raises(data.DataFileError, match=r"splits all_train and all_test, found the splits \['digits_only_"):
       data.load('femnist', data_dir=str(tmp_path))
 
   def test_only_the_chosen_clients_are_read_and_tested_on(self, tmp_path):
-    contents = writers()
-    write_emnist(tmp_path / 'emnist_all.sqlite', contents)
+    contents = emnist_file.writers()
+    emnist_file.write(tmp_path / 'emnist_all.sqlite', contents)
     seen = []
     fed = data.load('femnist', data_dir=str(tmp_path), num_clients=2, seed=3,
                     progress=lambda done, total: seen.append((done, total)))
@@ -408,10 +380,25 @@ class TestFemnist:
     with pytest.raises(ValueError, match='femnist has 5 clients, found num_clients=6'):
       data.load('femnist', data_dir=str(tmp_path), num_clients=6)
 
+  def test_writers_that_are_held_out_take_part_in_no_round(self, tmp_path):
+    contents = emnist_file.writers()
+    emnist_file.write(tmp_path / 'emnist_all.sqlite', contents)
+    fed = data.load('femnist:test_writers=0.4', data_dir=str(tmp_path))
+    others = sorted(set(contents) - set(fed.client_ids))
+    assert (fed.num_clients, len(others)) == (3, 2) and not fed.test_is_of_clients
+    assert 'of 2 other writers, who take part in no round' in fed.test_set
+    # All examples of the others, and none of the clients'.
+    labels = [y for c in others for split in ('train', 'test') for y in contents[c][split][1]]
+    assert sorted(fed.test.y) == sorted(labels)
+    trained = {x.tobytes() for client in fed.clients for x in client.x}
+    assert not trained & {x.tobytes() for x in fed.test.x}
+    whole = data.load('femnist', data_dir=str(tmp_path))
+    assert whole.test_is_of_clients and 'the clients themselves' in whole.test_set
+
   def test_a_client_of_many_batches_is_whole(self, tmp_path, monkeypatch):
     monkeypatch.setattr(femnist, '_BATCH', 2)
-    contents = writers()
-    write_emnist(tmp_path / 'emnist_all.sqlite', contents)
+    contents = emnist_file.writers()
+    emnist_file.write(tmp_path / 'emnist_all.sqlite', contents)
     fed = data.load('femnist', data_dir=str(tmp_path))
     assert [len(c) for c in fed.clients] == [3, 4, 5, 6, 7]
     np.testing.assert_array_equal(fed.clients[4].y, contents['writer_e']['train'][1])
@@ -419,7 +406,7 @@ class TestFemnist:
   def test_a_folder_with_awkward_characters(self, tmp_path):
     folder = tmp_path / 'a folder?with#signs%20'
     folder.mkdir()
-    write_emnist(folder / 'emnist_all.sqlite', writers())
+    emnist_file.write(folder / 'emnist_all.sqlite', emnist_file.writers())
     assert data.load('femnist', data_dir=str(folder)).num_clients == 5
 
   def test_a_missing_file(self, tmp_path):
@@ -429,7 +416,7 @@ class TestFemnist:
   @pytest.mark.parametrize('kept', [0.0, 0.3, 0.9])
   def test_a_truncated_file(self, tmp_path, kept):
     path = tmp_path / 'emnist_all.sqlite'
-    write_emnist(path, writers())
+    emnist_file.write(path, emnist_file.writers())
     whole = path.read_bytes()
     path.write_bytes(whole[:int(len(whole) * kept)])
     message = rf'cut short: expected {len(whole)} bytes, found' if kept else 'no SQLite header'
@@ -438,7 +425,7 @@ class TestFemnist:
 
   def test_a_file_damaged_in_the_middle(self, tmp_path):
     path = tmp_path / 'emnist_all.sqlite'
-    write_emnist(path, writers())
+    emnist_file.write(path, emnist_file.writers())
     contents = bytearray(path.read_bytes())
     contents[200:-4096] = np.random.default_rng(0).bytes(len(contents) - 4296)
     path.write_bytes(contents)
@@ -451,27 +438,27 @@ class TestFemnist:
       data.load('femnist', data_dir=str(tmp_path))
 
   def test_a_database_of_something_else(self, tmp_path):
-    write_emnist(tmp_path / 'emnist_all.sqlite', {}, tables=['client_metadata'])
+    emnist_file.write(tmp_path / 'emnist_all.sqlite', {}, tables=['client_metadata'])
     with pytest.raises(data.DataFileError, match="found no table 'examples'"):
       data.load('femnist', data_dir=str(tmp_path))
 
   def test_examples_of_something_else(self, tmp_path):
-    write_emnist(tmp_path / 'emnist_all.sqlite', writers(), feature='snippets')
+    emnist_file.write(tmp_path / 'emnist_all.sqlite', emnist_file.writers(), feature='snippets')
     with pytest.raises(data.DataFileError, match='expected examples with pixels'):
       data.load('femnist', data_dir=str(tmp_path))
 
   @pytest.mark.parametrize('bad', [255.0, -0.5, np.nan])
   def test_pixels_out_of_range(self, tmp_path, bad):
-    contents = writers()
+    contents = emnist_file.writers()
     contents['writer_c']['train'][0][1, 2, 3] = bad
-    write_emnist(tmp_path / 'emnist_all.sqlite', contents)
+    emnist_file.write(tmp_path / 'emnist_all.sqlite', contents)
     with pytest.raises(data.DataFileError, match=r'expected pixels in \[0, 1\], found'):
       data.load('femnist', data_dir=str(tmp_path))
 
   def test_a_client_with_no_data_is_an_error_that_names_it(self, tmp_path):
-    contents = writers()
+    contents = emnist_file.writers()
     contents['writer_b']['train'] = (np.zeros([0, 28, 28], np.float32), np.zeros(0, int))
-    write_emnist(tmp_path / 'emnist_all.sqlite', contents)
+    emnist_file.write(tmp_path / 'emnist_all.sqlite', contents)
     with pytest.raises(ValueError, match=r"client 'writer_b' \(index 1\) has no examples"):
       data.load('femnist', data_dir=str(tmp_path))
 

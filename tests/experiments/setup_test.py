@@ -4,6 +4,7 @@ import pytest
 
 from experiments import flags as experiment_flags
 from experiments import setup
+from tests.data import emnist_file
 from tests.experiments import harness
 
 
@@ -37,6 +38,15 @@ class TestFromFlags:
     cohorts = [[run.cohorts.cohort(t).tolist() for t in range(1, 5)] for run in runs]
     for found in (sizes, cohorts):
       assert found[0] == found[1] != found[2]
+
+  def test_no_certificate_where_clients_own_examples_are_the_test_set(self, tmp_path):
+    emnist_file.write(tmp_path / 'emnist_all.sqlite', emnist_file.writers())
+    arguments = [f'--data_dir={tmp_path}', '--algorithm=certified', '--model=linear_features', '--cohort_size=2']
+    with pytest.raises(ValueError, match='tested on examples of the clients themselves'):
+      _experiment('--dataset=femnist', *arguments)
+    assert _experiment('--dataset=femnist:test_writers=0.4', *arguments).plan.protection.covers == 'released model'
+    rehearsal = _experiment('--dataset=femnist', *arguments, '--algorithm=certified:certificate=false')
+    assert rehearsal.plan.protection.covers != 'released model'
 
   def test_progress_is_told_of_every_client(self):
     seen = []
