@@ -94,7 +94,8 @@ class TestEnds:
           [sys.executable, '-m', f'experiments.{binary}', '--help'], cwd=harness.REPOSITORY, stdout=closed,
           stderr=subprocess.PIPE, encoding='utf-8', timeout=60,
       )
-    assert (process.returncode, process.stderr) == (command_line.FAILED, '')
+    # A short text is written when the program has ended already, with success.
+    assert process.returncode in (0, command_line.FAILED) and not process.stderr
 
   @pytest.mark.parametrize('place', ['absl', 'numpy'])
   def test_ctrl_c_while_modules_are_imported_is_no_traceback(self, place, tmp_path):
