@@ -32,7 +32,7 @@ def _write(run, rounds, seconds=2.0, interrupted=False, accuracy=0.5, with_summa
     writer = csv.writer(f)
     writer.writerow(['round', 'train_loss'])
     writer.writerows([t, ''] for t in range(1, rounds + 1))
-  # How long the rounds took is told by the files' times.
+  # The files' times show how long the rounds took.
   begin = os.path.getmtime(os.path.join(run.path, 'run.json'))
   os.utime(os.path.join(run.path, 'metrics.csv'), (begin, begin + rounds * seconds))
   finished = with_summary and rounds >= 10

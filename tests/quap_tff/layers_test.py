@@ -98,7 +98,7 @@ class TestFromLeaves:
     assert layers.from_leaves([(0,), (1,)], [[4, 3], [3]]) == (layers.Layer('layer_0', (0, 1), True),)
 
   def test_a_bare_kernel_is_not_dense(self):
-    # Its bias stands beside it as a layer of its own and would be left without noise.
+    # Its bias is a layer of its own and would be left without noise.
     found = layers.from_leaves([('bias',), ('kernel',)], [[3], [4, 3]])
     assert [layer.is_dense for layer in found] == [False, False]
 

@@ -138,7 +138,7 @@ class TestTruncated:
     whole, then = _filled(records), _filled(records[:rounds])
     cut = whole.truncated(rounds)
     assert _same(cut, then) and cut.epsilon.tolist() == then.epsilon.tolist()
-    # Goes on as an own one, and the whole is as it was.
+    # The shorter ledger continues by itself, and the whole one does not change.
     for record in records[rounds:]:
       cut.append(record)
     cut.append(_record())
