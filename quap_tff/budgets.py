@@ -173,11 +173,6 @@ class BudgetConfig:
     """The largest budget that any client or round can get."""
     return self.rule.largest(self)
 
-  @property
-  def largest_excess(self) -> float:
-    """The largest budget over ε_base: 1 + α under `Participation`."""
-    return self.largest_budget / self.epsilon_base
-
 
 def uniform(config: BudgetConfig) -> BudgetConfig:
   """The configuration with ε_base for everyone in every round."""
