@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import math
 from typing import Callable, ClassVar, Optional, Tuple
 
 import numpy as np
@@ -49,6 +50,20 @@ def client_order(available: int, seed: int) -> np.ndarray:
   The first few in the file's order would be no sample (writers are ordered by where they were recruited).
   """
   return rng_lib.generator(seed, 'client_choice').permutation(available)
+
+
+def split_clients(request: Request, available: int, test_share: float) -> Tuple[np.ndarray, np.ndarray]:
+  """(sorted indices of the natural clients that take part, sorted indices of those that only test).
+
+  Args:
+    request: Its `num_clients` of those left over take part.
+    available: The number of natural clients.
+    test_share: The share of them that only test, rounded up; at least one client is left over.
+  """
+  held_out = min(math.ceil(test_share * available), available - 1)
+  order = client_order(available, request.seed)
+  chosen = choose_clients(request.name, available - held_out, request.num_clients, order)
+  return chosen, np.sort(order[available - held_out:])
 
 
 def choose_clients(what: str, available: int, num_clients: Optional[int], order: np.ndarray) -> np.ndarray:

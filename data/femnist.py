@@ -7,7 +7,6 @@ and names the clients. The rows then come from TFF's `SqlClientData`, with one p
 
 import collections
 import functools
-import math
 import os
 from typing import Callable, Dict, List, Sequence, Tuple
 
@@ -35,14 +34,11 @@ def load(dataset: natural.Femnist, request: base.Request) -> federation.Federati
   load_data = functools.partial(tff.simulation.datasets.emnist.load_data, dataset.only_digits)
   path = tff_files.find(FILENAME, request.data_dir, load_data, splits)
   train, test = load_data(cache_dir=os.path.dirname(path))
-  available = len(train.client_ids)
-  held_out = min(math.ceil(dataset.test_writers * available), available - 1)
-  order = base.client_order(available, request.seed)
-  chosen = base.choose_clients(request.name, available - held_out, request.num_clients, order)
+  chosen, held_out = base.split_clients(request, len(train.client_ids), dataset.test_writers)
   client_ids = [train.client_ids[i] for i in chosen]
-  if held_out:
+  if len(held_out):
     # All examples of these writers are test examples.
-    others = [train.client_ids[i] for i in np.sort(order[available - held_out:])]
+    others = [train.client_ids[i] for i in held_out]
     wanted = [(splits[0], client_ids), (splits[0], others), (splits[1], _also_in(test, others))]
   else:
     wanted = [(splits[0], client_ids), (splits[1], _also_in(test, client_ids))]
@@ -52,8 +48,8 @@ def load(dataset: natural.Femnist, request: base.Request) -> federation.Federati
     done += len(ids)
   test_parts = [part for read, (_, ids) in zip(rows[1:], wanted[1:]) for part in (read[i] for i in ids)]
   tested = _examples(dataset, path, test_parts)
-  if held_out:
-    test_set = f'{len(tested):,} examples of {held_out:,} other writers, who take part in no round.'
+  if len(held_out):
+    test_set = f'{len(tested):,} examples of {len(held_out):,} other writers, who take part in no round.'
   else:
     test_set = f'{len(tested):,} examples that the clients themselves hold back from training.'
   return federation.Federation(
@@ -63,7 +59,7 @@ def load(dataset: natural.Femnist, request: base.Request) -> federation.Federati
       clients=tuple(_examples(dataset, path, [rows[0][c]]) for c in client_ids),
       test=tested,
       test_set=test_set,
-      test_is_of_clients=not held_out,
+      test_is_of_clients=not len(held_out),
   )
 
 

@@ -6,7 +6,6 @@ part (`tff_files.Split`), and are not kept.
 
 import collections
 import hashlib
-import math
 import os
 from typing import Dict, Sequence
 
@@ -70,15 +69,12 @@ def shakespeare(dataset: natural.Shakespeare, request: base.Request) -> federati
     speeches = [speech for i in client_ids for speech in _read(path, splits[split], i, may_be_empty=True)['snippets']]
     return sequences.of_speeches(speeches, dataset.length)
 
-  available = len(train.client_ids)
-  held_out = min(math.ceil(dataset.test_roles * available), available - 1)
-  order = base.client_order(available, request.seed)
-  chosen = base.choose_clients(request.name, available - held_out, request.num_clients, order)
+  chosen, held_out = base.split_clients(request, len(train.client_ids), dataset.test_roles)
   ids = [train.client_ids[i] for i in chosen]
-  if held_out:
-    others = [train.client_ids[i] for i in np.sort(order[available - held_out:])]
+  if len(held_out):
+    others = [train.client_ids[i] for i in held_out]
     tested = _together([examples('train', others), examples('test', others)])
-    test_set = f'{len(tested):,} sequences of {held_out:,} other roles, who take part in no round.'
+    test_set = f'{len(tested):,} sequences of {len(held_out):,} other roles, who take part in no round.'
   else:
     tested = examples('test', sorted(set(ids).intersection(test.client_ids)))
     test_set = f'{len(tested):,} sequences of speeches that the clients themselves hold back from training.'
@@ -91,7 +87,7 @@ def shakespeare(dataset: natural.Shakespeare, request: base.Request) -> federati
       ),
       test=tested,
       test_set=test_set,
-      test_is_of_clients=not held_out,
+      test_is_of_clients=not len(held_out),
   )
 
 
