@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from quap_tff import aggregation
 from quap_tff import checks
 from quap_tff import client_ids
 from quap_tff import seeds
@@ -193,6 +194,10 @@ class CanaryAggregationFactory(tff.aggregators.WeightedAggregationFactory):
           client_projections=projected,
       )
 
+    others_type = tff.to_type(collections.OrderedDict(
+        (name, (one.dtype, [None, *one.shape])) for name, one in tff.structure.iter_elements(
+            observe.type_signature.result)
+    ))
     result_type = inner.next.type_signature.result.result.member
 
     @tff.tensorflow.computation(result_type, directions_type)
@@ -214,7 +219,9 @@ class CanaryAggregationFactory(tff.aggregators.WeightedAggregationFactory):
       found = tff.federated_map(make_directions, state['directions'])
       found_at_clients = tff.federated_broadcast(found)
       output = inner.next(state['inner'], tff.federated_map(replace, (value, weight, found_at_clients)), weight)
-      others = _collected(tff.federated_map(observe, (value, weight, found_at_clients)), canaries.count)
+      others = aggregation.federated_collect(
+          tff.federated_map(observe, (value, weight, found_at_clients)), others_type
+      )
       projected = tff.federated_map(project, (output.result, found))
       return tff.templates.MeasuredProcessOutput(
           tff.federated_zip(collections.OrderedDict(inner=output.state, directions=state['directions'])),
@@ -274,31 +281,6 @@ def with_directions(state: Any, seed: Sequence[int]) -> Any:
   """The learning process' state with this seed (two integers) of the directions."""
   aggregator = collections.OrderedDict(state.aggregator, directions=np.asarray(seed, np.int64))
   return state._replace(aggregator=aggregator)
-
-
-def _collected(observed, count):
-  """All clients' observations at the server, in client order."""
-  types = tff.to_type(collections.OrderedDict(
-      client_ids=(np.int64, [None]), norms=(np.float64, [None]), client_projections=(np.float64, [None, count])
-  ))
-
-  @tff.tensorflow.computation
-  def zero():
-    return collections.OrderedDict(
-        client_ids=tf.zeros([0], tf.int64), norms=tf.zeros([0], tf.float64),
-        client_projections=tf.zeros([0, count], tf.float64),
-    )
-
-  @tff.tensorflow.computation(types, observed.type_signature.member)
-  def accumulate(collected, one):
-    return collections.OrderedDict((k, tf.concat([collected[k], one[k][tf.newaxis]], axis=0)) for k in collected)
-
-  @tff.tensorflow.computation(types, types)
-  def merge(a, b):
-    return collections.OrderedDict((k, tf.concat([a[k], b[k]], axis=0)) for k in a)
-
-  identity = tff.tensorflow.computation(lambda collected: collected, types)
-  return tff.federated_aggregate(observed, zero(), accumulate, merge, identity)
 
 
 def _own_seed(seed, use):

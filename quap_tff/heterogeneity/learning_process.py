@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from quap_tff import aggregation
 from quap_tff import client_update
 from quap_tff import client_work as client_works
 from quap_tff import seeds
@@ -193,7 +194,7 @@ def build_extended(
         tff.federated_map(table_of, state.client_work), row_of,
     )
     results, reports, metrics = tff.federated_map(train, (announced, sent.result, rows, client_data))
-    reports = collect(reports, reports_type)
+    reports = aggregation.federated_collect(reports, reports_type)
     if extension.rescales:
       results = _rescaled(extension, cohort_of, state.client_work, results, reports)
     aggregated = aggregator.next(state.aggregator, results.update, results.update_weight)
@@ -241,23 +242,3 @@ def _rescaled(extension, cohort_of, work, results, reports):
 
   weights = tff.federated_broadcast(tff.federated_map(weigh, (work, reports)))
   return tff.federated_map(scaled, (results, weights))
-
-
-def collect(reports: Any, reports_type: tff.Type) -> Any:
-  """All clients' tensors at the server, by name, joined along a new first axis in client order."""
-  arrays = tff.structure.to_elements(reports_type)
-
-  @tff.tensorflow.computation
-  def zero():
-    return collections.OrderedDict((name, tf.zeros([0, *array.shape[1:]], array.dtype)) for name, array in arrays)
-
-  @tff.tensorflow.computation(reports_type, reports.type_signature.member)
-  def accumulate(collected, one):
-    return collections.OrderedDict((k, tf.concat([collected[k], one[k][tf.newaxis]], axis=0)) for k in collected)
-
-  @tff.tensorflow.computation(reports_type, reports_type)
-  def merge(a, b):
-    return collections.OrderedDict((k, tf.concat([a[k], b[k]], axis=0)) for k in a)
-
-  identity = tff.tensorflow.computation(lambda collected: collected, reports_type)
-  return tff.federated_aggregate(reports, zero(), accumulate, merge, identity)
