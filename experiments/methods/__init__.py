@@ -12,7 +12,6 @@ from data import dropouts
 from experiments.methods import adaptive_privacy
 from experiments.methods import asynchronous
 from experiments.methods import base
-from experiments.methods import certified
 from experiments.methods import heterogeneity
 from experiments.methods import local
 from experiments.methods import settings
@@ -28,17 +27,8 @@ CALIBRATIONS = base.CALIBRATIONS
 Method = base.Method
 
 METHODS: Dict[str, Type[Method]] = {
-    'quap': settings.Quap,
-    'certified': certified.Certified,
-    'fedavg': settings.FedAvg,
-    'fixed_dp': settings.FixedDp,
-    'fixed_dp_layerwise': settings.FixedDpLayerwise,
-    'quantile_clip': settings.QuantileClip,
-    'layerwise': settings.Layerwise,
-    'adaptive_budget': settings.AdaptiveBudget,
-    'adaptive_budget_layerwise': settings.AdaptiveBudgetLayerwise,
-    'adaptive_budget_clip': settings.AdaptiveBudgetClip,
-    'adaptive_clip': settings.AdaptiveClip,
+    # Methods that others can be built around.
+    **heterogeneity.BASES,
     # An interpretation: the documents name PT-ADP but do not specify it.
     'pt_adp': settings.PtAdp,
     'dynamic_budget': adaptive_privacy.DynamicBudget,
