@@ -32,7 +32,8 @@ _VERIFYING = (
 _AUDITING = (
     'The audit made runs of its own, with the flags of this run. In them, canaries replaced some clients\' data. Their '
     'models were thrown away, and no canary took part in the run that this certificate is about. The certificate gives '
-    'an upper bound on ε, which was proved. The audit gives a lower bound, which was measured.'
+    'an upper bound on ε, which was proved. The audit gives a lower bound, which was measured. The guarantee does not '
+    'cover the figures of the audit, because its runs used the data of the other clients.'
 )
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 640, 320, 56, 16, 44, 48
 
