@@ -300,7 +300,7 @@ def robust_total(config: configs.QuapConfig, updates: List[tf.Tensor]) -> List[t
     updates: For each tensor of shape S of a clipped update, float[M, *S].
   """
   size = tf.shape(updates[0])[0]
-  # Nothing has no median. One update of zero stands in for it.
+  # An empty cohort has no median. It is replaced by one update of zero.
   present = [tf.cond(size > 0, lambda one=one: one, lambda one=one: tf.zeros([1, *one.shape[1:]], one.dtype))
              for one in updates]
   return [one * tf.cast(size, one.dtype) for one in config.aggregator.centre(present)]

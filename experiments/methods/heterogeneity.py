@@ -22,9 +22,9 @@ from quap_tff.heterogeneity import extension as extensions
 
 # The choices of `base`: QuAP-FL's own mechanism in all its settings, and the certified one.
 BASES: Dict[str, Type[base_lib.Method]] = {
-    'fedavg': settings.FedAvg,
     'quap': settings.Quap,
     'certified': certified.Certified,
+    'fedavg': settings.FedAvg,
     'fixed_dp': settings.FixedDp,
     'fixed_dp_layerwise': settings.FixedDpLayerwise,
     'quantile_clip': settings.QuantileClip,
@@ -219,7 +219,7 @@ class FlFdms(_Extended):
   def configure(self, values, num_clients):
     if values.dropout == 'none':
       raise ValueError(
-          f'--algorithm={values.algorithm}: friends stand in for clients that drop out, and with --dropout=none nobody '
+          f'--algorithm={values.algorithm}: friends substitute for clients that drop out, and with --dropout=none nobody '
           'does. Give a --dropout, such as bernoulli:rate=0.1.'
       )
     return super().configure(values, num_clients)

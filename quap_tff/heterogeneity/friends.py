@@ -1,11 +1,11 @@
-"""FL-FDMS: friends stand in for clients that drop out (Wang and Xu, "Combating Client Dropout in Federated Learning via
+"""FL-FDMS: friends substitute for clients that drop out (Wang and Xu, "Combating Client Dropout in Federated Learning via
 Friend Model Substitution", arXiv:2205.13222).
 
     r_ij(t) = (1 + cos(Δ_i, Δ_j))/2                          for i, j that both came in round t
     R_ij = the mean of r_ij over the rounds in which both came
     Δ_k := Δ_j,  j = argmax over those who came of R_kj      for each client k that was drawn and did not come
 
-Client j then counts w_j = 1 + (how many it stands in for) times. The mechanism divides by the number M of those who
+Client j then counts w_j = 1 + (how many it substitutes for) times. The mechanism divides by the number M of those who
 came, so j sends (w_j·M/Σw)·Δ_j, before it is clipped. Left open by what could be read of the paper: a client that has
 never been together with any of those who came has no friend, and is left out.
 

@@ -129,7 +129,7 @@ class Worker:
         # A broken connection is seen before the process is gone. One that hangs does not end by itself.
         self._process.end(_SECONDS_TO_END if why == _BROKEN else 0)
       logging.warning('%s', self.error())
-      self._connection.close()  # Whoever waits for an answer is told.
+      self._connection.close()  # Whoever waits for an answer gets an error.
     self._news.set()
 
   def close(self) -> None:

@@ -73,7 +73,7 @@ class TestStudy:
   def test_there_is_a_row_for_everything(self, result):
     rows = result[0].rows
     keys = [(r['compared_at'], r['method'], r['level'], r['group'], r['attack']) for r in rows]
-    # FedAvg and Fixed-DP stand in both comparisons.
+    # Both comparisons contain FedAvg and Fixed-DP.
     assert len(set(keys)) == len(keys) == (2 + 2 + 1) * 2 * 4 * 4
     json.dumps(rows, allow_nan=False)
     for row in rows:

@@ -45,7 +45,7 @@ class Machine:
     self._port = port
     self._arguments = ['--insecure'] if arguments is None else arguments
     self._worker: Optional[subprocess.Popen] = None
-    # Neighbours on the network of this test are told apart by their process.
+    # Tests that run at the same time have subnets of their own, by process.
     self._subnet = f'{_HOSTS}.{os.getpid() % 64 * 4 + number}'
     self.address = f'{self._subnet}.2:{port}'
     _ip('netns', 'add', self._name)
@@ -88,7 +88,7 @@ class Machine:
     self._worker.send_signal(signal.SIGCONT)
 
   def disconnect(self) -> None:
-    """Unplugs the cable: what is sent is lost, and nobody is told.
+    """Unplugs the cable: what is sent is lost without an error.
 
     The worker loses its address. Without a link, the route here would go, too, and somebody else might answer.
     """

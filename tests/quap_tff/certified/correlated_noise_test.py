@@ -278,9 +278,10 @@ class TestDistinguisher:
     deviation = math.sqrt(np.mean([outcome.var(ddof=1) for outcome in outcomes]))
     return (outcomes[1].mean() - outcomes[0].mean()) / deviation, claimed
 
-  @pytest.mark.parametrize('correlation', _FAMILIES)
-  def test_measures_what_is_claimed(self, correlation):
-    measured, claimed = self._measured(correlation, 2000)
+  def test_measures_what_is_claimed(self):
+    # tests/quap_tff/auditing/distinguisher_test.py has every family and rule. What is particular here is that the
+    # clipping norm differs from run to run.
+    measured, claimed = self._measured(Ar1(0.9), 2000)
     assert measured == pytest.approx(claimed, rel=0.03)
 
   @pytest.mark.parametrize('scale', [2 / 3, 3 / 2])

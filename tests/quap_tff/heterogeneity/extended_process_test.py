@@ -162,7 +162,7 @@ class TestFedVarp:
 class TestFriends:
 
   def test_the_friend_of_an_absent_client_counts_twice(self):
-    # Round 1: clients 0 and 2 go up, client 1 goes down. Round 2: client 2 drops out, and 0 stands in for it.
+    # Round 1: clients 0 and 2 go up, client 1 goes down. Round 2: client 2 drops out, and 0 substitutes for it.
     process = _process(heterogeneity.FriendSubstitution())
     rounds = [
         [_client(0, 1.0, absent=[]), _client(1, -2.0, absent=[]), _client(2, 1.5, absent=[])],
