@@ -136,7 +136,7 @@ def refuse_arguments(arguments: Sequence[str]):
 
 
 def given_names(argv: Sequence[str]) -> List[str]:
-  """The names of the flags that stand in `argv[1:]` itself, as opposed to those in flag files."""
+  """The names of the flags that appear in `argv[1:]` itself, as opposed to those in flag files."""
   found = []
   for argument in argv[1:]:
     if argument == '--':

@@ -108,8 +108,8 @@ def _keep(experiment, values, result, report, directory, summary):
   kept = directory.read_summary()
   is_kept = kept is not None and kept.get('rounds') == result.round_num and not kept.get('interrupted')
   needs_certificate = methods.parse(values.algorithm).gives_certificate
-  lacks_certificate = needs_certificate and not os.path.exists(directory.file(certificates.CERTIFICATE))
-  if result.rounds_run or result.interrupted or not is_kept or lacks_certificate:
+  is_uncertified = needs_certificate and not os.path.exists(directory.file(certificates.CERTIFICATE))
+  if result.rounds_run or result.interrupted or not is_kept or is_uncertified:
     results.write(experiment, values, result, report, directory, summary)
   else:
     state = 'was finished' if kept['finished'] else f'had come to round {kept["rounds"]}'

@@ -55,8 +55,8 @@ def client_data(
   examples, extension = experiment.federation.clients[client], experiment.plan.extension
   if client in absent:
     examples = data.Examples(examples.x[:0], examples.y[:0])
-  is_told = extension is not None and extension.rescales
-  return as_client_data(client, examples, absent if is_told else None)
+  needs_absent = extension is not None and extension.rescales
+  return as_client_data(client, examples, absent if needs_absent else None)
 
 
 def as_client_data(

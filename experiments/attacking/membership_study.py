@@ -160,7 +160,7 @@ def run(settings: MembershipSettings, say: Callable[[str], None] = lambda text: 
 
   Args:
     settings: See `MembershipSettings`.
-    say: Is told of the progress, a line at a time.
+    say: Is called with each line about the progress.
 
   Raises:
     ValueError: For settings that no run can have. The message names the flag.

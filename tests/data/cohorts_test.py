@@ -162,7 +162,7 @@ def test_weighted_sampling_has_the_exact_inclusion_rates():
   found = counts / trials
   expected = successive_sampling_rates(weights, 2)
   assert not any(rejected(f, e, trials) for f, e in zip(found, expected))
-  # Rates in proportion to the weights, as another kind of sampler would have them, are told apart.
+  # Rates in proportion to the weights, as another kind of sampler would have them, are noticed.
   proportional = np.minimum(2 * weights / weights.sum(), 0.999)
   assert any(rejected(f, p, trials) for f, p in zip(found, proportional))
 

@@ -76,7 +76,7 @@ def sequence(n, length=3, token=1, label=2):
 
 class TestSequences:
 
-  def test_are_told_by_their_type(self):
+  def test_are_recognised_by_their_type(self):
     fed = make(clients=(sequence(2), sequence(1)), test=sequence(1), num_classes=3)
     assert fed.is_sequences and fed.input_shape == (3,) and not make().is_sequences
 

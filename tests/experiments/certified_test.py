@@ -58,16 +58,16 @@ class TestRun:
     for name, value in ledgers[0].items():
       np.testing.assert_array_equal(ledgers[1][name], value, name)
 
-  def test_a_round_is_kept_before_anything_of_it_is_told(self, tmp_path, capsys, monkeypatch):
-    told = []
+  def test_a_round_is_kept_before_anything_of_it_is_reported(self, tmp_path, capsys, monkeypatch):
+    reported = []
     for name in ('save', 'log'):
       method = getattr(run_directory.RunDirectory, name)
       monkeypatch.setattr(
           run_directory.RunDirectory, name,
-          lambda self, t, *rest, name=name, method=method: (told.append((name, t)), method(self, t, *rest)),
+          lambda self, t, *rest, name=name, method=method: (reported.append((name, t)), method(self, t, *rest)),
       )
     assert _run(tmp_path / 'run', '--stop_after=2', '--checkpoint_every=99') == 0
-    assert told[:5] == [('save', 0), ('save', 1), ('log', 1), ('save', 2), ('log', 2)]
+    assert reported[:5] == [('save', 0), ('save', 1), ('log', 1), ('save', 2), ('log', 2)]
 
   def test_a_client_that_has_spent_its_budget_adds_nothing_and_is_counted(self, tmp_path, capsys):
     # Two rounds of weight 1 at this noise are the budget, and everyone comes to all eight.

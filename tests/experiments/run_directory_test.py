@@ -244,7 +244,7 @@ class TestFullDisk:
           full()
 
 
-  def test_tensorflow_s_own_error_is_told_in_plain_words(self, tmp_path):
+  def test_tensorflow_s_own_error_is_reported_in_plain_words(self, tmp_path):
     with _opened(tmp_path) as directory:
       with pytest.raises(run_directory.RunDirectoryError) as raised:
         with directory.replacing('plot.png'):

@@ -48,7 +48,7 @@ class TestFromFlags:
     rehearsal = _experiment('--dataset=femnist', *arguments, '--algorithm=certified:certificate=false')
     assert rehearsal.plan.protection.covers != 'released model'
 
-  def test_progress_is_told_of_every_client(self):
+  def test_progress_is_reported_for_every_client(self):
     seen = []
     with harness.parsed('--dataset=digits', '--num_clients=4') as values:
       setup.from_flags(values, lambda *progress: seen.append(progress))

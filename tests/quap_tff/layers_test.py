@@ -38,7 +38,7 @@ class TestFromVariables:
     embedding = [('embedding/embeddings:0', [10, 4])]
     assert not any(layer.is_dense for layer in _layers(recurrent, embedding, _CONV))
 
-  def test_layers_of_one_name_are_told_apart_by_shape(self):
+  def test_layers_of_one_name_are_distinguished_by_shape(self):
     found = _layers(_HIDDEN, _HIDDEN)
     assert [layer.indices for layer in found] == [(0, 1), (2, 3)]
     assert layers.critical_indices(found, layers.FINAL_DENSE) == (2, 3)

@@ -237,11 +237,11 @@ class TestProblems:
       assert _problems(_sealed(changed))
 
   @pytest.mark.parametrize('path', [p for p in _LEAVES if isinstance(p[-1], str)], ids=lambda p: '.'.join(map(str, p)))
-  def test_a_field_that_lacks(self, path):
+  def test_a_field_that_is_missing(self, path):
     assert _problems(_without(_issue(), path))
 
   @pytest.mark.parametrize('name', ['assumptions', 'withheld', 'releases'])
-  def test_an_entry_of_a_list_that_lacks(self, name):
+  def test_an_entry_of_a_list_that_is_missing(self, name):
     assert _problems(_sealed(_with(_issue(), (name,), lambda entries: entries[:-1])))
 
   def test_fields_that_do_not_belong(self):
