@@ -140,6 +140,9 @@ def _announce(experiment, values, directory):
   )
   for line in _sentences(experiment.plan.protection)[1]:
     print(line, file=sys.stderr)
+  interpretation = methods.parse(values.algorithm).interpretation
+  if interpretation:
+    print(interpretation, file=sys.stderr)
   if values.noise_seed is not None:
     print(
         f'--noise_seed={values.noise_seed} makes the noise reproducible: whoever knows the seed can subtract it. '

@@ -84,6 +84,10 @@ class D2dp(_Adaptive):
     growth: ε_T/ε_1.
   """
 
+  interpretation = (
+      'd2dp is an interpretation: the documents name D2DP without specifying it, and no paper of this name was found.'
+  )
+
   clip: float = 1.0
   clip_decay: float = 0.5
   growth: float = 2.0
@@ -113,6 +117,10 @@ class Acdp(_Adaptive):
 
   The fields are those of `clip_rules.NoisedMean`.
   """
+
+  interpretation = (
+      'acdp is an interpretation: the documents name ACDP without specifying it, and no paper of this name was found.'
+  )
 
   factor: float = 1.5
   initial_clip: float = 1.0
@@ -149,6 +157,10 @@ class FedApca(settings.Mechanism):
   clusters: int = 3
 
   unused = base.TUNING | {'round_budget'}
+  interpretation = (
+      'fedapca is an interpretation: of the paper on FedAPCA only the abstract could be read, and its mechanism and '
+      'budgets are replaced by QuAP-FL\'s.'
+  )
 
   def __post_init__(self):
     weighting.Clusters(self.clusters)

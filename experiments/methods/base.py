@@ -71,6 +71,8 @@ class Method(abc.ABC):
     auxiliary_share: The share of each client's examples that the server has instead, as public data.
     plans_averaging: Whether the published average can be chosen together with the noise.
     takes_sparsity: Whether rounds can update a part of the weights only (--sparsity).
+    interpretation: Says what is our own reading of a system that is not specified, a sentence; '' if nothing is. A plan
+      that says so itself needs none.
   """
 
   unused: ClassVar[FrozenSet[str]] = TUNING
@@ -82,6 +84,7 @@ class Method(abc.ABC):
   plans_averaging: ClassVar[bool] = False
   takes_aggregator: ClassVar[bool] = False
   takes_sparsity: ClassVar[bool] = False
+  interpretation: ClassVar[str] = ''
 
   @abc.abstractmethod
   def configure(self, values: Any, num_clients: int) -> Any:

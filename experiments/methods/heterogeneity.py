@@ -240,6 +240,8 @@ class Safari(_Extended):
     server_steps, server_learning_rate: The server's training in one of its rounds.
   """
 
+  interpretation = 'safari is an interpretation: of the paper only the abstract and descriptions could be read.'
+
   q: float = 0.8
   auxiliary: float = 0.1
   server_steps: int = 10

@@ -5,6 +5,7 @@ import types
 import numpy as np
 import pytest
 
+from experiments import command_line
 from experiments import methods
 from experiments import setup
 from experiments import training
@@ -41,6 +42,23 @@ def _experiment(*arguments):
 def _configured(spec, *arguments):
   with harness.parsed(*_ASKED, *arguments) as values:
     return methods.parse(spec).configure(values, 10)
+
+
+class TestInterpretations:
+
+  @pytest.mark.parametrize('name', ['d2dp', 'acdp', 'fedapca', 'safari'])
+  def test_a_run_says_so_before_it_begins(self, name, capsys, monkeypatch):
+    def stop(*args, **kwargs):
+      raise KeyboardInterrupt
+
+    # Nothing is built or trained.
+    monkeypatch.setattr(base.Plan, 'build_process', lambda *args, **kwargs: None)
+    monkeypatch.setattr(training, 'train', stop)
+    assert harness.main(*harness.TINY, f'--algorithm={name}') == command_line.INTERRUPTED
+    assert f'{name} is an interpretation' in capsys.readouterr().err
+
+  def test_other_methods_say_nothing(self):
+    assert not methods.METHODS['quap'].interpretation and not methods.METHODS['scaffold'].interpretation
 
 
 class TestCombinations:
