@@ -214,7 +214,10 @@ _define(
 )
 
 _define('string', 'runtime', 'in_process', f'Where TFF computations run: {_names(runtime_config.KINDS)}.')
-_define('string', 'device', 'auto', f'Device: {_names(runtime_config.DEVICES)}. auto uses GPUs if there are any.')
+_define(
+    'string', 'device', 'auto',
+    f'Device: {_names(runtime_config.DEVICES)}. auto uses GPUs if there are any. GPUs have not been tried yet.'
+)
 
 # Flags that only control how a run is watched and kept. A resumed run may change these.
 _CONTROL_NAMES = (

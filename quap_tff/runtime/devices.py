@@ -1,5 +1,7 @@
 """Which devices clients run on, and the process-wide TensorFlow settings that go with them.
 
+The code for GPUs has never run on one: no machine with a GPU was available.
+
 TensorFlow fixes both memory growth and thread pools when it first touches a device. Activating the runtime sets both if
 it happens before anything builds a model. Otherwise they stay as they are, and a log line says so.
 """
