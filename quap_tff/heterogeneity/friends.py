@@ -6,8 +6,9 @@ Friend Model Substitution", arXiv:2205.13222).
     Δ_k := Δ_j,  j = argmax over those who came of R_kj      for each client k that was drawn and did not come
 
 Client j then counts w_j = 1 + (how many it substitutes for) times. The mechanism divides by the number M of those who
-came, so j sends (w_j·M/Σw)·Δ_j, before it is clipped. Left open by what could be read of the paper: a client that has
-never been together with any of those who came has no friend, and is left out.
+came, so j sends (w_j·M/Σw)·Δ_j, before it is clipped. The paper itself could not be read. The three equations are those
+of the code that its authors published, where everybody comes in the first round. That leaves open what happens to a
+client that has never been together with any of those who came. Here it has no friend and is left out.
 
 Similarities are exact functions of updates, one by one. So no formal figure survives, whatever noise is added: this
 method is not orthogonal to differential privacy. With a clip, a friend's update is still clipped to one norm only.
