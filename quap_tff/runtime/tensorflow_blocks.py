@@ -55,6 +55,18 @@ def _ancestors(nodes: Dict[str, Any], roots: Sequence[str]) -> Set[str]:
   return found
 
 
+def _remove(nodes: Dict[str, Any], names: Set[str]) -> None:
+  """Removes nodes that are there when a call begins: nothing need wait for them."""
+  for name in names:
+    del nodes[name]
+  for node in nodes.values():
+    edges = [edge for edge in node.input if not (edge.startswith('^') and _node_name(edge) in names)]
+    if len(edges) < len(node.input):
+      node.input[:] = edges
+    if '_class' in node.attr:  # Asks for the device of another node, which may be gone.
+      del node.attr['_class']
+
+
 def _full_name(tensor_name: str) -> str:
   return tensor_name if ':' in tensor_name else f'{tensor_name}:0'
 
@@ -146,9 +158,10 @@ class TensorFlowBlock:
     self._proto = proto.tensorflow
     self._on_trace = on_trace
     self._lock = threading.Lock()
-    self._graph: Any = None
+    self._graph_def: Any = None
     self._functions: List[Any] = []
     self._slots: Dict[str, _Slots] = {}
+    self._inputs: Dict[str, tf.TensorSpec] = {}
     self._specs: List[Tuple[tf.DType, tf.TensorShape]] = []
     self._ordered = False
     self._one_thread = False
@@ -174,11 +187,10 @@ class TensorFlowBlock:
     if not self._fetches:
       return
     with self._lock:
-      if self._graph is None:
+      if self._graph_def is None:
         self._import()
       while len(self._functions) < (concurrent if self._one_thread else 1):
-        self._functions.append(self._graph.prune(feeds=self._feeds, fetches=self._fetched))
-        self._on_trace()
+        self._functions.append(self._trace())
 
   def __call__(self, argument: Any, device: str) -> Any:
     """Runs the section.
@@ -225,27 +237,42 @@ class TensorFlowBlock:
       del nodes[name]
     if initialize:
       self._initialize_first(nodes, initialize)
-    handles = []
+    self._used = [i for i, name in enumerate(self._arguments) if _node_name(name) in nodes]
+    inputs = {}
+    for name in [self._arguments[i] for i in self._used]:
+      placeholder = nodes[_node_name(name)].attr
+      inputs[name] = tf.TensorSpec(tf.TensorShape(placeholder['shape'].shape), tf.as_dtype(placeholder['dtype'].type))
     for node in nodes.values():
       if node.op == 'VarHandleOp':
-        handles.append(f'{node.name}:0')
+        inputs[f'{node.name}:0'] = tf.TensorSpec([], tf.resource)
         self._specs.append((tf.as_dtype(node.attr['dtype'].type), tf.TensorShape(node.attr['shape'].shape)))
       elif node.op in _ANONYMOUS_TABLES:
         node.op, attributes = _ANONYMOUS_TABLES[node.op]
         for key in [key for key in node.attr if key not in attributes and not key.startswith('_')]:
           del node.attr[key]
-    pruned = tf.compat.v1.GraphDef(versions=graph_def.versions)
-    pruned.node.extend(nodes.values())
-    pruned.library.CopyFrom(_renamed_library(graph_def.library, pruned.node))
-    every_node = list(pruned.node) + [node for function in pruned.library.function for node in function.node_def]
+    _remove(nodes, {_node_name(name) for name in inputs})
+    self._inputs = inputs
+    self._graph_def = tf.compat.v1.GraphDef(versions=graph_def.versions)
+    self._graph_def.node.extend(nodes.values())
+    library = _renamed_library(graph_def.library, self._graph_def.node)
+    self._graph_def.library.CopyFrom(library)
+    every_node = list(self._graph_def.node) + [node for function in library.function for node in function.node_def]
     self._ordered = any(_depends_on_call_order(node) for node in every_node)
     self._one_thread = any(node.op in _ONE_THREAD_OPS for node in every_node)
-    graph = tf.compat.v1.wrap_function(lambda: tf.graph_util.import_graph_def(pruned, name=''), [])
-    tensor = graph.graph.get_tensor_by_name
-    self._used = [i for i, name in enumerate(self._arguments) if _node_name(name) in nodes]
-    self._feeds = [tensor(self._arguments[i]) for i in self._used] + [tensor(name) for name in handles]
-    self._fetched = [tensor(name) for name in self._fetches]
-    self._graph = graph
+
+  def _trace(self) -> Any:
+    """A new function of the arguments that are used and of the variables' handles."""
+
+    # Importing the graph with its inputs in place is all in C++. TensorFlow's `prune` makes each node again in Python,
+    # which took almost half of a first round.
+    def build(*inputs):
+      return tf.graph_util.import_graph_def(
+          self._graph_def, input_map=dict(zip(self._inputs, inputs)), return_elements=self._fetches, name=''
+      )
+
+    function = tf.compat.v1.wrap_function(build, list(self._inputs.values()))
+    self._on_trace()
+    return function
 
   @staticmethod
   def _initialize_first(nodes: Dict[str, Any], initialize: str) -> None:
