@@ -16,6 +16,7 @@ import threading
 from typing import Any, Callable, Dict, Iterator, List, Sequence, Set, Tuple
 
 import tensorflow as tf
+from tensorflow.python.grappler import tf_optimizer  # Not public; TFF's compiler uses it, too.
 
 from quap_tff.runtime import dataset_loops
 from quap_tff.runtime import errors
@@ -38,6 +39,21 @@ _ONE_THREAD_OPS = frozenset(['ReduceDataset', 'IteratorGetNext', 'IteratorGetNex
 _CPU = '/device:CPU:0'
 # Dtypes with GPU kernels for everything that is done to a variable. Others (counters, flags) live in host memory.
 _GPU_VARIABLE_DTYPES = frozenset([tf.float16, tf.bfloat16, tf.float32, tf.float64])
+
+
+def _optimizer_config() -> Any:
+  """The settings of `tff.backends.native.desugar_and_transform_to_native`."""
+  config = tf.compat.v1.ConfigProto()
+  options = config.graph_options.rewrite_options
+  options.memory_optimization = options.AGGRESSIVE
+  options.constant_folding = options.AGGRESSIVE
+  options.arithmetic_optimization = options.AGGRESSIVE
+  options.loop_optimization = options.AGGRESSIVE
+  options.function_optimization = options.AGGRESSIVE
+  return config
+
+
+_OPTIMIZER = _optimizer_config()
 
 
 def _node_name(edge: str) -> str:
@@ -226,7 +242,7 @@ class TensorFlowBlock:
     return self._slots[device]
 
   def _import(self) -> None:
-    graph_def = tf.compat.v1.GraphDef.FromString(self._proto.graph_def.value)
+    graph_def = self._optimized()
     dataset_loops.replace_reductions(graph_def)
     initialize = self._proto.initialize_op
     initialize = _node_name(initialize) if initialize else None
@@ -259,6 +275,30 @@ class TensorFlowBlock:
     every_node = list(self._graph_def.node) + [node for function in library.function for node in function.node_def]
     self._ordered = any(_depends_on_call_order(node) for node in every_node)
     self._one_thread = any(node.op in _ONE_THREAD_OPS for node in every_node)
+
+  def _optimized(self) -> Any:
+    """The section's GraphDef after TensorFlow's optimizer, which inlines functions.
+
+    Without it, functions' dataset arguments would be placed on GPUs, which have no kernels for datasets.
+    """
+    graph_def = tf.compat.v1.GraphDef.FromString(self._proto.graph_def.value)
+    meta_graph = tf.compat.v1.MetaGraphDef(graph_def=graph_def)
+    if self._proto.initialize_op:
+      initialize_ops = meta_graph.collection_def[tf.compat.v1.GraphKeys.INIT_OP].node_list.value
+      initialize_ops.append(_node_name(self._proto.initialize_op))
+    signature = meta_graph.signature_def['section']
+    placeholders = {node.name: node.attr for node in graph_def.node if node.op == 'Placeholder'}
+    for i, name in enumerate(self._arguments):
+      placeholder = placeholders[_node_name(name)]
+      signature.inputs[f'{i}'].name = name
+      signature.inputs[f'{i}'].dtype = placeholder['dtype'].type
+      signature.inputs[f'{i}'].tensor_shape.CopyFrom(placeholder['shape'].shape)
+    for i, name in enumerate(self._results):
+      signature.outputs[f'{i}'].name = name
+    try:
+      return tf_optimizer.OptimizeGraph(_OPTIMIZER, meta_graph)
+    except ValueError:  # The optimizer does not take graphs without arguments whose results are constants.
+      return graph_def
 
   def _trace(self) -> Any:
     """A new function of the arguments that are used and of the variables' handles."""
