@@ -99,6 +99,7 @@ def compose(
   )
 
 
+@tf.autograph.experimental.do_not_convert
 def reject_update(optimizer_state: Any, update: Any) -> Tuple[tf.Tensor, 'collections.OrderedDict[str, tf.Tensor]']:
   """Rejects an update that is not finite, or all zero: a round without clients must not move weights by momentum."""
   del optimizer_state

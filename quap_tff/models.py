@@ -17,6 +17,7 @@ from quap_tff import registry
 from quap_tff.lazy import tf
 from quap_tff.lazy import tff
 
+classifier = lazy.module('quap_tff.classifier')
 dropout = lazy.module('quap_tff.dropout')
 sequence_loss = lazy.module('quap_tff.sequence_loss')
 
@@ -411,7 +412,7 @@ def build_model_fn(
 ) -> Callable[[], tff.learning.models.VariableModel]:
   """A `model_fn` for TFF's learning API: the named classifier with cross-entropy loss.
 
-  Its metrics are `accuracy`, `loss`, `num_examples` and TFF's own `num_batches`. The arguments and errors are those of
+  Its metrics are `accuracy`, `loss`, `num_examples` and `num_batches`. The arguments and errors are those of
   `build_keras_model`; they are checked here, not when the model is first made.
   """
   with tf.Graph().as_default():
@@ -421,18 +422,10 @@ def build_model_fn(
 
   def model_fn() -> tff.learning.models.VariableModel:
     if of_sequences:
-      loss, accuracy = sequence_loss.LabelledCrossEntropy(), sequence_loss.LabelledAccuracy
+      loss, label_weights = sequence_loss.LabelledCrossEntropy(), sequence_loss.label_weights
     else:
-      loss, accuracy = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True), _accuracy
-    return tff.learning.models.from_keras_model(
-        build_keras_model(name, input_shape, num_classes, compute_dtype, seed),
-        loss=loss,
-        input_spec=spec,
-        metrics=[accuracy],
-    )
+      loss, label_weights = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True), None
+    keras_model = build_keras_model(name, input_shape, num_classes, compute_dtype, seed)
+    return classifier.Classifier(keras_model, loss, spec, label_weights)
 
   return model_fn
-
-
-def _accuracy() -> tf.keras.metrics.Metric:
-  return tf.keras.metrics.SparseCategoricalAccuracy(name='accuracy')

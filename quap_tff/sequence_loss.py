@@ -27,14 +27,6 @@ class LabelledCrossEntropy(tf.keras.losses.Loss):
     return tf.math.divide_no_nan(tf.reduce_sum(losses * counted), tf.reduce_sum(counted))
 
 
-class LabelledAccuracy(tf.keras.metrics.SparseCategoricalAccuracy):
-  """The share of labels other than `NO_LABEL` that the highest logit hits."""
-
-  def __init__(self, name='accuracy', dtype=None):
-    super().__init__(name, dtype)
-
-  def update_state(self, y_true, y_pred, sample_weight=None):
-    """Adds a batch; there are no other weights than 1 and, for a place without a label, 0."""
-    del sample_weight
-    has_label = tf.cast(tf.not_equal(y_true, NO_LABEL), tf.float32)
-    return super().update_state(y_true, y_pred, has_label)
+def label_weights(labels: tf.Tensor) -> tf.Tensor:
+  """What labels count in the accuracy, float32 of the same shape: 1, and 0 for `NO_LABEL`."""
+  return tf.cast(tf.not_equal(labels, NO_LABEL), tf.float32)

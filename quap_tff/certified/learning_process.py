@@ -63,6 +63,7 @@ class _WithoutMetrics(tff.learning.models.VariableModel):
 
   def __init__(self, model):
     self._model = model
+    self.needs_autograph = getattr(model, 'needs_autograph', True)
 
   @property
   def trainable_variables(self):

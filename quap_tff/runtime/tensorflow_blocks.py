@@ -32,6 +32,8 @@ _ANONYMOUS_TABLES = {
         'AnonymousMutableDenseHashTable',
         ('key_dtype', 'value_dtype', 'value_shape', 'initial_num_buckets', 'max_load_factor')),
 }
+# Arguments, and the handles of variables.
+_INPUT_OPS = frozenset(['Placeholder', 'VarHandleOp'])
 # Nodes that hold nothing to initialize: they may run at any time.
 _FREE_OPS = frozenset(['Placeholder', 'Const', 'VarHandleOp', 'NoOp'])
 # Ops that work on one thread of their own kernel. Calls that share the kernel would wait for each other.
@@ -71,15 +73,14 @@ def _ancestors(nodes: Dict[str, Any], roots: Sequence[str]) -> Set[str]:
   return found
 
 
-def _remove(nodes: Dict[str, Any], names: Set[str]) -> None:
-  """Removes nodes that are there when a call begins: nothing need wait for them."""
-  for name in names:
-    del nodes[name]
-  for node in nodes.values():
-    edges = [edge for edge in node.input if not (edge.startswith('^') and _node_name(edge) in names)]
+def _wait_for_no_input(nodes: Any) -> None:
+  """Removes what ties nodes to those that become inputs: these are there when a call begins, and then are no nodes."""
+  inputs = {node.name for node in nodes if node.op in _INPUT_OPS}
+  for node in nodes:
+    edges = [edge for edge in node.input if not (edge.startswith('^') and _node_name(edge) in inputs)]
     if len(edges) < len(node.input):
       node.input[:] = edges
-    if '_class' in node.attr:  # Asks for the device of another node, which may be gone.
+    if '_class' in node.attr:  # Asks for the device of another node.
       del node.attr['_class']
 
 
@@ -243,6 +244,7 @@ class TensorFlowBlock:
 
   def _import(self) -> None:
     graph_def = self._optimized()
+    _wait_for_no_input(graph_def.node)
     dataset_loops.replace_reductions(graph_def)
     initialize = self._proto.initialize_op
     initialize = _node_name(initialize) if initialize else None
@@ -266,7 +268,8 @@ class TensorFlowBlock:
         node.op, attributes = _ANONYMOUS_TABLES[node.op]
         for key in [key for key in node.attr if key not in attributes and not key.startswith('_')]:
           del node.attr[key]
-    _remove(nodes, {_node_name(name) for name in inputs})
+    for name in inputs:
+      del nodes[_node_name(name)]
     self._inputs = inputs
     self._graph_def = tf.compat.v1.GraphDef(versions=graph_def.versions)
     self._graph_def.node.extend(nodes.values())
