@@ -26,7 +26,7 @@ class Classifier(tff.learning.models.VariableModel):
       label counts as 1.
   """
 
-  # Nothing here has Python control flow that depends on tensors; see `client_update`.
+  # Nothing here has Python control flow that depends on tensors; see `autograph`.
   needs_autograph = False
 
   def __init__(

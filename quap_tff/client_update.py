@@ -12,6 +12,7 @@ from typing import Any, Callable, List, Optional, Tuple
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from quap_tff import autograph
 from quap_tff import checks
 from quap_tff import dropout
 from quap_tff import malicious
@@ -208,7 +209,7 @@ def build_client_update(
   model_weights = tff.learning.models.ModelWeights.from_model(model)
   variables = tuple(tf.nest.flatten(model_weights.trainable))
 
-  @tf.function(autograph=_needs_autograph(model, optimizer))
+  @tf.function(autograph=autograph.is_needed(model, optimizer))
   def client_update(global_weights, examples, client_id, round_number, seed, correction=None):
     tf.nest.map_structure(lambda v, w: v.assign(w), model_weights, global_weights)
     anchor = tuple(tf.nest.flatten(global_weights.trainable))
@@ -266,7 +267,7 @@ def build_full_gradient(
   variables = tuple(tf.nest.flatten(model_weights.trainable))
 
   # A function, so that the variables are read before local training changes them.
-  @tf.function(autograph=_needs_autograph(model))
+  @tf.function(autograph=autograph.is_needed(model))
   def full_gradient(global_weights, examples):
     tf.nest.map_structure(lambda v, w: v.assign(w), model_weights, global_weights)
     with tf.GradientTape() as tape:
@@ -277,16 +278,6 @@ def build_full_gradient(
     return [tf.where(keep, tf.convert_to_tensor(gradient), tf.zeros_like(gradient)) for gradient in gradients]
 
   return full_gradient
-
-
-def _needs_autograph(model: tff.learning.models.VariableModel, *optimizers: tff.learning.optimizers.Optimizer) -> bool:
-  """Whether Python's control flow may depend on tensors somewhere in these.
-
-  Nothing in this module needs AutoGraph, and nor do TFF's SGD and Adam. A model says so itself. Rewriting them takes as
-  long as tracing them.
-  """
-  plain = [type(build(1.0)) for build in (tff.learning.optimizers.build_sgdm, tff.learning.optimizers.build_adam)]
-  return getattr(model, 'needs_autograph', True) or any(type(optimizer) not in plain for optimizer in optimizers)
 
 
 def _add_proximal_term(gradients, variables, anchor, strength: float) -> Tuple[tf.Tensor, ...]:

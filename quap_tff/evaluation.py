@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from quap_tff import autograph
 from quap_tff import checks
 
 EvaluateFn = Callable[[Any, Any, Any], Mapping[str, Any]]
@@ -35,7 +36,7 @@ def build_evaluation(
   variables = tff.learning.models.ModelWeights.from_model(model)
   x_spec, y_spec = _x_and_y(model.input_spec)
 
-  @tf.function(input_signature=[x_spec, y_spec], autograph=getattr(model, 'needs_autograph', True))
+  @tf.function(input_signature=[x_spec, y_spec], autograph=autograph.is_needed(model))
   def evaluate_batch(x, y):
     named = isinstance(model.input_spec, Mapping)
     batch = collections.OrderedDict(x=x, y=y) if named else (x, y)
@@ -84,7 +85,7 @@ def build_logits(
   variables = tff.learning.models.ModelWeights.from_model(model)
   x_spec, y_spec = _x_and_y(model.input_spec)
 
-  @tf.function(input_signature=[x_spec], autograph=getattr(model, 'needs_autograph', True))
+  @tf.function(input_signature=[x_spec], autograph=autograph.is_needed(model))
   def predict(x):
     y = tf.zeros(tf.shape(x)[:1], y_spec.dtype)
     batch = collections.OrderedDict(x=x, y=y) if isinstance(model.input_spec, Mapping) else (x, y)

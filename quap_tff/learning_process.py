@@ -7,6 +7,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff import aggregation
+from quap_tff import autograph
 from quap_tff import client_work as client_works
 from quap_tff import config as configs
 from quap_tff import layers as layers_lib
@@ -82,7 +83,7 @@ def compose(
   weights_type = initial_weights.type_signature.result
   client_work = client_work if client_work is not None else client_works.ClientWorkConfig()
   finalizer = tff.learning.templates.build_apply_optimizer_finalizer(
-      server_optimizer, weights_type, should_reject_update=reject_update
+      autograph.spared(server_optimizer), weights_type, should_reject_update=reject_update
   )
   if extension is not None:
     return extended.build_extended(

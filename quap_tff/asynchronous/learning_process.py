@@ -15,6 +15,7 @@ from typing import Any, Callable, Optional
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from quap_tff import autograph
 from quap_tff import client_update
 from quap_tff import client_work as client_works
 from quap_tff import config as configs
@@ -68,7 +69,7 @@ def build_fedbuff(
       work,
       factory.create(result_type.update, result_type.update_weight),
       tff.learning.templates.build_apply_optimizer_finalizer(
-          server_optimizer, weights_type, should_reject_update=learning_process.reject_update
+          autograph.spared(server_optimizer), weights_type, should_reject_update=learning_process.reject_update
       ),
   )
 

@@ -9,6 +9,7 @@ from typing import Any, Callable, Optional
 
 import tensorflow_federated as tff
 
+from quap_tff import autograph
 from quap_tff import client_work as client_works
 from quap_tff import layers as layers_lib
 from quap_tff import learning_process
@@ -63,7 +64,7 @@ class _WithoutMetrics(tff.learning.models.VariableModel):
 
   def __init__(self, model):
     self._model = model
-    self.needs_autograph = getattr(model, 'needs_autograph', True)
+    self.needs_autograph = autograph.is_needed(model)
 
   @property
   def trainable_variables(self):

@@ -243,7 +243,7 @@ class TensorFlowBlock:
     return self._slots[device]
 
   def _import(self) -> None:
-    graph_def = self._optimized()
+    graph_def = self._with_calls_inlined()
     _wait_for_no_input(graph_def.node)
     dataset_loops.replace_reductions(graph_def)
     initialize = self._proto.initialize_op
@@ -279,12 +279,15 @@ class TensorFlowBlock:
     self._ordered = any(_depends_on_call_order(node) for node in every_node)
     self._one_thread = any(node.op in _ONE_THREAD_OPS for node in every_node)
 
-  def _optimized(self) -> Any:
-    """The section's GraphDef after TensorFlow's optimizer, which inlines functions.
+  def _with_calls_inlined(self) -> Any:
+    """The section's GraphDef. If it calls functions, TensorFlow's optimizer inlines them.
 
-    Without it, functions' dataset arguments would be placed on GPUs, which have no kernels for datasets.
+    Otherwise functions' dataset arguments would be placed on GPUs, which have no kernels for datasets. Anything else is
+    optimized when TensorFlow first runs the section.
     """
     graph_def = tf.compat.v1.GraphDef.FromString(self._proto.graph_def.value)
+    if not graph_def.library.function:
+      return graph_def
     meta_graph = tf.compat.v1.MetaGraphDef(graph_def=graph_def)
     if self._proto.initialize_op:
       initialize_ops = meta_graph.collection_def[tf.compat.v1.GraphKeys.INIT_OP].node_list.value
@@ -300,7 +303,7 @@ class TensorFlowBlock:
       signature.outputs[f'{i}'].name = name
     try:
       return tf_optimizer.OptimizeGraph(_OPTIMIZER, meta_graph)
-    except ValueError:  # The optimizer does not take graphs without arguments whose results are constants.
+    except ValueError:  # Some graphs without arguments are refused.
       return graph_def
 
   def _trace(self) -> Any:
