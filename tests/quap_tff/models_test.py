@@ -8,6 +8,8 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from quap_tff import autograph
+from quap_tff import classifier
 from quap_tff import client_update
 from quap_tff import dropout
 from quap_tff import evaluation
@@ -216,6 +218,100 @@ class TestSeededDropout:
         dropout.SeededDropout(rate)
 
 
+def metrics_of(model):
+  """The model's metrics, finalized."""
+  finalizers, values = model.metric_finalizers(), model.report_local_unfinalized_metrics()
+  return {name: finalizers[name](values[name]).numpy() for name in finalizers}
+
+
+class TestClassifier:
+  """Our TFF model does what TFF's own does."""
+
+  def models(self, seed=3):
+    """Ours, and TFF's, of the same initial weights."""
+    spec = models.input_spec((8, 8, 1))
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    accuracy = tf.keras.metrics.SparseCategoricalAccuracy
+    return (
+        classifier.Classifier(digits_model(seed=seed), loss, spec),
+        tff.learning.models.from_keras_model(
+            digits_model(seed=seed), loss=loss, input_spec=spec, metrics=[lambda: accuracy(name='accuracy')]
+        ),
+    )
+
+  def batches(self):
+    rng = np.random.default_rng(0)
+    return [
+        {'x': tf.constant(rng.random((n, 8, 8, 1), np.float32)), 'y': tf.constant(rng.integers(0, 10, n, np.int32))}
+        for n in (5, 3)
+    ]
+
+  def test_outputs_gradients_and_metrics_are_those_of_tffs_model(self):
+    ours, tffs = self.models()
+    for batch in self.batches():
+      outputs, gradients = [], []
+      for model in (ours, tffs):
+        with tf.GradientTape() as tape:
+          outputs.append(model.forward_pass(batch))
+        gradients.append(tape.gradient(outputs[-1].loss, model.trainable_variables))
+        np.testing.assert_array_equal(model.predict_on_batch(batch['x']), outputs[-1].predictions)
+      tf.nest.map_structure(np.testing.assert_array_equal, outputs[0], outputs[1])
+      tf.nest.map_structure(np.testing.assert_array_equal, gradients[0], gradients[1])
+    found = ours.report_local_unfinalized_metrics(), tffs.report_local_unfinalized_metrics()
+    tf.nest.map_structure(np.testing.assert_array_equal, *found)
+    assert [v.dtype for v in tf.nest.flatten(found[0])] == [v.dtype for v in tf.nest.flatten(found[1])]
+    hits, examples = found[1]['accuracy']
+    assert metrics_of(ours)['accuracy'] == pytest.approx(float(hits) / 8) and float(examples) == 8
+    assert metrics_of(ours)['loss'] == pytest.approx(float(found[1]['loss'][0]) / 8)
+    assert (metrics_of(ours)['num_examples'], metrics_of(ours)['num_batches']) == (8, 2)
+
+  def test_metrics_start_anew_when_reset(self):
+    model, _ = self.models()
+    model.forward_pass(self.batches()[0])
+    model.reset_metrics()
+    assert not any(metrics_of(model).values())
+    model.forward_pass(self.batches()[1])
+    assert metrics_of(model)['num_examples'] == 3
+
+
+class _BranchingModel(classifier.Classifier):
+  """A model that needs AutoGraph: its loss depends on Python's `if` over a tensor."""
+
+  needs_autograph = True
+
+  def __init__(self):
+    super().__init__(models.build_keras_model('logistic_regression', (2,), 2, seed=0), None, models.input_spec((2,)))
+
+  def forward_pass(self, batch_input, training=True):
+    scores = self._keras_model(batch_input['x'], training=training)
+    if tf.shape(scores)[0] > 3:
+      loss = tf.reduce_sum(scores)
+    else:
+      loss = tf.reduce_sum(scores**2)
+    return tff.learning.models.BatchOutput(loss=loss, predictions=scores, num_examples=tf.shape(scores)[0])
+
+
+class TestAutograph:
+  """AutoGraph rewrites what may need it, and nothing else."""
+
+  @pytest.mark.parametrize('num_examples', [3, 4])
+  def test_a_models_own_control_flow_may_depend_on_tensors(self, num_examples):
+    x, y = np.ones((num_examples, 2), np.float32), np.zeros(num_examples, np.int32)
+    model = _BranchingModel()
+    weights = tff.learning.models.ModelWeights.from_model(model)
+    found = evaluation.build_evaluation(_BranchingModel)(weights, x, y)['loss']
+    assert found == pytest.approx(float(model.forward_pass({'x': x, 'y': y}).loss))
+
+  def test_only_the_optimizers_that_are_known_are_spared(self):
+    optimizers = tff.learning.optimizers
+    model, _ = TestClassifier().models()
+    for known in (optimizers.build_sgdm(0.1, 0.9), optimizers.build_adam(0.1)):
+      assert not autograph.is_needed(model, known) and autograph.spared(known) is not known
+    scheduled = optimizers.schedule_learning_rate(optimizers.build_sgdm(0.1), lambda t: 0.1 if t < 3 else 0.01)
+    assert autograph.is_needed(model, scheduled) and autograph.spared(scheduled) is scheduled
+    assert autograph.is_needed(_BranchingModel())
+
+
 class TestSequences:
   """Next-token models: padding has no label, in the loss, in the metrics and in a client's update."""
 
@@ -236,9 +332,10 @@ class TestSequences:
     assert float(loss) == 0
 
   def test_accuracy_is_over_labels(self):
-    metric = sequence_loss.LabelledAccuracy()
-    metric.update_state(self.LABELS, self.LOGITS)
-    assert metric.name == 'accuracy' and float(metric.result()) == pytest.approx(2 / 3)
+    scores = lambda x, training: x
+    model = classifier.Classifier(scores, sequence_loss.LabelledCrossEntropy(), None, sequence_loss.label_weights)
+    model.forward_pass({'x': self.LOGITS, 'y': self.LABELS})
+    assert metrics_of(model)['accuracy'] == pytest.approx(2 / 3)
 
   def test_evaluation_weighs_labels_not_batches_or_examples(self):
     model_fn = models.build_model_fn('shakespeare_bigram', (4,), 5)
