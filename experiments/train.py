@@ -54,8 +54,8 @@ def main(argv: List[str]) -> int:
       print('The run was finished already; nothing was trained or written.', file=sys.stderr)
       _print_kept(found.finished)
       return 0
-  # Imports and tracing make millions of objects that stay. Looking through them for garbage again and again would take a
-  # tenth of the time to the first round.
+  # Imports and tracing make millions of objects that stay. To look through them for garbage again and again would take a
+  # tenth of the time to the first round, so nothing is collected until they are there, and they are left out afterwards.
   gc.disable()
   lazy.load('experiments.results')  # And with it everything that takes long.
   interrupts.install()
@@ -70,6 +70,9 @@ def main(argv: List[str]) -> int:
     if not interrupts.is_on_its_way():
       raise
     return _interrupted()
+  finally:
+    gc.unfreeze()
+    gc.enable()
 
 
 def _interrupted() -> int:
@@ -82,6 +85,7 @@ def _run(values, identity) -> int:
     experiment = setup.from_flags(values, _show_reading if sys.stderr.isatty() else None)
     stack.enter_context(runtime.activate(experiment.runtime))
     process = experiment.build_process()
+    gc.freeze()
     gc.enable()
     directory = None
     if values.output_dir is not None:
