@@ -1,8 +1,8 @@
 """A Keras classifier as a TFF model, with metrics of its own.
 
 `tff.learning.models.from_keras_model` does the same, but its metrics are Keras objects: TFF makes them again for each
-of a process's computations, and TensorFlow's AutoGraph rewrites their code. That took a third of the time before a
-run's first round.
+of a process's computations, and TensorFlow's AutoGraph rewrites their code. That took almost a third of the time to
+build a learning process.
 """
 
 import collections
