@@ -73,6 +73,15 @@ def flatten_binding(binding: Any) -> List[str]:
   return [name for element in binding.struct.element for name in flatten_binding(element)]
 
 
+def _flatten(value: Tuple[Any, ...], leaves: List[Any]) -> None:
+  """Appends the leaves of `value` (nested tuples) to `leaves`, in the order of `flatten_binding`."""
+  for part in value:
+    if isinstance(part, tuple):
+      _flatten(part, leaves)
+    else:
+      leaves.append(part)
+
+
 def _packer(binding: Any, positions: Iterator[int]) -> Callable[[Sequence[Any]], Any]:
   """Makes what picks a value (nested tuples) out of flat tensors, of which `positions` are the value's leaves."""
   if binding.WhichOneof('binding') in ('tensor', 'sequence'):
@@ -178,7 +187,9 @@ class TensorFlowBlock:
     Returns:
       The result's value, in the same form.
     """
-    leaves = tf.nest.flatten(argument) if self._arguments else []
+    leaves: List[Any] = []
+    if self._arguments:
+      _flatten((argument,), leaves)
     if not self._fetches:
       return self._pack(leaves)
     if not self._functions:
@@ -194,7 +205,7 @@ class TensorFlowBlock:
     return self._pack([*outputs, *leaves])
 
   def _run(self, function: Any, arguments: List[tf.Tensor], device: str) -> Sequence[tf.Tensor]:
-    with tf.device(device):
+    with devices.scope(device):
       if devices.is_gpu(device):
         # A plain call tries the structured signature first, and to say why that does not fit it prints every tensor:
         # 8 ms a call on a 1.2M-weight model. The arguments are flat as they stand.
@@ -241,7 +252,7 @@ class TensorFlowBlock:
     self._used = [i for i, name in enumerate(self._arguments) if _node_name(name) in nodes]
     self._feeds = [tensor(self._arguments[i]) for i in self._used] + [tensor(name) for name in handles]
     self._fetched = [tensor(name) for name in self._fetches]
-    self._dtypes = [fetched.dtype for fetched in self._fetched]
+    self._dtypes = [fetched.dtype.as_datatype_enum for fetched in self._fetched]
     self._graph = graph
 
   @staticmethod
