@@ -6,10 +6,8 @@ TensorFlow fixes both memory growth and thread pools when it first touches a dev
 it happens before anything builds a model. Otherwise they stay as they are, and a log line says so.
 """
 
-import contextlib
-import functools
 import os
-from typing import Any, Tuple
+from typing import Tuple
 
 from absl import logging
 import tensorflow as tf
@@ -68,17 +66,6 @@ def one_core_per_client(num_threads: int) -> None:
     logging.info(
         'TensorFlow was in use before the runtime was activated, so its thread pools stay as they were. Activate first'
         ' to give each client a core of its own: that is faster and gives the same results for any number of threads.')
-
-
-def scope(device: str) -> Any:
-  """A `with` block for work on `device`."""
-  return contextlib.nullcontext() if _is_the_only_one() else tf.device(device)
-
-
-@functools.lru_cache(maxsize=None)
-def _is_the_only_one() -> bool:
-  # TensorFlow has its devices for good once it has counted them. Naming the only one takes 5% of a small client's time.
-  return len(tf.config.list_logical_devices()) == 1
 
 
 def is_gpu(device: str) -> bool:

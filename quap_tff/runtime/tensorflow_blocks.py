@@ -16,6 +16,9 @@ import threading
 from typing import Any, Callable, Dict, Iterator, List, Sequence, Set, Tuple
 
 import tensorflow as tf
+from tensorflow.python import pywrap_tfe
+from tensorflow.python.eager import context
+from tensorflow.python.eager import core
 
 from quap_tff.runtime import dataset_loops
 from quap_tff.runtime import devices
@@ -36,8 +39,12 @@ _ANONYMOUS_TABLES = {
 _FREE_OPS = frozenset(['Placeholder', 'Const', 'VarHandleOp', 'NoOp'])
 # Ops that work on one thread of their own kernel. Calls that share the kernel would wait for each other.
 _ONE_THREAD_OPS = frozenset(['ReduceDataset', 'IteratorGetNext', 'IteratorGetNextAsOptional', 'DatasetToSingleElement'])
+# Control flow, which TensorFlow's single-threaded executor cannot run.
+_BRANCHING_OPS = frozenset([
+    'Case', 'Enter', 'Exit', 'For', 'If', 'LoopCond', 'Merge', 'NextIteration', 'StatelessCase', 'StatelessIf',
+    'StatelessWhile', 'Switch', 'While',
+])
 _CPU = '/device:CPU:0'
-_CONFIG = tf.compat.v1.ConfigProto(allow_soft_placement=True).SerializeToString()
 # Dtypes with GPU kernels for everything that is done to a variable. Others (counters, flags) live in host memory.
 _GPU_VARIABLE_DTYPES = frozenset([tf.float16, tf.bfloat16, tf.float32, tf.float64])
 
@@ -148,6 +155,7 @@ class TensorFlowBlock:
     self._specs: List[Tuple[tf.DType, tf.TensorShape]] = []
     self._ordered = False
     self._one_thread = False
+    self._branches = False
     self._arguments = flatten_binding(self._proto.parameter) if self._proto.HasField('parameter') else []
     self._results = flatten_binding(self._proto.result)
     self._fetches = [name for name in dict.fromkeys(self._results) if name not in self._arguments]
@@ -205,14 +213,19 @@ class TensorFlowBlock:
     return self._pack([*outputs, *leaves])
 
   def _run(self, function: Any, arguments: List[tf.Tensor], device: str) -> Sequence[tf.Tensor]:
-    with devices.scope(device):
-      if devices.is_gpu(device):
-        # A plain call tries the structured signature first, and to say why that does not fit it prints every tensor:
-        # 8 ms a call on a 1.2M-weight model. The arguments are flat as they stand.
-        return function._call_flat(tuple(arguments), ())  # pylint: disable=protected-access
-      # The op takes 0.02 ms, a call of the function 0.1 ms, which is most of what a small client costs. On a GPU the op
-      # would want all its arguments there, datasets included.
-      return tf.raw_ops.StatefulPartitionedCall(args=arguments, Tout=self._dtypes, f=function, config_proto=_CONFIG)
+    """What `function(*arguments)` does in the end. What it does before that is most of what a small client costs."""
+    one_thread = not self._branches and not devices.is_gpu(device)
+    eager = context.context()
+    attributes = (
+        'executor_type', 'SINGLE_THREADED_EXECUTOR' if one_thread else '',
+        'config_proto', eager.function_call_options.config_proto_serialized,
+    )
+    # pylint: disable=protected-access
+    try:
+      return pywrap_tfe.TFE_Py_Execute(
+          eager._handle, device, function.name.decode(), arguments, attributes, len(self._fetched))
+    except core._NotOkStatusException as e:
+      raise core._status_to_exception(e) from None
 
   def _slots_on(self, device: str) -> _Slots:
     if device not in self._slots:
@@ -246,13 +259,13 @@ class TensorFlowBlock:
     pruned.library.CopyFrom(_renamed_library(graph_def.library, pruned.node))
     every_node = list(pruned.node) + [node for function in pruned.library.function for node in function.node_def]
     self._ordered = any(_depends_on_call_order(node) for node in every_node)
+    self._branches = any(node.op in _BRANCHING_OPS for node in every_node)
     self._one_thread = any(node.op in _ONE_THREAD_OPS for node in every_node)
     graph = tf.compat.v1.wrap_function(lambda: tf.graph_util.import_graph_def(pruned, name=''), [])
     tensor = graph.graph.get_tensor_by_name
     self._used = [i for i, name in enumerate(self._arguments) if _node_name(name) in nodes]
     self._feeds = [tensor(self._arguments[i]) for i in self._used] + [tensor(name) for name in handles]
     self._fetched = [tensor(name) for name in self._fetches]
-    self._dtypes = [fetched.dtype.as_datatype_enum for fetched in self._fetched]
     self._graph = graph
 
   @staticmethod
