@@ -93,7 +93,11 @@ class Body:
   def _pass(self, entry: schedule.Pass, needs: Set[str], later: Set[str]) -> '_Pass':
     runs = []
     sections = self._sections_of(lambda: runs.extend(self._compile(self._blocks[name]) for name in entry.steps))
-    aggregations = [_Aggregation(name, self._blocks[name], self._compile) for name in entry.aggregates]
+    aggregations = []
+    sums = self._sections_of(
+        lambda: aggregations.extend(_Aggregation(name, self._blocks[name], self._compile) for name in entry.aggregates))
+    for section in (*sections, *sums):
+      section.called_for_each_client = True
     # What a client's own bindings may forget after each step: what neither a later step nor anything else reads.
     read = later.union(self._needs(entry.aggregates))
     steps = []

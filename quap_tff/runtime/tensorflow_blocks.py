@@ -138,6 +138,9 @@ class TensorFlowBlock:
   Args:
     proto: A TFF computation proto of the kind `tensorflow`.
     on_trace: Called each time a function is traced: once in this object's life.
+
+  Attributes:
+    called_for_each_client: Whether calls should cost little, rather than spread over TensorFlow's threads.
   """
 
   def __init__(self, proto: Any, on_trace: Callable[[], None]):
@@ -146,6 +149,7 @@ class TensorFlowBlock:
           f'The in-process runtime runs TensorFlow; this computation holds a section of the kind'
           f' {proto.WhichOneof("computation")!r}.'
       )
+    self.called_for_each_client = False
     self._proto = proto.tensorflow
     self._on_trace = on_trace
     self._lock = threading.Lock()
@@ -213,8 +217,8 @@ class TensorFlowBlock:
     return self._pack([*outputs, *leaves])
 
   def _run(self, function: Any, arguments: List[tf.Tensor], device: str) -> Sequence[tf.Tensor]:
-    """What `function(*arguments)` does in the end. What it does before that is most of what a small client costs."""
-    one_thread = not self._branches and not devices.is_gpu(device)
+    """What a call of `function` comes down to. All else that a call does takes a small client as long as training."""
+    one_thread = self.called_for_each_client and not self._branches and not devices.is_gpu(device)
     eager = context.context()
     attributes = (
         'executor_type', 'SINGLE_THREADED_EXECUTOR' if one_thread else '',
