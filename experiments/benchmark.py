@@ -178,7 +178,7 @@ def _small():
   rows = []
   for label, model in _SMALL_MODELS.items():
     for examples in _SMALL_EXAMPLES:
-      row, peak = _measure('small', model=model, examples=examples, rounds=max(10, _ROUNDS.value), **_SMALL)
+      row, peak = _measure('small', model=model, examples=examples, rounds=max(20, _ROUNDS.value), **_SMALL)
       case = f'small_{label}_{examples}'
       rows.append({
           'case': case, 'samples_per_second': _SMALL['clients'] * examples / row['seconds'],
