@@ -11,7 +11,8 @@ The cases are:
   ceiling         the same steps as a bare TensorFlow loop: no federation, no aggregation
 
 After the cases come the aggregation alone, growth with cohort and population, memory over 200 rounds, cohorts of 30 and
-1,000 clients for each rule for the clipping norm, and the time to the first round. They are measured one after the
+1,000 clients for each rule for the clipping norm, what a client costs that has little to do, and the time to the first
+round. They are measured one after the
 other, each in its own process, so that none adds to the memory of another. Memory is the sampled peak of that process
 and all its children together.
 """
@@ -44,9 +45,10 @@ _DEVICE = flags.DEFINE_enum(
     'device', 'auto', ['cpu', 'gpu', 'auto'], 'Device for all cases but tff_worker.', flag_values=_FLAGS
 )
 _CSV = flags.DEFINE_string(
-    'csv', None, 'Also write the cases, the cohorts and the time to the first round to this file.', flag_values=_FLAGS
+    'csv', None, 'Also write the cases, the cohorts, the small clients and the time to the first round to this file.',
+    flag_values=_FLAGS,
 )
-_SECTION_NAMES = ['cases', 'aggregation', 'growth', 'memory', 'cohort', 'start']
+_SECTION_NAMES = ['cases', 'aggregation', 'growth', 'memory', 'cohort', 'small', 'start']
 _SECTIONS = flags.DEFINE_list('sections', _SECTION_NAMES, 'What to measure, separated by commas.', flag_values=_FLAGS)
 
 _CASES = ('tff_worker', 'tff_in_process', 'quap_float32', 'quap_bfloat16', 'ceiling')
@@ -55,9 +57,12 @@ _MEMORY_ROUNDS = [20, 200]
 _COHORTS, _COHORT_EXAMPLES = [30, 1000], 60
 # The first is the default rule, whose cases have no suffix.
 _COHORT_RULES = ['current', 'previous', 'fixed', 'private_quantile', 'certified']
+_SMALL = dict(clients=100, batch_size=10)
+_SMALL_MODELS = {'logistic': 'logistic_regression', 'cnn': 'digits_cnn'}
+_SMALL_EXAMPLES = [0, 10, 60]
 _DEMO = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'presets', 'demo.flags')
 _FIRST_ROUND = [f'--flagfile={_DEMO}', '--stop_after=1', '--progress=lines']
-_CSV_COLUMNS = ['case', 'samples_per_second', 'seconds_per_round', 'peak_memory_mib']
+_CSV_COLUMNS = ['case', 'samples_per_second', 'seconds_per_round', 'peak_memory_mib', 'cpu_ms_per_client']
 _SAMPLE_SECONDS = 0.1
 
 
@@ -77,7 +82,7 @@ def main(argv: List[str]) -> int:
   print(f'{platform.platform()}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}', flush=True)
   sections = {
       'cases': _cases, 'aggregation': _aggregation, 'growth': _growth, 'memory': _memory, 'cohort': _cohort,
-      'start': _start,
+      'small': _small, 'start': _start,
   }
   rows = []
   for name in _SECTION_NAMES:
@@ -164,6 +169,22 @@ def _cohort():
           f'{case:28}{row["seconds"]:10.2f}{1000 * row["seconds"] / clients:11.1f}{peak:10.0f}{peak / smallest:17.2f}',
           flush=True,
       )
+  return rows
+
+
+def _small():
+  print(f'\n{_SMALL["clients"]} clients with little to do, 8x8 digits, batch {_SMALL["batch_size"]}, one thread')
+  print(f'{"case":28}{"s/round":>10}{"CPU ms/client":>15}', flush=True)
+  rows = []
+  for label, model in _SMALL_MODELS.items():
+    for examples in _SMALL_EXAMPLES:
+      row, peak = _measure('small', model=model, examples=examples, rounds=max(20, _ROUNDS.value), **_SMALL)
+      case = f'small_{label}_{examples}'
+      rows.append({
+          'case': case, 'samples_per_second': _SMALL['clients'] * examples / row['seconds'],
+          'seconds_per_round': row['seconds'], 'peak_memory_mib': peak, 'cpu_ms_per_client': row['cpu_ms_per_client'],
+      })
+      print(f'{case:28}{row["seconds"]:10.3f}{row["cpu_ms_per_client"]:15.2f}', flush=True)
   return rows
 
 

@@ -130,7 +130,7 @@ class Program:
 
   def _compile_struct(self, block: tff.framework.Struct) -> streaming.Run:
     parts = [self._compile(part) for _, part in tff.structure.iter_elements(block)]
-    return lambda bindings: tuple(part(bindings) for part in parts)
+    return lambda bindings: tuple([part(bindings) for part in parts])
 
   def _compile_literal(self, block: tff.framework.Literal) -> streaming.Run:
     value = tf.constant(block.value, values.tf_dtype(block.type_signature.dtype))

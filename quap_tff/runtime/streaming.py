@@ -55,10 +55,11 @@ class Body:
     self._blocks = _without_detours(dict(body.locals))
     mentioned = {name: references(block) for name, block in self._blocks.items()}
     self._uses = {name: frozenset(names & self._kinds.keys()) for name, names in mentioned.items()}
+    self._reads_argument = {name for name, names in mentioned.items() if self._argument_name in names}
     in_result = references(body.result) & self._kinds.keys()
     order = schedule.plan(
         [
-            schedule.Local(name, self._kinds[name], self._uses[name], self._argument_name in mentioned[name])
+            schedule.Local(name, self._kinds[name], self._uses[name], name in self._reads_argument)
             for name in self._blocks
         ],
         in_result,
@@ -93,7 +94,11 @@ class Body:
   def _pass(self, entry: schedule.Pass, needs: Set[str], later: Set[str]) -> '_Pass':
     runs = []
     sections = self._sections_of(lambda: runs.extend(self._compile(self._blocks[name]) for name in entry.steps))
-    aggregations = [_Aggregation(name, self._blocks[name], self._compile) for name in entry.aggregates]
+    aggregations = []
+    sums = self._sections_of(
+        lambda: aggregations.extend(_Aggregation(name, self._blocks[name], self._compile) for name in entry.aggregates))
+    for section in (*sections, *sums):
+      section.called_for_each_client = True
     # What a client's own bindings may forget after each step: what neither a later step nor anything else reads.
     read = later.union(self._needs(entry.aggregates))
     steps = []
@@ -102,6 +107,8 @@ class Body:
       read |= self._uses[name]
     earlier = {name for name in needs if self._kinds[name] == schedule.CLIENT} - set(entry.steps)
     server_values = {name for name in needs if self._kinds[name] != schedule.CLIENT}
+    # A client's argument may be made on demand, so it is not asked for without need.
+    reads_argument = self._reads_argument.intersection(entry.steps + entry.aggregates)
     return _Pass(
         steps=steps[::-1],
         aggregations=aggregations,
@@ -109,7 +116,7 @@ class Body:
         earlier={name: name in later for name in earlier},
         shared=server_values & self._needs(entry.steps).union(*(one.value_uses for one in aggregations)),
         sections=sections,
-        argument_name=self._argument_name,
+        argument_name=self._argument_name if reads_argument else None,
         of_client=self._of_client,
     )
 
@@ -160,7 +167,7 @@ class _Pass:
     earlier: Names of clients' values of earlier passes that this one needs, and whether anything needs them afterwards.
     shared: Names of server values that clients use.
     sections: The TensorFlow sections of the steps.
-    argument_name: The name of the computation's argument; None if there is none.
+    argument_name: The name of the computation's argument; None if this pass does not need it.
     of_client: From `_of_client`.
   """
 

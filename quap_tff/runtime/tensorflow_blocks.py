@@ -10,15 +10,20 @@ belongs to that one call. Here the same graph becomes one function that is trace
 * tables become anonymous tables, which live as long as the call.
 """
 
-import contextlib
 import itertools
+import operator
 import threading
 from typing import Any, Callable, Dict, Iterator, List, Sequence, Set, Tuple
 
 import tensorflow as tf
-from tensorflow.python.grappler import tf_optimizer  # Not public; TFF's compiler uses it, too.
+# These four are not public. TFF's compiler uses the last one, too. The versions are pinned.
+from tensorflow.python import pywrap_tfe
+from tensorflow.python.eager import context
+from tensorflow.python.eager import core
+from tensorflow.python.grappler import tf_optimizer
 
 from quap_tff.runtime import dataset_loops
+from quap_tff.runtime import devices
 from quap_tff.runtime import errors
 
 # These ops name a table, which the process's resource manager finds again. The anonymous ops have the same outputs and
@@ -38,6 +43,11 @@ _INPUT_OPS = frozenset(['Placeholder', 'VarHandleOp'])
 _FREE_OPS = frozenset(['Placeholder', 'Const', 'VarHandleOp', 'NoOp'])
 # Ops that work on one thread of their own kernel. Calls that share the kernel would wait for each other.
 _ONE_THREAD_OPS = frozenset(['ReduceDataset', 'IteratorGetNext', 'IteratorGetNextAsOptional', 'DatasetToSingleElement'])
+# Control flow, which TensorFlow's single-threaded executor cannot run.
+_BRANCHING_OPS = frozenset([
+    'Case', 'Enter', 'Exit', 'For', 'If', 'LoopCond', 'Merge', 'NextIteration', 'StatelessCase', 'StatelessIf',
+    'StatelessWhile', 'Switch', 'While',
+])
 _CPU = '/device:CPU:0'
 # Dtypes with GPU kernels for everything that is done to a variable. Others (counters, flags) live in host memory.
 _GPU_VARIABLE_DTYPES = frozenset([tf.float16, tf.bfloat16, tf.float32, tf.float64])
@@ -100,50 +110,44 @@ def flatten_binding(binding: Any) -> List[str]:
   return [name for element in binding.struct.element for name in flatten_binding(element)]
 
 
-def flatten_value(binding: Any, value: Any, out: List[Any]) -> None:
-  """Appends the leaves of `value` (nested tuples) to `out`, in the order of `flatten_binding`."""
-  kind = binding.WhichOneof('binding')
-  if kind in ('tensor', 'sequence'):
-    out.append(value)
-  elif kind == 'struct':
-    for element, part in zip(binding.struct.element, value):
-      flatten_value(element, part, out)
+def _flatten(value: Tuple[Any, ...], leaves: List[Any]) -> None:
+  """Appends the leaves of `value` (nested tuples) to `leaves`, in the order of `flatten_binding`."""
+  for part in value:
+    if isinstance(part, tuple):
+      _flatten(part, leaves)
+    else:
+      leaves.append(part)
 
 
-def pack_value(binding: Any, leaves: Iterator[Any]) -> Any:
-  """The inverse of `flatten_value`."""
+def _packer(binding: Any, positions: Iterator[int]) -> Callable[[Sequence[Any]], Any]:
+  """Makes what picks a value (nested tuples) out of flat tensors, of which `positions` are the value's leaves."""
   if binding.WhichOneof('binding') in ('tensor', 'sequence'):
-    return next(leaves)
-  return tuple(pack_value(element, leaves) for element in binding.struct.element)
+    return operator.itemgetter(next(positions))
+  parts = binding.struct.element
+  if len(parts) > 1 and all(part.WhichOneof('binding') in ('tensor', 'sequence') for part in parts):
+    return operator.itemgetter(*itertools.islice(positions, len(parts)))  # One that gives a tuple.
+  packers = [_packer(part, positions) for part in parts]
+  return lambda flat: tuple([pack(flat) for pack in packers])
 
 
 class _Slots:
-  """Functions and private variables on one device, borrowed by calls that run at the same time."""
+  """Numbers and private variables on one device, which calls that run at the same time borrow."""
 
-  def __init__(self, make_variables: Callable[[], List[tf.Variable]], functions: List[Any]):
+  def __init__(self, make_variables: Callable[[], List[tf.Variable]]):
     self._make_variables = make_variables
-    self._functions = functions
-    self._lock = threading.Lock()
-    self._free: List[Tuple[int, List[tf.Variable]]] = []
-    self._made = 0
+    self._free: List[Tuple[int, List[tf.Variable], List[tf.Tensor]]] = []  # Threads take from it and add to it safely.
+    self._numbers = itertools.count()
 
-  @contextlib.contextmanager
-  def borrow(self) -> Iterator[Tuple[Any, List[tf.Tensor]]]:
-    """Yields a function and the handles of variables that nobody else holds until the block ends."""
-    with self._lock:
-      if self._free:
-        number, variables = self._free.pop()
-      else:
-        number, variables = self._made, None
-        self._made += 1
+  def borrow(self) -> Tuple[int, List[tf.Variable], List[tf.Tensor]]:
+    """A number, variables and their handles, which nobody else holds until they are given back."""
     try:
-      if variables is None:
-        variables = self._make_variables()
-      yield self._functions[number % len(self._functions)], [variable.handle for variable in variables]
-    finally:
-      if variables is not None:
-        with self._lock:
-          self._free.append((number, variables))
+      return self._free.pop()
+    except IndexError:
+      variables = self._make_variables()
+      return next(self._numbers), variables, [variable.handle for variable in variables]
+
+  def give_back(self, slot: Tuple[int, List[tf.Variable], List[tf.Tensor]]) -> None:
+    self._free.append(slot)
 
 
 def _make_variables(specs: Sequence[Tuple[tf.DType, tf.TensorShape]], device: str) -> List[tf.Variable]:
@@ -164,6 +168,9 @@ class TensorFlowBlock:
   Args:
     proto: A TFF computation proto of the kind `tensorflow`.
     on_trace: Called each time a function is traced: once in this object's life.
+
+  Attributes:
+    called_for_each_client: Whether calls should cost little, rather than spread over TensorFlow's threads.
   """
 
   def __init__(self, proto: Any, on_trace: Callable[[], None]):
@@ -172,6 +179,7 @@ class TensorFlowBlock:
           f'The in-process runtime runs TensorFlow; this computation holds a section of the kind'
           f' {proto.WhichOneof("computation")!r}.'
       )
+    self.called_for_each_client = False
     self._proto = proto.tensorflow
     self._on_trace = on_trace
     self._lock = threading.Lock()
@@ -182,11 +190,13 @@ class TensorFlowBlock:
     self._specs: List[Tuple[tf.DType, tf.TensorShape]] = []
     self._ordered = False
     self._one_thread = False
+    self._branches = False
     self._arguments = flatten_binding(self._proto.parameter) if self._proto.HasField('parameter') else []
     self._results = flatten_binding(self._proto.result)
-    self._position = {name: i for i, name in enumerate(self._arguments)}
-    self._fetches = [name for name in dict.fromkeys(self._results) if name not in self._position]
-    self._slot = {name: i for i, name in enumerate(self._fetches)}
+    self._fetches = [name for name in dict.fromkeys(self._results) if name not in self._arguments]
+    # Where a call finds its results: among what the function returns, or among its arguments, which follow that.
+    found = {name: i for i, name in enumerate(self._fetches + self._arguments)}
+    self._pack = _packer(self._proto.result, iter([found[name] for name in self._results]))
 
   @property
   def must_run_in_order(self) -> bool:
@@ -221,25 +231,42 @@ class TensorFlowBlock:
     """
     leaves: List[Any] = []
     if self._arguments:
-      flatten_value(self._proto.parameter, argument, leaves)
-    outputs: Sequence[Any] = ()
-    if self._fetches:
-      if not self._functions:
-        self.prepare()
-      with self._slots_on(device).borrow() as (function, handles), tf.device(device):
-        # A plain call tries the structured signature first, and to say why that does not fit it prints every tensor:
-        # 8 ms a call on a 1.2M-weight model. The arguments are flat as they stand.
-        outputs = function._call_flat(  # pylint: disable=protected-access
-            tuple(leaves[i] for i in self._used) + tuple(handles), ())
-    return pack_value(
-        self._proto.result,
-        (outputs[self._slot[name]] if name in self._slot else leaves[self._position[name]] for name in self._results),
+      _flatten((argument,), leaves)
+    if not self._fetches:
+      return self._pack(leaves)
+    if not self._functions:
+      self.prepare()
+    slots = self._slots_on(device)
+    slot = slots.borrow()
+    try:
+      number, _, handles = slot
+      function = self._functions[number % len(self._functions)]
+      outputs = self._run(function, [leaves[i] for i in self._used] + handles, device)
+    finally:
+      slots.give_back(slot)
+    return self._pack([*outputs, *leaves])
+
+  def _run(self, function: Any, arguments: List[tf.Tensor], device: str) -> Sequence[tf.Tensor]:
+    """What a call of `function` comes down to. All else that a call does takes a small client as long as training."""
+    # The public op StatefulPartitionedCall is faster still, but TensorFlow then keeps what it has made of the function
+    # for as long as the process lives: 2 MB for each computation.
+    one_thread = self.called_for_each_client and not self._branches and not devices.is_gpu(device)
+    eager = context.context()
+    attributes = (
+        'executor_type', 'SINGLE_THREADED_EXECUTOR' if one_thread else '',
+        'config_proto', eager.function_call_options.config_proto_serialized,
     )
+    # pylint: disable=protected-access
+    try:
+      return pywrap_tfe.TFE_Py_Execute(
+          eager._handle, device, function.name.decode(), arguments, attributes, len(self._fetches))
+    except core._NotOkStatusException as e:
+      raise core._status_to_exception(e) from None
 
   def _slots_on(self, device: str) -> _Slots:
     if device not in self._slots:
       with self._lock:
-        self._slots.setdefault(device, _Slots(lambda: _make_variables(self._specs, device), self._functions))
+        self._slots.setdefault(device, _Slots(lambda: _make_variables(self._specs, device)))
     return self._slots[device]
 
   def _import(self) -> None:
@@ -277,6 +304,7 @@ class TensorFlowBlock:
     self._graph_def.library.CopyFrom(library)
     every_node = list(self._graph_def.node) + [node for function in library.function for node in function.node_def]
     self._ordered = any(_depends_on_call_order(node) for node in every_node)
+    self._branches = any(node.op in _BRANCHING_OPS for node in every_node)
     self._one_thread = any(node.op in _ONE_THREAD_OPS for node in every_node)
 
   def _with_calls_inlined(self) -> Any:

@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from experiments import benchmark
+from experiments import benchmark_cases
 from experiments import command_line
 from tests.experiments import harness
 
@@ -67,12 +68,38 @@ def test_cohorts_and_the_first_round_go_to_the_table(tmp_path, monkeypatch, caps
     rows = {row['case']: row for row in csv.DictReader(f)}
   assert rows['cohort_30'] == {
       'case': 'cohort_30', 'samples_per_second': '600.0', 'seconds_per_round': '3.0', 'peak_memory_mib': '803.0',
+      'cpu_ms_per_client': '',
   }
   assert rows['cohort_1000']['peak_memory_mib'] == '900.0'
   assert rows['first_round']['seconds_per_round'] == '7.5' and rows['first_round']['peak_memory_mib'] == '600.0'
   for rule in ('previous', 'fixed', 'private_quantile', 'certified'):
     assert f'cohort_1000_{rule}' in rows
   assert '1.12' in capsys.readouterr().out  # 900 MiB of 803 MiB.
+
+
+def test_small_clients_go_to_the_table(tmp_path, monkeypatch, capsys):
+  def measure(function, **arguments):
+    assert function == 'small' and arguments['clients'] == 100
+    cpu_ms = 1.25 if arguments['model'] == 'digits_cnn' else 0.75
+    return {'seconds': 0.5, 'cpu_ms_per_client': cpu_ms}, 700.0
+
+  monkeypatch.setattr(benchmark, '_measure', measure)
+  path = tmp_path / 'cases.csv'
+  assert command_line.status_of(benchmark.main, ['benchmark', '--sections=small', f'--csv={path}']) == 0
+  with open(path, encoding='utf-8', newline='') as f:
+    rows = {row['case']: row for row in csv.DictReader(f)}
+  assert list(rows) == [f'small_{model}_{examples}' for model in ('logistic', 'cnn') for examples in (0, 10, 60)]
+  assert rows['small_cnn_10'] == {
+      'case': 'small_cnn_10', 'samples_per_second': '2000.0', 'seconds_per_round': '0.5', 'peak_memory_mib': '700.0',
+      'cpu_ms_per_client': '1.25',
+  }
+  assert rows['small_logistic_0']['cpu_ms_per_client'] == '0.75'
+  assert '1.25' in capsys.readouterr().out
+
+
+def test_a_small_client_is_measured():
+  row = benchmark_cases.small('logistic_regression', examples=0, clients=2, batch_size=10, rounds=2)
+  assert row['seconds'] > 0 and 0 < row['cpu_ms_per_client'] < 60_000
 
 
 @pytest.mark.parametrize('standard_error, status', [('echo round 1/60 >&2', 3), ('echo nothing >&2', 0)])

@@ -185,6 +185,13 @@ class TestClientValues:
       assert total(runtime.client_values(make, range(40))) == sum(range(40)) + 40
     assert most[0] <= 2
 
+  def test_are_made_once_where_only_one_pass_reads_them(self):
+    made = []
+    with runtime.activate(runtime.RuntimeConfig(device='cpu', num_threads=2)):
+      process, next_round = _round('current')  # The second pass clips what the first one has kept.
+      next_round(process.initialize(), runtime.client_values(lambda client: made.append(client) or client, range(6)))
+    assert made == list(range(6))
+
   def test_of_the_wrong_type_are_refused(self):
     total = tff.federated_computation(tff.federated_sum, tff.FederatedType(np.int32, tff.CLIENTS))
     with runtime.activate(runtime.RuntimeConfig(device='cpu', num_threads=2)):
