@@ -247,7 +247,7 @@ class TensorFlowBlock:
     return self._pack([*outputs, *leaves])
 
   def _run(self, function: Any, arguments: List[tf.Tensor], device: str) -> Sequence[tf.Tensor]:
-    """What a call of `function` comes down to. All else that a call does takes a small client as long as training."""
+    """What a call of `function` comes down to, without the checks around it, which cost small clients much."""
     # The public op StatefulPartitionedCall is faster still, but TensorFlow then keeps what it has made of the function
     # for as long as the process lives: 2 MB for each computation.
     one_thread = self.called_for_each_client and not self._branches and not devices.is_gpu(device)
