@@ -357,7 +357,7 @@ class TestSummary:
     assert summary['nominal_epsilon_max'] == pytest.approx(0.5)
     assert summary['output_dir'] is None
 
-  def test_without_noise_nothing_is_protected(self, capsys, output_dir):
+  def test_without_noise_nothing_is_protected(self, capsys, output_dir, drawn):
     assert _run(output_dir, '--noise=none', '--clip=none', '--rounds=2') == 0
     out = capsys.readouterr().out
     summary = harness.last_line(out)
@@ -387,7 +387,7 @@ class TestSummary:
     assert exact['epsilon_max'] == max(epsilons)
     assert 'no finite ε' in out if metrics == '--client_metrics' else 'no finite ε' not in out
 
-  def test_without_client_metrics_nothing_exact_is_written(self, output_dir, capsys):
+  def test_without_client_metrics_nothing_exact_is_written(self, output_dir, capsys, drawn):
     assert _run(output_dir, '--algorithm=quap', '--stop_after=2', '--noclient_metrics') == 0
     columns = set(harness.rows(output_dir)[0])
     assert columns == {
@@ -420,7 +420,7 @@ class TestSummary:
         ledger.state_dict()['noise_multipliers'], [float(row['noise_multiplier']) for row in rows], rtol=1e-6
     )
 
-  def test_cohorts_of_nobody(self, output_dir, capsys):
+  def test_cohorts_of_nobody(self, output_dir, capsys, drawn):
     arguments = ['--participation=bernoulli:q=0.05', '--seed=1', '--progress=lines']
     assert _run(output_dir, *arguments) == 0
     out, err = capsys.readouterr()
@@ -436,7 +436,7 @@ class TestSummary:
     assert harness.summary(output_dir)['rounds'] == 8
     assert (output_dir / 'plot.png').stat().st_size > 1000
 
-  def test_nobody_ever(self, output_dir, capsys):
+  def test_nobody_ever(self, output_dir, capsys, drawn):
     assert _run(output_dir, '--participation=bernoulli:q=1e-9', '--rounds=1', '--epsilon=0.5') == 0
     summary = harness.last_line(capsys.readouterr().out)
     assert (summary['nominal_epsilon_max'], summary['nominal_delta_max']) == (0, 0)
