@@ -266,7 +266,7 @@ class TestWithoutCheckpoints:
 
   @pytest.mark.parametrize('algorithm', ['quap', 'certified'])
   def test_a_stopped_run_is_refused(self, algorithm, output_dir, capsys):
-    arguments = [f'--algorithm={algorithm}', '--rounds=4', '--warmup_rounds=0', '--epsilon=2']
+    arguments = [f'--algorithm={algorithm}']
     assert _run(output_dir, *arguments, '--stop_after=2') == 0
     shutil.rmtree(output_dir / 'checkpoints')
     before = harness.files(output_dir)
@@ -277,7 +277,7 @@ class TestWithoutCheckpoints:
     assert harness.files(output_dir) == before
 
   def test_a_finished_run_is_left_as_it_is(self, output_dir, capsys):
-    arguments = ['--algorithm=certified', '--rounds=3', '--warmup_rounds=0']
+    arguments = ['--algorithm=certified']
     assert _run(output_dir, *arguments) == 0
     before = harness.files(output_dir)
     assert not (output_dir / 'checkpoints').exists()
@@ -307,12 +307,12 @@ class TestOtherData:
 
   def test_a_run_is_not_continued_on_other_data(self, output_dir, tmp_path, capsys):
     first, other = self._images(tmp_path / 'a', 100), self._images(tmp_path / 'b', 101)
-    assert _run(output_dir, *first, '--stop_after=2') == 0
-    assert _run(output_dir, *other, '--stop_after=4') == 1
+    assert _run(output_dir, *first, '--stop_after=1') == 0
+    assert _run(output_dir, *other, '--stop_after=2') == 1
     assert 'belongs to a run on other data' in capsys.readouterr().err
     (tmp_path / 'a').rename(tmp_path / 'c')
     same = [argument.replace('/a', '/c') if 'data_dir' in argument else argument for argument in first]
-    assert _run(output_dir, *same, '--stop_after=4') == 0
+    assert _run(output_dir, *same, '--stop_after=2') == 0
 
 
 class TestDamagedFolder:
@@ -388,7 +388,7 @@ class TestSummary:
     assert 'no finite ε' in out if metrics == '--client_metrics' else 'no finite ε' not in out
 
   def test_without_client_metrics_nothing_exact_is_written(self, output_dir, capsys, drawn):
-    assert _run(output_dir, '--algorithm=quap', '--stop_after=2', '--noclient_metrics') == 0
+    assert _run(output_dir, '--algorithm=quap', '--stop_after=1', '--noclient_metrics') == 0
     columns = set(harness.rows(output_dir)[0])
     assert columns == {
         'round', 'cohort_size', 'epsilon', 'noise_multiplier', 'participation_mean', 'participation_stddev',
