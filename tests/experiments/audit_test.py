@@ -90,7 +90,7 @@ class TestCanaryRun:
 
   @pytest.mark.parametrize('algorithm', ['fixed_dp', 'tff_dp_ftrl', 'tff_dp_fedavg_adaptive', 'fedavg'])
   def test_runs_for_every_kind_of_method(self, algorithm):
-    with _experiment(f'--algorithm={algorithm}', '--rounds=3') as experiment:
+    with _experiment(f'--algorithm={algorithm}', '--rounds=4') as experiment:
       found = canary_run.run(experiment, canary_run.Settings(3, 60, 1))
     assert found.claim.kind == ('none' if algorithm == 'fedavg' else 'formal')
     assert np.isfinite(found.inserted).all() and np.isfinite(found.unseen).all()
