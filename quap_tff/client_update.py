@@ -136,9 +136,7 @@ def shuffled_order(seed: tf.Tensor, num_examples: tf.Tensor, epochs: Any) -> tf.
   Returns:
     int32[epochs * n].
   """
-  keys = tf.random.stateless_uniform(
-      [epochs, num_examples], seeds.fold_in(seed, _SHUFFLE), minval=None, maxval=None, dtype=tf.int64, alg='philox'
-  )
+  keys = seeds.integers(seeds.fold_in(seed, _SHUFFLE), [epochs, num_examples])
   return tf.reshape(tf.argsort(keys, axis=1, stable=True), [-1])
 
 

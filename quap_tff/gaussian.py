@@ -60,10 +60,5 @@ def noise(seed: tf.Tensor, shape: Any, stddev: Any) -> tf.Tensor:
   was added to can check the guess by that (Mironov 2012). The sum of four draws cannot be checked in this way (Holohan
   and Braghin 2021), and its tails reach twice as far. Add it in float64, and round only the result.
   """
-  draws = [
-      tf.random.stateless_normal(
-          shape, seeds.fold_in(seed, tf.constant(index, tf.int64)), dtype=tf.float64, alg=tf.random.Algorithm.PHILOX
-      )
-      for index in range(4)
-  ]
+  draws = [seeds.normal(seeds.fold_in(seed, tf.constant(index, tf.int64)), shape) for index in range(4)]
   return tf.cast(stddev, tf.float64) * 0.5 * tf.add_n(draws)

@@ -27,6 +27,7 @@ DISTRIBUTIONS = {
     'grpc': 'grpcio',
     'sklearn': 'scikit-learn',
     'tree': 'dm-tree',
+    'xdist': 'pytest-xdist',
 }
 
 

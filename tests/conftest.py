@@ -3,6 +3,8 @@
 import os
 import signal
 
+import pytest
+
 # Before TensorFlow is loaded: its log of sessions would bury what a failed test says.
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
@@ -17,3 +19,27 @@ from quap_tff import runtime
 
 # Also lets go of TFF's own default context now: left to the interpreter's exit, it complains there.
 tff.framework.set_default_context(runtime.InProcessContext(num_threads=2))
+
+# Files with few tests that take long. Left to the end, they would be waited for.
+_FIRST = (
+    'tests/docs/tutorial_test.py', 'tests/experiments/command_test.py', 'tests/experiments/membership_study_test.py',
+    'tests/runtime/in_process_test.py', 'tests/runtime/namespaces_test.py', 'tests/runtime/workers_test.py',
+)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+  """Under --dist=loadfile, starts with `_FIRST`; pytest-xdist would start with the files that have the most tests."""
+  if config.getvalue('dist') != 'loadfile':
+    return None
+  from xdist import scheduler  # pylint: disable=g-import-not-at-top
+
+  class SlowFirst(scheduler.LoadFileScheduling):
+
+    def _assign_work_unit(self, node):
+      for path in reversed(_FIRST):
+        if path in self.workqueue:
+          self.workqueue.move_to_end(path, last=False)
+      super()._assign_work_unit(node)
+
+  return SlowFirst(config, log)

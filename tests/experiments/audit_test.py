@@ -90,7 +90,7 @@ class TestCanaryRun:
 
   @pytest.mark.parametrize('algorithm', ['fixed_dp', 'tff_dp_ftrl', 'tff_dp_fedavg_adaptive', 'fedavg'])
   def test_runs_for_every_kind_of_method(self, algorithm):
-    with _experiment(f'--algorithm={algorithm}') as experiment:
+    with _experiment(f'--algorithm={algorithm}', '--rounds=4') as experiment:
       found = canary_run.run(experiment, canary_run.Settings(3, 60, 1))
     assert found.claim.kind == ('none' if algorithm == 'fedavg' else 'formal')
     assert np.isfinite(found.inserted).all() and np.isfinite(found.unseen).all()
@@ -174,6 +174,7 @@ class TestFolder:
     assert any('does not match' in problem for problem in verify.verify(str(audited)).problems)
 
   def test_a_run_without_a_certificate_is_refused(self, tmp_path, capsys):
-    assert harness.main(*harness.TINY, '--stop_after=1', f'--output_dir={tmp_path / "plain"}') == 0
+    arguments = ['--algorithm=fedavg', '--stop_after=1', f'--output_dir={tmp_path / "plain"}']
+    assert harness.main(*harness.TINY, *arguments) == 0
     assert _audit(str(tmp_path / 'plain')) == 1
     assert 'has no certificate' in capsys.readouterr().err

@@ -31,14 +31,20 @@ def _spent(output_dir):
 
 class TestRun:
 
-  @pytest.mark.parametrize('spec', [
-      'certified', 'certified:weights=uniform,quantile=0.6', 'certified:weights=spend_evenly',
-      'certified:weights=scale,own=0.5/2/0.5/4', 'certified:weights=sample,own=0.5/1/0.5/4',
+  @pytest.mark.parametrize('spec, participation', [
+      ('certified', 'uniform'), ('certified:weights=uniform,quantile=0.6', 'bernoulli:q=0.9'),
+      ('certified:weights=spend_evenly', 'uniform'), ('certified:weights=scale,own=0.5/2/0.5/4', 'uniform'),
+      ('certified:weights=sample,own=0.5/1/0.5/4', 'uniform'),
   ])
-  def test_ends_with_a_certificate_that_holds(self, spec, tmp_path, capsys):
-    assert harness.main(*harness.TINY, f'--output_dir={tmp_path / "run"}', f'--algorithm={spec}') == 0
+  def test_ends_with_a_certificate_that_holds(self, spec, participation, tmp_path, capsys):
+    arguments = [f'--algorithm={spec}', f'--participation={participation}']
+    assert harness.main(*harness.TINY, *arguments, f'--output_dir={tmp_path / "run"}') == 0
     summary = harness.last_line(capsys.readouterr().out)
     assert summary['formal']['covers'] == 'released model' and summary['nominal_epsilon_max'] is None
+    # Noise and weights follow the cohorts, so however these were drawn, no amplification is earned.
+    formal = harness.summary(tmp_path / 'run')['formal']
+    assert {figure['amplification'] for figure in formal['figures']} == {'none'}
+    assert any('No amplification' in note for note in formal['notes'])
     assert verify.main(['verify', str(tmp_path / 'run')]) == 0
     assert capsys.readouterr().out.startswith('VALID')
     _, epsilon = _spent(tmp_path / 'run')

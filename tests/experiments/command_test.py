@@ -58,7 +58,7 @@ def uninterrupted(started, killed, folder):
 @pytest.fixture(scope='module')
 def left_alone(uninterrupted, folder):
   """A run whose standard output nobody reads, beside the resumed one."""
-  process = harness.start(*harness.TINY, '--progress=lines', cwd=folder)
+  process = harness.start(*harness.TINY, '--algorithm=fedavg', '--progress=lines', cwd=folder)
   process.stdout.close()
   process.stdout = None
   yield process
@@ -99,7 +99,7 @@ _OBSERVED = '''
 def stopped(folder):
   """How a run of a million rounds ended that was sent SIGTERM, and its folder."""
   path = folder / 'runs' / 'stopped'
-  arguments = [*harness.TINY, '--rounds=1000000', f'--output_dir={path}']
+  arguments = [*harness.TINY, '--algorithm=fedavg', '--rounds=1000000', f'--output_dir={path}']
   process = subprocess.Popen(
       [sys.executable, '-c', textwrap.dedent(_OBSERVED), *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
       universal_newlines=True, encoding='utf-8', env={**os.environ, 'PYTHONPATH': harness.PYTHONPATH},

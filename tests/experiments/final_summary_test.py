@@ -62,10 +62,11 @@ class TestRun:
     assert set(harness.strict_json(json_line)) == set(kept)
     assert ('Nominal (no guarantee)' in out) == (kept['nominal_epsilon_max'] is not None)
 
-  def test_the_plot_is_offered(self, tmp_path, capsys):
-    assert harness.main(*harness.TINY, '--rounds=1', '--epsilon=0.5') == 0
+  def test_the_plot_is_offered(self, tmp_path, capsys, drawn):
+    arguments = [*harness.TINY, '--algorithm=fedavg', '--rounds=1']
+    assert harness.main(*arguments) == 0
     assert 'a plot and all figures, name a folder: --output_dir=FOLDER' in capsys.readouterr().out
-    assert harness.main(*harness.TINY, '--rounds=1', '--epsilon=0.5', f'--output_dir={tmp_path / "run"}') == 0
+    assert harness.main(*arguments, f'--output_dir={tmp_path / "run"}') == 0
     assert 'plot.png' in capsys.readouterr().out and (tmp_path / 'run' / 'plot.png').exists()
 
 

@@ -83,6 +83,7 @@ class TestReadMetrics:
     assert plots.read_metrics(_write(tmp_path / 'm.csv', [])) == {}
 
 
+@pytest.mark.usefixtures('drawn')
 class TestPlotRun:
 
   @pytest.mark.parametrize('rows', [

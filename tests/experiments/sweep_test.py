@@ -437,7 +437,7 @@ def test_real_runs(tmp_path):
   with open(tmp_path / 'progress', 'a+') as progress:
     process = subprocess.Popen(
         [sys.executable, '-m', 'experiments.sweep', f'--output_dir={folder}', '--parallel=2',
-         '--vary=rounds=4|1000000', '--', *harness.TINY, '--epsilon=1'],
+         '--vary=rounds=4|1000000', '--', *harness.TINY, '--algorithm=fedavg'],
         cwd=harness.REPOSITORY, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=progress,
         universal_newlines=True, encoding='utf-8',
     )

@@ -266,7 +266,7 @@ class TestWithoutCheckpoints:
 
   @pytest.mark.parametrize('algorithm', ['quap', 'certified'])
   def test_a_stopped_run_is_refused(self, algorithm, output_dir, capsys):
-    arguments = [f'--algorithm={algorithm}', '--rounds=4', '--warmup_rounds=0', '--epsilon=2']
+    arguments = [f'--algorithm={algorithm}']
     assert _run(output_dir, *arguments, '--stop_after=2') == 0
     shutil.rmtree(output_dir / 'checkpoints')
     before = harness.files(output_dir)
@@ -277,7 +277,7 @@ class TestWithoutCheckpoints:
     assert harness.files(output_dir) == before
 
   def test_a_finished_run_is_left_as_it_is(self, output_dir, capsys):
-    arguments = ['--algorithm=certified', '--rounds=3', '--warmup_rounds=0']
+    arguments = ['--algorithm=certified']
     assert _run(output_dir, *arguments) == 0
     before = harness.files(output_dir)
     assert not (output_dir / 'checkpoints').exists()
@@ -307,12 +307,12 @@ class TestOtherData:
 
   def test_a_run_is_not_continued_on_other_data(self, output_dir, tmp_path, capsys):
     first, other = self._images(tmp_path / 'a', 100), self._images(tmp_path / 'b', 101)
-    assert _run(output_dir, *first, '--stop_after=2') == 0
-    assert _run(output_dir, *other, '--stop_after=4') == 1
+    assert _run(output_dir, *first, '--stop_after=1') == 0
+    assert _run(output_dir, *other, '--stop_after=2') == 1
     assert 'belongs to a run on other data' in capsys.readouterr().err
     (tmp_path / 'a').rename(tmp_path / 'c')
     same = [argument.replace('/a', '/c') if 'data_dir' in argument else argument for argument in first]
-    assert _run(output_dir, *same, '--stop_after=4') == 0
+    assert _run(output_dir, *same, '--stop_after=2') == 0
 
 
 class TestDamagedFolder:
@@ -357,7 +357,7 @@ class TestSummary:
     assert summary['nominal_epsilon_max'] == pytest.approx(0.5)
     assert summary['output_dir'] is None
 
-  def test_without_noise_nothing_is_protected(self, capsys, output_dir):
+  def test_without_noise_nothing_is_protected(self, capsys, output_dir, drawn):
     assert _run(output_dir, '--noise=none', '--clip=none', '--rounds=2') == 0
     out = capsys.readouterr().out
     summary = harness.last_line(out)
@@ -387,8 +387,8 @@ class TestSummary:
     assert exact['epsilon_max'] == max(epsilons)
     assert 'no finite ε' in out if metrics == '--client_metrics' else 'no finite ε' not in out
 
-  def test_without_client_metrics_nothing_exact_is_written(self, output_dir, capsys):
-    assert _run(output_dir, '--algorithm=quap', '--stop_after=2', '--noclient_metrics') == 0
+  def test_without_client_metrics_nothing_exact_is_written(self, output_dir, capsys, drawn):
+    assert _run(output_dir, '--algorithm=quap', '--stop_after=1', '--noclient_metrics') == 0
     columns = set(harness.rows(output_dir)[0])
     assert columns == {
         'round', 'cohort_size', 'epsilon', 'noise_multiplier', 'participation_mean', 'participation_stddev',
@@ -420,7 +420,7 @@ class TestSummary:
         ledger.state_dict()['noise_multipliers'], [float(row['noise_multiplier']) for row in rows], rtol=1e-6
     )
 
-  def test_cohorts_of_nobody(self, output_dir, capsys):
+  def test_cohorts_of_nobody(self, output_dir, capsys, drawn):
     arguments = ['--participation=bernoulli:q=0.05', '--seed=1', '--progress=lines']
     assert _run(output_dir, *arguments) == 0
     out, err = capsys.readouterr()
@@ -436,7 +436,7 @@ class TestSummary:
     assert harness.summary(output_dir)['rounds'] == 8
     assert (output_dir / 'plot.png').stat().st_size > 1000
 
-  def test_nobody_ever(self, output_dir, capsys):
+  def test_nobody_ever(self, output_dir, capsys, drawn):
     assert _run(output_dir, '--participation=bernoulli:q=1e-9', '--rounds=1', '--epsilon=0.5') == 0
     summary = harness.last_line(capsys.readouterr().out)
     assert (summary['nominal_epsilon_max'], summary['nominal_delta_max']) == (0, 0)

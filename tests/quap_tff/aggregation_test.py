@@ -2,6 +2,7 @@
 
 import collections
 import copy
+import functools
 
 from dp_accounting.pld import accountant
 from dp_accounting.pld import common
@@ -61,7 +62,15 @@ def _config(**overrides):
   return QuapConfig(**values)
 
 
+@functools.lru_cache(maxsize=16)
+def _plain(config):
+  """The process of a configuration, which tests share: it is a function of its state."""
+  return aggregation.QuapAggregationFactory(config).create(_VALUE, _ID)
+
+
 def _create(config, value_type=_VALUE, weight_type=_ID, **keywords):
+  if value_type is _VALUE and weight_type is _ID and not keywords:
+    return _plain(config)
   return aggregation.QuapAggregationFactory(config, **keywords).create(value_type, weight_type)
 
 
@@ -356,7 +365,7 @@ class TestQuapAggregationExecution:
 
   def test_unseeded_processes_and_initializations_differ(self):
     config = _config(noise=NoiseConfig())
-    first, second = _create(config), _create(config)
+    first, second = (aggregation.QuapAggregationFactory(config).create(_VALUE, _ID) for _ in range(2))
     seeds = {tuple(p.initialize().noise.seed) for p in (first, first, second, second)}
     assert len(seeds) == 4
 
@@ -448,9 +457,10 @@ class _CountingSum(tff.aggregators.UnweightedAggregationFactory):
 
 class TestInnerSum:
 
-  @pytest.mark.parametrize('placement', ['server', 'client'])
-  @pytest.mark.parametrize('clip', [clip_rules.QuantileEma(), clip_rules.Fixed(1.0)])
-  def test_takes_the_place_of_the_sum(self, context, placement, clip):
+  @pytest.mark.parametrize(
+      'clip, placement', [(clip_rules.QuantileEma(), 'server'), (clip_rules.Fixed(1.0), 'client')]
+  )
+  def test_takes_the_place_of_the_sum(self, context, clip, placement):
     config = _config(clip=clip, noise=NoiseConfig(placement, seed=1))
     plain, counting = _create(config), _create(config, inner_sum=_CountingSum())
     values, ids = [_value([1, 2], [3, 4]), _value([1, 0], [0, 4])], [2, 5]

@@ -3,6 +3,7 @@
 import itertools
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from quap_tff import seeds
@@ -61,3 +62,16 @@ class TestFoldIn:
   def test_both_words_depend_on_the_seed(self):
     folded = np.stack([seeds.fold_in(tf.constant(s, tf.int64), 7) for s in ([0, 0], [0, 1], [1, 0], [1, 1])])
     assert len(set(folded[:, 0])) == len(set(folded[:, 1])) == 4
+
+
+class TestDraws:
+
+  @pytest.mark.parametrize('seed', [(0, 0), (-5, 2**62), (2**63 - 1, -2**63)])
+  @pytest.mark.parametrize('shape', [[], [7], [3, 500]])
+  def test_are_those_of_tensorflows_own_functions(self, seed, shape):
+    seed = tf.constant(seed, tf.int64)
+    integers = tf.random.stateless_uniform(shape, seed, minval=None, maxval=None, dtype=tf.int64, alg='philox')
+    normal = tf.random.stateless_normal(shape, seed, dtype=tf.float64, alg='philox')
+    for found, expected in ((seeds.integers(seed, shape), integers), (seeds.normal(seed, shape), normal)):
+      assert found.dtype == expected.dtype and found.shape == expected.shape
+      assert found.numpy().tobytes() == expected.numpy().tobytes()

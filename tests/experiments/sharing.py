@@ -1,0 +1,113 @@
+"""What runs in this process share: to trace and compile a process takes longer than to train a tiny model by it.
+
+Runs with the same flags and the same data have the same learning process. It is a function of its state alone, so one
+serves them all.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import json
+from typing import Any, Callable, Iterator
+
+import tensorflow_federated as tff
+
+from experiments import flags as experiment_flags
+from experiments import plots
+from experiments import setup
+from quap_tff import runtime
+
+# With what was compiled from it, each takes some 50 MB.
+_MOST_KEPT = 12
+
+_NO_PLOT = b'In place of a plot.'
+
+
+class Shared:
+  """Keeps the latest processes, evaluations and contexts, for all runs in its `with` blocks."""
+
+  def __init__(self):
+    self._kept: 'collections.OrderedDict[Any, Any]' = collections.OrderedDict()
+    self._contexts = {}
+    self._from_flags, self._activate = setup.from_flags, runtime.activate
+
+  @contextlib.contextmanager
+  def used(self) -> Iterator[None]:
+    """Runs in the block share what they can."""
+    before = setup.from_flags, runtime.activate
+    setup.from_flags, runtime.activate = self._sharing_from_flags, self._sharing_activate
+    try:
+      yield
+    finally:
+      setup.from_flags, runtime.activate = before
+
+  @contextlib.contextmanager
+  def unused(self) -> Iterator[None]:
+    """Runs in the block make everything anew, as they do outside tests."""
+    before = setup.from_flags, runtime.activate
+    setup.from_flags, runtime.activate = self._from_flags, self._activate
+    try:
+      yield
+    finally:
+      setup.from_flags, runtime.activate = before
+
+  def close(self) -> None:
+    """Ends the contexts' threads."""
+    self._kept.clear()
+    while self._contexts:
+      self._contexts.popitem()[1].close()
+
+  def _sharing_from_flags(self, *args) -> setup.Experiment:
+    experiment = self._from_flags(*args)
+    # Whatever must stay the same when a run is resumed.
+    key = json.dumps(experiment_flags.identity(), default=str), experiment.federation.digest()
+
+    def build_process(around=None):
+      if around is not None:
+        return experiment.build_process(around)
+      return self._get(('process', *key), experiment.build_process)
+
+    return dataclasses.replace(
+        experiment,
+        build_process=build_process,
+        build_evaluation=lambda: self._get(('evaluation', *key), experiment.build_evaluation),
+    )
+
+  @contextlib.contextmanager
+  def _sharing_activate(self, config=runtime.RuntimeConfig()) -> Iterator[tff.framework.SyncContext]:
+    if not isinstance(config, runtime.RuntimeConfig) or config.kind != 'in_process':
+      with self._activate(config) as context:
+        yield context
+      return
+    names, num_threads = runtime.prepare(config), config.resolved_num_threads()
+    if (num_threads, *names) not in self._contexts:
+      self._contexts[(num_threads, *names)] = runtime.InProcessContext(num_threads, names)
+    context = self._contexts[(num_threads, *names)]
+    with tff.framework.get_context_stack().install(context):
+      yield context
+
+  def _get(self, key: Any, make: Callable[[], Any]) -> Any:
+    if key not in self._kept:
+      self._kept[key] = make()
+      if len(self._kept) > _MOST_KEPT:
+        self._kept.popitem(last=False)
+    self._kept.move_to_end(key)
+    return self._kept[key]
+
+
+@contextlib.contextmanager
+def no_plots() -> Iterator[None]:
+  """Runs in the block write a file without an image where their plot would be: drawing takes as long as training."""
+  plot_run = plots.plot_run
+
+  def write(metrics_path, plot_path, title):
+    del title
+    plots.read_metrics(metrics_path)
+    with open(plot_path, 'wb') as f:
+      f.write(_NO_PLOT)
+
+  plots.plot_run = write
+  try:
+    yield
+  finally:
+    plots.plot_run = plot_run
