@@ -90,7 +90,8 @@ def _ours(workload: List[str]) -> List[Dict]:
     path = os.path.join(folder, 'cases.csv')
     _run([sys.executable, '-m', 'experiments.benchmark', '--sections=cases', f'--csv={path}', *workload])
     with open(path, newline='', encoding='utf-8') as f:
-      return [{k: v if k == 'case' else float(v) for k, v in row.items()} for row in csv.DictReader(f)]
+      # A column that other sections fill is empty here.
+      return [{k: v if k == 'case' else float(v) for k, v in row.items() if v} for row in csv.DictReader(f)]
 
 
 def _peer(args: argparse.Namespace, peer: str, arguments: List[str]) -> Dict:
