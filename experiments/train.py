@@ -54,8 +54,9 @@ def main(argv: List[str]) -> int:
       print('The run was finished already; nothing was trained or written.', file=sys.stderr)
       _print_kept(found.finished)
       return 0
-  # Imports and tracing make millions of objects that stay. To look through them for garbage again and again would take a
-  # tenth of the time to the first round, so nothing is collected until they are there, and they are left out afterwards.
+  # Imports and tracing make millions of objects that stay. Looking through them for garbage again and again would take
+  # a tenth of the time to the first round. So nothing is collected until they are there, and they are left out after
+  # that.
   gc.disable()
   lazy.load('experiments.results')  # And with it everything that takes long.
   interrupts.install()

@@ -1,6 +1,6 @@
 """What needs AutoGraph, which rewrites Python code so that its `if` and `while` may depend on tensors.
 
-`tf.function` has all code rewritten that it calls. That takes longer than to trace it. Nothing in this package needs
+`tf.function` has all code rewritten that it calls, which takes longer than tracing it. Nothing in this package needs
 it, and nor do TFF's SGD and Adam. Users' models and optimizers may.
 """
 
@@ -12,7 +12,7 @@ import tensorflow_federated as tff
 
 
 def is_needed(model: tff.learning.models.VariableModel, *optimizers: tff.learning.optimizers.Optimizer) -> bool:
-  """Whether the model or an optimizer may need AutoGraph; a model that does not says so by `needs_autograph = False`."""
+  """Whether the model or an optimizer may need AutoGraph. A model without need has `needs_autograph = False`."""
   return getattr(model, 'needs_autograph', True) or not all(map(_is_plain, optimizers))
 
 

@@ -132,8 +132,8 @@ def run(experiment: setup.Experiment, settings: Settings, say: Callable[[str], N
   plan = experiment.plan
   if isinstance(plan, (plans.FedBuffPlan, plans.LeeKiferPlan)):
     raise ValueError(
-        f'There is no audit for {type(plan).__name__}: its clients send more than an update that a canary could replace. '
-        'Audit another --algorithm.'
+        f'There is no audit for {type(plan).__name__}: its clients send more than an update that a canary could '
+        'replace. Audit another --algorithm.'
     )
   schedule = [experiment.cohorts.cohort(t) for t in range(1, experiment.last_round + 1)]
   clients = _canary_clients(plan, schedule, settings.canaries)

@@ -219,8 +219,8 @@ class FlFdms(_Extended):
   def configure(self, values, num_clients):
     if values.dropout == 'none':
       raise ValueError(
-          f'--algorithm={values.algorithm}: friends substitute for clients that drop out, and with --dropout=none nobody '
-          'does. Give a --dropout, such as bernoulli:rate=0.1.'
+          f'--algorithm={values.algorithm}: friends substitute for clients that drop out, and with --dropout=none '
+          'nobody does. Give a --dropout, such as bernoulli:rate=0.1.'
       )
     return super().configure(values, num_clients)
 

@@ -1,5 +1,5 @@
-"""FL-FDMS: friends substitute for clients that drop out (Wang and Xu, "Combating Client Dropout in Federated Learning via
-Friend Model Substitution", arXiv:2205.13222).
+"""FL-FDMS: friends substitute for clients that drop out (Wang and Xu, "Combating Client Dropout in Federated Learning
+via Friend Model Substitution", arXiv:2205.13222).
 
     r_ij(t) = (1 + cos(Δ_i, Δ_j))/2                          for i, j that both came in round t
     R_ij = the mean of r_ij over the rounds in which both came

@@ -38,7 +38,8 @@ def active():
 
 @contextlib.contextmanager
 def _directory(path, identity):
-  with contextlib.closing(run_directory.RunDirectory(str(path), identity, identity, {'num_clients': 8}, b'data')) as directory:
+  directory = run_directory.RunDirectory(str(path), identity, identity, {'num_clients': 8}, b'data')
+  with contextlib.closing(directory):
     yield directory
 
 

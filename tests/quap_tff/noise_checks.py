@@ -44,7 +44,7 @@ def distance_from_the_float32_grid(noise) -> float:
     noise: float64, an even number of them, over their standard deviation.
 
   Returns:
-    Mean distance from the nearest multiple, in units of 2⁻²³, over the pairs where it can be measured: those below 0.02.
+    Mean distance from the nearest multiple, in units of 2⁻²³, over the pairs where it can be measured: below 0.02.
   """
   uniform = np.exp(-(np.asarray(noise, np.float64).reshape(-1, 2)**2).sum(axis=1) / 2)
   steps = uniform[uniform < 0.02] * 2**23
