@@ -11,10 +11,9 @@ The cases are:
   ceiling         the same steps as a bare TensorFlow loop: no federation, no aggregation
 
 After the cases come the aggregation alone, growth with cohort and population, memory over 200 rounds, cohorts of 30 and
-1,000 clients for each rule for the clipping norm, what a client costs that has little to do, and the time to the first
-round. They are measured one after the
-other, each in its own process, so that none adds to the memory of another. Memory is the sampled peak of that process
-and all its children together.
+1,000 clients for each rule for the clipping norm, the cost of a client with little to do, and the time to the first
+round. They are measured one after the other, each in its own process, so that none adds to the memory of another.
+Memory is the sampled peak of that process and all its children together.
 """
 
 import csv

@@ -1,4 +1,4 @@
-"""Runs of these tests share processes and draw no plots. Tests about that ask for `made_anew` or `drawn`."""
+"""Runs of these tests share processes and draw no plots. Tests of plots ask for `drawn`."""
 
 import contextlib
 
@@ -14,13 +14,6 @@ _DRAW = plots.plot_run
 @pytest.fixture(scope='session', autouse=True)
 def _sharing():
   with contextlib.closing(_SHARED), _SHARED.used(), sharing.no_plots():
-    yield
-
-
-@pytest.fixture
-def made_anew():
-  """Runs of this test trace and compile processes of their own: it changes the code that they are made of."""
-  with _SHARED.unused():
     yield
 
 

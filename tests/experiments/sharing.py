@@ -41,16 +41,6 @@ class Shared:
     finally:
       setup.from_flags, runtime.activate = before
 
-  @contextlib.contextmanager
-  def unused(self) -> Iterator[None]:
-    """Runs in the block make everything anew, as they do outside tests."""
-    before = setup.from_flags, runtime.activate
-    setup.from_flags, runtime.activate = self._from_flags, self._activate
-    try:
-      yield
-    finally:
-      setup.from_flags, runtime.activate = before
-
   def close(self) -> None:
     """Ends the contexts' threads."""
     self._kept.clear()
