@@ -236,10 +236,7 @@ def _whole(data):
 
 def _client(index, x, y=None):
   y = np.zeros(len(x), np.int32) if y is None else y
-  return collections.OrderedDict(
-      client_id=tf.data.Dataset.from_tensors(np.int64(index)),
-      examples=tf.data.Dataset.from_tensors(collections.OrderedDict(x=x, y=y)),
-  )
+  return collections.OrderedDict(client_id=[np.int64(index)], examples=[collections.OrderedDict(x=x, y=y)])
 
 
 def _batched(data, batch_size):

@@ -105,9 +105,7 @@ def _client(index):
   examples = collections.OrderedDict(
       x=rng.random((_EXAMPLES.value, 28, 28, 1), np.float32), y=rng.integers(0, 10, _EXAMPLES.value, np.int32)
   )
-  return collections.OrderedDict(
-      client_id=tf.data.Dataset.from_tensors(np.int64(index)), examples=tf.data.Dataset.from_tensors(examples)
-  )
+  return collections.OrderedDict(client_id=[np.int64(index)], examples=[examples])
 
 
 if __name__ == '__main__':

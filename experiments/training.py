@@ -3,7 +3,7 @@
 import collections
 import json
 import time
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -43,7 +43,7 @@ class Result(NamedTuple):
 
 def client_data(
     experiment: setup.Experiment, client: int, absent: Sequence[int] = ()
-) -> 'collections.OrderedDict[str, tf.data.Dataset]':
+) -> 'collections.OrderedDict[str, List[Any]]':
   """One client's data as the learning process takes it.
 
   Args:
@@ -61,12 +61,13 @@ def client_data(
 
 def as_client_data(
     client: int, examples: data.Examples, absent: Optional[Sequence[int]] = None
-) -> 'collections.OrderedDict[str, tf.data.Dataset]':
+) -> 'collections.OrderedDict[str, List[Any]]':
   """A client's id and these examples, all as one element; and who is absent, for a method that must know it."""
-  parts = collections.OrderedDict(client_id=tf.data.Dataset.from_tensors(np.int64(client)))
+  # TFF takes lists of elements where it takes datasets. Making a dataset costs more than a small client's arithmetic.
+  parts = collections.OrderedDict(client_id=[np.int64(client)])
   if absent is not None:
-    parts['absent'] = tf.data.Dataset.from_tensor_slices(np.asarray(absent, np.int64))
-  parts['examples'] = tf.data.Dataset.from_tensors(collections.OrderedDict(x=examples.x, y=examples.y))
+    parts['absent'] = [np.int64(other) for other in absent]
+  parts['examples'] = [collections.OrderedDict(x=examples.x, y=examples.y)]
   return parts
 
 

@@ -155,12 +155,20 @@ class _Runner:
   def device(self) -> str:
     return getattr(self._here, 'device', self.server_device)
 
+  @property
+  def joins(self) -> bool:
+    """Whether sections may be joined. A meter sees what moves between them, and a GPU does not run all of them."""
+    return self.meter is None and self._copies is None
+
+  def call(self, section: Any, argument: Any) -> Any:
+    return section(argument, self.device())
+
   def placed(self, shared: Dict[str, Any]) -> Dict[str, Any]:
     """What clients share, on the device of the calling thread."""
     return shared if self._copies is None else self._copies.placed(shared, self.device())
 
   def map(
-      self, function: Callable[[Any], Any], items: Iterable[Any], sections: Sequence[Any] = ()
+      self, function: Callable[[Any], Any], items: Iterable[Any], functions: Sequence[Any] = ()
   ) -> Generator[Any, None, None]:
     """Runs `function` once per client, and yields the results in the clients' order.
 
@@ -170,12 +178,12 @@ class _Runner:
     Args:
       function: What to run, on the clients' threads.
       items: What it is given, an item for each client.
-      sections: The TensorFlow sections that it calls.
+      functions: The `GraphFunction`s that it calls.
     """
     num_threads = self._context._num_threads if self.num_clients > 1 else 1
-    for section in sections:
-      section.prepare(num_threads)  # Before the clients compete for it.
-    if num_threads < 2 or any(section.must_run_in_order for section in sections):
+    for graph_function in functions:
+      graph_function.prepare(num_threads)  # Before the clients compete for it.
+    if num_threads < 2 or any(graph_function.must_run_in_order for graph_function in functions):
       for index, item in enumerate(items):
         yield self._run(function, item, index)
       return
@@ -214,6 +222,14 @@ class _DeviceCopies:
   def __init__(self):
     self._lock = threading.Lock()
     self._copies: Dict[str, Tuple[Any, Dict[str, Any]]] = {}
+
+  @property
+  def joins(self) -> bool:
+    """Whether sections may be joined. A meter sees what moves between them, and a GPU does not run all of them."""
+    return self.meter is None and self._copies is None
+
+  def call(self, section: Any, argument: Any) -> Any:
+    return section(argument, self.device())
 
   def placed(self, shared: Dict[str, Any], device: str) -> Dict[str, Any]:
     """`shared` with its floating-point tensors on `device`; TensorFlow moves the others when it needs them."""

@@ -5,12 +5,13 @@ A computation is compiled once into a tree of Python closures, `run(bindings) ->
 never sees a cohort: what a client makes of its values is written as what a server makes of one.
 """
 
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff.runtime import errors
+from quap_tff.runtime import joined
 from quap_tff.runtime import streaming
 from quap_tff.runtime import tensorflow_blocks
 from quap_tff.runtime import values
@@ -34,7 +35,7 @@ class Program:
     self._blocks: Dict[bytes, tensorflow_blocks.TensorFlowBlock] = {}
     self._compiled: List[tensorflow_blocks.TensorFlowBlock] = []
     if isinstance(block, tff.framework.Lambda):
-      name, body = block.parameter_name, streaming.Body(block, self._compile, self._sections_of)
+      name, body = block.parameter_name, streaming.Body(block, self._compile, self._sections_of, self._join)
       self._root = lambda bindings: lambda argument: body(bindings if name is None else {**bindings, name: argument})
     else:
       self._root = self._compile(block)
@@ -44,9 +45,10 @@ class Program:
 
     Args:
       argument: Value of the parameter (see `values`), `None` where there is none.
-      runner: Has `num_clients`; `device()`, which is that of the calling thread; `map(fn, items, sections)`, which runs
-        `fn` once per client and yields the results in the clients' order; `placed(values)`, which puts what clients
-        share on the calling thread's device; and `meter`, a `traffic.Meter` or None.
+      runner: Has `num_clients`; `call(section, argument)`, which runs a section, and `device()`, both for the calling
+        thread; `map(fn, items, functions)`, which runs `fn` once per client and yields the results in the clients'
+        order; `placed(values)`, which puts what clients share on the calling thread's device; `meter`, a
+        `traffic.Meter` or None; and `joins`, whether `joined.Joined` values are used.
 
     Returns:
       The result's value.
@@ -69,14 +71,22 @@ class Program:
 
     def run(bindings):
       runner = bindings[_RUNNER]
-      return lambda argument: section(argument, runner.device())
+      return lambda argument: runner.call(section, argument)
 
     return run
 
-  def _sections_of(self, compile_steps: Callable[[], Any]) -> List[tensorflow_blocks.TensorFlowBlock]:
+  def _sections_of(self, compile_steps: Callable[[], Any]) -> List[tensorflow_blocks.GraphFunction]:
     before = len(self._compiled)
     compile_steps()
-    return list(dict.fromkeys(self._compiled[before:]))
+    return [section.function for section in dict.fromkeys(self._compiled[before:])]
+
+  def _join(
+      self, blocks: Sequence[tff.framework.ComputationBuildingBlock], make: Callable[[Any, streaming.Bindings], Any],
+      types: Dict[str, tff.Type],
+  ) -> Optional[joined.Joined]:
+    if any(intrinsic in _READING_INTRINSICS for block in blocks for intrinsic in _intrinsics_in(block)):
+      return None
+    return joined.Joined(make, {name: values.tensor_specs(t) for name, t in types.items()}, self._on_trace)
 
   def _compile_lambda(self, block: tff.framework.Lambda) -> streaming.Run:
     body = self._compile(block.result)
@@ -233,3 +243,17 @@ _INTRINSICS = {
     'sequence_reduce': _sequence_reduce,
     'sequence_sum': _sequence_sum,
 }
+# These look into their values in Python.
+_READING_INTRINSICS = frozenset(['federated_select', 'sequence_map', 'sequence_reduce', 'sequence_sum'])
+
+
+def _intrinsics_in(block: tff.framework.ComputationBuildingBlock) -> Set[str]:
+  found: Set[str] = set()
+
+  def visit(inner):
+    if isinstance(inner, tff.framework.Intrinsic):
+      found.add(inner.uri)
+    return inner, False
+
+  tff.framework.transform_postorder(block, visit)
+  return found

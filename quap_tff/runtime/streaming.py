@@ -30,7 +30,9 @@ class Body:
   Args:
     function: The computation, in TFF's call-dominant form: all that has clients is a local of the outermost block.
     compile_block: Compiles a building block.
-    sections_of: Returns a list of the TensorFlow sections that its argument compiles when it is called.
+    sections_of: Returns the `GraphFunction`s of the sections that its argument compiles when it is called.
+    join: Given blocks, a function of a runner and bindings that runs them, and the type of each name that they read:
+      the `joined.Joined` of that function, or None if the blocks cannot be joined.
 
   Raises:
     errors.UnsupportedComputationError: If clients' values come from anything but an intrinsic.
@@ -41,6 +43,7 @@ class Body:
       function: tff.framework.Lambda,
       compile_block: Callable[[tff.framework.ComputationBuildingBlock], Run],
       sections_of: Callable[[Callable[[], Any]], List[Any]],
+      join: Callable[..., Optional[Any]],
   ):
     body = function.result
     if isinstance(body, tff.framework.Call):
@@ -51,6 +54,9 @@ class Body:
     self._of_client = _of_client(function.parameter_type)
     self._compile = compile_block
     self._sections_of = sections_of
+    self._join = join
+    self._types = {name: block.type_signature for name, block in body.locals}
+    self._types[self._argument_name] = function.parameter_type
     self._kinds = {name: _kind(name, block) for name, block in body.locals}
     self._blocks = _without_detours(dict(body.locals))
     mentioned = {name: references(block) for name, block in self._blocks.items()}
@@ -93,12 +99,12 @@ class Body:
 
   def _pass(self, entry: schedule.Pass, needs: Set[str], later: Set[str]) -> '_Pass':
     runs = []
-    sections = self._sections_of(lambda: runs.extend(self._compile(self._blocks[name]) for name in entry.steps))
+    functions = self._sections_of(lambda: runs.extend(self._compile(self._blocks[name]) for name in entry.steps))
     aggregations = []
     sums = self._sections_of(
         lambda: aggregations.extend(_Aggregation(name, self._blocks[name], self._compile) for name in entry.aggregates))
-    for section in (*sections, *sums):
-      section.called_for_each_client = True
+    for function in (*functions, *sums):
+      function.called_for_each_client = True
     # What a client's own bindings may forget after each step: what neither a later step nor anything else reads.
     read = later.union(self._needs(entry.aggregates))
     steps = []
@@ -106,19 +112,53 @@ class Body:
       steps.append(_Step(name, run, frozenset(self._uses[name] | {name}) - read))
       read |= self._uses[name]
     earlier = {name for name in needs if self._kinds[name] == schedule.CLIENT} - set(entry.steps)
-    server_values = {name for name in needs if self._kinds[name] != schedule.CLIENT}
     # A client's argument may be made on demand, so it is not asked for without need.
     reads_argument = self._reads_argument.intersection(entry.steps + entry.aggregates)
+    argument_names = [self._argument_name] if reads_argument else []
+    server_values = {name for name in needs if self._kinds[name] != schedule.CLIENT}
+    shared = server_values & self._needs(entry.steps).union(*(one.value_uses for one in aggregations))
+    make = _MakeOfClient(steps[::-1], aggregations, [name for name in entry.steps if name in later])
+    blocks = [self._blocks[name] for name in entry.steps] + [one.value_block for one in aggregations]
     return _Pass(
-        steps=steps[::-1],
-        aggregations=aggregations,
-        kept=[name for name in entry.steps if name in later],
+        make=make,
+        functions=functions,
+        joined=self._joined(functions, blocks, make, [*argument_names, *earlier, *shared]),
+        sums=self._joined_sums(sums, aggregations),
         earlier={name: name in later for name in earlier},
-        shared=server_values & self._needs(entry.steps).union(*(one.value_uses for one in aggregations)),
-        sections=sections,
+        shared=shared,
         argument_name=self._argument_name if reads_argument else None,
         of_client=self._of_client,
     )
+
+  def _joined(
+      self, functions: Sequence[Any], blocks: Sequence[tff.framework.ComputationBuildingBlock], make: '_MakeOfClient',
+      reads: Sequence[str],
+  ) -> Optional[Any]:
+    if len(functions) < 2:
+      return None
+    types = {name: self._types[name] for name in reads}
+    joined = self._join(blocks, lambda runner, bindings: make({RUNNER: runner, **bindings}), types)
+    return _for_each_client(joined)
+
+  def _joined_sums(self, functions: Sequence[Any], aggregations: Sequence['_Aggregation']) -> Optional[Any]:
+    """One function for all sums of a pass; bindings have `aggregation.name` and `aggregation.value_name`."""
+    if len(functions) < 2 or any(one.accumulate_uses & self._types.keys() for one in aggregations):
+      return None
+    types = {}
+    for one in aggregations:
+      types[one.name], types[one.value_name] = one.accumulate_block.type_signature.parameter
+    joined = self._join(
+        [one.accumulate_block for one in aggregations],
+        lambda runner, bindings: tuple([one.sum({RUNNER: runner, **bindings}) for one in aggregations]),
+        types,
+    )
+    return _for_each_client(joined)
+
+
+def _for_each_client(joined: Optional[Any]) -> Optional[Any]:
+  if joined is not None:
+    joined.function.called_for_each_client = True
+  return joined
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,22 +178,46 @@ class _Aggregation:
       parts = [part for _, part in tff.structure.iter_elements(call.argument)]
     else:
       parts = [tff.framework.Selection(call.argument, index=i) for i in range(5)]
-    self.name = name
-    self.value_uses = references(parts[0])
+    self.name, self.value_name = name, f'<value of {name}>'
+    self.value_block, self.accumulate_block = parts[0], parts[2]
+    self.value_uses, self.accumulate_uses = references(parts[0]), references(parts[2])
     self.value, self._zero, self._accumulate, _, self._report = [compile_block(part) for part in parts]
     self._member = call.function.type_signature.parameter[0].member
 
   def start(self, bindings: Bindings) -> None:
     bindings[self.name] = self._zero(bindings)
 
-  def take(self, bindings: Bindings, value: Any) -> None:
+  def sum(self, bindings: Bindings) -> Any:
+    """The next accumulator, of the one and the value that are bound."""
     meter = bindings[RUNNER].meter
     if meter is not None:
-      meter.aggregate([value], self._member)
-    bindings[self.name] = self._accumulate(bindings)((bindings[self.name], value))
+      meter.aggregate([bindings[self.value_name]], self._member)
+    return self._accumulate(bindings)((bindings[self.name], bindings[self.value_name]))
 
   def finish(self, bindings: Bindings) -> None:
     bindings[self.name] = self._report(bindings)(bindings[self.name])
+
+
+@dataclasses.dataclass(frozen=True)
+class _MakeOfClient:
+  """Makes what a pass needs of one client: given its own bindings, (inputs of the aggregations, values to keep).
+
+  Attributes:
+    steps: What makes a client's values.
+    aggregations: What takes them.
+    kept: Names of clients' values that later passes or the result need.
+  """
+
+  steps: Sequence[_Step]
+  aggregations: Sequence[_Aggregation]
+  kept: Sequence[str]
+
+  def __call__(self, own: Bindings) -> Tuple[Tuple[Any, ...], Tuple[Any, ...]]:
+    for step in self.steps:
+      own[step.name] = step.run(own)
+      for name in step.dead:
+        own.pop(name, None)
+    return tuple([one.value(own) for one in self.aggregations]), tuple([own[name] for name in self.kept])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,51 +225,59 @@ class _Pass:
   """A `schedule.Pass`, ready to run.
 
   Attributes:
-    steps: What makes a client's values.
-    aggregations: What takes them.
-    kept: Names of clients' values that later passes or the result need.
+    make: What the pass makes of a client.
+    functions: The TensorFlow functions that `make` calls.
+    joined: The same in one call; None if that cannot be.
+    sums: All aggregations' sums in one call; None if that cannot be.
     earlier: Names of clients' values of earlier passes that this one needs, and whether anything needs them afterwards.
     shared: Names of server values that clients use.
-    sections: The TensorFlow sections of the steps.
     argument_name: The name of the computation's argument; None if this pass does not need it.
     of_client: From `_of_client`.
   """
 
-  steps: Sequence[_Step]
-  aggregations: Sequence[_Aggregation]
-  kept: Sequence[str]
+  make: _MakeOfClient
+  functions: Sequence[Any]
+  joined: Optional[Any]
+  sums: Optional[Any]
   earlier: Dict[str, bool]
   shared: Set[str]
-  sections: Sequence[Any]
   argument_name: Optional[str]
   of_client: Optional[Callable[[Any, int], Any]]
 
   def __call__(self, bindings: Bindings) -> None:
-    for aggregation in self.aggregations:
+    aggregations = self.make.aggregations
+    for aggregation in aggregations:
       aggregation.start(bindings)
-    kept = {name: values.PerClient() for name in self.kept}
+    kept = {name: values.PerClient() for name in self.make.kept}
     runner = bindings[RUNNER]
     shared = {name: bindings[name] for name in self.shared}
+    joined = self.joined if runner.joins else None
 
-    def one(own: Bindings) -> Tuple[List[Any], List[Any]]:
+    def one(own: Bindings) -> Tuple[Tuple[Any, ...], Tuple[Any, ...]]:
       own.update(runner.placed(shared))
-      for step in self.steps:
-        own[step.name] = step.run(own)
-        for name in step.dead:
-          own.pop(name, None)
-      result = [aggregation.value(own) for aggregation in self.aggregations], [own[name] for name in self.kept]
+      result = self.make(own) if joined is None else joined(own, runner.device())
       own.clear()  # Whoever still holds the bindings does not hold the values.
       return result
 
-    with contextlib.closing(runner.map(one, self._clients(bindings), self.sections)) as results:
+    functions = self.functions if joined is None else [joined.function]
+    with contextlib.closing(runner.map(one, self._clients(bindings), functions)) as results:
       for inputs, own_kept in results:
-        for aggregation in self.aggregations:
-          aggregation.take(bindings, inputs.pop(0))
-        for name, value in zip(self.kept, own_kept):
+        self._sum(bindings, inputs)
+        del inputs
+        for name, value in zip(self.make.kept, own_kept):
           kept[name].append(value)
-    for aggregation in self.aggregations:
+    for aggregation in aggregations:
       aggregation.finish(bindings)
     bindings.update(kept)
+
+  def _sum(self, bindings: Bindings, inputs: Sequence[Any]) -> None:
+    aggregations = self.make.aggregations
+    own = {**bindings, **{one.value_name: value for one, value in zip(aggregations, inputs)}}
+    if self.sums is not None and bindings[RUNNER].joins:
+      sums = self.sums(own, bindings[RUNNER].device())
+    else:
+      sums = [one.sum(own) for one in aggregations]
+    bindings.update(zip([one.name for one in aggregations], sums))
 
   def _clients(self, bindings: Bindings):
     """Each client's own bindings. Values that nothing else needs leave the round's bindings with them."""

@@ -61,6 +61,19 @@ def tf_dtype(dtype: Any) -> tf.DType:
   return tf.string if np.dtype(dtype).kind in 'US' else tf.as_dtype(dtype)
 
 
+def tensor_specs(type_spec: tff.Type) -> Any:
+  """`tf.TensorSpec`s of the tensors of one client's or the server's value, nested as the value is."""
+  if isinstance(type_spec, tff.FederatedType):
+    return tensor_specs(type_spec.member)
+  if isinstance(type_spec, tff.StructType):
+    return tuple(tensor_specs(element) for _, element in tff.structure.iter_elements(type_spec))
+  if isinstance(type_spec, tff.SequenceType):
+    return tf.TensorSpec([], tf.variant)
+  if isinstance(type_spec, tff.TensorType):
+    return tf.TensorSpec(type_spec.shape, tf_dtype(type_spec.dtype))
+  raise TypeError(f'A value is made of tensors and sequences, found the type {type_spec}.')
+
+
 def element_structure(type_spec: tff.Type) -> Any:
   """`tf.TensorSpec`s of a sequence's elements, nested as tf.data flattens them (dictionaries by sorted key)."""
   if isinstance(type_spec, tff.TensorType):
@@ -107,6 +120,9 @@ def sequence_from_values(elements: Sequence[Any], element_type: tff.Type) -> tf.
         tf.nest.map_structure(lambda s: tf.zeros([size or 0 for size in s.shape], s.dtype)
                               if s.dtype != tf.string else tf.fill([size or 0 for size in s.shape], ''), structure))
     return tf.data.experimental.to_variant(empty.take(0))
+  if len(nested) == 1:  # What tf.data does of it, without the checks around it, which cost small clients much.
+    leaves = tf.nest.flatten(nested[0])
+    return tf.raw_ops.TensorDataset(components=leaves, output_shapes=[leaf.shape for leaf in leaves])
   runs: List[List[Any]] = []
   previous = None
   for element in nested:

@@ -69,16 +69,16 @@ def _round(rule):
 
 
 class _Alive:
-  """Counts the tensors of a shape that the runtime's TensorFlow sections have made and that still exist."""
+  """Counts the tensors of a shape that the runtime's TensorFlow functions have made and that still exist."""
 
   def __init__(self, monkeypatch, shape):
     self._references, self._lock = [], threading.Lock()
     self.most = 0
-    call = tensorflow_blocks.TensorFlowBlock.__call__
+    call = tensorflow_blocks.GraphFunction.__call__
 
-    def counted(section, argument, device):
-      result = call(section, argument, device)
-      leaves = [leaf for leaf in tf.nest.flatten(result) if tf.is_tensor(leaf) and leaf.shape == shape]
+    def counted(function, arguments, device):
+      result = call(function, arguments, device)
+      leaves = [leaf for leaf in result if leaf.shape == shape]
       with self._lock:
         known = {id(reference()) for reference in self._references}
         self._references += [weakref.ref(leaf) for leaf in leaves if id(leaf) not in known]
@@ -86,7 +86,7 @@ class _Alive:
         self.most = max(self.most, len(self._references))
       return result
 
-    monkeypatch.setattr(tensorflow_blocks.TensorFlowBlock, '__call__', counted)
+    monkeypatch.setattr(tensorflow_blocks.GraphFunction, '__call__', counted)
 
 
 @pytest.mark.parametrize('num_threads', [1, 2])
