@@ -134,7 +134,7 @@ class Body:
       self, functions: Sequence[Any], blocks: Sequence[tff.framework.ComputationBuildingBlock], make: '_MakeOfClient',
       reads: Sequence[str],
   ) -> Optional[Any]:
-    if len(functions) < 2:
+    if not functions or len(blocks) < 2:
       return None
     types = {name: self._types[name] for name in reads}
     joined = self._join(blocks, lambda runner, bindings: make({RUNNER: runner, **bindings}), types)
@@ -142,7 +142,7 @@ class Body:
 
   def _joined_sums(self, functions: Sequence[Any], aggregations: Sequence['_Aggregation']) -> Optional[Any]:
     """One function for all sums of a pass; bindings have `aggregation.name` and `aggregation.value_name`."""
-    if len(functions) < 2 or any(one.accumulate_uses & self._types.keys() for one in aggregations):
+    if not functions or max(len(functions), len(aggregations)) < 2 or any(one.accumulate_uses & self._types.keys() for one in aggregations):
       return None
     types = {}
     for one in aggregations:

@@ -113,16 +113,16 @@ def dataset(variant: tf.Tensor, element_type: tff.Type) -> tf.data.Dataset:
 
 def sequence_from_values(elements: Sequence[Any], element_type: tff.Type) -> tf.Tensor:
   """A sequence that yields `elements` (values). Neighbours of equal shape are stacked, so few datasets are chained."""
-  structure = element_structure(element_type)
   nested = [value_to_element(element, element_type) for element in elements]
+  if len(nested) == 1:  # What tf.data makes of it, without the checks around it, which cost small clients much.
+    leaves = tf.nest.flatten(nested[0])
+    return tf.raw_ops.TensorDataset(components=leaves, output_shapes=[leaf.shape for leaf in leaves])
+  structure = element_structure(element_type)
   if not nested:
     empty = tf.data.Dataset.from_tensors(
         tf.nest.map_structure(lambda s: tf.zeros([size or 0 for size in s.shape], s.dtype)
                               if s.dtype != tf.string else tf.fill([size or 0 for size in s.shape], ''), structure))
     return tf.data.experimental.to_variant(empty.take(0))
-  if len(nested) == 1:  # What tf.data does of it, without the checks around it, which cost small clients much.
-    leaves = tf.nest.flatten(nested[0])
-    return tf.raw_ops.TensorDataset(components=leaves, output_shapes=[leaf.shape for leaf in leaves])
   runs: List[List[Any]] = []
   previous = None
   for element in nested:
@@ -161,7 +161,7 @@ def _tensor(argument: Any, type_spec: tff.TensorType) -> tf.Tensor:
       argument = tf.constant(argument, dtype)
     except (ValueError, TypeError) as e:
       raise TypeError(f'Expected a tensor of type {type_spec}, found {argument!r}.') from e
-  if argument.dtype != dtype or not tf.TensorShape(type_spec.shape).is_compatible_with(argument.shape):
+  if argument.dtype != dtype or not _is_compatible(argument.shape, _shape(type_spec)):
     raise TypeError(
         f'Expected a tensor of type {type_spec}, found one of dtype {argument.dtype.name} and shape {argument.shape}.')
   return argument
@@ -197,6 +197,11 @@ def _children(argument: Any, type_spec: tff.StructType) -> Sequence[Any]:
 @functools.lru_cache(maxsize=256)  # Every client has a few sequences, and all clients have the same ones.
 def _element_specs(type_spec: tff.Type) -> Sequence[tf.TensorSpec]:
   return tf.nest.flatten(element_structure(type_spec))
+
+
+@functools.lru_cache(maxsize=1024)
+def _shape(type_spec: tff.TensorType) -> tf.TensorShape:
+  return tf.TensorShape(type_spec.shape)
 
 
 def _is_compatible(found: tf.TensorShape, expected: tf.TensorShape) -> bool:
