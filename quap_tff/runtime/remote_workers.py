@@ -12,7 +12,7 @@ import atexit
 import functools
 import threading
 import time
-from typing import Any, Optional, Tuple
+from typing import Any, Callable, Optional, Tuple
 import weakref
 
 from absl import logging
@@ -211,13 +211,8 @@ class _Connection:
     else:
       self._channel = grpc.secure_channel(worker.address, worker.credentials, _TLS_OPTIONS)
     self._beat = self._channel.unary_unary(_HEARTBEAT)
+    self.stub = tff.framework.RemoteExecutorGrpcStub(_Unwatched(self._channel))
     self._worker = worker
-
-  @functools.cached_property
-  def stub(self) -> tff.framework.RemoteExecutorStub:
-    # Not before the worker is reached: this has gRPC watch the channel, and gRPC's watcher prints an error where a
-    # channel is closed before it was ever ready.
-    return tff.framework.RemoteExecutorGrpcStub(self._channel)
 
   @functools.cached_property
   def context(self) -> tff.framework.SyncContext:
@@ -270,6 +265,19 @@ class _Connection:
     self._channel.close()
 
 
+class _Unwatched:
+  """A channel that nobody watches: gRPC's watcher prints a traceback where the channel is closed. Heartbeats see more."""
+
+  def __init__(self, channel: grpc.Channel):
+    self._channel = channel
+
+  def __getattr__(self, name: str) -> Any:
+    return getattr(self._channel, name)
+
+  def subscribe(self, callback: Callable[[Any], None], try_to_connect: bool = False) -> None:
+    pass
+
+
 class _Stub(tff.framework.RemoteExecutorStub):
   """What TFF's executor uses as the worker."""
 
@@ -279,7 +287,7 @@ class _Stub(tff.framework.RemoteExecutorStub):
 
   @property
   def is_ready(self) -> bool:
-    return self._connection.stub.is_ready
+    return not self._connection.is_closed
 
   def _request(self, method: str, request: Any) -> Any:
     return self._worker._request(self._connection, method, request)  # pylint: disable=protected-access
