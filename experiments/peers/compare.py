@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Dict, List
+from typing import Callable, Dict, List
 
 _HERE = pathlib.Path(__file__).absolute().parent
 _ROOT = _HERE.parents[1]
@@ -31,12 +31,15 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument('--environments', default=str(_ROOT / 'build' / 'peers'), help='Where setup.sh made them.')
   parser.add_argument('--data_dir', help='Folder with mnist.npz and cifar10.npz, for the published set-ups.')
+  parser.add_argument('--published_only', action='store_true', help='Run nothing but the published set-ups.')
   parser.add_argument('--output', help='Also write the lines to this file.')
   parser.add_argument('--clients', type=int, default=30)
   parser.add_argument('--examples', type=int, default=600)
   parser.add_argument('--rounds', type=int, default=2, help='Timed rounds of each case.')
   parser.add_argument('--cifar_rounds', type=int, default=10, help='Rounds of pfl\'s CIFAR-10 set-up.')
   args = parser.parse_args()
+  if args.published_only and not args.data_dir:
+    parser.error('--published_only needs --data_dir, the folder with the data of the published set-ups.')
   for peer in ('pfl', 'flower'):
     if not _python(args, peer).exists():
       parser.error(f'{_python(args, peer)} is missing: run experiments/peers/setup.sh first, or give --environments.')
@@ -49,6 +52,14 @@ def main() -> None:
       pathlib.Path(args.output).write_text(''.join(json.dumps(r) + '\n' for r in rows), encoding='utf-8')
 
   keep({'machine': platform.platform(), 'cores': len(os.sched_getaffinity(0)), 'load': os.getloadavg()[0]})
+  if not args.published_only:
+    _run_simulators(args, keep)
+    print(_table(rows))
+  if args.data_dir:
+    _run_published(args, keep)
+
+
+def _run_simulators(args: argparse.Namespace, keep: Callable[[Dict], None]) -> None:
   workload = [f'--clients={args.clients}', f'--examples={args.examples}', f'--rounds={args.rounds}']
   for row in _ours(workload):
     keep(row)
@@ -57,14 +68,15 @@ def main() -> None:
       # The layout that is faster counts.
       tried = [_peer(args, peer, [*workload, f'--dtype={dtype}', *layout]) for layout in ([], ['--channels_last'])]
       keep(max(tried, key=lambda row: row['samples_per_second']))
-  if args.data_dir:
-    keep(_preset('flute_lr_mnist', args.data_dir))
-    keep(_extrapolated(_preset('pfl_cifar10_iid', args.data_dir, [
-        f'--stop_after={args.cifar_rounds + 1}', f'--eval_every={_CIFAR_ROUNDS}'])))
-    row = max((_peer(args, 'pfl', [*_CIFAR, f'--rounds={args.cifar_rounds}', *layout])
-               for layout in ([], ['--channels_last'])), key=lambda row: row['samples_per_second'])
-    keep(_extrapolated({**row, 'case': 'pfl_cifar10_iid in pfl'}))
-  print(_table(rows))
+
+
+def _run_published(args: argparse.Namespace, keep: Callable[[Dict], None]) -> None:
+  keep(_preset('flute_lr_mnist', args.data_dir))
+  keep(_extrapolated(_preset('pfl_cifar10_iid', args.data_dir, [
+      f'--stop_after={args.cifar_rounds + 1}', f'--eval_every={_CIFAR_ROUNDS}'])))
+  tried = [_peer(args, 'pfl', [*_CIFAR, f'--rounds={args.cifar_rounds}', *layout]) for layout in ([], ['--channels_last'])]
+  row = max(tried, key=lambda row: row['samples_per_second'])
+  keep(_extrapolated({**row, 'case': 'pfl_cifar10_iid in pfl'}))
 
 
 def _python(args: argparse.Namespace, peer: str) -> pathlib.Path:
