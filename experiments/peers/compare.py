@@ -74,7 +74,8 @@ def _run_published(args: argparse.Namespace, keep: Callable[[Dict], None]) -> No
   keep(_preset('flute_lr_mnist', args.data_dir))
   keep(_extrapolated(_preset('pfl_cifar10_iid', args.data_dir, [
       f'--stop_after={args.cifar_rounds + 1}', f'--eval_every={_CIFAR_ROUNDS}'])))
-  tried = [_peer(args, 'pfl', [*_CIFAR, f'--rounds={args.cifar_rounds}', *layout]) for layout in ([], ['--channels_last'])]
+  layouts = ([], ['--channels_last'])
+  tried = [_peer(args, 'pfl', [*_CIFAR, f'--rounds={args.cifar_rounds}', *layout]) for layout in layouts]
   row = max(tried, key=lambda row: row['samples_per_second'])
   keep(_extrapolated({**row, 'case': 'pfl_cifar10_iid in pfl'}))
 

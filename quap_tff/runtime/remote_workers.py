@@ -266,7 +266,7 @@ class _Connection:
 
 
 class _Unwatched:
-  """A channel that nobody watches: gRPC's watcher prints a traceback where the channel is closed. Heartbeats see more."""
+  """A channel that nobody watches: heartbeats do, and gRPC's watcher prints a traceback when the channel is closed."""
 
   def __init__(self, channel: grpc.Channel):
     self._channel = channel

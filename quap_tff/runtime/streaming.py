@@ -142,8 +142,10 @@ class Body:
 
   def _joined_sums(self, functions: Sequence[Any], aggregations: Sequence['_Aggregation']) -> Optional[Any]:
     """One function for all sums of a pass; bindings have `aggregation.name` and `aggregation.value_name`."""
-    if not functions or max(len(functions), len(aggregations)) < 2 or any(one.accumulate_uses & self._types.keys() for one in aggregations):
+    if not functions or max(len(functions), len(aggregations)) < 2:
       return None
+    if any(one.accumulate_uses & self._types.keys() for one in aggregations):
+      return None  # A sum that needs more than its accumulator and its value.
     types = {}
     for one in aggregations:
       types[one.name], types[one.value_name] = one.accumulate_block.type_signature.parameter

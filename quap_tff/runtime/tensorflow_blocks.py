@@ -104,7 +104,7 @@ class GraphFunction:
 
   Args:
     make_graph: Makes the graph; called once, when it is first needed.
-    on_trace: Called each time a function is traced: once in this object's life for each call that runs at the same time.
+    on_trace: Called each time a function is traced: once for each call that runs at the same time.
 
   Attributes:
     called_for_each_client: Whether calls should cost little, rather than spread over TensorFlow's threads.
