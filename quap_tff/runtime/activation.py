@@ -110,6 +110,8 @@ def client_values(make: Callable[[Any], Any], clients: Sequence[Any]) -> Sequenc
   kept. So a large cohort's data need not be in memory all at once. A round with two dependent levels of aggregation may
   make a client's value twice, so `make` must return the same each time. Any other context gets a list, since TFF's
   contexts accept nothing else.
+
+  A sequence may be a list of its elements. It costs less to make than a dataset, which small clients notice.
   """
   if isinstance(tff.framework.get_context_stack().current, in_process.InProcessContext):
     return values.MadeOnDemand(make, clients)
