@@ -4,6 +4,7 @@ Nothing is written here. TensorFlow's devices and threads are not touched either
 """
 
 import dataclasses
+import hashlib
 from typing import Any, Callable, Dict, Optional
 
 from absl import flags
@@ -176,14 +177,24 @@ def from_flags(values: flags.FlagValues, progress: Optional[Callable[[int, int],
 
 
 def _attacked(federation, attack, attackers):
-  """The federation with the labels that malicious clients train on."""
-  clients = list(federation.clients)
-  for client in attackers:
-    examples = clients[client]
+  """The federation with the labels that malicious clients train on. Clients on demand stay on demand."""
+  malicious_clients = frozenset(attackers.tolist())
+  if not malicious_clients:
+    return federation
+
+  def seen(client, examples):
+    if client not in malicious_clients:
+      return examples
     labels = attack.changed_labels(examples.y, federation.num_classes)
-    if labels is not examples.y:
-      clients[client] = dataclasses.replace(examples, y=labels)
-  return dataclasses.replace(federation, clients=tuple(clients)) if len(attackers) else federation
+    return examples if labels is examples.y else dataclasses.replace(examples, y=labels)
+
+  clients = federation.clients
+  if federation.is_on_demand:
+    digest = hashlib.sha256(clients.digest + repr((attack, sorted(malicious_clients))).encode()).digest()
+    attacked = data.OnDemand(len(clients), lambda client: seen(client, clients[client]), digest)
+  else:
+    attacked = tuple(seen(client, examples) for client, examples in enumerate(clients))
+  return dataclasses.replace(federation, clients=attacked)
 
 
 def _model_name(name, federation):

@@ -6,9 +6,12 @@ import re
 import numpy as np
 import pytest
 
+import data
+from experiments import setup
 from experiments import verify
 from experiments.reporting import runs
 from quap_tff import accounting
+from quap_tff import malicious
 from tests.experiments import harness
 
 _RUN = (
@@ -23,6 +26,30 @@ def folder(tmp_path_factory):
   for stop in ('--stop_after=1', '--stop_after=3'):
     assert harness.main(*_RUN, stop, f'--output_dir={path}') == 0
   return path
+
+
+def test_no_clients_examples_are_made_before_they_take_part(monkeypatch):
+  made, examples_of = [], data.OnDemand.__getitem__
+  monkeypatch.setattr(data.OnDemand, '__getitem__', lambda self, i: made.append(i) or examples_of(self, i))
+  for arguments in ([], ['--algorithm=fedavg', '--averaging=none', '--malicious=label_flip:share=0.5']):
+    with harness.parsed(*_RUN, *arguments) as values:
+      experiment = setup.from_flags(values)
+    assert len(experiment.federation.clients) == 20000 and set(made) <= {0}
+
+
+def test_labels_of_malicious_clients_are_flipped_on_demand():
+  federations = []
+  flags = ('--dataset=synthetic:examples=4', '--algorithm=fedavg', '--num_clients=20')
+  for arguments in ([], ['--malicious=label_flip:share=0.25']):
+    with harness.parsed(*flags, *arguments) as values:
+      federations.append(setup.from_flags(values).federation)
+  honest, attacked = federations
+  who = malicious.LabelFlip(0.25).clients(20, 42)
+  assert attacked.is_on_demand and attacked.digest() != honest.digest() and len(who) == 5
+  for client in range(20):
+    a, b = honest.clients[client], attacked.clients[client]
+    np.testing.assert_array_equal(b.y, honest.num_classes - 1 - a.y if client in who else a.y)
+    np.testing.assert_array_equal(b.x, a.x)
 
 
 def test_is_valid_and_lists_those_who_took_part(folder, capsys):
