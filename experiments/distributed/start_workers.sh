@@ -10,14 +10,15 @@ set -eu
 [ $# -ge 3 ] || { echo "usage: $0 FOLDER PORT HOST..." >&2; exit 2; }
 folder=$1 port=$2
 shift 2
-addresses=
+addresses= pids=
 for host; do
   # With a terminal (-tt) the remote command ends when this one does.
   ssh -tt "$host" "cd '$folder' && exec .venv/bin/python -m experiments.worker --port=$port --credentials=credentials" \
     </dev/null &
+  pids="$pids $!"
   addresses=$addresses${addresses:+,}$host:$port
 done
-trap 'kill $(jobs -p) 2>/dev/null' EXIT
+trap 'kill $pids 2>/dev/null' EXIT
 trap 'exit 130' INT TERM
 echo "--runtime=workers --worker_addresses=$addresses --worker_credentials=DIR/program"
 wait
