@@ -157,7 +157,7 @@ class _Runner:
 
   @property
   def joins(self) -> bool:
-    """Whether sections may be joined. A meter sees what moves between them, and a GPU does not run all of them."""
+    """Whether sections may be joined. A meter must see what passes between them, and only CPUs run joined ones."""
     return self.meter is None and self._copies is None
 
   def call(self, section: Any, argument: Any) -> Any:
@@ -225,7 +225,7 @@ class _DeviceCopies:
 
   @property
   def joins(self) -> bool:
-    """Whether sections may be joined. A meter sees what moves between them, and a GPU does not run all of them."""
+    """Whether sections may be joined. A meter must see what passes between them, and only CPUs run joined ones."""
     return self.meter is None and self._copies is None
 
   def call(self, section: Any, argument: Any) -> Any:
