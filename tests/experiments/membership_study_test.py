@@ -190,8 +190,8 @@ class TestWorlds:
     found = self.POOL.data_of(1, uses)
     assert [int(i) for i in found['client_id']] == [1]
     batch, = list(found['examples'])
-    assert batch['y'].numpy().tolist() == [0, 2]
-    assert batch['x'].numpy().tolist() == [[0, 1], [4, 5]]
+    assert batch['y'].tolist() == [0, 2]
+    assert batch['x'].tolist() == [[0, 1], [4, 5]]
 
   def test_few_examples(self):
     kept = worlds.few_examples([_examples(range(9)), _examples([7])], 3, seed=0)
