@@ -5,7 +5,7 @@ A computation is compiled once into a tree of Python closures, `run(bindings) ->
 never sees a cohort: what a client makes of its values is written as what a server makes of one.
 """
 
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -84,7 +84,8 @@ class Program:
       self, blocks: Sequence[tff.framework.ComputationBuildingBlock], make: Callable[[Any, streaming.Bindings], Any],
       types: Dict[str, tff.Type],
   ) -> Optional[joined.Joined]:
-    if any(intrinsic in _READING_INTRINSICS for block in blocks for intrinsic in _intrinsics_in(block)):
+    intrinsics = [part.uri for block in blocks for part in streaming.parts_of(block, tff.framework.Intrinsic)]
+    if not _READING_INTRINSICS.isdisjoint(intrinsics):
       return None
     return joined.Joined(make, {name: values.tensor_specs(t) for name, t in types.items()}, self._on_trace)
 
@@ -245,15 +246,3 @@ _INTRINSICS = {
 }
 # These look into their values in Python.
 _READING_INTRINSICS = frozenset(['federated_select', 'sequence_map', 'sequence_reduce', 'sequence_sum'])
-
-
-def _intrinsics_in(block: tff.framework.ComputationBuildingBlock) -> Set[str]:
-  found: Set[str] = set()
-
-  def visit(inner):
-    if isinstance(inner, tff.framework.Intrinsic):
-      found.add(inner.uri)
-    return inner, False
-
-  tff.framework.transform_postorder(block, visit)
-  return found

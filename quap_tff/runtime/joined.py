@@ -4,7 +4,7 @@ A call of a function costs about as much as a small client's arithmetic. So what
 client is traced as a whole: the interpreter runs once on tensors of a graph, and each section adds its nodes to it.
 """
 
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 import tensorflow as tf
 

@@ -8,7 +8,7 @@ value lives until the last aggregation has taken it.
 
 import contextlib
 import dataclasses
-from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple, Type, TypeVar
 
 import tensorflow_federated as tff
 
@@ -18,6 +18,7 @@ from quap_tff.runtime import values
 
 Bindings = Dict[str, Any]
 Run = Callable[[Bindings], Any]
+T = TypeVar('T')
 
 # Bound beside the computation's own names, which are identifiers.
 RUNNER = '<runner>'
@@ -349,12 +350,17 @@ def _intrinsic(block: Optional[tff.framework.ComputationBuildingBlock]) -> Optio
 
 def references(block: tff.framework.ComputationBuildingBlock) -> Set[str]:
   """Names that `block` mentions. Bound ones are among them, which errs on the side of keeping a value."""
-  names: Set[str] = set()
+  return {reference.name for reference in parts_of(block, tff.framework.Reference)}
+
+
+def parts_of(block: tff.framework.ComputationBuildingBlock, kind: Type[T]) -> List[T]:
+  """All building blocks of a kind in `block`."""
+  found: List[T] = []
 
   def visit(inner):
-    if isinstance(inner, tff.framework.Reference):
-      names.add(inner.name)
+    if isinstance(inner, kind):
+      found.append(inner)
     return inner, False
 
   tff.framework.transform_postorder(block, visit)
-  return names
+  return found
