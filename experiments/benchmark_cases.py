@@ -86,8 +86,10 @@ def cohort(rule: str, clients: int, examples: int, batch_size: int, rounds: int)
     return {'seconds': statistics.median(_time_rounds(_round_of(process, data), rounds))}
 
 
-def small(model: str, examples: int, clients: int, batch_size: int, rounds: int) -> Dict[str, float]:
-  """Seconds of a round (median) of clients with little to do, and CPU milliseconds for each of them, on one thread.
+def small(
+    model: str, examples: int, clients: int, batch_size: int, rounds: int, threads: int = 1
+) -> Dict[str, float]:
+  """Seconds of a round (median) of clients with little to do, and CPU milliseconds for each of them.
 
   The CPU time is that of the fastest round. It is all that the process uses, and includes the making of datasets.
 
@@ -97,9 +99,10 @@ def small(model: str, examples: int, clients: int, batch_size: int, rounds: int)
     clients: The cohort, which is everybody.
     batch_size: Examples in each local step.
     rounds: Timed rounds, after a first one that is not timed.
+    threads: How many clients train at once.
   """
   examples_of = [_random_examples(i, examples, _SMALL_SHAPE) for i in range(clients)]
-  with runtime.activate(runtime.RuntimeConfig(device='cpu', num_threads=1)):
+  with runtime.activate(runtime.RuntimeConfig(device='cpu', num_threads=threads)):
     process = _quap_process(clients, batch_size, model=model, input_shape=_SMALL_SHAPE)
     data = runtime.client_values(lambda i: _client(i, *examples_of[i]), range(clients))
     run_round = _round_of(process, data)

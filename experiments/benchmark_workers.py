@@ -26,7 +26,6 @@ from quap_tff.runtime import child_process
 quap_tff = lazy.module('quap_tff')
 models = lazy.module('quap_tff.models')
 runtime = lazy.module('quap_tff.runtime')
-tf = lazy.tf
 
 _FLAGS = command_line.new_flags()
 _WORKERS = flags.DEFINE_list('workers', ['1', '2'], 'Numbers of workers to try, in turn.', flag_values=_FLAGS)

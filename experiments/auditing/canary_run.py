@@ -5,7 +5,7 @@ the data of some clients are replaced by canaries. Its model is thrown away.
 """
 
 import dataclasses
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
