@@ -44,17 +44,23 @@ def _minus(x, y):
   return x - y
 
 
+@tff.federated_computation(np.int32)
+def _minus_seven(x):
+  return _minus(x, np.int32(7))
+
+
 @tff.federated_computation(_INTS, tff.FederatedType(np.int32, tff.SERVER))
 def _chain(xs, offset):
   squares = tff.federated_map(_squared, xs)
   again = tff.federated_map(_squared, squares)
   shifted = tff.federated_map(_minus, (again, tff.federated_broadcast(offset)))
-  seven = tff.federated_value(np.int32(7), tff.CLIENTS)
-  return tff.federated_sum(shifted), tff.federated_sum(tff.federated_map(_minus, (xs, seven))), xs
+  two = tff.federated_value(np.int32(2), tff.CLIENTS)
+  lowered = tff.federated_map(_minus, (tff.federated_map(_minus_seven, xs), two))
+  return tff.federated_sum(shifted), tff.federated_sum(lowered), xs
 
 
 def _expected(xs, offset):
-  return sum((3 + (3 + x)**2)**2 - offset for x in xs), sum(x - 7 for x in xs), xs
+  return sum((3 + (3 + x)**2)**2 - offset for x in xs), sum(x - 9 for x in xs), xs
 
 
 @pytest.mark.parametrize('cohort', [[], [4], list(range(40))])
@@ -71,8 +77,8 @@ def test_one_call_makes_a_clients_values_and_one_sums_them(calls):
     return len(calls)
 
   assert calls_for(10) - calls_for(2) == 8 * 2
-  with runtime.measure_traffic():  # The sections one by one: four of the client, and two sums.
-    assert calls_for(10) - calls_for(2) == 8 * 6
+  with runtime.measure_traffic():  # The sections one by one: five of the client, and two sums.
+    assert calls_for(10) - calls_for(2) == 8 * 7
 
 
 def test_the_bits_are_those_of_the_sections_one_by_one():
