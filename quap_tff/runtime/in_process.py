@@ -157,8 +157,8 @@ class _Runner:
 
   @property
   def joins(self) -> bool:
-    """Whether sections may be joined. A meter must see what passes between them, and only CPUs run joined ones."""
-    return self.meter is None and self._copies is None
+    """Whether sections may be joined. Only CPUs run joined ones."""
+    return self._copies is None
 
   def call(self, section: Any, argument: Any) -> Any:
     return section(argument, self.device())
@@ -222,14 +222,6 @@ class _DeviceCopies:
   def __init__(self):
     self._lock = threading.Lock()
     self._copies: Dict[str, Tuple[Any, Dict[str, Any]]] = {}
-
-  @property
-  def joins(self) -> bool:
-    """Whether sections may be joined. A meter must see what passes between them, and only CPUs run joined ones."""
-    return self.meter is None and self._copies is None
-
-  def call(self, section: Any, argument: Any) -> Any:
-    return section(argument, self.device())
 
   def placed(self, shared: Dict[str, Any], device: str) -> Dict[str, Any]:
     """`shared` with its floating-point tensors on `device`; TensorFlow moves the others when it needs them."""

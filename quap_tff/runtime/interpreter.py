@@ -14,6 +14,7 @@ from quap_tff.runtime import errors
 from quap_tff.runtime import joined
 from quap_tff.runtime import streaming
 from quap_tff.runtime import tensorflow_blocks
+from quap_tff.runtime import traffic
 from quap_tff.runtime import values
 
 _RUNNER = streaming.RUNNER
@@ -163,7 +164,7 @@ _COMPILERS = (
 
 def _broadcast(runner, signature, argument):
   if runner.meter is not None:
-    runner.meter.broadcast(argument, signature.parameter.member)
+    runner.meter.broadcast(traffic.sizer(signature.parameter.member)(argument))
   return argument
 
 
@@ -173,7 +174,9 @@ def _select(runner, signature, argument):
 
   slices = [select((server_value, key)) for key in tf.unstack(keys)]
   if runner.meter is not None:
-    runner.meter.select(keys, slices, signature.parameter[0].member, element_type)
+    slice_bytes = traffic.sizer(element_type)
+    runner.meter.select(
+        traffic.sizer(signature.parameter[0].member)(keys), sum(slice_bytes(part) for part in slices))
   return values.sequence_from_values(slices, element_type)
 
 
@@ -244,5 +247,6 @@ _INTRINSICS = {
     'sequence_reduce': _sequence_reduce,
     'sequence_sum': _sequence_sum,
 }
-# These look into their values in Python.
-_READING_INTRINSICS = frozenset(['federated_select', 'sequence_map', 'sequence_reduce', 'sequence_sum'])
+# These look into their values in Python, or count them.
+_READING_INTRINSICS = frozenset([
+    'federated_broadcast', 'federated_select', 'sequence_map', 'sequence_reduce', 'sequence_sum'])

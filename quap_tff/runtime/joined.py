@@ -62,10 +62,7 @@ class _Tracer:
   Attributes:
     handles: Placeholders for the handles of the sections' variables.
     variables: The variables' dtypes and shapes.
-    meter: None: nothing moves.
   """
-
-  meter = None
 
   def __init__(self):
     self.handles: List[tf.Tensor] = []

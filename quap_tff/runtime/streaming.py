@@ -14,6 +14,7 @@ import tensorflow_federated as tff
 
 from quap_tff.runtime import errors
 from quap_tff.runtime import schedule
+from quap_tff.runtime import traffic
 from quap_tff.runtime import values
 
 Bindings = Dict[str, Any]
@@ -185,16 +186,13 @@ class _Aggregation:
     self.value_block, self.accumulate_block = parts[0], parts[2]
     self.value_uses, self.accumulate_uses = references(parts[0]), references(parts[2])
     self.value, self._zero, self._accumulate, _, self._report = [compile_block(part) for part in parts]
-    self._member = call.function.type_signature.parameter[0].member
+    self.num_bytes = traffic.sizer(call.function.type_signature.parameter[0].member)
 
   def start(self, bindings: Bindings) -> None:
     bindings[self.name] = self._zero(bindings)
 
   def sum(self, bindings: Bindings) -> Any:
     """The next accumulator, of the one and the value that are bound."""
-    meter = bindings[RUNNER].meter
-    if meter is not None:
-      meter.aggregate([bindings[self.value_name]], self._member)
     return self._accumulate(bindings)((bindings[self.name], bindings[self.value_name]))
 
   def finish(self, bindings: Bindings) -> None:
@@ -275,6 +273,9 @@ class _Pass:
 
   def _sum(self, bindings: Bindings, inputs: Sequence[Any]) -> None:
     aggregations = self.make.aggregations
+    meter = bindings[RUNNER].meter
+    if meter is not None:
+      meter.aggregate(sum(one.num_bytes(value) for one, value in zip(aggregations, inputs)))
     own = {**bindings, **{one.value_name: value for one, value in zip(aggregations, inputs)}}
     if self.sums is not None and bindings[RUNNER].joins:
       sums = self.sums(own, bindings[RUNNER].device())

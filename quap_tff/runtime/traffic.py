@@ -8,7 +8,7 @@ computation (`federated_value` at the clients), and encoding, compression or enc
 """
 
 import threading
-from typing import Any, Iterable, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -46,21 +46,19 @@ class Meter:
     self._down = 0
     self._up = 0
 
-  def broadcast(self, value: Any, type_spec: tff.Type) -> None:
-    """Every client gets `value`."""
-    self._down += self._num_clients * num_bytes(value, type_spec)
+  def broadcast(self, num_bytes: int) -> None:
+    """Every client gets a value of this size."""
+    self._down += self._num_clients * num_bytes
 
-  def aggregate(self, client_values: Iterable[Any], type_spec: tff.Type) -> None:
-    """Each client gives its part of `client_values`."""
-    self._up += sum(num_bytes(value, type_spec) for value in client_values)
+  def aggregate(self, num_bytes: int) -> None:
+    """A client gives values of this size."""
+    self._up += num_bytes
 
-  def select(self, keys: Any, slices: Iterable[Any], keys_type: tff.Type, slice_type: tff.Type) -> None:
-    """A client gives `keys` and gets `slices`."""
-    up = num_bytes(keys, keys_type)
-    down = sum(num_bytes(part, slice_type) for part in slices)
+  def select(self, keys_bytes: int, slices_bytes: int) -> None:
+    """A client gives keys and gets slices."""
     with self._lock:
-      self._up += up
-      self._down += down
+      self._up += keys_bytes
+      self._down += slices_bytes
 
   def traffic(self) -> Traffic:
     """What has been counted."""
@@ -69,14 +67,23 @@ class Meter:
     return Traffic(self._down / self._num_clients, self._up / self._num_clients, self._num_clients)
 
 
-def num_bytes(value: Any, type_spec: tff.Type) -> int:
-  """Bytes of the tensors of `value` (see `values`). A sequence is read once to count its elements."""
+def sizer(type_spec: tff.Type) -> Callable[[Any], int]:
+  """A function from values of a type (see `values`) to their bytes.
+
+  It looks only at what has a size of its own: strings, tensors of unknown shape, and sequences, which it reads once to
+  count their elements.
+  """
   if isinstance(type_spec, tff.SequenceType):
-    elements = values.dataset(value, type_spec.element)
-    return sum(_tensor_bytes(leaf) for element in elements for leaf in tf.nest.flatten(element))
+    return lambda value: sum(
+        _tensor_bytes(leaf) for element in values.dataset(value, type_spec.element) for leaf in tf.nest.flatten(element))
   if isinstance(type_spec, tff.StructType):
-    return sum(num_bytes(part, t) for part, (_, t) in zip(value, tff.structure.iter_elements(type_spec)))
-  return _tensor_bytes(value)
+    sizers = [sizer(t) for _, t in tff.structure.iter_elements(type_spec)]
+    return lambda value: sum(size(part) for size, part in zip(sizers, value))
+  shape, dtype = tf.TensorShape(type_spec.shape), values.tf_dtype(type_spec.dtype)
+  if dtype == tf.string or not shape.is_fully_defined():
+    return _tensor_bytes
+  size = shape.num_elements() * dtype.size
+  return lambda value: size
 
 
 def _tensor_bytes(tensor: tf.Tensor) -> int:

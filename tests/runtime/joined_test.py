@@ -1,11 +1,14 @@
 """What a pass makes of a client is one call of TensorFlow, with the bits of the sections run one by one."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff import runtime
+from quap_tff.runtime import in_process
 from quap_tff.runtime import tensorflow_blocks
 from tests.runtime import cases
 from tests.runtime import comparison
@@ -30,6 +33,12 @@ def _calls(monkeypatch):
 
   monkeypatch.setattr(tensorflow_blocks.GraphFunction, '__call__', counted)
   return called
+
+
+@pytest.fixture(name='sections_run_one_by_one')
+def _sections_run_one_by_one(monkeypatch):
+  """Called, it ends the joining of sections."""
+  return lambda: monkeypatch.setattr(in_process._Runner, 'joins', False)
 
 
 @tff.tensorflow.computation(np.int32)
@@ -69,27 +78,29 @@ def test_variables_constants_and_what_is_passed_on(cohort):
   assert _chain(cohort, 6) == _expected(cohort, 6)
 
 
-def test_one_call_makes_a_clients_values_and_one_sums_them(calls):
+@pytest.mark.parametrize('measured', [False, True])
+def test_one_call_makes_a_clients_values_and_one_sums_them(calls, sections_run_one_by_one, measured):
 
   def calls_for(count):
     calls.clear()
-    _chain(list(range(count)), 5)
+    with runtime.measure_traffic() if measured else contextlib.nullcontext():
+      _chain(list(range(count)), 5)
     return len(calls)
 
   assert calls_for(10) - calls_for(2) == 8 * 2
-  with runtime.measure_traffic():  # The sections one by one: five of the client, and two sums.
-    assert calls_for(10) - calls_for(2) == 8 * 7
+  sections_run_one_by_one()
+  assert calls_for(10) - calls_for(2) == 8 * 7  # Five of the client, and two sums.
 
 
-def test_the_bits_are_those_of_the_sections_one_by_one():
+def test_the_bits_are_those_of_the_sections_one_by_one(sections_run_one_by_one):
   process = tff.learning.algorithms.build_unweighted_fed_avg(
       cases.keras_model_fn, client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.1),
       model_aggregator=tff.aggregators.zeroing_factory(0.3, tff.aggregators.clipping_factory(
           0.2, tff.aggregators.UnweightedMeanFactory())))
   data = cases.client_data()
   joined = process.next(process.initialize(), data)
-  with runtime.measure_traffic():
-    one_by_one = process.next(process.initialize(), data)
+  sections_run_one_by_one()
+  one_by_one = process.next(process.initialize(), data)
   comparison.assert_same(joined.state, one_by_one.state, tolerance=0)
   comparison.assert_same(joined.metrics, one_by_one.metrics, tolerance=0)
 
