@@ -110,7 +110,8 @@ class InProcessContext(tff.framework.SyncContext):
 
   def _compile(self, comp: tff.Computation) -> interpreter.Program:
     # What `tff.backends.native` compiles is meant for TFF's worker: it goes through protos, which takes as long as the
-    # transformation itself, and every section is optimized. Here a section is optimized when it first runs.
+    # transformation itself, and every section is optimized. Here a section is optimized when it is first needed, and
+    # only if it calls functions.
     block, _ = tff.tensorflow.replace_intrinsics_with_bodies(comp.to_building_block())
     program = interpreter.Program(tff.framework.to_call_dominant(block), self._count_trace)
     self.statistics.compiled += 1

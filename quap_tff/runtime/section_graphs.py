@@ -192,8 +192,8 @@ def _wait_for_no_input(nodes: Any) -> None:
 def _with_calls_inlined(proto: Any, arguments: Sequence[str], results: Sequence[str]) -> Any:
   """The section's GraphDef. If it calls functions, TensorFlow's optimizer inlines them.
 
-  Otherwise functions' dataset arguments would be placed on GPUs, which have no kernels for datasets. Anything else is
-  optimized when TensorFlow first runs the section.
+  Otherwise functions' dataset arguments would be placed on GPUs, which have no kernels for datasets. A section that
+  calls none is too small for its optimization to be worth the time.
   """
   graph_def = tf.compat.v1.GraphDef.FromString(proto.graph_def.value)
   if not graph_def.library.function:

@@ -5,6 +5,7 @@ a private set of handles from a pool. So clients that run at the same time never
 behind, and none is made again for every client.
 """
 
+import functools
 import itertools
 import operator
 import threading
@@ -99,6 +100,18 @@ def _make_variables(specs: Sequence[Tuple[tf.DType, tf.TensorShape]], device: st
   return variables
 
 
+@functools.lru_cache(maxsize=None)
+def _without_optimizer(settings: bytes) -> bytes:
+  """A serialized ConfigProto with TensorFlow's graph optimizer off.
+
+  What is worth it has been optimized already (`section_graphs`). On a CPU a second time makes no round faster, and it
+  would take a fifth of a second for each copy of a client's training.
+  """
+  config = tf.compat.v1.ConfigProto.FromString(settings)
+  config.graph_options.rewrite_options.disable_meta_optimizer = True
+  return config.SerializeToString()
+
+
 class GraphFunction:
   """A graph, callable on a flat list of eager tensors.
 
@@ -163,11 +176,13 @@ class GraphFunction:
     """What a call of `function` comes down to, without the checks around it, which cost small clients much."""
     # The public op StatefulPartitionedCall is faster still, but TensorFlow then keeps what it has made of the function
     # for as long as the process lives: 2 MB for each computation.
-    one_thread = self.called_for_each_client and not self._graph.branches and not devices.is_gpu(device)
+    on_cpu = not devices.is_gpu(device)
+    one_thread = self.called_for_each_client and not self._graph.branches and on_cpu
     eager = context.context()
+    settings = eager.function_call_options.config_proto_serialized
     attributes = (
         'executor_type', 'SINGLE_THREADED_EXECUTOR' if one_thread else '',
-        'config_proto', eager.function_call_options.config_proto_serialized,
+        'config_proto', _without_optimizer(settings) if on_cpu else settings,
     )
     # pylint: disable=protected-access
     try:
