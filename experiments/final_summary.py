@@ -8,7 +8,6 @@ here.
 """
 
 import json
-import math
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from experiments import command_line
@@ -112,7 +111,7 @@ def _relation(figure) -> str:
 
 
 def _bound(figure) -> str:
-  return f'ε ≤ {_rounded_up(figure["epsilon_max"])} ({_relation(figure)})'
+  return f'ε ≤ {protections.epsilon_text(figure["epsilon_max"])} ({_relation(figure)})'
 
 
 def _nominal(summary) -> List[str]:
@@ -135,11 +134,3 @@ def _what_is_kept(summary) -> List[str]:
 
 def _loss(summary) -> str:
   return '' if summary['test_loss'] is None else f', loss {summary["test_loss"]:.4f}'
-
-
-def _rounded_up(epsilon: float) -> str:
-  """Four digits, never less than the figure itself by more than its own rounding errors."""
-  if epsilon == 0:
-    return '0'
-  unit = 10.0**(math.floor(math.log10(epsilon)) - 3)
-  return f'{math.ceil(epsilon / unit - 1e-6) * unit:.4g}'

@@ -42,6 +42,9 @@ class TestFormal:
         'weights only, if the logs stay secret: ε = 0.5 (gaussian_exact)'
     )
 
+  def test_a_figure_is_rounded_up(self, tmp_path):
+    assert 'ε = 0.2253 (' in _cell(tmp_path, covers='weights without the logs', epsilon_max=0.22522370438424397)
+
   def test_the_figure_without_amplification_and_the_worst_seed(self, tmp_path):
     (group,) = factory.groups_of(tmp_path, *factory.seeds(1, 2, covers='released model', epsilon_max=[2.0, 2.5]))
     assert privacy.formal_text(group) == 'released model: ε = 2.5 (gaussian_exact)'
