@@ -7,13 +7,19 @@ import pytest
 from experiments import plots
 from tests.experiments import sharing
 
-_SHARED = sharing.Shared()
 _DRAW = plots.plot_run
 
 
-@pytest.fixture(scope='session', autouse=True)
-def _sharing():
-  with contextlib.closing(_SHARED), _SHARED.used(), sharing.no_plots():
+@pytest.fixture(scope='session', name='shared')
+def _shared():
+  with contextlib.closing(sharing.Shared()) as shared:
+    yield shared
+
+
+# For each module, not once for all of them: tests of other folders that run in this process afterwards share nothing.
+@pytest.fixture(scope='module', autouse=True)
+def _sharing(shared):
+  with shared.used(), sharing.no_plots():
     yield
 
 

@@ -26,7 +26,7 @@ def _context():
 
 
 def _client_threads():
-  return [thread for thread in threading.enumerate() if thread.name.startswith('client_')]
+  return {thread for thread in threading.enumerate() if thread.name.startswith('client_')}
 
 
 @pytest.mark.parametrize('name', ['fed_avg_keras', 'fed_avg_iterator_loop', 'federated_sums_and_means'])
@@ -311,19 +311,19 @@ def test_a_runtime_may_be_given_by_its_name():
 
 def test_context_is_installed_for_the_block_only():
   stack = tff.framework.get_context_stack()
-  before = stack.current
+  before, threads_before = stack.current, _client_threads()
   with runtime.activate(runtime.RuntimeConfig(device='cpu', num_threads=2)) as context:
     assert stack.current is context
     cases.CASES['federated_sums_and_means']()
-    assert _client_threads()
+    assert _client_threads() - threads_before
   assert stack.current is before
-  assert not _client_threads()
+  assert _client_threads() == threads_before
   with pytest.raises(KeyboardInterrupt):
     with runtime.activate(runtime.RuntimeConfig(device='cpu', num_threads=2)):
       cases.CASES['federated_sums_and_means']()
       raise KeyboardInterrupt
   assert stack.current is before
-  assert not _client_threads()
+  assert _client_threads() == threads_before
 
 
 def test_program_library_can_await_it(context):
