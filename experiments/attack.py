@@ -32,6 +32,7 @@ from typing import Any, Callable, Dict, List, NamedTuple
 from absl import flags
 
 from experiments import command_line
+from experiments import fast_imports
 from experiments import interrupts
 from experiments.attacking import inversion_setting
 from experiments.attacking import inversion_study
@@ -254,7 +255,7 @@ def main(argv: List[str]) -> int:
     registry.lookup('part', name, PARTS)
   settings = {name: PARTS[name].settings() for name in PARTS if name in _PARTS.value}
   _check_output(_OUTPUT_DIR.value)
-  lazy.load('tensorflow')
+  fast_imports.load('experiments.attacking.membership_study')
   tf.get_logger().setLevel('ERROR')  # Attacks of many shapes are traced many times, which TensorFlow warns about.
   interrupts.install()
   try:

@@ -30,6 +30,7 @@ from typing import Any, Dict, List
 from absl import flags
 
 from experiments import command_line
+from experiments import fast_imports
 from experiments import flags as experiment_flags
 from experiments import interrupts
 from experiments import run_directory
@@ -134,6 +135,7 @@ def _measure(values) -> Dict[str, Any]:
   settings = canary_run.Settings(
       _CANARIES.value, _UNSEEN.value, _REPEATS.value, _CONFIDENCE.value, _PART.value, _CANARY_SEED.value
   )
+  fast_imports.load('experiments.setup')
   experiment = setup.from_flags(values)
   with runtime.activate(experiment.runtime):
     found = canary_run.run(experiment, settings, _say)

@@ -44,6 +44,7 @@ from data import feature_store
 from data import features as features_lib
 from experiments import certificates
 from experiments import command_line
+from experiments import fast_imports
 from experiments import run_directory
 from quap_tff import lazy
 from quap_tff import registry
@@ -177,7 +178,7 @@ def load(path: str, extractor: Optional[str] = None) -> Predictor:
   features.check(dataset.image_shape)
   if features.public_data() != public_data:
     raise ValueError(_other_features(features, identity['features'], public_data))
-  lazy.load('quap_tff.dropout')  # Models of older versions have its layer.
+  fast_imports.load('quap_tff.dropout')  # Models of older versions have its layer.
   try:
     model = tf.keras.models.load_model(model_path, compile=False)
   except Exception as error:  # Keras raises nearly anything for a damaged file.

@@ -31,10 +31,10 @@ import numpy as np
 from data import features
 from data import public_images
 from experiments import command_line
+from experiments import fast_imports
 from experiments import interrupts
 import quap_tff
 from quap_tff import checks
-from quap_tff import lazy
 from quap_tff import registry
 from quap_tff.lazy import tf
 
@@ -236,7 +236,7 @@ def main(argv: List[str]) -> int:
     return 0
   command_line.refuse_arguments(rest)
   _check_output(_OUTPUT.value)
-  lazy.load('tensorflow')
+  fast_imports.load('tensorflow')
   interrupts.install()
   try:
     print(json.dumps(_run(), indent=2))

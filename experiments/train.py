@@ -9,17 +9,20 @@ JSON object with the keys of summary.json and shorter values (see `final_summary
 continues an interrupted run.
 """
 
+import gc
 import os
 
 # Before TensorFlow is loaded: keeps its start-up chatter out. A choice of the user's own in the environment is kept.
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+if __name__ == '__main__':
+  gc.disable()  # As `main` does, which says why. The imports below make many objects too.
 
 import contextlib
-import gc
 import sys
 from typing import Any, List
 
 from experiments import command_line
+from experiments import fast_imports
 from experiments import final_summary
 from experiments import flags as experiment_flags
 from experiments import interrupts
@@ -58,7 +61,7 @@ def main(argv: List[str]) -> int:
   # a tenth of the time to the first round. So nothing is collected until they are there, and they are left out after
   # that.
   gc.disable()
-  lazy.load('experiments.results')  # And with it everything that takes long.
+  fast_imports.load('experiments.results')  # And with it everything that takes long.
   interrupts.install()
   try:
     return _run(values, identity)
