@@ -18,12 +18,8 @@ failure, 130 when interrupted.
 
 from __future__ import annotations
 
-import os
-
-# Before TensorFlow is loaded: silences its start-up messages, unless the environment sets another level.
-os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-
 import json
+import os
 import shutil
 import sys
 import time

@@ -17,12 +17,8 @@ Progress goes to standard error. The last line of standard output is one JSON ob
 that the audit refutes, or 130 when it was interrupted.
 """
 
-import os
-
-# Before TensorFlow is loaded: keeps its start-up chatter out.
-os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-
 import json
+import os
 import sys
 import time
 from typing import Any, Dict, List

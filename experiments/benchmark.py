@@ -239,7 +239,6 @@ def _started(module_and_arguments, stderr=None):
       child_process.ending_with_this_one([sys.executable, '-m', *module_and_arguments]),
       stdout=subprocess.PIPE,
       stderr=stderr,
-      env={'TF_CPP_MIN_LOG_LEVEL': '3', **os.environ},
       text=True,
   )
 

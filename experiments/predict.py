@@ -25,13 +25,9 @@ probabilities, float32[n, classes]. Exit status: 0, or 1 for a wrong flag or a f
 
 from __future__ import annotations
 
-import os
-
-# Before TensorFlow is loaded: keeps its start-up chatter out. A choice of the user's own in the environment is kept.
-os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-
 import csv
 import dataclasses
+import os
 import sys
 from typing import Any, List, Optional, Tuple
 import zipfile

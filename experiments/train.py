@@ -10,14 +10,12 @@ continues an interrupted run.
 """
 
 import gc
-import os
 
-# Before TensorFlow is loaded: keeps its start-up chatter out. A choice of the user's own in the environment is kept.
-os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 if __name__ == '__main__':
   gc.disable()  # As `main` does, which says why. The imports below make many objects too.
 
 import contextlib
+import os
 import sys
 from typing import Any, List
 
