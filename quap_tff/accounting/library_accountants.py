@@ -2,18 +2,19 @@
 
 import functools
 import math
-from typing import Any, Sequence
+from typing import Any, Sequence, Tuple
 
-import dp_accounting
-from dp_accounting import pld
-from dp_accounting import rdp
 import numpy as np
 
-from quap_tff.accounting import accountant as base
+from quap_tff import lazy
 from quap_tff import tradeoff
+from quap_tff.accounting import accountant as base
 from quap_tff.accounting import history as histories_lib
 
-_POISSON = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+# Imported when first used: SciPy's statistics come with it, which takes longer than the rest of a program's help.
+dp_accounting = lazy.module('dp_accounting')
+pld = lazy.module('dp_accounting.pld')
+rdp = lazy.module('dp_accounting.rdp')
 
 
 class Rdp(base.Accountant):
@@ -23,13 +24,8 @@ class Rdp(base.Accountant):
   supports_sampling = True
   population_step = 1e-2
 
-  # With sampling, only the library's own orders, because large ones cost time. Without sampling, also the orders that
-  # are best for small losses.
-  _SAMPLED_ORDERS = tuple(map(float, rdp.rdp_privacy_accountant.DEFAULT_RDP_ORDERS))
-  _ORDERS = tuple(sorted({*_SAMPLED_ORDERS, *(1 + np.exp(np.linspace(math.log(1e-2), math.log(1e9), 600)))}))
-
   def _epsilon(self, history, delta):
-    orders = self._SAMPLED_ORDERS if history.is_sampled else self._ORDERS
+    orders = _orders(history.is_sampled)
     epsilon, _ = rdp.compute_epsilon(orders, _rdp_of(history, orders), delta)
     return float(epsilon) * (1 + tradeoff.RELATIVE_MARGIN)
 
@@ -62,6 +58,16 @@ class Pld(base.Accountant):
     return epsilon * (1 + tradeoff.RELATIVE_MARGIN)
 
 
+@functools.lru_cache(maxsize=None)
+def _orders(is_sampled: bool) -> Tuple[float, ...]:
+  """With sampling, only the library's own orders, because large ones cost time.
+
+  Without sampling, also the orders that are best for small losses.
+  """
+  own = tuple(map(float, rdp.rdp_privacy_accountant.DEFAULT_RDP_ORDERS))
+  return own if is_sampled else tuple(sorted({*own, *(1 + np.exp(np.linspace(math.log(1e-2), math.log(1e9), 600)))}))
+
+
 def _event(mechanism: histories_lib.GaussianMechanism) -> Any:
   event = dp_accounting.GaussianDpEvent(mechanism.noise_multiplier)
   return event if mechanism.sampling_rate == 1 else dp_accounting.PoissonSampledDpEvent(mechanism.sampling_rate, event)
@@ -71,7 +77,7 @@ def _event(mechanism: histories_lib.GaussianMechanism) -> Any:
 @functools.lru_cache(maxsize=8)
 def _rdp_of(history, orders):
   """Rényi divergence of a history at each order, an upper bound."""
-  accountant = rdp.RdpAccountant(list(orders), _POISSON)
+  accountant = rdp.RdpAccountant(list(orders), dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
   for mechanism, n in history.releases:
     accountant.compose(_event(mechanism), n)
   sampled = sum(n for mechanism, n in history.releases if mechanism.sampling_rate < 1)
@@ -90,7 +96,7 @@ def rdp_rounding(sampled_rounds: int, orders: Sequence[float]) -> np.ndarray:
 
 @functools.lru_cache(maxsize=8)
 def _pld_of(history):
-  accountant = pld.PLDAccountant(_POISSON, _discretization(history))
+  accountant = pld.PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE, _discretization(history))
   for mechanism, n in history.releases:
     accountant.compose(_event(mechanism), n)
   return accountant

@@ -8,16 +8,18 @@ import dataclasses
 import math
 from typing import Optional
 
-import dp_accounting
-from dp_accounting import rdp
 import numpy as np
 
 from quap_tff import checks
+from quap_tff import lazy
 from quap_tff import registry
 from quap_tff import tradeoff
 from quap_tff.accounting import history as histories_lib
 from quap_tff.accounting import library_accountants
 from quap_tff.accounting import run_ledger
+
+dp_accounting = lazy.module('dp_accounting')
+rdp = lazy.module('dp_accounting.rdp')
 
 KINDS = ('bernoulli', 'fixed_size', 'none')
 
