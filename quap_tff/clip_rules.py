@@ -272,7 +272,10 @@ RULES = {
 
 
 def quantile(values: tf.Tensor, q: Any) -> tf.Tensor:
-  """The q-quantile of the finite entries of float32[M] `values`, interpolated as numpy's; NaN if there are none."""
+  """The q-quantile of the finite entries of float32[M] `values`, interpolated as numpy's; NaN if there are none.
+
+  For several q, a float32[K], it is a float32[K].
+  """
   finite = tf.sort(tf.boolean_mask(values, tf.math.is_finite(values)))
   last = tf.size(finite) - 1
   position = tf.cast(last, tf.float32) * q
@@ -280,7 +283,8 @@ def quantile(values: tf.Tensor, q: Any) -> tf.Tensor:
   upper = tf.minimum(lower + 1, tf.maximum(last, 0))
   padded = tf.concat([finite, [float('nan')]], axis=0)
   fraction = position - tf.cast(lower, tf.float32)
-  return tf.where(last >= 0, padded[lower] + fraction * (padded[upper] - padded[lower]), float('nan'))
+  below, above = tf.gather(padded, lower), tf.gather(padded, upper)
+  return tf.where(last >= 0, below + fraction * (above - below), float('nan'))
 
 
 def clip_factor(norm: tf.Tensor, clipping_norm: tf.Tensor) -> tf.Tensor:

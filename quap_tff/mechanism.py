@@ -29,7 +29,7 @@ from quap_tff import seeds
 _CLIP_RULE, _SERVER_NOISE, _CLIENT_NOISE = range(3)
 
 # Quantiles of the cohort's norms that a round reports.
-_NORM_QUANTILES = (('norm_p10', 0.1), ('norm_p50', 0.5), ('norm_p90', 0.9), ('norm_max', 1.0))
+_NORM_QUANTILES = {'norm_p10': 0.1, 'norm_p50': 0.5, 'norm_p90': 0.9, 'norm_max': 1.0}
 
 
 class NoiseState(NamedTuple):
@@ -247,7 +247,7 @@ def plan_round(
       client_ids=client_ids,
       shares=client_shares(config, config.budget.factor(round_num) * client_epsilons),
       reports=collections.OrderedDict(
-          [(name, clip_rules.quantile(norms, q)) for name, q in _NORM_QUANTILES],
+          zip(_NORM_QUANTILES, tf.unstack(clip_rules.quantile(norms, list(_NORM_QUANTILES.values())))),
           clipped_fraction=tf.math.divide_no_nan(clipped, finite),
           non_finite_updates=cohort_size - tf.cast(finite, tf.int32),
       ),
