@@ -51,6 +51,17 @@ class TestTicks:
 
     assert ticks.numbers(plots.drawn(draw, (6, 4)).axes[0].yaxis) == [100, 200, 500, 1000]
 
+  def test_large_numbers_of_logarithmic_axes_are_short(self):
+    def draw(figure):
+      axes = figure.subplots()
+      axes.plot([1, 2], [6000, 90_000])
+      plots.plain_log(axes.yaxis)
+
+    axis = plots.drawn(draw, (6, 4)).axes[0].yaxis
+    low, high = axis.get_view_interval()
+    shown = [label.get_text() for label in axis.get_ticklabels() if low <= label.get_position()[1] <= high]
+    assert shown == ['10k', '20k', '50k', '100k']
+
   def test_logarithmic_axes_within_a_decade_have_several_numbers(self):
     def draw(figure):
       axes = figure.subplots()
