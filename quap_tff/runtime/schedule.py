@@ -17,6 +17,8 @@ The rules, for each pass:
 import dataclasses
 from typing import FrozenSet, Iterable, List, Sequence, Set, Tuple, Union
 
+from quap_tff.runtime import dependencies
+
 SERVER, CLIENT, AGGREGATE = 'server', 'client', 'aggregate'
 
 
@@ -61,9 +63,10 @@ def plan(local_values: Sequence[Local], result: Iterable[str]) -> List[Union[str
     Names of server values, and passes.
   """
   by_name = {local.name: local for local in local_values}
-  needed = _ancestors(by_name, result)
+  uses = lambda name: by_name[name].uses
+  needed = dependencies.closure(result, uses)
   left = [local for local in local_values if local.name in needed]
-  waited_for = _ancestors(by_name, (local.name for local in left if local.kind == CLIENT))
+  waited_for = dependencies.closure((local.name for local in left if local.kind == CLIENT), uses)
   made: Set[str] = set()
   order: List[Union[str, Pass]] = []
   while left:
@@ -73,7 +76,7 @@ def plan(local_values: Sequence[Local], result: Iterable[str]) -> List[Union[str
         made.add(local.name)
     possible = _possible(left, made)
     targets = [local for local in possible if local.kind == AGGREGATE and local.name in waited_for] or possible
-    now = _ancestors(by_name, (local.name for local in targets)) - made
+    now = dependencies.closure((local.name for local in targets), uses) - made
     for local in possible:
       if local.kind == CLIENT and not local.reads_argument:
         clients = {name for name in local.uses if by_name[name].kind == CLIENT}
@@ -103,15 +106,3 @@ def _possible(left: Sequence[Local], made: Set[str]) -> List[Local]:
       if local.kind == CLIENT:
         reachable.add(local.name)
   return possible
-
-
-def _ancestors(by_name, names: Iterable[str]) -> Set[str]:
-  """`names` and everything that they need."""
-  found: Set[str] = set()
-  pending = list(names)
-  while pending:
-    name = pending.pop()
-    if name not in found:
-      found.add(name)
-      pending.extend(by_name[name].uses)
-  return found

@@ -18,6 +18,7 @@ import tensorflow as tf
 from tensorflow.python.grappler import tf_optimizer
 
 from quap_tff.runtime import dataset_loops
+from quap_tff.runtime import dependencies
 
 # These ops name a table, which the process's resource manager finds again. The anonymous ops have the same outputs and
 # need no name.
@@ -96,7 +97,7 @@ def of_section(proto: Any, arguments: Sequence[str], results: Sequence[str]) -> 
   initialize = _node_name(proto.initialize_op) if proto.initialize_op else None
   fetches = [name for name in dict.fromkeys(results) if name not in arguments]
   nodes = {node.name: node for node in graph_def.node}
-  kept = _ancestors(nodes, [_node_name(name) for name in fetches] + ([initialize] if initialize else []))
+  kept = _needed(nodes, [_node_name(name) for name in fetches] + ([initialize] if initialize else []))
   for name in [node.name for node in graph_def.node if node.name not in kept]:
     del nodes[name]
   if initialize:
@@ -137,7 +138,7 @@ def of_graph(
   """
   graph_def = graph.as_graph_def()
   nodes = {node.name: node for node in graph_def.node}
-  kept = _ancestors(nodes, [_node_name(name) for name in fetches])
+  kept = _needed(nodes, [_node_name(name) for name in fetches])
   used = [i for i, argument in enumerate(arguments) if argument.op.name in kept]
   found = [arguments[i] for i in used] + [handle for handle in handles if handle.op.name in kept]
   inputs = {tensor.name: tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in found}
@@ -167,15 +168,9 @@ def _node_name(edge: str) -> str:
   return edge.lstrip('^').split(':', 1)[0]
 
 
-def _ancestors(nodes: Dict[str, Any], roots: Sequence[str]) -> Set[str]:
-  found: Set[str] = set()
-  pending = list(roots)
-  while pending:
-    name = pending.pop()
-    if name not in found:
-      found.add(name)
-      pending.extend(_node_name(edge) for edge in nodes[name].input)
-  return found
+def _needed(nodes: Dict[str, Any], names: Sequence[str]) -> Set[str]:
+  """The nodes `names` and all that lead to them."""
+  return dependencies.closure(names, lambda name: map(_node_name, nodes[name].input))
 
 
 def _wait_for_no_input(nodes: Any) -> None:
@@ -219,7 +214,7 @@ def _with_calls_inlined(proto: Any, arguments: Sequence[str], results: Sequence[
 
 def _initialize_first(nodes: Dict[str, Any], initialize: str) -> None:
   """Makes every node that `initialize` does not need wait for it."""
-  before = _ancestors(nodes, [initialize])
+  before = _needed(nodes, [initialize])
   free = {name for name, node in nodes.items() if node.op in _FREE_OPS and not node.input}
   for name, node in nodes.items():
     if name in before or name in free:
