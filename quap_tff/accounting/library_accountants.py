@@ -60,9 +60,9 @@ class Pld(base.Accountant):
 
 @functools.lru_cache(maxsize=None)
 def _orders(is_sampled: bool) -> Tuple[float, ...]:
-  """With sampling, only the library's own orders, because large ones cost time.
+  """The library's own orders and, unless rounds are sampled, those that are best for small losses.
 
-  Without sampling, also the orders that are best for small losses.
+  With sampling, large orders would cost time.
   """
   own = tuple(map(float, rdp.rdp_privacy_accountant.DEFAULT_RDP_ORDERS))
   return own if is_sampled else tuple(sorted({*own, *(1 + np.exp(np.linspace(math.log(1e-2), math.log(1e9), 600)))}))
