@@ -49,7 +49,7 @@ class Figure:
 
   def __str__(self):
     return (
-        f'ε = {self.epsilon:.4g} at δ = {self.delta:.4g} ({self.accountant}: {self.method}; neighbours: '
+        f'ε = {tradeoff.text(self.epsilon)} at δ = {self.delta:.4g} ({self.accountant}: {self.method}; neighbours: '
         f'{self.neighbours}; unit: {self.unit}; {self.amplification})'
     )
 

@@ -7,6 +7,7 @@ from typing import Any, Dict, List, Optional, Tuple
 import numpy as np
 
 from quap_tff import checks
+from quap_tff import tradeoff
 from quap_tff.accounting import accountants
 from quap_tff.accounting import history as histories_lib
 from quap_tff.accounting import ledger_histories
@@ -91,8 +92,8 @@ class FormalReport:
       lines += [head] if head != shown else []
       shown = head
       lines.append(
-          f'    {figure.accountant:<15} max {figure.epsilon_max:<10.4g} mean {figure.epsilon_mean:<10.4g} '
-          f'median {figure.epsilon_median:.4g}'
+          f'    {figure.accountant:<15} max {tradeoff.text(figure.epsilon_max):<10} '
+          f'mean {tradeoff.text(figure.epsilon_mean):<10} median {tradeoff.text(figure.epsilon_median)}'
       )
     return '\n'.join(lines + [f'  {note}' for note in self.notes])
 

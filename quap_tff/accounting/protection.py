@@ -1,6 +1,5 @@
 """What a configuration protects and what it does not, in plain words."""
 
-import math
 from typing import NamedTuple, Optional, Sequence
 
 from quap_tff import config as configs
@@ -112,11 +111,3 @@ def _covered(selection, model):
   covers_all = len(critical) == len(model.layers)
   names = 'every layer' if covers_all else f'layer {", ".join(layer.name for layer in critical)} only'
   return covers_all, f'Noise covers {names}: {noised:,} of {trained:,} trained weights ({noised / trained:.2%}).'
-
-
-def epsilon_text(epsilon: float) -> str:
-  """An ε in four digits, rounded up: never less than the figure itself by more than that one's own rounding errors."""
-  if epsilon == 0:
-    return '0'
-  unit = 10.0**(math.floor(math.log10(epsilon)) - 3)
-  return f'{math.ceil(epsilon / unit - 1e-6) * unit:.4g}'

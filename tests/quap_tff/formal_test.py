@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -117,6 +118,13 @@ class TestReport:
     ):
       assert words in text
     assert 'Formal ε of the weights without the logs' in accounting.formal_report(ledger, DELTA, PART).text
+
+  def test_no_printed_figure_is_too_small(self):
+    report = accounting.formal_report(_ledger([[0, 1]] * 3), DELTA, WHOLE, _bernoulli([0.25] * N))
+    printed = [float(number) for number in re.findall(r' max (\S+)', report.text)]
+    real = [figure.epsilon_max for figure in report.figures]
+    assert len(printed) == len(real) and any(float(f'{epsilon:.4g}') < epsilon for epsilon in real)
+    assert all(shown >= epsilon * (1 - 1e-8) for shown, epsilon in zip(printed, real))
 
   def test_fields_of_a_figure(self):
     kept = accounting.formal_report(_ledger(_COHORTS[:3]), DELTA, PART).as_dict()

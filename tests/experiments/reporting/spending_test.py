@@ -102,7 +102,7 @@ class TestCertified:
         }
     )
     (shown,) = factory.drawings(spending.certified(groups))
-    assert shown.title == 'Accuracy at formal ε = 3: mnist, participation=beta:a=2,b=5'
+    assert shown.title == 'Accuracy at formal ε = 3.001: mnist, participation=beta:a=2,b=5'
     axes = plots.drawn(*shown.titled).axes[0]
     names = [label.get_text() for label in axes.get_yticklabels()]
     assert names == ['90.00 Certified QuAP-FL', '80.00 TFF DP-FedAvg']
