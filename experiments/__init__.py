@@ -6,8 +6,7 @@ import sys
 
 # TensorFlow and NumPy read these when they are loaded. What the user set is kept.
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # Keeps TensorFlow's start-up messages out.
-# OpenBLAS's threads spin for a while when they have nothing to do: for 2^26 cycles by default, which is 0.7 s of CPU
-# time in each process that imports NumPy and SciPy.
+# OpenBLAS's threads spin for a while when they have nothing to do: for 2^26 cycles by default, and now for 2^16.
 os.environ.setdefault('OPENBLAS_THREAD_TIMEOUT', '16')
 
 

@@ -1,10 +1,10 @@
 """Imports TensorFlow and TFF without two large packages that no experiment uses: JAX and TensorFlow Probability.
 
 TensorFlow imports JAX, if it is there, to convert models to TensorFlow Lite. TFF imports it for `tff.jax`, and
-TensorFlow Privacy imports TensorFlow Probability for noise whose values are integers. Without them, importing TFF takes
-about a quarter less time (docs/benchmarks.md). `tff.jax` and TensorFlow Privacy import them when they first use them,
-and so can anyone else. Only TensorFlow Lite's converter goes without JAX. That is why the programs of this folder
-import TFF in this way, and `quap_tff` does not.
+TensorFlow Privacy imports TensorFlow Probability for noise whose values are integers. docs/benchmarks.md says how much
+time is saved without them. `tff.jax` and TensorFlow Privacy import them when they first use them, and so can anyone
+else. Only TensorFlow Lite's converter goes without JAX. That is why the programs of this folder import TFF in this way,
+and `quap_tff` does not.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ _PUT_OFF = ('tensorflow_federated.python.core.environments.jax', 'tensorflow_pro
 
 
 def load(name: str):
-  """Imports a module with everything that it imports, like `lazy.load`, but leaves out what the module above names."""
+  """Imports a module with everything that it imports, like `lazy.load`, but without JAX and TensorFlow Probability."""
   with _without(_LEFT_OUT):
     lazy.load('tensorflow')
   with _put_off(_PUT_OFF):

@@ -274,7 +274,7 @@ RULES = {
 def quantile(values: tf.Tensor, q: Any) -> tf.Tensor:
   """The q-quantile of the finite entries of float32[M] `values`, interpolated as numpy's; NaN if there are none.
 
-  For several q, a float32[K], it is a float32[K].
+  `q` may be a list of K numbers. The result is then a float32[K].
   """
   finite = tf.sort(tf.boolean_mask(values, tf.math.is_finite(values)))
   last = tf.size(finite) - 1

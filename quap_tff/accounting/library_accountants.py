@@ -11,7 +11,7 @@ from quap_tff import tradeoff
 from quap_tff.accounting import accountant as base
 from quap_tff.accounting import history as histories_lib
 
-# Imported when first used: SciPy's statistics come with it, which takes longer than the rest of a program's help.
+# Imported when first used, so that a program's help need not wait for SciPy's statistics, which come with it.
 dp_accounting = lazy.module('dp_accounting')
 pld = lazy.module('dp_accounting.pld')
 rdp = lazy.module('dp_accounting.rdp')
