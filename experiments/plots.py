@@ -2,7 +2,7 @@
 
 import csv
 import io
-from typing import Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Callable, Dict, List, Mapping, Tuple
 
 import matplotlib
 from matplotlib import figure as mpl_figure
@@ -59,13 +59,12 @@ def plain_log(axis):
   low, high = axis.get_view_interval()
   log = ticker.LogLocator(subs=(1, 2, 5), numticks=12)
   axis.set_major_locator(log if high > 10 * low else ticker.MaxNLocator(6, steps=[1, 2, 5, 10]))
-  axis.set_major_formatter(ticker.FuncFormatter(_short))
+  axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: _short(value)))
   axis.set_minor_locator(ticker.NullLocator())
 
 
-def _short(value: float, position: Optional[int] = None) -> str:
+def _short(value: float) -> str:
   """A number for an axis: 20,000 is 20k, so that labels beside each other do not overlap."""
-  del position
   return f'{value / 1000:.10g}k' if abs(value) >= 10_000 else f'{value:.10g}'
 
 

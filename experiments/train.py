@@ -9,12 +9,8 @@ JSON object with the keys of summary.json and shorter values (see `final_summary
 continues an interrupted run.
 """
 
-import gc
-
-if __name__ == '__main__':
-  gc.disable()  # As `main` does, which says why. The imports below make many objects too.
-
 import contextlib
+import gc
 import os
 import sys
 from typing import Any, List

@@ -7,8 +7,6 @@ import pytest
 
 # Before TensorFlow is loaded: its log of sessions would bury what a failed test says.
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-# Before NumPy is: see experiments/__init__.py. Tests of the library start processes of their own too.
-os.environ.setdefault('OPENBLAS_THREAD_TIMEOUT', '16')
 
 # A shell that starts tests in the background has them ignore SIGINT, and so do the workers that TFF starts. TFF ends
 # them by SIGINT and waits for them, which would last for ever.
