@@ -19,7 +19,7 @@ from experiments import command_line
 from quap_tff import checks
 from quap_tff import correlation as correlations
 from quap_tff import registry
-from quap_tff import tradeoff
+from quap_tff import rounding
 from quap_tff.accounting import accountants
 from quap_tff.accounting import calibration
 
@@ -135,7 +135,7 @@ def _print_table(solution: calibration.Solution, figures: Dict[str, Any]):
   print(f'{"accountant":<{width}}  {"ε":>10}')
   for name, figure in figures.items():
     if isinstance(figure, accountants.Figure):
-      print(f'{name:<{width}}  {tradeoff.text(figure.epsilon, 5):>10}  {figure.method}')
+      print(f'{name:<{width}}  {rounding.up(figure.epsilon, 5):>10}  {figure.method}')
     else:
       print(f'{name:<{width}}  {"-":>10}  {figure.reason}')
   print()

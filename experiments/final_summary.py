@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from experiments import command_line
 from experiments import run_directory
-from quap_tff import tradeoff
+from quap_tff import rounding
 from quap_tff.accounting import history
 from quap_tff.accounting import protection as protections
 
@@ -112,7 +112,7 @@ def _relation(figure) -> str:
 
 
 def _bound(figure) -> str:
-  return f'ε ≤ {tradeoff.text(figure["epsilon_max"])} ({_relation(figure)})'
+  return f'ε ≤ {rounding.up(figure["epsilon_max"])} ({_relation(figure)})'
 
 
 def _nominal(summary) -> List[str]:

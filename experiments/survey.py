@@ -22,7 +22,7 @@ from experiments import command_line
 from quap_tff import checks
 from quap_tff import lazy
 from quap_tff import registry
-from quap_tff import tradeoff
+from quap_tff import rounding
 from quap_tff.local import randomized_response
 
 data = lazy.module('data')
@@ -112,7 +112,7 @@ def _answers_about_participation():
 def _show(mechanism, estimate, answers, names):
   true = np.bincount(answers, minlength=len(names)) / len(answers)
   epsilon = mechanism.epsilon_of(_REPORTS.value)
-  print(f'{len(answers)} clients, {_REPORTS.value} report(s) each; ε = {tradeoff.text(epsilon)} for a client\'s answer, δ = 0.')
+  print(f'{len(answers)} clients, {_REPORTS.value} report(s) each; ε = {rounding.up(epsilon)} for a client\'s answer, δ = 0.')
   print('Neighbours: replace one client\'s answer by another; nobody is trusted, not even the server.')
   print(f'{"answer":<20}{"estimated":>12}{"± 1 s.d.":>12}{"true":>12}')
   for name, share, stddev, real in zip(names, estimate.shares, estimate.stddev, true):

@@ -103,14 +103,3 @@ def mu_at_most(epsilon: float, delta: float) -> float:
 
 def _mills(t):
   return _SQRT_HALF_PI * special.erfcx(t / math.sqrt(2))
-
-
-def text(epsilon: float, digits: int = 4) -> str:
-  """ε >= 0 in so many significant digits, rounded up, so that no printed ε is too small.
-
-  A millionth of the last digit is ignored, because floats are not exact: 0.3 is printed as 0.3 and not as 0.3001.
-  """
-  if epsilon == 0 or not math.isfinite(epsilon):
-    return f'{epsilon:g}'
-  unit = 10.0**(math.floor(math.log10(epsilon)) - digits + 1)
-  return f'{math.ceil(epsilon / unit - 1e-6) * unit:.{digits}g}'

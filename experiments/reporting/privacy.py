@@ -12,7 +12,7 @@ from experiments.reporting import figures
 from experiments.reporting import pages
 from experiments.reporting import runs as runs_lib
 from experiments.reporting import study
-from quap_tff import tradeoff
+from quap_tff import rounding
 
 NO_FINITE = 'no finite ε for the released model'
 # The mark of figures that hold only for ideal noise, and the words in a summary's notes that say so.
@@ -43,7 +43,7 @@ def formal_text(group: study.Group) -> str:
     return NO_FINITE
   run = max(group.runs, key=value)
   source = 'certificate.json' if run.certificate is not None else _smallest(run).get('accountant')
-  return f'{covers}: ε = {tradeoff.text(value(run))} ({source}){IDEAL if _ideal_note(run) else ""}'
+  return f'{covers}: ε = {rounding.up(value(run))} ({source}){IDEAL if _ideal_note(run) else ""}'
 
 
 def footnotes(groups: Sequence[study.Group]) -> List[str]:

@@ -10,7 +10,7 @@ from experiments.reporting import pages
 from experiments.reporting import privacy
 from experiments.reporting import published
 from experiments.reporting import study
-from quap_tff import tradeoff
+from quap_tff import rounding
 
 
 def beside_accuracy(groups: Sequence[study.Group]) -> List[pages.Block]:
@@ -89,7 +89,7 @@ def _certified_figure(where, groups) -> pages.Figure:
     series.sort(key=lambda one: -one.total.mean)
     draw = lambda figure: figures.rows(figure.subplots(), series, accuracy.ACCURACY)
     return pages.Figure(
-        'certified', f'Accuracy at formal ε = {tradeoff.text(max(spent))}: {where}', caption, draw, (9, 1.2 + 0.3 * len(series)))
+        'certified', f'Accuracy at formal ε = {rounding.up(max(spent))}: {where}', caption, draw, (9, 1.2 + 0.3 * len(series)))
   axis = 'formal ε of the released model, largest of any client'
   draw = lambda figure: figures.lines(figure.subplots(), series, axis, accuracy.ACCURACY)
   return pages.Figure('certified', f'Accuracy by formal ε: {where}', caption, draw)

@@ -12,8 +12,9 @@ import numpy as np
 
 from quap_tff import checks
 from quap_tff import registry
-from quap_tff.accounting import accountant as base
+from quap_tff import rounding
 from quap_tff import tradeoff
+from quap_tff.accounting import accountant as base
 from quap_tff.accounting import history as histories_lib
 from quap_tff.accounting import library_accountants
 from quap_tff.accounting import round_accountants
@@ -49,7 +50,7 @@ class Figure:
 
   def __str__(self):
     return (
-        f'ε = {tradeoff.text(self.epsilon)} at δ = {self.delta:.4g} ({self.accountant}: {self.method}; neighbours: '
+        f'ε = {rounding.up(self.epsilon)} at δ = {self.delta:.4g} ({self.accountant}: {self.method}; neighbours: '
         f'{self.neighbours}; unit: {self.unit}; {self.amplification})'
     )
 

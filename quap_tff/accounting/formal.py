@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Optional, Tuple
 import numpy as np
 
 from quap_tff import checks
-from quap_tff import tradeoff
+from quap_tff import rounding
 from quap_tff.accounting import accountants
 from quap_tff.accounting import history as histories_lib
 from quap_tff.accounting import ledger_histories
@@ -92,8 +92,8 @@ class FormalReport:
       lines += [head] if head != shown else []
       shown = head
       lines.append(
-          f'    {figure.accountant:<15} max {tradeoff.text(figure.epsilon_max):<10} '
-          f'mean {tradeoff.text(figure.epsilon_mean):<10} median {tradeoff.text(figure.epsilon_median)}'
+          f'    {figure.accountant:<15} max {rounding.up(figure.epsilon_max):<10} '
+          f'mean {rounding.up(figure.epsilon_mean):<10} median {rounding.up(figure.epsilon_median)}'
       )
     return '\n'.join(lines + [f'  {note}' for note in self.notes])
 

@@ -111,20 +111,7 @@ class TestGaussianTradeoff:
     assert at(mu, big) <= at(mu, tiny) * (1 + 1e-9) + 1e-300
 
 
-class TestText:
-
-  @pytest.mark.parametrize('epsilon, digits, text', [
-      (0.22522370438424397, 4, '0.2253'), (0.3, 4, '0.3'), (3, 4, '3'), (9.9991, 4, '10'), (12345.6, 4, '1.235e+04'),
-      (2.000001, 5, '2.0001'), (3e-7, 4, '3e-07'), (0, 4, '0'), (math.inf, 4, 'inf'),
-  ])
-  def test_is_rounded_up(self, epsilon, digits, text):
-    assert tradeoff.text(epsilon, digits) == text
-
-  @_settings
-  @hypothesis.given(strategies.floats(1e-9, 1e9), strategies.integers(1, 6))
-  def test_is_never_too_small_and_at_most_a_unit_too_large(self, epsilon, digits):
-    unit = 10.0**(math.floor(math.log10(epsilon)) - digits + 1)
-    assert -1.1e-6 * unit <= float(tradeoff.text(epsilon, digits)) - epsilon <= 1.1 * unit
+class TestFigure:
 
   def test_is_what_an_accountant_prints(self):
     figure = accountants.Figure('pld', 0.22521, 1e-5, 'm', 'a', 'n')

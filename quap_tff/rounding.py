@@ -1,0 +1,36 @@
+"""Figures as text, rounded to the safe side: an upper bound up, a lower bound down.
+
+A float is taken as the shortest decimal number that it is read from. So 1e-5 is printed as 1e-05, although the float is
+a little more than that, and 1.0000004e-5 is printed as 1.001e-05 in four digits.
+"""
+
+import decimal
+import math
+
+
+def up(value: float, digits: int = 4) -> str:
+  """An upper bound in at most `digits` significant digits: the smallest such number that is at least `value`.
+
+  Raises:
+    ValueError: For NaN, which is not a bound.
+  """
+  return _text(value, digits, decimal.ROUND_CEILING)
+
+
+def down(value: float, digits: int = 4) -> str:
+  """A lower bound in at most `digits` significant digits: the largest such number that is at most `value`.
+
+  Raises:
+    ValueError: For NaN, which is not a bound.
+  """
+  return _text(value, digits, decimal.ROUND_FLOOR)
+
+
+def _text(value, digits, rounding):
+  value = float(value)
+  if math.isnan(value):
+    raise ValueError('A bound must be a number, found NaN: an error in the account that it comes from.')
+  if math.isinf(value):
+    return f'{value:g}'
+  context = decimal.Context(prec=digits, rounding=rounding)
+  return f'{float(context.create_decimal(repr(value))):.{digits}g}'
