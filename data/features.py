@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import shutil
 from typing import Any, Callable, Dict, Optional, Tuple, Type
 
 import numpy as np
@@ -31,6 +32,8 @@ kymatio_numpy = lazy.module('kymatio.scattering2d.frontend.numpy_frontend')
 
 # What `experiments.pretrain` writes into a folder.
 EXTRACTOR, CARD = 'extractor.keras', 'card.json'
+# The subfolder of a run's folder in which a copy of its extractor lies.
+COPIES = 'features'
 
 _CHANNELS_A_GROUP = 3
 # Far below the deviations of a group on images in [0, 1], about 0.01.
@@ -319,6 +322,36 @@ def of_federation(
       features=registry.format_spec(spec.partition(':')[0], features),
       public_data=features.public_data(),
   )
+
+
+def portable(spec: str) -> str:
+  """The spec as a run's folder names it: an extractor by the place of its copy in that folder (`keep_copy`)."""
+  features = parse(spec)
+  if not isinstance(features, Pretrained):
+    return spec
+  name = os.path.basename(os.path.normpath(features.path))
+  return registry.format_spec('pretrained', dataclasses.replace(features, path=f'{COPIES}/{name}'))
+
+
+def located(spec: str, folder: str) -> str:
+  """The spec as this process finds it: an extractor that lies in the folder of a run by its whole path."""
+  features = parse(spec)
+  if not isinstance(features, Pretrained) or not os.path.isdir(os.path.join(folder, features.path)):
+    return spec
+  return registry.format_spec('pretrained', dataclasses.replace(features, path=os.path.join(folder, features.path)))
+
+
+def keep_copy(spec: str, folder: str):
+  """Copies an extractor into the folder of a run, where `portable` names it. Other features need no copy."""
+  features = parse(spec)
+  if not isinstance(features, Pretrained):
+    return
+  target = os.path.join(folder, parse(portable(spec)).path)
+  os.makedirs(target, exist_ok=True)
+  for name in (EXTRACTOR, CARD):
+    unfinished = os.path.join(target, f'{name}.part')
+    shutil.copyfile(os.path.join(features.path, name), unfinished)
+    os.replace(unfinished, os.path.join(target, name))
 
 
 def unit_rows(x: np.ndarray) -> np.ndarray:

@@ -25,9 +25,11 @@ from typing import Any, Dict, List
 
 from absl import flags
 
+from data import features
 from experiments import command_line
 from experiments import fast_imports
 from experiments import flags as experiment_flags
+from experiments import folder_files
 from experiments import interrupts
 from experiments import run_directory
 from quap_tff import checks
@@ -159,7 +161,7 @@ def _game_refutes(measured) -> bool:
 def _certificate(path) -> Dict[str, Any]:
   """The certificate of a finished run's folder, which must be valid."""
   evidence = certificates.read_evidence(path)
-  certificate = certificates.read_json(path, certificates.CERTIFICATE)
+  certificate = folder_files.read_json(path, certificates.CERTIFICATE)
   if evidence.problems or not isinstance(certificate, dict) or 'sha256' not in certificate:
     raise ValueError(f'{path} has no valid certificate: python -m experiments.verify {path} says why.')
   return certificate
@@ -167,11 +169,13 @@ def _certificate(path) -> Dict[str, Any]:
 
 def _flags_of(path) -> List[str]:
   """The flags of the run in a folder, as arguments."""
-  kept = certificates.read_json(path, run_directory.RUN)['flags']
+  kept = folder_files.read_json(path, run_directory.RUN)['flags']
   arguments = []
   for name, value in kept.items():
     if value is None or name in _REFUSED or name not in experiment_flags.VALUES:
       continue
+    if name == 'features':
+      value = features.located(value, path)
     if isinstance(value, list):
       value = ','.join(map(str, value))
     arguments.append(f'--{name}={str(value).lower() if isinstance(value, bool) else value}')

@@ -4,6 +4,7 @@ import html
 from typing import Any, Iterable, List, Mapping, Optional, Sequence
 
 from experiments.auditing import record
+from quap_tff import rounding
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #111; background: #fff; max-width: 46rem; margin: 2rem auto;
@@ -17,17 +18,21 @@ code { overflow-wrap: anywhere; }
 figure { margin: 0; } svg { width: 100%; height: auto; } figcaption { color: #333; }
 """
 
-_READING = (
+_HOW_TO_READ = (
     'ε and δ bound what the release can reveal about one client. Imagine someone who sees the whole release, knows '
     'every other client\'s data, and makes some decision. With the client\'s data, the probability of this decision is '
     'at most e^ε times its probability without them, plus δ. Smaller values mean more privacy. The bound holds for '
     'every client. What each client has spent is in clients.csv.'
 )
+_READING = (
+    'Reading', 'The run ended before its plan. The figures that follow in this table, and the histogram, are what the '
+    'account said at that moment. They are not a guarantee, because the moment may depend on what was released.'
+)
 _VERIFYING = (
     'Verification computes cohorts, weights and noise again from the flags, and every figure on this page from '
     'ledger.npz. It compares the digests below with the files. Digests reveal mistakes, and changes to some of the '
     'files. Only a signature (certificate.sig) says who made the folder. Without one, verification cannot tell if '
-    'someone has made the whole folder anew.'
+    'someone has made the whole folder anew. In either case, verification proves nothing about what the program did.'
 )
 _AUDITING = (
     'The audit made runs of its own, with the flags of this run. In them, canaries replaced some clients\' data. Their '
@@ -56,12 +61,18 @@ def render(certificate: Mapping[str, Any], audit: Optional[Mapping[str, Any]] = 
       ('Method', certificate['facts']['algorithm']),
       ('Date', f'{run["date"]}'),
   ]
-  quantiles = ', '.join(f'{float(q):.0%}: {value:.4g}' for q, value in achieved['epsilon_quantiles'].items())
+  quantiles = ', '.join(f'{float(q):.0%}: {rounding.up(value)}' for q, value in achieved['epsilon_quantiles'].items())
+  bound, delta, mu = rounding.up(guarantee['epsilon'], 15), rounding.up(guarantee['delta'], 15), guarantee['mu']
+  most = f'ε = {rounding.up(achieved["epsilon_max"], 6)} (μ = {rounding.up(achieved["mu_max"], 6)})'
   rows = [
-      ('Bound', f'ε = {guarantee["epsilon"]:g} at δ = {guarantee["delta"]:g} (μ = {guarantee["mu"]:.6g}) per client'),
-      *(('Own bound', f'ε = {own["epsilon"]:g} for {own["clients"]:,} clients') for own in guarantee['own_bounds']),
-      ('Largest spent', f'ε = {achieved["epsilon_max"]:.6g} (μ = {achieved["mu_max"]:.6g})'),
-      ('Mean over clients', f'ε = {achieved["epsilon_mean"]:.6g}'),
+      ('Bound', f'ε = {bound} at δ = {delta} (μ = {rounding.up(mu, 6)}) per client, over all planned rounds'),
+      *(
+          ('Own bound', f'ε = {rounding.up(own["epsilon"], 15)} for {own["clients"]:,} clients')
+          for own in guarantee['own_bounds']
+      ),
+      *([_READING] if achieved.get('is_reading') else []),
+      ('Largest spent', most),
+      ('Mean over clients', f'ε = {rounding.up(achieved["epsilon_mean"], 6)}'),
       ('Quantiles over clients', f'ε = {quantiles}'),
       ('Clients', f'{achieved["clients"]:,}, of which {achieved["clients_that_took_part"]:,} took part'),
       ('Weight 0 in a round', f'{achieved["clients_with_a_weight_of_0"]:,} clients, which added nothing there'),
@@ -70,16 +81,20 @@ def render(certificate: Mapping[str, Any], audit: Optional[Mapping[str, Any]] = 
       ('Neighbours', guarantee['neighbours']),
       ('Accountant', guarantee['accountant']),
       ('Amplification', guarantee['amplification']),
-      ('Noise multiplier', f'{provenance["noise_multiplier"]:.6g}'),
+      ('Noise multiplier', rounding.down(provenance['noise_multiplier'], 6)),
       ('Divisor', f'{provenance["divisor"]:.6g}'),
   ]
-  relations = [(row['neighbours'], row['unit'], f'{row["epsilon"]:.4g}') for row in certificate['other_relations']]
+  relations = [(row['neighbours'], row['unit'], rounding.up(row['epsilon'])) for row in certificate['other_relations']]
   releases = [
       (release['what'], f'{release["rounds"]:,}', f'{release["share_of_worst_client"]:.1%}', release['how'])
       for release in certificate['releases']
   ]
   digests = [
-      ('Program', f'quap_tff {provenance["code"]["quap_tff"]}, source {provenance["code"]["source_sha256"]}'),
+      ('Program that issued it', _program(provenance['code'])),
+      *(
+          (f'Program of rounds {one["first_round"]:,} to {one["last_round"]:,}', _program(one['code']))
+          for one in provenance.get('stretches', ())
+      ),
       ('Configuration', provenance['config_sha256']),
       ('Planned cohorts', provenance['schedule_sha256']),
       ('Commitment to the clients\' data (salted)', provenance['data_commitment']),
@@ -96,7 +111,7 @@ def render(certificate: Mapping[str, Any], audit: Optional[Mapping[str, Any]] = 
       '<figcaption>Clients by the ε that they have spent in the whole run. The right edge is the bound.</figcaption>',
       '</figure>', _table(rows),
       '<h2>The same guarantee for other neighbours and groups</h2>',
-      f'<p>All figures are at δ = {guarantee["delta"]:g} and hold for every client or group. Compare only figures for '
+      f'<p>All figures are at δ = {delta} and hold for every client or group. Compare only figures for '
       'the same relation.</p>',
       _table(relations, ('neighbours', 'unit', 'ε'), numbers=(2,)),
       '<h2>What was released</h2>',
@@ -104,11 +119,15 @@ def render(certificate: Mapping[str, Any], audit: Optional[Mapping[str, Any]] = 
       '<h2>What was withheld</h2>', _list(certificate['withheld']),
       '<h2>What the guarantee assumes</h2>', _list(certificate['assumptions']),
       *(_audited(audit) if audit is not None else ()),
-      '<h2>How to read it</h2>', f'<p>{html.escape(_READING)}</p>',
+      '<h2>How to read it</h2>', f'<p>{html.escape(_HOW_TO_READ)}</p>',
       '<h2>How to verify it</h2>', '<p><code>python -m experiments.verify DIR</code></p>',
       f'<p>{html.escape(_VERIFYING)}</p>', _table(digests, code=(1,)),
       '</body>', '</html>', '',
   ])
+
+
+def _program(code) -> str:
+  return f'quap_tff {code["quap_tff"]}, source {code["source_sha256"]}' if code else 'not recorded'
 
 
 def _audited(audit) -> List[str]:

@@ -37,7 +37,7 @@ from quap_tff.runtime import config as runtime_config
 VALUES = command_line.new_flags()
 
 # Far above what a machine can do in months; a typing error should not plan for years.
-_MOST_ROUNDS, _MOST_THREADS = 10**6, 1024
+MOST_ROUNDS, _MOST_THREADS = 10**6, 1024
 
 
 class _NumberOrRange(flags.ArgumentParser):
@@ -225,6 +225,7 @@ _CONTROL_NAMES = (
     'signing_key', 'eval_every', 'num_threads', 'worker_addresses', 'worker_credentials',
     'worker_timeout', 'progress',
 )
+_PATHS = ('data_dir', 'output_dir', 'signing_key', 'worker_addresses', 'worker_credentials')
 _define(
     'string', 'output_dir', None,
     'Folder of the run. If it holds an unfinished run, that run is continued. Default: nothing is saved.'
@@ -297,12 +298,22 @@ def all_values() -> Dict[str, Any]:
   return {name: value for name, value in VALUES.flag_values_dict().items() if name not in ('help', 'h')}
 
 
+def recorded() -> Dict[str, Any]:
+  """Every flag and its value, as a run's folder keeps them.
+
+  The folder of a certified run is made to be handed out. So it does not say where its operator keeps data and keys.
+  """
+  withheld = _PATHS if methods.parse(VALUES.algorithm).gives_certificate else ()
+  values = {name: None if name in withheld else value for name, value in all_values().items()}
+  return {**values, 'features': features.portable(VALUES.features)}
+
+
 def identity() -> Dict[str, Any]:
   """The flags that determine what is computed. They must be the same for a run to be resumed.
 
   Flags that the method does not use are left out.
   """
-  values = all_values()
+  values = {**all_values(), 'features': features.portable(VALUES.features)}
   # Sums are merged worker by worker: their number, not where they are, is part of the result.
   values['num_workers'] = len(values['worker_addresses']) or values['num_workers']
   unused = methods.parse(VALUES.algorithm).unused
@@ -345,7 +356,7 @@ def check(given: Sequence[str] = ()) -> methods.Method:
     registry.parse_spec(f'{kind} optimizer', getattr(values, f'{kind}_optimizer'), optimizers.OPTIMIZERS)
   if values.model != 'auto':
     registry.lookup('model', values.model, models.MODELS)
-  checks.integer('rounds', values.rounds, at_least=1, at_most=_MOST_ROUNDS)
+  checks.integer('rounds', values.rounds, at_least=1, at_most=MOST_ROUNDS)
   if values.stop_after is not None:
     checks.integer('stop_after', values.stop_after, at_least=1, at_most=values.rounds)
   if values.stop_at_accuracy is not None:

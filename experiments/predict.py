@@ -38,9 +38,9 @@ import numpy as np
 from data import datasets
 from data import feature_store
 from data import features as features_lib
-from experiments import certificates
 from experiments import command_line
 from experiments import fast_imports
+from experiments import folder_files
 from experiments import run_directory
 from quap_tff import lazy
 from quap_tff import registry
@@ -61,7 +61,8 @@ _OUTPUT = flags.DEFINE_string(
 _INVERT = flags.DEFINE_bool('invert', False, 'Swap light and dark before predicting.', flag_values=_FLAGS)
 _EXTRACTOR = flags.DEFINE_string(
     'extractor', None,
-    'Folder of the extractor, for runs with --features=pretrained. Default: the folder that the run read it from.',
+    'Folder of the extractor, for runs with --features=pretrained. Default: the copy in the run\'s own folder. (Runs of '
+    'version 0.1.0 have no copy. There the default is the folder that the run read it from.)',
     flag_values=_FLAGS,
 )
 
@@ -158,11 +159,12 @@ def load(path: str, extractor: Optional[str] = None) -> Predictor:
         f'{path} holds no {run_directory.MODEL} yet: a run writes its model when it ends. If it was interrupted, the '
         'command that started it continues it.'
     )
-  run = certificates.read_json(path, run_directory.RUN)
+  run = folder_files.read_json(path, run_directory.RUN)
   try:
     identity, resolved = run['identity'], run['resolved']
     dataset = registry.parse_spec('dataset', identity['dataset'], datasets.DATASETS)
-    features, public_data = features_lib.parse(identity['features']), resolved['public_data']
+    features = features_lib.parse(features_lib.located(identity['features'], path))
+    public_data = resolved['public_data']
   except (KeyError, TypeError, ValueError) as error:
     raise ValueError(f'{os.path.join(path, run_directory.RUN)} is damaged: {type(error).__name__}: {error}') from None
   if dataset.image_shape is None:

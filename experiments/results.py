@@ -10,6 +10,7 @@ from absl import flags
 import numpy as np
 import tensorflow as tf
 
+from data import features
 from experiments import certificates
 from experiments import methods
 from experiments import run_directory
@@ -64,6 +65,7 @@ def write(
   result.weights.assign_weights_to(model)
   with directory.replacing(run_directory.MODEL) as path:
     models.with_stock_layers(model).save(path)
+  features.keep_copy(values.features, directory.path)
   with directory.replacing(run_directory.LEDGER) as path:
     np.savez(path, **result.ledger.state_dict())
   with directory.replacing(run_directory.CLIENTS) as path:

@@ -88,7 +88,7 @@ def _run(values, identity) -> int:
     directory = None
     if values.output_dir is not None:
       directory = run_directory.RunDirectory(
-          values.output_dir, experiment_flags.all_values(), identity, experiment.resolved,
+          values.output_dir, experiment_flags.recorded(), identity, experiment.resolved,
           experiment.federation.digest(),
       )
       stack.callback(directory.close)

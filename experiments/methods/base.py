@@ -28,6 +28,8 @@ OF_NOISE = frozenset({'epsilon', 'delta', 'calibration', 'noise', 'gaussian_cali
 OF_CLIP = frozenset({'clip', 'clip_scope', 'max_agg_norm', 'critical_layers', 'update_scale'})
 TUNING = frozenset({'tuning'})
 
+_MOST_PARTICIPATIONS = 10**8
+
 
 class Setting(NamedTuple):
   """What a plan takes besides the mechanism.
@@ -52,8 +54,21 @@ class Setting(NamedTuple):
 
   @property
   def schedule(self):
-    """int64[M_t] for each planned round."""
-    return [self.participation.cohort(round_num) for round_num in range(1, self.rounds + 1)]
+    """int64[M_t] for each planned round.
+
+    Raises:
+      ValueError: If it is too long for the memory of an ordinary machine.
+    """
+    cohorts_found, total = [], 0
+    for round_num in range(1, self.rounds + 1):
+      cohorts_found.append(self.participation.cohort(round_num))
+      total += len(cohorts_found[-1])
+      if total > _MOST_PARTICIPATIONS:
+        raise ValueError(
+            f'--rounds={self.rounds} plans more than {_MOST_PARTICIPATIONS:,} participations. Plan fewer rounds, or '
+            'smaller cohorts.'
+        )
+    return cohorts_found
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,16 +9,23 @@ import dataclasses
 import hashlib
 import json
 import math
+import re
 from typing import Any, Dict, List, Mapping, Tuple
 
 import numpy as np
 
 from quap_tff import accounting
 from quap_tff import checks
+from quap_tff import rounding
 from quap_tff import tradeoff
 
 # The version of the certificate's fields and words. Verification compares both, so a change of either is a new version.
-VERSION = 3
+VERSION = 4
+# Versions that are verified, too, and the fields that they have in other words or not at all.
+_EARLIER = {
+    3: ('statement', 'withheld', 'assumptions', 'achieved.is_reading', 'releases.how', 'provenance.stretches'),
+}
+VERSIONS = (*_EARLIER, VERSION)
 # A relative tolerance: sums over rounds are rounded, here and in the filter that limits what clients spend.
 TOLERANCE = 1e-9
 
@@ -28,8 +35,8 @@ _WITHHELD = (
     'The norms of updates and their quantiles, the fraction of updates that were clipped, and the number of updates '
     'that were not finite.',
     'The norms of the signal and of the noise.',
-    'The number of examples of each client, the accuracy of each client, and running times, which depend on the '
-    'numbers of examples.',
+    'The number of examples of each client, and the accuracy of each client.',
+    'Running times, which depend on the numbers of examples: no file of the run holds one.',
     'The seed of the noise, and the checkpoints, which contain the seed.',
 )
 # How many clients may belong to one person or household, with several devices or accounts.
@@ -131,14 +138,14 @@ def refusals(ledger: accounting.RunLedger, facts: Facts) -> List[str]:
   if len(over) and facts.own_epsilon:
     worst = int(over[np.argmax(epsilon[over] / bounds[over])])
     reasons.append(
-        f'{len(over)} of {ledger.num_clients} clients have spent more than their own ε at δ = {facts.delta:g}. Client '
-        f'{worst} has spent ε = {epsilon[worst]:.6g}, and its bound is {bounds[worst]:g}.'
+        f'{len(over)} of {ledger.num_clients} clients have spent more than their own ε at δ = {_whole(facts.delta)}. '
+        f'Client {worst} has spent ε = {rounding.up(epsilon[worst], 6)}, and its bound is {_whole(bounds[worst])}.'
     )
   elif len(over):
     worst = int(np.argmax(mu))
     reasons.append(
-        f'{len(over)} of {ledger.num_clients} clients have spent more than ε = {facts.epsilon:g} at δ = '
-        f'{facts.delta:g}. The most was spent by client {worst} with ε = {epsilon[worst]:.6g}.'
+        f'{len(over)} of {ledger.num_clients} clients have spent more than ε = {_whole(facts.epsilon)} at δ = '
+        f'{_whole(facts.delta)}. The most was spent by client {worst} with ε = {rounding.up(epsilon[worst], 6)}.'
     )
   return reasons
 
@@ -167,7 +174,7 @@ def issue(ledger: accounting.RunLedger, facts: Facts, provenance: Mapping[str, A
   own = [{'epsilon': bound, 'clients': clients} for bound, clients in _own_bounds(facts)]
   certificate = {
       'version': VERSION,
-      'statement': _statement(ledger, facts, float(epsilon.max())),
+      'statement': _statement(ledger, facts, float(epsilon.max()), provenance),
       'guarantee': {
           'unit': accounting.UNIT,
           'neighbours': accounting.ZERO_OUT,
@@ -191,6 +198,8 @@ def issue(ledger: accounting.RunLedger, facts: Facts, provenance: Mapping[str, A
           'epsilon_quantiles': {f'{q:g}': float(np.quantile(epsilon, q)) for q in _QUANTILES},
           'epsilon_histogram': {'edges': edges.tolist(), 'clients': counts.tolist()},
           'mu_max': float(mu.whole.max()),
+          # Whether the run ended before its plan, at a moment that may depend on what it had released.
+          'is_reading': _ended_early(ledger, facts),
       },
       'releases': _releases(ledger, facts, mu),
       'withheld': list(_WITHHELD),
@@ -218,20 +227,21 @@ def problems(
   """
   if not isinstance(certificate, dict):
     return ['The certificate is damaged: it is not a JSON object.']
-  if certificate.get('version') != VERSION:
-    return [
-        f'The certificate has version {certificate.get("version")!r}, but this program verifies version {VERSION}. '
-        'Verify it with the program that issued it.'
-    ]
+  version = certificate.get('version')
   try:
-    expected = issue(ledger, facts, provenance)
+    expected = {**issue(ledger, facts, provenance), 'version': version}
   except ValueError as error:
     return [str(error)]
-  found = list(_differences('', certificate, expected))
+  found = list(_differences('', certificate, expected, skipped=_EARLIER.get(version, ())))
   own = digest({name: value for name, value in certificate.items() if name != 'sha256'})
   if certificate.get('sha256') != own:
     found.append(f'sha256: the digest of the certificate is {own}, but it says {certificate.get("sha256")!r}.')
   return found
+
+
+def is_known(version: Any) -> bool:
+  """Whether certificates of this version can be verified."""
+  return type(version) is int and version in VERSIONS
 
 
 def digest(value: Any) -> str:
@@ -240,23 +250,42 @@ def digest(value: Any) -> str:
   return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _statement(ledger, facts, epsilon_max) -> str:
-  rounds = f'its {ledger.num_rounds:,} rounds'
-  if ledger.num_rounds < facts.planned_rounds:
-    rounds = f'the {ledger.num_rounds:,} rounds that were run, out of {facts.planned_rounds:,} planned rounds'
+def _ended_early(ledger, facts) -> bool:
+  return ledger.num_rounds < facts.planned_rounds
+
+
+def _statement(ledger, facts, epsilon_max, provenance) -> str:
   own = ''
   if facts.own_epsilon:
-    counts = ', '.join(f'ε = {bound:g} for {clients:,}' for bound, clients in _own_bounds(facts))
+    counts = ', '.join(f'ε = {_whole(bound)} for {clients:,}' for bound, clients in _own_bounds(facts))
     own = (
         f' Each client has a bound of its own, which is at most this ε, and for it the same holds with that bound: '
         f'{counts}. The facts give the bound of each client.'
     )
+  most = rounding.up(epsilon_max, 5)
+  if _ended_early(ledger, facts):
+    spent = (
+        f'The run ended after {ledger.num_rounds:,} of {facts.planned_rounds:,} planned rounds, and ε is the bound of '
+        f'the whole plan. A reading of the account at that moment gives ε = {most} for the client that spent most. A '
+        'reading is not a guarantee, because the moment may depend on what was released.'
+    )
+  else:
+    spent = f'The client that spent most has spent ε ≤ {most}.'
+  stretches = len(provenance.get('stretches', ()))
+  changed = f' Its rounds were run in {stretches} stretches by other code, other versions or other machines.'
   return (
-      f'For each of the {ledger.num_clients:,} clients, everything that this run releases is (ε, δ)-differentially '
-      f'private with ε = {facts.epsilon:g} and δ = {facts.delta:g}, in total over {rounds}. Unit: {accounting.UNIT}. '
-      f'Neighbours: {accounting.ZERO_OUT}. Amplification by sampling is not counted. The client that spent most '
-      f'has spent ε = {_rounded_up(epsilon_max)}.{own}'
+      'In real arithmetic, with a trusted server, public cohorts and constants, and a seed that stays secret, the noised '
+      'sums and counts of this run, and everything that is computed from them alone, are (ε, δ)-differentially private '
+      f'for each of the {ledger.num_clients:,} clients with ε = {_whole(facts.epsilon)} and δ = {_whole(facts.delta)}, '
+      f'in total over all {facts.planned_rounds:,} planned rounds. Unit: {accounting.UNIT}. Neighbours: '
+      f'{accounting.ZERO_OUT}. Amplification by sampling is not counted. {spent}{own} The folder is consistent with '
+      f'such a run. Nothing in it proves that the run took place.{changed if stretches > 1 else ""}'
   )
+
+
+def _whole(value: float) -> str:
+  """A given constant in all its digits."""
+  return rounding.up(value, 15)
 
 
 def _own_bounds(facts) -> List[Tuple[float, int]]:
@@ -335,7 +364,7 @@ def _release(what, rounds, share, how):
 def _noise(multipliers, more='') -> str:
   if not len(multipliers):
     return 'never released'
-  ends = sorted({f'{multipliers.min():.6g}', f'{multipliers.max():.6g}'}, key=float)
+  ends = sorted({rounding.down(multipliers.min(), 6), rounding.down(multipliers.max(), 6)}, key=float)
   return f'Gaussian noise with noise multiplier {" to ".join(ends)}{more}'
 
 
@@ -346,7 +375,7 @@ def _assumptions(facts) -> List[str]:
     features = f'Features: {facts.public_data} The data that they were made from are assumed to be public.'
   return [
       'The server is trusted: it sees the clients\' updates, adds the noise, and releases only what is listed here.',
-      'Whether a client takes part in a round does not depend on its data.',
+      'Whether a client takes part in a round does not depend on its data. The cohorts follow from a public seed.',
       f'Each client\'s part of a sum is bounded, and a client without data adds zero. {facts.clipping}',
       'Constants and hyper-parameters are public. It is assumed that their choice does not depend on clients\' data. '
       f'How they were chosen: {facts.tuning}',
@@ -361,30 +390,31 @@ def _assumptions(facts) -> List[str]:
       'approximate real numbers. The low bits of a noised sum can reveal the noise to someone who knows the exact '
       'values of everything except one client\'s update (Mironov 2012; Haney et al. 2022). That attack is outside the '
       'guarantee.',
-      'Running times depend on how much data clients have. They are outside the guarantee.',
+      'Running times depend on how much data clients have. They are outside the guarantee, and so is an observer who '
+      'watches the program run or sees its operator\'s terminal, which shows progress.',
+      'Verification recomputes what follows from the files of the run. It cannot tell whether the program that wrote '
+      'them did what its code says, and not whether a file was left out that somebody had, such as an audit.',
       'The statement is about this run alone. Every other run on the same clients, for tuning or for comparison, adds '
       'to what they spend.',
   ]
 
 
-def _rounded_up(value: float) -> str:
-  return f'{math.ceil(value * 1e4) / 1e4:g}'
-
-
-def _differences(path, found, expected):
+def _differences(path, found, expected, skipped=()):
   """A sentence for each place where two JSON values differ by more than rounding. Skips the certificate's digest."""
   if isinstance(found, dict) and isinstance(expected, dict):
     for name in sorted({*found, *expected} - ({'sha256'} if not path else set())):
       place = f'{path}.{name}' if path else name
+      if re.sub(r'\[\d+\]', '', place) in skipped:
+        continue
       if name not in found:
         yield f'{place} is missing.'
       elif name not in expected:
         yield f'{place} does not belong there.'
       else:
-        yield from _differences(place, found[name], expected[name])
+        yield from _differences(place, found[name], expected[name], skipped)
   elif isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
     for k, pair in enumerate(zip(found, expected)):
-      yield from _differences(f'{path}[{k}]', *pair)
+      yield from _differences(f'{path}[{k}]', *pair, skipped)
   elif not _same(found, expected):
     yield f'{path}: the certificate says {_shown(found)}, but the run gives {_shown(expected)}.'
 

@@ -1,0 +1,176 @@
+"""Reading a folder that somebody else may have made: kinds and sizes first, then contents.
+
+A pipe, a device, a link or a file that claims to unpack to more than the memory holds must not stop or mislead the one
+who checks a folder. So nothing is opened before `entries` has looked at it.
+"""
+
+import csv
+import hashlib
+import json
+import math
+import os
+import stat
+from typing import Any, Dict, List, NamedTuple
+import zipfile
+
+_MEBIBYTE = 1 << 20
+# Far above what runs write: a million clients make a ledger and a clients.csv of some 30 MiB each.
+_MOST_TEXT, _MOST_UNPACKED = 512 * _MEBIBYTE, 2048 * _MEBIBYTE
+_KINDS = (
+    (stat.S_ISLNK, 'link'), (stat.S_ISFIFO, 'pipe'), (stat.S_ISSOCK, 'socket'), (stat.S_ISBLK, 'device'),
+    (stat.S_ISCHR, 'device'),
+)
+
+
+class FolderError(ValueError):
+  """A file is missing from a folder, or damaged, or not a file at all."""
+
+
+class CannotTellError(ValueError):
+  """Nothing can be said of a folder. The reason lies outside it, or it has nothing to check."""
+
+
+class Entries(NamedTuple):
+  """What lies in a folder and its subfolders.
+
+  Attributes:
+    files: Relative paths of the regular files, sorted.
+    empty: Relative paths of subfolders that hold nothing, sorted.
+    special: Relative path and kind of everything that is neither a regular file nor a folder.
+  """
+
+  files: List[str]
+  empty: List[str]
+  special: Dict[str, str]
+
+
+def entries(path: str, without: str = '') -> Entries:
+  """Lists a folder without following a link and without opening a file.
+
+  Args:
+    path: The folder.
+    without: Name of a subfolder that is not looked into.
+
+  Raises:
+    CannotTellError: If there is no such folder, or it may not be read.
+  """
+  if not os.path.isdir(path):
+    raise CannotTellError(f'{path} is not a folder.' if os.path.lexists(path) else f'there is no folder {path}.')
+  found = Entries([], [], {})
+
+  def walk(folder, relative):
+    names = sorted(os.listdir(folder))
+    if not names and relative:
+      found.empty.append(relative)
+    for name in names:
+      whole, place = os.path.join(folder, name), os.path.join(relative, name)
+      mode = os.lstat(whole).st_mode
+      if stat.S_ISREG(mode):
+        found.files.append(place)
+      elif not stat.S_ISDIR(mode):
+        found.special[place] = next((kind for is_kind, kind in _KINDS if is_kind(mode)), 'special file')
+      elif place != without:
+        walk(whole, place)
+
+  try:
+    walk(path, '')
+  except OSError as error:
+    raise CannotTellError(f'{path} cannot be read: {error}.') from None
+  return found._replace(files=sorted(found.files))
+
+
+def check_regular(path: str, name: str, most: int = _MOST_TEXT) -> str:
+  """The path of a file in the folder, if it is a regular one of at most `most` bytes.
+
+  Raises:
+    FolderError: If it is not.
+  """
+  whole = os.path.join(path, name)
+  try:
+    found = os.lstat(whole)
+  except FileNotFoundError:
+    raise FolderError(f'{name} is missing in {path}.') from None
+  except OSError as error:
+    raise FolderError(f'{name} cannot be read: {error}') from None
+  if not stat.S_ISREG(found.st_mode):
+    raise FolderError(f'{name} is not a regular file.')
+  if found.st_size > most:
+    raise FolderError(f'{name} has {found.st_size:,} bytes. At most {most:,} are read.')
+  return whole
+
+
+def read_json(path: str, name: str) -> Any:
+  """A JSON file in the folder.
+
+  Raises:
+    FolderError: If it is missing or damaged, or if it holds a number that is not finite, or a key twice.
+  """
+  whole = check_regular(path, name)
+  try:
+    with open(whole, encoding='utf-8') as f:
+      return json.load(
+          f, parse_int=_integer, parse_float=_finite, parse_constant=_finite, object_pairs_hook=_without_repetition
+      )
+  except (OSError, ValueError, RecursionError) as error:
+    raise FolderError(f'{name} is damaged: {error}') from None
+
+
+def _integer(text):
+  if len(text) > 20:
+    raise ValueError(f'{text[:20]}… has too many digits')
+  return int(text)
+
+
+def _finite(text):
+  if not math.isfinite(float(text)):
+    raise ValueError(f'{text} is not a finite number')
+  return float(text)
+
+
+def _without_repetition(pairs):
+  value = dict(pairs)
+  if len(value) != len(pairs):
+    raise ValueError('a key appears twice')
+  return value
+
+
+def read_rows(path: str, name: str) -> List[Dict[str, str]]:
+  """The rows of a CSV file in the folder. Raises `FolderError` if it is missing or damaged."""
+  whole = check_regular(path, name)
+  try:
+    with open(whole, newline='', encoding='utf-8') as f:
+      rows = list(csv.DictReader(f))
+  except (OSError, ValueError, csv.Error) as error:
+    raise FolderError(f'{name} cannot be read: {error}') from None
+  if any(None in row or None in row.values() for row in rows):
+    raise FolderError(f'{name} is damaged: its rows have different lengths.')
+  return rows
+
+
+def check_archive(path: str, name: str) -> str:
+  """The path of a ZIP file in the folder (.npz, .keras), if it does not unpack to more than is read.
+
+  Raises:
+    FolderError: If it is missing or damaged, or too large.
+  """
+  whole = check_regular(path, name, _MOST_UNPACKED)
+  try:
+    with zipfile.ZipFile(whole) as archive:
+      unpacked = sum(item.file_size for item in archive.infolist())
+  except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError) as error:
+    raise FolderError(f'{name} cannot be read: {error}') from None
+  if unpacked > _MOST_UNPACKED:
+    raise FolderError(f'{name} unpacks to {unpacked:,} bytes. At most {_MOST_UNPACKED:,} are read.')
+  return whole
+
+
+def digest(path: str, name: str) -> str:
+  """SHA-256 of a file in the folder, in hex. Raises `FolderError` if it cannot be read."""
+  found = hashlib.sha256()
+  try:
+    with open(check_regular(path, name, _MOST_UNPACKED), 'rb') as f:
+      for block in iter(lambda: f.read(_MEBIBYTE), b''):
+        found.update(block)
+  except OSError as error:
+    raise FolderError(f'{name} cannot be read: {error}') from None
+  return found.hexdigest()
