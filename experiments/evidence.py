@@ -124,6 +124,8 @@ def read(path: str, source_digest: str, version: int = certificates.VERSION) -> 
   }
   if version > 3:
     provenance['stretches'] = _stretches(run, ledger.num_rounds)
+  elif 'stretches' in run:
+    problems.append(f'{run_directory.RUN} is of a later version than {CERTIFICATE}, which has version {version}.')
   return Evidence(plan, ledger, facts, provenance, problems, _warnings(path, found.files, version))
 
 

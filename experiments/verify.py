@@ -88,22 +88,24 @@ def verify(path: str, public_key: Optional[str] = None) -> Verdict:
   try:
     certificate = folder_files.read_json(path, evidence.CERTIFICATE)
     version = certificate.get('version') if isinstance(certificate, dict) else None
-    if isinstance(certificate, dict) and not certificates.is_known(version):
+    if type(version) is not int:
+      raise folder_files.FolderError(f'{evidence.CERTIFICATE} is damaged: it is not a JSON object with a version.')
+    if version not in certificates.VERSIONS:
       raise CannotTellError(
-          f'the certificate has version {version!r}, and this program verifies the versions '
-          f'{", ".join(map(str, certificates.VERSIONS))}. Verify it with the program that issued it.'
+          f'the certificate has version {version}, and this program verifies the versions '
+          f'{" and ".join(map(str, certificates.VERSIONS))}. Verify it with the program that issued it.'
       )
-    kept = folders.read_evidence(path, version or certificates.VERSION)
+    kept = folders.read_evidence(path, version)
   except folder_files.FolderError as error:
     return Verdict([str(error)], [], [], '')
   warnings, provenance = list(kept.warnings), dict(kept.provenance)
-  code = certificate.get('provenance', {}).get('code') if isinstance(certificate, dict) else None
+  said = certificate.get('provenance')
+  code = said.get('code') if isinstance(said, dict) else None
   if code != provenance['code'] and isinstance(code, dict):
     warnings.append(f'The run was made by other code: {code}. This code is {provenance["code"]}.')
     provenance['code'] = code
   problems = kept.problems + certificates.problems(certificate, kept.ledger, kept.facts, provenance)
-  if isinstance(certificate, dict):
-    problems += folders.audit_problems(path, certificate)
+  problems += folders.audit_problems(path, certificate)
   is_current = version == certificates.VERSION
   if not problems and is_current and folders.page_differs(path, certificate):
     problems.append(f'{evidence.PAGE} does not match {evidence.CERTIFICATE}.')

@@ -239,11 +239,6 @@ def problems(
   return found
 
 
-def is_known(version: Any) -> bool:
-  """Whether certificates of this version can be verified."""
-  return type(version) is int and version in VERSIONS
-
-
 def digest(value: Any) -> str:
   """SHA-256, in hex, of a value's canonical JSON: keys sorted, no spaces, UTF-8."""
   text = json.dumps(value, sort_keys=True, separators=(',', ':'), ensure_ascii=False, allow_nan=False)

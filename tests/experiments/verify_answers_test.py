@@ -71,7 +71,6 @@ class TestCannotBeVerified:
       (shutil.rmtree, 'there is no folder'),
       (lambda path: (path / 'certificate.json').unlink(), 'holds no certificate.json'),
       (lambda path: _resealed(path, lambda certificate: certificate.update(version=99)), 'has version 99'),
-      (lambda path: _resealed(path, lambda certificate: certificate.update(version=True)), 'has version True'),
   ])
   def test_a_reason_that_is_not_the_folders_fault(self, break_it, words, certified, capsys):
     break_it(certified)

@@ -96,7 +96,8 @@ class TestVerify:
   def test_a_good_one(self, certified, capsys):
     assert verify.main(['verify', str(certified)]) == 0
     out, err = capsys.readouterr()
-    assert out.startswith('VALID\nFor each of the 8 clients') and 'ε = 4 and δ = 1e-05' in out and not err
+    assert out.startswith('VALID\nIn real arithmetic, with a trusted server, ') and not err
+    assert 'for each of the 8 clients with ε = 4 and δ = 1e-05' in out and out.endswith('that the run took place.\n')
 
   def test_loads_no_tensorflow(self, certified):
     code = (
@@ -115,7 +116,7 @@ class TestVerify:
     assert done.returncode == 1 and done.stdout.startswith('INVALID\n  final_model.keras cannot be read')
 
   @pytest.mark.parametrize('name', [
-      'certificate.json', 'ledger.npz', 'run.json', 'final_model.keras', 'summary.json', 'clients.csv', 'metrics.csv'
+      'ledger.npz', 'run.json', 'final_model.keras', 'summary.json', 'clients.csv', 'metrics.csv'
   ])
   def test_a_file_that_is_missing(self, certified, name):
     (certified / name).unlink()
@@ -134,15 +135,6 @@ class TestVerify:
     path.write_text(path.read_text(encoding='utf-8').replace(repr(mean), number), encoding='utf-8')
     assert _problems(certified)
 
-  def test_what_is_no_folder(self, tmp_path, capsys):
-    assert verify.main(['verify', str(tmp_path / 'nowhere')]) == 1
-    assert 'nowhere is not a folder' in capsys.readouterr().out
-
-  def test_wrong_arguments(self):
-    for arguments in ([], ['a', 'b']):
-      with pytest.raises(ValueError, match='Give exactly one folder to verify'):
-        verify.main(['verify', *arguments])
-
   def test_other_code_is_a_warning(self, certified, monkeypatch, capsys):
     monkeypatch.setattr(folders, 'source_digest', lambda: 'other')
     assert verify.main(['verify', str(certified)]) == 0
@@ -157,9 +149,13 @@ class TestVerify:
     assert not _problems(certified)
 
   def test_a_run_of_another_method(self, tmp_path, capsys):
-    assert harness.main(*harness.TINY, '--stop_after=1', f'--output_dir={tmp_path / "run"}') == 0
+    path = tmp_path / 'run'
+    assert harness.main(*harness.TINY, '--stop_after=1', f'--output_dir={path}') == 0
     capsys.readouterr()
-    [problem] = _problems(tmp_path / 'run')
+    assert verify.main(['verify', str(path)]) == 2
+    assert 'holds no certificate.json. Only runs of --algorithm=certified have one' in capsys.readouterr().out
+    (path / 'certificate.json').write_text('{"version": 4}')
+    [problem] = _problems(path)
     assert 'a run of --algorithm=quap has no certificate' in problem
 
   def test_a_run_that_was_stopped_says_how_far_it_came(self, tmp_path, capsys):
@@ -168,7 +164,9 @@ class TestVerify:
     capsys.readouterr()
     assert verify.main(['verify', str(path)]) == 0
     out, err = capsys.readouterr()
-    assert 'the 2 rounds that were run, out of 6 planned rounds' in out
+    assert 'in total over all 6 planned rounds' in out and 'The run ended after 2 of 6 planned rounds' in out
+    assert 'A reading of the account at that moment gives ε = ' in out and 'A reading is not a guarantee' in out
+    assert 'has spent ε' not in out
     assert 'holds the state of the run, which contains the seed of the noise' in err
 
 
@@ -254,7 +252,7 @@ _FORGERIES = {
         ), False, 'provenance.code'
     ),
     'other relations': (_certificate('other_relations', 1, 'epsilon', value=4.0), False, 'other_relations[1].epsilon'),
-    'version': (_certificate('version', value=1), False, 'version 1'),
+    'version': (_certificate('version', value=3), False, 'run.json is of a later version'),
     # A ledger that is not the flags'.
     'rounds cut': (_cut_ledger, True, 'metrics.csv does not hold one row for each of the ledger\'s 3 rounds'),
     'halved weights': (_ledger(weights=lambda w: w / 2), True, 'other weights than follow from the cohorts'),
@@ -460,8 +458,8 @@ class TestSecrets:
     }
     assert verify.main(['verify', str(published)]) == 0
     assert not capsys.readouterr().err
-    with pytest.raises(ValueError, match='already exists'):
-      verify.main(['verify', str(path), f'--publish={published}'])
+    assert verify.main(['verify', str(path), f'--publish={published}']) == 2
+    assert 'already exists: give a new folder' in capsys.readouterr().err
 
   def test_an_invalid_folder_is_not_published(self, certified, tmp_path, capsys):
     (certified / 'losses.csv').write_text('x')
