@@ -131,7 +131,7 @@ class QuapAggregationFactory(tff.aggregators.WeightedAggregationFactory):
     @tff.tensorflow.computation(value_type, weight_type, message_type)
     def report(value, weight, message):
       update = tf.nest.flatten(value)
-      norm = mechanism.update_norm(config, critical, update) / message['scale']
+      norm = mechanism.update_norm(config, critical, update, message['scale'])
       own_report = collections.OrderedDict(client_id=tf.cast(read_client_id(weight), tf.int64), norm=norm)
       if observes:
         own_report['observation'] = mechanism.observe_update(config, critical, update, norm, message['budget'])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from typing import Any, Optional
+from typing import Any, Iterable, List, Optional, Sequence
 
 from quap_tff import checks
 from quap_tff import gaussian
@@ -18,7 +18,13 @@ from quap_tff.lazy import tf
 
 # Larger norms would become +inf in float32, which means "no bound": neither clipped nor noised.
 LARGEST_NORM = 1e38
-_SMALLEST_NORM = 1e-30
+# Updates that are clipped to a smaller norm would lose bits in float32, whatever the weight.
+SMALLEST_CLIP = 1e-20
+# TFF's own aggregators compute norms in float32, where the squares of entries below 1e-19 are 0, and those above 1e19
+# overflow. Between these limits neither matters, for any number of weights.
+TFF_SMALLEST_CLIP, TFF_LARGEST_NORM = 1e-10, 1e19
+# The most that rounding its entries to float32 adds to the norm of an update, as a share.
+_ROUNDING = 2.0**-24
 TIMINGS = ('current', 'previous')
 
 # Each client of the cohort adds 1/2 or -1/2 to the centred count, as in the paper. A client without data adds nothing.
@@ -88,11 +94,11 @@ class QuantileEma(ClipRule):
     checks.number('clip momentum', self.momentum, at_least=0, below=1)
     checks.number('min_clip', self.min_clip, at_least=0, at_most=LARGEST_NORM)
     if self.max_clip is not None:
-      checks.number('max_clip', self.max_clip, above=0, at_most=LARGEST_NORM)
+      _check_norm('max_clip', self.max_clip)
       if self.min_clip > self.max_clip:
         raise ValueError(f'min_clip must not be above max_clip, found {self.min_clip} > {self.max_clip}.')
     if self.initial_clip is not None:
-      checks.number('initial_clip', self.initial_clip, above=0, at_most=LARGEST_NORM)
+      _check_norm('initial_clip', self.initial_clip)
     if self.timing not in TIMINGS:
       raise registry.unknown_name_error('clip timing', self.timing, TIMINGS)
     if self.timing == 'previous' and self.initial_clip is None:
@@ -115,7 +121,8 @@ class QuantileEma(ClipRule):
     if self.max_clip is not None:
       target = tf.minimum(target, self.max_clip)
     average = tf.where(tf.math.is_inf(norm), target, self.momentum * norm + (1.0 - self.momentum) * target)
-    return tf.where(tf.math.is_nan(average), norm, average)
+    # An infinite norm stays: there has been none yet.
+    return tf.where(tf.math.is_nan(average), norm, tf.maximum(average, SMALLEST_CLIP))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +132,7 @@ class Fixed(ClipRule):
   norm: float = 1.0
 
   def __post_init__(self):
-    checks.number('clipping norm', self.norm, above=0, at_most=LARGEST_NORM)
+    _check_norm('clipping norm', self.norm)
 
   @property
   def initial_norm(self) -> float:
@@ -154,7 +161,7 @@ class PrivateQuantile(ClipRule):
 
   def __post_init__(self):
     checks.number('clip quantile', self.quantile, at_least=0, at_most=1)
-    checks.number('initial_clip', self.initial_clip, above=0, at_most=LARGEST_NORM)
+    _check_norm('initial_clip', self.initial_clip)
     checks.number('clip learning_rate', self.learning_rate, above=0)
     checks.number('count_stddev', self.count_stddev, at_least=0)
 
@@ -177,8 +184,8 @@ class PrivateQuantile(ClipRule):
     count = tf.cast(tf.reduce_sum(centred), tf.float64) + gaussian.noise(noise_seed, [], self.count_stddev)
     cohort_size = tf.cast(tf.size(norms), tf.float32)
     below = tf.cast(count, tf.float32) / tf.maximum(cohort_size, 1.0) + 0.5
-    moved = tf.minimum(norm * tf.exp(-self.learning_rate * (below - self.quantile)), LARGEST_NORM)
-    return tf.where(cohort_size > 0, moved, norm)
+    moved = norm * tf.exp(-self.learning_rate * (below - self.quantile))
+    return tf.where(cohort_size > 0, tf.clip_by_value(moved, SMALLEST_CLIP, LARGEST_NORM), norm)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,7 +207,7 @@ class NoisedMean(ClipRule):
 
   def __post_init__(self):
     checks.number('factor of the clipping norm', self.factor, above=1, at_most=100)
-    checks.number('initial_clip', self.initial_clip, above=0, at_most=LARGEST_NORM)
+    _check_norm('initial_clip', self.initial_clip)
     checks.number('noise_multiplier of the norms', self.noise_multiplier, at_least=0)
 
   @property
@@ -222,8 +229,8 @@ class NoisedMean(ClipRule):
     total += scale * gaussian.noise(noise_seed, [], self.noise_multiplier)
     cohort_size = tf.cast(tf.size(norms), tf.float32)
     target = self.factor * tf.cast(total, tf.float32) / tf.maximum(cohort_size, 1.0)
-    moved = tf.minimum(tf.clip_by_value(target, norm / 2.0, norm * 2.0), LARGEST_NORM)
-    return tf.where(cohort_size > 0, moved, norm)
+    moved = tf.clip_by_value(target, norm / 2.0, norm * 2.0)
+    return tf.where(cohort_size > 0, tf.clip_by_value(moved, SMALLEST_CLIP, LARGEST_NORM), norm)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,7 +246,7 @@ class Decaying(ClipRule):
   decay: float = 0.99
 
   def __post_init__(self):
-    checks.number('initial_clip', self.initial_clip, above=0, at_most=LARGEST_NORM)
+    _check_norm('initial_clip', self.initial_clip)
     checks.number('decay of the clipping norm', self.decay, above=0, at_most=1)
 
   @property
@@ -248,8 +255,7 @@ class Decaying(ClipRule):
 
   def next_norm(self, norm, norms, noise_seed):
     del norms, noise_seed
-    # Below this, float32 loses bits.
-    return tf.maximum(norm * self.decay, _SMALLEST_NORM)
+    return tf.maximum(norm * self.decay, SMALLEST_CLIP)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -288,12 +294,34 @@ def quantile(values: tf.Tensor, q: Any) -> tf.Tensor:
 
 
 def clip_factor(norm: tf.Tensor, clipping_norm: tf.Tensor) -> tf.Tensor:
-  """min(1, C/‖g‖), elementwise: 1 for ‖g‖ = 0 or C = +inf; 0 for a NaN norm (an update that is not finite)."""
+  """min(1, C/‖g‖), elementwise, float64: 1 for ‖g‖ = 0 or C = +inf; 0 for a NaN norm (an update that is not finite)."""
+  norm, clipping_norm = tf.cast(norm, tf.float64), tf.cast(clipping_norm, tf.float64)
   within = tf.logical_or(norm <= clipping_norm, tf.equal(norm, 0.0))
   factor = tf.where(within, tf.ones_like(norm), clipping_norm / tf.where(within, tf.ones_like(norm), norm))
   return tf.where(tf.math.is_nan(norm), tf.zeros_like(norm), factor)
 
 
-def global_norm(tensors: Any) -> tf.Tensor:
-  """The L2 norm of a list of float tensors taken together, float32; 0 for an empty list."""
-  return tf.sqrt(tf.add_n([tf.zeros([])] + [2.0 * tf.nn.l2_loss(tf.cast(t, tf.float32)) for t in tensors]))
+def scaled_down(tensors: Sequence[tf.Tensor], factor: tf.Tensor) -> List[tf.Tensor]:
+  """The tensors times a `clip_factor`, or a bit less: their norm is at most C after rounding, too; equal for 1."""
+  factor = tf.where(factor < 1, factor * (1 - _ROUNDING), factor)
+  return [tf.cast(tf.cast(one, tf.float64) * factor, one.dtype) for one in tensors]
+
+
+def global_norm(tensors: Iterable[Any]) -> tf.Tensor:
+  """The L2 norm of a list of float tensors taken together, float64; 0 for an empty list.
+
+  It is not finite if an entry is not finite. The squares of all float32 numbers are within float64's range.
+  """
+  # l2_loss is half the sum of the squares, without a tensor of squares.
+  halves = [tf.nn.l2_loss(tf.cast(one, tf.float64)) for one in tensors]
+  return tf.sqrt(2.0 * tf.add_n([tf.zeros([], tf.float64), *halves]))
+
+
+def as_float32(norm: tf.Tensor) -> tf.Tensor:
+  """A float64 norm >= 0 as float32, rounded up: an update within C by this norm is within C."""
+  nearest = tf.cast(norm, tf.float32)
+  return tf.where(tf.cast(nearest, tf.float64) < norm, nearest * (1 + 2 * _ROUNDING), nearest)
+
+
+def _check_norm(name, value):
+  checks.number(name, value, at_least=SMALLEST_CLIP, at_most=LARGEST_NORM)

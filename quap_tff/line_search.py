@@ -78,8 +78,8 @@ class LineSearchConfig:
     checks.number('epsilon', self.epsilon, above=0, at_most=100)
     checks.number('delta', self.delta, above=0, below=1)
     checks.integer('planned_rounds', self.planned_rounds, at_least=1)
-    checks.number('clipping norm', self.clip, above=0, at_most=1e20)
-    checks.number('loss_clip', self.loss_clip, above=0, at_most=1e20)
+    checks.number('clipping norm', self.clip, at_least=clip_rules.SMALLEST_CLIP, at_most=1e20)
+    checks.number('loss_clip', self.loss_clip, at_least=clip_rules.SMALLEST_CLIP, at_most=1e20)
     if not self.steps:
       raise ValueError('steps is empty. Give at least one step size, such as steps=0.5/1/2.')
     for step in self.steps:
@@ -153,21 +153,20 @@ def plan_round(config: LineSearchConfig, state: ServerState, client_ids: tf.Tens
   """Who of a cohort can still pay for a round; raises as `mechanism.checked_ids` does."""
   client_ids = quap_mechanism.checked_ids(config, client_ids)
   cost = (1 / tf.square(state.multiplier) + 1 / config.loss_multiplier**2) * (1 + 2.0**-50)
-  own = tf.gather(state.spent, client_ids) + cost
-  pays = own <= config.limit
+  before = tf.gather(state.spent, client_ids)
+  pays = before + cost <= config.limit
   places = client_ids[:, tf.newaxis]
-  spent = tf.tensor_scatter_nd_update(state.spent, places, tf.where(pays, own, own - cost))
+  spent = tf.tensor_scatter_nd_update(state.spent, places, tf.where(pays, before + cost, before))
   return RoundPlan(client_ids, tf.cast(pays, tf.float32), spent)
 
 
 def bounded(values: List[tf.Tensor], bound: float, weight: tf.Tensor) -> List[tf.Tensor]:
   """The tensors scaled to a joint norm of at most `bound`, times a weight; zero if one of them is not finite."""
   norm = clip_rules.global_norm(values)
-  factor = clip_rules.clip_factor(tf.where(tf.math.is_finite(norm), norm, float('nan')), tf.constant(bound, tf.float32))
+  # The last factor is room for the rounding of the clipped entries, as in `quap_tff.certified.mechanism`.
+  factor = clip_rules.clip_factor(norm, bound) * tf.cast(weight, tf.float64) * (1 - 2.0**-20)
   keeps = tf.math.is_finite(norm)
-  # float32 rounds the norm: this keeps the result within the bound.
-  factor *= weight * (1 - 2.0**-20)
-  return [tf.where(keeps, v * tf.cast(factor, v.dtype), tf.zeros_like(v)) for v in values]
+  return [tf.where(keeps, tf.cast(tf.cast(v, tf.float64) * factor, v.dtype), tf.zeros_like(v)) for v in values]
 
 
 def noised_direction(

@@ -119,12 +119,20 @@ def initial_participation(config: Any) -> Any:
   return tf.nest.map_structure(lambda zeros: tf.zeros(zeros.shape, zeros.dtype), state)
 
 
-def update_norm(config: configs.QuapConfig, critical: Sequence[int], update: List[tf.Tensor]) -> tf.Tensor:
-  """The norm that is clipped, float32; NaN if any entry of the whole update is not finite (or its norm overflows)."""
+def update_norm(
+    config: configs.QuapConfig, critical: Sequence[int], update: List[tf.Tensor], scale: Any = 1.0
+) -> tf.Tensor:
+  """The norm that is clipped, in units of `scale`, float32, rounded up.
+
+  It is NaN if any entry of the whole update is not finite, or if its norm is too large for float32.
+  """
   critical_norm = clip_rules.global_norm([update[i] for i in critical])
   other_norm = clip_rules.global_norm([u for i, u in enumerate(update) if i not in critical])
   whole_norm = tf.sqrt(tf.square(critical_norm) + tf.square(other_norm))
-  norm = whole_norm if config.clip_scope == 'all_layers' else critical_norm
+  norm, whole_norm = (
+      clip_rules.as_float32(one / tf.cast(scale, tf.float64))
+      for one in (whole_norm if config.clip_scope == 'all_layers' else critical_norm, whole_norm)
+  )
   return tf.where(tf.math.is_finite(whole_norm), norm, float('nan'))
 
 
@@ -141,10 +149,10 @@ def clip_update(
     config: configs.QuapConfig, critical: Sequence[int], update: List[tf.Tensor], norm: tf.Tensor, clip: tf.Tensor
 ) -> List[tf.Tensor]:
   """The update with its critical layers (or all, by `clip_scope`) clipped; all zero unless `norm` is finite."""
-  clipped = clipped_positions(config, critical, len(update))
-  factor = clip_rules.clip_factor(norm, clip)
-  scaled = [u * tf.cast(factor, u.dtype) if i in clipped else u for i, u in enumerate(update)]
-  return finite_update(scaled, norm)
+  positions = clipped_positions(config, critical, len(update))
+  clipped = clip_rules.scaled_down([update[i] for i in positions], clip_rules.clip_factor(norm, clip))
+  scaled = dict(zip(positions, clipped))
+  return finite_update([scaled.get(i, u) for i, u in enumerate(update)], norm)
 
 
 def finite_update(update: List[tf.Tensor], norm: tf.Tensor) -> List[tf.Tensor]:
@@ -345,8 +353,9 @@ def finish_round(
   for index, drawn in zip(critical, noise):
     mean[index] = tf.cast(tf.cast(mean[index], tf.float64) + drawn, mean[index].dtype)
   if config.max_agg_norm is not None:
-    factor = clip_rules.clip_factor(clip_rules.global_norm(mean), tf.constant(config.max_agg_norm, tf.float32))
-    mean = [u * tf.cast(factor, u.dtype) for u in mean]
+    mean = clip_rules.scaled_down(
+        mean, clip_rules.clip_factor(clip_rules.global_norm(mean), tf.constant(config.max_agg_norm, tf.float32))
+    )
 
   round_num = state.round + 1
   new_state = ServerState(
@@ -356,7 +365,7 @@ def finish_round(
       noise=state.noise._replace(counter=state.noise.counter + tf.cast(plan.cohort_size > 0, tf.int64)),
       budget=config.budget.rule.after_round(plan.budget, [mean[i] for i in critical], plan.cohort_size),
   )
-  signal_norm, noise_norm = clip_rules.global_norm(signal), clip_rules.global_norm(noise)
+  signal_norm, noise_norm = (tf.cast(clip_rules.global_norm(part), tf.float32) for part in (signal, noise))
   measurements = collections.OrderedDict(
       round=round_num,
       cohort_size=plan.cohort_size,

@@ -15,8 +15,8 @@ from quap_tff.certified import clip_split as clip_splits
 from quap_tff.certified import privacy_filter
 from quap_tff.certified import weight_rules
 
-# Within these limits float32 neither loses bits nor overflows, whatever the noise multiplier and the weight.
-SMALLEST_CLIP, LARGEST_CLIP = 1e-20, 1e20
+# Up to this norm float32 does not overflow, whatever the noise multiplier and the weight.
+LARGEST_CLIP = 1e20
 SMALLEST_MULTIPLIER, LARGEST_MULTIPLIER = 1e-3, 1e9
 
 
@@ -131,8 +131,8 @@ class CertifiedConfig:
           'Without a clipping norm nothing bounds what one client adds, and no noise covers it. Use clip rule fixed or '
           'private_quantile.'
       )
-    checks.number('clipping norm', self.clip.initial_norm, at_least=SMALLEST_CLIP, at_most=LARGEST_CLIP)
-    if 1 / self.clip.count_noise_multiplier**2 >= privacy_filter.limit_of(self.epsilon, self.delta):
+    checks.number('clipping norm', self.clip.initial_norm, at_most=LARGEST_CLIP)
+    if not self._count_cost < privacy_filter.limit_of(self.epsilon, self.delta):
       raise ValueError(
           f'epsilon={self.epsilon:g} at delta={self.delta:g} is too small to pay for one noised count of the '
           'private quantile. Give the counts more noise (count_stddev), or use a fixed clipping norm.'
@@ -180,9 +180,15 @@ class CertifiedConfig:
     return privacy_filter.Prices(
         limit=limit,
         noise_multiplier=self.noise_multiplier,
-        count_cost=1 / self.clip.count_noise_multiplier**2,
+        count_cost=self._count_cost,
         correlation=self.correlation,
     )
+
+  @property
+  def _count_cost(self) -> float:
+    """1/c² of the noised count; 0 if there is none."""
+    share = 1 / self.clip.count_noise_multiplier
+    return share * share
 
   @property
   def counts_norms(self) -> bool:

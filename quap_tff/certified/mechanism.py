@@ -27,6 +27,7 @@ from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
+from quap_tff import clip_rules
 from quap_tff import gaussian
 from quap_tff import mechanism as quap_mechanism
 from quap_tff import participation as participations
@@ -176,7 +177,7 @@ def next_clip(
     return state.clip
   counted = tf.boolean_mask(norms, weights > 0)
   moved = config.clip.next_norm(state.clip, counted, seeds.fold_in(plan.seed, tf.constant(_CLIP_RULE, tf.int64)))
-  return tf.clip_by_value(moved, configs.SMALLEST_CLIP, configs.LARGEST_CLIP)
+  return tf.minimum(moved, configs.LARGEST_CLIP)
 
 
 def contribute(
@@ -286,10 +287,7 @@ def _round_seed(state, client_ids):
 
 
 def _group_norms(groups, update):
-  return [
-      tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(tf.cast(update[i], tf.float64))) for i in group.indices]))
-      for group in groups
-  ]
+  return [clip_rules.global_norm([update[i] for i in group.indices]) for group in groups]
 
 
 def _all_finite(norms):

@@ -78,7 +78,7 @@ def randomize(update: List[tf.Tensor], clip: Any, noise_multiplier: Any, seed: t
     seed: int64[2], of this client and round.
   """
   exact = [tf.cast(u, tf.float64) for u in update]
-  norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(u)) for u in exact]))
+  norm = clip_rules.global_norm(exact)
   bound = tf.cast(clip, tf.float64) * (1 - CLIP_MARGIN)
   factor = tf.minimum(tf.ones_like(norm), bound / tf.maximum(norm, np.finfo(np.float64).tiny))
   message = []

@@ -79,9 +79,11 @@ class PtAdp(budgets.ClientBudgetRule):
 
   def observe(self, critical_update, announced):
     """The cosine of the update's critical part, clipped or not, with the last aggregate; 0 if either is zero."""
-    product = tf.add_n([tf.zeros([])] + [tf.reduce_sum(u * a) for u, a in zip(critical_update, announced)])
+    product = tf.add_n([tf.zeros([], tf.float64)] + [
+        tf.reduce_sum(tf.cast(u, tf.float64) * tf.cast(a, tf.float64)) for u, a in zip(critical_update, announced)
+    ])
     norms = clip_rules.global_norm(critical_update) * clip_rules.global_norm(announced)
-    return tf.clip_by_value(tf.math.divide_no_nan(product, norms), -1.0, 1.0)
+    return tf.cast(tf.clip_by_value(tf.math.divide_no_nan(product, norms), -1.0, 1.0), tf.float32)
 
   def next_state(self, config, state, client_ids, budgets, observations):
     indices = client_ids[:, tf.newaxis]

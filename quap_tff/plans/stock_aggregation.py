@@ -2,7 +2,9 @@
 
 What is added around them is the same for every method:
   * client ids are ignored: every member of a cohort counts the same;
-  * an update whose norm is not finite counts as zero, as in TFF's own client work, because clipping would not bound it;
+  * an update whose norm is not finite counts as zero, as in TFF's own client work, because clipping would not bound it.
+    So does one whose norm is too large for TFF's float32 arithmetic;
+  * if an adaptive clipping norm falls so low that TFF's float32 norms do not bound updates, the round's sum is left out;
   * a round without clients releases noise, as in TFF; otherwise an observer would learn that nobody came. Only DP-FTRL
     leaves such a round out of its tree, and it claims no amplification by sampling;
   * the state consists of numbers of fixed shapes, as a checkpoint needs. It leaves out the DP event, which is TFF's
@@ -89,8 +91,8 @@ class StockAggregationFactory(tff.aggregators.WeightedAggregationFactory):
     @tff.tensorflow.computation(value_type)
     def prepare(value):
       update = tf.nest.flatten(value)
-      finite = tf.math.is_finite(clip_rules.global_norm(update))
-      return stock.grouped([tf.where(finite, u, tf.zeros_like(u)) for u in update])
+      is_bounded = clip_rules.global_norm(update) <= clip_rules.TFF_LARGEST_NORM  # False for NaN.
+      return stock.grouped([tf.where(is_bounded, u, tf.zeros_like(u)) for u in update])
 
     record_type = prepare.type_signature.result
     inner = stock.factory(record_type).create(record_type)
@@ -116,11 +118,11 @@ class StockAggregationFactory(tff.aggregators.WeightedAggregationFactory):
       query = tf.nest.map_structure(
           lambda before, after: tf.where(counts, after, before), state['query'], stock.kept(inner_state.query_state)
       )
-      mean = [tf.where(counts, u, tf.zeros_like(u)) for u in tf.nest.flatten(aggregate)]
+      norms = tf.stack(stock.clipping_norms(state['query']))
+      is_released = tf.logical_and(counts, tf.reduce_all(norms >= clip_rules.TFF_SMALLEST_CLIP))
+      mean = [tf.where(is_released, u, tf.zeros_like(u)) for u in tf.nest.flatten(aggregate)]
       round_num = state['round'] + 1
-      measurements = collections.OrderedDict(
-          round=round_num, cohort_size=cohort_size, clipping_norms=tf.stack(stock.clipping_norms(state['query']))
-      )
+      measurements = collections.OrderedDict(round=round_num, cohort_size=cohort_size, clipping_norms=norms)
       new_state = collections.OrderedDict(round=round_num, query=query)
       return new_state, tf.nest.pack_sequence_as(specs, mean), measurements
 

@@ -118,9 +118,9 @@ class TestFixed:
     assert not clip_rules.Fixed().uses_current_norms
     assert not clip_rules.Fixed().releases_exact_norms
 
-  @pytest.mark.parametrize('norm', [0.0, -1.0, math.nan, math.inf, 1e39, None])
+  @pytest.mark.parametrize('norm', [0.0, 1e-24, -1.0, math.nan, math.inf, 1e39, None])
   def test_bad_values(self, norm):
-    with pytest.raises(ValueError, match='clipping norm must be a finite number greater than 0'):
+    with pytest.raises(ValueError, match='clipping norm must be a finite number at least 1e-20'):
       clip_rules.Fixed(norm)
 
 

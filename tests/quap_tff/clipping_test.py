@@ -74,7 +74,7 @@ class TestClipFactor:
       ],
   )
   def test_by_hand(self, norm, clip, expected):
-    assert clip_rules.clip_factor(_f32(norm), _f32(clip)) == np.float32(expected)
+    assert clip_rules.clip_factor(_f32(norm), _f32(clip)) == expected
 
   def test_elementwise(self):
     np.testing.assert_array_equal(clip_rules.clip_factor(_f32([8, 2, 0, _NAN]), _f32(4.0)), [0.5, 1, 1, 0])
@@ -91,7 +91,7 @@ class TestGlobalNorm:
 
   def test_tensors_are_taken_together(self):
     norm = clip_rules.global_norm([_f32([[1, 2], [2, 0]]), _f32([4])])
-    assert norm.dtype == tf.float32
+    assert norm.dtype == tf.float64
     np.testing.assert_allclose(norm, 5.0)
 
   def test_of_nothing_is_zero(self):
@@ -101,9 +101,26 @@ class TestGlobalNorm:
     tensors = [tf.constant([3.0], tf.float64), tf.constant([4.0], tf.bfloat16)]
     np.testing.assert_allclose(clip_rules.global_norm(tensors), 5.0)
 
-  @pytest.mark.parametrize('entry', [_NAN, _INF, -_INF, 1e30])
-  def test_is_not_finite_where_entries_are_not_or_squares_overflow(self, entry):
+  @pytest.mark.parametrize('entry', [_NAN, _INF, -_INF])
+  def test_is_not_finite_where_entries_are_not(self, entry):
     assert not math.isfinite(clip_rules.global_norm([_f32([1.0, entry])]))
+
+  @pytest.mark.parametrize('scale', [1e-35, 1e-24, 1e30, 8e37])
+  def test_is_right_where_squares_are_beyond_float32(self, scale):
+    tensors = [_f32([3 * scale]), _f32([4 * scale])]
+    np.testing.assert_allclose(clip_rules.global_norm(tensors), 5 * scale, rtol=1e-6)
+
+
+class TestAsFloat32:
+
+  @given(norm=st.floats(2.0**-120, 2.0**120))
+  @settings(derandomize=True, deadline=None, max_examples=200)
+  def test_is_rounded_up_by_at_most_two_units(self, norm):
+    rounded = float(clip_rules.as_float32(tf.constant(norm, tf.float64)))
+    assert norm <= rounded <= norm * (1 + 2.0**-22)
+
+  def test_of_a_float32_is_itself(self):
+    assert clip_rules.as_float32(tf.constant(np.float64(np.float32(0.1)))) == np.float32(0.1)
 
 
 class TestClipRule:

@@ -76,7 +76,7 @@ class TestUpdateNorm:
     update = [tf.constant([3.0]), tf.constant([9.0]), tf.constant([[4.0]])]
     np.testing.assert_allclose(mechanism.update_norm(_config(), (0, 2), update), 5.0)
 
-  @pytest.mark.parametrize('entry', [_NAN, _INF, -_INF, 1e30])
+  @pytest.mark.parametrize('entry', [_NAN, _INF, -_INF])
   @pytest.mark.parametrize('layer', [0, 1])
   @pytest.mark.parametrize('scope', ['critical', 'all_layers'])
   def test_is_nan_if_any_entry_is_not_finite(self, entry, layer, scope):
@@ -96,10 +96,13 @@ class TestClipUpdate:
 
   def test_only_the_critical_part_is_scaled(self):
     other = [0.1, 1e6 / 3]
-    assert self._clip([other, [3.0, 4.0]], 5.0, 2.5) == [np.float32(other).tolist(), [1.5, 2.0]]
+    kept, scaled = self._clip([other, [3.0, 4.0]], 5.0, 2.5)
+    assert kept == np.float32(other).tolist()
+    np.testing.assert_allclose(scaled, [1.5, 2.0])
 
   def test_all_layers(self):
-    assert self._clip([[12.0, 0.0], [3.0, 4.0]], 13.0, 6.5, clip_scope='all_layers') == [[6.0, 0.0], [1.5, 2.0]]
+    scaled = self._clip([[12.0, 0.0], [3.0, 4.0]], 13.0, 6.5, clip_scope='all_layers')
+    np.testing.assert_allclose(scaled, [[6.0, 0.0], [1.5, 2.0]])
 
   @pytest.mark.parametrize('clip', [5.0, 7.0, _INF])
   def test_at_or_below_the_bound_nothing_changes_a_bit(self, clip):
