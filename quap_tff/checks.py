@@ -2,7 +2,9 @@
 
 import math
 import numbers
-from typing import Any, Optional
+from typing import Any, Iterable, List, Optional
+
+import numpy as np
 
 
 def number(
@@ -43,3 +45,34 @@ def integer(name: str, value: Any, *, at_least: Optional[int] = None, at_most: O
     bounds += [f'at most {at_most}'] if at_most is not None else []
     raise ValueError(f'{name} must be an integer {" and ".join(bounds)}'.rstrip() + f', found {value!r}.')
   return value
+
+
+def ids(name: str, values: np.ndarray, num_clients: int):
+  """Raises `ValueError` unless all of `values` are in [0, num_clients)."""
+  bad = values[(values < 0) | (values >= num_clients)]
+  if len(bad):
+    raise ValueError(f'{name} must be ids in [0, {num_clients}), found {bad[0]}.')
+
+
+def cohort(value: Any, num_clients: int) -> np.ndarray:
+  """`value` as int64[M]; raises `ValueError` unless it is int[M] of distinct ids in [0, num_clients), or empty."""
+  found = np.asarray(value)
+  if found.ndim != 1 or (found.size and not np.issubdtype(found.dtype, np.integer)):
+    raise ValueError(f'cohort must be int[clients], found {found.dtype}{list(found.shape)}.')
+  ids('clients', found, num_clients)
+  ordered = np.sort(found)
+  twice = ordered[1:][ordered[1:] == ordered[:-1]]
+  if len(twice):
+    raise ValueError(f'A client can be in a round only once, found client {twice[0]} twice in one round.')
+  return found.astype(np.int64)
+
+
+def schedule(cohorts: Iterable[Any], num_clients: int) -> List[np.ndarray]:
+  """The cohorts of planned rounds as int64[M_t]; raises `ValueError` as `cohort` does, and names the round."""
+  found = []
+  for round_num, one in enumerate(cohorts, 1):
+    try:
+      found.append(cohort(one, num_clients))
+    except ValueError as error:
+      raise ValueError(f'Round {round_num} of the schedule: {error}') from None
+  return found

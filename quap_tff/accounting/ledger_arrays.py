@@ -80,7 +80,7 @@ def checked_state(state: Mapping[str, Any]) -> Dict[str, np.ndarray]:
 def check_values(arrays: Mapping[str, np.ndarray], num_clients: int):
   """Raises `ValueError` unless the arrays, which fit each other, hold values that rounds can have."""
   clients = arrays['clients']
-  check_ids('clients', clients, num_clients)
+  checks.ids('clients', clients, num_clients)
   of_round = np.repeat(np.arange(len(arrays['offsets']) - 1), np.diff(arrays['offsets']))
   places = np.sort(of_round * num_clients + clients)
   twice = places[1:][np.diff(places) == 0]
@@ -97,10 +97,3 @@ def check_values(arrays: Mapping[str, np.ndarray], num_clients: int):
     bad = arrays[name][~holds(arrays[name])]
     if len(bad):
       raise ValueError(f'{name} must be {words}, found {bad[0]:g}.')
-
-
-def check_ids(name: str, ids: np.ndarray, num_clients: int):
-  """Raises `ValueError` unless all of `ids` are in [0, num_clients)."""
-  bad = ids[(ids < 0) | (ids >= num_clients)]
-  if len(bad):
-    raise ValueError(f'{name} must be ids in [0, {num_clients}), found {bad[0]}.')

@@ -8,7 +8,7 @@ released model. Guarantees come from `quap_tff.accounting.formal`.
 
 import hashlib
 import os
-from typing import Any, Dict, Mapping, NamedTuple, Union
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Union
 import zipfile
 import zlib
 
@@ -33,6 +33,8 @@ class RoundRecord(NamedTuple):
     count_noise_multiplier: For the noised count that a private quantile releases: its standard deviation over the most
       that one client adds to the count. Clients of weight 0 add nothing. +inf: no such release.
     clipping_norm: C_t; +inf without clipping.
+    counts: int[M], the rounds that each of the cohort has been in by the aggregator's own count, this one included.
+      None: unknown.
   """
 
   cohort: Any
@@ -41,6 +43,7 @@ class RoundRecord(NamedTuple):
   noise_multiplier: float
   count_noise_multiplier: float
   clipping_norm: float
+  counts: Optional[Any] = None
 
 
 class RunLedger:
@@ -120,12 +123,12 @@ class RunLedger:
     """Adds a round, in time and memory in proportion to its cohort. `truncated` can leave it out again.
 
     Raises:
-      ValueError: If the record is not as `RoundRecord` says. Nothing is added then.
+      ValueError: If the record is not as `RoundRecord` says, or if the aggregator counts other rounds of a client than
+        the ledger holds. Nothing is added then.
     """
-    cohort = np.asarray(record.cohort)
-    if cohort.ndim != 1 or (cohort.size and not np.issubdtype(cohort.dtype, np.integer)):
-      raise ValueError(f'cohort must be int[clients], found {cohort.dtype}{list(cohort.shape)}.')
-    cohort = cohort.astype(np.int64)
+    cohort = checks.cohort(record.cohort, self._num_clients)
+    if record.counts is not None:
+      self._check_counts(cohort, np.asarray(record.counts))
     new = {
         'clients': cohort,
         'budgets': np.asarray(record.budgets, np.float64),
@@ -143,6 +146,15 @@ class RunLedger:
       self._arrays[name].extend(values)
     self._rounds[cohort] += 1
     self._epsilon[cohort] += new['budgets']
+
+  def _check_counts(self, cohort, counts):
+    different = np.flatnonzero(self._rounds[cohort] + 1 != counts)
+    if len(different):
+      client, counted = cohort[different[0]], counts[different[0]]
+      raise ValueError(
+          f'By the aggregator\'s count client {client} has been in {counted} rounds, this one included, but the ledger '
+          f'holds {self._rounds[client]} before it. Record every round, in order, with the clients that were in it.'
+      )
 
   def truncated(self, num_rounds: int) -> 'RunLedger':
     """A new ledger of the first `num_rounds` rounds, in 0..T."""

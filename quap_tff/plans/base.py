@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, FrozenSet, NamedTuple, Optional
 import numpy as np
 
 from quap_tff import accounting
+from quap_tff import checks
 from quap_tff import correlation as correlations
 from quap_tff import layers as layers_lib
 from quap_tff import lazy
@@ -46,6 +47,41 @@ def aggregation_of(output: Any) -> Aggregation:
   if hasattr(output, 'metrics'):
     return Aggregation(output.state.aggregator, output.metrics['aggregator'])
   return Aggregation(output.state, output.measurements)
+
+
+def checked_cohort(
+    cohort: Any, num_clients: int, measurements: Any, counts: Optional[Any] = None, weights: Optional[Any] = None
+) -> np.ndarray:
+  """The cohort of a finished round as int64[M], compared with what the aggregator says of the round.
+
+  The size is compared with the one that the aggregator measured. With `weights`, another client can take only the place
+  of one that added nothing. With `counts`, each client must have been in some round; whether it was in this one shows
+  when the ledger compares the counts with its own (`RoundRecord.counts`). Without both, as for TFF's own aggregators,
+  nothing shows that one client was given in place of another.
+
+  Args:
+    cohort: int[M].
+    num_clients: N.
+    measurements: The aggregator's, with `cohort_size`.
+    counts: int[N], how often each client has taken part, after the round.
+    weights: float[N], each client's weight in the round; 0 for those who were not in it.
+
+  Raises:
+    ValueError: If these are not distinct ids in [0, N), or not those of the round.
+  """
+  ids = checks.cohort(cohort, num_clients)
+  size = int(measurements['cohort_size'])
+  strangers = [] if counts is None else ids[np.asarray(counts)[ids] < 1]
+  missing = [] if weights is None else np.setdiff1d(np.flatnonzero(np.asarray(weights)), ids)
+  if len(ids) != size:
+    problem = f'the aggregator counted {size} clients in the round, and the cohort has {len(ids)}'
+  elif len(strangers):
+    problem = f'the aggregator has never seen client {strangers[0]}'
+  elif len(missing):
+    problem = f'client {missing[0]} was in the round, and is not in the cohort'
+  else:
+    return ids
+  raise ValueError(f'This is not the cohort of the round: {problem}. Give the ids of all clients whose data `next` got.')
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -281,7 +317,10 @@ class Plan(abc.ABC):
 
     Args:
       output: What the process' `next` returned, see `aggregation_of`.
-      cohort: int[M], distinct ids of the clients that took part.
+      cohort: int[M], distinct ids of the clients that took part, see `checked_cohort`.
+
+    Raises:
+      ValueError: If this is not the cohort of the round.
     """
 
   def new_ledger(self) -> accounting.RunLedger:
@@ -306,10 +345,13 @@ def planned_ledger(plan: Any, cohorts: Any, record: Callable[[int, np.ndarray], 
 
   Args:
     plan: It has `num_clients` and `delta`.
-    cohorts: int[M_t] for each round.
+    cohorts: int[M_t], distinct ids in [0, N), for each round.
     record: A function from (round number, cohort) to the round's record.
+
+  Raises:
+    ValueError: If a cohort is none; the message names the round.
   """
   ledger = accounting.RunLedger(plan.num_clients, plan.delta, 'planned')
-  for round_num, cohort in enumerate(cohorts, 1):
-    ledger.append(record(round_num, np.asarray(cohort, np.int64)))
+  for round_num, cohort in enumerate(checks.schedule(cohorts, plan.num_clients), 1):
+    ledger.append(record(round_num, cohort))
   return ledger

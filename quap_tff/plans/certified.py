@@ -9,6 +9,7 @@ from typing import Any, List, Sequence
 import numpy as np
 
 from quap_tff import accounting
+from quap_tff import checks
 from quap_tff import correlation as correlations
 from quap_tff import lazy
 from quap_tff import postprocessing
@@ -72,8 +73,8 @@ class CertifiedPlan(base.Plan):
       **options: The options of every plan, see `quap_tff.plans.Plan`.
 
     Raises:
-      ValueError: If nobody takes part, if nobody's budget pays for a round, or if an extension uses more of clients
-        than the noised sums.
+      ValueError: If a planned cohort is none, nobody takes part, nobody's budget pays for a round, or an extension uses
+        more of clients than the noised sums.
     """
     super().__init__(config.num_clients, config.delta, client_metrics=client_metrics, **options)
     if self.extension is not None and self.extension.exact_releases:
@@ -81,7 +82,7 @@ class CertifiedPlan(base.Plan):
           f'A certified run releases noised sums alone, but with {type(self.extension).__name__} as configured '
           f'{" and ".join(self.extension.exact_releases)}: no certificate would hold.'
       )
-    self.schedule: List[np.ndarray] = [np.asarray(cohort, np.int64) for cohort in schedule]
+    self.schedule: List[np.ndarray] = checks.schedule(schedule, config.num_clients)
     if self.sparsity.is_sparse and not isinstance(config.correlation, correlations.Independent):
       raise ValueError(
           '--sparsity: the noise that a round takes back would be that of other weights than those it updates. Use '
@@ -125,7 +126,7 @@ class CertifiedPlan(base.Plan):
   def record(self, output, cohort):
     state, measurements = base.aggregation_of(output)
     state = getattr(state, 'mechanism', state)  # Sparsity has a state of its own beside the mechanism's.
-    cohort = np.asarray(cohort, np.int64)
+    cohort = base.checked_cohort(cohort, self.num_clients, measurements, weights=state.weights)
     weights = np.asarray(state.weights)[cohort].astype(np.float64)
     return self._record(cohort, weights, float(measurements['clipping_norm']))
 

@@ -13,6 +13,7 @@ from typing import List, NamedTuple
 import numpy as np
 
 from quap_tff import accounting
+from quap_tff import checks
 from quap_tff import lazy
 from quap_tff import participation as participations
 from quap_tff.asynchronous import restrictions
@@ -76,8 +77,9 @@ class FedBuffPlan(quap.QuapPlan):
     )
 
   def record(self, output, cohort):
-    del cohort  # Those who arrived; the state has those who were released.
     state, measurements = base.aggregation_of(output)
+    # The cohort are those who arrived. The state has those who were released, whom the ledger charges.
+    base.checked_cohort(cohort, self.num_clients, measurements, quap.counted_rounds(self.config, state.mechanism))
     shares = np.asarray(state.released, np.float64)
     release = Release(np.flatnonzero(shares), shares[shares > 0])
     return self._released(
@@ -96,11 +98,12 @@ class FedBuffPlan(quap.QuapPlan):
     )
 
   def planned_ledger(self, cohorts):
+    cohorts = checks.schedule(cohorts, self.num_clients)
     config, releases = self.config, self.planned_releases(cohorts)
     state = participations.initial_state(config.participation, config.num_clients)
     ledger = self.new_ledger()
     for round_num, (cohort, release) in enumerate(zip(cohorts, releases), 1):
-      state = participations.next_state(config.participation, state, np.asarray(cohort, np.int64), round_num)
+      state = participations.next_state(config.participation, state, cohort, round_num)
       clients = release.clients
       multiplier = quap.round_noise_multiplier(config, state, round_num, clients) if len(clients) else 0.0
       budgets = quap.client_budgets(config, state, round_num, clients)

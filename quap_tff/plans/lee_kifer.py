@@ -60,10 +60,11 @@ class LeeKiferPlan(base.Plan):
 
   def record(self, output, cohort):
     state, measurements = base.aggregation_of(output)
-    cohort = np.asarray(cohort, np.int64)
+    cohort = base.checked_cohort(cohort, self.num_clients, measurements, weights=state.weights)
     weights = np.asarray(state.weights)[cohort].astype(np.float64)
     multiplier, counts = float(measurements['noise_multiplier']), self.config.loss_multiplier
-    mu = np.sqrt(weights * ((1 / multiplier**2 if multiplier else 0.0) + 1 / counts**2))
+    cost = (1 / multiplier**2 if multiplier else np.inf) + 1 / counts**2
+    mu = np.sqrt(np.where(weights == 0, 0.0, cost))
     return accounting.RoundRecord(
         cohort=cohort,
         # The ε that the round alone costs at the total δ.

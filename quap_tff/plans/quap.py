@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Sequence
+from typing import Any, Optional, Sequence
 
 import numpy as np
 
@@ -76,13 +76,15 @@ class QuapPlan(base.Plan):
     state, measurements = base.aggregation_of(output)
     while hasattr(state, 'mechanism'):  # An inner sum, or sparsity, may have a state of its own beside the mechanism's.
       state = state.mechanism
-    cohort = np.asarray(cohort, np.int64)
-    return self._record(
+    counts = counted_rounds(self.config, state)
+    cohort = base.checked_cohort(cohort, self.num_clients, measurements, counts)
+    record = self._record(
         cohort,
         self._own_budgets(state, cohort),
         float(measurements['noise_multiplier']),
         float(measurements['clipping_norm']),
     )
+    return record._replace(counts=counts[cohort] if counts is not None else None)
 
   def _own_budgets(self, state, cohort):
     """ε_i(t) of the cohort, float64[M], from the aggregator's state after the round."""
@@ -144,6 +146,12 @@ class QuapPlan(base.Plan):
 
 def _of_cohort(participation, cohort):
   return {key: arrays.take(np.asarray(value), cohort) for key, value in participation.items()}
+
+
+def counted_rounds(config: Any, state: Any) -> Optional[np.ndarray]:
+  """int[N], the rounds that each client has been in, from the aggregator's state; None if it does not count all."""
+  counts_all = config.participation.count_during_warmup or not config.participation.warmup_rounds
+  return np.asarray(state.participation['counts']) if counts_all else None
 
 
 def client_budgets(

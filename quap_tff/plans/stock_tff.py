@@ -100,15 +100,19 @@ class TreeExposure(Exposure):
       is_released = (leaf // spans + 1) * spans <= num_leaves
       added.append(((2 * counts[cohort] - 1) * is_released).sum(axis=1).astype(np.float64))
       leaf += 1
-    self._added = added
+    self._cohorts, self._added = [list(map(int, cohort)) for cohort in cohorts], added
     self.of_one_round = float(max(levels, 1))**0.5
     self.largest = max([1.0] + [float(values.max()) for values in added if len(values)])**0.5
 
   def weights(self, round_num, cohort):
-    added = self._added[round_num - 1]
-    if len(added) != len(cohort):
-      raise ValueError(f'Round {round_num} was planned with {len(added)} clients, found {len(cohort)}.')
-    return np.sqrt(added) / self.largest
+    planned, added = self._cohorts[round_num - 1], self._added[round_num - 1]
+    if sorted(planned) != sorted(cohort):
+      raise ValueError(
+          f'The noise of the tree was chosen for the planned cohorts, but round {round_num} has another. Planned are the '
+          f'clients {sorted(planned)}, found {sorted(cohort)}.'
+      )
+    by_client = dict(zip(planned, added))
+    return np.sqrt([by_client[client] for client in cohort]) / self.largest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -295,12 +299,17 @@ class StockPlan(base.Plan):
     """
     config = self.settled(stock, config)
     super().__init__(config.num_clients, config.noise.delta, draw, **options)
+    checks.number(
+        'clipping norm of TFF\'s aggregators', config.clip.initial_norm, at_least=clip_rules.TFF_SMALLEST_CLIP,
+        at_most=clip_rules.TFF_LARGEST_NORM,
+    )
     if clients_per_round is None:
       raise ValueError(
           'TFF\'s aggregators divide by a constant number of clients, but the mean size of these cohorts is not known '
           'beforehand: use a --participation for which it is (uniform, bernoulli, beta, hybrid, …).'
       )
     self.config, self._stock, self._clients_per_round = config, stock, float(clients_per_round)
+    cohorts = checks.schedule(cohorts, config.num_clients)
     self._rounds = len(cohorts)
     self.noises_empty_rounds = stock.noises_empty_rounds
     self._exposure = stock.exposure(cohorts, config.num_clients)
@@ -406,7 +415,8 @@ class StockPlan(base.Plan):
   def record(self, output, cohort):
     measurements = base.aggregation_of(output).measurements
     norm = float(np.linalg.norm(measurements['clipping_norms']))
-    return self._record(int(measurements['round']), np.asarray(cohort, np.int64), norm)
+    cohort = base.checked_cohort(cohort, self.num_clients, measurements)
+    return self._record(int(measurements['round']), cohort, norm)
 
   def planned_ledger(self, cohorts: Sequence[np.ndarray]) -> accounting.RunLedger:
     """The ledger that a run over the planned cohorts will have."""

@@ -136,7 +136,8 @@ class TestLedger:
     plan = _experiment('--warmup_rounds=0').plan
     participation = dict(counts=np.array([1, 0, 1, 0, 0, 0, 0, 0], np.int32))
     state = types.SimpleNamespace(round=1, participation=participation)
-    record = plan.record(base.Aggregation(state, dict(noise_multiplier=7.0, clipping_norm=0.5)), np.array([0, 2]))
+    measured = dict(noise_multiplier=7.0, clipping_norm=0.5, cohort_size=2)
+    record = plan.record(base.Aggregation(state, measured), np.array([0, 2]))
     np.testing.assert_allclose(record.budgets, 0.5 * (1 + 0.5 * np.exp(-2.0)) * np.ones(2), rtol=1e-6)
     assert (record.noise_multiplier, record.clipping_norm) == (7.0, 0.5)
     assert record.weights.tolist() == [1.0, 1.0] and record.count_noise_multiplier == np.inf

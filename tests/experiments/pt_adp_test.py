@@ -60,7 +60,9 @@ class TestPtAdp:
 
   def test_without_noise_budgets_are_infinite(self):
     plan = _experiment('--noise=none').plan
-    state = types.SimpleNamespace(budget=dict(given=np.ones(8, np.float32)))
-    output = base.Aggregation(state, dict(noise_multiplier=0.0, clipping_norm=1.0))
+    state = types.SimpleNamespace(
+        budget=dict(given=np.ones(8, np.float32)), participation=dict(counts=np.ones(8, np.int32))
+    )
+    output = base.Aggregation(state, dict(noise_multiplier=0.0, clipping_norm=1.0, cohort_size=2))
     record = plan.record(output, np.array([1, 4]))
     assert record.budgets.tolist() == [np.inf, np.inf]

@@ -59,7 +59,7 @@ class TestAccount:
     plan = plans.LeeKiferPlan(config, client_metrics=False)
     ledger = plan.new_ledger()
     state = line_search.initial_state(config)._replace(weights=tf.constant([1.0, 0, 1.0, 0, 0, 0]))
-    output = base.Aggregation(state, dict(noise_multiplier=config.first_multiplier, clipping_norm=1.0))
+    output = base.Aggregation(state, dict(noise_multiplier=config.first_multiplier, clipping_norm=1.0, cohort_size=3))
     record = plan.record(output, np.array([0, 2, 3]))
     assert record.weights.tolist() == [1, 1, 0] and record.count_noise_multiplier == config.loss_multiplier
     ledger.append(record)

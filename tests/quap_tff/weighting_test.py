@@ -112,5 +112,6 @@ class TestMechanism:
   def test_an_equal_weighting_leaves_the_record_as_it_was(self):
     plan = plans.QuapPlan(_config(weighting=weighting.Equal()))
     state = types.SimpleNamespace(round=1, participation=dict(counts=np.array([1, 0, 1, 0], np.int32)))
-    record = plan.record(base.Aggregation(state, dict(noise_multiplier=7.0, clipping_norm=5.0)), np.array([0, 2]))
+    measured = dict(noise_multiplier=7.0, clipping_norm=5.0, cohort_size=2)
+    record = plan.record(base.Aggregation(state, measured), np.array([0, 2]))
     assert record.weights.tolist() == [1, 1] and record.noise_multiplier == 7.0

@@ -168,7 +168,7 @@ class TestAccount:
       all_weights = np.zeros(6, np.float32)
       all_weights[cohort] = kept[-1]
       state = mechanism.initial_state(config, [])._replace(weights=all_weights)
-      ledger.append(plan.record(base.Aggregation(state, {'clipping_norm': 0.5}), cohort))
+      ledger.append(plan.record(base.Aggregation(state, dict(clipping_norm=0.5, cohort_size=len(cohort))), cohort))
     assert plan.ledger_problems(ledger) == []
     # Without the weights that there were, rounds near the end of a budget come out otherwise.
     alone = planning.planned_rounds(config, cohorts)

@@ -143,7 +143,7 @@ class TestRoundRecord:
 
   def test_by_hand(self):
     config = _config(clip=clip_rules.PrivateQuantile(count_stddev=3.0), noise_multiplier=4.0, divisor=1.0)
-    output = base.Aggregation(_State(np.float32([0, 1, 0.5, 0])), {'clipping_norm': 0.25})
+    output = base.Aggregation(_State(np.float32([0, 1, 0.5, 0])), dict(clipping_norm=0.25, cohort_size=2))
     record = plans.CertifiedPlan(config, []).record(output, np.array([2, 1]))
     np.testing.assert_array_equal(record.cohort, [2, 1])
     np.testing.assert_array_equal(record.weights, [0.5, 1.0])
@@ -154,7 +154,7 @@ class TestRoundRecord:
   @pytest.mark.parametrize('clip', [clip_rules.Fixed(1.0), clip_rules.PrivateQuantile(count_stddev=3.0)])
   def test_a_client_that_adds_nothing_stays_on_record_and_spends_nothing(self, clip):
     config = _config(clip=clip, noise_multiplier=1.0, divisor=1.0)
-    output = base.Aggregation(_State(np.float32([1, 0])), {'clipping_norm': 1.0})
+    output = base.Aggregation(_State(np.float32([1, 0])), dict(clipping_norm=1.0, cohort_size=2))
     record = plans.CertifiedPlan(config, []).record(output, np.array([0, 1]))
     np.testing.assert_array_equal(record.cohort, [0, 1])
     assert record.weights[1] == 0 and 0 < record.budgets[1] < 1e-300

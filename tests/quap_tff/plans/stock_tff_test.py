@@ -105,7 +105,8 @@ _FACTORS = [
 class TestValues:
 
   def test_fixed_clip_by_hand(self):
-    # Norms 5, 0.5, and two not finite: clipped to 1, as it is, nothing; divided by the constant 2.
+    # Norms 5, 0.5, one not finite, and one whose square is too large for TFF's float32: clipped to 1, as it is, nothing
+    # of the last two; divided by the constant 2.
     process = _process(_aggregator('tff_dp_fedavg', _SILENT))
     updates = [
         _update([3, 0], [0], [0, 4]), _update([0.3, 0], [0], [0, 0.4]), _update([1, 1], [math.nan], [1, 1]),
@@ -115,6 +116,26 @@ class TestValues:
     for found, expected in zip(output.result, [[0.45, 0], [0], [0, 0.6]]):
       np.testing.assert_allclose(found, expected, atol=1e-6)
     assert output.measurements['cohort_size'] == 4 and output.measurements['clipping_norms'].tolist() == [1.0]
+
+  def test_no_sum_is_released_where_float32_norms_bound_nothing(self):
+    # Each entry's square is 0 in float32, and so is TFF's norm.
+    stock = stock_tff.DpFedAvgAdaptive(initial_clip=2e-10, learning_rate=2.0, clipped_count_stddev=2 * _SILENT)
+    process = _process(_aggregator(stock, _SILENT))
+    state, released = process.initialize(), []
+    for _ in range(2):
+      output = _next(process, state, [_update([8e-20, 0], [0], [0, 8e-20])] * 2)
+      state = output.state
+      released.append((float(output.measurements['clipping_norms'][0]) >= 1e-10, bool(np.any(output.result[0] != 0))))
+    assert released == [(True, True), (False, False)]
+
+  @pytest.mark.parametrize('clip', [1e-11, 1e20])
+  @pytest.mark.parametrize('stock', [
+      lambda clip: stock_tff.DpFedAvg(clip), lambda clip: stock_tff.DpFedAvgAdaptive(initial_clip=clip),
+      lambda clip: stock_tff.LayerwiseAdaptive(initial_clip=clip), lambda clip: stock_tff.DpFtrl(clip),
+  ])
+  def test_a_clip_that_float32_norms_do_not_keep_is_refused(self, stock, clip):
+    with pytest.raises(ValueError, match='TFF\'s aggregators must be a finite number at least 1e-10 and at most 1e.19'):
+      _plan(stock(clip))
 
   def test_adaptive_clip_moves_toward_the_quantile(self):
     # All norms are above the clip: it grows by exp(0.2·0.5) in each round; what is measured is the round's own.
@@ -203,7 +224,7 @@ class TestAccount:
     else:
       # TFF's account is for a record that is added or removed, which moves the count by 1/2 only.
       assert ours.epsilon * 0.8 < accountant.get_epsilon(1e-5) < ours.epsilon
-    record = plan.record(_output(round=1, clipping_norms=np.ones(1)), np.array([1, 2, 5, 7]))
+    record = plan.record(_output(round=1, cohort_size=4, clipping_norms=np.ones(1)), np.array([1, 2, 5, 7]))
     assert record.noise_multiplier == plan.noise_multiplier and record.weights.tolist() == [1.0] * 4
     assert record.budgets.tolist() == [0.5] * 4 and record.count_noise_multiplier == math.inf
 
@@ -267,7 +288,7 @@ class TestAccount:
     row = plan.metrics(_output(round=2, cohort_size=0, clipping_norms=np.float32([1.0])))
     assert row['epsilon'] == 0 and (row['noise_multiplier'] > 0) == is_noised == plan.noises_empty_rounds
     if is_noised:
-      record = plan.record(_output(round=2, clipping_norms=np.float32([1.0])), np.zeros(0, np.int64))
+      record = plan.record(_output(round=2, cohort_size=0, clipping_norms=np.float32([1.0])), np.zeros(0, np.int64))
       assert record.noise_multiplier == plan.noise_multiplier and not len(record.budgets)
       assert row['sigma'] == pytest.approx(plan.noise_multiplier / 4)
 

@@ -100,5 +100,5 @@ class TestTreeExposure:
 
   def test_cohorts_are_those_planned(self):
     exposure = stock_tff.TreeExposure([np.array([0])], 2)
-    with pytest.raises(ValueError, match='planned with 1'):
+    with pytest.raises(ValueError, match='Planned are the clients .0., found .0, 1.'):
       exposure.weights(1, np.array([0, 1]))
