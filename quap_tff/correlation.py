@@ -24,6 +24,8 @@ from quap_tff import checks
 
 # With this limit, a client's sum of exponentials forgets rounding errors that are older than some thousand releases.
 LARGEST_DECAY = 0.999
+# A smaller decay changes next to nothing, and its powers would soon be too small for a float.
+SMALLEST_DECAY = 1e-6
 
 
 class Correlation(abc.ABC):
@@ -78,11 +80,11 @@ class Correlation(abc.ABC):
     if not self.num_buffers:
       return 1.0, []
     gains, decays = self.gains, self.decays
-    products = np.multiply.outer(decays, decays)
     left = arrays.cast(releases_left, np.float64)
     xp = arrays.namespace(left)
-    # Σ_{k=1..L} (decay_j·decay_l)^(k-1).
-    sums = (1.0 - xp.exp(left * np.log(products))) / (1.0 - products)
+    # Σ_{k=1..L} (decay_j·decay_l)^(k-1). The logarithm is not that of a product, which could be too small for a float.
+    logs = np.log(decays)
+    sums = (1.0 - xp.exp(left * np.add.outer(logs, logs))) / (1.0 - np.multiply.outer(decays, decays))
     by_term = gains * xp.sum(gains * sums, axis=-1)
     factors = gains + decays * by_term
     return 1.0 + xp.sum(by_term), [factors[j] for j in range(self.num_buffers)]
@@ -139,6 +141,9 @@ class Correlation(abc.ABC):
       apart: b ≥ 1; 1 if a client may be in successive releases.
       num_releases: The number of releases.
     """
+    checks.integer('most', most, at_least=1)
+    checks.integer('apart', apart, at_least=1)
+    checks.integer('num_releases', num_releases, at_least=1)
     column = self.coefficients(num_releases)
     moved = np.zeros(num_releases)
     for start in range(0, min(num_releases, most * apart), apart):
@@ -173,7 +178,8 @@ class Ar1(Correlation):
   """c_k = decay^k, so that Ẑ_s = Z_s - decay·Z_{s-1}: each round takes back a share of what the round before added.
 
   Attributes:
-    decay: In [0, 0.999]; 0 is independent noise. None: chosen from the planned cohorts, like the noise multiplier.
+    decay: 0, which is independent noise, or in [1e-6, 0.999]. None: chosen from the planned cohorts, like the noise
+      multiplier.
   """
 
   decay: Optional[float] = None
@@ -181,6 +187,8 @@ class Ar1(Correlation):
   def __post_init__(self):
     if self.decay is not None:
       checks.number('decay', self.decay, at_least=0, at_most=LARGEST_DECAY)
+      if self.decay:
+        _check_decay('decay, unless it is 0 (independent noise),', self.decay)
 
   @property
   def is_settled(self):
@@ -199,7 +207,7 @@ class Blt(Correlation):
 
   Attributes:
     gain: gain_j of each term. Each is greater than 0, and their sum is at most 1.
-    decay: decay_j of each term, in (0, 0.999].
+    decay: decay_j of each term, in [1e-6, 0.999].
   """
 
   gain: Tuple[float, ...] = (0.5, 0.2)
@@ -209,8 +217,10 @@ class Blt(Correlation):
     for name, values in (('gain', self.gain), ('decay', self.decay)):
       if not isinstance(values, tuple) or not values:
         raise ValueError(f'{name} must be a tuple with one number for each term, found {values!r}.')
-      for value in values:
-        checks.number(name, value, above=0, at_most=LARGEST_DECAY if name == 'decay' else 1)
+    for gain in self.gain:
+      checks.number('gain', gain, above=0, at_most=1)
+    for decay in self.decay:
+      _check_decay('decay', decay)
     if len(self.gain) != len(self.decay):
       raise ValueError(f'There must be as many gains as decays, found {len(self.gain)} and {len(self.decay)}.')
     if sum(self.gain) > 1:
@@ -221,6 +231,10 @@ class Blt(Correlation):
   @property
   def terms(self):
     return tuple(zip(self.gain, self.decay))
+
+
+def _check_decay(name, value):
+  checks.number(name, value, at_least=SMALLEST_DECAY, at_most=LARGEST_DECAY)
 
 
 def of_terms(gains: Sequence[float], decays: Sequence[float]) -> Correlation:

@@ -2,7 +2,7 @@
 
 import abc
 import math
-from typing import Optional, Sequence
+from typing import Any, Optional, Sequence
 
 import numpy as np
 
@@ -16,6 +16,13 @@ _MOST_HISTORIES = 64
 
 class NotApplicableError(ValueError):
   """An accountant has no figure for a history. The message says why."""
+
+
+def checked(epsilon: Any) -> Any:
+  """`epsilon`, one or many; raises `ValueError` if one is NaN or negative, which is not a bound."""
+  if not np.all(np.asarray(epsilon) >= 0):
+    raise ValueError(f'An accountant found ε = {epsilon}, which is not a bound. Nothing can be said by it.')
+  return epsilon
 
 
 class Accountant(abc.ABC):
@@ -57,7 +64,7 @@ class Accountant(abc.ABC):
       return 0.0
     if any(math.isinf(mechanism.mu) for mechanism, _ in history.releases):
       return math.inf
-    return self._bounded(history.merged() if self.merges else history, float(delta))
+    return float(checked(self._bounded(history.merged() if self.merges else history, float(delta))))
 
   def _bounded(self, history: histories_lib.History, delta: float) -> float:
     """ε by this accountant, or the exact ε without sampling where that is smaller or the only one."""

@@ -48,6 +48,9 @@ class Figure:
   neighbours: str
   unit: str = UNIT
 
+  def __post_init__(self):
+    base.checked(self.epsilon)
+
   def __str__(self):
     return (
         f'ε = {rounding.up(self.epsilon)} at δ = {self.delta:.4g} ({self.accountant}: {self.method}; neighbours: '

@@ -8,6 +8,7 @@ import numpy as np
 
 from quap_tff import checks
 from quap_tff import rounding
+from quap_tff.accounting import accountant as accountant_lib
 from quap_tff.accounting import accountants
 from quap_tff.accounting import history as histories_lib
 from quap_tff.accounting import ledger_histories
@@ -38,6 +39,9 @@ class FormalFigure:
   epsilon_mean: float
   epsilon_median: float
 
+  def __post_init__(self):
+    accountant_lib.checked((self.epsilon_max, self.epsilon_mean, self.epsilon_median))
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FormalReport:
@@ -64,7 +68,7 @@ class FormalReport:
   epsilon: Optional[np.ndarray]
 
   def as_dict(self) -> Optional[Dict[str, Any]]:
-    """For JSON: None if nothing is covered. An ε that is not finite becomes None."""
+    """For JSON: None if nothing is covered. An infinite ε becomes None."""
     if self.covers == protections.NOTHING:
       return None
     figures = [

@@ -38,7 +38,21 @@ class TotalMu(NamedTuple):
 
 
 def total_mu(ledger: run_ledger.RunLedger) -> TotalMu:
-  """The total μ of each client over the ledger's rounds; +inf for one that was in a round without noise."""
+  """The total μ of each client over the ledger's rounds; +inf for one that was in a round without noise.
+
+  Raises:
+    ValueError: If a μ is NaN, which is not a bound.
+  """
+  found = _total_mu(ledger)
+  if np.isnan(found.whole).any():
+    raise ValueError(
+        f'The account of client {np.flatnonzero(np.isnan(found.whole))[0]} is not a number: its rounds and '
+        f'{ledger.correlation!r} give no μ that a float can hold. Nothing can be said about this run.'
+    )
+  return found
+
+
+def _total_mu(ledger) -> TotalMu:
   state = ledger.state_dict()
   sizes = np.diff(state['offsets'])
   count_mu = _over(state['weights'] > 0, np.repeat(state['count_noise_multipliers'], sizes))
@@ -119,9 +133,9 @@ def _inverse(mu: float) -> float:
 
 
 def _over(weights: np.ndarray, noise_multipliers: np.ndarray) -> np.ndarray:
-  """μ = w/z; 0 where the weight is 0, whatever the noise."""
-  with np.errstate(divide='ignore', invalid='ignore'):
-    return np.where(weights > 0, weights / noise_multipliers, 0.0)
+  """μ = w/z; 0 where the weight is 0, whatever the noise. NaN stays NaN."""
+  with np.errstate(divide='ignore', invalid='ignore', over='ignore'):
+    return np.where(weights == 0, 0.0, weights / noise_multipliers)
 
 
 def _root_of_squares(clients: np.ndarray, values: np.ndarray, num_clients: int) -> np.ndarray:

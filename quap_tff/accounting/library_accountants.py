@@ -81,7 +81,12 @@ def _rdp_of(history, orders):
   for mechanism, n in history.releases:
     accountant.compose(_event(mechanism), n)
   sampled = sum(n for mechanism, n in history.releases if mechanism.sampling_rate < 1)
-  return np.maximum(accountant.rdp, 0.0) + rdp_rounding(sampled, orders)
+  return without_nan(np.maximum(accountant.rdp, 0.0) + rdp_rounding(sampled, orders))
+
+
+def without_nan(divergences: np.ndarray) -> np.ndarray:
+  """Rényi divergences with +inf for NaN, of which the library would make an ε of 0."""
+  return np.where(np.isnan(divergences), np.inf, divergences)
 
 
 def rdp_rounding(sampled_rounds: int, orders: Sequence[float]) -> np.ndarray:

@@ -39,7 +39,7 @@ class _PerRound(base.Accountant):
     found = tradeoff.epsilon_of(pairs.real, self._mechanism_delta(delta) / pairs.imag)[index]
     ends = np.cumsum(lengths)
     composed = [self._compose(found[end - n:end], counts[end - n:end], delta) for n, end in zip(lengths, ends)]
-    return np.array(composed, np.float64) * (1 + tradeoff.RELATIVE_MARGIN)
+    return base.checked(np.array(composed, np.float64) * (1 + tradeoff.RELATIVE_MARGIN))
 
 
 class Basic(_PerRound):

@@ -145,7 +145,9 @@ def fixed_size_epsilon(ledger: run_ledger.RunLedger, sampler: Sampler, delta: fl
     accountant.compose(
         dp_accounting.SampledWithoutReplacementDpEvent(ledger.num_clients, sampler.cohort_size, gaussian), int(count)
     )
-  bounds = np.maximum(accountant.rdp, 0.0) + library_accountants.rdp_rounding(ledger.num_rounds, _ORDERS)
+  bounds = library_accountants.without_nan(
+      np.maximum(accountant.rdp, 0.0) + library_accountants.rdp_rounding(ledger.num_rounds, _ORDERS)
+  )
   epsilon, _ = rdp.compute_epsilon(_ORDERS, bounds, delta)
   always_in = tradeoff.epsilon_of(2 * math.sqrt(math.fsum(mu * mu)), delta)
   return min(float(epsilon) * (1 + tradeoff.RELATIVE_MARGIN), float(always_in))

@@ -134,7 +134,8 @@ def refusals(ledger: accounting.RunLedger, facts: Facts) -> List[str]:
   bounds = facts.bounds(ledger.num_clients)
   if len(bounds) != ledger.num_clients:
     return reasons + [f'There are {len(bounds)} bounds of clients, but {ledger.num_clients} clients.']
-  over = np.flatnonzero(epsilon > bounds * (1 + TOLERANCE))
+  # Written so that NaN counts as over.
+  over = np.flatnonzero(~(epsilon <= bounds * (1 + TOLERANCE)))
   if len(over) and facts.own_epsilon:
     worst = int(over[np.argmax(epsilon[over] / bounds[over])])
     reasons.append(

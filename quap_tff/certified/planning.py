@@ -20,6 +20,7 @@ from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 
 from quap_tff import arrays
+from quap_tff import checks
 from quap_tff import correlation as correlations
 from quap_tff import participation as participations
 from quap_tff import postprocessing
@@ -82,9 +83,10 @@ def calibrated(
     averaging: The average of the iterates. `postprocessing.Planned` chooses the best of several by J.
 
   Raises:
-    ValueError: If nobody takes part, or if nobody's budget pays for a round or for the noised counts of all its rounds.
+    ValueError: If a cohort does not consist of distinct ids in [0, N), if nobody takes part, or if nobody's budget pays
+      for a round or for the noised counts of all its rounds.
   """
-  cohorts = [np.asarray(cohort, np.int64) for cohort in cohorts]
+  cohorts = checks.schedule(cohorts, config.num_clients)
   if config.num_rounds is None and cohorts:
     config = dataclasses.replace(config, num_rounds=len(cohorts))
   averages = averaging.candidates(len(cohorts))
@@ -117,6 +119,8 @@ def _chosen(config, cohorts, averages, num_candidates) -> _Choice:
   for average in averages:
     kept = _kept_shares(average.shares(len(cohorts)))
     objective = sums @ kept / (multipliers * config.correlation.published_noise(kept))
+    if not np.isfinite(objective).all():
+      raise ValueError(f'No signal-to-noise ratio can be computed for {config.correlation!r} and {average!r}.')
     best = int(np.argmax(objective >= objective.max() * (1 - _TIE)))  # Candidates descend.
     choices.append((objective[best], best, average))
   objective, best, average = max(choices, key=lambda choice: choice[0])
@@ -163,7 +167,7 @@ def _worst_case_multiplier(config, cohorts) -> float:
   releases = [cohort for cohort in cohorts if len(cohort)]
   most, apart = participation_bounds(releases, config.num_clients)
   left = config.prices.limit - most * config.prices.count_cost
-  if left <= 0:
+  if not left > 0:
     raise ValueError(_TOO_MANY_COUNTS.format(epsilon=config.epsilon))
   return config.correlation.worst_case(most, apart, len(releases)) / math.sqrt(left) * (1 + _ROOM)
 
@@ -222,8 +226,8 @@ def planned_rounds(
   def visit(index, weights, spent):
     nonlocal largest
     limit = privacy_filter.prices_of(config.prices, np.asarray(cohorts[index], np.int64)).limit
-    largest = max(largest, (spent / limit).max(initial=0.0))
-    rounds.append(PlannedRound(weights, largest))
+    largest = np.maximum(largest, (spent / limit).max(initial=0.0))  # NaN stays NaN.
+    rounds.append(PlannedRound(weights, float(largest)))
 
   _run(config, config.prices, cohorts, (), visit, kept)
   return rounds

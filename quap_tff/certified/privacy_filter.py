@@ -36,6 +36,8 @@ SMALLEST_WEIGHT = 2.0**-20
 # A client adds nothing if its budget pays for less than this share of the weight that the rule asks for. With only such
 # clients, a round would release hardly any signal and all of its noise.
 SMALLEST_SHARE = 2.0**-3
+# What an account may reach, over the limit. Only rounding takes it above 1.
+_REACH = 1 + 1e-10
 # How much one round's cost is rounded up, relative to it. The first factor covers some float64 operations. The second
 # also covers the rounding of the thousands of terms in a client's sums of exponentials (`correlations.LARGEST_DECAY`).
 _ROUNDED_UP, _CORRELATED_ROUNDED_UP = 1 + 2.0**-50, 1 + 2.0**-36
@@ -161,11 +163,13 @@ def spend(
   lowered = xp.nextafter(weights, xp.zeros_like(weights))
   weights = xp.where(arrays.cast(weights, np.float64) > exact, lowered, weights)
   taken = arrays.cast(weights, np.float64)
-  pays = taken >= xp.maximum(SMALLEST_SHARE * asked, SMALLEST_WEIGHT)
   cost = (unit * taken + 2.0 * cross) * taken / squared + prices.count_cost
   correlated = prices.correlation.num_buffers > 0
   # The rounding of this sum is less than what the last factor adds.
   total = (accounts.spent + cost * (_CORRELATED_ROUNDED_UP if correlated else _ROUNDED_UP)) * (1 + 2.0**-52)
+  # A sum that is NaN is not within the limit.
+  is_within = total <= prices.limit * _REACH
+  pays = xp.logical_and(taken >= xp.maximum(SMALLEST_SHARE * asked, SMALLEST_WEIGHT), is_within)
   after = Accounts(spent=xp.where(pays, total, accounts.spent), sums=accounts.sums, latest=accounts.latest)
   if correlated:
     after = after._replace(

@@ -1,5 +1,6 @@
 """Tests of `quap_tff.correlation`: coefficients, prices and noise against matrices written out in full."""
 
+from fractions import Fraction
 import itertools
 import math
 
@@ -44,7 +45,10 @@ class TestCoefficients:
   @pytest.mark.parametrize('make, message', [
       (lambda: Ar1(1.0), 'decay must be a finite number at least 0 and at most 0.999'),
       (lambda: Ar1(-0.1), 'decay must be'),
-      (lambda: Blt((0.5,), (0.0,)), 'decay must be a finite number greater than 0'),
+      (lambda: Ar1(1e-200), 'decay, unless it is 0 .independent noise., must be a finite number at least 1e-06'),
+      (lambda: Ar1(math.nan), 'decay must be a finite number'),
+      (lambda: Blt((0.5,), (0.0,)), 'decay must be a finite number at least 1e-06'),
+      (lambda: Blt((0.5, 0.1), (0.9, 1e-7)), 'decay must be a finite number at least 1e-06'),
       (lambda: Blt((0.0,), (0.5,)), 'gain must be'),
       (lambda: Blt((0.5, 0.6), (0.9, 0.5)), 'must not sum to more than 1, found 1.1'),
       (lambda: Blt((0.5,), (0.9, 0.5)), 'as many gains as decays, found 1 and 2'),
@@ -114,6 +118,56 @@ class TestSquaredNorms:
       found = choice.squared_norms(cohorts, [w[c] for w, c in zip(weights, cohorts)], num_clients)
       expected = np.square(_matrix(choice, rounds) @ weights).sum(axis=0)
       np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-300)
+
+
+class TestExtremeDecays:
+  """At the smallest and the largest decay, against fractions: an account must not be short by more than rounding."""
+
+  _CHOICES = [
+      Ar1(correlation.SMALLEST_DECAY), Ar1(correlation.LARGEST_DECAY),
+      Blt((0.5, 0.5), (correlation.SMALLEST_DECAY, correlation.LARGEST_DECAY)),
+      Blt((5e-324, 0.5), (correlation.SMALLEST_DECAY, 2 * correlation.SMALLEST_DECAY)),
+  ]
+
+  def _coefficients(self, choice, size):
+    terms = [(Fraction(gain), Fraction(decay)) for gain, decay in choice.terms]
+    return [Fraction(1)] + [sum(gain * decay**(k - 1) for gain, decay in terms) for k in range(1, size)]
+
+  @pytest.mark.parametrize('choice', _CHOICES)
+  def test_squared_norms(self, choice):
+    rounds, weights = [0, 1, 4, 11], [0.7, 1.0, 2.0**-20, 0.3]
+    column = self._coefficients(choice, 12)
+    moved = [sum(column[s - t] * Fraction(w) for t, w in zip(rounds, weights) if t <= s) for s in range(12)]
+    cohorts = [[0] if t in rounds else [] for t in range(12)]
+    found, = choice.squared_norms(cohorts, [weights[rounds.index(t):][:1] if t in rounds else [] for t in range(12)], 1)
+    assert float(Fraction(found) / sum(one * one for one in moved)) == pytest.approx(1, rel=1e-13)
+
+  @pytest.mark.parametrize('choice', _CHOICES)
+  @pytest.mark.parametrize('left', [0, 1, 30])
+  def test_price(self, choice, left):
+    column = self._coefficients(choice, left + 1)
+    unit, by_sum = choice.price(left)
+    assert float(unit) == pytest.approx(float(sum(c * c for c in column)), rel=1e-13)
+    for (gain, decay), found in zip(choice.terms, by_sum):
+      # A sum of exponentials of 1 before this release adds gain·decay^k to the release that is k after it.
+      exact = sum(Fraction(gain) * Fraction(decay)**k * c for k, c in enumerate(column))
+      assert float(found) == pytest.approx(float(exact), rel=1e-11)
+
+  @pytest.mark.parametrize('gap', [1, 2, 7])
+  def test_overlap(self, gap):
+    power = Fraction(correlation.SMALLEST_DECAY)**gap
+    assert float(Ar1(correlation.SMALLEST_DECAY).overlap(np.float64(gap))) == pytest.approx(
+        float(power / (1 - power)), rel=1e-9
+    )
+
+  @pytest.mark.parametrize('decay', [1e-200, 5e-324])
+  def test_a_decay_that_nobody_checked_gives_no_nan(self, decay):
+    class Unchecked(correlation.Correlation):
+      terms = ((decay, decay),)
+
+    unit, (factor,) = Unchecked().price(5)
+    assert unit == 1 and 0 <= factor <= decay
+    assert Unchecked().squared_norms([[0], [0]], [[1.0], [1.0]], 1).tolist() == [2.0]
 
 
 class TestOverlap:
