@@ -9,35 +9,31 @@ weights, noise, divisor and facts. `experiments.evidence` recomputes everything 
 """
 
 import base64
-import functools
 import hashlib
 import json
 import os
-import pathlib
 from typing import Any, Dict, List, Mapping, Optional
 
 from experiments import certificate_page
 from experiments import evidence as evidence_lib
 from experiments import folder_files
+from experiments import provenance
 from experiments import run_directory
 from experiments.auditing import record
 from experiments.evidence import CERTIFICATE
 from experiments.evidence import OWN
 from experiments.evidence import PAGE
 from experiments.evidence import SIGNATURE
-import quap_tff
 from quap_tff import lazy
 from quap_tff.certified import certificate as certificates
 
 ed25519 = lazy.module('cryptography.hazmat.primitives.asymmetric.ed25519')
 serialization = lazy.module('cryptography.hazmat.primitives.serialization')
 
-_SOURCES = ('quap_tff', 'data', 'experiments')
-
 
 def read_evidence(path: str, version: int = certificates.VERSION) -> evidence_lib.Evidence:
   """`evidence.read`, by this program's code."""
-  return evidence_lib.read(path, source_digest(), version)
+  return evidence_lib.read(path, provenance.source_digest(), version)
 
 
 def write(path: str, signing_key: Optional[str] = None) -> Dict[str, Any]:
@@ -156,14 +152,3 @@ def page_differs(path: str, certificate: Mapping[str, Any]) -> bool:
     return False
   except (OSError, ValueError):
     return True
-
-
-@functools.lru_cache(maxsize=1)
-def source_digest(root: Optional[str] = None) -> str:
-  """SHA-256 over the path and the content of every Python file of the program, in the order of the paths."""
-  base = pathlib.Path(root) if root is not None else pathlib.Path(quap_tff.__file__).resolve().parents[1]
-  found = hashlib.sha256()
-  for path in sorted(p.relative_to(base).as_posix() for name in _SOURCES for p in (base / name).rglob('*.py')):
-    content = hashlib.sha256((base / path).read_bytes()).hexdigest()
-    found.update(f'{content}  {path}\n'.encode())
-  return found.hexdigest()

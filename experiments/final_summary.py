@@ -51,16 +51,15 @@ def text(
     summary: As summary.json has it.
     covered: What noise covers, and what is logged beside it, a sentence each; none for a run that was finished before.
     rounds_run: The rounds of this process; None if there was nothing to run.
-    seconds: That these rounds took.
+    seconds: That these rounds took; None where this is withheld.
   """
   paragraphs = []
   if rounds_run is not None:
     state = 'Interrupted after' if summary['interrupted'] else 'Done:'
     earlier = summary['rounds'] - rounds_run
     before = f', {earlier} of them before' if earlier else ''
-    paragraphs.append(
-        f'{state} {summary["rounds"]} of {summary["planned_rounds"]} planned rounds{before}; {seconds:.1f} s.'
-    )
+    took = f'; {seconds:.1f} s' if seconds is not None else ''
+    paragraphs.append(f'{state} {summary["rounds"]} of {summary["planned_rounds"]} planned rounds{before}{took}.')
     paragraphs += covered
     paragraphs += _nominal(summary)
     paragraphs += (summary['formal'] or {}).get('notes', [])

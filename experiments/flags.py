@@ -222,7 +222,7 @@ _define(
 # Flags that only control how a run is watched and kept. A resumed run may change these.
 _CONTROL_NAMES = (
     'help', 'data_dir', 'stop_after', 'stop_at_accuracy', 'output_dir', 'checkpoint_every', 'keep_checkpoints',
-    'signing_key', 'eval_every', 'num_threads', 'worker_addresses', 'worker_credentials',
+    'signing_key', 'allow_code_change', 'eval_every', 'num_threads', 'worker_addresses', 'worker_credentials',
     'worker_timeout', 'progress',
 )
 _PATHS = ('data_dir', 'output_dir', 'signing_key', 'worker_addresses', 'worker_credentials')
@@ -238,6 +238,11 @@ _define(
 _define(
     'string', 'signing_key', None,
     'File with an Ed25519 private key (PEM) that signs the certificate of a certified run.'
+)
+_define(
+    'bool', 'allow_code_change', False,
+    'Continue a certified run although other code ran its earlier rounds. run.json names the code of each stretch of '
+    'rounds. Other runs need no permission.'
 )
 _define(
     'integer', 'eval_every', 1, 'Number of rounds between tests. The last round is always tested.', lower_bound=1

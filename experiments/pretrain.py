@@ -32,6 +32,7 @@ from experiments import interrupts
 import quap_tff
 from quap_tff import checks
 from quap_tff import registry
+from quap_tff import saving
 from quap_tff.lazy import tf
 
 _FLAGS = command_line.new_flags()
@@ -79,6 +80,7 @@ def pretrain(
     The extractor, which maps images float32[n, 28, 28, 1] in [0, 1] to float32[n, num_features], and the network's
     accuracy on the twentieth of the images that was left out of training.
   """
+  tf.keras.backend.clear_session()  # Keras names layers by how many there were before.
   tf.keras.utils.set_random_seed(seed)
   order = np.random.default_rng(seed).permutation(len(images.y))
   num_test = max(1, round(_TEST_SHARE * len(order)))
@@ -98,7 +100,8 @@ def pretrain(
   )
   dataset = tf.data.Dataset.from_tensor_slices((images.x[train], images.y[train]))
   dataset = dataset.shuffle(len(train), seed=seed).batch(batch, drop_remainder=True)
-  dataset = dataset.map(lambda x, y: (_distorted(_scaled(x)), y), num_parallel_calls=tf.data.AUTOTUNE).prefetch(2)
+  # One batch after the other: several at once would draw their distortions in an order that is never the same.
+  dataset = dataset.map(lambda x, y: (_distorted(_scaled(x)), y)).prefetch(2)
   begin = time.monotonic()
 
   def report(epoch, logs):
@@ -174,7 +177,7 @@ def write(output: str, extractor: tf.keras.Model, card: Dict[str, Any]) -> Dict[
   unfinished = tempfile.mkdtemp(dir=os.path.dirname(output), prefix=f'.{os.path.basename(output)}_')
   try:
     path = os.path.join(unfinished, features.EXTRACTOR)
-    extractor.save(path)
+    saving.save_model(extractor, path)
     with open(path, 'rb') as f:
       card = {**card, 'sha256': hashlib.sha256(f.read()).hexdigest()}
     with open(os.path.join(unfinished, features.CARD), 'w', encoding='utf-8') as f:

@@ -1,7 +1,6 @@
 """What a run leaves when it ends: the model, the ledger, a row for each client, a plot, a summary, a certificate."""
 
 import csv
-import datetime
 import math
 import sys
 from typing import Any, Dict, Optional, Sequence
@@ -19,6 +18,7 @@ from experiments import training
 from quap_tff import lazy
 from quap_tff import models
 from quap_tff import plans
+from quap_tff import saving
 
 plots = lazy.module('experiments.plots')  # Matplotlib, which only the end of a run needs.
 
@@ -43,8 +43,8 @@ def summary(
       'test_loss': result.test['loss'] if math.isfinite(result.test['loss']) else None,
       **report.as_dict(),
       'interrupted': result.interrupted,
-      'seconds': round(result.seconds, 3),
-      'date': datetime.date.today().isoformat(),
+      'seconds': round(result.seconds, 3) if result.seconds is not None else None,
+      'date': result.date.isoformat(),
       'output_dir': directory.path if directory is not None else None,
   }
 
@@ -64,7 +64,7 @@ def write(
   )
   result.weights.assign_weights_to(model)
   with directory.replacing(run_directory.MODEL) as path:
-    models.with_stock_layers(model).save(path)
+    saving.save_model(models.with_stock_layers(model), path)
   features.keep_copy(values.features, directory.path)
   with directory.replacing(run_directory.LEDGER) as path:
     np.savez(path, **result.ledger.state_dict())
@@ -77,9 +77,7 @@ def write(
           path,
           f'{federation.name}, {federation.num_clients} clients, {values.algorithm}, {result.round_num} rounds',
       )
-  # How long a run took depends on how much data clients have.
-  seconds = its_summary['seconds'] if experiment.client_metrics else None
-  directory.write_summary({**its_summary, 'seconds': seconds})
+  directory.write_summary(its_summary)
   if not methods.parse(values.algorithm).gives_certificate:
     return
   if result.interrupted:

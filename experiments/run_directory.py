@@ -1,8 +1,9 @@
 """The folder of a run: what was asked, with what versions, how far it came. One process holds it at a time.
 
-    run.json                 every flag, what the flags leave to the data, the versions, the machine
+    run.json                 every flag, what the flags leave to the data, the versions, the machine, and which code ran
+                             which rounds
     metrics.csv              one row a round
-    tensorboard/             the rows again
+    tensorboard/             the rows again, with the time of each: not where client metrics are withheld
     checkpoints/             server state, ledger and average of weights after a round: secret, see below
     final_model.keras        the model with its last weights
     plot.png, summary.json   at the end
@@ -18,17 +19,15 @@ import fcntl
 import hashlib
 import json
 import os
-import platform
 import re
 import secrets
 import shutil
-import sys
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 
+from experiments import provenance
 from experiments import sparse_state
-import quap_tff
 from quap_tff.lazy import tf
 from quap_tff.lazy import tff
 
@@ -67,8 +66,13 @@ class Found(NamedTuple):
   finished: Optional[Dict[str, Any]]
 
 
-def check(path: str, identity: Mapping[str, Any]) -> Found:
+def check(path: str, identity: Mapping[str, Any], needs_same_code: bool = False) -> Found:
   """What lies in the folder, which must be a new run's or hold a run with this `identity`. Changes nothing.
+
+  Args:
+    path: The folder.
+    identity: The flags that say what is computed.
+    needs_same_code: Whether a run whose last round was run by other code than this is refused.
 
   Raises:
     RunDirectoryError: If it is neither, or holds results of a run whose checkpoints are gone before its end.
@@ -81,12 +85,14 @@ def check(path: str, identity: Mapping[str, Any]) -> Found:
     return Found(True, None)
   try:
     names = set(os.listdir(path))
-    started = _has_checkpoint(path)
+    last_round = _last_checkpoint(path)
+    started = last_round is not None
     if not names - _OF_THE_START and not started:
       return Found(True, None)
     with open(os.path.join(path, RUN), encoding='utf-8') as f:
-      kept = json.load(f)['identity']
-    differing = _differences(kept, _through_json(identity))
+      run = json.load(f)
+    differing = _differences(run['identity'], _through_json(identity))
+    code_problem = provenance.code_problem(run, last_round or 0) if needs_same_code else None
   except (OSError, ValueError, KeyError, TypeError, AttributeError):
     raise RunDirectoryError(
         f'output_dir {path} holds files, but no readable {RUN} of an earlier run: give a new or empty folder.'
@@ -98,6 +104,8 @@ def check(path: str, identity: Mapping[str, Any]) -> Found:
     )
   _check_kinds(path, names)
   if started:
+    if code_problem is not None:
+      raise RunDirectoryError(f'output_dir {path} cannot be continued: {code_problem}')
     return Found(False, None)
   summary = read_summary(path)
   if summary is not None and summary.get('finished') is True:
@@ -133,8 +141,9 @@ def _check_kinds(path, names):
       raise RunDirectoryError(f'{os.path.join(path, name)} must be a {kind}, found a {found}. Move it away.')
 
 
-def _has_checkpoint(path) -> bool:
-  return any(re.fullmatch(r'round_\d+', name) for name in _names_in(os.path.join(path, CHECKPOINTS)))
+def _last_checkpoint(path) -> Optional[int]:
+  names = _names_in(os.path.join(path, CHECKPOINTS))
+  return max((int(name[len('round_'):]) for name in names if re.fullmatch(r'round_\d+', name)), default=None)
 
 
 def _names_in(folder) -> List[str]:
@@ -161,6 +170,9 @@ class RunDirectory:
       identity: Mapping[str, Any],
       resolved: Mapping[str, Any],
       data_digest: bytes,
+      *,
+      needs_same_code: bool = False,
+      keeps_times: bool = True,
   ):
     """Takes the folder, making it if need be.
 
@@ -171,13 +183,16 @@ class RunDirectory:
       resolved: What the flags leave to the data.
       data_digest: Of the clients' data. The folder keeps a commitment to it, with a secret salt: the digest itself
         would confirm a guess of a client's data.
+      needs_same_code: Whether a run whose last round was run by other code than this is refused.
+      keeps_times: Whether TensorBoard's files are written, which hold the time of each round. A round takes as long as
+        its clients' data are large.
 
     Raises:
-      RunDirectoryError: If it holds something else, a run with other flags or of other data, another process is at work
-        in it, or it cannot be written.
+      RunDirectoryError: If it holds something else, a run with other flags, of other data or of other code, another
+        process is at work in it, or it cannot be written.
     """
-    self.path, self._num_clients = _absolute(path), resolved['num_clients']
-    check(self.path, identity)
+    self.path, self._num_clients, self._keeps_times = _absolute(path), resolved['num_clients'], keeps_times
+    check(self.path, identity, needs_same_code)
     try:
       os.makedirs(self.path, exist_ok=True)
       self._lock = open(self.file(LOCK), 'a')
@@ -192,13 +207,13 @@ class RunDirectory:
     try:
       with _writing(self.path):
         # Again, now that no other process can change it.
-        self.is_new = check(self.path, identity).is_new
+        self.is_new = check(self.path, identity, needs_same_code).is_new
         self._make_checkpoints_folder()
         resolved = {**resolved, 'data_commitment': self._commitment(data_digest)}
         if self.is_new:
           write_json(self.file(RUN), {
               'identity': _through_json(identity), 'resolved': resolved, 'flags': dict(all_flags),
-              'versions': _versions(), 'machine': _machine(),
+              'versions': provenance.versions(), 'machine': provenance.machine(), provenance.STRETCHES: [],
           })
         else:
           self._check_resolved(resolved)
@@ -259,6 +274,15 @@ class RunDirectory:
           path = os.path.join(folder, name)
           shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
 
+  def begin_stretch(self, first_round: int):
+    """Writes down that this code runs the rounds from `first_round` on, unless it ran the one before, too."""
+    with _writing(self.path):
+      with open(self.file(RUN), encoding='utf-8') as f:
+        run = json.load(f)
+      stretches = provenance.continued(run, first_round)
+      if stretches != run.get(provenance.STRETCHES):
+        write_json(self.file(RUN), {**run, provenance.STRETCHES: stretches})
+
   def save(self, round_num: int, state: Any, records: Mapping[str, np.ndarray]):
     """Saves a checkpoint, completely or not at all."""
     with _writing(self.path), _private():
@@ -307,7 +331,7 @@ class RunDirectory:
     """Checks that the rows of the rounds before a checkpoint are there, and makes TensorBoard's anew from them.
 
     Rows of later rounds, left by a run that was cut off, are written again: in metrics.csv they are replaced, but in
-    TensorBoard's files they would appear twice.
+    TensorBoard's files they would appear twice. If times are not kept, files that an older version left are removed.
 
     Args:
       round_num: The round of the checkpoint.
@@ -322,8 +346,8 @@ class RunDirectory:
     is_last_missing = len(rows) < round_num
     with _writing(self.path):
       shutil.rmtree(self.file(TENSORBOARD), ignore_errors=True)
-      manager = tff.program.TensorBoardReleaseManager(self.file(TENSORBOARD)) if rows else None
-      for row in rows:
+      manager = self._tensorboard() if rows else None
+      for row in rows if manager is not None else ():
         self._wait(manager.release(_finite({k: v for k, v in row.items() if k != 'round'}), int(row['round'])))
     if is_last_missing:
       self.log(round_num, last_row)
@@ -355,11 +379,15 @@ class RunDirectory:
             tff.program.CSVFileReleaseManager(
                 self.file(METRICS), save_mode=tff.program.CSVSaveMode.WRITE, key_fieldname='round'
             ),
-            tff.program.TensorBoardReleaseManager(self.file(TENSORBOARD)),
+            self._tensorboard(),
         )
       rows, tensorboard = self._releases
       self._wait(rows.release(dict(row), round_num))
-      self._wait(tensorboard.release(_finite(row), round_num))
+      if tensorboard is not None:
+        self._wait(tensorboard.release(_finite(row), round_num))
+
+  def _tensorboard(self):
+    return tff.program.TensorBoardReleaseManager(self.file(TENSORBOARD)) if self._keeps_times else None
 
   @contextlib.contextmanager
   def replacing(self, name: str) -> Iterator[str]:
@@ -446,21 +474,3 @@ def write_json(path: str, value: Any):
     json.dump(value, f, indent=2, allow_nan=False, ensure_ascii=False)
     f.write('\n')
   os.replace(path + UNFINISHED, path)
-
-
-def _versions():
-  return {
-      'quap_tff': quap_tff.__version__,
-      'tensorflow_federated': tff.__version__,
-      'tensorflow': tf.__version__,
-      'numpy': np.__version__,
-      'python': sys.version.split()[0],
-  }
-
-
-def _machine():
-  return {
-      'platform': platform.platform(),
-      'cores': len(os.sched_getaffinity(0)),
-      'gpus': len(tf.config.list_physical_devices('GPU')),
-  }

@@ -4,9 +4,10 @@ r"""Trains QuAP-FL, or a method that it is compared with.
     python -m experiments.train --flagfile=experiments/presets/mnist_2025.flags --data_dir=… --output_dir=runs/mnist
 
 Progress goes to standard error, and the summary to standard output: at most 24 rows of 80 columns. The last line is one
-JSON object with the keys of summary.json and shorter values (see `final_summary`). Exit status: 0 when the run is done,
-1 for a wrong flag or a failure, 130 when it was interrupted by Ctrl-C or SIGTERM. With --output_dir, the same command
-continues an interrupted run.
+JSON object with the keys of summary.json and shorter values (see `final_summary`). In certified runs, only the progress
+on standard error tells how long anything took. No guarantee covers that, so keep it to yourself. Exit status: 0 when
+the run is done, 1 for a wrong flag or a failure, 130 when it was interrupted by Ctrl-C or SIGTERM. With --output_dir,
+the same command continues an interrupted run.
 """
 
 import contextlib
@@ -41,12 +42,13 @@ def main(argv: List[str]) -> int:
     print(command_line.help_text(__doc__, values))
     return 0
   command_line.refuse_arguments(rest)
-  experiment_flags.check(command_line.given_names(argv))
+  method = experiment_flags.check(command_line.given_names(argv))
   if values.signing_key is not None:
     certificates.read_private_key(values.signing_key)
   identity = experiment_flags.identity()
+  needs_same_code = method.gives_certificate and not values.allow_code_change
   if values.output_dir is not None:
-    found = run_directory.check(values.output_dir, identity)
+    found = run_directory.check(values.output_dir, identity, needs_same_code)
     if found.finished is not None:
       print('The run was finished already; nothing was trained or written.', file=sys.stderr)
       _print_kept(found.finished)
@@ -58,7 +60,7 @@ def main(argv: List[str]) -> int:
   fast_imports.load('experiments.results')  # And with it everything that takes long.
   interrupts.install()
   try:
-    return _run(values, identity)
+    return _run(values, identity, needs_same_code)
   except KeyboardInterrupt:
     return _interrupted()
   except (run_directory.RunDirectoryError, runtime.WorkerError, runtime.RuntimeStackError) as error:
@@ -78,7 +80,7 @@ def _interrupted() -> int:
   return command_line.INTERRUPTED
 
 
-def _run(values, identity) -> int:
+def _run(values, identity, needs_same_code) -> int:
   with contextlib.ExitStack() as stack:
     experiment = setup.from_flags(values, _show_reading if sys.stderr.isatty() else None)
     stack.enter_context(runtime.activate(experiment.runtime))
@@ -89,7 +91,7 @@ def _run(values, identity) -> int:
     if values.output_dir is not None:
       directory = run_directory.RunDirectory(
           values.output_dir, experiment_flags.recorded(), identity, experiment.resolved,
-          experiment.federation.digest(),
+          experiment.federation.digest(), needs_same_code=needs_same_code, keeps_times=experiment.client_metrics,
       )
       stack.callback(directory.close)
     _announce(experiment, values, directory)

@@ -1,6 +1,7 @@
 """The training loop: rounds, tests, checkpoints."""
 
 import collections
+import datetime
 import json
 import time
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
@@ -28,7 +29,8 @@ class Result(NamedTuple):
     weights: The published weights, `tff.learning.models.ModelWeights` of arrays.
     test: `loss` and `accuracy` on the test set, of these weights.
     ledger: What the rounds spent.
-    seconds: Of this process, from the first round on.
+    date: The day on which this process began.
+    seconds: Of this process, from the first round on; None where client metrics are withheld.
     interrupted: Whether the run was cut off by the user.
   """
 
@@ -37,7 +39,8 @@ class Result(NamedTuple):
   weights: Any
   test: Dict[str, float]
   ledger: accounting.RunLedger
-  seconds: float
+  date: datetime.date
+  seconds: Optional[float]
   interrupted: bool
 
 
@@ -98,6 +101,7 @@ def train(
   Raises:
     RunDirectoryError: If the latest checkpoint cannot be read or is of another configuration.
   """
+  date = datetime.date.today()
   test_set = experiment.federation.test
   evaluate = experiment.build_evaluation()
   plan = experiment.plan
@@ -147,6 +151,8 @@ def train(
     return round_num >= experiment.last_round
 
   first_round = round_num + 1
+  if directory is not None and not is_finished():
+    directory.begin_stretch(first_round)
   display = progress_lib.make(progress, first_round, experiment.last_round)
   begin = time.monotonic()
   try:
@@ -174,7 +180,6 @@ def train(
           row['nominal_epsilon_mean'] = float(ledger.epsilon.mean())
           row['nominal_epsilon_max'] = float(ledger.epsilon.max())
         if experiment.client_metrics:
-          # A round takes as long as its clients' data are large.
           row['seconds'] = time.monotonic() - round_begin
         if directory is not None:
           if plan.is_saved_before_release:
@@ -197,13 +202,14 @@ def train(
     interrupts.caught()
   finally:
     display.close()
-  seconds = time.monotonic() - begin
+  # A run takes as long as its clients' data are large.
+  seconds = time.monotonic() - begin if experiment.client_metrics else None
   if directory is not None:
     directory.save(round_num, state, records())
   weights = tf.nest.map_structure(np.asarray, published(state, average))
   test = dict(current_test())
   return Result(
-      round_num, round_num + 1 - first_round, weights, test, ledger, seconds, interrupted=not is_finished()
+      round_num, round_num + 1 - first_round, weights, test, ledger, date, seconds, interrupted=not is_finished()
   )
 
 

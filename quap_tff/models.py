@@ -146,7 +146,7 @@ def mnist_cnn(
       make.dense(128, name='dense'),
       make.dropout(0.5, name='dropout2'),
       make.logits(num_classes),
-  ])
+  ], name='mnist_cnn')
 
 
 def cifar10_cnn(
@@ -173,7 +173,7 @@ def cifar10_cnn(
       make.dropout(0.5, name='dropout'),
       make.dense(128, name='dense2'),
       make.logits(num_classes),
-  ])
+  ], name='cifar10_cnn')
 
 
 def digits_cnn(
@@ -194,7 +194,7 @@ def digits_cnn(
       make.flatten(),
       make.dense(32, name='dense'),
       make.logits(num_classes),
-  ])
+  ], name='digits_cnn')
 
 
 def linear_features(
@@ -213,7 +213,7 @@ def linear_features(
       make.flatten(),
       make.scale(LOGIT_SCALE),
       make.zero_logits(num_classes),
-  ])
+  ], name='linear_features')
 
 
 def logistic_regression(
@@ -227,7 +227,11 @@ def logistic_regression(
   Returns float32 logits.
   """
   make = Layers(compute_dtype, seed)
-  return tf.keras.Sequential([make.input(input_shape), make.flatten(), make.logits(num_classes)])
+  return tf.keras.Sequential([
+      make.input(input_shape),
+      make.flatten(),
+      make.logits(num_classes),
+  ], name='logistic_regression')
 
 
 def mlp(
@@ -247,7 +251,7 @@ def mlp(
       make.dense(200, name='dense1'),
       make.dense(200, name='dense2'),
       make.logits(num_classes),
-  ])
+  ], name='mlp')
 
 
 def shakespeare_lstm(
@@ -268,7 +272,7 @@ def shakespeare_lstm(
       make.lstm(256, name='lstm1'),
       make.lstm(256, name='lstm2'),
       make.logits(num_classes),
-  ])
+  ], name='shakespeare_lstm')
 
 
 def shakespeare_gru(
@@ -288,7 +292,7 @@ def shakespeare_gru(
       make.embedding(num_classes, 8),
       make.gru(128, name='gru'),
       make.logits(num_classes),
-  ])
+  ], name='shakespeare_gru')
 
 
 def shakespeare_bigram(
@@ -309,7 +313,7 @@ def shakespeare_bigram(
       tf.keras.layers.Embedding(
           num_classes, num_classes, embeddings_initializer='zeros', dtype='float32', name='logits'
       ),
-  ])
+  ], name='shakespeare_bigram')
 
 
 def words_lstm(
@@ -330,7 +334,7 @@ def words_lstm(
       make.lstm(670, name='lstm'),
       make.projection(96, name='projection'),
       make.logits(num_classes),
-  ])
+  ], name='words_lstm')
 
 
 MODELS = {

@@ -312,6 +312,8 @@ class StockPlan(base.Plan):
     cohorts = checks.schedule(cohorts, config.num_clients)
     self._rounds = len(cohorts)
     self.noises_empty_rounds = stock.noises_empty_rounds
+    # Where TFF takes no seed, a round that is run again draws other noise.
+    self.is_saved_before_release = not stock.takes_noise_seed
     self._exposure = stock.exposure(cohorts, config.num_clients)
     # Exact calibration depends on who will come, as the nodes of a tree do.
     self._has_constant_noise_multiplier = type(self._exposure) is Exposure and calibration == 'documents'

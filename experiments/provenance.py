@@ -1,0 +1,93 @@
+"""Which code, versions and machine run the rounds of a run: the `stretches` of run.json, and the code of a certificate.
+
+A stretch is {first_round, code, versions, machine}. It ends where the next one begins.
+"""
+
+import functools
+import hashlib
+import os
+import pathlib
+import platform
+import sys
+from typing import Any, Dict, List, Mapping, Optional
+
+import numpy as np
+
+import quap_tff
+from quap_tff.lazy import tf
+from quap_tff.lazy import tff
+
+STRETCHES = 'stretches'
+
+_FOLDERS = ('quap_tff', 'data', 'experiments')
+
+
+def code() -> Dict[str, str]:
+  """The version of the program and the digest of its source."""
+  return {'quap_tff': quap_tff.__version__, 'source_sha256': source_digest()}
+
+
+@functools.lru_cache(maxsize=1)
+def source_digest(root: Optional[str] = None) -> str:
+  """SHA-256 over the path and the content of every Python file of the program, in the order of the paths."""
+  base = pathlib.Path(root) if root is not None else pathlib.Path(quap_tff.__file__).resolve().parents[1]
+  found = hashlib.sha256()
+  for path in sorted(p.relative_to(base).as_posix() for name in _FOLDERS for p in (base / name).rglob('*.py')):
+    content = hashlib.sha256((base / path).read_bytes()).hexdigest()
+    found.update(f'{content}  {path}\n'.encode())
+  return found.hexdigest()
+
+
+def versions() -> Dict[str, str]:
+  """The versions of the program, of Python, and of the packages that compute. Loads TFF."""
+  return {
+      'quap_tff': quap_tff.__version__,
+      'tensorflow_federated': tff.__version__,
+      'tensorflow': tf.__version__,
+      'numpy': np.__version__,
+      'python': sys.version.split()[0],
+  }
+
+
+def machine() -> Dict[str, Any]:
+  """What this runs on. Loads TensorFlow."""
+  return {
+      'platform': platform.platform(),
+      'cores': len(os.sched_getaffinity(0)),
+      'gpus': len(tf.config.list_physical_devices('GPU')),
+  }
+
+
+def stretches(run: Mapping[str, Any], last_round: int) -> List[Dict[str, Any]]:
+  """The stretches of the rounds up to `last_round`, of run.json as a value.
+
+  What was to run later rounds is left out: none of those was kept. Older versions did not write stretches, so the code
+  of their rounds is None.
+  """
+  unknown = {'first_round': 1, 'code': None, 'versions': run.get('versions'), 'machine': run.get('machine')}
+  return [stretch for stretch in run.get(STRETCHES) or [unknown] if stretch['first_round'] <= last_round]
+
+
+def continued(run: Mapping[str, Any], first_round: int) -> List[Dict[str, Any]]:
+  """The stretches of a run that goes on here and now with `first_round`."""
+  earlier = stretches(run, first_round - 1)
+  now = {'code': code(), 'versions': versions(), 'machine': machine()}
+  if earlier and {name: earlier[-1][name] for name in now} == now:
+    return earlier
+  return [*earlier, {'first_round': first_round, **now}]
+
+
+def code_problem(run: Mapping[str, Any], last_round: int) -> Optional[str]:
+  """Which other code ran the rounds up to `last_round`, and what to do; None if it was this code."""
+  now = code()
+  others = [stretch for stretch in stretches(run, last_round)[-1:] if stretch['code'] != now]
+  if not others:
+    return None
+  named = lambda which: f'quap_tff {which["quap_tff"]} with the source digest {which["source_sha256"]}'
+  before = others[0]['code']
+  return (
+      f'its round {last_round} was run by other code: by '
+      f'{named(before) if before is not None else "a version that did not write down its code"}. This is {named(now)}. '
+      'Continue the run with the code that began it. Or give --allow_code_change: the run then goes on, and run.json '
+      'says which code ran which rounds.'
+  )

@@ -1,0 +1,29 @@
+"""Keras models in files that say nothing of when they were written."""
+
+import json
+import zipfile
+from typing import Any
+
+_METADATA = 'metadata.json'
+
+
+def save_model(model: Any, path: str):
+  """Saves a `tf.keras.Model` in Keras' format: equal weights and configurations give equal bytes.
+
+  Keras writes the local time into the archive's entries and into its metadata. A running time can depend on data, and a
+  digest of the file should be a digest of the model. So entries get the zip format's first day, and the date is left
+  out, which Keras does not read.
+
+  Args:
+    model: The model. Layers that were named by Keras have names that depend on how many models were made before.
+    path: The file, which must end in `.keras`.
+  """
+  model.save(path)
+  with zipfile.ZipFile(path) as archive:
+    entries = {name: archive.read(name) for name in archive.namelist()}
+  metadata = json.loads(entries[_METADATA])
+  del metadata['date_saved']
+  entries[_METADATA] = json.dumps(metadata).encode()
+  with zipfile.ZipFile(path, 'w') as archive:
+    for name, content in entries.items():
+      archive.writestr(zipfile.ZipInfo(name), content)

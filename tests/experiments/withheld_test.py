@@ -1,0 +1,89 @@
+"""Two neighbouring runs that release the same noised sums leave the same bytes, however long they took."""
+
+import dataclasses
+import datetime
+import time
+
+import pytest
+import tensorflow as tf
+
+from experiments import run_directory
+from experiments import setup
+from experiments import training
+from quap_tff import seeds
+from tests.experiments import harness
+
+_DAY = 24 * 3600
+
+
+class _Clock:
+  """Python's clocks, all at once. They stand still until somebody calls `pass_`."""
+
+  def __init__(self, monkeypatch):
+    self.now = 1.8e9
+    for name in ('time', 'monotonic', 'perf_counter', 'process_time'):
+      monkeypatch.setattr(time, name, lambda: self.now)
+      monkeypatch.setattr(time, f'{name}_ns', lambda: int(self.now * 1e9))
+    clock = self
+
+    class Datetime(datetime.datetime):
+
+      @classmethod
+      def now(cls, tz=None):
+        return cls.fromtimestamp(clock.now, tz)
+
+    class Date(datetime.date):
+
+      @classmethod
+      def today(cls):
+        return cls.fromtimestamp(clock.now)
+
+    monkeypatch.setattr(datetime, 'datetime', Datetime)
+    monkeypatch.setattr(datetime, 'date', Date)
+
+
+def _run(path, capsys, arguments, pace, change=lambda clients: clients):
+  """A run whose clients hold changed data, and take `pace` seconds each. All of them send what unchanged data give.
+
+  Returns:
+    What the run wrote into its folder, by name, and on standard output.
+  """
+  with pytest.MonkeyPatch.context() as monkeypatch:
+    clock, load, held = _Clock(monkeypatch), setup.data.load, []
+
+    def changed(*args, **kwargs):
+      federation = load(*args, **kwargs)
+      held.extend(federation.clients)
+      return dataclasses.replace(federation, clients=change(federation.clients))
+
+    def client_data(experiment, client, absent=()):
+      del experiment, absent
+      clock.now += pace
+      return training.as_client_data(client, held[client])
+
+    monkeypatch.setattr(setup.data, 'load', changed)
+    monkeypatch.setattr(training, 'client_data', client_data)
+    # Both runs draw the same noise, from a seed that neither gives away.
+    monkeypatch.setattr(seeds, 'initial_seed', lambda seed, stream: tf.constant([5, seeds.STREAMS[stream]], tf.int64))
+    # The data enter here with a secret salt of 32 bytes, and in no other way.
+    monkeypatch.setattr(run_directory.RunDirectory, '_commitment', lambda self, digest: 'salted')
+    capsys.readouterr()
+    assert harness.main(*harness.TINY, *arguments, f'--output_dir={path}') == 0
+    return {name: content for name, (content, _) in harness.files(path).items()}, capsys.readouterr().out
+
+
+def _one_with_less(clients):
+  less = dataclasses.replace(clients[0], x=clients[0].x[:1], y=clients[0].y[:1])
+  return (less, *clients[1:])
+
+
+@pytest.mark.parametrize('arguments', [['--algorithm=certified'], ['--noclient_metrics']])
+def test_nothing_that_is_kept_or_printed_depends_on_the_data_or_the_time(arguments, tmp_path, capsys):
+  path = tmp_path / 'run'
+  kept, out = _run(path, capsys, arguments, pace=1.0)
+  path.rename(tmp_path / 'before')
+  other_kept, other_out = _run(path, capsys, arguments, pace=_DAY, change=_one_with_less)
+  assert sorted(other_kept) == sorted(kept) and len(kept) >= 8
+  assert [name for name in kept if other_kept[name] != kept[name]] == []
+  assert other_out == out and '"seconds":null' in out
+  assert not (path / 'tensorboard').exists()
