@@ -75,6 +75,26 @@ class TestRun:
     assert _run(tmp_path / 'run', '--stop_after=2', '--checkpoint_every=99') == 0
     assert reported[:5] == [('save', 0), ('save', 1), ('log', 1), ('save', 2), ('log', 2)]
 
+  @pytest.mark.parametrize('algorithm', ['certified', 'tff_dp_fedavg', 'tff_dp_fedavg_adaptive', 'tff_dp_ftrl'])
+  def test_what_a_killed_run_has_reported_stays_as_it_was(self, algorithm, tmp_path, capsys, monkeypatch):
+    class Killed(BaseException):
+      pass
+
+    log = run_directory.RunDirectory.log
+
+    def killed(self, round_num, row):
+      log(self, round_num, row)
+      if round_num == 3:
+        raise Killed
+
+    arguments = [*harness.TINY, f'--output_dir={tmp_path / "run"}', f'--algorithm={algorithm}', '--checkpoint_every=99']
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+      patch.setattr(run_directory.RunDirectory, 'log', killed)
+      harness.main(*arguments)
+    reported = harness.rows(tmp_path / 'run')
+    assert len(reported) == 3 and harness.main(*arguments, '--stop_after=4') == 0
+    assert harness.rows(tmp_path / 'run')[:3] == reported
+
   def test_a_client_that_has_spent_its_budget_adds_nothing_and_is_counted(self, tmp_path, capsys):
     # Two rounds of weight 1 at this noise are the budget, and everyone comes to all eight.
     mu = float(1 / accounting.solve(epsilon=4.0, delta=_DELTA).noise_multiplier)

@@ -46,6 +46,13 @@ class TestCommand:
     means = np.stack([z[images.y == c].mean(axis=0) for c in range(4)])
     assert np.mean((z @ means.T).argmax(axis=1) == images.y) > 0.8
 
+  def test_one_seed_gives_one_file(self, tmp_path, capsys):
+    for name in ('one', 'two'):
+      assert run('--public_data=glyphs:classes=4,copies=80', '--num_features=8', '--epochs=3',
+                 f'--output={tmp_path / name}') == 0
+    one, two = (features.Pretrained(str(tmp_path / name)) for name in ('one', 'two'))
+    assert one.card()['sha256'] == two.card()['sha256'] and one.public_data() == two.public_data()
+
   @pytest.mark.parametrize('arguments,message', [
       ((), '--output is missing'),
       (('--output=here',), 'emnist_letters needs emnist_byclass_test.npz'),

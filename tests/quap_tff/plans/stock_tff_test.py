@@ -169,6 +169,13 @@ class TestValues:
     if spec != 'tff_dp_ftrl':
       noise_checks.assert_uncorrelated(first[0], second[0], noise_checks.UNSEEDED)
 
+  @pytest.mark.parametrize('spec', _SPECS)
+  def test_a_round_that_would_be_another_if_it_were_run_again_is_saved_before_its_release(self, spec):
+    process = _process(_aggregator(spec, 1.0))
+    state, updates = process.initialize(), [_update([3, 0], [0], [0, 4])]
+    first, again = (np.concatenate(_next(process, state, updates).result) for _ in range(2))
+    assert _plan(spec).is_saved_before_release == bool(np.any(first != again))
+
   @pytest.mark.parametrize('spec, factor', _FACTORS[:3])
   def test_a_round_with_nobody_releases_the_same_noise(self, spec, factor):
     value_type = tff.to_type([(np.float32, [2000]), (np.float32, [1]), (np.float32, [2000])])
