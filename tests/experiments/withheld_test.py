@@ -77,7 +77,7 @@ def _one_with_less(clients):
   return (less, *clients[1:])
 
 
-@pytest.mark.parametrize('arguments', [['--algorithm=certified'], ['--noclient_metrics']])
+@pytest.mark.parametrize('arguments', [['--algorithm=certified'], ['--noclient_metrics']], ids=' '.join)
 def test_nothing_that_is_kept_or_printed_depends_on_the_data_or_the_time(arguments, tmp_path, capsys):
   path = tmp_path / 'run'
   kept, out = _run(path, capsys, arguments, pace=1.0)
