@@ -74,7 +74,10 @@ _CANARY_SEED = flags.DEFINE_integer('canary_seed', 1, 'Seed of the canaries\' ra
 # Flags of experiments.train that the audit of a folder may change: they do not change what is computed.
 _WITH_FOLDER = ('data_dir', 'num_threads')
 # Flags of experiments.train that have no effect here.
-_REFUSED = ('output_dir', 'signing_key', 'keep_checkpoints', 'stop_at_accuracy', 'checkpoint_every', 'eval_every')
+_REFUSED = (
+    'output_dir', 'signing_key', 'allow_code_change', 'keep_checkpoints', 'stop_at_accuracy', 'checkpoint_every',
+    'eval_every',
+)
 
 
 def main(argv: List[str]) -> int:
@@ -150,7 +153,8 @@ def _measure(values) -> Dict[str, Any]:
       'algorithm': values.algorithm,
       'dataset': values.dataset,
       'game': played.as_dict() if played is not None else None,
-      'seconds': round(time.monotonic() - begin, 1),
+      # They depend on how much data clients have, and audit.json is kept with a certified run.
+      'seconds': round(time.monotonic() - begin, 1) if experiment.client_metrics else None,
   }
 
 

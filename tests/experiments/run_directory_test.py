@@ -29,9 +29,10 @@ def _state(offset=0.0, clients=2):
 
 
 @contextlib.contextmanager
-def _opened(path, identity=None, all_flags=None):
+def _opened(path, identity=None, all_flags=None, **options):
   directory = run_directory.RunDirectory(
-      str(path), all_flags or IDENTITY, IDENTITY if identity is None else identity, {'num_clients': 2}, b'data'
+      str(path), all_flags or IDENTITY, IDENTITY if identity is None else identity, {'num_clients': 2}, b'data',
+      **options
   )
   with contextlib.closing(directory):
     yield directory
@@ -207,6 +208,16 @@ class TestLog:
         for event in tf.compat.v1.train.summary_iterator(str(file)) for value in event.summary.value
     ]
     assert sorted(steps) == [(1, 'loss', 1.0), (2, 'loss', 2.0), (3, 'loss', 3.5)]
+
+  def test_no_tensorboard_where_times_are_not_kept(self, tmp_path):
+    with _opened(tmp_path) as directory:
+      directory.log(1, {'loss': 1.0})
+      directory.save(1, _state(), LEDGER)
+    # What an older version wrote goes, too.
+    with _opened(tmp_path, keeps_times=False) as directory:
+      directory.keep_rows(1, {'loss': 1.0})
+      directory.log(2, {'loss': 2.0})
+    assert len(harness.rows(tmp_path)) == 2 and not (tmp_path / 'tensorboard').exists()
 
   def test_the_row_of_a_checkpoint_that_came_before_its_log_is_written(self, tmp_path):
     with _opened(tmp_path) as directory:
