@@ -193,7 +193,7 @@ def _stretches(run, num_rounds) -> List[Dict[str, Any]]:
   """Which code ran which rounds, from run.json: a list of first and last round, code and versions."""
   name = run_directory.RUN
   try:
-    kept = [one for one in run.get('stretches', [{'first_round': 1, 'code': None, 'versions': None}]) if one['first_round'] <= max(num_rounds, 1)]
+    kept = [one for one in run['stretches'] if one['first_round'] <= max(num_rounds, 1)]
     firsts = [one['first_round'] for one in kept]
     if firsts[:1] != [1] or any(type(first) is not int for first in firsts) or sorted(set(firsts)) != firsts:
       raise ValueError(f'the first rounds are {firsts}')
