@@ -22,6 +22,7 @@ def load(
     partition: str = 'dirichlet:alpha=0.5',
     seed: int = 0,
     features: str = 'none',
+    auxiliary: float = 0.0,
     progress: Optional[Callable[[int, int], None]] = None,
 ) -> 'Federation':
   """Loads a dataset as a federation; a pure function of the files and the arguments.
@@ -37,6 +38,9 @@ def load(
       ignore it. `Federation.partition` says which was the case.
     seed: Seed of the partition and of the choice among natural clients; non-negative.
     features: What replaces the examples, see `data.features.FEATURES`; computed once and kept on disk.
+    auxiliary: A share in [0, 1) of what the server has instead of the clients, drawn by the seed: of the pool, before it
+      is divided; or, as whole clients of a dataset that has its own, of the number of clients asked for. Nobody whose
+      examples these are is a client.
     progress: Called with (done, total) as clients are read, and then as features of examples are computed.
 
   Returns:
@@ -44,7 +48,8 @@ def load(
 
   Raises:
     DataFileError: (a `ValueError`) If a file is missing, damaged, the wrong one, or cannot be downloaded.
-    ValueError: For an unknown name, a value out of range, or more clients than there are examples or writers.
+    ValueError: For an unknown name, a value out of range, more clients than there are examples or writers, or a share
+      of auxiliary examples that leaves too few of them.
   """
   from data import base  # pylint: disable=g-import-not-at-top
   from data import datasets as datasets_lib  # pylint: disable=g-import-not-at-top
@@ -56,6 +61,7 @@ def load(
   if num_clients is not None:
     checks.integer('num_clients', num_clients, at_least=1)
   checks.integer('seed', seed, at_least=0)
+  checks.number('auxiliary', auxiliary, at_least=0, below=1)
   features_lib.parse(features)  # A bad spec is reported before anything is read.
   progress = progress or (lambda done, total: None)
   federation = dataset.load(
@@ -66,6 +72,7 @@ def load(
           partition=partition,
           seed=seed,
           progress=progress,
+          auxiliary=auxiliary,
       )
   )
   return features_lib.of_federation(features, federation, progress=progress)

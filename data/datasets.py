@@ -8,7 +8,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import os
-from typing import Dict, Optional, Type
+from typing import Dict, Optional, Tuple, Type
 
 import numpy as np
 
@@ -37,18 +37,21 @@ WRITERS_FILE = 'mnist_writers.npz'
 class PooledDataset(base.Dataset):
   """A dataset without clients of its own: one pool of examples, shared out by the run's partition."""
 
+  default_num_clients = DEFAULT_NUM_CLIENTS
+  auxiliary_source = 'They were drawn from the pool by --seed, before the others were dealt out to the clients.'
+
   @abc.abstractmethod
   def read(self, data_dir: Optional[str]) -> arrays.Pool:
     """Reads the pool."""
 
   def load(self, request: base.Request) -> federation.Federation:
-    num_clients = DEFAULT_NUM_CLIENTS if request.num_clients is None else request.num_clients
+    num_clients = self.default_num_clients if request.num_clients is None else request.num_clients
     chosen = partition.parse(request.partition)  # A bad spec is reported before anything is downloaded.
     pool = self.read(request.data_dir)
-    rows = partition.split(request.partition, pool.train_y, num_clients, request.seed)
+    dealt, held_out = _held_out(request, len(pool.train_y))
     clients = []
-    for done, r in enumerate(rows, 1):
-      clients.append(pool.train(r))
+    for done, places in enumerate(partition.split(request.partition, pool.train_y[dealt], num_clients, request.seed), 1):
+      clients.append(pool.train(dealt[places]))
       request.progress(done, num_clients)
     digits = len(str(num_clients - 1))
     return federation.Federation(
@@ -57,9 +60,25 @@ class PooledDataset(base.Dataset):
         client_ids=tuple(f'client_{i:0{digits}d}' for i in range(num_clients)),
         clients=tuple(clients),
         test=pool.test(),
+        auxiliary=pool.train(held_out) if len(held_out) else None,
         partition=registry.format_spec(request.partition.partition(':')[0], chosen),
         test_set=f'{len(pool.test_y):,} examples that no client holds.',
     )
+
+
+def _held_out(request: base.Request, num_examples: int) -> Tuple[np.ndarray, np.ndarray]:
+  """(rows that are dealt out to clients, rows that the server has), both sorted; a function of the seed and the numbers.
+
+  So neither the clients nor what is in the examples change who the server's examples are from.
+  """
+  count = int(request.auxiliary * num_examples)
+  if request.auxiliary and not count:
+    raise ValueError(
+        f'{request.name}: a share of {request.auxiliary:g} of {num_examples} examples, rounded down, is none, so the '
+        'server has no auxiliary examples. Give a larger share.'
+    )
+  order = rng_lib.generator(request.seed, 'auxiliary').permutation(num_examples) if count else np.arange(num_examples)
+  return np.sort(order[count:]), np.sort(order[:count])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,8 +231,7 @@ class MnistWriters(base.Dataset):
       )
     names, owners = np.unique(writers, return_inverse=True)
     rows = np.split(np.argsort(owners, kind='stable'), np.cumsum(np.bincount(owners))[:-1])
-    order = base.client_order(len(names), request.seed)
-    chosen = base.choose_clients('mnist_writers', len(names), request.num_clients, order)
+    chosen, _, helpers = base.divide_clients(request, len(names))
     clients = []
     for i in chosen:
       clients.append(pool.train(rows[i]))
@@ -224,6 +242,7 @@ class MnistWriters(base.Dataset):
         client_ids=tuple(f'writer_{names[i]:04d}' for i in chosen),
         clients=tuple(clients),
         test=pool.test(),
+        auxiliary=pool.train(np.concatenate([rows[i] for i in helpers])) if len(helpers) else None,
         test_set=f'{len(pool.test_y):,} digits by other writers, who take part in no round.',
     )
 

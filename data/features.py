@@ -312,13 +312,16 @@ def of_federation(
     return federation
   features.check(federation.input_shape)
   # Features are computed once, so all of them are in memory, whether the examples were or not.
-  everyone = (*federation.clients, federation.test)
+  auxiliary = () if federation.auxiliary is None else (federation.auxiliary,)
+  everyone = (*federation.clients, federation.test, *auxiliary)
   rows = feature_store.compute(features, [examples.x for examples in everyone], folder, progress)
-  *clients, test = (federation_lib.Examples(x, examples.y) for x, examples in zip(rows, everyone))
+  found = [federation_lib.Examples(x, examples.y) for x, examples in zip(rows, everyone)]
+  count = federation.num_clients
   return dataclasses.replace(
       federation,
-      clients=tuple(clients),
-      test=test,
+      clients=tuple(found[:count]),
+      test=found[count],
+      auxiliary=found[-1] if auxiliary else None,
       features=registry.format_spec(spec.partition(':')[0], features),
       public_data=features.public_data(),
   )

@@ -10,7 +10,6 @@ from typing import Callable, Optional, Sequence, Tuple
 
 import numpy as np
 
-from data import rng as rng_lib
 from quap_tff import checks
 
 # The label of a place in a sequence after which nothing follows. Losses and accuracies leave it out.
@@ -67,6 +66,11 @@ class Examples:
   def labels(self) -> np.ndarray:
     """int32[k], all labels that say something: `y` without `NO_LABEL`, flat."""
     return self.y[self.y != NO_LABEL] if self.is_sequences else self.y
+
+
+def together(parts: Sequence[Examples]) -> Examples:
+  """The examples of all parts, one part after the other; at least one part."""
+  return Examples(*(np.concatenate([getattr(part, name) for part in parts]) for name in ('x', 'y')))
 
 
 class OnDemand(collections.abc.Sequence):
@@ -132,7 +136,7 @@ class Federation:
       exact function of clients' data.
     partition: How the examples were given to the clients: a partition spec, or `natural`.
     features: What replaces the examples: a features spec, or `none` for the examples themselves.
-    auxiliary: Examples that the server has and no client holds, taken as public; None if there are none.
+    auxiliary: Examples of people who are no clients, which the server has; taken as public. None if there are none.
     public_data: Sentences on the data that the features were learned from, taken as public; '' if there are none.
   """
 
@@ -228,33 +232,6 @@ class Federation:
   def num_examples(self) -> Optional[int]:
     """Number of training examples of all clients together; None if one would have to read them all to know."""
     return None if self.is_on_demand else sum(map(len, self.clients))
-
-  def with_auxiliary(self, share: float, seed: int) -> 'Federation':
-    """The federation with a share of each client's examples at the server instead of at the client.
-
-    Args:
-      share: In (0, 1). The number of examples is rounded down for each client, so each keeps at least one.
-      seed: Chooses the examples.
-
-    Raises:
-      ValueError: If no client has so many examples that the server would get one.
-    """
-    given, kept = [], []
-    for index, examples in enumerate(self.clients):
-      order = rng_lib.generator(seed, 'auxiliary', index).permutation(len(examples))
-      count = int(share * len(examples))
-      given.append(order[:count])
-      kept.append(Examples(examples.x[np.sort(order[count:])], examples.y[np.sort(order[count:])]))
-    if not any(map(len, given)):
-      raise ValueError(
-          f'{self.name}: a share of {share:g} of each client\'s examples, rounded down, is none: the server has no '
-          'auxiliary examples. Give a larger share, or fewer clients.'
-      )
-    auxiliary = Examples(*(
-        np.concatenate([getattr(examples, part)[rows] for examples, rows in zip(self.clients, given)])
-        for part in ('x', 'y')
-    ))
-    return dataclasses.replace(self, clients=tuple(kept), auxiliary=auxiliary)
 
   def digest(self) -> bytes:
     """SHA-256 of all examples, client by client, and of the test set; an exact function of clients' data.

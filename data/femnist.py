@@ -34,7 +34,7 @@ def load(dataset: natural.Femnist, request: base.Request) -> federation.Federati
   load_data = functools.partial(tff.simulation.datasets.emnist.load_data, dataset.only_digits)
   path = tff_files.find(FILENAME, request.data_dir, load_data, splits)
   train, test = load_data(cache_dir=os.path.dirname(path))
-  chosen, held_out = base.split_clients(request, len(train.client_ids), dataset.test_writers)
+  chosen, held_out, helpers = base.divide_clients(request, len(train.client_ids), dataset.test_writers)
   client_ids = [train.client_ids[i] for i in chosen]
   if len(held_out):
     # All examples of these writers are test examples.
@@ -42,11 +42,12 @@ def load(dataset: natural.Femnist, request: base.Request) -> federation.Federati
     wanted = [(splits[0], client_ids), (splits[0], others), (splits[1], _also_in(test, others))]
   else:
     wanted = [(splits[0], client_ids), (splits[1], _also_in(test, client_ids))]
+  wanted.append((splits[0], [train.client_ids[i] for i in helpers]))
   total, done, rows = sum(len(ids) for _, ids in wanted), 0, []
   for split, ids in wanted:
     rows.append(_read(path, split, ids, lambda count, before=done: request.progress(before + count, total)))
     done += len(ids)
-  test_parts = [part for read, (_, ids) in zip(rows[1:], wanted[1:]) for part in (read[i] for i in ids)]
+  test_parts = [part for read in rows[1:-1] for part in read.values()]
   tested = _examples(dataset, path, test_parts)
   if len(held_out):
     test_set = f'{len(tested):,} examples of {len(held_out):,} other writers, who take part in no round.'
@@ -58,6 +59,7 @@ def load(dataset: natural.Femnist, request: base.Request) -> federation.Federati
       client_ids=tuple(client_ids),
       clients=tuple(_examples(dataset, path, [rows[0][c]]) for c in client_ids),
       test=tested,
+      auxiliary=_examples(dataset, path, list(rows[-1].values())) if len(helpers) else None,
       test_set=test_set,
       test_is_of_clients=not len(held_out),
   )

@@ -40,6 +40,10 @@ class Femnist(base.Dataset):
   def __post_init__(self):
     checks.number('femnist test_writers', self.test_writers, at_least=0, below=1)
 
+  @property
+  def tests_clients(self):
+    return not self.test_writers
+
   def load(self, request):
     return femnist.load(self, request)
 
@@ -83,6 +87,7 @@ class Shakespeare(base.Dataset):
   """
 
   has_own_clients = True
+  is_sequences = True
 
   length: int = 80
   test_roles: float = 0.0
@@ -90,6 +95,10 @@ class Shakespeare(base.Dataset):
   def __post_init__(self):
     checks.integer('shakespeare length', self.length, at_least=1)
     checks.number('shakespeare test_roles', self.test_roles, at_least=0, below=1)
+
+  @property
+  def tests_clients(self):
+    return not self.test_roles
 
   def load(self, request):
     return tff_datasets.shakespeare(self, request)
@@ -112,6 +121,7 @@ class StackOverflowWords(base.Dataset):
   """
 
   has_own_clients = True
+  is_sequences = True
 
   words: int = 10_000
   length: int = 20

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 
 import numpy as np
 
@@ -37,6 +38,8 @@ class Synthetic(base.Dataset):
   """
 
   has_own_clients = True
+  default_num_clients = DEFAULT_NUM_CLIENTS
+  auxiliary_source = 'They are those of others, made by the program by --seed, who are no clients.'
 
   features: int = 16
   classes: int = 4
@@ -52,7 +55,7 @@ class Synthetic(base.Dataset):
     checks.number('synthetic noise', self.noise, at_least=0, at_most=1)
 
   def load(self, request):
-    num_clients = DEFAULT_NUM_CLIENTS if request.num_clients is None else request.num_clients
+    num_clients = self.default_num_clients if request.num_clients is None else request.num_clients
     teacher = rng_lib.generator(request.seed, 'synthetic_teacher').standard_normal([self.features, self.classes])
 
     def drawn(rng, count, num_clients):
@@ -66,6 +69,10 @@ class Synthetic(base.Dataset):
     def read(index):
       return drawn(rng_lib.generator(request.seed, 'synthetic_client', index), self.examples, 1)
 
+    # People of their own, whatever the number of clients.
+    helpers = math.ceil(request.auxiliary * num_clients)
+    rng = rng_lib.generator(request.seed, 'auxiliary')
+    auxiliary = [drawn(rng, self.examples, 1) for _ in range(helpers)]
     source = f'{self}\0{request.seed}\0{num_clients}'
     return federation.Federation(
         name=request.name,
@@ -73,5 +80,6 @@ class Synthetic(base.Dataset):
         client_ids=federation.NumberedIds(num_clients),
         clients=federation.OnDemand(num_clients, read, hashlib.sha256(source.encode()).digest()),
         test=drawn(rng_lib.generator(request.seed, 'synthetic_test'), TEST_EXAMPLES, TEST_EXAMPLES),
+        auxiliary=federation.together(auxiliary) if helpers else None,
         test_set=f'{TEST_EXAMPLES:,} examples that no client holds.',
     )

@@ -7,7 +7,7 @@ part (`tff_files.Split`), and are not kept.
 import collections
 import hashlib
 import os
-from typing import Dict, Sequence
+from typing import Dict, List, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -43,9 +43,9 @@ def cifar100(request: base.Request) -> federation.Federation:
       raise errors.DataFileError(f'{path}: expected pixels from 0 to 255, found {image.min()} to {image.max()}.')
     return federation.Examples(np.divide(image, np.float32(255), dtype=np.float32), raw['label'].astype(np.int32))
 
-  ids = _chosen(request, train.client_ids)
+  ids, others = _chosen(request, train.client_ids)
   split = tff_files.Split(path, 'train', _PHOTOGRAPH)
-  tested = _together([examples(_read(path, tff_files.Split(path, 'test', _PHOTOGRAPH), i)) for i in test.client_ids])
+  tested = federation.together([examples(_read(path, tff_files.Split(path, 'test', _PHOTOGRAPH), i)) for i in test.client_ids])
   return federation.Federation(
       name=request.name,
       num_classes=100,
@@ -54,6 +54,7 @@ def cifar100(request: base.Request) -> federation.Federation:
           len(ids), lambda i: examples(_read(path, split, ids[i])), tff_files.digest(path, ids)
       ),
       test=tested,
+      auxiliary=federation.together([examples(_read(path, split, i)) for i in others]) if others else None,
       test_set=f'{len(tested):,} examples that no client holds.',
   )
 
@@ -69,11 +70,11 @@ def shakespeare(dataset: natural.Shakespeare, request: base.Request) -> federati
     speeches = [speech for i in client_ids for speech in _read(path, splits[split], i, may_be_empty=True)['snippets']]
     return sequences.of_speeches(speeches, dataset.length)
 
-  chosen, held_out = base.split_clients(request, len(train.client_ids), dataset.test_roles)
+  chosen, held_out, helpers = base.divide_clients(request, len(train.client_ids), dataset.test_roles)
   ids = [train.client_ids[i] for i in chosen]
   if len(held_out):
     others = [train.client_ids[i] for i in held_out]
-    tested = _together([examples('train', others), examples('test', others)])
+    tested = federation.together([examples('train', others), examples('test', others)])
     test_set = f'{len(tested):,} sequences of {len(held_out):,} other roles, who take part in no round.'
   else:
     tested = examples('test', sorted(set(ids).intersection(test.client_ids)))
@@ -86,6 +87,7 @@ def shakespeare(dataset: natural.Shakespeare, request: base.Request) -> federati
           len(ids), lambda i: examples('train', [ids[i]]), tff_files.digest(path, ids)
       ),
       test=tested,
+      auxiliary=examples('train', [train.client_ids[i] for i in helpers]) if len(helpers) else None,
       test_set=test_set,
       test_is_of_clients=not len(held_out),
   )
@@ -97,7 +99,7 @@ def stackoverflow_words(dataset: natural.StackOverflowWords, request: base.Reque
   path = tff_files.find('stackoverflow.sqlite', request.data_dir, load_data, ('train', 'heldout', 'test'))
   vocabulary = sequences.Vocabulary(_words(dataset.words, request.data_dir))
   train, held_out, _ = load_data(cache_dir=os.path.dirname(path))
-  ids = _chosen(request, train.client_ids)
+  ids, others = _chosen(request, train.client_ids)
   order = base.client_order(len(held_out.client_ids), request.seed)
   tested = _sentences_of(
       (held_out.client_ids[i] for i in order), tff_files.Split(path, 'heldout', _SENTENCE, dataset.test_sentences),
@@ -113,6 +115,7 @@ def stackoverflow_words(dataset: natural.StackOverflowWords, request: base.Reque
           len(ids), lambda i: encode(_read(path, split, ids[i])['tokens']), _digest_of_large(path, ids)
       ),
       test=encode(tested),
+      auxiliary=federation.together([encode(_read(path, split, i)['tokens']) for i in others]) if others else None,
       test_set=f'{len(tested):,} sentences of TFF\'s held-out users, who take part in no round.',
       public_data=(
           f'The vocabulary is the {dataset.words:,} most frequent words of the list that TFF publishes. TFF counted '
@@ -154,9 +157,10 @@ def _words(count: int, data_dir) -> Sequence[str]:
   raise errors.DataFileError(f'{path} is too short: {expected}, found {len(words)}. Give words={len(words)}.')
 
 
-def _chosen(request: base.Request, client_ids: Sequence[str]) -> Sequence[str]:
-  order = base.client_order(len(client_ids), request.seed)
-  return [client_ids[i] for i in base.choose_clients(request.name, len(client_ids), request.num_clients, order)]
+def _chosen(request: base.Request, client_ids: Sequence[str]) -> Tuple[List[str], List[str]]:
+  """The ids of those that take part, and of those whose examples the server has."""
+  chosen, _, helpers = base.divide_clients(request, len(client_ids))
+  return [client_ids[i] for i in chosen], [client_ids[i] for i in helpers]
 
 
 def _read(path: str, split: tff_files.Split, client_id: str, may_be_empty: bool = False) -> Dict[str, np.ndarray]:
@@ -164,12 +168,6 @@ def _read(path: str, split: tff_files.Split, client_id: str, may_be_empty: bool 
   if not may_be_empty and not len(next(iter(raw.values()))):
     raise errors.DataFileError(f'{path} is damaged: it lists the client {client_id!r}, but holds no examples of it.')
   return raw
-
-
-def _together(parts: Sequence[federation.Examples]) -> federation.Examples:
-  return federation.Examples(
-      np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts])
-  )
 
 
 def _digest_of_large(path: str, ids: Sequence[str]) -> bytes:

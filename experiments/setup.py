@@ -124,10 +124,9 @@ def from_flags(values: flags.FlagValues, progress: Optional[Callable[[int, int],
       partition=values.partition,
       seed=values.seed,
       features=values.features,
+      auxiliary=method.auxiliary_share,
       progress=progress,
   )
-  if method.auxiliary_share:
-    federation = federation.with_auxiliary(method.auxiliary_share, values.seed)
   if federation.test_is_of_clients and method.gives_certificate:
     raise ValueError(
         f'--algorithm={values.algorithm}: models for dataset {values.dataset!r} are tested on examples of the clients '

@@ -8,6 +8,7 @@ the statements.
 from typing import Any, Dict, Type
 
 from data import cohorts
+from data import datasets
 from data import dropouts
 from experiments.methods import adaptive_privacy
 from experiments.methods import asynchronous
@@ -126,6 +127,8 @@ def post_processing(values: Any, plan: plans.Plan) -> str:
     text += f' An average of the weights over the rounds is published: {registry.format_spec(name, averaging)}.'
   if plan.extension is not None:
     text += f' {plan.extension.statement}'
+  if parse(values.algorithm).auxiliary_share:
+    text += f' {registry.parse_spec("dataset", values.dataset, datasets.DATASETS).auxiliary_source}'
   if plan.sparsity.is_sparse:
     text += f' {plan.sparsity.sentence()}'
   if values.shrinkage != 1:

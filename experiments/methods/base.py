@@ -83,7 +83,7 @@ class Method(abc.ABC):
       not even a figure on held-out examples of the clients themselves.
     takes_aggregator: Whether --aggregator may put something else in the place of the mean.
     charges_absent: Whether a client that is drawn and drops out is charged as if it had come. Its update is zero then.
-    auxiliary_share: The share of each client's examples that the server has instead, as public data.
+    auxiliary_share: How many examples of people who are no clients the server has, see `data.load`.
     plans_averaging: Whether the published average can be chosen together with the noise.
     takes_sparsity: Whether rounds can update a part of the weights only (--sparsity).
     interpretation: Says what is our own reading of a system that is not specified, a sentence; '' if nothing is. A plan

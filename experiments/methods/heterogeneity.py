@@ -235,8 +235,8 @@ class Safari(_Extended):
 
   Attributes:
     q: The probability that a round is one of the clients; otherwise the server trains. In (0, 1).
-    auxiliary: The share of each client's examples that the server has instead of the client, in (0, 1). They are taken
-      as public.
+    auxiliary: How many examples the server has, a share in (0, 1): of the pool, before it is dealt out to clients; or
+      those of as many others of a dataset's own clients, as a share of the number of clients. They are taken as public.
     server_steps, server_learning_rate: The server's training in one of its rounds.
   """
 
