@@ -42,12 +42,14 @@ def load(dataset: natural.Femnist, request: base.Request) -> federation.Federati
     wanted = [(splits[0], client_ids), (splits[0], others), (splits[1], _also_in(test, others))]
   else:
     wanted = [(splits[0], client_ids), (splits[1], _also_in(test, client_ids))]
-  wanted.append((splits[0], [train.client_ids[i] for i in helpers]))
+  num_tested = len(wanted)
+  if len(helpers):
+    wanted.append((splits[0], [train.client_ids[i] for i in helpers]))
   total, done, rows = sum(len(ids) for _, ids in wanted), 0, []
   for split, ids in wanted:
     rows.append(_read(path, split, ids, lambda count, before=done: request.progress(before + count, total)))
     done += len(ids)
-  test_parts = [part for read in rows[1:-1] for part in read.values()]
+  test_parts = [part for read in rows[1:num_tested] for part in read.values()]
   tested = _examples(dataset, path, test_parts)
   if len(held_out):
     test_set = f'{len(tested):,} examples of {len(held_out):,} other writers, who take part in no round.'
