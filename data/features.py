@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import shutil
-from typing import Any, Callable, Dict, Optional, Tuple, Type
+from typing import Any, Callable, ClassVar, Dict, Optional, Tuple, Type
 
 import numpy as np
 
@@ -42,7 +42,13 @@ _GLYPHS, _GLYPH_SEED = 2000, 7
 
 
 class Features(abc.ABC):
-  """A feature map. Subclasses are frozen dataclasses in `FEATURES`."""
+  """A feature map. Subclasses are frozen dataclasses in `FEATURES`.
+
+  Attributes:
+    needs_files: Whether `check` reads files.
+  """
+
+  needs_files: ClassVar[bool] = False
 
   @abc.abstractmethod
   def check(self, input_shape: Tuple[int, ...]):
@@ -146,6 +152,8 @@ class Pretrained(Features):
   Attributes:
     path: The folder.
   """
+
+  needs_files = True
 
   path: str = ''
 

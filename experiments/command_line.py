@@ -4,6 +4,7 @@ Each binary has flag values of its own: in one process with other binaries, flag
 """
 
 import atexit
+import copy
 import errno
 import fcntl
 import os
@@ -17,6 +18,7 @@ from typing import Callable, List, Sequence
 from absl import flags
 
 import experiments
+from quap_tff import checks
 
 # Of folders for temporary files, in the system's folder of these.
 _TEMPORARY, _BEING_MADE = 'quap_tff_', '.quap_tff_'
@@ -30,9 +32,20 @@ _SPEC = re.compile(r'\w=[^,]*,\w')
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+class _FlagValues(flags.FlagValues):
+  """Flag values whose numbers are written in plain digits, see `checks.parsed_number`."""
+
+  def __setitem__(self, name, flag):
+    if isinstance(flag.parser, (flags.IntegerParser, flags.FloatParser)):
+      convert = flag.parser.convert
+      flag.parser = copy.copy(flag.parser)  # absl shares parsers among all flags of a process.
+      flag.parser.convert = lambda text: checks.parsed_number(text, convert) if isinstance(text, str) else convert(text)
+    super().__setitem__(name, flag)
+
+
 def new_flags() -> flags.FlagValues:
   """Flag values with nothing but --help, for a module's `flags.DEFINE_…(…, flag_values=…)`."""
-  values = flags.FlagValues()
+  values = _FlagValues()
   flags.DEFINE_bool('help', False, 'Show this help.', short_name='h', flag_values=values)
   return values
 

@@ -63,6 +63,8 @@ def text(
     paragraphs += covered
     paragraphs += _nominal(summary)
     paragraphs += (summary['formal'] or {}).get('notes', [])
+  if summary.get('malicious'):
+    paragraphs.append(malicious(summary['malicious']))
   paragraphs += _what_is_kept(summary)
   paragraphs.append(f'Test accuracy {summary["test_accuracy"]:.2%}{_loss(summary)}.')
   paragraphs.append(guarantee(summary))
@@ -72,6 +74,11 @@ def text(
     is_path = summary['output_dir'] is not None and paragraph.endswith(summary['output_dir'])
     rows += [paragraph] if is_path else command_line.filled(paragraph)
   return '\n'.join(rows)
+
+
+def malicious(found: Mapping[str, Any]) -> str:
+  """How many clients attack, and how, by what summary.json says of it."""
+  return f'Malicious: {found["clients"]} of the clients attack in every round that they are in ({found["attack"]}).'
 
 
 def guarantee(summary: Mapping[str, Any]) -> str:

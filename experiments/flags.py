@@ -15,6 +15,7 @@ from data import dropouts
 from data import features
 from data import partition
 from experiments import command_line
+from experiments import flag_checks
 from experiments import methods
 from experiments import optimizers
 from quap_tff import budgets
@@ -36,8 +37,7 @@ from quap_tff.runtime import config as runtime_config
 
 VALUES = command_line.new_flags()
 
-# Far above what a machine can do in months; a typing error should not plan for years.
-MOST_ROUNDS, _MOST_THREADS = 10**6, 1024
+MOST_ROUNDS, _MOST_THREADS = flag_checks.MOST_ROUNDS, 1024
 
 
 class _NumberOrRange(flags.ArgumentParser):
@@ -45,7 +45,7 @@ class _NumberOrRange(flags.ArgumentParser):
 
   def parse(self, argument):
     try:
-      return int(argument)
+      return checks.parsed_number(str(argument), int)
     except ValueError:
       return argument
 
@@ -76,7 +76,10 @@ _define(
     'kept.',
 )
 _define('string', 'model', 'auto', f'Model: {_names(models.MODELS)}. auto chooses one by the shape of the examples.')
-_define('string', 'compute_dtype', 'float32', 'Arithmetic: float32 or bfloat16. Weights are float32 either way.')
+_define(
+    'string', 'compute_dtype', 'float32',
+    f'Arithmetic: {" or ".join(models.COMPUTE_DTYPES)}. Weights are float32 either way.'
+)
 
 _define(
     'string', 'participation', 'uniform',
@@ -271,12 +274,6 @@ _define(
     'How progress is shown. auto shows a bar on a terminal.'
 )
 
-# Flags that only one runtime uses.
-_OF_RUNTIME = {
-    'num_threads': 'in_process', 'num_workers': 'workers', 'worker_addresses': 'workers',
-    'worker_credentials': 'workers', 'worker_timeout': 'workers',
-}
-
 
 def parse(argv: Sequence[str]) -> List[str]:
   """Sets the flags from `argv[1:]`; see `command_line.parse`."""
@@ -326,112 +323,13 @@ def identity() -> Dict[str, Any]:
 
 
 def check(given: Sequence[str] = ()) -> methods.Method:
-  """Checks everything that can be checked from the flags alone, without data and without TensorFlow.
-
-  Args:
-    given: Names of flags that were given on the command line itself. Those that would have no effect are refused there.
-      Flag files may hold such flags, because a preset serves several methods.
-
-  Returns:
-    The method.
-
-  Raises:
-    ValueError: For a flag that is wrong, alone or together with others. The message names it.
-  """
-  values = VALUES
-  method = methods.parse(values.algorithm)
-  registry.parse_spec('dataset', values.dataset, datasets.DATASETS)
-  chosen = registry.parse_spec('participation model', values.participation, cohorts.PARTICIPATION_MODELS)
-  dropout = registry.parse_spec('dropout', values.dropout, dropouts.DROPOUTS)
-  if chosen.learns_from_dropout and dropout == dropouts.NoDropout():
-    raise ValueError(
-        f'--participation={values.participation} learns from clients that drop out, and with --dropout=none nobody '
-        'does. Give a --dropout, such as markov, or choose another --participation.'
-    )
-  averaging = registry.parse_spec('averaging', values.averaging, postprocessing.AVERAGINGS)
-  if isinstance(averaging, postprocessing.Planned) and not method.plans_averaging:
-    raise ValueError(
-        f'--averaging=planned: only certified runs choose the average together with the noise, and '
-        f'{values.algorithm!r} is not certified. Choose an average yourself: --averaging=tail:start=….'
-    )
-  methods.local_epochs_of(values)
-  features.parse(values.features)
-  partition.parse(values.partition)  # Also where a dataset with clients of its own does not use it.
-  for kind in ('client', 'server'):
-    registry.parse_spec(f'{kind} optimizer', getattr(values, f'{kind}_optimizer'), optimizers.OPTIMIZERS)
-  if values.model != 'auto':
-    registry.lookup('model', values.model, models.MODELS)
-  checks.integer('rounds', values.rounds, at_least=1, at_most=MOST_ROUNDS)
-  if values.stop_after is not None:
-    checks.integer('stop_after', values.stop_after, at_least=1, at_most=values.rounds)
-  if values.stop_at_accuracy is not None:
-    checks.number('stop_at_accuracy', values.stop_at_accuracy, above=0, at_most=1)
-  checks.integer('seed', values.seed, at_least=0, at_most=2**63 - 1)
-  for name in ('num_clients', 'cohort_size', 'num_threads'):
-    if values[name].value is not None:
-      checks.integer(name, values[name].value, at_least=1)
-  checks.number('shrinkage', values.shrinkage, above=0, at_most=1)
-  if method.noise_of_its_own or values.noise != 'none':
-    checks.number('epsilon', values.epsilon, at_least=1e-6)
-  runtime_config.RuntimeConfig(
-      kind=values.runtime, device=values.device, num_threads=values.num_threads, num_workers=values.num_workers,
-      worker_addresses=tuple(values.worker_addresses), worker_timeout=values.worker_timeout,
-      worker_credentials=values.worker_credentials,
-  )
-  registry.parse_spec('attack', values.malicious, malicious.ATTACKS)
-  is_sparse = registry.parse_spec('sparsity', values.sparsity, sparsity.SPARSITIES).is_sparse
-  if is_sparse and not method.takes_sparsity:
-    raise ValueError(
-        f'--sparsity={values.sparsity}: --algorithm={values.algorithm} cannot update a part of the weights only. Use '
-        '--sparsity=none, or a method that can: quap and its variants, certified, local_dp.'
-    )
-  mechanism = method.configure(values, 1)  # For any population.
-  aggregator = registry.parse_spec('aggregator', values.aggregator, robust.AGGREGATORS)
-  if aggregator.needs_each_update and not method.takes_aggregator:
-    raise ValueError(
-        f'--aggregator={values.aggregator}: algorithm {values.algorithm!r} adds up the updates, and its '
-        'account is about that sum. One client can move a median or a trimmed mean much further than a mean, so no '
-        'certificate and no formal figure would hold. Use --aggregator=mean, or another --algorithm (quap, fedavg, '
-        'fixed_dp).'
-    )
-  if values.runtime == 'workers' and not method.aggregates_once(mechanism):
-    raise ValueError(
-        f'--runtime=workers can aggregate only once a round. Algorithm {values.algorithm!r} needs two aggregations '
-        f'with clip rule {values.clip!r}, because this round\'s norms determine this round\'s clipping norm. Use '
-        'quantile_ema with timing=previous and an initial_clip, another clip rule, or another runtime.'
-    )
-  for name, reason in without_effect(given).items():
-    raise ValueError(f'--{name}: {reason}')
-  return method
+  """`flag_checks.check` of these flags."""
+  return flag_checks.check(VALUES, [_flag_of(name) for name in given])
 
 
 def without_effect(given: Sequence[str]) -> Dict[str, str]:
-  """Which of the named flags have no effect together with the others, and why, a sentence or two each."""
-  values, found = VALUES, {}
-  method = methods.parse(values.algorithm)
-  dataset = registry.parse_spec('dataset', values.dataset, datasets.DATASETS)
-  chosen = registry.parse_spec('participation model', values.participation, cohorts.PARTICIPATION_MODELS)
-  averaging = registry.parse_spec('averaging', values.averaging, postprocessing.AVERAGINGS)
-  for name in (_flag_of(name) for name in given):
-    if name in method.unused:
-      found[name] = (
-          f'the method {values.algorithm.partition(":")[0]!r} does not use this flag. Leave it out, or choose another '
-          '--algorithm.'
-      )
-    elif name in _OF_RUNTIME and values.runtime != _OF_RUNTIME[name]:
-      found[name] = f'this flag is for --runtime={_OF_RUNTIME[name]} only, and this run uses {values.runtime!r}.'
-    elif name == 'partition' and dataset.has_own_clients:
-      found[name] = f'the dataset {values.dataset!r} has clients of its own and is not shared out. Leave it out.'
-    elif name == 'cohort_size' and chosen.ignores_cohort_size:
-      found[name] = f'participation model {values.participation!r} sets the size of its cohorts itself. Leave it out.'
-    elif name == 'warmup_rounds' and values.warmup_rounds >= values.rounds:
-      found[name] = (
-          f'must be less than --rounds={values.rounds}, found {values.warmup_rounds}. Otherwise budgets never follow '
-          'participation.'
-      )
-    elif name == 'averaging' and getattr(averaging, 'start', 1) > values.rounds:
-      found[name] = f'{values.averaging} starts after round {values.rounds}, the last one: nothing would be averaged.'
-  return found
+  """`flag_checks.without_effect` of these flags."""
+  return flag_checks.without_effect(VALUES, [_flag_of(name) for name in given])
 
 
 def _flag_of(name: str) -> str:

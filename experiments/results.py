@@ -36,6 +36,7 @@ def summary(
   return {
       'dataset': values.dataset,
       'algorithm': values.algorithm,
+      'malicious': methods.malicious_of(values, experiment.federation.num_clients),
       'rounds': result.round_num,
       'planned_rounds': experiment.planned_rounds,
       'finished': result.round_num >= experiment.planned_rounds,

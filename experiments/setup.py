@@ -12,17 +12,16 @@ import tensorflow_federated as tff
 
 import data
 from data import cohorts
+from experiments import flag_checks
 from experiments import flags as experiment_flags
 from experiments import methods
 from experiments import optimizers
 import quap_tff
 from quap_tff import evaluation
 from quap_tff import layers as layers_lib
-from quap_tff import malicious
 from quap_tff import models
 from quap_tff import plans
 from quap_tff import postprocessing
-from quap_tff import registry
 from quap_tff import runtime
 
 # For --model=auto: the model by the dataset, or else by the shape of an example. On features, it is a linear head.
@@ -30,12 +29,6 @@ _MODEL_OF_DATASET = {
     'shakespeare': 'shakespeare_lstm', 'stackoverflow_words': 'words_lstm', 'synthetic': 'linear_features'
 }
 _MODEL_OF_SHAPE = {(8, 8, 1): 'digits_cnn', (28, 28, 1): 'mnist_cnn', (32, 32, 3): 'cifar10_cnn'}
-# How to test on others than the clients themselves.
-_OTHERS = {
-    'femnist': '--dataset=femnist:test_writers=0.1.',
-    'femnist_digits': '--dataset=femnist_digits:test_writers=0.1.',
-    'shakespeare': '--dataset=shakespeare:test_roles=0.1.',
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,15 +98,12 @@ def from_flags(values: flags.FlagValues, progress: Optional[Callable[[int, int],
     ValueError: For a flag that does not fit the data. The message names the flag.
   """
   method = experiment_flags.check()
-  runtime_config = runtime.RuntimeConfig(
-      kind=values.runtime,
-      device=values.device,
-      num_threads=values.num_threads,
-      num_workers=values.num_workers,
-      worker_addresses=tuple(values.worker_addresses),
-      worker_timeout=values.worker_timeout,
-      worker_credentials=values.worker_credentials,
-  )
+  with flag_checks.naming_flags(values):
+    return _from_flags(values, method, progress)
+
+
+def _from_flags(values, method, progress):
+  runtime_config = methods.runtime_of(values)
   runtime.prepare(runtime_config)
   client_optimizer = optimizers.parse('client optimizer', values.client_optimizer)
   server_optimizer = optimizers.parse('server optimizer', values.server_optimizer)
@@ -127,28 +117,10 @@ def from_flags(values: flags.FlagValues, progress: Optional[Callable[[int, int],
       auxiliary=method.auxiliary_share,
       progress=progress,
   )
-  if federation.test_is_of_clients and method.gives_certificate:
-    raise ValueError(
-        f'--algorithm={values.algorithm}: models for dataset {values.dataset!r} are tested on examples of the clients '
-        'themselves. So test figures are exact functions of clients\' data, and no certificate covers them. Test on '
-        f'others instead: {_OTHERS.get(federation.name, "choose another dataset.")}'
-    )
-  attack = registry.parse_spec('attack', values.malicious, malicious.ATTACKS)
-  attackers = attack.clients(federation.num_clients, values.seed)
-  federation = _attacked(federation, attack, attackers)
-  local_epochs, most_local_epochs = methods.local_epochs_of(values)
-  client_work = quap_tff.ClientWorkConfig(
-      local_epochs=local_epochs,
-      most_local_epochs=most_local_epochs,
-      batch_size=values.batch_size,
-      learning_rate_decay=values.client_learning_rate_decay,
-      max_steps=values.max_local_steps,
-      proximal_strength=values.proximal_strength,
-      seed=values.seed,
-      attack=attack,
-      attackers=tuple(attackers.tolist()),
-  )
-  model = _model_name(values.model, federation)
+  attackers = methods.attackers_of(values, federation.num_clients)
+  client_work = methods.client_work_of(values, attackers)
+  federation = _attacked(federation, client_work.attack, attackers)
+  model = _auto_model(federation) if values.model == 'auto' else values.model
   model_fn = models.build_model_fn(
       model, federation.input_shape, federation.num_classes, values.compute_dtype, values.seed
   )
@@ -177,7 +149,7 @@ def from_flags(values: flags.FlagValues, progress: Optional[Callable[[int, int],
 
 def _attacked(federation, attack, attackers):
   """The federation with the labels that malicious clients train on. Clients on demand stay on demand."""
-  malicious_clients = frozenset(attackers.tolist())
+  malicious_clients = frozenset(attackers)
   if not malicious_clients:
     return federation
 
@@ -194,19 +166,6 @@ def _attacked(federation, attack, attackers):
   else:
     attacked = tuple(seen(client, examples) for client, examples in enumerate(clients))
   return dataclasses.replace(federation, clients=attacked)
-
-
-def _model_name(name, federation):
-  if name == 'auto':
-    name = _auto_model(federation)
-  if federation.is_sequences != (name in models.OF_SEQUENCES):
-    kinds = {True: 'sequences of tokens', False: 'arrays of numbers'}
-    fitting = sorted(model for model in models.MODELS if (model in models.OF_SEQUENCES) == federation.is_sequences)
-    raise ValueError(
-        f'--model={name} does not take the examples of dataset {federation.name!r}, which are '
-        f'{kinds[federation.is_sequences]}. Choose one that does: {", ".join(fitting)}.'
-    )
-  return name
 
 
 def _auto_model(federation):

@@ -26,6 +26,7 @@ from quap_tff import lazy
 from quap_tff.accounting import protection as protections
 
 # What loads TensorFlow: not before the flags are found right.
+certificate_checks = lazy.module('experiments.certificate_checks')
 certificates = lazy.module('experiments.certificates')
 results = lazy.module('experiments.results')
 run_directory = lazy.module('experiments.run_directory')
@@ -83,6 +84,7 @@ def _interrupted() -> int:
 def _run(values, identity, needs_same_code) -> int:
   with contextlib.ExitStack() as stack:
     experiment = setup.from_flags(values, _show_reading if sys.stderr.isatty() else None)
+    certificate_checks.check_before(experiment, values)
     stack.enter_context(runtime.activate(experiment.runtime))
     process = experiment.build_process()
     gc.freeze()
@@ -147,6 +149,9 @@ def _announce(experiment, values, directory):
       f'{len(federation.test):,} test examples; model {experiment.model}.',
       file=sys.stderr,
   )
+  attacked = methods.malicious_of(values, federation.num_clients)
+  if attacked is not None:
+    print(final_summary.malicious(attacked), file=sys.stderr)
   for line in _sentences(experiment.plan.protection)[1]:
     print(line, file=sys.stderr)
   interpretation = methods.parse(values.algorithm).interpretation

@@ -2,9 +2,11 @@
 
 import math
 import numbers
-from typing import Any, Iterable, List, Optional
+from typing import Any, Callable, Iterable, List, Optional, TypeVar
 
 import numpy as np
+
+_Number = TypeVar('_Number', int, float)
 
 
 def number(
@@ -76,3 +78,13 @@ def schedule(cohorts: Iterable[Any], num_clients: int) -> List[np.ndarray]:
     except ValueError as error:
       raise ValueError(f'Round {round_num} of the schedule: {error}') from None
   return found
+
+
+def parsed_number(text: str, to: Callable[[str], _Number]) -> _Number:
+  """The number that a text gives, read by `to`; raises `ValueError` for digits of other scripts and for underscores.
+
+  Python reads `1_000` and `１０`, in which a person sees a typing error or another text.
+  """
+  if not text.isascii() or '_' in text:
+    raise ValueError(f'numbers are written in the digits 0 to 9 alone, found {text!r}.')
+  return to(text)

@@ -21,7 +21,8 @@ classifier = lazy.module('quap_tff.classifier')
 dropout = lazy.module('quap_tff.dropout')
 sequence_loss = lazy.module('quap_tff.sequence_loss')
 
-_POLICIES = {'float32': 'float32', 'bfloat16': 'mixed_bfloat16'}
+# The choices of a compute dtype, and Keras' names of them.
+COMPUTE_DTYPES = {'float32': 'float32', 'bfloat16': 'mixed_bfloat16'}
 # Of `linear_features`. A choice of units, by which updates on features of unit norm are of norm 1 or so: scale s,
 # learning rate r and clipping norm C do what scale 1, s²·r and s·C do.
 LOGIT_SCALE = 10.0
@@ -39,7 +40,7 @@ class Layers:
   """
 
   def __init__(self, compute_dtype: str = 'float32', seed: Optional[int] = None):
-    self._policy = tf.keras.mixed_precision.Policy(registry.lookup('compute dtype', compute_dtype, _POLICIES))
+    self._policy = tf.keras.mixed_precision.Policy(registry.lookup('compute dtype', compute_dtype, COMPUTE_DTYPES))
     self._seed = None if seed is None else checks.integer('model seed', seed, at_least=0)
     self._weighted = 0
 

@@ -8,6 +8,8 @@ import dataclasses
 import difflib
 from typing import Any, Mapping, Sequence, Type
 
+from quap_tff import checks
+
 
 def unknown_name_error(kind: str, name: str, known: Sequence[str]) -> ValueError:
   """An error that gives the nearest valid names, and then all of them."""
@@ -72,7 +74,9 @@ def _convert(kind: str, name: str, key: str, text: str, to: Type[Any]) -> Any:
       raise ValueError(f'{kind} {name!r}: {key} must be true or false, found {text!r}.')
     return text.lower() == 'true'
   try:
-    return tuple(map(float, text.split('/'))) if to is tuple else to(text)
+    if to is tuple:
+      return tuple(checks.parsed_number(part, float) for part in text.split('/'))
+    return text if to is str else checks.parsed_number(text, to)
   except ValueError:
     if to is tuple:
       raise ValueError(f'{kind} {name!r}: {key} must be numbers with / between them, found {text!r}.') from None

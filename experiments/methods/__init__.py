@@ -5,7 +5,7 @@ flags. `plan` then makes the plan of a run: a `quap_tff.plans.Plan`, which gives
 the statements.
 """
 
-from typing import Any, Dict, Type
+from typing import Any, Dict, Optional, Sequence, Tuple, Type
 
 from data import cohorts
 from data import datasets
@@ -18,9 +18,12 @@ from experiments.methods import local
 from experiments.methods import settings
 from experiments.methods import stock
 from quap_tff import layers as layers_lib
+from quap_tff import local_training
+from quap_tff import malicious
 from quap_tff import plans
 from quap_tff import postprocessing
 from quap_tff import registry
+from quap_tff.runtime import config as runtime_config
 
 BASES = heterogeneity.BASES
 local_epochs_of = base.local_epochs_of
@@ -74,6 +77,52 @@ def participation_of(values: Any, num_clients: int) -> cohorts.ParticipationMode
   return method.participation(model)
 
 
+def attackers_of(values: Any, num_clients: int) -> Tuple[int, ...]:
+  """The malicious clients, ascending, by the flags."""
+  return tuple(_attack(values).clients(num_clients, values.seed).tolist())
+
+
+def malicious_of(values: Any, num_clients: int) -> Optional[Dict[str, Any]]:
+  """How many clients are malicious and what they do, as JSON values; None if everyone is honest."""
+  attackers = attackers_of(values, num_clients)
+  if not attackers:
+    return None
+  return {'clients': len(attackers), 'attack': registry.format_spec(values.malicious.partition(':')[0], _attack(values))}
+
+
+def _attack(values):
+  return registry.parse_spec('attack', values.malicious, malicious.ATTACKS)
+
+
+def client_work_of(values: Any, attackers: Sequence[int] = ()) -> local_training.ClientWorkConfig:
+  """How clients train, by the flags."""
+  local_epochs, most_local_epochs = local_epochs_of(values)
+  return local_training.ClientWorkConfig(
+      local_epochs=local_epochs,
+      most_local_epochs=most_local_epochs,
+      batch_size=values.batch_size,
+      learning_rate_decay=values.client_learning_rate_decay,
+      max_steps=values.max_local_steps,
+      proximal_strength=values.proximal_strength,
+      seed=values.seed,
+      attack=_attack(values),
+      attackers=tuple(attackers),
+  )
+
+
+def runtime_of(values: Any) -> runtime_config.RuntimeConfig:
+  """Where TFF computations run, by the flags."""
+  return runtime_config.RuntimeConfig(
+      kind=values.runtime,
+      device=values.device,
+      num_threads=values.num_threads,
+      num_workers=values.num_workers,
+      worker_addresses=tuple(values.worker_addresses),
+      worker_timeout=values.worker_timeout,
+      worker_credentials=values.worker_credentials,
+  )
+
+
 def logs_client_metrics(values: Any) -> bool:
   """Whether exact functions of clients' data are kept, by the flags."""
   if values.client_metrics is not None:
@@ -96,8 +145,10 @@ def plan_of(
     ValueError: For flags that do not go together.
   """
   method = parse(values.algorithm)
+  participation = participation_of(values, num_clients)
+  method.check_cohorts(participation, values.rounds)
   setting = base.Setting(
-      participation=participation_of(values, num_clients),
+      participation=participation,
       rounds=values.rounds,
       seed=values.seed,
       calibration=values.calibration,

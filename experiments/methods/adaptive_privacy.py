@@ -165,6 +165,14 @@ class FedApca(settings.Mechanism):
   def __post_init__(self):
     weighting.Clusters(self.clusters)
 
+  def check_cohorts(self, participation, rounds):
+    num_clients = participation.population.num_clients
+    if self.clusters > num_clients:
+      raise ValueError(
+          f'--algorithm=fedapca:clusters={self.clusters}: there are only {num_clients} clients to be clustered. Give at '
+          f'most {num_clients} clusters, or more clients.'
+      )
+
   def configure(self, values, num_clients):
     budget = dataclasses.replace(base.flags_budget(values), round_rule='each_own')
     return base.quap_config(values, num_clients, budget=budget, weighting=weighting.Clusters(self.clusters))

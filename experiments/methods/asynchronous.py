@@ -49,6 +49,18 @@ class FedBuff(base.Method):
     restrictions.check_config(config)
     return config
 
+  def check_cohorts(self, participation, rounds):
+    arrived = 0
+    for round_num in range(1, rounds + 1):
+      arrived += len(participation.cohort(round_num))
+      if arrived >= self.buffer:
+        return
+    raise ValueError(
+        f'--algorithm=fedbuff:buffer={self.buffer}: {arrived} updates arrive in all of the {rounds} planned rounds. So '
+        f'the buffer is never full, and the model is never updated. Give a buffer of at most {arrived}, more --rounds, '
+        'or larger cohorts.'
+    )
+
   def plan(self, config, setting):
     plan = plans.FedBuffPlan(config, self.buffer, self._staleness(setting.seed), **setting.options)
     return plan.calibrated(setting.schedule, config.budget.epsilon_total) if setting.calibration == 'exact' else plan

@@ -117,6 +117,9 @@ class Method(abc.ABC):
     """Who takes part, if the method changes that."""
     return model
 
+  def check_cohorts(self, participation: cohorts.ParticipationModel, rounds: int):
+    """Raises a `ValueError` if the method cannot do with these cohorts over the planned rounds. No data are read."""
+
   @abc.abstractmethod
   def plan(self, config: Any, setting: Setting) -> plans.Plan:
     """The plan of a run."""
@@ -182,7 +185,7 @@ def local_epochs_of(values: Any) -> Tuple[int, Optional[int]]:
   """The fewest epochs of a client, and the most if clients differ, by --local_epochs=3 or --local_epochs=1..5."""
   fewest, dots, most = str(values.local_epochs).partition('..')
   try:
-    found = int(fewest), int(most) if dots else None
+    found = checks.parsed_number(fewest, int), checks.parsed_number(most, int) if dots else None
   except ValueError:
     raise ValueError(
         f'--local_epochs must be a number, such as 3, or a range, such as 1..5, found {values.local_epochs!r}.'

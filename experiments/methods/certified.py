@@ -19,6 +19,9 @@ from quap_tff.certified import clip_split
 from quap_tff.certified import config as certified_configs
 from quap_tff.certified import weight_rules
 
+_COUNT_STDDEV = 20.0
+
+
 @dataclasses.dataclass(frozen=True)
 class Certified(base.Method):
   """Certified QuAP-FL: a guarantee for the whole released model. No client exceeds the budget of --epsilon and --delta.
@@ -29,7 +32,8 @@ class Certified(base.Method):
     noise: How the noise of a round takes back noise of earlier rounds, a spec of `correlation.FAMILIES`.
     clip: The clipping norm. With `quantile`, the first clipping norm.
     quantile: If given, Andrew et al.'s private quantile tracks this quantile of the norms.
-    count_stddev: The standard deviation of the noised count that the private quantile needs.
+    count_stddev: The standard deviation of the noised count that the private quantile needs, 20 by default. Only with
+      `quantile`.
     clip_split: How the clipping norm is divided among layers.
     own: Bounds that clients choose for themselves, as pairs share/ε: 0.34/1/0.43/2/0.23/3 gives 34% of the clients
       ε = 1, 43% ε = 2 and 23% ε = 3, by --seed. The largest must be --epsilon. Empty: --epsilon for everyone.
@@ -49,7 +53,7 @@ class Certified(base.Method):
   noise: str = 'independent'
   clip: float = 1.0
   quantile: Optional[float] = None
-  count_stddev: float = 20.0
+  count_stddev: Optional[float] = None
   clip_split: str = 'joint'
   own: tuple = ()
   noise_multiplier: Optional[float] = None
@@ -113,8 +117,14 @@ class Certified(base.Method):
 
   def _clip_rule(self):
     if self.quantile is None:
+      if self.count_stddev is not None:
+        raise ValueError(
+            f'count_stddev={self.count_stddev:g} is the noise on the counts of a private quantile, and this run has none. '
+            'Leave it out, or give quantile, such as quantile=0.5.'
+        )
       return clip_rules.Fixed(self.clip)
-    return clip_rules.PrivateQuantile(self.quantile, initial_clip=self.clip, count_stddev=self.count_stddev)
+    stddev = _COUNT_STDDEV if self.count_stddev is None else self.count_stddev
+    return clip_rules.PrivateQuantile(self.quantile, initial_clip=self.clip, count_stddev=stddev)
 
   def configure(self, values, num_clients):
     if self.certificate and (values.noise_seed is not None or values.client_metrics):

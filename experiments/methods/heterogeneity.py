@@ -110,6 +110,9 @@ class _Extended(base_lib.Method):
   def aggregates_once(self, config):
     return self._inner.aggregates_once(config)
 
+  def check_cohorts(self, participation, rounds):
+    self._inner.check_cohorts(participation, rounds)
+
   def plan(self, config, setting):
     extension = self._extension(setting.mean_epochs)
     num_weights = sum(setting.options['model'].sizes)

@@ -23,6 +23,9 @@ class _Stock(base.Method):
     )
     return plans.StockPlan.settled(self, config)
 
+  def check_cohorts(self, participation, rounds):
+    plans.StockPlan.divisor(participation.mean_cohort_size)
+
   def plan(self, config, setting):
     return plans.StockPlan(
         self, config, setting.schedule, setting.participation.mean_cohort_size, setting.participation.sampler,

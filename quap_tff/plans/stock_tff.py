@@ -303,12 +303,7 @@ class StockPlan(base.Plan):
         'clipping norm of TFF\'s aggregators', config.clip.initial_norm, at_least=clip_rules.TFF_SMALLEST_CLIP,
         at_most=clip_rules.TFF_LARGEST_NORM,
     )
-    if clients_per_round is None:
-      raise ValueError(
-          'TFF\'s aggregators divide by a constant number of clients, but the mean size of these cohorts is not known '
-          'beforehand: use a --participation for which it is (uniform, bernoulli, beta, hybrid, …).'
-      )
-    self.config, self._stock, self._clients_per_round = config, stock, float(clients_per_round)
+    self.config, self._stock, self._clients_per_round = config, stock, self.divisor(clients_per_round)
     cohorts = checks.schedule(cohorts, config.num_clients)
     self._rounds = len(cohorts)
     self.noises_empty_rounds = stock.noises_empty_rounds
@@ -328,6 +323,16 @@ class StockPlan(base.Plan):
     self.noise_note = _IDEAL.format(reason=_NOT_CRYPTOGRAPHIC if stock.takes_noise_seed else _FEW_BITS)
     # The aggregator, and the model that it was made for; made when it is first asked for.
     self._made_for, self._made = object(), None
+
+  @staticmethod
+  def divisor(clients_per_round: Optional[float]) -> float:
+    """The expected size of a cohort; raises `ValueError` if it is not known."""
+    if clients_per_round is None:
+      raise ValueError(
+          'TFF\'s aggregators divide by a constant number of clients, but the mean size of these cohorts is not known '
+          'beforehand: use a --participation for which it is (uniform, bernoulli, beta, hybrid, …).'
+      )
+    return float(clients_per_round)
 
   @staticmethod
   def settled(stock: StockConfig, config: configs.QuapConfig) -> configs.QuapConfig:
