@@ -75,7 +75,7 @@ def naming_flags(values: Any) -> Iterator[None]:
     text = re.sub(
         rf'(?<![\w-])({"|".join(_ALWAYS_FLAGS)})\b', lambda found: f'--{_FLAG_OF_FIELD.get(found[1], found[1])}', text
     )
-    text = re.sub(r'(?:[Nn]oise )?placement ["\'](\w+)["\']', r'--noise=\1', text)
+    text = re.sub(r'(?:[Nn]oise )?placement "(\w+)"', r'--noise=\1', text)
     if text != str(error):
       error.args = (text,)
     raise

@@ -1,5 +1,6 @@
 """What a run prints last: it fits a terminal, ends with accuracy and guarantee, and its last line is short JSON."""
 
+import json
 import math
 
 import pytest
@@ -46,6 +47,23 @@ def _summary(**changes):
 
 
 class TestRun:
+
+  @pytest.mark.parametrize('share, said', [
+      ('1', 'Malicious: 8 of the clients attack in every round that they are in (sign_flip:share=1.0,factor=1.0).'),
+      ('0', None),
+  ])
+  def test_attackers_are_named_at_the_start_and_the_end_and_in_the_summary(self, share, said, tmp_path, capsys):
+    folder = tmp_path / 'run'
+    attack = f'--malicious=sign_flip:share={share}'
+    assert harness.main(*harness.TINY, '--rounds=1', '--epsilon=0.5', attack, f'--output_dir={folder}') == 0
+    captured = capsys.readouterr()
+    kept = json.loads((folder / 'summary.json').read_text())
+    if said is None:
+      assert kept['malicious'] is None and 'Malicious' not in captured.out + captured.err
+      return
+    assert kept['malicious'] == {'clients': 8, 'attack': 'sign_flip:share=1.0,factor=1.0'}
+    assert said in ' '.join(captured.err.split()) and said in ' '.join(captured.out.split())
+    assert json.loads(captured.out.splitlines()[-1])['malicious'] == kept['malicious']
 
   @pytest.mark.parametrize('arguments, said', METHODS, ids=lambda value: value[0] if isinstance(value, list) else '')
   def test_fits_the_terminal_and_ends_with_accuracy_and_guarantee(self, arguments, said, tmp_path, capsys):

@@ -16,6 +16,7 @@ from quap_tff import layers as layers_lib
 from quap_tff import plans
 from quap_tff import runtime
 from quap_tff.accounting import protection
+from tests.data import emnist_file
 from tests.experiments import harness
 
 _DROPOUT = '--dropout=bernoulli:rate=0.4'
@@ -132,6 +133,28 @@ class TestDropout:
     for absent, rows in (((), len(experiment.federation.clients[2])), ((2,), 0)):
       element, = training.client_data(experiment, 2, absent)['examples']
       assert len(element['x']) == rows
+
+
+class TestSafari:
+
+  def test_the_server_trains_on_nobody_s_examples(self):
+    with harness.parsed(*harness.TINY, '--algorithm=safari:base=certified,auxiliary=0.2') as values:
+      experiment = setup.from_flags(values)
+    federation, own = experiment.federation, experiment.plan.extension.examples
+    held = {x.tobytes() for client in federation.clients for x in client.x}
+    assert len(own['x']) == 287 and federation.num_examples == 1437 - 287  # A fifth of the pool, rounded down.
+    assert not held & {x.tobytes() for x in own['x']}
+    assert experiment.resolved['num_clients'] == federation.num_clients == experiment.plan.num_clients == 8
+
+  def test_clients_of_their_own_lose_some_of_their_number(self, tmp_path):
+    emnist_file.write(tmp_path / 'emnist_all.sqlite', emnist_file.writers('abcdefgh'))
+    with harness.parsed(
+        '--dataset=femnist', f'--data_dir={tmp_path}', '--cohort_size=2', '--rounds=2', '--model=logistic_regression',
+        '--algorithm=safari:auxiliary=0.25',
+    ) as values:
+      experiment = setup.from_flags(values)
+      said = methods.post_processing(values, experiment.plan)
+    assert experiment.resolved['num_clients'] == 6 and 'who take part in no round' in said
 
 
 class TestRuns:
