@@ -11,7 +11,6 @@ import numpy as np
 
 from data import federation
 from data import rng as rng_lib
-from quap_tff import checks
 
 
 @dataclasses.dataclass(frozen=True)

@@ -49,8 +49,9 @@ class PooledDataset(base.Dataset):
     chosen = partition.parse(request.partition)  # A bad spec is reported before anything is downloaded.
     pool = self.read(request.data_dir)
     dealt, held_out = _held_out(request, len(pool.train_y))
+    rows = partition.split(request.partition, pool.train_y[dealt], num_clients, request.seed)
     clients = []
-    for done, places in enumerate(partition.split(request.partition, pool.train_y[dealt], num_clients, request.seed), 1):
+    for done, places in enumerate(rows, 1):
       clients.append(pool.train(dealt[places]))
       request.progress(done, num_clients)
     digits = len(str(num_clients - 1))
@@ -67,7 +68,7 @@ class PooledDataset(base.Dataset):
 
 
 def _held_out(request: base.Request, num_examples: int) -> Tuple[np.ndarray, np.ndarray]:
-  """(rows that are dealt out to clients, rows that the server has), both sorted; a function of the seed and the numbers.
+  """(rows that are dealt out to clients, rows that the server has), both sorted; a function of seed and numbers.
 
   So neither the clients nor what is in the examples change who the server's examples are from.
   """

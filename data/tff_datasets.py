@@ -45,7 +45,8 @@ def cifar100(request: base.Request) -> federation.Federation:
 
   ids, others = _chosen(request, train.client_ids)
   split = tff_files.Split(path, 'train', _PHOTOGRAPH)
-  tested = federation.together([examples(_read(path, tff_files.Split(path, 'test', _PHOTOGRAPH), i)) for i in test.client_ids])
+  test_split = tff_files.Split(path, 'test', _PHOTOGRAPH)
+  tested = federation.together([examples(_read(path, test_split, i)) for i in test.client_ids])
   return federation.Federation(
       name=request.name,
       num_classes=100,

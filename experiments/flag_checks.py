@@ -190,8 +190,8 @@ def _check_mechanism(values, method):
     )
   if method.gives_certificate and not values.tuning.strip():
     raise ValueError(
-        '--tuning must be a sentence for the certificate, on how the constants of the run were chosen; it is empty. Write '
-        'one, or leave this flag out.'
+        '--tuning must be a sentence for the certificate, on how the constants of the run were chosen; it is empty. '
+        'Write one, or leave this flag out.'
     )
   averaging = registry.parse_spec('averaging', values.averaging, postprocessing.AVERAGINGS)
   if isinstance(averaging, postprocessing.Planned) and not method.plans_averaging:

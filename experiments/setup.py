@@ -16,7 +16,6 @@ from experiments import flag_checks
 from experiments import flags as experiment_flags
 from experiments import methods
 from experiments import optimizers
-import quap_tff
 from quap_tff import evaluation
 from quap_tff import layers as layers_lib
 from quap_tff import models

@@ -6,7 +6,7 @@ thread, cohort and resumed run.
 """
 
 import collections
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, Callable, List, Tuple
 
 import tensorflow as tf
 import tensorflow_federated as tff

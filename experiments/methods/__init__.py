@@ -87,7 +87,8 @@ def malicious_of(values: Any, num_clients: int) -> Optional[Dict[str, Any]]:
   attackers = attackers_of(values, num_clients)
   if not attackers:
     return None
-  return {'clients': len(attackers), 'attack': registry.format_spec(values.malicious.partition(':')[0], _attack(values))}
+  spec = registry.format_spec(values.malicious.partition(':')[0], _attack(values))
+  return {'clients': len(attackers), 'attack': spec}
 
 
 def _attack(values):

@@ -169,8 +169,8 @@ class FedApca(settings.Mechanism):
     num_clients = participation.population.num_clients
     if self.clusters > num_clients:
       raise ValueError(
-          f'--algorithm=fedapca:clusters={self.clusters}: there are only {num_clients} clients to be clustered. Give at '
-          f'most {num_clients} clusters, or more clients.'
+          f'--algorithm=fedapca:clusters={self.clusters}: there are only {num_clients} clients to be clustered. Give '
+          f'at most {num_clients} clusters, or more clients.'
       )
 
   def configure(self, values, num_clients):

@@ -119,8 +119,8 @@ class Certified(base.Method):
     if self.quantile is None:
       if self.count_stddev is not None:
         raise ValueError(
-            f'count_stddev={self.count_stddev:g} is the noise on the counts of a private quantile, and this run has none. '
-            'Leave it out, or give quantile, such as quantile=0.5.'
+            f'count_stddev={self.count_stddev:g} is the noise on the counts of a private quantile, and this run has '
+            'none. Leave it out, or give quantile, such as quantile=0.5.'
         )
       return clip_rules.Fixed(self.clip)
     stddev = _COUNT_STDDEV if self.count_stddev is None else self.count_stddev

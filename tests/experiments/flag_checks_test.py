@@ -80,7 +80,8 @@ class TestCohorts:
   @pytest.mark.parametrize('buffer, rounds', [(100, 10), (31, 10)])
   def test_a_buffer_that_never_fills(self, buffer, rounds):
     message = _refusal(
-        f'--algorithm=fedbuff:buffer={buffer}', f'--rounds={rounds}', '--num_clients=10', '--cohort_size=3', '--noise=none'
+        f'--algorithm=fedbuff:buffer={buffer}', f'--rounds={rounds}', '--num_clients=10', '--cohort_size=3',
+        '--noise=none',
     )
     assert '30 updates arrive in all of the 10 planned rounds' in message and 'at most 30' in message
 
@@ -121,8 +122,8 @@ class TestWithoutEffect:
 class TestNumbers:
 
   @pytest.mark.parametrize('argument', [
-      '--num_clients=1_000', '--rounds=١٠', '--epsilon=６', '--delta=1e-0_5', '--local_epochs=1_0', '--local_epochs=1..٥',
-      '--algorithm=fixed_dp:clip=1_0', '--participation=beta:a=２', '--algorithm=certified:own=0.5/1/0.5/٦',
+      '--num_clients=1_000', '--rounds=١٠', '--epsilon=６', '--delta=1e-0_5', '--local_epochs=1_0',
+      '--local_epochs=1..٥', '--algorithm=fixed_dp:clip=1_0', '--participation=beta:a=２', '--algorithm=certified:own=0.5/1/0.5/٦',
       '--algorithm=certified:noise_multiplier=1_0',
   ])
   def test_other_digits_and_underscores_are_refused(self, argument):
