@@ -38,8 +38,8 @@ def load(
       ignore it. `Federation.partition` says which was the case.
     seed: Seed of the partition and of the choice among natural clients; non-negative.
     features: What replaces the examples, see `data.features.FEATURES`; computed once and kept on disk.
-    auxiliary: What the server has instead of the clients, a share in [0, 1), drawn by the seed: of the pool, before it is
-      divided; or, as whole clients of a dataset that has its own, of the number of clients asked for. Nobody whose
+    auxiliary: What the server has instead of the clients, a share in [0, 1), drawn by the seed: of the pool, before it
+      is divided; or, as whole clients of a dataset that has its own, of the number of clients asked for. Nobody whose
       examples these are is a client.
     progress: Called with (done, total) as clients are read, and then as features of examples are computed.
 

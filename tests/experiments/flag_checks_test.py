@@ -123,7 +123,8 @@ class TestNumbers:
 
   @pytest.mark.parametrize('argument', [
       '--num_clients=1_000', '--rounds=١٠', '--epsilon=６', '--delta=1e-0_5', '--local_epochs=1_0',
-      '--local_epochs=1..٥', '--algorithm=fixed_dp:clip=1_0', '--participation=beta:a=２', '--algorithm=certified:own=0.5/1/0.5/٦',
+      '--local_epochs=1..٥', '--algorithm=fixed_dp:clip=1_0', '--participation=beta:a=２',
+      '--algorithm=certified:own=0.5/1/0.5/٦',
       '--algorithm=certified:noise_multiplier=1_0',
   ])
   def test_other_digits_and_underscores_are_refused(self, argument):
