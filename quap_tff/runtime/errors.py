@@ -15,7 +15,10 @@ class RuntimeStackError(RuntimeError):
 
 
 class UnsupportedComputationError(RuntimeStackError, NotImplementedError):
-  """A computation contains an intrinsic or a block that the runtime cannot run. The message names it."""
+  """A computation has an intrinsic or a block that the runtime cannot run, or takes or returns what it cannot pass on.
+
+  The message names it.
+  """
 
 
 class ClientError(RuntimeStackError):

@@ -38,7 +38,10 @@ class Statistics:
 
 
 class InProcessContext(tff.framework.SyncContext):
-  """Runs any TFF computation with this process's TensorFlow.
+  """Runs TFF computations with this process's TensorFlow.
+
+  It refuses computations that take or return functions, and those with secure intrinsics or JAX. Ragged and sparse
+  tensors work inside a TensorFlow section, but cannot be arguments or results.
 
   Clients run at the same time on `num_threads` Python threads (TensorFlow releases the interpreter's lock while it
   works). Their results are aggregated in the cohort's order, so the number of threads never changes a result. They are
@@ -70,9 +73,10 @@ class InProcessContext(tff.framework.SyncContext):
       The result in the containers of the computation's type, with NumPy values as leaves, as in TFF's own contexts.
 
     Raises:
-      TypeError: If an argument does not fit the computation's type.
+      TypeError: If an argument does not fit the computation's type; nothing is wrapped to make it fit.
       ValueError: If client-placed arguments differ in their number of clients.
-      errors.UnsupportedComputationError: If the computation contains something that the runtime cannot run.
+      errors.UnsupportedComputationError: If the computation contains, takes or returns something that the runtime
+        cannot run.
       errors.ClientError: If a client's TensorFlow fails; it names the client.
       tf.errors.OpError: If the server's TensorFlow fails.
     """

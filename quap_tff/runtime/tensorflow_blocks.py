@@ -219,8 +219,9 @@ class TensorFlowBlock:
   def __init__(self, proto: Any, on_trace: Callable[[], None]):
     if proto.WhichOneof('computation') != 'tensorflow':
       raise errors.UnsupportedComputationError(
-          f'The in-process runtime runs TensorFlow; this computation holds a section of the kind'
-          f' {proto.WhichOneof("computation")!r}.'
+          'The in-process runtime runs TensorFlow only, and this computation has a section of the kind '
+          f'{proto.WhichOneof("computation")!r} (`xla` comes from tff.jax.computation). Write it with '
+          'tff.tensorflow.computation.'
       )
     proto = proto.tensorflow
     arguments = flatten_binding(proto.parameter) if proto.HasField('parameter') else []

@@ -9,12 +9,15 @@ nor a tuple but another sequence.
 import collections
 import collections.abc
 import functools
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import attrs
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
+
+from quap_tff.runtime import errors
+from quap_tff.runtime import fitting
 
 
 class PerClient(list):
@@ -35,18 +38,24 @@ class MadeOnDemand(collections.abc.Sequence):
     return self._make(self._clients[index])
 
 
+# Where a part of the argument is, for messages: (where its parent is, its name or index), () for the argument itself.
+# Making such a pair costs 30 ns, so values that fit hardly pay for it.
+Path = Tuple[Any, ...]
+
+
 class OnDemand:
   """One value per client, in the cohort's order, made from the caller's sequence each time that it is asked for."""
 
-  def __init__(self, arguments: Sequence[Any], type_spec: tff.Type):
+  def __init__(self, arguments: Sequence[Any], type_spec: tff.Type, path: Path = ()):
     self._arguments = arguments
     self._type = type_spec
+    self._path = path
 
   def __len__(self) -> int:
     return len(self._arguments)
 
   def __getitem__(self, index: int) -> Any:
-    return to_value(self._arguments[index], self._type)
+    return to_value(self._arguments[index], self._type, (self._path, index))
 
   def __iter__(self) -> Iterator[Any]:
     return (self[index] for index in range(len(self)))
@@ -148,26 +157,48 @@ def sequence_from_values(elements: Sequence[Any], element_type: tff.Type) -> tf.
   return variants[0]
 
 
-def _tensor(argument: Any, type_spec: tff.TensorType) -> tf.Tensor:
+def _tensor(argument: Any, type_spec: tff.TensorType, path: Path) -> tf.Tensor:
   if isinstance(argument, tf.Variable):
     argument = argument.read_value()
   dtype = tf_dtype(type_spec.dtype)
   if not isinstance(argument, tf.Tensor):
-    if isinstance(argument, (np.ndarray, np.generic)) and dtype != tf.string and argument.dtype != type_spec.dtype:
-      raise TypeError(f'Expected a tensor of type {type_spec}, found an array of dtype {argument.dtype}.')
-    if isinstance(argument, str) and dtype != tf.string:
-      raise TypeError(f'Expected a tensor of type {type_spec}, found the string {argument!r}.')
+    if not isinstance(argument, (np.ndarray, np.generic)) or argument.dtype != type_spec.dtype:
+      argument = _fitting(argument, dtype, path)
     try:
       argument = tf.constant(argument, dtype)
-    except (ValueError, TypeError) as e:
-      raise TypeError(f'Expected a tensor of type {type_spec}, found {argument!r}.') from e
-  if argument.dtype != dtype or not _is_compatible(argument.shape, _shape(type_spec)):
+    except (ValueError, TypeError) as e:  # Lists that differ in length.
+      raise TypeError(f'Expected a tensor of type {type_spec} for {_place(path)}, found {argument!r:.200}.') from e
+  is_of_dtype = argument.dtype == dtype
+  if not is_of_dtype and fitting.widens(argument.dtype, dtype):
+    argument, is_of_dtype = tf.cast(argument, dtype), True
+  if not is_of_dtype or not _is_compatible(argument.shape, _shape(type_spec)):
     raise TypeError(
-        f'Expected a tensor of type {type_spec}, found one of dtype {argument.dtype.name} and shape {argument.shape}.')
+        f'Expected a tensor of type {type_spec} for {_place(path)}, found one of dtype {argument.dtype.name} and shape '
+        f'{argument.shape}.')
   return argument
 
 
-def _children(argument: Any, type_spec: tff.StructType) -> Sequence[Any]:
+def _fitting(argument: Any, dtype: tf.DType, path: Path) -> Any:
+  """`argument`, if TensorFlow can make a tensor of `dtype` of it without a change."""
+  if isinstance(argument, (list, tuple)):
+    if fitting.all_fit(argument, dtype):
+      return argument
+    return [_fitting(part, dtype, (path, i)) for i, part in enumerate(argument)]
+  misfit = fitting.misfit(argument, dtype)
+  if misfit:
+    raise TypeError(f'Expected a value of dtype {dtype.name} for {_place(path)}, found {misfit}.')
+  return np.asarray(argument, dtype.as_numpy_dtype) if hasattr(argument, '__array__') else argument
+
+
+def _place(path: Path) -> str:
+  """What a message calls a part of the argument: `argument.clients[3].x`."""
+  if not path:
+    return 'argument'
+  parent, key = path
+  return _place(parent) + (f'.{key}' if isinstance(key, str) else f'[{key}]')
+
+
+def _children(argument: Any, type_spec: tff.StructType, path: Path) -> Sequence[Any]:
   elements = tff.structure.to_elements(type_spec)
   if isinstance(argument, tff.structure.Struct):
     found = tff.structure.to_elements(argument)
@@ -183,14 +214,17 @@ def _children(argument: Any, type_spec: tff.StructType) -> Sequence[Any]:
   elif isinstance(argument, (list, tuple)):
     found = [(None, part) for part in argument]
   else:
-    raise TypeError(f'Expected a structure of type {type_spec}, found a {type(argument).__name__}.')
+    raise TypeError(
+        f'Expected a structure of type {type_spec} for {_place(path)}, found a {type(argument).__name__}.')
   if len(found) != len(elements):
     raise TypeError(
-        f'Expected a structure of {len(elements)} elements of type {type_spec}, found {len(found)} elements.')
+        f'Expected a structure of {len(elements)} elements of type {type_spec} for {_place(path)}, found '
+        f'{len(found)} elements.')
   for (found_name, _), (name, _) in zip(found, elements):
     if found_name is not None and name is not None and found_name != name:
       raise TypeError(
-          f'Expected a structure of type {type_spec}, found an element {found_name!r} in place of {name!r}.')
+          f'Expected a structure of type {type_spec} for {_place(path)}, found an element {found_name!r} in place of '
+          f'{name!r}.')
   return [part for _, part in found]
 
 
@@ -212,39 +246,62 @@ def _is_compatible(found: tf.TensorShape, expected: tf.TensorShape) -> bool:
   return len(sizes) == len(others) and all([a is None or b is None or a == b for a, b in zip(sizes, others)])
 
 
-def _sequence(argument: Any, type_spec: tff.SequenceType) -> tf.Tensor:
+def _sequence(argument: Any, type_spec: tff.SequenceType, path: Path) -> tf.Tensor:
   if isinstance(argument, tf.data.Dataset):
     found, expected = tf.nest.flatten(argument.element_spec), _element_specs(type_spec.element)
     matches = len(found) == len(expected) and all(
         isinstance(f, tf.TensorSpec) and f.dtype == e.dtype and _is_compatible(f.shape, e.shape)
         for f, e in zip(found, expected))
     if not matches:
-      raise TypeError(f'Expected a sequence of type {type_spec}, found a dataset of {argument.element_spec}.')
+      raise TypeError(
+          f'Expected a sequence of type {type_spec} for {_place(path)}, found a dataset of {argument.element_spec}.')
     return tf.data.experimental.to_variant(argument)
   if isinstance(argument, (list, tuple)):
-    return sequence_from_values([to_value(element, type_spec.element) for element in argument], type_spec.element)
+    elements = [to_value(element, type_spec.element, (path, i)) for i, element in enumerate(argument)]
+    return sequence_from_values(elements, type_spec.element)
   raise TypeError(
-      f'Expected a tf.data.Dataset or a list for a sequence of type {type_spec}, found a {type(argument).__name__}.')
+      f'Expected a tf.data.Dataset or a list for {_place(path)}, a sequence of type {type_spec}, found a '
+      f'{type(argument).__name__}.')
 
 
-def to_value(argument: Any, type_spec: tff.Type) -> Any:
-  """Turns what a caller passed into a value; raises `TypeError` if it does not fit `type_spec`."""
+def to_value(argument: Any, type_spec: tff.Type, path: Path = ()) -> Any:
+  """Turns what a caller passed into a value.
+
+  Tensors and arrays must be of the type's dtype or of a smaller one of its kind, and Python's numbers of its kind and
+  in its range. That is the rule of TFF's own contexts. Here it also holds for elements of lists that stand for
+  sequences.
+
+  Args:
+    argument: What the caller passed.
+    type_spec: What it should be.
+    path: Where it is in the argument of the computation.
+
+  Raises:
+    TypeError: If it does not fit the type. The message says where in the argument, what is wrong, and the range.
+    errors.UnsupportedComputationError: If the type has functions.
+  """
   if isinstance(type_spec, tff.TensorType):
-    return _tensor(argument, type_spec)
+    return _tensor(argument, type_spec, path)
   if isinstance(type_spec, tff.SequenceType):
-    return _sequence(argument, type_spec)
+    return _sequence(argument, type_spec, path)
   if isinstance(type_spec, tff.StructType):
-    return tuple(
-        to_value(part, t) for part, (_, t) in zip(_children(argument, type_spec), tff.structure.to_elements(type_spec)))
+    parts, types = _children(argument, type_spec, path), tff.structure.to_elements(type_spec)
+    return tuple([
+        to_value(part, t, (path, i if name is None else name)) for i, (part, (name, t)) in enumerate(zip(parts, types))
+    ])
   if isinstance(type_spec, tff.FederatedType):
     if type_spec.placement is tff.SERVER or type_spec.all_equal:
-      return to_value(argument, type_spec.member)
+      return to_value(argument, type_spec.member, path)
     if isinstance(argument, (list, tuple)):
-      return PerClient(to_value(part, type_spec.member) for part in argument)
+      return PerClient(to_value(part, type_spec.member, (path, i)) for i, part in enumerate(argument))
     if isinstance(argument, collections.abc.Sequence) and not isinstance(argument, (str, bytes)):
-      return OnDemand(argument, type_spec.member)
-    raise TypeError(f'Expected a list with one value per client for {type_spec}, found a {type(argument).__name__}.')
-  raise TypeError(f'An argument of type {type_spec} cannot be passed to the in-process runtime.')
+      return OnDemand(argument, type_spec.member, path)
+    raise TypeError(
+        f'Expected a list with one value per client for {_place(path)} of type {type_spec}, found a '
+        f'{type(argument).__name__}.')
+  raise errors.UnsupportedComputationError(
+      f'The in-process runtime takes no functions as arguments, and {_place(path)} is of type {type_spec}. Call the '
+      'function inside a computation that takes only values, or use the runtime "native".')
 
 
 def cohort_size(value: Any, type_spec: Optional[tff.Type]) -> Optional[int]:
@@ -288,7 +345,9 @@ def to_python(value: Any, type_spec: tff.Type, num_clients: int) -> Any:
       return to_python(value, type_spec.member, num_clients)
     parts = value if isinstance(value, _CLIENT_VALUES) else [value] * num_clients
     return [to_python(part, type_spec.member, num_clients) for part in parts]
-  raise TypeError(f'A result of type {type_spec} cannot be returned; call it inside a computation instead.')
+  raise errors.UnsupportedComputationError(
+      f'The in-process runtime returns no functions, and a result is of type {type_spec}. Call the function inside the '
+      'computation and return its result.')
 
 
 def _container(elements: Sequence[Any], container: Optional[type]) -> Any:
@@ -297,6 +356,10 @@ def _container(elements: Sequence[Any], container: Optional[type]) -> Any:
     raise ValueError(
         'A result mixes named and unnamed elements, which no Python container can hold:'
         f' {[name for name, _ in elements]}.')
+  if container in (tf.RaggedTensor, tf.SparseTensor):
+    raise errors.UnsupportedComputationError(
+        f'The in-process runtime returns no {container.__name__}. Return its parts, or a dense tensor: `to_tensor()` of '
+        'a ragged one, tf.sparse.to_dense of a sparse one.')
   if container is None:
     container = collections.OrderedDict if any(named) else tuple
   if hasattr(container, '_asdict') or attrs.has(container):
