@@ -83,7 +83,7 @@ _BATCHES = flags.DEFINE_list('batches', list(map(str, _DEFAULTS.batches)), 'Exam
 _STEPS = flags.DEFINE_list(
     'steps', list(map(str, _DEFAULTS.steps)), 'Local steps of a client, each on all its examples.', flag_values=_FLAGS
 )
-_TARGETS = flags.DEFINE_integer('targets', _DEFAULTS.targets, 'Clients that are attacked.', flag_values=_FLAGS)
+_TARGETS = flags.DEFINE_integer('targets', _DEFAULTS.targets, 'Clients that are attacked. Fewer than 5 give no intervals.', flag_values=_FLAGS)
 _COHORT = flags.DEFINE_integer('cohort', _DEFAULTS.cohort, 'Clients in an aggregate.', flag_values=_FLAGS)
 _MEASURED = flags.DEFINE_integer(
     'measured', _DEFAULTS.measured, 'The most images of a target that are reconstructed and measured.',
@@ -211,7 +211,7 @@ def _write(folder, results, summary):
       blocks.append(pages.Figure(file, file[:-len('.png')].replace('_', ' '), captions.get(file, ''), None))
     sections.append(pages.Section(PARTS[name].title, blocks))
   first = pages.Section('What the attacks found out', [
-      'Every figure here was measured on the data and methods that are named beside it. A failed attack proves '
+      'Every figure here was measured on the data and methods that are named with it. A failed attack proves '
       'nothing: a better one may succeed. A successful one shows that what was attacked gives the data away.',
   ])
   for name, content in (
@@ -222,7 +222,8 @@ def _write(folder, results, summary):
 
 
 def _shown(row):
-  return {key: f'{value:.3g}' if isinstance(value, float) else value for key, value in row.items()}
+  # A dash, so that a column without any value is not left out.
+  return {k: f'{v:.3g}' if isinstance(v, float) else '-' if v is None else v for k, v in row.items()}
 
 
 def _run(settings):

@@ -3,19 +3,21 @@
 import html
 from typing import Any, Iterable, List, Mapping, Optional, Sequence
 
+from experiments import wide
 from experiments.auditing import record
 from quap_tff import rounding
 
-_STYLE = """
+_STYLE = wide.CSS + """
 body { font: 16px/1.5 system-ui, sans-serif; color: #111; background: #fff; max-width: 46rem; margin: 2rem auto;
   padding: 0 1rem; }
 h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2rem; }
 .statement { border: 2px solid #111; padding: 1rem; }
 table { border-collapse: collapse; width: 100%; }
-th, td { border-bottom: 1px solid #999; padding: .3rem .6rem .3rem 0; text-align: left; vertical-align: top; }
+th, td { border-bottom: 1px solid #999; padding: .3rem .8rem .3rem 0; text-align: left; vertical-align: top; }
+.columns th, .columns td { min-width: 7rem; } .columns .number { min-width: 3rem; }
 td.number { text-align: right; white-space: nowrap; }
-code { overflow-wrap: anywhere; }
-figure { margin: 0; } svg { width: 100%; height: auto; } figcaption { color: #333; }
+code { overflow-wrap: anywhere; } td code { display: block; min-width: 14rem; }
+figure { margin: 0; } svg { width: 100%; max-width: 32rem; height: auto; } figcaption { color: #333; }
 """
 
 _HOW_TO_READ = (
@@ -40,7 +42,8 @@ _AUDITING = (
     'an upper bound on ε, which was proved. The audit gives a lower bound, which was measured. The guarantee does not '
     'cover the figures of the audit, because its runs used the data of the other clients.'
 )
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 640, 320, 56, 16, 44, 48
+# The units of the histogram are nearly a narrow screen's pixels.
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 360, 260, 28, 16, 70, 44
 
 
 def render(certificate: Mapping[str, Any], audit: Optional[Mapping[str, Any]] = None) -> str:
@@ -143,7 +146,7 @@ def histogram(edges: Sequence[float], clients: Sequence[int]) -> str:
   bottom, top_count = _TOP + height, max([*clients, 1])
   across = lambda epsilon: _LEFT + width * (epsilon - edges[0]) / (edges[-1] - edges[0])
   parts = [
-      f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" font-family="sans-serif" font-size="12" fill="#111">',
+      f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" font-family="sans-serif" font-size="13" fill="#111">',
       '<title>Histogram of the clients\' ε</title>',
   ]
   for low, high, count in zip(edges, edges[1:], clients):
@@ -153,20 +156,22 @@ def histogram(edges: Sequence[float], clients: Sequence[int]) -> str:
           f'<rect x="{x + 1:.1f}" y="{bottom - bar:.1f}" width="{across(high) - x - 2:.1f}" height="{bar:.1f}" '
           'fill="#555"/>'
       )
-      parts.append(_text((x + across(high)) / 2, bottom - bar - 4, _short(count)))
+      # Upright, because bars are narrower than their counts are long.
+      middle = f'translate({(x + across(high)) / 2 + 5:.1f} {bottom - bar - 4:.1f}) rotate(-90)'
+      parts.append(_text(0, 0, _short(count), f'transform="{middle}" style="text-anchor: start"'))
   parts.append(f'<path d="M{_LEFT} {bottom}H{_WIDTH - _RIGHT}" stroke="#111"/>')
   parts.append(
-      f'<path d="M{_WIDTH - _RIGHT} {_TOP - 40}V{bottom}" stroke="#111" stroke-width="2" stroke-dasharray="6 4"/>'
+      f'<path d="M{_WIDTH - _RIGHT} {_TOP - 60}V{bottom}" stroke="#111" stroke-width="2" stroke-dasharray="6 4"/>'
   )
-  parts += [_text(across(edge), bottom + 16, f'{edge:.3g}') for edge in edges[::5]]
+  parts += [_text(across(edge), bottom + 17, f'{edge:.3g}') for edge in edges[::5]]
   parts.append(_text(_LEFT + width / 2, _HEIGHT - 8, 'ε'))
   parts.append(_text(0, 0, 'clients', f'transform="translate(16 {_TOP + height / 2:.0f}) rotate(-90)"'))
-  parts.append(_text(_WIDTH - _RIGHT - 6, _TOP - 30, 'bound', 'style="text-anchor: end"'))
+  parts.append(_text(_WIDTH - _RIGHT - 6, _TOP - 52, 'bound', 'style="text-anchor: end"'))
   return '\n'.join(parts + ['</svg>'])
 
 
 def _short(count: int) -> str:
-  """The count as text that is narrower than a bar."""
+  """The count as text that is shorter than the space above a bar."""
   return f'{count}' if count < 10_000 else f'{count / 1000:.0f}k'
 
 
@@ -181,9 +186,11 @@ def _list(items: Iterable[str]) -> str:
 def _table(
     rows: Iterable[Sequence[str]], header: Sequence[str] = (), numbers: Sequence[int] = (), code: Sequence[int] = ()
 ) -> str:
-  lines: List[str] = ['<table>']
+  lines: List[str] = ['<table class="columns">' if header else '<table>']
   if header:
-    lines.append(f'<tr>{"".join(f"<th>{html.escape(name)}</th>" for name in header)}</tr>')
+    kinds = [' class="number"' if k in numbers else '' for k in range(len(header))]
+    names = (f'<th{kind}>{html.escape(name)}</th>' for kind, name in zip(kinds, header))
+    lines.append(f'<tr>{"".join(names)}</tr>')
   for row in rows:
     cells = []
     for k, cell in enumerate(row):
@@ -191,4 +198,4 @@ def _table(
       text = f'<code>{text}</code>' if k in code else text
       cells.append(f'<td class="number">{text}</td>' if k in numbers else f'<td>{text}</td>')
     lines.append(f'<tr>{"".join(cells)}</tr>')
-  return '\n'.join([*lines, '</table>'])
+  return wide.framed('\n'.join([*lines, '</table>']), ', '.join(header) or 'A table of two columns')

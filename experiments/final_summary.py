@@ -8,6 +8,7 @@ here.
 """
 
 import json
+import os
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from experiments import command_line
@@ -136,7 +137,9 @@ def _what_is_kept(summary) -> List[str]:
     return [f'The same command continues it: {folder}' if folder else 'Without --output_dir nothing is kept.']
   if not folder:
     return ['For the model, a plot and all figures, name a folder: --output_dir=FOLDER.']
-  return [f'Model, {run_directory.PLOT} and all figures ({run_directory.SUMMARY}): {folder}']
+  # A run of one round has no plot.
+  plot = f', {run_directory.PLOT}' if os.path.isfile(os.path.join(folder, run_directory.PLOT)) else ''
+  return [f'Model{plot} and all figures ({run_directory.SUMMARY}): {folder}']
 
 
 def _loss(summary) -> str:

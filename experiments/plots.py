@@ -96,17 +96,23 @@ def read_metrics(path: str) -> Dict[str, np.ndarray]:
   return {name: np.array([float(row[name] or 'nan') for row in rows]) for name in columns}
 
 
-def plot_run(metrics_path: str, plot_path: str, title: str):
-  """Draws metrics.csv into a PNG file: a panel for accuracy, and one for each other part that the run has."""
-  image = png(*run_figure(read_metrics(metrics_path), title))
+def plot_run(metrics: Mapping[str, np.ndarray], plot_path: str, title: str):
+  """Draws the columns of metrics.csv into a PNG file: a panel for each part of the run that has a curve."""
+  image = png(*run_figure(metrics, title))
   with open(plot_path, 'wb') as f:
     f.write(image)
 
 
+def panels_of(metrics: Mapping[str, np.ndarray]) -> List[Callable]:
+  """What draws each part of a run that has a curve. A value in a single round is none, and neither are zeros."""
+  finite = {name: np.isfinite(values) for name, values in metrics.items()}
+  has = lambda name: name in metrics and finite[name].sum() > 1 and np.any(metrics[name][finite[name]] != 0)
+  return [panel for names, panel in _PANELS if any(map(has, names))]
+
+
 def run_figure(metrics: Mapping[str, np.ndarray], title: str) -> Tuple[Draw, Tuple[float, float]]:
-  """How to draw the plot of a run, and its size in inches."""
-  has = lambda column: np.any(np.isfinite(metrics.get(column, ())) & (metrics.get(column, ()) != 0))
-  panels = [panel for columns, panel in _PANELS if not columns or any(map(has, columns))]
+  """How to draw the plot of a run with at least one panel, and its size in inches."""
+  panels = panels_of(metrics)
   rows, columns = (len(panels) + 1) // 2, min(2, len(panels))
 
   def draw(figure):
@@ -170,9 +176,9 @@ def _head(axes, title):
     axes.legend(loc='lower right', bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0.2, borderpad=0.1, handlelength=2)
 
 
-# Each panel, with its columns: it is drawn if one of them has a finite value other than 0.
+# Each panel, with its columns: it is drawn if one of them has a curve.
 _PANELS = (
-    ((), _accuracy),
+    (('test_accuracy', 'train_accuracy'), _accuracy),
     (('epsilon',), _epsilon),
     (('clipping_norm', 'norm_p10'), _clip),
     (('noise_to_signal',), _ratio),

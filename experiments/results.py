@@ -71,10 +71,11 @@ def write(
     np.savez(path, **result.ledger.state_dict())
   with directory.replacing(run_directory.CLIENTS) as path:
     _write_clients(path, experiment, result, report, model)
-  if result.round_num:
+  metrics = plots.read_metrics(directory.file(run_directory.METRICS)) if result.round_num else {}
+  if plots.panels_of(metrics):
     with directory.replacing(run_directory.PLOT) as path:
       plots.plot_run(
-          directory.file(run_directory.METRICS),
+          metrics,
           path,
           f'{federation.name}, {federation.num_clients} clients, {values.algorithm}, {result.round_num} rounds',
       )

@@ -263,9 +263,14 @@ class _Case:
     }
 
 
-def interval(values: np.ndarray, low: float, high: float) -> Tuple[float, float, float]:
-  """(mean, lower, upper): Student's 95% interval of the mean over targets, within [low, high]."""
+def interval(values: np.ndarray, low: float, high: float) -> Tuple[float, Optional[float], Optional[float]]:
+  """(mean, lower, upper): Student's 95% interval of the mean over targets, within [low, high].
+
+  The ends are None for fewer than `inversion_pages.FEWEST_TARGETS`: such intervals reach further than any image.
+  """
   mean, count = float(np.mean(values)), len(values)
+  if count < pages.FEWEST_TARGETS:
+    return mean, None, None
   reach = float(stats.t.ppf((1 + _CONFIDENCE) / 2, count - 1) * np.std(values, ddof=1) / np.sqrt(count))
   return mean, max(mean - reach, low), min(mean + reach, high)
 

@@ -66,22 +66,30 @@ def by_place(
 ) -> List[pages.Block]:
   """A figure of a column of metrics.csv, times `scale`, for each of `study.places`. `total` sums up a group.
 
-  A run with a single value has no curve, and is left out.
+  A group with values in a single round has no curve, and is left out.
   """
-  shown = study.places([g for g in groups if any(np.count_nonzero(run.curve(column)[1] > 0) > 1 for run in g.runs)])
+  shown = study.places([g for g in groups if _has_curve(g, column)])
   blocks = []
-  for where, members in shown:
+  for family in shown:
     series = [
         figures.Series(g.algorithm, label, *over_seeds(g, column, scale), total(g))
-        for g, label in zip(members, figures.labels([g.algorithm for g in members]))
+        for g, label in zip(family.groups, figures.labels([g.algorithm for g in family.groups]))
     ]
     blocks.append(pages.Figure(
-        name, f'{title}: {where}', 'Lines are means over seeds. Bars and numbers give the deviation over seeds.',
+        name, f'{title}: {family.dataset}',
+        family.caption('Lines are means over seeds. Bars and numbers give the deviation over seeds.'),
         lambda figure, series=series: figures.by_round(figure, series, ylabel, total_label, log),
         (9, max(4, 0.3 * len(series) + 1.2)) if len(series) > 1 else (6.5, 4),
     ))
   several = 'There is one figure for each dataset and participation. It shows the setting with the most methods.'
   return blocks + [several] * (len(shown) > 1)
+
+
+def _has_curve(group: study.Group, column: str) -> bool:
+  if not any(len(run.curve(column)[0]) for run in group.runs):
+    return False
+  _, values = over_seeds(group, column)
+  return np.count_nonzero(np.any(values > 0, axis=0)) > 1
 
 
 def over_seeds(group: study.Group, column: str, scale: float = 1):
@@ -149,16 +157,18 @@ def ablation(groups: Sequence[study.Group]) -> List[pages.Block]:
   for family in sorted(study.families(members, 'algorithm', at_least=3), key=len, reverse=True):
     # A family that differs only in QuAP-FL's α is not shown as a second ablation.
     shown += [family] if len(set(family).difference(*shown)) > 1 else []
-  for where, family in study.titled(shown, 'algorithm'):
+  for family in study.titled(shown, 'algorithm'):
+    first = family.groups[0]
     flags = dict(dataset='mnist', epsilon=published.EPSILON_NOVEMBER, **published.COMMON)
-    printed = published.ABLATION if family[0].scenario == 'heterogeneous' and family[0].has(**flags) else {}
+    printed = published.ABLATION if first.scenario == 'heterogeneous' and first.has(**flags) else {}
     rows = []
     for parts in itertools.product((False, True), repeat=3):
       method, cells = figures.BY_PARTS[parts], dict(zip(names, ('yes' if part else 'no' for part in parts)))
-      rows += study.beside(_WHAT, printed.get(parts), [g for g in family if g.method == method], method, cells)
+      own = [g for g in family.groups if g.method == method]
+      rows += study.beside(_WHAT, printed.get(parts), own, method, cells)
     for row in rows:
       row.last['formal ε'] = privacy.formal_text(row.group) if isinstance(row.group, study.Group) else None
-    blocks += study.table('ablation', f'Ablation (November 2025, table 3): {where}', rows)
+    blocks += study.table('ablation', f'Ablation (November 2025, table 3): {family.title}', rows)
   return blocks and blocks + [published.LAYERWISE]
 
 
@@ -188,7 +198,8 @@ def over_flags(
     members = [g for g in family if counts[g.algorithm] > 1]
     members.sort(key=lambda g: (figures.order(g.algorithm), order(at[g])))
     shown += [members] if members and not any(set(members) <= set(others) for others in shown) else []
-  for where, members in study.titled(shown, 'algorithm', *flags):
+  for family in study.titled(shown, 'algorithm', *flags):
+    members = family.groups
     rows = [
         row for g in members
         for row in study.beside(_WHAT, (printed or printed_accuracy)(g), [g], g.method, {axis: str(at[g])})
@@ -209,8 +220,9 @@ def over_flags(
       ticks, size = sorted({at[g] for g in members}), (9, 4)
       draw = lambda figure, series=series, ticks=ticks: figures.lines(
           figure.subplots(), series, axis, ACCURACY, log, ticks)
-    figure = pages.Figure(name, f'{title}: {where}', 'Bars are deviations over seeds.', draw, size)
-    blocks += [*study.table(name, figure.title, rows, *flags), figure]
+    caption = family.caption('Bars are deviations over seeds.')
+    blocks += study.table(name, f'{title}: {family.title}', rows, *flags)
+    blocks.append(pages.Figure(name, f'{title}: {family.dataset}', caption, draw, size))
   return blocks
 
 
@@ -265,11 +277,12 @@ def heterogeneity(groups: Sequence[study.Group]) -> List[pages.Block]:
       concentration, log=True
   )
   rows = []
-  for where, family in study.titled(study.families(members, 'algorithm'), 'algorithm') if blocks else ():
-    accuracy, a = {g.method: g.accuracy().mean for g in family}, concentration(family[0].setting['partition'])
+  for family in study.titled(study.families(members, 'algorithm'), 'algorithm') if blocks else ():
+    accuracy = {g.method: g.accuracy().mean for g in family.groups}
+    a = concentration(family.groups[0].setting['partition'])
     if {'quap', 'fixed_dp'} <= set(accuracy):
       rows.append({
-          'runs': where, 'document': published.DIRICHLET_GAIN.get(a),
+          'runs': family.title, 'document': published.DIRICHLET_GAIN.get(a),
           'measured: QuAP-FL minus Fixed-DP (points)': pages.Quantity(accuracy['quap'] - accuracy['fixed_dp'])
       })
   title = 'Gain of QuAP-FL over Fixed-DP (November 2025, 5.3.3)'

@@ -147,9 +147,9 @@ def pairs(
   """
   found = []
   both_methods = study.families([g for g in groups if g.method in (left, right)], 'algorithm', at_least=2)
-  for where, members in study.titled(both_methods, 'algorithm'):
-    for a in (g for g in members if g.method == left):
-      for b in (g for g in members if g.method == right):
+  for family in study.titled(both_methods, 'algorithm'):
+    for a in (g for g in family.groups if g.method == left):
+      for b in (g for g in family.groups if g.method == right):
         others, is_free = {run.seed: run for run in b.runs}, a.setting['stop_at_accuracy'] is not None
         both = [
             (run, others[run.seed]) for run in a.runs if run.seed in others and value(run) is not None
@@ -157,5 +157,5 @@ def pairs(
         ]
         names = ' and '.join(figures.of(g.algorithm).label + g.algorithm[len(g.method):] for g in (a, b))
         if both:
-          found.append(({'runs': where, 'methods': names}, tuple(zip(*both))))
+          found.append(({'runs': family.title, 'methods': names}, tuple(zip(*both))))
   return found

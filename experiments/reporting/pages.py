@@ -10,6 +10,7 @@ import textwrap
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from experiments import plots
+from experiments import wide
 
 _REPORT, _PAGE, _RUN = 'report.md', 'index.html', 'run.json'
 
@@ -21,6 +22,8 @@ _SAID_ONCE = (
 _LONG_ROW = 4
 # Columns with a cell of more characters than this keep a minimum width.
 _LONG_CELL = 40
+# Words from this length on may break.
+_LONG_WORD = 25
 
 
 class OutputError(ValueError):
@@ -199,23 +202,23 @@ def _markdown_block(block: Block) -> str:
   return f'{title}:\n\n' + '\n'.join(aligned)
 
 
-_CSS = '''
+_CSS = wide.CSS + '''
 body { font: 16px/1.5 system-ui, sans-serif; color: #111; background: #fff; max-width: 72rem; margin: 2rem auto;
   padding: 0 1rem; }
 h2 { margin-top: 2.5rem; border-top: 1px solid #bbb; padding-top: 1rem; }
-p, figcaption { max-width: 50rem; overflow-wrap: anywhere; }
+p, figcaption { max-width: 50rem; overflow-wrap: break-word; }
 nav ul { columns: 3 16rem; padding-left: 1.2rem; }
 code { background: #eee; padding: 0 .2em; }
-.wide { overflow-x: auto; margin: 1rem 0; }
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
-caption { text-align: left; font-weight: 600; padding-bottom: .4rem; }
+.title { font-weight: 600; font-size: .85rem; margin: 1.5rem 0 -.6rem; }
 th, td { border: 1px solid #bbb; padding: .25rem .5rem; text-align: left; vertical-align: top; max-width: 18rem; }
-th { background: #eee; }
+th { background: #eee; position: sticky; top: 0; }
 th.long { min-width: 11rem; }
 figure { margin: 1rem 0; }
 img { max-width: 100%; height: auto; }
 figcaption { font-size: .9rem; }
-@media print { .wide { overflow: visible; } figure, tr { break-inside: avoid; } }
+@media (max-width: 40rem) { .wide img { max-width: none; width: 40rem; } }
+@media print { figure, tr { break-inside: avoid; } }
 '''
 
 
@@ -243,17 +246,24 @@ def page(sections: Sequence[Section], images: Dict[str, bytes]) -> str:
 def _html_block(block: Block, images) -> str:
   if isinstance(block, str):
     # The two marks that paragraphs use: `code` and **bold**.
-    marked = re.sub(r'`([^`]*)`', r'<code>\1</code>', html.escape(block))
+    marked = re.sub(r'`([^`]*)`', r'<code>\1</code>', _breakable(block))
     return '<p>' + re.sub(r'\*\*(.+?)\*\*', r'<strong>\1</strong>', marked) + '</p>'
   if isinstance(block, Figure):
     data = base64.b64encode(images[block.name]).decode('ascii')
     image = f'<img alt="{html.escape(block.title)}" src="data:image/png;base64,{data}">'
-    return f'<figure>{image}<figcaption>{html.escape(block.caption)}</figcaption></figure>'
+    return f'<figure>{wide.framed(image, block.title)}<figcaption>{_breakable(block.caption)}</figcaption></figure>'
   title, (head, *rows) = block.for_readers()
-  # A flag or a path may also break after punctuation, but a number and its sign stay together.
-  breakable = lambda cell: re.sub(r'([,:/_]|=(?=\w{9}))(?=\w)', r'\1<wbr>', html.escape(cell)).replace('± ', '±&nbsp;')
   kinds = [' class="long"' if max(map(len, column)) > _LONG_CELL else '' for column in zip(*rows)]
-  head = ''.join(f'<th scope="col"{kind}>{breakable(cell)}</th>' for cell, kind in zip(head, kinds))
-  body = ''.join('<tr>' + ''.join(f'<td>{breakable(cell)}</td>' for cell in row) + '</tr>\n' for row in rows)
-  caption = f'<caption>{html.escape(title)}</caption>'
-  return f'<div class="wide"><table>{caption}<thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>'
+  head = ''.join(f'<th scope="col"{kind}>{_breakable(cell)}</th>' for cell, kind in zip(head, kinds))
+  body = ''.join('<tr>' + ''.join(f'<td>{_breakable(cell)}</td>' for cell in row) + '</tr>\n' for row in rows)
+  table = f'<table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table>'
+  return f'<p class="title">{_breakable(title)}</p>' + wide.framed(table, title)
+
+
+def _breakable(words: str) -> str:
+  """HTML of `words`. Long flags and paths may also break after punctuation. A number and its sign stay together."""
+
+  def broken(word: re.Match) -> str:
+    return re.sub(r'([,:/_]|=(?=\w{9}))(?=\w)', r'\1<wbr>', word[0])
+
+  return re.sub(rf'\S{{{_LONG_WORD},}}', broken, html.escape(words)).replace('± ', '±&nbsp;')

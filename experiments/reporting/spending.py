@@ -58,8 +58,8 @@ def certified(groups: Sequence[study.Group]) -> List[pages.Block]:
       ),
       'These are the runs whose formal ε holds for everything that they release. Compare methods only at the same '
       'dataset, participation and ε. The column `epsilon` is the requested ε; a method may spend less.',
-      *(_certified_figure(f'{where[0]}, participation={where[1]}', own) for where, own in places.items()
-        if any(g.method == 'certified' for g in own)),
+      *(_certified_figure(*where, own) for where, own in places.items()
+        if any(g.method == 'certified' for g in own) and len(own) > 1),
       *privacy.footnotes(members),
       *privacy.by_participation('certified_groups', members),
   ]
@@ -73,7 +73,7 @@ def _is_whole(group) -> bool:
   return all(privacy.whole_model_epsilon(run) is not None for run in group.runs)
 
 
-def _certified_figure(where, groups) -> pages.Figure:
+def _certified_figure(dataset, participation, groups) -> pages.Figure:
   """Accuracy over ε, or a row for each method if all have the same ε."""
   # A line joins runs that differ in ε and in nothing else.
   families = study.families(groups, 'epsilon')
@@ -83,16 +83,18 @@ def _certified_figure(where, groups) -> pages.Figure:
     points = sorted((g.measure(privacy.whole_model_epsilon).mean, g.accuracy()) for g in own)
     label = ', '.join(filter(None, [method, setting]))
     series.append(figures.Series(own[0].algorithm, label, *zip(*points), points[-1][1]))
-  caption = 'Bars are deviations over seeds.' + (f' Unless a name says otherwise: {usual}.' if usual else '')
+  caption = f'Bars are deviations over seeds. Setting: participation={participation}.'
+  caption += f' Unless a name says otherwise: {usual}.' if usual else ''
   spent = [x for one in series for x in one.x]
   if len(series) > 1 and max(spent) - min(spent) < 0.01 * max(spent):
     series.sort(key=lambda one: -one.total.mean)
     draw = lambda figure: figures.rows(figure.subplots(), series, accuracy.ACCURACY)
     return pages.Figure(
-        'certified', f'Accuracy at formal ε = {rounding.up(max(spent))}: {where}', caption, draw, (9, 1.2 + 0.3 * len(series)))
+        'certified', f'Accuracy at formal ε = {rounding.up(max(spent))}: {dataset}', caption, draw,
+        (9, 1.2 + 0.3 * len(series)))
   axis = 'formal ε of the released model, largest of any client'
   draw = lambda figure: figures.lines(figure.subplots(), series, axis, accuracy.ACCURACY)
-  return pages.Figure('certified', f'Accuracy by formal ε: {where}', caption, draw)
+  return pages.Figure('certified', f'Accuracy by formal ε: {dataset}', caption, draw)
 
 
 def budgets(groups: Sequence[study.Group]) -> List[pages.Block]:
@@ -171,9 +173,10 @@ def cumulative(groups: Sequence[study.Group]) -> List[pages.Block]:
   )
   return blocks and blocks + [
       *(pages.Figure(
-          'cumulative_privacy', f'{title}: {where}', 'Lines: means over the group and over seeds. Bands: all seeds.',
-          lambda figure, members=members: _draw_cumulative(figure, members)
-      ) for where, members in found),
+          'cumulative_privacy', f'{title}: {family.dataset}',
+          family.caption('Lines: means over the group and over seeds. Bands: all seeds.'),
+          lambda figure, members=family.groups: _draw_cumulative(figure, members)
+      ) for family in found if all(run.ledger.num_rounds > 1 for g in family.groups for run in g.runs)),
       'Clients that took part equally often are ordered by id. All these figures are nominal, and they hold for the '
       'noised layers only.',
   ]

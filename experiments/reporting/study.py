@@ -87,10 +87,26 @@ class Group:
 
 
 class Family(NamedTuple):
-  """Groups that differ in some flags only; `title` names what they share."""
+  """Groups that differ in some flags only.
 
-  title: str
+  Attributes:
+    dataset: Their dataset.
+    setting: The other flags that they share and other families do not, in words; '' if there are none.
+    groups: The groups.
+  """
+
+  dataset: str
+  setting: str
   groups: Sequence[Group]
+
+  @property
+  def title(self) -> str:
+    """What they share, for a table."""
+    return ', '.join(filter(None, [self.dataset, self.setting]))
+
+  def caption(self, words: str) -> str:
+    """The caption of a figure: how to read it, and what the groups share."""
+    return f'{words} Setting: {self.setting}.' if self.setting else words
 
 
 def collect(runs: Iterable[runs_lib.Run]) -> Tuple[List[Group], List[runs_lib.LeftOut]]:
@@ -187,10 +203,10 @@ def families(groups: Sequence[Group], *axes: str, at_least: int = 1) -> List[Lis
 
 
 def titled(found: Sequence[Sequence[Group]], *axes: str) -> List[Family]:
-  """The families, with titles that tell them apart. Within a family, groups differ in `axes`."""
+  """The families, with settings that tell them apart. Within a family, groups differ in `axes`."""
   shared = [{k: v for g in groups for k, v in g.setting.items() if k not in axes} for groups in found]
   words, _ = describe(shared, in_full=True)
-  return [Family(', '.join(filter(None, [s['dataset'], w])), groups) for s, w, groups in zip(shared, words, found)]
+  return [Family(s['dataset'], w, groups) for s, w, groups in zip(shared, words, found)]
 
 
 def places(groups: Sequence[Group]) -> List[Family]:

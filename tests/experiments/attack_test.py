@@ -1,6 +1,7 @@
 """The binary that attacks: its figures, files and errors."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -51,7 +52,7 @@ class TestFigures:
     assert pairs == {(m, o) for m in inversion_study.InversionSettings().methods for o in inversion_study.OBSERVERS}
     for row in rows:
       assert {'psnr_mean', 'ssim_mean', 'label_accuracy', 'batch', 'steps', 'psnr_low', 'ssim_high'} <= set(row)
-      assert row['targets'] == 2 and row['psnr_low'] <= row['psnr_mean'] <= row['psnr_high']
+      assert row['targets'] == 2 and row['psnr_low'] is None and row['ssim_high'] is None
 
   def test_matching_runs_only_where_it_is_small_enough(self, rows):
     assert {row['observer'] for row in rows if row['attack'] == 'geiping'} == {'client_update'}
@@ -75,11 +76,16 @@ class TestFigures:
     assert _row(rows, 'fixed_dp', 'aggregate')['same_as'] == ''
 
   def test_intervals_are_those_of_student(self):
-    # Mean 2, standard deviation 1, three values: t = 4.3027 at 97.5% and 2 degrees of freedom.
-    assert inversion_study.interval(np.array([1.0, 2.0, 3.0]), -9, 9) == pytest.approx(
-        (2, 2 - 4.3027 / 3**0.5, 2 + 4.3027 / 3**0.5), rel=1e-4
+    # Mean 3, variance 2.5, five values: t = 2.7764 at 97.5% and 4 degrees of freedom.
+    assert inversion_study.interval(np.arange(1.0, 6.0), -9, 9) == pytest.approx(
+        (3, 3 - 2.7764 / 2**0.5, 3 + 2.7764 / 2**0.5), rel=1e-4
     )
-    assert inversion_study.interval(np.array([0.0, 1.0]), 0, 1) == (0.5, 0, 1)
+    assert inversion_study.interval(np.array([0.0, 1.0] * 3), 0.2, 0.8) == (0.5, 0.2, 0.8)
+
+  def test_fewer_than_five_targets_have_no_interval(self):
+    # Two values of 19.1 and 59.7 dB would have -219 to 298 dB.
+    for count in (2, 3, 4):
+      assert inversion_study.interval(np.arange(1.0, count + 1), -np.inf, np.inf)[1:] == (None, None)
 
 
 class TestFiles:
@@ -93,6 +99,10 @@ class TestFiles:
     page = (run / 'attack.html').read_text(encoding='utf-8')
     assert page.count('data:image/png;base64,') == 5
     assert 'client_update' in page and 'without any noise' in page and 'QuAP-FL.' in page
+    # No interval over two targets: a dash, and a sentence that says so.
+    column = re.findall('<th scope="col">(.*?)</th>', page).index('psnr_low')
+    cells = [re.findall('<td>(.*?)</td>', line)[column] for line in page.splitlines() if line.startswith('<tr><td>')]
+    assert set(cells) == {'-'} and 'fewer than 5 targets give no interval' in page
 
   def test_a_second_run_gives_the_same_and_replaces_the_first(self, run, rows, capsys):
     assert _main(*TINY, '--methods=quap', f'--output_dir={run}') == 0

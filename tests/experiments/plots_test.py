@@ -99,25 +99,23 @@ class TestPlotRun:
 
   @pytest.mark.parametrize('rows', [
       [ROW] * 5,
-      [ROW],
       [EMPTY, ROW, EMPTY],
-      [EMPTY],
       [dict(ROW, noise_to_signal=0.0)] * 3,
-      [dict(ROW, noise_to_signal='inf'), ROW],
+      [dict(ROW, noise_to_signal='inf'), ROW, ROW],
       [dict(ROW, clipping_norm='inf', noise_to_signal=0.0)] * 3,
       [dict(ROW, clipping_norm='inf', norm_p10='nan', norm_p90='nan')] * 3,
       [dict(ROW, test_accuracy='')] * 3,
-  ], ids=['plain', 'one', 'some empty', 'all empty', 'no noise', 'no signal', 'no clip', 'no norms', 'never tested'])
+  ], ids=['plain', 'some empty', 'no noise', 'no signal', 'no clip', 'no norms', 'never tested'])
   def test_draws(self, rows, tmp_path):
     path = tmp_path / 'plot.png'
     with warnings.catch_warnings():
       warnings.simplefilter('error')
-      plots.plot_run(_write(tmp_path / 'm.csv', rows), str(path), 'a run')
+      plots.plot_run(plots.read_metrics(_write(tmp_path / 'm.csv', rows)), str(path), 'a run')
     assert path.read_bytes()[:8] == b'\x89PNG\r\n\x1a\n'
 
   def test_interrupted_before_the_first_test(self, tmp_path):
     path = tmp_path / 'plot.png'
-    plots.plot_run(_write(tmp_path / 'm.csv', [ROW] * 2, NAMES), str(path), 'a run')
+    plots.plot_run(plots.read_metrics(_write(tmp_path / 'm.csv', [ROW] * 2, NAMES)), str(path), 'a run')
     assert path.stat().st_size > 1000
 
   def test_its_title_its_whole_rounds_and_its_epsilons(self, tmp_path):
@@ -137,6 +135,16 @@ class TestPlotRun:
   def test_what_a_run_does_not_have_is_no_panel(self, tmp_path, row, panels):
     metrics = plots.read_metrics(_write(tmp_path / 'm.csv', [row] * 2))
     assert [axes.get_title('left') for axes in plots.drawn(*plots.run_figure(metrics, '')).axes] == panels
+
+  @pytest.mark.parametrize('rows, panels', [
+      ([ROW], 0), ([EMPTY], 0), ([ROW, ROW], 4), ([ROW, dict(ROW, noise_to_signal='nan', test_accuracy='')], 3),
+      ([dict(EMPTY, test_accuracy=''), dict(EMPTY, epsilon='nan')], 1),
+  ])
+  def test_a_single_value_is_no_panel(self, tmp_path, rows, panels):
+    assert len(plots.panels_of(plots.read_metrics(_write(tmp_path / 'm.csv', rows)))) == panels
+
+  def test_a_run_without_rounds_has_no_panel(self):
+    assert not plots.panels_of({})
 
   def test_the_accuracy_axis_shows_the_data(self, tmp_path):
     rows = [dict(ROW, train_accuracy=0.93 + 0.02 * t, test_accuracy=0.94 + 0.02 * t) for t in range(3)]

@@ -534,5 +534,5 @@ class TestPage:
     svg = certificate_page.histogram([0.0, 1.0, 2.0, 3.0], [5000, 0, 20000])
     assert svg.count('<rect') == 2 and '>5000<' in svg and '>20k<' in svg
     heights = [float(part.split('"')[0]) for part in svg.split(' height="')[1:]]
-    # The axes take 92 of the 320 units.
-    assert heights == [57.0, 228.0]
+    # The axes and the counts above the bars take 114 of the 260 units.
+    assert heights == [36.5, 146.0]

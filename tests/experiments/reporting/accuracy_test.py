@@ -192,12 +192,17 @@ class TestCurves:
     groups = factory.groups_of(tmp_path, *factory.seeds(1, curve=[[np.nan, np.nan, 0.3]], rounds_run=3))
     assert not factory.drawings(accuracy.curves(groups))
 
+  def test_seeds_that_share_a_single_round_have_no_curve(self, tmp_path):
+    curves = [[0.1, np.nan, 0.3], [np.nan, 0.2, 0.5]]
+    groups = factory.groups_of(tmp_path, *factory.seeds(1, 2, curve=curves, rounds_run=3))
+    assert not factory.drawings(accuracy.curves(groups))
+
   def test_a_figure_for_each_place(self, tmp_path):
     groups = factory.groups_of(tmp_path, {}, {'algorithm': 'fixed_dp'}, {'participation': 'uniform'})
-    assert [figure.title for figure in factory.drawings(accuracy.curves(groups))] == [
-        'Test accuracy by round: mnist, participation=beta:a=2,b=5',
-        'Test accuracy by round: mnist, participation=uniform',
-    ]
+    drawings = factory.drawings(accuracy.curves(groups))
+    assert [figure.title for figure in drawings] == ['Test accuracy by round: mnist'] * 2
+    settings = ['Setting: participation=beta:a=2,b=5.', 'Setting: participation=uniform.']
+    assert all(figure.caption.endswith(setting) for figure, setting in zip(drawings, settings))
 
   def test_lines_are_the_means_in_percent(self, tmp_path):
     groups = factory.groups_of(

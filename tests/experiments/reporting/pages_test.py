@@ -97,6 +97,20 @@ def test_the_page_has_it_all(folder):
   assert text.count('<table>') == 2
 
 
+def test_tables_and_figures_scroll_in_frames_that_a_keyboard_reaches(folder):
+  text = (folder / 'index.html').read_text()
+  frame = '<div class="wide" role="region" tabindex="0" aria-label="{}">{}'
+  assert frame.format('A table. All rows: seeds 1 (42)', '<table>') in text and frame.format('One row', '<table>') in text
+  assert frame.format('A &quot;line&quot;', '<img ') in text
+  assert text.count('<table>') + text.count('<img ') == text.count('<div class="wide"')
+  assert '.wide { overflow: auto;' in text
+
+
+def test_short_names_do_not_break():
+  table = pages.Table('t', 'digits_cnn', [{'psnr_mean': 'client_update'}])
+  assert '<wbr>' not in pages.page([pages.Section('', ['`client_update`', table])], {})
+
+
 def test_flags_and_paths_may_break_within_a_cell(tmp_path):
   pages.write(str(tmp_path), [pages.Section('', [pages.Table('t', '', [
       {'a': 'clip=1,features=pretrained:path=runs/glyphs', 'b': '93.25 ± 0.50'}

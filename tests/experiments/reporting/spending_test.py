@@ -102,11 +102,16 @@ class TestCertified:
         }
     )
     (shown,) = factory.drawings(spending.certified(groups))
-    assert shown.title == 'Accuracy at formal ε = 3.001: mnist, participation=beta:a=2,b=5'
+    assert shown.title == 'Accuracy at formal ε = 3.001: mnist'
+    assert 'Setting: participation=beta:a=2,b=5.' in shown.caption
     axes = plots.drawn(*shown.titled).axes[0]
     names = [label.get_text() for label in axes.get_yticklabels()]
     assert names == ['90.00 Certified QuAP-FL', '80.00 TFF DP-FedAvg']
     ticks.check(axes.xaxis, 80, 90)
+
+  def test_a_single_run_is_no_figure(self, tmp_path):
+    blocks = spending.certified(factory.groups_of(tmp_path, *self._at((3,))))
+    assert factory.table(blocks, 'certified') and not factory.drawings(blocks)
 
   def test_an_axis_of_nearly_equal_epsilons_shows_them(self, tmp_path):
     groups = factory.groups_of(tmp_path, *self._at((2.9999, 3.0001)))

@@ -1,0 +1,23 @@
+"""Frames in which what is wider than its page scrolls: tables and figures."""
+
+import html
+
+# A shadow at an edge says that there is more beyond it: two covers move with the content, and hide the shadows at its
+# two ends. Scroll bars that always show say so too. A tall table scrolls in its frame, so that they are never far away.
+CSS = '''
+.wide { overflow: auto; max-height: 90vh; margin: 1rem 0; background:
+    linear-gradient(to right, #fff 40%, transparent) left / 3rem 100% no-repeat local,
+    linear-gradient(to left, #fff 40%, transparent) right / 3rem 100% no-repeat local,
+    linear-gradient(to right, #0007, transparent) left / .7rem 100% no-repeat scroll,
+    linear-gradient(to left, #0007, transparent) right / .7rem 100% no-repeat scroll, #fff; }
+.wide:focus-visible { outline: 2px solid #06c; }
+.wide::-webkit-scrollbar { height: .7rem; width: .7rem; }
+.wide::-webkit-scrollbar-track { background: #eee; }
+.wide::-webkit-scrollbar-thumb { background: #888; border-radius: .35rem; }
+@media print { .wide { overflow: visible; max-height: none; background: none; } }
+'''
+
+
+def framed(content: str, label: str) -> str:
+  """HTML of `content` in a frame that a keyboard can reach and scroll; `label` is what a screen reader calls it."""
+  return f'<div class="wide" role="region" tabindex="0" aria-label="{html.escape(label)}">{content}</div>'
