@@ -83,7 +83,9 @@ _BATCHES = flags.DEFINE_list('batches', list(map(str, _DEFAULTS.batches)), 'Exam
 _STEPS = flags.DEFINE_list(
     'steps', list(map(str, _DEFAULTS.steps)), 'Local steps of a client, each on all its examples.', flag_values=_FLAGS
 )
-_TARGETS = flags.DEFINE_integer('targets', _DEFAULTS.targets, 'Clients that are attacked. Fewer than 5 give no intervals.', flag_values=_FLAGS)
+_TARGETS = flags.DEFINE_integer(
+    'targets', _DEFAULTS.targets, 'Clients that are attacked. Fewer than 5 give no intervals.', flag_values=_FLAGS
+)
 _COHORT = flags.DEFINE_integer('cohort', _DEFAULTS.cohort, 'Clients in an aggregate.', flag_values=_FLAGS)
 _MEASURED = flags.DEFINE_integer(
     'measured', _DEFAULTS.measured, 'The most images of a target that are reconstructed and measured.',

@@ -60,7 +60,7 @@ def notes(cohort: int, matching_images: int) -> Tuple[str, ...]:
       'PSNR and SSIM compare each of the target\'s images with the recovered image that is assigned to it; 60 dB is '
       'the most that is counted. `recovered` is the share of images with a PSNR of 20 dB or more. `psnr_blind` and '
       '`ssim_blind` are what the mean of the test images reaches, so figures near them mean that nothing was found. '
-      'Intervals are 95% intervals of the mean over targets. A dash stands for what there is not: fewer than '
+      'Intervals are 95% intervals of the mean over targets. A dash means that there is no such figure: fewer than '
       f'{FEWEST_TARGETS} targets give no interval.',
       'Clients train without dropout here, and the model has its initial weights. Both help the attacker. Clipping and '
       'noise come from the mechanism\'s own functions, with the parameters of the dataset\'s presets. At the same '

@@ -81,11 +81,16 @@ class TestRun:
     assert ('Nominal (no guarantee)' in out) == (kept['nominal_epsilon_max'] is not None)
 
   def test_the_plot_is_offered(self, tmp_path, capsys, drawn):
-    arguments = [*harness.TINY, '--algorithm=fedavg', '--rounds=1']
+    arguments = [*harness.TINY, '--algorithm=fedavg', '--rounds=2']
     assert harness.main(*arguments) == 0
     assert 'a plot and all figures, name a folder: --output_dir=FOLDER' in capsys.readouterr().out
     assert harness.main(*arguments, f'--output_dir={tmp_path / "run"}') == 0
     assert 'plot.png' in capsys.readouterr().out and (tmp_path / 'run' / 'plot.png').exists()
+
+  def test_a_run_of_one_round_has_no_plot(self, tmp_path, capsys, drawn):
+    assert harness.main(*harness.TINY, '--algorithm=fedavg', '--rounds=1', f'--output_dir={tmp_path / "run"}') == 0
+    out = capsys.readouterr().out
+    assert 'Model and all figures (summary.json): ' in out and not (tmp_path / 'run' / 'plot.png').exists()
 
 
 class TestLine:

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pathlib
+import re
 import shutil
 import stat
 import subprocess
@@ -529,6 +530,17 @@ class TestPage:
     texts += ['digits', 'logistic_regression', certificate['provenance']['run']['date']]
     for text in texts:
       assert text in tags.text  # `By <theory>.` among them: escaped.
+
+  def test_tables_scroll_in_frames_of_their_own(self, certified):
+    page = (certified / 'certificate.html').read_text(encoding='utf-8')
+    framed = re.findall(r'<div class="wide" role="region" tabindex="0" aria-label="[^"]+"><table', page)
+    assert len(framed) == page.count('<table') > 4
+
+  def test_labels_of_the_histogram_can_be_read_on_a_narrow_screen(self):
+    svg = certificate_page.histogram([0.0, 1.0, 2.0, 3.0], [5000, 0, 20000])
+    width = float(re.search(r'viewBox="0 0 (\d+) ', svg)[1])
+    # A screen of 390 pixels has 358 between the margins.
+    assert float(re.search(r'font-size="(\d+)"', svg)[1]) * 358 / width >= 12
 
   def test_bars_stand_for_counts(self):
     svg = certificate_page.histogram([0.0, 1.0, 2.0, 3.0], [5000, 0, 20000])
