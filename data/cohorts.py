@@ -13,8 +13,8 @@ What a sampler earns is stated here, next to the draw, so that an accountant can
 | `fixed_size` | a uniformly random set of M clients, independent over rounds         | without replacement, at M/N   |
 | `none`       | all else: unequal weights at a fixed size, availability, everyone    | none                          |
 
-Amplification also requires that the cohorts are secret. With a seed that an adversary may know (published, or a flag in
-a shared log) no sampler earns anything.
+Amplification also requires that the cohorts are secret. The cohorts here follow from a seed that runs publish, so no
+sampler earns anything unless its user keeps the seed secret (`accounting.Sampler.secret`).
 """
 
 from __future__ import annotations
@@ -90,10 +90,12 @@ class ParticipationModel(abc.ABC):
     population: The clients that it draws from.
     sampling: `bernoulli`, `fixed_size` or `none`, see the module's table.
     inclusion_rates: float64[N] where `sampling` is `bernoulli`, else `None`.
+    no_amplification: Where `sampling` is `none`, the reason why nothing is amplified, a clause.
     has_dropout: Whether clients that are drawn may drop out.
   """
 
   sampling: ClassVar[str] = 'none'
+  no_amplification: str = 'no amplification is proven for cohorts drawn by weight or availability'
   has_dropout: bool = False
   inclusion_rates: Optional[np.ndarray] = None
 
@@ -127,6 +129,7 @@ class ParticipationModel(abc.ABC):
         kind=self.sampling,
         rates=self.inclusion_rates,
         cohort_size=self.population.cohort_size if is_fixed_size else None,
+        reason=self.no_amplification,
     )
 
 
@@ -236,6 +239,8 @@ class Full(ParticipationChoice):
 
 
 class _FullModel(ParticipationModel):
+
+  no_amplification = 'everyone takes part in every round'
 
   def _draw(self, round_num):
     return np.arange(self.population.num_clients)

@@ -165,12 +165,14 @@ class WithDropout(cohorts.ParticipationModel):
     """Args are who is drawn, who drops out, and whether a cohort is all who were drawn or those who came."""
     super().__init__(drawn.population)
     self._drawn, self._dropout, self._charges_absent = drawn, dropout, charges_absent
+    self.no_amplification = drawn.no_amplification
     if charges_absent:
       self.sampling, self.inclusion_rates = drawn.sampling, drawn.inclusion_rates
     elif drawn.sampling == 'bernoulli' and dropout.is_independent:
       self.sampling, self.inclusion_rates = 'bernoulli', drawn.inclusion_rates * (1 - dropout.rates)
     else:
       self.sampling = 'none'
+      self.no_amplification = 'no amplification is proven for cohorts from which clients drop out'
 
   def absent(self, round_num):
     drawn = self._drawn.cohort(round_num)
@@ -191,6 +193,8 @@ class WithServerRounds(cohorts.ParticipationModel):
 
   The coin is common to all clients, so no amplification is proven.
   """
+
+  no_amplification = 'no amplification is proven where one coin for all clients decides who takes part'
 
   def __init__(self, drawn: cohorts.ParticipationModel, q: float):
     super().__init__(drawn.population)

@@ -34,7 +34,6 @@ OWN = (CERTIFICATE, PAGE, SIGNATURE, record.AUDIT)
 _NEEDED = (run_directory.RUN, run_directory.LEDGER, run_directory.MODEL, run_directory.SUMMARY, run_directory.CLIENTS)
 # Columns of metrics.csv that follow from the public test set or from message sizes. The plan names the other columns.
 _OF_LOOP = frozenset({'round', 'test_accuracy', 'test_loss', 'down_bytes_per_client', 'up_bytes_per_client'})
-_CLIENT_COLUMNS = ['client', 'rounds', 'formal_epsilon']
 # Tolerances between float32 figures of TensorFlow and of NumPy. A standard deviation of equal rates is nearly 0.
 _RELATIVE, _ABSOLUTE = 1e-5, 1e-6
 # What fits into the memory of an ordinary machine.
@@ -89,9 +88,11 @@ def read(path: str, source_digest: str, version: int = certificates.VERSION) -> 
   problems += ledger_problems
   rows = folder_files.read_rows(path, run_directory.METRICS) if ledger.num_rounds else []
   if not ledger_problems:
+    # Up to version 3, the figures of a run that had ended early were those of the rounds that ran.
+    formal = plan.report(ledger, plan.schedule if version > 3 else None).formal
     problems += _metrics_problems(plan, ledger, rows)
-  problems += _clients_problems(path, ledger, values.delta)
-  problems += _summary_problems(summary, ledger, rows, run)
+    problems += _clients_problems(path, ledger, formal)
+    problems += _summary_problems(summary, ledger, rows, run, formal)
   problems += _model_problems(path, plan)
   resolved = run['resolved']
   facts = plan.facts(
@@ -265,23 +266,26 @@ def _expected_rows(plan, ledger) -> Iterator[Dict[str, float]]:
     yield {**row, **{f'participation_{key}': float(value) for key, value in statistics.items()}}
 
 
-def _clients_problems(path, ledger, delta) -> List[str]:
-  """Where clients.csv differs from what the ledger gives."""
+def _clients_problems(path, ledger, formal) -> List[str]:
+  """Where clients.csv differs from what the ledger gives; `formal` is the plan's report on it."""
   name = run_directory.CLIENTS
   rows = folder_files.read_rows(path, name)
+  figures = {'rounds': ledger.rounds, 'formal_epsilon': formal.epsilon}
+  if formal.reading is not None:
+    figures['formal_epsilon_reading'] = formal.reading.epsilon
+  columns = ['client', *figures]
   found = [
       f'{name}: {column} is an exact function of clients\' data, or may be one.'
-      for column in (rows[0] if rows else ()) if column not in _CLIENT_COLUMNS
+      for column in (rows[0] if rows else ()) if column not in columns
   ]
   if found:
     return found
   listed = ledger.listed
-  if len(rows) != len(listed) or (rows and list(rows[0]) != _CLIENT_COLUMNS):
+  if len(rows) != len(listed) or (rows and list(rows[0]) != columns):
     whom = 'clients' if len(listed) == ledger.num_clients else 'clients that took part'
-    return [f'{name} must hold {", ".join(_CLIENT_COLUMNS)} for each of the {len(listed)} {whom}.']
-  epsilon, rounds = accounting.epsilon_by_client(ledger, delta), ledger.rounds
+    return [f'{name} must hold {", ".join(columns)} for each of the {len(listed)} {whom}.']
   for client, row in zip(listed.tolist(), rows):
-    expected = {'client': client, 'rounds': rounds[client], 'formal_epsilon': epsilon[client]}
+    expected = {'client': client, **{key: values[client] for key, values in figures.items()}}
     wrong = [key for key, value in expected.items() if not _is_close(row[key], value)]
     found += [
         f'{name}: {key} of client {client} is {row[key]}, but the ledger gives {expected[key]:g}.' for key in wrong
@@ -289,7 +293,7 @@ def _clients_problems(path, ledger, delta) -> List[str]:
   return found
 
 
-def _summary_problems(summary, ledger, rows, run) -> List[str]:
+def _summary_problems(summary, ledger, rows, run, formal) -> List[str]:
   """Where summary.json differs from what the other files give."""
   name, identity = run_directory.SUMMARY, run['identity']
   expected = {
@@ -309,14 +313,20 @@ def _summary_problems(summary, ledger, rows, run) -> List[str]:
       f'{name}: {key} is {summary.get(key)!r}, but the other files give {value!r}.'
       for key, value in expected.items() if summary.get(key, '') != value
   ]
-  figures = summary.get('formal', {}).get('figures') if isinstance(summary.get('formal'), dict) else None
+  kept = summary.get('formal') if isinstance(summary.get('formal'), dict) else {}
   exact = [
-      figure.get('epsilon_max') for figure in figures or []
+      figure.get('epsilon_max') for figure in kept.get('figures') or []
       if isinstance(figure, dict) and figure.get('accountant') == 'gaussian_exact'
   ]
-  largest = float(accounting.epsilon_by_client(ledger, identity['delta']).max())
+  largest = float(formal.epsilon.max())
   if len(exact) != 1 or not _is_close(exact[0], largest):
     found.append(f'{name}: the exact formal ε is {exact}, but the ledger gives {largest:g}.')
+  reading, spent = kept.get('reading'), formal.reading.as_dict() if formal.reading is not None else {}
+  found_reading = reading if isinstance(reading, dict) else {}
+  if (reading is None) != (not spent) or set(found_reading) != set(spent) or not all(
+      _is_close(found_reading[key], value) for key, value in spent.items()
+  ):
+    found.append(f'{name}: the reading is {reading}, but the ledger gives {spent or None}.')
   return found
 
 

@@ -2,9 +2,8 @@
 
 Together they fit a terminal of 24 rows and 80 columns. The last lines for people are the accuracy and the guarantee.
 All figures are in summary.json, which a run with --output_dir leaves. The line of JSON has the same keys, with shorter
-values: `protection` is cut to a sentence, and `formal` keeps `covers`, `delta` and one or two of its `figures`. These
-are the exact one without amplification and, if there is one, the smallest with amplification. TensorFlow is not loaded
-here.
+values: `protection` is cut to a sentence, and `formal` keeps `covers`, `delta`, `reading` and the exact one of its
+`figures`. TensorFlow is not loaded here.
 """
 
 import json
@@ -17,7 +16,7 @@ from quap_tff import rounding
 from quap_tff.accounting import history
 from quap_tff.accounting import protection as protections
 
-_FORMAL_KEYS = ('covers', 'delta')
+_FORMAL_KEYS = ('covers', 'delta', 'reading')
 _FIGURE_KEYS = ('accountant', 'neighbours', 'amplification', 'epsilon_max')
 _SHORT_NEIGHBOURS = {
     history.ZERO_OUT: 'zero-out', history.REPLACE_ONE: 'replace one', history.ADD_OR_REMOVE: 'add or remove'
@@ -34,11 +33,11 @@ def line(summary: Mapping[str, Any]) -> str:
   short, formal = dict(summary), summary['formal']
   short['protection'] = _SHORT_PROTECTION[protections.NOTHING if formal is None else formal['covers']]
   if formal is not None:
-    figures = [{key: figure[key] for key in _FIGURE_KEYS} for figure in _headline(formal)]
-    for figure in figures:
-      figure['neighbours'] = _relation(figure)
-      figure['amplification'] = figure['amplification'].partition(';')[0]
-    short['formal'] = {**{key: formal[key] for key in _FORMAL_KEYS}, 'figures': figures}
+    figures = [
+        {**{key: figure[key] for key in _FIGURE_KEYS}, 'neighbours': _relation(figure)} for figure in _headline(formal)
+    ]
+    # A summary that an earlier version wrote has no reading.
+    short['formal'] = {**{key: formal.get(key) for key in _FORMAL_KEYS}, 'figures': figures}
   return json.dumps(short, allow_nan=False, separators=(',', ':'))
 
 
@@ -68,7 +67,7 @@ def text(
     paragraphs.append(malicious(summary['malicious']))
   paragraphs += _what_is_kept(summary)
   paragraphs.append(f'Test accuracy {summary["test_accuracy"]:.2%}{_loss(summary)}.')
-  paragraphs.append(guarantee(summary))
+  paragraphs += [guarantee(summary), *_reading(summary)]
   rows = []
   for paragraph in paragraphs:
     # A line that ends with the folder is left whole, so that it can be copied.
@@ -86,32 +85,39 @@ def guarantee(summary: Mapping[str, Any]) -> str:
   """What is proven about the release, in plain words."""
   formal = summary['formal']
   figures = _headline(formal) if formal is not None else []
-  if not figures or figures[0]['epsilon_max'] is None:
+  if formal is not None and not figures:
+    return ' '.join(['Guarantee: none.', *formal['notes'][:1]])
+  if formal is None or figures[0]['epsilon_max'] is None:
     return 'Guarantee: none. The released model has no finite ε.'
-  exact, *amplified = figures
+  exact, = figures
   is_ideal = any('ideal' in note for note in formal['notes'])
   is_all = formal['covers'] == protections.RELEASED_MODEL
   subject = 'released model is' if is_all else 'weights are'
+  rounds = '' if formal.get('reading') is None else f', over all {summary["planned_rounds"]} planned rounds'
   said = (
-      f'Guarantee{", if the noise were ideal" if is_ideal else ""}: the {subject}'
-      f' differentially private with {_bound(exact)} at δ = {formal["delta"]:g} for each client and all of its data.'
+      f'Guarantee{", if the noise were ideal" if is_ideal else ""}: the {subject} differentially private with '
+      f'{_bound(exact)} at δ = {formal["delta"]:g} for each client and all of its data{rounds}.'
   )
-  for figure in amplified:
-    if figure['epsilon_max'] < exact['epsilon_max']:
-      said += f' If the cohorts stay secret, {_bound(figure)}.'
   if not is_all:
     said += ' The exact figures logged beside them have no finite ε: keep them secret.'
   return said
 
 
-def _headline(formal: Mapping[str, Any]) -> List[Dict[str, Any]]:
-  """The exact figure without amplification, and the smallest one with it, if there is one."""
-  plain = [figure for figure in formal['figures'] if figure['amplification'] == 'none']
-  exact = [figure for figure in plain if figure['accountant'] == 'gaussian_exact'] or plain
-  amplified = [
-      figure for figure in formal['figures'] if figure['amplification'] != 'none' and figure['epsilon_max'] is not None
+def _reading(summary) -> List[str]:
+  """What the rounds cost of a run that ended early."""
+  reading = (summary['formal'] or {}).get('reading')
+  if reading is None:
+    return []
+  epsilon = 'no finite ε' if reading['epsilon_max'] is None else f'ε ≤ {rounding.up(reading["epsilon_max"])}'
+  return [
+      f'Reading after {reading["rounds"]} of {summary["planned_rounds"]} rounds: {epsilon} (not a guarantee: the run '
+      'may have ended because of what it released).'
   ]
-  return exact[:1] + sorted(amplified, key=lambda figure: figure['epsilon_max'])[:1]
+
+
+def _headline(formal: Mapping[str, Any]) -> List[Dict[str, Any]]:
+  """The exact figure, if there is one."""
+  return [figure for figure in formal['figures'] if figure['accountant'] == 'gaussian_exact']
 
 
 def _relation(figure) -> str:

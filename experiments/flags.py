@@ -97,10 +97,11 @@ _define(
     'Clients in a round, M, for cohorts of fixed size. Default: 30% of the clients, at most 30.'
 )
 _define('integer', 'rounds', 200, 'Planned rounds, T. The budget is spread over them.')
-_define('integer', 'stop_after', None, 'Stop after this round. The budget is still spread over --rounds.')
+_define('integer', 'stop_after', None, 'Stop after this round. Budget and guarantee stay those of --rounds.')
 _define(
     'float', 'stop_at_accuracy', None,
-    'Stop at the first evaluation that reaches this test accuracy, as the reference program does.'
+    'Stop at the first evaluation that reaches this test accuracy, as the reference program does. The guarantee stays '
+    'that of --rounds.'
 )
 
 _define(

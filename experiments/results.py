@@ -25,6 +25,12 @@ plots = lazy.module('experiments.plots')  # Matplotlib, which only the end of a 
 _PREDICTION_BATCH = 512
 
 
+def report(experiment: setup.Experiment, result: training.Result) -> plans.Report:
+  """What may be said about a run: of one that ended before its last planned round, the bound of its plan."""
+  is_stopped = result.round_num < experiment.planned_rounds
+  return experiment.plan.report(result.ledger, experiment.schedule if is_stopped else None)
+
+
 def summary(
     experiment: setup.Experiment,
     values: flags.FlagValues,
@@ -101,9 +107,13 @@ def _write_clients(path, experiment, result, report, model):
     columns = {'client': listed, 'examples': [len(clients[client]) for client in listed], 'rounds': rounds[listed]}
   if report.nominal_epsilon is not None:
     columns.update(nominal_epsilon=report.nominal_epsilon[listed], nominal_delta=report.nominal_delta[listed])
-  if report.formal.epsilon is not None:
-    # No cell where a round without noise leaves a client without a finite ε.
-    columns['formal_epsilon'] = ['' if math.isinf(epsilon) else epsilon for epsilon in report.formal.epsilon[listed]]
+  formal = report.formal
+  # No cell where a round without noise leaves a client without a finite ε.
+  cells = lambda values: ['' if math.isinf(epsilon) else epsilon for epsilon in values[listed]]
+  if formal.epsilon is not None:
+    columns['formal_epsilon'] = cells(formal.epsilon)
+  if formal.reading is not None:
+    columns['formal_epsilon_reading'] = cells(formal.reading.epsilon)
   if experiment.client_metrics:
     columns['test_accuracy'] = client_accuracies(experiment, model, listed)
   with open(path, 'w', newline='', encoding='utf-8') as f:

@@ -5,9 +5,10 @@ Nothing is written here. TensorFlow's devices and threads are not touched either
 
 import dataclasses
 import hashlib
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 from absl import flags
+import numpy as np
 import tensorflow_federated as tff
 
 import data
@@ -64,6 +65,11 @@ class Experiment:
   runtime: runtime.RuntimeConfig
   planned_rounds: int
   last_round: int
+
+  @property
+  def schedule(self) -> List[np.ndarray]:
+    """int64[M_t], the public cohort of each planned round."""
+    return [self.cohorts.cohort(round_num) for round_num in range(1, self.planned_rounds + 1)]
 
   @property
   def resolved(self) -> Dict[str, Any]:

@@ -106,7 +106,7 @@ def _run(values, identity, needs_same_code) -> int:
         stop_at_accuracy=values.stop_at_accuracy,
         progress=values.progress,
     )
-    report = experiment.plan.report(result.ledger)
+    report = results.report(experiment, result)
     summary = results.summary(experiment, values, result, report, directory)
     if directory is not None:
       summary = _keep(experiment, values, result, report, directory, summary)

@@ -135,7 +135,8 @@ def run(experiment: setup.Experiment, settings: Settings, say: Callable[[str], N
         f'There is no audit for {type(plan).__name__}: its clients send more than an update that a canary could '
         'replace. Audit another --algorithm.'
     )
-  schedule = [experiment.cohorts.cohort(t) for t in range(1, experiment.last_round + 1)]
+  planned = experiment.schedule
+  schedule = planned[:experiment.last_round]
   clients = _canary_clients(plan, schedule, settings.canaries)
   canaries = canary_lib.Canaries(
       clients, settings.unseen, _tensors(plan, settings.part), _norm(plan, settings.part), _clipped(plan)
@@ -159,7 +160,7 @@ def run(experiment: setup.Experiment, settings: Settings, say: Callable[[str], N
     unseen.append(chance)
     expectations.append(expected)
   inserted, unseen = np.concatenate(inserted), np.concatenate(unseen)
-  claim = claim_of(plan, ledger)
+  claim = claim_of(plan, ledger, planned)
   threshold = lower_bounds.planned_threshold(
       float(np.median(expectations)), inserted.size, unseen.size, settings.confidence
   )
@@ -168,11 +169,17 @@ def run(experiment: setup.Experiment, settings: Settings, say: Callable[[str], N
   return Result(claim, clients, inserted, unseen, threshold, guesses, bound, settings.confidence)
 
 
-def claim_of(plan: plans.Plan, ledger: accounting.RunLedger) -> Claim:
-  """What is claimed of a run with this ledger: its certificate, else a formal ε, else the documents' nominal one."""
+def claim_of(plan: plans.Plan, ledger: accounting.RunLedger, planned: Sequence[np.ndarray]) -> Claim:
+  """What is claimed of a run with this ledger: its certificate, else a formal ε, else the documents' nominal one.
+
+  Args:
+    plan: The run's plan.
+    ledger: The rounds that ran.
+    planned: int[M_t], the cohorts of all planned rounds.
+  """
   if isinstance(plan, plans.CertifiedPlan):
     return Claim(plan.config.epsilon, plan.delta, 'certified')
-  report = plan.report(ledger)
+  report = plan.report(ledger, planned)
   if report.formal.epsilon is not None and np.isfinite(report.formal.epsilon).all():
     return Claim(float(np.max(report.formal.epsilon)), plan.delta, 'formal')
   if report.nominal_epsilon is not None and np.isfinite(report.nominal_epsilon).all():

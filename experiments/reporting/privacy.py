@@ -1,6 +1,7 @@
 """What a run's privacy figures may be called, and what each participation group has spent.
 
 A formal ε is reported for the released model only if the run's certificate or summary says that it covers that model.
+Of a run that ended before its last planned round, this is the bound of its plan. What its rounds cost is a reading.
 """
 
 import functools
@@ -15,6 +16,8 @@ from experiments.reporting import study
 from quap_tff import rounding
 
 NO_FINITE = 'no finite ε for the released model'
+# Of a run that an earlier version stopped.
+NO_BOUND = 'no bound: the run ended early, and its files have a reading only'
 # The mark of figures that hold only for ideal noise, and the words in a summary's notes that say so.
 IDEAL, _IDEAL_WORDS = '†', 'ideal Gaussian noise'
 _IDEAL_OF_TFF = f'The figure holds for {_IDEAL_WORDS}; the noise that TFF draws is weaker.'
@@ -26,8 +29,9 @@ _GROUPS = ('rare', 'middle', 'frequent')
 def whole_model_epsilon(run: runs_lib.Run) -> Optional[float]:
   """The largest ε of any client that holds for the released model: the certificate's, or else the formal one."""
   if run.certificate is not None:
-    achieved = run.certificate.get('achieved')
-    return _number(achieved.get('epsilon_max')) if isinstance(achieved, dict) else None
+    part, key = ('guarantee', 'epsilon') if _is_stopped(run) else ('achieved', 'epsilon_max')
+    found = run.certificate.get(part)
+    return _number(found.get(key)) if isinstance(found, dict) else None
   is_protected = _formal(run).get('covers') == 'released model' and run.summary.get('model_protected') is True
   return _epsilon(run) if is_protected else None
 
@@ -40,14 +44,19 @@ def formal_text(group: study.Group) -> str:
            for run in group.runs):
     covers, value = 'weights only, if the logs stay secret', _epsilon
   else:
-    return NO_FINITE
+    return NO_BOUND if any(_formal(run) and _is_only_read(run) for run in group.runs) else NO_FINITE
   run = max(group.runs, key=value)
   source = 'certificate.json' if run.certificate is not None else _smallest(run).get('accountant')
-  return f'{covers}: ε = {rounding.up(value(run))} ({source}){IDEAL if _ideal_note(run) else ""}'
+  text = f'{covers}: ε = {rounding.up(value(run))} ({source}){IDEAL if _ideal_note(run) else ""}'
+  readings = [_number(_reading(run).get('epsilon_max')) for run in group.runs if _is_stopped(run)]
+  if not readings:
+    return text
+  largest = rounding.up(max(readings)) if None not in readings else 'none'
+  return f'{text}, for all planned rounds; reading of those that ran, no guarantee: {largest}'
 
 
 def footnotes(groups: Sequence[study.Group]) -> List[str]:
-  """Whom the formal figures protect, under which relation, δ and amplification, and what † means."""
+  """Whom the formal figures protect, under which relation and δ, and what † means."""
   found = [run for group in groups for run in group.runs if _smallest(run)]
   if not found:
     certified = any(run.certificate is not None for group in groups for run in group.runs)
@@ -59,8 +68,7 @@ def footnotes(groups: Sequence[study.Group]) -> List[str]:
   return [
       f'Formal figures hold for {each(_formal(run).get("unit") for run in found)}. Neighbouring datasets: '
       f'{each(_smallest(run).get("neighbours") for run in found)}. Total δ: '
-      f'{each(_formal(run).get("delta") for run in found)}. Amplification by sampling: '
-      f'{each(_smallest(run).get("amplification") for run in found)}.',
+      f'{each(_formal(run).get("delta") for run in found)}. Amplification by sampling: none.',
       *(f'{IDEAL} {", ".join(methods)}: {note}' for note, methods in noted.items() if note),
   ]
 
@@ -128,11 +136,30 @@ def _formal(run) -> Mapping[str, Any]:
   return formal if isinstance(formal, dict) else {}
 
 
+def _is_stopped(run) -> bool:
+  return run.rounds < run.identity['rounds']
+
+
+def _reading(run) -> Mapping[str, Any]:
+  reading = _formal(run).get('reading')
+  return reading if isinstance(reading, dict) else {}
+
+
+def _is_only_read(run) -> bool:
+  """Whether the figures are a reading: earlier versions wrote that of a run that ended early, and no key `reading`."""
+  return _is_stopped(run) and not _reading(run)
+
+
 def _smallest(run) -> Mapping[str, Any]:
-  """The smallest formal figure, of those without amplification if there are any; {} if there is none."""
+  """The smallest formal figure that counts no amplification; {} if there is none.
+
+  Earlier versions wrote amplified figures, although cohorts follow from a seed that run.json holds.
+  """
+  if _is_only_read(run):
+    return {}
   figures = _formal(run).get('figures')
   figures = [f for f in figures if _number(f.get('epsilon_max')) is not None] if isinstance(figures, list) else []
-  figures = [f for f in figures if f.get('amplification') == 'none'] or figures
+  figures = [figure for figure in figures if figure.get('amplification') == 'none']
   return min(figures, key=lambda figure: figure['epsilon_max'], default={})
 
 

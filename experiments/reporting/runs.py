@@ -254,9 +254,12 @@ def _read_clients(path, ledger):
     raise ValueError(f'it does not have one row for each of the {len(listed)} clients that the ledger lists')
   if len(listed) == ledger.num_clients:
     return clients
-  # The others took no part: they have spent nothing, and nothing else is known of them.
+  # The others took no part: they have spent nothing, and nothing else is known of them. In a run that ended early they
+  # were still to come, and the formal figure is a bound.
+  is_bound = lambda name: name == 'formal_epsilon' and 'formal_epsilon_reading' in clients
   whole = {
-      name: np.full(ledger.num_clients, 0.0 if name.startswith(_SPENT) else np.nan) for name in clients
+      name: np.full(ledger.num_clients, 0.0 if name.startswith(_SPENT) and not is_bound(name) else np.nan)
+      for name in clients
   }
   for name, column in clients.items():
     whole[name][listed] = column

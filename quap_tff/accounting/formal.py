@@ -15,6 +15,7 @@ from quap_tff.accounting import ledger_histories
 from quap_tff.accounting import protection as protections
 from quap_tff.accounting import run_ledger
 from quap_tff.accounting import sampling
+from quap_tff.accounting import stopping
 
 _NO_AMPLIFICATION = 'none'
 
@@ -56,7 +57,9 @@ class FormalReport:
     notes: Why there is no amplification, or no figure by some accountant, and how the real noise differs from ideal
       noise.
     epsilon: float64[N], each client's ε by the exact composition of Gaussians without amplification; None if nothing is
-      covered.
+      covered, or if there is no bound.
+    reading: For a run that ended before its last planned round, what its rounds cost. The figures are then the bound of
+      the plan. None for a run that reached its last round.
   """
 
   covers: str
@@ -66,6 +69,7 @@ class FormalReport:
   figures: Tuple[FormalFigure, ...]
   notes: Tuple[str, ...]
   epsilon: Optional[np.ndarray]
+  reading: Optional[stopping.Reading] = None
 
   def as_dict(self) -> Optional[Dict[str, Any]]:
     """For JSON: None if nothing is covered. An infinite ε becomes None."""
@@ -82,6 +86,7 @@ class FormalReport:
         'unit': self.unit,
         'figures': figures,
         'notes': list(self.notes),
+        'reading': self.reading.as_dict() if self.reading is not None else None,
     }
 
   @property
@@ -98,6 +103,11 @@ class FormalReport:
       lines.append(
           f'    {figure.accountant:<15} max {rounding.up(figure.epsilon_max):<10} '
           f'mean {rounding.up(figure.epsilon_mean):<10} median {rounding.up(figure.epsilon_median)}'
+      )
+    if self.reading is not None:
+      lines.append(
+          f'Reading after {self.reading.rounds} rounds: ε ≤ {rounding.up(self.reading.epsilon.max())}. This is not a '
+          'guarantee: the run may have ended because of what it released. The figures above are for all planned rounds.'
       )
     return '\n'.join(lines + [f'  {note}' for note in self.notes])
 
@@ -136,7 +146,7 @@ def formal_report(
     reason = sampling.refusal(ledger, sampler)
     if neighbours == histories_lib.REPLACE_ONE:
       reason = 'the server sees every client\'s message and whose it is'
-    if protection.covers != protections.RELEASED_MODEL:
+    elif protection.covers != protections.RELEASED_MODEL and not reason:
       reason = 'un-noised values are released, and they reveal who took part'
     if reason:
       notes.append(f'No amplification by sampling: {reason}.')

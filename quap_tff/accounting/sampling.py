@@ -42,6 +42,10 @@ class Sampler:
       the budget follows the cohort's participation rates.
     noises_empty_rounds: Whether a round that nobody comes to releases the same noise as any other. If it releases
       nothing, it reveals that nobody came.
+    secret: Whether the seed of the cohorts and everything that follows from it stay secret. A seed that is a flag, or
+      that is kept beside the run, is not secret.
+    noise_is_planned: Whether the noise was chosen on the run's own cohorts, and so depends on them.
+    reason: For 'none', why such cohorts amplify nothing, a clause.
   """
 
   kind: str = 'none'
@@ -50,6 +54,9 @@ class Sampler:
   constant_divisor: bool = False
   constant_noise_multiplier: bool = False
   noises_empty_rounds: bool = False
+  secret: bool = False
+  noise_is_planned: bool = False
+  reason: str = 'nothing is known of how the cohorts are drawn'
 
   @property
   def can_be_empty(self) -> bool:
@@ -78,10 +85,15 @@ def refusal(ledger: run_ledger.RunLedger, sampler: Sampler) -> Optional[str]:
   Raises:
     ValueError: If the sampler is of another population.
   """
-  if sampler.kind == 'none':
-    return 'no amplification is proven for cohorts drawn by weight or availability, and there is none if everyone comes'
   if sampler.kind == 'bernoulli' and len(sampler.rates) != ledger.num_clients:
     raise ValueError(f'The ledger has {ledger.num_clients} clients, found rates of {len(sampler.rates)}.')
+  # First what would remain if the cohorts were drawn in another way, or in secret.
+  if sampler.noise_is_planned:
+    return 'the noise was chosen on the planned cohorts'
+  if sampler.kind == 'none':
+    return sampler.reason
+  if not sampler.secret:
+    return 'the cohorts follow from a seed that is not secret'
   state = ledger.state_dict()
   multipliers = state['noise_multipliers']
   if not sampler.constant_noise_multiplier or len(np.unique(multipliers)) > 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Any, Callable, Dict, FrozenSet, NamedTuple, Optional
+from typing import Any, Callable, Dict, FrozenSet, NamedTuple, Optional, Sequence
 
 import numpy as np
 
@@ -260,12 +260,14 @@ class Plan(abc.ABC):
         constant_divisor=self._has_constant_divisor or self._draw.kind == 'fixed_size',
         constant_noise_multiplier=self._has_constant_noise_multiplier,
         noises_empty_rounds=self.noises_empty_rounds,
+        noise_is_planned=self._noise_is_planned,
     )
 
   # Whether sums are divided by a public constant whoever comes, and whether the noise multiplier is the same whoever
-  # comes. Both must be settled without looking at the cohorts of the run.
+  # comes. Both must be settled without looking at the cohorts of the run. Then whether the noise was chosen on them.
   _has_constant_divisor = False
   _has_constant_noise_multiplier = False
+  _noise_is_planned = False
 
   @property
   @abc.abstractmethod
@@ -327,17 +329,52 @@ class Plan(abc.ABC):
     """An empty ledger for a run of this plan."""
     return accounting.RunLedger(self.num_clients, self.delta, self.fingerprint, self.correlation)
 
-  def report(self, ledger: accounting.RunLedger) -> Report:
-    """What may be said about a run, given its ledger."""
+  def planned_ledger(self, cohorts: Sequence[Any]) -> accounting.RunLedger:
+    """The ledger that a run over these cohorts will have, int[M_t] for each planned round.
+
+    Raises:
+      accounting.NoBoundError: If this is not known before the rounds have run.
+    """
+    raise accounting.NoBoundError('what the rounds of this method cost is not known before they have run')
+
+  def report(self, ledger: accounting.RunLedger, cohorts: Optional[Sequence[Any]] = None) -> Report:
+    """What may be said about a run, given its ledger.
+
+    Args:
+      ledger: What the rounds cost.
+      cohorts: int[M_t] for each planned round, the public schedule. If the run has ended before the last of them, the
+        formal figures are the bound of the plan, which is what all planned rounds cost, and the ledger gives only a
+        reading. Without a schedule, the figures are those of the rounds in the ledger: a guarantee if their number was
+        fixed beforehand, and otherwise a reading.
+    """
     nominal = self.has_nominal
+    stopped = cohorts is not None and ledger.num_rounds < len(cohorts) and self.protection.model_protected
     return Report(
         protection=self.protection,
-        formal=accounting.formal_report(
-            ledger, self.delta, self.protection, self.sampler, self.noise_note, self.neighbours
-        ),
+        formal=self._of_stopped(ledger, cohorts) if stopped else self._formal(ledger),
         nominal_epsilon=ledger.epsilon if nominal else None,
         nominal_delta=ledger.delta if nominal else None,
     )
+
+  def _formal(self, ledger):
+    """The figures of a ledger."""
+    return accounting.formal_report(
+        ledger, self.delta, self.protection, self.sampler, self.noise_note, self.neighbours
+    )
+
+  def _bound(self, ledger, cohorts):
+    """The figures that hold for a run over these cohorts wherever it ends; raises `NoBoundError` if there are none."""
+    return self._formal(accounting.completed(ledger, self.planned_ledger(cohorts)))
+
+  def _of_stopped(self, ledger, cohorts):
+    try:
+      bound = self._bound(ledger, cohorts)
+    except accounting.NoBoundError as error:
+      covers, statement, _ = self.protection
+      note = f'No formal figure: the run has ended early, and {error}.'
+      bound = accounting.FormalReport(covers, statement, self.delta, accounting.UNIT, (), (note,), None)
+    reading = accounting.Reading(ledger.num_rounds, accounting.epsilon_by_client(ledger, self.delta))
+    return dataclasses.replace(bound, reading=reading)
 
 
 def planned_ledger(plan: Any, cohorts: Any, record: Callable[[int, np.ndarray], Any]) -> accounting.RunLedger:

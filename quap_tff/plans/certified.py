@@ -41,8 +41,10 @@ class CertifiedPlan(base.Plan):
   """A certified run: its noise and divisor are chosen here, before training, from the planned cohorts.
 
   The account assumes that who comes is known. Noise that is calibrated on the cohorts depends on them, so sampling
-  amplifies nothing.
+  amplifies nothing. A run that ends early is bounded by what the filter lets each client spend.
   """
+
+  _noise_is_planned = True
 
   is_saved_before_release = True
   takes_sparsity = True
@@ -147,6 +149,10 @@ class CertifiedPlan(base.Plan):
         count_noise_multiplier=config.clip.count_noise_multiplier,
         clipping_norm=clipping_norm,
     )
+
+  def _bound(self, ledger, cohorts):
+    limits = np.broadcast_to(np.sqrt(self.config.prices.limit), [self.num_clients])
+    return self._formal(accounting.of_limits(limits, self.delta))
 
   def rounds_of(self, ledger: accounting.RunLedger) -> List[planning.PlannedRound]:
     """What each round of a ledger must have given, after the weights that the ledger has for the rounds before it."""

@@ -53,7 +53,7 @@ class FedBuffPlan(quap.QuapPlan):
     """
     restrictions.check_config(config)
     del draw
-    super().__init__(config, accounting.Sampler(), **options)
+    super().__init__(config, accounting.Sampler(reason='who arrives follows from how slow clients are'), **options)
     self.size, self.staleness = size, staleness
     self.public_metrics = self.public_metrics | {'buffered_updates', 'released_updates', 'staleness_mean'}
 

@@ -38,7 +38,8 @@ class LeeKiferPlan(base.Plan):
       config: The mechanism.
       **options: The options of every plan, see `quap_tff.plans.Plan`.
     """
-    super().__init__(config.num_clients, config.delta, **options)
+    draw = accounting.Sampler(reason='the noise of a round was chosen from what earlier rounds released')
+    super().__init__(config.num_clients, config.delta, draw, **options)
     self.config = config
 
   @property
@@ -75,27 +76,24 @@ class LeeKiferPlan(base.Plan):
         clipping_norm=self.config.clip,
     )
 
-  def report(self, ledger):
-    report = super().report(ledger)
+  def _formal(self, ledger):
     if not self.protection.model_protected:
-      return report
+      return super()._formal(ledger)
     spent = float(accounting.total_mu(ledger).whole.max())**2
+    return self._of_filter(
+        ledger.rounds > 0, f' that took part, and not what rounds happened to cost (at most ρ = {spent / 2:.4g})'
+    )
+
+  def _bound(self, ledger, cohorts):
+    takes_part = np.zeros(self.num_clients, bool)
+    takes_part[np.concatenate(cohorts).astype(np.int64)] = True
+    return self._of_filter(takes_part, ' that was planned to take part')
+
+  def _of_filter(self, clients, whom):
+    """The figures of the filter, for each of the clients bool[N]."""
     note = (
-        f'The noise was chosen from noised releases. So the figures are those of the filter, ρ = {self._rho:.4g} for '
-        f'each client that took part, and not what rounds happened to cost (at most ρ = {spent / 2:.4g}).'
+        'The noise was chosen from noised releases. So the figures are those of the filter, '
+        f'ρ = {self.config.limit / 2:.4g} for each client{whom}.'
     )
-    bound = accounting.RunLedger(self.num_clients, self.delta, self.fingerprint)
-    bound.append(self._whole(np.flatnonzero(ledger.rounds)))
-    formal = accounting.formal_report(bound, self.delta, self.protection, noise_note=note)
-    return dataclasses.replace(report, formal=formal)
-
-  @property
-  def _rho(self):
-    return self.config.limit / 2
-
-  def _whole(self, clients):
-    """One round that costs each of the clients all of its budget."""
-    ones = np.ones(len(clients))
-    return accounting.RoundRecord(
-        clients, self.config.epsilon * ones, ones, 1 / np.sqrt(self.config.limit), np.inf, self.config.clip
-    )
+    bound = accounting.of_limits(np.where(clients, np.sqrt(self.config.limit), 0.0), self.delta)
+    return accounting.formal_report(bound, self.delta, self.protection, self.sampler, note)

@@ -137,5 +137,8 @@ class PtAdpPlan(quap.QuapPlan):
         'updates: use --calibration=documents.'
     )
 
+  def planned_ledger(self, cohorts):
+    raise accounting.NoBoundError('the budgets of pt_adp depend on the clients\' updates')
+
   def _own_budgets(self, state, cohort):
     return np.asarray(state.budget['given'], np.float64)[cohort]

@@ -47,10 +47,11 @@ class QuapPlan(base.Plan):
     )
     # A clipping norm that is fixed or tracked by a noised count is public; an exact quantile is not.
     self.public_metrics = base.PUBLIC_METRICS | (set() if config.clip.releases_exact_norms else base.PUBLIC_NORMS)
-    # A scale that an accountant has calibrated depends on the planned cohorts.
     self._has_constant_noise_multiplier = (
-        config.budget.round_rule == 'uniform' and config.noise.placement == 'server' and config.noise.scale == 1
+        config.budget.round_rule == 'uniform' and config.noise.placement == 'server'
     )
+    # A scale that an accountant has calibrated depends on the planned cohorts.
+    self._noise_is_planned = config.noise.scale != 1
 
   @property
   def fingerprint(self):
@@ -106,8 +107,8 @@ class QuapPlan(base.Plan):
         clipping_norm=clipping_norm,
     )
 
-  def planned_ledger(self, cohorts: Sequence[Any]) -> accounting.RunLedger:
-    """The ledger that a run over these cohorts will have: budgets and noise follow from who takes part."""
+  def planned_ledger(self, cohorts):
+    # Budgets and noise follow from who takes part.
     config = self.config
     state = participations.initial_state(config.participation, config.num_clients)
 

@@ -310,8 +310,9 @@ class StockPlan(base.Plan):
     # Where TFF takes no seed, a round that is run again draws other noise.
     self.is_saved_before_release = not stock.takes_noise_seed
     self._exposure = stock.exposure(cohorts, config.num_clients)
-    # Exact calibration depends on who will come, as the nodes of a tree do.
-    self._has_constant_noise_multiplier = type(self._exposure) is Exposure and calibration == 'documents'
+    # What a tree's nodes add depends on who comes, and so does exact calibration.
+    self._has_constant_noise_multiplier = type(self._exposure) is Exposure
+    self._noise_is_planned = calibration == 'exact'
     noise, self._budget = config.noise, config.budget.epsilon_base
     # By the documents' formula a round of a client spends ε_base, with all that it moves.
     formula = gaussian.noise_multiplier(noise.calibration, np.float64(self._budget), noise.delta)
@@ -425,8 +426,7 @@ class StockPlan(base.Plan):
     cohort = base.checked_cohort(cohort, self.num_clients, measurements)
     return self._record(int(measurements['round']), cohort, norm)
 
-  def planned_ledger(self, cohorts: Sequence[np.ndarray]) -> accounting.RunLedger:
-    """The ledger that a run over the planned cohorts will have."""
+  def planned_ledger(self, cohorts):
     return base.planned_ledger(self, cohorts, lambda round_num, cohort: self._record(round_num, cohort, 1.0))
 
   def _record(self, round_num, cohort, clipping_norm):

@@ -35,7 +35,7 @@ def _figure(accountant, amplification='none', epsilon=1.0, neighbours=accounting
 
 def _summary(**changes):
   formal = {
-      'covers': 'released model', 'statement': 'Every number.', 'delta': 1e-5, 'unit': 'one client', 'notes': [],
+      'covers': 'released model', 'statement': 'Every number.', 'delta': 1e-5, 'unit': 'one client', 'notes': [], 'reading': None,
       'figures': [_figure('gaussian_exact', epsilon=3.00001), _figure('basic', epsilon=9.0)],
   }
   return {
@@ -96,16 +96,14 @@ class TestRun:
 class TestLine:
 
   def test_scalars_stay_and_what_is_long_is_cut(self):
-    sampled = [_figure(name, 'Poisson sampling, q = 0.4; assumes', epsilon) for name, epsilon in
-               (('rdp', 0.6), ('pld', 0.5))]
-    summary = _summary(formal={'figures': [*_summary()['formal']['figures'], *sampled]}, protection='Long. ' * 50)
+    summary = _summary(protection='Long. ' * 50)
     short = harness.strict_json(final_summary.line(summary))
     assert set(short) == set(summary)
     scalars = {key for key, value in summary.items() if not isinstance(value, dict)} - {'protection'}
     assert all(short[key] == summary[key] for key in scalars)
     assert short['protection'] == 'Every released number is noised.'
-    assert [figure['accountant'] for figure in short['formal']['figures']] == ['gaussian_exact', 'pld']
-    assert short['formal']['figures'][1]['amplification'] == 'Poisson sampling, q = 0.4'
+    assert [figure['accountant'] for figure in short['formal']['figures']] == ['gaussian_exact']
+    assert short['formal']['reading'] is None
 
   def test_no_formal_figures(self):
     short = harness.strict_json(final_summary.line({**_summary(), 'formal': None, 'protection': 'Long. ' * 50}))
@@ -121,15 +119,6 @@ class TestGuarantee:
     reversed_figures = {'figures': _summary()['formal']['figures'][::-1]}
     assert '3.001' in final_summary.guarantee(_summary(formal=reversed_figures))
 
-  def test_amplification_is_said_with_its_condition(self):
-    figures = [*_summary()['formal']['figures'], _figure('pld', 'Poisson sampling, q = 0.4; assumes', 0.5)]
-    text = final_summary.guarantee(_summary(formal={'figures': figures}))
-    assert 'If the cohorts stay secret, ε ≤ 0.5 (add or remove).' in text
-
-  def test_amplification_that_does_not_help_is_left_out(self):
-    figures = [*_summary()['formal']['figures'], _figure('rdp', '3 of 8 clients; assumes', 5.0)]
-    assert 'secret' not in final_summary.guarantee(_summary(formal={'figures': figures}))
-
   def test_a_round_without_noise_leaves_none(self):
     text = final_summary.guarantee(_summary(formal={'figures': [_figure('gaussian_exact', epsilon=None)]}))
     assert text == 'Guarantee: none. The released model has no finite ε.'
@@ -137,3 +126,29 @@ class TestGuarantee:
   def test_relations_have_short_names(self):
     figures = [_figure('gaussian_exact', neighbours=accounting.ZERO_OUT)]
     assert 'ε ≤ 1 (zero-out)' in final_summary.guarantee(_summary(formal={'figures': figures}))
+
+
+class TestStoppedEarly:
+
+  _READING = {'rounds': 2, 'epsilon_max': 0.70001, 'epsilon_mean': 0.5}
+
+  def _stopped(self, **reading):
+    return _summary(rounds=2, formal={'reading': {**self._READING, **reading}})
+
+  def test_the_guarantee_is_of_all_planned_rounds_and_the_reading_is_named_so(self):
+    lines = ' '.join(final_summary.text(self._stopped()).splitlines())
+    guarantee, _, reading = lines.rpartition(' Reading after ')
+    assert guarantee.endswith('for each client and all of its data, over all 8 planned rounds.')
+    assert reading.startswith('2 of 8 rounds: ε ≤ 0.7001 (not a guarantee: ')
+    assert harness.strict_json(final_summary.line(self._stopped()))['formal']['reading'] == self._READING
+
+  def test_a_round_without_noise(self):
+    assert 'Reading after 2 of 8 rounds: no finite ε (' in final_summary.text(self._stopped(epsilon_max=None))
+
+  def test_a_run_without_a_bound_says_why(self):
+    summary = _summary(formal={'figures': [], 'notes': ['No formal figure: of this.'], 'reading': self._READING})
+    assert final_summary.guarantee(summary) == 'Guarantee: none. No formal figure: of this.'
+    final_summary.line(summary)
+
+  def test_a_run_that_reached_its_last_round_has_no_reading(self):
+    assert 'eading' not in final_summary.text(_summary()) and 'over all' not in final_summary.text(_summary())

@@ -10,6 +10,10 @@ from scipy import integrate
 from scipy import stats
 
 from quap_tff import accounting
+from quap_tff import budgets
+from quap_tff import clip_rules
+from quap_tff import config as configs
+from quap_tff import plans
 from quap_tff.accounting import accountants
 from quap_tff.accounting import formal
 from quap_tff.accounting import history
@@ -38,12 +42,12 @@ def _ledger(cohorts, noise=8.0, weights=None, count_noise=INF, num_clients=N):
 
 
 def _bernoulli(rates, **fields):
-  constant = dict(constant_divisor=True, constant_noise_multiplier=True, noises_empty_rounds=True)
+  constant = dict(constant_divisor=True, constant_noise_multiplier=True, noises_empty_rounds=True, secret=True)
   return accounting.Sampler('bernoulli', rates=np.asarray(rates, float), **{**constant, **fields})
 
 
 def _fixed_size(size, **fields):
-  constant = dict(constant_divisor=True, constant_noise_multiplier=True)
+  constant = dict(constant_divisor=True, constant_noise_multiplier=True, secret=True)
   return accounting.Sampler('fixed_size', cohort_size=size, **{**constant, **fields})
 
 
@@ -128,7 +132,7 @@ class TestReport:
 
   def test_fields_of_a_figure(self):
     kept = accounting.formal_report(_ledger(_COHORTS[:3]), DELTA, PART).as_dict()
-    assert set(kept) == {'covers', 'statement', 'delta', 'unit', 'figures', 'notes'}
+    assert set(kept) == {'covers', 'statement', 'delta', 'unit', 'figures', 'notes', 'reading'}
     assert set(kept['figures'][0]) == {
         'accountant', 'neighbours', 'amplification', 'epsilon_max', 'epsilon_mean', 'epsilon_median'
     }
@@ -234,7 +238,7 @@ class TestSampler:
   def test_other_cohorts_earn_nothing(self):
     report = accounting.formal_report(_ledger([[0, 1]]), DELTA, WHOLE)
     assert {figure.amplification for figure in report.figures} == {'none'}
-    assert 'drawn by weight or availability' in report.notes[0]
+    assert report.notes == ('No amplification by sampling: nothing is known of how the cohorts are drawn.',)
 
   @pytest.mark.parametrize('fields, words', [
       (dict(kind='poisson'), 'Unknown sampler'),
@@ -250,6 +254,36 @@ class TestSampler:
   def test_bad(self, fields, words):
     with pytest.raises(ValueError, match=words):
       accounting.Sampler(**fields)
+
+  @pytest.mark.parametrize('sampler, reason', [
+      # With the seed at hand, whatever else is wrong does not matter.
+      (_bernoulli([0.5] * N, secret=False), 'the cohorts follow from a seed that is not secret'),
+      (_fixed_size(2, secret=False, constant_divisor=False), 'the cohorts follow from a seed that is not secret'),
+      # No seed could help here.
+      (_fixed_size(2, secret=False, noise_is_planned=True), 'the noise was chosen on the planned cohorts'),
+      (accounting.Sampler(noise_is_planned=True), 'the noise was chosen on the planned cohorts'),
+      (accounting.Sampler(reason='everyone comes'), 'everyone comes'),
+      (accounting.Sampler(reason='everyone comes', secret=True), 'everyone comes'),
+  ])
+  def test_the_reason_is_the_one_that_would_remain(self, sampler, reason):
+    for protected in (WHOLE, PART):
+      report = accounting.formal_report(_ledger([[0, 1]]), DELTA, protected, sampler)
+      assert report.notes == (f'No amplification by sampling: {reason}.',)
+      assert {figure.amplification for figure in report.figures} == {'none'}
+
+  @pytest.mark.parametrize('rule, scale, secret, reason', [
+      ('uniform', 1, True, None),
+      ('uniform', 1, False, 'the cohorts follow from a seed that is not secret'),
+      ('cohort_mean_rate', 1, True, 'the noise depends on who came'),
+      ('uniform', 0.5, True, 'the noise was chosen on the planned cohorts'),
+  ])
+  def test_what_quap_plans_earn(self, rule, scale, secret, reason):
+    config = configs.QuapConfig(
+        num_clients=N, critical_layers='all', budget=budgets.BudgetConfig(num_rounds=2, epsilon_total=1, round_rule=rule),
+        clip=clip_rules.Fixed(1.0), noise=configs.NoiseConfig(scale=scale),
+    )
+    plan = plans.QuapPlan(config, accounting.Sampler('fixed_size', cohort_size=2, secret=secret))
+    assert sampling.refusal(_ledger([[0, 1]] * 2), plan.sampler) == reason
 
   def test_amplifies_nothing_unless_said(self):
     assert sampling.refusal(_ledger([[0]]), accounting.Sampler('bernoulli', rates=np.full(N, 0.5)))

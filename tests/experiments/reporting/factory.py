@@ -28,6 +28,7 @@ def write_run(
     epsilon_max: float = 0.5,
     notes: Sequence[str] = (),
     certified_epsilon: Optional[float] = None,
+    reading: Optional[float] = None,
     machine: Optional[Mapping[str, Any]] = None,
     seconds: float = 1.5,
     up_bytes: int = 4000,
@@ -48,6 +49,7 @@ def write_run(
     epsilon_max: The formal figure.
     notes: Of the formal figures.
     certified_epsilon: Makes a certificate with this largest ε.
+    reading: The largest ε of the rounds that ran, if they are fewer than planned.
     machine: For run.json.
     seconds: Of each round.
     up_bytes: Upload of a client in a round.
@@ -95,7 +97,7 @@ def write_run(
       'notes': list(notes), 'figures': [
           formal_figure('gaussian_exact', 'none', epsilon_max), formal_figure('zcdp', 'none', epsilon_max + 1),
           formal_figure('rdp', 'by Poisson sampling', epsilon_max / 10),
-      ],
+      ], 'reading': None if reading is None else {'rounds': rounds, 'epsilon_max': reading, 'epsilon_mean': reading},
   }
   noised = bool(np.isfinite(nominal.max()))
   write_json(folder / 'summary.json', {
@@ -109,7 +111,9 @@ def write_run(
       'output_dir': str(folder),
   })
   if certified_epsilon is not None:
-    write_json(folder / 'certificate.json', {'achieved': {'epsilon_max': certified_epsilon}})
+    write_json(folder / 'certificate.json', {
+        'guarantee': {'epsilon': flags['epsilon']}, 'achieved': {'epsilon_max': certified_epsilon}
+    })
   return folder
 
 

@@ -45,6 +45,13 @@ class TestFormal:
   def test_a_figure_is_rounded_up(self, tmp_path):
     assert 'ε = 0.2253 (' in _cell(tmp_path, covers='weights without the logs', epsilon_max=0.22522370438424397)
 
+  def test_an_amplified_figure_alone_is_none(self, tmp_path):
+    folder = factory.write_run(tmp_path / 'run', covers='released model')
+    summary = json.loads((folder / 'summary.json').read_text())
+    summary['formal']['figures'] = summary['formal']['figures'][2:]
+    factory.write_json(folder / 'summary.json', summary)
+    assert privacy.formal_text(factory.groups_of(tmp_path)[0]) == privacy.NO_FINITE
+
   def test_the_figure_without_amplification_and_the_worst_seed(self, tmp_path):
     (group,) = factory.groups_of(tmp_path, *factory.seeds(1, 2, covers='released model', epsilon_max=[2.0, 2.5]))
     assert privacy.formal_text(group) == 'released model: ε = 2.5 (gaussian_exact)'
@@ -63,6 +70,36 @@ class TestFormal:
     folder = factory.write_run(tmp_path / 'run', algorithm='certified', certified_epsilon=3.0, covers='released model')
     factory.write_json(folder / 'certificate.json', {'achieved': 'all'})
     assert privacy.formal_text(factory.groups_of(tmp_path)[0]) == privacy.NO_FINITE
+
+
+class TestStoppedEarly:
+  """The bound of the plan is shown, and what the rounds cost is called a reading."""
+
+  def test_the_largest_bound_and_the_largest_reading_of_the_seeds(self, tmp_path):
+    (group,) = factory.groups_of(tmp_path, *factory.seeds(
+        1, 2, covers='released model', rounds_run=4, epsilon_max=[2.0, 2.5], reading=[0.61, 0.5]
+    ))
+    assert privacy.formal_text(group) == (
+        'released model: ε = 2.5 (gaussian_exact), for all planned rounds; reading of those that ran, no guarantee: '
+        '0.61'
+    )
+    assert [privacy.whole_model_epsilon(run) for run in group.runs] == [2.0, 2.5]
+
+  def test_a_certificate(self, tmp_path):
+    (group,) = factory.groups_of(tmp_path, dict(
+        algorithm='certified', covers='released model', rounds_run=4, epsilon=3.0, certified_epsilon=0.9, reading=0.9,
+    ))
+    assert privacy.formal_text(group) == (
+        'released model: ε = 3 (certificate.json), for all planned rounds; reading of those that ran, no guarantee: '
+        '0.9'
+    )
+
+  @pytest.mark.parametrize('covers', ['released model', 'weights without the logs'])
+  def test_the_figures_of_an_earlier_version_were_a_reading(self, tmp_path, covers):
+    (group,) = factory.groups_of(tmp_path, {'covers': covers, 'rounds_run': 4})
+    assert privacy.formal_text(group) == privacy.NO_BOUND
+    assert privacy.whole_model_epsilon(group.runs[0]) is None
+    assert privacy.footnotes([group]) == ['No run has a formal figure.']
 
 
 class TestFootnotes:

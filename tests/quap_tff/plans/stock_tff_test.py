@@ -1,6 +1,7 @@
 """TFF's aggregators behind our client work: they compute what TFF computes, and a run's account is TFF's own."""
 
 import collections
+import dataclasses
 import math
 
 from dp_accounting import pld
@@ -38,11 +39,14 @@ def _config(rounds=6, **flags):
   return quap_tff.QuapConfig(8, quap_tff.BudgetConfig(epsilon_total=3.0, num_rounds=rounds), **flags)
 
 
-def _plan(spec, participation='uniform', rounds=6, calibration='documents', client_metrics=True, **flags):
+def _plan(
+    spec, participation='uniform', rounds=6, calibration='documents', client_metrics=True, secret=False, **flags
+):
   model = cohorts.make(participation, 8, 4, 3)
   return stock_tff.StockPlan(
       _STOCK.get(spec, spec), _config(rounds, **flags), [model.cohort(t) for t in range(1, rounds + 1)],
-      model.mean_cohort_size, model.sampler, calibration=calibration, client_metrics=client_metrics, model=_MODEL,
+      model.mean_cohort_size, dataclasses.replace(model.sampler, secret=secret), calibration=calibration,
+      client_metrics=client_metrics, model=_MODEL,
   )
 
 
@@ -300,11 +304,14 @@ class TestAccount:
       assert row['sigma'] == pytest.approx(plan.noise_multiplier / 4)
 
   def test_what_the_sampler_earns_is_said_by_the_plan(self):
-    for spec, participation, calibration, earns in (
-        ('tff_dp_fedavg', 'bernoulli:q=0.5', 'documents', True), ('tff_dp_fedavg', 'bernoulli:q=0.5', 'exact', False),
-        ('tff_dp_ftrl', 'bernoulli:q=0.5', 'documents', False), ('tff_dp_fedavg', 'full', 'documents', False),
+    for spec, participation, calibration, secret, earns in (
+        ('tff_dp_fedavg', 'bernoulli:q=0.5', 'documents', True, True),
+        ('tff_dp_fedavg', 'bernoulli:q=0.5', 'documents', False, False),
+        ('tff_dp_fedavg', 'bernoulli:q=0.5', 'exact', True, False),
+        ('tff_dp_ftrl', 'bernoulli:q=0.5', 'documents', True, False),
+        ('tff_dp_fedavg', 'full', 'documents', True, False),
     ):
-      plan = _plan(spec, participation, calibration=calibration, client_metrics=False)
+      plan = _plan(spec, participation, calibration=calibration, client_metrics=False, secret=secret)
       ledger = plan.planned_ledger([np.arange(4)] * 6) if spec != 'tff_dp_ftrl' else plan.new_ledger()
       found = {figure.amplification != 'none' for figure in plan.report(ledger).formal.figures}
       assert found == ({True, False} if earns else {False}), (spec, participation, calibration)

@@ -1,0 +1,122 @@
+"""Runs that end before their last planned round, and why sampling amplifies nothing in any run."""
+
+import numpy as np
+import pytest
+
+from experiments import setup
+from experiments import verify
+from experiments.auditing import canary_run
+from quap_tff import accounting
+from tests.experiments import harness
+
+_FIXED_DP = ('--algorithm=fixed_dp', '--noclient_metrics', '--calibration=exact', '--epsilon=3')
+
+
+def _experiment(*arguments):
+  with harness.parsed(*harness.TINY, *arguments) as values:
+    return setup.from_flags(values)
+
+
+def _exact(summary):
+  figure, = [figure for figure in summary['formal']['figures'] if figure['accountant'] == 'gaussian_exact']
+  return figure
+
+
+def _column(folder, name):
+  return np.array([float(row[name]) for row in harness.table(folder / 'clients.csv')])
+
+
+class TestRun:
+
+  def test_a_stopped_run_has_the_bound_of_its_plan_and_a_finished_one_its_ledgers(self, tmp_path, capsys):
+    folder = tmp_path / 'run'
+    arguments = [*harness.TINY, *_FIXED_DP, f'--output_dir={folder}']
+    assert harness.main(*arguments, '--stop_at_accuracy=0.001', '--eval_every=3') == 0
+    out = ' '.join(capsys.readouterr().out.splitlines())
+    stopped, bounds, readings = harness.summary(folder), *(
+        _column(folder, name) for name in ('formal_epsilon', 'formal_epsilon_reading')
+    )
+    reading = stopped['formal']['reading']
+    assert (stopped['rounds'], stopped['finished'], reading['rounds']) == (3, False, 3)
+    spent = accounting.epsilon_by_client(accounting.RunLedger.load(folder / 'ledger.npz'), 1e-5)
+    np.testing.assert_allclose(readings, spent, rtol=1e-12)
+    assert (reading['epsilon_max'], reading['epsilon_mean']) == (spent.max(), spent.mean())
+    assert 2.99 < _exact(stopped)['epsilon_max'] <= 3 and (bounds >= readings).all()
+    assert 'ε ≤ 3 (zero-out)' in out and 'over all 8 planned rounds.' in out
+    assert 'Reading after 3 of 8 rounds' in out and '(not a guarantee: ' in out
+    assert harness.last_line(out.replace('{"dataset"', '\n{"dataset"'))['formal']['reading'] == reading
+
+    assert harness.main(*arguments, '--stop_at_accuracy=1') == 0
+    out = capsys.readouterr().out
+    finished = harness.summary(folder)
+    assert finished['finished'] and finished['formal']['reading'] is None and 'eading after' not in out
+    assert 'formal_epsilon_reading' not in harness.table(folder / 'clients.csv')[0]
+    # What was said of the stopped run was not below what the rounds that followed cost.
+    np.testing.assert_allclose(_column(folder, 'formal_epsilon'), bounds, rtol=1e-6)
+    for name in ('epsilon_max', 'epsilon_mean', 'epsilon_median'):
+      assert _exact(finished)[name] == pytest.approx(_exact(stopped)[name], rel=1e-6)
+
+  def test_a_stopped_certified_run_verifies(self, tmp_path, capsys):
+    folder = tmp_path / 'run'
+    arguments = [*harness.TINY, '--algorithm=certified:weights=scale,own=0.5/2/0.5/4', f'--output_dir={folder}']
+    assert harness.main(*arguments, '--stop_after=2') == 0
+    assert 'over all 8 planned' in capsys.readouterr().out
+    summary = harness.summary(folder)
+    assert _exact(summary)['epsilon_max'] == pytest.approx(4, rel=1e-8) and _exact(summary)['epsilon_max'] <= 4
+    np.testing.assert_allclose(np.sort(_column(folder, 'formal_epsilon')), [2] * 4 + [4] * 4, rtol=1e-8)
+    assert 0 < _column(folder, 'formal_epsilon_reading').max() == summary['formal']['reading']['epsilon_max'] < 3.9
+    assert verify.main(['verify', str(folder)]) == 0
+
+  @pytest.mark.parametrize('arguments', [
+      ['--algorithm=adaptive_clip'], ['--algorithm=acdp'], ['--algorithm=adaptive_budget'],
+      ['--algorithm=fixed_dp', '--dropout=markov', '--participation=bernoulli:q=0.3'],
+      ['--algorithm=fedvarp:base=fixed_dp'], ['--algorithm=local_dp'], ['--algorithm=tff_dp_ftrl'],
+      ['--algorithm=fedbuff:buffer=4', '--critical_layers=all', '--clip=fixed:norm=1'],
+      ['--algorithm=fedapca', '--critical_layers=all', '--clip=fixed:norm=1'],
+  ], ids=lambda arguments: arguments[0])
+  def test_the_rounds_that_ran_are_the_planned_ones(self, arguments, capsys):
+    assert harness.main(*harness.TINY, '--noclient_metrics', '--stop_after=3', '--epsilon=1', *arguments) == 0
+    out = capsys.readouterr().out
+    summary = harness.last_line(out)
+    experiment = _experiment('--noclient_metrics', '--epsilon=1', *arguments)
+    whole = experiment.plan.report(experiment.plan.planned_ledger(experiment.schedule)).formal
+    assert _exact(summary)['epsilon_max'] == pytest.approx(whole.epsilon.max(), rel=1e-5)
+    assert summary['formal']['reading']['epsilon_max'] < _exact(summary)['epsilon_max']
+
+
+def test_an_audit_of_a_run_that_stops_early_is_of_the_bound():
+  experiment = _experiment(*_FIXED_DP)
+  plan, schedule = experiment.plan, experiment.schedule
+  claim = canary_run.claim_of(plan, plan.planned_ledger(schedule).truncated(2), schedule)
+  assert claim.kind == 'formal' and 2.99 < claim.epsilon <= 3
+
+
+_PLANNED = 'the noise was chosen on the planned cohorts'
+_SEED = 'the cohorts follow from a seed that is not secret'
+
+
+@pytest.mark.parametrize('arguments, reason', [
+    (['--algorithm=certified', '--participation=uniform'], _PLANNED),
+    (['--algorithm=certified', '--participation=full'], _PLANNED),
+    (['--algorithm=certified', '--participation=beta:a=2,b=5'], _PLANNED),
+    (['--algorithm=fixed_dp', '--calibration=exact'], _PLANNED),
+    (['--algorithm=tff_dp_fedavg', '--calibration=exact', '--participation=bernoulli:q=0.9'], _PLANNED),
+    (['--algorithm=fixed_dp', '--participation=beta:a=2,b=5'],
+     'no amplification is proven for cohorts drawn by weight or availability'),
+    (['--algorithm=fixed_dp', '--participation=full'], 'everyone takes part in every round'),
+    (['--algorithm=fixed_dp', '--participation=uniform'], _SEED),
+    (['--algorithm=fixed_dp', '--participation=bernoulli:q=0.9'], _SEED),
+    (['--algorithm=tff_dp_fedavg', '--participation=bernoulli:q=0.9'], _SEED),
+    (['--algorithm=tff_dp_fedavg', '--participation=uniform', '--client_metrics'], _SEED),
+    (['--algorithm=fixed_dp', '--dropout=bernoulli:rate=0.1'],
+     'no amplification is proven for cohorts from which clients drop out'),
+    (['--algorithm=local_dp'], 'the server sees every client\'s message and whose it is'),
+    (['--algorithm=lee_kifer'], 'the noise of a round was chosen from what earlier rounds released'),
+    (['--algorithm=fedbuff', '--critical_layers=all', '--clip=fixed:norm=1'],
+     'who arrives follows from how slow clients are'),
+], ids=lambda value: ' '.join(value) if isinstance(value, list) else '')
+def test_the_reason_why_sampling_amplifies_nothing_is_the_true_one(arguments, reason):
+  plan = _experiment('--noclient_metrics', '--epsilon=1', *arguments).plan
+  formal = plan.report(plan.new_ledger()).as_dict()['formal']
+  assert [note for note in formal['notes'] if 'amplification' in note] == [f'No amplification by sampling: {reason}.']
+  assert {figure['amplification'] for figure in formal['figures']} == {'none'}
