@@ -3,6 +3,7 @@
 This module does not import TensorFlow, since verification runs no model. The folder may come from anybody.
 """
 
+import datetime
 import math
 import os
 import types
@@ -11,6 +12,7 @@ import zipfile
 
 import numpy as np
 
+from experiments import final_summary
 from experiments import flags as experiment_flags
 from experiments import folder_files
 from experiments import methods
@@ -36,6 +38,8 @@ _NEEDED = (run_directory.RUN, run_directory.LEDGER, run_directory.MODEL, run_dir
 _OF_LOOP = frozenset({'round', 'test_accuracy', 'test_loss', 'down_bytes_per_client', 'up_bytes_per_client'})
 # Tolerances between float32 figures of TensorFlow and of NumPy. A standard deviation of equal rates is nearly 0.
 _RELATIVE, _ABSOLUTE = 1e-5, 1e-6
+# Places of summary.json that version 3 had in other words or not at all.
+_EARLIER_SUMMARY = ('malicious', 'diverged', 'output_dir', 'formal.notes', 'formal.reading')
 # What fits into the memory of an ordinary machine.
 _MOST_CLIENTS = 10**7
 # What `_plan` makes of a run.json that does not hold what it should.
@@ -80,21 +84,21 @@ def read(path: str, source_digest: str, version: int = certificates.VERSION) -> 
     folder_files.check_regular(path, name)
   run = folder_files.read_json(path, run_directory.RUN)
   plan, values = _plan(run)
-  ledger = _ledger(path, run['resolved']['num_clients'])
-  summary = folder_files.read_json(path, run_directory.SUMMARY)
-  if not isinstance(summary, dict):
-    raise FolderError(f'{run_directory.SUMMARY} is damaged: it is not a JSON object.')
+  resolved = run['resolved']
+  ledger = _ledger(path, resolved['num_clients'])
   ledger_problems = plan.ledger_problems(ledger)
   problems += ledger_problems
   rows = folder_files.read_rows(path, run_directory.METRICS) if ledger.num_rounds else []
   if not ledger_problems:
     # Up to version 3, the figures of a run that had ended early were those of the rounds that ran.
-    formal = plan.report(ledger, plan.schedule if version > 3 else None).formal
+    report = plan.report(ledger, plan.schedule if version > 3 else None)
     problems += _metrics_problems(plan, ledger, rows)
-    problems += _clients_problems(path, ledger, formal)
-    problems += _summary_problems(summary, ledger, rows, run, formal)
+    problems += _clients_problems(path, ledger, report.formal)
+    problems += _summary_problems(path, values, resolved['num_clients'], report, ledger, rows, version)
   problems += _model_problems(path, plan)
-  resolved = run['resolved']
+  summary = folder_files.read_json(path, run_directory.SUMMARY)
+  if not isinstance(summary, dict):
+    raise FolderError(f'{run_directory.SUMMARY} is damaged: it is not a JSON object.')
   facts = plan.facts(
       algorithm=values.algorithm,
       tuning=values.tuning,
@@ -293,41 +297,23 @@ def _clients_problems(path, ledger, formal) -> List[str]:
   return found
 
 
-def _summary_problems(summary, ledger, rows, run, formal) -> List[str]:
-  """Where summary.json differs from what the other files give."""
-  name, identity = run_directory.SUMMARY, run['identity']
-  expected = {
-      'dataset': identity['dataset'],
-      'algorithm': identity['algorithm'],
-      'rounds': ledger.num_rounds,
-      'planned_rounds': identity['rounds'],
-      'finished': ledger.num_rounds == identity['rounds'],
-      'interrupted': False,
-      'nominal_epsilon_max': None,
-      'model_protected': True,
-      'seconds': None,
-  }
-  if rows and rows[-1].get('test_accuracy'):
-    expected['test_accuracy'] = _number(rows[-1]['test_accuracy'])
-  found = [
-      f'{name}: {key} is {summary.get(key)!r}, but the other files give {value!r}.'
-      for key, value in expected.items() if summary.get(key, '') != value
+def _summary_problems(path, values, num_clients, report, ledger, rows, version) -> List[str]:
+  """Where summary.json differs from the one that the other files give."""
+  name = run_directory.SUMMARY
+  summary = folder_files.read_json(path, name)
+  try:
+    test = {key: _number(rows[-1][f'test_{key}']) for key in ('accuracy', 'loss')}
+    expected = final_summary.make(
+        values, num_clients, report, rounds=ledger.num_rounds, test=test,
+        date=datetime.date.fromisoformat(summary['date']),
+    )
+  except (KeyError, IndexError, TypeError, ValueError) as error:
+    return [f'{name} or {run_directory.METRICS} is damaged: {type(error).__name__}: {error}']
+  skipped = _EARLIER_SUMMARY if version <= 3 else ()
+  return [
+      f'{name}: {difference}'
+      for difference in certificates.differences(summary, expected, skipped, tolerance=_RELATIVE)
   ]
-  kept = summary.get('formal') if isinstance(summary.get('formal'), dict) else {}
-  exact = [
-      figure.get('epsilon_max') for figure in kept.get('figures') or []
-      if isinstance(figure, dict) and figure.get('accountant') == 'gaussian_exact'
-  ]
-  largest = float(formal.epsilon.max())
-  if len(exact) != 1 or not _is_close(exact[0], largest):
-    found.append(f'{name}: the exact formal ε is {exact}, but the ledger gives {largest:g}.')
-  reading, spent = kept.get('reading'), formal.reading.as_dict() if formal.reading is not None else {}
-  found_reading = reading if isinstance(reading, dict) else {}
-  if (reading is None) != (not spent) or set(found_reading) != set(spent) or not all(
-      _is_close(found_reading[key], value) for key, value in spent.items()
-  ):
-    found.append(f'{name}: the reading is {reading}, but the ledger gives {spent or None}.')
-  return found
 
 
 def _model_problems(path, plan) -> List[str]:

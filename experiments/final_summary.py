@@ -6,12 +6,16 @@ values: `protection` is cut to a sentence, and `formal` keeps `covers`, `delta`,
 `figures`. TensorFlow is not loaded here.
 """
 
+import datetime
 import json
+import math
 import os
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from experiments import command_line
+from experiments import methods
 from experiments import run_directory
+from quap_tff import plans
 from quap_tff import rounding
 from quap_tff.accounting import history
 from quap_tff.accounting import protection as protections
@@ -26,6 +30,48 @@ _SHORT_PROTECTION = {
     protections.WEIGHTS_ONLY: 'Every weight is noised, and exact figures are logged beside them.',
     protections.NOTHING: 'No finite ε for the released model.',
 }
+
+
+def make(
+    values: Any,
+    num_clients: int,
+    report: plans.Report,
+    *,
+    rounds: int,
+    test: Mapping[str, float],
+    date: datetime.date,
+    interrupted: bool = False,
+    seconds: Optional[float] = None,
+    output_dir: Optional[str] = None,
+) -> Dict[str, Any]:
+  """The summary of a run, made of values that JSON can hold.
+
+  Args:
+    values: The run's flags, as attributes.
+    num_clients: N.
+    report: What may be said about the run.
+    rounds: The rounds done.
+    test: `loss` and `accuracy` on the test set.
+    date: The day on which the run's last process began.
+    interrupted: Whether the run was cut off by the user.
+    seconds: That the rounds of this process took; None where this is withheld.
+    output_dir: The run's folder. A certified run's summary.json does not name it.
+  """
+  return {
+      'dataset': values.dataset,
+      'algorithm': values.algorithm,
+      'malicious': methods.malicious_of(values, num_clients),
+      'rounds': rounds,
+      'planned_rounds': values.rounds,
+      'finished': rounds >= values.rounds,
+      'test_accuracy': test['accuracy'],
+      'test_loss': test['loss'] if math.isfinite(test['loss']) else None,
+      **report.as_dict(),
+      'interrupted': interrupted,
+      'seconds': round(seconds, 3) if seconds is not None else None,
+      'date': date.isoformat(),
+      'output_dir': output_dir,
+  }
 
 
 def line(summary: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from data import features
 from experiments import certificates
+from experiments import final_summary
 from experiments import methods
 from experiments import run_directory
 from experiments import setup
@@ -39,21 +40,17 @@ def summary(
     directory: Optional[run_directory.RunDirectory],
 ) -> Dict[str, Any]:
   """What the last line of standard output holds."""
-  return {
-      'dataset': values.dataset,
-      'algorithm': values.algorithm,
-      'malicious': methods.malicious_of(values, experiment.federation.num_clients),
-      'rounds': result.round_num,
-      'planned_rounds': experiment.planned_rounds,
-      'finished': result.round_num >= experiment.planned_rounds,
-      'test_accuracy': result.test['accuracy'],
-      'test_loss': result.test['loss'] if math.isfinite(result.test['loss']) else None,
-      **report.as_dict(),
-      'interrupted': result.interrupted,
-      'seconds': round(result.seconds, 3) if result.seconds is not None else None,
-      'date': result.date.isoformat(),
-      'output_dir': directory.path if directory is not None else None,
-  }
+  return final_summary.make(
+      values,
+      experiment.federation.num_clients,
+      report,
+      rounds=result.round_num,
+      test=result.test,
+      date=result.date,
+      interrupted=result.interrupted,
+      seconds=result.seconds,
+      output_dir=directory.path if directory is not None else None,
+  )
 
 
 def write(
@@ -85,9 +82,11 @@ def write(
           path,
           f'{federation.name}, {federation.num_clients} clients, {values.algorithm}, {result.round_num} rounds',
       )
-  directory.write_summary(its_summary)
   if not methods.parse(values.algorithm).gives_certificate:
+    directory.write_summary(its_summary)
     return
+  # A folder that is made to be handed out does not say where it lay.
+  directory.write_summary({**its_summary, 'output_dir': None})
   if result.interrupted:
     certificates.remove(directory.path)
   else:

@@ -52,7 +52,7 @@ def main(argv: List[str]) -> int:
     found = run_directory.check(values.output_dir, identity, needs_same_code)
     if found.finished is not None:
       print('The run was finished already; nothing was trained or written.', file=sys.stderr)
-      _print_kept(found.finished)
+      _print_kept({**found.finished, 'output_dir': os.path.abspath(values.output_dir)})
       return 0
   # Imports and tracing make millions of objects that stay. Looking through them for garbage again and again would take
   # a tenth of the time to the first round. So nothing is collected until they are there, and they are left out after
@@ -125,7 +125,7 @@ def _keep(experiment, values, result, report, directory, summary):
   else:
     state = 'was finished' if kept['finished'] else f'had come to round {kept["rounds"]}'
     print(f'The run {state} already; nothing was trained or written.', file=sys.stderr)
-    summary = kept
+    summary = {**kept, 'output_dir': directory.path}
   if summary['finished'] and not values.keep_checkpoints:
     directory.remove_checkpoints()
   elif not result.interrupted:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import re
-from typing import Any, Dict, List, Mapping, Tuple
+from typing import Any, Collection, Dict, Iterator, List, Mapping, Tuple
 
 import numpy as np
 
@@ -233,7 +233,7 @@ def problems(
     expected = {**issue(ledger, facts, provenance), 'version': version}
   except ValueError as error:
     return [str(error)]
-  found = list(_differences('', certificate, expected, skipped=_EARLIER.get(version, ())))
+  found = list(differences(certificate, expected, {'sha256', *_EARLIER.get(version, ())}))
   own = digest({name: value for name, value in certificate.items() if name != 'sha256'})
   if certificate.get('sha256') != own:
     found.append(f'sha256: the digest of the certificate is {own}, but it says {certificate.get("sha256")!r}.')
@@ -395,10 +395,20 @@ def _assumptions(facts) -> List[str]:
   ]
 
 
-def _differences(path, found, expected, skipped=()):
-  """A sentence for each place where two JSON values differ by more than rounding. Skips the certificate's digest."""
+def differences(
+    found: Any, expected: Any, skipped: Collection[str] = (), tolerance: float = TOLERANCE, path: str = ''
+) -> Iterator[str]:
+  """A sentence for each place where two JSON values differ by more than rounding.
+
+  Args:
+    found: What a file says.
+    expected: What it should say.
+    skipped: Places that are not compared, such as `releases.how` (in every item of a list).
+    tolerance: The relative tolerance of numbers that are not integers.
+    path: Where the values lie in the file.
+  """
   if isinstance(found, dict) and isinstance(expected, dict):
-    for name in sorted({*found, *expected} - ({'sha256'} if not path else set())):
+    for name in sorted({*found, *expected}):
       place = f'{path}.{name}' if path else name
       if re.sub(r'\[\d+\]', '', place) in skipped:
         continue
@@ -407,18 +417,18 @@ def _differences(path, found, expected, skipped=()):
       elif name not in expected:
         yield f'{place} does not belong there.'
       else:
-        yield from _differences(place, found[name], expected[name], skipped)
+        yield from differences(found[name], expected[name], skipped, tolerance, place)
   elif isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
     for k, pair in enumerate(zip(found, expected)):
-      yield from _differences(f'{path}[{k}]', *pair, skipped)
-  elif not _same(found, expected):
-    yield f'{path}: the certificate says {_shown(found)}, but the run gives {_shown(expected)}.'
+      yield from differences(*pair, skipped, tolerance, f'{path}[{k}]')
+  elif not _same(found, expected, tolerance):
+    yield f'{path}: it says {_shown(found)}, but the run gives {_shown(expected)}.'
 
 
-def _same(found, expected) -> bool:
+def _same(found, expected, tolerance) -> bool:
   if isinstance(expected, float) and type(found) in (int, float):
     # Another version of a library may round the last bit differently.
-    return math.isclose(found, expected, rel_tol=TOLERANCE, abs_tol=0.0)
+    return math.isclose(found, expected, rel_tol=tolerance, abs_tol=0.0)
   return type(found) is type(expected) and found == expected
 
 
