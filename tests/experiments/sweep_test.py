@@ -260,7 +260,7 @@ class TestWrongInput:
       (['--vary=seed=1'], ('--output_dir=elsewhere',), "--output_dir belongs to the sweep"),
       ([], _BASE, 'The grid is empty'),
       (['--vary=seed=1|two'], _BASE, 'two'),
-      (['--vary=algorithm=quap|qap'], _BASE, "--algorithm=qap: Unknown algorithm 'qap'. Did you mean 'quap'"),
+      (['--vary=algorithm=quap|qap'], _BASE, "--algorithm: Unknown algorithm 'qap'. Did you mean 'quap'"),
       (['--vary=clip=quantile_ema:quantil=0.8'], _BASE, "Did you mean 'quantile'"),
       (['--vary=participation=beta:a=x'], _BASE, "found 'x'"),
       (['--vary=partition=dirichlet:alpha=0'], _BASE, 'alpha'),
