@@ -229,6 +229,9 @@ def problems(
   if not isinstance(certificate, dict):
     return ['The certificate is damaged: it is not a JSON object.']
   version = certificate.get('version')
+  if type(version) is not int or version not in VERSIONS:
+    known = ' and '.join(map(str, VERSIONS))
+    return [f'The certificate has version {version!r}, and this program verifies the versions {known}.']
   try:
     expected = {**issue(ledger, facts, provenance), 'version': version}
   except ValueError as error:

@@ -340,7 +340,7 @@ _FORGERIES = {
         )
         for name, value, word in (
             ('test_accuracy', 0.99, 'test_accuracy'), ('rounds', 3, 'rounds'), ('model_protected', False, 'model'),
-            ('formal', None, 'the exact formal ε'), ('seconds', 3.5, 'seconds'), ('finished', False, 'finished'),
+            ('formal', None, 'formal'), ('seconds', 3.5, 'seconds'), ('finished', False, 'finished'),
         )
     },
     # Files that are not the run's.

@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -150,14 +151,25 @@ class TestFigures:
 
   def test_the_statement_rounds_up(self):
     certificate = _issue()
-    said = float(certificate['statement'].split(' = ')[-1].rstrip('.'))
+    said = float(re.search(r'gives ε = (\S+) for the client that spent most', certificate['statement'])[1])
     assert 0 <= said - certificate['achieved']['epsilon_max'] < 1e-4
+
+  def test_a_constant_is_not_shortened(self):
+    assert 'δ = 1.0000004e-05' in _issue(delta=1.0000004e-5)['statement']
+
+  def test_only_a_run_that_reached_its_plan_states_what_was_spent(self):
+    stopped = _issue()
+    assert stopped['achieved']['is_reading'] and 'over all 4 planned rounds' in stopped['statement']
+    assert 'A reading is not a guarantee' in stopped['statement'] and 'has spent' not in stopped['statement']
+    whole = _issue(planned_rounds=3)
+    assert not whole['achieved']['is_reading'] and 'The client that spent most has spent ε ≤ ' in whole['statement']
+    assert 'reading' not in whole['statement']
 
   def test_words_name_what_it_stands_on(self):
     text = json.dumps(_issue(), ensure_ascii=False)
     for words in (
         'EMNIST letters.', 'One L2 norm.', 'By theory.', 'Mean of the last five.', 'zero-out', 'Philox',
-        'Forty pictures.', 'float64 numbers', '3 rounds that were run, out of 4 planned',
+        'Forty pictures.', 'float64 numbers', 'ended after 3 of 4 planned rounds',
     ):
       assert words in text
 
@@ -251,7 +263,7 @@ class TestProblems:
 
   def test_differences_say_where_and_what(self):
     changed = _sealed(_with(_issue(), ('achieved', 'clients'), lambda _: 4))
-    assert _problems(changed) == ['achieved.clients: the certificate says 4, but the run gives 5.']
+    assert _problems(changed) == ['achieved.clients: it says 4, but the run gives 5.']
 
   @pytest.mark.parametrize('changes', [
       dict(weights=[0.4, 0.0]), dict(weights=[0.5, 0.1]), dict(cohort=[1, 2]),
@@ -273,5 +285,5 @@ class TestProblems:
     assert len(_problems(damaged)) == 1
 
   def test_another_version(self):
-    for version in (1, 2, 4, '3'):
+    for version in (1, 2, 5, '4', True, [4]):
       assert f'has version {version!r}' in _problems(_sealed({**_issue(), 'version': version}))[0]
