@@ -388,7 +388,7 @@ class TestSummary:
     assert 'no finite ε' in out if metrics == '--client_metrics' else 'no finite ε' not in out
 
   def test_without_client_metrics_nothing_exact_is_written(self, output_dir, capsys, drawn):
-    assert _run(output_dir, '--algorithm=quap', '--stop_after=1', '--noclient_metrics') == 0
+    assert _run(output_dir, '--algorithm=quap', '--stop_after=2', '--noclient_metrics') == 0
     columns = set(harness.rows(output_dir)[0])
     assert columns == {
         'round', 'cohort_size', 'epsilon', 'noise_multiplier', 'participation_mean', 'participation_stddev',
@@ -440,7 +440,7 @@ class TestSummary:
     assert _run(output_dir, '--participation=bernoulli:q=1e-9', '--rounds=1', '--epsilon=0.5') == 0
     summary = harness.last_line(capsys.readouterr().out)
     assert (summary['nominal_epsilon_max'], summary['nominal_delta_max']) == (0, 0)
-    assert (output_dir / 'plot.png').stat().st_size > 1000
+    assert not (output_dir / 'plot.png').exists()  # One round is no curve.
 
 
 class TestStops:
