@@ -7,21 +7,23 @@ r"""Audits a method: puts canaries into runs of it, and states the ε that they 
 The flags of experiments.train say what is audited. With the folder of a finished certified run, its own flags do. The
 audit makes runs of its own. They have the cohorts, weights, noise and divisor of the run, but some clients' data are
 replaced by canaries. Their models are thrown away. With a folder, the result is written there as audit.json, which is
-bound to the certificate, and the certificate's page shows it.
+bound to the certificate, and the certificate's page shows it. If the certificate is signed, --signing_key must be
+given, and audit.sig is a signature of audit.json.
 
 An audit gives a lower bound on ε and a certificate an upper one. A lower bound above a claimed ε refutes the claim. A
-lower bound below it proves nothing more than itself. docs/auditing.md says how to read the figures.
+lower bound below it proves nothing more than itself. docs/auditing.md says how to read the figures, and what they
+assume.
 
 Progress goes to standard error. The last line of standard output is one JSON object with `claimed_epsilon`,
-`epsilon_lower_bound`, `confidence` and `canaries`. Exit status: 0, or 1 for wrong input or a certified or formal claim
-that the audit refutes, or 130 when it was interrupted.
+`epsilon_lower_bound`, `confidence`, `canaries` and `refuted`. Exit status: 0, or 1 for wrong input or a certified or
+formal claim that the audit refutes, or 130 when it was interrupted.
 """
 
 import json
 import os
 import sys
 import time
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 from absl import flags
 
@@ -39,6 +41,7 @@ from quap_tff import lazy
 canary_run = lazy.module('experiments.auditing.canary_run')
 game = lazy.module('experiments.auditing.game')
 certificates = lazy.module('experiments.certificates')
+lower_bounds = lazy.module('quap_tff.auditing.lower_bounds')
 record = lazy.module('experiments.auditing.record')
 runtime = lazy.module('quap_tff.runtime')
 setup = lazy.module('experiments.setup')
@@ -58,7 +61,9 @@ _REPEATS = flags.DEFINE_integer(
     flag_values=_FLAGS,
 )
 _CONFIDENCE = flags.DEFINE_float(
-    'confidence', 0.95, 'Probability that the lower bound holds, whatever the mechanism.', flag_values=_FLAGS
+    'confidence', 0.95,
+    'Probability that all lower bounds hold, at least 0.5 and less than 1. The canaries and the game share the error.',
+    flag_values=_FLAGS,
 )
 _PART = flags.DEFINE_enum(
     'part', 'all', ['all', 'noised', 'unnoised'],
@@ -69,10 +74,17 @@ _DRAWS = flags.DEFINE_integer(
     'Simulations of each world in the distinguishing game, which is played on the mechanism\'s functions. 0: no game.',
     flag_values=_FLAGS,
 )
+_SIGNING_KEY = flags.DEFINE_string(
+    'signing_key', None,
+    'For a folder whose certificate is signed: file with the Ed25519 private key (PEM) that signed it, and that signs '
+    'audit.json.', flag_values=_FLAGS,
+)
 _CANARY_SEED = flags.DEFINE_integer('canary_seed', 1, 'Seed of the canaries\' random directions.', flag_values=_FLAGS)
 
 # Flags of experiments.train that the audit of a folder may change: they do not change what is computed.
 _WITH_FOLDER = ('data_dir', 'num_threads')
+# With fewer draws, the game finds no attack.
+_FEWEST_DRAWS = 100
 # Flags of experiments.train that have no effect here.
 _REFUSED = (
     'output_dir', 'signing_key', 'allow_code_change', 'keep_checkpoints', 'stop_at_accuracy', 'checkpoint_every',
@@ -86,7 +98,7 @@ def main(argv: List[str]) -> int:
   if _FLAGS.help:
     print(command_line.help_text(__doc__, _FLAGS))
     return 0
-  checks.integer('draws', _DRAWS.value, at_least=0)
+  _check_own()
   folders = [argument for argument in rest[1:] if not argument.startswith('-')]
   if len(folders) > 1:
     raise ValueError(f'Give at most one folder to audit, found {len(folders)}: {", ".join(folders)}.')
@@ -100,25 +112,33 @@ def main(argv: List[str]) -> int:
           f'--{name}: the flags of the run in {path} say what is audited. Only {", ".join(_WITH_FOLDER)} may be given.'
       )
   own_flags = [argument for argument in rest[1:] if argument not in folders]
-  certificate = None
+  certificate = key = None
   if path is not None:
-    certificate = _certificate(path)
+    certificate, key = _certificate(path), _private_key(path)
     own_flags = _flags_of(path) + own_flags
+  elif _SIGNING_KEY.value is not None:
+    raise ValueError('--signing_key signs the audit of a folder: name the folder, or leave the flag out.')
   interrupts.install()
   with experiment_flags.parsed(own_flags) as values:
     experiment_flags.check(given if path is None else ())
-    measured = _measure(values)
+    try:
+      measured = _measure(values)
+    except Exception as error:  # pylint: disable=broad-except
+      if interrupts.is_on_its_way():
+        raise KeyboardInterrupt from None  # TensorFlow has made another error of it.
+      if not isinstance(error, runtime.RuntimeStackError):
+        raise
+      print(f'Error: {error}', file=sys.stderr)
+      return command_line.FAILED
   print('\n'.join(f'{name + ":":34}{figure}' for name, figure in record.rows(measured)))
   print(record.verdict(measured))
   if path is not None:
     record.write(path, record.make(measured, certificate))
+    certificates.sign_audit(path, key)
     certificates.write_page(path, certificate)
     print(f'{os.path.join(path, record.AUDIT)} was written, and {certificates.PAGE} shows it.', file=sys.stderr)
   print(json.dumps({name: value for name, value in measured.items() if name != 'canary_clients'}), flush=True)
-  is_refuted = measured['claimed_epsilon'] is not None and (
-      measured['epsilon_lower_bound'] > measured['claimed_epsilon'] or _game_refutes(measured)
-  )
-  return command_line.FAILED if is_refuted and measured['claim'] in ('certified', 'formal') else 0
+  return command_line.FAILED if measured['refuted'] and measured['claim'] in ('certified', 'formal') else 0
 
 
 def _parse_own(argv: List[str]) -> List[str]:
@@ -131,23 +151,40 @@ def _parse_own(argv: List[str]) -> List[str]:
     raise ValueError(' '.join(str(error).split())) from None
 
 
+def _check_own():
+  """Checks the audit's own flags, before anything that takes time."""
+  for flag in (_CANARIES, _UNSEEN, _REPEATS):
+    checks.integer(f'--{flag.name}', flag.value, at_least=1)
+  checks.number('--confidence', _CONFIDENCE.value, at_least=0.5, below=1)
+  checks.integer('--canary_seed', _CANARY_SEED.value, at_least=0, at_most=2**62)
+  if _DRAWS.value and _DRAWS.value < _FEWEST_DRAWS:
+    raise ValueError(f'--draws must be 0, for no game, or at least {_FEWEST_DRAWS}, found {_DRAWS.value}.')
+
+
 def _measure(values) -> Dict[str, Any]:
   begin = time.monotonic()
-  settings = canary_run.Settings(
-      _CANARIES.value, _UNSEEN.value, _REPEATS.value, _CONFIDENCE.value, _PART.value, _CANARY_SEED.value
-  )
   fast_imports.load('experiments.setup')
+  fast_imports.load('quap_tff.runtime.activation')  # With it, TFF leaves without a complaint, whatever happens.
   experiment = setup.from_flags(values)
-  with runtime.activate(experiment.runtime):
-    found = canary_run.run(experiment, settings, _say)
   schedule = [experiment.cohorts.cohort(t) for t in range(1, experiment.last_round + 1)]
+  draws = _DRAWS.value
+  with runtime.activate(experiment.runtime):
+    own_game = game.of_plan(experiment.plan, schedule, draws) if draws else None
+    tests = record.number_of_tests(own_game is not None)
+    confidence = lower_bounds.each(_CONFIDENCE.value, tests)
+    settings = canary_run.Settings(
+        _CANARIES.value, _UNSEEN.value, _REPEATS.value, confidence, _PART.value, _CANARY_SEED.value
+    )
+    found = canary_run.run(experiment, settings, _say)
   played = None
-  if _DRAWS.value:
-    _say(f'playing the distinguishing game with {_DRAWS.value:,} draws of each world')
-    played = game.play(experiment.plan, schedule, _DRAWS.value, _CONFIDENCE.value)
+  if own_game is not None:
+    _say(f'playing the distinguishing game with {draws:,} draws of each world')
+    played = game.play(own_game, draws, experiment.plan.delta, confidence)
   print(file=sys.stderr)
-  return {
+  measured = {
       **found.as_dict(),
+      'confidence': _CONFIDENCE.value,
+      'tests': tests,
       'repeats': settings.repeats,
       'part': settings.part,
       'algorithm': values.algorithm,
@@ -156,10 +193,7 @@ def _measure(values) -> Dict[str, Any]:
       # They depend on how much data clients have, and audit.json is kept with a certified run.
       'seconds': round(time.monotonic() - begin, 1) if experiment.client_metrics else None,
   }
-
-
-def _game_refutes(measured) -> bool:
-  return measured['game'] is not None and measured['game']['mu_lower_bound'] > measured['game']['claimed_mu']
+  return {**measured, 'refuted': record.refutes(measured)}
 
 
 def _certificate(path) -> Dict[str, Any]:
@@ -171,9 +205,34 @@ def _certificate(path) -> Dict[str, Any]:
   return certificate
 
 
+def _private_key(path) -> Optional[Any]:
+  """The key that signs the audit of a folder; None if its certificate is not signed."""
+  key_file = _SIGNING_KEY.value
+  if not os.path.lexists(os.path.join(path, certificates.SIGNATURE)):
+    if key_file is not None:
+      raise ValueError(
+          f'--signing_key: the certificate in {path} is not signed, so its audit is not signed either. Leave the flag '
+          'out.'
+      )
+    return None
+  if key_file is None:
+    raise ValueError(
+        f'The certificate in {path} is signed, so its audit must be: give --signing_key, the key of the certificate. '
+        f'Without a signature, experiments.verify --public_key would find that the folder is invalid. To audit without '
+        f'the key, audit a copy of the folder from which {certificates.SIGNATURE} was removed.'
+    )
+  key = certificates.read_private_key(key_file)
+  problems = certificates.problems_of_signature(path, certificates.CERTIFICATE, key.public_key(), key_file)
+  if problems:
+    raise ValueError(f'--signing_key: {" ".join(problems)} Give the key that signed the certificate.')
+  return key
+
+
 def _flags_of(path) -> List[str]:
   """The flags of the run in a folder, as arguments."""
-  kept = folder_files.read_json(path, run_directory.RUN)['flags']
+  kept = folder_files.read_json(path, run_directory.RUN).get('flags')
+  if not isinstance(kept, dict):
+    raise ValueError(f'{run_directory.RUN} in {path} is damaged: it has no flags.')
   arguments = []
   for name, value in kept.items():
     if value is None or name in _REFUSED or name not in experiment_flags.VALUES:

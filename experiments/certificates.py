@@ -3,6 +3,7 @@
     certificate.json    what each client has spent, and what the guarantee rests on
     certificate.html    the same for people
     certificate.sig     an Ed25519 signature of certificate.json, if the run was given a key
+    audit.json          what an audit measured (experiments.audit), and audit.sig, a signature of it
 
 A certificate is bound to every other file in the folder by its SHA-256, and to what follows from the flags: cohorts,
 weights, noise, divisor and facts. `experiments.evidence` recomputes everything that can be recomputed.
@@ -30,6 +31,7 @@ from quap_tff.certified import certificate as certificates
 ed25519 = lazy.module('cryptography.hazmat.primitives.asymmetric.ed25519')
 serialization = lazy.module('cryptography.hazmat.primitives.serialization')
 
+_SIGNATURES = {CERTIFICATE: SIGNATURE, record.AUDIT: record.SIGNATURE}
 
 def read_evidence(path: str, version: int = certificates.VERSION) -> evidence_lib.Evidence:
   """`evidence.read`, by this program's code."""
@@ -58,8 +60,7 @@ def write(path: str, signing_key: Optional[str] = None) -> Dict[str, Any]:
   text = json.dumps(certificate, indent=2, ensure_ascii=False, allow_nan=False) + '\n'
   contents = {PAGE: certificate_page.render(certificate)}
   if signing_key is not None:
-    signature = read_private_key(signing_key).sign(text.encode())
-    contents[SIGNATURE] = base64.b64encode(signature).decode() + '\n'
+    contents[SIGNATURE] = signature_of(text.encode(), read_private_key(signing_key))
   for name, content in {**contents, CERTIFICATE: text}.items():
     unfinished = os.path.join(path, name + run_directory.UNFINISHED)
     with open(unfinished, 'w', encoding='utf-8') as f:
@@ -69,7 +70,7 @@ def write(path: str, signing_key: Optional[str] = None) -> Dict[str, Any]:
 
 
 def remove(path: str):
-  """Removes the certificate, its page, its signature, and its audit."""
+  """Removes the certificate, its page, its audit, and the signatures of both."""
   for name in OWN:
     if os.path.exists(os.path.join(path, name)):
       os.remove(os.path.join(path, name))
@@ -98,27 +99,55 @@ def _read_key(path, load, kind):
   return key
 
 
+def signature_of(content: bytes, private_key: Any) -> str:
+  """The text of a file with the signature of another file's content."""
+  return base64.b64encode(private_key.sign(content)).decode() + '\n'
+
+
+def sign_audit(path: str, private_key: Optional[Any]):
+  """Signs the folder's audit. Without a key, the signature of an earlier audit is removed."""
+  target = os.path.join(path, record.SIGNATURE)
+  if private_key is None:
+    if os.path.lexists(target):
+      os.remove(target)
+    return
+  with open(os.path.join(path, record.AUDIT), 'rb') as f:
+    text = signature_of(f.read(), private_key)
+  with open(target + run_directory.UNFINISHED, 'w', encoding='utf-8') as f:
+    f.write(text)
+  os.replace(target + run_directory.UNFINISHED, target)
+
+
 def signature_problems(path: str, key: Any, source: str) -> List[str]:
-  """What is wrong with the signature of the folder's certificate, a sentence each.
+  """What is wrong with the signatures of the folder's certificate and, if there is one, of its audit, a sentence each.
 
   Args:
     path: The folder.
     key: The signer's Ed25519 public key.
     source: What the key is called in the sentences.
   """
+  found = problems_of_signature(path, CERTIFICATE, key, source)
+  if any(os.path.lexists(os.path.join(path, name)) for name in (record.AUDIT, record.SIGNATURE)):
+    found += problems_of_signature(path, record.AUDIT, key, source)
+  return found
+
+
+def problems_of_signature(path: str, name: str, key: Any, source: str) -> List[str]:
+  """As above, of one of the two files."""
+  signature = _SIGNATURES[name]
   try:
-    with open(folder_files.check_regular(path, CERTIFICATE), 'rb') as f:
+    with open(folder_files.check_regular(path, name), 'rb') as f:
       content = f.read()
-    if not os.path.lexists(os.path.join(path, SIGNATURE)):
-      return [f'{SIGNATURE} is missing in {path}: the certificate is not signed.']
-    with open(folder_files.check_regular(path, SIGNATURE), 'rb') as f:
-      signature = base64.b64decode(f.read(), validate=False)
+    if not os.path.lexists(os.path.join(path, signature)):
+      return [f'{signature} is missing in {path}: {name} is not signed.']
+    with open(folder_files.check_regular(path, signature), 'rb') as f:
+      found = base64.b64decode(f.read(), validate=False)
   except (OSError, ValueError) as error:
-    return [f'{SIGNATURE} is damaged: {error}']
+    return [f'{signature} cannot be checked: {error}']
   try:
-    key.verify(signature, content)
+    key.verify(found, content)
   except Exception:  # cryptography.exceptions.InvalidSignature
-    return [f'{SIGNATURE} is not a signature of {CERTIFICATE} with the key of {source}.']
+    return [f'{signature} is not a signature of {name} with the key of {source}.']
   return []
 
 
@@ -137,6 +166,12 @@ def audit_problems(path: str, certificate: Mapping[str, Any]) -> List[str]:
   except folder_files.FolderError as error:
     return [str(error)]
   return record.problems(found, certificate) if found is not None else []
+
+
+def refutation(path: str) -> str:
+  """What the audit in the folder, which has no problems, says if it refutes the claim; '' if it does not."""
+  found = _audit(path)
+  return record.verdict(found) if found is not None and record.refutes(found) else ''
 
 
 def _audit(path):

@@ -32,7 +32,7 @@ h5py = lazy.module('h5py')
 
 CERTIFICATE, PAGE, SIGNATURE = 'certificate.json', 'certificate.html', 'certificate.sig'
 # Files that are made from the certificate, or after it.
-OWN = (CERTIFICATE, PAGE, SIGNATURE, record.AUDIT)
+OWN = (CERTIFICATE, PAGE, SIGNATURE, record.AUDIT, record.SIGNATURE)
 _NEEDED = (run_directory.RUN, run_directory.LEDGER, run_directory.MODEL, run_directory.SUMMARY, run_directory.CLIENTS)
 # Columns of metrics.csv that follow from the public test set or from message sizes. The plan names the other columns.
 _OF_LOOP = frozenset({'round', 'test_accuracy', 'test_loss', 'down_bytes_per_client', 'up_bytes_per_client'})

@@ -4,9 +4,9 @@ r"""Verifies the certificate of a certified run: makes it again from the run's f
     python -m experiments.verify runs/mnist_certified --public_key=operator.pem
     python -m experiments.verify runs/mnist_certified --publish=handed_out
 
-Prints one of three answers. Exit status 0: VALID, with the guarantee. Exit status 1: INVALID, with everything that is
-wrong. Exit status 2: CANNOT BE VERIFIED, with the reason (no certificate there, a package is missing, …), or an error
-in the command.
+Prints one of four answers. Exit status 0: VALID, with the guarantee. Exit status 1: INVALID, with everything that is
+wrong; or REFUTED, if all is consistent, but the audit in the folder refutes the claim. Exit status 2: CANNOT BE
+VERIFIED, with the reason (no certificate there, a package is missing, …), or an error in the command.
 
 The cohorts, each client's weights, the noise and the divisor are computed again from the flags. Each client's μ and ε
 are computed again from the ledger. Every round must have had noise, and no client may have exceeded its budget. The
@@ -35,6 +35,7 @@ from quap_tff import lazy
 certificates = lazy.module('quap_tff.certified.certificate')
 evidence = lazy.module('experiments.evidence')
 folders = lazy.module('experiments.certificates')
+record = lazy.module('experiments.auditing.record')
 run_directory = lazy.module('experiments.run_directory')
 
 # The exit status of each answer.
@@ -43,13 +44,14 @@ VALID, INVALID, CANNOT_TELL = 0, 1, 2
 _FLAGS = command_line.new_flags()
 _PUBLIC_KEY = flags.DEFINE_string(
     'public_key', None,
-    'File with an Ed25519 public key (PEM). The certificate must have a signature that fits this key.',
+    'File with an Ed25519 public key (PEM). The certificate, and the audit if there is one, must have signatures that '
+    'fit this key.',
     flag_values=_FLAGS,
 )
 _PUBLISH = flags.DEFINE_string(
     'publish', None,
     'New folder for a copy of what may be handed out: the certificate and the files whose digests it holds. Nothing is '
-    'copied if the certificate is invalid.', flag_values=_FLAGS,
+    'copied if the certificate is invalid or refuted.', flag_values=_FLAGS,
 )
 
 
@@ -61,12 +63,14 @@ class Verdict(NamedTuple):
     warnings: What a reader should know although it does not make the certificate invalid, a sentence each.
     notes: What a reader must know together with the statement, a sentence each.
     statement: The guarantee; '' if the certificate is not valid.
+    refutation: What the audit in the folder says if it refutes the claim of the certificate, else ''.
   """
 
   problems: List[str]
   warnings: List[str]
   notes: List[str]
   statement: str
+  refutation: str = ''
 
 
 def verify(path: str, public_key: Optional[str] = None) -> Verdict:
@@ -74,7 +78,7 @@ def verify(path: str, public_key: Optional[str] = None) -> Verdict:
 
   Args:
     path: The folder.
-    public_key: File with the public key of the signer. If it is given, the certificate must be signed.
+    public_key: File with the public key of the signer. If it is given, certificate and audit must be signed.
 
   Raises:
     CannotTellError: If there is no certificate to verify, or one of a version that this program does not know, or the
@@ -111,10 +115,14 @@ def verify(path: str, public_key: Optional[str] = None) -> Verdict:
     problems.append(f'{evidence.PAGE} does not match {evidence.CERTIFICATE}.')
   if key is not None:
     problems += folders.signature_problems(path, key, public_key)
-  elif evidence.SIGNATURE in found.files:
-    warnings.append(f'{evidence.SIGNATURE} was not checked. To check it, give the signer\'s --public_key.')
+  else:
+    unchecked = [name for name in (evidence.SIGNATURE, record.SIGNATURE) if name in found.files]
+    warnings += [f'{name} was not checked. To check it, give the signer\'s --public_key.' for name in unchecked]
   if problems:
     return Verdict(problems, warnings, [], '')
+  refutation = folders.refutation(path)
+  if refutation:
+    return Verdict([], warnings, [], '', refutation)
   issued = certificates.issue(kept.ledger, kept.facts, provenance)
   notes = _changes_of_code(provenance.get('stretches', []))
   if not is_current:
@@ -123,6 +131,8 @@ def verify(path: str, public_key: Optional[str] = None) -> Verdict:
         f'{evidence.PAGE} were not compared: rely on the statement that follows, not on them. It does not say which '
         'code ran which rounds.'
     )
+    if record.AUDIT in found.files:
+      notes.append(f'The bounds in {record.AUDIT} were not computed again.')
   return Verdict([], warnings, notes, issued['statement'])
 
 
@@ -186,6 +196,9 @@ def main(argv: List[str]) -> int:
       print(f'Warning: {warning}', file=sys.stderr)
     if verdict.problems:
       print('\n  '.join(['INVALID', *verdict.problems]))
+      return INVALID
+    if verdict.refutation:
+      print(f'REFUTED: an audit refutes the claim of this certificate.\n  {verdict.refutation}')
       return INVALID
     print('\n'.join(['VALID', *verdict.notes, verdict.statement]))
     if _PUBLISH.value is not None:

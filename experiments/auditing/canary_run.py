@@ -12,7 +12,6 @@ import numpy as np
 from experiments import setup
 from experiments import training
 from quap_tff import accounting
-from quap_tff import checks
 from quap_tff import layers as layers_lib
 from quap_tff import plans
 from quap_tff import tradeoff
@@ -25,9 +24,6 @@ from quap_tff.certified import planning
 # The norm of canaries where clipping norms follow the clients' norms, or where nothing clips: that of usual updates.
 _ORDINARY_NORM = 1.0
 
-# Where the canaries' directions live: in all layers, or in those with or without noise.
-PARTS = ('all', 'noised', 'unnoised')
-
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
@@ -38,7 +34,7 @@ class Settings:
     unseen: How many further directions nobody adds. Scores on these show what chance gives.
     repeats: How many runs are made. Their scores are counted together.
     confidence: Of the lower bounds.
-    part: One of `PARTS`.
+    part: Where the canaries' directions live: in 'all' layers, only in the 'noised' ones, or only in the 'unnoised'.
     seed: Of the canaries' directions.
   """
 
@@ -48,14 +44,6 @@ class Settings:
   confidence: float = 0.95
   part: str = 'all'
   seed: int = 1
-
-  def __post_init__(self):
-    for name in ('canaries', 'unseen', 'repeats'):
-      checks.integer(name, getattr(self, name), at_least=1)
-    checks.number('confidence', self.confidence, at_least=0.5, below=1)
-    checks.integer('seed', self.seed, at_least=0, at_most=2**62)
-    if self.part not in PARTS:
-      raise ValueError(f'part must be one of {", ".join(PARTS)}, found {self.part!r}.')
 
 
 class Claim(NamedTuple):
@@ -88,7 +76,7 @@ class Result(NamedTuple):
     threshold: Above it, a score counts as "there".
     guesses: The counts.
     bound: What they prove.
-    confidence: Of the bound.
+    is_gaussian: Whether all that the canaries look at has Gaussian noise, so that μ means anything.
   """
 
   claim: Claim
@@ -98,7 +86,12 @@ class Result(NamedTuple):
   threshold: float
   guesses: lower_bounds.Guesses
   bound: lower_bounds.Bound
-  confidence: float
+  is_gaussian: bool
+
+  @property
+  def epsilon(self) -> float:
+    """The lower bound on ε that the noise allows."""
+    return self.bound.epsilon if self.is_gaussian else self.bound.epsilon_if_independent
 
   def as_dict(self) -> Dict[str, Any]:
     """For JSON."""
@@ -109,9 +102,10 @@ class Result(NamedTuple):
         'claimed_mu': self.claim.mu if self.claim.epsilon else None,
         'canaries': len(self.canaries),
         'canary_clients': list(self.canaries),
-        'confidence': self.confidence,
         'threshold': self.threshold,
         **lower_bounds.as_dict(self.guesses, self.bound),
+        'epsilon_lower_bound': self.epsilon,
+        'is_gaussian': self.is_gaussian,
         'inserted_mean': float(self.inserted.mean()),
         'unseen_mean': float(self.unseen.mean()),
         'unseen_stddev': float(self.unseen.std()),
@@ -166,7 +160,9 @@ def run(experiment: setup.Experiment, settings: Settings, say: Callable[[str], N
   )
   guesses = lower_bounds.count(inserted, unseen, threshold)
   bound = lower_bounds.bound(guesses, claim.delta, settings.confidence)
-  return Result(claim, clients, inserted, unseen, threshold, guesses, bound, settings.confidence)
+  # A formal figure exists only where noise covers everything that is trained.
+  is_gaussian = claim.kind in ('certified', 'formal') or settings.part == 'noised' and claim.kind == 'nominal'
+  return Result(claim, clients, inserted, unseen, threshold, guesses, bound, is_gaussian)
 
 
 def claim_of(plan: plans.Plan, ledger: accounting.RunLedger, planned: Sequence[np.ndarray]) -> Claim:
@@ -196,7 +192,7 @@ def _canary_clients(plan, schedule, count) -> Tuple[int, ...]:
   takers = int((spent > 0).sum())
   if count > takers:
     raise ValueError(
-        f'canaries={count}: only {takers} of the {plan.num_clients} clients take part in this run. Ask for at most '
+        f'--canaries={count}: only {takers} of the {plan.num_clients} clients take part in this run. Ask for at most '
         f'{takers} (--canaries={takers}).'
     )
   return tuple(sorted(np.argsort(-spent, kind='stable')[:count].tolist()))
@@ -209,7 +205,7 @@ def _tensors(plan, part) -> Optional[Tuple[int, ...]]:
   noised = tuple(layers_lib.critical_indices(plan.model.layers, selection))
   tensors = noised if part == 'noised' else tuple(set(range(len(plan.model.sizes))) - set(noised))
   if not tensors:
-    raise ValueError(f'part={part!r}: every layer of this run has noise. Use part=all.')
+    raise ValueError(f'--part={part}: every layer of this run has noise. Use --part=all.')
   return tensors
 
 

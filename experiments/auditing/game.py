@@ -16,10 +16,22 @@ from quap_tff.certified import planning
 
 
 class Game(NamedTuple):
-  """What the game measured.
+  """The game for one mechanism, which has not been played yet.
 
   Attributes:
     claimed_mu: The μ that is claimed for the target over the whole run.
+    simulate: The mechanism.
+  """
+
+  claimed_mu: float
+  simulate: distinguisher.Simulate
+
+
+class Played(NamedTuple):
+  """What the game measured.
+
+  Attributes:
+    claimed_mu: As above.
     draws: Simulations of each world that were counted.
     verdict: What was proved.
   """
@@ -39,16 +51,18 @@ class Game(NamedTuple):
     }
 
 
-def play(
-    plan: plans.Plan, schedule: Sequence[np.ndarray], draws: int, confidence: float, seed: Optional[int] = None
-) -> Optional[Game]:
-  """Plays the game for the client that spends most. None for a mechanism for which there is no game here.
+def play(game: Game, draws: int, delta: float, confidence: float) -> Played:
+  """Plays a game with so many counted simulations of each world; `confidence` is that of the lower bounds."""
+  return Played(game.claimed_mu, draws, distinguisher.play(game.simulate, draws, delta, confidence))
+
+
+def of_plan(plan: plans.Plan, schedule: Sequence[np.ndarray], draws: int, seed: Optional[int] = None) -> Optional[Game]:
+  """The game for the client that spends most. None for a mechanism for which there is no game here.
 
   Args:
     plan: The run's plan.
     schedule: int[M_t], its cohorts.
     draws: Simulations of each world that are counted.
-    confidence: Of the lower bounds.
     seed: For reproducible noise, where the mechanism takes a seed.
   """
   if isinstance(plan, plans.CertifiedPlan):
@@ -56,15 +70,15 @@ def play(
     mu = np.sqrt(plan.correlation.squared_norms(schedule, weights, plan.num_clients)) / plan.config.noise_multiplier
     # A private quantile's noised counts are a second mechanism, which this game leaves alone.
     simulate = distinguisher.certified(plan.config, schedule, int(mu.argmax()), seed)
-    return Game(float(mu.max()), draws, distinguisher.play(simulate, draws, plan.delta, confidence))
+    return Game(float(mu.max()), simulate)
   if isinstance(plan, plans.StockPlan):
-    return _of_stock(plan, schedule, draws, confidence)
+    return _of_stock(plan, schedule, draws)
   if isinstance(plan, plans.QuapPlan) and plan.config.noise.placement == 'server':
-    return _of_quap(plan, schedule, draws, confidence, seed)
+    return _of_quap(plan, schedule, seed)
   return None
 
 
-def _of_stock(plan, schedule, draws, confidence) -> Optional[Game]:
+def _of_stock(plan, schedule, draws) -> Optional[Game]:
   stock = plan.stock_aggregator
   if not hasattr(stock, 'clip'):
     return None  # Adaptive clipping releases counts, too.
@@ -73,15 +87,15 @@ def _of_stock(plan, schedule, draws, confidence) -> Optional[Game]:
   target = int(mu.argmax())
   taken = [index for index, cohort in enumerate(schedule) if target in cohort]
   simulate = distinguisher.query(query, len(schedule), taken, stock.clip, stock.clients_per_round)
-  return Game(float(mu.max()), draws, distinguisher.play(simulate, draws, plan.delta, confidence))
+  return Game(float(mu.max()), simulate)
 
 
-def _of_quap(plan, schedule, draws, confidence, seed):
+def _of_quap(plan, schedule, seed) -> Game:
   # The game is for a fixed clipping norm; a norm that follows the clients' norms gives away even more.
   config = dataclasses.replace(plan.config, clip=clip_rules.Fixed(1.0), max_agg_norm=None)
   mu = _formal_mu(plan, plan.planned_ledger(schedule))
   simulate = distinguisher.quap(config, schedule, int(mu.argmax()), seed)
-  return Game(float(mu.max()), draws, distinguisher.play(simulate, draws, plan.delta, confidence))
+  return Game(float(mu.max()), simulate)
 
 
 def _formal_mu(plan, ledger) -> np.ndarray:

@@ -1,20 +1,52 @@
-"""audit.json: what an audit of a finished run measured, bound to the run's certificate by its digest."""
+"""audit.json: what an audit of a finished run measured, bound to the run's certificate by its digest.
+
+An audit makes one or two tests of one claim: the canaries, and the distinguishing game where there is one. Either may
+refute the claim. So that all of it errs as seldom as its confidence says, each test gets an equal part of the error.
+"""
 
 import math
 import os
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 
 from experiments import run_directory
+from quap_tff import rounding
 from quap_tff.auditing import lower_bounds
 from quap_tff.certified import certificate as certificates
 
-AUDIT = 'audit.json'
+AUDIT, SIGNATURE = 'audit.json', 'audit.sig'
 _CLOSE = 1e-9
+# The version of certificates since which the tests of their audits share one confidence.
+_SINCE_VERSION = 4
+# What the figures in audit.json need; kept there, so that nobody reads them as more than they are.
+_ASSUMPTIONS = {
+    'epsilon_lower_bound': 'Gaussian noise that is independent in orthogonal directions',
+    'epsilon_lower_bound_if_trials_are_independent':
+        'independent trials. No noise is assumed, but nothing guarantees independence without assuming a noise: the '
+        'canaries of one run share the run',
+}
+
+
+class _Test(NamedTuple):
+  """One test of the claim, which it refutes if the bound is larger than what is claimed."""
+
+  bound: float
+  claimed: Optional[float]
+  proves: str
+  claim: str
+
+  @property
+  def refutes(self) -> bool:
+    return self.claimed is not None and self.bound > self.claimed
+
+
+def number_of_tests(has_game: bool) -> int:
+  """How many tests share the confidence."""
+  return 1 + has_game
 
 
 def make(measured: Mapping[str, Any], certificate: Mapping[str, Any]) -> Dict[str, Any]:
   """The record of what was measured, with the digest of the certificate and its own."""
-  record = {'certificate_sha256': certificate['sha256'], **measured}
+  record = {'certificate_sha256': certificate['sha256'], **measured, 'assumptions': _ASSUMPTIONS}
   return {**record, 'sha256': certificates.digest(record)}
 
 
@@ -32,56 +64,111 @@ def problems(record: Any, certificate: Mapping[str, Any]) -> List[str]:
       found.append(f'{AUDIT}: its digest is {own}, but it says {record["sha256"]!r}.')
     if record['certificate_sha256'] != certificate.get('sha256'):
       found.append(f'{AUDIT} is the audit of another certificate, {record["certificate_sha256"]!r}.')
-    guarantee = certificate.get('guarantee', {})
-    if (record['claimed_epsilon'], record['delta']) != (guarantee.get('epsilon'), guarantee.get('delta')):
-      found.append(f'{AUDIT}: the claim that it audits is not that of the certificate.')
-    for part in filter(None, (record, record['game'])):
-      guesses = lower_bounds.Guesses(*(part[name] for name in lower_bounds.Guesses._fields))
-      bound = lower_bounds.bound(guesses, record['delta'], record['confidence'])
-      for name, value in lower_bounds.as_dict(guesses, bound).items():
-        if not math.isclose(part[name], value, rel_tol=_CLOSE, abs_tol=_CLOSE):
-          found.append(f'{AUDIT}: {name} is {part[name]:g}, but the counts give {value:g}.')
-    return found
+    found += _claim_problems(record, certificate.get('guarantee', {}))
+    verdict(record)
+    return found + (_bound_problems(record) if certificate['version'] >= _SINCE_VERSION else [])
   except (KeyError, TypeError, ValueError, AttributeError) as error:
     return [f'{AUDIT} is damaged: {type(error).__name__}: {error}']
 
 
+def _claim_problems(record, guarantee) -> List[str]:
+  claim = (record['claim'], record['claimed_epsilon'], record['delta'])
+  found = []
+  if claim != ('certified', guarantee.get('epsilon'), guarantee.get('delta')):
+    found.append(f'{AUDIT}: the claim that it audits is not that of the certificate.')
+  game = record['game']
+  if game is not None and not 0 <= game['claimed_mu'] <= guarantee['mu'] * (1 + _CLOSE):
+    found.append(f'{AUDIT}: the game\'s claim, μ = {game["claimed_mu"]:g}, is not that of a client of this run.')
+  return found
+
+
+def _bound_problems(record) -> List[str]:
+  """Where the bounds, or what follows from them, do not follow from the counts."""
+  found, game = [], record['game']
+  tests = number_of_tests(game is not None)
+  if (record['tests'], record['refuted'], record['is_gaussian']) != (tests, refutes(record), True):
+    found.append(f'{AUDIT}: tests, refuted or is_gaussian is not what its other figures give.')
+  for part in filter(None, (record, game)):
+    guesses = lower_bounds.Guesses(*(part[name] for name in lower_bounds.Guesses._fields))
+    bound = lower_bounds.bound(guesses, record['delta'], lower_bounds.each(record['confidence'], tests))
+    for name, value in lower_bounds.as_dict(guesses, bound).items():
+      if not math.isclose(part[name], value, rel_tol=_CLOSE, abs_tol=_CLOSE):
+        found.append(f'{AUDIT}: {name} is {part[name]:g}, but the counts give {value:g}.')
+  return found
+
+
+def refutes(measured: Mapping[str, Any]) -> bool:
+  """Whether any of an audit's tests proves more than is claimed."""
+  return any(test.refutes for test in _tests(measured))
+
+
 def verdict(measured: Mapping[str, Any]) -> str:
-  """What was measured beside what was claimed, in sentences."""
-  bound, claimed, kind = measured['epsilon_lower_bound'], measured['claimed_epsilon'], measured['claim']
-  sure = f'with {measured["confidence"]:.0%} confidence'
-  what = f'At δ = {measured["delta"]:g}, the canaries prove ε ≥ {bound:.3g} {sure}'
-  if claimed is None:
-    return f'{what}. Nothing is claimed of this method.'
-  if bound > claimed:
+  """What was measured beside what was claimed, in sentences. The strongest of all tests decides."""
+  tests, claimed, kind = _tests(measured), measured['claimed_epsilon'], measured['claim']
+  together = 'Both hold' if len(tests) > 1 else 'This holds'
+  text = (
+      f'At δ = {measured["delta"]!r}, {", and ".join(test.proves for test in tests)}. '
+      f'{together} with {_percent(measured["confidence"])} confidence.'
+  )
+  refuted = [test.claim for test in tests if test.refutes]
+  if refuted:
     return (
-        f'{what}. This is more than the {kind} ε = {claimed:.4g}. The claim does not hold for this release, or this is '
-        f'one of the {1 - measured["confidence"]:.0%} of audits that may err: repeat it with another --canary_seed.'
+        f'{text} More is proved than {", and than ".join(refuted)}. The claim does not hold for this program, or this '
+        'is one of the audits that err, as the confidence allows. An error by chance does not come back: repeat the '
+        'audit with another --canary_seed.'
     )
-  return f'{what}. The {kind} ε is {claimed:.4g}, which this audit does not refute.'
+  if claimed is None:
+    return f'{text} Nothing is claimed of this method.'
+  return f'{text} The {kind} ε is {rounding.up(claimed)}, which this audit does not refute.'
 
 
 def rows(measured: Mapping[str, Any]) -> List[List[str]]:
   """(what, figure) for a table."""
-  claimed = measured['claimed_epsilon']
+  claimed, game = measured['claimed_epsilon'], measured['game']
+  independent = measured['epsilon_lower_bound_if_trials_are_independent']
+  confidence = f'{_percent(measured["confidence"])} that all bounds hold'
+  if game is not None:
+    each = lower_bounds.each(measured['confidence'], measured['tests'])
+    confidence += f', {_percent(each)} for each of the two tests'
   table = [
-      ['Claimed', f'ε = {claimed:.4g} ({measured["claim"]})' if claimed is not None else 'nothing'],
-      ['Measured', f'ε ≥ {measured["epsilon_lower_bound"]:.4g}, with {measured["confidence"]:.0%} confidence'],
-      ['Without assuming Gaussian noise', f'ε ≥ {measured["epsilon_lower_bound_of_any_mechanism"]:.4g}'],
+      ['Claimed', f'ε = {rounding.up(claimed)} ({measured["claim"]})' if claimed is not None else 'nothing'],
+      *([[
+          'Measured', f'ε ≥ {rounding.down(measured["epsilon_lower_bound"])}, for Gaussian noise that is independent '
+          'in orthogonal directions'
+      ]] if measured['is_gaussian'] else []),
+      ['If trials are independent', f'ε ≥ {rounding.down(independent)}, whatever the noise is'],
       [
-          'Canaries', f'{measured["canaries"]:,} clients in {measured["repeats"]:,} runs; '
+          'Canaries', f'{measured["canaries"]:,} clients in each of {measured["repeats"]:,} runs; '
           f'{measured["true_positives"]:,} of {measured["inserted"]:,} found'
       ],
       ['Directions that nobody added', f'{measured["false_positives"]:,} of {measured["unseen"]:,} taken for canaries'],
   ]
-  game = measured['game']
   if game is not None:
     table.append([
         'Distinguishing game',
-        f'μ ≥ {game["mu_lower_bound"]:.4g} of a claimed {game["claimed_mu"]:.4g}, from {game["draws"]:,} draws of each '
-        'world',
+        f'μ ≥ {rounding.down(game["mu_lower_bound"])} of a claimed {rounding.up(game["claimed_mu"])} '
+        f'(ε ≥ {rounding.down(game["epsilon_lower_bound"])}), from {game["draws"]:,} draws of each world',
     ])
-  return table
+  return table + [['Confidence', confidence]]
+
+
+def _tests(measured) -> List[_Test]:
+  bound, claimed, game = measured['epsilon_lower_bound'], measured['claimed_epsilon'], measured['game']
+  claim = f'the {measured["claim"]} ε = {rounding.up(claimed)}' if claimed is not None else ''
+  tests = [_Test(bound, claimed, f'the canaries prove ε ≥ {rounding.down(bound)}', claim)]
+  if game is not None:
+    bound, claimed = game['mu_lower_bound'], game['claimed_mu']
+    tests.append(_Test(
+        bound, claimed,
+        f'the distinguishing game proves μ ≥ {rounding.down(bound)}, which is '
+        f'ε ≥ {rounding.down(game["epsilon_lower_bound"])}, for the client that spends most',
+        f'the μ = {rounding.up(claimed)} that is claimed for this client',
+    ))
+  return tests
+
+
+def _percent(confidence: float) -> str:
+  return f'{100 * float(rounding.down(confidence)):.4g}%'
 
 
 def of_folder(path: str, read_json: Any) -> Optional[Any]:

@@ -8,6 +8,10 @@ Viswanath 2015), and every attack on a μ-GDP mechanism has β ≤ Φ(Φ⁻¹(α
 
 with β replaced by a lower confidence limit and α by an upper one (Clopper and Pearson 1934). The first is the tighter
 bound where what is claimed is a Gaussian trade-off curve, as for all Gaussian mechanisms here (Nasr et al. 2023).
+
+Both limits, and so both bounds, need independent trials. Trials that share one run are independent if its noise is, in
+orthogonal directions. Nothing guarantees this for an arbitrary mechanism, even if it is (ε, δ)-DP. The probabilities of
+the trials may differ: the limits are then those of their mean (Hoeffding 1956, theorem 5).
 """
 
 import math
@@ -23,6 +27,8 @@ from quap_tff import tradeoff
 # Thresholds that are tried, over the range in which the scores of a Gaussian mechanism lie.
 _THRESHOLDS = 241
 _TAIL = 4.0
+# The share by which limits are moved to the safe side: far more than the rounding of all that is computed from them.
+_MARGIN = 1e-9
 
 
 class Guesses(NamedTuple):
@@ -42,31 +48,41 @@ class Guesses(NamedTuple):
 
 
 class Bound(NamedTuple):
-  """What guesses prove, with a confidence of 1 - error.
+  """What independent guesses prove. All of it holds together with the stated confidence.
 
   Attributes:
     mu: A lower bound on μ, if the trade-off curve is a Gaussian one.
     epsilon: The ε of that μ at δ, in nats.
-    epsilon_of_any: A lower bound on ε at δ for any mechanism, in nats.
+    epsilon_if_independent: A lower bound on ε at δ for any trade-off curve, in nats.
     true_positive_rate: The lower limit of β.
     false_positive_rate: The upper limit of α.
   """
 
   mu: float
   epsilon: float
-  epsilon_of_any: float
+  epsilon_if_independent: float
   true_positive_rate: float
   false_positive_rate: float
 
 
 def at_least(successes: int, trials: int, error: float) -> float:
-  """The lower Clopper-Pearson limit of a probability: above the true value with a probability of at most `error`."""
-  return float(stats.beta.ppf(error, successes, trials - successes + 1)) if successes else 0.0
+  """The lower Clopper-Pearson limit of a mean probability: above it with a probability of at most `error` <= 1/4."""
+  if successes <= 1:
+    # One success: where probabilities differ, only the sum of all of them bounds the chance of any.
+    return error * (1 - _MARGIN) / trials if successes else 0.0
+  return float(stats.beta.ppf(error, successes, trials - successes + 1)) * (1 - _MARGIN)
 
 
 def at_most(successes: int, trials: int, error: float) -> float:
-  """The upper Clopper-Pearson limit: below the true value with a probability of at most `error`."""
-  return float(stats.beta.ppf(1 - error, successes + 1, trials - successes)) if successes < trials else 1.0
+  """The upper Clopper-Pearson limit: below the mean probability with a probability of at most `error` <= 1/4."""
+  if trials - successes <= 1:
+    return math.nextafter(1 - at_least(1, trials, error), 1) if successes < trials else 1.0
+  return min(float(stats.beta.isf(error, successes + 1, trials - successes)) * (1 + _MARGIN), 1.0)
+
+
+def each(confidence: float, tests: int) -> float:
+  """The confidence that each of several tests needs, so that all of them hold together with this confidence."""
+  return 1 - (1 - confidence) / tests
 
 
 def bound(guesses: Guesses, delta: float, confidence: float = 0.95) -> Bound:
@@ -77,12 +93,12 @@ def bound(guesses: Guesses, delta: float, confidence: float = 0.95) -> Bound:
   Args:
     guesses: The counts; the trials are independent.
     delta: δ in (0, 1).
-    confidence: In (0, 1): the probability that the bounds hold, whatever the mechanism.
+    confidence: In [0.5, 1): the probability that all bounds hold.
 
   Raises:
     ValueError: If there are no trials of one kind, or more positives than trials.
   """
-  checks.number('confidence', confidence, above=0, below=1)
+  checks.number('confidence', confidence, at_least=0.5, below=1)
   checks.number('delta', delta, above=0, below=1)
   for positives, trials in ((guesses.true_positives, guesses.inserted), (guesses.false_positives, guesses.unseen)):
     checks.integer('the number of trials', trials, at_least=1)
@@ -96,9 +112,9 @@ def bound(guesses: Guesses, delta: float, confidence: float = 0.95) -> Bound:
   with np.errstate(divide='ignore'):
     # The complement of an attack is an attack: "not there".
     ratios = [(beta - delta, alpha), (1 - alpha - delta, 1 - beta)]
-  any_mechanism = max([0.0] + [math.log(top / low) for top, low in ratios if top > 0 and low > 0])
+  any_curve = max([0.0] + [math.log(top / low) for top, low in ratios if top > 0 and low > 0])
   epsilon = float(tradeoff.epsilon_of(mu, delta)) * (1 - 2 * tradeoff.RELATIVE_MARGIN) if mu else 0.0
-  return Bound(mu, epsilon, any_mechanism, beta, alpha)
+  return Bound(mu, epsilon, any_curve, beta, alpha)
 
 
 def planned_threshold(mu: float, inserted: int, unseen: int, confidence: float = 0.95) -> float:
@@ -125,8 +141,13 @@ def count(inserted: Any, unseen: Any, threshold: float) -> Guesses:
     inserted: float[n], scores where the client was there.
     unseen: float[m], scores where it was not.
     threshold: The threshold.
+
+  Raises:
+    ValueError: For a score that is NaN: it would count as a client that was not found.
   """
   inserted, unseen = np.asarray(inserted), np.asarray(unseen)
+  if np.isnan(inserted).any() or np.isnan(unseen).any():
+    raise ValueError('A score is NaN, so these trials prove nothing. Look for a run that has diverged.')
   return Guesses(int((inserted > threshold).sum()), inserted.size, int((unseen > threshold).sum()), unseen.size)
 
 
@@ -138,5 +159,5 @@ def as_dict(guesses: Guesses, found: Bound) -> Dict[str, Any]:
       'false_positive_rate_at_most': found.false_positive_rate,
       'mu_lower_bound': found.mu,
       'epsilon_lower_bound': found.epsilon,
-      'epsilon_lower_bound_of_any_mechanism': found.epsilon_of_any,
+      'epsilon_lower_bound_if_trials_are_independent': found.epsilon_if_independent,
   }

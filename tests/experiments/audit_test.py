@@ -2,8 +2,11 @@
 
 import contextlib
 import json
+import os
 import pathlib
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -11,11 +14,14 @@ import pytest
 from experiments import audit
 from experiments import certificates as folders
 from experiments import command_line
+from experiments import folder_files
 from experiments import setup
 from experiments import verify
 from experiments.auditing import canary_run
 from experiments.auditing import record
+from quap_tff import rounding
 from quap_tff import runtime
+from quap_tff.auditing import lower_bounds
 from quap_tff.certified import mechanism
 from tests.experiments import harness
 
@@ -52,13 +58,39 @@ def _audited(original, tmp_path):
   return pathlib.Path(shutil.copytree(original, tmp_path / 'audited'))
 
 
-def _change(path, **changes):
+@pytest.fixture(name='signed')
+def _signed(audited, tmp_path):
+  """The copy, with a signed certificate and a signed audit; and the files of both keys."""
+  private, public = harness.keys(tmp_path / 'keys')
+  key = folders.read_private_key(private)
+  text = folders.signature_of((audited / folders.CERTIFICATE).read_bytes(), key)
+  (audited / folders.SIGNATURE).write_text(text, encoding='utf-8')
+  folders.sign_audit(str(audited), key)
+  return audited, private, public
+
+
+def _change(path, without=(), **changes):
   """Changes the audit as somebody would who also renews its digest."""
   kept = json.loads((path / record.AUDIT).read_text(encoding='utf-8'))
   measured = {name: value for name, value in {**kept, **changes}.items() if not name.endswith('sha256')}
+  for name in without:
+    del measured[name]
   certificate = {'sha256': changes.get('certificate_sha256', kept['certificate_sha256'])}
   record.write(str(path), record.make(measured, certificate))
-  folders.write_page(str(path), folders.read_json(str(path), folders.CERTIFICATE))
+  with contextlib.suppress(KeyError):
+    folders.write_page(str(path), folder_files.read_json(str(path), folders.CERTIFICATE))
+
+
+def _of_game(path, guesses):
+  """Another result of the game, with all that follows from it."""
+  kept = json.loads((path / record.AUDIT).read_text(encoding='utf-8'))
+  bound = lower_bounds.bound(guesses, kept['delta'], lower_bounds.each(kept['confidence'], kept['tests']))
+  measured = {**kept, 'game': {**kept['game'], **lower_bounds.as_dict(guesses, bound)}}
+  return {'game': measured['game'], 'refuted': record.refutes(measured)}
+
+
+# A game that nobody can lose so often if the claim holds.
+_REFUTING = lower_bounds.Guesses(4900, 5000, 100, 5000)
 
 
 class TestCanaryRun:
@@ -87,6 +119,8 @@ class TestCanaryRun:
       found = canary_run.run(experiment, canary_run.Settings(6, 100, 1, part='unnoised'))
     assert found.claim.kind == 'nominal'
     assert found.guesses.true_positives == 6 and found.guesses.false_positives == 0
+    # There is no noise, so no Gaussian curve.
+    assert found.as_dict()['epsilon_lower_bound'] == found.bound.epsilon_if_independent < found.bound.epsilon
 
   @pytest.mark.parametrize('algorithm', ['fixed_dp', 'tff_dp_ftrl', 'tff_dp_fedavg_adaptive', 'fedavg'])
   def test_runs_for_every_kind_of_method(self, algorithm):
@@ -120,16 +154,50 @@ class TestCommand:
     assert 0 <= summary['epsilon_lower_bound'] < 4.0
     assert summary['game']['mu_lower_bound'] <= summary['game']['claimed_mu']
     assert 'The certified ε is 4, which this audit does not refute.' in out
+    assert summary['tests'] == 2 and not summary['refuted'] and summary['seconds'] is None
+    # Each of the two tests gets half of the error.
+    for part in (summary, summary['game']):
+      guesses = lower_bounds.Guesses(*(part[name] for name in lower_bounds.Guesses._fields))
+      assert part['mu_lower_bound'] == lower_bounds.bound(guesses, summary['delta'], 0.975).mu
+    assert '95% that all bounds hold, 97.5% for each of the two tests' in out
+    assert f'ε ≥ {rounding.down(summary["epsilon_lower_bound"])}' in out
+
+  def test_one_test_has_all_of_the_confidence(self, capsys):
+    assert _audit(*_CERTIFIED, *_SMALL, '--draws=0') == 0
+    summary = harness.last_line(capsys.readouterr().out)
+    guesses = lower_bounds.Guesses(*(summary[name] for name in lower_bounds.Guesses._fields))
+    assert summary['tests'] == 1 and summary['game'] is None
+    assert summary['mu_lower_bound'] == lower_bounds.bound(guesses, summary['delta'], 0.95).mu
+
+  def test_a_game_alone_refutes(self, monkeypatch, capsys):
+    # The canaries' run is sound. The game's mechanism adds a client as often as it likes.
+    real = mechanism.contribute
+    play = audit.game.play
+
+    def broken(*arguments):
+      monkeypatch.setattr(mechanism, 'contribute', lambda groups, update, weight, clip: real(
+          groups, [20 * part for part in update], 20 * weight, clip))
+      return play(*arguments)
+
+    monkeypatch.setattr('experiments.auditing.game.play', broken)
+    assert _audit(*_CERTIFIED, *_SMALL) == 1
+    out = capsys.readouterr().out
+    assert harness.last_line(out)['refuted']
+    assert harness.last_line(out)['epsilon_lower_bound'] < 4
+    assert 'More is proved than the μ = ' in out and 'does not refute' not in out
 
   @pytest.mark.parametrize('arguments,message', [
-      (['--canaries=0'], 'canaries must be an integer at least 1'),
-      (['--confidence=1.5'], 'confidence must be'),
-      (['--draws=-1'], 'draws must be an integer at least 0'),
-      (['--part=unnoised', '--algorithm=fixed_dp'], 'every layer of this run has noise. Use part=all.'),
+      (['--draws=-1'], '--draws must be 0, for no game, or at least 100, found -1'),
+      (['--canary_seed=-1'], '--canary_seed must be an integer at least 0'),
+      (['--confidence=nan'], '--confidence must be a finite number at least 0.5 and less than 1'),
+      (['--canaries=9'], '--canaries=9: only 8 of the 8 clients take part'),
+      (['--part=unnoised', '--algorithm=fixed_dp'], 'every layer of this run has noise. Use --part=all.'),
+      (['--signing_key=key.pem'], '--signing_key signs the audit of a folder'),
+      (['--device=gpu'], 'sees no GPU here'),
       (['--output_dir=x'], '--output_dir: an audit keeps no run'),
       (['--cannaries=3'], "Unknown command line flag 'cannaries'"),
       (['one', 'two'], 'Give at most one folder to audit, found 2'),
-      (['nowhere'], 'nowhere is not a folder'),
+      (['nowhere'], 'there is no folder nowhere'),
       (['nowhere', '--rounds=3'], '--rounds: the flags of the run in nowhere say what is audited'),
       (['--unseen=5000'], 'Ask for at most 644 unseen directions'),
   ])
@@ -137,6 +205,23 @@ class TestCommand:
     tiny = () if 'nowhere' in arguments or 'two' in arguments else (*_CERTIFIED, '--canaries=6')
     assert _audit(*tiny, *arguments) == 1
     assert message in ' '.join(capsys.readouterr().err.split())
+
+  @pytest.mark.parametrize('argument,message', [
+      ('--canaries=0', 'canaries must be an integer at least 1, found 0.'),
+      ('--unseen=0', 'unseen must be an integer at least 1, found 0.'),
+      ('--repeats=0', 'repeats must be an integer at least 1, found 0.'),
+      ('--confidence=1.5', 'confidence must be a finite number at least 0.5 and less than 1, found 1.5.'),
+      ('--part=unnoised', 'part=unnoised: every layer of this run has noise. Use --part=all.'),
+  ])
+  def test_says_one_line_and_no_more(self, argument, message):
+    """As a process: TFF must not complain when the interpreter ends."""
+    environment = {**os.environ, 'PYTHONPATH': harness.PYTHONPATH}
+    found = subprocess.run(
+        [sys.executable, '-m', 'experiments.audit', *_CERTIFIED, *_SMALL, argument], env=environment,
+        stdin=subprocess.DEVNULL, capture_output=True, encoding='utf-8', check=False,
+    )
+    assert (found.returncode, found.stdout) == (1, '')
+    assert found.stderr == f'Error: --{message}\n'
 
 
 class TestFolder:
@@ -146,8 +231,9 @@ class TestFolder:
     page = (audited / folders.PAGE).read_text(encoding='utf-8')
     assert 'What an audit measured' in page and 'no canary took part in the run that this certificate is about' in page
     kept = json.loads((audited / record.AUDIT).read_text(encoding='utf-8'))
-    assert f'ε ≥ {kept["epsilon_lower_bound"]:.4g}' in page
-    assert kept['certificate_sha256'] == folders.read_json(str(audited), folders.CERTIFICATE)['sha256']
+    assert f'ε ≥ {rounding.down(kept["epsilon_lower_bound"])}' in page
+    assert 'Gaussian noise that is independent' in page and kept['assumptions']['epsilon_lower_bound'] in page
+    assert kept['certificate_sha256'] == folder_files.read_json(str(audited), folders.CERTIFICATE)['sha256']
 
   def test_is_published_with_the_run(self, audited, tmp_path):
     verify.publish(str(audited), str(tmp_path / 'public'))
@@ -159,10 +245,30 @@ class TestFolder:
       (dict(claimed_epsilon=5.0), 'the claim that it audits is not that of the certificate'),
       (dict(certificate_sha256='0' * 64), 'is the audit of another certificate'),
       (dict(true_positives=-1), 'is damaged'),
+      (dict(tests=1), 'tests, refuted or is_gaussian is not what'),
+      (dict(refuted=True), 'tests, refuted or is_gaussian is not what'),
+      (dict(claim='nominal'), 'the claim that it audits is not that of the certificate'),
+      (dict(confidence=0.5), 'mu_lower_bound is'),
+      (dict(without=['tests']), 'is damaged: KeyError: \'tests\''),
   ])
   def test_a_changed_audit_is_detected(self, audited, changes, message):
     _change(audited, **changes)
     assert any(message in problem for problem in verify.verify(str(audited)).problems)
+
+  def test_a_claim_of_the_game_that_nobody_makes(self, audited):
+    game = json.loads((audited / record.AUDIT).read_text(encoding='utf-8'))['game']
+    _change(audited, game={**game, 'claimed_mu': 9.0})
+    assert any('the game\'s claim, μ = 9' in problem for problem in verify.verify(str(audited)).problems)
+
+  def test_an_audit_that_refutes_is_what_verification_says_first(self, audited, tmp_path, capsys):
+    _change(audited, **_of_game(audited, _REFUTING))
+    assert verify.main(['verify', str(audited), f'--publish={tmp_path / "public"}']) == 1
+    first, second = capsys.readouterr().out.splitlines()[:2]
+    assert first == 'REFUTED: an audit refutes the claim of this certificate.'
+    assert 'the distinguishing game proves μ ≥ ' in second and 'does not refute' not in second
+    assert not (tmp_path / 'public').exists()
+    page = (audited / folders.PAGE).read_text(encoding='utf-8')
+    assert 'The claim does not hold for this program' in page and 'does not refute' not in page
 
   def test_an_audit_that_was_edited_is_detected(self, audited):
     text = (audited / record.AUDIT).read_text(encoding='utf-8')
@@ -172,6 +278,62 @@ class TestFolder:
   def test_a_page_without_the_audit_is_detected(self, audited):
     (audited / record.AUDIT).unlink()
     assert any('does not match' in problem for problem in verify.verify(str(audited)).problems)
+
+  def test_an_invented_audit_of_a_signed_run_is_detected(self, signed):
+    path, _, public = signed
+    assert verify.verify(str(path), public).problems == []
+    _change(path, true_positives=0, **{
+        name: 0 for name in ('mu_lower_bound', 'epsilon_lower_bound', 'epsilon_lower_bound_if_trials_are_independent')
+    }, true_positive_rate_at_least=0.0)
+    # Without the key, nobody can tell.
+    assert verify.verify(str(path)).problems == []
+    [problem] = verify.verify(str(path), public).problems
+    assert problem == f'audit.sig is not a signature of audit.json with the key of {public}.'
+    (path / record.SIGNATURE).unlink()
+    [problem] = verify.verify(str(path), public).problems
+    assert problem.endswith('audit.json is not signed.')
+
+  def test_a_signature_whose_audit_is_gone_is_detected(self, signed):
+    path, _, public = signed
+    (path / record.AUDIT).unlink()
+    folders.write_page(str(path), folder_files.read_json(str(path), folders.CERTIFICATE))
+    assert any('audit.json is missing' in problem for problem in verify.verify(str(path), public).problems)
+
+  def test_signatures_that_were_not_checked_are_named_and_published(self, signed, tmp_path):
+    path, _, public = signed
+    assert [warning.partition(' ')[0] for warning in verify.verify(str(path)).warnings] == [
+        'certificate.sig', 'audit.sig'
+    ]
+    verify.publish(str(path), str(tmp_path / 'public'))
+    found = verify.verify(str(tmp_path / 'public'), public)
+    assert (found.problems, found.warnings) == ([], []) and found.statement
+
+  def test_a_signed_run_needs_the_key_before_the_audit_starts(self, signed, tmp_path, monkeypatch, capsys):
+    path, private, public = signed
+    other, _ = harness.keys(tmp_path / 'other')
+    before = harness.files(path)
+    monkeypatch.setattr(audit, '_measure', lambda values: pytest.fail('the audit has started'))
+    for more, message in (
+        ([], 'give --signing_key, the key of the certificate'),
+        ([f'--signing_key={other}'], 'is not a signature of certificate.json'),
+        ([f'--signing_key={public}'], 'must hold a PEM key'),
+    ):
+      assert _audit(str(path), *more) == 1
+      assert message in capsys.readouterr().err
+    (path / folders.SIGNATURE).unlink()
+    assert _audit(str(path), f'--signing_key={private}') == 1
+    assert 'is not signed, so its audit is not signed either' in capsys.readouterr().err
+    (path / folders.SIGNATURE).write_bytes(before[folders.SIGNATURE][0])
+    assert {name: content for name, (content, _) in harness.files(path).items()} == {
+        name: content for name, (content, _) in before.items()
+    }
+
+  def test_the_audit_of_a_signed_run_is_signed(self, signed):
+    path, private, public = signed
+    for name in (record.AUDIT, record.SIGNATURE):
+      (path / name).unlink()
+    assert _audit(str(path), *_SMALL, f'--signing_key={private}') == 0
+    assert verify.verify(str(path), public).problems == []
 
   def test_a_run_without_a_certificate_is_refused(self, tmp_path, capsys):
     arguments = ['--algorithm=fedavg', '--stop_after=1', f'--output_dir={tmp_path / "plain"}']

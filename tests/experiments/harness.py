@@ -9,7 +9,10 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from experiments import command_line
 from experiments import flags as experiment_flags
@@ -119,6 +122,18 @@ def files(directory: Any) -> Dict[str, Any]:
       str(path.relative_to(root)): (path.read_bytes(), path.stat().st_mtime_ns)
       for path in sorted(root.rglob('*')) if path.is_file()
   }
+
+
+def keys(folder: Any) -> Tuple[str, str]:
+  """The paths of a new Ed25519 private key and its public key, in PEM files in a folder that is made if need be."""
+  folder = pathlib.Path(folder)
+  private = ed25519.Ed25519PrivateKey.generate()
+  encoding, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+  folder.mkdir(exist_ok=True)
+  (folder / 'key.pem').write_bytes(private.private_bytes(encoding, serialization.PrivateFormat.PKCS8, plain))
+  public = private.public_key().public_bytes(encoding, serialization.PublicFormat.SubjectPublicKeyInfo)
+  (folder / 'public.pem').write_bytes(public)
+  return str(folder / 'key.pem'), str(folder / 'public.pem')
 
 
 def strict_json(text: str) -> Any:

@@ -13,8 +13,6 @@ import subprocess
 import sys
 import zipfile
 
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ed25519
 import numpy as np
 import pytest
 
@@ -382,22 +380,11 @@ class TestForgeries:
     assert not _problems(certified)
 
 
-def _keys(folder):
-  """The paths of a private and a public key in PEM files."""
-  private = ed25519.Ed25519PrivateKey.generate()
-  encoding, plain = serialization.Encoding.PEM, serialization.NoEncryption()
-  folder.mkdir(exist_ok=True)
-  (folder / 'key.pem').write_bytes(private.private_bytes(encoding, serialization.PrivateFormat.PKCS8, plain))
-  public = private.public_key().public_bytes(encoding, serialization.PublicFormat.SubjectPublicKeyInfo)
-  (folder / 'public.pem').write_bytes(public)
-  return str(folder / 'key.pem'), str(folder / 'public.pem')
-
-
 class TestSignature:
 
   def test_a_signed_run(self, tmp_path, capsys):
-    key, public = _keys(tmp_path / 'keys')
-    _, other = _keys(tmp_path / 'other')
+    key, public = harness.keys(tmp_path / 'keys')
+    _, other = harness.keys(tmp_path / 'other')
     path = tmp_path / 'run'
     assert harness.main(*harness.TINY, *_FLAGS, f'--output_dir={path}', f'--signing_key={key}') == 0
     capsys.readouterr()
@@ -415,7 +402,7 @@ class TestSignature:
     assert verify.verify(str(path), public).problems
 
   def test_an_unsigned_run(self, certified, tmp_path):
-    _, public = _keys(tmp_path / 'keys')
+    _, public = harness.keys(tmp_path / 'keys')
     [problem] = verify.verify(str(certified), public).problems
     assert 'is not signed' in problem
 
@@ -428,7 +415,7 @@ class TestSignature:
     assert words in capsys.readouterr().err and not (tmp_path / 'run').exists()
 
   def test_a_public_key_signs_nothing(self, tmp_path):
-    _, public = _keys(tmp_path / 'keys')
+    _, public = harness.keys(tmp_path / 'keys')
     with pytest.raises(ValueError, match='must hold a PEM key without a password'):
       folders.read_private_key(public)
 

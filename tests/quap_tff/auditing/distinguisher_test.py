@@ -171,7 +171,7 @@ class TestSampling:
 
   def _found(self, release):
     simulate = distinguisher.sampled(release, self._ROUNDS, self._RATE, self._OTHERS, 16, seed=3)
-    return distinguisher.play(simulate, 20_000, _DELTA).bound.epsilon_of_any
+    return distinguisher.play(simulate, 20_000, _DELTA).bound.epsilon_if_independent
 
   def _noised(self, sums):
     return sums + self._rng.normal(0, self._NOISE, sums.shape)

@@ -1,5 +1,6 @@
 """Lower bounds: limits by hand, the two formulas, and how often they are wrong."""
 
+import decimal
 import math
 
 import numpy as np
@@ -10,6 +11,17 @@ from quap_tff import tradeoff
 from quap_tff.auditing import lower_bounds
 
 
+def _tail(successes, trials, probability):
+  """P(at least so many successes) in 50 digits."""
+  with decimal.localcontext(decimal.Context(prec=50)):
+    p = decimal.Decimal(probability)
+    term, total = p**trials, decimal.Decimal(0)
+    for k in range(trials, successes - 1, -1):
+      total += term
+      term = term * k / (trials - k + 1) * (1 - p) / p
+    return total
+
+
 class TestLimits:
 
   def test_by_hand(self):
@@ -18,6 +30,29 @@ class TestLimits:
     assert lower_bounds.at_least(10, 10, 0.05) == pytest.approx(0.05**0.1)
     assert lower_bounds.at_least(0, 10, 0.05) == 0
     assert lower_bounds.at_most(10, 10, 0.05) == 1
+    # One of n with probabilities that may all lie in one trial: the sum of them is less than error.
+    assert lower_bounds.at_least(1, 10, 0.05) == pytest.approx(0.005)
+    assert lower_bounds.at_most(9, 10, 0.05) == pytest.approx(0.995)
+
+  @pytest.mark.parametrize('trials', [7, 40, 2000])
+  @pytest.mark.parametrize('error', [1e-7, 0.0125, 0.25])
+  def test_rounding_is_to_the_safe_side(self, trials, error):
+    for successes in {1, 2, 3, trials // 3, trials - 2, trials - 1, trials}:
+      assert _tail(successes, trials, lower_bounds.at_least(successes, trials, error)) <= error
+      assert _tail(successes, trials, 1 - decimal.Decimal(lower_bounds.at_most(trials - successes, trials, error))
+                  ) <= error
+
+  def test_probabilities_that_differ(self):
+    # Hoeffding's theorem needs a limit whose expected count is at least one less than what was found.
+    for trials in (2, 3, 10, 300):
+      for successes in range(2, trials + 1):
+        assert trials * lower_bounds.at_least(successes, trials, 0.25) <= successes - 1
+    # Where it does not hold, at one success: a trial of probability 0.04 among others that never succeed.
+    assert lower_bounds.at_least(1, 2, 0.04) <= 0.02
+
+  def test_tests_that_share_a_confidence(self):
+    assert lower_bounds.each(0.95, 1) == pytest.approx(0.95)
+    assert lower_bounds.each(0.95, 2) == pytest.approx(0.975)
 
   def test_limits_are_wrong_as_seldom_as_they_say(self):
     rng = np.random.default_rng(0)
@@ -38,23 +73,27 @@ class TestBound:
     assert found.mu == pytest.approx(special.ndtri(beta) - special.ndtri(alpha))
     assert found.epsilon == pytest.approx(float(tradeoff.epsilon_of(found.mu, 1e-5)))
     assert found.epsilon <= float(tradeoff.epsilon_of(found.mu, 1e-5))
-    assert found.epsilon_of_any == pytest.approx(math.log((beta - 1e-5) / alpha))
+    assert found.epsilon_if_independent == pytest.approx(math.log((beta - 1e-5) / alpha))
 
   def test_an_attack_that_says_not_there_counts_too(self):
     # It misses nobody, and still takes 60% of the others for canaries: ln(1 - α over 1 - β) is the larger figure.
     found = lower_bounds.bound(lower_bounds.Guesses(1000, 1000, 600, 1000), 1e-5)
     expected = math.log((1 - found.false_positive_rate - 1e-5) / (1 - found.true_positive_rate))
-    assert found.epsilon_of_any == pytest.approx(expected)
+    assert found.epsilon_if_independent == pytest.approx(expected)
 
   @pytest.mark.parametrize('guesses', [(0, 100, 100, 100), (50, 100, 500, 1000), (0, 1, 0, 1)])
   def test_useless_attacks_prove_nothing(self, guesses):
     found = lower_bounds.bound(lower_bounds.Guesses(*guesses), 1e-5)
-    assert (found.mu, found.epsilon, found.epsilon_of_any) == (0, 0, 0)
+    assert (found.mu, found.epsilon, found.epsilon_if_independent) == (0, 0, 0)
 
   @pytest.mark.parametrize('guesses', [(1, 0, 0, 1), (2, 1, 0, 1), (-1, 1, 0, 1)])
   def test_refuses_counts_that_cannot_be(self, guesses):
     with pytest.raises(ValueError, match='the number of'):
       lower_bounds.bound(lower_bounds.Guesses(*guesses), 1e-5)
+
+  def test_refuses_scores_that_are_no_numbers(self):
+    with pytest.raises(ValueError, match='A score is NaN'):
+      lower_bounds.count([1.0, np.nan], [0.0], 0.5)
 
   def test_ideal_audits_of_a_certified_three(self):
     # 100 canaries and 1,000 unseen directions: the bound is about half of the claim, and seldom above it.
