@@ -58,11 +58,10 @@ def read_npz(path: str, keys: Sequence[str], holds: str) -> Dict[str, np.ndarray
     holds: What the file should be, in words, for error messages.
 
   Raises:
-    errors.DataFileError: If the file is missing, damaged, not an `.npz`, or without one of the keys.
+    errors.DataFileError: If the file is missing, no regular file, damaged, not an `.npz`, or without one of the keys.
   """
   expected = f'expected {holds}: an .npz with {", ".join(keys)}'
-  if not os.path.isfile(path):
-    raise errors.DataFileError(f'{path} not found; {expected}.')
+  errors.check_is_file(path, expected)
   try:
     # Check for a zip first: np.load would also accept a single .npy.
     if not zipfile.is_zipfile(path):

@@ -27,6 +27,8 @@ from quap_tff import lazy
 from quap_tff import registry
 from quap_tff.lazy import tf
 
+sklearn_datasets = lazy.module('sklearn.datasets')  # It takes a second, and only the digits need it.
+
 # N of the documents' experiments.
 DEFAULT_NUM_CLIENTS = 100
 # A fifth of 1,797, rounded up. The choice is fixed: results of different seeds share their test set.
@@ -93,10 +95,7 @@ class Digits(PooledDataset):
   white = 16.0
 
   def read(self, data_dir):
-    # Imported here because it takes a second and only this dataset needs it.
-    from sklearn import datasets  # pylint: disable=g-import-not-at-top
-
-    bunch = datasets.load_digits()
+    bunch = sklearn_datasets.load_digits()
     x, y = bunch.images[..., None], bunch.target
     order = rng_lib.generator(0, 'test_split').permutation(len(y))
     test, train = order[:DIGITS_TEST_EXAMPLES], order[DIGITS_TEST_EXAMPLES:]

@@ -143,8 +143,7 @@ def _words(count: int, data_dir) -> Sequence[str]:
   # TFF's loader would look for the packed list and download it if it is not there.
   path = os.path.join(data_dir, WORD_COUNTS)
   expected = f'expected the list of words that TFF publishes: a word and its count on each of at least {count} lines'
-  if not os.path.isfile(path):
-    raise errors.DataFileError(f'{path} not found; {expected}. It is in stackoverflow.word_count.tar.bz2.')
+  errors.check_is_file(path, f'{expected}. It is in stackoverflow.word_count.tar.bz2')
   words = collections.OrderedDict()
   try:
     with open(path, encoding='utf-8') as f:

@@ -40,11 +40,9 @@ def find(filename: str, data_dir: Optional[str], load_data: Callable[..., Any], 
   """
   if data_dir is not None:
     path = os.path.join(data_dir, filename)
-    if not os.path.isfile(path):
-      raise errors.DataFileError(
-          f'{path} not found; expected the file of TFF\'s loader there, a SQLite database with the splits '
-          f'{" and ".join(splits)}.'
-      )
+    errors.check_is_file(
+        path, f'expected the file of TFF\'s loader there, a SQLite database with the splits {" and ".join(splits)}'
+    )
   else:
     path = _cached(filename, load_data, splits)
   check(path, splits)

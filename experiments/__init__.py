@@ -17,6 +17,10 @@ def leave(signum, frame):
   os._exit(130)
 
 
-# So Python's arguments begin while `python -m experiments.…` looks for the program: Ctrl-C may come before it is found.
+# What asks a program to end: Ctrl-C, and what `kill`, a batch system or a container sends.
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+# So Python's arguments begin while `python -m experiments.…` looks for the program: a signal may come before it is found.
 if sys.argv[:1] == ['-m']:
-  signal.signal(signal.SIGINT, leave)
+  for _signum in SIGNALS:
+    signal.signal(_signum, leave)

@@ -27,6 +27,7 @@ from typing import Any, Callable, Dict, List, NamedTuple
 
 from absl import flags
 
+from data import errors
 from experiments import command_line
 from experiments import fast_imports
 from experiments import interrupts
@@ -44,6 +45,8 @@ membership_study = lazy.module('experiments.attacking.membership_study')
 _JSON_PARTS = ('inversion', 'membership')
 # Datasets for which there is a study of membership.
 _MEMBERSHIP = ('digits', 'mnist')
+# Datasets with a file, which has their name.
+_FILES = ('mnist', 'cifar10')
 _JSON, _PAGE = 'attack.json', 'attack.html'
 
 _FLAGS = command_line.new_flags()
@@ -185,6 +188,13 @@ def _integers(name, texts):
     raise ValueError(f'--{name} must be whole numbers with commas between them, found {",".join(texts)!r}.') from None
 
 
+def _check_data():
+  """That the dataset's file is there, before TensorFlow is loaded. Datasets without a file need no check."""
+  if _DATA_DIR.value is not None and _DATASET.value in _FILES:
+    name = f'{_DATASET.value}.npz'
+    errors.check_is_file(os.path.join(_DATA_DIR.value, name), f'expected {name} in --data_dir')
+
+
 def _check_output(folder):
   if folder is None:
     return
@@ -253,6 +263,7 @@ def main(argv: List[str]) -> int:
   for name in _PARTS.value:
     registry.lookup('part', name, PARTS)
   settings = {name: PARTS[name].settings() for name in PARTS if name in _PARTS.value}
+  _check_data()
   _check_output(_OUTPUT_DIR.value)
   fast_imports.load('experiments.attacking.membership_study')
   tf.get_logger().setLevel('ERROR')  # Attacks of many shapes are traced many times, which TensorFlow warns about.

@@ -27,11 +27,13 @@ import time
 from typing import List
 
 from absl import flags
-import psutil
 
 from experiments import command_line
+from quap_tff import lazy
 from quap_tff import registry
 from quap_tff.runtime import child_process
+
+psutil = lazy.module('psutil')
 
 _FLAGS = command_line.new_flags()
 _CLIENTS = flags.DEFINE_integer('clients', 30, 'Clients in each round.', lower_bound=1, flag_values=_FLAGS)
@@ -63,6 +65,8 @@ _DEMO = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'presets', 'dem
 _FIRST_ROUND = [f'--flagfile={_DEMO}', '--stop_after=1', '--progress=lines']
 _CSV_COLUMNS = ['case', 'samples_per_second', 'seconds_per_round', 'peak_memory_mib', 'cpu_ms_per_client']
 _SAMPLE_SECONDS = 0.1
+# What a measurement's own account of an error begins with.
+_ERROR = 'Error: '
 
 
 def main(argv: List[str]) -> int:
@@ -78,6 +82,9 @@ def main(argv: List[str]) -> int:
   if _CSV.value is not None:
     with open(_CSV.value, 'a', encoding='utf-8'):  # A file that cannot be written is found out now, not at the end.
       pass
+  lazy.load('psutil')
+  if _DEVICE.value == 'gpu':
+    _measure('check', device=_DEVICE.value)
   print(f'{platform.platform()}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}', flush=True)
   sections = {
       'cases': _cases, 'aggregation': _aggregation, 'growth': _growth, 'memory': _memory, 'cohort': _cohort,
@@ -219,16 +226,26 @@ def _first_round():
 
 
 def _measure(function, **arguments):
-  """Runs a function of `benchmark_cases` in a process of its own; returns its result and the peak memory in MiB."""
-  process = _started(['experiments.benchmark_cases', function, json.dumps(arguments)])
+  """Runs a function of `benchmark_cases` in a process of its own; returns its result and the peak memory in MiB.
+
+  Raises:
+    ValueError: If it failed: in the words of that process, if it found some.
+  """
+  process = _started(['experiments.benchmark_cases', function, json.dumps(arguments)], stderr=subprocess.PIPE)
   peak = _PeakMemory(process.pid)
   try:
-    output, _ = process.communicate()
+    output, said = process.communicate()
   finally:
     process.kill()
     peak_mib = peak.stop()
+  lines, why = said.splitlines(keepends=True), None
   if process.returncode:
-    raise ValueError(f'The measurement {function} {arguments} failed with status {process.returncode}.')
+    why = f'The measurement {function!r} failed with status {process.returncode}.'
+    if lines and lines[-1].startswith(_ERROR):
+      why = lines.pop()[len(_ERROR):].strip()
+  sys.stderr.writelines(lines)
+  if why is not None:
+    raise ValueError(why)
   return json.loads(output.splitlines()[-1]), peak_mib
 
 

@@ -12,14 +12,16 @@ import time
 from typing import Any, Callable, Dict, List
 
 import numpy as np
-import psutil
-import tensorflow as tf
-import tensorflow_federated as tff
 
 from experiments import command_line
 import quap_tff
-from quap_tff import models
-from quap_tff import runtime
+from quap_tff import lazy
+from quap_tff.lazy import tf
+from quap_tff.lazy import tff
+
+psutil = lazy.module('psutil')
+models = lazy.module('quap_tff.models')
+runtime = lazy.module('quap_tff.runtime')
 
 # The papers' MNIST model. Images are random: pixels do not change the time of a step.
 _MODEL, _INPUT_SHAPE, _CLASSES = 'mnist_cnn', (28, 28, 1), 10
@@ -39,6 +41,11 @@ _WEIGHT_SHAPES = {
     '0.2M': [(784, 200), (200,), (200, 200), (200,), (200, 10), (10,)],
     '1.7M': [(5, 5, 1, 32), (32,), (5, 5, 32, 64), (64,), (3136, 512), (512,), (512, 10), (10,)],
 }
+
+
+def check(device: str):
+  """Raises `runtime.DeviceError` if there is no such device here."""
+  runtime.prepare(runtime.RuntimeConfig(device=device))
 
 
 def case(name: str, clients: int, examples: int, batch_size: int, rounds: int, device: str) -> Dict[str, Any]:
@@ -317,6 +324,16 @@ class _BareWorker:
       self._run_steps(x, y)
 
 
+def main(argv: List[str]) -> int:
+  """Runs the function `argv[1]` of this module with the arguments `argv[2]`; returns the exit status."""
+  try:
+    print(json.dumps(globals()[argv[1]](**json.loads(argv[2]))), flush=True)
+  except runtime.RuntimeStackError as error:
+    print(f'Error: {error}', file=sys.stderr)
+    return command_line.FAILED
+  return 0
+
+
 if __name__ == '__main__':
   command_line.use_own_temporary_folder()
-  print(json.dumps(globals()[sys.argv[1]](**json.loads(sys.argv[2]))), flush=True)
+  sys.exit(command_line.status_of(main, sys.argv))

@@ -19,9 +19,13 @@ from absl import flags
 
 import experiments
 from quap_tff import checks
+from quap_tff import lazy
 
 # Of folders for temporary files, in the system's folder of these.
 _TEMPORARY, _BEING_MADE = 'quap_tff_', '.quap_tff_'
+
+# Where TFF sets its default context, once it is loaded.
+_TFF_CONTEXTS = 'tensorflow_federated.python.core.impl.context_stack.set_default_context'
 
 FAILED, INTERRUPTED = 1, 130
 
@@ -183,14 +187,27 @@ def run(main: Callable[[List[str]], int]):
   """Runs a binary's main with the command line and ends the process with the status that it returns.
 
   A reader of the output that goes away ends the process without a word. Until main installs handlers of its own, Ctrl-C
-  does so at once.
+  and SIGTERM end the process at once. When main has returned, nothing is left to interrupt: they are ignored, and the
+  status is the one that main gave.
   """
-  signal.signal(signal.SIGINT, experiments.leave)
+  _on_signals(experiments.leave)
   use_own_temporary_folder()
   # An ε that the terminal's encoding does not have must not end a program.
   for stream in (sys.stdout, sys.stderr):
     stream.reconfigure(errors='backslashreplace')
-  _end(status_of(main, sys.argv))
+  status = INTERRUPTED
+  try:
+    status = status_of(main, sys.argv)
+  except KeyboardInterrupt:
+    _say_interrupted()  # It came between main's return and the next line.
+  # Python itself gives up handlers while it ends, but goes on ignoring what is ignored.
+  _on_signals(signal.SIG_IGN)
+  _end(status)
+
+
+def _on_signals(handler):
+  for signum in experiments.SIGNALS:
+    signal.signal(signum, handler)
 
 
 def use_own_temporary_folder():
@@ -233,21 +250,29 @@ def _remove_abandoned(parent: str):
 
 
 def status_of(main: Callable[[List[str]], int], argv: List[str]) -> int:
-  """What main returns; an error of input, files or memory that it lets through is said in one line."""
+  """What main returns; an error of input, files, memory or packages that it lets through is said in one line."""
   try:
     return main(argv)
   except BrokenPipeError:
     return FAILED
   except KeyboardInterrupt:
-    print('\nInterrupted.', file=sys.stderr)
+    _say_interrupted()
     return INTERRUPTED
-  except (ValueError, OSError, MemoryError) as error:
+  except (ValueError, OSError, MemoryError, lazy.MissingPackageError) as error:
     print(f'Error: {error_text(error) or type(error).__name__}', file=sys.stderr)
     return FAILED
 
 
+def _say_interrupted():
+  print('\nInterrupted.', file=sys.stderr)
+
+
 def _end(status: int):
   """Ends the process; what cannot be written any more is let go of."""
+  contexts = sys.modules.get(_TFF_CONTEXTS)
+  if hasattr(contexts, 'set_no_default_context'):
+    # Python may delete the context that TFF makes by default after what its finalizer needs, which would then complain.
+    contexts.set_no_default_context()
   try:
     sys.stdout.flush()
     sys.stderr.flush()

@@ -11,7 +11,7 @@ import signal
 from typing import Any, Iterator
 import weakref
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+import experiments
 
 # Where the callbacks of weak references are.
 _OF_WEAK_REFERENCES = (weakref.__file__, _weakrefset.__file__)
@@ -27,7 +27,7 @@ def install():
   """From now on the first of these signals raises KeyboardInterrupt, outside `held_back`. For the main thread only."""
   global _held, _came, _on_its_way
   _held, _came, _on_its_way = 0, False, False
-  for signum in _SIGNALS:
+  for signum in experiments.SIGNALS:
     signal.signal(signum, _handle)
   signal.signal(signal.SIGALRM, lambda signum, frame: _interrupt(frame))
 

@@ -4,11 +4,15 @@ import csv
 import io
 from typing import Callable, Dict, List, Mapping, Tuple
 
-import matplotlib
-from matplotlib import figure as mpl_figure
-from matplotlib import ticker
-from matplotlib.backends import backend_agg
 import numpy as np
+
+from quap_tff import lazy
+
+# Only drawing needs them.
+matplotlib = lazy.module('matplotlib')
+mpl_figure = lazy.module('matplotlib.figure')
+ticker = lazy.module('matplotlib.ticker')
+backend_agg = lazy.module('matplotlib.backends.backend_agg')
 
 _DPI = 130
 
@@ -21,10 +25,10 @@ STYLE = {
     'legend.handlelength': 3.2, 'lines.linewidth': 1.6, 'lines.markersize': 6, 'lines.markeredgewidth': 1.4,
 }
 
-Draw = Callable[[mpl_figure.Figure], None]
+Draw = Callable[['mpl_figure.Figure'], None]
 
 
-def drawn(draw: Draw, size: Tuple[float, float]) -> mpl_figure.Figure:
+def drawn(draw: Draw, size: Tuple[float, float]) -> 'mpl_figure.Figure':
   """A figure of `size` inches in the shared style. It is drawn, so its ticks and their labels are final."""
   with matplotlib.rc_context(STYLE):
     figure = _made(draw, size)

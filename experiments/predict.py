@@ -199,7 +199,7 @@ def read_images(path: str, channels: int) -> np.ndarray:
     channels: 1 or 3, to which a picture is converted.
 
   Raises:
-    ValueError: If the file is missing, damaged or of another kind.
+    ValueError: If the file is missing, empty, damaged or of another kind.
   """
   suffix = os.path.splitext(path)[1].lower()
   if suffix not in ('.npz', '.npy', *_IMAGES):
@@ -209,15 +209,23 @@ def read_images(path: str, channels: int) -> np.ndarray:
   try:
     if suffix in _IMAGES:
       return _read_picture(path, channels)
+    if not os.path.getsize(path):
+      raise ValueError('it is empty; expected an array of images')
     found = np.load(path, allow_pickle=False)
     if isinstance(found, np.ndarray):
-      return found
+      return _not_empty(found)
     with found:
       if not found.files:
-        raise ValueError('it holds no array')
-      return found['x' if 'x' in found.files else found.files[0]]
+        raise ValueError('it holds no array; expected one with the images')
+      return _not_empty(found['x' if 'x' in found.files else found.files[0]])
   except (OSError, EOFError, ValueError, SyntaxError, zipfile.BadZipFile) as error:
     raise ValueError(f'--input={path} cannot be read: {error}.') from None
+
+
+def _not_empty(images: np.ndarray) -> np.ndarray:
+  if not images.size:
+    raise ValueError(f'its array has the shape {list(images.shape)}, which holds no image; expected at least one')
+  return images
 
 
 def _read_picture(path, channels):

@@ -57,7 +57,10 @@ _REPORTS = _define('integer', 'reports', 1, 'How often each client reports the s
 _PARTICIPATION = _define(
     'string', 'participation', 'beta', f'Who takes part: {registry.describe(cohorts.PARTICIPATION_MODELS)}.'
 )
-_COHORT_SIZE = _define('integer', 'cohort_size', 30, 'Clients in a round, for --question=participation.')
+_COHORT_SIZE = _define(
+    'integer', 'cohort_size', 30,
+    'Clients in a round, for --question=participation. The default is lowered to the number of clients.'
+)
 _ROUNDS = _define('integer', 'rounds', 50, 'Rounds, for --question=participation.')
 _SEED = _define('integer', 'seed', 42, 'Seed of the partition and of the cohorts.')
 _ANSWER_SEED = _define(
@@ -101,6 +104,11 @@ def _answers_about_labels():
 
 def _answers_about_participation():
   num_clients = 100 if _NUM_CLIENTS.value is None else _NUM_CLIENTS.value
+  if _FLAGS['cohort_size'].present and _COHORT_SIZE.value > num_clients:
+    raise ValueError(
+        f'--cohort_size={_COHORT_SIZE.value} must be at most the number of clients, which is {num_clients}. Choose a '
+        'smaller cohort, or more clients (--num_clients).'
+    )
   model = cohorts.make(_PARTICIPATION.value, num_clients, min(_COHORT_SIZE.value, num_clients), _SEED.value)
   counts = np.zeros(num_clients, np.int64)
   for round_num in range(1, _ROUNDS.value + 1):
@@ -112,7 +120,10 @@ def _answers_about_participation():
 def _show(mechanism, estimate, answers, names):
   true = np.bincount(answers, minlength=len(names)) / len(answers)
   epsilon = mechanism.epsilon_of(_REPORTS.value)
-  print(f'{len(answers)} clients, {_REPORTS.value} report(s) each; ε = {rounding.up(epsilon)} for a client\'s answer, δ = 0.')
+  print(
+      f'{len(answers)} clients, {_REPORTS.value} report(s) each; ε = {rounding.up(epsilon)} for a client\'s answer, '
+      'δ = 0.'
+  )
   print('Neighbours: replace one client\'s answer by another; nobody is trusted, not even the server.')
   print(f'{"answer":<20}{"estimated":>12}{"± 1 s.d.":>12}{"true":>12}')
   for name, share, stddev, real in zip(names, estimate.shares, estimate.stddev, true):

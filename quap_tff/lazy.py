@@ -9,6 +9,7 @@ from typing import Any
 
 # Where the name of a package in the index is not the name of its module.
 _PACKAGES = {
+    'PIL': 'pillow',
     'absl': 'absl-py',
     'attr': 'attrs',
     'dp_accounting': 'dp-accounting',

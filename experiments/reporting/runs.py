@@ -181,7 +181,7 @@ def load(path: str) -> Tuple[Optional[Run], List[LeftOut]]:
       return otherwise
     try:
       return reader(file)
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
       left_out.append(LeftOut(file, f'cannot be read ({" ".join(str(error).split())}); the report does without it'))
       return otherwise
 

@@ -167,7 +167,7 @@ def _summary(path):
       summary = json.load(f)
     return {'interrupted': bool(summary['interrupted']), 'rounds': int(summary['rounds']),
             'test_accuracy': float(summary['test_accuracy'])}
-  except (OSError, ValueError, KeyError, TypeError):
+  except (OSError, ValueError, KeyError, TypeError, RecursionError):
     return None
 
 

@@ -118,7 +118,7 @@ def _read(output_dir: str) -> Optional[Record]:
     with open(os.path.join(output_dir, _NAME)) as f:
       record = Record(**json.load(f))
     _check_types(record)
-  except (OSError, ValueError, TypeError):
+  except (OSError, ValueError, TypeError, RecursionError):
     raise ValueError(
         f'output_dir {output_dir} holds files, but no readable {_NAME} of an earlier sweep: give a new or empty folder.'
     ) from None

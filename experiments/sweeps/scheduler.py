@@ -4,10 +4,11 @@ import collections
 import time
 from typing import Any, Callable, Deque, Dict, List, NamedTuple, Sequence
 
-import tqdm
-
 from experiments import interrupts
 from experiments.sweeps import plan
+from quap_tff import lazy
+
+tqdm = lazy.module('tqdm')
 
 _SECONDS_BETWEEN_LOOKS = 0.2
 _SECONDS_BETWEEN_REPORTS = 60

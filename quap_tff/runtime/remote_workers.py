@@ -25,6 +25,8 @@ from quap_tff.runtime import processes
 from quap_tff.runtime import tls_worker
 
 SECONDS_TO_START = 60
+# While a worker does not answer at the start.
+_SECONDS_UNTIL_FIRST_WORD, _SECONDS_BETWEEN_WORDS = 3.0, 15.0
 _SECONDS_TO_END = 5
 _SECONDS_BETWEEN_ATTEMPTS = 1.0
 _MAX_MESSAGE_BYTES = 2_000_000_000
@@ -150,11 +152,18 @@ class Worker:
     return errors.WorkerError(f'The {self} {what}.{how}', self.address, self.pid)
 
   def _wait(self) -> None:
-    deadline = time.monotonic() + SECONDS_TO_START
+    begin, said = time.monotonic(), 0.0
     while not self._connection.is_ready(seconds=0.1):
-      if time.monotonic() > deadline or (self._process is not None and self._process.has_ended):
-        self._lost = 'could not be reached' if self._process is None else 'did not start'
+      waited = time.monotonic() - begin
+      if waited > SECONDS_TO_START or (self._process is not None and self._process.has_ended):
+        self._lost = f'could not be reached in {waited:.0f} s' if self._process is None else 'did not start'
         raise self.error()
+      if waited > said + (_SECONDS_BETWEEN_WORDS if said else _SECONDS_UNTIL_FIRST_WORD):
+        said = waited
+        logging.warning(
+            'The %s does not answer yet: is it running, and are host and port right? It is given up in %.0f s.', self,
+            SECONDS_TO_START - waited,
+        )
 
   def _watch(self) -> None:
     while not self._closed:

@@ -167,6 +167,17 @@ class TestNpz:
     with pytest.raises(data.DataFileError, match=r'mnist\.npz not found; expected the arrays of mnist: an \.npz with'):
       data.load('mnist', data_dir=str(tmp_path))
 
+  @pytest.mark.parametrize('make, found', [
+      (os.mkdir, 'is a folder and not a file'), (os.mkfifo, 'is a pipe and not a file'),
+      (lambda path: os.symlink('/dev/null', path), 'is a device and not a file'),
+      (lambda path: os.symlink('gone', path), 'is a link to a file that does not exist'),
+  ], ids=['folder', 'pipe', 'device', 'link'])
+  @pytest.mark.parametrize('dataset, name', [('mnist', 'mnist.npz'), ('femnist', 'emnist_all.sqlite')])
+  def test_what_is_not_a_file_is_called_what_it_is(self, dataset, name, make, found, tmp_path):
+    make(tmp_path / name)
+    with pytest.raises(data.DataFileError, match=f'{name} {found}; expected the '):
+      data.load(dataset, data_dir=str(tmp_path))
+
   @pytest.mark.parametrize('kept', [0, 10, 1000, -1])
   def test_a_truncated_file(self, tmp_path, kept):
     path = tmp_path / 'mnist.npz'

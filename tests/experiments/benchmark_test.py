@@ -52,6 +52,31 @@ def test_wrong_flags_are_refused_before_anything_is_measured(arguments, said, ca
   assert not out and said in err and len(err.splitlines()) == 1
 
 
+@pytest.mark.parametrize('said, error', [
+    ('a warning\nError: there is no GPU', 'there is no GPU'),
+    ('Traceback\nKeyError: 1', "The measurement 'case' failed with status 3."),
+])
+def test_a_measurement_that_fails_gives_its_own_words(said, error, tmp_path, monkeypatch, capsys):
+  program = tmp_path / 'program'
+  program.write_text(f'#!/bin/sh\nprintf "{said}\n" >&2\nexit 3\n')
+  program.chmod(0o755)
+  monkeypatch.setattr(benchmark.sys, 'executable', str(program))
+  monkeypatch.setattr(benchmark.child_process, 'ending_with_this_one', lambda command: command)
+  with pytest.raises(ValueError) as caught:
+    benchmark._measure('case', name='ceiling')
+  assert str(caught.value) == error and capsys.readouterr().err.startswith(said.partition('\n')[0])
+
+
+def test_a_device_that_is_not_there_is_found_out_first(monkeypatch, capsys):
+  def measure(function, **arguments):
+    assert (function, arguments) == ('check', {'device': 'gpu'})
+    raise ValueError('there is no GPU')
+
+  monkeypatch.setattr(benchmark, '_measure', measure)
+  assert command_line.status_of(benchmark.main, ['benchmark', '--device=gpu']) == command_line.FAILED
+  assert capsys.readouterr() == ('', 'Error: there is no GPU\n')
+
+
 def test_cohorts_and_the_first_round_go_to_the_table(tmp_path, monkeypatch, capsys):
   def measure(function, **arguments):
     if function == 'first_round':

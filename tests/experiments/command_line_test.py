@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 
 from absl import flags
 import pytest
@@ -97,15 +98,123 @@ class TestEnds:
     # A short text is written when the program has ended already, with success.
     assert process.returncode in (0, command_line.FAILED) and not process.stderr
 
+  @pytest.mark.parametrize('name', ['SIGINT', 'SIGTERM'])
   @pytest.mark.parametrize('place', ['absl', 'numpy'])
-  def test_ctrl_c_while_modules_are_imported_is_no_traceback(self, place, tmp_path):
+  def test_a_signal_while_modules_are_imported_is_no_traceback(self, place, name, tmp_path):
     (tmp_path / place).mkdir()
-    (tmp_path / place / '__init__.py').write_text('import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n')
+    (tmp_path / place / '__init__.py').write_text(f'import os, signal\nos.kill(os.getpid(), signal.{name})\n')
     process = subprocess.run(
         [sys.executable, '-m', 'experiments.train', '--help'], cwd=harness.REPOSITORY, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, encoding='utf-8', timeout=60, env={**os.environ, 'PYTHONPATH': str(tmp_path)},
     )
     assert (process.returncode, process.stderr) == (command_line.INTERRUPTED, '\nInterrupted.\n')
+
+
+  @pytest.mark.parametrize('name', ['SIGINT', 'SIGTERM'])
+  @pytest.mark.parametrize('installed', [False, True])
+  def test_a_signal_before_the_end_of_main_is_said(self, name, installed):
+    process = _child(f"""
+        def main(argv):
+          if {installed}:
+            interrupts.install()
+          os.kill(os.getpid(), signal.{name})
+        command_line.run(main)
+    """)
+    assert (process.returncode, process.stderr) == (command_line.INTERRUPTED, '\nInterrupted.\n')
+
+  @pytest.mark.parametrize('name', ['SIGINT', 'SIGTERM'])
+  @pytest.mark.parametrize('status', [0, 3])
+  def test_a_signal_while_python_ends_changes_nothing(self, name, status):
+    process = _child(f"""
+        import atexit
+        def signalled(kill=os.kill, pid=os.getpid(), signum=signal.{name}, write=os.write):
+          kill(pid, signum)
+          write(1, b'.')
+        class Last:
+          __del__ = lambda self, signalled=signalled: signalled()
+        def main(argv):
+          interrupts.install()
+          atexit.register(signalled)
+          sys.kept = Last()  # Its finalizer is called after Python has given up handlers.
+          return {status}
+        command_line.run(main)
+    """)
+    assert (process.returncode, process.stdout, process.stderr) == (status, '..', '')
+
+  def test_tff_does_not_complain_at_the_end(self):
+    process = _child("""
+        import builtins
+        from experiments import fast_imports
+        def main(argv):
+          fast_imports.load('tensorflow_federated')
+          from tensorflow_federated.python.core.impl.context_stack import context_stack_impl
+          builtins.kept = context_stack_impl.context_stack  # It goes last of all.
+          return 0
+        command_line.run(main)
+    """)
+    assert (process.returncode, process.stderr) == (0, '')
+
+  def test_a_missing_package_is_one_line(self):
+    process = _child("""
+        from quap_tff import lazy
+        command_line.run(lambda argv: lazy.load('kymatio'))
+    """, missing=['kymatio'])
+    assert process.returncode == command_line.FAILED and len(process.stderr.splitlines()) == 1
+    assert process.stderr.startswith('Error: quap_tff needs the package kymatio, which is not installed')
+
+
+# Modules of the packages that only TFF's environment has, and `pip install .` does not install.
+_OF_TFF = [
+    'PIL', 'cryptography', 'grpc', 'h5py', 'jax', 'kymatio', 'matplotlib', 'psutil', 'sklearn', 'tensorflow',
+    'tensorflow_federated', 'tensorflow_privacy', 'tqdm', 'tree',
+]
+
+
+def _child(code, missing=()):
+  """Runs code in a process of its own, in which some packages are missing."""
+  before = f"""
+      import importlib.abc, os, signal, sys
+      class Missing(importlib.abc.MetaPathFinder):
+        def find_spec(self, name, path=None, target=None):
+          if name.partition('.')[0] in {list(missing)}:
+            raise ModuleNotFoundError('No module named ' + repr(name), name=name)
+      sys.meta_path.insert(0, Missing())
+      from experiments import command_line, interrupts
+  """
+  return subprocess.run(
+      [sys.executable, '-c', textwrap.dedent(before) + textwrap.dedent(code)], cwd=harness.REPOSITORY,
+      stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding='utf-8', timeout=60,
+  )
+
+
+class TestWithoutTff:
+
+  def test_every_binary_has_its_help(self):
+    process = _child(f"""
+        import contextlib, importlib, io
+        for name in {BINARIES}:
+          module = importlib.import_module('experiments.' + name)
+          with contextlib.redirect_stdout(io.StringIO()) as said:
+            status = command_line.status_of(module.main, [name, '--help'])
+          print(name, status, 'Flags:' in said.getvalue())
+    """, missing=_OF_TFF)
+    assert process.stdout.splitlines() == [f'{name} 0 True' for name in BINARIES], process.stderr
+
+  @pytest.mark.parametrize('arguments', [
+      ('attack',), ('benchmark', '--device=gpu'), ('benchmark_workers', '--workers=1'), ('survey',),
+      ('pretrain', '--output={folder}/extractor'),
+      ('train', f'--flagfile={harness.PRESETS / "demo.flags"}', '--output_dir={folder}/run'),
+  ], ids=lambda arguments: arguments[0])
+  def test_work_that_needs_it_says_so_in_one_line(self, arguments, tmp_path):
+    name, *arguments = (argument.format(folder=tmp_path) for argument in arguments)
+    process = _child(f"""
+        import importlib
+        main = importlib.import_module('experiments.{name}').main
+        sys.exit(command_line.status_of(main, {[name, *arguments]}))
+    """, missing=_OF_TFF)
+    assert process.returncode == command_line.FAILED
+    assert process.stderr.startswith('Error: quap_tff needs the package ') and len(process.stderr.splitlines()) == 1
+    assert process.stderr.endswith('pip install --no-deps -r requirements.txt\n') and not list(tmp_path.iterdir())
 
 
 class TestTemporaryFolder:

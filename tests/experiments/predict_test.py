@@ -143,6 +143,8 @@ class TestCommand:
     (tmp_path / 'damaged.npz').write_bytes(b'PK\x03\x04 cut')
     (tmp_path / 'damaged.png').write_bytes(b'\x89PNG')
     (tmp_path / 'empty.npy').write_bytes(b'')
+    np.save(tmp_path / 'no_image.npy', np.zeros((0, 8, 8)))
+    np.savez(tmp_path / 'no_image.npz', x=np.zeros((0, 8, 8, 1)))
     Image.new('RGBA', (8, 8)).save(tmp_path / 'transparent.png')
     run, good = runs / 'dropout', f'--input={tmp_path / "a.npy"}'
     for arguments, message in [
@@ -159,7 +161,9 @@ class TestCommand:
         ((run, f'--input={tmp_path / "object.npz"}'), 'cannot be read'),
         ((run, f'--input={tmp_path / "damaged.npz"}'), 'cannot be read'),
         ((run, f'--input={tmp_path / "damaged.png"}'), 'cannot be read'),
-        ((run, f'--input={tmp_path / "empty.npy"}'), 'cannot be read'),
+        ((run, f'--input={tmp_path / "empty.npy"}'), 'cannot be read: it is empty; expected an array of images'),
+        ((run, f'--input={tmp_path / "no_image.npy"}'), r'the shape \[0, 8, 8\], which holds no image'),
+        ((run, f'--input={tmp_path / "no_image.npz"}'), r'the shape \[0, 8, 8, 1\], which holds no image'),
         ((run, f'--input={tmp_path / "transparent.png"}'), 'pixels are RGBA; save it with 8 bits'),
     ]:
       with pytest.raises(ValueError, match=message):

@@ -33,6 +33,9 @@ class TestSurvey:
     assert summary['true'] == [0, 0, 0, 0, 1]
     assert summary['estimated'] == pytest.approx([0, 0, 0, 0, 1], abs=1e-3)
 
+  def test_the_default_cohort_fits_few_clients(self, capsys):
+    assert _run(capsys, '--question=participation', '--num_clients=5', '--rounds=2')[0] == 0
+
   def test_reports_cost_what_the_mechanism_says(self, capsys):
     _, out, _ = _run(capsys, '--mechanism=randomized_response:epsilon=0.5', '--reports=4', '--num_clients=20')
     assert json.loads(out.splitlines()[-1])['epsilon'] == 2.0
@@ -40,6 +43,7 @@ class TestSurvey:
   @pytest.mark.parametrize('arguments, message', [
       (['--question=income'], "Unknown question 'income'"), (['--mechanism=rappor:f=2'], 'rappor f'),
       (['--reports=0'], 'reports'), (['--mechanism=laplace'], 'randomized_response'), (['--rounds=0'], 'rounds'),
+      (['--question=participation', '--cohort_size=500'], '--cohort_size=500 must be at most the number of clients'),
   ])
   def test_wrong_input_is_one_line(self, arguments, message, capsys):
     status, out, err = _run(capsys, *arguments)

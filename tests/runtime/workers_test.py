@@ -279,8 +279,9 @@ def test_traffic_counts_what_goes_to_a_worker_and_comes_back():
   assert numbers.nbytes < received < 2 * numbers.nbytes
 
 
-def test_worker_that_cannot_be_reached_is_named(monkeypatch):
-  monkeypatch.setattr('quap_tff.runtime.remote_workers.SECONDS_TO_START', 1)
+def test_worker_that_cannot_be_reached_is_named(monkeypatch, caplog):
+  for name, seconds in (('SECONDS_TO_START', 1), ('_SECONDS_UNTIL_FIRST_WORD', 0.2), ('_SECONDS_BETWEEN_WORDS', 0.3)):
+    monkeypatch.setattr(f'quap_tff.runtime.remote_workers.{name}', seconds)
   with socket.socket() as s:  # Bound, and not listening: nobody else answers there.
     s.bind(('localhost', 0))
     address = f'localhost:{s.getsockname()[1]}'
@@ -288,3 +289,7 @@ def test_worker_that_cannot_be_reached_is_named(monkeypatch):
       with runtime.activate(runtime.RuntimeConfig('workers', worker_addresses=(address,))):
         pass
   assert caught.value.address == address
+  said = [record.getMessage() for record in caplog.records]
+  assert len(said) >= 2
+  for line in said:
+    assert line.startswith(f'The worker at {address}') and 'does not answer yet: is it running' in line

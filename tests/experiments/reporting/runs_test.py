@@ -78,6 +78,7 @@ def test_an_interrupted_run_is_unfinished(tmp_path):
     ('clients.csv', b'client,examples\n0,5\n'),
     ('ledger.npz', b'torn'),
     ('summary.json', b'{"rounds"'),
+    ('certificate.json', b'[' * 100_000),
 ])
 def test_a_damaged_file_is_named_and_the_rest_is_kept(tmp_path, name, content):
   folder = factory.write_run(tmp_path / 'run', accuracy=0.8)
