@@ -36,6 +36,7 @@ from experiments.attacking import inversion_study
 from experiments.reporting import pages
 from quap_tff import lazy
 from quap_tff import registry
+from quap_tff import rounding
 from quap_tff.lazy import tf
 
 # It loads TensorFlow.
@@ -234,8 +235,16 @@ def _write(folder, results, summary):
 
 
 def _shown(row):
-  # A dash, so that a column without any value is not left out.
-  return {k: f'{v:.3g}' if isinstance(v, float) else '-' if v is None else v for k, v in row.items()}
+  """A row in print: three digits, and four of an upper bound (an ε, or the most that an attack can reach)."""
+
+  def shown(key, value):
+    if value is None:
+      return '-'  # So that a column without any value is not left out.
+    if not isinstance(value, float):
+      return value
+    return rounding.up(value) if key.endswith(('epsilon', '_bound')) else f'{value:.3g}'
+
+  return {key: shown(key, value) for key, value in row.items()}
 
 
 def _run(settings):

@@ -142,7 +142,7 @@ def guarantee(summary: Mapping[str, Any]) -> str:
   rounds = '' if formal.get('reading') is None else f', over all {summary["planned_rounds"]} planned rounds'
   said = (
       f'Guarantee{", if the noise were ideal" if is_ideal else ""}: the {subject} differentially private with '
-      f'{_bound(exact)} at δ = {formal["delta"]:g} for each client and all of its data{rounds}.'
+      f'{_bound(exact)} at δ = {rounding.up(formal["delta"])} for each client and all of its data{rounds}.'
   )
   if not is_all:
     said += ' The exact figures logged beside them have no finite ε: keep them secret.'
@@ -178,8 +178,9 @@ def _nominal(summary) -> List[str]:
   if summary['nominal_epsilon_max'] is None:
     return []
   return [
-      f'Nominal (no guarantee): ε mean {summary["nominal_epsilon_mean"]:.4g}, '
-      f'max {summary["nominal_epsilon_max"]:.4g}, δ up to {summary["nominal_delta_max"]:.3g}, by plain sums.'
+      f'Nominal (no guarantee): ε mean {rounding.up(summary["nominal_epsilon_mean"])}, max '
+      f'{rounding.up(summary["nominal_epsilon_max"])}, δ up to {rounding.up(summary["nominal_delta_max"])}, by plain '
+      'sums.'
   ]
 
 

@@ -12,6 +12,7 @@ from quap_tff import layers
 from quap_tff import participation as participations
 from quap_tff import registry
 from quap_tff import robust
+from quap_tff import rounding
 from quap_tff import weighting as weightings
 
 PLACEMENTS = ('server', 'client', 'none')
@@ -129,7 +130,7 @@ class QuapConfig:
       )
     if self.noise.calibration == 'classic' and self.budget.largest_budget > gaussian.CLASSIC_MAX_EPSILON:
       raise ValueError(
-          f'A round\'s epsilon can reach {self.budget.largest_budget:.4g}, but the classic Gaussian calibration holds '
+          f'A round\'s epsilon can reach {rounding.up(self.budget.largest_budget)}, but the classic Gaussian calibration holds '
           f'only for epsilon <= {gaussian.CLASSIC_MAX_EPSILON:g}. Use gaussian_calibration=analytic, or a smaller '
           'epsilon_total or more rounds.'
       )

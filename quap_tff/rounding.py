@@ -17,6 +17,13 @@ def up(value: float, digits: int = 4) -> str:
   return _text(value, digits, decimal.ROUND_CEILING)
 
 
+def up_fixed(value: float, decimals: int) -> str:
+  """An upper bound with that many decimals, for columns of figures below 10^15; like `up` otherwise."""
+  if not math.isfinite(value):
+    return up(value)
+  return str(decimal.Decimal(repr(float(value))).quantize(decimal.Decimal(1).scaleb(-decimals), decimal.ROUND_CEILING))
+
+
 def down(value: float, digits: int = 4) -> str:
   """A lower bound in at most `digits` significant digits: the largest such number that is at most `value`.
 

@@ -24,6 +24,7 @@ from experiments.attacking import membership_figures
 from experiments.attacking import subject as subjects
 from experiments.attacking import worlds as worlds_lib
 from quap_tff import checks
+from quap_tff import rounding
 from quap_tff import runtime
 from quap_tff import tradeoff
 from quap_tff.auditing import membership
@@ -179,7 +180,7 @@ def run(settings: MembershipSettings, say: Callable[[str], None] = lambda text: 
     real_epsilon = subjects.planned_epsilon(reference, schedule)
   say(
       f'membership: {len(clients)} clients with {len(pool.owners)} examples, {settings.models - 1} shadow models; '
-      f'compared at nominal ε = {settings.nominal_epsilon:g} and at real ε = {real_epsilon:.4g}.'
+      f'compared at nominal ε = {settings.nominal_epsilon:g} and at real ε = {rounding.up(real_epsilon)}.'
   )
   rows, curves = [], {}
   with runtime.activate(reference.runtime):

@@ -11,6 +11,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 
 from experiments import plots
 from experiments import wide
+from quap_tff import rounding
 
 _REPORT, _PAGE, _RUN = 'report.md', 'index.html', 'run.json'
 
@@ -38,17 +39,23 @@ class Quantity(NamedTuple):
     deviation: The sample standard deviation (n - 1); None for a single value.
     count: The number of values; None if a document does not state it.
     digits: Decimals in print.
+    is_bound: Whether the values are upper bounds, so that their mean is rounded up.
   """
 
   mean: float
   deviation: Optional[float] = None
   count: Optional[int] = None
   digits: int = 2
+  is_bound: bool = False
 
   def __str__(self):
     # Norms can become huge, and then decimals say nothing.
-    style = f'.{self.digits}f' if abs(self.mean) < 1e4 else '.3g'
-    return f'{self.mean:{style}}' + ('' if self.deviation is None else f' ± {self.deviation:{style}}')
+    is_huge = abs(self.mean) >= 1e4
+    style = '.3g' if is_huge else f'.{self.digits}f'
+    mean = f'{self.mean:{style}}'
+    if self.is_bound:
+      mean = rounding.up(self.mean, 3) if is_huge else rounding.up_fixed(self.mean, self.digits)
+    return mean + ('' if self.deviation is None else f' ± {self.deviation:{style}}')
 
 
 class Table(NamedTuple):

@@ -86,8 +86,8 @@ def by_participation(name: str, groups: Sequence[study.Group]) -> List[pages.Blo
       'examples': (lambda run: run.clients.get('examples'), 0),
   }
   results = {
-      'nominal ε': (lambda run: run.nominal_epsilon, 2),
-      'formal ε': (_formal_epsilon, 2),
+      'nominal ε': (lambda run: run.nominal_epsilon, 2, True),
+      'formal ε': (_formal_epsilon, 2, True),
       'accuracy (%)': (
           lambda run: 100 * run.clients['test_accuracy'] if 'test_accuracy' in run.clients else None, 1
       ),
@@ -95,8 +95,8 @@ def by_participation(name: str, groups: Sequence[study.Group]) -> List[pages.Blo
 
   def columns(measures, group):
     return {
-        f'{what}: {_GROUPS[third]}': group.measure(lambda run: _mean(values(run), _thirds(run)[third]), digits)
-        for what, (values, digits) in measures.items() for third in range(3)
+        f'{what}: {_GROUPS[third]}': group.measure(lambda run: _mean(values(run), _thirds(run)[third]), *form)
+        for what, (values, *form) in measures.items() for third in range(3)
     }
 
   blocks = []

@@ -18,12 +18,12 @@ def beside_accuracy(groups: Sequence[study.Group]) -> List[pages.Block]:
 
   def columns(g):
     known = lambda run, value: None if run.nominal_epsilon is None else value(run)
-    nominal = lambda reduce: g.measure(lambda run: known(run, lambda run: reduce(run.nominal_epsilon)), 3)
+    nominal = lambda reduce: g.measure(lambda run: known(run, lambda run: reduce(run.nominal_epsilon)), 3, True)
     delta = g.measure(lambda run: known(run, lambda run: run.summary.get('nominal_delta_max')))
     return {
         'document: accuracy (%)': accuracy.printed_accuracy(g), 'measured: accuracy (%)': g.accuracy(),
         'nominal ε, largest': nominal(np.max), 'nominal ε, mean': nominal(np.mean),
-        'nominal δ, largest': f'{delta.mean:.2g}' if delta else None, 'formal ε': privacy.formal_text(g),
+        'nominal δ, largest': rounding.up(delta.mean) if delta else None, 'formal ε': privacy.formal_text(g),
     }
 
   blocks = study.by_group('privacy_and_accuracy', 'All settings', groups, columns)
@@ -45,7 +45,8 @@ def certified(groups: Sequence[study.Group]) -> List[pages.Block]:
 
   def columns(g):
     return {
-        'ε, largest of any client': g.measure(privacy.whole_model_epsilon, 3), 'total δ': f'{g.setting["delta"]:g}',
+        'ε, largest of any client': g.measure(privacy.whole_model_epsilon, 3, True),
+        'total δ': rounding.up(g.setting['delta']),
         'accuracy (%)': g.accuracy(), 'formal ε': privacy.formal_text(g),
     }
 
@@ -161,9 +162,9 @@ def cumulative(groups: Sequence[study.Group]) -> List[pages.Block]:
     top, bottom = np.array([top_and_bottom(run) for run in g.runs])[:, :, -1].T
     ratios = np.divide(top, bottom, out=np.full(len(top), np.nan), where=bottom > 0)
     return {
-        'document: top 20%': 'below ε_total' if g.method == 'quap' else None, 'measured: top 20%': study.over(top, 3),
-        'measured: bottom 20%': study.over(bottom, 3), 'measured: top / bottom': study.over(ratios),
-        'measured: largest of any client': g.measure(lambda run: run.nominal_epsilon.max(), 3),
+        'document: top 20%': 'below ε_total' if g.method == 'quap' else None, 'measured: top 20%': study.over(top, 3, True),
+        'measured: bottom 20%': study.over(bottom, 3, True), 'measured: top / bottom': study.over(ratios),
+        'measured: largest of any client': g.measure(lambda run: run.nominal_epsilon.max(), 3, True),
     }
 
   title = 'Cumulative nominal ε of the most and the least frequent 20% of clients'

@@ -72,9 +72,11 @@ class Group:
       text += ' (stopped early)'
     return {'seeds': f'{len(self.runs)} ({", ".join(str(run.seed) for run in self.runs)})', 'rounds': text}
 
-  def measure(self, value: Callable[[runs_lib.Run], Optional[float]], digits: int = 2) -> Optional[pages.Quantity]:
-    """A figure of each run, as mean and deviation over the seeds that have it; None if none has."""
-    return over([value(run) for run in self.runs], digits)
+  def measure(
+      self, value: Callable[[runs_lib.Run], Optional[float]], digits: int = 2, is_bound: bool = False
+  ) -> Optional[pages.Quantity]:
+    """A figure of each run, as mean and deviation over the seeds that have it; None if none has. See `over`."""
+    return over([value(run) for run in self.runs], digits, is_bound)
 
   def accuracy(self) -> pages.Quantity:
     """Final test accuracy in percent."""
@@ -288,12 +290,15 @@ def beside(
   return rows or [Row(method, cells, {f'document: {what}': printed, f'measured: {what}': NOT_RUN})]
 
 
-def over(values: Sequence[Optional[float]], digits: int = 2) -> Optional[pages.Quantity]:
-  """Mean and sample deviation of the finite values; None if there is none."""
+def over(
+    values: Sequence[Optional[float]], digits: int = 2, is_bound: bool = False
+) -> Optional[pages.Quantity]:
+  """Mean and sample deviation of the finite values, which may be upper bounds; None if there is none."""
   known = np.array([v for v in values if v is not None and np.isfinite(v)], float)
   if not len(known):
     return None
-  return pages.Quantity(float(known.mean()), float(known.std(ddof=1)) if len(known) > 1 else None, len(known), digits)
+  deviation = float(known.std(ddof=1)) if len(known) > 1 else None
+  return pages.Quantity(float(known.mean()), deviation, len(known), digits, is_bound)
 
 
 def jain(values: Optional[np.ndarray]) -> Optional[float]:

@@ -53,7 +53,7 @@ class Figure:
 
   def __str__(self):
     return (
-        f'ε = {rounding.up(self.epsilon)} at δ = {self.delta:.4g} ({self.accountant}: {self.method}; neighbours: '
+        f'ε = {rounding.up(self.epsilon)} at δ = {rounding.up(self.delta)} ({self.accountant}: {self.method}; neighbours: '
         f'{self.neighbours}; unit: {self.unit}; {self.amplification})'
     )
 
@@ -186,7 +186,7 @@ def delta_of(history: histories_lib.History, epsilon: float, name: str) -> float
     low = math.log(library_accountants.Pld.MIN_DELTA * (1 + 1e-9))
   enough = lambda log_delta: accountant.epsilon(history, math.exp(log_delta)) <= epsilon
   if not enough(high):
-    raise ValueError(f'epsilon={epsilon:g} is out of reach: {name} proves it for no delta below 1 with this noise.')
+    raise ValueError(f'epsilon={epsilon} is out of reach: {name} proves it for no delta below 1 with this noise.')
   if enough(low):
     return math.exp(low)
   while high - low > _LOG_DELTA_TOLERANCE:

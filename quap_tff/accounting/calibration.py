@@ -10,6 +10,7 @@ from typing import NamedTuple, Optional
 import numpy as np
 
 from quap_tff import checks
+from quap_tff import rounding
 from quap_tff import tradeoff
 from quap_tff.accounting import accountants
 from quap_tff.accounting import history as histories_lib
@@ -70,7 +71,7 @@ def noise_factor(history: histories_lib.History, epsilon: float, delta: float, n
   low, high = _bracket(lambda log_factor: excess(log_factor) <= 0)
   if high is None:
     raise ValueError(
-        f'epsilon={epsilon:g} at delta={delta:g} is out of reach: {name} does not prove it with {MAX_FACTOR:g} times '
+        f'epsilon={epsilon} at delta={delta} is out of reach: {name} does not prove it with {MAX_FACTOR:g} times '
         'the noise.'
     )
   # ln ε is nearly linear in ln z. A point just beyond the zero of that line mostly cuts off far more than half.
@@ -116,8 +117,8 @@ def exact_scale(ledger: run_ledger.RunLedger, epsilon: float, delta: float) -> f
   if counts >= allowed:
     alone = float(tradeoff.epsilon_of(counts, delta))
     raise ValueError(
-        f'epsilon={epsilon:g} is out of reach: for the clipping norm, the noised counts alone spend {alone:.4g} at '
-        f'delta={delta:g}. Give them more noise (count_stddev of private_quantile, norm_noise of acdp), or use a fixed '
+        f'epsilon={epsilon} is out of reach: for the clipping norm, the noised counts alone spend {rounding.up(alone)} at '
+        f'delta={delta}. Give them more noise (count_stddev of private_quantile, norm_noise of acdp), or use a fixed '
         'clipping norm.'
     )
   # From μ_updates²/factor² + μ_counts² = μ_allowed², client by client.

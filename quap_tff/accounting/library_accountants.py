@@ -7,6 +7,7 @@ from typing import Any, Sequence, Tuple
 import numpy as np
 
 from quap_tff import lazy
+from quap_tff import rounding
 from quap_tff import tradeoff
 from quap_tff.accounting import accountant as base
 from quap_tff.accounting import history as histories_lib
@@ -46,7 +47,7 @@ class Pld(base.Accountant):
   def _epsilon(self, history, delta):
     if delta < self.MIN_DELTA:
       raise base.NotApplicableError(
-          f'rounding and cut-off tails of its distributions reach about 1e-12, too close to δ = {delta:.3g} (smallest: '
+          f'rounding and cut-off tails of its distributions reach about 1e-12, too close to δ = {rounding.up(delta)} (smallest: '
           f'{self.MIN_DELTA:g})'
       )
     if _discretization(history) > _COARSEST_STEP:
@@ -54,7 +55,7 @@ class Pld(base.Accountant):
     with np.errstate(over='ignore', invalid='ignore'):
       epsilon = float(_pld_of(history).get_epsilon(delta - self.DELTA_MARGIN))
     if math.isinf(epsilon):
-      raise base.NotApplicableError(f'the tails that its distributions cut off weigh more than δ = {delta:.3g}')
+      raise base.NotApplicableError(f'the tails that its distributions cut off weigh more than δ = {rounding.up(delta)}')
     return epsilon * (1 + tradeoff.RELATIVE_MARGIN)
 
 

@@ -134,7 +134,7 @@ class CertifiedConfig:
     checks.number('clipping norm', self.clip.initial_norm, at_most=LARGEST_CLIP)
     if not self._count_cost < privacy_filter.limit_of(self.epsilon, self.delta):
       raise ValueError(
-          f'epsilon={self.epsilon:g} at delta={self.delta:g} is too small to pay for one noised count of the '
+          f'epsilon={self.epsilon} at delta={self.delta} is too small to pay for one noised count of the '
           'private quantile. Give the counts more noise (count_stddev), or use a fixed clipping norm.'
       )
 

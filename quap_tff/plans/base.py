@@ -13,6 +13,7 @@ from quap_tff import checks
 from quap_tff import correlation as correlations
 from quap_tff import layers as layers_lib
 from quap_tff import lazy
+from quap_tff import rounding
 from quap_tff import sparsity as sparsities
 from quap_tff.accounting import protection as protections
 from quap_tff.heterogeneity import extension as extensions
@@ -117,9 +118,10 @@ class Report:
     lines = []
     if self.nominal_epsilon is not None:
       lines.append(
-          f'Nominal ε per client: mean {self.nominal_epsilon.mean():.4g}, max {self.nominal_epsilon.max():.4g}, with '
-          f'total δ up to {self.nominal_delta.max():.3g}: basic composition of the noised layers\' rounds (unit: one '
-          'client\'s whole data), no amplification by sampling, clipping norms taken as given.'
+          f'Nominal ε per client: mean {rounding.up(self.nominal_epsilon.mean())}, max '
+          f'{rounding.up(self.nominal_epsilon.max())}, with total δ up to {rounding.up(self.nominal_delta.max())}: '
+          'basic composition of the noised layers\' rounds (unit: one client\'s whole data), no amplification by '
+          'sampling, clipping norms taken as given.'
       )
     return '\n'.join(lines + [self.protection.text.replace(self.protection.statement, self.formal.text)])
 

@@ -9,6 +9,7 @@ import numpy as np
 from quap_tff import accounting
 from quap_tff import lazy
 from quap_tff import line_search
+from quap_tff import rounding
 from quap_tff import tradeoff
 from quap_tff.accounting import protection as protections
 from quap_tff.plans import base
@@ -81,7 +82,8 @@ class LeeKiferPlan(base.Plan):
       return super()._formal(ledger)
     spent = float(accounting.total_mu(ledger).whole.max())**2
     return self._of_filter(
-        ledger.rounds > 0, f' that took part, and not what rounds happened to cost (at most ρ = {spent / 2:.4g})'
+        ledger.rounds > 0,
+        f' that took part, and not what rounds happened to cost (at most ρ = {rounding.up(spent / 2)})',
     )
 
   def _bound(self, ledger, cohorts):
@@ -93,7 +95,7 @@ class LeeKiferPlan(base.Plan):
     """The figures of the filter, for each of the clients bool[N]."""
     note = (
         'The noise was chosen from noised releases. So the figures are those of the filter, '
-        f'ρ = {self.config.limit / 2:.4g} for each client{whom}.'
+        f'ρ = {rounding.up(self.config.limit / 2)} for each client{whom}.'
     )
     bound = accounting.of_limits(np.where(clients, np.sqrt(self.config.limit), 0.0), self.delta)
     return accounting.formal_report(bound, self.delta, self.protection, self.sampler, note)

@@ -28,6 +28,7 @@ from quap_tff import config as configs
 from quap_tff import gaussian
 from quap_tff import layers as layers_lib
 from quap_tff import lazy
+from quap_tff import rounding
 from quap_tff.plans import base
 
 learning_process = lazy.module('quap_tff.learning_process')
@@ -215,8 +216,8 @@ class DpFedAvgAdaptive(StockConfig):
       stddev = max(clients_per_round / 20, 2 * noise_multiplier)
     if stddev <= noise_multiplier:
       raise ValueError(
-          f'clipped_count_stddev must be greater than {noise_multiplier:.4g}, the noise multiplier that this budget '
-          f'needs, found {stddev:g}. Raise it, or leave it out.'
+          f'clipped_count_stddev must be greater than {rounding.up(noise_multiplier)}, the noise multiplier that this '
+          f'budget needs, found {stddev:g}. Raise it, or leave it out.'
       )
     return (noise_multiplier**-2 - stddev**-2)**-0.5, float(stddev)
 
