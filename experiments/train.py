@@ -22,6 +22,7 @@ from experiments import final_summary
 from experiments import flags as experiment_flags
 from experiments import interrupts
 from experiments import methods
+from experiments import progress
 from quap_tff import lazy
 from quap_tff.accounting import protection as protections
 
@@ -58,6 +59,7 @@ def main(argv: List[str]) -> int:
   # a tenth of the time to the first round. So nothing is collected until they are there, and they are left out after
   # that.
   gc.disable()
+  progress.say(values.progress, 'Starting TensorFlow …')
   fast_imports.load('experiments.results')  # And with it everything that takes long.
   interrupts.install()
   try:
@@ -83,9 +85,11 @@ def _interrupted() -> int:
 
 def _run(values, identity, needs_same_code) -> int:
   with contextlib.ExitStack() as stack:
+    progress.say(values.progress, f'Reading {values.dataset} …')
     experiment = setup.from_flags(values, _show_reading if sys.stderr.isatty() else None)
     certificate_checks.check_before(experiment, values)
     stack.enter_context(runtime.activate(experiment.runtime))
+    progress.say(values.progress, f'Building {experiment.model} and the round …')
     process = experiment.build_process()
     gc.freeze()
     gc.enable()

@@ -58,7 +58,7 @@ class TestLines:
     out, err = capsys.readouterr()
     assert out == ''
     assert [line.split()[1] for line in err.splitlines()] == [f'{t}/100' for t in [1, *range(10, 101, 10)]]
-    for text in ('loss=1.235', 'test=50.0%', 'ε=0.0300', 'C=0.5', 'σ=0.25', 'left'):
+    for text in ('loss=1.235', 'test=50.0%', 'ε=0.0300', 'C=0.5', 'σ=0.25'):
       assert all(text in line for line in err.splitlines())
     assert '\r' not in err
 
@@ -75,13 +75,26 @@ class TestLines:
       display.update(t, ROW)
     lines = capsys.readouterr().err.splitlines()
     assert [line.split()[1] for line in lines] == ['1/1000', '4/1000', '7/1000']
-    assert lines[0].endswith('6:56:15 left')
+    assert 'left' not in lines[0] and lines[1].endswith('6:55:00 left')
 
-  def test_the_last_known_accuracy_stands_until_the_next_test(self, capsys):
-    _run(progress.make('lines', 1, 4), 1, 4, tested=lambda t: t == 2)
+  def test_the_first_round_which_compiles_is_not_in_the_estimate(self, capsys, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(progress.time, 'monotonic', lambda: clock[0])
+    display = progress.make('lines', 1, 10)
+    for t in range(1, 4):
+      clock[0] += 60 if t == 1 else 1
+      display.update(t, ROW)
     lines = capsys.readouterr().err.splitlines()
-    assert ['test=50.0%' in line for line in lines] == [False, True, True, True]
-    assert 'test=-' in lines[0]
+    assert ' left' not in lines[0] and [line.split()[-2] for line in lines[1:]] == ['00:08', '00:07']
+
+  def test_an_accuracy_of_an_earlier_round_names_it(self, capsys):
+    _run(progress.make('lines', 1, 4), 1, 4, tested=lambda t: t == 2)
+    shown = [line.split()[3] for line in capsys.readouterr().err.splitlines()]
+    assert shown == ['test=-', 'test=50.0%', 'test=50.0%@2', 'test=50.0%@2']
+
+  def test_the_budget_of_a_round_is_rounded_up(self, capsys):
+    progress.make('lines', 1, 1).update(1, {**ROW, 'epsilon': 0.03000001})
+    assert 'ε=0.0301 ' in capsys.readouterr().err
 
   def test_a_round_with_nobody_has_no_loss(self, capsys):
     display = progress.make('lines', 1, 1)
@@ -92,6 +105,20 @@ class TestLines:
 
 
 class TestBar:
+
+  def test_no_estimate_before_there_is_a_basis(self, monkeypatch):
+    terminal = _terminal(monkeypatch)
+    clock = [0.0]
+    monkeypatch.setattr(progress.time, 'monotonic', lambda: clock[0])
+    display = progress.make('bar', 1, 10)
+    display.update(1, ROW)
+    display._bar.refresh()
+    assert '| ? left, loss' in terminal.getvalue()
+    clock[0] += 5
+    display.update(2, ROW)
+    display._bar.refresh()
+    assert '| 00:40 left, loss' in terminal.getvalue()
+    display.close()
 
   def test_shows_round_figures_and_notes(self, monkeypatch, capsys):
     terminal = _terminal(monkeypatch)
