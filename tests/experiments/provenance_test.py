@@ -1,4 +1,4 @@
-"""Which code ran which rounds: written down in every run, and a certified run goes on with other code only if told to."""
+"""Which code ran which rounds: every run says so, and a certified run goes on with other code only if told to."""
 
 import contextlib
 import json

@@ -14,6 +14,7 @@ from quap_tff import seeds
 from tests.experiments import harness
 
 _DAY = 24 * 3600
+_FROM_FLAGS = setup.from_flags
 
 
 class _Clock:
@@ -63,7 +64,8 @@ def _run(path, capsys, arguments, pace, change=lambda clients: clients):
 
     monkeypatch.setattr(setup.data, 'load', changed)
     monkeypatch.setattr(training, 'client_data', client_data)
-    # Both runs draw the same noise, from a seed that neither gives away.
+    # Both runs draw the same noise, from a seed that neither gives away. Processes that tests share have other seeds.
+    monkeypatch.setattr(setup, 'from_flags', _FROM_FLAGS)
     monkeypatch.setattr(seeds, 'initial_seed', lambda seed, stream: tf.constant([5, seeds.STREAMS[stream]], tf.int64))
     # The data enter here with a secret salt of 32 bytes, and in no other way.
     monkeypatch.setattr(run_directory.RunDirectory, '_commitment', lambda self, digest: 'salted')
@@ -77,6 +79,7 @@ def _one_with_less(clients):
   return (less, *clients[1:])
 
 
+@pytest.mark.usefixtures('drawn')
 @pytest.mark.parametrize('arguments', [['--algorithm=certified'], ['--noclient_metrics']], ids=' '.join)
 def test_nothing_that_is_kept_or_printed_depends_on_the_data_or_the_time(arguments, tmp_path, capsys):
   path = tmp_path / 'run'
