@@ -41,6 +41,8 @@ from quap_tff import lazy
 canary_run = lazy.module('experiments.auditing.canary_run')
 game = lazy.module('experiments.auditing.game')
 certificates = lazy.module('experiments.certificates')
+evidence = lazy.module('experiments.evidence')
+issuing = lazy.module('quap_tff.certified.certificate')
 lower_bounds = lazy.module('quap_tff.auditing.lower_bounds')
 record = lazy.module('experiments.auditing.record')
 runtime = lazy.module('quap_tff.runtime')
@@ -198,9 +200,9 @@ def _measure(values) -> Dict[str, Any]:
 
 def _certificate(path) -> Dict[str, Any]:
   """The certificate of a finished run's folder, which must be valid."""
-  evidence = certificates.read_evidence(path)
   certificate = folder_files.read_json(path, certificates.CERTIFICATE)
-  if evidence.problems or not isinstance(certificate, dict) or 'sha256' not in certificate:
+  version = certificate.get('version') if isinstance(certificate, dict) and 'sha256' in certificate else None
+  if version not in issuing.VERSIONS or evidence.read(path, version).problems:
     raise ValueError(f'{path} has no valid certificate: python -m experiments.verify {path} says why.')
   return certificate
 

@@ -18,7 +18,6 @@ from typing import Any, Dict, List, Mapping, Optional
 from experiments import certificate_page
 from experiments import evidence as evidence_lib
 from experiments import folder_files
-from experiments import provenance
 from experiments import run_directory
 from experiments.auditing import record
 from experiments.evidence import CERTIFICATE
@@ -32,10 +31,6 @@ ed25519 = lazy.module('cryptography.hazmat.primitives.asymmetric.ed25519')
 serialization = lazy.module('cryptography.hazmat.primitives.serialization')
 
 _SIGNATURES = {CERTIFICATE: SIGNATURE, record.AUDIT: record.SIGNATURE}
-
-def read_evidence(path: str, version: int = certificates.VERSION) -> evidence_lib.Evidence:
-  """`evidence.read`, by this program's code."""
-  return evidence_lib.read(path, provenance.source_digest(), version)
 
 
 def write(path: str, signing_key: Optional[str] = None) -> Dict[str, Any]:
@@ -53,7 +48,7 @@ def write(path: str, signing_key: Optional[str] = None) -> Dict[str, Any]:
     FolderError: If a file is missing or damaged.
   """
   remove(path)
-  evidence = read_evidence(path)
+  evidence = evidence_lib.read(path)
   if evidence.problems:
     raise ValueError(f'This run cannot be certified. {" ".join(evidence.problems)}')
   certificate = certificates.issue(evidence.ledger, evidence.facts, evidence.provenance)

@@ -16,11 +16,11 @@ from experiments import final_summary
 from experiments import flags as experiment_flags
 from experiments import folder_files
 from experiments import methods
+from experiments import provenance as provenance_lib
 from experiments import run_directory
 from experiments.auditing import record
 from experiments.folder_files import CannotTellError
 from experiments.folder_files import FolderError
-import quap_tff
 from quap_tff import accounting
 from quap_tff import lazy
 from quap_tff import layers as layers_lib
@@ -66,12 +66,11 @@ class Evidence(NamedTuple):
   warnings: List[str]
 
 
-def read(path: str, source_digest: str, version: int = certificates.VERSION) -> Evidence:
+def read(path: str, version: int = certificates.VERSION) -> Evidence:
   """Reads a run's folder.
 
   Args:
     path: The folder.
-    source_digest: The digest of this program's code.
     version: The version of the certificate that the evidence is for.
 
   Raises:
@@ -108,7 +107,7 @@ def read(path: str, source_digest: str, version: int = certificates.VERSION) -> 
       post_processing=methods.post_processing(values, plan),
   )
   provenance = {
-      'code': {'quap_tff': quap_tff.__version__, 'source_sha256': source_digest},
+      'code': provenance_lib.code(),
       'run': {
           'dataset': values.dataset,
           'features': values.features,

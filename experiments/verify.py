@@ -99,7 +99,7 @@ def verify(path: str, public_key: Optional[str] = None) -> Verdict:
           f'the certificate has version {version}, and this program verifies the versions '
           f'{" and ".join(map(str, certificates.VERSIONS))}. Verify it with the program that issued it.'
       )
-    kept = folders.read_evidence(path, version)
+    kept = evidence.read(path, version)
   except folder_files.FolderError as error:
     return Verdict([str(error)], [], [], '')
   warnings, provenance = list(kept.warnings), dict(kept.provenance)

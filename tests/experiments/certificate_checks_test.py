@@ -7,6 +7,7 @@ import pytest
 
 from experiments import certificate_checks
 from experiments import certificates
+from experiments import evidence
 from experiments import command_line
 from experiments import setup
 from experiments import training
@@ -66,5 +67,5 @@ def test_a_certificate_says_whose_examples_safari_trains_on(tmp_path):
   assert 'examples of people who are no clients' in said and 'before the others were dealt out to the clients' in said
   with open(f'{folder}/run.json') as f:
     assert json.load(f)['resolved']['num_clients'] == 8
-  evidence = certificates.read_evidence(folder)
-  assert not evidence.problems and evidence.facts.post_processing == said
+  found = evidence.read(folder)
+  assert not found.problems and found.facts.post_processing == said

@@ -210,7 +210,7 @@ class TestStretches:
 
 
 def _reissue(path):
-  kept = verify.folders.read_evidence(str(path))
+  kept = evidence.read(str(path))
   issued = certificates.issue(kept.ledger, kept.facts, kept.provenance)
   _resealed(path, lambda certificate: (certificate.clear(), certificate.update(issued)))
 

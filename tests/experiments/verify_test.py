@@ -18,6 +18,7 @@ import pytest
 
 from experiments import certificate_page
 from experiments import certificates as folders
+from experiments import evidence
 from experiments import provenance
 from experiments import verify
 from quap_tff import accounting
@@ -64,14 +65,13 @@ def _seal(path, certificate):
 
 def _reissue(path):
   """Issues a certificate for the folder as it is now, whatever is wrong with it: the forger has the program, too."""
-  evidence = folders.read_evidence(str(path))
-  facts = evidence.facts
-  kept = certificates.refusals
+  kept = evidence.read(str(path))
+  refusals = certificates.refusals
   certificates.refusals = lambda ledger, facts: []
   try:
-    _seal(path, certificates.issue(evidence.ledger, facts, evidence.provenance))
+    _seal(path, certificates.issue(kept.ledger, kept.facts, kept.provenance))
   finally:
-    certificates.refusals = kept
+    certificates.refusals = refusals
 
 
 def _change_ledger(path, change):
