@@ -93,7 +93,7 @@ def read(path: str, version: int = certificates.VERSION) -> Evidence:
     report = plan.report(ledger, plan.schedule if version > 3 else None)
     problems += _metrics_problems(plan, ledger, rows)
     problems += _clients_problems(path, ledger, report.formal)
-    problems += _summary_problems(path, values, resolved['num_clients'], report, ledger, rows, version)
+    problems += _summary_problems(path, values, resolved['num_clients'], plan, report, ledger, rows, version)
   problems += _model_problems(path, plan)
   summary = folder_files.read_json(path, run_directory.SUMMARY)
   if not isinstance(summary, dict):
@@ -296,14 +296,15 @@ def _clients_problems(path, ledger, formal) -> List[str]:
   return found
 
 
-def _summary_problems(path, values, num_clients, report, ledger, rows, version) -> List[str]:
+def _summary_problems(path, values, num_clients, plan, report, ledger, rows, version) -> List[str]:
   """Where summary.json differs from the one that the other files give."""
   name = run_directory.SUMMARY
   summary = folder_files.read_json(path, name)
   try:
     test = {key: _number(rows[-1][f'test_{key}']) for key in ('accuracy', 'loss')}
+    diverged = final_summary.has_diverged(_model_weights(path, plan), test['loss'])
     expected = final_summary.make(
-        values, num_clients, report, rounds=ledger.num_rounds, test=test,
+        values, num_clients, report, rounds=ledger.num_rounds, test=test, diverged=diverged,
         date=datetime.date.fromisoformat(summary['date']),
     )
   except (KeyError, IndexError, TypeError, ValueError) as error:
@@ -317,22 +318,33 @@ def _summary_problems(path, values, num_clients, report, ledger, rows, version) 
 
 def _model_problems(path, plan) -> List[str]:
   """Where the model does not have the shape that the flags give."""
-  whole = folder_files.check_archive(path, run_directory.MODEL)
-  try:
-    with zipfile.ZipFile(whole) as archive:
-      with archive.open('model.weights.h5') as f, h5py.File(f, 'r') as weights:
-        sizes = []
-        weights.visititems(lambda _, item: sizes.append(int(item.size)) if hasattr(item, 'shape') else None)
-  except ImportError:
-    raise
-  except Exception as error:  # h5py and zipfile raise nearly anything for a damaged file.
-    raise FolderError(f'{run_directory.MODEL} cannot be read: {error}') from None
+  sizes = _in_model(path, lambda tensors: [int(tensor.size) for tensor in tensors])
   if sorted(sizes) != sorted(plan.model.sizes):
     return [
         f'{run_directory.MODEL} holds tensors of {sorted(sizes)} weights, but {run_directory.RUN} says '
         f'{sorted(plan.model.sizes)}.'
     ]
   return []
+
+
+def _model_weights(path, plan) -> List[np.ndarray]:
+  """The model's weights. Tensors of other sizes than expected, which are a problem of their own, are not read."""
+  return _in_model(path, lambda tensors: [tensor[()] for tensor in tensors if tensor.size in plan.model.sizes])
+
+
+def _in_model(path, read):
+  """What `read` makes of the tensors of the model's file."""
+  whole = folder_files.check_archive(path, run_directory.MODEL)
+  try:
+    with zipfile.ZipFile(whole) as archive:
+      with archive.open('model.weights.h5') as f, h5py.File(f, 'r') as weights:
+        tensors = []
+        weights.visititems(lambda _, item: tensors.append(item) if hasattr(item, 'shape') else None)
+        return read(tensors)
+  except ImportError:
+    raise
+  except Exception as error:  # h5py and zipfile raise nearly anything for a damaged file.
+    raise FolderError(f'{run_directory.MODEL} cannot be read: {error}') from None
 
 
 def _number(text) -> float:

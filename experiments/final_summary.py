@@ -10,7 +10,9 @@ import datetime
 import json
 import math
 import os
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence
+
+import numpy as np
 
 from experiments import command_line
 from experiments import methods
@@ -32,6 +34,25 @@ _SHORT_PROTECTION = {
 }
 
 
+# Weights of models that learn something are below 100, and the loss of guessing is the logarithm of the classes.
+_LARGEST_SENSIBLE = 1e6
+_DIVERGED = (
+    'The model has diverged: a weight or the test loss is not finite, or above 1,000,000. A smaller learning rate or '
+    'less noise may help.'
+)
+
+
+def has_diverged(weights: Iterable[Any], test_loss: float) -> bool:
+  """Whether a weight or the test loss is not finite, or larger than any that makes sense.
+
+  Args:
+    weights: Arrays: the published weights. So in a certified run the answer is post-processing.
+    test_loss: Of these weights.
+  """
+  # NaN fails the comparisons, too.
+  return not (abs(test_loss) <= _LARGEST_SENSIBLE and all(np.all(np.abs(w) <= _LARGEST_SENSIBLE) for w in weights))
+
+
 def make(
     values: Any,
     num_clients: int,
@@ -39,6 +60,7 @@ def make(
     *,
     rounds: int,
     test: Mapping[str, float],
+    diverged: bool,
     date: datetime.date,
     interrupted: bool = False,
     seconds: Optional[float] = None,
@@ -52,6 +74,7 @@ def make(
     report: What may be said about the run.
     rounds: The rounds done.
     test: `loss` and `accuracy` on the test set.
+    diverged: From `has_diverged`.
     date: The day on which the run's last process began.
     interrupted: Whether the run was cut off by the user.
     seconds: That the rounds of this process took; None where this is withheld.
@@ -66,6 +89,7 @@ def make(
       'finished': rounds >= values.rounds,
       'test_accuracy': test['accuracy'],
       'test_loss': test['loss'] if math.isfinite(test['loss']) else None,
+      'diverged': diverged,
       **report.as_dict(),
       'interrupted': interrupted,
       'seconds': round(seconds, 3) if seconds is not None else None,
@@ -112,6 +136,8 @@ def text(
   if summary.get('malicious'):
     paragraphs.append(malicious(summary['malicious']))
   paragraphs += _what_is_kept(summary)
+  if summary.get('diverged'):  # Earlier versions do not say it.
+    paragraphs.append(_DIVERGED)
   paragraphs.append(f'Test accuracy {summary["test_accuracy"]:.2%}{_loss(summary)}.')
   paragraphs += [guarantee(summary), *_reading(summary)]
   rows = []

@@ -46,6 +46,9 @@ def summary(
       report,
       rounds=result.round_num,
       test=result.test,
+      diverged=final_summary.has_diverged(
+          [*result.weights.trainable, *result.weights.non_trainable], result.test['loss']
+      ),
       date=result.date,
       interrupted=result.interrupted,
       seconds=result.seconds,

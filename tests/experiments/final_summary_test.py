@@ -3,6 +3,7 @@
 import json
 import math
 
+import numpy as np
 import pytest
 
 from experiments import final_summary
@@ -44,6 +45,25 @@ def _summary(**changes):
       'protection': 'Every released number is noised.', 'formal': {**formal, **changes.pop('formal', {})},
       'output_dir': '/a/folder', **changes,
   }
+
+
+class TestDivergence:
+
+  @pytest.mark.parametrize('weights, loss, diverged', [
+      ([np.ones(3), np.full((2, 2), -99.0)], 2.3, False), ([np.ones(3)], 1e6, False), ([], 0.0, False),
+      ([np.ones(3)], 1.1e6, True), ([np.ones(3)], math.nan, True), ([np.ones(3)], math.inf, True),
+      ([np.ones(3), np.array([0.0, -9e19])], 2.3, True), ([np.array([np.nan])], 2.3, True),
+      ([np.array([-np.inf], np.float32)], 2.3, True),
+  ])
+  def test_is_what_leaves_any_sensible_range(self, weights, loss, diverged):
+    assert final_summary.has_diverged(weights, loss) is diverged
+
+  @pytest.mark.parametrize('arguments, diverged', [([], False), (['--client_optimizer=sgd:learning_rate=1e9'], True)])
+  def test_is_said(self, arguments, diverged, capsys):
+    assert harness.main(*harness.TINY, '--rounds=2', '--algorithm=fedavg', *arguments) == 0
+    out = capsys.readouterr().out
+    assert harness.last_line(out)['diverged'] is diverged
+    assert ('The model has diverged: a weight or the test loss' in out) == diverged
 
 
 class TestRun:
