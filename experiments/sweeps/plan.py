@@ -4,7 +4,7 @@ import collections
 import csv
 import json
 import os
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Container, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from experiments import command_line
 from experiments import flags as experiment_flags
@@ -171,11 +171,20 @@ def _summary(path):
     return None
 
 
-def seconds_left(runs: Sequence[Run], standings: Mapping[str, Standing], parallel: int) -> Optional[float]:
+def seconds_left(
+    runs: Sequence[Run], standings: Mapping[str, Standing], parallel: int, outside_rounds: float = 0.0,
+    at_work: Container[str] = (),
+) -> Optional[float]:
   """How long the rest will take with `parallel` runs at a time; None before any round has been measured.
 
-  A run is expected to take as long for a round as it took so far, or as the others took on average. Start-up time is
-  not counted.
+  A run is expected to take as long for a round as it took so far, or as the others took on average.
+
+  Args:
+    runs: All runs.
+    standings: How far each has come, by its name.
+    parallel: How many are active at a time.
+    outside_rounds: The seconds of a run before its first round and after its last.
+    at_work: The names of the active runs. Those that have logged a round have started up already.
   """
   measured = [s.seconds_per_round for s in standings.values() if s.seconds_per_round is not None]
   if not measured:
@@ -186,5 +195,6 @@ def seconds_left(runs: Sequence[Run], standings: Mapping[str, Standing], paralle
     at = standings[run.name]
     if not at.finished:
       pace = average if at.seconds_per_round is None else at.seconds_per_round
-      ends[ends.index(min(ends))] += pace * max(0, run.last_round - at.rounds)
+      is_started = run.name in at_work and at.rounds > 0
+      ends[ends.index(min(ends))] += pace * max(0, run.last_round - at.rounds) + (not is_started) * outside_rounds
   return max(ends)

@@ -48,6 +48,8 @@ def run_all(
       (run for run in runs if not standings[run.name].finished), key=lambda run: not standings[run.name].rounds
   ))
   active: Dict[str, Any] = {}
+  began: Dict[str, float] = {}  # When new runs were started.
+  outside_rounds: List[float] = []  # Seconds of whole runs, without their rounds.
   failed: Dict[str, str] = {}
   by_name = {run.name: run for run in runs}
   interrupted = False
@@ -56,13 +58,15 @@ def run_all(
     for name in active:
       standings[name] = plan.standing(by_name[name])
     unfailed = [run for run in runs if run.name not in failed]
-    say(f'{event.rstrip(".")}; {_time_left(unfailed, standings, parallel)}')
+    say(f'{event.rstrip(".")}; {_time_left(unfailed, standings, parallel, outside_rounds, active)}')
 
   say(_overview(runs, standings, parallel))
   last_report = time.monotonic()
   try:
     while waiting or active:
-      _fill(active, waiting, parallel, start)
+      for name in _fill(active, waiting, parallel, start):
+        if not standings[name].rounds:
+          began[name] = time.monotonic()
       for name, child in list(active.items()):
         code = child.poll()
         if code is None:
@@ -73,6 +77,9 @@ def run_all(
           failed[name] = child.error()
           report(f'FAILED {name}: {failed[name]}')
         else:
+          if name in began:
+            in_rounds = (standings[name].seconds_per_round or 0.0) * standings[name].rounds
+            outside_rounds.append(max(0.0, time.monotonic() - began[name] - in_rounds))
           report(f'done {name}: {_result(standings[name])}')
       if time.monotonic() - last_report > _SECONDS_BETWEEN_REPORTS:
         last_report = time.monotonic()
@@ -98,11 +105,15 @@ def run_all(
 
 
 def _fill(active: Dict[str, Any], waiting: Deque[plan.Run], parallel: int, start: Callable[[plan.Run], Any]):
+  """Starts runs until enough are active; returns their names."""
+  started = []
   while waiting and len(active) < parallel:
     # No signal may come between a child's start and its entry in `active`, or nothing would end the child.
     with interrupts.held_back():
       run = waiting.popleft()
       active[run.name] = start(run)
+    started.append(run.name)
+  return started
 
 
 def _overview(runs, standings, parallel):
@@ -111,18 +122,20 @@ def _overview(runs, standings, parallel):
   new = len(runs) - finished - begun
   return (
       f'{len(runs)} runs, {parallel} at a time: {finished} done, {begun} begun, {new} new; '
-      f'{_time_left(runs, standings, parallel)}'
+      f'{_time_left(runs, standings, parallel, (), ())}'
   )
 
 
-def _time_left(runs, standings, parallel):
-  seconds = plan.seconds_left(runs, standings, parallel)
+def _time_left(runs, standings, parallel, outside_rounds, active):
+  """How long the rest will take: with start-ups, as soon as a whole run has shown how long these are."""
+  each = sum(outside_rounds) / len(outside_rounds) if outside_rounds else 0.0
+  seconds = plan.seconds_left(runs, standings, parallel, each, active)
   left = sum(not standings[run.name].finished for run in runs)
   if not left:
     return 'nothing left'
   if seconds is None:
     return f'{left} left, time unknown until a round has run'
-  return f'{left} left, about {tqdm.tqdm.format_interval(seconds)}'
+  return f'{left} left, {"about" if outside_rounds else "at least"} {tqdm.tqdm.format_interval(seconds)}'
 
 
 def _at_work(active, by_name):

@@ -13,6 +13,7 @@ import termios
 import pytest
 
 from experiments import progress
+from tests.experiments import harness
 
 ROW = {'train_loss': 1.23456, 'epsilon': 0.03, 'clipping_norm': 0.5, 'sigma': 0.25}
 
@@ -49,6 +50,19 @@ class TestMake:
     display.note('nobody')
     _run(display, 1, 3)
     assert capsys.readouterr() == ('', '')
+
+
+class TestSay:
+
+  @pytest.mark.parametrize('kind', ['auto', 'bar', 'lines', 'none'])
+  def test_says_it_unless_nothing_is_to_be_said(self, kind, capsys):
+    progress.say(kind, 'Reading …')
+    assert capsys.readouterr() == ('', '' if kind == 'none' else 'Reading …\n')
+
+  def test_a_run_says_what_it_does_before_its_first_round(self, capsys):
+    assert harness.main(*harness.TINY, '--algorithm=fedavg', '--rounds=1', '--progress=lines') == 0
+    said = capsys.readouterr().err.splitlines()
+    assert said[:3] == ['Starting TensorFlow …', 'Reading digits …', 'Building logistic_regression and the round …']
 
 
 class TestLines:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import types
 import textwrap
 
 import psutil
@@ -147,7 +148,27 @@ class TestRuns:
     ended, runs = call('--vary=seed=1|2|3')
     assert runs.started == ['seed=3', 'seed=2']
     assert ended.status == 0 and ended.summary['done'] == ['seed=1', 'seed=2', 'seed=3']
-    assert '3 runs, 1 at a time: 1 done, 1 begun, 1 new; 2 left, about 00:32' in ended.err
+    assert '3 runs, 1 at a time: 1 done, 1 begun, 1 new; 2 left, at least 00:32' in ended.err
+
+  def test_start_ups_are_counted_when_a_whole_run_has_shown_them(self, call, monkeypatch):
+    clock, runs = [0.0], _Runs()
+    fake = types.SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda seconds: None)
+    monkeypatch.setattr(scheduler, 'time', fake)
+
+    def start(run):
+      child = runs(run)
+      poll = child.poll
+
+      def after_half_a_minute():
+        clock[0] += 30
+        return poll()
+
+      child.poll = after_half_a_minute
+      return child
+
+    ended, _ = call('--vary=seed=1|2|3', runs=start)
+    # Ten rounds of two seconds, and ten seconds before and after them.
+    assert 'done seed=1: 10 rounds, test accuracy 50.00%; 2 left, about 01:00' in ended.err
 
   def test_a_second_call_has_nothing_to_do(self, call):
     call('--vary=seed=1|2')
@@ -372,6 +393,9 @@ class TestStanding:
     assert plan.seconds_left(runs, standings, 1) == 6 * 3 + 2 * 10 * 2
     assert plan.seconds_left(runs, standings, 2) == 6 * 3 + 10 * 2
     assert plan.seconds_left(runs, standings, 3) == 10 * 2
+    # A run that has logged a round and is at work has started up; the others have not.
+    assert plan.seconds_left(runs, standings, 1, 5.0) == 6 * 3 + 2 * 10 * 2 + 3 * 5
+    assert plan.seconds_left(runs, standings, 1, 5.0, [run.name for run in runs]) == 6 * 3 + 2 * 10 * 2 + 2 * 5
 
 
 class TestChild:

@@ -339,6 +339,7 @@ _FORGERIES = {
         for name, value, word in (
             ('test_accuracy', 0.99, 'test_accuracy'), ('rounds', 3, 'rounds'), ('model_protected', False, 'model'),
             ('formal', None, 'formal'), ('seconds', 3.5, 'seconds'), ('finished', False, 'finished'),
+            ('diverged', True, 'diverged'),
         )
     },
     # Files that are not the run's.
