@@ -208,6 +208,8 @@ def main(argv: List[str]) -> int:
   except (CannotTellError, ImportError) as error:
     print(f'CANNOT BE VERIFIED\n  {error}')
     return CANNOT_TELL
+  except BrokenPipeError:
+    raise
   except (ValueError, OSError) as error:
     print(f'Error: {command_line.error_text(error)}', file=sys.stderr)
     return CANNOT_TELL
