@@ -55,7 +55,7 @@ class TestPtAdp:
       _experiment('--calibration=exact')
 
   def test_noise_at_the_clients_is_refused(self):
-    with pytest.raises(ValueError, match='placement "server"'):
+    with pytest.raises(ValueError, match='--noise=client needs budgets'):
       _experiment('--noise=client')
 
   def test_without_noise_budgets_are_infinite(self):

@@ -49,7 +49,7 @@ BAD_FLAGS = [
     (['--clip=quantile_ema:min_clip=2,max_clip=1'], ['min_clip', 'max_clip', '2.0 > 1.0']),
     (['--clip=quantile_ema:timing=previous'], ['initial_clip']),
     (['--clip=quantil_ema'], ["Unknown clip rule 'quantil_ema'", "'quantile_ema'"]),
-    (['--clip=fixed:norm=-1'], ['clipping norm', 'greater than 0', '-1.0']),
+    (['--clip=fixed:norm=-1'], ['clipping norm', 'at least 1e-20', '-1.0']),
     (['--clip=none'], ['clip rule "none"', 'no noise']),
     (['--clip_scope=al_layers'], ["Unknown clip scope 'al_layers'", "'all_layers'"]),
     (['--delta=0'], ['delta', 'greater than 0', '0.0']),
