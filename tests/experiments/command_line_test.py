@@ -197,7 +197,7 @@ class TestWithoutTff:
   @pytest.mark.parametrize('arguments', [
       ('attack',), ('benchmark', '--device=gpu'), ('benchmark_workers', '--workers=1'), ('survey',),
       ('pretrain', '--output={folder}/extractor'),
-      ('train', f'--flagfile={harness.PRESETS / "demo.flags"}', '--output_dir={folder}/run'),
+      ('train', f'--flagfile={harness.PRESETS / "demo.flags"}', '--output_dir={folder}/run', '--progress=none'),
   ], ids=lambda arguments: arguments[0])
   def test_work_that_needs_it_says_so_in_one_line(self, arguments, tmp_path):
     name, *arguments = (argument.format(folder=tmp_path) for argument in arguments)
