@@ -119,7 +119,9 @@ def _moved(correlation: correlations.Correlation) -> float:
 
 def _print_table(solution: calibration.Solution, figures: Dict[str, Any]):
   rounds = '1 round' if _ROUNDS.value == 1 else f'{_ROUNDS.value:,} rounds'
-  print(f'Noise multiplier z = {rounding.up(solution.noise_multiplier, 7)}, {rounds}, total δ = {rounding.up(solution.delta, 6)}')
+  # The noise that a budget needs is a lower limit: rounded down, it would not be enough.
+  noise, delta = rounding.up(solution.noise_multiplier, 7), rounding.up(solution.delta, 6)
+  print(f'Noise multiplier z = {noise}, {rounds}, total δ = {delta}')
   if _EVERY.value > 1 or _ROUNDS_AFTER.value or _CORRELATION.value != 'independent':
     words = [f'Noise correlation: {_CORRELATION.value}.']
     if _EVERY.value > 1:
