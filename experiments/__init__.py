@@ -20,7 +20,8 @@ def leave(signum, frame):
 # What asks a program to end: Ctrl-C, and what `kill`, a batch system or a container sends.
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-# So Python's arguments begin while `python -m experiments.…` looks for the program: a signal may come before it is found.
+# So Python's arguments begin while `python -m experiments.…` looks for the program. A signal may come before it is
+# found.
 if sys.argv[:1] == ['-m']:
   for _signum in SIGNALS:
     signal.signal(_signum, leave)

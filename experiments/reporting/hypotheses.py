@@ -28,7 +28,9 @@ def build(groups: Sequence[study.Group]) -> List[pages.Block]:
 
 
 def _h1(groups):
-  largest = lambda runs: study.over([None if r.nominal_epsilon is None else r.nominal_epsilon.max() for r in runs], 3, True)
+  largest = lambda runs: study.over(
+      [None if run.nominal_epsilon is None else run.nominal_epsilon.max() for run in runs], 3, True
+  )
   first, november = published.ACCURACY_FIRST, published.ACCURACY_NOVEMBER
   gains = [v.mean - first[(*place, 'fixed_dp')].mean for (*place, method), v in first.items() if method == 'quap']
   later = [november[data, 'quap'].mean - november[data, 'fixed_dp'].mean for data in ('mnist', 'cifar10')]

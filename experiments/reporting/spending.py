@@ -162,7 +162,8 @@ def cumulative(groups: Sequence[study.Group]) -> List[pages.Block]:
     top, bottom = np.array([top_and_bottom(run) for run in g.runs])[:, :, -1].T
     ratios = np.divide(top, bottom, out=np.full(len(top), np.nan), where=bottom > 0)
     return {
-        'document: top 20%': 'below ε_total' if g.method == 'quap' else None, 'measured: top 20%': study.over(top, 3, True),
+        'document: top 20%': 'below ε_total' if g.method == 'quap' else None,
+        'measured: top 20%': study.over(top, 3, True),
         'measured: bottom 20%': study.over(bottom, 3, True), 'measured: top / bottom': study.over(ratios),
         'measured: largest of any client': g.measure(lambda run: run.nominal_epsilon.max(), 3, True),
     }

@@ -53,8 +53,8 @@ class Figure:
 
   def __str__(self):
     return (
-        f'ε = {rounding.up(self.epsilon)} at δ = {rounding.up(self.delta)} ({self.accountant}: {self.method}; neighbours: '
-        f'{self.neighbours}; unit: {self.unit}; {self.amplification})'
+        f'ε = {rounding.up(self.epsilon)} at δ = {rounding.up(self.delta)} ({self.accountant}: {self.method}; '
+        f'neighbours: {self.neighbours}; unit: {self.unit}; {self.amplification})'
     )
 
 

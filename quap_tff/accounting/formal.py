@@ -94,7 +94,8 @@ class FormalReport:
     """A few lines for a terminal."""
     lines = [self.statement]
     if self.figures:
-      lines.append(f'Formal ε of the {self.covers} at total δ = {rounding.up(self.delta)}, by client; unit: {self.unit}:')
+      delta = rounding.up(self.delta)
+      lines.append(f'Formal ε of the {self.covers} at total δ = {delta}, by client; unit: {self.unit}:')
     shown = None
     for figure in self.figures:
       head = f'  neighbours: {figure.neighbours}; amplification: {figure.amplification}'
