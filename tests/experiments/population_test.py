@@ -54,7 +54,7 @@ def test_labels_of_malicious_clients_are_flipped_on_demand():
 
 def test_is_valid_and_lists_those_who_took_part(folder, capsys):
   assert verify.main(['verify', str(folder)]) == 0
-  assert 'For each of the 20,000 clients' in capsys.readouterr().out
+  assert 'for each of the 20,000 clients' in capsys.readouterr().out
   ledger = accounting.RunLedger.load(folder / 'ledger.npz')
   rows = harness.table(folder / 'clients.csv')
   took_part = np.unique(ledger.state_dict()['clients'])

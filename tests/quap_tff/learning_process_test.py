@@ -209,7 +209,7 @@ class TestBuildQuapFedAvgExecution:
       # In one line, without TensorFlow's graph around it.
       assert len(str(raised.value).splitlines()) == 1
     client = collections.OrderedDict(_client(0, 1.0), client_id=tf.data.Dataset.from_tensors(np.float32(0)))
-    with pytest.raises(TypeError, match=r'Expected a sequence of type int64\*, found a dataset of .*float32'):
+    with pytest.raises(TypeError, match=r'Expected a sequence of type int64\* for .*client_id, found a dataset of .*float32'):
       process.next(state, [client])
 
   def test_noise_on_the_final_dense_layer_and_the_same_after_resuming(self):

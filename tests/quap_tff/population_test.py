@@ -52,8 +52,8 @@ class TestFigures:
   def test_epsilon_of_many_is_that_of_each(self, monkeypatch):
     mu = np.repeat(np.random.default_rng(0).uniform(0, 3, 50), 400)
     seen = []
-    log_delta = tradeoff.log_delta
-    monkeypatch.setattr(tradeoff, 'log_delta', lambda e, m: seen.append(np.size(m)) or log_delta(e, m))
+    log_delta = tradeoff._log_delta
+    monkeypatch.setattr(tradeoff, '_log_delta', lambda e, m: seen.append(np.size(m)) or log_delta(e, m))
     found = tradeoff.epsilon_of(mu, DELTA)
     assert max(seen) == 50
     np.testing.assert_allclose(found[::400], [float(tradeoff.epsilon_of(m, DELTA)) for m in mu[::400]], rtol=1e-12)
@@ -94,8 +94,8 @@ class TestMillion:
   def test_a_certificate_takes_a_few_arrays_of_the_population(self, monkeypatch):
     ledger = _ledger()
     computed = []
-    log_delta = tradeoff.log_delta
-    monkeypatch.setattr(tradeoff, 'log_delta', lambda e, m: computed.append(np.size(m)) or log_delta(e, m))
+    log_delta = tradeoff._log_delta
+    monkeypatch.setattr(tradeoff, '_log_delta', lambda e, m: computed.append(np.size(m)) or log_delta(e, m))
     tracemalloc.start()
     issued = certificate.issue(ledger, _facts(), {})
     assert certificate.problems(issued, ledger, _facts(), {}) == []
