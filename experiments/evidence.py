@@ -152,7 +152,8 @@ def _plan(run) -> Tuple[plans.CertifiedPlan, types.SimpleNamespace]:
         raise ValueError(f'{name} must be an integer from 1 to {most:,}, found {value!r}')
     if resolved['num_clients'] > _MOST_CLIENTS:
       raise CannotTellError(
-          f'the run has {resolved["num_clients"]:,} clients, and this program verifies runs of at most {_MOST_CLIENTS:,}.'
+          f'the run has {resolved["num_clients"]:,} clients, and this program verifies runs of at most '
+          f'{_MOST_CLIENTS:,}.'
       )
     model = layers_lib.ModelShape(
         tuple(layers_lib.Layer(one['name'], tuple(one['indices']), one['is_dense']) for one in resolved['layers']),

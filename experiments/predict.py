@@ -61,8 +61,8 @@ _OUTPUT = flags.DEFINE_string(
 _INVERT = flags.DEFINE_bool('invert', False, 'Swap light and dark before predicting.', flag_values=_FLAGS)
 _EXTRACTOR = flags.DEFINE_string(
     'extractor', None,
-    'Folder of the extractor, for runs with --features=pretrained. Default: the copy in the run\'s own folder. (Runs of '
-    'version 0.1.0 have no copy. There the default is the folder that the run read it from.)',
+    'Folder of the extractor, for runs with --features=pretrained. Default: the copy in the run\'s own folder. (Runs '
+    'of version 0.1.0 have no copy. There the default is the folder that the run read it from.)',
     flag_values=_FLAGS,
 )
 

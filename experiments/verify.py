@@ -10,8 +10,8 @@ VERIFIED, with the reason (no certificate there, a package is missing, …), or 
 
 The cohorts, each client's weights, the noise and the divisor are computed again from the flags. Each client's μ and ε
 are computed again from the ledger. Every round must have had noise, and no client may have exceeded its budget. The
-figures in metrics.csv and clients.csv must agree with the ledger, and summary.json is made again. Every file is compared
-with its digest. A file that the certificate does not name is an error, and so are links, pipes and empty folders.
+figures in metrics.csv and clients.csv must agree with the ledger, and summary.json is made again. Every file is
+compared with its digest. A file that the certificate does not name is an error, and so are links, pipes and empty folders.
 
 VALID means that the folder is consistent with a run that has this guarantee. It does not prove that the run took place,
 or that the program did what its code says. Digests reveal mistakes and changes to some of the files. Only a signature

@@ -131,6 +131,7 @@ class QuapConfig:
     if self.noise.calibration == 'classic' and self.budget.largest_budget > gaussian.CLASSIC_MAX_EPSILON:
       raise ValueError(
           f'A round\'s epsilon can reach {rounding.up(self.budget.largest_budget)}, but the classic Gaussian '
-          f'calibration holds only for epsilon <= {gaussian.CLASSIC_MAX_EPSILON:g}. Use gaussian_calibration=analytic, or a smaller '
+          f'calibration holds only for epsilon <= {gaussian.CLASSIC_MAX_EPSILON:g}. Use '
+          'gaussian_calibration=analytic, or a smaller '
           'epsilon_total or more rounds.'
       )

@@ -118,7 +118,8 @@ def exact_scale(ledger: run_ledger.RunLedger, epsilon: float, delta: float) -> f
     alone = float(tradeoff.epsilon_of(counts, delta))
     raise ValueError(
         f'epsilon={epsilon} is out of reach: for the clipping norm, the noised counts alone spend '
-        f'{rounding.up(alone)} at delta={delta}. Give them more noise (count_stddev of private_quantile, norm_noise of acdp), or use a fixed '
+        f'{rounding.up(alone)} at delta={delta}. Give them more noise (count_stddev of private_quantile, '
+        'norm_noise of acdp), or use a fixed '
         'clipping norm.'
     )
   # From μ_updates²/factor² + μ_counts² = μ_allowed², client by client.

@@ -273,8 +273,8 @@ def _statement(ledger, facts, epsilon_max, provenance) -> str:
   stretches = len(provenance.get('stretches', ()))
   changed = f' Its rounds were run in {stretches} stretches by other code, other versions or other machines.'
   return (
-      'In real arithmetic, with a trusted server, public cohorts and constants, and a seed that stays secret, the noised '
-      'sums and counts of this run, and everything that is computed from them alone, are (ε, δ)-differentially private '
+      'In real arithmetic, with a trusted server, public cohorts and constants, and a seed that stays secret, the '
+      'noised sums and counts of this run, and everything that is computed from them alone, are (ε, δ)-differentially private '
       f'for each of the {ledger.num_clients:,} clients with ε = {_whole(facts.epsilon)} and δ = {_whole(facts.delta)}, '
       f'in total over all {facts.planned_rounds:,} planned rounds. Unit: {accounting.UNIT}. Neighbours: '
       f'{accounting.ZERO_OUT}. Amplification by sampling is not counted. {spent}{own} The folder is consistent with '

@@ -82,7 +82,9 @@ def checked_cohort(
     problem = f'client {missing[0]} was in the round, and is not in the cohort'
   else:
     return ids
-  raise ValueError(f'This is not the cohort of the round: {problem}. Give the ids of all clients whose data `next` got.')
+  raise ValueError(
+      f'This is not the cohort of the round: {problem}. Give the ids of all clients whose data `next` got.'
+  )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

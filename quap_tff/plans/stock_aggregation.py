@@ -4,7 +4,7 @@ What is added around them is the same for every method:
   * client ids are ignored: every member of a cohort counts the same;
   * an update whose norm is not finite counts as zero, as in TFF's own client work, because clipping would not bound it.
     So does one whose norm is too large for TFF's float32 arithmetic;
-  * if an adaptive clipping norm falls so low that TFF's float32 norms do not bound updates, the round's sum is left out;
+  * if an adaptive clipping norm falls so low that TFF's float32 norms bound no update, the round's sum is left out;
   * a round without clients releases noise, as in TFF; otherwise an observer would learn that nobody came. Only DP-FTRL
     leaves such a round out of its tree, and it claims no amplification by sampling;
   * the state consists of numbers of fixed shapes, as a checkpoint needs. It leaves out the DP event, which is TFF's

@@ -109,8 +109,8 @@ class TreeExposure(Exposure):
     planned, added = self._cohorts[round_num - 1], self._added[round_num - 1]
     if sorted(planned) != sorted(cohort):
       raise ValueError(
-          f'The noise of the tree was chosen for the planned cohorts, but round {round_num} has another. Planned are the '
-          f'clients {sorted(planned)}, found {sorted(cohort)}.'
+          f'The noise of the tree was chosen for the planned cohorts, but round {round_num} has another. Planned are '
+          f'the clients {sorted(planned)}, found {sorted(cohort)}.'
       )
     by_client = dict(zip(planned, added))
     return np.sqrt([by_client[client] for client in cohort]) / self.largest

@@ -358,8 +358,8 @@ def _container(elements: Sequence[Any], container: Optional[type]) -> Any:
         f' {[name for name, _ in elements]}.')
   if container in (tf.RaggedTensor, tf.SparseTensor):
     raise errors.UnsupportedComputationError(
-        f'The in-process runtime returns no {container.__name__}. Return its parts, or a dense tensor: `to_tensor()` of '
-        'a ragged one, tf.sparse.to_dense of a sparse one.')
+        f'The in-process runtime returns no {container.__name__}. Return its parts, or a dense tensor: `to_tensor()` '
+        'of a ragged one, tf.sparse.to_dense of a sparse one.')
   if container is None:
     container = collections.OrderedDict if any(named) else tuple
   if hasattr(container, '_asdict') or attrs.has(container):

@@ -1,4 +1,4 @@
-"""Every method that clips bounds updates of any size, from far below the square root of float32's range to far above it.
+"""Every method that clips bounds updates of any size, from far below the root of float32's range to far above it.
 
 Squares of float32 numbers below 1e-19 or above 1e19 are 0 or +inf in float32. A norm of such squares bounds nothing.
 """

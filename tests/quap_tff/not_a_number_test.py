@@ -1,4 +1,4 @@
-"""Nothing that is no number, infinite, subnormal or empty becomes a small ε: it is an error, or it costs at least as much."""
+"""NaN, infinite, subnormal or empty inputs give no small ε: they are errors, or they cost at least as much."""
 
 from fractions import Fraction
 import math
