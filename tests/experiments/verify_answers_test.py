@@ -10,9 +10,12 @@ import zipfile
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from experiments import certificate_page
 from experiments import evidence
+from experiments import predict
+from experiments import pretrain
 from experiments import verify
 from quap_tff.certified import certificate as certificates
 from tests.experiments import harness
@@ -251,6 +254,20 @@ class TestPublish:
     before = harness.files(certified)
     assert verify.main(['verify', str(certified), f'--publish={certified / place}']) == 2
     assert 'publish' in capsys.readouterr().err and harness.files(certified) == before
+
+  def test_an_extractor_goes_with_it_and_no_folder_of_the_operator_is_named(self, tmp_path):
+    home = tmp_path / 'home'
+    network = tf.keras.Sequential([tf.keras.Input((8, 8, 1)), tf.keras.layers.Flatten()], name='network')
+    pretrain.write(str(home / 'glyphs'), network, {'public_data': 'None.'})
+    path, published = home / 'run', tmp_path / 'published'
+    arguments = (*_FLAGS, f'--features=pretrained:path={home / "glyphs"}', '--model=auto', f'--output_dir={path}')
+    assert harness.main(*harness.TINY, *arguments) == 0
+    assert verify.main(['verify', str(path), f'--publish={published}']) == 0
+    labels = predict.predict(str(path), np.zeros((2, 8, 8), np.float32))
+    shutil.rmtree(home)
+    assert not any(str(tmp_path).encode() in file.read_bytes() for file in published.rglob('*') if file.is_file())
+    assert verify.main(['verify', str(published)]) == 0
+    np.testing.assert_array_equal(predict.predict(str(published), np.zeros((2, 8, 8), np.float32)), labels)
 
   def test_a_failure_leaves_nothing(self, certified, tmp_path, monkeypatch, capsys):
     def fail(source, target):
