@@ -56,7 +56,7 @@ def render(certificate: Mapping[str, Any], audit: Optional[Mapping[str, Any]] = 
   guarantee, achieved = certificate['guarantee'], certificate['achieved']
   provenance = certificate['provenance']
   run = provenance['run']
-  accuracy = run['test_accuracy']
+  accuracy, is_reading = run['test_accuracy'], achieved.get('is_reading', False)
   about = [
       ('Dataset', run['dataset'] if run['features'] == 'none' else f'{run["dataset"]}, features {run["features"]}'),
       ('Model', run['model']),
@@ -73,7 +73,7 @@ def render(certificate: Mapping[str, Any], audit: Optional[Mapping[str, Any]] = 
           ('Own bound', f'ε = {rounding.up(own["epsilon"], 15)} for {own["clients"]:,} clients')
           for own in guarantee['own_bounds']
       ),
-      *([_READING] if achieved.get('is_reading') else []),
+      *([_READING] if is_reading else []),
       ('Largest spent', most),
       ('Mean over clients', f'ε = {rounding.up(achieved["epsilon_mean"], 6)}'),
       ('Quantiles over clients', f'ε = {quantiles}'),
@@ -111,7 +111,8 @@ def render(certificate: Mapping[str, Any], audit: Optional[Mapping[str, Any]] = 
       f'<p class="statement">{html.escape(certificate["statement"])}</p>', _table(about),
       '<h2>What clients have spent</h2>',
       '<figure>', histogram(**achieved['epsilon_histogram']),
-      '<figcaption>Clients by the ε that they have spent in the whole run. The right edge is the bound.</figcaption>',
+      f'<figcaption>Clients by the ε that they have spent{" when the run ended: a reading" if is_reading else ""}. The '
+      'right edge is the bound.</figcaption>',
       '</figure>', _table(rows),
       '<h2>The same guarantee for other neighbours and groups</h2>',
       f'<p>All figures are at δ = {delta} and hold for every client or group. Compare only figures for '
