@@ -200,6 +200,8 @@ def _measure(values) -> Dict[str, Any]:
 
 def _certificate(path) -> Dict[str, Any]:
   """The certificate of a finished run's folder, which must be valid."""
+  if certificates.CERTIFICATE not in folder_files.entries(path).files:
+    raise ValueError(f'{path} has no certificate to audit. Only runs of --algorithm=certified have one.')
   certificate = folder_files.read_json(path, certificates.CERTIFICATE)
   version = certificate.get('version') if isinstance(certificate, dict) and 'sha256' in certificate else None
   if version not in issuing.VERSIONS or evidence.read(path, version).problems:
