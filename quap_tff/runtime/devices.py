@@ -70,3 +70,8 @@ def one_core_per_client(num_threads: int) -> None:
 
 def is_gpu(device: str) -> bool:
   return 'GPU' in device.upper()
+
+
+def is_host(device: str) -> bool:
+  """Whether eager values without a device of their own lie there already."""
+  return device.upper().endswith('CPU:0')

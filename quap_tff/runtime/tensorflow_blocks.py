@@ -177,7 +177,9 @@ class GraphFunction:
     # The public op StatefulPartitionedCall is faster still, but TensorFlow then keeps what it has made of the function
     # for as long as the process lives: 2 MB for each computation.
     on_cpu = not devices.is_gpu(device)
-    one_thread = self.called_for_each_client and not self._graph.branches and on_cpu
+    # On another device the arguments arrive from the host. This executor waits for them on a thread of TensorFlow's
+    # pool, and if as many clients wait as the pool has threads, none is left to send anything.
+    one_thread = self.called_for_each_client and not self._graph.branches and devices.is_host(device)
     eager = context.context()
     settings = eager.function_call_options.config_proto_serialized
     attributes = (
