@@ -175,10 +175,10 @@ def _audit(path):
 
 def page_differs(path: str, certificate: Mapping[str, Any]) -> bool:
   """Whether the folder has a page that differs from the one that the certificate gives. It may have no page."""
-  try:
-    with open(os.path.join(path, PAGE), encoding='utf-8', newline='') as f:
-      return f.read() != certificate_page.render(certificate, _audit(path))
-  except FileNotFoundError:
+  if not os.path.lexists(os.path.join(path, PAGE)):
     return False
+  try:
+    with open(folder_files.check_regular(path, PAGE), encoding='utf-8', newline='') as f:
+      return f.read() != certificate_page.render(certificate, _audit(path))
   except (OSError, ValueError):
     return True
