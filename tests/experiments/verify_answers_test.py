@@ -171,13 +171,16 @@ class TestInvalid:
     status, lines = _answer(certified, capsys)
     assert status == 1 and 'it is of 2,147,483,647 clients' in lines[1]
 
-  def test_what_float32_makes_of_equal_rates_is_no_contradiction(self, certified):
-    rows = (certified / 'metrics.csv').read_text().splitlines()
-    place = rows[0].split(',').index('participation_stddev')
-    cells = rows[1].split(',')
-    changed = [*cells[:place], str(float(cells[place]) + 1.8e-7), *cells[place + 1:]]
-    (certified / 'metrics.csv').write_text('\n'.join([rows[0], ','.join(changed), *rows[2:]]) + '\n')
-    [problem] = verify.verify(str(certified)).problems
+  def test_what_float32_makes_of_equal_rates_is_no_contradiction(self, tmp_path):
+    path = tmp_path / 'full'
+    flags = '--flagfile=' + str(harness.PRESETS / 'digits_certified.flags'), '--rounds=1', '--num_clients=4'
+    assert harness.main(*flags, '--features=none', '--model=logistic_regression', f'--output_dir={path}') == 0
+    rows = (path / 'metrics.csv').read_text().splitlines()
+    place, cells = rows[0].split(',').index('participation_stddev'), rows[1].split(',')
+    assert float(cells[place]) == 0
+    cells[place] = '1.8e-07'
+    (path / 'metrics.csv').write_text('\n'.join([rows[0], ','.join(cells)]) + '\n')
+    [problem] = verify.verify(str(path)).problems
     assert 'files_sha256.metrics.csv' in problem
 
 
