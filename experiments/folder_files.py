@@ -55,7 +55,7 @@ def entries(path: str, without: str = '') -> Entries:
     CannotTellError: If there is no such folder, or it may not be read.
   """
   if not os.path.isdir(path):
-    raise CannotTellError(f'{path} is not a folder.' if os.path.lexists(path) else f'there is no folder {path}.')
+    raise CannotTellError(f'{path} is not a folder.' if os.path.lexists(path) else f'{path} does not exist.')
   found = Entries([], [], {})
 
   def walk(folder, relative):

@@ -29,7 +29,7 @@ class TestEntries:
     (tmp_path / 'file').write_text('x')
     with pytest.raises(folder_files.CannotTellError, match='file is not a folder'):
       folder_files.entries(str(tmp_path / 'file'))
-    with pytest.raises(folder_files.CannotTellError, match='there is no folder'):
+    with pytest.raises(folder_files.CannotTellError, match='nowhere does not exist'):
       folder_files.entries(str(tmp_path / 'nowhere'))
 
 

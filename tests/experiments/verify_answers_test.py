@@ -71,7 +71,7 @@ def _resealed(path, change):
 class TestCannotBeVerified:
 
   @pytest.mark.parametrize('break_it, words', [
-      (shutil.rmtree, 'there is no folder'),
+      (shutil.rmtree, 'does not exist'),
       (lambda path: (path / 'certificate.json').unlink(), 'holds no certificate.json'),
       (lambda path: _resealed(path, lambda certificate: certificate.update(version=99)), 'has version 99'),
   ])
