@@ -4,26 +4,29 @@ from typing import Callable, Optional
 
 from quap_tff import lazy as _lazy
 
-__getattr__ = _lazy.exports(__name__, {
+__getattr__ = _lazy.exports(
+  __name__,
+  {
     'cohorts': [],
     'datasets': ['DATASETS'],
     'errors': ['DataFileError'],
     'features': [],
     'federation': ['Examples', 'Federation', 'OnDemand'],
     'partition': ['PARTITIONS'],
-})
+  },
+)
 
 
 def load(
-    spec: str,
-    *,
-    data_dir: Optional[str] = None,
-    num_clients: Optional[int] = None,
-    partition: str = 'dirichlet:alpha=0.5',
-    seed: int = 0,
-    features: str = 'none',
-    auxiliary: float = 0.0,
-    progress: Optional[Callable[[int, int], None]] = None,
+  spec: str,
+  *,
+  data_dir: Optional[str] = None,
+  num_clients: Optional[int] = None,
+  partition: str = 'dirichlet:alpha=0.5',
+  seed: int = 0,
+  features: str = 'none',
+  auxiliary: float = 0.0,
+  progress: Optional[Callable[[int, int], None]] = None,
 ) -> 'Federation':
   """Loads a dataset as a federation; a pure function of the files and the arguments.
 
@@ -65,14 +68,14 @@ def load(
   features_lib.parse(features)  # A bad spec is reported before anything is read.
   progress = progress or (lambda done, total: None)
   federation = dataset.load(
-      base.Request(
-          name=spec.partition(':')[0],
-          data_dir=data_dir,
-          num_clients=num_clients,
-          partition=partition,
-          seed=seed,
-          progress=progress,
-          auxiliary=auxiliary,
-      )
+    base.Request(
+      name=spec.partition(':')[0],
+      data_dir=data_dir,
+      num_clients=num_clients,
+      partition=partition,
+      seed=seed,
+      progress=progress,
+      auxiliary=auxiliary,
+    )
   )
   return features_lib.of_federation(features, federation, progress=progress)

@@ -66,14 +66,14 @@ def read_npz(path: str, keys: Sequence[str], holds: str) -> Dict[str, np.ndarray
     # Check for a zip first: np.load would also accept a single .npy.
     if not zipfile.is_zipfile(path):
       raise errors.DataFileError(
-          f'{path} is not an .npz, or is cut short: {expected}, found {os.path.getsize(path)} bytes without a zip '
-          'directory.'
+        f'{path} is not an .npz, or is cut short: {expected}, found {os.path.getsize(path)} bytes without a zip '
+        'directory.'
       )
     with np.load(path, allow_pickle=False) as arrays:
       missing = [k for k in keys if k not in arrays.files]
       if missing:
         raise errors.DataFileError(
-            f'{path} is the wrong file: {expected}, found {", ".join(sorted(arrays.files)) or "no arrays"}.'
+          f'{path} is the wrong file: {expected}, found {", ".join(sorted(arrays.files)) or "no arrays"}.'
         )
       return {k: arrays[k] for k in keys}
   except errors.DataFileError:
@@ -100,15 +100,15 @@ def image_pool(arrays: Dict[str, np.ndarray], source: str, shape: Tuple[int, int
     shapes = [shape, shape[:2]] if shape[2] == 1 else [shape]
     if x.dtype != np.uint8 or x.shape[1:] not in shapes or not len(x):
       raise errors.DataFileError(
-          f'{source}: expected x_{split} to be uint8{_dims(shape)}, found {x.dtype}{list(x.shape)}.'
+        f'{source}: expected x_{split} to be uint8{_dims(shape)}, found {x.dtype}{list(x.shape)}.'
       )
     if y.dtype.kind not in 'iu' or y.shape not in ((len(x),), (len(x), 1)):
       raise errors.DataFileError(
-          f'{source}: expected y_{split} to be {len(x)} integers, one for each image, found {y.dtype}{list(y.shape)}.'
+        f'{source}: expected y_{split} to be {len(x)} integers, one for each image, found {y.dtype}{list(y.shape)}.'
       )
     if y.min() < 0 or y.max() >= num_classes:
       raise errors.DataFileError(
-          f'{source}: expected labels of y_{split} in [0, {num_classes}), found {y.min()} to {y.max()}.'
+        f'{source}: expected labels of y_{split} in [0, {num_classes}), found {y.min()} to {y.max()}.'
       )
     fixed[split] = x.reshape((len(x),) + shape), y.reshape(-1)
   return Pool(*fixed['train'], *fixed['test'], white=255.0, num_classes=num_classes)
@@ -122,11 +122,11 @@ KERAS_KEYS = ('x_train', 'y_train', 'x_test', 'y_test')
 
 
 def read_images(
-    filename: str,
-    download: Callable[[], Dict[str, np.ndarray]],
-    data_dir: Optional[str],
-    shape: Tuple[int, int, int],
-    num_classes: int,
+  filename: str,
+  download: Callable[[], Dict[str, np.ndarray]],
+  data_dir: Optional[str],
+  shape: Tuple[int, int, int],
+  num_classes: int,
 ) -> Pool:
   """An image dataset from `data_dir/filename`, or without a `data_dir` from Keras' download and cache.
 
@@ -142,9 +142,7 @@ def read_images(
   if data_dir is not None:
     path = os.path.join(data_dir, filename)
     return image_pool(read_npz(path, KERAS_KEYS, f'the arrays of {filename[:-4]}'), path, shape, num_classes)
-  advice = (
-      f'Put {filename} (an .npz with {", ".join(KERAS_KEYS)}) into a folder and give that folder as --data_dir.'
-  )
+  advice = f'Put {filename} (an .npz with {", ".join(KERAS_KEYS)}) into a folder and give that folder as --data_dir.'
   with downloading(f'{filename} was not given, and Keras could neither find it in its cache nor download it', advice):
     arrays = download()
   return image_pool(arrays, f'{filename} from Keras', shape, num_classes)

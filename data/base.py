@@ -46,7 +46,7 @@ class Dataset(abc.ABC):
   image_shape: ClassVar[Optional[Tuple[int, int, int]]] = None
   white: ClassVar[float] = 255.0
   auxiliary_source: ClassVar[str] = (
-      'They are those of others of the dataset\'s own clients, drawn by --seed, who take part in no round.'
+    "They are those of others of the dataset's own clients, drawn by --seed, who take part in no round."
   )
 
   @abc.abstractmethod
@@ -98,9 +98,9 @@ def divide_clients(request: Request, available: int, test_share: float = 0.0) ->
     more = ''
     if helpers:
       more = (
-          f' Of {helpers} more, who are no clients, the server would have the examples. Ask for fewer clients, or for '
-          'a smaller share of auxiliary examples.'
+        f' Of {helpers} more, who are no clients, the server would have the examples. Ask for fewer clients, or for '
+        'a smaller share of auxiliary examples.'
       )
     raise ValueError(f'{request.name} has {left} clients, found num_clients={num_clients}.{more}')
   order = client_order(available, request.seed)
-  return Division(*map(np.sort, (order[:num_clients], order[left:], order[left - helpers:left])))
+  return Division(*map(np.sort, (order[:num_clients], order[left:], order[left - helpers : left])))

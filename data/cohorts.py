@@ -65,8 +65,8 @@ class Population:
       checks.integer('cohort_size', self.cohort_size, at_least=1)
       if self.cohort_size > self.num_clients:
         raise ValueError(
-            f'cohort_size must be at most the number of clients, found cohort_size={self.cohort_size} and '
-            f'num_clients={self.num_clients}.'
+          f'cohort_size must be at most the number of clients, found cohort_size={self.cohort_size} and '
+          f'num_clients={self.num_clients}.'
         )
 
   def required_cohort_size(self) -> int:
@@ -126,10 +126,10 @@ class ParticipationModel(abc.ABC):
     """The draw, for an account."""
     is_fixed_size = self.sampling == 'fixed_size'
     return accounting.Sampler(
-        kind=self.sampling,
-        rates=self.inclusion_rates,
-        cohort_size=self.population.cohort_size if is_fixed_size else None,
-        reason=self.no_amplification,
+      kind=self.sampling,
+      rates=self.inclusion_rates,
+      cohort_size=self.population.cohort_size if is_fixed_size else None,
+      reason=self.no_amplification,
     )
 
 
@@ -239,7 +239,6 @@ class Full(ParticipationChoice):
 
 
 class _FullModel(ParticipationModel):
-
   no_amplification = 'everyone takes part in every round'
 
   def _draw(self, round_num):
@@ -408,7 +407,6 @@ class HybridReference(ParticipationChoice):
 
 
 class _HybridReferenceModel(ParticipationModel):
-
   def __init__(self, population, num_uniform, weights):
     super().__init__(population)
     self._num_uniform = num_uniform
@@ -451,7 +449,6 @@ class Markov(ParticipationChoice):
 
 
 class _MarkovModel(ParticipationModel):
-
   def __init__(self, population, choice):
     super().__init__(population)
     self._choice = choice
@@ -490,8 +487,8 @@ class _LearningModel(ParticipationModel):
     population.required_cohort_size()
     if population.dropout is None:
       raise ValueError(
-          'This participation model learns from clients that drop out, and with --dropout=none nobody does. Give a '
-          '--dropout, such as markov, or choose another --participation.'
+        'This participation model learns from clients that drop out, and with --dropout=none nobody does. Give a '
+        '--dropout, such as markov, or choose another --participation.'
       )
     self._cohorts = []
 
@@ -545,7 +542,6 @@ class FlPadpm(ParticipationChoice):
 
 
 class _FlPadpmModel(_LearningModel):
-
   def __init__(self, population, choice):
     super().__init__(population)
     self._choice = choice
@@ -563,7 +559,7 @@ class _FlPadpmModel(_LearningModel):
     order = rng.permutation(self.population.num_clients)
     expected = np.cumsum(1 - self.predicted()[order])
     # A rounding error must not cost an invitation.
-    return order[:np.searchsorted(expected, self.population.cohort_size - 1e-9) + 1]
+    return order[: np.searchsorted(expected, self.population.cohort_size - 1e-9) + 1]
 
   def _learn(self, cohort, failed):
     np.add.at(self._invited, self._patterns[cohort], 1)
@@ -603,7 +599,6 @@ class ClientSelection(ParticipationChoice):
 
 
 class _ClientSelectionModel(_LearningModel):
-
   def __init__(self, population, choice):
     super().__init__(population)
     self._choice, self._speed = choice, _client_weights(population, 2.0, 5.0)
@@ -640,7 +635,6 @@ class Energy(battery.Dynamics, ParticipationChoice):
 
 
 class _EnergyModel(ParticipationModel):
-
   def __init__(self, population, dynamics):
     super().__init__(population)
     self._dynamics = dynamics
@@ -673,24 +667,24 @@ class _EnergyModel(ParticipationModel):
 
 
 PARTICIPATION_MODELS: Dict[str, Type[ParticipationChoice]] = {
-    'uniform': Uniform,
-    'full': Full,
-    'bernoulli': Bernoulli,
-    'beta': Beta,
-    'beta_bernoulli': BetaBernoulli,
-    'extreme_imbalance': ExtremeImbalance,
-    'hybrid': Hybrid,
-    'hybrid_reference': HybridReference,
-    'markov': Markov,
-    'flpadpm': FlPadpm,
-    'client_selection': ClientSelection,
-    # An interpretation: the November 2025 document asks for it and gives no equations.
-    'energy': Energy,
+  'uniform': Uniform,
+  'full': Full,
+  'bernoulli': Bernoulli,
+  'beta': Beta,
+  'beta_bernoulli': BetaBernoulli,
+  'extreme_imbalance': ExtremeImbalance,
+  'hybrid': Hybrid,
+  'hybrid_reference': HybridReference,
+  'markov': Markov,
+  'flpadpm': FlPadpm,
+  'client_selection': ClientSelection,
+  # An interpretation: the November 2025 document asks for it and gives no equations.
+  'energy': Energy,
 }
 
 
 def make(
-    spec: str, num_clients: int, cohort_size: Optional[int], seed: int, dropout: Optional[Any] = None
+  spec: str, num_clients: int, cohort_size: Optional[int], seed: int, dropout: Optional[Any] = None
 ) -> ParticipationModel:
   """The participation model that `spec` names, over clients 0 to `num_clients` - 1.
 
@@ -710,7 +704,7 @@ def make(
 
 
 def few_weighted_without_replacement(
-    rng: np.random.Generator, weights: np.ndarray, cumulative: np.ndarray, size: int
+  rng: np.random.Generator, weights: np.ndarray, cumulative: np.ndarray, size: int
 ) -> np.ndarray:
   """The draw of `weighted_without_replacement`, with time in proportion to `size` instead of the population.
 

@@ -58,14 +58,14 @@ class PooledDataset(base.Dataset):
       request.progress(done, num_clients)
     digits = len(str(num_clients - 1))
     return federation.Federation(
-        name=request.name,
-        num_classes=pool.num_classes,
-        client_ids=tuple(f'client_{i:0{digits}d}' for i in range(num_clients)),
-        clients=tuple(clients),
-        test=pool.test(),
-        auxiliary=pool.train(held_out) if len(held_out) else None,
-        partition=registry.format_spec(request.partition.partition(':')[0], chosen),
-        test_set=f'{len(pool.test_y):,} examples that no client holds.',
+      name=request.name,
+      num_classes=pool.num_classes,
+      client_ids=tuple(f'client_{i:0{digits}d}' for i in range(num_clients)),
+      clients=tuple(clients),
+      test=pool.test(),
+      auxiliary=pool.train(held_out) if len(held_out) else None,
+      partition=registry.format_spec(request.partition.partition(':')[0], chosen),
+      test_set=f'{len(pool.test_y):,} examples that no client holds.',
     )
 
 
@@ -77,8 +77,8 @@ def _held_out(request: base.Request, num_examples: int) -> Tuple[np.ndarray, np.
   count = int(request.auxiliary * num_examples)
   if request.auxiliary and not count:
     raise ValueError(
-        f'{request.name}: a share of {request.auxiliary:g} of {num_examples} examples, rounded down, is none, so the '
-        'server has no auxiliary examples. Give a larger share.'
+      f'{request.name}: a share of {request.auxiliary:g} of {num_examples} examples, rounded down, is none, so the '
+      'server has no auxiliary examples. Give a larger share.'
     )
   order = rng_lib.generator(request.seed, 'auxiliary').permutation(num_examples) if count else np.arange(num_examples)
   return np.sort(order[count:]), np.sort(order[:count])
@@ -218,16 +218,16 @@ class MnistWriters(base.Dataset):
   def load(self, request):
     if request.data_dir is None:
       raise errors.DataFileError(
-          f'mnist_writers needs {WRITERS_FILE} (the writer of each row of mnist.npz), which no loader downloads. '
-          f'Put {WRITERS_FILE} and mnist.npz into a folder and give that folder as --data_dir.'
+        f'mnist_writers needs {WRITERS_FILE} (the writer of each row of mnist.npz), which no loader downloads. '
+        f'Put {WRITERS_FILE} and mnist.npz into a folder and give that folder as --data_dir.'
       )
     path = os.path.join(request.data_dir, WRITERS_FILE)
     writers = arrays.read_npz(path, ['writer_train'], f'the writers of mnist.npz')['writer_train']
     pool = Mnist().read(request.data_dir)
     if writers.shape != pool.train_y.shape or writers.dtype.kind not in 'iu':
       raise errors.DataFileError(
-          f'{path}: expected writer_train to be {len(pool.train_y)} integers, one for each row of mnist.npz, '
-          f'found {writers.dtype}{list(writers.shape)}.'
+        f'{path}: expected writer_train to be {len(pool.train_y)} integers, one for each row of mnist.npz, '
+        f'found {writers.dtype}{list(writers.shape)}.'
       )
     names, owners = np.unique(writers, return_inverse=True)
     rows = np.split(np.argsort(owners, kind='stable'), np.cumsum(np.bincount(owners))[:-1])
@@ -237,27 +237,27 @@ class MnistWriters(base.Dataset):
       clients.append(pool.train(rows[i]))
       request.progress(len(clients), len(chosen))
     return federation.Federation(
-        name=request.name,
-        num_classes=pool.num_classes,
-        client_ids=tuple(f'writer_{names[i]:04d}' for i in chosen),
-        clients=tuple(clients),
-        test=pool.test(),
-        auxiliary=pool.train(np.concatenate([rows[i] for i in helpers])) if len(helpers) else None,
-        test_set=f'{len(pool.test_y):,} digits by other writers, who take part in no round.',
+      name=request.name,
+      num_classes=pool.num_classes,
+      client_ids=tuple(f'writer_{names[i]:04d}' for i in chosen),
+      clients=tuple(clients),
+      test=pool.test(),
+      auxiliary=pool.train(np.concatenate([rows[i] for i in helpers])) if len(helpers) else None,
+      test_set=f'{len(pool.test_y):,} digits by other writers, who take part in no round.',
     )
 
 
 DATASETS: Dict[str, Type[base.Dataset]] = {
-    'digits': Digits,
-    'glyphs': Glyphs,
-    'mnist': Mnist,
-    'mnist_writers': MnistWriters,
-    'cifar10': Cifar10,
-    'things': Things,
-    'femnist': natural.Femnist,
-    'femnist_digits': natural.FemnistDigits,
-    'cifar100': natural.Cifar100,
-    'shakespeare': natural.Shakespeare,
-    'stackoverflow_words': natural.StackOverflowWords,
-    'synthetic': synthetic.Synthetic,
+  'digits': Digits,
+  'glyphs': Glyphs,
+  'mnist': Mnist,
+  'mnist_writers': MnistWriters,
+  'cifar10': Cifar10,
+  'things': Things,
+  'femnist': natural.Femnist,
+  'femnist_digits': natural.FemnistDigits,
+  'cifar100': natural.Cifar100,
+  'shakespeare': natural.Shakespeare,
+  'stackoverflow_words': natural.StackOverflowWords,
+  'synthetic': synthetic.Synthetic,
 }

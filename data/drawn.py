@@ -95,9 +95,9 @@ def learn(recipe: Recipe) -> Dict[str, np.ndarray]:
   kinds = np.tile(np.arange(recipe.kinds), recipe.views)
   drawings = leaves.views(leaves.things(recipe.kinds, rng), kinds, _SIZE, rng)
   respond = _responses(learned, _SIZE)
-  responses = np.concatenate([
-      respond(drawings[start:start + _BATCH] / np.float32(255)) for start in range(0, len(drawings), _BATCH)
-  ])
+  responses = np.concatenate(
+    [respond(drawings[start : start + _BATCH] / np.float32(255)) for start in range(0, len(drawings), _BATCH)]
+  )
   learned['mean'], learned['directions'] = _discriminants(responses, kinds, recipe.size, rng)
   return learned
 
@@ -182,7 +182,7 @@ def _discriminants(responses, kinds, size, rng):
   whitening = np.linalg.inv(np.linalg.cholesky(within)).T
   ratios, rotation = np.linalg.eigh(whitening.T @ between @ whitening)
   best = np.argsort(-ratios)[:size]
-  directions = basis @ (whitening @ rotation[:, best] * np.maximum(ratios[best], _LEAST_RATIO)**_POWER)
+  directions = basis @ (whitening @ rotation[:, best] * np.maximum(ratios[best], _LEAST_RATIO) ** _POWER)
   return mean, (directions / deviation[:, None]).astype(np.float32)
 
 

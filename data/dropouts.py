@@ -116,7 +116,6 @@ class Markov(DropoutChoice):
 
 
 class _MarkovModel(DropoutModel):
-
   is_independent = False
 
   def __init__(self, num_clients, seed, choice):
@@ -139,12 +138,7 @@ class _MarkovModel(DropoutModel):
     return self._failing
 
 
-DROPOUTS: Dict[str, Type[DropoutChoice]] = {
-    'none': NoDropout,
-    'bernoulli': Bernoulli,
-    'beta': Beta,
-    'markov': Markov,
-}
+DROPOUTS: Dict[str, Type[DropoutChoice]] = {'none': NoDropout, 'bernoulli': Bernoulli, 'beta': Beta, 'markov': Markov}
 
 
 def make(spec: str, num_clients: int, seed: int) -> Optional[DropoutModel]:

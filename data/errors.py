@@ -4,8 +4,11 @@ import os
 import stat
 
 _KINDS = (
-    (stat.S_ISDIR, 'a folder'), (stat.S_ISFIFO, 'a pipe'), (stat.S_ISSOCK, 'a socket'),
-    (stat.S_ISCHR, 'a device'), (stat.S_ISBLK, 'a device'),
+  (stat.S_ISDIR, 'a folder'),
+  (stat.S_ISFIFO, 'a pipe'),
+  (stat.S_ISSOCK, 'a socket'),
+  (stat.S_ISCHR, 'a device'),
+  (stat.S_ISBLK, 'a device'),
 )
 
 

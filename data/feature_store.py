@@ -31,10 +31,10 @@ def default_folder() -> str:
 
 
 def compute(
-    features: Any,
-    parts: Sequence[np.ndarray],
-    folder: Optional[str] = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+  features: Any,
+  parts: Sequence[np.ndarray],
+  folder: Optional[str] = None,
+  progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Sequence[np.ndarray]:
   """The features of every part's examples, from the file or computed on all cores and kept.
 
@@ -70,7 +70,7 @@ def uncached(features: Any, x: np.ndarray) -> np.ndarray:
 
 
 def kept(
-    fingerprint: str, make: Callable[[], Dict[str, np.ndarray]], folder: Optional[str] = None
+  fingerprint: str, make: Callable[[], Dict[str, np.ndarray]], folder: Optional[str] = None
 ) -> Dict[str, np.ndarray]:
   """Arrays that `make` makes, from the file or made and kept.
 
@@ -106,17 +106,17 @@ def _all_rows(extract, parts, chosen, progress):
   owners = np.searchsorted(offsets, chosen, side='right') - 1
 
   def batch(start):
-    rows = [parts[o][c - offsets[o]] for o, c in zip(owners[start:start + _BATCH], chosen[start:start + _BATCH])]
+    rows = [parts[o][c - offsets[o]] for o, c in zip(owners[start : start + _BATCH], chosen[start : start + _BATCH])]
     padded = np.zeros((_BATCH,) + rows[0].shape, np.float32)
-    padded[:len(rows)] = rows
-    return extract(padded)[:len(rows)]
+    padded[: len(rows)] = rows
+    return extract(padded)[: len(rows)]
 
   begin = batch(0)
   table = np.empty((len(chosen), begin.shape[1]), np.float32)
   table[:_BATCH] = begin
 
   def fill(start):
-    table[start:start + _BATCH] = batch(start)
+    table[start : start + _BATCH] = batch(start)
 
   # NumPy, SciPy's transforms and TensorFlow let go of the interpreter while they compute.
   with futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:

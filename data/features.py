@@ -117,12 +117,12 @@ class Scattering(Features):
   def check(self, input_shape):
     if len(input_shape) != 3:
       raise ValueError(
-          f'Scattering needs images [height, width, channels], but examples have the shape {tuple(input_shape)}.'
+        f'Scattering needs images [height, width, channels], but examples have the shape {tuple(input_shape)}.'
       )
     if 2**self.scales > min(input_shape[:2]):
       raise ValueError(
-          f'Scattering with scales={self.scales} needs images of at least {2**self.scales} pixels, found '
-          f'{input_shape[0]}x{input_shape[1]}: give fewer scales.'
+        f'Scattering with scales={self.scales} needs images of at least {2**self.scales} pixels, found '
+        f'{input_shape[0]}x{input_shape[1]}: give fewer scales.'
       )
 
   def fingerprint(self):
@@ -130,7 +130,7 @@ class Scattering(Features):
 
   def extractor(self, input_shape):
     transform = kymatio_numpy.ScatteringNumPy2D(
-        J=self.scales, shape=input_shape[:2], L=self.angles, max_order=self.order
+      J=self.scales, shape=input_shape[:2], L=self.angles, max_order=self.order
     )
 
     def normalised(x):
@@ -179,15 +179,15 @@ class Pretrained(Features):
       str(card['public_data'])
     except (OSError, ValueError, KeyError, TypeError) as e:
       raise errors.DataFileError(
-          f'{names[0]} is damaged or another file: expected JSON with sha256 and public_data, found '
-          f'{type(e).__name__}: {e}. {advice}'
+        f'{names[0]} is damaged or another file: expected JSON with sha256 and public_data, found '
+        f'{type(e).__name__}: {e}. {advice}'
       ) from e
     with open(names[1], 'rb') as f:
       found = hashlib.sha256(f.read()).hexdigest()
     if found != expected:
       raise errors.DataFileError(
-          f'{names[1]} is damaged or another file: expected SHA-256 {expected}, as {CARD} has it, found {found}. '
-          f'{advice}'
+        f'{names[1]} is damaged or another file: expected SHA-256 {expected}, as {CARD} has it, found {found}. '
+        f'{advice}'
       )
     return card
 
@@ -249,20 +249,20 @@ class Drawn(Features):
     checks.integer('drawn kinds', self.kinds, at_least=2)
     if self.size >= self.kinds:
       raise ValueError(
-          f'drawn features tell kinds={self.kinds} things apart, which takes fewer directions than that: found '
-          f'size={self.size}. Give more kinds.'
+        f'drawn features tell kinds={self.kinds} things apart, which takes fewer directions than that: found '
+        f'size={self.size}. Give more kinds.'
       )
     if self.size > drawn.NUMBERS_A_FILTER * self.filters:
       raise ValueError(
-          f'drawn filters={self.filters} give {drawn.NUMBERS_A_FILTER * self.filters} numbers, found '
-          f'size={self.size}: give more filters.'
+        f'drawn filters={self.filters} give {drawn.NUMBERS_A_FILTER * self.filters} numbers, found '
+        f'size={self.size}: give more filters.'
       )
 
   def check(self, input_shape):
     if len(input_shape) != 3 or input_shape[2] != 3 or min(input_shape[:2]) < drawn.SMALLEST_SIDE:
       raise ValueError(
-          f'Drawn features need colour images [height, width, 3] of at least {drawn.SMALLEST_SIDE} pixels a side, but '
-          f'examples have the shape {tuple(input_shape)}.'
+        f'Drawn features need colour images [height, width, 3] of at least {drawn.SMALLEST_SIDE} pixels a side, but '
+        f'examples have the shape {tuple(input_shape)}.'
       )
 
   def fingerprint(self):
@@ -274,9 +274,9 @@ class Drawn(Features):
 
   def public_data(self):
     return (
-        f'Learned on {drawn.SCENES:,} drawings of random leaves and {self.kinds * self.views:,} of {self.kinds:,} '
-        'random things: a program\'s output, no data. Filters and directions of SHA-256 '
-        f'{drawn.digest(self._learned())}.'
+      f'Learned on {drawn.SCENES:,} drawings of random leaves and {self.kinds * self.views:,} of {self.kinds:,} '
+      "random things: a program's output, no data. Filters and directions of SHA-256 "
+      f'{drawn.digest(self._learned())}.'
     )
 
   def _learned(self):
@@ -284,10 +284,10 @@ class Drawn(Features):
 
 
 FEATURES: Dict[str, Type[Features]] = {
-    'none': NoFeatures,
-    'scattering': Scattering,
-    'pretrained': Pretrained,
-    'drawn': Drawn,
+  'none': NoFeatures,
+  'scattering': Scattering,
+  'pretrained': Pretrained,
+  'drawn': Drawn,
 }
 
 
@@ -297,11 +297,11 @@ def parse(spec: str) -> Features:
 
 
 def of_federation(
-    spec: str,
-    federation: federation_lib.Federation,
-    *,
-    folder: Optional[str] = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+  spec: str,
+  federation: federation_lib.Federation,
+  *,
+  folder: Optional[str] = None,
+  progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> federation_lib.Federation:
   """The federation with features float32[d] of unit norm in place of its examples; labels and clients are the same.
 
@@ -326,12 +326,12 @@ def of_federation(
   found = [federation_lib.Examples(x, examples.y) for x, examples in zip(rows, everyone)]
   count = federation.num_clients
   return dataclasses.replace(
-      federation,
-      clients=tuple(found[:count]),
-      test=found[count],
-      auxiliary=found[-1] if auxiliary else None,
-      features=registry.format_spec(spec.partition(':')[0], features),
-      public_data=features.public_data(),
+    federation,
+    clients=tuple(found[:count]),
+    test=found[count],
+    auxiliary=found[-1] if auxiliary else None,
+    features=registry.format_spec(spec.partition(':')[0], features),
+    public_data=features.public_data(),
   )
 
 
@@ -375,7 +375,7 @@ def _group_norm(s: np.ndarray) -> np.ndarray:
   """float32[b, colours, channels, h, w] -> float32[b, d]; the last group of a colour takes what channels are left."""
   s = s.astype(np.float32)
   for first in range(0, s.shape[2], _CHANNELS_A_GROUP):
-    group = s[:, :, first:first + _CHANNELS_A_GROUP]
+    group = s[:, :, first : first + _CHANNELS_A_GROUP]
     group -= group.mean(axis=(2, 3, 4), keepdims=True)
     group /= group.std(axis=(2, 3, 4), keepdims=True) + np.float32(_SMALLEST_DEVIATION)
   return s.reshape(len(s), -1)

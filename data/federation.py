@@ -42,12 +42,12 @@ class Examples:
     if self.is_sequences:
       if self.x.ndim != 2 or self.y.shape != self.x.shape:
         raise ValueError(
-            f'Sequences x and their labels y must both be [n, length], found x {self.x.shape} and y {self.y.shape}.'
+          f'Sequences x and their labels y must both be [n, length], found x {self.x.shape} and y {self.y.shape}.'
         )
       return
     if self.x.ndim < 2 or self.y.ndim != 1 or len(self.x) != len(self.y):
       raise ValueError(
-          f'x must be [n, ...] with at least two axes and y [n], found x {self.x.shape} and y {self.y.shape}.'
+        f'x must be [n, ...] with at least two axes and y [n], found x {self.x.shape} and y {self.y.shape}.'
       )
     # Minimum and maximum show NaN and infinity without a temporary array as large as the data.
     if self.x.size and not (np.isfinite(self.x.min()) and np.isfinite(self.x.max())):
@@ -163,7 +163,7 @@ class Federation:
       raise ValueError(f'{self.name}: a federation needs at least one client, found none.')
     if len(self.client_ids) != len(self.clients):
       raise ValueError(
-          f'{self.name}: each client needs one id, found {len(self.client_ids)} ids and {len(self.clients)} clients.'
+        f'{self.name}: each client needs one id, found {len(self.client_ids)} ids and {len(self.clients)} clients.'
       )
     seen = set()
     for client_id in () if numbered else self.client_ids:
@@ -179,7 +179,7 @@ class Federation:
         self._check_client(index, examples)
     self._check('the test set', self.test)
     if self.auxiliary is not None:
-      self._check('the server\'s auxiliary set', self.auxiliary)
+      self._check("the server's auxiliary set", self.auxiliary)
 
   def _check_client(self, index: int, examples: Examples):
     self._check(f'client {self.client_ids[index]!r} (index {index})', examples)
@@ -189,24 +189,24 @@ class Federation:
       raise ValueError(f'{self.name}: {whose} has no examples; each client and the test set need at least one.')
     if examples.x.shape[1:] != self.input_shape:
       raise ValueError(
-          f'{self.name}: all examples must have one shape; {whose} has {examples.x.shape[1:]}, the first client '
-          f'{self.input_shape}.'
+        f'{self.name}: all examples must have one shape; {whose} has {examples.x.shape[1:]}, the first client '
+        f'{self.input_shape}.'
       )
     if examples.is_sequences != self.is_sequences:
       kinds = {True: 'sequences of tokens', False: 'numbers'}
       raise ValueError(
-          f'{self.name}: all examples must be of one kind; {whose} has {kinds[examples.is_sequences]}, the first '
-          f'client {kinds[self.is_sequences]}.'
+        f'{self.name}: all examples must be of one kind; {whose} has {kinds[examples.is_sequences]}, the first '
+        f'client {kinds[self.is_sequences]}.'
       )
     if self.is_sequences and (examples.x.min() < 0 or examples.x.max() >= self.num_classes):
       raise ValueError(
-          f'{self.name}: tokens must be in [0, {self.num_classes}); {whose} has tokens from {examples.x.min()} to '
-          f'{examples.x.max()}.'
+        f'{self.name}: tokens must be in [0, {self.num_classes}); {whose} has tokens from {examples.x.min()} to '
+        f'{examples.x.max()}.'
       )
     if examples.y.min() < (NO_LABEL if self.is_sequences else 0) or examples.y.max() >= self.num_classes:
       raise ValueError(
-          f'{self.name}: labels must be in [0, {self.num_classes}); {whose} has labels from {examples.y.min()} to '
-          f'{examples.y.max()}.'
+        f'{self.name}: labels must be in [0, {self.num_classes}); {whose} has labels from {examples.y.min()} to '
+        f'{examples.y.max()}.'
       )
 
   @property

@@ -56,14 +56,14 @@ def load(dataset: natural.Femnist, request: base.Request) -> federation.Federati
   else:
     test_set = f'{len(tested):,} examples that the clients themselves hold back from training.'
   return federation.Federation(
-      name=request.name,
-      num_classes=dataset.num_classes,
-      client_ids=tuple(client_ids),
-      clients=tuple(_examples(dataset, path, [rows[0][c]]) for c in client_ids),
-      test=tested,
-      auxiliary=_examples(dataset, path, list(rows[-1].values())) if len(helpers) else None,
-      test_set=test_set,
-      test_is_of_clients=not len(held_out),
+    name=request.name,
+    num_classes=dataset.num_classes,
+    client_ids=tuple(client_ids),
+    clients=tuple(_examples(dataset, path, [rows[0][c]]) for c in client_ids),
+    test=tested,
+    auxiliary=_examples(dataset, path, list(rows[-1].values())) if len(helpers) else None,
+    test_set=test_set,
+    test_is_of_clients=not len(held_out),
   )
 
 
@@ -72,7 +72,7 @@ def _also_in(client_data, client_ids) -> List[str]:
 
 
 def _examples(
-    dataset: natural.Femnist, path: str, parts: Sequence[Tuple[np.ndarray, np.ndarray]]
+  dataset: natural.Femnist, path: str, parts: Sequence[Tuple[np.ndarray, np.ndarray]]
 ) -> federation.Examples:
   empty = np.zeros([0, 28, 28], np.float32), np.zeros([0], np.int32)
   x, y = (np.concatenate(p) for p in zip(empty, *parts))
@@ -85,22 +85,21 @@ def _examples(
 
 
 def _read(
-    path: str, split: str, client_ids: List[str], progress: Callable[[int], None]
+  path: str, split: str, client_ids: List[str], progress: Callable[[int], None]
 ) -> Dict[str, Tuple[np.ndarray, np.ndarray]]:
   """Pixels float32[n, 28, 28] and labels int32[n] of each client; features named and typed as by TFF's loader."""
   source = tff.simulation.datasets.SqlClientData(path, split)
-  features = {
-      'pixels': tf.io.FixedLenFeature([28, 28], tf.float32),
-      'label': tf.io.FixedLenFeature([], tf.int64),
-  }
+  features = {'pixels': tf.io.FixedLenFeature([28, 28], tf.float32), 'label': tf.io.FixedLenFeature([], tf.int64)}
 
   def read_client(client_id):
-    return source.serializable_dataset_fn(client_id).batch(_BATCH).map(
-        lambda protos: (client_id, tf.io.parse_example(protos, features))
+    return (
+      source.serializable_dataset_fn(client_id)
+      .batch(_BATCH)
+      .map(lambda protos: (client_id, tf.io.parse_example(protos, features)))
     )
 
   dataset = tf.data.Dataset.from_tensor_slices(client_ids).interleave(
-      read_client, cycle_length=_READERS, num_parallel_calls=_READERS, deterministic=True
+    read_client, cycle_length=_READERS, num_parallel_calls=_READERS, deterministic=True
   )
   parts = collections.defaultdict(list)
   try:
@@ -109,8 +108,8 @@ def _read(
       progress(len(parts))
   except tf.errors.OpError as e:
     raise errors.DataFileError(
-        f'{path} is damaged or the wrong file: expected examples with pixels float32[28, 28] and an integer label in '
-        f'split {split!r}, found {e.message}'
+      f'{path} is damaged or the wrong file: expected examples with pixels float32[28, 28] and an integer label in '
+      f'split {split!r}, found {e.message}'
     ) from e
   empty = [(np.zeros([0, 28, 28], np.float32), np.zeros([0], np.int32))]
   return {c: tuple(map(np.concatenate, zip(*(parts.get(c) or empty)))) for c in client_ids}

@@ -58,8 +58,8 @@ def draw(letters: Alphabet, copies: int, side: int, rng: np.random.Generator) ->
   labels = np.tile(np.arange(len(letters), dtype=np.int32), copies)
   images = np.empty((len(labels), side, side), np.uint8)
   for start in range(0, len(labels), _BATCH):
-    rows = labels[start:start + _BATCH]
-    images[start:start + _BATCH] = _rasterize(*_written(letters, rows, side, rng), side, rng)
+    rows = labels[start : start + _BATCH]
+    images[start : start + _BATCH] = _rasterize(*_written(letters, rows, side, rng), side, rng)
   return images, labels
 
 
@@ -73,7 +73,7 @@ def _written(letters, rows, side, rng):
   affine = np.stack([cosine * width, (slant - sine) * height, sine * width, cosine * height], axis=1)
   control = np.einsum('nij,nskj->nski', affine.reshape(n, 2, 2).astype(np.float32), control)
   t = np.linspace(0, 1, _POINTS, dtype=np.float32)
-  bernstein = np.stack([(1 - t)**3, 3 * (1 - t)**2 * t, 3 * (1 - t) * t**2, t**3], axis=1)
+  bernstein = np.stack([(1 - t) ** 3, 3 * (1 - t) ** 2 * t, 3 * (1 - t) * t**2, t**3], axis=1)
   points = np.einsum('tk,nskj->nstj', bernstein, control).reshape(n, -1, 2)
   present = np.repeat(letters.present[rows], _POINTS, axis=1)
   there = present[..., None]
@@ -89,7 +89,7 @@ def _rasterize(points, present, side, rng):
   rows, columns = np.mgrid[:side, :side].reshape(2, 1, -1).astype(np.float32)
   squared = np.full((len(points), side * side), np.inf, np.float32)
   for p in range(points.shape[1]):
-    distance = (columns - points[:, p, :1])**2 + (rows - points[:, p, 1:])**2
+    distance = (columns - points[:, p, :1]) ** 2 + (rows - points[:, p, 1:]) ** 2
     np.minimum(squared, np.where(present[:, p, None], distance, np.inf), out=squared)
   unit = np.float32(side / 28)
   half_width = unit * np.exp(rng.normal(0.15, 0.3, (len(points), 1))).astype(np.float32)

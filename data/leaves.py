@@ -38,7 +38,15 @@ class Leaves:
 
 
 _PLACE, _RADIUS, _FLATNESS, _ANGLE, _BOX, _COLOUR, _WAVE, _FREQUENCY, _SLOPE = (
-    slice(0, 2), 2, 3, 4, 5, slice(6, 9), 9, 10, 11
+  slice(0, 2),
+  2,
+  3,
+  4,
+  5,
+  slice(6, 9),
+  9,
+  10,
+  11,
 )
 _COLUMNS = 12
 
@@ -48,7 +56,7 @@ def random_leaves(numbers: np.ndarray, rng: np.random.Generator) -> Leaves:
   shape = len(numbers), int(numbers.max(initial=1))
   values = np.empty((*shape, _COLUMNS), np.float32)
   values[..., _PLACE] = rng.uniform(-_MARGIN, _SIDE + _MARGIN, (*shape, 2))
-  values[..., _RADIUS] = np.minimum(_LARGEST, _SMALLEST * (1 - rng.random(shape))**_EXPONENT)
+  values[..., _RADIUS] = np.minimum(_LARGEST, _SMALLEST * (1 - rng.random(shape)) ** _EXPONENT)
   values[..., _FLATNESS] = rng.uniform(0.25, 1, shape)
   values[..., _ANGLE] = rng.uniform(0, np.pi, shape)
   values[..., _BOX] = rng.random(shape) < _BOXES
@@ -178,7 +186,6 @@ def views(of: Things, kinds: np.ndarray, size: Tuple[int, int], rng: np.random.G
   values[..., _COLOUR] = np.clip(values[..., _COLOUR] + light, 0, 1)
   ground = np.clip(of.ground[kinds] + normal(0.2, n, 1) + normal(0.08, n, 3), 0, 1)
   leaves = Leaves(
-      np.concatenate([before.values, values], axis=1),
-      np.concatenate([before.present, of.parts.present[kinds]], axis=1),
+    np.concatenate([before.values, values], axis=1), np.concatenate([before.present, of.parts.present[kinds]], axis=1)
   )
   return draw(leaves, ground, size, rng)

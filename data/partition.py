@@ -58,10 +58,7 @@ class Dirichlet(Partition):
     return owners
 
 
-PARTITIONS: Dict[str, Type[Partition]] = {
-    'dirichlet': Dirichlet,
-    'iid': Iid,
-}
+PARTITIONS: Dict[str, Type[Partition]] = {'dirichlet': Dirichlet, 'iid': Iid}
 
 
 def parse(spec: str) -> Partition:
@@ -93,7 +90,7 @@ def split(spec: str, labels: np.ndarray, num_clients: int, seed: int) -> Tuple[n
   checks.integer('num_clients', num_clients, at_least=1)
   if num_clients > len(labels):
     raise ValueError(
-        f'Each client needs at least one example: found {num_clients} clients and only {len(labels)} examples.'
+      f'Each client needs at least one example: found {num_clients} clients and only {len(labels)} examples.'
     )
   rng = rng_lib.generator(seed, 'partition')
   owners = partition.assign(labels, num_clients, rng)
@@ -108,7 +105,7 @@ def _give_each_client_one(rows: List[np.ndarray], rng: np.random.Generator) -> L
   for i in [i for i, r in enumerate(rows) if not len(r)]:
     size, donor = heapq.heappop(largest)
     moved = rng.integers(-size)
-    rows[i] = rows[donor][moved:moved + 1]
+    rows[i] = rows[donor][moved : moved + 1]
     rows[donor] = np.delete(rows[donor], moved)
     heapq.heappush(largest, (size + 1, donor))
   return rows

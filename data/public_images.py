@@ -56,21 +56,21 @@ class EmnistLetters(Source):
     del seed
     if data_dir is None:
       raise errors.DataFileError(
-          f'emnist_letters needs {EMNIST_FILENAME} (an .npz with x and y), which no loader downloads. Give its folder '
-          'as --data_dir, or take --public_data=glyphs, which needs no file.'
+        f'emnist_letters needs {EMNIST_FILENAME} (an .npz with x and y), which no loader downloads. Give its folder '
+        'as --data_dir, or take --public_data=glyphs, which needs no file.'
       )
     path = os.path.join(data_dir, EMNIST_FILENAME)
     file = arrays.read_npz(path, ['x', 'y'], 'EMNIST ByClass images')
     x, y = file['x'], file['y']
     if x.dtype != np.uint8 or x.shape[1:] != (_SIDE, _SIDE) or y.shape != x.shape[:1] or y.dtype.kind not in 'iu':
       raise errors.DataFileError(
-          f'{path}: expected x uint8[n, {_SIDE}, {_SIDE}] and y, n integers, found x {x.dtype}{list(x.shape)} and y '
-          f'{y.dtype}{list(y.shape)}.'
+        f'{path}: expected x uint8[n, {_SIDE}, {_SIDE}] and y, n integers, found x {x.dtype}{list(x.shape)} and y '
+        f'{y.dtype}{list(y.shape)}.'
       )
     letters = y >= _DIGITS
     if not letters.any() or y.min() < 0 or y.max() >= _CHARACTERS:
       raise errors.DataFileError(
-          f'{path}: expected labels in [0, {_CHARACTERS}), letters from {_DIGITS} on, found {sorted(set(y.tolist()))}.'
+        f'{path}: expected labels in [0, {_CHARACTERS}), letters from {_DIGITS} on, found {sorted(set(y.tolist()))}.'
       )
     merged = np.arange(_CHARACTERS)
     for letter in _MERGED:
@@ -78,11 +78,11 @@ class EmnistLetters(Source):
       merged[upper + 26] = upper
     classes, labels = np.unique(merged[y[letters]], return_inverse=True)
     return PublicImages(
-        x=x[letters],
-        y=labels.astype(np.int32),
-        num_classes=len(classes),
-        description=f'Learned on the {letters.sum():,} letters of EMNIST ByClass\'s test images, no digits among them. '
-        'People who wrote digits of MNIST may have written letters of EMNIST.',
+      x=x[letters],
+      y=labels.astype(np.int32),
+      num_classes=len(classes),
+      description=f"Learned on the {letters.sum():,} letters of EMNIST ByClass's test images, no digits among them. "
+      'People who wrote digits of MNIST may have written letters of EMNIST.',
     )
 
 
@@ -107,14 +107,11 @@ class Glyphs(Source):
     rng = np.random.default_rng(seed)
     x, y = glyphs.draw(glyphs.alphabet(self.classes, rng), self.copies, _SIDE, rng)
     return PublicImages(
-        x=x,
-        y=y,
-        num_classes=self.classes,
-        description=f'Learned on {len(x):,} drawings of {self.classes:,} random glyphs: a program\'s output, no data.',
+      x=x,
+      y=y,
+      num_classes=self.classes,
+      description=f"Learned on {len(x):,} drawings of {self.classes:,} random glyphs: a program's output, no data.",
     )
 
 
-SOURCES: Dict[str, Type[Source]] = {
-    'emnist_letters': EmnistLetters,
-    'glyphs': Glyphs,
-}
+SOURCES: Dict[str, Type[Source]] = {'emnist_letters': EmnistLetters, 'glyphs': Glyphs}

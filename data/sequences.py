@@ -36,7 +36,7 @@ def of_speeches(speeches: Sequence[bytes], length: int) -> federation.Examples:
   for speech in speeches:
     tokens = np.concatenate([[_START], _TOKEN_OF_BYTE[np.frombuffer(speech, np.uint8)], [_END]])
     padded = np.full(-(-len(tokens) // (length + 1)) * (length + 1), PADDING, np.int32)
-    padded[:len(tokens)] = tokens
+    padded[: len(tokens)] = tokens
     rows.append(padded.reshape(-1, length + 1))
   return _labelled(np.concatenate(rows) if rows else np.zeros([0, length + 1], np.int32))
 
@@ -67,13 +67,13 @@ def of_sentences(sentences: Sequence[bytes], vocabulary: Vocabulary, length: int
   """
   rows = np.full([len(sentences), length + 1], PADDING, np.int32)
   for row, sentence in zip(rows, sentences):
-    tokens = [vocabulary.start, *vocabulary.tokens(sentence.split()), vocabulary.end][:length + 1]
-    row[:len(tokens)] = tokens
+    tokens = [vocabulary.start, *vocabulary.tokens(sentence.split()), vocabulary.end][: length + 1]
+    row[: len(tokens)] = tokens
   return _labelled(rows)
 
 
 def _labelled(rows: np.ndarray) -> federation.Examples:
   labels = rows[:, 1:]
   return federation.Examples(
-      np.ascontiguousarray(rows[:, :-1]), np.where(labels == PADDING, federation.NO_LABEL, labels).astype(np.int32)
+    np.ascontiguousarray(rows[:, :-1]), np.where(labels == PADDING, federation.NO_LABEL, labels).astype(np.int32)
   )

@@ -35,11 +35,11 @@ def write(path: str, speeches: Mapping[str, Sequence[str]]):
     os.remove(unfinished)
   connection = sqlite3.connect(unfinished)
   connection.execute(
-      'CREATE TABLE examples '
-      '(split_name TEXT NOT NULL, client_id TEXT NOT NULL, serialized_example_proto BLOB NOT NULL)'
+    'CREATE TABLE examples '
+    '(split_name TEXT NOT NULL, client_id TEXT NOT NULL, serialized_example_proto BLOB NOT NULL)'
   )
   connection.execute(
-      'CREATE TABLE client_metadata (client_id TEXT NOT NULL, split_name TEXT NOT NULL, num_examples INTEGER NOT NULL)'
+    'CREATE TABLE client_metadata (client_id TEXT NOT NULL, split_name TEXT NOT NULL, num_examples INTEGER NOT NULL)'
   )
   rng = np.random.default_rng(_SEED)
   for role in sorted(speeches):

@@ -75,11 +75,11 @@ class Synthetic(base.Dataset):
     auxiliary = [drawn(rng, self.examples, 1) for _ in range(helpers)]
     source = f'{self}\0{request.seed}\0{num_clients}'
     return federation.Federation(
-        name=request.name,
-        num_classes=self.classes,
-        client_ids=federation.NumberedIds(num_clients),
-        clients=federation.OnDemand(num_clients, read, hashlib.sha256(source.encode()).digest()),
-        test=drawn(rng_lib.generator(request.seed, 'synthetic_test'), TEST_EXAMPLES, TEST_EXAMPLES),
-        auxiliary=federation.together(auxiliary) if helpers else None,
-        test_set=f'{TEST_EXAMPLES:,} examples that no client holds.',
+      name=request.name,
+      num_classes=self.classes,
+      client_ids=federation.NumberedIds(num_clients),
+      clients=federation.OnDemand(num_clients, read, hashlib.sha256(source.encode()).digest()),
+      test=drawn(rng_lib.generator(request.seed, 'synthetic_test'), TEST_EXAMPLES, TEST_EXAMPLES),
+      auxiliary=federation.together(auxiliary) if helpers else None,
+      test_set=f'{TEST_EXAMPLES:,} examples that no client holds.',
     )

@@ -24,10 +24,7 @@ from data import tff_files
 WORD_COUNTS = 'stackoverflow.word_count'
 _SPEECH = {'snippets': tf.io.FixedLenFeature([], tf.string)}
 _SENTENCE = {'tokens': tf.io.FixedLenFeature([], tf.string)}
-_PHOTOGRAPH = {
-    'image': tf.io.FixedLenFeature([32, 32, 3], tf.int64),
-    'label': tf.io.FixedLenFeature([], tf.int64),
-}
+_PHOTOGRAPH = {'image': tf.io.FixedLenFeature([32, 32, 3], tf.int64), 'label': tf.io.FixedLenFeature([], tf.int64)}
 
 
 def cifar100(request: base.Request) -> federation.Federation:
@@ -48,15 +45,13 @@ def cifar100(request: base.Request) -> federation.Federation:
   test_split = tff_files.Split(path, 'test', _PHOTOGRAPH)
   tested = federation.together([examples(_read(path, test_split, i)) for i in test.client_ids])
   return federation.Federation(
-      name=request.name,
-      num_classes=100,
-      client_ids=ids,
-      clients=federation.OnDemand(
-          len(ids), lambda i: examples(_read(path, split, ids[i])), tff_files.digest(path, ids)
-      ),
-      test=tested,
-      auxiliary=federation.together([examples(_read(path, split, i)) for i in others]) if others else None,
-      test_set=f'{len(tested):,} examples that no client holds.',
+    name=request.name,
+    num_classes=100,
+    client_ids=ids,
+    clients=federation.OnDemand(len(ids), lambda i: examples(_read(path, split, ids[i])), tff_files.digest(path, ids)),
+    test=tested,
+    auxiliary=federation.together([examples(_read(path, split, i)) for i in others]) if others else None,
+    test_set=f'{len(tested):,} examples that no client holds.',
   )
 
 
@@ -81,16 +76,14 @@ def shakespeare(dataset: natural.Shakespeare, request: base.Request) -> federati
     tested = examples('test', sorted(set(ids).intersection(test.client_ids)))
     test_set = f'{len(tested):,} sequences of speeches that the clients themselves hold back from training.'
   return federation.Federation(
-      name=request.name,
-      num_classes=sequences.CHARACTER_TOKENS,
-      client_ids=ids,
-      clients=federation.OnDemand(
-          len(ids), lambda i: examples('train', [ids[i]]), tff_files.digest(path, ids)
-      ),
-      test=tested,
-      auxiliary=examples('train', [train.client_ids[i] for i in helpers]) if len(helpers) else None,
-      test_set=test_set,
-      test_is_of_clients=not len(held_out),
+    name=request.name,
+    num_classes=sequences.CHARACTER_TOKENS,
+    client_ids=ids,
+    clients=federation.OnDemand(len(ids), lambda i: examples('train', [ids[i]]), tff_files.digest(path, ids)),
+    test=tested,
+    auxiliary=examples('train', [train.client_ids[i] for i in helpers]) if len(helpers) else None,
+    test_set=test_set,
+    test_is_of_clients=not len(held_out),
   )
 
 
@@ -103,32 +96,33 @@ def stackoverflow_words(dataset: natural.StackOverflowWords, request: base.Reque
   ids, others = _chosen(request, train.client_ids)
   order = base.client_order(len(held_out.client_ids), request.seed)
   tested = _sentences_of(
-      (held_out.client_ids[i] for i in order), tff_files.Split(path, 'heldout', _SENTENCE, dataset.test_sentences),
-      dataset.test_sentences,
+    (held_out.client_ids[i] for i in order),
+    tff_files.Split(path, 'heldout', _SENTENCE, dataset.test_sentences),
+    dataset.test_sentences,
   )
   split = tff_files.Split(path, 'train', _SENTENCE, dataset.sentences)
   encode = lambda sentences: sequences.of_sentences(sentences, vocabulary, dataset.length)
   return federation.Federation(
-      name=request.name,
-      num_classes=vocabulary.num_tokens,
-      client_ids=ids,
-      clients=federation.OnDemand(
-          len(ids), lambda i: encode(_read(path, split, ids[i])['tokens']), _digest_of_large(path, ids)
-      ),
-      test=encode(tested),
-      auxiliary=federation.together([encode(_read(path, split, i)['tokens']) for i in others]) if others else None,
-      test_set=f'{len(tested):,} sentences of TFF\'s held-out users, who take part in no round.',
-      public_data=(
-          f'The vocabulary is the {dataset.words:,} most frequent words of the list that TFF publishes. TFF counted '
-          'them over all training users, so the list is an exact function of clients\' data.'
-      ),
+    name=request.name,
+    num_classes=vocabulary.num_tokens,
+    client_ids=ids,
+    clients=federation.OnDemand(
+      len(ids), lambda i: encode(_read(path, split, ids[i])['tokens']), _digest_of_large(path, ids)
+    ),
+    test=encode(tested),
+    auxiliary=federation.together([encode(_read(path, split, i)['tokens']) for i in others]) if others else None,
+    test_set=f"{len(tested):,} sentences of TFF's held-out users, who take part in no round.",
+    public_data=(
+      f'The vocabulary is the {dataset.words:,} most frequent words of the list that TFF publishes. TFF counted '
+      "them over all training users, so the list is an exact function of clients' data."
+    ),
   )
 
 
 def _sentences_of(client_ids, split, count) -> Sequence[bytes]:
   found = []
   for client_id in client_ids:
-    found.extend(split.read(client_id)['tokens'][:count - len(found)])
+    found.extend(split.read(client_id)['tokens'][: count - len(found)])
     if len(found) >= count:
       break
   return found
@@ -138,7 +132,7 @@ def _words(count: int, data_dir) -> Sequence[str]:
   """The most frequent words: from the published list, which TFF's loader downloads if no folder is given."""
   if data_dir is None:
     advice = f'Put {WORD_COUNTS} and stackoverflow.sqlite into a folder and give that folder as --data_dir.'
-    with arrays.downloading(f'{WORD_COUNTS} could neither be found in Keras\' cache nor downloaded', advice):
+    with arrays.downloading(f"{WORD_COUNTS} could neither be found in Keras' cache nor downloaded", advice):
       return list(tff.simulation.datasets.stackoverflow.load_word_counts(vocab_size=count))
   # TFF's loader would look for the packed list and download it if it is not there.
   path = os.path.join(data_dir, WORD_COUNTS)

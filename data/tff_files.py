@@ -21,8 +21,8 @@ from data import arrays
 from data import errors
 
 _TABLES = {
-    'examples': {'split_name', 'client_id', 'serialized_example_proto'},
-    'client_metadata': {'client_id', 'split_name'},
+  'examples': {'split_name', 'client_id', 'serialized_example_proto'},
+  'client_metadata': {'client_id', 'split_name'},
 }
 
 
@@ -41,7 +41,7 @@ def find(filename: str, data_dir: Optional[str], load_data: Callable[..., Any], 
   if data_dir is not None:
     path = os.path.join(data_dir, filename)
     errors.check_is_file(
-        path, f'expected the file of TFF\'s loader there, a SQLite database with the splits {" and ".join(splits)}'
+      path, f'expected the file of TFF\'s loader there, a SQLite database with the splits {" and ".join(splits)}'
     )
   else:
     path = _cached(filename, load_data, splits)
@@ -54,7 +54,7 @@ def _cached(filename, load_data, splits) -> str:
   path = os.path.join(cache_dir, filename)
   advice = f'Put {filename} into a folder and give that folder as --data_dir, or put it into {cache_dir}.'
   if not os.path.isfile(path):
-    with arrays.downloading(f'{filename} was not given, is not in TFF\'s cache and could not be downloaded', advice):
+    with arrays.downloading(f"{filename} was not given, is not in TFF's cache and could not be downloaded", advice):
       os.makedirs(cache_dir, exist_ok=True)
       # TFF writes straight to the final name, and the next time takes whatever it finds there for the complete file. So
       # it downloads into a separate folder, and only a complete file gets the name.
@@ -75,7 +75,7 @@ def check(path: str, splits: Sequence[str]):
     raise errors.DataFileError(f'{path} is the wrong file: {expected}, found no SQLite header.')
   # SQLite opens a file whose end is missing, and fails only when it needs a missing page. The header says how many
   # pages there were.
-  page_size, = struct.unpack('>H', header[16:18])
+  (page_size,) = struct.unpack('>H', header[16:18])
   size = (65536 if page_size == 1 else page_size) * struct.unpack('>I', header[28:32])[0]
   if os.path.getsize(path) < size:
     raise errors.DataFileError(f'{path} is cut short: expected {size} bytes, found {os.path.getsize(path)}.')
@@ -86,8 +86,8 @@ def check(path: str, splits: Sequence[str]):
         found = {row[1] for row in connection.execute(f'PRAGMA table_info({table})')}
         if not columns <= found:
           raise errors.DataFileError(
-              f'{path} is the wrong file: {expected}, found '
-              + (f'table {table!r} without {sorted(columns - found)}.' if found else f'no table {table!r}.')
+            f'{path} is the wrong file: {expected}, found '
+            + (f'table {table!r} without {sorted(columns - found)}.' if found else f'no table {table!r}.')
           )
       found = [row[0] for row in connection.execute('SELECT DISTINCT split_name FROM client_metadata')]
       if not set(splits) <= set(found):

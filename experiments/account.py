@@ -28,41 +28,49 @@ _MOST_RELEASES = 100_000
 
 _FLAGS = command_line.new_flags()
 _NOISE_MULTIPLIER = flags.DEFINE_float(
-    'noise_multiplier', None,
-    'z: the standard deviation of the noise on the sum, divided by the clipping norm, which is the most that one '
-    'client adds.',
-    flag_values=_FLAGS,
+  'noise_multiplier',
+  None,
+  'z: the standard deviation of the noise on the sum, divided by the clipping norm, which is the most that one '
+  'client adds.',
+  flag_values=_FLAGS,
 )
 _EPSILON = flags.DEFINE_float('epsilon', None, 'ε in nats.', flag_values=_FLAGS)
 _DELTA = flags.DEFINE_float('delta', None, 'Total δ.', flag_values=_FLAGS)
 _ROUNDS = flags.DEFINE_integer(
-    'rounds', 1, 'Rounds that the client takes part in or, with sampling, may take part in.', flag_values=_FLAGS
+  'rounds', 1, 'Rounds that the client takes part in or, with sampling, may take part in.', flag_values=_FLAGS
 )
 _SAMPLING_RATE = flags.DEFINE_float(
-    'sampling_rate', 1.0,
-    'Probability with which each client is drawn, independently in each round (Bernoulli cohorts). 1: it takes part in '
-    'every round.',
-    flag_values=_FLAGS,
+  'sampling_rate',
+  1.0,
+  'Probability with which each client is drawn, independently in each round (Bernoulli cohorts). 1: it takes part in '
+  'every round.',
+  flag_values=_FLAGS,
 )
 _ACCOUNTANT = flags.DEFINE_string(
-    'accountant', None,
-    f'Accountant whose ε and δ are meant: {", ".join(accountants.ACCOUNTANTS)}. Default: gaussian_exact, or pld with '
-    'sampling.',
-    flag_values=_FLAGS,
+  'accountant',
+  None,
+  f'Accountant whose ε and δ are meant: {", ".join(accountants.ACCOUNTANTS)}. Default: gaussian_exact, or pld with '
+  'sampling.',
+  flag_values=_FLAGS,
 )
 _CORRELATION = flags.DEFINE_string(
-    'correlation', 'independent',
-    'How the noise of a round takes back noise of earlier rounds, as in --algorithm=certified:noise=…: '
-    f'{registry.describe(correlations.FAMILIES)}.',
-    flag_values=_FLAGS,
+  'correlation',
+  'independent',
+  'How the noise of a round takes back noise of earlier rounds, as in --algorithm=certified:noise=…: '
+  f'{registry.describe(correlations.FAMILIES)}.',
+  flag_values=_FLAGS,
 )
 _EVERY = flags.DEFINE_integer(
-    'every', 1, 'With correlated noise: the client takes part in every n-th round, with a weight of 1.',
-    flag_values=_FLAGS,
+  'every',
+  1,
+  'With correlated noise: the client takes part in every n-th round, with a weight of 1.',
+  flag_values=_FLAGS,
 )
 _ROUNDS_AFTER = flags.DEFINE_integer(
-    'rounds_after', 0, 'With correlated noise: rounds after the last one that the client takes part in.',
-    flag_values=_FLAGS,
+  'rounds_after',
+  0,
+  'With correlated noise: rounds after the last one that the client takes part in.',
+  flag_values=_FLAGS,
 )
 
 
@@ -77,12 +85,12 @@ def main(argv: List[str]) -> int:
   # Under correlated noise, a client's rounds together are one Gaussian mechanism with the noise multiplier z/‖C·x‖.
   factor = _moved(correlation) if correlation.num_buffers else 1.0
   solution = calibration.solve(
-      epsilon=_EPSILON.value,
-      delta=_DELTA.value,
-      noise_multiplier=_NOISE_MULTIPLIER.value and _NOISE_MULTIPLIER.value / factor,
-      rounds=1 if correlation.num_buffers else _ROUNDS.value,
-      sampling_rate=_SAMPLING_RATE.value,
-      accountant=_ACCOUNTANT.value,
+    epsilon=_EPSILON.value,
+    delta=_DELTA.value,
+    noise_multiplier=_NOISE_MULTIPLIER.value and _NOISE_MULTIPLIER.value / factor,
+    rounds=1 if correlation.num_buffers else _ROUNDS.value,
+    sampling_rate=_SAMPLING_RATE.value,
+    accountant=_ACCOUNTANT.value,
   )
   solution = solution._replace(noise_multiplier=solution.noise_multiplier * factor)
   figures = accountants.account(solution.history, solution.delta)
@@ -99,12 +107,12 @@ def _correlation() -> correlations.Correlation:
   checks.integer('rounds_after', _ROUNDS_AFTER.value, at_least=0)
   if correlation.num_buffers and _SAMPLING_RATE.value != 1:
     raise ValueError(
-        '--sampling_rate: no amplification by sampling is proven for correlated noise here. Leave it out, and give the '
-        'rounds that the client is in (--rounds, --every).'
+      '--sampling_rate: no amplification by sampling is proven for correlated noise here. Leave it out, and give the '
+      'rounds that the client is in (--rounds, --every).'
     )
   if not correlation.num_buffers and (_EVERY.value, _ROUNDS_AFTER.value) != (1, 0):
     raise ValueError(
-        '--every, --rounds_after: these flags need correlated noise. Leave them out, or give --correlation.'
+      '--every, --rounds_after: these flags need correlated noise. Leave them out, or give --correlation.'
     )
   return correlation
 
@@ -145,18 +153,18 @@ def _print_table(solution: calibration.Solution, figures: Dict[str, Any]):
 
 def _summary(solution: calibration.Solution, figures: Dict[str, Any]) -> Dict[str, Any]:
   return {
-      'noise_multiplier': solution.noise_multiplier,
-      'delta': solution.delta,
-      'epsilon': {name: f.epsilon for name, f in figures.items() if isinstance(f, accountants.Figure)},
-      'rounds': _ROUNDS.value,
-      'sampling_rate': _SAMPLING_RATE.value,
-      'correlation': _CORRELATION.value,
-      'every': _EVERY.value,
-      'rounds_after': _ROUNDS_AFTER.value,
-      'accountant': solution.accountant,
-      'unit': accountants.UNIT,
-      'neighbours': solution.history.neighbours,
-      'amplification': accountants.amplification(solution.history),
+    'noise_multiplier': solution.noise_multiplier,
+    'delta': solution.delta,
+    'epsilon': {name: f.epsilon for name, f in figures.items() if isinstance(f, accountants.Figure)},
+    'rounds': _ROUNDS.value,
+    'sampling_rate': _SAMPLING_RATE.value,
+    'correlation': _CORRELATION.value,
+    'every': _EVERY.value,
+    'rounds_after': _ROUNDS_AFTER.value,
+    'accountant': solution.accountant,
+    'unit': accountants.UNIT,
+    'neighbours': solution.history.neighbours,
+    'amplification': accountants.amplification(solution.history),
   }
 
 

@@ -53,73 +53,83 @@ _JSON, _PAGE = 'attack.json', 'attack.html'
 _FLAGS = command_line.new_flags()
 _DEFAULTS = inversion_study.InversionSettings()
 _PARTS = flags.DEFINE_list(
-    'parts', ['inversion'], 'Which attacks run: inversion, membership, or both.', flag_values=_FLAGS
+  'parts', ['inversion'], 'Which attacks run: inversion, membership, or both.', flag_values=_FLAGS
 )
 _DATASET = flags.DEFINE_string(
-    'dataset', _DEFAULTS.dataset, f'Dataset: {", ".join(inversion_setting.PRESETS)}.', flag_values=_FLAGS
+  'dataset', _DEFAULTS.dataset, f'Dataset: {", ".join(inversion_setting.PRESETS)}.', flag_values=_FLAGS
 )
 _DATA_DIR = flags.DEFINE_string(
-    'data_dir', None, 'Folder with the dataset\'s file (mnist.npz, cifar10.npz). Default: the download cache.',
-    flag_values=_FLAGS,
+  'data_dir',
+  None,
+  "Folder with the dataset's file (mnist.npz, cifar10.npz). Default: the download cache.",
+  flag_values=_FLAGS,
 )
 _OUTPUT_DIR = flags.DEFINE_string(
-    'output_dir', None,
-    'Folder for tables and pictures: new, empty, or of an earlier attack. Default: nothing is saved.',
-    flag_values=_FLAGS,
+  'output_dir',
+  None,
+  'Folder for tables and pictures: new, empty, or of an earlier attack. Default: nothing is saved.',
+  flag_values=_FLAGS,
 )
 _SEED = flags.DEFINE_integer(
-    'seed', _DEFAULTS.seed, 'Seed of data, models, cohorts, noise and attacks.', flag_values=_FLAGS
+  'seed', _DEFAULTS.seed, 'Seed of data, models, cohorts, noise and attacks.', flag_values=_FLAGS
 )
 _MODELS = flags.DEFINE_list(
-    'models', [], f'Attacked models. Default: the dataset\'s CNN and {inversion_setting.DENSE_MODEL}.',
-    flag_values=_FLAGS,
+  'models', [], f"Attacked models. Default: the dataset's CNN and {inversion_setting.DENSE_MODEL}.", flag_values=_FLAGS
 )
 _METHODS = flags.DEFINE_list(
-    'methods', list(_DEFAULTS.methods), f'Attacked methods: {", ".join(inversion_setting.METHODS)}.', flag_values=_FLAGS
+  'methods', list(_DEFAULTS.methods), f'Attacked methods: {", ".join(inversion_setting.METHODS)}.', flag_values=_FLAGS
 )
 _OBSERVERS = flags.DEFINE_list(
-    'observers', list(_DEFAULTS.observers), f'Who looks: {", ".join(inversion_study.OBSERVERS)}.', flag_values=_FLAGS
+  'observers', list(_DEFAULTS.observers), f'Who looks: {", ".join(inversion_study.OBSERVERS)}.', flag_values=_FLAGS
 )
 _ATTACKS = flags.DEFINE_list(
-    'attacks', list(_DEFAULTS.attacks), f'Inversions: {", ".join(inversion_study.ATTACKS)}.', flag_values=_FLAGS
+  'attacks', list(_DEFAULTS.attacks), f'Inversions: {", ".join(inversion_study.ATTACKS)}.', flag_values=_FLAGS
 )
 _BATCHES = flags.DEFINE_list('batches', list(map(str, _DEFAULTS.batches)), 'Examples of a client.', flag_values=_FLAGS)
 _STEPS = flags.DEFINE_list(
-    'steps', list(map(str, _DEFAULTS.steps)), 'Local steps of a client, each on all its examples.', flag_values=_FLAGS
+  'steps', list(map(str, _DEFAULTS.steps)), 'Local steps of a client, each on all its examples.', flag_values=_FLAGS
 )
 _TARGETS = flags.DEFINE_integer(
-    'targets', _DEFAULTS.targets, 'Clients that are attacked. Fewer than 5 give no intervals.', flag_values=_FLAGS
+  'targets', _DEFAULTS.targets, 'Clients that are attacked. Fewer than 5 give no intervals.', flag_values=_FLAGS
 )
 _COHORT = flags.DEFINE_integer('cohort', _DEFAULTS.cohort, 'Clients in an aggregate.', flag_values=_FLAGS)
 _MEASURED = flags.DEFINE_integer(
-    'measured', _DEFAULTS.measured, 'The most images of a target that are reconstructed and measured.',
-    flag_values=_FLAGS,
+  'measured', _DEFAULTS.measured, 'The most images of a target that are reconstructed and measured.', flag_values=_FLAGS
 )
 _ITERATIONS = flags.DEFINE_integer(
-    'iterations', _DEFAULTS.iterations, 'Iterations of dlg, idlg and geiping.', flag_values=_FLAGS
+  'iterations', _DEFAULTS.iterations, 'Iterations of dlg, idlg and geiping.', flag_values=_FLAGS
 )
 _FEATURE_ITERATIONS = flags.DEFINE_integer(
-    'feature_iterations', _DEFAULTS.feature_iterations,
-    'Iterations of the search for an image with the features that closed_form finds behind convolutions.',
-    flag_values=_FLAGS,
+  'feature_iterations',
+  _DEFAULTS.feature_iterations,
+  'Iterations of the search for an image with the features that closed_form finds behind convolutions.',
+  flag_values=_FLAGS,
 )
 _FEATURE_LEARNING_RATE = flags.DEFINE_float(
-    'feature_learning_rate', _DEFAULTS.feature_learning_rate, 'Learning rate of that search, in units of pixels.',
-    flag_values=_FLAGS,
+  'feature_learning_rate',
+  _DEFAULTS.feature_learning_rate,
+  'Learning rate of that search, in units of pixels.',
+  flag_values=_FLAGS,
 )
 _FEATURE_SMOOTHNESS = flags.DEFINE_float(
-    'feature_smoothness', _DEFAULTS.feature_smoothness, 'Weight of the total variation in that search.',
-    flag_values=_FLAGS,
+  'feature_smoothness',
+  _DEFAULTS.feature_smoothness,
+  'Weight of the total variation in that search.',
+  flag_values=_FLAGS,
 )
 _MATCHING_IMAGES = flags.DEFINE_integer(
-    'matching_images', _DEFAULTS.matching_images,
-    'dlg, idlg and geiping run only where an update holds at most this many simulated images: examples times local '
-    'steps.', flag_values=_FLAGS,
+  'matching_images',
+  _DEFAULTS.matching_images,
+  'dlg, idlg and geiping run only where an update holds at most this many simulated images: examples times local '
+  'steps.',
+  flag_values=_FLAGS,
 )
 _MEMBERSHIP_MODELS = flags.DEFINE_integer(
-    'membership_models', None,
-    'Models of each method and level in the study of membership. Each is attacked with the others as shadow models. '
-    'Default: 8 for digits, 32 for mnist.', flag_values=_FLAGS,
+  'membership_models',
+  None,
+  'Models of each method and level in the study of membership. Each is attacked with the others as shadow models. '
+  'Default: 8 for digits, 32 for mnist.',
+  flag_values=_FLAGS,
 )
 
 
@@ -137,37 +147,37 @@ class Part(NamedTuple):
 
 def _inversion_settings() -> inversion_study.InversionSettings:
   return inversion_study.InversionSettings(
-      dataset=_DATASET.value,
-      data_dir=_DATA_DIR.value,
-      models=tuple(_MODELS.value),
-      methods=tuple(_METHODS.value),
-      observers=tuple(_OBSERVERS.value),
-      attacks=tuple(_ATTACKS.value),
-      batches=_integers('batches', _BATCHES.value),
-      steps=_integers('steps', _STEPS.value),
-      targets=_TARGETS.value,
-      cohort=_COHORT.value,
-      measured=_MEASURED.value,
-      iterations=_ITERATIONS.value,
-      feature_iterations=_FEATURE_ITERATIONS.value,
-      feature_learning_rate=_FEATURE_LEARNING_RATE.value,
-      feature_smoothness=_FEATURE_SMOOTHNESS.value,
-      matching_images=_MATCHING_IMAGES.value,
-      seed=_SEED.value,
+    dataset=_DATASET.value,
+    data_dir=_DATA_DIR.value,
+    models=tuple(_MODELS.value),
+    methods=tuple(_METHODS.value),
+    observers=tuple(_OBSERVERS.value),
+    attacks=tuple(_ATTACKS.value),
+    batches=_integers('batches', _BATCHES.value),
+    steps=_integers('steps', _STEPS.value),
+    targets=_TARGETS.value,
+    cohort=_COHORT.value,
+    measured=_MEASURED.value,
+    iterations=_ITERATIONS.value,
+    feature_iterations=_FEATURE_ITERATIONS.value,
+    feature_learning_rate=_FEATURE_LEARNING_RATE.value,
+    feature_smoothness=_FEATURE_SMOOTHNESS.value,
+    matching_images=_MATCHING_IMAGES.value,
+    seed=_SEED.value,
   )
 
 
 def _membership_settings() -> membership_study.MembershipSettings:
   if _DATASET.value not in _MEMBERSHIP:
     raise ValueError(
-        f'--parts=membership: there is no study of membership for dataset {_DATASET.value!r}. Use one of '
-        f'{", ".join(_MEMBERSHIP)}, or --parts=inversion.'
+      f'--parts=membership: there is no study of membership for dataset {_DATASET.value!r}. Use one of '
+      f'{", ".join(_MEMBERSHIP)}, or --parts=inversion.'
     )
   chosen = dict(membership_study.MNIST if _DATASET.value == 'mnist' else {})
   if _MEMBERSHIP_MODELS.value is not None:
     chosen['models'] = _MEMBERSHIP_MODELS.value
   return membership_study.MembershipSettings(
-      **{**chosen, 'dataset': _DATASET.value, 'data_dir': _DATA_DIR.value, 'seed': _SEED.value}
+    **{**chosen, 'dataset': _DATASET.value, 'data_dir': _DATA_DIR.value, 'seed': _SEED.value}
   )
 
 
@@ -176,9 +186,9 @@ def _run_membership(settings, say):
 
 
 PARTS: Dict[str, Part] = {
-    # First, because it activates a runtime, and TensorFlow accepts a runtime's settings only before its first use.
-    'membership': Part('Membership inference', _membership_settings, _run_membership),
-    'inversion': Part('Gradient inversion', _inversion_settings, inversion_study.run),
+  # First, because it activates a runtime, and TensorFlow accepts a runtime's settings only before its first use.
+  'membership': Part('Membership inference', _membership_settings, _run_membership),
+  'inversion': Part('Gradient inversion', _inversion_settings, inversion_study.run),
 }
 
 
@@ -204,7 +214,7 @@ def _check_output(folder):
   names = os.listdir(folder) if os.path.isdir(folder) else []
   if names and _JSON not in names:
     raise ValueError(
-        f'--output_dir={folder} holds files other than those of an earlier attack: give a new or empty folder.'
+      f'--output_dir={folder} holds files other than those of an earlier attack: give a new or empty folder.'
     )
 
 
@@ -221,14 +231,18 @@ def _write(folder, results, summary):
     for file in sorted(file for file in os.listdir(own) if file.endswith('.png')):
       with open(os.path.join(own, file), 'rb') as f:
         pictures[file] = f.read()
-      blocks.append(pages.Figure(file, file[:-len('.png')].replace('_', ' '), captions.get(file, ''), None))
+      blocks.append(pages.Figure(file, file[: -len('.png')].replace('_', ' '), captions.get(file, ''), None))
     sections.append(pages.Section(PARTS[name].title, blocks))
-  first = pages.Section('What the attacks found out', [
+  first = pages.Section(
+    'What the attacks found out',
+    [
       'Every figure here was measured on the data and methods that are named with it. A failed attack proves '
-      'nothing: a better one may succeed. A successful one shows that what was attacked gives the data away.',
-  ])
+      'nothing: a better one may succeed. A successful one shows that what was attacked gives the data away.'
+    ],
+  )
   for name, content in (
-      (_PAGE, pages.page([first, *sections], pictures)), (_JSON, json.dumps(summary, indent=2, allow_nan=False) + '\n')
+    (_PAGE, pages.page([first, *sections], pictures)),
+    (_JSON, json.dumps(summary, indent=2, allow_nan=False) + '\n'),
   ):
     with open(os.path.join(folder, name), 'w', encoding='utf-8') as f:
       f.write(content)

@@ -50,38 +50,50 @@ setup = lazy.module('experiments.setup')
 
 _FLAGS = command_line.new_flags()
 _CANARIES = flags.DEFINE_integer(
-    'canaries', 50,
-    'Number of clients whose data are replaced by canaries: those that are planned to spend most of their budgets.',
-    flag_values=_FLAGS,
+  'canaries',
+  50,
+  'Number of clients whose data are replaced by canaries: those that are planned to spend most of their budgets.',
+  flag_values=_FLAGS,
 )
 _UNSEEN = flags.DEFINE_integer(
-    'unseen', 1000, 'Number of further random directions, which nobody adds. They show what chance gives.',
-    flag_values=_FLAGS,
+  'unseen',
+  1000,
+  'Number of further random directions, which nobody adds. They show what chance gives.',
+  flag_values=_FLAGS,
 )
 _REPEATS = flags.DEFINE_integer(
-    'repeats', 4, 'Number of runs. Their canaries are counted together. More runs give a tighter bound.',
-    flag_values=_FLAGS,
+  'repeats',
+  4,
+  'Number of runs. Their canaries are counted together. More runs give a tighter bound.',
+  flag_values=_FLAGS,
 )
 _CONFIDENCE = flags.DEFINE_float(
-    'confidence', 0.95,
-    'Probability that all lower bounds hold, at least 0.5 and less than 1. The canaries and the game share the error.',
-    flag_values=_FLAGS,
+  'confidence',
+  0.95,
+  'Probability that all lower bounds hold, at least 0.5 and less than 1. The canaries and the game share the error.',
+  flag_values=_FLAGS,
 )
 _PART = flags.DEFINE_enum(
-    'part', 'all', ['all', 'noised', 'unnoised'],
-    'Layers in which canaries hide: all, only those with noise, or only those without noise.', flag_values=_FLAGS
+  'part',
+  'all',
+  ['all', 'noised', 'unnoised'],
+  'Layers in which canaries hide: all, only those with noise, or only those without noise.',
+  flag_values=_FLAGS,
 )
 _DRAWS = flags.DEFINE_integer(
-    'draws', 200_000,
-    'Simulations of each world in the distinguishing game, which is played on the mechanism\'s functions. 0: no game.',
-    flag_values=_FLAGS,
+  'draws',
+  200_000,
+  "Simulations of each world in the distinguishing game, which is played on the mechanism's functions. 0: no game.",
+  flag_values=_FLAGS,
 )
 _SIGNING_KEY = flags.DEFINE_string(
-    'signing_key', None,
-    'For a folder whose certificate is signed: file with the Ed25519 private key (PEM) that signed it, and that signs '
-    'audit.json.', flag_values=_FLAGS,
+  'signing_key',
+  None,
+  'For a folder whose certificate is signed: file with the Ed25519 private key (PEM) that signed it, and that signs '
+  'audit.json.',
+  flag_values=_FLAGS,
 )
-_CANARY_SEED = flags.DEFINE_integer('canary_seed', 1, 'Seed of the canaries\' random directions.', flag_values=_FLAGS)
+_CANARY_SEED = flags.DEFINE_integer('canary_seed', 1, "Seed of the canaries' random directions.", flag_values=_FLAGS)
 
 # Flags of experiments.train that the audit of a folder may change: they do not change what is computed.
 _WITH_FOLDER = ('data_dir', 'num_threads')
@@ -89,8 +101,13 @@ _WITH_FOLDER = ('data_dir', 'num_threads')
 _FEWEST_DRAWS = 100
 # Flags of experiments.train that have no effect here.
 _REFUSED = (
-    'output_dir', 'signing_key', 'allow_code_change', 'keep_checkpoints', 'stop_at_accuracy', 'checkpoint_every',
-    'eval_every',
+  'output_dir',
+  'signing_key',
+  'allow_code_change',
+  'keep_checkpoints',
+  'stop_at_accuracy',
+  'checkpoint_every',
+  'eval_every',
 )
 
 
@@ -111,7 +128,7 @@ def main(argv: List[str]) -> int:
       raise ValueError(f'--{name}: an audit keeps no run, so this flag has no effect here. Leave it out.')
     if path is not None and name not in _WITH_FOLDER:
       raise ValueError(
-          f'--{name}: the flags of the run in {path} say what is audited. Only {", ".join(_WITH_FOLDER)} may be given.'
+        f'--{name}: the flags of the run in {path} say what is audited. Only {", ".join(_WITH_FOLDER)} may be given.'
       )
   own_flags = [argument for argument in rest[1:] if argument not in folders]
   certificate = key = None
@@ -175,7 +192,7 @@ def _measure(values) -> Dict[str, Any]:
     tests = record.number_of_tests(own_game is not None)
     confidence = lower_bounds.each(_CONFIDENCE.value, tests)
     settings = canary_run.Settings(
-        _CANARIES.value, _UNSEEN.value, _REPEATS.value, confidence, _PART.value, _CANARY_SEED.value
+      _CANARIES.value, _UNSEEN.value, _REPEATS.value, confidence, _PART.value, _CANARY_SEED.value
     )
     found = canary_run.run(experiment, settings, _say)
   played = None
@@ -184,16 +201,16 @@ def _measure(values) -> Dict[str, Any]:
     played = game.play(own_game, draws, experiment.plan.delta, confidence)
   print(file=sys.stderr)
   measured = {
-      **found.as_dict(),
-      'confidence': _CONFIDENCE.value,
-      'tests': tests,
-      'repeats': settings.repeats,
-      'part': settings.part,
-      'algorithm': values.algorithm,
-      'dataset': values.dataset,
-      'game': played.as_dict() if played is not None else None,
-      # They depend on how much data clients have, and audit.json is kept with a certified run.
-      'seconds': round(time.monotonic() - begin, 1) if experiment.client_metrics else None,
+    **found.as_dict(),
+    'confidence': _CONFIDENCE.value,
+    'tests': tests,
+    'repeats': settings.repeats,
+    'part': settings.part,
+    'algorithm': values.algorithm,
+    'dataset': values.dataset,
+    'game': played.as_dict() if played is not None else None,
+    # They depend on how much data clients have, and audit.json is kept with a certified run.
+    'seconds': round(time.monotonic() - begin, 1) if experiment.client_metrics else None,
   }
   return {**measured, 'refuted': record.refutes(measured)}
 
@@ -215,15 +232,15 @@ def _private_key(path) -> Optional[Any]:
   if not os.path.lexists(os.path.join(path, certificates.SIGNATURE)):
     if key_file is not None:
       raise ValueError(
-          f'--signing_key: the certificate in {path} is not signed, so its audit is not signed either. Leave the flag '
-          'out.'
+        f'--signing_key: the certificate in {path} is not signed, so its audit is not signed either. Leave the flag '
+        'out.'
       )
     return None
   if key_file is None:
     raise ValueError(
-        f'The certificate in {path} is signed, so its audit must be: give --signing_key, the key of the certificate. '
-        f'Without a signature, experiments.verify --public_key would find that the folder is invalid. To audit without '
-        f'the key, audit a copy of the folder from which {certificates.SIGNATURE} was removed.'
+      f'The certificate in {path} is signed, so its audit must be: give --signing_key, the key of the certificate. '
+      f'Without a signature, experiments.verify --public_key would find that the folder is invalid. To audit without '
+      f'the key, audit a copy of the folder from which {certificates.SIGNATURE} was removed.'
     )
   key = certificates.read_private_key(key_file)
   problems = certificates.problems_of_signature(path, certificates.CERTIFICATE, key.public_key(), key_file)

@@ -40,14 +40,16 @@ _CLIENTS = flags.DEFINE_integer('clients', 30, 'Clients in each round.', lower_b
 _EXAMPLES = flags.DEFINE_integer('examples', 600, 'Examples of each client.', lower_bound=1, flag_values=_FLAGS)
 _BATCH_SIZE = flags.DEFINE_integer('batch_size', 32, 'Examples in each local step.', lower_bound=1, flag_values=_FLAGS)
 _ROUNDS = flags.DEFINE_integer(
-    'rounds', 3, 'Timed rounds of each case, after a first one that is not timed.', lower_bound=1, flag_values=_FLAGS
+  'rounds', 3, 'Timed rounds of each case, after a first one that is not timed.', lower_bound=1, flag_values=_FLAGS
 )
 _DEVICE = flags.DEFINE_enum(
-    'device', 'auto', ['cpu', 'gpu', 'auto'], 'Device for all cases but tff_worker.', flag_values=_FLAGS
+  'device', 'auto', ['cpu', 'gpu', 'auto'], 'Device for all cases but tff_worker.', flag_values=_FLAGS
 )
 _CSV = flags.DEFINE_string(
-    'csv', None, 'Also write the cases, the cohorts, the small clients and the time to the first round to this file.',
-    flag_values=_FLAGS,
+  'csv',
+  None,
+  'Also write the cases, the cohorts, the small clients and the time to the first round to this file.',
+  flag_values=_FLAGS,
 )
 _SECTION_NAMES = ['cases', 'aggregation', 'growth', 'memory', 'cohort', 'small', 'start']
 _SECTIONS = flags.DEFINE_list('sections', _SECTION_NAMES, 'What to measure, separated by commas.', flag_values=_FLAGS)
@@ -87,8 +89,13 @@ def main(argv: List[str]) -> int:
     _measure('check', device=_DEVICE.value)
   print(f'{platform.platform()}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}', flush=True)
   sections = {
-      'cases': _cases, 'aggregation': _aggregation, 'growth': _growth, 'memory': _memory, 'cohort': _cohort,
-      'small': _small, 'start': _start,
+    'cases': _cases,
+    'aggregation': _aggregation,
+    'growth': _growth,
+    'memory': _memory,
+    'cohort': _cohort,
+    'small': _small,
+    'start': _start,
   }
   rows = []
   for name in _SECTION_NAMES:
@@ -108,22 +115,22 @@ def _cases():
   rows = []
   for name in _CASES:
     row, peak = _measure(
-        'case',
-        name=name,
-        clients=_CLIENTS.value,
-        examples=_EXAMPLES.value,
-        batch_size=_BATCH_SIZE.value,
-        rounds=_ROUNDS.value,
-        device=_DEVICE.value,
+      'case',
+      name=name,
+      clients=_CLIENTS.value,
+      examples=_EXAMPLES.value,
+      batch_size=_BATCH_SIZE.value,
+      rounds=_ROUNDS.value,
+      device=_DEVICE.value,
     )
     rows.append({'case': name, **row, 'peak_memory_mib': peak})
   speed = {row['case']: row['samples_per_second'] for row in rows}
   for row in rows:
     own = row['samples_per_second']
     print(
-        f'{row["case"]:16}{own:12.0f}{row["seconds_per_round"]:10.2f}{row["peak_memory_mib"]:10.0f}'
-        f'{own / speed["tff_worker"]:15.2f}{own / speed["ceiling"]:12.1%}',
-        flush=True,
+      f'{row["case"]:16}{own:12.0f}{row["seconds_per_round"]:10.2f}{row["peak_memory_mib"]:10.0f}'
+      f'{own / speed["tff_worker"]:15.2f}{own / speed["ceiling"]:12.1%}',
+      flush=True,
     )
   return rows
 
@@ -162,18 +169,26 @@ def _cohort():
     smallest = None
     for clients in _COHORTS:
       row, peak = _measure(
-          'cohort', rule=rule, clients=clients, examples=_COHORT_EXAMPLES, batch_size=_BATCH_SIZE.value,
-          rounds=_ROUNDS.value,
+        'cohort',
+        rule=rule,
+        clients=clients,
+        examples=_COHORT_EXAMPLES,
+        batch_size=_BATCH_SIZE.value,
+        rounds=_ROUNDS.value,
       )
       smallest = smallest or peak
       case = f'cohort_{clients}' + (f'_{rule}' if rule != _COHORT_RULES[0] else '')
-      rows.append({
-          'case': case, 'samples_per_second': clients * _COHORT_EXAMPLES / row['seconds'],
-          'seconds_per_round': row['seconds'], 'peak_memory_mib': peak,
-      })
+      rows.append(
+        {
+          'case': case,
+          'samples_per_second': clients * _COHORT_EXAMPLES / row['seconds'],
+          'seconds_per_round': row['seconds'],
+          'peak_memory_mib': peak,
+        }
+      )
       print(
-          f'{case:28}{row["seconds"]:10.2f}{1000 * row["seconds"] / clients:11.1f}{peak:10.0f}{peak / smallest:17.2f}',
-          flush=True,
+        f'{case:28}{row["seconds"]:10.2f}{1000 * row["seconds"] / clients:11.1f}{peak:10.0f}{peak / smallest:17.2f}',
+        flush=True,
       )
   return rows
 
@@ -186,10 +201,15 @@ def _small():
     for examples in _SMALL_EXAMPLES:
       row, peak = _measure('small', model=model, examples=examples, rounds=max(20, _ROUNDS.value), **_SMALL)
       case = f'small_{label}_{examples}'
-      rows.append({
-          'case': case, 'samples_per_second': _SMALL['clients'] * examples / row['seconds'],
-          'seconds_per_round': row['seconds'], 'peak_memory_mib': peak, 'cpu_ms_per_client': row['cpu_ms_per_client'],
-      })
+      rows.append(
+        {
+          'case': case,
+          'samples_per_second': _SMALL['clients'] * examples / row['seconds'],
+          'seconds_per_round': row['seconds'],
+          'peak_memory_mib': peak,
+          'cpu_ms_per_client': row['cpu_ms_per_client'],
+        }
+      )
       print(f'{case:28}{row["seconds"]:10.3f}{row["cpu_ms_per_client"]:15.2f}', flush=True)
   return rows
 
@@ -199,9 +219,9 @@ def _start():
   print(f'\nFrom the command to the end of round 1, digits: {seconds:.1f} s', flush=True)
   row, _ = _measure('first_round', clients=_CLIENTS.value, examples=_EXAMPLES.value, batch_size=_BATCH_SIZE.value)
   print(
-      f'From the imports to the end of the first QuAP round, MNIST CNN: {row["until_end"]:.1f} s, of which '
-      f'{row["overhead"]:.1f} s are not a round\'s own time (building, compiling, tracing)',
-      flush=True,
+    f'From the imports to the end of the first QuAP round, MNIST CNN: {row["until_end"]:.1f} s, of which '
+    f'{row["overhead"]:.1f} s are not a round\'s own time (building, compiling, tracing)',
+    flush=True,
   )
   return [{'case': 'first_round', 'seconds_per_round': seconds, 'peak_memory_mib': peak}]
 
@@ -242,7 +262,7 @@ def _measure(function, **arguments):
   if process.returncode:
     why = f'The measurement {function!r} failed with status {process.returncode}.'
     if lines and lines[-1].startswith(_ERROR):
-      why = lines.pop()[len(_ERROR):].strip()
+      why = lines.pop()[len(_ERROR) :].strip()
   sys.stderr.writelines(lines)
   if why is not None:
     raise ValueError(why)
@@ -252,11 +272,11 @@ def _measure(function, **arguments):
 def _started(module_and_arguments, stderr=None):
   # This process never loads TensorFlow: it stays small and leaves the cores alone.
   return subprocess.Popen(
-      # Ends with this process, however that ends.
-      child_process.ending_with_this_one([sys.executable, '-m', *module_and_arguments]),
-      stdout=subprocess.PIPE,
-      stderr=stderr,
-      text=True,
+    # Ends with this process, however that ends.
+    child_process.ending_with_this_one([sys.executable, '-m', *module_and_arguments]),
+    stdout=subprocess.PIPE,
+    stderr=stderr,
+    text=True,
   )
 
 

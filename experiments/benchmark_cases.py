@@ -1,6 +1,6 @@
 """What `experiments.benchmark` measures, each a function that it runs in a process of its own.
 
-    python -m experiments.benchmark_cases FUNCTION ARGUMENTS_AS_JSON    # prints the result as JSON on the last line
+python -m experiments.benchmark_cases FUNCTION ARGUMENTS_AS_JSON    # prints the result as JSON on the last line
 """
 
 import collections
@@ -30,16 +30,16 @@ _SMALL_SHAPE = (8, 8, 1)  # That of the digits.
 
 # The rules for the clipping norm in `cohort`. The first is the default.
 _CLIP_RULES = {
-    'current': quap_tff.clip_rules.QuantileEma,
-    'previous': lambda: quap_tff.clip_rules.QuantileEma(timing='previous', initial_clip=1.0),
-    'fixed': quap_tff.clip_rules.Fixed,
-    'private_quantile': quap_tff.clip_rules.PrivateQuantile,
+  'current': quap_tff.clip_rules.QuantileEma,
+  'previous': lambda: quap_tff.clip_rules.QuantileEma(timing='previous', initial_clip=1.0),
+  'fixed': quap_tff.clip_rules.Fixed,
+  'private_quantile': quap_tff.clip_rules.PrivateQuantile,
 }
 
 # Trainable tensors of TFF's own EMNIST baselines: '2nn' with 199,210 weights and 'cnn' with 1,663,370.
 _WEIGHT_SHAPES = {
-    '0.2M': [(784, 200), (200,), (200, 200), (200,), (200, 10), (10,)],
-    '1.7M': [(5, 5, 1, 32), (32,), (5, 5, 32, 64), (64,), (3136, 512), (512,), (512, 10), (10,)],
+  '0.2M': [(784, 200), (200,), (200, 200), (200,), (200, 10), (10,)],
+  '1.7M': [(5, 5, 1, 32), (32,), (5, 5, 32, 64), (64,), (3136, 512), (512,), (512, 10), (10,)],
 }
 
 
@@ -60,7 +60,7 @@ def case(name: str, clients: int, examples: int, batch_size: int, rounds: int, d
       if name.startswith('tff_'):
         process, round_data = _stock_process(clients), _batched(data, batch_size)
       else:
-        process = _quap_process(clients, batch_size, compute_dtype=name[len('quap_'):])
+        process = _quap_process(clients, batch_size, compute_dtype=name[len('quap_') :])
         round_data = _whole(data)
       seconds = _time_rounds(_round_of(process, round_data), rounds)
   round_seconds = statistics.median(seconds)
@@ -80,12 +80,12 @@ def cohort(rule: str, clients: int, examples: int, batch_size: int, rounds: int)
   with runtime.activate():
     if rule == 'certified':
       plan = quap_tff.CertifiedPlan(
-          quap_tff.CertifiedConfig(num_clients=clients, epsilon=3.0, delta=1e-5), [list(range(clients))] * (rounds + 1)
+        quap_tff.CertifiedConfig(num_clients=clients, epsilon=3.0, delta=1e-5), [list(range(clients))] * (rounds + 1)
       )
       process = plan.build_process(
-          models.build_model_fn(_MODEL, _INPUT_SHAPE, _CLASSES),
-          tff.learning.optimizers.build_sgdm(_LEARNING_RATE),
-          client_work=quap_tff.ClientWorkConfig(batch_size=batch_size),
+        models.build_model_fn(_MODEL, _INPUT_SHAPE, _CLASSES),
+        tff.learning.optimizers.build_sgdm(_LEARNING_RATE),
+        client_work=quap_tff.ClientWorkConfig(batch_size=batch_size),
       )
     else:
       process = _quap_process(clients, batch_size, clip=_CLIP_RULES[rule]())
@@ -93,9 +93,7 @@ def cohort(rule: str, clients: int, examples: int, batch_size: int, rounds: int)
     return {'seconds': statistics.median(_time_rounds(_round_of(process, data), rounds))}
 
 
-def small(
-    model: str, examples: int, clients: int, batch_size: int, rounds: int, threads: int = 1
-) -> Dict[str, float]:
+def small(model: str, examples: int, clients: int, batch_size: int, rounds: int, threads: int = 1) -> Dict[str, float]:
   """Seconds of a round (median) of clients with little to do, and CPU milliseconds for each of them.
 
   The CPU time is that of the fastest round. It is all that the process uses, and includes the making of datasets.
@@ -121,15 +119,15 @@ def small(
 def aggregation(clients: int, rounds: int) -> List[Dict[str, Any]]:
   """Seconds of one aggregation (median) by kind and number of weights, in process; the kinds take turns."""
   factories = {
-      'mean': tff.aggregators.UnweightedMeanFactory(),
-      'TFF fixed clip': tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(0.1, float(clients), 1.0),
-      'TFF adaptive clip': tff.aggregators.DifferentiallyPrivateFactory.gaussian_adaptive(0.1, float(clients)),
-      'QuAP': quap_tff.QuapAggregationFactory(quap_tff.QuapConfig(num_clients=clients)),
-      'QuAP, last clip': quap_tff.QuapAggregationFactory(
-          quap_tff.QuapConfig(
-              num_clients=clients, clip=quap_tff.clip_rules.QuantileEma(timing='previous', initial_clip=1.0)
-          )
-      ),
+    'mean': tff.aggregators.UnweightedMeanFactory(),
+    'TFF fixed clip': tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(0.1, float(clients), 1.0),
+    'TFF adaptive clip': tff.aggregators.DifferentiallyPrivateFactory.gaussian_adaptive(0.1, float(clients)),
+    'QuAP': quap_tff.QuapAggregationFactory(quap_tff.QuapConfig(num_clients=clients)),
+    'QuAP, last clip': quap_tff.QuapAggregationFactory(
+      quap_tff.QuapConfig(
+        num_clients=clients, clip=quap_tff.clip_rules.QuantileEma(timing='previous', initial_clip=1.0)
+      )
+    ),
   }
   rows = []
   with runtime.activate():
@@ -152,7 +150,7 @@ def aggregation(clients: int, rounds: int) -> List[Dict[str, Any]]:
 
 
 def growth(
-    cohorts: List[int], populations: List[int], examples: int, batch_size: int, rounds: int
+  cohorts: List[int], populations: List[int], examples: int, batch_size: int, rounds: int
 ) -> List[Dict[str, Any]]:
   """Seconds of a QuAP round by cohort size (population of the largest cohort), and by population (smallest cohort)."""
   rows = []
@@ -210,7 +208,7 @@ class _Repeated:
 
 
 def _time_rounds(
-    run_round: Callable[[], Any], rounds: int, clock: Callable[[], float] = time.perf_counter
+  run_round: Callable[[], Any], rounds: int, clock: Callable[[], float] = time.perf_counter
 ) -> List[float]:
   run_round()
   seconds = []
@@ -255,22 +253,26 @@ def _batched(data, batch_size):
 
 def _stock_process(clients):
   return tff.learning.algorithms.build_unweighted_fed_avg(
-      models.build_model_fn(_MODEL, _INPUT_SHAPE, _CLASSES),
-      client_optimizer_fn=tff.learning.optimizers.build_sgdm(_LEARNING_RATE),
-      server_optimizer_fn=tff.learning.optimizers.build_sgdm(1.0),
-      model_aggregator=tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(0.1, float(clients), 1.0),
+    models.build_model_fn(_MODEL, _INPUT_SHAPE, _CLASSES),
+    client_optimizer_fn=tff.learning.optimizers.build_sgdm(_LEARNING_RATE),
+    server_optimizer_fn=tff.learning.optimizers.build_sgdm(1.0),
+    model_aggregator=tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(0.1, float(clients), 1.0),
   )
 
 
 def _quap_process(
-    population, batch_size, compute_dtype='float32', clip=quap_tff.clip_rules.QuantileEma(), model=_MODEL,
-    input_shape=_INPUT_SHAPE,
+  population,
+  batch_size,
+  compute_dtype='float32',
+  clip=quap_tff.clip_rules.QuantileEma(),
+  model=_MODEL,
+  input_shape=_INPUT_SHAPE,
 ):
   return quap_tff.build_quap_fed_avg(
-      models.build_model_fn(model, input_shape, _CLASSES, compute_dtype),
-      quap_tff.QuapConfig(num_clients=population, clip=clip),
-      client_optimizer=tff.learning.optimizers.build_sgdm(_LEARNING_RATE),
-      client_work=quap_tff.ClientWorkConfig(batch_size=batch_size),
+    models.build_model_fn(model, input_shape, _CLASSES, compute_dtype),
+    quap_tff.QuapConfig(num_clients=population, clip=clip),
+    client_optimizer=tff.learning.optimizers.build_sgdm(_LEARNING_RATE),
+    client_work=quap_tff.ClientWorkConfig(batch_size=batch_size),
   )
 
 

@@ -32,7 +32,7 @@ _WORKERS = flags.DEFINE_list('workers', ['1', '2'], 'Numbers of workers to try, 
 _CLIENTS = flags.DEFINE_integer('clients', 30, 'Clients in each round.', lower_bound=1, flag_values=_FLAGS)
 _EXAMPLES = flags.DEFINE_integer('examples', 120, 'Examples of each client.', lower_bound=1, flag_values=_FLAGS)
 _ROUNDS = flags.DEFINE_integer(
-    'rounds', 3, 'Timed rounds, after a first one that is not timed.', lower_bound=1, flag_values=_FLAGS
+  'rounds', 3, 'Timed rounds, after a first one that is not timed.', lower_bound=1, flag_values=_FLAGS
 )
 
 
@@ -67,9 +67,14 @@ def _started(cores: List[int]) -> Iterator[List[str]]:
         port = s.getsockname()[1]
       pin = f'import os, sys; os.sched_setaffinity(0, [{core}]); os.execv(sys.executable, sys.argv[1:])'
       worker = [sys.executable, '-m', 'experiments.worker', f'--port={port}', '--insecure']
-      processes.append(subprocess.Popen(
+      processes.append(
+        subprocess.Popen(
           child_process.ending_with_this_one([sys.executable, '-c', pin, *worker]),
-          stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+          stdin=subprocess.DEVNULL,
+          stdout=subprocess.DEVNULL,
+          stderr=subprocess.DEVNULL,
+        )
+      )
       addresses.append(f'localhost:{port}')
     yield addresses
   finally:
@@ -82,8 +87,7 @@ def _measure(addresses):
   """Seconds of a round (median), and bytes to and from a worker in one (mean)."""
   with runtime.activate(runtime.RuntimeConfig('workers', worker_addresses=tuple(addresses))) as context:
     config = quap_tff.QuapConfig(
-        num_clients=_CLIENTS.value,
-        clip=quap_tff.clip_rules.QuantileEma(timing='previous', initial_clip=1.0),
+      num_clients=_CLIENTS.value, clip=quap_tff.clip_rules.QuantileEma(timing='previous', initial_clip=1.0)
     )
     model_fn = models.build_model_fn('mnist_cnn', (28, 28, 1), 10)
     process = quap_tff.QuapPlan(config).build_process(model_fn)
@@ -102,7 +106,7 @@ def _measure(addresses):
 def _client(index):
   rng = np.random.default_rng(index)
   examples = collections.OrderedDict(
-      x=rng.random((_EXAMPLES.value, 28, 28, 1), np.float32), y=rng.integers(0, 10, _EXAMPLES.value, np.int32)
+    x=rng.random((_EXAMPLES.value, 28, 28, 1), np.float32), y=rng.integers(0, 10, _EXAMPLES.value, np.int32)
   )
   return collections.OrderedDict(client_id=[np.int64(index)], examples=[examples])
 

@@ -29,12 +29,12 @@ def check_before(experiment: setup.Experiment, values: Any):
   plan, federation = experiment.plan, experiment.federation
   ledger = planned_ledger(plan)
   facts = plan.facts(
-      algorithm=values.algorithm,
-      tuning=values.tuning,
-      test_set=federation.test_set,
-      tests=0,
-      public_data=federation.public_data,
-      post_processing=methods.post_processing(values, plan),
+    algorithm=values.algorithm,
+    tuning=values.tuning,
+    test_set=federation.test_set,
+    tests=0,
+    public_data=federation.public_data,
+    post_processing=methods.post_processing(values, plan),
   )
   reasons = plan.ledger_problems(ledger) + certificates.refusals(ledger, facts)
   try:
@@ -43,8 +43,8 @@ def check_before(experiment: setup.Experiment, values: Any):
     reasons.append(f'A flag is not text that a file can hold: {error}.')
   if reasons:
     raise ValueError(
-        f'No certificate could be issued for this run, so it was not begun. {" ".join(reasons)} Change these flags, or '
-        'mark the run as a rehearsal: --algorithm=certified:certificate=false.'
+      f'No certificate could be issued for this run, so it was not begun. {" ".join(reasons)} Change these flags, or '
+      'mark the run as a rehearsal: --algorithm=certified:certificate=false.'
     )
 
 
@@ -52,12 +52,14 @@ def planned_ledger(plan: plans.CertifiedPlan) -> accounting.RunLedger:
   """The ledger of the planned rounds. Its nominal budgets say nothing, and its clipping norms are the first."""
   config, ledger = plan.config, plan.new_ledger()
   for cohort, planned in zip(plan.schedule, planning.planned_rounds(config, plan.schedule)):
-    ledger.append(accounting.RoundRecord(
+    ledger.append(
+      accounting.RoundRecord(
         cohort=cohort,
         budgets=np.ones(len(cohort)),
         weights=np.asarray(planned.weights, np.float64),
         noise_multiplier=config.noise_multiplier,
         count_noise_multiplier=config.clip.count_noise_multiplier,
         clipping_norm=float(np.float32(config.clip.initial_norm)),
-    ))
+      )
+    )
   return ledger

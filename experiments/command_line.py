@@ -91,7 +91,7 @@ def help_text(doc: str, values: flags.FlagValues) -> str:
   for flag in sorted({values[name] for name in values}, key=lambda flag: flag.name):
     lines += _flag_help(flag)
   lines += filled(
-      '--flagfile: A file with one --name=value on each line. They are set as if they were given here.', '  ', '    '
+    '--flagfile: A file with one --name=value on each line. They are set as if they were given here.', '  ', '    '
   )
   return '\n'.join(lines)
 
@@ -126,7 +126,7 @@ def _indented(row: str) -> List[str]:
   indent = ' ' * (len(row) - len(row.lstrip()))
   table = re.match(r'\s*\S+\s{2,}', row)
   if table:
-    return filled(row[table.end():], table.group(), ' ' * table.end())
+    return filled(row[table.end() :], table.group(), ' ' * table.end())
   if row.lstrip().startswith(('python ', '--')):
     continued = ' \\' if row.endswith('\\') else ''
     lines = filled(row.rstrip(' \\'), indent, indent + '    ', ' \\')
@@ -222,7 +222,7 @@ def use_own_temporary_folder():
     made = tempfile.mkdtemp(dir=parent, prefix=_BEING_MADE)
     # Locked before it has the name under which others look for it; open until the process ends.
     fcntl.flock(os.open(made, os.O_RDONLY), fcntl.LOCK_EX)
-    folder = os.path.join(parent, _TEMPORARY + os.path.basename(made)[len(_BEING_MADE):])
+    folder = os.path.join(parent, _TEMPORARY + os.path.basename(made)[len(_BEING_MADE) :])
     os.rename(made, folder)
   except OSError:
     return  # A full disk, say: whoever needs a temporary file will find out.

@@ -99,32 +99,31 @@ def read(path: str, version: int = certificates.VERSION) -> Evidence:
   if not isinstance(summary, dict):
     raise FolderError(f'{run_directory.SUMMARY} is damaged: it is not a JSON object.')
   facts = plan.facts(
-      algorithm=values.algorithm,
-      tuning=values.tuning,
-      test_set=resolved['test_set'],
-      tests=sum(bool(row.get('test_accuracy')) for row in rows),
-      public_data=resolved['public_data'],
-      post_processing=methods.post_processing(values, plan),
+    algorithm=values.algorithm,
+    tuning=values.tuning,
+    test_set=resolved['test_set'],
+    tests=sum(bool(row.get('test_accuracy')) for row in rows),
+    public_data=resolved['public_data'],
+    post_processing=methods.post_processing(values, plan),
   )
   provenance = {
-      'code': provenance_lib.code(),
-      'run': {
-          'dataset': values.dataset,
-          'features': values.features,
-          'model': resolved['model'],
-          'test_accuracy': summary.get('test_accuracy'),
-          'date': summary.get('date'),
-      },
-      'noise_multiplier': plan.config.noise_multiplier,
-      'divisor': plan.config.divisor,
-      'correlation': {'gains': plan.correlation.gains.tolist(), 'decays': plan.correlation.decays.tolist()},
-      'config_sha256': certificates.digest(run['identity']),
-      'schedule_sha256': certificates.digest([cohort.tolist() for cohort in plan.schedule]),
-      'data_commitment': resolved['data_commitment'],
-      'files_sha256': {
-          name: folder_files.digest(path, name)
-          for name in found.files if name not in (*OWN, run_directory.LOCK)
-      },
+    'code': provenance_lib.code(),
+    'run': {
+      'dataset': values.dataset,
+      'features': values.features,
+      'model': resolved['model'],
+      'test_accuracy': summary.get('test_accuracy'),
+      'date': summary.get('date'),
+    },
+    'noise_multiplier': plan.config.noise_multiplier,
+    'divisor': plan.config.divisor,
+    'correlation': {'gains': plan.correlation.gains.tolist(), 'decays': plan.correlation.decays.tolist()},
+    'config_sha256': certificates.digest(run['identity']),
+    'schedule_sha256': certificates.digest([cohort.tolist() for cohort in plan.schedule]),
+    'data_commitment': resolved['data_commitment'],
+    'files_sha256': {
+      name: folder_files.digest(path, name) for name in found.files if name not in (*OWN, run_directory.LOCK)
+    },
   }
   if version > 3:
     provenance['stretches'] = _stretches(run, ledger.num_rounds)
@@ -146,18 +145,19 @@ def _plan(run) -> Tuple[plans.CertifiedPlan, types.SimpleNamespace]:
       if not isinstance(resolved[name], str):
         raise ValueError(f'{name} is not text')
     for name, value, most in (
-        ('rounds', values.rounds, experiment_flags.MOST_ROUNDS), ('num_clients', resolved['num_clients'], 2**31 - 1)
+      ('rounds', values.rounds, experiment_flags.MOST_ROUNDS),
+      ('num_clients', resolved['num_clients'], 2**31 - 1),
     ):
       if type(value) is not int or not 1 <= value <= most:
         raise ValueError(f'{name} must be an integer from 1 to {most:,}, found {value!r}')
     if resolved['num_clients'] > _MOST_CLIENTS:
       raise CannotTellError(
-          f'the run has {resolved["num_clients"]:,} clients, and this program verifies runs of at most '
-          f'{_MOST_CLIENTS:,}.'
+        f'the run has {resolved["num_clients"]:,} clients, and this program verifies runs of at most '
+        f'{_MOST_CLIENTS:,}.'
       )
     model = layers_lib.ModelShape(
-        tuple(layers_lib.Layer(one['name'], tuple(one['indices']), one['is_dense']) for one in resolved['layers']),
-        tuple(resolved['sizes']),
+      tuple(layers_lib.Layer(one['name'], tuple(one['indices']), one['is_dense']) for one in resolved['layers']),
+      tuple(resolved['sizes']),
     )
     if not methods.parse(values.algorithm).gives_certificate:
       raise FolderError(f'{run_directory.RUN}: a run of --algorithm={values.algorithm} has no certificate.')
@@ -166,7 +166,7 @@ def _plan(run) -> Tuple[plans.CertifiedPlan, types.SimpleNamespace]:
     raise
   except _DAMAGE as error:
     raise FolderError(
-        f'{run_directory.RUN} is damaged, or its flags contradict each other: {error or type(error).__name__}'
+      f'{run_directory.RUN} is damaged, or its flags contradict each other: {error or type(error).__name__}'
     ) from None
 
 
@@ -186,7 +186,7 @@ def _ledger(path, num_clients) -> accounting.RunLedger:
 def _entry_problems(path, found: folder_files.Entries) -> List[str]:
   """What lies in the folder and can't be bound by a digest."""
   problems = [
-      f'{name} is a {kind}. A certificate covers regular files only.' for name, kind in sorted(found.special.items())
+    f'{name} is a {kind}. A certificate covers regular files only.' for name, kind in sorted(found.special.items())
   ]
   problems += [f'{name} is an empty folder, which the certificate does not name.' for name in found.empty]
   if run_directory.LOCK in found.files and os.path.getsize(os.path.join(path, run_directory.LOCK)):
@@ -203,8 +203,8 @@ def _stretches(run, num_rounds) -> List[Dict[str, Any]]:
     if firsts[:1] != [1] or any(type(first) is not int for first in firsts) or sorted(set(firsts)) != firsts:
       raise ValueError(f'the first rounds are {firsts}')
     return [
-        {'first_round': one['first_round'], 'last_round': last, 'code': one['code'], 'versions': one['versions']}
-        for one, last in zip(kept, [first - 1 for first in firsts[1:]] + [num_rounds])
+      {'first_round': one['first_round'], 'last_round': last, 'code': one['code'], 'versions': one['versions']}
+      for one, last in zip(kept, [first - 1 for first in firsts[1:]] + [num_rounds])
     ]
   except (KeyError, TypeError, ValueError) as error:
     raise FolderError(f'{name} does not say which code ran which rounds: {type(error).__name__}: {error}') from None
@@ -215,13 +215,13 @@ def _warnings(path, files, version) -> List[str]:
   folder = os.path.join(path, run_directory.CHECKPOINTS)
   if os.path.isdir(folder):
     found.append(
-        f'{folder} holds the state of the run, which contains the seed of the noise. Whoever has the seed can subtract '
-        'the noise, so do not hand this folder out. --publish copies everything else.'
+      f'{folder} holds the state of the run, which contains the seed of the noise. Whoever has the seed can subtract '
+      'the noise, so do not hand this folder out. --publish copies everything else.'
     )
   if version <= 3 and any(name.startswith(f'{run_directory.TENSORBOARD}{os.sep}') for name in files):
     found.append(
-        f'{run_directory.TENSORBOARD} holds the time of every round. Running times depend on how much data clients '
-        'have, and no certificate covers them.'
+      f'{run_directory.TENSORBOARD} holds the time of every round. Running times depend on how much data clients '
+      'have, and no certificate covers them.'
     )
   return found
 
@@ -230,11 +230,12 @@ def _metrics_problems(plan, ledger, rows) -> List[str]:
   """Where metrics.csv has a column that no certificate covers, or a figure that differs from the ledger's."""
   name = run_directory.METRICS
   found = [
-      f'{name}: {column} is an exact function of clients\' data, or may be one.'
-      for column in (rows[0] if rows else ()) if column not in plan.public_metrics | _OF_LOOP
+    f"{name}: {column} is an exact function of clients' data, or may be one."
+    for column in (rows[0] if rows else ())
+    if column not in plan.public_metrics | _OF_LOOP
   ]
   if [row.get('round') for row in rows] != [str(number) for number in range(1, ledger.num_rounds + 1)]:
-    return found + [f'{name} does not hold one row for each of the ledger\'s {ledger.num_rounds} rounds.']
+    return found + [f"{name} does not hold one row for each of the ledger's {ledger.num_rounds} rounds."]
   for row, expected in zip(rows, _expected_rows(plan, ledger)):
     for column, value in expected.items():
       if column in row and not _is_close(row[column], value):
@@ -257,14 +258,14 @@ def _expected_rows(plan, ledger) -> Iterator[Dict[str, float]]:
     clip = state['clipping_norms'][index]
     multiplier = config.noise_multiplier if (weights > 0).any() else 0.0
     row = {
-        'cohort_size': len(cohort),
-        'clipping_norm': clip,
-        'noise_multiplier': multiplier,
-        'sigma': multiplier * clip / config.divisor,
-        'exhausted_clients': int((weights == 0).sum()),
-        'weight_mean': weights.mean() if len(weights) else 0.0,
-        'weight_min': weights.min() if len(weights) else 0.0,
-        'spent_max': planned[index].spent_max,
+      'cohort_size': len(cohort),
+      'clipping_norm': clip,
+      'noise_multiplier': multiplier,
+      'sigma': multiplier * clip / config.divisor,
+      'exhausted_clients': int((weights == 0).sum()),
+      'weight_mean': weights.mean() if len(weights) else 0.0,
+      'weight_min': weights.min() if len(weights) else 0.0,
+      'spent_max': planned[index].spent_max,
     }
     statistics = participations.statistics(config.participation, participation, index + 1)
     yield {**row, **{f'participation_{key}': float(value) for key, value in statistics.items()}}
@@ -279,8 +280,9 @@ def _clients_problems(path, ledger, formal) -> List[str]:
     figures['formal_epsilon_reading'] = formal.reading.epsilon
   columns = ['client', *figures]
   found = [
-      f'{name}: {column} is an exact function of clients\' data, or may be one.'
-      for column in (rows[0] if rows else ()) if column not in columns
+    f"{name}: {column} is an exact function of clients' data, or may be one."
+    for column in (rows[0] if rows else ())
+    if column not in columns
   ]
   if found:
     return found
@@ -292,7 +294,7 @@ def _clients_problems(path, ledger, formal) -> List[str]:
     expected = {'client': client, **{key: values[client] for key, values in figures.items()}}
     wrong = [key for key, value in expected.items() if not _is_close(row[key], value)]
     found += [
-        f'{name}: {key} of client {client} is {row[key]}, but the ledger gives {expected[key]:g}.' for key in wrong
+      f'{name}: {key} of client {client} is {row[key]}, but the ledger gives {expected[key]:g}.' for key in wrong
     ]
   return found
 
@@ -305,15 +307,19 @@ def _summary_problems(path, values, num_clients, plan, report, ledger, rows, ver
     test = {key: _number(rows[-1][f'test_{key}']) for key in ('accuracy', 'loss')}
     diverged = final_summary.has_diverged(_model_weights(path, plan), test['loss'])
     expected = final_summary.make(
-        values, num_clients, report, rounds=ledger.num_rounds, test=test, diverged=diverged,
-        date=datetime.date.fromisoformat(summary['date']),
+      values,
+      num_clients,
+      report,
+      rounds=ledger.num_rounds,
+      test=test,
+      diverged=diverged,
+      date=datetime.date.fromisoformat(summary['date']),
     )
   except (KeyError, IndexError, TypeError, ValueError) as error:
     return [f'{name} or {run_directory.METRICS} is damaged: {type(error).__name__}: {error}']
   skipped = _EARLIER_SUMMARY if version <= 3 else ()
   return [
-      f'{name}: {difference}'
-      for difference in certificates.differences(summary, expected, skipped, tolerance=_RELATIVE)
+    f'{name}: {difference}' for difference in certificates.differences(summary, expected, skipped, tolerance=_RELATIVE)
   ]
 
 
@@ -322,8 +328,8 @@ def _model_problems(path, plan) -> List[str]:
   sizes = _in_model(path, lambda tensors: [int(tensor.size) for tensor in tensors])
   if sorted(sizes) != sorted(plan.model.sizes):
     return [
-        f'{run_directory.MODEL} holds tensors of {sorted(sizes)} weights, but {run_directory.RUN} says '
-        f'{sorted(plan.model.sizes)}.'
+      f'{run_directory.MODEL} holds tensors of {sorted(sizes)} weights, but {run_directory.RUN} says '
+      f'{sorted(plan.model.sizes)}.'
     ]
   return []
 

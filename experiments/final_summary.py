@@ -25,20 +25,22 @@ from quap_tff.accounting import protection as protections
 _FORMAL_KEYS = ('covers', 'delta', 'reading')
 _FIGURE_KEYS = ('accountant', 'neighbours', 'amplification', 'epsilon_max')
 _SHORT_NEIGHBOURS = {
-    history.ZERO_OUT: 'zero-out', history.REPLACE_ONE: 'replace one', history.ADD_OR_REMOVE: 'add or remove'
+  history.ZERO_OUT: 'zero-out',
+  history.REPLACE_ONE: 'replace one',
+  history.ADD_OR_REMOVE: 'add or remove',
 }
 _SHORT_PROTECTION = {
-    protections.RELEASED_MODEL: 'Every released number is noised.',
-    protections.WEIGHTS_ONLY: 'Every weight is noised, and exact figures are logged beside them.',
-    protections.NOTHING: 'No finite ε for the released model.',
+  protections.RELEASED_MODEL: 'Every released number is noised.',
+  protections.WEIGHTS_ONLY: 'Every weight is noised, and exact figures are logged beside them.',
+  protections.NOTHING: 'No finite ε for the released model.',
 }
 
 
 # Weights of models that learn something are below 100, and the loss of guessing is the logarithm of the classes.
 _LARGEST_SENSIBLE = 1e6
 _DIVERGED = (
-    'The model has diverged: a weight or the test loss is not finite, or above 1,000,000. A smaller learning rate or '
-    'less noise may help.'
+  'The model has diverged: a weight or the test loss is not finite, or above 1,000,000. A smaller learning rate or '
+  'less noise may help.'
 )
 
 
@@ -54,17 +56,17 @@ def has_diverged(weights: Iterable[Any], test_loss: float) -> bool:
 
 
 def make(
-    values: Any,
-    num_clients: int,
-    report: plans.Report,
-    *,
-    rounds: int,
-    test: Mapping[str, float],
-    diverged: bool,
-    date: datetime.date,
-    interrupted: bool = False,
-    seconds: Optional[float] = None,
-    output_dir: Optional[str] = None,
+  values: Any,
+  num_clients: int,
+  report: plans.Report,
+  *,
+  rounds: int,
+  test: Mapping[str, float],
+  diverged: bool,
+  date: datetime.date,
+  interrupted: bool = False,
+  seconds: Optional[float] = None,
+  output_dir: Optional[str] = None,
 ) -> Dict[str, Any]:
   """The summary of a run, made of values that JSON can hold.
 
@@ -81,20 +83,20 @@ def make(
     output_dir: The run's folder. A certified run's summary.json does not name it.
   """
   return {
-      'dataset': values.dataset,
-      'algorithm': values.algorithm,
-      'malicious': methods.malicious_of(values, num_clients),
-      'rounds': rounds,
-      'planned_rounds': values.rounds,
-      'finished': rounds >= values.rounds,
-      'test_accuracy': test['accuracy'],
-      'test_loss': test['loss'] if math.isfinite(test['loss']) else None,
-      'diverged': diverged,
-      **report.as_dict(),
-      'interrupted': interrupted,
-      'seconds': round(seconds, 3) if seconds is not None else None,
-      'date': date.isoformat(),
-      'output_dir': output_dir,
+    'dataset': values.dataset,
+    'algorithm': values.algorithm,
+    'malicious': methods.malicious_of(values, num_clients),
+    'rounds': rounds,
+    'planned_rounds': values.rounds,
+    'finished': rounds >= values.rounds,
+    'test_accuracy': test['accuracy'],
+    'test_loss': test['loss'] if math.isfinite(test['loss']) else None,
+    'diverged': diverged,
+    **report.as_dict(),
+    'interrupted': interrupted,
+    'seconds': round(seconds, 3) if seconds is not None else None,
+    'date': date.isoformat(),
+    'output_dir': output_dir,
   }
 
 
@@ -104,7 +106,7 @@ def line(summary: Mapping[str, Any]) -> str:
   short['protection'] = _SHORT_PROTECTION[protections.NOTHING if formal is None else formal['covers']]
   if formal is not None:
     figures = [
-        {**{key: figure[key] for key in _FIGURE_KEYS}, 'neighbours': _relation(figure)} for figure in _headline(formal)
+      {**{key: figure[key] for key in _FIGURE_KEYS}, 'neighbours': _relation(figure)} for figure in _headline(formal)
     ]
     # A summary that an earlier version wrote has no reading.
     short['formal'] = {**{key: formal.get(key) for key in _FORMAL_KEYS}, 'figures': figures}
@@ -112,8 +114,10 @@ def line(summary: Mapping[str, Any]) -> str:
 
 
 def text(
-    summary: Mapping[str, Any], covered: Sequence[str] = (), rounds_run: Optional[int] = None,
-    seconds: Optional[float] = None
+  summary: Mapping[str, Any],
+  covered: Sequence[str] = (),
+  rounds_run: Optional[int] = None,
+  seconds: Optional[float] = None,
 ) -> str:
   """The lines for people.
 
@@ -161,14 +165,14 @@ def guarantee(summary: Mapping[str, Any]) -> str:
     return ' '.join(['Guarantee: none.', *formal['notes'][:1]])
   if formal is None or figures[0]['epsilon_max'] is None:
     return 'Guarantee: none. The released model has no finite ε.'
-  exact, = figures
+  (exact,) = figures
   is_ideal = any('ideal' in note for note in formal['notes'])
   is_all = formal['covers'] == protections.RELEASED_MODEL
   subject = 'released model is' if is_all else 'weights are'
   rounds = '' if formal.get('reading') is None else f', over all {summary["planned_rounds"]} planned rounds'
   said = (
-      f'Guarantee{", if the noise were ideal" if is_ideal else ""}: the {subject} differentially private with '
-      f'{_bound(exact)} at δ = {rounding.up(formal["delta"])} for each client and all of its data{rounds}.'
+    f'Guarantee{", if the noise were ideal" if is_ideal else ""}: the {subject} differentially private with '
+    f'{_bound(exact)} at δ = {rounding.up(formal["delta"])} for each client and all of its data{rounds}.'
   )
   if not is_all:
     said += ' The exact figures logged beside them have no finite ε: keep them secret.'
@@ -182,8 +186,8 @@ def _reading(summary) -> List[str]:
     return []
   epsilon = 'no finite ε' if reading['epsilon_max'] is None else f'ε ≤ {rounding.up(reading["epsilon_max"])}'
   return [
-      f'Reading after {reading["rounds"]} of {summary["planned_rounds"]} rounds: {epsilon} (not a guarantee: the run '
-      'may have ended because of what it released).'
+    f'Reading after {reading["rounds"]} of {summary["planned_rounds"]} rounds: {epsilon} (not a guarantee: the run '
+    'may have ended because of what it released).'
   ]
 
 
@@ -204,9 +208,9 @@ def _nominal(summary) -> List[str]:
   if summary['nominal_epsilon_max'] is None:
     return []
   return [
-      f'Nominal (no guarantee): ε mean {rounding.up(summary["nominal_epsilon_mean"])}, max '
-      f'{rounding.up(summary["nominal_epsilon_max"])}, δ up to {rounding.up(summary["nominal_delta_max"])}, by plain '
-      'sums.'
+    f'Nominal (no guarantee): ε mean {rounding.up(summary["nominal_epsilon_mean"])}, max '
+    f'{rounding.up(summary["nominal_epsilon_max"])}, δ up to {rounding.up(summary["nominal_delta_max"])}, by plain '
+    'sums.'
   ]
 
 

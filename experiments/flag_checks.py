@@ -29,32 +29,51 @@ MOST_ROUNDS = 10**6
 
 # Flags that only one runtime uses.
 _OF_RUNTIME = {
-    'num_threads': 'in_process', 'num_workers': 'workers', 'worker_addresses': 'workers',
-    'worker_credentials': 'workers', 'worker_timeout': 'workers',
+  'num_threads': 'in_process',
+  'num_workers': 'workers',
+  'worker_addresses': 'workers',
+  'worker_credentials': 'workers',
+  'worker_timeout': 'workers',
 }
 # Flags that say what is kept in --output_dir.
 _OF_FOLDER = ('checkpoint_every', 'keep_checkpoints', 'signing_key')
 # The flags that give fields of another name.
 _FLAG_OF_FIELD = {
-    'epsilon_total': 'epsilon', 'num_rounds': 'rounds', 'max_steps': 'max_local_steps',
-    'learning_rate_decay': 'client_learning_rate_decay', 'noise seed': 'noise_seed', 'client seed': 'seed',
-    'participation ema_weight': 'ema_weight',
+  'epsilon_total': 'epsilon',
+  'num_rounds': 'rounds',
+  'max_steps': 'max_local_steps',
+  'learning_rate_decay': 'client_learning_rate_decay',
+  'noise seed': 'noise_seed',
+  'client seed': 'seed',
+  'participation ema_weight': 'ema_weight',
 }
 # Fields whose names are flags wherever they appear; others, such as noise, are parameters of specs, too.
 _ALWAYS_FLAGS = (
-    'epsilon_total', 'num_rounds', 'max_steps', 'num_clients', 'cohort_size', 'gaussian_calibration', 'worker_addresses'
+  'epsilon_total',
+  'num_rounds',
+  'max_steps',
+  'num_clients',
+  'cohort_size',
+  'gaussian_calibration',
+  'worker_addresses',
 )
 # The flags that give what `registry` calls by these words.
 _FLAG_OF_KIND = {
-    'noise placement': 'noise', 'gaussian calibration': 'gaussian_calibration', 'clip scope': 'clip_scope',
-    'update scale': 'update_scale', 'round budget rule': 'round_budget', 'participation rate': 'participation_rate',
-    'clip rule': 'clip', 'runtime': 'runtime', 'device': 'device',
+  'noise placement': 'noise',
+  'gaussian calibration': 'gaussian_calibration',
+  'clip scope': 'clip_scope',
+  'update scale': 'update_scale',
+  'round budget rule': 'round_budget',
+  'participation rate': 'participation_rate',
+  'clip rule': 'clip',
+  'runtime': 'runtime',
+  'device': 'device',
 }
 # How to test on others than the clients themselves.
 _OTHERS = {
-    'femnist': '--dataset=femnist:test_writers=0.1.',
-    'femnist_digits': '--dataset=femnist_digits:test_writers=0.1.',
-    'shakespeare': '--dataset=shakespeare:test_roles=0.1.',
+  'femnist': '--dataset=femnist:test_writers=0.1.',
+  'femnist_digits': '--dataset=femnist_digits:test_writers=0.1.',
+  'shakespeare': '--dataset=shakespeare:test_roles=0.1.',
 }
 
 
@@ -73,7 +92,7 @@ def naming_flags(values: Any) -> Iterator[None]:
     if kind and kind[1] in _FLAG_OF_KIND:
       text = f'--{_FLAG_OF_KIND[kind[1]]}: {text}'
     text = re.sub(
-        rf'(?<![\w-])({"|".join(_ALWAYS_FLAGS)})\b', lambda found: f'--{_FLAG_OF_FIELD.get(found[1], found[1])}', text
+      rf'(?<![\w-])({"|".join(_ALWAYS_FLAGS)})\b', lambda found: f'--{_FLAG_OF_FIELD.get(found[1], found[1])}', text
     )
     text = re.sub(r'(?:[Nn]oise )?placement "(\w+)"', r'--noise=\1', text)
     if text != str(error):
@@ -136,18 +155,18 @@ def _check_choices(values):
   with _of('algorithm'):
     methods.parse(values.algorithm)
   for flag, kind, choices in (
-      ('dataset', 'dataset', datasets.DATASETS),
-      ('participation', 'participation model', cohorts.PARTICIPATION_MODELS),
-      ('dropout', 'dropout', dropouts.DROPOUTS),
-      ('averaging', 'averaging', postprocessing.AVERAGINGS),
-      ('features', 'features', features.FEATURES),
-      # Also where a dataset with clients of its own does not use it.
-      ('partition', 'partition', partition.PARTITIONS),
-      ('client_optimizer', 'client optimizer', optimizers.OPTIMIZERS),
-      ('server_optimizer', 'server optimizer', optimizers.OPTIMIZERS),
-      ('malicious', 'attack', malicious.ATTACKS),
-      ('sparsity', 'sparsity', sparsity.SPARSITIES),
-      ('aggregator', 'aggregator', robust.AGGREGATORS),
+    ('dataset', 'dataset', datasets.DATASETS),
+    ('participation', 'participation model', cohorts.PARTICIPATION_MODELS),
+    ('dropout', 'dropout', dropouts.DROPOUTS),
+    ('averaging', 'averaging', postprocessing.AVERAGINGS),
+    ('features', 'features', features.FEATURES),
+    # Also where a dataset with clients of its own does not use it.
+    ('partition', 'partition', partition.PARTITIONS),
+    ('client_optimizer', 'client optimizer', optimizers.OPTIMIZERS),
+    ('server_optimizer', 'server optimizer', optimizers.OPTIMIZERS),
+    ('malicious', 'attack', malicious.ATTACKS),
+    ('sparsity', 'sparsity', sparsity.SPARSITIES),
+    ('aggregator', 'aggregator', robust.AGGREGATORS),
   ):
     with _of(flag):
       registry.parse_spec(kind, getattr(values, flag), choices)
@@ -165,8 +184,8 @@ def _check_data(values, method):
     kinds = {True: 'sequences of tokens', False: 'arrays of numbers'}
     fitting = sorted(model for model in models.MODELS if (model in models.OF_SEQUENCES) == dataset.is_sequences)
     raise ValueError(
-        f'--model={values.model} does not take the examples of dataset {name!r}, which are '
-        f'{kinds[dataset.is_sequences]}. Choose one that does: {", ".join(fitting)}.'
+      f'--model={values.model} does not take the examples of dataset {name!r}, which are '
+      f'{kinds[dataset.is_sequences]}. Choose one that does: {", ".join(fitting)}.'
     )
   chosen = features.parse(values.features)
   if dataset.image_shape is not None and not chosen.needs_files:
@@ -174,9 +193,9 @@ def _check_data(values, method):
       chosen.check(dataset.image_shape)
   if dataset.tests_clients and method.gives_certificate:
     raise ValueError(
-        f'--algorithm={values.algorithm}: models for dataset {name!r} are tested on examples of the clients '
-        'themselves. So test figures are exact functions of clients\' data, and no certificate covers them. Test on '
-        f'others instead: {_OTHERS.get(name, "choose another dataset.")}'
+      f'--algorithm={values.algorithm}: models for dataset {name!r} are tested on examples of the clients '
+      'themselves. So test figures are exact functions of clients\' data, and no certificate covers them. Test on '
+      f'others instead: {_OTHERS.get(name, "choose another dataset.")}'
     )
 
 
@@ -185,27 +204,27 @@ def _check_mechanism(values, method):
   dropout = registry.parse_spec('dropout', values.dropout, dropouts.DROPOUTS)
   if chosen.learns_from_dropout and dropout == dropouts.NoDropout():
     raise ValueError(
-        f'--participation={values.participation} learns from clients that drop out, and with --dropout=none nobody '
-        'does. Give a --dropout, such as markov, or choose another --participation.'
+      f'--participation={values.participation} learns from clients that drop out, and with --dropout=none nobody '
+      'does. Give a --dropout, such as markov, or choose another --participation.'
     )
   if method.gives_certificate and not values.tuning.strip():
     raise ValueError(
-        '--tuning must be a sentence for the certificate, on how the constants of the run were chosen; it is empty. '
-        'Write one, or leave this flag out.'
+      '--tuning must be a sentence for the certificate, on how the constants of the run were chosen; it is empty. '
+      'Write one, or leave this flag out.'
     )
   averaging = registry.parse_spec('averaging', values.averaging, postprocessing.AVERAGINGS)
   if isinstance(averaging, postprocessing.Planned) and not method.plans_averaging:
     raise ValueError(
-        f'--averaging=planned: only certified runs choose the average together with the noise, and '
-        f'{values.algorithm!r} is not certified. Choose an average yourself: --averaging=tail:start=….'
+      f'--averaging=planned: only certified runs choose the average together with the noise, and '
+      f'{values.algorithm!r} is not certified. Choose an average yourself: --averaging=tail:start=….'
     )
   if method.noise_of_its_own or values.noise != 'none':
     checks.number('epsilon', values.epsilon, at_least=1e-6)
   is_sparse = registry.parse_spec('sparsity', values.sparsity, sparsity.SPARSITIES).is_sparse
   if is_sparse and not method.takes_sparsity:
     raise ValueError(
-        f'--sparsity={values.sparsity}: --algorithm={values.algorithm} cannot update a part of the weights only. Use '
-        '--sparsity=none, or a method that can: quap and its variants, certified, local_dp.'
+      f'--sparsity={values.sparsity}: --algorithm={values.algorithm} cannot update a part of the weights only. Use '
+      '--sparsity=none, or a method that can: quap and its variants, certified, local_dp.'
     )
   if 'clip' not in method.unused:
     with _of('clip'):
@@ -215,10 +234,10 @@ def _check_mechanism(values, method):
   aggregator = registry.parse_spec('aggregator', values.aggregator, robust.AGGREGATORS)
   if aggregator.needs_each_update and not method.takes_aggregator:
     raise ValueError(
-        f'--aggregator={values.aggregator}: algorithm {values.algorithm!r} adds up the updates, and its '
-        'account is about that sum. One client can move a median or a trimmed mean much further than a mean, so no '
-        'certificate and no formal figure would hold. Use --aggregator=mean, or another --algorithm (quap, fedavg, '
-        'fixed_dp).'
+      f'--aggregator={values.aggregator}: algorithm {values.algorithm!r} adds up the updates, and its '
+      'account is about that sum. One client can move a median or a trimmed mean much further than a mean, so no '
+      'certificate and no formal figure would hold. Use --aggregator=mean, or another --algorithm (quap, fedavg, '
+      'fixed_dp).'
     )
 
 
@@ -226,9 +245,9 @@ def _check_runtime(values, method):
   methods.runtime_of(values)
   if values.runtime == 'workers' and not method.aggregates_once(method.configure(values, 1)):
     raise ValueError(
-        f'--runtime=workers can aggregate only once a round. Algorithm {values.algorithm!r} needs two aggregations '
-        f'with clip rule {values.clip!r}, because this round\'s norms determine this round\'s clipping norm. Use '
-        'quantile_ema with timing=previous and an initial_clip, another clip rule, or another runtime.'
+      f'--runtime=workers can aggregate only once a round. Algorithm {values.algorithm!r} needs two aggregations '
+      f"with clip rule {values.clip!r}, because this round's norms determine this round's clipping norm. Use "
+      'quantile_ema with timing=previous and an initial_clip, another clip rule, or another runtime.'
     )
 
 
@@ -250,8 +269,8 @@ def without_effect(values: Any, given: Sequence[str]) -> Dict[str, str]:
   for name in given:
     if name in method.unused:
       found[name] = (
-          f'the method {values.algorithm.partition(":")[0]!r} does not use this flag. Leave it out, or choose another '
-          '--algorithm.'
+        f'the method {values.algorithm.partition(":")[0]!r} does not use this flag. Leave it out, or choose another '
+        '--algorithm.'
       )
     elif name in _OF_RUNTIME and values.runtime != _OF_RUNTIME[name]:
       found[name] = f'this flag is for --runtime={_OF_RUNTIME[name]} only, and this run uses {values.runtime!r}.'
@@ -261,8 +280,8 @@ def without_effect(values: Any, given: Sequence[str]) -> Dict[str, str]:
       found[name] = f'this flag signs a certificate, and {values.algorithm!r} gives none. Leave it out.'
     elif name == 'ema_weight' and values.participation_rate != 'ema':
       found[name] = (
-          f'it is the weight for --participation_rate=ema, and this run uses {values.participation_rate!r}. Leave it '
-          'out, or choose that rate.'
+        f'it is the weight for --participation_rate=ema, and this run uses {values.participation_rate!r}. Leave it '
+        'out, or choose that rate.'
       )
     elif name == 'partition' and dataset.has_own_clients:
       found[name] = f'the dataset {values.dataset!r} has clients of its own and is not shared out. Leave it out.'
@@ -270,8 +289,8 @@ def without_effect(values: Any, given: Sequence[str]) -> Dict[str, str]:
       found[name] = f'participation model {values.participation!r} sets the size of its cohorts itself. Leave it out.'
     elif name == 'warmup_rounds' and values.warmup_rounds >= values.rounds:
       found[name] = (
-          f'must be less than --rounds={values.rounds}, found {values.warmup_rounds}. Otherwise budgets never follow '
-          'participation.'
+        f'must be less than --rounds={values.rounds}, found {values.warmup_rounds}. Otherwise budgets never follow '
+        'participation.'
       )
     elif name == 'averaging' and getattr(averaging, 'start', 1) > values.rounds:
       found[name] = f'{values.averaging} starts after round {values.rounds}, the last one: nothing would be averaged.'

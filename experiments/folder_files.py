@@ -17,8 +17,11 @@ _MEBIBYTE = 1 << 20
 # Far above what runs write: a million clients make a ledger and a clients.csv of some 30 MiB each.
 _MOST_TEXT, _MOST_UNPACKED = 512 * _MEBIBYTE, 2048 * _MEBIBYTE
 _KINDS = (
-    (stat.S_ISLNK, 'link'), (stat.S_ISFIFO, 'pipe'), (stat.S_ISSOCK, 'socket'), (stat.S_ISBLK, 'device'),
-    (stat.S_ISCHR, 'device'),
+  (stat.S_ISLNK, 'link'),
+  (stat.S_ISFIFO, 'pipe'),
+  (stat.S_ISSOCK, 'socket'),
+  (stat.S_ISBLK, 'device'),
+  (stat.S_ISCHR, 'device'),
 )
 
 
@@ -109,7 +112,7 @@ def read_json(path: str, name: str) -> Any:
   try:
     with open(whole, encoding='utf-8') as f:
       return json.load(
-          f, parse_int=_integer, parse_float=_finite, parse_constant=_finite, object_pairs_hook=_without_repetition
+        f, parse_int=_integer, parse_float=_finite, parse_constant=_finite, object_pairs_hook=_without_repetition
       )
   except (OSError, ValueError, RecursionError) as error:
     raise FolderError(f'{name} is damaged: {error}') from None

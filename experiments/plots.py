@@ -19,10 +19,21 @@ _DPI = 130
 # A tick label must be the number itself. Matplotlib would otherwise put an offset ("+2.9999") or a factor ("1e-6") at
 # the end of an axis with nearly equal values, and the labels would show something else.
 STYLE = {
-    'axes.formatter.useoffset': False, 'axes.formatter.limits': (-99, 99),
-    'font.size': 10, 'axes.titlesize': 11, 'axes.grid': True, 'grid.alpha': 0.3, 'axes.axisbelow': True,
-    'axes.spines.top': False, 'axes.spines.right': False, 'legend.fontsize': 9, 'legend.frameon': False,
-    'legend.handlelength': 3.2, 'lines.linewidth': 1.6, 'lines.markersize': 6, 'lines.markeredgewidth': 1.4,
+  'axes.formatter.useoffset': False,
+  'axes.formatter.limits': (-99, 99),
+  'font.size': 10,
+  'axes.titlesize': 11,
+  'axes.grid': True,
+  'grid.alpha': 0.3,
+  'axes.axisbelow': True,
+  'axes.spines.top': False,
+  'axes.spines.right': False,
+  'legend.fontsize': 9,
+  'legend.frameon': False,
+  'legend.handlelength': 3.2,
+  'lines.linewidth': 1.6,
+  'lines.markersize': 6,
+  'lines.markeredgewidth': 1.4,
 }
 
 Draw = Callable[['mpl_figure.Figure'], None]
@@ -150,7 +161,7 @@ def _epsilon(axes, metrics):
 def _clip(axes, metrics):
   if 'norm_p10' in metrics:
     axes.fill_between(
-        metrics['round'], metrics['norm_p10'], metrics['norm_p90'], color='lightgrey', label='10-90% of updates'
+      metrics['round'], metrics['norm_p10'], metrics['norm_p90'], color='lightgrey', label='10-90% of updates'
     )
   _line(axes, metrics['round'], metrics['clipping_norm'], label='clipping norm')
   widen(axes.yaxis, 0.05)
@@ -182,8 +193,8 @@ def _head(axes, title):
 
 # Each panel, with its columns: it is drawn if one of them has a curve.
 _PANELS = (
-    (('test_accuracy', 'train_accuracy'), _accuracy),
-    (('epsilon',), _epsilon),
-    (('clipping_norm', 'norm_p10'), _clip),
-    (('noise_to_signal',), _ratio),
+  (('test_accuracy', 'train_accuracy'), _accuracy),
+  (('epsilon',), _epsilon),
+  (('clipping_norm', 'norm_p10'), _clip),
+  (('noise_to_signal',), _ratio),
 )

@@ -56,14 +56,15 @@ _CHUNK = 1000
 _FLAGS = command_line.new_flags()
 _INPUT = flags.DEFINE_string('input', None, 'File with images: .npz, .npy, .png or .jpg.', flag_values=_FLAGS)
 _OUTPUT = flags.DEFINE_string(
-    'output', None, 'File to write: .csv or .npz. Default: CSV on standard output.', flag_values=_FLAGS
+  'output', None, 'File to write: .csv or .npz. Default: CSV on standard output.', flag_values=_FLAGS
 )
 _INVERT = flags.DEFINE_bool('invert', False, 'Swap light and dark before predicting.', flag_values=_FLAGS)
 _EXTRACTOR = flags.DEFINE_string(
-    'extractor', None,
-    'Folder of the extractor, for runs with --features=pretrained. Default: the copy in the run\'s own folder. (Runs '
-    'of version 0.1.0 have no copy. There the default is the folder that the run read it from.)',
-    flag_values=_FLAGS,
+  'extractor',
+  None,
+  "Folder of the extractor, for runs with --features=pretrained. Default: the copy in the run's own folder. (Runs "
+  'of version 0.1.0 have no copy. There the default is the folder that the run read it from.)',
+  flag_values=_FLAGS,
 )
 
 
@@ -99,7 +100,7 @@ class Predictor:
     x = self.scaled(images)
     if invert:
       x = 1 - x
-    found = [self._probabilities(x[start:start + _CHUNK]) for start in range(0, len(x), _CHUNK)]
+    found = [self._probabilities(x[start : start + _CHUNK]) for start in range(0, len(x), _CHUNK)]
     return np.concatenate(found) if found else np.zeros((0, self.model.output_shape[-1]), np.float32)
 
   def scaled(self, images: np.ndarray) -> np.ndarray:
@@ -113,8 +114,8 @@ class Predictor:
     else:
       expected = ' or '.join(f'[n, {", ".join(map(str, shape))}]' for shape in shapes)
       raise ValueError(
-          f'This model takes images of shape {expected}, or one image without n, but the input has the shape '
-          f'{list(images.shape)}. Resize or reshape the images first.'
+        f'This model takes images of shape {expected}, or one image without n, but the input has the shape '
+        f'{list(images.shape)}. Resize or reshape the images first.'
       )
     if images.dtype.kind not in 'uif':
       raise ValueError(f'Images must be integers or floats, but the input holds {images.dtype}.')
@@ -124,8 +125,8 @@ class Predictor:
     if images.size and not (images.min() >= 0 and images.max() <= largest):
       hint = 'Divide pixels from 0 to 255 by 255, or give them as uint8.' if is_float else 'Or give floats in [0, 1].'
       raise ValueError(
-          f'{"Floats" if is_float else "Integers"} must be pixels from 0 to {largest:g}, but the input has values from '
-          f'{images.min():g} to {images.max():g}. {hint}'
+        f'{"Floats" if is_float else "Integers"} must be pixels from 0 to {largest:g}, but the input has values from '
+        f'{images.min():g} to {images.max():g}. {hint}'
       )
     return np.divide(images, np.float32(largest), dtype=np.float32)
 
@@ -150,14 +151,14 @@ def load(path: str, extractor: Optional[str] = None) -> Predictor:
   """
   if not os.path.isfile(os.path.join(path, run_directory.RUN)):
     raise ValueError(
-        f'{path} is not the folder of a run: it holds no {run_directory.RUN}. Give the --output_dir of a run of '
-        'experiments.train.'
+      f'{path} is not the folder of a run: it holds no {run_directory.RUN}. Give the --output_dir of a run of '
+      'experiments.train.'
     )
   model_path = os.path.join(path, run_directory.MODEL)
   if not os.path.isfile(model_path):
     raise ValueError(
-        f'{path} holds no {run_directory.MODEL} yet: a run writes its model when it ends. If it was interrupted, the '
-        'command that started it continues it.'
+      f'{path} holds no {run_directory.MODEL} yet: a run writes its model when it ends. If it was interrupted, the '
+      'command that started it continues it.'
     )
   run = folder_files.read_json(path, run_directory.RUN)
   try:
@@ -169,8 +170,8 @@ def load(path: str, extractor: Optional[str] = None) -> Predictor:
     raise ValueError(f'{os.path.join(path, run_directory.RUN)} is damaged: {type(error).__name__}: {error}') from None
   if dataset.image_shape is None:
     raise ValueError(
-        f'{path} is a run on {identity["dataset"]!r}, whose examples are no images. This command predicts the labels '
-        'of images only; load the model with Keras instead.'
+      f'{path} is a run on {identity["dataset"]!r}, whose examples are no images. This command predicts the labels '
+      'of images only; load the model with Keras instead.'
     )
   features = _with_extractor(features, extractor)
   features.check(dataset.image_shape)
@@ -181,7 +182,7 @@ def load(path: str, extractor: Optional[str] = None) -> Predictor:
     model = tf.keras.models.load_model(model_path, compile=False)
   except Exception as error:  # Keras raises nearly anything for a damaged file.
     raise ValueError(
-        f'{model_path} cannot be read ({type(error).__name__}: {error}). Train again, or restore the file.'
+      f'{model_path} cannot be read ({type(error).__name__}: {error}). Train again, or restore the file.'
     ) from None
   return Predictor(dataset.image_shape, dataset.white, features, model, _warnings(path))
 
@@ -238,12 +239,12 @@ def _read_picture(path, channels):
 def _other_features(features, spec, public_data) -> str:
   if isinstance(features, features_lib.Pretrained):
     return (
-        f'The extractor in {features.path} is not the one that this run was trained with. Give the folder of the right '
-        f'one as --extractor. The run says: {public_data}'
+      f'The extractor in {features.path} is not the one that this run was trained with. Give the folder of the right '
+      f'one as --extractor. The run says: {public_data}'
     )
   return (
-      f'The features {spec} differ here from those that this run was trained with: the versions of NumPy and '
-      f'TensorFlow, or the processor, are others. Predict on the machine that trained. The run says: {public_data}'
+    f'The features {spec} differ here from those that this run was trained with: the versions of NumPy and '
+    f'TensorFlow, or the processor, are others. Predict on the machine that trained. The run says: {public_data}'
   )
 
 
@@ -261,8 +262,8 @@ def _warnings(path) -> Tuple[str, ...]:
     return (f'{path} holds no {run_directory.SUMMARY}: the run is still going on, or was cut off.',)
   if summary.get('finished') is not True:
     return (
-        f'The run stopped after round {summary.get("rounds")} of {summary.get("planned_rounds")}: its model is not the '
-        'final one.',
+      f'The run stopped after round {summary.get("rounds")} of {summary.get("planned_rounds")}: its model is not the '
+      'final one.',
     )
   return ()
 
@@ -292,7 +293,7 @@ def main(argv: List[str]) -> int:
     return 0
   if len(paths) != 1:
     raise ValueError(
-        f'Give the folder of one run, found {len(paths)}. Usage: python -m experiments.predict RUN --input=FILE'
+      f'Give the folder of one run, found {len(paths)}. Usage: python -m experiments.predict RUN --input=FILE'
     )
   if _INPUT.value is None:
     raise ValueError('Give the file with the images: --input=FILE.')

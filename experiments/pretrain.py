@@ -37,25 +37,21 @@ from quap_tff.lazy import tf
 
 _FLAGS = command_line.new_flags()
 _DATA_DIR = flags.DEFINE_string(
-    'data_dir', None, 'Folder with emnist_byclass_test.npz. Glyphs need no folder.', flag_values=_FLAGS
+  'data_dir', None, 'Folder with emnist_byclass_test.npz. Glyphs need no folder.', flag_values=_FLAGS
 )
 _PUBLIC_DATA = flags.DEFINE_string(
-    'public_data',
-    'emnist_letters',
-    f'What the network learns from: {registry.describe(public_images.SOURCES)}.',
-    flag_values=_FLAGS,
+  'public_data',
+  'emnist_letters',
+  f'What the network learns from: {registry.describe(public_images.SOURCES)}.',
+  flag_values=_FLAGS,
 )
-_OUTPUT = flags.DEFINE_string(
-    'output', None, 'Folder to write. It must be new or empty.', flag_values=_FLAGS
-)
+_OUTPUT = flags.DEFINE_string('output', None, 'Folder to write. It must be new or empty.', flag_values=_FLAGS)
 _FEATURES = flags.DEFINE_integer('num_features', 256, 'Number of features.', flag_values=_FLAGS)
 _EPOCHS = flags.DEFINE_integer('epochs', 4, 'Passes over the images.', flag_values=_FLAGS)
 _WHITENING = flags.DEFINE_float(
-    'whitening', 0.15, 'p in the formula above: 0 only centres the features, and 0.5 whitens them.', flag_values=_FLAGS
+  'whitening', 0.15, 'p in the formula above: 0 only centres the features, and 0.5 whitens them.', flag_values=_FLAGS
 )
-_SEED = flags.DEFINE_integer(
-    'seed', 0, 'Seed of drawings, initial weights, order and distortions.', flag_values=_FLAGS
-)
+_SEED = flags.DEFINE_integer('seed', 0, 'Seed of drawings, initial weights, order and distortions.', flag_values=_FLAGS)
 
 _BATCH = 128
 _LEARNING_RATE = 2e-3
@@ -66,13 +62,13 @@ _EIGENVALUE_FLOOR = 1e-3
 
 
 def pretrain(
-    images: public_images.PublicImages,
-    *,
-    num_features: int,
-    epochs: int,
-    whitening: float,
-    seed: int,
-    progress: Callable[[str], None],
+  images: public_images.PublicImages,
+  *,
+  num_features: int,
+  epochs: int,
+  whitening: float,
+  seed: int,
+  progress: Callable[[str], None],
 ) -> Tuple[tf.keras.Model, float]:
   """Trains on public images.
 
@@ -86,17 +82,13 @@ def pretrain(
   num_test = max(1, round(_TEST_SHARE * len(order)))
   test, train = order[:num_test], order[num_test:]
   body = _network(images.x.shape[1], num_features)
-  classifier = tf.keras.Sequential([
-      body,
-      tf.keras.layers.Dropout(_DROPOUT),
-      tf.keras.layers.Dense(images.num_classes),
-  ])
+  classifier = tf.keras.Sequential([body, tf.keras.layers.Dropout(_DROPOUT), tf.keras.layers.Dense(images.num_classes)])
   batch = min(_BATCH, len(train))
   steps = epochs * (len(train) // batch)
   classifier.compile(
-      optimizer=tf.keras.optimizers.Adam(tf.keras.optimizers.schedules.CosineDecay(_LEARNING_RATE, steps)),
-      loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-      metrics=['accuracy'],
+    optimizer=tf.keras.optimizers.Adam(tf.keras.optimizers.schedules.CosineDecay(_LEARNING_RATE, steps)),
+    loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    metrics=['accuracy'],
   )
   dataset = tf.data.Dataset.from_tensor_slices((images.x[train], images.y[train]))
   dataset = dataset.shuffle(len(train), seed=seed).batch(batch, drop_remainder=True)
@@ -150,12 +142,14 @@ def _distorted(x):
   centre = (side - 1) / 2
   right, down = centre + tf.random.uniform([n], -2, 2), centre + tf.random.uniform([n], -2, 2)
   none = tf.zeros([n])
-  transforms = tf.stack(
-      [a, b, right - (a + b) * centre, c, d, down - (c + d) * centre, none, none], axis=1
-  )
+  transforms = tf.stack([a, b, right - (a + b) * centre, c, d, down - (c + d) * centre, none, none], axis=1)
   return tf.raw_ops.ImageProjectiveTransformV3(
-      images=x, transforms=transforms, output_shape=[side, side], fill_value=0.0, interpolation='BILINEAR',
-      fill_mode='CONSTANT'
+    images=x,
+    transforms=transforms,
+    output_shape=[side, side],
+    fill_value=0.0,
+    interpolation='BILINEAR',
+    fill_mode='CONSTANT',
   )
 
 
@@ -163,7 +157,7 @@ def _whitening(hidden, power):
   """The layer Λ^-p·Vᵀ(h - h̄)."""
   mean = hidden.mean(axis=0, dtype=np.float64)
   eigenvalues, eigenvectors = np.linalg.eigh(np.cov(hidden - mean, rowvar=False))
-  kernel = eigenvectors * np.maximum(eigenvalues, _EIGENVALUE_FLOOR * eigenvalues[-1])**-power
+  kernel = eigenvectors * np.maximum(eigenvalues, _EIGENVALUE_FLOOR * eigenvalues[-1]) ** -power
   layer = tf.keras.layers.Dense(len(mean), name='features')
   layer.build((None, len(mean)))
   layer.set_weights([kernel, -mean @ kernel])
@@ -209,20 +203,20 @@ def _run():
   say = lambda text: print(text, file=sys.stderr, flush=True)
   say(f'{len(images.y):,} images of {images.num_classes} classes.')
   extractor, accuracy = pretrain(
-      images, num_features=num_features, epochs=epochs, whitening=whitening, seed=seed, progress=say
+    images, num_features=num_features, epochs=epochs, whitening=whitening, seed=seed, progress=say
   )
   card = {
-      'public_data': images.description,
-      'source': registry.format_spec(_PUBLIC_DATA.value.partition(':')[0], source),
-      'images': len(images.y),
-      'classes': images.num_classes,
-      'accuracy': accuracy,
-      'num_features': num_features,
-      'epochs': epochs,
-      'whitening': whitening,
-      'seed': seed,
-      'seconds': round(time.monotonic() - begin, 1),
-      'versions': {'quap_tff': quap_tff.__version__, 'tensorflow': tf.__version__},
+    'public_data': images.description,
+    'source': registry.format_spec(_PUBLIC_DATA.value.partition(':')[0], source),
+    'images': len(images.y),
+    'classes': images.num_classes,
+    'accuracy': accuracy,
+    'num_features': num_features,
+    'epochs': epochs,
+    'whitening': whitening,
+    'seed': seed,
+    'seconds': round(time.monotonic() - begin, 1),
+    'versions': {'quap_tff': quap_tff.__version__, 'tensorflow': tf.__version__},
   }
   return write(_OUTPUT.value, extractor, card)
 

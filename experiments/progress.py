@@ -79,9 +79,11 @@ class _Shown(Progress):
 
     three = '{:.3g}'.format
     return [
-        f'loss={shown("train_loss", "{:.3f}".format)}', f'test={tested}',
-        f'ε={shown("epsilon", lambda value: rounding.up_fixed(value, 4))}', f'C={shown("clipping_norm", three)}',
-        f'σ={shown("sigma", three)}',
+      f'loss={shown("train_loss", "{:.3f}".format)}',
+      f'test={tested}',
+      f'ε={shown("epsilon", lambda value: rounding.up_fixed(value, 4))}',
+      f'C={shown("clipping_norm", three)}',
+      f'σ={shown("sigma", three)}',
     ]
 
 
@@ -91,7 +93,7 @@ class Bar(_Shown):
   def __init__(self, first_round, last_round):
     super().__init__(first_round, last_round)
     self._bar = tqdm.tqdm(
-        total=last_round, initial=first_round - 1, file=sys.stderr, dynamic_ncols=True, bar_format=_BAR, desc='?'
+      total=last_round, initial=first_round - 1, file=sys.stderr, dynamic_ncols=True, bar_format=_BAR, desc='?'
     )
 
   def update(self, round_num, row):

@@ -41,20 +41,20 @@ def source_digest(root: Optional[str] = None) -> str:
 def versions() -> Dict[str, str]:
   """The versions of the program, of Python, and of the packages that compute. Loads TFF."""
   return {
-      'quap_tff': quap_tff.__version__,
-      'tensorflow_federated': tff.__version__,
-      'tensorflow': tf.__version__,
-      'numpy': np.__version__,
-      'python': sys.version.split()[0],
+    'quap_tff': quap_tff.__version__,
+    'tensorflow_federated': tff.__version__,
+    'tensorflow': tf.__version__,
+    'numpy': np.__version__,
+    'python': sys.version.split()[0],
   }
 
 
 def machine() -> Dict[str, Any]:
   """What this runs on. Loads TensorFlow."""
   return {
-      'platform': platform.platform(),
-      'cores': len(os.sched_getaffinity(0)),
-      'gpus': len(tf.config.list_physical_devices('GPU')),
+    'platform': platform.platform(),
+    'cores': len(os.sched_getaffinity(0)),
+    'gpus': len(tf.config.list_physical_devices('GPU')),
   }
 
 
@@ -86,8 +86,8 @@ def code_problem(run: Mapping[str, Any], last_round: int) -> Optional[str]:
   named = lambda which: f'quap_tff {which["quap_tff"]} with the source digest {which["source_sha256"]}'
   before = others[0]['code']
   return (
-      f'its round {last_round} was run by other code: by '
-      f'{named(before) if before is not None else "a version that did not write down its code"}. This is {named(now)}. '
-      'Continue the run with the code that began it. Or give --allow_code_change: the run then goes on, and run.json '
-      'says which code ran which rounds.'
+    f'its round {last_round} was run by other code: by '
+    f'{named(before) if before is not None else "a version that did not write down its code"}. This is {named(now)}. '
+    'Continue the run with the code that began it. Or give --allow_code_change: the run then goes on, and run.json '
+    'says which code ran which rounds.'
   )

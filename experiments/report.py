@@ -22,7 +22,7 @@ from experiments.reporting import study
 
 _FLAGS = command_line.new_flags()
 _OUTPUT_DIR = flags.DEFINE_string(
-    'output_dir', None, 'Folder of the report. It must be new or empty, or hold an earlier report.', flag_values=_FLAGS
+  'output_dir', None, 'Folder of the report. It must be new or empty, or hold an earlier report.', flag_values=_FLAGS
 )
 
 

@@ -33,41 +33,41 @@ def report(experiment: setup.Experiment, result: training.Result) -> plans.Repor
 
 
 def summary(
-    experiment: setup.Experiment,
-    values: flags.FlagValues,
-    result: training.Result,
-    report: plans.Report,
-    directory: Optional[run_directory.RunDirectory],
+  experiment: setup.Experiment,
+  values: flags.FlagValues,
+  result: training.Result,
+  report: plans.Report,
+  directory: Optional[run_directory.RunDirectory],
 ) -> Dict[str, Any]:
   """What the last line of standard output holds."""
   return final_summary.make(
-      values,
-      experiment.federation.num_clients,
-      report,
-      rounds=result.round_num,
-      test=result.test,
-      diverged=final_summary.has_diverged(
-          [*result.weights.trainable, *result.weights.non_trainable], result.test['loss']
-      ),
-      date=result.date,
-      interrupted=result.interrupted,
-      seconds=result.seconds,
-      output_dir=directory.path if directory is not None else None,
+    values,
+    experiment.federation.num_clients,
+    report,
+    rounds=result.round_num,
+    test=result.test,
+    diverged=final_summary.has_diverged(
+      [*result.weights.trainable, *result.weights.non_trainable], result.test['loss']
+    ),
+    date=result.date,
+    interrupted=result.interrupted,
+    seconds=result.seconds,
+    output_dir=directory.path if directory is not None else None,
   )
 
 
 def write(
-    experiment: setup.Experiment,
-    values: flags.FlagValues,
-    result: training.Result,
-    report: plans.Report,
-    directory: run_directory.RunDirectory,
-    its_summary: Dict[str, Any],
+  experiment: setup.Experiment,
+  values: flags.FlagValues,
+  result: training.Result,
+  report: plans.Report,
+  directory: run_directory.RunDirectory,
+  its_summary: Dict[str, Any],
 ):
   """Writes everything into the run's folder, the summary after the files that it speaks of, the certificate last."""
   federation = experiment.federation
   model = models.build_keras_model(
-      experiment.model, federation.input_shape, federation.num_classes, values.compute_dtype
+    experiment.model, federation.input_shape, federation.num_classes, values.compute_dtype
   )
   result.weights.assign_weights_to(model)
   with directory.replacing(run_directory.MODEL) as path:
@@ -81,9 +81,9 @@ def write(
   if plots.panels_of(metrics):
     with directory.replacing(run_directory.PLOT) as path:
       plots.plot_run(
-          metrics,
-          path,
-          f'{federation.name}, {federation.num_clients} clients, {values.algorithm}, {result.round_num} rounds',
+        metrics,
+        path,
+        f'{federation.name}, {federation.num_clients} clients, {values.algorithm}, {result.round_num} rounds',
       )
   if not methods.parse(values.algorithm).gives_certificate:
     directory.write_summary(its_summary)
@@ -125,7 +125,7 @@ def _write_clients(path, experiment, result, report, model):
 
 
 def client_accuracies(
-    experiment: setup.Experiment, model: tf.keras.Model, listed: Optional[Sequence[int]] = None
+  experiment: setup.Experiment, model: tf.keras.Model, listed: Optional[Sequence[int]] = None
 ) -> np.ndarray:
   """The model's accuracy on the test set re-weighted to each client's own mix of labels.
 
@@ -143,11 +143,13 @@ def client_accuracies(
   listed = range(federation.num_clients) if listed is None else listed
   test, classes = federation.test, federation.num_classes
   has_label = test.y >= 0
-  hits = np.concatenate([
+  hits = np.concatenate(
+    [
       # A batch at a time: the scores of all places of all sequences would fill the memory.
       np.argmax(model.predict_on_batch(test.x[rows]), axis=-1) == test.y[rows]
       for rows in (slice(i, i + _PREDICTION_BATCH) for i in range(0, len(test), _PREDICTION_BATCH))
-  ])[has_label]
+    ]
+  )[has_label]
   labels = test.y[has_label]
   totals = np.bincount(labels, minlength=classes)
   accuracies = np.bincount(labels, hits, classes) / np.maximum(totals, 1)

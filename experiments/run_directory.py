@@ -33,8 +33,14 @@ from quap_tff.lazy import tff
 
 CHECKPOINTS = 'checkpoints'
 RUN, METRICS, SUMMARY, MODEL, LEDGER, CLIENTS, PLOT, TENSORBOARD = (
-    'run.json', 'metrics.csv', 'summary.json', 'final_model.keras', 'ledger.npz', 'clients.csv', 'plot.png',
-    'tensorboard'
+  'run.json',
+  'metrics.csv',
+  'summary.json',
+  'final_model.keras',
+  'ledger.npz',
+  'clients.csv',
+  'plot.png',
+  'tensorboard',
 )
 UNFINISHED = '.part'
 LOCK = '.lock'
@@ -95,12 +101,12 @@ def check(path: str, identity: Mapping[str, Any], needs_same_code: bool = False)
     code_problem = provenance.code_problem(run, last_round or 0) if needs_same_code else None
   except (OSError, ValueError, KeyError, TypeError, AttributeError):
     raise RunDirectoryError(
-        f'output_dir {path} holds files, but no readable {RUN} of an earlier run: give a new or empty folder.'
+      f'output_dir {path} holds files, but no readable {RUN} of an earlier run: give a new or empty folder.'
     ) from None
   if differing:
     raise RunDirectoryError(
-        f'output_dir {path} belongs to a run with other flags:{differing}\nGive the same flags to continue it, or '
-        'another folder.'
+      f'output_dir {path} belongs to a run with other flags:{differing}\nGive the same flags to continue it, or '
+      'another folder.'
     )
   _check_kinds(path, names)
   if started:
@@ -113,9 +119,9 @@ def check(path: str, identity: Mapping[str, Any], needs_same_code: bool = False)
   results = sorted(names & set(_FILES) - {RUN})
   if results:
     raise RunDirectoryError(
-        f'output_dir {path} holds {", ".join(results)} of a run that has not reached its last planned round, and its '
-        f'checkpoints are gone. To train it again would release a second model of the same clients, and nothing would '
-        f'account for the first one. Put {CHECKPOINTS}/ back to continue it, or give another folder to start anew.'
+      f'output_dir {path} holds {", ".join(results)} of a run that has not reached its last planned round, and its '
+      f'checkpoints are gone. To train it again would release a second model of the same clients, and nothing would '
+      f'account for the first one. Put {CHECKPOINTS}/ back to continue it, or give another folder to start anew.'
     )
   return Found(False, None)
 
@@ -143,7 +149,7 @@ def _check_kinds(path, names):
 
 def _last_checkpoint(path) -> Optional[int]:
   names = _names_in(os.path.join(path, CHECKPOINTS))
-  return max((int(name[len('round_'):]) for name in names if re.fullmatch(r'round_\d+', name)), default=None)
+  return max((int(name[len('round_') :]) for name in names if re.fullmatch(r'round_\d+', name)), default=None)
 
 
 def _names_in(folder) -> List[str]:
@@ -164,15 +170,15 @@ class RunDirectory:
   """A run's folder, locked for this process until `close`."""
 
   def __init__(
-      self,
-      path: str,
-      all_flags: Mapping[str, Any],
-      identity: Mapping[str, Any],
-      resolved: Mapping[str, Any],
-      data_digest: bytes,
-      *,
-      needs_same_code: bool = False,
-      keeps_times: bool = True,
+    self,
+    path: str,
+    all_flags: Mapping[str, Any],
+    identity: Mapping[str, Any],
+    resolved: Mapping[str, Any],
+    data_digest: bytes,
+    *,
+    needs_same_code: bool = False,
+    keeps_times: bool = True,
   ):
     """Takes the folder, making it if need be.
 
@@ -211,15 +217,22 @@ class RunDirectory:
         self._make_checkpoints_folder()
         resolved = {**resolved, 'data_commitment': self._commitment(data_digest)}
         if self.is_new:
-          write_json(self.file(RUN), {
-              'identity': _through_json(identity), 'resolved': resolved, 'flags': dict(all_flags),
-              'versions': provenance.versions(), 'machine': provenance.machine(), provenance.STRETCHES: [],
-          })
+          write_json(
+            self.file(RUN),
+            {
+              'identity': _through_json(identity),
+              'resolved': resolved,
+              'flags': dict(all_flags),
+              'versions': provenance.versions(),
+              'machine': provenance.machine(),
+              provenance.STRETCHES: [],
+            },
+          )
         else:
           self._check_resolved(resolved)
         self._remove_unfinished()
         self._states = tff.program.FileProgramStateManager(
-            self.file(CHECKPOINTS), prefix='round_', keep_total=_CHECKPOINTS_KEPT, keep_first=False
+          self.file(CHECKPOINTS), prefix='round_', keep_total=_CHECKPOINTS_KEPT, keep_first=False
         )
     except BaseException:
       self.close()
@@ -252,18 +265,18 @@ class RunDirectory:
       same_data = kept['data_commitment'] == resolved['data_commitment']
     except (OSError, ValueError, KeyError, TypeError):
       raise RunDirectoryError(
-          f'{self.file(RUN)} does not say which data its run uses, because an older version wrote it. Give another '
-          'folder.'
+        f'{self.file(RUN)} does not say which data its run uses, because an older version wrote it. Give another '
+        'folder.'
       ) from None
     if not same_data:
       raise RunDirectoryError(
-          f'output_dir {self.path} belongs to a run on other data: it was started with other examples than those read '
-          'now. Give the --data_dir (and the files in it) of that run, or another folder.'
+        f'output_dir {self.path} belongs to a run on other data: it was started with other examples than those read '
+        'now. Give the --data_dir (and the files in it) of that run, or another folder.'
       )
     others = {name for name in {*kept, *resolved} if kept.get(name) != _through_json(resolved).get(name)}
     if others:
       raise RunDirectoryError(
-          f'output_dir {self.path} belongs to another run: {", ".join(sorted(others))} differ. Give another folder.'
+        f'output_dir {self.path} belongs to another run: {", ".join(sorted(others))} differ. Give another folder.'
       )
 
   def _remove_unfinished(self):
@@ -290,9 +303,7 @@ class RunDirectory:
         leaves = sparse_state.packed([np.asarray(leaf) for leaf in tf.nest.flatten(state)], self._num_clients)
         self._wait(self._states.save([leaves, [records[key] for key in sorted(records)]], round_num))
 
-  def restore(
-      self, state: Any, records: Mapping[str, np.ndarray]
-  ) -> Optional[Tuple[int, Any, Dict[str, np.ndarray]]]:
+  def restore(self, state: Any, records: Mapping[str, np.ndarray]) -> Optional[Tuple[int, Any, Dict[str, np.ndarray]]]:
     """The latest checkpoint as (round, state, records), or None if there is none.
 
     Args:
@@ -307,7 +318,7 @@ class RunDirectory:
       return None
     round_num = versions[-1]
     name = f'The checkpoint of round {round_num} in {self.path}'
-    other_configuration = f'{name} is of another configuration: its tensors are not those of this run\'s state.'
+    other_configuration = f"{name} is of another configuration: its tensors are not those of this run's state."
     expected = [np.asarray(leaf) for leaf in tf.nest.flatten(state)]
     structure = [sparse_state.packed(expected, self._num_clients), [records[key] for key in sorted(records)]]
     try:
@@ -316,8 +327,8 @@ class RunDirectory:
       if 'same nested structure' in str(error):
         raise RunDirectoryError(other_configuration) from error
       raise RunDirectoryError(
-          f'{name} cannot be read ({error}). Remove that checkpoint to continue from an earlier one, or the folder to '
-          'start anew.'
+        f'{name} cannot be read ({error}). Remove that checkpoint to continue from an earlier one, or the folder to '
+        'start anew.'
       ) from error
     try:
       kept = sparse_state.unpacked(kept, expected, self._num_clients)
@@ -354,8 +365,8 @@ class RunDirectory:
 
   def _lost_rows(self, round_num):
     return RunDirectoryError(
-        f'{self.file(METRICS)} is damaged: it must hold one row for each of the first {round_num} rounds, as numbers. '
-        'Put it back, or give another folder to start anew.'
+      f'{self.file(METRICS)} is damaged: it must hold one row for each of the first {round_num} rounds, as numbers. '
+      'Put it back, or give another folder to start anew.'
     )
 
   def _read_rows(self, round_num) -> List[Dict[str, float]]:
@@ -375,11 +386,11 @@ class RunDirectory:
       if self._releases is None:
         # Made with the first row, because making it writes a file, and a run that is already finished writes none.
         self._releases = (
-            # Written whole and renamed into place: a kill leaves the old file or the new one.
-            tff.program.CSVFileReleaseManager(
-                self.file(METRICS), save_mode=tff.program.CSVSaveMode.WRITE, key_fieldname='round'
-            ),
-            self._tensorboard(),
+          # Written whole and renamed into place: a kill leaves the old file or the new one.
+          tff.program.CSVFileReleaseManager(
+            self.file(METRICS), save_mode=tff.program.CSVSaveMode.WRITE, key_fieldname='round'
+          ),
+          self._tensorboard(),
         )
       rows, tensorboard = self._releases
       self._wait(rows.release(dict(row), round_num))
@@ -458,9 +469,9 @@ def _through_json(value):
 def _differences(kept, identity):
   """A line for each flag of two values, '' if there is none."""
   return ''.join(
-      f'\n  --{name}: {kept.get(name)!r} there, {identity.get(name)!r} now'
-      for name in sorted({*kept, *identity})
-      if kept.get(name) != identity.get(name)
+    f'\n  --{name}: {kept.get(name)!r} there, {identity.get(name)!r} now'
+    for name in sorted({*kept, *identity})
+    if kept.get(name) != identity.get(name)
   )
 
 

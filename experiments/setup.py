@@ -26,7 +26,9 @@ from quap_tff import runtime
 
 # For --model=auto: the model by the dataset, or else by the shape of an example. On features, it is a linear head.
 _MODEL_OF_DATASET = {
-    'shakespeare': 'shakespeare_lstm', 'stackoverflow_words': 'words_lstm', 'synthetic': 'linear_features'
+  'shakespeare': 'shakespeare_lstm',
+  'stackoverflow_words': 'words_lstm',
+  'synthetic': 'linear_features',
 }
 _MODEL_OF_SHAPE = {(8, 8, 1): 'digits_cnn', (28, 28, 1): 'mnist_cnn', (32, 32, 3): 'cifar10_cnn'}
 
@@ -76,19 +78,19 @@ class Experiment:
     """What depends on the data and not only on the flags, as JSON values. With it, `methods.plan_of` needs no data."""
     federation, shape = self.federation, self.plan.model
     return {
-        'num_clients': federation.num_clients,
-        'partition': federation.partition,
-        'test_examples': len(federation.test),
-        'test_set': federation.test_set,
-        'test_is_of_clients': federation.test_is_of_clients,
-        'public_data': federation.public_data,
-        'model': self.model,
-        'input_shape': list(federation.input_shape),
-        'num_classes': federation.num_classes,
-        'layers': [
-            {'name': layer.name, 'indices': list(layer.indices), 'is_dense': layer.is_dense} for layer in shape.layers
-        ],
-        'sizes': list(shape.sizes),
+      'num_clients': federation.num_clients,
+      'partition': federation.partition,
+      'test_examples': len(federation.test),
+      'test_set': federation.test_set,
+      'test_is_of_clients': federation.test_is_of_clients,
+      'public_data': federation.public_data,
+      'model': self.model,
+      'input_shape': list(federation.input_shape),
+      'num_classes': federation.num_classes,
+      'layers': [
+        {'name': layer.name, 'indices': list(layer.indices), 'is_dense': layer.is_dense} for layer in shape.layers
+      ],
+      'sizes': list(shape.sizes),
     }
 
 
@@ -113,42 +115,42 @@ def _from_flags(values, method, progress):
   client_optimizer = optimizers.parse('client optimizer', values.client_optimizer)
   server_optimizer = optimizers.parse('server optimizer', values.server_optimizer)
   federation = data.load(
-      values.dataset,
-      data_dir=values.data_dir,
-      num_clients=values.num_clients,
-      partition=values.partition,
-      seed=values.seed,
-      features=values.features,
-      auxiliary=method.auxiliary_share,
-      progress=progress,
+    values.dataset,
+    data_dir=values.data_dir,
+    num_clients=values.num_clients,
+    partition=values.partition,
+    seed=values.seed,
+    features=values.features,
+    auxiliary=method.auxiliary_share,
+    progress=progress,
   )
   attackers = methods.attackers_of(values, federation.num_clients)
   client_work = methods.client_work_of(values, attackers)
   federation = _attacked(federation, client_work.attack, attackers)
   model = _auto_model(federation) if values.model == 'auto' else values.model
   model_fn = models.build_model_fn(
-      model, federation.input_shape, federation.num_classes, values.compute_dtype, values.seed
+    model, federation.input_shape, federation.num_classes, values.compute_dtype, values.seed
   )
   shape = layers_lib.of_model(model_fn)
   plan = methods.plan_of(values, federation.num_clients, shape, federation.test_is_of_clients)
   if method.auxiliary_share:
     plan.extension = plan.extension.with_examples(federation.auxiliary)
   return Experiment(
-      federation=federation,
-      cohorts=methods.participation_of(values, federation.num_clients),
-      plan=plan,
-      model=model,
-      model_fn=model_fn,
-      build_process=lambda around=None: plan.build_process(
-          model_fn, client_optimizer, server_optimizer, client_work, around
-      ),
-      build_evaluation=lambda: evaluation.build_evaluation(model_fn),
-      averaging=methods.averaging_of(values, plan),
-      shrinkage=values.shrinkage,
-      client_metrics=plan.client_metrics,
-      runtime=runtime_config,
-      planned_rounds=values.rounds,
-      last_round=values.rounds if values.stop_after is None else values.stop_after,
+    federation=federation,
+    cohorts=methods.participation_of(values, federation.num_clients),
+    plan=plan,
+    model=model,
+    model_fn=model_fn,
+    build_process=lambda around=None: plan.build_process(
+      model_fn, client_optimizer, server_optimizer, client_work, around
+    ),
+    build_evaluation=lambda: evaluation.build_evaluation(model_fn),
+    averaging=methods.averaging_of(values, plan),
+    shrinkage=values.shrinkage,
+    client_metrics=plan.client_metrics,
+    runtime=runtime_config,
+    planned_rounds=values.rounds,
+    last_round=values.rounds if values.stop_after is None else values.stop_after,
   )
 
 
@@ -180,7 +182,7 @@ def _auto_model(federation):
     return _MODEL_OF_DATASET[federation.name]
   if federation.input_shape not in _MODEL_OF_SHAPE:
     raise ValueError(
-        f'--model=auto has no model for examples of shape {federation.input_shape}. Choose one with --model: '
-        f'{", ".join(sorted(models.MODELS))}.'
+      f'--model=auto has no model for examples of shape {federation.input_shape}. Choose one with --model: '
+      f'{", ".join(sorted(models.MODELS))}.'
     )
   return _MODEL_OF_SHAPE[federation.input_shape]

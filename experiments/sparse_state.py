@@ -34,9 +34,7 @@ def unpacked(kept: List[Any], leaves: List[np.ndarray], num_clients: int) -> Lis
   Raises:
     ValueError: If `kept` does not fit the leaves.
   """
-  return [
-      _unpacked(one, leaf) if _is_packed(leaf, num_clients) else one for one, leaf in zip(kept, leaves)
-  ]
+  return [_unpacked(one, leaf) if _is_packed(leaf, num_clients) else one for one, leaf in zip(kept, leaves)]
 
 
 def _is_packed(leaf, num_clients) -> bool:

@@ -38,35 +38,45 @@ def _define(kind, name, *args):
 
 
 _DATASET = _define('string', 'dataset', 'digits', f'Dataset: {registry.describe(datasets.DATASETS)}.')
-_DATA_DIR = _define('string', 'data_dir', None, 'Folder with the dataset\'s file. Default: the download cache.')
-_NUM_CLIENTS = _define('integer', 'num_clients', None, 'Number of clients. Default: 100, or all of a dataset\'s own.')
+_DATA_DIR = _define('string', 'data_dir', None, "Folder with the dataset's file. Default: the download cache.")
+_NUM_CLIENTS = _define('integer', 'num_clients', None, "Number of clients. Default: 100, or all of a dataset's own.")
 _PARTITION = _define(
-    'string', 'partition', 'dirichlet:alpha=0.5',
-    f'How examples are shared out among clients: {registry.describe(partition.PARTITIONS)}.'
+  'string',
+  'partition',
+  'dirichlet:alpha=0.5',
+  f'How examples are shared out among clients: {registry.describe(partition.PARTITIONS)}.',
 )
 _QUESTION = _define(
-    'string', 'question', 'label',
-    'label: which label is the most frequent among the client\'s examples. participation: in which fifth of the rounds '
-    'lies the number of rounds that the client takes part in.'
+  'string',
+  'question',
+  'label',
+  "label: which label is the most frequent among the client's examples. participation: in which fifth of the rounds "
+  'lies the number of rounds that the client takes part in.',
 )
 _MECHANISM = _define(
-    'string', 'mechanism', 'randomized_response',
-    f'How answers are randomised: {registry.describe(randomized_response.MECHANISMS)}.'
+  'string',
+  'mechanism',
+  'randomized_response',
+  f'How answers are randomised: {registry.describe(randomized_response.MECHANISMS)}.',
 )
 _REPORTS = _define('integer', 'reports', 1, 'How often each client reports the same answer.')
 _PARTICIPATION = _define(
-    'string', 'participation', 'beta', f'Who takes part: {registry.describe(cohorts.PARTICIPATION_MODELS)}.'
+  'string', 'participation', 'beta', f'Who takes part: {registry.describe(cohorts.PARTICIPATION_MODELS)}.'
 )
 _COHORT_SIZE = _define(
-    'integer', 'cohort_size', 30,
-    'Clients in a round, for --question=participation. The default is lowered to the number of clients.'
+  'integer',
+  'cohort_size',
+  30,
+  'Clients in a round, for --question=participation. The default is lowered to the number of clients.',
 )
 _ROUNDS = _define('integer', 'rounds', 50, 'Rounds, for --question=participation.')
 _SEED = _define('integer', 'seed', 42, 'Seed of the partition and of the cohorts.')
 _ANSWER_SEED = _define(
-    'integer', 'answer_seed', None,
-    'Seed of the clients\' randomness, for reproducible experiments only: whoever knows it knows the answers. Default: '
-    'drawn from the operating system\'s entropy.'
+  'integer',
+  'answer_seed',
+  None,
+  "Seed of the clients' randomness, for reproducible experiments only: whoever knows it knows the answers. Default: "
+  "drawn from the operating system's entropy.",
 )
 
 
@@ -93,11 +103,14 @@ def main(argv: List[str]) -> int:
 
 def _answers_about_labels():
   federation = data.load(
-      _DATASET.value, data_dir=_DATA_DIR.value, num_clients=_NUM_CLIENTS.value, partition=_PARTITION.value,
-      seed=_SEED.value,
+    _DATASET.value,
+    data_dir=_DATA_DIR.value,
+    num_clients=_NUM_CLIENTS.value,
+    partition=_PARTITION.value,
+    seed=_SEED.value,
   )
   found = np.array(
-      [randomized_response.majority_answer(client.y, federation.num_classes) for client in federation.clients]
+    [randomized_response.majority_answer(client.y, federation.num_classes) for client in federation.clients]
   )
   return found, [f'label {label}' for label in range(federation.num_classes)]
 
@@ -106,8 +119,8 @@ def _answers_about_participation():
   num_clients = 100 if _NUM_CLIENTS.value is None else _NUM_CLIENTS.value
   if _FLAGS['cohort_size'].present and _COHORT_SIZE.value > num_clients:
     raise ValueError(
-        f'--cohort_size={_COHORT_SIZE.value} must be at most the number of clients, which is {num_clients}. Choose a '
-        'smaller cohort, or more clients (--num_clients).'
+      f'--cohort_size={_COHORT_SIZE.value} must be at most the number of clients, which is {num_clients}. Choose a '
+      'smaller cohort, or more clients (--num_clients).'
     )
   model = cohorts.make(_PARTICIPATION.value, num_clients, min(_COHORT_SIZE.value, num_clients), _SEED.value)
   counts = np.zeros(num_clients, np.int64)
@@ -121,18 +134,29 @@ def _show(mechanism, estimate, answers, names):
   true = np.bincount(answers, minlength=len(names)) / len(answers)
   epsilon = mechanism.epsilon_of(_REPORTS.value)
   print(
-      f'{len(answers)} clients, {_REPORTS.value} report(s) each; ε = {rounding.up(epsilon)} for a client\'s answer, '
-      'δ = 0.'
+    f"{len(answers)} clients, {_REPORTS.value} report(s) each; ε = {rounding.up(epsilon)} for a client's answer, "
+    'δ = 0.'
   )
-  print('Neighbours: replace one client\'s answer by another; nobody is trusted, not even the server.')
+  print("Neighbours: replace one client's answer by another; nobody is trusted, not even the server.")
   print(f'{"answer":<20}{"estimated":>12}{"± 1 s.d.":>12}{"true":>12}')
   for name, share, stddev, real in zip(names, estimate.shares, estimate.stddev, true):
     print(f'{name:<20}{share:>12.4f}{stddev:>12.4f}{real:>12.4f}')
   rounded = lambda values: [round(float(value), 6) for value in values]
-  print(json.dumps({
-      'question': _QUESTION.value, 'mechanism': _MECHANISM.value, 'clients': len(answers), 'epsilon': epsilon,
-      'estimated': rounded(estimate.shares), 'stddev': rounded(estimate.stddev), 'true': rounded(true),
-  }, allow_nan=False), flush=True)
+  print(
+    json.dumps(
+      {
+        'question': _QUESTION.value,
+        'mechanism': _MECHANISM.value,
+        'clients': len(answers),
+        'epsilon': epsilon,
+        'estimated': rounded(estimate.shares),
+        'stddev': rounded(estimate.stddev),
+        'true': rounded(true),
+      },
+      allow_nan=False,
+    ),
+    flush=True,
+  )
 
 
 if __name__ == '__main__':

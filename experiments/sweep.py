@@ -43,13 +43,18 @@ from experiments.sweeps import scheduler
 _FLAGS = command_line.new_flags()
 _OUTPUT_DIR = flags.DEFINE_string('output_dir', None, 'Folder of the sweep.', flag_values=_FLAGS)
 _VARY = flags.DEFINE_multi_string(
-    # absl appends that the flag may be repeated.
-    'vary', [], 'An axis of the grid: name=value|value. A semicolon separates flags that share the axis',
-    flag_values=_FLAGS,
+  # absl appends that the flag may be repeated.
+  'vary',
+  [],
+  'An axis of the grid: name=value|value. A semicolon separates flags that share the axis',
+  flag_values=_FLAGS,
 )
 _PARALLEL = flags.DEFINE_integer(
-    'parallel', 1, 'Number of runs at a time. They share the cores unless --num_threads is given.', lower_bound=1,
-    flag_values=_FLAGS,
+  'parallel',
+  1,
+  'Number of runs at a time. They share the cores unless --num_threads is given.',
+  lower_bound=1,
+  flag_values=_FLAGS,
 )
 _DRY_RUN = flags.DEFINE_bool('dry_run', False, 'List the runs and their commands, and start none.', flag_values=_FLAGS)
 
@@ -89,7 +94,7 @@ def _parse(argv: Sequence[str]) -> List[str]:
     raise ValueError(f'Unexpected argument {rest[0]!r}. Write flags as --name=value, and flags of the runs after a --.')
   if not _OUTPUT_DIR.value and not _FLAGS.help:
     raise ValueError('--output_dir is missing: give the folder of the sweep.')
-  return list(argv[end + 1:])
+  return list(argv[end + 1 :])
 
 
 def _prepare(base: Sequence[str]) -> Tuple[record_lib.Record, List[plan.Run]]:
@@ -137,13 +142,13 @@ def _summarize(runs: Sequence[plan.Run], outcome: scheduler.Outcome, seconds: fl
 
 def _print_json(runs, done: Sequence[str], failed: Dict[str, str], interrupted: bool, seconds: float):
   result = {
-      'runs': len(runs),
-      'done': list(done),
-      'failed': failed,
-      'left': [run.name for run in runs if run.name not in done and run.name not in failed],
-      'interrupted': interrupted,
-      'seconds': round(seconds, 3),
-      'output_dir': os.path.abspath(_OUTPUT_DIR.value),
+    'runs': len(runs),
+    'done': list(done),
+    'failed': failed,
+    'left': [run.name for run in runs if run.name not in done and run.name not in failed],
+    'interrupted': interrupted,
+    'seconds': round(seconds, 3),
+    'output_dir': os.path.abspath(_OUTPUT_DIR.value),
   }
   print(json.dumps(result, allow_nan=False), flush=True)
 

@@ -96,19 +96,24 @@ def _run(values, identity, needs_same_code) -> int:
     directory = None
     if values.output_dir is not None:
       directory = run_directory.RunDirectory(
-          values.output_dir, experiment_flags.recorded(), identity, experiment.resolved,
-          experiment.federation.digest(), needs_same_code=needs_same_code, keeps_times=experiment.client_metrics,
+        values.output_dir,
+        experiment_flags.recorded(),
+        identity,
+        experiment.resolved,
+        experiment.federation.digest(),
+        needs_same_code=needs_same_code,
+        keeps_times=experiment.client_metrics,
       )
       stack.callback(directory.close)
     _announce(experiment, values, directory)
     result = training.train(
-        experiment,
-        process,
-        directory,
-        checkpoint_every=values.checkpoint_every,
-        eval_every=values.eval_every,
-        stop_at_accuracy=values.stop_at_accuracy,
-        progress=values.progress,
+      experiment,
+      process,
+      directory,
+      checkpoint_every=values.checkpoint_every,
+      eval_every=values.eval_every,
+      stop_at_accuracy=values.stop_at_accuracy,
+      progress=values.progress,
     )
     report = results.report(experiment, result)
     summary = results.summary(experiment, values, result, report, directory)
@@ -135,8 +140,9 @@ def _keep(experiment, values, result, report, directory, summary):
   elif not result.interrupted:
     why = '' if summary['finished'] else f', so that the run can go on to round {experiment.planned_rounds}'
     print(
-        f'{directory.file(run_directory.CHECKPOINTS)} was kept{why}. It holds the seed of the noise: keep it as secret '
-        'as the data.', file=sys.stderr,
+      f'{directory.file(run_directory.CHECKPOINTS)} was kept{why}. It holds the seed of the noise: keep it as secret '
+      'as the data.',
+      file=sys.stderr,
     )
   return summary
 
@@ -149,9 +155,9 @@ def _announce(experiment, values, directory):
   counted = federation.num_examples if experiment.client_metrics else None
   training_examples = f'{counted:,} training and ' if counted is not None else ''
   print(
-      f'{federation.name}: {federation.num_clients} clients ({federation.partition}), {training_examples}'
-      f'{len(federation.test):,} test examples; model {experiment.model}.',
-      file=sys.stderr,
+    f'{federation.name}: {federation.num_clients} clients ({federation.partition}), {training_examples}'
+    f'{len(federation.test):,} test examples; model {experiment.model}.',
+    file=sys.stderr,
   )
   attacked = methods.malicious_of(values, federation.num_clients)
   if attacked is not None:
@@ -163,9 +169,9 @@ def _announce(experiment, values, directory):
     print(interpretation, file=sys.stderr)
   if values.noise_seed is not None:
     print(
-        f'--noise_seed={values.noise_seed} makes the noise reproducible: whoever knows the seed can subtract it. '
-        'For experiments only.',
-        file=sys.stderr,
+      f'--noise_seed={values.noise_seed} makes the noise reproducible: whoever knows the seed can subtract it. '
+      'For experiments only.',
+      file=sys.stderr,
     )
 
 

@@ -45,7 +45,7 @@ class Result(NamedTuple):
 
 
 def client_data(
-    experiment: setup.Experiment, client: int, absent: Sequence[int] = ()
+  experiment: setup.Experiment, client: int, absent: Sequence[int] = ()
 ) -> 'collections.OrderedDict[str, List[Any]]':
   """One client's data as the learning process takes it.
 
@@ -63,7 +63,7 @@ def client_data(
 
 
 def as_client_data(
-    client: int, examples: data.Examples, absent: Optional[Sequence[int]] = None
+  client: int, examples: data.Examples, absent: Optional[Sequence[int]] = None
 ) -> 'collections.OrderedDict[str, List[Any]]':
   """A client's id and these examples, all as one element; and who is absent, for a method that must know it."""
   # TFF takes lists of elements where it takes datasets. Making a dataset costs more than a small client's arithmetic.
@@ -75,14 +75,14 @@ def as_client_data(
 
 
 def train(
-    experiment: setup.Experiment,
-    process: tff.learning.templates.LearningProcess,
-    directory: Optional[run_directory.RunDirectory],
-    *,
-    checkpoint_every: int,
-    eval_every: int,
-    stop_at_accuracy: Optional[float],
-    progress: str,
+  experiment: setup.Experiment,
+  process: tff.learning.templates.LearningProcess,
+  directory: Optional[run_directory.RunDirectory],
+  *,
+  checkpoint_every: int,
+  eval_every: int,
+  stop_at_accuracy: Optional[float],
+  progress: str,
 ) -> Result:
   """Runs the experiment to its last round, from its latest checkpoint if there is one.
 
@@ -162,7 +162,7 @@ def train(
       cohort, absent = experiment.cohorts.cohort(next_round), experiment.cohorts.absent(next_round)
       with runtime.measure_traffic() as measured:
         output = process.next(
-            state, runtime.client_values(lambda client: client_data(experiment, client, absent), cohort)
+          state, runtime.client_values(lambda client: client_data(experiment, client, absent), cohort)
         )
       record = plan.record(output, cohort)
       next_average = experiment.averaging.update(average, process.get_model_weights(output.state).trainable)
@@ -209,7 +209,7 @@ def train(
   weights = tf.nest.map_structure(np.asarray, published(state, average))
   test = dict(current_test())
   return Result(
-      round_num, round_num + 1 - first_round, weights, test, ledger, date, seconds, interrupted=not is_finished()
+    round_num, round_num + 1 - first_round, weights, test, ledger, date, seconds, interrupted=not is_finished()
   )
 
 
@@ -234,12 +234,11 @@ def _from_bytes(kept: np.ndarray) -> Dict[str, Any]:
 
 
 def _with_prefix(group: str, values: Mapping[str, np.ndarray]) -> Dict[str, np.ndarray]:
-  return {name[len(group) + 1:]: value for name, value in values.items() if name.startswith(f'{group}/')}
+  return {name[len(group) + 1 :]: value for name, value in values.items() if name.startswith(f'{group}/')}
 
 
 def _row(
-    experiment: setup.Experiment, output: Any, cohort: np.ndarray, absent: np.ndarray,
-    traffic: Optional[runtime.Traffic],
+  experiment: setup.Experiment, output: Any, cohort: np.ndarray, absent: np.ndarray, traffic: Optional[runtime.Traffic]
 ) -> Dict[str, Any]:
   """A round's metrics, flat: the names are the columns of metrics.csv."""
   row = {f'train_{name}': value for name, value in output.metrics['client_work'].get('train', {}).items()}
@@ -254,7 +253,5 @@ def _row(
   if not experiment.client_metrics:
     row = {name: value for name, value in row.items() if name in experiment.plan.public_metrics}
   if traffic is not None:
-    row.update(
-        down_bytes_per_client=traffic.down_bytes_per_client, up_bytes_per_client=traffic.up_bytes_per_client
-    )
+    row.update(down_bytes_per_client=traffic.down_bytes_per_client, up_bytes_per_client=traffic.up_bytes_per_client)
   return {name: np.asarray(value).item() for name, value in row.items()}

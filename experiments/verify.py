@@ -43,15 +43,18 @@ VALID, INVALID, CANNOT_TELL = 0, 1, 2
 
 _FLAGS = command_line.new_flags()
 _PUBLIC_KEY = flags.DEFINE_string(
-    'public_key', None,
-    'File with an Ed25519 public key (PEM). The certificate, and the audit if there is one, must have signatures that '
-    'fit this key.',
-    flag_values=_FLAGS,
+  'public_key',
+  None,
+  'File with an Ed25519 public key (PEM). The certificate, and the audit if there is one, must have signatures that '
+  'fit this key.',
+  flag_values=_FLAGS,
 )
 _PUBLISH = flags.DEFINE_string(
-    'publish', None,
-    'New folder for a copy of what may be handed out: the certificate and the files whose digests it holds. Nothing is '
-    'copied if the certificate is invalid or refuted.', flag_values=_FLAGS,
+  'publish',
+  None,
+  'New folder for a copy of what may be handed out: the certificate and the files whose digests it holds. Nothing is '
+  'copied if the certificate is invalid or refuted.',
+  flag_values=_FLAGS,
 )
 
 
@@ -96,8 +99,8 @@ def verify(path: str, public_key: Optional[str] = None) -> Verdict:
       raise folder_files.FolderError(f'{evidence.CERTIFICATE} is damaged: it is not a JSON object with a version.')
     if version not in certificates.VERSIONS:
       raise CannotTellError(
-          f'the certificate has version {version}, and this program verifies the versions '
-          f'{" and ".join(map(str, certificates.VERSIONS))}. Verify it with the program that issued it.'
+        f'the certificate has version {version}, and this program verifies the versions '
+        f'{" and ".join(map(str, certificates.VERSIONS))}. Verify it with the program that issued it.'
       )
     kept = evidence.read(path, version)
   except folder_files.FolderError as error:
@@ -117,7 +120,7 @@ def verify(path: str, public_key: Optional[str] = None) -> Verdict:
     problems += folders.signature_problems(path, key, public_key)
   else:
     unchecked = [name for name in (evidence.SIGNATURE, record.SIGNATURE) if name in found.files]
-    warnings += [f'{name} was not checked. To check it, give the signer\'s --public_key.' for name in unchecked]
+    warnings += [f"{name} was not checked. To check it, give the signer's --public_key." for name in unchecked]
   if problems:
     return Verdict(problems, warnings, [], '')
   refutation = folders.refutation(path)
@@ -127,9 +130,9 @@ def verify(path: str, public_key: Optional[str] = None) -> Verdict:
   notes = _changes_of_code(provenance.get('stretches', []))
   if not is_current:
     notes.append(
-        f'The certificate has version {version}. Its figures were computed again and agree. Its sentences and '
-        f'{evidence.PAGE} were not compared: rely on the statement that follows, not on them. It does not say which '
-        'code ran which rounds.'
+      f'The certificate has version {version}. Its figures were computed again and agree. Its sentences and '
+      f'{evidence.PAGE} were not compared: rely on the statement that follows, not on them. It does not say which '
+      'code ran which rounds.'
     )
     if record.AUDIT in found.files:
       notes.append(f'The bounds in {record.AUDIT} were not computed again.')
@@ -165,7 +168,7 @@ def publish(path: str, target: str):
     raise ValueError(f'--publish={target} already exists: give a new folder.')
   source, place = os.path.realpath(path), os.path.realpath(target)
   if os.path.commonpath([source, place]) == source:
-    raise ValueError(f'--publish={target} lies in the run\'s own folder. Give a new folder outside {path}.')
+    raise ValueError(f"--publish={target} lies in the run's own folder. Give a new folder outside {path}.")
   certificate = folder_files.read_json(path, evidence.CERTIFICATE)
   unfinished = target.rstrip(os.sep) + run_directory.UNFINISHED
   shutil.rmtree(unfinished, ignore_errors=True)
@@ -189,7 +192,7 @@ def main(argv: List[str]) -> int:
       return VALID
     if len(paths) != 1:
       raise ValueError(
-          f'Give exactly one folder to verify, found {len(paths)}. Usage: python -m experiments.verify DIR'
+        f'Give exactly one folder to verify, found {len(paths)}. Usage: python -m experiments.verify DIR'
       )
     verdict = verify(paths[0], _PUBLIC_KEY.value)
     for warning in verdict.warnings:

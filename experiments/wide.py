@@ -4,7 +4,7 @@ import html
 
 # A shadow at an edge says that there is more beyond it: two covers move with the content, and hide the shadows at its
 # two ends. Scroll bars that always show say so too. A tall table scrolls in its frame, so that they are never far away.
-CSS = '''
+CSS = """
 .wide { overflow: auto; max-height: 90vh; margin: 1rem 0; background:
     linear-gradient(to right, #fff 40%, transparent) left / 3rem 100% no-repeat local,
     linear-gradient(to left, #fff 40%, transparent) right / 3rem 100% no-repeat local,
@@ -15,7 +15,7 @@ CSS = '''
 .wide::-webkit-scrollbar-track { background: #eee; }
 .wide::-webkit-scrollbar-thumb { background: #888; border-radius: .35rem; }
 @media print { .wide { overflow: visible; max-height: none; background: none; } }
-'''
+"""
 
 
 def framed(content: str, label: str) -> str:

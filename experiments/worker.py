@@ -18,17 +18,21 @@ from quap_tff.runtime import worker_binary
 
 _FLAGS = command_line.new_flags()
 _PORT = flags.DEFINE_integer(
-    'port', 8000, 'Port to listen on, on all interfaces.', lower_bound=1, upper_bound=65535, flag_values=_FLAGS
+  'port', 8000, 'Port to listen on, on all interfaces.', lower_bound=1, upper_bound=65535, flag_values=_FLAGS
 )
 _CREDENTIALS = flags.DEFINE_string(
-    'credentials', None,
-    'Folder with authority.pem, certificate.pem and key.pem. Only programs with a certificate of that authority can '
-    'then use the worker.', flag_values=_FLAGS
+  'credentials',
+  None,
+  'Folder with authority.pem, certificate.pem and key.pem. Only programs with a certificate of that authority can '
+  'then use the worker.',
+  flag_values=_FLAGS,
 )
 _INSECURE = flags.DEFINE_bool(
-    'insecure', False,
-    'Run without credentials: whoever reaches the port can run code on this machine. For networks that only your own '
-    'programs can reach.', flag_values=_FLAGS
+  'insecure',
+  False,
+  'Run without credentials: whoever reaches the port can run code on this machine. For networks that only your own '
+  'programs can reach.',
+  flag_values=_FLAGS,
 )
 
 
@@ -41,8 +45,8 @@ def main(argv: List[str]) -> int:
   command_line.refuse_arguments(rest)
   if (_CREDENTIALS.value is None) != _INSECURE.value:
     raise ValueError(
-        'Give either --credentials=DIR, so that only certified programs can use the worker, or --insecure. See '
-        'docs/distributed.md.'
+      'Give either --credentials=DIR, so that only certified programs can use the worker, or --insecure. See '
+      'docs/distributed.md.'
     )
   if _CREDENTIALS.value is not None:
     return tls_worker.run(_PORT.value, _CREDENTIALS.value)

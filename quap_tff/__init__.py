@@ -13,7 +13,9 @@ from quap_tff import lazy
 
 __version__ = '0.1.0'
 
-__getattr__ = lazy.exports(__name__, {
+__getattr__ = lazy.exports(
+  __name__,
+  {
     'accounting': [],
     'aggregation': ['QuapAggregationFactory'],
     'auditing': [],
@@ -35,4 +37,5 @@ __getattr__ = lazy.exports(__name__, {
     'runtime': [],
     'schedules': [],
     'weighting': [],
-})
+  },
+)

@@ -43,11 +43,11 @@ class QuapAggregationFactory(tff.aggregators.WeightedAggregationFactory):
   """
 
   def __init__(
-      self,
-      config: configs.QuapConfig,
-      layers: Optional[Sequence[layers_lib.Layer]] = None,
-      learning_rate_fn: Optional[Callable[[tf.Tensor], tf.Tensor]] = None,
-      inner_sum: Optional[tff.aggregators.UnweightedAggregationFactory] = None,
+    self,
+    config: configs.QuapConfig,
+    layers: Optional[Sequence[layers_lib.Layer]] = None,
+    learning_rate_fn: Optional[Callable[[tf.Tensor], tf.Tensor]] = None,
+    inner_sum: Optional[tff.aggregators.UnweightedAggregationFactory] = None,
   ):
     """Initializes the factory.
 
@@ -65,18 +65,18 @@ class QuapAggregationFactory(tff.aggregators.WeightedAggregationFactory):
       raise TypeError(f'config must be a quap_tff.QuapConfig, found {type(config).__name__}.')
     if config.update_scale == 'pseudo_gradient' and learning_rate_fn is None:
       raise ValueError(
-          "update_scale='pseudo_gradient' divides updates by the client learning rate: pass learning_rate_fn, "
-          'or use build_quap_fed_avg, which does.'
+        "update_scale='pseudo_gradient' divides updates by the client learning rate: pass learning_rate_fn, "
+        'or use build_quap_fed_avg, which does.'
       )
     if inner_sum is not None and config.aggregator.needs_each_update:
       raise ValueError(
-          f'Aggregator {type(config.aggregator).__name__} needs each client\'s update, but inner_sum gives only a sum. '
-          'So no secure sum is possible with it: leave inner_sum out, or use quap_tff.robust.Mean().'
+        f"Aggregator {type(config.aggregator).__name__} needs each client's update, but inner_sum gives only a sum. "
+        'So no secure sum is possible with it: leave inner_sum out, or use quap_tff.robust.Mean().'
       )
     if inner_sum is not None and not isinstance(inner_sum, tff.aggregators.UnweightedAggregationFactory):
       raise TypeError(
-          'inner_sum must be a tff.aggregators.UnweightedAggregationFactory, such as tff.aggregators.SumFactory(), '
-          f'found {type(inner_sum).__name__}.'
+        'inner_sum must be a tff.aggregators.UnweightedAggregationFactory, such as tff.aggregators.SumFactory(), '
+        f'found {type(inner_sum).__name__}.'
       )
     self._config = config
     self._layers = layers
@@ -159,7 +159,7 @@ class QuapAggregationFactory(tff.aggregators.WeightedAggregationFactory):
       if not noise_at_clients:
         return clipped
       return clipped + mechanism.client_noise(
-          config, waiting_critical, part, own_report['client_id'], message['noise'], clip
+        config, waiting_critical, part, own_report['client_id'], message['noise'], clip
       )
 
     total_type = contribute.type_signature.result
@@ -184,9 +184,9 @@ class QuapAggregationFactory(tff.aggregators.WeightedAggregationFactory):
     @tff.tensorflow.computation(state_type, message_type, plan_type, total_type, ready_type)
     def finish_round(state, message, plan, total, ready_total):
       total = list(total)
-      summed = dict(zip(waiting + ready, total[:len(waiting)] + list(ready_total)))
+      summed = dict(zip(waiting + ready, total[: len(waiting)] + list(ready_total)))
       new_state, mean, measurements = mechanism.finish_round(
-          config, critical, state, plan, [summed[i] for i in range(len(leaves))], total[len(waiting):], message['scale']
+        config, critical, state, plan, [summed[i] for i in range(len(leaves))], total[len(waiting) :], message['scale']
       )
       return new_state, tf.nest.pack_sequence_as(specs, mean), measurements
 
@@ -209,9 +209,9 @@ class QuapAggregationFactory(tff.aggregators.WeightedAggregationFactory):
       return state if inner is None else tff.federated_zip(AggregationState(state, inner.initialize()))
 
     @tff.federated_computation(
-        init_fn.type_signature.result,
-        tff.FederatedType(value_type, tff.CLIENTS),
-        tff.FederatedType(weight_type, tff.CLIENTS),
+      init_fn.type_signature.result,
+      tff.FederatedType(value_type, tff.CLIENTS),
+      tff.FederatedType(weight_type, tff.CLIENTS),
     )
     def next_fn(state, value, weight):
       own_state = state if inner is None else state.mechanism
@@ -237,14 +237,14 @@ class QuapAggregationFactory(tff.aggregators.WeightedAggregationFactory):
         else:
           total = tff.federated_sum(contributions)
         return tff.templates.MeasuredProcessOutput(
-            *tff.federated_map(finish_round, (own_state, message, plan, total, ready_total))
+          *tff.federated_map(finish_round, (own_state, message, plan, total, ready_total))
         )
       summed = inner.next(state.inner_sum, contributions)
       new_state, mean, measurements = tff.federated_map(
-          finish_round, (own_state, message, plan, summed.result, ready_total)
+        finish_round, (own_state, message, plan, summed.result, ready_total)
       )
       return tff.templates.MeasuredProcessOutput(
-          tff.federated_zip(AggregationState(new_state, summed.state)), mean, measurements
+        tff.federated_zip(AggregationState(new_state, summed.state)), mean, measurements
       )
 
     return tff.templates.AggregationProcess(init_fn, next_fn)
@@ -257,13 +257,13 @@ class QuapAggregationFactory(tff.aggregators.WeightedAggregationFactory):
       # Both sort the keys of dicts, which would make the alphabetically last Dense layer the final one.
       declared = _declared_order(specs, len(leaves))
       layers = [
-          layer._replace(indices=tuple(declared[i] for i in layer.indices))
-          for layer in layers_lib.from_leaves([paths[i] for i in declared], [leaves[i].shape for i in declared])
+        layer._replace(indices=tuple(declared[i] for i in layer.indices))
+        for layer in layers_lib.from_leaves([paths[i] for i in declared], [leaves[i].shape for i in declared])
       ]
     elif sum(len(layer.indices) for layer in layers) != len(leaves):
       raise ValueError(
-          f'The value has {len(leaves)} tensors, but the layers given have '
-          f'{sum(len(layer.indices) for layer in layers)}: {[layer.name for layer in layers]}.'
+        f'The value has {len(leaves)} tensors, but the layers given have '
+        f'{sum(len(layer.indices) for layer in layers)}: {[layer.name for layer in layers]}.'
       )
     return layers_lib.critical_indices(layers, self._config.critical_layers)
 
@@ -289,8 +289,8 @@ def _created_sum(inner_sum, total_type):
   found = process.next.type_signature.result.result.member
   if not total_type.is_assignable_from(found):
     raise TypeError(
-        f'inner_sum must return what it sums, {total_type}, but {type(inner_sum).__name__} returns {found}. Give a '
-        'factory of sums, such as tff.aggregators.SumFactory().'
+      f'inner_sum must return what it sums, {total_type}, but {type(inner_sum).__name__} returns {found}. Give a '
+      'factory of sums, such as tff.aggregators.SumFactory().'
     )
   return process
 

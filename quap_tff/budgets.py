@@ -55,7 +55,7 @@ class ClientBudgetRule(abc.ABC):
     """
 
   def initial_state(
-      self, config: BudgetConfig, num_clients: int, critical_shapes: Sequence[Any]
+    self, config: BudgetConfig, num_clients: int, critical_shapes: Sequence[Any]
   ) -> 'collections.OrderedDict[str, Any]':
     """Server state before round 1, by name; empty for rules without state.
 
@@ -150,20 +150,20 @@ class BudgetConfig:
     name = type(self.rule).__name__
     if self.round_rule == 'uniform' and not isinstance(self.rule, Uniform):
       raise ValueError(
-          f'Round budget rule \'uniform\' gives everyone ε_base, but client_rule is {name}. Leave client_rule out, or '
-          f'choose another round budget rule: {", ".join(ROUND_RULES)}.'
+        f'Round budget rule \'uniform\' gives everyone ε_base, but client_rule is {name}. Leave client_rule out, or '
+        f'choose another round budget rule: {", ".join(ROUND_RULES)}.'
       )
     if self.round_rule == 'cohort_mean_rate' and self.rule.needs_cohort:
       raise ValueError(
-          f'Round budget rule \'cohort_mean_rate\' needs budgets that follow from participation rates, but those of '
-          f'{name} do not. Choose another round budget rule: {", ".join(ROUND_RULES)}.'
+        f'Round budget rule \'cohort_mean_rate\' needs budgets that follow from participation rates, but those of '
+        f'{name} do not. Choose another round budget rule: {", ".join(ROUND_RULES)}.'
       )
     if not isinstance(self.schedule, schedules.RoundSchedule):
       raise TypeError(f'schedule must be a RoundSchedule of quap_tff.schedules, found {self.schedule!r}.')
     if self.rule.needs_cohort and self.schedule != schedules.Even():
       raise ValueError(
-          f'The budgets of {name} depend on those of earlier rounds, so no schedule may multiply them. Leave the '
-          'schedule out, or choose another client_rule.'
+        f'The budgets of {name} depend on those of earlier rounds, so no schedule may multiply them. Leave the '
+        'schedule out, or choose another client_rule.'
       )
 
   @property
@@ -235,13 +235,13 @@ def _mean(values):
 
 # Each rule takes (config, rates of the cohort, budgets of the cohort) and returns the round's scalar budget.
 ROUND_RULES = {
-    # The budget of the mean rate. By Jensen it is never above the mean budget.
-    'cohort_mean_rate': lambda config, rates, budgets: config.rule.budgets(config, None, None, _mean(rates)),
-    'cohort_mean_budget': lambda config, rates, budgets: _mean(budgets),
-    # Nobody in the cohort gets more than their own budget.
-    'cohort_min': lambda config, rates, budgets: arrays.namespace(budgets).min(budgets),
-    # The noise is as large as that of all clients together, see `quap_tff.mechanism.round_noise`; ε_t is their mean.
-    'each_own': lambda config, rates, budgets: _mean(budgets),
-    # The baselines' choice.
-    'uniform': lambda config, rates, budgets: 0.0 * _mean(rates) + config.epsilon_base,
+  # The budget of the mean rate. By Jensen it is never above the mean budget.
+  'cohort_mean_rate': lambda config, rates, budgets: config.rule.budgets(config, None, None, _mean(rates)),
+  'cohort_mean_budget': lambda config, rates, budgets: _mean(budgets),
+  # Nobody in the cohort gets more than their own budget.
+  'cohort_min': lambda config, rates, budgets: arrays.namespace(budgets).min(budgets),
+  # The noise is as large as that of all clients together, see `quap_tff.mechanism.round_noise`; ε_t is their mean.
+  'each_own': lambda config, rates, budgets: _mean(budgets),
+  # The baselines' choice.
+  'uniform': lambda config, rates, budgets: 0.0 * _mean(rates) + config.epsilon_base,
 }

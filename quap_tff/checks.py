@@ -10,20 +10,20 @@ _Number = TypeVar('_Number', int, float)
 
 
 def number(
-    name: str,
-    value: Any,
-    *,
-    above: Optional[float] = None,
-    at_least: Optional[float] = None,
-    below: Optional[float] = None,
-    at_most: Optional[float] = None,
+  name: str,
+  value: Any,
+  *,
+  above: Optional[float] = None,
+  at_least: Optional[float] = None,
+  below: Optional[float] = None,
+  at_most: Optional[float] = None,
 ) -> float:
   """Returns `value` as a float; raises `ValueError` unless it is a finite real number inside the given bounds."""
   bounds = [
-      (above, 'greater than', lambda v, b: v > b),
-      (at_least, 'at least', lambda v, b: v >= b),
-      (below, 'less than', lambda v, b: v < b),
-      (at_most, 'at most', lambda v, b: v <= b),
+    (above, 'greater than', lambda v, b: v > b),
+    (at_least, 'at least', lambda v, b: v >= b),
+    (below, 'less than', lambda v, b: v < b),
+    (at_most, 'at most', lambda v, b: v <= b),
   ]
   expected = ' and '.join(f'{words} {bound:g}' for bound, words, _ in bounds if bound is not None)
   is_number = isinstance(value, numbers.Real) and not isinstance(value, bool) and _is_finite(value)

@@ -30,21 +30,21 @@ class Classifier(tff.learning.models.VariableModel):
   needs_autograph = False
 
   def __init__(
-      self,
-      keras_model: tf.keras.Model,
-      loss: Callable[..., tf.Tensor],
-      input_spec: Any,
-      label_weights: Optional[Callable[[tf.Tensor], tf.Tensor]] = None,
+    self,
+    keras_model: tf.keras.Model,
+    loss: Callable[..., tf.Tensor],
+    input_spec: Any,
+    label_weights: Optional[Callable[[tf.Tensor], tf.Tensor]] = None,
   ):
     self._keras_model = keras_model
     self._loss = loss
     self._input_spec = input_spec
     self._label_weights = label_weights if label_weights is not None else lambda y: tf.ones_like(y, tf.float32)
     self._metrics = collections.OrderedDict(
-        accuracy=[_counter('accuracy_total', tf.float32), _counter('accuracy_count', tf.float32)],
-        loss=[_counter('loss_total', tf.float32), _counter('loss_count', tf.float32)],
-        num_examples=[_counter('num_examples', tf.int64)],
-        num_batches=[_counter('num_batches', tf.int64)],
+      accuracy=[_counter('accuracy_total', tf.float32), _counter('accuracy_count', tf.float32)],
+      loss=[_counter('loss_total', tf.float32), _counter('loss_count', tf.float32)],
+      num_examples=[_counter('num_examples', tf.int64)],
+      num_batches=[_counter('num_batches', tf.int64)],
     )
 
   @property

@@ -13,9 +13,9 @@ import tensorflow_federated as tff
 from quap_tff import client_update
 
 _ADVICE = (
-    'Tip: the builders of tff.learning.algorithms pass a plain number as the weight. Wrap the client work in '
-    'quap_tff.with_client_ids and build the process with tff.learning.templates.compose_learning_process, or use '
-    'quap_tff.build_quap_fed_avg.'
+  'Tip: the builders of tff.learning.algorithms pass a plain number as the weight. Wrap the client work in '
+  'quap_tff.with_client_ids and build the process with tff.learning.templates.compose_learning_process, or use '
+  'quap_tff.build_quap_fed_avg.'
 )
 
 
@@ -46,14 +46,14 @@ def with_client_ids(work: tff.learning.templates.ClientWorkProcess) -> tff.learn
   """
   if not isinstance(work, tff.learning.templates.ClientWorkProcess):
     raise TypeError(
-        f'work must be a tff.learning.templates.ClientWorkProcess, found {type(work).__name__}. Functions such as '
-        'tff.learning.templates.build_model_delta_client_work return one.'
+      f'work must be a tff.learning.templates.ClientWorkProcess, found {type(work).__name__}. Functions such as '
+      'tff.learning.templates.build_model_delta_client_work return one.'
     )
   state_type, weights_type, examples_type = work.next.type_signature.parameter
   if isinstance(examples_type.member, tff.StructType) and hasattr(examples_type.member, 'client_id'):
     raise TypeError(
-        f'The client data of this work have ids already: {examples_type.member}. Use the work without '
-        'quap_tff.with_client_ids, as you would use that of quap_tff.build_client_work.'
+      f'The client data of this work have ids already: {examples_type.member}. Use the work without '
+      'quap_tff.with_client_ids, as you would use that of quap_tff.build_client_work.'
     )
   own_type = data_type(examples_type.member)
   result_type = work.next.type_signature.result.result.member
@@ -86,14 +86,14 @@ def reader(weight_type: tff.Type) -> Callable[[Any], Any]:
   if isinstance(weight_type, tff.StructType):
     if not hasattr(weight_type, 'client_id'):
       raise TypeError(
-          f'The weight of an update must carry the client\'s id as `client_id`, found the weight type {weight_type}.\n'
-          f'{_ADVICE}'
+        f"The weight of an update must carry the client's id as `client_id`, found the weight type {weight_type}.\n"
+        f'{_ADVICE}'
       )
     id_type, read = weight_type.client_id, lambda weight: weight['client_id']
   is_id = isinstance(id_type, tff.TensorType) and np.issubdtype(id_type.dtype, np.integer) and not id_type.shape
   if not is_id:
     raise TypeError(
-        f'The weight of an update must say which client it comes from: an integer scalar, or a struct with one as '
-        f'`client_id`. Found the type {id_type}.\n{_ADVICE}'
+      f'The weight of an update must say which client it comes from: an integer scalar, or a struct with one as '
+      f'`client_id`. Found the type {id_type}.\n{_ADVICE}'
     )
   return read

@@ -14,10 +14,10 @@ from quap_tff import line_search
 
 
 def build_line_search(
-    model_fn: Callable[[], tff.learning.models.VariableModel],
-    config: line_search.LineSearchConfig,
-    client_optimizer: tff.learning.optimizers.Optimizer,
-    client_work: client_works.ClientWorkConfig = client_works.ClientWorkConfig(),
+  model_fn: Callable[[], tff.learning.models.VariableModel],
+  config: line_search.LineSearchConfig,
+  client_optimizer: tff.learning.optimizers.Optimizer,
+  client_work: client_works.ClientWorkConfig = client_works.ClientWorkConfig(),
 ) -> tff.learning.templates.LearningProcess:
   """Noisy descent with privately chosen steps. Data have the form that `quap_tff.build_quap_fed_avg` takes.
 
@@ -83,7 +83,7 @@ def build_line_search(
   def losses(global_weights, step_direction, data, weight, message):
     examples = client_update.read_examples(data['examples'], input_spec)
     gain = _build_gains(blank_model_fn(), config.steps)(
-        global_weights, tf.nest.pack_sequence_as(global_weights.trainable, list(step_direction)), examples
+      global_weights, tf.nest.pack_sequence_as(global_weights.trainable, list(step_direction)), examples
     )
     return line_search.bounded([gain], config.loss_clip, _own(weight, message))[0]
 
@@ -93,16 +93,16 @@ def build_line_search(
     moved = [w - tf.cast(step, w.dtype) * d for w, d in zip(tf.nest.flatten(weights.trainable), list(step_direction))]
     size = tf.size(plan.weights)
     measurements = collections.OrderedDict(
-        round=new_state.round,
-        cohort_size=size,
-        step=step,
-        noise_multiplier=tf.where(tf.reduce_any(plan.weights > 0), tf.cast(state.multiplier, tf.float32), 0.0),
-        clipping_norm=tf.constant(config.clip, tf.float32),
-        exhausted_clients=size - tf.cast(tf.reduce_sum(plan.weights), tf.int32),
-        spent_max=tf.cast(tf.reduce_max(plan.spent) / config.limit, tf.float32),
+      round=new_state.round,
+      cohort_size=size,
+      step=step,
+      noise_multiplier=tf.where(tf.reduce_any(plan.weights > 0), tf.cast(state.multiplier, tf.float32), 0.0),
+      clipping_norm=tf.constant(config.clip, tf.float32),
+      exhausted_clients=size - tf.cast(tf.reduce_sum(plan.weights), tf.int32),
+      spent_max=tf.cast(tf.reduce_max(plan.spent) / config.limit, tf.float32),
     )
     new_weights = tff.learning.models.ModelWeights(
-        tf.nest.pack_sequence_as(weights.trainable, moved), weights.non_trainable
+      tf.nest.pack_sequence_as(weights.trainable, moved), weights.non_trainable
     )
     rejected = collections.OrderedDict(update_rejected=tf.cast(tf.equal(step, 0), tf.int32))
     return new_weights, new_state, measurements, rejected
@@ -110,10 +110,13 @@ def build_line_search(
   @tff.federated_computation
   def initialize():
     return tff.federated_zip(
-        tff.learning.templates.LearningAlgorithmState(
-            tff.federated_eval(initial_weights, tff.SERVER), tff.federated_value((), tff.SERVER), work.initialize(),
-            tff.federated_eval(initialize_server, tff.SERVER), tff.federated_value((), tff.SERVER),
-        )
+      tff.learning.templates.LearningAlgorithmState(
+        tff.federated_eval(initial_weights, tff.SERVER),
+        tff.federated_value((), tff.SERVER),
+        work.initialize(),
+        tff.federated_eval(initialize_server, tff.SERVER),
+        tff.federated_value((), tff.SERVER),
+      )
     )
 
   @tff.federated_computation(initialize.type_signature.result, tff.FederatedType(data_type, tff.CLIENTS))
@@ -125,15 +128,16 @@ def build_line_search(
     message = tff.federated_broadcast(tff.federated_map(announce, plan))
     contributions = tff.federated_map(contribute, (trained.result.update, trained.result.update_weight, message))
     step_direction = tff.federated_map(direction, (state.aggregator, plan, tff.federated_sum(contributions)))
-    gains = tff.federated_map(losses, (
-        weights_at_clients, tff.federated_broadcast(step_direction), client_data, trained.result.update_weight, message,
-    ))
-    new_weights, new_state, measurements, rejected = tff.federated_map(finish_round, (
-        state.aggregator, plan, step_direction, tff.federated_sum(gains), state.global_model_weights,
-    ))
+    gains = tff.federated_map(
+      losses,
+      (weights_at_clients, tff.federated_broadcast(step_direction), client_data, trained.result.update_weight, message),
+    )
+    new_weights, new_state, measurements, rejected = tff.federated_map(
+      finish_round, (state.aggregator, plan, step_direction, tff.federated_sum(gains), state.global_model_weights)
+    )
     metrics = collections.OrderedDict(client_work=trained.measurements, aggregator=measurements, finalizer=rejected)
     new = tff.learning.templates.LearningAlgorithmState(
-        new_weights, state.distributor, trained.state, new_state, state.finalizer
+      new_weights, state.distributor, trained.state, new_state, state.finalizer
     )
     return tff.learning.templates.LearningProcessOutput(tff.federated_zip(new), tff.federated_zip(metrics))
 
@@ -146,7 +150,7 @@ def build_line_search(
   @tff.tensorflow.computation(full_type, weights_type)
   def set_model_weights(state, weights):
     return tff.learning.templates.LearningAlgorithmState(
-        weights, state.distributor, state.client_work, state.aggregator, state.finalizer
+      weights, state.distributor, state.client_work, state.aggregator, state.finalizer
     )
 
   return tff.learning.templates.LearningProcess(initialize, next_fn, get_model_weights, set_model_weights)
@@ -168,7 +172,7 @@ def _build_gains(model, steps):
     found = []
     for step in (0.0, *steps):
       tf.nest.map_structure(
-          lambda v, w, d: v.assign(w - step * d), variables.trainable, global_weights.trainable, step_direction
+        lambda v, w, d: v.assign(w - step * d), variables.trainable, global_weights.trainable, step_direction
       )
       found.append(tf.cast(model.forward_pass(examples, training=False).loss, tf.float32))
     change = found[0] - tf.stack(found[1:])

@@ -101,7 +101,7 @@ def shuffled_order(seed: tf.Tensor, num_examples: tf.Tensor, epochs: Any) -> tf.
 
 
 def without_initial_weights(
-    model_fn: Callable[[], tff.learning.models.VariableModel],
+  model_fn: Callable[[], tff.learning.models.VariableModel],
 ) -> Callable[[], tff.learning.models.VariableModel]:
   """`model_fn` whose weights start at zero, for models that are given weights before they are used.
 
@@ -148,7 +148,7 @@ def learning_rate_factor(config: ClientWorkConfig, round_number: Any) -> tf.Tens
 
 
 def build_client_update(
-    model: tff.learning.models.VariableModel, optimizer: tff.learning.optimizers.Optimizer, config: ClientWorkConfig
+  model: tff.learning.models.VariableModel, optimizer: tff.learning.optimizers.Optimizer, config: ClientWorkConfig
 ) -> Callable[..., Tuple[Any, Any]]:
   """Local training with `model`'s variables as its working memory.
 
@@ -198,10 +198,10 @@ def build_client_update(
       return step + 1, optimizer_state
 
     tf.while_loop(
-        lambda step, _: step < num_steps,
-        step_fn,
-        (tf.constant(0), _initial_optimizer_state(optimizer, variables, config, round_number)),
-        parallel_iterations=1,
+      lambda step, _: step < num_steps,
+      step_fn,
+      (tf.constant(0), _initial_optimizer_state(optimizer, variables, config, round_number)),
+      parallel_iterations=1,
     )
     update = tf.nest.map_structure(lambda w, v: w - v.read_value(), global_weights.trainable, model_weights.trainable)
     return update, model.report_local_unfinalized_metrics()
@@ -209,9 +209,7 @@ def build_client_update(
   return client_update
 
 
-def build_full_gradient(
-    model: tff.learning.models.VariableModel,
-) -> Callable[..., List[tf.Tensor]]:
+def build_full_gradient(model: tff.learning.models.VariableModel) -> Callable[..., List[tf.Tensor]]:
   """The gradient of a client's mean loss at the global weights, with `model`'s variables as its working memory.
 
   Args:

@@ -25,14 +25,14 @@ def base_learning_rate(optimizer: tff.learning.optimizers.Optimizer) -> float:
   key = tff.learning.optimizers.LEARNING_RATE_KEY
   if key not in hparams:
     raise ValueError(
-        f'Expected an optimizer with the hyperparameter {key!r}, found {type(optimizer).__name__} with'
-        f' the hyperparameters {sorted(hparams)}.'
+      f'Expected an optimizer with the hyperparameter {key!r}, found {type(optimizer).__name__} with'
+      f' the hyperparameters {sorted(hparams)}.'
     )
   return float(hparams[key])
 
 
 def learning_rate_at(
-    optimizer: tff.learning.optimizers.Optimizer, config: ClientWorkConfig, round_number: Any
+  optimizer: tff.learning.optimizers.Optimizer, config: ClientWorkConfig, round_number: Any
 ) -> tf.Tensor:
   """The clients' learning rate in round t, a float32 scalar: eta·decay^(t-1).
 
@@ -56,14 +56,14 @@ def client_data_type(input_spec: Any) -> tff.StructWithPythonType:
   for leaf in tf.nest.flatten(input_spec):
     if not isinstance(leaf, tf.TensorSpec) or not leaf.shape.rank or leaf.shape[0] is not None:
       raise ValueError(
-          f'Expected an input_spec of dense tensors with a first dimension of None, found {leaf}.\nTip: mini-batches'
-          ' are cut by the client work itself, and the last one of an epoch is smaller than the others.'
+        f'Expected an input_spec of dense tensors with a first dimension of None, found {leaf}.\nTip: mini-batches'
+        ' are cut by the client work itself, and the last one of an epoch is smaller than the others.'
       )
   return client_ids.data_type(tff.SequenceType(tff.types.tensorflow_to_type(input_spec)))
 
 
 def build_client_work(
-    model_fn: ModelFn, optimizer: tff.learning.optimizers.Optimizer, config: ClientWorkConfig = ClientWorkConfig()
+  model_fn: ModelFn, optimizer: tff.learning.optimizers.Optimizer, config: ClientWorkConfig = ClientWorkConfig()
 ) -> tff.learning.templates.ClientWorkProcess:
   """Local training of every client in the cohort.
 
@@ -128,14 +128,15 @@ def build_client_work(
     return tff.federated_eval(initial_state, tff.SERVER)
 
   @tff.federated_computation(
-      tff.FederatedType(state_type, tff.SERVER),
-      tff.FederatedType(weights_type, tff.CLIENTS),
-      tff.FederatedType(data_type, tff.CLIENTS),
+    tff.FederatedType(state_type, tff.SERVER),
+    tff.FederatedType(weights_type, tff.CLIENTS),
+    tff.FederatedType(data_type, tff.CLIENTS),
   )
   def next_fn(state, global_weights, client_data):
     weights = tff.federated_map(read_weight, client_data['client_id'])
     updates, metrics = tff.federated_map(
-        train, (tff.federated_broadcast(state), global_weights, weights, client_data['examples']))
+      train, (tff.federated_broadcast(state), global_weights, weights, client_data['examples'])
+    )
     results = tff.federated_zip(tff.learning.templates.ClientResult(update=updates, update_weight=weights))
     measurements = tff.federated_zip(collections.OrderedDict(train=metrics_aggregation(metrics)))
     return tff.templates.MeasuredProcessOutput(tff.federated_map(next_state, state), results, measurements)

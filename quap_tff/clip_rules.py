@@ -103,8 +103,8 @@ class QuantileEma(ClipRule):
       raise registry.unknown_name_error('clip timing', self.timing, TIMINGS)
     if self.timing == 'previous' and self.initial_clip is None:
       raise ValueError(
-          'Clip timing "previous" clips the first round at initial_clip, which is not set. Set initial_clip '
-          '(1.0 is a common start for updates of unit scale), or use timing "current".'
+        'Clip timing "previous" clips the first round at initial_clip, which is not set. Set initial_clip '
+        '(1.0 is a common start for updates of unit scale), or use timing "current".'
       )
 
   @property
@@ -268,12 +268,12 @@ class Unclipped(ClipRule):
 
 
 RULES = {
-    'quantile_ema': QuantileEma,
-    'fixed': Fixed,
-    'private_quantile': PrivateQuantile,
-    'noised_mean': NoisedMean,
-    'decaying': Decaying,
-    'none': Unclipped,
+  'quantile_ema': QuantileEma,
+  'fixed': Fixed,
+  'private_quantile': PrivateQuantile,
+  'noised_mean': NoisedMean,
+  'decaying': Decaying,
+  'none': Unclipped,
 }
 
 

@@ -105,33 +105,33 @@ class QuapConfig:
     if not isinstance(self.weighting, weightings.Weighting):
       raise TypeError(f'weighting must be one of quap_tff.weighting, found {self.weighting!r}.')
     if not self.weighting.is_equal and (
-        self.aggregator.needs_each_update or self.noise.placement == 'client' or self.budget.round_rule != 'each_own'
+      self.aggregator.needs_each_update or self.noise.placement == 'client' or self.budget.round_rule != 'each_own'
     ):
       raise ValueError(
-          f'Weighting {type(self.weighting).__name__} gives clients shares by the noise of each, in a mean: use '
-          'round_rule="each_own", noise placement "server" or "none", and aggregator robust.Mean().'
+        f'Weighting {type(self.weighting).__name__} gives clients shares by the noise of each, in a mean: use '
+        'round_rule="each_own", noise placement "server" or "none", and aggregator robust.Mean().'
       )
     if self.noise.placement == 'client' and self.aggregator.needs_each_update:
       raise ValueError(
-          f'Aggregator {type(self.aggregator).__name__} is computed from clipped updates, but with noise placement '
-          '"client" the noise of the clients is summed apart from them. Use placement "server" or "none".'
+        f'Aggregator {type(self.aggregator).__name__} is computed from clipped updates, but with noise placement '
+        '"client" the noise of the clients is summed apart from them. Use placement "server" or "none".'
       )
     if self.noise.placement == 'client' and self.budget.rule.needs_cohort:
       raise ValueError(
-          f'Noise placement "client" needs budgets that follow from participation rates, but the budgets of '
-          f'{type(self.budget.rule).__name__} are computed at the server: use placement "server".'
+        f'Noise placement "client" needs budgets that follow from participation rates, but the budgets of '
+        f'{type(self.budget.rule).__name__} are computed at the server: use placement "server".'
       )
     if self.noise.placement == 'none':
       return
     if not self.clip.uses_current_norms and math.isinf(self.clip.initial_norm):
       raise ValueError(
-          'Noise is scaled by the clipping norm, but clip rule "none" has no norm: choose another clip rule, or no '
-          'noise.'
+        'Noise is scaled by the clipping norm, but clip rule "none" has no norm: choose another clip rule, or no '
+        'noise.'
       )
     if self.noise.calibration == 'classic' and self.budget.largest_budget > gaussian.CLASSIC_MAX_EPSILON:
       raise ValueError(
-          f'A round\'s epsilon can reach {rounding.up(self.budget.largest_budget)}, but the classic Gaussian '
-          f'calibration holds only for epsilon <= {gaussian.CLASSIC_MAX_EPSILON:g}. Use '
-          'gaussian_calibration=analytic, or a smaller '
-          'epsilon_total or more rounds.'
+        f"A round's epsilon can reach {rounding.up(self.budget.largest_budget)}, but the classic Gaussian "
+        f'calibration holds only for epsilon <= {gaussian.CLASSIC_MAX_EPSILON:g}. Use '
+        'gaussian_calibration=analytic, or a smaller '
+        'epsilon_total or more rounds.'
       )

@@ -61,7 +61,7 @@ class Correlation(abc.ABC):
 
   def coefficients(self, count: int) -> np.ndarray:
     """c_0 … c_{count-1}, float64[count]."""
-    powers = self.decays**np.arange(max(count - 1, 0))[:, np.newaxis]
+    powers = self.decays ** np.arange(max(count - 1, 0))[:, np.newaxis]
     return np.concatenate([[1.0], (powers * self.gains).sum(axis=1)])[:count]
 
   def price(self, releases_left: Any) -> Tuple[Any, List[Any]]:
@@ -123,7 +123,7 @@ class Correlation(abc.ABC):
     for release, (ids, own) in enumerate(zip(cohorts, weights)):
       ids, own = np.asarray(ids, np.int64), np.asarray(own, np.float64)
       unit, by_sum = self.price(len(cohorts) - 1 - release)
-      before = sums[ids] * self.decays**np.maximum(release - 1 - latest[ids], 0)[:, np.newaxis]
+      before = sums[ids] * self.decays ** np.maximum(release - 1 - latest[ids], 0)[:, np.newaxis]
       total[ids] += own * (unit * own + 2.0 * before @ np.array(by_sum))
       sums[ids] = before * self.decays + own[:, np.newaxis]
       latest[ids] = release
@@ -147,7 +147,7 @@ class Correlation(abc.ABC):
     column = self.coefficients(num_releases)
     moved = np.zeros(num_releases)
     for start in range(0, min(num_releases, most * apart), apart):
-      moved[start:] += column[:num_releases - start]
+      moved[start:] += column[: num_releases - start]
     return float(np.linalg.norm(moved))
 
   def published_noise(self, shares: Sequence[float]) -> float:

@@ -117,7 +117,7 @@ def stateless_dropout(inputs: tf.Tensor, rate: float, key: tf.Tensor, counter: t
   per_word = 32 // bits
   size = tf.size(inputs)
   words = tf.raw_ops.StatelessRandomUniformFullIntV2(
-      shape=[(size + per_word - 1) // per_word], key=key, counter=counter, alg=_PHILOX, dtype=tf.uint32
+    shape=[(size + per_word - 1) // per_word], key=key, counter=counter, alg=_PHILOX, dtype=tf.uint32
   )
   draws = tf.reshape(tf.reshape(tf.bitcast(words, narrow), [-1])[:size], tf.shape(inputs))
   kept = tf.cast(draws >= tf.constant(threshold, narrow), inputs.dtype)

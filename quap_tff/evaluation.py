@@ -13,9 +13,7 @@ from quap_tff import checks
 EvaluateFn = Callable[[Any, Any, Any], Mapping[str, Any]]
 
 
-def build_evaluation(
-    model_fn: Callable[[], tff.learning.models.VariableModel], batch_size: int = 1000
-) -> EvaluateFn:
+def build_evaluation(model_fn: Callable[[], tff.learning.models.VariableModel], batch_size: int = 1000) -> EvaluateFn:
   """A function that evaluates weights on examples; it is traced once, whatever their number.
 
   Args:
@@ -63,16 +61,16 @@ def build_evaluation(
       totals += [float(t) for t in evaluate_batch(x_batch, y_batch)]
     loss_sum, hits, labels = totals
     return collections.OrderedDict(
-        loss=loss_sum / labels if labels else float('nan'),
-        accuracy=hits / labels if labels else float('nan'),
-        num_examples=num_examples,
+      loss=loss_sum / labels if labels else float('nan'),
+      accuracy=hits / labels if labels else float('nan'),
+      num_examples=num_examples,
     )
 
   return evaluate
 
 
 def build_logits(
-    model_fn: Callable[[], tff.learning.models.VariableModel], batch_size: int = 1000
+  model_fn: Callable[[], tff.learning.models.VariableModel], batch_size: int = 1000
 ) -> Callable[[Any, np.ndarray], np.ndarray]:
   """A function that gives a classifier's scores; it is traced once. The arguments are those of `build_evaluation`.
 
@@ -96,7 +94,7 @@ def build_logits(
   def logits(weights, x):
     tf.nest.map_structure(lambda v, w: v.assign(w), variables, weights)
     begins = range(0, max(len(x), 1), batch_size)
-    return np.concatenate([predict(tf.constant(x[begin:begin + batch_size])).numpy() for begin in begins])
+    return np.concatenate([predict(tf.constant(x[begin : begin + batch_size])).numpy() for begin in begins])
 
   return logits
 

@@ -57,9 +57,7 @@ def from_shapes(shapes: Sequence[Sequence[int]]) -> Tuple[Layer, ...]:
   """
   names = []
   for index, shape in enumerate(shapes):
-    is_bias = (
-        len(shape) == 1 and index > 0 and len(shapes[index - 1]) > 1 and shapes[index - 1][-1] == shape[0]
-    )
+    is_bias = len(shape) == 1 and index > 0 and len(shapes[index - 1]) > 1 and shapes[index - 1][-1] == shape[0]
     if is_bias:
       names.append(names[-1].replace('kernel', 'bias'))
     else:
@@ -80,8 +78,8 @@ def _group(names, shapes):
   for index, name in enumerate(names):
     members.setdefault(name.rpartition('/')[0] or name, []).append(index)
   return tuple(
-      Layer(layer, tuple(indices), _is_dense([(names[i].rpartition('/'), shapes[i]) for i in indices]))
-      for layer, indices in members.items()
+    Layer(layer, tuple(indices), _is_dense([(names[i].rpartition('/'), shapes[i]) for i in indices]))
+    for layer, indices in members.items()
   )
 
 
@@ -104,22 +102,20 @@ def critical_layers(layers: Sequence[Layer], selection: str) -> Tuple[Layer, ...
   if selection in (FINAL_DENSE, ALL_DENSE):
     if not dense:
       raise ValueError(
-          f'critical_layers={selection!r}: the model has no Dense layer. Its layers: {_names(layers)}. '
-          f'Name the critical ones, or use {ALL!r}.'
+        f'critical_layers={selection!r}: the model has no Dense layer. Its layers: {_names(layers)}. '
+        f'Name the critical ones, or use {ALL!r}.'
       )
     return dense[-1:] if selection == FINAL_DENSE else dense
   chosen = set()
   for pattern in (p.strip() for p in selection.split(',')):
     matches = [layer.name for layer in layers if fnmatch.fnmatchcase(layer.name, pattern)]
     if not matches:
-      raise registry.unknown_name_error(
-          'critical layer', pattern, [layer.name for layer in layers] + list(SELECTIONS)
-      )
+      raise registry.unknown_name_error('critical layer', pattern, [layer.name for layer in layers] + list(SELECTIONS))
     chosen.update(matches)
   if len(chosen) == len(layers):
     raise ValueError(
-        f'critical_layers={selection!r} matches every layer of the model: {_names(layers)}. '
-        f'If that is what you want, use {ALL!r}.'
+      f'critical_layers={selection!r} matches every layer of the model: {_names(layers)}. '
+      f'If that is what you want, use {ALL!r}.'
     )
   return tuple(layer for layer in layers if layer.name in chosen)
 

@@ -9,17 +9,17 @@ from typing import Any
 
 # Where the name of a package in the index is not the name of its module.
 _PACKAGES = {
-    'PIL': 'pillow',
-    'absl': 'absl-py',
-    'attr': 'attrs',
-    'dp_accounting': 'dp-accounting',
-    'google': 'protobuf',
-    'grpc': 'grpcio',
-    'pkg_resources': 'setuptools<80',
-    'sklearn': 'scikit-learn',
-    'tensorflow_federated': 'tensorflow-federated',
-    'tensorflow_privacy': 'tensorflow-privacy',
-    'tree': 'dm-tree',
+  'PIL': 'pillow',
+  'absl': 'absl-py',
+  'attr': 'attrs',
+  'dp_accounting': 'dp-accounting',
+  'google': 'protobuf',
+  'grpc': 'grpcio',
+  'pkg_resources': 'setuptools<80',
+  'sklearn': 'scikit-learn',
+  'tensorflow_federated': 'tensorflow-federated',
+  'tensorflow_privacy': 'tensorflow-privacy',
+  'tree': 'dm-tree',
 }
 
 
@@ -80,9 +80,10 @@ def _import(name: str) -> Any:
     if not top or top == __name__.partition('.')[0]:
       raise
     raise MissingPackageError(
-        f'quap_tff needs the package {_PACKAGES.get(top, top)}, which is not installed ({error}). pip cannot resolve '
-        'the dependencies of TensorFlow Federated 0.87, because it requires jaxlib 0.4.14, which the package index no '
-        'longer has. Install the complete, pinned environment instead (Python 3.9 to 3.11, x86-64 Linux), from the '
-        'folder that holds quap_tff\'s pyproject.toml: pip install --no-deps -r requirements.txt',
-        name=error.name, path=error.path,
+      f'quap_tff needs the package {_PACKAGES.get(top, top)}, which is not installed ({error}). pip cannot resolve '
+      'the dependencies of TensorFlow Federated 0.87, because it requires jaxlib 0.4.14, which the package index no '
+      'longer has. Install the complete, pinned environment instead (Python 3.9 to 3.11, x86-64 Linux), from the '
+      "folder that holds quap_tff's pyproject.toml: pip install --no-deps -r requirements.txt",
+      name=error.name,
+      path=error.path,
     ) from None

@@ -16,13 +16,13 @@ from quap_tff.heterogeneity import learning_process as extended
 
 
 def build_quap_fed_avg(
-    model_fn: Callable[[], tff.learning.models.VariableModel],
-    config: configs.QuapConfig,
-    client_optimizer: tff.learning.optimizers.Optimizer = tff.learning.optimizers.build_sgdm(0.05),
-    server_optimizer: tff.learning.optimizers.Optimizer = tff.learning.optimizers.build_sgdm(1.0),
-    client_work: Optional[client_works.ClientWorkConfig] = None,
-    extension: Optional[extensions.Extension] = None,
-    around: Callable[[Any], Any] = lambda aggregator: aggregator,
+  model_fn: Callable[[], tff.learning.models.VariableModel],
+  config: configs.QuapConfig,
+  client_optimizer: tff.learning.optimizers.Optimizer = tff.learning.optimizers.build_sgdm(0.05),
+  server_optimizer: tff.learning.optimizers.Optimizer = tff.learning.optimizers.build_sgdm(1.0),
+  client_work: Optional[client_works.ClientWorkConfig] = None,
+  extension: Optional[extensions.Extension] = None,
+  around: Callable[[Any], Any] = lambda aggregator: aggregator,
 ) -> tff.learning.templates.LearningProcess:
   """Federated averaging with participation-aware noise.
 
@@ -51,18 +51,18 @@ def build_quap_fed_avg(
     learning_rate_fn = lambda round_num: client_works.learning_rate_at(client_optimizer, client_work, round_num)
   aggregator = aggregation.QuapAggregationFactory(config, layers, learning_rate_fn)
   return compose(
-      model_fn, around(aggregator), client_optimizer, server_optimizer, client_work, extension, config.num_clients
+    model_fn, around(aggregator), client_optimizer, server_optimizer, client_work, extension, config.num_clients
   )
 
 
 def compose(
-    model_fn: Callable[[], tff.learning.models.VariableModel],
-    aggregator: tff.aggregators.WeightedAggregationFactory,
-    client_optimizer: tff.learning.optimizers.Optimizer,
-    server_optimizer: tff.learning.optimizers.Optimizer,
-    client_work: Optional[client_works.ClientWorkConfig] = None,
-    extension: Optional[extensions.Extension] = None,
-    num_clients: Optional[int] = None,
+  model_fn: Callable[[], tff.learning.models.VariableModel],
+  aggregator: tff.aggregators.WeightedAggregationFactory,
+  client_optimizer: tff.learning.optimizers.Optimizer,
+  server_optimizer: tff.learning.optimizers.Optimizer,
+  client_work: Optional[client_works.ClientWorkConfig] = None,
+  extension: Optional[extensions.Extension] = None,
+  num_clients: Optional[int] = None,
 ) -> tff.learning.templates.LearningProcess:
   """Federated averaging with our client work and any aggregator of updates. All methods share this.
 
@@ -83,20 +83,20 @@ def compose(
   weights_type = initial_weights.type_signature.result
   client_work = client_work if client_work is not None else client_works.ClientWorkConfig()
   finalizer = tff.learning.templates.build_apply_optimizer_finalizer(
-      autograph.spared(server_optimizer), weights_type, should_reject_update=reject_update
+    autograph.spared(server_optimizer), weights_type, should_reject_update=reject_update
   )
   if extension is not None:
     return extended.build_extended(
-        model_fn, initial_weights, aggregator, finalizer, client_optimizer, client_work, extension, num_clients
+      model_fn, initial_weights, aggregator, finalizer, client_optimizer, client_work, extension, num_clients
     )
   work = client_works.build_client_work(model_fn, client_optimizer, client_work)
   result_type = work.next.type_signature.result.result.member
   return tff.learning.templates.compose_learning_process(
-      initial_weights,
-      tff.learning.templates.build_broadcast_process(weights_type),
-      work,
-      aggregator.create(result_type.update, result_type.update_weight),
-      finalizer,
+    initial_weights,
+    tff.learning.templates.build_broadcast_process(weights_type),
+    work,
+    aggregator.create(result_type.update, result_type.update_weight),
+    finalizer,
   )
 
 

@@ -93,7 +93,7 @@ class LineSearchConfig:
   @property
   def limit(self) -> float:
     """μ_max²(ε, δ), a little lower."""
-    return (1 - _SLACK) * tradeoff.mu_at_most(self.epsilon, self.delta)**2
+    return (1 - _SLACK) * tradeoff.mu_at_most(self.epsilon, self.delta) ** 2
 
   @property
   def loss_multiplier(self) -> float:
@@ -141,11 +141,11 @@ class RoundPlan(NamedTuple):
 def initial_state(config: LineSearchConfig) -> ServerState:
   """The server's state before round 1."""
   return ServerState(
-      round=tf.constant(0, tf.int32),
-      multiplier=tf.constant(config.first_multiplier, tf.float64),
-      spent=tf.zeros([config.num_clients], tf.float64),
-      weights=tf.zeros([config.num_clients], tf.float32),
-      noise=quap_mechanism.initial_noise(config.noise_seed),
+    round=tf.constant(0, tf.int32),
+    multiplier=tf.constant(config.first_multiplier, tf.float64),
+    spent=tf.zeros([config.num_clients], tf.float64),
+    weights=tf.zeros([config.num_clients], tf.float32),
+    noise=quap_mechanism.initial_noise(config.noise_seed),
   )
 
 
@@ -170,7 +170,7 @@ def bounded(values: List[tf.Tensor], bound: float, weight: tf.Tensor) -> List[tf
 
 
 def noised_direction(
-    config: LineSearchConfig, state: ServerState, plan: RoundPlan, total: List[tf.Tensor]
+  config: LineSearchConfig, state: ServerState, plan: RoundPlan, total: List[tf.Tensor]
 ) -> List[tf.Tensor]:
   """g̃_t from the sum of the bounded updates; zero if nobody could pay."""
   size = tf.maximum(tf.reduce_sum(plan.weights), 1.0)
@@ -186,7 +186,7 @@ def noised_direction(
 
 
 def chosen_step(
-    config: LineSearchConfig, state: ServerState, plan: RoundPlan, gains: tf.Tensor
+  config: LineSearchConfig, state: ServerState, plan: RoundPlan, gains: tf.Tensor
 ) -> Tuple[tf.Tensor, ServerState]:
   """The step size, float32, and the state after the round.
 
@@ -199,21 +199,19 @@ def chosen_step(
   active = tf.reduce_any(plan.weights > 0)
   seed = seeds.fold_in(state.noise.seed, state.noise.counter, tf.constant(_LOSSES, tf.int64))
   noised = tf.cast(gains, tf.float64) + gaussian.noise(
-      seed, [len(config.steps)], config.loss_multiplier * config.loss_clip
+    seed, [len(config.steps)], config.loss_multiplier * config.loss_clip
   )
   best = tf.argmax(noised)
   improves = tf.logical_and(active, noised[best] > 0)
   step = tf.where(improves, tf.gather(tf.constant(config.steps, tf.float32), best), 0.0)
   smaller = tf.maximum(
-      state.multiplier / math.sqrt(1 + config.growth), config.first_multiplier / math.sqrt(_LARGEST_GROWTH)
+    state.multiplier / math.sqrt(1 + config.growth), config.first_multiplier / math.sqrt(_LARGEST_GROWTH)
   )
   new_state = ServerState(
-      round=state.round + 1,
-      multiplier=tf.where(tf.logical_or(improves, tf.logical_not(active)), state.multiplier, smaller),
-      spent=plan.spent,
-      weights=tf.scatter_nd(
-          plan.client_ids[:, tf.newaxis], plan.weights, [tf.constant(config.num_clients, tf.int64)]
-      ),
-      noise=state.noise._replace(counter=state.noise.counter + tf.cast(active, tf.int64)),
+    round=state.round + 1,
+    multiplier=tf.where(tf.logical_or(improves, tf.logical_not(active)), state.multiplier, smaller),
+    spent=plan.spent,
+    weights=tf.scatter_nd(plan.client_ids[:, tf.newaxis], plan.weights, [tf.constant(config.num_clients, tf.int64)]),
+    noise=state.noise._replace(counter=state.noise.counter + tf.cast(active, tf.int64)),
   )
   return step, new_state

@@ -113,12 +113,7 @@ class LabelFlip(Attack):
     return (num_classes - 1 - np.asarray(labels)).astype(np.int32)
 
 
-ATTACKS = {
-    'none': NoAttack,
-    'sign_flip': SignFlip,
-    'scaling': Scaling,
-    'label_flip': LabelFlip,
-}
+ATTACKS = {'none': NoAttack, 'sign_flip': SignFlip, 'scaling': Scaling, 'label_flip': LabelFlip}
 
 
 def _scaled(update, factor):

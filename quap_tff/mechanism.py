@@ -100,11 +100,11 @@ def initial_state(config: configs.QuapConfig, critical_shapes: Sequence[Any] = (
     critical_shapes: Static shapes of the critical tensors, for a budget rule whose state has such shapes.
   """
   return ServerState(
-      round=tf.constant(0, tf.int32),
-      participation=initial_participation(config),
-      clip=tf.constant(config.clip.initial_norm, tf.float32),
-      noise=initial_noise(config.noise.seed),
-      budget=config.budget.rule.initial_state(config.budget, config.num_clients, critical_shapes),
+    round=tf.constant(0, tf.int32),
+    participation=initial_participation(config),
+    clip=tf.constant(config.clip.initial_norm, tf.float32),
+    noise=initial_noise(config.noise.seed),
+    budget=config.budget.rule.initial_state(config.budget, config.num_clients, critical_shapes),
   )
 
 
@@ -120,7 +120,7 @@ def initial_participation(config: Any) -> Any:
 
 
 def update_norm(
-    config: configs.QuapConfig, critical: Sequence[int], update: List[tf.Tensor], scale: Any = 1.0
+  config: configs.QuapConfig, critical: Sequence[int], update: List[tf.Tensor], scale: Any = 1.0
 ) -> tf.Tensor:
   """The norm that is clipped, in units of `scale`, float32, rounded up.
 
@@ -130,14 +130,14 @@ def update_norm(
   other_norm = clip_rules.global_norm([u for i, u in enumerate(update) if i not in critical])
   whole_norm = tf.sqrt(tf.square(critical_norm) + tf.square(other_norm))
   norm, whole_norm = (
-      clip_rules.as_float32(one / tf.cast(scale, tf.float64))
-      for one in (whole_norm if config.clip_scope == 'all_layers' else critical_norm, whole_norm)
+    clip_rules.as_float32(one / tf.cast(scale, tf.float64))
+    for one in (whole_norm if config.clip_scope == 'all_layers' else critical_norm, whole_norm)
   )
   return tf.where(tf.math.is_finite(whole_norm), norm, float('nan'))
 
 
 def observe_update(
-    config: configs.QuapConfig, critical: Sequence[int], update: List[tf.Tensor], norm: tf.Tensor, announced: Any
+  config: configs.QuapConfig, critical: Sequence[int], update: List[tf.Tensor], norm: tf.Tensor, announced: Any
 ) -> tf.Tensor:
   """What the budget rule wants to know of a client's update, float32; 0 if its `norm` is not finite."""
   part = [tf.cast(update[i], tf.float32) for i in critical]
@@ -146,7 +146,7 @@ def observe_update(
 
 
 def clip_update(
-    config: configs.QuapConfig, critical: Sequence[int], update: List[tf.Tensor], norm: tf.Tensor, clip: tf.Tensor
+  config: configs.QuapConfig, critical: Sequence[int], update: List[tf.Tensor], norm: tf.Tensor, clip: tf.Tensor
 ) -> List[tf.Tensor]:
   """The update with its critical layers (or all, by `clip_scope`) clipped; all zero unless `norm` is finite."""
   positions = clipped_positions(config, critical, len(update))
@@ -166,12 +166,12 @@ def clipped_positions(config: configs.QuapConfig, critical: Sequence[int], num_t
 
 
 def client_noise(
-    config: configs.QuapConfig,
-    critical: Sequence[int],
-    update: List[tf.Tensor],
-    client_id: tf.Tensor,
-    broadcast: Any,
-    clip: tf.Tensor,
+  config: configs.QuapConfig,
+  critical: Sequence[int],
+  update: List[tf.Tensor],
+  client_id: tf.Tensor,
+  broadcast: Any,
+  clip: tf.Tensor,
 ) -> List[tf.Tensor]:
   """Client placement: one float64 N(0, σ_i²) tensor for each critical one, σ_i = z(ε_i(t), δ)·C_t.
 
@@ -195,19 +195,19 @@ def client_noise_broadcast(config: configs.QuapConfig, state: ServerState) -> 'c
   """What clients need to draw their own noise: all N clients' rates if they take part, and the round's seed."""
   round_num = state.round + 1
   return collections.OrderedDict(
-      rates=participations.rates_if_taking_part(config.participation, state.participation, round_num),
-      in_warmup=participations.in_warmup(config.participation, round_num),
-      budget_factor=tf.cast(config.budget.factor(round_num), tf.float32),
-      seed=_round_seed(state, _CLIENT_NOISE),
+    rates=participations.rates_if_taking_part(config.participation, state.participation, round_num),
+    in_warmup=participations.in_warmup(config.participation, round_num),
+    budget_factor=tf.cast(config.budget.factor(round_num), tf.float32),
+    seed=_round_seed(state, _CLIENT_NOISE),
   )
 
 
 def plan_round(
-    config: configs.QuapConfig,
-    state: ServerState,
-    client_ids: tf.Tensor,
-    norms: tf.Tensor,
-    observations: Optional[tf.Tensor] = None,
+  config: configs.QuapConfig,
+  state: ServerState,
+  client_ids: tf.Tensor,
+  norms: tf.Tensor,
+  observations: Optional[tf.Tensor] = None,
 ) -> RoundPlan:
   """Everything that round t decides before it sums updates.
 
@@ -244,37 +244,37 @@ def plan_round(
   finite = tf.reduce_sum(tf.cast(is_finite, tf.float32))
   clipped = tf.reduce_sum(tf.cast(tf.logical_and(is_finite, norms > clip), tf.float32))
   return RoundPlan(
-      clip=clip,
-      next_clip=next_clip,
-      epsilon=tf.where(cohort_size > 0, math.inf if config.noise.placement == 'none' else epsilon, 0.0),
-      noise_multiplier=tf.where(noised, noise_multiplier, 0.0),
-      sigma=tf.where(noised, noise_multiplier / size * clip, 0.0),
-      cohort_size=cohort_size,
-      participation=participation,
-      budget=new_rule_state,
-      client_ids=client_ids,
-      shares=client_shares(config, config.budget.factor(round_num) * client_epsilons),
-      reports=collections.OrderedDict(
-          zip(_NORM_QUANTILES, tf.unstack(clip_rules.quantile(norms, list(_NORM_QUANTILES.values())))),
-          clipped_fraction=tf.math.divide_no_nan(clipped, finite),
-          non_finite_updates=cohort_size - tf.cast(finite, tf.int32),
-      ),
+    clip=clip,
+    next_clip=next_clip,
+    epsilon=tf.where(cohort_size > 0, math.inf if config.noise.placement == 'none' else epsilon, 0.0),
+    noise_multiplier=tf.where(noised, noise_multiplier, 0.0),
+    sigma=tf.where(noised, noise_multiplier / size * clip, 0.0),
+    cohort_size=cohort_size,
+    participation=participation,
+    budget=new_rule_state,
+    client_ids=client_ids,
+    shares=client_shares(config, config.budget.factor(round_num) * client_epsilons),
+    reports=collections.OrderedDict(
+      zip(_NORM_QUANTILES, tf.unstack(clip_rules.quantile(norms, list(_NORM_QUANTILES.values())))),
+      clipped_fraction=tf.math.divide_no_nan(clipped, finite),
+      non_finite_updates=cohort_size - tf.cast(finite, tf.int32),
+    ),
   )
 
 
 def client_shares(config: configs.QuapConfig, client_epsilons: Any) -> Any:
   """s_i of the cohort from its budgets ε_i(t), which are float[M], a tensor or an array."""
   return config.weighting.shares(
-      client_epsilons, lambda budgets: gaussian.noise_multiplier(config.noise.calibration, budgets, config.noise.delta)
+    client_epsilons, lambda budgets: gaussian.noise_multiplier(config.noise.calibration, budgets, config.noise.delta)
   )
 
 
 def round_noise(
-    config: configs.QuapConfig,
-    rates: tf.Tensor,
-    in_warmup: Any,
-    client_epsilons: Optional[tf.Tensor] = None,
-    budget_factor: Any = 1.0,
+  config: configs.QuapConfig,
+  rates: tf.Tensor,
+  in_warmup: Any,
+  client_epsilons: Optional[tf.Tensor] = None,
+  budget_factor: Any = 1.0,
 ) -> Tuple[tf.Tensor, tf.Tensor]:
   """The budget of a round and its noise.
 
@@ -309,19 +309,20 @@ def robust_total(config: configs.QuapConfig, updates: List[tf.Tensor]) -> List[t
   """
   size = tf.shape(updates[0])[0]
   # An empty cohort has no median. It is replaced by one update of zero.
-  present = [tf.cond(size > 0, lambda one=one: one, lambda one=one: tf.zeros([1, *one.shape[1:]], one.dtype))
-             for one in updates]
+  present = [
+    tf.cond(size > 0, lambda one=one: one, lambda one=one: tf.zeros([1, *one.shape[1:]], one.dtype)) for one in updates
+  ]
   return [one * tf.cast(size, one.dtype) for one in config.aggregator.centre(present)]
 
 
 def finish_round(
-    config: configs.QuapConfig,
-    critical: Sequence[int],
-    state: ServerState,
-    plan: RoundPlan,
-    total: List[tf.Tensor],
-    total_client_noise: List[tf.Tensor],
-    scale: Any = 1.0,
+  config: configs.QuapConfig,
+  critical: Sequence[int],
+  state: ServerState,
+  plan: RoundPlan,
+  total: List[tf.Tensor],
+  total_client_noise: List[tf.Tensor],
+  scale: Any = 1.0,
 ) -> Tuple[ServerState, List[tf.Tensor], 'collections.OrderedDict[str, tf.Tensor]']:
   """The mean update with its noise, the state after the round, and the round's measurements.
 
@@ -354,29 +355,29 @@ def finish_round(
     mean[index] = tf.cast(tf.cast(mean[index], tf.float64) + drawn, mean[index].dtype)
   if config.max_agg_norm is not None:
     mean = clip_rules.scaled_down(
-        mean, clip_rules.clip_factor(clip_rules.global_norm(mean), tf.constant(config.max_agg_norm, tf.float32))
+      mean, clip_rules.clip_factor(clip_rules.global_norm(mean), tf.constant(config.max_agg_norm, tf.float32))
     )
 
   round_num = state.round + 1
   new_state = ServerState(
-      round=round_num,
-      participation=plan.participation,
-      clip=plan.next_clip,
-      noise=state.noise._replace(counter=state.noise.counter + tf.cast(plan.cohort_size > 0, tf.int64)),
-      budget=config.budget.rule.after_round(plan.budget, [mean[i] for i in critical], plan.cohort_size),
+    round=round_num,
+    participation=plan.participation,
+    clip=plan.next_clip,
+    noise=state.noise._replace(counter=state.noise.counter + tf.cast(plan.cohort_size > 0, tf.int64)),
+    budget=config.budget.rule.after_round(plan.budget, [mean[i] for i in critical], plan.cohort_size),
   )
   signal_norm, noise_norm = (tf.cast(clip_rules.global_norm(part), tf.float32) for part in (signal, noise))
   measurements = collections.OrderedDict(
-      round=round_num,
-      cohort_size=plan.cohort_size,
-      epsilon=plan.epsilon,
-      clipping_norm=plan.clip,
-      noise_multiplier=plan.noise_multiplier,
-      sigma=plan.sigma,
-      **plan.reports,
-      signal_norm=signal_norm,
-      noise_norm=noise_norm,
-      noise_to_signal=tf.where(noise_norm > 0, noise_norm / signal_norm, 0.0),
+    round=round_num,
+    cohort_size=plan.cohort_size,
+    epsilon=plan.epsilon,
+    clipping_norm=plan.clip,
+    noise_multiplier=plan.noise_multiplier,
+    sigma=plan.sigma,
+    **plan.reports,
+    signal_norm=signal_norm,
+    noise_norm=noise_norm,
+    noise_to_signal=tf.where(noise_norm > 0, noise_norm / signal_norm, 0.0),
   )
   for name, value in participations.statistics(config.participation, plan.participation, round_num).items():
     measurements[f'participation_{name}'] = value
@@ -393,8 +394,8 @@ def _round_seed(state, use):
 
 def _noise(seed, tensors, stddev):
   return [
-      gaussian.noise(seeds.fold_in(seed, tf.constant(index, tf.int64)), tf.shape(t), stddev)
-      for index, t in enumerate(tensors)
+    gaussian.noise(seeds.fold_in(seed, tf.constant(index, tf.int64)), tf.shape(t), stddev)
+    for index, t in enumerate(tensors)
   ]
 
 
@@ -406,19 +407,17 @@ def checked_ids(config: Any, client_ids: tf.Tensor) -> tf.Tensor:
   """
   ordered = tf.sort(client_ids)
   checks = [
-      tf.debugging.assert_non_negative(
-          client_ids, f'Client ids must lie in [0, {config.num_clients}) (-1: not exactly one id); found'
-      ),
-      tf.debugging.assert_less(
-          client_ids,
-          tf.constant(config.num_clients, tf.int64),
-          f'Client ids must lie in [0, {config.num_clients}), the configured population; found',
-      ),
-      tf.debugging.assert_greater(
-          ordered[1:],
-          ordered[:-1],
-          'A client appears twice in the cohort (each client takes part at most once a round);',
-      ),
+    tf.debugging.assert_non_negative(
+      client_ids, f'Client ids must lie in [0, {config.num_clients}) (-1: not exactly one id); found'
+    ),
+    tf.debugging.assert_less(
+      client_ids,
+      tf.constant(config.num_clients, tf.int64),
+      f'Client ids must lie in [0, {config.num_clients}), the configured population; found',
+    ),
+    tf.debugging.assert_greater(
+      ordered[1:], ordered[:-1], 'A client appears twice in the cohort (each client takes part at most once a round);'
+    ),
   ]
   # In eager mode a failed check has already raised, and there is nothing to depend on.
   with tf.control_dependencies([check for check in checks if check is not None]):

@@ -58,7 +58,7 @@ class Layers:
   def embedding(self, num_tokens: int, size: int) -> Any:
     """A vector of `size` for each token."""
     return tf.keras.layers.Embedding(
-        num_tokens, size, embeddings_initializer=self._initializer(), dtype=self._policy, name='embedding'
+      num_tokens, size, embeddings_initializer=self._initializer(), dtype=self._policy, name='embedding'
     )
 
   def lstm(self, units: int, *, name: str) -> Any:
@@ -74,21 +74,24 @@ class Layers:
     # it runs, and a runtime that imports graphs as bare operations cannot do that. No masks: what follows the end of a
     # text is padding, which no output before it depends on, and which has no labels.
     recurrent = cell(
-        units, kernel_initializer=self._initializer(), recurrent_initializer=self._initializer(), dtype=self._policy,
-        name='cell',
+      units,
+      kernel_initializer=self._initializer(),
+      recurrent_initializer=self._initializer(),
+      dtype=self._policy,
+      name='cell',
     )
     return tf.keras.layers.RNN(recurrent, return_sequences=True, dtype=self._policy, name=name)
 
   def conv(self, filters: int, *, name: str, padding: str = 'valid') -> Any:
     """A 3x3 convolution and ReLU."""
     return tf.keras.layers.Conv2D(
-        filters,
-        3,
-        padding=padding,
-        activation='relu',
-        kernel_initializer=self._initializer(),
-        dtype=self._policy,
-        name=name,
+      filters,
+      3,
+      padding=padding,
+      activation='relu',
+      kernel_initializer=self._initializer(),
+      dtype=self._policy,
+      name=name,
     )
 
   def max_pool(self, *, name: str) -> Any:
@@ -104,7 +107,7 @@ class Layers:
   def dense(self, units: int, *, name: str) -> Any:
     """A fully connected layer and ReLU."""
     return tf.keras.layers.Dense(
-        units, activation='relu', kernel_initializer=self._initializer(), dtype=self._policy, name=name
+      units, activation='relu', kernel_initializer=self._initializer(), dtype=self._policy, name=name
     )
 
   def projection(self, units: int, *, name: str) -> Any:
@@ -122,22 +125,23 @@ class Layers:
   def zero_logits(self, num_classes: int) -> Any:
     """The final Dense layer of a linear model: without bias, from zero, in float32."""
     return tf.keras.layers.Dense(
-        num_classes, use_bias=False, kernel_initializer='zeros', dtype='float32', name='logits'
+      num_classes, use_bias=False, kernel_initializer='zeros', dtype='float32', name='logits'
     )
 
 
 def mnist_cnn(
-    input_shape: Tuple[int, ...] = (28, 28, 1),
-    num_classes: int = 10,
-    compute_dtype: str = 'float32',
-    seed: Optional[int] = None,
+  input_shape: Tuple[int, ...] = (28, 28, 1),
+  num_classes: int = 10,
+  compute_dtype: str = 'float32',
+  seed: Optional[int] = None,
 ) -> tf.keras.Model:
   """The documents' MNIST model, two convolutions and a hidden Dense layer; also TFF's own EMNIST 'cnn_dropout'.
 
   1,199,882 weights on 28x28x1 and 10 classes, 1,290 of them in the final layer. Returns float32 logits.
   """
   make = Layers(compute_dtype, seed)
-  return tf.keras.Sequential([
+  return tf.keras.Sequential(
+    [
       make.input(input_shape),
       make.conv(32, name='conv1'),
       make.conv(64, name='conv2'),
@@ -147,21 +151,24 @@ def mnist_cnn(
       make.dense(128, name='dense'),
       make.dropout(0.5, name='dropout2'),
       make.logits(num_classes),
-  ], name='mnist_cnn')
+    ],
+    name='mnist_cnn',
+  )
 
 
 def cifar10_cnn(
-    input_shape: Tuple[int, ...] = (32, 32, 3),
-    num_classes: int = 10,
-    compute_dtype: str = 'float32',
-    seed: Optional[int] = None,
+  input_shape: Tuple[int, ...] = (32, 32, 3),
+  num_classes: int = 10,
+  compute_dtype: str = 'float32',
+  seed: Optional[int] = None,
 ) -> tf.keras.Model:
   """The documents' CIFAR-10 model: three convolutions, each halved by pooling, and two hidden Dense layers.
 
   1,453,834 weights on 32x32x3 and 10 classes, 1,290 of them in the final layer. Returns float32 logits.
   """
   make = Layers(compute_dtype, seed)
-  return tf.keras.Sequential([
+  return tf.keras.Sequential(
+    [
       make.input(input_shape),
       make.conv(64, padding='same', name='conv1'),
       make.max_pool(name='pool1'),
@@ -174,92 +181,87 @@ def cifar10_cnn(
       make.dropout(0.5, name='dropout'),
       make.dense(128, name='dense2'),
       make.logits(num_classes),
-  ], name='cifar10_cnn')
+    ],
+    name='cifar10_cnn',
+  )
 
 
 def digits_cnn(
-    input_shape: Tuple[int, ...] = (8, 8, 1),
-    num_classes: int = 10,
-    compute_dtype: str = 'float32',
-    seed: Optional[int] = None,
+  input_shape: Tuple[int, ...] = (8, 8, 1),
+  num_classes: int = 10,
+  compute_dtype: str = 'float32',
+  seed: Optional[int] = None,
 ) -> tf.keras.Model:
   """A small model of the 8x8 digits, one convolution and a hidden Dense layer: trains in seconds.
 
   8,714 weights on 8x8x1 and 10 classes, 330 of them in the final layer. Returns float32 logits.
   """
   make = Layers(compute_dtype, seed)
-  return tf.keras.Sequential([
+  return tf.keras.Sequential(
+    [
       make.input(input_shape),
       make.conv(16, padding='same', name='conv'),
       make.max_pool(name='pool'),
       make.flatten(),
       make.dense(32, name='dense'),
       make.logits(num_classes),
-  ], name='digits_cnn')
+    ],
+    name='digits_cnn',
+  )
 
 
 def linear_features(
-    input_shape: Tuple[int, ...],
-    num_classes: int = 10,
-    compute_dtype: str = 'float32',
-    seed: Optional[int] = None,
+  input_shape: Tuple[int, ...], num_classes: int = 10, compute_dtype: str = 'float32', seed: Optional[int] = None
 ) -> tf.keras.Model:
   """A linear head on fixed features, logits = s·x·W with a public scale s: all that is trained is one Dense layer.
 
   There is no bias, and the kernel starts at zero, which is public. Returns float32 logits.
   """
   make = Layers(compute_dtype, seed)
-  return tf.keras.Sequential([
-      make.input(input_shape),
-      make.flatten(),
-      make.scale(LOGIT_SCALE),
-      make.zero_logits(num_classes),
-  ], name='linear_features')
+  return tf.keras.Sequential(
+    [make.input(input_shape), make.flatten(), make.scale(LOGIT_SCALE), make.zero_logits(num_classes)],
+    name='linear_features',
+  )
 
 
 def logistic_regression(
-    input_shape: Tuple[int, ...],
-    num_classes: int = 10,
-    compute_dtype: str = 'float32',
-    seed: Optional[int] = None,
+  input_shape: Tuple[int, ...], num_classes: int = 10, compute_dtype: str = 'float32', seed: Optional[int] = None
 ) -> tf.keras.Model:
   """Multinomial logistic regression, the convex baseline: one Dense layer on the flattened example.
 
   Returns float32 logits.
   """
   make = Layers(compute_dtype, seed)
-  return tf.keras.Sequential([
-      make.input(input_shape),
-      make.flatten(),
-      make.logits(num_classes),
-  ], name='logistic_regression')
+  return tf.keras.Sequential(
+    [make.input(input_shape), make.flatten(), make.logits(num_classes)], name='logistic_regression'
+  )
 
 
 def mlp(
-    input_shape: Tuple[int, ...],
-    num_classes: int = 10,
-    compute_dtype: str = 'float32',
-    seed: Optional[int] = None,
+  input_shape: Tuple[int, ...], num_classes: int = 10, compute_dtype: str = 'float32', seed: Optional[int] = None
 ) -> tf.keras.Model:
   """Two hidden Dense layers of 200 units on the flattened example: the "2NN" of McMahan et al. 2017.
 
   199,210 weights on 28x28x1 and 10 classes, 2,010 of them in the final layer. Returns float32 logits.
   """
   make = Layers(compute_dtype, seed)
-  return tf.keras.Sequential([
+  return tf.keras.Sequential(
+    [
       make.input(input_shape),
       make.flatten(),
       make.dense(200, name='dense1'),
       make.dense(200, name='dense2'),
       make.logits(num_classes),
-  ], name='mlp')
+    ],
+    name='mlp',
+  )
 
 
 def shakespeare_lstm(
-    input_shape: Tuple[int, ...] = (80,),
-    num_classes: int = 90,
-    compute_dtype: str = 'float32',
-    seed: Optional[int] = None,
+  input_shape: Tuple[int, ...] = (80,),
+  num_classes: int = 90,
+  compute_dtype: str = 'float32',
+  seed: Optional[int] = None,
 ) -> tf.keras.Model:
   """TFF's baseline for next-character prediction: an embedding of size 8 and two LSTM layers of 256 units.
 
@@ -267,20 +269,23 @@ def shakespeare_lstm(
   float32 logits for each character of a sequence.
   """
   make = Layers(compute_dtype, seed)
-  return tf.keras.Sequential([
+  return tf.keras.Sequential(
+    [
       make.input(input_shape, 'int32'),
       make.embedding(num_classes, 8),
       make.lstm(256, name='lstm1'),
       make.lstm(256, name='lstm2'),
       make.logits(num_classes),
-  ], name='shakespeare_lstm')
+    ],
+    name='shakespeare_lstm',
+  )
 
 
 def shakespeare_gru(
-    input_shape: Tuple[int, ...] = (80,),
-    num_classes: int = 90,
-    compute_dtype: str = 'float32',
-    seed: Optional[int] = None,
+  input_shape: Tuple[int, ...] = (80,),
+  num_classes: int = 90,
+  compute_dtype: str = 'float32',
+  seed: Optional[int] = None,
 ) -> tf.keras.Model:
   """A small model for next-character prediction: an embedding of size 8 and one GRU layer of 128 units.
 
@@ -288,19 +293,22 @@ def shakespeare_gru(
   sequence.
   """
   make = Layers(compute_dtype, seed)
-  return tf.keras.Sequential([
+  return tf.keras.Sequential(
+    [
       make.input(input_shape, 'int32'),
       make.embedding(num_classes, 8),
       make.gru(128, name='gru'),
       make.logits(num_classes),
-  ], name='shakespeare_gru')
+    ],
+    name='shakespeare_gru',
+  )
 
 
 def shakespeare_bigram(
-    input_shape: Tuple[int, ...] = (80,),
-    num_classes: int = 90,
-    compute_dtype: str = 'float32',
-    seed: Optional[int] = None,
+  input_shape: Tuple[int, ...] = (80,),
+  num_classes: int = 90,
+  compute_dtype: str = 'float32',
+  seed: Optional[int] = None,
 ) -> tf.keras.Model:
   """A linear model for next-character prediction: logits = W·(one-hot vector of the character), from zero.
 
@@ -309,19 +317,22 @@ def shakespeare_bigram(
   one-hot vector is a row of W. Returns float32 logits for each character of a sequence.
   """
   make = Layers(compute_dtype, seed)
-  return tf.keras.Sequential([
+  return tf.keras.Sequential(
+    [
       make.input(input_shape, 'int32'),
       tf.keras.layers.Embedding(
-          num_classes, num_classes, embeddings_initializer='zeros', dtype='float32', name='logits'
+        num_classes, num_classes, embeddings_initializer='zeros', dtype='float32', name='logits'
       ),
-  ], name='shakespeare_bigram')
+    ],
+    name='shakespeare_bigram',
+  )
 
 
 def words_lstm(
-    input_shape: Tuple[int, ...] = (20,),
-    num_classes: int = 10_004,
-    compute_dtype: str = 'float32',
-    seed: Optional[int] = None,
+  input_shape: Tuple[int, ...] = (20,),
+  num_classes: int = 10_004,
+  compute_dtype: str = 'float32',
+  seed: Optional[int] = None,
 ) -> tf.keras.Model:
   """Next-word prediction: an embedding of size 96, an LSTM layer of 670 units, and a Dense layer back to 96.
 
@@ -329,38 +340,37 @@ def words_lstm(
   layer. Returns float32 logits for each word of a sequence.
   """
   make = Layers(compute_dtype, seed)
-  return tf.keras.Sequential([
+  return tf.keras.Sequential(
+    [
       make.input(input_shape, 'int32'),
       make.embedding(num_classes, 96),
       make.lstm(670, name='lstm'),
       make.projection(96, name='projection'),
       make.logits(num_classes),
-  ], name='words_lstm')
+    ],
+    name='words_lstm',
+  )
 
 
 MODELS = {
-    'cifar10_cnn': cifar10_cnn,
-    'digits_cnn': digits_cnn,
-    'femnist_cnn': mnist_cnn,  # The same architecture with 10 or 62 classes.
-    'linear_features': linear_features,
-    'logistic_regression': logistic_regression,
-    'mlp': mlp,
-    'mnist_cnn': mnist_cnn,
-    'shakespeare_bigram': shakespeare_bigram,
-    'shakespeare_gru': shakespeare_gru,
-    'shakespeare_lstm': shakespeare_lstm,
-    'words_lstm': words_lstm,
+  'cifar10_cnn': cifar10_cnn,
+  'digits_cnn': digits_cnn,
+  'femnist_cnn': mnist_cnn,  # The same architecture with 10 or 62 classes.
+  'linear_features': linear_features,
+  'logistic_regression': logistic_regression,
+  'mlp': mlp,
+  'mnist_cnn': mnist_cnn,
+  'shakespeare_bigram': shakespeare_bigram,
+  'shakespeare_gru': shakespeare_gru,
+  'shakespeare_lstm': shakespeare_lstm,
+  'words_lstm': words_lstm,
 }
 # Their examples are sequences of tokens, and they have an output for each token. The classes are the tokens.
 OF_SEQUENCES = frozenset({'shakespeare_bigram', 'shakespeare_gru', 'shakespeare_lstm', 'words_lstm'})
 
 
 def build_keras_model(
-    name: str,
-    input_shape: Sequence[int],
-    num_classes: int,
-    compute_dtype: str = 'float32',
-    seed: Optional[int] = None,
+  name: str, input_shape: Sequence[int], num_classes: int, compute_dtype: str = 'float32', seed: Optional[int] = None
 ) -> tf.keras.Model:
   """The named model, uncompiled.
 
@@ -403,17 +413,11 @@ def input_spec(input_shape: Sequence[int], of_sequences: bool = False) -> Any:
   if of_sequences:
     spec = tf.TensorSpec((None, *input_shape), tf.int32)
     return collections.OrderedDict(x=spec, y=spec)
-  return collections.OrderedDict(
-      x=tf.TensorSpec((None, *input_shape), tf.float32), y=tf.TensorSpec((None,), tf.int32)
-  )
+  return collections.OrderedDict(x=tf.TensorSpec((None, *input_shape), tf.float32), y=tf.TensorSpec((None,), tf.int32))
 
 
 def build_model_fn(
-    name: str,
-    input_shape: Sequence[int],
-    num_classes: int,
-    compute_dtype: str = 'float32',
-    seed: Optional[int] = None,
+  name: str, input_shape: Sequence[int], num_classes: int, compute_dtype: str = 'float32', seed: Optional[int] = None
 ) -> Callable[[], tff.learning.models.VariableModel]:
   """A `model_fn` for TFF's learning API: the named classifier with cross-entropy loss.
 

@@ -114,9 +114,7 @@ def next_state(config: ParticipationConfig, state: Any, cohort: Any, round_num: 
     round_num: An integer from 1.
   """
   counted = is_counted(config, round_num)
-  new = collections.OrderedDict(
-      counts=arrays.with_added(state['counts'], cohort, arrays.cast(counted, np.int32))
-  )
+  new = collections.OrderedDict(counts=arrays.with_added(state['counts'], cohort, arrays.cast(counted, np.int32)))
   if config.rate == 'ema':
     xp = arrays.namespace(state['rates'], cohort)
     decayed = np.float32(1.0 - config.ema_weight) * state['rates']
@@ -131,9 +129,9 @@ def statistics(config: ParticipationConfig, state: Any, round_num: Any) -> 'coll
   all_rates = rates(config, state, round_num)
   xp = arrays.namespace(all_rates)
   return collections.OrderedDict(
-      mean=xp.mean(all_rates),
-      stddev=xp.std(all_rates),
-      min=xp.min(all_rates),
-      max=xp.max(all_rates),
-      never_seen=xp.sum(arrays.cast(xp.equal(state['counts'], 0), np.int32)),
+    mean=xp.mean(all_rates),
+    stddev=xp.std(all_rates),
+    min=xp.min(all_rates),
+    max=xp.max(all_rates),
+    never_seen=xp.sum(arrays.cast(xp.equal(state['counts'], 0), np.int32)),
   )

@@ -60,7 +60,7 @@ class Averaging(abc.ABC):
     weights = [np.asarray(w, np.float64) for w in weights]
     if [w.shape for w in weights] != [a.shape for a in average]:
       raise ValueError(
-          f'The average is over weights of shapes {[a.shape for a in average]}, found {[w.shape for w in weights]}.'
+        f'The average is over weights of shapes {[a.shape for a in average]}, found {[w.shape for w in weights]}.'
       )
     release = int(state['releases']) + 1
     rate = self.rate(release)
@@ -141,10 +141,10 @@ class Planned(Averaging):
 
 
 AVERAGINGS: Mapping[str, Type[Averaging]] = {
-    'none': LastIterate,
-    'exponential': Exponential,
-    'tail': Tail,
-    'planned': Planned,
+  'none': LastIterate,
+  'exponential': Exponential,
+  'tail': Tail,
+  'planned': Planned,
 }
 
 

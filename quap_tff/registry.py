@@ -91,8 +91,7 @@ def format_spec(name: str, choice: Any) -> str:
 def describe(registry: Mapping[str, Type[Any]]) -> str:
   """The choices of a registry with their parameters and defaults, for a flag's help."""
   return '; '.join(
-      _spec(name, {f.name: f.default for f in dataclasses.fields(choice) if f.init})
-      for name, choice in registry.items()
+    _spec(name, {f.name: f.default for f in dataclasses.fields(choice) if f.init}) for name, choice in registry.items()
   )
 
 

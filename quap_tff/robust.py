@@ -100,22 +100,19 @@ class GeometricMedian(Aggregator):
   def centre(self, updates):
     point = [tf.reduce_mean(one, axis=0) for one in updates]
     for _ in range(self.iterations):
-      squares = tf.add_n([
+      squares = tf.add_n(
+        [
           tf.reduce_sum(tf.square(tf.cast(one - own, tf.float64)), axis=list(range(1, one.shape.rank)))
           for one, own in zip(updates, point)
-      ])
+        ]
+      )
       weights = 1.0 / tf.maximum(tf.sqrt(squares), tf.constant(self.smoothing, tf.float64))
       weights /= tf.reduce_sum(weights)
       point = [tf.tensordot(tf.cast(weights, one.dtype), one, 1) for one in updates]
     return point
 
 
-AGGREGATORS = {
-    'mean': Mean,
-    'median': Median,
-    'trimmed_mean': TrimmedMean,
-    'geometric_median': GeometricMedian,
-}
+AGGREGATORS = {'mean': Mean, 'median': Median, 'trimmed_mean': TrimmedMean, 'geometric_median': GeometricMedian}
 
 
 def _cut(share: float, size: tf.Tensor) -> tf.Tensor:
@@ -127,4 +124,4 @@ def _cut(share: float, size: tf.Tensor) -> tf.Tensor:
 def _middle(values: tf.Tensor, cut: Any) -> tf.Tensor:
   """The mean of float[M, …] along the first axis, without the `cut` largest and smallest values of each coordinate."""
   ordered = tf.sort(values, axis=0)
-  return tf.reduce_mean(ordered[cut:tf.shape(values)[0] - cut], axis=0)
+  return tf.reduce_mean(ordered[cut : tf.shape(values)[0] - cut], axis=0)

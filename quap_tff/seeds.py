@@ -13,9 +13,7 @@ from typing import Any, Optional
 from quap_tff.lazy import tf
 
 # One stream for each use, so that no two uses of one run seed ever draw the same numbers.
-STREAMS = {
-    'mechanism': 1, 'client_update': 2, 'preferences': 3, 'canaries': 4, 'staleness': 14, 'sparsity': 15,
-}
+STREAMS = {'mechanism': 1, 'client_update': 2, 'preferences': 3, 'canaries': 4, 'staleness': 14, 'sparsity': 15}
 
 
 def initial_seed(seed: Optional[int], stream: str) -> tf.Tensor:

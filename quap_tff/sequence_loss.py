@@ -1,6 +1,6 @@
 """Loss and accuracy of next-token prediction: means over the places that have a label, which padding has not.
 
-    loss = Σ_{places with a label} -log softmax(logits)_y / (number of such places)
+loss = Σ_{places with a label} -log softmax(logits)_y / (number of such places)
 """
 
 import tensorflow as tf

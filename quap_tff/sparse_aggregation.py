@@ -37,9 +37,7 @@ class SparseState(NamedTuple):
 class SparseAggregationFactory(tff.aggregators.WeightedAggregationFactory):
   """Aggregates only a part of each tensor in each round."""
 
-  def __init__(
-      self, inner: tff.aggregators.WeightedAggregationFactory, sparsity: sparsities.Sparsity, seed: int
-  ):
+  def __init__(self, inner: tff.aggregators.WeightedAggregationFactory, sparsity: sparsities.Sparsity, seed: int):
     """Initializes the factory.
 
     Args:
@@ -60,9 +58,11 @@ class SparseAggregationFactory(tff.aggregators.WeightedAggregationFactory):
     specs = aggregation.tensor_specs(value_type)
     leaves = tf.nest.flatten(specs)
     sizes = [math.prod(leaf.shape) for leaf in leaves]
-    kept_type = tff.types.tensorflow_to_type(tf.nest.pack_sequence_as(
+    kept_type = tff.types.tensorflow_to_type(
+      tf.nest.pack_sequence_as(
         specs, [tf.TensorSpec([sparsity.kept(size)], leaf.dtype) for size, leaf in zip(sizes, leaves)]
-    ))
+      )
+    )
     inner = self._inner.create(kept_type, weight_type)
 
     def indices_of(round_num, released):
@@ -97,16 +97,16 @@ class SparseAggregationFactory(tff.aggregators.WeightedAggregationFactory):
     @tff.tensorflow.computation(own_type, message_type, kept_type)
     def spread(own, message, result):
       whole = [
-          tf.reshape(tf.scatter_nd(places[:, tf.newaxis], u, [size]), leaf.shape)
-          for places, u, size, leaf in zip(kept_indices(message), tf.nest.flatten(result), sizes, leaves)
+        tf.reshape(tf.scatter_nd(places[:, tf.newaxis], u, [size]), leaf.shape)
+        for places, u, size, leaf in zip(kept_indices(message), tf.nest.flatten(result), sizes, leaves)
       ]
       released = [before + tf.cast(u, tf.float32) for before, u in zip(own['released'], whole)]
       new = collections.OrderedDict(round=own['round'] + 1, released=released)
       return new, tf.nest.pack_sequence_as(specs, whole)
 
     pick = tff.tensorflow.computation(
-        lambda state: collections.OrderedDict(round=state.round, released=state.released),
-        tff.to_type(SparseState(inner.initialize.type_signature.result.member, own_type.round, own_type.released)),
+      lambda state: collections.OrderedDict(round=state.round, released=state.released),
+      tff.to_type(SparseState(inner.initialize.type_signature.result.member, own_type.round, own_type.released)),
     )
 
     @tff.federated_computation
@@ -115,9 +115,9 @@ class SparseAggregationFactory(tff.aggregators.WeightedAggregationFactory):
       return tff.federated_zip(SparseState(inner.initialize(), own['round'], own['released']))
 
     @tff.federated_computation(
-        init_fn.type_signature.result,
-        tff.FederatedType(value_type, tff.CLIENTS),
-        tff.FederatedType(weight_type, tff.CLIENTS),
+      init_fn.type_signature.result,
+      tff.FederatedType(value_type, tff.CLIENTS),
+      tff.FederatedType(weight_type, tff.CLIENTS),
     )
     def next_fn(state, value, weight):
       own = tff.federated_map(pick, state)

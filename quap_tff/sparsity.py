@@ -93,8 +93,8 @@ class RandomMask(Sparsity):
 
   def sentence(self):
     return (
-        f'A round aggregates and noises {self.share:.3g} of each layer\'s weights, which are drawn anew in each round '
-        'from a public seed. The aggregate is zero for the others.'
+      f"A round aggregates and noises {self.share:.3g} of each layer's weights, which are drawn anew in each round "
+      'from a public seed. The aggregate is zero for the others.'
     )
 
   def indices(self, seed, size, released):
@@ -125,9 +125,9 @@ class TopReleased(Sparsity):
 
   def sentence(self):
     return (
-        f'A round aggregates and noises {self.share:.3g} of each layer\'s weights: those that earlier releases moved '
-        f'the most, and, for {self.explore:.3g} of them, others drawn from a public seed. The aggregate is zero for '
-        'the rest.'
+      f"A round aggregates and noises {self.share:.3g} of each layer's weights: those that earlier releases moved "
+      f'the most, and, for {self.explore:.3g} of them, others drawn from a public seed. The aggregate is zero for '
+      'the rest.'
     )
 
   def indices(self, seed, size, released):
@@ -143,13 +143,14 @@ SPARSITIES = {'none': NotSparse, 'random': RandomMask, 'top_released': TopReleas
 
 
 def round_indices(
-    sparsity: Sparsity, seed: tf.Tensor, sizes: Sequence[int], released: Sequence[Any]
+  sparsity: Sparsity, seed: tf.Tensor, sizes: Sequence[int], released: Sequence[Any]
 ) -> List[tf.Tensor]:
   """The indices of each tensor; `released` is empty unless they depend on it. `seed` is that of the round."""
   return [
-      sparsity.indices(
-          seeds.fold_in(seed, tf.constant(index, tf.int64)), size, released[index] if sparsity.uses_releases else None
-      ) for index, size in enumerate(sizes)
+    sparsity.indices(
+      seeds.fold_in(seed, tf.constant(index, tf.int64)), size, released[index] if sparsity.uses_releases else None
+    )
+    for index, size in enumerate(sizes)
   ]
 
 

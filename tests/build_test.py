@@ -21,13 +21,13 @@ PEERS = 'experiments/peers/'
 
 # Import name -> distribution, where they differ.
 DISTRIBUTIONS = {
-    'PIL': 'pillow',
-    'absl': 'absl-py',
-    'google.protobuf': 'protobuf',
-    'grpc': 'grpcio',
-    'sklearn': 'scikit-learn',
-    'tree': 'dm-tree',
-    'xdist': 'pytest-xdist',
+  'PIL': 'pillow',
+  'absl': 'absl-py',
+  'google.protobuf': 'protobuf',
+  'grpc': 'grpcio',
+  'sklearn': 'scikit-learn',
+  'tree': 'dm-tree',
+  'xdist': 'pytest-xdist',
 }
 
 
@@ -50,8 +50,10 @@ def read_build(root: pathlib.Path) -> Dict[str, Target]:
   targets = {}
 
   def glob(include, exclude=()):
-    found, excluded = ({p.relative_to(root).as_posix() for pattern in patterns for p in root.glob(pattern)}
-                       for patterns in (include, exclude))
+    found, excluded = (
+      {p.relative_to(root).as_posix() for pattern in patterns for p in root.glob(pattern)}
+      for patterns in (include, exclude)
+    )
     return sorted(found - excluded)
 
   def add(rule, name, main_module='', srcs=(), deps=(), **_):
@@ -91,8 +93,9 @@ class Project:
     self._trees = {f: ast.parse((root / f).read_text(encoding='utf-8'), f) for f in self.files}
     # quap_tff/lazy.py says `tf = module('tensorflow')`. Whoever imports `tf` from it imports TensorFlow.
     self._lazy_names = {
-        node.targets[0].id: node.value.args[0].value for node in self._trees['quap_tff/lazy.py'].body
-        if isinstance(node, ast.Assign) and getattr(getattr(node.value, 'func', None), 'id', '') == 'module'
+      node.targets[0].id: node.value.args[0].value
+      for node in self._trees['quap_tff/lazy.py'].body
+      if isinstance(node, ast.Assign) and getattr(getattr(node.value, 'func', None), 'id', '') == 'module'
     }
     self.imports = {f: self._imports_of(f) for f in self.files}
     self.targets = read_build(root)
@@ -111,15 +114,19 @@ class Project:
       if isinstance(node, ast.Import):
         found |= {self._resolve(alias.name) for alias in node.names}
       elif isinstance(node, ast.ImportFrom):
-        base = path.split('/')[:-node.level] if node.level else []
+        base = path.split('/')[: -node.level] if node.level else []
         module = '.'.join(base + ([node.module] if node.module else []))
         found |= {self._resolve(module, alias.name) for alias in node.names}
         if module == 'quap_tff.lazy':
           modules = [self._lazy_names[alias.name] for alias in node.names if alias.name in self._lazy_names]
-      elif (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and
-            re.fullmatch(r'_?lazy\.(module|load|exports)|fast_imports\.load', ast.unparse(node.func)) and
-            # It passes on a name that its callers give, and these are looked at.
-            not (path == 'experiments/fast_imports.py' and isinstance(node.args[-1], ast.Name))):
+      elif (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and re.fullmatch(r'_?lazy\.(module|load|exports)|fast_imports\.load', ast.unparse(node.func))
+        and
+        # It passes on a name that its callers give, and these are looked at.
+        not (path == 'experiments/fast_imports.py' and isinstance(node.args[-1], ast.Name))
+      ):
         argument = ast.literal_eval(node.args[-1])
         package = '.'.join(path.split('/')[:-1])
         modules = [argument] if isinstance(argument, str) else [f'{package}.{name}' for name in argument]
@@ -141,10 +148,11 @@ class Project:
     """The rule that a file must be in, and its `main_module`."""
     if path.endswith('_test.py'):
       return 'py_test', 'pytest'
-    is_main = any(isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
-                  for node in self._trees[path].body)
+    is_main = any(
+      isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'" for node in self._trees[path].body
+    )
     if is_main and path.startswith('experiments/'):
-      return 'py_binary', path[:-len('.py')].replace('/', '.')
+      return 'py_binary', path[: -len('.py')].replace('/', '.')
     return 'py_library', ''
 
   def _umbrella_of(self, path: str) -> str:
@@ -173,8 +181,11 @@ class Project:
 
   def file_problems(self) -> List[str]:
     """Files in no target, in several or under the wrong rule, and imports of what is not there."""
-    problems = [f'{src} is in :{names[0]}, but there is no such file'
-                for src, names in self.owners.items() if src not in self.files]
+    problems = [
+      f'{src} is in :{names[0]}, but there is no such file'
+      for src, names in self.owners.items()
+      if src not in self.files
+    ]
     for path in self.files:
       for kind, name, _ in self.imports[path]:
         if kind == 'missing':
@@ -191,16 +202,27 @@ class Project:
   def dep_problems(self) -> List[str]:
     """Deps that are missing, that are not used, or that lead to TFF from where they must not."""
     needed = self.needed()
-    problems = [f'{why}, but :{name} does not depend on {label}' for name, target in self.targets.items()
-                for label, why in needed[name].items() if label not in target.deps]
+    problems = [
+      f'{why}, but :{name} does not depend on {label}'
+      for name, target in self.targets.items()
+      for label, why in needed[name].items()
+      if label not in target.deps
+    ]
     sharing = collections.defaultdict(list)  # The targets of one comprehension may share their deps.
     for name, target in self.targets.items():
       sharing[target.statement, tuple(target.deps)].append(name)
-    problems += [f':{names[0]} depends on {label}, which it does not import' for (_, deps), names in sharing.items()
-                 for label in deps if not any(label in needed[name] for name in names)]
-    problems += [f':{name} must not depend on {label}' for name in WITHOUT_TFF
-                 for label in self.targets[name].deps
-                 if label == TFF or label[0] == ':' and label[1:] not in WITHOUT_TFF]
+    problems += [
+      f':{names[0]} depends on {label}, which it does not import'
+      for (_, deps), names in sharing.items()
+      for label in deps
+      if not any(label in needed[name] for name in names)
+    ]
+    problems += [
+      f':{name} must not depend on {label}'
+      for name in WITHOUT_TFF
+      for label in self.targets[name].deps
+      if label == TFF or label[0] == ':' and label[1:] not in WITHOUT_TFF
+    ]
     return problems
 
   def circle_problems(self) -> List[str]:
@@ -227,7 +249,7 @@ def test_build_says_what_the_files_import():
 # Tests of the checks, each on a small project with one mistake.
 
 SMALL = {
-    'BUILD': '''
+  'BUILD': """
 load("@rules_python//python:defs.bzl", "py_binary", "py_library", "py_test")
 package(default_visibility = ["//visibility:public"])
 TFF = ["quap_tff/process.py"]
@@ -250,20 +272,20 @@ py_library(name = "tests", testonly = True, srcs = ["tests/conftest.py"], deps =
     main_module = "pytest",
     deps = [":data", ":tests", "@pypi//protobuf", "@pypi//pytest"],
 ) for test in glob(["tests/**/*_test.py"])]
-''',
-    'requirements.txt': 'absl-py==1\nnumpy==1\nprotobuf==4\npytest==8\nscikit_learn==1 ; x\ntensorflow-federated==0\n',
-    'quap_tff/__init__.py': "from quap_tff import lazy\nx = lazy.exports(__name__, {'budget': [], 'process': ['f']})\n",
-    'quap_tff/lazy.py': "tff = module('tensorflow_federated')\n",
-    'quap_tff/budget.py': 'import math\nimport numpy as np\n',
-    'quap_tff/process.py': 'from quap_tff.lazy import tff\nfrom quap_tff import budget\n',
-    'quap_tff/accounting/__init__.py': 'from quap_tff import budget\n',
-    'data/__init__.py': "from quap_tff import lazy as _lazy\nx = _lazy.module('data.digits')\n",
-    'data/digits.py': 'import data\ndef f():\n  from sklearn import datasets\nimport quap_tff\n',
-    'experiments/train.py': "import data\nfrom absl import app\nif __name__ == '__main__':\n  app.run(None)\n",
-    'experiments/peers/compare.py': 'import torch\n',
-    'tests/conftest.py': 'from quap_tff import budget\n',
-    'tests/data/digits_test.py': 'from data import digits\n',
-    'tests/data/more_test.py': 'from google import protobuf\n',
+""",
+  'requirements.txt': 'absl-py==1\nnumpy==1\nprotobuf==4\npytest==8\nscikit_learn==1 ; x\ntensorflow-federated==0\n',
+  'quap_tff/__init__.py': "from quap_tff import lazy\nx = lazy.exports(__name__, {'budget': [], 'process': ['f']})\n",
+  'quap_tff/lazy.py': "tff = module('tensorflow_federated')\n",
+  'quap_tff/budget.py': 'import math\nimport numpy as np\n',
+  'quap_tff/process.py': 'from quap_tff.lazy import tff\nfrom quap_tff import budget\n',
+  'quap_tff/accounting/__init__.py': 'from quap_tff import budget\n',
+  'data/__init__.py': "from quap_tff import lazy as _lazy\nx = _lazy.module('data.digits')\n",
+  'data/digits.py': 'import data\ndef f():\n  from sklearn import datasets\nimport quap_tff\n',
+  'experiments/train.py': "import data\nfrom absl import app\nif __name__ == '__main__':\n  app.run(None)\n",
+  'experiments/peers/compare.py': 'import torch\n',
+  'tests/conftest.py': 'from quap_tff import budget\n',
+  'tests/data/digits_test.py': 'from data import digits\n',
+  'tests/data/more_test.py': 'from google import protobuf\n',
 }
 
 
@@ -280,46 +302,97 @@ def test_the_small_project_is_right(tmp_path):
   assert not project(tmp_path).problems()
 
 
-@pytest.mark.parametrize('path, old, new, problem', [
+@pytest.mark.parametrize(
+  'path, old, new, problem',
+  [
     # Imports that the deps do not list.
-    ('quap_tff/budget.py', 'math', 'absl',
-     'quap_tff/budget.py imports absl-py, but :mechanism does not depend on @pypi//absl_py'),
-    ('quap_tff/budget.py', 'import math', 'def f():\n  from data import digits',
-     'quap_tff/budget.py imports data/digits.py, but :mechanism does not depend on :data'),
-    ('quap_tff/budget.py', 'math', 'quap_tff',
-     'quap_tff/budget.py imports quap_tff/__init__.py, but :mechanism does not depend on :quap_tff'),
-    ('quap_tff/accounting/__init__.py', '', 'from quap_tff.lazy import tff\n',
-     'quap_tff/accounting/__init__.py imports tensorflow-federated, but :accounting does not depend on ' + TFF),
-    ('experiments/train.py', 'import data', "fast_imports.load('gone')",
-     'experiments/train.py imports gone, which is not in requirements.txt'),
-    ('data/__init__.py', 'data.digits', 'quap_tff.process',
-     'data/__init__.py imports quap_tff/process.py, but :data does not depend on :tff'),
-    ('BUILD', '[":mechanism", ":tff"]', '[":mechanism"]',
-     'quap_tff/__init__.py imports quap_tff/process.py, but :quap_tff does not depend on :tff'),
-    ('BUILD', '":tests", ', '',
-     'tests/data/digits_test.py imports tests/conftest.py, but :tests/data/digits_test does not depend on :tests'),
+    (
+      'quap_tff/budget.py',
+      'math',
+      'absl',
+      'quap_tff/budget.py imports absl-py, but :mechanism does not depend on @pypi//absl_py',
+    ),
+    (
+      'quap_tff/budget.py',
+      'import math',
+      'def f():\n  from data import digits',
+      'quap_tff/budget.py imports data/digits.py, but :mechanism does not depend on :data',
+    ),
+    (
+      'quap_tff/budget.py',
+      'math',
+      'quap_tff',
+      'quap_tff/budget.py imports quap_tff/__init__.py, but :mechanism does not depend on :quap_tff',
+    ),
+    (
+      'quap_tff/accounting/__init__.py',
+      '',
+      'from quap_tff.lazy import tff\n',
+      'quap_tff/accounting/__init__.py imports tensorflow-federated, but :accounting does not depend on ' + TFF,
+    ),
+    (
+      'experiments/train.py',
+      'import data',
+      "fast_imports.load('gone')",
+      'experiments/train.py imports gone, which is not in requirements.txt',
+    ),
+    (
+      'data/__init__.py',
+      'data.digits',
+      'quap_tff.process',
+      'data/__init__.py imports quap_tff/process.py, but :data does not depend on :tff',
+    ),
+    (
+      'BUILD',
+      '[":mechanism", ":tff"]',
+      '[":mechanism"]',
+      'quap_tff/__init__.py imports quap_tff/process.py, but :quap_tff does not depend on :tff',
+    ),
+    (
+      'BUILD',
+      '":tests", ',
+      '',
+      'tests/data/digits_test.py imports tests/conftest.py, but :tests/data/digits_test does not depend on :tests',
+    ),
     # Deps that are not imported, or must not be.
     ('quap_tff/budget.py', 'import numpy as np', '', ':mechanism depends on @pypi//numpy, which it does not import'),
-    ('tests/data/more_test.py', 'from google import protobuf', '',
-     ':tests/data/digits_test depends on @pypi//protobuf, which it does not import'),
+    (
+      'tests/data/more_test.py',
+      'from google import protobuf',
+      '',
+      ':tests/data/digits_test depends on @pypi//protobuf, which it does not import',
+    ),
     ('BUILD', '["@pypi//numpy"]', f'["@pypi//numpy", "{TFF}"]', f':mechanism must not depend on {TFF}'),
     # Imports of what is not there.
-    ('data/digits.py', 'import data', 'from .gone import x',
-     'data/digits.py imports data.gone, but there is no such file'),
+    (
+      'data/digits.py',
+      'import data',
+      'from .gone import x',
+      'data/digits.py imports data.gone, but there is no such file',
+    ),
     ('requirements.txt', 'numpy', 'numpie', 'quap_tff/budget.py imports numpy, which is not in requirements.txt'),
     # The programs of peers are not part of the project.
-    ('experiments/train.py', 'import data', 'from experiments.peers import compare',
-     'experiments/train.py imports experiments.peers, but there is no such file'),
+    (
+      'experiments/train.py',
+      'import data',
+      'from experiments.peers import compare',
+      'experiments/train.py imports experiments.peers, but there is no such file',
+    ),
     # Files in the wrong place.
     ('tools/x.py', '', '', 'tools/x.py is in 0 targets; it must be in one'),
     ('BUILD', 'exclude = TFF', '', 'quap_tff/process.py is in 2 targets; it must be in one'),
     ('BUILD', 'TFF)', 'TFF) + ["quap_tff/gone.py"]', 'quap_tff/gone.py is in :mechanism, but there is no such file'),
-    ('BUILD', '[py_binary(', '[py_library(',
-     "experiments/train.py must be in a py_binary with main_module = 'experiments.train'"),
+    (
+      'BUILD',
+      '[py_binary(',
+      '[py_library(',
+      "experiments/train.py must be in a py_binary with main_module = 'experiments.train'",
+    ),
     ('BUILD', '"pytest",', '"unittest",', "tests/data/digits_test.py must be in a py_test with main_module = 'pytest'"),
     # Circles.
     ('BUILD', '["@pypi//numpy"]', '["@pypi//numpy", ":tff"]', 'In a circle: :mechanism, :tff'),
     ('quap_tff/budget.py', 'math', 'quap_tff.process', 'In a circle: quap_tff/budget.py, quap_tff/process.py'),
-])
+  ],
+)
 def test_a_mistake_is_found(tmp_path, path, old, new, problem):
   assert problem in project(tmp_path, path, old, new).problems()

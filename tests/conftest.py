@@ -22,8 +22,12 @@ tff.framework.set_default_context(runtime.InProcessContext(num_threads=2))
 
 # Files with few tests that take long. Left to the end, they would be waited for.
 _FIRST = (
-    'tests/docs/tutorial_test.py', 'tests/experiments/command_test.py', 'tests/experiments/membership_study_test.py',
-    'tests/runtime/in_process_test.py', 'tests/runtime/namespaces_test.py', 'tests/runtime/workers_test.py',
+  'tests/docs/tutorial_test.py',
+  'tests/experiments/command_test.py',
+  'tests/experiments/membership_study_test.py',
+  'tests/runtime/in_process_test.py',
+  'tests/runtime/namespaces_test.py',
+  'tests/runtime/workers_test.py',
 )
 
 
@@ -35,7 +39,6 @@ def pytest_xdist_make_scheduler(config, log):
   from xdist import scheduler  # pylint: disable=g-import-not-at-top
 
   class SlowFirst(scheduler.LoadFileScheduling):
-
     def _assign_work_unit(self, node):
       for path in reversed(_FIRST):
         if path in self.workqueue:

@@ -39,9 +39,9 @@ class Presets(NamedTuple):
 
 
 PRESETS = {
-    'digits': Presets('demo', 'digits_certified', 'digits_cnn'),
-    'mnist': Presets('mnist_2025', 'mnist_certified', 'mnist_cnn'),
-    'cifar10': Presets('cifar10_2025', 'cifar10_certified', 'cifar10_cnn'),
+  'digits': Presets('demo', 'digits_certified', 'digits_cnn'),
+  'mnist': Presets('mnist_2025', 'mnist_certified', 'mnist_cnn'),
+  'cifar10': Presets('cifar10_2025', 'cifar10_certified', 'cifar10_cnn'),
 }
 # Without convolutions: its first Dense layer takes in the image itself.
 DENSE_MODEL = 'mlp'
@@ -63,24 +63,24 @@ class AttackedMethod:
 
 
 METHODS = {
-    'fedavg': AttackedMethod('No clipping and no noise anywhere.', ('--algorithm=fedavg',)),
-    'quap': AttackedMethod(
-        'QuAP-FL. A client\'s update has no noise. The aggregate has noise on the final Dense layer alone, so the '
-        'attack looks at the other layers.'
-    ),
-    'fixed_dp': AttackedMethod(
-        'Fixed-DP. A client\'s update is clipped and has no noise. The aggregate has noise on every layer.',
-        ('--algorithm=fixed_dp',),
-    ),
-    'local_noise': AttackedMethod(
-        'The first document\'s noise: each client adds its own, to every layer, before it sends anything.',
-        ('--noise=client', '--critical_layers=all'),
-    ),
-    'certified': AttackedMethod(
-        'A client\'s update is clipped and has no noise: the certificate is about the released model. The aggregate '
-        'has noise on every layer.',
-        is_certified=True,
-    ),
+  'fedavg': AttackedMethod('No clipping and no noise anywhere.', ('--algorithm=fedavg',)),
+  'quap': AttackedMethod(
+    "QuAP-FL. A client's update has no noise. The aggregate has noise on the final Dense layer alone, so the "
+    'attack looks at the other layers.'
+  ),
+  'fixed_dp': AttackedMethod(
+    "Fixed-DP. A client's update is clipped and has no noise. The aggregate has noise on every layer.",
+    ('--algorithm=fixed_dp',),
+  ),
+  'local_noise': AttackedMethod(
+    "The first document's noise: each client adds its own, to every layer, before it sends anything.",
+    ('--noise=client', '--critical_layers=all'),
+  ),
+  'certified': AttackedMethod(
+    "A client's update is clipped and has no noise: the certificate is about the released model. The aggregate "
+    'has noise on every layer.',
+    is_certified=True,
+  ),
 }
 
 
@@ -122,7 +122,7 @@ def setting_of(dataset: str, data_dir: Any, seed: int) -> Setting:
   with experiment_flags.parsed([_arguments(presets_of(dataset).documents)]) as values:
     optimizer = registry.parse_spec('client optimizer', values.client_optimizer, optimizers.OPTIMIZERS)
     federation = data.load(
-        dataset, data_dir=data_dir, num_clients=values.num_clients, partition=values.partition, seed=seed
+      dataset, data_dir=data_dir, num_clients=values.num_clients, partition=values.partition, seed=seed
     )
   return Setting(federation, optimizer.learning_rate)
 
@@ -152,14 +152,14 @@ def batches_of(federation: data.Federation, targets: int, cohort: int, batch: in
   eligible = [i for i, examples in enumerate(federation.clients) if len(examples) >= batch]
   if len(eligible) < cohort:
     raise ValueError(
-        f'--cohort={cohort}: only {len(eligible)} clients of {federation.name} have {batch} examples or more. Give a '
-        'smaller --cohort or smaller --batches.'
+      f'--cohort={cohort}: only {len(eligible)} clients of {federation.name} have {batch} examples or more. Give a '
+      'smaller --cohort or smaller --batches.'
     )
   rng = np.random.default_rng([seed, 12])
   order, x, y = rng.permutation(eligible), [], []
   for target in range(targets):
     first = order[target % len(order)]
-    others = rng.permutation([i for i in eligible if i != first])[:cohort - 1]
+    others = rng.permutation([i for i in eligible if i != first])[: cohort - 1]
     drawn = []
     for client in (first, *others):
       rows = rng.choice(len(federation.clients[client]), batch, replace=False)
@@ -206,24 +206,34 @@ class AttackedModel:
     weights = self.stacked.stacked(len(batches.x))
     classes = self.stacked.num_classes
     return [
-        [u.numpy() for u in inversion_model.local_update(
-            self.stacked, weights, tf.constant(batches.x[:, m]), tf.one_hot(batches.y[:, m], classes), learning_rate,
-            steps,
-        )]
-        for m in range(batches.x.shape[1])
+      [
+        u.numpy()
+        for u in inversion_model.local_update(
+          self.stacked,
+          weights,
+          tf.constant(batches.x[:, m]),
+          tf.one_hot(batches.y[:, m], classes),
+          learning_rate,
+          steps,
+        )
+      ]
+      for m in range(batches.x.shape[1])
     ]
 
   def seen(
-      self, method: str, updates: List[List[np.ndarray]], batch: int, learning_rate: float, steps: int, seed: int
+    self, method: str, updates: List[List[np.ndarray]], batch: int, learning_rate: float, steps: int, seed: int
   ) -> Dict[str, Seen]:
     """What each observer sees of these updates under a method, by the observer's name."""
     plan, cohort, targets = self.plan(method), len(updates), len(updates[0][0])
     rounds = [
-        views.observe(
-            plan, self.shape.layers, [[tensor[t] for tensor in update] for update in updates], range(cohort),
-            seed * targets + t,
-        )
-        for t in range(targets)
+      views.observe(
+        plan,
+        self.shape.layers,
+        [[tensor[t] for tensor in update] for update in updates],
+        range(cohort),
+        seed * targets + t,
+      )
+      for t in range(targets)
     ]
     norm = np.mean([np.sqrt(sum(np.square(tensor[t]).sum() for tensor in updates[0])) for t in range(targets)])
     found = {}
@@ -232,7 +242,9 @@ class AttackedModel:
       observed = [np.stack(parts).astype(np.float32) for parts in zip(*(view.update for view in own))]
       clip = float(np.mean([view.clip for view in own]))
       found[observer] = Seen(
-          inversion.Problem(self.stacked, learning_rate, steps, examples, observed, own[0].noised),
-          clip if np.isfinite(clip) else None, float(np.mean([view.noise for view in own])), float(norm),
+        inversion.Problem(self.stacked, learning_rate, steps, examples, observed, own[0].noised),
+        clip if np.isfinite(clip) else None,
+        float(np.mean([view.noise for view in own])),
+        float(norm),
       )
     return found

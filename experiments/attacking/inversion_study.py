@@ -76,8 +76,10 @@ class InversionSettings:
     if not self.models:
       object.__setattr__(self, 'models', (presets.model, setting_lib.DENSE_MODEL))
     for kind, names, known in (
-        ('model', self.models, models_lib.MODELS), ('attacked method', self.methods, setting_lib.METHODS),
-        ('observer', self.observers, OBSERVERS), ('attack', self.attacks, ATTACKS),
+      ('model', self.models, models_lib.MODELS),
+      ('attacked method', self.methods, setting_lib.METHODS),
+      ('observer', self.observers, OBSERVERS),
+      ('attack', self.attacks, ATTACKS),
     ):
       if not names:
         raise ValueError(f'Give at least one {kind}; choices: {", ".join(known)}.')
@@ -146,24 +148,23 @@ def run(settings: InversionSettings, say: Callable[[str], None]) -> InversionRes
   setting = setting_lib.setting_of(settings.dataset, settings.data_dir, settings.seed)
   federation = setting.federation
   say(
-      f'{federation.name}: {settings.targets} targets, a cohort of {settings.cohort}, learning rate '
-      f'{setting.learning_rate:g}.'
+    f'{federation.name}: {settings.targets} targets, a cohort of {settings.cohort}, learning rate '
+    f'{setting.learning_rate:g}.'
   )
-  batches = setting_lib.batches_of(
-      federation, settings.targets, settings.cohort, max(settings.batches), settings.seed
-  )
+  batches = setting_lib.batches_of(federation, settings.targets, settings.cohort, max(settings.batches), settings.seed)
   blind = federation.test.x.mean(axis=0)
   rows, pictures = [], {}
   for name in settings.models:
     model = setting_lib.AttackedModel(
-        settings.dataset, name, federation.input_shape, federation.num_classes, settings.seed
+      settings.dataset, name, federation.input_shape, federation.num_classes, settings.seed
     )
     invert = closed_form.build_feature_inversion(
-        model.stacked, settings.feature_iterations, settings.feature_smoothness, settings.feature_learning_rate
+      model.stacked, settings.feature_iterations, settings.feature_smoothness, settings.feature_learning_rate
     )
     for steps in settings.steps:
-      attacks = {kind: _attack(kind, settings).build(model.stacked, setting.learning_rate, steps)
-                 for kind in settings.attacks}
+      attacks = {
+        kind: _attack(kind, settings).build(model.stacked, setting.learning_rate, steps) for kind in settings.attacks
+      }
       for batch in settings.batches:
         study = _Case(settings, model, setting.learning_rate, batches.first(batch), steps, attacks, invert)
         for row, attempt in study.run(say):
@@ -202,9 +203,9 @@ class _Case:
           attempt, same_as = self._attempt(kind, method, observer, one.problem)
           row = self._row(method, observer, kind, one, attempt, same_as)
           say(
-              f'{self._model.name} {method} {observer} batch {self._batch} steps {self._steps} {kind}: PSNR '
-              f'{row["psnr_mean"]:.1f} dB, SSIM {row["ssim_mean"]:.2f}, labels {row["label_accuracy"]:.0%}'
-              + (f' (as {same_as})' if same_as else '')
+            f'{self._model.name} {method} {observer} batch {self._batch} steps {self._steps} {kind}: PSNR '
+            f'{row["psnr_mean"]:.1f} dB, SSIM {row["ssim_mean"]:.2f}, labels {row["label_accuracy"]:.0%}'
+            + (f' (as {same_as})' if same_as else '')
           )
           yield row, attempt
 
@@ -229,37 +230,46 @@ class _Case:
       features = model.features([w[tf.newaxis] for w in model.initial_weights], flat).numpy()
       codes = features.reshape([targets, self._batch, -1])
     # The comparison, not the attacker, knows which code is nearest to which example. Only those are made into images.
-    chosen = np.stack([
-        found.codes[t][images_lib.nearest(codes[t], found.codes[t])[:n]] for t in range(targets)
-    ])
+    chosen = np.stack([found.codes[t][images_lib.nearest(codes[t], found.codes[t])[:n]] for t in range(targets)])
     flat = chosen.reshape([targets * n, -1]).astype(np.float32)
     recovered = flat.reshape([-1, *shape]) if found.are_images else self._invert(flat)
     labels = y[:, 0] if observer == 'client_update' else y.reshape([targets, -1])
     return Attempt(
-        true[:, :n], np.clip(recovered, 0, 1).reshape([targets, n, *shape]),
-        inversion_labels.accuracy(labels, found.labels),
+      true[:, :n],
+      np.clip(recovered, 0, 1).reshape([targets, n, *shape]),
+      inversion_labels.accuracy(labels, found.labels),
     )
 
   def _row(self, method, observer, kind, seen, attempt, same_as):
     psnr, ssim = _measures(attempt.true, attempt.recovered)
     row = {
-        'dataset': self._settings.dataset, 'model': self._model.name, 'method': method, 'observer': observer,
-        'attack': kind, 'batch': self._batch, 'steps': self._steps,
-        'cohort': 1 if observer == 'client_update' else self._settings.cohort,
-        'targets': len(psnr), 'images': int(psnr.size),
+      'dataset': self._settings.dataset,
+      'model': self._model.name,
+      'method': method,
+      'observer': observer,
+      'attack': kind,
+      'batch': self._batch,
+      'steps': self._steps,
+      'cohort': 1 if observer == 'client_update' else self._settings.cohort,
+      'targets': len(psnr),
+      'images': int(psnr.size),
     }
     for name, values, low, high in (
-        ('psnr', psnr.mean(axis=1), -np.inf, np.inf), ('ssim', ssim.mean(axis=1), -1, 1),
-        ('label_accuracy', attempt.labels, 0, 1),
+      ('psnr', psnr.mean(axis=1), -np.inf, np.inf),
+      ('ssim', ssim.mean(axis=1), -1, 1),
+      ('label_accuracy', attempt.labels, 0, 1),
     ):
       mean, lower, upper = interval(values, low, high)
       row[name if name == 'label_accuracy' else f'{name}_mean'] = mean
       row[f'{name}_low'], row[f'{name}_high'] = lower, upper
     return {
-        **row,
-        'recovered': float(np.mean(psnr >= RECOVERED_PSNR)),
-        'looked_at': 'all layers' if all(seen.problem.visible) else 'layers without noise',
-        'clipping_norm': seen.clip, 'update_norm': seen.norm, 'noise_stddev': seen.noise, 'same_as': same_as,
+      **row,
+      'recovered': float(np.mean(psnr >= RECOVERED_PSNR)),
+      'looked_at': 'all layers' if all(seen.problem.visible) else 'layers without noise',
+      'clipping_norm': seen.clip,
+      'update_norm': seen.norm,
+      'noise_stddev': seen.noise,
+      'same_as': same_as,
     }
 
 

@@ -18,9 +18,7 @@ _MARKERS = 'oDs^vPX*'
 _STRONGEST = 'lira_online'
 
 
-def images(
-    rows: Sequence[Mapping[str, Any]], curves: Mapping[Tuple[str, str, str], roc.Curve]
-) -> Dict[str, bytes]:
+def images(rows: Sequence[Mapping[str, Any]], curves: Mapping[Tuple[str, str, str], roc.Curve]) -> Dict[str, bytes]:
   """PNG files by name: `membership_roc_LEVEL.png` for each level, and `membership_groups.png`.
 
   Args:
@@ -57,8 +55,8 @@ def _roc_figure(level, curves, rows):
       # Below the line of chance there is nothing but chance.
       axes.legend(loc='lower right', fontsize=8)
     figure.suptitle(
-        f'Membership at {level} level: {trials["members"]:,} members and {trials["non_members"]:,} non-members over '
-        f'{trials["shadow_models"] + 1} target models'
+      f'Membership at {level} level: {trials["members"]:,} members and {trials["non_members"]:,} non-members over '
+      f'{trials["shadow_models"] + 1} target models'
     )
 
   return draw
@@ -66,8 +64,12 @@ def _roc_figure(level, curves, rows):
 
 def _curve(axes, curve, lowest, colour, dash, label):
   axes.plot(
-      np.maximum(curve.fpr, lowest), np.maximum(curve.tpr, lowest), color=colour, linestyle=dash, label=label,
-      drawstyle='steps-post',
+    np.maximum(curve.fpr, lowest),
+    np.maximum(curve.tpr, lowest),
+    color=colour,
+    linestyle=dash,
+    label=label,
+    drawstyle='steps-post',
   )
 
 
@@ -91,8 +93,10 @@ def _groups_figure(rows):
       axes.set(ylabel='AUC', xlim=(-0.5, len(methods) - 0.5))
       axes.set_title(f'{level} level, {_words(attack)}', loc='left')
     figure.legend(
-        *axes.get_legend_handles_labels(), loc='outside lower center', ncols=4,
-        title='clients by how often they are asked to take part',
+      *axes.get_legend_handles_labels(),
+      loc='outside lower center',
+      ncols=4,
+      title='clients by how often they are asked to take part',
     )
 
   return draw, (max(8, 1.05 * len(methods)) * len(levels), 4.6)
@@ -102,8 +106,16 @@ def _point(axes, row, x, index, label):
   colour = ('#4393c3', '#7f7f7f', '#b2182b')[index]
   low, high = row['auc'] - row['auc_low'], row['auc_high'] - row['auc']
   axes.errorbar(
-      [x], [row['auc']], yerr=[[low], [high]], color=colour, marker=_MARKERS[index], linestyle='none', markersize=5,
-      linewidth=1.2, capsize=2, label=label,
+    [x],
+    [row['auc']],
+    yerr=[[low], [high]],
+    color=colour,
+    marker=_MARKERS[index],
+    linestyle='none',
+    markersize=5,
+    linewidth=1.2,
+    capsize=2,
+    label=label,
   )
   if row['auc_bound'] is not None:
     axes.plot([x - 0.09, x + 0.09], [row['auc_bound']] * 2, color=colour, linewidth=1.2)
@@ -123,8 +135,10 @@ def _short(method: str, lines: bool = False) -> str:
 
 def _words(attack: str) -> str:
   return {
-      'loss_threshold': 'the loss threshold', 'shadow_classifier': 'shadow models and a classifier',
-      'lira_online': 'LiRA, online', 'lira_offline': 'LiRA, offline',
+    'loss_threshold': 'the loss threshold',
+    'shadow_classifier': 'shadow models and a classifier',
+    'lira_online': 'LiRA, online',
+    'lira_offline': 'LiRA, offline',
   }.get(attack, attack)
 
 

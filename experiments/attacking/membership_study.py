@@ -35,12 +35,12 @@ _FEWEST_MODELS = 8
 CSV = 'membership.csv'
 
 METHODS = (
-    'fedavg',
-    'quap',
-    'fixed_dp:clip=0.5',
-    'tff_dp_fedavg:clip=0.5',
-    'certified:weights=participation,clip=0.5',
-    'certified:weights=online,clip=0.5',
+  'fedavg',
+  'quap',
+  'fixed_dp:clip=0.5',
+  'tff_dp_fedavg:clip=0.5',
+  'certified:weights=participation,clip=0.5',
+  'certified:weights=online,clip=0.5',
 )
 
 
@@ -111,8 +111,21 @@ class MembershipSettings:
   def flags(self) -> Tuple[str, ...]:
     """The flags of `experiments.train` that all methods share."""
     names = (
-        'dataset', 'data_dir', 'num_clients', 'partition', 'features', 'model', 'participation', 'cohort_size',
-        'rounds', 'local_epochs', 'batch_size', 'client_optimizer', 'delta', 'gaussian_calibration', 'seed',
+      'dataset',
+      'data_dir',
+      'num_clients',
+      'partition',
+      'features',
+      'model',
+      'participation',
+      'cohort_size',
+      'rounds',
+      'local_epochs',
+      'batch_size',
+      'client_optimizer',
+      'delta',
+      'gaussian_calibration',
+      'seed',
     )
     shared = subjects.arguments_of({name: getattr(self, name) for name in names})
     return (*shared, '--noclient_metrics', '--warmup_rounds=0', '--progress=none')
@@ -179,8 +192,8 @@ def run(settings: MembershipSettings, say: Callable[[str], None] = lambda text: 
   if real_epsilon is None:
     real_epsilon = subjects.planned_epsilon(reference, schedule)
   say(
-      f'membership: {len(clients)} clients with {len(pool.owners)} examples, {settings.models - 1} shadow models; '
-      f'compared at nominal ε = {settings.nominal_epsilon:g} and at real ε = {rounding.up(real_epsilon)}.'
+    f'membership: {len(clients)} clients with {len(pool.owners)} examples, {settings.models - 1} shadow models; '
+    f'compared at nominal ε = {settings.nominal_epsilon:g} and at real ε = {rounding.up(real_epsilon)}.'
   )
   rows, curves = [], {}
   with runtime.activate(reference.runtime):
@@ -194,14 +207,14 @@ def run(settings: MembershipSettings, say: Callable[[str], None] = lambda text: 
         curves.update({(variant.spec, world.level, attack): curve for attack, curve in its_curves.items()})
         largest = max(row['auc'] for row in found if row['group'] == ALL)
         say(
-            f'membership: {variant.spec}, {world.level} level: largest AUC {largest:.3f}, '
-            f'{time.monotonic() - begin:.0f} s so far.'
+          f'membership: {variant.spec}, {world.level} level: largest AUC {largest:.3f}, '
+          f'{time.monotonic() - begin:.0f} s so far.'
         )
   return MembershipResult(settings, rows, curves, time.monotonic() - begin)
 
 
 def attacked_experiments(
-    settings: MembershipSettings, real_epsilon: float
+  settings: MembershipSettings, real_epsilon: float
 ) -> Iterator[Tuple[subjects.Variant, setup.Experiment]]:
   """Each variant that is attacked, and its experiment; `real_epsilon` is that of the comparison."""
   for spec in settings.methods:
@@ -234,16 +247,27 @@ def _attacked(settings, pool, world, outputs, account) -> Tuple[List[Dict[str, A
       clients = np.ones(len(pool.clients), bool) if name == ALL else pool.groups == worlds_lib.GROUPS.index(name)
       chosen = clients[of_client]
       summary = roc.summarize(
-          scores[chosen], world.members[chosen], clients=of_client[chosen], runs=of_run[chosen],
-          resamples=settings.resamples, seed=settings.seed,
+        scores[chosen],
+        world.members[chosen],
+        clients=of_client[chosen],
+        runs=of_run[chosen],
+        resamples=settings.resamples,
+        seed=settings.seed,
       )
-      rows.append({
-          'level': world.level, 'group': name, 'attack': attack, **_figures(summary),
+      rows.append(
+        {
+          'level': world.level,
+          'group': name,
+          'attack': attack,
+          **_figures(summary),
           **_spent(account, clients, world.level, settings.delta),
           'clients': int(clients[np.unique(world.clients)].sum()),
           'mean_participations': float(pool.counts[clients].mean()),
-          'shadow_models': settings.models - 1, 'test_accuracy': outputs.test_accuracy, 'diverged': outputs.diverged,
-      })
+          'shadow_models': settings.models - 1,
+          'test_accuracy': outputs.test_accuracy,
+          'diverged': outputs.diverged,
+        }
+      )
   return rows, curves
 
 
@@ -251,10 +275,14 @@ def _figures(summary: roc.Summary) -> Dict[str, Any]:
   found = {'auc': summary.auc, 'auc_low': summary.auc_interval.low, 'auc_high': summary.auc_interval.high}
   for rate, name in zip(roc.FALSE_POSITIVE_RATES, ('1pct', '01pct')):
     point = summary.operating[rate]
-    found.update({
-        f'tpr_at_{name}_fpr': point.tpr, f'tpr_at_{name}_low': point.interval.low,
-        f'tpr_at_{name}_high': point.interval.high, f'fpr_at_{name}_high': point.fpr_high,
-    })
+    found.update(
+      {
+        f'tpr_at_{name}_fpr': point.tpr,
+        f'tpr_at_{name}_low': point.interval.low,
+        f'tpr_at_{name}_high': point.interval.high,
+        f'fpr_at_{name}_high': point.fpr_high,
+      }
+    )
   return {**found, 'members': summary.members, 'non_members': summary.non_members}
 
 
@@ -272,5 +300,8 @@ def _spent(account: subjects.Account, clients: np.ndarray, level: str, delta: fl
   mu = tradeoff.mu_at_most(epsilon, delta) if epsilon > 0 else 0.0
   auc_bound, tpr_bound = roc.gaussian_bound(mu if level == 'client' else 2 * mu)
   return {
-      'nominal_epsilon': nominal, 'real_epsilon': epsilon, 'auc_bound': auc_bound, 'tpr_at_1pct_bound': tpr_bound[0.01]
+    'nominal_epsilon': nominal,
+    'real_epsilon': epsilon,
+    'auc_bound': auc_bound,
+    'tpr_at_1pct_bound': tpr_bound[0.01],
   }

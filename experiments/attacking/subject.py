@@ -67,8 +67,10 @@ def experiment_of(variant: Variant, arguments: Sequence[str]) -> setup.Experimen
     arguments: The other flags of `experiments.train`.
   """
   own = (
-      f'--algorithm={variant.spec}', f'--epsilon={variant.epsilon!r}', f'--calibration={variant.calibration}',
-      f'--server_optimizer=sgd:learning_rate={_server_learning_rate(variant.spec)}',
+    f'--algorithm={variant.spec}',
+    f'--epsilon={variant.epsilon!r}',
+    f'--calibration={variant.calibration}',
+    f'--server_optimizer=sgd:learning_rate={_server_learning_rate(variant.spec)}',
   )
   with experiment_flags.parsed([*arguments, *own]) as values:
     return setup.from_flags(values)
@@ -98,7 +100,7 @@ def planned_epsilon(experiment: setup.Experiment, schedule: Sequence[np.ndarray]
 
 
 def train(
-    process: tff.learning.templates.LearningProcess, pool: worlds_lib.Pool, worlds: worlds_lib.Worlds, model: int
+  process: tff.learning.templates.LearningProcess, pool: worlds_lib.Pool, worlds: worlds_lib.Worlds, model: int
 ) -> tff.learning.models.ModelWeights:
   """The released weights of one model: those after the last round."""
   state = process.initialize()
@@ -124,11 +126,11 @@ class Outputs(NamedTuple):
 
 
 def outputs_of(
-    experiment: setup.Experiment,
-    process: Any,
-    pool: worlds_lib.Pool,
-    worlds: worlds_lib.Worlds,
-    logits_of: Callable[[Any, np.ndarray], np.ndarray],
+  experiment: setup.Experiment,
+  process: Any,
+  pool: worlds_lib.Pool,
+  worlds: worlds_lib.Worlds,
+  logits_of: Callable[[Any, np.ndarray], np.ndarray],
 ) -> Outputs:
   """Trains every model of the worlds, and asks each for its outputs."""
   found, hits, diverged = [], [], []

@@ -100,7 +100,7 @@ def draw(level: str, pool: Pool, models: int, seed: int) -> Worlds:
     attends = _coins(rng, models, len(pool.clients))
     rows = np.arange(len(pool.owners))
     return Worlds(
-        level, attends, np.ones((models, len(rows)), bool), rows, pool.owners, np.arange(len(pool.clients)), attends
+      level, attends, np.ones((models, len(rows)), bool), rows, pool.owners, np.arange(len(pool.clients)), attends
     )
   chosen = np.zeros(len(pool.clients), bool)
   chosen[np.lexsort((pool.counts, pool.groups))[::2]] = True

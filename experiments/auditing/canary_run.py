@@ -96,19 +96,19 @@ class Result(NamedTuple):
   def as_dict(self) -> Dict[str, Any]:
     """For JSON."""
     return {
-        'claimed_epsilon': self.claim.epsilon,
-        'claim': self.claim.kind,
-        'delta': self.claim.delta,
-        'claimed_mu': self.claim.mu if self.claim.epsilon else None,
-        'canaries': len(self.canaries),
-        'canary_clients': list(self.canaries),
-        'threshold': self.threshold,
-        **lower_bounds.as_dict(self.guesses, self.bound),
-        'epsilon_lower_bound': self.epsilon,
-        'is_gaussian': self.is_gaussian,
-        'inserted_mean': float(self.inserted.mean()),
-        'unseen_mean': float(self.unseen.mean()),
-        'unseen_stddev': float(self.unseen.std()),
+      'claimed_epsilon': self.claim.epsilon,
+      'claim': self.claim.kind,
+      'delta': self.claim.delta,
+      'claimed_mu': self.claim.mu if self.claim.epsilon else None,
+      'canaries': len(self.canaries),
+      'canary_clients': list(self.canaries),
+      'threshold': self.threshold,
+      **lower_bounds.as_dict(self.guesses, self.bound),
+      'epsilon_lower_bound': self.epsilon,
+      'is_gaussian': self.is_gaussian,
+      'inserted_mean': float(self.inserted.mean()),
+      'unseen_mean': float(self.unseen.mean()),
+      'unseen_stddev': float(self.unseen.std()),
     }
 
 
@@ -126,14 +126,14 @@ def run(experiment: setup.Experiment, settings: Settings, say: Callable[[str], N
   plan = experiment.plan
   if isinstance(plan, (plans.FedBuffPlan, plans.LeeKiferPlan)):
     raise ValueError(
-        f'There is no audit for {type(plan).__name__}: its clients send more than an update that a canary could '
-        'replace. Audit another --algorithm.'
+      f'There is no audit for {type(plan).__name__}: its clients send more than an update that a canary could '
+      'replace. Audit another --algorithm.'
     )
   planned = experiment.schedule
-  schedule = planned[:experiment.last_round]
+  schedule = planned[: experiment.last_round]
   clients = _canary_clients(plan, schedule, settings.canaries)
   canaries = canary_lib.Canaries(
-      clients, settings.unseen, _tensors(plan, settings.part), _norm(plan, settings.part), _clipped(plan)
+    clients, settings.unseen, _tensors(plan, settings.part), _norm(plan, settings.part), _clipped(plan)
   )
   canaries.places(plan.model.sizes)
   say(f'building a run with {len(clients)} canaries and {settings.unseen:,} unseen directions')
@@ -156,7 +156,7 @@ def run(experiment: setup.Experiment, settings: Settings, say: Callable[[str], N
   inserted, unseen = np.concatenate(inserted), np.concatenate(unseen)
   claim = claim_of(plan, ledger, planned)
   threshold = lower_bounds.planned_threshold(
-      float(np.median(expectations)), inserted.size, unseen.size, settings.confidence
+    float(np.median(expectations)), inserted.size, unseen.size, settings.confidence
   )
   guesses = lower_bounds.count(inserted, unseen, threshold)
   bound = lower_bounds.bound(guesses, claim.delta, settings.confidence)
@@ -192,8 +192,8 @@ def _canary_clients(plan, schedule, count) -> Tuple[int, ...]:
   takers = int((spent > 0).sum())
   if count > takers:
     raise ValueError(
-        f'--canaries={count}: only {takers} of the {plan.num_clients} clients take part in this run. Ask for at most '
-        f'{takers} (--canaries={takers}).'
+      f'--canaries={count}: only {takers} of the {plan.num_clients} clients take part in this run. Ask for at most '
+      f'{takers} (--canaries={takers}).'
     )
   return tuple(sorted(np.argsort(-spent, kind='stable')[:count].tolist()))
 

@@ -44,10 +44,10 @@ class Played(NamedTuple):
     """For JSON."""
     verdict = self.verdict
     return {
-        'claimed_mu': self.claimed_mu,
-        'draws': self.draws,
-        'mu_estimate': verdict.mu_estimate,
-        **lower_bounds.as_dict(verdict.guesses, verdict.bound),
+      'claimed_mu': self.claimed_mu,
+      'draws': self.draws,
+      'mu_estimate': verdict.mu_estimate,
+      **lower_bounds.as_dict(verdict.guesses, verdict.bound),
     }
 
 

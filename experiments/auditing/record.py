@@ -19,10 +19,9 @@ _CLOSE = 1e-9
 _SINCE_VERSION = 4
 # What the figures in audit.json need; kept there, so that nobody reads them as more than they are.
 _ASSUMPTIONS = {
-    'epsilon_lower_bound': 'Gaussian noise that is independent in orthogonal directions',
-    'epsilon_lower_bound_if_trials_are_independent':
-        'independent trials. No noise is assumed, but nothing guarantees independence without assuming a noise: the '
-        'canaries of one run share the run',
+  'epsilon_lower_bound': 'Gaussian noise that is independent in orthogonal directions',
+  'epsilon_lower_bound_if_trials_are_independent': 'independent trials. No noise is assumed, but nothing guarantees independence without assuming a noise: the '
+  'canaries of one run share the run',
 }
 
 
@@ -107,15 +106,15 @@ def verdict(measured: Mapping[str, Any]) -> str:
   tests, claimed, kind = _tests(measured), measured['claimed_epsilon'], measured['claim']
   together = 'Both hold' if len(tests) > 1 else 'This holds'
   text = (
-      f'At δ = {measured["delta"]!r}, {", and ".join(test.proves for test in tests)}. '
-      f'{together} with {_percent(measured["confidence"])} confidence.'
+    f'At δ = {measured["delta"]!r}, {", and ".join(test.proves for test in tests)}. '
+    f'{together} with {_percent(measured["confidence"])} confidence.'
   )
   refuted = [test.claim for test in tests if test.refutes]
   if refuted:
     return (
-        f'{text} More is proved than {", and than ".join(refuted)}. The claim does not hold for this program, or this '
-        'is one of the audits that err, as the confidence allows. An error by chance does not come back: repeat the '
-        'audit with another --canary_seed.'
+      f'{text} More is proved than {", and than ".join(refuted)}. The claim does not hold for this program, or this '
+      'is one of the audits that err, as the confidence allows. An error by chance does not come back: repeat the '
+      'audit with another --canary_seed.'
     )
   if claimed is None:
     return f'{text} Nothing is claimed of this method.'
@@ -131,24 +130,34 @@ def rows(measured: Mapping[str, Any]) -> List[List[str]]:
     each = lower_bounds.each(measured['confidence'], measured['tests'])
     confidence += f', {_percent(each)} for each of the two tests'
   table = [
-      ['Claimed', f'ε = {rounding.up(claimed)} ({measured["claim"]})' if claimed is not None else 'nothing'],
-      *([[
-          'Measured', f'ε ≥ {rounding.down(measured["epsilon_lower_bound"])}, for Gaussian noise that is independent '
-          'in orthogonal directions'
-      ]] if measured['is_gaussian'] else []),
-      ['If trials are independent', f'ε ≥ {rounding.down(independent)}, whatever the noise is'],
+    ['Claimed', f'ε = {rounding.up(claimed)} ({measured["claim"]})' if claimed is not None else 'nothing'],
+    *(
       [
-          'Canaries', f'{measured["canaries"]:,} clients in each of {measured["repeats"]:,} runs; '
-          f'{measured["true_positives"]:,} of {measured["inserted"]:,} found'
-      ],
-      ['Directions that nobody added', f'{measured["false_positives"]:,} of {measured["unseen"]:,} taken for canaries'],
+        [
+          'Measured',
+          f'ε ≥ {rounding.down(measured["epsilon_lower_bound"])}, for Gaussian noise that is independent '
+          'in orthogonal directions',
+        ]
+      ]
+      if measured['is_gaussian']
+      else []
+    ),
+    ['If trials are independent', f'ε ≥ {rounding.down(independent)}, whatever the noise is'],
+    [
+      'Canaries',
+      f'{measured["canaries"]:,} clients in each of {measured["repeats"]:,} runs; '
+      f'{measured["true_positives"]:,} of {measured["inserted"]:,} found',
+    ],
+    ['Directions that nobody added', f'{measured["false_positives"]:,} of {measured["unseen"]:,} taken for canaries'],
   ]
   if game is not None:
-    table.append([
+    table.append(
+      [
         'Distinguishing game',
         f'μ ≥ {rounding.down(game["mu_lower_bound"])} of a claimed {rounding.up(game["claimed_mu"])} '
         f'(ε ≥ {rounding.down(game["epsilon_lower_bound"])}), from {game["draws"]:,} draws of each world',
-    ])
+      ]
+    )
   return table + [['Confidence', confidence]]
 
 
@@ -158,12 +167,15 @@ def _tests(measured) -> List[_Test]:
   tests = [_Test(bound, claimed, f'the canaries prove ε ≥ {rounding.down(bound)}', claim)]
   if game is not None:
     bound, claimed = game['mu_lower_bound'], game['claimed_mu']
-    tests.append(_Test(
-        bound, claimed,
+    tests.append(
+      _Test(
+        bound,
+        claimed,
         f'the distinguishing game proves μ ≥ {rounding.down(bound)}, which is '
         f'ε ≥ {rounding.down(game["epsilon_lower_bound"])}, for the client that spends most',
         f'the μ = {rounding.up(claimed)} that is claimed for this client',
-    ))
+      )
+    )
   return tests
 
 

@@ -31,29 +31,29 @@ CALIBRATIONS = base.CALIBRATIONS
 Method = base.Method
 
 METHODS: Dict[str, Type[Method]] = {
-    # Methods that others can be built around.
-    **heterogeneity.BASES,
-    # An interpretation: the documents name PT-ADP but do not specify it.
-    'pt_adp': settings.PtAdp,
-    'dynamic_budget': adaptive_privacy.DynamicBudget,
-    # Interpretations: the documents name them, and no paper says enough.
-    'd2dp': adaptive_privacy.D2dp,
-    'acdp': adaptive_privacy.Acdp,
-    'fedapca': adaptive_privacy.FedApca,
-    'lee_kifer': adaptive_privacy.LeeKifer,
-    'local_dp': local.LocalDp,
-    'fedbuff': asynchronous.FedBuff,
-    'tff_dp_fedavg': stock.TffDpFedAvg,
-    'tff_dp_fedavg_adaptive': stock.TffDpFedAvgAdaptive,
-    'tff_layerwise_adaptive': stock.TffLayerwiseAdaptive,
-    'tff_dp_ftrl': stock.TffDpFtrl,
-    'scaffold': heterogeneity.Scaffold,
-    'fednova': heterogeneity.FedNova,
-    'feddyn': heterogeneity.FedDyn,
-    'fedvarp': heterogeneity.FedVarp,
-    'fl_fdms': heterogeneity.FlFdms,
-    # An interpretation: only descriptions of the paper could be read.
-    'safari': heterogeneity.Safari,
+  # Methods that others can be built around.
+  **heterogeneity.BASES,
+  # An interpretation: the documents name PT-ADP but do not specify it.
+  'pt_adp': settings.PtAdp,
+  'dynamic_budget': adaptive_privacy.DynamicBudget,
+  # Interpretations: the documents name them, and no paper says enough.
+  'd2dp': adaptive_privacy.D2dp,
+  'acdp': adaptive_privacy.Acdp,
+  'fedapca': adaptive_privacy.FedApca,
+  'lee_kifer': adaptive_privacy.LeeKifer,
+  'local_dp': local.LocalDp,
+  'fedbuff': asynchronous.FedBuff,
+  'tff_dp_fedavg': stock.TffDpFedAvg,
+  'tff_dp_fedavg_adaptive': stock.TffDpFedAvgAdaptive,
+  'tff_layerwise_adaptive': stock.TffLayerwiseAdaptive,
+  'tff_dp_ftrl': stock.TffDpFtrl,
+  'scaffold': heterogeneity.Scaffold,
+  'fednova': heterogeneity.FedNova,
+  'feddyn': heterogeneity.FedDyn,
+  'fedvarp': heterogeneity.FedVarp,
+  'fl_fdms': heterogeneity.FlFdms,
+  # An interpretation: only descriptions of the paper could be read.
+  'safari': heterogeneity.Safari,
 }
 
 
@@ -99,28 +99,28 @@ def client_work_of(values: Any, attackers: Sequence[int] = ()) -> local_training
   """How clients train, by the flags."""
   local_epochs, most_local_epochs = local_epochs_of(values)
   return local_training.ClientWorkConfig(
-      local_epochs=local_epochs,
-      most_local_epochs=most_local_epochs,
-      batch_size=values.batch_size,
-      learning_rate_decay=values.client_learning_rate_decay,
-      max_steps=values.max_local_steps,
-      proximal_strength=values.proximal_strength,
-      seed=values.seed,
-      attack=_attack(values),
-      attackers=tuple(attackers),
+    local_epochs=local_epochs,
+    most_local_epochs=most_local_epochs,
+    batch_size=values.batch_size,
+    learning_rate_decay=values.client_learning_rate_decay,
+    max_steps=values.max_local_steps,
+    proximal_strength=values.proximal_strength,
+    seed=values.seed,
+    attack=_attack(values),
+    attackers=tuple(attackers),
   )
 
 
 def runtime_of(values: Any) -> runtime_config.RuntimeConfig:
   """Where TFF computations run, by the flags."""
   return runtime_config.RuntimeConfig(
-      kind=values.runtime,
-      device=values.device,
-      num_threads=values.num_threads,
-      num_workers=values.num_workers,
-      worker_addresses=tuple(values.worker_addresses),
-      worker_timeout=values.worker_timeout,
-      worker_credentials=values.worker_credentials,
+    kind=values.runtime,
+    device=values.device,
+    num_threads=values.num_threads,
+    num_workers=values.num_workers,
+    worker_addresses=tuple(values.worker_addresses),
+    worker_timeout=values.worker_timeout,
+    worker_credentials=values.worker_credentials,
   )
 
 
@@ -132,7 +132,7 @@ def logs_client_metrics(values: Any) -> bool:
 
 
 def plan_of(
-    values: Any, num_clients: int, model: layers_lib.ModelShape, test_is_of_clients: bool = False
+  values: Any, num_clients: int, model: layers_lib.ModelShape, test_is_of_clients: bool = False
 ) -> plans.Plan:
   """The plan of a run. It depends only on the flags, the number of clients and the model's shape.
 
@@ -149,16 +149,19 @@ def plan_of(
   participation = participation_of(values, num_clients)
   method.check_cohorts(participation, values.rounds)
   setting = base.Setting(
-      participation=participation,
-      rounds=values.rounds,
-      seed=values.seed,
-      calibration=values.calibration,
-      averaging=registry.parse_spec('averaging', values.averaging, postprocessing.AVERAGINGS),
-      mean_epochs=base.mean_epochs_of(values),
-      options=dict(
-          client_metrics=logs_client_metrics(values), test_is_of_clients=test_is_of_clients, model=model,
-          sparsity=base.sparsity_of(values), sparsity_seed=values.seed,
-      ),
+    participation=participation,
+    rounds=values.rounds,
+    seed=values.seed,
+    calibration=values.calibration,
+    averaging=registry.parse_spec('averaging', values.averaging, postprocessing.AVERAGINGS),
+    mean_epochs=base.mean_epochs_of(values),
+    options=dict(
+      client_metrics=logs_client_metrics(values),
+      test_is_of_clients=test_is_of_clients,
+      model=model,
+      sparsity=base.sparsity_of(values),
+      sparsity_seed=values.seed,
+    ),
   )
   return method.plan(method.configure(values, num_clients), setting)
 
@@ -175,7 +178,7 @@ def post_processing(values: Any, plan: plans.Plan) -> str:
   averaging = averaging_of(values, plan)
   text = f'The server optimizer {values.server_optimizer} is applied to the noised sums.'
   if averaging != postprocessing.LastIterate():
-    name, = (name for name, kind in postprocessing.AVERAGINGS.items() if kind is type(averaging))
+    (name,) = (name for name, kind in postprocessing.AVERAGINGS.items() if kind is type(averaging))
     text += f' An average of the weights over the rounds is published: {registry.format_spec(name, averaging)}.'
   if plan.extension is not None:
     text += f' {plan.extension.statement}'

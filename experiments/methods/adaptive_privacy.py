@@ -85,7 +85,7 @@ class D2dp(_Adaptive):
   """
 
   interpretation = (
-      'd2dp is an interpretation: the documents name D2DP without specifying it, and no paper of this name was found.'
+    'd2dp is an interpretation: the documents name D2DP without specifying it, and no paper of this name was found.'
   )
 
   clip: float = 1.0
@@ -101,9 +101,9 @@ class D2dp(_Adaptive):
     return super().unused | {'clip'}
 
   def configure(self, values, num_clients):
-    decay = self.clip_decay**(1 / max(values.rounds - 1, 1))
+    decay = self.clip_decay ** (1 / max(values.rounds - 1, 1))
     return self._configured(
-        values, num_clients, schedule=schedules.Geometric(self.growth), clip=clip_rules.Decaying(self.clip, decay)
+      values, num_clients, schedule=schedules.Geometric(self.growth), clip=clip_rules.Decaying(self.clip, decay)
     )
 
 
@@ -119,7 +119,7 @@ class Acdp(_Adaptive):
   """
 
   interpretation = (
-      'acdp is an interpretation: the documents name ACDP without specifying it, and no paper of this name was found.'
+    'acdp is an interpretation: the documents name ACDP without specifying it, and no paper of this name was found.'
   )
 
   factor: float = 1.5
@@ -158,8 +158,8 @@ class FedApca(settings.Mechanism):
 
   unused = base.TUNING | {'round_budget'}
   interpretation = (
-      'fedapca is an interpretation: of the paper on FedAPCA only the abstract could be read, and its mechanism and '
-      'budgets are replaced by QuAP-FL\'s.'
+    'fedapca is an interpretation: of the paper on FedAPCA only the abstract could be read, and its mechanism and '
+    "budgets are replaced by QuAP-FL's."
   )
 
   def __post_init__(self):
@@ -169,8 +169,8 @@ class FedApca(settings.Mechanism):
     num_clients = participation.population.num_clients
     if self.clusters > num_clients:
       raise ValueError(
-          f'--algorithm=fedapca:clusters={self.clusters}: there are only {num_clients} clients to be clustered. Give '
-          f'at most {num_clients} clusters, or more clients.'
+        f'--algorithm=fedapca:clusters={self.clusters}: there are only {num_clients} clients to be clustered. Give '
+        f'at most {num_clients} clusters, or more clients.'
       )
 
   def configure(self, values, num_clients):
@@ -194,9 +194,9 @@ class LeeKifer(base.Method):
     lasts: How much smaller than an even share of the budget the first gradients' share is.
   """
 
-  unused = base.TUNING | base.OF_BUDGETS | base.OF_CLIP | {
-      'calibration', 'noise', 'gaussian_calibration', 'server_optimizer'
-  }
+  unused = (
+    base.TUNING | base.OF_BUDGETS | base.OF_CLIP | {'calibration', 'noise', 'gaussian_calibration', 'server_optimizer'}
+  )
   noise_of_its_own = True
 
   clip: float = 1.0
@@ -211,8 +211,7 @@ class LeeKifer(base.Method):
 
   def configure(self, values, num_clients):
     return line_search.LineSearchConfig(
-        num_clients, values.epsilon, values.delta, values.rounds, noise_seed=values.noise_seed,
-        **dataclasses.asdict(self),
+      num_clients, values.epsilon, values.delta, values.rounds, noise_seed=values.noise_seed, **dataclasses.asdict(self)
     )
 
   def aggregates_once(self, config):

@@ -43,7 +43,7 @@ class FedBuff(base.Method):
   def configure(self, values, num_clients):
     if values.noise == 'client':
       raise ValueError(
-          '--noise=client: fedbuff adds noise once to the sum of a buffer, at the server. Use --noise=server or none.'
+        '--noise=client: fedbuff adds noise once to the sum of a buffer, at the server. Use --noise=server or none.'
       )
     config = base.quap_config(values, num_clients, update_scale='delta')
     restrictions.check_config(config)
@@ -56,9 +56,9 @@ class FedBuff(base.Method):
       if arrived >= self.buffer:
         return
     raise ValueError(
-        f'--algorithm=fedbuff:buffer={self.buffer}: {arrived} updates arrive in all of the {rounds} planned rounds. So '
-        f'the buffer is never full, and the model is never updated. Give a buffer of at most {arrived}, more --rounds, '
-        'or larger cohorts.'
+      f'--algorithm=fedbuff:buffer={self.buffer}: {arrived} updates arrive in all of the {rounds} planned rounds. So '
+      f'the buffer is never full, and the model is never updated. Give a buffer of at most {arrived}, more --rounds, '
+      'or larger cohorts.'
     )
 
   def plan(self, config, setting):

@@ -21,9 +21,9 @@ from quap_tff.plans import stock_tff
 
 CALIBRATIONS = stock_tff.CALIBRATIONS
 
-OF_BUDGETS = frozenset({
-    'alpha', 'beta', 'round_budget', 'participation_rate', 'ema_weight', 'warmup_rounds', 'count_during_warmup'
-})
+OF_BUDGETS = frozenset(
+  {'alpha', 'beta', 'round_budget', 'participation_rate', 'ema_weight', 'warmup_rounds', 'count_during_warmup'}
+)
 OF_NOISE = frozenset({'epsilon', 'delta', 'calibration', 'noise', 'gaussian_calibration', 'noise_seed'})
 OF_CLIP = frozenset({'clip', 'clip_scope', 'max_agg_norm', 'critical_layers', 'update_scale'})
 TUNING = frozenset({'tuning'})
@@ -65,8 +65,8 @@ class Setting(NamedTuple):
       total += len(cohorts_found[-1])
       if total > _MOST_PARTICIPATIONS:
         raise ValueError(
-            f'--rounds={self.rounds} plans more than {_MOST_PARTICIPATIONS:,} participations. Plan fewer rounds, or '
-            'smaller cohorts.'
+          f'--rounds={self.rounds} plans more than {_MOST_PARTICIPATIONS:,} participations. Plan fewer rounds, or '
+          'smaller cohorts.'
         )
     return cohorts_found
 
@@ -133,10 +133,10 @@ def sparsity_of(values) -> sparsities.Sparsity:
 def participation_config(values) -> participations.ParticipationConfig:
   """How participation is counted, by the flags."""
   return participations.ParticipationConfig(
-      rate=values.participation_rate,
-      ema_weight=values.ema_weight,
-      warmup_rounds=values.warmup_rounds,
-      count_during_warmup=values.count_during_warmup,
+    rate=values.participation_rate,
+    ema_weight=values.ema_weight,
+    warmup_rounds=values.warmup_rounds,
+    count_during_warmup=values.count_during_warmup,
   )
 
 
@@ -147,13 +147,19 @@ def quap_config(values, num_clients: int, **parts) -> configs.QuapConfig:
   if 'clip' not in parts:
     parts['clip'] = registry.parse_spec('clip rule', values.clip, clip_rules.RULES)
   noise = configs.NoiseConfig(
-      placement=parts.pop('placement', values.noise), delta=values.delta, calibration=values.gaussian_calibration,
-      seed=values.noise_seed,
+    placement=parts.pop('placement', values.noise),
+    delta=values.delta,
+    calibration=values.gaussian_calibration,
+    seed=values.noise_seed,
   )
   defaults = dict(
-      participation=participation_config(values), clip_scope=values.clip_scope, noise=noise,
-      critical_layers=values.critical_layers, max_agg_norm=values.max_agg_norm, update_scale=values.update_scale,
-      aggregator=aggregator_of(values),
+    participation=participation_config(values),
+    clip_scope=values.clip_scope,
+    noise=noise,
+    critical_layers=values.critical_layers,
+    max_agg_norm=values.max_agg_norm,
+    update_scale=values.update_scale,
+    aggregator=aggregator_of(values),
   )
   try:
     return configs.QuapConfig(num_clients=num_clients, **{**defaults, **parts})
@@ -171,8 +177,11 @@ def aggregator_of(values) -> robust.Aggregator:
 def flags_budget(values) -> budgets.BudgetConfig:
   """QuAP-FL's budgets, by the flags."""
   return budgets.BudgetConfig(
-      epsilon_total=values.epsilon, num_rounds=values.rounds, alpha=values.alpha, beta=values.beta,
-      round_rule=values.round_budget,
+    epsilon_total=values.epsilon,
+    num_rounds=values.rounds,
+    alpha=values.alpha,
+    beta=values.beta,
+    round_rule=values.round_budget,
   )
 
 
@@ -188,12 +197,12 @@ def local_epochs_of(values: Any) -> Tuple[int, Optional[int]]:
     found = checks.parsed_number(fewest, int), checks.parsed_number(most, int) if dots else None
   except ValueError:
     raise ValueError(
-        f'--local_epochs must be a number, such as 3, or a range, such as 1..5, found {values.local_epochs!r}.'
+      f'--local_epochs must be a number, such as 3, or a range, such as 1..5, found {values.local_epochs!r}.'
     ) from None
   checks.integer('local_epochs', found[0], at_least=1)
   if found[1] is not None and found[1] <= found[0]:
     raise ValueError(
-        f'--local_epochs: a range must grow, found {values.local_epochs!r}. Give the smaller number first, as in 1..5.'
+      f'--local_epochs: a range must grow, found {values.local_epochs!r}. Give the smaller number first, as in 1..5.'
     )
   return found
 

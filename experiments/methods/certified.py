@@ -68,8 +68,8 @@ class Certified(base.Method):
     self._clip_rule()
     if self._weight_rule().needs_own_bounds and not self.own:
       raise ValueError(
-          f'weights={self.weights} follows bounds that clients choose, and everyone has --epsilon. Give own, such as '
-          'own=0.34/1/0.43/2/0.23/3, or choose other weights.'
+        f'weights={self.weights} follows bounds that clients choose, and everyone has --epsilon. Give own, such as '
+        'own=0.34/1/0.43/2/0.23/3, or choose other weights.'
       )
     if len(self.own) % 2 or (self.own and abs(sum(self.own[::2]) - 1) > 1e-6):
       raise ValueError(f'own must be pairs share/ε whose shares add up to 1, found {"/".join(map(str, self.own))!r}.')
@@ -83,8 +83,17 @@ class Certified(base.Method):
 
   @property
   def unused(self):
-    names = {'calibration', 'round_budget', 'clip', 'clip_scope', 'noise', 'gaussian_calibration', 'critical_layers',
-             'max_agg_norm', 'update_scale'}
+    names = {
+      'calibration',
+      'round_budget',
+      'clip',
+      'clip_scope',
+      'noise',
+      'gaussian_calibration',
+      'critical_layers',
+      'max_agg_norm',
+      'update_scale',
+    }
     if self.weights == 'participation':
       return frozenset(names)
     return frozenset(names | ({'alpha', 'beta'} if self._follows_rates else base.OF_BUDGETS))
@@ -105,8 +114,8 @@ class Certified(base.Method):
       return None
     if max(self.own[1::2]) != values.epsilon:
       raise ValueError(
-          f'--epsilon={values.epsilon:g} must be the largest of the bounds that clients choose, which is '
-          f'{max(self.own[1::2]):g}.'
+        f'--epsilon={values.epsilon:g} must be the largest of the bounds that clients choose, which is '
+        f'{max(self.own[1::2]):g}.'
       )
     ends = np.round(np.cumsum(self.own[::2]) * num_clients).astype(int)
     order = rng.generator(values.seed, 'own_budgets').permutation(num_clients)
@@ -119,8 +128,8 @@ class Certified(base.Method):
     if self.quantile is None:
       if self.count_stddev is not None:
         raise ValueError(
-            f'count_stddev={self.count_stddev:g} is the noise on the counts of a private quantile, and this run has '
-            'none. Leave it out, or give quantile, such as quantile=0.5.'
+          f'count_stddev={self.count_stddev:g} is the noise on the counts of a private quantile, and this run has '
+          'none. Leave it out, or give quantile, such as quantile=0.5.'
         )
       return clip_rules.Fixed(self.clip)
     stddev = _COUNT_STDDEV if self.count_stddev is None else self.count_stddev
@@ -130,31 +139,31 @@ class Certified(base.Method):
     if self.certificate and (values.noise_seed is not None or values.client_metrics):
       name = '--noise_seed' if values.noise_seed is not None else '--client_metrics'
       raise ValueError(
-          f'{name}: a certified run cannot have this flag, because the certificate would not hold. Leave it out, or '
-          'mark the run as a rehearsal: --algorithm=certified:certificate=false.'
+        f'{name}: a certified run cannot have this flag, because the certificate would not hold. Leave it out, or '
+        'mark the run as a rehearsal: --algorithm=certified:certificate=false.'
       )
     correlation = registry.parse_spec('noise correlation', self.noise, correlations.FAMILIES)
     if base.sparsity_of(values).is_sparse and not isinstance(correlation, correlations.Independent):
       raise ValueError(
-          f'--sparsity={values.sparsity}: under noise={self.noise}, a round would take back noise of other weights '
-          'than those it updates. Use noise=independent, or --sparsity=none.'
+        f'--sparsity={values.sparsity}: under noise={self.noise}, a round would take back noise of other weights '
+        'than those it updates. Use noise=independent, or --sparsity=none.'
       )
     return certified_configs.CertifiedConfig(
-        num_clients=num_clients,
-        epsilon=values.epsilon,
-        delta=values.delta,
-        noise_multiplier=self.noise_multiplier,
-        correlation=correlation,
-        num_rounds=values.rounds,
-        weights=self._weight_rule(values),
-        # The other rules do not use the rates, so the flags of the rates have no effect on them.
-        participation=(
-            base.participation_config(values) if self._follows_rates else participations.ParticipationConfig()
-        ),
-        clip=self._clip_rule(),
-        clip_split=self.clip_split,
-        own_epsilon=self._own_epsilon(values, num_clients),
-        noise_seed=values.noise_seed,
+      num_clients=num_clients,
+      epsilon=values.epsilon,
+      delta=values.delta,
+      noise_multiplier=self.noise_multiplier,
+      correlation=correlation,
+      num_rounds=values.rounds,
+      weights=self._weight_rule(values),
+      # The other rules do not use the rates, so the flags of the rates have no effect on them.
+      participation=(
+        base.participation_config(values) if self._follows_rates else participations.ParticipationConfig()
+      ),
+      clip=self._clip_rule(),
+      clip_split=self.clip_split,
+      own_epsilon=self._own_epsilon(values, num_clients),
+      noise_seed=values.noise_seed,
     )
 
   def aggregates_once(self, config):

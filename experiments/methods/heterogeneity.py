@@ -22,17 +22,17 @@ from quap_tff.heterogeneity import extension as extensions
 
 # The choices of `base`: QuAP-FL's own mechanism in all its settings, and the certified one.
 BASES: Dict[str, Type[base_lib.Method]] = {
-    'quap': settings.Quap,
-    'certified': certified.Certified,
-    'fedavg': settings.FedAvg,
-    'fixed_dp': settings.FixedDp,
-    'fixed_dp_layerwise': settings.FixedDpLayerwise,
-    'quantile_clip': settings.QuantileClip,
-    'layerwise': settings.Layerwise,
-    'adaptive_budget': settings.AdaptiveBudget,
-    'adaptive_budget_layerwise': settings.AdaptiveBudgetLayerwise,
-    'adaptive_budget_clip': settings.AdaptiveBudgetClip,
-    'adaptive_clip': settings.AdaptiveClip,
+  'quap': settings.Quap,
+  'certified': certified.Certified,
+  'fedavg': settings.FedAvg,
+  'fixed_dp': settings.FixedDp,
+  'fixed_dp_layerwise': settings.FixedDpLayerwise,
+  'quantile_clip': settings.QuantileClip,
+  'layerwise': settings.Layerwise,
+  'adaptive_budget': settings.AdaptiveBudget,
+  'adaptive_budget_layerwise': settings.AdaptiveBudgetLayerwise,
+  'adaptive_budget_clip': settings.AdaptiveBudgetClip,
+  'adaptive_clip': settings.AdaptiveClip,
 }
 # The most that may be stored for all clients together. A checkpoint holds it, too.
 _MOST_BYTES = 2**30
@@ -100,9 +100,9 @@ class _Extended(base_lib.Method):
     optimizer = registry.parse_spec('client optimizer', values.client_optimizer, optimizers.OPTIMIZERS)
     if self.needs_plain_sgd and not (isinstance(optimizer, optimizers.Sgd) and not optimizer.momentum):
       raise ValueError(
-          f'--algorithm={values.algorithm} is defined for plain SGD at the clients, because it takes an update for a '
-          f'sum of gradients. Found --client_optimizer={values.client_optimizer}. Use '
-          '--client_optimizer=sgd:learning_rate=….'
+        f'--algorithm={values.algorithm} is defined for plain SGD at the clients, because it takes an update for a '
+        f'sum of gradients. Found --client_optimizer={values.client_optimizer}. Use '
+        '--client_optimizer=sgd:learning_rate=….'
       )
     self._extension(base_lib.mean_epochs_of(values))  # It is refused before data are read.
     return config
@@ -120,9 +120,9 @@ class _Extended(base_lib.Method):
     if needed > _MOST_BYTES:
       name = type(self).__name__
       raise ValueError(
-          f'{name} stores a vector of {num_weights:,} weights for each of {config.num_clients:,} clients: '
-          f'{needed:,} bytes in memory and in each checkpoint, and {_MOST_BYTES:,} is the most that is allowed. Use '
-          'fewer clients (--num_clients), or a smaller model (--model).'
+        f'{name} stores a vector of {num_weights:,} weights for each of {config.num_clients:,} clients: '
+        f'{needed:,} bytes in memory and in each checkpoint, and {_MOST_BYTES:,} is the most that is allowed. Use '
+        'fewer clients (--num_clients), or a smaller model (--model).'
       )
     return self._inner.plan(config, setting._replace(options={**setting.options, 'extension': extension}))
 
@@ -162,9 +162,9 @@ class FedNova(_Extended):
       return heterogeneity.FedNova(self.effective_steps)
     if mean_epochs is None:
       raise ValueError(
-          f'fednova:base={self.base} normalizes clients by their public numbers of epochs, which are all the same: it '
-          'would change nothing. Give a range, such as --local_epochs=1..5, or a public number of steps, such as '
-          'fednova:effective_steps=10, to normalize by steps.'
+        f'fednova:base={self.base} normalizes clients by their public numbers of epochs, which are all the same: it '
+        'would change nothing. Give a range, such as --local_epochs=1..5, or a public number of steps, such as '
+        'fednova:effective_steps=10, to normalize by steps.'
       )
     return heterogeneity.FedNova(mean_epochs=mean_epochs)
 
@@ -201,8 +201,8 @@ class FedVarp(_Extended):
       return heterogeneity.FedVarp('released' if self._is_noised else 'clients')
     if self.memory == 'clients' and self._is_noised:
       raise ValueError(
-          f'fedvarp:base={self.base},memory=clients: the server would store single updates and use them again without '
-          'noise, in rounds that their clients are not in and do not pay for. Use memory=released, or base=fedavg.'
+        f'fedvarp:base={self.base},memory=clients: the server would store single updates and use them again without '
+        'noise, in rounds that their clients are not in and do not pay for. Use memory=released, or base=fedavg.'
       )
     return heterogeneity.FedVarp(self.memory)
 
@@ -214,16 +214,16 @@ class FlFdms(_Extended):
   def _extension(self, mean_epochs):
     if self.base.partition(':')[0] == 'certified':
       raise ValueError(
-          'fl_fdms:base=certified: friends are found by comparing single updates without noise, and a friend\'s update '
-          'counts more than once. No certificate would hold. Use another base.'
+        "fl_fdms:base=certified: friends are found by comparing single updates without noise, and a friend's update "
+        'counts more than once. No certificate would hold. Use another base.'
       )
     return heterogeneity.FriendSubstitution()
 
   def configure(self, values, num_clients):
     if values.dropout == 'none':
       raise ValueError(
-          f'--algorithm={values.algorithm}: friends substitute for clients that drop out, and with --dropout=none '
-          'nobody does. Give a --dropout, such as bernoulli:rate=0.1.'
+        f'--algorithm={values.algorithm}: friends substitute for clients that drop out, and with --dropout=none '
+        'nobody does. Give a --dropout, such as bernoulli:rate=0.1.'
       )
     return super().configure(values, num_clients)
 

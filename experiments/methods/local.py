@@ -48,22 +48,20 @@ class LocalDp(base.Method):
   def configure(self, values, num_clients):
     if values.client_metrics:
       raise ValueError(
-          '--client_metrics: under local_dp a client sends its noised update and nothing else, so there are no '
-          'training metrics. Leave this flag out.'
+        '--client_metrics: under local_dp a client sends its noised update and nothing else, so there are no '
+        'training metrics. Leave this flag out.'
       )
     budget = budgets.BudgetConfig(
-        epsilon_total=values.epsilon, num_rounds=values.rounds, alpha=values.alpha, beta=values.beta
+      epsilon_total=values.epsilon, num_rounds=values.rounds, alpha=values.alpha, beta=values.beta
     )
     return configs.QuapConfig(
-        num_clients=num_clients,
-        budget=budget if self.budget == 'participation' else budgets.uniform(budget),
-        participation=base.participation_config(values),
-        clip=clip_rules.Fixed(self.clip),
-        clip_scope='all_layers',
-        critical_layers=layers_lib.ALL,
-        noise=configs.NoiseConfig(
-            placement='client', delta=values.delta, calibration='analytic', seed=values.noise_seed
-        ),
+      num_clients=num_clients,
+      budget=budget if self.budget == 'participation' else budgets.uniform(budget),
+      participation=base.participation_config(values),
+      clip=clip_rules.Fixed(self.clip),
+      clip_scope='all_layers',
+      critical_layers=layers_lib.ALL,
+      noise=configs.NoiseConfig(placement='client', delta=values.delta, calibration='analytic', seed=values.noise_seed),
     )
 
   def plan(self, config, setting):

@@ -12,6 +12,7 @@ from quap_tff import config as configs
 from quap_tff import layers as layers_lib
 from quap_tff import plans
 
+
 @dataclasses.dataclass(frozen=True)
 class Mechanism(base.Method):
   """A setting of QuAP-FL's own mechanism."""
@@ -69,34 +70,40 @@ def _combination(name: str, doc: str, *, budget: bool, clip: bool, layerwise: bo
   unused |= (frozenset() if clip else {'clip'}) | (frozenset() if layerwise else {'critical_layers'})
   parent = _Combination if clip else _WithFixedClip
   members = dict(
-      __doc__=doc, __module__=__name__, adaptive_budget=budget, layerwise=layerwise, unused=frozenset(unused)
+    __doc__=doc, __module__=__name__, adaptive_budget=budget, layerwise=layerwise, unused=frozenset(unused)
   )
   return dataclasses.dataclass(frozen=True)(type(name, (parent,), members))
 
 
 Quap = _combination('Quap', 'QuAP-FL: all three parts.', budget=True, clip=True, layerwise=True)
 FixedDp = _combination(
-    'FixedDp', 'The documents\' Vanilla, Uniform or Fixed DP-FedAvg: uniform budget, fixed clip, noise everywhere.',
-    budget=False, clip=False, layerwise=False,
+  'FixedDp',
+  "The documents' Vanilla, Uniform or Fixed DP-FedAvg: uniform budget, fixed clip, noise everywhere.",
+  budget=False,
+  clip=False,
+  layerwise=False,
 )
 FixedDpLayerwise = _combination(
-    'FixedDpLayerwise', 'Uniform budget, fixed clip, layer-wise noise.', budget=False, clip=False, layerwise=True
+  'FixedDpLayerwise', 'Uniform budget, fixed clip, layer-wise noise.', budget=False, clip=False, layerwise=True
 )
 AdaptiveBudget = _combination(
-    'AdaptiveBudget', 'Adaptive budget, fixed clip, noise everywhere.', budget=True, clip=False, layerwise=False
+  'AdaptiveBudget', 'Adaptive budget, fixed clip, noise everywhere.', budget=True, clip=False, layerwise=False
 )
 AdaptiveBudgetLayerwise = _combination(
-    'AdaptiveBudgetLayerwise', 'Adaptive budget, fixed clip, layer-wise noise.', budget=True, clip=False, layerwise=True
+  'AdaptiveBudgetLayerwise', 'Adaptive budget, fixed clip, layer-wise noise.', budget=True, clip=False, layerwise=True
 )
 QuantileClip = _combination(
-    'QuantileClip', 'Uniform budget, tracked clip, noise everywhere.', budget=False, clip=True, layerwise=False
+  'QuantileClip', 'Uniform budget, tracked clip, noise everywhere.', budget=False, clip=True, layerwise=False
 )
 Layerwise = _combination(
-    'Layerwise', 'Uniform budget, tracked clip, layer-wise noise: layer-wise DP without participation.',
-    budget=False, clip=True, layerwise=True,
+  'Layerwise',
+  'Uniform budget, tracked clip, layer-wise noise: layer-wise DP without participation.',
+  budget=False,
+  clip=True,
+  layerwise=True,
 )
 AdaptiveBudgetClip = _combination(
-    'AdaptiveBudgetClip', 'Adaptive budget, tracked clip, noise everywhere.', budget=True, clip=True, layerwise=False
+  'AdaptiveBudgetClip', 'Adaptive budget, tracked clip, noise everywhere.', budget=True, clip=True, layerwise=False
 )
 
 
@@ -109,12 +116,12 @@ class FedAvg(Mechanism):
 
   def configure(self, values, num_clients):
     return configs.QuapConfig(
-        num_clients=num_clients,
-        budget=budgets.BudgetConfig(num_rounds=values.rounds, round_rule='uniform'),
-        participation=base.participation_config(values),
-        clip=clip_rules.Unclipped(),
-        noise=configs.NoiseConfig(placement='none', delta=values.delta),
-        aggregator=base.aggregator_of(values),
+      num_clients=num_clients,
+      budget=budgets.BudgetConfig(num_rounds=values.rounds, round_rule='uniform'),
+      participation=base.participation_config(values),
+      clip=clip_rules.Unclipped(),
+      noise=configs.NoiseConfig(placement='none', delta=values.delta),
+      aggregator=base.aggregator_of(values),
     )
 
   def plan(self, config, setting):
@@ -143,7 +150,7 @@ class AdaptiveClip(Mechanism):
 
   def configure(self, values, num_clients):
     return base.quap_config(
-        values, num_clients, budget=base.uniform_budget(values), clip=self._rule(), critical_layers=layers_lib.ALL
+      values, num_clients, budget=base.uniform_budget(values), clip=self._rule(), critical_layers=layers_lib.ALL
     )
 
 
@@ -169,8 +176,7 @@ class PtAdp(Mechanism):
 
   def configure(self, values, num_clients):
     budget = budgets.BudgetConfig(
-        epsilon_total=values.epsilon, num_rounds=values.rounds, client_rule=self._rule(values.seed),
-        round_rule='each_own',
+      epsilon_total=values.epsilon, num_rounds=values.rounds, client_rule=self._rule(values.seed), round_rule='each_own'
     )
     participation = dataclasses.replace(base.participation_config(values), warmup_rounds=0)
     return base.quap_config(values, num_clients, budget=budget, participation=participation)

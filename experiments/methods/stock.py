@@ -10,6 +10,7 @@ from quap_tff import layers as layers_lib
 from quap_tff import plans
 from quap_tff.plans import stock_tff
 
+
 @dataclasses.dataclass(frozen=True)
 class _Stock(base.Method):
   """One of TFF's own aggregators. Of the mechanism's flags it uses ε, δ and both calibrations."""
@@ -18,8 +19,11 @@ class _Stock(base.Method):
 
   def configure(self, values, num_clients):
     config = base.quap_config(
-        values, num_clients, budget=base.uniform_budget(values), clip=clip_rules.Fixed(1.0),
-        critical_layers=layers_lib.ALL,
+      values,
+      num_clients,
+      budget=base.uniform_budget(values),
+      clip=clip_rules.Fixed(1.0),
+      critical_layers=layers_lib.ALL,
     )
     return plans.StockPlan.settled(self, config)
 
@@ -28,8 +32,13 @@ class _Stock(base.Method):
 
   def plan(self, config, setting):
     return plans.StockPlan(
-        self, config, setting.schedule, setting.participation.mean_cohort_size, setting.participation.sampler,
-        calibration=setting.calibration, **setting.options,
+      self,
+      config,
+      setting.schedule,
+      setting.participation.mean_cohort_size,
+      setting.participation.sampler,
+      calibration=setting.calibration,
+      **setting.options,
     )
 
 

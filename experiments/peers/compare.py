@@ -37,7 +37,7 @@ def main() -> None:
   parser.add_argument('--clients', type=int, default=30)
   parser.add_argument('--examples', type=int, default=600)
   parser.add_argument('--rounds', type=int, default=2, help='Timed rounds of each case.')
-  parser.add_argument('--cifar_rounds', type=int, default=10, help='Rounds of pfl\'s CIFAR-10 set-up.')
+  parser.add_argument('--cifar_rounds', type=int, default=10, help="Rounds of pfl's CIFAR-10 set-up.")
   args = parser.parse_args()
   if args.published_only and not args.data_dir:
     parser.error('--published_only needs --data_dir, the folder with the data of the published set-ups.')
@@ -71,8 +71,13 @@ def _run_simulators(args: argparse.Namespace, keep: Callable[[Dict], None]) -> N
 
 def _run_published(args: argparse.Namespace, keep: Callable[[Dict], None]) -> None:
   keep(_preset('flute_lr_mnist', args.data_dir))
-  keep(_extrapolated(_preset('pfl_cifar10_iid', args.data_dir, [
-      f'--stop_after={args.cifar_rounds + 1}', f'--eval_every={_CIFAR_ROUNDS}'])))
+  keep(
+    _extrapolated(
+      _preset(
+        'pfl_cifar10_iid', args.data_dir, [f'--stop_after={args.cifar_rounds + 1}', f'--eval_every={_CIFAR_ROUNDS}']
+      )
+    )
+  )
   row = _peer(args, 'pfl', [*_CIFAR, f'--rounds={args.cifar_rounds}'])
   keep(_extrapolated({**row, 'case': 'pfl_cifar10_iid in pfl'}))
 
@@ -84,8 +89,14 @@ def _python(args: argparse.Namespace, peer: str) -> pathlib.Path:
 def _run(command: List[str], **environment: str) -> str:
   """Standard output of a command; its errors are shown if it fails."""
   done = subprocess.run(
-      command, cwd=_ROOT, env={**os.environ, **environment}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-      check=False)
+    command,
+    cwd=_ROOT,
+    env={**os.environ, **environment},
+    stdin=subprocess.DEVNULL,
+    capture_output=True,
+    text=True,
+    check=False,
+  )
   if done.returncode:
     raise SystemExit(f'{" ".join(map(str, command))} failed:\n{done.stdout[-3000:]}{done.stderr[-3000:]}')
   return done.stdout
@@ -121,15 +132,29 @@ def _preset(name: str, data_dir: str, arguments: List[str] = ()) -> Dict:
   """A run of a preset: the seconds of the whole command, and of its rounds."""
   with tempfile.TemporaryDirectory() as folder:
     begin = time.perf_counter()
-    summary = _last_json(_run([
-        sys.executable, '-m', 'experiments.train', f'--flagfile=experiments/presets/{name}.flags',
-        f'--data_dir={data_dir}', f'--output_dir={folder}/run', '--progress=none', *arguments]))
+    summary = _last_json(
+      _run(
+        [
+          sys.executable,
+          '-m',
+          'experiments.train',
+          f'--flagfile=experiments/presets/{name}.flags',
+          f'--data_dir={data_dir}',
+          f'--output_dir={folder}/run',
+          '--progress=none',
+          *arguments,
+        ]
+      )
+    )
     seconds = time.perf_counter() - begin
     with open(f'{folder}/run/metrics.csv', newline='', encoding='utf-8') as f:
       rounds = [float(row['seconds']) for row in csv.DictReader(f)]
   return {
-      'case': name, 'seconds': seconds, 'seconds_per_round': statistics.median(rounds[1:]), 'rounds': len(rounds),
-      'test_accuracy': summary.get('test_accuracy'),
+    'case': name,
+    'seconds': seconds,
+    'seconds_per_round': statistics.median(rounds[1:]),
+    'rounds': len(rounds),
+    'test_accuracy': summary.get('test_accuracy'),
   }
 
 

@@ -32,13 +32,11 @@ def train(message: Message, context: Context) -> Message:
   optimizer = torch.optim.SGD(model.parameters(), workload.LEARNING_RATES[config['model']])
   order = torch.randperm(len(x))
   for begin in range(0, len(x), config['batch_size']):
-    batch = order[begin:begin + config['batch_size']]
+    batch = order[begin : begin + config['batch_size']]
     optimizer.zero_grad()
     with torch.autocast('cpu', torch.bfloat16, enabled=config['dtype'] == 'bfloat16'):
       loss = model.loss(x[batch], y[batch])
     loss.backward()
     optimizer.step()
-  content = RecordDict({
-      'arrays': ArrayRecord(model.state_dict()), 'metrics': MetricRecord({'num-examples': len(x)})
-  })
+  content = RecordDict({'arrays': ArrayRecord(model.state_dict()), 'metrics': MetricRecord({'num-examples': len(x)})})
   return Message(content, reply_to=message)

@@ -37,8 +37,7 @@ class _Timed(FedAvg):
   """Federated averaging that keeps the seconds of each round."""
 
   def __init__(self):
-    super().__init__(
-        fraction_evaluate=0.0, min_train_nodes=_ARGS.clients, min_available_nodes=_ARGS.clients)
+    super().__init__(fraction_evaluate=0.0, min_train_nodes=_ARGS.clients, min_available_nodes=_ARGS.clients)
     self.seconds = []
     self._begin = 0.0
 
@@ -66,10 +65,10 @@ def serve(grid: Grid, context: Context) -> None:
   del context
   strategy = _Timed()
   strategy.start(
-      grid,
-      initial_arrays=ArrayRecord(workload.build(_ARGS.model, _ARGS.channels_last).state_dict()),
-      num_rounds=_ARGS.rounds + 1,
-      train_config=ConfigRecord(vars(_ARGS)),
+    grid,
+    initial_arrays=ArrayRecord(workload.build(_ARGS.model, _ARGS.channels_last).state_dict()),
+    num_rounds=_ARGS.rounds + 1,
+    train_config=ConfigRecord(vars(_ARGS)),
   )
   if len(strategy.seconds) != _ARGS.rounds + 1:
     raise RuntimeError(f'Expected {_ARGS.rounds + 1} rounds, found {len(strategy.seconds)}.')
@@ -79,11 +78,11 @@ def serve(grid: Grid, context: Context) -> None:
 if __name__ == '__main__':
   logging.getLogger('flwr').setLevel(logging.ERROR)
   run_simulation(
-      server_app=server_app,
-      client_app=client_app,
-      num_supernodes=_ARGS.clients,
-      backend_config={
-          'client_resources': {'num_cpus': 1, 'num_gpus': 0.0},
-          'init_args': {'num_cpus': len(os.sched_getaffinity(0)), 'include_dashboard': False},
-      },
+    server_app=server_app,
+    client_app=client_app,
+    num_supernodes=_ARGS.clients,
+    backend_config={
+      'client_resources': {'num_cpus': 1, 'num_gpus': 0.0},
+      'init_args': {'num_cpus': len(os.sched_getaffinity(0)), 'include_dashboard': False},
+    },
   )

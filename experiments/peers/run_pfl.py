@@ -48,10 +48,10 @@ def main():
   np.random.seed(0)
   network = workload.build(args.model, args.channels_last)
   model = PyTorchModel(
-      model=network,
-      local_optimizer_create=torch.optim.SGD,
-      central_optimizer=torch.optim.SGD(network.parameters(), 1.0),
-      amp_dtype=torch.bfloat16 if args.dtype == 'bfloat16' else None,
+    model=network,
+    local_optimizer_create=torch.optim.SGD,
+    central_optimizer=torch.optim.SGD(network.parameters(), 1.0),
+    amp_dtype=torch.bfloat16 if args.dtype == 'bfloat16' else None,
   )
   distributed = get_framework_module().distributed
   if distributed.world_size > 1:
@@ -62,21 +62,19 @@ def main():
   dataset = FederatedDataset(lambda i: Dataset(list(data[i]), user_id=str(i)), lambda: next(turns))
   stopwatch = _Stopwatch()
   FederatedAveraging().run(
-      algorithm_params=NNAlgorithmParams(
-          central_num_iterations=args.rounds + 1,
-          evaluation_frequency=10**6,
-          train_cohort_size=args.clients,
-          val_cohort_size=0,
-      ),
-      backend=SimulatedBackend(training_data=dataset, val_data=dataset, postprocessors=[]),
-      model=model,
-      model_train_params=NNTrainHyperParams(
-          local_num_epochs=1,
-          local_learning_rate=workload.LEARNING_RATES[args.model],
-          local_batch_size=args.batch_size,
-      ),
-      model_eval_params=NNEvalHyperParams(local_batch_size=1000),
-      callbacks=[stopwatch],
+    algorithm_params=NNAlgorithmParams(
+      central_num_iterations=args.rounds + 1,
+      evaluation_frequency=10**6,
+      train_cohort_size=args.clients,
+      val_cohort_size=0,
+    ),
+    backend=SimulatedBackend(training_data=dataset, val_data=dataset, postprocessors=[]),
+    model=model,
+    model_train_params=NNTrainHyperParams(
+      local_num_epochs=1, local_learning_rate=workload.LEARNING_RATES[args.model], local_batch_size=args.batch_size
+    ),
+    model_eval_params=NNEvalHyperParams(local_batch_size=1000),
+    callbacks=[stopwatch],
   )
   if distributed.global_rank == 0:
     workload.report('pfl', importlib.metadata.version('pfl'), args, stopwatch.seconds)

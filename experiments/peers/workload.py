@@ -22,7 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
   parser.add_argument('--batch_size', type=int, default=32)
   parser.add_argument('--rounds', type=int, default=3, help='Timed rounds, after a first one that is not timed.')
   parser.add_argument('--dtype', default='float32', choices=['float32', 'bfloat16'])
-  parser.add_argument('--channels_last', action='store_true', help='PyTorch\'s other layout of images.')
+  parser.add_argument('--channels_last', action='store_true', help="PyTorch's other layout of images.")
   return parser.parse_args()
 
 
@@ -30,15 +30,20 @@ def report(peer: str, version: str, args: argparse.Namespace, seconds: List[floa
   """Prints one JSON line about the rounds' times, the first of which is not counted."""
   timed = seconds[1:]
   median = statistics.median(timed)
-  print(json.dumps({
-      'case': f'{peer}_{args.dtype}',
-      'version': version,
-      'model': args.model,
-      'channels_last': args.channels_last,
-      'samples_per_second': args.clients * args.examples / median,
-      'seconds_per_round': median,
-      'rounds': len(timed),
-  }), flush=True)
+  print(
+    json.dumps(
+      {
+        'case': f'{peer}_{args.dtype}',
+        'version': version,
+        'model': args.model,
+        'channels_last': args.channels_last,
+        'samples_per_second': args.clients * args.examples / median,
+        'seconds_per_round': median,
+        'rounds': len(timed),
+      }
+    ),
+    flush=True,
+  )
 
 
 class Model(nn.Module):
@@ -52,8 +57,17 @@ class Model(nn.Module):
     else:
       side = (height - 4) // 2
       self.layers = nn.Sequential(
-          nn.Conv2d(channels, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.25),
-          nn.Flatten(), nn.Linear(64 * side * side, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, CLASSES),
+        nn.Conv2d(channels, 32, 3),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Dropout(0.25),
+        nn.Flatten(),
+        nn.Linear(64 * side * side, 128),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(128, CLASSES),
       )
 
   def forward(self, x: torch.Tensor) -> torch.Tensor:

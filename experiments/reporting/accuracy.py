@@ -35,8 +35,8 @@ def final(groups: Sequence[study.Group]) -> List[pages.Block]:
     november += study.beside(_WHAT, printed, found, method, {'dataset': dataset})
   title, known = 'Final test accuracy at ε_total =', ('model', 'participation', 'epsilon')
   blocks = [
-      *study.table('accuracy_epsilon_3', f'{title} 3 (first document, table 1)', first, *known),
-      *study.table('accuracy_epsilon_6', f'{title} 6 under Beta(2,5) (November 2025, table 2)', november, *known),
+    *study.table('accuracy_epsilon_3', f'{title} 3 (first document, table 1)', first, *known),
+    *study.table('accuracy_epsilon_6', f'{title} 6 under Beta(2,5) (November 2025, table 2)', november, *known),
   ]
   return blocks and blocks + [published.LAYERWISE]
 
@@ -50,8 +50,8 @@ def early_stop(groups: Sequence[study.Group]) -> List[pages.Block]:
       rows += study.beside(_WHAT, printed, [g], g.method, {'dataset': g.dataset})
   blocks = study.table('early_stop', 'Runs that stop at a test accuracy (November 2025, table 2)', rows)
   return blocks and blocks + [
-      'A run that stops at the first test above an accuracy reports about that accuracy. Such figures do not show '
-      'which method is better. They only show after how many rounds each method stopped.',
+    'A run that stops at the first test above an accuracy reports about that accuracy. Such figures do not show '
+    'which method is better. They only show after how many rounds each method stopped.'
   ]
 
 
@@ -61,8 +61,15 @@ def curves(groups: Sequence[study.Group]) -> List[pages.Block]:
 
 
 def by_place(
-    groups: Sequence[study.Group], name: str, column: str, title: str, scale: float, ylabel: str, total_label: str,
-    total: Callable[[study.Group], pages.Quantity] = study.Group.accuracy, log: bool = False,
+  groups: Sequence[study.Group],
+  name: str,
+  column: str,
+  title: str,
+  scale: float,
+  ylabel: str,
+  total_label: str,
+  total: Callable[[study.Group], pages.Quantity] = study.Group.accuracy,
+  log: bool = False,
 ) -> List[pages.Block]:
   """A figure of a column of metrics.csv, times `scale`, for each of `study.places`. `total` sums up a group.
 
@@ -72,15 +79,18 @@ def by_place(
   blocks = []
   for family in shown:
     series = [
-        figures.Series(g.algorithm, label, *over_seeds(g, column, scale), total(g))
-        for g, label in zip(family.groups, figures.labels([g.algorithm for g in family.groups]))
+      figures.Series(g.algorithm, label, *over_seeds(g, column, scale), total(g))
+      for g, label in zip(family.groups, figures.labels([g.algorithm for g in family.groups]))
     ]
-    blocks.append(pages.Figure(
-        name, f'{title}: {family.dataset}',
+    blocks.append(
+      pages.Figure(
+        name,
+        f'{title}: {family.dataset}',
         family.caption('Lines are means over seeds. Bars and numbers give the deviation over seeds.'),
         lambda figure, series=series: figures.by_round(figure, series, ylabel, total_label, log),
         (9, max(4, 0.3 * len(series) + 1.2)) if len(series) > 1 else (6.5, 4),
-    ))
+      )
+    )
   several = 'There is one figure for each dataset and participation. It shows the setting with the most methods.'
   return blocks + [several] * (len(shown) > 1)
 
@@ -109,8 +119,8 @@ def convergence(groups: Sequence[study.Group]) -> List[pages.Block]:
   title = 'Rounds to 90% test accuracy on MNIST (first document, table 2, at ε = 3)'
   blocks = study.table('rounds_to_90', title, rows, 'participation')
   return blocks and blocks + [
-      'Rounds are counted up to the first tested round at or above 90%. If a seed did not reach 90%, the row says so, '
-      'because a mean over the other seeds would look too good.',
+    'Rounds are counted up to the first tested round at or above 90%. If a seed did not reach 90%, the row says so, '
+    'because a mean over the other seeds would look too good.'
   ]
 
 
@@ -136,17 +146,20 @@ def at_scale(groups: Sequence[study.Group]) -> List[pages.Block]:
     return pages.Quantity(100 * noise(g).mean / full[g.dataset], digits=1) if noise(g) and full.get(g.dataset) else None
 
   blocks = []
-  for column, (what, measure) in enumerate((
-      (_WHAT, study.Group.accuracy), ('rounds to 90% accuracy', rounds_to_90),
-      ('noise norm over Fixed-DP\'s (%)', relative_noise),
-  )):
+  for column, (what, measure) in enumerate(
+    (
+      (_WHAT, study.Group.accuracy),
+      ('rounds to 90% accuracy', rounds_to_90),
+      ("noise norm over Fixed-DP's (%)", relative_noise),
+    )
+  ):
     rows = []
     for method, printed in published.AT_SCALE.items():
       rows += study.beside(what, printed[column], found[method], method, {}, measure)
     blocks += study.table('at_scale', f'1,000 clients, 50 a round: {what} (first document, table 5)', rows)
   return blocks and blocks + [
-      'The document gives neither the data nor ε. It does not define convergence or noise. Here convergence means 90% '
-      'accuracy, and noise is the norm of the noise in the mean update, averaged over the rounds.',
+    'The document gives neither the data nor ε. It does not define convergence or noise. Here convergence means 90% '
+    'accuracy, and noise is the norm of the noise in the mean update, averaged over the rounds.'
   ]
 
 
@@ -173,9 +186,15 @@ def ablation(groups: Sequence[study.Group]) -> List[pages.Block]:
 
 
 def over_flags(
-    groups: Sequence[study.Group], flags: Sequence[str], name: str, title: str, axis: str,
-    place: Callable[..., Any] = lambda value: value, order: Optional[Callable[[Any], Any]] = None,
-    printed: Optional[Callable[[study.Group], Any]] = None, log: bool = False,
+  groups: Sequence[study.Group],
+  flags: Sequence[str],
+  name: str,
+  title: str,
+  axis: str,
+  place: Callable[..., Any] = lambda value: value,
+  order: Optional[Callable[[Any], Any]] = None,
+  printed: Optional[Callable[[study.Group], Any]] = None,
+  log: bool = False,
 ) -> List[pages.Block]:
   """Accuracy over the values of flags, with all other flags equal: a table and a figure for each family of runs.
 
@@ -201,8 +220,9 @@ def over_flags(
   for family in study.titled(shown, 'algorithm', *flags):
     members = family.groups
     rows = [
-        row for g in members
-        for row in study.beside(_WHAT, (printed or printed_accuracy)(g), [g], g.method, {axis: str(at[g])})
+      row
+      for g in members
+      for row in study.beside(_WHAT, (printed or printed_accuracy)(g), [g], g.method, {axis: str(at[g])})
     ]
     algorithms = [g.algorithm for g in members]
     names = dict(zip(algorithms, figures.labels(algorithms)))
@@ -214,12 +234,13 @@ def over_flags(
     else:
       own = {algorithm: [g for g in members if g.algorithm == algorithm] for algorithm in names}
       series = [
-          figures.Series(algorithm, names[algorithm], [at[g] for g in found], [g.accuracy() for g in found])
-          for algorithm, found in own.items()
+        figures.Series(algorithm, names[algorithm], [at[g] for g in found], [g.accuracy() for g in found])
+        for algorithm, found in own.items()
       ]
       ticks, size = sorted({at[g] for g in members}), (9, 4)
       draw = lambda figure, series=series, ticks=ticks: figures.lines(
-          figure.subplots(), series, axis, ACCURACY, log, ticks)
+        figure.subplots(), series, axis, ACCURACY, log, ticks
+      )
     caption = family.caption('Bars are deviations over seeds.')
     blocks += study.table(name, f'{title}: {family.title}', rows, *flags)
     blocks.append(pages.Figure(name, f'{title}: {family.dataset}', caption, draw, size))
@@ -234,9 +255,13 @@ def alpha_beta(groups: Sequence[study.Group]) -> List[pages.Block]:
     return published.ALPHA_BETA.get((g.setting['alpha'], g.setting['beta'])) if is_documents else None
 
   return over_flags(
-      [g for g in groups if g.parts[0]], ('alpha', 'beta'), 'alpha_beta',
-      'Accuracy by α and β (first document, figure 3)', 'α and β',
-      lambda alpha, beta: f'α = {alpha:g}, β = {beta:g}', printed=printed
+    [g for g in groups if g.parts[0]],
+    ('alpha', 'beta'),
+    'alpha_beta',
+    'Accuracy by α and β (first document, figure 3)',
+    'α and β',
+    lambda alpha, beta: f'α = {alpha:g}, β = {beta:g}',
+    printed=printed,
   )
 
 
@@ -245,7 +270,8 @@ def epsilon(groups: Sequence[study.Group]) -> List[pages.Block]:
   # Certified runs have their own section. Without noise the budget means nothing.
   members, blocks = [g for g in groups if g.method not in ('certified', 'fedavg')], []
   for calibration, name, title in (
-      ('documents', 'epsilon_total', 'nominal ε_total'), ('exact', 'epsilon_exact', 'ε_total by exact accounting'),
+    ('documents', 'epsilon_total', 'nominal ε_total'),
+    ('exact', 'epsilon_exact', 'ε_total by exact accounting'),
   ):
     own = [g for g in members if g.has(calibration=calibration)]
     blocks += over_flags(own, ['epsilon'], name, f'Accuracy by {title}', title)
@@ -262,8 +288,12 @@ def critical_layers(groups: Sequence[study.Group]) -> List[pages.Block]:
   # From few layers to many, with named layers in between. Other methods noise every layer, whatever the flag says.
   order = lambda layers: ({'final_dense': 0, 'all_dense': 2, 'all': 3}.get(layers, 1), layers)
   blocks = over_flags(
-      [g for g in groups if g.parts[-1]], ['critical_layers'], 'critical_layers', 'Accuracy by critical layers',
-      'critical (clipped and noised) layers', order=order
+    [g for g in groups if g.parts[-1]],
+    ['critical_layers'],
+    'critical_layers',
+    'Accuracy by critical layers',
+    'critical (clipped and noised) layers',
+    order=order,
   )
   return blocks and blocks + [published.LAYERWISE]
 
@@ -273,18 +303,26 @@ def heterogeneity(groups: Sequence[study.Group]) -> List[pages.Block]:
   concentration = lambda partition: float(runs_lib.parse('partition', partition)[1]['alpha'])
   members = [g for g in groups if g.setting['partition'].startswith('dirichlet:')]
   blocks = over_flags(
-      members, ['partition'], 'dirichlet', 'Accuracy by Dirichlet a', 'Dirichlet a (small: few labels a client)',
-      concentration, log=True
+    members,
+    ['partition'],
+    'dirichlet',
+    'Accuracy by Dirichlet a',
+    'Dirichlet a (small: few labels a client)',
+    concentration,
+    log=True,
   )
   rows = []
   for family in study.titled(study.families(members, 'algorithm'), 'algorithm') if blocks else ():
     accuracy = {g.method: g.accuracy().mean for g in family.groups}
     a = concentration(family.groups[0].setting['partition'])
     if {'quap', 'fixed_dp'} <= set(accuracy):
-      rows.append({
-          'runs': family.title, 'document': published.DIRICHLET_GAIN.get(a),
-          'measured: QuAP-FL minus Fixed-DP (points)': pages.Quantity(accuracy['quap'] - accuracy['fixed_dp'])
-      })
+      rows.append(
+        {
+          'runs': family.title,
+          'document': published.DIRICHLET_GAIN.get(a),
+          'measured: QuAP-FL minus Fixed-DP (points)': pages.Quantity(accuracy['quap'] - accuracy['fixed_dp']),
+        }
+      )
   title = 'Gain of QuAP-FL over Fixed-DP (November 2025, 5.3.3)'
   return blocks + ([pages.Table('dirichlet_gain', title, rows)] if rows else [])
 

@@ -15,11 +15,11 @@ _LONG, _DASH_DOT_DOT, _LONG_SHORT = (0, (10, 2)), (0, (5, 1.5, 1, 1.5, 1, 1.5)),
 
 class Look(NamedTuple):
   """Attributes:
-    label: The method's name in print.
-    colour: The colour of its lines and markers. No two methods have the same colour or the same marker.
-    dash: Matplotlib's line style. Methods with the same dash differ in brightness.
-    marker: Matplotlib's marker.
-    parts: (adaptive budget, adaptive clip, layer-wise noise), for the methods of the documents' ablation.
+  label: The method's name in print.
+  colour: The colour of its lines and markers. No two methods have the same colour or the same marker.
+  dash: Matplotlib's line style. Methods with the same dash differ in brightness.
+  marker: Matplotlib's marker.
+  parts: (adaptive budget, adaptive clip, layer-wise noise), for the methods of the documents' ablation.
   """
 
   label: str
@@ -30,37 +30,35 @@ class Look(NamedTuple):
 
 
 LOOKS: Dict[str, Look] = {
-    'quap': Look('QuAP-FL', '#b2182b', '-', 'o', (True, True, True)),
-    'certified': Look('Certified QuAP-FL', '#40004b', _LONG_SHORT, 'd'),
-    'fedavg': Look('FedAvg (no privacy)', '#000000', _DOTS, 'x'),
-    'fixed_dp': Look('Fixed-DP', '#4393c3', _DASHES, 's', (False, False, False)),
-    'fixed_dp_layerwise': Look('Fixed-DP, layer-wise', '#92c5de', _DASHES, 'D', (False, False, True)),
-    'adaptive_clip': Look('Adaptive clipping (Andrew et al.)', '#1b7837', _DASH_DOT, '^'),
-    'layerwise': Look('Layer-wise, uniform budget', '#f4a582', _LONG, 'v', (False, True, True)),
-    'quantile_clip': Look('Quantile clip', '#762a83', _DOTS, 'P', (False, True, False)),
-    'adaptive_budget': Look('Adaptive budget', '#01665e', _DASH_DOT_DOT, '<', (True, False, False)),
-    'adaptive_budget_clip': Look('Adaptive budget and clip', '#35978f', _LONG, '>', (True, True, False)),
-    'adaptive_budget_layerwise': Look(
-        'Adaptive budget, layer-wise', '#d8b365', _DASH_DOT_DOT, 'p', (True, False, True)
-    ),
-    'pt_adp': Look('PT-ADP (an interpretation)', '#8c510a', (0, (5, 1.5, 5, 1.5, 1, 1.5)), '1'),
-    'dynamic_budget': Look('Dynamic budget', '#5e4fa2', (0, (6, 1)), '$B$'),
-    'd2dp': Look('D2DP (an interpretation)', '#9e0142', (0, (6, 1)), '$2$'),
-    'acdp': Look('ACDP (an interpretation)', '#d53e4f', (0, (6, 1, 2, 1)), '$C$'),
-    'fedapca': Look('FedAPCA (an interpretation)', '#3288bd', (0, (6, 1, 2, 1)), '$P$'),
-    'lee_kifer': Look('Lee and Kifer', '#66c2a5', (0, (6, 1, 2, 1)), '$L$'),
-    'local_dp': Look('Local DP', '#a6761d', (0, (3, 1, 1, 1, 1, 1, 1, 1)), '8'),
-    'fedbuff': Look('FedBuff (asynchronous)', '#1f78b4', (0, (8, 1, 3, 1)), 'H'),
-    'tff_dp_fedavg': Look('TFF DP-FedAvg', '#4d4d4d', _DASHES, '*'),
-    'tff_dp_fedavg_adaptive': Look('TFF DP-FedAvg, adaptive clip', '#e7298a', _LONG, 'X'),
-    'tff_dp_ftrl': Look('TFF DP-FTRL', '#66a61e', _DASH_DOT, '+'),
-    'tff_layerwise_adaptive': Look('TFF adaptive by layer', '#adadad', _DOTS, '2'),
-    'scaffold': Look('SCAFFOLD', '#003c30', (0, (3, 1)), '$S$'),
-    'fednova': Look('FedNova', '#7fbc41', (0, (3, 1)), '$N$'),
-    'feddyn': Look('FedDyn', '#fbb4d9', (0, (3, 1)), '$D$'),
-    'fedvarp': Look('FedVARP', '#2166ac', (0, (7, 1, 3, 1)), '$V$'),
-    'fl_fdms': Look('FL-FDMS', '#fdae61', (0, (7, 1, 3, 1)), '$F$'),
-    'safari': Look('SAFARI (an interpretation)', '#542788', (0, (7, 1, 3, 1)), '$A$'),
+  'quap': Look('QuAP-FL', '#b2182b', '-', 'o', (True, True, True)),
+  'certified': Look('Certified QuAP-FL', '#40004b', _LONG_SHORT, 'd'),
+  'fedavg': Look('FedAvg (no privacy)', '#000000', _DOTS, 'x'),
+  'fixed_dp': Look('Fixed-DP', '#4393c3', _DASHES, 's', (False, False, False)),
+  'fixed_dp_layerwise': Look('Fixed-DP, layer-wise', '#92c5de', _DASHES, 'D', (False, False, True)),
+  'adaptive_clip': Look('Adaptive clipping (Andrew et al.)', '#1b7837', _DASH_DOT, '^'),
+  'layerwise': Look('Layer-wise, uniform budget', '#f4a582', _LONG, 'v', (False, True, True)),
+  'quantile_clip': Look('Quantile clip', '#762a83', _DOTS, 'P', (False, True, False)),
+  'adaptive_budget': Look('Adaptive budget', '#01665e', _DASH_DOT_DOT, '<', (True, False, False)),
+  'adaptive_budget_clip': Look('Adaptive budget and clip', '#35978f', _LONG, '>', (True, True, False)),
+  'adaptive_budget_layerwise': Look('Adaptive budget, layer-wise', '#d8b365', _DASH_DOT_DOT, 'p', (True, False, True)),
+  'pt_adp': Look('PT-ADP (an interpretation)', '#8c510a', (0, (5, 1.5, 5, 1.5, 1, 1.5)), '1'),
+  'dynamic_budget': Look('Dynamic budget', '#5e4fa2', (0, (6, 1)), '$B$'),
+  'd2dp': Look('D2DP (an interpretation)', '#9e0142', (0, (6, 1)), '$2$'),
+  'acdp': Look('ACDP (an interpretation)', '#d53e4f', (0, (6, 1, 2, 1)), '$C$'),
+  'fedapca': Look('FedAPCA (an interpretation)', '#3288bd', (0, (6, 1, 2, 1)), '$P$'),
+  'lee_kifer': Look('Lee and Kifer', '#66c2a5', (0, (6, 1, 2, 1)), '$L$'),
+  'local_dp': Look('Local DP', '#a6761d', (0, (3, 1, 1, 1, 1, 1, 1, 1)), '8'),
+  'fedbuff': Look('FedBuff (asynchronous)', '#1f78b4', (0, (8, 1, 3, 1)), 'H'),
+  'tff_dp_fedavg': Look('TFF DP-FedAvg', '#4d4d4d', _DASHES, '*'),
+  'tff_dp_fedavg_adaptive': Look('TFF DP-FedAvg, adaptive clip', '#e7298a', _LONG, 'X'),
+  'tff_dp_ftrl': Look('TFF DP-FTRL', '#66a61e', _DASH_DOT, '+'),
+  'tff_layerwise_adaptive': Look('TFF adaptive by layer', '#adadad', _DOTS, '2'),
+  'scaffold': Look('SCAFFOLD', '#003c30', (0, (3, 1)), '$S$'),
+  'fednova': Look('FedNova', '#7fbc41', (0, (3, 1)), '$N$'),
+  'feddyn': Look('FedDyn', '#fbb4d9', (0, (3, 1)), '$D$'),
+  'fedvarp': Look('FedVARP', '#2166ac', (0, (7, 1, 3, 1)), '$V$'),
+  'fl_fdms': Look('FL-FDMS', '#fdae61', (0, (7, 1, 3, 1)), '$F$'),
+  'safari': Look('SAFARI (an interpretation)', '#542788', (0, (7, 1, 3, 1)), '$A$'),
 }
 
 # The ablation's methods by the parts they have.

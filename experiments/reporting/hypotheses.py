@@ -13,9 +13,9 @@ from experiments.reporting import study
 CONFIRMED, NOT_CONFIRMED, NOT_ENOUGH = 'confirmed', 'not confirmed', 'not enough runs'
 _LEVEL, _FEWEST_PAIRS = 0.05, 2
 _RULE = (
-    'A pair is two runs with the same seed and setting that differ only in the method. A claim needs pairs for at '
-    f'least {_FEWEST_PAIRS} seeds. It is confirmed if the mean difference has the claimed sign, and if either '
-    f'Student\'s paired t test gives p < {_LEVEL} (two-sided) or the difference is the same in every seed.'
+  'A pair is two runs with the same seed and setting that differ only in the method. A claim needs pairs for at '
+  f'least {_FEWEST_PAIRS} seeds. It is confirmed if the mean difference has the claimed sign, and if either '
+  f"Student's paired t test gives p < {_LEVEL} (two-sided) or the difference is the same in every seed."
 )
 
 Measure = Callable[[runs_lib.Run], Optional[float]]
@@ -29,41 +29,52 @@ def build(groups: Sequence[study.Group]) -> List[pages.Block]:
 
 def _h1(groups):
   largest = lambda runs: study.over(
-      [None if run.nominal_epsilon is None else run.nominal_epsilon.max() for run in runs], 3, True
+    [None if run.nominal_epsilon is None else run.nominal_epsilon.max() for run in runs], 3, True
   )
   first, november = published.ACCURACY_FIRST, published.ACCURACY_NOVEMBER
   gains = [v.mean - first[(*place, 'fixed_dp')].mean for (*place, method), v in first.items() if method == 'quap']
   later = [november[data, 'quap'].mean - november[data, 'fixed_dp'].mean for data in ('mnist', 'cifar10')]
   return _judge(
-      groups, 'h1', 'H1: QuAP-FL is more accurate than uniform DP-FedAvg at equal ε_total', [('quap', 'fixed_dp')],
-      ('QuAP-FL', 'Fixed-DP'), {'accuracy (%)': (lambda run: 100 * run.test_accuracy, 2)}, 1,
-      lambda left, right: {'nominal ε spent, QuAP-FL': largest(left), 'nominal ε spent, Fixed-DP': largest(right)}, [
-          'ε_total is equal here, but protection is not: QuAP-FL adds noise only to the critical layers, so its '
-          'released model has no finite ε. The nominal ε is that of the client that spends most.',
-          f'The documents report {min(gains):+.1f} to {max(gains):+.1f} points at ε = 3 (first document, table 1), and '
-          f'{later[0]:+.2f} (MNIST) and {later[1]:+.2f} (CIFAR-10) at ε = 6 (November 2025, table 2).',
-      ])
+    groups,
+    'h1',
+    'H1: QuAP-FL is more accurate than uniform DP-FedAvg at equal ε_total',
+    [('quap', 'fixed_dp')],
+    ('QuAP-FL', 'Fixed-DP'),
+    {'accuracy (%)': (lambda run: 100 * run.test_accuracy, 2)},
+    1,
+    lambda left, right: {'nominal ε spent, QuAP-FL': largest(left), 'nominal ε spent, Fixed-DP': largest(right)},
+    [
+      'ε_total is equal here, but protection is not: QuAP-FL adds noise only to the critical layers, so its '
+      'released model has no finite ε. The nominal ε is that of the client that spends most.',
+      f'The documents report {min(gains):+.1f} to {max(gains):+.1f} points at ε = 3 (first document, table 1), and '
+      f'{later[0]:+.2f} (MNIST) and {later[1]:+.2f} (CIFAR-10) at ε = 6 (November 2025, table 2).',
+    ],
+  )
 
 
 def _h2(groups):
-
   def spread(run):
     epsilon = run.nominal_epsilon
     return None if epsilon is None or not epsilon.any() else float(epsilon.std())
 
   return _judge(
-      groups, 'h2', 'H2: participation-based budgets reduce the spread of clients\' privacy losses', _counterparts(0),
-      ('adaptive', 'uniform'),
-      {'deviation': (spread, 3), 'deviation / mean': (lambda run: spread(run) / run.nominal_epsilon.mean(), 3)}, -1,
-      lambda left, right: {}, [
-          'These are deviations of the clients\' cumulative nominal ε, with the same cohorts for both methods. Both '
-          'the deviation and the ratio of deviation to mean must be smaller. An adaptive budget gives every round more '
-          'than ε_base. This alone raises the deviation but does not change the ratio.',
-      ])
+    groups,
+    'h2',
+    "H2: participation-based budgets reduce the spread of clients' privacy losses",
+    _counterparts(0),
+    ('adaptive', 'uniform'),
+    {'deviation': (spread, 3), 'deviation / mean': (lambda run: spread(run) / run.nominal_epsilon.mean(), 3)},
+    -1,
+    lambda left, right: {},
+    [
+      "These are deviations of the clients' cumulative nominal ε, with the same cohorts for both methods. Both "
+      'the deviation and the ratio of deviation to mean must be smaller. An adaptive budget gives every round more '
+      'than ε_base. This alone raises the deviation but does not change the ratio.'
+    ],
+  )
 
 
 def _h3(groups):
-
   def noise(run):
     return run.mean_of('noise_norm') if run.mean_of('sigma') else None
 
@@ -74,29 +85,43 @@ def _h3(groups):
 
   ratio = lambda value, left, right: study.over([value(y) / value(x) for x, y in zip(left, right)], 1)
   return _judge(
-      groups, 'h3', 'H3: layer-wise noise has a smaller norm than full noise', _counterparts(2), ('layer-wise', 'full'),
-      {'noise norm': (noise, 3)}, -1,
-      lambda left, right: {
-          'full / layer-wise': ratio(noise, left, right), 'of which √(d/d_c)': ratio(root_dimension, left, right)
-      }, [
-          'This is the norm of the noise in the mean update, as a mean over the rounds. √(d/d_c) is measured as the '
-          'ratio of the two methods\' values of noise norm / σ. The rest of the gain is a smaller σ: the final '
-          'layer\'s part of an update has a smaller norm, so a tracked clip is smaller, too.',
-          published.LAYERWISE,
-      ])
+    groups,
+    'h3',
+    'H3: layer-wise noise has a smaller norm than full noise',
+    _counterparts(2),
+    ('layer-wise', 'full'),
+    {'noise norm': (noise, 3)},
+    -1,
+    lambda left, right: {
+      'full / layer-wise': ratio(noise, left, right),
+      'of which √(d/d_c)': ratio(root_dimension, left, right),
+    },
+    [
+      'This is the norm of the noise in the mean update, as a mean over the rounds. √(d/d_c) is measured as the '
+      "ratio of the two methods' values of noise norm / σ. The rest of the gain is a smaller σ: the final "
+      "layer's part of an update has a smaller norm, so a tracked clip is smaller, too.",
+      published.LAYERWISE,
+    ],
+  )
 
 
 def _counterparts(part: int) -> List[Tuple[str, str]]:
   """Pairs (with, without) of the ablation's methods that differ only in this part, QuAP-FL first."""
-  without = lambda parts: parts[:part] + (False,) + parts[part + 1:]
+  without = lambda parts: parts[:part] + (False,) + parts[part + 1 :]
   with_it = sorted((parts for parts in figures.BY_PARTS if parts[part]), reverse=True)
   return [(figures.BY_PARTS[parts], figures.BY_PARTS[without(parts)]) for parts in with_it]
 
 
 def _judge(
-    groups: Sequence[study.Group], name: str, claim: str, methods: Sequence[Tuple[str, str]], sides: Tuple[str, str],
-    measures: Mapping[str, Tuple[Measure, int]], sign: int, extra: Callable[..., Mapping[str, Any]],
-    notes: Sequence[str],
+  groups: Sequence[study.Group],
+  name: str,
+  claim: str,
+  methods: Sequence[Tuple[str, str]],
+  sides: Tuple[str, str],
+  measures: Mapping[str, Tuple[Measure, int]],
+  sign: int,
+  extra: Callable[..., Mapping[str, Any]],
+  notes: Sequence[str],
 ) -> List[pages.Block]:
   """A verdict and the table of its pairs.
 
@@ -141,7 +166,7 @@ def _verdict(tests: Sequence[Tuple[pages.Quantity, Optional[float]]], sign: int)
 
 
 def pairs(
-    groups: Sequence[study.Group], left: str, right: str, value: Measure
+  groups: Sequence[study.Group], left: str, right: str, value: Measure
 ) -> List[Tuple[Dict[str, Any], Tuple[Sequence[runs_lib.Run], Sequence[runs_lib.Run]]]]:
   """For each setting that both methods have: its first cells, and the runs of both sides, seed by seed.
 
@@ -154,10 +179,14 @@ def pairs(
       for b in (g for g in family.groups if g.method == right):
         others, is_free = {run.seed: run for run in b.runs}, a.setting['stop_at_accuracy'] is not None
         both = [
-            (run, others[run.seed]) for run in a.runs if run.seed in others and value(run) is not None
-            and value(others[run.seed]) is not None and (is_free or run.rounds == others[run.seed].rounds)
+          (run, others[run.seed])
+          for run in a.runs
+          if run.seed in others
+          and value(run) is not None
+          and value(others[run.seed]) is not None
+          and (is_free or run.rounds == others[run.seed].rounds)
         ]
-        names = ' and '.join(figures.of(g.algorithm).label + g.algorithm[len(g.method):] for g in (a, b))
+        names = ' and '.join(figures.of(g.algorithm).label + g.algorithm[len(g.method) :] for g in (a, b))
         if both:
           found.append(({'runs': family.title, 'methods': names}, tuple(zip(*both))))
   return found

@@ -17,7 +17,17 @@ _REPORT, _PAGE, _RUN = 'report.md', 'index.html', 'run.json'
 
 # Columns that move into the line above a table if all rows agree.
 _SAID_ONCE = (
-    'dataset', 'participation', 'epsilon', 'setting', 'measured', 'total δ', 'cores', 'GPUs', 'pairs', 'seeds', 'rounds'
+  'dataset',
+  'participation',
+  'epsilon',
+  'setting',
+  'measured',
+  'total δ',
+  'cores',
+  'GPUs',
+  'pairs',
+  'seeds',
+  'rounds',
 )
 # A table with a single row of more cells than this is shown as two columns.
 _LONG_ROW = 4
@@ -60,10 +70,10 @@ class Quantity(NamedTuple):
 
 class Table(NamedTuple):
   """Attributes:
-    name: Its CSV file is tables/name.csv; several of one name are numbered.
-    title: The line above it.
-    rows: Cells by column: text, numbers, a `Quantity`, or None for an empty cell. A column without any value is left
-      out.
+  name: Its CSV file is tables/name.csv; several of one name are numbered.
+  title: The line above it.
+  rows: Cells by column: text, numbers, a `Quantity`, or None for an empty cell. A column without any value is left
+    out.
   """
 
   name: str
@@ -102,11 +112,11 @@ class Table(NamedTuple):
 
 class Figure(NamedTuple):
   """Attributes:
-    name: Its file is figures/name.png; several of one name are numbered.
-    title: What it shows, drawn above it.
-    caption: How to read it.
-    draw: Draws it into an empty figure.
-    size: Width and height in inches, without the title.
+  name: Its file is figures/name.png; several of one name are numbered.
+  title: What it shows, drawn above it.
+  caption: How to read it.
+  draw: Draws it into an empty figure.
+  size: Width and height in inches, without the title.
   """
 
   name: str
@@ -209,7 +219,9 @@ def _markdown_block(block: Block) -> str:
   return f'{title}:\n\n' + '\n'.join(aligned)
 
 
-_CSS = wide.CSS + '''
+_CSS = (
+  wide.CSS
+  + """
 body { font: 16px/1.5 system-ui, sans-serif; color: #111; background: #fff; max-width: 72rem; margin: 2rem auto;
   padding: 0 1rem; }
 h2 { margin-top: 2.5rem; border-top: 1px solid #bbb; padding-top: 1rem; }
@@ -226,7 +238,8 @@ img { max-width: 100%; height: auto; }
 figcaption { font-size: .9rem; }
 @media (max-width: 40rem) { .wide img { max-width: none; width: 40rem; } }
 @media print { figure, tr { break-inside: avoid; } }
-'''
+"""
+)
 
 
 def page(sections: Sequence[Section], images: Dict[str, bytes]) -> str:
@@ -241,13 +254,21 @@ def page(sections: Sequence[Section], images: Dict[str, bytes]) -> str:
     heading = html.escape(section.title)
     links.append(f'<li><a href="#s{number}">{heading}</a></li>')
     parts += [f'<h2 id="s{number}">{heading}</h2>', *(_html_block(block, images) for block in section.blocks)]
-  return '\n'.join([
-      '<!DOCTYPE html>', '<html lang="en">',
+  return '\n'.join(
+    [
+      '<!DOCTYPE html>',
+      '<html lang="en">',
       '<head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">',
-      f'<title>{title}</title><style>{_CSS}</style></head>', f'<body><h1>{title}</h1>',
-      *(_html_block(block, images) for block in sections[0].blocks), f'<nav><ul>{"".join(links)}</ul></nav>', *parts,
-      '</body>', '</html>', ''
-  ])
+      f'<title>{title}</title><style>{_CSS}</style></head>',
+      f'<body><h1>{title}</h1>',
+      *(_html_block(block, images) for block in sections[0].blocks),
+      f'<nav><ul>{"".join(links)}</ul></nav>',
+      *parts,
+      '</body>',
+      '</html>',
+      '',
+    ]
+  )
 
 
 def _html_block(block: Block, images) -> str:

@@ -40,8 +40,9 @@ def formal_text(group: study.Group) -> str:
   """What the formal figure of a setting covers, and the figure itself: the largest over seeds. † marks ideal noise."""
   if all(whole_model_epsilon(run) is not None for run in group.runs):
     covers, value = 'released model', whole_model_epsilon
-  elif all(_formal(run).get('covers') == 'weights without the logs' and _epsilon(run) is not None
-           for run in group.runs):
+  elif all(
+    _formal(run).get('covers') == 'weights without the logs' and _epsilon(run) is not None for run in group.runs
+  ):
     covers, value = 'weights only, if the logs stay secret', _epsilon
   else:
     return NO_BOUND if any(_formal(run) and _is_only_read(run) for run in group.runs) else NO_FINITE
@@ -66,10 +67,10 @@ def footnotes(groups: Sequence[study.Group]) -> List[str]:
   for run in found:
     noted.setdefault(_ideal_note(run), {})[figures.of(run.algorithm).label] = True
   return [
-      f'Formal figures hold for {each(_formal(run).get("unit") for run in found)}. Neighbouring datasets: '
-      f'{each(_smallest(run).get("neighbours") for run in found)}. Total δ: '
-      f'{each(_formal(run).get("delta") for run in found)}. Amplification by sampling: none.',
-      *(f'{IDEAL} {", ".join(methods)}: {note}' for note, methods in noted.items() if note),
+    f'Formal figures hold for {each(_formal(run).get("unit") for run in found)}. Neighbouring datasets: '
+    f'{each(_smallest(run).get("neighbours") for run in found)}. Total δ: '
+    f'{each(_formal(run).get("delta") for run in found)}. Amplification by sampling: none.',
+    *(f'{IDEAL} {", ".join(methods)}: {note}' for note, methods in noted.items() if note),
   ]
 
 
@@ -81,22 +82,21 @@ def by_participation(name: str, groups: Sequence[study.Group]) -> List[pages.Blo
   """
   shown = [group for group in groups if all(run.counts is not None and np.ptp(run.counts) for run in group.runs)]
   did = {
-      'rounds taken part in': (lambda run: run.counts, 1),
-      'weight contributed': (_contributed, 1),
-      'examples': (lambda run: run.clients.get('examples'), 0),
+    'rounds taken part in': (lambda run: run.counts, 1),
+    'weight contributed': (_contributed, 1),
+    'examples': (lambda run: run.clients.get('examples'), 0),
   }
   results = {
-      'nominal ε': (lambda run: run.nominal_epsilon, 2, True),
-      'formal ε': (_formal_epsilon, 2, True),
-      'accuracy (%)': (
-          lambda run: 100 * run.clients['test_accuracy'] if 'test_accuracy' in run.clients else None, 1
-      ),
+    'nominal ε': (lambda run: run.nominal_epsilon, 2, True),
+    'formal ε': (_formal_epsilon, 2, True),
+    'accuracy (%)': (lambda run: 100 * run.clients['test_accuracy'] if 'test_accuracy' in run.clients else None, 1),
   }
 
   def columns(measures, group):
     return {
-        f'{what}: {_GROUPS[third]}': group.measure(lambda run: _mean(values(run), _thirds(run)[third]), *form)
-        for what, (values, *form) in measures.items() for third in range(3)
+      f'{what}: {_GROUPS[third]}': group.measure(lambda run: _mean(values(run), _thirds(run)[third]), *form)
+      for what, (values, *form) in measures.items()
+      for third in range(3)
     }
 
   blocks = []

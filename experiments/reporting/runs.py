@@ -27,8 +27,12 @@ _IF_READ = dict.fromkeys(('epsilon', 'delta', 'alpha', 'beta'), (int, float))
 
 # The flags whose values are choices with parameters. Then the choices whose parameters are always written out.
 _CHOICES = {
-    'algorithm': methods.METHODS, 'participation': cohorts.PARTICIPATION_MODELS, 'partition': partition.PARTITIONS,
-    'clip': clip_rules.RULES, 'client_optimizer': optimizers.OPTIMIZERS, 'server_optimizer': optimizers.OPTIMIZERS,
+  'algorithm': methods.METHODS,
+  'participation': cohorts.PARTICIPATION_MODELS,
+  'partition': partition.PARTITIONS,
+  'clip': clip_rules.RULES,
+  'client_optimizer': optimizers.OPTIMIZERS,
+  'server_optimizer': optimizers.OPTIMIZERS,
 }
 _WRITTEN_OUT = ('bernoulli', 'beta', 'beta_bernoulli', 'dirichlet')
 
@@ -193,13 +197,13 @@ def load(path: str) -> Tuple[Optional[Run], List[LeftOut]]:
   ended = bool(summary)
   ledger = read('ledger.npz', run_ledger.RunLedger.load, None, ended)
   result = Run(
-      path=path,
-      metrics=read('metrics.csv', _read_metrics, {}, True),
-      clients=read('clients.csv', lambda file: _read_clients(file, ledger), {}, ended),
-      ledger=ledger,
-      summary=summary,
-      certificate=read('certificate.json', _read_object, None, ended and _gives_certificate(run['identity'])),
-      **run,
+    path=path,
+    metrics=read('metrics.csv', _read_metrics, {}, True),
+    clients=read('clients.csv', lambda file: _read_clients(file, ledger), {}, ended),
+    ledger=ledger,
+    summary=summary,
+    certificate=read('certificate.json', _read_object, None, ended and _gives_certificate(run['identity'])),
+    **run,
   )
   if result.test_accuracy is None:
     left_out.append(LeftOut(path, 'has no test accuracy; the run is left out'))
@@ -258,8 +262,8 @@ def _read_clients(path, ledger):
   # were still to come, and the formal figure is a bound.
   is_bound = lambda name: name == 'formal_epsilon' and 'formal_epsilon_reading' in clients
   whole = {
-      name: np.full(ledger.num_clients, 0.0 if name.startswith(_SPENT) and not is_bound(name) else np.nan)
-      for name in clients
+    name: np.full(ledger.num_clients, 0.0 if name.startswith(_SPENT) and not is_bound(name) else np.nan)
+    for name in clients
   }
   for name, column in clients.items():
     whole[name][listed] = column

@@ -16,10 +16,10 @@ _SCENARIOS = 'participation=uniform|beta:a=2,b=5|extreme_imbalance'
 
 class Section(NamedTuple):
   """Attributes:
-    title: The heading.
-    build: Makes its blocks. There are none if there are no runs for them.
-    grid: The axes of the sweep whose runs fill the section, without the documents' seeds.
-    preset: The flag file of that sweep.
+  title: The heading.
+  build: Makes its blocks. There are none if there are no runs for them.
+  grid: The axes of the sweep whose runs fill the section, without the documents' seeds.
+  preset: The flag file of that sweep.
   """
 
   title: str
@@ -31,7 +31,7 @@ class Section(NamedTuple):
   def command(self) -> str:
     """The sweep whose runs fill the section."""
     seeds = 'seed=' + '|'.join(map(str, published.SEEDS))
-    axes = ' '.join(f'--vary=\'{axis}\'' for axis in (*self.grid.split(), seeds))
+    axes = ' '.join(f"--vary='{axis}'" for axis in (*self.grid.split(), seeds))
     preset = f'experiments/presets/{self.preset}.flags'
     return f'python -m experiments.sweep --output_dir=runs/sweep {axes} -- --flagfile={preset}'
 
@@ -40,32 +40,45 @@ _OF_PARTS = '|'.join(figures.BY_PARTS.values())
 _EQUAL_EPSILON = 'algorithm=certified|certified:weights=uniform|tff_dp_fedavg|tff_dp_fedavg_adaptive|tff_dp_ftrl'
 
 SECTIONS = (
-    Section('Accuracy beside privacy', spending.beside_accuracy, 'algorithm=fedavg|fixed_dp|quap'),
-    Section('Certified: equal formal ε', spending.certified, f'{_EQUAL_EPSILON} {_SCENARIOS} epsilon=1|3|6|10',
-            'mnist_certified'),
-    Section('Final accuracy by method and scenario', accuracy.final,
-            f'algorithm=fedavg|fixed_dp|adaptive_clip|pt_adp|quap {_SCENARIOS} epsilon=3|6'),
-    Section('The reference program\'s early stop', accuracy.early_stop, 'algorithm=fedavg|fixed_dp|quap',
-            'reference_mnist'),
-    Section('Hypotheses H1 to H3', hypotheses.build, 'algorithm=fixed_dp|layerwise|adaptive_budget_clip|quap'),
-    Section('Accuracy by round', accuracy.curves, 'algorithm=fedavg|fixed_dp|layerwise|quap|tff_dp_fedavg_adaptive'),
-    Section('Convergence', accuracy.convergence,
-            f'algorithm=fixed_dp|adaptive_clip|pt_adp|quap {_SCENARIOS} epsilon=3'),
-    Section('Ablation', accuracy.ablation, f'algorithm={_OF_PARTS}'),
-    Section('Budget by participation', spending.budgets, 'algorithm=quap epsilon=3'),
-    Section('Cumulative privacy by participation', spending.cumulative, 'algorithm=quap|layerwise'),
-    Section('Fairness', spending.fairness, f'algorithm=fixed_dp|quap {_SCENARIOS}'),
-    Section('Noise to signal', spending.noise, 'algorithm=fixed_dp|layerwise|quap'),
-    Section('Sensitivity to α and β', accuracy.alpha_beta, 'alpha=0.3|0.5|0.7 beta=1|2|3', 'cifar10_2025'),
-    Section('Uneven labels (Dirichlet)', accuracy.heterogeneity,
-            'algorithm=fixed_dp|quap partition=dirichlet:alpha=0.1|dirichlet:alpha=1|dirichlet:alpha=10'),
-    Section('Total budget', accuracy.epsilon, 'algorithm=fixed_dp|layerwise|quap epsilon=3|6|10'),
-    Section('Participation models', accuracy.participation,
-            'algorithm=fixed_dp|quap participation=beta:a=2,b=5|beta:a=1,b=1|beta:a=5,b=2'),
-    Section('Critical layers', accuracy.critical_layers, 'critical_layers=final_dense|dense,dense_1|all_dense|all'),
-    Section('A thousand clients', accuracy.at_scale, 'algorithm=fixed_dp|quap num_clients=1000 cohort_size=50'),
-    Section('Communication', spending.communication, 'algorithm=fedavg|fixed_dp|quap'),
-    Section('Cost of a round', spending.cost, 'algorithm=fedavg|quap'),
+  Section('Accuracy beside privacy', spending.beside_accuracy, 'algorithm=fedavg|fixed_dp|quap'),
+  Section(
+    'Certified: equal formal ε',
+    spending.certified,
+    f'{_EQUAL_EPSILON} {_SCENARIOS} epsilon=1|3|6|10',
+    'mnist_certified',
+  ),
+  Section(
+    'Final accuracy by method and scenario',
+    accuracy.final,
+    f'algorithm=fedavg|fixed_dp|adaptive_clip|pt_adp|quap {_SCENARIOS} epsilon=3|6',
+  ),
+  Section(
+    "The reference program's early stop", accuracy.early_stop, 'algorithm=fedavg|fixed_dp|quap', 'reference_mnist'
+  ),
+  Section('Hypotheses H1 to H3', hypotheses.build, 'algorithm=fixed_dp|layerwise|adaptive_budget_clip|quap'),
+  Section('Accuracy by round', accuracy.curves, 'algorithm=fedavg|fixed_dp|layerwise|quap|tff_dp_fedavg_adaptive'),
+  Section('Convergence', accuracy.convergence, f'algorithm=fixed_dp|adaptive_clip|pt_adp|quap {_SCENARIOS} epsilon=3'),
+  Section('Ablation', accuracy.ablation, f'algorithm={_OF_PARTS}'),
+  Section('Budget by participation', spending.budgets, 'algorithm=quap epsilon=3'),
+  Section('Cumulative privacy by participation', spending.cumulative, 'algorithm=quap|layerwise'),
+  Section('Fairness', spending.fairness, f'algorithm=fixed_dp|quap {_SCENARIOS}'),
+  Section('Noise to signal', spending.noise, 'algorithm=fixed_dp|layerwise|quap'),
+  Section('Sensitivity to α and β', accuracy.alpha_beta, 'alpha=0.3|0.5|0.7 beta=1|2|3', 'cifar10_2025'),
+  Section(
+    'Uneven labels (Dirichlet)',
+    accuracy.heterogeneity,
+    'algorithm=fixed_dp|quap partition=dirichlet:alpha=0.1|dirichlet:alpha=1|dirichlet:alpha=10',
+  ),
+  Section('Total budget', accuracy.epsilon, 'algorithm=fixed_dp|layerwise|quap epsilon=3|6|10'),
+  Section(
+    'Participation models',
+    accuracy.participation,
+    'algorithm=fixed_dp|quap participation=beta:a=2,b=5|beta:a=1,b=1|beta:a=5,b=2',
+  ),
+  Section('Critical layers', accuracy.critical_layers, 'critical_layers=final_dense|dense,dense_1|all_dense|all'),
+  Section('A thousand clients', accuracy.at_scale, 'algorithm=fixed_dp|quap num_clients=1000 cohort_size=50'),
+  Section('Communication', spending.communication, 'algorithm=fedavg|fixed_dp|quap'),
+  Section('Cost of a round', spending.cost, 'algorithm=fedavg|quap'),
 )
 
 
@@ -75,19 +88,27 @@ def build(groups: Sequence[study.Group], left_out: Sequence[runs_lib.LeftOut], c
   missing = '; '.join(section.title for section in built if not section.blocks)
   left_out = [{'where': item.path, 'what': item.reason} for item in left_out]
   return [
-      pages.Section('QuAP-FL: measured beside the documents', [
-          f'{count(groups)}. Figures are means over seeds ± the sample standard deviation. Runs of different settings '
-          'are never averaged. No result is adjusted to agree with the documents.',
-          'Three documents describe QuAP-FL: the first document (version 1.1.2), the theory document and the November '
-          '2025 document. docs/method.md has their titles, and docs/errata.md says where they are wrong.',
-      ]),
-      *(section for section in built if section.blocks),
-      *([pages.Section('Not run', [f'{missing}. `python -m experiments.report --help` lists sweeps that fill them.'])]
-        if missing else []),
-      pages.Section('Why measured and printed figures differ', published.NOTES),
-      pages.Section('Settings', _settings(groups, command)),
-      pages.Section('What was left out', [pages.Table('left_out', 'Left out, or used in part', left_out)]
-                    if left_out else ['Nothing.']),
+    pages.Section(
+      'QuAP-FL: measured beside the documents',
+      [
+        f'{count(groups)}. Figures are means over seeds ± the sample standard deviation. Runs of different settings '
+        'are never averaged. No result is adjusted to agree with the documents.',
+        'Three documents describe QuAP-FL: the first document (version 1.1.2), the theory document and the November '
+        '2025 document. docs/method.md has their titles, and docs/errata.md says where they are wrong.',
+      ],
+    ),
+    *(section for section in built if section.blocks),
+    *(
+      [pages.Section('Not run', [f'{missing}. `python -m experiments.report --help` lists sweeps that fill them.'])]
+      if missing
+      else []
+    ),
+    pages.Section('Why measured and printed figures differ', published.NOTES),
+    pages.Section('Settings', _settings(groups, command)),
+    pages.Section(
+      'What was left out',
+      [pages.Table('left_out', 'Left out, or used in part', left_out)] if left_out else ['Nothing.'],
+    ),
   ]
 
 
@@ -102,11 +123,11 @@ def _settings(groups, command) -> List[pages.Block]:
   shared = ', '.join(f'`{name}={text}`' for name, texts in values.items() for text in texts if len(texts) == 1)
   rows = [{'flag': name, 'values': ', '.join(texts)} for name, texts in values.items() if len(texts) > 1]
   return [
-      f'Made by `{command}`.',
-      f'Versions: {each(run.versions for run in runs)}.',
-      f'Machine: {each(run.machine for run in runs)}.',
-      f'All runs that read these flags have {shared}.',
-      *([pages.Table('settings', 'Flags in which runs differ', rows)] if rows else []),
+    f'Made by `{command}`.',
+    f'Versions: {each(run.versions for run in runs)}.',
+    f'Machine: {each(run.machine for run in runs)}.',
+    f'All runs that read these flags have {shared}.',
+    *([pages.Table('settings', 'Flags in which runs differ', rows)] if rows else []),
   ]
 
 

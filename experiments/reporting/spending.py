@@ -21,19 +21,22 @@ def beside_accuracy(groups: Sequence[study.Group]) -> List[pages.Block]:
     nominal = lambda reduce: g.measure(lambda run: known(run, lambda run: reduce(run.nominal_epsilon)), 3, True)
     delta = g.measure(lambda run: known(run, lambda run: run.summary.get('nominal_delta_max')))
     return {
-        'document: accuracy (%)': accuracy.printed_accuracy(g), 'measured: accuracy (%)': g.accuracy(),
-        'nominal ε, largest': nominal(np.max), 'nominal ε, mean': nominal(np.mean),
-        'nominal δ, largest': rounding.up(delta.mean) if delta else None, 'formal ε': privacy.formal_text(g),
+      'document: accuracy (%)': accuracy.printed_accuracy(g),
+      'measured: accuracy (%)': g.accuracy(),
+      'nominal ε, largest': nominal(np.max),
+      'nominal ε, mean': nominal(np.mean),
+      'nominal δ, largest': rounding.up(delta.mean) if delta else None,
+      'formal ε': privacy.formal_text(g),
     }
 
   blocks = study.by_group('privacy_and_accuracy', 'All settings', groups, columns)
   return blocks and blocks + [
-      'Nominal figures follow the documents: the sum over the rounds in which a client took part, for the noised '
-      'layers only, with the clipping norms taken as given. A row has no nominal figure if the noise does not come '
-      'from the documents\' formula (`--calibration=exact`, certified runs). A formal figure is the largest over '
-      'clients and seeds. It holds for what its cell names and for nothing else.',
-      *privacy.footnotes(groups),
-      *privacy.by_participation('participation_groups', [g for g in _side_by_side(groups) if not _is_whole(g)]),
+    'Nominal figures follow the documents: the sum over the rounds in which a client took part, for the noised '
+    'layers only, with the clipping norms taken as given. A row has no nominal figure if the noise does not come '
+    "from the documents' formula (`--calibration=exact`, certified runs). A formal figure is the largest over "
+    'clients and seeds. It holds for what its cell names and for nothing else.',
+    *privacy.footnotes(groups),
+    *privacy.by_participation('participation_groups', [g for g in _side_by_side(groups) if not _is_whole(g)]),
   ]
 
 
@@ -45,24 +48,28 @@ def certified(groups: Sequence[study.Group]) -> List[pages.Block]:
 
   def columns(g):
     return {
-        'ε, largest of any client': g.measure(privacy.whole_model_epsilon, 3, True),
-        'total δ': rounding.up(g.setting['delta']),
-        'accuracy (%)': g.accuracy(), 'formal ε': privacy.formal_text(g),
+      'ε, largest of any client': g.measure(privacy.whole_model_epsilon, 3, True),
+      'total δ': rounding.up(g.setting['delta']),
+      'accuracy (%)': g.accuracy(),
+      'formal ε': privacy.formal_text(g),
     }
 
   places = {}
   for g in members:
     places.setdefault((g.dataset, g.setting['participation']), []).append(g)
   return [
-      *study.by_group(
-          'certified', 'Accuracy at a formal ε of the released model', members, columns, 'participation', 'epsilon',
-      ),
-      'These are the runs whose formal ε holds for everything that they release. Compare methods only at the same '
-      'dataset, participation and ε. The column `epsilon` is the requested ε; a method may spend less.',
-      *(_certified_figure(*where, own) for where, own in places.items()
-        if any(g.method == 'certified' for g in own) and len(own) > 1),
-      *privacy.footnotes(members),
-      *privacy.by_participation('certified_groups', members),
+    *study.by_group(
+      'certified', 'Accuracy at a formal ε of the released model', members, columns, 'participation', 'epsilon'
+    ),
+    'These are the runs whose formal ε holds for everything that they release. Compare methods only at the same '
+    'dataset, participation and ε. The column `epsilon` is the requested ε; a method may spend less.',
+    *(
+      _certified_figure(*where, own)
+      for where, own in places.items()
+      if any(g.method == 'certified' for g in own) and len(own) > 1
+    ),
+    *privacy.footnotes(members),
+    *privacy.by_participation('certified_groups', members),
   ]
 
 
@@ -91,8 +98,12 @@ def _certified_figure(dataset, participation, groups) -> pages.Figure:
     series.sort(key=lambda one: -one.total.mean)
     draw = lambda figure: figures.rows(figure.subplots(), series, accuracy.ACCURACY)
     return pages.Figure(
-        'certified', f'Accuracy at formal ε = {rounding.up(max(spent))}: {dataset}', caption, draw,
-        (9, 1.2 + 0.3 * len(series)))
+      'certified',
+      f'Accuracy at formal ε = {rounding.up(max(spent))}: {dataset}',
+      caption,
+      draw,
+      (9, 1.2 + 0.3 * len(series)),
+    )
   axis = 'formal ε of the released model, largest of any client'
   draw = lambda figure: figures.lines(figure.subplots(), series, axis, accuracy.ACCURACY)
   return pages.Figure('certified', f'Accuracy by formal ε: {dataset}', caption, draw)
@@ -110,18 +121,22 @@ def budgets(groups: Sequence[study.Group]) -> List[pages.Block]:
   rows = []
   for rate, value in printed.items():
     near = ratios[np.abs(rates - rate) <= 0.05]
-    rows.append({
-        'participation rate': f'{rate:.1f}', 'document: as printed': f'{value:.3f}',
+    rows.append(
+      {
+        'participation rate': f'{rate:.1f}',
+        'document: as printed': f'{value:.3f}',
         'document: its formula': f'{formula(rate):.3f}',
-        'measured': f'{near.mean():.3f}' if len(near) else 'no such client', 'clients within 0.05': len(near),
-    })
+        'measured': f'{near.mean():.3f}' if len(near) else 'no such client',
+        'clients within 0.05': len(near),
+      }
+    )
 
   def draw(figure):
     axes, grid = figure.subplots(), np.linspace(0, 1, 201)
     axes.plot(rates, ratios, '.', markersize=4, alpha=0.4, color='#777777', label='measured, one client each')
     for method, values, label in (
-        ('quap', formula(grid), f'formula, α = {alpha}, β = {beta}'),
-        ('fixed_dp', np.ones_like(grid), 'uniform budget, ε_base'),
+      ('quap', formula(grid), f'formula, α = {alpha}, β = {beta}'),
+      ('fixed_dp', np.ones_like(grid), 'uniform budget, ε_base'),
     ):
       look = figures.of(method)
       axes.plot(grid, values, color=look.colour, linestyle=look.dash, label=label)
@@ -131,12 +146,12 @@ def budgets(groups: Sequence[study.Group]) -> List[pages.Block]:
 
   title = 'Nominal budget of a round over ε_base, by participation rate (first document, 5.3 and figure 2)'
   return [
-      pages.Table('budget_by_rate', title, rows),
-      pages.Figure('budget_by_rate', title, 'The line is the formula; the crosses are the printed values.', draw),
-      'A measured point is a client\'s mean nominal budget over its rounds, at its final participation rate. The '
-      f'points are from {len(found)} runs. A point is off the line if the client\'s rate was different when it took '
-      'part, or if it took part in warm-up rounds, which gave ε_base. The noise of a round follows one budget for the '
-      'whole cohort (`--round_budget`), not each client\'s own budget.',
+    pages.Table('budget_by_rate', title, rows),
+    pages.Figure('budget_by_rate', title, 'The line is the formula; the crosses are the printed values.', draw),
+    "A measured point is a client's mean nominal budget over its rounds, at its final participation rate. The "
+    f"points are from {len(found)} runs. A point is off the line if the client's rate was different when it took "
+    'part, or if it took part in warm-up rounds, which gave ε_base. The noise of a round follows one budget for the '
+    "whole cohort (`--round_budget`), not each client's own budget.",
   ]
 
 
@@ -152,35 +167,49 @@ def measured_budgets(run) -> Tuple[np.ndarray, np.ndarray]:
 def cumulative(groups: Sequence[study.Group]) -> List[pages.Block]:
   """Cumulative nominal ε of the top and bottom 20% of participants: figure 3 of the November 2025 document."""
   # QuAP-FL, and the method that differs from it only in the budget.
-  found = study.places([
-      g for g in groups if g.method in ('quap', 'layerwise') and g.setting['stop_at_accuracy'] is None and all(
-          run.ledger is not None and run.nominal_epsilon is not None and run.ledger.num_rounds for run in g.runs
-      )
-  ])
+  found = study.places(
+    [
+      g
+      for g in groups
+      if g.method in ('quap', 'layerwise')
+      and g.setting['stop_at_accuracy'] is None
+      and all(run.ledger is not None and run.nominal_epsilon is not None and run.ledger.num_rounds for run in g.runs)
+    ]
+  )
 
   def columns(g):
     top, bottom = np.array([top_and_bottom(run) for run in g.runs])[:, :, -1].T
     ratios = np.divide(top, bottom, out=np.full(len(top), np.nan), where=bottom > 0)
     return {
-        'document: top 20%': 'below ε_total' if g.method == 'quap' else None,
-        'measured: top 20%': study.over(top, 3, True),
-        'measured: bottom 20%': study.over(bottom, 3, True), 'measured: top / bottom': study.over(ratios),
-        'measured: largest of any client': g.measure(lambda run: run.nominal_epsilon.max(), 3, True),
+      'document: top 20%': 'below ε_total' if g.method == 'quap' else None,
+      'measured: top 20%': study.over(top, 3, True),
+      'measured: bottom 20%': study.over(bottom, 3, True),
+      'measured: top / bottom': study.over(ratios),
+      'measured: largest of any client': g.measure(lambda run: run.nominal_epsilon.max(), 3, True),
     }
 
   title = 'Cumulative nominal ε of the most and the least frequent 20% of clients'
   blocks = study.by_group(
-      'cumulative_privacy', f'{title}, at the end, group means (November 2025, figure 3)',
-      [g for family in found for g in family.groups], columns, 'participation', 'epsilon'
+    'cumulative_privacy',
+    f'{title}, at the end, group means (November 2025, figure 3)',
+    [g for family in found for g in family.groups],
+    columns,
+    'participation',
+    'epsilon',
   )
   return blocks and blocks + [
-      *(pages.Figure(
-          'cumulative_privacy', f'{title}: {family.dataset}',
-          family.caption('Lines: means over the group and over seeds. Bands: all seeds.'),
-          lambda figure, members=family.groups: _draw_cumulative(figure, members)
-      ) for family in found if all(run.ledger.num_rounds > 1 for g in family.groups for run in g.runs)),
-      'Clients that took part equally often are ordered by id. All these figures are nominal, and they hold for the '
-      'noised layers only.',
+    *(
+      pages.Figure(
+        'cumulative_privacy',
+        f'{title}: {family.dataset}',
+        family.caption('Lines: means over the group and over seeds. Bands: all seeds.'),
+        lambda figure, members=family.groups: _draw_cumulative(figure, members),
+      )
+      for family in found
+      if all(run.ledger.num_rounds > 1 for g in family.groups for run in g.runs)
+    ),
+    'Clients that took part equally often are ordered by id. All these figures are nominal, and they hold for the '
+    'noised layers only.',
   ]
 
 
@@ -216,18 +245,18 @@ def fairness(groups: Sequence[study.Group]) -> List[pages.Block]:
 
   def columns(g):
     return {
-        'document: of an unnamed quantity': published.JAIN.get((g.scenario, g.method)),
-        'measured: participation counts': g.measure(lambda run: study.jain(run.counts), 3),
-        'measured: cumulative nominal ε': g.measure(lambda run: study.jain(run.nominal_epsilon), 3),
-        'measured: test accuracy by client': g.measure(of_accuracy, 3),
+      'document: of an unnamed quantity': published.JAIN.get((g.scenario, g.method)),
+      'measured: participation counts': g.measure(lambda run: study.jain(run.counts), 3),
+      'measured: cumulative nominal ε': g.measure(lambda run: study.jain(run.nominal_epsilon), 3),
+      'measured: test accuracy by client': g.measure(of_accuracy, 3),
     }
 
-  title = 'Jain\'s index; 1 means that all clients are equal (first document, table 3)'
+  title = "Jain's index; 1 means that all clients are equal (first document, table 3)"
   blocks = study.by_group('fairness', title, _side_by_side(groups), columns, 'participation')
   return blocks and blocks + [
-      'Participation counts follow from who takes part. For one seed and participation, they are the same for every '
-      'method, so they cannot explain the document\'s difference between methods. Test accuracy by client is the final '
-      'model\'s accuracy on the test set, re-weighted to the client\'s own labels.',
+    'Participation counts follow from who takes part. For one seed and participation, they are the same for every '
+    "method, so they cannot explain the document's difference between methods. Test accuracy by client is the final "
+    "model's accuracy on the test set, re-weighted to the client's own labels."
   ]
 
 
@@ -242,10 +271,17 @@ def noise(groups: Sequence[study.Group]) -> List[pages.Block]:
 
   title = 'Norm of the noise over the norm of the mean update, both for the noised layers'
   return study.by_group(ratio, f'{title}, means over the rounds', _side_by_side(noisy), columns) + (
-      accuracy.by_place(
-          noisy, ratio, ratio, title, 1, 'noise norm / signal norm', 'mean over rounds',
-          lambda g: g.measure(lambda run: run.mean_of(ratio)), log=True
-      )
+    accuracy.by_place(
+      noisy,
+      ratio,
+      ratio,
+      title,
+      1,
+      'noise norm / signal norm',
+      'mean over rounds',
+      lambda g: g.measure(lambda run: run.mean_of(ratio)),
+      log=True,
+    )
   )
 
 
@@ -259,19 +295,20 @@ def communication(groups: Sequence[study.Group]) -> List[pages.Block]:
     up, down, extra = sent(g).mean, sent(g, 'down'), published.UPLOAD_EXTRA_BYTES.get(g.method)
     plain = fedavg.get((g.dataset, g.setting.get('model')))
     return {
-        'document: upload / FedAvg\'s': None if extra is None else f'{published.UPLOAD_RATIO:.2f}',
-        'measured: upload / FedAvg\'s': f'{up / plain:.4f}' if plain else None,
-        'document: bytes above FedAvg': extra, 'measured: bytes above FedAvg': f'{up - plain:.0f}' if plain else None,
-        'measured: MB down': pages.Quantity(down.mean / 1e6, digits=3) if down else None,
-        'measured: MB up': pages.Quantity(up / 1e6, digits=3),
+      "document: upload / FedAvg's": None if extra is None else f'{published.UPLOAD_RATIO:.2f}',
+      "measured: upload / FedAvg's": f'{up / plain:.4f}' if plain else None,
+      'document: bytes above FedAvg': extra,
+      'measured: bytes above FedAvg': f'{up - plain:.0f}' if plain else None,
+      'measured: MB down': pages.Quantity(down.mean / 1e6, digits=3) if down else None,
+      'measured: MB up': pages.Quantity(up / 1e6, digits=3),
     }
 
   title = 'Communication of a client in a round (November 2025, table 1)'
   blocks = study.by_group('communication', title, _side_by_side(logged), columns)
   return blocks and blocks + [
-      f'The document\'s {published.UPLOAD_MB} MB are for ResNet-18, which is not run here. Compare the ratio to FedAvg '
-      'and the bytes above it. The measured figures count the values that a client receives and sends, without '
-      'encoding or encryption (1 MB = 1,000,000 bytes).',
+    f"The document's {published.UPLOAD_MB} MB are for ResNet-18, which is not run here. Compare the ratio to FedAvg "
+    'and the bytes above it. The measured figures count the values that a client receives and sends, without '
+    'encoding or encryption (1 MB = 1,000,000 bytes).'
   ]
 
 
@@ -282,12 +319,15 @@ def cost(groups: Sequence[study.Group]) -> List[pages.Block]:
     seconds = lambda reduce: g.measure(lambda run: float(reduce(run.curve('seconds')[1])))
     machine = lambda name: ', '.join(sorted({str(run.machine.get(name, '?')) for run in g.runs}))
     return {
-        'seconds a round (median)': seconds(np.median), 'seconds of the first round': seconds(lambda s: s[0]),
-        'minutes of all rounds': seconds(lambda s: s.sum() / 60), 'cores': machine('cores'), 'GPUs': machine('gpus'),
+      'seconds a round (median)': seconds(np.median),
+      'seconds of the first round': seconds(lambda s: s[0]),
+      'minutes of all rounds': seconds(lambda s: s.sum() / 60),
+      'cores': machine('cores'),
+      'GPUs': machine('gpus'),
     }
 
   timed = [g for g in groups if all(len(run.curve('seconds')[1]) for run in g.runs)]
   blocks = study.by_group('cost', 'Time of a round, training and test', timed, columns)
   return blocks and blocks + [
-      'This is wall-clock time. The first round traces and compiles. Runs that share a machine slow each other.'
+    'This is wall-clock time. The first round traces and compiles. Runs that share a machine slow each other.'
   ]

@@ -73,7 +73,7 @@ class Group:
     return {'seeds': f'{len(self.runs)} ({", ".join(str(run.seed) for run in self.runs)})', 'rounds': text}
 
   def measure(
-      self, value: Callable[[runs_lib.Run], Optional[float]], digits: int = 2, is_bound: bool = False
+    self, value: Callable[[runs_lib.Run], Optional[float]], digits: int = 2, is_bound: bool = False
   ) -> Optional[pages.Quantity]:
     """A figure of each run, as mean and deviation over the seeds that have it; None if none has. See `over`."""
     return over([value(run) for run in self.runs], digits, is_bound)
@@ -176,7 +176,7 @@ def describe(settings: Sequence[Mapping[str, Any]], *known: str, in_full: bool =
       continue
     values = [str(setting[name]) if name in setting else None for setting in settings]
     known_values = [value for value in values if value is not None]
-    (most, count), = collections.Counter(known_values).most_common(1)
+    ((most, count),) = collections.Counter(known_values).most_common(1)
     is_usual = 2 * count > len(known_values) and not in_full
     usual += [f'`{name}={most}`'] if is_usual else []
     for part, value in zip(parts, values):
@@ -253,7 +253,7 @@ def table(name: str, title: str, rows: Sequence[Row], *known: str) -> List[pages
 
 
 def by_group(
-    name: str, title: str, groups: Sequence[Group], columns: Callable[[Group], Mapping[str, Any]], *first: str
+  name: str, title: str, groups: Sequence[Group], columns: Callable[[Group], Mapping[str, Any]], *first: str
 ) -> List[pages.Block]:
   """A table for each dataset: a row for each group, sorted by the flags `first`, which have columns, and by method."""
   key = lambda g: ([(isinstance(g.setting[flag], str), g.setting[flag]) for flag in first], figures.order(g.algorithm))
@@ -266,8 +266,12 @@ def by_group(
 
 
 def beside(
-    what: str, printed: Union[pages.Quantity, str, None], groups: Sequence[Group], method: str,
-    cells: Mapping[str, Any], measure: Callable[[Group], Any] = Group.accuracy,
+  what: str,
+  printed: Union[pages.Quantity, str, None],
+  groups: Sequence[Group],
+  method: str,
+  cells: Mapping[str, Any],
+  measure: Callable[[Group], Any] = Group.accuracy,
 ) -> List[Row]:
   """Rows for a printed figure, or for None: one for each group. Without groups, a row says that `method` was not run.
 
@@ -283,16 +287,21 @@ def beside(
   for group in groups:
     measured = measure(group)
     both = isinstance(measured, pages.Quantity) and isinstance(printed, pages.Quantity)
-    rows.append(Row(group, cells, {
-        f'document: {what}': printed, f'measured: {what}': 'not logged' if measured is None else measured,
-        'difference': f'{measured.mean - printed.mean:+.{measured.digits}f}' if both else None,
-    }))
+    rows.append(
+      Row(
+        group,
+        cells,
+        {
+          f'document: {what}': printed,
+          f'measured: {what}': 'not logged' if measured is None else measured,
+          'difference': f'{measured.mean - printed.mean:+.{measured.digits}f}' if both else None,
+        },
+      )
+    )
   return rows or [Row(method, cells, {f'document: {what}': printed, f'measured: {what}': NOT_RUN})]
 
 
-def over(
-    values: Sequence[Optional[float]], digits: int = 2, is_bound: bool = False
-) -> Optional[pages.Quantity]:
+def over(values: Sequence[Optional[float]], digits: int = 2, is_bound: bool = False) -> Optional[pages.Quantity]:
   """Mean and sample deviation of the finite values, which may be upper bounds; None if there is none."""
   known = np.array([v for v in values if v is not None and np.isfinite(v)], float)
   if not len(known):
@@ -305,11 +314,11 @@ def jain(values: Optional[np.ndarray]) -> Optional[float]:
   """Jain's fairness index (Σx)²/(n·Σx²) of non-negative values, in [1/n, 1]; None for no values or only zeros."""
   if values is None or not np.any(values):
     return None
-  return float(values.sum()**2 / (len(values) * (values**2).sum()))
+  return float(values.sum() ** 2 / (len(values) * (values**2).sum()))
 
 
 def paired_test(
-    left: Sequence[float], right: Sequence[float], digits: int = 2
+  left: Sequence[float], right: Sequence[float], digits: int = 2
 ) -> Tuple[pages.Quantity, Optional[float]]:
   """The mean of left - right over pairs, and the two-sided p of Student's paired t test.
 

@@ -27,10 +27,12 @@ class Child:
     with open(log, 'ab') as output:
       self._log, self._begin = log, output.tell()
       self._process = subprocess.Popen(
-          child_process.ending_with_this_one(command(arguments)),
-          stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-          # Ctrl-C at the terminal goes to the sweep, which then ends its runs.
-          start_new_session=True,
+        child_process.ending_with_this_one(command(arguments)),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        # Ctrl-C at the terminal goes to the sweep, which then ends its runs.
+        start_new_session=True,
       )
 
   def poll(self):

@@ -36,9 +36,7 @@ def combinations(axes: Sequence[str], flag_names: Sequence[str]) -> List[Dict[st
   for name, count in counts.items():
     if count > 1:
       raise ValueError(f'--{name} appears {count} times in the grid. Give all of its values in one place.')
-  return [
-      {name: value for part in parts for name, value in part.items()} for parts in itertools.product(*parsed)
-  ]
+  return [{name: value for part in parts for name, value in part.items()} for parts in itertools.product(*parsed)]
 
 
 def _axis(axis: str, flag_names: Sequence[str]) -> List[Dict[str, str]]:
@@ -75,7 +73,7 @@ def directory_name(combination: Dict[str, str]) -> str:
 def _readable(value: str) -> str:
   """The last part of a path, without the suffix of a flag file. Characters that a name cannot have become dashes."""
   value = value.rstrip('/').rpartition('/')[2]
-  value = value[:-len('.flags')] if value.endswith('.flags') else value
+  value = value[: -len('.flags')] if value.endswith('.flags') else value
   return re.sub(r'[^A-Za-z0-9_.=+-]+', '-', value)
 
 

@@ -100,8 +100,8 @@ def runs_of(output_dir: str, base: Sequence[str], grids: Sequence[Sequence[str]]
   for name, count in collections.Counter(run.name for run in by_values.values()).items():
     if count > 1:
       raise ValueError(
-          f'{count} combinations would have the same folder {name!r}. Names tell values apart only by letters, digits '
-          'and _.=+-, and paths only by their last part.'
+        f'{count} combinations would have the same folder {name!r}. Names tell values apart only by letters, digits '
+        'and _.=+-, and paths only by their last part.'
       )
   return result
 
@@ -113,8 +113,10 @@ def _run(output_dir, base, combination):
   """
   name = grid_lib.directory_name(combination)
   if len(os.fsencode(name)) > _MOST_BYTES_OF_A_NAME:
-    raise ValueError(f'the folder\'s name would be longer than {_MOST_BYTES_OF_A_NAME} bytes. Put settings into flag '
-                     'files, and vary those.')
+    raise ValueError(
+      f"the folder's name would be longer than {_MOST_BYTES_OF_A_NAME} bytes. Put settings into flag "
+      'files, and vary those.'
+    )
   path = os.path.join(output_dir, name)
   arguments = grid_lib.arguments(base, combination) + [f'--{grid_lib.OWN_FLAG}={path}']
   with experiment_flags.parsed(arguments) as values:
@@ -135,15 +137,20 @@ def standing(run: Run) -> Standing:
   metrics = os.path.join(run.path, run_directory.METRICS)
   rounds = _last_round(metrics)
   summary = _summary(os.path.join(run.path, run_directory.SUMMARY))
-  finished = summary is not None and not summary['interrupted'] and (
+  finished = (
+    summary is not None
+    and not summary['interrupted']
+    and (
       summary['rounds'] >= run.last_round
-      or run.stop_at_accuracy is not None and summary['test_accuracy'] >= run.stop_at_accuracy
+      or run.stop_at_accuracy is not None
+      and summary['test_accuracy'] >= run.stop_at_accuracy
+    )
   )
   return Standing(
-      rounds=summary['rounds'] if finished else rounds,
-      finished=finished,
-      seconds_per_round=_seconds(run.path, metrics) / rounds if rounds else None,
-      test_accuracy=summary['test_accuracy'] if finished else None,
+    rounds=summary['rounds'] if finished else rounds,
+    finished=finished,
+    seconds_per_round=_seconds(run.path, metrics) / rounds if rounds else None,
+    test_accuracy=summary['test_accuracy'] if finished else None,
   )
 
 
@@ -165,15 +172,21 @@ def _summary(path):
   try:
     with open(path) as f:
       summary = json.load(f)
-    return {'interrupted': bool(summary['interrupted']), 'rounds': int(summary['rounds']),
-            'test_accuracy': float(summary['test_accuracy'])}
+    return {
+      'interrupted': bool(summary['interrupted']),
+      'rounds': int(summary['rounds']),
+      'test_accuracy': float(summary['test_accuracy']),
+    }
   except (OSError, ValueError, KeyError, TypeError, RecursionError):
     return None
 
 
 def seconds_left(
-    runs: Sequence[Run], standings: Mapping[str, Standing], parallel: int, outside_rounds: float = 0.0,
-    at_work: Container[str] = (),
+  runs: Sequence[Run],
+  standings: Mapping[str, Standing],
+  parallel: int,
+  outside_rounds: float = 0.0,
+  at_work: Container[str] = (),
 ) -> Optional[float]:
   """How long the rest will take with `parallel` runs at a time; None before any round has been measured.
 

@@ -43,17 +43,15 @@ def extended(output_dir: str, base: Sequence[str], axes: Sequence[str]) -> Recor
   kept = _read(output_dir)
   if kept is None:
     if not axes:
-      raise ValueError(
-          f'The grid is empty, and {output_dir} holds no sweep to continue. Give --vary=name=value|value.'
-      )
+      raise ValueError(f'The grid is empty, and {output_dir} holds no sweep to continue. Give --vary=name=value|value.')
     return Record(list(base), *plan.base_values(base), [list(axes)])
   base = list(base) or kept.base
   identity, flags = plan.base_values(base)
   differing = _differences(kept.identity, identity)
   if differing:
     raise ValueError(
-        f'{output_dir} is a sweep with other base flags:{"".join(differing)}\nGive the same flags or none, vary them '
-        'in the grid, or use another folder.'
+      f'{output_dir} is a sweep with other base flags:{"".join(differing)}\nGive the same flags or none, vary them '
+      'in the grid, or use another folder.'
     )
   is_new = axes and list(axes) not in kept.grids
   return Record(base, identity, flags, [*kept.grids, list(axes)] if is_new else kept.grids)
@@ -68,8 +66,9 @@ def changed_controls(output_dir: str, record: Record) -> List[str]:
 def _differences(there: Dict[str, Any], now: Dict[str, Any]) -> List[str]:
   """A line for each flag whose two values differ."""
   return [
-      f'\n  --{name}: {there.get(name)!r} there, {now.get(name)!r} now'
-      for name in sorted({*there, *now}) if there.get(name) != now.get(name)
+    f'\n  --{name}: {there.get(name)!r} there, {now.get(name)!r} now'
+    for name in sorted({*there, *now})
+    if there.get(name) != now.get(name)
   ]
 
 
@@ -120,6 +119,6 @@ def _read(output_dir: str) -> Optional[Record]:
     _check_types(record)
   except (OSError, ValueError, TypeError, RecursionError):
     raise ValueError(
-        f'output_dir {output_dir} holds files, but no readable {_NAME} of an earlier sweep: give a new or empty folder.'
+      f'output_dir {output_dir} holds files, but no readable {_NAME} of an earlier sweep: give a new or empty folder.'
     ) from None
   return record

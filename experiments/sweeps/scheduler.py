@@ -31,7 +31,7 @@ class Outcome(NamedTuple):
 
 
 def run_all(
-    runs: Sequence[plan.Run], parallel: int, start: Callable[[plan.Run], Any], say: Callable[[str], None]
+  runs: Sequence[plan.Run], parallel: int, start: Callable[[plan.Run], Any], say: Callable[[str], None]
 ) -> Outcome:
   """Runs all runs that are not finished, those that have begun first. If one fails, the others go on.
 
@@ -44,9 +44,9 @@ def run_all(
     say: Prints a line for the user.
   """
   standings = {run.name: plan.standing(run) for run in runs}
-  waiting = collections.deque(sorted(
-      (run for run in runs if not standings[run.name].finished), key=lambda run: not standings[run.name].rounds
-  ))
+  waiting = collections.deque(
+    sorted((run for run in runs if not standings[run.name].finished), key=lambda run: not standings[run.name].rounds)
+  )
   active: Dict[str, Any] = {}
   began: Dict[str, float] = {}  # When new runs were started.
   outside_rounds: List[float] = []  # Seconds of whole runs, without their rounds.
@@ -97,10 +97,10 @@ def run_all(
       child.wait()
   done = [run.name for run in runs if plan.standing(run).finished]
   return Outcome(
-      done=done,
-      failed=failed,
-      left=[run.name for run in runs if run.name not in failed and run.name not in done],
-      interrupted=interrupted,
+    done=done,
+    failed=failed,
+    left=[run.name for run in runs if run.name not in failed and run.name not in done],
+    interrupted=interrupted,
   )
 
 
@@ -121,8 +121,8 @@ def _overview(runs, standings, parallel):
   begun = sum(standing.rounds > 0 and not standing.finished for standing in standings.values())
   new = len(runs) - finished - begun
   return (
-      f'{len(runs)} runs, {parallel} at a time: {finished} done, {begun} begun, {new} new; '
-      f'{_time_left(runs, standings, parallel, (), ())}'
+    f'{len(runs)} runs, {parallel} at a time: {finished} done, {begun} begun, {new} new; '
+    f'{_time_left(runs, standings, parallel, (), ())}'
   )
 
 

@@ -53,8 +53,8 @@ class Figure:
 
   def __str__(self):
     return (
-        f'ε = {rounding.up(self.epsilon)} at δ = {rounding.up(self.delta)} ({self.accountant}: {self.method}; '
-        f'neighbours: {self.neighbours}; unit: {self.unit}; {self.amplification})'
+      f'ε = {rounding.up(self.epsilon)} at δ = {rounding.up(self.delta)} ({self.accountant}: {self.method}; '
+      f'neighbours: {self.neighbours}; unit: {self.unit}; {self.amplification})'
     )
 
 
@@ -104,12 +104,12 @@ class Zcdp(base.Accountant):
 
 
 ACCOUNTANTS: Mapping[str, base.Accountant] = {
-    'gaussian_exact': GaussianExact(),
-    'zcdp': Zcdp(),
-    'rdp': library_accountants.Rdp(),
-    'pld': library_accountants.Pld(),
-    'advanced': round_accountants.Advanced(),
-    'basic': round_accountants.Basic(),
+  'gaussian_exact': GaussianExact(),
+  'zcdp': Zcdp(),
+  'rdp': library_accountants.Rdp(),
+  'pld': library_accountants.Pld(),
+  'advanced': round_accountants.Advanced(),
+  'basic': round_accountants.Basic(),
 }
 
 
@@ -126,7 +126,7 @@ def default_name(history: histories_lib.History, delta: Optional[float] = None) 
 
 
 def account(
-    history: histories_lib.History, delta: float, names: Optional[Sequence[str]] = None
+  history: histories_lib.History, delta: float, names: Optional[Sequence[str]] = None
 ) -> Dict[str, Union[Figure, NotApplicable]]:
   """What a history spends, by every accountant or by the named ones.
 
@@ -160,8 +160,8 @@ def amplification(history: histories_lib.History) -> str:
     return 'no amplification by sampling'
   shown = f'{rates[0]:g}' if len(rates) == 1 else f'{rates[0]:g} to {rates[-1]:g}'
   return (
-      f'amplification by Poisson sampling, q = {shown}: each round draws each client independently, and who was drawn '
-      'stays secret; if the exact ε of a client that is in every round is smaller, that one is given'
+    f'amplification by Poisson sampling, q = {shown}: each round draws each client independently, and who was drawn '
+    'stays secret; if the exact ε of a client that is in every round is smaller, that one is given'
   )
 
 

@@ -71,8 +71,8 @@ def noise_factor(history: histories_lib.History, epsilon: float, delta: float, n
   low, high = _bracket(lambda log_factor: excess(log_factor) <= 0)
   if high is None:
     raise ValueError(
-        f'epsilon={epsilon} at delta={delta} is out of reach: {name} does not prove it with {MAX_FACTOR:g} times '
-        'the noise.'
+      f'epsilon={epsilon} at delta={delta} is out of reach: {name} does not prove it with {MAX_FACTOR:g} times '
+      'the noise.'
     )
   # ln ε is nearly linear in ln z. A point just beyond the zero of that line mostly cuts off far more than half.
   tolerance, halve = accountant.relative_tolerance, False
@@ -117,10 +117,10 @@ def exact_scale(ledger: run_ledger.RunLedger, epsilon: float, delta: float) -> f
   if counts >= allowed:
     alone = float(tradeoff.epsilon_of(counts, delta))
     raise ValueError(
-        f'epsilon={epsilon} is out of reach: for the clipping norm, the noised counts alone spend '
-        f'{rounding.up(alone)} at delta={delta}. Give them more noise (count_stddev of private_quantile, '
-        'norm_noise of acdp), or use a fixed '
-        'clipping norm.'
+      f'epsilon={epsilon} is out of reach: for the clipping norm, the noised counts alone spend '
+      f'{rounding.up(alone)} at delta={delta}. Give them more noise (count_stddev of private_quantile, '
+      'norm_noise of acdp), or use a fixed '
+      'clipping norm.'
     )
   # From μ_updates²/factor² + μ_counts² = μ_allowed², client by client.
   left = np.sqrt((allowed - mu.counts) * (allowed + mu.counts))
@@ -150,13 +150,13 @@ def _bracket(enough):
 
 
 def solve(
-    *,
-    epsilon: Optional[float] = None,
-    delta: Optional[float] = None,
-    noise_multiplier: Optional[float] = None,
-    rounds: int = 1,
-    sampling_rate: float = 1.0,
-    accountant: Optional[str] = None,
+  *,
+  epsilon: Optional[float] = None,
+  delta: Optional[float] = None,
+  noise_multiplier: Optional[float] = None,
+  rounds: int = 1,
+  sampling_rate: float = 1.0,
+  accountant: Optional[str] = None,
 ) -> Solution:
   """The one of ε, δ and z that is None, for the same mechanism in each of `rounds` rounds.
 
@@ -179,7 +179,7 @@ def solve(
   if len(known) != 2:
     found = ', '.join(known) if known else 'none of them'
     raise ValueError(
-        f'Two of epsilon, delta and noise_multiplier must be given, and the third is solved for; found {found}.'
+      f'Two of epsilon, delta and noise_multiplier must be given, and the third is solved for; found {found}.'
     )
   if epsilon is not None:
     checks.number('epsilon', epsilon, at_least=0)

@@ -76,17 +76,17 @@ class FormalReport:
     if self.covers == protections.NOTHING:
       return None
     figures = [
-        {key: value if isinstance(value, str) or math.isfinite(value) else None for key, value in vars(figure).items()}
-        for figure in self.figures
+      {key: value if isinstance(value, str) or math.isfinite(value) else None for key, value in vars(figure).items()}
+      for figure in self.figures
     ]
     return {
-        'covers': self.covers,
-        'statement': self.statement,
-        'delta': self.delta,
-        'unit': self.unit,
-        'figures': figures,
-        'notes': list(self.notes),
-        'reading': self.reading.as_dict() if self.reading is not None else None,
+      'covers': self.covers,
+      'statement': self.statement,
+      'delta': self.delta,
+      'unit': self.unit,
+      'figures': figures,
+      'notes': list(self.notes),
+      'reading': self.reading.as_dict() if self.reading is not None else None,
     }
 
   @property
@@ -102,24 +102,24 @@ class FormalReport:
       lines += [head] if head != shown else []
       shown = head
       lines.append(
-          f'    {figure.accountant:<15} max {rounding.up(figure.epsilon_max):<10} '
-          f'mean {rounding.up(figure.epsilon_mean):<10} median {rounding.up(figure.epsilon_median)}'
+        f'    {figure.accountant:<15} max {rounding.up(figure.epsilon_max):<10} '
+        f'mean {rounding.up(figure.epsilon_mean):<10} median {rounding.up(figure.epsilon_median)}'
       )
     if self.reading is not None:
       lines.append(
-          f'Reading after {self.reading.rounds} rounds: ε ≤ {rounding.up(self.reading.epsilon.max())}. This is not a '
-          'guarantee: the run may have ended because of what it released. The figures above are for all planned rounds.'
+        f'Reading after {self.reading.rounds} rounds: ε ≤ {rounding.up(self.reading.epsilon.max())}. This is not a '
+        'guarantee: the run may have ended because of what it released. The figures above are for all planned rounds.'
       )
     return '\n'.join(lines + [f'  {note}' for note in self.notes])
 
 
 def formal_report(
-    ledger: run_ledger.RunLedger,
-    delta: float,
-    protection: protections.Protection,
-    sampler: sampling.Sampler = sampling.Sampler(),
-    noise_note: str = '',
-    neighbours: str = histories_lib.ZERO_OUT,
+  ledger: run_ledger.RunLedger,
+  delta: float,
+  protection: protections.Protection,
+  sampler: sampling.Sampler = sampling.Sampler(),
+  noise_note: str = '',
+  neighbours: str = histories_lib.ZERO_OUT,
 ) -> FormalReport:
   """The figures of a run.
 
@@ -146,7 +146,7 @@ def formal_report(
     figures += [_figure(name, neighbours, _NO_AMPLIFICATION, values) for name, values in found.items()]
     reason = sampling.refusal(ledger, sampler)
     if neighbours == histories_lib.REPLACE_ONE:
-      reason = 'the server sees every client\'s message and whose it is'
+      reason = "the server sees every client's message and whose it is"
     elif protection.covers != protections.RELEASED_MODEL and not reason:
       reason = 'un-noised values are released, and they reveal who took part'
     if reason:
@@ -156,16 +156,16 @@ def formal_report(
     if noise_note:
       notes.append(noise_note)
   return FormalReport(
-      protection.covers, protection.statement, delta, accountants.UNIT, tuple(figures), tuple(notes), epsilon
+    protection.covers, protection.statement, delta, accountants.UNIT, tuple(figures), tuple(notes), epsilon
   )
 
 
 def _unamplified(ledger, delta, notes) -> Dict[str, np.ndarray]:
   """float64[N] by accountant. The reasons of accountants without a figure go to the notes."""
   merged, whole = ledger_histories.merged_histories(ledger), ledger_histories.histories(ledger)
-  found = _by_accountant({
-      name: merged if accountant.merges else whole for name, accountant in accountants.ACCOUNTANTS.items()
-  }, delta, notes)
+  found = _by_accountant(
+    {name: merged if accountant.merges else whole for name, accountant in accountants.ACCOUNTANTS.items()}, delta, notes
+  )
   if ledger.num_clients > run_ledger.LARGE_POPULATION:
     # Histories of so many clients may have been rounded up, and this figure is exact.
     found['gaussian_exact'] = ledger_histories.epsilon_by_client(ledger, delta)
@@ -178,9 +178,11 @@ def _amplified(ledger, delta, sampler, notes) -> List[FormalFigure]:
     words = sampling.fixed_size_amplification(ledger, sampler)
     return [_figure('rdp', histories_lib.REPLACE_ONE, words, epsilon)]
   population = sampling.poisson_histories(ledger, sampler)
-  found = _by_accountant({
-      name: population for name, accountant in accountants.ACCOUNTANTS.items() if accountant.supports_sampling
-  }, delta, notes)
+  found = _by_accountant(
+    {name: population for name, accountant in accountants.ACCOUNTANTS.items() if accountant.supports_sampling},
+    delta,
+    notes,
+  )
   words = sampling.poisson_amplification(sampler)
   return [_figure(name, histories_lib.ADD_OR_REMOVE, words, values) for name, values in found.items()]
 

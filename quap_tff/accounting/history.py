@@ -15,9 +15,9 @@ import numpy as np
 from quap_tff import checks
 
 # Neighbouring relations: what an adversary cannot tell apart. An (ε, δ) for one relation says nothing about another.
-ZERO_OUT = 'one client\'s data against nothing in its place, which adds zero; who takes part when is known (zero-out)'
+ZERO_OUT = "one client's data against nothing in its place, which adds zero; who takes part when is known (zero-out)"
 ADD_OR_REMOVE = 'add or remove one client'
-REPLACE_ONE = 'replace one client\'s data by another\'s'
+REPLACE_ONE = "replace one client's data by another's"
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -111,8 +111,8 @@ class History:
   def scaled(self, factor: float) -> 'History':
     """The history with `factor` times the noise in every round; factor > 0."""
     return History.of(
-        (dataclasses.replace(mechanism, noise_multiplier=mechanism.noise_multiplier * factor), n)
-        for mechanism, n in self.releases
+      (dataclasses.replace(mechanism, noise_multiplier=mechanism.noise_multiplier * factor), n)
+      for mechanism, n in self.releases
     )
 
 
@@ -150,7 +150,7 @@ def _root_of_squares(pairs) -> float:
   if not largest or math.isinf(largest):
     return largest
   # Scaled, so that nothing overflows; summed exactly.
-  return largest * math.sqrt(math.fsum(n * (mu / largest)**2 for mu, n in pairs))
+  return largest * math.sqrt(math.fsum(n * (mu / largest) ** 2 for mu, n in pairs))
 
 
 class Population(NamedTuple):

@@ -28,15 +28,15 @@ class Growing:
     end = self._size + len(values)
     if end > len(self._buffer):
       grown = np.empty(max(end, 2 * len(self._buffer), 16), self._buffer.dtype)
-      grown[:self._size] = self._buffer[:self._size]
+      grown[: self._size] = self._buffer[: self._size]
       self._buffer = grown
-    self._buffer[self._size:end] = values
+    self._buffer[self._size : end] = values
     self._size = end
 
   @property
   def values(self) -> np.ndarray:
     """Read-only, without a copy; what is added later leaves it as it is."""
-    view = self._buffer[:self._size]
+    view = self._buffer[: self._size]
     view.flags.writeable = False
     return view
 
@@ -57,8 +57,8 @@ def checked_state(state: Mapping[str, Any]) -> Dict[str, np.ndarray]:
     if found.dtype != dtype or (found.ndim != 1 if shape is None else found.shape != shape):
       shown = '[n]' if shape is None else list(shape)
       raise ValueError(
-          f'The saved ledger is damaged: {name} must be {np.dtype(dtype)}{shown}, found '
-          f'{found.dtype}{list(found.shape)}.'
+        f'The saved ledger is damaged: {name} must be {np.dtype(dtype)}{shown}, found '
+        f'{found.dtype}{list(found.shape)}.'
       )
   offsets = arrays['offsets']
   if not len(offsets) or offsets[0] != 0 or (np.diff(offsets) < 0).any():
@@ -87,11 +87,11 @@ def check_values(arrays: Mapping[str, np.ndarray], num_clients: int):
   if len(twice):
     raise ValueError(f'A client can be in a round only once, found client {twice[0] % num_clients} twice in one round.')
   bounds = {
-      'budgets': (lambda v: v > 0, 'greater than 0'),
-      'weights': (lambda v: (v >= 0) & (v <= 1), 'at least 0 and at most 1'),
-      'noise_multipliers': (lambda v: (v >= 0) & (v < math.inf), 'finite and at least 0'),
-      'count_noise_multipliers': (lambda v: v >= 0, 'at least 0'),
-      'clipping_norms': (lambda v: v >= 0, 'at least 0'),
+    'budgets': (lambda v: v > 0, 'greater than 0'),
+    'weights': (lambda v: (v >= 0) & (v <= 1), 'at least 0 and at most 1'),
+    'noise_multipliers': (lambda v: (v >= 0) & (v < math.inf), 'finite and at least 0'),
+    'count_noise_multipliers': (lambda v: v >= 0, 'at least 0'),
+    'clipping_norms': (lambda v: v >= 0, 'at least 0'),
   }
   for name, (holds, words) in bounds.items():
     bad = arrays[name][~holds(arrays[name])]

@@ -46,8 +46,8 @@ def total_mu(ledger: run_ledger.RunLedger) -> TotalMu:
   found = _total_mu(ledger)
   if np.isnan(found.whole).any():
     raise ValueError(
-        f'The account of client {np.flatnonzero(np.isnan(found.whole))[0]} is not a number: its rounds and '
-        f'{ledger.correlation!r} give no μ that a float can hold. Nothing can be said about this run.'
+      f'The account of client {np.flatnonzero(np.isnan(found.whole))[0]} is not a number: its rounds and '
+      f'{ledger.correlation!r} give no μ that a float can hold. Nothing can be said about this run.'
     )
   return found
 
@@ -70,7 +70,7 @@ def _correlated_mu(ledger: run_ledger.RunLedger) -> np.ndarray:
   cohorts, weights = np.split(state['clients'], cuts), np.split(state['weights'], cuts)
   releases = [index for index, own in enumerate(weights) if (own > 0).any()]
   squares = ledger.correlation.squared_norms(
-      [cohorts[index] for index in releases], [weights[index] for index in releases], ledger.num_clients
+    [cohorts[index] for index in releases], [weights[index] for index in releases], ledger.num_clients
   )
   smallest = state['noise_multipliers'][releases].min(initial=np.inf)
   # The sums of exponentials are rounded at most some thousand times each before they are forgotten.

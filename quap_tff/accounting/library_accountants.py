@@ -47,8 +47,8 @@ class Pld(base.Accountant):
   def _epsilon(self, history, delta):
     if delta < self.MIN_DELTA:
       raise base.NotApplicableError(
-          f'rounding and cut-off tails of its distributions reach about 1e-12, too close to δ = '
-          f'{rounding.up(delta)} (smallest: {self.MIN_DELTA:g})'
+        f'rounding and cut-off tails of its distributions reach about 1e-12, too close to δ = '
+        f'{rounding.up(delta)} (smallest: {self.MIN_DELTA:g})'
       )
     if _discretization(history) > _COARSEST_STEP:
       raise base.NotApplicableError(f'losses reach beyond its grid ({_MOST_STEPS * _COARSEST_STEP:g} nats)')
@@ -56,7 +56,7 @@ class Pld(base.Accountant):
       epsilon = float(_pld_of(history).get_epsilon(delta - self.DELTA_MARGIN))
     if math.isinf(epsilon):
       raise base.NotApplicableError(
-          f'the tails that its distributions cut off weigh more than δ = {rounding.up(delta)}'
+        f'the tails that its distributions cut off weigh more than δ = {rounding.up(delta)}'
       )
     return epsilon * (1 + tradeoff.RELATIVE_MARGIN)
 

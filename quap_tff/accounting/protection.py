@@ -37,10 +37,10 @@ CLIENTS_TESTS = 'figures on test examples of the clients themselves'
 
 
 def describe_protection(
-    config: configs.QuapConfig,
-    model: Optional[layers_lib.ModelShape] = None,
-    exact_logs: Sequence[str] = (TRAINING_METRICS,),
-    exact_uses: Sequence[str] = (),
+  config: configs.QuapConfig,
+  model: Optional[layers_lib.ModelShape] = None,
+  exact_logs: Sequence[str] = (TRAINING_METRICS,),
+  exact_uses: Sequence[str] = (),
 ) -> Protection:
   """What may be said about a run.
 
@@ -62,14 +62,14 @@ def describe_protection(
   if not covers_all:
     reasons.append('the other layers come from un-noised averages')
   if config.clip.releases_exact_norms:
-    reasons.append('the clipping norm is an un-noised function of the clients\' update norms')
+    reasons.append("the clipping norm is an un-noised function of the clients' update norms")
   if config.aggregator.needs_each_update:
     reasons.append(
-        f'the updates are aggregated by {type(config.aggregator).__name__}, which one client can move further than a '
-        'mean, and the noise covers only a mean'
+      f'the updates are aggregated by {type(config.aggregator).__name__}, which one client can move further than a '
+      'mean, and the noise covers only a mean'
     )
   if config.budget.rule.observes_updates:
-    reasons.append('the budgets, and so the noise level, follow the clients\' un-noised updates')
+    reasons.append("the budgets, and so the noise level, follow the clients' un-noised updates")
   return of_noise(covered, reasons, config.noise.seed is not None, exact_logs)
 
 
@@ -88,10 +88,13 @@ def of_noise(covered: str, reasons: Sequence[str], seed_is_known: bool, exact_lo
   if reasons:
     covers, statement = NOTHING, f'No finite ε for the released model: {"; ".join(reasons)}.'
   elif exact_logs:
-    covers, statement = WEIGHTS_ONLY, (
+    covers, statement = (
+      WEIGHTS_ONLY,
+      (
         'Noise covers every trained weight: formal figures hold for the weights as long as the logs stay secret. There '
         'is no finite ε for the release as a whole: exact values are logged beside the weights, namely '
         f'{" and ".join(exact_logs)}.'
+      ),
     )
   else:
     covers, statement = RELEASED_MODEL, 'Every released number is noised: formal figures hold for the released model.'

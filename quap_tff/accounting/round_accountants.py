@@ -38,7 +38,7 @@ class _PerRound(base.Accountant):
     pairs, index = np.unique(mu + 1j * totals, return_inverse=True)
     found = tradeoff.epsilon_of(pairs.real, self._mechanism_delta(delta) / pairs.imag)[index]
     ends = np.cumsum(lengths)
-    composed = [self._compose(found[end - n:end], counts[end - n:end], delta) for n, end in zip(lengths, ends)]
+    composed = [self._compose(found[end - n : end], counts[end - n : end], delta) for n, end in zip(lengths, ends)]
     return base.checked(np.array(composed, np.float64) * (1 + tradeoff.RELATIVE_MARGIN))
 
 
@@ -75,8 +75,7 @@ class Advanced(_PerRound):
     # (e^ε - 1)/(e^ε + 1) = tanh(ε/2).
     mean = math.fsum(counts * epsilons * np.tanh(epsilons / 2))
     return mean + min(
-        math.sqrt(-2 * squares * math.log(slack)),
-        math.sqrt(2 * squares * math.log(math.e + math.sqrt(squares) / slack)),
+      math.sqrt(-2 * squares * math.log(slack)), math.sqrt(2 * squares * math.log(math.e + math.sqrt(squares) / slack))
     )
 
   def epsilons(self, histories, delta):

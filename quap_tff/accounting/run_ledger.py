@@ -57,11 +57,11 @@ class RunLedger:
   """
 
   def __init__(
-      self,
-      num_clients: int,
-      delta: float,
-      fingerprint: str,
-      correlation: correlations.Correlation = correlations.Independent(),
+    self,
+    num_clients: int,
+    delta: float,
+    fingerprint: str,
+    correlation: correlations.Correlation = correlations.Independent(),
   ):
     self._num_clients = int(checks.integer('num_clients', num_clients, at_least=1, at_most=2**31 - 1))
     self._delta = checks.number('delta', delta, above=0, below=1)
@@ -130,12 +130,12 @@ class RunLedger:
     if record.counts is not None:
       self._check_counts(cohort, np.asarray(record.counts))
     new = {
-        'clients': cohort,
-        'budgets': np.asarray(record.budgets, np.float64),
-        'weights': np.asarray(record.weights, np.float64),
-        'noise_multipliers': np.array([record.noise_multiplier], np.float64),
-        'count_noise_multipliers': np.array([record.count_noise_multiplier], np.float64),
-        'clipping_norms': np.array([record.clipping_norm], np.float64),
+      'clients': cohort,
+      'budgets': np.asarray(record.budgets, np.float64),
+      'weights': np.asarray(record.weights, np.float64),
+      'noise_multipliers': np.array([record.noise_multiplier], np.float64),
+      'count_noise_multipliers': np.array([record.count_noise_multiplier], np.float64),
+      'clipping_norms': np.array([record.clipping_norm], np.float64),
     }
     for name in ('budgets', 'weights'):
       if new[name].shape != cohort.shape:
@@ -152,16 +152,16 @@ class RunLedger:
     if len(different):
       client, counted = cohort[different[0]], counts[different[0]]
       raise ValueError(
-          f'By the aggregator\'s count client {client} has been in {counted} rounds, this one included, but the ledger '
-          f'holds {self._rounds[client]} before it. Record every round, in order, with the clients that were in it.'
+        f"By the aggregator's count client {client} has been in {counted} rounds, this one included, but the ledger "
+        f'holds {self._rounds[client]} before it. Record every round, in order, with the clients that were in it.'
       )
 
   def truncated(self, num_rounds: int) -> 'RunLedger':
     """A new ledger of the first `num_rounds` rounds, in 0..T."""
     checks.integer('num_rounds', num_rounds, at_least=0, at_most=self.num_rounds)
     state = self.state_dict()
-    state['offsets'] = state['offsets'][:num_rounds + 1]
-    state.update({name: state[name][:state['offsets'][-1]] for name in ledger_arrays.ENTRIES})
+    state['offsets'] = state['offsets'][: num_rounds + 1]
+    state.update({name: state[name][: state['offsets'][-1]] for name in ledger_arrays.ENTRIES})
     state.update({name: state[name][:num_rounds] for name in ledger_arrays.ROUNDS})
     return RunLedger.from_state_dict(state)
 
@@ -175,12 +175,12 @@ class RunLedger:
       The arrays are read-only and not copied; later rounds leave them as they are.
     """
     return {
-        **{name: self._arrays[name].values for name in ledger_arrays.ARRAYS},
-        'num_clients': np.array(self._num_clients, np.int64),
-        'delta': np.array(self._delta, np.float64),
-        'fingerprint': np.frombuffer(self._digest, np.uint8),
-        'gains': self._correlation.gains,
-        'decays': self._correlation.decays,
+      **{name: self._arrays[name].values for name in ledger_arrays.ARRAYS},
+      'num_clients': np.array(self._num_clients, np.int64),
+      'delta': np.array(self._delta, np.float64),
+      'fingerprint': np.frombuffer(self._digest, np.uint8),
+      'gains': self._correlation.gains,
+      'decays': self._correlation.decays,
     }
 
   def load_state_dict(self, state: Mapping[str, np.ndarray]):
@@ -192,8 +192,9 @@ class RunLedger:
     arrays = ledger_arrays.checked_state(state)
     expected = self.state_dict()
     differences = [
-        f'{name} {_shown(name, arrays[name])}, this run has {_shown(name, expected[name])}'
-        for name in ledger_arrays.IDENTITY if not np.array_equal(arrays[name], expected[name])
+      f'{name} {_shown(name, arrays[name])}, this run has {_shown(name, expected[name])}'
+      for name in ledger_arrays.IDENTITY
+      if not np.array_equal(arrays[name], expected[name])
     ]
     if differences:
       raise ValueError(f'The saved ledger belongs to another run: it has {"; ".join(differences)}.')

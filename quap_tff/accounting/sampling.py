@@ -106,9 +106,9 @@ def refusal(ledger: run_ledger.RunLedger, sampler: Sampler) -> Optional[str]:
   if ledger.correlation.num_buffers:
     return 'the noise of a round is correlated with that of the rounds before'
   if (state['weights'] != 1).any():
-    return 'the clients\' weights depend on how often they came'
+    return "the clients' weights depend on how often they came"
   if sampler.kind == 'bernoulli' and np.isfinite(state['count_noise_multipliers']).any():
-    return 'the private quantile\'s count is divided by the size of the cohort, which reveals something about who came'
+    return "the private quantile's count is divided by the size of the cohort, which reveals something about who came"
   if sampler.kind == 'fixed_size':
     sizes = np.diff(state['offsets'])
     if sampler.cohort_size > ledger.num_clients or (sizes != sampler.cohort_size).any():
@@ -120,11 +120,15 @@ def poisson_histories(ledger: run_ledger.RunLedger, sampler: Sampler) -> histori
   """Each client's history: every round at its rate, including rounds without it. Only valid without a `refusal`."""
   rates, index = np.unique(sampler.rates, return_inverse=True)
   multipliers, counts = np.unique(ledger.state_dict()['noise_multipliers'], return_counts=True)
-  return histories_lib.Population([
+  return histories_lib.Population(
+    [
       histories_lib.History.of(
-          (histories_lib.GaussianMechanism(float(z), float(rate)), int(n)) for z, n in zip(multipliers, counts) if rate
-      ) for rate in rates
-  ], index)
+        (histories_lib.GaussianMechanism(float(z), float(rate)), int(n)) for z, n in zip(multipliers, counts) if rate
+      )
+      for rate in rates
+    ],
+    index,
+  )
 
 
 def poisson_amplification(sampler: Sampler) -> str:
@@ -155,10 +159,10 @@ def fixed_size_epsilon(ledger: run_ledger.RunLedger, sampler: Sampler, delta: fl
   for one, count in zip(*np.unique(mu, return_counts=True)):
     gaussian = dp_accounting.GaussianDpEvent(1 / (2 * one))
     accountant.compose(
-        dp_accounting.SampledWithoutReplacementDpEvent(ledger.num_clients, sampler.cohort_size, gaussian), int(count)
+      dp_accounting.SampledWithoutReplacementDpEvent(ledger.num_clients, sampler.cohort_size, gaussian), int(count)
     )
   bounds = library_accountants.without_nan(
-      np.maximum(accountant.rdp, 0.0) + library_accountants.rdp_rounding(ledger.num_rounds, _ORDERS)
+    np.maximum(accountant.rdp, 0.0) + library_accountants.rdp_rounding(ledger.num_rounds, _ORDERS)
   )
   epsilon, _ = rdp.compute_epsilon(_ORDERS, bounds, delta)
   always_in = tradeoff.epsilon_of(2 * math.sqrt(math.fsum(mu * mu)), delta)

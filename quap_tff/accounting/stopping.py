@@ -40,8 +40,8 @@ class Reading:
     # The mean of equal numbers can round to a value above them.
     largest = float(self.epsilon.max())
     finite: Dict[str, Optional[float]] = {
-        name: value if math.isfinite(value) else None
-        for name, value in (('epsilon_max', largest), ('epsilon_mean', min(float(self.epsilon.mean()), largest)))
+      name: value if math.isfinite(value) else None
+      for name, value in (('epsilon_max', largest), ('epsilon_mean', min(float(self.epsilon.mean()), largest)))
     }
     return {'rounds': self.rounds, **finite}
 
@@ -67,21 +67,23 @@ def completed(ledger: run_ledger.RunLedger, planned: run_ledger.RunLedger) -> ru
     raise NoBoundError('the rounds that ran had other noise or other weights than were planned')
   rest = planned.state_dict()
   begin = rest['offsets'][rounds]
-  return run_ledger.RunLedger.from_state_dict({
+  return run_ledger.RunLedger.from_state_dict(
+    {
       **found,
-      'offsets': np.concatenate([found['offsets'], rest['offsets'][rounds + 1:]]),
+      'offsets': np.concatenate([found['offsets'], rest['offsets'][rounds + 1 :]]),
       **{name: np.concatenate([found[name], rest[name][begin:]]) for name in ledger_arrays.ENTRIES},
       **{name: np.concatenate([found[name], rest[name][rounds:]]) for name in ledger_arrays.ROUNDS},
-  })
+    }
+  )
 
 
 def of_limits(mu: np.ndarray, delta: float) -> run_ledger.RunLedger:
   """A ledger of one round that costs each client all that it may spend: float64[N] μ, 0 for nothing."""
   clients, largest = np.flatnonzero(mu), float(mu.max()) or 1.0
   ledger = run_ledger.RunLedger(len(mu), delta, 'limits')
-  ledger.append(run_ledger.RoundRecord(
-      clients, np.ones(len(clients)), mu[clients] / largest, 1 / largest, math.inf, 1.0
-  ))
+  ledger.append(
+    run_ledger.RoundRecord(clients, np.ones(len(clients)), mu[clients] / largest, 1 / largest, math.inf, 1.0)
+  )
   return ledger
 
 

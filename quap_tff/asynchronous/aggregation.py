@@ -62,8 +62,8 @@ class BufferedAggregationFactory(tff.aggregators.WeightedAggregationFactory):
     read_client_id = client_ids.reader(weight_type)
     if not hasattr(weight_type, 'staleness'):
       raise TypeError(
-          f'The weight of an update must say how stale it is, as `staleness`; found the weight type {weight_type}. Use '
-          'quap_tff.asynchronous.learning_process.build_fedbuff.'
+        f'The weight of an update must say how stale it is, as `staleness`; found the weight type {weight_type}. Use '
+        'quap_tff.asynchronous.learning_process.build_fedbuff.'
       )
     critical = tuple(range(len(leaves)))
     if config.critical_layers != layers_lib.ALL:
@@ -72,9 +72,9 @@ class BufferedAggregationFactory(tff.aggregators.WeightedAggregationFactory):
     @tff.tensorflow.computation
     def initialize_server():
       return buffers.BufferedState(
-          mechanism=mechanism.initial_state(config, [leaves[i].shape for i in critical]),
-          buffer=buffers.empty(config.num_clients, leaves),
-          released=tf.zeros([config.num_clients], tf.float32),
+        mechanism=mechanism.initial_state(config, [leaves[i].shape for i in critical]),
+        buffer=buffers.empty(config.num_clients, leaves),
+        released=tf.zeros([config.num_clients], tf.float32),
       )
 
     state_type = initialize_server.type_signature.result
@@ -82,14 +82,14 @@ class BufferedAggregationFactory(tff.aggregators.WeightedAggregationFactory):
     @tff.tensorflow.computation(value_type, weight_type)
     def report(value, weight):
       return collections.OrderedDict(
-          client_id=tf.cast(read_client_id(weight), tf.int64),
-          norm=mechanism.update_norm(config, critical, tf.nest.flatten(value)),
-          staleness=tf.cast(weight['staleness'], tf.int32),
+        client_id=tf.cast(read_client_id(weight), tf.int64),
+        norm=mechanism.update_norm(config, critical, tf.nest.flatten(value)),
+        staleness=tf.cast(weight['staleness'], tf.int32),
       )
 
     report_type = report.type_signature.result
     reports_type = tff.to_type(
-        collections.OrderedDict((name, (one.dtype, [None])) for name, one in tff.structure.to_elements(report_type))
+      collections.OrderedDict((name, (one.dtype, [None])) for name, one in tff.structure.to_elements(report_type))
     )
 
     @tff.tensorflow.computation(state_type, reports_type)
@@ -120,16 +120,18 @@ class BufferedAggregationFactory(tff.aggregators.WeightedAggregationFactory):
       return tff.federated_eval(initialize_server, tff.SERVER)
 
     @tff.federated_computation(
-        init_fn.type_signature.result,
-        tff.FederatedType(value_type, tff.CLIENTS),
-        tff.FederatedType(weight_type, tff.CLIENTS),
+      init_fn.type_signature.result,
+      tff.FederatedType(value_type, tff.CLIENTS),
+      tff.FederatedType(weight_type, tff.CLIENTS),
     )
     def next_fn(state, value, weight):
       own_reports = tff.federated_map(report, (value, weight))
       reports = aggregation.federated_collect(own_reports, reports_type)
       plan = tff.federated_map(plan_round, (state, reports))
-      clip = tff.federated_map(select_clip, plan) if config.clip.uses_current_norms else tff.federated_map(
-          current_clip, state
+      clip = (
+        tff.federated_map(select_clip, plan)
+        if config.clip.uses_current_norms
+        else tff.federated_map(current_clip, state)
       )
       total = tff.federated_sum(tff.federated_map(contribute, (value, own_reports, tff.federated_broadcast(clip))))
       return tff.templates.MeasuredProcessOutput(*tff.federated_map(finish_round, (state, reports, plan, total)))

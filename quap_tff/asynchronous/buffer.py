@@ -58,15 +58,15 @@ class BufferedState(NamedTuple):
 def empty(num_clients: int, leaves: Sequence[Any]) -> Buffer:
   """An empty buffer for updates of these `tf.TensorSpec`s."""
   return Buffer(
-      total=[tf.zeros(leaf.shape, leaf.dtype) for leaf in leaves],
-      shares=tf.zeros([num_clients], tf.float32),
-      count=tf.constant(0, tf.int32),
-      clip=tf.constant(0.0, tf.float32),
+    total=[tf.zeros(leaf.shape, leaf.dtype) for leaf in leaves],
+    shares=tf.zeros([num_clients], tf.float32),
+    count=tf.constant(0, tf.int32),
+    clip=tf.constant(0.0, tf.float32),
   )
 
 
 def with_arrivals(
-    buffer: Buffer, total: List[tf.Tensor], client_ids: tf.Tensor, shares: tf.Tensor, clip: tf.Tensor
+  buffer: Buffer, total: List[tf.Tensor], client_ids: tf.Tensor, shares: tf.Tensor, clip: tf.Tensor
 ) -> Buffer:
   """The buffer with a round's updates.
 
@@ -79,20 +79,20 @@ def with_arrivals(
   """
   size = tf.size(client_ids)
   return Buffer(
-      total=[a + b for a, b in zip(buffer.total, total)],
-      shares=tf.tensor_scatter_nd_add(buffer.shares, client_ids[:, tf.newaxis], shares),
-      count=buffer.count + size,
-      clip=tf.where(size > 0, tf.maximum(buffer.clip, clip), buffer.clip),
+    total=[a + b for a, b in zip(buffer.total, total)],
+    shares=tf.tensor_scatter_nd_add(buffer.shares, client_ids[:, tf.newaxis], shares),
+    count=buffer.count + size,
+    clip=tf.where(size > 0, tf.maximum(buffer.clip, clip), buffer.clip),
   )
 
 
 def finish_round(
-    config: configs.QuapConfig,
-    size: int,
-    critical: Sequence[int],
-    state: BufferedState,
-    plan: mechanism.RoundPlan,
-    buffer: Buffer,
+  config: configs.QuapConfig,
+  size: int,
+  critical: Sequence[int],
+  state: BufferedState,
+  plan: mechanism.RoundPlan,
+  buffer: Buffer,
 ) -> Tuple[BufferedState, List[tf.Tensor], 'collections.OrderedDict[str, tf.Tensor]']:
   """Releases the buffer if it is full; else the result is exactly zero, which leaves the model as it is.
 
@@ -122,7 +122,7 @@ def finish_round(
   # Written so that 0·inf never appears: a clip rule without a norm has C = +inf.
   sigma = tf.where(noised, multiplier * tf.where(noised, clip, 0.0) / tf.maximum(tf.cast(count, tf.float32), 1.0), 0.0)
   release = plan._replace(
-      clip=clip, epsilon=tf.where(releases, epsilon, 0.0), noise_multiplier=multiplier, sigma=sigma, cohort_size=count
+    clip=clip, epsilon=tf.where(releases, epsilon, 0.0), noise_multiplier=multiplier, sigma=sigma, cohort_size=count
   )
   total = [tf.where(releases, t, tf.zeros_like(t)) for t in buffer.total]
   after, mean, measurements = mechanism.finish_round(config, critical, state.mechanism, release, total, [])

@@ -26,13 +26,13 @@ from quap_tff.asynchronous import staleness as stalenesses
 
 
 def build_fedbuff(
-    model_fn: Callable[[], tff.learning.models.VariableModel],
-    config: configs.QuapConfig,
-    size: int,
-    staleness: stalenesses.Staleness = stalenesses.Staleness(),
-    client_optimizer: tff.learning.optimizers.Optimizer = tff.learning.optimizers.build_sgdm(0.05),
-    server_optimizer: tff.learning.optimizers.Optimizer = tff.learning.optimizers.build_sgdm(1.0),
-    client_work: Optional[client_works.ClientWorkConfig] = None,
+  model_fn: Callable[[], tff.learning.models.VariableModel],
+  config: configs.QuapConfig,
+  size: int,
+  staleness: stalenesses.Staleness = stalenesses.Staleness(),
+  client_optimizer: tff.learning.optimizers.Optimizer = tff.learning.optimizers.build_sgdm(0.05),
+  server_optimizer: tff.learning.optimizers.Optimizer = tff.learning.optimizers.build_sgdm(1.0),
+  client_work: Optional[client_works.ClientWorkConfig] = None,
 ) -> tff.learning.templates.LearningProcess:
   """Buffered asynchronous averaging with QuAP-FL's clip, budgets and noise.
 
@@ -59,18 +59,18 @@ def build_fedbuff(
   work_config = client_work if client_work is not None else client_works.ClientWorkConfig()
   distributor = _distributor(initial_weights, staleness.max_staleness + 1)
   work = _on_old_versions(
-      client_works.build_client_work(model_fn, client_optimizer, work_config), distributor, staleness
+    client_works.build_client_work(model_fn, client_optimizer, work_config), distributor, staleness
   )
   result_type = work.next.type_signature.result.result.member
   factory = aggregation.BufferedAggregationFactory(config, size, layers_lib.of_model(model_fn).layers)
   return tff.learning.templates.compose_learning_process(
-      initial_weights,
-      distributor,
-      work,
-      factory.create(result_type.update, result_type.update_weight),
-      tff.learning.templates.build_apply_optimizer_finalizer(
-          autograph.spared(server_optimizer), weights_type, should_reject_update=learning_process.reject_update
-      ),
+    initial_weights,
+    distributor,
+    work,
+    factory.create(result_type.update, result_type.update_weight),
+    tff.learning.templates.build_apply_optimizer_finalizer(
+      autograph.spared(server_optimizer), weights_type, should_reject_update=learning_process.reject_update
+    ),
   )
 
 
@@ -85,10 +85,10 @@ def _distributor(initial_weights: Any, kept: int) -> tff.learning.templates.Dist
   def initialize():
     # No version yet: the first call has the initial weights.
     return collections.OrderedDict(
-        versions=tf.nest.map_structure(
-            lambda spec: tf.zeros([kept, *spec.shape], spec.dtype), tff.types.type_to_tf_tensor_specs(weights_type)
-        ),
-        num_versions=tf.constant(0, tf.int32),
+      versions=tf.nest.map_structure(
+        lambda spec: tf.zeros([kept, *spec.shape], spec.dtype), tff.types.type_to_tf_tensor_specs(weights_type)
+      ),
+      num_versions=tf.constant(0, tf.int32),
     )
 
   state_type = initialize.type_signature.result
@@ -99,12 +99,12 @@ def _distributor(initial_weights: Any, kept: int) -> tff.learning.templates.Dist
     same = tf.reduce_all([tf.reduce_all(tf.equal(kept_ones[0], one)) for kept_ones, one in zip(versions, newest)])
     is_new = tf.logical_or(tf.equal(state['num_versions'], 0), tf.logical_not(same))
     pushed = [
-        tf.where(is_new, tf.concat([one[tf.newaxis], kept_ones[:-1]], axis=0), kept_ones)
-        for kept_ones, one in zip(versions, newest)
+      tf.where(is_new, tf.concat([one[tf.newaxis], kept_ones[:-1]], axis=0), kept_ones)
+      for kept_ones, one in zip(versions, newest)
     ]
     return collections.OrderedDict(
-        versions=tf.nest.pack_sequence_as(state['versions'], pushed),
-        num_versions=state['num_versions'] + tf.cast(is_new, tf.int32),
+      versions=tf.nest.pack_sequence_as(state['versions'], pushed),
+      num_versions=state['num_versions'] + tf.cast(is_new, tf.int32),
     )
 
   @tff.federated_computation
@@ -115,16 +115,16 @@ def _distributor(initial_weights: Any, kept: int) -> tff.learning.templates.Dist
   def next_fn(state, weights):
     new_state = tff.federated_map(push, (state, weights))
     return tff.templates.MeasuredProcessOutput(
-        new_state, tff.federated_broadcast(new_state), tff.federated_value((), tff.SERVER)
+      new_state, tff.federated_broadcast(new_state), tff.federated_value((), tff.SERVER)
     )
 
   return tff.learning.templates.DistributionProcess(init_fn, next_fn)
 
 
 def _on_old_versions(
-    work: tff.learning.templates.ClientWorkProcess,
-    distributor: tff.learning.templates.DistributionProcess,
-    staleness: stalenesses.Staleness,
+  work: tff.learning.templates.ClientWorkProcess,
+  distributor: tff.learning.templates.DistributionProcess,
+  staleness: stalenesses.Staleness,
 ) -> tff.learning.templates.ClientWorkProcess:
   """The work, done on each client's own version; the weight of an update also says how stale that is."""
   state_type, weights_type, data_type = work.next.type_signature.parameter
@@ -147,7 +147,7 @@ def _on_old_versions(
     return tff.learning.templates.ClientResult(update=result.update, update_weight=weight)
 
   @tff.federated_computation(
-      state_type, tff.FederatedType(versions_type, tff.CLIENTS), tff.FederatedType(data_type.member, tff.CLIENTS)
+    state_type, tff.FederatedType(versions_type, tff.CLIENTS), tff.FederatedType(data_type.member, tff.CLIENTS)
   )
   def next_fn(state, sent, data):
     begun = tff.federated_map(begin, (sent, tff.federated_broadcast(state), data))

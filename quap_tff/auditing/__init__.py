@@ -7,7 +7,9 @@ game of differential privacy on a mechanism's own functions.
 
 from quap_tff import lazy
 
-__getattr__ = lazy.exports(__name__, {
+__getattr__ = lazy.exports(
+  __name__,
+  {
     'canaries': [],
     'distinguisher': [],
     'images': [],
@@ -16,4 +18,5 @@ __getattr__ = lazy.exports(__name__, {
     'membership': [],
     'roc': [],
     'scores': [],
-})
+  },
+)

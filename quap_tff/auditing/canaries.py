@@ -75,9 +75,9 @@ class Canaries:
     size = sum(sizes[i] for i in places)
     if size < self.count:
       raise ValueError(
-          f'{len(self.clients)} canaries and {self.unseen} unseen directions need as many coordinates, but the audited '
-          f'layers have only {size}. Ask for at most {max(size - len(self.clients), 0)} unseen directions '
-          '(--unseen=…), or for fewer canaries.'
+        f'{len(self.clients)} canaries and {self.unseen} unseen directions need as many coordinates, but the audited '
+        f'layers have only {size}. Ask for at most {max(size - len(self.clients), 0)} unseen directions '
+        '(--unseen=…), or for fewer canaries.'
       )
     return places
 
@@ -174,8 +174,8 @@ class CanaryAggregationFactory(tff.aggregators.WeightedAggregationFactory):
         flat = canaries.norm * one_direction(Directions(*found), tf.argmax(own, output_type=tf.int32))
         parts = dict(zip(places, tf.split(flat, [sizes[i] for i in places])))
         return [
-            tf.cast(tf.reshape(parts[i], leaf.shape), leaf.dtype) if i in parts else tf.zeros(leaf.shape, leaf.dtype)
-            for i, leaf in enumerate(leaves)
+          tf.cast(tf.reshape(parts[i], leaf.shape), leaf.dtype) if i in parts else tf.zeros(leaf.shape, leaf.dtype)
+          for i, leaf in enumerate(leaves)
         ]
 
       chosen = tf.cond(tf.reduce_any(own), canary, lambda: [tf.identity(part) for part in update])
@@ -189,15 +189,17 @@ class CanaryAggregationFactory(tff.aggregators.WeightedAggregationFactory):
       counts = tf.cast(~tf.reduce_any(is_own(weight)) & tf.math.is_finite(norm), tf.float64)
       projected = tf.math.multiply_no_nan(projections(Directions(*found), flat_of(value)), counts)
       return collections.OrderedDict(
-          client_ids=tf.cast(read_client_id(weight), tf.int64),
-          norms=tf.math.multiply_no_nan(norm, counts),
-          client_projections=projected,
+        client_ids=tf.cast(read_client_id(weight), tf.int64),
+        norms=tf.math.multiply_no_nan(norm, counts),
+        client_projections=projected,
       )
 
-    others_type = tff.to_type(collections.OrderedDict(
-        (name, (one.dtype, [None, *one.shape])) for name, one in tff.structure.iter_elements(
-            observe.type_signature.result)
-    ))
+    others_type = tff.to_type(
+      collections.OrderedDict(
+        (name, (one.dtype, [None, *one.shape]))
+        for name, one in tff.structure.iter_elements(observe.type_signature.result)
+      )
+    )
     result_type = inner.next.type_signature.result.result.member
 
     @tff.tensorflow.computation(result_type, directions_type)
@@ -206,29 +208,25 @@ class CanaryAggregationFactory(tff.aggregators.WeightedAggregationFactory):
 
     @tff.federated_computation
     def init_fn():
-      return tff.federated_zip(collections.OrderedDict(
-          inner=inner.initialize(), directions=tff.federated_eval(initialize_seed, tff.SERVER)
-      ))
+      return tff.federated_zip(
+        collections.OrderedDict(inner=inner.initialize(), directions=tff.federated_eval(initialize_seed, tff.SERVER))
+      )
 
     @tff.federated_computation(
-        init_fn.type_signature.result,
-        tff.FederatedType(value_type, tff.CLIENTS),
-        tff.FederatedType(weight_type, tff.CLIENTS),
+      init_fn.type_signature.result,
+      tff.FederatedType(value_type, tff.CLIENTS),
+      tff.FederatedType(weight_type, tff.CLIENTS),
     )
     def next_fn(state, value, weight):
       found = tff.federated_map(make_directions, state['directions'])
       found_at_clients = tff.federated_broadcast(found)
       output = inner.next(state['inner'], tff.federated_map(replace, (value, weight, found_at_clients)), weight)
-      others = aggregation.federated_collect(
-          tff.federated_map(observe, (value, weight, found_at_clients)), others_type
-      )
+      others = aggregation.federated_collect(tff.federated_map(observe, (value, weight, found_at_clients)), others_type)
       projected = tff.federated_map(project, (output.result, found))
       return tff.templates.MeasuredProcessOutput(
-          tff.federated_zip(collections.OrderedDict(inner=output.state, directions=state['directions'])),
-          output.result,
-          tff.federated_zip(
-              collections.OrderedDict(inner=output.measurements, projections=projected, others=others)
-          ),
+        tff.federated_zip(collections.OrderedDict(inner=output.state, directions=state['directions'])),
+        output.result,
+        tff.federated_zip(collections.OrderedDict(inner=output.measurements, projections=projected, others=others)),
       )
 
     return tff.templates.AggregationProcess(init_fn, next_fn)
@@ -273,7 +271,7 @@ def read_round(output: Any) -> Round:
   measurements = output.metrics['aggregator']
   others = {name: np.asarray(value) for name, value in measurements['others'].items()}
   return Round(
-      Inner(output.state.aggregator['inner'], measurements['inner']), np.asarray(measurements['projections']), **others
+    Inner(output.state.aggregator['inner'], measurements['inner']), np.asarray(measurements['projections']), **others
   )
 
 

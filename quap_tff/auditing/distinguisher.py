@@ -89,7 +89,7 @@ def _best_linear(present, absent):
 
 
 def certified(
-    config: certified_configs.CertifiedConfig, schedule: Sequence[Any], target: int, seed: Optional[int] = None
+  config: certified_configs.CertifiedConfig, schedule: Sequence[Any], target: int, seed: Optional[int] = None
 ) -> Simulate:
   """The certified mechanism: what the adversary sees are the releases less what the others added.
 
@@ -112,11 +112,11 @@ def certified(
       plan = certified_mechanism.plan_round(config, state, tf.constant(cohort, tf.int64), norms)
       weight = tf.reduce_sum(tf.where(tf.equal(plan.client_ids, target), plan.weights, 0.0))
       update = [tf.constant([_EXCESS * clip if present else 0.0], tf.float64)]
-      own, = certified_mechanism.contribute(groups, update, weight, state.clip)
+      (own,) = certified_mechanism.contribute(groups, update, weight, state.clip)
       # The others follow what was released, each within its bound.
       others = float(tf.reduce_sum(plan.weights) - weight) * clip * np.tanh(moved)
       state, (mean,), measurements = certified_mechanism.finish_round(
-          config, state, plan, [tf.constant(others) + tf.repeat(own, draws)]
+        config, state, plan, [tf.constant(others) + tf.repeat(own, draws)]
       )
       if not float(measurements['noise_multiplier']) and not plan.releases:
         continue
@@ -129,7 +129,7 @@ def certified(
 
 
 def quap(
-    config: Any, schedule: Sequence[Any], target: int, seed: Optional[int] = None, noised: bool = True
+  config: Any, schedule: Sequence[Any], target: int, seed: Optional[int] = None, noised: bool = True
 ) -> Simulate:
   """QuAP-FL's mechanism under a fixed clipping norm, in a layer that it noises, or in one that it does not.
 
@@ -149,14 +149,14 @@ def quap(
     for cohort in schedule:
       clip = float(state.clip)
       plan = quap_mechanism.plan_round(
-          config, state, tf.constant(cohort, tf.int64), tf.fill([len(cohort)], np.float32(clip))
+        config, state, tf.constant(cohort, tf.int64), tf.fill([len(cohort)], np.float32(clip))
       )
       update = [tf.constant([_EXCESS * clip if present and target in np.asarray(cohort) else 0.0], tf.float64)]
       norm = tf.cast(tf.abs(update[0][0]), tf.float32)
-      own, = quap_mechanism.clip_update(config, critical, update, norm, plan.clip)
+      (own,) = quap_mechanism.clip_update(config, critical, update, norm, plan.clip)
       others = (len(cohort) - 1) * clip * np.tanh(moved)
       state, (mean,), _ = quap_mechanism.finish_round(
-          config, critical, state, plan, [tf.constant(others) + tf.repeat(own, draws)], []
+        config, critical, state, plan, [tf.constant(others) + tf.repeat(own, draws)], []
       )
       release = mean.numpy() * max(len(cohort), 1)
       moved = moved + release / clip
@@ -183,7 +183,7 @@ def query(dp_query: Any, rounds: int, taken: Sequence[int], clip: float, clients
     for index in range(rounds):
       parameters = dp_query.derive_sample_params(state)
       size = _EXCESS * clip if present and index in taken else 0.0
-      own, = dp_query.preprocess_record(parameters, [tf.constant([size], tf.float32)])
+      (own,) = dp_query.preprocess_record(parameters, [tf.constant([size], tf.float32)])
       others = (clients_per_round - 1) * clip * np.tanh(moved)
       total = tf.constant(others, tf.float32) + tf.repeat(own, draws)
       (result,), state, _ = dp_query.get_noised_result([total], state)
@@ -196,8 +196,12 @@ def query(dp_query: Any, rounds: int, taken: Sequence[int], clip: float, clients
 
 
 def sampled(
-    release: Callable[[np.ndarray, np.ndarray], np.ndarray], rounds: int, rate: float, others: int, dimension: int,
-    seed: int,
+  release: Callable[[np.ndarray, np.ndarray], np.ndarray],
+  rounds: int,
+  rate: float,
+  others: int,
+  dimension: int,
+  seed: int,
 ) -> Simulate:
   """Rounds with Poisson sampling, whose cohorts the adversary does not know: what amplification by sampling claims.
 
@@ -221,7 +225,7 @@ def sampled(
       sums = np.zeros([draws, dimension])
       sums[:, 0] = drawn
       released = release(sums, rng.binomial(others, rate, draws) + drawn)
-      size = np.log(np.maximum((released[:, 1:]**2).mean(axis=1), _SMALLEST_SQUARE))
+      size = np.log(np.maximum((released[:, 1:] ** 2).mean(axis=1), _SMALLEST_SQUARE))
       seen += [released[:, 0], size, (released == 0).all(axis=1).astype(np.float64)]
     return np.stack(seen, axis=1)
 

@@ -26,7 +26,7 @@ def ssim(true: np.ndarray, recovered: np.ndarray) -> np.ndarray:
   side = min(true.shape[1:3])
   window = min(_SSIM_WINDOW, side - 1 + side % 2)
   found = tf.image.ssim(
-      tf.constant(true, tf.float32), tf.constant(recovered, tf.float32), max_val=1.0, filter_size=window
+    tf.constant(true, tf.float32), tf.constant(recovered, tf.float32), max_val=1.0, filter_size=window
   )
   return found.numpy().astype(np.float64)
 
@@ -65,5 +65,5 @@ def grid(true: np.ndarray, recovered: np.ndarray) -> np.ndarray:
   for row, images in enumerate((true, recovered)):
     for column in range(n):
       top, left = 1 + row * (height + 1), 1 + column * (width + 1)
-      picture[top:top + height, left:left + width] = np.clip(np.nan_to_num(images[column]), 0, 1)
+      picture[top : top + height, left : left + width] = np.clip(np.nan_to_num(images[column]), 0, 1)
   return picture

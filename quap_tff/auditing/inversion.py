@@ -87,7 +87,7 @@ def idlg_labels(problem: Problem) -> np.ndarray:
   blank = tf.random.stateless_uniform([1, 64, *model.input_shape], [0, 0])
   mean = tf.reduce_mean(tf.nn.softmax(model.logits(model.stacked(1), blank)), axis=[0, 1])
   return inversion_labels.from_scores(
-      inversion_labels.class_scores(model, problem.observed), problem.examples, mean.numpy()
+    inversion_labels.class_scores(model, problem.observed), problem.examples, mean.numpy()
   )
 
 
@@ -100,18 +100,20 @@ class ClosedForm(Attack):
   def build(self, model, learning_rate, steps):
     if model.first_dense is None:
       raise ValueError(
-          'The closed form divides by the gradient of the first Dense layer\'s bias, and this model\'s has no bias. '
-          'Choose another model or attack.'
+        "The closed form divides by the gradient of the first Dense layer's bias, and this model's has no bias. "
+        'Choose another model or attack.'
       )
     kernel, bias = model.first_dense
     upper = 1.0 if model.reads_images else None
 
     def recover(problem, seed):
       del seed
-      codes = np.stack([
+      codes = np.stack(
+        [
           closed_form.choose(*closed_form.dense_inputs(k, b), problem.examples, upper)
           for k, b in zip(problem.observed[kernel], problem.observed[bias])
-      ])
+        ]
+      )
       return Recovered(codes, model.reads_images, idlg_labels(problem))
 
     return recover
@@ -133,9 +135,7 @@ class _Matched(Attack):
     self._matching()
 
   def _matching(self):
-    return inversion_matching.Matching(
-        self.distance, self.iterations, self.learning_rate, self.signed, self.smoothness
-    )
+    return inversion_matching.Matching(self.distance, self.iterations, self.learning_rate, self.signed, self.smoothness)
 
   def build(self, model, learning_rate, steps):
     run = inversion_matching.build(model, self._matching(), learning_rate, steps)
@@ -178,12 +178,7 @@ class Geiping(_Matched):
   smoothness = 1e-2
 
 
-ATTACKS: Dict[str, Type[Attack]] = {
-    'closed_form': ClosedForm,
-    'dlg': Dlg,
-    'idlg': Idlg,
-    'geiping': Geiping,
-}
+ATTACKS: Dict[str, Type[Attack]] = {'closed_form': ClosedForm, 'dlg': Dlg, 'idlg': Idlg, 'geiping': Geiping}
 
 
 def same_problem(first: Problem, second: Problem, up_to_scale: bool) -> bool:
@@ -195,9 +190,9 @@ def same_problem(first: Problem, second: Problem, up_to_scale: bool) -> bool:
   if not up_to_scale and not np.allclose(*sizes, rtol=1e-4):
     return False
   scale = sizes[0] / np.maximum(sizes[1], 1e-30)
-  apart = _norms([
-      first.observed[i] - second.observed[i] * scale.reshape([-1] + [1] * (second.observed[i].ndim - 1)) for i in seen
-  ])
+  apart = _norms(
+    [first.observed[i] - second.observed[i] * scale.reshape([-1] + [1] * (second.observed[i].ndim - 1)) for i in seen]
+  )
   return bool((apart <= 1e-4 * sizes[0]).all())
 
 

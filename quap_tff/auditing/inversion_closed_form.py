@@ -38,9 +38,7 @@ def dense_inputs(kernel: np.ndarray, bias: np.ndarray) -> Tuple[np.ndarray, np.n
   return (kernel[:, kept] / bias[kept]).T, strength[kept]
 
 
-def choose(
-    candidates: np.ndarray, strengths: np.ndarray, count: int, upper: Optional[float] = None
-) -> np.ndarray:
+def choose(candidates: np.ndarray, strengths: np.ndarray, count: int, upper: Optional[float] = None) -> np.ndarray:
   """The `count` candidates that look most like single examples, float64[count, I]; repeated if there are too few.
 
   First come those that another unit repeats, then those that keep to the range of examples (mixtures with negative
@@ -76,7 +74,7 @@ def total_variation(x: tf.Tensor) -> tf.Tensor:
 
 
 def build_feature_inversion(
-    model, iterations: int, smoothness: float = 1e-3, learning_rate: float = 0.05
+  model, iterations: int, smoothness: float = 1e-3, learning_rate: float = 0.05
 ) -> Callable[[np.ndarray], np.ndarray]:
   """A function from features float[n, d] to images float32[n, …] in [0, 1] that have nearly those features.
 
@@ -100,7 +98,7 @@ def build_feature_inversion(
         error = tf.reduce_sum(tf.square(model.features(weights, x[tf.newaxis])[0] - target), axis=-1) / size
         loss = tf.reduce_sum(error + smoothness * total_variation(x))
       x, first, second = adam_step(
-          x, tape.gradient(loss, x), first, second, k, learning_rate * (1 - tf.cast(k, tf.float32) / iterations)
+        x, tape.gradient(loss, x), first, second, k, learning_rate * (1 - tf.cast(k, tf.float32) / iterations)
       )
       return k + 1, tf.clip_by_value(x, 0.0, 1.0), first, second
 

@@ -58,7 +58,7 @@ def _rounded(wanted, total):
   wanted = np.maximum(wanted, 0)
   wanted = wanted * total / wanted.sum() if wanted.sum() > 0 else np.full(len(wanted), total / len(wanted))
   counts = np.floor(wanted).astype(np.int64)
-  for index in np.argsort(counts - wanted, kind='stable')[:total - counts.sum()]:
+  for index in np.argsort(counts - wanted, kind='stable')[: total - counts.sum()]:
     counts[index] += 1
   return counts
 

@@ -71,7 +71,7 @@ def distances(kind: str, found: Sequence[tf.Tensor], wanted: Sequence[tf.Tensor]
 
 
 def build(
-    model: inversion_model.StackedModel, matching: Matching, learning_rate: float, steps: int
+  model: inversion_model.StackedModel, matching: Matching, learning_rate: float, steps: int
 ) -> Callable[..., Tuple[np.ndarray, np.ndarray, np.ndarray]]:
   """A function that recovers images and labels.
 

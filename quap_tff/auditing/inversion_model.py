@@ -56,15 +56,15 @@ class StackedModel:
         dense.append(tuple(range(position, position + 1 + layer.use_bias)))
       else:
         raise ValueError(
-            f'Layer {layer.name!r} is a {kind} of a kind that gradient inversion does not know. Expected 3x3 '
-            'convolutions with stride 1, 2x2 max pooling, Flatten, Rescaling, Dropout and Dense.'
+          f'Layer {layer.name!r} is a {kind} of a kind that gradient inversion does not know. Expected 3x3 '
+          'convolutions with stride 1, 2x2 max pooling, Flatten, Rescaling, Dropout and Dense.'
         )
       position += len(layer.trainable_weights)
     if not dense:
       raise ValueError('The model has no Dense layer, so gradient inversion has nothing to divide. Give another model.')
     self.first_dense = dense[0] if len(dense[0]) == 2 else None
     self.final_dense = dense[-1]
-    self.reads_images = all(step[0] == 'flatten' for step in self._steps[:self._first_dense_step])
+    self.reads_images = all(step[0] == 'flatten' for step in self._steps[: self._first_dense_step])
 
   @property
   def _first_dense_step(self) -> int:
@@ -80,7 +80,7 @@ class StackedModel:
 
   def features(self, weights: Sequence[tf.Tensor], x: tf.Tensor) -> tf.Tensor:
     """float32[T, B, d], what the first Dense layer takes in."""
-    return self._apply(self._steps[:self._first_dense_step], weights, x)
+    return self._apply(self._steps[: self._first_dense_step], weights, x)
 
   def _apply(self, steps, weights, x):
     for step in steps:
@@ -113,9 +113,7 @@ def _convolved(x, kernel, padding):
   height, width = h - _KERNEL + 1, w - _KERNEL + 1
   # Shifted copies side by side: a convolution is then one matrix product for each target. TensorFlow has no batched
   # convolution, and the derivative of its patches is a sparse product, which is slow.
-  patches = tf.concat(
-      [x[:, :, i:i + height, j:j + width] for i in range(_KERNEL) for j in range(_KERNEL)], axis=-1
-  )
+  patches = tf.concat([x[:, :, i : i + height, j : j + width] for i in range(_KERNEL) for j in range(_KERNEL)], axis=-1)
   flat = tf.reshape(patches, [t, b * height * width, patches.shape[-1]])
   out = tf.matmul(flat, tf.reshape(kernel, [kernel.shape[0], -1, kernel.shape[-1]]))
   return tf.reshape(out, [t, b, height, width, kernel.shape[-1]])
@@ -124,17 +122,12 @@ def _convolved(x, kernel, padding):
 def _pooled(x):
   """Maxima over 2x2 squares. A last odd row or column is left out, as Keras leaves it out."""
   t, b, h, w, c = x.shape
-  x = x[:, :, :h // 2 * 2, :w // 2 * 2]
+  x = x[:, :, : h // 2 * 2, : w // 2 * 2]
   return tf.reduce_max(tf.reshape(x, [t, b, h // 2, 2, w // 2, 2, c]), axis=[3, 5])
 
 
 def local_update(
-    model: StackedModel,
-    weights: Sequence[tf.Tensor],
-    x: tf.Tensor,
-    labels: tf.Tensor,
-    learning_rate: float,
-    steps: int,
+  model: StackedModel, weights: Sequence[tf.Tensor], x: tf.Tensor, labels: tf.Tensor, learning_rate: float, steps: int
 ) -> Tuple[tf.Tensor, ...]:
   """What T clients send: w_global - w_local after `steps` steps of SGD on the whole batch, differentiable by x.
 

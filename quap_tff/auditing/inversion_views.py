@@ -46,11 +46,11 @@ class Views(NamedTuple):
 
 
 def observe(
-    plan: plans.Plan,
-    layers: Sequence[layers_lib.Layer],
-    updates: Sequence[Sequence[Any]],
-    client_ids: Sequence[int],
-    seed: int,
+  plan: plans.Plan,
+  layers: Sequence[layers_lib.Layer],
+  updates: Sequence[Sequence[Any]],
+  client_ids: Sequence[int],
+  seed: int,
 ) -> Views:
   """Round 1 of a plan with given updates.
 
@@ -71,8 +71,8 @@ def observe(
   if isinstance(plan, plans.QuapPlan) and plan.config.update_scale == 'delta':
     return _quap(plan.config, layers, updates, ids, seed)
   raise ValueError(
-      f'Gradient inversion knows QuapPlan with update_scale=delta and CertifiedPlan, found {type(plan).__name__}. '
-      'Choose another method.'
+    f'Gradient inversion knows QuapPlan with update_scale=delta and CertifiedPlan, found {type(plan).__name__}. '
+    'Choose another method.'
   )
 
 
@@ -87,22 +87,26 @@ def _quap(config, layers, updates, ids, seed):
   if config.noise.placement == 'client':
     broadcast = mechanism.client_noise_broadcast(config, state)
     own_noise = [
-        mechanism.client_noise(config, critical, u, ids[i], broadcast, plan.clip) for i, u in enumerate(updates)
+      mechanism.client_noise(config, critical, u, ids[i], broadcast, plan.clip) for i, u in enumerate(updates)
     ]
   first = [np.asarray(u, np.float64) for u in sent[0]]
   for index, drawn in zip(critical, own_noise[0] if own_noise else ()):
     first[index] = first[index] + drawn.numpy()
   _, mean, _ = mechanism.finish_round(
-      config, critical, state, plan, [tf.add_n(parts) for parts in zip(*sent)],
-      [tf.add_n(parts) for parts in zip(*own_noise)]
+    config,
+    critical,
+    state,
+    plan,
+    [tf.add_n(parts) for parts in zip(*sent)],
+    [tf.add_n(parts) for parts in zip(*own_noise)],
   )
   noised = frozenset(critical) if config.noise.placement != 'none' else frozenset()
   clip, sigma = float(plan.clip), float(plan.sigma)
   # All clients of a first round have the same rate, so each has an equal share of the cohort's variance.
   own_sigma = sigma * np.sqrt(len(updates)) if own_noise else 0.0
   return Views(
-      View(first, noised if own_noise else frozenset(), clip, own_sigma),
-      View([np.asarray(m, np.float64) for m in mean], noised, clip, sigma),
+    View(first, noised if own_noise else frozenset(), clip, own_sigma),
+    View([np.asarray(m, np.float64) for m in mean], noised, clip, sigma),
   )
 
 
@@ -114,7 +118,7 @@ def _certified(config, layers, updates, ids, seed):
   norms = tf.stack([certified_mechanism.update_norm(groups, update) for update in updates])
   plan = certified_mechanism.plan_round(config, state, ids, norms)
   sent = [
-      certified_mechanism.contribute(groups, update, plan.weights[i], state.clip) for i, update in enumerate(updates)
+    certified_mechanism.contribute(groups, update, plan.weights[i], state.clip) for i, update in enumerate(updates)
   ]
   total = [tf.add_n([tf.cast(part, tf.float64) for part in parts]) for parts in zip(*sent)]
   _, released, measured = certified_mechanism.finish_round(config, state, plan, total)
@@ -122,9 +126,8 @@ def _certified(config, layers, updates, ids, seed):
   factor = config.divisor / len(updates)
   clip = float(state.clip)
   return Views(
-      View([np.asarray(u, np.float64) for u in sent[0]], frozenset(), clip, 0.0),
-      View(
-          [factor * r.numpy() for r in released], frozenset(range(len(shapes))), clip,
-          factor * float(measured['sigma']),
-      ),
+    View([np.asarray(u, np.float64) for u in sent[0]], frozenset(), clip, 0.0),
+    View(
+      [factor * r.numpy() for r in released], frozenset(range(len(shapes))), clip, factor * float(measured['sigma'])
+    ),
   )

@@ -124,11 +124,12 @@ def planned_threshold(mu: float, inserted: int, unseen: int, confidence: float =
   """
   thresholds = np.linspace(-_TAIL, mu + _TAIL, _THRESHOLDS)
   expected = [
-      bound(
-          Guesses(
-              round(inserted * float(special.ndtr(mu - t))), inserted, round(unseen * float(special.ndtr(-t))), unseen
-          ), 0.5, confidence
-      ).mu for t in thresholds
+    bound(
+      Guesses(round(inserted * float(special.ndtr(mu - t))), inserted, round(unseen * float(special.ndtr(-t))), unseen),
+      0.5,
+      confidence,
+    ).mu
+    for t in thresholds
   ]
   best = np.flatnonzero(np.asarray(expected) >= max(expected) - 1e-9)
   return float(thresholds[best[len(best) // 2]])
@@ -154,10 +155,10 @@ def count(inserted: Any, unseen: Any, threshold: float) -> Guesses:
 def as_dict(guesses: Guesses, found: Bound) -> Dict[str, Any]:
   """For JSON."""
   return {
-      **guesses._asdict(),
-      'true_positive_rate_at_least': found.true_positive_rate,
-      'false_positive_rate_at_most': found.false_positive_rate,
-      'mu_lower_bound': found.mu,
-      'epsilon_lower_bound': found.epsilon,
-      'epsilon_lower_bound_if_trials_are_independent': found.epsilon_if_independent,
+    **guesses._asdict(),
+    'true_positive_rate_at_least': found.true_positive_rate,
+    'false_positive_rate_at_most': found.false_positive_rate,
+    'mu_lower_bound': found.mu,
+    'epsilon_lower_bound': found.epsilon,
+    'epsilon_lower_bound_if_trials_are_independent': found.epsilon_if_independent,
   }

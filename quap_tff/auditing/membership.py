@@ -83,7 +83,7 @@ def unit_means(values: np.ndarray, units: np.ndarray, num_units: int) -> np.ndar
 
 
 def lira(
-    confidences: np.ndarray, shadow_confidences: np.ndarray, shadow_members: np.ndarray, *, online: bool = True
+  confidences: np.ndarray, shadow_confidences: np.ndarray, shadow_members: np.ndarray, *, online: bool = True
 ) -> np.ndarray:
   """The likelihood-ratio attack on one target model.
 
@@ -110,8 +110,8 @@ def lira(
   shadows, members = np.asarray(shadow_confidences, np.float64), np.asarray(shadow_members, bool)
   if shadows.shape != members.shape or shadows.shape[1:] != confidences.shape:
     raise ValueError(
-        f'Expected confidences [units] and shadow models\' confidences and memberships [shadows, units], found '
-        f'{confidences.shape}, {shadows.shape} and {members.shape}.'
+      f"Expected confidences [units] and shadow models' confidences and memberships [shadows, units], found "
+      f'{confidences.shape}, {shadows.shape} and {members.shape}.'
     )
   out = _Gaussians('without', shadows, ~members)
   if not online:
@@ -126,11 +126,11 @@ class _Gaussians:
     counts = chosen.sum(axis=0)
     if not counts.all():
       raise ValueError(
-          f'{int((counts == 0).sum())} of {len(counts)} units have no shadow model that was trained {side} them. Train '
-          'more shadow models.'
+        f'{int((counts == 0).sum())} of {len(counts)} units have no shadow model that was trained {side} them. Train '
+        'more shadow models.'
       )
     self.mean = np.where(chosen, values, 0).sum(axis=0) / counts
-    squares = np.where(chosen, (values - self.mean)**2, 0).sum(axis=0)
+    squares = np.where(chosen, (values - self.mean) ** 2, 0).sum(axis=0)
     if counts.min() >= _OWN_VARIANCES_FROM:
       variance = squares / (counts - 1)
     else:
@@ -138,7 +138,7 @@ class _Gaussians:
     self.deviation = np.maximum(np.sqrt(variance), _SMALLEST_DEVIATION)
 
   def log_density(self, values):
-    return -((values - self.mean) / self.deviation)**2 / 2 - np.log(self.deviation)
+    return -(((values - self.mean) / self.deviation) ** 2) / 2 - np.log(self.deviation)
 
 
 class ShadowClassifier:
@@ -158,10 +158,10 @@ class ShadowClassifier:
     """
     features = self._features(logits)
     self._models = {
-        int(label): _logistic_regression(
-            features[:, labels == label].reshape(-1, features.shape[-1]), members[:, labels == label].reshape(-1)
-        )
-        for label in np.unique(labels)
+      int(label): _logistic_regression(
+        features[:, labels == label].reshape(-1, features.shape[-1]), members[:, labels == label].reshape(-1)
+      )
+      for label in np.unique(labels)
     }
 
   def scores(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -214,24 +214,26 @@ def _by_classifier(logits, labels, units, members, folds=2):
 def _by_lira(logits, labels, units, members, online):
   confidences = unit_means(scaled_confidence(logits, labels), units, members.shape[1])
   shadows = ~np.eye(len(members), dtype=bool)
-  return np.stack([
+  return np.stack(
+    [
       lira(confidences[target], confidences[others], members[others], online=online)
       for target, others in enumerate(shadows)
-  ])
+    ]
+  )
 
 
 Attack = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 ATTACKS: Dict[str, Attack] = {
-    'loss_threshold': _by_loss,
-    'shadow_classifier': _by_classifier,
-    'lira_online': functools.partial(_by_lira, online=True),
-    'lira_offline': functools.partial(_by_lira, online=False),
+  'loss_threshold': _by_loss,
+  'shadow_classifier': _by_classifier,
+  'lira_online': functools.partial(_by_lira, online=True),
+  'lira_offline': functools.partial(_by_lira, online=False),
 }
 
 
 def attack_each(
-    attack: str, logits: np.ndarray, labels: np.ndarray, units: np.ndarray, members: np.ndarray
+  attack: str, logits: np.ndarray, labels: np.ndarray, units: np.ndarray, members: np.ndarray
 ) -> np.ndarray:
   """Attacks each model in turn. The other models are the shadow models; the classifier uses every second one of them.
 

@@ -122,14 +122,14 @@ def clopper_pearson(hits: float, trials: float, confidence: float = 0.95) -> Int
 
 
 def summarize(
-    scores: np.ndarray,
-    is_member: np.ndarray,
-    *,
-    clients: Optional[np.ndarray] = None,
-    runs: Optional[np.ndarray] = None,
-    resamples: int = 200,
-    confidence: float = 0.95,
-    seed: int = 0,
+  scores: np.ndarray,
+  is_member: np.ndarray,
+  *,
+  clients: Optional[np.ndarray] = None,
+  runs: Optional[np.ndarray] = None,
+  resamples: int = 200,
+  confidence: float = 0.95,
+  seed: int = 0,
 ) -> Summary:
   """The ROC of all trials together, with intervals.
 
@@ -169,10 +169,10 @@ def summarize(
       values.append(tpr_at(resampled, fpr))
   members, non_members = int(is_member.sum()), int((~is_member).sum())
   operating = {
-      fpr: _operating(measured, fpr, values, members, non_members, confidence) for fpr, values in drawn_tpr.items()
+    fpr: _operating(measured, fpr, values, members, non_members, confidence) for fpr, values in drawn_tpr.items()
   }
   return Summary(
-      auc(measured), _percentiles(drawn_auc, auc(measured), confidence), operating, members, non_members, confidence
+    auc(measured), _percentiles(drawn_auc, auc(measured), confidence), operating, members, non_members, confidence
   )
 
 
@@ -203,7 +203,7 @@ class _Steps:
     alarms = np.cumsum(weights * ~self._member)
     start = np.zeros(1)
     return Curve(
-        np.concatenate([start, alarms[self._ends] / alarms[-1]]), np.concatenate([start, hits[self._ends] / hits[-1]])
+      np.concatenate([start, alarms[self._ends] / alarms[-1]]), np.concatenate([start, hits[self._ends] / hits[-1]])
     )
 
 
@@ -218,10 +218,10 @@ def _operating(measured, fpr, drawn, members, non_members, confidence):
   by_bootstrap = _percentiles(drawn, tpr, confidence)
   by_binomial = clopper_pearson(round(tpr * members), members, confidence)
   return Operating(
-      fpr=fpr,
-      tpr=tpr,
-      interval=Interval(min(by_bootstrap.low, by_binomial.low), max(by_bootstrap.high, by_binomial.high)),
-      fpr_high=clopper_pearson(round(used * non_members), non_members, confidence).high,
+    fpr=fpr,
+    tpr=tpr,
+    interval=Interval(min(by_bootstrap.low, by_binomial.low), max(by_bootstrap.high, by_binomial.high)),
+    fpr_high=clopper_pearson(round(used * non_members), non_members, confidence).high,
   )
 
 
@@ -254,6 +254,6 @@ def _checked(scores, is_member):
     raise ValueError(f'Scores must be numbers, found NaN in trial {int(np.flatnonzero(np.isnan(scores))[0])}.')
   if not is_member.any() or is_member.all():
     raise ValueError(
-        f'A ROC curve needs members and non-members, found {int(is_member.sum())} members among {len(scores)} trials.'
+      f'A ROC curve needs members and non-members, found {int(is_member.sum())} members among {len(scores)} trials.'
     )
   return scores, is_member

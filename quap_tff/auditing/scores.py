@@ -52,7 +52,7 @@ def of_correlated_noise(coefficients: Sequence[float], noise_multipliers: Sequen
   size = len(noise_multipliers)
   mixing = np.zeros([size, size])
   for row in range(size):
-    mixing[row, :row + 1] = np.asarray(coefficients[:row + 1])[::-1]
+    mixing[row, : row + 1] = np.asarray(coefficients[: row + 1])[::-1]
   unmixed = np.linalg.solve(mixing, np.diag(np.asarray(noise_multipliers, np.float64)))
   return unmixed @ unmixed.T
 

@@ -5,7 +5,9 @@
 
 from quap_tff import lazy
 
-__getattr__ = lazy.exports(__name__, {
+__getattr__ = lazy.exports(
+  __name__,
+  {
     'aggregation': ['CertifiedAggregationFactory'],
     'certificate': [],
     'clip_split': [],
@@ -13,4 +15,5 @@ __getattr__ = lazy.exports(__name__, {
     'learning_process': ['build_certified_fed_avg'],
     'planning': ['calibrated', 'planned_rounds'],
     'weight_rules': [],
-})
+  },
+)

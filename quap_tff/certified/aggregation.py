@@ -60,8 +60,8 @@ class CertifiedAggregationFactory(tff.aggregators.WeightedAggregationFactory):
     leaves = tf.nest.flatten(specs)
     if any(leaf.dtype not in (tf.float32, tf.float64) for leaf in leaves):
       raise TypeError(
-          f'Updates must be float32 or float64, found {value_type}. With fewer bits, rounding could make an update '
-          'larger than its clipping norm.'
+        f'Updates must be float32 or float64, found {value_type}. With fewer bits, rounding could make an update '
+        'larger than its clipping norm.'
       )
     read_client_id = client_ids.reader(weight_type)
     groups = clip_split.clip_groups(config.clip_split, [math.prod(leaf.shape) for leaf in leaves], self._layers)
@@ -136,9 +136,9 @@ class CertifiedAggregationFactory(tff.aggregators.WeightedAggregationFactory):
       return tff.federated_eval(initialize_server, tff.SERVER)
 
     @tff.federated_computation(
-        init_fn.type_signature.result,
-        tff.FederatedType(value_type, tff.CLIENTS),
-        tff.FederatedType(weight_type, tff.CLIENTS),
+      init_fn.type_signature.result,
+      tff.FederatedType(value_type, tff.CLIENTS),
+      tff.FederatedType(weight_type, tff.CLIENTS),
     )
     def next_fn(state, value, weight):
       reports = aggregation.federated_collect(tff.federated_map(report, weight), reports_type)

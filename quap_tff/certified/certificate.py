@@ -22,22 +22,20 @@ from quap_tff import tradeoff
 # The version of the certificate's fields and words. Verification compares both, so a change of either is a new version.
 VERSION = 4
 # Versions that are verified, too, and the fields that they have in other words or not at all.
-_EARLIER = {
-    3: ('statement', 'withheld', 'assumptions', 'achieved.is_reading', 'releases.how', 'provenance.stretches'),
-}
+_EARLIER = {3: ('statement', 'withheld', 'assumptions', 'achieved.is_reading', 'releases.how', 'provenance.stretches')}
 VERSIONS = (*_EARLIER, VERSION)
 # A relative tolerance: sums over rounds are rounded, here and in the filter that limits what clients spend.
 TOLERANCE = 1e-9
 
 _AMPLIFICATION = 'none: sampling is not counted, and who takes part may be known'
 _WITHHELD = (
-    'The training loss and training accuracy of clients.',
-    'The norms of updates and their quantiles, the fraction of updates that were clipped, and the number of updates '
-    'that were not finite.',
-    'The norms of the signal and of the noise.',
-    'The number of examples of each client, and the accuracy of each client.',
-    'Running times, which depend on the numbers of examples: no file of the run holds one.',
-    'The seed of the noise, and the checkpoints, which contain the seed.',
+  'The training loss and training accuracy of clients.',
+  'The norms of updates and their quantiles, the fraction of updates that were clipped, and the number of updates '
+  'that were not finite.',
+  'The norms of the signal and of the noise.',
+  'The number of examples of each client, and the accuracy of each client.',
+  'Running times, which depend on the numbers of examples: no file of the run holds one.',
+  'The seed of the noise, and the checkpoints, which contain the seed.',
 )
 # How many clients may belong to one person or household, with several devices or accounts.
 _GROUPS = (2, 3, 5)
@@ -112,9 +110,9 @@ def refusals(ledger: accounting.RunLedger, facts: Facts) -> List[str]:
   clips = state['clipping_norms']
   reasons = []
   for bad, words in (
-      (state['noise_multipliers'] == 0, 'The noise multiplier is 0'),
-      (state['count_noise_multipliers'] == 0, 'The count of the private quantile has no noise'),
-      (~((clips > 0) & np.isfinite(clips)), 'There is no clipping norm'),
+    (state['noise_multipliers'] == 0, 'The noise multiplier is 0'),
+    (state['count_noise_multipliers'] == 0, 'The count of the private quantile has no noise'),
+    (~((clips > 0) & np.isfinite(clips)), 'There is no clipping norm'),
   ):
     rounds = np.flatnonzero(bad & occupied) + 1
     if len(rounds):
@@ -124,7 +122,7 @@ def refusals(ledger: accounting.RunLedger, facts: Facts) -> List[str]:
   if facts.noised_weights < facts.trained_weights:
     reasons.append(f'Noise covers only {facts.noised_weights:,} of {facts.trained_weights:,} trained weights.')
   if facts.exact_clip:
-    reasons.append('The clipping norm is an un-noised function of clients\' data.')
+    reasons.append("The clipping norm is an un-noised function of clients' data.")
   if facts.exact_metrics:
     reasons.append(f'Exact functions of clients\' data are released: {", ".join(facts.exact_metrics)}.')
   if facts.fixed_noise_seed:
@@ -139,14 +137,14 @@ def refusals(ledger: accounting.RunLedger, facts: Facts) -> List[str]:
   if len(over) and facts.own_epsilon:
     worst = int(over[np.argmax(epsilon[over] / bounds[over])])
     reasons.append(
-        f'{len(over)} of {ledger.num_clients} clients have spent more than their own ε at δ = {_whole(facts.delta)}. '
-        f'Client {worst} has spent ε = {rounding.up(epsilon[worst], 6)}, and its bound is {_whole(bounds[worst])}.'
+      f'{len(over)} of {ledger.num_clients} clients have spent more than their own ε at δ = {_whole(facts.delta)}. '
+      f'Client {worst} has spent ε = {rounding.up(epsilon[worst], 6)}, and its bound is {_whole(bounds[worst])}.'
     )
   elif len(over):
     worst = int(np.argmax(mu))
     reasons.append(
-        f'{len(over)} of {ledger.num_clients} clients have spent more than ε = {_whole(facts.epsilon)} at δ = '
-        f'{_whole(facts.delta)}. The most was spent by client {worst} with ε = {rounding.up(epsilon[worst], 6)}.'
+      f'{len(over)} of {ledger.num_clients} clients have spent more than ε = {_whole(facts.epsilon)} at δ = '
+      f'{_whole(facts.delta)}. The most was spent by client {worst} with ε = {rounding.up(epsilon[worst], 6)}.'
     )
   return reasons
 
@@ -174,50 +172,48 @@ def issue(ledger: accounting.RunLedger, facts: Facts, provenance: Mapping[str, A
   counts, _ = np.histogram(np.minimum(epsilon, facts.epsilon), edges)
   own = [{'epsilon': bound, 'clients': clients} for bound, clients in _own_bounds(facts)]
   certificate = {
-      'version': VERSION,
-      'statement': _statement(ledger, facts, float(epsilon.max()), provenance),
-      'guarantee': {
-          'unit': accounting.UNIT,
-          'neighbours': accounting.ZERO_OUT,
-          'epsilon': float(facts.epsilon),
-          'delta': float(facts.delta),
-          'mu': tradeoff.mu_at_most(facts.epsilon, facts.delta),
-          'accountant': _accountant(ledger),
-          'amplification': _AMPLIFICATION,
-          # Client i's own bound is facts.own_epsilon[i].
-          'own_bounds': own,
-      },
-      'other_relations': _other_relations(facts),
-      'achieved': {
-          'rounds': ledger.num_rounds,
-          'planned_rounds': facts.planned_rounds,
-          'clients': ledger.num_clients,
-          'clients_that_took_part': int(np.count_nonzero(ledger.rounds)),
-          'clients_with_a_weight_of_0': len(idle),
-          'epsilon_max': float(epsilon.max()),
-          'epsilon_mean': float(epsilon.mean()),
-          'epsilon_quantiles': {f'{q:g}': float(np.quantile(epsilon, q)) for q in _QUANTILES},
-          'epsilon_histogram': {'edges': edges.tolist(), 'clients': counts.tolist()},
-          'mu_max': float(mu.whole.max()),
-          # Whether the run ended before its plan, at a moment that may depend on what it had released.
-          'is_reading': _ended_early(ledger, facts),
-      },
-      'releases': _releases(ledger, facts, mu),
-      'withheld': list(_WITHHELD),
-      'assumptions': _assumptions(facts),
-      'facts': {
-          **dataclasses.asdict(facts),
-          'exact_metrics': list(facts.exact_metrics),
-          'own_epsilon': list(facts.own_epsilon),
-      },
-      'provenance': dict(provenance),
+    'version': VERSION,
+    'statement': _statement(ledger, facts, float(epsilon.max()), provenance),
+    'guarantee': {
+      'unit': accounting.UNIT,
+      'neighbours': accounting.ZERO_OUT,
+      'epsilon': float(facts.epsilon),
+      'delta': float(facts.delta),
+      'mu': tradeoff.mu_at_most(facts.epsilon, facts.delta),
+      'accountant': _accountant(ledger),
+      'amplification': _AMPLIFICATION,
+      # Client i's own bound is facts.own_epsilon[i].
+      'own_bounds': own,
+    },
+    'other_relations': _other_relations(facts),
+    'achieved': {
+      'rounds': ledger.num_rounds,
+      'planned_rounds': facts.planned_rounds,
+      'clients': ledger.num_clients,
+      'clients_that_took_part': int(np.count_nonzero(ledger.rounds)),
+      'clients_with_a_weight_of_0': len(idle),
+      'epsilon_max': float(epsilon.max()),
+      'epsilon_mean': float(epsilon.mean()),
+      'epsilon_quantiles': {f'{q:g}': float(np.quantile(epsilon, q)) for q in _QUANTILES},
+      'epsilon_histogram': {'edges': edges.tolist(), 'clients': counts.tolist()},
+      'mu_max': float(mu.whole.max()),
+      # Whether the run ended before its plan, at a moment that may depend on what it had released.
+      'is_reading': _ended_early(ledger, facts),
+    },
+    'releases': _releases(ledger, facts, mu),
+    'withheld': list(_WITHHELD),
+    'assumptions': _assumptions(facts),
+    'facts': {
+      **dataclasses.asdict(facts),
+      'exact_metrics': list(facts.exact_metrics),
+      'own_epsilon': list(facts.own_epsilon),
+    },
+    'provenance': dict(provenance),
   }
   return {**certificate, 'sha256': digest(certificate)}
 
 
-def problems(
-    certificate: Any, ledger: accounting.RunLedger, facts: Facts, provenance: Mapping[str, Any]
-) -> List[str]:
+def problems(certificate: Any, ledger: accounting.RunLedger, facts: Facts, provenance: Mapping[str, Any]) -> List[str]:
   """What is wrong with a certificate, a sentence each; empty if it is valid.
 
   Args:
@@ -258,27 +254,27 @@ def _statement(ledger, facts, epsilon_max, provenance) -> str:
   if facts.own_epsilon:
     counts = ', '.join(f'ε = {_whole(bound)} for {clients:,}' for bound, clients in _own_bounds(facts))
     own = (
-        f' Each client has a bound of its own, which is at most this ε, and for it the same holds with that bound: '
-        f'{counts}. The facts give the bound of each client.'
+      f' Each client has a bound of its own, which is at most this ε, and for it the same holds with that bound: '
+      f'{counts}. The facts give the bound of each client.'
     )
   most = rounding.up(epsilon_max, 5)
   if _ended_early(ledger, facts):
     spent = (
-        f'The run ended after {ledger.num_rounds:,} of {facts.planned_rounds:,} planned rounds, and ε is the bound of '
-        f'the whole plan. A reading of the account at that moment gives ε = {most} for the client that spent most. A '
-        'reading is not a guarantee, because the moment may depend on what was released.'
+      f'The run ended after {ledger.num_rounds:,} of {facts.planned_rounds:,} planned rounds, and ε is the bound of '
+      f'the whole plan. A reading of the account at that moment gives ε = {most} for the client that spent most. A '
+      'reading is not a guarantee, because the moment may depend on what was released.'
     )
   else:
     spent = f'The client that spent most has spent ε ≤ {most}.'
   stretches = len(provenance.get('stretches', ()))
   changed = f' Its rounds were run in {stretches} stretches by other code, other versions or other machines.'
   return (
-      'In real arithmetic, with a trusted server, public cohorts and constants, and a seed that stays secret, the '
-      'noised sums and counts of this run, and everything that is computed from them alone, are (ε, δ)-differentially private '
-      f'for each of the {ledger.num_clients:,} clients with ε = {_whole(facts.epsilon)} and δ = {_whole(facts.delta)}, '
-      f'in total over all {facts.planned_rounds:,} planned rounds. Unit: {accounting.UNIT}. Neighbours: '
-      f'{accounting.ZERO_OUT}. Amplification by sampling is not counted. {spent}{own} The folder is consistent with '
-      f'such a run. Nothing in it proves that the run took place.{changed if stretches > 1 else ""}'
+    'In real arithmetic, with a trusted server, public cohorts and constants, and a seed that stays secret, the '
+    'noised sums and counts of this run, and everything that is computed from them alone, are (ε, δ)-differentially private '
+    f'for each of the {ledger.num_clients:,} clients with ε = {_whole(facts.epsilon)} and δ = {_whole(facts.delta)}, '
+    f'in total over all {facts.planned_rounds:,} planned rounds. Unit: {accounting.UNIT}. Neighbours: '
+    f'{accounting.ZERO_OUT}. Amplification by sampling is not counted. {spent}{own} The folder is consistent with '
+    f'such a run. Nothing in it proves that the run took place.{changed if stretches > 1 else ""}'
   )
 
 
@@ -301,9 +297,9 @@ def _accountant(ledger) -> str:
     terms = ' + '.join(f'{gain:.6g}·{decay:.6g}^(k-1)' for gain, decay in ledger.correlation.terms)
     noise = f' The noise is correlated with the coefficients c_0 = 1 and c_k = {terms}.'
   return (
-      f'{accounting.ACCOUNTANTS["gaussian_exact"].method}, over all rounds: μ² = {sums} for the sums + Σ 1/c² '
-      'for the counts. Here w is the client\'s weight in a round, z is the noise multiplier of the sums, and c is the '
-      f'noise multiplier of the counts.{noise}'
+    f'{accounting.ACCOUNTANTS["gaussian_exact"].method}, over all rounds: μ² = {sums} for the sums + Σ 1/c² '
+    'for the counts. Here w is the client\'s weight in a round, z is the noise multiplier of the sums, and c is the '
+    f'noise multiplier of the counts.{noise}'
   )
 
 
@@ -311,14 +307,15 @@ def _other_relations(facts) -> List[Dict[str, Any]]:
   """The same guarantee for other units and other neighbours. The bound for k clients together is k·μ."""
   mu = tradeoff.mu_at_most(facts.epsilon, facts.delta)
   rows = [
-      ('add or remove one client whose place in the schedule is public', accounting.UNIT, 1),
-      (accounting.REPLACE_ONE, accounting.UNIT, 2),
-      *((f'the data of {k} clients together against nothing in their places', f'{k} clients together', k)
-        for k in _GROUPS),
+    ('add or remove one client whose place in the schedule is public', accounting.UNIT, 1),
+    (accounting.REPLACE_ONE, accounting.UNIT, 2),
+    *(
+      (f'the data of {k} clients together against nothing in their places', f'{k} clients together', k) for k in _GROUPS
+    ),
   ]
   return [
-      {'neighbours': neighbours, 'unit': unit, 'epsilon': float(tradeoff.epsilon_of(k * mu, facts.delta)), 'mu': k * mu}
-      for neighbours, unit, k in rows
+    {'neighbours': neighbours, 'unit': unit, 'epsilon': float(tradeoff.epsilon_of(k * mu, facts.delta)), 'mu': k * mu}
+    for neighbours, unit, k in rows
   ]
 
 
@@ -330,23 +327,30 @@ def _releases(ledger, facts, mu) -> List[Dict[str, Any]]:
   counts = state['count_noise_multipliers'][occupied]
   counts = counts[np.isfinite(counts)]
   worst = int(np.argmax(mu.whole))
-  share = lambda part: float((part[worst] / mu.whole[worst])**2) if mu.whole[worst] else 0.0
+  share = lambda part: float((part[worst] / mu.whole[worst]) ** 2) if mu.whole[worst] else 0.0
   free = [
-      ('who took part in which round, and with what weight', ledger.num_rounds,
-       'public by the neighbouring relation, and not a function of clients\' data'),
-      ('loss and accuracy on the test set', facts.tests, 'post-processing, because the test set is public'),
-      ('published weights', 1, f'post-processing: {facts.post_processing or "the last noised weights as they are."}'),
+    (
+      'who took part in which round, and with what weight',
+      ledger.num_rounds,
+      "public by the neighbouring relation, and not a function of clients' data",
+    ),
+    ('loss and accuracy on the test set', facts.tests, 'post-processing, because the test set is public'),
+    ('published weights', 1, f'post-processing: {facts.post_processing or "the last noised weights as they are."}'),
   ]
   return [
-      _release(
-          f'sum of the clients\' clipped updates, for all {facts.trained_weights:,} trained weights', len(sums),
-          share(mu.updates), _noise(sums, _correlated(ledger)),
-      ),
-      _release(
-          'number of update norms within the clipping norm, from which the next clipping norm is computed',
-          len(counts), share(mu.counts), _noise(counts),
-      ),
-      *(_release(what, rounds, 0.0, how) for what, rounds, how in free),
+    _release(
+      f"sum of the clients' clipped updates, for all {facts.trained_weights:,} trained weights",
+      len(sums),
+      share(mu.updates),
+      _noise(sums, _correlated(ledger)),
+    ),
+    _release(
+      'number of update norms within the clipping norm, from which the next clipping norm is computed',
+      len(counts),
+      share(mu.counts),
+      _noise(counts),
+    ),
+    *(_release(what, rounds, 0.0, how) for what, rounds, how in free),
   ]
 
 
@@ -373,33 +377,36 @@ def _assumptions(facts) -> List[str]:
   if facts.public_data:
     features = f'Features: {facts.public_data} The data that they were made from are assumed to be public.'
   return [
-      'The server is trusted: it sees the clients\' updates, adds the noise, and releases only what is listed here.',
-      'Whether a client takes part in a round does not depend on its data. The cohorts follow from a public seed.',
-      f'Each client\'s part of a sum is bounded, and a client without data adds zero. {facts.clipping}',
-      'Constants and hyper-parameters are public. It is assumed that their choice does not depend on clients\' data. '
-      f'How they were chosen: {facts.tuning}',
-      *(['The bound that a client has chosen for itself is public, and does not depend on its data.']
-        if facts.own_epsilon else []),
-      features,
-      f'The test set is public and contains no client\'s data: {facts.test_set}',
-      'The seed of the noise came from the operating system\'s entropy. It stays secret, and so do the checkpoints '
-      'that contain it. The noise generator, Philox, is not cryptographic: the guarantee holds against those who '
-      'cannot tell its numbers from random ones.',
-      'The statement is about real numbers. Clipping, sums and noise are computed in float64 numbers, which only '
-      'approximate real numbers. The low bits of a noised sum can reveal the noise to someone who knows the exact '
-      'values of everything except one client\'s update (Mironov 2012; Haney et al. 2022). That attack is outside the '
-      'guarantee.',
-      'Running times depend on how much data clients have. They are outside the guarantee, and so is an observer who '
-      'watches the program run or sees its operator\'s terminal, which shows progress.',
-      'Verification recomputes what follows from the files of the run. It cannot tell whether the program that wrote '
-      'them did what its code says, and not whether a file was left out that somebody had, such as an audit.',
-      'The statement is about this run alone. Every other run on the same clients, for tuning or for comparison, adds '
-      'to what they spend.',
+    "The server is trusted: it sees the clients' updates, adds the noise, and releases only what is listed here.",
+    'Whether a client takes part in a round does not depend on its data. The cohorts follow from a public seed.',
+    f"Each client's part of a sum is bounded, and a client without data adds zero. {facts.clipping}",
+    "Constants and hyper-parameters are public. It is assumed that their choice does not depend on clients' data. "
+    f'How they were chosen: {facts.tuning}',
+    *(
+      ['The bound that a client has chosen for itself is public, and does not depend on its data.']
+      if facts.own_epsilon
+      else []
+    ),
+    features,
+    f"The test set is public and contains no client's data: {facts.test_set}",
+    "The seed of the noise came from the operating system's entropy. It stays secret, and so do the checkpoints "
+    'that contain it. The noise generator, Philox, is not cryptographic: the guarantee holds against those who '
+    'cannot tell its numbers from random ones.',
+    'The statement is about real numbers. Clipping, sums and noise are computed in float64 numbers, which only '
+    'approximate real numbers. The low bits of a noised sum can reveal the noise to someone who knows the exact '
+    "values of everything except one client's update (Mironov 2012; Haney et al. 2022). That attack is outside the "
+    'guarantee.',
+    'Running times depend on how much data clients have. They are outside the guarantee, and so is an observer who '
+    "watches the program run or sees its operator's terminal, which shows progress.",
+    'Verification recomputes what follows from the files of the run. It cannot tell whether the program that wrote '
+    'them did what its code says, and not whether a file was left out that somebody had, such as an audit.',
+    'The statement is about this run alone. Every other run on the same clients, for tuning or for comparison, adds '
+    'to what they spend.',
   ]
 
 
 def differences(
-    found: Any, expected: Any, skipped: Collection[str] = (), tolerance: float = TOLERANCE, path: str = ''
+  found: Any, expected: Any, skipped: Collection[str] = (), tolerance: float = TOLERANCE, path: str = ''
 ) -> Iterator[str]:
   """A sentence for each place where two JSON values differ by more than rounding.
 

@@ -27,7 +27,7 @@ class ClipGroup(NamedTuple):
 
 
 def clip_groups(
-    split: str, sizes: Sequence[int], layers: Optional[Sequence[layers_lib.Layer]] = None
+  split: str, sizes: Sequence[int], layers: Optional[Sequence[layers_lib.Layer]] = None
 ) -> Tuple[ClipGroup, ...]:
   """The groups of a split. Each trained tensor is in exactly one group.
 
@@ -43,11 +43,11 @@ def clip_groups(
   if power is None:
     return (ClipGroup(tuple(range(len(sizes))), 1.0),)
   if layers is None:
-    raise ValueError(f'clip_split={split!r} needs the model\'s layers. Pass layers, as build_certified_fed_avg does.')
+    raise ValueError(f"clip_split={split!r} needs the model's layers. Pass layers, as build_certified_fed_avg does.")
   if sorted(index for layer in layers for index in layer.indices) != list(range(len(sizes))):
     raise ValueError(
-        f'The layers must hold each of the {len(sizes)} trained tensors once, found '
-        f'{[(layer.name, layer.indices) for layer in layers]}.'
+      f'The layers must hold each of the {len(sizes)} trained tensors once, found '
+      f'{[(layer.name, layer.indices) for layer in layers]}.'
     )
-  shares = [sum(sizes[i] for i in layer.indices)**power for layer in layers]
+  shares = [sum(sizes[i] for i in layer.indices) ** power for layer in layers]
   return tuple(ClipGroup(layer.indices, math.sqrt(share / sum(shares))) for layer, share in zip(layers, shares))

@@ -72,9 +72,7 @@ class CertifiedConfig:
     checks.number('epsilon', self.epsilon, above=0, at_most=100)
     checks.number('delta', self.delta, above=0, below=1)
     if self.noise_multiplier is not None:
-      checks.number(
-          'noise_multiplier', self.noise_multiplier, at_least=SMALLEST_MULTIPLIER, at_most=LARGEST_MULTIPLIER
-      )
+      checks.number('noise_multiplier', self.noise_multiplier, at_least=SMALLEST_MULTIPLIER, at_most=LARGEST_MULTIPLIER)
     if not isinstance(self.correlation, correlations.Correlation):
       raise TypeError(f'correlation must be a Correlation of quap_tff.correlation, found {self.correlation!r}.')
     if self.divisor is not None:
@@ -96,20 +94,20 @@ class CertifiedConfig:
     if self.own_epsilon is None:
       if self.weights.needs_own_bounds:
         raise ValueError(
-            f'Weight rule {name} follows bounds that clients have chosen, and everyone has epsilon. Give own_epsilon, '
-            'or choose another weight rule.'
+          f'Weight rule {name} follows bounds that clients have chosen, and everyone has epsilon. Give own_epsilon, '
+          'or choose another weight rule.'
         )
       return
     if self.weights.takes_worst_case:
       raise ValueError(
-          f'Weight rule {name} has one worst case for all clients, but own_epsilon gives each a bound of its own. '
-          'Choose another weight rule, such as scale or online.'
+        f'Weight rule {name} has one worst case for all clients, but own_epsilon gives each a bound of its own. '
+        'Choose another weight rule, such as scale or online.'
       )
     own = np.asarray(self.own_epsilon, np.float64)
     if own.shape != (self.num_clients,) or not ((own > 0) & (own <= self.epsilon)).all():
       raise ValueError(
-          f'own_epsilon must be float[{self.num_clients}], above 0 and at most epsilon={self.epsilon:g} for each '
-          'client.'
+        f'own_epsilon must be float[{self.num_clients}], above 0 and at most epsilon={self.epsilon:g} for each '
+        'client.'
       )
     object.__setattr__(self, 'own_epsilon', tuple(own.tolist()))
 
@@ -118,52 +116,50 @@ class CertifiedConfig:
       raise TypeError(f'clip must be a rule of quap_tff.clip_rules, found {self.clip!r}.')
     if self.clip.releases_exact_norms or self.clip.uses_current_norms:
       raise ValueError(
-          f'Clip rule {self.clip!r} clips by an un-noised function of the clients\' update norms, which no ε covers. '
-          'Use fixed, or private_quantile with count_stddev > 0.'
+        f"Clip rule {self.clip!r} clips by an un-noised function of the clients' update norms, which no ε covers. "
+        'Use fixed, or private_quantile with count_stddev > 0.'
       )
     if not isinstance(self.clip, (clip_rules.Fixed, clip_rules.PrivateQuantile, clip_rules.Unclipped)):
       raise ValueError(
-          f'Clip rule {self.clip!r} is not one that a certificate describes. Use fixed, or private_quantile with '
-          'count_stddev > 0.'
+        f'Clip rule {self.clip!r} is not one that a certificate describes. Use fixed, or private_quantile with '
+        'count_stddev > 0.'
       )
     if math.isinf(self.clip.initial_norm):
       raise ValueError(
-          'Without a clipping norm nothing bounds what one client adds, and no noise covers it. Use clip rule fixed or '
-          'private_quantile.'
+        'Without a clipping norm nothing bounds what one client adds, and no noise covers it. Use clip rule fixed or '
+        'private_quantile.'
       )
     checks.number('clipping norm', self.clip.initial_norm, at_most=LARGEST_CLIP)
     if not self._count_cost < privacy_filter.limit_of(self.epsilon, self.delta):
       raise ValueError(
-          f'epsilon={self.epsilon} at delta={self.delta} is too small to pay for one noised count of the '
-          'private quantile. Give the counts more noise (count_stddev), or use a fixed clipping norm.'
+        f'epsilon={self.epsilon} at delta={self.delta} is too small to pay for one noised count of the '
+        'private quantile. Give the counts more noise (count_stddev), or use a fixed clipping norm.'
       )
 
   def _check_plan(self):
     if self.weights.needs_rounds and self.num_rounds is None and self.is_calibrated:
       raise ValueError(
-          f'Weight rule {type(self.weights).__name__} spreads what is left of a budget over the remaining '
-          'rounds. Give num_rounds, the number of planned rounds.'
+        f'Weight rule {type(self.weights).__name__} spreads what is left of a budget over the remaining '
+        'rounds. Give num_rounds, the number of planned rounds.'
       )
     if self.planned_rounds is None:
       if self.weights.needs_plan and self.is_calibrated:
         raise ValueError(
-            f'Weight rule {type(self.weights).__name__} needs a public schedule. Give planned_rounds: the number '
-            f'of rounds in which each of the {self.num_clients} clients is planned to take part.'
+          f'Weight rule {type(self.weights).__name__} needs a public schedule. Give planned_rounds: the number '
+          f'of rounds in which each of the {self.num_clients} clients is planned to take part.'
         )
       return
     planned = np.asarray(self.planned_rounds)
     if planned.shape != (self.num_clients,) or not np.issubdtype(planned.dtype, np.integer) or (planned < 0).any():
       raise ValueError(
-          f'planned_rounds must be int[{self.num_clients}], at least 0 for each client, found '
-          f'{planned.dtype}{list(planned.shape)}.'
+        f'planned_rounds must be int[{self.num_clients}], at least 0 for each client, found '
+        f'{planned.dtype}{list(planned.shape)}.'
       )
     object.__setattr__(self, 'planned_rounds', tuple(planned.tolist()))
     if self.planned_costs is not None:
       costs = np.asarray(self.planned_costs, np.float64)
       if costs.shape != planned.shape or not (costs >= planned).all() or not np.isfinite(costs).all():
-        raise ValueError(
-            f'planned_costs must be float[{self.num_clients}], each at least the client\'s planned_rounds.'
-        )
+        raise ValueError(f"planned_costs must be float[{self.num_clients}], each at least the client's planned_rounds.")
       object.__setattr__(self, 'planned_costs', tuple(costs.tolist()))
 
   @property
@@ -178,10 +174,7 @@ class CertifiedConfig:
     if self.own_epsilon is not None:
       limit = np.array([privacy_filter.limit_of(own, self.delta) for own in self.own_epsilon], np.float64)
     return privacy_filter.Prices(
-        limit=limit,
-        noise_multiplier=self.noise_multiplier,
-        count_cost=self._count_cost,
-        correlation=self.correlation,
+      limit=limit, noise_multiplier=self.noise_multiplier, count_cost=self._count_cost, correlation=self.correlation
     )
 
   @property

@@ -19,13 +19,13 @@ from quap_tff.heterogeneity import extension as extensions
 
 
 def build_certified_fed_avg(
-    model_fn: Callable[[], tff.learning.models.VariableModel],
-    config: configs.CertifiedConfig,
-    client_optimizer: tff.learning.optimizers.Optimizer = tff.learning.optimizers.build_sgdm(0.05),
-    server_optimizer: tff.learning.optimizers.Optimizer = tff.learning.optimizers.build_sgdm(1.0),
-    client_work: Optional[client_works.ClientWorkConfig] = None,
-    extension: Optional[extensions.Extension] = None,
-    around: Callable[[Any], Any] = lambda aggregator: aggregator,
+  model_fn: Callable[[], tff.learning.models.VariableModel],
+  config: configs.CertifiedConfig,
+  client_optimizer: tff.learning.optimizers.Optimizer = tff.learning.optimizers.build_sgdm(0.05),
+  server_optimizer: tff.learning.optimizers.Optimizer = tff.learning.optimizers.build_sgdm(1.0),
+  client_work: Optional[client_works.ClientWorkConfig] = None,
+  extension: Optional[extensions.Extension] = None,
+  around: Callable[[Any], Any] = lambda aggregator: aggregator,
 ) -> tff.learning.templates.LearningProcess:
   """Federated averaging with noise on every trained weight, and a budget that no client exceeds.
 
@@ -49,8 +49,13 @@ def build_certified_fed_avg(
   """
   aggregator = aggregation.CertifiedAggregationFactory(config, layers_lib.of_model(model_fn).layers)
   return learning_process.compose(
-      without_metrics(model_fn), around(aggregator), client_optimizer, server_optimizer, client_work, extension,
-      config.num_clients,
+    without_metrics(model_fn),
+    around(aggregator),
+    client_optimizer,
+    server_optimizer,
+    client_work,
+    extension,
+    config.num_clients,
   )
 
 

@@ -98,16 +98,14 @@ def initial_state(config: configs.CertifiedConfig, shapes: Sequence[Any]) -> Ser
   """
   d = config.correlation.num_buffers
   return ServerState(
-      round=tf.constant(0, tf.int32),
-      participation=quap_mechanism.initial_participation(config),
-      clip=tf.constant(config.clip.initial_norm, tf.float32),
-      noise=quap_mechanism.initial_noise(config.noise_seed),
-      buffers=[tf.zeros([d, *shape], tf.float64) for shape in shapes] if d else [],
-      # Made by tf.zeros, so that the graph does not contain whole arrays.
-      accounts=tf.nest.map_structure(
-          lambda one: tf.zeros([config.num_clients], one.dtype), privacy_filter.opened(0, d)
-      ),
-      weights=tf.zeros([config.num_clients], tf.float32),
+    round=tf.constant(0, tf.int32),
+    participation=quap_mechanism.initial_participation(config),
+    clip=tf.constant(config.clip.initial_norm, tf.float32),
+    noise=quap_mechanism.initial_noise(config.noise_seed),
+    buffers=[tf.zeros([d, *shape], tf.float64) for shape in shapes] if d else [],
+    # Made by tf.zeros, so that the graph does not contain whole arrays.
+    accounts=tf.nest.map_structure(lambda one: tf.zeros([config.num_clients], one.dtype), privacy_filter.opened(0, d)),
+    weights=tf.zeros([config.num_clients], tf.float32),
   )
 
 
@@ -122,7 +120,7 @@ def update_norm(groups: Sequence[clip_split.ClipGroup], update: List[tf.Tensor])
 
 
 def plan_round(
-    config: configs.CertifiedConfig, state: ServerState, client_ids: tf.Tensor, norms: Optional[tf.Tensor] = None
+  config: configs.CertifiedConfig, state: ServerState, client_ids: tf.Tensor, norms: Optional[tf.Tensor] = None
 ) -> RoundPlan:
   """Everything that round t decides before it sums updates.
 
@@ -148,21 +146,21 @@ def plan_round(
 
   places = client_ids[:, tf.newaxis]
   plan = RoundPlan(
-      client_ids=client_ids,
-      weights=weights,
-      releases=tf.reduce_any(weights > 0),
-      next_clip=state.clip,
-      participation=participation,
-      accounts=tf.nest.map_structure(
-          lambda part, new: tf.tensor_scatter_nd_update(part, places, new), state.accounts, own
-      ),
-      seed=_round_seed(state, client_ids),
+    client_ids=client_ids,
+    weights=weights,
+    releases=tf.reduce_any(weights > 0),
+    next_clip=state.clip,
+    participation=participation,
+    accounts=tf.nest.map_structure(
+      lambda part, new: tf.tensor_scatter_nd_update(part, places, new), state.accounts, own
+    ),
+    seed=_round_seed(state, client_ids),
   )
   return plan if norms is None else plan._replace(next_clip=next_clip(config, state, plan, norms, weights))
 
 
 def next_clip(
-    config: configs.CertifiedConfig, state: ServerState, plan: RoundPlan, norms: tf.Tensor, weights: tf.Tensor
+  config: configs.CertifiedConfig, state: ServerState, plan: RoundPlan, norms: tf.Tensor, weights: tf.Tensor
 ) -> tf.Tensor:
   """C of the next round, a float32 scalar.
 
@@ -181,7 +179,7 @@ def next_clip(
 
 
 def contribute(
-    groups: Sequence[clip_split.ClipGroup], update: List[tf.Tensor], weight: tf.Tensor, clip: tf.Tensor
+  groups: Sequence[clip_split.ClipGroup], update: List[tf.Tensor], weight: tf.Tensor, clip: tf.Tensor
 ) -> List[tf.Tensor]:
   """What the client adds to the sum: its update, each group clipped to norm r_l·w·C·(1 - `CLIP_MARGIN`).
 
@@ -212,7 +210,7 @@ def contribute(
 
 
 def finish_round(
-    config: configs.CertifiedConfig, state: ServerState, plan: RoundPlan, total: List[tf.Tensor]
+  config: configs.CertifiedConfig, state: ServerState, plan: RoundPlan, total: List[tf.Tensor]
 ) -> Tuple[ServerState, List[tf.Tensor], 'collections.OrderedDict[str, tf.Tensor]']:
   """The released sum divided by D, the state after the round, and measurements.
 
@@ -236,25 +234,25 @@ def finish_round(
 
   round_num = state.round + 1
   new_state = ServerState(
-      round=round_num,
-      participation=plan.participation,
-      clip=plan.next_clip,
-      noise=state.noise._replace(counter=state.noise.counter + tf.cast(plan.releases, tf.int64)),
-      buffers=buffers,
-      accounts=plan.accounts,
-      weights=tf.scatter_nd(plan.client_ids[:, tf.newaxis], weights, [tf.constant(config.num_clients, tf.int64)]),
+    round=round_num,
+    participation=plan.participation,
+    clip=plan.next_clip,
+    noise=state.noise._replace(counter=state.noise.counter + tf.cast(plan.releases, tf.int64)),
+    buffers=buffers,
+    accounts=plan.accounts,
+    weights=tf.scatter_nd(plan.client_ids[:, tf.newaxis], weights, [tf.constant(config.num_clients, tf.int64)]),
   )
   size = tf.size(weights)
   measurements = collections.OrderedDict(
-      round=round_num,
-      cohort_size=size,
-      clipping_norm=state.clip,
-      noise_multiplier=tf.cast(noise_multiplier, tf.float32),
-      sigma=tf.cast(noise_multiplier * clip / config.divisor, tf.float32),
-      exhausted_clients=tf.reduce_sum(tf.cast(tf.equal(weights, 0), tf.int32)),
-      weight_mean=tf.math.divide_no_nan(tf.reduce_sum(weights), tf.cast(size, tf.float32)),
-      weight_min=tf.where(size > 0, tf.reduce_min(weights), 0.0),
-      spent_max=tf.cast(tf.reduce_max(plan.accounts.spent / config.prices.limit), tf.float32),
+    round=round_num,
+    cohort_size=size,
+    clipping_norm=state.clip,
+    noise_multiplier=tf.cast(noise_multiplier, tf.float32),
+    sigma=tf.cast(noise_multiplier * clip / config.divisor, tf.float32),
+    exhausted_clients=tf.reduce_sum(tf.cast(tf.equal(weights, 0), tf.int32)),
+    weight_mean=tf.math.divide_no_nan(tf.reduce_sum(weights), tf.cast(size, tf.float32)),
+    weight_min=tf.where(size > 0, tf.reduce_min(weights), 0.0),
+    spent_max=tf.cast(tf.reduce_max(plan.accounts.spent / config.prices.limit), tf.float32),
   )
   for name, value in participations.statistics(config.participation, plan.participation, round_num).items():
     measurements[f'participation_{name}'] = value
@@ -281,9 +279,7 @@ def _round_seed(state, client_ids):
   # The seed depends on the cohort, too. A round that is tried again with other clients must not draw noise that was
   # already used: the difference of the two results would then be the difference of the bare sums.
   cohort = tf.strings.reduce_join(tf.strings.as_string(tf.sort(client_ids)), separator=',')
-  return seeds.fold_in(
-      state.noise.seed, state.noise.counter, tf.strings.to_hash_bucket_fast(cohort, 2**62)
-  )
+  return seeds.fold_in(state.noise.seed, state.noise.counter, tf.strings.to_hash_bucket_fast(cohort, 2**62))
 
 
 def _group_norms(groups, update):

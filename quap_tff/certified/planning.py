@@ -42,8 +42,8 @@ _TIE = 1e-6
 # A budget so large that it limits nobody.
 _NO_LIMIT = 1e30
 _TOO_MANY_COUNTS = (
-    'The noised counts of each client\'s planned rounds cost more than epsilon={epsilon:g}. Give the counts more noise '
-    '(count_stddev), or choose a fixed clipping norm.'
+  "The noised counts of each client's planned rounds cost more than epsilon={epsilon:g}. Give the counts more noise "
+  '(count_stddev), or choose a fixed clipping norm.'
 )
 
 
@@ -66,9 +66,9 @@ class _Choice(NamedTuple):
 
 
 def calibrated(
-    config: configs.CertifiedConfig,
-    cohorts: Sequence[Any],
-    averaging: postprocessing.Averaging = postprocessing.LastIterate(),
+  config: configs.CertifiedConfig,
+  cohorts: Sequence[Any],
+  averaging: postprocessing.Averaging = postprocessing.LastIterate(),
 ) -> Planned:
   """Chooses from a schedule what a configuration leaves open.
 
@@ -125,10 +125,10 @@ def _chosen(config, cohorts, averages, num_candidates) -> _Choice:
     choices.append((objective[best], best, average))
   objective, best, average = max(choices, key=lambda choice: choice[0])
   if not sums[best].any():
-    raise ValueError(f'noise_multiplier={multipliers[best]:g} is so small that nobody\'s budget pays for a round.')
+    raise ValueError(f"noise_multiplier={multipliers[best]:g} is so small that nobody's budget pays for a round.")
   divisor = config.divisor if config.divisor is not None else float(sums[best][sums[best] > 0].mean())
   return _Choice(
-      objective, dataclasses.replace(config, noise_multiplier=float(multipliers[best]), divisor=divisor), average
+    objective, dataclasses.replace(config, noise_multiplier=float(multipliers[best]), divisor=divisor), average
   )
 
 
@@ -146,7 +146,7 @@ def _with_plan(config, cohorts):
   """The configuration with each client's planned rounds, and what weights of 1 in all of them would cost."""
   rounds = np.bincount(np.concatenate(cohorts), minlength=config.num_clients)
   return dataclasses.replace(
-      config, planned_rounds=tuple(rounds.tolist()), planned_costs=tuple(_unit_costs(config, cohorts).tolist())
+    config, planned_rounds=tuple(rounds.tolist()), planned_costs=tuple(_unit_costs(config, cohorts).tolist())
   )
 
 
@@ -210,7 +210,7 @@ class PlannedRound(NamedTuple):
 
 
 def planned_rounds(
-    config: configs.CertifiedConfig, cohorts: Sequence[Any], kept: Sequence[Optional[np.ndarray]] = ()
+  config: configs.CertifiedConfig, cohorts: Sequence[Any], kept: Sequence[Optional[np.ndarray]] = ()
 ) -> List[PlannedRound]:
   """What the mechanism gives under a schedule, round by round.
 
@@ -247,12 +247,12 @@ def _weight_sums(config, multipliers, cohorts) -> np.ndarray:
 
 
 def _run(
-    config: configs.CertifiedConfig,
-    prices: privacy_filter.Prices,
-    cohorts: Sequence[np.ndarray],
-    leading: Sequence[int],
-    visit: Callable[[int, np.ndarray, np.ndarray], None],
-    kept: Sequence[Optional[np.ndarray]] = (),
+  config: configs.CertifiedConfig,
+  prices: privacy_filter.Prices,
+  cohorts: Sequence[np.ndarray],
+  leading: Sequence[int],
+  visit: Callable[[int, np.ndarray, np.ndarray], None],
+  kept: Sequence[Optional[np.ndarray]] = (),
 ) -> np.ndarray:
   """Goes through the schedule. `visit` gets a round's index, its cohort's weights, and what these clients have spent.
 
@@ -270,7 +270,7 @@ def _run(
     ids = np.searchsorted(members, client_ids)
     participation = participations.next_state(config.participation, participation, ids, index + 1)
     own = privacy_filter.Accounts(
-        accounts.spent[..., ids], [sums[..., ids] for sums in accounts.sums], accounts.latest[..., ids]
+      accounts.spent[..., ids], [sums[..., ids] for sums in accounts.sums], accounts.latest[..., ids]
     )
     own_prices = privacy_filter.prices_of(prices, client_ids)
     cohort_participation = participations.of_clients(participation, ids)
@@ -288,13 +288,13 @@ def _run(
 
 
 def round_view(
-    config: configs.CertifiedConfig,
-    prices: privacy_filter.Prices,
-    participation: Any,
-    accounts: privacy_filter.Accounts,
-    release: Any,
-    round_num: Any,
-    client_ids: Any,
+  config: configs.CertifiedConfig,
+  prices: privacy_filter.Prices,
+  participation: Any,
+  accounts: privacy_filter.Accounts,
+  release: Any,
+  round_num: Any,
+  client_ids: Any,
 ) -> weight_rules.RoundView:
   """What a weight rule gets to know about a round.
 
@@ -311,21 +311,21 @@ def round_view(
   if config.weights.needs_plan:
     costs = config.planned_costs if config.planned_costs is not None else config.planned_rounds
     planned = (
-        arrays.take(np.asarray(config.planned_rounds, np.int64), client_ids),
-        arrays.take(np.asarray(costs, np.float64), client_ids),
+      arrays.take(np.asarray(config.planned_rounds, np.int64), client_ids),
+      arrays.take(np.asarray(costs, np.float64), client_ids),
     )
   budget_shares = 1.0
   if config.own_epsilon is not None:
     limits = config.prices.limit
     budget_shares = arrays.take(limits / limits.max(), client_ids)
   return weight_rules.RoundView(
-      prices=prices,
-      standing=privacy_filter.standing(prices, accounts, release),
-      rates=participations.rates(config.participation, participation, round_num),
-      counts=participation['counts'],
-      round_num=participations.counted_rounds(config.participation, round_num),
-      rounds_left=math.inf if config.num_rounds is None else config.num_rounds - round_num,
-      in_warmup=participations.in_warmup(config.participation, round_num),
-      planned=planned,
-      budget_shares=budget_shares,
+    prices=prices,
+    standing=privacy_filter.standing(prices, accounts, release),
+    rates=participations.rates(config.participation, participation, round_num),
+    counts=participation['counts'],
+    round_num=participations.counted_rounds(config.participation, round_num),
+    rounds_left=math.inf if config.num_rounds is None else config.num_rounds - round_num,
+    in_warmup=participations.in_warmup(config.participation, round_num),
+    planned=planned,
+    budget_shares=budget_shares,
   )

@@ -89,15 +89,15 @@ class Standing(NamedTuple):
 @functools.lru_cache(maxsize=None)
 def limit_of(epsilon: float, delta: float) -> float:
   """μ_max²(ε, δ)·(1 - SLACK). μ_max is the μ of the Gaussian mechanism with exactly (ε, δ)-differential privacy."""
-  return (1 - SLACK) * tradeoff.mu_at_most(epsilon, delta)**2
+  return (1 - SLACK) * tradeoff.mu_at_most(epsilon, delta) ** 2
 
 
 def opened(num_clients: int, num_buffers: int, leading: Tuple[int, ...] = ()) -> Accounts:
   """The accounts before the first release, as NumPy arrays. `leading` are the first dimensions of each."""
   return Accounts(
-      spent=np.zeros([*leading, num_clients]),
-      sums=[np.zeros([*leading, num_clients]) for _ in range(num_buffers)],
-      latest=np.zeros([*leading, num_clients], np.int64),
+    spent=np.zeros([*leading, num_clients]),
+    sums=[np.zeros([*leading, num_clients]) for _ in range(num_buffers)],
+    latest=np.zeros([*leading, num_clients], np.int64),
   )
 
 
@@ -129,9 +129,7 @@ def weight_for(room: Any, unit: Any, cross: Any) -> Any:
   return room / xp.maximum(cross + root, np.finfo(np.float64).tiny)
 
 
-def spend(
-    prices: Prices, accounts: Accounts, release: Any, releases_left: Any, proposed: Any
-) -> Tuple[Any, Accounts]:
+def spend(prices: Prices, accounts: Accounts, release: Any, releases_left: Any, proposed: Any) -> Tuple[Any, Accounts]:
   """What the clients of a round may add, and their accounts after it; elementwise.
 
   A client must be able to pay for the count and for its weight. The weight must be at least `SMALLEST_WEIGHT`, and at
@@ -173,10 +171,10 @@ def spend(
   after = Accounts(spent=xp.where(pays, total, accounts.spent), sums=accounts.sums, latest=accounts.latest)
   if correlated:
     after = after._replace(
-        sums=[
-            xp.where(pays, own * decay + taken, kept)
-            for own, kept, (_, decay) in zip(before.sums, accounts.sums, prices.correlation.terms)
-        ],
-        latest=xp.where(pays, xp.zeros_like(accounts.latest) + release, accounts.latest),
+      sums=[
+        xp.where(pays, own * decay + taken, kept)
+        for own, kept, (_, decay) in zip(before.sums, accounts.sums, prices.correlation.terms)
+      ],
+      latest=xp.where(pays, xp.zeros_like(accounts.latest) + release, accounts.latest),
     )
   return xp.where(pays, weights, xp.zeros_like(weights)), after

@@ -212,11 +212,11 @@ class WorstCase(Uniform):
 
 
 RULES = {
-    'participation': Participation,
-    'uniform': Uniform,
-    'online': Online,
-    'spend_evenly': SpendEvenly,
-    'worst_case': WorstCase,
-    'scale': Scale,
-    'sample': Sample,
+  'participation': Participation,
+  'uniform': Uniform,
+  'online': Online,
+  'spend_evenly': SpendEvenly,
+  'worst_case': WorstCase,
+  'scale': Scale,
+  'sample': Sample,
 }

@@ -2,7 +2,9 @@
 
 from quap_tff import lazy
 
-__getattr__ = lazy.exports(__name__, {
+__getattr__ = lazy.exports(
+  __name__,
+  {
     'extension': ['Extension'],
     'feddyn': ['FedDyn'],
     'fednova': ['FedNova'],
@@ -10,4 +12,5 @@ __getattr__ = lazy.exports(__name__, {
     'friends': ['FriendSubstitution'],
     'safari': ['Safari'],
     'scaffold': ['Scaffold'],
-})
+  },
+)

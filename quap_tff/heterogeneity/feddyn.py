@@ -42,8 +42,8 @@ class FedDyn(extension.Extension):
   @property
   def statement(self):
     return (
-        'FedDyn releases nothing more: the server\'s correction follows from the released means, and a client\'s stays '
-        'with the client.'
+      "FedDyn releases nothing more: the server's correction follows from the released means, and a client's stays "
+      'with the client.'
     )
 
   def client_work(self, config):

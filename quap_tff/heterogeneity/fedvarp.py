@@ -48,12 +48,12 @@ class FedVarp(extension.Extension):
   def exact_releases(self):
     if self.memory == 'released':
       return ()
-    return ('the server stores the clients\' updates one by one and uses them again without noise',)
+    return ("the server stores the clients' updates one by one and uses them again without noise",)
 
   @property
   def statement(self):
     if self.memory == 'clients':
-      return 'FedVARP stores each client\'s update at the server and uses it again in rounds without that client.'
+      return "FedVARP stores each client's update at the server and uses it again in rounds without that client."
     return 'FedVARP releases nothing more: the server remembers released means, and who was in which round.'
 
   @property

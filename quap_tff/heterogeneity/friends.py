@@ -32,13 +32,13 @@ class FriendSubstitution(extension.Extension):
 
   @property
   def exact_releases(self):
-    return ('the server compares the clients\' updates one by one, without noise, to find friends',)
+    return ("the server compares the clients' updates one by one, without noise, to find friends",)
 
   @property
   def statement(self):
     return (
-        'FL-FDMS shows the server each client\'s update, and how much an update counts depends on all of them. No '
-        'formal figure survives that.'
+      "FL-FDMS shows the server each client's update, and how much an update counts depends on all of them. No "
+      'formal figure survives that.'
     )
 
   def memory_bytes(self, num_clients, num_weights):
@@ -46,7 +46,7 @@ class FriendSubstitution(extension.Extension):
 
   def initial_memory(self, num_clients, shapes):
     return collections.OrderedDict(
-        similarity=tf.zeros([num_clients, num_clients]), together=tf.zeros([num_clients, num_clients])
+      similarity=tf.zeros([num_clients, num_clients]), together=tf.zeros([num_clients, num_clients])
     )
 
   def kept(self, message, own, local):
@@ -58,9 +58,7 @@ class FriendSubstitution(extension.Extension):
     ids, came = cohort.client_ids, tf.size(cohort.client_ids)
     # float32[N, M]: how similar each client is to each of those who came; -1 if they were never together.
     known = tf.gather(memory['together'], ids, axis=1)
-    similarity = tf.where(
-        known > 0, tf.math.divide_no_nan(tf.gather(memory['similarity'], ids, axis=1), known), -1.0
-    )
+    similarity = tf.where(known > 0, tf.math.divide_no_nan(tf.gather(memory['similarity'], ids, axis=1), known), -1.0)
     # A column more, so that there is a largest one even if nobody came.
     padded = tf.concat([tf.fill([tf.shape(known)[0], 1], -1.0), similarity], axis=1)
     friend = tf.argmax(padded, axis=1, output_type=tf.int32) - 1
@@ -75,6 +73,6 @@ class FriendSubstitution(extension.Extension):
     likeness = (1.0 + tf.matmul(unit, unit, transpose_b=True)) / 2
     pairs = tf.stack(tf.meshgrid(ids, ids, indexing='ij'), axis=-1)
     return mean, collections.OrderedDict(
-        similarity=tf.tensor_scatter_nd_add(memory['similarity'], pairs, likeness),
-        together=tf.tensor_scatter_nd_add(memory['together'], pairs, tf.ones_like(likeness)),
+      similarity=tf.tensor_scatter_nd_add(memory['similarity'], pairs, likeness),
+      together=tf.tensor_scatter_nd_add(memory['together'], pairs, tf.ones_like(likeness)),
     )

@@ -20,14 +20,14 @@ from quap_tff.heterogeneity import extension as extensions
 
 
 def build_extended(
-    model_fn: client_works.ModelFn,
-    initial_weights: tff.Computation,
-    aggregator_factory: tff.aggregators.WeightedAggregationFactory,
-    finalizer: tff.learning.templates.FinalizerProcess,
-    client_optimizer: tff.learning.optimizers.Optimizer,
-    config: client_update.ClientWorkConfig,
-    extension: extensions.Extension,
-    num_clients: int,
+  model_fn: client_works.ModelFn,
+  initial_weights: tff.Computation,
+  aggregator_factory: tff.aggregators.WeightedAggregationFactory,
+  finalizer: tff.learning.templates.FinalizerProcess,
+  client_optimizer: tff.learning.optimizers.Optimizer,
+  config: client_update.ClientWorkConfig,
+  extension: extensions.Extension,
+  num_clients: int,
 ) -> tff.learning.templates.LearningProcess:
   """The process of `quap_tff.learning_process.compose`, with an extension.
 
@@ -58,9 +58,11 @@ def build_extended(
   num_weights = sum(shape.num_elements() for shape in shapes) if extension.keeps_vectors else 0
   data_type = client_works.client_data_type(input_spec)
   if extension.rescales:
-    data_type = tff.to_type(collections.OrderedDict(
+    data_type = tff.to_type(
+      collections.OrderedDict(
         client_id=data_type.client_id, absent=tff.SequenceType(np.int64), examples=data_type.examples
-    ))
+      )
+    )
   distributor = tff.learning.templates.build_broadcast_process(weights_type)
   if extension.learning_rate_divides:
     client_works.base_learning_rate(client_optimizer)
@@ -73,8 +75,8 @@ def build_extended(
   @tff.tensorflow.computation
   def initial_work():
     return collections.OrderedDict(
-        work=collections.OrderedDict(round=tf.constant(0), seed=seeds.initial_seed(config.seed, 'client_update')),
-        memory=extension.initial_memory(num_clients, shapes),
+      work=collections.OrderedDict(round=tf.constant(0), seed=seeds.initial_seed(config.seed, 'client_update')),
+      memory=extension.initial_memory(num_clients, shapes),
     )
 
   work_type = initial_work.type_signature.result
@@ -85,7 +87,7 @@ def build_extended(
 
   message_type = announce.type_signature.result
   table_of = tff.tensorflow.computation(
-      lambda state: state['memory']['table'] if extension.returns_vectors else tf.zeros([num_clients, 0]), work_type
+    lambda state: state['memory']['table'] if extension.returns_vectors else tf.zeros([num_clients, 0]), work_type
   )
 
   @tff.tensorflow.computation(data_type)
@@ -105,8 +107,11 @@ def build_extended(
     client_id = client_update.read_client_id(data['client_id'])
     round_number, seed = announced['work']['round'] + 1, announced['work']['seed']
     like = tf.nest.flatten(global_weights.trainable)
-    own = extensions.unflat(row.reduce(tf.zeros([num_weights]), lambda _, r: r), like) if (
-        extension.returns_vectors) else None
+    own = (
+      extensions.unflat(row.reduce(tf.zeros([num_weights]), lambda _, r: r), like)
+      if (extension.returns_vectors)
+      else None
+    )
     gradient = None
     if extension.needs_gradient:
       gradient = client_update.build_full_gradient(blank_model_fn())(global_weights, examples)
@@ -133,7 +138,7 @@ def build_extended(
     """x after the server's steps on its own examples: the local training of a client with the id N."""
     examples = tf.nest.map_structure(tf.constant, extension.examples)
     own_config = client_update.ClientWorkConfig(
-        local_epochs=extension.server_epochs(), max_steps=extension.server_steps, batch_size=extension.server_batch_size
+      local_epochs=extension.server_epochs(), max_steps=extension.server_steps, batch_size=extension.server_batch_size
     )
     optimizer = tff.learning.optimizers.build_sgdm(extension.server_learning_rate)
     update_fn = client_update.build_client_update(blank_model_fn(), optimizer, own_config)
@@ -144,19 +149,21 @@ def build_extended(
   result_type, report_type, _ = train.type_signature.result
   aggregator = aggregator_factory.create(result_type.update, result_type.update_weight)
   mean_type = aggregator.next.type_signature.result.result.member
-  reports_type = tff.to_type(collections.OrderedDict(
+  reports_type = tff.to_type(
+    collections.OrderedDict(
       (name, (one.dtype, [None, *one.shape])) for name, one in tff.structure.to_elements(report_type)
-  ))
+    )
+  )
 
   def cohort_of(state, reports):
     ids = reports['client_id']
     absent = reports.get('absent', tf.zeros([tf.size(ids), 0], tf.int64))
     return extensions.Cohort(
-        client_ids=ids,
-        steps=reports.get('steps', tf.zeros_like(ids, tf.float32)),
-        kept=reports.get('kept', tf.zeros([tf.size(ids), 0])),
-        absent=tf.reduce_any(absent > 0, axis=0),
-        learning_rate=learning_rate(state['work']['round'] + 1),
+      client_ids=ids,
+      steps=reports.get('steps', tf.zeros_like(ids, tf.float32)),
+      kept=reports.get('kept', tf.zeros([tf.size(ids), 0])),
+      absent=tf.reduce_any(absent > 0, axis=0),
+      learning_rate=learning_rate(state['work']['round'] + 1),
     )
 
   def train_server_of():
@@ -180,18 +187,25 @@ def build_extended(
   @tff.federated_computation
   def init_fn():
     weights = tff.federated_eval(initial_weights, tff.SERVER)
-    return tff.federated_zip(tff.learning.templates.LearningAlgorithmState(
-        weights, distributor.initialize(), tff.federated_eval(initial_work, tff.SERVER), aggregator.initialize(),
+    return tff.federated_zip(
+      tff.learning.templates.LearningAlgorithmState(
+        weights,
+        distributor.initialize(),
+        tff.federated_eval(initial_work, tff.SERVER),
+        aggregator.initialize(),
         finalizer.initialize(),
-    ))
+      )
+    )
 
   @tff.federated_computation(init_fn.type_signature.result, tff.FederatedType(data_type, tff.CLIENTS))
   def next_fn(state, client_data):
     sent = distributor.next(state.distributor, state.global_model_weights)
     announced = tff.federated_broadcast(tff.federated_map(announce, state.client_work))
     rows = tff.federated_select(
-        tff.federated_map(key_of, client_data), tff.federated_value(num_clients, tff.SERVER),
-        tff.federated_map(table_of, state.client_work), row_of,
+      tff.federated_map(key_of, client_data),
+      tff.federated_value(num_clients, tff.SERVER),
+      tff.federated_map(table_of, state.client_work),
+      row_of,
     )
     results, reports, metrics = tff.federated_map(train, (announced, sent.result, rows, client_data))
     reports = aggregation.federated_collect(reports, reports_type)
@@ -203,15 +217,17 @@ def build_extended(
     model_weights = final.result
     if extension.trains_server:
       model_weights = tff.federated_map(train_server_of(), (final.result, state.client_work, reports))
-    new_state = tff.federated_zip(tff.learning.templates.LearningAlgorithmState(
-        model_weights, sent.state, work, aggregated.state, final.state
-    ))
-    measured = tff.federated_zip(collections.OrderedDict(
+    new_state = tff.federated_zip(
+      tff.learning.templates.LearningAlgorithmState(model_weights, sent.state, work, aggregated.state, final.state)
+    )
+    measured = tff.federated_zip(
+      collections.OrderedDict(
         distributor=sent.measurements,
         client_work=tff.federated_zip(collections.OrderedDict(train=metrics_aggregation(metrics))),
         aggregator=aggregated.measurements,
         finalizer=final.measurements,
-    ))
+      )
+    )
     return tff.learning.templates.LearningProcessOutput(new_state, measured)
 
   @tff.tensorflow.computation(init_fn.type_signature.result.member)

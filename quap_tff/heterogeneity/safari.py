@@ -49,8 +49,8 @@ class Safari(extension.Extension):
   @property
   def statement(self):
     return (
-        'SAFARI trains at the server on examples of people who are no clients. They are taken as public: no figure '
-        'covers them.'
+      'SAFARI trains at the server on examples of people who are no clients. They are taken as public: no figure '
+      'covers them.'
     )
 
   def with_examples(self, examples: Any) -> 'Safari':

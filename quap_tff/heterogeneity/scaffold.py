@@ -54,7 +54,7 @@ class Scaffold(extension.Extension):
 
   def __post_init__(self):
     if self.option not in (1, 2):
-      raise ValueError(f'scaffold option must be 1 or 2, the paper\'s options I and II, found {self.option!r}.')
+      raise ValueError(f"scaffold option must be 1 or 2, the paper's options I and II, found {self.option!r}.")
     if self.server_control not in SERVER_CONTROLS:
       raise registry.unknown_name_error('scaffold server_control', self.server_control, SERVER_CONTROLS)
 
@@ -66,15 +66,15 @@ class Scaffold(extension.Extension):
   def exact_releases(self):
     if self.server_control == 'released':
       return ()
-    return ('the server sums the changes of the clients\' controls without noise',)
+    return ("the server sums the changes of the clients' controls without noise",)
 
   @property
   def statement(self):
     if self.server_control == 'sum':
-      return 'SCAFFOLD gives the server a second sum, of the changes of the clients\' controls, without noise.'
+      return "SCAFFOLD gives the server a second sum, of the changes of the clients' controls, without noise."
     return (
-        'SCAFFOLD releases nothing more: the server\'s control follows from the released means, and a client\'s '
-        'control stays with the client.'
+      "SCAFFOLD releases nothing more: the server's control follows from the released means, and a client's "
+      'control stays with the client.'
     )
 
   def initial_memory(self, num_clients, shapes):
@@ -86,8 +86,8 @@ class Scaffold(extension.Extension):
 
   def correction(self, message, own, steps):
     return [
-        (tf.cast(c, mine.dtype) - mine) / tf.cast(self._unit(steps), mine.dtype)
-        for c, mine in zip(message['control'], own)
+      (tf.cast(c, mine.dtype) - mine) / tf.cast(self._unit(steps), mine.dtype)
+      for c, mine in zip(message['control'], own)
     ]
 
   def _unit(self, steps):
@@ -101,8 +101,8 @@ class Scaffold(extension.Extension):
     else:
       rate = unit / (tf.cast(tf.maximum(local.steps, 1), tf.float32) * local.learning_rate)
       new = [
-          mine - tf.cast(c, mine.dtype) + g * tf.cast(rate, g.dtype)
-          for mine, c, g in zip(own, message['control'], local.update)
+        mine - tf.cast(c, mine.dtype) + g * tf.cast(rate, g.dtype)
+        for mine, c, g in zip(own, message['control'], local.update)
       ]
     # A client that took no step has learned nothing, and an update that is not finite never arrives.
     finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(n)) for n in new])

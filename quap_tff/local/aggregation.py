@@ -48,12 +48,12 @@ def check_config(config: configs.QuapConfig):
     raise ValueError(f'Local privacy needs noise placement "client", found {config.noise.placement!r}.')
   if not isinstance(config.clip, clip_rules.Fixed):
     raise ValueError(
-        f'Under local privacy no client sends the norm of its update, but clip rule {config.clip!r} needs the norms or '
-        'does not clip: use clip rule fixed.'
+      f'Under local privacy no client sends the norm of its update, but clip rule {config.clip!r} needs the norms or '
+      'does not clip: use clip rule fixed.'
     )
   if config.critical_layers != 'all' or config.clip_scope != 'all_layers':
     raise ValueError(
-        'Local privacy covers everything that a client sends: use critical_layers="all" and clip_scope="all_layers".'
+      'Local privacy covers everything that a client sends: use critical_layers="all" and clip_scope="all_layers".'
     )
 
 
@@ -121,9 +121,7 @@ class LocalAggregationFactory(tff.aggregators.WeightedAggregationFactory):
     @tff.tensorflow.computation(state_type)
     def announce(state):
       # A client needs its own rate only; the simulation sends all of them, as it does the seed.
-      return collections.OrderedDict(
-          clip=state.clip, **mechanism.client_noise_broadcast(config, state)
-      )
+      return collections.OrderedDict(clip=state.clip, **mechanism.client_noise_broadcast(config, state))
 
     @tff.tensorflow.computation(value_type, weight_type, announce.type_signature.result)
     def send(value, weight, message):
@@ -150,9 +148,9 @@ class LocalAggregationFactory(tff.aggregators.WeightedAggregationFactory):
       return tff.federated_eval(initialize_server, tff.SERVER)
 
     @tff.federated_computation(
-        init_fn.type_signature.result,
-        tff.FederatedType(value_type, tff.CLIENTS),
-        tff.FederatedType(weight_type, tff.CLIENTS),
+      init_fn.type_signature.result,
+      tff.FederatedType(value_type, tff.CLIENTS),
+      tff.FederatedType(weight_type, tff.CLIENTS),
     )
     def next_fn(state, value, weight):
       message = tff.federated_broadcast(tff.federated_map(announce, state))
@@ -176,19 +174,19 @@ def _finished(config, state, ids, total):
   divisor = tf.maximum(tf.cast(size, tf.float64), 1.0)
   stddev = SENSITIVITY * tf.cast(state.clip, tf.float64) * tf.norm(multipliers) / divisor
   new_state = state._replace(
-      round=round_num,
-      participation=participation,
-      noise=state.noise._replace(counter=state.noise.counter + tf.cast(size > 0, tf.int64)),
+    round=round_num,
+    participation=participation,
+    noise=state.noise._replace(counter=state.noise.counter + tf.cast(size > 0, tf.int64)),
   )
   measurements = collections.OrderedDict(
-      round=round_num,
-      cohort_size=size,
-      epsilon=tf.math.divide_no_nan(tf.reduce_sum(epsilons), tf.cast(size, tf.float32)),
-      clipping_norm=state.clip,
-      # Of one message, over what it moves by: the smallest of the cohort.
-      noise_multiplier=tf.cast(tf.where(size > 0, tf.reduce_min(multipliers), 0.0), tf.float32),
-      # On each entry of the mean.
-      sigma=tf.cast(stddev, tf.float32),
+    round=round_num,
+    cohort_size=size,
+    epsilon=tf.math.divide_no_nan(tf.reduce_sum(epsilons), tf.cast(size, tf.float32)),
+    clipping_norm=state.clip,
+    # Of one message, over what it moves by: the smallest of the cohort.
+    noise_multiplier=tf.cast(tf.where(size > 0, tf.reduce_min(multipliers), 0.0), tf.float32),
+    # On each entry of the mean.
+    sigma=tf.cast(stddev, tf.float32),
   )
   for name, value in participations.statistics(config.participation, participation, round_num).items():
     measurements[f'participation_{name}'] = value

@@ -162,7 +162,7 @@ class Rappor(Mechanism):
     within = np.clip(found.shares, 0, 1)
     chance = within * (1 - f / 2) + (1 - within) * f / 2
     # Given the true bits, which are not random, the permanent ones are Bernoulli(1 - f/2) or (f/2): the same variance.
-    between = (f / 2) * (1 - f / 2) * (self.q - self.p)**2
+    between = (f / 2) * (1 - f / 2) * (self.q - self.p) ** 2
     own = chance * self.q * (1 - self.q) + (1 - chance) * self.p * (1 - self.p)
     variance = (own / count + between) / n
     return Estimate(found.shares, np.sqrt(variance) / ((1 - f) * (self.q - self.p)))

@@ -2,7 +2,9 @@
 
 from quap_tff import lazy
 
-__getattr__ = lazy.exports(__name__, {
+__getattr__ = lazy.exports(
+  __name__,
+  {
     'base': ['aggregation_of', 'Plan', 'Report'],
     'certified': ['CertifiedPlan'],
     'fedbuff': ['FedBuffPlan'],
@@ -11,4 +13,5 @@ __getattr__ = lazy.exports(__name__, {
     'pt_adp': ['PtAdp', 'PtAdpPlan'],
     'quap': ['QuapPlan'],
     'stock_tff': ['DpFedAvg', 'DpFedAvgAdaptive', 'DpFtrl', 'LayerwiseAdaptive', 'StockPlan'],
-})
+  },
+)

@@ -24,10 +24,20 @@ sparse_aggregation = lazy.module('quap_tff.sparse_aggregation')
 
 # Measurements of a round that are not exact functions of clients' data: they follow from who takes part, from
 # constants and from noised releases. Plans add to them.
-PUBLIC_METRICS = frozenset({
-    'cohort_size', 'dropped_out', 'epsilon', 'noise_multiplier', 'participation_mean', 'participation_stddev',
-    'participation_min', 'participation_max', 'participation_never_seen', 'update_rejected',
-})
+PUBLIC_METRICS = frozenset(
+  {
+    'cohort_size',
+    'dropped_out',
+    'epsilon',
+    'noise_multiplier',
+    'participation_mean',
+    'participation_stddev',
+    'participation_min',
+    'participation_max',
+    'participation_never_seen',
+    'update_rejected',
+  }
+)
 # Public where the clipping norm is fixed, or tracked by a noised count.
 PUBLIC_NORMS = frozenset({'clipping_norm', 'sigma'})
 
@@ -51,7 +61,7 @@ def aggregation_of(output: Any) -> Aggregation:
 
 
 def checked_cohort(
-    cohort: Any, num_clients: int, measurements: Any, counts: Optional[Any] = None, weights: Optional[Any] = None
+  cohort: Any, num_clients: int, measurements: Any, counts: Optional[Any] = None, weights: Optional[Any] = None
 ) -> np.ndarray:
   """The cohort of a finished round as int64[M], compared with what the aggregator says of the round.
 
@@ -83,7 +93,7 @@ def checked_cohort(
   else:
     return ids
   raise ValueError(
-      f'This is not the cohort of the round: {problem}. Give the ids of all clients whose data `next` got.'
+    f'This is not the cohort of the round: {problem}. Give the ids of all clients whose data `next` got.'
   )
 
 
@@ -108,22 +118,22 @@ class Report:
     """For JSON. Figures that a method does not have are null."""
     nominal = self.nominal_epsilon
     return {
-        'nominal_epsilon_max': float(nominal.max()) if nominal is not None else None,
-        'nominal_epsilon_mean': float(nominal.mean()) if nominal is not None else None,
-        'nominal_delta_max': float(self.nominal_delta.max()) if nominal is not None else None,
-        'model_protected': self.protection.model_protected,
-        'protection': self.protection.statement,
-        'formal': self.formal.as_dict(),
+      'nominal_epsilon_max': float(nominal.max()) if nominal is not None else None,
+      'nominal_epsilon_mean': float(nominal.mean()) if nominal is not None else None,
+      'nominal_delta_max': float(self.nominal_delta.max()) if nominal is not None else None,
+      'model_protected': self.protection.model_protected,
+      'protection': self.protection.statement,
+      'formal': self.formal.as_dict(),
     }
 
   def __str__(self) -> str:
     lines = []
     if self.nominal_epsilon is not None:
       lines.append(
-          f'Nominal ε per client: mean {rounding.up(self.nominal_epsilon.mean())}, max '
-          f'{rounding.up(self.nominal_epsilon.max())}, with total δ up to {rounding.up(self.nominal_delta.max())}: '
-          'basic composition of the noised layers\' rounds (unit: one client\'s whole data), no amplification by '
-          'sampling, clipping norms taken as given.'
+        f'Nominal ε per client: mean {rounding.up(self.nominal_epsilon.mean())}, max '
+        f'{rounding.up(self.nominal_epsilon.max())}, with total δ up to {rounding.up(self.nominal_delta.max())}: '
+        "basic composition of the noised layers' rounds (unit: one client's whole data), no amplification by "
+        'sampling, clipping norms taken as given.'
       )
     return '\n'.join(lines + [self.protection.text.replace(self.protection.statement, self.formal.text)])
 
@@ -164,17 +174,17 @@ class Plan(abc.ABC):
   takes_sparsity: bool = False
 
   def __init__(
-      self,
-      num_clients: int,
-      delta: float,
-      draw: accounting.Sampler = accounting.Sampler(),
-      *,
-      client_metrics: bool = True,
-      test_is_of_clients: bool = False,
-      model: Optional[layers_lib.ModelShape] = None,
-      extension: Optional[extensions.Extension] = None,
-      sparsity: sparsities.Sparsity = sparsities.NotSparse(),
-      sparsity_seed: int = 0,
+    self,
+    num_clients: int,
+    delta: float,
+    draw: accounting.Sampler = accounting.Sampler(),
+    *,
+    client_metrics: bool = True,
+    test_is_of_clients: bool = False,
+    model: Optional[layers_lib.ModelShape] = None,
+    extension: Optional[extensions.Extension] = None,
+    sparsity: sparsities.Sparsity = sparsities.NotSparse(),
+    sparsity_seed: int = 0,
   ):
     """Initializes what all plans have in common.
 
@@ -194,13 +204,13 @@ class Plan(abc.ABC):
     """
     if sparsity.is_sparse and not self.takes_sparsity:
       raise ValueError(
-          f'--sparsity: {type(self).__name__} cannot update a part of the weights only. Use --sparsity=none, or a '
-          'method that can: quap and its variants, fixed_dp, certified, local_dp.'
+        f'--sparsity: {type(self).__name__} cannot update a part of the weights only. Use --sparsity=none, or a '
+        'method that can: quap and its variants, fixed_dp, certified, local_dp.'
       )
     if sparsity.is_sparse and extension is not None:
       raise ValueError(
-          f'--sparsity: {type(extension).__name__} was not made for updates of a part of the weights. Use '
-          '--sparsity=none, or the base that the method is built around.'
+        f'--sparsity: {type(extension).__name__} was not made for updates of a part of the weights. Use '
+        '--sparsity=none, or the base that the method is built around.'
       )
     self.sparsity, self._sparsity_seed = sparsity, sparsity_seed
     self.num_clients, self.delta, self.client_metrics = num_clients, delta, client_metrics
@@ -211,8 +221,8 @@ class Plan(abc.ABC):
   def _exact_logs(self):
     """Which exact functions of clients' data are released with the model, a clause each."""
     return (
-        *([protections.TRAINING_METRICS] if self.client_metrics else []),
-        *([protections.CLIENTS_TESTS] if self.test_is_of_clients else []),
+      *([protections.TRAINING_METRICS] if self.client_metrics else []),
+      *([protections.CLIENTS_TESTS] if self.test_is_of_clients else []),
     )
 
   def _with_extension(self, protection):
@@ -225,9 +235,12 @@ class Plan(abc.ABC):
   def _options(self):
     """The keyword arguments of the constructor that made this plan."""
     return dict(
-        client_metrics=self.client_metrics, test_is_of_clients=self.test_is_of_clients, model=self._model,
-        extension=self.extension,
-        sparsity=self.sparsity, sparsity_seed=self._sparsity_seed,
+      client_metrics=self.client_metrics,
+      test_is_of_clients=self.test_is_of_clients,
+      model=self._model,
+      extension=self.extension,
+      sparsity=self.sparsity,
+      sparsity_seed=self._sparsity_seed,
     )
 
   def _sparsified(self, aggregator: Any) -> Any:
@@ -260,11 +273,11 @@ class Plan(abc.ABC):
   def sampler(self) -> accounting.Sampler:
     """How the cohorts are drawn and how this method uses them, which decides on amplification by sampling."""
     return dataclasses.replace(
-        self._draw,
-        constant_divisor=self._has_constant_divisor or self._draw.kind == 'fixed_size',
-        constant_noise_multiplier=self._has_constant_noise_multiplier,
-        noises_empty_rounds=self.noises_empty_rounds,
-        noise_is_planned=self._noise_is_planned,
+      self._draw,
+      constant_divisor=self._has_constant_divisor or self._draw.kind == 'fixed_size',
+      constant_noise_multiplier=self._has_constant_noise_multiplier,
+      noises_empty_rounds=self.noises_empty_rounds,
+      noise_is_planned=self._noise_is_planned,
     )
 
   # Whether sums are divided by a public constant whoever comes, and whether the noise multiplier is the same whoever
@@ -279,12 +292,12 @@ class Plan(abc.ABC):
     """The method's `tff.aggregators.WeightedAggregationFactory`, whose weights carry client ids."""
 
   def build_process(
-      self,
-      model_fn: Callable[[], Any],
-      client_optimizer: Any = None,
-      server_optimizer: Any = None,
-      client_work: Any = None,
-      around: Optional[Callable[[Any], Any]] = None,
+    self,
+    model_fn: Callable[[], Any],
+    client_optimizer: Any = None,
+    server_optimizer: Any = None,
+    client_work: Any = None,
+    around: Optional[Callable[[Any], Any]] = None,
   ) -> Any:
     """The `tff.learning.templates.LearningProcess`; takes seconds, as it traces TensorFlow.
 
@@ -304,8 +317,8 @@ class Plan(abc.ABC):
       return self._compose(model_fn, client_optimizer, server_optimizer, client_work)
     if self.extension is not None:
       raise ValueError(
-          'This method keeps state beside its aggregator, and an audit replaces updates only. Audit the base that the '
-          'method is built around.'
+        'This method keeps state beside its aggregator, and an audit replaces updates only. Audit the base that the '
+        'method is built around.'
       )
     return learning_process.compose(model_fn, around(self.aggregator), client_optimizer, server_optimizer, client_work)
 
@@ -354,17 +367,15 @@ class Plan(abc.ABC):
     nominal = self.has_nominal
     stopped = cohorts is not None and ledger.num_rounds < len(cohorts) and self.protection.model_protected
     return Report(
-        protection=self.protection,
-        formal=self._of_stopped(ledger, cohorts) if stopped else self._formal(ledger),
-        nominal_epsilon=ledger.epsilon if nominal else None,
-        nominal_delta=ledger.delta if nominal else None,
+      protection=self.protection,
+      formal=self._of_stopped(ledger, cohorts) if stopped else self._formal(ledger),
+      nominal_epsilon=ledger.epsilon if nominal else None,
+      nominal_delta=ledger.delta if nominal else None,
     )
 
   def _formal(self, ledger):
     """The figures of a ledger."""
-    return accounting.formal_report(
-        ledger, self.delta, self.protection, self.sampler, self.noise_note, self.neighbours
-    )
+    return accounting.formal_report(ledger, self.delta, self.protection, self.sampler, self.noise_note, self.neighbours)
 
   def _bound(self, ledger, cohorts):
     """The figures that hold for a run over these cohorts wherever it ends; raises `NoBoundError` if there are none."""

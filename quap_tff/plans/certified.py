@@ -30,9 +30,9 @@ _NOTHING = float(np.finfo(np.float64).tiny)
 _SAME_WEIGHT = 1e-5
 
 _CLIPPING = {
-    False: 'A client\'s part of each sum is clipped to its weight times a fixed norm.',
-    True: 'A client\'s part of each sum is clipped to its weight times a norm that follows a quantile of the updates\' '
-          'norms, known from noised counts alone.',
+  False: "A client's part of each sum is clipped to its weight times a fixed norm.",
+  True: "A client's part of each sum is clipped to its weight times a norm that follows a quantile of the updates' "
+  'norms, known from noised counts alone.',
 }
 _SPLIT = {True: 'All layers are clipped by their joint norm.', False: 'Each layer is clipped by a norm of its own.'}
 
@@ -50,18 +50,18 @@ class CertifiedPlan(base.Plan):
   takes_sparsity = True
   # Nothing follows the documents' budgets.
   has_nominal = False
-  public_metrics = base.PUBLIC_METRICS | base.PUBLIC_NORMS | {
-      'exhausted_clients', 'weight_mean', 'weight_min', 'spent_max'
-  }
+  public_metrics = (
+    base.PUBLIC_METRICS | base.PUBLIC_NORMS | {'exhausted_clients', 'weight_mean', 'weight_min', 'spent_max'}
+  )
 
   def __init__(
-      self,
-      config: configs.CertifiedConfig,
-      schedule: Sequence[Any],
-      *,
-      averaging: postprocessing.Averaging = postprocessing.LastIterate(),
-      client_metrics: bool = False,
-      **options,
+    self,
+    config: configs.CertifiedConfig,
+    schedule: Sequence[Any],
+    *,
+    averaging: postprocessing.Averaging = postprocessing.LastIterate(),
+    client_metrics: bool = False,
+    **options,
   ):
     """Initializes the plan.
 
@@ -81,14 +81,14 @@ class CertifiedPlan(base.Plan):
     super().__init__(config.num_clients, config.delta, client_metrics=client_metrics, **options)
     if self.extension is not None and self.extension.exact_releases:
       raise ValueError(
-          f'A certified run releases noised sums alone, but with {type(self.extension).__name__} as configured '
-          f'{" and ".join(self.extension.exact_releases)}: no certificate would hold.'
+        f'A certified run releases noised sums alone, but with {type(self.extension).__name__} as configured '
+        f'{" and ".join(self.extension.exact_releases)}: no certificate would hold.'
       )
     self.schedule: List[np.ndarray] = checks.schedule(schedule, config.num_clients)
     if self.sparsity.is_sparse and not isinstance(config.correlation, correlations.Independent):
       raise ValueError(
-          '--sparsity: the noise that a round takes back would be that of other weights than those it updates. Use '
-          'noise=independent, or --sparsity=none.'
+        '--sparsity: the noise that a round takes back would be that of other weights than those it updates. Use '
+        'noise=independent, or --sparsity=none.'
       )
     self.config, self.averaging = planning.calibrated(config, self.schedule, averaging)
 
@@ -106,7 +106,7 @@ class CertifiedPlan(base.Plan):
     if self.model is not None:
       covered = f'Noise covers every layer: all {sum(self.model.sizes):,} trained weights.'
     found = self._with_extension(
-        protections.of_noise(covered, (), self.config.noise_seed is not None, self._exact_logs)
+      protections.of_noise(covered, (), self.config.noise_seed is not None, self._exact_logs)
     )
     return found._replace(text='\n'.join(filter(None, [found.text, self.sparsity.sentence()])))
 
@@ -119,10 +119,10 @@ class CertifiedPlan(base.Plan):
     build = learning_process.build_certified_fed_avg
     if self.client_metrics:
       return quap_learning_process.compose(
-          model_fn, self.aggregator, client_optimizer, server_optimizer, client_work, self.extension, self.num_clients
+        model_fn, self.aggregator, client_optimizer, server_optimizer, client_work, self.extension, self.num_clients
       )
     return build(
-        model_fn, self.config, client_optimizer, server_optimizer, client_work, self.extension, self._sparsified
+      model_fn, self.config, client_optimizer, server_optimizer, client_work, self.extension, self._sparsified
     )
 
   def record(self, output, cohort):
@@ -140,14 +140,14 @@ class CertifiedPlan(base.Plan):
     composition. The certificate has the exact one.
     """
     config = self.config
-    mu = np.sqrt((weights / config.noise_multiplier)**2 + config.prices.count_cost * (weights > 0))
+    mu = np.sqrt((weights / config.noise_multiplier) ** 2 + config.prices.count_cost * (weights > 0))
     return accounting.RoundRecord(
-        cohort=cohort,
-        budgets=np.maximum(tradeoff.epsilon_of(mu, config.delta), _NOTHING),
-        weights=weights,
-        noise_multiplier=config.noise_multiplier,
-        count_noise_multiplier=config.clip.count_noise_multiplier,
-        clipping_norm=clipping_norm,
+      cohort=cohort,
+      budgets=np.maximum(tradeoff.epsilon_of(mu, config.delta), _NOTHING),
+      weights=weights,
+      noise_multiplier=config.noise_multiplier,
+      count_noise_multiplier=config.clip.count_noise_multiplier,
+      clipping_norm=clipping_norm,
     )
 
   def _bound(self, ledger, cohorts):
@@ -157,14 +157,14 @@ class CertifiedPlan(base.Plan):
   def rounds_of(self, ledger: accounting.RunLedger) -> List[planning.PlannedRound]:
     """What each round of a ledger must have given, after the weights that the ledger has for the rounds before it."""
     state, kept = ledger.state_dict(), []
-    for index, planned in enumerate(self.schedule[:ledger.num_rounds]):
+    for index, planned in enumerate(self.schedule[: ledger.num_rounds]):
       entries = slice(state['offsets'][index], state['offsets'][index + 1])
       clients, weights = state['clients'][entries], None
       if np.array_equal(np.sort(clients), np.sort(planned)):
         weights = np.empty(len(planned))
         weights[_places(planned, clients)] = state['weights'][entries]
       kept.append(weights)
-    return planning.planned_rounds(self.config, self.schedule[:ledger.num_rounds], kept)
+    return planning.planned_rounds(self.config, self.schedule[: ledger.num_rounds], kept)
 
   def ledger_problems(self, ledger: accounting.RunLedger) -> List[str]:
     """Where a ledger differs from that of a run of this plan over its schedule, a sentence each.
@@ -175,9 +175,9 @@ class CertifiedPlan(base.Plan):
     config, state = self.config, ledger.state_dict()
     expected = self.new_ledger().state_dict()
     found = [
-        f'The ledger\'s {name} is not that of the flags.'
-        for name in ('num_clients', 'delta', 'fingerprint', 'gains', 'decays')
-        if not np.array_equal(state[name], expected[name])
+      f"The ledger's {name} is not that of the flags."
+      for name in ('num_clients', 'delta', 'fingerprint', 'gains', 'decays')
+      if not np.array_equal(state[name], expected[name])
     ]
     rounds = ledger.num_rounds
     if found:
@@ -195,20 +195,20 @@ class CertifiedPlan(base.Plan):
       if not np.allclose(state['weights'][entries], planned[index].weights[places], rtol=_SAME_WEIGHT, atol=0):
         found.append(f'Round {number} of the ledger has other weights than follow from the cohorts.')
       for name, value in (
-          ('noise_multipliers', config.noise_multiplier),
-          ('count_noise_multipliers', config.clip.count_noise_multiplier),
+        ('noise_multipliers', config.noise_multiplier),
+        ('count_noise_multipliers', config.clip.count_noise_multiplier),
       ):
         if not _close(state[name][index], value):
           found.append(f'Round {number} of the ledger has {name} {state[name][index]:g}, the flags give {value:g}.')
       if not config.counts_norms and not _close(state['clipping_norms'][index], np.float32(config.clip.initial_norm)):
         found.append(
-            f'Round {number} of the ledger has the clipping norm {state["clipping_norms"][index]:g}, the flags give '
-            f'{config.clip.initial_norm:g}.'
+          f'Round {number} of the ledger has the clipping norm {state["clipping_norms"][index]:g}, the flags give '
+          f'{config.clip.initial_norm:g}.'
         )
     return found
 
   def facts(
-      self, *, algorithm: str, tuning: str, test_set: str, tests: int, public_data: str, post_processing: str
+    self, *, algorithm: str, tuning: str, test_set: str, tests: int, public_data: str, post_processing: str
   ) -> certificate.Facts:
     """What a certificate of such a run says beyond the ledger. The model's shape must be known.
 
@@ -222,21 +222,21 @@ class CertifiedPlan(base.Plan):
     """
     trained = sum(self.model.sizes)
     return certificate.Facts(
-        algorithm=algorithm,
-        epsilon=self.config.epsilon,
-        delta=self.config.delta,
-        planned_rounds=len(self.schedule),
-        noised_weights=trained,
-        trained_weights=trained,
-        clipping=f'{_CLIPPING[self.config.counts_norms]} {_SPLIT[self.config.clip_split == "joint"]}',
-        tuning=tuning,
-        test_set=test_set,
-        tests=tests,
-        public_data=public_data,
-        post_processing=post_processing,
-        fixed_noise_seed=self.config.noise_seed is not None,
-        exact_metrics=self._exact_logs,
-        own_epsilon=self.config.own_epsilon or (),
+      algorithm=algorithm,
+      epsilon=self.config.epsilon,
+      delta=self.config.delta,
+      planned_rounds=len(self.schedule),
+      noised_weights=trained,
+      trained_weights=trained,
+      clipping=f'{_CLIPPING[self.config.counts_norms]} {_SPLIT[self.config.clip_split == "joint"]}',
+      tuning=tuning,
+      test_set=test_set,
+      tests=tests,
+      public_data=public_data,
+      post_processing=post_processing,
+      fixed_noise_seed=self.config.noise_seed is not None,
+      exact_metrics=self._exact_logs,
+      own_epsilon=self.config.own_epsilon or (),
     )
 
 

@@ -73,7 +73,7 @@ class FedBuffPlan(quap.QuapPlan):
     if not self.client_metrics:
       model_fn = certified_process.without_metrics(model_fn)
     return learning_process.build_fedbuff(
-        model_fn, self.config, self.size, self.staleness, client_optimizer, server_optimizer, client_work
+      model_fn, self.config, self.size, self.staleness, client_optimizer, server_optimizer, client_work
     )
 
   def record(self, output, cohort):
@@ -83,10 +83,10 @@ class FedBuffPlan(quap.QuapPlan):
     shares = np.asarray(state.released, np.float64)
     release = Release(np.flatnonzero(shares), shares[shares > 0])
     return self._released(
-        release,
-        self._own_budgets(state.mechanism, release.clients),
-        float(measurements['noise_multiplier']),
-        float(measurements['clipping_norm']),
+      release,
+      self._own_budgets(state.mechanism, release.clients),
+      float(measurements['noise_multiplier']),
+      float(measurements['clipping_norm']),
     )
 
   def _released(self, release, own_budgets, noise_multiplier, clipping_norm):
@@ -94,7 +94,7 @@ class FedBuffPlan(quap.QuapPlan):
     record = self._record(release.clients, own_budgets, noise_multiplier, clipping_norm)
     largest = max(1.0, release.shares.max(initial=0.0))
     return record._replace(
-        weights=np.minimum(release.shares / largest, 1.0), noise_multiplier=noise_multiplier / largest
+      weights=np.minimum(release.shares / largest, 1.0), noise_multiplier=noise_multiplier / largest
     )
 
   def planned_ledger(self, cohorts):

@@ -54,7 +54,7 @@ class LeeKiferPlan(base.Plan):
 
   @property
   def aggregator(self):
-    raise NotImplementedError('lee_kifer tests steps on the clients\' losses: use build_process, not an aggregator.')
+    raise NotImplementedError("lee_kifer tests steps on the clients' losses: use build_process, not an aggregator.")
 
   def _compose(self, model_fn, client_optimizer, server_optimizer, client_work):
     del server_optimizer  # The steps are chosen by the losses.
@@ -68,22 +68,21 @@ class LeeKiferPlan(base.Plan):
     cost = (1 / multiplier**2 if multiplier else np.inf) + 1 / counts**2
     mu = np.sqrt(np.where(weights == 0, 0.0, cost))
     return accounting.RoundRecord(
-        cohort=cohort,
-        # The ε that the round alone costs at the total δ.
-        budgets=np.maximum(tradeoff.epsilon_of(mu, self.config.delta), _NOTHING),
-        weights=weights,
-        noise_multiplier=multiplier,
-        count_noise_multiplier=counts,
-        clipping_norm=self.config.clip,
+      cohort=cohort,
+      # The ε that the round alone costs at the total δ.
+      budgets=np.maximum(tradeoff.epsilon_of(mu, self.config.delta), _NOTHING),
+      weights=weights,
+      noise_multiplier=multiplier,
+      count_noise_multiplier=counts,
+      clipping_norm=self.config.clip,
     )
 
   def _formal(self, ledger):
     if not self.protection.model_protected:
       return super()._formal(ledger)
-    spent = float(accounting.total_mu(ledger).whole.max())**2
+    spent = float(accounting.total_mu(ledger).whole.max()) ** 2
     return self._of_filter(
-        ledger.rounds > 0,
-        f' that took part, and not what rounds happened to cost (at most ρ = {rounding.up(spent / 2)})',
+      ledger.rounds > 0, f' that took part, and not what rounds happened to cost (at most ρ = {rounding.up(spent / 2)})'
     )
 
   def _bound(self, ledger, cohorts):
@@ -94,8 +93,8 @@ class LeeKiferPlan(base.Plan):
   def _of_filter(self, clients, whom):
     """The figures of the filter, for each of the clients bool[N]."""
     note = (
-        'The noise was chosen from noised releases. So the figures are those of the filter, '
-        f'ρ = {rounding.up(self.config.limit / 2)} for each client{whom}.'
+      'The noise was chosen from noised releases. So the figures are those of the filter, '
+      f'ρ = {rounding.up(self.config.limit / 2)} for each client{whom}.'
     )
     bound = accounting.of_limits(np.where(clients, np.sqrt(self.config.limit), 0.0), self.delta)
     return accounting.formal_report(bound, self.delta, self.protection, self.sampler, note)

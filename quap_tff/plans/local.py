@@ -20,8 +20,8 @@ certified_process = lazy.module('quap_tff.certified.learning_process')
 learning_process = lazy.module('quap_tff.learning_process')
 
 _STATEMENT = (
-    'Every client noises all that it sends, so formal figures hold for everything that the server receives and '
-    'releases, against the server itself (local model).'
+  'Every client noises all that it sends, so formal figures hold for everything that the server receives and '
+  'releases, against the server itself (local model).'
 )
 
 
@@ -30,8 +30,8 @@ class LocalPlan(quap.QuapPlan):
 
   neighbours = accounting.REPLACE_ONE
   noise_note = (
-      'The figures hold against the server itself if each client draws its own noise. In this simulation all noise '
-      'follows from one seed in the server\'s state.'
+    'The figures hold against the server itself if each client draws its own noise. In this simulation all noise '
+    "follows from one seed in the server's state."
   )
 
   def __init__(self, config, draw=accounting.Sampler(), *, client_metrics=False, **options):
@@ -42,8 +42,8 @@ class LocalPlan(quap.QuapPlan):
     """
     if client_metrics:
       raise ValueError(
-          '--client_metrics: under local privacy a client sends its noised update and nothing else. Leave this flag '
-          'out.'
+        '--client_metrics: under local privacy a client sends its noised update and nothing else. Leave this flag '
+        'out.'
       )
     aggregation.check_config(config)
     super().__init__(config, draw, client_metrics=False, **options)
@@ -61,7 +61,7 @@ class LocalPlan(quap.QuapPlan):
 
   def _compose(self, model_fn, client_optimizer, server_optimizer, client_work):
     return learning_process.compose(
-        certified_process.without_metrics(model_fn), self.aggregator, client_optimizer, server_optimizer, client_work
+      certified_process.without_metrics(model_fn), self.aggregator, client_optimizer, server_optimizer, client_work
     )
 
   def _record(self, cohort, own_budgets, noise_multiplier, clipping_norm):
@@ -69,10 +69,10 @@ class LocalPlan(quap.QuapPlan):
     multipliers = np.asarray(aggregation.noise_multipliers(self.config, np.asarray(own_budgets, np.float64)))
     smallest = float(multipliers.min(initial=np.inf)) if len(cohort) else 0.0
     return accounting.RoundRecord(
-        cohort=cohort,
-        budgets=own_budgets,
-        weights=smallest / multipliers,
-        noise_multiplier=smallest,
-        count_noise_multiplier=np.inf,
-        clipping_norm=aggregation.SENSITIVITY * clipping_norm,
+      cohort=cohort,
+      budgets=own_budgets,
+      weights=smallest / multipliers,
+      noise_multiplier=smallest,
+      count_noise_multiplier=np.inf,
+      clipping_norm=aggregation.SENSITIVITY * clipping_norm,
     )

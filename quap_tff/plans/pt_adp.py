@@ -26,7 +26,7 @@ from quap_tff.plans import quap
 # Preferences lie within this factor of ε_base, and budgets within it of preferences.
 _FACTOR = 2.0
 _INTERPRETATION = (
-    'The budgets by transactions are an interpretation of PT-ADP, which the documents compare with and do not specify.'
+  'The budgets by transactions are an interpretation of PT-ADP, which the documents compare with and do not specify.'
 )
 
 
@@ -62,10 +62,10 @@ class PtAdp(budgets.ClientBudgetRule):
   def initial_state(self, config, num_clients, critical_shapes):
     exponents = tf.random.stateless_uniform([num_clients], seeds.initial_seed(self.seed, 'preferences'), -1.0, 1.0)
     return collections.OrderedDict(
-        preferences=config.epsilon_base * tf.pow(_FACTOR, exponents),
-        credits=tf.zeros([num_clients], tf.float32),
-        given=tf.zeros([num_clients], tf.float32),
-        aggregate=[tf.zeros(shape, tf.float32) for shape in critical_shapes],
+      preferences=config.epsilon_base * tf.pow(_FACTOR, exponents),
+      credits=tf.zeros([num_clients], tf.float32),
+      given=tf.zeros([num_clients], tf.float32),
+      aggregate=[tf.zeros(shape, tf.float32) for shape in critical_shapes],
     )
 
   def budgets(self, config, state, client_ids, rates):
@@ -79,9 +79,10 @@ class PtAdp(budgets.ClientBudgetRule):
 
   def observe(self, critical_update, announced):
     """The cosine of the update's critical part, clipped or not, with the last aggregate; 0 if either is zero."""
-    product = tf.add_n([tf.zeros([], tf.float64)] + [
-        tf.reduce_sum(tf.cast(u, tf.float64) * tf.cast(a, tf.float64)) for u, a in zip(critical_update, announced)
-    ])
+    product = tf.add_n(
+      [tf.zeros([], tf.float64)]
+      + [tf.reduce_sum(tf.cast(u, tf.float64) * tf.cast(a, tf.float64)) for u, a in zip(critical_update, announced)]
+    )
     norms = clip_rules.global_norm(critical_update) * clip_rules.global_norm(announced)
     return tf.cast(tf.clip_by_value(tf.math.divide_no_nan(product, norms), -1.0, 1.0), tf.float32)
 
@@ -91,17 +92,17 @@ class PtAdp(budgets.ClientBudgetRule):
     bought = tf.clip_by_value(budgets / preferences - 1.0, 0.0, credits)
     earned = self.participation_credit + self.agreement_credit * tf.maximum(observations, 0.0)
     return collections.OrderedDict(
-        preferences=state['preferences'],
-        credits=tf.tensor_scatter_nd_update(state['credits'], indices, credits - bought + earned),
-        given=tf.tensor_scatter_nd_update(state['given'], indices, budgets),
-        aggregate=state['aggregate'],
+      preferences=state['preferences'],
+      credits=tf.tensor_scatter_nd_update(state['credits'], indices, credits - bought + earned),
+      given=tf.tensor_scatter_nd_update(state['given'], indices, budgets),
+      aggregate=state['aggregate'],
     )
 
   def after_round(self, state, critical_mean, cohort_size):
     # A round with nobody leaves it as it is.
     aggregate = [
-        tf.where(cohort_size > 0, tf.cast(mean, tf.float32), before)
-        for mean, before in zip(critical_mean, state['aggregate'])
+      tf.where(cohort_size > 0, tf.cast(mean, tf.float32), before)
+      for mean, before in zip(critical_mean, state['aggregate'])
     ]
     return collections.OrderedDict(state, aggregate=aggregate)
 
@@ -133,12 +134,12 @@ class PtAdpPlan(quap.QuapPlan):
 
   def calibrated(self, cohorts, epsilon):
     raise ValueError(
-        '--calibration=exact plans a run\'s noise before it begins, but the budgets of pt_adp depend on the clients\' '
-        'updates: use --calibration=documents.'
+      "--calibration=exact plans a run's noise before it begins, but the budgets of pt_adp depend on the clients' "
+      'updates: use --calibration=documents.'
     )
 
   def planned_ledger(self, cohorts):
-    raise accounting.NoBoundError('the budgets of pt_adp depend on the clients\' updates')
+    raise accounting.NoBoundError("the budgets of pt_adp depend on the clients' updates")
 
   def _own_budgets(self, state, cohort):
     return np.asarray(state.budget['given'], np.float64)[cohort]

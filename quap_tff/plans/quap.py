@@ -26,12 +26,7 @@ class QuapPlan(base.Plan):
 
   takes_sparsity = True
 
-  def __init__(
-      self,
-      config: configs.QuapConfig,
-      draw: accounting.Sampler = accounting.Sampler(),
-      **options,
-  ):
+  def __init__(self, config: configs.QuapConfig, draw: accounting.Sampler = accounting.Sampler(), **options):
     """Initializes the plan.
 
     Args:
@@ -43,13 +38,11 @@ class QuapPlan(base.Plan):
     self.config = config
     # The documents' formula is about a mean, which one client moves by C/M at most.
     self.has_nominal = (
-        config.noise.scale == 1 and config.noise.placement != 'none' and not config.aggregator.needs_each_update
+      config.noise.scale == 1 and config.noise.placement != 'none' and not config.aggregator.needs_each_update
     )
     # A clipping norm that is fixed or tracked by a noised count is public; an exact quantile is not.
     self.public_metrics = base.PUBLIC_METRICS | (set() if config.clip.releases_exact_norms else base.PUBLIC_NORMS)
-    self._has_constant_noise_multiplier = (
-        config.budget.round_rule == 'uniform' and config.noise.placement == 'server'
-    )
+    self._has_constant_noise_multiplier = config.budget.round_rule == 'uniform' and config.noise.placement == 'server'
     # A scale that an accountant has calibrated depends on the planned cohorts.
     self._noise_is_planned = config.noise.scale != 1
 
@@ -70,7 +63,7 @@ class QuapPlan(base.Plan):
 
   def _compose(self, model_fn, client_optimizer, server_optimizer, client_work):
     return learning_process.build_quap_fed_avg(
-        model_fn, self.config, client_optimizer, server_optimizer, client_work, self.extension, self._sparsified
+      model_fn, self.config, client_optimizer, server_optimizer, client_work, self.extension, self._sparsified
     )
 
   def record(self, output, cohort):
@@ -80,10 +73,10 @@ class QuapPlan(base.Plan):
     counts = counted_rounds(self.config, state)
     cohort = base.checked_cohort(cohort, self.num_clients, measurements, counts)
     record = self._record(
-        cohort,
-        self._own_budgets(state, cohort),
-        float(measurements['noise_multiplier']),
-        float(measurements['clipping_norm']),
+      cohort,
+      self._own_budgets(state, cohort),
+      float(measurements['noise_multiplier']),
+      float(measurements['clipping_norm']),
     )
     return record._replace(counts=counts[cohort] if counts is not None else None)
 
@@ -99,12 +92,12 @@ class QuapPlan(base.Plan):
       shares = mechanism.client_shares(self.config, own_budgets)
     largest = shares.max(initial=1.0)
     return accounting.RoundRecord(
-        cohort=cohort,
-        budgets=own_budgets if is_noised else np.full(len(cohort), np.inf),
-        weights=shares / largest,
-        noise_multiplier=noise_multiplier / largest,
-        count_noise_multiplier=self.config.clip.count_noise_multiplier,
-        clipping_norm=clipping_norm,
+      cohort=cohort,
+      budgets=own_budgets if is_noised else np.full(len(cohort), np.inf),
+      weights=shares / largest,
+      noise_multiplier=noise_multiplier / largest,
+      count_noise_multiplier=self.config.clip.count_noise_multiplier,
+      clipping_norm=clipping_norm,
     )
 
   def planned_ledger(self, cohorts):
@@ -133,8 +126,8 @@ class QuapPlan(base.Plan):
     seeded = self.config.noise.seed is not None
     if self.config.aggregator.needs_each_update or not (self.protection.model_protected or seeded):
       raise ValueError(
-          f'--calibration=exact chooses the noise by a formal ε, but this run has none. {self.protection.statement} '
-          'Use --calibration=documents, or a method that noises every layer and clips to a fixed norm (fixed_dp).'
+        f'--calibration=exact chooses the noise by a formal ε, but this run has none. {self.protection.statement} '
+        'Use --calibration=documents, or a method that noises every layer and clips to a fixed norm (fixed_dp).'
       )
     scale = accounting.exact_scale(self.planned_ledger(cohorts), epsilon, self.delta)
     config = dataclasses.replace(self.config, noise=dataclasses.replace(self.config.noise, scale=scale))
@@ -155,9 +148,7 @@ def counted_rounds(config: Any, state: Any) -> Optional[np.ndarray]:
   return np.asarray(state.participation['counts']) if counts_all else None
 
 
-def client_budgets(
-    config: configs.QuapConfig, participation: Any, round_num: int, cohort: np.ndarray
-) -> np.ndarray:
+def client_budgets(config: configs.QuapConfig, participation: Any, round_num: int, cohort: np.ndarray) -> np.ndarray:
   """ε_i(t) of the cohort, float64[M], from the participation state after the round."""
   rates = participations.rates(config.participation, _of_cohort(participation, cohort), round_num)
   in_warmup = participations.in_warmup(config.participation, round_num)
@@ -165,9 +156,7 @@ def client_budgets(
   return np.asarray(own, np.float64)
 
 
-def round_noise_multiplier(
-    config: configs.QuapConfig, participation: Any, round_num: int, cohort: np.ndarray
-) -> float:
+def round_noise_multiplier(config: configs.QuapConfig, participation: Any, round_num: int, cohort: np.ndarray) -> float:
   """σ of the noise on the sum of a round's updates over C_t, as in `quap_tff.mechanism.round_noise`."""
   rates = participations.rates(config.participation, _of_cohort(participation, cohort), round_num)
   in_warmup = participations.in_warmup(config.participation, round_num)

@@ -116,7 +116,7 @@ class StockAggregationFactory(tff.aggregators.WeightedAggregationFactory):
     def finish(state, inner_state, aggregate, cohort_size):
       counts = tf.logical_or(noises_empty_rounds, cohort_size > 0)
       query = tf.nest.map_structure(
-          lambda before, after: tf.where(counts, after, before), state['query'], stock.kept(inner_state.query_state)
+        lambda before, after: tf.where(counts, after, before), state['query'], stock.kept(inner_state.query_state)
       )
       norms = tf.stack(stock.clipping_norms(state['query']))
       is_released = tf.logical_and(counts, tf.reduce_all(norms >= clip_rules.TFF_SMALLEST_CLIP))
@@ -131,9 +131,9 @@ class StockAggregationFactory(tff.aggregators.WeightedAggregationFactory):
       return tff.federated_map(keep, inner.initialize())
 
     @tff.federated_computation(
-        tff.FederatedType(state_type, tff.SERVER),
-        tff.FederatedType(value_type, tff.CLIENTS),
-        tff.FederatedType(weight_type, tff.CLIENTS),
+      tff.FederatedType(state_type, tff.SERVER),
+      tff.FederatedType(value_type, tff.CLIENTS),
+      tff.FederatedType(weight_type, tff.CLIENTS),
     )
     def next_fn(state, value, weight):
       del weight
@@ -173,13 +173,13 @@ class AdaptiveClip(StockAggregator):
 
   def factory(self, record_type):
     return _Factory.gaussian_adaptive(
-        # TFF takes its own z, and finds z_sum from it.
-        noise_multiplier=(self.value_noise_multiplier**-2 + (2 * self.count_stddev)**-2)**-0.5,
-        clients_per_round=self.clients_per_round,
-        initial_l2_norm_clip=self.initial_clip,
-        target_unclipped_quantile=self.quantile,
-        learning_rate=self.learning_rate,
-        clipped_count_stddev=self.count_stddev,
+      # TFF takes its own z, and finds z_sum from it.
+      noise_multiplier=(self.value_noise_multiplier**-2 + (2 * self.count_stddev) ** -2) ** -0.5,
+      clients_per_round=self.clients_per_round,
+      initial_l2_norm_clip=self.initial_clip,
+      target_unclipped_quantile=self.quantile,
+      learning_rate=self.learning_rate,
+      clipped_count_stddev=self.count_stddev,
     )
 
   def clipping_norms(self, query_state):
@@ -199,14 +199,15 @@ class LayerwiseClip(AdaptiveClip):
 
   def factory(self, record_type):
     queries = [
-        quantile_adaptive_clip_sum_query.QuantileAdaptiveClipSumQuery(
-            initial_l2_norm_clip=self.initial_clip,
-            noise_multiplier=self.value_noise_multiplier,
-            target_unclipped_quantile=self.quantile,
-            learning_rate=self.learning_rate,
-            clipped_count_stddev=self.count_stddev,
-            expected_num_records=self.clients_per_round,
-        ) for _ in self.layers
+      quantile_adaptive_clip_sum_query.QuantileAdaptiveClipSumQuery(
+        initial_l2_norm_clip=self.initial_clip,
+        noise_multiplier=self.value_noise_multiplier,
+        target_unclipped_quantile=self.quantile,
+        learning_rate=self.learning_rate,
+        clipped_count_stddev=self.count_stddev,
+        expected_num_records=self.clients_per_round,
+      )
+      for _ in self.layers
     ]
     return _Factory(normalized_query.NormalizedQuery(nested_query.NestedSumQuery(queries), self.clients_per_round))
 
@@ -228,11 +229,11 @@ class Tree(StockAggregator):
 
   def factory(self, record_type):
     return _Factory.tree_aggregation(
-        noise_multiplier=self.value_noise_multiplier,
-        clients_per_round=self.clients_per_round,
-        l2_norm_clip=self.clip,
-        record_specs=tff.types.type_to_tf_tensor_specs(record_type),
-        noise_seed=self.seed,
+      noise_multiplier=self.value_noise_multiplier,
+      clients_per_round=self.clients_per_round,
+      l2_norm_clip=self.clip,
+      record_specs=tff.types.type_to_tf_tensor_specs(record_type),
+      noise_seed=self.seed,
     )
 
   def clipping_norms(self, query_state):
@@ -248,18 +249,24 @@ class Tree(StockAggregator):
       whole = tf.pad(rows, [[0, missing]] + [[0, 0]] * (rows.shape.rank - 1), constant_values=value)
       return tf.ensure_shape(whole, [levels] + rows.shape[1:])
 
-    return _with_tree(query_state, tree._replace(
+    return _with_tree(
+      query_state,
+      tree._replace(
         level_buffer=tf.nest.map_structure(lambda rows: padded(rows, 0.0), tree.level_buffer),
         level_buffer_idx=padded(tree.level_buffer_idx, -1),
-    ))
+      ),
+    )
 
   def taken_up(self, kept):
     tree = kept.numerator_state.tree_state
     used = tf.reduce_sum(tf.cast(tree.level_buffer_idx >= 0, tf.int32))
-    return _with_tree(kept, tree._replace(
+    return _with_tree(
+      kept,
+      tree._replace(
         level_buffer=tf.nest.map_structure(lambda rows: rows[:used], tree.level_buffer),
         level_buffer_idx=tree.level_buffer_idx[:used],
-    ))
+      ),
+    )
 
 
 def _with_tree(query_state, tree):

@@ -37,11 +37,11 @@ stock_aggregation = lazy.module('quap_tff.plans.stock_aggregation')
 CALIBRATIONS = ('documents', 'exact')
 
 _UNSEEDED = (
-    'TFF\'s noise takes no seed: a run that was interrupted and resumed is not bit for bit the uninterrupted one.'
+  "TFF's noise takes no seed: a run that was interrupted and resumed is not bit for bit the uninterrupted one."
 )
 _IDEAL = (
-    'The figures are for ideal Gaussian noise; the noise that TFF adds is weaker: {reason}. It is drawn as single '
-    'float32 numbers, whose low bits reveal whether a guess of a client\'s update is right.'
+  'The figures are for ideal Gaussian noise; the noise that TFF adds is weaker: {reason}. It is drawn as single '
+  "float32 numbers, whose low bits reveal whether a guess of a client's update is right."
 )
 _FEW_BITS = 'its generator starts from 32 random bits, which can be tried one by one'
 _NOT_CRYPTOGRAPHIC = 'its generator is not a cryptographic one'
@@ -102,15 +102,15 @@ class TreeExposure(Exposure):
       added.append(((2 * counts[cohort] - 1) * is_released).sum(axis=1).astype(np.float64))
       leaf += 1
     self._cohorts, self._added = [list(map(int, cohort)) for cohort in cohorts], added
-    self.of_one_round = float(max(levels, 1))**0.5
-    self.largest = max([1.0] + [float(values.max()) for values in added if len(values)])**0.5
+    self.of_one_round = float(max(levels, 1)) ** 0.5
+    self.largest = max([1.0] + [float(values.max()) for values in added if len(values)]) ** 0.5
 
   def weights(self, round_num, cohort):
     planned, added = self._cohorts[round_num - 1], self._added[round_num - 1]
     if sorted(planned) != sorted(cohort):
       raise ValueError(
-          f'The noise of the tree was chosen for the planned cohorts, but round {round_num} has another. Planned are '
-          f'the clients {sorted(planned)}, found {sorted(cohort)}.'
+        f'The noise of the tree was chosen for the planned cohorts, but round {round_num} has another. Planned are '
+        f'the clients {sorted(planned)}, found {sorted(cohort)}.'
       )
     by_client = dict(zip(planned, added))
     return np.sqrt([by_client[client] for client in cohort]) / self.largest
@@ -136,8 +136,12 @@ class StockConfig(abc.ABC):
 
   @abc.abstractmethod
   def aggregator(
-      self, noise_multiplier: float, clients_per_round: float, layers: Sequence[layers_lib.Layer], rounds: int,
-      seed: Optional[int],
+    self,
+    noise_multiplier: float,
+    clients_per_round: float,
+    layers: Sequence[layers_lib.Layer],
+    rounds: int,
+    seed: Optional[int],
   ) -> stock_aggregation.StockAggregator:
     """The aggregator at a noise multiplier z.
 
@@ -202,7 +206,7 @@ class DpFedAvgAdaptive(StockConfig):
 
   def _quantile(self):
     return dict(
-        quantile=float(self.quantile), initial_clip=float(self.initial_clip), learning_rate=float(self.learning_rate)
+      quantile=float(self.quantile), initial_clip=float(self.initial_clip), learning_rate=float(self.learning_rate)
     )
 
   def split(self, noise_multiplier: float, clients_per_round: float) -> Tuple[float, float]:
@@ -216,10 +220,10 @@ class DpFedAvgAdaptive(StockConfig):
       stddev = max(clients_per_round / 20, 2 * noise_multiplier)
     if stddev <= noise_multiplier:
       raise ValueError(
-          f'clipped_count_stddev must be greater than {rounding.up(noise_multiplier)}, the noise multiplier that this '
-          f'budget needs, found {stddev:g}. Raise it, or leave it out.'
+        f'clipped_count_stddev must be greater than {rounding.up(noise_multiplier)}, the noise multiplier that this '
+        f'budget needs, found {stddev:g}. Raise it, or leave it out.'
       )
-    return (noise_multiplier**-2 - stddev**-2)**-0.5, float(stddev)
+    return (noise_multiplier**-2 - stddev**-2) ** -0.5, float(stddev)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,9 +236,9 @@ class LayerwiseAdaptive(DpFedAvgAdaptive):
   clips_each_layer = True
 
   def aggregator(self, noise_multiplier, clients_per_round, layers, rounds, seed):
-    value_multiplier, count_stddev = self.split(noise_multiplier * len(layers)**0.5, clients_per_round)
+    value_multiplier, count_stddev = self.split(noise_multiplier * len(layers) ** 0.5, clients_per_round)
     return stock_aggregation.LayerwiseClip(
-        value_multiplier, count_stddev, clients_per_round, layers=tuple(layers), **self._quantile()
+      value_multiplier, count_stddev, clients_per_round, layers=tuple(layers), **self._quantile()
     )
 
 
@@ -273,15 +277,15 @@ class StockPlan(base.Plan):
   _has_constant_divisor = True
 
   def __init__(
-      self,
-      stock: StockConfig,
-      config: configs.QuapConfig,
-      cohorts: Sequence[np.ndarray],
-      clients_per_round: Optional[float],
-      draw: accounting.Sampler = accounting.Sampler(),
-      *,
-      calibration: str = 'documents',
-      **options,
+    self,
+    stock: StockConfig,
+    config: configs.QuapConfig,
+    cohorts: Sequence[np.ndarray],
+    clients_per_round: Optional[float],
+    draw: accounting.Sampler = accounting.Sampler(),
+    *,
+    calibration: str = 'documents',
+    **options,
   ):
     """Initializes the plan.
 
@@ -301,8 +305,10 @@ class StockPlan(base.Plan):
     config = self.settled(stock, config)
     super().__init__(config.num_clients, config.noise.delta, draw, **options)
     checks.number(
-        'clipping norm of TFF\'s aggregators', config.clip.initial_norm, at_least=clip_rules.TFF_SMALLEST_CLIP,
-        at_most=clip_rules.TFF_LARGEST_NORM,
+      "clipping norm of TFF's aggregators",
+      config.clip.initial_norm,
+      at_least=clip_rules.TFF_SMALLEST_CLIP,
+      at_most=clip_rules.TFF_LARGEST_NORM,
     )
     self.config, self._stock, self._clients_per_round = config, stock, self.divisor(clients_per_round)
     cohorts = checks.schedule(cohorts, config.num_clients)
@@ -331,8 +337,8 @@ class StockPlan(base.Plan):
     """The expected size of a cohort; raises `ValueError` if it is not known."""
     if clients_per_round is None:
       raise ValueError(
-          'TFF\'s aggregators divide by a constant number of clients, but the mean size of these cohorts is not known '
-          'beforehand: use a --participation for which it is (uniform, bernoulli, beta, hybrid, …).'
+        "TFF's aggregators divide by a constant number of clients, but the mean size of these cohorts is not known "
+        'beforehand: use a --participation for which it is (uniform, bernoulli, beta, hybrid, …).'
       )
     return float(clients_per_round)
 
@@ -345,22 +351,22 @@ class StockPlan(base.Plan):
     """
     if config.noise.placement != 'server':
       raise ValueError(
-          f'--noise={config.noise.placement}: TFF\'s aggregators add their noise at the server. Leave --noise out. '
-          'For training without noise, use --algorithm=fedavg.'
+        f"--noise={config.noise.placement}: TFF's aggregators add their noise at the server. Leave --noise out. "
+        'For training without noise, use --algorithm=fedavg.'
       )
     if config.noise.seed is not None and not stock.takes_noise_seed:
       raise ValueError(
-          'TFF\'s DP-FedAvg takes no seed for its noise: leave --noise_seed out (tff_dp_ftrl takes one, and so do our '
-          'own fixed_dp and adaptive_clip).'
+        "TFF's DP-FedAvg takes no seed for its noise: leave --noise_seed out (tff_dp_ftrl takes one, and so do our "
+        'own fixed_dp and adaptive_clip).'
       )
     return dataclasses.replace(
-        config,
-        budget=budgets.uniform(config.budget),
-        clip=stock.clip_rule(),
-        clip_scope='critical',
-        critical_layers=layers_lib.ALL,
-        max_agg_norm=None,
-        update_scale='delta',
+      config,
+      budget=budgets.uniform(config.budget),
+      clip=stock.clip_rule(),
+      clip_scope='critical',
+      critical_layers=layers_lib.ALL,
+      max_agg_norm=None,
+      update_scale='delta',
     )
 
   @property
@@ -385,8 +391,11 @@ class StockPlan(base.Plan):
     """TFF's aggregator and what must be known about it; the model's shape must be known for one that clips by layer."""
     if self._made_for != self.model:
       layers = self.model.layers if self.model is not None else ()
-      self._made_for, self._made = self.model, self._stock.aggregator(
+      self._made_for, self._made = (
+        self.model,
+        self._stock.aggregator(
           self._noise_multiplier, self._clients_per_round, layers, self._rounds, self.config.noise.seed
+        ),
       )
     return self._made
 
@@ -412,9 +421,9 @@ class StockPlan(base.Plan):
     anybody = measurements['cohort_size'] > 0
     norms = np.asarray(measurements['clipping_norms'], np.float64)
     row = dict(
-        epsilon=self._budget if anybody else 0.0,
-        clipping_norm=np.linalg.norm(norms),
-        noise_multiplier=stock.value_noise_multiplier if anybody or self.noises_empty_rounds else 0.0,
+      epsilon=self._budget if anybody else 0.0,
+      clipping_norm=np.linalg.norm(norms),
+      noise_multiplier=stock.value_noise_multiplier if anybody or self.noises_empty_rounds else 0.0,
     )
     if stock.has_one_sigma:
       row['sigma'] = row['noise_multiplier'] * row['clipping_norm'] / self._clients_per_round
@@ -433,11 +442,11 @@ class StockPlan(base.Plan):
   def _record(self, round_num, cohort, clipping_norm):
     is_noised = self.noises_empty_rounds or len(cohort)
     return accounting.RoundRecord(
-        cohort=cohort,
-        budgets=np.full(len(cohort), self._budget),
-        weights=self._exposure.weights(round_num, cohort),
-        noise_multiplier=self._noise_multiplier / self._exposure.largest if is_noised else 0.0,
-        # z is that of sums and noised counts together.
-        count_noise_multiplier=np.inf,
-        clipping_norm=clipping_norm,
+      cohort=cohort,
+      budgets=np.full(len(cohort), self._budget),
+      weights=self._exposure.weights(round_num, cohort),
+      noise_multiplier=self._noise_multiplier / self._exposure.largest if is_noised else 0.0,
+      # z is that of sums and noised counts together.
+      count_noise_multiplier=np.inf,
+      clipping_norm=clipping_norm,
     )

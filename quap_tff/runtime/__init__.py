@@ -2,13 +2,20 @@
 
 from quap_tff import lazy
 
-__getattr__ = lazy.exports(__name__, {
+__getattr__ = lazy.exports(
+  __name__,
+  {
     'activation': ['activate', 'client_values', 'measure_traffic', 'prepare'],
     'config': ['RuntimeConfig'],
     'errors': [
-        'ClientError', 'DeviceError', 'NotMergeableError', 'RuntimeStackError', 'UnsupportedComputationError',
-        'WorkerError',
+      'ClientError',
+      'DeviceError',
+      'NotMergeableError',
+      'RuntimeStackError',
+      'UnsupportedComputationError',
+      'WorkerError',
     ],
     'in_process': ['AsyncInProcessContext', 'InProcessContext', 'Statistics'],
     'traffic': ['Measurement', 'Traffic'],
-})
+  },
+)

@@ -20,8 +20,8 @@ def _config(config: Union[config_lib.RuntimeConfig, str]) -> config_lib.RuntimeC
     return config_lib.RuntimeConfig(kind=config)
   if not isinstance(config, config_lib.RuntimeConfig):
     raise TypeError(
-        f'config must be a quap_tff.runtime.RuntimeConfig or the name of a runtime ({", ".join(config_lib.KINDS)}), '
-        f'found {type(config).__name__}.'
+      f'config must be a quap_tff.runtime.RuntimeConfig or the name of a runtime ({", ".join(config_lib.KINDS)}), '
+      f'found {type(config).__name__}.'
     )
   return config
 
@@ -74,7 +74,7 @@ _RUNTIMES = {'in_process': _in_process, 'native': _native, 'workers': _workers}
 
 @contextlib.contextmanager
 def activate(
-    config: Union[config_lib.RuntimeConfig, str] = config_lib.RuntimeConfig()
+  config: Union[config_lib.RuntimeConfig, str] = config_lib.RuntimeConfig(),
 ) -> Iterator[tff.framework.SyncContext]:
   """Runs TFF computations called in the `with` block, on the calling thread, where `config` says.
 

@@ -7,10 +7,10 @@ from typing import List, Sequence
 # Asks the kernel to kill this process when its parent ends, then becomes the command. If the parent has ended by then,
 # the parent's id has changed. (A `preexec_fn` would run this between fork and exec of a program full of threads.)
 _LAUNCHER = (
-    'import ctypes, os, signal, sys\n'
-    'ctypes.CDLL(None).prctl(1, signal.SIGKILL)\n'
-    'if os.getppid() != int(sys.argv[1]): sys.exit(1)\n'
-    'os.execv(sys.argv[2], sys.argv[2:])\n'
+  'import ctypes, os, signal, sys\n'
+  'ctypes.CDLL(None).prctl(1, signal.SIGKILL)\n'
+  'if os.getppid() != int(sys.argv[1]): sys.exit(1)\n'
+  'os.execv(sys.argv[2], sys.argv[2:])\n'
 )
 
 

@@ -66,8 +66,8 @@ class RuntimeConfig:
       raise ValueError('worker_credentials are for workers at worker_addresses, found none of these.')
     if self.device == 'gpu' and self.kind != 'in_process':
       raise ValueError(
-          f'The runtime {self.kind!r} cannot use a GPU (TFF\'s worker is a CPU build). Use kind="in_process", or'
-          ' device="cpu".'
+        f'The runtime {self.kind!r} cannot use a GPU (TFF\'s worker is a CPU build). Use kind="in_process", or'
+        ' device="cpu".'
       )
 
   def resolved_num_threads(self) -> int:

@@ -34,7 +34,7 @@ def replace_reductions(graph_def: Any) -> None:
       state = list(node.attr['Tstate'].list.type)
       others = list(node.attr['Targuments'].list.type)
       arguments = [argument.type for argument in functions[f.name].signature.input_arg]
-      element = arguments[len(state):len(arguments) - len(others)]
+      element = arguments[len(state) : len(arguments) - len(others)]
       prefix = f'{f.name}_{node.name.replace("/", "_")}_loop'
       while f'{prefix}_cond' in used or f'{prefix}_body' in used:
         prefix += '_'
@@ -79,12 +79,15 @@ def _replace(nodes: Any, node: Any, prefix: str, types, state, element, output) 
   _element_attributes(iterator, element)
   handle = output(iterator.name, 'handle', 0)
   make = nodes.add(
-      name=f'{name}/make_iterator', op='MakeIterator', input=[data[0], handle] + control, device=node.device)
+    name=f'{name}/make_iterator', op='MakeIterator', input=[data[0], handle] + control, device=node.device
+  )
   first = nodes.add(
-      name=f'{name}/first', op='IteratorGetNextAsOptional', input=[handle, f'^{make.name}'], device=node.device)
+    name=f'{name}/first', op='IteratorGetNextAsOptional', input=[handle, f'^{make.name}'], device=node.device
+  )
   _element_attributes(first, element)
   loop = nodes.add(
-      name=f'{name}/loop', op='While', input=[output(first.name, 'optional', 0), handle] + data[1:] + control)
+    name=f'{name}/loop', op='While', input=[output(first.name, 'optional', 0), handle] + data[1:] + control
+  )
   loop.attr['T'].list.type.extend(types)
   loop.attr['cond'].func.name = f'{prefix}_cond'
   loop.attr['body'].func.name = f'{prefix}_body'
@@ -126,9 +129,9 @@ def _add_body(function: Any, name: str, types, f: Any, state, element, others) -
   value = function.node_def.add(name='value', op='OptionalGetValue', input=[arguments[0]])
   _element_attributes(value, element)
   call = function.node_def.add(name='step', op='StatefulPartitionedCall')
-  call.input.extend(arguments[2:2 + len(state)])
+  call.input.extend(arguments[2 : 2 + len(state)])
   call.input.extend(f'value:components:{i}' for i in range(len(element)))
-  call.input.extend(arguments[2 + len(state):])
+  call.input.extend(arguments[2 + len(state) :])
   call.attr['Tin'].list.type.extend(list(state) + list(element) + list(others))
   call.attr['Tout'].list.type.extend(state)
   call.attr['f'].func.CopyFrom(f)
@@ -137,7 +140,7 @@ def _add_body(function: Any, name: str, types, f: Any, state, element, others) -
   following = function.node_def.add(name='next', op='IteratorGetNextAsOptional', input=[arguments[1]])
   _element_attributes(following, element)
   results = ['next:optional:0', arguments[1]] + [f'step:output:{i}' for i in range(len(state))]
-  results += arguments[2 + len(state):]
+  results += arguments[2 + len(state) :]
   for i, (result, dtype) in enumerate(zip(results, types)):
     function.signature.output_arg.add(name=f'out{i}', type=dtype)
     function.ret[f'out{i}'] = result

@@ -33,8 +33,8 @@ def choose_devices(device: str) -> Tuple[str, ...]:
       has_cuda = tf.test.is_built_with_cuda()
       advice = 'Check the driver and CUDA_VISIBLE_DEVICES' if has_cuda else 'Install a build with CUDA'
       raise errors.DeviceError(
-          f'device="gpu" was asked for, but TensorFlow {tf.__version__}, a build {"with" if has_cuda else "without"} '
-          f'CUDA, sees no GPU here. {advice}, or use device="cpu" or device="auto".'
+        f'device="gpu" was asked for, but TensorFlow {tf.__version__}, a build {"with" if has_cuda else "without"} '
+        f'CUDA, sees no GPU here. {advice}, or use device="cpu" or device="auto".'
       )
     return ('/device:CPU:0',)
   for gpu in gpus:
@@ -64,8 +64,9 @@ def one_core_per_client(num_threads: int) -> None:
       tf.config.threading.set_inter_op_parallelism_threads(num_threads)
   except RuntimeError:
     logging.info(
-        'TensorFlow was in use before the runtime was activated, so its thread pools stay as they were. Activate first'
-        ' to give each client a core of its own: that is faster and gives the same results for any number of threads.')
+      'TensorFlow was in use before the runtime was activated, so its thread pools stay as they were. Activate first'
+      ' to give each client a core of its own: that is faster and gives the same results for any number of threads.'
+    )
 
 
 def is_gpu(device: str) -> bool:

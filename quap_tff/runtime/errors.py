@@ -30,8 +30,8 @@ class ClientError(RuntimeStackError):
 
   def __init__(self, client_index: int, num_clients: int, cause: BaseException):
     super().__init__(
-        f'Client {client_index} of the cohort (counted from 0, {num_clients} clients) failed:'
-        f' {type(cause).__name__}: {_own_words(cause)}'
+      f'Client {client_index} of the cohort (counted from 0, {num_clients} clients) failed:'
+      f' {type(cause).__name__}: {_own_words(cause)}'
     )
     self.client_index = client_index
 
@@ -40,7 +40,7 @@ def _own_words(cause: BaseException) -> str:
   """The message without TensorFlow's traceback of the node, which here always shows the code that imports graphs."""
   lines = str(getattr(cause, 'message', None) or cause).splitlines()
   places = [i for i, line in enumerate(lines) if line.startswith('  File "')]
-  text = '\n'.join(lines[places[-1] + 1:] if places else lines).strip()
+  text = '\n'.join(lines[places[-1] + 1 :] if places else lines).strip()
   assertion = _ASSERTION.search(text)
   return f'{assertion[1].rstrip(". ")} {assertion[2]}.' if assertion else _NODE.sub('', text)
 

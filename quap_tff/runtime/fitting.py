@@ -31,8 +31,11 @@ def _rule(dtype: tf.DType) -> _Rule:
     return _Rule('integer', (int,), dtype.min, dtype.max)
   if dtype.is_floating or dtype.is_complex:
     largest = float(dtype.real_dtype.max)
-    return _Rule('complex', (complex,), -largest, largest) if dtype.is_complex else _Rule(
-        'float', (float,), -largest, largest)
+    return (
+      _Rule('complex', (complex,), -largest, largest)
+      if dtype.is_complex
+      else _Rule('float', (float,), -largest, largest)
+    )
   if dtype == tf.string:
     return _Rule('string', (str, bytes))
   return _Rule('bool', (bool,)) if dtype == tf.bool else _Rule(dtype.name)

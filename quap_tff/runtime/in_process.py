@@ -173,7 +173,7 @@ class _Runner:
     return shared if self._copies is None else self._copies.placed(shared, self.device())
 
   def map(
-      self, function: Callable[[Any], Any], items: Iterable[Any], functions: Sequence[Any] = ()
+    self, function: Callable[[Any], Any], items: Iterable[Any], functions: Sequence[Any] = ()
   ) -> Generator[Any, None, None]:
     """Runs `function` once per client, and yields the results in the clients' order.
 

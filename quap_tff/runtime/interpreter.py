@@ -61,7 +61,8 @@ class Program:
       if isinstance(block, kind):
         return compile_kind(self, block)
     raise errors.UnsupportedComputationError(
-        f'The in-process runtime cannot run a building block of kind {type(block).__name__}: {block}.')
+      f'The in-process runtime cannot run a building block of kind {type(block).__name__}: {block}.'
+    )
 
   def _compile_tensorflow(self, block: tff.framework.CompiledComputation) -> streaming.Run:
     key = block.proto.SerializeToString(deterministic=True)
@@ -82,8 +83,10 @@ class Program:
     return [section.function for section in dict.fromkeys(self._compiled[before:])]
 
   def _join(
-      self, blocks: Sequence[tff.framework.ComputationBuildingBlock], make: Callable[[Any, streaming.Bindings], Any],
-      types: Dict[str, tff.Type],
+    self,
+    blocks: Sequence[tff.framework.ComputationBuildingBlock],
+    make: Callable[[Any, streaming.Bindings], Any],
+    types: Dict[str, tff.Type],
   ) -> Optional[joined.Joined]:
     intrinsics = [part.uri for block in blocks for part in streaming.parts_of(block, tff.framework.Intrinsic)]
     if not _READING_INTRINSICS.isdisjoint(intrinsics):
@@ -126,7 +129,8 @@ class Program:
       if 'secure' in block.uri:
         hint = ' Secure aggregation runs only under tff.backends.test.set_sync_test_cpp_execution_context().'
       raise errors.UnsupportedComputationError(
-          f'The in-process runtime has no intrinsic {block.uri!r} (type {block.type_signature}).{hint}')
+        f'The in-process runtime has no intrinsic {block.uri!r} (type {block.type_signature}).{hint}'
+      )
     implementation = _INTRINSICS[block.uri]
     signature = block.type_signature
     return lambda bindings: implementation(bindings[_RUNNER], signature, argument(bindings))
@@ -150,15 +154,15 @@ class Program:
 
 
 _COMPILERS = (
-    (tff.framework.CompiledComputation, Program._compile_tensorflow),
-    (tff.framework.Lambda, Program._compile_lambda),
-    (tff.framework.Block, Program._compile_block),
-    (tff.framework.Call, Program._compile_call),
-    (tff.framework.Intrinsic, Program._compile_intrinsic),
-    (tff.framework.Reference, Program._compile_reference),
-    (tff.framework.Selection, Program._compile_selection),
-    (tff.framework.Struct, Program._compile_struct),
-    (tff.framework.Literal, Program._compile_literal),
+  (tff.framework.CompiledComputation, Program._compile_tensorflow),
+  (tff.framework.Lambda, Program._compile_lambda),
+  (tff.framework.Block, Program._compile_block),
+  (tff.framework.Call, Program._compile_call),
+  (tff.framework.Intrinsic, Program._compile_intrinsic),
+  (tff.framework.Reference, Program._compile_reference),
+  (tff.framework.Selection, Program._compile_selection),
+  (tff.framework.Struct, Program._compile_struct),
+  (tff.framework.Literal, Program._compile_literal),
 )
 
 
@@ -175,8 +179,7 @@ def _select(runner, signature, argument):
   slices = [select((server_value, key)) for key in tf.unstack(keys)]
   if runner.meter is not None:
     slice_bytes = traffic.sizer(element_type)
-    runner.meter.select(
-        traffic.sizer(signature.parameter[0].member)(keys), sum(slice_bytes(part) for part in slices))
+    runner.meter.select(traffic.sizer(signature.parameter[0].member)(keys), sum(slice_bytes(part) for part in slices))
   return values.sequence_from_values(slices, element_type)
 
 
@@ -231,22 +234,23 @@ def _same(runner, signature, argument):
 
 # At a client these run once for each client, on its values.
 _INTRINSICS = {
-    'federated_apply': _apply,
-    'federated_broadcast': _broadcast,
-    'federated_eval_at_clients': _evaluate,
-    'federated_eval_at_server': _evaluate,
-    'federated_map': _apply,
-    'federated_map_all_equal': _apply,
-    'federated_select': _select,
-    'federated_value_at_clients': _same,
-    'federated_value_at_server': _same,
-    'federated_zip_at_clients': _same,
-    'federated_zip_at_server': _same,
-    'generic_zero': lambda runner, signature, argument: _zero(signature),
-    'sequence_map': _sequence_map,
-    'sequence_reduce': _sequence_reduce,
-    'sequence_sum': _sequence_sum,
+  'federated_apply': _apply,
+  'federated_broadcast': _broadcast,
+  'federated_eval_at_clients': _evaluate,
+  'federated_eval_at_server': _evaluate,
+  'federated_map': _apply,
+  'federated_map_all_equal': _apply,
+  'federated_select': _select,
+  'federated_value_at_clients': _same,
+  'federated_value_at_server': _same,
+  'federated_zip_at_clients': _same,
+  'federated_zip_at_server': _same,
+  'generic_zero': lambda runner, signature, argument: _zero(signature),
+  'sequence_map': _sequence_map,
+  'sequence_reduce': _sequence_reduce,
+  'sequence_sum': _sequence_sum,
 }
 # These look into their values in Python, or count them.
-_READING_INTRINSICS = frozenset([
-    'federated_broadcast', 'federated_select', 'sequence_map', 'sequence_reduce', 'sequence_sum'])
+_READING_INTRINSICS = frozenset(
+  ['federated_broadcast', 'federated_select', 'sequence_map', 'sequence_reduce', 'sequence_sum']
+)

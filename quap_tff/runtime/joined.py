@@ -25,9 +25,7 @@ class Joined:
     function: What runs it.
   """
 
-  def __init__(
-      self, make: Callable[[Any, Dict[str, Any]], Any], specs: Dict[str, Any], on_trace: Callable[[], None]
-  ):
+  def __init__(self, make: Callable[[Any, Dict[str, Any]], Any], specs: Dict[str, Any], on_trace: Callable[[], None]):
     self._make = make
     self._specs = dict(specs)
     self._pack: Any = None

@@ -36,11 +36,13 @@ class WorkerProcess:
     # The worker inherits neither output: if it held this program's, a pipeline behind the program would hang.
     self._log = tempfile.TemporaryFile()
     self._process = subprocess.Popen(
-        child_process.ending_with_this_one(command),
-        stdin=subprocess.DEVNULL, stdout=self._log, stderr=subprocess.STDOUT,
-        env={**os.environ, 'TF_CPP_MIN_LOG_LEVEL': '1'},
-        # Ctrl-C at the terminal is meant for this program, which then ends its workers.
-        start_new_session=True,
+      child_process.ending_with_this_one(command),
+      stdin=subprocess.DEVNULL,
+      stdout=self._log,
+      stderr=subprocess.STDOUT,
+      env={**os.environ, 'TF_CPP_MIN_LOG_LEVEL': '1'},
+      # Ctrl-C at the terminal is meant for this program, which then ends its workers.
+      start_new_session=True,
     )
     self.address = f'localhost:{port}'
     self.pid = self._process.pid
@@ -73,4 +75,3 @@ class WorkerProcess:
       self._process.terminate()
       self.end()
     self._log.close()
-

@@ -31,11 +31,11 @@ _SECONDS_TO_END = 5
 _SECONDS_BETWEEN_ATTEMPTS = 1.0
 _MAX_MESSAGE_BYTES = 2_000_000_000
 _CHANNEL_OPTIONS = (
-    ('grpc.max_receive_message_length', _MAX_MESSAGE_BYTES),
-    ('grpc.max_send_message_length', _MAX_MESSAGE_BYTES),
-    ('grpc.max_reconnect_backoff_ms', 1000),
-    # Otherwise a new channel shares the connection of an old one, which may be the one that hangs.
-    ('grpc.use_local_subchannel_pool', 1),
+  ('grpc.max_receive_message_length', _MAX_MESSAGE_BYTES),
+  ('grpc.max_send_message_length', _MAX_MESSAGE_BYTES),
+  ('grpc.max_reconnect_backoff_ms', 1000),
+  # Otherwise a new channel shares the connection of an old one, which may be the one that hangs.
+  ('grpc.use_local_subchannel_pool', 1),
 )
 # Certificates name what a worker is, not where it is.
 _TLS_OPTIONS = (*_CHANNEL_OPTIONS, ('grpc.ssl_target_name_override', tls_worker.NAME))
@@ -71,8 +71,9 @@ class Worker:
     errors.WorkerError: If it cannot be started or reached.
   """
 
-  def __init__(self, address: Optional[str] = None, timeout: float = 20.0,
-               credentials: Optional[grpc.ChannelCredentials] = None):
+  def __init__(
+    self, address: Optional[str] = None, timeout: float = 20.0, credentials: Optional[grpc.ChannelCredentials] = None
+  ):
     self.credentials = credentials
     self._process = processes.WorkerProcess() if address is None else None
     self.address = self._process.address if self._process else address
@@ -161,8 +162,9 @@ class Worker:
       if waited > said + (_SECONDS_BETWEEN_WORDS if said else _SECONDS_UNTIL_FIRST_WORD):
         said = waited
         logging.warning(
-            'The %s does not answer yet: is it running, and are host and port right? It is given up in %.0f s.', self,
-            SECONDS_TO_START - waited,
+          'The %s does not answer yet: is it running, and are host and port right? It is given up in %.0f s.',
+          self,
+          SECONDS_TO_START - waited,
         )
 
   def _watch(self) -> None:
@@ -235,10 +237,10 @@ class _Connection:
       return executor
 
     return tff.framework.SyncExecutionContext(
-        tff.framework.ResourceManagingExecutorFactory(stack),
-        _compiled.get,
-        transform_args=tff.tensorflow.transform_args,
-        transform_result=tff.tensorflow.transform_result,
+      tff.framework.ResourceManagingExecutorFactory(stack),
+      _compiled.get,
+      transform_args=tff.tensorflow.transform_args,
+      transform_result=tff.tensorflow.transform_result,
     )
 
   def is_ready(self, seconds: float) -> bool:

@@ -86,10 +86,10 @@ def plan(local_values: Sequence[Local], result: Iterable[str]) -> List[Union[str
     now.update(local.name for local in possible if local.kind == AGGREGATE and local.uses <= taken)
     if now:
       order.append(
-          Pass(
-              steps=tuple(local.name for local in possible if local.kind == CLIENT and local.name in now),
-              aggregates=tuple(local.name for local in possible if local.kind == AGGREGATE and local.name in now),
-          )
+        Pass(
+          steps=tuple(local.name for local in possible if local.kind == CLIENT and local.name in now),
+          aggregates=tuple(local.name for local in possible if local.kind == AGGREGATE and local.name in now),
+        )
       )
     made |= now
     left = [local for local in left if local.name not in made]

@@ -14,6 +14,7 @@ import itertools
 from typing import Any, Dict, List, Mapping, Sequence, Set, Tuple
 
 import tensorflow as tf
+
 # Not public. TFF's compiler uses it, too. The versions are pinned.
 from tensorflow.python.grappler import tf_optimizer
 
@@ -23,13 +24,13 @@ from quap_tff.runtime import dependencies
 # These ops name a table, which the process's resource manager finds again. The anonymous ops have the same outputs and
 # need no name.
 _ANONYMOUS_TABLES = {
-    'HashTableV2': ('AnonymousHashTable', ('key_dtype', 'value_dtype')),
-    'MutableHashTableV2': ('AnonymousMutableHashTable', ('key_dtype', 'value_dtype')),
-    'MutableHashTableOfTensorsV2': (
-        'AnonymousMutableHashTableOfTensors', ('key_dtype', 'value_dtype', 'value_shape')),
-    'MutableDenseHashTableV2': (
-        'AnonymousMutableDenseHashTable',
-        ('key_dtype', 'value_dtype', 'value_shape', 'initial_num_buckets', 'max_load_factor')),
+  'HashTableV2': ('AnonymousHashTable', ('key_dtype', 'value_dtype')),
+  'MutableHashTableV2': ('AnonymousMutableHashTable', ('key_dtype', 'value_dtype')),
+  'MutableHashTableOfTensorsV2': ('AnonymousMutableHashTableOfTensors', ('key_dtype', 'value_dtype', 'value_shape')),
+  'MutableDenseHashTableV2': (
+    'AnonymousMutableDenseHashTable',
+    ('key_dtype', 'value_dtype', 'value_shape', 'initial_num_buckets', 'max_load_factor'),
+  ),
 }
 # Arguments, and the handles of variables.
 _INPUT_OPS = frozenset(['Placeholder', 'VarHandleOp'])
@@ -38,10 +39,23 @@ _FREE_OPS = frozenset(['Placeholder', 'Const', 'VarHandleOp', 'NoOp'])
 # Ops that work on one thread of their own kernel. Calls that share the kernel would wait for each other.
 _ONE_THREAD_OPS = frozenset(['ReduceDataset', 'IteratorGetNext', 'IteratorGetNextAsOptional', 'DatasetToSingleElement'])
 # Control flow, which TensorFlow's single-threaded executor cannot run.
-_BRANCHING_OPS = frozenset([
-    'Case', 'Enter', 'Exit', 'For', 'If', 'LoopCond', 'Merge', 'NextIteration', 'StatelessCase', 'StatelessIf',
-    'StatelessWhile', 'Switch', 'While',
-])
+_BRANCHING_OPS = frozenset(
+  [
+    'Case',
+    'Enter',
+    'Exit',
+    'For',
+    'If',
+    'LoopCond',
+    'Merge',
+    'NextIteration',
+    'StatelessCase',
+    'StatelessIf',
+    'StatelessWhile',
+    'Switch',
+    'While',
+  ]
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +94,8 @@ class SectionGraph:
     """Adds the nodes to the current graph, with `inputs` in the order of `self.inputs`; returns what is fetched."""
     # All in C++. TensorFlow's `prune` made each node again in Python, which took almost half of a first round.
     return tf.graph_util.import_graph_def(
-        self.graph_def, input_map=dict(zip(self.inputs, inputs)), return_elements=self.fetches, name=name)
+      self.graph_def, input_map=dict(zip(self.inputs, inputs)), return_elements=self.fetches, name=name
+    )
 
 
 def of_section(proto: Any, arguments: Sequence[str], results: Sequence[str]) -> SectionGraph:
@@ -124,8 +139,11 @@ def of_section(proto: Any, arguments: Sequence[str], results: Sequence[str]) -> 
 
 
 def of_graph(
-    graph: tf.Graph, arguments: Sequence[tf.Tensor], handles: Sequence[tf.Tensor],
-    variables: Sequence[Tuple[tf.DType, tf.TensorShape]], fetches: Sequence[str],
+  graph: tf.Graph,
+  arguments: Sequence[tf.Tensor],
+  handles: Sequence[tf.Tensor],
+  variables: Sequence[Tuple[tf.DType, tf.TensorShape]],
+  fetches: Sequence[str],
 ) -> SectionGraph:
   """A graph that needs no changes but that its placeholders become inputs.
 

@@ -41,11 +41,11 @@ class Body:
   """
 
   def __init__(
-      self,
-      function: tff.framework.Lambda,
-      compile_block: Callable[[tff.framework.ComputationBuildingBlock], Run],
-      sections_of: Callable[[Callable[[], Any]], List[Any]],
-      join: Callable[..., Optional[Any]],
+    self,
+    function: tff.framework.Lambda,
+    compile_block: Callable[[tff.framework.ComputationBuildingBlock], Run],
+    sections_of: Callable[[Callable[[], Any]], List[Any]],
+    join: Callable[..., Optional[Any]],
   ):
     body = function.result
     if isinstance(body, tff.framework.Call):
@@ -66,16 +66,15 @@ class Body:
     self._reads_argument = {name for name, names in mentioned.items() if self._argument_name in names}
     in_result = references(body.result) & self._kinds.keys()
     order = schedule.plan(
-        [
-            schedule.Local(name, self._kinds[name], self._uses[name], name in self._reads_argument)
-            for name in self._blocks
-        ],
-        in_result,
+      [
+        schedule.Local(name, self._kinds[name], self._uses[name], name in self._reads_argument) for name in self._blocks
+      ],
+      in_result,
     )
     needs = [self._needs([entry] if isinstance(entry, str) else entry.steps + entry.aggregates) for entry in order]
     self._steps = []
     for position, entry in enumerate(order):
-      later = in_result.union(*needs[position + 1:])
+      later = in_result.union(*needs[position + 1 :])
       step = self._server_step(entry) if isinstance(entry, str) else self._pass(entry, needs[position], later)
       self._steps.append((step, needs[position] - later))
     self._result = compile_block(body.result)
@@ -104,7 +103,8 @@ class Body:
     functions = self._sections_of(lambda: runs.extend(self._compile(self._blocks[name]) for name in entry.steps))
     aggregations = []
     sums = self._sections_of(
-        lambda: aggregations.extend(_Aggregation(name, self._blocks[name], self._compile) for name in entry.aggregates))
+      lambda: aggregations.extend(_Aggregation(name, self._blocks[name], self._compile) for name in entry.aggregates)
+    )
     for function in (*functions, *sums):
       function.called_for_each_client = True
     # What a client's own bindings may forget after each step: what neither a later step nor anything else reads.
@@ -122,19 +122,22 @@ class Body:
     make = _MakeOfClient(steps[::-1], aggregations, [name for name in entry.steps if name in later])
     blocks = [self._blocks[name] for name in entry.steps] + [one.value_block for one in aggregations]
     return _Pass(
-        make=make,
-        functions=functions,
-        joined=self._joined(functions, blocks, make, [*argument_names, *earlier, *shared]),
-        sums=self._joined_sums(sums, aggregations),
-        earlier={name: name in later for name in earlier},
-        shared=shared,
-        argument_name=self._argument_name if reads_argument else None,
-        of_client=self._of_client,
+      make=make,
+      functions=functions,
+      joined=self._joined(functions, blocks, make, [*argument_names, *earlier, *shared]),
+      sums=self._joined_sums(sums, aggregations),
+      earlier={name: name in later for name in earlier},
+      shared=shared,
+      argument_name=self._argument_name if reads_argument else None,
+      of_client=self._of_client,
     )
 
   def _joined(
-      self, functions: Sequence[Any], blocks: Sequence[tff.framework.ComputationBuildingBlock], make: '_MakeOfClient',
-      reads: Sequence[str],
+    self,
+    functions: Sequence[Any],
+    blocks: Sequence[tff.framework.ComputationBuildingBlock],
+    make: '_MakeOfClient',
+    reads: Sequence[str],
   ) -> Optional[Any]:
     if not functions or len(blocks) < 2:
       return None
@@ -152,9 +155,9 @@ class Body:
     for one in aggregations:
       types[one.name], types[one.value_name] = one.accumulate_block.type_signature.parameter
     joined = self._join(
-        [one.accumulate_block for one in aggregations],
-        lambda runner, bindings: tuple([one.sum({RUNNER: runner, **bindings}) for one in aggregations]),
-        types,
+      [one.accumulate_block for one in aggregations],
+      lambda runner, bindings: tuple([one.sum({RUNNER: runner, **bindings}) for one in aggregations]),
+      types,
     )
     return _for_each_client(joined)
 
@@ -319,14 +322,14 @@ def _kind(name: str, block: tff.framework.ComputationBuildingBlock) -> str:
     return schedule.SERVER
   if intrinsic is None or not isinstance(type_spec, tff.FederatedType):
     raise errors.UnsupportedComputationError(
-        f'The in-process runtime makes clients\' values with intrinsics, but {name} of type {type_spec} comes from a '
-        f'{type(block).__name__}.'
+      f"The in-process runtime makes clients' values with intrinsics, but {name} of type {type_spec} comes from a "
+      f'{type(block).__name__}.'
     )
   return schedule.CLIENT
 
 
 def _without_detours(
-    blocks: Dict[str, tff.framework.ComputationBuildingBlock]
+  blocks: Dict[str, tff.framework.ComputationBuildingBlock],
 ) -> Dict[str, tff.framework.ComputationBuildingBlock]:
   """`blocks` with what is selected from a zip taken from the zipped values: it need not wait for the others of them."""
   direct = dict(blocks)

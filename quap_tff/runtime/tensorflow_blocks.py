@@ -12,6 +12,7 @@ import threading
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
+
 # These three are not public. The versions are pinned.
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context
@@ -183,13 +184,16 @@ class GraphFunction:
     eager = context.context()
     settings = eager.function_call_options.config_proto_serialized
     attributes = (
-        'executor_type', 'SINGLE_THREADED_EXECUTOR' if one_thread else '',
-        'config_proto', _without_optimizer(settings) if on_cpu else settings,
+      'executor_type',
+      'SINGLE_THREADED_EXECUTOR' if one_thread else '',
+      'config_proto',
+      _without_optimizer(settings) if on_cpu else settings,
     )
     # pylint: disable=protected-access
     try:
       return pywrap_tfe.TFE_Py_Execute(
-          eager._handle, device, function.name.decode(), arguments, attributes, len(self._graph.fetches))
+        eager._handle, device, function.name.decode(), arguments, attributes, len(self._graph.fetches)
+      )
     except core._NotOkStatusException as e:
       raise core._status_to_exception(e) from None
 
@@ -202,7 +206,8 @@ class GraphFunction:
   def _trace(self) -> Any:
     """A new function of the arguments that are used and of the variables' handles."""
     function = tf.compat.v1.wrap_function(
-        lambda *inputs: self._graph.add_to_current_graph(inputs), list(self._graph.inputs.values()))
+      lambda *inputs: self._graph.add_to_current_graph(inputs), list(self._graph.inputs.values())
+    )
     self._on_trace()
     return function
 
@@ -221,9 +226,9 @@ class TensorFlowBlock:
   def __init__(self, proto: Any, on_trace: Callable[[], None]):
     if proto.WhichOneof('computation') != 'tensorflow':
       raise errors.UnsupportedComputationError(
-          'The in-process runtime runs TensorFlow only, and this computation has a section of the kind '
-          f'{proto.WhichOneof("computation")!r} (`xla` comes from tff.jax.computation). Write it with '
-          'tff.tensorflow.computation.'
+        'The in-process runtime runs TensorFlow only, and this computation has a section of the kind '
+        f'{proto.WhichOneof("computation")!r} (`xla` comes from tff.jax.computation). Write it with '
+        'tff.tensorflow.computation.'
       )
     proto = proto.tensorflow
     arguments = flatten_binding(proto.parameter) if proto.HasField('parameter') else []

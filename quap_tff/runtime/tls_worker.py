@@ -37,8 +37,8 @@ def read_credentials(directory: str) -> 'dict[str, bytes]':
     path = pathlib.Path(directory, name)
     if not path.is_file():
       raise FileNotFoundError(
-          f'The credentials in {directory!r} are incomplete: {name} is missing. A folder of credentials has'
-          f' {AUTHORITY}, {CERTIFICATE} and {KEY}; experiments/distributed/make_credentials.sh makes them.'
+        f'The credentials in {directory!r} are incomplete: {name} is missing. A folder of credentials has'
+        f' {AUTHORITY}, {CERTIFICATE} and {KEY}; experiments/distributed/make_credentials.sh makes them.'
       )
     found[name] = path.read_bytes()
   return found
@@ -61,7 +61,7 @@ def run(port: int, credentials: str) -> int:
   listening = socket.create_server(('', port), backlog=16)
   _enter_new_network()  # The socket stays where it was bound.
   with subprocess.Popen(
-      child_process.ending_with_this_one(worker_binary.command(_INNER_PORT)), stdin=subprocess.DEVNULL
+    child_process.ending_with_this_one(worker_binary.command(_INNER_PORT)), stdin=subprocess.DEVNULL
   ) as worker:
     try:
       asyncio.run(_serve(listening, context, worker))
@@ -75,8 +75,10 @@ def _enter_new_network() -> None:
   kinds = _NEW_NETWORK if os.geteuid() == 0 else _NEW_NETWORK | _NEW_USER
   if ctypes.CDLL(None, use_errno=True).unshare(kinds):
     raise OSError(
-        ctypes.get_errno(), 'A worker behind TLS needs a network namespace of its own, and the system refuses one. Run'
-        ' as root, or allow user namespaces')
+      ctypes.get_errno(),
+      'A worker behind TLS needs a network namespace of its own, and the system refuses one. Run'
+      ' as root, or allow user namespaces',
+    )
   with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
     name, flags = struct.unpack('16sh', fcntl.ioctl(s, _GET_FLAGS, struct.pack('16sh', b'lo', 0)))
     fcntl.ioctl(s, _SET_FLAGS, struct.pack('16sh', name, flags | _UP))

@@ -75,7 +75,8 @@ def sizer(type_spec: tff.Type) -> Callable[[Any], int]:
   """
   if isinstance(type_spec, tff.SequenceType):
     return lambda value: sum(
-        _tensor_bytes(leaf) for element in values.dataset(value, type_spec.element) for leaf in tf.nest.flatten(element))
+      _tensor_bytes(leaf) for element in values.dataset(value, type_spec.element) for leaf in tf.nest.flatten(element)
+    )
   if isinstance(type_spec, tff.StructType):
     sizers = [sizer(t) for _, t in tff.structure.iter_elements(type_spec)]
     return lambda value: sum(size(part) for size, part in zip(sizers, value))

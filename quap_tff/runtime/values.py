@@ -129,8 +129,13 @@ def sequence_from_values(elements: Sequence[Any], element_type: tff.Type) -> tf.
   structure = element_structure(element_type)
   if not nested:
     empty = tf.data.Dataset.from_tensors(
-        tf.nest.map_structure(lambda s: tf.zeros([size or 0 for size in s.shape], s.dtype)
-                              if s.dtype != tf.string else tf.fill([size or 0 for size in s.shape], ''), structure))
+      tf.nest.map_structure(
+        lambda s: tf.zeros([size or 0 for size in s.shape], s.dtype)
+        if s.dtype != tf.string
+        else tf.fill([size or 0 for size in s.shape], ''),
+        structure,
+      )
+    )
     return tf.data.experimental.to_variant(empty.take(0))
   runs: List[List[Any]] = []
   previous = None
@@ -141,18 +146,23 @@ def sequence_from_values(elements: Sequence[Any], element_type: tff.Type) -> tf.
     runs[-1].append(element)
     previous = shapes
   parts = [
-      tf.data.Dataset.from_tensor_slices(tf.nest.map_structure(lambda *leaves: tf.stack(leaves), *run))
-      if tf.nest.flatten(run[0]) else tf.data.Dataset.from_tensors(run[0]).repeat(len(run))
-      for run in runs
+    tf.data.Dataset.from_tensor_slices(tf.nest.map_structure(lambda *leaves: tf.stack(leaves), *run))
+    if tf.nest.flatten(run[0])
+    else tf.data.Dataset.from_tensors(run[0]).repeat(len(run))
+    for run in runs
   ]
   variants = [tf.data.experimental.to_variant(part) for part in parts]
   while len(variants) > 1:  # By halves: a long chain would overflow the stack of its iterator.
-    pairs = [variants[i:i + 2] for i in range(0, len(variants), 2)]
+    pairs = [variants[i : i + 2] for i in range(0, len(variants), 2)]
     variants = [
-        tf.data.experimental.to_variant(
-            tf.data.experimental.from_variant(pair[0], structure).concatenate(
-                tf.data.experimental.from_variant(pair[1], structure)))
-        if len(pair) == 2 else pair[0] for pair in pairs
+      tf.data.experimental.to_variant(
+        tf.data.experimental.from_variant(pair[0], structure).concatenate(
+          tf.data.experimental.from_variant(pair[1], structure)
+        )
+      )
+      if len(pair) == 2
+      else pair[0]
+      for pair in pairs
     ]
   return variants[0]
 
@@ -173,8 +183,9 @@ def _tensor(argument: Any, type_spec: tff.TensorType, path: Path) -> tf.Tensor:
     argument, is_of_dtype = tf.cast(argument, dtype), True
   if not is_of_dtype or not _is_compatible(argument.shape, _shape(type_spec)):
     raise TypeError(
-        f'Expected a tensor of type {type_spec} for {_place(path)}, found one of dtype {argument.dtype.name} and shape '
-        f'{argument.shape}.')
+      f'Expected a tensor of type {type_spec} for {_place(path)}, found one of dtype {argument.dtype.name} and shape '
+      f'{argument.shape}.'
+    )
   return argument
 
 
@@ -214,17 +225,18 @@ def _children(argument: Any, type_spec: tff.StructType, path: Path) -> Sequence[
   elif isinstance(argument, (list, tuple)):
     found = [(None, part) for part in argument]
   else:
-    raise TypeError(
-        f'Expected a structure of type {type_spec} for {_place(path)}, found a {type(argument).__name__}.')
+    raise TypeError(f'Expected a structure of type {type_spec} for {_place(path)}, found a {type(argument).__name__}.')
   if len(found) != len(elements):
     raise TypeError(
-        f'Expected a structure of {len(elements)} elements of type {type_spec} for {_place(path)}, found '
-        f'{len(found)} elements.')
+      f'Expected a structure of {len(elements)} elements of type {type_spec} for {_place(path)}, found '
+      f'{len(found)} elements.'
+    )
   for (found_name, _), (name, _) in zip(found, elements):
     if found_name is not None and name is not None and found_name != name:
       raise TypeError(
-          f'Expected a structure of type {type_spec} for {_place(path)}, found an element {found_name!r} in place of '
-          f'{name!r}.')
+        f'Expected a structure of type {type_spec} for {_place(path)}, found an element {found_name!r} in place of '
+        f'{name!r}.'
+      )
   return [part for _, part in found]
 
 
@@ -250,18 +262,21 @@ def _sequence(argument: Any, type_spec: tff.SequenceType, path: Path) -> tf.Tens
   if isinstance(argument, tf.data.Dataset):
     found, expected = tf.nest.flatten(argument.element_spec), _element_specs(type_spec.element)
     matches = len(found) == len(expected) and all(
-        isinstance(f, tf.TensorSpec) and f.dtype == e.dtype and _is_compatible(f.shape, e.shape)
-        for f, e in zip(found, expected))
+      isinstance(f, tf.TensorSpec) and f.dtype == e.dtype and _is_compatible(f.shape, e.shape)
+      for f, e in zip(found, expected)
+    )
     if not matches:
       raise TypeError(
-          f'Expected a sequence of type {type_spec} for {_place(path)}, found a dataset of {argument.element_spec}.')
+        f'Expected a sequence of type {type_spec} for {_place(path)}, found a dataset of {argument.element_spec}.'
+      )
     return tf.data.experimental.to_variant(argument)
   if isinstance(argument, (list, tuple)):
     elements = [to_value(element, type_spec.element, (path, i)) for i, element in enumerate(argument)]
     return sequence_from_values(elements, type_spec.element)
   raise TypeError(
-      f'Expected a tf.data.Dataset or a list for {_place(path)}, a sequence of type {type_spec}, found a '
-      f'{type(argument).__name__}.')
+    f'Expected a tf.data.Dataset or a list for {_place(path)}, a sequence of type {type_spec}, found a '
+    f'{type(argument).__name__}.'
+  )
 
 
 def to_value(argument: Any, type_spec: tff.Type, path: Path = ()) -> Any:
@@ -286,9 +301,9 @@ def to_value(argument: Any, type_spec: tff.Type, path: Path = ()) -> Any:
     return _sequence(argument, type_spec, path)
   if isinstance(type_spec, tff.StructType):
     parts, types = _children(argument, type_spec, path), tff.structure.to_elements(type_spec)
-    return tuple([
-        to_value(part, t, (path, i if name is None else name)) for i, (part, (name, t)) in enumerate(zip(parts, types))
-    ])
+    return tuple(
+      [to_value(part, t, (path, i if name is None else name)) for i, (part, (name, t)) in enumerate(zip(parts, types))]
+    )
   if isinstance(type_spec, tff.FederatedType):
     if type_spec.placement is tff.SERVER or type_spec.all_equal:
       return to_value(argument, type_spec.member, path)
@@ -297,11 +312,13 @@ def to_value(argument: Any, type_spec: tff.Type, path: Path = ()) -> Any:
     if isinstance(argument, collections.abc.Sequence) and not isinstance(argument, (str, bytes)):
       return OnDemand(argument, type_spec.member, path)
     raise TypeError(
-        f'Expected a list with one value per client for {_place(path)} of type {type_spec}, found a '
-        f'{type(argument).__name__}.')
+      f'Expected a list with one value per client for {_place(path)} of type {type_spec}, found a '
+      f'{type(argument).__name__}.'
+    )
   raise errors.UnsupportedComputationError(
-      f'The in-process runtime takes no functions as arguments, and {_place(path)} is of type {type_spec}. Call the '
-      'function inside a computation that takes only values, or use the runtime "native".')
+    f'The in-process runtime takes no functions as arguments, and {_place(path)} is of type {type_spec}. Call the '
+    'function inside a computation that takes only values, or use the runtime "native".'
+  )
 
 
 def cohort_size(value: Any, type_spec: Optional[tff.Type]) -> Optional[int]:
@@ -337,7 +354,7 @@ def to_python(value: Any, type_spec: tff.Type, num_clients: int) -> Any:
     return dataset(value, type_spec.element)
   if isinstance(type_spec, tff.StructType):
     elements = [
-        (name, to_python(part, t, num_clients)) for part, (name, t) in zip(value, tff.structure.to_elements(type_spec))
+      (name, to_python(part, t, num_clients)) for part, (name, t) in zip(value, tff.structure.to_elements(type_spec))
     ]
     return _container(elements, type_spec.python_container)
   if isinstance(type_spec, tff.FederatedType):
@@ -346,20 +363,23 @@ def to_python(value: Any, type_spec: tff.Type, num_clients: int) -> Any:
     parts = value if isinstance(value, _CLIENT_VALUES) else [value] * num_clients
     return [to_python(part, type_spec.member, num_clients) for part in parts]
   raise errors.UnsupportedComputationError(
-      f'The in-process runtime returns no functions, and a result is of type {type_spec}. Call the function inside the '
-      'computation and return its result.')
+    f'The in-process runtime returns no functions, and a result is of type {type_spec}. Call the function inside the '
+    'computation and return its result.'
+  )
 
 
 def _container(elements: Sequence[Any], container: Optional[type]) -> Any:
   named = [name is not None for name, _ in elements]
   if any(named) and not all(named):
     raise ValueError(
-        'A result mixes named and unnamed elements, which no Python container can hold:'
-        f' {[name for name, _ in elements]}.')
+      'A result mixes named and unnamed elements, which no Python container can hold:'
+      f' {[name for name, _ in elements]}.'
+    )
   if container in (tf.RaggedTensor, tf.SparseTensor):
     raise errors.UnsupportedComputationError(
-        f'The in-process runtime returns no {container.__name__}. Return its parts, or a dense tensor: `to_tensor()` '
-        'of a ragged one, tf.sparse.to_dense of a sparse one.')
+      f'The in-process runtime returns no {container.__name__}. Return its parts, or a dense tensor: `to_tensor()` '
+      'of a ragged one, tf.sparse.to_dense of a sparse one.'
+    )
   if container is None:
     container = collections.OrderedDict if any(named) else tuple
   if hasattr(container, '_asdict') or attrs.has(container):

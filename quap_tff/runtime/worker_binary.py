@@ -14,12 +14,12 @@ def path() -> str:
   spec = importlib.util.find_spec('tensorflow_federated')
   if spec is None:
     raise FileNotFoundError(
-        'TensorFlow Federated is not installed, and its worker is part of it. Install it with '
-        '`pip install --no-deps -r requirements.txt`.'
+      'TensorFlow Federated is not installed, and its worker is part of it. Install it with '
+      '`pip install --no-deps -r requirements.txt`.'
     )
   found = os.path.join(spec.submodule_search_locations[0], 'data', 'worker_binary')
   if not os.path.isfile(found):
-    raise FileNotFoundError(f'TFF\'s worker is missing at {found}, where TFF 0.87 installs it.')
+    raise FileNotFoundError(f"TFF's worker is missing at {found}, where TFF 0.87 installs it.")
   return found
 
 

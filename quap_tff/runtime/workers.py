@@ -67,8 +67,12 @@ class WorkersContext(tff.framework.SyncContext):
     errors.WorkerError: If a worker cannot be started or reached; it names the worker.
   """
 
-  def __init__(self, addresses: Sequence[Optional[str]], timeout: float = 20.0,
-               credentials: Optional[grpc.ChannelCredentials] = None):
+  def __init__(
+    self,
+    addresses: Sequence[Optional[str]],
+    timeout: float = 20.0,
+    credentials: Optional[grpc.ChannelCredentials] = None,
+  ):
     self._timeout = timeout
     self._server = in_process.InProcessContext(num_threads=1)
     self._forms = identity_cache.IdentityCache(_mergeable_form)
@@ -96,7 +100,8 @@ class WorkersContext(tff.framework.SyncContext):
     concurrent.futures.wait(futures)
     partial_results = [future.result() for future in futures]
     merged = functools.reduce(
-        lambda a, b: self._server.invoke(form.merge, tff.structure.Struct.unnamed(a, b)), partial_results)
+      lambda a, b: self._server.invoke(form.merge, tff.structure.Struct.unnamed(a, b)), partial_results
+    )
     return self._server.invoke(form.after_merge, tff.structure.Struct.unnamed(arg, merged))
 
   def close(self) -> None:
@@ -141,10 +146,12 @@ def _mergeable_form(comp: tff.Computation) -> tff.framework.MergeableCompForm:
     first_line = (str(e).splitlines() or [type(e).__name__])[0]
     if 'dependent on another' in str(e):
       raise errors.NotMergeableError(
-          'This computation cannot be spread over several workers: one of its aggregations depends on the result of'
-          ' another in the same round, and workers merge only once a round. With QuAP-FL, set timing=previous in the'
-          ' clip rule quantile_ema (last round\'s norm then clips this round), or use the runtime "in_process" or'
-          f' "native". TFF says: {first_line}') from e
+        'This computation cannot be spread over several workers: one of its aggregations depends on the result of'
+        ' another in the same round, and workers merge only once a round. With QuAP-FL, set timing=previous in the'
+        ' clip rule quantile_ema (last round\'s norm then clips this round), or use the runtime "in_process" or'
+        f' "native". TFF says: {first_line}'
+      ) from e
     raise errors.NotMergeableError(
-        'This computation cannot be spread over several workers; the runtimes "in_process" and "native" run it. TFF'
-        f' says: {first_line}') from e
+      'This computation cannot be spread over several workers; the runtimes "in_process" and "native" run it. TFF'
+      f' says: {first_line}'
+    ) from e

@@ -33,7 +33,7 @@ class TestPools:
     self.pixels = np.zeros((self._ROWS, 8, 8, 1))
     self.pixels[:, 0, 0, 0] = np.arange(self._ROWS)
     pool = lambda *_: arrays.Pool(
-        self.pixels, self.labels, self.pixels[:10], self.labels[:10], white=1.0, num_classes=10
+      self.pixels, self.labels, self.pixels[:10], self.labels[:10], white=1.0, num_classes=10
     )
     monkeypatch.setattr(datasets.Digits, 'read', pool)
 
@@ -79,11 +79,14 @@ class TestPools:
     alone = features.feature_store.uncached(features.parse('scattering'), fed.auxiliary.x)
     np.testing.assert_array_equal(mapped.auxiliary.x, alone)
 
-  @pytest.mark.parametrize('options, message', [
+  @pytest.mark.parametrize(
+    'options, message',
+    [
       (dict(auxiliary=0.001), 'Give a larger share'),
       (dict(auxiliary=0.9, num_clients=50), 'found 50 clients and only 20 examples'),
       (dict(auxiliary=1.0), 'auxiliary must be .* less than 1'),
-  ])
+    ],
+  )
   def test_too_few(self, options, message):
     with pytest.raises(ValueError, match=message):
       self.load(**options)
@@ -109,10 +112,9 @@ def _written(folder, name):
 
 
 @pytest.mark.parametrize(
-    'name', ['femnist', 'shakespeare', 'cifar100', 'stackoverflow_words:words=3', 'mnist_writers', 'synthetic']
+  'name', ['femnist', 'shakespeare', 'cifar100', 'stackoverflow_words:words=3', 'mnist_writers', 'synthetic']
 )
 class TestOwnClients:
-
   def test_whole_others_are_no_clients(self, tmp_path, name):
     load = _written(tmp_path, name)
     number = dict(num_clients=12) if name == 'synthetic' else {}

@@ -13,7 +13,6 @@ def _after(dynamics, charge, plugged, cohort=()):
 
 
 class TestDynamics:
-
   def test_a_round_by_hand(self):
     dynamics = battery.Dynamics(charge=0.25, idle=0.125, train=0.5)
     found = _after(dynamics, [0.5, 0.5, 0.5, 0.5, 0.9, 0.05], [1, 0, 1, 0, 1, 0], cohort=[2, 3])
@@ -21,7 +20,7 @@ class TestDynamics:
 
   def test_rates_by_hand(self):
     found = battery.Dynamics(reserve=0.2).rates(
-        battery.Batteries(np.array([0.0, 0.2, 0.1, 0.6, 1.0]), np.array([True, False, False, False, False]))
+      battery.Batteries(np.array([0.0, 0.2, 0.1, 0.6, 1.0]), np.array([True, False, False, False, False]))
     )
     np.testing.assert_allclose(found, [1.0, 0.0, 0.0, 0.5, 1.0])
 
@@ -34,24 +33,26 @@ class TestDynamics:
     assert after.plugged[~batteries.plugged].mean() == pytest.approx(0.1, abs=0.01)
     assert after.plugged[batteries.plugged].mean() == pytest.approx(0.7, abs=0.02)
 
-  @pytest.mark.parametrize('name, value', [
-      ('charge', 1.5), ('idle', -0.1), ('train', float('nan')), ('reserve', 1.0), ('plug', 0.0), ('unplug', 2.0),
-  ])
+  @pytest.mark.parametrize(
+    'name, value',
+    [('charge', 1.5), ('idle', -0.1), ('train', float('nan')), ('reserve', 1.0), ('plug', 0.0), ('unplug', 2.0)],
+  )
   def test_bad_parameters(self, name, value):
     with pytest.raises(ValueError, match=f'energy {name}'):
       cohorts.make(f'energy:{name}={value}', 10, None, 0)
 
 
 class TestEnergy:
-
   def test_is_pure_in_seed_and_round(self):
     forward = [cohorts.make('energy', 60, 20, 3).cohort(t) for t in range(1, 9)]
     model = cohorts.make('energy', 60, 20, 3)
     backward = [model.cohort(t) for t in range(8, 0, -1)][::-1]
     for one, other in zip(forward, backward):
       np.testing.assert_array_equal(one, other)
-    assert any(not np.array_equal(a, b) for a, b in zip(forward, [cohorts.make('energy', 60, 20, 4).cohort(t)
-                                                                 for t in range(1, 9)]))
+    assert any(
+      not np.array_equal(a, b)
+      for a, b in zip(forward, [cohorts.make('energy', 60, 20, 4).cohort(t) for t in range(1, 9)])
+    )
 
   def test_taking_part_costs_charge(self):
     model = cohorts.make('energy:charge=0,idle=0,train=0.25', 40, 10, 0)

@@ -61,11 +61,21 @@ def test_rounds_and_seeds_give_different_cohorts(spec):
   assert draw(0, 1) != draw(1, 1)
 
 
-@pytest.mark.parametrize('spec, sampling', [
-    ('uniform', 'fixed_size'), ('bernoulli', 'bernoulli'), ('beta_bernoulli', 'bernoulli'),
-    ('extreme_imbalance', 'bernoulli'), ('beta', 'none'), ('hybrid', 'none'), ('hybrid_reference', 'none'),
-    ('markov', 'none'), ('full', 'none'), ('energy', 'none'),
-])
+@pytest.mark.parametrize(
+  'spec, sampling',
+  [
+    ('uniform', 'fixed_size'),
+    ('bernoulli', 'bernoulli'),
+    ('beta_bernoulli', 'bernoulli'),
+    ('extreme_imbalance', 'bernoulli'),
+    ('beta', 'none'),
+    ('hybrid', 'none'),
+    ('hybrid_reference', 'none'),
+    ('markov', 'none'),
+    ('full', 'none'),
+    ('energy', 'none'),
+  ],
+)
 def test_amplification_is_claimed_only_where_it_is_earned(spec, sampling):
   model = cohorts.make(spec, 50, 10, 0)
   assert model.sampling == sampling
@@ -99,8 +109,7 @@ def test_bernoulli_clients_join_at_the_rates_that_the_model_states(spec):
   assert not any(rejected(f, r, len(rounds)) for f, r in zip(found, model.inclusion_rates))
   moderate = (model.inclusion_rates > 0.05) & (model.inclusion_rates < 0.6)
   for factor in (2 / 3, 3 / 2):
-    assert all(rejected(f, r * factor, len(rounds))
-               for f, r in zip(found[moderate], model.inclusion_rates[moderate]))
+    assert all(rejected(f, r * factor, len(rounds)) for f, r in zip(found[moderate], model.inclusion_rates[moderate]))
 
 
 def test_bernoulli_clients_join_independently_of_each_other_and_of_the_last_round():
@@ -367,32 +376,50 @@ def test_a_cohort_larger_than_the_population_is_an_error_with_both_numbers(spec)
     cohorts.make(spec, 30, 31, 0)
 
 
-@pytest.mark.parametrize('spec, message', [
-    ('bernoulli:q=0', 'bernoulli q'), ('bernoulli:q=1.1', 'bernoulli q'), ('bernoulli:q=nan', 'bernoulli q'),
-    ('beta:a=0', 'beta a'), ('beta:b=nan', 'beta b'), ('beta:b=inf', 'beta b'), ('beta:a=-1', 'beta a'),
-    ('beta_bernoulli:a=0', 'beta_bernoulli a'), ('beta_bernoulli:b=nan', 'beta_bernoulli b'),
+@pytest.mark.parametrize(
+  'spec, message',
+  [
+    ('bernoulli:q=0', 'bernoulli q'),
+    ('bernoulli:q=1.1', 'bernoulli q'),
+    ('bernoulli:q=nan', 'bernoulli q'),
+    ('beta:a=0', 'beta a'),
+    ('beta:b=nan', 'beta b'),
+    ('beta:b=inf', 'beta b'),
+    ('beta:a=-1', 'beta a'),
+    ('beta_bernoulli:a=0', 'beta_bernoulli a'),
+    ('beta_bernoulli:b=nan', 'beta_bernoulli b'),
     ('extreme_imbalance:frequent_fraction=1.5', 'extreme_imbalance frequent_fraction'),
     ('extreme_imbalance:frequent_rate=nan', 'extreme_imbalance frequent_rate'),
     ('extreme_imbalance:rare_rate=-0.1', 'extreme_imbalance rare_rate'),
-    ('hybrid:gamma=1.01', 'hybrid gamma'), ('hybrid:gamma=nan', 'hybrid gamma'), ('hybrid:a=0', 'hybrid a'),
-    ('hybrid:id_decay=-1', 'hybrid id_decay'), ('hybrid:normalize=yes', 'normalize must be true or false'),
-    ('hybrid_reference:gamma=-0.1', 'hybrid_reference gamma'), ('hybrid_reference:gamma=nan', 'hybrid_reference gamma'),
-    ('markov:arrive=0', 'markov arrive'), ('markov:leave=nan', 'markov leave'), ('markov:leave=2', 'markov leave'),
+    ('hybrid:gamma=1.01', 'hybrid gamma'),
+    ('hybrid:gamma=nan', 'hybrid gamma'),
+    ('hybrid:a=0', 'hybrid a'),
+    ('hybrid:id_decay=-1', 'hybrid id_decay'),
+    ('hybrid:normalize=yes', 'normalize must be true or false'),
+    ('hybrid_reference:gamma=-0.1', 'hybrid_reference gamma'),
+    ('hybrid_reference:gamma=nan', 'hybrid_reference gamma'),
+    ('markov:arrive=0', 'markov arrive'),
+    ('markov:leave=nan', 'markov leave'),
+    ('markov:leave=2', 'markov leave'),
     ('bernouli', "Unknown participation model 'bernouli'. Did you mean 'bernoulli'"),
     ('uniform:q=1', "'uniform' takes no parameters, found 'q=1'"),
     ('bernoulli:q=often', "q must be of type float, found 'often'"),
-])
+  ],
+)
 def test_a_bad_parameter_is_an_error_that_names_it(spec, message):
   with pytest.raises(ValueError, match=message):
     cohorts.make(spec, 10, 3, 0)
 
 
-@pytest.mark.parametrize('arguments, message', [
+@pytest.mark.parametrize(
+  'arguments, message',
+  [
     (dict(num_clients=0), 'num_clients must be an integer at least 1'),
     (dict(cohort_size=0), 'cohort_size must be an integer at least 1'),
     (dict(cohort_size=2.5), 'cohort_size must be an integer'),
     (dict(seed=-1), 'seed must be an integer at least 0'),
-])
+  ],
+)
 def test_a_bad_population_is_an_error(arguments, message):
   with pytest.raises(ValueError, match=message):
     cohorts.make('uniform', **{**dict(num_clients=10, cohort_size=3, seed=0), **arguments})

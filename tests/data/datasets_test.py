@@ -25,10 +25,10 @@ SHARED_DATA = pathlib.Path(__file__).resolve().parents[3] / 'shared' / 'data'
 def small_images(n_train=40, n_test=10, shape=(28, 28), **changes):
   rng = np.random.default_rng(0)
   contents = dict(
-      x_train=rng.integers(0, 256, (n_train,) + shape, np.uint8),
-      y_train=np.arange(n_train, dtype=np.uint8) % 10,
-      x_test=rng.integers(0, 256, (n_test,) + shape, np.uint8),
-      y_test=np.arange(n_test, dtype=np.uint8) % 10,
+    x_train=rng.integers(0, 256, (n_train,) + shape, np.uint8),
+    y_train=np.arange(n_train, dtype=np.uint8) % 10,
+    x_test=rng.integers(0, 256, (n_test,) + shape, np.uint8),
+    y_test=np.arange(n_test, dtype=np.uint8) % 10,
   )
   contents.update(changes)
   return {k: v for k, v in contents.items() if v is not None}
@@ -47,13 +47,17 @@ def fixture_no_network(monkeypatch, tmp_path):
 
 
 def same(a, b):
-  return (a.client_ids == b.client_ids and a.partition == b.partition
-          and all(np.array_equal(p.x, q.x) and np.array_equal(p.y, q.y)
-                  for p, q in zip(a.clients + (a.test,), b.clients + (b.test,))))
+  return (
+    a.client_ids == b.client_ids
+    and a.partition == b.partition
+    and all(
+      np.array_equal(p.x, q.x) and np.array_equal(p.y, q.y)
+      for p, q in zip(a.clients + (a.test,), b.clients + (b.test,))
+    )
+  )
 
 
 class TestDigits:
-
   def test_all_of_scikit_learns_digits_are_there(self):
     fed = data.load('digits', num_clients=20)
     assert (fed.name, fed.num_classes, fed.num_clients, fed.input_shape) == ('digits', 10, 20, (8, 8, 1))
@@ -88,7 +92,6 @@ class TestDigits:
 
 
 class TestGlyphs:
-
   def test_every_glyph_has_its_share_of_both_parts(self):
     fed = data.load('glyphs:classes=3,copies=14', num_clients=2, partition='iid')
     assert (fed.num_classes, fed.num_examples, fed.input_shape) == (3, 36, (28, 28, 1))
@@ -110,7 +113,6 @@ class TestGlyphs:
 
 
 class TestThings:
-
   def test_every_thing_has_its_share_of_both_parts(self):
     fed = data.load('things:classes=3,looks=2,copies=14', num_clients=2, partition='iid')
     assert (fed.name, fed.num_classes, fed.num_examples, fed.input_shape) == ('things', 3, 36, (32, 32, 3))
@@ -133,8 +135,10 @@ class TestThings:
     np.testing.assert_array_equal(load(seed=1).test.x, load(seed=2).test.x)
     other = data.load('things:copies=7,kinds=1', num_clients=2, partition='iid')
     assert (load().test.x != other.test.x).any()
-    ours, learned_from = (leaves.things(10, rng).parts.values[:, 0, leaves._RADIUS]
-                          for rng in (rng_lib.generator(0, 'things'), np.random.default_rng(0)))
+    ours, learned_from = (
+      leaves.things(10, rng).parts.values[:, 0, leaves._RADIUS]
+      for rng in (rng_lib.generator(0, 'things'), np.random.default_rng(0))
+    )
     assert not np.isin(ours, learned_from).any()
 
   def test_errors(self):
@@ -143,7 +147,6 @@ class TestThings:
 
 
 class TestNpz:
-
   def test_pixels_are_scaled_and_labels_stay_with_them(self, tmp_path):
     contents = small_images()
     np.savez(tmp_path / 'mnist.npz', **contents)
@@ -167,11 +170,16 @@ class TestNpz:
     with pytest.raises(data.DataFileError, match=r'mnist\.npz not found; expected the arrays of mnist: an \.npz with'):
       data.load('mnist', data_dir=str(tmp_path))
 
-  @pytest.mark.parametrize('make, found', [
-      (os.mkdir, 'is a folder and not a file'), (os.mkfifo, 'is a pipe and not a file'),
+  @pytest.mark.parametrize(
+    'make, found',
+    [
+      (os.mkdir, 'is a folder and not a file'),
+      (os.mkfifo, 'is a pipe and not a file'),
       (lambda path: os.symlink('/dev/null', path), 'is a device and not a file'),
       (lambda path: os.symlink('gone', path), 'is a link to a file that does not exist'),
-  ], ids=['folder', 'pipe', 'device', 'link'])
+    ],
+    ids=['folder', 'pipe', 'device', 'link'],
+  )
   @pytest.mark.parametrize('dataset, name', [('mnist', 'mnist.npz'), ('femnist', 'emnist_all.sqlite')])
   def test_what_is_not_a_file_is_called_what_it_is(self, dataset, name, make, found, tmp_path):
     make(tmp_path / name)
@@ -191,7 +199,7 @@ class TestNpz:
     path = tmp_path / 'mnist.npz'
     save(path, **small_images())
     contents = bytearray(path.read_bytes())
-    contents[5000:5100] = bytes(b ^ 0xff for b in contents[5000:5100])
+    contents[5000:5100] = bytes(b ^ 0xFF for b in contents[5000:5100])
     path.write_bytes(contents)
     with pytest.raises(data.DataFileError, match=r'mnist\.npz is damaged: expected the arrays of mnist'):
       data.load('mnist', data_dir=str(tmp_path))
@@ -214,7 +222,9 @@ class TestNpz:
     with pytest.raises(data.DataFileError, match='damaged'):
       data.load('mnist', data_dir=str(tmp_path))
 
-  @pytest.mark.parametrize('changes, message', [
+  @pytest.mark.parametrize(
+    'changes, message',
+    [
       (dict(x_train=np.zeros([40, 28, 28], np.float32)), r'x_train to be uint8\[n, 28, 28\], found float32\[40, 28'),
       (dict(x_train=np.zeros([40, 14, 14], np.uint8)), r'found uint8\[40, 14, 14\]'),
       (dict(x_test=np.zeros([0, 28, 28], np.uint8)), r'x_test to be .*found uint8\[0, 28, 28\]'),
@@ -222,7 +232,8 @@ class TestNpz:
       (dict(y_train=np.zeros(40)), r'found float64\[40\]'),
       (dict(y_test=np.full(10, 10, np.uint8)), r'y_test in \[0, 10\), found 10 to 10'),
       (dict(y_test=None), r'the wrong file: expected .*, found x_test, x_train, y_train'),
-  ])
+    ],
+  )
   def test_arrays_that_are_not_mnists(self, tmp_path, changes, message):
     np.savez(tmp_path / 'mnist.npz', **small_images(**changes))
     with pytest.raises(data.DataFileError, match=message):
@@ -235,7 +246,6 @@ class TestNpz:
 
 
 class TestDownload:
-
   @pytest.mark.parametrize('name', ['mnist', 'cifar10'])
   def test_without_network_and_cache_the_error_says_which_file_to_put_where(self, name, no_network, capfd):
     start = time.monotonic()
@@ -278,14 +288,15 @@ class TestDownload:
           urllib.request.urlopen(f'http://127.0.0.1:{server.getsockname()[1]}')
       assert time.monotonic() - start < 5
 
-  @pytest.mark.parametrize('name, keras, shape', [
-      ('mnist', tf.keras.datasets.mnist, (28, 28)),
-      ('cifar10', tf.keras.datasets.cifar10, (32, 32, 3)),
-  ])
+  @pytest.mark.parametrize(
+    'name, keras, shape',
+    [('mnist', tf.keras.datasets.mnist, (28, 28)), ('cifar10', tf.keras.datasets.cifar10, (32, 32, 3))],
+  )
   def test_keras_arrays_are_used_without_a_data_dir(self, monkeypatch, name, keras, shape):
     contents = small_images(shape=shape, y_train=np.zeros([40, 1], np.uint8))
-    monkeypatch.setattr(keras, 'load_data', lambda: (
-        (contents['x_train'], contents['y_train']), (contents['x_test'], contents['y_test'])))
+    monkeypatch.setattr(
+      keras, 'load_data', lambda: ((contents['x_train'], contents['y_train']), (contents['x_test'], contents['y_test']))
+    )
     fed = data.load(name, num_clients=2)
     assert (fed.num_examples, len(fed.test)) == (40, 10)
 
@@ -323,7 +334,6 @@ class TestDownload:
 
 
 class TestMnistWriters:
-
   def write(self, folder, owners=None):
     np.savez(folder / 'mnist.npz', **small_images())
     np.savez(folder / 'mnist_writers.npz', writer_train=np.arange(40) % 7 if owners is None else owners)
@@ -354,7 +364,6 @@ class TestMnistWriters:
 
 
 class TestFemnist:
-
   def test_the_arrays_are_those_of_tffs_loader_with_ink_as_one(self, tmp_path):
     emnist_file.write(tmp_path / 'emnist_all.sqlite', emnist_file.writers())
     fed = data.load('femnist', data_dir=str(tmp_path))
@@ -382,8 +391,9 @@ class TestFemnist:
     contents = emnist_file.writers()
     emnist_file.write(tmp_path / 'emnist_all.sqlite', contents)
     seen = []
-    fed = data.load('femnist', data_dir=str(tmp_path), num_clients=2, seed=3,
-                    progress=lambda done, total: seen.append((done, total)))
+    fed = data.load(
+      'femnist', data_dir=str(tmp_path), num_clients=2, seed=3, progress=lambda done, total: seen.append((done, total))
+    )
     assert fed.num_clients == 2 and list(fed.client_ids) == sorted(fed.client_ids)
     assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
     assert len(fed.test) == sum(len(contents[c]['test'][0]) for c in fed.client_ids)
@@ -429,7 +439,7 @@ class TestFemnist:
     path = tmp_path / 'emnist_all.sqlite'
     emnist_file.write(path, emnist_file.writers())
     whole = path.read_bytes()
-    path.write_bytes(whole[:int(len(whole) * kept)])
+    path.write_bytes(whole[: int(len(whole) * kept)])
     message = rf'cut short: expected {len(whole)} bytes, found' if kept else 'no SQLite header'
     with pytest.raises(data.DataFileError, match=message):
       data.load('femnist', data_dir=str(tmp_path))
@@ -474,7 +484,9 @@ class TestFemnist:
       data.load('femnist', data_dir=str(tmp_path))
 
 
-@pytest.mark.parametrize('arguments, message', [
+@pytest.mark.parametrize(
+  'arguments, message',
+  [
     (dict(spec='mnits'), "Unknown dataset 'mnits'. Did you mean 'mnist'"),
     (dict(spec='digits:size=8'), "'size=8'"),
     (dict(num_clients=0), 'num_clients must be an integer at least 1, found 0'),
@@ -482,7 +494,8 @@ class TestFemnist:
     (dict(partition='dirichlet:alpha=nan'), 'dirichlet alpha must be a finite number'),
     (dict(partition='noniid'), "Unknown partition 'noniid'. Did you mean 'iid'"),
     (dict(spec='femnist:published_polarity=maybe'), 'published_polarity must be true or false'),
-])
+  ],
+)
 def test_bad_arguments(arguments, message):
   with pytest.raises(ValueError, match=message):
     data.load(**{**dict(spec='digits'), **arguments})
@@ -490,12 +503,13 @@ def test_bad_arguments(arguments, message):
 
 @pytest.mark.skipif(not SHARED_DATA.is_dir(), reason='the real benchmark files are not beside this repository')
 class TestRealFiles:
-
   def test_mnist(self):
     fed = data.load('mnist', data_dir=str(SHARED_DATA), seed=42)
     assert (fed.num_clients, fed.num_examples, len(fed.test)) == (100, 60000, 10000)
-    np.testing.assert_array_equal(np.bincount(np.concatenate([c.y for c in fed.clients])),
-                                  [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949])
+    np.testing.assert_array_equal(
+      np.bincount(np.concatenate([c.y for c in fed.clients])),
+      [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949],
+    )
     # The published mean pixel of the training set.
     assert sum(c.x.sum(dtype=np.float64) for c in fed.clients) / (60000 * 784) == pytest.approx(0.1307, abs=1e-4)
     assert fed.test.x.mean() < 0.2  # Ink is 1.

@@ -29,7 +29,7 @@ def responses_by_hand(image, learned):
   cell = [(side - 5) // 3 for side in image.shape[:2]]
   for i in range(3 * cell[0]):
     for j in range(3 * cell[1]):
-      patch = image[i:i + 6, j:j + 6].reshape(-1).astype(np.float64)
+      patch = image[i : i + 6, j : j + 6].reshape(-1).astype(np.float64)
       patch = (patch - patch.mean()) / np.sqrt(patch.var() + 10 / 255**2)
       answer = patch @ flat - learned['offsets']
       cells[i // cell[0], j // cell[1]] += np.maximum(np.concatenate([answer, -answer]) - 0.5, 0)

@@ -13,7 +13,6 @@ def _with(participation, dropout, charges_absent=False, n=200, size=50, seed=3):
 
 
 class TestModels:
-
   def test_none(self):
     assert dropouts.make('none', 10, 1) is None
 
@@ -37,17 +36,21 @@ class TestModels:
     assert failed.mean() == pytest.approx(0.05 / 0.3, abs=0.02)
     assert failed[1:][failed[:-1]].mean() == pytest.approx(0.75, abs=0.02)
 
-  @pytest.mark.parametrize('spec, message', [
-      ('bernoulli:rate=1', 'less than 1'), ('beta:a=0', 'at least 0.01'), ('markov:recover=0', 'greater than 0'),
+  @pytest.mark.parametrize(
+    'spec, message',
+    [
+      ('bernoulli:rate=1', 'less than 1'),
+      ('beta:a=0', 'at least 0.01'),
+      ('markov:recover=0', 'greater than 0'),
       ('bernouli', "Did you mean 'bernoulli'"),
-  ])
+    ],
+  )
   def test_bad_specs(self, spec, message):
     with pytest.raises(ValueError, match=message):
       dropouts.make(spec, 10, 1)
 
 
 class TestWithDropout:
-
   def test_who_came_and_who_did_not_are_the_drawn(self):
     model, dropout = _with('uniform', 'bernoulli:rate=0.3')
     drawn = cohorts.make('uniform', 200, 50, 3).cohort(4)
@@ -68,15 +71,14 @@ class TestWithDropout:
     came = np.mean([len(model.cohort(t)) for t in range(1, 201)])
     assert came == pytest.approx(80, abs=5 * np.sqrt(200 * 0.24 / 200))
 
-  @pytest.mark.parametrize('participation, dropout', [
-      ('uniform', 'bernoulli'), ('bernoulli', 'markov'), ('beta', 'bernoulli')
-  ])
+  @pytest.mark.parametrize(
+    'participation, dropout', [('uniform', 'bernoulli'), ('bernoulli', 'markov'), ('beta', 'bernoulli')]
+  )
   def test_other_draws_earn_nothing(self, participation, dropout):
     assert _with(participation, dropout)[0].sampler.kind == 'none'
 
 
 class TestServerRounds:
-
   def test_a_share_of_the_rounds_is_left(self):
     drawn = cohorts.make('bernoulli:q=1', 5, None, 3)
     model = dropouts.WithServerRounds(drawn, 0.7)
@@ -86,7 +88,6 @@ class TestServerRounds:
 
 
 class TestLearnedParticipation:
-
   def test_patterns_by_hand(self):
     # Clients 0 and 1 of four, patterns of one invitation. Round 1: 0 drops out. Round 2: 0 drops out again.
     dropout = dropouts.make('bernoulli', 4, 1)
@@ -124,9 +125,9 @@ class TestLearnedParticipation:
     with pytest.raises(ValueError, match='--dropout=none nobody'):
       cohorts.make(spec, 10, 3, 1)
 
-  @pytest.mark.parametrize('spec, message', [
-      ('flpadpm:length=0', 'at least 1'), ('client_selection:explore=2', 'at most 1')
-  ])
+  @pytest.mark.parametrize(
+    'spec, message', [('flpadpm:length=0', 'at least 1'), ('client_selection:explore=2', 'at most 1')]
+  )
   def test_bad_parameters(self, spec, message):
     with pytest.raises(ValueError, match=message):
       cohorts.make(spec, 10, 3, 1, dropouts.make('beta', 10, 1))

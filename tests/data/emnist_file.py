@@ -10,8 +10,8 @@ def write(path, clients, feature='pixels', tables=('examples', 'client_metadata'
   """A file in the format of TFF's loader; `clients`: name -> {'train': (x, y), 'test': (x, y)}."""
   connection = sqlite3.connect(path)
   columns = {
-      'examples': 'split_name TEXT, client_id TEXT, serialized_example_proto BLOB',
-      'client_metadata': 'client_id TEXT, split_name TEXT, num_examples INTEGER',
+    'examples': 'split_name TEXT, client_id TEXT, serialized_example_proto BLOB',
+    'client_metadata': 'client_id TEXT, split_name TEXT, num_examples INTEGER',
   }
   for table in tables:
     connection.execute(f'CREATE TABLE {table} ({columns[table]})')
@@ -22,8 +22,9 @@ def write(path, clients, feature='pixels', tables=('examples', 'client_metadata'
         proto = tf.train.Example()
         proto.features.feature[feature].float_list.value.extend(pixels.reshape(-1))
         proto.features.feature['label'].int64_list.value.append(label)
-        connection.execute('INSERT INTO examples VALUES (?, ?, ?)',
-                           (f'{prefix}_{split}', client, proto.SerializeToString()))
+        connection.execute(
+          'INSERT INTO examples VALUES (?, ?, ?)', (f'{prefix}_{split}', client, proto.SerializeToString())
+        )
   connection.commit()
   connection.close()
 

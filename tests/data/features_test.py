@@ -30,8 +30,9 @@ def examples(x):
 
 
 def small_federation(shape=(8, 8, 1)):
-  return federation_lib.Federation('f', 2, ('a', 'b'), (examples(images(3, shape, 1)), examples(images(2, shape, 2))),
-                                   examples(images(2, shape, 3)))
+  return federation_lib.Federation(
+    'f', 2, ('a', 'b'), (examples(images(3, shape, 1)), examples(images(2, shape, 2))), examples(images(2, shape, 3))
+  )
 
 
 @pytest.fixture(name='network')
@@ -46,9 +47,9 @@ def fixture_network(tmp_path):
 @pytest.fixture(name='maps')
 def fixture_maps(network):
   return {
-      'scattering': features.Scattering(scales=1),
-      'centred': features.Scattering(scales=1, centred=True),
-      'pretrained': features.Pretrained(str(network)),
+    'scattering': features.Scattering(scales=1),
+    'centred': features.Scattering(scales=1, centred=True),
+    'pretrained': features.Pretrained(str(network)),
   }
 
 
@@ -62,7 +63,6 @@ class CountingFeatures(features.NoFeatures):
     return f'counting {self.version}'
 
   def extractor(self, input_shape):
-
     def extract(x):
       self.batches += 1
       x = x.reshape(len(x), -1)
@@ -72,7 +72,6 @@ class CountingFeatures(features.NoFeatures):
 
 
 class TestMaps:
-
   @pytest.mark.parametrize('name', ['scattering', 'centred', 'pretrained'])
   def test_features_of_an_example_do_not_depend_on_the_others(self, maps, name, tmp_path):
     x, y = images(60), images(60, seed=1)
@@ -95,14 +94,17 @@ class TestMaps:
   def test_a_blank_image_has_scattering_zero(self, maps):
     assert not maps['scattering'].extractor((8, 8, 1))(np.zeros((1, 8, 8, 1), np.float32)).any()
 
-  @pytest.mark.parametrize('parameters,shape,size', [
+  @pytest.mark.parametrize(
+    'parameters,shape,size',
+    [
       ({}, (28, 28, 1), 3969),
       ({}, (32, 32, 3), 15552),
       ({}, (8, 8, 1), 324),
       (dict(scales=1), (8, 8, 1), 144),
       (dict(order=1), (8, 8, 1), 17 * 4),
       (dict(angles=4), (8, 8, 1), 25 * 4),
-  ])
+    ],
+  )
   def test_numbers_of_scattering_features(self, parameters, shape, size):
     chosen = features.Scattering(**parameters)
     chosen.check(shape)
@@ -127,31 +129,34 @@ class TestMaps:
   def test_centring_takes_off_what_images_of_strokes_have_in_common(self):
     x = drawings(100, 16)
     common = lambda centred: np.linalg.norm(
-        features.Scattering(scales=1, centred=centred).extractor((16, 16, 1))(x).mean(axis=0)
+      features.Scattering(scales=1, centred=centred).extractor((16, 16, 1))(x).mean(axis=0)
     )
     assert common(True) < 0.3 < 0.5 < common(False)
 
-  @pytest.mark.parametrize('spec,shape,message', [
+  @pytest.mark.parametrize(
+    'spec,shape,message',
+    [
       ('scattering:scales=4', (8, 8, 1), 'needs images of at least 16 pixels, found 8x8'),
       ('scattering', (5,), r'needs images \[height, width, channels\], but examples have the shape \(5,\)'),
       ('scattering:order=3', (8, 8, 1), 'scattering order must be an integer at least 1 and at most 2'),
       ('scatering', (8, 8, 1), "Did you mean 'scattering'"),
       ('pretrained', (8, 8, 1), 'pretrained:path=FOLDER'),
       ('pretrained:path=nowhere', (8, 8, 1), r'card.json not found. Give a folder that python -m experiments.pretrain'),
-  ])
+    ],
+  )
   def test_errors(self, spec, shape, message):
     with pytest.raises(ValueError, match=message):
       features.of_federation(spec, small_federation(shape))
 
 
 class TestPretrained:
-
   def test_features_are_the_networks_output_to_unit_norm(self, network):
     x = images(4)
     out = tf.keras.models.load_model(network / features.EXTRACTOR)(x).numpy()
     np.testing.assert_allclose(
-        features.Pretrained(str(network)).extractor((8, 8, 1))(x), out / np.linalg.norm(out, axis=1, keepdims=True),
-        atol=1e-6
+      features.Pretrained(str(network)).extractor((8, 8, 1))(x),
+      out / np.linalg.norm(out, axis=1, keepdims=True),
+      atol=1e-6,
     )
 
   def test_another_extractor_than_the_cards_is_refused(self, network):
@@ -199,7 +204,7 @@ class TestDrawn:
     np.testing.assert_allclose(np.linalg.norm(fed.clients[0].x, axis=1), 1, rtol=1e-5)
     learned = drawn.kept(drawn.Recipe(5, 4, 8, 4, 0))
     assert drawn.digest(learned) in fed.public_data
-    assert '32 of 8 random things: a program\'s output, no data.' in fed.public_data
+    assert "32 of 8 random things: a program's output, no data." in fed.public_data
 
   def test_features_of_an_example_do_not_depend_on_the_others(self):
     extract = features.parse(self.SPEC).extractor((8, 8, 3))
@@ -212,7 +217,9 @@ class TestDrawn:
     fingerprints = {features.parse(f'{self.SPEC},seed={seed}').fingerprint() for seed in (0, 0, 1)}
     assert len(fingerprints) == 2
 
-  @pytest.mark.parametrize('spec,shape,message', [
+  @pytest.mark.parametrize(
+    'spec,shape,message',
+    [
       ('drawn', (28, 28, 1), r'colour images \[height, width, 3\] of at least 8 pixels a side, but .*\(28, 28, 1\)'),
       ('drawn', (7, 8, 3), r'examples have the shape \(7, 8, 3\)'),
       ('drawn', (5,), r'examples have the shape \(5,\)'),
@@ -220,14 +227,14 @@ class TestDrawn:
       ('drawn:size=37,filters=2', (8, 8, 3), 'filters=2 give 36 numbers, found size=37'),
       ('drawn:views=1', (8, 8, 3), 'drawn views must be an integer at least 2'),
       ('drawn:seed=-1', (8, 8, 3), 'drawn seed must be an integer at least 0'),
-  ])
+    ],
+  )
   def test_errors(self, spec, shape, message):
     with pytest.raises(ValueError, match=message):
       features.of_federation(spec, small_federation(shape))
 
 
 class TestKept:
-
   def test_made_once_and_again_if_the_file_is_damaged(self, tmp_path):
     made = []
 
@@ -256,7 +263,6 @@ class TestKept:
 
 
 class TestStore:
-
   def compute(self, folder, chosen, parts, progress=lambda done, total: None):
     return feature_store.compute(chosen, parts, str(folder), progress)
 
@@ -287,12 +293,15 @@ class TestStore:
     self.compute(tmp_path, chosen, [other])
     assert chosen.batches == 1
 
-  @pytest.mark.parametrize('damage', [
+  @pytest.mark.parametrize(
+    'damage',
+    [
       lambda content: b'',
       lambda content: content[:-1],
       lambda content: content[:40],
       lambda content: content[:150] + bytes([content[150] ^ 1]) + content[151:],
-  ])
+    ],
+  )
   def test_a_damaged_file_is_computed_again_and_replaced(self, tmp_path, damage):
     x = images(5)
     self.compute(tmp_path, CountingFeatures(), [x])
@@ -304,7 +313,6 @@ class TestStore:
     assert again.batches == 1 and path.read_bytes() == whole
 
   def test_a_failure_leaves_no_file(self, tmp_path, monkeypatch):
-
     def full(*args, **kwargs):
       raise KeyboardInterrupt
 
@@ -315,7 +323,7 @@ class TestStore:
 
   def test_a_folder_that_cannot_be_written_is_no_error(self, tmp_path):
     (tmp_path / 'file').write_text('')
-    z, = self.compute(tmp_path / 'file', CountingFeatures(), [images(5)])
+    (z,) = self.compute(tmp_path / 'file', CountingFeatures(), [images(5)])
     assert z.shape == (5, 2)
 
   def test_progress_counts_distinct_examples(self, tmp_path):
@@ -325,11 +333,8 @@ class TestStore:
     assert seen == [(50, 120), (100, 120), (120, 120)]
 
   def test_an_error_in_a_later_batch_is_raised(self, tmp_path):
-
     class Failing(CountingFeatures):
-
       def extractor(self, input_shape):
-
         def extract(x):
           if not x[-1].any():  # The last batch, which is padded.
             raise RuntimeError('broken')
@@ -342,7 +347,6 @@ class TestStore:
 
 
 class TestLoad:
-
   def test_features_take_the_place_of_examples(self, tmp_path, monkeypatch):
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
     plain = data.load('digits', num_clients=4)

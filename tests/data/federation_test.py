@@ -10,7 +10,7 @@ def examples(n=3, shape=(2, 2, 1), label=0):
 
 def make(**changes):
   arguments = dict(
-      name='toy', num_classes=2, client_ids=('a', 'b'), clients=(examples(2), examples(3)), test=examples(1)
+    name='toy', num_classes=2, client_ids=('a', 'b'), clients=(examples(2), examples(3)), test=examples(1)
   )
   arguments.update(changes)
   return federation.Federation(**arguments)
@@ -40,20 +40,25 @@ def test_a_pixel_that_is_not_finite_is_an_error_naming_the_example(value):
     federation.Examples(x, np.zeros(3, np.int32))
 
 
-@pytest.mark.parametrize('x, y, message', [
+@pytest.mark.parametrize(
+  'x, y, message',
+  [
     (np.zeros([2, 2]), np.zeros(2, np.int32), 'x must be an array of float32, found an array of float64'),
     (np.zeros([2, 2], np.float32), np.zeros(2, np.int64), 'y must be an array of int32, found an array of int64'),
     ([[0.0]], np.zeros(1, np.int32), 'x must be an array of float32, found list'),
     (np.zeros([2, 2], np.float32), np.zeros(3, np.int32), r'x \(2, 2\) and y \(3,\)'),
     (np.zeros([2], np.float32), np.zeros(2, np.int32), 'at least two axes'),
     (np.zeros([2, 2], np.float32), np.zeros([2, 1], np.int32), r'y \(2, 1\)'),
-])
+  ],
+)
 def test_examples_of_the_wrong_type_or_shape(x, y, message):
   with pytest.raises(ValueError, match=message):
     federation.Examples(x, y)
 
 
-@pytest.mark.parametrize('changes, message', [
+@pytest.mark.parametrize(
+  'changes, message',
+  [
     (dict(clients=(examples(2), examples(0))), r"client 'b' \(index 1\) has no examples"),
     (dict(test=examples(0)), 'the test set has no examples'),
     (dict(client_ids=(), clients=()), 'at least one client'),
@@ -64,7 +69,8 @@ def test_examples_of_the_wrong_type_or_shape(x, y, message):
     (dict(clients=(examples(2), examples(2, label=2))), r"\[0, 2\); client 'b' \(index 1\) has labels from 2 to 2"),
     (dict(test=examples(1, label=-1)), 'the test set has labels from -1 to -1'),
     (dict(num_classes=0), 'num_classes must be an integer at least 1'),
-])
+  ],
+)
 def test_a_bad_federation_is_an_error_that_names_the_place(changes, message):
   with pytest.raises(ValueError, match=message):
     make(**changes)
@@ -75,7 +81,6 @@ def sequence(n, length=3, token=1, label=2):
 
 
 class TestSequences:
-
   def test_are_recognised_by_their_type(self):
     fed = make(clients=(sequence(2), sequence(1)), test=sequence(1), num_classes=3)
     assert fed.is_sequences and fed.input_shape == (3,) and not make().is_sequences
@@ -84,12 +89,15 @@ class TestSequences:
     y = np.array([[1, 2, -1], [0, -1, -1]], np.int32)
     np.testing.assert_array_equal(federation.Examples(np.zeros((2, 3), np.int32), y).labels, [1, 2, 0])
 
-  @pytest.mark.parametrize('clients, words', [
+  @pytest.mark.parametrize(
+    'clients, words',
+    [
       ((sequence(1), sequence(1, token=3)), r'tokens must be in \[0, 3\); client .b. .* from 3 to 3'),
       ((sequence(1), sequence(1, label=3)), r'labels must be in \[0, 3\); client .b. .* from 3 to 3'),
       ((sequence(1), sequence(1, label=-2)), r'labels must be in \[0, 3\)'),
       ((sequence(1), sequence(1, length=4)), r'all examples must have one shape'),
-  ])
+    ],
+  )
   def test_errors(self, clients, words):
     with pytest.raises(ValueError, match=words):
       make(clients=clients, test=sequence(1), num_classes=3)
@@ -105,7 +113,6 @@ class TestSequences:
 
 
 class TestOnDemand:
-
   def on_demand(self, read, count=2, digest=b'source'):
     return make(clients=federation.OnDemand(count, read, digest))
 

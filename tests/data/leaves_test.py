@@ -20,13 +20,15 @@ def drawn(leaf, size=(32, 32)):
 
 
 class TestDraw:
-
-  @pytest.mark.parametrize('values,area', [
+  @pytest.mark.parametrize(
+    'values,area',
+    [
       ({}, np.pi * 16),
       (dict(_BOX=1), 64),
       (dict(_FLATNESS=0.5), np.pi * 8),
       (dict(_BOX=1, _FLATNESS=0.5, _ANGLE=np.pi / 2), 32),
-  ])
+    ],
+  )
   def test_a_leaf_covers_its_area_in_its_colour(self, values, area):
     image = drawn(one_leaf(**values))
     assert image[..., 0].sum() == pytest.approx(area, rel=0.25)
@@ -54,7 +56,6 @@ class TestDraw:
 
 
 class TestScenes:
-
   def test_drawings_follow_from_the_generator(self):
     first, again, other = (leaves.scenes(120, (16, 16), np.random.default_rng(seed)) for seed in (0, 0, 1))
     assert first.dtype == np.uint8 and first.shape == (120, 16, 16, 3)
@@ -71,7 +72,6 @@ class TestScenes:
 
 
 class TestThings:
-
   def test_views_of_one_thing_are_more_alike_than_of_two(self):
     rng = np.random.default_rng(0)
     things, kinds = leaves.things(10, rng), np.tile(np.arange(10), 12)

@@ -9,7 +9,7 @@ from data import partition
 
 SETTINGS = hypothesis.settings(derandomize=True, deadline=None, max_examples=60)
 SPECS = st.one_of(
-    st.just('iid'), st.sampled_from([0.001, 0.1, 0.5, 10.0, 1e6]).map(lambda alpha: f'dirichlet:alpha={alpha}')
+  st.just('iid'), st.sampled_from([0.001, 0.1, 0.5, 10.0, 1e6]).map(lambda alpha: f'dirichlet:alpha={alpha}')
 )
 
 
@@ -18,9 +18,7 @@ def sizes(rows):
 
 
 @SETTINGS
-@hypothesis.given(
-    SPECS, st.lists(st.integers(0, 9), min_size=1, max_size=200), st.data(), st.integers(0, 2**64)
-)
+@hypothesis.given(SPECS, st.lists(st.integers(0, 9), min_size=1, max_size=200), st.data(), st.integers(0, 2**64))
 def test_every_example_goes_to_exactly_one_client_and_none_is_empty(spec, labels, data, seed):
   num_clients = data.draw(st.integers(1, len(labels)))
   rows = partition.split(spec, np.array(labels), num_clients, seed)
@@ -108,7 +106,9 @@ def test_as_many_clients_as_examples_gives_each_one():
   assert set(sizes(rows)) == {1}
 
 
-@pytest.mark.parametrize('spec, num_clients, message', [
+@pytest.mark.parametrize(
+  'spec, num_clients, message',
+  [
     ('iid', 11, 'found 11 clients and only 10 examples'),
     ('iid', 0, 'num_clients must be an integer at least 1, found 0'),
     ('iid', 2.0, 'num_clients must be an integer'),
@@ -119,7 +119,8 @@ def test_as_many_clients_as_examples_gives_each_one():
     ('dirichlet:beta=1', 2, "parameter of partition 'dirichlet': 'beta'"),
     ('dirichlett', 2, "Unknown partition 'dirichlett'. Did you mean 'dirichlet'"),
     ('iid:alpha=1', 2, "partition 'iid' takes no parameters, found 'alpha=1'"),
-])
+  ],
+)
 def test_a_bad_partition_is_an_error(spec, num_clients, message):
   with pytest.raises(ValueError, match=message):
     partition.split(spec, np.zeros(10, np.int64), num_clients, 0)

@@ -6,8 +6,10 @@ from data import rng
 
 
 def test_each_seed_stream_and_index_has_numbers_of_its_own():
-  draws = [rng.generator(seed, stream, index).integers(2**63)
-           for seed, stream, index in itertools.product([0, 1, 2**32, 2**64], rng.STREAMS, range(3))]
+  draws = [
+    rng.generator(seed, stream, index).integers(2**63)
+    for seed, stream, index in itertools.product([0, 1, 2**32, 2**64], rng.STREAMS, range(3))
+  ]
   assert len(set(draws)) == len(draws)
 
 

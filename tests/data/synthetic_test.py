@@ -40,7 +40,8 @@ def test_shapes_and_norms():
 def test_labels_are_linear_up_to_their_noise():
   clean, noisy = (load(f'synthetic:noise={noise}', num_clients=2, seed=1).test for noise in (0, 0.4))
   fit = lambda test: np.mean(
-      np.argmax(test.x @ np.linalg.lstsq(clean.x, np.eye(4)[clean.y], rcond=None)[0], axis=1) == test.y)
+    np.argmax(test.x @ np.linalg.lstsq(clean.x, np.eye(4)[clean.y], rcond=None)[0], axis=1) == test.y
+  )
   # A share of 0.4 is drawn anew, a quarter of it right by chance.
   assert fit(clean) > 0.85 and 0.55 < fit(noisy) < 0.75
 
@@ -55,8 +56,12 @@ def test_spread_makes_clients_differ():
 
 
 def test_other_parameters_have_another_digest():
-  digests = {load(spec, num_clients=n, seed=s).digest() for spec in ('synthetic', 'synthetic:noise=0.1')
-             for n in (5, 6) for s in (0, 1)}
+  digests = {
+    load(spec, num_clients=n, seed=s).digest()
+    for spec in ('synthetic', 'synthetic:noise=0.1')
+    for n in (5, 6)
+    for s in (0, 1)
+  }
   assert len(digests) == 8
 
 

@@ -13,7 +13,6 @@ from tests.data import tff_file
 
 
 class TestShakespeare:
-
   def load(self, folder, spec='shakespeare:length=4', **kwargs):
     return data.load(spec, data_dir=str(folder), **kwargs)
 
@@ -30,9 +29,12 @@ class TestShakespeare:
   def test_other_roles_are_the_test(self, tmp_path):
     tff_file.shakespeare(tmp_path / 'shakespeare.sqlite')
     fed = self.load(tmp_path, 'shakespeare:length=4,test_roles=0.3', seed=1)
-    other, = {'HAMLET', 'OPHELIA', 'YORICK'} - set(fed.client_ids)
-    spoken = {'HAMLET': [b'To be', b'or not', b'that is'], 'OPHELIA': [b'My lord!', b'No'],
-              'YORICK': [b'Alas', b'poor', b'me', b'a fellow']}[other]
+    (other,) = {'HAMLET', 'OPHELIA', 'YORICK'} - set(fed.client_ids)
+    spoken = {
+      'HAMLET': [b'To be', b'or not', b'that is'],
+      'OPHELIA': [b'My lord!', b'No'],
+      'YORICK': [b'Alas', b'poor', b'me', b'a fellow'],
+    }[other]
     np.testing.assert_array_equal(fed.test.x, sequences.of_speeches(spoken, 4).x)
     assert not fed.test_is_of_clients and '1 other roles' in fed.test_set
 
@@ -72,7 +74,7 @@ class TestShakespeare:
       self.load(tmp_path)
     path = tmp_path / 'shakespeare.sqlite'
     tff_file.write(path, {'train': {'HAMLET': [{'words': b'To be'}]}, 'test': {}})
-    with pytest.raises(data.DataFileError, match="found the splits ..train"):
+    with pytest.raises(data.DataFileError, match='found the splits ..train'):
       self.load(tmp_path)
     path.unlink()
     tff_file.write(path, {'train': {'HAMLET': [{'words': b'To be'}]}, 'test': {'HAMLET': [{'words': b'To be'}]}})
@@ -100,7 +102,6 @@ def _refuse(*_, **__):
 
 
 class TestStandIn:
-
   def test_is_read_through_tff_s_loader(self, tmp_path):
     speeches = {'HAMLET': [f'line {i}' for i in range(20)], 'YORICK': ['alas', 'poor'], 'GHOST': ['mark me']}
     shakespeare_file.write(str(tmp_path / 'shakespeare.sqlite'), speeches)
@@ -109,8 +110,9 @@ class TestStandIn:
     assert fed.client_ids == ('HAMLET', 'YORICK')
     assert [len(client) for client in fed.clients] == [17, 1] and len(fed.test) == 4
     spoken = np.concatenate([fed.clients[0].x, fed.test.x[:3]])
-    np.testing.assert_array_equal(np.sort(spoken, 0), np.sort(
-        sequences.of_speeches([line.encode() for line in speeches['HAMLET']], 80).x, 0))
+    np.testing.assert_array_equal(
+      np.sort(spoken, 0), np.sort(sequences.of_speeches([line.encode() for line in speeches['HAMLET']], 80).x, 0)
+    )
 
   def test_replaces_what_was_there(self, tmp_path):
     path = str(tmp_path / 'shakespeare.sqlite')
@@ -122,7 +124,6 @@ class TestStandIn:
 
 
 class TestCifar100:
-
   def test_values(self, tmp_path):
     splits = tff_file.cifar100(tmp_path / 'cifar100.sqlite')
     fed = data.load('cifar100', data_dir=str(tmp_path))
@@ -141,7 +142,6 @@ class TestCifar100:
 
 
 class TestStackOverflow:
-
   def load(self, folder, spec='stackoverflow_words:words=3,length=4', **kwargs):
     tff_file.stackoverflow(folder / 'stackoverflow.sqlite', folder / 'stackoverflow.word_count')
     return data.load(spec, data_dir=str(folder), **kwargs)

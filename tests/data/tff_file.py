@@ -42,9 +42,7 @@ def cifar100(path):
   """Five clients with two photographs each, and two of one photograph for the test; returns the splits."""
   rng = np.random.default_rng(0)
   one = lambda: {'image': rng.integers(0, 256, (32, 32, 3)), 'label': rng.integers(0, 100), 'coarse_label': 3}
-  splits = {
-      'train': {str(i): [one(), one()] for i in range(5)}, 'test': {str(i): [one()] for i in range(2)},
-  }
+  splits = {'train': {str(i): [one(), one()] for i in range(5)}, 'test': {str(i): [one()] for i in range(2)}}
   write(path, splits)
   return splits
 
@@ -52,12 +50,15 @@ def cifar100(path):
 def stackoverflow(path, counts_path, words=(b'the', b'is', b'code')):
   """Users with sentences, some of them held out, and the list of words."""
   one = lambda *sentences: [
-      {'tokens': s, 'title': b't', 'tags': b'a|b', 'type': b'answer', 'score': 1, 'creation_date': b'2010'}
-      for s in sentences
+    {'tokens': s, 'title': b't', 'tags': b'a|b', 'type': b'answer', 'score': 1, 'creation_date': b'2010'}
+    for s in sentences
   ]
-  write(path, {
+  write(
+    path,
+    {
       'train': {'1': one(b'the code is the code', b'unheard of'), '2': one(b'is'), '3': one(b'the the the')},
       'heldout': {'10': one(b'the is', b'code'), '20': one(b'is the code')},
       'test': {'1': one(b'later')},
-  })
+    },
+  )
   counts_path.write_text(''.join(f'{word.decode()} {100 - i}\n' for i, word in enumerate(words)))

@@ -14,7 +14,7 @@ def _exports(package):
   """What a package's `lazy.exports` lists: public names by submodule."""
   tree = ast.parse((ROOT / package.replace('.', '/') / '__init__.py').read_text(encoding='utf-8'))
   call = next(
-      node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == 'lazy.exports'
+    node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == 'lazy.exports'
   )
   return ast.literal_eval(call.args[1])
 

@@ -40,7 +40,6 @@ def _kept():
 
 
 class TestTutorial:
-
   def test_reads_without_running(self, kept):
     nbformat.validate(kept)
     cells = _code_cells(kept)
@@ -64,7 +63,7 @@ class TestTutorial:
     monkeypatch.setenv('JUPYTER_PLATFORM_DIRS', '1')
     run = nbformat.read(NOTEBOOK, as_version=4)
     nbclient.NotebookClient(
-        run, timeout=_CELL_SECONDS, kernel_name='python3', resources={'metadata': {'path': str(NOTEBOOK.parent)}}
+      run, timeout=_CELL_SECONDS, kernel_name='python3', resources={'metadata': {'path': str(NOTEBOOK.parent)}}
     ).execute()
     for before, now in zip(_code_cells(kept), _code_cells(run)):
       assert _pattern(now) == _pattern(before), 'If the change is meant, run `make tutorial`.'

@@ -17,7 +17,6 @@ def _run(capsys, *arguments):
 
 
 class TestAccount:
-
   def test_epsilon_from_noise(self, capsys):
     status, out, err = _run(capsys, '--noise_multiplier=10.8', '--rounds=200', '--delta=1e-5')
     assert (status, err) == (0, '')
@@ -55,21 +54,26 @@ class TestAccount:
   def test_correlated_noise(self, capsys):
     # By hand: (1, 0.5, 0.25) and (0, 1, 0.5) add up to (1, 1.5, 0.75), of norm √3.8125.
     _, out, _ = _run(
-        capsys, '--noise_multiplier=5', '--delta=1e-5', '--rounds=2', '--correlation=ar1:decay=0.5', '--rounds_after=1'
+      capsys, '--noise_multiplier=5', '--delta=1e-5', '--rounds=2', '--correlation=ar1:decay=0.5', '--rounds_after=1'
     )
     found = harness.last_line(out)
     _, out, _ = _run(capsys, f'--noise_multiplier={5 / 3.8125**0.5}', '--delta=1e-5')
     assert found['epsilon'] == pytest.approx(harness.last_line(out)['epsilon'])
     assert found['noise_multiplier'] == pytest.approx(5) and found['correlation'] == 'ar1:decay=0.5'
 
-  @pytest.mark.parametrize('arguments, words', [
+  @pytest.mark.parametrize(
+    'arguments, words',
+    [
       ([], 'Noise correlation: ar1:decay=0.5.'),
       (['--every=3'], 'Noise correlation: ar1:decay=0.5. The client takes part in 1 of every 3 rounds.'),
       (['--rounds_after=1'], 'Noise correlation: ar1:decay=0.5. 1 more round follows without it.'),
-      (['--every=2', '--rounds_after=4'],
-       'Noise correlation: ar1:decay=0.5. The client takes part in 1 of every 2 rounds. '
-       '4 more rounds follow without it.'),
-  ])
+      (
+        ['--every=2', '--rounds_after=4'],
+        'Noise correlation: ar1:decay=0.5. The client takes part in 1 of every 2 rounds. '
+        '4 more rounds follow without it.',
+      ),
+    ],
+  )
   def test_the_schedule_is_in_words(self, capsys, arguments, words):
     _, out, _ = _run(capsys, '--noise_multiplier=5', '--delta=1e-5', '--correlation=ar1:decay=0.5', *arguments)
     assert words in out.splitlines()
@@ -90,7 +94,9 @@ class TestAccount:
     status, out, _ = _run(capsys, '--help')
     assert status == 0 and '--noise_multiplier=10.8' in out and 'gaussian_exact, zcdp, rdp' in out
 
-  @pytest.mark.parametrize('arguments, words', [
+  @pytest.mark.parametrize(
+    'arguments, words',
+    [
       ('--epsilon=1 --delta=.1 --noise_multiplier=1', 'found epsilon, delta, noise_multiplier'),
       ('--epsilon=1', 'found epsilon'),
       ('', 'found none of them'),
@@ -112,7 +118,8 @@ class TestAccount:
       ('--epsilon=1 --detla=.1', "Unknown command line flag 'detla'"),
       ('--epsilon=1 --delta=.1 200', "Unexpected argument '200'"),
       ('--epsilon=1 --noise_multiplier=1e-5', 'out of reach'),
-  ])
+    ],
+  )
   def test_wrong_input_is_one_line(self, arguments, words, capsys):
     status, out, err = _run(capsys, *arguments.split())
     assert (status, out) == (1, '')
@@ -120,8 +127,11 @@ class TestAccount:
 
   def test_as_a_command(self):
     run = lambda *arguments: subprocess.run(
-        [sys.executable, '-m', 'experiments.account', *arguments], cwd=harness.REPOSITORY,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding='utf-8',
+      [sys.executable, '-m', 'experiments.account', *arguments],
+      cwd=harness.REPOSITORY,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      encoding='utf-8',
     )
     good = run('--noise_multiplier=10.8', '--rounds=200', '--delta=1e-5')
     assert good.returncode == 0 and 'Traceback' not in good.stderr

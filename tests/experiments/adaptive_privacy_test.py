@@ -32,21 +32,40 @@ def _config(spec, *arguments):
 def _trained(experiment):
   with runtime.activate(experiment.runtime):
     return training.train(
-        experiment, experiment.build_process(), None, checkpoint_every=99, eval_every=99, stop_at_accuracy=None,
-        progress='none',
+      experiment,
+      experiment.build_process(),
+      None,
+      checkpoint_every=99,
+      eval_every=99,
+      stop_at_accuracy=None,
+      progress='none',
     )
 
 
 class TestConfiguration:
-
-  @pytest.mark.parametrize('spec, quap_spec, schedule, clip', [
-      ('dynamic_budget:growth=2,clip=0.5', 'dynamic_budget:quap=true,growth=2', schedules.Geometric(2.0),
-       clip_rules.Fixed(0.5)),
-      ('d2dp:clip=0.5,clip_decay=0.25', 'd2dp:clip=0.5,clip_decay=0.25,quap=true', schedules.Geometric(2.0),
-       clip_rules.Decaying(0.5, 0.25**0.01)),
-      ('acdp:factor=2,initial_clip=0.5,norm_noise=3', 'acdp:quap=true,factor=2,initial_clip=0.5,norm_noise=3',
-       schedules.Even(), clip_rules.NoisedMean(2.0, 0.5, 3.0)),
-  ])
+  @pytest.mark.parametrize(
+    'spec, quap_spec, schedule, clip',
+    [
+      (
+        'dynamic_budget:growth=2,clip=0.5',
+        'dynamic_budget:quap=true,growth=2',
+        schedules.Geometric(2.0),
+        clip_rules.Fixed(0.5),
+      ),
+      (
+        'd2dp:clip=0.5,clip_decay=0.25',
+        'd2dp:clip=0.5,clip_decay=0.25,quap=true',
+        schedules.Geometric(2.0),
+        clip_rules.Decaying(0.5, 0.25**0.01),
+      ),
+      (
+        'acdp:factor=2,initial_clip=0.5,norm_noise=3',
+        'acdp:quap=true,factor=2,initial_clip=0.5,norm_noise=3',
+        schedules.Even(),
+        clip_rules.NoisedMean(2.0, 0.5, 3.0),
+      ),
+    ],
+  )
   def test_as_published_and_with_quap(self, spec, quap_spec, schedule, clip):
     alone, composed = _config(spec), _config(quap_spec)
     assert alone.budget.schedule == composed.budget.schedule == schedule and alone.clip == clip
@@ -61,14 +80,23 @@ class TestConfiguration:
     assert config.weighting == weighting.Clusters(4) and config.budget.round_rule == 'each_own'
     assert isinstance(config.budget.rule, budgets.Participation) and config.critical_layers == 'all_dense'
 
-  @pytest.mark.parametrize('spec, message', [
-      ('dynamic_budget:growth=0', 'growth'), ('dynamic_budget:clip=-1', 'clipping norm'),
+  @pytest.mark.parametrize(
+    'spec, message',
+    [
+      ('dynamic_budget:growth=0', 'growth'),
+      ('dynamic_budget:clip=-1', 'clipping norm'),
       ('d2dp:clip_decay=2', 'decay'),
-      ('acdp:factor=1', 'factor'), ('acdp:norm_noise=-1', 'noise_multiplier'), ('fedapca:clusters=0', 'clusters'),
-      ('lee_kifer:test_share=1', 'test_share'), ('lee_kifer:steps=0.5/0', 'step size'),
-      ('certified:weights=scale', 'Give own'), ('certified:own=0.5/1', 'add up to 1'), ('certified:own=0.5', 'pairs'),
+      ('acdp:factor=1', 'factor'),
+      ('acdp:norm_noise=-1', 'noise_multiplier'),
+      ('fedapca:clusters=0', 'clusters'),
+      ('lee_kifer:test_share=1', 'test_share'),
+      ('lee_kifer:steps=0.5/0', 'step size'),
+      ('certified:weights=scale', 'Give own'),
+      ('certified:own=0.5/1', 'add up to 1'),
+      ('certified:own=0.5', 'pairs'),
       ('certified:own=0.5/0/0.5/6', 'ε in own'),
-  ])
+    ],
+  )
   def test_bad_parameters(self, spec, message):
     with pytest.raises(ValueError, match=message):
       methods.parse(spec)
@@ -82,13 +110,15 @@ class TestConfiguration:
 
 
 class TestRuns:
-
-  @pytest.mark.parametrize('arguments', [
+  @pytest.mark.parametrize(
+    'arguments',
+    [
       ['--algorithm=dynamic_budget:quap=true', '--warmup_rounds=2'],
       ['--algorithm=d2dp', '--calibration=exact'],
       ['--algorithm=acdp', '--calibration=exact', '--epsilon=20', '--gaussian_calibration=analytic'],
       ['--algorithm=fedapca', '--warmup_rounds=1', '--critical_layers=all', '--clip=fixed'],
-  ])
+    ],
+  )
   def test_a_run_spends_what_its_cohorts_say_beforehand(self, arguments):
     experiment = _experiment('--noclient_metrics', *arguments)
     result = _trained(experiment)
@@ -124,14 +154,21 @@ class TestRuns:
 
   def test_lee_kifer_learns_if_there_is_hardly_any_noise(self):
     experiment = _experiment(
-        '--algorithm=lee_kifer', '--epsilon=100', '--participation=full', '--client_optimizer=sgd:learning_rate=0.5'
+      '--algorithm=lee_kifer', '--epsilon=100', '--participation=full', '--client_optimizer=sgd:learning_rate=0.5'
     )
     assert _trained(experiment).test['accuracy'] > 0.4
 
   @pytest.mark.parametrize('name', _WITH_STATE)
   def test_a_resumed_run_is_the_uninterrupted_one(self, name, tmp_path, capsys):
-    arguments = [*harness.TINY, '--epsilon=1.6', f'--algorithm={name}', '--noise_seed=3', '--rounds=3',
-                 '--checkpoint_every=1', '--noclient_metrics']
+    arguments = [
+      *harness.TINY,
+      '--epsilon=1.6',
+      f'--algorithm={name}',
+      '--noise_seed=3',
+      '--rounds=3',
+      '--checkpoint_every=1',
+      '--noclient_metrics',
+    ]
     assert harness.main(*arguments, f'--output_dir={tmp_path / "whole"}') == 0
     for stop in (2, 3):
       assert harness.main(*arguments, f'--output_dir={tmp_path / "parts"}', f'--stop_after={stop}') == 0

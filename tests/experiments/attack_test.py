@@ -14,8 +14,15 @@ from quap_tff import layers as layers_lib
 from tests.experiments import harness
 
 TINY = (
-    '--dataset=digits', '--models=mlp', '--targets=2', '--cohort=2', '--batches=1', '--steps=1', '--iterations=3',
-    '--attacks=closed_form,geiping', '--matching_images=1',
+  '--dataset=digits',
+  '--models=mlp',
+  '--targets=2',
+  '--cohort=2',
+  '--batches=1',
+  '--steps=1',
+  '--iterations=3',
+  '--attacks=closed_form,geiping',
+  '--matching_images=1',
 )
 
 
@@ -38,15 +45,11 @@ def _rows(run):
 
 
 def _row(rows, method, observer, attack_name='closed_form'):
-  found, = [
-      row for row in rows
-      if (row['method'], row['observer'], row['attack']) == (method, observer, attack_name)
-  ]
+  (found,) = [row for row in rows if (row['method'], row['observer'], row['attack']) == (method, observer, attack_name)]
   return found
 
 
 class TestFigures:
-
   def test_every_method_and_observer_has_a_row(self, rows):
     pairs = {(row['method'], row['observer']) for row in rows if row['attack'] == 'closed_form'}
     assert pairs == {(m, o) for m in inversion_study.InversionSettings().methods for o in inversion_study.OBSERVERS}
@@ -78,7 +81,7 @@ class TestFigures:
   def test_intervals_are_those_of_student(self):
     # Mean 3, variance 2.5, five values: t = 2.7764 at 97.5% and 4 degrees of freedom.
     assert inversion_study.interval(np.arange(1.0, 6.0), -9, 9) == pytest.approx(
-        (3, 3 - 2.7764 / 2**0.5, 3 + 2.7764 / 2**0.5), rel=1e-4
+      (3, 3 - 2.7764 / 2**0.5, 3 + 2.7764 / 2**0.5), rel=1e-4
     )
     assert inversion_study.interval(np.array([0.0, 1.0] * 3), 0.2, 0.8) == (0.5, 0.2, 0.8)
 
@@ -89,12 +92,12 @@ class TestFigures:
 
 
 class TestFiles:
-
   def test_pictures_tables_and_a_page_of_all_of_them(self, run, rows):
     names = {path.name for path in (run / 'inversion').iterdir()}
-    assert names == {'inversion.csv', *(
-        f'inversion_mlp_{method}.png' for method in inversion_study.InversionSettings().methods
-    )}
+    assert names == {
+      'inversion.csv',
+      *(f'inversion_mlp_{method}.png' for method in inversion_study.InversionSettings().methods),
+    }
     assert len(harness.table(run / 'inversion' / 'inversion.csv')) == len(rows)
     page = (run / 'attack.html').read_text(encoding='utf-8')
     assert page.count('data:image/png;base64,') == 5
@@ -116,7 +119,6 @@ class TestFiles:
 
 
 class TestPresets:
-
   @pytest.mark.parametrize('dataset', ['digits', 'mnist', 'cifar10'])
   def test_has_every_method_and_both_observers(self, dataset):
     command_line.parse(attack._FLAGS, ['attack', f'--flagfile={harness.PRESETS / dataset}_attack.flags'])
@@ -136,21 +138,23 @@ class TestPresets:
 
 
 class TestErrors:
-
-  @pytest.mark.parametrize('flag, message', [
-      ('--parts=inversio', 'Unknown part \'inversio\'. Did you mean \'inversion\''),
+  @pytest.mark.parametrize(
+    'flag, message',
+    [
+      ('--parts=inversio', "Unknown part 'inversio'. Did you mean 'inversion'"),
       ('--parts=', '--parts is empty'),
-      ('--dataset=femnist', 'Unknown dataset of attacks \'femnist\''),
-      ('--methods=quapp', 'Unknown attacked method \'quapp\'. Did you mean \'quap\''),
-      ('--observers=server', 'Unknown observer \'server\''),
-      ('--models=mnist', 'Unknown model \'mnist\''),
+      ('--dataset=femnist', "Unknown dataset of attacks 'femnist'"),
+      ('--methods=quapp', "Unknown attacked method 'quapp'. Did you mean 'quap'"),
+      ('--observers=server', "Unknown observer 'server'"),
+      ('--models=mnist', "Unknown model 'mnist'"),
       ('--attacks=', 'Give at least one attack'),
-      ('--batches=1,x', '--batches must be whole numbers with commas between them, found \'1,x\''),
+      ('--batches=1,x', "--batches must be whole numbers with commas between them, found '1,x'"),
       ('--steps=0', 'steps must be an integer at least 1, found 0'),
       ('--targets=1', 'targets must be an integer at least 2, found 1'),
       ('--batches=500', 'only 0 clients of digits have 500 examples or more. Give a smaller --cohort'),
-      ('extra', 'Unexpected argument \'extra\''),
-  ])
+      ('extra', "Unexpected argument 'extra'"),
+    ],
+  )
   def test_a_wrong_flag_is_refused_in_words(self, capsys, flag, message):
     assert _main(*TINY, flag) == 1
     err = capsys.readouterr().err

@@ -94,7 +94,6 @@ _REFUTING = lower_bounds.Guesses(4900, 5000, 100, 5000)
 
 
 class TestCanaryRun:
-
   _SETTINGS = canary_run.Settings(canaries=8, unseen=400, repeats=2)
 
   def test_scores_are_those_of_the_claim(self):
@@ -129,10 +128,13 @@ class TestCanaryRun:
     assert found.claim.kind == ('none' if algorithm == 'fedavg' else 'formal')
     assert np.isfinite(found.inserted).all() and np.isfinite(found.unseen).all()
 
-  @pytest.mark.parametrize('algorithm,message', [
+  @pytest.mark.parametrize(
+    'algorithm,message',
+    [
       ('fedbuff', 'There is no audit for FedBuffPlan'),
       ('scaffold:base=quap', 'Audit the base that the method is built around'),
-  ])
+    ],
+  )
   def test_refuses_methods_that_keep_more_than_an_aggregate(self, algorithm, message):
     with _experiment(f'--algorithm={algorithm}') as experiment:
       with pytest.raises(ValueError, match=message):
@@ -145,7 +147,6 @@ class TestCanaryRun:
 
 
 class TestCommand:
-
   def test_last_line(self, capsys):
     assert _audit(*_CERTIFIED, *_SMALL) == 0
     out = capsys.readouterr().out
@@ -175,8 +176,11 @@ class TestCommand:
     play = audit.game.play
 
     def broken(*arguments):
-      monkeypatch.setattr(mechanism, 'contribute', lambda groups, update, weight, clip: real(
-          groups, [20 * part for part in update], 20 * weight, clip))
+      monkeypatch.setattr(
+        mechanism,
+        'contribute',
+        lambda groups, update, weight, clip: real(groups, [20 * part for part in update], 20 * weight, clip),
+      )
       return play(*arguments)
 
     monkeypatch.setattr('experiments.auditing.game.play', broken)
@@ -186,7 +190,9 @@ class TestCommand:
     assert harness.last_line(out)['epsilon_lower_bound'] < 4
     assert 'More is proved than the μ = ' in out and 'does not refute' not in out
 
-  @pytest.mark.parametrize('arguments,message', [
+  @pytest.mark.parametrize(
+    'arguments,message',
+    [
       (['--draws=-1'], '--draws must be 0, for no game, or at least 100, found -1'),
       (['--canary_seed=-1'], '--canary_seed must be an integer at least 0'),
       (['--confidence=nan'], '--confidence must be a finite number at least 0.5 and less than 1'),
@@ -200,32 +206,39 @@ class TestCommand:
       (['nowhere'], 'nowhere does not exist'),
       (['nowhere', '--rounds=3'], '--rounds: the flags of the run in nowhere say what is audited'),
       (['--unseen=5000'], 'Ask for at most 644 unseen directions'),
-  ])
+    ],
+  )
   def test_refuses_in_words(self, arguments, message, capsys):
     tiny = () if 'nowhere' in arguments or 'two' in arguments else (*_CERTIFIED, '--canaries=6')
     assert _audit(*tiny, *arguments) == 1
     assert message in ' '.join(capsys.readouterr().err.split())
 
-  @pytest.mark.parametrize('argument,message', [
+  @pytest.mark.parametrize(
+    'argument,message',
+    [
       ('--canaries=0', 'canaries must be an integer at least 1, found 0.'),
       ('--unseen=0', 'unseen must be an integer at least 1, found 0.'),
       ('--repeats=0', 'repeats must be an integer at least 1, found 0.'),
       ('--confidence=1.5', 'confidence must be a finite number at least 0.5 and less than 1, found 1.5.'),
       ('--part=unnoised', 'part=unnoised: every layer of this run has noise. Use --part=all.'),
-  ])
+    ],
+  )
   def test_says_one_line_and_no_more(self, argument, message):
     """As a process: TFF must not complain when the interpreter ends."""
     environment = {**os.environ, 'PYTHONPATH': harness.PYTHONPATH}
     found = subprocess.run(
-        [sys.executable, '-m', 'experiments.audit', *_CERTIFIED, *_SMALL, argument], env=environment,
-        stdin=subprocess.DEVNULL, capture_output=True, encoding='utf-8', check=False,
+      [sys.executable, '-m', 'experiments.audit', *_CERTIFIED, *_SMALL, argument],
+      env=environment,
+      stdin=subprocess.DEVNULL,
+      capture_output=True,
+      encoding='utf-8',
+      check=False,
     )
     assert (found.returncode, found.stdout) == (1, '')
     assert found.stderr == f'Error: --{message}\n'
 
 
 class TestFolder:
-
   def test_is_valid_and_the_page_shows_both_figures(self, audited):
     assert verify.verify(str(audited)).problems == []
     page = (audited / folders.PAGE).read_text(encoding='utf-8')
@@ -240,7 +253,9 @@ class TestFolder:
     assert (tmp_path / 'public' / record.AUDIT).exists()
     assert verify.verify(str(tmp_path / 'public')).problems == []
 
-  @pytest.mark.parametrize('changes,message', [
+  @pytest.mark.parametrize(
+    'changes,message',
+    [
       (dict(epsilon_lower_bound=0.0, mu_lower_bound=0.5), 'mu_lower_bound is 0.5, but the counts give'),
       (dict(claimed_epsilon=5.0), 'the claim that it audits is not that of the certificate'),
       (dict(certificate_sha256='0' * 64), 'is the audit of another certificate'),
@@ -249,8 +264,9 @@ class TestFolder:
       (dict(refuted=True), 'tests, refuted or is_gaussian is not what'),
       (dict(claim='nominal'), 'the claim that it audits is not that of the certificate'),
       (dict(confidence=0.5), 'mu_lower_bound is'),
-      (dict(without=['tests']), 'is damaged: KeyError: \'tests\''),
-  ])
+      (dict(without=['tests']), "is damaged: KeyError: 'tests'"),
+    ],
+  )
   def test_a_changed_audit_is_detected(self, audited, changes, message):
     _change(audited, **changes)
     assert any(message in problem for problem in verify.verify(str(audited)).problems)
@@ -258,7 +274,7 @@ class TestFolder:
   def test_a_claim_of_the_game_that_nobody_makes(self, audited):
     game = json.loads((audited / record.AUDIT).read_text(encoding='utf-8'))['game']
     _change(audited, game={**game, 'claimed_mu': 9.0})
-    assert any('the game\'s claim, μ = 9' in problem for problem in verify.verify(str(audited)).problems)
+    assert any("the game's claim, μ = 9" in problem for problem in verify.verify(str(audited)).problems)
 
   def test_an_audit_that_refutes_is_what_verification_says_first(self, audited, tmp_path, capsys):
     _change(audited, **_of_game(audited, _REFUTING))
@@ -282,9 +298,14 @@ class TestFolder:
   def test_an_invented_audit_of_a_signed_run_is_detected(self, signed):
     path, _, public = signed
     assert verify.verify(str(path), public).problems == []
-    _change(path, true_positives=0, **{
+    _change(
+      path,
+      true_positives=0,
+      **{
         name: 0 for name in ('mu_lower_bound', 'epsilon_lower_bound', 'epsilon_lower_bound_if_trials_are_independent')
-    }, true_positive_rate_at_least=0.0)
+      },
+      true_positive_rate_at_least=0.0,
+    )
     # Without the key, nobody can tell.
     assert verify.verify(str(path)).problems == []
     [problem] = verify.verify(str(path), public).problems
@@ -302,7 +323,8 @@ class TestFolder:
   def test_signatures_that_were_not_checked_are_named_and_published(self, signed, tmp_path):
     path, _, public = signed
     assert [warning.partition(' ')[0] for warning in verify.verify(str(path)).warnings] == [
-        'certificate.sig', 'audit.sig'
+      'certificate.sig',
+      'audit.sig',
     ]
     verify.publish(str(path), str(tmp_path / 'public'))
     found = verify.verify(str(tmp_path / 'public'), public)
@@ -314,9 +336,9 @@ class TestFolder:
     before = harness.files(path)
     monkeypatch.setattr(audit, '_measure', lambda values: pytest.fail('the audit has started'))
     for more, message in (
-        ([], 'give --signing_key, the key of the certificate'),
-        ([f'--signing_key={other}'], 'is not a signature of certificate.json'),
-        ([f'--signing_key={public}'], 'must hold a PEM key'),
+      ([], 'give --signing_key, the key of the certificate'),
+      ([f'--signing_key={other}'], 'is not a signature of certificate.json'),
+      ([f'--signing_key={public}'], 'must hold a PEM key'),
     ):
       assert _audit(str(path), *more) == 1
       assert message in capsys.readouterr().err
@@ -325,7 +347,7 @@ class TestFolder:
     assert 'is not signed, so its audit is not signed either' in capsys.readouterr().err
     (path / folders.SIGNATURE).write_bytes(before[folders.SIGNATURE][0])
     assert {name: content for name, (content, _) in harness.files(path).items()} == {
-        name: content for name, (content, _) in before.items()
+      name: content for name, (content, _) in before.items()
     }
 
   def test_the_audit_of_a_signed_run_is_signed(self, signed):

@@ -15,12 +15,12 @@ from tests.experiments import harness
 
 # A measurement in a process of its own, as the benchmark starts it, with a program that never ends in place of Python.
 # That the workers of a measurement end with it, tests/runtime/workers_test.py says.
-_MEASURING = '''
+_MEASURING = """
 import sys, types
 from experiments import benchmark
 benchmark.sys = types.SimpleNamespace(executable=sys.argv[1])
 benchmark._measure('case', name='ceiling')
-'''
+"""
 
 
 @pytest.mark.parametrize('signum', [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
@@ -29,11 +29,14 @@ def test_no_process_outlives_it(signum, tmp_path):
   endless.write_text('#!/bin/sh\nexec sleep 1000\n')
   endless.chmod(0o755)
   process = subprocess.Popen(
-      [sys.executable, '-c', _MEASURING, str(endless)], cwd=harness.REPOSITORY, stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE, encoding='utf-8',
+    [sys.executable, '-c', _MEASURING, str(endless)],
+    cwd=harness.REPOSITORY,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    encoding='utf-8',
   )
   harness.wait_for(
-      lambda: [child for child in psutil.Process(process.pid).children() if child.name() == 'sleep'], process
+    lambda: [child for child in psutil.Process(process.pid).children() if child.name() == 'sleep'], process
   )
   children = psutil.Process(process.pid).children(recursive=True)
   process.send_signal(signum)
@@ -41,10 +44,15 @@ def test_no_process_outlives_it(signum, tmp_path):
   assert children and not psutil.wait_procs(children, timeout=30)[1]
 
 
-@pytest.mark.parametrize('arguments, said', [
-    (['--clients=0'], 'clients'), (['--sections=growht'], "Did you mean 'growth'"),
-    (['--csv=no/such/folder/x.csv'], 'x.csv'), (['stray'], "'stray'"),
-])
+@pytest.mark.parametrize(
+  'arguments, said',
+  [
+    (['--clients=0'], 'clients'),
+    (['--sections=growht'], "Did you mean 'growth'"),
+    (['--csv=no/such/folder/x.csv'], 'x.csv'),
+    (['stray'], "'stray'"),
+  ],
+)
 def test_wrong_flags_are_refused_before_anything_is_measured(arguments, said, capsys, monkeypatch):
   monkeypatch.setattr(benchmark, '_measure', None)
   assert command_line.status_of(benchmark.main, ['benchmark', *arguments]) == command_line.FAILED
@@ -52,10 +60,13 @@ def test_wrong_flags_are_refused_before_anything_is_measured(arguments, said, ca
   assert not out and said in err and len(err.splitlines()) == 1
 
 
-@pytest.mark.parametrize('said, error', [
+@pytest.mark.parametrize(
+  'said, error',
+  [
     ('a warning\nError: there is no GPU', 'there is no GPU'),
     ('Traceback\nKeyError: 1', "The measurement 'case' failed with status 3."),
-])
+  ],
+)
 def test_a_measurement_that_fails_gives_its_own_words(said, error, tmp_path, monkeypatch, capsys):
   program = tmp_path / 'program'
   program.write_text(f'#!/bin/sh\nprintf "{said}\n" >&2\nexit 3\n')
@@ -92,8 +103,11 @@ def test_cohorts_and_the_first_round_go_to_the_table(tmp_path, monkeypatch, caps
   with open(path, encoding='utf-8', newline='') as f:
     rows = {row['case']: row for row in csv.DictReader(f)}
   assert rows['cohort_30'] == {
-      'case': 'cohort_30', 'samples_per_second': '600.0', 'seconds_per_round': '3.0', 'peak_memory_mib': '803.0',
-      'cpu_ms_per_client': '',
+    'case': 'cohort_30',
+    'samples_per_second': '600.0',
+    'seconds_per_round': '3.0',
+    'peak_memory_mib': '803.0',
+    'cpu_ms_per_client': '',
   }
   assert rows['cohort_1000']['peak_memory_mib'] == '900.0'
   assert rows['first_round']['seconds_per_round'] == '7.5' and rows['first_round']['peak_memory_mib'] == '600.0'
@@ -115,8 +129,11 @@ def test_small_clients_go_to_the_table(tmp_path, monkeypatch, capsys):
     rows = {row['case']: row for row in csv.DictReader(f)}
   assert list(rows) == [f'small_{model}_{examples}' for model in ('logistic', 'cnn') for examples in (0, 10, 60)]
   assert rows['small_cnn_10'] == {
-      'case': 'small_cnn_10', 'samples_per_second': '2000.0', 'seconds_per_round': '0.5', 'peak_memory_mib': '700.0',
-      'cpu_ms_per_client': '1.25',
+    'case': 'small_cnn_10',
+    'samples_per_second': '2000.0',
+    'seconds_per_round': '0.5',
+    'peak_memory_mib': '700.0',
+    'cpu_ms_per_client': '1.25',
   }
   assert rows['small_logistic_0']['cpu_ms_per_client'] == '0.75'
   assert '1.25' in capsys.readouterr().out

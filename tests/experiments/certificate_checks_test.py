@@ -29,13 +29,16 @@ def test_the_planned_ledger_is_the_run_s():
   experiment = _experiment('--rounds=3')
   with runtime.activate(experiment.runtime):
     result = training.train(
-        experiment, experiment.build_process(), None, checkpoint_every=99, eval_every=99, stop_at_accuracy=None,
-        progress='none',
+      experiment,
+      experiment.build_process(),
+      None,
+      checkpoint_every=99,
+      eval_every=99,
+      stop_at_accuracy=None,
+      progress='none',
     )
   planned, spent = certificate_checks.planned_ledger(experiment.plan), result.ledger
-  np.testing.assert_allclose(
-      accounting.total_mu(planned).whole, accounting.total_mu(spent).whole, rtol=1e-5
-  )
+  np.testing.assert_allclose(accounting.total_mu(planned).whole, accounting.total_mu(spent).whole, rtol=1e-5)
   np.testing.assert_array_equal(planned.rounds, spent.rounds)
 
 

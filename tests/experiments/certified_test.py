@@ -30,12 +30,16 @@ def _spent(output_dir):
 
 
 class TestRun:
-
-  @pytest.mark.parametrize('spec, participation', [
-      ('certified', 'uniform'), ('certified:weights=uniform,quantile=0.6', 'bernoulli:q=0.9'),
-      ('certified:weights=spend_evenly', 'uniform'), ('certified:weights=scale,own=0.5/2/0.5/4', 'uniform'),
+  @pytest.mark.parametrize(
+    'spec, participation',
+    [
+      ('certified', 'uniform'),
+      ('certified:weights=uniform,quantile=0.6', 'bernoulli:q=0.9'),
+      ('certified:weights=spend_evenly', 'uniform'),
+      ('certified:weights=scale,own=0.5/2/0.5/4', 'uniform'),
       ('certified:weights=sample,own=0.5/1/0.5/4', 'uniform'),
-  ])
+    ],
+  )
   def test_ends_with_a_certificate_that_holds(self, spec, participation, tmp_path, capsys):
     arguments = [f'--algorithm={spec}', f'--participation={participation}']
     assert harness.main(*harness.TINY, *arguments, f'--output_dir={tmp_path / "run"}') == 0
@@ -69,8 +73,9 @@ class TestRun:
     for name in ('save', 'log'):
       method = getattr(run_directory.RunDirectory, name)
       monkeypatch.setattr(
-          run_directory.RunDirectory, name,
-          lambda self, t, *rest, name=name, method=method: (reported.append((name, t)), method(self, t, *rest)),
+        run_directory.RunDirectory,
+        name,
+        lambda self, t, *rest, name=name, method=method: (reported.append((name, t)), method(self, t, *rest)),
       )
     assert _run(tmp_path / 'run', '--stop_after=2', '--checkpoint_every=99') == 0
     assert reported[:5] == [('save', 0), ('save', 1), ('log', 1), ('save', 2), ('log', 2)]
@@ -112,7 +117,6 @@ class TestRun:
 
 
 class TestCalibration:
-
   def test_everyone_in_every_round(self):
     config = _experiment('--algorithm=certified:weights=uniform', '--participation=full', '--epsilon=3').plan.config
     mu = 1 / accounting.solve(epsilon=3.0, delta=_DELTA).noise_multiplier
@@ -128,10 +132,15 @@ class TestCalibration:
     # ε_base would be too large for the classic calibration.
     assert _experiment('--algorithm=certified', '--rounds=2', '--epsilon=8').plan.config.epsilon == 8
 
-  @pytest.mark.parametrize('spec, message', [
-      ('certified:weights=unifrom', "'uniform'"), ('certified:clip=0', 'clipping norm'),
-      ('certified:clip_split=sqrt', "'sqrt_size'"), ('certified:quantile=0.5,count_stddev=0', 'un-noised'),
-  ])
+  @pytest.mark.parametrize(
+    'spec, message',
+    [
+      ('certified:weights=unifrom', "'uniform'"),
+      ('certified:clip=0', 'clipping norm'),
+      ('certified:clip_split=sqrt', "'sqrt_size'"),
+      ('certified:quantile=0.5,count_stddev=0', 'un-noised'),
+    ],
+  )
   def test_bad_parameters(self, spec, message):
     with pytest.raises(ValueError, match=message):
       _experiment(f'--algorithm={spec}')

@@ -15,15 +15,20 @@ from experiments import command_line
 from tests.experiments import harness
 
 BINARIES = sorted(
-    path.stem for path in (harness.REPOSITORY / 'experiments').glob('*.py')
-    if path.stem != 'command_line' and 'command_line.run(main)' in path.read_text(encoding='utf-8')
+  path.stem
+  for path in (harness.REPOSITORY / 'experiments').glob('*.py')
+  if path.stem != 'command_line' and 'command_line.run(main)' in path.read_text(encoding='utf-8')
 )
 
 
 def _help(binary):
   return subprocess.run(
-      [sys.executable, '-m', f'experiments.{binary}', '--help'], cwd=harness.REPOSITORY, check=True,
-      stdout=subprocess.PIPE, encoding='utf-8', timeout=60,
+    [sys.executable, '-m', f'experiments.{binary}', '--help'],
+    cwd=harness.REPOSITORY,
+    check=True,
+    stdout=subprocess.PIPE,
+    encoding='utf-8',
+    timeout=60,
   ).stdout
 
 
@@ -33,7 +38,6 @@ def _tokens(text):
 
 
 class TestHelp:
-
   @pytest.mark.parametrize('binary', BINARIES)
   def test_of_a_binary_fits_80_columns(self, binary):
     text = _help(binary)
@@ -49,8 +53,8 @@ class TestHelp:
     words = ' '.join('word' * (i % 5 + 1) for i in range(60))
     flags.DEFINE_string('a_flag', 'value', f'Choices: method:{choices}; {path} {words}.', flag_values=values)
     doc = (
-        f'Title.\n\n{words}\n{words}\n\n    python -m experiments.train --a={path} {words}\n\n'
-        f'  name   {words}\n  b      c\n'
+      f'Title.\n\n{words}\n{words}\n\n    python -m experiments.train --a={path} {words}\n\n'
+      f'  name   {words}\n  b      c\n'
     )
     text = command_line.help_text(doc, values)
     assert _tokens(f'{doc} {choices} {path}') <= _tokens(text)
@@ -67,7 +71,6 @@ class TestHelp:
 
 
 class TestErrors:
-
   @pytest.mark.parametrize('error', [ValueError('It is wrong.'), OSError(errno.EACCES, 'Permission denied', 'x')])
   def test_are_one_line_and_a_status(self, error, capsys):
     def main(argv):
@@ -85,15 +88,18 @@ class TestErrors:
 
 
 class TestEnds:
-
   @pytest.mark.parametrize('binary', ['account', 'benchmark', 'train'])
   def test_a_reader_of_the_help_that_goes_away_is_no_error(self, binary):
     read, write = os.pipe()
     os.close(read)
     with os.fdopen(write) as closed:
       process = subprocess.run(
-          [sys.executable, '-m', f'experiments.{binary}', '--help'], cwd=harness.REPOSITORY, stdout=closed,
-          stderr=subprocess.PIPE, encoding='utf-8', timeout=60,
+        [sys.executable, '-m', f'experiments.{binary}', '--help'],
+        cwd=harness.REPOSITORY,
+        stdout=closed,
+        stderr=subprocess.PIPE,
+        encoding='utf-8',
+        timeout=60,
       )
     # A short text is written when the program has ended already, with success.
     assert process.returncode in (0, command_line.FAILED) and not process.stderr
@@ -104,11 +110,15 @@ class TestEnds:
     (tmp_path / place).mkdir()
     (tmp_path / place / '__init__.py').write_text(f'import os, signal\nos.kill(os.getpid(), signal.{name})\n')
     process = subprocess.run(
-        [sys.executable, '-m', 'experiments.train', '--help'], cwd=harness.REPOSITORY, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, encoding='utf-8', timeout=60, env={**os.environ, 'PYTHONPATH': str(tmp_path)},
+      [sys.executable, '-m', 'experiments.train', '--help'],
+      cwd=harness.REPOSITORY,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      encoding='utf-8',
+      timeout=60,
+      env={**os.environ, 'PYTHONPATH': str(tmp_path)},
     )
     assert (process.returncode, process.stderr) == (command_line.INTERRUPTED, '\nInterrupted.\n')
-
 
   @pytest.mark.parametrize('name', ['SIGINT', 'SIGTERM'])
   @pytest.mark.parametrize('installed', [False, True])
@@ -149,18 +159,33 @@ class TestEnds:
     assert (process.returncode, process.stderr) == (0, '')
 
   def test_a_missing_package_is_one_line(self):
-    process = _child("""
+    process = _child(
+      """
         from quap_tff import lazy
         command_line.run(lambda argv: lazy.load('kymatio'))
-    """, missing=['kymatio'])
+    """,
+      missing=['kymatio'],
+    )
     assert process.returncode == command_line.FAILED and len(process.stderr.splitlines()) == 1
     assert process.stderr.startswith('Error: quap_tff needs the package kymatio, which is not installed')
 
 
 # Modules of the packages that only TFF's environment has, and `pip install .` does not install.
 _OF_TFF = [
-    'PIL', 'cryptography', 'grpc', 'h5py', 'jax', 'kymatio', 'matplotlib', 'psutil', 'sklearn', 'tensorflow',
-    'tensorflow_federated', 'tensorflow_privacy', 'tqdm', 'tree',
+  'PIL',
+  'cryptography',
+  'grpc',
+  'h5py',
+  'jax',
+  'kymatio',
+  'matplotlib',
+  'psutil',
+  'sklearn',
+  'tensorflow',
+  'tensorflow_federated',
+  'tensorflow_privacy',
+  'tqdm',
+  'tree',
 ]
 
 
@@ -176,53 +201,72 @@ def _child(code, missing=()):
       from experiments import command_line, interrupts
   """
   return subprocess.run(
-      [sys.executable, '-c', textwrap.dedent(before) + textwrap.dedent(code)], cwd=harness.REPOSITORY,
-      stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding='utf-8', timeout=60,
+    [sys.executable, '-c', textwrap.dedent(before) + textwrap.dedent(code)],
+    cwd=harness.REPOSITORY,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    encoding='utf-8',
+    timeout=60,
   )
 
 
 class TestWithoutTff:
-
   def test_every_binary_has_its_help(self):
-    process = _child(f"""
+    process = _child(
+      f"""
         import contextlib, importlib, io
         for name in {BINARIES}:
           module = importlib.import_module('experiments.' + name)
           with contextlib.redirect_stdout(io.StringIO()) as said:
             status = command_line.status_of(module.main, [name, '--help'])
           print(name, status, 'Flags:' in said.getvalue())
-    """, missing=_OF_TFF)
+    """,
+      missing=_OF_TFF,
+    )
     assert process.stdout.splitlines() == [f'{name} 0 True' for name in BINARIES], process.stderr
 
-  @pytest.mark.parametrize('arguments', [
-      ('attack',), ('benchmark', '--device=gpu'), ('benchmark_workers', '--workers=1'), ('survey',),
+  @pytest.mark.parametrize(
+    'arguments',
+    [
+      ('attack',),
+      ('benchmark', '--device=gpu'),
+      ('benchmark_workers', '--workers=1'),
+      ('survey',),
       ('pretrain', '--output={folder}/extractor'),
       ('train', f'--flagfile={harness.PRESETS / "demo.flags"}', '--output_dir={folder}/run', '--progress=none'),
-  ], ids=lambda arguments: arguments[0])
+    ],
+    ids=lambda arguments: arguments[0],
+  )
   def test_work_that_needs_it_says_so_in_one_line(self, arguments, tmp_path):
     name, *arguments = (argument.format(folder=tmp_path) for argument in arguments)
-    process = _child(f"""
+    process = _child(
+      f"""
         import importlib
         main = importlib.import_module('experiments.{name}').main
         sys.exit(command_line.status_of(main, {[name, *arguments]}))
-    """, missing=_OF_TFF)
+    """,
+      missing=_OF_TFF,
+    )
     assert process.returncode == command_line.FAILED
     assert process.stderr.startswith('Error: quap_tff needs the package ') and len(process.stderr.splitlines()) == 1
     assert process.stderr.endswith('pip install --no-deps -r requirements.txt\n') and not list(tmp_path.iterdir())
 
 
 class TestTemporaryFolder:
-
   @contextlib.contextmanager
   def _process(self, parent):
     """A process with a folder of its own in `parent`, in which it has a file."""
     code = (
-        'import sys, tempfile\nfrom experiments import command_line\ncommand_line.use_own_temporary_folder()\n'
-        'tempfile.mkstemp()\nprint(tempfile.gettempdir(), flush=True)\nsys.stdin.read()\n'
+      'import sys, tempfile\nfrom experiments import command_line\ncommand_line.use_own_temporary_folder()\n'
+      'tempfile.mkstemp()\nprint(tempfile.gettempdir(), flush=True)\nsys.stdin.read()\n'
     )
     process = subprocess.Popen(
-        [sys.executable, '-c', code], cwd=harness.REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        encoding='utf-8', env={**os.environ, 'TMPDIR': str(parent)},
+      [sys.executable, '-c', code],
+      cwd=harness.REPOSITORY,
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      encoding='utf-8',
+      env={**os.environ, 'TMPDIR': str(parent)},
     )
     with process:
       try:
@@ -246,7 +290,7 @@ class TestTemporaryFolder:
       assert os.path.isdir(left)
       with self._process(tmp_path) as (_, third):
         assert sorted(tmp_path.iterdir()) == sorted(
-            [tmp_path / 'quap_tff_a_file', tmp_path / 'of_others', *map(type(tmp_path), (held, third))]
+          [tmp_path / 'quap_tff_a_file', tmp_path / 'of_others', *map(type(tmp_path), (held, third))]
         )
 
   def test_a_folder_that_cannot_be_made_is_none(self, tmp_path, monkeypatch):

@@ -16,8 +16,13 @@ from tests.experiments import harness
 # The demo, shortened; from another folder, with the preset by its path and a relative folder for the run.
 ROUNDS = 10
 FLAGS = (
-    f'--flagfile={harness.PRESETS / "demo.flags"}', f'--rounds={ROUNDS}', '--epsilon=4', '--checkpoint_every=3',
-    '--noise_seed=7', '--local_epochs=2', '--client_optimizer=sgd:learning_rate=0.2',
+  f'--flagfile={harness.PRESETS / "demo.flags"}',
+  f'--rounds={ROUNDS}',
+  '--epsilon=4',
+  '--checkpoint_every=3',
+  '--noise_seed=7',
+  '--local_epochs=2',
+  '--client_optimizer=sgd:learning_rate=0.2',
 )
 
 
@@ -73,7 +78,7 @@ def resumed(left_alone, killed, folder):
 
 
 # The binary's main, which says afterwards whether TensorFlow was in use when the runtime was activated.
-_OBSERVED = '''
+_OBSERVED = """
     import sys
     import tensorflow as tf
     from tensorflow.python.eager import context
@@ -92,7 +97,7 @@ _OBSERVED = '''
     status = train.main(['train', *sys.argv[1:]])
     print(in_use, tf.config.threading.get_intra_op_parallelism_threads())
     sys.exit(status)
-'''
+"""
 
 
 @pytest.fixture(scope='module')
@@ -101,8 +106,12 @@ def stopped(folder):
   path = folder / 'runs' / 'stopped'
   arguments = [*harness.TINY, '--algorithm=fedavg', '--rounds=1000000', f'--output_dir={path}']
   process = subprocess.Popen(
-      [sys.executable, '-c', textwrap.dedent(_OBSERVED), *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-      universal_newlines=True, encoding='utf-8', env={**os.environ, 'PYTHONPATH': harness.PYTHONPATH},
+    [sys.executable, '-c', textwrap.dedent(_OBSERVED), *arguments],
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    universal_newlines=True,
+    encoding='utf-8',
+    env={**os.environ, 'PYTHONPATH': harness.PYTHONPATH},
   )
   harness.wait_for(lambda: len(harness.rows(path)) >= 2, process)
   process.terminate()
@@ -110,7 +119,6 @@ def stopped(folder):
 
 
 class TestCommand:
-
   def test_ends_well_and_says_so(self, uninterrupted):
     run, path = uninterrupted
     assert run.status == 0
@@ -135,8 +143,15 @@ class TestCommand:
   def test_leaves_what_it_should(self, uninterrupted):
     run, path = uninterrupted
     assert {entry.name for entry in path.iterdir()} == {
-        '.lock', 'run.json', 'metrics.csv', 'tensorboard', 'final_model.keras', 'plot.png',
-        'summary.json', 'clients.csv', 'ledger.npz',
+      '.lock',
+      'run.json',
+      'metrics.csv',
+      'tensorboard',
+      'final_model.keras',
+      'plot.png',
+      'summary.json',
+      'clients.csv',
+      'ledger.npz',
     }
     kept = harness.summary(path)
     assert {**run.summary, 'protection': ''} == {**kept, 'protection': ''} and kept['formal'] is None
@@ -145,17 +160,35 @@ class TestCommand:
     rows = harness.rows(path)
     assert [row['round'] for row in rows] == [str(t) for t in range(1, ROUNDS + 1)]
     assert {
-        'epsilon', 'clipping_norm', 'sigma', 'norm_p10', 'norm_p50', 'norm_p90', 'clipped_fraction',
-        'non_finite_updates', 'signal_norm', 'noise_norm', 'noise_to_signal', 'participation_mean',
-        'participation_stddev', 'participation_min', 'participation_max', 'participation_never_seen', 'cohort_size',
-        'train_loss', 'train_accuracy', 'test_loss', 'test_accuracy', 'nominal_epsilon_mean', 'nominal_epsilon_max',
+      'epsilon',
+      'clipping_norm',
+      'sigma',
+      'norm_p10',
+      'norm_p50',
+      'norm_p90',
+      'clipped_fraction',
+      'non_finite_updates',
+      'signal_norm',
+      'noise_norm',
+      'noise_to_signal',
+      'participation_mean',
+      'participation_stddev',
+      'participation_min',
+      'participation_max',
+      'participation_never_seen',
+      'cohort_size',
+      'train_loss',
+      'train_accuracy',
+      'test_loss',
+      'test_accuracy',
+      'nominal_epsilon_mean',
+      'nominal_epsilon_max',
     } <= set(rows[0])
     assert float(rows[-1]['test_accuracy']) == run.summary['test_accuracy']
     assert float(rows[-1]['nominal_epsilon_max']) == run.summary['nominal_epsilon_max']
 
 
 class TestCutOff:
-
   def test_a_kill_leaves_no_process_and_no_summary(self, killed):
     run, _, children, names = killed
     assert run.status == -signal.SIGKILL
@@ -170,7 +203,7 @@ class TestCutOff:
     assert {**run.summary, 'seconds': 0, 'output_dir': ''} == {**whole.summary, 'seconds': 0, 'output_dir': ''}
 
   def test_both_models_load_elsewhere_alike_and_as_good_as_said(self, uninterrupted, resumed, tmp_path):
-    code = '''
+    code = """
         import sys
         import numpy as np
         import tensorflow as tf
@@ -181,13 +214,13 @@ class TestCutOff:
         weights = [model.get_weights() for model in models]
         same = all(a.tobytes() == b.tobytes() for a, b in zip(*weights))
         print(same, float((labels == examples['y']).mean()))
-    '''
+    """
     with harness.parsed(*FLAGS) as values:
       test = setup.from_flags(values).federation.test
     np.savez(tmp_path / 'test.npz', x=test.x, y=test.y)
     paths = [str(tmp_path / 'test.npz'), str(uninterrupted[1]), str(resumed[1])]
     out = subprocess.run(
-        [sys.executable, '-c', textwrap.dedent(code), *paths], check=True, stdout=subprocess.PIPE
+      [sys.executable, '-c', textwrap.dedent(code), *paths], check=True, stdout=subprocess.PIPE
     ).stdout
     same, accuracy = out.split()
     assert same == b'True' and float(accuracy) == uninterrupted[0].summary['test_accuracy']

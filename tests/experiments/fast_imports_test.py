@@ -56,7 +56,6 @@ def _package(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures('package')
 class TestLoad:
-
   def test_puts_a_module_off_until_it_is_used(self):
     _load(_USER)
     assert _MODULE not in sys.modules

@@ -13,12 +13,14 @@ from tests.experiments import harness
 _ROWS, _COLUMNS = 24, 80
 
 METHODS = [
-    (['--algorithm=quap', '--model=digits_cnn'], 'Guarantee: none. The released model has no finite ε.'),
-    (['--algorithm=fixed_dp', '--noclient_metrics'], 'Guarantee: the released model is differentially private'),
-    (['--algorithm=fixed_dp'], 'Guarantee: the weights are differentially private'),
-    (['--algorithm=tff_dp_fedavg', '--noclient_metrics', '--participation=bernoulli:q=0.4'],
-     'Guarantee, if the noise were ideal: the released model'),
-    (['--algorithm=certified:quantile=0.5,count_stddev=2'], 'Guarantee: the released model is differentially private'),
+  (['--algorithm=quap', '--model=digits_cnn'], 'Guarantee: none. The released model has no finite ε.'),
+  (['--algorithm=fixed_dp', '--noclient_metrics'], 'Guarantee: the released model is differentially private'),
+  (['--algorithm=fixed_dp'], 'Guarantee: the weights are differentially private'),
+  (
+    ['--algorithm=tff_dp_fedavg', '--noclient_metrics', '--participation=bernoulli:q=0.4'],
+    'Guarantee, if the noise were ideal: the released model',
+  ),
+  (['--algorithm=certified:quantile=0.5,count_stddev=2'], 'Guarantee: the released model is differentially private'),
 ]
 
 
@@ -29,32 +31,56 @@ def _rows(text):
 
 def _figure(accountant, amplification='none', epsilon=1.0, neighbours=accounting.ADD_OR_REMOVE):
   return dict(
-      accountant=accountant, amplification=amplification, neighbours=neighbours, epsilon_max=epsilon,
-      epsilon_mean=epsilon, epsilon_median=epsilon,
+    accountant=accountant,
+    amplification=amplification,
+    neighbours=neighbours,
+    epsilon_max=epsilon,
+    epsilon_mean=epsilon,
+    epsilon_median=epsilon,
   )
 
 
 def _summary(**changes):
   formal = {
-      'covers': 'released model', 'statement': 'Every number.', 'delta': 1e-5, 'unit': 'one client', 'notes': [], 'reading': None,
-      'figures': [_figure('gaussian_exact', epsilon=3.00001), _figure('basic', epsilon=9.0)],
+    'covers': 'released model',
+    'statement': 'Every number.',
+    'delta': 1e-5,
+    'unit': 'one client',
+    'notes': [],
+    'reading': None,
+    'figures': [_figure('gaussian_exact', epsilon=3.00001), _figure('basic', epsilon=9.0)],
   }
   return {
-      'rounds': 8, 'planned_rounds': 8, 'interrupted': False, 'test_accuracy': 0.5, 'test_loss': 1.0,
-      'nominal_epsilon_max': None, 'nominal_epsilon_mean': None, 'nominal_delta_max': None,
-      'protection': 'Every released number is noised.', 'formal': {**formal, **changes.pop('formal', {})},
-      'output_dir': '/a/folder', **changes,
+    'rounds': 8,
+    'planned_rounds': 8,
+    'interrupted': False,
+    'test_accuracy': 0.5,
+    'test_loss': 1.0,
+    'nominal_epsilon_max': None,
+    'nominal_epsilon_mean': None,
+    'nominal_delta_max': None,
+    'protection': 'Every released number is noised.',
+    'formal': {**formal, **changes.pop('formal', {})},
+    'output_dir': '/a/folder',
+    **changes,
   }
 
 
 class TestDivergence:
-
-  @pytest.mark.parametrize('weights, loss, diverged', [
-      ([np.ones(3), np.full((2, 2), -99.0)], 2.3, False), ([np.ones(3)], 1e6, False), ([], 0.0, False),
-      ([np.ones(3)], 1.1e6, True), ([np.ones(3)], math.nan, True), ([np.ones(3)], math.inf, True),
-      ([np.ones(3), np.array([0.0, -9e19])], 2.3, True), ([np.array([np.nan])], 2.3, True),
+  @pytest.mark.parametrize(
+    'weights, loss, diverged',
+    [
+      ([np.ones(3), np.full((2, 2), -99.0)], 2.3, False),
+      ([np.ones(3)], 1e6, False),
+      ([], 0.0, False),
+      ([np.ones(3)], 1.1e6, True),
+      ([np.ones(3)], math.nan, True),
+      ([np.ones(3)], math.inf, True),
+      ([np.ones(3), np.array([0.0, -9e19])], 2.3, True),
+      ([np.array([np.nan])], 2.3, True),
       ([np.array([-np.inf], np.float32)], 2.3, True),
-  ])
+    ],
+  )
   def test_is_what_leaves_any_sensible_range(self, weights, loss, diverged):
     assert final_summary.has_diverged(weights, loss) is diverged
 
@@ -67,11 +93,13 @@ class TestDivergence:
 
 
 class TestRun:
-
-  @pytest.mark.parametrize('share, said', [
+  @pytest.mark.parametrize(
+    'share, said',
+    [
       ('1', 'Malicious: 8 of the clients attack in every round that they are in (sign_flip:share=1.0,factor=1.0).'),
       ('0', None),
-  ])
+    ],
+  )
   def test_attackers_are_named_at_the_start_and_the_end_and_in_the_summary(self, share, said, tmp_path, capsys):
     folder = tmp_path / 'run'
     attack = f'--malicious=sign_flip:share={share}'
@@ -94,7 +122,7 @@ class TestRun:
     assert _rows(out.replace(str(folder), 'runs/demo')) <= _ROWS
     *lines, json_line = out.splitlines()
     assert all(len(line) <= _COLUMNS or str(folder) in line for line in lines)
-    end = ' '.join(lines[next(i for i, line in enumerate(lines) if line.startswith('Test accuracy')):])
+    end = ' '.join(lines[next(i for i, line in enumerate(lines) if line.startswith('Test accuracy')) :])
     assert said in end and 'ormal ε' not in end
     kept = harness.strict_json((folder / 'summary.json').read_text())
     assert set(harness.strict_json(json_line)) == set(kept)
@@ -114,7 +142,6 @@ class TestRun:
 
 
 class TestLine:
-
   def test_scalars_stay_and_what_is_long_is_cut(self):
     summary = _summary(protection='Long. ' * 50)
     short = harness.strict_json(final_summary.line(summary))
@@ -131,7 +158,6 @@ class TestLine:
 
 
 class TestGuarantee:
-
   def test_is_never_below_the_figure(self):
     assert 'ε ≤ 3.001 ' in final_summary.guarantee(_summary())
 
@@ -149,7 +175,6 @@ class TestGuarantee:
 
 
 class TestStoppedEarly:
-
   _READING = {'rounds': 2, 'epsilon_max': 0.70001, 'epsilon_mean': 0.5}
 
   def _stopped(self, **reading):

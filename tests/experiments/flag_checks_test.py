@@ -26,14 +26,17 @@ def _accept(*arguments):
 
 
 class TestFields:
-
-  @pytest.mark.parametrize('arguments, words', [
+  @pytest.mark.parametrize(
+    'arguments, words',
+    [
       ('--batch_size=0', '--batch_size must be an integer at least 1'),
       ('--proximal_strength=-1', '--proximal_strength must be'),
       ('--max_local_steps=0', '--max_local_steps must be an integer at least 1'),
       ('--client_learning_rate_decay=2', '--client_learning_rate_decay must be'),
-      ('--cohort_size=101', '--cohort_size must be at most the number of clients, found --cohort_size=101 and '
-       '--num_clients=100'),
+      (
+        '--cohort_size=101',
+        '--cohort_size must be at most the number of clients, found --cohort_size=101 and ' '--num_clients=100',
+      ),
       ('--dataset=femnist --num_clients=9 --cohort_size=10', '--cohort_size must be at most'),
       ('--compute_dtype=float16', '--compute_dtype: Unknown'),
       ('--algorithm=certified --epsilon=1000', '--epsilon must be'),
@@ -47,12 +50,13 @@ class TestFields:
       ('--runtime=workers --worker_addresses=host', '--worker_addresses must be host:port'),
       ('--critical_layers=', '--critical_layers is empty; use --noise=none'),
       ('--features=scattering:scales=5', '--features: Scattering with scales=5 needs images of at least 32'),
-      ('--model=shakespeare_lstm', '--model=shakespeare_lstm does not take the examples of dataset \'digits\''),
+      ('--model=shakespeare_lstm', "--model=shakespeare_lstm does not take the examples of dataset 'digits'"),
       ('--dataset=shakespeare --model=mlp', 'which are sequences of tokens'),
       ('--dataset=femnist --algorithm=certified', '--dataset=femnist:test_writers=0.1'),
       ('--algorithm=tff_dp_fedavg --participation=markov', 'use a --participation for which it is'),
       ('--algorithm=certified --tuning=', '--tuning must be a sentence'),
-  ])
+    ],
+  )
   def test_are_said_as_flags(self, arguments, words):
     assert words in _refusal(*arguments.split())
 
@@ -65,7 +69,7 @@ class TestFields:
     """)
     for flag in ('--batch_size=0', '--cohort_size=200', '--algorithm=fedbuff:buffer=99999'):
       done = subprocess.run(
-          [sys.executable, '-c', program, flag], capture_output=True, text=True, cwd=harness.REPOSITORY, check=False
+        [sys.executable, '-c', program, flag], capture_output=True, text=True, cwd=harness.REPOSITORY, check=False
       )
       assert done.returncode == 0, done.stderr
 
@@ -76,12 +80,14 @@ class TestFields:
 
 
 class TestCohorts:
-
   @pytest.mark.parametrize('buffer, rounds', [(100, 10), (31, 10)])
   def test_a_buffer_that_never_fills(self, buffer, rounds):
     message = _refusal(
-        f'--algorithm=fedbuff:buffer={buffer}', f'--rounds={rounds}', '--num_clients=10', '--cohort_size=3',
-        '--noise=none',
+      f'--algorithm=fedbuff:buffer={buffer}',
+      f'--rounds={rounds}',
+      '--num_clients=10',
+      '--cohort_size=3',
+      '--noise=none',
     )
     assert '30 updates arrive in all of the 10 planned rounds' in message and 'at most 30' in message
 
@@ -94,8 +100,9 @@ class TestCohorts:
 
 
 class TestWithoutEffect:
-
-  @pytest.mark.parametrize('arguments, words', [
+  @pytest.mark.parametrize(
+    'arguments, words',
+    [
       ('--ema_weight=0.5', '--ema_weight: it is the weight for --participation_rate=ema'),
       ('--checkpoint_every=3', '--checkpoint_every: nothing is kept without a folder'),
       ('--keep_checkpoints', '--keep_checkpoints: nothing is kept'),
@@ -103,14 +110,19 @@ class TestWithoutEffect:
       ('--output_dir=never --signing_key=key.pem', '--signing_key: this flag signs a certificate'),
       ('--algorithm=certified:count_stddev=20', 'count_stddev=20 is the noise on the counts of a private quantile'),
       ('--algorithm=certified:count_stddev=0', 'give quantile'),
-  ])
+    ],
+  )
   def test_is_refused_on_the_command_line(self, arguments, words):
     assert words in _refusal(*arguments.split())
 
-  @pytest.mark.parametrize('arguments', [
-      '--ema_weight=0.5 --participation_rate=ema', '--checkpoint_every=3 --keep_checkpoints --output_dir=never',
+  @pytest.mark.parametrize(
+    'arguments',
+    [
+      '--ema_weight=0.5 --participation_rate=ema',
+      '--checkpoint_every=3 --keep_checkpoints --output_dir=never',
       '--algorithm=certified:count_stddev=30,quantile=0.5',
-  ])
+    ],
+  )
   def test_with_an_effect(self, arguments):
     _accept(*arguments.split())
 
@@ -120,13 +132,21 @@ class TestWithoutEffect:
 
 
 class TestNumbers:
-
-  @pytest.mark.parametrize('argument', [
-      '--num_clients=1_000', '--rounds=١٠', '--epsilon=６', '--delta=1e-0_5', '--local_epochs=1_0',
-      '--local_epochs=1..٥', '--algorithm=fixed_dp:clip=1_0', '--participation=beta:a=２',
+  @pytest.mark.parametrize(
+    'argument',
+    [
+      '--num_clients=1_000',
+      '--rounds=١٠',
+      '--epsilon=６',
+      '--delta=1e-0_5',
+      '--local_epochs=1_0',
+      '--local_epochs=1..٥',
+      '--algorithm=fixed_dp:clip=1_0',
+      '--participation=beta:a=２',
       '--algorithm=certified:own=0.5/1/0.5/٦',
       '--algorithm=certified:noise_multiplier=1_0',
-  ])
+    ],
+  )
   def test_other_digits_and_underscores_are_refused(self, argument):
     name, value = argument.removeprefix('--').split('=', 1)
     message = _refusal(argument)

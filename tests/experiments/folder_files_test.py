@@ -10,7 +10,6 @@ from experiments import folder_files
 
 
 class TestEntries:
-
   def test_lists_files_empty_folders_and_everything_else(self, tmp_path):
     (tmp_path / 'deep' / 'er').mkdir(parents=True)
     (tmp_path / 'deep' / 'file').write_text('x')
@@ -33,11 +32,10 @@ class TestEntries:
       folder_files.entries(str(tmp_path / 'nowhere'))
 
 
-@pytest.mark.parametrize('read', [
-    folder_files.read_json, folder_files.read_rows, folder_files.digest, folder_files.check_archive
-])
+@pytest.mark.parametrize(
+  'read', [folder_files.read_json, folder_files.read_rows, folder_files.digest, folder_files.check_archive]
+)
 class TestOpening:
-
   def test_a_pipe_is_not_waited_for(self, read, tmp_path):
     os.mkfifo(tmp_path / 'it')
     with pytest.raises(folder_files.FolderError, match='it is not a regular file'):
@@ -61,7 +59,6 @@ class TestOpening:
 
 
 class TestArchive:
-
   def test_one_that_unpacks_to_more_than_memory_holds(self, tmp_path, monkeypatch):
     with zipfile.ZipFile(tmp_path / 'it', 'w', zipfile.ZIP_DEFLATED) as archive:
       archive.writestr('zeros', bytes(1000))
@@ -77,16 +74,22 @@ class TestArchive:
 
 
 class TestJson:
-
   def test_reads_numbers_that_are_finite(self, tmp_path):
     value = {'a': [1.5, 2**63 - 1, 'ε', None, True]}
     (tmp_path / 'it').write_text(json.dumps(value))
     assert folder_files.read_json(str(tmp_path), 'it') == value
 
-  @pytest.mark.parametrize('text, words', [
-      ('NaN', 'not a finite number'), ('1e999', 'not a finite number'), ('9' * 5000, 'too many digits'),
-      ('{"a": 1, "a": 2}', 'a key appears twice'), ('[' * 99999, 'is damaged'), ('', 'is damaged'),
-  ])
+  @pytest.mark.parametrize(
+    'text, words',
+    [
+      ('NaN', 'not a finite number'),
+      ('1e999', 'not a finite number'),
+      ('9' * 5000, 'too many digits'),
+      ('{"a": 1, "a": 2}', 'a key appears twice'),
+      ('[' * 99999, 'is damaged'),
+      ('', 'is damaged'),
+    ],
+  )
   def test_everything_else_is_damage(self, text, words, tmp_path):
     (tmp_path / 'it').write_text(text)
     with pytest.raises(folder_files.FolderError, match=words):

@@ -70,9 +70,14 @@ def start(*arguments: str, cwd: Any) -> subprocess.Popen:
   environment = {**os.environ, 'PYTHONPATH': PYTHONPATH}
   environment.pop('TF_CPP_MIN_LOG_LEVEL', None)
   return subprocess.Popen(
-      [sys.executable, '-m', 'experiments.train', *arguments],
-      cwd=cwd, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-      universal_newlines=True, encoding='utf-8',
+    [sys.executable, '-m', 'experiments.train', *arguments],
+    cwd=cwd,
+    env=environment,
+    stdin=subprocess.DEVNULL,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    universal_newlines=True,
+    encoding='utf-8',
   )
 
 
@@ -104,9 +109,7 @@ def rows(directory: Any) -> List[Dict[str, str]]:
     return []
   header, *lines = path.read_text().splitlines()
   names = header.split(',')
-  return [
-      {name: value for name, value in zip(names, line.split(',')) if name != 'seconds'} for line in lines
-  ]
+  return [{name: value for name, value in zip(names, line.split(',')) if name != 'seconds'} for line in lines]
 
 
 def table(path: Any) -> List[Dict[str, str]]:
@@ -119,8 +122,9 @@ def files(directory: Any) -> Dict[str, Any]:
   """What lies in a folder, by relative path: contents and time of the last change."""
   root = pathlib.Path(directory)
   return {
-      str(path.relative_to(root)): (path.read_bytes(), path.stat().st_mtime_ns)
-      for path in sorted(root.rglob('*')) if path.is_file()
+    str(path.relative_to(root)): (path.read_bytes(), path.stat().st_mtime_ns)
+    for path in sorted(root.rglob('*'))
+    if path.is_file()
   }
 
 

@@ -37,8 +37,9 @@ def _refusal(*arguments, **options):
 
 
 class TestRefusals:
-
-  @pytest.mark.parametrize('arguments, words', [
+  @pytest.mark.parametrize(
+    'arguments, words',
+    [
       (['--algorithm=scaffold', '--client_optimizer=adam'], ['plain SGD', '--client_optimizer']),
       (['--algorithm=fednova', '--client_optimizer=sgd:momentum=0.9'], ['plain SGD', '--client_optimizer']),
       (['--algorithm=scaffold:base=tff_dp_ftrl'], ['Unknown base', 'certified']),
@@ -54,7 +55,8 @@ class TestRefusals:
       (['--local_epochs=5..2'], ['--local_epochs', '1..5']),
       (['--local_epochs=many'], ['--local_epochs', '1..5']),
       (['--participation=flpadpm'], ['--dropout=none', 'markov']),
-  ])
+    ],
+  )
   def test_in_words(self, arguments, words):
     message = _refusal(*arguments)
     assert all(word in message for word in words), message
@@ -70,7 +72,6 @@ class TestRefusals:
 
 
 class TestComposition:
-
   @pytest.mark.parametrize('base', own.BASES)
   def test_the_mechanism_is_the_base_s(self, base):
     arguments = ['--epsilon=3'] if base != 'fedavg' else []
@@ -89,11 +90,16 @@ class TestComposition:
     plan = _plan('--algorithm=fedvarp:base=fixed_dp', '--calibration=exact')
     assert plan.extension == heterogeneity.FedVarp('released') and plan.config.noise.scale != 1
 
-  @pytest.mark.parametrize('spec, expected', [
-      ('fednova', heterogeneity.FedNova()), ('fednova:base=quap', heterogeneity.FedNova(mean_epochs=3.0)),
+  @pytest.mark.parametrize(
+    'spec, expected',
+    [
+      ('fednova', heterogeneity.FedNova()),
+      ('fednova:base=quap', heterogeneity.FedNova(mean_epochs=3.0)),
       ('fednova:base=quap,effective_steps=7', heterogeneity.FedNova(7.0)),
-      ('fedvarp', heterogeneity.FedVarp('clients')), ('fedvarp:base=quap', heterogeneity.FedVarp('released')),
-  ])
+      ('fedvarp', heterogeneity.FedVarp('clients')),
+      ('fedvarp:base=quap', heterogeneity.FedVarp('released')),
+    ],
+  )
   def test_what_is_exact_and_what_is_public(self, spec, expected):
     assert _plan(f'--algorithm={spec}', '--local_epochs=1..5').extension == expected
 
@@ -107,15 +113,16 @@ class TestComposition:
   def test_certified_plans_refuse_what_is_not_a_function_of_the_sums(self):
     plan = _plan('--algorithm=certified')
     for extension in (
-        heterogeneity.Scaffold(2, 'sum'), heterogeneity.FedVarp('clients'), heterogeneity.FedNova(),
-        heterogeneity.FriendSubstitution(),
+      heterogeneity.Scaffold(2, 'sum'),
+      heterogeneity.FedVarp('clients'),
+      heterogeneity.FedNova(),
+      heterogeneity.FriendSubstitution(),
     ):
       with pytest.raises(ValueError, match='no certificate would hold'):
         plans.CertifiedPlan(plan.config, plan.schedule, extension=extension)
 
 
 class TestDropout:
-
   def _cohorts(self, algorithm):
     with harness.parsed(*harness.TINY, f'--algorithm={algorithm}', _DROPOUT) as values:
       return methods.participation_of(values, 8)
@@ -131,12 +138,11 @@ class TestDropout:
     with harness.parsed(*harness.TINY, '--algorithm=certified', _DROPOUT) as values:
       experiment = setup.from_flags(values)
     for absent, rows in (((), len(experiment.federation.clients[2])), ((2,), 0)):
-      element, = training.client_data(experiment, 2, absent)['examples']
+      (element,) = training.client_data(experiment, 2, absent)['examples']
       assert len(element['x']) == rows
 
 
 class TestSafari:
-
   def test_the_server_trains_on_nobody_s_examples(self):
     with harness.parsed(*harness.TINY, '--algorithm=safari:base=certified,auxiliary=0.2') as values:
       experiment = setup.from_flags(values)
@@ -149,8 +155,12 @@ class TestSafari:
   def test_clients_of_their_own_lose_some_of_their_number(self, tmp_path):
     emnist_file.write(tmp_path / 'emnist_all.sqlite', emnist_file.writers('abcdefgh'))
     with harness.parsed(
-        '--dataset=femnist', f'--data_dir={tmp_path}', '--cohort_size=2', '--rounds=2', '--model=logistic_regression',
-        '--algorithm=safari:auxiliary=0.25',
+      '--dataset=femnist',
+      f'--data_dir={tmp_path}',
+      '--cohort_size=2',
+      '--rounds=2',
+      '--model=logistic_regression',
+      '--algorithm=safari:auxiliary=0.25',
     ) as values:
       experiment = setup.from_flags(values)
       said = methods.post_processing(values, experiment.plan)
@@ -158,11 +168,16 @@ class TestSafari:
 
 
 class TestRuns:
-
   def test_a_resumed_run_ends_as_one_that_was_not_interrupted(self, tmp_path):
     arguments = (
-        *harness.TINY, '--algorithm=scaffold:base=quap', _DROPOUT, '--local_epochs=1..3', '--noise_seed=5',
-        '--rounds=4', '--epsilon=2', '--checkpoint_every=1',
+      *harness.TINY,
+      '--algorithm=scaffold:base=quap',
+      _DROPOUT,
+      '--local_epochs=1..3',
+      '--noise_seed=5',
+      '--rounds=4',
+      '--epsilon=2',
+      '--checkpoint_every=1',
     )
     summaries = []
     for folder, stops in (('whole', [[]]), ('parts', [['--stop_after=2'], []])):
@@ -178,12 +193,17 @@ class TestRuns:
       text = methods.post_processing(values, experiment.plan)
     with runtime.activate(experiment.runtime):
       result = training.train(
-          experiment, experiment.build_process(), None, checkpoint_every=99, eval_every=99, stop_at_accuracy=None,
-          progress='none',
+        experiment,
+        experiment.build_process(),
+        None,
+        checkpoint_every=99,
+        eval_every=99,
+        stop_at_accuracy=None,
+        progress='none',
       )
     assert sum(len(experiment.cohorts.absent(t)) for t in (1, 2))
     assert not experiment.plan.ledger_problems(result.ledger)
     np.testing.assert_array_equal(
-        result.ledger.state_dict()['clients'], np.concatenate([np.sort(one) for one in experiment.plan.schedule])
+      result.ledger.state_dict()['clients'], np.concatenate([np.sort(one) for one in experiment.plan.schedule])
     )
     assert 'FedVARP releases nothing more' in text

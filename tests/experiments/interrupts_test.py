@@ -19,7 +19,6 @@ def installed():
 
 
 class TestInterrupts:
-
   @pytest.mark.parametrize('signum', [signal.SIGINT, signal.SIGTERM])
   def test_raises_at_once(self, signum):
     with pytest.raises(KeyboardInterrupt):
@@ -87,7 +86,6 @@ class TestInterrupts:
 
   def test_nor_is_one_lost_in_a_finalizer(self, capfd):
     class Finalized:
-
       def __del__(self):
         signal.raise_signal(signal.SIGTERM)
 
@@ -98,7 +96,6 @@ class TestInterrupts:
 
   def test_nor_in_a_callback_of_a_weak_reference(self, capfd):
     class Entries(dict):
-
       def __delitem__(self, key):
         signal.raise_signal(signal.SIGTERM)
         super().__delitem__(key)
@@ -116,7 +113,6 @@ class TestInterrupts:
 
   def test_it_is_raised_once_where_a_block_raises_it_first(self):
     class Finalized:
-
       def __del__(self):
         signal.raise_signal(signal.SIGINT)
 

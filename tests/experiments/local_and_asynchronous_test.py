@@ -12,12 +12,14 @@ from tests.experiments import harness
 
 # What has a state of its own: noise of clients, a buffer with versions in flight, and what was released so far.
 _NEW = {
-    'local_dp': ['--algorithm=local_dp'],
-    'fedbuff': ['--algorithm=fedbuff:buffer=5,staleness=3', '--gaussian_calibration=analytic'],
-    'sparse': [
-        '--algorithm=fixed_dp', '--gaussian_calibration=analytic', '--sparsity=top_released:share=0.2',
-        '--participation=energy',
-    ],
+  'local_dp': ['--algorithm=local_dp'],
+  'fedbuff': ['--algorithm=fedbuff:buffer=5,staleness=3', '--gaussian_calibration=analytic'],
+  'sparse': [
+    '--algorithm=fixed_dp',
+    '--gaussian_calibration=analytic',
+    '--sparsity=top_released:share=0.2',
+    '--participation=energy',
+  ],
 }
 
 
@@ -38,7 +40,6 @@ def _refused(*arguments):
 
 
 class TestResume:
-
   @pytest.mark.parametrize('name', _NEW)
   def test_a_run_in_two_parts_is_the_run_in_one(self, name, tmp_path, capsys):
     whole, parts = tmp_path / 'whole', tmp_path / 'parts'
@@ -53,19 +54,20 @@ class TestResume:
 
 
 class TestFlags:
-
   def test_names_are_in_the_help(self, capsys):
     assert harness.main('--help') == 0
     shown = capsys.readouterr().out
     for name in ('local_dp', 'fedbuff', 'energy', 'top_released', 'experiments.survey'):
       assert name in shown
 
-  @pytest.mark.parametrize('arguments, message', [
+  @pytest.mark.parametrize(
+    'arguments, message',
+    [
       (['--algorithm=local_dp', '--client_metrics'], '--client_metrics: under local_dp'),
       (['--algorithm=local_dp:budget=adaptive'], "Unknown local budget 'adaptive'"),
       (['--algorithm=local_dp:clip=0'], 'clipping norm'),
       (['--algorithm=local_dp', '--clip=fixed'], "'local_dp' does not use this flag"),
-      (['--algorithm=local_dp:budget=uniform', '--alpha=0.1'], "does not use this flag"),
+      (['--algorithm=local_dp:budget=uniform', '--alpha=0.1'], 'does not use this flag'),
       (['--algorithm=fedbuff:buffer=0'], 'fedbuff buffer'),
       (['--algorithm=fedbuff:staleness=-1'], 'staleness scale'),
       (['--algorithm=fedbuff', '--noise=client', '--gaussian_calibration=analytic'], '--noise=client: fedbuff'),
@@ -75,13 +77,13 @@ class TestFlags:
       (['--algorithm=certified:noise=ar1', '--sparsity=random'], 'noise of other weights'),
       (['--sparsity=random:share=2', '--gaussian_calibration=analytic'], 'sparsity share'),
       (['--participation=energy:train=2', '--gaussian_calibration=analytic'], 'energy train'),
-  ])
+    ],
+  )
   def test_bad_flags_are_refused_before_data_are_read(self, arguments, message):
     assert message in _refused(*arguments)
 
 
 class TestAccounts:
-
   def test_local_budgets_follow_quap(self):
     plan = _experiment('--algorithm=local_dp', '--alpha=1', '--warmup_rounds=0').plan
     assert isinstance(plan, plans.LocalPlan) and plan.config.budget.alpha == 1
@@ -89,17 +91,25 @@ class TestAccounts:
     with harness.parsed(*harness.TINY) as values:
       assert uniform.configure(values, 8).budget.round_rule == 'uniform'
 
-  @pytest.mark.parametrize('arguments', [
+  @pytest.mark.parametrize(
+    'arguments',
+    [
       ['--algorithm=local_dp'],
-      ['--algorithm=fedbuff:buffer=4', '--critical_layers=all', '--clip=fixed', '--gaussian_calibration=analytic',
-       '--noclient_metrics'],
-  ])
+      [
+        '--algorithm=fedbuff:buffer=4',
+        '--critical_layers=all',
+        '--clip=fixed',
+        '--gaussian_calibration=analytic',
+        '--noclient_metrics',
+      ],
+    ],
+  )
   def test_calibrated_exactly_a_run_spends_epsilon(self, arguments, tmp_path, capsys):
     assert harness.main(*harness.TINY, *arguments, '--calibration=exact', f'--output_dir={tmp_path / "run"}') == 0
     capsys.readouterr()
     formal = harness.summary(tmp_path / 'run')['formal']
     assert formal['covers'] == 'released model'
-    exact, = [figure for figure in formal['figures'] if figure['accountant'] == 'gaussian_exact']
+    (exact,) = [figure for figure in formal['figures'] if figure['accountant'] == 'gaussian_exact']
     assert exact['epsilon_max'] == pytest.approx(4.0, rel=1e-3) and exact['epsilon_max'] <= 4.0
     wanted = accounting.REPLACE_ONE if 'local_dp' in arguments[0] else accounting.ZERO_OUT
     assert exact['neighbours'] == wanted

@@ -17,9 +17,18 @@ from quap_tff import runtime
 
 # Ten clients of four examples each, all asked in each round, and a model that has more weights than they have pixels.
 TINY = membership_study.MembershipSettings(
-    num_clients=10, examples_per_client=4, model='logistic_regression', participation='full', cohort_size=None,
-    rounds=3, local_epochs=10, client_optimizer='sgd:learning_rate=2', models=8, resamples=20, nominal_epsilon=0.03,
-    methods=('fedavg', 'fixed_dp', 'certified'),
+  num_clients=10,
+  examples_per_client=4,
+  model='logistic_regression',
+  participation='full',
+  cohort_size=None,
+  rounds=3,
+  local_epochs=10,
+  client_optimizer='sgd:learning_rate=2',
+  models=8,
+  resamples=20,
+  nominal_epsilon=0.03,
+  methods=('fedavg', 'fixed_dp', 'certified'),
 )
 
 
@@ -34,12 +43,11 @@ def _rows(result, **wanted):
 
 
 def _row(result, **wanted):
-  row, = _rows(result, **wanted)
+  (row,) = _rows(result, **wanted)
   return row
 
 
 class TestStudy:
-
   @pytest.mark.parametrize('level', worlds.LEVELS)
   def test_overfitted_federated_averaging_leaks(self, result, level):
     for attack in ('lira_online', 'lira_offline', 'loss_threshold'):
@@ -85,14 +93,17 @@ class TestStudy:
 
   def test_progress_is_said(self, result):
     assert result[1][0].startswith(
-        'membership: 10 clients with 40 examples, 7 shadow models; compared at nominal ε = 0.03'
+      'membership: 10 clients with 40 examples, 7 shadow models; compared at nominal ε = 0.03'
     )
     assert len(result[1]) == 1 + 3 * 2
 
   def test_it_writes_a_table_and_pictures(self, result, tmp_path):
     paths = result[0].write(str(tmp_path / 'new'))
     assert [path.rsplit('/', 1)[1] for path in paths] == [
-        'membership.csv', 'membership_roc_client.png', 'membership_roc_example.png', 'membership_groups.png'
+      'membership.csv',
+      'membership_roc_client.png',
+      'membership_roc_example.png',
+      'membership_groups.png',
     ]
     with open(paths[0], newline='') as f:
       table = list(csv.DictReader(f))
@@ -105,32 +116,33 @@ class TestStudy:
 
 
 class TestSettings:
-
-  @pytest.mark.parametrize('change, message', [
+  @pytest.mark.parametrize(
+    'change, message',
+    [
       (dict(models=7), 'models must be an integer at least 8'),
       (dict(nominal_epsilon=0.0), 'nominal_epsilon must be a finite number greater than 0'),
       (dict(attacks=('guess',)), 'attacks must be distinct names of loss_threshold'),
       (dict(methods=('fedavg', 'fedavg')), 'methods must be distinct specs'),
       (dict(methods=('no_such',)), 'Unknown algorithm'),
       (dict(levels=()), 'levels must be distinct names of client, example'),
-  ])
+    ],
+  )
   def test_bad_settings_are_errors(self, change, message):
     with pytest.raises(ValueError, match=message):
       dataclasses.replace(TINY, **change)
 
 
 class TestComparisons:
-
   def test_another_real_epsilon_needs_noise_of_its_own(self):
     settings = dataclasses.replace(TINY, methods=('fedavg', 'fixed_dp', 'quap', 'certified:clip=0.5'), real_epsilon=2.0)
     found = list(membership_study.attacked_experiments(settings, 2.0))
     assert [(variant.spec, variant.calibration, variant.compared_at) for variant, _ in found] == [
-        ('fedavg', 'documents', ('nominal', 'real')),
-        ('fixed_dp', 'documents', ('nominal',)),
-        ('fixed_dp', 'exact', ('real',)),
-        # Its clipping norm is an exact quantile, so there is no real ε.
-        ('quap', 'documents', ('nominal',)),
-        ('certified:clip=0.5,certificate=false', 'documents', ('real',)),
+      ('fedavg', 'documents', ('nominal', 'real')),
+      ('fixed_dp', 'documents', ('nominal',)),
+      ('fixed_dp', 'exact', ('real',)),
+      # Its clipping norm is an exact quantile, so there is no real ε.
+      ('quap', 'documents', ('nominal',)),
+      ('certified:clip=0.5,certificate=false', 'documents', ('real',)),
     ]
     schedule = [np.arange(10)] * 3
     assert subject.planned_epsilon(found[2][1], schedule) == pytest.approx(2.0, rel=1e-5)
@@ -142,17 +154,21 @@ def _examples(labels):
 
 
 class TestWorlds:
-
   POOL = worlds.Pool(
-      [_examples([0, 1, 2]) for _ in range(6)],
-      # Client 5 is asked three times, clients 3 and 4 twice, 2 once, and 0 and 1 never.
-      [[3, 5], [2, 3, 4, 5], [4, 5]],
+    [_examples([0, 1, 2]) for _ in range(6)],
+    # Client 5 is asked three times, clients 3 and 4 twice, 2 once, and 0 and 1 never.
+    [[3, 5], [2, 3, 4, 5], [4, 5]],
   )
 
   def test_groups_are_thirds_by_participation(self):
     assert self.POOL.counts.tolist() == [0, 0, 1, 2, 2, 3]
     assert [worlds.GROUPS[group] for group in self.POOL.groups] == [
-        'rare', 'rare', 'middle', 'middle', 'frequent', 'frequent'
+      'rare',
+      'rare',
+      'middle',
+      'middle',
+      'frequent',
+      'frequent',
     ]
 
   def test_a_client_is_a_member_of_about_half_of_the_models_and_independently(self):
@@ -189,7 +205,7 @@ class TestWorlds:
     uses[[3, 5]] = True
     found = self.POOL.data_of(1, uses)
     assert [int(i) for i in found['client_id']] == [1]
-    batch, = list(found['examples'])
+    (batch,) = list(found['examples'])
     assert batch['y'].tolist() == [0, 2]
     assert batch['x'].tolist() == [[0, 1], [4, 5]]
 
@@ -200,7 +216,6 @@ class TestWorlds:
 
 
 class TestSubject:
-
   def _experiment(self, spec, **settings):
     variant = subject.Variant(spec, 1.0, 'documents', ())
     return subject.experiment_of(variant, dataclasses.replace(TINY, **settings).flags)
@@ -225,9 +240,9 @@ class TestSubject:
     assert asked == [np.flatnonzero(drawn.members[3]).tolist()] * 4
     assert abs(weights[0] - weights[1]).max() > 0.1
 
-  @pytest.mark.parametrize('spec, rate', [
-      ('fedavg', 1.0), ('fixed_dp', 1.0), ('tff_dp_fedavg', 2.0), ('certified:certificate=false', 2.0),
-  ])
+  @pytest.mark.parametrize(
+    'spec, rate', [('fedavg', 1.0), ('fixed_dp', 1.0), ('tff_dp_fedavg', 2.0), ('certified:certificate=false', 2.0)]
+  )
   def test_steps_are_as_long_where_sums_are_divided_by_the_planned_number(self, monkeypatch, spec, rate):
     monkeypatch.setattr(setup, 'from_flags', lambda values: values.server_optimizer)
     assert self._experiment(spec) == f'sgd:learning_rate={rate}'

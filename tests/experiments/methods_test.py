@@ -19,18 +19,22 @@ from tests.experiments import harness
 
 # Budget, clip and layers adapt: the three columns of table 3 in the November 2025 document.
 _COMBINATIONS = {
-    'fixed_dp': (False, False, False),
-    'adaptive_budget': (True, False, False),
-    'quantile_clip': (False, True, False),
-    'fixed_dp_layerwise': (False, False, True),
-    'adaptive_budget_clip': (True, True, False),
-    'adaptive_budget_layerwise': (True, False, True),
-    'layerwise': (False, True, True),
-    'quap': (True, True, True),
+  'fixed_dp': (False, False, False),
+  'adaptive_budget': (True, False, False),
+  'quantile_clip': (False, True, False),
+  'fixed_dp_layerwise': (False, False, True),
+  'adaptive_budget_clip': (True, True, False),
+  'adaptive_budget_layerwise': (True, False, True),
+  'layerwise': (False, True, True),
+  'quap': (True, True, True),
 }
 _ASKED = (
-    '--alpha=0.7', '--round_budget=cohort_min', '--clip=quantile_ema:quantile=0.8', '--critical_layers=all_dense',
-    '--rounds=200', '--epsilon=6',
+  '--alpha=0.7',
+  '--round_budget=cohort_min',
+  '--clip=quantile_ema:quantile=0.8',
+  '--critical_layers=all_dense',
+  '--rounds=200',
+  '--epsilon=6',
 )
 
 
@@ -45,7 +49,6 @@ def _configured(spec, *arguments):
 
 
 class TestInterpretations:
-
   @pytest.mark.parametrize('name', ['d2dp', 'acdp', 'fedapca', 'safari'])
   def test_a_run_says_so_before_it_begins(self, name, capsys, monkeypatch):
     def stop(*args, **kwargs):
@@ -62,7 +65,6 @@ class TestInterpretations:
 
 
 class TestCombinations:
-
   @pytest.mark.parametrize('name', _COMBINATIONS)
   def test_each_part_is_as_asked_or_as_in_the_baseline(self, name):
     budget, clip, layerwise = _COMBINATIONS[name]
@@ -98,28 +100,36 @@ class TestCombinations:
     assert plan.config.noise.placement == 'none'
     assert plan.config.clip == clip_rules.Unclipped() and plan.config.max_agg_norm is None
 
-  @pytest.mark.parametrize('spec, message', [
-      ('quapp', "'quap'"), ('fixed_dp:clip=0', 'clipping norm'), ('quap:clip=1', "'quap' takes no parameters"),
-  ])
+  @pytest.mark.parametrize(
+    'spec, message',
+    [('quapp', "'quap'"), ('fixed_dp:clip=0', 'clipping norm'), ('quap:clip=1', "'quap' takes no parameters")],
+  )
   def test_bad_specs(self, spec, message):
     with pytest.raises(ValueError, match=message):
       _experiment(f'--algorithm={spec}')
 
 
 class TestLedger:
-
-  @pytest.mark.parametrize('arguments', [
+  @pytest.mark.parametrize(
+    'arguments',
+    [
       ['--algorithm=quap', '--participation_rate=ema', '--warmup_rounds=2'],
       ['--algorithm=adaptive_clip', '--participation=bernoulli:q=0.4'],
       ['--algorithm=quap', '--noise=client', '--critical_layers=all', '--round_budget=cohort_mean_budget'],
       ['--algorithm=fixed_dp', '--calibration=exact'],
-  ])
+    ],
+  )
   def test_a_run_spends_what_its_cohorts_say_beforehand(self, arguments):
     experiment = _experiment(*arguments)
     with runtime.activate(experiment.runtime):
       result = training.train(
-          experiment, experiment.build_process(), None, checkpoint_every=99, eval_every=99,
-          stop_at_accuracy=None, progress='none',
+        experiment,
+        experiment.build_process(),
+        None,
+        checkpoint_every=99,
+        eval_every=99,
+        stop_at_accuracy=None,
+        progress='none',
       )
     planned = experiment.plan.planned_ledger([experiment.cohorts.cohort(t) for t in range(1, 9)]).state_dict()
     spent = result.ledger.state_dict()
@@ -173,22 +183,27 @@ class _Cohorts:
 
 
 class TestNominal:
-
   @pytest.mark.parametrize('seed', range(3))
-  @pytest.mark.parametrize('rule, rates, by_hand', [
+  @pytest.mark.parametrize(
+    'rule, rates, by_hand',
+    [
       ('cohort_mean_rate', dict(warmup_rounds=0), {}),
       ('cohort_min', dict(warmup_rounds=4), dict(warmup=4)),
       ('cohort_mean_budget', dict(warmup_rounds=4, count_during_warmup=False), dict(warmup=4, counts_warmup=False)),
       ('cohort_mean_rate', dict(rate='ema', ema_weight=0.3, warmup_rounds=0), dict(ema=0.3)),
-      ('cohort_mean_rate', dict(rate='ema', ema_weight=0.3, warmup_rounds=3, count_during_warmup=False),
-       dict(ema=0.3, warmup=3, counts_warmup=False)),
+      (
+        'cohort_mean_rate',
+        dict(rate='ema', ema_weight=0.3, warmup_rounds=3, count_during_warmup=False),
+        dict(ema=0.3, warmup=3, counts_warmup=False),
+      ),
       ('uniform', dict(warmup_rounds=0), dict(uniform=True)),
-  ])
+    ],
+  )
   def test_sums_of_the_documents_budgets(self, rule, rates, by_hand, seed):
     config = quap_tff.QuapConfig(
-        num_clients=7,
-        budget=quap_tff.BudgetConfig(3.0, 12, alpha=0.7, beta=1.5, round_rule=rule),
-        participation=quap_tff.ParticipationConfig(**rates),
+      num_clients=7,
+      budget=quap_tff.BudgetConfig(3.0, 12, alpha=0.7, beta=1.5, round_rule=rule),
+      participation=quap_tff.ParticipationConfig(**rates),
     )
     cohorts = _Cohorts(seed)
     ledger = quap_tff.QuapPlan(config).planned_ledger([cohorts.cohort(t) for t in range(1, 13)])
@@ -210,11 +225,14 @@ class TestNominal:
 
 
 class TestCalibration:
-
-  @pytest.mark.parametrize('arguments', [
-      ['--algorithm=fixed_dp'], ['--algorithm=adaptive_budget', '--participation=beta:a=2,b=5'],
+  @pytest.mark.parametrize(
+    'arguments',
+    [
+      ['--algorithm=fixed_dp'],
+      ['--algorithm=adaptive_budget', '--participation=beta:a=2,b=5'],
       ['--algorithm=adaptive_clip:count_stddev=10'],
-  ])
+    ],
+  )
   def test_exact_lets_the_most_exposed_client_spend_epsilon(self, arguments):
     experiment = _experiment(*arguments, '--calibration=exact', '--epsilon=2', '--rounds=6')
     ledger = experiment.plan.planned_ledger([experiment.cohorts.cohort(t) for t in range(1, 7)])
@@ -222,16 +240,16 @@ class TestCalibration:
     epsilon = max(accounting.ACCOUNTANTS['gaussian_exact'].epsilon(h, 1e-5) for h in histories)
     assert 2 * (1 - 1e-3) < epsilon <= 2
 
-  @pytest.mark.parametrize('algorithm, reason', [
-      ('quap', 'un-noised averages'), ('quantile_clip', 'un-noised function'),
-  ])
+  @pytest.mark.parametrize(
+    'algorithm, reason', [('quap', 'un-noised averages'), ('quantile_clip', 'un-noised function')]
+  )
   def test_there_must_be_a_formal_epsilon_to_calibrate(self, algorithm, reason):
     with pytest.raises(ValueError, match=f'this run has none.*{reason}'):
       _experiment(f'--algorithm={algorithm}', '--calibration=exact', '--model=digits_cnn')
 
   def test_another_calibration_is_another_run_for_the_ledger(self):
     exact, documents = (
-        _experiment('--algorithm=fixed_dp', f'--calibration={c}').plan.fingerprint for c in ('exact', 'documents')
+      _experiment('--algorithm=fixed_dp', f'--calibration={c}').plan.fingerprint for c in ('exact', 'documents')
     )
     assert exact != documents
     assert documents == _experiment('--algorithm=fixed_dp', '--noise_seed=3').plan.fingerprint

@@ -23,10 +23,9 @@ EMPTY = dict(ROW, train_accuracy='nan', norm_p10='nan', norm_p90='nan', noise_to
 
 
 class TestTicks:
-
-  @pytest.mark.parametrize('low, high', [
-      (2.9999, 3.0001), (2.9999966, 2.999999995), (5_900_000.0, 5_900_010.0), (1e-7, 3e-7), (1e8, 9e8),
-  ])
+  @pytest.mark.parametrize(
+    'low, high', [(2.9999, 3.0001), (2.9999966, 2.999999995), (5_900_000.0, 5_900_010.0), (1e-7, 3e-7), (1e8, 9e8)]
+  )
   def test_labels_are_the_numbers_themselves(self, low, high):
     figure = plots.drawn(lambda f: f.subplots().plot([low, high], [low, high]), (9, 4))
     ticks.check(figure.axes[0].xaxis, low, high)
@@ -82,7 +81,6 @@ class TestTicks:
 
 
 class TestReadMetrics:
-
   def test_columns_as_floats_and_blanks_as_nan(self, tmp_path):
     path = _write(tmp_path / 'm.csv', [ROW, {**ROW, 'test_accuracy': ''}, EMPTY])
     metrics = plots.read_metrics(path)
@@ -96,8 +94,9 @@ class TestReadMetrics:
 
 @pytest.mark.usefixtures('drawn')
 class TestPlotRun:
-
-  @pytest.mark.parametrize('rows', [
+  @pytest.mark.parametrize(
+    'rows',
+    [
       [ROW] * 5,
       [EMPTY, ROW, EMPTY],
       [dict(ROW, noise_to_signal=0.0)] * 3,
@@ -105,7 +104,9 @@ class TestPlotRun:
       [dict(ROW, clipping_norm='inf', noise_to_signal=0.0)] * 3,
       [dict(ROW, clipping_norm='inf', norm_p10='nan', norm_p90='nan')] * 3,
       [dict(ROW, test_accuracy='')] * 3,
-  ], ids=['plain', 'some empty', 'no noise', 'no signal', 'no clip', 'no norms', 'never tested'])
+    ],
+    ids=['plain', 'some empty', 'no noise', 'no signal', 'no clip', 'no norms', 'never tested'],
+  )
   def test_draws(self, rows, tmp_path):
     path = tmp_path / 'plot.png'
     with warnings.catch_warnings():
@@ -128,18 +129,27 @@ class TestPlotRun:
       assert ticks.numbers(axes.xaxis) == [1, 2, 3, 4]
     ticks.check(figure.axes[1].yaxis, 3, 3 + 3e-9)
 
-  @pytest.mark.parametrize('row, panels', [
+  @pytest.mark.parametrize(
+    'row, panels',
+    [
       (dict(ROW, epsilon='inf', clipping_norm='inf', noise_to_signal=0.0), ['Accuracy', 'Norms']),
       (dict(EMPTY, clipping_norm='inf', epsilon='nan'), ['Accuracy']),
-  ])
+    ],
+  )
   def test_what_a_run_does_not_have_is_no_panel(self, tmp_path, row, panels):
     metrics = plots.read_metrics(_write(tmp_path / 'm.csv', [row] * 2))
     assert [axes.get_title('left') for axes in plots.drawn(*plots.run_figure(metrics, '')).axes] == panels
 
-  @pytest.mark.parametrize('rows, panels', [
-      ([ROW], 0), ([EMPTY], 0), ([ROW, ROW], 4), ([ROW, dict(ROW, noise_to_signal='nan', test_accuracy='')], 3),
+  @pytest.mark.parametrize(
+    'rows, panels',
+    [
+      ([ROW], 0),
+      ([EMPTY], 0),
+      ([ROW, ROW], 4),
+      ([ROW, dict(ROW, noise_to_signal='nan', test_accuracy='')], 3),
       ([dict(EMPTY, test_accuracy=''), dict(EMPTY, epsilon='nan')], 1),
-  ])
+    ],
+  )
   def test_a_single_value_is_no_panel(self, tmp_path, rows, panels):
     assert len(plots.panels_of(plots.read_metrics(_write(tmp_path / 'm.csv', rows)))) == panels
 

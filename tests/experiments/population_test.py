@@ -15,8 +15,15 @@ from quap_tff import malicious
 from tests.experiments import harness
 
 _RUN = (
-    '--dataset=synthetic:examples=4', '--num_clients=20000', '--cohort_size=8', '--rounds=3', '--epsilon=3',
-    '--delta=1e-6', '--algorithm=certified:weights=online,noise=ar1', '--averaging=planned', '--progress=none',
+  '--dataset=synthetic:examples=4',
+  '--num_clients=20000',
+  '--cohort_size=8',
+  '--rounds=3',
+  '--epsilon=3',
+  '--delta=1e-6',
+  '--algorithm=certified:weights=online,noise=ar1',
+  '--averaging=planned',
+  '--progress=none',
 )
 
 
@@ -71,11 +78,14 @@ def test_the_report_knows_the_others_too(folder):
   assert (run.clients['formal_epsilon'][run.ledger.rounds == 0] == 0).all()
 
 
-@pytest.mark.parametrize('change, words', [
+@pytest.mark.parametrize(
+  'change, words',
+  [
     (lambda rows: rows[:-1], 'for each of the .* clients that took part'),
     (lambda rows: rows[:-1] + [{**rows[-1], 'client': '19999'}], 'client of client'),
     (lambda rows: [{**rows[0], 'formal_epsilon': '0'}] + rows[1:], 'formal_epsilon of client'),
-])
+  ],
+)
 def test_other_rows_are_found(folder, change, words, capsys):
   path = folder / 'clients.csv'
   before = path.read_text()

@@ -20,8 +20,11 @@ from tests.experiments import harness
 # With dropout, as the models of MNIST and CIFAR-10 have it.
 _DROPOUT = ('--model=mnist_cnn', '--algorithm=fedavg', '--rounds=12', '--client_optimizer=sgd:learning_rate=0.2')
 _FEATURES = (
-    '--features=scattering:scales=1', '--model=auto', '--algorithm=certified:clip=0.5', '--rounds=3',
-    '--warmup_rounds=0',
+  '--features=scattering:scales=1',
+  '--model=auto',
+  '--algorithm=certified:clip=0.5',
+  '--rounds=3',
+  '--warmup_rounds=0',
 )
 
 
@@ -54,7 +57,6 @@ def _logits_by_hand(run, x):
 
 
 class TestPredictions:
-
   def test_are_those_of_the_model(self, runs, test_set):
     probabilities = predict.predict(runs / 'dropout', test_set.x)
     logits = _logits_by_hand(runs / 'dropout', test_set.x)
@@ -91,7 +93,9 @@ class TestPredictions:
     monkeypatch.setattr(predict, '_CHUNK', 100)
     np.testing.assert_allclose(predictor(test_set.x), expected, rtol=1e-5)
 
-  @pytest.mark.parametrize('images, message', [
+  @pytest.mark.parametrize(
+    'images, message',
+    [
       (np.zeros((2, 9, 9)), r'shape \[n, 8, 8, 1\] or \[n, 8, 8\], or one image without n, .* \[2, 9, 9\]. Resize'),
       (np.zeros((2, 8, 8, 3)), r'the shape \[2, 8, 8, 3\]'),
       (np.float32(0), r'the shape \[\]'),
@@ -100,14 +104,14 @@ class TestPredictions:
       (np.full((2, 8, 8), -1), 'Integers must be pixels from 0 to 16'),
       (np.full((2, 8, 8), 255.0), r'Floats must be pixels from 0 to 1, .* Divide pixels from 0 to 255 by 255'),
       (np.full((2, 8, 8), np.nan), 'Floats must be pixels'),
-  ])
+    ],
+  )
   def test_wrong_images(self, runs, images, message):
     with pytest.raises(ValueError, match=message):
       predict.predict(runs / 'dropout', images)
 
 
 class TestCommand:
-
   def test_files_of_all_kinds(self, runs, test_set, tmp_path, capsys):
     x = np.rint(test_set.x[:3, ..., 0] * 16) / 16
     np.save(tmp_path / 'a.npy', x)
@@ -148,23 +152,23 @@ class TestCommand:
     Image.new('RGBA', (8, 8)).save(tmp_path / 'transparent.png')
     run, good = runs / 'dropout', f'--input={tmp_path / "a.npy"}'
     for arguments, message in [
-        ((good,), 'Give the folder of one run, found 0'),
-        ((run, run, good), 'found 2'),
-        ((run,), '--input=FILE'),
-        ((run, '--input=gone.npy'), 'there is no such file'),
-        ((run, '--input=a.txt'), r'ends in .npz, .npy, .png, .jpg or .jpeg'),
-        ((run, good, '--output=a.txt'), 'ends in .csv or .npz'),
-        ((run, good, '--extractor=x'), 'this run has none'),
-        ((tmp_path, good), 'holds no run.json. Give the --output_dir'),
-        ((tmp_path / 'nowhere', good), 'is not the folder of a run'),
-        ((run, f'--input={tmp_path / "none.npz"}'), 'holds no array'),
-        ((run, f'--input={tmp_path / "object.npz"}'), 'cannot be read'),
-        ((run, f'--input={tmp_path / "damaged.npz"}'), 'cannot be read'),
-        ((run, f'--input={tmp_path / "damaged.png"}'), 'cannot be read'),
-        ((run, f'--input={tmp_path / "empty.npy"}'), 'cannot be read: it is empty; expected an array of images'),
-        ((run, f'--input={tmp_path / "no_image.npy"}'), r'the shape \[0, 8, 8\], which holds no image'),
-        ((run, f'--input={tmp_path / "no_image.npz"}'), r'the shape \[0, 8, 8, 1\], which holds no image'),
-        ((run, f'--input={tmp_path / "transparent.png"}'), 'pixels are RGBA; save it with 8 bits'),
+      ((good,), 'Give the folder of one run, found 0'),
+      ((run, run, good), 'found 2'),
+      ((run,), '--input=FILE'),
+      ((run, '--input=gone.npy'), 'there is no such file'),
+      ((run, '--input=a.txt'), r'ends in .npz, .npy, .png, .jpg or .jpeg'),
+      ((run, good, '--output=a.txt'), 'ends in .csv or .npz'),
+      ((run, good, '--extractor=x'), 'this run has none'),
+      ((tmp_path, good), 'holds no run.json. Give the --output_dir'),
+      ((tmp_path / 'nowhere', good), 'is not the folder of a run'),
+      ((run, f'--input={tmp_path / "none.npz"}'), 'holds no array'),
+      ((run, f'--input={tmp_path / "object.npz"}'), 'cannot be read'),
+      ((run, f'--input={tmp_path / "damaged.npz"}'), 'cannot be read'),
+      ((run, f'--input={tmp_path / "damaged.png"}'), 'cannot be read'),
+      ((run, f'--input={tmp_path / "empty.npy"}'), 'cannot be read: it is empty; expected an array of images'),
+      ((run, f'--input={tmp_path / "no_image.npy"}'), r'the shape \[0, 8, 8\], which holds no image'),
+      ((run, f'--input={tmp_path / "no_image.npz"}'), r'the shape \[0, 8, 8, 1\], which holds no image'),
+      ((run, f'--input={tmp_path / "transparent.png"}'), 'pixels are RGBA; save it with 8 bits'),
     ]:
       with pytest.raises(ValueError, match=message):
         _main(*arguments)
@@ -201,13 +205,17 @@ class TestCommand:
 
   def test_help_and_flag_errors_load_no_tensorflow(self):
     code = (
-        'import sys\nfrom experiments import predict\nassert predict.main(["predict", "--help"]) == 0\n'
-        'try:\n  predict.main(["predict", "run"])\nexcept ValueError:\n  pass\n'
-        'assert not [name for name in sys.modules if name.startswith(("tensorflow", "jax", "kymatio", "PIL"))]\n'
+      'import sys\nfrom experiments import predict\nassert predict.main(["predict", "--help"]) == 0\n'
+      'try:\n  predict.main(["predict", "run"])\nexcept ValueError:\n  pass\n'
+      'assert not [name for name in sys.modules if name.startswith(("tensorflow", "jax", "kymatio", "PIL"))]\n'
     )
     done = subprocess.run(
-        [sys.executable, '-c', code], check=True, timeout=120, capture_output=True, text=True,
-        env={**os.environ, 'PYTHONPATH': harness.PYTHONPATH},
+      [sys.executable, '-c', code],
+      check=True,
+      timeout=120,
+      capture_output=True,
+      text=True,
+      env={**os.environ, 'PYTHONPATH': harness.PYTHONPATH},
     )
     assert '--input' in done.stdout
 
@@ -215,8 +223,11 @@ class TestCommand:
     np.save(tmp_path / 'a.npy', np.zeros((9000, 8, 8), np.uint8))
     command = [sys.executable, '-m', 'experiments.predict', str(runs / 'dropout'), f'--input={tmp_path / "a.npy"}']
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, 'PYTHONPATH': harness.PYTHONPATH, 'PYTHONUNBUFFERED': '1'},
+      command,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      text=True,
+      env={**os.environ, 'PYTHONPATH': harness.PYTHONPATH, 'PYTHONUNBUFFERED': '1'},
     )
     assert process.stdout.readline() == 'label,probability\n'
     process.stdout.close()
@@ -226,7 +237,6 @@ class TestCommand:
 
 
 class TestModelFile:
-
   @pytest.mark.parametrize('name', ['dropout', 'features'])
   def test_loads_in_plain_keras_and_predicts_the_same(self, runs, name, tmp_path):
     model = tf.keras.models.load_model(runs / name / 'final_model.keras', compile=False)
@@ -234,15 +244,20 @@ class TestModelFile:
     x = np.random.default_rng(0).random((5, *model.input_shape[1:]), np.float32)
     np.save(tmp_path / 'x.npy', x)
     code = (
-        'import sys\nimport numpy as np\nimport tensorflow as tf\n'
-        f'model = tf.keras.models.load_model({str(runs / name / "final_model.keras")!r})\n'
-        'np.save("y.npy", model.predict(np.load("x.npy"), verbose=0))\n'
-        'try:\n  import quap_tff\nexcept ImportError:\n  print("without quap_tff")\n'
+      'import sys\nimport numpy as np\nimport tensorflow as tf\n'
+      f'model = tf.keras.models.load_model({str(runs / name / "final_model.keras")!r})\n'
+      'np.save("y.npy", model.predict(np.load("x.npy"), verbose=0))\n'
+      'try:\n  import quap_tff\nexcept ImportError:\n  print("without quap_tff")\n'
     )
     elsewhere = [path for path in sys.path if path and not os.path.isdir(os.path.join(path, 'quap_tff'))]
     done = subprocess.run(
-        [sys.executable, '-c', code], cwd=tmp_path, check=True, timeout=120, capture_output=True, text=True,
-        env={**os.environ, 'PYTHONPATH': os.pathsep.join(elsewhere)},
+      [sys.executable, '-c', code],
+      cwd=tmp_path,
+      check=True,
+      timeout=120,
+      capture_output=True,
+      text=True,
+      env={**os.environ, 'PYTHONPATH': os.pathsep.join(elsewhere)},
     )
     assert done.stdout == 'without quap_tff\n'
     np.testing.assert_allclose(np.load(tmp_path / 'y.npy'), model.predict(x, verbose=0), rtol=1e-5)

@@ -13,45 +13,110 @@ DATA = harness.REPOSITORY.parent / 'shared' / 'data'
 
 # What the documents share: N=100, M=30, T=200, 3 epochs of batches of 32, Dirichlet(0.5), seed 42, δ, α, β.
 DOCUMENTS = dict(
-    num_clients=100, cohort_size=30, rounds=200, partition='dirichlet:alpha=0.5', seed=42, delta=1e-5, alpha=0.5,
-    beta=2.0, round_budget='cohort_mean_rate', participation_rate='cumulative', count_during_warmup=True,
-    local_epochs=3, batch_size=32, gaussian_calibration='classic', clip_scope='critical', max_agg_norm=None,
-    update_scale='delta', noise_seed=None, stop_at_accuracy=None, client_learning_rate_decay=1.0,
-    server_optimizer='sgd:learning_rate=1.0', stop_after=None, compute_dtype='float32', max_local_steps=None,
+  num_clients=100,
+  cohort_size=30,
+  rounds=200,
+  partition='dirichlet:alpha=0.5',
+  seed=42,
+  delta=1e-5,
+  alpha=0.5,
+  beta=2.0,
+  round_budget='cohort_mean_rate',
+  participation_rate='cumulative',
+  count_during_warmup=True,
+  local_epochs=3,
+  batch_size=32,
+  gaussian_calibration='classic',
+  clip_scope='critical',
+  max_agg_norm=None,
+  update_scale='delta',
+  noise_seed=None,
+  stop_at_accuracy=None,
+  client_learning_rate_decay=1.0,
+  server_optimizer='sgd:learning_rate=1.0',
+  stop_after=None,
+  compute_dtype='float32',
+  max_local_steps=None,
 )
 NOVEMBER = dict(
-    DOCUMENTS, epsilon=6.0, warmup_rounds=5, participation=('beta', dict(a=2.0, b=5.0)),
-    clip=clip_rules.QuantileEma(quantile=0.9, momentum=0.95, min_clip=0.1), critical_layers='final_dense',
-    noise='server', client_optimizer=optimizers.Sgd(0.005),
+  DOCUMENTS,
+  epsilon=6.0,
+  warmup_rounds=5,
+  participation=('beta', dict(a=2.0, b=5.0)),
+  clip=clip_rules.QuantileEma(quantile=0.9, momentum=0.95, min_clip=0.1),
+  critical_layers='final_dense',
+  noise='server',
+  client_optimizer=optimizers.Sgd(0.005),
 )
 EXPECTED = {
-    'mnist_2025': dict(NOVEMBER, dataset='mnist', model='mnist_cnn'),
-    'cifar10_2025': dict(NOVEMBER, dataset='cifar10', model='cifar10_cnn'),
-    'mnist_v112': dict(
-        DOCUMENTS, dataset='mnist', model='mnist_cnn', epsilon=3.0, warmup_rounds=0, participation=('uniform', {}),
-        clip=clip_rules.QuantileEma(quantile=0.9, momentum=0.95, min_clip=0.0, max_clip=1.0), critical_layers='all',
-        noise='client', max_agg_norm=10000.0, client_optimizer=optimizers.Sgd(0.0005),
-    ),
-    'reference_mnist': dict(
-        DOCUMENTS, dataset='mnist', model='mnist_cnn', epsilon=6.0, warmup_rounds=5, count_during_warmup=False,
-        participation=('hybrid_reference', {}),
-        clip=clip_rules.QuantileEma(quantile=0.9, momentum=0.95, min_clip=0.1, max_clip=1.0, initial_clip=1.0),
-        critical_layers='all_dense', noise='server', update_scale='pseudo_gradient', stop_at_accuracy=0.932,
-        client_optimizer=optimizers.Sgd(0.005), client_learning_rate_decay=0.995,
-    ),
-    'femnist': dict(
-        dataset='femnist', model='femnist_cnn', num_clients=None, cohort_size=30, rounds=200, epsilon=6.0, delta=1e-5,
-        critical_layers='final_dense', noise='server', seed=42,
-    ),
-    'shakespeare': dict(
-        dataset='shakespeare:length=40,test_roles=0.1', model='shakespeare_gru', num_clients=None, cohort_size=10,
-        rounds=50, epsilon=6.0, delta=1e-5, critical_layers='final_dense', noise='server', seed=42,
-        client_optimizer=optimizers.Sgd(1.0),
-    ),
-    'demo': dict(
-        dataset='digits', num_clients=50, cohort_size=25, epsilon=10.0, rounds=60, critical_layers='final_dense',
-        noise='server', participation=('beta', dict(a=2.0, b=5.0)), partition='dirichlet:alpha=0.5', noise_seed=None,
-    ),
+  'mnist_2025': dict(NOVEMBER, dataset='mnist', model='mnist_cnn'),
+  'cifar10_2025': dict(NOVEMBER, dataset='cifar10', model='cifar10_cnn'),
+  'mnist_v112': dict(
+    DOCUMENTS,
+    dataset='mnist',
+    model='mnist_cnn',
+    epsilon=3.0,
+    warmup_rounds=0,
+    participation=('uniform', {}),
+    clip=clip_rules.QuantileEma(quantile=0.9, momentum=0.95, min_clip=0.0, max_clip=1.0),
+    critical_layers='all',
+    noise='client',
+    max_agg_norm=10000.0,
+    client_optimizer=optimizers.Sgd(0.0005),
+  ),
+  'reference_mnist': dict(
+    DOCUMENTS,
+    dataset='mnist',
+    model='mnist_cnn',
+    epsilon=6.0,
+    warmup_rounds=5,
+    count_during_warmup=False,
+    participation=('hybrid_reference', {}),
+    clip=clip_rules.QuantileEma(quantile=0.9, momentum=0.95, min_clip=0.1, max_clip=1.0, initial_clip=1.0),
+    critical_layers='all_dense',
+    noise='server',
+    update_scale='pseudo_gradient',
+    stop_at_accuracy=0.932,
+    client_optimizer=optimizers.Sgd(0.005),
+    client_learning_rate_decay=0.995,
+  ),
+  'femnist': dict(
+    dataset='femnist',
+    model='femnist_cnn',
+    num_clients=None,
+    cohort_size=30,
+    rounds=200,
+    epsilon=6.0,
+    delta=1e-5,
+    critical_layers='final_dense',
+    noise='server',
+    seed=42,
+  ),
+  'shakespeare': dict(
+    dataset='shakespeare:length=40,test_roles=0.1',
+    model='shakespeare_gru',
+    num_clients=None,
+    cohort_size=10,
+    rounds=50,
+    epsilon=6.0,
+    delta=1e-5,
+    critical_layers='final_dense',
+    noise='server',
+    seed=42,
+    client_optimizer=optimizers.Sgd(1.0),
+  ),
+  'demo': dict(
+    dataset='digits',
+    num_clients=50,
+    cohort_size=25,
+    epsilon=10.0,
+    rounds=60,
+    critical_layers='final_dense',
+    noise='server',
+    participation=('beta', dict(a=2.0, b=5.0)),
+    partition='dirichlet:alpha=0.5',
+    noise_seed=None,
+  ),
 }
 
 # Presets of other binaries than experiments.train; tests of those binaries read them.
@@ -59,50 +124,102 @@ OF_OTHER_BINARIES = ('_attack', '_audit')
 
 # All clients in each round, client-level (3, 1e-5), constants chosen elsewhere.
 CERTIFIED_MNIST = dict(
-    num_clients=100, partition='dirichlet:alpha=0.5', participation=('full', {}), model='linear_features',
-    features='scattering:centred=true', algorithm='certified:clip=0.5', epsilon=3.0, delta=1e-5, rounds=20,
-    warmup_rounds=0, local_epochs=10, batch_size=100000, client_optimizer=optimizers.Sgd(1.0), averaging='none',
-    noise_seed=None, client_metrics=None, dataset='mnist', seed=42,
+  num_clients=100,
+  partition='dirichlet:alpha=0.5',
+  participation=('full', {}),
+  model='linear_features',
+  features='scattering:centred=true',
+  algorithm='certified:clip=0.5',
+  epsilon=3.0,
+  delta=1e-5,
+  rounds=20,
+  warmup_rounds=0,
+  local_epochs=10,
+  batch_size=100000,
+  client_optimizer=optimizers.Sgd(1.0),
+  averaging='none',
+  noise_seed=None,
+  client_metrics=None,
+  dataset='mnist',
+  seed=42,
 )
 # 30% of the clients in each round, with noise that takes itself back.
 CORRELATED_MNIST = dict(
-    {name: value for name, value in CERTIFIED_MNIST.items() if name != 'warmup_rounds'},
-    participation=('uniform', {}), cohort_size=30, features='pretrained:path=runs/extractor', rounds=60,
-    local_epochs=30, algorithm='certified:weights=online,noise=ar1,clip=0.15', averaging='planned',
+  {name: value for name, value in CERTIFIED_MNIST.items() if name != 'warmup_rounds'},
+  participation=('uniform', {}),
+  cohort_size=30,
+  features='pretrained:path=runs/extractor',
+  rounds=60,
+  local_epochs=30,
+  algorithm='certified:weights=online,noise=ar1,clip=0.15',
+  averaging='planned',
 )
 CERTIFIED = {
-    'mnist_certified': CERTIFIED_MNIST,
-    'mnist_certified_pretrained': dict(
-        CERTIFIED_MNIST, features='pretrained:path=runs/extractor', local_epochs=30, averaging='tail:start=16'
-    ),
-    'cifar10_certified': dict(CERTIFIED_MNIST, dataset='cifar10', features='scattering'),
-    'digits_certified': dict(CERTIFIED_MNIST, dataset='digits', features='scattering:scales=1'),
-    'femnist_certified': dict(
-        CERTIFIED_MNIST, dataset='femnist:test_writers=0.1', features='scattering', num_clients=None, rounds=40,
-        participation=('bernoulli', dict(q=0.5)),
-    ),
-    'mnist_certified_correlated': CORRELATED_MNIST,
-    'femnist_certified_correlated': dict(
-        CORRELATED_MNIST, dataset='femnist:test_writers=0.1', num_clients=None, cohort_size=100, rounds=100,
-        algorithm='certified:weights=online,noise=ar1,clip=0.5',
-    ),
-    'cifar10_certified_correlated': dict(
-        CORRELATED_MNIST, dataset='cifar10', features='drawn:size=256', participation=('full', {}), cohort_size=None,
-        rounds=20, local_epochs=10, algorithm='certified:weights=online,noise=ar1,clip=1'
-    ),
+  'mnist_certified': CERTIFIED_MNIST,
+  'mnist_certified_pretrained': dict(
+    CERTIFIED_MNIST, features='pretrained:path=runs/extractor', local_epochs=30, averaging='tail:start=16'
+  ),
+  'cifar10_certified': dict(CERTIFIED_MNIST, dataset='cifar10', features='scattering'),
+  'digits_certified': dict(CERTIFIED_MNIST, dataset='digits', features='scattering:scales=1'),
+  'femnist_certified': dict(
+    CERTIFIED_MNIST,
+    dataset='femnist:test_writers=0.1',
+    features='scattering',
+    num_clients=None,
+    rounds=40,
+    participation=('bernoulli', dict(q=0.5)),
+  ),
+  'mnist_certified_correlated': CORRELATED_MNIST,
+  'femnist_certified_correlated': dict(
+    CORRELATED_MNIST,
+    dataset='femnist:test_writers=0.1',
+    num_clients=None,
+    cohort_size=100,
+    rounds=100,
+    algorithm='certified:weights=online,noise=ar1,clip=0.5',
+  ),
+  'cifar10_certified_correlated': dict(
+    CORRELATED_MNIST,
+    dataset='cifar10',
+    features='drawn:size=256',
+    participation=('full', {}),
+    cohort_size=None,
+    rounds=20,
+    local_epochs=10,
+    algorithm='certified:weights=online,noise=ar1,clip=1',
+  ),
 }
 # Set-ups that other projects publish times of, without privacy.
 PUBLISHED = {
-    'flute_lr_mnist': dict(
-        dataset='mnist', algorithm='fedavg', model='logistic_regression', num_clients=1000, cohort_size=10, rounds=100,
-        participation=('uniform', {}), local_epochs=1, batch_size=10, client_optimizer=optimizers.Sgd(0.03),
-        server_optimizer='sgd:learning_rate=1.0', eval_every=20,
-    ),
-    'pfl_cifar10_iid': dict(
-        dataset='cifar10', algorithm='fedavg', model='mnist_cnn', partition='iid', num_clients=1000, cohort_size=50,
-        rounds=1500, participation=('uniform', {}), local_epochs=1, batch_size=10,
-        client_optimizer=optimizers.Sgd(0.1), server_optimizer='sgd:learning_rate=1.0', eval_every=10,
-    ),
+  'flute_lr_mnist': dict(
+    dataset='mnist',
+    algorithm='fedavg',
+    model='logistic_regression',
+    num_clients=1000,
+    cohort_size=10,
+    rounds=100,
+    participation=('uniform', {}),
+    local_epochs=1,
+    batch_size=10,
+    client_optimizer=optimizers.Sgd(0.03),
+    server_optimizer='sgd:learning_rate=1.0',
+    eval_every=20,
+  ),
+  'pfl_cifar10_iid': dict(
+    dataset='cifar10',
+    algorithm='fedavg',
+    model='mnist_cnn',
+    partition='iid',
+    num_clients=1000,
+    cohort_size=50,
+    rounds=1500,
+    participation=('uniform', {}),
+    local_epochs=1,
+    batch_size=10,
+    client_optimizer=optimizers.Sgd(0.1),
+    server_optimizer='sgd:learning_rate=1.0',
+    eval_every=10,
+  ),
 }
 
 
@@ -123,11 +240,12 @@ def _value(values, name):
 
 
 class TestPresets:
-
   def test_there_is_no_other(self):
-    assert {
-        path.stem for path in harness.PRESETS.iterdir() if not path.stem.endswith(OF_OTHER_BINARIES)
-    } == {*EXPECTED, *CERTIFIED, *PUBLISHED}
+    assert {path.stem for path in harness.PRESETS.iterdir() if not path.stem.endswith(OF_OTHER_BINARIES)} == {
+      *EXPECTED,
+      *CERTIFIED,
+      *PUBLISHED,
+    }
 
   @pytest.mark.parametrize('name', sorted({**EXPECTED, **CERTIFIED, **PUBLISHED}))
   def test_values(self, name):
@@ -167,10 +285,19 @@ class TestPresets:
   @pytest.mark.skipif(not (DATA / 'mnist.npz').exists(), reason='No real MNIST beside the repository.')
   @pytest.mark.parametrize('name', [name for name in sorted(EXPECTED) if 'mnist_' in name or '_mnist' in name])
   def test_runs_a_round_on_real_mnist(self, name, capsys):
-    assert harness.main(
-        _flagfile(name), f'--data_dir={DATA}', '--num_clients=4', '--cohort_size=2', '--local_epochs=1',
-        '--max_local_steps=1', '--stop_after=1', '--progress=none',
-    ) == 0
+    assert (
+      harness.main(
+        _flagfile(name),
+        f'--data_dir={DATA}',
+        '--num_clients=4',
+        '--cohort_size=2',
+        '--local_epochs=1',
+        '--max_local_steps=1',
+        '--stop_after=1',
+        '--progress=none',
+      )
+      == 0
+    )
     out, err = capsys.readouterr()
     assert 'mnist: 4 clients (dirichlet:alpha=0.5), 60,000 training and 10,000 test examples' in err
     assert 'of 1,199,882 trained weights' in out

@@ -21,7 +21,7 @@ def run(*arguments):
 
 def write_emnist(folder, labels, **changes):
   contents = dict(
-      x=np.random.default_rng(0).integers(0, 256, (len(labels), 28, 28), np.uint8), y=np.array(labels, np.uint8)
+    x=np.random.default_rng(0).integers(0, 256, (len(labels), 28, 28), np.uint8), y=np.array(labels, np.uint8)
   )
   contents.update(changes)
   np.savez(folder / public_images.EMNIST_FILENAME, **contents)
@@ -29,14 +29,13 @@ def write_emnist(folder, labels, **changes):
 
 
 class TestCommand:
-
   def test_the_folder_holds_an_extractor_that_knows_the_images_and_its_card(self, tmp_path, capsys):
     assert run(*GLYPHS, f'--output={tmp_path / "deep" / "glyphs"}') == 0
     printed, progress = capsys.readouterr()
     card = json.loads(printed)
     assert os.listdir(tmp_path / 'deep') == ['glyphs']
     assert card == features.Pretrained(str(tmp_path / 'deep' / 'glyphs')).card()
-    assert 'a program\'s output, no data' in card['public_data']
+    assert "a program's output, no data" in card['public_data']
     assert (card['source'], card['images'], card['epochs']) == ('glyphs:classes=4,copies=40', 160, 4)
     assert 'epoch 4/4' in progress
     # Loaded anew, it tells the four glyphs apart by the nearest class mean.
@@ -48,12 +47,16 @@ class TestCommand:
 
   def test_one_seed_gives_one_file(self, tmp_path, capsys):
     for name in ('one', 'two'):
-      assert run('--public_data=glyphs:classes=4,copies=80', '--num_features=8', '--epochs=3',
-                 f'--output={tmp_path / name}') == 0
+      assert (
+        run('--public_data=glyphs:classes=4,copies=80', '--num_features=8', '--epochs=3', f'--output={tmp_path / name}')
+        == 0
+      )
     one, two = (features.Pretrained(str(tmp_path / name)) for name in ('one', 'two'))
     assert one.card()['sha256'] == two.card()['sha256'] and one.public_data() == two.public_data()
 
-  @pytest.mark.parametrize('arguments,message', [
+  @pytest.mark.parametrize(
+    'arguments,message',
+    [
       ((), '--output is missing'),
       (('--output=here',), 'emnist_letters needs emnist_byclass_test.npz'),
       (('--output=here', '--data_dir=.'), 'emnist_byclass_test.npz not found'),
@@ -63,7 +66,8 @@ class TestCommand:
       (('--output=full', *GLYPHS), '--output=full already exists'),
       (('--output=here', 'more'), "Unexpected argument 'more'"),
       (('--putput=here',), 'putput'),
-  ])
+    ],
+  )
   def test_errors(self, tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'full').mkdir()
@@ -74,7 +78,6 @@ class TestCommand:
 
   @pytest.mark.parametrize('where', ['pretrain', 'json.dump'])
   def test_an_interrupted_run_leaves_nothing(self, tmp_path, monkeypatch, capsys, where):
-
     def interrupt(*args, **kwargs):
       raise KeyboardInterrupt
 
@@ -82,14 +85,17 @@ class TestCommand:
       monkeypatch.setattr(pretrain, 'pretrain', interrupt)
     else:
       monkeypatch.setattr(json, 'dump', interrupt)
-    assert run('--public_data=glyphs:classes=2,copies=10', '--num_features=4', '--epochs=1',
-               f'--output={tmp_path / "glyphs"}') == 130
+    assert (
+      run(
+        '--public_data=glyphs:classes=2,copies=10', '--num_features=4', '--epochs=1', f'--output={tmp_path / "glyphs"}'
+      )
+      == 130
+    )
     assert 'nothing was written' in capsys.readouterr().err
     assert not os.listdir(tmp_path)
 
 
 class TestWhitening:
-
   @pytest.mark.parametrize('power', [0.0, 0.15, 0.5])
   def test_features_are_centred_and_their_variances_brought_together(self, power):
     rng = np.random.default_rng(0)
@@ -97,11 +103,10 @@ class TestWhitening:
     z = pretrain._whitening(hidden, power)(hidden.astype(np.float32)).numpy()
     np.testing.assert_allclose(z.mean(axis=0), 0, atol=1e-4)
     covariance, before = np.cov(z, rowvar=False), np.linalg.eigvalsh(np.cov(hidden, rowvar=False))
-    np.testing.assert_allclose(covariance, np.diag(before**(1 - 2 * power)), atol=1e-3 * before[-1])
+    np.testing.assert_allclose(covariance, np.diag(before ** (1 - 2 * power)), atol=1e-3 * before[-1])
 
 
 class TestEmnistLetters:
-
   def test_digits_are_left_out_and_letters_alike_in_both_cases_are_one_class(self, tmp_path):
     # 3, C, c, A, a, 9.
     contents = write_emnist(tmp_path, [3, 12, 38, 10, 36, 9])
@@ -110,12 +115,15 @@ class TestEmnistLetters:
     np.testing.assert_array_equal(images.y, [1, 1, 0, 2])
     assert images.num_classes == 3 and 'the 4 letters of EMNIST' in images.description
 
-  @pytest.mark.parametrize('labels,changes,message', [
+  @pytest.mark.parametrize(
+    'labels,changes,message',
+    [
       ([10, 62], {}, r'expected labels in \[0, 62\)'),
       ([1, 2], {}, 'letters from 10 on'),
       ([10, 11], dict(x=np.zeros((2, 28, 27), np.uint8)), r'found x uint8\[2, 28, 27\]'),
       ([10, 11], dict(y=np.zeros(3, np.uint8)), r'and y uint8\[3\]'),
-  ])
+    ],
+  )
   def test_another_file(self, tmp_path, labels, changes, message):
     write_emnist(tmp_path, labels, **changes)
     with pytest.raises(data.DataFileError, match=message):

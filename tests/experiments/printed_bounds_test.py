@@ -34,7 +34,7 @@ def _account(*arguments):
 def _formal():
   figure = accounting.FormalFigure('gaussian_exact', accounting.ZERO_OUT, 'none', EPSILON, EPSILON, EPSILON)
   return accounting.FormalReport(
-      protection.RELEASED_MODEL, 'Every number.', DELTA, 'one client', (figure,), (), np.full(2, EPSILON)
+    protection.RELEASED_MODEL, 'Every number.', DELTA, 'one client', (figure,), (), np.full(2, EPSILON)
   )
 
 
@@ -50,20 +50,36 @@ class _Protection:
 
 
 def _summary():
-  return final_summary.text({
-      'rounds': 8, 'planned_rounds': 8, 'interrupted': False, 'test_accuracy': 0.5, 'test_loss': 1.0,
-      'nominal_epsilon_max': EPSILON, 'nominal_epsilon_mean': EPSILON, 'nominal_delta_max': DELTA,
-      'formal': _formal().as_dict(), 'output_dir': None,
-  }, rounds_run=8, seconds=1.0)
+  return final_summary.text(
+    {
+      'rounds': 8,
+      'planned_rounds': 8,
+      'interrupted': False,
+      'test_accuracy': 0.5,
+      'test_loss': 1.0,
+      'nominal_epsilon_max': EPSILON,
+      'nominal_epsilon_mean': EPSILON,
+      'nominal_delta_max': DELTA,
+      'formal': _formal().as_dict(),
+      'output_dir': None,
+    },
+    rounds_run=8,
+    seconds=1.0,
+  )
 
 
 class TestText:
-
-  @pytest.mark.parametrize('text', [
-      lambda: _formal().text, _report, _summary,
+  @pytest.mark.parametrize(
+    'text',
+    [
+      lambda: _formal().text,
+      _report,
+      _summary,
       lambda: str(accountants.Figure('pld', EPSILON, DELTA, 'a theorem', 'no amplification', 'zero-out')),
       lambda: ' '.join(attack._shown({'real_epsilon': EPSILON, 'auc_bound': EPSILON, 'delta_bound': DELTA}).values()),
-  ], ids=['formal report', 'report', 'summary', 'figure', 'attack'])
+    ],
+    ids=['formal report', 'report', 'summary', 'figure', 'attack'],
+  )
   def test_is_rounded_up(self, text):
     numbers = re.findall(r'(?<![\w.-])\d[\d.]*(?:e-\d+)?', text())
     assert '2.001' in numbers and '1.001e-05' in numbers
@@ -74,10 +90,10 @@ class TestText:
     assert 'z = 10.80001,' in out and 'total δ = 1.00001e-05' in out
 
   def test_of_a_table(self, tmp_path):
-    groups = factory.groups_of(tmp_path, *factory.seeds(
-        1, 2, algorithm='certified', certified_epsilon=[EPSILON, EPSILON], delta=DELTA
-    ))
-    row, = [dict(zip(table.columns, line)) for table, line in _lines(spending.certified(groups))]
+    groups = factory.groups_of(
+      tmp_path, *factory.seeds(1, 2, algorithm='certified', certified_epsilon=[EPSILON, EPSILON], delta=DELTA)
+    )
+    (row,) = [dict(zip(table.columns, line)) for table, line in _lines(spending.certified(groups))]
     assert row['ε, largest of any client'].startswith('2.001 ±') and row['total δ'] == '1.001e-05'
 
 
@@ -91,8 +107,10 @@ class TestAccount:
 
   @hypothesis.settings(max_examples=15, deadline=None)
   @hypothesis.given(
-      epsilon=strategies.floats(0.1, 12), log_delta=strategies.floats(-9, -3), rounds=strategies.integers(1, 500),
-      correlation=strategies.sampled_from(['independent', 'ar1:decay=0.9']),
+    epsilon=strategies.floats(0.1, 12),
+    log_delta=strategies.floats(-9, -3),
+    rounds=strategies.integers(1, 500),
+    correlation=strategies.sampled_from(['independent', 'ar1:decay=0.9']),
   )
   def test_round_trip(self, epsilon, log_delta, rounds, correlation):
     delta, setting = 10**log_delta, (f'--rounds={rounds}', f'--correlation={correlation}')

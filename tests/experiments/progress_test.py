@@ -19,7 +19,6 @@ ROW = {'train_loss': 1.23456, 'epsilon': 0.03, 'clipping_norm': 0.5, 'sigma': 0.
 
 
 class _Terminal(io.StringIO):
-
   def isatty(self):
     return True
 
@@ -38,7 +37,6 @@ def _run(display, first, last, tested=lambda t: True):
 
 
 class TestMake:
-
   def test_auto_is_a_bar_on_a_terminal_and_lines_elsewhere(self, monkeypatch):
     _terminal(monkeypatch)
     assert isinstance(progress.make('auto', 1, 2), progress.Bar)
@@ -53,7 +51,6 @@ class TestMake:
 
 
 class TestSay:
-
   @pytest.mark.parametrize('kind', ['auto', 'bar', 'lines', 'none'])
   def test_says_it_unless_nothing_is_to_be_said(self, kind, capsys):
     progress.say(kind, 'Reading …')
@@ -66,7 +63,6 @@ class TestSay:
 
 
 class TestLines:
-
   def test_a_line_at_each_tenth_and_at_the_first_round(self, capsys):
     _run(progress.make('lines', 1, 100), 1, 100)
     out, err = capsys.readouterr()
@@ -119,7 +115,6 @@ class TestLines:
 
 
 class TestBar:
-
   def test_no_estimate_before_there_is_a_basis(self, monkeypatch):
     terminal = _terminal(monkeypatch)
     clock = [0.0]

@@ -34,9 +34,7 @@ def _run_json(path):
 
 
 def _stretches(path):
-  return [
-      (one['first_round'], one['code'] and one['code']['source_sha256']) for one in _run_json(path)['stretches']
-  ]
+  return [(one['first_round'], one['code'] and one['code']['source_sha256']) for one in _run_json(path)['stretches']]
 
 
 @pytest.fixture(name='code_is')
@@ -46,7 +44,6 @@ def _code_is(monkeypatch):
 
 
 class TestSourceDigest:
-
   def test_is_of_every_file(self, tmp_path):
     def digest(files):
       root = tmp_path / str(len(list(tmp_path.iterdir())))
@@ -62,7 +59,6 @@ class TestSourceDigest:
 
 
 class TestStretches:
-
   def test_one_for_all_rounds_of_one_code(self, tmp_path, code_is):
     code_is('a')
     _run_rounds(tmp_path, 1, 2)
@@ -109,7 +105,6 @@ class TestStretches:
 
 
 class TestOtherCode:
-
   def test_is_refused_where_it_must_be_the_same(self, tmp_path, code_is):
     code_is('a')
     _run_rounds(tmp_path, 1, 2, needs_same_code=True)

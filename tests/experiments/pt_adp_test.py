@@ -22,7 +22,6 @@ def _experiment(*arguments):
 
 
 class TestPtAdp:
-
   def test_configuration(self):
     config = _experiment('--critical_layers=all', '--warmup_rounds=5', '--seed=11').plan.config
     assert config.budget.client_rule == plans.PtAdp(0.1, 0.4, seed=11)
@@ -33,8 +32,13 @@ class TestPtAdp:
     experiment = _experiment('--noise_seed=1')
     with runtime.activate(experiment.runtime):
       result = training.train(
-          experiment, experiment.build_process(), None, checkpoint_every=99, eval_every=99,
-          stop_at_accuracy=None, progress='none',
+        experiment,
+        experiment.build_process(),
+        None,
+        checkpoint_every=99,
+        eval_every=99,
+        stop_at_accuracy=None,
+        progress='none',
       )
     state = result.ledger.state_dict()
     budgets, sizes = state['budgets'], np.diff(state['offsets'])
@@ -61,7 +65,7 @@ class TestPtAdp:
   def test_without_noise_budgets_are_infinite(self):
     plan = _experiment('--noise=none').plan
     state = types.SimpleNamespace(
-        budget=dict(given=np.ones(8, np.float32)), participation=dict(counts=np.ones(8, np.int32))
+      budget=dict(given=np.ones(8, np.float32)), participation=dict(counts=np.ones(8, np.int32))
     )
     output = base.Aggregation(state, dict(noise_multiplier=0.0, clipping_norm=1.0, cohort_size=2))
     record = plan.record(output, np.array([1, 4]))

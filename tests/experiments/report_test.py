@@ -44,7 +44,7 @@ def test_damage_is_named_and_the_rest_reported(runs, tmp_path, capsys):
   out, err = capsys.readouterr()
   assert '5 runs of 3 settings' in out
   text = (tmp_path / 'report' / 'report.md').read_text()
-  left_out = text[text.index('## What was left out'):]
+  left_out = text[text.index('## What was left out') :]
   for name in ('quap_1/run.json', 'fixed_dp_1/ledger.npz', 'empty'):
     assert name in left_out and name in err
 
@@ -55,14 +55,17 @@ def test_help_lists_the_sweeps_of_the_sections(capsys):
   assert '--output_dir' in out and '\n  Ablation\n    python -m experiments.sweep ' in out
 
 
-@pytest.mark.parametrize('arguments, words', [
+@pytest.mark.parametrize(
+  'arguments, words',
+  [
     (['--output_dir=OUT'], 'Give at least one folder of runs.'),
     (['RUNS'], '--output_dir is missing'),
     (['RUNS/none', '--output_dir=OUT'], 'No such folder: '),
     (['RUNS', '--output=OUT'], 'Unknown command line flag'),
     (['RUNS', '--output_dir=RUNS'], 'files other than an earlier report'),
     (['EMPTY', '--output_dir=OUT'], 'No usable run among 0'),
-])
+  ],
+)
 def test_wrong_arguments(runs, tmp_path, capsys, arguments, words):
   (tmp_path / 'empty').mkdir()
   names = {'RUNS': str(runs), 'OUT': str(tmp_path / 'out'), 'EMPTY': str(tmp_path / 'empty')}

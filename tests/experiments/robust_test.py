@@ -23,7 +23,6 @@ def _check(*arguments):
 
 
 class TestFlags:
-
   @pytest.mark.parametrize('algorithm', ['certified', 'tff_dp_fedavg', 'tff_dp_ftrl', 'lee_kifer'])
   def test_methods_whose_account_is_about_a_sum_refuse_it(self, algorithm):
     with pytest.raises(ValueError, match='--aggregator=median.*no certificate and no formal figure'):
@@ -35,19 +34,22 @@ class TestFlags:
     config = _experiment(f'--algorithm={algorithm}', '--aggregator=trimmed_mean:share=0.3', '--epsilon=1').plan.config
     assert config.aggregator == robust.TrimmedMean(0.3)
 
-  @pytest.mark.parametrize('arguments, message', [
-      (['--aggregator=medain'], "'median'"), (['--malicious=sign'], "'sign_flip'"),
+  @pytest.mark.parametrize(
+    'arguments, message',
+    [
+      (['--aggregator=medain'], "'median'"),
+      (['--malicious=sign'], "'sign_flip'"),
       (['--malicious=scaling:share=2'], 'share of malicious clients'),
       (['--algorithm=fedapca', '--aggregator=median'], 'each_own'),
       (['--algorithm=fixed_dp', '--aggregator=median', '--calibration=exact'], '--calibration=exact'),
-  ])
+    ],
+  )
   def test_refused_in_words(self, arguments, message):
     with pytest.raises(ValueError, match=message):
       _experiment(*arguments)
 
 
 class TestAttacks:
-
   def test_labels_of_malicious_clients_are_flipped_and_nothing_else(self):
     honest, attacked = _experiment().federation, _experiment('--malicious=label_flip:share=0.25').federation
     who = malicious.LabelFlip(0.25).clients(8, 42)
@@ -79,10 +81,15 @@ class TestAttacks:
       with runtime.activate(experiment.runtime):
         process = experiment.build_process()
         state = process.initialize()
-        weights.append([
-            np.asarray(process.get_model_weights(
-                process.next(state, [training.client_data(experiment, client)]).state).trainable[0])
+        weights.append(
+          [
+            np.asarray(
+              process.get_model_weights(
+                process.next(state, [training.client_data(experiment, client)]).state
+              ).trainable[0]
+            )
             for client in range(8)
-        ])
+          ]
+        )
     differ = {client for client in range(8) if not np.array_equal(weights[0][client], weights[1][client])}
     assert differ == who

@@ -22,24 +22,22 @@ LEDGER = {'epsilon': np.array([0.1, 0.2]), 'rounds': np.array([1, 2])}
 
 def _state(offset=0.0, clients=2):
   return collections.OrderedDict(
-      weights=[np.full([3, 2], 0.1 + offset, np.float32), np.float32(offset)],
-      counts=np.arange(clients, dtype=np.int32),
-      seed=np.array([2**62, -5], np.int64),
+    weights=[np.full([3, 2], 0.1 + offset, np.float32), np.float32(offset)],
+    counts=np.arange(clients, dtype=np.int32),
+    seed=np.array([2**62, -5], np.int64),
   )
 
 
 @contextlib.contextmanager
 def _opened(path, identity=None, all_flags=None, **options):
   directory = run_directory.RunDirectory(
-      str(path), all_flags or IDENTITY, IDENTITY if identity is None else identity, {'num_clients': 2}, b'data',
-      **options
+    str(path), all_flags or IDENTITY, IDENTITY if identity is None else identity, {'num_clients': 2}, b'data', **options
   )
   with contextlib.closing(directory):
     yield directory
 
 
 class TestCheck:
-
   def test_new_and_empty_folders_are_new_and_stay_as_they_are(self, tmp_path):
     assert run_directory.check(str(tmp_path / 'new'), IDENTITY).is_new
     assert run_directory.check(str(tmp_path), IDENTITY).is_new
@@ -84,7 +82,6 @@ class TestCheck:
     assert run['identity'] == IDENTITY
     assert set(run['versions']) >= {'quap_tff', 'tensorflow', 'tensorflow_federated', 'numpy', 'python'}
 
-
   def test_a_folder_that_cannot_be_made_is_found_out_at_once(self, tmp_path):
     (tmp_path / 'file').touch()
     for path in (tmp_path / 'file' / 'below' / 'it', tmp_path / ('long' * 100), f'{tmp_path}/\0'):
@@ -94,7 +91,6 @@ class TestCheck:
 
 
 class TestCheckpoints:
-
   def test_nothing_kept(self, tmp_path):
     with _opened(tmp_path) as directory:
       assert directory.restore(_state(), LEDGER) is None
@@ -108,8 +104,9 @@ class TestCheckpoints:
     assert round_num == 10
     assert isinstance(state, collections.OrderedDict) and list(state) == ['weights', 'counts', 'seed']
     expected = _state(10)
-    for one, other in zip([*state['weights'], state['counts'], state['seed']],
-                          [*expected['weights'], expected['counts'], expected['seed']]):
+    for one, other in zip(
+      [*state['weights'], state['counts'], state['seed']], [*expected['weights'], expected['counts'], expected['seed']]
+    ):
       assert np.asarray(one).dtype == other.dtype and np.asarray(one).tobytes() == other.tobytes()
     for key, value in LEDGER.items():
       assert ledger[key].dtype == value.dtype and ledger[key].tolist() == value.tolist()
@@ -122,21 +119,25 @@ class TestCheckpoints:
       _, state, _ = directory.restore(_state(), LEDGER)
     assert state['weights'][1] == 1
 
-  @pytest.mark.parametrize('other', [
+  @pytest.mark.parametrize(
+    'other',
+    [
       _state(clients=3),
       {**_state(), 'counts': np.zeros(2, np.int64)},
       collections.OrderedDict(list(_state().items())[:2]),
       collections.OrderedDict(_state(), more=np.float32(0)),
-  ], ids=['shape', 'dtype', 'fewer', 'more'])
+    ],
+    ids=['shape', 'dtype', 'fewer', 'more'],
+  )
   def test_of_another_configuration(self, other, tmp_path):
     with _opened(tmp_path) as directory:
       directory.save(4, _state(), LEDGER)
       with pytest.raises(run_directory.RunDirectoryError, match='round 4 .* is of another configuration'):
         directory.restore(other, LEDGER)
 
-  @pytest.mark.parametrize('part', [
-      'saved_model.pb', 'variables/variables.index', 'variables/variables.data-00000-of-00001', 'variables', ''
-  ])
+  @pytest.mark.parametrize(
+    'part', ['saved_model.pb', 'variables/variables.index', 'variables/variables.data-00000-of-00001', 'variables', '']
+  )
   @pytest.mark.parametrize('damage', ['cut', 'emptied', 'overwritten', 'removed'])
   def test_a_damaged_one_is_named_and_left(self, part, damage, tmp_path):
     with _opened(tmp_path) as directory:
@@ -150,7 +151,7 @@ class TestCheckpoints:
       path.unlink()
     else:
       contents = path.read_bytes()
-      path.write_bytes({'cut': contents[:len(contents) // 2], 'emptied': b'', 'overwritten': b'foreign'}[damage])
+      path.write_bytes({'cut': contents[: len(contents) // 2], 'emptied': b'', 'overwritten': b'foreign'}[damage])
     before = harness.files(tmp_path / 'checkpoints')
     with _opened(tmp_path) as directory:
       with pytest.raises(run_directory.RunDirectoryError, match='checkpoint of round 4 .* cannot be read'):
@@ -165,12 +166,14 @@ class TestCheckpoints:
     with _opened(tmp_path) as directory:
       assert directory.restore(_state(), LEDGER)[0] == 4
     assert sorted(path.name for path in (tmp_path / 'checkpoints').iterdir()) == [
-        'data_salt', 'notes', 'round_4', 'round_6_mine'
+      'data_salt',
+      'notes',
+      'round_4',
+      'round_6_mine',
     ]
 
 
 class TestLog:
-
   def test_rows_of_later_rounds_go(self, tmp_path):
     for rounds in ([1, 2, 3, 4], [3, 4, 5]):
       with _opened(tmp_path) as directory:
@@ -178,7 +181,7 @@ class TestLog:
         for t in rounds:
           directory.log(t, {'loss': t + rounds[0] / 10})
     assert harness.rows(tmp_path) == [
-        {'round': str(t), 'loss': loss} for t, loss in enumerate(['1.1', '2.1', '3.3', '4.3', '5.3'], 1)
+      {'round': str(t), 'loss': loss} for t, loss in enumerate(['1.1', '2.1', '3.3', '4.3', '5.3'], 1)
     ]
 
   def test_columns_may_come_later_and_values_may_be_nothing(self, tmp_path):
@@ -186,11 +189,10 @@ class TestLog:
       directory.log(1, {'loss': math.nan, 'count': 3})
       directory.log(2, {'loss': 0.1 + 0.2, 'count': 0, 'accuracy': 0.5})
     assert harness.rows(tmp_path) == [
-        {'round': '1', 'loss': 'nan', 'count': '3', 'accuracy': ''},
-        {'round': '2', 'loss': '0.30000000000000004', 'count': '0', 'accuracy': '0.5'},
+      {'round': '1', 'loss': 'nan', 'count': '3', 'accuracy': ''},
+      {'round': '2', 'loss': '0.30000000000000004', 'count': '0', 'accuracy': '0.5'},
     ]
     assert list((tmp_path / 'tensorboard').iterdir())
-
 
   def test_tensorboard_has_each_step_once_after_a_kill(self, tmp_path):
     with _opened(tmp_path) as directory:
@@ -203,9 +205,10 @@ class TestLog:
       directory.keep_rows(2, {'loss': 2.0})
       directory.log(3, {'loss': 3.5})
     steps = [
-        (event.step, value.tag, float(tf.make_ndarray(value.tensor)))
-        for file in sorted((tmp_path / 'tensorboard').glob('events*'))
-        for event in tf.compat.v1.train.summary_iterator(str(file)) for value in event.summary.value
+      (event.step, value.tag, float(tf.make_ndarray(value.tensor)))
+      for file in sorted((tmp_path / 'tensorboard').glob('events*'))
+      for event in tf.compat.v1.train.summary_iterator(str(file))
+      for value in event.summary.value
     ]
     assert sorted(steps) == [(1, 'loss', 1.0), (2, 'loss', 2.0), (3, 'loss', 3.5)]
 
@@ -239,7 +242,6 @@ class TestLog:
 
 
 class TestFullDisk:
-
   def test_is_an_error_of_the_folder_whichever_library_meets_it(self, tmp_path, monkeypatch):
     def full(*_, **__):
       raise OSError(errno.ENOSPC, 'No space left on device')
@@ -254,20 +256,18 @@ class TestFullDisk:
         with directory.replacing('plot.png'):
           full()
 
-
   def test_tensorflow_s_own_error_is_reported_in_plain_words(self, tmp_path):
     with _opened(tmp_path) as directory:
       with pytest.raises(run_directory.RunDirectoryError) as raised:
         with directory.replacing('plot.png'):
           raise tf.errors.ResourceExhaustedError(
-              None, None, '{{function_node __wrapped__SaveV2}} a/file; No space left on device [Op:SaveV2]'
+            None, None, '{{function_node __wrapped__SaveV2}} a/file; No space left on device [Op:SaveV2]'
           )
     assert str(raised.value) == f'{tmp_path} cannot be written: a/file; No space left on device'
     assert 'Make room' in command_line.error_text(raised.value)
 
 
 class TestResults:
-
   def test_a_summary_is_strict_json(self, tmp_path):
     with _opened(tmp_path) as directory:
       assert directory.read_summary() is None

@@ -14,7 +14,6 @@ def _experiment(*arguments):
 
 
 class TestFromFlags:
-
   def test_defaults(self):
     experiment = _experiment()
     assert experiment.federation.num_clients == experiment.plan.config.num_clients == 100
@@ -60,22 +59,43 @@ class TestFromFlags:
 
 
 class TestIdentity:
-
   def _identity(self, *arguments):
     with harness.parsed(*arguments):
       return experiment_flags.identity()
 
-  @pytest.mark.parametrize('argument', [
-      '--output_dir=x', '--data_dir=x', '--stop_after=3', '--stop_at_accuracy=0.5', '--checkpoint_every=2',
-      '--eval_every=3', '--num_threads=1', '--progress=none',
-  ])
+  @pytest.mark.parametrize(
+    'argument',
+    [
+      '--output_dir=x',
+      '--data_dir=x',
+      '--stop_after=3',
+      '--stop_at_accuracy=0.5',
+      '--checkpoint_every=2',
+      '--eval_every=3',
+      '--num_threads=1',
+      '--progress=none',
+    ],
+  )
   def test_how_a_run_is_watched_is_no_part_of_it(self, argument):
     assert self._identity(argument) == self._identity()
 
-  @pytest.mark.parametrize('argument', [
-      '--dataset=mnist', '--num_clients=3', '--epsilon=1', '--seed=1', '--noise_seed=1', '--clip=fixed', '--rounds=3',
-      '--model=mnist_cnn', '--runtime=native', '--num_workers=3', '--worker_addresses=a:1,b:2,c:3', '--batch_size=1',
-  ])
+  @pytest.mark.parametrize(
+    'argument',
+    [
+      '--dataset=mnist',
+      '--num_clients=3',
+      '--epsilon=1',
+      '--seed=1',
+      '--noise_seed=1',
+      '--clip=fixed',
+      '--rounds=3',
+      '--model=mnist_cnn',
+      '--runtime=native',
+      '--num_workers=3',
+      '--worker_addresses=a:1,b:2,c:3',
+      '--batch_size=1',
+    ],
+  )
   def test_what_is_computed_is(self, argument):
     assert self._identity(argument) != self._identity()
 

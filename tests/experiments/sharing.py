@@ -58,9 +58,9 @@ class Shared:
       return self._get(('process', *key), experiment.build_process)
 
     return dataclasses.replace(
-        experiment,
-        build_process=build_process,
-        build_evaluation=lambda: self._get(('evaluation', *key), experiment.build_evaluation),
+      experiment,
+      build_process=build_process,
+      build_evaluation=lambda: self._get(('evaluation', *key), experiment.build_evaluation),
     )
 
   @contextlib.contextmanager

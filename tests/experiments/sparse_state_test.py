@@ -33,18 +33,22 @@ def test_a_small_population_and_other_shapes_are_kept_as_they_are():
     assert all(a is b for a, b in zip(sparse_state.packed(leaves, num_clients), leaves))
 
 
-@pytest.mark.parametrize('bad', [
-    [np.array([N], np.int32), np.ones(1)], [np.array([-1], np.int32), np.ones(1)],
-    [np.array([1], np.int32), np.ones(2)], [np.array([1], np.int64), np.ones(1)],
+@pytest.mark.parametrize(
+  'bad',
+  [
+    [np.array([N], np.int32), np.ones(1)],
+    [np.array([-1], np.int32), np.ones(1)],
+    [np.array([1], np.int32), np.ones(2)],
+    [np.array([1], np.int64), np.ones(1)],
     [np.array([1], np.int32), np.ones(1, np.float32)],
-])
+  ],
+)
 def test_what_does_not_fit_is_refused(bad):
   with pytest.raises(ValueError, match='do not fit|not all among 1000000'):
     sparse_state.unpacked([bad], [np.zeros(N)], N)
 
 
 class TestRunDirectory:
-
   IDENTITY = {'rounds': 8}
   RECORDS = {'ledger': np.arange(3)}
 
@@ -63,8 +67,8 @@ class TestRunDirectory:
       directory.save(1, self.state(range(0, 10_000)), self.RECORDS)
       directory.save(2, self.state(range(0, 20_000)), self.RECORDS)
       sizes = [
-          sum(file.stat().st_size for file in (tmp_path / 'checkpoints' / one).rglob('*') if file.is_file())
-          for one in ('round_1', 'round_2')
+        sum(file.stat().st_size for file in (tmp_path / 'checkpoints' / one).rglob('*') if file.is_file())
+        for one in ('round_1', 'round_2')
       ]
       # 12 and 8 bytes for each client that took part, of two arrays, and a few kilobytes; 12 MB if all were kept.
       assert 200_000 < sizes[0] < 260_000 < sizes[1] < 460_000

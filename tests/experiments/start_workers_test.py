@@ -11,10 +11,10 @@ import pytest
 from tests.experiments import harness
 
 _SCRIPT = harness.REPOSITORY / 'experiments' / 'distributed' / 'start_workers.sh'
-_SSH = '''#!/bin/sh
+_SSH = """#!/bin/sh
 echo "$@" > "$CALLS/$$"
 exec sleep 60
-'''
+"""
 
 
 @pytest.fixture(name='calls')
@@ -30,15 +30,20 @@ def _calls(tmp_path):
 def _start(calls, *arguments):
   path = os.pathsep.join([str(calls.parent / 'bin'), os.environ['PATH']])
   return subprocess.Popen(
-      ['sh', str(_SCRIPT), *arguments], env={**os.environ, 'PATH': path, 'CALLS': str(calls)}, stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE, text=True)
+    ['sh', str(_SCRIPT), *arguments],
+    env={**os.environ, 'PATH': path, 'CALLS': str(calls)},
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
 
 
 @pytest.mark.parametrize('signum', [signal.SIGINT, signal.SIGTERM])
 def test_the_workers_end_with_it(calls, signum):
   process = _start(calls, '/opt/quap', '8000', 'one', 'two')
   assert process.stdout.readline() == (
-      '--runtime=workers --worker_addresses=one:8000,two:8000 --worker_credentials=DIR/program\n')
+    '--runtime=workers --worker_addresses=one:8000,two:8000 --worker_credentials=DIR/program\n'
+  )
   harness.wait_for(lambda: sum(path.stat().st_size > 0 for path in calls.iterdir()) == 2, process)
   assert sorted(path.read_text().split()[1] for path in calls.iterdir()) == ['one', 'two']
   process.send_signal(signum)

@@ -18,7 +18,7 @@ def _experiment(*arguments):
 
 
 def _exact(summary):
-  figure, = [figure for figure in summary['formal']['figures'] if figure['accountant'] == 'gaussian_exact']
+  (figure,) = [figure for figure in summary['formal']['figures'] if figure['accountant'] == 'gaussian_exact']
   return figure
 
 
@@ -27,14 +27,14 @@ def _column(folder, name):
 
 
 class TestRun:
-
   def test_a_stopped_run_has_the_bound_of_its_plan_and_a_finished_one_its_ledgers(self, tmp_path, capsys):
     folder = tmp_path / 'run'
     arguments = [*harness.TINY, *_FIXED_DP, f'--output_dir={folder}']
     assert harness.main(*arguments, '--stop_at_accuracy=0.001', '--eval_every=3') == 0
     out = ' '.join(capsys.readouterr().out.splitlines())
-    stopped, bounds, readings = harness.summary(folder), *(
-        _column(folder, name) for name in ('formal_epsilon', 'formal_epsilon_reading')
+    stopped, bounds, readings = (
+      harness.summary(folder),
+      *(_column(folder, name) for name in ('formal_epsilon', 'formal_epsilon_reading')),
     )
     reading = stopped['formal']['reading']
     assert (stopped['rounds'], stopped['finished'], reading['rounds']) == (3, False, 3)
@@ -67,13 +67,21 @@ class TestRun:
     assert 0 < _column(folder, 'formal_epsilon_reading').max() == summary['formal']['reading']['epsilon_max'] < 3.9
     assert verify.main(['verify', str(folder)]) == 0
 
-  @pytest.mark.parametrize('arguments', [
-      ['--algorithm=adaptive_clip'], ['--algorithm=acdp'], ['--algorithm=adaptive_budget'],
+  @pytest.mark.parametrize(
+    'arguments',
+    [
+      ['--algorithm=adaptive_clip'],
+      ['--algorithm=acdp'],
+      ['--algorithm=adaptive_budget'],
       ['--algorithm=fixed_dp', '--dropout=markov', '--participation=bernoulli:q=0.3'],
-      ['--algorithm=fedvarp:base=fixed_dp'], ['--algorithm=local_dp'], ['--algorithm=tff_dp_ftrl'],
+      ['--algorithm=fedvarp:base=fixed_dp'],
+      ['--algorithm=local_dp'],
+      ['--algorithm=tff_dp_ftrl'],
       ['--algorithm=fedbuff:buffer=4', '--critical_layers=all', '--clip=fixed:norm=1'],
       ['--algorithm=fedapca', '--critical_layers=all', '--clip=fixed:norm=1'],
-  ], ids=lambda arguments: arguments[0])
+    ],
+    ids=lambda arguments: arguments[0],
+  )
   def test_the_rounds_that_ran_are_the_planned_ones(self, arguments, capsys):
     assert harness.main(*harness.TINY, '--noclient_metrics', '--stop_after=3', '--epsilon=1', *arguments) == 0
     out = capsys.readouterr().out
@@ -95,26 +103,36 @@ _PLANNED = 'the noise was chosen on the planned cohorts'
 _SEED = 'the cohorts follow from a seed that is not secret'
 
 
-@pytest.mark.parametrize('arguments, reason', [
+@pytest.mark.parametrize(
+  'arguments, reason',
+  [
     (['--algorithm=certified', '--participation=uniform'], _PLANNED),
     (['--algorithm=certified', '--participation=full'], _PLANNED),
     (['--algorithm=certified', '--participation=beta:a=2,b=5'], _PLANNED),
     (['--algorithm=fixed_dp', '--calibration=exact'], _PLANNED),
     (['--algorithm=tff_dp_fedavg', '--calibration=exact', '--participation=bernoulli:q=0.9'], _PLANNED),
-    (['--algorithm=fixed_dp', '--participation=beta:a=2,b=5'],
-     'no amplification is proven for cohorts drawn by weight or availability'),
+    (
+      ['--algorithm=fixed_dp', '--participation=beta:a=2,b=5'],
+      'no amplification is proven for cohorts drawn by weight or availability',
+    ),
     (['--algorithm=fixed_dp', '--participation=full'], 'everyone takes part in every round'),
     (['--algorithm=fixed_dp', '--participation=uniform'], _SEED),
     (['--algorithm=fixed_dp', '--participation=bernoulli:q=0.9'], _SEED),
     (['--algorithm=tff_dp_fedavg', '--participation=bernoulli:q=0.9'], _SEED),
     (['--algorithm=tff_dp_fedavg', '--participation=uniform', '--client_metrics'], _SEED),
-    (['--algorithm=fixed_dp', '--dropout=bernoulli:rate=0.1'],
-     'no amplification is proven for cohorts from which clients drop out'),
-    (['--algorithm=local_dp'], 'the server sees every client\'s message and whose it is'),
+    (
+      ['--algorithm=fixed_dp', '--dropout=bernoulli:rate=0.1'],
+      'no amplification is proven for cohorts from which clients drop out',
+    ),
+    (['--algorithm=local_dp'], "the server sees every client's message and whose it is"),
     (['--algorithm=lee_kifer'], 'the noise of a round was chosen from what earlier rounds released'),
-    (['--algorithm=fedbuff', '--critical_layers=all', '--clip=fixed:norm=1'],
-     'who arrives follows from how slow clients are'),
-], ids=lambda value: ' '.join(value) if isinstance(value, list) else '')
+    (
+      ['--algorithm=fedbuff', '--critical_layers=all', '--clip=fixed:norm=1'],
+      'who arrives follows from how slow clients are',
+    ),
+  ],
+  ids=lambda value: ' '.join(value) if isinstance(value, list) else '',
+)
 def test_the_reason_why_sampling_amplifies_nothing_is_the_true_one(arguments, reason):
   plan = _experiment('--noclient_metrics', '--epsilon=1', *arguments).plan
   formal = plan.report(plan.new_ledger()).as_dict()['formal']

@@ -15,7 +15,6 @@ def _run(capsys, *arguments):
 
 
 class TestSurvey:
-
   @pytest.mark.parametrize('mechanism, epsilon', [('randomized_response:epsilon=3', 3.0), ('rappor:p=0.1,q=0.9', None)])
   def test_labels_are_estimated(self, mechanism, epsilon, capsys):
     status, out, _ = _run(capsys, f'--mechanism={mechanism}', '--num_clients=400', '--answer_seed=1')
@@ -40,11 +39,17 @@ class TestSurvey:
     _, out, _ = _run(capsys, '--mechanism=randomized_response:epsilon=0.5', '--reports=4', '--num_clients=20')
     assert json.loads(out.splitlines()[-1])['epsilon'] == 2.0
 
-  @pytest.mark.parametrize('arguments, message', [
-      (['--question=income'], "Unknown question 'income'"), (['--mechanism=rappor:f=2'], 'rappor f'),
-      (['--reports=0'], 'reports'), (['--mechanism=laplace'], 'randomized_response'), (['--rounds=0'], 'rounds'),
+  @pytest.mark.parametrize(
+    'arguments, message',
+    [
+      (['--question=income'], "Unknown question 'income'"),
+      (['--mechanism=rappor:f=2'], 'rappor f'),
+      (['--reports=0'], 'reports'),
+      (['--mechanism=laplace'], 'randomized_response'),
+      (['--rounds=0'], 'rounds'),
       (['--question=participation', '--cohort_size=500'], '--cohort_size=500 must be at most the number of clients'),
-  ])
+    ],
+  )
   def test_wrong_input_is_one_line(self, arguments, message, capsys):
     status, out, err = _run(capsys, *arguments)
     assert status == 1 and not out and message in err and len(err.splitlines()) == 1

@@ -119,13 +119,16 @@ def _runs_in(folder, *axes, base=_BASE):
 
 
 class TestRuns:
-
   def test_all_are_run_once_and_kept(self, call, folder):
     ended, runs = call(f'--vary={_ALGORITHMS}', '--vary=seed=1|2')
     assert ended.status == 0
     assert runs.started == [
-        'algorithm=fedavg,seed=1', 'algorithm=fedavg,seed=2', 'algorithm=fixed_dp-clip=1.0,seed=1',
-        'algorithm=fixed_dp-clip=1.0,seed=2', 'algorithm=quap,seed=1', 'algorithm=quap,seed=2',
+      'algorithm=fedavg,seed=1',
+      'algorithm=fedavg,seed=2',
+      'algorithm=fixed_dp-clip=1.0,seed=1',
+      'algorithm=fixed_dp-clip=1.0,seed=2',
+      'algorithm=quap,seed=1',
+      'algorithm=quap,seed=2',
     ]
     assert runs.most_at_work == 1
     assert ended.summary['done'] == runs.started and ended.summary['runs'] == 6
@@ -188,10 +191,15 @@ class TestRuns:
     ended, _ = call('--vary=seed=1|2|3|4|5', '--parallel=2', runs=runs)
     assert ended.status == 0 and runs.most_at_work == 2 and len(runs.started) == 5
 
-  @pytest.mark.parametrize('base, parallel, threads', [
-      (_BASE, 1, []), (_BASE, 3, ['--num_threads=2']), (_BASE, 100, ['--num_threads=1']),
+  @pytest.mark.parametrize(
+    'base, parallel, threads',
+    [
+      (_BASE, 1, []),
+      (_BASE, 3, ['--num_threads=2']),
+      (_BASE, 100, ['--num_threads=1']),
       ((*_BASE, '--num_threads=5'), 3, ['--num_threads=5']),
-  ])
+    ],
+  )
   def test_runs_at_one_time_share_the_cores(self, call, monkeypatch, base, parallel, threads):
     monkeypatch.setattr(os, 'sched_getaffinity', lambda _: set(range(6)))
     ended, _ = call('--vary=seed=1', f'--parallel={parallel}', '--dry_run', base=base)
@@ -238,14 +246,16 @@ class TestRuns:
 
 
 class TestSecondCall:
-
   def test_another_grid_adds_its_runs(self, call, folder):
     call('--vary=seed=1|2')
     ended, runs = call('--vary=seed=2|3', '--vary=algorithm=fedavg|quap')
     # --algorithm=quap is the default: with seed 2 that run is there, under its name.
     assert runs.started == ['algorithm=fedavg,seed=2', 'algorithm=fedavg,seed=3', 'algorithm=quap,seed=3']
     assert ended.summary['done'] == [
-        'algorithm=fedavg,seed=2', 'seed=2', 'algorithm=fedavg,seed=3', 'algorithm=quap,seed=3'
+      'algorithm=fedavg,seed=2',
+      'seed=2',
+      'algorithm=fedavg,seed=3',
+      'algorithm=quap,seed=3',
     ]
     ended, runs = call(base=())
     assert not runs.started and ended.summary['runs'] == 5
@@ -271,14 +281,15 @@ class TestSecondCall:
 
 
 class TestWrongInput:
-
-  @pytest.mark.parametrize('arguments, base, message', [
+  @pytest.mark.parametrize(
+    'arguments, base, message',
+    [
       (['--vary=algoritm=quap'], _BASE, "Unknown flag 'algoritm'. Did you mean 'algorithm'"),
       (['--vary=seed=1'], ('--sead=1',), 'sead'),
       (['--vary=seed=1'], ('--dataset=digits', 'rounds=5'), "Unexpected argument 'rounds=5'"),
       (['--vary=seed=1'], ('--rounds=many',), 'many'),
       (['--vary=seed=1'], ('--flagfile=nowhere.flags',), 'nowhere.flags'),
-      (['--vary=seed=1'], ('--output_dir=elsewhere',), "--output_dir belongs to the sweep"),
+      (['--vary=seed=1'], ('--output_dir=elsewhere',), '--output_dir belongs to the sweep'),
       ([], _BASE, 'The grid is empty'),
       (['--vary=seed=1|two'], _BASE, 'two'),
       (['--vary=algorithm=quap|qap'], _BASE, "--algorithm: Unknown algorithm 'qap'. Did you mean 'quap'"),
@@ -297,7 +308,8 @@ class TestWrongInput:
       (['--vary=seed=1', '--paralel=5'], _BASE, 'parallel'),
       (['--vary=seed=1', '--parallel=0'], _BASE, 'parallel'),
       (['--vary=seed=1', 'seed=2'], _BASE, "Unexpected argument 'seed=2'"),
-  ])
+    ],
+  )
   def test_is_named_before_anything_starts(self, call, folder, arguments, base, message):
     ended, runs = call(*arguments, base=base)
     assert ended.status == 1 and not runs.started and not folder.exists()
@@ -315,13 +327,20 @@ class TestWrongInput:
     assert ended.status == 1 and 'no readable sweep.json' in ended.err and not runs.started
     assert [path.name for path in folder.iterdir()] == ['thesis.tex']
 
-  @pytest.mark.parametrize('content', [
-      '', '{', '[]', '{"base": 3, "identity": {}, "flags": {}, "grids": []}', '{"base": []}',
+  @pytest.mark.parametrize(
+    'content',
+    [
+      '',
+      '{',
+      '[]',
+      '{"base": 3, "identity": {}, "flags": {}, "grids": []}',
+      '{"base": []}',
       '{"base": [], "identity": {}, "flags": {}, "grids": 4}',
       '{"base": [], "identity": {}, "flags": {}, "grids": [[3]]}',
       '{"base": [1], "identity": {}, "flags": {}, "grids": []}',
       '{"base": [], "identity": 1, "flags": {}, "grids": []}',
-  ])
+    ],
+  )
   def test_a_damaged_record_is_named(self, content, call, folder):
     folder.mkdir()
     (folder / 'sweep.json').write_text(content)
@@ -338,7 +357,6 @@ class TestWrongInput:
 
 
 class TestStanding:
-
   @pytest.fixture(name='run')
   def _run(self, folder):
     return _runs_in(folder, 'seed=1')['seed=1']
@@ -399,21 +417,23 @@ class TestStanding:
 
 
 class TestChild:
-
   @pytest.fixture(name='start')
   def _start(self, monkeypatch, tmp_path):
     """Starts a Python program in place of a run."""
     monkeypatch.setattr(children, 'command', lambda arguments: [sys.executable, '-c', *arguments])
     return lambda code: children.Child([code], str(tmp_path / 'log'))
 
-  @pytest.mark.parametrize('code, error', [
+  @pytest.mark.parametrize(
+    'code, error',
+    [
       ('print("Error: no data"); print("{}"); sys.exit(1)', 'Error: no data'),
       ('print("round 1"); raise ValueError("a bug")', 'ValueError: a bug'),
       ('print("round 1"); sys.exit(1)', 'round 1'),
       ('sys.exit(1)', 'it printed nothing'),
       ('print("Error: of memory", flush=True); os.kill(os.getpid(), 9)', 'ended by SIGKILL; Error: of memory'),
       ('print("{}"); sys.exit(130)', 'interrupted, but not by the sweep'),
-  ])
+    ],
+  )
   def test_says_why_it_failed(self, start, code, error):
     earlier = start('print("Error: of an earlier attempt")')
     earlier.wait()
@@ -435,7 +455,7 @@ class TestChild:
     assert child.poll() == 7
 
   def test_does_not_outlive_the_sweep(self):
-    code = '''
+    code = """
         import sys, time
         from experiments.sweeps import children
 
@@ -443,10 +463,12 @@ class TestChild:
         child = children.Child(['import time; time.sleep(999)'], '/dev/null')
         print(child._process.pid, flush=True)
         time.sleep(999)
-    '''
+    """
     parent = subprocess.Popen(
-        [sys.executable, '-c', textwrap.dedent(code)], cwd=harness.REPOSITORY, stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+      [sys.executable, '-c', textwrap.dedent(code)],
+      cwd=harness.REPOSITORY,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.DEVNULL,
     )
     child = psutil.Process(int(parent.stdout.readline()))
     parent.kill()
@@ -460,10 +482,23 @@ def test_real_runs(tmp_path):
   done, cut = 'rounds=4', 'rounds=1000000'
   with open(tmp_path / 'progress', 'a+') as progress:
     process = subprocess.Popen(
-        [sys.executable, '-m', 'experiments.sweep', f'--output_dir={folder}', '--parallel=2',
-         '--vary=rounds=4|1000000', '--', *harness.TINY, '--algorithm=fedavg'],
-        cwd=harness.REPOSITORY, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=progress,
-        universal_newlines=True, encoding='utf-8',
+      [
+        sys.executable,
+        '-m',
+        'experiments.sweep',
+        f'--output_dir={folder}',
+        '--parallel=2',
+        '--vary=rounds=4|1000000',
+        '--',
+        *harness.TINY,
+        '--algorithm=fedavg',
+      ],
+      cwd=harness.REPOSITORY,
+      stdin=subprocess.DEVNULL,
+      stdout=subprocess.PIPE,
+      stderr=progress,
+      universal_newlines=True,
+      encoding='utf-8',
     )
 
     def said():
@@ -471,7 +506,8 @@ def test_real_runs(tmp_path):
       return progress.read()
 
     harness.wait_for(
-        lambda: f'done {done}: 4 rounds, test accuracy' in said() and len(harness.rows(folder / cut)) > 1, process)
+      lambda: f'done {done}: 4 rounds, test accuracy' in said() and len(harness.rows(folder / cut)) > 1, process
+    )
     at_work = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
     ended = harness.finish(process)

@@ -17,96 +17,96 @@ from tests.experiments import harness
 
 # The wrong flag(s), and what the error must say.
 BAD_FLAGS = [
-    (['--dataset=digit'], ["Unknown dataset 'digit'", "'digits'"]),
-    (['--model=digits_cn'], ["Unknown model 'digits_cn'", "'digits_cnn'"]),
-    (['--participation=unifrom'], ["Unknown participation model 'unifrom'", "'uniform'"]),
-    (['--participation=beta:c=2'], ["'c'", 'beta', 'Valid: a, b']),
-    (['--participation=bernoulli:q=0'], ['bernoulli q', 'greater than 0', '0.0']),
-    (['--participation=bernoulli:q=1.5'], ['bernoulli q', 'at most 1', '1.5']),
-    (['--participation=hybrid:gamma=2'], ['gamma', 'at most 1', '2']),
-    (['--participation=hybrid:gamma=nan'], ['gamma', 'nan']),
-    (['--algorithm=fixed_dpp'], ["Unknown algorithm 'fixed_dpp'", "'fixed_dp'"]),
-    (['--averaging=tail:start=0'], ['start', 'at least 1']),
-    (['--shrinkage=2'], ['shrinkage', 'at most 1', '2.0']),
-    (['--partition=dirichlet:alpha=0'], ['alpha', '0.0']),
-    (['--partition=dirichlt'], ["Unknown partition 'dirichlt'", "'dirichlet'"]),
-    (['--critical_layers=logit'], ["Unknown critical layer 'logit'", "'logits'"]),
-    (['--critical_layers=logit', '--noise=none'], ["Unknown critical layer 'logit'", "'logits'"]),
-    (['--critical_layers=*'], ['matches every layer', "use 'all'"]),
-    (['--critical_layers='], ['critical_layers is empty']),
-    (['--cohort_size=9'], ['cohort_size=9', 'num_clients=8']),
-    (['--cohort_size=0'], ['cohort_size', 'at least 1', '0']),
-    (['--num_clients=0'], ['num_clients', 'at least 1', '0']),
-    (['--num_clients=1438'], ['1438 clients', '1437 examples']),
-    (['--rounds=0'], ['rounds', 'at least 1', '0']),
-    (['--stop_after=9'], ['stop_after', 'at most 8', '9']),
-    (['--stop_after=0'], ['stop_after', 'at least 1', '0']),
-    (['--stop_at_accuracy=1.5'], ['stop_at_accuracy', 'at most 1', '1.5']),
-    (['--stop_at_accuracy=nan'], ['stop_at_accuracy', 'nan']),
-    (['--clip=quantile_ema:quantile=1.5'], ['clip quantile', 'at most 1', '1.5']),
-    (['--clip=quantile_ema:quantile=nan'], ['clip quantile', 'nan']),
-    (['--clip=quantile_ema:momentum=1'], ['clip momentum', 'less than 1', '1.0']),
-    (['--clip=quantile_ema:min_clip=2,max_clip=1'], ['min_clip', 'max_clip', '2.0 > 1.0']),
-    (['--clip=quantile_ema:timing=previous'], ['initial_clip']),
-    (['--clip=quantil_ema'], ["Unknown clip rule 'quantil_ema'", "'quantile_ema'"]),
-    (['--clip=fixed:norm=-1'], ['clipping norm', 'at least 1e-20', '-1.0']),
-    (['--clip=none'], ['clip rule "none"', 'no noise']),
-    (['--clip_scope=al_layers'], ["Unknown clip scope 'al_layers'", "'all_layers'"]),
-    (['--delta=0'], ['delta', 'greater than 0', '0.0']),
-    (['--delta=1'], ['delta', 'less than 1', '1.0']),
-    (['--delta=nan'], ['delta', 'nan']),
-    (['--epsilon=0'], ['epsilon', 'at least 1e-06', '0.0']),
-    (['--epsilon=inf'], ['epsilon', 'inf']),
-    (['--epsilon=nan'], ['epsilon', 'nan']),
-    (['--epsilon=40'], ['gaussian_calibration=analytic', '--stop_after']),
-    (['--alpha=-0.1'], ['alpha', 'at least 0', '-0.1']),
-    (['--alpha=nan'], ['alpha', 'nan']),
-    (['--beta=0'], ['beta', 'greater than 0', '0.0']),
-    (['--beta=nan'], ['beta', 'nan']),
-    (['--round_budget=cohort_mean'], ["'cohort_mean'", "'cohort_mean_rate'", "'cohort_mean_budget'"]),
-    (['--participation_rate=emma'], ["'emma'", "'ema'"]),
-    (['--ema_weight=0'], ['ema_weight', 'greater than 0']),
-    (['--warmup_rounds=-1'], ['warmup_rounds', 'at least 0', '-1']),
-    (['--noise=srver'], ["'srver'", "'server'"]),
-    (['--noise_seed=-1'], ['--noise_seed', 'at least 0', '-1']),
-    (['--gaussian_calibration=clasic'], ["'clasic'", "'classic'"]),
-    (['--update_scale=deltas'], ["'deltas'", "'delta'"]),
-    (['--max_agg_norm=0'], ['max_agg_norm', 'greater than 0']),
-    (['--compute_dtype=float46'], ["'float46'", 'float32']),
-    (['--local_epochs=0'], ['local_epochs', 'at least 1']),
-    (['--batch_size=0'], ['batch_size', 'at least 1']),
-    (['--max_local_steps=0'], ['--max_local_steps', 'at least 1']),
-    (['--client_optimizer=sdg'], ["Unknown client optimizer 'sdg'", "'sgd'"]),
-    (['--client_optimizer=sgd:learning_rate=-1'], ['learning_rate', 'greater than 0', '-1.0']),
-    (['--server_optimizer=adam:beta_1=1'], ['beta_1', 'less than 1', '1.0']),
-    (['--client_learning_rate_decay=0'], ['learning_rate_decay', 'greater than 0']),
-    (['--proximal_strength=nan'], ['proximal_strength', 'nan']),
-    (['--seed=-1'], ['seed', 'at least 0', '-1']),
-    (['--runtime=inprocess'], ["Unknown runtime 'inprocess'", "'in_process'"]),
-    (['--runtime=workers'], ['--runtime=workers', 'timing=previous']),
-    (['--runtime=native', '--device=gpu'], ['native', 'GPU']),
-    (['--worker_addresses=localhost'], ['worker_addresses', 'host:port', 'localhost']),
-    (['--num_threads=0'], ['num_threads', 'at least 1']),
-    (['--num_threads=100000'], ['num_threads', '1024']),
-    (['--rounds=99999999999999999999'], ['rounds', 'at most 1000000']),
-    (['--seed=18446744073709551616'], ['seed', 'at most']),
-    (['--epsilon=1e-14'], ['epsilon', '1e-14', 'at least']),
-    # Flags that the method does not use, given on the command line.
-    (['--algorithm=certified', '--noise=none'], ['--noise', "'certified' does not use"]),
-    (['--algorithm=certified', '--clip=fixed:norm=99'], ['--clip', "'certified' does not use"]),
-    (['--algorithm=certified', '--max_agg_norm=0.001'], ['--max_agg_norm', "'certified' does not use"]),
-    (['--algorithm=certified:weights=uniform', '--alpha=0.9'], ['--alpha', "'certified' does not use"]),
-    (['--algorithm=fedavg', '--epsilon=3'], ['--epsilon', "'fedavg' does not use"]),
-    (['--algorithm=fixed_dp', '--clip=fixed:norm=3'], ['--clip', "'fixed_dp' does not use"]),
-    (['--algorithm=tff_dp_ftrl', '--critical_layers=all'], ['--critical_layers', "'tff_dp_ftrl' does not use"]),
-    (['--algorithm=fixed_dp', '--nocount_during_warmup'], ['--count_during_warmup', 'does not use']),
-    (['--tuning=Well.'], ['--tuning', "'quap' does not use"]),
-    (['--participation=full', '--cohort_size=3'], ['--cohort_size', 'sets the size of its cohorts itself']),
-    (['--warmup_rounds=1000'], ['--warmup_rounds', 'less than --rounds=8']),
-    (['--averaging=tail:start=100'], ['--averaging', 'the last one: nothing would be averaged']),
-    (['--num_workers=3'], ['--num_workers', '--runtime=workers only']),
-    (['--dataset=femnist', '--partition=iid'], ['--partition', 'clients of its own']),
-    (['--dataset=mnist', '--data_dir=no/such/folder'], ['no/such/folder', 'mnist.npz', 'not found']),
+  (['--dataset=digit'], ["Unknown dataset 'digit'", "'digits'"]),
+  (['--model=digits_cn'], ["Unknown model 'digits_cn'", "'digits_cnn'"]),
+  (['--participation=unifrom'], ["Unknown participation model 'unifrom'", "'uniform'"]),
+  (['--participation=beta:c=2'], ["'c'", 'beta', 'Valid: a, b']),
+  (['--participation=bernoulli:q=0'], ['bernoulli q', 'greater than 0', '0.0']),
+  (['--participation=bernoulli:q=1.5'], ['bernoulli q', 'at most 1', '1.5']),
+  (['--participation=hybrid:gamma=2'], ['gamma', 'at most 1', '2']),
+  (['--participation=hybrid:gamma=nan'], ['gamma', 'nan']),
+  (['--algorithm=fixed_dpp'], ["Unknown algorithm 'fixed_dpp'", "'fixed_dp'"]),
+  (['--averaging=tail:start=0'], ['start', 'at least 1']),
+  (['--shrinkage=2'], ['shrinkage', 'at most 1', '2.0']),
+  (['--partition=dirichlet:alpha=0'], ['alpha', '0.0']),
+  (['--partition=dirichlt'], ["Unknown partition 'dirichlt'", "'dirichlet'"]),
+  (['--critical_layers=logit'], ["Unknown critical layer 'logit'", "'logits'"]),
+  (['--critical_layers=logit', '--noise=none'], ["Unknown critical layer 'logit'", "'logits'"]),
+  (['--critical_layers=*'], ['matches every layer', "use 'all'"]),
+  (['--critical_layers='], ['critical_layers is empty']),
+  (['--cohort_size=9'], ['cohort_size=9', 'num_clients=8']),
+  (['--cohort_size=0'], ['cohort_size', 'at least 1', '0']),
+  (['--num_clients=0'], ['num_clients', 'at least 1', '0']),
+  (['--num_clients=1438'], ['1438 clients', '1437 examples']),
+  (['--rounds=0'], ['rounds', 'at least 1', '0']),
+  (['--stop_after=9'], ['stop_after', 'at most 8', '9']),
+  (['--stop_after=0'], ['stop_after', 'at least 1', '0']),
+  (['--stop_at_accuracy=1.5'], ['stop_at_accuracy', 'at most 1', '1.5']),
+  (['--stop_at_accuracy=nan'], ['stop_at_accuracy', 'nan']),
+  (['--clip=quantile_ema:quantile=1.5'], ['clip quantile', 'at most 1', '1.5']),
+  (['--clip=quantile_ema:quantile=nan'], ['clip quantile', 'nan']),
+  (['--clip=quantile_ema:momentum=1'], ['clip momentum', 'less than 1', '1.0']),
+  (['--clip=quantile_ema:min_clip=2,max_clip=1'], ['min_clip', 'max_clip', '2.0 > 1.0']),
+  (['--clip=quantile_ema:timing=previous'], ['initial_clip']),
+  (['--clip=quantil_ema'], ["Unknown clip rule 'quantil_ema'", "'quantile_ema'"]),
+  (['--clip=fixed:norm=-1'], ['clipping norm', 'at least 1e-20', '-1.0']),
+  (['--clip=none'], ['clip rule "none"', 'no noise']),
+  (['--clip_scope=al_layers'], ["Unknown clip scope 'al_layers'", "'all_layers'"]),
+  (['--delta=0'], ['delta', 'greater than 0', '0.0']),
+  (['--delta=1'], ['delta', 'less than 1', '1.0']),
+  (['--delta=nan'], ['delta', 'nan']),
+  (['--epsilon=0'], ['epsilon', 'at least 1e-06', '0.0']),
+  (['--epsilon=inf'], ['epsilon', 'inf']),
+  (['--epsilon=nan'], ['epsilon', 'nan']),
+  (['--epsilon=40'], ['gaussian_calibration=analytic', '--stop_after']),
+  (['--alpha=-0.1'], ['alpha', 'at least 0', '-0.1']),
+  (['--alpha=nan'], ['alpha', 'nan']),
+  (['--beta=0'], ['beta', 'greater than 0', '0.0']),
+  (['--beta=nan'], ['beta', 'nan']),
+  (['--round_budget=cohort_mean'], ["'cohort_mean'", "'cohort_mean_rate'", "'cohort_mean_budget'"]),
+  (['--participation_rate=emma'], ["'emma'", "'ema'"]),
+  (['--ema_weight=0'], ['ema_weight', 'greater than 0']),
+  (['--warmup_rounds=-1'], ['warmup_rounds', 'at least 0', '-1']),
+  (['--noise=srver'], ["'srver'", "'server'"]),
+  (['--noise_seed=-1'], ['--noise_seed', 'at least 0', '-1']),
+  (['--gaussian_calibration=clasic'], ["'clasic'", "'classic'"]),
+  (['--update_scale=deltas'], ["'deltas'", "'delta'"]),
+  (['--max_agg_norm=0'], ['max_agg_norm', 'greater than 0']),
+  (['--compute_dtype=float46'], ["'float46'", 'float32']),
+  (['--local_epochs=0'], ['local_epochs', 'at least 1']),
+  (['--batch_size=0'], ['batch_size', 'at least 1']),
+  (['--max_local_steps=0'], ['--max_local_steps', 'at least 1']),
+  (['--client_optimizer=sdg'], ["Unknown client optimizer 'sdg'", "'sgd'"]),
+  (['--client_optimizer=sgd:learning_rate=-1'], ['learning_rate', 'greater than 0', '-1.0']),
+  (['--server_optimizer=adam:beta_1=1'], ['beta_1', 'less than 1', '1.0']),
+  (['--client_learning_rate_decay=0'], ['learning_rate_decay', 'greater than 0']),
+  (['--proximal_strength=nan'], ['proximal_strength', 'nan']),
+  (['--seed=-1'], ['seed', 'at least 0', '-1']),
+  (['--runtime=inprocess'], ["Unknown runtime 'inprocess'", "'in_process'"]),
+  (['--runtime=workers'], ['--runtime=workers', 'timing=previous']),
+  (['--runtime=native', '--device=gpu'], ['native', 'GPU']),
+  (['--worker_addresses=localhost'], ['worker_addresses', 'host:port', 'localhost']),
+  (['--num_threads=0'], ['num_threads', 'at least 1']),
+  (['--num_threads=100000'], ['num_threads', '1024']),
+  (['--rounds=99999999999999999999'], ['rounds', 'at most 1000000']),
+  (['--seed=18446744073709551616'], ['seed', 'at most']),
+  (['--epsilon=1e-14'], ['epsilon', '1e-14', 'at least']),
+  # Flags that the method does not use, given on the command line.
+  (['--algorithm=certified', '--noise=none'], ['--noise', "'certified' does not use"]),
+  (['--algorithm=certified', '--clip=fixed:norm=99'], ['--clip', "'certified' does not use"]),
+  (['--algorithm=certified', '--max_agg_norm=0.001'], ['--max_agg_norm', "'certified' does not use"]),
+  (['--algorithm=certified:weights=uniform', '--alpha=0.9'], ['--alpha', "'certified' does not use"]),
+  (['--algorithm=fedavg', '--epsilon=3'], ['--epsilon', "'fedavg' does not use"]),
+  (['--algorithm=fixed_dp', '--clip=fixed:norm=3'], ['--clip', "'fixed_dp' does not use"]),
+  (['--algorithm=tff_dp_ftrl', '--critical_layers=all'], ['--critical_layers', "'tff_dp_ftrl' does not use"]),
+  (['--algorithm=fixed_dp', '--nocount_during_warmup'], ['--count_during_warmup', 'does not use']),
+  (['--tuning=Well.'], ['--tuning', "'quap' does not use"]),
+  (['--participation=full', '--cohort_size=3'], ['--cohort_size', 'sets the size of its cohorts itself']),
+  (['--warmup_rounds=1000'], ['--warmup_rounds', 'less than --rounds=8']),
+  (['--averaging=tail:start=100'], ['--averaging', 'the last one: nothing would be averaged']),
+  (['--num_workers=3'], ['--num_workers', '--runtime=workers only']),
+  (['--dataset=femnist', '--partition=iid'], ['--partition', 'clients of its own']),
+  (['--dataset=mnist', '--data_dir=no/such/folder'], ['no/such/folder', 'mnist.npz', 'not found']),
 ]
 
 
@@ -120,7 +120,6 @@ def _run(output_dir, *arguments):
 
 
 class TestBadInput:
-
   @pytest.mark.parametrize('arguments, said', BAD_FLAGS, ids=lambda value: ' '.join(value) if '--' in value[0] else '')
   def test_a_wrong_flag_is_named_and_nothing_is_written(self, arguments, said, output_dir, capsys):
     assert _run(output_dir, *arguments) == 1
@@ -159,9 +158,9 @@ class TestBadInput:
   @pytest.mark.parametrize('arguments', [['--help'], ['--epsilon=0'], ['--no_such_flag']])
   def test_help_and_wrong_flags_load_no_tensorflow(self, arguments):
     code = (
-        'import sys\nfrom experiments import train\n'
-        f'try:\n  train.main(["train", *{arguments!r}])\nexcept ValueError:\n  pass\n'
-        'assert not [name for name in sys.modules if name.startswith(("tensorflow", "jax"))]\n'
+      'import sys\nfrom experiments import train\n'
+      f'try:\n  train.main(["train", *{arguments!r}])\nexcept ValueError:\n  pass\n'
+      'assert not [name for name in sys.modules if name.startswith(("tensorflow", "jax"))]\n'
     )
     subprocess.run([sys.executable, '-c', code], check=True, timeout=120, stdout=subprocess.DEVNULL)
 
@@ -172,7 +171,6 @@ class TestBadInput:
 
 
 class TestFolderInTheWay:
-
   def _refused(self, output_dir, capsys, *arguments):
     before = harness.files(output_dir)
     assert _run(output_dir, *arguments) == 1
@@ -215,7 +213,6 @@ def finished_run(tmp_path_factory):
 
 
 class TestFinishedRun:
-
   def test_run_again_it_is_left_as_it_is(self, finished_run, capsys):
     before = harness.files(finished_run)
     assert _run(finished_run, '--noise_seed=3', '--checkpoint_every=3') == 0
@@ -295,14 +292,17 @@ class TestWithoutCheckpoints:
 
 
 class TestOtherData:
-
   def _images(self, folder, shade):
     folder.mkdir()
     x = np.full((40, 28, 28), shade, np.uint8)
     y = np.arange(40, dtype=np.uint8) % 10
     np.savez(folder / 'mnist.npz', x_train=x, y_train=y, x_test=x[:10], y_test=y[:10])
     return [
-        '--dataset=mnist', '--model=logistic_regression', f'--data_dir={folder}', '--num_clients=8', '--cohort_size=3'
+      '--dataset=mnist',
+      '--model=logistic_regression',
+      f'--data_dir={folder}',
+      '--num_clients=8',
+      '--cohort_size=3',
     ]
 
   def test_a_run_is_not_continued_on_other_data(self, output_dir, tmp_path, capsys):
@@ -316,7 +316,6 @@ class TestOtherData:
 
 
 class TestDamagedFolder:
-
   @pytest.mark.parametrize('content', ['', 'round,epsilon\n1,0.5\n', 'round,epsilon\n1,x\n2,0.5\n', 'a,b\n1,2\n'])
   def test_rows_that_were_lost_are_not_lost_in_silence(self, content, output_dir, capsys):
     assert _run(output_dir, '--stop_after=3') == 0
@@ -326,7 +325,7 @@ class TestDamagedFolder:
     assert (output_dir / 'metrics.csv').read_text() == content
 
   @pytest.mark.parametrize(
-      'name, kind', [('tensorboard', 'file'), ('final_model.keras', 'folder'), ('ledger.npz', 'folder')]
+    'name, kind', [('tensorboard', 'file'), ('final_model.keras', 'folder'), ('ledger.npz', 'folder')]
   )
   def test_a_file_in_place_of_a_folder_and_the_other_way_round(self, name, kind, output_dir, capsys):
     assert _run(output_dir, '--stop_after=1') == 0
@@ -344,7 +343,6 @@ class TestDamagedFolder:
 
 
 class TestSummary:
-
   def test_layer_wise_noise_leaves_no_finite_epsilon(self, capsys):
     arguments = ['--model=digits_cnn', '--rounds=1', '--epsilon=0.5', '--noise_seed=1']
     assert harness.main(*harness.TINY, *arguments) == 0
@@ -368,9 +366,9 @@ class TestSummary:
     harness.strict_json((output_dir / 'run.json').read_text())
     assert (output_dir / 'plot.png').stat().st_size > 1000
 
-  @pytest.mark.parametrize('metrics, covers', [
-      ('--client_metrics', 'weights without the logs'), ('--noclient_metrics', 'released model'),
-  ])
+  @pytest.mark.parametrize(
+    'metrics, covers', [('--client_metrics', 'weights without the logs'), ('--noclient_metrics', 'released model')]
+  )
   def test_noise_everywhere_covers_the_model_if_nothing_exact_is_kept(self, metrics, covers, capsys, output_dir):
     assert _run(output_dir, '--algorithm=fixed_dp', '--rounds=2', '--epsilon=0.5', metrics) == 0
     out = capsys.readouterr().out
@@ -391,9 +389,22 @@ class TestSummary:
     assert _run(output_dir, '--algorithm=quap', '--stop_after=2', '--noclient_metrics') == 0
     columns = set(harness.rows(output_dir)[0])
     assert columns == {
-        'round', 'cohort_size', 'epsilon', 'noise_multiplier', 'participation_mean', 'participation_stddev',
-        'participation_min', 'participation_max', 'participation_never_seen', 'update_rejected', 'test_accuracy',
-        'test_loss', 'nominal_epsilon_mean', 'nominal_epsilon_max', 'down_bytes_per_client', 'up_bytes_per_client',
+      'round',
+      'cohort_size',
+      'epsilon',
+      'noise_multiplier',
+      'participation_mean',
+      'participation_stddev',
+      'participation_min',
+      'participation_max',
+      'participation_never_seen',
+      'update_rejected',
+      'test_accuracy',
+      'test_loss',
+      'nominal_epsilon_mean',
+      'nominal_epsilon_max',
+      'down_bytes_per_client',
+      'up_bytes_per_client',
     }
     assert {'examples', 'test_accuracy'}.isdisjoint(harness.table(output_dir / 'clients.csv')[0])
     assert (output_dir / 'plot.png').stat().st_size > 1000
@@ -417,7 +428,7 @@ class TestSummary:
     rows = harness.rows(output_dir)
     assert float(rows[-1]['nominal_epsilon_max']) == ledger.epsilon.max()
     np.testing.assert_allclose(
-        ledger.state_dict()['noise_multipliers'], [float(row['noise_multiplier']) for row in rows], rtol=1e-6
+      ledger.state_dict()['noise_multipliers'], [float(row['noise_multiplier']) for row in rows], rtol=1e-6
     )
 
   def test_cohorts_of_nobody(self, output_dir, capsys, drawn):
@@ -444,7 +455,6 @@ class TestSummary:
 
 
 class TestStops:
-
   def test_a_signal_that_became_another_error_while_the_run_is_built(self, output_dir, capsys, monkeypatch):
     def became(*_):
       try:

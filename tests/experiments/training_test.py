@@ -16,8 +16,13 @@ from tests.experiments import harness
 
 # Whatever has a state that a checkpoint must keep: momentum at the server, EMA rates, decay, an averaged clip.
 FLAGS = (
-    *harness.TINY, '--participation=beta:a=2,b=5', '--server_optimizer=sgd:learning_rate=1.0,momentum=0.5',
-    '--client_learning_rate_decay=0.9', '--participation_rate=ema', '--warmup_rounds=2', '--clip=quantile_ema',
+  *harness.TINY,
+  '--participation=beta:a=2,b=5',
+  '--server_optimizer=sgd:learning_rate=1.0,momentum=0.5',
+  '--client_learning_rate_decay=0.9',
+  '--participation_rate=ema',
+  '--warmup_rounds=2',
+  '--clip=quantile_ema',
 )
 OPTIONS = dict(checkpoint_every=3, eval_every=2, stop_at_accuracy=None, progress='none')
 
@@ -64,6 +69,7 @@ def _raises(error, at):
   def action(n):
     if n == at:
       raise error
+
   return action
 
 
@@ -128,7 +134,6 @@ def _same(result, folder, uninterrupted):
 
 
 class TestUninterrupted:
-
   def test_one_row_a_round_and_a_test_every_other(self, uninterrupted):
     result, rows = uninterrupted
     assert [row['round'] for row in rows] == [str(t) for t in range(1, 9)]
@@ -155,7 +160,6 @@ class TestUninterrupted:
 
 
 class TestInterrupted:
-
   @pytest.mark.parametrize('when, at', [('before', 1), ('after', 4), ('before', 8)])
   def test_at_a_round_it_keeps_the_rounds_before(self, at, when, run, uninterrupted):
     result = run(**{when: _raises(KeyboardInterrupt, at)})
@@ -182,10 +186,15 @@ class TestInterrupted:
       run(before=_raises(KeyboardInterrupt, 3))
     _same(run(), run.folder, uninterrupted)
 
-  @pytest.mark.parametrize('moment, name, signum', [
-      ('before', 'log', signal.SIGINT), ('after', 'log', signal.SIGTERM), ('before', 'save', signal.SIGINT),
+  @pytest.mark.parametrize(
+    'moment, name, signum',
+    [
+      ('before', 'log', signal.SIGINT),
+      ('after', 'log', signal.SIGTERM),
+      ('before', 'save', signal.SIGINT),
       ('after', 'save', signal.SIGTERM),
-  ])
+    ],
+  )
   def test_a_signal_while_a_round_is_put_down_waits(self, moment, name, signum, run, uninterrupted):
     def signalled(method):
       def replacement(round_num, *arguments):
@@ -194,6 +203,7 @@ class TestInterrupted:
         method(round_num, *arguments)
         if round_num == 3 and moment == 'after':
           signal.raise_signal(signum)
+
       return replacement
 
     with harness.signal_handlers_kept():
@@ -211,7 +221,6 @@ class TestInterrupted:
 
 
 class TestKilled:
-
   @pytest.mark.parametrize('at', [1, 3, 6])
   def test_in_a_round_it_goes_on_from_the_last_checkpoint(self, at, run, uninterrupted):
     with pytest.raises(Killed):
@@ -254,7 +263,6 @@ class TestKilled:
 
 
 class TestStopAtAccuracy:
-
   def test_stops_at_the_first_test_that_reaches_it(self, run, uninterrupted):
     tests = [(int(row['round']), float(row['test_accuracy'])) for row in uninterrupted[1] if row['test_accuracy']]
     bar = sorted(accuracy for _, accuracy in tests)[-2]

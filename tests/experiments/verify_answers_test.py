@@ -60,21 +60,25 @@ def _changed(path, name, change):
 
 def _resealed(path, change):
   """Changes the certificate, and makes its digest and its page anew."""
+
   def seal(certificate):
     change(certificate)
     content = {name: value for name, value in certificate.items() if name != 'sha256'}
     certificate['sha256'] = certificates.digest(content)
     (path / evidence.PAGE).write_text(certificate_page.render(certificate), encoding='utf-8')
+
   _changed(path, evidence.CERTIFICATE, seal)
 
 
 class TestCannotBeVerified:
-
-  @pytest.mark.parametrize('break_it, words', [
+  @pytest.mark.parametrize(
+    'break_it, words',
+    [
       (shutil.rmtree, 'does not exist'),
       (lambda path: (path / 'certificate.json').unlink(), 'holds no certificate.json'),
       (lambda path: _resealed(path, lambda certificate: certificate.update(version=99)), 'has version 99'),
-  ])
+    ],
+  )
   def test_a_reason_that_is_not_the_folders_fault(self, break_it, words, certified, capsys):
     break_it(certified)
     status, lines = _answer(certified, capsys)
@@ -91,9 +95,9 @@ class TestCannotBeVerified:
   @pytest.mark.parametrize('package', ['h5py', 'scipy', 'cryptography'])
   def test_a_package_that_is_missing(self, package, certified, tmp_path):
     code = (
-        f'import sys\nsys.modules[{package!r}] = None\nfrom experiments import verify\n'
-        f'sys.exit(verify.main(["verify", {str(certified)!r}, "--public_key={tmp_path / "k.pem"}"]'
-        f'[:{3 if package == "cryptography" else 2}]))\n'
+      f'import sys\nsys.modules[{package!r}] = None\nfrom experiments import verify\n'
+      f'sys.exit(verify.main(["verify", {str(certified)!r}, "--public_key={tmp_path / "k.pem"}"]'
+      f'[:{3 if package == "cryptography" else 2}]))\n'
     )
     (tmp_path / 'k.pem').write_text('x')
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=120, check=False)
@@ -112,11 +116,23 @@ class TestCannotBeVerified:
 
 
 class TestInvalid:
-
-  @pytest.mark.parametrize('name', [
-      'certificate.json', 'certificate.html', 'run.json', 'ledger.npz', 'summary.json', 'clients.csv', 'metrics.csv',
-      'final_model.keras', 'plot.png', '.lock', 'audit.json', 'another',
-  ])
+  @pytest.mark.parametrize(
+    'name',
+    [
+      'certificate.json',
+      'certificate.html',
+      'run.json',
+      'ledger.npz',
+      'summary.json',
+      'clients.csv',
+      'metrics.csv',
+      'final_model.keras',
+      'plot.png',
+      '.lock',
+      'audit.json',
+      'another',
+    ],
+  )
   def test_a_pipe_does_not_hold_it_up(self, name, certified, capsys):
     if (certified / name).exists():
       (certified / name).unlink()
@@ -150,9 +166,9 @@ class TestInvalid:
     status, lines = _answer(certified, capsys)
     assert status == 1 and '.lock must be empty' in lines[1]
 
-  @pytest.mark.parametrize('name, value', [
-      ('rounds', 10**9), ('rounds', 6.0), ('rounds', True), ('rounds', '6'), ('rounds', -1),
-  ])
+  @pytest.mark.parametrize(
+    'name, value', [('rounds', 10**9), ('rounds', 6.0), ('rounds', True), ('rounds', '6'), ('rounds', -1)]
+  )
   def test_rounds_that_no_run_has_take_no_time(self, name, value, certified, capsys):
     _changed(certified, 'run.json', lambda run: run['identity'].update({name: value}))
     status, lines = _answer(certified, capsys)
@@ -160,6 +176,7 @@ class TestInvalid:
 
   def test_a_plan_of_more_participations_than_memory_holds(self, certified, capsys, monkeypatch):
     from experiments.methods import base  # pylint: disable=g-import-not-at-top
+
     monkeypatch.setattr(base, '_MOST_PARTICIPATIONS', 10)
     status, lines = _answer(certified, capsys)
     assert status == 1 and 'more than 10 participations' in lines[1]
@@ -185,12 +202,12 @@ class TestInvalid:
 
 
 class TestStretches:
-
   def test_rounds_by_other_code_are_named_first(self, certified, capsys):
     def change(run):
-      first, = run['stretches']
+      (first,) = run['stretches']
       other = {**first, 'first_round': 6, 'code': {'quap_tff': '0.1.0', 'source_sha256': 'of clean code'}}
       run['stretches'] = [first, other]
+
     _changed(certified, 'run.json', change)
     _reissue(certified)
     status, lines = _answer(certified, capsys)
@@ -200,15 +217,25 @@ class TestStretches:
 
   def test_code_that_was_not_recorded_is_named(self, certified, capsys):
     def change(run):
-      first, = run['stretches']
+      (first,) = run['stretches']
       run['stretches'] = [{**first, 'code': None}, {**first, 'first_round': 4}]
+
     _changed(certified, 'run.json', change)
     _reissue(certified)
     assert _answer(certified, capsys)[1][2] == '  rounds 1 to 3: code that was not recorded'
 
-  @pytest.mark.parametrize('stretches', [
-      None, [], 'x', [{}], [{'first_round': 2}], [{'first_round': 1}], [{'first_round': '1', 'code': None, 'versions': 1}],
-  ])
+  @pytest.mark.parametrize(
+    'stretches',
+    [
+      None,
+      [],
+      'x',
+      [{}],
+      [{'first_round': 2}],
+      [{'first_round': 1}],
+      [{'first_round': '1', 'code': None, 'versions': 1}],
+    ],
+  )
   def test_a_list_that_makes_no_sense(self, stretches, certified, capsys):
     _changed(certified, 'run.json', lambda run: run.update(stretches=stretches))
     status, lines = _answer(certified, capsys)
@@ -222,7 +249,6 @@ def _reissue(path):
 
 
 class TestVersion3:
-
   def test_is_valid_under_the_present_statement(self, version_3, capsys):
     status, lines = _answer(version_3, capsys)
     assert status == 0 and lines[0] == 'VALID' and 'has version 3' in lines[1]
@@ -233,7 +259,9 @@ class TestVersion3:
     status, lines = _answer(version_3, capsys)
     assert status == 0 and 'everybody' not in '\n'.join(lines)
 
-  @pytest.mark.parametrize('change', [
+  @pytest.mark.parametrize(
+    'change',
+    [
       lambda certificate: certificate['guarantee'].update(epsilon=2.0),
       lambda certificate: certificate['achieved'].update(epsilon_max=0.5),
       lambda certificate: certificate['releases'][0].update(share_of_worst_client=0.5),
@@ -241,7 +269,8 @@ class TestVersion3:
       lambda certificate: certificate['provenance'].update(noise_multiplier=9.0),
       lambda certificate: certificate['guarantee'].update(unit='a client'),
       lambda certificate: certificate.update(version=4),
-  ])
+    ],
+  )
   def test_its_figures_are_compared(self, change, version_3, capsys):
     _resealed(version_3, change)
     assert _answer(version_3, capsys)[0] == 1
@@ -251,7 +280,6 @@ class TestVersion3:
 
 
 class TestPublish:
-
   @pytest.mark.parametrize('place', ['.', 'inside', 'checkpoints/inside', '../certified/inside'])
   def test_into_the_folder_itself(self, place, certified, capsys):
     before = harness.files(certified)
@@ -275,6 +303,7 @@ class TestPublish:
   def test_a_failure_leaves_nothing(self, certified, tmp_path, monkeypatch, capsys):
     def fail(source, target):
       raise OSError(28, 'No space left on device')
+
     monkeypatch.setattr(shutil, 'copyfile', fail)
     assert verify.main(['verify', str(certified), f'--publish={tmp_path / "published"}']) == 2
     assert 'No space left' in capsys.readouterr().err

@@ -91,7 +91,6 @@ def _change_csv(path, name, change):
 
 
 class TestVerify:
-
   def test_a_good_one(self, certified, capsys):
     assert verify.main(['verify', str(certified)]) == 0
     out, err = capsys.readouterr()
@@ -100,23 +99,26 @@ class TestVerify:
 
   def test_loads_no_tensorflow(self, certified):
     code = (
-        'import sys\nfrom experiments import verify\n'
-        f'assert verify.main(["verify", {str(certified)!r}]) == 0\n'
-        'assert not [name for name in sys.modules if name.startswith(("tensorflow", "jax"))]\n'
+      'import sys\nfrom experiments import verify\n'
+      f'assert verify.main(["verify", {str(certified)!r}]) == 0\n'
+      'assert not [name for name in sys.modules if name.startswith(("tensorflow", "jax"))]\n'
     )
     subprocess.run([sys.executable, '-c', code], check=True, timeout=120)
 
   def test_as_a_command(self, certified):
     (certified / 'final_model.keras').write_bytes(b'another model')
     done = subprocess.run(
-        [sys.executable, '-m', 'experiments.verify', str(certified)], capture_output=True, text=True, timeout=120,
-        env={**os.environ, 'PYTHONIOENCODING': 'ascii'},
+      [sys.executable, '-m', 'experiments.verify', str(certified)],
+      capture_output=True,
+      text=True,
+      timeout=120,
+      env={**os.environ, 'PYTHONIOENCODING': 'ascii'},
     )
     assert done.returncode == 1 and done.stdout.startswith('INVALID\n  final_model.keras cannot be read')
 
-  @pytest.mark.parametrize('name', [
-      'ledger.npz', 'run.json', 'final_model.keras', 'summary.json', 'clients.csv', 'metrics.csv'
-  ])
+  @pytest.mark.parametrize(
+    'name', ['ledger.npz', 'run.json', 'final_model.keras', 'summary.json', 'clients.csv', 'metrics.csv']
+  )
   def test_a_file_that_is_missing(self, certified, name):
     (certified / name).unlink()
     assert len(_problems(certified)) == 1 and name in _problems(certified)[0]
@@ -173,6 +175,7 @@ def _all_of(*steps):
   def forge(path):
     for step in steps:
       step(path)
+
   return forge
 
 
@@ -185,6 +188,7 @@ def _certificate(*place, value, code=None):
     if code is not None:
       certificate['provenance']['code'] = code
     _seal(path, certificate)
+
   return forge
 
 
@@ -193,6 +197,7 @@ def _run_json(change):
     run = _read(path, 'run.json')
     change(run)
     _write(path, 'run.json', run)
+
   return forge
 
 
@@ -205,6 +210,7 @@ def _ledger(**changes):
   def change(arrays):
     for name, function in changes.items():
       arrays[name] = function(arrays[name])
+
   return lambda path: _change_ledger(path, change)
 
 
@@ -213,6 +219,7 @@ def _without_a_participation(path):
     for name in ('clients', 'budgets', 'weights'):
       arrays[name] = np.delete(arrays[name], 0)
     arrays['offsets'][1:] -= 1
+
   _change_ledger(path, change)
 
 
@@ -230,6 +237,7 @@ def _another_model(path):
 def _smaller_model(path):
   def change(run):
     run['resolved']['sizes'][0] -= 1
+
   _run_json(change)(path)
 
 
@@ -244,126 +252,168 @@ _METRICS, _CLIENTS = 'metrics.csv', 'clients.csv'
 # Each forgery, and whether the forger issues the certificate anew afterwards, digests and page included. What is said
 # must hold the word beside it.
 _FORGERIES = {
-    # Words and figures under a changed version string.
-    'statement': (_certificate('statement', value='(0.01, 0)-DP against all', code=_OLD_CODE), False, 'statement'),
-    'assumptions': (_certificate('assumptions', value=['None.'], code=_OLD_CODE), False, 'assumptions'),
-    'unit': (_certificate('guarantee', 'unit', value='a client', code=_OLD_CODE), False, 'guarantee.unit'),
-    'how': (_certificate('releases', 0, 'how', value='noised', code=_OLD_CODE), False, 'releases[0].how'),
-    'epsilon': (_certificate('guarantee', 'epsilon', value=2.0, code=_OLD_CODE), False, 'guarantee.epsilon'),
-    'code is no object': (
-        lambda path: _write(
-            path, 'certificate.json', {**_read(path, 'certificate.json'), 'provenance': {'code': 'mine'}}
-        ), False, 'provenance.code'
+  # Words and figures under a changed version string.
+  'statement': (_certificate('statement', value='(0.01, 0)-DP against all', code=_OLD_CODE), False, 'statement'),
+  'assumptions': (_certificate('assumptions', value=['None.'], code=_OLD_CODE), False, 'assumptions'),
+  'unit': (_certificate('guarantee', 'unit', value='a client', code=_OLD_CODE), False, 'guarantee.unit'),
+  'how': (_certificate('releases', 0, 'how', value='noised', code=_OLD_CODE), False, 'releases[0].how'),
+  'epsilon': (_certificate('guarantee', 'epsilon', value=2.0, code=_OLD_CODE), False, 'guarantee.epsilon'),
+  'code is no object': (
+    lambda path: _write(path, 'certificate.json', {**_read(path, 'certificate.json'), 'provenance': {'code': 'mine'}}),
+    False,
+    'provenance.code',
+  ),
+  'other relations': (_certificate('other_relations', 1, 'epsilon', value=4.0), False, 'other_relations[1].epsilon'),
+  'version': (_certificate('version', value=3), False, 'run.json is of a later version'),
+  # A ledger that is not the flags'.
+  'rounds cut': (_cut_ledger, True, "metrics.csv does not hold one row for each of the ledger's 3 rounds"),
+  'halved weights': (_ledger(weights=lambda w: w / 2), True, 'other weights than follow from the cohorts'),
+  'doubled noise': (_ledger(noise_multipliers=lambda z: 2 * z), True, 'noise_multipliers'),
+  'one round noisier': (_ledger(noise_multipliers=lambda z: z * (1 + (np.arange(len(z)) == 2))), True, 'Round 3'),
+  'participation deleted': (_without_a_participation, True, 'Round 1 of the ledger has other clients'),
+  'clients swapped': (_ledger(clients=lambda c: (c + 1) % 8), True, 'other clients than the flags plan'),
+  'clip': (_ledger(clipping_norms=lambda c: c / 10), True, 'the clipping norm'),
+  'count noise': (_ledger(count_noise_multipliers=lambda c: 0 * c + 50.0), True, 'count_noise_multipliers'),
+  "another run's ledger": (_ledger(fingerprint=lambda f: f[::-1]), True, 'fingerprint'),
+  'nominal budgets': (_ledger(budgets=lambda b: b * 2), False, 'files_sha256.ledger.npz'),
+  # Facts that are not run.json's.
+  **{
+    f'fact {name}': (_certificate('facts', name, value=value), False, f'facts.{name}')
+    for name, value in dict(
+      tuning='By a prayer.',
+      public_data='None.',
+      post_processing='',
+      clipping='Not at all.',
+      trained_weights=65,
+      noised_weights=65,
+      test_set='None.',
+      tests=0,
+      algorithm='certified',
+      planned_rounds=7,
+    ).items()
+  },
+  **{
+    f'flag {name}': (_run_json(lambda run, n=name, v=value: run['identity'].__setitem__(n, v)), True, word)
+    for name, value, word in (
+      ('client_metrics', True, 'run.json'),
+      ('noise_seed', 7, 'run.json'),
+      ('seed', 43, 'fingerprint'),
+      ('epsilon', 3.0, 'fingerprint'),
+      ('delta', 1e-6, 'delta'),
+      ('alpha', 0.9, 'fingerprint'),
+      ('rounds', 7, 'fingerprint'),
+      ('cohort_size', 4, 'fingerprint'),
+      ('participation', 'full', 'fingerprint'),
+      ('algorithm', 'certified:clip=0.4', 'fingerprint'),
+      ('algorithm ', 'x', 'unknown flags'),
+      ('dataset', 'mnist', 'summary.json: dataset'),
+    )
+  },
+  'features': (_run_json(lambda run: run['identity'].__setitem__('features', 'scattering')), False, 'config_sha256'),
+  'tuning flag': (_run_json(lambda run: run['identity'].__setitem__('tuning', 'By luck.')), False, 'facts.tuning'),
+  'commitment': (
+    _run_json(lambda run: run['resolved'].__setitem__('data_commitment', '0' * 64)),
+    False,
+    'data_commitment',
+  ),
+  "model's shape": (_smaller_model, True, 'final_model.keras holds tensors of'),
+  'model': (_another_model, False, 'files_sha256.final_model.keras'),
+  # Tables.
+  'accuracy': (
+    lambda path: _change_csv(path, _METRICS, lambda rows: rows[-1].update(test_accuracy='0.99')),
+    True,
+    'summary.json: test_accuracy',
+  ),
+  'accuracy of an earlier round': (
+    lambda path: _change_csv(path, _METRICS, lambda rows: rows[0].update(test_accuracy='1.0')),
+    False,
+    'files_sha256.metrics.csv',
+  ),
+  'impossible accuracy': (
+    lambda path: _change_csv(path, _METRICS, lambda rows: rows[0].update(test_accuracy='1.5')),
+    True,
+    'test_accuracy',
+  ),
+  **{
+    f'metrics {column}': (
+      lambda path, c=column: _change_csv(path, _METRICS, lambda rows: rows[2].update({c: '0.123'})),
+      True,
+      f'metrics.csv: {column} of round 3',
+    )
+    for column in (
+      'cohort_size',
+      'clipping_norm',
+      'noise_multiplier',
+      'sigma',
+      'weight_mean',
+      'weight_min',
+      'spent_max',
+      'participation_mean',
+    )
+  },
+  'a row less': (lambda path: _change_csv(path, _METRICS, lambda rows: rows[:-1]), True, 'one row for each'),
+  'a column of losses': (
+    lambda path: _change_csv(path, _METRICS, lambda rows: [row.update(train_loss='0.5') for row in rows] and None),
+    True,
+    'metrics.csv: train_loss is an exact function',
+  ),
+  "clients' examples": (
+    lambda path: _change_csv(path, _CLIENTS, lambda rows: [row.update(examples='9') for row in rows] and None),
+    True,
+    'clients.csv: examples is an exact function',
+  ),
+  "clients' ε": (
+    lambda path: _change_csv(path, _CLIENTS, lambda rows: rows[1].update(formal_epsilon='0.5')),
+    True,
+    'clients.csv: formal_epsilon of client 1',
+  ),
+  "clients' rounds": (
+    lambda path: _change_csv(path, _CLIENTS, lambda rows: rows[1].update(rounds='0')),
+    True,
+    'rounds of client 1',
+  ),
+  'a client less': (lambda path: _change_csv(path, _CLIENTS, lambda rows: rows[1:]), True, 'each of the 8 clients'),
+  **{
+    f'summary {name}': (
+      lambda path, n=name, v=value: _write(path, 'summary.json', {**_read(path, 'summary.json'), n: v}),
+      True,
+      f'summary.json: {word}',
+    )
+    for name, value, word in (
+      ('test_accuracy', 0.99, 'test_accuracy'),
+      ('rounds', 3, 'rounds'),
+      ('model_protected', False, 'model'),
+      ('formal', None, 'formal'),
+      ('seconds', 3.5, 'seconds'),
+      ('finished', False, 'finished'),
+      ('diverged', True, 'diverged'),
+    )
+  },
+  # Files that are not the run's.
+  'a file of losses': (lambda path: (path / 'losses.csv').write_text('client,loss\n0,0.3\n'), False, 'losses.csv'),
+  'a file deeper': (_add_a_file_deeper, False, 'deeper/more.txt'),
+  'a plot': (lambda path: (path / 'plot.png').write_bytes(b'another'), False, 'files_sha256.plot.png'),
+  'a file taken away': (lambda path: (path / 'plot.png').unlink(), False, 'files_sha256.plot.png'),
+  'a key twice': (
+    lambda path: (path / 'certificate.json').write_text(
+      (path / 'certificate.json').read_text(encoding='utf-8').replace('{', '{"statement": "ε = 0",', 1),
+      encoding='utf-8',
     ),
-    'other relations': (_certificate('other_relations', 1, 'epsilon', value=4.0), False, 'other_relations[1].epsilon'),
-    'version': (_certificate('version', value=3), False, 'run.json is of a later version'),
-    # A ledger that is not the flags'.
-    'rounds cut': (_cut_ledger, True, 'metrics.csv does not hold one row for each of the ledger\'s 3 rounds'),
-    'halved weights': (_ledger(weights=lambda w: w / 2), True, 'other weights than follow from the cohorts'),
-    'doubled noise': (_ledger(noise_multipliers=lambda z: 2 * z), True, 'noise_multipliers'),
-    'one round noisier': (_ledger(noise_multipliers=lambda z: z * (1 + (np.arange(len(z)) == 2))), True, 'Round 3'),
-    'participation deleted': (_without_a_participation, True, 'Round 1 of the ledger has other clients'),
-    'clients swapped': (_ledger(clients=lambda c: (c + 1) % 8), True, 'other clients than the flags plan'),
-    'clip': (_ledger(clipping_norms=lambda c: c / 10), True, 'the clipping norm'),
-    'count noise': (_ledger(count_noise_multipliers=lambda c: 0 * c + 50.0), True, 'count_noise_multipliers'),
-    'another run\'s ledger': (_ledger(fingerprint=lambda f: f[::-1]), True, 'fingerprint'),
-    'nominal budgets': (_ledger(budgets=lambda b: b * 2), False, 'files_sha256.ledger.npz'),
-    # Facts that are not run.json's.
-    **{
-        f'fact {name}': (_certificate('facts', name, value=value), False, f'facts.{name}')
-        for name, value in dict(
-            tuning='By a prayer.', public_data='None.', post_processing='', clipping='Not at all.', trained_weights=65,
-            noised_weights=65, test_set='None.', tests=0, algorithm='certified', planned_rounds=7,
-        ).items()
-    },
-    **{
-        f'flag {name}': (_run_json(lambda run, n=name, v=value: run['identity'].__setitem__(n, v)), True, word)
-        for name, value, word in (
-            ('client_metrics', True, 'run.json'), ('noise_seed', 7, 'run.json'), ('seed', 43, 'fingerprint'),
-            ('epsilon', 3.0, 'fingerprint'), ('delta', 1e-6, 'delta'), ('alpha', 0.9, 'fingerprint'),
-            ('rounds', 7, 'fingerprint'), ('cohort_size', 4, 'fingerprint'), ('participation', 'full', 'fingerprint'),
-            ('algorithm', 'certified:clip=0.4', 'fingerprint'), ('algorithm ', 'x', 'unknown flags'),
-            ('dataset', 'mnist', 'summary.json: dataset'),
-        )
-    },
-    'features': (_run_json(lambda run: run['identity'].__setitem__('features', 'scattering')), False, 'config_sha256'),
-    'tuning flag': (_run_json(lambda run: run['identity'].__setitem__('tuning', 'By luck.')), False, 'facts.tuning'),
-    'commitment': (
-        _run_json(lambda run: run['resolved'].__setitem__('data_commitment', '0' * 64)), False, 'data_commitment'
+    False,
+    'a key appears twice',
+  ),
+  'a key twice in run.json': (
+    lambda path: (path / 'run.json').write_text(
+      (path / 'run.json').read_text(encoding='utf-8').replace('"identity": {', '"identity": {"seed": 1,', 1),
+      encoding='utf-8',
     ),
-    'model\'s shape': (_smaller_model, True, 'final_model.keras holds tensors of'),
-    'model': (_another_model, False, 'files_sha256.final_model.keras'),
-    # Tables.
-    'accuracy': (
-        lambda path: _change_csv(path, _METRICS, lambda rows: rows[-1].update(test_accuracy='0.99')), True,
-        'summary.json: test_accuracy'
-    ),
-    'accuracy of an earlier round': (
-        lambda path: _change_csv(path, _METRICS, lambda rows: rows[0].update(test_accuracy='1.0')), False,
-        'files_sha256.metrics.csv'
-    ),
-    'impossible accuracy': (
-        lambda path: _change_csv(path, _METRICS, lambda rows: rows[0].update(test_accuracy='1.5')), True,
-        'test_accuracy'
-    ),
-    **{
-        f'metrics {column}': (
-            lambda path, c=column: _change_csv(path, _METRICS, lambda rows: rows[2].update({c: '0.123'})), True,
-            f'metrics.csv: {column} of round 3'
-        )
-        for column in ('cohort_size', 'clipping_norm', 'noise_multiplier', 'sigma', 'weight_mean', 'weight_min',
-                       'spent_max', 'participation_mean')
-    },
-    'a row less': (lambda path: _change_csv(path, _METRICS, lambda rows: rows[:-1]), True, 'one row for each'),
-    'a column of losses': (
-        lambda path: _change_csv(path, _METRICS, lambda rows: [row.update(train_loss='0.5') for row in rows] and None),
-        True, 'metrics.csv: train_loss is an exact function'
-    ),
-    'clients\' examples': (
-        lambda path: _change_csv(path, _CLIENTS, lambda rows: [row.update(examples='9') for row in rows] and None),
-        True, 'clients.csv: examples is an exact function'
-    ),
-    'clients\' ε': (
-        lambda path: _change_csv(path, _CLIENTS, lambda rows: rows[1].update(formal_epsilon='0.5')), True,
-        'clients.csv: formal_epsilon of client 1'
-    ),
-    'clients\' rounds': (
-        lambda path: _change_csv(path, _CLIENTS, lambda rows: rows[1].update(rounds='0')), True, 'rounds of client 1'
-    ),
-    'a client less': (lambda path: _change_csv(path, _CLIENTS, lambda rows: rows[1:]), True, 'each of the 8 clients'),
-    **{
-        f'summary {name}': (
-            lambda path, n=name, v=value: _write(path, 'summary.json', {**_read(path, 'summary.json'), n: v}), True,
-            f'summary.json: {word}'
-        )
-        for name, value, word in (
-            ('test_accuracy', 0.99, 'test_accuracy'), ('rounds', 3, 'rounds'), ('model_protected', False, 'model'),
-            ('formal', None, 'formal'), ('seconds', 3.5, 'seconds'), ('finished', False, 'finished'),
-            ('diverged', True, 'diverged'),
-        )
-    },
-    # Files that are not the run's.
-    'a file of losses': (lambda path: (path / 'losses.csv').write_text('client,loss\n0,0.3\n'), False, 'losses.csv'),
-    'a file deeper': (_add_a_file_deeper, False, 'deeper/more.txt'),
-    'a plot': (lambda path: (path / 'plot.png').write_bytes(b'another'), False, 'files_sha256.plot.png'),
-    'a file taken away': (lambda path: (path / 'plot.png').unlink(), False, 'files_sha256.plot.png'),
-    'a key twice': (
-        lambda path: (path / 'certificate.json').write_text(
-            (path / 'certificate.json').read_text(encoding='utf-8').replace('{', '{"statement": "ε = 0",', 1),
-            encoding='utf-8',
-        ), False, 'a key appears twice'
-    ),
-    'a key twice in run.json': (
-        lambda path: (path / 'run.json').write_text(
-            (path / 'run.json').read_text(encoding='utf-8').replace('"identity": {', '"identity": {"seed": 1,', 1),
-            encoding='utf-8',
-        ), False, 'a key appears twice'
-    ),
+    False,
+    'a key appears twice',
+  ),
 }
 
 
 class TestForgeries:
-
   @pytest.mark.parametrize('name', _FORGERIES)
   def test_is_found_out(self, name, certified):
     forge, reissued, words = _FORGERIES[name]
@@ -382,7 +432,6 @@ class TestForgeries:
 
 
 class TestSignature:
-
   def test_a_signed_run(self, tmp_path, capsys):
     key, public = harness.keys(tmp_path / 'keys')
     _, other = harness.keys(tmp_path / 'other')
@@ -394,7 +443,7 @@ class TestSignature:
     assert verify.main(['verify', str(path)]) == 0
     assert 'was not checked' in capsys.readouterr().err
     assert verify.verify(str(path), other).problems == [
-        f'certificate.sig is not a signature of certificate.json with the key of {other}.'
+      f'certificate.sig is not a signature of certificate.json with the key of {other}.'
     ]
     # Whoever makes the whole folder anew cannot sign it.
     _reissue(path)
@@ -422,7 +471,6 @@ class TestSignature:
 
 
 class TestSecrets:
-
   def test_checkpoints_are_their_owners_from_the_start_and_gone_at_the_end(self, certified, tmp_path, capsys):
     assert not (certified / 'checkpoints').exists()
     path = tmp_path / 'stopped'
@@ -447,8 +495,15 @@ class TestSecrets:
     capsys.readouterr()
     names = {str(file.relative_to(published)).split(os.sep)[0] for file in published.rglob('*')}
     assert names == {
-        'certificate.html', 'certificate.json', 'clients.csv', 'final_model.keras', 'ledger.npz', 'metrics.csv',
-        'plot.png', 'run.json', 'summary.json',
+      'certificate.html',
+      'certificate.json',
+      'clients.csv',
+      'final_model.keras',
+      'ledger.npz',
+      'metrics.csv',
+      'plot.png',
+      'run.json',
+      'summary.json',
     }
     assert verify.main(['verify', str(published)]) == 0
     assert not capsys.readouterr().err
@@ -462,9 +517,8 @@ class TestSecrets:
 
 
 class TestWrite:
-
   @pytest.mark.parametrize(
-      'flag, reason', [('--noise_seed=3', '--noise_seed'), ('--client_metrics', '--client_metrics')]
+    'flag, reason', [('--noise_seed=3', '--noise_seed'), ('--client_metrics', '--client_metrics')]
   )
   def test_what_no_certificate_covers_is_refused_at_the_start(self, flag, reason, tmp_path, capsys):
     assert harness.main(*harness.TINY, *_FLAGS, flag, f'--output_dir={tmp_path / "run"}') == 1
@@ -486,7 +540,6 @@ class TestWrite:
 
 
 class _Tags(html.parser.HTMLParser):
-
   def __init__(self, text):
     super().__init__()
     self.open, self.text, self.links = [], '', []
@@ -506,7 +559,6 @@ class _Tags(html.parser.HTMLParser):
 
 
 class TestPage:
-
   def test_it_says_all_and_needs_no_network(self, certified):
     tags = _Tags((certified / 'certificate.html').read_text(encoding='utf-8'))
     certificate = _read(certified, 'certificate.json')

@@ -28,13 +28,11 @@ class _Clock:
     clock = self
 
     class Datetime(datetime.datetime):
-
       @classmethod
       def now(cls, tz=None):
         return cls.fromtimestamp(clock.now, tz)
 
     class Date(datetime.date):
-
       @classmethod
       def today(cls):
         return cls.fromtimestamp(clock.now)

@@ -33,7 +33,7 @@ def _pi():
 
   def arctan_inverse(n):
     total = power = D(1) / n
-    smallest = D(10)**-decimal.getcontext().prec
+    smallest = D(10) ** -decimal.getcontext().prec
     k = 1
     while abs(power) > smallest:
       power /= -n * n
@@ -47,7 +47,7 @@ def _pi():
 def _normal_cdf(t, pi):
   """Φ(t) = 1/2 + φ(t)·(t + t³/3 + t⁵/15 + …)."""
   term = total = t
-  n, smallest = 1, D(10)**-decimal.getcontext().prec
+  n, smallest = 1, D(10) ** -decimal.getcontext().prec
   while abs(term) > smallest:
     n += 2
     term *= t * t / n
@@ -65,7 +65,6 @@ def exact_log_delta(epsilon, mu):
 
 
 class TestGaussianTradeoff:
-
   @pytest.mark.parametrize('mu', [1e-6, 1e-3, 0.1, 1.0, 9.0, 30.0])
   @pytest.mark.parametrize('deviations', [-0.4, 0.0, 1.0, 5.0, 20.0])
   def test_delta_against_long_decimals(self, mu, deviations):
@@ -100,8 +99,10 @@ class TestGaussianTradeoff:
 
   @_settings
   @hypothesis.given(
-      strategies.floats(1e-6, 1e6), strategies.floats(1e-6, 1e6), strategies.floats(1e-290, 0.9),
-      strategies.floats(1e-290, 0.9),
+    strategies.floats(1e-6, 1e6),
+    strategies.floats(1e-6, 1e6),
+    strategies.floats(1e-290, 0.9),
+    strategies.floats(1e-290, 0.9),
   )
   def test_monotone(self, mu, other_mu, delta, other_delta):
     small, large = sorted([mu, other_mu])
@@ -112,14 +113,12 @@ class TestGaussianTradeoff:
 
 
 class TestFigure:
-
   def test_is_what_an_accountant_prints(self):
     figure = accountants.Figure('pld', 0.22521, 1e-5, 'm', 'a', 'n')
     assert str(figure).startswith('ε = 0.2253 at')
 
 
 class TestHistory:
-
   def test_order_and_splitting_do_not_matter(self):
     a, b = history.GaussianMechanism(2.0), history.GaussianMechanism(3.0, 0.1)
     assert history.History.of([(a, 1), (b, 5), (a, 2)]) == history.History.of([(b, 5), (a, 3)])
@@ -153,18 +152,21 @@ class TestHistory:
     assert max(m.mu for m in coarse) == pytest.approx(max(m.mu for m in drawn), rel=1e-15)
     assert max(m.sampling_rate for m in coarse) == max(m.sampling_rate for m in drawn)
     whole = history.History.of((m, 1) for m in drawn[:3])
-    rough, = history.coarsened([whole], 0.05)
+    (rough,) = history.coarsened([whole], 0.05)
     assert _epsilon('rdp', whole, 1e-5) <= _epsilon('rdp', rough, 1e-5)
 
   def test_coarser_leaves_the_ends(self):
     silent, unnoised = history.History(()), history.History.gaussian(0.0, 2)
     assert history.coarsened([silent, unnoised, history.History.gaussian(2.0, 1)], 0.1) == [
-        silent, unnoised, history.History.gaussian(2.0, 1)
+      silent,
+      unnoised,
+      history.History.gaussian(2.0, 1),
     ]
 
-  @pytest.mark.parametrize('noise_multiplier, sampling_rate', [
-      (-1.0, 1.0), (math.nan, 1.0), ('1', 1.0), (1.0, 0.0), (1.0, 1.1), (1.0, math.nan),
-  ])
+  @pytest.mark.parametrize(
+    'noise_multiplier, sampling_rate',
+    [(-1.0, 1.0), (math.nan, 1.0), ('1', 1.0), (1.0, 0.0), (1.0, 1.1), (1.0, math.nan)],
+  )
   def test_bad_mechanism(self, noise_multiplier, sampling_rate):
     with pytest.raises(ValueError, match='noise_multiplier|sampling_rate'):
       history.GaussianMechanism(noise_multiplier, sampling_rate)
@@ -175,7 +177,6 @@ class TestHistory:
 
 
 class TestGroup:
-
   def test_against_one_by_one(self):
     rng = np.random.default_rng(1)
     mechanisms = [history.GaussianMechanism(z) for z in (3.0, 2.0, math.inf, 5.0)]
@@ -199,7 +200,6 @@ class TestGroup:
 
 
 class TestManyHistories:
-
   @pytest.mark.parametrize('name', ['zcdp', 'rdp', 'pld'])
   def test_each_distinct_history_is_accounted_once(self, name, monkeypatch):
     kinds = [history.History.gaussian(z, 3) for z in (5.0, 6.0, 7.0)]
@@ -239,7 +239,6 @@ class TestManyHistories:
 
 
 class TestAccountants:
-
   @pytest.mark.parametrize('name', ['gaussian_exact', 'pld'])
   def test_published_value_of_three_gaussians(self, name):
     # dp-accounting, pld_privacy_accountant_test.test_gaussian_basic.
@@ -303,7 +302,7 @@ class TestAccountants:
       one = _epsilon('gaussian_exact', history.History.gaussian(z, 1), delta / 60)
       assert float(gaussian.noise_multiplier('analytic', np.float64(one), delta / 60)) == pytest.approx(z, rel=1e-9)
     assert found == pytest.approx(
-        sum(2 * _epsilon('gaussian_exact', history.History.gaussian(z, 1), delta / 60) for z in zs), rel=1e-10
+      sum(2 * _epsilon('gaussian_exact', history.History.gaussian(z, 1), delta / 60) for z in zs), rel=1e-10
     )
     assert found < sum(2 * math.sqrt(2 * math.log(1.25 * 60 / delta)) / z for z in zs)
 
@@ -328,8 +327,10 @@ class TestAccountants:
 
   @_settings
   @hypothesis.given(
-      strategies.sampled_from(sorted(set(accountants.ACCOUNTANTS) - {'pld'})), strategies.floats(0.05, 1e5),
-      strategies.integers(1, 10_000), strategies.floats(1e-12, 0.5),
+    strategies.sampled_from(sorted(set(accountants.ACCOUNTANTS) - {'pld'})),
+    strategies.floats(0.05, 1e5),
+    strategies.integers(1, 10_000),
+    strategies.floats(1e-12, 0.5),
   )
   def test_monotone_in_noise_rounds_and_delta(self, name, z, rounds, delta):
     at = lambda z, rounds, delta: _epsilon(name, history.History.gaussian(z, rounds), delta)
@@ -349,7 +350,6 @@ class TestAccountants:
 
 
 class TestSampling:
-
   def test_amplifies_and_less_so_at_higher_rates(self):
     without = _epsilon('gaussian_exact', history.History.gaussian(5.0, 100), 1e-5)
     for name in ('rdp', 'pld'):
@@ -382,9 +382,10 @@ class TestSampling:
   def test_sampled_and_other_rounds_together(self):
     sampled, plain = (history.GaussianMechanism(2.0, 0.1), 20), (history.GaussianMechanism(5.0), 3)
     for name in ('rdp', 'pld'):
-      both, either = _epsilon(name, history.History.of([sampled, plain]), 1e-5), [
-          _epsilon(name, history.History.of([one]), 1e-5) for one in (sampled, plain)
-      ]
+      both, either = (
+        _epsilon(name, history.History.of([sampled, plain]), 1e-5),
+        [_epsilon(name, history.History.of([one]), 1e-5) for one in (sampled, plain)],
+      )
       assert max(either) < both < sum(either) * 1.01
 
   def test_drawn_privacy_losses(self):
@@ -410,16 +411,16 @@ class TestSampling:
 
 
 class TestWhereDistributionsEnd:
-
   def test_refusals_have_reasons(self):
     found = accountants.account(history.History.gaussian(1.0, 1), 1e-11, ['pld'])['pld']
     assert 'δ = 1e-11' in found.reason
     found = accountants.account(history.History.gaussian(1e-4, 1), 1e-5, ['pld'])['pld']
     assert 'grid' in found.reason
 
-  @pytest.mark.parametrize('z, rounds, q', [
-      (0.02, 1, 1.0), (1e9, 1, 1.0), (1.0, 100_000, 1.0), (0.1, 10, 0.5), (0.3, 200, 1e-3), (100.0, 100_000, 1e-6),
-  ])
+  @pytest.mark.parametrize(
+    'z, rounds, q',
+    [(0.02, 1, 1.0), (1e9, 1, 1.0), (1.0, 100_000, 1.0), (0.1, 10, 0.5), (0.3, 200, 1e-3), (100.0, 100_000, 1e-6)],
+  )
   def test_extremes_are_computed_or_refused_never_too_small(self, z, rounds, q):
     h = history.History.gaussian(z, rounds, q)
     found = accountants.account(h, 1e-5)
@@ -432,7 +433,6 @@ class TestWhereDistributionsEnd:
 
 
 class TestFigures:
-
   def test_says_what_it_stands_for(self):
     plain = accountants.account(history.History.gaussian(10.8, 200), 1e-5)['gaussian_exact']
     assert str(plain).startswith('ε = 6 at δ = 1e-05 (gaussian_exact: ')
@@ -447,7 +447,6 @@ class TestFigures:
 
 
 class TestSolve:
-
   @pytest.mark.parametrize('name', accountants.ACCOUNTANTS)
   @pytest.mark.parametrize('epsilon, delta, rounds', [(6.0, 1e-5, 200), (0.1, 1e-3, 7), (50.0, 1e-8, 1)])
   def test_noise_is_enough_and_hardly_more(self, name, epsilon, delta, rounds):
@@ -464,9 +463,7 @@ class TestSolve:
   @pytest.mark.parametrize('name', ['rdp', 'pld'])
   def test_noise_with_sampling(self, name):
     solution = calibration.solve(epsilon=1.0, delta=1e-6, rounds=100, sampling_rate=0.05, accountant=name)
-    at = lambda factor: _epsilon(
-        name, history.History.gaussian(solution.noise_multiplier * factor, 100, 0.05), 1e-6
-    )
+    at = lambda factor: _epsilon(name, history.History.gaussian(solution.noise_multiplier * factor, 100, 0.05), 1e-6)
     assert at(1) <= 1.0 < at(1 - 1e-3)
 
   @pytest.mark.parametrize('name', accountants.ACCOUNTANTS)
@@ -478,9 +475,7 @@ class TestSolve:
     assert _epsilon(name, h, solution.delta) <= epsilon < _epsilon(name, h, solution.delta * 0.999)
 
   @hypothesis.settings(_settings, max_examples=25)
-  @hypothesis.given(
-      strategies.floats(-6, 6), strategies.floats(-290, -0.05), strategies.integers(1, 10_000),
-  )
+  @hypothesis.given(strategies.floats(-6, 6), strategies.floats(-290, -0.05), strategies.integers(1, 10_000))
   def test_wide_ranges(self, log_epsilon, log_delta, rounds):
     epsilon, delta = 10.0**log_epsilon, 10.0**log_delta
     solution = calibration.solve(epsilon=epsilon, delta=delta, rounds=rounds)
@@ -501,7 +496,9 @@ class TestSolve:
     assert calibration.solve(delta=1e-5, **sampled).accountant == 'pld'
     assert calibration.solve(delta=1e-12, **sampled).accountant == 'rdp'
 
-  @pytest.mark.parametrize('given, words', [
+  @pytest.mark.parametrize(
+    'given, words',
+    [
       (dict(epsilon=1.0), 'must be given, and the third is solved for; found epsilon'),
       (dict(epsilon=1.0, delta=0.1, noise_multiplier=1.0), 'found epsilon, delta, noise_multiplier'),
       (dict(), 'found none of them'),
@@ -517,7 +514,8 @@ class TestSolve:
       (dict(epsilon=1.0, delta=1e-12, accountant='pld'), 'pld has no figure for this: rounding'),
       (dict(epsilon=1.0, noise_multiplier=1e-5), 'no delta below 1'),
       (dict(epsilon=0.0, delta=1e-15), 'out of reach'),
-  ])
+    ],
+  )
   def test_impossible(self, given, words):
     with pytest.raises(ValueError, match=words):
       calibration.solve(**given)

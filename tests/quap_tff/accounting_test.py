@@ -12,33 +12,32 @@ from quap_tff.accounting import protection
 
 N = 7
 LAYERS = (
-    layers.Layer('conv', (0, 1), False), layers.Layer('dense', (2, 3), True), layers.Layer('logits', (4, 5), True)
+  layers.Layer('conv', (0, 1), False),
+  layers.Layer('dense', (2, 3), True),
+  layers.Layer('logits', (4, 5), True),
 )
 SIZES = (50, 5, 100, 10, 30, 5)
 
 
 class TestDescribeProtection:
-
   def _describe(self, **fields):
     noise = config.NoiseConfig(placement=fields.pop('placement', 'server'), seed=fields.pop('seed', None))
     logs = (protection.TRAINING_METRICS,) if fields.pop('client_metrics_logged', False) else ()
     fields = {'critical_layers': 'all', 'clip': clip_rules.Fixed(1.0), **fields}
     described = accounting.describe_protection(
-        config.QuapConfig(num_clients=N, noise=noise, **fields), layers.ModelShape(LAYERS, SIZES), logs
+      config.QuapConfig(num_clients=N, noise=noise, **fields), layers.ModelShape(LAYERS, SIZES), logs
     )
     assert described.statement in described.text and described.covers in accounting.COVERS
     return described
 
   @pytest.mark.parametrize('metrics', [True, False])
   def test_layer_wise(self, metrics):
-    found = self._describe(
-        critical_layers='final_dense', clip=clip_rules.QuantileEma(), client_metrics_logged=metrics
-    )
+    found = self._describe(critical_layers='final_dense', clip=clip_rules.QuantileEma(), client_metrics_logged=metrics)
     assert not found.model_protected and found.covers == 'nothing'
     assert 'layer logits only: 35 of 200 trained weights (17.50%)' in found.text
     for words in ('No finite ε for the released model', 'other layers come from un-noised averages'):
       assert words in found.statement
-    assert 'un-noised function of the clients\' update norms' in found.statement
+    assert "un-noised function of the clients' update norms" in found.statement
     assert ('exact and not protected' in found.text) == metrics
 
   def test_several_layers(self):
@@ -88,8 +87,8 @@ class TestDescribeProtection:
 
   def test_metrics_are_taken_to_be_logged_unless_said_otherwise(self):
     described = accounting.describe_protection(
-        config.QuapConfig(num_clients=N, clip=clip_rules.Fixed(1.0), critical_layers='all'),
-        layers.ModelShape(LAYERS, SIZES),
+      config.QuapConfig(num_clients=N, clip=clip_rules.Fixed(1.0), critical_layers='all'),
+      layers.ModelShape(LAYERS, SIZES),
     )
     assert described.covers == 'weights without the logs'
 

@@ -27,32 +27,34 @@ _NO_NOISE = NoiseConfig('none')
 _ID = tff.TensorType(np.int64)
 _STRUCT_ID = tff.to_type(collections.OrderedDict(client_id=np.int64))
 _VALUE = tff.to_type(
-    collections.OrderedDict(conv=(np.float32, [2]), dense=collections.OrderedDict(kernel=(np.float32, [1, 2])))
+  collections.OrderedDict(conv=(np.float32, [2]), dense=collections.OrderedDict(kernel=(np.float32, [1, 2])))
 )
 _MEASUREMENTS = collections.OrderedDict(
-    round=np.int32,
-    cohort_size=np.int32,
-    epsilon=np.float32,
-    clipping_norm=np.float32,
-    noise_multiplier=np.float32,
-    sigma=np.float32,
-    norm_p10=np.float32,
-    norm_p50=np.float32,
-    norm_p90=np.float32,
-    norm_max=np.float32,
-    clipped_fraction=np.float32,
-    non_finite_updates=np.int32,
-    signal_norm=np.float32,
-    noise_norm=np.float32,
-    noise_to_signal=np.float32,
-    participation_mean=np.float32,
-    participation_stddev=np.float32,
-    participation_min=np.float32,
-    participation_max=np.float32,
-    participation_never_seen=np.int32,
+  round=np.int32,
+  cohort_size=np.int32,
+  epsilon=np.float32,
+  clipping_norm=np.float32,
+  noise_multiplier=np.float32,
+  sigma=np.float32,
+  norm_p10=np.float32,
+  norm_p50=np.float32,
+  norm_p90=np.float32,
+  norm_max=np.float32,
+  clipped_fraction=np.float32,
+  non_finite_updates=np.int32,
+  signal_norm=np.float32,
+  noise_norm=np.float32,
+  noise_to_signal=np.float32,
+  participation_mean=np.float32,
+  participation_stddev=np.float32,
+  participation_min=np.float32,
+  participation_max=np.float32,
+  participation_never_seen=np.int32,
 )
 _PREVIOUS_RULES = [
-    clip_rules.QuantileEma(timing='previous', initial_clip=1.0), clip_rules.Fixed(1.0), clip_rules.PrivateQuantile()
+  clip_rules.QuantileEma(timing='previous', initial_clip=1.0),
+  clip_rules.Fixed(1.0),
+  clip_rules.PrivateQuantile(),
 ]
 
 
@@ -76,7 +78,7 @@ def _create(config, value_type=_VALUE, weight_type=_ID, **keywords):
 
 def _value(conv, kernel):
   return collections.OrderedDict(
-      conv=np.float32(conv), dense=collections.OrderedDict(kernel=np.float32(kernel).reshape([1, -1]))
+    conv=np.float32(conv), dense=collections.OrderedDict(kernel=np.float32(kernel).reshape([1, -1]))
   )
 
 
@@ -85,16 +87,16 @@ def _state_type(num_clients, ema=False):
   if ema:
     participation['rates'] = (np.float32, [num_clients])
   return tff.FederatedType(
-      tff.to_type(
-          mechanism.ServerState(
-              round=np.int32,
-              participation=participation,
-              clip=np.float32,
-              noise=mechanism.NoiseState(seed=(np.int64, [2]), counter=np.int64),
-              budget=collections.OrderedDict(),
-          )
-      ),
-      tff.SERVER,
+    tff.to_type(
+      mechanism.ServerState(
+        round=np.int32,
+        participation=participation,
+        clip=np.float32,
+        noise=mechanism.NoiseState(seed=(np.int64, [2]), counter=np.int64),
+        budget=collections.OrderedDict(),
+      )
+    ),
+    tff.SERVER,
   )
 
 
@@ -105,7 +107,6 @@ def context():
 
 
 class TestQuapAggregationComputation:
-
   @pytest.mark.parametrize('clip', [clip_rules.QuantileEma()] + _PREVIOUS_RULES)
   @pytest.mark.parametrize('weight_type, ema', [(_ID, False), (_STRUCT_ID, True), (tff.TensorType(np.int32), False)])
   def test_types(self, clip, weight_type, ema):
@@ -115,53 +116,58 @@ class TestQuapAggregationComputation:
     state = _state_type(10, ema)
     tff.test.assert_types_identical(process.initialize.type_signature, tff.FunctionType(None, state))
     expected = tff.FunctionType(
-        collections.OrderedDict(
-            state=state,
-            value=tff.FederatedType(_VALUE, tff.CLIENTS),
-            weight=tff.FederatedType(weight_type, tff.CLIENTS),
-        ),
-        tff.templates.MeasuredProcessOutput(
-            state=state,
-            result=tff.FederatedType(_VALUE, tff.SERVER),
-            measurements=tff.FederatedType(tff.to_type(_MEASUREMENTS), tff.SERVER),
-        ),
+      collections.OrderedDict(
+        state=state, value=tff.FederatedType(_VALUE, tff.CLIENTS), weight=tff.FederatedType(weight_type, tff.CLIENTS)
+      ),
+      tff.templates.MeasuredProcessOutput(
+        state=state,
+        result=tff.FederatedType(_VALUE, tff.SERVER),
+        measurements=tff.FederatedType(tff.to_type(_MEASUREMENTS), tff.SERVER),
+      ),
     )
     tff.test.assert_types_identical(process.next.type_signature, expected)
     assert process.is_weighted
 
   @pytest.mark.parametrize('placement', ['server', 'client'])
   @pytest.mark.parametrize(
-      'value_type', [
-          tff.to_type([(np.float32, [3, 2]), (np.float32, [2])]),
-          tff.to_type(((np.float64, [3, 2]), (np.float32, [2]))),
-          tff.to_type(collections.OrderedDict(z=[(np.float32, [3, 2])], a=(np.float16, []))),
-          tff.TensorType(np.float32, [3, 2]),
-      ]
+    'value_type',
+    [
+      tff.to_type([(np.float32, [3, 2]), (np.float32, [2])]),
+      tff.to_type(((np.float64, [3, 2]), (np.float32, [2]))),
+      tff.to_type(collections.OrderedDict(z=[(np.float32, [3, 2])], a=(np.float16, []))),
+      tff.TensorType(np.float32, [3, 2]),
+    ],
   )
   def test_the_result_has_the_values_type_and_containers(self, value_type, placement):
     process = _create(_config(noise=NoiseConfig(placement)), value_type)
     tff.test.assert_types_identical(process.next.type_signature.result.result.member, value_type)
 
   @pytest.mark.parametrize(
-      'value_type', [tff.TensorType(np.int32, [3]), tff.to_type([np.float32, np.int32]), tff.to_type([np.str_]),
-                     tff.SequenceType(np.float32), tff.to_type([])]
+    'value_type',
+    [
+      tff.TensorType(np.int32, [3]),
+      tff.to_type([np.float32, np.int32]),
+      tff.to_type([np.str_]),
+      tff.SequenceType(np.float32),
+      tff.to_type([]),
+    ],
   )
   def test_values_that_are_no_floats(self, value_type):
     with pytest.raises(TypeError, match='Updates must be float tensors or a struct of them, found'):
       _create(_config(), value_type)
 
   @pytest.mark.parametrize(
-      'weight_type, message',
-      [
-          (tff.TensorType(np.float32), '(?s)an integer scalar, .* Found the type float32.*with_client_ids'),
-          (tff.TensorType(np.int64, [1]), 'an integer scalar'),
-          (
-              tff.to_type(collections.OrderedDict(weight=np.float32)),
-              '(?s)must carry the client\'s id as `client_id`.*quap_tff.with_client_ids',
-          ),
-          (tff.to_type(collections.OrderedDict(client_id=np.float32)), 'an integer scalar'),
-          (tff.SequenceType(np.int64), 'an integer scalar'),
-      ],
+    'weight_type, message',
+    [
+      (tff.TensorType(np.float32), '(?s)an integer scalar, .* Found the type float32.*with_client_ids'),
+      (tff.TensorType(np.int64, [1]), 'an integer scalar'),
+      (
+        tff.to_type(collections.OrderedDict(weight=np.float32)),
+        "(?s)must carry the client's id as `client_id`.*quap_tff.with_client_ids",
+      ),
+      (tff.to_type(collections.OrderedDict(client_id=np.float32)), 'an integer scalar'),
+      (tff.SequenceType(np.int64), 'an integer scalar'),
+    ],
   )
   def test_weights_that_are_no_ids(self, weight_type, message):
     with pytest.raises(TypeError, match=message):
@@ -228,10 +234,8 @@ def _visit(block, visitor):
 
 @pytest.mark.usefixtures('context')
 class TestQuapAggregationExecution:
-
   @pytest.mark.parametrize(
-      'clip, weight_type',
-      [(clip_rules.QuantileEma(quantile=0.0, min_clip=1.0), _ID), (_PREVIOUS_RULES[0], _STRUCT_ID)],
+    'clip, weight_type', [(clip_rules.QuantileEma(quantile=0.0, min_clip=1.0), _ID), (_PREVIOUS_RULES[0], _STRUCT_ID)]
   )
   def test_by_hand(self, clip, weight_type):
     # Norms 5 and 1, clipped to 1.
@@ -248,8 +252,8 @@ class TestQuapAggregationExecution:
     assert output.state.round == 1
 
   @pytest.mark.parametrize(
-      'timing, expected',
-      [('current', [(2.5, 2.5), (5.5, 5.5), (4.0, 2.5)]), ('previous', [(1.0, 1.0), (2.5, 2.5), (5.5, 2.5)])],
+    'timing, expected',
+    [('current', [(2.5, 2.5), (5.5, 5.5), (4.0, 2.5)]), ('previous', [(1.0, 1.0), (2.5, 2.5), (5.5, 2.5)])],
   )
   def test_clip_timing(self, timing, expected):
     process = _create(_config(clip=clip_rules.QuantileEma(momentum=0.5, initial_clip=1.0, timing=timing)))
@@ -262,10 +266,10 @@ class TestQuapAggregationExecution:
 
   def test_the_final_dense_layer_is_the_last_declared_one_whatever_its_name(self):
     value_type = tff.to_type(
-        collections.OrderedDict(
-            hidden=collections.OrderedDict(kernel=(np.float32, [1, 2]), bias=(np.float32, [2])),
-            classifier=collections.OrderedDict(kernel=(np.float32, [1, 2]), bias=(np.float32, [2])),
-        )
+      collections.OrderedDict(
+        hidden=collections.OrderedDict(kernel=(np.float32, [1, 2]), bias=(np.float32, [2])),
+        classifier=collections.OrderedDict(kernel=(np.float32, [1, 2]), bias=(np.float32, [2])),
+      )
     )
     process = _create(_config(noise=NoiseConfig(seed=0)), value_type)
     zeros = collections.OrderedDict(kernel=np.zeros([1, 2], np.float32), bias=np.zeros([2], np.float32))
@@ -286,8 +290,8 @@ class TestQuapAggregationExecution:
   def test_pseudo_gradients_follow_the_rounds_learning_rate(self):
     # Rates 0.5 and 0.25: norms 10 and 20 are clipped to 2, so the update's norm is 1 and 0.5.
     process = _create(
-        _config(clip=clip_rules.Fixed(2.0), update_scale='pseudo_gradient'),
-        learning_rate_fn=lambda round_num: tf.pow(0.5, tf.cast(round_num, tf.float32)),
+      _config(clip=clip_rules.Fixed(2.0), update_scale='pseudo_gradient'),
+      learning_rate_fn=lambda round_num: tf.pow(0.5, tf.cast(round_num, tf.float32)),
     )
     state = process.initialize()
     for norm, expected in ((10.0, [[0.6, 0.8]]), (20.0, [[0.3, 0.4]])):
@@ -298,7 +302,7 @@ class TestQuapAggregationExecution:
       np.testing.assert_allclose(output.result['conv'], [7, 8], rtol=1e-6)
 
   @pytest.mark.parametrize(
-      'clip, placement', [(clip_rules.QuantileEma(), 'server'), (clip_rules.PrivateQuantile(), 'client')]
+    'clip, placement', [(clip_rules.QuantileEma(), 'server'), (clip_rules.PrivateQuantile(), 'client')]
   )
   def test_an_empty_cohort_changes_nothing_but_the_round(self, clip, placement):
     process = _create(_config(clip=clip, noise=NoiseConfig(placement, seed=1)))
@@ -316,14 +320,14 @@ class TestQuapAggregationExecution:
     np.testing.assert_array_equal(output.result['dense']['kernel'], [[0, 0.5]])
     assert output.measurements['non_finite_updates'] == 1
 
-  @pytest.mark.parametrize(
-      'clip, placement', [(clip_rules.QuantileEma(), 'server'), (clip_rules.Fixed(1.0), 'client')]
-  )
+  @pytest.mark.parametrize('clip, placement', [(clip_rules.QuantileEma(), 'server'), (clip_rules.Fixed(1.0), 'client')])
   def test_bad_ids(self, clip, placement):
     process = _create(_config(clip=clip, noise=NoiseConfig(placement, seed=1)))
     state = process.initialize()
     for ids, message in (
-        ([0, 10], 'Client ids must lie in'), ([-1, 1], 'Client ids must lie in'), ([4, 4], 'appears twice')
+      ([0, 10], 'Client ids must lie in'),
+      ([-1, 1], 'Client ids must lie in'),
+      ([4, 4], 'appears twice'),
     ):
       with pytest.raises(Exception, match=message):
         process.next(state, [_value([1, 2], [3, 4])] * 2, ids)
@@ -332,9 +336,9 @@ class TestQuapAggregationExecution:
   def test_noise_on_the_critical_layer_only(self, placement, calibration):
     value_type = tff.to_type([(np.float32, [3]), (np.float32, [20, 20])])
     config = _config(
-        noise=NoiseConfig(placement, calibration=calibration, seed=5),
-        budget=BudgetConfig(1.0, 2),
-        clip=clip_rules.Fixed(2.0),
+      noise=NoiseConfig(placement, calibration=calibration, seed=5),
+      budget=BudgetConfig(1.0, 2),
+      clip=clip_rules.Fixed(2.0),
     )
     process = _create(config, value_type)
     other = [np.float32([0.1, 0.2, 0.3]), np.float32([1 / 3, 5, 7])]
@@ -343,8 +347,9 @@ class TestQuapAggregationExecution:
     # ε = 1/2 and δ = 1e-5; C/M = 1. Two clients' own noise of C each makes √2 times that.
     parameters = common.DifferentialPrivacyParameters(0.5, 1e-5)
     multiplier = (
-        np.sqrt(2 * np.log(1.25e5)) / 0.5 if calibration == 'classic'
-        else accountant.get_smallest_gaussian_noise(parameters)
+      np.sqrt(2 * np.log(1.25e5)) / 0.5
+      if calibration == 'classic'
+      else accountant.get_smallest_gaussian_noise(parameters)
     )
     sigma = {'server': multiplier, 'client': multiplier * 2**0.5}[placement]
     np.testing.assert_allclose(output.measurements['sigma'], sigma, rtol=1e-4)
@@ -387,9 +392,7 @@ class TestQuapAggregationExecution:
 
   @pytest.mark.parametrize('clip', [clip_rules.Fixed(1.0), clip_rules.QuantileEma()])
   def test_a_budget_rule_with_state_and_agreement(self, clip):
-    config = _config(
-        clip=clip, budget=BudgetConfig(3.0, 6, client_rule=pt_adp.PtAdp(0.1, 0.5), round_rule='each_own')
-    )
+    config = _config(clip=clip, budget=BudgetConfig(3.0, 6, client_rule=pt_adp.PtAdp(0.1, 0.5), round_rule='each_own'))
     process = _create(config)
     state_type = process.initialize.type_signature.result.member
     assert state_type.budget.aggregate[0].shape == (1, 2) and state_type.budget.credits.shape == (10,)
@@ -405,10 +408,10 @@ class TestQuapAggregationExecution:
 
   def test_a_long_run_against_numpy(self):
     fields = dict(
-        num_clients=6,
-        clip=clip_rules.QuantileEma(quantile=0.5, momentum=0.8, min_clip=0.5, max_clip=3.0),
-        participation=ParticipationConfig('ema', 0.3, warmup_rounds=2),
-        budget=BudgetConfig(3.0, 6, round_rule='cohort_min'),
+      num_clients=6,
+      clip=clip_rules.QuantileEma(quantile=0.5, momentum=0.8, min_clip=0.5, max_clip=3.0),
+      participation=ParticipationConfig('ema', 0.3, warmup_rounds=2),
+      budget=BudgetConfig(3.0, 6, round_rule='cohort_min'),
     )
     process = _create(_config(**fields))
     noised = _create(_config(noise=NoiseConfig(seed=0), **fields))
@@ -449,25 +452,23 @@ class _CountingSum(tff.aggregators.UnweightedAggregationFactory):
     @tff.federated_computation(init_fn.type_signature.result, tff.FederatedType(value_type, tff.CLIENTS))
     def next_fn(state, value):
       return tff.templates.MeasuredProcessOutput(
-          tff.federated_map(add_one, state), tff.federated_sum(value), tff.federated_value((), tff.SERVER)
+        tff.federated_map(add_one, state), tff.federated_sum(value), tff.federated_value((), tff.SERVER)
       )
 
     return tff.templates.AggregationProcess(init_fn, next_fn)
 
 
 class TestInnerSum:
-
-  @pytest.mark.parametrize(
-      'clip, placement', [(clip_rules.QuantileEma(), 'server'), (clip_rules.Fixed(1.0), 'client')]
-  )
+  @pytest.mark.parametrize('clip, placement', [(clip_rules.QuantileEma(), 'server'), (clip_rules.Fixed(1.0), 'client')])
   def test_takes_the_place_of_the_sum(self, context, clip, placement):
     config = _config(clip=clip, noise=NoiseConfig(placement, seed=1))
     plain, counting = _create(config), _create(config, inner_sum=_CountingSum())
     values, ids = [_value([1, 2], [3, 4]), _value([1, 0], [0, 4])], [2, 5]
     expected, found = plain.initialize(), counting.initialize()
     for round_num in (1, 2):
-      expected, found = plain.next(getattr(expected, 'state', expected), values, ids), counting.next(
-          getattr(found, 'state', found), values, ids
+      expected, found = (
+        plain.next(getattr(expected, 'state', expected), values, ids),
+        counting.next(getattr(found, 'state', found), values, ids),
       )
       assert found.state.inner_sum == round_num
       tf.nest.map_structure(np.testing.assert_array_equal, found.state.mechanism, expected.state)
@@ -475,7 +476,7 @@ class TestInnerSum:
 
   def test_a_secure_sum(self):
     process = _create(_config(), inner_sum=tff.aggregators.SecureSumFactory(1.0, -1.0))
-    values = [_value([.1, .2], [.3, .4]), _value([.1, .2], [3, 4])]
+    values = [_value([0.1, 0.2], [0.3, 0.4]), _value([0.1, 0.2], [3, 4])]
     # Installed for the block only: TFF's worker ends with it.
     with tff.framework.get_context_stack().install(tff.backends.test.create_sync_test_cpp_execution_context()):
       output = process.next(process.initialize(), values, [1, 2])
@@ -487,7 +488,6 @@ class TestInnerSum:
       aggregation.QuapAggregationFactory(_config(), inner_sum=tff.aggregators.MeanFactory())
 
     class First(tff.aggregators.UnweightedAggregationFactory):
-
       def create(self, value_type):
         return tff.aggregators.SumFactory().create(value_type[0])
 

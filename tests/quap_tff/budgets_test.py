@@ -14,12 +14,12 @@ from quap_tff import budgets
 from quap_tff.budgets import BudgetConfig
 
 _configs = st.builds(
-    BudgetConfig,
-    epsilon_total=st.floats(0.1, 50),
-    num_rounds=st.integers(1, 500),
-    alpha=st.floats(0, 4),
-    beta=st.floats(0.01, 10),
-    round_rule=st.sampled_from(sorted(budgets.ROUND_RULES)),
+  BudgetConfig,
+  epsilon_total=st.floats(0.1, 50),
+  num_rounds=st.integers(1, 500),
+  alpha=st.floats(0, 4),
+  beta=st.floats(0.01, 10),
+  round_rule=st.sampled_from(sorted(budgets.ROUND_RULES)),
 )
 _cohorts = st.lists(st.floats(0, 1, width=32), min_size=1, max_size=30)
 
@@ -34,16 +34,15 @@ def _reference_round_budget(config, rates, in_warmup):
   if in_warmup or not rates:
     return base
   return {
-      'cohort_mean_rate': base * (1 + config.alpha * math.exp(-config.beta * sum(rates) / len(rates))),
-      'cohort_mean_budget': sum(each) / len(each),
-      'cohort_min': min(each),
-      'each_own': sum(each) / len(each),
-      'uniform': base,
+    'cohort_mean_rate': base * (1 + config.alpha * math.exp(-config.beta * sum(rates) / len(rates))),
+    'cohort_mean_budget': sum(each) / len(each),
+    'cohort_min': min(each),
+    'each_own': sum(each) / len(each),
+    'uniform': base,
   }[config.round_rule]
 
 
 class TestClientBudgets:
-
   def test_by_hand(self):
     config = BudgetConfig(epsilon_total=4.0, num_rounds=2, alpha=0.5, beta=math.log(2))
     found = budgets.client_budgets(config, _f32([0.0, 1.0, 2.0]), False)
@@ -53,7 +52,7 @@ class TestClientBudgets:
     # An erratum of the documents: 1.068·ε_base, not ε_base.
     config = BudgetConfig()
     np.testing.assert_allclose(
-        budgets.client_budgets(config, _f32([1.0]), False) / config.epsilon_base, [1.0676676], rtol=1e-6
+      budgets.client_budgets(config, _f32([1.0]), False) / config.epsilon_base, [1.0676676], rtol=1e-6
     )
 
   def test_warmup_is_the_plain_base(self):
@@ -80,13 +79,15 @@ class TestClientBudgets:
 
 
 class TestRoundBudget:
-
   @pytest.mark.parametrize(
-      'rule, expected',
-      [
-          ('cohort_mean_rate', 2.5), ('cohort_mean_budget', 2.625), ('cohort_min', 2.25), ('each_own', 2.625),
-          ('uniform', 2.0),
-      ],
+    'rule, expected',
+    [
+      ('cohort_mean_rate', 2.5),
+      ('cohort_mean_budget', 2.625),
+      ('cohort_min', 2.25),
+      ('each_own', 2.625),
+      ('uniform', 2.0),
+    ],
   )
   def test_by_hand(self, rule, expected):
     # Rates 0 and 2 (as numbers): budgets 3 and 2.25, the budget of their mean 2.5.
@@ -116,7 +117,6 @@ class TestRoundBudget:
 
 
 class TestLargestBudget:
-
   def test_is_reached_by_those_never_seen(self):
     config = BudgetConfig(epsilon_total=4.0, num_rounds=2, alpha=0.5)
     assert config.epsilon_base == 2.0

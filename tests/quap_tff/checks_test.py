@@ -9,7 +9,6 @@ from quap_tff import checks
 
 
 class TestNumber:
-
   @pytest.mark.parametrize('value', [1, 1.5, np.float32(1.5), np.float64(1.5), np.int64(2)])
   def test_returns_a_float(self, value):
     result = checks.number('x', value, above=0, at_most=2)
@@ -17,15 +16,15 @@ class TestNumber:
     assert type(result) is float  # pylint: disable=unidiomatic-typecheck
 
   @pytest.mark.parametrize(
-      'value', [math.nan, math.inf, -math.inf, None, '1', True, [1.0], 1j, 10**400, np.bool_(True)]
+    'value', [math.nan, math.inf, -math.inf, None, '1', True, [1.0], 1j, 10**400, np.bool_(True)]
   )
   def test_refuses_what_is_no_finite_number(self, value):
     with pytest.raises(ValueError, match='x must be a finite number'):
       checks.number('x', value)
 
   @pytest.mark.parametrize(
-      'bounds, at_bound',
-      [(dict(above=2), False), (dict(at_least=2), True), (dict(below=2), False), (dict(at_most=2), True)],
+    'bounds, at_bound',
+    [(dict(above=2), False), (dict(at_least=2), True), (dict(below=2), False), (dict(at_most=2), True)],
   )
   def test_bounds_are_open_or_closed_as_their_names_say(self, bounds, at_bound):
     if at_bound:
@@ -34,9 +33,9 @@ class TestNumber:
       with pytest.raises(ValueError, match='x must be a finite number (greater|less) than 2, found 2'):
         checks.number('x', 2, **bounds)
 
-  @pytest.mark.parametrize('bounds, outside', [
-      (dict(above=0), -1), (dict(at_least=0), -1), (dict(below=0), 1), (dict(at_most=0), 1)
-  ])
+  @pytest.mark.parametrize(
+    'bounds, outside', [(dict(above=0), -1), (dict(at_least=0), -1), (dict(below=0), 1), (dict(at_most=0), 1)]
+  )
   def test_outside_is_refused(self, bounds, outside):
     with pytest.raises(ValueError, match='found'):
       checks.number('x', outside, **bounds)
@@ -48,7 +47,6 @@ class TestNumber:
 
 
 class TestInteger:
-
   @pytest.mark.parametrize('value', [0, 3, np.int32(3), np.int64(0)])
   def test_accepts_integers(self, value):
     assert checks.integer('n', value, at_least=0, at_most=3) == value

@@ -20,15 +20,15 @@ def _model_fn():
   """y = w·x from w = 0; the loss' derivative on one example (x=1, y) is 2·(w - y)."""
   layer = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer='zeros', input_shape=(1,), name='logits')
   return tff.learning.models.from_keras_model(
-      tf.keras.Sequential([layer]),
-      loss=tf.keras.losses.MeanSquaredError(),
-      input_spec=collections.OrderedDict(x=tf.TensorSpec([None, 1]), y=tf.TensorSpec([None, 1])),
+    tf.keras.Sequential([layer]),
+    loss=tf.keras.losses.MeanSquaredError(),
+    input_spec=collections.OrderedDict(x=tf.TensorSpec([None, 1]), y=tf.TensorSpec([None, 1])),
   )
 
 
 def _stock_work():
   return tff.learning.templates.build_model_delta_client_work(
-      _model_fn, _SGD(0.1), client_weighting=tff.learning.ClientWeighting.NUM_EXAMPLES
+    _model_fn, _SGD(0.1), client_weighting=tff.learning.ClientWeighting.NUM_EXAMPLES
   )
 
 
@@ -43,18 +43,18 @@ def _process(aggregator, work=None):
   weights_type = initial_weights.type_signature.result
   result_type = work.next.type_signature.result.result.member
   return tff.learning.templates.compose_learning_process(
-      initial_weights,
-      tff.learning.templates.build_broadcast_process(weights_type),
-      work,
-      aggregator.create(result_type.update, result_type.update_weight),
-      tff.learning.templates.build_apply_optimizer_finalizer(_SGD(1.0), weights_type),
+    initial_weights,
+    tff.learning.templates.build_broadcast_process(weights_type),
+    work,
+    aggregator.create(result_type.update, result_type.update_weight),
+    tff.learning.templates.build_apply_optimizer_finalizer(_SGD(1.0), weights_type),
   )
 
 
 def _client(client_id, y):
   examples = collections.OrderedDict(x=np.ones([1, 1], np.float32), y=np.full([1, 1], y, np.float32))
   return collections.OrderedDict(
-      client_id=tf.data.Dataset.from_tensors(np.int64(client_id)), examples=tf.data.Dataset.from_tensors(examples)
+    client_id=tf.data.Dataset.from_tensors(np.int64(client_id)), examples=tf.data.Dataset.from_tensors(examples)
   )
 
 
@@ -75,14 +75,13 @@ def _context(request):
 
 
 class TestWithClientIds:
-
   def test_types(self):
     stock, work = _stock_work(), quap_tff.with_client_ids(_stock_work())
     assert isinstance(work, tff.learning.templates.ClientWorkProcess)
     assert work.initialize.type_signature == stock.initialize.type_signature
     parameter = work.next.type_signature.parameter
     assert parameter[2].compact_representation() == (
-        '{<client_id=int64*,examples=<x=float32[?,1],y=float32[?,1]>*>}@CLIENTS'
+      '{<client_id=int64*,examples=<x=float32[?,1],y=float32[?,1]>*>}@CLIENTS'
     )
     weight = work.next.type_signature.result.result.member.update_weight
     assert weight.compact_representation() == '<client_id=int64,weight=float32>'
@@ -103,8 +102,13 @@ class TestWithClientIds:
 
   def test_stock_client_work_under_certified(self):
     config = certified.CertifiedConfig(
-        num_clients=4, epsilon=3.0, delta=1e-5, noise_multiplier=4.0, divisor=2.0, noise_seed=1,
-        clip=clip_rules.Fixed(1.0),
+      num_clients=4,
+      epsilon=3.0,
+      delta=1e-5,
+      noise_multiplier=4.0,
+      divisor=2.0,
+      noise_seed=1,
+      clip=clip_rules.Fixed(1.0),
     )
     with runtime.activate(runtime.RuntimeConfig(device='cpu')):
       process = _process(quap_tff.certified.CertifiedAggregationFactory(config))
@@ -124,26 +128,24 @@ class TestWithClientIds:
       quap_tff.with_client_ids(_model_fn)
 
   def test_work_that_has_ids(self):
-    for work in (
-        quap_tff.build_client_work(_model_fn, _SGD(0.1)), quap_tff.with_client_ids(_stock_work())
-    ):
+    for work in (quap_tff.build_client_work(_model_fn, _SGD(0.1)), quap_tff.with_client_ids(_stock_work())):
       with pytest.raises(TypeError, match='have ids already'):
         quap_tff.with_client_ids(work)
 
 
 class TestStockBuilders:
-
-  @pytest.mark.parametrize('aggregator', [
+  @pytest.mark.parametrize(
+    'aggregator',
+    [
       quap_tff.QuapAggregationFactory(_config()),
       certified.CertifiedAggregationFactory(
-          certified.CertifiedConfig(num_clients=4, epsilon=3.0, delta=1e-5, noise_multiplier=4.0, divisor=2.0)
+        certified.CertifiedConfig(num_clients=4, epsilon=3.0, delta=1e-5, noise_multiplier=4.0, divisor=2.0)
       ),
-  ])
+    ],
+  )
   def test_the_error_names_the_adapter(self, aggregator):
     with pytest.raises(TypeError, match='(?s)Found the type float32.*quap_tff.with_client_ids'):
-      tff.learning.algorithms.build_weighted_fed_avg(
-          _model_fn, _SGD(0.1), _SGD(1.0), model_aggregator=aggregator
-      )
+      tff.learning.algorithms.build_weighted_fed_avg(_model_fn, _SGD(0.1), _SGD(1.0), model_aggregator=aggregator)
 
 
 def test_read_ids():

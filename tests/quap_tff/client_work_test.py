@@ -21,35 +21,33 @@ sgd = tff.learning.optimizers.build_sgdm
 def linear_model_fn():
   """y = w·x with mean squared error: d loss/d w = 2·mean(x·(w·x - y))."""
   keras_model = tf.keras.Sequential(
-      [tf.keras.layers.Dense(1, use_bias=False, kernel_initializer='zeros', input_shape=(1,))]
+    [tf.keras.layers.Dense(1, use_bias=False, kernel_initializer='zeros', input_shape=(1,))]
   )
   return tff.learning.models.from_keras_model(
-      keras_model,
-      loss=tf.keras.losses.MeanSquaredError(),
-      input_spec=collections.OrderedDict(x=tf.TensorSpec([None, 1]), y=tf.TensorSpec([None, 1])),
+    keras_model,
+    loss=tf.keras.losses.MeanSquaredError(),
+    input_spec=collections.OrderedDict(x=tf.TensorSpec([None, 1]), y=tf.TensorSpec([None, 1])),
   )
 
 
 def examples_of(x, y):
   return collections.OrderedDict(
-      x=tf.constant(x, tf.float32, shape=[len(x), 1]), y=tf.constant(y, tf.float32, shape=[len(y), 1])
+    x=tf.constant(x, tf.float32, shape=[len(x), 1]), y=tf.constant(y, tf.float32, shape=[len(y), 1])
   )
 
 
 X, Y = [1.0, 2.0, 3.0, -1.0, 0.5], [2.0, 3.0, 7.0, 0.0, 1.0]
 
 
-def run_update(
-    config, optimizer=None, w=0.5, x=X, y=Y, client_id=3, round_number=1, seed=11, model_fn=linear_model_fn
-):
+def run_update(config, optimizer=None, w=0.5, x=X, y=Y, client_id=3, round_number=1, seed=11, model_fn=linear_model_fn):
   """The change of the one weight, w_global - w_local."""
   update_fn = client_update.build_client_update(model_fn(), optimizer or sgd(0.1), config)
   update, metrics = update_fn(
-      ModelWeights([tf.constant([[w]])], []),
-      examples_of(x, y),
-      tf.constant(client_id, tf.int64),
-      tf.constant(round_number),
-      seeds.initial_seed(seed, 'client_update'),
+    ModelWeights([tf.constant([[w]])], []),
+    examples_of(x, y),
+    tf.constant(client_id, tf.int64),
+    tf.constant(round_number),
+    seeds.initial_seed(seed, 'client_update'),
   )
   return float(update[0][0, 0]), metrics
 
@@ -57,7 +55,7 @@ def run_update(
 def batches_of(config, n, client_id=3, round_number=1, seed=11):
   """The rows of each step, by the definition: epochs of a shuffled order, cut every batch_size."""
   own_seed = client_update.client_seed(
-      seeds.initial_seed(seed, 'client_update'), tf.constant(round_number), tf.constant(client_id, tf.int64)
+    seeds.initial_seed(seed, 'client_update'), tf.constant(round_number), tf.constant(client_id, tf.int64)
   )
   order = client_update.shuffled_order(own_seed, tf.constant(n), config.local_epochs).numpy()
   epochs = order.reshape(config.local_epochs, n)
@@ -71,7 +69,6 @@ def gradient(w, rows, x=X, y=Y):
 
 
 class TestLocalTraining:
-
   def test_one_step_by_hand(self):
     # w = 0.5, x = (1, 3), y = (2, 4): residuals -1.5 and -2.5, gradient 2·(-1.5 - 7.5)/2 = -9, step 0.1.
     update, metrics = run_update(Config(batch_size=2), x=[1.0, 3.0], y=[2.0, 4.0])
@@ -81,15 +78,15 @@ class TestLocalTraining:
     assert metrics['num_examples'][0].numpy() == 2
 
   @pytest.mark.parametrize(
-      'config',
-      [
-          Config(batch_size=2),
-          Config(batch_size=2, local_epochs=2),
-          Config(batch_size=5, local_epochs=3),
-          Config(batch_size=1, local_epochs=2, max_steps=7),
-          Config(batch_size=2, local_epochs=2, max_steps=100),
-          Config(batch_size=64),
-      ],
+    'config',
+    [
+      Config(batch_size=2),
+      Config(batch_size=2, local_epochs=2),
+      Config(batch_size=5, local_epochs=3),
+      Config(batch_size=1, local_epochs=2, max_steps=7),
+      Config(batch_size=2, local_epochs=2, max_steps=100),
+      Config(batch_size=64),
+    ],
   )
   def test_batches_epochs_and_max_steps(self, config):
     w = 0.5
@@ -135,13 +132,13 @@ class TestLocalTraining:
     assert run_update(config, adam)[0] == pytest.approx(0.5 - w, rel=1e-4)
 
   @pytest.mark.parametrize(
-      'optimizer',
-      [
-          tff.learning.optimizers.build_adagrad(0.1),
-          tff.learning.optimizers.build_rmsprop(0.1),
-          tff.learning.optimizers.build_yogi(0.1),
-          tff.learning.optimizers.build_adamw(0.1),
-      ],
+    'optimizer',
+    [
+      tff.learning.optimizers.build_adagrad(0.1),
+      tff.learning.optimizers.build_rmsprop(0.1),
+      tff.learning.optimizers.build_yogi(0.1),
+      tff.learning.optimizers.build_adamw(0.1),
+    ],
   )
   def test_other_tff_optimizers(self, optimizer):
     config = Config(batch_size=2, learning_rate_decay=0.5)
@@ -166,21 +163,18 @@ class TestLocalTraining:
     np.testing.assert_array_equal(update_fn(*args)[0], update_fn(*args)[0])
 
 
-
 class TestFullGradient:
-
   def test_over_all_examples_at_the_global_weights_and_uncounted(self):
     model = linear_model_fn()
     update_fn = client_update.build_full_gradient(model)
     weights = ModelWeights([tf.constant([[0.5]])], [])
-    found, = update_fn(weights, examples_of(X, Y))
+    (found,) = update_fn(weights, examples_of(X, Y))
     assert float(found[0, 0]) == pytest.approx(gradient(0.5, slice(None)), rel=1e-6)
     assert float(update_fn(weights, examples_of([], []))[0][0, 0]) == 0
     assert model.report_local_unfinalized_metrics()['num_examples'][0].numpy() == 0
 
 
 class TestLocalEpochs:
-
   def test_each_client_has_a_number_of_its_own_in_all_rounds(self):
     config, seed = Config(local_epochs=2, most_local_epochs=4), seeds.initial_seed(11, 'client_update')
     found = [int(client_update.epochs_of(config, seed, tf.constant(i, tf.int64))) for i in range(40)]
@@ -196,7 +190,6 @@ class TestLocalEpochs:
 
 
 class TestShuffle:
-
   def orders(self, round_number=1, client_id=3, epochs=2, n=50, seed=11):
     return np.stack(batches_of(Config(local_epochs=epochs, batch_size=n), n, client_id, round_number, seed))
 
@@ -227,7 +220,6 @@ class TestShuffle:
 
 
 class TestReading:
-
   SPEC = collections.OrderedDict(x=tf.TensorSpec([None, 2]), y=tf.TensorSpec([None], tf.int32))
 
   def dataset(self, sizes):
@@ -255,14 +247,13 @@ class TestReading:
 
 
 class TestWithoutInitialWeights:
-
   def test_weights_are_zero_and_other_variables_keep_their_values(self):
     def model_fn():
       return tff.learning.models.from_keras_model(
-          models.build_keras_model('digits_cnn', (8, 8, 1), 10),
-          loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-          input_spec=models.input_spec((8, 8, 1)),
-          metrics=[lambda: StartsAtSeven(name='seven')],
+        models.build_keras_model('digits_cnn', (8, 8, 1), 10),
+        loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        input_spec=models.input_spec((8, 8, 1)),
+        metrics=[lambda: StartsAtSeven(name='seven')],
       )
 
     with tf.Graph().as_default():
@@ -291,13 +282,12 @@ class StartsAtSeven(tf.keras.metrics.Metric):
 
 
 class TestDropoutInTraining:
-
   def update(self, model_fn, seed=1, client_id=4, **config):
     update_fn = client_update.build_client_update(model_fn(), sgd(0.1), Config(batch_size=8, **config))
     weights = tf.nest.map_structure(lambda v: v.read_value(), ModelWeights.from_model(model_fn()))
     rng = np.random.default_rng(0)
     examples = collections.OrderedDict(
-        x=tf.constant(rng.random((20, 4), np.float32)), y=tf.constant(rng.integers(0, 2, 20), tf.int32)
+      x=tf.constant(rng.random((20, 4), np.float32)), y=tf.constant(rng.integers(0, 2, 20), tf.int32)
     )
     state = (tf.constant(client_id, tf.int64), tf.constant(1), seeds.initial_seed(seed, 'client_update'))
     return np.concatenate([leaf.numpy().ravel() for leaf in update_fn(weights, examples, *state)[0]])
@@ -307,9 +297,9 @@ class TestDropoutInTraining:
       dense = tf.keras.layers.Dense(16, kernel_initializer=tf.keras.initializers.GlorotUniform(seed=1))
       final = tf.keras.layers.Dense(2, kernel_initializer=tf.keras.initializers.GlorotUniform(seed=2))
       return tff.learning.models.from_keras_model(
-          tf.keras.Sequential([tf.keras.layers.InputLayer((4,)), dense, dropout_layer(0.5), final]),
-          loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-          input_spec=models.input_spec((4,)),
+        tf.keras.Sequential([tf.keras.layers.InputLayer((4,)), dense, dropout_layer(0.5), final]),
+        loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        input_spec=models.input_spec((4,)),
       )
 
     return make
@@ -326,7 +316,6 @@ class TestDropoutInTraining:
     model = self.model_fn(client_update.dropout.SeededDropout)()
 
     class Recorder(type(sgd(0.1))):
-
       def next(self, state, weights, gradients):
         with tf.control_dependencies([tf.py_function(lambda g: seen.append(g.numpy()), [gradients[2]], [])]):
           return state, tuple(tf.identity(w) for w in weights)
@@ -345,7 +334,7 @@ class TestDropoutInTraining:
   def test_bfloat16_update_is_near_the_float32_one(self):
     rng = np.random.default_rng(0)
     examples = collections.OrderedDict(
-        x=tf.constant(rng.random((64, 8, 8, 1), np.float32)), y=tf.constant(rng.integers(0, 10, 64), tf.int32)
+      x=tf.constant(rng.random((64, 8, 8, 1), np.float32)), y=tf.constant(rng.integers(0, 10, 64), tf.int32)
     )
     updates = []
     for compute_dtype in ('float32', 'bfloat16'):
@@ -353,7 +342,7 @@ class TestDropoutInTraining:
       weights = tf.nest.map_structure(lambda v: v.read_value(), ModelWeights.from_model(model))
       update_fn = client_update.build_client_update(model, sgd(0.1), Config(batch_size=16))
       update, _ = update_fn(
-          weights, examples, tf.constant(1, tf.int64), tf.constant(1), seeds.initial_seed(1, 'client_update')
+        weights, examples, tf.constant(1, tf.int64), tf.constant(1), seeds.initial_seed(1, 'client_update')
       )
       assert {leaf.dtype for leaf in update} == {tf.float32}
       updates.append(np.concatenate([leaf.numpy().ravel() for leaf in update]))
@@ -363,7 +352,6 @@ class TestDropoutInTraining:
 
 
 class TestComputations:
-
   def test_types(self):
     process = client_work.build_client_work(linear_model_fn, sgd(0.1), Config())
     state = '<round=int32,seed=int64[2]>@SERVER'
@@ -373,8 +361,8 @@ class TestComputations:
     result = '{<update=<float32[1,1]>,update_weight=<client_id=int64>>}@CLIENTS'
     assert process.initialize.type_signature.compact_representation() == f'( -> {state})'
     assert process.next.type_signature.compact_representation() == (
-        f'(<state={state},global_weights={weights},client_data={data}> -> '
-        f'<state={state},result={result},measurements={metrics}>)'
+      f'(<state={state},global_weights={weights},client_data={data}> -> '
+      f'<state={state},result={result},measurements={metrics}>)'
     )
 
   def test_composes_with_stock_parts(self):
@@ -395,7 +383,6 @@ class TestComputations:
       client_work.build_client_work(fixed_batch_model_fn, sgd(0.1))
 
     class NoLearningRate(type(sgd(0.1))):
-
       def get_hparams(self, state):
         return collections.OrderedDict()
 
@@ -404,18 +391,18 @@ class TestComputations:
     client_work.build_client_work(linear_model_fn, NoLearningRate(0.1), Config())
 
   @pytest.mark.parametrize(
-      'bad',
-      [
-          dict(local_epochs=0),
-          dict(batch_size=0),
-          dict(batch_size=2.0),
-          dict(learning_rate_decay=0.0),
-          dict(learning_rate_decay=1.1),
-          dict(max_steps=0),
-          dict(proximal_strength=-0.1),
-          dict(proximal_strength=float('nan')),
-          dict(seed=-1),
-      ],
+    'bad',
+    [
+      dict(local_epochs=0),
+      dict(batch_size=0),
+      dict(batch_size=2.0),
+      dict(learning_rate_decay=0.0),
+      dict(learning_rate_decay=1.1),
+      dict(max_steps=0),
+      dict(proximal_strength=-0.1),
+      dict(proximal_strength=float('nan')),
+      dict(seed=-1),
+    ],
   )
   def test_bad_config(self, bad):
     (name,) = bad
@@ -429,7 +416,6 @@ def federated_data(client_id, x, y, batch_size):
 
 
 class TestExecution:
-
   @pytest.fixture(autouse=True)
   def context(self):
     # TFF's own context ends its worker by SIGINT and waits for it: for ever, where this process was started with SIGINT
@@ -481,17 +467,17 @@ class TestExecution:
       return tf.matmul(x, weights[0][0])
 
     functional = tff.learning.models.FunctionalModel(
-        initial_weights=initial(),
-        predict_on_batch_fn=predict,
-        loss_fn=lambda output, label, sample_weight=None: tf.reduce_mean(tf.square(output - label)),
-        input_spec=(tf.TensorSpec([None, 1]), tf.TensorSpec([None, 1])),
+      initial_weights=initial(),
+      predict_on_batch_fn=predict,
+      loss_fn=lambda output, label, sample_weight=None: tf.reduce_mean(tf.square(output - label)),
+      input_spec=(tf.TensorSpec([None, 1]), tf.TensorSpec([None, 1])),
     )
     process = client_work.build_client_work(
-        lambda: tff.learning.models.model_from_functional(functional), sgd(0.1), Config(batch_size=5)
+      lambda: tff.learning.models.model_from_functional(functional), sgd(0.1), Config(batch_size=5)
     )
     data = collections.OrderedDict(
-        client_id=tf.data.Dataset.from_tensors(np.int64(3)),
-        examples=tf.data.Dataset.from_tensors(tuple(examples_of(X, Y).values())),
+      client_id=tf.data.Dataset.from_tensors(np.int64(3)),
+      examples=tf.data.Dataset.from_tensors(tuple(examples_of(X, Y).values())),
     )
     weights = ModelWeights(*initial())
     result = process.next(process.initialize(), [weights], [data]).result[0]

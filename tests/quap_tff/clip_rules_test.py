@@ -30,7 +30,6 @@ def _course(rule, rounds, compiled=False):
 
 
 class TestQuantileEma:
-
   def test_the_average_starts_at_the_first_target(self):
     rule = clip_rules.QuantileEma(quantile=0.5, momentum=0.75, min_clip=0.0)
     np.testing.assert_allclose(_course(rule, [[1, 3, 5], [7], [7]]), [3, 4, 4.75], rtol=1e-6)
@@ -60,11 +59,11 @@ class TestQuantileEma:
     assert _course(rule, [[math.nan, 1.0, math.inf, 3.0]]) == [2.0]
 
   @given(
-      rounds=st.lists(st.lists(st.floats(0, 1e4, width=32) | st.just(math.nan), max_size=8), min_size=1, max_size=8),
-      quantile=st.floats(0, 1),
-      momentum=st.floats(0, 0.99),
-      bounds=st.tuples(st.floats(0, 100), st.floats(0.1, 100) | st.none()),
-      initial_clip=st.none() | st.floats(0.01, 100),
+    rounds=st.lists(st.lists(st.floats(0, 1e4, width=32) | st.just(math.nan), max_size=8), min_size=1, max_size=8),
+    quantile=st.floats(0, 1),
+    momentum=st.floats(0, 0.99),
+    bounds=st.tuples(st.floats(0, 100), st.floats(0.1, 100) | st.none()),
+    initial_clip=st.none() | st.floats(0.01, 100),
   )
   @settings(derandomize=True, deadline=None, max_examples=60)
   def test_any_history_against_numpy(self, rounds, quantile, momentum, bounds, initial_clip):
@@ -85,26 +84,26 @@ class TestQuantileEma:
     assert clip_rules.QuantileEma().releases_exact_norms
 
   @pytest.mark.parametrize(
-      'arguments, message',
-      [
-          (dict(quantile=1.1), 'clip quantile must be a finite number at least 0 and at most 1, found 1.1'),
-          (dict(quantile=-0.1), 'clip quantile'),
-          (dict(quantile=math.nan), 'clip quantile'),
-          (dict(momentum=1.0), 'clip momentum'),
-          (dict(momentum=-0.1), 'clip momentum'),
-          (dict(momentum=math.nan), 'clip momentum'),
-          (dict(min_clip=-1), 'min_clip'),
-          (dict(min_clip=math.nan), 'min_clip'),
-          (dict(min_clip=math.inf), 'min_clip'),
-          (dict(max_clip=0.0), 'max_clip'),
-          (dict(max_clip=math.nan), 'max_clip'),
-          (dict(min_clip=2.0, max_clip=1.0), 'min_clip must not be above max_clip, found 2.0 > 1.0'),
-          (dict(initial_clip=0.0), 'initial_clip'),
-          (dict(initial_clip=math.nan), 'initial_clip'),
-          (dict(initial_clip=1e39), 'initial_clip'),  # +inf in float32.
-          (dict(timing='curent'), "Unknown clip timing 'curent'. Did you mean 'current'"),
-          (dict(timing='previous'), 'Set initial_clip'),
-      ],
+    'arguments, message',
+    [
+      (dict(quantile=1.1), 'clip quantile must be a finite number at least 0 and at most 1, found 1.1'),
+      (dict(quantile=-0.1), 'clip quantile'),
+      (dict(quantile=math.nan), 'clip quantile'),
+      (dict(momentum=1.0), 'clip momentum'),
+      (dict(momentum=-0.1), 'clip momentum'),
+      (dict(momentum=math.nan), 'clip momentum'),
+      (dict(min_clip=-1), 'min_clip'),
+      (dict(min_clip=math.nan), 'min_clip'),
+      (dict(min_clip=math.inf), 'min_clip'),
+      (dict(max_clip=0.0), 'max_clip'),
+      (dict(max_clip=math.nan), 'max_clip'),
+      (dict(min_clip=2.0, max_clip=1.0), 'min_clip must not be above max_clip, found 2.0 > 1.0'),
+      (dict(initial_clip=0.0), 'initial_clip'),
+      (dict(initial_clip=math.nan), 'initial_clip'),
+      (dict(initial_clip=1e39), 'initial_clip'),  # +inf in float32.
+      (dict(timing='curent'), "Unknown clip timing 'curent'. Did you mean 'current'"),
+      (dict(timing='previous'), 'Set initial_clip'),
+    ],
   )
   def test_bad_values(self, arguments, message):
     with pytest.raises(ValueError, match=message):
@@ -112,7 +111,6 @@ class TestQuantileEma:
 
 
 class TestFixed:
-
   def test_stays(self):
     assert _course(clip_rules.Fixed(2.5), [[9.0], [], [math.nan]]) == [2.5] * 3
     assert not clip_rules.Fixed().uses_current_norms
@@ -125,13 +123,11 @@ class TestFixed:
 
 
 class TestUnclipped:
-
   def test_is_no_bound(self):
     assert _course(clip_rules.Unclipped(), [[9.0], []]) == [math.inf] * 2
 
 
 class TestPrivateQuantile:
-
   def test_by_hand_without_noise(self):
     # Three of four norms at most 1: C = e^(-0.2·(0.75 - 0.5)).
     rule = clip_rules.PrivateQuantile(quantile=0.5, initial_clip=1.0, learning_rate=0.2, count_stddev=0.0)
@@ -141,7 +137,7 @@ class TestPrivateQuantile:
     rounds = np.random.default_rng(0).lognormal(1.0, 1.0, [6, 10]).astype(np.float32)
     rule = clip_rules.PrivateQuantile(quantile=0.7, initial_clip=0.5, learning_rate=0.4, count_stddev=0.0)
     process = tff.aggregators.PrivateQuantileEstimationProcess.no_noise(
-        initial_estimate=0.5, target_quantile=0.7, learning_rate=0.4
+      initial_estimate=0.5, target_quantile=0.7, learning_rate=0.4
     )
     expected = []
     with runtime.activate(runtime.RuntimeConfig(device='cpu')):
@@ -207,7 +203,6 @@ class TestPrivateQuantile:
 
 
 class TestNoisedMean:
-
   def _next(self, norms, norm=1.0, **parameters):
     rule = clip_rules.NoisedMean(**{**dict(noise_multiplier=0.0), **parameters})
     return float(rule.next_norm(tf.constant(norm), tf.constant(norms, tf.float32), tf.constant([1, 2], tf.int64)))
@@ -242,7 +237,6 @@ class TestNoisedMean:
 
 
 class TestDecaying:
-
   def test_by_hand(self):
     rule = clip_rules.Decaying(2.0, 0.5)
     assert rule.initial_norm == 2.0 and not rule.releases_exact_norms and rule.count_noise_multiplier == math.inf

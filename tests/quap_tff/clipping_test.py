@@ -21,31 +21,30 @@ def _f32(values):
 
 
 class TestQuantile:
-
   @pytest.mark.parametrize(
-      'values, q, expected',
-      [
-          ([1, 2, 3, 4, 5], 0.5, 3),
-          ([5, 3, 1, 2, 4], 0.9, 4.6),
-          ([0, 10], 0.25, 2.5),
-          ([7], 0.9, 7),
-          ([1, 2, 3], 0.0, 1),
-          ([1, 2, 3], 1.0, 3),
-          ([_NAN, 1, _INF, 3, -_INF], 0.5, 2),
-          ([], 0.5, _NAN),
-          ([_NAN, _INF], 0.5, _NAN),
-      ],
+    'values, q, expected',
+    [
+      ([1, 2, 3, 4, 5], 0.5, 3),
+      ([5, 3, 1, 2, 4], 0.9, 4.6),
+      ([0, 10], 0.25, 2.5),
+      ([7], 0.9, 7),
+      ([1, 2, 3], 0.0, 1),
+      ([1, 2, 3], 1.0, 3),
+      ([_NAN, 1, _INF, 3, -_INF], 0.5, 2),
+      ([], 0.5, _NAN),
+      ([_NAN, _INF], 0.5, _NAN),
+    ],
   )
   def test_by_hand(self, values, q, expected):
     np.testing.assert_allclose(clip_rules.quantile(_f32(values), q), expected, rtol=1e-6)
 
   @given(
-      values=st.lists(st.floats(0, 1e6, width=32, allow_subnormal=False), min_size=1, max_size=40), q=st.floats(0, 1)
+    values=st.lists(st.floats(0, 1e6, width=32, allow_subnormal=False), min_size=1, max_size=40), q=st.floats(0, 1)
   )
   @settings(derandomize=True, deadline=None, max_examples=100)
   def test_as_numpys(self, values, q):
     np.testing.assert_allclose(
-        clip_rules.quantile(_f32(values), q), np.quantile(values, q), rtol=1e-5, atol=1e-5 * max(values)
+      clip_rules.quantile(_f32(values), q), np.quantile(values, q), rtol=1e-5, atol=1e-5 * max(values)
     )
 
   def test_of_unknown_length_in_a_graph(self):
@@ -55,23 +54,22 @@ class TestQuantile:
 
 
 class TestClipFactor:
-
   @pytest.mark.parametrize(
-      'norm, clip, expected',
-      [
-          (5.0, 1.0, 0.2),
-          (5.0, 5.0, 1.0),  # Exactly at the bound.
-          (4.9, 5.0, 1.0),
-          (0.0, 5.0, 1.0),
-          (0.0, 0.0, 1.0),
-          (2.0, 0.0, 0.0),
-          (5.0, _INF, 1.0),
-          (0.0, _INF, 1.0),
-          (_NAN, 1.0, 0.0),
-          (_NAN, _INF, 0.0),
-          (_NAN, 0.0, 0.0),
-          (_INF, 1.0, 0.0),
-      ],
+    'norm, clip, expected',
+    [
+      (5.0, 1.0, 0.2),
+      (5.0, 5.0, 1.0),  # Exactly at the bound.
+      (4.9, 5.0, 1.0),
+      (0.0, 5.0, 1.0),
+      (0.0, 0.0, 1.0),
+      (2.0, 0.0, 0.0),
+      (5.0, _INF, 1.0),
+      (0.0, _INF, 1.0),
+      (_NAN, 1.0, 0.0),
+      (_NAN, _INF, 0.0),
+      (_NAN, 0.0, 0.0),
+      (_INF, 1.0, 0.0),
+    ],
   )
   def test_by_hand(self, norm, clip, expected):
     assert clip_rules.clip_factor(_f32(norm), _f32(clip)) == expected
@@ -88,7 +86,6 @@ class TestClipFactor:
 
 
 class TestGlobalNorm:
-
   def test_tensors_are_taken_together(self):
     norm = clip_rules.global_norm([_f32([[1, 2], [2, 0]]), _f32([4])])
     assert norm.dtype == tf.float64
@@ -112,7 +109,6 @@ class TestGlobalNorm:
 
 
 class TestAsFloat32:
-
   @given(norm=st.floats(2.0**-120, 2.0**120))
   @settings(derandomize=True, deadline=None, max_examples=200)
   def test_is_rounded_up_by_at_most_two_units(self, norm):
@@ -124,7 +120,6 @@ class TestAsFloat32:
 
 
 class TestClipRule:
-
   def test_by_default_the_norm_stays(self):
     class Constant(clip_rules.ClipRule):
       initial_norm = 2.0

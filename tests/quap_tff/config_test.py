@@ -16,7 +16,6 @@ _NAN, _INF = math.nan, math.inf
 
 
 class TestDefaults:
-
   def test_are_the_documents(self):
     config = QuapConfig(num_clients=100)
     assert (config.budget.alpha, config.budget.beta, config.budget.round_rule) == (0.5, 2.0, 'cohort_mean_rate')
@@ -34,15 +33,14 @@ class TestDefaults:
 
 
 class TestBudgetConfig:
-
   @pytest.mark.parametrize(
-      'field, values',
-      [
-          ('epsilon_total', [0.0, -1.0, _NAN, _INF, None, '6']),
-          ('num_rounds', [0, -1, 2.0, _NAN, None]),
-          ('alpha', [-0.1, _NAN, _INF]),
-          ('beta', [0.0, -1.0, _NAN, _INF]),
-      ],
+    'field, values',
+    [
+      ('epsilon_total', [0.0, -1.0, _NAN, _INF, None, '6']),
+      ('num_rounds', [0, -1, 2.0, _NAN, None]),
+      ('alpha', [-0.1, _NAN, _INF]),
+      ('beta', [0.0, -1.0, _NAN, _INF]),
+    ],
   )
   def test_out_of_range(self, field, values):
     for value in values:
@@ -55,7 +53,6 @@ class TestBudgetConfig:
 
 
 class TestParticipationConfig:
-
   @pytest.mark.parametrize('value', [0.0, -0.1, 1.1, _NAN])
   def test_ema_weight_out_of_range(self, value):
     with pytest.raises(ValueError, match='ema_weight must be'):
@@ -72,7 +69,6 @@ class TestParticipationConfig:
 
 
 class TestNoiseConfig:
-
   @pytest.mark.parametrize('value', [0.0, 1.0, -1e-5, 1.5, _NAN, None])
   def test_delta_out_of_range(self, value):
     with pytest.raises(ValueError, match='delta must be'):
@@ -84,11 +80,11 @@ class TestNoiseConfig:
       NoiseConfig(seed=value)
 
   @pytest.mark.parametrize(
-      'arguments, message',
-      [
-          (dict(placement='sever'), "Unknown noise placement 'sever'. Did you mean 'server'"),
-          (dict(calibration='analytical'), "Unknown gaussian calibration 'analytical'. Did you mean 'analytic'"),
-      ],
+    'arguments, message',
+    [
+      (dict(placement='sever'), "Unknown noise placement 'sever'. Did you mean 'server'"),
+      (dict(calibration='analytical'), "Unknown gaussian calibration 'analytical'. Did you mean 'analytic'"),
+    ],
   )
   def test_unknown_names(self, arguments, message):
     with pytest.raises(ValueError, match=message):
@@ -96,7 +92,6 @@ class TestNoiseConfig:
 
 
 class TestQuapConfig:
-
   @pytest.mark.parametrize('value', [0, -1, 2**31, 1.5, None])
   def test_population_out_of_range(self, value):
     with pytest.raises(ValueError, match='num_clients must be'):
@@ -111,12 +106,12 @@ class TestQuapConfig:
       QuapConfig(num_clients=7, max_agg_norm=value)
 
   @pytest.mark.parametrize(
-      'arguments, message',
-      [
-          (dict(clip_scope='all_layer'), "Unknown clip scope 'all_layer'. Did you mean 'all_layers'"),
-          (dict(update_scale='deltas'), "Unknown update scale 'deltas'. Did you mean 'delta'"),
-          (dict(critical_layers=''), 'critical_layers is empty'),
-      ],
+    'arguments, message',
+    [
+      (dict(clip_scope='all_layer'), "Unknown clip scope 'all_layer'. Did you mean 'all_layers'"),
+      (dict(update_scale='deltas'), "Unknown update scale 'deltas'. Did you mean 'delta'"),
+      (dict(critical_layers=''), 'critical_layers is empty'),
+    ],
   )
   def test_bad_names(self, arguments, message):
     with pytest.raises(ValueError, match=message):
@@ -136,20 +131,19 @@ class TestQuapConfig:
 
 
 class TestClassicCalibration:
-
   @pytest.mark.parametrize('placement', ['server', 'client'])
   def test_is_refused_where_a_round_can_exceed_one(self, placement):
-    with pytest.raises(ValueError, match="epsilon can reach 1.5, .*gaussian_calibration=analytic"):
+    with pytest.raises(ValueError, match='epsilon can reach 1.5, .*gaussian_calibration=analytic'):
       QuapConfig(num_clients=7, budget=BudgetConfig(2.0, 2, alpha=0.5), noise=NoiseConfig(placement))
 
   @pytest.mark.parametrize(
-      'budget, noise',
-      [
-          (BudgetConfig(2.0, 2, alpha=0.0), NoiseConfig()),  # At most exactly 1.
-          (BudgetConfig(2.0, 2, alpha=0.5, round_rule='uniform'), NoiseConfig()),
-          (BudgetConfig(2.0, 2, alpha=0.5), NoiseConfig(calibration='analytic')),
-          (BudgetConfig(2.0, 2, alpha=0.5), NoiseConfig('none')),
-      ],
+    'budget, noise',
+    [
+      (BudgetConfig(2.0, 2, alpha=0.0), NoiseConfig()),  # At most exactly 1.
+      (BudgetConfig(2.0, 2, alpha=0.5, round_rule='uniform'), NoiseConfig()),
+      (BudgetConfig(2.0, 2, alpha=0.5), NoiseConfig(calibration='analytic')),
+      (BudgetConfig(2.0, 2, alpha=0.5), NoiseConfig('none')),
+    ],
   )
   def test_is_allowed_where_none_can_or_another_one_holds(self, budget, noise):
     QuapConfig(num_clients=7, budget=budget, noise=noise)

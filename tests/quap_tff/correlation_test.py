@@ -24,7 +24,6 @@ def _matrix(choice, size):
 
 
 class TestCoefficients:
-
   def test_by_hand(self):
     np.testing.assert_array_equal(Independent().coefficients(3), [1, 0, 0])
     np.testing.assert_allclose(Ar1(0.5).coefficients(4), [1, 0.5, 0.25, 0.125])
@@ -42,7 +41,9 @@ class TestCoefficients:
       again = correlation.of_terms(choice.gains, choice.decays)
       np.testing.assert_array_equal(again.coefficients(20), choice.coefficients(20))
 
-  @pytest.mark.parametrize('make, message', [
+  @pytest.mark.parametrize(
+    'make, message',
+    [
       (lambda: Ar1(1.0), 'decay must be a finite number at least 0 and at most 0.999'),
       (lambda: Ar1(-0.1), 'decay must be'),
       (lambda: Ar1(1e-200), 'decay, unless it is 0 .independent noise., must be a finite number at least 1e-06'),
@@ -56,15 +57,21 @@ class TestCoefficients:
       (lambda: Blt((), ()), 'gain must be a tuple'),
       (lambda: registry.parse_spec('noise correlation', 'blt:gain=0.5/x', correlation.FAMILIES), 'found .0.5/x'),
       (lambda: registry.parse_spec('noise correlation', 'arl', correlation.FAMILIES), "Did you mean 'ar1'"),
-  ])
+    ],
+  )
   def test_what_is_refused(self, make, message):
     with pytest.raises(ValueError, match=message):
       make()
 
-  @pytest.mark.parametrize('spec, expected', [
-      ('independent', Independent()), ('ar1:decay=0.9', Ar1(0.9)), ('ar1', Ar1(None)),
+  @pytest.mark.parametrize(
+    'spec, expected',
+    [
+      ('independent', Independent()),
+      ('ar1:decay=0.9', Ar1(0.9)),
+      ('ar1', Ar1(None)),
       ('blt:gain=0.6/0.3,decay=0.9/0.4', Blt((0.6, 0.3), (0.9, 0.4))),
-  ])
+    ],
+  )
   def test_specs(self, spec, expected):
     found = registry.parse_spec('noise correlation', spec, correlation.FAMILIES)
     assert found == expected
@@ -78,7 +85,6 @@ class TestCoefficients:
 
 
 class TestPrice:
-
   @pytest.mark.parametrize('choice', _ALL)
   @pytest.mark.parametrize('before, left', [(0, 0), (0, 7), (1, 0), (6, 1), (6, 40)])
   def test_is_what_the_matrix_gives(self, choice, before, left):
@@ -90,7 +96,7 @@ class TestPrice:
       return np.square(matrix @ np.concatenate([earlier, [own], np.zeros(left)])).sum()
 
     unit, by_sum = choice.price(left)
-    sums = [sum(w * decay**(before - 1 - t) for t, w in enumerate(earlier)) for decay in choice.decays]
+    sums = [sum(w * decay ** (before - 1 - t) for t, w in enumerate(earlier)) for decay in choice.decays]
     for own in (0.3, 1.0):
       cost = unit * own * own + 2 * own * sum(f * s for f, s in zip(by_sum, sums))
       assert squares(own) - squares(0.0) == pytest.approx(cost, rel=1e-10)
@@ -107,7 +113,6 @@ class TestPrice:
 
 
 class TestSquaredNorms:
-
   @pytest.mark.parametrize('choice', _ALL)
   def test_random_schedules(self, choice):
     rng = np.random.default_rng(3)
@@ -124,14 +129,15 @@ class TestExtremeDecays:
   """At the smallest and the largest decay, against fractions: an account must not be short by more than rounding."""
 
   _CHOICES = [
-      Ar1(correlation.SMALLEST_DECAY), Ar1(correlation.LARGEST_DECAY),
-      Blt((0.5, 0.5), (correlation.SMALLEST_DECAY, correlation.LARGEST_DECAY)),
-      Blt((5e-324, 0.5), (correlation.SMALLEST_DECAY, 2 * correlation.SMALLEST_DECAY)),
+    Ar1(correlation.SMALLEST_DECAY),
+    Ar1(correlation.LARGEST_DECAY),
+    Blt((0.5, 0.5), (correlation.SMALLEST_DECAY, correlation.LARGEST_DECAY)),
+    Blt((5e-324, 0.5), (correlation.SMALLEST_DECAY, 2 * correlation.SMALLEST_DECAY)),
   ]
 
   def _coefficients(self, choice, size):
     terms = [(Fraction(gain), Fraction(decay)) for gain, decay in choice.terms]
-    return [Fraction(1)] + [sum(gain * decay**(k - 1) for gain, decay in terms) for k in range(1, size)]
+    return [Fraction(1)] + [sum(gain * decay ** (k - 1) for gain, decay in terms) for k in range(1, size)]
 
   @pytest.mark.parametrize('choice', _CHOICES)
   def test_squared_norms(self, choice):
@@ -139,7 +145,9 @@ class TestExtremeDecays:
     column = self._coefficients(choice, 12)
     moved = [sum(column[s - t] * Fraction(w) for t, w in zip(rounds, weights) if t <= s) for s in range(12)]
     cohorts = [[0] if t in rounds else [] for t in range(12)]
-    found, = choice.squared_norms(cohorts, [weights[rounds.index(t):][:1] if t in rounds else [] for t in range(12)], 1)
+    (found,) = choice.squared_norms(
+      cohorts, [weights[rounds.index(t) :][:1] if t in rounds else [] for t in range(12)], 1
+    )
     assert float(Fraction(found) / sum(one * one for one in moved)) == pytest.approx(1, rel=1e-13)
 
   @pytest.mark.parametrize('choice', _CHOICES)
@@ -150,14 +158,14 @@ class TestExtremeDecays:
     assert float(unit) == pytest.approx(float(sum(c * c for c in column)), rel=1e-13)
     for (gain, decay), found in zip(choice.terms, by_sum):
       # A sum of exponentials of 1 before this release adds gain·decay^k to the release that is k after it.
-      exact = sum(Fraction(gain) * Fraction(decay)**k * c for k, c in enumerate(column))
+      exact = sum(Fraction(gain) * Fraction(decay) ** k * c for k, c in enumerate(column))
       assert float(found) == pytest.approx(float(exact), rel=1e-11)
 
   @pytest.mark.parametrize('gap', [1, 2, 7])
   def test_overlap(self, gap):
-    power = Fraction(correlation.SMALLEST_DECAY)**gap
+    power = Fraction(correlation.SMALLEST_DECAY) ** gap
     assert float(Ar1(correlation.SMALLEST_DECAY).overlap(np.float64(gap))) == pytest.approx(
-        float(power / (1 - power)), rel=1e-9
+      float(power / (1 - power)), rel=1e-9
     )
 
   @pytest.mark.parametrize('decay', [1e-200, 5e-324])
@@ -171,7 +179,6 @@ class TestExtremeDecays:
 
 
 class TestOverlap:
-
   @pytest.mark.parametrize('choice', _ALL)
   @pytest.mark.parametrize('gap', [1, 3, 10])
   def test_is_the_sum_of_inner_products(self, choice, gap):
@@ -183,7 +190,6 @@ class TestOverlap:
 
 
 class TestPublishedNoise:
-
   @pytest.mark.parametrize('choice', _ALL)
   def test_is_what_the_inverse_gives(self, choice):
     shares = np.random.default_rng(0).uniform(size=25)
@@ -197,7 +203,6 @@ class TestPublishedNoise:
 
 
 class TestWorstCase:
-
   @pytest.mark.parametrize('choice', _ALL)
   @pytest.mark.parametrize('most, apart, releases', [(1, 1, 6), (3, 2, 9), (2, 4, 9), (9, 3, 9), (9, 1, 7)])
   def test_against_every_schedule(self, choice, most, apart, releases):

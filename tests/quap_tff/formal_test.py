@@ -35,9 +35,9 @@ def _ledger(cohorts, noise=8.0, weights=None, count_noise=INF, num_clients=N):
   noise = np.broadcast_to(noise, len(cohorts))
   for cohort, z in zip(cohorts, noise):
     own = np.ones(len(cohort)) if weights is None else np.asarray(weights)[cohort]
-    ledger.append(accounting.RoundRecord(
-        np.asarray(cohort, np.int64), np.full(len(cohort), 0.1), own, float(z), count_noise, 1.0
-    ))
+    ledger.append(
+      accounting.RoundRecord(np.asarray(cohort, np.int64), np.full(len(cohort), 0.1), own, float(z), count_noise, 1.0)
+    )
   return ledger
 
 
@@ -59,7 +59,6 @@ _COHORTS = [[0, 1], [1, 2, 3], [1], [], [1, 3]]
 
 
 class TestWithoutAmplification:
-
   @pytest.mark.parametrize('covers', [WHOLE, PART])
   def test_each_client_by_hand(self, covers):
     ledger = _ledger(_COHORTS[:3] + _COHORTS[4:], noise=8.0, weights=[1, 1, 0.5, 1, 1, 1])
@@ -106,7 +105,6 @@ class TestWithoutAmplification:
 
 
 class TestReport:
-
   def test_nothing_is_covered(self):
     report = accounting.formal_report(_ledger(_COHORTS), DELTA, NONE, _bernoulli([0.5] * N))
     assert report.epsilon is None and report.figures == () and report.text == 'Nothing is noised.'
@@ -117,8 +115,14 @@ class TestReport:
     ledger = _ledger([[0, 1]] * 3)
     text = accounting.formal_report(ledger, DELTA, WHOLE, _bernoulli([0.25] * N)).text
     for words in (
-        'All is noised.', 'Formal ε of the released model at total δ = 1e-05', 'one client with all of its data',
-        'zero-out', 'add or remove one client', 'q = 0.25', 'cohorts, their sizes and their seed stay secret', 'pld',
+      'All is noised.',
+      'Formal ε of the released model at total δ = 1e-05',
+      'one client with all of its data',
+      'zero-out',
+      'add or remove one client',
+      'q = 0.25',
+      'cohorts, their sizes and their seed stay secret',
+      'pld',
     ):
       assert words in text
     assert 'Formal ε of the weights without the logs' in accounting.formal_report(ledger, DELTA, PART).text
@@ -134,12 +138,16 @@ class TestReport:
     kept = accounting.formal_report(_ledger(_COHORTS[:3]), DELTA, PART).as_dict()
     assert set(kept) == {'covers', 'statement', 'delta', 'unit', 'figures', 'notes', 'reading'}
     assert set(kept['figures'][0]) == {
-        'accountant', 'neighbours', 'amplification', 'epsilon_max', 'epsilon_mean', 'epsilon_median'
+      'accountant',
+      'neighbours',
+      'amplification',
+      'epsilon_max',
+      'epsilon_mean',
+      'epsilon_median',
     }
 
 
 class TestPoisson:
-
   def test_every_round_counts_for_everyone_at_its_rate(self):
     rates = [0.05, 0.05, 0.1, 0.2, 0.2, 0.0]
     report = accounting.formal_report(_ledger([[0, 1]] * 20), DELTA, WHOLE, _bernoulli(rates))
@@ -147,8 +155,8 @@ class TestPoisson:
     assert [figure.accountant for figure in amplified] == ['rdp', 'pld']
     for figure in amplified:
       by_hand = [
-          accountants.get(figure.accountant).epsilon(history.History.gaussian(8.0, 20, q), DELTA) if q else 0.0
-          for q in rates
+        accountants.get(figure.accountant).epsilon(history.History.gaussian(8.0, 20, q), DELTA) if q else 0.0
+        for q in rates
       ]
       assert figure.epsilon_max == pytest.approx(max(by_hand), rel=1e-9)
       assert figure.epsilon_mean == pytest.approx(np.mean(by_hand), rel=1e-9)
@@ -157,7 +165,9 @@ class TestPoisson:
     # What a client spends with its participation known is not touched by it.
     assert report.epsilon[0] == pytest.approx(_exact(8.0, 20), rel=1e-10)
 
-  @pytest.mark.parametrize('fields, ledger, words', [
+  @pytest.mark.parametrize(
+    'fields, ledger, words',
+    [
       (dict(constant_noise_multiplier=False), {}, 'the noise depends on who came'),
       ({}, dict(noise=[8.0, 8.0, 0.0]), 'the noise depends on who came'),
       # Though somebody came to each of these rounds.
@@ -165,7 +175,8 @@ class TestPoisson:
       (dict(constant_divisor=False), {}, 'divided by the size of the cohort'),
       ({}, dict(weights=[1, 0.5, 1, 1, 1, 1]), 'weights'),
       ({}, dict(count_noise=9.0), 'private quantile'),
-  ])
+    ],
+  )
   def test_is_not_earned(self, fields, ledger, words):
     report = accounting.formal_report(_ledger([[0, 1]] * 3, **ledger), DELTA, WHOLE, _bernoulli([0.5] * N, **fields))
     assert {figure.amplification for figure in report.figures} == {'none'}
@@ -182,12 +193,11 @@ class TestPoisson:
 
 
 class TestFixedSize:
-
   def _epsilon(self, size, noise, rounds=1, delta=DELTA, num_clients=N, count_noise=INF):
     ledger = _ledger([range(size)] * rounds, noise, num_clients=num_clients, count_noise=count_noise)
     report = accounting.formal_report(ledger, delta, WHOLE, _fixed_size(size))
-    figure, = [figure for figure in report.figures if figure.amplification != 'none']
-    assert figure.accountant == 'rdp' and figure.neighbours == 'replace one client\'s data by another\'s'
+    (figure,) = [figure for figure in report.figures if figure.amplification != 'none']
+    assert figure.accountant == 'rdp' and figure.neighbours == "replace one client's data by another's"
     assert f'{size} of {num_clients} clients' in figure.amplification and 'secret' in figure.amplification
     assert figure.epsilon_max == pytest.approx(figure.epsilon_mean, rel=1e-12) and figure.epsilon_median
     return figure.epsilon_max
@@ -199,7 +209,7 @@ class TestFixedSize:
     epsilon = self._epsilon(size, noise, delta=delta)
     at = lambda sign: lambda x: (1 - q) * stats.norm.pdf(x, 0, noise) + q * stats.norm.pdf(x, sign, noise)
     above = lambda bound: integrate.quad(
-        lambda x: max(0.0, at(1)(x) - math.exp(bound) * at(-1)(x)), -12 * noise, 12 * noise, limit=500
+      lambda x: max(0.0, at(1)(x) - math.exp(bound) * at(-1)(x)), -12 * noise, 12 * noise, limit=500
     )[0]
     # Enough, and not by twice as much where most clients come; noise over C instead of 2C would not be.
     assert above(epsilon) <= delta
@@ -234,13 +244,14 @@ class TestFixedSize:
 
 
 class TestSampler:
-
   def test_other_cohorts_earn_nothing(self):
     report = accounting.formal_report(_ledger([[0, 1]]), DELTA, WHOLE)
     assert {figure.amplification for figure in report.figures} == {'none'}
     assert report.notes == ('No amplification by sampling: nothing is known of how the cohorts are drawn.',)
 
-  @pytest.mark.parametrize('fields, words', [
+  @pytest.mark.parametrize(
+    'fields, words',
+    [
       (dict(kind='poisson'), 'Unknown sampler'),
       (dict(kind='bernoulli'), 'needs rates'),
       (dict(kind='fixed_size'), 'needs a cohort_size'),
@@ -250,12 +261,15 @@ class TestSampler:
       (dict(kind='bernoulli', rates=np.array([math.nan])), 'rates must be'),
       (dict(kind='bernoulli', rates=np.array(0.5)), 'rates must be'),
       (dict(kind='fixed_size', cohort_size=0), 'cohort_size must be'),
-  ])
+    ],
+  )
   def test_bad(self, fields, words):
     with pytest.raises(ValueError, match=words):
       accounting.Sampler(**fields)
 
-  @pytest.mark.parametrize('sampler, reason', [
+  @pytest.mark.parametrize(
+    'sampler, reason',
+    [
       # With the seed at hand, whatever else is wrong does not matter.
       (_bernoulli([0.5] * N, secret=False), 'the cohorts follow from a seed that is not secret'),
       (_fixed_size(2, secret=False, constant_divisor=False), 'the cohorts follow from a seed that is not secret'),
@@ -264,23 +278,30 @@ class TestSampler:
       (accounting.Sampler(noise_is_planned=True), 'the noise was chosen on the planned cohorts'),
       (accounting.Sampler(reason='everyone comes'), 'everyone comes'),
       (accounting.Sampler(reason='everyone comes', secret=True), 'everyone comes'),
-  ])
+    ],
+  )
   def test_the_reason_is_the_one_that_would_remain(self, sampler, reason):
     for protected in (WHOLE, PART):
       report = accounting.formal_report(_ledger([[0, 1]]), DELTA, protected, sampler)
       assert report.notes == (f'No amplification by sampling: {reason}.',)
       assert {figure.amplification for figure in report.figures} == {'none'}
 
-  @pytest.mark.parametrize('rule, scale, secret, reason', [
+  @pytest.mark.parametrize(
+    'rule, scale, secret, reason',
+    [
       ('uniform', 1, True, None),
       ('uniform', 1, False, 'the cohorts follow from a seed that is not secret'),
       ('cohort_mean_rate', 1, True, 'the noise depends on who came'),
       ('uniform', 0.5, True, 'the noise was chosen on the planned cohorts'),
-  ])
+    ],
+  )
   def test_what_quap_plans_earn(self, rule, scale, secret, reason):
     config = configs.QuapConfig(
-        num_clients=N, critical_layers='all', budget=budgets.BudgetConfig(num_rounds=2, epsilon_total=1, round_rule=rule),
-        clip=clip_rules.Fixed(1.0), noise=configs.NoiseConfig(scale=scale),
+      num_clients=N,
+      critical_layers='all',
+      budget=budgets.BudgetConfig(num_rounds=2, epsilon_total=1, round_rule=rule),
+      clip=clip_rules.Fixed(1.0),
+      noise=configs.NoiseConfig(scale=scale),
     )
     plan = plans.QuapPlan(config, accounting.Sampler('fixed_size', cohort_size=2, secret=secret))
     assert sampling.refusal(_ledger([[0, 1]] * 2), plan.sampler) == reason
@@ -294,7 +315,6 @@ class TestSampler:
 
 
 class TestExactScale:
-
   def _scaled(self, cohorts, noise, factor, **fields):
     return accounting.formal_report(_ledger(cohorts, np.asarray(noise) * factor, **fields), DELTA, WHOLE).epsilon
 
@@ -318,11 +338,14 @@ class TestExactScale:
     factor = accounting.exact_scale(_ledger([range(3)] * 200, noise=127.0), 6.0, DELTA)
     assert 127.0 * factor == pytest.approx(10.8, abs=0.005)
 
-  @pytest.mark.parametrize('ledger, words', [
+  @pytest.mark.parametrize(
+    'ledger, words',
+    [
       (dict(cohorts=[[0], [1]], noise=[5.0, 0.0]), 'without noise'),
       (dict(cohorts=[[], []]), 'no client takes part'),
       (dict(cohorts=[[0]] * 4, count_noise=0.5), 'noised counts alone spend .* at delta=1e-05'),
-  ])
+    ],
+  )
   def test_impossible(self, ledger, words):
     with pytest.raises(ValueError, match=words):
       accounting.exact_scale(_ledger(**ledger), 1.0, DELTA)
@@ -333,7 +356,6 @@ class TestExactScale:
 
 
 class TestCost:
-
   def test_distinct_histories_of_many_clients_are_few_for_slow_accountants(self, monkeypatch):
     """Of 1,000 clients of different histories, what takes milliseconds each is asked for a few dozen."""
     rng = np.random.default_rng(0)

@@ -27,7 +27,6 @@ def _delta(epsilon, multiplier):
 
 
 class TestClassic:
-
   def test_closed_form(self):
     # δ = 1.25·e^(-8): √(2·8) = 4.
     assert _multiplier('classic', 0.5, 1.25 * math.exp(-8)) == pytest.approx(8.0)
@@ -52,7 +51,6 @@ class TestClassic:
 
 
 class TestAnalytic:
-
   @pytest.mark.parametrize('epsilon', [0.001, 0.03, 0.5, 1.0, 3.0, 10.0, 100.0])
   @pytest.mark.parametrize('delta', [1e-10, 1e-5, 1e-2])
   def test_is_the_smallest_that_is_enough(self, epsilon, delta):
@@ -79,13 +77,13 @@ class TestAnalytic:
 
   def test_elementwise_in_a_graph_of_unknown_length(self):
     traced = tf.function(
-        lambda epsilon: gaussian.noise_multiplier('analytic', epsilon, 1e-5),
-        input_signature=[tf.TensorSpec([None], tf.float32)],
+      lambda epsilon: gaussian.noise_multiplier('analytic', epsilon, 1e-5),
+      input_signature=[tf.TensorSpec([None], tf.float32)],
     )
     found = traced(tf.constant([0.1, 2.0]))
     assert found.dtype == tf.float32
     np.testing.assert_allclose(
-        found, [_multiplier('analytic', 0.1, 1e-5), _multiplier('analytic', 2.0, 1e-5)], rtol=1e-6
+      found, [_multiplier('analytic', 0.1, 1e-5), _multiplier('analytic', 2.0, 1e-5)], rtol=1e-6
     )
     assert traced(tf.zeros([0])).shape == [0]
 
@@ -95,7 +93,6 @@ class TestAnalytic:
 
 
 class TestNoise:
-
   @pytest.mark.parametrize('stddev', [1.0, 0.037, 250.0])
   def test_scale(self, stddev):
     noise_checks.assert_gaussian(gaussian.noise(tf.constant([1, 2], tf.int64), [50, 10], stddev), stddev)
@@ -111,7 +108,6 @@ class TestNoise:
 
   def test_no_noise_is_exactly_zero(self):
     np.testing.assert_array_equal(gaussian.noise(tf.constant([1, 2], tf.int64), [9], 0.0), np.zeros(9))
-
 
   def test_is_half_the_sum_of_four_independent_float64_draws(self):
     seed, total = tf.constant([1, 2], tf.int64), np.zeros(1000)
@@ -130,5 +126,5 @@ class TestNoiseChecks:
     generator = np.random.default_rng(0)
     right = generator.normal(size=300)
     assert noise_checks.is_gaussian(right, 1.0)
-    for wrong in (right * 2 / 3, right * 3 / 2, generator.uniform(-3**0.5, 3**0.5, 3000), right + 0.5, right * 0):
+    for wrong in (right * 2 / 3, right * 3 / 2, generator.uniform(-(3**0.5), 3**0.5, 3000), right + 0.5, right * 0):
       assert not noise_checks.is_gaussian(wrong, 1.0)

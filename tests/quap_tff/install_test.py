@@ -26,15 +26,26 @@ def _wheel(tmp_path_factory):
   for name in ('pyproject.toml', 'README.md'):
     shutil.copy(ROOT / name, folder / 'source')
   subprocess.run(
-      [sys.executable, '-m', 'pip', 'wheel', '--quiet', '--no-deps', '--no-index', '--no-build-isolation',
-       '--wheel-dir', str(folder), str(folder / 'source')],
-      check=True, timeout=120,
+    [
+      sys.executable,
+      '-m',
+      'pip',
+      'wheel',
+      '--quiet',
+      '--no-deps',
+      '--no-index',
+      '--no-build-isolation',
+      '--wheel-dir',
+      str(folder),
+      str(folder / 'source'),
+    ],
+    check=True,
+    timeout=120,
   )
   return next(folder.glob('quap_tff-*.whl'))
 
 
 class TestWheel:
-
   def test_holds_every_module_of_the_library_and_nothing_else(self, wheel):
     names = [name for name in zipfile.ZipFile(wheel).namelist() if '.dist-info/' not in name]
     assert sorted(names) == sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / 'quap_tff').rglob('*.py'))
@@ -50,8 +61,13 @@ class TestWheel:
   def test_works_from_another_folder(self, wheel, tmp_path):
     code = 'import quap_tff; print(quap_tff.QuapPlan(quap_tff.QuapConfig(num_clients=3)).num_clients)'
     done = subprocess.run(
-        [sys.executable, '-c', code], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120,
-        env={**os.environ, 'PYTHONPATH': os.pathsep.join([str(wheel), *_without_sources()])},
+      [sys.executable, '-c', code],
+      cwd=tmp_path,
+      capture_output=True,
+      text=True,
+      check=True,
+      timeout=120,
+      env={**os.environ, 'PYTHONPATH': os.pathsep.join([str(wheel), *_without_sources()])},
     )
     assert done.stdout == '3\n'
 
@@ -61,12 +77,11 @@ def _without_sources():
 
 
 class TestMissingPackage:
-
   # In the order in which they are imported, so that one process can miss one after the other.
   _MISSING = {'tensorflow': 'tensorflow', 'tensorflow_federated': 'tensorflow-federated', 'tree': 'dm-tree'}
 
   def test_says_which_and_how_to_install_it(self):
-    code = f'''
+    code = f"""
 import sys
 import quap_tff
 for name in {list(self._MISSING)}:
@@ -77,10 +92,13 @@ for name in {list(self._MISSING)}:
   except quap_tff.lazy.MissingPackageError as error:
     print(error)
   del sys.modules[name]
-'''
+"""
     done = subprocess.run(
-        [sys.executable, '-c', code], capture_output=True, text=True, timeout=120,
-        env={**os.environ, 'PYTHONPATH': os.pathsep.join([str(ROOT), *sys.path])},
+      [sys.executable, '-c', code],
+      capture_output=True,
+      text=True,
+      timeout=120,
+      env={**os.environ, 'PYTHONPATH': os.pathsep.join([str(ROOT), *sys.path])},
     )
     said = done.stdout.splitlines()
     assert len(said) == len(self._MISSING), done.stderr

@@ -23,10 +23,11 @@ _MODEL = _layers(_CONV, _HIDDEN, _LOGITS)
 
 
 class TestFromVariables:
-
   def test_groups_by_layer_in_the_models_order(self):
     assert _MODEL == (
-        layers.Layer('conv', (0, 1), False), layers.Layer('hidden', (2, 3), True), layers.Layer('logits', (4, 5), True)
+      layers.Layer('conv', (0, 1), False),
+      layers.Layer('hidden', (2, 3), True),
+      layers.Layer('logits', (4, 5), True),
     )
 
   def test_dense_without_bias_and_nested_names(self):
@@ -48,8 +49,8 @@ class TestFromVariables:
     assert layers.critical_indices(_layers(unnamed), layers.FINAL_DENSE) == (2, 3)
 
   @pytest.mark.parametrize(
-      'name, shape, final_weights',
-      [('mnist_cnn', (28, 28, 1), 1290), ('cifar10_cnn', (32, 32, 3), 1290), ('digits_cnn', (8, 8, 1), 330)],
+    'name, shape, final_weights',
+    [('mnist_cnn', (28, 28, 1), 1290), ('cifar10_cnn', (32, 32, 3), 1290), ('digits_cnn', (8, 8, 1), 330)],
   )
   def test_the_final_layer_of_our_models(self, name, shape, final_weights):
     with tf.Graph().as_default():
@@ -74,22 +75,22 @@ class TestFromVariables:
 
 
 class TestFromShapes:
-
   def test_biases_join_their_kernels(self):
     assert layers.from_shapes([[3, 3, 1, 8], [8], [32, 16], [16], [16, 4]]) == (
-        layers.Layer('layer_0', (0, 1), False),
-        layers.Layer('layer_1', (2, 3), True),
-        layers.Layer('layer_2', (4,), True),
+      layers.Layer('layer_0', (0, 1), False),
+      layers.Layer('layer_1', (2, 3), True),
+      layers.Layer('layer_2', (4,), True),
     )
 
   def test_a_vector_of_another_size_is_its_own_layer(self):
     assert layers.from_shapes([[4, 3], [5], []]) == (
-        layers.Layer('layer_0', (0,), True), layers.Layer('layer_1', (1,), False), layers.Layer('layer_2', (2,), False)
+      layers.Layer('layer_0', (0,), True),
+      layers.Layer('layer_1', (1,), False),
+      layers.Layer('layer_2', (2,), False),
     )
 
 
 class TestFromLeaves:
-
   def test_by_name_where_every_key_is_one(self):
     found = layers.from_leaves([('dense', 'bias'), ('dense', 'kernel')], [[3], [4, 3]])
     assert found == (layers.Layer('dense', (0, 1), True),)
@@ -104,34 +105,33 @@ class TestFromLeaves:
 
 
 class TestCriticalLayers:
-
   @pytest.mark.parametrize(
-      'selection, expected',
-      [
-          ('final_dense', (4, 5)),
-          ('all_dense', (2, 3, 4, 5)),
-          ('all', (0, 1, 2, 3, 4, 5)),
-          ('conv', (0, 1)),
-          ('logits,conv', (0, 1, 4, 5)),
-          ('conv, logits', (0, 1, 4, 5)),
-          ('*i*', (2, 3, 4, 5)),
-          ('[hl]*', (2, 3, 4, 5)),
-          ('conv,conv*', (0, 1)),
-      ],
+    'selection, expected',
+    [
+      ('final_dense', (4, 5)),
+      ('all_dense', (2, 3, 4, 5)),
+      ('all', (0, 1, 2, 3, 4, 5)),
+      ('conv', (0, 1)),
+      ('logits,conv', (0, 1, 4, 5)),
+      ('conv, logits', (0, 1, 4, 5)),
+      ('*i*', (2, 3, 4, 5)),
+      ('[hl]*', (2, 3, 4, 5)),
+      ('conv,conv*', (0, 1)),
+    ],
   )
   def test_selects(self, selection, expected):
     assert layers.critical_indices(_MODEL, selection) == expected
 
   @pytest.mark.parametrize(
-      'selection, message',
-      [
-          ('logit', "Unknown critical layer 'logit'. Did you mean 'logits'"),
-          ('conv,logit', "Unknown critical layer 'logit'"),
-          ('final_dens', "Did you mean 'final_dense'"),
-          ('Conv', "Unknown critical layer 'Conv'. Did you mean 'conv'"),
-          ('dense*', 'Valid: .*conv.*hidden.*logits'),
-          ('conv,,logits', "Unknown critical layer ''"),
-      ],
+    'selection, message',
+    [
+      ('logit', "Unknown critical layer 'logit'. Did you mean 'logits'"),
+      ('conv,logit', "Unknown critical layer 'logit'"),
+      ('final_dens', "Did you mean 'final_dense'"),
+      ('Conv', "Unknown critical layer 'Conv'. Did you mean 'conv'"),
+      ('dense*', 'Valid: .*conv.*hidden.*logits'),
+      ('conv,,logits', "Unknown critical layer ''"),
+    ],
   )
   def test_a_name_that_matches_nothing(self, selection, message):
     with pytest.raises(ValueError, match=message):
@@ -144,5 +144,5 @@ class TestCriticalLayers:
 
   @pytest.mark.parametrize('selection', ['final_dense', 'all_dense'])
   def test_a_model_without_dense_layers(self, selection):
-    with pytest.raises(ValueError, match="the model has no Dense layer. Its layers: conv. Name the critical ones"):
+    with pytest.raises(ValueError, match='the model has no Dense layer. Its layers: conv. Name the critical ones'):
       layers.critical_layers(_layers(_CONV), selection)

@@ -28,7 +28,6 @@ def _finished(config, state, ids, gains):
 
 
 class TestAccount:
-
   def test_an_even_budget_lasts_for_the_planned_rounds(self):
     config = _config(lasts=1.0, growth=0.0)
     # 4·(1/z² + 1/c²) = μ_max², a tenth of it for the losses.
@@ -75,7 +74,6 @@ class TestAccount:
 
 
 class TestStep:
-
   def test_the_best_step_is_taken(self):
     config = _config(epsilon=100.0, planned_rounds=1)
     step, state = _finished(config, line_search.initial_state(config), _ids(0, 1), [5.0, 90.0, -3.0])
@@ -92,13 +90,12 @@ class TestStep:
     state = line_search.initial_state(config)
     plan = line_search.plan_round(config, state, _ids())
     step, after = line_search.chosen_step(config, state, plan, tf.constant([9.0, 9.0, 9.0]))
-    direction, = line_search.noised_direction(config, state, plan, [tf.ones([2])])
+    (direction,) = line_search.noised_direction(config, state, plan, [tf.ones([2])])
     assert float(step) == 0 and direction.numpy().tolist() == [0, 0]
     assert float(after.multiplier) == config.first_multiplier and int(after.noise.counter) == 0
 
 
 class TestBounds:
-
   def test_by_hand(self):
     found = line_search.bounded([tf.constant([3.0]), tf.constant([4.0])], 1.0, tf.constant(1.0))
     np.testing.assert_allclose([found[0][0], found[1][0]], [0.6, 0.8], rtol=1e-5)
@@ -110,7 +107,6 @@ class TestBounds:
 
 
 class TestNoise:
-
   def test_of_the_gradient(self):
     config = _config(clip=0.5)
     state = line_search.initial_state(config)
@@ -137,13 +133,19 @@ class TestNoise:
 
 
 class TestConfig:
-
-  @pytest.mark.parametrize('overrides, message', [
-      (dict(steps=()), 'at least one step size'), (dict(steps=(0.0,)), 'step size'), (dict(growth=-1.0), 'growth'),
-      (dict(test_share=1.0), 'test_share'), (dict(lasts=0.5), 'lasts'), (dict(loss_clip=0.0), 'loss_clip'),
-      (dict(clip=-1.0), 'clipping norm'), (dict(epsilon=0.0), 'epsilon'),
-  ])
+  @pytest.mark.parametrize(
+    'overrides, message',
+    [
+      (dict(steps=()), 'at least one step size'),
+      (dict(steps=(0.0,)), 'step size'),
+      (dict(growth=-1.0), 'growth'),
+      (dict(test_share=1.0), 'test_share'),
+      (dict(lasts=0.5), 'lasts'),
+      (dict(loss_clip=0.0), 'loss_clip'),
+      (dict(clip=-1.0), 'clipping norm'),
+      (dict(epsilon=0.0), 'epsilon'),
+    ],
+  )
   def test_bad_parameters(self, overrides, message):
     with pytest.raises(ValueError, match=message):
       _config(**overrides)
-

@@ -10,7 +10,6 @@ _ALL = (malicious.SignFlip(), malicious.Scaling(), malicious.LabelFlip())
 
 
 class TestClients:
-
   @pytest.mark.parametrize('share, count', [(0.0, 0), (0.2, 2), (0.25, 3), (0.04, 0), (1.0, 10)])
   def test_the_share_is_rounded_to_a_number_of_clients(self, share, count):
     found = malicious.SignFlip(share).clients(10, 7)
@@ -32,7 +31,6 @@ class TestClients:
 
 
 class TestAttacks:
-
   def test_sign_flip(self):
     update = [tf.constant([1.0, -2.0]), tf.constant(3.0)]
     found = malicious.SignFlip(factor=2.0).changed_update(update)
@@ -50,12 +48,15 @@ class TestAttacks:
     labels = np.array([1, 2], np.int32)
     assert [attack.changed_labels(labels, 3) is labels for attack in _ALL] == [True, True, False]
 
-  @pytest.mark.parametrize('make, message', [
+  @pytest.mark.parametrize(
+    'make, message',
+    [
       (lambda: malicious.SignFlip(1.5), 'share of malicious clients'),
       (lambda: malicious.LabelFlip(-0.1), 'share of malicious clients'),
       (lambda: malicious.SignFlip(factor=0.0), 'factor of sign_flip'),
       (lambda: malicious.Scaling(factor=float('inf')), 'factor of scaling'),
-  ])
+    ],
+  )
   def test_bad_parameters(self, make, message):
     with pytest.raises(ValueError, match=message):
       make()

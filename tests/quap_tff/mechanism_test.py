@@ -66,7 +66,6 @@ def _run_once(config, cohort, **keywords):
 
 
 class TestUpdateNorm:
-
   @pytest.mark.parametrize('scope, expected', [('critical', 5.0), ('all_layers', 13.0)])
   def test_by_hand(self, scope, expected):
     update = [tf.constant([12.0, 0.0]), tf.constant([3.0, 4.0])]
@@ -87,10 +86,9 @@ class TestUpdateNorm:
 
 
 class TestClipUpdate:
-
   def _clip(self, update, norm, clip, **overrides):
     clipped = mechanism.clip_update(
-        _config(**overrides), _CRITICAL, [tf.constant(u) for u in update], tf.constant(norm), tf.constant(clip)
+      _config(**overrides), _CRITICAL, [tf.constant(u) for u in update], tf.constant(norm), tf.constant(clip)
     )
     return [c.numpy().tolist() for c in clipped]
 
@@ -121,7 +119,6 @@ class TestClipUpdate:
 
 
 class TestRoundWithoutNoise:
-
   def test_by_hand(self):
     # Norms 5 (clipped to 1), 0.5 and 0.
     cohort = {3: ([1.0, 2.0], [3.0, 4.0]), 5: ([4.0, 5.0], [0.3, 0.4]), 7: ([1.0, -1.0], [0.0, 0.0])}
@@ -129,26 +126,26 @@ class TestRoundWithoutNoise:
     np.testing.assert_allclose(mean[0], [2.0, 2.0], rtol=1e-6)
     np.testing.assert_allclose(mean[1], [0.3, 0.4], rtol=1e-6)
     expected = collections.OrderedDict(
-        round=1,
-        cohort_size=3,
-        epsilon=_INF,
-        clipping_norm=1.0,
-        noise_multiplier=0.0,
-        sigma=0.0,
-        norm_p10=0.1,
-        norm_p50=0.5,
-        norm_p90=4.1,
-        norm_max=5.0,
-        clipped_fraction=1 / 3,
-        non_finite_updates=0,
-        signal_norm=0.5,
-        noise_norm=0.0,
-        noise_to_signal=0.0,
-        participation_mean=0.3,
-        participation_stddev=math.sqrt(0.21),
-        participation_min=0.0,
-        participation_max=1.0,
-        participation_never_seen=7,
+      round=1,
+      cohort_size=3,
+      epsilon=_INF,
+      clipping_norm=1.0,
+      noise_multiplier=0.0,
+      sigma=0.0,
+      norm_p10=0.1,
+      norm_p50=0.5,
+      norm_p90=4.1,
+      norm_max=5.0,
+      clipped_fraction=1 / 3,
+      non_finite_updates=0,
+      signal_norm=0.5,
+      noise_norm=0.0,
+      noise_to_signal=0.0,
+      participation_mean=0.3,
+      participation_stddev=math.sqrt(0.21),
+      participation_min=0.0,
+      participation_max=1.0,
+      participation_never_seen=7,
     )
     assert list(measurements) == list(expected)
     np.testing.assert_allclose([float(m) for m in measurements.values()], list(expected.values()), rtol=1e-5)
@@ -187,18 +184,18 @@ class TestRoundWithoutNoise:
 
   @pytest.mark.parametrize('placement', ['none', 'server', 'client'])
   @pytest.mark.parametrize(
-      'clip',
-      [
-          clip_rules.QuantileEma(),
-          clip_rules.Fixed(1.0),
-          clip_rules.PrivateQuantile(),
-          clip_rules.QuantileEma(initial_clip=1.0),
-      ],
+    'clip',
+    [
+      clip_rules.QuantileEma(),
+      clip_rules.Fixed(1.0),
+      clip_rules.PrivateQuantile(),
+      clip_rules.QuantileEma(initial_clip=1.0),
+    ],
   )
   @pytest.mark.parametrize('rate', ['cumulative', 'ema'])
   def test_an_empty_cohort_changes_nothing_but_the_round(self, clip, rate, placement):
     config = _config(
-        clip=clip, noise=NoiseConfig(placement, seed=3), participation=ParticipationConfig(rate), max_agg_norm=1.0
+      clip=clip, noise=NoiseConfig(placement, seed=3), participation=ParticipationConfig(rate), max_agg_norm=1.0
     )
     before, _ = _run_rounds(config, [{0: ([1.0, 2.0], [3.0, 4.0]), 4: ([1.0, 2.0], [0.3, 0.4])}] * 2)
     after, mean, measurements = _run_round(config, before, {})
@@ -209,12 +206,12 @@ class TestRoundWithoutNoise:
     assert measurements['noise_norm'] == 0.0
 
   @pytest.mark.parametrize(
-      'ids, message',
-      [
-          ([0, 10], r'Client ids must lie in \[0, 10\), the configured population'),
-          ([-1], r'Client ids must lie in \[0, 10\)'),
-          ([3, 4, 3], 'A client appears twice in the cohort'),
-      ],
+    'ids, message',
+    [
+      ([0, 10], r'Client ids must lie in \[0, 10\), the configured population'),
+      ([-1], r'Client ids must lie in \[0, 10\)'),
+      ([3, 4, 3], 'A client appears twice in the cohort'),
+    ],
   )
   @pytest.mark.parametrize('traced', [False, True])
   def test_bad_ids(self, ids, message, traced):
@@ -229,7 +226,7 @@ class TestRoundWithoutNoise:
     config = _config(noise=NoiseConfig('client', seed=0))
     broadcast = mechanism.client_noise_broadcast(config, mechanism.initial_state(config))
     mechanism.client_noise(
-        config, _CRITICAL, [tf.zeros([2])] * 2, tf.constant(client_id, tf.int64), broadcast, tf.constant(1.0)
+      config, _CRITICAL, [tf.zeros([2])] * 2, tf.constant(client_id, tf.int64), broadcast, tf.constant(1.0)
     )
 
   def test_the_last_client_can_take_part(self):
@@ -238,7 +235,6 @@ class TestRoundWithoutNoise:
 
 
 class TestClipTiming:
-
   def _clips(self, config, norms, **keywords):
     """(used, kept, critical mean of one client) in each round."""
     state, found = mechanism.initial_state(config), []
@@ -250,7 +246,7 @@ class TestClipTiming:
   def test_current_starts_at_the_first_target(self):
     config = _config(clip=clip_rules.QuantileEma(momentum=0.5))
     np.testing.assert_allclose(
-        self._clips(config, [4.0, 8.0, 2.0]), [(4.0, 4.0, 4.0), (6.0, 6.0, 6.0), (4.0, 4.0, 2.0)]
+      self._clips(config, [4.0, 8.0, 2.0]), [(4.0, 4.0, 4.0), (6.0, 6.0, 6.0), (4.0, 4.0, 2.0)]
     )
 
   def test_current_with_an_initial_clip(self):
@@ -260,7 +256,7 @@ class TestClipTiming:
   def test_previous_clips_by_what_was_known_before(self):
     config = _config(clip=clip_rules.QuantileEma(momentum=0.5, initial_clip=1.0, timing='previous'))
     np.testing.assert_allclose(
-        self._clips(config, [4.0, 8.5, 2.0]), [(1.0, 2.5, 1.0), (2.5, 5.5, 2.5), (5.5, 3.75, 2.0)]
+      self._clips(config, [4.0, 8.5, 2.0]), [(1.0, 2.5, 1.0), (2.5, 5.5, 2.5), (5.5, 3.75, 2.0)]
     )
 
   def test_private_quantile_clips_by_what_was_known_before(self):
@@ -272,14 +268,13 @@ class TestClipTiming:
     budget = BudgetConfig(epsilon_total=1.0, num_rounds=2, alpha=0.0)
     for timing, expected in (('current', [20.0, 44.0]), ('previous', [8.0, 20.0])):
       config = _config(
-          clip=clip_rules.QuantileEma(momentum=0.5, initial_clip=1.0, timing=timing), noise=noise, budget=budget
+        clip=clip_rules.QuantileEma(momentum=0.5, initial_clip=1.0, timing=timing), noise=noise, budget=budget
       )
       _, results = _run_rounds(config, [{0: ([0.0] * 2, [4.0, 0.0])}, {0: ([0.0] * 2, [8.5, 0.0])}])
       np.testing.assert_allclose([float(m['sigma']) for _, m in results], expected, rtol=1e-5)
 
 
 class TestUpdateScale:
-
   def test_divides_before_the_clip_and_multiplies_after(self):
     # Norm 5/0.5 = 10 is clipped to 2, a fifth.
     config = _config(clip=clip_rules.Fixed(2.0))
@@ -300,12 +295,11 @@ class TestUpdateScale:
 
 
 class TestEpsilon:
-
   def test_warmup_then_the_mean_rate(self):
     config = _config(
-        budget=BudgetConfig(epsilon_total=4.0, num_rounds=4, alpha=0.5, beta=math.log(4)),
-        noise=NoiseConfig(calibration='analytic'),
-        participation=ParticipationConfig(warmup_rounds=1),
+      budget=BudgetConfig(epsilon_total=4.0, num_rounds=4, alpha=0.5, beta=math.log(4)),
+      noise=NoiseConfig(calibration='analytic'),
+      participation=ParticipationConfig(warmup_rounds=1),
     )
     update = ([0.0, 0.0], [1.0, 0.0])
     _, results = _run_rounds(config, [{0: update}, {0: update, 1: update}, {}, {1: update}])
@@ -314,20 +308,20 @@ class TestEpsilon:
     np.testing.assert_allclose([float(m['epsilon']) for _, m in results], expected, rtol=1e-6)
 
   @given(
-      history=st.lists(st.lists(st.integers(0, 4), unique=True), min_size=1, max_size=6),
-      rate=st.sampled_from(['cumulative', 'ema']),
-      rule=st.sampled_from(['cohort_mean_rate', 'cohort_mean_budget', 'cohort_min', 'uniform']),
-      placement=st.sampled_from(['server', 'client']),
-      warmup=st.integers(0, 3),
+    history=st.lists(st.lists(st.integers(0, 4), unique=True), min_size=1, max_size=6),
+    rate=st.sampled_from(['cumulative', 'ema']),
+    rule=st.sampled_from(['cohort_mean_rate', 'cohort_mean_budget', 'cohort_min', 'uniform']),
+    placement=st.sampled_from(['server', 'client']),
+    warmup=st.integers(0, 3),
   )
   @settings(derandomize=True, deadline=None, max_examples=15)
   def test_any_history_against_numpy(self, history, rate, rule, placement, warmup):
     config = _config(
-        num_clients=5,
-        budget=BudgetConfig(6.0, 10, 0.5, 2.0, rule),
-        participation=ParticipationConfig(rate, 0.3, warmup),
-        noise=NoiseConfig(placement, delta=_DELTA, seed=1),
-        clip=clip_rules.Fixed(2.0),
+      num_clients=5,
+      budget=BudgetConfig(6.0, 10, 0.5, 2.0, rule),
+      participation=ParticipationConfig(rate, 0.3, warmup),
+      noise=NoiseConfig(placement, delta=_DELTA, seed=1),
+      clip=clip_rules.Fixed(2.0),
     )
     _, results = _run_rounds(config, [{i: ([0.0] * 2, [1.0, 0.0]) for i in cohort} for cohort in history])
     counts, ema = np.zeros(5), np.zeros(5)
@@ -346,10 +340,10 @@ class TestEpsilon:
         sigma = np.sqrt(np.sum((2.0 * 4.0 / each) ** 2)) / len(cohort)
       else:
         epsilon = {
-            'cohort_mean_rate': 0.6 * (1 + 0.5 * np.exp(-2.0 * np.mean(rates))) if each[0] != 0.6 else 0.6,
-            'cohort_mean_budget': np.mean(each),
-            'cohort_min': np.min(each),
-            'uniform': 0.6,
+          'cohort_mean_rate': 0.6 * (1 + 0.5 * np.exp(-2.0 * np.mean(rates))) if each[0] != 0.6 else 0.6,
+          'cohort_mean_budget': np.mean(each),
+          'cohort_min': np.min(each),
+          'uniform': 0.6,
         }[rule]
         np.testing.assert_allclose(measurements['epsilon'], epsilon, rtol=1e-5)
         sigma = 2.0 / len(cohort) * 4.0 / epsilon
@@ -365,7 +359,7 @@ class TestServerNoise:
   def test_sigma_by_hand(self):
     # σ = (C/M)·4/ε = (2/5)·4/0.5.
     config = _config(
-        clip=clip_rules.Fixed(2.0), budget=BudgetConfig(1.0, 2, alpha=0.0), noise=NoiseConfig(delta=_DELTA, seed=0)
+      clip=clip_rules.Fixed(2.0), budget=BudgetConfig(1.0, 2, alpha=0.0), noise=NoiseConfig(delta=_DELTA, seed=0)
     )
     _, _, measurements = _run_once(config, self._cohort(5), **self._LARGE)
     np.testing.assert_allclose(measurements['sigma'], 3.2, rtol=1e-5)
@@ -382,7 +376,7 @@ class TestServerNoise:
 
   def test_classic_scale(self):
     config = _config(
-        clip=clip_rules.Fixed(2.0), budget=BudgetConfig(1.0, 2, alpha=0.0), noise=NoiseConfig(delta=_DELTA, seed=0)
+      clip=clip_rules.Fixed(2.0), budget=BudgetConfig(1.0, 2, alpha=0.0), noise=NoiseConfig(delta=_DELTA, seed=0)
     )
     _, mean, measurements = _run_once(config, self._cohort(5), **self._LARGE)
     noise_checks.assert_gaussian(mean[1], 3.2)
@@ -392,9 +386,9 @@ class TestServerNoise:
   def test_analytic_scale(self):
     # z(1, 1e-5) = 3.7306 (Balle and Wang's algorithm 1).
     config = _config(
-        clip=clip_rules.Fixed(2.0),
-        budget=BudgetConfig(2.0, 2, alpha=0.0),
-        noise=NoiseConfig(calibration='analytic', seed=0),
+      clip=clip_rules.Fixed(2.0),
+      budget=BudgetConfig(2.0, 2, alpha=0.0),
+      noise=NoiseConfig(calibration='analytic', seed=0),
     )
     _, mean, measurements = _run_once(config, self._cohort(5), **self._LARGE)
     np.testing.assert_allclose(measurements['sigma'], 0.4 * 3.7306, rtol=1e-4)
@@ -424,7 +418,7 @@ class TestServerNoise:
     cohort = {0: ([0.0] * 3, np.full([40, 10], 1e-3))}
     _, _, measurements = _run_once(_config(noise=NoiseConfig(seed=0)), cohort, **self._LARGE)
     np.testing.assert_allclose(
-        measurements['noise_to_signal'], measurements['noise_norm'] / measurements['signal_norm'], rtol=1e-6
+      measurements['noise_to_signal'], measurements['noise_norm'] / measurements['signal_norm'], rtol=1e-6
     )
     np.testing.assert_allclose(measurements['signal_norm'], 0.02, rtol=1e-5)
 
@@ -442,17 +436,17 @@ class TestClientNoise:
   def test_scale_for_each_client(self):
     # Rates (1 and 1/2 in round 2) give ε 0.5·(1 + 4^-1) and 0.5·(1 + 4^-0.5), σ_i = 2·4/ε_i.
     config = _config(
-        clip=clip_rules.Fixed(2.0),
-        budget=BudgetConfig(1.0, 2, alpha=1.0, beta=math.log(4)),
-        participation=ParticipationConfig(warmup_rounds=0),
-        noise=NoiseConfig('client', delta=_DELTA, seed=0),
+      clip=clip_rules.Fixed(2.0),
+      budget=BudgetConfig(1.0, 2, alpha=1.0, beta=math.log(4)),
+      participation=ParticipationConfig(warmup_rounds=0),
+      noise=NoiseConfig('client', delta=_DELTA, seed=0),
     )
     state, _ = _run_rounds(config, [{0: ([0.0], [0.0] * 600)}], **self._LARGE)
     broadcast = mechanism.client_noise_broadcast(config, state)
     for client_id, sigma in ((0, 16 / 1.25), (1, 16 / 1.5)):
       update = [tf.zeros([1]), tf.zeros([600])]
       [noise] = mechanism.client_noise(
-          config, _CRITICAL, update, tf.constant(client_id, tf.int64), broadcast, tf.constant(2.0)
+        config, _CRITICAL, update, tf.constant(client_id, tf.int64), broadcast, tf.constant(2.0)
       )
       noise_checks.assert_gaussian(noise, sigma)
     cohort = {0: ([0.0], [0.0] * 600), 1: ([0.0], [0.0] * 600)}
@@ -464,7 +458,7 @@ class TestClientNoise:
 
   def test_analytic_scale(self):
     config = _config(
-        budget=BudgetConfig(2.0, 2, alpha=0.0), noise=NoiseConfig('client', calibration='analytic', seed=0)
+      budget=BudgetConfig(2.0, 2, alpha=0.0), noise=NoiseConfig('client', calibration='analytic', seed=0)
     )
     _, mean, measurements = _run_once(config, {4: ([0.0], [0.0] * 600)}, **self._LARGE)
     np.testing.assert_allclose(measurements['sigma'], 3.7306, rtol=1e-4)
@@ -474,10 +468,10 @@ class TestClientNoise:
     config = _config(noise=NoiseConfig('client', seed=0))
     broadcast = mechanism.client_noise_broadcast(config, mechanism.initial_state(config))
     drawn = [
-        mechanism.client_noise(
-            config, (0, 1), [tf.zeros([600])] * 2, tf.constant(i, tf.int64), broadcast, tf.constant(1.0)
-        )
-        for i in (0, 1, 2)
+      mechanism.client_noise(
+        config, (0, 1), [tf.zeros([600])] * 2, tf.constant(i, tf.int64), broadcast, tf.constant(1.0)
+      )
+      for i in (0, 1, 2)
     ]
     draws = [noise.numpy() for noises in drawn for noise in noises]
     for a in range(len(draws)):
@@ -520,14 +514,13 @@ class TestNoiseStream:
     saved = copy.deepcopy(tf.nest.map_structure(lambda t: t.numpy(), state))
     restored = tf.nest.map_structure(tf.constant, saved)
     tf.nest.map_structure(
-        np.testing.assert_array_equal,
-        _run_round(config, state, self._COHORT, **self._KEYWORDS),
-        _run_round(config, restored, self._COHORT, **self._KEYWORDS),
+      np.testing.assert_array_equal,
+      _run_round(config, state, self._COHORT, **self._KEYWORDS),
+      _run_round(config, restored, self._COHORT, **self._KEYWORDS),
     )
 
 
 class TestPopulation:
-
   def test_a_million_clients_are_a_state_of_four_megabytes(self):
     config = _config(num_clients=10**6, noise=NoiseConfig(seed=0))
     state, _, measurements = _run_once(config, {999_999: ([0.0, 0.0], [1.0, 0.0]), 0: ([0.0, 0.0], [1.0, 0.0])})

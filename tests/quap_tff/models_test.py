@@ -18,17 +18,17 @@ from quap_tff import seeds
 from quap_tff import sequence_loss
 
 CASES = [
-    ('mnist_cnn', (28, 28, 1), 10, 1_199_882, 1_290),
-    ('femnist_cnn', (28, 28, 1), 62, 1_206_590, 7_998),
-    ('cifar10_cnn', (32, 32, 3), 10, 1_453_834, 1_290),
-    ('digits_cnn', (8, 8, 1), 10, 8_714, 330),
-    ('linear_features', (256,), 10, 2_560, 2_560),
-    ('logistic_regression', (8, 8, 1), 10, 650, 650),
-    ('mlp', (28, 28, 1), 10, 199_210, 2_010),
-    ('shakespeare_lstm', (80,), 90, 820_522, 23_130),
-    ('shakespeare_gru', (80,), 90, 65_322, 11_610),
-    ('shakespeare_bigram', (80,), 90, 8_100, 8_100),
-    ('words_lstm', (20,), 10_004, 4_050_748, 970_388),
+  ('mnist_cnn', (28, 28, 1), 10, 1_199_882, 1_290),
+  ('femnist_cnn', (28, 28, 1), 62, 1_206_590, 7_998),
+  ('cifar10_cnn', (32, 32, 3), 10, 1_453_834, 1_290),
+  ('digits_cnn', (8, 8, 1), 10, 8_714, 330),
+  ('linear_features', (256,), 10, 2_560, 2_560),
+  ('logistic_regression', (8, 8, 1), 10, 650, 650),
+  ('mlp', (28, 28, 1), 10, 199_210, 2_010),
+  ('shakespeare_lstm', (80,), 90, 820_522, 23_130),
+  ('shakespeare_gru', (80,), 90, 65_322, 11_610),
+  ('shakespeare_bigram', (80,), 90, 8_100, 8_100),
+  ('words_lstm', (20,), 10_004, 4_050_748, 970_388),
 ]
 
 
@@ -41,7 +41,6 @@ def stream(seed=7):
 
 
 class TestModels:
-
   def test_every_model_has_a_case(self):
     assert {case[0] for case in CASES} == set(models.MODELS)
 
@@ -127,10 +126,14 @@ class TestModels:
 
   def test_the_lstm_is_keras_own(self):
     mine = models.build_keras_model('shakespeare_lstm', (5,), 12, seed=1)
-    theirs = tf.keras.Sequential([
-        tf.keras.layers.Embedding(12, 8, input_length=5), tf.keras.layers.LSTM(256, return_sequences=True),
-        tf.keras.layers.LSTM(256, return_sequences=True), tf.keras.layers.Dense(12),
-    ])
+    theirs = tf.keras.Sequential(
+      [
+        tf.keras.layers.Embedding(12, 8, input_length=5),
+        tf.keras.layers.LSTM(256, return_sequences=True),
+        tf.keras.layers.LSTM(256, return_sequences=True),
+        tf.keras.layers.Dense(12),
+      ]
+    )
     theirs.build((None, 5))
     theirs.set_weights(mine.get_weights())
     x = np.random.default_rng(0).integers(0, 12, (3, 5)).astype(np.int32)
@@ -152,7 +155,6 @@ class TestModels:
 
 
 class TestSeededDropout:
-
   @pytest.mark.parametrize('rate', [0.1, 0.25, 0.5, 0.9])
   def test_keeps_the_right_share_and_scales_it(self, rate):
     x = tf.ones([200, 1001])
@@ -233,17 +235,17 @@ class TestClassifier:
     loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     accuracy = tf.keras.metrics.SparseCategoricalAccuracy
     return (
-        classifier.Classifier(digits_model(seed=seed), loss, spec),
-        tff.learning.models.from_keras_model(
-            digits_model(seed=seed), loss=loss, input_spec=spec, metrics=[lambda: accuracy(name='accuracy')]
-        ),
+      classifier.Classifier(digits_model(seed=seed), loss, spec),
+      tff.learning.models.from_keras_model(
+        digits_model(seed=seed), loss=loss, input_spec=spec, metrics=[lambda: accuracy(name='accuracy')]
+      ),
     )
 
   def batches(self):
     rng = np.random.default_rng(0)
     return [
-        {'x': tf.constant(rng.random((n, 8, 8, 1), np.float32)), 'y': tf.constant(rng.integers(0, 10, n, np.int32))}
-        for n in (5, 3)
+      {'x': tf.constant(rng.random((n, 8, 8, 1), np.float32)), 'y': tf.constant(rng.integers(0, 10, n, np.int32))}
+      for n in (5, 3)
     ]
 
   def test_outputs_gradients_and_metrics_are_those_of_tffs_model(self):
@@ -360,7 +362,7 @@ class TestSequences:
     x = np.array([[1, 2, 3], [1, 0, 0]], np.int32)
     y = np.array([[2, 3, -1], [3, -1, -1]], np.int32)
     update_fn = client_update.build_client_update(
-        model_fn(), tff.learning.optimizers.build_sgdm(0.5), client_update.ClientWorkConfig(batch_size=2, seed=0)
+      model_fn(), tff.learning.optimizers.build_sgdm(0.5), client_update.ClientWorkConfig(batch_size=2, seed=0)
     )
     zeros = tff.learning.models.ModelWeights([tf.zeros([4, 4])], [])
     examples = collections.OrderedDict(x=tf.constant(x), y=tf.constant(y))
@@ -374,7 +376,6 @@ class TestSequences:
 
 
 class TestEvaluation:
-
   def test_equals_keras_evaluate_and_is_traced_once(self, monkeypatch):
     traces = []
     argmax = tf.argmax
@@ -385,9 +386,7 @@ class TestEvaluation:
     evaluate = evaluation.build_evaluation(model_fn, batch_size=64)
     for seed in (4, 5):
       keras_model = digits_model(seed=seed)
-      keras_model.compile(
-          loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=['accuracy']
-      )
+      keras_model.compile(loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=['accuracy'])
       expected = keras_model.evaluate(x, y, verbose=0)
       weights = tff.learning.models.ModelWeights(keras_model.get_weights(), [])
       found = evaluate(weights, x, y)

@@ -13,9 +13,7 @@ def is_gaussian(samples, stddev, significance=_SIGNIFICANCE) -> bool:
   """Whether `samples` pass as independent N(0, stddev²), by variance (chi-square) and shape (Kolmogorov-Smirnov)."""
   scaled = np.ravel(np.asarray(samples, np.float64)) / stddev
   cumulative = stats.chi2.cdf(np.sum(scaled**2), scaled.size)
-  return (
-      2 * min(cumulative, 1 - cumulative) > significance and stats.kstest(scaled, 'norm').pvalue > significance
-  )
+  return 2 * min(cumulative, 1 - cumulative) > significance and stats.kstest(scaled, 'norm').pvalue > significance
 
 
 def assert_gaussian(samples, stddev, significance=_SIGNIFICANCE):
@@ -46,6 +44,6 @@ def distance_from_the_float32_grid(noise) -> float:
   Returns:
     Mean distance from the nearest multiple, in units of 2⁻²³, over the pairs where it can be measured: below 0.02.
   """
-  uniform = np.exp(-(np.asarray(noise, np.float64).reshape(-1, 2)**2).sum(axis=1) / 2)
+  uniform = np.exp(-(np.asarray(noise, np.float64).reshape(-1, 2) ** 2).sum(axis=1) / 2)
   steps = uniform[uniform < 0.02] * 2**23
   return np.abs(steps - np.round(steps)).mean()

@@ -46,11 +46,11 @@ def _of_line_search(update, bound):
 
 
 _METHODS = {
-    'quap': _of_quap(),
-    'quap_all_layers': _of_quap(clip_scope='all_layers'),
-    'certified': _of_certified,
-    'local': _of_local,
-    'line_search': _of_line_search,
+  'quap': _of_quap(),
+  'quap_all_layers': _of_quap(clip_scope='all_layers'),
+  'certified': _of_certified,
+  'local': _of_local,
+  'line_search': _of_line_search,
 }
 
 
@@ -59,7 +59,9 @@ def _norm(update):
 
 
 @pytest.mark.parametrize('method', _METHODS)
-@given(entries=st.lists(st.floats(0.5, 1), min_size=2, max_size=40), exponent=st.floats(-36, 37), clip=st.floats(-20, 20))
+@given(
+  entries=st.lists(st.floats(0.5, 1), min_size=2, max_size=40), exponent=st.floats(-36, 37), clip=st.floats(-20, 20)
+)
 @example(entries=[0.6] * 30, exponent=-22, clip=-20)
 @example(entries=[0.6] * 30, exponent=30, clip=0)
 @settings(derandomize=True, deadline=None, max_examples=60)
@@ -75,8 +77,9 @@ def test_the_bound_holds_at_every_scale(method, entries, exponent, clip):
 
 
 class TestSmallestClip:
-
-  @pytest.mark.parametrize('make', [
+  @pytest.mark.parametrize(
+    'make',
+    [
       clip_rules.Fixed,
       lambda clip: clip_rules.QuantileEma(initial_clip=clip),
       lambda clip: clip_rules.QuantileEma(min_clip=0, max_clip=clip),
@@ -84,19 +87,25 @@ class TestSmallestClip:
       lambda clip: clip_rules.NoisedMean(initial_clip=clip),
       lambda clip: clip_rules.Decaying(initial_clip=clip),
       lambda clip: line_search.LineSearchConfig(num_clients=2, epsilon=1.0, delta=1e-5, planned_rounds=3, clip=clip),
-      lambda clip: line_search.LineSearchConfig(num_clients=2, epsilon=1.0, delta=1e-5, planned_rounds=3, loss_clip=clip),
-  ])
+      lambda clip: line_search.LineSearchConfig(
+        num_clients=2, epsilon=1.0, delta=1e-5, planned_rounds=3, loss_clip=clip
+      ),
+    ],
+  )
   def test_is_the_same_for_every_method(self, make):
     make(clip_rules.SMALLEST_CLIP)
     with pytest.raises(ValueError, match='at least 1e-20'):
       make(1e-24)
 
-  @pytest.mark.parametrize('rule', [
+  @pytest.mark.parametrize(
+    'rule',
+    [
       clip_rules.QuantileEma(min_clip=0.0, initial_clip=1e-19, momentum=0.1),
       clip_rules.PrivateQuantile(initial_clip=1e-19, learning_rate=10.0, count_stddev=0.0),
       clip_rules.NoisedMean(initial_clip=1e-19, noise_multiplier=0.0),
       clip_rules.Decaying(initial_clip=1e-19, decay=0.1),
-  ])
+    ],
+  )
   def test_no_rule_moves_below_it(self, rule):
     norm = tf.constant(rule.initial_norm, tf.float32)
     for _ in range(20):

@@ -34,8 +34,15 @@ from quap_tff.plans import base
 
 _DELTA = 1e-5
 _FACTS = certificate.Facts(
-    algorithm='certified', epsilon=3.0, delta=_DELTA, planned_rounds=4, noised_weights=70, trained_weights=70,
-    clipping='One norm.', tuning='By theory.', test_set='Forty pictures.',
+  algorithm='certified',
+  epsilon=3.0,
+  delta=_DELTA,
+  planned_rounds=4,
+  noised_weights=70,
+  trained_weights=70,
+  clipping='One norm.',
+  tuning='By theory.',
+  test_set='Forty pictures.',
 )
 _STRANGE = [math.nan, math.inf, -math.inf, -1.0, 0.0, -0.0, 5e-324, 1e-310, 1e-200, 1e200, 1.7e308]
 _numbers = st.one_of(st.sampled_from(_STRANGE), st.floats(1e-3, 1e3))
@@ -59,14 +66,16 @@ def _ledger(correlation=correlations.Independent(), noise=2.0, count=math.inf):
 
 def _certified(**overrides):
   values = dict(
-      num_clients=3, epsilon=3.0, delta=_DELTA, weights=weight_rules.Uniform(),
-      participation=ParticipationConfig(warmup_rounds=0),
+    num_clients=3,
+    epsilon=3.0,
+    delta=_DELTA,
+    weights=weight_rules.Uniform(),
+    participation=ParticipationConfig(warmup_rounds=0),
   )
   return CertifiedConfig(**{**values, **overrides})
 
 
 class TestTradeoff:
-
   @given(mu=_numbers, delta=_numbers)
   @_property
   @pytest.mark.filterwarnings('ignore::RuntimeWarning')
@@ -111,7 +120,6 @@ class TestTradeoff:
 
 
 class TestHistories:
-
   @pytest.mark.parametrize('z', [math.nan, -1.0, -math.inf])
   def test_mechanisms_have_noise_that_is_a_number(self, z):
     with pytest.raises(ValueError, match='noise_multiplier'):
@@ -151,7 +159,7 @@ class TestHistories:
   def test_a_divergence_that_is_no_number_bounds_nothing(self, monkeypatch):
     # The library takes the maximum of 0 and the ε that follows from it.
     monkeypatch.setattr(
-        dp_accounting.rdp.RdpAccountant, 'rdp', property(lambda self: np.full(len(self.orders), math.nan))
+      dp_accounting.rdp.RdpAccountant, 'rdp', property(lambda self: np.full(len(self.orders), math.nan))
     )
     library_accountants._rdp_of.cache_clear()  # pylint: disable=protected-access
     history = accounting.History.gaussian(1.0, 1, 0.5)
@@ -172,7 +180,6 @@ class TestHistories:
 
 
 class TestLedger:
-
   @given(weight=_numbers, noise=_numbers, count=_numbers, budget=_numbers, clip=_numbers)
   @example(weight=1.0, noise=0.0, count=math.inf, budget=1.0, clip=1.0)
   @example(weight=1.0, noise=2.0, count=0.0, budget=1.0, clip=1.0)
@@ -204,12 +211,14 @@ class TestLedger:
     ledger = _ledger(_Broken())
     protection = protections.Protection(protections.RELEASED_MODEL, 'all', 'all')
     for use in (
-        accounting.total_mu, accounting.merged_histories, accounting.histories,
-        lambda one: accounting.epsilon_by_client(one, _DELTA),
-        lambda one: accounting.formal_report(one, _DELTA, protection),
-        lambda one: accounting.exact_scale(one, 1.0, _DELTA),
-        lambda one: certificate.refusals(one, _FACTS),
-        lambda one: certificate.issue(one, _FACTS, {}),
+      accounting.total_mu,
+      accounting.merged_histories,
+      accounting.histories,
+      lambda one: accounting.epsilon_by_client(one, _DELTA),
+      lambda one: accounting.formal_report(one, _DELTA, protection),
+      lambda one: accounting.exact_scale(one, 1.0, _DELTA),
+      lambda one: certificate.refusals(one, _FACTS),
+      lambda one: certificate.issue(one, _FACTS, {}),
     ):
       with pytest.raises(ValueError, match='account of client 0 is not a number'):
         use(ledger)
@@ -219,9 +228,9 @@ class TestLedger:
     with pytest.raises(ValueError, match='found NaN'):
       certificate.refusals(_ledger(), _FACTS)
 
-  @pytest.mark.parametrize('epsilon, delta', [
-      (math.nan, _DELTA), (math.inf, _DELTA), (1.0, math.nan), (1.0, 0.0), (-1.0, _DELTA),
-  ])
+  @pytest.mark.parametrize(
+    'epsilon, delta', [(math.nan, _DELTA), (math.inf, _DELTA), (1.0, math.nan), (1.0, 0.0), (-1.0, _DELTA)]
+  )
   def test_solving(self, epsilon, delta):
     with pytest.raises(ValueError):
       calibration.exact_scale(_ledger(), epsilon, delta)
@@ -239,23 +248,28 @@ class TestLedger:
 
 
 class TestFilter:
-
   @given(
-      limit=_numbers, noise=_numbers, cost=_numbers, spent=_numbers, before=_numbers, proposed=_numbers,
-      left=st.sampled_from([-1.0, 0.0, 5.0, math.inf, math.nan]), as_tensors=st.booleans(),
-      correlation=st.sampled_from([correlations.Independent(), correlations.Ar1(0.5), _Broken()]),
+    limit=_numbers,
+    noise=_numbers,
+    cost=_numbers,
+    spent=_numbers,
+    before=_numbers,
+    proposed=_numbers,
+    left=st.sampled_from([-1.0, 0.0, 5.0, math.inf, math.nan]),
+    as_tensors=st.booleans(),
+    correlation=st.sampled_from([correlations.Independent(), correlations.Ar1(0.5), _Broken()]),
   )
   @settings(_property, max_examples=400)
   @pytest.mark.filterwarnings('ignore::RuntimeWarning')
   def test_nobody_adds_anything_that_is_not_within_the_limit(
-      self, limit, noise, cost, spent, before, proposed, left, as_tensors, correlation
+    self, limit, noise, cost, spent, before, proposed, left, as_tensors, correlation
   ):
     if noise < 0 or cost < 0 or before < 0 or spent < 0:
       return  # What is squared, or adds up what is not negative.
     prices = privacy_filter.Prices(limit, noise, cost, correlation)
     make = lambda values, dtype=np.float64: (tf.constant if as_tensors else np.array)(values, dtype)
     accounts = privacy_filter.Accounts(
-        make([spent, 0.0]), [make([before, 0.0])] * correlation.num_buffers, make([0, 0], np.int64)
+      make([spent, 0.0]), [make([before, 0.0])] * correlation.num_buffers, make([0, 0], np.int64)
     )
     weights, after = privacy_filter.spend(prices, accounts, np.int64(1), left, make([proposed, 1.0]))
     for weight, own, begun in zip(np.asarray(weights), np.asarray(after.spent), (spent, 0.0)):
@@ -263,8 +277,10 @@ class TestFilter:
         assert own == begun or math.isnan(begun)
       else:
         assert 0 < weight <= 1 and own <= limit * (1 + 1e-10)
-        exact = (Fraction(float(weight)) / Fraction(noise))**2 if 0 < noise < math.inf else None
-        assert exact is None or limit == math.inf or exact <= Fraction(limit) * (1 + Fraction(1, 10**9)) - Fraction(begun)
+        exact = (Fraction(float(weight)) / Fraction(noise)) ** 2 if 0 < noise < math.inf else None
+        assert (
+          exact is None or limit == math.inf or exact <= Fraction(limit) * (1 + Fraction(1, 10**9)) - Fraction(begun)
+        )
 
   @pytest.mark.parametrize('wrong', [math.inf, 1.0])
   def test_a_weight_that_is_not_affordable_is_not_paid_for(self, wrong, monkeypatch):

@@ -17,11 +17,11 @@ _N = 6
 # A history: the cohort of each round, possibly empty.
 _histories = st.lists(st.lists(st.integers(0, _N - 1), unique=True, max_size=_N), min_size=1, max_size=12)
 _configs = st.builds(
-    ParticipationConfig,
-    rate=st.sampled_from(participation.RATES),
-    ema_weight=st.floats(0.05, 1.0),
-    warmup_rounds=st.integers(0, 6),
-    count_during_warmup=st.booleans(),
+  ParticipationConfig,
+  rate=st.sampled_from(participation.RATES),
+  ema_weight=st.floats(0.05, 1.0),
+  warmup_rounds=st.integers(0, 6),
+  count_during_warmup=st.booleans(),
 )
 
 
@@ -56,7 +56,6 @@ def _run(config, history):
 
 
 class TestRates:
-
   def test_cumulative_by_hand(self):
     config = ParticipationConfig()
     state = _run(config, [[0, 1], [0], [0, 2], []])
@@ -67,7 +66,7 @@ class TestRates:
     config = ParticipationConfig(rate='ema', ema_weight=0.25)
     state = _run(config, [[0], [1], [0]])
     np.testing.assert_allclose(
-        participation.rates(config, state, 3)[:2], [0.25 * 0.75**2 + 0.25, 0.25 * 0.75], rtol=1e-6
+      participation.rates(config, state, 3)[:2], [0.25 * 0.75**2 + 0.25, 0.25 * 0.75], rtol=1e-6
     )
 
   def test_the_present_round_counts(self):
@@ -102,9 +101,7 @@ class TestRates:
     round_num, cohort = len(history), history[-1]
     before, after = _run(config, history[:-1]), _run(config, history)
     promised = participation.rates_if_taking_part(config, before, round_num)
-    np.testing.assert_allclose(
-        promised[cohort], participation.rates(config, after, round_num)[cohort], rtol=1e-6
-    )
+    np.testing.assert_allclose(promised[cohort], participation.rates(config, after, round_num)[cohort], rtol=1e-6)
     assert np.all((promised >= 0) & (promised <= 1 + 1e-6))
 
   @pytest.mark.parametrize('round_num, expected', [(1, True), (5, True), (6, False)])
@@ -131,12 +128,11 @@ class TestRates:
 
 
 class TestState:
-
   def test_cumulative_keeps_counts_only(self):
     assert list(participation.initial_state(ParticipationConfig(), 3)) == ['counts']
 
   def test_ema_keeps_rates_too(self):
     state = participation.initial_state(ParticipationConfig(rate='ema'), 3)
     assert collections.OrderedDict((k, (v.dtype, v.shape)) for k, v in state.items()) == (
-        collections.OrderedDict(counts=(np.int32, (3,)), rates=(np.float32, (3,)))
+      collections.OrderedDict(counts=(np.int32, (3,)), rates=(np.float32, (3,)))
     )

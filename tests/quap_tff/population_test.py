@@ -34,13 +34,19 @@ def _ledger(num_clients=N, rounds=20, size=100, correlation=correlations.Ar1(0.5
 
 def _facts():
   return certificate.Facts(
-      algorithm='certified', epsilon=8.0, delta=DELTA, planned_rounds=20, noised_weights=4, trained_weights=4,
-      clipping='Clipped.', tuning='Not at all.', test_set='Nobody\'s.',
+    algorithm='certified',
+    epsilon=8.0,
+    delta=DELTA,
+    planned_rounds=20,
+    noised_weights=4,
+    trained_weights=4,
+    clipping='Clipped.',
+    tuning='Not at all.',
+    test_set="Nobody's.",
   )
 
 
 class TestListed:
-
   def test_everyone_in_a_small_population_and_participants_in_a_large_one(self):
     small, large = (_ledger(n, rounds=1, size=3) for n in (10_000, 10_001))
     np.testing.assert_array_equal(small.listed, np.arange(10_000))
@@ -48,7 +54,6 @@ class TestListed:
 
 
 class TestFigures:
-
   def test_epsilon_of_many_is_that_of_each(self, monkeypatch):
     mu = np.repeat(np.random.default_rng(0).uniform(0, 3, 50), 400)
     seen = []
@@ -124,13 +129,23 @@ class TestMillion:
 
   def test_the_server_keeps_five_numbers_for_each_client(self):
     config = configs.CertifiedConfig(
-        num_clients=N, epsilon=3.0, delta=DELTA, noise_multiplier=1.0, num_rounds=200,
-        correlation=correlations.Ar1(0.9), divisor=10.0,
+      num_clients=N,
+      epsilon=3.0,
+      delta=DELTA,
+      noise_multiplier=1.0,
+      num_rounds=200,
+      correlation=correlations.Ar1(0.9),
+      divisor=10.0,
     )
     state = mechanism.initial_state(config, [[2]])
     # Counts and weights of 4 bytes; what is spent, the sum of exponentials and the latest release of 8.
-    arrays = [state.participation['counts'], state.weights, state.accounts.spent, *state.accounts.sums,
-              state.accounts.latest]
+    arrays = [
+      state.participation['counts'],
+      state.weights,
+      state.accounts.spent,
+      *state.accounts.sums,
+      state.accounts.latest,
+    ]
     assert sum(array.numpy().nbytes for array in arrays) == 32 * N
 
   def test_the_threshold_is_one(self):

@@ -24,7 +24,9 @@ def _average(averaging, iterates):
   return averaging.value(_run(averaging, averaging.initial(_INITIAL), iterates), [_INITIAL, *iterates][-1])
 
 
-@pytest.mark.parametrize('spec, expected', [
+@pytest.mark.parametrize(
+  'spec, expected',
+  [
     ('none', [1, 2, 4, 8]),
     # θ_s weighs 1/2^(t-s): (1/2 + 2)/(3/2), (1/4 + 2/2 + 4)/(7/4), (1/8 + 2/4 + 4/2 + 8)/(15/8).
     ('exponential:decay=0.5', [1, 5 / 3, 3, 17 / 3]),
@@ -32,7 +34,8 @@ def _average(averaging, iterates):
     ('tail:start=1', [1, 1.5, 7 / 3, 3.75]),
     ('tail:start=3', [1, 2, 4, 6]),
     ('tail:start=9', [1, 2, 4, 8]),
-])
+  ],
+)
 def test_averages_by_hand(spec, expected):
   averaging = _parse(spec)
   for rounds, x in enumerate(expected, 1):

@@ -65,10 +65,15 @@ def test_amplification():
   assert f'A client known to have been in 6 of the 20 rounds has ε = {_epsilon(math.sqrt(6) / _Z):.2f}.' in _DOC
 
 
-@pytest.mark.parametrize('spec, name', [
-    ('independent', 'independent'), ('ar1:decay=0.5', '`ar1:decay=0.5`'), ('ar1:decay=0.9', '`ar1:decay=0.9`'),
+@pytest.mark.parametrize(
+  'spec, name',
+  [
+    ('independent', 'independent'),
+    ('ar1:decay=0.5', '`ar1:decay=0.5`'),
+    ('ar1:decay=0.9', '`ar1:decay=0.9`'),
     ('blt:gain=0.6/0.3,decay=0.9/0.4', '`blt:gain=0.6/0.3,decay=0.9/0.4`'),
-])
+  ],
+)
 def test_correlated_noise(spec, name):
   noise = registry.parse_spec('noise', spec, correlation.FAMILIES)
   left = noise.published_noise(np.cumsum(postprocessing.Tail(31).shares(60)[::-1])[::-1])
@@ -79,7 +84,7 @@ def test_correlated_noise(spec, name):
 def test_the_charge_is_the_one_that_is_written_out():
   noise, left, weight, h = correlation.Blt((0.6, 0.3), (0.9, 0.4)), 7, 0.7, np.array([1.3, 0.4])
   g, d = noise.gains, noise.decays
-  a = [g[j] * sum(g[l] * (1 - (d[j] * d[l])**left) / (1 - d[j] * d[l]) for l in range(2)) for j in range(2)]
+  a = [g[j] * sum(g[l] * (1 - (d[j] * d[l]) ** left) / (1 - d[j] * d[l]) for l in range(2)) for j in range(2)]
   written = (1 + sum(a)) * weight**2 + 2 * weight * sum((g[j] + d[j] * a[j]) * h[j] for j in range(2))
   unit, by_sum = noise.price(left)
   assert unit * weight**2 + 2 * weight * np.dot(by_sum, h) == pytest.approx(written, rel=1e-12)
@@ -95,13 +100,13 @@ def test_the_low_bits_of_float32_noise_tell_a_right_guess_from_a_wrong_one():
   others = rng.normal(0, 0.01, size).astype(np.float32)
   seed = tf.constant([1, 2], tf.int64)
   distance = lambda released, guess: noise_checks.distance_from_the_float32_grid(
-      (released.astype(np.float64) - guess) / float(multiplier)
+    (released.astype(np.float64) - guess) / float(multiplier)
   )
   released = others + _float32_draws(seed, [size], multiplier)
   wrong = others + rng.normal(size=size) / math.sqrt(size)
   assert (
-      f'is {distance(released, others):.2f} under the right guess. '
-      f'Under a wrong guess it is {distance(released, wrong):.2f}, as for random numbers.'
+    f'is {distance(released, others):.2f} under the right guess. '
+    f'Under a wrong guess it is {distance(released, wrong):.2f}, as for random numbers.'
   ) in _DOC
   ours = others.astype(np.float64) + gaussian.noise(seed, [size], multiplier).numpy()
   assert f'gives {distance(ours, others):.2f} under the right guess, too' in _DOC

@@ -34,7 +34,6 @@ _REGISTRY = {'sampler': _Sampler, 'plain': _Plain}
 
 
 class TestLookup:
-
   def test_returns_the_entry(self):
     assert registry.lookup('sampler', 'plain', _REGISTRY) is _Plain
 
@@ -55,18 +54,17 @@ class TestLookup:
 
 
 class TestParseSpec:
-
   @pytest.mark.parametrize(
-      'spec, expected',
-      [
-          ('plain', _Plain()),
-          ('sampler', _Sampler()),
-          ('sampler:', _Sampler()),
-          ('sampler:weight=0.25,size=7', _Sampler(weight=0.25, size=7)),
-          ('sampler:weight=1', _Sampler(weight=1.0)),
-          ('sampler:bound=2.5,repeat=true', _Sampler(bound=2.5, repeat=True)),
-          ('sampler:bound=none,repeat=False,order=desc', _Sampler(order='desc')),
-      ],
+    'spec, expected',
+    [
+      ('plain', _Plain()),
+      ('sampler', _Sampler()),
+      ('sampler:', _Sampler()),
+      ('sampler:weight=0.25,size=7', _Sampler(weight=0.25, size=7)),
+      ('sampler:weight=1', _Sampler(weight=1.0)),
+      ('sampler:bound=2.5,repeat=true', _Sampler(bound=2.5, repeat=True)),
+      ('sampler:bound=none,repeat=False,order=desc', _Sampler(order='desc')),
+    ],
   )
   def test_reads(self, spec, expected):
     parsed = registry.parse_spec('sampler', spec, _REGISTRY)
@@ -74,19 +72,19 @@ class TestParseSpec:
     assert [type(v) for v in dataclasses.astuple(parsed)] == [type(v) for v in dataclasses.astuple(expected)]
 
   @pytest.mark.parametrize(
-      'spec, message',
-      [
-          ('smapler:size=2', "Did you mean 'sampler'"),
-          ('sampler:wieght=0.2', "Did you mean 'weight'"),
-          ('sampler:weight', "expected key=value, found 'weight'"),
-          ('sampler:size=1,size=2', "'size' appears twice"),
-          ('sampler:size=2.0', "size must be of type int, found '2.0'"),
-          ('sampler:weight=big', "weight must be of type float, found 'big'"),
-          ('sampler:bound=big', "bound must be of type float, found 'big'"),
-          ('sampler:repeat=yes', "repeat must be true or false, found 'yes'"),
-          ('sampler:weight=2', 'weight is too large'),
-          ('plain:size=2', "'plain' takes no parameters, found 'size=2'"),
-      ],
+    'spec, message',
+    [
+      ('smapler:size=2', "Did you mean 'sampler'"),
+      ('sampler:wieght=0.2', "Did you mean 'weight'"),
+      ('sampler:weight', "expected key=value, found 'weight'"),
+      ('sampler:size=1,size=2', "'size' appears twice"),
+      ('sampler:size=2.0', "size must be of type int, found '2.0'"),
+      ('sampler:weight=big', "weight must be of type float, found 'big'"),
+      ('sampler:bound=big', "bound must be of type float, found 'big'"),
+      ('sampler:repeat=yes', "repeat must be true or false, found 'yes'"),
+      ('sampler:weight=2', 'weight is too large'),
+      ('plain:size=2', "'plain' takes no parameters, found 'size=2'"),
+    ],
   )
   def test_refuses(self, spec, message):
     with pytest.raises(ValueError, match=message):
@@ -98,13 +96,12 @@ class TestParseSpec:
 
 
 class TestFormatSpec:
-
   @given(
-      weight=st.floats(-1e6, 1.0),
-      size=st.integers(),
-      bound=st.none() | st.floats(allow_nan=False, allow_infinity=False),
-      repeat=st.booleans(),
-      order=st.text(alphabet='abcdef', min_size=1),
+    weight=st.floats(-1e6, 1.0),
+    size=st.integers(),
+    bound=st.none() | st.floats(allow_nan=False, allow_infinity=False),
+    repeat=st.booleans(),
+    order=st.text(alphabet='abcdef', min_size=1),
   )
   @settings(derandomize=True, deadline=None)
   def test_is_read_back_as_the_same_choice(self, **values):
@@ -121,7 +118,6 @@ class TestFormatSpec:
 
 
 class TestDescribe:
-
   def test_lists_every_choice_with_its_defaults(self):
     assert registry.describe(_REGISTRY) == 'sampler:weight=0.5,size=3,bound=None,repeat=False,order=asc; plain'
 

@@ -29,7 +29,6 @@ def _centre(aggregator, *updates):
 
 
 class TestByHand:
-
   def test_mean(self):
     assert _centre(robust.Mean(), [0, 1], [1, 1], [5, 4]) == [2, 2]
 
@@ -39,9 +38,9 @@ class TestByHand:
   def test_median_of_an_even_number_is_between_the_two_in_the_middle(self):
     assert _centre(robust.Median(), [0, 9], [1, 1], [50, 4], [3, 6]) == [2, 5]
 
-  @pytest.mark.parametrize('share, expected', [
-      (0.0, [22, -0.4]), (0.19, [22, -0.4]), (0.2, [4, 1]), (0.4, [3, 2]), (0.49, [3, 2]),
-  ])
+  @pytest.mark.parametrize(
+    'share, expected', [(0.0, [22, -0.4]), (0.19, [22, -0.4]), (0.2, [4, 1]), (0.4, [3, 2]), (0.49, [3, 2])]
+  )
   def test_trimmed_mean_cuts_a_share_at_each_end(self, share, expected):
     updates = [[1, -9], [3, 3], [2, 4], [7, -2], [97, 2]]
     assert _centre(robust.TrimmedMean(share), *updates) == pytest.approx(expected, rel=1e-6, abs=1e-6)
@@ -63,12 +62,15 @@ class TestByHand:
   def test_one_update_is_its_own_centre(self, aggregator):
     assert _centre(aggregator, [3, -4]) == [3, -4]
 
-  @pytest.mark.parametrize('make, message', [
+  @pytest.mark.parametrize(
+    'make, message',
+    [
       (lambda: robust.TrimmedMean(0.5), 'less than 0.5'),
       (lambda: robust.TrimmedMean(-0.1), 'at least 0'),
       (lambda: robust.GeometricMedian(0), 'iterations'),
       (lambda: robust.GeometricMedian(smoothing=0.0), 'smoothing'),
-  ])
+    ],
+  )
   def test_bad_parameters(self, make, message):
     with pytest.raises(ValueError, match=message):
       make()
@@ -88,9 +90,7 @@ def _rounds(config, *cohorts):
   with runtime.activate():
     state = process.initialize()
     for updates in cohorts:
-      values = [
-          collections.OrderedDict(kernel=np.float32([u[:2]]), bias=np.float32(u[2:])) for u in updates
-      ]
+      values = [collections.OrderedDict(kernel=np.float32([u[:2]]), bias=np.float32(u[2:])) for u in updates]
       output = process.next(state, values, [np.int64(i) for i in range(len(updates))])
       state = output.state
       results.append([*output.result['kernel'][0], *output.result['bias']])
@@ -98,7 +98,6 @@ def _rounds(config, *cohorts):
 
 
 class TestRounds:
-
   def test_updates_are_clipped_and_then_the_middle_one_is_taken(self):
     updates = [[3, 4, 0, 0], [30, 40, 0, 0], [0, 0, -3, 1], [0, 0, -1, 1], [1, 0, 0, 1]]
     found, _ = _rounds(_config(robust.Median()), updates)
@@ -127,12 +126,11 @@ class TestRounds:
     tff.backends.native.compile_to_mergeable_comp_form(process.next)
 
   def test_the_total_is_the_size_times_the_centre(self):
-    total, = mechanism.robust_total(_config(robust.Median()), [tf.constant([1.0, 5.0, 3.0])])
+    (total,) = mechanism.robust_total(_config(robust.Median()), [tf.constant([1.0, 5.0, 3.0])])
     assert float(total) == 9
 
 
 class TestPrivacy:
-
   @pytest.mark.parametrize('aggregator', _ROBUST)
   def test_no_figure_survives(self, aggregator):
     plan = plans.QuapPlan(_config(aggregator, noise=NoiseConfig()), client_metrics=False)

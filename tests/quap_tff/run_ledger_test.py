@@ -19,8 +19,12 @@ def _ledger(**fields):
 def _record(cohort=(0, 2), budgets=None, weights=None, noise=5.0, count_noise=INF, clip=1.0):
   size = len(cohort)
   return accounting.RoundRecord(
-      np.array(cohort, np.int64), np.full(size, 0.5) if budgets is None else budgets,
-      np.ones(size) if weights is None else weights, noise, count_noise, clip,
+    np.array(cohort, np.int64),
+    np.full(size, 0.5) if budgets is None else budgets,
+    np.ones(size) if weights is None else weights,
+    noise,
+    count_noise,
+    clip,
   )
 
 
@@ -30,10 +34,16 @@ def _drawn(seed, rounds=12):
   records = []
   for p in rng.choice([0.0, 0.3, 1.0], rounds):
     cohort = rng.permutation(np.flatnonzero(rng.random(N) < p))
-    records.append(_record(
-        cohort, rng.uniform(0.1, 1, len(cohort)), rng.choice([0.0, 0.5, 1.0], len(cohort)),
-        noise=rng.choice([2.0, 3.0]), count_noise=rng.choice([4.0, INF]), clip=rng.uniform(1, 2),
-    ))
+    records.append(
+      _record(
+        cohort,
+        rng.uniform(0.1, 1, len(cohort)),
+        rng.choice([0.0, 0.5, 1.0], len(cohort)),
+        noise=rng.choice([2.0, 3.0]),
+        count_noise=rng.choice([4.0, INF]),
+        clip=rng.uniform(1, 2),
+      )
+    )
   return records
 
 
@@ -50,7 +60,6 @@ def _same(a, b):
 
 
 class TestRecord:
-
   @pytest.mark.parametrize('seed', range(3))
   def test_nominal_sums(self, seed):
     records = _drawn(seed)
@@ -68,10 +77,17 @@ class TestRecord:
     ledger = _filled([_record((4, 1), [0.25, 0.5], [1.0, 0.0], 5.0, 3.0, 1.5), _record(()), _record((4,), noise=0.0)])
     found = ledger.state_dict()
     expected = dict(
-        offsets=np.array([0, 2, 2, 3]), clients=np.array([4, 1, 4], np.int32), budgets=np.array([0.25, 0.5, 0.5]),
-        weights=np.array([1.0, 0.0, 1.0]), noise_multipliers=np.array([5.0, 5.0, 0.0]),
-        count_noise_multipliers=np.array([3.0, INF, INF]), clipping_norms=np.array([1.5, 1.0, 1.0]),
-        num_clients=np.array(N), delta=np.array(1e-3), gains=np.zeros(0), decays=np.zeros(0),
+      offsets=np.array([0, 2, 2, 3]),
+      clients=np.array([4, 1, 4], np.int32),
+      budgets=np.array([0.25, 0.5, 0.5]),
+      weights=np.array([1.0, 0.0, 1.0]),
+      noise_multipliers=np.array([5.0, 5.0, 0.0]),
+      count_noise_multipliers=np.array([3.0, INF, INF]),
+      clipping_norms=np.array([1.5, 1.0, 1.0]),
+      num_clients=np.array(N),
+      delta=np.array(1e-3),
+      gains=np.zeros(0),
+      decays=np.zeros(0),
     )
     fingerprint = found.pop('fingerprint')
     assert fingerprint.dtype == np.uint8 and fingerprint.shape == (32,)
@@ -86,7 +102,9 @@ class TestRecord:
   def test_delta_is_at_most_one(self):
     assert _filled([_record((0,))] * 3, delta=0.4).delta.tolist() == [1.0] + [0.0] * (N - 1)
 
-  @pytest.mark.parametrize('record, words', [
+  @pytest.mark.parametrize(
+    'record, words',
+    [
       (_record((0, N)), 'clients must be ids in .0, 7., found 7'),
       (_record((-1, 0)), 'found -1'),
       (_record((2, 0, 2)), 'found client 2 twice'),
@@ -104,7 +122,8 @@ class TestRecord:
       (_record(noise=math.nan), 'noise_multipliers must be finite'),
       (_record(count_noise=-1.0), 'count_noise_multipliers must be at least 0'),
       (_record(clip=math.nan), 'clipping_norms must be at least 0'),
-  ])
+    ],
+  )
   def test_bad_records_add_nothing(self, record, words):
     ledger, untouched = _filled(_drawn(1)), _filled(_drawn(1))
     with pytest.raises(ValueError, match=words):
@@ -113,9 +132,9 @@ class TestRecord:
     assert ledger.epsilon.tolist() == untouched.epsilon.tolist()
     assert ledger.rounds.tolist() == untouched.rounds.tolist()
 
-  @pytest.mark.parametrize('fields, words', [
-      (dict(num_clients=0), 'num_clients'), (dict(delta=0.0), 'delta'), (dict(delta=1.0), 'delta'),
-  ])
+  @pytest.mark.parametrize(
+    'fields, words', [(dict(num_clients=0), 'num_clients'), (dict(delta=0.0), 'delta'), (dict(delta=1.0), 'delta')]
+  )
   def test_bad_ledgers(self, fields, words):
     with pytest.raises(ValueError, match=words):
       _ledger(**fields)
@@ -131,7 +150,6 @@ class TestRecord:
 
 
 class TestTruncated:
-
   @pytest.mark.parametrize('rounds', [0, 5, 12])
   def test_is_the_ledger_of_then(self, rounds):
     records = _drawn(3)
@@ -151,7 +169,6 @@ class TestTruncated:
 
 
 class TestKeptState:
-
   def test_goes_on_bit_for_bit(self):
     records = _drawn(9, rounds=40)
     whole, resumed = _filled(records), _ledger()
@@ -172,11 +189,14 @@ class TestKeptState:
     with pytest.raises(ValueError, match='read-only'):
       kept['budgets'][0] = 0.01
 
-  @pytest.mark.parametrize('fields, words', [
+  @pytest.mark.parametrize(
+    'fields, words',
+    [
       (dict(num_clients=N + 1), 'num_clients 7, this run has 8'),
       (dict(delta=1e-5), 'delta 0.001, this run has 1e-05'),
       (dict(fingerprint='another run'), 'fingerprint [0-9a-f]{12}…, this run has [0-9a-f]{12}'),
-  ])
+    ],
+  )
   def test_of_another_run_is_refused(self, fields, words):
     ledger = _ledger(**fields)
     ledger.append(_record())
@@ -186,7 +206,9 @@ class TestKeptState:
     assert all(np.array_equal(value, before[key]) for key, value in ledger.state_dict().items())
     assert ledger.epsilon[0] == 0.5 and ledger.rounds.sum() == 2
 
-  @pytest.mark.parametrize('damage, words', [
+  @pytest.mark.parametrize(
+    'damage, words',
+    [
       (lambda s: s.pop('weights'), 'must hold'),
       (lambda s: s.update(more=np.zeros(1)), 'must hold'),
       (lambda s: s.update(weights=s['weights'].astype(np.float32)), r'weights must be float64\[n\], found float32'),
@@ -204,7 +226,8 @@ class TestKeptState:
       (lambda s: s['noise_multipliers'].__setitem__(0, math.nan), 'noise_multipliers must be'),
       (lambda s: s.update(delta=np.array(0.0)), 'delta must be'),
       (lambda s: s.update(num_clients=np.array(0)), 'num_clients must be'),
-  ])
+    ],
+  )
   def test_damaged_is_refused(self, damage, words):
     state = {key: value.copy() for key, value in _filled(_drawn(1)).state_dict().items()}
     damage(state)
@@ -217,7 +240,6 @@ class TestKeptState:
 
 
 class TestFile:
-
   def test_is_read_without_knowing_the_run(self, tmp_path):
     ledger = _filled(_drawn(5))
     np.savez(tmp_path / 'ledger.npz', **ledger.state_dict())
@@ -232,7 +254,7 @@ class TestFile:
     whole = path.read_bytes()
     flipped = bytearray(whole)
     flipped[whole.index(b'clients.npy') + 200] ^= 255
-    for content in (b'', b'no archive', whole[:len(whole) // 2], bytes(flipped)):
+    for content in (b'', b'no archive', whole[: len(whole) // 2], bytes(flipped)):
       path.write_bytes(content)
       with pytest.raises(ValueError, match='ledger.npz holds no ledger that can be read'):
         accounting.RunLedger.load(path)
@@ -241,7 +263,6 @@ class TestFile:
 
 
 class TestHistories:
-
   def _by_hand(self, records):
     for i in range(N):
       releases = []
@@ -266,13 +287,14 @@ class TestHistories:
       found = histories[index[i]]
       assert [n for _, n in found.releases] == [n for _, n in expected.releases]
       np.testing.assert_allclose(
-          [m.noise_multiplier for m, _ in found.releases], [m.noise_multiplier for m, _ in expected.releases]
+        [m.noise_multiplier for m, _ in found.releases], [m.noise_multiplier for m, _ in expected.releases]
       )
       assert expected.total_mu <= total.whole[i] <= expected.total_mu * (1 + 1e-12)
       assert merged[merged_index[i]].total_mu == pytest.approx(expected.total_mu, rel=1e-12)
       counts = history.History.of(
-          (history.GaussianMechanism(r.count_noise_multiplier), 1)
-          for r in records if i in r.cohort and r.weights[list(r.cohort).index(i)] > 0
+        (history.GaussianMechanism(r.count_noise_multiplier), 1)
+        for r in records
+        if i in r.cohort and r.weights[list(r.cohort).index(i)] > 0
       )
       assert total.counts[i] == pytest.approx(counts.total_mu, rel=1e-12)
 
@@ -299,8 +321,7 @@ class TestHistories:
   def test_many_noise_levels_are_rounded_to_the_side_of_more_loss(self, weighted):
     rng = np.random.default_rng(0)
     records = [
-        _record(range(N), noise=z, weights=rng.uniform(0.5, 1, N) if weighted else None)
-        for z in rng.uniform(20, 40, 400)
+      _record(range(N), noise=z, weights=rng.uniform(0.5, 1, N) if weighted else None) for z in rng.uniform(20, 40, 400)
     ]
     ledger = _filled(records)
     histories, index = accounting.histories(ledger)

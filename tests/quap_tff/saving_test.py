@@ -20,7 +20,6 @@ def test_the_time_of_saving_does_not_count(tmp_path, monkeypatch):
   monkeypatch.setattr(time, 'time', lambda: 2e9)
 
   class Later(datetime.datetime):
-
     @classmethod
     def now(cls, tz=None):
       return cls(2033, 5, 18)

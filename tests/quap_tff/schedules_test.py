@@ -19,7 +19,6 @@ def _factors(growth, rounds):
 
 
 class TestGeometric:
-
   def test_by_hand(self):
     np.testing.assert_allclose(_factors(4.0, 3), [3 / 7, 6 / 7, 12 / 7], rtol=1e-6)
     np.testing.assert_allclose(_factors(0.25, 3), [12 / 7, 6 / 7, 3 / 7], rtol=1e-6)
@@ -52,7 +51,6 @@ def _config(**overrides):
 
 
 class TestBudgets:
-
   def test_the_largest_budget_is_that_of_the_largest_factor(self):
     assert _config().largest_budget == pytest.approx(1.5 * 12 / 7)
 
@@ -72,12 +70,18 @@ class TestBudgets:
   @pytest.mark.parametrize('round_rule', budgets.ROUND_RULES)
   def test_a_round_of_the_mechanism(self, round_rule):
     config = QuapConfig(
-        9, _config(round_rule=round_rule), ParticipationConfig(warmup_rounds=0), clip_rules.Fixed(1.0),
-        noise=NoiseConfig(calibration='analytic'),
+      9,
+      _config(round_rule=round_rule),
+      ParticipationConfig(warmup_rounds=0),
+      clip_rules.Fixed(1.0),
+      noise=NoiseConfig(calibration='analytic'),
     )
     even = QuapConfig(
-        9, _config(round_rule=round_rule, schedule=schedules.Even()), ParticipationConfig(warmup_rounds=0),
-        clip_rules.Fixed(1.0), noise=NoiseConfig(calibration='analytic'),
+      9,
+      _config(round_rule=round_rule, schedule=schedules.Even()),
+      ParticipationConfig(warmup_rounds=0),
+      clip_rules.Fixed(1.0),
+      noise=NoiseConfig(calibration='analytic'),
     )
     ids, norms = tf.constant([2, 5], tf.int64), tf.constant([0.5, 1.0])
     for finished, factor in enumerate([3 / 7, 6 / 7, 12 / 7]):
@@ -87,7 +91,8 @@ class TestBudgets:
       assert float(found.epsilon) == pytest.approx(factor * float(plain.epsilon), rel=1e-5)
 
   def test_noise_at_the_clients_follows_it(self):
-    config = QuapConfig(9, _config(epsilon_total=1.5), clip=clip_rules.Fixed(1.0),
-                        noise=NoiseConfig('client', calibration='analytic'))
+    config = QuapConfig(
+      9, _config(epsilon_total=1.5), clip=clip_rules.Fixed(1.0), noise=NoiseConfig('client', calibration='analytic')
+    )
     broadcast = mechanism.client_noise_broadcast(config, mechanism.initial_state(config))
     assert float(broadcast['budget_factor']) == pytest.approx(3 / 7)

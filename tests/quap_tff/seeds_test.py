@@ -10,7 +10,6 @@ from quap_tff import seeds
 
 
 class TestInitialSeed:
-
   def test_a_given_seed_is_reproducible(self):
     first, second = seeds.initial_seed(42, 'mechanism'), seeds.initial_seed(42, 'mechanism')
     assert first.dtype == tf.int64 and first.shape == [2]
@@ -39,7 +38,6 @@ class TestInitialSeed:
 
 
 class TestFoldIn:
-
   def test_is_a_pure_function(self):
     seed = tf.constant([3, 4], tf.int64)
     folded = seeds.fold_in(seed, 5, tf.constant(6, tf.int32))
@@ -54,8 +52,8 @@ class TestFoldIn:
   def test_neighbouring_seeds_and_values_do_not_cancel(self):
     # Adding the value to the seed would give [s, 1] + 1 = [s, 2] + 0.
     made = {
-        tuple(seeds.fold_in(tf.constant([s0, s1], tf.int64), value).numpy())
-        for s0, s1, value in itertools.product(range(4), range(4), range(4))
+      tuple(seeds.fold_in(tf.constant([s0, s1], tf.int64), value).numpy())
+      for s0, s1, value in itertools.product(range(4), range(4), range(4))
     }
     assert len(made) == 64
 
@@ -65,8 +63,7 @@ class TestFoldIn:
 
 
 class TestDraws:
-
-  @pytest.mark.parametrize('seed', [(0, 0), (-5, 2**62), (2**63 - 1, -2**63)])
+  @pytest.mark.parametrize('seed', [(0, 0), (-5, 2**62), (2**63 - 1, -(2**63))])
   @pytest.mark.parametrize('shape', [[], [7], [3, 500]])
   def test_are_those_of_tensorflows_own_functions(self, seed, shape):
     seed = tf.constant(seed, tf.int64)

@@ -32,8 +32,12 @@ _SEED = tf.constant([4, 5], tf.int64)
 
 def _config(noise=NoiseConfig('none'), **overrides):
   values = dict(
-      num_clients=4, clip=clip_rules.Fixed(1.0), clip_scope='all_layers', critical_layers='all', noise=noise,
-      budget=BudgetConfig(epsilon_total=4.0, num_rounds=8, round_rule='uniform'),
+    num_clients=4,
+    clip=clip_rules.Fixed(1.0),
+    clip_scope='all_layers',
+    critical_layers='all',
+    noise=noise,
+    budget=BudgetConfig(epsilon_total=4.0, num_rounds=8, round_rule='uniform'),
   )
   values.update(overrides)
   return QuapConfig(**values)
@@ -58,11 +62,17 @@ def context():
 
 
 class TestIndices:
-
-  @pytest.mark.parametrize('chosen, size, kept', [
-      (sparsity.RandomMask(0.1), 330, 33), (sparsity.RandomMask(0.1), 5, 1), (sparsity.RandomMask(0.3), 10, 3),
-      (sparsity.RandomMask(1.0), 7, 7), (sparsity.TopReleased(0.25), 10, 3), (sparsity.NotSparse(), 7, 7),
-  ])
+  @pytest.mark.parametrize(
+    'chosen, size, kept',
+    [
+      (sparsity.RandomMask(0.1), 330, 33),
+      (sparsity.RandomMask(0.1), 5, 1),
+      (sparsity.RandomMask(0.3), 10, 3),
+      (sparsity.RandomMask(1.0), 7, 7),
+      (sparsity.TopReleased(0.25), 10, 3),
+      (sparsity.NotSparse(), 7, 7),
+    ],
+  )
   def test_how_many(self, chosen, size, kept):
     found = np.asarray(chosen.indices(_SEED, size, tf.zeros([size])))
     assert len(set(found)) == len(found) == kept == chosen.kept(size)
@@ -77,23 +87,28 @@ class TestIndices:
     released = tf.constant([0.0, -5.0, 1.0, 0.0, 3.0, 0.0, 0.0, 0.0])
     # Of four, two have moved the most; the other two are drawn among the rest.
     drawn = [
-        set(np.asarray(sparsity.TopReleased(0.5, explore=0.5).indices(tf.constant([1, s], tf.int64), 8, released)))
-        for s in range(100)
+      set(np.asarray(sparsity.TopReleased(0.5, explore=0.5).indices(tf.constant([1, s], tf.int64), 8, released)))
+      for s in range(100)
     ]
     assert all({1, 4} <= found and len(found) == 4 for found in drawn)
     assert set.union(*drawn) == set(range(8))
 
-  @pytest.mark.parametrize('make', [
-      lambda: sparsity.RandomMask(0.0), lambda: sparsity.RandomMask(1.5), lambda: sparsity.RandomMask(math.nan),
-      lambda: sparsity.TopReleased(0.5, explore=0.0), lambda: sparsity.TopReleased(-1.0),
-  ])
+  @pytest.mark.parametrize(
+    'make',
+    [
+      lambda: sparsity.RandomMask(0.0),
+      lambda: sparsity.RandomMask(1.5),
+      lambda: sparsity.RandomMask(math.nan),
+      lambda: sparsity.TopReleased(0.5, explore=0.0),
+      lambda: sparsity.TopReleased(-1.0),
+    ],
+  )
   def test_bad_parameters(self, make):
     with pytest.raises(ValueError, match='sparsity'):
       make()
 
 
 class TestAggregation:
-
   def test_clips_what_is_kept(self, context):
     # Two of the four entries of `a` are kept, so of 2·[1, 1, 1, 1] a part of norm 2√2 is clipped to norm 1.
     process = _process(_config(), sparsity.RandomMask(0.5))
@@ -128,7 +143,7 @@ class TestAggregation:
       state = output.state
       hits.append(output.result['a'][1, 0] != 0)
     # Once it was kept by chance, it has moved, and stays.
-    assert any(hits) and all(hits[hits.index(True):])
+    assert any(hits) and all(hits[hits.index(True) :])
 
   def test_less_is_sent(self, context):
     up = {}
@@ -152,11 +167,10 @@ class TestAggregation:
 
 
 class TestPlans:
-
   def test_the_account_is_that_of_the_dense_run(self):
     cohorts = [[0, 1], [1, 2], [1]]
     dense, sparse = (
-        plans.QuapPlan(_config(_NOISE), sparsity=chosen) for chosen in (sparsity.NotSparse(), sparsity.RandomMask(0.1))
+      plans.QuapPlan(_config(_NOISE), sparsity=chosen) for chosen in (sparsity.NotSparse(), sparsity.RandomMask(0.1))
     )
     charged = [accounting.total_mu(plan.planned_ledger(cohorts)).whole for plan in (dense, sparse)]
     np.testing.assert_array_equal(*charged)
@@ -168,9 +182,9 @@ class TestPlans:
     plan = plans.QuapPlan(_config(_NOISE, clip=clip_rules.Fixed(0.5)), sparsity=sparsity.RandomMask(0.25))
     process = plan.aggregator.create(_VALUE, _ID)
     outputs = [
-        process.next(process.initialize(), [_value(a=a), _value()], [np.int64(0), np.int64(1)]) for a in (100.0, 0.0)
+      process.next(process.initialize(), [_value(a=a), _value()], [np.int64(0), np.int64(1)]) for a in (100.0, 0.0)
     ]
-    moved = float(np.sqrt(sum(((outputs[0].result[k] - outputs[1].result[k])**2).sum() for k in ('a', 'b'))))
+    moved = float(np.sqrt(sum(((outputs[0].result[k] - outputs[1].result[k]) ** 2).sum() for k in ('a', 'b'))))
     ledger = plan.new_ledger()
     ledger.append(plan.record(outputs[0], [0, 1]))
     noise = outputs[1].result['b'][outputs[1].result['b'] != 0]

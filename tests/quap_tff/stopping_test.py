@@ -48,7 +48,6 @@ class _Planned(plans.Plan):
 
 
 class TestCompleted:
-
   @pytest.mark.parametrize('rounds', range(len(_COHORTS) + 1))
   def test_the_rounds_that_ran_and_then_the_planned_ones(self, rounds):
     # As recorded in TensorFlow's arithmetic, and with the cohort in another order.
@@ -59,19 +58,23 @@ class TestCompleted:
     np.testing.assert_array_equal(whole.state_dict()['noise_multipliers'], expected)
     np.testing.assert_array_equal(whole.rounds, _ledger(map(_record, _COHORTS)).rounds)
 
-  @pytest.mark.parametrize('records, words', [
-      ([_record([0, 2])], 'other clients'), ([_record([0])], 'other clients'),
+  @pytest.mark.parametrize(
+    'records, words',
+    [
+      ([_record([0, 2])], 'other clients'),
+      ([_record([0])], 'other clients'),
       ([_record(cohort) for cohort in [*_COHORTS, [0]]], 'other clients'),
-      ([_record([0, 1], 4.1)], 'other noise'), ([_record([0, 1], 3.9)], 'other noise'),
+      ([_record([0, 1], 4.1)], 'other noise'),
+      ([_record([0, 1], 3.9)], 'other noise'),
       ([_record([0, 1], weights=[1, 0.5])], 'other weights'),
-  ])
+    ],
+  )
   def test_rounds_that_were_not_planned_so_have_no_bound(self, records, words):
     with pytest.raises(accounting.NoBoundError, match=words):
       stopping.completed(_ledger(records), _ledger(map(_record, _COHORTS)))
 
 
 class TestReport:
-
   def test_a_run_that_reached_its_last_round_is_as_before(self):
     plan, ledger = _Planned(5, _DELTA), _ledger(map(_record, _COHORTS))
     assert plan.report(ledger, _COHORTS).as_dict() == plan.report(ledger).as_dict()
@@ -93,8 +96,8 @@ class TestReport:
     found = plan.report(ledger, _COHORTS).formal
     assert not found.figures and found.epsilon is None and found.reading.rounds == 1
     assert found.notes == (
-        'No formal figure: the run has ended early, and the rounds that ran had other noise or other weights than were '
-        'planned.',
+      'No formal figure: the run has ended early, and the rounds that ran had other noise or other weights than were '
+      'planned.',
     )
 
   def test_a_method_whose_rounds_cannot_be_planned(self):
@@ -105,7 +108,9 @@ class TestReport:
   def test_rounds_without_noise_read_null(self):
     ledger = _ledger([_record([0], 0.0)])
     assert accounting.Reading(1, accounting.epsilon_by_client(ledger, _DELTA)).as_dict() == {
-        'rounds': 1, 'epsilon_max': None, 'epsilon_mean': None
+      'rounds': 1,
+      'epsilon_max': None,
+      'epsilon_mean': None,
     }
 
   def test_nothing_is_said_where_nothing_is_covered(self):
@@ -115,11 +120,12 @@ class TestReport:
 
 
 class TestPlans:
-
   def test_quap_counts_the_planned_noised_counts(self):
     config = configs.QuapConfig(
-        num_clients=5, critical_layers='all', clip=clip_rules.PrivateQuantile(count_stddev=3.0),
-        budget=budgets.BudgetConfig(num_rounds=5, epsilon_total=3.0),
+      num_clients=5,
+      critical_layers='all',
+      clip=clip_rules.PrivateQuantile(count_stddev=3.0),
+      budget=budgets.BudgetConfig(num_rounds=5, epsilon_total=3.0),
     )
     plan = plans.QuapPlan(config, client_metrics=False)
     planned = plan.planned_ledger(_COHORTS)
@@ -132,7 +138,7 @@ class TestPlans:
     config = quap_tff.CertifiedConfig(num_clients=5, epsilon=3.0, delta=_DELTA, own_epsilon=own)
     if own:
       config = quap_tff.CertifiedConfig(
-          num_clients=5, epsilon=3.0, delta=_DELTA, own_epsilon=own, weights=quap_tff.certified.weight_rules.Scale()
+        num_clients=5, epsilon=3.0, delta=_DELTA, own_epsilon=own, weights=quap_tff.certified.weight_rules.Scale()
       )
     plan = quap_tff.CertifiedPlan(config, _COHORTS)
     found = plan.report(plan.new_ledger(), plan.schedule).formal

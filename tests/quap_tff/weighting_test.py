@@ -32,7 +32,6 @@ def _shares(budgets, clusters=2):
 
 
 class TestClusters:
-
   def test_by_hand(self):
     # Clusters {1, 1} and {2}: the variances of their means are 2·16/4 = 8 and 4, so λ ∝ 1/8, 1/4.
     np.testing.assert_allclose(_shares([1, 2, 1]), [0.5, 2, 0.5], rtol=1e-6)
@@ -40,9 +39,7 @@ class TestClusters:
   def test_budgets_in_one_cluster_count_the_same(self):
     # ⌊2·(1.2 - 1)/1⌋ = 0: the mean of the first cluster has variance (16 + 16/1.44)/4.
     low = 2 / (16 + 16 / 1.44)
-    np.testing.assert_allclose(
-        _shares([1, 1.2, 2]), 3 / (2 * low + 0.25) * np.array([low, low, 0.25]), rtol=1e-5
-    )
+    np.testing.assert_allclose(_shares([1, 1.2, 2]), 3 / (2 * low + 0.25) * np.array([low, low, 0.25]), rtol=1e-5)
 
   @pytest.mark.parametrize('budgets, clusters', [([1, 3, 2], 1), ([2, 2, 2, 2], 3), ([0.7], 3)])
   def test_one_cluster(self, budgets, clusters):
@@ -62,15 +59,18 @@ class TestClusters:
 
 def _config(**overrides):
   values = dict(
-      num_clients=4, budget=BudgetConfig(epsilon_total=0.4, num_rounds=1, alpha=1.0, round_rule='each_own'),
-      participation=ParticipationConfig(warmup_rounds=0), clip=clip_rules.Fixed(5.0), critical_layers='all',
-      noise=NoiseConfig(delta=_DELTA), weighting=weighting.Clusters(2),
+    num_clients=4,
+    budget=BudgetConfig(epsilon_total=0.4, num_rounds=1, alpha=1.0, round_rule='each_own'),
+    participation=ParticipationConfig(warmup_rounds=0),
+    clip=clip_rules.Fixed(5.0),
+    critical_layers='all',
+    noise=NoiseConfig(delta=_DELTA),
+    weighting=weighting.Clusters(2),
   )
   return QuapConfig(**{**values, **overrides})
 
 
 class TestMechanism:
-
   def test_the_noise_is_that_of_the_weighted_sum(self):
     # Budgets 1, 2, 1: shares 1/2, 2, 1/2 and z = 4, 2, 4, so √(2² + 4² + 2²).
     _, found = mechanism.round_noise(_config(), tf.zeros([3]), False, tf.constant([1.0, 2.0, 1.0]))
@@ -97,10 +97,14 @@ class TestMechanism:
     expected = share(rare) * np.array([3, 4]) + share(often) * np.array([2, 1])
     np.testing.assert_allclose(found['kernel'][0], expected, rtol=1e-5)
 
-  @pytest.mark.parametrize('overrides', [
-      dict(aggregator=robust.Median()), dict(noise=NoiseConfig('client', delta=_DELTA)),
+  @pytest.mark.parametrize(
+    'overrides',
+    [
+      dict(aggregator=robust.Median()),
+      dict(noise=NoiseConfig('client', delta=_DELTA)),
       dict(budget=BudgetConfig(epsilon_total=0.4, num_rounds=1)),
-  ])
+    ],
+  )
   def test_what_it_does_not_go_with(self, overrides):
     with pytest.raises(ValueError, match='round_rule="each_own"'):
       _config(**overrides)

@@ -36,30 +36,33 @@ def client_data(sizes=(7, 4, 9), seed=0):
 
 def keras_model_fn():
   """A model with trainable, non-trainable and metric variables."""
-  model = tf.keras.Sequential([
+  model = tf.keras.Sequential(
+    [
       tf.keras.layers.InputLayer([_FEATURES]),
       tf.keras.layers.BatchNormalization(),
       tf.keras.layers.Dense(_CLASSES, kernel_initializer=tf.keras.initializers.Constant(0.1)),
-  ])
+    ]
+  )
   return tff.learning.models.from_keras_model(
-      model,
-      loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-      input_spec=collections.OrderedDict(
-          x=tf.TensorSpec([None, _FEATURES], tf.float32), y=tf.TensorSpec([None], tf.int32)),
-      metrics=[tf.keras.metrics.SparseCategoricalAccuracy()],
+    model,
+    loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    input_spec=collections.OrderedDict(
+      x=tf.TensorSpec([None, _FEATURES], tf.float32), y=tf.TensorSpec([None], tf.int32)
+    ),
+    metrics=[tf.keras.metrics.SparseCategoricalAccuracy()],
   )
 
 
 def functional_model():
-  model = tf.keras.Sequential([
-      tf.keras.layers.InputLayer([_FEATURES]),
-      tf.keras.layers.Dense(_CLASSES, kernel_initializer='zeros'),
-  ])
+  model = tf.keras.Sequential(
+    [tf.keras.layers.InputLayer([_FEATURES]), tf.keras.layers.Dense(_CLASSES, kernel_initializer='zeros')]
+  )
   return tff.learning.models.functional_model_from_keras(
-      model,
-      loss_fn=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-      input_spec=collections.OrderedDict(
-          x=tf.TensorSpec([None, _FEATURES], tf.float32), y=tf.TensorSpec([None], tf.int32)),
+    model,
+    loss_fn=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    input_spec=collections.OrderedDict(
+      x=tf.TensorSpec([None, _FEATURES], tf.float32), y=tf.TensorSpec([None], tf.int32)
+    ),
   )
 
 
@@ -98,17 +101,17 @@ def federated_sums_and_means():
   def computation(x, at_server):
     weights = tff.federated_map(tff.tensorflow.computation(lambda v: v * v, np.float32), x)
     return collections.OrderedDict(
-        clients=x,
-        total=tff.federated_sum(x),
-        mean=tff.federated_mean(x),
-        weighted=tff.federated_mean(x, weights),
-        least=tff.federated_min(x),
-        most=tff.federated_max(x),
-        everywhere=tff.federated_broadcast(at_server),
-        pairs=tff.federated_zip((x, tff.federated_broadcast(at_server))),
-        at_clients=tff.federated_value(3, tff.CLIENTS),
-        evaluated=tff.federated_eval(tff.tensorflow.computation(lambda: tf.constant([1, 2])), tff.CLIENTS),
-        at_server=tff.federated_eval(tff.tensorflow.computation(lambda: tf.constant('text')), tff.SERVER),
+      clients=x,
+      total=tff.federated_sum(x),
+      mean=tff.federated_mean(x),
+      weighted=tff.federated_mean(x, weights),
+      least=tff.federated_min(x),
+      most=tff.federated_max(x),
+      everywhere=tff.federated_broadcast(at_server),
+      pairs=tff.federated_zip((x, tff.federated_broadcast(at_server))),
+      at_clients=tff.federated_value(3, tff.CLIENTS),
+      evaluated=tff.federated_eval(tff.tensorflow.computation(lambda: tf.constant([1, 2])), tff.CLIENTS),
+      at_server=tff.federated_eval(tff.tensorflow.computation(lambda: tf.constant('text')), tff.SERVER),
     )
 
   return [computation([1.0, 2.5, -4.0], 7.0), computation([0.5], -1.0)]
@@ -180,8 +183,10 @@ def sequences():
     twice = tff.federated_map(doubled, datasets)
     return tff.federated_map(total, twice), twice
 
-  lists = [[collections.OrderedDict(z=i, a=np.arange(3 if i < 4 else 2, dtype=np.float32)) for i in range(n)]
-           for n in (2, 5, 1)]
+  lists = [
+    [collections.OrderedDict(z=i, a=np.arange(3 if i < 4 else 2, dtype=np.float32)) for i in range(n)]
+    for n in (2, 5, 1)
+  ]
   return computation(lists)
 
 
@@ -190,7 +195,8 @@ def local_computations():
   @tff.tensorflow.computation(np.int32, np.str_)
   def in_tensorflow(number, text):
     return collections.OrderedDict(
-        twice=number * 2, text=tf.strings.join([text, '!']), flags=tf.constant([True, False]))
+      twice=number * 2, text=tf.strings.join([text, '!']), flags=tf.constant([True, False])
+    )
 
   @tff.federated_computation(np.int32)
   def in_tff(number):
@@ -208,7 +214,8 @@ def select():
   choose = tff.tensorflow.computation(lambda table, key: tf.gather(table, key), [(np.float32, [3]), np.int32])
 
   @tff.federated_computation(
-      tff.FederatedType((np.int32, [2]), tff.CLIENTS), tff.FederatedType((np.float32, [3]), tff.SERVER))
+    tff.FederatedType((np.int32, [2]), tff.CLIENTS), tff.FederatedType((np.float32, [3]), tff.SERVER)
+  )
   def computation(keys, table):
     return tff.federated_select(keys, tff.federated_value(3, tff.SERVER), table, choose)
 
@@ -218,43 +225,60 @@ def select():
 
 @_case
 def fed_avg_keras():
-  return _learning(tff.learning.algorithms.build_unweighted_fed_avg(
-      keras_model_fn, client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.1, 0.9),
-      server_optimizer_fn=tff.learning.optimizers.build_adam(0.1)))
+  return _learning(
+    tff.learning.algorithms.build_unweighted_fed_avg(
+      keras_model_fn,
+      client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.1, 0.9),
+      server_optimizer_fn=tff.learning.optimizers.build_adam(0.1),
+    )
+  )
 
 
 @_case
 def fed_avg_iterator_loop():
-  return _learning(tff.learning.algorithms.build_unweighted_fed_avg(
-      keras_model_fn, client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.1),
-      loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR))
+  return _learning(
+    tff.learning.algorithms.build_unweighted_fed_avg(
+      keras_model_fn,
+      client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.1),
+      loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
+    )
+  )
 
 
 @_case
 def fed_avg_functional():
-  return _learning(tff.learning.algorithms.build_unweighted_fed_avg(
-      functional_model(), client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.1)))
+  return _learning(
+    tff.learning.algorithms.build_unweighted_fed_avg(
+      functional_model(), client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.1)
+    )
+  )
 
 
 @_case
 def fed_prox():
-  return _learning(tff.learning.algorithms.build_weighted_fed_prox(
-      keras_model_fn, proximal_strength=0.5, client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.1)))
+  return _learning(
+    tff.learning.algorithms.build_weighted_fed_prox(
+      keras_model_fn, proximal_strength=0.5, client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.1)
+    )
+  )
 
 
 @_case
 def fed_eval():
   process = tff.learning.algorithms.build_fed_eval(keras_model_fn)
-  state = process.set_model_weights(
-      process.initialize(), tff.learning.models.ModelWeights.from_model(keras_model_fn()))
+  state = process.set_model_weights(process.initialize(), tff.learning.models.ModelWeights.from_model(keras_model_fn()))
   return process.next(state, client_data()).metrics
 
 
 @_case
 def fed_avg_dp():
-  return _learning(tff.learning.algorithms.build_unweighted_fed_avg(
-      functional_model(), client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.1),
-      model_aggregator=tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(1e-9, 3.0, 0.05)))
+  return _learning(
+    tff.learning.algorithms.build_unweighted_fed_avg(
+      functional_model(),
+      client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.1),
+      model_aggregator=tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(1e-9, 3.0, 0.05),
+    )
+  )
 
 
 @_case
@@ -265,15 +289,24 @@ def gaussian_fixed():
 @_case
 def gaussian_adaptive():
   # Without noise on the sum or on the clipped count: the clip's way from round to round is what is compared.
-  return _aggregation(tff.aggregators.DifferentiallyPrivateFactory.gaussian_adaptive(
-      noise_multiplier=1e-7, clients_per_round=3.0, initial_l2_norm_clip=1.0, clipped_count_stddev=1e-6))
+  return _aggregation(
+    tff.aggregators.DifferentiallyPrivateFactory.gaussian_adaptive(
+      noise_multiplier=1e-7, clients_per_round=3.0, initial_l2_norm_clip=1.0, clipped_count_stddev=1e-6
+    )
+  )
 
 
 @_case
 def tree_aggregation():
-  return _aggregation(tff.aggregators.DifferentiallyPrivateFactory.tree_aggregation(
-      noise_multiplier=1e-9, clients_per_round=3.0, l2_norm_clip=1.0, record_specs=tf.TensorSpec([4], tf.float32),
-      noise_seed=1))
+  return _aggregation(
+    tff.aggregators.DifferentiallyPrivateFactory.tree_aggregation(
+      noise_multiplier=1e-9,
+      clients_per_round=3.0,
+      l2_norm_clip=1.0,
+      record_specs=tf.TensorSpec([4], tf.float32),
+      noise_seed=1,
+    )
+  )
 
 
 @_case
@@ -289,7 +322,8 @@ def clipping_factory():
 @_case
 def quantile_estimation():
   process = tff.aggregators.PrivateQuantileEstimationProcess.no_noise(
-      initial_estimate=1.0, target_quantile=0.7, learning_rate=0.2)
+    initial_estimate=1.0, target_quantile=0.7, learning_rate=0.2
+  )
   state = process.initialize()
   results = []
   for values in ([0.5, 2.0, 3.0], [4.0], [0.1, 0.2]):
@@ -302,6 +336,5 @@ def quantile_estimation():
 def fed_kmeans():
   random = np.random.RandomState(2)
   points = [tf.data.Dataset.from_tensor_slices(random.normal(size=(n, 2)).astype(np.float32)) for n in (6, 9)]
-  process = tff.learning.algorithms.build_fed_kmeans(
-      num_clusters=2, data_shape=(2,), random_seed=(3, 4))
+  process = tff.learning.algorithms.build_fed_kmeans(num_clusters=2, data_shape=(2,), random_seed=(3, 4))
   return _rounds(process, [points, points[:1], points])

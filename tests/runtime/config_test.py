@@ -5,7 +5,9 @@ import pytest
 from quap_tff import runtime
 
 
-@pytest.mark.parametrize('arguments, message', [
+@pytest.mark.parametrize(
+  'arguments, message',
+  [
     (dict(kind='in_proces'), r"Unknown runtime 'in_proces'\. Did you mean 'in_process'"),
     (dict(device='gpus'), r"Unknown device 'gpus'\. Did you mean 'gpu'"),
     (dict(num_threads=0), 'num_threads must be an integer at least 1, found 0'),
@@ -18,7 +20,8 @@ from quap_tff import runtime
     (dict(worker_timeout=0.5), 'worker_timeout must be a finite number at least 1, found 0.5'),
     (dict(kind='workers', worker_credentials='folder'), 'worker_credentials are for workers at worker_addresses'),
     (dict(kind='native', device='gpu'), 'cannot use a GPU'),
-])
+  ],
+)
 def test_what_cannot_be_is_refused(arguments, message):
   with pytest.raises(ValueError, match=message):
     runtime.RuntimeConfig(**arguments)

@@ -76,7 +76,8 @@ def test_two_reductions_of_one_dataset_and_one_of_a_reduction():
     total = dataset.reduce(0, lambda s, v: s + v)
     most = dataset.reduce(0, tf.maximum)
     nested = dataset.reduce(
-        0, lambda s, v: s + tf.data.Dataset.range(3).reduce(v, lambda t, w: t + tf.cast(w, tf.int32)))
+      0, lambda s, v: s + tf.data.Dataset.range(3).reduce(v, lambda t, w: t + tf.cast(w, tf.int32))
+    )
     return total, most, nested
 
   assert computation([4, 7, 1]) == (12, 7, 12 + 3 * 3)

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-_PROGRAM = '''
+_PROGRAM = """
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -27,7 +27,7 @@ comparison.assert_same(several, one, tolerance=0)
 other = results(2, ['/device:CPU:1'])
 comparison.assert_same(other, one, tolerance=0)
 print('same')
-'''
+"""
 
 
 def test_several_devices_give_the_same_bits_as_one():

@@ -10,20 +10,58 @@ import tensorflow_federated as tff
 from quap_tff import runtime
 
 _FIT = (
-    (np.int32, 2**31 - 1), (np.int32, -2**31), (np.uint64, 2**64 - 1), (np.float32, float('inf')),
-    (np.float32, float('nan')), (np.float32, -3e38), (np.float32, 0.1), (np.bool_, np.True_), (np.complex64, 1j),
-    (np.int32, np.int8(1)), (np.int32, np.uint16(1)), (np.float64, np.float32(1)), (np.int32, tf.constant(1, tf.int16)),
-    (np.str_, 'a'), (np.str_, b'a'), ((np.float32, [2]), [0.5, 1.5]), ((np.int32, [2]), np.array([1, 2], np.int16)),
-    ((np.int32, [1, 2]), [[1, 2]]), ((np.str_, [2]), np.array(['a', 'b'])),
+  (np.int32, 2**31 - 1),
+  (np.int32, -(2**31)),
+  (np.uint64, 2**64 - 1),
+  (np.float32, float('inf')),
+  (np.float32, float('nan')),
+  (np.float32, -3e38),
+  (np.float32, 0.1),
+  (np.bool_, np.True_),
+  (np.complex64, 1j),
+  (np.int32, np.int8(1)),
+  (np.int32, np.uint16(1)),
+  (np.float64, np.float32(1)),
+  (np.int32, tf.constant(1, tf.int16)),
+  (np.str_, 'a'),
+  (np.str_, b'a'),
+  ((np.float32, [2]), [0.5, 1.5]),
+  ((np.int32, [2]), np.array([1, 2], np.int16)),
+  ((np.int32, [1, 2]), [[1, 2]]),
+  ((np.str_, [2]), np.array(['a', 'b'])),
 )
 _DO_NOT_FIT = (
-    (np.int32, 2**32), (np.int32, 2**31), (np.int32, -2**31 - 1), (np.uint8, 300), (np.uint8, -1), (np.uint64, 2**64),
-    (np.int64, 2**63), (np.int32, True), (np.int32, 1.0), (np.int32, '1'), (np.float32, 1), (np.float32, True),
-    (np.float32, 1e39), (np.float16, 1e5), (np.bool_, 1), (np.complex64, 1.0), (np.str_, 1), (np.int32, np.int64(1)),
-    (np.uint8, np.int8(1)), (np.float32, np.float64(1)), (np.float32, np.int32(1)), (np.int32, np.bool_(True)),
-    (np.int32, tf.constant(1, tf.int64)), ((np.int32, [2]), [1, 2**31]), ((np.int32, [2]), [1, True]),
-    ((np.float32, [2]), [float('nan'), 1e39]), ((np.float32, [2]), [0.5, 1]), ((np.int32, [2]), np.array([1, 2])),
-    ((np.int32, [1, 2]), [[1, 2**31]]), ((np.str_, [2]), ['a', 1]), ((np.int32, [2]), [1]),
+  (np.int32, 2**32),
+  (np.int32, 2**31),
+  (np.int32, -(2**31) - 1),
+  (np.uint8, 300),
+  (np.uint8, -1),
+  (np.uint64, 2**64),
+  (np.int64, 2**63),
+  (np.int32, True),
+  (np.int32, 1.0),
+  (np.int32, '1'),
+  (np.float32, 1),
+  (np.float32, True),
+  (np.float32, 1e39),
+  (np.float16, 1e5),
+  (np.bool_, 1),
+  (np.complex64, 1.0),
+  (np.str_, 1),
+  (np.int32, np.int64(1)),
+  (np.uint8, np.int8(1)),
+  (np.float32, np.float64(1)),
+  (np.float32, np.int32(1)),
+  (np.int32, np.bool_(True)),
+  (np.int32, tf.constant(1, tf.int64)),
+  ((np.int32, [2]), [1, 2**31]),
+  ((np.int32, [2]), [1, True]),
+  ((np.float32, [2]), [float('nan'), 1e39]),
+  ((np.float32, [2]), [0.5, 1]),
+  ((np.int32, [2]), np.array([1, 2])),
+  ((np.int32, [1, 2]), [[1, 2**31]]),
+  ((np.str_, [2]), ['a', 1]),
+  ((np.int32, [2]), [1]),
 )
 
 
@@ -42,7 +80,8 @@ def test_what_fits_is_what_fits_in_tff():
       outcomes[kind] = [(argument, _outcome(t, argument)) for t, argument in _FIT + _DO_NOT_FIT]
   assert outcomes['in_process'] == outcomes['native']
   assert [argument for argument, outcome in outcomes['native'] if outcome == 'TypeError'] == [
-      argument for _, argument in _DO_NOT_FIT]
+    argument for _, argument in _DO_NOT_FIT
+  ]
 
 
 @pytest.fixture(name='context')
@@ -61,7 +100,9 @@ def test_sums_of_clients_integers_do_not_wrap(context, argument):
     total(argument)
 
 
-@pytest.mark.parametrize('elements, found', [([1, 300], '300'), ([1, -1], '-1'), ([np.int64(1), 1], '1 of dtype int64')])
+@pytest.mark.parametrize(
+  'elements, found', [([1, 300], '300'), ([1, -1], '-1'), ([np.int64(1), 1], '1 of dtype int64')]
+)
 def test_elements_of_a_list_for_a_sequence_do_not_wrap(context, elements, found):
   del context  # TFF wraps them.
   last = tff.tensorflow.computation(lambda ds: ds.reduce(np.uint8(0), lambda _, x: x), tff.SequenceType(np.uint8))
@@ -74,7 +115,8 @@ def test_a_message_says_where_in_the_argument(context):
   client = collections.OrderedDict(id=tff.SequenceType(np.int64), pair=(np.float32, (np.int8, [2])))
 
   @tff.federated_computation(
-      tff.FederatedType(np.float32, tff.SERVER), tff.FederatedType(tff.to_type(client), tff.CLIENTS))
+    tff.FederatedType(np.float32, tff.SERVER), tff.FederatedType(tff.to_type(client), tff.CLIENTS)
+  )
   def first(state, clients):
     del clients
     return state
@@ -82,12 +124,14 @@ def test_a_message_says_where_in_the_argument(context):
   good = collections.OrderedDict(id=[5], pair=(0.5, [1, 2]))
   assert first(0.5, [good, good]) == 0.5
   for bad, place in (
-      ({'id': [2**63], 'pair': (0.5, [1, 2])}, r'int64 for argument\.clients\[1\]\.id\[0\], found 9223372036854775808'),
-      ({'id': [5], 'pair': (0.5, [1, 200])}, r'argument\.clients\[1\]\.pair\[1\]\[1\], found 200, which is out of range '
-                                             r'\(-128 to 127\)\.'),
-      ({'id': [5], 'pair': (1, [1, 2])}, r'float32 for argument\.clients\[1\]\.pair\[0\], found 1 \(int\)'),
-      ({'id': [5], 'pair': (0.5,)}, r'2 elements .* for argument\.clients\[1\]\.pair, found 1'),
-      ({'id': 5, 'pair': (0.5, [1, 2])}, r'argument\.clients\[1\]\.id, a sequence of type int64\*, found a int'),
+    ({'id': [2**63], 'pair': (0.5, [1, 2])}, r'int64 for argument\.clients\[1\]\.id\[0\], found 9223372036854775808'),
+    (
+      {'id': [5], 'pair': (0.5, [1, 200])},
+      r'argument\.clients\[1\]\.pair\[1\]\[1\], found 200, which is out of range ' r'\(-128 to 127\)\.',
+    ),
+    ({'id': [5], 'pair': (1, [1, 2])}, r'float32 for argument\.clients\[1\]\.pair\[0\], found 1 \(int\)'),
+    ({'id': [5], 'pair': (0.5,)}, r'2 elements .* for argument\.clients\[1\]\.pair, found 1'),
+    ({'id': 5, 'pair': (0.5, [1, 2])}, r'argument\.clients\[1\]\.id, a sequence of type int64\*, found a int'),
   ):
     with pytest.raises(TypeError, match=place):
       first(0.5, [good, bad])
@@ -112,20 +156,24 @@ def _secure_sum():
 
 def _ragged_result():
   return tff.tensorflow.computation(
-      lambda x: tf.RaggedTensor.from_row_lengths(x, [1, 2]), tff.TensorType(np.int32, [3]))([1, 2, 3])
+    lambda x: tf.RaggedTensor.from_row_lengths(x, [1, 2]), tff.TensorType(np.int32, [3])
+  )([1, 2, 3])
 
 
 def _sparse_result():
   return tff.tensorflow.computation(lambda x: tf.sparse.from_dense(x), tff.TensorType(np.int32, [3]))([1, 0, 3])
 
 
-@pytest.mark.parametrize('call, message', [
+@pytest.mark.parametrize(
+  'call, message',
+  [
     (_takes_a_function, r'takes no functions as arguments, and argument\.f is of type \(int32 -> int32\).*"native"'),
     (_returns_a_function, r'returns no functions, and a result is of type \(int32 -> int32\)'),
     (_secure_sum, 'no intrinsic .federated_secure_sum.*Secure aggregation runs only under'),
     (_ragged_result, 'returns no RaggedTensor. Return its parts, or a dense tensor'),
     (_sparse_result, 'returns no SparseTensor. Return its parts, or a dense tensor'),
-])
+  ],
+)
 def test_what_cannot_run_is_a_clear_error(context, call, message):
   del context
   with pytest.raises(runtime.UnsupportedComputationError, match=message):

@@ -54,9 +54,7 @@ def test_clients_that_run_together_share_no_variable(context):
   def count(own):
     variable = tf.Variable(0, name='counter')
     with tf.control_dependencies([tf.group([])]):
-      loop = tf.while_loop(
-          lambda i: i < steps,
-          lambda i: [_after(variable.assign_add(own), i + 1)], [tf.constant(0)])
+      loop = tf.while_loop(lambda i: i < steps, lambda i: [_after(variable.assign_add(own), i + 1)], [tf.constant(0)])
     with tf.control_dependencies(loop):
       return variable.read_value()
 
@@ -82,7 +80,8 @@ def test_clients_that_run_together_share_no_table(context):
       return table.size()
 
   computation = tff.federated_computation(
-      lambda x: tff.federated_map(distinct, x), tff.FederatedType(tff.SequenceType(np.int32), tff.CLIENTS))
+    lambda x: tff.federated_map(distinct, x), tff.FederatedType(tff.SequenceType(np.int32), tff.CLIENTS)
+  )
   assert computation([[i * 100 + j for j in range(i + 1)] * 5 for i in range(8)]) == list(range(1, 9))
 
 
@@ -129,7 +128,8 @@ def test_clients_read_their_data_at_the_same_time(context, how):
     return numbers.reduce(0, lambda total, value: total + tf.ensure_shape(meet(value), []))
 
   computation = tff.federated_computation(
-      lambda x: tff.federated_map(read, x), tff.FederatedType(tff.SequenceType(np.int32), tff.CLIENTS))
+    lambda x: tff.federated_map(read, x), tff.FederatedType(tff.SequenceType(np.int32), tff.CLIENTS)
+  )
   assert computation([[1, 2], [3, 4]]) == [3, 7]
   assert context.statistics.traced == context._num_threads
 
@@ -164,7 +164,8 @@ def _fails_where_negative():
 @pytest.mark.parametrize('num_threads', [1, 4])
 def test_client_error_names_the_client(num_threads):
   computation = tff.federated_computation(
-      lambda x: tff.federated_sum(tff.federated_map(_fails_where_negative(), x)), _INTS_AT_CLIENTS)
+    lambda x: tff.federated_sum(tff.federated_map(_fails_where_negative(), x)), _INTS_AT_CLIENTS
+  )
   with runtime.activate(runtime.RuntimeConfig(device='cpu', num_threads=num_threads)):
     message = r'Client 3 of the cohort .* failed: InvalidArgumentError: .*a negative number came'
     with pytest.raises(runtime.ClientError, match=message) as caught:
@@ -178,7 +179,8 @@ def test_client_error_names_the_client(num_threads):
 def test_server_error_keeps_tensorflows_own(context):
   del context
   computation = tff.federated_computation(
-      lambda x: tff.federated_map(_fails_where_negative(), x), tff.FederatedType(np.int32, tff.SERVER))
+    lambda x: tff.federated_map(_fails_where_negative(), x), tff.FederatedType(np.int32, tff.SERVER)
+  )
   with pytest.raises(tf.errors.InvalidArgumentError, match='a negative number came') as caught:
     computation(-1)
   # And nothing of where TensorFlow made the node that failed.
@@ -187,15 +189,15 @@ def test_server_error_keeps_tensorflows_own(context):
 
 def test_missing_intrinsic_is_named(context):
   del context
-  computation = tff.federated_computation(
-      lambda x: tff.federated_secure_sum_bitwidth(x, 8), _INTS_AT_CLIENTS)
+  computation = tff.federated_computation(lambda x: tff.federated_secure_sum_bitwidth(x, 8), _INTS_AT_CLIENTS)
   with pytest.raises(runtime.UnsupportedComputationError, match='federated_secure_sum_bitwidth.*Secure aggregation'):
     computation([1, 2])
 
 
 def test_nothing_is_traced_again_whatever_the_cohort(context):
   process = tff.learning.algorithms.build_unweighted_fed_avg(
-      cases.keras_model_fn, client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.1))
+    cases.keras_model_fn, client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.1)
+  )
   state = process.initialize()
   for sizes in ((4, 9, 1, 6, 7), (3, 5, 8, 2, 30)):
     state = process.next(state, cases.client_data(sizes)).state
@@ -219,12 +221,13 @@ def test_nothing_outlives_a_computation(context):
 
 def test_variables_and_functions_do_not_grow_with_rounds(context):
   process = tff.learning.algorithms.build_unweighted_fed_avg(
-      cases.keras_model_fn, client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.1))
+    cases.keras_model_fn, client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.1)
+  )
   state = process.initialize()
   clients = cases.client_data([3] * 7)
   counts = []
   for round_number in range(12):
-    state = process.next(state, clients[:1 + round_number * 5 % 7]).state
+    state = process.next(state, clients[: 1 + round_number * 5 % 7]).state
     gc.collect()
     counts.append(sum(issubclass(type(obj), (tf.Variable, tf.Tensor)) for obj in gc.get_objects()))
   assert counts[-1] <= max(counts[:8])
@@ -232,8 +235,7 @@ def test_variables_and_functions_do_not_grow_with_rounds(context):
 
 def test_state_comes_back_as_it_was_given(context):
   del context
-  identity = tff.tensorflow.computation(
-      lambda x: x, collections.OrderedDict(b=(np.float32, [2]), a=np.str_))
+  identity = tff.tensorflow.computation(lambda x: x, collections.OrderedDict(b=(np.float32, [2]), a=np.str_))
   array = np.array([1.0, 2.0], np.float32)
   for argument in (array, tf.constant(array), tf.Variable(array), [1.0, 2.0]):
     result = identity(collections.OrderedDict(b=argument, a='x'))
@@ -261,7 +263,8 @@ def test_dataset_of_another_type_is_refused(context):
 def test_cohorts_that_differ_in_size_are_refused(context):
   del context
   computation = tff.federated_computation(
-      lambda x, y: tff.federated_sum(tff.federated_zip((x, y))), [_INTS_AT_CLIENTS, _INTS_AT_CLIENTS])
+    lambda x, y: tff.federated_sum(tff.federated_zip((x, y))), [_INTS_AT_CLIENTS, _INTS_AT_CLIENTS]
+  )
   with pytest.raises(ValueError, match='number of clients'):
     computation([1, 2], [1, 2, 3])
 
@@ -269,7 +272,8 @@ def test_cohorts_that_differ_in_size_are_refused(context):
 def test_empty_cohort(context):
   del context
   computation = tff.federated_computation(
-      lambda x: (tff.federated_sum(x), tff.federated_broadcast(tff.federated_value(1, tff.SERVER))), _INTS_AT_CLIENTS)
+    lambda x: (tff.federated_sum(x), tff.federated_broadcast(tff.federated_value(1, tff.SERVER))), _INTS_AT_CLIENTS
+  )
   assert computation([]) == (0, 1)
 
 
@@ -289,8 +293,11 @@ def test_sequence_intrinsics(context):
 
   @tff.federated_computation(tff.SequenceType(np.int32))
   def computation(numbers):
-    return tff.sequence_sum(numbers), tff.sequence_sum(tff.sequence_map(double, numbers)), tff.sequence_reduce(
-        numbers, 10, add)
+    return (
+      tff.sequence_sum(numbers),
+      tff.sequence_sum(tff.sequence_map(double, numbers)),
+      tff.sequence_reduce(numbers, 10, add),
+    )
 
   assert computation([1, 2, 3]) == (6, 12, 16)
   assert computation([]) == (0, 0, 10)

@@ -69,7 +69,7 @@ def _chain(xs, offset):
 
 
 def _expected(xs, offset):
-  return sum((3 + (3 + x)**2)**2 - offset for x in xs), sum(x - 9 for x in xs), xs
+  return sum((3 + (3 + x) ** 2) ** 2 - offset for x in xs), sum(x - 9 for x in xs), xs
 
 
 @pytest.mark.parametrize('cohort', [[], [4], list(range(40))])
@@ -80,7 +80,6 @@ def test_variables_constants_and_what_is_passed_on(cohort):
 
 @pytest.mark.parametrize('measured', [False, True])
 def test_one_call_makes_a_clients_values_and_one_sums_them(calls, sections_run_one_by_one, measured):
-
   def calls_for(count):
     calls.clear()
     with runtime.measure_traffic() if measured else contextlib.nullcontext():
@@ -94,9 +93,12 @@ def test_one_call_makes_a_clients_values_and_one_sums_them(calls, sections_run_o
 
 def test_the_bits_are_those_of_the_sections_one_by_one(sections_run_one_by_one):
   process = tff.learning.algorithms.build_unweighted_fed_avg(
-      cases.keras_model_fn, client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.1),
-      model_aggregator=tff.aggregators.zeroing_factory(0.3, tff.aggregators.clipping_factory(
-          0.2, tff.aggregators.UnweightedMeanFactory())))
+    cases.keras_model_fn,
+    client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.1),
+    model_aggregator=tff.aggregators.zeroing_factory(
+      0.3, tff.aggregators.clipping_factory(0.2, tff.aggregators.UnweightedMeanFactory())
+    ),
+  )
   data = cases.client_data()
   joined = process.next(process.initialize(), data)
   sections_run_one_by_one()

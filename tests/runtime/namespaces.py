@@ -70,8 +70,10 @@ class Machine:
       return
     command = [sys.executable, '-m', 'experiments.worker', f'--port={self._port}', *self._arguments]
     self._worker = subprocess.Popen(
-        child_process.ending_with_this_one([shutil.which('ip'), 'netns', 'exec', self._name, *command]),
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+      child_process.ending_with_this_one([shutil.which('ip'), 'netns', 'exec', self._name, *command]),
+      stdin=subprocess.DEVNULL,
+      stdout=subprocess.DEVNULL,
+      stderr=subprocess.DEVNULL,
     )
 
   def kill(self) -> None:

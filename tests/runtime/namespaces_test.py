@@ -56,16 +56,19 @@ def _workers(machines):
 
 
 def _activate(machines):
-  return runtime.activate(runtime.RuntimeConfig(
-      'workers', worker_addresses=tuple(machine.address for machine in machines), worker_timeout=_TIMEOUT))
+  return runtime.activate(
+    runtime.RuntimeConfig(
+      'workers', worker_addresses=tuple(machine.address for machine in machines), worker_timeout=_TIMEOUT
+    )
+  )
 
 
 def _model_fn():
   layer = tf.keras.layers.Dense(3, use_bias=False, kernel_initializer='zeros', input_shape=(4,), name='logits')
   return tff.learning.models.from_keras_model(
-      tf.keras.Sequential([layer]),
-      loss=tf.keras.losses.MeanSquaredError(),
-      input_spec=collections.OrderedDict(x=tf.TensorSpec([None, 4]), y=tf.TensorSpec([None, 3])),
+    tf.keras.Sequential([layer]),
+    loss=tf.keras.losses.MeanSquaredError(),
+    input_spec=collections.OrderedDict(x=tf.TensorSpec([None, 4]), y=tf.TensorSpec([None, 3])),
   )
 
 
@@ -73,21 +76,25 @@ class _Method:
   """QuAP-FL with noise, aggregating once a round."""
 
   def __init__(self):
-    self.plan = quap_tff.QuapPlan(quap_tff.QuapConfig(
+    self.plan = quap_tff.QuapPlan(
+      quap_tff.QuapConfig(
         num_clients=8,
         budget=quap_tff.BudgetConfig(epsilon_total=1.0, num_rounds=2),
         clip=clip_rules.QuantileEma(timing='previous', initial_clip=1.0),
         noise=quap_tff.NoiseConfig(seed=5),
-    ))
+      )
+    )
     self.process = self.plan.build_process(_model_fn, client_work=quap_tff.ClientWorkConfig(seed=1))
 
 
 def _client(client_id):
   random = np.random.RandomState(client_id)
   examples = collections.OrderedDict(
-      x=random.normal(size=(6, 4)).astype(np.float32), y=random.normal(size=(6, 3)).astype(np.float32))
+    x=random.normal(size=(6, 4)).astype(np.float32), y=random.normal(size=(6, 3)).astype(np.float32)
+  )
   return collections.OrderedDict(
-      client_id=tf.data.Dataset.from_tensors(np.int64(client_id)), examples=tf.data.Dataset.from_tensors(examples))
+    client_id=tf.data.Dataset.from_tensors(np.int64(client_id)), examples=tf.data.Dataset.from_tensors(examples)
+  )
 
 
 class _Run:
@@ -208,9 +215,9 @@ def test_a_worker_lost_in_mid_round_changes_no_bit(workers, undisturbed, method,
 def test_a_worker_that_comes_back_is_used_again(workers, undisturbed, method, what):
   lost = workers[0]
   leave, come_back = {
-      'killed': (lost.kill, lost.start),
-      'hangs': (lost.stop, lost.go_on),
-      'unreachable': (lost.disconnect, lost.connect),
+    'killed': (lost.kill, lost.start),
+    'hangs': (lost.stop, lost.go_on),
+    'unreachable': (lost.disconnect, lost.connect),
   }[what]
   with _activate(workers) as context:
     run = _Run(method)
@@ -232,8 +239,7 @@ def test_without_workers_a_round_fails_and_can_be_called_again(workers, undistur
     run = _Run(method)
     run.round()
     state, ledger = run.state, dict(run.ledger.state_dict())
-    begin = _at_the_next_request_for_a_result(
-        monkeypatch, workers[0], lambda: [worker.kill() for worker in workers])
+    begin = _at_the_next_request_for_a_result(monkeypatch, workers[0], lambda: [worker.kill() for worker in workers])
     with pytest.raises(runtime.WorkerError, match='No worker is left.') as caught:
       run.round()
     assert time.monotonic() - begin[0] < _TIMEOUT + _MARGIN
@@ -268,9 +274,11 @@ def _tls_machine(credentials):
 
 
 def _with_credentials(machine, folder):
-  return runtime.activate(runtime.RuntimeConfig(
-      'workers', worker_addresses=(machine.address,), worker_credentials=folder and str(folder),
-      worker_timeout=_TIMEOUT))
+  return runtime.activate(
+    runtime.RuntimeConfig(
+      'workers', worker_addresses=(machine.address,), worker_credentials=folder and str(folder), worker_timeout=_TIMEOUT
+    )
+  )
 
 
 def test_a_worker_behind_tls_serves_whom_its_authority_certified(tls_machine, credentials):

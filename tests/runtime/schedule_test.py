@@ -9,19 +9,23 @@ def _local(name, kind, *uses, argument=False):
 
 
 def test_one_level_of_aggregation_is_one_pass():
-  order = schedule.plan([
+  order = schedule.plan(
+    [
       _local('message', SERVER, argument=True),
       _local('update', CLIENT, 'message', argument=True),
       _local('clipped', CLIENT, 'update', 'message'),
       _local('sum', AGGREGATE, 'clipped'),
       _local('metrics', AGGREGATE, 'update'),
       _local('model', SERVER, 'sum', argument=True),
-  ], ['model', 'metrics'])
+    ],
+    ['model', 'metrics'],
+  )
   assert order == ['message', Pass(('update', 'clipped'), ('sum', 'metrics')), 'model']
 
 
 def test_only_what_needs_an_aggregation_waits_for_it():
-  order = schedule.plan([
+  order = schedule.plan(
+    [
       _local('update', CLIENT, argument=True),
       _local('critical', CLIENT, 'update'),
       _local('norm', CLIENT, 'update'),
@@ -31,14 +35,19 @@ def test_only_what_needs_an_aggregation_waits_for_it():
       _local('others', CLIENT, 'update', 'norm'),
       _local('sum', AGGREGATE, 'clipped'),
       _local('sum_of_others', AGGREGATE, 'others'),
-  ], ['sum', 'sum_of_others'])
+    ],
+    ['sum', 'sum_of_others'],
+  )
   assert order == [
-      Pass(('update', 'critical', 'norm', 'others'), ('norms', 'sum_of_others')), 'clip', Pass(('clipped',), ('sum',)),
+    Pass(('update', 'critical', 'norm', 'others'), ('norms', 'sum_of_others')),
+    'clip',
+    Pass(('clipped',), ('sum',)),
   ]
 
 
 def test_training_waits_until_it_is_needed():
-  order = schedule.plan([
+  order = schedule.plan(
+    [
       _local('id', CLIENT, argument=True),
       _local('data', CLIENT, argument=True),
       _local('zipped', CLIENT, 'id', 'data'),
@@ -48,29 +57,39 @@ def test_training_waits_until_it_is_needed():
       _local('weights', SERVER, 'ids'),
       _local('clipped', CLIENT, 'update', 'weights'),
       _local('sum', AGGREGATE, 'clipped'),
-  ], ['sum', 'metrics'])
+    ],
+    ['sum', 'metrics'],
+  )
   assert order == [
-      Pass(('id',), ('ids',)), 'weights', Pass(('data', 'zipped', 'update', 'clipped'), ('metrics', 'sum')),
+    Pass(('id',), ('ids',)),
+    'weights',
+    Pass(('data', 'zipped', 'update', 'clipped'), ('metrics', 'sum')),
   ]
 
 
 def test_three_levels():
-  order = schedule.plan([
+  order = schedule.plan(
+    [
       _local('first', AGGREGATE, argument=True),
       _local('a', CLIENT, 'first', argument=True),
       _local('second', AGGREGATE, 'a'),
       _local('b', CLIENT, 'a', 'second'),
       _local('third', AGGREGATE, 'b'),
-  ], ['third', 'a'])
+    ],
+    ['third', 'a'],
+  )
   assert order == [Pass((), ('first',)), Pass(('a',), ('second',)), Pass(('b',), ('third',))]
 
 
 def test_what_nobody_reads_is_not_made():
-  order = schedule.plan([
+  order = schedule.plan(
+    [
       _local('update', CLIENT, argument=True),
       _local('sum', AGGREGATE, 'update'),
       _local('state', SERVER, argument=True),
-  ], ['state'])
+    ],
+    ['state'],
+  )
   assert order == ['state']
 
 

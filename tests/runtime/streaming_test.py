@@ -30,18 +30,19 @@ _IDS = tff.FederatedType(np.int64, tff.CLIENTS)
 # which come the server's: an old and a new sum.
 _COPIES, _SUMS = 3, 2
 _RULES = {
-    'current': clip_rules.QuantileEma(),
-    'previous': clip_rules.QuantileEma(timing='previous', initial_clip=1.0),
-    'fixed': clip_rules.Fixed(1.0),
-    'private_quantile': clip_rules.PrivateQuantile(),
+  'current': clip_rules.QuantileEma(),
+  'previous': clip_rules.QuantileEma(timing='previous', initial_clip=1.0),
+  'fixed': clip_rules.Fixed(1.0),
+  'private_quantile': clip_rules.PrivateQuantile(),
 }
 
 
 def _aggregator(rule):
   if rule.startswith('certified'):
-    clip = _RULES[rule[len('certified_'):]]
+    clip = _RULES[rule[len('certified_') :]]
     config = certified_configs.CertifiedConfig(
-        num_clients=_CLIENTS, epsilon=3.0, delta=1e-5, noise_multiplier=4.0, divisor=2.0, noise_seed=3, clip=clip)
+      num_clients=_CLIENTS, epsilon=3.0, delta=1e-5, noise_multiplier=4.0, divisor=2.0, noise_seed=3, clip=clip
+    )
     return certified_aggregation.CertifiedAggregationFactory(config, _LAYERS)
   config = configs.QuapConfig(num_clients=_CLIENTS, clip=_RULES[rule], noise=configs.NoiseConfig(seed=1))
   return aggregation.QuapAggregationFactory(config, _LAYERS)
@@ -50,6 +51,7 @@ def _aggregator(rule):
 @functools.lru_cache(maxsize=None)
 def _round(rule):
   """A round in which each client makes its update from its id, and the process that aggregates them."""
+
   @tff.tensorflow.computation(np.int64)
   def train(client_id):
     # Of very different sizes, so that another order of the sum gives another result.
@@ -129,7 +131,8 @@ def test_a_large_part_that_is_not_finite_takes_the_clipped_part_with_it():
   large, small = tff.to_type((np.float32, [2])), tff.to_type((np.float32, [2]))
   config = configs.QuapConfig(num_clients=4, clip=clip_rules.QuantileEma(), noise=configs.NoiseConfig('none'))
   process = aggregation.QuapAggregationFactory(config, _LAYERS).create(
-      tff.to_type([large, small]), tff.TensorType(np.int64))
+    tff.to_type([large, small]), tff.TensorType(np.int64)
+  )
   ones, not_finite = np.ones(2, np.float32), np.float32([1, np.inf])
   with runtime.activate(runtime.RuntimeConfig(device='cpu', num_threads=2)):
     for update in ([not_finite, ones], [ones, not_finite]):
@@ -162,7 +165,6 @@ def test_no_client_runs_far_ahead_of_a_slow_one():
 
 
 class TestClientValues:
-
   def test_are_made_when_their_turn_comes_and_not_kept(self):
     class Examples(list):
       pass
@@ -178,9 +180,9 @@ class TestClientValues:
 
     add_up = tff.tensorflow.computation(lambda ds: ds.reduce(0, tf.add), tff.SequenceType(np.int32))
     total = tff.federated_computation(
-        lambda x: tff.federated_sum(
-            tff.federated_map(add_up, x)),
-        tff.FederatedType(tff.SequenceType(np.int32), tff.CLIENTS))
+      lambda x: tff.federated_sum(tff.federated_map(add_up, x)),
+      tff.FederatedType(tff.SequenceType(np.int32), tff.CLIENTS),
+    )
     with runtime.activate(runtime.RuntimeConfig(device='cpu', num_threads=2)):
       assert total(runtime.client_values(make, range(40))) == sum(range(40)) + 40
     assert most[0] <= 2
@@ -200,7 +202,6 @@ class TestClientValues:
 
   def test_are_a_list_under_other_contexts(self):
     class Other(tff.framework.SyncContext):
-
       def invoke(self, comp, arg):
         raise NotImplementedError
 
@@ -222,7 +223,8 @@ def test_a_select_from_a_zip_does_not_wait_for_the_rest(monkeypatch):
   @tff.federated_computation(tff.FederatedType(np.float32, tff.CLIENTS))
   def computation(x):
     pair = tff.federated_zip(
-        collections.OrderedDict(update=tff.federated_map(train, x), own=tff.federated_map(copy, x)))
+      collections.OrderedDict(update=tff.federated_map(train, x), own=tff.federated_map(copy, x))
+    )
     total = tff.federated_broadcast(tff.federated_sum(pair['own']))
     return tff.federated_sum(tff.federated_map(less, (pair['update'], total)))
 

@@ -36,7 +36,6 @@ def _measure(computation, *arguments):
 
 
 class TestIntrinsics:
-
   def test_broadcast_and_sum(self):
     add = tff.tensorflow.computation(lambda x, y: (tf.reduce_sum(x + y), tf.constant(1, tf.int64)), _VECTOR, _VECTOR)
 
@@ -132,8 +131,7 @@ class TestIntrinsics:
     table = tff.TensorType(np.float32, [3, 5])
     choose = tff.tensorflow.computation(lambda rows, key: tf.gather(rows, key), table, np.int32)
 
-    @tff.federated_computation(
-        tff.FederatedType((np.int32, [2]), tff.CLIENTS), tff.FederatedType(table, tff.SERVER))
+    @tff.federated_computation(tff.FederatedType((np.int32, [2]), tff.CLIENTS), tff.FederatedType(table, tff.SERVER))
     def computation(keys, rows):
       return tff.federated_select(keys, tff.federated_value(3, tff.SERVER), rows, choose)
 
@@ -147,7 +145,6 @@ class TestIntrinsics:
 
 
 class TestMeasurement:
-
   def test_is_of_the_last_invocation_in_the_block(self):
     computation = tff.federated_computation(tff.federated_sum, _VECTORS_AT_CLIENTS)
     with runtime.measure_traffic() as measured:
@@ -172,7 +169,6 @@ class TestMeasurement:
     inner = tff.framework.get_context_stack().current
 
     class Other(tff.framework.SyncContext):
-
       def invoke(self, comp, arg):
         return inner.invoke(comp, arg)
 
@@ -181,10 +177,10 @@ class TestMeasurement:
 
 
 class TestProcesses:
-
   def test_stock_fed_avg(self):
     process = tff.learning.algorithms.build_unweighted_fed_avg(
-        cases.keras_model_fn, client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.1))
+      cases.keras_model_fn, client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.1)
+    )
     state = process.initialize()
     weights = state.global_model_weights
     trainable = sum(array.nbytes for array in weights.trainable)
@@ -197,14 +193,19 @@ class TestProcesses:
     # examples and batches.
     assert up == trainable + _INT + 2 * 2 * _FLOAT + 2 * 8
 
-  @pytest.mark.parametrize('clip, down', [
+  @pytest.mark.parametrize(
+    'clip, down',
+    [
       (clip_rules.QuantileEma(), 3 * _FLOAT),  # C_{t-1}, the scale of updates, then C_t.
       (clip_rules.Fixed(1.0), 2 * _FLOAT),
-  ])
+    ],
+  )
   def test_quap_aggregation_adds_id_and_norm(self, clip, down):
-    factory = aggregation.QuapAggregationFactory(config.QuapConfig(
-        num_clients=10, budget=budgets.BudgetConfig(epsilon_total=6.0, num_rounds=200), clip=clip,
-        critical_layers='all'))
+    factory = aggregation.QuapAggregationFactory(
+      config.QuapConfig(
+        num_clients=10, budget=budgets.BudgetConfig(epsilon_total=6.0, num_rounds=200), clip=clip, critical_layers='all'
+      )
+    )
     value_type = tff.to_type(collections.OrderedDict(kernel=(np.float32, [3, 2]), bias=(np.float32, [2])))
     process = factory.create(value_type, tff.TensorType(np.int64))
     update = collections.OrderedDict(kernel=np.ones([3, 2], np.float32), bias=np.ones(2, np.float32))

@@ -111,7 +111,7 @@ def test_workers_end_with_the_block(kind, count, error):
   assert _children() == before
 
 
-_PROGRAM = '''
+_PROGRAM = """
 import os, signal, sys
 from quap_tff import runtime
 active = runtime.activate(runtime.RuntimeConfig('workers', num_workers=2))
@@ -121,14 +121,14 @@ if sys.argv[1] == 'kill':
   os.kill(os.getpid(), signal.SIGKILL)
 elif sys.argv[1] == 'error':
   raise ValueError('in the middle of a round')
-'''
+"""
 
 
 def test_workers_and_pipelines_end_with_the_program():
   # Nobody leaves the block in these programs: the interpreter ends, by itself, by an error, or by a kill.
   programs = {
-      how: subprocess.Popen([sys.executable, '-c', _PROGRAM, how], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-      for how in ('exit', 'error', 'kill')
+    how: subprocess.Popen([sys.executable, '-c', _PROGRAM, how], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    for how in ('exit', 'error', 'kill')
   }
   for how, program in programs.items():
     # Returns when nothing holds the pipe any more.

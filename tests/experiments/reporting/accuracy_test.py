@@ -18,7 +18,6 @@ def _row(rows, **cells):
 
 
 class TestFinal:
-
   def test_beside_the_documents(self, tmp_path):
     groups = factory.groups_of(tmp_path, *factory.seeds(1, 2, accuracy=[0.93, 0.94], **FULL))
     rows = factory.table(accuracy.final(groups), 'accuracy_epsilon_6')
@@ -31,21 +30,27 @@ class TestFinal:
 
   def test_only_runs_of_the_tables_own_epsilon_and_scenario(self, tmp_path):
     groups = factory.groups_of(
-        tmp_path, {'epsilon': 3, 'accuracy': 0.8, **FULL}, {'epsilon': 6, 'accuracy': 0.9, **FULL},
-        {'epsilon': 3, 'accuracy': 0.7, 'participation': 'uniform', **FULL}
+      tmp_path,
+      {'epsilon': 3, 'accuracy': 0.8, **FULL},
+      {'epsilon': 6, 'accuracy': 0.9, **FULL},
+      {'epsilon': 3, 'accuracy': 0.7, 'participation': 'uniform', **FULL},
     )
     rows = factory.table(accuracy.final(groups), 'accuracy_epsilon_3')
-    measured = {row['participation']: row['measured: accuracy (%)'] for row in rows
-                if row['method'] == 'QuAP-FL' and row['dataset'] == 'mnist'}
+    measured = {
+      row['participation']: row['measured: accuracy (%)']
+      for row in rows
+      if row['method'] == 'QuAP-FL' and row['dataset'] == 'mnist'
+    }
     assert measured == {'uniform': '70.00', 'heterogeneous, Beta(2,5)': '80.00'}
 
   def test_other_settings_split_the_row(self, tmp_path):
     groups = factory.groups_of(
-        tmp_path, {'accuracy': 0.8, **FULL}, {'accuracy': 0.9, 'client_optimizer': 'sgd:learning_rate=0.1', **FULL}
+      tmp_path, {'accuracy': 0.8, **FULL}, {'accuracy': 0.9, 'client_optimizer': 'sgd:learning_rate=0.1', **FULL}
     )
     rows = [row for row in factory.table(accuracy.final(groups), 'accuracy_epsilon_6') if row['method'] == 'QuAP-FL']
     assert [(row['setting'], row['measured: accuracy (%)']) for row in rows[:2]] == [
-        ('client_optimizer=sgd:learning_rate=0.005', '80.00'), ('client_optimizer=sgd:learning_rate=0.1', '90.00')
+      ('client_optimizer=sgd:learning_rate=0.005', '80.00'),
+      ('client_optimizer=sgd:learning_rate=0.1', '90.00'),
     ]
 
   def test_accuracy_of_models_without_a_finite_epsilon_is_called_that(self, tmp_path):
@@ -59,8 +64,7 @@ class TestFinal:
 
 def test_early_stop_beside_the_documents(tmp_path):
   groups = factory.groups_of(
-      tmp_path, {},
-      {'accuracy': 0.9321, 'rounds_run': 7, 'stop_at_accuracy': 0.932, 'participation': 'hybrid_reference'}
+    tmp_path, {}, {'accuracy': 0.9321, 'rounds_run': 7, 'stop_at_accuracy': 0.932, 'participation': 'hybrid_reference'}
   )
   (row,) = factory.table(accuracy.early_stop(groups), 'early_stop')
   assert (row['document: accuracy (%)'], row['measured: accuracy (%)']) == ('93.30 ± 0.10', '93.21')
@@ -68,11 +72,10 @@ def test_early_stop_beside_the_documents(tmp_path):
 
 
 class TestConvergence:
-
   def test_rounds_to_90(self, tmp_path):
-    groups = factory.groups_of(tmp_path, *factory.seeds(
-        1, 2, curve=[[0.1, 0.9, 0.8], [0.1, 0.5, 0.95]], rounds_run=3, **FULL
-    ))
+    groups = factory.groups_of(
+      tmp_path, *factory.seeds(1, 2, curve=[[0.1, 0.9, 0.8], [0.1, 0.5, 0.95]], rounds_run=3, **FULL)
+    )
     rows = factory.table(accuracy.convergence(groups), 'rounds_to_90')
     found = _row(rows, participation='heterogeneous, Beta(2,5)', method='QuAP-FL')
     assert (found['document: rounds'], found['measured: rounds'], found['difference']) == ('67', '2.5 ± 0.7', '-64.5')
@@ -87,8 +90,11 @@ class TestConvergence:
 
 def test_ablation_has_all_eight_rows(tmp_path):
   groups = factory.groups_of(
-      tmp_path, *({'algorithm': name, 'accuracy': value, **FULL}
-                  for name, value in [('quap', 0.9), ('fixed_dp', 0.8), ('layerwise', 0.85)])
+    tmp_path,
+    *(
+      {'algorithm': name, 'accuracy': value, **FULL}
+      for name, value in [('quap', 0.9), ('fixed_dp', 0.8), ('layerwise', 0.85)]
+    ),
   )
   rows = factory.table(accuracy.ablation(groups), 'ablation')
   assert len(rows) == 8
@@ -104,7 +110,7 @@ def test_ablation_has_all_eight_rows(tmp_path):
 
 def test_alpha_beta_grid(tmp_path):
   groups = factory.groups_of(
-      tmp_path, *({'dataset': 'cifar10', 'alpha': a, 'beta': 2, 'accuracy': a} for a in (0.3, 0.5))
+    tmp_path, *({'dataset': 'cifar10', 'alpha': a, 'beta': 2, 'accuracy': a} for a in (0.3, 0.5))
   )
   rows = factory.table(accuracy.alpha_beta(groups), 'alpha_beta')
   found = _row(rows, **{'α and β': 'α = 0.5, β = 2'})
@@ -113,17 +119,20 @@ def test_alpha_beta_grid(tmp_path):
 
 
 class TestOverFlags:
-
   def test_dirichlet(self, tmp_path):
-    groups = factory.groups_of(tmp_path, *(
+    groups = factory.groups_of(
+      tmp_path,
+      *(
         {'algorithm': method, 'partition': f'dirichlet:alpha={a}', 'accuracy': value, **FULL}
         for method, a, value in [('quap', 0.1, 0.9), ('quap', 10, 0.95), ('fixed_dp', 0.1, 0.8), ('fixed_dp', 10, 0.95)]
-    ))
+      ),
+    )
     blocks = accuracy.heterogeneity(groups)
     assert len(factory.table(blocks, 'dirichlet')) == 4
     gains = factory.table(blocks, 'dirichlet_gain')
     assert [(row['runs'], row['measured: QuAP-FL minus Fixed-DP (points)']) for row in gains] == [
-        ('mnist, partition=dirichlet:alpha=0.1', '10.00'), ('mnist, partition=dirichlet:alpha=10', '0.00')
+      ('mnist, partition=dirichlet:alpha=0.1', '10.00'),
+      ('mnist, partition=dirichlet:alpha=10', '0.00'),
     ]
     assert gains[0]['document'] == 'more than 5 points'
 
@@ -144,8 +153,11 @@ class TestOverFlags:
 
   def test_participation_and_critical_layers(self, tmp_path):
     groups = factory.groups_of(
-        tmp_path, {}, {'participation': 'beta:a=1,b=1'}, {'critical_layers': 'all_dense'},
-        {'critical_layers': 'dense,dense_1'}
+      tmp_path,
+      {},
+      {'participation': 'beta:a=1,b=1'},
+      {'critical_layers': 'all_dense'},
+      {'critical_layers': 'dense,dense_1'},
     )
     rows = factory.table(accuracy.participation(groups), 'participation')
     assert [row['participation model'] for row in rows] == ['beta:a=1,b=1', 'beta:a=2,b=5']
@@ -161,7 +173,7 @@ class TestOverFlags:
   def test_what_another_flag_sets_apart_is_not_shown_twice(self, tmp_path):
     # Fixed-DP at two values of ε is beside each α of QuAP-FL, which has one value of ε only.
     groups = factory.groups_of(
-        tmp_path, *({'algorithm': 'fixed_dp', 'epsilon': e} for e in (3, 6)), *({'alpha': a} for a in (0.3, 0.7))
+      tmp_path, *({'algorithm': 'fixed_dp', 'epsilon': e} for e in (3, 6)), *({'alpha': a} for a in (0.3, 0.7))
     )
     assert len(factory.drawings(accuracy.epsilon(groups))) == 1
 
@@ -169,20 +181,17 @@ class TestOverFlags:
 def test_a_thousand_clients(tmp_path):
   at = published.AT_SCALE_FLAGS
   groups = factory.groups_of(
-      tmp_path, {'accuracy': 0.8, 'noise_norm': 1.0, **at}, {'algorithm': 'fixed_dp', 'noise_norm': 4.0, **at}, {}
+    tmp_path, {'accuracy': 0.8, 'noise_norm': 1.0, **at}, {'algorithm': 'fixed_dp', 'noise_norm': 4.0, **at}, {}
   )
-  found = [
-      _row(block.rows, method='QuAP-FL') for block in accuracy.at_scale(groups) if isinstance(block, pages.Table)
-  ]
+  found = [_row(block.rows, method='QuAP-FL') for block in accuracy.at_scale(groups) if isinstance(block, pages.Table)]
   assert found[0]['difference'] == '-4.70'
-  assert str(found[2]['measured: noise norm over Fixed-DP\'s (%)']) == '25.0'
+  assert str(found[2]["measured: noise norm over Fixed-DP's (%)"]) == '25.0'
 
 
 class TestCurves:
-
   def test_mean_over_the_rounds_that_all_seeds_tested(self, tmp_path):
     (group,) = factory.groups_of(
-        tmp_path, *factory.seeds(1, 2, curve=[[0.1, np.nan, 0.3], [0.2, 0.2, 0.5]], rounds_run=3)
+      tmp_path, *factory.seeds(1, 2, curve=[[0.1, np.nan, 0.3], [0.2, 0.2, 0.5]], rounds_run=3)
     )
     rounds, values = accuracy.over_seeds(group, 'test_accuracy')
     assert rounds.tolist() == [1, 3]
@@ -206,8 +215,9 @@ class TestCurves:
 
   def test_lines_are_the_means_in_percent(self, tmp_path):
     groups = factory.groups_of(
-        tmp_path, *factory.seeds(1, 2, curve=[[0.1, 0.3], [0.2, 0.5]], rounds_run=2),
-        {'algorithm': 'fedavg', 'noise_norm': 0, 'curve': [0.5, 0.6], 'rounds_run': 2}
+      tmp_path,
+      *factory.seeds(1, 2, curve=[[0.1, 0.3], [0.2, 0.5]], rounds_run=2),
+      {'algorithm': 'fedavg', 'noise_norm': 0, 'curve': [0.5, 0.6], 'rounds_run': 2},
     )
     (shown,) = factory.drawings(accuracy.curves(groups))
     lines = plots.drawn(*shown.titled).axes[0].get_lines()

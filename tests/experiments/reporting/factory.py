@@ -15,25 +15,25 @@ from experiments.reporting import study
 
 
 def write_run(
-    folder: pathlib.Path,
-    *,
-    accuracy: float = 0.9,
-    curve: Optional[np.ndarray] = None,
-    rounds_run: int = 10,
-    noise_norm: float = 2.0,
-    sigma: float = 0.1,
-    spread: float = 1.0,
-    scale: float = 1.0,
-    covers: Optional[str] = None,
-    epsilon_max: float = 0.5,
-    notes: Sequence[str] = (),
-    certified_epsilon: Optional[float] = None,
-    reading: Optional[float] = None,
-    machine: Optional[Mapping[str, Any]] = None,
-    seconds: float = 1.5,
-    up_bytes: int = 4000,
-    clients: Optional[Mapping[str, Any]] = None,
-    **given,
+  folder: pathlib.Path,
+  *,
+  accuracy: float = 0.9,
+  curve: Optional[np.ndarray] = None,
+  rounds_run: int = 10,
+  noise_norm: float = 2.0,
+  sigma: float = 0.1,
+  spread: float = 1.0,
+  scale: float = 1.0,
+  covers: Optional[str] = None,
+  epsilon_max: float = 0.5,
+  notes: Sequence[str] = (),
+  certified_epsilon: Optional[float] = None,
+  reading: Optional[float] = None,
+  machine: Optional[Mapping[str, Any]] = None,
+  seconds: float = 1.5,
+  up_bytes: int = 4000,
+  clients: Optional[Mapping[str, Any]] = None,
+  **given,
 ) -> pathlib.Path:
   """Writes a finished run.
 
@@ -60,60 +60,104 @@ def write_run(
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
   flags = {
-      'dataset': 'mnist', 'model': 'auto', 'algorithm': 'quap', 'num_clients': 10, 'cohort_size': 4, 'rounds': 10,
-      'partition': 'dirichlet:alpha=0.5', 'participation': 'beta:a=2,b=5', 'epsilon': 6.0, 'delta': 1e-5, 'alpha': 0.5,
-      'beta': 2.0, 'calibration': 'documents', 'critical_layers': 'final_dense', 'seed': 42, 'noise_seed': None,
-      'client_optimizer': 'sgd:learning_rate=0.005', 'stop_at_accuracy': None, **given,
+    'dataset': 'mnist',
+    'model': 'auto',
+    'algorithm': 'quap',
+    'num_clients': 10,
+    'cohort_size': 4,
+    'rounds': 10,
+    'partition': 'dirichlet:alpha=0.5',
+    'participation': 'beta:a=2,b=5',
+    'epsilon': 6.0,
+    'delta': 1e-5,
+    'alpha': 0.5,
+    'beta': 2.0,
+    'calibration': 'documents',
+    'critical_layers': 'final_dense',
+    'seed': 42,
+    'noise_seed': None,
+    'client_optimizer': 'sgd:learning_rate=0.005',
+    'stop_at_accuracy': None,
+    **given,
   }
   unread = methods.parse(flags['algorithm']).unused
-  write_json(folder / 'run.json', {
+  write_json(
+    folder / 'run.json',
+    {
       'identity': {k: v for k, v in flags.items() if k not in unread and k != 'stop_at_accuracy'},
       'flags': {**flags, 'output_dir': str(folder)},
       'versions': {'quap_tff': '0.1.0', 'python': '3.11.0'},
       'machine': machine or {'platform': 'Linux', 'cores': 2, 'gpus': 0},
-  })
+    },
+  )
   rounds, num_clients = rounds_run, flags['num_clients']
   ledger = make_ledger(flags, rounds, spread if noise_norm else np.inf, scale)
   np.savez(folder / 'ledger.npz', **ledger)
   nominal = np.bincount(ledger['clients'], ledger['budgets'], num_clients)
   curve = np.linspace(0, accuracy, rounds + 1)[1:] if curve is None else np.asarray(curve)
-  write_csv(folder / 'metrics.csv', {
-      'round': np.arange(1, rounds + 1), 'epsilon': np.full(rounds, 0.6), 'sigma': np.full(rounds, sigma),
-      'signal_norm': np.ones(rounds), 'noise_norm': np.full(rounds, noise_norm),
-      'noise_to_signal': np.full(rounds, noise_norm), 'test_accuracy': curve,
-      'nominal_epsilon_max': np.full(rounds, nominal.max()), 'seconds': np.full(rounds, seconds),
-      'down_bytes_per_client': np.full(rounds, 4800), 'up_bytes_per_client': np.full(rounds, up_bytes),
-  })
+  write_csv(
+    folder / 'metrics.csv',
+    {
+      'round': np.arange(1, rounds + 1),
+      'epsilon': np.full(rounds, 0.6),
+      'sigma': np.full(rounds, sigma),
+      'signal_norm': np.ones(rounds),
+      'noise_norm': np.full(rounds, noise_norm),
+      'noise_to_signal': np.full(rounds, noise_norm),
+      'test_accuracy': curve,
+      'nominal_epsilon_max': np.full(rounds, nominal.max()),
+      'seconds': np.full(rounds, seconds),
+      'down_bytes_per_client': np.full(rounds, 4800),
+      'up_bytes_per_client': np.full(rounds, up_bytes),
+    },
+  )
   columns = {
-      'client': np.arange(num_clients), 'rounds': np.bincount(ledger['clients'], minlength=num_clients),
-      'nominal_epsilon': ['' if not np.isfinite(value) else value for value in nominal],
-      'test_accuracy': np.linspace(0.5, 1, num_clients),
+    'client': np.arange(num_clients),
+    'rounds': np.bincount(ledger['clients'], minlength=num_clients),
+    'nominal_epsilon': ['' if not np.isfinite(value) else value for value in nominal],
+    'test_accuracy': np.linspace(0.5, 1, num_clients),
   }
   if covers is not None:
     columns['formal_epsilon'] = np.linspace(0, epsilon_max, num_clients)
   write_csv(folder / 'clients.csv', {**columns, **(clients or {})})
   formal = {
-      'covers': covers, 'statement': f'Figures hold for: {covers}.', 'delta': flags['delta'], 'unit': 'one client',
-      'notes': list(notes), 'figures': [
-          formal_figure('gaussian_exact', 'none', epsilon_max), formal_figure('zcdp', 'none', epsilon_max + 1),
-          formal_figure('rdp', 'by Poisson sampling', epsilon_max / 10),
-      ], 'reading': None if reading is None else {'rounds': rounds, 'epsilon_max': reading, 'epsilon_mean': reading},
+    'covers': covers,
+    'statement': f'Figures hold for: {covers}.',
+    'delta': flags['delta'],
+    'unit': 'one client',
+    'notes': list(notes),
+    'figures': [
+      formal_figure('gaussian_exact', 'none', epsilon_max),
+      formal_figure('zcdp', 'none', epsilon_max + 1),
+      formal_figure('rdp', 'by Poisson sampling', epsilon_max / 10),
+    ],
+    'reading': None if reading is None else {'rounds': rounds, 'epsilon_max': reading, 'epsilon_mean': reading},
   }
   noised = bool(np.isfinite(nominal.max()))
-  write_json(folder / 'summary.json', {
-      'dataset': flags['dataset'], 'algorithm': flags['algorithm'], 'rounds': rounds,
-      'planned_rounds': flags['rounds'], 'test_accuracy': accuracy, 'test_loss': 0.3,
+  write_json(
+    folder / 'summary.json',
+    {
+      'dataset': flags['dataset'],
+      'algorithm': flags['algorithm'],
+      'rounds': rounds,
+      'planned_rounds': flags['rounds'],
+      'test_accuracy': accuracy,
+      'test_loss': 0.3,
       'nominal_epsilon_max': float(nominal.max()) if noised else None,
       'nominal_epsilon_mean': float(nominal.mean()) if noised else None,
       'nominal_delta_max': 1e-4 if noised else None,
       'model_protected': covers in ('released model', 'weights without the logs'),
-      'formal': formal if covers is not None else None, 'interrupted': False, 'seconds': 1.0,
+      'formal': formal if covers is not None else None,
+      'interrupted': False,
+      'seconds': 1.0,
       'output_dir': str(folder),
-  })
+    },
+  )
   if certified_epsilon is not None:
-    write_json(folder / 'certificate.json', {
-        'guarantee': {'epsilon': flags['epsilon']}, 'achieved': {'epsilon_max': certified_epsilon}
-    })
+    write_json(
+      folder / 'certificate.json',
+      {'guarantee': {'epsilon': flags['epsilon']}, 'achieved': {'epsilon_max': certified_epsilon}},
+    )
   return folder
 
 
@@ -129,18 +173,28 @@ def make_ledger(flags: Mapping[str, Any], rounds: int, spread: float, scale: flo
   base = flags['epsilon'] / flags['rounds']
   budgets = base * factor if np.isfinite(spread) else np.full(len(members), np.inf)
   return {
-      'offsets': np.arange(rounds + 1, dtype=np.int64) * size, 'clients': members.astype(np.int32), 'budgets': budgets,
-      'weights': np.ones(len(members)), 'noise_multipliers': np.full(rounds, 1.0),
-      'count_noise_multipliers': np.full(rounds, np.inf), 'clipping_norms': np.full(rounds, 1.0),
-      'num_clients': np.int64(clients), 'delta': np.float64(flags['delta']), 'fingerprint': np.zeros(32, np.uint8),
+    'offsets': np.arange(rounds + 1, dtype=np.int64) * size,
+    'clients': members.astype(np.int32),
+    'budgets': budgets,
+    'weights': np.ones(len(members)),
+    'noise_multipliers': np.full(rounds, 1.0),
+    'count_noise_multipliers': np.full(rounds, np.inf),
+    'clipping_norms': np.full(rounds, 1.0),
+    'num_clients': np.int64(clients),
+    'delta': np.float64(flags['delta']),
+    'fingerprint': np.zeros(32, np.uint8),
   }
 
 
 def formal_figure(accountant: str, amplification: str, epsilon: float) -> Dict[str, Any]:
   """A formal figure as summary.json has it."""
   return {
-      'accountant': accountant, 'neighbours': 'zero out one client', 'amplification': amplification,
-      'epsilon_max': epsilon, 'epsilon_mean': epsilon / 2, 'epsilon_median': epsilon / 2,
+    'accountant': accountant,
+    'neighbours': 'zero out one client',
+    'amplification': amplification,
+    'epsilon_max': epsilon,
+    'epsilon_mean': epsilon / 2,
+    'epsilon_median': epsilon / 2,
   }
 
 
@@ -166,8 +220,8 @@ def groups_of(folder: pathlib.Path, *runs: Mapping[str, Any]) -> List[study.Grou
 def seeds(*seeds_: int, **arguments) -> List[Dict[str, Any]]:
   """The arguments of one run for each seed; a list gives each its own value."""
   return [
-      {'seed': seed, **{k: v[i] if isinstance(v, list) else v for k, v in arguments.items()}}
-      for i, seed in enumerate(seeds_)
+    {'seed': seed, **{k: v[i] if isinstance(v, list) else v for k, v in arguments.items()}}
+    for i, seed in enumerate(seeds_)
   ]
 
 

@@ -19,7 +19,6 @@ def _series(algorithm, x=(1, 3), mean=90.0, **changes):
 
 
 class TestLooks:
-
   def test_every_method_has_one(self):
     assert set(figures.LOOKS) == set(methods.METHODS)
 
@@ -49,16 +48,19 @@ class TestLooks:
   def test_labels_name_only_what_differs(self):
     specs = ['certified:clip=0.5', 'certified:clip=0.5,weights=uniform', 'quap', 'fixed_dp:clip=0.5']
     assert figures.labels(specs) == [
-        'Certified QuAP-FL (weights=participation)', 'Certified QuAP-FL (weights=uniform)', 'QuAP-FL', 'Fixed-DP'
+      'Certified QuAP-FL (weights=participation)',
+      'Certified QuAP-FL (weights=uniform)',
+      'QuAP-FL',
+      'Fixed-DP',
     ]
 
   def test_a_method_has_its_colour_in_every_kind_of_figure(self):
     shown = [_series(name, y=np.full((2, 2), 90.0 + i)) for i, name in enumerate(('quap', 'fixed_dp'))]
     points = [_series('quap'), _series('fixed_dp')]
     for draw in (
-        lambda figure: figures.by_round(figure, shown, 'accuracy', 'final'),
-        lambda figure: figures.rows(figure.subplots(), points, 'final'),
-        lambda figure: figures.lines(figure.subplots(), points, 'ε', 'accuracy'),
+      lambda figure: figures.by_round(figure, shown, 'accuracy', 'final'),
+      lambda figure: figures.rows(figure.subplots(), points, 'final'),
+      lambda figure: figures.lines(figure.subplots(), points, 'ε', 'accuracy'),
     ):
       for axes in plots.drawn(draw, (8, 4)).axes:
         found = {line.get_color() for line in axes.get_lines()}
@@ -73,12 +75,13 @@ class TestLooks:
 
 
 class TestDrawing:
-
   def _twelve(self):
     rng = np.random.default_rng(0)
     return [
-        figures.Series(name, figures.of(name).label, np.arange(1, 61), rng.uniform(8, 12, (3, 60)),
-                       pages.Quantity(10 + 0.1 * i, 0.5)) for i, name in enumerate(list(figures.LOOKS)[:12])
+      figures.Series(
+        name, figures.of(name).label, np.arange(1, 61), rng.uniform(8, 12, (3, 60)), pages.Quantity(10 + 0.1 * i, 0.5)
+      )
+      for i, name in enumerate(list(figures.LOOKS)[:12])
     ]
 
   def test_of_twelve_methods_each_has_a_row_and_no_two_overlap(self):

@@ -15,17 +15,21 @@ def _verdicts(groups, name):
 
 def _accuracies(tmp_path, quap, fixed, **flags):
   return factory.groups_of(
-      tmp_path, *factory.seeds(*SEEDS[:len(quap)], accuracy=quap, **flags),
-      *factory.seeds(*SEEDS[:len(fixed)], accuracy=fixed, algorithm='fixed_dp')
+    tmp_path,
+    *factory.seeds(*SEEDS[: len(quap)], accuracy=quap, **flags),
+    *factory.seeds(*SEEDS[: len(fixed)], accuracy=fixed, algorithm='fixed_dp'),
   )
 
 
-@pytest.mark.parametrize('quap, fixed, verdict', [
+@pytest.mark.parametrize(
+  'quap, fixed, verdict',
+  [
     ([0.90, 0.92, 0.91], [0.80, 0.81, 0.82], 'confirmed'),
     ([0.80, 0.81, 0.82], [0.90, 0.92, 0.91], 'not confirmed'),
     ([0.90, 0.70, 0.85], [0.80, 0.81, 0.82], 'not confirmed'),
     ([0.90], [0.80], 'not enough runs'),
-])
+  ],
+)
 def test_h1_flips_with_the_accuracies(tmp_path, quap, fixed, verdict):
   groups = _accuracies(tmp_path, quap, fixed)
   assert _verdicts(groups, 'h1') == [verdict]
@@ -40,13 +44,14 @@ def test_one_pair_gives_no_p(tmp_path):
 
 def test_pairs_are_of_one_seed_and_length(tmp_path):
   groups = factory.groups_of(
-      tmp_path, *factory.seeds(1, 2, 3, accuracy=[0.9, 0.91, 0.92]),
-      *factory.seeds(2, 3, 4, accuracy=[0.8, 0.82, 0.83], algorithm='fixed_dp')
+    tmp_path,
+    *factory.seeds(1, 2, 3, accuracy=[0.9, 0.91, 0.92]),
+    *factory.seeds(2, 3, 4, accuracy=[0.8, 0.82, 0.83], algorithm='fixed_dp'),
   )
   (row,) = factory.table(hypotheses.build(groups), 'h1')
   assert (row['pairs'], row['QuAP-FL']) == ('2', '91.50 ± 0.71')
   groups = factory.groups_of(
-      tmp_path / 'b', *factory.seeds(1, 2, rounds_run=5), *factory.seeds(1, 2, algorithm='fixed_dp')
+    tmp_path / 'b', *factory.seeds(1, 2, rounds_run=5), *factory.seeds(1, 2, algorithm='fixed_dp')
   )
   assert not hypotheses.build(groups)
 
@@ -59,7 +64,7 @@ def test_runs_of_other_settings_are_no_pair(tmp_path):
 def test_h2_flips_with_the_budgets(tmp_path, spread, verdict):
   # Client 9 takes part most: a budget that falls with the client's number evens the sums out.
   groups = factory.groups_of(
-      tmp_path, *factory.seeds(*SEEDS, spread=spread), *factory.seeds(*SEEDS, algorithm='layerwise')
+    tmp_path, *factory.seeds(*SEEDS, spread=spread), *factory.seeds(*SEEDS, algorithm='layerwise')
   )
   assert _verdicts(groups, 'h2') == [verdict] * 2
 
@@ -67,7 +72,7 @@ def test_h2_flips_with_the_budgets(tmp_path, spread, verdict):
 def test_h2_needs_the_deviation_itself_to_fall(tmp_path):
   # Larger budgets for all, a little less so for the frequent: the coefficient falls, the deviation grows.
   groups = factory.groups_of(
-      tmp_path, *factory.seeds(*SEEDS, spread=-0.2, scale=2), *factory.seeds(*SEEDS, algorithm='layerwise')
+    tmp_path, *factory.seeds(*SEEDS, spread=-0.2, scale=2), *factory.seeds(*SEEDS, algorithm='layerwise')
   )
   deviation, coefficient = factory.table(hypotheses.build(groups), 'h2')
   assert (deviation['measured'], coefficient['measured']) == ('deviation', 'deviation / mean')
@@ -78,16 +83,18 @@ def test_h2_needs_the_deviation_itself_to_fall(tmp_path):
 @pytest.mark.parametrize('layerwise, verdict', [([1.0, 1.1, 1.2], 'confirmed'), ([40.0, 41.5, 42.0], 'not confirmed')])
 def test_h3_flips_with_the_noise(tmp_path, layerwise, verdict):
   groups = factory.groups_of(
-      tmp_path, *factory.seeds(*SEEDS, noise_norm=layerwise, sigma=0.1),
-      *factory.seeds(*SEEDS, noise_norm=[30.0, 30.5, 31.0], sigma=0.1, algorithm='adaptive_budget_clip')
+    tmp_path,
+    *factory.seeds(*SEEDS, noise_norm=layerwise, sigma=0.1),
+    *factory.seeds(*SEEDS, noise_norm=[30.0, 30.5, 31.0], sigma=0.1, algorithm='adaptive_budget_clip'),
   )
   assert _verdicts(groups, 'h3') == [verdict]
 
 
 def test_h3_separates_the_dimension_from_the_deviation(tmp_path):
   groups = factory.groups_of(
-      tmp_path, *factory.seeds(1, 2, noise_norm=1.0, sigma=0.05),
-      *factory.seeds(1, 2, noise_norm=30.0, sigma=0.1, algorithm='adaptive_budget_clip')
+    tmp_path,
+    *factory.seeds(1, 2, noise_norm=1.0, sigma=0.05),
+    *factory.seeds(1, 2, noise_norm=30.0, sigma=0.1, algorithm='adaptive_budget_clip'),
   )
   (row,) = factory.table(hypotheses.build(groups), 'h3')
   assert (row['full / layer-wise'], row['of which √(d/d_c)']) == ('30.0 ± 0.0', '15.0 ± 0.0')

@@ -8,11 +8,15 @@ import pytest
 
 from experiments.reporting import pages
 
-TABLE = pages.Table('t', 'A table', [
+TABLE = pages.Table(
+  't',
+  'A table',
+  [
     {'method': 'QuAP|FL', 'accuracy (%)': pages.Quantity(93.25, 0.5), 'empty': None, 'seeds': '1 (42)'},
     {'method': 'FedAvg', 'accuracy (%)': None, 'empty': '', 'seeds': '1 (42)'},
     {'method': 'Fixed-DP <&>', 'accuracy (%)': 'not run', 'seeds': '1 (42)'},
-])
+  ],
+)
 WIDE = pages.Table('wide', 'One row', [{f'column {i}': f'value {i}' for i in range(9)}])
 
 
@@ -21,8 +25,8 @@ def _draw(figure):
 
 
 SECTIONS = [
-    pages.Section('A report', ['Some `code` and **weight** & <more>.']),
-    pages.Section('Results', [TABLE, pages.Figure('f', 'A "line"', 'How to read it.', _draw), WIDE]),
+  pages.Section('A report', ['Some `code` and **weight** & <more>.']),
+  pages.Section('Results', [TABLE, pages.Figure('f', 'A "line"', 'How to read it.', _draw), WIDE]),
 ]
 
 
@@ -56,7 +60,8 @@ def folder(tmp_path_factory):
 def test_markdown(folder):
   text = (folder / 'report.md').read_text()
   assert text.startswith('# A report\n\nSome `code`')
-  assert '''
+  assert (
+    """
 A table. All rows: seeds 1 (42):
 
 | method       | accuracy (%) |
@@ -64,7 +69,9 @@ A table. All rows: seeds 1 (42):
 | QuAP\\|FL     | 93.25 ± 0.50 |
 | FedAvg       | -            |
 | Fixed-DP <&> | not run      |
-''' in text
+"""
+    in text
+  )
   assert '![A "line"](figures/f.png)\n\n*How to read it.*' in text
 
 
@@ -75,8 +82,10 @@ def test_a_long_table_of_one_row_is_turned(folder):
 def test_csv_has_every_column_and_splits_mean_and_deviation(folder):
   with open(folder / 'tables' / 't.csv', newline='') as f:
     assert list(csv.reader(f)) == [
-        ['method', 'accuracy (%)', 'accuracy (%), deviation', 'seeds'],
-        ['QuAP|FL', '93.25', '0.5', '1 (42)'], ['FedAvg', '', '', '1 (42)'], ['Fixed-DP <&>', 'not run', '', '1 (42)'],
+      ['method', 'accuracy (%)', 'accuracy (%), deviation', 'seeds'],
+      ['QuAP|FL', '93.25', '0.5', '1 (42)'],
+      ['FedAvg', '', '', '1 (42)'],
+      ['Fixed-DP <&>', 'not run', '', '1 (42)'],
     ]
 
 
@@ -100,7 +109,9 @@ def test_the_page_has_it_all(folder):
 def test_tables_and_figures_scroll_in_frames_that_a_keyboard_reaches(folder):
   text = (folder / 'index.html').read_text()
   frame = '<div class="wide" role="region" tabindex="0" aria-label="{}">{}'
-  assert frame.format('A table. All rows: seeds 1 (42)', '<table>') in text and frame.format('One row', '<table>') in text
+  assert (
+    frame.format('A table. All rows: seeds 1 (42)', '<table>') in text and frame.format('One row', '<table>') in text
+  )
   assert frame.format('A &quot;line&quot;', '<img ') in text
   assert text.count('<table>') + text.count('<img ') == text.count('<div class="wide"')
   assert '.wide { overflow: auto;' in text
@@ -112,9 +123,14 @@ def test_short_names_do_not_break():
 
 
 def test_flags_and_paths_may_break_within_a_cell(tmp_path):
-  pages.write(str(tmp_path), [pages.Section('', [pages.Table('t', '', [
-      {'a': 'clip=1,features=pretrained:path=runs/glyphs', 'b': '93.25 ± 0.50'}
-  ])])])
+  pages.write(
+    str(tmp_path),
+    [
+      pages.Section(
+        '', [pages.Table('t', '', [{'a': 'clip=1,features=pretrained:path=runs/glyphs', 'b': '93.25 ± 0.50'}])]
+      )
+    ],
+  )
   text = (tmp_path / 'index.html').read_text()
   assert '<td>clip=1,<wbr>features=<wbr>pretrained:<wbr>path=runs/<wbr>glyphs</td>' in text
   assert '<td>93.25 ±&nbsp;0.50</td>' in text
@@ -136,10 +152,14 @@ def test_tables_and_figures_of_one_name_are_numbered():
   assert names == ['t_1', 'f', 'text', 't_2', 'wide']
 
 
-@pytest.mark.parametrize('quantity, text', [
-    (pages.Quantity(93.25, 0.5), '93.25 ± 0.50'), (pages.Quantity(0.1234, digits=3), '0.123'),
+@pytest.mark.parametrize(
+  'quantity, text',
+  [
+    (pages.Quantity(93.25, 0.5), '93.25 ± 0.50'),
+    (pages.Quantity(0.1234, digits=3), '0.123'),
     (pages.Quantity(6.07e15, 8.57e15), '6.07e+15 ± 8.57e+15'),
-])
+  ],
+)
 def test_quantities_in_print(quantity, text):
   assert str(quantity) == text
 

@@ -16,7 +16,6 @@ def _cell(tmp_path, **run):
 
 
 class TestFormal:
-
   @pytest.mark.parametrize('covers', ['nothing', None, 'noised weights', 'weights without the logs', 'something new'])
   def test_only_a_run_that_says_so_itself_has_an_epsilon_of_the_model(self, tmp_path, covers):
     (group,) = factory.groups_of(tmp_path, {'covers': covers})
@@ -39,7 +38,7 @@ class TestFormal:
 
   def test_noise_everywhere_beside_logged_metrics(self, tmp_path):
     assert _cell(tmp_path, covers='weights without the logs', epsilon_max=0.5) == (
-        'weights only, if the logs stay secret: ε = 0.5 (gaussian_exact)'
+      'weights only, if the logs stay secret: ε = 0.5 (gaussian_exact)'
     )
 
   def test_a_figure_is_rounded_up(self, tmp_path):
@@ -76,22 +75,25 @@ class TestStoppedEarly:
   """The bound of the plan is shown, and what the rounds cost is called a reading."""
 
   def test_the_largest_bound_and_the_largest_reading_of_the_seeds(self, tmp_path):
-    (group,) = factory.groups_of(tmp_path, *factory.seeds(
-        1, 2, covers='released model', rounds_run=4, epsilon_max=[2.0, 2.5], reading=[0.61, 0.5]
-    ))
+    (group,) = factory.groups_of(
+      tmp_path, *factory.seeds(1, 2, covers='released model', rounds_run=4, epsilon_max=[2.0, 2.5], reading=[0.61, 0.5])
+    )
     assert privacy.formal_text(group) == (
-        'released model: ε = 2.5 (gaussian_exact), for all planned rounds; reading of those that ran, no guarantee: '
-        '0.61'
+      'released model: ε = 2.5 (gaussian_exact), for all planned rounds; reading of those that ran, no guarantee: '
+      '0.61'
     )
     assert [privacy.whole_model_epsilon(run) for run in group.runs] == [2.0, 2.5]
 
   def test_a_certificate(self, tmp_path):
-    (group,) = factory.groups_of(tmp_path, dict(
-        algorithm='certified', covers='released model', rounds_run=4, epsilon=3.0, certified_epsilon=0.9, reading=0.9,
-    ))
+    (group,) = factory.groups_of(
+      tmp_path,
+      dict(
+        algorithm='certified', covers='released model', rounds_run=4, epsilon=3.0, certified_epsilon=0.9, reading=0.9
+      ),
+    )
     assert privacy.formal_text(group) == (
-        'released model: ε = 3 (certificate.json), for all planned rounds; reading of those that ran, no guarantee: '
-        '0.9'
+      'released model: ε = 3 (certificate.json), for all planned rounds; reading of those that ran, no guarantee: '
+      '0.9'
     )
 
   @pytest.mark.parametrize('covers', ['released model', 'weights without the logs'])
@@ -103,18 +105,23 @@ class TestStoppedEarly:
 
 
 class TestFootnotes:
-
   def test_name_unit_relation_delta_and_amplification(self, tmp_path):
     assert privacy.footnotes(factory.groups_of(tmp_path, {'covers': 'released model'})) == [
-        'Formal figures hold for one client. Neighbouring datasets: zero out one client. Total δ: 1e-05. '
-        'Amplification by sampling: none.'
+      'Formal figures hold for one client. Neighbouring datasets: zero out one client. Total δ: 1e-05. '
+      'Amplification by sampling: none.'
     ]
     assert privacy.footnotes(factory.groups_of(tmp_path / 'b', {})) == ['No run has a formal figure.']
 
-  @pytest.mark.parametrize('algorithm, notes, marked', [
-      ('tff_dp_fedavg', [NOTE], True), ('tff_dp_fedavg', [], True), ('tff_dp_ftrl', ['Another note.'], True),
-      ('fixed_dp', [], False), ('fixed_dp', [NOTE], True),
-  ])
+  @pytest.mark.parametrize(
+    'algorithm, notes, marked',
+    [
+      ('tff_dp_fedavg', [NOTE], True),
+      ('tff_dp_fedavg', [], True),
+      ('tff_dp_ftrl', ['Another note.'], True),
+      ('fixed_dp', [], False),
+      ('fixed_dp', [NOTE], True),
+    ],
+  )
   def test_figures_for_ideal_noise_are_marked(self, tmp_path, algorithm, notes, marked):
     groups = factory.groups_of(tmp_path, {'algorithm': algorithm, 'covers': 'released model', 'notes': notes})
     assert privacy.formal_text(groups[0]).endswith(privacy.IDEAL) == marked
@@ -136,22 +143,22 @@ def _tables(groups):
 
 
 class TestParticipationGroups:
-
   def test_two_tables_say_what_clients_did_and_what_they_spent(self, tmp_path):
-    groups = factory.groups_of(tmp_path, {
-        'algorithm': 'certified', 'covers': 'released model', 'certified_epsilon': 3.0, 'num_clients': 9
-    })
+    groups = factory.groups_of(
+      tmp_path, {'algorithm': 'certified', 'covers': 'released model', 'certified_epsilon': 3.0, 'num_clients': 9}
+    )
     did, results = privacy.by_participation('t', groups)
     assert [did.name, results.name] == ['t', 't_results']
     assert {name.partition(':')[0] for name in did.columns if ':' in name} == {
-        'rounds taken part in', 'weight contributed'
+      'rounds taken part in',
+      'weight contributed',
     }
     assert {name.partition(':')[0] for name in results.columns if ':' in name} == {'formal ε', 'accuracy (%)'}
 
   def test_a_table_without_figures_is_left_out(self, tmp_path):
-    groups = factory.groups_of(tmp_path, {
-        'algorithm': 'fedavg', 'noise_norm': 0, 'num_clients': 9, 'clients': {'test_accuracy': [''] * 9}
-    })
+    groups = factory.groups_of(
+      tmp_path, {'algorithm': 'fedavg', 'noise_norm': 0, 'num_clients': 9, 'clients': {'test_accuracy': [''] * 9}}
+    )
     (did,) = privacy.by_participation('t', groups)
     assert did.name == 't'
 
@@ -178,7 +185,7 @@ class TestParticipationGroups:
   def test_what_certified_clients_contributed(self, tmp_path):
     groups = factory.groups_of(tmp_path, {'algorithm': 'certified:weights=uniform', 'num_clients': 9})
     (row,), _ = _tables(groups)
-    run, = groups[0].runs
+    (run,) = groups[0].runs
     state = run.ledger.state_dict()
     total = sum(float(row[f'weight contributed: {third}']) for third in ('rare', 'middle', 'frequent'))
     assert 3 * total == pytest.approx(state['weights'].sum(), abs=0.5) and total > 0
@@ -186,10 +193,13 @@ class TestParticipationGroups:
     assert float(row['weight contributed: rare']) == pytest.approx(own / 3, abs=0.051)
 
   def test_the_formal_epsilon_is_the_released_models_or_none(self, tmp_path):
-    groups = factory.groups_of(tmp_path, *(
+    groups = factory.groups_of(
+      tmp_path,
+      *(
         {'algorithm': a, 'covers': c, 'epsilon_max': 3.0, 'num_clients': 9, 'calibration': 'exact'}
         for a, c in (('tff_dp_fedavg', 'released model'), ('fixed_dp', 'weights without the logs'))
-    ))
+      ),
+    )
     _, results = _tables(groups)
     rows = {row['method']: row for row in results}
     order = np.argsort(groups[0].runs[0].counts, kind='stable')

@@ -40,11 +40,17 @@ def test_flags_that_the_method_does_not_read_need_not_be_there(tmp_path, algorit
   assert run is not None and not left_out
 
 
-@pytest.mark.parametrize('text', [
-    '{', '[]', '{"flags": {}}', '{"identity": {"dataset": "mnist"}}',
+@pytest.mark.parametrize(
+  'text',
+  [
+    '{',
+    '[]',
+    '{"flags": {}}',
+    '{"identity": {"dataset": "mnist"}}',
     '{"identity": {"dataset": "mnist", "participation": "full", "partition": "iid", "rounds": 5, "seed": 1, '
     '"epsilon": "six"}}',
-])
+  ],
+)
 def test_a_run_without_its_flags_is_left_out(tmp_path, text):
   folder = factory.write_run(tmp_path / 'run')
   (folder / 'run.json').write_text(text)
@@ -69,7 +75,9 @@ def test_an_interrupted_run_is_unfinished(tmp_path):
   assert not runs_lib.load(str(folder))[0].ended
 
 
-@pytest.mark.parametrize('name, content', [
+@pytest.mark.parametrize(
+  'name, content',
+  [
     ('metrics.csv', b'round,test_accuracy\n1,0.5\n1,0.6\n'),
     ('metrics.csv', b'round,test_accuracy\n1,half\n'),
     ('metrics.csv', b'test_accuracy\n0.5\n'),
@@ -79,7 +87,8 @@ def test_an_interrupted_run_is_unfinished(tmp_path):
     ('ledger.npz', b'torn'),
     ('summary.json', b'{"rounds"'),
     ('certificate.json', b'[' * 100_000),
-])
+  ],
+)
 def test_a_damaged_file_is_named_and_the_rest_is_kept(tmp_path, name, content):
   folder = factory.write_run(tmp_path / 'run', accuracy=0.8)
   (folder / name).write_bytes(content)
@@ -141,8 +150,10 @@ def test_cumulative_epsilon_of_some_clients(tmp_path):
   with np.load(folder / 'ledger.npz') as kept:
     arrays = dict(kept)
   arrays.update(
-      offsets=np.array([0, 2, 2, 3]), clients=np.array([0, 2, 2], np.int32), budgets=np.array([0.1, 0.2, 0.4]),
-      weights=np.ones(3)
+    offsets=np.array([0, 2, 2, 3]),
+    clients=np.array([0, 2, 2], np.int32),
+    budgets=np.array([0.1, 0.2, 0.4]),
+    weights=np.ones(3),
   )
   np.savez(folder / 'ledger.npz', **arrays)
   run, left_out = runs_lib.load(str(folder))
@@ -152,7 +163,9 @@ def test_cumulative_epsilon_of_some_clients(tmp_path):
   np.testing.assert_allclose(run.cumulative_epsilon(np.array([2, 3])), [0.1, 0.1, 0.3])
 
 
-@pytest.mark.parametrize('flag, value, expected', [
+@pytest.mark.parametrize(
+  'flag, value, expected',
+  [
     ('participation', 'beta', 'beta:a=2,b=5'),
     ('participation', 'beta:b=5.0', 'beta:a=2,b=5'),
     ('participation', 'uniform', 'uniform'),
@@ -165,6 +178,7 @@ def test_cumulative_epsilon_of_some_clients(tmp_path):
     ('epsilon', 0.5, 0.5),
     ('critical_layers', 'dense,dense_1', 'dense,dense_1'),
     ('cohort_size', None, 'default'),
-])
+  ],
+)
 def test_canonical(flag, value, expected):
   assert runs_lib.canonical(flag, value) == expected

@@ -28,17 +28,30 @@ def everything(tmp_path_factory):
   """The groups of runs that fill nearly every section, with long flags."""
   base = {'num_clients': 100, 'cohort_size': 30}
   runs = [
-      *({'algorithm': a, 'noise_norm': 0 if a == 'fedavg' else 1e7, **base} for a in figures.LOOKS if a != 'certified'),
-      *factory.seeds(1, 2, 3, **base), *factory.seeds(1, 2, 3, algorithm='fixed_dp', noise_norm=1e5, **base),
-      *factory.seeds(1, 2, 3, algorithm='adaptive_budget_clip', noise_norm=[6e15, 7e15, 9e15], **base),
-      *({'alpha': a, 'beta': b, **base} for a in (0.3, 0.7) for b in (1, 3)),
-      *({'epsilon': e, **base} for e in (3, 10)),
-      *({'participation': p, 'algorithm': a, **base} for p in ('uniform', 'extreme_imbalance', 'beta:a=1,b=1')
-        for a in ('quap', 'fixed_dp')),
-      *({'algorithm': f'certified:clip=0.5,weights={w}', 'epsilon': 3, 'certified_epsilon': 3.0, 'features': f,
-         'client_optimizer': 'sgd:learning_rate=0.25,momentum=0.9', **base}
-        for w in ('participation', 'spend_evenly') for f in ('pretrained:path=runs/glyphs', 'scattering:centred=true')),
-      {'algorithm': 'tff_dp_fedavg:clip=0.5', 'epsilon': 3, 'covers': 'released model', 'epsilon_max': 3.0, **base},
+    *({'algorithm': a, 'noise_norm': 0 if a == 'fedavg' else 1e7, **base} for a in figures.LOOKS if a != 'certified'),
+    *factory.seeds(1, 2, 3, **base),
+    *factory.seeds(1, 2, 3, algorithm='fixed_dp', noise_norm=1e5, **base),
+    *factory.seeds(1, 2, 3, algorithm='adaptive_budget_clip', noise_norm=[6e15, 7e15, 9e15], **base),
+    *({'alpha': a, 'beta': b, **base} for a in (0.3, 0.7) for b in (1, 3)),
+    *({'epsilon': e, **base} for e in (3, 10)),
+    *(
+      {'participation': p, 'algorithm': a, **base}
+      for p in ('uniform', 'extreme_imbalance', 'beta:a=1,b=1')
+      for a in ('quap', 'fixed_dp')
+    ),
+    *(
+      {
+        'algorithm': f'certified:clip=0.5,weights={w}',
+        'epsilon': 3,
+        'certified_epsilon': 3.0,
+        'features': f,
+        'client_optimizer': 'sgd:learning_rate=0.25,momentum=0.9',
+        **base,
+      }
+      for w in ('participation', 'spend_evenly')
+      for f in ('pretrained:path=runs/glyphs', 'scattering:centred=true')
+    ),
+    {'algorithm': 'tff_dp_fedavg:clip=0.5', 'epsilon': 3, 'covers': 'released model', 'epsilon_max': 3.0, **base},
   ]
   return factory.groups_of(tmp_path_factory.mktemp('runs'), *runs)
 
@@ -59,8 +72,12 @@ def test_results_come_before_settings(everything):
 
 def test_every_report_says_why_measured_and_printed_figures_differ(tmp_path):
   text = '\n'.join(factory.text(section.blocks) for section in _built(factory.groups_of(tmp_path, {})))
-  for words in ('as soon as the test accuracy reaches 93.2% (MNIST)', 'ε_total is not what a client spends',
-                'd/d_c, the ratio of squared norms', 'printed budgets do not follow from its formula'):
+  for words in (
+    'as soon as the test accuracy reaches 93.2% (MNIST)',
+    'ε_total is not what a client spends',
+    'd/d_c, the ratio of squared norms',
+    'printed budgets do not follow from its formula',
+  ):
     assert words in text
 
 
@@ -117,7 +134,7 @@ def test_no_table_is_cut_off_at_1200_pixels(folder):
   for caption, table in tables:
     rows = [re.findall(r'<t[hd]([^>]*)>(.*?)</t[hd]>', row, re.S) for row in table.split('</tr>')]
     pixels = lambda kind, cell: max(
-        176 if 'long' in kind else 0, *(7.4 * len(html.unescape(piece)) for piece in re.split('<wbr>|[ -]', cell))
+      176 if 'long' in kind else 0, *(7.4 * len(html.unescape(piece)) for piece in re.split('<wbr>|[ -]', cell))
     )
     width = sum(max(pixels(*cell) for cell in column) + 18 for column in zip(*filter(None, rows)))
     assert width <= 1152, f'{caption}: {width:.0f} pixels'
@@ -127,6 +144,6 @@ def test_no_table_is_cut_off_at_1200_pixels(folder):
 def test_the_command_of_a_section_is_a_grid_over_a_preset(section):
   words = shlex.split(section.command)
   assert words[:3] == ['python', '-m', 'experiments.sweep']
-  axes = [word[len('--vary='):] for word in words if word.startswith('--vary=')]
+  axes = [word[len('--vary=') :] for word in words if word.startswith('--vary=')]
   assert axes and grid.combinations(axes, list(experiment_flags.all_values()))
   assert words[-2] == '--' and words[-1].startswith('--flagfile=experiments/presets/')

@@ -18,7 +18,6 @@ def _row(rows, **cells):
 
 
 class TestBesideAccuracy:
-
   def test_layerwise_noise_and_no_noise_have_no_finite_epsilon(self, tmp_path):
     groups = factory.groups_of(tmp_path, FULL, {'algorithm': 'fedavg', 'noise_norm': 0, **FULL})
     rows = factory.table(spending.beside_accuracy(groups), 'privacy_and_accuracy')
@@ -50,7 +49,6 @@ class TestBesideAccuracy:
 
 
 class TestCertified:
-
   def _at(self, epsilons, **run):
     return [{'algorithm': 'certified', 'epsilon': e, 'certified_epsilon': e, **run} for e in epsilons]
 
@@ -60,17 +58,20 @@ class TestCertified:
 
   def test_only_what_holds_for_the_released_model(self, tmp_path):
     groups = factory.groups_of(
-        tmp_path,
-        *({'algorithm': f'certified:weights={w}', 'epsilon': 3, 'certified_epsilon': 2.9}
-          for w in ('spend_evenly', 'uniform')),
-        {'algorithm': 'tff_dp_fedavg', 'epsilon': 3, 'covers': 'released model', 'epsilon_max': 3.0},
-        {'algorithm': 'quap', 'epsilon': 3},
+      tmp_path,
+      *(
+        {'algorithm': f'certified:weights={w}', 'epsilon': 3, 'certified_epsilon': 2.9}
+        for w in ('spend_evenly', 'uniform')
+      ),
+      {'algorithm': 'tff_dp_fedavg', 'epsilon': 3, 'covers': 'released model', 'epsilon_max': 3.0},
+      {'algorithm': 'quap', 'epsilon': 3},
     )
     blocks = spending.certified(groups)
     rows = factory.table(blocks, 'certified')
     assert [(row['method'], row['ε, largest of any client']) for row in rows] == [
-        ('Certified QuAP-FL (weights=spend_evenly)', '2.900'), ('Certified QuAP-FL (weights=uniform)', '2.900'),
-        ('TFF DP-FedAvg', '3.000'),
+      ('Certified QuAP-FL (weights=spend_evenly)', '2.900'),
+      ('Certified QuAP-FL (weights=uniform)', '2.900'),
+      ('TFF DP-FedAvg', '3.000'),
     ]
     assert rows[2]['formal ε'] == 'released model: ε = 3 (gaussian_exact)†'
     assert '† TFF DP-FedAvg: ' in factory.text(blocks)
@@ -81,8 +82,10 @@ class TestCertified:
 
   def test_a_line_joins_runs_that_differ_in_epsilon_only(self, tmp_path):
     groups = factory.groups_of(
-        tmp_path, *self._at((1, 3, 10), features='glyphs'), *self._at((3,), features='letters'),
-        *self._at((3, 6), features='none')
+      tmp_path,
+      *self._at((1, 3, 10), features='glyphs'),
+      *self._at((3,), features='letters'),
+      *self._at((3, 6), features='none'),
     )
     joined = [line.get_xdata().tolist() for line in self._lines(groups) if len(line.get_xdata()) > 1]
     assert [1, 3, 10] in joined and [3, 6] in joined
@@ -90,16 +93,16 @@ class TestCertified:
     (shown,) = factory.drawings(spending.certified(groups))
     legend = plots.drawn(*shown.titled).axes[0].get_legend()
     assert [text.get_text().replace('\n', ' ') for text in legend.get_texts()] == [
-        'Certified QuAP-FL, features=glyphs', 'Certified QuAP-FL, features=letters',
-        'Certified QuAP-FL, features=none'
+      'Certified QuAP-FL, features=glyphs',
+      'Certified QuAP-FL, features=letters',
+      'Certified QuAP-FL, features=none',
     ]
 
   def test_epsilons_that_are_nearly_equal_are_not_an_axis(self, tmp_path):
     groups = factory.groups_of(
-        tmp_path, *self._at((2.9999,)), {
-            'algorithm': 'tff_dp_fedavg', 'epsilon': 3, 'covers': 'released model', 'epsilon_max': 3.0001,
-            'accuracy': 0.8
-        }
+      tmp_path,
+      *self._at((2.9999,)),
+      {'algorithm': 'tff_dp_fedavg', 'epsilon': 3, 'covers': 'released model', 'epsilon_max': 3.0001, 'accuracy': 0.8},
     )
     (shown,) = factory.drawings(spending.certified(groups))
     assert shown.title == 'Accuracy at formal ε = 3.001: mnist'
@@ -120,7 +123,6 @@ class TestCertified:
 
 
 class TestBudgets:
-
   def test_measured_by_rate(self, tmp_path):
     (group,) = factory.groups_of(tmp_path, {'spread': 0.5})
     (run,) = group.runs
@@ -132,7 +134,9 @@ class TestBudgets:
   def test_printed_numbers_are_not_the_formulas(self, tmp_path):
     rows = factory.table(spending.budgets(factory.groups_of(tmp_path, {})), 'budget_by_rate')
     assert [(row['document: as printed'], row['document: its formula']) for row in rows] == [
-        ('1.400', '1.409'), ('1.067', '1.184'), ('1.000', '1.083')
+      ('1.400', '1.409'),
+      ('1.067', '1.184'),
+      ('1.000', '1.083'),
     ]
 
   def test_of_runs_with_adaptive_budgets_only(self, tmp_path):
@@ -173,13 +177,11 @@ def test_noise_of_methods_that_have_it(tmp_path):
 
 
 def test_bytes_beside_fedavg(tmp_path):
-  groups = factory.groups_of(
-      tmp_path, {'up_bytes': 4012}, {'algorithm': 'fedavg', 'noise_norm': 0, 'up_bytes': 4000}
-  )
+  groups = factory.groups_of(tmp_path, {'up_bytes': 4012}, {'algorithm': 'fedavg', 'noise_norm': 0, 'up_bytes': 4000})
   found = _row(factory.table(spending.communication(groups), 'communication'), method='QuAP-FL')
   assert found['document: bytes above FedAvg'] == '4'
   assert found['measured: bytes above FedAvg'] == '12'
-  assert found['measured: upload / FedAvg\'s'] == '1.0030'
+  assert found["measured: upload / FedAvg's"] == '1.0030'
 
 
 def test_cost(tmp_path):

@@ -22,25 +22,30 @@ def _methods(families):
 
 
 class TestGroups:
-
   def test_seeds_of_one_setting_are_a_group(self, tmp_path):
     (group,) = factory.groups_of(
-        tmp_path, *factory.seeds(42, 123, 999, accuracy=[0.9, 0.8, 0.7], noise_seed=[1, 2, None])
+      tmp_path, *factory.seeds(42, 123, 999, accuracy=[0.9, 0.8, 0.7], noise_seed=[1, 2, None])
     )
     assert group.origin == {'seeds': '3 (42, 123, 999)', 'rounds': '10 of 10'}
     assert str(group.accuracy()) == '80.00 ± 10.00'
 
   def test_ways_to_write_a_flag_are_one_setting(self, tmp_path):
     groups = factory.groups_of(
-        tmp_path, {'participation': 'beta', 'epsilon': 6, 'seed': 1},
-        {'participation': 'beta:b=5,a=2.0', 'epsilon': 6.0, 'seed': 2}
+      tmp_path,
+      {'participation': 'beta', 'epsilon': 6, 'seed': 1},
+      {'participation': 'beta:b=5,a=2.0', 'epsilon': 6.0, 'seed': 2},
     )
     assert len(groups) == 1
 
-  @pytest.mark.parametrize('flag, other', [
-      ('epsilon', 3), ('client_optimizer', 'sgd:learning_rate=0.1'), ('stop_at_accuracy', 0.9),
+  @pytest.mark.parametrize(
+    'flag, other',
+    [
+      ('epsilon', 3),
+      ('client_optimizer', 'sgd:learning_rate=0.1'),
+      ('stop_at_accuracy', 0.9),
       ('algorithm', 'fixed_dp:clip=0.5'),
-  ])
+    ],
+  )
   def test_another_flag_is_another_group(self, tmp_path, flag, other):
     groups = factory.groups_of(tmp_path, {'seed': 1}, {'seed': 2}, {'seed': 2, flag: other})
     assert [len(group.runs) for group in groups] == [2, 1]
@@ -75,20 +80,26 @@ class TestGroups:
     groups, _ = study.collect([runs_lib.load(str(tmp_path / 'run'))[0]])
     assert groups[0].origin['rounds'] == '3 of 10 (unfinished)'
 
-  @pytest.mark.parametrize('participation, scenario', [
-      ('uniform', 'uniform'), ('bernoulli:q=0.3', 'uniform'), ('beta', 'heterogeneous'),
-      ('beta_bernoulli:a=2,b=5', 'heterogeneous'), ('beta:a=1,b=1', None), ('extreme_imbalance', 'extreme'),
+  @pytest.mark.parametrize(
+    'participation, scenario',
+    [
+      ('uniform', 'uniform'),
+      ('bernoulli:q=0.3', 'uniform'),
+      ('beta', 'heterogeneous'),
+      ('beta_bernoulli:a=2,b=5', 'heterogeneous'),
+      ('beta:a=1,b=1', None),
+      ('extreme_imbalance', 'extreme'),
       ('markov', None),
-  ])
+    ],
+  )
   def test_the_documents_scenarios(self, tmp_path, participation, scenario):
     assert factory.groups_of(tmp_path, {'participation': participation})[0].scenario == scenario
 
 
 class TestFamilies:
-
   def test_share_all_but_the_axes(self, tmp_path):
     groups = factory.groups_of(
-        tmp_path, {'algorithm': 'quap'}, {'algorithm': 'fixed_dp'}, {'algorithm': 'quap', 'epsilon': 3}
+      tmp_path, {'algorithm': 'quap'}, {'algorithm': 'fixed_dp'}, {'algorithm': 'quap', 'epsilon': 3}
     )
     families = study.families(groups, 'algorithm')
     assert _methods(families) == [['quap', 'fixed_dp'], ['quap']]
@@ -97,8 +108,9 @@ class TestFamilies:
 
   def test_a_method_is_beside_all_that_differ_in_flags_it_does_not_read(self, tmp_path):
     groups = factory.groups_of(
-        tmp_path, {'algorithm': 'fedavg', 'noise_norm': 0}, *({'epsilon': e, 'algorithm': a} for e in (3, 6)
-                                                           for a in ('quap', 'fixed_dp'))
+      tmp_path,
+      {'algorithm': 'fedavg', 'noise_norm': 0},
+      *({'epsilon': e, 'algorithm': a} for e in (3, 6) for a in ('quap', 'fixed_dp')),
     )
     assert _methods(study.families(groups, 'algorithm')) == [['quap', 'fedavg', 'fixed_dp']] * 2
 
@@ -113,12 +125,13 @@ class TestFamilies:
 
 
 class TestTables:
-
   def test_a_setting_names_what_differs_from_most_rows(self, tmp_path):
     groups = factory.groups_of(tmp_path, {}, {'seed': 1, 'epsilon': 3}, {'algorithm': 'fixed_dp'})
     blocks = study.by_group('t', 'A table', groups, lambda group: {'value': 1})
     assert [(row['method'], row['setting']) for row in factory.table(blocks, 't')] == [
-        ('QuAP-FL', '-'), ('QuAP-FL', 'epsilon=3'), ('Fixed-DP', '-')
+      ('QuAP-FL', '-'),
+      ('QuAP-FL', 'epsilon=3'),
+      ('Fixed-DP', '-'),
     ]
     assert 'Unless its setting says otherwise, a row has `epsilon=6`.' in factory.text(blocks)
 
@@ -133,12 +146,15 @@ class TestTables:
 
   def test_parameters_of_a_method_are_named_where_they_differ(self, tmp_path):
     groups = factory.groups_of(
-        tmp_path, *({'algorithm': f'certified:clip=0.5,weights={w}', 'certified_epsilon': 3.0}
-                    for w in ('uniform', 'participation'))
+      tmp_path,
+      *(
+        {'algorithm': f'certified:clip=0.5,weights={w}', 'certified_epsilon': 3.0} for w in ('uniform', 'participation')
+      ),
     )
     rows = factory.table(study.by_group('t', '', groups, lambda group: {}), 't')
     assert [row['method'] for row in rows] == [
-        'Certified QuAP-FL (weights=participation)', 'Certified QuAP-FL (weights=uniform)'
+      'Certified QuAP-FL (weights=participation)',
+      'Certified QuAP-FL (weights=uniform)',
     ]
 
   def test_unequal_rounds_are_named(self, tmp_path):
@@ -155,7 +171,6 @@ class TestTables:
 
 
 class TestStatistics:
-
   def test_mean_and_sample_deviation(self):
     found = study.over([1.0, None, 2.0, float('nan'), 6.0], digits=1)
     assert (found.mean, found.count) == (3.0, 3)

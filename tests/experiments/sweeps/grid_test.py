@@ -9,8 +9,10 @@ _NAMES = ('algorithm', 'clip', 'data_dir', 'dataset', 'flagfile', 'output_dir', 
 
 def test_axes_are_multiplied_and_the_last_varies_fastest():
   assert grid.combinations(['algorithm=fedavg|quap', 'seed=42|7'], _NAMES) == [
-      {'algorithm': 'fedavg', 'seed': '42'}, {'algorithm': 'fedavg', 'seed': '7'},
-      {'algorithm': 'quap', 'seed': '42'}, {'algorithm': 'quap', 'seed': '7'},
+    {'algorithm': 'fedavg', 'seed': '42'},
+    {'algorithm': 'fedavg', 'seed': '7'},
+    {'algorithm': 'quap', 'seed': '42'},
+    {'algorithm': 'quap', 'seed': '7'},
   ]
 
 
@@ -21,14 +23,16 @@ def test_values_may_hold_commas_colons_and_equals_signs():
 
 def test_flags_of_one_axis_go_together():
   assert grid.combinations(['dataset=mnist|cifar10;flagfile=a.flags|b.flags', 'seed=1|2'], _NAMES) == [
-      {'dataset': 'mnist', 'flagfile': 'a.flags', 'seed': '1'},
-      {'dataset': 'mnist', 'flagfile': 'a.flags', 'seed': '2'},
-      {'dataset': 'cifar10', 'flagfile': 'b.flags', 'seed': '1'},
-      {'dataset': 'cifar10', 'flagfile': 'b.flags', 'seed': '2'},
+    {'dataset': 'mnist', 'flagfile': 'a.flags', 'seed': '1'},
+    {'dataset': 'mnist', 'flagfile': 'a.flags', 'seed': '2'},
+    {'dataset': 'cifar10', 'flagfile': 'b.flags', 'seed': '1'},
+    {'dataset': 'cifar10', 'flagfile': 'b.flags', 'seed': '2'},
   ]
 
 
-@pytest.mark.parametrize('axes, message', [
+@pytest.mark.parametrize(
+  'axes, message',
+  [
     (['algoritm=quap'], "Unknown flag 'algoritm'. Did you mean 'algorithm'"),
     (['--seed=1'], "Did you mean 'seed'"),
     (['seed'], 'expected name=value|value'),
@@ -40,7 +44,8 @@ def test_flags_of_one_axis_go_together():
     (['seed=1;seed=2'], "'seed' appears twice"),
     (['dataset=mnist|cifar10;seed=1|2|3'], "'dataset' has 2, 'seed' has 3"),
     (['output_dir=a|b'], 'gives each run its own --output_dir'),
-])
+  ],
+)
 def test_a_wrong_grid_is_named(axes, message):
   with pytest.raises(ValueError) as caught:
     grid.combinations(axes, _NAMES)

@@ -29,8 +29,12 @@ _NEWEST = stalenesses.Staleness(scale=0.0)
 
 def _config(**overrides):
   values = dict(
-      num_clients=6, clip=clip_rules.Fixed(1.0), clip_scope='all_layers', critical_layers='all',
-      budget=BudgetConfig(epsilon_total=4.0, num_rounds=8, round_rule='uniform'), noise=NoiseConfig('none'),
+    num_clients=6,
+    clip=clip_rules.Fixed(1.0),
+    clip_scope='all_layers',
+    critical_layers='all',
+    budget=BudgetConfig(epsilon_total=4.0, num_rounds=8, round_rule='uniform'),
+    noise=NoiseConfig('none'),
   )
   values.update(overrides)
   return QuapConfig(**values)
@@ -61,7 +65,6 @@ def context():
 
 
 class TestStaleness:
-
   def test_share_by_hand(self):
     np.testing.assert_allclose(stalenesses.share([0, 3, 8]), [1.0, 0.5, 1 / 3], rtol=1e-6)
 
@@ -80,7 +83,7 @@ class TestStaleness:
     assert np.mean(np.less(found, 6.745)) == pytest.approx(0.5, abs=0.09)
 
   @pytest.mark.parametrize(
-      'overrides', [dict(scale=-1.0), dict(spread=math.nan), dict(max_staleness=1000), dict(seed=-1)]
+    'overrides', [dict(scale=-1.0), dict(spread=math.nan), dict(max_staleness=1000), dict(seed=-1)]
   )
   def test_bad_parameters(self, overrides):
     with pytest.raises(ValueError):
@@ -88,7 +91,6 @@ class TestStaleness:
 
 
 class TestBuffer:
-
   def test_waits_until_it_is_full_then_releases_the_mean(self, context):
     process = _process(_config(), 3)
     first = _next(process, process.initialize(), [(0, [3, 4], 0), (1, [0, 0.5], 3)])
@@ -136,12 +138,15 @@ class TestBuffer:
   def test_with_a_fixed_clip_it_compiles_to_mergeable_form(self):
     tff.backends.native.compile_to_mergeable_comp_form(_process(_noised(), 2).next)
 
-  @pytest.mark.parametrize('overrides, message', [
+  @pytest.mark.parametrize(
+    'overrides, message',
+    [
       (dict(noise=NoiseConfig('client', calibration='analytic')), 'noise placement "server"'),
       (dict(clip=clip_rules.PrivateQuantile()), 'noised count in every round'),
       (dict(update_scale='pseudo_gradient'), 'update_scale="delta"'),
       (dict(budget=BudgetConfig(client_rule=pt_adp.PtAdp(), round_rule='each_own')), 'rates alone'),
-  ])
+    ],
+  )
   def test_what_a_buffer_cannot_do_is_refused(self, overrides, message):
     with pytest.raises(ValueError, match=message):
       aggregation.BufferedAggregationFactory(dataclasses.replace(_config(), **overrides), 2)
@@ -153,7 +158,7 @@ class TestBuffer:
   def test_updates_without_staleness_are_refused(self):
     with pytest.raises(TypeError, match='staleness'):
       aggregation.BufferedAggregationFactory(_config(), 1).create(
-          _VALUE, tff.to_type(collections.OrderedDict(client_id=np.int64))
+        _VALUE, tff.to_type(collections.OrderedDict(client_id=np.int64))
       )
 
 
@@ -169,14 +174,15 @@ class TestVersions:
   def _model_fn(self):
     layer = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer='zeros', input_shape=(1,), name='logits')
     return tff.learning.models.from_keras_model(
-        tf.keras.Sequential([layer]), loss=tf.keras.losses.MeanSquaredError(),
-        input_spec=collections.OrderedDict(x=tf.TensorSpec([None, 1]), y=tf.TensorSpec([None, 1])),
+      tf.keras.Sequential([layer]),
+      loss=tf.keras.losses.MeanSquaredError(),
+      input_spec=collections.OrderedDict(x=tf.TensorSpec([None, 1]), y=tf.TensorSpec([None, 1])),
     )
 
   def _client(self, client_id, y):
     examples = collections.OrderedDict(x=np.ones([1, 1], np.float32), y=np.full([1, 1], y, np.float32))
     return collections.OrderedDict(
-        client_id=tf.data.Dataset.from_tensors(np.int64(client_id)), examples=tf.data.Dataset.from_tensors(examples)
+      client_id=tf.data.Dataset.from_tensors(np.int64(client_id)), examples=tf.data.Dataset.from_tensors(examples)
     )
 
   def _run(self, staleness, size, ys):
@@ -210,7 +216,6 @@ class TestVersions:
 
 
 class TestPlan:
-
   def _plan(self, size, staleness=_NEWEST, **overrides):
     return plans.FedBuffPlan(_noised(**overrides), size, staleness)
 
@@ -219,7 +224,7 @@ class TestPlan:
     multiplier = ledger.state_dict()['noise_multipliers'][2]
     # Buffer 1 holds client 0 twice, buffer 2 holds it once; what waits at the end costs nothing.
     np.testing.assert_allclose(
-        accounting.total_mu(ledger).whole, np.array([math.sqrt(2**2 + 1), 1, 0, 0, 0, 0]) / multiplier, rtol=1e-6
+      accounting.total_mu(ledger).whole, np.array([math.sqrt(2**2 + 1), 1, 0, 0, 0, 0]) / multiplier, rtol=1e-6
     )
     assert list(ledger.rounds) == [2, 1, 0, 0, 0, 0]
 

@@ -17,14 +17,14 @@ class _Sum(tff.aggregators.WeightedAggregationFactory):
   """Adds updates up; its state counts rounds."""
 
   def create(self, value_type, weight_type):
-
     @tff.federated_computation
     def init_fn():
       return tff.federated_value(0, tff.SERVER)
 
     @tff.federated_computation(
-        init_fn.type_signature.result, tff.FederatedType(value_type, tff.CLIENTS),
-        tff.FederatedType(weight_type, tff.CLIENTS),
+      init_fn.type_signature.result,
+      tff.FederatedType(value_type, tff.CLIENTS),
+      tff.FederatedType(weight_type, tff.CLIENTS),
     )
     def next_fn(state, value, weight):
       del weight
@@ -51,7 +51,6 @@ def _update(rng):
 
 
 class TestDirections:
-
   @pytest.mark.parametrize('size,count', [(10, 10), (103, 10), (7, 3)])
   def test_are_orthonormal(self, size, count):
     found = canary_lib.directions(_SEED, size, count)
@@ -73,7 +72,6 @@ class TestDirections:
 
 
 class TestAggregation:
-
   def test_replaces_canaries_and_nobody_else(self):
     rng = np.random.default_rng(0)
     updates = [_update(rng) for _ in range(3)]
@@ -90,7 +88,7 @@ class TestAggregation:
     measured = output.measurements
     others = measured['others']
     np.testing.assert_array_equal(others['client_ids'], [0, 1, 2])
-    norms = [np.sqrt(sum((part.astype(np.float64)**2).sum() for part in update)) for update in updates]
+    norms = [np.sqrt(sum((part.astype(np.float64) ** 2).sum() for part in update)) for update in updates]
     np.testing.assert_allclose(others['norms'], [norms[0], 0, norms[2]], rtol=1e-6)
     found = canary_lib.Round(None, np.asarray(measured['projections']), **others)
     rest = found.projections - found.of_others(np.full(3, np.inf))
@@ -121,7 +119,6 @@ class TestAggregation:
 
 
 class TestScores:
-
   def test_matched_filter_of_independent_noise(self):
     # Two rounds with noise of 1 and 2, moved by 1 and 2: weights 1 and 1/2, over √2.
     templates, covariance = np.array([[1.0], [2.0]]), np.diag([1.0, 4.0])
@@ -130,7 +127,7 @@ class TestScores:
     np.testing.assert_allclose(found.scores(np.array([[3.0], [4.0]])), [(3 + 4 / 2) / np.sqrt(2)], rtol=1e-6)
 
   def test_scores_have_deviation_one_under_correlated_noise(self):
-    rng, coefficients = np.random.default_rng(0), 0.8**np.arange(6)
+    rng, coefficients = np.random.default_rng(0), 0.8 ** np.arange(6)
     fresh = rng.normal(size=[6, 20_000]) * 3.0
     noise = np.zeros_like(fresh)
     for t in range(6):

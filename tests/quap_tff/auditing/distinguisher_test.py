@@ -26,16 +26,22 @@ _DELTA, _EPSILON, _CLIENTS = 1e-5, 3.0, 6
 _RNG = np.random.default_rng(0)
 _SCHEDULE = [np.sort(_RNG.choice(_CLIENTS, 3, replace=False)) for _ in range(8)]
 _NOISE = {
-    'independent': correlations.Independent(), 'ar1': correlations.Ar1(0.8),
-    'blt': correlations.Blt((0.5, 0.2), (0.9, 0.5)),
+  'independent': correlations.Independent(),
+  'ar1': correlations.Ar1(0.8),
+  'blt': correlations.Blt((0.5, 0.2), (0.9, 0.5)),
 }
 
 
 def _config(noise='independent', weights='uniform', **more):
   config = certified_configs.CertifiedConfig(
-      _CLIENTS, _EPSILON, _DELTA, correlation=_NOISE[noise], weights=weight_rules.RULES[weights](),
-      participation=participations.ParticipationConfig(warmup_rounds=0),
-      own_epsilon=(1.0, 3.0) * (_CLIENTS // 2) if weight_rules.RULES[weights].needs_own_bounds else None, **more
+    _CLIENTS,
+    _EPSILON,
+    _DELTA,
+    correlation=_NOISE[noise],
+    weights=weight_rules.RULES[weights](),
+    participation=participations.ParticipationConfig(warmup_rounds=0),
+    own_epsilon=(1.0, 3.0) * (_CLIENTS // 2) if weight_rules.RULES[weights].needs_own_bounds else None,
+    **more,
   )
   return planning.calibrated(config, _SCHEDULE).config
 
@@ -52,7 +58,6 @@ def _played(config, draws=20_000, target=None):
 
 
 class TestCertified:
-
   @pytest.mark.parametrize('weights', weight_rules.RULES)
   @pytest.mark.parametrize('noise', _NOISE)
   def test_measures_what_is_claimed(self, noise, weights):
@@ -101,7 +106,7 @@ class TestBrokenMechanismsAreCaught:
     claims = _claims(config)
     assert max(planned.weights.max() for planned in planning.planned_rounds(config, _SCHEDULE)) <= 1
     monkeypatch.setattr(
-        mechanism, 'contribute', lambda groups, update, weight, clip: real(groups, update, tf.ones([]), clip)
+      mechanism, 'contribute', lambda groups, update, weight, clip: real(groups, update, tf.ones([]), clip)
     )
     target = int(np.argmax(np.bincount(np.concatenate(_SCHEDULE), minlength=_CLIENTS)))
     simulate = distinguisher.certified(config, _SCHEDULE, target, seed=5)
@@ -110,17 +115,18 @@ class TestBrokenMechanismsAreCaught:
   def test_noise_that_is_used_in_two_rounds(self, monkeypatch):
     config = _config()
     monkeypatch.setattr(
-        mechanism, '_round_seed', lambda state, ids: seeds.fold_in(state.noise.seed, tf.constant(0, tf.int64))
+      mechanism, '_round_seed', lambda state, ids: seeds.fold_in(state.noise.seed, tf.constant(0, tf.int64))
     )
     assert _played(config).bound.epsilon > 2 * _EPSILON
 
 
 class TestQuap:
-
   def _config(self):
     return configs.QuapConfig(
-        num_clients=_CLIENTS, budget=budgets.BudgetConfig(epsilon_total=4.0, num_rounds=8),
-        clip=clip_rules.Fixed(1.0), participation=participations.ParticipationConfig(warmup_rounds=0),
+      num_clients=_CLIENTS,
+      budget=budgets.BudgetConfig(epsilon_total=4.0, num_rounds=8),
+      clip=clip_rules.Fixed(1.0),
+      participation=participations.ParticipationConfig(warmup_rounds=0),
     )
 
   def test_a_noised_layer_gives_away_what_the_ledger_says(self):
@@ -142,12 +148,12 @@ class TestQuap:
 
 
 class TestStock:
-
   @pytest.mark.parametrize('stock,tight', [(plans.DpFedAvg(1.0), True), (plans.DpFtrl(1.0), False)])
   def test_measures_at_most_what_is_claimed(self, stock, tight):
     config = configs.QuapConfig(
-        num_clients=_CLIENTS, budget=budgets.BudgetConfig(epsilon_total=_EPSILON, num_rounds=8),
-        noise=configs.NoiseConfig(seed=1 if stock.takes_noise_seed else None),
+      num_clients=_CLIENTS,
+      budget=budgets.BudgetConfig(epsilon_total=_EPSILON, num_rounds=8),
+      noise=configs.NoiseConfig(seed=1 if stock.takes_noise_seed else None),
     )
     plan = plans.StockPlan(stock, config, _SCHEDULE, 3.0, calibration='exact')
     epsilon = accounting.epsilon_by_client(plan.planned_ledger(_SCHEDULE), plan.delta)

@@ -11,7 +11,6 @@ def _random(n, side=12, channels=1, seed=0):
 
 
 class TestMeasures:
-
   def test_psnr_by_hand(self):
     true = np.full([2, 8, 8, 1], 0.5, np.float32)
     # Mean squared errors of 0.01 and 0.0001.
@@ -40,7 +39,6 @@ class TestMeasures:
 
 
 class TestNearest:
-
   def test_finds_the_order(self):
     x = _random(5)
     order = np.array([3, 0, 4, 1, 2])
@@ -60,7 +58,6 @@ class TestNearest:
 
 
 class TestGrid:
-
   def test_true_above_recovered_below(self):
     true, recovered = np.zeros([2, 2, 3, 1], np.float32), np.ones([2, 2, 3, 1], np.float32)
     picture = images.grid(true, recovered)

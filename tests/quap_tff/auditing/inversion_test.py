@@ -35,13 +35,12 @@ def _update(model, x, y, steps=1):
 def _problem(model, x, y, steps=1, noise=0.0, noised=()):
   rng = np.random.default_rng(5)
   observed = [
-      u + noise * rng.standard_normal(u.shape) if i in noised else u for i, u in enumerate(_update(model, x, y, steps))
+    u + noise * rng.standard_normal(u.shape) if i in noised else u for i, u in enumerate(_update(model, x, y, steps))
   ]
   return inversion.Problem(model, RATE, steps, x.shape[1], observed, frozenset(noised))
 
 
 class TestLocalUpdate:
-
   @pytest.mark.parametrize('name, shape, steps', [('digits_cnn', (8, 8, 1), 3), ('mlp', SHAPE, 1)])
   def test_is_what_the_projects_client_sends(self, name, shape, steps):
     x, y = _examples(2, 4, shape)
@@ -67,7 +66,7 @@ class TestLocalUpdate:
     np.testing.assert_allclose(model.logits(model.stacked(2), tf.constant(x)), expected, atol=1e-5)
     # One set of weights for all takes another path.
     np.testing.assert_allclose(
-        model.logits(model.stacked(1), tf.reshape(x, [1, 6, *shape]))[0], expected.reshape([6, -1]), atol=1e-5
+      model.logits(model.stacked(1), tf.reshape(x, [1, 6, *shape]))[0], expected.reshape([6, -1]), atol=1e-5
     )
 
   @pytest.mark.parametrize('which', ['x', 'labels'])
@@ -81,7 +80,7 @@ class TestLocalUpdate:
 
     def inner(value):
       update = inversion_model.local_update(
-          model, model.stacked(1), learning_rate=RATE, steps=2, **{**values, which: value}
+        model, model.stacked(1), learning_rate=RATE, steps=2, **{**values, which: value}
       )
       return tf.add_n([tf.reduce_sum(u * p) for u, p in zip(update, probe)])
 
@@ -101,7 +100,6 @@ class TestLocalUpdate:
 
 
 class TestClosedForm:
-
   def test_the_quotient_is_the_input_of_the_layer(self):
     rng = np.random.default_rng(0)
     a, delta = rng.random(7), rng.standard_normal(4)
@@ -135,13 +133,13 @@ class TestClosedForm:
     x = x * (x > 0.7)
     found = inversion.ClosedForm().build(model, RATE, 1)(_problem(model, x, y), 0)
     errors = [
-        np.abs(codes[images.nearest(true, codes)] - true.reshape([3, -1])).max(axis=1)
-        for true, codes in zip(x, found.codes)
+      np.abs(codes[images.nearest(true, codes)] - true.reshape([3, -1])).max(axis=1)
+      for true, codes in zip(x, found.codes)
     ]
     assert np.mean(np.array(errors) < 1e-3) > 0.6
 
   def test_a_layer_without_bias_is_refused(self):
-    with pytest.raises(ValueError, match='this model\'s has no bias'):
+    with pytest.raises(ValueError, match="this model's has no bias"):
       inversion.ClosedForm().build(_model('linear_features'), RATE, 1)
 
   def test_features_become_an_image_with_these_features(self):
@@ -161,7 +159,6 @@ class TestClosedForm:
 
 
 class TestLabels:
-
   def test_one_label_is_exact(self):
     model = _model()
     x, y = _examples(20, 1)
@@ -184,13 +181,17 @@ class TestLabels:
 
 
 class TestDistances:
-
-  @pytest.mark.parametrize('kind, visible, expected', [
+  @pytest.mark.parametrize(
+    'kind, visible, expected',
+    [
       # <(3, 4), (4, 3)> = 24; both of norm 5.
-      ('cosine', [1, 0], 1 - 24 / 25), ('l2', [1, 0], 2 / 25),
+      ('cosine', [1, 0], 1 - 24 / 25),
+      ('l2', [1, 0], 2 / 25),
       # With the second tensor: <.,.> = 24 + 0, norms √(25 + 1) and √25.
-      ('cosine', [1, 1], 1 - 24 / (5 * np.sqrt(26))), ('l2', [1, 1], 3 / 25),
-  ])
+      ('cosine', [1, 1], 1 - 24 / (5 * np.sqrt(26))),
+      ('l2', [1, 1], 3 / 25),
+    ],
+  )
   def test_by_hand(self, kind, visible, expected):
     found = [tf.constant([[3.0, 4.0]]), tf.constant([[1.0]])]
     wanted = [tf.constant([[4.0, 3.0]]), tf.constant([[0.0]])]
@@ -203,12 +204,11 @@ class TestDistances:
     np.testing.assert_allclose(closed_form.total_variation(x), [0.5 + 0.5])
 
   def test_an_unknown_distance_is_refused(self):
-    with pytest.raises(ValueError, match='Unknown distance \'l1\'. .*cosine, l2'):
+    with pytest.raises(ValueError, match="Unknown distance 'l1'. .*cosine, l2"):
       inversion_matching.Matching('l1')
 
 
 class TestAttacks:
-
   def _psnr(self, name, x, problem, **options):
     attack = inversion.ATTACKS[name](**options)
     found = attack.build(problem.model, RATE, problem.steps)(problem, 0)
@@ -244,7 +244,6 @@ class TestAttacks:
 
 
 class TestSameProblem:
-
   def test_a_factor_counts_only_where_it_is_seen(self):
     model = _model()
     x, y = _examples(2, 1)

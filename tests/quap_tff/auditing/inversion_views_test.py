@@ -29,12 +29,15 @@ def _updates(norm):
 
 
 def _quap(placement, critical='final_dense'):
-  return plans.QuapPlan(configs.QuapConfig(
+  return plans.QuapPlan(
+    configs.QuapConfig(
       num_clients=10,
       budget=budgets.BudgetConfig(epsilon_total=EPSILON, num_rounds=ROUNDS, round_rule='uniform'),
-      clip=clip_rules.Fixed(CLIP), critical_layers=critical,
+      clip=clip_rules.Fixed(CLIP),
+      critical_layers=critical,
       noise=configs.NoiseConfig(placement=placement, delta=DELTA),
-  ))
+    )
+  )
 
 
 def _observe(plan, norm=2.0, seed=1):
@@ -47,7 +50,6 @@ def _stddev(view, expected, indices):
 
 
 class TestQuap:
-
   def test_a_client_sends_a_clipped_update_without_noise(self):
     updates, seen = _observe(_quap('server'))
     view = seen.client_update
@@ -88,7 +90,6 @@ class TestQuap:
 
 
 class TestCertified:
-
   def _plan(self):
     config = certified_configs.CertifiedConfig(num_clients=10, epsilon=3.0, delta=DELTA, clip=clip_rules.Fixed(CLIP))
     return plans.CertifiedPlan(config, [list(range(10))] * 5)

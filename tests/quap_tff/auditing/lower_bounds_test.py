@@ -23,7 +23,6 @@ def _tail(successes, trials, probability):
 
 
 class TestLimits:
-
   def test_by_hand(self):
     # Nothing in n trials: p is excluded if (1 - p)^n < error. Everything in n trials: the mirror image.
     assert lower_bounds.at_most(0, 10, 0.05) == pytest.approx(1 - 0.05**0.1)
@@ -39,8 +38,9 @@ class TestLimits:
   def test_rounding_is_to_the_safe_side(self, trials, error):
     for successes in {1, 2, 3, trials // 3, trials - 2, trials - 1, trials}:
       assert _tail(successes, trials, lower_bounds.at_least(successes, trials, error)) <= error
-      assert _tail(successes, trials, 1 - decimal.Decimal(lower_bounds.at_most(trials - successes, trials, error))
-                  ) <= error
+      assert (
+        _tail(successes, trials, 1 - decimal.Decimal(lower_bounds.at_most(trials - successes, trials, error))) <= error
+      )
 
   def test_probabilities_that_differ(self):
     # Hoeffding's theorem needs a limit whose expected count is at least one less than what was found.
@@ -64,7 +64,6 @@ class TestLimits:
 
 
 class TestBound:
-
   def test_formulas(self):
     guesses = lower_bounds.Guesses(80, 100, 100, 1000)
     found = lower_bounds.bound(guesses, 1e-5, 0.9)
@@ -100,9 +99,8 @@ class TestBound:
     mu, rng = tradeoff.mu_at_most(3.0, 1e-5), np.random.default_rng(0)
     threshold = lower_bounds.planned_threshold(mu, 100, 1000)
     found = [
-        lower_bounds.bound(
-            lower_bounds.count(rng.normal(mu, 1, 100), rng.normal(0, 1, 1000), threshold), 1e-5
-        ).epsilon for _ in range(200)
+      lower_bounds.bound(lower_bounds.count(rng.normal(mu, 1, 100), rng.normal(0, 1, 1000), threshold), 1e-5).epsilon
+      for _ in range(200)
     ]
     assert 1.3 < np.median(found) < 1.7
     assert np.mean(np.array(found) > 3) <= 0.05

@@ -11,7 +11,6 @@ from quap_tff.auditing import roc
 
 
 class TestScores:
-
   def test_loss_and_confidence_by_hand(self):
     # Probabilities 1/2, 1/4, 1/4.
     logits = np.log([[2.0, 1.0, 1.0]])
@@ -44,7 +43,6 @@ class TestScores:
 
 
 class TestLira:
-
   # Unit 0: with it 3, 5; without it 0, 2. Unit 1: with it 1, 1; without it 1, 3.
   SHADOWS = np.array([[3.0, 1.0], [5.0, 1.0], [0.0, 1.0], [2.0, 3.0]])
   MEMBERS = np.array([[True, True], [True, True], [False, False], [False, False]])
@@ -85,10 +83,12 @@ class TestLira:
     rng, mu = np.random.default_rng(4), 1.5
     members = rng.random((60, 80)) < 0.5
     confidences = rng.normal(size=(60, 80)) + mu * members + 10 * rng.normal(size=80)
-    scores = np.stack([
+    scores = np.stack(
+      [
         membership.lira(confidences[i], np.delete(confidences, i, 0), np.delete(members, i, 0), online=online)
         for i in range(60)
-    ])
+      ]
+    )
     clients, runs = np.broadcast_to(np.arange(80), (60, 80)), np.broadcast_to(np.arange(60)[:, np.newaxis], (60, 80))
     trials = dict(clients=clients.ravel(), runs=runs.ravel(), resamples=100)
     found = roc.summarize(scores.ravel(), members.ravel(), **trials)
@@ -111,7 +111,6 @@ class TestLira:
 
 
 class TestShadowClassifier:
-
   def _data(self, seed, models):
     """Members of class 0 are predicted with confidence, members of class 1 with doubt."""
     rng = np.random.default_rng(seed)
@@ -143,13 +142,12 @@ class TestShadowClassifier:
     members[0] = True
     members[1:, :10] = True
     scores = membership.attack_each(
-        'shadow_classifier', np.zeros((4, 20, 2)), np.zeros(20, np.int64), np.arange(20), members
+      'shadow_classifier', np.zeros((4, 20, 2)), np.zeros(20, np.int64), np.arange(20), members
     )
     assert scores[0] == pytest.approx(np.zeros(20), abs=1e-6)
 
 
 class TestAttackEach:
-
   def test_lira_leaves_the_target_out(self):
     rng = np.random.default_rng(0)
     logits, labels = rng.normal(size=(9, 5, 3)), np.array([0, 1, 2, 0, 1])

@@ -10,7 +10,6 @@ from quap_tff.auditing import roc
 
 
 class TestCurve:
-
   def test_by_hand(self):
     # From the top: member, non-member, member, non-member.
     found = roc.curve(np.array([4.0, 3.0, 2.0, 1.0]), np.array([True, False, True, False]))
@@ -47,24 +46,26 @@ class TestCurve:
     found = roc.curve(np.array([np.inf, 0.0, -np.inf]), np.array([True, False, False]))
     assert roc.auc(found) == 1
 
-  @pytest.mark.parametrize('scores, is_member, message', [
+  @pytest.mark.parametrize(
+    'scores, is_member, message',
+    [
       ([1.0, math.nan], [True, False], 'found NaN in trial 1'),
       ([1.0, 2.0], [True, True], 'needs members and non-members, found 2 members among 2'),
       ([1.0, 2.0], [False, False], 'found 0 members'),
       ([1.0, 2.0], [True], 'one membership a trial'),
-  ])
+    ],
+  )
   def test_bad_trials_are_errors(self, scores, is_member, message):
     with pytest.raises(ValueError, match=message):
       roc.curve(np.array(scores), np.array(is_member))
 
 
 class TestClopperPearson:
-
   @pytest.mark.parametrize('trials', [1, 10, 300])
   def test_no_hit_leaves_what_the_formula_says(self, trials):
     found = roc.clopper_pearson(0, trials)
     assert found.low == 0
-    assert found.high == pytest.approx(1 - 0.025**(1 / trials))
+    assert found.high == pytest.approx(1 - 0.025 ** (1 / trials))
     assert roc.clopper_pearson(trials, trials) == pytest.approx((1 - found.high, 1))
 
   def test_its_ends_are_where_the_binomial_has_its_tails(self):
@@ -89,7 +90,6 @@ def _gaussian_trials(rng, mu, clients, runs, spread=0.0):
 
 
 class TestSummary:
-
   def test_a_gaussian_has_its_area(self):
     found = roc.summarize(**_gaussian_trials(np.random.default_rng(3), 1.5, 60, 30), resamples=100)
     area, tpr = roc.gaussian_bound(1.5)
@@ -137,14 +137,14 @@ class TestSummary:
     trials = dict(scores=np.arange(100.0), is_member=np.arange(100) >= 50)
     point = roc.summarize(**trials).operating[0.001]
     assert point.tpr == 1
-    assert point.fpr_high == pytest.approx(1 - 0.025**(1 / 50))
-    assert point.interval.low == pytest.approx(0.025**(1 / 50))
+    assert point.fpr_high == pytest.approx(1 - 0.025 ** (1 / 50))
+    assert point.interval.low == pytest.approx(0.025 ** (1 / 50))
 
   def test_where_nobody_is_found_the_interval_has_width(self):
     trials = dict(scores=-np.arange(100.0), is_member=np.arange(100) >= 50)
     point = roc.summarize(**trials).operating[0.01]
     assert (point.tpr, point.interval.low) == (0, 0)
-    assert point.interval.high == pytest.approx(1 - 0.025**(1 / 50))
+    assert point.interval.high == pytest.approx(1 - 0.025 ** (1 / 50))
 
   def test_counts(self):
     found = roc.summarize(np.arange(10.0), np.arange(10) < 3)

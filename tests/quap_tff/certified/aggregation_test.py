@@ -25,32 +25,37 @@ from tests.quap_tff import noise_checks
 _ID = tff.TensorType(np.int64)
 _STRUCT_ID = tff.to_type(collections.OrderedDict(client_id=np.int64))
 _VALUE = tff.to_type(
-    collections.OrderedDict(conv=(np.float32, [2]), dense=collections.OrderedDict(kernel=(np.float32, [1, 2])))
+  collections.OrderedDict(conv=(np.float32, [2]), dense=collections.OrderedDict(kernel=(np.float32, [1, 2])))
 )
 _LAYERS = (Layer('conv', (0,), False), Layer('dense', (1,), True))
 _MEASUREMENTS = collections.OrderedDict(
-    round=np.int32,
-    cohort_size=np.int32,
-    clipping_norm=np.float32,
-    noise_multiplier=np.float32,
-    sigma=np.float32,
-    exhausted_clients=np.int32,
-    weight_mean=np.float32,
-    weight_min=np.float32,
-    spent_max=np.float32,
-    participation_mean=np.float32,
-    participation_stddev=np.float32,
-    participation_min=np.float32,
-    participation_max=np.float32,
-    participation_never_seen=np.int32,
+  round=np.int32,
+  cohort_size=np.int32,
+  clipping_norm=np.float32,
+  noise_multiplier=np.float32,
+  sigma=np.float32,
+  exhausted_clients=np.int32,
+  weight_mean=np.float32,
+  weight_min=np.float32,
+  spent_max=np.float32,
+  participation_mean=np.float32,
+  participation_stddev=np.float32,
+  participation_min=np.float32,
+  participation_max=np.float32,
+  participation_never_seen=np.int32,
 )
 _QUANTILE = clip_rules.PrivateQuantile(0.5, 1.0, count_stddev=20.0)
 
 
 def _config(**overrides):
   values = dict(
-      num_clients=10, epsilon=3.0, delta=1e-5, noise_multiplier=4.0, divisor=2.0, noise_seed=3,
-      weights=weight_rules.Uniform(),
+    num_clients=10,
+    epsilon=3.0,
+    delta=1e-5,
+    noise_multiplier=4.0,
+    divisor=2.0,
+    noise_seed=3,
+    weights=weight_rules.Uniform(),
   )
   return CertifiedConfig(**{**values, **overrides})
 
@@ -61,7 +66,7 @@ def _create(config, value_type=_VALUE, weight_type=_ID, layers=None):
 
 def _value(conv, kernel):
   return collections.OrderedDict(
-      conv=np.float32(conv), dense=collections.OrderedDict(kernel=np.float32(kernel).reshape([1, -1]))
+    conv=np.float32(conv), dense=collections.OrderedDict(kernel=np.float32(kernel).reshape([1, -1]))
   )
 
 
@@ -74,20 +79,20 @@ def _state_type(ema=False, terms=0):
   if ema:
     participation['rates'] = (np.float32, [10])
   return tff.FederatedType(
-      tff.to_type(
-          mechanism.ServerState(
-              round=np.int32,
-              participation=participation,
-              clip=np.float32,
-              noise=quap_mechanism.NoiseState(seed=(np.int64, [2]), counter=np.int64),
-              buffers=[(np.float64, [terms, 2]), (np.float64, [terms, 1, 2])] if terms else [],
-              accounts=privacy_filter.Accounts(
-                  spent=(np.float64, [10]), sums=[(np.float64, [10])] * terms, latest=(np.int64, [10])
-              ),
-              weights=(np.float32, [10]),
-          )
-      ),
-      tff.SERVER,
+    tff.to_type(
+      mechanism.ServerState(
+        round=np.int32,
+        participation=participation,
+        clip=np.float32,
+        noise=quap_mechanism.NoiseState(seed=(np.int64, [2]), counter=np.int64),
+        buffers=[(np.float64, [terms, 2]), (np.float64, [terms, 1, 2])] if terms else [],
+        accounts=privacy_filter.Accounts(
+          spent=(np.float64, [10]), sums=[(np.float64, [10])] * terms, latest=(np.int64, [10])
+        ),
+        weights=(np.float32, [10]),
+      )
+    ),
+    tff.SERVER,
   )
 
 
@@ -98,49 +103,47 @@ def context():
 
 
 class TestCertifiedAggregationComputation:
-
   @pytest.mark.parametrize('clip', [clip_rules.Fixed(1.0), _QUANTILE])
   @pytest.mark.parametrize('weight_type, ema', [(_ID, False), (_STRUCT_ID, True)])
   @pytest.mark.parametrize('correlation', [Independent(), Blt((0.3, 0.2), (0.9, 0.5))])
   def test_types(self, clip, weight_type, ema, correlation):
     config = _config(
-        clip=clip, participation=ParticipationConfig('ema' if ema else 'cumulative'), correlation=correlation
+      clip=clip, participation=ParticipationConfig('ema' if ema else 'cumulative'), correlation=correlation
     )
     process = _create(config, weight_type=weight_type)
     assert isinstance(process, tff.templates.AggregationProcess) and process.is_weighted
     state = _state_type(ema, correlation.num_buffers)
     tff.test.assert_types_identical(process.initialize.type_signature, tff.FunctionType(None, state))
     expected = tff.FunctionType(
-        collections.OrderedDict(
-            state=state,
-            value=tff.FederatedType(_VALUE, tff.CLIENTS),
-            weight=tff.FederatedType(weight_type, tff.CLIENTS),
-        ),
-        tff.templates.MeasuredProcessOutput(
-            state=state,
-            result=tff.FederatedType(_VALUE, tff.SERVER),
-            measurements=tff.FederatedType(tff.to_type(_MEASUREMENTS), tff.SERVER),
-        ),
+      collections.OrderedDict(
+        state=state, value=tff.FederatedType(_VALUE, tff.CLIENTS), weight=tff.FederatedType(weight_type, tff.CLIENTS)
+      ),
+      tff.templates.MeasuredProcessOutput(
+        state=state,
+        result=tff.FederatedType(_VALUE, tff.SERVER),
+        measurements=tff.FederatedType(tff.to_type(_MEASUREMENTS), tff.SERVER),
+      ),
     )
     tff.test.assert_types_identical(process.next.type_signature, expected)
 
   @pytest.mark.parametrize(
-      'value_type', [
-          tff.to_type([(np.float32, [3, 2]), (np.float32, [2])]),
-          tff.to_type(((np.float64, [3, 2]), (np.float32, [2]))),
-          tff.TensorType(np.float32, [3, 2]),
-      ]
+    'value_type',
+    [
+      tff.to_type([(np.float32, [3, 2]), (np.float32, [2])]),
+      tff.to_type(((np.float64, [3, 2]), (np.float32, [2]))),
+      tff.TensorType(np.float32, [3, 2]),
+    ],
   )
   def test_the_result_has_the_values_type_and_containers(self, value_type):
     process = _create(_config(), value_type)
     tff.test.assert_types_identical(process.next.type_signature.result.result.member, value_type)
 
   @pytest.mark.parametrize(
-      'value_type, message',
-      [
-          (tff.TensorType(np.int32, [3]), 'Updates must be float tensors'),
-          (tff.TensorType(np.float16, [3]), 'Updates must be float32 or float64'),
-      ],
+    'value_type, message',
+    [
+      (tff.TensorType(np.int32, [3]), 'Updates must be float tensors'),
+      (tff.TensorType(np.float16, [3]), 'Updates must be float32 or float64'),
+    ],
   )
   def test_values_that_are_refused(self, value_type, message):
     with pytest.raises(TypeError, match=message):
@@ -194,12 +197,11 @@ class TestCertifiedAggregationComputation:
 
 @pytest.mark.usefixtures('context')
 class TestCertifiedAggregationExecution:
-
   @pytest.mark.parametrize('weight_type', [_ID, _STRUCT_ID])
   def test_what_clients_add_is_clipped_by_their_weights_and_divided(self, weight_type):
     # Rates are 1/2 and 1, α = 1, β = ln 4: weights 3/4 and 5/8. Norms 13 and 0.25.
     config = _config(
-        weights=weight_rules.Participation(1.0, math.log(4)), participation=ParticipationConfig(warmup_rounds=0)
+      weights=weight_rules.Participation(1.0, math.log(4)), participation=ParticipationConfig(warmup_rounds=0)
     )
     process = _create(config, weight_type=weight_type)
     as_id = (lambda i: i) if weight_type is _ID else (lambda i: collections.OrderedDict(client_id=i))
@@ -222,10 +224,10 @@ class TestCertifiedAggregationExecution:
     rng = np.random.default_rng(5)
     state = process.initialize()
     for cohort in ([1, 2, 3], [3], [3, 1]):
-      values = [_value(*np.split(rng.standard_normal(4) * 10.0**rng.uniform(-2, 6), 2)) for _ in cohort]
+      values = [_value(*np.split(rng.standard_normal(4) * 10.0 ** rng.uniform(-2, 6), 2)) for _ in cohort]
       output = process.next(state, values, cohort)
       for i, client in enumerate(cohort):
-        without = process.next(state, values[:i] + [_value([0, 0], [0, 0])] + values[i + 1:], cohort)
+        without = process.next(state, values[:i] + [_value([0, 0], [0, 0])] + values[i + 1 :], cohort)
         moved = np.linalg.norm(_flat(output.result).astype(np.float64) - _flat(without.result))
         # Results are rounded to float32, at most half a unit of 32 for each of four entries.
         assert moved <= float(output.state.weights[client]) * float(output.measurements['clipping_norm']) + 4e-6
@@ -251,8 +253,8 @@ class TestCertifiedAggregationExecution:
     process = _create(config)
     state = process.next(process.initialize(), [_value([1, 0], [0, 0])], [7]).state
     outputs = [
-        process.next(state, [_value([0.5, 0], [0, 0]), value], [1, 7])
-        for value in (_value([0, 0], [0, 0]), _value([5, 6], [7, 8]), _value([math.nan, 6], [7, 8]))
+      process.next(state, [_value([0.5, 0], [0, 0]), value], [1, 7])
+      for value in (_value([0, 0], [0, 0]), _value([5, 6], [7, 8]), _value([math.nan, 6], [7, 8]))
     ]
     for output in outputs:
       assert output.measurements['exhausted_clients'] == 1 and output.state.weights[7] == 0.0

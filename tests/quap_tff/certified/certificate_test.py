@@ -13,9 +13,18 @@ from quap_tff import tradeoff
 from quap_tff.accounting import run_ledger
 
 _FACTS = dict(
-    algorithm='certified', epsilon=3.0, delta=1e-5, planned_rounds=4, noised_weights=70, trained_weights=70,
-    clipping='One L2 norm.', tuning='By theory.', test_set='Forty pictures.', tests=2, public_data='EMNIST letters.',
-    post_processing='Mean of the last five.',
+  algorithm='certified',
+  epsilon=3.0,
+  delta=1e-5,
+  planned_rounds=4,
+  noised_weights=70,
+  trained_weights=70,
+  clipping='One L2 norm.',
+  tuning='By theory.',
+  test_set='Forty pictures.',
+  tests=2,
+  public_data='EMNIST letters.',
+  post_processing='Mean of the last five.',
 )
 _PROVENANCE = {'code': {'quap_tff': '1'}, 'config_sha256': 'c', 'files_sha256': {'ledger.npz': 'l'}}
 
@@ -23,9 +32,9 @@ _PROVENANCE = {'code': {'quap_tff': '1'}, 'config_sha256': 'c', 'files_sha256': 
 def _ledger(**changes):
   """Five clients; 0 in both rounds, with 1 and then 2, whose budget is spent; the last two in none."""
   rounds = [
-      dict(cohort=[0, 1], weights=[1.0, 0.5], noise_multiplier=2.0, count_noise_multiplier=4.0),
-      dict(cohort=[0, 2], weights=[0.5, 0.0], noise_multiplier=2.5, count_noise_multiplier=math.inf),
-      dict(cohort=[], weights=[], noise_multiplier=0.0, count_noise_multiplier=math.inf),
+    dict(cohort=[0, 1], weights=[1.0, 0.5], noise_multiplier=2.0, count_noise_multiplier=4.0),
+    dict(cohort=[0, 2], weights=[0.5, 0.0], noise_multiplier=2.5, count_noise_multiplier=math.inf),
+    dict(cohort=[], weights=[], noise_multiplier=0.0, count_noise_multiplier=math.inf),
   ]
   if changes:
     rounds[1] = {**rounds[1], **changes}
@@ -92,7 +101,6 @@ _LEAVES = list(_leaves(_issue()))
 
 
 class TestFigures:
-
   def test_by_hand(self):
     # μ² of client 0: (1/2)² + (0.5/2.5)² of the sums, (1/4)² of the count; of client 1: (0.5/2)² + (1/4)².
     mu = [math.sqrt(0.25 + 0.04 + 0.0625), math.sqrt(0.125), 0, 0, 0]
@@ -111,8 +119,10 @@ class TestFigures:
     own = (3.0, 2.9, 0.5, 1.0, 1.0)
     certificate = _issue(own_epsilon=own)
     assert certificate['guarantee']['own_bounds'] == [
-        {'epsilon': 0.5, 'clients': 1}, {'epsilon': 1.0, 'clients': 2}, {'epsilon': 2.9, 'clients': 1},
-        {'epsilon': 3.0, 'clients': 1},
+      {'epsilon': 0.5, 'clients': 1},
+      {'epsilon': 1.0, 'clients': 2},
+      {'epsilon': 2.9, 'clients': 1},
+      {'epsilon': 3.0, 'clients': 1},
     ]
     assert certificate['guarantee']['epsilon'] == 3 and certificate['facts']['own_epsilon'] == list(own)
     assert 'ε = 0.5 for 1, ε = 1 for 2' in certificate['statement']
@@ -168,8 +178,15 @@ class TestFigures:
   def test_words_name_what_it_stands_on(self):
     text = json.dumps(_issue(), ensure_ascii=False)
     for words in (
-        'EMNIST letters.', 'One L2 norm.', 'By theory.', 'Mean of the last five.', 'zero-out', 'Philox',
-        'Forty pictures.', 'float64 numbers', 'ended after 3 of 4 planned rounds',
+      'EMNIST letters.',
+      'One L2 norm.',
+      'By theory.',
+      'Mean of the last five.',
+      'zero-out',
+      'Philox',
+      'Forty pictures.',
+      'float64 numbers',
+      'ended after 3 of 4 planned rounds',
     ):
       assert words in text
 
@@ -190,26 +207,31 @@ class TestFigures:
 
 
 class TestRefusals:
-
-  @pytest.mark.parametrize('changes, reason', [
+  @pytest.mark.parametrize(
+    'changes, reason',
+    [
       (dict(noise_multiplier=0.0), 'noise multiplier is 0 in 1 of 3 rounds, first in round 2'),
       (dict(count_noise_multiplier=0.0), 'count of the private quantile has no noise'),
       (dict(clipping_norm=math.inf), 'no clipping norm'),
       (dict(clipping_norm=0.0), 'no clipping norm'),
       (dict(noise_multiplier=0.5), r'1 of 5 clients have spent more than ε = 3 .* client 0 with ε = '),
-  ])
+    ],
+  )
   def test_of_rounds(self, changes, reason):
     with pytest.raises(ValueError, match=reason):
       _issue(_ledger(**changes))
 
-  @pytest.mark.parametrize('changes, reason', [
+  @pytest.mark.parametrize(
+    'changes, reason',
+    [
       (dict(noised_weights=69), '69 of 70 trained weights'),
       (dict(exact_clip=True), 'clipping norm is an un-noised function'),
       (dict(exact_metrics=('train_loss', 'norm_p50')), 'train_loss, norm_p50'),
       (dict(fixed_noise_seed=True), 'seed of the noise is fixed'),
       (dict(epsilon=2.0), r'spent more than ε = 2'),
       (dict(planned_rounds=2), r'has 3 rounds, but only 2 were planned'),
-  ])
+    ],
+  )
   def test_of_facts(self, changes, reason):
     with pytest.raises(ValueError, match=reason):
       _issue(**changes)
@@ -218,9 +240,9 @@ class TestRefusals:
     with pytest.raises(ValueError, match='noise multiplier is 0.*seed of the noise is fixed'):
       _issue(_ledger(noise_multiplier=0.0), fixed_noise_seed=True)
 
-  @pytest.mark.parametrize('changes', [
-      dict(epsilon=0.0), dict(epsilon=math.inf), dict(delta=1.0), dict(noised_weights=71), dict(tuning=''),
-  ])
+  @pytest.mark.parametrize(
+    'changes', [dict(epsilon=0.0), dict(epsilon=math.inf), dict(delta=1.0), dict(noised_weights=71), dict(tuning='')]
+  )
   def test_facts_out_of_range(self, changes):
     with pytest.raises(ValueError, match=list(changes)[0]):
       certificates.Facts(**{**_FACTS, **changes})
@@ -236,7 +258,6 @@ class TestRefusals:
 
 
 class TestProblems:
-
   def test_a_good_one_has_none(self):
     assert not _problems(_issue())
     assert not _problems(_sealed(_issue()))
@@ -265,12 +286,20 @@ class TestProblems:
     changed = _sealed(_with(_issue(), ('achieved', 'clients'), lambda _: 4))
     assert _problems(changed) == ['achieved.clients: it says 4, but the run gives 5.']
 
-  @pytest.mark.parametrize('changes', [
-      dict(weights=[0.4, 0.0]), dict(weights=[0.5, 0.1]), dict(cohort=[1, 2]),
-      dict(cohort=[0, 3, 2], weights=[0.5, 0.1, 0.0]), dict(cohort=[], weights=[]), dict(noise_multiplier=2.4),
+  @pytest.mark.parametrize(
+    'changes',
+    [
+      dict(weights=[0.4, 0.0]),
+      dict(weights=[0.5, 0.1]),
+      dict(cohort=[1, 2]),
+      dict(cohort=[0, 3, 2], weights=[0.5, 0.1, 0.0]),
+      dict(cohort=[], weights=[]),
+      dict(noise_multiplier=2.4),
       dict(noise_multiplier=0.0),
-      dict(count_noise_multiplier=9.0), dict(clipping_norm=math.inf),
-  ])
+      dict(count_noise_multiplier=9.0),
+      dict(clipping_norm=math.inf),
+    ],
+  )
   def test_another_ledger(self, changes):
     assert _problems(_issue(), _ledger(**changes))
 

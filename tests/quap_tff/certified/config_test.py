@@ -20,8 +20,14 @@ from quap_tff.layers import Layer
 
 def _view(rates=None, in_warmup=False, planned=None, **overrides):
   values = dict(
-      prices=Prices(1.0, 2.0, 0.0), standing=None, rates=rates, counts=None, round_num=None, rounds_left=math.inf,
-      in_warmup=in_warmup, planned=planned,
+    prices=Prices(1.0, 2.0, 0.0),
+    standing=None,
+    rates=rates,
+    counts=None,
+    round_num=None,
+    rounds_left=math.inf,
+    in_warmup=in_warmup,
+    planned=planned,
   )
   return weight_rules.RoundView(**{**values, **overrides})
 
@@ -32,31 +38,30 @@ def _config(**overrides):
 
 
 class TestCertifiedConfig:
-
   @pytest.mark.parametrize(
-      'overrides, message',
-      [
-          (dict(num_clients=0), 'num_clients must be an integer at least 1'),
-          (dict(epsilon=0.0), 'epsilon must be a finite number greater than 0'),
-          (dict(epsilon=math.inf), 'epsilon must be a finite number'),
-          (dict(delta=1.0), 'delta must be a finite number greater than 0 and less than 1'),
-          (dict(noise_multiplier=0.0), 'noise_multiplier must be'),
-          (dict(divisor=0.0), 'divisor must be'),
-          (dict(clip_split='layers'), 'Unknown clip split'),
-          (dict(noise_seed=-1), 'noise seed must be'),
-          (dict(clip=clip_rules.QuantileEma()), 'un-noised function of the clients\' update norms'),
-          (dict(clip=clip_rules.QuantileEma(timing='previous', initial_clip=1.0)), 'un-noised function'),
-          (dict(clip=clip_rules.PrivateQuantile(count_stddev=0.0)), 'un-noised function'),
-          (dict(clip=clip_rules.Unclipped()), 'Without a clipping norm nothing bounds'),
-          (dict(clip=clip_rules.Fixed(1e30)), 'clipping norm must be'),
-          (dict(clip=clip_rules.PrivateQuantile(count_stddev=0.1)), 'too small to pay for one noised count'),
-          (dict(weights=weight_rules.SpendEvenly()), 'SpendEvenly needs a public schedule. Give planned_rounds'),
-          (dict(num_rounds=0), 'num_rounds must be an integer at least 1'),
-          (dict(planned_rounds=[1, 2, 3, 4], planned_costs=[1, 2, 3, 3.9]), 'planned_costs must be'),
-          (dict(planned_rounds=[1, 2]), r'planned_rounds must be int\[4\]'),
-          (dict(planned_rounds=[1, 2, 3, -1]), r'planned_rounds must be int\[4\]'),
-          (dict(planned_rounds=[1.5, 2, 3, 1]), r'planned_rounds must be int\[4\], .* found float64'),
-      ],
+    'overrides, message',
+    [
+      (dict(num_clients=0), 'num_clients must be an integer at least 1'),
+      (dict(epsilon=0.0), 'epsilon must be a finite number greater than 0'),
+      (dict(epsilon=math.inf), 'epsilon must be a finite number'),
+      (dict(delta=1.0), 'delta must be a finite number greater than 0 and less than 1'),
+      (dict(noise_multiplier=0.0), 'noise_multiplier must be'),
+      (dict(divisor=0.0), 'divisor must be'),
+      (dict(clip_split='layers'), 'Unknown clip split'),
+      (dict(noise_seed=-1), 'noise seed must be'),
+      (dict(clip=clip_rules.QuantileEma()), "un-noised function of the clients' update norms"),
+      (dict(clip=clip_rules.QuantileEma(timing='previous', initial_clip=1.0)), 'un-noised function'),
+      (dict(clip=clip_rules.PrivateQuantile(count_stddev=0.0)), 'un-noised function'),
+      (dict(clip=clip_rules.Unclipped()), 'Without a clipping norm nothing bounds'),
+      (dict(clip=clip_rules.Fixed(1e30)), 'clipping norm must be'),
+      (dict(clip=clip_rules.PrivateQuantile(count_stddev=0.1)), 'too small to pay for one noised count'),
+      (dict(weights=weight_rules.SpendEvenly()), 'SpendEvenly needs a public schedule. Give planned_rounds'),
+      (dict(num_rounds=0), 'num_rounds must be an integer at least 1'),
+      (dict(planned_rounds=[1, 2, 3, 4], planned_costs=[1, 2, 3, 3.9]), 'planned_costs must be'),
+      (dict(planned_rounds=[1, 2]), r'planned_rounds must be int\[4\]'),
+      (dict(planned_rounds=[1, 2, 3, -1]), r'planned_rounds must be int\[4\]'),
+      (dict(planned_rounds=[1.5, 2, 3, 1]), r'planned_rounds must be int\[4\], .* found float64'),
+    ],
   )
   def test_what_is_refused(self, overrides, message):
     with pytest.raises(ValueError, match=message):
@@ -82,7 +87,6 @@ class TestCertifiedConfig:
 
 
 class TestWeightRules:
-
   @pytest.mark.parametrize('name', weight_rules.RULES)
   def test_specs_read_back(self, name):
     rule = registry.parse_spec('weight rule', name, weight_rules.RULES)
@@ -107,9 +111,7 @@ class TestWeightRules:
     # μ_max² = 1 and z = 2: w² = 4/Q.
     rounds, costs = np.array([1, 4, 16, 8]), np.array([1.0, 4.0, 16.0, 64.0])
     for planned in ((rounds, costs), (tf.constant(rounds), tf.constant(costs))):
-      np.testing.assert_allclose(
-          weight_rules.SpendEvenly().weights(_view(planned=planned)), [1.0, 1.0, 0.5, 0.25]
-      )
+      np.testing.assert_allclose(weight_rules.SpendEvenly().weights(_view(planned=planned)), [1.0, 1.0, 0.5, 0.25])
 
   def test_spend_evenly_sets_the_counts_apart(self):
     # Of μ_max² = 1, 4 counts at 0.21 leave 0.16: w² = 4·0.16/4. And 5 of them leave nothing.
@@ -135,8 +137,8 @@ class TestWeightRules:
     own = dict(counts=np.array([10]), round_num=10, rounds_left=30)
     independent = _view(standing=Standing(np.array([0.5]), []), **own)
     fresh, seen = (
-        _view(standing=Standing(np.array([0.5]), [np.array([sums])]), prices=Prices(1.0, 2.0, 0.0, correlation), **own)
-        for sums in (0.0, 3.0)
+      _view(standing=Standing(np.array([0.5]), [np.array([sums])]), prices=Prices(1.0, 2.0, 0.0, correlation), **own)
+      for sums in (0.0, 3.0)
     )
     weights = [float(weight_rules.Online().weights(view)[0]) for view in (independent, fresh, seen)]
     assert weights[0] > 2 * weights[1] > 2 * weights[2] > 0
@@ -153,8 +155,7 @@ class TestClipGroups:
   _LAYERS = (Layer('hidden', (0, 1), True), Layer('logits', (2,), True))
 
   @pytest.mark.parametrize(
-      'split, squares',
-      [('equal', [1 / 2, 1 / 2]), ('sqrt_size', [4 / 5, 1 / 5]), ('size', [16 / 17, 1 / 17])],
+    'split, squares', [('equal', [1 / 2, 1 / 2]), ('sqrt_size', [4 / 5, 1 / 5]), ('size', [16 / 17, 1 / 17])]
   )
   def test_squares_of_the_ratios_add_up_to_1(self, split, squares):
     groups = clip_split.clip_groups(split, [30, 2, 2], self._LAYERS)

@@ -33,8 +33,15 @@ _FAMILIES = [Independent(), Ar1(0.9), Blt((0.6, 0.3), (0.9, 0.4))]
 
 def _config(**overrides):
   values = dict(
-      num_clients=6, epsilon=30.0, delta=1e-5, noise_multiplier=4.0, divisor=2.0, noise_seed=3,
-      weights=weight_rules.Uniform(), participation=ParticipationConfig(warmup_rounds=0), clip=clip_rules.Fixed(0.5),
+    num_clients=6,
+    epsilon=30.0,
+    delta=1e-5,
+    noise_multiplier=4.0,
+    divisor=2.0,
+    noise_seed=3,
+    weights=weight_rules.Uniform(),
+    participation=ParticipationConfig(warmup_rounds=0),
+    clip=clip_rules.Fixed(0.5),
   )
   return CertifiedConfig(**{**values, **overrides})
 
@@ -50,7 +57,6 @@ def _rounds(config, cohorts, size=1, state=None):
 
 
 class TestNoise:
-
   @pytest.mark.parametrize('correlation', _FAMILIES)
   def test_times_c_it_is_independent_and_of_the_stated_scale(self, correlation):
     config = _config(correlation=correlation)
@@ -100,26 +106,35 @@ class TestNoise:
 
 
 class TestAccount:
-
   @given(
-      seed=st.integers(0, 2**32 - 1),
-      correlation=st.sampled_from([*_FAMILIES, Ar1(0.5), Ar1(0.99)]),
-      rule=st.sampled_from([
-          weight_rules.Uniform(), weight_rules.Participation(4.0, 5.0), weight_rules.Online(),
-          weight_rules.Online(0.5, 9.0), weight_rules.SpendEvenly(),
-      ]),
-      clip=st.sampled_from([clip_rules.Fixed(1.0), clip_rules.PrivateQuantile(count_stddev=3.0)]),
-      multiplier=st.sampled_from([0.6, 2.0, 8.0]),
-      planned=st.integers(1, 40),
-      more=st.integers(-3, 3),
+    seed=st.integers(0, 2**32 - 1),
+    correlation=st.sampled_from([*_FAMILIES, Ar1(0.5), Ar1(0.99)]),
+    rule=st.sampled_from(
+      [
+        weight_rules.Uniform(),
+        weight_rules.Participation(4.0, 5.0),
+        weight_rules.Online(),
+        weight_rules.Online(0.5, 9.0),
+        weight_rules.SpendEvenly(),
+      ]
+    ),
+    clip=st.sampled_from([clip_rules.Fixed(1.0), clip_rules.PrivateQuantile(count_stddev=3.0)]),
+    multiplier=st.sampled_from([0.6, 2.0, 8.0]),
+    planned=st.integers(1, 40),
+    more=st.integers(-3, 3),
   )
   @settings(derandomize=True, deadline=None, max_examples=150)
   def test_no_history_passes_the_budget(self, seed, correlation, rule, clip, multiplier, planned, more):
     """Against ‖C·w_i‖ written out in full, for cohorts that come and go by chance, and runs of another length."""
     rng = np.random.default_rng(seed)
     config = _config(
-        epsilon=3.0, correlation=correlation, weights=rule, clip=clip, noise_multiplier=multiplier, num_rounds=planned,
-        planned_rounds=[3] * 6 if rule.needs_plan else None,
+      epsilon=3.0,
+      correlation=correlation,
+      weights=rule,
+      clip=clip,
+      noise_multiplier=multiplier,
+      num_rounds=planned,
+      planned_rounds=[3] * 6 if rule.needs_plan else None,
     )
     rounds = max(planned + more, 1)
     rates = rng.beta(0.7, 0.7, 6)
@@ -143,13 +158,13 @@ class TestAccount:
     plan = plans.CertifiedPlan(config, cohorts)
     ledger = plan.new_ledger()
     for (state, _, measurements), cohort, expected in zip(
-        _rounds(config, cohorts), cohorts, planning.planned_rounds(config, cohorts)
+      _rounds(config, cohorts), cohorts, planning.planned_rounds(config, cohorts)
     ):
       np.testing.assert_allclose(state.weights.numpy()[cohort], expected.weights, rtol=1e-6)
       assert float(measurements['spent_max']) == pytest.approx(expected.spent_max, rel=1e-6)
       ledger.append(plan.record(base.Aggregation(state, measurements), cohort))
     # All rounds have released, so what was charged for them is what they have cost.
-    np.testing.assert_allclose(accounting.total_mu(ledger).whole**2, state.accounts.spent, rtol=1e-9)
+    np.testing.assert_allclose(accounting.total_mu(ledger).whole ** 2, state.accounts.spent, rtol=1e-9)
     assert not plan.ledger_problems(ledger)
     again = accounting.RunLedger.from_state_dict(ledger.state_dict())
     np.testing.assert_array_equal(accounting.total_mu(again).whole, accounting.total_mu(ledger).whole)
@@ -158,12 +173,13 @@ class TestAccount:
     """Where a budget is nearly spent, differences in last bits grow. So rounds are checked after those before them."""
     rng = np.random.default_rng(2)
     cohorts = [np.flatnonzero(rng.uniform(size=6) < 0.6) for _ in range(40)]
-    config = _config(epsilon=3.0, correlation=Ar1(0.9), weights=weight_rules.Participation(), num_rounds=40,
-                     noise_multiplier=24.0)
+    config = _config(
+      epsilon=3.0, correlation=Ar1(0.9), weights=weight_rules.Participation(), num_rounds=40, noise_multiplier=24.0
+    )
     plan, kept = plans.CertifiedPlan(config, cohorts), []
     ledger = plan.new_ledger()
     for t, cohort in enumerate(cohorts):
-      weights = planning.planned_rounds(config, cohorts[:t + 1], kept)[t].weights
+      weights = planning.planned_rounds(config, cohorts[: t + 1], kept)[t].weights
       kept.append(np.float32(weights * (1 - 2e-7 * rng.uniform(size=len(cohort)))))
       all_weights = np.zeros(6, np.float32)
       all_weights[cohort] = kept[-1]
@@ -178,11 +194,11 @@ class TestAccount:
     """1 in release 1 and 0.9^k in the k-th after it: of 4, Σ 0.81^k = 2.8541."""
     config = _config(correlation=Ar1(0.9), num_rounds=4)
     (state, _, _), *rest = _rounds(config, [[0], [1], [1], [1]])
-    assert float(state.accounts.spent[0]) == pytest.approx((1 + .81 + .81**2 + .81**3) / 16, rel=1e-9)
+    assert float(state.accounts.spent[0]) == pytest.approx((1 + 0.81 + 0.81**2 + 0.81**3) / 16, rel=1e-9)
     assert float(rest[-1][0].accounts.spent[0]) == float(state.accounts.spent[0])
 
   def test_without_a_plan_it_is_charged_for_ever(self):
-    (state, _, _), = _rounds(_config(correlation=Ar1(0.9)), [[0]])
+    ((state, _, _),) = _rounds(_config(correlation=Ar1(0.9)), [[0]])
     assert float(state.accounts.spent[0]) == pytest.approx(1 / (1 - 0.81) / 16, rel=1e-9)
 
 
@@ -191,9 +207,8 @@ class TestPlanning:
 
   def test_a_decay_is_chosen_where_it_pays(self):
     from quap_tff import postprocessing
-    config = _config(
-        epsilon=3.0, noise_multiplier=None, divisor=None, correlation=Ar1(), weights=weight_rules.Online()
-    )
+
+    config = _config(epsilon=3.0, noise_multiplier=None, divisor=None, correlation=Ar1(), weights=weight_rules.Online())
     chosen, averaging = planning.calibrated(config, self._COHORTS, postprocessing.Planned())
     assert 0.5 < chosen.correlation.decay < 0.999 and chosen.is_calibrated
     assert averaging in postprocessing.Planned().candidates(40)
@@ -235,8 +250,14 @@ class TestDistinguisher:
 
   def _measured(self, correlation, num_runs, scale=1.0):
     config = _config(
-        num_clients=3, noise_multiplier=1.6, divisor=1.5, correlation=correlation, weights=weight_rules.Uniform(),
-        epsilon=60.0, clip=clip_rules.PrivateQuantile(0.5, 0.5, learning_rate=0.5, count_stddev=5.0), num_rounds=5,
+      num_clients=3,
+      noise_multiplier=1.6,
+      divisor=1.5,
+      correlation=correlation,
+      weights=weight_rules.Uniform(),
+      epsilon=60.0,
+      clip=clip_rules.PrivateQuantile(0.5, 0.5, learning_rate=0.5, count_stddev=5.0),
+      num_rounds=5,
     )
     drawn = CertifiedConfig(**{**vars(config), 'noise_multiplier': config.noise_multiplier * scale})
     matrix = scipy.linalg.toeplitz(correlation.coefficients(5), np.zeros(5))
@@ -250,16 +271,16 @@ class TestDistinguisher:
       model, seen, found = tf.zeros([1], tf.float64), [], []
       for cohort in self._COHORTS:
         sent = [
-            tf.fill([1], 1e9 * with_data) if client == 0 else tf.cast(tf.sin(3 * model) - 0.2 * model, tf.float32)
-            for client in cohort
+          tf.fill([1], 1e9 * with_data) if client == 0 else tf.cast(tf.sin(3 * model) - 0.2 * model, tf.float32)
+          for client in cohort
         ]
         norms = tf.stack([mechanism.update_norm(_JOINT, [update]) for update in sent])
         # The others' norms are what moves the clip in both worlds: that count is an account of its own.
         norms = tf.where(tf.equal(cohort, 0), 0.0, norms)
         plan = mechanism.plan_round(config, state, tf.constant(cohort, tf.int64), norms)
         added = [
-            tf.cast(mechanism.contribute(_JOINT, [update], plan.weights[k], state.clip)[0], tf.float64)
-            for k, update in enumerate(sent)
+          tf.cast(mechanism.contribute(_JOINT, [update], plan.weights[k], state.clip)[0], tf.float64)
+          for k, update in enumerate(sent)
         ]
         others = tf.add_n([tf.zeros([1], tf.float64)] + [a for a, client in zip(added, cohort) if client])
         after, (result,), _ = mechanism.finish_round(drawn, state, plan, [tf.add_n(added)])

@@ -18,22 +18,29 @@ _sgd = tff.learning.optimizers.build_sgdm
 
 def _model_fn():
   """Two Dense layers without gradients to speak of where examples are all zero."""
-  keras_model = tf.keras.Sequential([
+  keras_model = tf.keras.Sequential(
+    [
       tf.keras.layers.Dense(20, use_bias=False, input_shape=(1,), name='hidden', kernel_initializer='ones'),
       tf.keras.layers.Dense(20, use_bias=False, name='logits', kernel_initializer='zeros'),
-  ])
+    ]
+  )
   return tff.learning.models.from_keras_model(
-      keras_model,
-      loss=tf.keras.losses.MeanSquaredError(),
-      metrics=[tf.keras.metrics.MeanAbsoluteError()],
-      input_spec=collections.OrderedDict(x=tf.TensorSpec([None, 1]), y=tf.TensorSpec([None, 20])),
+    keras_model,
+    loss=tf.keras.losses.MeanSquaredError(),
+    metrics=[tf.keras.metrics.MeanAbsoluteError()],
+    input_spec=collections.OrderedDict(x=tf.TensorSpec([None, 1]), y=tf.TensorSpec([None, 20])),
   )
 
 
 def _config(**overrides):
   values = dict(
-      num_clients=10, epsilon=3.0, delta=1e-5, noise_multiplier=4.0, divisor=2.0, noise_seed=1,
-      weights=certified.weight_rules.Uniform(),
+    num_clients=10,
+    epsilon=3.0,
+    delta=1e-5,
+    noise_multiplier=4.0,
+    divisor=2.0,
+    noise_seed=1,
+    weights=certified.weight_rules.Uniform(),
   )
   return certified.CertifiedConfig(**{**values, **overrides})
 
@@ -41,7 +48,7 @@ def _config(**overrides):
 def _client(client_id, x=0.0, y=0.0):
   examples = collections.OrderedDict(x=np.full([1, 1], x, np.float32), y=np.full([1, 20], y, np.float32))
   return collections.OrderedDict(
-      client_id=tf.data.Dataset.from_tensors(np.int64(client_id)), examples=tf.data.Dataset.from_tensors(examples)
+    client_id=tf.data.Dataset.from_tensors(np.int64(client_id)), examples=tf.data.Dataset.from_tensors(examples)
   )
 
 
@@ -56,7 +63,6 @@ def _process():
 
 
 class TestBuildCertifiedFedAvg:
-
   def test_no_metric_of_the_clients_is_released(self, process):
     assert isinstance(process, tff.learning.templates.LearningProcess)
     metrics = process.next.type_signature.result.metrics.member

@@ -31,8 +31,14 @@ _ALL_RATES = ParticipationConfig(warmup_rounds=0)
 
 def _config(**overrides):
   values = dict(
-      num_clients=8, epsilon=3.0, delta=1e-5, noise_multiplier=4.0, divisor=2.0, noise_seed=3,
-      weights=weight_rules.Uniform(), participation=_ALL_RATES,
+    num_clients=8,
+    epsilon=3.0,
+    delta=1e-5,
+    noise_multiplier=4.0,
+    divisor=2.0,
+    noise_seed=3,
+    weights=weight_rules.Uniform(),
+    participation=_ALL_RATES,
   )
   return CertifiedConfig(**{**values, **overrides})
 
@@ -72,7 +78,6 @@ def _zeros(ids):
 
 
 class TestContribute:
-
   def _contribute(self, update, weight=1.0, clip=1.0, groups=_JOINT):
     update = [tf.constant(u, tf.float32) for u in update]
     return [c.numpy() for c in mechanism.contribute(groups, update, tf.constant(weight), tf.constant(clip))]
@@ -93,18 +98,16 @@ class TestContribute:
       np.testing.assert_array_equal(part, np.float32(expected))
 
   @pytest.mark.parametrize(
-      'update, weight',
-      [
-          ([[math.nan, 1.0], [1.0, 1.0]], 1.0),
-          ([[1.0, 1.0], [math.inf, 1.0]], 1.0),
-          ([[1.0, -math.inf], [math.nan, 1.0]], 0.0),
-          ([[1.0, 2.0], [3.0, 4.0]], 0.0),
-          ([[0.0, 0.0], [0.0, 0.0]], 1.0),
-      ],
+    'update, weight',
+    [
+      ([[math.nan, 1.0], [1.0, 1.0]], 1.0),
+      ([[1.0, 1.0], [math.inf, 1.0]], 1.0),
+      ([[1.0, -math.inf], [math.nan, 1.0]], 0.0),
+      ([[1.0, 2.0], [3.0, 4.0]], 0.0),
+      ([[0.0, 0.0], [0.0, 0.0]], 1.0),
+    ],
   )
-  @pytest.mark.parametrize(
-      'groups', [_JOINT, (clip_split.ClipGroup((0,), 0.6), clip_split.ClipGroup((1,), 0.8))]
-  )
+  @pytest.mark.parametrize('groups', [_JOINT, (clip_split.ClipGroup((0,), 0.6), clip_split.ClipGroup((1,), 0.8))])
   def test_exact_zeros(self, update, weight, groups):
     for part in self._contribute(update, weight, groups=groups):
       np.testing.assert_array_equal(part, [0.0, 0.0])
@@ -115,18 +118,17 @@ class TestContribute:
 
 
 class TestSensitivity:
-
   @given(
-      seed=st.integers(0, 2**32 - 1),
-      sizes=st.lists(st.integers(1, 400), min_size=1, max_size=4),
-      num_clients=st.integers(1, 6),
-      split=st.sampled_from(list(clip_split.SPLITS)),
-      log_clip=st.floats(-44.0, 44.0),
-      log_scale=st.floats(-30.0, 70.0),
+    seed=st.integers(0, 2**32 - 1),
+    sizes=st.lists(st.integers(1, 400), min_size=1, max_size=4),
+    num_clients=st.integers(1, 6),
+    split=st.sampled_from(list(clip_split.SPLITS)),
+    log_clip=st.floats(-44.0, 44.0),
+    log_scale=st.floats(-30.0, 70.0),
   )
   @settings(derandomize=True, deadline=None, max_examples=60)
   def test_without_one_clients_data_the_sum_moves_by_at_most_its_weight_times_the_clip(
-      self, seed, sizes, num_clients, split, log_clip, log_scale
+    self, seed, sizes, num_clients, split, log_clip, log_scale
   ):
     rng = np.random.default_rng(seed)
     clip = np.float32(math.exp(log_clip))
@@ -138,7 +140,7 @@ class TestSensitivity:
     whole = _sum(groups, updates, weights, clip)
     for i in range(num_clients):
       nothing = [np.zeros_like(u) for u in updates[i]]
-      moved = _sum(groups, updates[:i] + [nothing] + updates[i + 1:], weights, clip)
+      moved = _sum(groups, updates[:i] + [nothing] + updates[i + 1 :], weights, clip)
       distance = _norm([a - b for a, b in zip(whole, moved)])
       # σ as it is drawn, float32(z·C), rounded to its worst side.
       assert distance <= float(weights[i]) * float(clip) * (1 - 2.0**-23)
@@ -204,7 +206,6 @@ class TestNoise:
 
 
 class TestRound:
-
   def test_by_hand(self):
     # ε_i/(ε_base(1 + α)) at rates 1/2 and 1.
     config = _config(weights=weight_rules.Participation(1.0, 2.0))
@@ -214,20 +215,20 @@ class TestRound:
     np.testing.assert_allclose(state.weights, [0, 0, 0, low, 0, high, 0, 0], rtol=1e-6)
     np.testing.assert_allclose(state.accounts.spent, [0, 0, 0, 2 * low**2 / 16, 0, high**2 / 16, 0, 0], rtol=1e-6)
     expected = collections.OrderedDict(
-        round=2,
-        cohort_size=2,
-        clipping_norm=1.0,
-        noise_multiplier=4.0,
-        sigma=2.0,
-        exhausted_clients=0,
-        weight_mean=(low + high) / 2,
-        weight_min=low,
-        spent_max=2 * low**2 / 16 / config.prices.limit,
-        participation_mean=1.5 / 8,
-        participation_stddev=math.sqrt(1.25 / 8 - (1.5 / 8)**2),
-        participation_min=0.0,
-        participation_max=1.0,
-        participation_never_seen=6,
+      round=2,
+      cohort_size=2,
+      clipping_norm=1.0,
+      noise_multiplier=4.0,
+      sigma=2.0,
+      exhausted_clients=0,
+      weight_mean=(low + high) / 2,
+      weight_min=low,
+      spent_max=2 * low**2 / 16 / config.prices.limit,
+      participation_mean=1.5 / 8,
+      participation_stddev=math.sqrt(1.25 / 8 - (1.5 / 8) ** 2),
+      participation_min=0.0,
+      participation_max=1.0,
+      participation_never_seen=6,
     )
     assert list(measurements) == list(expected)
     np.testing.assert_allclose([float(m) for m in measurements.values()], list(expected.values()), rtol=1e-6)
@@ -270,8 +271,8 @@ class TestRound:
     # With others, it makes no difference what it sends.
     others = {3: ([0.1, 0.0], [0.0, 0.0])}
     results = [
-        _run_round(config, kept, {**others, 2: update})[1]
-        for update in (([0.0] * 2,) * 2, ([9.0, 1.0], [2.0, 3.0]), ([math.nan] * 2,) * 2)
+      _run_round(config, kept, {**others, 2: update})[1]
+      for update in (([0.0] * 2,) * 2, ([9.0, 1.0], [2.0, 3.0]), ([math.nan] * 2,) * 2)
     ]
     for result in results[1:]:
       np.testing.assert_array_equal(np.concatenate(result), np.concatenate(results[0]))
@@ -286,7 +287,7 @@ class TestRound:
     assert _run_round(config, state, _zeros([0]))[2]['exhausted_clients'] == 1
 
   @pytest.mark.parametrize(
-      'ids, message', [([0, 8], r'Client ids must lie in \[0, 8\)'), ([-1], 'Client ids'), ([3, 3], 'appears twice')]
+    'ids, message', [([0, 8], r'Client ids must lie in \[0, 8\)'), ([-1], 'Client ids'), ([3, 3], 'appears twice')]
   )
   def test_bad_ids(self, ids, message):
     config = _config()
@@ -351,25 +352,33 @@ class TestPrivateQuantile:
 
 
 class TestHistories:
-
   @given(
-      rounds=st.lists(
-          st.tuples(st.lists(st.integers(0, 4), unique=True), st.sampled_from(['go on', 'resume', 'retry'])),
-          min_size=1,
-          max_size=12,
-      ),
-      rule=st.sampled_from([
-          weight_rules.Uniform(), weight_rules.Participation(), weight_rules.Participation(4.0, 5.0),
-          weight_rules.SpendEvenly(),
-      ]),
-      clip=st.sampled_from([clip_rules.Fixed(1.0), clip_rules.PrivateQuantile(count_stddev=2.0)]),
-      multiplier=st.sampled_from([0.5, 1.0, 2.0, 3.0]),
+    rounds=st.lists(
+      st.tuples(st.lists(st.integers(0, 4), unique=True), st.sampled_from(['go on', 'resume', 'retry'])),
+      min_size=1,
+      max_size=12,
+    ),
+    rule=st.sampled_from(
+      [
+        weight_rules.Uniform(),
+        weight_rules.Participation(),
+        weight_rules.Participation(4.0, 5.0),
+        weight_rules.SpendEvenly(),
+      ]
+    ),
+    clip=st.sampled_from([clip_rules.Fixed(1.0), clip_rules.PrivateQuantile(count_stddev=2.0)]),
+    multiplier=st.sampled_from([0.5, 1.0, 2.0, 3.0]),
   )
   @settings(derandomize=True, deadline=None, max_examples=15)
   def test_no_history_passes_epsilon(self, rounds, rule, clip, multiplier):
     config = _config(
-        num_clients=5, epsilon=3.0, weights=rule, clip=clip, noise_multiplier=multiplier, planned_rounds=[4] * 5,
-        participation=ParticipationConfig('ema', 0.3, 1),
+      num_clients=5,
+      epsilon=3.0,
+      weights=rule,
+      clip=clip,
+      noise_multiplier=multiplier,
+      planned_rounds=[4] * 5,
+      participation=ParticipationConfig('ema', 0.3, 1),
     )
     state, squares = mechanism.initial_state(config, _SHAPES), np.zeros(5)
     for cohort, event in rounds:
@@ -380,7 +389,7 @@ class TestHistories:
       state, _, _ = _run_round(config, state, _zeros(cohort))
       weights = np.asarray(state.weights, np.float64)
       assert not np.any(weights[np.setdiff1d(np.arange(5), cohort)])
-      squares += np.where(weights > 0, (weights / multiplier)**2 + 1 / clip.count_noise_multiplier**2, 0.0)
+      squares += np.where(weights > 0, (weights / multiplier) ** 2 + 1 / clip.count_noise_multiplier**2, 0.0)
       # By the exact accountant, which rounds up.
       assert (tradeoff.epsilon_of(np.sqrt(squares), config.delta) <= config.epsilon).all()
       np.testing.assert_allclose(state.accounts.spent, squares, rtol=1e-12)

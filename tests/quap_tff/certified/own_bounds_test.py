@@ -20,8 +20,12 @@ from quap_tff.certified import weight_rules
 _OWN = (0.5, 1.0, 2.0, 2.0, 0.5, 1.0)
 _DELTA = 1e-5
 _RULES = (
-    weight_rules.Scale(), weight_rules.Sample(), weight_rules.Uniform(), weight_rules.Participation(),
-    weight_rules.Online(), weight_rules.SpendEvenly(),
+  weight_rules.Scale(),
+  weight_rules.Sample(),
+  weight_rules.Uniform(),
+  weight_rules.Participation(),
+  weight_rules.Online(),
+  weight_rules.SpendEvenly(),
 )
 
 
@@ -37,21 +41,34 @@ def _cohorts(seed, rounds=12):
 
 def _view(**overrides):
   values = dict(
-      prices=None, standing=None, rates=None, counts=np.array([1, 2, 3, 4]), round_num=4, rounds_left=0,
-      in_warmup=False, budget_shares=np.array([1.0, 0.5, 0.25, 0.3]),
+    prices=None,
+    standing=None,
+    rates=None,
+    counts=np.array([1, 2, 3, 4]),
+    round_num=4,
+    rounds_left=0,
+    in_warmup=False,
+    budget_shares=np.array([1.0, 0.5, 0.25, 0.3]),
   )
   return weight_rules.RoundView(**{**values, **overrides})
 
 
 def _facts(plan):
   return certificate.Facts(
-      algorithm='certified', epsilon=2.0, delta=_DELTA, planned_rounds=len(plan.schedule), noised_weights=1,
-      trained_weights=1, clipping='x', tuning='x', test_set='x', own_epsilon=plan.config.own_epsilon,
+    algorithm='certified',
+    epsilon=2.0,
+    delta=_DELTA,
+    planned_rounds=len(plan.schedule),
+    noised_weights=1,
+    trained_weights=1,
+    clipping='x',
+    tuning='x',
+    test_set='x',
+    own_epsilon=plan.config.own_epsilon,
   )
 
 
 class TestWeights:
-
   def test_scale_by_hand(self):
     np.testing.assert_allclose(weight_rules.Scale().weights(_view()), [1, math.sqrt(0.5), 0.5, math.sqrt(0.3)])
 
@@ -71,7 +88,9 @@ class TestWeights:
     rounds = 200
     schedule = [np.arange(6)] * rounds
     plan = plans.CertifiedPlan(_config(weights=rule), schedule)
-    squares = np.sum([r.weights.astype(np.float64)**2 for r in planning.planned_rounds(plan.config, schedule)], axis=0)
+    squares = np.sum(
+      [r.weights.astype(np.float64) ** 2 for r in planning.planned_rounds(plan.config, schedule)], axis=0
+    )
     spent = np.sqrt(squares) / plan.config.noise_multiplier
     chosen = np.array([tradeoff.mu_at_most(own, _DELTA) for own in _OWN])
     assert (spent <= chosen).all()
@@ -79,7 +98,6 @@ class TestWeights:
 
 
 class TestFilter:
-
   @pytest.mark.parametrize('rule', _RULES)
   @pytest.mark.parametrize('noise', [correlations.Independent(), correlations.Ar1(0.7)])
   def test_nobody_passes_its_own_bound(self, rule, noise):
@@ -115,7 +133,7 @@ class TestFilter:
     prices = privacy_filter.prices_of(_config().prices, np.array([2, 0]))
     assert prices.limit.tolist() == [privacy_filter.limit_of(2.0, _DELTA), privacy_filter.limit_of(0.5, _DELTA)]
     assert privacy_filter.prices_of(_config(own_epsilon=None, weights=weight_rules.Uniform()).prices, [0]).limit == (
-        privacy_filter.limit_of(2.0, _DELTA)
+      privacy_filter.limit_of(2.0, _DELTA)
     )
 
   def test_equal_bounds_are_the_run_that_everyone_knows(self):
@@ -128,14 +146,16 @@ class TestFilter:
 
 
 class TestConfig:
-
-  @pytest.mark.parametrize('overrides, message', [
+  @pytest.mark.parametrize(
+    'overrides, message',
+    [
       (dict(own_epsilon=None), 'follows bounds that clients have chosen'),
       (dict(own_epsilon=(1.0,)), r'float\[6\]'),
       (dict(own_epsilon=(2.1, 1.0, 1.0, 1.0, 1.0, 1.0)), 'at most epsilon=2'),
       (dict(own_epsilon=(0.0, 1.0, 1.0, 1.0, 1.0, 1.0)), 'above 0'),
       (dict(weights=weight_rules.WorstCase()), 'one worst case for all clients'),
-  ])
+    ],
+  )
   def test_bad_bounds(self, overrides, message):
     with pytest.raises(ValueError, match=message):
       _config(**overrides)

@@ -24,8 +24,12 @@ _MU = tradeoff.mu_at_most(3.0, 1e-5)
 
 def _config(num_clients=10, **overrides):
   values = dict(
-      num_clients=num_clients, epsilon=3.0, delta=1e-5, noise_seed=0,
-      weights=weight_rules.Uniform(), participation=ParticipationConfig(warmup_rounds=0),
+    num_clients=num_clients,
+    epsilon=3.0,
+    delta=1e-5,
+    noise_seed=0,
+    weights=weight_rules.Uniform(),
+    participation=ParticipationConfig(warmup_rounds=0),
   )
   return CertifiedConfig(**{**values, **overrides})
 
@@ -52,7 +56,6 @@ def _calibrated(config, cohorts):
 
 
 class TestCalibrated:
-
   @pytest.mark.parametrize('rounds', [1, 7, 20])
   def test_everyone_in_every_round(self, rounds):
     config = _calibrated(_config(), [np.arange(10)] * rounds)
@@ -81,7 +84,7 @@ class TestCalibrated:
     best = _calibrated(config, cohorts)
 
     multipliers = best.noise_multiplier * np.append(np.geomspace(0.2, 3.0, 25), 1.0)
-    kept = (1 - planning.PULL)**np.arange(30)[::-1]
+    kept = (1 - planning.PULL) ** np.arange(30)[::-1]
     objective = planning._weight_sums(config, multipliers, cohorts) @ kept / multipliers
     assert (objective <= objective[-1] * (1 + 1e-3)).all()
     assert objective[0] < 0.9 * objective[-1]
@@ -116,7 +119,7 @@ class TestCalibrated:
       _calibrated(_config(noise_multiplier=given), cohorts)
 
   def test_noise_that_nobody_can_pay_for(self):
-    with pytest.raises(ValueError, match='noise_multiplier=0.01 is so small that nobody\'s budget pays for a round'):
+    with pytest.raises(ValueError, match="noise_multiplier=0.01 is so small that nobody's budget pays for a round"):
       _calibrated(_config(noise_multiplier=0.01), [np.arange(10)] * 3)
 
   def test_counts_alone_cost_too_much(self):
@@ -126,7 +129,6 @@ class TestCalibrated:
 
 
 class TestRoundRecord:
-
   @pytest.mark.parametrize('clip', [clip_rules.Fixed(0.5), clip_rules.PrivateQuantile(count_stddev=3.0)])
   @pytest.mark.parametrize('rule', [weight_rules.Uniform(), weight_rules.Participation()])
   def test_the_ledgers_exact_account_is_what_the_filter_has_spent(self, clip, rule):
@@ -168,8 +170,9 @@ class TestPopulation:
   """Clients that never take part change nothing, and cost nothing."""
 
   RULES = [
-      (weight_rules.Online(), correlations.Ar1(None)), (weight_rules.Uniform(), correlations.Blt()),
-      (weight_rules.Participation(), correlations.Independent()),
+    (weight_rules.Online(), correlations.Ar1(None)),
+    (weight_rules.Uniform(), correlations.Blt()),
+    (weight_rules.Participation(), correlations.Independent()),
   ]
 
   def schedule(self, num_clients, rounds=12, size=8, seed=0):
@@ -185,8 +188,11 @@ class TestPopulation:
     results = []
     for count, schedule in ((30, cohorts), (5000, [places[cohort] for cohort in cohorts])):
       config = _config(
-          count, weights=weights, correlation=correlation, num_rounds=12,
-          participation=ParticipationConfig(rate=rate, warmup_rounds=2),
+        count,
+        weights=weights,
+        correlation=correlation,
+        num_rounds=12,
+        participation=ParticipationConfig(rate=rate, warmup_rounds=2),
       )
       planned = planning.calibrated(config, schedule).config
       rounds = planning.planned_rounds(planned, schedule)
@@ -200,7 +206,7 @@ class TestPopulation:
     opened = []
     original = privacy_filter.opened
     monkeypatch.setattr(
-        planning.privacy_filter, 'opened', lambda count, *args: opened.append(count) or original(count, *args)
+      planning.privacy_filter, 'opened', lambda count, *args: opened.append(count) or original(count, *args)
     )
     cohorts = self.schedule(10**6, rounds=20, size=50)
     config = _config(10**6, weights=weight_rules.Online(), correlation=correlations.Ar1(0.5), num_rounds=20)
@@ -211,9 +217,10 @@ class TestPopulation:
   def test_planned_and_real_weights_agree(self):
     cohorts = self.schedule(40)
     config = _calibrated(
-        _config(40, weights=weight_rules.Online(), correlation=correlations.Ar1(0.5), num_rounds=12), cohorts)
+      _config(40, weights=weight_rules.Online(), correlation=correlations.Ar1(0.5), num_rounds=12), cohorts
+    )
     state, ledger = _run(config, cohorts)
     for index, planned in enumerate(planning.planned_rounds(config, cohorts)):
-      entries = slice(*ledger.state_dict()['offsets'][index:index + 2])
+      entries = slice(*ledger.state_dict()['offsets'][index : index + 2])
       np.testing.assert_allclose(ledger.state_dict()['weights'][entries], planned.weights, rtol=1e-6)
     assert planned.spent_max == pytest.approx(float(np.max(state.accounts.spent)) / config.prices.limit, rel=1e-6)

@@ -24,19 +24,18 @@ def _spend(prices, spent, proposed):
 
 def _exact_cost(prices, weight):
   """w²/z² + 1/c² without any rounding."""
-  return (fractions.Fraction(float(weight)) / fractions.Fraction(prices.noise_multiplier))**2 + fractions.Fraction(
-      prices.count_cost
+  return (fractions.Fraction(float(weight)) / fractions.Fraction(prices.noise_multiplier)) ** 2 + fractions.Fraction(
+    prices.count_cost
   )
 
 
 class TestLimit:
-
   @pytest.mark.parametrize(
-      'epsilon, delta', [(3.0, 1e-5), (0.01, 1e-5), (1.0, 1e-12), (10.0, 1e-6), (100.0, 1e-5), (0.5, 0.01)]
+    'epsilon, delta', [(3.0, 1e-5), (0.01, 1e-5), (1.0, 1e-12), (10.0, 1e-6), (100.0, 1e-5), (0.5, 0.01)]
   )
   def test_is_below_the_exact_one_by_the_slack_and_no_more(self, epsilon, delta):
     limit = privacy_filter.limit_of(epsilon, delta)
-    exact = tradeoff.mu_at_most(epsilon, delta)**2
+    exact = tradeoff.mu_at_most(epsilon, delta) ** 2
     assert exact * (1 - 1.1 * privacy_filter.SLACK) < limit < exact * (1 - 0.9 * privacy_filter.SLACK)
     assert epsilon * (1 - 2e-9) < tradeoff.epsilon_of(math.sqrt(limit), delta) < epsilon
 
@@ -48,7 +47,6 @@ class TestLimit:
 
 
 class TestSpend:
-
   def test_by_hand(self):
     # z = 2: weight w costs w²/4. Left: 1, 0.25, 0.0625, nothing.
     weights, spent = _spend(Prices(1.0, 2.0, 0.0), [0.0, 0.75, 0.9375, 1.0], [1.0, 1.0, 1.0, 1.0])
@@ -58,7 +56,7 @@ class TestSpend:
   def test_what_the_rule_asks_for_is_never_exceeded(self):
     weights, spent = _spend(Prices(1.0, 2.0, 0.0), [0.0, 0.0], [0.5, 0.1])
     np.testing.assert_array_equal(weights, np.float32([0.5, 0.1]))
-    np.testing.assert_allclose(spent, np.float64(np.float32([0.5, 0.1]))**2 / 4, rtol=1e-14)
+    np.testing.assert_allclose(spent, np.float64(np.float32([0.5, 0.1])) ** 2 / 4, rtol=1e-14)
 
   def test_counts_are_charged_beside_the_weight_and_paid_first(self):
     prices = Prices(1.0, 2.0, 0.5)
@@ -69,7 +67,7 @@ class TestSpend:
   def test_scraps_are_left(self):
     share = privacy_filter.SMALLEST_SHARE
     for asked in (1.0, 0.5):
-      left = (share * asked)**2
+      left = (share * asked) ** 2
       weights, spent = _spend(Prices(1.0, 1.0, 0.0), [1 - left * 0.99, 1 - left * 1.01], [asked, asked])
       assert weights[0] == 0.0 and spent[0] == 1 - left * 0.99
       assert weights[1] == pytest.approx(share * asked, rel=0.01)
@@ -90,10 +88,10 @@ class TestSpend:
     assert (weights <= exact).all() and (weights >= exact * (1 - 2.0**-23)).all()
 
   @given(
-      limit=st.floats(0.001, 30.0),
-      multiplier=st.floats(0.05, 50.0),
-      count_share=st.sampled_from([0.0, 0.003, 0.21]),
-      proposals=st.lists(st.one_of(st.just(1.0), st.floats(0.0, 1.0, width=32)), min_size=1, max_size=60),
+    limit=st.floats(0.001, 30.0),
+    multiplier=st.floats(0.05, 50.0),
+    count_share=st.sampled_from([0.0, 0.003, 0.21]),
+    proposals=st.lists(st.one_of(st.just(1.0), st.floats(0.0, 1.0, width=32)), min_size=1, max_size=60),
   )
   @settings(derandomize=True, deadline=None, max_examples=80)
   def test_no_sequence_passes_the_limit(self, limit, multiplier, count_share, proposals):
@@ -127,5 +125,3 @@ class TestSpend:
     # 16,900 weights of 1 spend everything.
     assert run(16_000).numpy()[0] == pytest.approx(160 / 169, rel=1e-11)
     assert 1 - 1e-4 < run(20_000).numpy()[0] <= 1 + 1e-14
-
-

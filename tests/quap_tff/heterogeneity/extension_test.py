@@ -18,14 +18,15 @@ def _local(update, steps, epochs=1, gradient=None):
 
 def _cohort(ids, kept=(), steps=(), absent=()):
   return extensions.Cohort(
-      tf.constant(ids, tf.int64), tf.constant(steps, tf.float32),
-      tf.reshape(tf.constant(kept, tf.float32), [len(ids), -1] if ids else [0, 2]), tf.constant(absent, tf.bool),
-      tf.constant(_RATE),
+    tf.constant(ids, tf.int64),
+    tf.constant(steps, tf.float32),
+    tf.reshape(tf.constant(kept, tf.float32), [len(ids), -1] if ids else [0, 2]),
+    tf.constant(absent, tf.bool),
+    tf.constant(_RATE),
   )
 
 
 class TestScaffold:
-
   def _play(self, extension, rounds, steps):
     """Server controls after each round in which clients give these updates."""
     memory, found = extension.initial_memory(4, _SHAPES), []
@@ -87,7 +88,7 @@ class TestScaffold:
     extension = heterogeneity.Scaffold(2, 'released')
     memory = dict(extension.initial_memory(4, _SHAPES), control=[tf.constant([3.0, 1.0])])
     np.testing.assert_array_equal(
-        extension.server_step(memory, [tf.zeros([2])], _cohort([]))[1]['control'][0], [3.0, 1.0]
+      extension.server_step(memory, [tf.zeros([2])], _cohort([]))[1]['control'][0], [3.0, 1.0]
     )
 
   def test_bad_parameters(self):
@@ -101,11 +102,14 @@ class TestScaffold:
 
 
 class TestFedNova:
-
-  @pytest.mark.parametrize('extension, factor', [
-      (heterogeneity.FedNova(), 1 / 4), (heterogeneity.FedNova(10.0), 10 / 4),
+  @pytest.mark.parametrize(
+    'extension, factor',
+    [
+      (heterogeneity.FedNova(), 1 / 4),
+      (heterogeneity.FedNova(10.0), 10 / 4),
       (heterogeneity.FedNova(mean_epochs=3.0), 3 / 2),
-  ])
+    ],
+  )
   def test_normalized_update(self, extension, factor):
     np.testing.assert_allclose(extension.sent(_local([1.0, 2.0], 4, epochs=2))[0], factor * np.array([1.0, 2.0]))
 
@@ -121,7 +125,6 @@ class TestFedNova:
 
 
 class TestFedVarp:
-
   def test_released_memory_holds_means_alone(self):
     # ĝ = (1, 2) in round 1 with clients 0 and 1 of four, then ĝ = (3, 0) with clients 1 and 2.
     extension = heterogeneity.FedVarp('released')
@@ -143,7 +146,6 @@ class TestFedVarp:
 
 
 class TestFriends:
-
   def _memory(self, similarity, together):
     return dict(similarity=tf.constant(similarity, tf.float32), together=tf.constant(together, tf.float32))
 
@@ -162,7 +164,7 @@ class TestFriends:
   def test_similarities_by_hand(self):
     extension = heterogeneity.FriendSubstitution()
     _, memory = extension.server_step(
-        extension.initial_memory(3, _SHAPES), [], _cohort([0, 2], [[3.0, 4.0], [4.0, -3.0]])
+      extension.initial_memory(3, _SHAPES), [], _cohort([0, 2], [[3.0, 4.0], [4.0, -3.0]])
     )
     np.testing.assert_allclose(memory['similarity'], [[1, 0, 0.5], [0, 0, 0], [0.5, 0, 1]], atol=1e-6)
     np.testing.assert_array_equal(memory['together'], [[1, 0, 1], [0, 0, 0], [1, 0, 1]])

@@ -27,10 +27,13 @@ _TINY_NOISE = 1e-9
 
 def _config(clip=1.0, **overrides):
   values = dict(
-      num_clients=4, clip=clip_rules.Fixed(clip), clip_scope='all_layers', critical_layers='all',
-      budget=BudgetConfig(epsilon_total=8.0, num_rounds=4),
-      participation=ParticipationConfig(warmup_rounds=0),
-      noise=NoiseConfig('client', calibration='analytic', seed=3),
+    num_clients=4,
+    clip=clip_rules.Fixed(clip),
+    clip_scope='all_layers',
+    critical_layers='all',
+    budget=BudgetConfig(epsilon_total=8.0, num_rounds=4),
+    participation=ParticipationConfig(warmup_rounds=0),
+    noise=NoiseConfig('client', calibration='analytic', seed=3),
   )
   values.update(overrides)
   return QuapConfig(**values)
@@ -53,24 +56,26 @@ def context():
 
 
 class TestRandomize:
-
-  @pytest.mark.parametrize('update, sent', [
-      ([[3.0], [4.0, 0.0]], [[0.6], [0.8, 0.0]]),   # Norm 5, clipped to 1 over all tensors together.
+  @pytest.mark.parametrize(
+    'update, sent',
+    [
+      ([[3.0], [4.0, 0.0]], [[0.6], [0.8, 0.0]]),  # Norm 5, clipped to 1 over all tensors together.
       ([[0.3], [0.4, 0.0]], [[0.3], [0.4, 0.0]]),
       ([[0.0], [0.0, 0.0]], [[0.0], [0.0, 0.0]]),
       ([[math.nan], [4.0, 0.0]], [[0.0], [0.0, 0.0]]),
       ([[3.0], [math.inf, 0.0]], [[0.0], [0.0, 0.0]]),
-  ])
+    ],
+  )
   def test_clips_the_whole_update(self, update, sent):
     for found, expected in zip(_randomize(update), sent):
       np.testing.assert_allclose(found, expected, atol=2e-6)
 
   def test_the_noise_is_for_twice_the_clipping_norm(self):
-    sent, = _randomize([np.zeros(5000)], clip=0.5, noise_multiplier=3.0)
+    (sent,) = _randomize([np.zeros(5000)], clip=0.5, noise_multiplier=3.0)
     noise_checks.assert_gaussian(sent, 3.0 * 2 * 0.5)
 
   def test_an_update_that_is_not_finite_is_noised_like_any_other(self):
-    sent, = _randomize([np.full(5000, np.nan)], clip=0.5, noise_multiplier=3.0)
+    (sent,) = _randomize([np.full(5000, np.nan)], clip=0.5, noise_multiplier=3.0)
     noise_checks.assert_gaussian(sent, 3.0)
 
   def test_each_tensor_and_each_seed_has_noise_of_its_own(self):
@@ -81,11 +86,10 @@ class TestRandomize:
 
 
 class TestAggregation:
-
   def test_the_mean_of_messages(self, context):
     scale = 1e-9
     process = aggregation.LocalAggregationFactory(
-        _config(noise=NoiseConfig('client', calibration='analytic', scale=scale, seed=3))
+      _config(noise=NoiseConfig('client', calibration='analytic', scale=scale, seed=3))
     ).create(_VALUE, tff.TensorType(np.int64))
     output = process.next(process.initialize(), [_value([3, 4]), _value([0, 0.5])], [np.int64(2), np.int64(0)])
     np.testing.assert_allclose(output.result['a'], [0.3, 0.65], atol=1e-5)
@@ -106,8 +110,8 @@ class TestAggregation:
   def test_nothing_exact_is_sent_or_reported(self, context):
     process = aggregation.LocalAggregationFactory(_config()).create(_VALUE, tff.TensorType(np.int64))
     measured = [
-        process.next(process.initialize(), [_value(a), _value([0, 0])], [np.int64(0), np.int64(1)]).measurements
-        for a in ([3, 4], [np.nan, 0])
+      process.next(process.initialize(), [_value(a), _value([0, 0])], [np.int64(0), np.int64(1)]).measurements
+      for a in ([3, 4], [np.nan, 0])
     ]
     assert measured[0].keys() == measured[1].keys()
     assert all(np.array_equal(measured[0][name], measured[1][name]) for name in measured[0])
@@ -121,13 +125,16 @@ class TestAggregation:
     process = aggregation.LocalAggregationFactory(_config()).create(_VALUE, tff.TensorType(np.int64))
     tff.backends.native.compile_to_mergeable_comp_form(process.next)
 
-  @pytest.mark.parametrize('overrides, message', [
+  @pytest.mark.parametrize(
+    'overrides, message',
+    [
       (dict(noise=NoiseConfig('server', calibration='analytic')), 'noise placement "client"'),
       (dict(clip=clip_rules.QuantileEma()), 'use clip rule fixed'),
       (dict(clip=clip_rules.PrivateQuantile()), 'use clip rule fixed'),
       (dict(clip_scope='critical'), 'clip_scope="all_layers"'),
       (dict(critical_layers='final_dense'), 'critical_layers="all"'),
-  ])
+    ],
+  )
   def test_what_clients_cannot_do_is_refused(self, overrides, message):
     config = dataclasses.replace(_config(), **overrides)
     with pytest.raises(ValueError, match=message):
@@ -137,7 +144,6 @@ class TestAggregation:
 
 
 class TestPlan:
-
   def _ledger(self, config, cohorts):
     return plans.LocalPlan(config).planned_ledger(cohorts)
 
@@ -151,7 +157,7 @@ class TestPlan:
     ledger = self._ledger(_config(), [[0], [0, 1]])
     z = {rate: 1 / tradeoff.mu_at_most(2 * (1 + 0.5 * math.exp(-2 * rate)), 1e-5) for rate in (1, 0.5)}
     np.testing.assert_allclose(
-        accounting.total_mu(ledger).whole, [math.hypot(1 / z[1], 1 / z[1]), 1 / z[0.5], 0, 0], rtol=1e-6
+      accounting.total_mu(ledger).whole, [math.hypot(1 / z[1], 1 / z[1]), 1 / z[0.5], 0, 0], rtol=1e-6
     )
 
   def test_the_account_is_that_of_the_noise_that_is_added(self, context):

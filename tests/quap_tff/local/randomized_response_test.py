@@ -21,7 +21,6 @@ def _estimates(mechanism, count=1, runs=400):
 
 
 class TestRandomizedResponse:
-
   def test_estimate_by_hand(self):
     # ε = ln 3 and k = 3: a = 3/5, b = 1/5.
     found = rr.RandomizedResponse(math.log(3)).estimate(np.array([40, 40, 20]), 100)
@@ -40,13 +39,15 @@ class TestRandomizedResponse:
 
 
 class TestRappor:
-
-  @pytest.mark.parametrize('f, p, q, one, forever', [
+  @pytest.mark.parametrize(
+    'f, p, q, one, forever',
+    [
       # The paper's f = 1/2, p = 1/2, q = 3/4: q* = 11/16, p* = 9/16; (11·7)/(9·5); and 3².
       (0.5, 0.5, 0.75, math.log(77 / 45), math.log(9)),
       # Without the second step one report tells the permanent bits: ε_1 = ε_∞ = 2·ln((1 - f/2)/(f/2)).
       (0.5, 0.0, 1.0, math.log(9), math.log(9)),
-  ])
+    ],
+  )
   def test_epsilon_by_hand(self, f, p, q, one, forever):
     mechanism = rr.Rappor(f, p, q)
     assert mechanism.report_epsilon == pytest.approx(one)
@@ -59,7 +60,7 @@ class TestRappor:
     mechanism = rr.Rappor(0.3, 0.2, 0.9)
     star = lambda bit: 0.3 * (0.2 + 0.9) / 2 + 0.7 * (0.9 if bit else 0.2)
     chance = lambda answer, sent: math.prod(
-        star(answer == j) if one else 1 - star(answer == j) for j, one in enumerate(sent)
+      star(answer == j) if one else 1 - star(answer == j) for j, one in enumerate(sent)
     )
     ratios = [math.log(chance(0, sent) / chance(1, sent)) for sent in itertools.product([0, 1], repeat=2)]
     assert max(map(abs, ratios)) == pytest.approx(mechanism.report_epsilon)
@@ -75,10 +76,15 @@ class TestRappor:
     assert {int(c) for pair in counts for c in pair} == {0, 50}
 
 
-@pytest.mark.parametrize('mechanism, count', [
-    (rr.RandomizedResponse(1.0), 1), (rr.RandomizedResponse(2.0), 3), (rr.Rappor(), 1),
+@pytest.mark.parametrize(
+  'mechanism, count',
+  [
+    (rr.RandomizedResponse(1.0), 1),
+    (rr.RandomizedResponse(2.0), 3),
+    (rr.Rappor(), 1),
     (rr.Rappor(0.25, 0.25, 0.75), 4),
-])
+  ],
+)
 def test_estimates_are_unbiased_with_the_stated_deviation(mechanism, count):
   shares, stddev = _estimates(mechanism, count)
   np.testing.assert_allclose(shares.mean(axis=0), _SHARES, atol=4 * stddev.max() / math.sqrt(len(shares)))
@@ -86,20 +92,32 @@ def test_estimates_are_unbiased_with_the_stated_deviation(mechanism, count):
   np.testing.assert_allclose(shares.std(axis=0), stddev, rtol=0.15)
 
 
-@pytest.mark.parametrize('spec, message', [
-    ('randomized_response:epsilon=0', 'epsilon'), ('randomized_response:epsilon=nan', 'epsilon'),
-    ('rappor:f=0', 'rappor f'), ('rappor:f=1', 'rappor f'),
-    ('rappor:p=0.75', 'p must be less than q'), ('rapport', "'rappor'"),
-])
+@pytest.mark.parametrize(
+  'spec, message',
+  [
+    ('randomized_response:epsilon=0', 'epsilon'),
+    ('randomized_response:epsilon=nan', 'epsilon'),
+    ('rappor:f=0', 'rappor f'),
+    ('rappor:f=1', 'rappor f'),
+    ('rappor:p=0.75', 'p must be less than q'),
+    ('rapport', "'rappor'"),
+  ],
+)
 def test_bad_parameters(spec, message):
   with pytest.raises(ValueError, match=message):
     registry.parse_spec('mechanism', spec, rr.MECHANISMS)
 
 
-@pytest.mark.parametrize('answers, k, count, message', [
-    ([3], 3, 1, 'found 3'), ([-1], 3, 1, 'found -1'), ([0.5], 3, 1, r'int\[clients\]'),
-    ([0], 1, 1, 'number of answers'), ([0], 2, 0, 'reports'),
-])
+@pytest.mark.parametrize(
+  'answers, k, count, message',
+  [
+    ([3], 3, 1, 'found 3'),
+    ([-1], 3, 1, 'found -1'),
+    ([0.5], 3, 1, r'int\[clients\]'),
+    ([0], 1, 1, 'number of answers'),
+    ([0], 2, 0, 'reports'),
+  ],
+)
 def test_bad_answers(answers, k, count, message):
   for mechanism in (rr.RandomizedResponse(), rr.Rappor()):
     with pytest.raises(ValueError, match=message):

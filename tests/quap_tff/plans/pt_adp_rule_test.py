@@ -39,7 +39,6 @@ def _budgets(state, ids, config=_config(), in_warmup=False):
 
 
 class TestPtAdp:
-
   def test_preferences_are_log_uniform_around_the_base(self):
     config = _config(pt_adp.PtAdp(seed=7))
     state = config.rule.initial_state(config, 20_000, [])
@@ -59,8 +58,9 @@ class TestPtAdp:
     np.testing.assert_allclose(_budgets(_state([0.5] * 3, [0.0, 1.0, 0.0]), [0, 1, 2]), [1, 1, 1], rtol=1e-6)
     # Shares 1, 0.6, caps 1, 1.2: the first is full at λ = 1, and the second has the rest at λ = 5/3.
     np.testing.assert_allclose(_budgets(_state([0.5, 0.6], [1.0, 0.0]), [0, 1]), [1, 1], rtol=1e-6)
-    np.testing.assert_allclose(_budgets(_state([0.5, 0.7, 0.6], [1.0, 0.0, 0.0]), [0, 2, 1]),
-                               [1, 2 * 0.6 / 1.3, 2 * 0.7 / 1.3], rtol=1e-6)
+    np.testing.assert_allclose(
+      _budgets(_state([0.5, 0.7, 0.6], [1.0, 0.0, 0.0]), [0, 2, 1]), [1, 2 * 0.6 / 1.3, 2 * 0.7 / 1.3], rtol=1e-6
+    )
 
   @given(st.lists(st.tuples(st.floats(0.5, 2, width=32), st.floats(0, 3, width=32)), min_size=1, max_size=30))
   @settings(derandomize=True, deadline=None, max_examples=100)
@@ -115,7 +115,6 @@ class TestPtAdp:
 
 
 class TestConfig:
-
   def test_uniform_rounds_have_uniform_clients(self):
     assert BudgetConfig(**_BASE, round_rule='uniform').rule == budget_lib.Uniform()
     assert BudgetConfig(**_BASE).rule == budget_lib.Participation()
@@ -138,8 +137,12 @@ class TestRounds:
 
   def _config(self, placement='none', **overrides):
     values = dict(
-        num_clients=6, clip=clip_rules.Fixed(1.0), critical_layers='all', budget=_config(pt_adp.PtAdp(0.1, 0.5)),
-        noise=NoiseConfig(placement, _DELTA, scale=1.0, seed=3), participation=ParticipationConfig(warmup_rounds=0),
+      num_clients=6,
+      clip=clip_rules.Fixed(1.0),
+      critical_layers='all',
+      budget=_config(pt_adp.PtAdp(0.1, 0.5)),
+      noise=NoiseConfig(placement, _DELTA, scale=1.0, seed=3),
+      participation=ParticipationConfig(warmup_rounds=0),
     )
     return QuapConfig(**{**values, **overrides})
 
@@ -185,11 +188,19 @@ class TestRounds:
 
 
 class TestAgreement:
-
-  @pytest.mark.parametrize('update, norm, expected', [
-      ([3, 4], 5.0, 1.0), ([-6, -8], 10.0, -1.0), ([4, -3], 5.0, 0.0), ([1, 0], 1.0, 0.6), ([0, 0], 0.0, 0.0),
-      ([math.inf, 0], math.nan, 0.0), ([3, 4], math.nan, 0.0), ([1e30, 0], math.nan, 0.0),
-  ])
+  @pytest.mark.parametrize(
+    'update, norm, expected',
+    [
+      ([3, 4], 5.0, 1.0),
+      ([-6, -8], 10.0, -1.0),
+      ([4, -3], 5.0, 0.0),
+      ([1, 0], 1.0, 0.6),
+      ([0, 0], 0.0, 0.0),
+      ([math.inf, 0], math.nan, 0.0),
+      ([3, 4], math.nan, 0.0),
+      ([1e30, 0], math.nan, 0.0),
+    ],
+  )
   def test_by_hand(self, update, norm, expected):
     updates = [tf.ones(3), tf.constant(update, tf.float32)]
     config = QuapConfig(4, clip=clip_rules.Fixed(1.0), budget=_config(), noise=NoiseConfig('none'))

@@ -28,16 +28,23 @@ _ROUNDS = [[0, 1], [1, 3]]
 
 def _quap(**overrides):
   values = dict(
-      num_clients=_CLIENTS, clip=clip_rules.Fixed(1.0), clip_scope='all_layers', critical_layers='all',
-      budget=BudgetConfig(epsilon_total=4.0, num_rounds=8, round_rule='uniform'),
-      participation=ParticipationConfig(warmup_rounds=0), noise=NoiseConfig('server', calibration='analytic'),
+    num_clients=_CLIENTS,
+    clip=clip_rules.Fixed(1.0),
+    clip_scope='all_layers',
+    critical_layers='all',
+    budget=BudgetConfig(epsilon_total=4.0, num_rounds=8, round_rule='uniform'),
+    participation=ParticipationConfig(warmup_rounds=0),
+    noise=NoiseConfig('server', calibration='analytic'),
   )
   return QuapConfig(**{**values, **overrides})
 
 
 _CERTIFIED = CertifiedConfig(
-    num_clients=_CLIENTS, epsilon=3.0, delta=1e-5, weights=weight_rules.Uniform(),
-    participation=ParticipationConfig(warmup_rounds=0),
+  num_clients=_CLIENTS,
+  epsilon=3.0,
+  delta=1e-5,
+  weights=weight_rules.Uniform(),
+  participation=ParticipationConfig(warmup_rounds=0),
 )
 
 
@@ -46,13 +53,13 @@ def _stock(stock, cohorts):
 
 
 _PLANS = {
-    'quap': lambda: plans.QuapPlan(_quap()),
-    'local': lambda: plans.LocalPlan(_quap(noise=NoiseConfig('client', calibration='analytic'))),
-    'certified': lambda: plans.CertifiedPlan(_CERTIFIED, _ROUNDS),
-    'fedbuff': lambda: plans.FedBuffPlan(_quap(), 1, stalenesses.Staleness(max_staleness=0)),
-    'lee_kifer': lambda: plans.LeeKiferPlan(LineSearchConfig(_CLIENTS, epsilon=2.0, delta=1e-5, planned_rounds=4)),
-    'tff_dp_fedavg': lambda: _stock(stock_tff.DpFedAvg(), _ROUNDS),
-    'tff_dp_ftrl': lambda: _stock(stock_tff.DpFtrl(), _ROUNDS),
+  'quap': lambda: plans.QuapPlan(_quap()),
+  'local': lambda: plans.LocalPlan(_quap(noise=NoiseConfig('client', calibration='analytic'))),
+  'certified': lambda: plans.CertifiedPlan(_CERTIFIED, _ROUNDS),
+  'fedbuff': lambda: plans.FedBuffPlan(_quap(), 1, stalenesses.Staleness(max_staleness=0)),
+  'lee_kifer': lambda: plans.LeeKiferPlan(LineSearchConfig(_CLIENTS, epsilon=2.0, delta=1e-5, planned_rounds=4)),
+  'tff_dp_fedavg': lambda: _stock(stock_tff.DpFedAvg(), _ROUNDS),
+  'tff_dp_ftrl': lambda: _stock(stock_tff.DpFtrl(), _ROUNDS),
 }
 
 
@@ -63,9 +70,7 @@ def _output(round_num=2):
     counts[cohort] += 1
   present[_ROUNDS[round_num - 1]] = 1
   state = types.SimpleNamespace(round=round_num, participation=dict(counts=counts), weights=present, released=present)
-  return state, dict(
-      round=round_num, cohort_size=2, clipping_norm=1.0, clipping_norms=np.ones(1), noise_multiplier=5.0
-  )
+  return state, dict(round=round_num, cohort_size=2, clipping_norm=1.0, clipping_norms=np.ones(1), noise_multiplier=5.0)
 
 
 def _record(name, cohort, round_num=2, plan=None):
@@ -76,13 +81,14 @@ def _record(name, cohort, round_num=2, plan=None):
 
 
 class TestCohort:
-
   @pytest.mark.parametrize('name', _PLANS)
   def test_that_of_the_round_is_taken_in_any_order(self, name):
     assert sorted(_record(name, [3, 1]).cohort) == [1, 3]
 
   @pytest.mark.parametrize('name', _PLANS)
-  @pytest.mark.parametrize('cohort, message', [
+  @pytest.mark.parametrize(
+    'cohort, message',
+    [
       ([], 'counted 2 clients in the round, and the cohort has 0'),
       ([1], 'counted 2 clients in the round, and the cohort has 1'),
       ([0, 1, 3], 'counted 2 clients in the round, and the cohort has 3'),
@@ -92,16 +98,23 @@ class TestCohort:
       ([1.0, 3.0], r'must be int\[clients\]'),
       ([[1, 3]], r'must be int\[clients\]'),
       ([True, False], r'must be int\[clients\]'),
-  ])
+    ],
+  )
   def test_another_is_refused(self, name, cohort, message):
     with pytest.raises(ValueError, match=message):
       _record(name, cohort)
 
-  @pytest.mark.parametrize('name, message', [
-      ('quap', 'never seen client 4'), ('local', 'never seen client 4'), ('fedbuff', 'never seen client 4'),
-      ('certified', 'client 3 was in the round'), ('lee_kifer', 'client 3 was in the round'),
+  @pytest.mark.parametrize(
+    'name, message',
+    [
+      ('quap', 'never seen client 4'),
+      ('local', 'never seen client 4'),
+      ('fedbuff', 'never seen client 4'),
+      ('certified', 'client 3 was in the round'),
+      ('lee_kifer', 'client 3 was in the round'),
       ('tff_dp_ftrl', 'Planned are the clients'),
-  ])
+    ],
+  )
   def test_a_client_that_was_not_there_is_refused(self, name, message):
     with pytest.raises(ValueError, match=message):
       _record(name, [1, 4])
@@ -131,18 +144,19 @@ class TestCohort:
 
 
 class TestSchedule:
-
   _BAD = [
-      ([[11]], r'Round 1 of the schedule: clients must be ids in \[0, 10\), found 11'),
-      ([[0], [0, 0]], 'Round 2 of the schedule: A client can be in a round only once, found client 0 twice'),
-      ([[0], [], [0.5]], r'Round 3 of the schedule: cohort must be int\[clients\], found float64'),
-      ([[-1]], 'Round 1 of the schedule: .* found -1'),
-      ([[math.nan]], 'Round 1 of the schedule: cohort must be'),
-      ([0, 1], r'Round 1 of the schedule: cohort must be int\[clients\]'),
+    ([[11]], r'Round 1 of the schedule: clients must be ids in \[0, 10\), found 11'),
+    ([[0], [0, 0]], 'Round 2 of the schedule: A client can be in a round only once, found client 0 twice'),
+    ([[0], [], [0.5]], r'Round 3 of the schedule: cohort must be int\[clients\], found float64'),
+    ([[-1]], 'Round 1 of the schedule: .* found -1'),
+    ([[math.nan]], 'Round 1 of the schedule: cohort must be'),
+    ([0, 1], r'Round 1 of the schedule: cohort must be int\[clients\]'),
   ]
 
   @pytest.mark.parametrize('cohorts, message', _BAD)
-  @pytest.mark.parametrize('make', [
+  @pytest.mark.parametrize(
+    'make',
+    [
       lambda cohorts: plans.CertifiedPlan(_CERTIFIED, cohorts),
       lambda cohorts: calibrated(_CERTIFIED, cohorts),
       lambda cohorts: stock_tff.StockPlan(stock_tff.DpFedAvg(), _quap(), cohorts, 2.0),
@@ -152,7 +166,8 @@ class TestSchedule:
       lambda cohorts: _PLANS['local']().planned_ledger(cohorts),
       lambda cohorts: _PLANS['fedbuff']().planned_ledger(cohorts),
       lambda cohorts: _PLANS['quap']().calibrated(cohorts, 1.0),
-  ])
+    ],
+  )
   def test_one_that_no_run_can_have_is_refused(self, make, cohorts, message):
     with pytest.raises(ValueError, match=message):
       make(cohorts)

@@ -27,8 +27,10 @@ _WEIGHT = tff.to_type(collections.OrderedDict(client_id=np.int64))
 _LAYERS = (layers.Layer('conv', (0, 1), False), layers.Layer('dense', (2,), False))
 _MODEL = layers.ModelShape(_LAYERS, (2, 1, 2))
 _STOCK = {
-    'tff_dp_fedavg': stock_tff.DpFedAvg(), 'tff_dp_fedavg_adaptive': stock_tff.DpFedAvgAdaptive(),
-    'tff_layerwise_adaptive': stock_tff.LayerwiseAdaptive(), 'tff_dp_ftrl': stock_tff.DpFtrl(),
+  'tff_dp_fedavg': stock_tff.DpFedAvg(),
+  'tff_dp_fedavg_adaptive': stock_tff.DpFedAvgAdaptive(),
+  'tff_layerwise_adaptive': stock_tff.LayerwiseAdaptive(),
+  'tff_dp_ftrl': stock_tff.DpFtrl(),
 }
 _SPECS = list(_STOCK)
 # Noise too small to be seen.
@@ -39,14 +41,17 @@ def _config(rounds=6, **flags):
   return quap_tff.QuapConfig(8, quap_tff.BudgetConfig(epsilon_total=3.0, num_rounds=rounds), **flags)
 
 
-def _plan(
-    spec, participation='uniform', rounds=6, calibration='documents', client_metrics=True, secret=False, **flags
-):
+def _plan(spec, participation='uniform', rounds=6, calibration='documents', client_metrics=True, secret=False, **flags):
   model = cohorts.make(participation, 8, 4, 3)
   return stock_tff.StockPlan(
-      _STOCK.get(spec, spec), _config(rounds, **flags), [model.cohort(t) for t in range(1, rounds + 1)],
-      model.mean_cohort_size, dataclasses.replace(model.sampler, secret=secret), calibration=calibration,
-      client_metrics=client_metrics, model=_MODEL,
+    _STOCK.get(spec, spec),
+    _config(rounds, **flags),
+    [model.cohort(t) for t in range(1, rounds + 1)],
+    model.mean_cohort_size,
+    dataclasses.replace(model.sampler, secret=secret),
+    calibration=calibration,
+    client_metrics=client_metrics,
+    model=_MODEL,
   )
 
 
@@ -77,7 +82,6 @@ def _context():
 
 
 class TestTypes:
-
   @pytest.mark.parametrize('spec', _SPECS)
   def test_fits_our_client_work_and_checkpoints(self, spec):
     process = _process(_aggregator(spec, 1.0))
@@ -85,7 +89,7 @@ class TestTypes:
     result = process.next.type_signature.result
     tff.test.assert_types_identical(result.result, tff.FederatedType(_VALUE, tff.SERVER))
     measurements = collections.OrderedDict(
-        round=np.int32, cohort_size=np.int32, clipping_norms=(np.float32, [2 if 'layerwise' in spec else 1])
+      round=np.int32, cohort_size=np.int32, clipping_norms=(np.float32, [2 if 'layerwise' in spec else 1])
     )
     tff.test.assert_types_identical(result.measurements, tff.FederatedType(tff.to_type(measurements), tff.SERVER))
     leaves = tf.nest.flatten(tff.types.type_to_tf_tensor_specs(result.state.member))
@@ -96,25 +100,26 @@ class TestTypes:
 
 # The noise of the sum over z.
 _FACTORS = [
-    ('tff_dp_fedavg', 1.0),
-    # s = 2·z, and a client's data move the count by 1: the sum's part of z is z·√(4/3).
-    ('tff_dp_fedavg_adaptive', math.sqrt(4 / 3)),
-    # Two layers share it.
-    ('tff_layerwise_adaptive', math.sqrt(2) * math.sqrt(4 / 3)),
-    # The first difference is the first leaf's noise.
-    ('tff_dp_ftrl', 1.0),
+  ('tff_dp_fedavg', 1.0),
+  # s = 2·z, and a client's data move the count by 1: the sum's part of z is z·√(4/3).
+  ('tff_dp_fedavg_adaptive', math.sqrt(4 / 3)),
+  # Two layers share it.
+  ('tff_layerwise_adaptive', math.sqrt(2) * math.sqrt(4 / 3)),
+  # The first difference is the first leaf's noise.
+  ('tff_dp_ftrl', 1.0),
 ]
 
 
 class TestValues:
-
   def test_fixed_clip_by_hand(self):
     # Norms 5, 0.5, one not finite, and one whose square is too large for TFF's float32: clipped to 1, as it is, nothing
     # of the last two; divided by the constant 2.
     process = _process(_aggregator('tff_dp_fedavg', _SILENT))
     updates = [
-        _update([3, 0], [0], [0, 4]), _update([0.3, 0], [0], [0, 0.4]), _update([1, 1], [math.nan], [1, 1]),
-        _update([1e30, 1], [0], [1, 1]),
+      _update([3, 0], [0], [0, 4]),
+      _update([0.3, 0], [0], [0, 0.4]),
+      _update([1, 1], [math.nan], [1, 1]),
+      _update([1e30, 1], [0], [1, 1]),
     ]
     output = _next(process, process.initialize(), updates)
     for found, expected in zip(output.result, [[0.45, 0], [0], [0, 0.6]]):
@@ -133,12 +138,17 @@ class TestValues:
     assert released == [(True, True), (False, False)]
 
   @pytest.mark.parametrize('clip', [1e-11, 1e20])
-  @pytest.mark.parametrize('stock', [
-      lambda clip: stock_tff.DpFedAvg(clip), lambda clip: stock_tff.DpFedAvgAdaptive(initial_clip=clip),
-      lambda clip: stock_tff.LayerwiseAdaptive(initial_clip=clip), lambda clip: stock_tff.DpFtrl(clip),
-  ])
+  @pytest.mark.parametrize(
+    'stock',
+    [
+      lambda clip: stock_tff.DpFedAvg(clip),
+      lambda clip: stock_tff.DpFedAvgAdaptive(initial_clip=clip),
+      lambda clip: stock_tff.LayerwiseAdaptive(initial_clip=clip),
+      lambda clip: stock_tff.DpFtrl(clip),
+    ],
+  )
   def test_a_clip_that_float32_norms_do_not_keep_is_refused(self, stock, clip):
-    with pytest.raises(ValueError, match='TFF\'s aggregators must be a finite number at least 1e-10 and at most 1e.19'):
+    with pytest.raises(ValueError, match="TFF's aggregators must be a finite number at least 1e-10 and at most 1e.19"):
       _plan(stock(clip))
 
   def test_adaptive_clip_moves_toward_the_quantile(self):
@@ -219,7 +229,6 @@ class TestValues:
 
 
 class TestAccount:
-
   @pytest.mark.parametrize('spec', _SPECS[:3])
   def test_is_that_of_tffs_events(self, spec):
     plan = _plan(spec)
@@ -260,9 +269,9 @@ class TestAccount:
     zeros = [np.zeros_like(leaf) for leaf in scaled]
     moved = [a - b for a, b in zip(released(scaled), released(zeros))]
     sum_stddev = stock.value_noise_multiplier  # Clipping norms are 1.
-    mu = math.sqrt(sum(
-        np.sum(np.square(leaf / (stock.count_stddev if leaf.ndim == 0 else sum_stddev))) for leaf in moved
-    ))
+    mu = math.sqrt(
+      sum(np.sum(np.square(leaf / (stock.count_stddev if leaf.ndim == 0 else sum_stddev))) for leaf in moved)
+    )
     assert mu <= 1 / z * (1 + 1e-5)
     if factor > 1:
       assert mu == pytest.approx(1 / z, rel=1e-5)
@@ -274,8 +283,8 @@ class TestAccount:
     model = cohorts.make(participation, 8, 4, 3)
     ledger = plan.planned_ledger([model.cohort(t) for t in range(1, 7)])
     epsilon = [
-        accounting.ACCOUNTANTS['gaussian_exact'].epsilon(history, 1e-5)
-        for history in accounting.histories(ledger).histories
+      accounting.ACCOUNTANTS['gaussian_exact'].epsilon(history, 1e-5)
+      for history in accounting.histories(ledger).histories
     ]
     assert 3 * (1 - 1e-3) < max(epsilon) <= 3
     assert plan.noise_multiplier < _plan(spec, participation).noise_multiplier
@@ -305,11 +314,11 @@ class TestAccount:
 
   def test_what_the_sampler_earns_is_said_by_the_plan(self):
     for spec, participation, calibration, secret, earns in (
-        ('tff_dp_fedavg', 'bernoulli:q=0.5', 'documents', True, True),
-        ('tff_dp_fedavg', 'bernoulli:q=0.5', 'documents', False, False),
-        ('tff_dp_fedavg', 'bernoulli:q=0.5', 'exact', True, False),
-        ('tff_dp_ftrl', 'bernoulli:q=0.5', 'documents', True, False),
-        ('tff_dp_fedavg', 'full', 'documents', True, False),
+      ('tff_dp_fedavg', 'bernoulli:q=0.5', 'documents', True, True),
+      ('tff_dp_fedavg', 'bernoulli:q=0.5', 'documents', False, False),
+      ('tff_dp_fedavg', 'bernoulli:q=0.5', 'exact', True, False),
+      ('tff_dp_ftrl', 'bernoulli:q=0.5', 'documents', True, False),
+      ('tff_dp_fedavg', 'full', 'documents', True, False),
     ):
       plan = _plan(spec, participation, calibration=calibration, client_metrics=False, secret=secret)
       ledger = plan.planned_ledger([np.arange(4)] * 6) if spec != 'tff_dp_ftrl' else plan.new_ledger()
@@ -343,11 +352,10 @@ class TestAccount:
 
 
 class TestConfig:
-
   @pytest.mark.parametrize('spec', _SPECS)
   def test_what_does_not_apply_is_settled(self, spec):
     config = _plan(
-        spec, critical_layers='final_dense', max_agg_norm=1.0, update_scale='pseudo_gradient', clip_scope='all_layers'
+      spec, critical_layers='final_dense', max_agg_norm=1.0, update_scale='pseudo_gradient', clip_scope='all_layers'
     ).config
     assert (config.critical_layers, config.budget.round_rule, config.update_scale) == ('all', 'uniform', 'delta')
     assert config.max_agg_norm is None and not config.clip.uses_current_norms
@@ -364,8 +372,9 @@ class TestConfig:
     with pytest.raises(ValueError, match='clipped_count_stddev must be greater than'):
       _plan(stock_tff.DpFedAvgAdaptive(clipped_count_stddev=9)).aggregator
     for make in (
-        lambda: stock_tff.DpFedAvg(clip=0), lambda: stock_tff.DpFtrl(clip=-1),
-        lambda: stock_tff.LayerwiseAdaptive(quantile=2),
+      lambda: stock_tff.DpFedAvg(clip=0),
+      lambda: stock_tff.DpFtrl(clip=-1),
+      lambda: stock_tff.LayerwiseAdaptive(quantile=2),
     ):
       with pytest.raises(ValueError):
         make()

@@ -11,16 +11,16 @@ from quap_tff.plans import stock_tff
 def _nodes(num_leaves):
   """The nodes that are complete after some leaves, as (first, last) leaf, in the order of their completion."""
   return [
-      (leaf + 1 - 2**level, leaf)
-      for leaf in range(num_leaves)
-      for level in range(num_leaves.bit_length())
-      if (leaf + 1) % 2**level == 0
+    (leaf + 1 - 2**level, leaf)
+    for leaf in range(num_leaves)
+    for level in range(num_leaves.bit_length())
+    if (leaf + 1) % 2**level == 0
   ]
 
 
 def _mu_squared(num_leaves, taking_part):
   """Σ_nodes n², by definition."""
-  return sum(sum(first <= t <= last for t in taking_part)**2 for first, last in _nodes(num_leaves))
+  return sum(sum(first <= t <= last for t in taking_part) ** 2 for first, last in _nodes(num_leaves))
 
 
 class _OneHot(tree_aggregation.ValueGenerator):
@@ -37,7 +37,6 @@ class _OneHot(tree_aggregation.ValueGenerator):
 
 
 class TestTree:
-
   @pytest.mark.parametrize('num_leaves', [1, 5, 8, 13])
   def test_what_tff_releases_follows_from_noised_nodes(self, num_leaves):
     """Cumulative noise of weights B on nodes belongs to the true sums A: B·(node sums) = A, so A + noise = B·nodes."""
@@ -48,13 +47,12 @@ class TestTree:
       noise, state = aggregator.get_cumsum_and_update(state)
       rows.append(noise.numpy())
     b = np.stack(rows)
-    assert not b[:, len(nodes):].any()
+    assert not b[:, len(nodes) :].any()
     sums = np.array([[first <= t <= last for t in range(num_leaves)] for first, last in nodes], float)
-    np.testing.assert_allclose(b[:, :len(nodes)] @ sums, np.tril(np.ones([num_leaves] * 2)), atol=1e-6)
+    np.testing.assert_allclose(b[:, : len(nodes)] @ sums, np.tril(np.ones([num_leaves] * 2)), atol=1e-6)
 
 
 class TestTreeExposure:
-
   @pytest.mark.parametrize('seed', range(5))
   def test_against_brute_force(self, seed):
     rng = np.random.default_rng(seed)
@@ -66,10 +64,10 @@ class TestTreeExposure:
     for round_num, cohort in enumerate(cohorts, start=1):
       weights = exposure.weights(round_num, cohort)
       assert ((weights > 0) & (weights <= 1)).all()
-      charged[cohort] += (weights * exposure.largest)**2
+      charged[cohort] += (weights * exposure.largest) ** 2
     leaves = [cohort for cohort in cohorts if len(cohort)]
     expected = [
-        _mu_squared(len(leaves), [t for t, cohort in enumerate(leaves) if i in cohort]) for i in range(num_clients)
+      _mu_squared(len(leaves), [t for t, cohort in enumerate(leaves) if i in cohort]) for i in range(num_clients)
     ]
     np.testing.assert_allclose(charged, expected)
 
@@ -77,7 +75,7 @@ class TestTreeExposure:
     # Three leaves: nodes 0, 1, 01, 2. Client 0 in all: 1 + 1 + 4 + 1; client 1 in the last: 1.
     exposure = stock_tff.TreeExposure([np.array([0]), np.array([0]), np.array([0, 1])], 2)
     assert exposure.largest**2 == pytest.approx(4)  # Round 2: itself, and 4 - 1 for the node above.
-    found = [(exposure.weights(t, c) * exposure.largest)**2 for t, c in [(1, [0]), (2, [0]), (3, [0, 1])]]
+    found = [(exposure.weights(t, c) * exposure.largest) ** 2 for t, c in [(1, [0]), (2, [0]), (3, [0, 1])]]
     np.testing.assert_allclose(np.concatenate(found), [2, 4, 1, 1])
     # A round moves at most a leaf and the node above it.
     assert exposure.of_one_round**2 == pytest.approx(2)
