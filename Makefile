@@ -28,16 +28,8 @@ demo: $(READY)
 test: $(READY)
 	@$(PYTHON) -m pytest tests --numprocesses=auto --maxprocesses=4 --dist=loadfile
 
-# What needs no learning process and no child process: rules, accounting, configurations, data, documents. About 150
-# seconds of processor time, so about a minute and a half on two quiet cores. A new test belongs here unless it trains.
-TRAINING_TESTS := aggregation client_ids client_work learning_process certified/aggregation certified/correlated_noise \
-  certified/learning_process plans/stock_tff
-FAST_TESTS := tests/build_test.py tests/data tests/docs/site_test.py tests/quap_tff tests/runtime/config_test.py \
-  $(TRAINING_TESTS:%=--ignore=tests/quap_tff/%_test.py) \
-  $(patsubst %,tests/experiments/%_test.py,account optimizers plots run_directory sweeps/grid) tests/experiments/reporting
-
 test-fast: $(READY)
-	@$(PYTHON) -m pytest $(FAST_TESTS) --numprocesses=auto --maxprocesses=4 --dist=loadfile
+	@$(PYTHON) -m pytest tests -m "not slow" --numprocesses=auto --maxprocesses=4 --dist=loadfile
 
 docs: $(DOCS_READY)
 	@NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build

@@ -2,9 +2,9 @@
 
 from typing import Callable, Optional
 
-from quap_tff import lazy as _lazy
+from quap_tff.common import lazy as _lazy
 
-__getattr__ = _lazy.exports(
+__getattr__, __dir__ = _lazy.exports(
   __name__,
   {
     'cohorts': [],
@@ -27,7 +27,7 @@ def load(
   features: str = 'none',
   auxiliary: float = 0.0,
   progress: Optional[Callable[[int, int], None]] = None,
-) -> 'Federation':
+) -> 'Federation':  # noqa: F821 (imported when asked for)
   """Loads a dataset as a federation; a pure function of the files and the arguments.
 
   Args:
@@ -57,8 +57,8 @@ def load(
   from data import base  # pylint: disable=g-import-not-at-top
   from data import datasets as datasets_lib  # pylint: disable=g-import-not-at-top
   from data import features as features_lib  # pylint: disable=g-import-not-at-top
-  from quap_tff import checks  # pylint: disable=g-import-not-at-top
-  from quap_tff import registry  # pylint: disable=g-import-not-at-top
+  from quap_tff.common import checks  # pylint: disable=g-import-not-at-top
+  from quap_tff.common import registry  # pylint: disable=g-import-not-at-top
 
   dataset = registry.parse_spec('dataset', spec, datasets_lib.DATASETS)
   if num_clients is not None:

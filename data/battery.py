@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from quap_tff import checks
+from quap_tff.common import checks
 
 
 class Batteries(NamedTuple):

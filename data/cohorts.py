@@ -28,9 +28,9 @@ import numpy as np
 
 from data import battery
 from data import rng as rng_lib
-from quap_tff import checks
-from quap_tff import lazy
-from quap_tff import registry
+from quap_tff.common import checks
+from quap_tff.common import lazy
+from quap_tff.common import registry
 
 accounting = lazy.module('quap_tff.accounting')
 

@@ -22,10 +22,10 @@ from data import natural
 from data import partition
 from data import rng as rng_lib
 from data import synthetic
-from quap_tff import checks
-from quap_tff import lazy
-from quap_tff import registry
-from quap_tff.lazy import tf
+from quap_tff.common import checks
+from quap_tff.common import lazy
+from quap_tff.common import registry
+from quap_tff.common.lazy import tf
 
 sklearn_datasets = lazy.module('sklearn.datasets')  # It takes a second, and only the digits need it.
 

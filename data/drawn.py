@@ -24,7 +24,7 @@ import numpy as np
 
 from data import feature_store
 from data import leaves
-from quap_tff.lazy import tf
+from quap_tff.common.lazy import tf
 
 PATCH = 6
 GRID = 3

@@ -20,8 +20,8 @@ import numpy as np
 
 from data import cohorts
 from data import rng as rng_lib
-from quap_tff import checks
-from quap_tff import registry
+from quap_tff.common import checks
+from quap_tff.common import registry
 
 
 class DropoutModel(abc.ABC):

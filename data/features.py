@@ -22,10 +22,10 @@ from data import errors
 from data import feature_store
 from data import federation as federation_lib
 from data import glyphs
-from quap_tff import checks
-from quap_tff import lazy
-from quap_tff import registry
-from quap_tff.lazy import tf
+from quap_tff.common import checks
+from quap_tff.common import lazy
+from quap_tff.common import registry
+from quap_tff.common.lazy import tf
 
 kymatio_version = lazy.module('kymatio.version')
 kymatio_numpy = lazy.module('kymatio.scattering2d.frontend.numpy_frontend')

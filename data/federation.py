@@ -10,7 +10,7 @@ from typing import Callable, Optional, Sequence, Tuple
 
 import numpy as np
 
-from quap_tff import checks
+from quap_tff.common import checks
 
 # The label of a place in a sequence after which nothing follows. Losses and accuracies leave it out.
 NO_LABEL = -1

@@ -5,7 +5,7 @@ from typing import Tuple
 
 import numpy as np
 
-from quap_tff import checks
+from quap_tff.common import checks
 
 _MAX_STROKES = 3
 _POINTS = 40  # On each stroke; at 28 pixels they are less than a pixel apart.

@@ -12,7 +12,7 @@ from typing import Tuple
 
 import numpy as np
 
-from quap_tff import checks
+from quap_tff.common import checks
 
 # Lengths are in pixels of an image of 32; other sizes are drawn in proportion.
 _SIDE = 32.0

@@ -9,8 +9,8 @@ import dataclasses
 from typing import ClassVar
 
 from data import base
-from quap_tff import checks
-from quap_tff import lazy
+from quap_tff.common import checks
+from quap_tff.common import lazy
 
 femnist = lazy.module('data.femnist')
 tff_datasets = lazy.module('data.tff_datasets')

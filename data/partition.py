@@ -8,8 +8,8 @@ from typing import Dict, List, Tuple, Type
 import numpy as np
 
 from data import rng as rng_lib
-from quap_tff import checks
-from quap_tff import registry
+from quap_tff.common import checks
+from quap_tff.common import registry
 
 
 class Partition(abc.ABC):

@@ -10,7 +10,7 @@ import numpy as np
 from data import arrays
 from data import errors
 from data import glyphs
-from quap_tff import checks
+from quap_tff.common import checks
 
 EMNIST_FILENAME = 'emnist_byclass_test.npz'
 _SIDE = 28

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from quap_tff import checks
+from quap_tff.common import checks
 
 # One stream for each use, so that no two uses of one run seed ever draw the same numbers. Numbers are never reused.
 STREAMS = {

@@ -17,7 +17,7 @@ import numpy as np
 from data import base
 from data import federation
 from data import rng as rng_lib
-from quap_tff import checks
+from quap_tff.common import checks
 
 DEFAULT_NUM_CLIENTS = 1000
 TEST_EXAMPLES = 2000

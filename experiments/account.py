@@ -16,10 +16,10 @@ from typing import Any, Dict, List
 from absl import flags
 
 from experiments import command_line
-from quap_tff import checks
-from quap_tff import correlation as correlations
-from quap_tff import registry
-from quap_tff import rounding
+from quap_tff.common import checks
+from quap_tff.mechanisms import correlation as correlations
+from quap_tff.common import registry
+from quap_tff.common import rounding
 from quap_tff.accounting import accountants
 from quap_tff.accounting import calibration
 

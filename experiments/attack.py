@@ -34,10 +34,10 @@ from experiments import interrupts
 from experiments.attacking import inversion_setting
 from experiments.attacking import inversion_study
 from experiments.reporting import pages
-from quap_tff import lazy
-from quap_tff import registry
-from quap_tff import rounding
-from quap_tff.lazy import tf
+from quap_tff.common import lazy
+from quap_tff.common import registry
+from quap_tff.common import rounding
+from quap_tff.common.lazy import tf
 
 # It loads TensorFlow.
 membership_study = lazy.module('experiments.attacking.membership_study')

@@ -34,15 +34,15 @@ from experiments import flags as experiment_flags
 from experiments import folder_files
 from experiments import interrupts
 from experiments import run_directory
-from quap_tff import checks
-from quap_tff import lazy
+from quap_tff.common import checks
+from quap_tff.common import lazy
 
 # What loads TensorFlow: not before the flags are found right.
 canary_run = lazy.module('experiments.auditing.canary_run')
 game = lazy.module('experiments.auditing.game')
 certificates = lazy.module('experiments.certificates')
 evidence = lazy.module('experiments.evidence')
-issuing = lazy.module('quap_tff.certified.certificate')
+issuing = lazy.module('quap_tff.accounting.certificate')
 lower_bounds = lazy.module('quap_tff.auditing.lower_bounds')
 record = lazy.module('experiments.auditing.record')
 runtime = lazy.module('quap_tff.runtime')

@@ -29,8 +29,8 @@ from typing import List
 from absl import flags
 
 from experiments import command_line
-from quap_tff import lazy
-from quap_tff import registry
+from quap_tff.common import lazy
+from quap_tff.common import registry
 from quap_tff.runtime import child_process
 
 psutil = lazy.module('psutil')

@@ -15,12 +15,12 @@ import numpy as np
 
 from experiments import command_line
 import quap_tff
-from quap_tff import lazy
-from quap_tff.lazy import tf
-from quap_tff.lazy import tff
+from quap_tff.common import lazy
+from quap_tff.common.lazy import tf
+from quap_tff.common.lazy import tff
 
 psutil = lazy.module('psutil')
-models = lazy.module('quap_tff.models')
+models = lazy.module('quap_tff.training.models')
 runtime = lazy.module('quap_tff.runtime')
 
 # The papers' MNIST model. Images are random: pixels do not change the time of a step.

@@ -20,11 +20,11 @@ from absl import flags
 import numpy as np
 
 from experiments import command_line
-from quap_tff import lazy
+from quap_tff.common import lazy
 from quap_tff.runtime import child_process
 
 quap_tff = lazy.module('quap_tff')
-models = lazy.module('quap_tff.models')
+models = lazy.module('quap_tff.training.models')
 runtime = lazy.module('quap_tff.runtime')
 
 _FLAGS = command_line.new_flags()

@@ -13,8 +13,8 @@ from experiments import methods
 from experiments import setup
 from quap_tff import accounting
 from quap_tff import plans
-from quap_tff.certified import certificate as certificates
-from quap_tff.certified import planning
+from quap_tff.accounting import certificate as certificates
+from quap_tff.mechanisms import planning
 
 
 def check_before(experiment: setup.Experiment, values: Any):

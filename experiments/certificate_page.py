@@ -5,7 +5,7 @@ from typing import Any, Iterable, List, Mapping, Optional, Sequence
 
 from experiments import wide
 from experiments.auditing import record
-from quap_tff import rounding
+from quap_tff.common import rounding
 
 _STYLE = (
   wide.CSS

@@ -24,8 +24,8 @@ from experiments.evidence import CERTIFICATE
 from experiments.evidence import OWN
 from experiments.evidence import PAGE
 from experiments.evidence import SIGNATURE
-from quap_tff import lazy
-from quap_tff.certified import certificate as certificates
+from quap_tff.common import lazy
+from quap_tff.accounting import certificate as certificates
 
 ed25519 = lazy.module('cryptography.hazmat.primitives.asymmetric.ed25519')
 serialization = lazy.module('cryptography.hazmat.primitives.serialization')

@@ -18,8 +18,8 @@ from typing import Callable, List, Sequence
 from absl import flags
 
 import experiments
-from quap_tff import checks
-from quap_tff import lazy
+from quap_tff.common import checks
+from quap_tff.common import lazy
 
 # Of folders for temporary files, in the system's folder of these.
 _TEMPORARY, _BEING_MADE = 'quap_tff_', '.quap_tff_'

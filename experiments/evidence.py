@@ -22,11 +22,11 @@ from experiments.auditing import record
 from experiments.folder_files import CannotTellError
 from experiments.folder_files import FolderError
 from quap_tff import accounting
-from quap_tff import lazy
-from quap_tff import layers as layers_lib
-from quap_tff import participation as participations
+from quap_tff.common import lazy
+from quap_tff.mechanisms import layers as layers_lib
+from quap_tff.mechanisms import participation as participations
 from quap_tff import plans
-from quap_tff.certified import certificate as certificates
+from quap_tff.accounting import certificate as certificates
 
 h5py = lazy.module('h5py')
 

@@ -14,7 +14,7 @@ import sys
 import types
 from typing import Any, Iterator, Sequence
 
-from quap_tff import lazy
+from quap_tff.common import lazy
 
 # TensorFlow can do without it.
 _LEFT_OUT = 'jax'

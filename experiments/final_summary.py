@@ -18,7 +18,7 @@ from experiments import command_line
 from experiments import methods
 from experiments import run_directory
 from quap_tff import plans
-from quap_tff import rounding
+from quap_tff.common import rounding
 from quap_tff.accounting import history
 from quap_tff.accounting import protection as protections
 

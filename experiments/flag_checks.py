@@ -15,14 +15,14 @@ from data import features
 from data import partition
 from experiments import methods
 from experiments import optimizers
-from quap_tff import checks
-from quap_tff import clip_rules
-from quap_tff import malicious
-from quap_tff import models
-from quap_tff import postprocessing
-from quap_tff import registry
-from quap_tff import robust
-from quap_tff import sparsity
+from quap_tff.common import checks
+from quap_tff.mechanisms import clip_rules
+from quap_tff.training import malicious
+from quap_tff.training import models
+from quap_tff.mechanisms import postprocessing
+from quap_tff.common import registry
+from quap_tff.mechanisms import robust
+from quap_tff.mechanisms import sparsity
 
 # Far above what a machine can do in months; a typing error should not plan for years.
 MOST_ROUNDS = 10**6

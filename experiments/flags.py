@@ -18,21 +18,21 @@ from experiments import command_line
 from experiments import flag_checks
 from experiments import methods
 from experiments import optimizers
-from quap_tff import budgets
-from quap_tff import checks
-from quap_tff import clip_rules
-from quap_tff import config
-from quap_tff import correlation
-from quap_tff import gaussian
-from quap_tff import layers
-from quap_tff import malicious
-from quap_tff import models
-from quap_tff import participation
-from quap_tff import postprocessing
-from quap_tff import registry
-from quap_tff import robust
-from quap_tff import sparsity
-from quap_tff.certified import weight_rules
+from quap_tff.mechanisms import budgets
+from quap_tff.common import checks
+from quap_tff.mechanisms import clip_rules
+from quap_tff.mechanisms import config
+from quap_tff.mechanisms import correlation
+from quap_tff.mechanisms import gaussian
+from quap_tff.mechanisms import layers
+from quap_tff.training import malicious
+from quap_tff.training import models
+from quap_tff.mechanisms import participation
+from quap_tff.mechanisms import postprocessing
+from quap_tff.common import registry
+from quap_tff.mechanisms import robust
+from quap_tff.mechanisms import sparsity
+from quap_tff.mechanisms import weight_rules
 from quap_tff.runtime import config as runtime_config
 
 VALUES = command_line.new_flags()

@@ -8,9 +8,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Optional
 
-from quap_tff import checks
-from quap_tff import registry
-from quap_tff.lazy import tff
+from quap_tff.common import checks
+from quap_tff.common import registry
+from quap_tff.common.lazy import tff
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Callable, Dict, List, Mapping, Tuple
 
 import numpy as np
 
-from quap_tff import lazy
+from quap_tff.common import lazy
 
 # Only drawing needs them.
 matplotlib = lazy.module('matplotlib')

@@ -42,9 +42,9 @@ from experiments import command_line
 from experiments import fast_imports
 from experiments import folder_files
 from experiments import run_directory
-from quap_tff import lazy
-from quap_tff import registry
-from quap_tff.lazy import tf
+from quap_tff.common import lazy
+from quap_tff.common import registry
+from quap_tff.common.lazy import tf
 
 pil = lazy.module('PIL.Image')
 
@@ -177,7 +177,7 @@ def load(path: str, extractor: Optional[str] = None) -> Predictor:
   features.check(dataset.image_shape)
   if features.public_data() != public_data:
     raise ValueError(_other_features(features, identity['features'], public_data))
-  fast_imports.load('quap_tff.dropout')  # Models of older versions have its layer.
+  fast_imports.load('quap_tff.training.dropout')  # Models of older versions have its layer.
   try:
     model = tf.keras.models.load_model(model_path, compile=False)
   except Exception as error:  # Keras raises nearly anything for a damaged file.

@@ -30,10 +30,10 @@ from experiments import command_line
 from experiments import fast_imports
 from experiments import interrupts
 import quap_tff
-from quap_tff import checks
-from quap_tff import registry
-from quap_tff import saving
-from quap_tff.lazy import tf
+from quap_tff.common import checks
+from quap_tff.common import registry
+from quap_tff.training import saving
+from quap_tff.common.lazy import tf
 
 _FLAGS = command_line.new_flags()
 _DATA_DIR = flags.DEFINE_string(

@@ -5,8 +5,8 @@ import sys
 import time
 from typing import Any, List, Mapping, Optional, Sequence
 
-from quap_tff import lazy
-from quap_tff import rounding
+from quap_tff.common import lazy
+from quap_tff.common import rounding
 
 tqdm = lazy.module('tqdm')
 

@@ -14,8 +14,8 @@ from typing import Any, Dict, List, Mapping, Optional
 import numpy as np
 
 import quap_tff
-from quap_tff.lazy import tf
-from quap_tff.lazy import tff
+from quap_tff.common.lazy import tf
+from quap_tff.common.lazy import tff
 
 STRETCHES = 'stretches'
 

@@ -16,10 +16,10 @@ from experiments import methods
 from experiments import run_directory
 from experiments import setup
 from experiments import training
-from quap_tff import lazy
-from quap_tff import models
+from quap_tff.common import lazy
+from quap_tff.training import models
 from quap_tff import plans
-from quap_tff import saving
+from quap_tff.training import saving
 
 plots = lazy.module('experiments.plots')  # Matplotlib, which only the end of a run needs.
 

@@ -28,8 +28,8 @@ import numpy as np
 
 from experiments import provenance
 from experiments import sparse_state
-from quap_tff.lazy import tf
-from quap_tff.lazy import tff
+from quap_tff.common.lazy import tf
+from quap_tff.common.lazy import tff
 
 CHECKPOINTS = 'checkpoints'
 RUN, METRICS, SUMMARY, MODEL, LEDGER, CLIENTS, PLOT, TENSORBOARD = (

@@ -17,11 +17,11 @@ from experiments import flag_checks
 from experiments import flags as experiment_flags
 from experiments import methods
 from experiments import optimizers
-from quap_tff import evaluation
-from quap_tff import layers as layers_lib
-from quap_tff import models
+from quap_tff.training import evaluation
+from quap_tff.mechanisms import layers as layers_lib
+from quap_tff.training import models
 from quap_tff import plans
-from quap_tff import postprocessing
+from quap_tff.mechanisms import postprocessing
 from quap_tff import runtime
 
 # For --model=auto: the model by the dataset, or else by the shape of an example. On features, it is a linear head.

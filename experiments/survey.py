@@ -19,11 +19,11 @@ from data import cohorts
 from data import datasets
 from data import partition
 from experiments import command_line
-from quap_tff import checks
-from quap_tff import lazy
-from quap_tff import registry
-from quap_tff import rounding
-from quap_tff.local import randomized_response
+from quap_tff.common import checks
+from quap_tff.common import lazy
+from quap_tff.common import registry
+from quap_tff.common import rounding
+from quap_tff.mechanisms import randomized_response
 
 data = lazy.module('data')
 

@@ -23,7 +23,7 @@ from experiments import flags as experiment_flags
 from experiments import interrupts
 from experiments import methods
 from experiments import progress
-from quap_tff import lazy
+from quap_tff.common import lazy
 from quap_tff.accounting import protection as protections
 
 # What loads TensorFlow: not before the flags are found right.

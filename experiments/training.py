@@ -16,7 +16,7 @@ from experiments import progress as progress_lib
 from experiments import run_directory
 from experiments import setup
 from quap_tff import accounting
-from quap_tff import postprocessing
+from quap_tff.mechanisms import postprocessing
 from quap_tff import runtime
 
 

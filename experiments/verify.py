@@ -29,10 +29,10 @@ from absl import flags
 from experiments import command_line
 from experiments import folder_files
 from experiments.folder_files import CannotTellError
-from quap_tff import lazy
+from quap_tff.common import lazy
 
 # They need packages, and a package that is missing is one of the answers.
-certificates = lazy.module('quap_tff.certified.certificate')
+certificates = lazy.module('quap_tff.accounting.certificate')
 evidence = lazy.module('experiments.evidence')
 folders = lazy.module('experiments.certificates')
 record = lazy.module('experiments.auditing.record')

@@ -9,33 +9,37 @@
 Everything is imported when it is first used: what only reads flags or ledgers never loads TensorFlow.
 """
 
-from quap_tff import lazy
+from quap_tff.common import lazy
 
 __version__ = '0.1.0'
 
-__getattr__ = lazy.exports(
+__getattr__, __dir__ = lazy.exports(
   __name__,
   {
     'accounting': [],
-    'aggregation': ['QuapAggregationFactory'],
     'auditing': [],
-    'budgets': ['BudgetConfig'],
-    'certified': ['CertifiedConfig'],
-    'clip_rules': [],
-    'client_ids': ['with_client_ids'],
-    'client_work': ['build_client_work'],
-    'config': ['NoiseConfig', 'QuapConfig'],
-    'evaluation': [],
-    'layers': [],
-    'learning_process': ['build_quap_fed_avg'],
-    'local_training': ['ClientWorkConfig'],
-    'models': [],
-    'participation': ['ParticipationConfig'],
+    'federated.aggregation': ['QuapAggregationFactory'],
+    'federated.certified_aggregation': ['CertifiedAggregationFactory'],
+    'federated.certified_learning_process': ['build_certified_fed_avg'],
+    'federated.client_ids': ['with_client_ids'],
+    'federated.client_work': ['build_client_work'],
+    'federated.learning_process': ['build_quap_fed_avg'],
+    'mechanisms.budgets': ['BudgetConfig'],
+    'mechanisms.certified_config': ['CertifiedConfig'],
+    'mechanisms.clip_rules': [],
+    'mechanisms.config': ['NoiseConfig', 'QuapConfig'],
+    'mechanisms.participation': ['ParticipationConfig'],
+    'mechanisms.layers': [],
+    'mechanisms.planning': [],
+    'mechanisms.postprocessing': [],
+    'mechanisms.robust': [],
+    'mechanisms.schedules': [],
+    'mechanisms.weight_rules': [],
+    'mechanisms.weighting': [],
     'plans': ['CertifiedPlan', 'QuapPlan', 'StockPlan'],
-    'postprocessing': [],
-    'robust': [],
     'runtime': [],
-    'schedules': [],
-    'weighting': [],
+    'training.evaluation': [],
+    'training.local_training': ['ClientWorkConfig'],
+    'training.models': [],
   },
 )

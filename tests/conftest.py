@@ -25,9 +25,9 @@ _FIRST = (
   'tests/docs/tutorial_test.py',
   'tests/experiments/command_test.py',
   'tests/experiments/membership_study_test.py',
-  'tests/runtime/in_process_test.py',
-  'tests/runtime/namespaces_test.py',
-  'tests/runtime/workers_test.py',
+  'tests/quap_tff/runtime/in_process_test.py',
+  'tests/quap_tff/runtime/namespaces_test.py',
+  'tests/quap_tff/runtime/workers_test.py',
 )
 
 

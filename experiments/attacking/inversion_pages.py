@@ -6,7 +6,7 @@ import numpy as np
 
 from experiments import plots
 from experiments.attacking import inversion_setting
-from quap_tff import lazy
+from quap_tff.common import lazy
 
 images_lib = lazy.module('quap_tff.auditing.images')
 

@@ -11,15 +11,15 @@ import experiments
 from experiments import flags as experiment_flags
 from experiments import methods as experiment_methods
 from experiments import optimizers
-from quap_tff import lazy
-from quap_tff import layers as layers_lib
+from quap_tff.common import lazy
+from quap_tff.mechanisms import layers as layers_lib
 from quap_tff import plans
-from quap_tff import registry
-from quap_tff.lazy import tf
+from quap_tff.common import registry
+from quap_tff.common.lazy import tf
 
 inversion = lazy.module('quap_tff.auditing.inversion')
 inversion_model = lazy.module('quap_tff.auditing.inversion_model')
-models = lazy.module('quap_tff.models')
+models = lazy.module('quap_tff.training.models')
 views = lazy.module('quap_tff.auditing.inversion_views')
 
 

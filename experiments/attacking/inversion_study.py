@@ -9,11 +9,11 @@ import numpy as np
 
 from experiments.attacking import inversion_pages as pages
 from experiments.attacking import inversion_setting as setting_lib
-from quap_tff import checks
-from quap_tff import lazy
-from quap_tff import models as models_lib
-from quap_tff import registry
-from quap_tff.lazy import tf
+from quap_tff.common import checks
+from quap_tff.common import lazy
+from quap_tff.training import models as models_lib
+from quap_tff.common import registry
+from quap_tff.common.lazy import tf
 
 closed_form = lazy.module('quap_tff.auditing.inversion_closed_form')
 images_lib = lazy.module('quap_tff.auditing.images')

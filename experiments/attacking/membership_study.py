@@ -23,10 +23,10 @@ from experiments import setup
 from experiments.attacking import membership_figures
 from experiments.attacking import subject as subjects
 from experiments.attacking import worlds as worlds_lib
-from quap_tff import checks
-from quap_tff import rounding
+from quap_tff.common import checks
+from quap_tff.common import rounding
 from quap_tff import runtime
-from quap_tff import tradeoff
+from quap_tff.mechanisms import tradeoff
 from quap_tff.auditing import membership
 from quap_tff.auditing import roc
 

@@ -12,7 +12,7 @@ from experiments import methods
 from experiments import setup
 from experiments.attacking import worlds as worlds_lib
 from experiments.methods import certified
-from quap_tff import evaluation
+from quap_tff.training import evaluation
 from quap_tff.plans import stock_tff
 
 NOMINAL, REAL = 'nominal', 'real'

@@ -12,14 +12,14 @@ import numpy as np
 from experiments import setup
 from experiments import training
 from quap_tff import accounting
-from quap_tff import layers as layers_lib
+from quap_tff.mechanisms import layers as layers_lib
 from quap_tff import plans
-from quap_tff import tradeoff
+from quap_tff.mechanisms import tradeoff
 from quap_tff.auditing import canaries as canary_lib
 from quap_tff.auditing import lower_bounds
 from quap_tff.auditing import scores as score_lib
-from quap_tff.certified import mechanism
-from quap_tff.certified import planning
+from quap_tff.mechanisms import certified_round as mechanism
+from quap_tff.mechanisms import planning
 
 # The norm of canaries where clipping norms follow the clients' norms, or where nothing clips: that of usual updates.
 _ORDINARY_NORM = 1.0

@@ -7,12 +7,12 @@ import numpy as np
 import tensorflow_federated as tff
 
 from quap_tff import accounting
-from quap_tff import clip_rules
+from quap_tff.mechanisms import clip_rules
 from quap_tff import plans
-from quap_tff import tradeoff
+from quap_tff.mechanisms import tradeoff
 from quap_tff.auditing import distinguisher
 from quap_tff.auditing import lower_bounds
-from quap_tff.certified import planning
+from quap_tff.mechanisms import planning
 
 
 class Game(NamedTuple):

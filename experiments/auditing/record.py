@@ -9,9 +9,9 @@ import os
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 
 from experiments import run_directory
-from quap_tff import rounding
+from quap_tff.common import rounding
 from quap_tff.auditing import lower_bounds
-from quap_tff.certified import certificate as certificates
+from quap_tff.accounting import certificate as certificates
 
 AUDIT, SIGNATURE = 'audit.json', 'audit.sig'
 _CLOSE = 1e-9

@@ -17,12 +17,12 @@ from experiments.methods import heterogeneity
 from experiments.methods import local
 from experiments.methods import settings
 from experiments.methods import stock
-from quap_tff import layers as layers_lib
-from quap_tff import local_training
-from quap_tff import malicious
+from quap_tff.mechanisms import layers as layers_lib
+from quap_tff.training import local_training
+from quap_tff.training import malicious
 from quap_tff import plans
-from quap_tff import postprocessing
-from quap_tff import registry
+from quap_tff.mechanisms import postprocessing
+from quap_tff.common import registry
 from quap_tff.runtime import config as runtime_config
 
 BASES = heterogeneity.BASES

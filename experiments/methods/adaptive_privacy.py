@@ -12,12 +12,12 @@ import numpy as np
 
 from experiments.methods import base
 from experiments.methods import settings
-from quap_tff import clip_rules
-from quap_tff import layers as layers_lib
-from quap_tff import line_search
+from quap_tff.mechanisms import clip_rules
+from quap_tff.mechanisms import layers as layers_lib
+from quap_tff.mechanisms import line_search
 from quap_tff import plans
-from quap_tff import schedules
-from quap_tff import weighting
+from quap_tff.mechanisms import schedules
+from quap_tff.mechanisms import weighting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,7 +182,7 @@ class FedApca(settings.Mechanism):
 class LeeKifer(base.Method):
   """Lee and Kifer 2018: noisy steps whose size, and whose share of the budget, are chosen by noised losses.
 
-  `quap_tff.line_search` has the equations and what differs from the paper. No client exceeds --epsilon at a total δ of
+  `quap_tff.mechanisms.line_search` has the equations and what differs from the paper. No client exceeds --epsilon at a total δ of
   --delta. The local learning rate sets the unit of the steps; --server_optimizer has no effect.
 
   Attributes:

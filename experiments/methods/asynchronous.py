@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 from experiments.methods import base
-from quap_tff import checks
+from quap_tff.common import checks
 from quap_tff import plans
-from quap_tff.asynchronous import restrictions
-from quap_tff.asynchronous import staleness
+from quap_tff.mechanisms import buffer_restrictions as restrictions
+from quap_tff.mechanisms import staleness
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,7 +17,7 @@ class FedBuff(base.Method):
 
   Those whom --participation draws are the clients whose updates arrive in a round. Each has trained on a version of the
   model that is τ releases old and counts with s(τ) = 1/√(1 + τ). The server releases the buffer when it holds `buffer`
-  updates (`quap_tff.asynchronous`). How τ is distributed is our choice.
+  updates (`quap_tff.federated.buffered_learning_process`). How τ is distributed is our choice.
 
   Attributes:
     buffer: K.

@@ -7,16 +7,16 @@ import dataclasses
 from typing import Any, ClassVar, Dict, FrozenSet, NamedTuple, Optional, Tuple
 
 from data import cohorts
-from quap_tff import budgets
-from quap_tff import checks
-from quap_tff import clip_rules
-from quap_tff import config as configs
-from quap_tff import participation as participations
+from quap_tff.mechanisms import budgets
+from quap_tff.common import checks
+from quap_tff.mechanisms import clip_rules
+from quap_tff.mechanisms import config as configs
+from quap_tff.mechanisms import participation as participations
 from quap_tff import plans
-from quap_tff import postprocessing
-from quap_tff import registry
-from quap_tff import robust
-from quap_tff import sparsity as sparsities
+from quap_tff.mechanisms import postprocessing
+from quap_tff.common import registry
+from quap_tff.mechanisms import robust
+from quap_tff.mechanisms import sparsity as sparsities
 from quap_tff.plans import stock_tff
 
 CALIBRATIONS = stock_tff.CALIBRATIONS

@@ -15,10 +15,10 @@ from experiments import optimizers
 from experiments.methods import base as base_lib
 from experiments.methods import certified
 from experiments.methods import settings
-from quap_tff import checks
-from quap_tff import heterogeneity
-from quap_tff import registry
-from quap_tff.heterogeneity import extension as extensions
+from quap_tff.common import checks
+from quap_tff.training import heterogeneity
+from quap_tff.common import registry
+from quap_tff.training.heterogeneity import extension as extensions
 
 # The choices of `base`: QuAP-FL's own mechanism in all its settings, and the certified one.
 BASES: Dict[str, Type[base_lib.Method]] = {
@@ -129,7 +129,7 @@ class _Extended(base_lib.Method):
 
 @dataclasses.dataclass(frozen=True)
 class Scaffold(_Extended):
-  """SCAFFOLD (Karimireddy et al. 2020): see `quap_tff.heterogeneity.scaffold` for the equations.
+  """SCAFFOLD (Karimireddy et al. 2020): see `quap_tff.training.heterogeneity.scaffold` for the equations.
 
   Attributes:
     option: The paper's option 1 or 2 for the clients' controls.
@@ -146,7 +146,7 @@ class Scaffold(_Extended):
 
 @dataclasses.dataclass(frozen=True)
 class FedNova(_Extended):
-  """FedNova (Wang et al. 2020): see `quap_tff.heterogeneity.fednova` for the equations.
+  """FedNova (Wang et al. 2020): see `quap_tff.training.heterogeneity.fednova` for the equations.
 
   Attributes:
     effective_steps: The public constant τ_eff. None: the mean of the cohort's steps, or, with a base that adds noise,
@@ -171,7 +171,7 @@ class FedNova(_Extended):
 
 @dataclasses.dataclass(frozen=True)
 class FedDyn(_Extended):
-  """FedDyn (Acar et al. 2021): see `quap_tff.heterogeneity.feddyn` for the equations.
+  """FedDyn (Acar et al. 2021): see `quap_tff.training.heterogeneity.feddyn` for the equations.
 
   Attributes:
     alpha: α > 0.
@@ -187,7 +187,7 @@ class FedDyn(_Extended):
 
 @dataclasses.dataclass(frozen=True)
 class FedVarp(_Extended):
-  """FedVARP (Jhunjhunwala et al. 2022): see `quap_tff.heterogeneity.fedvarp` for the equations.
+  """FedVARP (Jhunjhunwala et al. 2022): see `quap_tff.training.heterogeneity.fedvarp` for the equations.
 
   Attributes:
     memory: 'clients': each client's own last update, as in the paper, for base=fedavg only. 'released': the noised mean
@@ -209,7 +209,7 @@ class FedVarp(_Extended):
 
 @dataclasses.dataclass(frozen=True)
 class FlFdms(_Extended):
-  """FL-FDMS (Wang and Xu 2022): see `quap_tff.heterogeneity.friends` for the equations."""
+  """FL-FDMS (Wang and Xu 2022): see `quap_tff.training.heterogeneity.friends` for the equations."""
 
   def _extension(self, mean_epochs):
     if self.base.partition(':')[0] == 'certified':
@@ -234,7 +234,7 @@ class FlFdms(_Extended):
 
 @dataclasses.dataclass(frozen=True)
 class Safari(_Extended):
-  """SAFARI (Yang et al. 2024), an interpretation: see `quap_tff.heterogeneity.safari`.
+  """SAFARI (Yang et al. 2024), an interpretation: see `quap_tff.training.heterogeneity.safari`.
 
   Attributes:
     q: The probability that a round is one of the clients; otherwise the server trains. In (0, 1).

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 from experiments.methods import base
-from quap_tff import budgets
-from quap_tff import clip_rules
-from quap_tff import config as configs
-from quap_tff import layers as layers_lib
+from quap_tff.mechanisms import budgets
+from quap_tff.mechanisms import clip_rules
+from quap_tff.mechanisms import config as configs
+from quap_tff.mechanisms import layers as layers_lib
 from quap_tff import plans
-from quap_tff import registry
+from quap_tff.common import registry
 
 _BUDGETS = ('participation', 'uniform')
 
@@ -20,7 +20,7 @@ class LocalDp(base.Method):
   """Local differential privacy: each client adds its own Gaussian noise to everything that it sends.
 
   A message is the client's update, clipped to norm C, plus N(0, (2·C·z(ε_i(t), δ))²) on every weight
-  (`quap_tff.local.aggregation`). It is (ε_i(t), δ)-private for the client's whole data against the server.
+  (`quap_tff.federated.local_aggregation`). It is (ε_i(t), δ)-private for the client's whole data against the server.
 
   Attributes:
     clip: C. No client sends a norm, so C cannot follow the norms.

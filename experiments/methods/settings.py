@@ -6,10 +6,10 @@ import dataclasses
 from typing import Any, ClassVar, Dict, Type
 
 from experiments.methods import base
-from quap_tff import budgets
-from quap_tff import clip_rules
-from quap_tff import config as configs
-from quap_tff import layers as layers_lib
+from quap_tff.mechanisms import budgets
+from quap_tff.mechanisms import clip_rules
+from quap_tff.mechanisms import config as configs
+from quap_tff.mechanisms import layers as layers_lib
 from quap_tff import plans
 
 

@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 
 from experiments import plots
 from experiments import wide
-from quap_tff import rounding
+from quap_tff.common import rounding
 
 _REPORT, _PAGE, _RUN = 'report.md', 'index.html', 'run.json'
 

@@ -13,7 +13,7 @@ from experiments.reporting import figures
 from experiments.reporting import pages
 from experiments.reporting import runs as runs_lib
 from experiments.reporting import study
-from quap_tff import rounding
+from quap_tff.common import rounding
 
 NO_FINITE = 'no finite ε for the released model'
 # Of a run that an earlier version stopped.

@@ -13,8 +13,8 @@ from data import partition
 from experiments import methods
 from experiments import optimizers
 from experiments import plots
-from quap_tff import clip_rules
-from quap_tff import registry
+from quap_tff.mechanisms import clip_rules
+from quap_tff.common import registry
 from quap_tff.accounting import run_ledger
 
 RUN = 'run.json'

@@ -10,7 +10,7 @@ from experiments.reporting import pages
 from experiments.reporting import privacy
 from experiments.reporting import published
 from experiments.reporting import study
-from quap_tff import rounding
+from quap_tff.common import rounding
 
 
 def beside_accuracy(groups: Sequence[study.Group]) -> List[pages.Block]:

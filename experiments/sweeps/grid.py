@@ -13,7 +13,7 @@ import itertools
 import re
 from typing import Dict, List, Sequence
 
-from quap_tff import registry
+from quap_tff.common import registry
 
 # The flag that the sweep itself sets for each run.
 OWN_FLAG = 'output_dir'

@@ -6,7 +6,7 @@ from typing import Any, Callable, Deque, Dict, List, NamedTuple, Sequence
 
 from experiments import interrupts
 from experiments.sweeps import plan
-from quap_tff import lazy
+from quap_tff.common import lazy
 
 tqdm = lazy.module('tqdm')
 

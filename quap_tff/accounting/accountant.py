@@ -6,8 +6,8 @@ from typing import Any, Optional, Sequence
 
 import numpy as np
 
-from quap_tff import checks
-from quap_tff import tradeoff
+from quap_tff.common import checks
+from quap_tff.mechanisms import tradeoff
 from quap_tff.accounting import history as histories_lib
 
 # The most distinct histories that `Accountant.epsilons` accounts for one by one.

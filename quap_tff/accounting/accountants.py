@@ -10,10 +10,10 @@ from typing import Dict, Mapping, Optional, Sequence, Union
 
 import numpy as np
 
-from quap_tff import checks
-from quap_tff import registry
-from quap_tff import rounding
-from quap_tff import tradeoff
+from quap_tff.common import checks
+from quap_tff.common import registry
+from quap_tff.common import rounding
+from quap_tff.mechanisms import tradeoff
 from quap_tff.accounting import accountant as base
 from quap_tff.accounting import history as histories_lib
 from quap_tff.accounting import library_accountants

@@ -9,9 +9,9 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 
-from quap_tff import checks
-from quap_tff import rounding
-from quap_tff import tradeoff
+from quap_tff.common import checks
+from quap_tff.common import rounding
+from quap_tff.mechanisms import tradeoff
 from quap_tff.accounting import accountants
 from quap_tff.accounting import history as histories_lib
 from quap_tff.accounting import ledger_histories

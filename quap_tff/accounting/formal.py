@@ -6,8 +6,8 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
 
-from quap_tff import checks
-from quap_tff import rounding
+from quap_tff.common import checks
+from quap_tff.common import rounding
 from quap_tff.accounting import accountant as accountant_lib
 from quap_tff.accounting import accountants
 from quap_tff.accounting import history as histories_lib

@@ -12,7 +12,7 @@ from typing import Any, Iterable, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
-from quap_tff import checks
+from quap_tff.common import checks
 
 # Neighbouring relations: what an adversary cannot tell apart. An (ε, δ) for one relation says nothing about another.
 ZERO_OUT = "one client's data against nothing in its place, which adds zero; who takes part when is known (zero-out)"

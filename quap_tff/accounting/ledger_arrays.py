@@ -5,8 +5,8 @@ from typing import Any, Dict, Mapping
 
 import numpy as np
 
-from quap_tff import checks
-from quap_tff import correlation as correlations
+from quap_tff.common import checks
+from quap_tff.mechanisms import correlation as correlations
 
 # One value for each entry (a client in a round), for each round, and for the whole ledger, as in `state_dict`.
 ENTRIES = {'clients': np.int32, 'budgets': np.float64, 'weights': np.float64}

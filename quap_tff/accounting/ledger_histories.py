@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from quap_tff import tradeoff
+from quap_tff.mechanisms import tradeoff
 from quap_tff.accounting import history as histories_lib
 from quap_tff.accounting import run_ledger
 

@@ -6,9 +6,9 @@ from typing import Any, Sequence, Tuple
 
 import numpy as np
 
-from quap_tff import lazy
-from quap_tff import rounding
-from quap_tff import tradeoff
+from quap_tff.common import lazy
+from quap_tff.common import rounding
+from quap_tff.mechanisms import tradeoff
 from quap_tff.accounting import accountant as base
 from quap_tff.accounting import history as histories_lib
 

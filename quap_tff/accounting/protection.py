@@ -2,8 +2,8 @@
 
 from typing import NamedTuple, Optional, Sequence
 
-from quap_tff import config as configs
-from quap_tff import layers as layers_lib
+from quap_tff.mechanisms import config as configs
+from quap_tff.mechanisms import layers as layers_lib
 
 RELEASED_MODEL, WEIGHTS_ONLY, NOTHING = COVERS = ('released model', 'weights without the logs', 'nothing')
 EVERY_LAYER = 'Noise covers every layer.'

@@ -5,9 +5,9 @@ import math
 
 import numpy as np
 
-from quap_tff import checks
+from quap_tff.common import checks
 from quap_tff.accounting import accountant as base
-from quap_tff import tradeoff
+from quap_tff.mechanisms import tradeoff
 
 
 class _PerRound(base.Accountant):

@@ -14,8 +14,8 @@ import zlib
 
 import numpy as np
 
-from quap_tff import checks
-from quap_tff import correlation as correlations
+from quap_tff.common import checks
+from quap_tff.mechanisms import correlation as correlations
 from quap_tff.accounting import ledger_arrays
 
 # Files list the clients of a larger population only if they took part.

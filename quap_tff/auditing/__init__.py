@@ -5,9 +5,9 @@ lower bound on ε: `canaries` puts clients whose updates an auditor has chosen i
 game of differential privacy on a mechanism's own functions.
 """
 
-from quap_tff import lazy
+from quap_tff.common import lazy
 
-__getattr__ = lazy.exports(
+__getattr__, __dir__ = lazy.exports(
   __name__,
   {
     'canaries': [],

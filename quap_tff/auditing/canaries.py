@@ -20,10 +20,10 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from quap_tff import aggregation
-from quap_tff import checks
-from quap_tff import client_ids
-from quap_tff import seeds
+from quap_tff.federated import aggregation
+from quap_tff.common import checks
+from quap_tff.federated import client_ids
+from quap_tff.common import seeds
 
 # The norm of a canary's update before clipping. Far above any clipping norm, and its square far below float32's limit.
 NORM = 1e6

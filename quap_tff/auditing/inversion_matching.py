@@ -14,8 +14,8 @@ from typing import Any, Callable, List, Sequence, Tuple
 import numpy as np
 import tensorflow as tf
 
-from quap_tff import checks
-from quap_tff import registry
+from quap_tff.common import checks
+from quap_tff.common import registry
 from quap_tff.auditing import inversion_closed_form as closed_form
 from quap_tff.auditing import inversion_model
 

@@ -9,11 +9,11 @@ from typing import List, Sequence, Tuple
 
 import tensorflow as tf
 
-_KERNEL = 3  # All convolutions of `quap_tff.models` are 3x3.
+_KERNEL = 3  # All convolutions of `quap_tff.training.models` are 3x3.
 
 
 class StackedModel:
-  """A sequential model of `quap_tff.models` as a function of weights with a leading axis of targets.
+  """A sequential model of `quap_tff.training.models` as a function of weights with a leading axis of targets.
 
   Dropout is left out: the attacked clients train without it, which makes the attack easier.
 
@@ -29,7 +29,7 @@ class StackedModel:
     """Reads a model.
 
     Args:
-      model: A sequential model of the layers that `quap_tff.models.Layers` makes.
+      model: A sequential model of the layers that `quap_tff.training.models.Layers` makes.
 
     Raises:
       ValueError: For a layer of another kind, or a model without Dense layers.

@@ -11,11 +11,11 @@ from typing import Any, FrozenSet, List, NamedTuple, Sequence
 import numpy as np
 import tensorflow as tf
 
-from quap_tff import layers as layers_lib
-from quap_tff import mechanism
+from quap_tff.mechanisms import layers as layers_lib
+from quap_tff.mechanisms import quap_round as mechanism
 from quap_tff import plans
-from quap_tff.certified import clip_split
-from quap_tff.certified import mechanism as certified_mechanism
+from quap_tff.mechanisms import clip_split
+from quap_tff.mechanisms import certified_round as certified_mechanism
 
 CLIENT_UPDATE, AGGREGATE = 'client_update', 'aggregate'
 OBSERVERS = (CLIENT_UPDATE, AGGREGATE)

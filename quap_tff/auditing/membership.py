@@ -20,7 +20,7 @@ from typing import Callable, Dict
 import numpy as np
 from scipy import special
 
-from quap_tff import checks
+from quap_tff.common import checks
 
 # From how many shadow models on each side on a unit has variances of its own. With few models, the paper, too, takes
 # one variance for all.

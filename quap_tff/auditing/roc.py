@@ -13,7 +13,7 @@ from typing import Dict, NamedTuple, Optional, Tuple
 import numpy as np
 from scipy import special
 
-from quap_tff import checks
+from quap_tff.common import checks
 
 # The false positive rates at which rows are reported.
 FALSE_POSITIVE_RATES = (0.01, 0.001)

@@ -43,7 +43,7 @@ def matched_filter(templates: np.ndarray, covariance: np.ndarray) -> Filter:
 
 
 def of_correlated_noise(coefficients: Sequence[float], noise_multipliers: Sequence[float]) -> np.ndarray:
-  """Σ of noise Ẑ with Σ_k c_k·Ẑ_{t-k} = Z_t, Z_t ~ N(0, z_t²) (`quap_tff.correlation`), float64[T, T].
+  """Σ of noise Ẑ with Σ_k c_k·Ẑ_{t-k} = Z_t, Z_t ~ N(0, z_t²) (`quap_tff.mechanisms.correlation`), float64[T, T].
 
   Args:
     coefficients: c_0 … c_{T-1}.

@@ -1,8 +1,8 @@
 """Plans: one object for each method that gives its process, its account and its statements."""
 
-from quap_tff import lazy
+from quap_tff.common import lazy
 
-__getattr__ = lazy.exports(
+__getattr__, __dir__ = lazy.exports(
   __name__,
   {
     'base': ['aggregation_of', 'Plan', 'Report'],

@@ -9,18 +9,18 @@ from typing import Any, Callable, Dict, FrozenSet, NamedTuple, Optional, Sequenc
 import numpy as np
 
 from quap_tff import accounting
-from quap_tff import checks
-from quap_tff import correlation as correlations
-from quap_tff import layers as layers_lib
-from quap_tff import lazy
-from quap_tff import rounding
-from quap_tff import sparsity as sparsities
+from quap_tff.common import checks
+from quap_tff.mechanisms import correlation as correlations
+from quap_tff.mechanisms import layers as layers_lib
+from quap_tff.common import lazy
+from quap_tff.common import rounding
+from quap_tff.mechanisms import sparsity as sparsities
 from quap_tff.accounting import protection as protections
-from quap_tff.heterogeneity import extension as extensions
-from quap_tff.lazy import tff
+from quap_tff.training.heterogeneity import extension as extensions
+from quap_tff.common.lazy import tff
 
-learning_process = lazy.module('quap_tff.learning_process')
-sparse_aggregation = lazy.module('quap_tff.sparse_aggregation')
+learning_process = lazy.module('quap_tff.federated.learning_process')
+sparse_aggregation = lazy.module('quap_tff.federated.sparse_aggregation')
 
 # Measurements of a round that are not exact functions of clients' data: they follow from who takes part, from
 # constants and from noised releases. Plans add to them.
@@ -195,7 +195,7 @@ class Plan(abc.ABC):
       client_metrics: Whether exact functions of clients' data (training loss, norms) are released with the model.
       test_is_of_clients: Whether models are tested on examples of the clients themselves, and the figures released.
       model: The model's shape, if it is known before `build_process`.
-      extension: A method of `quap_tff.heterogeneity` around the mechanism; by default none.
+      extension: A method of `quap_tff.training.heterogeneity` around the mechanism; by default none.
       sparsity: Which part of the weights a round updates.
       sparsity_seed: The public seed of that choice.
 

@@ -9,20 +9,20 @@ from typing import Any, List, Sequence
 import numpy as np
 
 from quap_tff import accounting
-from quap_tff import checks
-from quap_tff import correlation as correlations
-from quap_tff import lazy
-from quap_tff import postprocessing
-from quap_tff import tradeoff
+from quap_tff.common import checks
+from quap_tff.mechanisms import correlation as correlations
+from quap_tff.common import lazy
+from quap_tff.mechanisms import postprocessing
+from quap_tff.mechanisms import tradeoff
 from quap_tff.accounting import protection as protections
-from quap_tff.certified import certificate
-from quap_tff.certified import config as configs
-from quap_tff.certified import planning
+from quap_tff.accounting import certificate
+from quap_tff.mechanisms import certified_config as configs
+from quap_tff.mechanisms import planning
 from quap_tff.plans import base
 
-aggregation = lazy.module('quap_tff.certified.aggregation')
-learning_process = lazy.module('quap_tff.certified.learning_process')
-quap_learning_process = lazy.module('quap_tff.learning_process')
+aggregation = lazy.module('quap_tff.federated.certified_aggregation')
+learning_process = lazy.module('quap_tff.federated.certified_learning_process')
+quap_learning_process = lazy.module('quap_tff.federated.learning_process')
 
 # The ledger takes no budget of 0, which is what a client of weight 0 has spent.
 _NOTHING = float(np.finfo(np.float64).tiny)

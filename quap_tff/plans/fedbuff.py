@@ -1,7 +1,7 @@
 """FedBuff as a plan: the ledger has a round for each round of arrivals, and charges for what is released.
 
 A round that fills the buffer is recorded with everyone who is in the buffer, at weights Σs(τ_i) as in
-`quap_tff.asynchronous.buffer`. A round that leaves it waiting is recorded with nobody. Updates that still wait when a
+`quap_tff.mechanisms.buffer`. A round that leaves it waiting is recorded with nobody. Updates that still wait when a
 run ends have never left the server's state, and cost nothing.
 """
 
@@ -13,18 +13,18 @@ from typing import List, NamedTuple
 import numpy as np
 
 from quap_tff import accounting
-from quap_tff import checks
-from quap_tff import lazy
-from quap_tff import participation as participations
-from quap_tff.asynchronous import restrictions
-from quap_tff.asynchronous import staleness as stalenesses
-from quap_tff.lazy import tf
+from quap_tff.common import checks
+from quap_tff.common import lazy
+from quap_tff.mechanisms import participation as participations
+from quap_tff.mechanisms import buffer_restrictions as restrictions
+from quap_tff.mechanisms import staleness as stalenesses
+from quap_tff.common.lazy import tf
 from quap_tff.plans import base
 from quap_tff.plans import quap
 
-aggregation = lazy.module('quap_tff.asynchronous.aggregation')
-learning_process = lazy.module('quap_tff.asynchronous.learning_process')
-certified_process = lazy.module('quap_tff.certified.learning_process')
+aggregation = lazy.module('quap_tff.federated.buffered_aggregation')
+learning_process = lazy.module('quap_tff.federated.buffered_learning_process')
+certified_process = lazy.module('quap_tff.federated.certified_learning_process')
 
 
 class Release(NamedTuple):

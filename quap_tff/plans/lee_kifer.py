@@ -1,4 +1,4 @@
-"""Descent with privately chosen steps and noise (`quap_tff.line_search`) as a plan, and its whole account."""
+"""Descent with privately chosen steps and noise (`quap_tff.mechanisms.line_search`) as a plan, and its whole account."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import dataclasses
 import numpy as np
 
 from quap_tff import accounting
-from quap_tff import lazy
-from quap_tff import line_search
-from quap_tff import rounding
-from quap_tff import tradeoff
+from quap_tff.common import lazy
+from quap_tff.mechanisms import line_search
+from quap_tff.common import rounding
+from quap_tff.mechanisms import tradeoff
 from quap_tff.accounting import protection as protections
 from quap_tff.plans import base
 
-client_line_search = lazy.module('quap_tff.client_line_search')
+client_line_search = lazy.module('quap_tff.federated.client_line_search')
 
 _NOTHING = float(np.finfo(np.float64).tiny)
 

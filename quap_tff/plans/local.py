@@ -11,13 +11,13 @@ from __future__ import annotations
 import numpy as np
 
 from quap_tff import accounting
-from quap_tff import lazy
+from quap_tff.common import lazy
 from quap_tff.accounting import protection as protections
 from quap_tff.plans import quap
 
-aggregation = lazy.module('quap_tff.local.aggregation')
-certified_process = lazy.module('quap_tff.certified.learning_process')
-learning_process = lazy.module('quap_tff.learning_process')
+aggregation = lazy.module('quap_tff.federated.local_aggregation')
+certified_process = lazy.module('quap_tff.federated.certified_learning_process')
+learning_process = lazy.module('quap_tff.federated.learning_process')
 
 _STATEMENT = (
   'Every client noises all that it sends, so formal figures hold for everything that the server receives and '

@@ -8,17 +8,17 @@ from typing import Any, Optional, Sequence
 import numpy as np
 
 from quap_tff import accounting
-from quap_tff import arrays
-from quap_tff import budgets
-from quap_tff import config as configs
-from quap_tff import lazy
-from quap_tff import participation as participations
-from quap_tff.lazy import tf
+from quap_tff.common import arrays
+from quap_tff.mechanisms import budgets
+from quap_tff.mechanisms import config as configs
+from quap_tff.common import lazy
+from quap_tff.mechanisms import participation as participations
+from quap_tff.common.lazy import tf
 from quap_tff.plans import base
 
-aggregation = lazy.module('quap_tff.aggregation')
-learning_process = lazy.module('quap_tff.learning_process')
-mechanism = lazy.module('quap_tff.mechanism')
+aggregation = lazy.module('quap_tff.federated.aggregation')
+learning_process = lazy.module('quap_tff.federated.learning_process')
+mechanism = lazy.module('quap_tff.mechanisms.quap_round')
 
 
 class QuapPlan(base.Plan):
@@ -157,7 +157,7 @@ def client_budgets(config: configs.QuapConfig, participation: Any, round_num: in
 
 
 def round_noise_multiplier(config: configs.QuapConfig, participation: Any, round_num: int, cohort: np.ndarray) -> float:
-  """σ of the noise on the sum of a round's updates over C_t, as in `quap_tff.mechanism.round_noise`."""
+  """σ of the noise on the sum of a round's updates over C_t, as in `quap_tff.mechanisms.quap_round.round_noise`."""
   rates = participations.rates(config.participation, _of_cohort(participation, cohort), round_num)
   in_warmup = participations.in_warmup(config.participation, round_num)
   factor = config.budget.factor(round_num)

@@ -21,17 +21,17 @@ from typing import Any, List, Optional, Sequence, Tuple
 import numpy as np
 
 from quap_tff import accounting
-from quap_tff import budgets
-from quap_tff import checks
-from quap_tff import clip_rules
-from quap_tff import config as configs
-from quap_tff import gaussian
-from quap_tff import layers as layers_lib
-from quap_tff import lazy
-from quap_tff import rounding
+from quap_tff.mechanisms import budgets
+from quap_tff.common import checks
+from quap_tff.mechanisms import clip_rules
+from quap_tff.mechanisms import config as configs
+from quap_tff.mechanisms import gaussian
+from quap_tff.mechanisms import layers as layers_lib
+from quap_tff.common import lazy
+from quap_tff.common import rounding
 from quap_tff.plans import base
 
-learning_process = lazy.module('quap_tff.learning_process')
+learning_process = lazy.module('quap_tff.federated.learning_process')
 stock_aggregation = lazy.module('quap_tff.plans.stock_aggregation')
 
 CALIBRATIONS = ('documents', 'exact')

@@ -1,8 +1,8 @@
 """Execution contexts: where TFF computations run."""
 
-from quap_tff import lazy
+from quap_tff.common import lazy
 
-__getattr__ = lazy.exports(
+__getattr__, __dir__ = lazy.exports(
   __name__,
   {
     'activation': ['activate', 'client_values', 'measure_traffic', 'prepare'],

@@ -4,8 +4,8 @@ import dataclasses
 import os
 from typing import Optional, Tuple
 
-from quap_tff import checks
-from quap_tff import registry
+from quap_tff.common import checks
+from quap_tff.common import registry
 
 KINDS = ('in_process', 'native', 'workers')
 DEVICES = ('cpu', 'gpu', 'auto')

@@ -7,7 +7,7 @@ import re
 
 ROOT = pathlib.Path(__file__).absolute().parents[2]
 DOCS = ROOT / 'docs'
-PACKAGES = ('quap_tff', 'quap_tff.certified', 'quap_tff.plans', 'quap_tff.runtime')
+PACKAGES = ('quap_tff', 'quap_tff.plans', 'quap_tff.runtime')
 
 
 def _exports(package):

@@ -7,11 +7,11 @@ from experiments import methods
 from experiments import setup
 from experiments import training
 from quap_tff import accounting
-from quap_tff import budgets
-from quap_tff import clip_rules
+from quap_tff.mechanisms import budgets
+from quap_tff.mechanisms import clip_rules
 from quap_tff import runtime
-from quap_tff import schedules
-from quap_tff import weighting
+from quap_tff.mechanisms import schedules
+from quap_tff.mechanisms import weighting
 from tests.experiments import harness
 
 # What each of them adds to the state: a clipping norm that is released, weights, an account. The schedules of

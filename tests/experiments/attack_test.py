@@ -10,7 +10,7 @@ from experiments import attack
 from experiments import command_line
 from experiments.attacking import inversion_setting
 from experiments.attacking import inversion_study
-from quap_tff import layers as layers_lib
+from quap_tff.mechanisms import layers as layers_lib
 from tests.experiments import harness
 
 TINY = (

@@ -14,7 +14,7 @@ from experiments import command_line
 from tests.experiments import harness
 
 # A measurement in a process of its own, as the benchmark starts it, with a program that never ends in place of Python.
-# That the workers of a measurement end with it, tests/runtime/workers_test.py says.
+# That the workers of a measurement end with it, tests/quap_tff/runtime/workers_test.py says.
 _MEASURING = """
 import sys, types
 from experiments import benchmark

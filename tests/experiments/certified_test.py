@@ -9,7 +9,7 @@ from experiments import run_directory
 from experiments import setup
 from experiments import verify
 from quap_tff import accounting
-from quap_tff import tradeoff
+from quap_tff.mechanisms import tradeoff
 from tests.experiments import harness
 
 _DELTA = 1e-5

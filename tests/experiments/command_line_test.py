@@ -161,7 +161,7 @@ class TestEnds:
   def test_a_missing_package_is_one_line(self):
     process = _child(
       """
-        from quap_tff import lazy
+        from quap_tff.common import lazy
         command_line.run(lambda argv: lazy.load('kymatio'))
     """,
       missing=['kymatio'],

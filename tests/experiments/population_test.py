@@ -11,7 +11,7 @@ from experiments import setup
 from experiments import verify
 from experiments.reporting import runs
 from quap_tff import accounting
-from quap_tff import malicious
+from quap_tff.training import malicious
 from tests.experiments import harness
 
 _RUN = (

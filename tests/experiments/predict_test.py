@@ -14,7 +14,7 @@ from sklearn import datasets as sklearn_datasets
 from experiments import predict
 from experiments import setup
 from experiments import verify
-from quap_tff.lazy import tf
+from quap_tff.common.lazy import tf
 from tests.experiments import harness
 
 # With dropout, as the models of MNIST and CIFAR-10 have it.

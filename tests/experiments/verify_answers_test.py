@@ -17,7 +17,7 @@ from experiments import evidence
 from experiments import predict
 from experiments import pretrain
 from experiments import verify
-from quap_tff.certified import certificate as certificates
+from quap_tff.accounting import certificate as certificates
 from tests.experiments import harness
 
 _FLAGS = ('--algorithm=certified:clip=0.5', '--rounds=6', '--warmup_rounds=0')

@@ -22,7 +22,7 @@ from experiments import evidence
 from experiments import provenance
 from experiments import verify
 from quap_tff import accounting
-from quap_tff.certified import certificate as certificates
+from quap_tff.accounting import certificate as certificates
 from tests.experiments import harness
 
 _ROUNDS = 6

@@ -10,7 +10,7 @@ import tensorflow as tf
 from experiments import run_directory
 from experiments import setup
 from experiments import training
-from quap_tff import seeds
+from quap_tff.common import seeds
 from tests.experiments import harness
 
 _DAY = 24 * 3600

@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from quap_tff import client_update
-from quap_tff import models
+from quap_tff.training import client_update
+from quap_tff.training import models
 from quap_tff.auditing import images
 from quap_tff.auditing import inversion
 from quap_tff.auditing import inversion_closed_form as closed_form

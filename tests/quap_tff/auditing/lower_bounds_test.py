@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from quap_tff import tradeoff
+from quap_tff.mechanisms import tradeoff
 from quap_tff.auditing import lower_bounds
 
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from quap_tff import budgets as budget_lib
-from quap_tff import clip_rules
-from quap_tff import mechanism
-from quap_tff.budgets import BudgetConfig
-from quap_tff.config import NoiseConfig
-from quap_tff.config import QuapConfig
-from quap_tff.participation import ParticipationConfig
+from quap_tff.mechanisms import budgets as budget_lib
+from quap_tff.mechanisms import clip_rules
+from quap_tff.mechanisms import quap_round as mechanism
+from quap_tff.mechanisms.budgets import BudgetConfig
+from quap_tff.mechanisms.config import NoiseConfig
+from quap_tff.mechanisms.config import QuapConfig
+from quap_tff.mechanisms.participation import ParticipationConfig
 from quap_tff.plans import pt_adp
 
 # ε_base = 1, and √(2·ln(1.25/δ)) = 4.

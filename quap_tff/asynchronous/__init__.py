@@ -1,1 +1,0 @@
-"""Asynchronous rounds: updates that were trained on earlier versions of the model."""

@@ -1,0 +1,61 @@
+"""Functions for NumPy arrays and TensorFlow tensors alike, so that each formula is written once.
+
+The mechanism computes weights and rates inside TensorFlow graphs. Planning and verification compute the same values in
+NumPy, from a schedule. `namespace` gives the functions of whichever library its arguments belong to, under NumPy's
+names.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from quap_tff.common.lazy import tf
+
+
+class _TensorFlow:
+  """TensorFlow's functions under NumPy's names."""
+
+  _RENAMED = {'mean': 'reduce_mean', 'sum': 'reduce_sum', 'min': 'reduce_min', 'max': 'reduce_max', 'any': 'reduce_any'}
+
+  def __getattr__(self, name: str) -> Any:
+    if name in ('std', 'nextafter'):
+      return getattr(tf.math, {'std': 'reduce_std'}.get(name, name))
+    return getattr(tf, self._RENAMED.get(name, name))
+
+
+_TENSORFLOW = _TensorFlow()
+
+
+def namespace(*values: Any) -> Any:
+  """`numpy`, or TensorFlow under NumPy's names if any of the values is a tensor."""
+  if 'tensorflow' in sys.modules and any(tf.is_tensor(value) for value in values):
+    return _TENSORFLOW
+  return np
+
+
+def cast(value: Any, dtype: Any) -> Any:
+  """The value as `dtype`, a NumPy type."""
+  return np.asarray(value).astype(dtype) if namespace(value) is np else tf.cast(value, dtype)
+
+
+def take(values: Any, indices: Any) -> Any:
+  """values[indices], for indices int[M] along the first axis."""
+  return np.asarray(values)[indices] if namespace(values, indices) is np else tf.gather(values, indices)
+
+
+def with_added(values: Any, indices: Any, amount: Any) -> Any:
+  """A copy of `values` with the scalar `amount` added at distinct `indices`, int[M]."""
+  if namespace(values, indices, amount) is np:
+    result = np.array(values)
+    result[indices] += np.asarray(amount, result.dtype)
+    return result
+  positions = tf.reshape(tf.cast(indices, tf.int64), [-1, 1])
+  return tf.tensor_scatter_nd_add(values, positions, tf.fill([tf.shape(positions)[0]], tf.cast(amount, values.dtype)))
+
+
+def size(values: Any) -> Any:
+  """The number of entries: an integer, or an int32 scalar in TensorFlow."""
+  return np.size(values) if namespace(values) is np else tf.size(values)

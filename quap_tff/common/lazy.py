@@ -1,0 +1,92 @@
+"""TensorFlow and TFF, imported when they are first used: `from quap_tff.common.lazy import tf`.
+
+Importing them takes 5 to 10 seconds. Code that only reads flags, ledgers and certificates never needs them and answers
+at once. Modules whose classes derive from TensorFlow's import it as usual; no binary needs such a module for its help.
+"""
+
+import importlib
+from typing import Any, Callable, Dict, List, Sequence, Tuple
+
+# Where the name of a package in the index is not the name of its module.
+_PACKAGES = {
+  'PIL': 'pillow',
+  'absl': 'absl-py',
+  'attr': 'attrs',
+  'dp_accounting': 'dp-accounting',
+  'google': 'protobuf',
+  'grpc': 'grpcio',
+  'pkg_resources': 'setuptools<80',
+  'sklearn': 'scikit-learn',
+  'tensorflow_federated': 'tensorflow-federated',
+  'tensorflow_privacy': 'tensorflow-privacy',
+  'tree': 'dm-tree',
+}
+
+
+class MissingPackageError(ModuleNotFoundError):
+  """A package that quap_tff needs is not installed; the message says how to install it."""
+
+
+class module:  # pylint: disable=invalid-name
+  """Represents a module by name, and imports it when one of its attributes is first used."""
+
+  def __init__(self, name: str):
+    self._name = name
+
+  def __getattr__(self, attribute: str) -> Any:
+    return getattr(_import(self._name), attribute)
+
+
+tf = module('tensorflow')
+tff = module('tensorflow_federated')
+
+
+def load(name: str):
+  """Imports a module now, with everything that it imports."""
+  _import(name)
+
+
+def exports(package: str, modules: Dict[str, Sequence[str]]) -> Tuple[Callable[[str], Any], Callable[[], List[str]]]:
+  """A package's `__getattr__` and `__dir__` (PEP 562). Its public names are imported when they are asked for.
+
+  Args:
+    package: The package's `__name__`.
+    modules: For each submodule, by its path in the package, the public names that it provides. A submodule is public
+      itself, under the last part of its path.
+  """
+  places = {name: (f'{package}.{path}', name) for path, names in modules.items() for name in names}
+  places.update({path.rpartition('.')[2]: (f'{package}.{path}', '') for path in modules})
+
+  def getattribute(name: str) -> Any:
+    if name not in places:
+      raise AttributeError(f'module {package!r} has no attribute {name!r}')
+    path, attribute = places[name]
+    found = _import(path)
+    return getattr(found, attribute) if attribute else found
+
+  listed = {name for path, names in modules.items() for name in names or [path.rpartition('.')[2]]}
+  return getattribute, lambda: sorted(listed)
+
+
+def _import(name: str) -> Any:
+  """Imports a module.
+
+  Raises:
+    MissingPackageError: If it, or a module that it imports, comes from a package that is not installed.
+  """
+  try:
+    return importlib.import_module(name)
+  except MissingPackageError:
+    raise
+  except ModuleNotFoundError as error:
+    top = (error.name or '').partition('.')[0]
+    if not top or top == __name__.partition('.')[0]:
+      raise
+    raise MissingPackageError(
+      f'quap_tff needs the package {_PACKAGES.get(top, top)}, which is not installed ({error}). pip cannot resolve '
+      'the dependencies of TensorFlow Federated 0.87, because it requires jaxlib 0.4.14, which the package index no '
+      'longer has. Install the complete, pinned environment instead (Python 3.9 to 3.11, x86-64 Linux), from the '
+      "folder that holds quap_tff's pyproject.toml: pip install --no-deps -r requirements.txt",
+      name=error.name,
+      path=error.path,
+    ) from None

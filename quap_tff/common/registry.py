@@ -1,0 +1,104 @@
+"""Named choices of a run. Each is a frozen dataclass; a command line writes `name` or `name:key=value,key=value`.
+
+A registry is a plain dict of name -> dataclass. It is the only place that lists the choices: flags, error messages and
+documentation all read it. A new choice needs its own class and one line in the dict.
+"""
+
+import dataclasses
+import difflib
+from typing import Any, Mapping, Sequence, Type
+
+from quap_tff.common import checks
+
+
+def unknown_name_error(kind: str, name: str, known: Sequence[str]) -> ValueError:
+  """An error that gives the nearest valid names, and then all of them."""
+  if not known:
+    return ValueError(f'Unknown {kind} {name!r}: there are none to choose from.')
+  close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+  hint = f'Did you mean {" or ".join(repr(c) for c in close)}? ' if close else ''
+  return ValueError(f'Unknown {kind} {name!r}. {hint}Valid: {", ".join(sorted(known))}.')
+
+
+def lookup(kind: str, name: str, registry: Mapping[str, Any]) -> Any:
+  """Returns `registry[name]`. Raises `ValueError` with the nearest names if there is no such name."""
+  if name not in registry:
+    raise unknown_name_error(kind, name, list(registry))
+  return registry[name]
+
+
+def parse_spec(kind: str, spec: str, registry: Mapping[str, Type[Any]]) -> Any:
+  """Makes the dataclass that `spec` names, e.g. `beta:a=2,b=5`.
+
+  Args:
+    kind: What is being chosen, in words, for error messages ('participation model').
+    spec: `name` or `name:key=value,...`. A value has the type of the field's default. A field whose default is None
+      takes a number or `none`. A tuple is written `0.9/0.5`. A value may itself be a spec. Keys that are not this
+      choice's own then belong to that spec, as in `certified:weights=online:prior_a=1,prior_b=2,clip=0.5`.
+    registry: The choices by name.
+
+  Returns:
+    An instance of the named dataclass, which has validated itself.
+
+  Raises:
+    ValueError: For an unknown name or key, or for a value that is out of range or of the wrong type.
+  """
+  name, _, arguments = spec.partition(':')
+  choice = lookup(kind, name, registry)
+  fields = {f.name: f for f in dataclasses.fields(choice) if f.init}
+  texts, latest = {}, None
+  for argument in filter(None, arguments.split(',')):
+    key, equals, text = argument.partition('=')
+    if not equals:
+      raise ValueError(f'{kind} {spec!r}: expected key=value, found {argument!r}.')
+    if key not in fields and latest is not None and ':' in texts[latest]:
+      texts[latest] += f',{argument}'
+      continue
+    if not fields:
+      raise ValueError(f'{kind} {name!r} takes no parameters, found {argument!r}. Leave it out.')
+    if key not in fields:
+      raise unknown_name_error(f'parameter of {kind} {name!r}:', key, list(fields))
+    if key in texts:
+      raise ValueError(f'{kind} {spec!r}: {key!r} appears twice.')
+    texts[key], latest = text, key
+  return choice(**{key: _convert(kind, name, key, text, type(fields[key].default)) for key, text in texts.items()})
+
+
+def _convert(kind: str, name: str, key: str, text: str, to: Type[Any]) -> Any:
+  if to is type(None):
+    if text.lower() == 'none':
+      return None
+    to = float
+  if to is bool:
+    if text.lower() not in ('true', 'false'):
+      raise ValueError(f'{kind} {name!r}: {key} must be true or false, found {text!r}.')
+    return text.lower() == 'true'
+  try:
+    if to is tuple:
+      return tuple(checks.parsed_number(part, float) for part in text.split('/'))
+    return text if to is str else checks.parsed_number(text, to)
+  except ValueError:
+    if to is tuple:
+      raise ValueError(f'{kind} {name!r}: {key} must be numbers with / between them, found {text!r}.') from None
+    raise ValueError(f'{kind} {name!r}: {key} must be of type {to.__name__}, found {text!r}.') from None
+
+
+def format_spec(name: str, choice: Any) -> str:
+  """The spec that `parse_spec` reads back as `choice`, with every parameter written out."""
+  return _spec(name, {f.name: getattr(choice, f.name) for f in dataclasses.fields(choice) if f.init})
+
+
+def describe(registry: Mapping[str, Type[Any]]) -> str:
+  """The choices of a registry with their parameters and defaults, for a flag's help."""
+  return '; '.join(
+    _spec(name, {f.name: f.default for f in dataclasses.fields(choice) if f.init}) for name, choice in registry.items()
+  )
+
+
+def _spec(name: str, values: Mapping[str, Any]) -> str:
+  arguments = ','.join(f'{key}={_text(value)}' for key, value in values.items())
+  return f'{name}:{arguments}' if arguments else name
+
+
+def _text(value: Any) -> str:
+  return '/'.join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,1 @@
+"""The lift to TFF: aggregation processes and learning processes."""

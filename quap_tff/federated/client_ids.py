@@ -1,0 +1,99 @@
+"""Client ids on their way to the aggregator: from the client's data, by way of the update's weight.
+
+TFF takes only sequences as client data, so an id travels as a sequence of one: `<client_id=int64*, examples=D*>`. The
+client work passes it on in the weight of the update. That is how an aggregator learns whose update it has.
+"""
+
+import collections
+from typing import Any, Callable
+
+import numpy as np
+import tensorflow_federated as tff
+
+from quap_tff.training import client_update
+
+_ADVICE = (
+  'Tip: the builders of tff.learning.algorithms pass a plain number as the weight. Wrap the client work in '
+  'quap_tff.with_client_ids and build the process with tff.learning.templates.compose_learning_process, or use '
+  'quap_tff.build_quap_fed_avg.'
+)
+
+
+def data_type(examples_type: tff.Type) -> tff.StructWithPythonType:
+  """The type of one client's data, `<client_id=int64*, examples=…>`."""
+  return tff.to_type(collections.OrderedDict(client_id=tff.SequenceType(np.int64), examples=examples_type))
+
+
+def with_client_ids(work: tff.learning.templates.ClientWorkProcess) -> tff.learning.templates.ClientWorkProcess:
+  """Any client work, with ids for QuAP-FL's aggregators.
+
+      work = quap_tff.with_client_ids(tff.learning.templates.build_model_delta_client_work(…))
+      result_type = work.next.type_signature.result.result.member
+      process = tff.learning.templates.compose_learning_process(
+          initial_weights, distributor, work,
+          aggregator.create(result_type.update, result_type.update_weight), finalizer)
+
+  Args:
+    work: For client data of some type D.
+
+  Returns:
+    The same work for client data `<client_id=int64*, examples=D>`. The weight of its updates is
+    `<client_id=int64, weight=W>`, with W the weight that `work` gives. An id sequence that does not hold exactly one id
+    becomes the id -1, which the aggregators refuse.
+
+  Raises:
+    TypeError: If `work` is not client work, or its clients have ids already.
+  """
+  if not isinstance(work, tff.learning.templates.ClientWorkProcess):
+    raise TypeError(
+      f'work must be a tff.learning.templates.ClientWorkProcess, found {type(work).__name__}. Functions such as '
+      'tff.learning.templates.build_model_delta_client_work return one.'
+    )
+  state_type, weights_type, examples_type = work.next.type_signature.parameter
+  if isinstance(examples_type.member, tff.StructType) and hasattr(examples_type.member, 'client_id'):
+    raise TypeError(
+      f'The client data of this work have ids already: {examples_type.member}. Use the work without '
+      'quap_tff.with_client_ids, as you would use that of quap_tff.build_client_work.'
+    )
+  own_type = data_type(examples_type.member)
+  result_type = work.next.type_signature.result.result.member
+
+  @tff.tensorflow.computation(own_type)
+  def read_id(data):
+    return client_update.read_client_id(data['client_id'])
+
+  @tff.tensorflow.computation(result_type, np.int64)
+  def with_id(result, client_id):
+    weight = collections.OrderedDict(client_id=client_id, weight=result.update_weight)
+    return tff.learning.templates.ClientResult(update=result.update, update_weight=weight)
+
+  @tff.federated_computation(state_type, weights_type, tff.FederatedType(own_type, tff.CLIENTS))
+  def next_fn(state, weights, data):
+    output = work.next(state, weights, data.examples)
+    result = tff.federated_map(with_id, (output.result, tff.federated_map(read_id, data)))
+    return tff.templates.MeasuredProcessOutput(output.state, result, output.measurements)
+
+  return tff.learning.templates.ClientWorkProcess(work.initialize, next_fn)
+
+
+def reader(weight_type: tff.Type) -> Callable[[Any], Any]:
+  """A function that reads the client's id out of a weight of the given type.
+
+  Raises:
+    TypeError: If there is none in it.
+  """
+  id_type, read = weight_type, lambda weight: weight
+  if isinstance(weight_type, tff.StructType):
+    if not hasattr(weight_type, 'client_id'):
+      raise TypeError(
+        f"The weight of an update must carry the client's id as `client_id`, found the weight type {weight_type}.\n"
+        f'{_ADVICE}'
+      )
+    id_type, read = weight_type.client_id, lambda weight: weight['client_id']
+  is_id = isinstance(id_type, tff.TensorType) and np.issubdtype(id_type.dtype, np.integer) and not id_type.shape
+  if not is_id:
+    raise TypeError(
+      f'The weight of an update must say which client it comes from: an integer scalar, or a struct with one as '
+      f'`client_id`. Found the type {id_type}.\n{_ADVICE}'
+    )
+  return read

@@ -1,1 +1,0 @@
-"""Local privacy: what clients randomize themselves, so that nobody has to trust the server."""

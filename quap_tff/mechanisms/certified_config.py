@@ -1,0 +1,191 @@
+"""The certified mechanism's configuration: one frozen object that fixes clipping, weights, noise and the account."""
+
+import dataclasses
+import math
+from typing import Optional, Tuple
+
+import numpy as np
+
+from quap_tff.common import checks
+from quap_tff.mechanisms import clip_rules
+from quap_tff.mechanisms import correlation as correlations
+from quap_tff.mechanisms import participation as participations
+from quap_tff.common import registry
+from quap_tff.mechanisms import clip_split as clip_splits
+from quap_tff.mechanisms import privacy_filter
+from quap_tff.mechanisms import weight_rules
+
+# Up to this norm float32 does not overflow, whatever the noise multiplier and the weight.
+LARGEST_CLIP = 1e20
+SMALLEST_MULTIPLIER, LARGEST_MULTIPLIER = 1e-3, 1e9
+
+
+@dataclasses.dataclass(frozen=True)
+class CertifiedConfig:
+  """The mechanism adds the clients' clipped updates and noise, and divides the sum by D.
+
+  Client i's clipped update has norm at most w_i(t)·C_t. Every constant here is public. It must be chosen without a look
+  at clients' data. Otherwise it is itself a release, which no account covers.
+
+  Attributes:
+    num_clients: N, the population. Client ids are integers in [0, N).
+    epsilon: ε > 0, in nats. No client exceeds it over the whole run.
+    delta: The total δ, in (0, 1), at which ε holds.
+    noise_multiplier: z: the standard deviation of the noise that each round draws, divided by C_t. None: to be chosen
+      from a schedule, by `quap_tff.mechanisms.planning.calibrated`.
+    correlation: How the noise of a round takes back noise of earlier rounds, one of `quap_tff.mechanisms.correlation.FAMILIES`.
+    divisor: D > 0. The sum is divided by it in every round. An example is the expected sum of weights. None: to be
+      chosen from a schedule, like the noise multiplier.
+    num_rounds: T, the planned rounds. After them nobody adds anything. None: to be taken from a schedule. Without a
+      schedule there may be any number of rounds, and each client is charged as if they went on for ever.
+    weights: The rule for w_i(t), one of `quap_tff.mechanisms.weight_rules.RULES`.
+    participation: How the participation rates are computed that the weights depend on.
+    clip: C_t: `clip_rules.Fixed`, or `clip_rules.PrivateQuantile`, whose noised count is in the account.
+    clip_split: How C_t is divided among layers, one of `quap_tff.mechanisms.clip_split.SPLITS`.
+    planned_rounds: int[N], in how many rounds each client is planned to take part. For weight rules with `needs_plan`.
+    planned_costs: float[N], what weights of 1 in all these rounds would cost in μ² at z = 1. None: equal to
+      `planned_rounds`, as under independent noise.
+    own_epsilon: float[N], the bound that each client has chosen for itself, in (0, epsilon]. None: `epsilon` for
+      everyone. A bound must not depend on the client's data.
+    noise_seed: A non-negative integer makes the noise reproducible and so public: such a run cannot be certified. None:
+      the seed is drawn from the operating system's entropy.
+  """
+
+  num_clients: int
+  epsilon: float
+  delta: float
+  noise_multiplier: Optional[float] = None
+  correlation: correlations.Correlation = correlations.Independent()
+  divisor: Optional[float] = None
+  num_rounds: Optional[int] = None
+  weights: weight_rules.WeightRule = weight_rules.Participation()
+  participation: participations.ParticipationConfig = participations.ParticipationConfig()
+  clip: clip_rules.ClipRule = clip_rules.Fixed(1.0)
+  clip_split: str = 'joint'
+  planned_rounds: Optional[Tuple[int, ...]] = None
+  planned_costs: Optional[Tuple[float, ...]] = None
+  own_epsilon: Optional[Tuple[float, ...]] = None
+  noise_seed: Optional[int] = None
+
+  def __post_init__(self):
+    checks.integer('num_clients', self.num_clients, at_least=1, at_most=2**31 - 1)
+    checks.number('epsilon', self.epsilon, above=0, at_most=100)
+    checks.number('delta', self.delta, above=0, below=1)
+    if self.noise_multiplier is not None:
+      checks.number('noise_multiplier', self.noise_multiplier, at_least=SMALLEST_MULTIPLIER, at_most=LARGEST_MULTIPLIER)
+    if not isinstance(self.correlation, correlations.Correlation):
+      raise TypeError(
+        f'correlation must be a Correlation of quap_tff.mechanisms.correlation, found {self.correlation!r}.'
+      )
+    if self.divisor is not None:
+      checks.number('divisor', self.divisor, above=0)
+    if self.num_rounds is not None:
+      checks.integer('num_rounds', self.num_rounds, at_least=1)
+    if not isinstance(self.weights, weight_rules.WeightRule):
+      raise TypeError(f'weights must be a rule of quap_tff.mechanisms.weight_rules, found {self.weights!r}.')
+    if self.clip_split not in clip_splits.SPLITS:
+      raise registry.unknown_name_error('clip split', self.clip_split, list(clip_splits.SPLITS))
+    if self.noise_seed is not None:
+      checks.integer('noise seed', self.noise_seed, at_least=0, at_most=2**63 - 1)
+    self._check_clip()
+    self._check_plan()
+    self._check_own_epsilon()
+
+  def _check_own_epsilon(self):
+    name = type(self.weights).__name__
+    if self.own_epsilon is None:
+      if self.weights.needs_own_bounds:
+        raise ValueError(
+          f'Weight rule {name} follows bounds that clients have chosen, and everyone has epsilon. Give own_epsilon, '
+          'or choose another weight rule.'
+        )
+      return
+    if self.weights.takes_worst_case:
+      raise ValueError(
+        f'Weight rule {name} has one worst case for all clients, but own_epsilon gives each a bound of its own. '
+        'Choose another weight rule, such as scale or online.'
+      )
+    own = np.asarray(self.own_epsilon, np.float64)
+    if own.shape != (self.num_clients,) or not ((own > 0) & (own <= self.epsilon)).all():
+      raise ValueError(
+        f'own_epsilon must be float[{self.num_clients}], above 0 and at most epsilon={self.epsilon:g} for each '
+        'client.'
+      )
+    object.__setattr__(self, 'own_epsilon', tuple(own.tolist()))
+
+  def _check_clip(self):
+    if not isinstance(self.clip, clip_rules.ClipRule):
+      raise TypeError(f'clip must be a rule of quap_tff.mechanisms.clip_rules, found {self.clip!r}.')
+    if self.clip.releases_exact_norms or self.clip.uses_current_norms:
+      raise ValueError(
+        f"Clip rule {self.clip!r} clips by an un-noised function of the clients' update norms, which no ε covers. "
+        'Use fixed, or private_quantile with count_stddev > 0.'
+      )
+    if not isinstance(self.clip, (clip_rules.Fixed, clip_rules.PrivateQuantile, clip_rules.Unclipped)):
+      raise ValueError(
+        f'Clip rule {self.clip!r} is not one that a certificate describes. Use fixed, or private_quantile with '
+        'count_stddev > 0.'
+      )
+    if math.isinf(self.clip.initial_norm):
+      raise ValueError(
+        'Without a clipping norm nothing bounds what one client adds, and no noise covers it. Use clip rule fixed or '
+        'private_quantile.'
+      )
+    checks.number('clipping norm', self.clip.initial_norm, at_most=LARGEST_CLIP)
+    if not self._count_cost < privacy_filter.limit_of(self.epsilon, self.delta):
+      raise ValueError(
+        f'epsilon={self.epsilon} at delta={self.delta} is too small to pay for one noised count of the '
+        'private quantile. Give the counts more noise (count_stddev), or use a fixed clipping norm.'
+      )
+
+  def _check_plan(self):
+    if self.weights.needs_rounds and self.num_rounds is None and self.is_calibrated:
+      raise ValueError(
+        f'Weight rule {type(self.weights).__name__} spreads what is left of a budget over the remaining '
+        'rounds. Give num_rounds, the number of planned rounds.'
+      )
+    if self.planned_rounds is None:
+      if self.weights.needs_plan and self.is_calibrated:
+        raise ValueError(
+          f'Weight rule {type(self.weights).__name__} needs a public schedule. Give planned_rounds: the number '
+          f'of rounds in which each of the {self.num_clients} clients is planned to take part.'
+        )
+      return
+    planned = np.asarray(self.planned_rounds)
+    if planned.shape != (self.num_clients,) or not np.issubdtype(planned.dtype, np.integer) or (planned < 0).any():
+      raise ValueError(
+        f'planned_rounds must be int[{self.num_clients}], at least 0 for each client, found '
+        f'{planned.dtype}{list(planned.shape)}.'
+      )
+    object.__setattr__(self, 'planned_rounds', tuple(planned.tolist()))
+    if self.planned_costs is not None:
+      costs = np.asarray(self.planned_costs, np.float64)
+      if costs.shape != planned.shape or not (costs >= planned).all() or not np.isfinite(costs).all():
+        raise ValueError(f"planned_costs must be float[{self.num_clients}], each at least the client's planned_rounds.")
+      object.__setattr__(self, 'planned_costs', tuple(costs.tolist()))
+
+  @property
+  def is_calibrated(self) -> bool:
+    """Whether the noise and the divisor are settled."""
+    return self.noise_multiplier is not None and self.divisor is not None and self.correlation.is_settled
+
+  @property
+  def prices(self) -> privacy_filter.Prices:
+    """What taking part in a round costs a client."""
+    limit = privacy_filter.limit_of(self.epsilon, self.delta)
+    if self.own_epsilon is not None:
+      limit = np.array([privacy_filter.limit_of(own, self.delta) for own in self.own_epsilon], np.float64)
+    return privacy_filter.Prices(
+      limit=limit, noise_multiplier=self.noise_multiplier, count_cost=self._count_cost, correlation=self.correlation
+    )
+
+  @property
+  def _count_cost(self) -> float:
+    """1/c² of the noised count; 0 if there is none."""
+    share = 1 / self.clip.count_noise_multiplier
+    return share * share
+
+  @property
+  def counts_norms(self) -> bool:
+    """Whether each round releases a noised count of norms."""
+    return math.isfinite(self.clip.count_noise_multiplier)

@@ -1,0 +1,327 @@
+"""Clipping: g <- g·min(1, C/‖g‖), quantiles of norms, and the rules by which the clipping norm C moves.
+
+A clipping norm of +inf means "no bound". A norm of NaN stands for an update that is not finite; quantiles leave it out.
+Equations: docs/method.md, sections 5.3 and 5.4. A new rule is a class here and a line in `RULES`.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from typing import Any, Iterable, List, Optional, Sequence
+
+from quap_tff.common import checks
+from quap_tff.mechanisms import gaussian
+from quap_tff.common import registry
+from quap_tff.common.lazy import tf
+
+# Larger norms would become +inf in float32, which means "no bound": neither clipped nor noised.
+LARGEST_NORM = 1e38
+# Updates that are clipped to a smaller norm would lose bits in float32, whatever the weight.
+SMALLEST_CLIP = 1e-20
+# TFF's own aggregators compute norms in float32, where the squares of entries below 1e-19 are 0, and those above 1e19
+# overflow. Between these limits neither matters, for any number of weights.
+TFF_SMALLEST_CLIP, TFF_LARGEST_NORM = 1e-10, 1e19
+# The most that rounding its entries to float32 adds to the norm of an update, as a share.
+_ROUNDING = 2.0**-24
+TIMINGS = ('current', 'previous')
+
+# Each client of the cohort adds 1/2 or -1/2 to the centred count, as in the paper. A client without data adds nothing.
+_COUNT_SENSITIVITY = 0.5
+
+
+class ClipRule(abc.ABC):
+  """How the clipping norm moves from round to round. Subclasses are frozen dataclasses in `RULES`.
+
+  Attributes:
+    uses_current_norms: Whether the clipping norm of a round depends on that round's norms. If so, aggregation needs two
+      dependent levels. If not, C is known before the round begins, and one level is enough.
+    releases_exact_norms: Whether the clipping norm is an un-noised function of the clients' norms, a data-dependent
+      release that no privacy figure covers.
+    count_noise_multiplier: σ of the noised count of norms that a round releases, over the most that one client moves
+      the count; +inf if there is no such release.
+  """
+
+  uses_current_norms: bool = False
+  releases_exact_norms: bool = False
+  count_noise_multiplier: float = math.inf
+
+  @property
+  @abc.abstractmethod
+  def initial_norm(self) -> float:
+    """C_0; +inf if there is none."""
+
+  def next_norm(self, norm: tf.Tensor, norms: tf.Tensor, noise_seed: tf.Tensor) -> tf.Tensor:
+    """C_t from C_{t-1} (float32 scalar) and the cohort's norms (float32[M], NaN for non-finite updates).
+
+    Args:
+      norm: C_{t-1}.
+      norms: L2 norms of the cohort's updates; may be empty.
+      noise_seed: int64[2], for rules that add noise.
+    """
+    del norms, noise_seed
+    return norm
+
+
+@dataclasses.dataclass(frozen=True)
+class QuantileEma(ClipRule):
+  """C_t = μ·C_{t-1} + (1-μ)·target_t: an exponential moving average of a bounded quantile of the cohort's norms.
+
+  The quantile is taken without noise: the clipping norm is itself a data-dependent release.
+
+  Attributes:
+    quantile: q in [0, 1].
+    momentum: μ in [0, 1).
+    min_clip: Lower bound on the target.
+    max_clip: Upper bound on the target; None for none.
+    initial_clip: C_0; None starts the average at the first cohort's target, C_1 = target_1.
+    timing: 'current', round t is clipped by C_t (two dependent aggregations); or 'previous', by C_{t-1} (one, so that
+      the process compiles to TFF's mergeable form).
+  """
+
+  quantile: float = 0.9
+  momentum: float = 0.95
+  min_clip: float = 0.1
+  max_clip: Optional[float] = None
+  initial_clip: Optional[float] = None
+  timing: str = 'current'
+
+  releases_exact_norms = True
+
+  def __post_init__(self):
+    checks.number('clip quantile', self.quantile, at_least=0, at_most=1)
+    checks.number('clip momentum', self.momentum, at_least=0, below=1)
+    checks.number('min_clip', self.min_clip, at_least=0, at_most=LARGEST_NORM)
+    if self.max_clip is not None:
+      _check_norm('max_clip', self.max_clip)
+      if self.min_clip > self.max_clip:
+        raise ValueError(f'min_clip must not be above max_clip, found {self.min_clip} > {self.max_clip}.')
+    if self.initial_clip is not None:
+      _check_norm('initial_clip', self.initial_clip)
+    if self.timing not in TIMINGS:
+      raise registry.unknown_name_error('clip timing', self.timing, TIMINGS)
+    if self.timing == 'previous' and self.initial_clip is None:
+      raise ValueError(
+        'Clip timing "previous" clips the first round at initial_clip, which is not set. Set initial_clip '
+        '(1.0 is a common start for updates of unit scale), or use timing "current".'
+      )
+
+  @property
+  def uses_current_norms(self) -> bool:
+    return self.timing == 'current'
+
+  @property
+  def initial_norm(self) -> float:
+    return math.inf if self.initial_clip is None else self.initial_clip
+
+  def next_norm(self, norm, norms, noise_seed):
+    del noise_seed
+    target = tf.maximum(quantile(norms, self.quantile), self.min_clip)
+    if self.max_clip is not None:
+      target = tf.minimum(target, self.max_clip)
+    average = tf.where(tf.math.is_inf(norm), target, self.momentum * norm + (1.0 - self.momentum) * target)
+    # An infinite norm stays: there has been none yet.
+    return tf.where(tf.math.is_nan(average), norm, tf.maximum(average, SMALLEST_CLIP))
+
+
+@dataclasses.dataclass(frozen=True)
+class Fixed(ClipRule):
+  """C_t = norm in every round, the baselines' choice."""
+
+  norm: float = 1.0
+
+  def __post_init__(self):
+    _check_norm('clipping norm', self.norm)
+
+  @property
+  def initial_norm(self) -> float:
+    return self.norm
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivateQuantile(ClipRule):
+  """Andrew et al.'s private quantile: C_{t+1} = C_t·exp(-η·(b̃_t - q)), b̃_t the noised fraction of norms at most C_t.
+
+  Andrew, Thakkar, McMahan and Ramaswamy 2021, "Differentially Private Learning with Adaptive Clipping", section 2.1.
+  The update is the one of `tff.aggregators.PrivateQuantileEstimationProcess`. Its noise is drawn from the server's
+  seeded generator, because TFF's cannot be seeded and a resumed run would draw other noise.
+
+  Attributes:
+    quantile: q in [0, 1], the target.
+    initial_clip: C_1, which clips the first round.
+    learning_rate: η.
+    count_stddev: Standard deviation of the noise on the count of norms at most C_t.
+  """
+
+  quantile: float = 0.5
+  initial_clip: float = 0.1
+  learning_rate: float = 0.2
+  count_stddev: float = 1.0
+
+  def __post_init__(self):
+    checks.number('clip quantile', self.quantile, at_least=0, at_most=1)
+    _check_norm('initial_clip', self.initial_clip)
+    checks.number('clip learning_rate', self.learning_rate, above=0)
+    checks.number('count_stddev', self.count_stddev, at_least=0)
+
+  @property
+  def releases_exact_norms(self) -> bool:
+    return self.count_stddev == 0
+
+  @property
+  def count_noise_multiplier(self) -> float:
+    return self.count_stddev / _COUNT_SENSITIVITY
+
+  @property
+  def initial_norm(self) -> float:
+    return self.initial_clip
+
+  def next_norm(self, norm, norms, noise_seed):
+    # An update that is not finite counts as above the clip, as a norm of +inf would. An update of exactly zero, which
+    # a client without data sends, counts for neither side: taking a client's data away moves the count by 1/2 only.
+    centred = tf.where(norms <= norm, _COUNT_SENSITIVITY, -_COUNT_SENSITIVITY) * tf.cast(norms != 0, tf.float32)
+    count = tf.cast(tf.reduce_sum(centred), tf.float64) + gaussian.noise(noise_seed, [], self.count_stddev)
+    cohort_size = tf.cast(tf.size(norms), tf.float32)
+    below = tf.cast(count, tf.float32) / tf.maximum(cohort_size, 1.0) + 0.5
+    moved = norm * tf.exp(-self.learning_rate * (below - self.quantile))
+    return tf.where(cohort_size > 0, tf.clip_by_value(moved, SMALLEST_CLIP, LARGEST_NORM), norm)
+
+
+@dataclasses.dataclass(frozen=True)
+class NoisedMean(ClipRule):
+  """C_{t+1} = factor·ñ_t, ñ_t = (Σ_{i in S_t} min(‖g_i‖, C_t) + N(0, (s·C_t)²))/M_t: a private mean of clipped norms.
+
+  Nobody moves the sum by more than C_t, so its noise multiplier is s. C_{t+1} stays within a factor of 2 of C_t, so
+  that noise cannot carry it away. An update that is not finite counts with norm C_t.
+
+  Attributes:
+    factor: C over the mean of the clipped norms. It must be above 1, or C could only fall.
+    initial_clip: C_1, which clips the first round.
+    noise_multiplier: s.
+  """
+
+  factor: float = 1.5
+  initial_clip: float = 1.0
+  noise_multiplier: float = 15.0
+
+  def __post_init__(self):
+    checks.number('factor of the clipping norm', self.factor, above=1, at_most=100)
+    _check_norm('initial_clip', self.initial_clip)
+    checks.number('noise_multiplier of the norms', self.noise_multiplier, at_least=0)
+
+  @property
+  def releases_exact_norms(self) -> bool:
+    return self.noise_multiplier == 0
+
+  @property
+  def count_noise_multiplier(self) -> float:
+    return self.noise_multiplier
+
+  @property
+  def initial_norm(self) -> float:
+    return self.initial_clip
+
+  def next_norm(self, norm, norms, noise_seed):
+    clipped = tf.minimum(tf.where(tf.math.is_finite(norms), norms, norm), norm)
+    scale = tf.cast(norm, tf.float64)
+    total = tf.cast(tf.reduce_sum(clipped), tf.float64)
+    total += scale * gaussian.noise(noise_seed, [], self.noise_multiplier)
+    cohort_size = tf.cast(tf.size(norms), tf.float32)
+    target = self.factor * tf.cast(total, tf.float32) / tf.maximum(cohort_size, 1.0)
+    moved = tf.clip_by_value(target, norm / 2.0, norm * 2.0)
+    return tf.where(cohort_size > 0, tf.clip_by_value(moved, SMALLEST_CLIP, LARGEST_NORM), norm)
+
+
+@dataclasses.dataclass(frozen=True)
+class Decaying(ClipRule):
+  """C_t = C_1·decay^(t-1): a public schedule, which releases nothing.
+
+  Attributes:
+    initial_clip: C_1.
+    decay: In (0, 1], the factor from one round to the next.
+  """
+
+  initial_clip: float = 1.0
+  decay: float = 0.99
+
+  def __post_init__(self):
+    _check_norm('initial_clip', self.initial_clip)
+    checks.number('decay of the clipping norm', self.decay, above=0, at_most=1)
+
+  @property
+  def initial_norm(self) -> float:
+    return self.initial_clip
+
+  def next_norm(self, norm, norms, noise_seed):
+    del norms, noise_seed
+    return tf.maximum(norm * self.decay, SMALLEST_CLIP)
+
+
+@dataclasses.dataclass(frozen=True)
+class Unclipped(ClipRule):
+  """C_t = +inf in every round, only for training without noise: noise would have no scale."""
+
+  @property
+  def initial_norm(self) -> float:
+    return math.inf
+
+
+RULES = {
+  'quantile_ema': QuantileEma,
+  'fixed': Fixed,
+  'private_quantile': PrivateQuantile,
+  'noised_mean': NoisedMean,
+  'decaying': Decaying,
+  'none': Unclipped,
+}
+
+
+def quantile(values: tf.Tensor, q: Any) -> tf.Tensor:
+  """The q-quantile of the finite entries of float32[M] `values`, interpolated as numpy's; NaN if there are none.
+
+  `q` may be a list of K numbers. The result is then a float32[K].
+  """
+  finite = tf.sort(tf.boolean_mask(values, tf.math.is_finite(values)))
+  last = tf.size(finite) - 1
+  position = tf.cast(last, tf.float32) * q
+  lower = tf.clip_by_value(tf.cast(tf.floor(position), tf.int32), 0, tf.maximum(last, 0))
+  upper = tf.minimum(lower + 1, tf.maximum(last, 0))
+  padded = tf.concat([finite, [float('nan')]], axis=0)
+  fraction = position - tf.cast(lower, tf.float32)
+  below, above = tf.gather(padded, lower), tf.gather(padded, upper)
+  return tf.where(last >= 0, below + fraction * (above - below), float('nan'))
+
+
+def clip_factor(norm: tf.Tensor, clipping_norm: tf.Tensor) -> tf.Tensor:
+  """min(1, C/‖g‖), elementwise, float64: 1 for ‖g‖ = 0 or C = +inf; 0 for a NaN norm (an update that is not finite)."""
+  norm, clipping_norm = tf.cast(norm, tf.float64), tf.cast(clipping_norm, tf.float64)
+  within = tf.logical_or(norm <= clipping_norm, tf.equal(norm, 0.0))
+  factor = tf.where(within, tf.ones_like(norm), clipping_norm / tf.where(within, tf.ones_like(norm), norm))
+  return tf.where(tf.math.is_nan(norm), tf.zeros_like(norm), factor)
+
+
+def scaled_down(tensors: Sequence[tf.Tensor], factor: tf.Tensor) -> List[tf.Tensor]:
+  """The tensors times a `clip_factor`, or a bit less: their norm is at most C after rounding, too; equal for 1."""
+  factor = tf.where(factor < 1, factor * (1 - _ROUNDING), factor)
+  return [tf.cast(tf.cast(one, tf.float64) * factor, one.dtype) for one in tensors]
+
+
+def global_norm(tensors: Iterable[Any]) -> tf.Tensor:
+  """The L2 norm of a list of float tensors taken together, float64; 0 for an empty list.
+
+  It is not finite if an entry is not finite. The squares of all float32 numbers are within float64's range.
+  """
+  # l2_loss is half the sum of the squares, without a tensor of squares.
+  halves = [tf.nn.l2_loss(tf.cast(one, tf.float64)) for one in tensors]
+  return tf.sqrt(2.0 * tf.add_n([tf.zeros([], tf.float64), *halves]))
+
+
+def as_float32(norm: tf.Tensor) -> tf.Tensor:
+  """A float64 norm >= 0 as float32, rounded up: an update within C by this norm is within C."""
+  nearest = tf.cast(norm, tf.float32)
+  return tf.where(tf.cast(nearest, tf.float64) < norm, nearest * (1 + 2 * _ROUNDING), nearest)
+
+
+def _check_norm(name, value):
+  checks.number(name, value, at_least=SMALLEST_CLIP, at_most=LARGEST_NORM)

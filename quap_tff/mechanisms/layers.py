@@ -1,0 +1,148 @@
+"""Which layers of a model are critical: clipped and noised.
+
+A model's trainable weights are a flat list of tensors. `Layer` groups them; `critical_indices` turns a selection into
+the positions in that list that the mechanism treats.
+
+Selections:
+  * 'final_dense' (default): the last Dense layer, found from the model;
+  * 'all_dense': every Dense layer, as the documents' reference program does;
+  * 'all': every layer;
+  * a comma-separated list of layer names, with shell wildcards ('dense_1,head', 'dense*').
+"""
+
+import fnmatch
+import math
+from typing import Any, Callable, NamedTuple, Sequence, Tuple
+
+from quap_tff.common import registry
+from quap_tff.common.lazy import tf
+
+FINAL_DENSE = 'final_dense'
+ALL_DENSE = 'all_dense'
+ALL = 'all'
+SELECTIONS = (FINAL_DENSE, ALL_DENSE, ALL)
+
+
+class Layer(NamedTuple):
+  """One layer of a model.
+
+  Attributes:
+    name: The layer's name in the model.
+    indices: Positions of its tensors in the flat list of trainable weights.
+    is_dense: Whether it is a Dense layer: a kernel of rank 2 and at most a bias of rank 1.
+  """
+
+  name: str
+  indices: Tuple[int, ...]
+  is_dense: bool
+
+
+def from_variables(variables: Sequence) -> Tuple[Layer, ...]:
+  """Layers of a model from its trainable variables, in the model's order.
+
+  Variables are grouped by the part of their name before the last '/', as Keras names them ('dense_1/kernel:0'). If the
+  names are of no use (a functional model's variables have none), shapes decide, see `from_shapes`.
+  """
+  names = [v.name.split(':')[0] for v in variables]
+  shapes = [tuple(v.shape) for v in variables]
+  if len(set(names)) < len(names) or not all('/' in name for name in names):
+    return from_shapes(shapes)
+  return _group(names, shapes)
+
+
+def from_shapes(shapes: Sequence[Sequence[int]]) -> Tuple[Layer, ...]:
+  """Layers of a model for which only the shapes of the weights are known, named by their position ('layer_0', …).
+
+  A tensor of rank 1 belongs to the tensor before it if its size is that tensor's last dimension (a bias).
+  """
+  names = []
+  for index, shape in enumerate(shapes):
+    is_bias = len(shape) == 1 and index > 0 and len(shapes[index - 1]) > 1 and shapes[index - 1][-1] == shape[0]
+    if is_bias:
+      names.append(names[-1].replace('kernel', 'bias'))
+    else:
+      kind = 'kernel' if len(shape) > 1 else 'weight'
+      names.append(f'layer_{len({n.split("/")[0] for n in names})}/{kind}')
+  return _group(names, shapes)
+
+
+def from_leaves(paths: Sequence[Sequence], shapes: Sequence[Sequence[int]]) -> Tuple[Layer, ...]:
+  """Layers of a structure of weights: by name if every key is a string (`{'dense': {'kernel': …}}`), else by shape."""
+  if all(path and all(isinstance(key, str) for key in path) for path in paths):
+    return _group(['/'.join(path) for path in paths], shapes)
+  return from_shapes(shapes)
+
+
+def _group(names, shapes):
+  members = {}
+  for index, name in enumerate(names):
+    members.setdefault(name.rpartition('/')[0] or name, []).append(index)
+  return tuple(
+    Layer(layer, tuple(indices), _is_dense([(names[i].rpartition('/'), shapes[i]) for i in indices]))
+    for layer, indices in members.items()
+  )
+
+
+def _is_dense(weights):
+  # A bare 'kernel' belongs to no named layer: its bias, if any, could not be distinguished from other layers' biases.
+  weights = [(name, shape) for (layer, _, name), shape in weights if layer]
+  ranks = {name: len(shape) for name, shape in weights}
+  return len(ranks) == len(weights) and ranks in ({'kernel': 2}, {'kernel': 2, 'bias': 1})
+
+
+def critical_layers(layers: Sequence[Layer], selection: str) -> Tuple[Layer, ...]:
+  """The layers that `selection` names, in the model's order.
+
+  Raises:
+    ValueError: If nothing is selected, a name matches nothing, or names match every layer (use 'all' for that).
+  """
+  if selection == ALL:
+    return tuple(layers)
+  dense = tuple(layer for layer in layers if layer.is_dense)
+  if selection in (FINAL_DENSE, ALL_DENSE):
+    if not dense:
+      raise ValueError(
+        f'critical_layers={selection!r}: the model has no Dense layer. Its layers: {_names(layers)}. '
+        f'Name the critical ones, or use {ALL!r}.'
+      )
+    return dense[-1:] if selection == FINAL_DENSE else dense
+  chosen = set()
+  for pattern in (p.strip() for p in selection.split(',')):
+    matches = [layer.name for layer in layers if fnmatch.fnmatchcase(layer.name, pattern)]
+    if not matches:
+      raise registry.unknown_name_error('critical layer', pattern, [layer.name for layer in layers] + list(SELECTIONS))
+    chosen.update(matches)
+  if len(chosen) == len(layers):
+    raise ValueError(
+      f'critical_layers={selection!r} matches every layer of the model: {_names(layers)}. '
+      f'If that is what you want, use {ALL!r}.'
+    )
+  return tuple(layer for layer in layers if layer.name in chosen)
+
+
+def critical_indices(layers: Sequence[Layer], selection: str) -> Tuple[int, ...]:
+  """Positions of the critical layers' tensors in the flat list of trainable weights, ascending; errors as above."""
+  return tuple(sorted(index for layer in critical_layers(layers, selection) for index in layer.indices))
+
+
+def _names(layers):
+  return ', '.join(layer.name for layer in layers)
+
+
+class ModelShape(NamedTuple):
+  """What must be known about a model to say what is protected.
+
+  Attributes:
+    layers: Its layers.
+    sizes: Number of entries of each trainable tensor, in the order of the layers' indices.
+  """
+
+  layers: Tuple[Layer, ...]
+  sizes: Tuple[int, ...]
+
+
+def of_model(model_fn: Callable[[], Any]) -> ModelShape:
+  """The shape of the model that `model_fn` makes."""
+  with tf.Graph().as_default():
+    variables = model_fn().trainable_variables
+    return ModelShape(from_variables(variables), tuple(math.prod(v.shape) for v in variables))

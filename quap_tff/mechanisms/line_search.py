@@ -1,0 +1,217 @@
+"""Noisy gradient descent whose steps and noise are chosen by noised losses, after Lee and Kifer 2018 (DP-AGD).
+
+J. Lee and D. Kifer, "Concentrated Differentially Private Gradient Descent with Adaptive per-Iteration Privacy Budget"
+(KDD 2018), algorithm 2 as it is commonly described; its text was not at hand, so no equation is cited by number. Round
+t with cohort S_t of size M:
+
+    g̃_t = (Σ_i w_i·u_i·min(1, C/‖u_i‖) + N(0, (z_t·C)²·I))/M        the noisy gradient; ρ = 1/(2·z_t²) for a client
+    v_i  = (f_i(θ) - f_i(θ - α_k·g̃_t))_k, scaled down to norm B     how much each step α_k would lower a client's loss
+    ṽ_t = Σ_i w_i·v_i + N(0, (c·B)²·I)                              ρ = 1/(2·c²)
+    step = α_k of the largest ṽ_tk if it is above 0, else 0
+    1/z_{t+1}² = (1 + γ)·1/z_t² if the step was 0, else 1/z_t²      the next gradient gets more of the budget
+
+w_i is 1 as long as the client's account, Σ (1/z_t² + 1/c²) over its rounds, stays within μ_max², else 0. This filter is
+needed because z_t follows from earlier releases.
+
+What differs from the paper: the unit is a client, and u_i is its whole local training; the candidates' losses get
+Gaussian noise and the best is chosen afterwards, instead of NoisyMax with Laplace noise, so that all releases of a run
+are Gaussian and compose exactly; after a step of 0 the next gradient is measured anew, on the next cohort, and is not
+averaged with the old one; C and B stay as they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, List, NamedTuple, Optional, Tuple
+
+from quap_tff.common import checks
+from quap_tff.mechanisms import clip_rules
+from quap_tff.mechanisms import gaussian
+from quap_tff.common import lazy
+from quap_tff.common import seeds
+from quap_tff.mechanisms import tradeoff
+from quap_tff.common.lazy import tf
+
+quap_mechanism = lazy.module('quap_tff.mechanisms.quap_round')
+
+_GRADIENT, _LOSSES = range(2)
+# Room for the rounding of sums over rounds, and of μ_max.
+_SLACK = 2.0**-30
+# The most that z falls: 1/z² up to this factor of where it started.
+_LARGEST_GROWTH = 1e6
+
+
+@dataclasses.dataclass(frozen=True)
+class LineSearchConfig:
+  """The mechanism.
+
+  Attributes:
+    num_clients: N.
+    epsilon: ε > 0, which no client exceeds.
+    delta: Total δ.
+    planned_rounds: How many rounds the client that comes most often is planned to be in, at least 1. The noise is such
+      that its budget would last for `lasts` times so many rounds if it never grew.
+    clip: C.
+    loss_clip: B.
+    steps: α_1 … α_K > 0.
+    growth: γ >= 0.
+    test_share: The share of the budget for the losses, in (0, 1).
+    lasts: At least 1: how much of the budget is kept for later, more exact gradients.
+    noise_seed: As in `NoiseConfig`.
+  """
+
+  num_clients: int
+  epsilon: float
+  delta: float
+  planned_rounds: int
+  clip: float = 1.0
+  loss_clip: float = 0.5
+  steps: Tuple[float, ...] = (0.5, 1.0, 2.0)
+  growth: float = 0.1
+  test_share: float = 0.1
+  lasts: float = 1.2
+  noise_seed: Optional[int] = None
+
+  def __post_init__(self):
+    checks.integer('num_clients', self.num_clients, at_least=1, at_most=2**31 - 1)
+    checks.number('epsilon', self.epsilon, above=0, at_most=100)
+    checks.number('delta', self.delta, above=0, below=1)
+    checks.integer('planned_rounds', self.planned_rounds, at_least=1)
+    checks.number('clipping norm', self.clip, at_least=clip_rules.SMALLEST_CLIP, at_most=1e20)
+    checks.number('loss_clip', self.loss_clip, at_least=clip_rules.SMALLEST_CLIP, at_most=1e20)
+    if not self.steps:
+      raise ValueError('steps is empty. Give at least one step size, such as steps=0.5/1/2.')
+    for step in self.steps:
+      checks.number('step size', step, above=0, at_most=1e6)
+    checks.number('growth', self.growth, at_least=0, at_most=100)
+    checks.number('test_share', self.test_share, above=0, below=1)
+    checks.number('lasts', self.lasts, at_least=1, at_most=1000)
+    if self.noise_seed is not None:
+      checks.integer('noise seed', self.noise_seed, at_least=0, at_most=2**63 - 1)
+
+  @property
+  def limit(self) -> float:
+    """μ_max²(ε, δ), a little lower."""
+    return (1 - _SLACK) * tradeoff.mu_at_most(self.epsilon, self.delta) ** 2
+
+  @property
+  def loss_multiplier(self) -> float:
+    """c."""
+    return math.sqrt(self.planned_rounds / (self.test_share * self.limit)) * (1 + 1e-9)
+
+  @property
+  def first_multiplier(self) -> float:
+    """z_1."""
+    return math.sqrt(self.lasts * self.planned_rounds / ((1 - self.test_share) * self.limit))
+
+
+class ServerState(NamedTuple):
+  """The server's state between rounds.
+
+  Attributes:
+    round: int32 scalar.
+    multiplier: float64 scalar, z of the next round.
+    spent: float64[N], each client's μ² so far.
+    weights: float32[N], w_i of the latest round; 0 for a client that was not in it.
+    noise: The seed and counter of the noise.
+  """
+
+  round: tf.Tensor
+  multiplier: tf.Tensor
+  spent: tf.Tensor
+  weights: tf.Tensor
+  noise: quap_mechanism.NoiseState
+
+
+class RoundPlan(NamedTuple):
+  """What is known before anything is summed.
+
+  Attributes:
+    client_ids: int64[M].
+    weights: float32[M], 0 or 1.
+    spent: float64[N], after the round.
+  """
+
+  client_ids: tf.Tensor
+  weights: tf.Tensor
+  spent: tf.Tensor
+
+
+def initial_state(config: LineSearchConfig) -> ServerState:
+  """The server's state before round 1."""
+  return ServerState(
+    round=tf.constant(0, tf.int32),
+    multiplier=tf.constant(config.first_multiplier, tf.float64),
+    spent=tf.zeros([config.num_clients], tf.float64),
+    weights=tf.zeros([config.num_clients], tf.float32),
+    noise=quap_mechanism.initial_noise(config.noise_seed),
+  )
+
+
+def plan_round(config: LineSearchConfig, state: ServerState, client_ids: tf.Tensor) -> RoundPlan:
+  """Who of a cohort can still pay for a round; raises as `mechanism.checked_ids` does."""
+  client_ids = quap_mechanism.checked_ids(config, client_ids)
+  cost = (1 / tf.square(state.multiplier) + 1 / config.loss_multiplier**2) * (1 + 2.0**-50)
+  before = tf.gather(state.spent, client_ids)
+  pays = before + cost <= config.limit
+  places = client_ids[:, tf.newaxis]
+  spent = tf.tensor_scatter_nd_update(state.spent, places, tf.where(pays, before + cost, before))
+  return RoundPlan(client_ids, tf.cast(pays, tf.float32), spent)
+
+
+def bounded(values: List[tf.Tensor], bound: float, weight: tf.Tensor) -> List[tf.Tensor]:
+  """The tensors scaled to a joint norm of at most `bound`, times a weight; zero if one of them is not finite."""
+  norm = clip_rules.global_norm(values)
+  # The last factor is room for the rounding of the clipped entries, as in `quap_tff.mechanisms.certified_round`.
+  factor = clip_rules.clip_factor(norm, bound) * tf.cast(weight, tf.float64) * (1 - 2.0**-20)
+  keeps = tf.math.is_finite(norm)
+  return [tf.where(keeps, tf.cast(tf.cast(v, tf.float64) * factor, v.dtype), tf.zeros_like(v)) for v in values]
+
+
+def noised_direction(
+  config: LineSearchConfig, state: ServerState, plan: RoundPlan, total: List[tf.Tensor]
+) -> List[tf.Tensor]:
+  """g̃_t from the sum of the bounded updates; zero if nobody could pay."""
+  size = tf.maximum(tf.reduce_sum(plan.weights), 1.0)
+  active = tf.reduce_any(plan.weights > 0)
+  seed = seeds.fold_in(state.noise.seed, state.noise.counter, tf.constant(_GRADIENT, tf.int64))
+  result = []
+  for index, part in enumerate(total):
+    own = seeds.fold_in(seed, tf.constant(index, tf.int64))
+    drawn = gaussian.noise(own, tf.shape(part), state.multiplier * config.clip)
+    noised = (tf.cast(part, tf.float64) + drawn) / tf.cast(size, tf.float64)
+    result.append(tf.where(active, tf.cast(noised, part.dtype), tf.zeros_like(part)))
+  return result
+
+
+def chosen_step(
+  config: LineSearchConfig, state: ServerState, plan: RoundPlan, gains: tf.Tensor
+) -> Tuple[tf.Tensor, ServerState]:
+  """The step size, float32, and the state after the round.
+
+  Args:
+    config: The mechanism.
+    state: Server state after round t-1.
+    plan: From `plan_round`.
+    gains: float32[K], the sum of the bounded v_i.
+  """
+  active = tf.reduce_any(plan.weights > 0)
+  seed = seeds.fold_in(state.noise.seed, state.noise.counter, tf.constant(_LOSSES, tf.int64))
+  noised = tf.cast(gains, tf.float64) + gaussian.noise(
+    seed, [len(config.steps)], config.loss_multiplier * config.loss_clip
+  )
+  best = tf.argmax(noised)
+  improves = tf.logical_and(active, noised[best] > 0)
+  step = tf.where(improves, tf.gather(tf.constant(config.steps, tf.float32), best), 0.0)
+  smaller = tf.maximum(
+    state.multiplier / math.sqrt(1 + config.growth), config.first_multiplier / math.sqrt(_LARGEST_GROWTH)
+  )
+  new_state = ServerState(
+    round=state.round + 1,
+    multiplier=tf.where(tf.logical_or(improves, tf.logical_not(active)), state.multiplier, smaller),
+    spent=plan.spent,
+    weights=tf.scatter_nd(plan.client_ids[:, tf.newaxis], plan.weights, [tf.constant(config.num_clients, tf.int64)]),
+    noise=state.noise._replace(counter=state.noise.counter + tf.cast(active, tf.int64)),
+  )
+  return step, new_state

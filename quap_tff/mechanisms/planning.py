@@ -1,0 +1,331 @@
+"""Chooses the noise, the divisor and the average of a run before it begins, from its schedule alone.
+
+    z, and whatever else is left open, maximizes  J = Σ_t v_t·Σ_i w_i(t) / (z·‖C⁻ᵀv‖)      subject to the filter
+
+J is the signal-to-noise ratio of what is published. v_t is the share of round t's update that is left in it. The
+published average takes iterate s with share a_s. Each later round moves the model by a share `PULL` towards where
+training would end. This shrinks what earlier rounds added: v_t = Σ_{s≥t} a_s·(1 - PULL)^(s-t). Σ_i w_i(t)·C is the most
+that the clients of a round can add together. z·C·‖C⁻ᵀv‖ is the standard deviation of the noise that is left in what is
+published. If the noise is correlated, a part of it has cancelled.
+
+There are two trade-offs. Less noise in each round makes the rounds better, but budgets run out sooner. Correlation
+makes noise cancel in part, but each participation affects more releases. The choice uses no client's data.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from quap_tff.common import arrays
+from quap_tff.common import checks
+from quap_tff.mechanisms import correlation as correlations
+from quap_tff.mechanisms import participation as participations
+from quap_tff.mechanisms import postprocessing
+from quap_tff.mechanisms import certified_config as configs
+from quap_tff.mechanisms import privacy_filter
+from quap_tff.mechanisms import weight_rules
+
+# How far one round moves the model towards where training would end, as a share. It does not depend on any data.
+PULL = 0.2
+# The values from which an open decay is chosen.
+DECAYS = (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.97)
+
+# How many noise multipliers are tried for each correlation, and how many for the best correlation.
+_FEW_CANDIDATES, _MOST_CANDIDATES = 8, 32
+# The noise is larger by this share than a budget needs, so that rounding does not lower the last weight.
+_ROOM = 1e-9
+# A larger multiplier is preferred if its J is lower by no more than this share.
+_TIE = 1e-6
+# A budget so large that it limits nobody.
+_NO_LIMIT = 1e30
+_TOO_MANY_COUNTS = (
+  "The noised counts of each client's planned rounds cost more than epsilon={epsilon:g}. Give the counts more noise "
+  '(count_stddev), or choose a fixed clipping norm.'
+)
+
+
+class Planned(NamedTuple):
+  """What was chosen.
+
+  Attributes:
+    config: The configuration, with nothing left open.
+    averaging: The average that is to be published.
+  """
+
+  config: configs.CertifiedConfig
+  averaging: postprocessing.Averaging
+
+
+class _Choice(NamedTuple):
+  objective: float
+  config: configs.CertifiedConfig
+  averaging: postprocessing.Averaging
+
+
+def calibrated(
+  config: configs.CertifiedConfig,
+  cohorts: Sequence[Any],
+  averaging: postprocessing.Averaging = postprocessing.LastIterate(),
+) -> Planned:
+  """Chooses from a schedule what a configuration leaves open.
+
+  The noise multiplier, a decay and an average are chosen to maximize J. If several noise multipliers are equally good,
+  the largest one is chosen. The number of rounds is that of the schedule. The divisor is the mean sum of weights. For
+  weight rules that need it, the number of rounds that each client is planned to be in is counted. If everyone takes
+  part in T rounds with weights of 1 and independent noise, z = √T/μ_max.
+
+  Args:
+    config: The mechanism. Everything that it already fixes stays as it is.
+    cohorts: int[M_t] ids for each of the T planned rounds: the public schedule, or one drawn from a model of it.
+    averaging: The average of the iterates. `postprocessing.Planned` chooses the best of several by J.
+
+  Raises:
+    ValueError: If a cohort does not consist of distinct ids in [0, N), if nobody takes part, or if nobody's budget pays
+      for a round or for the noised counts of all its rounds.
+  """
+  cohorts = checks.schedule(cohorts, config.num_clients)
+  if config.num_rounds is None and cohorts:
+    config = dataclasses.replace(config, num_rounds=len(cohorts))
+  averages = averaging.candidates(len(cohorts))
+  if config.is_calibrated and len(averages) == 1:
+    return Planned(config, averages[0])
+  if not any(len(cohort) for cohort in cohorts):
+    raise ValueError('Nobody takes part in any of the planned rounds, so no noise and no divisor can be chosen.')
+  settled = [config]
+  if not config.correlation.is_settled:
+    settled = [dataclasses.replace(config, correlation=correlations.Ar1(decay)) for decay in DECAYS]
+    choices = [_chosen(one, cohorts, averages, _FEW_CANDIDATES) for one in settled]
+    best = max(choices, key=lambda choice: choice.objective)
+    settled = [dataclasses.replace(config, correlation=best.config.correlation)]
+  found = _chosen(settled[0], cohorts, averages, _MOST_CANDIDATES)
+  return Planned(found.config, found.averaging)
+
+
+def _chosen(config, cohorts, averages, num_candidates) -> _Choice:
+  """The best noise multiplier and average under a settled correlation."""
+  if config.weights.needs_plan and config.planned_rounds is None:
+    config = _with_plan(config, cohorts)
+  if config.noise_multiplier is not None:
+    multipliers = np.array([config.noise_multiplier], np.float64)
+  elif config.weights.takes_worst_case:
+    multipliers = np.array([_worst_case_multiplier(config, cohorts)])
+  else:
+    multipliers = _candidates(config, cohorts, num_candidates)
+  sums = _weight_sums(config, multipliers, cohorts)
+  choices = []
+  for average in averages:
+    kept = _kept_shares(average.shares(len(cohorts)))
+    objective = sums @ kept / (multipliers * config.correlation.published_noise(kept))
+    if not np.isfinite(objective).all():
+      raise ValueError(f'No signal-to-noise ratio can be computed for {config.correlation!r} and {average!r}.')
+    best = int(np.argmax(objective >= objective.max() * (1 - _TIE)))  # Candidates descend.
+    choices.append((objective[best], best, average))
+  objective, best, average = max(choices, key=lambda choice: choice[0])
+  if not sums[best].any():
+    raise ValueError(f"noise_multiplier={multipliers[best]:g} is so small that nobody's budget pays for a round.")
+  divisor = config.divisor if config.divisor is not None else float(sums[best][sums[best] > 0].mean())
+  return _Choice(
+    objective, dataclasses.replace(config, noise_multiplier=float(multipliers[best]), divisor=divisor), average
+  )
+
+
+def _kept_shares(iterates: np.ndarray) -> np.ndarray:
+  """v_t, float64[T], from the share of each iterate in what is published."""
+  kept = np.zeros(len(iterates))
+  later = 0.0
+  for index in reversed(range(len(iterates))):
+    later = iterates[index] + (1 - PULL) * later
+    kept[index] = later
+  return kept
+
+
+def _with_plan(config, cohorts):
+  """The configuration with each client's planned rounds, and what weights of 1 in all of them would cost."""
+  rounds = np.bincount(np.concatenate(cohorts), minlength=config.num_clients)
+  return dataclasses.replace(
+    config, planned_rounds=tuple(rounds.tolist()), planned_costs=tuple(_unit_costs(config, cohorts).tolist())
+  )
+
+
+def _unit_costs(config, cohorts) -> np.ndarray:
+  """float64[N], what weights of 1 in all planned rounds would cost each client in μ² at z = 1, rounded up."""
+  releases = [cohort for cohort in cohorts if len(cohort)]
+  ones = [np.ones(len(cohort)) for cohort in releases]
+  squares = config.correlation.squared_norms(releases, ones, config.num_clients)
+  return np.maximum(squares, np.bincount(np.concatenate(cohorts), minlength=config.num_clients))
+
+
+def _worst_case_multiplier(config, cohorts) -> float:
+  """The noise multiplier for the worst case of the schedule's public bounds.
+
+  Under it, no client exceeds its budget if it takes part at most as often, and at intervals at least as long, as the
+  clients of this schedule.
+  """
+  releases = [cohort for cohort in cohorts if len(cohort)]
+  most, apart = participation_bounds(releases, config.num_clients)
+  left = config.prices.limit - most * config.prices.count_cost
+  if not left > 0:
+    raise ValueError(_TOO_MANY_COUNTS.format(epsilon=config.epsilon))
+  return config.correlation.worst_case(most, apart, len(releases)) / math.sqrt(left) * (1 + _ROOM)
+
+
+def participation_bounds(releases: Sequence[np.ndarray], num_clients: int) -> Tuple[int, int]:
+  """(k, b): no client is in more than k of the releases, or in two releases that are less than b apart."""
+  latest = np.full(num_clients, -len(releases), np.int64)
+  apart = len(releases)
+  for release, ids in enumerate(releases):
+    apart = min(apart, int((release - latest[ids]).min()))
+    latest[ids] = release
+  return int(np.bincount(np.concatenate(releases), minlength=num_clients).max()), apart
+
+
+def _candidates(config, cohorts, count) -> np.ndarray:
+  """float64, descending: multipliers at which some client's budget lasts exactly until its last planned round."""
+  free = config.prices._replace(limit=_NO_LIMIT, noise_multiplier=1.0, count_cost=0.0)
+  costs = _run(config, free, cohorts, (), lambda index, weights, spent: None)
+  members, rounds = np.unique(np.concatenate(cohorts), return_counts=True)
+  left = privacy_filter.prices_of(config.prices, members).limit - rounds * config.prices.count_cost
+  reachable = (costs > 0) & (left > 0)
+  if not reachable.any():
+    raise ValueError(_TOO_MANY_COUNTS.format(epsilon=config.epsilon))
+  exact = np.unique(np.sqrt(costs[reachable] / left[reachable]))
+  chosen = np.unique(np.linspace(0, len(exact) - 1, count).round().astype(int))
+  bounds = configs.SMALLEST_MULTIPLIER, configs.LARGEST_MULTIPLIER
+  return np.unique(np.clip(exact[chosen] * (1 + _ROOM), *bounds))[::-1]
+
+
+class PlannedRound(NamedTuple):
+  """What a round gives if the schedule is followed.
+
+  Attributes:
+    weights: float32[M_t], the weights of its cohort.
+    spent_max: The largest share of the limit on μ² that any client has spent.
+  """
+
+  weights: np.ndarray
+  spent_max: float
+
+
+def planned_rounds(
+  config: configs.CertifiedConfig, cohorts: Sequence[Any], kept: Sequence[Optional[np.ndarray]] = ()
+) -> List[PlannedRound]:
+  """What the mechanism gives under a schedule, round by round.
+
+  Args:
+    config: The mechanism.
+    cohorts: int[M_t] ids for each round.
+    kept: float[M_t], the weights that a run really gave, from which its accounts go on; None, or no entry, for a round
+      in which they are not known. Without them, a last bit in which two processors differ would grow from round to
+      round where a budget is nearly spent.
+  """
+  rounds, largest = [], 0.0
+
+  def visit(index, weights, spent):
+    nonlocal largest
+    limit = privacy_filter.prices_of(config.prices, np.asarray(cohorts[index], np.int64)).limit
+    largest = np.maximum(largest, (spent / limit).max(initial=0.0))  # NaN stays NaN.
+    rounds.append(PlannedRound(weights, float(largest)))
+
+  _run(config, config.prices, cohorts, (), visit, kept)
+  return rounds
+
+
+def _weight_sums(config, multipliers, cohorts) -> np.ndarray:
+  """Σ_i w_i(t) for each of Z noise multipliers, float64[Z, T]."""
+  sums = np.zeros([len(multipliers), len(cohorts)])
+
+  def add_up(index, weights, spent):
+    del spent
+    sums[:, index] = weights.sum(axis=1, dtype=np.float64)
+
+  prices = config.prices._replace(noise_multiplier=multipliers[:, np.newaxis])
+  _run(config, prices, cohorts, (len(multipliers),), add_up)
+  return sums
+
+
+def _run(
+  config: configs.CertifiedConfig,
+  prices: privacy_filter.Prices,
+  cohorts: Sequence[np.ndarray],
+  leading: Sequence[int],
+  visit: Callable[[int, np.ndarray, np.ndarray], None],
+  kept: Sequence[Optional[np.ndarray]] = (),
+) -> np.ndarray:
+  """Goes through the schedule. `visit` gets a round's index, its cohort's weights, and what these clients have spent.
+
+  The accounts go on from the weights in `kept`, where there are any, and from the mechanism's own otherwise.
+
+  Returns what each of the P clients that take part has spent in the end, float64[..., P], in the order of their ids.
+  """
+  # Accounts are kept for those who take part: of a million clients, most may never do.
+  cohorts = [np.asarray(ids, np.int64) for ids in cohorts]
+  members = np.unique(np.concatenate(cohorts)) if cohorts else np.zeros(0, np.int64)
+  participation = participations.initial_state(config.participation, len(members))
+  accounts = privacy_filter.opened(len(members), prices.correlation.num_buffers, tuple(leading))
+  release = np.zeros([*leading, 1], np.int64) if leading else np.int64(0)
+  for index, client_ids in enumerate(cohorts):
+    ids = np.searchsorted(members, client_ids)
+    participation = participations.next_state(config.participation, participation, ids, index + 1)
+    own = privacy_filter.Accounts(
+      accounts.spent[..., ids], [sums[..., ids] for sums in accounts.sums], accounts.latest[..., ids]
+    )
+    own_prices = privacy_filter.prices_of(prices, client_ids)
+    cohort_participation = participations.of_clients(participation, ids)
+    view = round_view(config, own_prices, cohort_participation, own, release, index + 1, client_ids)
+    spend = functools.partial(privacy_filter.spend, own_prices, own, release, view.rounds_left)
+    weights, own = spend(config.weights.weights(view))
+    if index < len(kept) and kept[index] is not None:
+      _, own = spend(kept[index])
+    accounts.spent[..., ids], accounts.latest[..., ids] = own.spent, own.latest
+    for sums, new in zip(accounts.sums, own.sums):
+      sums[..., ids] = new
+    release = release + np.any(weights > 0, axis=-1, keepdims=bool(leading))
+    visit(index, weights, own.spent)
+  return accounts.spent
+
+
+def round_view(
+  config: configs.CertifiedConfig,
+  prices: privacy_filter.Prices,
+  participation: Any,
+  accounts: privacy_filter.Accounts,
+  release: Any,
+  round_num: Any,
+  client_ids: Any,
+) -> weight_rules.RoundView:
+  """What a weight rule gets to know about a round.
+
+  Args:
+    config: The mechanism.
+    prices: The prices of the round for its cohort.
+    participation: The participation state of the cohort, this round included.
+    accounts: The accounts of the cohort before the round.
+    release: How many releases there have been.
+    round_num: t, from 1.
+    client_ids: int64[M], the cohort.
+  """
+  planned = None
+  if config.weights.needs_plan:
+    costs = config.planned_costs if config.planned_costs is not None else config.planned_rounds
+    planned = (
+      arrays.take(np.asarray(config.planned_rounds, np.int64), client_ids),
+      arrays.take(np.asarray(costs, np.float64), client_ids),
+    )
+  budget_shares = 1.0
+  if config.own_epsilon is not None:
+    limits = config.prices.limit
+    budget_shares = arrays.take(limits / limits.max(), client_ids)
+  return weight_rules.RoundView(
+    prices=prices,
+    standing=privacy_filter.standing(prices, accounts, release),
+    rates=participations.rates(config.participation, participation, round_num),
+    counts=participation['counts'],
+    round_num=participations.counted_rounds(config.participation, round_num),
+    rounds_left=math.inf if config.num_rounds is None else config.num_rounds - round_num,
+    in_warmup=participations.in_warmup(config.participation, round_num),
+    planned=planned,
+    budget_shares=budget_shares,
+  )

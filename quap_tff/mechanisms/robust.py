@@ -1,0 +1,127 @@
+"""What replaces the mean of the clipped updates, so that a few malicious clients cannot move it far.
+
+    mean              (1/M)·Σ_i u_i
+    median            coordinate by coordinate (Yin, Chen, Ramchandran and Bartlett 2018, definition 1)
+    trimmed_mean      the mean of a coordinate without its b largest and b smallest values, b = ⌊share·M⌋ (definition 2)
+    geometric_median  argmin_v Σ_i ‖v - u_i‖, by Weiszfeld's smoothed iteration (Pillutla, Kakade and Harchaoui 2022)
+
+The server must see each client's update to compute any but the mean. So secure aggregation, which reveals only a sum,
+is not possible with them. And noise of σ = z·C/M covers only the mean, which one client moves by C/M at most. One
+client can move the others by far more: the median of three numbers follows the middle one wherever it goes. So a run
+with a robust aggregator has no formal privacy figure and no certificate, however much noise it adds.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import Any, List
+
+from quap_tff.common import checks
+from quap_tff.common.lazy import tf
+
+
+class Aggregator(abc.ABC):
+  """How clipped updates become one. Subclasses are frozen dataclasses in `AGGREGATORS`.
+
+  Attributes:
+    needs_each_update: Whether the server must see each client's update, and not only their sum.
+  """
+
+  needs_each_update: bool = True
+
+  @abc.abstractmethod
+  def centre(self, updates: List[tf.Tensor]) -> List[tf.Tensor]:
+    """The aggregate.
+
+    Args:
+      updates: For each tensor of shape S of an update, float[M, *S] with M >= 1, in the order of the clients.
+
+    Returns:
+      For each tensor float[*S].
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class Mean(Aggregator):
+  """The mean, QuAP-FL's own. One client moves it by C/M at most. It is the only one that a sum is enough for."""
+
+  needs_each_update = False
+
+  def centre(self, updates):
+    return [tf.reduce_mean(one, axis=0) for one in updates]
+
+
+@dataclasses.dataclass(frozen=True)
+class Median(Aggregator):
+  """The median of each coordinate; of an even number of values, the mean of the two in the middle."""
+
+  def centre(self, updates):
+    return [_middle(one, (tf.shape(one)[0] - 1) // 2) for one in updates]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrimmedMean(Aggregator):
+  """The mean of each coordinate without its largest and its smallest values.
+
+  Attributes:
+    share: In [0, 0.5): the share of the clients that is cut off at each end. It holds off malicious clients up to this
+      share of a cohort.
+  """
+
+  share: float = 0.2
+
+  def __post_init__(self):
+    checks.number('share of trimmed_mean', self.share, at_least=0, below=0.5)
+
+  def centre(self, updates):
+    return [_middle(one, _cut(self.share, tf.shape(one)[0])) for one in updates]
+
+
+@dataclasses.dataclass(frozen=True)
+class GeometricMedian(Aggregator):
+  """The point with the least sum of distances to all updates, each taken as one vector over all layers.
+
+  Weiszfeld's iteration starts at the mean: v ← Σ_i β_i·u_i / Σ_i β_i, β_i = 1/max(ν, ‖v - u_i‖). The smoothing ν keeps
+  it defined where v meets an update.
+
+  Attributes:
+    iterations: How often v moves. Few are enough: the paper uses at most a handful.
+    smoothing: ν > 0, in units of the updates.
+  """
+
+  iterations: int = 8
+  smoothing: float = 1e-6
+
+  def __post_init__(self):
+    checks.integer('iterations of geometric_median', self.iterations, at_least=1, at_most=1000)
+    checks.number('smoothing of geometric_median', self.smoothing, above=0)
+
+  def centre(self, updates):
+    point = [tf.reduce_mean(one, axis=0) for one in updates]
+    for _ in range(self.iterations):
+      squares = tf.add_n(
+        [
+          tf.reduce_sum(tf.square(tf.cast(one - own, tf.float64)), axis=list(range(1, one.shape.rank)))
+          for one, own in zip(updates, point)
+        ]
+      )
+      weights = 1.0 / tf.maximum(tf.sqrt(squares), tf.constant(self.smoothing, tf.float64))
+      weights /= tf.reduce_sum(weights)
+      point = [tf.tensordot(tf.cast(weights, one.dtype), one, 1) for one in updates]
+    return point
+
+
+AGGREGATORS = {'mean': Mean, 'median': Median, 'trimmed_mean': TrimmedMean, 'geometric_median': GeometricMedian}
+
+
+def _cut(share: float, size: tf.Tensor) -> tf.Tensor:
+  """⌊share·M⌋; a share below 1/2 always leaves a value."""
+  # A share such as 0.2 is not exact in binary: 0.2·5 must cut one.
+  return tf.cast(tf.floor(tf.cast(share, tf.float64) * tf.cast(size, tf.float64) + 1e-9), tf.int32)
+
+
+def _middle(values: tf.Tensor, cut: Any) -> tf.Tensor:
+  """The mean of float[M, …] along the first axis, without the `cut` largest and smallest values of each coordinate."""
+  ordered = tf.sort(values, axis=0)
+  return tf.reduce_mean(ordered[cut : tf.shape(values)[0] - cut], axis=0)

@@ -1,0 +1,70 @@
+"""FedDyn: dynamic regularization (Acar et al., ICLR 2021, algorithm 1).
+
+    θ_i = argmin_θ L_i(θ) - <∇L_i(θ_i^{t-1}), θ> + (α/2)·‖θ - x‖²
+    h_i <- h_i - α·(θ_i - x),                          where h_i = ∇L_i(θ_i) at the minimum
+    h <- h - (α/N)·Σ_{i in S} (θ_i - x),    x <- (1/|S|)·Σ_{i in S} θ_i - h/α
+
+A client takes its usual local steps instead of finding the minimum: -h_i is added to each gradient, and the pull toward
+x is FedProx's term with strength α. h_i never leaves the client. The server uses ĝ, the (noised) mean of x - θ_i:
+
+    h <- h + α·(|S|/N)·ĝ,    direction ĝ + h/α
+
+so h is a function of the released means and of who came.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+
+from quap_tff.common import checks
+from quap_tff.training.heterogeneity import extension
+from quap_tff.common.lazy import tf
+
+
+@dataclasses.dataclass(frozen=True)
+class FedDyn(extension.Extension):
+  """Dynamic regularization. Memory: `table`, the h_i of all clients; `drift`, h, in the model's shapes.
+
+  Attributes:
+    alpha: α > 0.
+  """
+
+  keeps_vectors = True
+  reports_vectors = True
+  returns_vectors = True
+
+  alpha: float = 0.1
+
+  def __post_init__(self):
+    checks.number('feddyn alpha', self.alpha, above=0)
+
+  @property
+  def statement(self):
+    return (
+      "FedDyn releases nothing more: the server's correction follows from the released means, and a client's stays "
+      'with the client.'
+    )
+
+  def client_work(self, config):
+    return dataclasses.replace(config, proximal_strength=config.proximal_strength + self.alpha)
+
+  def initial_memory(self, num_clients, shapes):
+    memory = super().initial_memory(num_clients, shapes)
+    return collections.OrderedDict(memory, drift=extension.zeros(shapes))
+
+  def correction(self, message, own, steps):
+    return [-mine for mine in own]
+
+  def kept(self, message, own, local):
+    finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in local.update])
+    return [tf.where(finite, mine + self.alpha * g, mine) for mine, g in zip(own, local.update)]
+
+  def server_step(self, memory, mean, cohort):
+    came = tf.size(cohort.client_ids)
+    moved = self.alpha * extension.share(came, tf.shape(memory['table'])[0])
+    drift = [h + moved * tf.cast(g, h.dtype) for h, g in zip(memory['drift'], mean)]
+    # A round with nobody leaves the model as it is, as in the mechanism.
+    factor = tf.where(came > 0, 1.0 / self.alpha, 0.0)
+    direction = [g + tf.cast(factor * h, g.dtype) for g, h in zip(mean, drift)]
+    return direction, collections.OrderedDict(self.with_vectors(memory, cohort), drift=drift)

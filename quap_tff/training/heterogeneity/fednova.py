@@ -1,0 +1,75 @@
+"""FedNova: normalized averaging for clients that take different numbers of steps (Wang et al., NeurIPS 2020).
+
+    x <- x - τ_eff·Σ_i p_i·η·d_i,    η·d_i = (x - y_i)/τ_i,    τ_eff = Σ_i p_i·τ_i           equation (6), section 4
+
+For plain SGD the paper's ‖a_i‖_1 is τ_i, the number of local steps. p_i is 1/|S| here, since all members of a cohort
+count the same. The update that client i sends is
+
+    u_i = (τ_eff/τ_i)·(x - y_i)                                                                                  (N)
+
+Normalization comes before clipping. Two reasons: what is clipped is then what is averaged, so one clipping norm fits
+clients of few and of many steps; and clipping first, then dividing, would let a client with many steps use only a part
+of the norm that it pays for.
+
+τ_eff is a public constant, or the mean of τ_i over the cohort, as in the paper. That mean is an exact function of the
+sizes of the clients' data; it is applied after the mean, and u_i then has τ_eff = 1. Numbers of steps are private, but
+numbers of epochs e_i are not (`--local_epochs`). With `mean_epochs`, e_i takes the place of τ_i: the documents say of
+FedNova that it is for clients with different numbers of epochs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Optional
+
+from quap_tff.common import checks
+from quap_tff.training.heterogeneity import extension
+from quap_tff.common.lazy import tf
+
+
+@dataclasses.dataclass(frozen=True)
+class FedNova(extension.Extension):
+  """Normalized averaging.
+
+  Attributes:
+    effective_steps: τ_eff > 0, a public constant. None for the mean of the cohort's steps.
+    mean_epochs: If given, clients are normalized by their epochs, and this public constant takes the place of τ_eff.
+  """
+
+  effective_steps: Optional[float] = None
+  mean_epochs: Optional[float] = None
+
+  def __post_init__(self):
+    if self.effective_steps is not None:
+      checks.number('fednova effective_steps', self.effective_steps, above=0)
+    if self.mean_epochs is not None:
+      checks.number('fednova mean_epochs', self.mean_epochs, above=0)
+      if self.effective_steps is not None:
+        raise ValueError('fednova normalizes by steps (effective_steps) or by epochs (mean_epochs), found both.')
+
+  @property
+  def counts_steps(self):
+    return self.effective_steps is None and self.mean_epochs is None
+
+  @property
+  def exact_releases(self):
+    if not self.counts_steps:
+      return ()
+    return ('the mean number of local steps of a cohort is used without noise',)
+
+  @property
+  def statement(self):
+    if self.counts_steps:
+      return 'FedNova uses the mean number of local steps of each cohort, an exact function of the sizes of their data.'
+    return 'FedNova releases nothing more: clients normalize their updates before they are clipped.'
+
+  def sent(self, local):
+    taken = local.steps if self.mean_epochs is None else local.epochs
+    factor = (self.effective_steps or self.mean_epochs or 1.0) / tf.cast(tf.maximum(taken, 1), tf.float32)
+    return [g * tf.cast(factor, g.dtype) for g in local.update]
+
+  def server_step(self, memory, mean, cohort):
+    if not self.counts_steps:
+      return mean, memory
+    steps = tf.math.divide_no_nan(tf.reduce_sum(cohort.steps), tf.cast(tf.size(cohort.steps), tf.float32))
+    return [g * tf.cast(steps, g.dtype) for g in mean], memory

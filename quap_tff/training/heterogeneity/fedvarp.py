@@ -1,0 +1,78 @@
+"""FedVARP: the server remembers each client's last update (Jhunjhunwala et al., UAI 2022, algorithm 2).
+
+    v = (1/|S|)·Σ_{i in S} (Δ_i - y_i) + (1/N)·Σ_j y_j,    x <- x - η·v,    y_i <- Δ_i for i in S
+
+Δ_i = x - x_i is the update of client i, and y_j the last update of client j, 0 before it has come. η is the server
+optimizer's.
+
+The server stores updates one by one and uses them again in rounds in which their clients do not take part. With noise,
+that is a release that no account includes. So there are two memories:
+
+  clients    y_i is the client's own update, as in the paper; only for mechanisms without noise;
+  released   y_i <- ĝ_t for i in S_t, the noised mean of the last round that the client was in. With that,
+             v = ĝ - (1/|S|)·Σ_{i in S} y_i + (1/N)·Σ_j y_j is a function of what is released anyway and of who came.
+
+The second is an interpretation. It is near to the paper's ClusterFedVARP, in which clients share surrogates.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from quap_tff.common import registry
+from quap_tff.training.heterogeneity import extension
+from quap_tff.common.lazy import tf
+
+MEMORIES = ('clients', 'released')
+
+
+@dataclasses.dataclass(frozen=True)
+class FedVarp(extension.Extension):
+  """Variance reduction at the server.
+
+  Memory: `table`, float32[N, d], the y_i.
+
+  Attributes:
+    memory: 'clients' or 'released', see the module's docstring.
+  """
+
+  keeps_vectors = True
+
+  memory: str = 'clients'
+
+  def __post_init__(self):
+    if self.memory not in MEMORIES:
+      raise registry.unknown_name_error('fedvarp memory', self.memory, MEMORIES)
+
+  @property
+  def exact_releases(self):
+    if self.memory == 'released':
+      return ()
+    return ("the server stores the clients' updates one by one and uses them again without noise",)
+
+  @property
+  def statement(self):
+    if self.memory == 'clients':
+      return "FedVARP stores each client's update at the server and uses it again in rounds without that client."
+    return 'FedVARP releases nothing more: the server remembers released means, and who was in which round.'
+
+  @property
+  def reports_vectors(self):
+    return self.memory == 'clients'
+
+  def kept(self, message, own, local):
+    # An update that is not finite counts as zero, as in the mechanism.
+    finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in local.update])
+    return [tf.where(finite, g, tf.zeros_like(g)) for g in local.update]
+
+  def server_step(self, memory, mean, cohort):
+    table, ids = memory['table'], cohort.client_ids
+    came = tf.size(ids)
+    before = tf.math.divide_no_nan(tf.reduce_sum(tf.gather(table, ids), axis=0), tf.cast(came, tf.float32))
+    # A round with nobody leaves the model as it is, as in the mechanism.
+    shift = tf.where(came > 0, tf.reduce_mean(table, axis=0) - before, tf.zeros_like(before))
+    direction = [g + s for g, s in zip(mean, extension.unflat(shift, mean))]
+    if self.memory == 'released':
+      shared = tf.tile(extension.flat(mean)[tf.newaxis], [came, 1])
+      cohort = cohort._replace(kept=shared)
+    return direction, self.with_vectors(memory, cohort)

@@ -1,0 +1,63 @@
+"""SAFARI: server-assisted federated averaging (Yang et al., ICML 2024, arXiv:2405.02745).
+
+Some clients never take part, so the server has an auxiliary dataset D_s. In each round, with probability q, clients
+train as in federated averaging; otherwise, the server makes K_s steps on D_s:
+
+    x <- x - η_s·∇L(x; batch of D_s),   K_s times
+
+D_s holds examples of people who are no clients. So in a server round, to which nobody is drawn, clients release
+nothing, and nothing is charged. A round to which nobody comes by chance is a server round, too.
+
+Only the abstract and descriptions of the paper could be read, not its algorithm. So this is an interpretation in what
+those leave open: plain SGD at the server, from the first weights on, in batches that are drawn anew in each round. (The
+other SAFARI, Mao et al., arXiv:2204.02321, compresses models and is not about memory or data at the server.)
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import Any, Optional
+
+from quap_tff.common import checks
+from quap_tff.training.heterogeneity import extension
+
+
+@dataclasses.dataclass(frozen=True)
+class Safari(extension.Extension):
+  """Server rounds on auxiliary examples.
+
+  Attributes:
+    server_steps: K_s >= 1.
+    server_learning_rate: η_s > 0.
+    server_batch_size: Examples in a step.
+    examples: D_s, a struct of arrays as clients' examples are. It is attached once data are read.
+  """
+
+  trains_server = True
+
+  server_steps: int = 10
+  server_learning_rate: float = 0.05
+  server_batch_size: int = 32
+  examples: Optional[Any] = dataclasses.field(default=None, compare=False, repr=False)
+
+  def __post_init__(self):
+    checks.integer('safari server_steps', self.server_steps, at_least=1)
+    checks.number('safari server_learning_rate', self.server_learning_rate, above=0)
+    checks.integer('safari server_batch_size', self.server_batch_size, at_least=1)
+
+  @property
+  def statement(self):
+    return (
+      'SAFARI trains at the server on examples of people who are no clients. They are taken as public: no figure '
+      'covers them.'
+    )
+
+  def with_examples(self, examples: Any) -> 'Safari':
+    """The same with D_s, which has arrays `x` and `y`."""
+    return dataclasses.replace(self, examples=collections.OrderedDict(x=examples.x, y=examples.y))
+
+  def server_epochs(self) -> int:
+    """The fewest passes over D_s that have K_s steps in them."""
+    num_examples = len(next(iter(self.examples.values())))
+    return -(-self.server_steps // max(1, -(-num_examples // self.server_batch_size)))

@@ -1,0 +1,122 @@
+"""SCAFFOLD: stochastic controlled averaging (Karimireddy et al., ICML 2020, algorithm 1).
+
+    y_i <- y_i - η_l·(g_i(y_i) - c_i + c)                                                   local step, equation (3)
+    c_i+ = g_i(x)                                        (option I)                         equation (4)
+    c_i+ = c_i - c + (x - y_i)/(K_i·η_l)                 (option II)                        equation (4)
+    x <- x + (η_g/|S|)·Σ_{i in S} (y_i - x),    c <- c + (1/N)·Σ_{i in S} (c_i+ - c_i)      equation (5)
+
+η_g is the server optimizer's. The paper sends c_i+ - c_i to the server: a second release for each client, without noise
+(`server_control='sum'`). With `server_control='released'`, controls are sums of gradients over a round, s = K·c, and
+
+    y_i <- y_i - η_l·(g_i(y_i) + (s - s_i)/K_i),    s_i+ = s_i - s + (x - y_i)/η_l   or   K_i·g_i(x)              (R)
+    s <- s + (|S|/N)·(ĝ/η_l - s)
+
+with ĝ the noised mean of the clipped updates. Under option II this is the paper's algorithm where all clients take
+K steps and nothing is clipped: Σ(s_i+ - s_i) = Σ((x - y_i)/η_l - s). s is then a function of what is released anyway,
+of constants and of who came. No number of steps leaves a client.
+
+SCAFFOLD is not orthogonal to noise. ĝ contains the correction s - s_i itself. So s follows the mean of the s_i, but
+never comes back to it once it is off: each round's noise stays in s, which becomes a random walk, and all clients
+follow it. docs/systems/optimisation.md has what was measured.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+
+from quap_tff.common import registry
+from quap_tff.training.heterogeneity import extension
+from quap_tff.common.lazy import tf
+
+SERVER_CONTROLS = ('sum', 'released')
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaffold(extension.Extension):
+  """Control variates. A client's control c_i is its own: it never leaves the client except by `server_control='sum'`.
+
+  Memory: `control`, c, float32 tensors of the model's shapes; `table`, the c_i of all clients, which the simulation
+  keeps in one place.
+
+  Attributes:
+    option: 1 or 2, the paper's options I and II for c_i. Option I computes one more gradient over all examples.
+    server_control: 'sum', equation (5), exact and without noise; or 'released', equations (R).
+  """
+
+  keeps_vectors = True
+  reports_vectors = True
+  returns_vectors = True
+  learning_rate_divides = True
+
+  option: int = 2
+  server_control: str = 'sum'
+
+  def __post_init__(self):
+    if self.option not in (1, 2):
+      raise ValueError(f"scaffold option must be 1 or 2, the paper's options I and II, found {self.option!r}.")
+    if self.server_control not in SERVER_CONTROLS:
+      raise registry.unknown_name_error('scaffold server_control', self.server_control, SERVER_CONTROLS)
+
+  @property
+  def needs_gradient(self):
+    return self.option == 1
+
+  @property
+  def exact_releases(self):
+    if self.server_control == 'released':
+      return ()
+    return ("the server sums the changes of the clients' controls without noise",)
+
+  @property
+  def statement(self):
+    if self.server_control == 'sum':
+      return "SCAFFOLD gives the server a second sum, of the changes of the clients' controls, without noise."
+    return (
+      "SCAFFOLD releases nothing more: the server's control follows from the released means, and a client's "
+      'control stays with the client.'
+    )
+
+  def initial_memory(self, num_clients, shapes):
+    memory = super().initial_memory(num_clients, shapes)
+    return collections.OrderedDict(memory, control=extension.zeros(shapes))
+
+  def message(self, memory):
+    return collections.OrderedDict(control=memory['control'])
+
+  def correction(self, message, own, steps):
+    return [
+      (tf.cast(c, mine.dtype) - mine) / tf.cast(self._unit(steps), mine.dtype)
+      for c, mine in zip(message['control'], own)
+    ]
+
+  def _unit(self, steps):
+    """What a control is divided by to give a gradient: K_i where controls are sums over a round."""
+    return tf.cast(tf.maximum(steps, 1), tf.float32) if self.server_control == 'released' else tf.constant(1.0)
+
+  def kept(self, message, own, local):
+    unit = self._unit(local.steps)
+    if self.option == 1:
+      new = [g * tf.cast(unit, g.dtype) for g in local.gradient]
+    else:
+      rate = unit / (tf.cast(tf.maximum(local.steps, 1), tf.float32) * local.learning_rate)
+      new = [
+        mine - tf.cast(c, mine.dtype) + g * tf.cast(rate, g.dtype)
+        for mine, c, g in zip(own, message['control'], local.update)
+      ]
+    # A client that took no step has learned nothing, and an update that is not finite never arrives.
+    finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(n)) for n in new])
+    learned = tf.logical_and(local.steps > 0, finite)
+    return [tf.where(learned, n, mine) for n, mine in zip(new, own)]
+
+  def server_step(self, memory, mean, cohort):
+    after = self.with_vectors(memory, cohort)
+    population, control = tf.shape(memory['table'])[0], memory['control']
+    if self.server_control == 'sum':
+      before = tf.gather(memory['table'], cohort.client_ids)
+      change = tf.reduce_sum(cohort.kept - before, axis=0) / tf.cast(population, tf.float32)
+      moved = [c + d for c, d in zip(control, extension.unflat(change, control))]
+    else:
+      came = extension.share(tf.size(cohort.client_ids), population)
+      moved = [c + came * (tf.cast(g, c.dtype) / cohort.learning_rate - c) for c, g in zip(control, mean)]
+    return mean, collections.OrderedDict(after, control=moved)

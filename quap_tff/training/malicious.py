@@ -1,0 +1,120 @@
+"""Malicious clients, simulated: which clients they are, and what they send.
+
+A share of the clients attacks in every round that it is in. Who they are follows from the seed alone. Attacks act on
+the update that a client would have sent, before it is clipped, or on its labels before training. They do not get
+around the clip: a server that sees updates can clip them itself, so it is assumed to.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from quap_tff.common import checks
+from quap_tff.common.lazy import tf
+
+
+class Attack(abc.ABC):
+  """What malicious clients do. Subclasses are frozen dataclasses in `ATTACKS`.
+
+  Attributes:
+    share: The share of malicious clients, in [0, 1]: round(share·N) clients.
+  """
+
+  share: float = 0.0
+
+  def changed_update(self, update: Any) -> Any:
+    """What a malicious client sends instead of the update that training gave it, of the same structure."""
+    return update
+
+  def changed_labels(self, labels: np.ndarray, num_classes: int) -> np.ndarray:
+    """The labels, int32[n], that a malicious client trains on."""
+    del num_classes
+    return labels
+
+  @property
+  def changes_updates(self) -> bool:
+    """Whether malicious clients send anything but what training gave them."""
+    return type(self).changed_update is not Attack.changed_update
+
+  def clients(self, num_clients: int, seed: int) -> np.ndarray:
+    """int64[round(share·N)], the malicious clients, ascending; a pure function of the seed."""
+    count = int(np.floor(self.share * num_clients + 0.5))
+    order = np.random.default_rng([seed, _STREAM]).permutation(num_clients)
+    return np.sort(order[:count]).astype(np.int64)
+
+
+# Of seeds: no other draw of a run uses it.
+_STREAM = 0x6D616C6963
+
+
+@dataclasses.dataclass(frozen=True)
+class NoAttack(Attack):
+  """Every client is honest."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SignFlip(Attack):
+  """A malicious client sends -factor times its update, which pushes the model back.
+
+  Attributes:
+    share: The share of malicious clients.
+    factor: Above 0.
+  """
+
+  share: float = 0.2
+  factor: float = 1.0
+
+  def __post_init__(self):
+    checks.number('share of malicious clients', self.share, at_least=0, at_most=1)
+    checks.number('factor of sign_flip', self.factor, above=0, at_most=1e6)
+
+  def changed_update(self, update):
+    return _scaled(update, -self.factor)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaling(Attack):
+  """A malicious client sends `factor` times its update, so that it counts for many.
+
+  Attributes:
+    share: The share of malicious clients.
+    factor: Any number.
+  """
+
+  share: float = 0.2
+  factor: float = 10.0
+
+  def __post_init__(self):
+    checks.number('share of malicious clients', self.share, at_least=0, at_most=1)
+    checks.number('factor of scaling', self.factor, at_least=-1e6, at_most=1e6)
+
+  def changed_update(self, update):
+    return _scaled(update, self.factor)
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelFlip(Attack):
+  """A malicious client trains on label K-1-y instead of y, of K classes, as in Fang, Cao, Jia and Gong 2020.
+
+  Attributes:
+    share: The share of malicious clients.
+  """
+
+  share: float = 0.2
+
+  def __post_init__(self):
+    checks.number('share of malicious clients', self.share, at_least=0, at_most=1)
+
+  def changed_labels(self, labels, num_classes):
+    return (num_classes - 1 - np.asarray(labels)).astype(np.int32)
+
+
+ATTACKS = {'none': NoAttack, 'sign_flip': SignFlip, 'scaling': Scaling, 'label_flip': LabelFlip}
+
+
+def _scaled(update, factor):
+  return tf.nest.map_structure(lambda one: one * tf.cast(factor, one.dtype), update)

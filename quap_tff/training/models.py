@@ -1,0 +1,440 @@
+"""Models by name.
+
+A new one is a function (input_shape, num_classes, compute_dtype, seed) -> uncompiled `tf.keras.Model` of float32
+logits, and a line in `MODELS`. One that takes sequences of tokens is named in `OF_SEQUENCES`, too.
+"""
+
+from __future__ import annotations
+
+import collections
+from typing import Any, Callable, Optional, Sequence, Tuple
+
+import numpy as np
+
+from quap_tff.common import checks
+from quap_tff.common import lazy
+from quap_tff.common import registry
+from quap_tff.common.lazy import tf
+from quap_tff.common.lazy import tff
+
+classifier = lazy.module('quap_tff.training.classifier')
+dropout = lazy.module('quap_tff.training.dropout')
+sequence_loss = lazy.module('quap_tff.training.sequence_loss')
+
+# The choices of a compute dtype, and Keras' names of them.
+COMPUTE_DTYPES = {'float32': 'float32', 'bfloat16': 'mixed_bfloat16'}
+# Of `linear_features`. A choice of units, by which updates on features of unit norm are of norm 1 or so: scale s,
+# learning rate r and clipping norm C do what scale 1, s²·r and s·C do.
+LOGIT_SCALE = 10.0
+
+
+class Layers:
+  """Makes one model's layers: named, in one compute dtype, with seeded initial weights.
+
+  Weights are float32 whatever the compute dtype. The k-th layer with weights starts from a seed made of (`seed`, k), so
+  the initial weights are a pure function of `seed`.
+
+  Args:
+    compute_dtype: 'float32' or 'bfloat16'.
+    seed: A non-negative integer, or `None` for TensorFlow's own unseeded initial weights.
+  """
+
+  def __init__(self, compute_dtype: str = 'float32', seed: Optional[int] = None):
+    self._policy = tf.keras.mixed_precision.Policy(registry.lookup('compute dtype', compute_dtype, COMPUTE_DTYPES))
+    self._seed = None if seed is None else checks.integer('model seed', seed, at_least=0)
+    self._weighted = 0
+
+  def _initializer(self) -> tf.keras.initializers.Initializer:
+    index, self._weighted = self._weighted, self._weighted + 1
+    if self._seed is None:
+      return tf.keras.initializers.GlorotUniform()
+    mixed = np.random.SeedSequence([self._seed, index]).generate_state(1)[0]
+    return tf.keras.initializers.GlorotUniform(seed=int(mixed) & 0x7FFFFFFF)
+
+  def input(self, shape: Tuple[int, ...], dtype: str = 'float32') -> Any:
+    """The input: examples of `shape`."""
+    return tf.keras.layers.InputLayer(input_shape=shape, dtype=dtype, name='input')
+
+  def embedding(self, num_tokens: int, size: int) -> Any:
+    """A vector of `size` for each token."""
+    return tf.keras.layers.Embedding(
+      num_tokens, size, embeddings_initializer=self._initializer(), dtype=self._policy, name='embedding'
+    )
+
+  def lstm(self, units: int, *, name: str) -> Any:
+    """A long short-term memory with an output for each token of a sequence."""
+    return self._recurrent(tf.keras.layers.LSTMCell, units, name)
+
+  def gru(self, units: int, *, name: str) -> Any:
+    """A gated recurrent unit with an output for each token of a sequence."""
+    return self._recurrent(tf.keras.layers.GRUCell, units, name)
+
+  def _recurrent(self, cell, units, name):
+    # Not Keras' LSTM and GRU layers: these put two implementations into the graph, of which TensorFlow chooses one when
+    # it runs, and a runtime that imports graphs as bare operations cannot do that. No masks: what follows the end of a
+    # text is padding, which no output before it depends on, and which has no labels.
+    recurrent = cell(
+      units,
+      kernel_initializer=self._initializer(),
+      recurrent_initializer=self._initializer(),
+      dtype=self._policy,
+      name='cell',
+    )
+    return tf.keras.layers.RNN(recurrent, return_sequences=True, dtype=self._policy, name=name)
+
+  def conv(self, filters: int, *, name: str, padding: str = 'valid') -> Any:
+    """A 3x3 convolution and ReLU."""
+    return tf.keras.layers.Conv2D(
+      filters,
+      3,
+      padding=padding,
+      activation='relu',
+      kernel_initializer=self._initializer(),
+      dtype=self._policy,
+      name=name,
+    )
+
+  def max_pool(self, *, name: str) -> Any:
+    """Maxima over 2x2 squares."""
+    return tf.keras.layers.MaxPooling2D(2, dtype=self._policy, name=name)
+
+  def flatten(self) -> Any:
+    return tf.keras.layers.Flatten(dtype=self._policy, name='flatten')
+
+  def dropout(self, rate: float, *, name: str) -> Any:
+    return dropout.SeededDropout(rate, dtype=self._policy, name=name)
+
+  def dense(self, units: int, *, name: str) -> Any:
+    """A fully connected layer and ReLU."""
+    return tf.keras.layers.Dense(
+      units, activation='relu', kernel_initializer=self._initializer(), dtype=self._policy, name=name
+    )
+
+  def projection(self, units: int, *, name: str) -> Any:
+    """A fully connected layer without activation."""
+    return tf.keras.layers.Dense(units, kernel_initializer=self._initializer(), dtype=self._policy, name=name)
+
+  def logits(self, num_classes: int) -> Any:
+    """The final Dense layer; always computed in float32, for a loss in bfloat16 loses most of its digits."""
+    return tf.keras.layers.Dense(num_classes, kernel_initializer=self._initializer(), dtype='float32', name='logits')
+
+  def scale(self, factor: float) -> Any:
+    """Multiplication by a constant."""
+    return tf.keras.layers.Rescaling(factor, dtype=self._policy, name='scale')
+
+  def zero_logits(self, num_classes: int) -> Any:
+    """The final Dense layer of a linear model: without bias, from zero, in float32."""
+    return tf.keras.layers.Dense(
+      num_classes, use_bias=False, kernel_initializer='zeros', dtype='float32', name='logits'
+    )
+
+
+def mnist_cnn(
+  input_shape: Tuple[int, ...] = (28, 28, 1),
+  num_classes: int = 10,
+  compute_dtype: str = 'float32',
+  seed: Optional[int] = None,
+) -> tf.keras.Model:
+  """The documents' MNIST model, two convolutions and a hidden Dense layer; also TFF's own EMNIST 'cnn_dropout'.
+
+  1,199,882 weights on 28x28x1 and 10 classes, 1,290 of them in the final layer. Returns float32 logits.
+  """
+  make = Layers(compute_dtype, seed)
+  return tf.keras.Sequential(
+    [
+      make.input(input_shape),
+      make.conv(32, name='conv1'),
+      make.conv(64, name='conv2'),
+      make.max_pool(name='pool'),
+      make.dropout(0.25, name='dropout1'),
+      make.flatten(),
+      make.dense(128, name='dense'),
+      make.dropout(0.5, name='dropout2'),
+      make.logits(num_classes),
+    ],
+    name='mnist_cnn',
+  )
+
+
+def cifar10_cnn(
+  input_shape: Tuple[int, ...] = (32, 32, 3),
+  num_classes: int = 10,
+  compute_dtype: str = 'float32',
+  seed: Optional[int] = None,
+) -> tf.keras.Model:
+  """The documents' CIFAR-10 model: three convolutions, each halved by pooling, and two hidden Dense layers.
+
+  1,453,834 weights on 32x32x3 and 10 classes, 1,290 of them in the final layer. Returns float32 logits.
+  """
+  make = Layers(compute_dtype, seed)
+  return tf.keras.Sequential(
+    [
+      make.input(input_shape),
+      make.conv(64, padding='same', name='conv1'),
+      make.max_pool(name='pool1'),
+      make.conv(128, padding='same', name='conv2'),
+      make.max_pool(name='pool2'),
+      make.conv(256, padding='same', name='conv3'),
+      make.max_pool(name='pool3'),
+      make.flatten(),
+      make.dense(256, name='dense1'),
+      make.dropout(0.5, name='dropout'),
+      make.dense(128, name='dense2'),
+      make.logits(num_classes),
+    ],
+    name='cifar10_cnn',
+  )
+
+
+def digits_cnn(
+  input_shape: Tuple[int, ...] = (8, 8, 1),
+  num_classes: int = 10,
+  compute_dtype: str = 'float32',
+  seed: Optional[int] = None,
+) -> tf.keras.Model:
+  """A small model of the 8x8 digits, one convolution and a hidden Dense layer: trains in seconds.
+
+  8,714 weights on 8x8x1 and 10 classes, 330 of them in the final layer. Returns float32 logits.
+  """
+  make = Layers(compute_dtype, seed)
+  return tf.keras.Sequential(
+    [
+      make.input(input_shape),
+      make.conv(16, padding='same', name='conv'),
+      make.max_pool(name='pool'),
+      make.flatten(),
+      make.dense(32, name='dense'),
+      make.logits(num_classes),
+    ],
+    name='digits_cnn',
+  )
+
+
+def linear_features(
+  input_shape: Tuple[int, ...], num_classes: int = 10, compute_dtype: str = 'float32', seed: Optional[int] = None
+) -> tf.keras.Model:
+  """A linear head on fixed features, logits = s·x·W with a public scale s: all that is trained is one Dense layer.
+
+  There is no bias, and the kernel starts at zero, which is public. Returns float32 logits.
+  """
+  make = Layers(compute_dtype, seed)
+  return tf.keras.Sequential(
+    [make.input(input_shape), make.flatten(), make.scale(LOGIT_SCALE), make.zero_logits(num_classes)],
+    name='linear_features',
+  )
+
+
+def logistic_regression(
+  input_shape: Tuple[int, ...], num_classes: int = 10, compute_dtype: str = 'float32', seed: Optional[int] = None
+) -> tf.keras.Model:
+  """Multinomial logistic regression, the convex baseline: one Dense layer on the flattened example.
+
+  Returns float32 logits.
+  """
+  make = Layers(compute_dtype, seed)
+  return tf.keras.Sequential(
+    [make.input(input_shape), make.flatten(), make.logits(num_classes)], name='logistic_regression'
+  )
+
+
+def mlp(
+  input_shape: Tuple[int, ...], num_classes: int = 10, compute_dtype: str = 'float32', seed: Optional[int] = None
+) -> tf.keras.Model:
+  """Two hidden Dense layers of 200 units on the flattened example: the "2NN" of McMahan et al. 2017.
+
+  199,210 weights on 28x28x1 and 10 classes, 2,010 of them in the final layer. Returns float32 logits.
+  """
+  make = Layers(compute_dtype, seed)
+  return tf.keras.Sequential(
+    [
+      make.input(input_shape),
+      make.flatten(),
+      make.dense(200, name='dense1'),
+      make.dense(200, name='dense2'),
+      make.logits(num_classes),
+    ],
+    name='mlp',
+  )
+
+
+def shakespeare_lstm(
+  input_shape: Tuple[int, ...] = (80,),
+  num_classes: int = 90,
+  compute_dtype: str = 'float32',
+  seed: Optional[int] = None,
+) -> tf.keras.Model:
+  """TFF's baseline for next-character prediction: an embedding of size 8 and two LSTM layers of 256 units.
+
+  McMahan et al. 2017, arXiv:1602.05629. 820,522 weights on 90 tokens, 23,130 of them in the final layer. Returns
+  float32 logits for each character of a sequence.
+  """
+  make = Layers(compute_dtype, seed)
+  return tf.keras.Sequential(
+    [
+      make.input(input_shape, 'int32'),
+      make.embedding(num_classes, 8),
+      make.lstm(256, name='lstm1'),
+      make.lstm(256, name='lstm2'),
+      make.logits(num_classes),
+    ],
+    name='shakespeare_lstm',
+  )
+
+
+def shakespeare_gru(
+  input_shape: Tuple[int, ...] = (80,),
+  num_classes: int = 90,
+  compute_dtype: str = 'float32',
+  seed: Optional[int] = None,
+) -> tf.keras.Model:
+  """A small model for next-character prediction: an embedding of size 8 and one GRU layer of 128 units.
+
+  65,322 weights on 90 tokens, 11,610 of them in the final layer. Returns float32 logits for each character of a
+  sequence.
+  """
+  make = Layers(compute_dtype, seed)
+  return tf.keras.Sequential(
+    [
+      make.input(input_shape, 'int32'),
+      make.embedding(num_classes, 8),
+      make.gru(128, name='gru'),
+      make.logits(num_classes),
+    ],
+    name='shakespeare_gru',
+  )
+
+
+def shakespeare_bigram(
+  input_shape: Tuple[int, ...] = (80,),
+  num_classes: int = 90,
+  compute_dtype: str = 'float32',
+  seed: Optional[int] = None,
+) -> tf.keras.Model:
+  """A linear model for next-character prediction: logits = W·(one-hot vector of the character), from zero.
+
+  8,100 weights on 90 tokens. All that is trained is one linear layer over fixed features, as in `linear_features`, and
+  the features follow from the vocabulary, which is public. The layer is a look-up, not a Dense layer, as W times a
+  one-hot vector is a row of W. Returns float32 logits for each character of a sequence.
+  """
+  make = Layers(compute_dtype, seed)
+  return tf.keras.Sequential(
+    [
+      make.input(input_shape, 'int32'),
+      tf.keras.layers.Embedding(
+        num_classes, num_classes, embeddings_initializer='zeros', dtype='float32', name='logits'
+      ),
+    ],
+    name='shakespeare_bigram',
+  )
+
+
+def words_lstm(
+  input_shape: Tuple[int, ...] = (20,),
+  num_classes: int = 10_004,
+  compute_dtype: str = 'float32',
+  seed: Optional[int] = None,
+) -> tf.keras.Model:
+  """Next-word prediction: an embedding of size 96, an LSTM layer of 670 units, and a Dense layer back to 96.
+
+  The sizes of Reddi et al. 2021, arXiv:2003.00295. 4,050,748 weights on 10,004 tokens, 970,388 of them in the final
+  layer. Returns float32 logits for each word of a sequence.
+  """
+  make = Layers(compute_dtype, seed)
+  return tf.keras.Sequential(
+    [
+      make.input(input_shape, 'int32'),
+      make.embedding(num_classes, 96),
+      make.lstm(670, name='lstm'),
+      make.projection(96, name='projection'),
+      make.logits(num_classes),
+    ],
+    name='words_lstm',
+  )
+
+
+MODELS = {
+  'cifar10_cnn': cifar10_cnn,
+  'digits_cnn': digits_cnn,
+  'femnist_cnn': mnist_cnn,  # The same architecture with 10 or 62 classes.
+  'linear_features': linear_features,
+  'logistic_regression': logistic_regression,
+  'mlp': mlp,
+  'mnist_cnn': mnist_cnn,
+  'shakespeare_bigram': shakespeare_bigram,
+  'shakespeare_gru': shakespeare_gru,
+  'shakespeare_lstm': shakespeare_lstm,
+  'words_lstm': words_lstm,
+}
+# Their examples are sequences of tokens, and they have an output for each token. The classes are the tokens.
+OF_SEQUENCES = frozenset({'shakespeare_bigram', 'shakespeare_gru', 'shakespeare_lstm', 'words_lstm'})
+
+
+def build_keras_model(
+  name: str, input_shape: Sequence[int], num_classes: int, compute_dtype: str = 'float32', seed: Optional[int] = None
+) -> tf.keras.Model:
+  """The named model, uncompiled.
+
+  Args:
+    name: A key of `MODELS`.
+    input_shape: The shape of one example.
+    num_classes: The number of classes, at least 2.
+    compute_dtype: 'float32' or 'bfloat16'. Weights and logits are float32 either way.
+    seed: A non-negative integer from which the initial weights follow, or `None` for other weights each time.
+
+  Raises:
+    ValueError: For an unknown model or dtype (with the nearest names), or a number out of range.
+  """
+  build = registry.lookup('model', name, MODELS)
+  shape = tuple(checks.integer('every dimension of the input shape', int(d), at_least=1) for d in input_shape)
+  return build(shape, checks.integer('num_classes', num_classes, at_least=2), compute_dtype, seed)
+
+
+def with_stock_layers(model: tf.keras.Model) -> tf.keras.Model:
+  """A copy of the model, weights included, for saving: plain Keras loads the file without `import quap_tff`.
+
+  Each `SeededDropout` becomes a `tf.keras.layers.Dropout` of the same name and rate, so predictions are the same.
+  """
+
+  def stock(layer):
+    if isinstance(layer, dropout.SeededDropout):
+      return tf.keras.layers.Dropout.from_config(layer.get_config())
+    return layer.__class__.from_config(layer.get_config())
+
+  copy = tf.keras.models.clone_model(model, clone_function=stock)
+  copy.set_weights(model.get_weights())
+  return copy
+
+
+def input_spec(input_shape: Sequence[int], of_sequences: bool = False) -> Any:
+  """A batch of examples as the models take it: `<x=float32[?, *input_shape], y=int32[?]>`.
+
+  For sequences of tokens, it is `<x=int32[?, length], y=int32[?, length]>`. A label of -1 says that there is none.
+  """
+  if of_sequences:
+    spec = tf.TensorSpec((None, *input_shape), tf.int32)
+    return collections.OrderedDict(x=spec, y=spec)
+  return collections.OrderedDict(x=tf.TensorSpec((None, *input_shape), tf.float32), y=tf.TensorSpec((None,), tf.int32))
+
+
+def build_model_fn(
+  name: str, input_shape: Sequence[int], num_classes: int, compute_dtype: str = 'float32', seed: Optional[int] = None
+) -> Callable[[], tff.learning.models.VariableModel]:
+  """A `model_fn` for TFF's learning API: the named classifier with cross-entropy loss.
+
+  Its metrics are `accuracy`, `loss`, `num_examples` and `num_batches`. The arguments and errors are those of
+  `build_keras_model`; they are checked here, not when the model is first made.
+  """
+  with tf.Graph().as_default():
+    build_keras_model(name, input_shape, num_classes, compute_dtype, seed)
+  of_sequences = name in OF_SEQUENCES
+  spec = input_spec(input_shape, of_sequences)
+
+  def model_fn() -> tff.learning.models.VariableModel:
+    if of_sequences:
+      loss, label_weights = sequence_loss.LabelledCrossEntropy(), sequence_loss.label_weights
+    else:
+      loss, label_weights = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True), None
+    keras_model = build_keras_model(name, input_shape, num_classes, compute_dtype, seed)
+    return classifier.Classifier(keras_model, loss, spec, label_weights)
+
+  return model_fn

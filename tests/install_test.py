@@ -1,0 +1,119 @@
+"""Tests of the installed library: what `pip install .` installs, and what it says when a package is missing."""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+
+from packaging import requirements
+import pytest
+
+from quap_tff.common import lazy
+
+ROOT = pathlib.Path(__file__).absolute().parents[1]
+PINS = dict(re.findall(r'^([\w.-]+)==([\w.]+)', (ROOT / 'requirements.txt').read_text(encoding='utf-8'), re.MULTILINE))
+
+
+@pytest.fixture(scope='module', name='wheel')
+def _wheel(tmp_path_factory):
+  """The wheel that `pip install .` makes, built from a copy of the sources."""
+  pytest.importorskip('pip', reason='Bazel runs tests in an environment without pip.')
+  folder = tmp_path_factory.mktemp('wheel')
+  shutil.copytree(ROOT / 'quap_tff', folder / 'source' / 'quap_tff', ignore=shutil.ignore_patterns('__pycache__'))
+  for name in ('pyproject.toml', 'README.md'):
+    shutil.copy(ROOT / name, folder / 'source')
+  subprocess.run(
+    [
+      sys.executable,
+      '-m',
+      'pip',
+      'wheel',
+      '--quiet',
+      '--no-deps',
+      '--no-index',
+      '--no-build-isolation',
+      '--wheel-dir',
+      str(folder),
+      str(folder / 'source'),
+    ],
+    check=True,
+    timeout=120,
+  )
+  return next(folder.glob('quap_tff-*.whl'))
+
+
+class TestWheel:
+  def test_holds_every_module_of_the_library_and_nothing_else(self, wheel):
+    names = [name for name in zipfile.ZipFile(wheel).namelist() if '.dist-info/' not in name]
+    assert sorted(names) == sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / 'quap_tff').rglob('*.py'))
+
+  def test_the_pinned_environment_meets_its_requirements(self, wheel):
+    archive = zipfile.ZipFile(wheel)
+    metadata = archive.read(next(n for n in archive.namelist() if n.endswith('METADATA'))).decode()
+    needed = [requirements.Requirement(text) for text in re.findall('^Requires-Dist: (.*)$', metadata, re.MULTILINE)]
+    assert {'numpy', 'tensorflow-federated'} <= {one.name for one in needed}
+    for one in needed:
+      assert one.specifier.contains(PINS[one.name]), one
+
+  def test_works_from_another_folder(self, wheel, tmp_path):
+    code = 'import quap_tff; print(quap_tff.QuapPlan(quap_tff.QuapConfig(num_clients=3)).num_clients)'
+    done = subprocess.run(
+      [sys.executable, '-c', code],
+      cwd=tmp_path,
+      capture_output=True,
+      text=True,
+      check=True,
+      timeout=120,
+      env={**os.environ, 'PYTHONPATH': os.pathsep.join([str(wheel), *_without_sources()])},
+    )
+    assert done.stdout == '3\n'
+
+
+def _without_sources():
+  return [path for path in sys.path if path and not os.path.isdir(os.path.join(path, 'quap_tff'))]
+
+
+class TestMissingPackage:
+  # In the order in which they are imported, so that one process can miss one after the other.
+  _MISSING = {'tensorflow': 'tensorflow', 'tensorflow_federated': 'tensorflow-federated', 'tree': 'dm-tree'}
+
+  def test_says_which_and_how_to_install_it(self):
+    code = f"""
+import sys
+import quap_tff
+for name in {list(self._MISSING)}:
+  assert name not in sys.modules
+  sys.modules[name] = None
+  try:
+    quap_tff.build_quap_fed_avg
+  except quap_tff.common.lazy.MissingPackageError as error:
+    print(error)
+  del sys.modules[name]
+"""
+    done = subprocess.run(
+      [sys.executable, '-c', code],
+      capture_output=True,
+      text=True,
+      timeout=120,
+      env={**os.environ, 'PYTHONPATH': os.pathsep.join([str(ROOT), *sys.path])},
+    )
+    said = done.stdout.splitlines()
+    assert len(said) == len(self._MISSING), done.stderr
+    for line, package in zip(said, self._MISSING.values()):
+      assert line.startswith(f'quap_tff needs the package {package}, which is not')
+      assert line.endswith('pip install --no-deps -r requirements.txt')
+
+  def test_is_an_import_error_that_names_the_module(self, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'tensorflow_federated', None)
+    with pytest.raises(ImportError, match='the package tensorflow-federated') as caught:
+      lazy.tff.learning
+    assert caught.value.name == 'tensorflow_federated'
+
+  def test_a_module_of_its_own_that_is_missing_is_no_missing_package(self):
+    load = lazy.load  # Under this name tests/build_test.py does not look for the module.
+    with pytest.raises(ModuleNotFoundError) as caught:
+      load('quap_tff.gone')
+    assert not isinstance(caught.value, lazy.MissingPackageError)

@@ -1,0 +1,119 @@
+"""The numbers of docs/privacy.md, computed from the code, and its claims about floating-point noise."""
+
+import math
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from quap_tff.mechanisms import budgets
+from quap_tff.mechanisms import clip_rules
+from quap_tff.mechanisms import correlation
+from quap_tff.mechanisms import gaussian
+from quap_tff.mechanisms import postprocessing
+from quap_tff.common import registry
+from quap_tff.mechanisms import tradeoff
+from quap_tff.accounting import accountants
+from quap_tff.accounting import history
+from tests.quap_tff import noise_checks
+
+_DOC = ' '.join((pathlib.Path(__file__).parents[3] / 'docs/privacy.md').read_text(encoding='utf-8').split())
+_DELTA = 1e-5
+_MU = tradeoff.mu_at_most(3.0, _DELTA)
+_Z = math.sqrt(20) / _MU
+
+
+def _epsilon(mu):
+  return float(tradeoff.epsilon_of(mu, _DELTA))
+
+
+@pytest.mark.parametrize('epsilon', [1, 3, 6, 10])
+def test_mu_and_noise(epsilon):
+  mu = tradeoff.mu_at_most(epsilon, _DELTA)
+  assert f'| {epsilon} | {mu:.4f} | {math.sqrt(20) / mu:.3f} | {math.sqrt(200) / mu:.2f} |' in _DOC
+
+
+def test_the_formula_is_that_of_the_code():
+  normal = lambda x: 0.5 * math.erfc(-x / math.sqrt(2))
+  delta = normal(-3 / _MU + _MU / 2) - math.exp(3) * normal(-3 / _MU - _MU / 2)
+  assert delta == pytest.approx(_DELTA, rel=1e-6)
+
+
+def test_counts():
+  rule = clip_rules.PrivateQuantile(count_stddev=10.0)
+  assert rule.count_noise_multiplier == 2 * 10
+  spent = 20 / rule.count_noise_multiplier**2
+  share = spent / _MU**2
+  assert f'With s = 10, twenty rounds of such counts cost μ² = {spent:.2f}, which is {share:.1%} of the' in _DOC
+
+
+def test_adaptive_weights():
+  config = budgets.BudgetConfig(epsilon_total=3.0, num_rounds=20, alpha=0.5, beta=2.0)
+  always, rarely = np.asarray(budgets.client_budgets(config, np.array([1.0, 0.1]), False)) / (config.epsilon_base * 1.5)
+  assert f'at participation rate 1 has w = {always:.3f} and spends {always**2:.3f} of the μ²' in _DOC
+  assert f'at rate 0.1 it has w = {rarely:.3f}' in _DOC
+
+
+def test_replace_one():
+  assert f'has ε = 3 under zero-out has ε = {_epsilon(2 * _MU):.2f} under replace-one' in _DOC
+
+
+def test_amplification():
+  amplified = accountants.get('pld').epsilon(history.History.gaussian(_Z, 20, 0.3), _DELTA)
+  assert f'For z = {_Z:.3f}, 20 rounds and q = 0.3, privacy loss distributions give ε = {amplified:.2f} (' in _DOC
+  assert f'A client known to have been in 6 of the 20 rounds has ε = {_epsilon(math.sqrt(6) / _Z):.2f}.' in _DOC
+
+
+@pytest.mark.parametrize(
+  'spec, name',
+  [
+    ('independent', 'independent'),
+    ('ar1:decay=0.5', '`ar1:decay=0.5`'),
+    ('ar1:decay=0.9', '`ar1:decay=0.9`'),
+    ('blt:gain=0.6/0.3,decay=0.9/0.4', '`blt:gain=0.6/0.3,decay=0.9/0.4`'),
+  ],
+)
+def test_correlated_noise(spec, name):
+  noise = registry.parse_spec('noise', spec, correlation.FAMILIES)
+  left = noise.published_noise(np.cumsum(postprocessing.Tail(31).shares(60)[::-1])[::-1])
+  own, worst = noise.worst_case(20, 3, 60) / _MU, noise.worst_case(20, 1, 60) / _MU
+  assert f'| {name} | {own:.2f} | {own * left:.2f} | {worst:.2f} | {worst * left:.2f} |' in _DOC
+
+
+def test_the_charge_is_the_one_that_is_written_out():
+  noise, left, weight, h = correlation.Blt((0.6, 0.3), (0.9, 0.4)), 7, 0.7, np.array([1.3, 0.4])
+  g, d = noise.gains, noise.decays
+  a = [g[j] * sum(g[l] * (1 - (d[j] * d[l]) ** left) / (1 - d[j] * d[l]) for l in range(2)) for j in range(2)]
+  written = (1 + sum(a)) * weight**2 + 2 * weight * sum((g[j] + d[j] * a[j]) * h[j] for j in range(2))
+  unit, by_sum = noise.price(left)
+  assert unit * weight**2 + 2 * weight * np.dot(by_sum, h) == pytest.approx(written, rel=1e-12)
+
+
+def _float32_draws(seed, shape, stddev):
+  """Noise as TensorFlow makes it by default."""
+  return stddev * tf.random.stateless_normal(shape, seed, dtype=tf.float32, alg='philox').numpy()
+
+
+def test_the_low_bits_of_float32_noise_tell_a_right_guess_from_a_wrong_one():
+  rng, size, multiplier = np.random.default_rng(0), 20_000, np.float32(6.2)
+  others = rng.normal(0, 0.01, size).astype(np.float32)
+  seed = tf.constant([1, 2], tf.int64)
+  distance = lambda released, guess: noise_checks.distance_from_the_float32_grid(
+    (released.astype(np.float64) - guess) / float(multiplier)
+  )
+  released = others + _float32_draws(seed, [size], multiplier)
+  wrong = others + rng.normal(size=size) / math.sqrt(size)
+  assert (
+    f'is {distance(released, others):.2f} under the right guess. '
+    f'Under a wrong guess it is {distance(released, wrong):.2f}, as for random numbers.'
+  ) in _DOC
+  ours = others.astype(np.float64) + gaussian.noise(seed, [size], multiplier).numpy()
+  assert f'gives {distance(ours, others):.2f} under the right guess, too' in _DOC
+
+
+def test_the_tails_end():
+  bound = math.sqrt(-2 * math.log(1e-7))
+  assert f'no single number is larger than {bound:.2f}·σ' in _DOC
+  assert f'larger than {2 * bound:.2f}·σ' in _DOC
+  assert 4.5 < np.abs(_float32_draws(tf.constant([3, 4], tf.int64), [2_000_000], 1.0)).max() <= bound * (1 + 1e-6)

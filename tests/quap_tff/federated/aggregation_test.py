@@ -1,0 +1,495 @@
+"""Tests of `quap_tff.federated.aggregation`: its types, then rounds through a TFF execution context."""
+
+import collections
+import copy
+import functools
+
+from dp_accounting.pld import accountant
+from dp_accounting.pld import common
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from quap_tff.federated import aggregation
+from quap_tff.mechanisms import clip_rules
+from quap_tff.mechanisms import layers
+from quap_tff.mechanisms import quap_round as mechanism
+from quap_tff import runtime
+from quap_tff.mechanisms.budgets import BudgetConfig
+from quap_tff.mechanisms.config import NoiseConfig
+from quap_tff.mechanisms.config import QuapConfig
+from quap_tff.mechanisms.participation import ParticipationConfig
+from quap_tff.plans import pt_adp
+from tests.quap_tff import noise_checks
+
+_NO_NOISE = NoiseConfig('none')
+_ID = tff.TensorType(np.int64)
+_STRUCT_ID = tff.to_type(collections.OrderedDict(client_id=np.int64))
+_VALUE = tff.to_type(
+  collections.OrderedDict(conv=(np.float32, [2]), dense=collections.OrderedDict(kernel=(np.float32, [1, 2])))
+)
+_MEASUREMENTS = collections.OrderedDict(
+  round=np.int32,
+  cohort_size=np.int32,
+  epsilon=np.float32,
+  clipping_norm=np.float32,
+  noise_multiplier=np.float32,
+  sigma=np.float32,
+  norm_p10=np.float32,
+  norm_p50=np.float32,
+  norm_p90=np.float32,
+  norm_max=np.float32,
+  clipped_fraction=np.float32,
+  non_finite_updates=np.int32,
+  signal_norm=np.float32,
+  noise_norm=np.float32,
+  noise_to_signal=np.float32,
+  participation_mean=np.float32,
+  participation_stddev=np.float32,
+  participation_min=np.float32,
+  participation_max=np.float32,
+  participation_never_seen=np.int32,
+)
+_PREVIOUS_RULES = [
+  clip_rules.QuantileEma(timing='previous', initial_clip=1.0),
+  clip_rules.Fixed(1.0),
+  clip_rules.PrivateQuantile(),
+]
+
+
+def _config(**overrides):
+  values = dict(num_clients=10, clip=clip_rules.Fixed(1.0), noise=_NO_NOISE)
+  values.update(overrides)
+  return QuapConfig(**values)
+
+
+@functools.lru_cache(maxsize=16)
+def _plain(config):
+  """The process of a configuration, which tests share: it is a function of its state."""
+  return aggregation.QuapAggregationFactory(config).create(_VALUE, _ID)
+
+
+def _create(config, value_type=_VALUE, weight_type=_ID, **keywords):
+  if value_type is _VALUE and weight_type is _ID and not keywords:
+    return _plain(config)
+  return aggregation.QuapAggregationFactory(config, **keywords).create(value_type, weight_type)
+
+
+def _value(conv, kernel):
+  return collections.OrderedDict(
+    conv=np.float32(conv), dense=collections.OrderedDict(kernel=np.float32(kernel).reshape([1, -1]))
+  )
+
+
+def _state_type(num_clients, ema=False):
+  participation = collections.OrderedDict(counts=(np.int32, [num_clients]))
+  if ema:
+    participation['rates'] = (np.float32, [num_clients])
+  return tff.FederatedType(
+    tff.to_type(
+      mechanism.ServerState(
+        round=np.int32,
+        participation=participation,
+        clip=np.float32,
+        noise=mechanism.NoiseState(seed=(np.int64, [2]), counter=np.int64),
+        budget=collections.OrderedDict(),
+      )
+    ),
+    tff.SERVER,
+  )
+
+
+@pytest.fixture(scope='module')
+def context():
+  with runtime.activate(runtime.RuntimeConfig(device='cpu')) as active:
+    yield active
+
+
+class TestQuapAggregationComputation:
+  @pytest.mark.parametrize('clip', [clip_rules.QuantileEma()] + _PREVIOUS_RULES)
+  @pytest.mark.parametrize('weight_type, ema', [(_ID, False), (_STRUCT_ID, True), (tff.TensorType(np.int32), False)])
+  def test_types(self, clip, weight_type, ema):
+    config = _config(clip=clip, participation=ParticipationConfig('ema' if ema else 'cumulative'), noise=NoiseConfig())
+    process = _create(config, weight_type=weight_type)
+    assert isinstance(process, tff.templates.AggregationProcess)
+    state = _state_type(10, ema)
+    tff.test.assert_types_identical(process.initialize.type_signature, tff.FunctionType(None, state))
+    expected = tff.FunctionType(
+      collections.OrderedDict(
+        state=state, value=tff.FederatedType(_VALUE, tff.CLIENTS), weight=tff.FederatedType(weight_type, tff.CLIENTS)
+      ),
+      tff.templates.MeasuredProcessOutput(
+        state=state,
+        result=tff.FederatedType(_VALUE, tff.SERVER),
+        measurements=tff.FederatedType(tff.to_type(_MEASUREMENTS), tff.SERVER),
+      ),
+    )
+    tff.test.assert_types_identical(process.next.type_signature, expected)
+    assert process.is_weighted
+
+  @pytest.mark.parametrize('placement', ['server', 'client'])
+  @pytest.mark.parametrize(
+    'value_type',
+    [
+      tff.to_type([(np.float32, [3, 2]), (np.float32, [2])]),
+      tff.to_type(((np.float64, [3, 2]), (np.float32, [2]))),
+      tff.to_type(collections.OrderedDict(z=[(np.float32, [3, 2])], a=(np.float16, []))),
+      tff.TensorType(np.float32, [3, 2]),
+    ],
+  )
+  def test_the_result_has_the_values_type_and_containers(self, value_type, placement):
+    process = _create(_config(noise=NoiseConfig(placement)), value_type)
+    tff.test.assert_types_identical(process.next.type_signature.result.result.member, value_type)
+
+  @pytest.mark.parametrize(
+    'value_type',
+    [
+      tff.TensorType(np.int32, [3]),
+      tff.to_type([np.float32, np.int32]),
+      tff.to_type([np.str_]),
+      tff.SequenceType(np.float32),
+      tff.to_type([]),
+    ],
+  )
+  def test_values_that_are_no_floats(self, value_type):
+    with pytest.raises(TypeError, match='Updates must be float tensors or a struct of them, found'):
+      _create(_config(), value_type)
+
+  @pytest.mark.parametrize(
+    'weight_type, message',
+    [
+      (tff.TensorType(np.float32), '(?s)an integer scalar, .* Found the type float32.*with_client_ids'),
+      (tff.TensorType(np.int64, [1]), 'an integer scalar'),
+      (
+        tff.to_type(collections.OrderedDict(weight=np.float32)),
+        "(?s)must carry the client's id as `client_id`.*quap_tff.with_client_ids",
+      ),
+      (tff.to_type(collections.OrderedDict(client_id=np.float32)), 'an integer scalar'),
+      (tff.SequenceType(np.int64), 'an integer scalar'),
+    ],
+  )
+  def test_weights_that_are_no_ids(self, weight_type, message):
+    with pytest.raises(TypeError, match=message):
+      _create(_config(), weight_type=weight_type)
+
+  def test_a_config_of_another_kind(self):
+    with pytest.raises(TypeError, match='config must be a quap_tff.QuapConfig, found dict'):
+      aggregation.QuapAggregationFactory({})
+
+  def test_pseudo_gradients_need_the_learning_rate(self):
+    with pytest.raises(ValueError, match='pass learning_rate_fn'):
+      aggregation.QuapAggregationFactory(_config(update_scale='pseudo_gradient'))
+
+  def test_unknown_critical_layers(self):
+    with pytest.raises(ValueError, match="Unknown critical layer 'dens'. Did you mean 'dense'"):
+      _create(_config(critical_layers='dens'))
+
+  def test_no_dense_layer(self):
+    with pytest.raises(ValueError, match='the model has no Dense layer'):
+      _create(_config(), tff.TensorType(np.float32, [3]))
+
+  def test_layers_of_another_model(self):
+    with pytest.raises(ValueError, match=r"The value has 2 tensors, but the layers given have 1: \['dense'\]"):
+      _create(_config(), layers=[layers.Layer('dense', (0,), True)])
+
+  @pytest.mark.parametrize('clip, placement', list(zip(_PREVIOUS_RULES, ('server', 'none', 'client'))))
+  def test_with_a_clip_known_before_it_compiles_to_mergeable_form(self, clip, placement):
+    process = _create(_config(clip=clip, noise=NoiseConfig(placement)))
+    form = tff.backends.native.compile_to_mergeable_comp_form(process.next)
+    assert isinstance(form, tff.framework.MergeableCompForm)
+
+  def test_without_clip_it_compiles_to_mergeable_form(self):
+    process = _create(_config(clip=clip_rules.Unclipped()))
+    tff.backends.native.compile_to_mergeable_comp_form(process.next)
+
+  def test_with_a_clip_of_this_round_it_does_not(self):
+    process = _create(_config(clip=clip_rules.QuantileEma()))
+    with pytest.raises(ValueError, match='aggregate dependent on another'):
+      tff.backends.native.compile_to_mergeable_comp_form(process.next)
+
+  @pytest.mark.parametrize('clip', [clip_rules.QuantileEma(), clip_rules.Fixed(1.0)])
+  def test_what_clients_send_and_get_does_not_grow_with_the_population(self, clip):
+    def at_clients(num_clients):
+      process = _create(_config(num_clients=num_clients, clip=clip, noise=NoiseConfig()))
+      sent = []
+
+      def visit(block):
+        if isinstance(block.type_signature, tff.FederatedType) and block.type_signature.placement == tff.CLIENTS:
+          sent.append(block.type_signature.compact_representation())
+
+      _visit(process.next.to_building_block(), visit)
+      return sent
+
+    small, large = at_clients(10), at_clients(10**6)
+    assert len(small) > 3
+    assert small == large
+
+
+def _visit(block, visitor):
+  visitor(block)
+  for child in block.children():
+    _visit(child, visitor)
+
+
+@pytest.mark.usefixtures('context')
+class TestQuapAggregationExecution:
+  @pytest.mark.parametrize(
+    'clip, weight_type', [(clip_rules.QuantileEma(quantile=0.0, min_clip=1.0), _ID), (_PREVIOUS_RULES[0], _STRUCT_ID)]
+  )
+  def test_by_hand(self, clip, weight_type):
+    # Norms 5 and 1, clipped to 1.
+    process = _create(_config(clip=clip), weight_type=weight_type)
+    ids = [3, 9] if weight_type is _ID else [collections.OrderedDict(client_id=i) for i in (3, 9)]
+    output = process.next(process.initialize(), [_value([1, 2], [3, 4]), _value([3, 4], [0, 1])], ids)
+    np.testing.assert_array_equal(output.result['conv'], [2, 3])
+    np.testing.assert_allclose(output.result['dense']['kernel'], [[0.3, 0.9]], rtol=1e-6)
+    assert list(output.measurements) == list(_MEASUREMENTS)
+    assert output.measurements['clipping_norm'] == 1.0
+    assert output.measurements['clipped_fraction'] == 0.5
+    assert output.measurements['norm_max'] == 5.0
+    np.testing.assert_array_equal(output.state.participation['counts'], [0, 0, 0, 1, 0, 0, 0, 0, 0, 1])
+    assert output.state.round == 1
+
+  @pytest.mark.parametrize(
+    'timing, expected',
+    [('current', [(2.5, 2.5), (5.5, 5.5), (4.0, 2.5)]), ('previous', [(1.0, 1.0), (2.5, 2.5), (5.5, 2.5)])],
+  )
+  def test_clip_timing(self, timing, expected):
+    process = _create(_config(clip=clip_rules.QuantileEma(momentum=0.5, initial_clip=1.0, timing=timing)))
+    state, found = process.initialize(), []
+    for norm in (4.0, 8.5, 2.5):
+      output = process.next(state, [_value([0, 0], [norm, 0])], [0])
+      state = output.state
+      found.append((output.measurements['clipping_norm'], output.result['dense']['kernel'][0, 0]))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+  def test_the_final_dense_layer_is_the_last_declared_one_whatever_its_name(self):
+    value_type = tff.to_type(
+      collections.OrderedDict(
+        hidden=collections.OrderedDict(kernel=(np.float32, [1, 2]), bias=(np.float32, [2])),
+        classifier=collections.OrderedDict(kernel=(np.float32, [1, 2]), bias=(np.float32, [2])),
+      )
+    )
+    process = _create(_config(noise=NoiseConfig(seed=0)), value_type)
+    zeros = collections.OrderedDict(kernel=np.zeros([1, 2], np.float32), bias=np.zeros([2], np.float32))
+    value = collections.OrderedDict(hidden=zeros, classifier=zeros)
+    result = process.next(process.initialize(), [value], [0]).result
+    assert not np.any(result['hidden']['kernel']) and not np.any(result['hidden']['bias'])
+    assert np.all(result['classifier']['kernel']) and np.all(result['classifier']['bias'])
+
+  def test_given_layers_decide_what_is_critical(self):
+    named = [layers.Layer('first', (0,), True), layers.Layer('second', (1,), False)]
+    value_type = tff.to_type([(np.float32, [1, 2]), (np.float32, [1, 2])])
+    value = [np.float32([[3, 4]]), np.float32([[3, 4]])]
+    for selection, expected in (('final_dense', (1, 5)), ('all', (2**-0.5, 2**-0.5))):
+      process = _create(_config(critical_layers=selection), value_type, layers=named)
+      result = process.next(process.initialize(), [value], [0]).result
+      np.testing.assert_allclose([np.linalg.norm(r) for r in result], expected, rtol=1e-6)
+
+  def test_pseudo_gradients_follow_the_rounds_learning_rate(self):
+    # Rates 0.5 and 0.25: norms 10 and 20 are clipped to 2, so the update's norm is 1 and 0.5.
+    process = _create(
+      _config(clip=clip_rules.Fixed(2.0), update_scale='pseudo_gradient'),
+      learning_rate_fn=lambda round_num: tf.pow(0.5, tf.cast(round_num, tf.float32)),
+    )
+    state = process.initialize()
+    for norm, expected in ((10.0, [[0.6, 0.8]]), (20.0, [[0.3, 0.4]])):
+      output = process.next(state, [_value([7, 8], [3, 4])], [0])
+      state = output.state
+      np.testing.assert_allclose(output.measurements['norm_max'], norm, rtol=1e-6)
+      np.testing.assert_allclose(output.result['dense']['kernel'], expected, rtol=1e-6)
+      np.testing.assert_allclose(output.result['conv'], [7, 8], rtol=1e-6)
+
+  @pytest.mark.parametrize(
+    'clip, placement', [(clip_rules.QuantileEma(), 'server'), (clip_rules.PrivateQuantile(), 'client')]
+  )
+  def test_an_empty_cohort_changes_nothing_but_the_round(self, clip, placement):
+    process = _create(_config(clip=clip, noise=NoiseConfig(placement, seed=1)))
+    before = process.next(process.initialize(), [_value([1, 2], [3, 4])], [2]).state
+    output = process.next(before, [], [])
+    assert output.state.round == 2
+    tf.nest.map_structure(np.testing.assert_array_equal, output.state._replace(round=1), before)
+    tf.nest.map_structure(lambda r: np.testing.assert_array_equal(r, np.zeros_like(r)), output.result)
+    assert output.measurements['cohort_size'] == 0
+
+  def test_a_non_finite_update_contributes_zero_and_is_counted(self):
+    process = _create(_config())
+    output = process.next(process.initialize(), [_value([np.nan, 2], [0, 1]), _value([2, 4], [0, 1])], [0, 1])
+    np.testing.assert_array_equal(output.result['conv'], [1, 2])
+    np.testing.assert_array_equal(output.result['dense']['kernel'], [[0, 0.5]])
+    assert output.measurements['non_finite_updates'] == 1
+
+  @pytest.mark.parametrize('clip, placement', [(clip_rules.QuantileEma(), 'server'), (clip_rules.Fixed(1.0), 'client')])
+  def test_bad_ids(self, clip, placement):
+    process = _create(_config(clip=clip, noise=NoiseConfig(placement, seed=1)))
+    state = process.initialize()
+    for ids, message in (
+      ([0, 10], 'Client ids must lie in'),
+      ([-1, 1], 'Client ids must lie in'),
+      ([4, 4], 'appears twice'),
+    ):
+      with pytest.raises(Exception, match=message):
+        process.next(state, [_value([1, 2], [3, 4])] * 2, ids)
+
+  @pytest.mark.parametrize('placement, calibration', [('server', 'analytic'), ('client', 'classic')])
+  def test_noise_on_the_critical_layer_only(self, placement, calibration):
+    value_type = tff.to_type([(np.float32, [3]), (np.float32, [20, 20])])
+    config = _config(
+      noise=NoiseConfig(placement, calibration=calibration, seed=5),
+      budget=BudgetConfig(1.0, 2),
+      clip=clip_rules.Fixed(2.0),
+    )
+    process = _create(config, value_type)
+    other = [np.float32([0.1, 0.2, 0.3]), np.float32([1 / 3, 5, 7])]
+    output = process.next(process.initialize(), [[o, np.zeros([20, 20], np.float32)] for o in other], [0, 1])
+    np.testing.assert_array_equal(output.result[0], (other[0] + other[1]) / np.float32(2))
+    # ε = 1/2 and δ = 1e-5; C/M = 1. Two clients' own noise of C each makes √2 times that.
+    parameters = common.DifferentialPrivacyParameters(0.5, 1e-5)
+    multiplier = (
+      np.sqrt(2 * np.log(1.25e5)) / 0.5
+      if calibration == 'classic'
+      else accountant.get_smallest_gaussian_noise(parameters)
+    )
+    sigma = {'server': multiplier, 'client': multiplier * 2**0.5}[placement]
+    np.testing.assert_allclose(output.measurements['sigma'], sigma, rtol=1e-4)
+    noise_checks.assert_gaussian(output.result[1], sigma)
+
+  @pytest.mark.parametrize('placement', ['server', 'client'])
+  def test_the_low_bits_of_the_noise_do_not_confirm_a_guess(self, placement):
+    """Whoever knows every update but one can subtract a guess of it: what is left must not show that it is right."""
+    value_type = tff.to_type([(np.float32, [100, 200])])
+    noise = NoiseConfig(placement, seed=5)
+    config = _config(noise=noise, clip=clip_rules.Fixed(1.0), critical_layers='all')
+    process = _create(config, value_type)
+    update = np.random.default_rng(0).normal(0, 1e-3, [100, 200]).astype(np.float32)
+    output = process.next(process.initialize(), [[update]], [0])
+    left = (output.result[0].astype(np.float64) - update) / float(output.measurements['sigma'])
+    # 0.03 for TensorFlow's own float32 normal numbers, 0.25 for numbers that show nothing.
+    assert noise_checks.distance_from_the_float32_grid(left) > 0.22
+
+  def test_unseeded_processes_and_initializations_differ(self):
+    config = _config(noise=NoiseConfig())
+    first, second = (aggregation.QuapAggregationFactory(config).create(_VALUE, _ID) for _ in range(2))
+    seeds = {tuple(p.initialize().noise.seed) for p in (first, first, second, second)}
+    assert len(seeds) == 4
+
+  @pytest.mark.parametrize('placement', ['server', 'client'])
+  def test_a_resumed_run_draws_what_the_uninterrupted_one_does(self, placement):
+    process = _create(_config(clip=clip_rules.QuantileEma(), noise=NoiseConfig(placement)))
+    cohort = [_value([1, 2], [3, 4])], [2]
+    state = process.next(process.initialize(), *cohort).state
+    saved = copy.deepcopy(tf.nest.map_structure(np.asarray, state))
+    first, second = process.next(state, *cohort), process.next(saved, *cohort)
+    tf.nest.map_structure(np.testing.assert_array_equal, first.result, second.result)
+    tf.nest.map_structure(np.testing.assert_array_equal, first.state, second.state)
+
+  def test_a_million_clients(self):
+    process = _create(_config(num_clients=10**6, clip=clip_rules.QuantileEma(), noise=NoiseConfig(seed=0)))
+    output = process.next(process.initialize(), [_value([1, 2], [3, 4])] * 2, [0, 999_999])
+    assert sum(np.asarray(t).nbytes for t in tf.nest.flatten(output.state)) < 4_000_100
+    assert output.measurements['participation_never_seen'] == 999_998
+
+  @pytest.mark.parametrize('clip', [clip_rules.Fixed(1.0), clip_rules.QuantileEma()])
+  def test_a_budget_rule_with_state_and_agreement(self, clip):
+    config = _config(clip=clip, budget=BudgetConfig(3.0, 6, client_rule=pt_adp.PtAdp(0.1, 0.5), round_rule='each_own'))
+    process = _create(config)
+    state_type = process.initialize.type_signature.result.member
+    assert state_type.budget.aggregate[0].shape == (1, 2) and state_type.budget.credits.shape == (10,)
+    state = process.next(process.initialize(), [_value([1, 2], [3, 4]), _value([1, 2], [0.3, 0.4])], [7, 2]).state
+    np.testing.assert_allclose(state.budget['credits'], 0.1 * np.isin(range(10), [2, 7]))
+    aggregate = state.budget['aggregate'][0]
+    np.testing.assert_allclose(aggregate / np.linalg.norm(aggregate), [[0.6, 0.8]], rtol=1e-6)
+    # Cosines 1, 0 and -1, by client, whatever the order.
+    values = [_value([1, 2], kernel) for kernel in ([-3, -4], [4, -3], [6, 8])]
+    state = process.next(state, values, [9, 0, 5]).state
+    np.testing.assert_allclose(state.budget['credits'], [0.1, 0, 0.1, 0, 0, 0.6, 0, 0.1, 0, 0.1], rtol=1e-6)
+    np.testing.assert_allclose(state.budget['given'][[0, 5, 9]].sum(), 1.5, rtol=1e-6)
+
+  def test_a_long_run_against_numpy(self):
+    fields = dict(
+      num_clients=6,
+      clip=clip_rules.QuantileEma(quantile=0.5, momentum=0.8, min_clip=0.5, max_clip=3.0),
+      participation=ParticipationConfig('ema', 0.3, warmup_rounds=2),
+      budget=BudgetConfig(3.0, 6, round_rule='cohort_min'),
+    )
+    process = _create(_config(**fields))
+    noised = _create(_config(noise=NoiseConfig(seed=0), **fields))
+    generator = np.random.default_rng(7)
+    state, noised_state, clip, ema = process.initialize(), noised.initialize(), None, np.zeros(6)
+    for t in range(1, 7):
+      ids = generator.permutation(6)[:3]
+      kernels, convs = generator.normal(size=[3, 2]) * 3, generator.normal(size=[3, 2])
+      updates = [_value(c, k) for c, k in zip(convs, kernels)]
+      output, noised_output = process.next(state, updates, list(ids)), noised.next(noised_state, updates, list(ids))
+      state, noised_state = output.state, noised_output.state
+      norms = np.linalg.norm(kernels, axis=1)
+      target = np.clip(np.quantile(norms, 0.5), 0.5, 3.0)
+      clip = target if clip is None else 0.8 * clip + 0.2 * target
+      ema = 0.7 * ema + 0.3 * np.isin(np.arange(6), ids)
+      epsilon = 0.5 if t <= 2 else np.min(0.5 * (1 + 0.5 * np.exp(-2 * ema[ids])))
+      clipped = kernels * np.minimum(1, clip / norms)[:, None]
+      np.testing.assert_allclose(output.result['dense']['kernel'][0], clipped.mean(axis=0), rtol=1e-4, atol=1e-6)
+      np.testing.assert_allclose(output.result['conv'], convs.mean(axis=0), rtol=1e-4, atol=1e-6)
+      np.testing.assert_allclose(noised_output.measurements['epsilon'], epsilon, rtol=1e-5)
+      sigma = clip / 3 * np.sqrt(2 * np.log(1.25 / 1e-5)) / epsilon
+      np.testing.assert_allclose(noised_output.measurements['sigma'], sigma, rtol=1e-5)
+      np.testing.assert_allclose(output.measurements['clipping_norm'], clip, rtol=1e-5)
+      np.testing.assert_allclose(output.measurements['participation_mean'], ema.mean(), rtol=1e-5)
+
+
+class _CountingSum(tff.aggregators.UnweightedAggregationFactory):
+  """A sum that counts its rounds, to show that it was really used, and that its state is kept."""
+
+  def create(self, value_type):
+    count = tff.tensorflow.computation(lambda: np.int32(0))
+    add_one = tff.tensorflow.computation(lambda n: n + 1, np.int32)
+
+    @tff.federated_computation
+    def init_fn():
+      return tff.federated_eval(count, tff.SERVER)
+
+    @tff.federated_computation(init_fn.type_signature.result, tff.FederatedType(value_type, tff.CLIENTS))
+    def next_fn(state, value):
+      return tff.templates.MeasuredProcessOutput(
+        tff.federated_map(add_one, state), tff.federated_sum(value), tff.federated_value((), tff.SERVER)
+      )
+
+    return tff.templates.AggregationProcess(init_fn, next_fn)
+
+
+class TestInnerSum:
+  @pytest.mark.parametrize('clip, placement', [(clip_rules.QuantileEma(), 'server'), (clip_rules.Fixed(1.0), 'client')])
+  def test_takes_the_place_of_the_sum(self, context, clip, placement):
+    config = _config(clip=clip, noise=NoiseConfig(placement, seed=1))
+    plain, counting = _create(config), _create(config, inner_sum=_CountingSum())
+    values, ids = [_value([1, 2], [3, 4]), _value([1, 0], [0, 4])], [2, 5]
+    expected, found = plain.initialize(), counting.initialize()
+    for round_num in (1, 2):
+      expected, found = (
+        plain.next(getattr(expected, 'state', expected), values, ids),
+        counting.next(getattr(found, 'state', found), values, ids),
+      )
+      assert found.state.inner_sum == round_num
+      tf.nest.map_structure(np.testing.assert_array_equal, found.state.mechanism, expected.state)
+      tf.nest.map_structure(np.testing.assert_array_equal, found.result, expected.result)
+
+  def test_a_secure_sum(self):
+    process = _create(_config(), inner_sum=tff.aggregators.SecureSumFactory(1.0, -1.0))
+    values = [_value([0.1, 0.2], [0.3, 0.4]), _value([0.1, 0.2], [3, 4])]
+    # Installed for the block only: TFF's worker ends with it.
+    with tff.framework.get_context_stack().install(tff.backends.test.create_sync_test_cpp_execution_context()):
+      output = process.next(process.initialize(), values, [1, 2])
+    np.testing.assert_allclose(output.result['dense']['kernel'], [[0.45, 0.6]], atol=1e-6)
+    np.testing.assert_array_equal(np.flatnonzero(output.state.mechanism.participation['counts']), [1, 2])
+
+  def test_what_is_no_sum(self):
+    with pytest.raises(TypeError, match='inner_sum must be a tff.aggregators.UnweightedAggregationFactory.*found Mean'):
+      aggregation.QuapAggregationFactory(_config(), inner_sum=tff.aggregators.MeanFactory())
+
+    class First(tff.aggregators.UnweightedAggregationFactory):
+      def create(self, value_type):
+        return tff.aggregators.SumFactory().create(value_type[0])
+
+    with pytest.raises(TypeError, match='inner_sum must return what it sums'):
+      _create(_config(), inner_sum=First())

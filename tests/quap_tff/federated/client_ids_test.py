@@ -1,0 +1,154 @@
+"""TFF's own client work under QuAP-FL's aggregators: the drop-in, in our runtime and in TFF's own context."""
+
+import collections
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+import quap_tff
+import quap_tff
+from quap_tff.federated import client_ids
+from quap_tff.mechanisms import clip_rules
+from quap_tff import runtime
+
+_SGD = tff.learning.optimizers.build_sgdm
+
+
+def _model_fn():
+  """y = w·x from w = 0; the loss' derivative on one example (x=1, y) is 2·(w - y)."""
+  layer = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer='zeros', input_shape=(1,), name='logits')
+  return tff.learning.models.from_keras_model(
+    tf.keras.Sequential([layer]),
+    loss=tf.keras.losses.MeanSquaredError(),
+    input_spec=collections.OrderedDict(x=tf.TensorSpec([None, 1]), y=tf.TensorSpec([None, 1])),
+  )
+
+
+def _stock_work():
+  return tff.learning.templates.build_model_delta_client_work(
+    _model_fn, _SGD(0.1), client_weighting=tff.learning.ClientWeighting.NUM_EXAMPLES
+  )
+
+
+def _process(aggregator, work=None):
+  """What a TFF user writes: TFF's client work, distributor and finalizer around an aggregator of ours."""
+  work = quap_tff.with_client_ids(_stock_work()) if work is None else work
+
+  @tff.tensorflow.computation
+  def initial_weights():
+    return tff.learning.models.ModelWeights.from_model(_model_fn())
+
+  weights_type = initial_weights.type_signature.result
+  result_type = work.next.type_signature.result.result.member
+  return tff.learning.templates.compose_learning_process(
+    initial_weights,
+    tff.learning.templates.build_broadcast_process(weights_type),
+    work,
+    aggregator.create(result_type.update, result_type.update_weight),
+    tff.learning.templates.build_apply_optimizer_finalizer(_SGD(1.0), weights_type),
+  )
+
+
+def _client(client_id, y):
+  examples = collections.OrderedDict(x=np.ones([1, 1], np.float32), y=np.full([1, 1], y, np.float32))
+  return collections.OrderedDict(
+    client_id=tf.data.Dataset.from_tensors(np.int64(client_id)), examples=tf.data.Dataset.from_tensors(examples)
+  )
+
+
+def _config(**overrides):
+  values = dict(num_clients=10, clip=clip_rules.Fixed(1.0), noise=quap_tff.NoiseConfig('none'))
+  return quap_tff.QuapConfig(**{**values, **overrides})
+
+
+@pytest.fixture(name='context', params=['in_process', 'stock'])
+def _context(request):
+  if request.param == 'in_process':
+    with runtime.activate(runtime.RuntimeConfig(device='cpu')):
+      yield
+  else:
+    # TFF's own worker; installed for the block only, it ends with it.
+    with tff.framework.get_context_stack().install(tff.backends.native.create_sync_local_cpp_execution_context()):
+      yield
+
+
+class TestWithClientIds:
+  def test_types(self):
+    stock, work = _stock_work(), quap_tff.with_client_ids(_stock_work())
+    assert isinstance(work, tff.learning.templates.ClientWorkProcess)
+    assert work.initialize.type_signature == stock.initialize.type_signature
+    parameter = work.next.type_signature.parameter
+    assert parameter[2].compact_representation() == (
+      '{<client_id=int64*,examples=<x=float32[?,1],y=float32[?,1]>*>}@CLIENTS'
+    )
+    weight = work.next.type_signature.result.result.member.update_weight
+    assert weight.compact_representation() == '<client_id=int64,weight=float32>'
+
+  def test_stock_client_work_under_quap(self, context):
+    """At w = 0 and rate 0.1 the update is -0.2·y: -0.4 for y = 2; -2 for y = 10, clipped to -1."""
+    plan = quap_tff.QuapPlan(_config())
+    process = _process(plan.aggregator)
+    ledger = plan.new_ledger()
+    state = process.initialize()
+    output = process.next(state, [_client(3, 2.0), _client(5, 10.0)])
+    ledger.append(plan.record(output, [3, 5]))
+    weights = process.get_model_weights(output.state).trainable
+    assert float(np.asarray(weights[0]).ravel()[0]) == pytest.approx(0.7, rel=1e-6)
+    np.testing.assert_array_equal(np.flatnonzero(output.state.aggregator.participation['counts']), [3, 5])
+    np.testing.assert_array_equal(ledger.rounds, [0, 0, 0, 1, 0, 1, 0, 0, 0, 0])
+    assert 'finite ε' in str(plan.report(ledger))
+
+  def test_stock_client_work_under_certified(self):
+    config = quap_tff.CertifiedConfig(
+      num_clients=4,
+      epsilon=3.0,
+      delta=1e-5,
+      noise_multiplier=4.0,
+      divisor=2.0,
+      noise_seed=1,
+      clip=clip_rules.Fixed(1.0),
+    )
+    with runtime.activate(runtime.RuntimeConfig(device='cpu')):
+      process = _process(quap_tff.CertifiedAggregationFactory(config))
+      output = process.next(process.initialize(), [_client(3, 2.0)])
+    assert output.metrics['aggregator']['cohort_size'] == 1
+
+  def test_a_sequence_of_no_id_or_of_two_is_refused(self):
+    process = _process(quap_tff.QuapAggregationFactory(_config()))
+    with runtime.activate(runtime.RuntimeConfig(device='cpu')):
+      for ids in ([], [1, 2]):
+        client = {**_client(1, 2.0), 'client_id': tf.data.Dataset.from_tensor_slices(np.array(ids, np.int64))}
+        with pytest.raises(Exception, match='Client ids must lie in'):
+          process.next(process.initialize(), [collections.OrderedDict(client)])
+
+  def test_what_is_no_client_work(self):
+    with pytest.raises(TypeError, match='must be a tff.learning.templates.ClientWorkProcess, found function'):
+      quap_tff.with_client_ids(_model_fn)
+
+  def test_work_that_has_ids(self):
+    for work in (quap_tff.build_client_work(_model_fn, _SGD(0.1)), quap_tff.with_client_ids(_stock_work())):
+      with pytest.raises(TypeError, match='have ids already'):
+        quap_tff.with_client_ids(work)
+
+
+class TestStockBuilders:
+  @pytest.mark.parametrize(
+    'aggregator',
+    [
+      quap_tff.QuapAggregationFactory(_config()),
+      quap_tff.CertifiedAggregationFactory(
+        quap_tff.CertifiedConfig(num_clients=4, epsilon=3.0, delta=1e-5, noise_multiplier=4.0, divisor=2.0)
+      ),
+    ],
+  )
+  def test_the_error_names_the_adapter(self, aggregator):
+    with pytest.raises(TypeError, match='(?s)Found the type float32.*quap_tff.with_client_ids'):
+      tff.learning.algorithms.build_weighted_fed_avg(_model_fn, _SGD(0.1), _SGD(1.0), model_aggregator=aggregator)
+
+
+def test_read_ids():
+  assert client_ids.reader(tff.TensorType(np.int32))(7) == 7
+  weight_type = tff.to_type(collections.OrderedDict(weight=np.float32, client_id=np.int64))
+  assert client_ids.reader(weight_type)({'weight': 0.5, 'client_id': 7}) == 7

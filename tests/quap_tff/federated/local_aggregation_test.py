@@ -1,0 +1,195 @@
+"""Tests of `quap_tff.federated.local_aggregation` and `quap_tff.plans.local`: what a client sends, and what it is charged."""
+
+import collections
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from quap_tff import accounting
+from quap_tff.mechanisms import clip_rules
+from quap_tff import plans
+from quap_tff import runtime
+from quap_tff.mechanisms import tradeoff
+from quap_tff.mechanisms.budgets import BudgetConfig
+from quap_tff.mechanisms.config import NoiseConfig
+from quap_tff.mechanisms.config import QuapConfig
+from quap_tff.federated import local_aggregation as aggregation
+from quap_tff.mechanisms.participation import ParticipationConfig
+from tests.quap_tff import noise_checks
+
+_VALUE = tff.to_type(collections.OrderedDict(a=(np.float32, [2]), b=(np.float32, [400])))
+_TINY_NOISE = 1e-9
+
+
+def _config(clip=1.0, **overrides):
+  values = dict(
+    num_clients=4,
+    clip=clip_rules.Fixed(clip),
+    clip_scope='all_layers',
+    critical_layers='all',
+    budget=BudgetConfig(epsilon_total=8.0, num_rounds=4),
+    participation=ParticipationConfig(warmup_rounds=0),
+    noise=NoiseConfig('client', calibration='analytic', seed=3),
+  )
+  values.update(overrides)
+  return QuapConfig(**values)
+
+
+def _value(a, scale=0.0):
+  return collections.OrderedDict(a=np.float32(a), b=np.full([400], scale, np.float32))
+
+
+def _randomize(update, clip=1.0, noise_multiplier=_TINY_NOISE, seed=(1, 2)):
+  tensors = [tf.constant(u, tf.float32) for u in update]
+  sent = aggregation.randomize(tensors, clip, tf.constant(noise_multiplier, tf.float64), tf.constant(seed, tf.int64))
+  return [np.asarray(s) for s in sent]
+
+
+@pytest.fixture(scope='module')
+def context():
+  with runtime.activate(runtime.RuntimeConfig(device='cpu')) as active:
+    yield active
+
+
+class TestRandomize:
+  @pytest.mark.parametrize(
+    'update, sent',
+    [
+      ([[3.0], [4.0, 0.0]], [[0.6], [0.8, 0.0]]),  # Norm 5, clipped to 1 over all tensors together.
+      ([[0.3], [0.4, 0.0]], [[0.3], [0.4, 0.0]]),
+      ([[0.0], [0.0, 0.0]], [[0.0], [0.0, 0.0]]),
+      ([[math.nan], [4.0, 0.0]], [[0.0], [0.0, 0.0]]),
+      ([[3.0], [math.inf, 0.0]], [[0.0], [0.0, 0.0]]),
+    ],
+  )
+  def test_clips_the_whole_update(self, update, sent):
+    for found, expected in zip(_randomize(update), sent):
+      np.testing.assert_allclose(found, expected, atol=2e-6)
+
+  def test_the_noise_is_for_twice_the_clipping_norm(self):
+    (sent,) = _randomize([np.zeros(5000)], clip=0.5, noise_multiplier=3.0)
+    noise_checks.assert_gaussian(sent, 3.0 * 2 * 0.5)
+
+  def test_an_update_that_is_not_finite_is_noised_like_any_other(self):
+    (sent,) = _randomize([np.full(5000, np.nan)], clip=0.5, noise_multiplier=3.0)
+    noise_checks.assert_gaussian(sent, 3.0)
+
+  def test_each_tensor_and_each_seed_has_noise_of_its_own(self):
+    first, second = _randomize([np.zeros(500), np.zeros(500)], noise_multiplier=1.0)
+    other, _ = _randomize([np.zeros(500), np.zeros(500)], noise_multiplier=1.0, seed=(1, 3))
+    noise_checks.assert_uncorrelated(first, second)
+    noise_checks.assert_uncorrelated(first, other)
+
+
+class TestAggregation:
+  def test_the_mean_of_messages(self, context):
+    scale = 1e-9
+    process = aggregation.LocalAggregationFactory(
+      _config(noise=NoiseConfig('client', calibration='analytic', scale=scale, seed=3))
+    ).create(_VALUE, tff.TensorType(np.int64))
+    output = process.next(process.initialize(), [_value([3, 4]), _value([0, 0.5])], [np.int64(2), np.int64(0)])
+    np.testing.assert_allclose(output.result['a'], [0.3, 0.65], atol=1e-5)
+    assert list(output.state.participation['counts']) == [1, 0, 1, 0]
+    assert (output.state.round, output.state.noise.counter) == (1, 1)
+
+  def test_noise_by_each_clients_own_budget(self, context):
+    # Round 2: client 0 has a rate of 1, client 1 one of 1/2. ε = 2·(1 + exp(-2p)/2).
+    config = _config(clip=0.25)
+    process = aggregation.LocalAggregationFactory(config).create(_VALUE, tff.TensorType(np.int64))
+    state = process.next(process.initialize(), [_value([0, 0])], [np.int64(0)]).state
+    output = process.next(state, [_value([0, 0])] * 2, [np.int64(0), np.int64(1)])
+    z = [1 / tradeoff.mu_at_most(2 * (1 + 0.5 * math.exp(-2 * rate)), 1e-5) for rate in (1, 0.5)]
+    sigma = 2 * 0.25 * math.hypot(*z) / 2
+    np.testing.assert_allclose(output.measurements['sigma'], sigma, rtol=1e-6)
+    noise_checks.assert_gaussian(np.concatenate([output.result['a'], output.result['b']]), sigma)
+
+  def test_nothing_exact_is_sent_or_reported(self, context):
+    process = aggregation.LocalAggregationFactory(_config()).create(_VALUE, tff.TensorType(np.int64))
+    measured = [
+      process.next(process.initialize(), [_value(a), _value([0, 0])], [np.int64(0), np.int64(1)]).measurements
+      for a in ([3, 4], [np.nan, 0])
+    ]
+    assert measured[0].keys() == measured[1].keys()
+    assert all(np.array_equal(measured[0][name], measured[1][name]) for name in measured[0])
+
+  def test_a_round_of_nobody_changes_nothing(self, context):
+    process = aggregation.LocalAggregationFactory(_config()).create(_VALUE, tff.TensorType(np.int64))
+    output = process.next(process.initialize(), [], [])
+    assert not np.any(output.result['b']) and output.state.noise.counter == 0 and output.state.round == 1
+
+  def test_it_compiles_to_mergeable_form(self):
+    process = aggregation.LocalAggregationFactory(_config()).create(_VALUE, tff.TensorType(np.int64))
+    tff.backends.native.compile_to_mergeable_comp_form(process.next)
+
+  @pytest.mark.parametrize(
+    'overrides, message',
+    [
+      (dict(noise=NoiseConfig('server', calibration='analytic')), 'noise placement "client"'),
+      (dict(clip=clip_rules.QuantileEma()), 'use clip rule fixed'),
+      (dict(clip=clip_rules.PrivateQuantile()), 'use clip rule fixed'),
+      (dict(clip_scope='critical'), 'clip_scope="all_layers"'),
+      (dict(critical_layers='final_dense'), 'critical_layers="all"'),
+    ],
+  )
+  def test_what_clients_cannot_do_is_refused(self, overrides, message):
+    config = dataclasses.replace(_config(), **overrides)
+    with pytest.raises(ValueError, match=message):
+      aggregation.LocalAggregationFactory(config)
+    with pytest.raises(ValueError, match=message):
+      plans.LocalPlan(config)
+
+
+class TestPlan:
+  def _ledger(self, config, cohorts):
+    return plans.LocalPlan(config).planned_ledger(cohorts)
+
+  def test_a_release_costs_its_own_budget_exactly(self):
+    # In its first round a client has a rate of 1, so ε = 2·(1 + exp(-2)/2), at δ = 1e-5.
+    found = accounting.epsilon_by_client(self._ledger(_config(), [[0]]), 1e-5)
+    assert found[0] == pytest.approx(2 * (1 + 0.5 * math.exp(-2)), rel=1e-6)
+    assert found[1] == 0
+
+  def test_each_client_is_charged_for_its_own_noise(self):
+    ledger = self._ledger(_config(), [[0], [0, 1]])
+    z = {rate: 1 / tradeoff.mu_at_most(2 * (1 + 0.5 * math.exp(-2 * rate)), 1e-5) for rate in (1, 0.5)}
+    np.testing.assert_allclose(
+      accounting.total_mu(ledger).whole, [math.hypot(1 / z[1], 1 / z[1]), 1 / z[0.5], 0, 0], rtol=1e-6
+    )
+
+  def test_the_account_is_that_of_the_noise_that_is_added(self, context):
+    # What replacing (C in one direction by C in the other) moves, over the noise that is measured.
+    config = _config(clip=0.5)
+    plan = plans.LocalPlan(config)
+    process = plan.aggregator.create(_VALUE, tff.TensorType(np.int64))
+    outputs = [process.next(process.initialize(), [_value(a)], [np.int64(1)]) for a in ([9, 0], [-9, 0])]
+    moved = float(outputs[0].result['a'][0] - outputs[1].result['a'][0])
+    ledger = plan.new_ledger()
+    ledger.append(plan.record(outputs[0], [1]))
+    mu = accounting.total_mu(ledger).whole[1]
+    assert moved == pytest.approx(2 * 0.5, rel=1e-5)
+    noise_checks.assert_gaussian(outputs[0].result['b'], moved / mu)
+
+  def test_calibrated_to_a_total(self):
+    plan = plans.LocalPlan(_config()).calibrated([[0, 1], [0, 2], [0]], 5.0)
+    spent = accounting.epsilon_by_client(plan.planned_ledger([[0, 1], [0, 2], [0]]), 1e-5)
+    assert spent.max() == pytest.approx(5.0, rel=1e-4) and spent.max() <= 5.0
+
+  def test_the_figures_are_of_the_local_model(self):
+    plan = plans.LocalPlan(dataclasses.replace(_config(), noise=NoiseConfig('client', calibration='analytic')))
+    ledger = plan.planned_ledger([[0, 1]])
+    report = plan.report(ledger)
+    assert {figure.neighbours for figure in report.formal.figures} == {accounting.REPLACE_ONE}
+    assert {figure.amplification for figure in report.formal.figures} == {'none'}
+    assert 'against the server itself' in report.protection.statement
+    assert any('each client draws its own noise' in note for note in report.formal.notes)
+
+  def test_a_known_seed_protects_nothing(self):
+    assert not plans.LocalPlan(_config()).protection.model_protected
+
+  def test_training_metrics_are_refused(self):
+    with pytest.raises(ValueError, match='--client_metrics'):
+      plans.LocalPlan(_config(), client_metrics=True)

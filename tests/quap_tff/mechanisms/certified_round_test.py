@@ -1,0 +1,395 @@
+"""Tests of `quap_tff.mechanisms.certified_round`: sensitivity, noise, and that budgets hold over any history of rounds.
+
+A float tolerance of 1 - `CLIP_MARGIN` is built into the mechanism; so tests of sensitivity need none of their own.
+"""
+
+import collections
+import math
+
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from quap_tff.mechanisms import clip_rules
+from quap_tff.mechanisms import tradeoff
+from quap_tff.mechanisms import clip_split
+from quap_tff.mechanisms import certified_round as mechanism
+from quap_tff.mechanisms import weight_rules
+from quap_tff.mechanisms.certified_config import CertifiedConfig
+from quap_tff.mechanisms.layers import Layer
+from quap_tff.mechanisms.participation import ParticipationConfig
+from tests.quap_tff import noise_checks
+
+_JOINT = (clip_split.ClipGroup((0, 1), 1.0),)
+_SHAPES = ([2], [2])
+_EXACT = 1 - mechanism.CLIP_MARGIN
+_ALL_RATES = ParticipationConfig(warmup_rounds=0)
+
+
+def _config(**overrides):
+  values = dict(
+    num_clients=8,
+    epsilon=3.0,
+    delta=1e-5,
+    noise_multiplier=4.0,
+    divisor=2.0,
+    noise_seed=3,
+    weights=weight_rules.Uniform(),
+    participation=_ALL_RATES,
+  )
+  return CertifiedConfig(**{**values, **overrides})
+
+
+def _sum(groups, updates, weights, clip):
+  """The pre-noise sum, as the aggregation makes it: float32 contributions added in float64."""
+  total = [np.zeros(np.shape(u), np.float64) for u in updates[0]]
+  for update, weight in zip(updates, weights):
+    parts = mechanism.contribute(groups, [tf.constant(u) for u in update], tf.constant(weight), tf.constant(clip))
+    total = [t + p.numpy().astype(np.float64) for t, p in zip(total, parts)]
+  return total
+
+
+def _norm(tensors):
+  return math.sqrt(math.fsum(float(np.sum(np.square(t, dtype=np.float64))) for t in tensors))
+
+
+def _run_round(config, state, cohort, shapes=_SHAPES, groups=_JOINT):
+  """One round as `quap_tff.federated.certified_aggregation` composes it; `cohort` is a dict of client id -> update."""
+  updates = [[tf.constant(u, tf.float32, shape=s) for u, s in zip(update, shapes)] for update in cohort.values()]
+  norms = [mechanism.update_norm(groups, update) for update in updates]
+  norms = (tf.stack(norms) if norms else tf.zeros([0])) if config.counts_norms else None
+  plan = mechanism.plan_round(config, state, tf.constant(list(cohort), tf.int64), norms)
+  total = [tf.zeros(s, tf.float64) for s in shapes]
+  for update, weight in zip(updates, tf.unstack(plan.weights, len(updates))):
+    added = mechanism.contribute(groups, update, weight, state.clip)
+    total = [t + tf.cast(a, tf.float64) for t, a in zip(total, added)]
+  return mechanism.finish_round(config, state, plan, total)
+
+
+def _saved(state):
+  return tf.nest.map_structure(lambda t: np.array(t), state)
+
+
+def _zeros(ids):
+  return {i: ([0.0, 0.0], [0.0, 0.0]) for i in ids}
+
+
+class TestContribute:
+  def _contribute(self, update, weight=1.0, clip=1.0, groups=_JOINT):
+    update = [tf.constant(u, tf.float32) for u in update]
+    return [c.numpy() for c in mechanism.contribute(groups, update, tf.constant(weight), tf.constant(clip))]
+
+  def test_by_hand(self):
+    first, second = self._contribute([[12.0, 0.0], [3.0, 4.0]], weight=0.5, clip=13.0)
+    np.testing.assert_allclose(np.concatenate([first, second]), np.multiply([6, 0, 1.5, 2], _EXACT), rtol=1e-7)
+
+  def test_layers_are_clipped_apart(self):
+    groups = (clip_split.ClipGroup((0,), 0.6), clip_split.ClipGroup((1,), 0.8))
+    first, second = self._contribute([[0.5, 0.0], [3.0, 4.0]], groups=groups)
+    np.testing.assert_array_equal(first, np.float32([0.5, 0.0]))
+    np.testing.assert_allclose(second, np.multiply([0.48, 0.64], _EXACT), rtol=1e-7)
+
+  def test_within_the_bound_nothing_changes_a_bit(self):
+    update = [[0.1, 0.2], [0.3, 0.4]]
+    for part, expected in zip(self._contribute(update), update):
+      np.testing.assert_array_equal(part, np.float32(expected))
+
+  @pytest.mark.parametrize(
+    'update, weight',
+    [
+      ([[math.nan, 1.0], [1.0, 1.0]], 1.0),
+      ([[1.0, 1.0], [math.inf, 1.0]], 1.0),
+      ([[1.0, -math.inf], [math.nan, 1.0]], 0.0),
+      ([[1.0, 2.0], [3.0, 4.0]], 0.0),
+      ([[0.0, 0.0], [0.0, 0.0]], 1.0),
+    ],
+  )
+  @pytest.mark.parametrize('groups', [_JOINT, (clip_split.ClipGroup((0,), 0.6), clip_split.ClipGroup((1,), 0.8))])
+  def test_exact_zeros(self, update, weight, groups):
+    for part in self._contribute(update, weight, groups=groups):
+      np.testing.assert_array_equal(part, [0.0, 0.0])
+
+  def test_the_largest_floats_are_clipped_like_others(self):
+    parts = self._contribute([[3e38, 0.0], [0.0, -3e38]])
+    assert _norm(parts) == pytest.approx(_EXACT, rel=1e-6)
+
+
+class TestSensitivity:
+  @given(
+    seed=st.integers(0, 2**32 - 1),
+    sizes=st.lists(st.integers(1, 400), min_size=1, max_size=4),
+    num_clients=st.integers(1, 6),
+    split=st.sampled_from(list(clip_split.SPLITS)),
+    log_clip=st.floats(-44.0, 44.0),
+    log_scale=st.floats(-30.0, 70.0),
+  )
+  @settings(derandomize=True, deadline=None, max_examples=60)
+  def test_without_one_clients_data_the_sum_moves_by_at_most_its_weight_times_the_clip(
+    self, seed, sizes, num_clients, split, log_clip, log_scale
+  ):
+    rng = np.random.default_rng(seed)
+    clip = np.float32(math.exp(log_clip))
+    scale = math.exp(min(log_clip + log_scale, 80.0))
+    layers = [Layer(str(i), (i,), True) for i in range(len(sizes))]
+    groups = clip_split.clip_groups(split, sizes, layers)
+    updates = [[(rng.standard_normal(n) * scale).astype(np.float32) for n in sizes] for _ in range(num_clients)]
+    weights = np.maximum(rng.uniform(0, 1, num_clients), 2.0**-20).astype(np.float32)
+    whole = _sum(groups, updates, weights, clip)
+    for i in range(num_clients):
+      nothing = [np.zeros_like(u) for u in updates[i]]
+      moved = _sum(groups, updates[:i] + [nothing] + updates[i + 1 :], weights, clip)
+      distance = _norm([a - b for a, b in zip(whole, moved)])
+      # σ as it is drawn, float32(z·C), rounded to its worst side.
+      assert distance <= float(weights[i]) * float(clip) * (1 - 2.0**-23)
+
+  def test_the_bound_is_reached(self):
+    moved = _sum(_JOINT, [[np.float32([30, 40]), np.float32([0, 0])]], [np.float32(0.25)], np.float32(2.0))
+    assert _norm(moved) == pytest.approx(0.5, rel=2e-6)
+
+  def test_many_weights_are_clipped_as_exactly(self):
+    # A float32 norm of so many entries would be off by more than the margin.
+    update = [np.full(3_000_000, 1.1, np.float32), np.float32([1e4, 0.0])]
+    assert 1 - 2e-6 < _norm(_sum(_JOINT, [update], [np.float32(1.0)], np.float32(1.0))) < 1 - 2.0**-23
+
+
+class TestNoise:
+  _LARGE = dict(shapes=([2000], [2000]))
+
+  def _result(self, state=None, config=_config(clip=clip_rules.Fixed(0.5)), cohort=None):
+    state = state or mechanism.initial_state(config, _SHAPES)
+    cohort = cohort or {i: ([0.0] * 2000,) * 2 for i in (1, 2)}
+    new_state, mean, measurements = _run_round(config, state, cohort, **self._LARGE)
+    return new_state, np.concatenate([m.numpy() for m in mean]), measurements
+
+  def test_scale_and_measured_sigma(self):
+    _, mean, measurements = self._result()
+    # z·C/D = 4·0.5/2.
+    noise_checks.assert_gaussian(mean, 1.0)
+    assert measurements['sigma'] == 1.0 and measurements['noise_multiplier'] == 4.0
+
+  def test_does_not_go_by_the_cohort_or_its_weights(self):
+    config = _config(clip=clip_rules.Fixed(0.5), weights=weight_rules.Participation(9.0, 5.0))
+    _, mean, _ = self._result(config=config, cohort={i: ([0.0] * 2000,) * 2 for i in range(7)})
+    noise_checks.assert_gaussian(mean, 1.0)
+
+  def test_differs_by_tensor_round_cohort_and_seed(self):
+    state, first, _ = self._result()
+    noise_checks.assert_uncorrelated(first[:2000], first[2000:])
+    noise_checks.assert_uncorrelated(first, self._result(state)[1])
+    # Otherwise the difference of a round and its second try would be one of bare sums.
+    noise_checks.assert_uncorrelated(first, self._result(cohort={i: ([0.0] * 2000,) * 2 for i in (1, 3)})[1])
+    noise_checks.assert_uncorrelated(first, self._result(cohort={1: ([0.0] * 2000,) * 2})[1])
+    other = _config(clip=clip_rules.Fixed(0.5), noise_seed=4)
+    noise_checks.assert_uncorrelated(first, self._result(config=other)[1])
+    entropy = _config(clip=clip_rules.Fixed(0.5), noise_seed=None)
+    first, second = (self._result(config=entropy)[1] for _ in range(2))
+    noise_checks.assert_uncorrelated(first, second, noise_checks.UNSEEDED)
+
+  def test_a_resumed_round_draws_the_same_and_spends_once(self):
+    state, _, _ = self._result()
+    kept = _saved(state)
+    after, first, _ = self._result(state)
+    again, second, _ = self._result(kept, cohort={i: ([0.0] * 2000,) * 2 for i in (2, 1)})
+    np.testing.assert_array_equal(first, second)
+    np.testing.assert_array_equal(after.accounts.spent, again.accounts.spent)
+    np.testing.assert_allclose(after.accounts.spent, [0, 2 / 16, 2 / 16, 0, 0, 0, 0, 0], rtol=1e-12)
+
+  def test_the_sum_is_under_it(self):
+    update = ([0.25 / 50] * 2000, [0.0] * 2000)  # Of norm 0.2236.
+    _, with_data, _ = self._result(cohort={1: update, 2: update})
+    _, without, _ = self._result()
+    # Two of 0.005, over the divisor.
+    np.testing.assert_allclose(with_data - without, [0.005] * 2000 + [0.0] * 2000, atol=1e-9)
+
+
+class TestRound:
+  def test_by_hand(self):
+    # ε_i/(ε_base(1 + α)) at rates 1/2 and 1.
+    config = _config(weights=weight_rules.Participation(1.0, 2.0))
+    state, _, _ = _run_round(config, mechanism.initial_state(config, _SHAPES), _zeros([3]))
+    state, _, measurements = _run_round(config, state, _zeros([3, 5]))
+    low, high = (1 + math.exp(-2)) / 2, (1 + math.exp(-1)) / 2
+    np.testing.assert_allclose(state.weights, [0, 0, 0, low, 0, high, 0, 0], rtol=1e-6)
+    np.testing.assert_allclose(state.accounts.spent, [0, 0, 0, 2 * low**2 / 16, 0, high**2 / 16, 0, 0], rtol=1e-6)
+    expected = collections.OrderedDict(
+      round=2,
+      cohort_size=2,
+      clipping_norm=1.0,
+      noise_multiplier=4.0,
+      sigma=2.0,
+      exhausted_clients=0,
+      weight_mean=(low + high) / 2,
+      weight_min=low,
+      spent_max=2 * low**2 / 16 / config.prices.limit,
+      participation_mean=1.5 / 8,
+      participation_stddev=math.sqrt(1.25 / 8 - (1.5 / 8) ** 2),
+      participation_min=0.0,
+      participation_max=1.0,
+      participation_never_seen=6,
+    )
+    assert list(measurements) == list(expected)
+    np.testing.assert_allclose([float(m) for m in measurements.values()], list(expected.values()), rtol=1e-6)
+
+  def test_nothing_that_is_reported_goes_by_data(self):
+    config = _config()
+    quiet = _run_round(config, mechanism.initial_state(config, _SHAPES), _zeros([0, 1]))
+    loud = {0: ([1e9, 0.0], [0.0, 3.0]), 1: ([math.nan, 0.0], [0.0, 0.0])}
+    state, _, measurements = _run_round(config, mechanism.initial_state(config, _SHAPES), loud)
+    tf.nest.map_structure(np.testing.assert_array_equal, measurements, quiet[2])
+    tf.nest.map_structure(np.testing.assert_array_equal, state, quiet[0])
+
+  @pytest.mark.parametrize('clip', [clip_rules.Fixed(1.0), clip_rules.PrivateQuantile(count_stddev=20.0)])
+  @pytest.mark.parametrize('rate', ['cumulative', 'ema'])
+  def test_an_empty_cohort_releases_nothing(self, clip, rate):
+    config = _config(clip=clip, participation=ParticipationConfig(rate))
+    before, _, _ = _run_round(config, mechanism.initial_state(config, _SHAPES), _zeros([0, 4]))
+    after, mean, measurements = _run_round(config, before, {})
+    np.testing.assert_array_equal(np.concatenate(mean), np.zeros(4))
+    assert int(after.round) == 2 and not np.any(after.weights)
+    same = dict(round=0, weights=0)
+    tf.nest.map_structure(np.testing.assert_array_equal, after._replace(**same), before._replace(**same))
+    assert measurements['cohort_size'] == 0 and measurements['sigma'] == 0.0
+    assert measurements['weight_mean'] == 0.0 and measurements['weight_min'] == 0.0
+
+  def test_a_client_that_has_spent_its_budget_adds_exactly_nothing(self):
+    # μ_max² = 0.517: one round of z = 1.5 costs 0.444, and a second one pays for a weight of 0.4 only.
+    config = _config(noise_multiplier=1.5)
+    state, weights, exhausted = mechanism.initial_state(config, _SHAPES), [], []
+    for cohort in ([2], [2], [2], [2, 3]):
+      state, _, measurements = _run_round(config, state, _zeros(cohort))
+      weights.append(float(state.weights[2]))
+      exhausted.append(int(measurements['exhausted_clients']))
+    assert weights == [1.0, pytest.approx(0.405, abs=1e-3), 0.0, 0.0] and exhausted == [0, 0, 1, 1]
+    kept = _saved(state)
+    alone, mean, measurements = _run_round(config, kept, {2: ([1.0, 2.0], [3.0, 4.0])})
+    # Nobody may add anything: there is no noise either, and no draw is used up.
+    np.testing.assert_array_equal(np.concatenate(mean), np.zeros(4))
+    assert measurements['sigma'] == 0.0 and alone.noise.counter == kept.noise.counter
+    # With others, it makes no difference what it sends.
+    others = {3: ([0.1, 0.0], [0.0, 0.0])}
+    results = [
+      _run_round(config, kept, {**others, 2: update})[1]
+      for update in (([0.0] * 2,) * 2, ([9.0, 1.0], [2.0, 3.0]), ([math.nan] * 2,) * 2)
+    ]
+    for result in results[1:]:
+      np.testing.assert_array_equal(np.concatenate(result), np.concatenate(results[0]))
+
+  def test_spend_evenly_lasts_to_the_end_of_the_plan(self):
+    config = _config(weights=weight_rules.SpendEvenly(), planned_rounds=[20] * 8, noise_multiplier=2.0)
+    state = mechanism.initial_state(config, _SHAPES)
+    for _ in range(20):
+      state, _, measurements = _run_round(config, state, _zeros([0]))
+    assert float(measurements['spent_max']) == pytest.approx(1.0, rel=1e-6)
+    assert float(state.weights[0]) == pytest.approx(2 * math.sqrt(config.prices.limit / 20), rel=1e-5)
+    assert _run_round(config, state, _zeros([0]))[2]['exhausted_clients'] == 1
+
+  @pytest.mark.parametrize(
+    'ids, message', [([0, 8], r'Client ids must lie in \[0, 8\)'), ([-1], 'Client ids'), ([3, 3], 'appears twice')]
+  )
+  def test_bad_ids(self, ids, message):
+    config = _config()
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+      mechanism.plan_round(config, mechanism.initial_state(config, _SHAPES), tf.constant(ids, tf.int64))
+
+
+class TestPrivateQuantile:
+  _CLIP = clip_rules.PrivateQuantile(0.5, 2.0, learning_rate=1.0, count_stddev=4.0)
+
+  def test_counts_are_charged(self):
+    config = _config(clip=self._CLIP)
+    state, _, _ = _run_round(config, mechanism.initial_state(config, _SHAPES), _zeros([0, 1]))
+    np.testing.assert_allclose(state.accounts.spent[:2], 1 / 16 + 1 / 64, rtol=1e-12)
+
+  def test_moves_the_next_clip_and_not_this_one(self):
+    config = _config(clip=self._CLIP)
+    state, _, measurements = _run_round(config, mechanism.initial_state(config, _SHAPES), {0: ([9.0, 0.0], [0.0, 0.0])})
+    assert measurements['clipping_norm'] == 2.0 and measurements['sigma'] == 4.0
+    assert state.clip != 2.0
+    assert _run_round(config, state, _zeros([1]))[2]['clipping_norm'] == state.clip
+
+  def test_one_client_moves_the_count_by_a_half(self):
+    # With 8·exp(-η(b - q)) and one in the cohort, the logarithms of two clips differ as the counts do.
+    config = _config(clip=self._CLIP)
+    clips = {}
+    for name, entry in (('below', 1.0), ('above', 9.0), ('nothing', 0.0), ('not finite', math.nan)):
+      state, _, _ = _run_round(config, mechanism.initial_state(config, _SHAPES), {0: ([entry, 0.0], [0.0, 0.0])})
+      clips[name] = math.log(state.clip)
+    assert clips['below'] - clips['nothing'] == pytest.approx(-0.5, abs=1e-6)
+    assert clips['above'] - clips['nothing'] == pytest.approx(0.5, abs=1e-6)
+    assert clips['not finite'] == clips['above']
+
+  def test_who_cannot_pay_is_not_counted(self):
+    # μ_max² = 0.517 pays for 6 rounds of 0.0625 + 0.0156 in full, for a smaller weight in the seventh, and no more.
+    config = _config(clip=self._CLIP)
+    state = mechanism.initial_state(config, _SHAPES)
+    for _ in range(8):
+      state, _, measurements = _run_round(config, state, _zeros([0]))
+    assert measurements['exhausted_clients'] == 1
+    clips = []
+    for entry in (0.0, 1.0, 9.0):
+      both, _, _ = _run_round(config, state, {0: ([entry, 0.0], [0.0, 0.0]), 1: ([1.0, 0.0], [0.0, 0.0])})
+      clips.append(float(both.clip))
+    assert clips[0] == clips[1] == clips[2] != float(state.clip)
+    # Alone it moves nothing: no count is released.
+    alone, _, _ = _run_round(config, state, {0: ([9.0, 0.0], [0.0, 0.0])})
+    assert alone.clip == state.clip and alone.noise.counter == state.noise.counter
+
+  def test_the_norm_of_split_layers_is_the_least_clip_that_leaves_them(self):
+    groups = (clip_split.ClipGroup((0,), 0.6), clip_split.ClipGroup((1,), 0.8))
+    update = [tf.constant([3.0, 0.0]), tf.constant([0.0, 2.0])]
+    assert float(mechanism.update_norm(groups, update)) == pytest.approx(5.0)
+    assert math.isnan(mechanism.update_norm(groups, [tf.constant([math.inf]), tf.constant([1.0])]))
+
+  def test_the_clip_stays_where_float32_is_exact(self):
+    config = _config(clip=clip_rules.PrivateQuantile(0.5, 1e-20, learning_rate=100.0, count_stddev=4.0))
+    state = mechanism.initial_state(config, _SHAPES)
+    for entry in (1e-30, 1e-30, 1e-30):
+      state, _, _ = _run_round(config, state, {i: ([entry, 0.0], [0.0, 0.0]) for i in range(8)})
+      assert 0.99e-20 <= float(state.clip) <= 1.01e20
+
+
+class TestHistories:
+  @given(
+    rounds=st.lists(
+      st.tuples(st.lists(st.integers(0, 4), unique=True), st.sampled_from(['go on', 'resume', 'retry'])),
+      min_size=1,
+      max_size=12,
+    ),
+    rule=st.sampled_from(
+      [
+        weight_rules.Uniform(),
+        weight_rules.Participation(),
+        weight_rules.Participation(4.0, 5.0),
+        weight_rules.SpendEvenly(),
+      ]
+    ),
+    clip=st.sampled_from([clip_rules.Fixed(1.0), clip_rules.PrivateQuantile(count_stddev=2.0)]),
+    multiplier=st.sampled_from([0.5, 1.0, 2.0, 3.0]),
+  )
+  @settings(derandomize=True, deadline=None, max_examples=15)
+  def test_no_history_passes_epsilon(self, rounds, rule, clip, multiplier):
+    config = _config(
+      num_clients=5,
+      epsilon=3.0,
+      weights=rule,
+      clip=clip,
+      noise_multiplier=multiplier,
+      planned_rounds=[4] * 5,
+      participation=ParticipationConfig('ema', 0.3, 1),
+    )
+    state, squares = mechanism.initial_state(config, _SHAPES), np.zeros(5)
+    for cohort, event in rounds:
+      if event == 'resume':
+        state = _saved(state)
+      elif event == 'retry':  # A round that was never released: its state is thrown away.
+        _run_round(config, _saved(state), _zeros([0, 1]))
+      state, _, _ = _run_round(config, state, _zeros(cohort))
+      weights = np.asarray(state.weights, np.float64)
+      assert not np.any(weights[np.setdiff1d(np.arange(5), cohort)])
+      squares += np.where(weights > 0, (weights / multiplier) ** 2 + 1 / clip.count_noise_multiplier**2, 0.0)
+      # By the exact accountant, which rounds up.
+      assert (tradeoff.epsilon_of(np.sqrt(squares), config.delta) <= config.epsilon).all()
+      np.testing.assert_allclose(state.accounts.spent, squares, rtol=1e-12)

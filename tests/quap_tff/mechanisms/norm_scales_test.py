@@ -1,0 +1,113 @@
+"""Every method that clips bounds updates of any size, from far below the root of float32's range to far above it.
+
+Squares of float32 numbers below 1e-19 or above 1e19 are 0 or +inf in float32. A norm of such squares bounds nothing.
+"""
+
+from hypothesis import example
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from quap_tff.mechanisms import clip_rules
+from quap_tff.mechanisms import config as configs
+from quap_tff.mechanisms import line_search
+from quap_tff.mechanisms import quap_round as mechanism
+from quap_tff.mechanisms import clip_split
+from quap_tff.mechanisms import certified_round as certified_mechanism
+from quap_tff.federated import local_aggregation
+
+_SEED = np.array([3, 4], np.int64)
+
+
+def _of_quap(**overrides):
+  config = configs.QuapConfig(num_clients=3, critical_layers='all', **overrides)
+
+  def clip(update, bound):
+    norm = mechanism.update_norm(config, (0, 1), update)
+    return mechanism.clip_update(config, (0, 1), update, norm, tf.constant(bound, tf.float32))
+
+  return clip
+
+
+def _of_certified(update, bound):
+  groups = [clip_split.ClipGroup((0, 1), 1.0)]
+  return certified_mechanism.contribute(groups, update, tf.constant(1.0), tf.constant(bound, tf.float32))
+
+
+def _of_local(update, bound):
+  return local_aggregation.randomize(update, bound, tf.constant(0.0, tf.float64), tf.constant(_SEED))
+
+
+def _of_line_search(update, bound):
+  return line_search.bounded(update, bound, tf.constant(1.0))
+
+
+_METHODS = {
+  'quap': _of_quap(),
+  'quap_all_layers': _of_quap(clip_scope='all_layers'),
+  'certified': _of_certified,
+  'local': _of_local,
+  'line_search': _of_line_search,
+}
+
+
+def _norm(update):
+  return float(np.linalg.norm(np.concatenate([np.asarray(one, np.float64).ravel() for one in update])))
+
+
+@pytest.mark.parametrize('method', _METHODS)
+@given(
+  entries=st.lists(st.floats(0.5, 1), min_size=2, max_size=40), exponent=st.floats(-36, 37), clip=st.floats(-20, 20)
+)
+@example(entries=[0.6] * 30, exponent=-22, clip=-20)
+@example(entries=[0.6] * 30, exponent=30, clip=0)
+@settings(derandomize=True, deadline=None, max_examples=60)
+def test_the_bound_holds_at_every_scale(method, entries, exponent, clip):
+  values = np.float32(np.array(entries) * 10**exponent)
+  update = [tf.constant(values[:1]), tf.constant(values[1:])]
+  bound = float(np.float32(max(10**clip, clip_rules.SMALLEST_CLIP)))
+  clipped = _METHODS[method](update, bound)
+  assert _norm(clipped) <= bound * (1 + 1e-12)
+  factor = min(1.0, bound / _norm(update))
+  for before, after in zip(update, clipped):
+    np.testing.assert_allclose(after.numpy(), before.numpy().astype(np.float64) * factor, rtol=3e-6)
+
+
+class TestSmallestClip:
+  @pytest.mark.parametrize(
+    'make',
+    [
+      clip_rules.Fixed,
+      lambda clip: clip_rules.QuantileEma(initial_clip=clip),
+      lambda clip: clip_rules.QuantileEma(min_clip=0, max_clip=clip),
+      lambda clip: clip_rules.PrivateQuantile(initial_clip=clip),
+      lambda clip: clip_rules.NoisedMean(initial_clip=clip),
+      lambda clip: clip_rules.Decaying(initial_clip=clip),
+      lambda clip: line_search.LineSearchConfig(num_clients=2, epsilon=1.0, delta=1e-5, planned_rounds=3, clip=clip),
+      lambda clip: line_search.LineSearchConfig(
+        num_clients=2, epsilon=1.0, delta=1e-5, planned_rounds=3, loss_clip=clip
+      ),
+    ],
+  )
+  def test_is_the_same_for_every_method(self, make):
+    make(clip_rules.SMALLEST_CLIP)
+    with pytest.raises(ValueError, match='at least 1e-20'):
+      make(1e-24)
+
+  @pytest.mark.parametrize(
+    'rule',
+    [
+      clip_rules.QuantileEma(min_clip=0.0, initial_clip=1e-19, momentum=0.1),
+      clip_rules.PrivateQuantile(initial_clip=1e-19, learning_rate=10.0, count_stddev=0.0),
+      clip_rules.NoisedMean(initial_clip=1e-19, noise_multiplier=0.0),
+      clip_rules.Decaying(initial_clip=1e-19, decay=0.1),
+    ],
+  )
+  def test_no_rule_moves_below_it(self, rule):
+    norm = tf.constant(rule.initial_norm, tf.float32)
+    for _ in range(20):
+      norm = rule.next_norm(norm, tf.fill([5], 1e-30), tf.constant(_SEED))
+    assert norm == np.float32(clip_rules.SMALLEST_CLIP)

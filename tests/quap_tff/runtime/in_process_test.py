@@ -1,0 +1,361 @@
+"""What the in-process runtime promises beyond equal results: see `quap_tff.runtime.in_process`."""
+
+import asyncio
+import collections
+import gc
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from quap_tff import runtime
+from quap_tff.runtime import in_process
+from quap_tff.runtime import values
+from tests.quap_tff.runtime import cases
+from tests.quap_tff.runtime import comparison
+
+_INTS_AT_CLIENTS = tff.FederatedType(np.int32, tff.CLIENTS)
+
+
+@pytest.fixture(name='context')
+def _context():
+  with runtime.activate(runtime.RuntimeConfig(device='cpu', num_threads=4)) as context:
+    yield context
+
+
+def _client_threads():
+  return {thread for thread in threading.enumerate() if thread.name.startswith('client_')}
+
+
+@pytest.mark.parametrize('name', ['fed_avg_keras', 'fed_avg_iterator_loop', 'federated_sums_and_means'])
+def test_number_of_threads_changes_no_bit(name):
+  results = []
+  for num_threads in (1, 2, 4):
+    with runtime.activate(runtime.RuntimeConfig(device='cpu', num_threads=num_threads)):
+      results.append(cases.CASES[name]())
+  for result in results[1:]:
+    comparison.assert_same(result, results[0], tolerance=0)
+
+
+def test_sums_follow_the_cohorts_order(context):
+  del context
+  total = tff.federated_computation(tff.federated_sum, tff.FederatedType(np.float32, tff.CLIENTS))
+  # In any other order the ones would not be lost.
+  assert total([1e8, 1.0, 1.0, 1.0, -1e8]) == 0.0
+  assert total([1e8, -1e8, 1.0, 1.0, 1.0]) == 3.0
+
+
+def test_clients_that_run_together_share_no_variable(context):
+  steps = 200
+
+  @tff.tensorflow.computation(np.int32)
+  def count(own):
+    variable = tf.Variable(0, name='counter')
+    with tf.control_dependencies([tf.group([])]):
+      loop = tf.while_loop(lambda i: i < steps, lambda i: [_after(variable.assign_add(own), i + 1)], [tf.constant(0)])
+    with tf.control_dependencies(loop):
+      return variable.read_value()
+
+  computation = tff.federated_computation(lambda x: tff.federated_map(count, x), _INTS_AT_CLIENTS)
+  for _ in range(3):  # Later rounds borrow the variables of earlier ones and must find them fresh.
+    assert computation(list(range(24))) == [steps * own for own in range(24)]
+  assert context.statistics.traced == 1
+
+
+def _after(operation, tensor):
+  with tf.control_dependencies([operation]):
+    return tf.identity(tensor)
+
+
+def test_clients_that_run_together_share_no_table(context):
+  del context
+
+  @tff.tensorflow.computation(tff.SequenceType(np.int32))
+  def distinct(numbers):
+    table = tf.lookup.experimental.MutableHashTable(tf.int32, tf.int32, default_value=0)
+    last = numbers.reduce(np.int32(0), lambda _, v: _after(table.insert(v, 1), v))
+    with tf.control_dependencies([last]):
+      return table.size()
+
+  computation = tff.federated_computation(
+    lambda x: tff.federated_map(distinct, x), tff.FederatedType(tff.SequenceType(np.int32), tff.CLIENTS)
+  )
+  assert computation([[i * 100 + j for j in range(i + 1)] * 5 for i in range(8)]) == list(range(1, 9))
+
+
+def test_seeded_stateful_random_numbers_follow_the_cohorts_order():
+  @tff.tensorflow.computation(np.int32)
+  def draw(number):
+    del number
+    return tf.random.uniform([2], seed=7)
+
+  def draws(num_threads):
+    computation = tff.federated_computation(lambda x: tff.federated_map(draw, x), _INTS_AT_CLIENTS)
+    with runtime.activate(runtime.RuntimeConfig(device='cpu', num_threads=num_threads)):
+      return np.stack(computation(list(range(16))))
+
+  np.testing.assert_array_equal(draws(4), draws(1))
+
+
+def test_clients_run_at_the_same_time(context):
+  # Each client waits until two are there: with one at a time the barrier would break.
+  barrier = threading.Barrier(2, timeout=30)
+  runner = in_process._Runner(context, 2)
+  assert list(runner.map(lambda item: (barrier.wait() >= 0, item), [1, 2])) == [(True, 1), (True, 2)]
+
+
+@pytest.mark.parametrize('how', ['reduce', 'iterator'])
+def test_clients_read_their_data_at_the_same_time(context, how):
+  # The ops that read data have one thread for each copy of a function: clients need copies of their own.
+  barrier = threading.Barrier(2, timeout=30)
+
+  def meet(value):
+    return tf.numpy_function(lambda v: v + np.int32(0 * barrier.wait()), [value], tf.int32)
+
+  @tf.function
+  def add_up(dataset):
+    total = 0
+    for value in dataset:
+      total += tf.ensure_shape(meet(value), [])
+    return total
+
+  @tff.tensorflow.computation(tff.SequenceType(np.int32))
+  def read(numbers):
+    if how == 'iterator':
+      return add_up(numbers.map(lambda value: tf.ensure_shape(meet(value), [])))
+    return numbers.reduce(0, lambda total, value: total + tf.ensure_shape(meet(value), []))
+
+  computation = tff.federated_computation(
+    lambda x: tff.federated_map(read, x), tff.FederatedType(tff.SequenceType(np.int32), tff.CLIENTS)
+  )
+  assert computation([[1, 2], [3, 4]]) == [3, 7]
+  assert context.statistics.traced == context._num_threads
+
+
+def test_no_more_clients_at_once_than_threads():
+  lock, running, most = threading.Lock(), [0], [0]
+
+  def client(item):
+    with lock:
+      running[0] += 1
+      most[0] = max(most[0], running[0])
+    gone = threading.Event()
+    gone.wait(0.01)
+    with lock:
+      running[0] -= 1
+    return item
+
+  with runtime.activate(runtime.RuntimeConfig(device='cpu', num_threads=3)) as context:
+    assert list(in_process._Runner(context, 12).map(client, list(range(12)))) == list(range(12))
+  assert 1 < most[0] <= 3
+
+
+def _fails_where_negative():
+  @tff.tensorflow.computation(np.int32)
+  def check(number):
+    with tf.control_dependencies([tf.debugging.assert_non_negative(number, message='a negative number came')]):
+      return tf.identity(number)
+
+  return check
+
+
+@pytest.mark.parametrize('num_threads', [1, 4])
+def test_client_error_names_the_client(num_threads):
+  computation = tff.federated_computation(
+    lambda x: tff.federated_sum(tff.federated_map(_fails_where_negative(), x)), _INTS_AT_CLIENTS
+  )
+  with runtime.activate(runtime.RuntimeConfig(device='cpu', num_threads=num_threads)):
+    message = r'Client 3 of the cohort .* failed: InvalidArgumentError: .*a negative number came'
+    with pytest.raises(runtime.ClientError, match=message) as caught:
+      computation([1, 1, 1, -1, 1, -1, -1])
+    assert caught.value.client_index == 3
+    assert isinstance(caught.value.__cause__, tf.errors.InvalidArgumentError)
+    # The runtime is as good as before.
+    assert computation([1, 2]) == 3
+
+
+def test_server_error_keeps_tensorflows_own(context):
+  del context
+  computation = tff.federated_computation(
+    lambda x: tff.federated_map(_fails_where_negative(), x), tff.FederatedType(np.int32, tff.SERVER)
+  )
+  with pytest.raises(tf.errors.InvalidArgumentError, match='a negative number came') as caught:
+    computation(-1)
+  # And nothing of where TensorFlow made the node that failed.
+  assert len(str(caught.value).splitlines()) == 1 and 'node' not in str(caught.value)
+
+
+def test_missing_intrinsic_is_named(context):
+  del context
+  computation = tff.federated_computation(lambda x: tff.federated_secure_sum_bitwidth(x, 8), _INTS_AT_CLIENTS)
+  with pytest.raises(runtime.UnsupportedComputationError, match='federated_secure_sum_bitwidth.*Secure aggregation'):
+    computation([1, 2])
+
+
+def test_nothing_is_traced_again_whatever_the_cohort(context):
+  process = tff.learning.algorithms.build_unweighted_fed_avg(
+    cases.keras_model_fn, client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.1)
+  )
+  state = process.initialize()
+  for sizes in ((4, 9, 1, 6, 7), (3, 5, 8, 2, 30)):
+    state = process.next(state, cases.client_data(sizes)).state
+  known = (context.statistics.traced, context.statistics.compiled)
+  for sizes in ((5, 8), (1,), (31, 2, 2, 17, 4, 4, 9, 12), ()):
+    state = process.next(state, cases.client_data(sizes)).state
+  assert (context.statistics.traced, context.statistics.compiled) == known
+
+
+def test_nothing_outlives_a_computation(context):
+  def times(factor):
+    return tff.tensorflow.computation(lambda x: x * factor, np.int32)
+
+  kept = times(2)
+  for factor in range(3):
+    assert times(factor)(5) == 5 * factor
+  assert kept(5) == 10
+  gc.collect()
+  assert len(context._programs) == 1
+
+
+def test_variables_and_functions_do_not_grow_with_rounds(context):
+  process = tff.learning.algorithms.build_unweighted_fed_avg(
+    cases.keras_model_fn, client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.1)
+  )
+  state = process.initialize()
+  clients = cases.client_data([3] * 7)
+  counts = []
+  for round_number in range(12):
+    state = process.next(state, clients[: 1 + round_number * 5 % 7]).state
+    gc.collect()
+    counts.append(sum(issubclass(type(obj), (tf.Variable, tf.Tensor)) for obj in gc.get_objects()))
+  assert counts[-1] <= max(counts[:8])
+
+
+def test_state_comes_back_as_it_was_given(context):
+  del context
+  identity = tff.tensorflow.computation(lambda x: x, collections.OrderedDict(b=(np.float32, [2]), a=np.str_))
+  array = np.array([1.0, 2.0], np.float32)
+  for argument in (array, tf.constant(array), tf.Variable(array), [1.0, 2.0]):
+    result = identity(collections.OrderedDict(b=argument, a='x'))
+    assert list(result) == ['b', 'a'] and result['a'] == b'x'
+    assert isinstance(result['b'], np.ndarray)
+    again = identity(result)
+    np.testing.assert_array_equal(again['b'], array)
+
+
+@pytest.mark.parametrize('argument', [1.5, 'one', np.float32(1), np.int64(1), [1, 2], None, {}])
+def test_argument_of_another_type_is_refused(context, argument):
+  del context
+  computation = tff.tensorflow.computation(lambda x: x, np.int32)
+  with pytest.raises(TypeError):
+    computation(argument)
+
+
+def test_dataset_of_another_type_is_refused(context):
+  del context
+  computation = tff.tensorflow.computation(lambda ds: ds.reduce(0, tf.add), tff.SequenceType(np.int32))
+  with pytest.raises(TypeError, match='Expected a sequence of type'):
+    computation(tf.data.Dataset.range(3))
+
+
+def test_cohorts_that_differ_in_size_are_refused(context):
+  del context
+  computation = tff.federated_computation(
+    lambda x, y: tff.federated_sum(tff.federated_zip((x, y))), [_INTS_AT_CLIENTS, _INTS_AT_CLIENTS]
+  )
+  with pytest.raises(ValueError, match='number of clients'):
+    computation([1, 2], [1, 2, 3])
+
+
+def test_empty_cohort(context):
+  del context
+  computation = tff.federated_computation(
+    lambda x: (tff.federated_sum(x), tff.federated_broadcast(tff.federated_value(1, tff.SERVER))), _INTS_AT_CLIENTS
+  )
+  assert computation([]) == (0, 1)
+
+
+@pytest.mark.parametrize('sizes', [[], [2], [2, 2, 2], [2, 1, 1, 3] * 40])
+def test_lists_become_datasets_in_order(sizes):
+  element_type = tff.to_type((np.float32, [None]))
+  elements = [np.arange(size, dtype=np.float32) + i for i, size in enumerate(sizes)]
+  variant = values.to_value(elements, tff.SequenceType(element_type))
+  found = [element.numpy() for element in values.dataset(variant, element_type)]
+  comparison.assert_same(found, elements, tolerance=0)
+
+
+def test_sequence_intrinsics(context):
+  del context
+  double = tff.tensorflow.computation(lambda v: v * 2, np.int32)
+  add = tff.tensorflow.computation(lambda a, b: a + b, [np.int32, np.int32])
+
+  @tff.federated_computation(tff.SequenceType(np.int32))
+  def computation(numbers):
+    return (
+      tff.sequence_sum(numbers),
+      tff.sequence_sum(tff.sequence_map(double, numbers)),
+      tff.sequence_reduce(numbers, 10, add),
+    )
+
+  assert computation([1, 2, 3]) == (6, 12, 16)
+  assert computation([]) == (0, 0, 10)
+
+
+def test_a_runtime_may_be_given_by_its_name():
+  with runtime.activate('in_process') as context:
+    assert isinstance(context, runtime.InProcessContext)
+  assert runtime.prepare('native') == ()
+  with pytest.raises(ValueError, match="Unknown runtime 'in_proces'"):
+    with runtime.activate('in_proces'):
+      pass
+  message = r'RuntimeConfig or the name of a runtime \(in_process, native, workers\), found int'
+  with pytest.raises(TypeError, match=message):
+    with runtime.activate(3):
+      pass
+
+
+def test_context_is_installed_for_the_block_only():
+  stack = tff.framework.get_context_stack()
+  before, threads_before = stack.current, _client_threads()
+  with runtime.activate(runtime.RuntimeConfig(device='cpu', num_threads=2)) as context:
+    assert stack.current is context
+    cases.CASES['federated_sums_and_means']()
+    assert _client_threads() - threads_before
+  assert stack.current is before
+  assert _client_threads() == threads_before
+  with pytest.raises(KeyboardInterrupt):
+    with runtime.activate(runtime.RuntimeConfig(device='cpu', num_threads=2)):
+      cases.CASES['federated_sums_and_means']()
+      raise KeyboardInterrupt
+  assert stack.current is before
+  assert _client_threads() == threads_before
+
+
+def test_program_library_can_await_it(context):
+  asynchronous = tff.program.NativeFederatedContext(runtime.AsyncInProcessContext(context))
+  computation = tff.federated_computation(tff.federated_sum, _INTS_AT_CLIENTS)
+  with tff.framework.get_context_stack().install(asynchronous):
+
+    async def program():
+      return await tff.program.materialize_value(computation([1, 2, 3]))
+
+    assert asyncio.run(program()) == 6
+
+
+def test_clients_take_the_devices_in_turn():
+  context = runtime.InProcessContext(num_threads=2, devices=('/device:CPU:0', '/device:CPU:1'))
+  runner = in_process._Runner(context, 4)
+  try:
+    assert list(runner.map(lambda item: runner.device(), [0, 1, 2, 3])) == ['/device:CPU:0', '/device:CPU:1'] * 2
+    assert runner.device() == '/device:CPU:0'
+  finally:
+    context.close()
+
+
+@pytest.mark.skipif(bool(tf.config.list_physical_devices('GPU')), reason='there is a GPU here')
+def test_missing_gpu_is_an_error():
+  with pytest.raises(runtime.DeviceError, match='a build with(out)? CUDA, sees no GPU here'):
+    with runtime.activate(runtime.RuntimeConfig(device='gpu')):
+      pass
