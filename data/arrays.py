@@ -1,13 +1,14 @@
 """Image arrays on their way into a federation: `.npz` files checked as they are read, pixels scaled to [0, 1]."""
 
+from collections.abc import Iterator, Sequence
 import contextlib
 import dataclasses
 import os
 import socket
 import sys
+from typing import Callable, Optional
 import zipfile
 import zlib
-from typing import Callable, Dict, Iterator, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -49,7 +50,7 @@ def _examples(x: np.ndarray, y: np.ndarray, white: float) -> federation.Examples
   return federation.Examples(np.divide(x, np.float32(white), dtype=np.float32), y.astype(np.int32))
 
 
-def read_npz(path: str, keys: Sequence[str], holds: str) -> Dict[str, np.ndarray]:
+def read_npz(path: str, keys: Sequence[str], holds: str) -> dict[str, np.ndarray]:
   """Reads `keys` of an `.npz` file; nothing in it is unpickled.
 
   Args:
@@ -82,7 +83,7 @@ def read_npz(path: str, keys: Sequence[str], holds: str) -> Dict[str, np.ndarray
     raise errors.DataFileError(f'{path} is damaged: {expected}, found {type(e).__name__}: {e}') from e
 
 
-def image_pool(arrays: Dict[str, np.ndarray], source: str, shape: Tuple[int, int, int], num_classes: int) -> Pool:
+def image_pool(arrays: dict[str, np.ndarray], source: str, shape: tuple[int, int, int], num_classes: int) -> Pool:
   """Checks Keras-style arrays `x_train`, `y_train`, `x_test`, `y_test` of 8-bit images and makes a pool of them.
 
   Args:
@@ -114,7 +115,7 @@ def image_pool(arrays: Dict[str, np.ndarray], source: str, shape: Tuple[int, int
   return Pool(*fixed['train'], *fixed['test'], white=255.0, num_classes=num_classes)
 
 
-def _dims(shape: Tuple[int, ...]) -> str:
+def _dims(shape: tuple[int, ...]) -> str:
   return f'[n, {", ".join(map(str, shape[:2] if shape[2] == 1 else shape))}]'
 
 
@@ -123,9 +124,9 @@ KERAS_KEYS = ('x_train', 'y_train', 'x_test', 'y_test')
 
 def read_images(
   filename: str,
-  download: Callable[[], Dict[str, np.ndarray]],
+  download: Callable[[], dict[str, np.ndarray]],
   data_dir: Optional[str],
-  shape: Tuple[int, int, int],
+  shape: tuple[int, int, int],
   num_classes: int,
 ) -> Pool:
   """An image dataset from `data_dir/filename`, or without a `data_dir` from Keras' download and cache.

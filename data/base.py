@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from typing import Callable, ClassVar, NamedTuple, Optional, Tuple
+from typing import Callable, ClassVar, NamedTuple, Optional
 
 import numpy as np
 
@@ -43,7 +43,7 @@ class Dataset(abc.ABC):
   default_num_clients: ClassVar[Optional[int]] = None
   is_sequences: ClassVar[bool] = False
   tests_clients: ClassVar[bool] = False
-  image_shape: ClassVar[Optional[Tuple[int, int, int]]] = None
+  image_shape: ClassVar[Optional[tuple[int, int, int]]] = None
   white: ClassVar[float] = 255.0
   auxiliary_source: ClassVar[str] = (
     "They are those of others of the dataset's own clients, drawn by --seed, who take part in no round."

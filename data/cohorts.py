@@ -22,7 +22,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import itertools
-from typing import Any, Callable, ClassVar, Dict, Optional, Type
+from typing import Any, Callable, ClassVar, Optional
 
 import numpy as np
 
@@ -666,7 +666,7 @@ class _EnergyModel(ParticipationModel):
     return able[weighted_without_replacement(rng, rates[able], min(size, len(able)))]
 
 
-PARTICIPATION_MODELS: Dict[str, Type[ParticipationChoice]] = {
+PARTICIPATION_MODELS: dict[str, type[ParticipationChoice]] = {
   'uniform': Uniform,
   'full': Full,
   'bernoulli': Bernoulli,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import os
-from typing import Dict, Optional, Tuple, Type
+from typing import Optional
 
 import numpy as np
 
@@ -69,7 +69,7 @@ class PooledDataset(base.Dataset):
     )
 
 
-def _held_out(request: base.Request, num_examples: int) -> Tuple[np.ndarray, np.ndarray]:
+def _held_out(request: base.Request, num_examples: int) -> tuple[np.ndarray, np.ndarray]:
   """(rows that are dealt out to clients, rows that the server has), both sorted; a function of seed and numbers.
 
   So neither the clients nor what is in the examples change who the server's examples are from.
@@ -222,7 +222,7 @@ class MnistWriters(base.Dataset):
         f'Put {WRITERS_FILE} and mnist.npz into a folder and give that folder as --data_dir.'
       )
     path = os.path.join(request.data_dir, WRITERS_FILE)
-    writers = arrays.read_npz(path, ['writer_train'], f'the writers of mnist.npz')['writer_train']
+    writers = arrays.read_npz(path, ['writer_train'], 'the writers of mnist.npz')['writer_train']
     pool = Mnist().read(request.data_dir)
     if writers.shape != pool.train_y.shape or writers.dtype.kind not in 'iu':
       raise errors.DataFileError(
@@ -247,7 +247,7 @@ class MnistWriters(base.Dataset):
     )
 
 
-DATASETS: Dict[str, Type[base.Dataset]] = {
+DATASETS: dict[str, type[base.Dataset]] = {
   'digits': Digits,
   'glyphs': Glyphs,
   'mnist': Mnist,

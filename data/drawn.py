@@ -18,7 +18,7 @@ import dataclasses
 import functools
 import hashlib
 import io
-from typing import Callable, Dict, Tuple
+from typing import Callable
 
 import numpy as np
 
@@ -75,13 +75,13 @@ class Recipe:
 
 
 @functools.lru_cache(maxsize=1)
-def kept(recipe: Recipe) -> Dict[str, np.ndarray]:
+def kept(recipe: Recipe) -> dict[str, np.ndarray]:
   """What `learn` returns, from memory, or from the user's feature store, or learned and kept there."""
   fingerprint = f'drawn {_VERSION} {recipe} numpy={np.__version__} tensorflow={tf.__version__}'
   return feature_store.kept(fingerprint, lambda: learn(recipe))
 
 
-def learn(recipe: Recipe) -> Dict[str, np.ndarray]:
+def learn(recipe: Recipe) -> dict[str, np.ndarray]:
   """Draws, and learns the filters and directions, in about a minute on two cores at the default sizes.
 
   Args:
@@ -102,7 +102,7 @@ def learn(recipe: Recipe) -> Dict[str, np.ndarray]:
   return learned
 
 
-def digest(learned: Dict[str, np.ndarray]) -> str:
+def digest(learned: dict[str, np.ndarray]) -> str:
   """The SHA-256 of what was learned, names and shapes included."""
   hashed = hashlib.sha256()
   for name in sorted(learned):
@@ -112,7 +112,7 @@ def digest(learned: Dict[str, np.ndarray]) -> str:
   return hashed.hexdigest()
 
 
-def extractor(learned: Dict[str, np.ndarray], image_size: Tuple[int, int]) -> Extractor:
+def extractor(learned: dict[str, np.ndarray], image_size: tuple[int, int]) -> Extractor:
   """The function float32[b, height, width, 3] in [0, 1] -> float32[b, size], not yet of unit norm.
 
   Args:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import ClassVar, Dict, Optional, Type
+from typing import ClassVar, Optional
 
 import numpy as np
 
@@ -138,7 +138,7 @@ class _MarkovModel(DropoutModel):
     return self._failing
 
 
-DROPOUTS: Dict[str, Type[DropoutChoice]] = {'none': NoDropout, 'bernoulli': Bernoulli, 'beta': Beta, 'markov': Markov}
+DROPOUTS: dict[str, type[DropoutChoice]] = {'none': NoDropout, 'bernoulli': Bernoulli, 'beta': Beta, 'markov': Markov}
 
 
 def make(spec: str, num_clients: int, seed: int) -> Optional[DropoutModel]:

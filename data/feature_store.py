@@ -5,6 +5,7 @@ order makes it the same file however the examples are shared out to clients. Wha
 beside these files, in `.npz` files with the same seal.
 """
 
+from collections.abc import Sequence
 from concurrent import futures
 import contextlib
 import fcntl
@@ -12,8 +13,8 @@ import hashlib
 import io
 import os
 import tempfile
+from typing import Any, Callable, Optional
 import zipfile
-from typing import Any, Callable, Dict, Optional, Sequence
 
 import numpy as np
 
@@ -70,8 +71,8 @@ def uncached(features: Any, x: np.ndarray) -> np.ndarray:
 
 
 def kept(
-  fingerprint: str, make: Callable[[], Dict[str, np.ndarray]], folder: Optional[str] = None
-) -> Dict[str, np.ndarray]:
+  fingerprint: str, make: Callable[[], dict[str, np.ndarray]], folder: Optional[str] = None
+) -> dict[str, np.ndarray]:
   """Arrays that `make` makes, from the file or made and kept.
 
   Args:

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import shutil
-from typing import Any, Callable, ClassVar, Dict, Optional, Tuple, Type
+from typing import Any, Callable, ClassVar, Optional
 
 import numpy as np
 
@@ -51,7 +51,7 @@ class Features(abc.ABC):
   needs_files: ClassVar[bool] = False
 
   @abc.abstractmethod
-  def check(self, input_shape: Tuple[int, ...]):
+  def check(self, input_shape: tuple[int, ...]):
     """Raises `ValueError` if there are no such features of examples of this shape."""
 
   @abc.abstractmethod
@@ -59,7 +59,7 @@ class Features(abc.ABC):
     """Everything beside the example that the features depend on: parameters, versions, the hash of a model."""
 
   @abc.abstractmethod
-  def extractor(self, input_shape: Tuple[int, ...]) -> Callable[[np.ndarray], np.ndarray]:
+  def extractor(self, input_shape: tuple[int, ...]) -> Callable[[np.ndarray], np.ndarray]:
     """Returns the function float32[b, *input_shape] -> float32[b, d], rows of unit norm. Several threads may call it.
 
     Features that are zero, those of a blank image, stay zero.
@@ -161,7 +161,7 @@ class Pretrained(Features):
     if not self.path:
       raise ValueError('Pretrained features need the folder that experiments.pretrain wrote: pretrained:path=FOLDER.')
 
-  def card(self) -> Dict[str, Any]:
+  def card(self) -> dict[str, Any]:
     """The folder's card, after a check that the extractor is the one it speaks of.
 
     Raises:
@@ -283,7 +283,7 @@ class Drawn(Features):
     return drawn.kept(drawn.Recipe(**dataclasses.asdict(self)))
 
 
-FEATURES: Dict[str, Type[Features]] = {
+FEATURES: dict[str, type[Features]] = {
   'none': NoFeatures,
   'scattering': Scattering,
   'pretrained': Pretrained,
@@ -381,7 +381,7 @@ def _group_norm(s: np.ndarray) -> np.ndarray:
   return s.reshape(len(s), -1)
 
 
-def _drawings(input_shape: Tuple[int, ...]) -> np.ndarray:
+def _drawings(input_shape: tuple[int, ...]) -> np.ndarray:
   rng = np.random.default_rng(_GLYPH_SEED)
   height, width, channels = input_shape
   side = min(height, width)

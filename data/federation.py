@@ -4,9 +4,10 @@ Clients' examples are in memory (a tuple of `Examples`), or are read or made whe
 """
 
 import collections.abc
+from collections.abc import Sequence
 import dataclasses
 import hashlib
-from typing import Callable, Optional, Sequence, Tuple
+from typing import Callable, Optional
 
 import numpy as np
 
@@ -214,7 +215,7 @@ class Federation:
     return len(self.clients)
 
   @property
-  def input_shape(self) -> Tuple[int, ...]:
+  def input_shape(self) -> tuple[int, ...]:
     """The shape of one example, without the batch axis."""
     return self._first.x.shape[1:]
 

@@ -6,9 +6,10 @@ and names the clients. The rows then come from TFF's `SqlClientData`, with one p
 """
 
 import collections
+from collections.abc import Sequence
 import functools
 import os
-from typing import Callable, Dict, List, Sequence, Tuple
+from typing import Callable
 
 import numpy as np
 import tensorflow as tf
@@ -67,12 +68,12 @@ def load(dataset: natural.Femnist, request: base.Request) -> federation.Federati
   )
 
 
-def _also_in(client_data, client_ids) -> List[str]:
+def _also_in(client_data, client_ids) -> list[str]:
   return sorted(set(client_ids).intersection(client_data.client_ids))
 
 
 def _examples(
-  dataset: natural.Femnist, path: str, parts: Sequence[Tuple[np.ndarray, np.ndarray]]
+  dataset: natural.Femnist, path: str, parts: Sequence[tuple[np.ndarray, np.ndarray]]
 ) -> federation.Examples:
   empty = np.zeros([0, 28, 28], np.float32), np.zeros([0], np.int32)
   x, y = (np.concatenate(p) for p in zip(empty, *parts))
@@ -85,8 +86,8 @@ def _examples(
 
 
 def _read(
-  path: str, split: str, client_ids: List[str], progress: Callable[[int], None]
-) -> Dict[str, Tuple[np.ndarray, np.ndarray]]:
+  path: str, split: str, client_ids: list[str], progress: Callable[[int], None]
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
   """Pixels float32[n, 28, 28] and labels int32[n] of each client; features named and typed as by TFF's loader."""
   source = tff.simulation.datasets.SqlClientData(path, split)
   features = {'pixels': tf.io.FixedLenFeature([28, 28], tf.float32), 'label': tf.io.FixedLenFeature([], tf.int64)}

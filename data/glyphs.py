@@ -1,7 +1,6 @@
 """Drawings of random glyphs, strokes along cubic Bézier curves: images of no data set, for what is to see no data."""
 
 import dataclasses
-from typing import Tuple
 
 import numpy as np
 
@@ -47,7 +46,7 @@ def alphabet(size: int, rng: np.random.Generator) -> Alphabet:
   return Alphabet(strokes, present)
 
 
-def draw(letters: Alphabet, copies: int, side: int, rng: np.random.Generator) -> Tuple[np.ndarray, np.ndarray]:
+def draw(letters: Alphabet, copies: int, side: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
   """Draws each glyph `copies` times, every time in another hand: bent, slanted, stretched, by another pen.
 
   Returns:

@@ -8,7 +8,6 @@ behind them, sizes without a scale of their own, smooth areas. Baradad et al., "
 from __future__ import annotations
 
 import dataclasses
-from typing import Tuple
 
 import numpy as np
 
@@ -71,7 +70,7 @@ def _colours(brightness, rng):
   return np.clip(brightness[..., None] + rng.normal(0, 0.12, (*brightness.shape, 3)), 0, 1)
 
 
-def draw(leaves: Leaves, ground: np.ndarray, size: Tuple[int, int], rng: np.random.Generator) -> np.ndarray:
+def draw(leaves: Leaves, ground: np.ndarray, size: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
   """Draws leaves on a ground; edges are softened and a little noise is added.
 
   Args:
@@ -119,7 +118,7 @@ def _blurred(images):
   return (rows[:, :, :-2] + rows[:, :, 1:-1] + rows[:, :, 2:]) / np.float32(9)
 
 
-def scenes(num_images: int, size: Tuple[int, int], rng: np.random.Generator) -> np.ndarray:
+def scenes(num_images: int, size: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
   """Draws dead leaves, 8 to 49 on each image: uint8[num_images, height, width, 3]."""
   checks.integer('num_images', num_images, at_least=1)
   leaves = random_leaves(rng.integers(8, 50, num_images), rng)
@@ -151,7 +150,7 @@ def things(kinds: int, rng: np.random.Generator) -> Things:
   return Things(parts, _colours(rng.random(kinds), rng).astype(np.float32))
 
 
-def views(of: Things, kinds: np.ndarray, size: Tuple[int, int], rng: np.random.Generator) -> np.ndarray:
+def views(of: Things, kinds: np.ndarray, size: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
   """Draws things before other leaves: moved, turned, nearer or farther, mirrored, in another light.
 
   Args:

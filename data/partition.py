@@ -3,7 +3,6 @@
 import abc
 import dataclasses
 import heapq
-from typing import Dict, List, Tuple, Type
 
 import numpy as np
 
@@ -58,7 +57,7 @@ class Dirichlet(Partition):
     return owners
 
 
-PARTITIONS: Dict[str, Type[Partition]] = {'dirichlet': Dirichlet, 'iid': Iid}
+PARTITIONS: dict[str, type[Partition]] = {'dirichlet': Dirichlet, 'iid': Iid}
 
 
 def parse(spec: str) -> Partition:
@@ -66,7 +65,7 @@ def parse(spec: str) -> Partition:
   return registry.parse_spec('partition', spec, PARTITIONS)
 
 
-def split(spec: str, labels: np.ndarray, num_clients: int, seed: int) -> Tuple[np.ndarray, ...]:
+def split(spec: str, labels: np.ndarray, num_clients: int, seed: int) -> tuple[np.ndarray, ...]:
   """Gives each example to exactly one client; a pure function of its arguments.
 
   A client that the partition leaves empty gets one example, drawn uniformly from the client that has most at that
@@ -99,7 +98,7 @@ def split(spec: str, labels: np.ndarray, num_clients: int, seed: int) -> Tuple[n
   return tuple(_give_each_client_one(rows, rng))
 
 
-def _give_each_client_one(rows: List[np.ndarray], rng: np.random.Generator) -> List[np.ndarray]:
+def _give_each_client_one(rows: list[np.ndarray], rng: np.random.Generator) -> list[np.ndarray]:
   largest = [(-len(r), i) for i, r in enumerate(rows) if len(r)]
   heapq.heapify(largest)
   for i in [i for i, r in enumerate(rows) if not len(r)]:

@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import os
-from typing import Dict, Optional, Type
+from typing import Optional
 
 import numpy as np
 
@@ -114,4 +114,4 @@ class Glyphs(Source):
     )
 
 
-SOURCES: Dict[str, Type[Source]] = {'emnist_letters': EmnistLetters, 'glyphs': Glyphs}
+SOURCES: dict[str, type[Source]] = {'emnist_letters': EmnistLetters, 'glyphs': Glyphs}

@@ -4,8 +4,8 @@ Token 0 is padding. Then come the known characters or words, one token for all o
 and end, as in TFF's baselines.
 """
 
+from collections.abc import Sequence
 import string
-from typing import Sequence
 
 import numpy as np
 

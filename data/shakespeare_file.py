@@ -8,12 +8,12 @@ with a single speech left out. It is not the published file (its roles, cuts and
 called "Shakespeare stand-in". The package reads it through TFF's loader and does not know the difference.
 """
 
+from collections.abc import Mapping, Sequence
 import gzip
 import json
 import os
 import sqlite3
 import sys
-from typing import List, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -63,7 +63,7 @@ def _proto(text: str) -> bytes:
   return proto.SerializeToString()
 
 
-def main(argv: List[str]):
+def main(argv: list[str]):
   """Writes the stand-in that `argv[1:]` asks for."""
   if len(argv) != 3:
     sys.exit('Usage: python -m data.shakespeare_file speeches.json.gz CACHE_DIR')

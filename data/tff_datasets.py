@@ -5,9 +5,9 @@ part (`tff_files.Split`), and are not kept.
 """
 
 import collections
+from collections.abc import Sequence
 import hashlib
 import os
-from typing import Dict, List, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -151,13 +151,13 @@ def _words(count: int, data_dir) -> Sequence[str]:
   raise errors.DataFileError(f'{path} is too short: {expected}, found {len(words)}. Give words={len(words)}.')
 
 
-def _chosen(request: base.Request, client_ids: Sequence[str]) -> Tuple[List[str], List[str]]:
+def _chosen(request: base.Request, client_ids: Sequence[str]) -> tuple[list[str], list[str]]:
   """The ids of those that take part, and of those whose examples the server has."""
   chosen, _, helpers = base.divide_clients(request, len(client_ids))
   return [client_ids[i] for i in chosen], [client_ids[i] for i in helpers]
 
 
-def _read(path: str, split: tff_files.Split, client_id: str, may_be_empty: bool = False) -> Dict[str, np.ndarray]:
+def _read(path: str, split: tff_files.Split, client_id: str, may_be_empty: bool = False) -> dict[str, np.ndarray]:
   raw = split.read(client_id)
   if not may_be_empty and not len(next(iter(raw.values()))):
     raise errors.DataFileError(f'{path} is damaged: it lists the client {client_id!r}, but holds no examples of it.')

@@ -5,6 +5,7 @@ that are made anew in each round leak (TFF's issue 4590). Here `load_data` finds
 client's rows then come from the file by the query of TFF's `SqlClientData`, and are parsed all at once.
 """
 
+from collections.abc import Mapping, Sequence
 import hashlib
 import os
 import pathlib
@@ -12,7 +13,7 @@ import sqlite3
 import struct
 import tempfile
 import threading
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence
+from typing import Any, Callable, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -118,7 +119,7 @@ class Split:
     # A connection may be used only by the thread that opened it.
     self._of_thread = threading.local()
 
-  def read(self, client_id: str) -> Dict[str, np.ndarray]:
+  def read(self, client_id: str) -> dict[str, np.ndarray]:
     """A client's examples, each feature as one array [n, ...]; n may be 0.
 
     Raises:

@@ -11,17 +11,17 @@ each accountant that applies. For wrong input, one line on standard error says w
 """
 
 import json
-from typing import Any, Dict, List
+from typing import Any
 
 from absl import flags
 
 from experiments import command_line
-from quap_tff.common import checks
-from quap_tff.mechanisms import correlation as correlations
-from quap_tff.common import registry
-from quap_tff.common import rounding
 from quap_tff.accounting import accountants
 from quap_tff.accounting import calibration
+from quap_tff.common import checks
+from quap_tff.common import registry
+from quap_tff.common import rounding
+from quap_tff.mechanisms import correlation as correlations
 
 # The most releases for which every coefficient is computed.
 _MOST_RELEASES = 100_000
@@ -74,7 +74,7 @@ _ROUNDS_AFTER = flags.DEFINE_integer(
 )
 
 
-def main(argv: List[str]) -> int:
+def main(argv: list[str]) -> int:
   """Accounts for what the flags in `argv[1:]` say; returns the exit status."""
   rest = command_line.parse(_FLAGS, argv)
   if _FLAGS.help:
@@ -125,7 +125,7 @@ def _moved(correlation: correlations.Correlation) -> float:
   return correlation.worst_case(_ROUNDS.value, _EVERY.value, releases)
 
 
-def _print_table(solution: calibration.Solution, figures: Dict[str, Any]):
+def _print_table(solution: calibration.Solution, figures: dict[str, Any]):
   rounds = '1 round' if _ROUNDS.value == 1 else f'{_ROUNDS.value:,} rounds'
   # The noise that a budget needs is a lower limit: rounded down, it would not be enough.
   noise, delta = rounding.up(solution.noise_multiplier, 7), rounding.up(solution.delta, 6)
@@ -151,7 +151,7 @@ def _print_table(solution: calibration.Solution, figures: Dict[str, Any]):
   print()
 
 
-def _summary(solution: calibration.Solution, figures: Dict[str, Any]) -> Dict[str, Any]:
+def _summary(solution: calibration.Solution, figures: dict[str, Any]) -> dict[str, Any]:
   return {
     'noise_multiplier': solution.noise_multiplier,
     'delta': solution.delta,

@@ -23,7 +23,7 @@ import os
 import shutil
 import sys
 import time
-from typing import Any, Callable, Dict, List, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 from absl import flags
 
@@ -185,7 +185,7 @@ def _run_membership(settings, say):
   return membership_study.run(settings, say)
 
 
-PARTS: Dict[str, Part] = {
+PARTS: dict[str, Part] = {
   # First, because it activates a runtime, and TensorFlow accepts a runtime's settings only before its first use.
   'membership': Part('Membership inference', _membership_settings, _run_membership),
   'inversion': Part('Gradient inversion', _inversion_settings, inversion_study.run),
@@ -274,7 +274,7 @@ def _run(settings):
   return summary
 
 
-def main(argv: List[str]) -> int:
+def main(argv: list[str]) -> int:
   """Attacks as the flags in `argv[1:]` say; returns the exit status."""
   rest = command_line.parse(_FLAGS, argv)
   if _FLAGS.help:

@@ -23,7 +23,7 @@ import json
 import os
 import sys
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Optional
 
 from absl import flags
 
@@ -111,7 +111,7 @@ _REFUSED = (
 )
 
 
-def main(argv: List[str]) -> int:
+def main(argv: list[str]) -> int:
   """Audits what `argv[1:]` says; returns the exit status."""
   rest = _parse_own(argv)
   if _FLAGS.help:
@@ -160,7 +160,7 @@ def main(argv: List[str]) -> int:
   return command_line.FAILED if measured['refuted'] and measured['claim'] in ('certified', 'formal') else 0
 
 
-def _parse_own(argv: List[str]) -> List[str]:
+def _parse_own(argv: list[str]) -> list[str]:
   """Sets the audit's own flags, and returns the other arguments, those of flag files included, after the name."""
   for name in _FLAGS:
     _FLAGS[name].unparse()
@@ -180,7 +180,7 @@ def _check_own():
     raise ValueError(f'--draws must be 0, for no game, or at least {_FEWEST_DRAWS}, found {_DRAWS.value}.')
 
 
-def _measure(values) -> Dict[str, Any]:
+def _measure(values) -> dict[str, Any]:
   begin = time.monotonic()
   fast_imports.load('experiments.setup')
   fast_imports.load('quap_tff.runtime.activation')  # With it, TFF leaves without a complaint, whatever happens.
@@ -215,7 +215,7 @@ def _measure(values) -> Dict[str, Any]:
   return {**measured, 'refuted': record.refutes(measured)}
 
 
-def _certificate(path) -> Dict[str, Any]:
+def _certificate(path) -> dict[str, Any]:
   """The certificate of a finished run's folder, which must be valid."""
   if certificates.CERTIFICATE not in folder_files.entries(path).files:
     raise ValueError(f'{path} has no certificate to audit. Only runs of --algorithm=certified have one.')
@@ -249,7 +249,7 @@ def _private_key(path) -> Optional[Any]:
   return key
 
 
-def _flags_of(path) -> List[str]:
+def _flags_of(path) -> list[str]:
   """The flags of the run in a folder, as arguments."""
   kept = folder_files.read_json(path, run_directory.RUN).get('flags')
   if not isinstance(kept, dict):

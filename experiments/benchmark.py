@@ -24,7 +24,6 @@ import subprocess
 import sys
 import threading
 import time
-from typing import List
 
 from absl import flags
 
@@ -71,7 +70,7 @@ _SAMPLE_SECONDS = 0.1
 _ERROR = 'Error: '
 
 
-def main(argv: List[str]) -> int:
+def main(argv: list[str]) -> int:
   """Measures what the flags in `argv[1:]` say; returns the exit status."""
   rest = command_line.parse(_FLAGS, argv)
   if _FLAGS.help:

@@ -9,7 +9,7 @@ import json
 import statistics
 import sys
 import time
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable
 
 import numpy as np
 
@@ -48,7 +48,7 @@ def check(device: str):
   runtime.prepare(runtime.RuntimeConfig(device=device))
 
 
-def case(name: str, clients: int, examples: int, batch_size: int, rounds: int, device: str) -> Dict[str, Any]:
+def case(name: str, clients: int, examples: int, batch_size: int, rounds: int, device: str) -> dict[str, Any]:
   """Samples per second and seconds a round (median over `rounds`, after one that is not timed)."""
   data = _random_clients(clients, examples)
   if name == 'ceiling':
@@ -67,7 +67,7 @@ def case(name: str, clients: int, examples: int, batch_size: int, rounds: int, d
   return {'samples_per_second': clients * examples / round_seconds, 'seconds_per_round': round_seconds}
 
 
-def cohort(rule: str, clients: int, examples: int, batch_size: int, rounds: int) -> Dict[str, float]:
+def cohort(rule: str, clients: int, examples: int, batch_size: int, rounds: int) -> dict[str, float]:
   """Seconds of a round (median) with a large cohort, whose data are made as each client's turn comes.
 
   Args:
@@ -93,7 +93,7 @@ def cohort(rule: str, clients: int, examples: int, batch_size: int, rounds: int)
     return {'seconds': statistics.median(_time_rounds(_round_of(process, data), rounds))}
 
 
-def small(model: str, examples: int, clients: int, batch_size: int, rounds: int, threads: int = 1) -> Dict[str, float]:
+def small(model: str, examples: int, clients: int, batch_size: int, rounds: int, threads: int = 1) -> dict[str, float]:
   """Seconds of a round (median) of clients with little to do, and CPU milliseconds for each of them.
 
   The CPU time is that of the fastest round. It is all that the process uses, and includes the making of datasets.
@@ -116,7 +116,7 @@ def small(model: str, examples: int, clients: int, batch_size: int, rounds: int,
   return {'seconds': statistics.median(seconds), 'cpu_ms_per_client': 1000 * min(cpu_seconds) / clients}
 
 
-def aggregation(clients: int, rounds: int) -> List[Dict[str, Any]]:
+def aggregation(clients: int, rounds: int) -> list[dict[str, Any]]:
   """Seconds of one aggregation (median) by kind and number of weights, in process; the kinds take turns."""
   factories = {
     'mean': tff.aggregators.UnweightedMeanFactory(),
@@ -150,8 +150,8 @@ def aggregation(clients: int, rounds: int) -> List[Dict[str, Any]]:
 
 
 def growth(
-  cohorts: List[int], populations: List[int], examples: int, batch_size: int, rounds: int
-) -> List[Dict[str, Any]]:
+  cohorts: list[int], populations: list[int], examples: int, batch_size: int, rounds: int
+) -> list[dict[str, Any]]:
   """Seconds of a QuAP round by cohort size (population of the largest cohort), and by population (smallest cohort)."""
   rows = []
   with runtime.activate():
@@ -164,7 +164,7 @@ def growth(
   return rows
 
 
-def memory(rounds: List[int]) -> List[Dict[str, Any]]:
+def memory(rounds: list[int]) -> list[dict[str, Any]]:
   """Memory of the process after the given rounds of QuAP, with cohorts of 5 to 40 clients of 5 to 40 examples."""
   rng = np.random.default_rng(0)
   rows = []
@@ -180,7 +180,7 @@ def memory(rounds: List[int]) -> List[Dict[str, Any]]:
   return rows
 
 
-def first_round(clients: int, examples: int, batch_size: int) -> Dict[str, float]:
+def first_round(clients: int, examples: int, batch_size: int) -> dict[str, float]:
   """Seconds from the imports to the end of the first QuAP round, and how many of them are not the round's own steps."""
   data = _random_clients(clients, examples)
   begin = time.perf_counter()
@@ -209,7 +209,7 @@ class _Repeated:
 
 def _time_rounds(
   run_round: Callable[[], Any], rounds: int, clock: Callable[[], float] = time.perf_counter
-) -> List[float]:
+) -> list[float]:
   run_round()
   seconds = []
   for _ in range(rounds):
@@ -326,7 +326,7 @@ class _BareWorker:
       self._run_steps(x, y)
 
 
-def main(argv: List[str]) -> int:
+def main(argv: list[str]) -> int:
   """Runs the function `argv[1]` of this module with the arguments `argv[2]`; returns the exit status."""
   try:
     print(json.dumps(globals()[argv[1]](**json.loads(argv[2]))), flush=True)

@@ -7,6 +7,7 @@ MNIST model. Bytes are those of the requests to a worker and of its answers in o
 """
 
 import collections
+from collections.abc import Iterator
 import contextlib
 import os
 import socket
@@ -14,7 +15,6 @@ import statistics
 import subprocess
 import sys
 import time
-from typing import Iterator, List
 
 from absl import flags
 import numpy as np
@@ -36,7 +36,7 @@ _ROUNDS = flags.DEFINE_integer(
 )
 
 
-def main(argv: List[str]) -> int:
+def main(argv: list[str]) -> int:
   """Measures what the flags in `argv[1:]` say; returns the exit status."""
   rest = command_line.parse(_FLAGS, argv)
   if _FLAGS.help:
@@ -58,7 +58,7 @@ def main(argv: List[str]) -> int:
 
 
 @contextlib.contextmanager
-def _started(cores: List[int]) -> Iterator[List[str]]:
+def _started(cores: list[int]) -> Iterator[list[str]]:
   processes, addresses = [], []
   try:
     for core in cores:

@@ -1,7 +1,8 @@
 """The page of a certificate: one HTML file that needs no network. The histogram of ε is drawn in it as SVG."""
 
+from collections.abc import Iterable, Mapping, Sequence
 import html
-from typing import Any, Iterable, List, Mapping, Optional, Sequence
+from typing import Any, Optional
 
 from experiments import wide
 from experiments.auditing import record
@@ -157,7 +158,7 @@ def _program(code) -> str:
   return f'quap_tff {code["quap_tff"]}, source {code["source_sha256"]}' if code else 'not recorded'
 
 
-def _audited(audit) -> List[str]:
+def _audited(audit) -> list[str]:
   return [
     '<h2>What an audit measured</h2>',
     f'<p>{html.escape(record.verdict(audit))} {html.escape(_AUDITING)}</p>',
@@ -211,7 +212,7 @@ def _list(items: Iterable[str]) -> str:
 def _table(
   rows: Iterable[Sequence[str]], header: Sequence[str] = (), numbers: Sequence[int] = (), code: Sequence[int] = ()
 ) -> str:
-  lines: List[str] = ['<table class="columns">' if header else '<table>']
+  lines: list[str] = ['<table class="columns">' if header else '<table>']
   if header:
     kinds = [' class="number"' if k in numbers else '' for k in range(len(header))]
     names = (f'<th{kind}>{html.escape(name)}</th>' for kind, name in zip(kinds, header))

@@ -10,10 +10,10 @@ weights, noise, divisor and facts. `experiments.evidence` recomputes everything 
 """
 
 import base64
-import hashlib
+from collections.abc import Mapping
 import json
 import os
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Optional
 
 from experiments import certificate_page
 from experiments import evidence as evidence_lib
@@ -24,8 +24,8 @@ from experiments.evidence import CERTIFICATE
 from experiments.evidence import OWN
 from experiments.evidence import PAGE
 from experiments.evidence import SIGNATURE
-from quap_tff.common import lazy
 from quap_tff.accounting import certificate as certificates
+from quap_tff.common import lazy
 
 ed25519 = lazy.module('cryptography.hazmat.primitives.asymmetric.ed25519')
 serialization = lazy.module('cryptography.hazmat.primitives.serialization')
@@ -33,7 +33,7 @@ serialization = lazy.module('cryptography.hazmat.primitives.serialization')
 _SIGNATURES = {CERTIFICATE: SIGNATURE, record.AUDIT: record.SIGNATURE}
 
 
-def write(path: str, signing_key: Optional[str] = None) -> Dict[str, Any]:
+def write(path: str, signing_key: Optional[str] = None) -> dict[str, Any]:
   """Issues the certificate of a run that has ended, and writes it. The page is written first.
 
   Args:
@@ -113,7 +113,7 @@ def sign_audit(path: str, private_key: Optional[Any]):
   os.replace(target + run_directory.UNFINISHED, target)
 
 
-def signature_problems(path: str, key: Any, source: str) -> List[str]:
+def signature_problems(path: str, key: Any, source: str) -> list[str]:
   """What is wrong with the signatures of the folder's certificate and, if there is one, of its audit, a sentence each.
 
   Args:
@@ -127,7 +127,7 @@ def signature_problems(path: str, key: Any, source: str) -> List[str]:
   return found
 
 
-def problems_of_signature(path: str, name: str, key: Any, source: str) -> List[str]:
+def problems_of_signature(path: str, name: str, key: Any, source: str) -> list[str]:
   """As above, of one of the two files."""
   signature = _SIGNATURES[name]
   try:
@@ -154,7 +154,7 @@ def write_page(path: str, certificate: Mapping[str, Any]):
   os.replace(target + run_directory.UNFINISHED, target)
 
 
-def audit_problems(path: str, certificate: Mapping[str, Any]) -> List[str]:
+def audit_problems(path: str, certificate: Mapping[str, Any]) -> list[str]:
   """What is wrong with the audit in the folder, a sentence each; nothing if there is no audit."""
   try:
     found = _audit(path)

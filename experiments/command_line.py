@@ -4,6 +4,7 @@ Each binary has flag values of its own: in one process with other binaries, flag
 """
 
 import atexit
+from collections.abc import Sequence
 import copy
 import errno
 import fcntl
@@ -13,7 +14,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from typing import Callable, List, Sequence
+from typing import Callable
 
 from absl import flags
 
@@ -54,7 +55,7 @@ def new_flags() -> flags.FlagValues:
   return values
 
 
-def parse(values: flags.FlagValues, argv: Sequence[str]) -> List[str]:
+def parse(values: flags.FlagValues, argv: Sequence[str]) -> list[str]:
   """Sets the flags from `argv[1:]`, the others to their defaults (a second call starts anew).
 
   Returns:
@@ -96,7 +97,7 @@ def help_text(doc: str, values: flags.FlagValues) -> str:
   return '\n'.join(lines)
 
 
-def filled(text: str, first: str = '', later: str = '', end: str = '') -> List[str]:
+def filled(text: str, first: str = '', later: str = '', end: str = '') -> list[str]:
   """The words of a text in lines of at most 80 columns.
 
   Args:
@@ -119,7 +120,7 @@ def filled(text: str, first: str = '', later: str = '', end: str = '') -> List[s
   return [*lines, line]
 
 
-def _indented(row: str) -> List[str]:
+def _indented(row: str) -> list[str]:
   """A row of a docstring that stands by itself: of a table, or a command."""
   if len(row) <= _COLUMNS:
     return [row]
@@ -134,7 +135,7 @@ def _indented(row: str) -> List[str]:
   return filled(row, indent, indent)
 
 
-def _flag_help(flag) -> List[str]:
+def _flag_help(flag) -> list[str]:
   name = f'--[no]{flag.name}' if flag.boolean else f'--{flag.name}'
   name = f'-{flag.short_name}, {name}' if flag.short_name else name
   notes = []
@@ -152,7 +153,7 @@ def refuse_arguments(arguments: Sequence[str]):
     raise ValueError(f'Unexpected argument {arguments[0]!r}; flags are written --name=value.')
 
 
-def given_names(argv: Sequence[str]) -> List[str]:
+def given_names(argv: Sequence[str]) -> list[str]:
   """The names of the flags that appear in `argv[1:]` itself, as opposed to those in flag files."""
   found = []
   for argument in argv[1:]:
@@ -183,7 +184,7 @@ def is_out_of_room(error: BaseException) -> bool:
   return False
 
 
-def run(main: Callable[[List[str]], int]):
+def run(main: Callable[[list[str]], int]):
   """Runs a binary's main with the command line and ends the process with the status that it returns.
 
   A reader of the output that goes away ends the process without a word. Until main installs handlers of its own, Ctrl-C
@@ -249,7 +250,7 @@ def _remove_abandoned(parent: str):
       os.close(folder)
 
 
-def status_of(main: Callable[[List[str]], int], argv: List[str]) -> int:
+def status_of(main: Callable[[list[str]], int], argv: list[str]) -> int:
   """What main returns; an error of input, files, memory or packages that it lets through is said in one line."""
   try:
     return main(argv)

@@ -3,11 +3,12 @@
 This module does not import TensorFlow, since verification runs no model. The folder may come from anybody.
 """
 
+from collections.abc import Iterator
 import datetime
 import math
 import os
 import types
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Tuple
+from typing import Any, NamedTuple
 import zipfile
 
 import numpy as np
@@ -22,11 +23,11 @@ from experiments.auditing import record
 from experiments.folder_files import CannotTellError
 from experiments.folder_files import FolderError
 from quap_tff import accounting
+from quap_tff import plans
+from quap_tff.accounting import certificate as certificates
 from quap_tff.common import lazy
 from quap_tff.mechanisms import layers as layers_lib
 from quap_tff.mechanisms import participation as participations
-from quap_tff import plans
-from quap_tff.accounting import certificate as certificates
 
 h5py = lazy.module('h5py')
 
@@ -61,9 +62,9 @@ class Evidence(NamedTuple):
   plan: plans.CertifiedPlan
   ledger: accounting.RunLedger
   facts: certificates.Facts
-  provenance: Dict[str, Any]
-  problems: List[str]
-  warnings: List[str]
+  provenance: dict[str, Any]
+  problems: list[str]
+  warnings: list[str]
 
 
 def read(path: str, version: int = certificates.VERSION) -> Evidence:
@@ -132,7 +133,7 @@ def read(path: str, version: int = certificates.VERSION) -> Evidence:
   return Evidence(plan, ledger, facts, provenance, problems, _warnings(path, found.files, version))
 
 
-def _plan(run) -> Tuple[plans.CertifiedPlan, types.SimpleNamespace]:
+def _plan(run) -> tuple[plans.CertifiedPlan, types.SimpleNamespace]:
   """The run's plan, and its flags as attributes, from run.json."""
   try:
     defaults = {name: experiment_flags.VALUES[name].default for name in experiment_flags.all_values()}
@@ -183,7 +184,7 @@ def _ledger(path, num_clients) -> accounting.RunLedger:
     raise FolderError(f'{name} is damaged: {error or type(error).__name__}') from None
 
 
-def _entry_problems(path, found: folder_files.Entries) -> List[str]:
+def _entry_problems(path, found: folder_files.Entries) -> list[str]:
   """What lies in the folder and can't be bound by a digest."""
   problems = [
     f'{name} is a {kind}. A certificate covers regular files only.' for name, kind in sorted(found.special.items())
@@ -194,7 +195,7 @@ def _entry_problems(path, found: folder_files.Entries) -> List[str]:
   return problems
 
 
-def _stretches(run, num_rounds) -> List[Dict[str, Any]]:
+def _stretches(run, num_rounds) -> list[dict[str, Any]]:
   """Which code ran which rounds, from run.json: a list of first and last round, code and versions."""
   name = run_directory.RUN
   try:
@@ -210,7 +211,7 @@ def _stretches(run, num_rounds) -> List[Dict[str, Any]]:
     raise FolderError(f'{name} does not say which code ran which rounds: {type(error).__name__}: {error}') from None
 
 
-def _warnings(path, files, version) -> List[str]:
+def _warnings(path, files, version) -> list[str]:
   found = []
   folder = os.path.join(path, run_directory.CHECKPOINTS)
   if os.path.isdir(folder):
@@ -226,7 +227,7 @@ def _warnings(path, files, version) -> List[str]:
   return found
 
 
-def _metrics_problems(plan, ledger, rows) -> List[str]:
+def _metrics_problems(plan, ledger, rows) -> list[str]:
   """Where metrics.csv has a column that no certificate covers, or a figure that differs from the ledger's."""
   name = run_directory.METRICS
   found = [
@@ -246,7 +247,7 @@ def _metrics_problems(plan, ledger, rows) -> List[str]:
   return found
 
 
-def _expected_rows(plan, ledger) -> Iterator[Dict[str, float]]:
+def _expected_rows(plan, ledger) -> Iterator[dict[str, float]]:
   """What metrics.csv must say about each round, computed from the ledger."""
   config, state = plan.config, ledger.state_dict()
   participation = participations.initial_state(config.participation, config.num_clients)
@@ -271,7 +272,7 @@ def _expected_rows(plan, ledger) -> Iterator[Dict[str, float]]:
     yield {**row, **{f'participation_{key}': float(value) for key, value in statistics.items()}}
 
 
-def _clients_problems(path, ledger, formal) -> List[str]:
+def _clients_problems(path, ledger, formal) -> list[str]:
   """Where clients.csv differs from what the ledger gives; `formal` is the plan's report on it."""
   name = run_directory.CLIENTS
   rows = folder_files.read_rows(path, name)
@@ -299,7 +300,7 @@ def _clients_problems(path, ledger, formal) -> List[str]:
   return found
 
 
-def _summary_problems(path, values, num_clients, plan, report, ledger, rows, version) -> List[str]:
+def _summary_problems(path, values, num_clients, plan, report, ledger, rows, version) -> list[str]:
   """Where summary.json differs from the one that the other files give."""
   name = run_directory.SUMMARY
   summary = folder_files.read_json(path, name)
@@ -323,7 +324,7 @@ def _summary_problems(path, values, num_clients, plan, report, ledger, rows, ver
   ]
 
 
-def _model_problems(path, plan) -> List[str]:
+def _model_problems(path, plan) -> list[str]:
   """Where the model does not have the shape that the flags give."""
   sizes = _in_model(path, lambda tensors: [int(tensor.size) for tensor in tensors])
   if sorted(sizes) != sorted(plan.model.sizes):
@@ -334,7 +335,7 @@ def _model_problems(path, plan) -> List[str]:
   return []
 
 
-def _model_weights(path, plan) -> List[np.ndarray]:
+def _model_weights(path, plan) -> list[np.ndarray]:
   """The model's weights. Tensors of other sizes than expected, which are a problem of their own, are not read."""
   return _in_model(path, lambda tensors: [tensor[()] for tensor in tensors if tensor.size in plan.model.sizes])
 

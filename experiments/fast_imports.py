@@ -7,12 +7,13 @@ else. Only TensorFlow Lite's converter goes without JAX. That is why the program
 and `quap_tff` does not.
 """
 
+from collections.abc import Iterator, Sequence
 import contextlib
 import importlib
 import importlib.machinery
 import sys
 import types
-from typing import Any, Iterator, Sequence
+from typing import Any
 
 from quap_tff.common import lazy
 

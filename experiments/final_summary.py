@@ -6,11 +6,12 @@ values: `protection` is cut to a sentence, and `formal` keeps `covers`, `delta`,
 `figures`. TensorFlow is not loaded here.
 """
 
+from collections.abc import Iterable, Mapping, Sequence
 import datetime
 import json
 import math
 import os
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence
+from typing import Any, Optional
 
 import numpy as np
 
@@ -18,9 +19,9 @@ from experiments import command_line
 from experiments import methods
 from experiments import run_directory
 from quap_tff import plans
-from quap_tff.common import rounding
 from quap_tff.accounting import history
 from quap_tff.accounting import protection as protections
+from quap_tff.common import rounding
 
 _FORMAL_KEYS = ('covers', 'delta', 'reading')
 _FIGURE_KEYS = ('accountant', 'neighbours', 'amplification', 'epsilon_max')
@@ -67,7 +68,7 @@ def make(
   interrupted: bool = False,
   seconds: Optional[float] = None,
   output_dir: Optional[str] = None,
-) -> Dict[str, Any]:
+) -> dict[str, Any]:
   """The summary of a run, made of values that JSON can hold.
 
   Args:
@@ -179,7 +180,7 @@ def guarantee(summary: Mapping[str, Any]) -> str:
   return said
 
 
-def _reading(summary) -> List[str]:
+def _reading(summary) -> list[str]:
   """What the rounds cost of a run that ended early."""
   reading = (summary['formal'] or {}).get('reading')
   if reading is None:
@@ -191,7 +192,7 @@ def _reading(summary) -> List[str]:
   ]
 
 
-def _headline(formal: Mapping[str, Any]) -> List[Dict[str, Any]]:
+def _headline(formal: Mapping[str, Any]) -> list[dict[str, Any]]:
   """The exact figure, if there is one."""
   return [figure for figure in formal['figures'] if figure['accountant'] == 'gaussian_exact']
 
@@ -204,7 +205,7 @@ def _bound(figure) -> str:
   return f'ε ≤ {rounding.up(figure["epsilon_max"])} ({_relation(figure)})'
 
 
-def _nominal(summary) -> List[str]:
+def _nominal(summary) -> list[str]:
   if summary['nominal_epsilon_max'] is None:
     return []
   return [
@@ -214,7 +215,7 @@ def _nominal(summary) -> List[str]:
   ]
 
 
-def _what_is_kept(summary) -> List[str]:
+def _what_is_kept(summary) -> list[str]:
   folder = summary['output_dir']
   if summary['interrupted']:
     return [f'The same command continues it: {folder}' if folder else 'Without --output_dir nothing is kept.']

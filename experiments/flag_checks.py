@@ -4,9 +4,10 @@ The configurations check themselves when they are made. So here they are made, b
 say of their fields is said of flags.
 """
 
+from collections.abc import Iterator, Sequence
 import contextlib
 import re
-from typing import Any, Dict, Iterator, Optional, Sequence
+from typing import Any, Optional
 
 from data import cohorts
 from data import datasets
@@ -16,13 +17,13 @@ from data import partition
 from experiments import methods
 from experiments import optimizers
 from quap_tff.common import checks
-from quap_tff.mechanisms import clip_rules
-from quap_tff.training import malicious
-from quap_tff.training import models
-from quap_tff.mechanisms import postprocessing
 from quap_tff.common import registry
+from quap_tff.mechanisms import clip_rules
+from quap_tff.mechanisms import postprocessing
 from quap_tff.mechanisms import robust
 from quap_tff.mechanisms import sparsity
+from quap_tff.training import malicious
+from quap_tff.training import models
 
 # Far above what a machine can do in months; a typing error should not plan for years.
 MOST_ROUNDS = 10**6
@@ -260,7 +261,7 @@ def _known_clients(values) -> Optional[int]:
   return _dataset(values).default_num_clients if values.num_clients is None else values.num_clients
 
 
-def without_effect(values: Any, given: Sequence[str]) -> Dict[str, str]:
+def without_effect(values: Any, given: Sequence[str]) -> dict[str, str]:
   """Which of the named flags have no effect together with the others, and why, a sentence or two each."""
   found = {}
   method, dataset = methods.parse(values.algorithm), _dataset(values)

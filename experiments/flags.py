@@ -4,8 +4,9 @@ A flag that takes a spec (`name` or `name:key=value,…`) lists its choices from
 Nothing here loads TensorFlow: `--help`, and most wrong flags, are answered at once.
 """
 
+from collections.abc import Collection, Iterator, Sequence
 import contextlib
-from typing import Any, Collection, Dict, Iterator, List, Sequence
+from typing import Any
 
 from absl import flags
 
@@ -18,22 +19,22 @@ from experiments import command_line
 from experiments import flag_checks
 from experiments import methods
 from experiments import optimizers
-from quap_tff.mechanisms import budgets
 from quap_tff.common import checks
+from quap_tff.common import registry
+from quap_tff.mechanisms import budgets
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import config
 from quap_tff.mechanisms import correlation
 from quap_tff.mechanisms import gaussian
 from quap_tff.mechanisms import layers
-from quap_tff.training import malicious
-from quap_tff.training import models
 from quap_tff.mechanisms import participation
 from quap_tff.mechanisms import postprocessing
-from quap_tff.common import registry
 from quap_tff.mechanisms import robust
 from quap_tff.mechanisms import sparsity
 from quap_tff.mechanisms import weight_rules
 from quap_tff.runtime import config as runtime_config
+from quap_tff.training import malicious
+from quap_tff.training import models
 
 VALUES = command_line.new_flags()
 
@@ -343,7 +344,7 @@ _define(
 )
 
 
-def parse(argv: Sequence[str]) -> List[str]:
+def parse(argv: Sequence[str]) -> list[str]:
   """Sets the flags from `argv[1:]`; see `command_line.parse`."""
   return command_line.parse(VALUES, argv)
 
@@ -363,12 +364,12 @@ def parsed(arguments: Sequence[str]) -> Iterator[flags.FlagValues]:
       VALUES[name].unparse()
 
 
-def all_values() -> Dict[str, Any]:
+def all_values() -> dict[str, Any]:
   """Every flag of an experiment and its value, by name."""
   return {name: value for name, value in VALUES.flag_values_dict().items() if name not in ('help', 'h')}
 
 
-def recorded() -> Dict[str, Any]:
+def recorded() -> dict[str, Any]:
   """Every flag and its value, as a run's folder keeps them.
 
   The folder of a certified run is made to be handed out. So it does not say where its operator keeps data and keys.
@@ -378,7 +379,7 @@ def recorded() -> Dict[str, Any]:
   return {**values, 'features': features.portable(VALUES.features)}
 
 
-def identity() -> Dict[str, Any]:
+def identity() -> dict[str, Any]:
   """The flags that determine what is computed. They must be the same for a run to be resumed.
 
   Flags that the method does not use are left out.
@@ -395,7 +396,7 @@ def check(given: Sequence[str] = ()) -> methods.Method:
   return flag_checks.check(VALUES, [_flag_of(name) for name in given])
 
 
-def without_effect(given: Sequence[str]) -> Dict[str, str]:
+def without_effect(given: Sequence[str]) -> dict[str, str]:
   """`flag_checks.without_effect` of these flags."""
   return flag_checks.without_effect(VALUES, [_flag_of(name) for name in given])
 
@@ -405,7 +406,7 @@ def _flag_of(name: str) -> str:
   return name[2:] if name not in VALUES and name.startswith('no') else name
 
 
-def without(arguments: Sequence[str], names: Collection[str]) -> List[str]:
+def without(arguments: Sequence[str], names: Collection[str]) -> list[str]:
   """Command-line arguments without the flags of these names."""
   kept, index = [], 0
   while index < len(arguments):

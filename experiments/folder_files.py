@@ -10,7 +10,7 @@ import json
 import math
 import os
 import stat
-from typing import Any, Dict, List, NamedTuple
+from typing import Any, NamedTuple
 import zipfile
 
 _MEBIBYTE = 1 << 20
@@ -42,9 +42,9 @@ class Entries(NamedTuple):
     special: Relative path and kind of everything that is neither a regular file nor a folder.
   """
 
-  files: List[str]
-  empty: List[str]
-  special: Dict[str, str]
+  files: list[str]
+  empty: list[str]
+  special: dict[str, str]
 
 
 def entries(path: str, without: str = '') -> Entries:
@@ -137,7 +137,7 @@ def _without_repetition(pairs):
   return value
 
 
-def read_rows(path: str, name: str) -> List[Dict[str, str]]:
+def read_rows(path: str, name: str) -> list[dict[str, str]]:
   """The rows of a CSV file in the folder. Raises `FolderError` if it is missing or damaged."""
   whole = check_regular(path, name)
   try:

@@ -5,10 +5,11 @@ state is the process's, as signal handlers are.
 """
 
 import _weakrefset
+from collections.abc import Iterator
 import contextlib
 import gc
 import signal
-from typing import Any, Iterator
+from typing import Any
 import weakref
 
 import experiments

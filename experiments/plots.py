@@ -1,8 +1,9 @@
 """The style that all figures share, and the plot of a run: accuracy, ε, clipping norm and noise ratio by round."""
 
+from collections.abc import Mapping
 import csv
 import io
-from typing import Callable, Dict, List, Mapping, Tuple
+from typing import Callable
 
 import numpy as np
 
@@ -39,7 +40,7 @@ STYLE = {
 Draw = Callable[['mpl_figure.Figure'], None]
 
 
-def drawn(draw: Draw, size: Tuple[float, float]) -> 'mpl_figure.Figure':
+def drawn(draw: Draw, size: tuple[float, float]) -> 'mpl_figure.Figure':
   """A figure of `size` inches in the shared style. It is drawn, so its ticks and their labels are final."""
   with matplotlib.rc_context(STYLE):
     figure = _made(draw, size)
@@ -47,7 +48,7 @@ def drawn(draw: Draw, size: Tuple[float, float]) -> 'mpl_figure.Figure':
   return figure
 
 
-def png(draw: Draw, size: Tuple[float, float]) -> bytes:
+def png(draw: Draw, size: tuple[float, float]) -> bytes:
   """The figure as a PNG file. The same data give the same bytes."""
   buffer = io.BytesIO()
   with matplotlib.rc_context(STYLE):
@@ -98,7 +99,7 @@ def within_percent(axis):
   axis.axes.set(**{f'{axis.axis_name}lim': (max(low, -1.5), min(high, 101.5))})
 
 
-def read_metrics(path: str) -> Dict[str, np.ndarray]:
+def read_metrics(path: str) -> dict[str, np.ndarray]:
   """The columns of a run's metrics.csv or clients.csv, float64[rows] each; NaN where a row has no value.
 
   Raises:
@@ -106,7 +107,7 @@ def read_metrics(path: str) -> Dict[str, np.ndarray]:
     ValueError: If a value is not a number, or the file is not text.
   """
   with open(path, newline='', encoding='utf-8') as f:
-    rows: List[Dict[str, str]] = list(csv.DictReader(f))
+    rows: list[dict[str, str]] = list(csv.DictReader(f))
   columns = rows[0].keys() if rows else ()
   return {name: np.array([float(row[name] or 'nan') for row in rows]) for name in columns}
 
@@ -118,14 +119,14 @@ def plot_run(metrics: Mapping[str, np.ndarray], plot_path: str, title: str):
     f.write(image)
 
 
-def panels_of(metrics: Mapping[str, np.ndarray]) -> List[Callable]:
+def panels_of(metrics: Mapping[str, np.ndarray]) -> list[Callable]:
   """What draws each part of a run that has a curve. A value in a single round is none, and neither are zeros."""
   finite = {name: np.isfinite(values) for name, values in metrics.items()}
   has = lambda name: name in metrics and finite[name].sum() > 1 and np.any(metrics[name][finite[name]] != 0)
   return [panel for names, panel in _PANELS if any(map(has, names))]
 
 
-def run_figure(metrics: Mapping[str, np.ndarray], title: str) -> Tuple[Draw, Tuple[float, float]]:
+def run_figure(metrics: Mapping[str, np.ndarray], title: str) -> tuple[Draw, tuple[float, float]]:
   """How to draw the plot of a run with at least one panel, and its size in inches."""
   panels = panels_of(metrics)
   rows, columns = (len(panels) + 1) // 2, min(2, len(panels))

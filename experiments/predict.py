@@ -29,7 +29,7 @@ import csv
 import dataclasses
 import os
 import sys
-from typing import Any, List, Optional, Tuple
+from typing import Any, Optional
 import zipfile
 
 from absl import flags
@@ -80,11 +80,11 @@ class Predictor:
     warnings: What a user should know about the run, a sentence each.
   """
 
-  image_shape: Tuple[int, ...]
+  image_shape: tuple[int, ...]
   white: float
   features: features_lib.Features
   model: Any
-  warnings: Tuple[str, ...] = ()
+  warnings: tuple[str, ...] = ()
 
   def __call__(self, images: np.ndarray, invert: bool = False) -> np.ndarray:
     """The probabilities of all classes, float32[n, classes].
@@ -256,7 +256,7 @@ def _with_extractor(features, extractor):
   return dataclasses.replace(features, path=extractor)
 
 
-def _warnings(path) -> Tuple[str, ...]:
+def _warnings(path) -> tuple[str, ...]:
   summary = run_directory.read_summary(path)
   if summary is None:
     return (f'{path} holds no {run_directory.SUMMARY}: the run is still going on, or was cut off.',)
@@ -285,7 +285,7 @@ def _write_rows(f, labels, probabilities):
   writer.writerows((label, f'{row[label]:.6g}') for label, row in zip(labels, probabilities))
 
 
-def main(argv: List[str]) -> int:
+def main(argv: list[str]) -> int:
   """Predicts as the flags in `argv[1:]` say; returns the exit status."""
   paths = command_line.parse(_FLAGS, argv)
   if _FLAGS.help:

@@ -19,7 +19,7 @@ import shutil
 import sys
 import tempfile
 import time
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable
 
 from absl import flags
 import numpy as np
@@ -32,8 +32,8 @@ from experiments import interrupts
 import quap_tff
 from quap_tff.common import checks
 from quap_tff.common import registry
-from quap_tff.training import saving
 from quap_tff.common.lazy import tf
+from quap_tff.training import saving
 
 _FLAGS = command_line.new_flags()
 _DATA_DIR = flags.DEFINE_string(
@@ -69,7 +69,7 @@ def pretrain(
   whitening: float,
   seed: int,
   progress: Callable[[str], None],
-) -> Tuple[tf.keras.Model, float]:
+) -> tuple[tf.keras.Model, float]:
   """Trains on public images.
 
   Returns:
@@ -164,7 +164,7 @@ def _whitening(hidden, power):
   return layer
 
 
-def write(output: str, extractor: tf.keras.Model, card: Dict[str, Any]) -> Dict[str, Any]:
+def write(output: str, extractor: tf.keras.Model, card: dict[str, Any]) -> dict[str, Any]:
   """Writes the folder under another name and then renames it. Returns the card with the extractor's SHA-256."""
   output = os.path.abspath(output)
   os.makedirs(os.path.dirname(output), exist_ok=True)
@@ -221,7 +221,7 @@ def _run():
   return write(_OUTPUT.value, extractor, card)
 
 
-def main(argv: List[str]) -> int:
+def main(argv: list[str]) -> int:
   """Pretrains as `argv[1:]` says, and returns the exit status."""
   rest = command_line.parse(_FLAGS, argv)
   if _FLAGS.help:

@@ -1,9 +1,10 @@
 """How a run is watched: a bar on a terminal, lines in a log file. Both go to standard error."""
 
+from collections.abc import Mapping, Sequence
 import math
 import sys
 import time
-from typing import Any, List, Mapping, Optional, Sequence
+from typing import Any, Optional
 
 from quap_tff.common import lazy
 from quap_tff.common import rounding
@@ -64,7 +65,7 @@ class _Shown(Progress):
       return None
     return tqdm.tqdm.format_interval((now - self._first_ended) / timed * (self._last - round_num))
 
-  def _figures(self, round_num: int, row: Mapping[str, Any]) -> List[str]:
+  def _figures(self, round_num: int, row: Mapping[str, Any]) -> list[str]:
     """The round's figures in the papers' symbols, the most telling first; ε is the round's nominal budget."""
     if 'test_accuracy' in row:
       self._accuracy, self._tested_round = row['test_accuracy'], round_num

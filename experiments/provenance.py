@@ -3,13 +3,14 @@
 A stretch is {first_round, code, versions, machine}. It ends where the next one begins.
 """
 
+from collections.abc import Mapping
 import functools
 import hashlib
 import os
 import pathlib
 import platform
 import sys
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Optional
 
 import numpy as np
 
@@ -22,7 +23,7 @@ STRETCHES = 'stretches'
 _FOLDERS = ('quap_tff', 'data', 'experiments')
 
 
-def code() -> Dict[str, str]:
+def code() -> dict[str, str]:
   """The version of the program and the digest of its source."""
   return {'quap_tff': quap_tff.__version__, 'source_sha256': source_digest()}
 
@@ -38,7 +39,7 @@ def source_digest(root: Optional[str] = None) -> str:
   return found.hexdigest()
 
 
-def versions() -> Dict[str, str]:
+def versions() -> dict[str, str]:
   """The versions of the program, of Python, and of the packages that compute. Loads TFF."""
   return {
     'quap_tff': quap_tff.__version__,
@@ -49,7 +50,7 @@ def versions() -> Dict[str, str]:
   }
 
 
-def machine() -> Dict[str, Any]:
+def machine() -> dict[str, Any]:
   """What this runs on. Loads TensorFlow."""
   return {
     'platform': platform.platform(),
@@ -58,7 +59,7 @@ def machine() -> Dict[str, Any]:
   }
 
 
-def stretches(run: Mapping[str, Any], last_round: int) -> List[Dict[str, Any]]:
+def stretches(run: Mapping[str, Any], last_round: int) -> list[dict[str, Any]]:
   """The stretches of the rounds up to `last_round`, of run.json as a value.
 
   What was to run later rounds is left out: none of those was kept. Older versions did not write stretches, so the code
@@ -68,7 +69,7 @@ def stretches(run: Mapping[str, Any], last_round: int) -> List[Dict[str, Any]]:
   return [stretch for stretch in run.get(STRETCHES) or [unknown] if stretch['first_round'] <= last_round]
 
 
-def continued(run: Mapping[str, Any], first_round: int) -> List[Dict[str, Any]]:
+def continued(run: Mapping[str, Any], first_round: int) -> list[dict[str, Any]]:
   """The stretches of a run that goes on here and now with `first_round`."""
   earlier = stretches(run, first_round - 1)
   now = {'code': code(), 'versions': versions(), 'machine': machine()}

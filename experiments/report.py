@@ -10,7 +10,6 @@ missing or unfinished. The rest is reported. Exit status: 0, or 1 for wrong argu
 import os
 import shlex
 import sys
-from typing import List
 
 from absl import flags
 
@@ -26,7 +25,7 @@ _OUTPUT_DIR = flags.DEFINE_string(
 )
 
 
-def main(argv: List[str]) -> int:
+def main(argv: list[str]) -> int:
   """Reports on the folders in `argv[1:]`; returns the exit status."""
   roots = command_line.parse(_FLAGS, argv)
   if _FLAGS.help:

@@ -1,9 +1,10 @@
 """What a run leaves when it ends: the model, the ledger, a row for each client, a plot, a summary, a certificate."""
 
+from collections.abc import Sequence
 import csv
 import math
 import sys
-from typing import Any, Dict, Optional, Sequence
+from typing import Any, Optional
 
 from absl import flags
 import numpy as np
@@ -16,9 +17,9 @@ from experiments import methods
 from experiments import run_directory
 from experiments import setup
 from experiments import training
+from quap_tff import plans
 from quap_tff.common import lazy
 from quap_tff.training import models
-from quap_tff import plans
 from quap_tff.training import saving
 
 plots = lazy.module('experiments.plots')  # Matplotlib, which only the end of a run needs.
@@ -38,7 +39,7 @@ def summary(
   result: training.Result,
   report: plans.Report,
   directory: Optional[run_directory.RunDirectory],
-) -> Dict[str, Any]:
+) -> dict[str, Any]:
   """What the last line of standard output holds."""
   return final_summary.make(
     values,
@@ -62,7 +63,7 @@ def write(
   result: training.Result,
   report: plans.Report,
   directory: run_directory.RunDirectory,
-  its_summary: Dict[str, Any],
+  its_summary: dict[str, Any],
 ):
   """Writes everything into the run's folder, the summary after the files that it speaks of, the certificate last."""
   federation = experiment.federation

@@ -13,6 +13,7 @@ can read the folder of checkpoints. It is removed when the run has finished its 
 """
 
 import asyncio
+from collections.abc import Iterator, Mapping
 import contextlib
 import csv
 import fcntl
@@ -22,7 +23,7 @@ import os
 import re
 import secrets
 import shutil
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
@@ -69,7 +70,7 @@ class Found(NamedTuple):
   """
 
   is_new: bool
-  finished: Optional[Dict[str, Any]]
+  finished: Optional[dict[str, Any]]
 
 
 def check(path: str, identity: Mapping[str, Any], needs_same_code: bool = False) -> Found:
@@ -152,11 +153,11 @@ def _last_checkpoint(path) -> Optional[int]:
   return max((int(name[len('round_') :]) for name in names if re.fullmatch(r'round_\d+', name)), default=None)
 
 
-def _names_in(folder) -> List[str]:
+def _names_in(folder) -> list[str]:
   return os.listdir(folder) if os.path.isdir(folder) else []
 
 
-def read_summary(path: str) -> Optional[Dict[str, Any]]:
+def read_summary(path: str) -> Optional[dict[str, Any]]:
   """The folder's summary.json, or None if there is none that can be read."""
   try:
     with open(os.path.join(path, SUMMARY), encoding='utf-8') as f:
@@ -303,7 +304,7 @@ class RunDirectory:
         leaves = sparse_state.packed([np.asarray(leaf) for leaf in tf.nest.flatten(state)], self._num_clients)
         self._wait(self._states.save([leaves, [records[key] for key in sorted(records)]], round_num))
 
-  def restore(self, state: Any, records: Mapping[str, np.ndarray]) -> Optional[Tuple[int, Any, Dict[str, np.ndarray]]]:
+  def restore(self, state: Any, records: Mapping[str, np.ndarray]) -> Optional[tuple[int, Any, dict[str, np.ndarray]]]:
     """The latest checkpoint as (round, state, records), or None if there is none.
 
     Args:
@@ -369,7 +370,7 @@ class RunDirectory:
       'Put it back, or give another folder to start anew.'
     )
 
-  def _read_rows(self, round_num) -> List[Dict[str, float]]:
+  def _read_rows(self, round_num) -> list[dict[str, float]]:
     path = self.file(METRICS)
     if round_num == 0 or (round_num == 1 and not os.path.exists(path)):
       return []
@@ -414,7 +415,7 @@ class RunDirectory:
     with _writing(self.path):
       write_json(self.file(SUMMARY), summary)
 
-  def read_summary(self) -> Optional[Dict[str, Any]]:
+  def read_summary(self) -> Optional[dict[str, Any]]:
     """summary.json, or None if there is none."""
     return read_summary(self.path)
 

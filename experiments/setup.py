@@ -5,7 +5,7 @@ Nothing is written here. TensorFlow's devices and threads are not touched either
 
 import dataclasses
 import hashlib
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Optional
 
 from absl import flags
 import numpy as np
@@ -17,12 +17,12 @@ from experiments import flag_checks
 from experiments import flags as experiment_flags
 from experiments import methods
 from experiments import optimizers
-from quap_tff.training import evaluation
-from quap_tff.mechanisms import layers as layers_lib
-from quap_tff.training import models
 from quap_tff import plans
-from quap_tff.mechanisms import postprocessing
 from quap_tff import runtime
+from quap_tff.mechanisms import layers as layers_lib
+from quap_tff.mechanisms import postprocessing
+from quap_tff.training import evaluation
+from quap_tff.training import models
 
 # For --model=auto: the model by the dataset, or else by the shape of an example. On features, it is a linear head.
 _MODEL_OF_DATASET = {
@@ -69,12 +69,12 @@ class Experiment:
   last_round: int
 
   @property
-  def schedule(self) -> List[np.ndarray]:
+  def schedule(self) -> list[np.ndarray]:
     """int64[M_t], the public cohort of each planned round."""
     return [self.cohorts.cohort(round_num) for round_num in range(1, self.planned_rounds + 1)]
 
   @property
-  def resolved(self) -> Dict[str, Any]:
+  def resolved(self) -> dict[str, Any]:
     """What depends on the data and not only on the flags, as JSON values. With it, `methods.plan_of` needs no data."""
     federation, shape = self.federation, self.plan.model
     return {

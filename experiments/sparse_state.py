@@ -1,6 +1,6 @@
 """Arrays of a large population in checkpoints: the entries that are not zero, since most clients took no part yet."""
 
-from typing import Any, List
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from quap_tff.accounting import run_ledger
 LARGE_POPULATION = run_ledger.LARGE_POPULATION
 
 
-def packed(leaves: List[np.ndarray], num_clients: int) -> List[Any]:
+def packed(leaves: list[np.ndarray], num_clients: int) -> list[Any]:
   """The leaves of a state, those with one number for each client as [positions int32[k], values [k]].
 
   Args:
@@ -23,7 +23,7 @@ def packed(leaves: List[np.ndarray], num_clients: int) -> List[Any]:
   return [_packed(leaf) if _is_packed(leaf, num_clients) else leaf for leaf in leaves]
 
 
-def unpacked(kept: List[Any], leaves: List[np.ndarray], num_clients: int) -> List[np.ndarray]:
+def unpacked(kept: list[Any], leaves: list[np.ndarray], num_clients: int) -> list[np.ndarray]:
   """The leaves from which `packed` made `kept`.
 
   Args:

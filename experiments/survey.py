@@ -10,7 +10,6 @@ status: 0, or 1 for wrong input.
 """
 
 import json
-from typing import List
 
 from absl import flags
 import numpy as np
@@ -80,7 +79,7 @@ _ANSWER_SEED = _define(
 )
 
 
-def main(argv: List[str]) -> int:
+def main(argv: list[str]) -> int:
   """Runs the survey that the flags in `argv[1:]` describe; returns the exit status."""
   rest = command_line.parse(_FLAGS, argv)
   if _FLAGS.help:

@@ -23,12 +23,13 @@ status: 0 when all runs are done, 1 for wrong input (no run was started) or if a
 when interrupted by Ctrl-C or SIGTERM (the active runs have saved their last round).
 """
 
+from collections.abc import Sequence
 import json
 import os
 import shlex
 import sys
 import time
-from typing import Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Callable, Optional
 
 from absl import flags
 
@@ -61,7 +62,7 @@ _DRY_RUN = flags.DEFINE_bool('dry_run', False, 'List the runs and their commands
 Start = Callable[[plan.Run], children.Child]
 
 
-def main(argv: List[str], start: Optional[Start] = None) -> int:
+def main(argv: list[str], start: Optional[Start] = None) -> int:
   """Does what the flags in `argv[1:]` say; returns the exit status. `start` starts a run, by default in a process."""
   interrupts.install()
   try:
@@ -83,7 +84,7 @@ def main(argv: List[str], start: Optional[Start] = None) -> int:
     return command_line.INTERRUPTED
 
 
-def _parse(argv: Sequence[str]) -> List[str]:
+def _parse(argv: Sequence[str]) -> list[str]:
   """Sets the sweep's own flags and returns the runs'."""
   end = argv.index('--') if '--' in argv else len(argv)
   misplaced = set(command_line.given_names(argv[:end])) & set(plan.flag_names()) - set(_FLAGS)
@@ -97,7 +98,7 @@ def _parse(argv: Sequence[str]) -> List[str]:
   return list(argv[end + 1 :])
 
 
-def _prepare(base: Sequence[str]) -> Tuple[record_lib.Record, List[plan.Run]]:
+def _prepare(base: Sequence[str]) -> tuple[record_lib.Record, list[plan.Run]]:
   """What the sweep is, and the runs that this call is about."""
   record = record_lib.extended(_OUTPUT_DIR.value, base, _VARY.value)
   by_grid = plan.runs_of(_OUTPUT_DIR.value, record.base, record.grids)
@@ -106,7 +107,7 @@ def _prepare(base: Sequence[str]) -> Tuple[record_lib.Record, List[plan.Run]]:
   return record, list({run.name: run for runs in by_grid for run in runs}.values())
 
 
-def _arguments(run: plan.Run) -> List[str]:
+def _arguments(run: plan.Run) -> list[str]:
   if _PARALLEL.value == 1 or run.num_threads is not None:
     return run.arguments
   return [*run.arguments, f'--num_threads={max(1, len(os.sched_getaffinity(0)) // _PARALLEL.value)}']
@@ -140,7 +141,7 @@ def _summarize(runs: Sequence[plan.Run], outcome: scheduler.Outcome, seconds: fl
   return command_line.FAILED if outcome.failed else 0
 
 
-def _print_json(runs, done: Sequence[str], failed: Dict[str, str], interrupted: bool, seconds: float):
+def _print_json(runs, done: Sequence[str], failed: dict[str, str], interrupted: bool, seconds: float):
   result = {
     'runs': len(runs),
     'done': list(done),

@@ -14,7 +14,7 @@ import contextlib
 import gc
 import os
 import sys
-from typing import Any, List
+from typing import Any
 
 from experiments import command_line
 from experiments import fast_imports
@@ -23,8 +23,8 @@ from experiments import flags as experiment_flags
 from experiments import interrupts
 from experiments import methods
 from experiments import progress
-from quap_tff.common import lazy
 from quap_tff.accounting import protection as protections
+from quap_tff.common import lazy
 
 # What loads TensorFlow: not before the flags are found right.
 certificate_checks = lazy.module('experiments.certificate_checks')
@@ -36,7 +36,7 @@ training = lazy.module('experiments.training')
 runtime = lazy.module('quap_tff.runtime')
 
 
-def main(argv: List[str]) -> int:
+def main(argv: list[str]) -> int:
   """Trains as the flags in `argv[1:]` say; returns the exit status."""
   values = experiment_flags.VALUES
   rest = experiment_flags.parse(argv)

@@ -1,10 +1,11 @@
 """The training loop: rounds, tests, checkpoints."""
 
 import collections
+from collections.abc import Mapping, Sequence
 import datetime
 import json
 import time
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -16,8 +17,8 @@ from experiments import progress as progress_lib
 from experiments import run_directory
 from experiments import setup
 from quap_tff import accounting
-from quap_tff.mechanisms import postprocessing
 from quap_tff import runtime
+from quap_tff.mechanisms import postprocessing
 
 
 class Result(NamedTuple):
@@ -37,7 +38,7 @@ class Result(NamedTuple):
   round_num: int
   rounds_run: int
   weights: Any
-  test: Dict[str, float]
+  test: dict[str, float]
   ledger: accounting.RunLedger
   date: datetime.date
   seconds: Optional[float]
@@ -46,7 +47,7 @@ class Result(NamedTuple):
 
 def client_data(
   experiment: setup.Experiment, client: int, absent: Sequence[int] = ()
-) -> 'collections.OrderedDict[str, List[Any]]':
+) -> 'collections.OrderedDict[str, list[Any]]':
   """One client's data as the learning process takes it.
 
   Args:
@@ -64,7 +65,7 @@ def client_data(
 
 def as_client_data(
   client: int, examples: data.Examples, absent: Optional[Sequence[int]] = None
-) -> 'collections.OrderedDict[str, List[Any]]':
+) -> 'collections.OrderedDict[str, list[Any]]':
   """A client's id and these examples, all as one element; and who is absent, for a method that must know it."""
   # TFF takes lists of elements where it takes datasets. Making a dataset costs more than a small client's arithmetic.
   parts = collections.OrderedDict(client_id=[np.int64(client)])
@@ -221,7 +222,7 @@ def _published(experiment: setup.Experiment, weights: Any, average: postprocessi
   return tff.learning.models.ModelWeights(trainable=trainable, non_trainable=weights.non_trainable)
 
 
-def _prefixed(**groups: Mapping[str, np.ndarray]) -> Dict[str, np.ndarray]:
+def _prefixed(**groups: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   return {f'{group}/{name}': value for group, values in groups.items() for name, value in values.items()}
 
 
@@ -229,17 +230,17 @@ def _as_bytes(row: Mapping[str, Any]) -> np.ndarray:
   return np.frombuffer(json.dumps(dict(row)).encode(), np.uint8)
 
 
-def _from_bytes(kept: np.ndarray) -> Dict[str, Any]:
+def _from_bytes(kept: np.ndarray) -> dict[str, Any]:
   return json.loads(np.asarray(kept, np.uint8).tobytes())
 
 
-def _with_prefix(group: str, values: Mapping[str, np.ndarray]) -> Dict[str, np.ndarray]:
+def _with_prefix(group: str, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   return {name[len(group) + 1 :]: value for name, value in values.items() if name.startswith(f'{group}/')}
 
 
 def _row(
   experiment: setup.Experiment, output: Any, cohort: np.ndarray, absent: np.ndarray, traffic: Optional[runtime.Traffic]
-) -> Dict[str, Any]:
+) -> dict[str, Any]:
   """A round's metrics, flat: the names are the columns of metrics.csv."""
   row = {f'train_{name}': value for name, value in output.metrics['client_work'].get('train', {}).items()}
   row['cohort_size'] = len(cohort)

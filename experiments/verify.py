@@ -22,7 +22,7 @@ make the whole folder anew, and nobody would notice. docs/privacy.md says how to
 import os
 import shutil
 import sys
-from typing import List, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 from absl import flags
 
@@ -69,9 +69,9 @@ class Verdict(NamedTuple):
     refutation: What the audit in the folder says if it refutes the claim of the certificate, else ''.
   """
 
-  problems: List[str]
-  warnings: List[str]
-  notes: List[str]
+  problems: list[str]
+  warnings: list[str]
+  notes: list[str]
   statement: str
   refutation: str = ''
 
@@ -146,7 +146,7 @@ def _public_key(path):
     raise CannotTellError(str(error)) from None
 
 
-def _changes_of_code(stretches) -> List[str]:
+def _changes_of_code(stretches) -> list[str]:
   """A sentence for each stretch of rounds, if they were run by different code."""
   if len({repr(stretch['code']) for stretch in stretches}) < 2:
     return []
@@ -183,7 +183,7 @@ def publish(path: str, target: str):
     raise
 
 
-def main(argv: List[str]) -> int:
+def main(argv: list[str]) -> int:
   """Verifies the folder that `argv[1:]` names, and returns the exit status."""
   try:
     paths = command_line.parse(_FLAGS, argv)

@@ -8,7 +8,6 @@ command does (Ctrl-C). docs/distributed.md shows how to make credentials and wha
 
 import os
 import sys
-from typing import List
 
 from absl import flags
 
@@ -36,7 +35,7 @@ _INSECURE = flags.DEFINE_bool(
 )
 
 
-def main(argv: List[str]) -> int:
+def main(argv: list[str]) -> int:
   """Runs a worker until it ends; returns the exit status."""
   rest = command_line.parse(_FLAGS, argv)
   if _FLAGS.help:

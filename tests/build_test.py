@@ -1,11 +1,11 @@
 """Compares `BUILD`, which declares the layers, with what the files import. It imports none of them."""
 
 import ast
+from collections.abc import Iterator
 import graphlib
 import pathlib
 import re
 import sys
-from typing import Dict, Iterator, List, Set, Tuple
 
 import pytest
 
@@ -24,7 +24,7 @@ DISTRIBUTIONS = {
 }
 
 
-def rooms() -> Dict[str, List[str]]:
+def rooms() -> dict[str, list[str]]:
   """`ROOMS` of BUILD: for each room the rooms that it may import."""
   for node in ast.parse((ROOT / 'BUILD').read_text(encoding='utf-8')).body:
     if isinstance(node, ast.Assign) and node.targets[0].id == 'ROOMS':
@@ -37,7 +37,7 @@ def room_of(path: str) -> str:
   return max((r for r in rooms() if path == r or path.startswith(f'{r}/')), key=len)
 
 
-def python_files(*folders: str) -> List[pathlib.Path]:
+def python_files(*folders: str) -> list[pathlib.Path]:
   """All files of some folders, but those that run in environments of their own."""
   found = [path for folder in folders for path in (ROOT / folder).rglob('*.py')]
   return [path for path in found if 'peers' not in path.parts]
@@ -54,12 +54,12 @@ def imported(source: str) -> Iterator[str]:
       yield from (argument.value for argument in node.args if isinstance(argument, ast.Constant))
 
 
-def modules_of(path: pathlib.Path) -> Set[str]:
+def modules_of(path: pathlib.Path) -> set[str]:
   lazy_names = {'quap_tff.common.lazy.tf': 'tensorflow', 'quap_tff.common.lazy.tff': 'tensorflow_federated'}
   return {lazy_names.get(name, name) for name in imported(path.read_text(encoding='utf-8'))}
 
 
-def room_imports() -> Dict[str, Dict[str, str]]:
+def room_imports() -> dict[str, dict[str, str]]:
   """For each room the rooms that it imports, each with a file that does."""
   found = {room: {} for room in rooms()}
   for path in python_files('quap_tff', 'data', 'experiments'):
@@ -98,7 +98,7 @@ def test_no_circle_of_files():
     '.'.join(path.relative_to(ROOT).with_suffix('').parts): path
     for path in python_files('quap_tff', 'data', 'experiments')
   }
-  graph: Dict[str, Set[str]] = {}
+  graph: dict[str, set[str]] = {}
   for name, path in files.items():
     tree = ast.parse(path.read_text(encoding='utf-8'))
     top = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
@@ -132,7 +132,7 @@ def test_reads_imports(text: str, expected: str):
   assert list(imported(text)) == ([expected] if expected else [])
 
 
-def binaries() -> List[Tuple[str, ...]]:
+def binaries() -> list[tuple[str, ...]]:
   text = (ROOT / 'BUILD').read_text(encoding='utf-8')
   return sorted(re.findall(r'"(\w+)"', text[text.index('for name in [') : text.index('[py_test(')]))
 

@@ -1,6 +1,7 @@
 """Pictures of true and recovered images, and how to read a study of gradient inversion."""
 
-from typing import Any, Dict, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,7 @@ FEWEST_TARGETS = 5
 _MOST_IMAGES = 10
 
 
-def pictures(found: Dict[Any, Sequence[Any]], steps: int) -> Tuple[Dict[str, bytes], Dict[str, str]]:
+def pictures(found: dict[Any, Sequence[Any]], steps: int) -> tuple[dict[str, bytes], dict[str, str]]:
   """(PNG files by name, captions by name): for each model and method, the best attack on each observer and batch.
 
   Args:
@@ -51,7 +52,7 @@ def _draw(figure, chosen):
     )
 
 
-def notes(cohort: int, matching_images: int) -> Tuple[str, ...]:
+def notes(cohort: int, matching_images: int) -> tuple[str, ...]:
   """Paragraphs on how to read the rows."""
   return (
     'The observer `client_update` sees what one client sends. Under noise at the server this is the clipped update '

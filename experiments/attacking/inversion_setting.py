@@ -1,8 +1,9 @@
 """What gradient inversion attacks: the plans of the presets, the clients' batches, and what observers see of them."""
 
+from collections.abc import Sequence
 import dataclasses
 import os
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,11 +12,11 @@ import experiments
 from experiments import flags as experiment_flags
 from experiments import methods as experiment_methods
 from experiments import optimizers
-from quap_tff.common import lazy
-from quap_tff.mechanisms import layers as layers_lib
 from quap_tff import plans
+from quap_tff.common import lazy
 from quap_tff.common import registry
 from quap_tff.common.lazy import tf
+from quap_tff.mechanisms import layers as layers_lib
 
 inversion = lazy.module('quap_tff.auditing.inversion')
 inversion_model = lazy.module('quap_tff.auditing.inversion_model')
@@ -58,7 +59,7 @@ class AttackedMethod:
   """
 
   about: str
-  flags: Tuple[str, ...] = ()
+  flags: tuple[str, ...] = ()
   is_certified: bool = False
 
 
@@ -201,7 +202,7 @@ class AttackedModel:
       self._plans[method] = plan_of(self._dataset, method, self.shape)
     return self._plans[method]
 
-  def updates(self, batches: Batches, learning_rate: float, steps: int) -> List[List[np.ndarray]]:
+  def updates(self, batches: Batches, learning_rate: float, steps: int) -> list[list[np.ndarray]]:
     """What the clients of the cohorts send before clipping: for each place in a cohort, float32[T, …] tensors."""
     weights = self.stacked.stacked(len(batches.x))
     classes = self.stacked.num_classes
@@ -221,8 +222,8 @@ class AttackedModel:
     ]
 
   def seen(
-    self, method: str, updates: List[List[np.ndarray]], batch: int, learning_rate: float, steps: int, seed: int
-  ) -> Dict[str, Seen]:
+    self, method: str, updates: list[list[np.ndarray]], batch: int, learning_rate: float, steps: int, seed: int
+  ) -> dict[str, Seen]:
     """What each observer sees of these updates under a method, by the observer's name."""
     plan, cohort, targets = self.plan(method), len(updates), len(updates[0][0])
     rounds = [

@@ -3,7 +3,7 @@
 import csv
 import dataclasses
 import os
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 
@@ -11,9 +11,9 @@ from experiments.attacking import inversion_pages as pages
 from experiments.attacking import inversion_setting as setting_lib
 from quap_tff.common import checks
 from quap_tff.common import lazy
-from quap_tff.training import models as models_lib
 from quap_tff.common import registry
 from quap_tff.common.lazy import tf
+from quap_tff.training import models as models_lib
 
 closed_form = lazy.module('quap_tff.auditing.inversion_closed_form')
 images_lib = lazy.module('quap_tff.auditing.images')
@@ -55,12 +55,12 @@ class InversionSettings:
 
   dataset: str = 'digits'
   data_dir: Optional[str] = None
-  models: Tuple[str, ...] = ()
-  methods: Tuple[str, ...] = tuple(setting_lib.METHODS)
-  observers: Tuple[str, ...] = OBSERVERS
-  attacks: Tuple[str, ...] = ATTACKS
-  batches: Tuple[int, ...] = (1, 4)
-  steps: Tuple[int, ...] = (1, 4)
+  models: tuple[str, ...] = ()
+  methods: tuple[str, ...] = tuple(setting_lib.METHODS)
+  observers: tuple[str, ...] = OBSERVERS
+  attacks: tuple[str, ...] = ATTACKS
+  batches: tuple[int, ...] = (1, 4)
+  steps: tuple[int, ...] = (1, 4)
   targets: int = 10
   cohort: int = 3
   measured: int = 4
@@ -119,10 +119,10 @@ class InversionResult:
     notes: Paragraphs on how to read the figures.
   """
 
-  rows: List[Dict[str, Any]]
-  pictures: Dict[str, bytes]
-  captions: Dict[str, str]
-  notes: Tuple[str, ...]
+  rows: list[dict[str, Any]]
+  pictures: dict[str, bytes]
+  captions: dict[str, str]
+  notes: tuple[str, ...]
 
   def write(self, folder: str):
     """Writes inversion.csv and the pictures into a folder that exists."""
@@ -273,7 +273,7 @@ class _Case:
     }
 
 
-def interval(values: np.ndarray, low: float, high: float) -> Tuple[float, Optional[float], Optional[float]]:
+def interval(values: np.ndarray, low: float, high: float) -> tuple[float, Optional[float], Optional[float]]:
   """(mean, lower, upper): Student's 95% interval of the mean over targets, within [low, high].
 
   The ends are None for fewer than `inversion_pages.FEWEST_TARGETS`: such intervals reach further than any image.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ _MARKERS = 'oDs^vPX*'
 _STRONGEST = 'lira_online'
 
 
-def images(rows: Sequence[Mapping[str, Any]], curves: Mapping[Tuple[str, str, str], roc.Curve]) -> Dict[str, bytes]:
+def images(rows: Sequence[Mapping[str, Any]], curves: Mapping[tuple[str, str, str], roc.Curve]) -> dict[str, bytes]:
   """PNG files by name: `membership_roc_LEVEL.png` for each level, and `membership_groups.png`.
 
   Args:
@@ -142,5 +143,5 @@ def _words(attack: str) -> str:
   }.get(attack, attack)
 
 
-def _in_order(names: Iterable[str]) -> List[str]:
+def _in_order(names: Iterable[str]) -> list[str]:
   return list(dict.fromkeys(names))

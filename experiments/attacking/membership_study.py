@@ -10,11 +10,12 @@ Runs of `certified` are rehearsals (`certificate=false`): an attacked run is nev
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 import csv
 import dataclasses
 import os
 import time
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 
@@ -23,12 +24,12 @@ from experiments import setup
 from experiments.attacking import membership_figures
 from experiments.attacking import subject as subjects
 from experiments.attacking import worlds as worlds_lib
-from quap_tff.common import checks
-from quap_tff.common import rounding
 from quap_tff import runtime
-from quap_tff.mechanisms import tradeoff
 from quap_tff.auditing import membership
 from quap_tff.auditing import roc
+from quap_tff.common import checks
+from quap_tff.common import rounding
+from quap_tff.mechanisms import tradeoff
 
 ALL = 'all'
 _FEWEST_MODELS = 8
@@ -83,10 +84,10 @@ class MembershipSettings:
   real_epsilon: Optional[float] = None
   delta: float = 1e-5
   gaussian_calibration: str = 'analytic'
-  methods: Tuple[str, ...] = METHODS
-  levels: Tuple[str, ...] = worlds_lib.LEVELS
+  methods: tuple[str, ...] = METHODS
+  levels: tuple[str, ...] = worlds_lib.LEVELS
   models: int = 8
-  attacks: Tuple[str, ...] = tuple(membership.ATTACKS)
+  attacks: tuple[str, ...] = tuple(membership.ATTACKS)
   resamples: int = 200
   seed: int = 42
 
@@ -108,7 +109,7 @@ class MembershipSettings:
       methods.parse(spec)
 
   @property
-  def flags(self) -> Tuple[str, ...]:
+  def flags(self) -> tuple[str, ...]:
     """The flags of `experiments.train` that all methods share."""
     names = (
       'dataset',
@@ -149,11 +150,11 @@ class MembershipResult(NamedTuple):
   """
 
   settings: MembershipSettings
-  rows: List[Dict[str, Any]]
-  curves: Mapping[Tuple[str, str, str], roc.Curve]
+  rows: list[dict[str, Any]]
+  curves: Mapping[tuple[str, str, str], roc.Curve]
   seconds: float
 
-  def write(self, folder: str) -> List[str]:
+  def write(self, folder: str) -> list[str]:
     """Writes the pictures and `membership.csv`, and returns their paths."""
     os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, CSV)
@@ -215,7 +216,7 @@ def run(settings: MembershipSettings, say: Callable[[str], None] = lambda text: 
 
 def attacked_experiments(
   settings: MembershipSettings, real_epsilon: float
-) -> Iterator[Tuple[subjects.Variant, setup.Experiment]]:
+) -> Iterator[tuple[subjects.Variant, setup.Experiment]]:
   """Each variant that is attacked, and its experiment; `real_epsilon` is that of the comparison."""
   for spec in settings.methods:
     if subjects.is_certified(spec):
@@ -234,7 +235,7 @@ def attacked_experiments(
       yield variant, subjects.experiment_of(variant, settings.flags)
 
 
-def _attacked(settings, pool, world, outputs, account) -> Tuple[List[Dict[str, Any]], Dict[str, roc.Curve]]:
+def _attacked(settings, pool, world, outputs, account) -> tuple[list[dict[str, Any]], dict[str, roc.Curve]]:
   """The rows of all attacks and groups, and the curves over all clients by attack."""
   rows, curves = [], {}
   labels = pool.y[world.rows]
@@ -271,7 +272,7 @@ def _attacked(settings, pool, world, outputs, account) -> Tuple[List[Dict[str, A
   return rows, curves
 
 
-def _figures(summary: roc.Summary) -> Dict[str, Any]:
+def _figures(summary: roc.Summary) -> dict[str, Any]:
   found = {'auc': summary.auc, 'auc_low': summary.auc_interval.low, 'auc_high': summary.auc_interval.high}
   for rate, name in zip(roc.FALSE_POSITIVE_RATES, ('1pct', '01pct')):
     point = summary.operating[rate]
@@ -286,7 +287,7 @@ def _figures(summary: roc.Summary) -> Dict[str, Any]:
   return {**found, 'members': summary.members, 'non_members': summary.non_members}
 
 
-def _spent(account: subjects.Account, clients: np.ndarray, level: str, delta: float) -> Dict[str, Optional[float]]:
+def _spent(account: subjects.Account, clients: np.ndarray, level: str, delta: float) -> dict[str, Optional[float]]:
   """The largest ε of these clients, and what no attack can exceed with it.
 
   A client that is no member adds nothing, so the bounds of a client's membership are those of its μ. An example is

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 import tensorflow_federated as tff
@@ -12,8 +13,8 @@ from experiments import methods
 from experiments import setup
 from experiments.attacking import worlds as worlds_lib
 from experiments.methods import certified
-from quap_tff.training import evaluation
 from quap_tff.plans import stock_tff
+from quap_tff.training import evaluation
 
 NOMINAL, REAL = 'nominal', 'real'
 
@@ -31,7 +32,7 @@ class Variant(NamedTuple):
   spec: str
   epsilon: float
   calibration: str
-  compared_at: Tuple[str, ...]
+  compared_at: tuple[str, ...]
 
 
 class Account(NamedTuple):
@@ -144,11 +145,11 @@ def outputs_of(
   return Outputs(np.stack(found), float(np.mean(hits)), float(np.mean(diverged)))
 
 
-def build(experiment: setup.Experiment) -> Tuple[Any, Callable[[Any, np.ndarray], np.ndarray]]:
+def build(experiment: setup.Experiment) -> tuple[Any, Callable[[Any, np.ndarray], np.ndarray]]:
   """The learning process, and the function that asks a model for its outputs."""
   return experiment.build_process(), evaluation.build_logits(experiment.model_fn)
 
 
-def arguments_of(flags: Mapping[str, Any]) -> Tuple[str, ...]:
+def arguments_of(flags: Mapping[str, Any]) -> tuple[str, ...]:
   """Flags as a command line; those that are None are left out."""
   return tuple(f'--{name}={value}' for name, value in flags.items() if value is not None)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 import dataclasses
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +42,7 @@ class Pool:
     self.groups = np.empty(len(self.clients), np.int64)
     for group, of_group in enumerate(np.array_split(order, len(GROUPS))):
       self.groups[of_group] = group
-    self._data: Dict[Tuple[int, bytes], Any] = {}
+    self._data: dict[tuple[int, bytes], Any] = {}
 
   def data_of(self, client: int, uses: np.ndarray) -> Any:
     """The client's data for the learning process, with the examples that bool[n] marks."""
@@ -54,7 +55,7 @@ class Pool:
     return self._data[key]
 
 
-def few_examples(clients: Sequence[data.Examples], at_most: int, seed: int) -> List[data.Examples]:
+def few_examples(clients: Sequence[data.Examples], at_most: int, seed: int) -> list[data.Examples]:
   """Each client with at most so many of its examples, drawn at random."""
   kept = []
   for index, client in enumerate(clients):

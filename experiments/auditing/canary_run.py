@@ -4,22 +4,23 @@ The audited run has the flags, and so the cohorts, the weights, the noise and th
 the data of some clients are replaced by canaries. Its model is thrown away.
 """
 
+from collections.abc import Sequence
 import dataclasses
-from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 
 from experiments import setup
 from experiments import training
 from quap_tff import accounting
-from quap_tff.mechanisms import layers as layers_lib
 from quap_tff import plans
-from quap_tff.mechanisms import tradeoff
 from quap_tff.auditing import canaries as canary_lib
 from quap_tff.auditing import lower_bounds
 from quap_tff.auditing import scores as score_lib
 from quap_tff.mechanisms import certified_round as mechanism
+from quap_tff.mechanisms import layers as layers_lib
 from quap_tff.mechanisms import planning
+from quap_tff.mechanisms import tradeoff
 
 # The norm of canaries where clipping norms follow the clients' norms, or where nothing clips: that of usual updates.
 _ORDINARY_NORM = 1.0
@@ -80,7 +81,7 @@ class Result(NamedTuple):
   """
 
   claim: Claim
-  canaries: Tuple[int, ...]
+  canaries: tuple[int, ...]
   inserted: np.ndarray
   unseen: np.ndarray
   threshold: float
@@ -93,7 +94,7 @@ class Result(NamedTuple):
     """The lower bound on ε that the noise allows."""
     return self.bound.epsilon if self.is_gaussian else self.bound.epsilon_if_independent
 
-  def as_dict(self) -> Dict[str, Any]:
+  def as_dict(self) -> dict[str, Any]:
     """For JSON."""
     return {
       'claimed_epsilon': self.claim.epsilon,
@@ -183,7 +184,7 @@ def claim_of(plan: plans.Plan, ledger: accounting.RunLedger, planned: Sequence[n
   return Claim(None, plan.delta, 'none')
 
 
-def _canary_clients(plan, schedule, count) -> Tuple[int, ...]:
+def _canary_clients(plan, schedule, count) -> tuple[int, ...]:
   """The clients that are planned to spend most; who takes part when is public."""
   weights = [np.ones(len(cohort)) for cohort in schedule]
   if isinstance(plan, plans.CertifiedPlan):
@@ -198,7 +199,7 @@ def _canary_clients(plan, schedule, count) -> Tuple[int, ...]:
   return tuple(sorted(np.argsort(-spent, kind='stable')[:count].tolist()))
 
 
-def _tensors(plan, part) -> Optional[Tuple[int, ...]]:
+def _tensors(plan, part) -> Optional[tuple[int, ...]]:
   if part == 'all':
     return None
   selection = getattr(getattr(plan, 'config', None), 'critical_layers', layers_lib.ALL)
@@ -209,7 +210,7 @@ def _tensors(plan, part) -> Optional[Tuple[int, ...]]:
   return tensors
 
 
-def _clipped(plan) -> Optional[Tuple[int, ...]]:
+def _clipped(plan) -> Optional[tuple[int, ...]]:
   """The tensors whose joint norm is clipped; None for all."""
   if isinstance(plan, plans.QuapPlan) and plan.config.clip_scope == 'critical':
     return tuple(layers_lib.critical_indices(plan.model.layers, plan.config.critical_layers))
@@ -257,7 +258,7 @@ def _scores(plan, ledger, rounds: Sequence[canary_lib.Round], canaries, part):
   return own.scores(inserted), score_lib.matched_filter(templates, covariance).scores(unseen), own.mu
 
 
-def _units(plan, found, cohort) -> Tuple[float, Optional[float], Optional[float]]:
+def _units(plan, found, cohort) -> tuple[float, Optional[float], Optional[float]]:
   """(C_t, what the sum was divided by, noise multiplier) of a round; None for what is not known or not there."""
   measured = found.output.measurements
   if isinstance(plan, plans.CertifiedPlan):

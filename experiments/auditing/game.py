@@ -1,18 +1,19 @@
 """The distinguishing game for the mechanism of a run (`quap_tff.auditing.distinguisher`)."""
 
+from collections.abc import Sequence
 import dataclasses
-from typing import Any, Dict, NamedTuple, Optional, Sequence
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import tensorflow_federated as tff
 
 from quap_tff import accounting
-from quap_tff.mechanisms import clip_rules
 from quap_tff import plans
-from quap_tff.mechanisms import tradeoff
 from quap_tff.auditing import distinguisher
 from quap_tff.auditing import lower_bounds
+from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import planning
+from quap_tff.mechanisms import tradeoff
 
 
 class Game(NamedTuple):
@@ -40,7 +41,7 @@ class Played(NamedTuple):
   draws: int
   verdict: distinguisher.Verdict
 
-  def as_dict(self) -> Dict[str, Any]:
+  def as_dict(self) -> dict[str, Any]:
     """For JSON."""
     verdict = self.verdict
     return {

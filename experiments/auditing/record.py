@@ -4,14 +4,15 @@ An audit makes one or two tests of one claim: the canaries, and the distinguishi
 refute the claim. So that all of it errs as seldom as its confidence says, each test gets an equal part of the error.
 """
 
+from collections.abc import Mapping
 import math
 import os
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 from experiments import run_directory
-from quap_tff.common import rounding
-from quap_tff.auditing import lower_bounds
 from quap_tff.accounting import certificate as certificates
+from quap_tff.auditing import lower_bounds
+from quap_tff.common import rounding
 
 AUDIT, SIGNATURE = 'audit.json', 'audit.sig'
 _CLOSE = 1e-9
@@ -43,7 +44,7 @@ def number_of_tests(has_game: bool) -> int:
   return 1 + has_game
 
 
-def make(measured: Mapping[str, Any], certificate: Mapping[str, Any]) -> Dict[str, Any]:
+def make(measured: Mapping[str, Any], certificate: Mapping[str, Any]) -> dict[str, Any]:
   """The record of what was measured, with the digest of the certificate and its own."""
   record = {'certificate_sha256': certificate['sha256'], **measured, 'assumptions': _ASSUMPTIONS}
   return {**record, 'sha256': certificates.digest(record)}
@@ -54,7 +55,7 @@ def write(path: str, record: Mapping[str, Any]):
   run_directory.write_json(os.path.join(path, AUDIT), record)
 
 
-def problems(record: Any, certificate: Mapping[str, Any]) -> List[str]:
+def problems(record: Any, certificate: Mapping[str, Any]) -> list[str]:
   """What is wrong with a record, a sentence each: of another certificate, changed, or with wrong arithmetic."""
   try:
     own = certificates.digest({name: value for name, value in record.items() if name != 'sha256'})
@@ -70,7 +71,7 @@ def problems(record: Any, certificate: Mapping[str, Any]) -> List[str]:
     return [f'{AUDIT} is damaged: {type(error).__name__}: {error}']
 
 
-def _claim_problems(record, guarantee) -> List[str]:
+def _claim_problems(record, guarantee) -> list[str]:
   claim = (record['claim'], record['claimed_epsilon'], record['delta'])
   found = []
   if claim != ('certified', guarantee.get('epsilon'), guarantee.get('delta')):
@@ -81,7 +82,7 @@ def _claim_problems(record, guarantee) -> List[str]:
   return found
 
 
-def _bound_problems(record) -> List[str]:
+def _bound_problems(record) -> list[str]:
   """Where the bounds, or what follows from them, do not follow from the counts."""
   found, game = [], record['game']
   tests = number_of_tests(game is not None)
@@ -121,7 +122,7 @@ def verdict(measured: Mapping[str, Any]) -> str:
   return f'{text} The {kind} ε is {rounding.up(claimed)}, which this audit does not refute.'
 
 
-def rows(measured: Mapping[str, Any]) -> List[List[str]]:
+def rows(measured: Mapping[str, Any]) -> list[list[str]]:
   """(what, figure) for a table."""
   claimed, game = measured['claimed_epsilon'], measured['game']
   independent = measured['epsilon_lower_bound_if_trials_are_independent']
@@ -161,7 +162,7 @@ def rows(measured: Mapping[str, Any]) -> List[List[str]]:
   return table + [['Confidence', confidence]]
 
 
-def _tests(measured) -> List[_Test]:
+def _tests(measured) -> list[_Test]:
   bound, claimed, game = measured['epsilon_lower_bound'], measured['claimed_epsilon'], measured['game']
   claim = f'the {measured["claim"]} ε = {rounding.up(claimed)}' if claimed is not None else ''
   tests = [_Test(bound, claimed, f'the canaries prove ε ≥ {rounding.down(bound)}', claim)]

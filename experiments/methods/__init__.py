@@ -5,7 +5,8 @@ flags. `plan` then makes the plan of a run: a `quap_tff.plans.Plan`, which gives
 the statements.
 """
 
-from typing import Any, Dict, Optional, Sequence, Tuple, Type
+from collections.abc import Sequence
+from typing import Any, Dict, Optional, Tuple, Type
 
 from data import cohorts
 from data import datasets
@@ -17,20 +18,20 @@ from experiments.methods import heterogeneity
 from experiments.methods import local
 from experiments.methods import settings
 from experiments.methods import stock
+from quap_tff import plans
+from quap_tff.common import registry
 from quap_tff.mechanisms import layers as layers_lib
+from quap_tff.mechanisms import postprocessing
+from quap_tff.runtime import config as runtime_config
 from quap_tff.training import local_training
 from quap_tff.training import malicious
-from quap_tff import plans
-from quap_tff.mechanisms import postprocessing
-from quap_tff.common import registry
-from quap_tff.runtime import config as runtime_config
 
 BASES = heterogeneity.BASES
 local_epochs_of = base.local_epochs_of
 CALIBRATIONS = base.CALIBRATIONS
 Method = base.Method
 
-METHODS: Dict[str, Type[Method]] = {
+METHODS: dict[str, type[Method]] = {
   # Methods that others can be built around.
   **heterogeneity.BASES,
   # An interpretation: the documents name PT-ADP but do not specify it.
@@ -77,12 +78,12 @@ def participation_of(values: Any, num_clients: int) -> cohorts.ParticipationMode
   return method.participation(model)
 
 
-def attackers_of(values: Any, num_clients: int) -> Tuple[int, ...]:
+def attackers_of(values: Any, num_clients: int) -> tuple[int, ...]:
   """The malicious clients, ascending, by the flags."""
   return tuple(_attack(values).clients(num_clients, values.seed).tolist())
 
 
-def malicious_of(values: Any, num_clients: int) -> Optional[Dict[str, Any]]:
+def malicious_of(values: Any, num_clients: int) -> Optional[dict[str, Any]]:
   """How many clients are malicious and what they do, as JSON values; None if everyone is honest."""
   attackers = attackers_of(values, num_clients)
   if not attackers:

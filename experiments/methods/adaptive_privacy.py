@@ -12,10 +12,10 @@ import numpy as np
 
 from experiments.methods import base
 from experiments.methods import settings
+from quap_tff import plans
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import layers as layers_lib
 from quap_tff.mechanisms import line_search
-from quap_tff import plans
 from quap_tff.mechanisms import schedules
 from quap_tff.mechanisms import weighting
 

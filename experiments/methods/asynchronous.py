@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from experiments.methods import base
-from quap_tff.common import checks
 from quap_tff import plans
+from quap_tff.common import checks
 from quap_tff.mechanisms import buffer_restrictions as restrictions
 from quap_tff.mechanisms import staleness
 

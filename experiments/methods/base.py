@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Any, ClassVar, Dict, FrozenSet, NamedTuple, Optional, Tuple
+from typing import Any, ClassVar, NamedTuple, Optional
 
 from data import cohorts
-from quap_tff.mechanisms import budgets
+from quap_tff import plans
 from quap_tff.common import checks
+from quap_tff.common import registry
+from quap_tff.mechanisms import budgets
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import config as configs
 from quap_tff.mechanisms import participation as participations
-from quap_tff import plans
 from quap_tff.mechanisms import postprocessing
-from quap_tff.common import registry
 from quap_tff.mechanisms import robust
 from quap_tff.mechanisms import sparsity as sparsities
 from quap_tff.plans import stock_tff
@@ -50,7 +50,7 @@ class Setting(NamedTuple):
   calibration: str
   averaging: postprocessing.Averaging
   mean_epochs: Optional[float]
-  options: Dict[str, Any]
+  options: dict[str, Any]
 
   @property
   def schedule(self):
@@ -90,7 +90,7 @@ class Method(abc.ABC):
       that says so itself needs none.
   """
 
-  unused: ClassVar[FrozenSet[str]] = TUNING
+  unused: ClassVar[frozenset[str]] = TUNING
   withholds_client_metrics: ClassVar[bool] = False
   noise_of_its_own: ClassVar[bool] = False
   gives_certificate: ClassVar[bool] = False
@@ -190,7 +190,7 @@ def uniform_budget(values) -> budgets.BudgetConfig:
   return budgets.BudgetConfig(epsilon_total=values.epsilon, num_rounds=values.rounds, round_rule='uniform')
 
 
-def local_epochs_of(values: Any) -> Tuple[int, Optional[int]]:
+def local_epochs_of(values: Any) -> tuple[int, Optional[int]]:
   """The fewest epochs of a client, and the most if clients differ, by --local_epochs=3 or --local_epochs=1..5."""
   fewest, dots, most = str(values.local_epochs).partition('..')
   try:

@@ -9,14 +9,14 @@ import numpy as np
 
 from data import rng
 from experiments.methods import base
+from quap_tff import plans
 from quap_tff.common import checks
+from quap_tff.common import registry
+from quap_tff.mechanisms import certified_config as certified_configs
 from quap_tff.mechanisms import clip_rules
+from quap_tff.mechanisms import clip_split
 from quap_tff.mechanisms import correlation as correlations
 from quap_tff.mechanisms import participation as participations
-from quap_tff import plans
-from quap_tff.common import registry
-from quap_tff.mechanisms import clip_split
-from quap_tff.mechanisms import certified_config as certified_configs
 from quap_tff.mechanisms import weight_rules
 
 _COUNT_STDDEV = 20.0

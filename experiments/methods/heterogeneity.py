@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import ClassVar, Dict, Optional, Type
+from typing import ClassVar, Optional
 
 from data import dropouts
 from experiments import optimizers
@@ -16,12 +16,12 @@ from experiments.methods import base as base_lib
 from experiments.methods import certified
 from experiments.methods import settings
 from quap_tff.common import checks
-from quap_tff.training import heterogeneity
 from quap_tff.common import registry
+from quap_tff.training import heterogeneity
 from quap_tff.training.heterogeneity import extension as extensions
 
 # The choices of `base`: QuAP-FL's own mechanism in all its settings, and the certified one.
-BASES: Dict[str, Type[base_lib.Method]] = {
+BASES: dict[str, type[base_lib.Method]] = {
   'quap': settings.Quap,
   'certified': certified.Certified,
   'fedavg': settings.FedAvg,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 from experiments.methods import base
+from quap_tff import plans
+from quap_tff.common import registry
 from quap_tff.mechanisms import budgets
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import config as configs
 from quap_tff.mechanisms import layers as layers_lib
-from quap_tff import plans
-from quap_tff.common import registry
 
 _BUDGETS = ('participation', 'uniform')
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, Dict, Type
+from typing import Any, ClassVar
 
 from experiments.methods import base
+from quap_tff import plans
 from quap_tff.mechanisms import budgets
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import config as configs
 from quap_tff.mechanisms import layers as layers_lib
-from quap_tff import plans
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +42,7 @@ class _Combination(Mechanism):
   def configure(self, values, num_clients):
     return base.quap_config(values, num_clients, **self._parts(values))
 
-  def _parts(self, values) -> Dict[str, Any]:
+  def _parts(self, values) -> dict[str, Any]:
     parts = {}
     if not self.adaptive_budget:
       parts['budget'] = base.uniform_budget(values)
@@ -64,7 +64,7 @@ class _WithFixedClip(_Combination):
     return {**super()._parts(values), 'clip': clip_rules.Fixed(self.clip)}
 
 
-def _combination(name: str, doc: str, *, budget: bool, clip: bool, layerwise: bool) -> Type[_Combination]:
+def _combination(name: str, doc: str, *, budget: bool, clip: bool, layerwise: bool) -> type[_Combination]:
   """The class of one combination."""
   unused = base.TUNING | (frozenset() if budget else base.OF_BUDGETS)
   unused |= (frozenset() if clip else {'clip'}) | (frozenset() if layerwise else {'critical_layers'})

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 from experiments.methods import base
+from quap_tff import plans
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import layers as layers_lib
-from quap_tff import plans
 from quap_tff.plans import stock_tff
 
 

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Callable, Dict, List
+from typing import Callable
 
 _HERE = pathlib.Path(__file__).absolute().parent
 _ROOT = _HERE.parents[1]
@@ -46,7 +46,7 @@ def main() -> None:
       parser.error(f'{_python(args, peer)} is missing: run experiments/peers/setup.sh first, or give --environments.')
   rows = []
 
-  def keep(row: Dict) -> None:
+  def keep(row: dict) -> None:
     rows.append(row)
     print(json.dumps(row), flush=True)
     if args.output:
@@ -60,7 +60,7 @@ def main() -> None:
     _run_published(args, keep)
 
 
-def _run_simulators(args: argparse.Namespace, keep: Callable[[Dict], None]) -> None:
+def _run_simulators(args: argparse.Namespace, keep: Callable[[dict], None]) -> None:
   workload = [f'--clients={args.clients}', f'--examples={args.examples}', f'--rounds={args.rounds}']
   for row in _ours(workload):
     keep(row)
@@ -69,7 +69,7 @@ def _run_simulators(args: argparse.Namespace, keep: Callable[[Dict], None]) -> N
       keep(_peer(args, peer, [*workload, f'--dtype={dtype}']))
 
 
-def _run_published(args: argparse.Namespace, keep: Callable[[Dict], None]) -> None:
+def _run_published(args: argparse.Namespace, keep: Callable[[dict], None]) -> None:
   keep(_preset('flute_lr_mnist', args.data_dir))
   keep(
     _extrapolated(
@@ -86,7 +86,7 @@ def _python(args: argparse.Namespace, peer: str) -> pathlib.Path:
   return pathlib.Path(args.environments) / peer / 'bin' / 'python'
 
 
-def _run(command: List[str], **environment: str) -> str:
+def _run(command: list[str], **environment: str) -> str:
   """Standard output of a command; its errors are shown if it fails."""
   done = subprocess.run(
     command,
@@ -102,11 +102,11 @@ def _run(command: List[str], **environment: str) -> str:
   return done.stdout
 
 
-def _last_json(output: str) -> Dict:
+def _last_json(output: str) -> dict:
   return json.loads([line for line in output.splitlines() if line.startswith('{')][-1])
 
 
-def _ours(workload: List[str]) -> List[Dict]:
+def _ours(workload: list[str]) -> list[dict]:
   with tempfile.TemporaryDirectory() as folder:
     path = os.path.join(folder, 'cases.csv')
     _run([sys.executable, '-m', 'experiments.benchmark', '--sections=cases', f'--csv={path}', *workload])
@@ -115,7 +115,7 @@ def _ours(workload: List[str]) -> List[Dict]:
       return [{k: v if k == 'case' else float(v) for k, v in row.items() if v} for row in csv.DictReader(f)]
 
 
-def _peer(args: argparse.Namespace, peer: str, arguments: List[str]) -> Dict:
+def _peer(args: argparse.Namespace, peer: str, arguments: list[str]) -> dict:
   """A peer's figures, in the layout of images in which it is faster."""
   python, cores = str(_python(args, peer)), len(os.sched_getaffinity(0))
   script = str(_HERE / f'run_{peer}.py')
@@ -128,7 +128,7 @@ def _peer(args: argparse.Namespace, peer: str, arguments: List[str]) -> Dict:
   return max(tried, key=lambda row: row['samples_per_second'])
 
 
-def _preset(name: str, data_dir: str, arguments: List[str] = ()) -> Dict:
+def _preset(name: str, data_dir: str, arguments: list[str] = ()) -> dict:
   """A run of a preset: the seconds of the whole command, and of its rounds."""
   with tempfile.TemporaryDirectory() as folder:
     begin = time.perf_counter()
@@ -158,11 +158,11 @@ def _preset(name: str, data_dir: str, arguments: List[str] = ()) -> Dict:
   }
 
 
-def _extrapolated(row: Dict) -> Dict:
+def _extrapolated(row: dict) -> dict:
   return {**row, 'hours_for_1500_rounds_extrapolated': row['seconds_per_round'] * _CIFAR_ROUNDS / 3600}
 
 
-def _table(rows: List[Dict]) -> str:
+def _table(rows: list[dict]) -> str:
   """The cases in Markdown, with what this project does in the same arithmetic beside each peer."""
   speed = {row['case']: row['samples_per_second'] for row in rows if 'samples_per_second' in row}
   lines = ['| case | samples/s | QuAP-FL float32 is | QuAP-FL bfloat16 is |', '| --- | ---: | ---: | ---: |']

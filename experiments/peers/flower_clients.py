@@ -14,7 +14,7 @@ import workload
 client_app = ClientApp()
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _in_this_process(name, clients, examples, channels_last):
   """The model and all clients' data: each of Flower's processes keeps its own, whichever clients it gets."""
   torch.set_num_threads(1)

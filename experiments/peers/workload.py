@@ -3,7 +3,7 @@
 import argparse
 import json
 import statistics
-from typing import Any, List, Tuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ def arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
   return parser.parse_args()
 
 
-def report(peer: str, version: str, args: argparse.Namespace, seconds: List[float]) -> None:
+def report(peer: str, version: str, args: argparse.Namespace, seconds: list[float]) -> None:
   """Prints one JSON line about the rounds' times, the first of which is not counted."""
   timed = seconds[1:]
   median = statistics.median(timed)
@@ -89,7 +89,7 @@ def build(name: str, channels_last: bool) -> Model:
   return model.to(memory_format=torch.channels_last) if channels_last else model
 
 
-def tensors(number: int, examples: int, model: str, channels_last: bool) -> List[Tuple[torch.Tensor, torch.Tensor]]:
+def tensors(number: int, examples: int, model: str, channels_last: bool) -> list[tuple[torch.Tensor, torch.Tensor]]:
   """Random images float32[examples, channels, height, width] and labels int64[examples] of each client."""
   rng = np.random.default_rng(0)
   layout = torch.channels_last if channels_last else torch.contiguous_format

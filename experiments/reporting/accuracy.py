@@ -1,8 +1,9 @@
 """The report's sections on accuracy: beside the documents' figures, by round, and over the values of a flag."""
 
 import collections
+from collections.abc import Sequence
 import itertools
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, Optional
 
 import numpy as np
 
@@ -17,12 +18,12 @@ ACCURACY = 'final test accuracy (%)'
 _WHAT = 'accuracy (%)'
 
 
-def select(groups: Sequence[study.Group], method: str, scenario: Optional[str] = None, **flags) -> List[study.Group]:
+def select(groups: Sequence[study.Group], method: str, scenario: Optional[str] = None, **flags) -> list[study.Group]:
   """The groups of a method with these flags, in one scenario or in any."""
   return [g for g in groups if g.method == method and scenario in (None, g.scenario) and g.has(**flags)]
 
 
-def final(groups: Sequence[study.Group]) -> List[pages.Block]:
+def final(groups: Sequence[study.Group]) -> list[pages.Block]:
   """Table 1 of the first document and table 2 of the November 2025 document."""
   first, november = [], []
   for (dataset, scenario, method), printed in published.ACCURACY_FIRST.items():
@@ -41,7 +42,7 @@ def final(groups: Sequence[study.Group]) -> List[pages.Block]:
   return blocks and blocks + [published.LAYERWISE]
 
 
-def early_stop(groups: Sequence[study.Group]) -> List[pages.Block]:
+def early_stop(groups: Sequence[study.Group]) -> list[pages.Block]:
   """Runs that stop at a test accuracy, as the documents' reference program does."""
   rows = []
   for g in sorted(groups, key=lambda g: (g.dataset, figures.order(g.algorithm))):
@@ -55,7 +56,7 @@ def early_stop(groups: Sequence[study.Group]) -> List[pages.Block]:
   ]
 
 
-def curves(groups: Sequence[study.Group]) -> List[pages.Block]:
+def curves(groups: Sequence[study.Group]) -> list[pages.Block]:
   """Figure 1 of the first document and figure 2 of the November 2025 document."""
   return by_place(groups, 'accuracy', 'test_accuracy', 'Test accuracy by round', 100, 'test accuracy (%)', ACCURACY)
 
@@ -70,7 +71,7 @@ def by_place(
   total_label: str,
   total: Callable[[study.Group], pages.Quantity] = study.Group.accuracy,
   log: bool = False,
-) -> List[pages.Block]:
+) -> list[pages.Block]:
   """A figure of a column of metrics.csv, times `scale`, for each of `study.places`. `total` sums up a group.
 
   A group with values in a single round has no curve, and is left out.
@@ -109,7 +110,7 @@ def over_seeds(group: study.Group, column: str, scale: float = 1):
   return np.array(rounds), scale * np.array([[curve[t] for t in rounds] for curve in curves_])
 
 
-def convergence(groups: Sequence[study.Group]) -> List[pages.Block]:
+def convergence(groups: Sequence[study.Group]) -> list[pages.Block]:
   """Table 2 of the first document."""
   rows = []
   for (scenario, method), printed in published.ROUNDS_TO_90.items():
@@ -135,7 +136,7 @@ def rounds_to_90(group: study.Group):
   return f'not reached{some} in {group.runs[0].rounds} rounds' if missing else study.over(firsts, 1)
 
 
-def at_scale(groups: Sequence[study.Group]) -> List[pages.Block]:
+def at_scale(groups: Sequence[study.Group]) -> list[pages.Block]:
   """1,000 clients, 5% in each round: table 5 of the first document."""
   found = {method: select(groups, method, **published.AT_SCALE_FLAGS) for method in published.AT_SCALE}
   noise = lambda g: g.measure(lambda run: run.mean_of('noise_norm'))
@@ -163,7 +164,7 @@ def at_scale(groups: Sequence[study.Group]) -> List[pages.Block]:
   ]
 
 
-def ablation(groups: Sequence[study.Group]) -> List[pages.Block]:
+def ablation(groups: Sequence[study.Group]) -> list[pages.Block]:
   """The eight combinations of QuAP-FL's parts: table 3 of the November 2025 document."""
   blocks, shown, names = [], [], ('adaptive budget', 'adaptive clip', 'layer-wise noise')
   members = [g for g in groups if g.method in figures.BY_PARTS.values()]
@@ -195,7 +196,7 @@ def over_flags(
   order: Optional[Callable[[Any], Any]] = None,
   printed: Optional[Callable[[study.Group], Any]] = None,
   log: bool = False,
-) -> List[pages.Block]:
+) -> list[pages.Block]:
   """Accuracy over the values of flags, with all other flags equal: a table and a figure for each family of runs.
 
   Args:
@@ -247,7 +248,7 @@ def over_flags(
   return blocks
 
 
-def alpha_beta(groups: Sequence[study.Group]) -> List[pages.Block]:
+def alpha_beta(groups: Sequence[study.Group]) -> list[pages.Block]:
   """The α×β grid: figure 3 of the first document."""
 
   def printed(g):
@@ -265,7 +266,7 @@ def alpha_beta(groups: Sequence[study.Group]) -> List[pages.Block]:
   )
 
 
-def epsilon(groups: Sequence[study.Group]) -> List[pages.Block]:
+def epsilon(groups: Sequence[study.Group]) -> list[pages.Block]:
   """ε_total of 3, 6 and 10 (theory document, 7.5), nominal and by exact accounting."""
   # Certified runs have their own section. Without noise the budget means nothing.
   members, blocks = [g for g in groups if g.method not in ('certified', 'fedavg')], []
@@ -278,12 +279,12 @@ def epsilon(groups: Sequence[study.Group]) -> List[pages.Block]:
   return blocks and blocks + [published.LAYERWISE]
 
 
-def participation(groups: Sequence[study.Group]) -> List[pages.Block]:
+def participation(groups: Sequence[study.Group]) -> list[pages.Block]:
   """Who takes part (theory document, 7.5)."""
   return over_flags(groups, ['participation'], 'participation', 'Accuracy by participation', 'participation model')
 
 
-def critical_layers(groups: Sequence[study.Group]) -> List[pages.Block]:
+def critical_layers(groups: Sequence[study.Group]) -> list[pages.Block]:
   """One, two and all Dense layers critical (theory document, 7.5)."""
   # From few layers to many, with named layers in between. Other methods noise every layer, whatever the flag says.
   order = lambda layers: ({'final_dense': 0, 'all_dense': 2, 'all': 3}.get(layers, 1), layers)
@@ -298,7 +299,7 @@ def critical_layers(groups: Sequence[study.Group]) -> List[pages.Block]:
   return blocks and blocks + [published.LAYERWISE]
 
 
-def heterogeneity(groups: Sequence[study.Group]) -> List[pages.Block]:
+def heterogeneity(groups: Sequence[study.Group]) -> list[pages.Block]:
   """How uneven the clients' labels are (November 2025 document, 5.3.3 and figure 4)."""
   concentration = lambda partition: float(runs_lib.parse('partition', partition)[1]['alpha'])
   members = [g for g in groups if g.setting['partition'].startswith('dirichlet:')]

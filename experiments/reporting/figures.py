@@ -1,7 +1,8 @@
 """The look of each method, which is the same in every figure, and the kinds of figures that the sections share."""
 
+from collections.abc import Iterator, Sequence
 import textwrap
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
@@ -26,10 +27,10 @@ class Look(NamedTuple):
   colour: str
   dash: Any
   marker: str
-  parts: Optional[Tuple[bool, bool, bool]] = None
+  parts: Optional[tuple[bool, bool, bool]] = None
 
 
-LOOKS: Dict[str, Look] = {
+LOOKS: dict[str, Look] = {
   'quap': Look('QuAP-FL', '#b2182b', '-', 'o', (True, True, True)),
   'certified': Look('Certified QuAP-FL', '#40004b', _LONG_SHORT, 'd'),
   'fedavg': Look('FedAvg (no privacy)', '#000000', _DOTS, 'x'),
@@ -71,13 +72,13 @@ def of(algorithm: str) -> Look:
   return LOOKS.get(name, Look(name, '#333333', _DASH_DOT_DOT, '|'))
 
 
-def order(algorithm: str) -> Tuple[int, str]:
+def order(algorithm: str) -> tuple[int, str]:
   """Sorts specs in the order of `LOOKS`."""
   name, names = algorithm.partition(':')[0], list(LOOKS)
   return (names.index(name) if name in names else len(names), algorithm)
 
 
-def labels(algorithms: Sequence[str]) -> List[str]:
+def labels(algorithms: Sequence[str]) -> list[str]:
   """The methods' names, with the parameters in which specs of one method differ and no others."""
   parsed = [runs.parse('algorithm', algorithm) for algorithm in algorithms]
   found = []
@@ -110,7 +111,7 @@ class Series(NamedTuple):
   variant: str = ''
 
 
-def styled(shown: Sequence[Series]) -> Iterator[Tuple[Series, Dict[str, Any]]]:
+def styled(shown: Sequence[Series]) -> Iterator[tuple[Series, dict[str, Any]]]:
   """Each series with Matplotlib's arguments for its look. Markers of one method differ in their fill."""
   for series in shown:
     look = of(series.algorithm)

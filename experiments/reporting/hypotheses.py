@@ -1,6 +1,7 @@
 """Hypotheses H1 to H3 of the theory document (7.4), each with the measurements and a verdict."""
 
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable, Optional
 
 import numpy as np
 
@@ -21,7 +22,7 @@ _RULE = (
 Measure = Callable[[runs_lib.Run], Optional[float]]
 
 
-def build(groups: Sequence[study.Group]) -> List[pages.Block]:
+def build(groups: Sequence[study.Group]) -> list[pages.Block]:
   """All three hypotheses; nothing if there is no pair for any of them."""
   blocks = _h1(groups) + _h2(groups) + _h3(groups)
   return [_RULE, *blocks] if any(isinstance(block, pages.Table) for block in blocks) else []
@@ -105,7 +106,7 @@ def _h3(groups):
   )
 
 
-def _counterparts(part: int) -> List[Tuple[str, str]]:
+def _counterparts(part: int) -> list[tuple[str, str]]:
   """Pairs (with, without) of the ablation's methods that differ only in this part, QuAP-FL first."""
   without = lambda parts: parts[:part] + (False,) + parts[part + 1 :]
   with_it = sorted((parts for parts in figures.BY_PARTS if parts[part]), reverse=True)
@@ -116,13 +117,13 @@ def _judge(
   groups: Sequence[study.Group],
   name: str,
   claim: str,
-  methods: Sequence[Tuple[str, str]],
-  sides: Tuple[str, str],
-  measures: Mapping[str, Tuple[Measure, int]],
+  methods: Sequence[tuple[str, str]],
+  sides: tuple[str, str],
+  measures: Mapping[str, tuple[Measure, int]],
   sign: int,
   extra: Callable[..., Mapping[str, Any]],
   notes: Sequence[str],
-) -> List[pages.Block]:
+) -> list[pages.Block]:
   """A verdict and the table of its pairs.
 
   Args:
@@ -157,7 +158,7 @@ def _judge(
   return [f'**{claim}: {overall}.**', *table]
 
 
-def _verdict(tests: Sequence[Tuple[pages.Quantity, Optional[float]]], sign: int) -> str:
+def _verdict(tests: Sequence[tuple[pages.Quantity, Optional[float]]], sign: int) -> str:
   """Whether every test shows a difference of this sign."""
   if any(difference.count < _FEWEST_PAIRS for difference, _ in tests):
     return NOT_ENOUGH
@@ -167,7 +168,7 @@ def _verdict(tests: Sequence[Tuple[pages.Quantity, Optional[float]]], sign: int)
 
 def pairs(
   groups: Sequence[study.Group], left: str, right: str, value: Measure
-) -> List[Tuple[Dict[str, Any], Tuple[Sequence[runs_lib.Run], Sequence[runs_lib.Run]]]]:
+) -> list[tuple[dict[str, Any], tuple[Sequence[runs_lib.Run], Sequence[runs_lib.Run]]]]:
   """For each setting that both methods have: its first cells, and the runs of both sides, seed by seed.
 
   Both runs of a pair have the `value`, and are equally long unless they stop at an accuracy.

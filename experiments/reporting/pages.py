@@ -2,12 +2,13 @@
 
 import base64
 import collections
+from collections.abc import Mapping, Sequence
 import csv
 import html
 import os
 import re
 import textwrap
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, NamedTuple, Optional, Union
 
 from experiments import plots
 from experiments import wide
@@ -81,11 +82,11 @@ class Table(NamedTuple):
   rows: Sequence[Mapping[str, Any]]
 
   @property
-  def columns(self) -> List[str]:
+  def columns(self) -> list[str]:
     names = dict.fromkeys(name for row in self.rows for name in row)
     return [name for name in names if any(row.get(name) not in (None, '') for row in self.rows)]
 
-  def for_readers(self) -> Tuple[str, List[List[str]]]:
+  def for_readers(self) -> tuple[str, list[list[str]]]:
     """(title, lines): the first line holds the column names. What all rows share moves into the title."""
     columns = self.columns
     rows = [[text(row.get(name)) for name in columns] for row in self.rows]
@@ -97,7 +98,7 @@ class Table(NamedTuple):
     lines = [[cell for i, cell in enumerate(row) if i not in shared] for row in (columns, *rows)]
     return self.title + (f'. All rows: {words}' if words else ''), lines
 
-  def for_programs(self) -> List[List[str]]:
+  def for_programs(self) -> list[list[str]]:
     """The lines of the CSV file. A column of quantities becomes two columns: the mean and its deviation."""
     columns = []
     for name in self.columns:
@@ -123,10 +124,10 @@ class Figure(NamedTuple):
   title: str
   caption: str
   draw: plots.Draw
-  size: Tuple[float, float] = (9, 4.2)
+  size: tuple[float, float] = (9, 4.2)
 
   @property
-  def titled(self) -> Tuple[plots.Draw, Tuple[float, float]]:
+  def titled(self) -> tuple[plots.Draw, tuple[float, float]]:
     """How to draw the figure under its title, and the size of both together."""
     width, height = self.size
     lines = textwrap.wrap(self.title, int(9.8 * width))
@@ -153,7 +154,7 @@ def text(cell: Any) -> str:
   return '-' if cell is None or cell == '' else str(cell)
 
 
-def numbered(sections: Sequence[Section]) -> List[Section]:
+def numbered(sections: Sequence[Section]) -> list[Section]:
   """The sections, with numbers added to the names of tables, and of figures, that share a name."""
   key = lambda block: (type(block), block.name)
   named = [block for section in sections for block in section.blocks if not isinstance(block, str)]
@@ -242,7 +243,7 @@ figcaption { font-size: .9rem; }
 )
 
 
-def page(sections: Sequence[Section], images: Dict[str, bytes]) -> str:
+def page(sections: Sequence[Section], images: dict[str, bytes]) -> str:
   """One page that needs nothing else: it contains its images, and has no external links and no script.
 
   Args:

@@ -4,8 +4,9 @@ A formal ε is reported for the released model only if the run's certificate or 
 Of a run that ended before its last planned round, this is the bound of its plan. What its rounds cost is a reading.
 """
 
+from collections.abc import Mapping, Sequence
 import functools
-from typing import Any, List, Mapping, Optional, Sequence
+from typing import Any, Optional
 
 import numpy as np
 
@@ -56,7 +57,7 @@ def formal_text(group: study.Group) -> str:
   return f'{text}, for all planned rounds; reading of those that ran, no guarantee: {largest}'
 
 
-def footnotes(groups: Sequence[study.Group]) -> List[str]:
+def footnotes(groups: Sequence[study.Group]) -> list[str]:
   """Whom the formal figures protect, under which relation and δ, and what † means."""
   found = [run for group in groups for run in group.runs if _smallest(run)]
   if not found:
@@ -74,7 +75,7 @@ def footnotes(groups: Sequence[study.Group]) -> List[str]:
   ]
 
 
-def by_participation(name: str, groups: Sequence[study.Group]) -> List[pages.Block]:
+def by_participation(name: str, groups: Sequence[study.Group]) -> list[pages.Block]:
   """Rare, middle and frequent participants, if clients differ in how often they took part.
 
   There are two tables, because one would be too wide for a page: `name` says what the clients did, and `name`_results
@@ -120,7 +121,7 @@ def _formal_epsilon(run) -> Optional[np.ndarray]:
   return epsilon if epsilon is not None and np.all(np.isfinite(epsilon)) else None
 
 
-def _thirds(run) -> List[np.ndarray]:
+def _thirds(run) -> list[np.ndarray]:
   """Client ids by rounds taken part in, in three parts; ties by id."""
   return np.array_split(np.argsort(run.counts, kind='stable'), 3)
 

@@ -1,10 +1,11 @@
 """Run folders as the report reads them: what was run, what was measured, and what could not be read."""
 
+from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
 import json
 import os
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
@@ -13,9 +14,9 @@ from data import partition
 from experiments import methods
 from experiments import optimizers
 from experiments import plots
-from quap_tff.mechanisms import clip_rules
-from quap_tff.common import registry
 from quap_tff.accounting import run_ledger
+from quap_tff.common import registry
+from quap_tff.mechanisms import clip_rules
 
 RUN = 'run.json'
 
@@ -44,7 +45,7 @@ class LeftOut(NamedTuple):
   reason: str
 
 
-def parse(flag: str, spec: str) -> Tuple[str, Dict[str, str], Dict[str, str]]:
+def parse(flag: str, spec: str) -> tuple[str, dict[str, str], dict[str, str]]:
   """A choice `name:key=value,…` as its name, its parameters, and those parameters that differ from the defaults.
 
   If this version does not know the choice, or the choice now has other parameters, the parameters stay as written.
@@ -150,7 +151,7 @@ class Run:
     budgets = np.where(np.isin(arrays['clients'], members), arrays['budgets'], 0.0)
     return np.concatenate([[0.0], np.cumsum(budgets)])[arrays['offsets'][1:]] / len(members)
 
-  def curve(self, column: str) -> Tuple[np.ndarray, np.ndarray]:
+  def curve(self, column: str) -> tuple[np.ndarray, np.ndarray]:
     """(rounds, values) where `column` of metrics.csv has a finite value; empty if there is none."""
     if column not in self.metrics:
       return np.empty(0), np.empty(0)
@@ -163,7 +164,7 @@ class Run:
     return float(values.mean()) if len(values) else None
 
 
-def find(roots: Sequence[str]) -> List[str]:
+def find(roots: Sequence[str]) -> list[str]:
   """The folders at or below `roots` that hold a run.json, each once, in order."""
   folders = {}
   for root in roots:
@@ -174,7 +175,7 @@ def find(roots: Sequence[str]) -> List[str]:
   return list(folders.values())
 
 
-def load(path: str) -> Tuple[Optional[Run], List[LeftOut]]:
+def load(path: str) -> tuple[Optional[Run], list[LeftOut]]:
   """Reads a run folder: the run, or None if it is unusable, and what is damaged or missing in it."""
   left_out = []
 
@@ -221,7 +222,7 @@ def _gives_certificate(identity) -> bool:
     return False  # This version does not know the method.
 
 
-def _read_object(path) -> Dict[str, Any]:
+def _read_object(path) -> dict[str, Any]:
   with open(path, encoding='utf-8') as f:
     value = json.load(f)
   if not isinstance(value, dict):

@@ -1,6 +1,7 @@
 """The report's sections in order. A new section is a function from groups to blocks, and a line in `SECTIONS`."""
 
-from typing import Callable, List, NamedTuple, Sequence
+from collections.abc import Sequence
+from typing import Callable, NamedTuple
 
 from experiments.reporting import accuracy
 from experiments.reporting import figures
@@ -82,7 +83,7 @@ SECTIONS = (
 )
 
 
-def build(groups: Sequence[study.Group], left_out: Sequence[runs_lib.LeftOut], command: str) -> List[pages.Section]:
+def build(groups: Sequence[study.Group], left_out: Sequence[runs_lib.LeftOut], command: str) -> list[pages.Section]:
   """The whole report: how to read it, the results, then the settings and what was left out."""
   built = [pages.Section(section.title, section.build(groups)) for section in SECTIONS]
   missing = '; '.join(section.title for section in built if not section.blocks)
@@ -112,7 +113,7 @@ def build(groups: Sequence[study.Group], left_out: Sequence[runs_lib.LeftOut], c
   ]
 
 
-def _settings(groups, command) -> List[pages.Block]:
+def _settings(groups, command) -> list[pages.Block]:
   """The versions, the machines, the flags that all runs share, and the values of the others."""
   runs, settings = [run for group in groups for run in group.runs], [group.setting for group in groups]
   each = lambda dicts: '; or '.join(dict.fromkeys(', '.join(f'{k} {v}' for k, v in d.items()) or '?' for d in dicts))

@@ -1,6 +1,6 @@
 """The report's sections on what is spent: privacy and who pays for it, noise, bytes and time."""
 
-from typing import List, Sequence, Tuple
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from experiments.reporting import study
 from quap_tff.common import rounding
 
 
-def beside_accuracy(groups: Sequence[study.Group]) -> List[pages.Block]:
+def beside_accuracy(groups: Sequence[study.Group]) -> list[pages.Block]:
   """Every setting that was run, with its accuracy beside what it spends."""
 
   def columns(g):
@@ -40,7 +40,7 @@ def beside_accuracy(groups: Sequence[study.Group]) -> List[pages.Block]:
   ]
 
 
-def certified(groups: Sequence[study.Group]) -> List[pages.Block]:
+def certified(groups: Sequence[study.Group]) -> list[pages.Block]:
   """Certified runs beside other runs whose ε holds for the released model, to compare accuracy at equal ε."""
   members = [g for g in groups if _is_whole(g)]
   if not any(g.method == 'certified' for g in members):
@@ -73,7 +73,7 @@ def certified(groups: Sequence[study.Group]) -> List[pages.Block]:
   ]
 
 
-def _side_by_side(groups) -> List[study.Group]:
+def _side_by_side(groups) -> list[study.Group]:
   return [g for family in study.places(groups) for g in family.groups]
 
 
@@ -109,7 +109,7 @@ def _certified_figure(dataset, participation, groups) -> pages.Figure:
   return pages.Figure('certified', f'Accuracy by formal ε: {dataset}', caption, draw)
 
 
-def budgets(groups: Sequence[study.Group]) -> List[pages.Block]:
+def budgets(groups: Sequence[study.Group]) -> list[pages.Block]:
   """Budget of a round by participation rate, ε_i(t) = ε_base·(1 + α·exp(-β·p_i(t))): figure 2 of the first document."""
   alpha, beta = published.COMMON['alpha'], published.COMMON['beta']
   found = [measured_budgets(run) for g in groups if g.parts[0] and g.has(alpha=alpha, beta=beta) for run in g.runs]
@@ -155,7 +155,7 @@ def budgets(groups: Sequence[study.Group]) -> List[pages.Block]:
   ]
 
 
-def measured_budgets(run) -> Tuple[np.ndarray, np.ndarray]:
+def measured_budgets(run) -> tuple[np.ndarray, np.ndarray]:
   """(rates, budgets): the clients' participation rates at the end, and their mean budgets of a round over ε_base."""
   if run.ledger is None or run.nominal_epsilon is None or not run.ledger.num_rounds:
     return np.empty(0), np.empty(0)
@@ -164,7 +164,7 @@ def measured_budgets(run) -> Tuple[np.ndarray, np.ndarray]:
   return run.counts[seen] / run.ledger.num_rounds, per_round * run.identity['rounds'] / run.identity['epsilon']
 
 
-def cumulative(groups: Sequence[study.Group]) -> List[pages.Block]:
+def cumulative(groups: Sequence[study.Group]) -> list[pages.Block]:
   """Cumulative nominal ε of the top and bottom 20% of participants: figure 3 of the November 2025 document."""
   # QuAP-FL, and the method that differs from it only in the budget.
   found = study.places(
@@ -213,7 +213,7 @@ def cumulative(groups: Sequence[study.Group]) -> List[pages.Block]:
   ]
 
 
-def top_and_bottom(run) -> Tuple[np.ndarray, np.ndarray]:
+def top_and_bottom(run) -> tuple[np.ndarray, np.ndarray]:
   """float64[T] each: the mean cumulative nominal ε, after each round, of the 20% of clients that took part most and
   least often."""
   order = np.argsort(-run.counts, kind='stable')
@@ -236,7 +236,7 @@ def _draw_cumulative(figure, groups):
   figures.legend(axes)
 
 
-def fairness(groups: Sequence[study.Group]) -> List[pages.Block]:
+def fairness(groups: Sequence[study.Group]) -> list[pages.Block]:
   """Jain's index of three quantities: table 3 of the first document."""
 
   def of_accuracy(run):
@@ -260,7 +260,7 @@ def fairness(groups: Sequence[study.Group]) -> List[pages.Block]:
   ]
 
 
-def noise(groups: Sequence[study.Group]) -> List[pages.Block]:
+def noise(groups: Sequence[study.Group]) -> list[pages.Block]:
   """Noise to signal by round (theory document, 7.3)."""
   ratio = 'noise_to_signal'
   noisy = [g for g in groups if any(run.mean_of(ratio) for run in g.runs)]
@@ -285,7 +285,7 @@ def noise(groups: Sequence[study.Group]) -> List[pages.Block]:
   )
 
 
-def communication(groups: Sequence[study.Group]) -> List[pages.Block]:
+def communication(groups: Sequence[study.Group]) -> list[pages.Block]:
   """Bytes that a client sends and receives in a round: table 1 of the November 2025 document."""
   sent = lambda g, way='up': g.measure(lambda run: run.mean_of(f'{way}_bytes_per_client'))
   logged = [g for g in groups if sent(g)]
@@ -312,7 +312,7 @@ def communication(groups: Sequence[study.Group]) -> List[pages.Block]:
   ]
 
 
-def cost(groups: Sequence[study.Group]) -> List[pages.Block]:
+def cost(groups: Sequence[study.Group]) -> list[pages.Block]:
   """Seconds for a round (theory document, 7.3)."""
 
   def columns(g):

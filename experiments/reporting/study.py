@@ -1,9 +1,10 @@
 """Runs of one setting form a group. Groups are compared in tables that say how they differ. They are never averaged."""
 
 import collections
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import json
-from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, NamedTuple, Optional, Union
 
 import numpy as np
 from scipy import special
@@ -32,7 +33,7 @@ class Group:
   """
 
   setting: Mapping[str, Any]
-  runs: Tuple[runs_lib.Run, ...]
+  runs: tuple[runs_lib.Run, ...]
 
   @property
   def algorithm(self) -> str:
@@ -47,7 +48,7 @@ class Group:
     return self.setting['dataset']
 
   @property
-  def parts(self) -> Tuple[bool, bool, bool]:
+  def parts(self) -> tuple[bool, bool, bool]:
     """Whether it has (adaptive budget, adaptive clip, layer-wise noise); no part outside the documents' ablation."""
     return figures.of(self.algorithm).parts or (False, False, False)
 
@@ -60,7 +61,7 @@ class Group:
     return {'uniform': 'uniform', 'bernoulli': 'uniform', 'extreme_imbalance': 'extreme'}.get(name)
 
   @property
-  def origin(self) -> Dict[str, str]:
+  def origin(self) -> dict[str, str]:
     """The last cells of its rows: the seeds, and the rounds run out of those planned, marked if a run stopped early."""
     planned, stop = self.setting['rounds'], self.setting['stop_at_accuracy']
     text = f'{", ".join(map(str, sorted({run.rounds for run in self.runs})))} of {planned}'
@@ -111,15 +112,15 @@ class Family(NamedTuple):
     return f'{words} Setting: {self.setting}.' if self.setting else words
 
 
-def collect(runs: Iterable[runs_lib.Run]) -> Tuple[List[Group], List[runs_lib.LeftOut]]:
+def collect(runs: Iterable[runs_lib.Run]) -> tuple[list[Group], list[runs_lib.LeftOut]]:
   """The runs in groups, in the order of their folders.
 
   A second run of a seed, and a run of fewer rounds than others of its setting, are left out by name.
   """
   runs = list(runs)
   flags = dict.fromkeys(name for run in runs for name in run.identity if name not in _REPEATED)
-  settings: Dict[str, Dict[str, Any]] = {}
-  members: Dict[str, List[runs_lib.Run]] = {}
+  settings: dict[str, dict[str, Any]] = {}
+  members: dict[str, list[runs_lib.Run]] = {}
   for run in runs:
     setting = _setting(run, flags)
     settings[_key(setting)] = setting
@@ -140,7 +141,7 @@ def collect(runs: Iterable[runs_lib.Run]) -> Tuple[List[Group], List[runs_lib.Le
   return groups, left_out
 
 
-def _setting(run, flags) -> Dict[str, Any]:
+def _setting(run, flags) -> dict[str, Any]:
   """The `flags` that the run's method reads. An older version may not have had all of them."""
   try:
     unread = methods.parse(run.algorithm).unused
@@ -157,13 +158,13 @@ def _key(value) -> str:
   return json.dumps(value, sort_keys=True, default=str)
 
 
-def differing(settings: Sequence[Mapping[str, Any]]) -> List[str]:
+def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
   """The flags that do not have one value in all settings that have them."""
   names = dict.fromkeys(name for setting in settings for name in setting)
   return [name for name in names if len({_key(setting[name]) for setting in settings if name in setting}) > 1]
 
 
-def describe(settings: Sequence[Mapping[str, Any]], *known: str, in_full: bool = False) -> Tuple[List[str], str]:
+def describe(settings: Sequence[Mapping[str, Any]], *known: str, in_full: bool = False) -> tuple[list[str], str]:
   """How settings differ in flags other than method, dataset and those `known` from elsewhere.
 
   Returns:
@@ -184,7 +185,7 @@ def describe(settings: Sequence[Mapping[str, Any]], *known: str, in_full: bool =
   return [', '.join(part) for part in parts], ', '.join(usual)
 
 
-def families(groups: Sequence[Group], *axes: str, at_least: int = 1) -> List[List[Group]]:
+def families(groups: Sequence[Group], *axes: str, at_least: int = 1) -> list[list[Group]]:
   """Families of groups that agree in every flag that they share, except in `axes`, in the order of `figures.LOOKS`.
 
   A group belongs to several families if they differ only in flags that its method does not read: FedAvg is beside the
@@ -204,16 +205,16 @@ def families(groups: Sequence[Group], *axes: str, at_least: int = 1) -> List[Lis
   return [sorted((groups[i] for i in ids), key=lambda g: figures.order(g.algorithm)) for ids in sorted(found, key=min)]
 
 
-def titled(found: Sequence[Sequence[Group]], *axes: str) -> List[Family]:
+def titled(found: Sequence[Sequence[Group]], *axes: str) -> list[Family]:
   """The families, with settings that tell them apart. Within a family, groups differ in `axes`."""
   shared = [{k: v for g in groups for k, v in g.setting.items() if k not in axes} for groups in found]
   words, _ = describe(shared, in_full=True)
   return [Family(s['dataset'], w, groups) for s, w, groups in zip(shared, words, found)]
 
 
-def places(groups: Sequence[Group]) -> List[Family]:
+def places(groups: Sequence[Group]) -> list[Family]:
   """Methods side by side: for each dataset and participation, the setting in which most methods were run."""
-  found: Dict[Any, List[Group]] = {}
+  found: dict[Any, list[Group]] = {}
   for members in families(groups, 'algorithm'):
     place = (members[0].dataset, members[0].setting['participation'])
     found[place] = max(found.get(place, ()), members, key=lambda these: (len(these), sum(len(g.runs) for g in these)))
@@ -228,7 +229,7 @@ class Row(NamedTuple):
   last: Mapping[str, Any]
 
 
-def table(name: str, title: str, rows: Sequence[Row], *known: str) -> List[pages.Block]:
+def table(name: str, title: str, rows: Sequence[Row], *known: str) -> list[pages.Block]:
   """A table and what a reader must know before comparing its rows; nothing if no row has a group.
 
   Args:
@@ -254,7 +255,7 @@ def table(name: str, title: str, rows: Sequence[Row], *known: str) -> List[pages
 
 def by_group(
   name: str, title: str, groups: Sequence[Group], columns: Callable[[Group], Mapping[str, Any]], *first: str
-) -> List[pages.Block]:
+) -> list[pages.Block]:
   """A table for each dataset: a row for each group, sorted by the flags `first`, which have columns, and by method."""
   key = lambda g: ([(isinstance(g.setting[flag], str), g.setting[flag]) for flag in first], figures.order(g.algorithm))
   blocks = []
@@ -272,7 +273,7 @@ def beside(
   method: str,
   cells: Mapping[str, Any],
   measure: Callable[[Group], Any] = Group.accuracy,
-) -> List[Row]:
+) -> list[Row]:
   """Rows for a printed figure, or for None: one for each group. Without groups, a row says that `method` was not run.
 
   Args:
@@ -319,7 +320,7 @@ def jain(values: Optional[np.ndarray]) -> Optional[float]:
 
 def paired_test(
   left: Sequence[float], right: Sequence[float], digits: int = 2
-) -> Tuple[pages.Quantity, Optional[float]]:
+) -> tuple[pages.Quantity, Optional[float]]:
   """The mean of left - right over pairs, and the two-sided p of Student's paired t test.
 
   p is None if there are fewer than two pairs, or if the difference is the same in every pair.

@@ -1,10 +1,10 @@
 """A run in its own process, which does not outlive the sweep."""
 
+from collections.abc import Sequence
 import os
 import signal
 import subprocess
 import sys
-from typing import Sequence
 
 from experiments import command_line
 from quap_tff.runtime import child_process

@@ -9,9 +9,9 @@ neither `|` nor `;`.
 """
 
 import collections
+from collections.abc import Sequence
 import itertools
 import re
-from typing import Dict, List, Sequence
 
 from quap_tff.common import registry
 
@@ -20,7 +20,7 @@ OWN_FLAG = 'output_dir'
 FLAGFILE = 'flagfile'
 
 
-def combinations(axes: Sequence[str], flag_names: Sequence[str]) -> List[Dict[str, str]]:
+def combinations(axes: Sequence[str], flag_names: Sequence[str]) -> list[dict[str, str]]:
   """Every combination of the axes' alternatives, as values by flag. The last axis varies fastest.
 
   Args:
@@ -39,8 +39,8 @@ def combinations(axes: Sequence[str], flag_names: Sequence[str]) -> List[Dict[st
   return [{name: value for part in parts for name, value in part.items()} for parts in itertools.product(*parsed)]
 
 
-def _axis(axis: str, flag_names: Sequence[str]) -> List[Dict[str, str]]:
-  columns: Dict[str, List[str]] = {}
+def _axis(axis: str, flag_names: Sequence[str]) -> list[dict[str, str]]:
+  columns: dict[str, list[str]] = {}
   for part in axis.split(';'):
     name, equals, text = (piece.strip() for piece in part.partition('='))
     if not equals or not name:
@@ -65,7 +65,7 @@ def _axis(axis: str, flag_names: Sequence[str]) -> List[Dict[str, str]]:
   return alternatives
 
 
-def directory_name(combination: Dict[str, str]) -> str:
+def directory_name(combination: dict[str, str]) -> str:
   """The name of a combination's folder. It depends only on the values, not on their order or the rest of the grid."""
   return ','.join(f'{name}={_readable(value)}' for name, value in sorted(combination.items()))
 
@@ -77,12 +77,12 @@ def _readable(value: str) -> str:
   return re.sub(r'[^A-Za-z0-9_.=+-]+', '-', value)
 
 
-def arguments(base: Sequence[str], combination: Dict[str, str]) -> List[str]:
+def arguments(base: Sequence[str], combination: dict[str, str]) -> list[str]:
   """The training binary's flags. The grid overrides `base`, which overrides a flag file that the grid varies."""
   files = [f'--{FLAGFILE}={combination[FLAGFILE]}'] if FLAGFILE in combination else []
   return files + list(base) + [f'--{name}={value}' for name, value in combination.items() if name != FLAGFILE]
 
 
-def as_flags(combination: Dict[str, str]) -> str:
+def as_flags(combination: dict[str, str]) -> str:
   """A combination as flags."""
   return ' '.join(f'--{name}={value}' for name, value in combination.items())

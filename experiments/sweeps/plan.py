@@ -1,10 +1,11 @@
 """Makes runs from grids and base flags, checks every flag before a run starts, and says how far each run has come."""
 
 import collections
+from collections.abc import Container, Mapping, Sequence
 import csv
 import json
 import os
-from typing import Any, Container, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, NamedTuple, Optional
 
 from experiments import command_line
 from experiments import flags as experiment_flags
@@ -29,7 +30,7 @@ class Run(NamedTuple):
 
   name: str
   path: str
-  arguments: List[str]
+  arguments: list[str]
   identity: Mapping[str, Any]
   last_round: int
   stop_at_accuracy: Optional[float]
@@ -52,12 +53,12 @@ class Standing(NamedTuple):
   test_accuracy: Optional[float]
 
 
-def flag_names() -> List[str]:
+def flag_names() -> list[str]:
   """The flags that a grid may contain."""
   return [grid_lib.FLAGFILE, *experiment_flags.all_values()]
 
 
-def base_values(base: Sequence[str]) -> Tuple[Dict[str, Any], Dict[str, Any]]:
+def base_values(base: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
   """The flags' values under the base flags alone: first of the flags that say what is computed, then of all flags.
 
   Raises:
@@ -69,18 +70,18 @@ def base_values(base: Sequence[str]) -> Tuple[Dict[str, Any], Dict[str, Any]]:
     return experiment_flags.identity(), experiment_flags.all_values()
 
 
-def runs_of(output_dir: str, base: Sequence[str], grids: Sequence[Sequence[str]]) -> List[List[Run]]:
+def runs_of(output_dir: str, base: Sequence[str], grids: Sequence[Sequence[str]]) -> list[list[Run]]:
   """The runs of each grid. If an earlier grid already has a combination, its run is used, under its name.
 
   Raises:
     ValueError: For every mistake that can be found without reading data: in a grid, a flag or a spec; two combinations
       of a grid that are the same run; folders that would have the same name, or that hold something else.
   """
-  result: List[List[Run]] = []
-  by_values: Dict[str, Run] = {}
+  result: list[list[Run]] = []
+  by_values: dict[str, Run] = {}
   for grid in grids:
-    own: Dict[str, str] = {}  # This grid's combinations, by the flags' values that they give.
-    idle: Optional[Dict[str, str]] = None  # Flags without an effect in any run so far, and why.
+    own: dict[str, str] = {}  # This grid's combinations, by the flags' values that they give.
+    idle: Optional[dict[str, str]] = None  # Flags without an effect in any run so far, and why.
     for combination in grid_lib.combinations(grid, flag_names()):
       text = grid_lib.as_flags(combination)
       try:

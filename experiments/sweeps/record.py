@@ -1,10 +1,11 @@
 """sweep.json in a sweep's folder: its base flags and all its grids. One process at a time may use the folder."""
 
+from collections.abc import Iterator, Sequence
 import contextlib
 import fcntl
 import json
 import os
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Any, NamedTuple, Optional
 
 from experiments.sweeps import plan
 
@@ -22,10 +23,10 @@ class Record(NamedTuple):
     grids: The axes of each call's grid.
   """
 
-  base: List[str]
-  identity: Dict[str, Any]
-  flags: Dict[str, Any]
-  grids: List[List[str]]
+  base: list[str]
+  identity: dict[str, Any]
+  flags: dict[str, Any]
+  grids: list[list[str]]
 
 
 def extended(output_dir: str, base: Sequence[str], axes: Sequence[str]) -> Record:
@@ -57,13 +58,13 @@ def extended(output_dir: str, base: Sequence[str], axes: Sequence[str]) -> Recor
   return Record(base, identity, flags, [*kept.grids, list(axes)] if is_new else kept.grids)
 
 
-def changed_controls(output_dir: str, record: Record) -> List[str]:
+def changed_controls(output_dir: str, record: Record) -> list[str]:
   """A line for each base flag that differs from the folder's sweep but does not change what is computed."""
   kept = _read(output_dir)
   return _differences(kept.flags, record.flags) if kept else []
 
 
-def _differences(there: Dict[str, Any], now: Dict[str, Any]) -> List[str]:
+def _differences(there: dict[str, Any], now: dict[str, Any]) -> list[str]:
   """A line for each flag whose two values differ."""
   return [
     f'\n  --{name}: {there.get(name)!r} there, {now.get(name)!r} now'

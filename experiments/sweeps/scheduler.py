@@ -1,8 +1,9 @@
 """Runs the runs of a sweep, several at a time, and reports progress."""
 
 import collections
+from collections.abc import Sequence
 import time
-from typing import Any, Callable, Deque, Dict, List, NamedTuple, Sequence
+from typing import Any, Callable, NamedTuple
 
 from experiments import interrupts
 from experiments.sweeps import plan
@@ -24,9 +25,9 @@ class Outcome(NamedTuple):
     interrupted: Whether the user interrupted the sweep.
   """
 
-  done: List[str]
-  failed: Dict[str, str]
-  left: List[str]
+  done: list[str]
+  failed: dict[str, str]
+  left: list[str]
   interrupted: bool
 
 
@@ -47,10 +48,10 @@ def run_all(
   waiting = collections.deque(
     sorted((run for run in runs if not standings[run.name].finished), key=lambda run: not standings[run.name].rounds)
   )
-  active: Dict[str, Any] = {}
-  began: Dict[str, float] = {}  # When new runs were started.
-  outside_rounds: List[float] = []  # Seconds of whole runs, without their rounds.
-  failed: Dict[str, str] = {}
+  active: dict[str, Any] = {}
+  began: dict[str, float] = {}  # When new runs were started.
+  outside_rounds: list[float] = []  # Seconds of whole runs, without their rounds.
+  failed: dict[str, str] = {}
   by_name = {run.name: run for run in runs}
   interrupted = False
 
@@ -104,7 +105,9 @@ def run_all(
   )
 
 
-def _fill(active: Dict[str, Any], waiting: Deque[plan.Run], parallel: int, start: Callable[[plan.Run], Any]):
+def _fill(
+  active: dict[str, Any], waiting: collections.deque[plan.Run], parallel: int, start: Callable[[plan.Run], Any]
+):
   """Starts runs until enough are active; returns their names."""
   started = []
   while waiting and len(active) < parallel:

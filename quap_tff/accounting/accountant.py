@@ -1,14 +1,15 @@
 """The interface of accountants. Each is a theorem that turns a history of Gaussian mechanisms into the ε at a δ."""
 
 import abc
+from collections.abc import Sequence
 import math
-from typing import Any, Optional, Sequence
+from typing import Any, Optional
 
 import numpy as np
 
+from quap_tff.accounting import history as histories_lib
 from quap_tff.common import checks
 from quap_tff.mechanisms import tradeoff
-from quap_tff.accounting import history as histories_lib
 
 # The most distinct histories that `Accountant.epsilons` accounts for one by one.
 _MOST_HISTORIES = 64

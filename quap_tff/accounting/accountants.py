@@ -4,21 +4,22 @@ All figures are upper bounds, for one client with all of its data, and name thei
 that does not hold for a history refuses it and says why, instead of giving a wrong figure.
 """
 
+from collections.abc import Mapping, Sequence
 import dataclasses
 import math
-from typing import Dict, Mapping, Optional, Sequence, Union
+from typing import Optional, Union
 
 import numpy as np
 
-from quap_tff.common import checks
-from quap_tff.common import registry
-from quap_tff.common import rounding
-from quap_tff.mechanisms import tradeoff
 from quap_tff.accounting import accountant as base
 from quap_tff.accounting import history as histories_lib
 from quap_tff.accounting import library_accountants
 from quap_tff.accounting import round_accountants
 from quap_tff.accounting.accountant import NotApplicableError
+from quap_tff.common import checks
+from quap_tff.common import registry
+from quap_tff.common import rounding
+from quap_tff.mechanisms import tradeoff
 
 UNIT = 'one client with all of its data'
 
@@ -127,7 +128,7 @@ def default_name(history: histories_lib.History, delta: Optional[float] = None) 
 
 def account(
   history: histories_lib.History, delta: float, names: Optional[Sequence[str]] = None
-) -> Dict[str, Union[Figure, NotApplicable]]:
+) -> dict[str, Union[Figure, NotApplicable]]:
   """What a history spends, by every accountant or by the named ones.
 
   Args:

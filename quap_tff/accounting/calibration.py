@@ -9,13 +9,13 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 
-from quap_tff.common import checks
-from quap_tff.common import rounding
-from quap_tff.mechanisms import tradeoff
 from quap_tff.accounting import accountants
 from quap_tff.accounting import history as histories_lib
 from quap_tff.accounting import ledger_histories
 from quap_tff.accounting import run_ledger
+from quap_tff.common import checks
+from quap_tff.common import rounding
+from quap_tff.mechanisms import tradeoff
 
 MIN_FACTOR, MAX_FACTOR = 1e-6, 1e12
 _FLOAT32_ROOM = 1e-6
@@ -60,7 +60,7 @@ def noise_factor(history: histories_lib.History, epsilon: float, delta: float, n
   if any(math.isinf(mechanism.mu) for mechanism, _ in history.releases):
     raise ValueError('A round without noise has no finite ε, whatever its noise is multiplied by.')
 
-  @functools.lru_cache(maxsize=None)
+  @functools.cache
   def excess(log_factor):
     """ln of the ratio of ε at that factor to the ε asked for; falls as the factor grows."""
     found = accountant.epsilon(history.scaled(math.exp(log_factor)), delta)

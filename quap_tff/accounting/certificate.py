@@ -5,12 +5,13 @@ to its files. So to verify a certificate, `problems` makes it again and compares
 has no certificate: `issue` refuses it. docs/privacy.md has the theorem, and says what a certificate does not cover.
 """
 
+from collections.abc import Collection, Iterator, Mapping
 import dataclasses
 import hashlib
 import json
 import math
 import re
-from typing import Any, Collection, Dict, Iterator, List, Mapping, Tuple
+from typing import Any
 
 import numpy as np
 
@@ -80,8 +81,8 @@ class Facts:
   post_processing: str = ''
   fixed_noise_seed: bool = False
   exact_clip: bool = False
-  exact_metrics: Tuple[str, ...] = ()
-  own_epsilon: Tuple[float, ...] = ()
+  exact_metrics: tuple[str, ...] = ()
+  own_epsilon: tuple[float, ...] = ()
 
   def __post_init__(self):
     checks.number('epsilon', self.epsilon, above=0)
@@ -103,7 +104,7 @@ class Facts:
     return np.array(self.own_epsilon) if self.own_epsilon else np.full(num_clients, float(self.epsilon))
 
 
-def refusals(ledger: accounting.RunLedger, facts: Facts) -> List[str]:
+def refusals(ledger: accounting.RunLedger, facts: Facts) -> list[str]:
   """The reasons why a run gets no certificate, a sentence each; empty if it gets one."""
   state = ledger.state_dict()
   occupied = np.diff(state['offsets']) > 0
@@ -149,7 +150,7 @@ def refusals(ledger: accounting.RunLedger, facts: Facts) -> List[str]:
   return reasons
 
 
-def issue(ledger: accounting.RunLedger, facts: Facts, provenance: Mapping[str, Any]) -> Dict[str, Any]:
+def issue(ledger: accounting.RunLedger, facts: Facts, provenance: Mapping[str, Any]) -> dict[str, Any]:
   """The certificate of a run, made of values that JSON can hold.
 
   Args:
@@ -213,7 +214,7 @@ def issue(ledger: accounting.RunLedger, facts: Facts, provenance: Mapping[str, A
   return {**certificate, 'sha256': digest(certificate)}
 
 
-def problems(certificate: Any, ledger: accounting.RunLedger, facts: Facts, provenance: Mapping[str, Any]) -> List[str]:
+def problems(certificate: Any, ledger: accounting.RunLedger, facts: Facts, provenance: Mapping[str, Any]) -> list[str]:
   """What is wrong with a certificate, a sentence each; empty if it is valid.
 
   Args:
@@ -283,7 +284,7 @@ def _whole(value: float) -> str:
   return rounding.up(value, 15)
 
 
-def _own_bounds(facts) -> List[Tuple[float, int]]:
+def _own_bounds(facts) -> list[tuple[float, int]]:
   """The distinct bounds that clients have chosen, and how many clients have each."""
   bounds, clients = np.unique(np.asarray(facts.own_epsilon, np.float64), return_counts=True)
   return list(zip(bounds.tolist(), clients.tolist()))
@@ -303,7 +304,7 @@ def _accountant(ledger) -> str:
   )
 
 
-def _other_relations(facts) -> List[Dict[str, Any]]:
+def _other_relations(facts) -> list[dict[str, Any]]:
   """The same guarantee for other units and other neighbours. The bound for k clients together is k·μ."""
   mu = tradeoff.mu_at_most(facts.epsilon, facts.delta)
   rows = [
@@ -319,7 +320,7 @@ def _other_relations(facts) -> List[Dict[str, Any]]:
   ]
 
 
-def _releases(ledger, facts, mu) -> List[Dict[str, Any]]:
+def _releases(ledger, facts, mu) -> list[dict[str, Any]]:
   """Everything that leaves the server: what, in how many rounds, its share of the largest μ², and why it may."""
   state = ledger.state_dict()
   occupied = np.diff(state['offsets']) > 0
@@ -371,7 +372,7 @@ def _noise(multipliers, more='') -> str:
   return f'Gaussian noise with noise multiplier {" to ".join(ends)}{more}'
 
 
-def _assumptions(facts) -> List[str]:
+def _assumptions(facts) -> list[str]:
   """What must be true for the statement to hold."""
   features = 'The features of an example are a function of that example alone. No other data were used to make them.'
   if facts.public_data:

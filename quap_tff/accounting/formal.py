@@ -2,12 +2,10 @@
 
 import dataclasses
 import math
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Optional
 
 import numpy as np
 
-from quap_tff.common import checks
-from quap_tff.common import rounding
 from quap_tff.accounting import accountant as accountant_lib
 from quap_tff.accounting import accountants
 from quap_tff.accounting import history as histories_lib
@@ -16,6 +14,8 @@ from quap_tff.accounting import protection as protections
 from quap_tff.accounting import run_ledger
 from quap_tff.accounting import sampling
 from quap_tff.accounting import stopping
+from quap_tff.common import checks
+from quap_tff.common import rounding
 
 _NO_AMPLIFICATION = 'none'
 
@@ -66,12 +66,12 @@ class FormalReport:
   statement: str
   delta: float
   unit: str
-  figures: Tuple[FormalFigure, ...]
-  notes: Tuple[str, ...]
+  figures: tuple[FormalFigure, ...]
+  notes: tuple[str, ...]
   epsilon: Optional[np.ndarray]
   reading: Optional[stopping.Reading] = None
 
-  def as_dict(self) -> Optional[Dict[str, Any]]:
+  def as_dict(self) -> Optional[dict[str, Any]]:
     """For JSON: None if nothing is covered. An infinite ε becomes None."""
     if self.covers == protections.NOTHING:
       return None
@@ -160,7 +160,7 @@ def formal_report(
   )
 
 
-def _unamplified(ledger, delta, notes) -> Dict[str, np.ndarray]:
+def _unamplified(ledger, delta, notes) -> dict[str, np.ndarray]:
   """float64[N] by accountant. The reasons of accountants without a figure go to the notes."""
   merged, whole = ledger_histories.merged_histories(ledger), ledger_histories.histories(ledger)
   found = _by_accountant(
@@ -172,7 +172,7 @@ def _unamplified(ledger, delta, notes) -> Dict[str, np.ndarray]:
   return found
 
 
-def _amplified(ledger, delta, sampler, notes) -> List[FormalFigure]:
+def _amplified(ledger, delta, sampler, notes) -> list[FormalFigure]:
   if sampler.kind == 'fixed_size':
     epsilon = np.full(ledger.num_clients, sampling.fixed_size_epsilon(ledger, sampler, delta))
     words = sampling.fixed_size_amplification(ledger, sampler)
@@ -187,7 +187,7 @@ def _amplified(ledger, delta, sampler, notes) -> List[FormalFigure]:
   return [_figure(name, histories_lib.ADD_OR_REMOVE, words, values) for name, values in found.items()]
 
 
-def _by_accountant(populations, delta, notes) -> Dict[str, np.ndarray]:
+def _by_accountant(populations, delta, notes) -> dict[str, np.ndarray]:
   found = {}
   for name, (histories, index) in populations.items():
     try:

@@ -6,9 +6,10 @@ counts). Clips or noise that depend on clients' data are releases of their own a
 """
 
 import collections
+from collections.abc import Iterable, Sequence
 import dataclasses
 import math
-from typing import Any, Iterable, List, NamedTuple, Sequence, Tuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -54,10 +55,10 @@ class History:
     releases: (mechanism, count) pairs, count >= 1, without mechanisms that reveal nothing about the client.
   """
 
-  releases: Tuple[Tuple[GaussianMechanism, int], ...]
+  releases: tuple[tuple[GaussianMechanism, int], ...]
 
   @classmethod
-  def of(cls, releases: Iterable[Tuple[GaussianMechanism, int]]) -> 'History':
+  def of(cls, releases: Iterable[tuple[GaussianMechanism, int]]) -> 'History':
     """A history of (mechanism, count) pairs in any order; equal mechanisms are added up.
 
     Raises:
@@ -84,7 +85,7 @@ class History:
     return ADD_OR_REMOVE if self.is_sampled else ZERO_OUT
 
   @property
-  def sampling_rates(self) -> Tuple[float, ...]:
+  def sampling_rates(self) -> tuple[float, ...]:
     """The distinct rates below 1."""
     return tuple(sorted({mechanism.sampling_rate for mechanism, _ in self.releases} - {1.0}))
 
@@ -116,7 +117,7 @@ class History:
     )
 
 
-def coarsened(histories: Sequence[History], step: float) -> List[History]:
+def coarsened(histories: Sequence[History], step: float) -> list[History]:
   """Histories with fewer distinct mechanisms, each of which loses at least as much privacy as the one it replaces.
 
   μ = 1/z and q are each rounded up, by a factor of at most 1 + step, to the largest of all values over a power of
@@ -161,7 +162,7 @@ class Population(NamedTuple):
     index: int[N], which of them each client has.
   """
 
-  histories: List[History]
+  histories: list[History]
   index: np.ndarray
 
 

@@ -1,7 +1,8 @@
 """The arrays in which a run's ledger is kept, and the checks on them."""
 
+from collections.abc import Mapping
 import math
-from typing import Any, Dict, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +42,7 @@ class Growing:
     return view
 
 
-def checked_state(state: Mapping[str, Any]) -> Dict[str, np.ndarray]:
+def checked_state(state: Mapping[str, Any]) -> dict[str, np.ndarray]:
   """The state's arrays; raises `ValueError` if one is missing, has the wrong type or shape, or contradicts the others.
 
   A ledger of version 0.1 holds no terms of a correlation: its noise was independent.

@@ -1,16 +1,17 @@
 """Accountants of the dp-accounting library, which can count sampling: Rényi and privacy loss distributions."""
 
+from collections.abc import Sequence
 import functools
 import math
-from typing import Any, Sequence, Tuple
+from typing import Any
 
 import numpy as np
 
+from quap_tff.accounting import accountant as base
+from quap_tff.accounting import history as histories_lib
 from quap_tff.common import lazy
 from quap_tff.common import rounding
 from quap_tff.mechanisms import tradeoff
-from quap_tff.accounting import accountant as base
-from quap_tff.accounting import history as histories_lib
 
 # Imported when first used, so that a program's help need not wait for SciPy's statistics, which come with it.
 dp_accounting = lazy.module('dp_accounting')
@@ -61,8 +62,8 @@ class Pld(base.Accountant):
     return epsilon * (1 + tradeoff.RELATIVE_MARGIN)
 
 
-@functools.lru_cache(maxsize=None)
-def _orders(is_sampled: bool) -> Tuple[float, ...]:
+@functools.cache
+def _orders(is_sampled: bool) -> tuple[float, ...]:
   """The library's own orders and, unless rounds are sampled, those that are best for small losses.
 
   With sampling, large orders would cost time.

@@ -1,6 +1,7 @@
 """What a configuration protects and what it does not, in plain words."""
 
-from typing import NamedTuple, Optional, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple, Optional
 
 from quap_tff.mechanisms import config as configs
 from quap_tff.mechanisms import layers as layers_lib

@@ -5,8 +5,8 @@ import math
 
 import numpy as np
 
-from quap_tff.common import checks
 from quap_tff.accounting import accountant as base
+from quap_tff.common import checks
 from quap_tff.mechanisms import tradeoff
 
 

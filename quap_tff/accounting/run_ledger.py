@@ -6,17 +6,18 @@ quantile of the clients' norms. They hold only for noise by the documents' formu
 released model. Guarantees come from `quap_tff.accounting.formal`.
 """
 
+from collections.abc import Mapping
 import hashlib
 import os
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 import zipfile
 import zlib
 
 import numpy as np
 
+from quap_tff.accounting import ledger_arrays
 from quap_tff.common import checks
 from quap_tff.mechanisms import correlation as correlations
-from quap_tff.accounting import ledger_arrays
 
 # Files list the clients of a larger population only if they took part.
 LARGE_POPULATION = 10_000
@@ -165,7 +166,7 @@ class RunLedger:
     state.update({name: state[name][:num_rounds] for name in ledger_arrays.ROUNDS})
     return RunLedger.from_state_dict(state)
 
-  def state_dict(self) -> Dict[str, np.ndarray]:
+  def state_dict(self) -> dict[str, np.ndarray]:
     """What a checkpoint and `ledger.npz` keep: round t, from 1, holds clients[offsets[t-1]:offsets[t]].
 
     Returns:

@@ -10,13 +10,13 @@ from typing import Optional
 
 import numpy as np
 
+from quap_tff.accounting import history as histories_lib
+from quap_tff.accounting import library_accountants
+from quap_tff.accounting import run_ledger
 from quap_tff.common import checks
 from quap_tff.common import lazy
 from quap_tff.common import registry
 from quap_tff.mechanisms import tradeoff
-from quap_tff.accounting import history as histories_lib
-from quap_tff.accounting import library_accountants
-from quap_tff.accounting import run_ledger
 
 dp_accounting = lazy.module('dp_accounting')
 rdp = lazy.module('dp_accounting.rdp')

@@ -8,7 +8,7 @@ and so it bounds a run wherever it ends: the releases that are left out are post
 
 import dataclasses
 import math
-from typing import Any, Dict, Optional
+from typing import Any, Optional
 
 import numpy as np
 
@@ -35,11 +35,11 @@ class Reading:
   rounds: int
   epsilon: np.ndarray
 
-  def as_dict(self) -> Dict[str, Any]:
+  def as_dict(self) -> dict[str, Any]:
     """For JSON. An ε that is not finite becomes None."""
     # The mean of equal numbers can round to a value above them.
     largest = float(self.epsilon.max())
-    finite: Dict[str, Optional[float]] = {
+    finite: dict[str, Optional[float]] = {
       name: value if math.isfinite(value) else None
       for name, value in (('epsilon_max', largest), ('epsilon_mean', min(float(self.epsilon.mean()), largest)))
     }

@@ -12,18 +12,19 @@ independent, and they need no more memory than one update.
 """
 
 import collections
+from collections.abc import Sequence
 import dataclasses
 import math
-from typing import Any, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from quap_tff.federated import aggregation
 from quap_tff.common import checks
-from quap_tff.federated import client_ids
 from quap_tff.common import seeds
+from quap_tff.federated import aggregation
+from quap_tff.federated import client_ids
 
 # The norm of a canary's update before clipping. Far above any clipping norm, and its square far below float32's limit.
 NORM = 1e6
@@ -43,11 +44,11 @@ class Canaries:
     clipped: Positions of the tensors whose joint norm the mechanism clips. None: all of them.
   """
 
-  clients: Tuple[int, ...]
+  clients: tuple[int, ...]
   unseen: int
-  tensors: Optional[Tuple[int, ...]] = None
+  tensors: Optional[tuple[int, ...]] = None
   norm: float = NORM
-  clipped: Optional[Tuple[int, ...]] = None
+  clipped: Optional[tuple[int, ...]] = None
 
   def __post_init__(self):
     for client in self.clients:
@@ -62,7 +63,7 @@ class Canaries:
     """K + U, the number of directions."""
     return len(self.clients) + self.unseen
 
-  def places(self, sizes: Sequence[int]) -> Tuple[int, ...]:
+  def places(self, sizes: Sequence[int]) -> tuple[int, ...]:
     """The positions of the tensors in which the directions live.
 
     Args:

@@ -11,16 +11,17 @@ The attack is the best linear one. Half of the draws of each world show what the
 function and its threshold. The other half is counted.
 """
 
-from typing import Any, Callable, NamedTuple, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
 
-from quap_tff.mechanisms import quap_round as quap_mechanism
 from quap_tff.auditing import lower_bounds
-from quap_tff.mechanisms import clip_split
 from quap_tff.mechanisms import certified_config as certified_configs
 from quap_tff.mechanisms import certified_round as certified_mechanism
+from quap_tff.mechanisms import clip_split
+from quap_tff.mechanisms import quap_round as quap_mechanism
 
 # The norm of the target's update before clipping, in clipping norms: far more than it may add.
 _EXCESS = 1e3

@@ -8,8 +8,9 @@ examples, their labels, or the noise.
 """
 
 import abc
+from collections.abc import Sequence
 import dataclasses
-from typing import Callable, ClassVar, Dict, FrozenSet, NamedTuple, Sequence, Tuple, Type
+from typing import Callable, ClassVar, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -37,10 +38,10 @@ class Problem(NamedTuple):
   steps: int
   examples: int
   observed: Sequence[np.ndarray]
-  noised: FrozenSet[int] = frozenset()
+  noised: frozenset[int] = frozenset()
 
   @property
-  def visible(self) -> Tuple[bool, ...]:
+  def visible(self) -> tuple[bool, ...]:
     """Which tensors the attack looks at: those without noise, or all if each has noise."""
     clean = tuple(i not in self.noised for i in range(len(self.observed)))
     return clean if any(clean) else (True,) * len(clean)
@@ -178,7 +179,7 @@ class Geiping(_Matched):
   smoothness = 1e-2
 
 
-ATTACKS: Dict[str, Type[Attack]] = {'closed_form': ClosedForm, 'dlg': Dlg, 'idlg': Idlg, 'geiping': Geiping}
+ATTACKS: dict[str, type[Attack]] = {'closed_form': ClosedForm, 'dlg': Dlg, 'idlg': Idlg, 'geiping': Geiping}
 
 
 def same_problem(first: Problem, second: Problem, up_to_scale: bool) -> bool:

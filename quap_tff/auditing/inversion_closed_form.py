@@ -8,7 +8,7 @@ If the layer takes in features and not the image, the image is sought whose feat
 Vedaldi 2015). This needs only first derivatives, so ReLU and max pooling do not hinder it.
 """
 
-from typing import Callable, Optional, Tuple
+from typing import Callable, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -19,7 +19,7 @@ _SMALLEST_BIAS = 1e-3
 _SAME, _SIMILAR = 0.01, 0.05
 
 
-def dense_inputs(kernel: np.ndarray, bias: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+def dense_inputs(kernel: np.ndarray, bias: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   """The quotients of one update.
 
   Args:

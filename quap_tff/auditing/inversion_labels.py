@@ -6,7 +6,7 @@ this is an extension of ours, close to Wainakh et al. 2022: the counts n of the 
 points most nearly where g points.
 """
 
-from typing import Sequence
+from collections.abc import Sequence
 
 import numpy as np
 

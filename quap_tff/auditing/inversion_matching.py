@@ -8,16 +8,17 @@ g(x) is the whole local training of x, all steps of it, so that several local st
 gradient. Tensors with noise can be left out.
 """
 
+from collections.abc import Sequence
 import dataclasses
-from typing import Any, Callable, List, Sequence, Tuple
+from typing import Any, Callable
 
 import numpy as np
 import tensorflow as tf
 
-from quap_tff.common import checks
-from quap_tff.common import registry
 from quap_tff.auditing import inversion_closed_form as closed_form
 from quap_tff.auditing import inversion_model
+from quap_tff.common import checks
+from quap_tff.common import registry
 
 DISTANCES = ('l2', 'cosine')
 # The learning rate falls to a tenth after these shares of the iterations, as in Geiping et al.'s code.
@@ -72,7 +73,7 @@ def distances(kind: str, found: Sequence[tf.Tensor], wanted: Sequence[tf.Tensor]
 
 def build(
   model: inversion_model.StackedModel, matching: Matching, learning_rate: float, steps: int
-) -> Callable[..., Tuple[np.ndarray, np.ndarray, np.ndarray]]:
+) -> Callable[..., tuple[np.ndarray, np.ndarray, np.ndarray]]:
   """A function that recovers images and labels.
 
   Args:
@@ -109,7 +110,7 @@ def build(
 
     return tf.while_loop(lambda k, *_: k < end, step, (begin, *state))[1:]
 
-  def recover(observed: List[Any], visible, labels, learns_labels: bool, seed: int):
+  def recover(observed: list[Any], visible, labels, learns_labels: bool, seed: int):
     observed = [tf.constant(o, tf.float32) for o in observed]
     labels = tf.constant(labels, tf.float32)
     shape = [*labels.shape[:2], *model.input_shape]

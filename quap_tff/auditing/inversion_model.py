@@ -5,7 +5,7 @@ clients, each with weights of its own after the first step, is one graph of batc
 derivative by the examples.
 """
 
-from typing import List, Sequence, Tuple
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -70,7 +70,7 @@ class StackedModel:
   def _first_dense_step(self) -> int:
     return next(i for i, step in enumerate(self._steps) if step[0] == 'dense')
 
-  def stacked(self, targets: int) -> List[tf.Tensor]:
+  def stacked(self, targets: int) -> list[tf.Tensor]:
     """The initial weights for each of `targets` targets, float32[T, …]."""
     return [tf.tile(w[tf.newaxis], [targets] + [1] * w.shape.rank) for w in self.initial_weights]
 
@@ -128,7 +128,7 @@ def _pooled(x):
 
 def local_update(
   model: StackedModel, weights: Sequence[tf.Tensor], x: tf.Tensor, labels: tf.Tensor, learning_rate: float, steps: int
-) -> Tuple[tf.Tensor, ...]:
+) -> tuple[tf.Tensor, ...]:
   """What T clients send: w_global - w_local after `steps` steps of SGD on the whole batch, differentiable by x.
 
   Args:

@@ -5,17 +5,18 @@
 * `aggregate` sees what the round releases: the clipped updates of the whole cohort, summed, noised and divided.
 """
 
+from collections.abc import Sequence
 import dataclasses
-from typing import Any, FrozenSet, List, NamedTuple, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+from quap_tff import plans
+from quap_tff.mechanisms import certified_round as certified_mechanism
+from quap_tff.mechanisms import clip_split
 from quap_tff.mechanisms import layers as layers_lib
 from quap_tff.mechanisms import quap_round as mechanism
-from quap_tff import plans
-from quap_tff.mechanisms import clip_split
-from quap_tff.mechanisms import certified_round as certified_mechanism
 
 CLIENT_UPDATE, AGGREGATE = 'client_update', 'aggregate'
 OBSERVERS = (CLIENT_UPDATE, AGGREGATE)
@@ -32,8 +33,8 @@ class View(NamedTuple):
     noise: The standard deviation of the noise on each noised entry of `update`, 0 without noise.
   """
 
-  update: List[np.ndarray]
-  noised: FrozenSet[int]
+  update: list[np.ndarray]
+  noised: frozenset[int]
   clip: float
   noise: float
 

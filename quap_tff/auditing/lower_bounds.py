@@ -15,7 +15,7 @@ the trials may differ: the limits are then those of their mean (Hoeffding 1956, 
 """
 
 import math
-from typing import Any, Dict, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import special
@@ -107,7 +107,7 @@ def bound(guesses: Guesses, delta: float, confidence: float = 0.95) -> Bound:
   beta = at_least(guesses.true_positives, guesses.inserted, error)
   alpha = at_most(guesses.false_positives, guesses.unseen, error)
   mu = 0.0
-  if 0 < beta and alpha < 1:
+  if beta > 0 and alpha < 1:
     mu = max(float(special.ndtri(beta) - special.ndtri(alpha)), 0.0)
   with np.errstate(divide='ignore'):
     # The complement of an attack is an attack: "not there".
@@ -152,7 +152,7 @@ def count(inserted: Any, unseen: Any, threshold: float) -> Guesses:
   return Guesses(int((inserted > threshold).sum()), inserted.size, int((unseen > threshold).sum()), unseen.size)
 
 
-def as_dict(guesses: Guesses, found: Bound) -> Dict[str, Any]:
+def as_dict(guesses: Guesses, found: Bound) -> dict[str, Any]:
   """For JSON."""
   return {
     **guesses._asdict(),

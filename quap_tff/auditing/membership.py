@@ -15,7 +15,7 @@ A *unit* is what may be a member: a client or an example. A unit's confidence is
 from __future__ import annotations
 
 import functools
-from typing import Callable, Dict
+from typing import Callable
 
 import numpy as np
 from scipy import special
@@ -224,7 +224,7 @@ def _by_lira(logits, labels, units, members, online):
 
 Attack = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
-ATTACKS: Dict[str, Attack] = {
+ATTACKS: dict[str, Attack] = {
   'loss_threshold': _by_loss,
   'shadow_classifier': _by_classifier,
   'lira_online': functools.partial(_by_lira, online=True),

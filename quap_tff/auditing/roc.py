@@ -8,7 +8,7 @@ accuracy is (Carlini et al. 2022, arXiv:2112.03570, section 2).
 from __future__ import annotations
 
 import dataclasses
-from typing import Dict, NamedTuple, Optional, Tuple
+from typing import NamedTuple, Optional
 
 import numpy as np
 from scipy import special
@@ -73,7 +73,7 @@ class Summary:
 
   auc: float
   auc_interval: Interval
-  operating: Dict[float, Operating]
+  operating: dict[float, Operating]
   members: int
   non_members: int
   confidence: float
@@ -176,7 +176,7 @@ def summarize(
   )
 
 
-def gaussian_bound(mu: float) -> Tuple[float, Dict[float, float]]:
+def gaussian_bound(mu: float) -> tuple[float, dict[float, float]]:
   """The AUC, and the TPR at each of `FALSE_POSITIVE_RATES`, that no attack on a μ-GDP mechanism exceeds.
 
   TPR <= Φ(Φ⁻¹(FPR) + μ) and AUC <= Φ(μ/√2) (Dong, Roth and Su 2019, arXiv:1905.02383, section 2). The bounds hold for

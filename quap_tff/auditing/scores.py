@@ -5,7 +5,8 @@ rounds has the covariance Σ. The best test of Neyman and Pearson is then the ma
 μ = √(aᵀΣ⁻¹a).
 """
 
-from typing import Any, NamedTuple, Sequence
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from sklearn import covariance as covariances

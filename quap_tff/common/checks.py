@@ -1,8 +1,9 @@
 """Validation of configuration values: every error says what was wrong, what was expected, and what was found."""
 
+from collections.abc import Iterable
 import math
 import numbers
-from typing import Any, Callable, Iterable, List, Optional, TypeVar
+from typing import Any, Callable, Optional, TypeVar
 
 import numpy as np
 
@@ -69,7 +70,7 @@ def cohort(value: Any, num_clients: int) -> np.ndarray:
   return found.astype(np.int64)
 
 
-def schedule(cohorts: Iterable[Any], num_clients: int) -> List[np.ndarray]:
+def schedule(cohorts: Iterable[Any], num_clients: int) -> list[np.ndarray]:
   """The cohorts of planned rounds as int64[M_t]; raises `ValueError` as `cohort` does, and names the round."""
   found = []
   for round_num, one in enumerate(cohorts, 1):

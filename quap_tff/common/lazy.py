@@ -4,8 +4,9 @@ Importing them takes 5 to 10 seconds. Code that only reads flags, ledgers and ce
 at once. Modules whose classes derive from TensorFlow's import it as usual; no binary needs such a module for its help.
 """
 
+from collections.abc import Sequence
 import importlib
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable
 
 # Where the name of a package in the index is not the name of its module.
 _PACKAGES = {
@@ -46,7 +47,7 @@ def load(name: str):
   _import(name)
 
 
-def exports(package: str, modules: Dict[str, Sequence[str]]) -> Tuple[Callable[[str], Any], Callable[[], List[str]]]:
+def exports(package: str, modules: dict[str, Sequence[str]]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
   """A package's `__getattr__` and `__dir__` (PEP 562). Its public names are imported when they are asked for.
 
   Args:

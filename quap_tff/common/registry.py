@@ -4,9 +4,10 @@ A registry is a plain dict of name -> dataclass. It is the only place that lists
 documentation all read it. A new choice needs its own class and one line in the dict.
 """
 
+from collections.abc import Mapping, Sequence
 import dataclasses
 import difflib
-from typing import Any, Mapping, Sequence, Type
+from typing import Any
 
 from quap_tff.common import checks
 
@@ -27,7 +28,7 @@ def lookup(kind: str, name: str, registry: Mapping[str, Any]) -> Any:
   return registry[name]
 
 
-def parse_spec(kind: str, spec: str, registry: Mapping[str, Type[Any]]) -> Any:
+def parse_spec(kind: str, spec: str, registry: Mapping[str, type[Any]]) -> Any:
   """Makes the dataclass that `spec` names, e.g. `beta:a=2,b=5`.
 
   Args:
@@ -64,7 +65,7 @@ def parse_spec(kind: str, spec: str, registry: Mapping[str, Type[Any]]) -> Any:
   return choice(**{key: _convert(kind, name, key, text, type(fields[key].default)) for key, text in texts.items()})
 
 
-def _convert(kind: str, name: str, key: str, text: str, to: Type[Any]) -> Any:
+def _convert(kind: str, name: str, key: str, text: str, to: type[Any]) -> Any:
   if to is type(None):
     if text.lower() == 'none':
       return None
@@ -88,7 +89,7 @@ def format_spec(name: str, choice: Any) -> str:
   return _spec(name, {f.name: getattr(choice, f.name) for f in dataclasses.fields(choice) if f.init})
 
 
-def describe(registry: Mapping[str, Type[Any]]) -> str:
+def describe(registry: Mapping[str, type[Any]]) -> str:
   """The choices of a registry with their parameters and defaults, for a flag's help."""
   return '; '.join(
     _spec(name, {f.name: f.default for f in dataclasses.fields(choice) if f.init}) for name, choice in registry.items()

@@ -10,7 +10,8 @@ rule there is one level, and `next` compiles to TFF's mergeable form.
 """
 
 import collections
-from typing import Any, Callable, NamedTuple, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf

@@ -7,20 +7,21 @@ on (`quap_tff.federated.buffered_learning_process` gives both). Equations and ac
 """
 
 import collections
-from typing import Optional, Sequence
+from collections.abc import Sequence
+from typing import Optional
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from quap_tff.federated import aggregation
 from quap_tff.common import checks
+from quap_tff.federated import aggregation
 from quap_tff.federated import client_ids
+from quap_tff.mechanisms import buffer as buffers
+from quap_tff.mechanisms import buffer_restrictions as restrictions
 from quap_tff.mechanisms import config as configs
 from quap_tff.mechanisms import layers as layers_lib
 from quap_tff.mechanisms import quap_round as mechanism
-from quap_tff.mechanisms import buffer as buffers
-from quap_tff.mechanisms import buffer_restrictions as restrictions
 from quap_tff.mechanisms import staleness as stalenesses
 
 

@@ -15,14 +15,14 @@ from typing import Any, Callable, Optional
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from quap_tff.training import autograph
-from quap_tff.training import client_update
+from quap_tff.federated import buffered_aggregation as aggregation
 from quap_tff.federated import client_work as client_works
+from quap_tff.federated import learning_process
 from quap_tff.mechanisms import config as configs
 from quap_tff.mechanisms import layers as layers_lib
-from quap_tff.federated import learning_process
-from quap_tff.federated import buffered_aggregation as aggregation
 from quap_tff.mechanisms import staleness as stalenesses
+from quap_tff.training import autograph
+from quap_tff.training import client_update
 
 
 def build_fedbuff(

@@ -10,18 +10,19 @@ therefore train and hand over its update at once, and nobody has to hold a cohor
 """
 
 import collections
+from collections.abc import Sequence
 import math
-from typing import Optional, Sequence
+from typing import Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff.federated import aggregation
 from quap_tff.federated import client_ids
-from quap_tff.mechanisms import layers as layers_lib
-from quap_tff.mechanisms import clip_split
 from quap_tff.mechanisms import certified_config as configs
 from quap_tff.mechanisms import certified_round as mechanism
+from quap_tff.mechanisms import clip_split
+from quap_tff.mechanisms import layers as layers_lib
 
 
 class CertifiedAggregationFactory(tff.aggregators.WeightedAggregationFactory):

@@ -9,12 +9,12 @@ from typing import Any, Callable, Optional
 
 import tensorflow_federated as tff
 
-from quap_tff.training import autograph
-from quap_tff.federated import client_work as client_works
-from quap_tff.mechanisms import layers as layers_lib
-from quap_tff.federated import learning_process
 from quap_tff.federated import certified_aggregation as aggregation
+from quap_tff.federated import client_work as client_works
+from quap_tff.federated import learning_process
 from quap_tff.mechanisms import certified_config as configs
+from quap_tff.mechanisms import layers as layers_lib
+from quap_tff.training import autograph
 from quap_tff.training.heterogeneity import extension as extensions
 
 

@@ -8,9 +8,9 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff.federated import aggregation
-from quap_tff.training import client_update
 from quap_tff.federated import client_work as client_works
 from quap_tff.mechanisms import line_search
+from quap_tff.training import client_update
 
 
 def build_line_search(

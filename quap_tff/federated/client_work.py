@@ -11,9 +11,9 @@ from typing import Any, Callable
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from quap_tff.common import seeds
 from quap_tff.federated import client_ids
 from quap_tff.training import client_update
-from quap_tff.common import seeds
 
 ClientWorkConfig = client_update.ClientWorkConfig
 ModelFn = Callable[[], tff.learning.models.VariableModel]

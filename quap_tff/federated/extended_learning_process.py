@@ -6,16 +6,15 @@ no other place; a checkpoint then holds it. A client gets its own vector by `tff
 """
 
 import collections
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from quap_tff.federated import aggregation
-from quap_tff.training import client_update
-from quap_tff.federated import client_work as client_works
 from quap_tff.common import seeds
+from quap_tff.federated import aggregation
+from quap_tff.federated import client_work as client_works
+from quap_tff.training import client_update
 from quap_tff.training.heterogeneity import extension as extensions
 
 

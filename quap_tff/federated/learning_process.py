@@ -1,18 +1,18 @@
 """QuAP-FL as a TFF `LearningProcess`: TFF's distributor and finalizer, our client work and aggregator."""
 
 import collections
-from typing import Any, Callable, Optional, Tuple
+from typing import Any, Callable, Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff.federated import aggregation
-from quap_tff.training import autograph
 from quap_tff.federated import client_work as client_works
+from quap_tff.federated import extended_learning_process as extended
 from quap_tff.mechanisms import config as configs
 from quap_tff.mechanisms import layers as layers_lib
+from quap_tff.training import autograph
 from quap_tff.training.heterogeneity import extension as extensions
-from quap_tff.federated import extended_learning_process as extended
 
 
 def build_quap_fed_avg(
@@ -101,7 +101,7 @@ def compose(
 
 
 @tf.autograph.experimental.do_not_convert
-def reject_update(optimizer_state: Any, update: Any) -> Tuple[tf.Tensor, 'collections.OrderedDict[str, tf.Tensor]']:
+def reject_update(optimizer_state: Any, update: Any) -> tuple[tf.Tensor, 'collections.OrderedDict[str, tf.Tensor]']:
   """Rejects an update that is not finite, or all zero: a round without clients must not move weights by momentum."""
   del optimizer_state
   leaves = tf.nest.flatten(update)

@@ -20,21 +20,21 @@ in a deployment each client draws its own.
 """
 
 import collections
-from typing import Any, List
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from quap_tff.common import seeds
 from quap_tff.federated import aggregation
-from quap_tff.mechanisms import budgets
 from quap_tff.federated import client_ids
+from quap_tff.mechanisms import budgets
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import config as configs
 from quap_tff.mechanisms import gaussian
-from quap_tff.mechanisms import quap_round as mechanism
 from quap_tff.mechanisms import participation as participations
-from quap_tff.common import seeds
+from quap_tff.mechanisms import quap_round as mechanism
 
 # Room for the rounding of the clipped entries, as in `quap_tff.mechanisms.certified_round`.
 CLIP_MARGIN = 2.0**-20
@@ -63,7 +63,7 @@ def noise_multipliers(config: configs.QuapConfig, epsilons: Any) -> tf.Tensor:
   return config.noise.scale * gaussian.noise_multiplier(config.noise.calibration, epsilons, config.noise.delta)
 
 
-def randomize(update: List[tf.Tensor], clip: Any, noise_multiplier: Any, seed: tf.Tensor) -> List[tf.Tensor]:
+def randomize(update: list[tf.Tensor], clip: Any, noise_multiplier: Any, seed: tf.Tensor) -> list[tf.Tensor]:
   """A client's message: its clipped update and N(0, (2·C·z)²) on each entry, in the update's dtypes.
 
   | update             | what is noised |

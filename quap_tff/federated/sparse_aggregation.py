@@ -9,14 +9,14 @@ everywhere else.
 
 import collections
 import math
-from typing import Any, List, NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from quap_tff.federated import aggregation
 from quap_tff.common import checks
 from quap_tff.common import seeds
+from quap_tff.federated import aggregation
 from quap_tff.mechanisms import sparsity as sparsities
 
 
@@ -31,7 +31,7 @@ class SparseState(NamedTuple):
 
   mechanism: Any
   round: tf.Tensor
-  released: List[tf.Tensor]
+  released: list[tf.Tensor]
 
 
 class SparseAggregationFactory(tff.aggregators.WeightedAggregationFactory):

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import abc
 import collections
+from collections.abc import Sequence
 import dataclasses
-from typing import Any, Optional, Sequence
+from typing import Any, Optional
 
 import numpy as np
 
@@ -56,7 +57,7 @@ class ClientBudgetRule(abc.ABC):
 
   def initial_state(
     self, config: BudgetConfig, num_clients: int, critical_shapes: Sequence[Any]
-  ) -> 'collections.OrderedDict[str, Any]':
+  ) -> collections.OrderedDict[str, Any]:
     """Server state before round 1, by name; empty for rules without state.
 
     Args:

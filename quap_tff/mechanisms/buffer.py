@@ -16,13 +16,14 @@ versions is charged for each. τ, K and who arrives do not depend on anyone's da
 """
 
 import collections
-from typing import Any, List, NamedTuple, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from quap_tff.mechanisms import config as configs
-from quap_tff.mechanisms import quap_round as mechanism
 from quap_tff.mechanisms import participation as participations
+from quap_tff.mechanisms import quap_round as mechanism
 
 
 class Buffer(NamedTuple):
@@ -35,7 +36,7 @@ class Buffer(NamedTuple):
     clip: float32 scalar, the largest clipping norm; 0 for an empty buffer.
   """
 
-  total: List[tf.Tensor]
+  total: list[tf.Tensor]
   shares: tf.Tensor
   count: tf.Tensor
   clip: tf.Tensor
@@ -66,7 +67,7 @@ def empty(num_clients: int, leaves: Sequence[Any]) -> Buffer:
 
 
 def with_arrivals(
-  buffer: Buffer, total: List[tf.Tensor], client_ids: tf.Tensor, shares: tf.Tensor, clip: tf.Tensor
+  buffer: Buffer, total: list[tf.Tensor], client_ids: tf.Tensor, shares: tf.Tensor, clip: tf.Tensor
 ) -> Buffer:
   """The buffer with a round's updates.
 
@@ -93,7 +94,7 @@ def finish_round(
   state: BufferedState,
   plan: mechanism.RoundPlan,
   buffer: Buffer,
-) -> Tuple[BufferedState, List[tf.Tensor], 'collections.OrderedDict[str, tf.Tensor]']:
+) -> tuple[BufferedState, list[tf.Tensor], 'collections.OrderedDict[str, tf.Tensor]']:
   """Releases the buffer if it is full; else the result is exactly zero, which leaves the model as it is.
 
   The budget of a release is that of all clients in the buffer, at their rates in the round of the release.

@@ -2,16 +2,16 @@
 
 import dataclasses
 import math
-from typing import Optional, Tuple
+from typing import Optional
 
 import numpy as np
 
 from quap_tff.common import checks
+from quap_tff.common import registry
 from quap_tff.mechanisms import clip_rules
+from quap_tff.mechanisms import clip_split as clip_splits
 from quap_tff.mechanisms import correlation as correlations
 from quap_tff.mechanisms import participation as participations
-from quap_tff.common import registry
-from quap_tff.mechanisms import clip_split as clip_splits
 from quap_tff.mechanisms import privacy_filter
 from quap_tff.mechanisms import weight_rules
 
@@ -62,9 +62,9 @@ class CertifiedConfig:
   participation: participations.ParticipationConfig = participations.ParticipationConfig()
   clip: clip_rules.ClipRule = clip_rules.Fixed(1.0)
   clip_split: str = 'joint'
-  planned_rounds: Optional[Tuple[int, ...]] = None
-  planned_costs: Optional[Tuple[float, ...]] = None
-  own_epsilon: Optional[Tuple[float, ...]] = None
+  planned_rounds: Optional[tuple[int, ...]] = None
+  planned_costs: Optional[tuple[float, ...]] = None
+  own_epsilon: Optional[tuple[float, ...]] = None
   noise_seed: Optional[int] = None
 
   def __post_init__(self):

@@ -23,19 +23,20 @@ weights from 0.001, one client moves the sum by at most w·C in floating-point n
 """
 
 import collections
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
 
-from quap_tff.mechanisms import clip_rules
-from quap_tff.mechanisms import gaussian
-from quap_tff.mechanisms import quap_round as quap_mechanism
-from quap_tff.mechanisms import participation as participations
 from quap_tff.common import seeds
-from quap_tff.mechanisms import clip_split
 from quap_tff.mechanisms import certified_config as configs
+from quap_tff.mechanisms import clip_rules
+from quap_tff.mechanisms import clip_split
+from quap_tff.mechanisms import gaussian
+from quap_tff.mechanisms import participation as participations
 from quap_tff.mechanisms import planning
 from quap_tff.mechanisms import privacy_filter
+from quap_tff.mechanisms import quap_round as quap_mechanism
 
 # A relative margin. The docstring above explains it.
 CLIP_MARGIN = 2.0**-20
@@ -62,7 +63,7 @@ class ServerState(NamedTuple):
   participation: 'collections.OrderedDict[str, tf.Tensor]'
   clip: tf.Tensor
   noise: quap_mechanism.NoiseState
-  buffers: List[tf.Tensor]
+  buffers: list[tf.Tensor]
   accounts: privacy_filter.Accounts
   weights: tf.Tensor
 
@@ -109,7 +110,7 @@ def initial_state(config: configs.CertifiedConfig, shapes: Sequence[Any]) -> Ser
   )
 
 
-def update_norm(groups: Sequence[clip_split.ClipGroup], update: List[tf.Tensor]) -> tf.Tensor:
+def update_norm(groups: Sequence[clip_split.ClipGroup], update: list[tf.Tensor]) -> tf.Tensor:
   """The smallest C at which clipping leaves the update unchanged: max_l ‖u_l‖/r_l, float32.
 
   It is not finite if an entry of the update is not finite.
@@ -179,8 +180,8 @@ def next_clip(
 
 
 def contribute(
-  groups: Sequence[clip_split.ClipGroup], update: List[tf.Tensor], weight: tf.Tensor, clip: tf.Tensor
-) -> List[tf.Tensor]:
+  groups: Sequence[clip_split.ClipGroup], update: list[tf.Tensor], weight: tf.Tensor, clip: tf.Tensor
+) -> list[tf.Tensor]:
   """What the client adds to the sum: its update, each group clipped to norm r_l·w·C·(1 - `CLIP_MARGIN`).
 
   | update             | weight | result                        |
@@ -210,8 +211,8 @@ def contribute(
 
 
 def finish_round(
-  config: configs.CertifiedConfig, state: ServerState, plan: RoundPlan, total: List[tf.Tensor]
-) -> Tuple[ServerState, List[tf.Tensor], 'collections.OrderedDict[str, tf.Tensor]']:
+  config: configs.CertifiedConfig, state: ServerState, plan: RoundPlan, total: list[tf.Tensor]
+) -> tuple[ServerState, list[tf.Tensor], 'collections.OrderedDict[str, tf.Tensor]']:
   """The released sum divided by D, the state after the round, and measurements.
 
   Args:

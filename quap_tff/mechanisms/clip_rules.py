@@ -7,14 +7,15 @@ Equations: docs/method.md, sections 5.3 and 5.4. A new rule is a class here and 
 from __future__ import annotations
 
 import abc
+from collections.abc import Iterable, Sequence
 import dataclasses
 import math
-from typing import Any, Iterable, List, Optional, Sequence
+from typing import Any, Optional
 
 from quap_tff.common import checks
-from quap_tff.mechanisms import gaussian
 from quap_tff.common import registry
 from quap_tff.common.lazy import tf
+from quap_tff.mechanisms import gaussian
 
 # Larger norms would become +inf in float32, which means "no bound": neither clipped nor noised.
 LARGEST_NORM = 1e38
@@ -301,7 +302,7 @@ def clip_factor(norm: tf.Tensor, clipping_norm: tf.Tensor) -> tf.Tensor:
   return tf.where(tf.math.is_nan(norm), tf.zeros_like(norm), factor)
 
 
-def scaled_down(tensors: Sequence[tf.Tensor], factor: tf.Tensor) -> List[tf.Tensor]:
+def scaled_down(tensors: Sequence[tf.Tensor], factor: tf.Tensor) -> list[tf.Tensor]:
   """The tensors times a `clip_factor`, or a bit less: their norm is at most C after rounding, too; equal for 1."""
   factor = tf.where(factor < 1, factor * (1 - _ROUNDING), factor)
   return [tf.cast(tf.cast(one, tf.float64) * factor, one.dtype) for one in tensors]

@@ -5,8 +5,9 @@ every entry costs μ = w/z under every split. A split decides what is clipped, n
 own noise σ_l, the cost would be μ² = Σ (r_l·w·C/σ_l)². With σ_l = z·C for all layers, this is (w/z)²·Σ r_l² again.)
 """
 
+from collections.abc import Sequence
 import math
-from typing import NamedTuple, Optional, Sequence, Tuple
+from typing import NamedTuple, Optional
 
 from quap_tff.mechanisms import layers as layers_lib
 
@@ -22,13 +23,13 @@ class ClipGroup(NamedTuple):
     ratio: r_l, the group's share of the clipping norm.
   """
 
-  indices: Tuple[int, ...]
+  indices: tuple[int, ...]
   ratio: float
 
 
 def clip_groups(
   split: str, sizes: Sequence[int], layers: Optional[Sequence[layers_lib.Layer]] = None
-) -> Tuple[ClipGroup, ...]:
+) -> tuple[ClipGroup, ...]:
   """The groups of a split. Each trained tensor is in exactly one group.
 
   Args:

@@ -4,15 +4,15 @@ import dataclasses
 import math
 from typing import Optional
 
-from quap_tff.mechanisms import budgets
 from quap_tff.common import checks
+from quap_tff.common import registry
+from quap_tff.common import rounding
+from quap_tff.mechanisms import budgets
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import gaussian
 from quap_tff.mechanisms import layers
 from quap_tff.mechanisms import participation as participations
-from quap_tff.common import registry
 from quap_tff.mechanisms import robust
-from quap_tff.common import rounding
 from quap_tff.mechanisms import weighting as weightings
 
 PLACEMENTS = ('server', 'client', 'none')

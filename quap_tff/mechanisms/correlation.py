@@ -13,9 +13,10 @@ docs/privacy.md derives a client's privacy loss under it. A new family is a clas
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence
 import dataclasses
 import math
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, Optional
 
 import numpy as np
 
@@ -36,7 +37,7 @@ class Correlation(abc.ABC):
 
   @property
   @abc.abstractmethod
-  def terms(self) -> Tuple[Tuple[float, float], ...]:
+  def terms(self) -> tuple[tuple[float, float], ...]:
     """(gain_j, decay_j) for each term."""
 
   @property
@@ -64,7 +65,7 @@ class Correlation(abc.ABC):
     powers = self.decays ** np.arange(max(count - 1, 0))[:, np.newaxis]
     return np.concatenate([[1.0], (powers * self.gains).sum(axis=1)])[:count]
 
-  def price(self, releases_left: Any) -> Tuple[Any, List[Any]]:
+  def price(self, releases_left: Any) -> tuple[Any, list[Any]]:
     """What a weight in a release costs, counting that release and all that may follow it.
 
     Suppose that a client has weight w in a release, and that its sums of exponentials were h_j before it. The client
@@ -212,8 +213,8 @@ class Blt(Correlation):
     decay: decay_j of each term, in [1e-6, 0.999].
   """
 
-  gain: Tuple[float, ...] = (0.5, 0.2)
-  decay: Tuple[float, ...] = (0.9, 0.5)
+  gain: tuple[float, ...] = (0.5, 0.2)
+  decay: tuple[float, ...] = (0.9, 0.5)
 
   def __post_init__(self):
     for name, values in (('gain', self.gain), ('decay', self.decay)):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-
 from quap_tff.common import seeds
 from quap_tff.common.lazy import tf
 

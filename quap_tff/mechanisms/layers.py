@@ -10,9 +10,10 @@ Selections:
   * a comma-separated list of layer names, with shell wildcards ('dense_1,head', 'dense*').
 """
 
+from collections.abc import Sequence
 import fnmatch
 import math
-from typing import Any, Callable, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, NamedTuple
 
 from quap_tff.common import registry
 from quap_tff.common.lazy import tf
@@ -33,11 +34,11 @@ class Layer(NamedTuple):
   """
 
   name: str
-  indices: Tuple[int, ...]
+  indices: tuple[int, ...]
   is_dense: bool
 
 
-def from_variables(variables: Sequence) -> Tuple[Layer, ...]:
+def from_variables(variables: Sequence) -> tuple[Layer, ...]:
   """Layers of a model from its trainable variables, in the model's order.
 
   Variables are grouped by the part of their name before the last '/', as Keras names them ('dense_1/kernel:0'). If the
@@ -50,7 +51,7 @@ def from_variables(variables: Sequence) -> Tuple[Layer, ...]:
   return _group(names, shapes)
 
 
-def from_shapes(shapes: Sequence[Sequence[int]]) -> Tuple[Layer, ...]:
+def from_shapes(shapes: Sequence[Sequence[int]]) -> tuple[Layer, ...]:
   """Layers of a model for which only the shapes of the weights are known, named by their position ('layer_0', …).
 
   A tensor of rank 1 belongs to the tensor before it if its size is that tensor's last dimension (a bias).
@@ -66,7 +67,7 @@ def from_shapes(shapes: Sequence[Sequence[int]]) -> Tuple[Layer, ...]:
   return _group(names, shapes)
 
 
-def from_leaves(paths: Sequence[Sequence], shapes: Sequence[Sequence[int]]) -> Tuple[Layer, ...]:
+def from_leaves(paths: Sequence[Sequence], shapes: Sequence[Sequence[int]]) -> tuple[Layer, ...]:
   """Layers of a structure of weights: by name if every key is a string (`{'dense': {'kernel': …}}`), else by shape."""
   if all(path and all(isinstance(key, str) for key in path) for path in paths):
     return _group(['/'.join(path) for path in paths], shapes)
@@ -90,7 +91,7 @@ def _is_dense(weights):
   return len(ranks) == len(weights) and ranks in ({'kernel': 2}, {'kernel': 2, 'bias': 1})
 
 
-def critical_layers(layers: Sequence[Layer], selection: str) -> Tuple[Layer, ...]:
+def critical_layers(layers: Sequence[Layer], selection: str) -> tuple[Layer, ...]:
   """The layers that `selection` names, in the model's order.
 
   Raises:
@@ -120,7 +121,7 @@ def critical_layers(layers: Sequence[Layer], selection: str) -> Tuple[Layer, ...
   return tuple(layer for layer in layers if layer.name in chosen)
 
 
-def critical_indices(layers: Sequence[Layer], selection: str) -> Tuple[int, ...]:
+def critical_indices(layers: Sequence[Layer], selection: str) -> tuple[int, ...]:
   """Positions of the critical layers' tensors in the flat list of trainable weights, ascending; errors as above."""
   return tuple(sorted(index for layer in critical_layers(layers, selection) for index in layer.indices))
 
@@ -137,8 +138,8 @@ class ModelShape(NamedTuple):
     sizes: Number of entries of each trainable tensor, in the order of the layers' indices.
   """
 
-  layers: Tuple[Layer, ...]
-  sizes: Tuple[int, ...]
+  layers: tuple[Layer, ...]
+  sizes: tuple[int, ...]
 
 
 def of_model(model_fn: Callable[[], Any]) -> ModelShape:

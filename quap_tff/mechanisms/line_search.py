@@ -23,15 +23,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, List, NamedTuple, Optional, Tuple
+from typing import NamedTuple, Optional
 
 from quap_tff.common import checks
-from quap_tff.mechanisms import clip_rules
-from quap_tff.mechanisms import gaussian
 from quap_tff.common import lazy
 from quap_tff.common import seeds
-from quap_tff.mechanisms import tradeoff
 from quap_tff.common.lazy import tf
+from quap_tff.mechanisms import clip_rules
+from quap_tff.mechanisms import gaussian
+from quap_tff.mechanisms import tradeoff
 
 quap_mechanism = lazy.module('quap_tff.mechanisms.quap_round')
 
@@ -67,7 +67,7 @@ class LineSearchConfig:
   planned_rounds: int
   clip: float = 1.0
   loss_clip: float = 0.5
-  steps: Tuple[float, ...] = (0.5, 1.0, 2.0)
+  steps: tuple[float, ...] = (0.5, 1.0, 2.0)
   growth: float = 0.1
   test_share: float = 0.1
   lasts: float = 1.2
@@ -160,7 +160,7 @@ def plan_round(config: LineSearchConfig, state: ServerState, client_ids: tf.Tens
   return RoundPlan(client_ids, tf.cast(pays, tf.float32), spent)
 
 
-def bounded(values: List[tf.Tensor], bound: float, weight: tf.Tensor) -> List[tf.Tensor]:
+def bounded(values: list[tf.Tensor], bound: float, weight: tf.Tensor) -> list[tf.Tensor]:
   """The tensors scaled to a joint norm of at most `bound`, times a weight; zero if one of them is not finite."""
   norm = clip_rules.global_norm(values)
   # The last factor is room for the rounding of the clipped entries, as in `quap_tff.mechanisms.certified_round`.
@@ -170,8 +170,8 @@ def bounded(values: List[tf.Tensor], bound: float, weight: tf.Tensor) -> List[tf
 
 
 def noised_direction(
-  config: LineSearchConfig, state: ServerState, plan: RoundPlan, total: List[tf.Tensor]
-) -> List[tf.Tensor]:
+  config: LineSearchConfig, state: ServerState, plan: RoundPlan, total: list[tf.Tensor]
+) -> list[tf.Tensor]:
   """g̃_t from the sum of the bounded updates; zero if nobody could pay."""
   size = tf.maximum(tf.reduce_sum(plan.weights), 1.0)
   active = tf.reduce_any(plan.weights > 0)
@@ -187,7 +187,7 @@ def noised_direction(
 
 def chosen_step(
   config: LineSearchConfig, state: ServerState, plan: RoundPlan, gains: tf.Tensor
-) -> Tuple[tf.Tensor, ServerState]:
+) -> tuple[tf.Tensor, ServerState]:
   """The step size, float32, and the state after the round.
 
   Args:

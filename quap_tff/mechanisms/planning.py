@@ -12,19 +12,20 @@ There are two trade-offs. Less noise in each round makes the rounds better, but 
 makes noise cancel in part, but each participation affects more releases. The choice uses no client's data.
 """
 
+from collections.abc import Sequence
 import dataclasses
 import functools
 import math
-from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 
 from quap_tff.common import arrays
 from quap_tff.common import checks
+from quap_tff.mechanisms import certified_config as configs
 from quap_tff.mechanisms import correlation as correlations
 from quap_tff.mechanisms import participation as participations
 from quap_tff.mechanisms import postprocessing
-from quap_tff.mechanisms import certified_config as configs
 from quap_tff.mechanisms import privacy_filter
 from quap_tff.mechanisms import weight_rules
 
@@ -172,7 +173,7 @@ def _worst_case_multiplier(config, cohorts) -> float:
   return config.correlation.worst_case(most, apart, len(releases)) / math.sqrt(left) * (1 + _ROOM)
 
 
-def participation_bounds(releases: Sequence[np.ndarray], num_clients: int) -> Tuple[int, int]:
+def participation_bounds(releases: Sequence[np.ndarray], num_clients: int) -> tuple[int, int]:
   """(k, b): no client is in more than k of the releases, or in two releases that are less than b apart."""
   latest = np.full(num_clients, -len(releases), np.int64)
   apart = len(releases)
@@ -211,7 +212,7 @@ class PlannedRound(NamedTuple):
 
 def planned_rounds(
   config: configs.CertifiedConfig, cohorts: Sequence[Any], kept: Sequence[Optional[np.ndarray]] = ()
-) -> List[PlannedRound]:
+) -> list[PlannedRound]:
   """What the mechanism gives under a schedule, round by round.
 
   Args:

@@ -6,15 +6,16 @@ clients' data is a release of its own.
 """
 
 import abc
+from collections.abc import Mapping, Sequence
 import dataclasses
-from typing import Any, Dict, List, Mapping, Sequence, Type
+from typing import Any
 
 import numpy as np
 
 from quap_tff.common import checks
 
 # Arrays by name, as a checkpoint keeps them: `releases` int64[], and `weights_<k>`, the average of tensor k, float64.
-State = Dict[str, np.ndarray]
+State = dict[str, np.ndarray]
 
 
 class Averaging(abc.ABC):
@@ -24,7 +25,7 @@ class Averaging(abc.ABC):
   def rate(self, release: int) -> float:
     """r_t in (0, 1], the weight of the t-th iterate, counted from 1, in the average over the first t; r_1 = 1."""
 
-  def candidates(self, num_rounds: int) -> 'List[Averaging]':
+  def candidates(self, num_rounds: int) -> 'list[Averaging]':
     """The averages that a plan for this many rounds may choose from."""
     del num_rounds
     return [self]
@@ -68,7 +69,7 @@ class Averaging(abc.ABC):
       weights = [a + rate * (w - a) for a, w in zip(average, weights)]
     return _state(release, weights)
 
-  def value(self, state: State, weights: Sequence[Any]) -> List[np.ndarray]:
+  def value(self, state: State, weights: Sequence[Any]) -> list[np.ndarray]:
     """The averaged weights, float32 arrays, given the weights that `state` was last updated with (or started from)."""
     del weights
     return [a.astype(np.float32) for a in _averages(state)]
@@ -140,7 +141,7 @@ class Planned(Averaging):
     raise ValueError('This average has not been chosen yet: a certified plan chooses it from its schedule.')
 
 
-AVERAGINGS: Mapping[str, Type[Averaging]] = {
+AVERAGINGS: Mapping[str, type[Averaging]] = {
   'none': LastIterate,
   'exponential': Exponential,
   'tail': Tail,
@@ -165,7 +166,7 @@ def restored(expected: State, kept: Mapping[str, Any]) -> State:
   return {name: np.asarray(kept[name], value.dtype) for name, value in expected.items()}
 
 
-def shrunk(weights: Sequence[Any], factor: float) -> List[np.ndarray]:
+def shrunk(weights: Sequence[Any], factor: float) -> list[np.ndarray]:
   """The weights times a public factor in (0, 1]; for a linear model that lowers confidence and changes no decision.
 
   Raises:
@@ -179,5 +180,5 @@ def _state(releases: int, averages: Sequence[np.ndarray]) -> State:
   return {'releases': np.array(releases, np.int64), **{f'weights_{k}': a for k, a in enumerate(averages)}}
 
 
-def _averages(state: State) -> List[np.ndarray]:
+def _averages(state: State) -> list[np.ndarray]:
   return [state[f'weights_{k}'] for k in range(len(state) - 1)]

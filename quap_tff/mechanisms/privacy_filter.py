@@ -21,7 +21,7 @@ does not see that their releases add up.
 
 import functools
 import math
-from typing import Any, List, NamedTuple, Tuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -70,7 +70,7 @@ class Accounts(NamedTuple):
   """
 
   spent: Any
-  sums: List[Any]
+  sums: list[Any]
   latest: Any
 
 
@@ -83,16 +83,16 @@ class Standing(NamedTuple):
   """
 
   left: Any
-  sums: List[Any]
+  sums: list[Any]
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def limit_of(epsilon: float, delta: float) -> float:
   """μ_max²(ε, δ)·(1 - SLACK). μ_max is the μ of the Gaussian mechanism with exactly (ε, δ)-differential privacy."""
   return (1 - SLACK) * tradeoff.mu_at_most(epsilon, delta) ** 2
 
 
-def opened(num_clients: int, num_buffers: int, leading: Tuple[int, ...] = ()) -> Accounts:
+def opened(num_clients: int, num_buffers: int, leading: tuple[int, ...] = ()) -> Accounts:
   """The accounts before the first release, as NumPy arrays. `leading` are the first dimensions of each."""
   return Accounts(
     spent=np.zeros([*leading, num_clients]),
@@ -129,7 +129,7 @@ def weight_for(room: Any, unit: Any, cross: Any) -> Any:
   return room / xp.maximum(cross + root, np.finfo(np.float64).tiny)
 
 
-def spend(prices: Prices, accounts: Accounts, release: Any, releases_left: Any, proposed: Any) -> Tuple[Any, Accounts]:
+def spend(prices: Prices, accounts: Accounts, release: Any, releases_left: Any, proposed: Any) -> tuple[Any, Accounts]:
   """What the clients of a round may add, and their accounts after it; elementwise.
 
   A client must be able to pay for the count and for its weight. The weight must be at least `SMALLEST_WEIGHT`, and at

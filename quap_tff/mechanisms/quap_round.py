@@ -13,17 +13,18 @@ Equations: docs/method.md, sections 4 to 6.
 """
 
 import collections
+from collections.abc import Sequence
 import math
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
 
+from quap_tff.common import seeds
 from quap_tff.mechanisms import budgets
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import config as configs
 from quap_tff.mechanisms import gaussian
 from quap_tff.mechanisms import participation as participations
-from quap_tff.common import seeds
 
 # Uses of one round's seed, folded in after the counter, so that no numbers are drawn twice.
 _CLIP_RULE, _SERVER_NOISE, _CLIENT_NOISE = range(3)
@@ -120,7 +121,7 @@ def initial_participation(config: Any) -> Any:
 
 
 def update_norm(
-  config: configs.QuapConfig, critical: Sequence[int], update: List[tf.Tensor], scale: Any = 1.0
+  config: configs.QuapConfig, critical: Sequence[int], update: list[tf.Tensor], scale: Any = 1.0
 ) -> tf.Tensor:
   """The norm that is clipped, in units of `scale`, float32, rounded up.
 
@@ -137,7 +138,7 @@ def update_norm(
 
 
 def observe_update(
-  config: configs.QuapConfig, critical: Sequence[int], update: List[tf.Tensor], norm: tf.Tensor, announced: Any
+  config: configs.QuapConfig, critical: Sequence[int], update: list[tf.Tensor], norm: tf.Tensor, announced: Any
 ) -> tf.Tensor:
   """What the budget rule wants to know of a client's update, float32; 0 if its `norm` is not finite."""
   part = [tf.cast(update[i], tf.float32) for i in critical]
@@ -146,8 +147,8 @@ def observe_update(
 
 
 def clip_update(
-  config: configs.QuapConfig, critical: Sequence[int], update: List[tf.Tensor], norm: tf.Tensor, clip: tf.Tensor
-) -> List[tf.Tensor]:
+  config: configs.QuapConfig, critical: Sequence[int], update: list[tf.Tensor], norm: tf.Tensor, clip: tf.Tensor
+) -> list[tf.Tensor]:
   """The update with its critical layers (or all, by `clip_scope`) clipped; all zero unless `norm` is finite."""
   positions = clipped_positions(config, critical, len(update))
   clipped = clip_rules.scaled_down([update[i] for i in positions], clip_rules.clip_factor(norm, clip))
@@ -155,7 +156,7 @@ def clip_update(
   return finite_update([scaled.get(i, u) for i, u in enumerate(update)], norm)
 
 
-def finite_update(update: List[tf.Tensor], norm: tf.Tensor) -> List[tf.Tensor]:
+def finite_update(update: list[tf.Tensor], norm: tf.Tensor) -> list[tf.Tensor]:
   """The update as it is, or any part of it; all zero unless `norm`, that of the whole update, is finite."""
   return tf.cond(tf.math.is_finite(norm), lambda: update, lambda: [tf.zeros_like(u) for u in update])
 
@@ -168,11 +169,11 @@ def clipped_positions(config: configs.QuapConfig, critical: Sequence[int], num_t
 def client_noise(
   config: configs.QuapConfig,
   critical: Sequence[int],
-  update: List[tf.Tensor],
+  update: list[tf.Tensor],
   client_id: tf.Tensor,
   broadcast: Any,
   clip: tf.Tensor,
-) -> List[tf.Tensor]:
+) -> list[tf.Tensor]:
   """Client placement: one float64 N(0, σ_i²) tensor for each critical one, σ_i = z(ε_i(t), δ)·C_t.
 
   Args:
@@ -275,7 +276,7 @@ def round_noise(
   in_warmup: Any,
   client_epsilons: Optional[tf.Tensor] = None,
   budget_factor: Any = 1.0,
-) -> Tuple[tf.Tensor, tf.Tensor]:
+) -> tuple[tf.Tensor, tf.Tensor]:
   """The budget of a round and its noise.
 
   Args:
@@ -300,7 +301,7 @@ def round_noise(
   return epsilon, _multiplier(config, epsilon)
 
 
-def robust_total(config: configs.QuapConfig, updates: List[tf.Tensor]) -> List[tf.Tensor]:
+def robust_total(config: configs.QuapConfig, updates: list[tf.Tensor]) -> list[tf.Tensor]:
   """M times the robust aggregate, which takes the place of the sum of the clipped updates; zero for an empty cohort.
 
   Args:
@@ -320,10 +321,10 @@ def finish_round(
   critical: Sequence[int],
   state: ServerState,
   plan: RoundPlan,
-  total: List[tf.Tensor],
-  total_client_noise: List[tf.Tensor],
+  total: list[tf.Tensor],
+  total_client_noise: list[tf.Tensor],
   scale: Any = 1.0,
-) -> Tuple[ServerState, List[tf.Tensor], 'collections.OrderedDict[str, tf.Tensor]']:
+) -> tuple[ServerState, list[tf.Tensor], 'collections.OrderedDict[str, tf.Tensor]']:
   """The mean update with its noise, the state after the round, and the round's measurements.
 
   The norms of signal and noise, like the quantiles of the norms, are exact functions of the clients' data. The papers

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Any, List
+from typing import Any
 
 from quap_tff.common import checks
 from quap_tff.common.lazy import tf
@@ -31,7 +31,7 @@ class Aggregator(abc.ABC):
   needs_each_update: bool = True
 
   @abc.abstractmethod
-  def centre(self, updates: List[tf.Tensor]) -> List[tf.Tensor]:
+  def centre(self, updates: list[tf.Tensor]) -> list[tf.Tensor]:
     """The aggregate.
 
     Args:

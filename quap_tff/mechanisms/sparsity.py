@@ -18,9 +18,10 @@ so unlike the random projections of Chen, Song, Özgür and Kairouz 2023 it ampl
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence
 import dataclasses
 import math
-from typing import Any, List, Sequence
+from typing import Any
 
 from quap_tff.common import checks
 from quap_tff.common import seeds
@@ -144,7 +145,7 @@ SPARSITIES = {'none': NotSparse, 'random': RandomMask, 'top_released': TopReleas
 
 def round_indices(
   sparsity: Sparsity, seed: tf.Tensor, sizes: Sequence[int], released: Sequence[Any]
-) -> List[tf.Tensor]:
+) -> list[tf.Tensor]:
   """The indices of each tensor; `released` is empty unless they depend on it. `seed` is that of the round."""
   return [
     sparsity.indices(

@@ -9,13 +9,13 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from typing import Any, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
 from quap_tff.common import arrays
-from quap_tff.mechanisms import budgets
 from quap_tff.common import checks
+from quap_tff.mechanisms import budgets
 from quap_tff.mechanisms import privacy_filter
 
 
@@ -42,7 +42,7 @@ class RoundView(NamedTuple):
   round_num: Any
   rounds_left: Any
   in_warmup: Any
-  planned: Optional[Tuple[Any, Any]] = None
+  planned: Optional[tuple[Any, Any]] = None
   budget_shares: Any = 1.0
 
 

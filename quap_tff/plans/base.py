@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence
 import dataclasses
-from typing import Any, Callable, Dict, FrozenSet, NamedTuple, Optional, Sequence
+from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 
 from quap_tff import accounting
+from quap_tff.accounting import protection as protections
 from quap_tff.common import checks
-from quap_tff.mechanisms import correlation as correlations
-from quap_tff.mechanisms import layers as layers_lib
 from quap_tff.common import lazy
 from quap_tff.common import rounding
-from quap_tff.mechanisms import sparsity as sparsities
-from quap_tff.accounting import protection as protections
-from quap_tff.training.heterogeneity import extension as extensions
 from quap_tff.common.lazy import tff
+from quap_tff.mechanisms import correlation as correlations
+from quap_tff.mechanisms import layers as layers_lib
+from quap_tff.mechanisms import sparsity as sparsities
+from quap_tff.training.heterogeneity import extension as extensions
 
 learning_process = lazy.module('quap_tff.federated.learning_process')
 sparse_aggregation = lazy.module('quap_tff.federated.sparse_aggregation')
@@ -114,7 +115,7 @@ class Report:
   nominal_epsilon: Optional[np.ndarray]
   nominal_delta: Optional[np.ndarray]
 
-  def as_dict(self) -> Dict[str, Any]:
+  def as_dict(self) -> dict[str, Any]:
     """For JSON. Figures that a method does not have are null."""
     nominal = self.nominal_epsilon
     return {
@@ -165,7 +166,7 @@ class Plan(abc.ABC):
   """
 
   has_nominal: bool = True
-  public_metrics: FrozenSet[str] = PUBLIC_METRICS
+  public_metrics: frozenset[str] = PUBLIC_METRICS
   is_saved_before_release: bool = False
   noises_empty_rounds: bool = False
   correlation: correlations.Correlation = correlations.Independent()
@@ -326,7 +327,7 @@ class Plan(abc.ABC):
   def _compose(self, model_fn, client_optimizer, server_optimizer, client_work) -> Any:
     """The learning process; `self.model` is known."""
 
-  def metrics(self, output: Any) -> Dict[str, Any]:
+  def metrics(self, output: Any) -> dict[str, Any]:
     """The aggregator's measurements of a round as scalars by name."""
     return {name: value for name, value in aggregation_of(output).measurements.items() if name != 'round'}
 

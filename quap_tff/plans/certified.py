@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 import dataclasses
 import math
-from typing import Any, List, Sequence
+from typing import Any
 
 import numpy as np
 
 from quap_tff import accounting
+from quap_tff.accounting import certificate
+from quap_tff.accounting import protection as protections
 from quap_tff.common import checks
-from quap_tff.mechanisms import correlation as correlations
 from quap_tff.common import lazy
+from quap_tff.mechanisms import certified_config as configs
+from quap_tff.mechanisms import correlation as correlations
+from quap_tff.mechanisms import planning
 from quap_tff.mechanisms import postprocessing
 from quap_tff.mechanisms import tradeoff
-from quap_tff.accounting import protection as protections
-from quap_tff.accounting import certificate
-from quap_tff.mechanisms import certified_config as configs
-from quap_tff.mechanisms import planning
 from quap_tff.plans import base
 
 aggregation = lazy.module('quap_tff.federated.certified_aggregation')
@@ -84,7 +85,7 @@ class CertifiedPlan(base.Plan):
         f'A certified run releases noised sums alone, but with {type(self.extension).__name__} as configured '
         f'{" and ".join(self.extension.exact_releases)}: no certificate would hold.'
       )
-    self.schedule: List[np.ndarray] = checks.schedule(schedule, config.num_clients)
+    self.schedule: list[np.ndarray] = checks.schedule(schedule, config.num_clients)
     if self.sparsity.is_sparse and not isinstance(config.correlation, correlations.Independent):
       raise ValueError(
         '--sparsity: the noise that a round takes back would be that of other weights than those it updates. Use '
@@ -154,7 +155,7 @@ class CertifiedPlan(base.Plan):
     limits = np.broadcast_to(np.sqrt(self.config.prices.limit), [self.num_clients])
     return self._formal(accounting.of_limits(limits, self.delta))
 
-  def rounds_of(self, ledger: accounting.RunLedger) -> List[planning.PlannedRound]:
+  def rounds_of(self, ledger: accounting.RunLedger) -> list[planning.PlannedRound]:
     """What each round of a ledger must have given, after the weights that the ledger has for the rounds before it."""
     state, kept = ledger.state_dict(), []
     for index, planned in enumerate(self.schedule[: ledger.num_rounds]):
@@ -166,7 +167,7 @@ class CertifiedPlan(base.Plan):
       kept.append(weights)
     return planning.planned_rounds(self.config, self.schedule[: ledger.num_rounds], kept)
 
-  def ledger_problems(self, ledger: accounting.RunLedger) -> List[str]:
+  def ledger_problems(self, ledger: accounting.RunLedger) -> list[str]:
     """Where a ledger differs from that of a run of this plan over its schedule, a sentence each.
 
     A run may have stopped early, but each of its rounds must have the planned cohort, the weights that follow from the

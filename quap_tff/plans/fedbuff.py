@@ -8,17 +8,17 @@ run ends have never left the server's state, and cost nothing.
 from __future__ import annotations
 
 import functools
-from typing import List, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from quap_tff import accounting
 from quap_tff.common import checks
 from quap_tff.common import lazy
-from quap_tff.mechanisms import participation as participations
-from quap_tff.mechanisms import buffer_restrictions as restrictions
-from quap_tff.mechanisms import staleness as stalenesses
 from quap_tff.common.lazy import tf
+from quap_tff.mechanisms import buffer_restrictions as restrictions
+from quap_tff.mechanisms import participation as participations
+from quap_tff.mechanisms import staleness as stalenesses
 from quap_tff.plans import base
 from quap_tff.plans import quap
 
@@ -110,7 +110,7 @@ class FedBuffPlan(quap.QuapPlan):
       ledger.append(self._released(release, budgets, multiplier, 1.0))
     return ledger
 
-  def planned_releases(self, cohorts) -> List[Release]:
+  def planned_releases(self, cohorts) -> list[Release]:
     """What each round releases if these clients arrive, int[M_t] for each round."""
     shares, count, versions, found = np.zeros(self.num_clients), 0, 1, []
     for round_num, cohort in enumerate(cohorts, 1):

@@ -7,11 +7,11 @@ import dataclasses
 import numpy as np
 
 from quap_tff import accounting
-from quap_tff.common import lazy
-from quap_tff.mechanisms import line_search
-from quap_tff.common import rounding
-from quap_tff.mechanisms import tradeoff
 from quap_tff.accounting import protection as protections
+from quap_tff.common import lazy
+from quap_tff.common import rounding
+from quap_tff.mechanisms import line_search
+from quap_tff.mechanisms import tradeoff
 from quap_tff.plans import base
 
 client_line_search = lazy.module('quap_tff.federated.client_line_search')

@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 from quap_tff import accounting
-from quap_tff.common import lazy
 from quap_tff.accounting import protection as protections
+from quap_tff.common import lazy
 from quap_tff.plans import quap
 
 aggregation = lazy.module('quap_tff.federated.local_aggregation')

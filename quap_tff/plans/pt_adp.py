@@ -16,11 +16,11 @@ import dataclasses
 import numpy as np
 
 from quap_tff import accounting
-from quap_tff.mechanisms import budgets
 from quap_tff.common import checks
-from quap_tff.mechanisms import clip_rules
 from quap_tff.common import seeds
 from quap_tff.common.lazy import tf
+from quap_tff.mechanisms import budgets
+from quap_tff.mechanisms import clip_rules
 from quap_tff.plans import quap
 
 # Preferences lie within this factor of ε_base, and budgets within it of preferences.

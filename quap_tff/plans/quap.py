@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 import dataclasses
-from typing import Any, Optional, Sequence
+from typing import Any, Optional
 
 import numpy as np
 
 from quap_tff import accounting
 from quap_tff.common import arrays
+from quap_tff.common import lazy
+from quap_tff.common.lazy import tf
 from quap_tff.mechanisms import budgets
 from quap_tff.mechanisms import config as configs
-from quap_tff.common import lazy
 from quap_tff.mechanisms import participation as participations
-from quap_tff.common.lazy import tf
 from quap_tff.plans import base
 
 aggregation = lazy.module('quap_tff.federated.aggregation')
@@ -113,7 +114,7 @@ class QuapPlan(base.Plan):
 
     return base.planned_ledger(self, cohorts, record)
 
-  def calibrated(self, cohorts: Sequence[Any], epsilon: float) -> 'QuapPlan':
+  def calibrated(self, cohorts: Sequence[Any], epsilon: float) -> QuapPlan:
     """The plan with the least noise under which nobody's exact account exceeds ε at δ over these cohorts.
 
     Args:
@@ -133,7 +134,7 @@ class QuapPlan(base.Plan):
     config = dataclasses.replace(self.config, noise=dataclasses.replace(self.config.noise, scale=scale))
     return self._with_config(config)
 
-  def _with_config(self, config: configs.QuapConfig) -> 'QuapPlan':
+  def _with_config(self, config: configs.QuapConfig) -> QuapPlan:
     """The same plan under another configuration."""
     return type(self)(config, self._draw, **self._options)
 

@@ -13,8 +13,9 @@ What is added around them is the same for every method:
 
 import abc
 import collections
+from collections.abc import Sequence
 import dataclasses
-from typing import Any, List, Sequence, Tuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -51,10 +52,10 @@ class StockAggregator(abc.ABC):
     return self.factory(record_type)._query  # pylint: disable=protected-access
 
   @abc.abstractmethod
-  def clipping_norms(self, query_state: Any) -> List[tf.Tensor]:
+  def clipping_norms(self, query_state: Any) -> list[tf.Tensor]:
     """The clipping norms, float32 scalars, of the round that starts from a state: one, or one for each layer."""
 
-  def grouped(self, update: Sequence[Any]) -> List[Any]:
+  def grouped(self, update: Sequence[Any]) -> list[Any]:
     """A flat update in the structure that the aggregator takes; flattened, it must have the same order."""
     return list(update)
 
@@ -192,7 +193,7 @@ class LayerwiseClip(AdaptiveClip):
 
   has_one_sigma = False
 
-  layers: Tuple[layers_lib.Layer, ...] = ()
+  layers: tuple[layers_lib.Layer, ...] = ()
 
   def grouped(self, update):
     return [[update[i] for i in layer.indices] for layer in self.layers]

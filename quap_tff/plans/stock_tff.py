@@ -14,21 +14,22 @@ whose record is added or removed. Layer by layer, each of L layers has z·√L.
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence
 import dataclasses
 import secrets
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, Optional
 
 import numpy as np
 
 from quap_tff import accounting
-from quap_tff.mechanisms import budgets
 from quap_tff.common import checks
+from quap_tff.common import lazy
+from quap_tff.common import rounding
+from quap_tff.mechanisms import budgets
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import config as configs
 from quap_tff.mechanisms import gaussian
 from quap_tff.mechanisms import layers as layers_lib
-from quap_tff.common import lazy
-from quap_tff.common import rounding
 from quap_tff.plans import base
 
 learning_process = lazy.module('quap_tff.federated.learning_process')
@@ -89,7 +90,7 @@ class TreeExposure(Exposure):
     num_leaves = sum(len(cohort) > 0 for cohort in cohorts)
     levels = num_leaves.bit_length()
     counts = np.zeros([num_clients, levels], np.int64)
-    added: List[np.ndarray] = []
+    added: list[np.ndarray] = []
     leaf = 0
     for cohort in cohorts:
       if not len(cohort):
@@ -209,7 +210,7 @@ class DpFedAvgAdaptive(StockConfig):
       quantile=float(self.quantile), initial_clip=float(self.initial_clip), learning_rate=float(self.learning_rate)
     )
 
-  def split(self, noise_multiplier: float, clients_per_round: float) -> Tuple[float, float]:
+  def split(self, noise_multiplier: float, clients_per_round: float) -> tuple[float, float]:
     """(z_sum, s) of a sum and its count whose noise multiplier together is the one given.
 
     Raises:

@@ -1,8 +1,9 @@
 """Makes a runtime TFF's current execution context for the length of a `with` block."""
 
 import atexit
+from collections.abc import Iterator, Sequence
 import contextlib
-from typing import Any, Callable, Iterator, Sequence, Union
+from typing import Any, Callable, Union
 
 import tensorflow_federated as tff
 

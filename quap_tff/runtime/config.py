@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from typing import Optional, Tuple
+from typing import Optional
 
 from quap_tff.common import checks
 from quap_tff.common import registry
@@ -38,7 +38,7 @@ class RuntimeConfig:
   device: str = 'auto'
   num_threads: Optional[int] = None
   num_workers: int = 2
-  worker_addresses: Tuple[str, ...] = ()
+  worker_addresses: tuple[str, ...] = ()
   worker_timeout: float = 20.0
   worker_credentials: Optional[str] = None
 

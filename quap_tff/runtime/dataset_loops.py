@@ -10,7 +10,8 @@ to the function around it and is made once.
       optional = iterator.get_next()
 """
 
-from typing import Any, Callable, List, Sequence
+from collections.abc import Sequence
+from typing import Any, Callable
 
 import tensorflow as tf
 
@@ -24,7 +25,7 @@ def replace_reductions(graph_def: Any) -> None:
   functions = {function.signature.name: function for function in library.function}
   used = set(functions)
 
-  def replace_in(nodes: Any, output: Callable[[str, str, int], str]) -> List[str]:
+  def replace_in(nodes: Any, output: Callable[[str, str, int], str]) -> list[str]:
     """`output` writes a reference to an output, given a node's name, the output's name in its op, and an index."""
     names = []
     for node in [node for node in nodes if node.op == 'ReduceDataset']:
@@ -108,7 +109,7 @@ def _replace(nodes: Any, node: Any, prefix: str, types, state, element, output) 
   node.attr['T'].list.type.extend(state)
 
 
-def _add_signature(function: Any, name: str, types: Sequence[int]) -> List[str]:
+def _add_signature(function: Any, name: str, types: Sequence[int]) -> list[str]:
   function.signature.name = name
   function.signature.is_stateful = True
   names = [f'arg{i}' for i in range(len(types))]

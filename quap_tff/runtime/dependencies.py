@@ -1,11 +1,12 @@
 """What a node of a graph needs."""
 
-from typing import Callable, Iterable, Set
+from collections.abc import Iterable
+from typing import Callable
 
 
-def closure(names: Iterable[str], needs_of: Callable[[str], Iterable[str]]) -> Set[str]:
+def closure(names: Iterable[str], needs_of: Callable[[str], Iterable[str]]) -> set[str]:
   """`names` and everything that they need, directly or not. `needs_of` gives what a name needs directly."""
-  found: Set[str] = set()
+  found: set[str] = set()
   pending = list(names)
   while pending:
     name = pending.pop()

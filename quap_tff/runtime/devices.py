@@ -7,7 +7,6 @@ it happens before anything builds a model. Otherwise they stay as they are, and 
 """
 
 import os
-from typing import Tuple
 
 from absl import logging
 import tensorflow as tf
@@ -15,7 +14,7 @@ import tensorflow as tf
 from quap_tff.runtime import errors
 
 
-def choose_devices(device: str) -> Tuple[str, ...]:
+def choose_devices(device: str) -> tuple[str, ...]:
   """Returns the names of the devices that clients take in turn.
 
   Args:

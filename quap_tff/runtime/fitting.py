@@ -5,8 +5,9 @@ not become a float, and a boolean becomes neither. The value must be in range; o
 """
 
 import cmath
+from collections.abc import Sequence
 import functools
-from typing import Any, NamedTuple, Sequence, Tuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -16,7 +17,7 @@ class _Rule(NamedTuple):
   """What becomes a dtype: the kind of dtypes, Python types, and the range of numbers (of both parts, if complex)."""
 
   kind: str
-  python: Tuple[type, ...] = ()
+  python: tuple[type, ...] = ()
   low: float = 0
   high: float = 0
 
@@ -25,7 +26,7 @@ class _Rule(NamedTuple):
     return self.low < self.high
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _rule(dtype: tf.DType) -> _Rule:
   if dtype.is_integer:
     return _Rule('integer', (int,), dtype.min, dtype.max)
@@ -41,7 +42,7 @@ def _rule(dtype: tf.DType) -> _Rule:
   return _Rule('bool', (bool,)) if dtype == tf.bool else _Rule(dtype.name)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def widens(found: tf.DType, expected: tf.DType) -> bool:
   """Whether every value of the one dtype is a value of the other one, and of the same kind."""
   rule = _rule(expected)

@@ -1,7 +1,7 @@
 """A cache of results by object, which keeps each result as long as its object lives."""
 
 import threading
-from typing import Any, Callable, Dict
+from typing import Any, Callable
 import weakref
 
 
@@ -18,7 +18,7 @@ class IdentityCache:
   def __init__(self, make: Callable[[Any], Any]):
     self._make = make
     self._lock = threading.RLock()
-    self._entries: Dict[int, Any] = {}
+    self._entries: dict[int, Any] = {}
 
   def __len__(self) -> int:
     return len(self._entries)
@@ -41,7 +41,7 @@ class IdentityCache:
     self._entries.clear()
 
 
-def _forget(entries: Dict[int, Any], number: int, dead: Any) -> None:
+def _forget(entries: dict[int, Any], number: int, dead: Any) -> None:
   # Another object may have taken the id since.
   if number in entries and entries[number][0] is dead:
     del entries[number]

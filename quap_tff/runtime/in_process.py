@@ -2,11 +2,12 @@
 
 import asyncio
 import collections
+from collections.abc import Generator, Iterable, Iterator, Sequence
 import concurrent.futures
 import contextlib
 import dataclasses
 import threading
-from typing import Any, Callable, Deque, Dict, Generator, Iterable, Iterator, Optional, Sequence, Tuple
+from typing import Any, Callable, Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -168,7 +169,7 @@ class _Runner:
   def call(self, section: Any, argument: Any) -> Any:
     return section(argument, self.device())
 
-  def placed(self, shared: Dict[str, Any]) -> Dict[str, Any]:
+  def placed(self, shared: dict[str, Any]) -> dict[str, Any]:
     """What clients share, on the device of the calling thread."""
     return shared if self._copies is None else self._copies.placed(shared, self.device())
 
@@ -193,7 +194,7 @@ class _Runner:
         yield self._run(function, item, index)
       return
     pool = self._context._threads()
-    waiting: Deque[concurrent.futures.Future] = collections.deque()
+    waiting: collections.deque[concurrent.futures.Future] = collections.deque()
     try:
       for index, item in enumerate(items):
         if len(waiting) >= (1 + _AHEAD) * num_threads:
@@ -226,9 +227,9 @@ class _DeviceCopies:
 
   def __init__(self):
     self._lock = threading.Lock()
-    self._copies: Dict[str, Tuple[Any, Dict[str, Any]]] = {}
+    self._copies: dict[str, tuple[Any, dict[str, Any]]] = {}
 
-  def placed(self, shared: Dict[str, Any], device: str) -> Dict[str, Any]:
+  def placed(self, shared: dict[str, Any], device: str) -> dict[str, Any]:
     """`shared` with its floating-point tensors on `device`; TensorFlow moves the others when it needs them."""
     with self._lock:
       kept, copies = self._copies.get(device, (None, None))

@@ -5,7 +5,8 @@ A computation is compiled once into a tree of Python closures, `run(bindings) ->
 never sees a cohort: what a client makes of its values is written as what a server makes of one.
 """
 
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any, Callable, Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -33,8 +34,8 @@ class Program:
 
   def __init__(self, block: tff.framework.ComputationBuildingBlock, on_trace: Callable[[], None]):
     self._on_trace = on_trace
-    self._blocks: Dict[bytes, tensorflow_blocks.TensorFlowBlock] = {}
-    self._compiled: List[tensorflow_blocks.TensorFlowBlock] = []
+    self._blocks: dict[bytes, tensorflow_blocks.TensorFlowBlock] = {}
+    self._compiled: list[tensorflow_blocks.TensorFlowBlock] = []
     if isinstance(block, tff.framework.Lambda):
       name, body = block.parameter_name, streaming.Body(block, self._compile, self._sections_of, self._join)
       self._root = lambda bindings: lambda argument: body(bindings if name is None else {**bindings, name: argument})
@@ -77,7 +78,7 @@ class Program:
 
     return run
 
-  def _sections_of(self, compile_steps: Callable[[], Any]) -> List[tensorflow_blocks.GraphFunction]:
+  def _sections_of(self, compile_steps: Callable[[], Any]) -> list[tensorflow_blocks.GraphFunction]:
     before = len(self._compiled)
     compile_steps()
     return [section.function for section in dict.fromkeys(self._compiled[before:])]
@@ -86,7 +87,7 @@ class Program:
     self,
     blocks: Sequence[tff.framework.ComputationBuildingBlock],
     make: Callable[[Any, streaming.Bindings], Any],
-    types: Dict[str, tff.Type],
+    types: dict[str, tff.Type],
   ) -> Optional[joined.Joined]:
     intrinsics = [part.uri for block in blocks for part in streaming.parts_of(block, tff.framework.Intrinsic)]
     if not _READING_INTRINSICS.isdisjoint(intrinsics):

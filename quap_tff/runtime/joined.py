@@ -4,7 +4,7 @@ A call of a function costs about as much as a small client's arithmetic. So what
 client is traced as a whole: the interpreter runs once on tensors of a graph, and each section adds its nodes to it.
 """
 
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable
 
 import tensorflow as tf
 
@@ -25,15 +25,15 @@ class Joined:
     function: What runs it.
   """
 
-  def __init__(self, make: Callable[[Any, Dict[str, Any]], Any], specs: Dict[str, Any], on_trace: Callable[[], None]):
+  def __init__(self, make: Callable[[Any, dict[str, Any]], Any], specs: dict[str, Any], on_trace: Callable[[], None]):
     self._make = make
     self._specs = dict(specs)
     self._pack: Any = None
     self.function = tensorflow_blocks.GraphFunction(self._make_graph, on_trace)
 
-  def __call__(self, bindings: Dict[str, Any], device: str) -> Any:
+  def __call__(self, bindings: dict[str, Any], device: str) -> Any:
     """The values that `make` would make of `bindings`."""
-    leaves: List[tf.Tensor] = []
+    leaves: list[tf.Tensor] = []
     tensorflow_blocks.flatten(tuple([bindings[name] for name in self._specs]), leaves)
     outputs = self.function(leaves, device)
     return self._pack([*outputs, *leaves])
@@ -41,11 +41,11 @@ class Joined:
   def _make_graph(self) -> section_graphs.SectionGraph:
     with tf.Graph().as_default() as graph:
       bindings = {name: _placeholders(specs) for name, specs in self._specs.items()}
-      arguments: List[tf.Tensor] = []
+      arguments: list[tf.Tensor] = []
       tensorflow_blocks.flatten(tuple(bindings.values()), arguments)
       tracer = _Tracer()
       value = _in_graph(self._make(tracer, bindings))
-    results: List[tf.Tensor] = []
+    results: list[tf.Tensor] = []
     tensorflow_blocks.flatten((value,), results)
     names = [argument.name for argument in arguments]
     fetches = [name for name in dict.fromkeys(result.name for result in results) if name not in names]
@@ -63,13 +63,13 @@ class _Tracer:
   """
 
   def __init__(self):
-    self.handles: List[tf.Tensor] = []
-    self.variables: List[Tuple[tf.DType, tf.TensorShape]] = []
+    self.handles: list[tf.Tensor] = []
+    self.variables: list[tuple[tf.DType, tf.TensorShape]] = []
 
   def call(self, section: tensorflow_blocks.TensorFlowBlock, argument: Any) -> Any:
     return section.add_to_current_graph(_in_graph(argument), self._new_handle)
 
-  def _new_handle(self, variable: Tuple[tf.DType, tf.TensorShape]) -> tf.Tensor:
+  def _new_handle(self, variable: tuple[tf.DType, tf.TensorShape]) -> tf.Tensor:
     self.variables.append(variable)
     self.handles.append(tf.compat.v1.placeholder(tf.resource, []))
     return self.handles[-1]

@@ -1,11 +1,11 @@
 """Cuts the argument of a computation into contiguous parts of the cohort."""
 
-from typing import Any, List, Optional
+from typing import Any, Optional
 
 import tensorflow_federated as tff
 
 
-def split(argument: Any, type_spec: tff.Type, count: int) -> List[Any]:
+def split(argument: Any, type_spec: tff.Type, count: int) -> list[Any]:
   """At most `count` arguments, each with a contiguous part of the clients and with everything else in full.
 
   The sizes differ by one at most, the larger parts come first, and no part is empty unless the cohort is. They depend
@@ -29,7 +29,7 @@ def num_clients(argument: Any, type_spec: Optional[tff.Type]) -> Optional[int]:
   return sizes.pop() if sizes else None
 
 
-def _sizes(argument: Any, type_spec: Optional[tff.Type]) -> List[int]:
+def _sizes(argument: Any, type_spec: Optional[tff.Type]) -> list[int]:
   if _differs_by_client(type_spec):
     return [len(argument)]
   if isinstance(type_spec, tff.StructType):
@@ -51,6 +51,6 @@ def _differs_by_client(type_spec: Optional[tff.Type]) -> bool:
   return isinstance(type_spec, tff.FederatedType) and type_spec.placement is tff.CLIENTS and not type_spec.all_equal
 
 
-def _children(argument: Any, type_spec: tff.StructType) -> List[Any]:
+def _children(argument: Any, type_spec: tff.StructType) -> list[Any]:
   values = tff.structure.to_elements(tff.structure.from_container(argument))
   return [(value, child_type) for (_, value), (_, child_type) in zip(values, tff.structure.to_elements(type_spec))]

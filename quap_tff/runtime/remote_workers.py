@@ -12,7 +12,7 @@ import atexit
 import functools
 import threading
 import time
-from typing import Any, Callable, Optional, Tuple
+from typing import Any, Callable, Optional
 import weakref
 
 from absl import logging
@@ -107,7 +107,7 @@ class Worker:
     return self._process is None and not self._closed
 
   @property
-  def traffic(self) -> Tuple[int, int]:
+  def traffic(self) -> tuple[int, int]:
     """Bytes of all requests sent to it and of all its answers, heartbeats left out."""
     return self._sent, self._received
 

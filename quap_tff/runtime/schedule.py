@@ -14,8 +14,9 @@ The rules, for each pass:
 * Work on the caller's arguments (training) is not done before it is needed: the arguments are there in any case.
 """
 
+from collections.abc import Iterable, Sequence
 import dataclasses
-from typing import FrozenSet, Iterable, List, Sequence, Set, Tuple, Union
+from typing import Union
 
 from quap_tff.runtime import dependencies
 
@@ -35,7 +36,7 @@ class Local:
 
   name: str
   kind: str
-  uses: FrozenSet[str]
+  uses: frozenset[str]
   reads_argument: bool = False
 
 
@@ -48,11 +49,11 @@ class Pass:
     aggregates: The aggregations that take clients' values in this pass.
   """
 
-  steps: Tuple[str, ...]
-  aggregates: Tuple[str, ...]
+  steps: tuple[str, ...]
+  aggregates: tuple[str, ...]
 
 
-def plan(local_values: Sequence[Local], result: Iterable[str]) -> List[Union[str, Pass]]:
+def plan(local_values: Sequence[Local], result: Iterable[str]) -> list[Union[str, Pass]]:
   """The order in which to make values.
 
   Args:
@@ -67,8 +68,8 @@ def plan(local_values: Sequence[Local], result: Iterable[str]) -> List[Union[str
   needed = dependencies.closure(result, uses)
   left = [local for local in local_values if local.name in needed]
   waited_for = dependencies.closure((local.name for local in left if local.kind == CLIENT), uses)
-  made: Set[str] = set()
-  order: List[Union[str, Pass]] = []
+  made: set[str] = set()
+  order: list[Union[str, Pass]] = []
   while left:
     for local in left:
       if local.kind == SERVER and local.uses <= made:
@@ -96,9 +97,9 @@ def plan(local_values: Sequence[Local], result: Iterable[str]) -> List[Union[str
   return order
 
 
-def _possible(left: Sequence[Local], made: Set[str]) -> List[Local]:
+def _possible(left: Sequence[Local], made: set[str]) -> list[Local]:
   """What one pass could make: all that needs no server value and no aggregation that is still to come."""
-  possible: List[Local] = []
+  possible: list[Local] = []
   reachable = set(made)
   for local in left:
     if local.kind != SERVER and local.uses <= reachable:

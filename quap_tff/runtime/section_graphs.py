@@ -9,9 +9,10 @@ belongs to that one call. Here the same graph is prepared for calls of a functio
 * tables become anonymous tables, which live as long as the call.
 """
 
+from collections.abc import Mapping, Sequence
 import dataclasses
 import itertools
-from typing import Any, Dict, List, Mapping, Sequence, Set, Tuple
+from typing import Any
 
 import tensorflow as tf
 
@@ -77,7 +78,7 @@ class SectionGraph:
   graph_def: Any
   inputs: Mapping[str, tf.TensorSpec]
   used: Sequence[int]
-  variables: Sequence[Tuple[tf.DType, tf.TensorShape]]
+  variables: Sequence[tuple[tf.DType, tf.TensorShape]]
   fetches: Sequence[str]
   depends_on_call_order: bool = dataclasses.field(init=False)
   branches: bool = dataclasses.field(init=False)
@@ -90,7 +91,7 @@ class SectionGraph:
     object.__setattr__(self, 'branches', any(node.op in _BRANCHING_OPS for node in nodes))
     object.__setattr__(self, 'reads_datasets', any(node.op in _ONE_THREAD_OPS for node in nodes))
 
-  def add_to_current_graph(self, inputs: Sequence[tf.Tensor], name: str = '') -> List[tf.Tensor]:
+  def add_to_current_graph(self, inputs: Sequence[tf.Tensor], name: str = '') -> list[tf.Tensor]:
     """Adds the nodes to the current graph, with `inputs` in the order of `self.inputs`; returns what is fetched."""
     # All in C++. TensorFlow's `prune` made each node again in Python, which took almost half of a first round.
     return tf.graph_util.import_graph_def(
@@ -142,7 +143,7 @@ def of_graph(
   graph: tf.Graph,
   arguments: Sequence[tf.Tensor],
   handles: Sequence[tf.Tensor],
-  variables: Sequence[Tuple[tf.DType, tf.TensorShape]],
+  variables: Sequence[tuple[tf.DType, tf.TensorShape]],
   fetches: Sequence[str],
 ) -> SectionGraph:
   """A graph that needs no changes but that its placeholders become inputs.
@@ -186,7 +187,7 @@ def _node_name(edge: str) -> str:
   return edge.lstrip('^').split(':', 1)[0]
 
 
-def _needed(nodes: Dict[str, Any], names: Sequence[str]) -> Set[str]:
+def _needed(nodes: dict[str, Any], names: Sequence[str]) -> set[str]:
   """The nodes `names` and all that lead to them."""
   return dependencies.closure(names, lambda name: map(_node_name, nodes[name].input))
 
@@ -230,7 +231,7 @@ def _with_calls_inlined(proto: Any, arguments: Sequence[str], results: Sequence[
     return graph_def
 
 
-def _initialize_first(nodes: Dict[str, Any], initialize: str) -> None:
+def _initialize_first(nodes: dict[str, Any], initialize: str) -> None:
   """Makes every node that `initialize` does not need wait for it."""
   before = _needed(nodes, [initialize])
   free = {name for name, node in nodes.items() if node.op in _FREE_OPS and not node.input}
@@ -253,8 +254,8 @@ def _renamed_library(library: Any, nodes: Sequence[Any]) -> Any:
   """
   functions = {function.signature.name: function for function in library.function}
   suffix = f'_block{next(_unique)}'
-  reached: Set[str] = set()
-  pending: List[str] = []
+  reached: set[str] = set()
+  pending: list[str] = []
 
   def visit(name: str) -> str:
     if name not in functions:

@@ -6,9 +6,10 @@ clients ahead of it. So the order of every floating-point sum is the cohort's, w
 value lives until the last aggregation has taken it.
 """
 
+from collections.abc import Sequence
 import contextlib
 import dataclasses
-from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple, Type, TypeVar
+from typing import Any, Callable, Optional, TypeVar
 
 import tensorflow_federated as tff
 
@@ -17,7 +18,7 @@ from quap_tff.runtime import schedule
 from quap_tff.runtime import traffic
 from quap_tff.runtime import values
 
-Bindings = Dict[str, Any]
+Bindings = dict[str, Any]
 Run = Callable[[Bindings], Any]
 T = TypeVar('T')
 
@@ -44,7 +45,7 @@ class Body:
     self,
     function: tff.framework.Lambda,
     compile_block: Callable[[tff.framework.ComputationBuildingBlock], Run],
-    sections_of: Callable[[Callable[[], Any]], List[Any]],
+    sections_of: Callable[[Callable[[], Any]], list[Any]],
     join: Callable[..., Optional[Any]],
   ):
     body = function.result
@@ -87,7 +88,7 @@ class Body:
         bindings.pop(name, None)
     return self._result(bindings)
 
-  def _needs(self, names: Sequence[str]) -> Set[str]:
+  def _needs(self, names: Sequence[str]) -> set[str]:
     return set().union(*(self._uses[name] for name in names))
 
   def _server_step(self, name: str) -> Callable[[Bindings], None]:
@@ -98,7 +99,7 @@ class Body:
 
     return step
 
-  def _pass(self, entry: schedule.Pass, needs: Set[str], later: Set[str]) -> '_Pass':
+  def _pass(self, entry: schedule.Pass, needs: set[str], later: set[str]) -> '_Pass':
     runs = []
     functions = self._sections_of(lambda: runs.extend(self._compile(self._blocks[name]) for name in entry.steps))
     aggregations = []
@@ -174,7 +175,7 @@ class _Step:
 
   name: str
   run: Run
-  dead: FrozenSet[str]
+  dead: frozenset[str]
 
 
 class _Aggregation:
@@ -188,7 +189,7 @@ class _Aggregation:
     self.name, self.value_name = name, f'<value of {name}>'
     self.value_block, self.accumulate_block = parts[0], parts[2]
     self.value_uses, self.accumulate_uses = references(parts[0]), references(parts[2])
-    self.value, self._zero, self._accumulate, _, self._report = [compile_block(part) for part in parts]
+    self.value, self._zero, self._accumulate, _, self._report = (compile_block(part) for part in parts)
     self.num_bytes = traffic.sizer(call.function.type_signature.parameter[0].member)
 
   def start(self, bindings: Bindings) -> None:
@@ -216,7 +217,7 @@ class _MakeOfClient:
   aggregations: Sequence[_Aggregation]
   kept: Sequence[str]
 
-  def __call__(self, own: Bindings) -> Tuple[Tuple[Any, ...], Tuple[Any, ...]]:
+  def __call__(self, own: Bindings) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     for step in self.steps:
       own[step.name] = step.run(own)
       for name in step.dead:
@@ -243,8 +244,8 @@ class _Pass:
   functions: Sequence[Any]
   joined: Optional[Any]
   sums: Optional[Any]
-  earlier: Dict[str, bool]
-  shared: Set[str]
+  earlier: dict[str, bool]
+  shared: set[str]
   argument_name: Optional[str]
   of_client: Optional[Callable[[Any, int], Any]]
 
@@ -257,7 +258,7 @@ class _Pass:
     shared = {name: bindings[name] for name in self.shared}
     joined = self.joined if runner.joins else None
 
-    def one(own: Bindings) -> Tuple[Tuple[Any, ...], Tuple[Any, ...]]:
+    def one(own: Bindings) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
       own.update(runner.placed(shared))
       result = self.make(own) if joined is None else joined(own, runner.device())
       own.clear()  # Whoever still holds the bindings does not hold the values.
@@ -329,8 +330,8 @@ def _kind(name: str, block: tff.framework.ComputationBuildingBlock) -> str:
 
 
 def _without_detours(
-  blocks: Dict[str, tff.framework.ComputationBuildingBlock],
-) -> Dict[str, tff.framework.ComputationBuildingBlock]:
+  blocks: dict[str, tff.framework.ComputationBuildingBlock],
+) -> dict[str, tff.framework.ComputationBuildingBlock]:
   """`blocks` with what is selected from a zip taken from the zipped values: it need not wait for the others of them."""
   direct = dict(blocks)
   for name, block in blocks.items():
@@ -352,14 +353,14 @@ def _intrinsic(block: Optional[tff.framework.ComputationBuildingBlock]) -> Optio
   return block.function.uri if is_call else None
 
 
-def references(block: tff.framework.ComputationBuildingBlock) -> Set[str]:
+def references(block: tff.framework.ComputationBuildingBlock) -> set[str]:
   """Names that `block` mentions. Bound ones are among them, which errs on the side of keeping a value."""
   return {reference.name for reference in parts_of(block, tff.framework.Reference)}
 
 
-def parts_of(block: tff.framework.ComputationBuildingBlock, kind: Type[T]) -> List[T]:
+def parts_of(block: tff.framework.ComputationBuildingBlock, kind: type[T]) -> list[T]:
   """All building blocks of a kind in `block`."""
-  found: List[T] = []
+  found: list[T] = []
 
   def visit(inner):
     if isinstance(inner, kind):

@@ -5,11 +5,12 @@ a private set of handles from a pool. So clients that run at the same time never
 behind, and none is made again for every client.
 """
 
+from collections.abc import Iterator, Sequence
 import functools
 import itertools
 import operator
 import threading
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Optional
 
 import tensorflow as tf
 
@@ -31,7 +32,7 @@ def _full_name(tensor_name: str) -> str:
   return tensor_name if ':' in tensor_name else f'{tensor_name}:0'
 
 
-def flatten_binding(binding: Any) -> List[str]:
+def flatten_binding(binding: Any) -> list[str]:
   """Names of the graph's tensors that `binding` binds, depth first."""
   kind = binding.WhichOneof('binding')
   if kind is None:
@@ -43,7 +44,7 @@ def flatten_binding(binding: Any) -> List[str]:
   return [name for element in binding.struct.element for name in flatten_binding(element)]
 
 
-def flatten(value: Tuple[Any, ...], leaves: List[Any]) -> None:
+def flatten(value: tuple[Any, ...], leaves: list[Any]) -> None:
   """Appends the leaves of `value` (nested tuples) to `leaves`, in the order of `flatten_binding`."""
   for part in value:
     if isinstance(part, tuple):
@@ -72,12 +73,12 @@ def packer(positions: Any) -> Callable[[Sequence[Any]], Any]:
 class _Slots:
   """Numbers and private variables on one device, which calls that run at the same time borrow."""
 
-  def __init__(self, make_variables: Callable[[], List[tf.Variable]]):
+  def __init__(self, make_variables: Callable[[], list[tf.Variable]]):
     self._make_variables = make_variables
-    self._free: List[Tuple[int, List[tf.Variable], List[tf.Tensor]]] = []  # Threads take from it and add to it safely.
+    self._free: list[tuple[int, list[tf.Variable], list[tf.Tensor]]] = []  # Threads take from it and add to it safely.
     self._numbers = itertools.count()
 
-  def borrow(self) -> Tuple[int, List[tf.Variable], List[tf.Tensor]]:
+  def borrow(self) -> tuple[int, list[tf.Variable], list[tf.Tensor]]:
     """A number, variables and their handles, which nobody else holds until they are given back."""
     try:
       return self._free.pop()
@@ -85,11 +86,11 @@ class _Slots:
       variables = self._make_variables()
       return next(self._numbers), variables, [variable.handle for variable in variables]
 
-  def give_back(self, slot: Tuple[int, List[tf.Variable], List[tf.Tensor]]) -> None:
+  def give_back(self, slot: tuple[int, list[tf.Variable], list[tf.Tensor]]) -> None:
     self._free.append(slot)
 
 
-def _make_variables(specs: Sequence[Tuple[tf.DType, tf.TensorShape]], device: str) -> List[tf.Variable]:
+def _make_variables(specs: Sequence[tuple[tf.DType, tf.TensorShape]], device: str) -> list[tf.Variable]:
   variables = []
   with tf.init_scope():
     for dtype, shape in specs:
@@ -101,7 +102,7 @@ def _make_variables(specs: Sequence[Tuple[tf.DType, tf.TensorShape]], device: st
   return variables
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _without_optimizer(settings: bytes) -> bytes:
   """A serialized ConfigProto with TensorFlow's graph optimizer off.
 
@@ -130,8 +131,8 @@ class GraphFunction:
     self._on_trace = on_trace
     self._lock = threading.RLock()
     self._graph: Optional[section_graphs.SectionGraph] = None
-    self._functions: List[Any] = []
-    self._slots: Dict[str, _Slots] = {}
+    self._functions: list[Any] = []
+    self._slots: dict[str, _Slots] = {}
 
   @property
   def graph(self) -> section_graphs.SectionGraph:
@@ -173,7 +174,7 @@ class GraphFunction:
     finally:
       slots.give_back(slot)
 
-  def _run(self, function: Any, arguments: List[tf.Tensor], device: str) -> Sequence[tf.Tensor]:
+  def _run(self, function: Any, arguments: list[tf.Tensor], device: str) -> Sequence[tf.Tensor]:
     """What a call of `function` comes down to, without the checks around it, which cost small clients much."""
     # The public op StatefulPartitionedCall is faster still, but TensorFlow then keeps what it has made of the function
     # for as long as the process lives: 2 MB for each computation.
@@ -265,8 +266,8 @@ class TensorFlowBlock:
     return self._pack([*graph.add_to_current_graph(inputs, name='section'), *leaves])
 
 
-def _leaves(argument: Any) -> List[Any]:
-  leaves: List[Any] = []
+def _leaves(argument: Any) -> list[Any]:
+  leaves: list[Any] = []
   if argument is not None:
     flatten((argument,), leaves)
   return leaves

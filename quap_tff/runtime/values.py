@@ -8,8 +8,9 @@ nor a tuple but another sequence.
 
 import collections
 import collections.abc
+from collections.abc import Iterator, Mapping, Sequence
 import functools
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Optional
 
 import attrs
 import numpy as np
@@ -40,7 +41,7 @@ class MadeOnDemand(collections.abc.Sequence):
 
 # Where a part of the argument is, for messages: (where its parent is, its name or index), () for the argument itself.
 # Making such a pair costs 30 ns, so values that fit hardly pay for it.
-Path = Tuple[Any, ...]
+Path = tuple[Any, ...]
 
 
 class OnDemand:
@@ -137,7 +138,7 @@ def sequence_from_values(elements: Sequence[Any], element_type: tff.Type) -> tf.
       )
     )
     return tf.data.experimental.to_variant(empty.take(0))
-  runs: List[List[Any]] = []
+  runs: list[list[Any]] = []
   previous = None
   for element in nested:
     shapes = [tuple(leaf.shape) for leaf in tf.nest.flatten(element)]
@@ -327,7 +328,7 @@ def cohort_size(value: Any, type_spec: Optional[tff.Type]) -> Optional[int]:
   Raises:
     ValueError: If two client-placed parts differ in length.
   """
-  sizes: Dict[int, tff.Type] = {}
+  sizes: dict[int, tff.Type] = {}
 
   def visit(part: Any, part_type: Optional[tff.Type]) -> None:
     if isinstance(part, _CLIENT_VALUES):

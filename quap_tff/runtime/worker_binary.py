@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-from typing import List
 
 
 def path() -> str:
@@ -23,6 +22,6 @@ def path() -> str:
   return found
 
 
-def command(port: int) -> List[str]:
+def command(port: int) -> list[str]:
   """The command line of a worker that listens on `port` of all interfaces."""
   return [path(), f'--port={port}', '--max_concurrent_computation_calls=-1']

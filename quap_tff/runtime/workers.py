@@ -17,10 +17,11 @@ program is killed (`SIGKILL` included), because each asks for that before it bec
 the thread that started them: activate on a thread that lives as long as the runtime is needed, such as the main thread.
 """
 
+from collections.abc import Sequence
 import concurrent.futures
 import functools
 import time
-from typing import Any, List, Optional, Sequence
+from typing import Any, Optional
 
 from absl import logging
 import grpc
@@ -77,7 +78,7 @@ class WorkersContext(tff.framework.SyncContext):
     self._server = in_process.InProcessContext(num_threads=1)
     self._forms = identity_cache.IdentityCache(_mergeable_form)
     self._threads = concurrent.futures.ThreadPoolExecutor(len(addresses), thread_name_prefix='part')
-    self.workers: List[remote_workers.Worker] = []
+    self.workers: list[remote_workers.Worker] = []
     try:
       for address in addresses:
         self.workers.append(remote_workers.Worker(address, timeout, credentials))

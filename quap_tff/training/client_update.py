@@ -6,15 +6,15 @@ thread, cohort and resumed run.
 """
 
 import collections
-from typing import Any, Callable, List, Tuple
+from typing import Any, Callable
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from quap_tff.common import seeds
 from quap_tff.training import autograph
 from quap_tff.training import dropout
 from quap_tff.training import local_training
-from quap_tff.common import seeds
 
 ClientWorkConfig = local_training.ClientWorkConfig
 
@@ -112,7 +112,7 @@ def without_initial_weights(
   order in which `model_fn` makes its variables. A variable whose shape or dtype differs from what is expected at its
   place keeps its initial value.
   """
-  created: List[tf.Variable] = []
+  created: list[tf.Variable] = []
 
   def record(next_creator, **kwargs):
     created.append(next_creator(**kwargs))
@@ -149,7 +149,7 @@ def learning_rate_factor(config: ClientWorkConfig, round_number: Any) -> tf.Tens
 
 def build_client_update(
   model: tff.learning.models.VariableModel, optimizer: tff.learning.optimizers.Optimizer, config: ClientWorkConfig
-) -> Callable[..., Tuple[Any, Any]]:
+) -> Callable[..., tuple[Any, Any]]:
   """Local training with `model`'s variables as its working memory.
 
   Args:
@@ -209,7 +209,7 @@ def build_client_update(
   return client_update
 
 
-def build_full_gradient(model: tff.learning.models.VariableModel) -> Callable[..., List[tf.Tensor]]:
+def build_full_gradient(model: tff.learning.models.VariableModel) -> Callable[..., list[tf.Tensor]]:
   """The gradient of a client's mean loss at the global weights, with `model`'s variables as its working memory.
 
   Args:
@@ -236,7 +236,7 @@ def build_full_gradient(model: tff.learning.models.VariableModel) -> Callable[..
   return full_gradient
 
 
-def _add_proximal_term(gradients, variables, anchor, strength: float) -> Tuple[tf.Tensor, ...]:
+def _add_proximal_term(gradients, variables, anchor, strength: float) -> tuple[tf.Tensor, ...]:
   def add(gradient, variable, start):
     pull = strength * (variable - start)
     return pull if gradient is None else tf.convert_to_tensor(gradient) + pull

@@ -5,9 +5,10 @@ next index and draws its mask from Philox at (seed, step, index). Philox is coun
 not a new seed, so that a mask costs few ops beside the random bits themselves.
 """
 
+from collections.abc import Iterator
 import contextlib
 import threading
-from typing import Iterator, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 import tensorflow as tf
 

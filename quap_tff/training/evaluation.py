@@ -1,14 +1,15 @@
 """Evaluation of a classifier on a whole test set, in large batches in this process, without TFF's runtime."""
 
 import collections
-from typing import Any, Callable, Mapping
+from collections.abc import Mapping
+from typing import Any, Callable
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from quap_tff.training import autograph
 from quap_tff.common import checks
+from quap_tff.training import autograph
 
 EvaluateFn = Callable[[Any, Any, Any], Mapping[str, Any]]
 

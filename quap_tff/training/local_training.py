@@ -1,7 +1,7 @@
 """The configuration of local training, checked when it is made. Nothing here loads TensorFlow."""
 
 import dataclasses
-from typing import Optional, Tuple
+from typing import Optional
 
 from quap_tff.common import checks
 from quap_tff.training import malicious
@@ -32,7 +32,7 @@ class ClientWorkConfig:
   proximal_strength: float = 0.0
   seed: Optional[int] = None
   attack: malicious.Attack = malicious.NoAttack()
-  attackers: Tuple[int, ...] = ()
+  attackers: tuple[int, ...] = ()
 
   def __post_init__(self):
     checks.integer('local_epochs', self.local_epochs, at_least=1)

@@ -7,7 +7,8 @@ logits, and a line in `MODELS`. One that takes sequences of tokens is named in `
 from __future__ import annotations
 
 import collections
-from typing import Any, Callable, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any, Callable, Optional
 
 import numpy as np
 
@@ -51,7 +52,7 @@ class Layers:
     mixed = np.random.SeedSequence([self._seed, index]).generate_state(1)[0]
     return tf.keras.initializers.GlorotUniform(seed=int(mixed) & 0x7FFFFFFF)
 
-  def input(self, shape: Tuple[int, ...], dtype: str = 'float32') -> Any:
+  def input(self, shape: tuple[int, ...], dtype: str = 'float32') -> Any:
     """The input: examples of `shape`."""
     return tf.keras.layers.InputLayer(input_shape=shape, dtype=dtype, name='input')
 
@@ -130,7 +131,7 @@ class Layers:
 
 
 def mnist_cnn(
-  input_shape: Tuple[int, ...] = (28, 28, 1),
+  input_shape: tuple[int, ...] = (28, 28, 1),
   num_classes: int = 10,
   compute_dtype: str = 'float32',
   seed: Optional[int] = None,
@@ -157,7 +158,7 @@ def mnist_cnn(
 
 
 def cifar10_cnn(
-  input_shape: Tuple[int, ...] = (32, 32, 3),
+  input_shape: tuple[int, ...] = (32, 32, 3),
   num_classes: int = 10,
   compute_dtype: str = 'float32',
   seed: Optional[int] = None,
@@ -187,7 +188,7 @@ def cifar10_cnn(
 
 
 def digits_cnn(
-  input_shape: Tuple[int, ...] = (8, 8, 1),
+  input_shape: tuple[int, ...] = (8, 8, 1),
   num_classes: int = 10,
   compute_dtype: str = 'float32',
   seed: Optional[int] = None,
@@ -211,7 +212,7 @@ def digits_cnn(
 
 
 def linear_features(
-  input_shape: Tuple[int, ...], num_classes: int = 10, compute_dtype: str = 'float32', seed: Optional[int] = None
+  input_shape: tuple[int, ...], num_classes: int = 10, compute_dtype: str = 'float32', seed: Optional[int] = None
 ) -> tf.keras.Model:
   """A linear head on fixed features, logits = s·x·W with a public scale s: all that is trained is one Dense layer.
 
@@ -225,7 +226,7 @@ def linear_features(
 
 
 def logistic_regression(
-  input_shape: Tuple[int, ...], num_classes: int = 10, compute_dtype: str = 'float32', seed: Optional[int] = None
+  input_shape: tuple[int, ...], num_classes: int = 10, compute_dtype: str = 'float32', seed: Optional[int] = None
 ) -> tf.keras.Model:
   """Multinomial logistic regression, the convex baseline: one Dense layer on the flattened example.
 
@@ -238,7 +239,7 @@ def logistic_regression(
 
 
 def mlp(
-  input_shape: Tuple[int, ...], num_classes: int = 10, compute_dtype: str = 'float32', seed: Optional[int] = None
+  input_shape: tuple[int, ...], num_classes: int = 10, compute_dtype: str = 'float32', seed: Optional[int] = None
 ) -> tf.keras.Model:
   """Two hidden Dense layers of 200 units on the flattened example: the "2NN" of McMahan et al. 2017.
 
@@ -258,7 +259,7 @@ def mlp(
 
 
 def shakespeare_lstm(
-  input_shape: Tuple[int, ...] = (80,),
+  input_shape: tuple[int, ...] = (80,),
   num_classes: int = 90,
   compute_dtype: str = 'float32',
   seed: Optional[int] = None,
@@ -282,7 +283,7 @@ def shakespeare_lstm(
 
 
 def shakespeare_gru(
-  input_shape: Tuple[int, ...] = (80,),
+  input_shape: tuple[int, ...] = (80,),
   num_classes: int = 90,
   compute_dtype: str = 'float32',
   seed: Optional[int] = None,
@@ -305,7 +306,7 @@ def shakespeare_gru(
 
 
 def shakespeare_bigram(
-  input_shape: Tuple[int, ...] = (80,),
+  input_shape: tuple[int, ...] = (80,),
   num_classes: int = 90,
   compute_dtype: str = 'float32',
   seed: Optional[int] = None,
@@ -329,7 +330,7 @@ def shakespeare_bigram(
 
 
 def words_lstm(
-  input_shape: Tuple[int, ...] = (20,),
+  input_shape: tuple[int, ...] = (20,),
   num_classes: int = 10_004,
   compute_dtype: str = 'float32',
   seed: Optional[int] = None,

@@ -1,8 +1,8 @@
 """Keras models in files that say nothing of when they were written."""
 
 import json
-import zipfile
 from typing import Any
+import zipfile
 
 _METADATA = 'metadata.json'
 

@@ -118,7 +118,7 @@ class TestThings:
     assert (fed.name, fed.num_classes, fed.num_examples, fed.input_shape) == ('things', 3, 36, (32, 32, 3))
     np.testing.assert_array_equal(np.bincount(np.concatenate([c.y for c in fed.clients])), [12] * 3)
     np.testing.assert_array_equal(np.bincount(fed.test.y), [2] * 3)
-    assert 0 <= fed.test.x.min() and 0.5 < fed.test.x.max() <= 1
+    assert fed.test.x.min() >= 0 and 0.5 < fed.test.x.max() <= 1
 
   def test_a_label_has_as_many_looks_as_asked_for(self):
     # Two drawings of one thing are nearer to each other than to the other look of their label.

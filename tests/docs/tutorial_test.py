@@ -8,7 +8,6 @@ import pathlib
 import re
 import sys
 
-import ipykernel  # The kernel that nbclient starts.  pylint: disable=unused-import
 import nbclient
 import nbformat
 import pytest

@@ -7,9 +7,9 @@ from experiments import methods
 from experiments import setup
 from experiments import training
 from quap_tff import accounting
+from quap_tff import runtime
 from quap_tff.mechanisms import budgets
 from quap_tff.mechanisms import clip_rules
-from quap_tff import runtime
 from quap_tff.mechanisms import schedules
 from quap_tff.mechanisms import weighting
 from tests.experiments import harness

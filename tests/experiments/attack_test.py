@@ -45,7 +45,7 @@ def _rows(run):
 
 
 def _row(rows, method, observer, attack_name='closed_form'):
-  (found,) = [row for row in rows if (row['method'], row['observer'], row['attack']) == (method, observer, attack_name)]
+  (found,) = (row for row in rows if (row['method'], row['observer'], row['attack']) == (method, observer, attack_name))
   return found
 
 

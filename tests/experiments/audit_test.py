@@ -19,9 +19,9 @@ from experiments import setup
 from experiments import verify
 from experiments.auditing import canary_run
 from experiments.auditing import record
-from quap_tff.common import rounding
 from quap_tff import runtime
 from quap_tff.auditing import lower_bounds
+from quap_tff.common import rounding
 from quap_tff.mechanisms import certified_round as mechanism
 from tests.experiments import harness
 

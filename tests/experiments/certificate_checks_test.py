@@ -7,8 +7,8 @@ import pytest
 
 from experiments import certificate_checks
 from experiments import certificates
-from experiments import evidence
 from experiments import command_line
+from experiments import evidence
 from experiments import setup
 from experiments import training
 from quap_tff import accounting

@@ -1,5 +1,6 @@
 """Runs of `experiments.train` for tests: in this process, where most can be seen, or as the command of a user."""
 
+from collections.abc import Iterator
 import contextlib
 import csv
 import json
@@ -9,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
+from typing import Any, Callable, NamedTuple
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
@@ -61,7 +62,7 @@ class Finished(NamedTuple):
   err: str
 
   @property
-  def summary(self) -> Dict[str, Any]:
+  def summary(self) -> dict[str, Any]:
     return last_line(self.out)
 
 
@@ -102,7 +103,7 @@ def wait_for(condition: Callable[[], Any], process: subprocess.Popen) -> Any:
     time.sleep(0.01)
 
 
-def rows(directory: Any) -> List[Dict[str, str]]:
+def rows(directory: Any) -> list[dict[str, str]]:
   """The rows of a run's metrics.csv, without the seconds, which no two runs share."""
   path = pathlib.Path(directory) / 'metrics.csv'
   if not path.exists():
@@ -112,13 +113,13 @@ def rows(directory: Any) -> List[Dict[str, str]]:
   return [{name: value for name, value in zip(names, line.split(',')) if name != 'seconds'} for line in lines]
 
 
-def table(path: Any) -> List[Dict[str, str]]:
+def table(path: Any) -> list[dict[str, str]]:
   """The rows of a CSV file."""
   with open(path, newline='') as f:
     return list(csv.DictReader(f))
 
 
-def files(directory: Any) -> Dict[str, Any]:
+def files(directory: Any) -> dict[str, Any]:
   """What lies in a folder, by relative path: contents and time of the last change."""
   root = pathlib.Path(directory)
   return {
@@ -128,7 +129,7 @@ def files(directory: Any) -> Dict[str, Any]:
   }
 
 
-def keys(folder: Any) -> Tuple[str, str]:
+def keys(folder: Any) -> tuple[str, str]:
   """The paths of a new Ed25519 private key and its public key, in PEM files in a folder that is made if need be."""
   folder = pathlib.Path(folder)
   private = ed25519.Ed25519PrivateKey.generate()
@@ -149,11 +150,11 @@ def strict_json(text: str) -> Any:
   return json.loads(text, parse_constant=refuse)
 
 
-def summary(directory: Any) -> Dict[str, Any]:
+def summary(directory: Any) -> dict[str, Any]:
   """A run's summary.json."""
   return strict_json((pathlib.Path(directory) / 'summary.json').read_text(encoding='utf-8'))
 
 
-def last_line(out: str) -> Dict[str, Any]:
+def last_line(out: str) -> dict[str, Any]:
   """The JSON object on the last line of standard output."""
   return strict_json(out.splitlines()[-1])

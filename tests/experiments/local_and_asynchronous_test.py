@@ -109,7 +109,7 @@ class TestAccounts:
     capsys.readouterr()
     formal = harness.summary(tmp_path / 'run')['formal']
     assert formal['covers'] == 'released model'
-    (exact,) = [figure for figure in formal['figures'] if figure['accountant'] == 'gaussian_exact']
+    (exact,) = (figure for figure in formal['figures'] if figure['accountant'] == 'gaussian_exact')
     assert exact['epsilon_max'] == pytest.approx(4.0, rel=1e-3) and exact['epsilon_max'] <= 4.0
     wanted = accounting.REPLACE_ONE if 'local_dp' in arguments[0] else accounting.ZERO_OUT
     assert exact['neighbours'] == wanted

@@ -11,9 +11,9 @@ from experiments import setup
 from experiments import training
 import quap_tff
 from quap_tff import accounting
+from quap_tff import runtime
 from quap_tff.mechanisms import budgets
 from quap_tff.mechanisms import clip_rules
-from quap_tff import runtime
 from quap_tff.plans import base
 from tests.experiments import harness
 

@@ -5,8 +5,8 @@ import pytest
 from data import cohorts
 from experiments import optimizers
 from experiments import setup
-from quap_tff.mechanisms import clip_rules
 from quap_tff.common import registry
+from quap_tff.mechanisms import clip_rules
 from tests.experiments import harness
 
 DATA = harness.REPOSITORY.parent / 'shared' / 'data'

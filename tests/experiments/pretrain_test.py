@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import data
-from data import public_images
 from data import features
+from data import public_images
 from experiments import command_line
 from experiments import pretrain
 

@@ -93,7 +93,7 @@ class TestText:
     groups = factory.groups_of(
       tmp_path, *factory.seeds(1, 2, algorithm='certified', certified_epsilon=[EPSILON, EPSILON], delta=DELTA)
     )
-    (row,) = [dict(zip(table.columns, line)) for table, line in _lines(spending.certified(groups))]
+    (row,) = (dict(zip(table.columns, line)) for table, line in _lines(spending.certified(groups)))
     assert row['ε, largest of any client'].startswith('2.001 ±') and row['total δ'] == '1.001e-05'
 
 

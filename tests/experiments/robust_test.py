@@ -6,9 +6,9 @@ import pytest
 from experiments import flags
 from experiments import setup
 from experiments import training
-from quap_tff.training import malicious
-from quap_tff.mechanisms import robust
 from quap_tff import runtime
+from quap_tff.mechanisms import robust
+from quap_tff.training import malicious
 from tests.experiments import harness
 
 

@@ -5,10 +5,11 @@ serves them all.
 """
 
 import collections
+from collections.abc import Iterator
 import contextlib
 import dataclasses
 import json
-from typing import Any, Callable, Iterator
+from typing import Any, Callable
 
 import tensorflow_federated as tff
 
@@ -27,7 +28,7 @@ class Shared:
   """Keeps the latest processes, evaluations and contexts, for all runs in its `with` blocks."""
 
   def __init__(self):
-    self._kept: 'collections.OrderedDict[Any, Any]' = collections.OrderedDict()
+    self._kept: collections.OrderedDict[Any, Any] = collections.OrderedDict()
     self._contexts = {}
     self._from_flags, self._activate = setup.from_flags, runtime.activate
 

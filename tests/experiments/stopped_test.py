@@ -18,7 +18,7 @@ def _experiment(*arguments):
 
 
 def _exact(summary):
-  (figure,) = [figure for figure in summary['formal']['figures'] if figure['accountant'] == 'gaussian_exact']
+  (figure,) = (figure for figure in summary['formal']['figures'] if figure['accountant'] == 'gaussian_exact')
   return figure
 
 

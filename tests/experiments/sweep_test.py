@@ -6,8 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-import types
 import textwrap
+import types
 
 import psutil
 import pytest

@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import abc
 import collections
+from collections.abc import Sequence
 import dataclasses
-from typing import Any, ClassVar, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, ClassVar, NamedTuple, Optional
 
 from quap_tff.common.lazy import tf
 
-Tensors = List[Any]
+Tensors = list[Any]
 
 
 class Local(NamedTuple):
@@ -89,7 +90,7 @@ class Extension(abc.ABC):
   learning_rate_divides: ClassVar[bool] = False
 
   @property
-  def exact_releases(self) -> Tuple[str, ...]:
+  def exact_releases(self) -> tuple[str, ...]:
     """Exact functions of clients' data that the server uses beside the mechanism's release, a clause each."""
     return ()
 
@@ -106,7 +107,7 @@ class Extension(abc.ABC):
     """The size of what is stored for each client, in bytes."""
     return 4 * num_clients * num_weights if self.keeps_vectors else 0
 
-  def initial_memory(self, num_clients: int, shapes: Sequence[Any]) -> 'collections.OrderedDict[str, Any]':
+  def initial_memory(self, num_clients: int, shapes: Sequence[Any]) -> collections.OrderedDict[str, Any]:
     """Memory before round 1.
 
     Args:
@@ -118,7 +119,7 @@ class Extension(abc.ABC):
       memory['table'] = tf.zeros([num_clients, sum(shape.num_elements() for shape in shapes)], tf.float32)
     return memory
 
-  def message(self, memory: Any) -> 'collections.OrderedDict[str, Any]':
+  def message(self, memory: Any) -> collections.OrderedDict[str, Any]:
     """What every client gets beside x."""
     del memory
     return collections.OrderedDict()
@@ -145,7 +146,7 @@ class Extension(abc.ABC):
     """float32[M], the factor of each update before it is clipped, if the extension `rescales`."""
     raise NotImplementedError
 
-  def server_step(self, memory: Any, mean: Tensors, cohort: Cohort) -> Tuple[Tensors, Any]:
+  def server_step(self, memory: Any, mean: Tensors, cohort: Cohort) -> tuple[Tensors, Any]:
     """The direction for the server's optimizer, and the memory after the round.
 
     Args:

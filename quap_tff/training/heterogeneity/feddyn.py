@@ -18,8 +18,8 @@ import collections
 import dataclasses
 
 from quap_tff.common import checks
-from quap_tff.training.heterogeneity import extension
 from quap_tff.common.lazy import tf
+from quap_tff.training.heterogeneity import extension
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,8 +23,8 @@ import dataclasses
 from typing import Optional
 
 from quap_tff.common import checks
-from quap_tff.training.heterogeneity import extension
 from quap_tff.common.lazy import tf
+from quap_tff.training.heterogeneity import extension
 
 
 @dataclasses.dataclass(frozen=True)

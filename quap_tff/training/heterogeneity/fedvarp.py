@@ -20,8 +20,8 @@ from __future__ import annotations
 import dataclasses
 
 from quap_tff.common import registry
-from quap_tff.training.heterogeneity import extension
 from quap_tff.common.lazy import tf
+from quap_tff.training.heterogeneity import extension
 
 MEMORIES = ('clients', 'released')
 

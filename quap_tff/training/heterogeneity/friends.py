@@ -19,8 +19,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 
-from quap_tff.training.heterogeneity import extension
 from quap_tff.common.lazy import tf
+from quap_tff.training.heterogeneity import extension
 
 
 @dataclasses.dataclass(frozen=True)

@@ -53,7 +53,7 @@ class Safari(extension.Extension):
       'covers them.'
     )
 
-  def with_examples(self, examples: Any) -> 'Safari':
+  def with_examples(self, examples: Any) -> Safari:
     """The same with D_s, which has arrays `x` and `y`."""
     return dataclasses.replace(self, examples=collections.OrderedDict(x=examples.x, y=examples.y))
 

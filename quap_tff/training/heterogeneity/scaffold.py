@@ -26,8 +26,8 @@ import collections
 import dataclasses
 
 from quap_tff.common import registry
-from quap_tff.training.heterogeneity import extension
 from quap_tff.common.lazy import tf
+from quap_tff.training.heterogeneity import extension
 
 SERVER_CONTROLS = ('sum', 'released')
 

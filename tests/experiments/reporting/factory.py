@@ -1,9 +1,10 @@
 """Run folders made by hand: as small as a report can read them, and true to what a training run writes."""
 
+from collections.abc import Mapping, Sequence
 import csv
 import json
 import pathlib
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Optional
 
 import numpy as np
 
@@ -161,7 +162,7 @@ def write_run(
   return folder
 
 
-def make_ledger(flags: Mapping[str, Any], rounds: int, spread: float, scale: float) -> Dict[str, np.ndarray]:
+def make_ledger(flags: Mapping[str, Any], rounds: int, spread: float, scale: float) -> dict[str, np.ndarray]:
   """Client i takes part with a rate that grows with i; every method of a seed has the same cohorts."""
   clients, size = flags['num_clients'], flags['cohort_size']
   rng = np.random.default_rng(flags['seed'])
@@ -186,7 +187,7 @@ def make_ledger(flags: Mapping[str, Any], rounds: int, spread: float, scale: flo
   }
 
 
-def formal_figure(accountant: str, amplification: str, epsilon: float) -> Dict[str, Any]:
+def formal_figure(accountant: str, amplification: str, epsilon: float) -> dict[str, Any]:
   """A formal figure as summary.json has it."""
   return {
     'accountant': accountant,
@@ -209,7 +210,7 @@ def write_csv(path: pathlib.Path, columns: Mapping[str, Any]):
     writer.writerows(zip(*columns.values()))
 
 
-def groups_of(folder: pathlib.Path, *runs: Mapping[str, Any]) -> List[study.Group]:
+def groups_of(folder: pathlib.Path, *runs: Mapping[str, Any]) -> list[study.Group]:
   """The groups of one run folder for each of `runs`, the arguments of `write_run`."""
   for number, arguments in enumerate(runs):
     write_run(folder / f'run_{number:03d}', **arguments)
@@ -217,7 +218,7 @@ def groups_of(folder: pathlib.Path, *runs: Mapping[str, Any]) -> List[study.Grou
   return study.collect(run for run, _ in loaded if run is not None)[0]
 
 
-def seeds(*seeds_: int, **arguments) -> List[Dict[str, Any]]:
+def seeds(*seeds_: int, **arguments) -> list[dict[str, Any]]:
   """The arguments of one run for each seed; a list gives each its own value."""
   return [
     {'seed': seed, **{k: v[i] if isinstance(v, list) else v for k, v in arguments.items()}}
@@ -225,13 +226,13 @@ def seeds(*seeds_: int, **arguments) -> List[Dict[str, Any]]:
   ]
 
 
-def table(blocks: Sequence[pages.Block], name: str) -> List[Dict[str, str]]:
+def table(blocks: Sequence[pages.Block], name: str) -> list[dict[str, str]]:
   """The rows of the table of this name, cells as text by column."""
-  (found,) = [block for block in blocks if isinstance(block, pages.Table) and block.name == name]
+  (found,) = (block for block in blocks if isinstance(block, pages.Table) and block.name == name)
   return [{column: pages.text(row.get(column)) for column in found.columns} for row in found.rows]
 
 
-def drawings(blocks: Sequence[pages.Block]) -> List[pages.Figure]:
+def drawings(blocks: Sequence[pages.Block]) -> list[pages.Figure]:
   """The figures among the blocks."""
   return [block for block in blocks if isinstance(block, pages.Figure)]
 

@@ -83,7 +83,7 @@ def test_every_report_says_why_measured_and_printed_figures_differ(tmp_path):
 
 def test_all_that_was_not_run_is_one_line(tmp_path):
   report = _built(factory.groups_of(tmp_path, {'algorithm': 'fedavg', 'noise_norm': 0}))
-  (section,) = [section for section in report if section.title == 'Not run']
+  (section,) = (section for section in report if section.title == 'Not run')
   (line,) = section.blocks
   missing = line.partition('. `')[0].split('; ')
   assert {'Ablation', 'Certified: equal formal ε', 'Hypotheses H1 to H3'} <= set(missing)
@@ -93,7 +93,7 @@ def test_all_that_was_not_run_is_one_line(tmp_path):
 
 def test_settings_name_what_all_share_and_what_differs(tmp_path):
   groups = factory.groups_of(tmp_path, {}, {'algorithm': 'fixed_dp'}, {'epsilon': 3})
-  (section,) = [section for section in _built(groups) if section.title == 'Settings']
+  (section,) = (section for section in _built(groups) if section.title == 'Settings')
   text = factory.text(section.blocks)
   assert 'Made by `the command`.' in text and 'quap_tff 0.1.0' in text and 'cores 2' in text
   assert '`alpha=0.5`' in text and '`epsilon' not in text

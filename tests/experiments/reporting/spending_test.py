@@ -13,7 +13,7 @@ FULL = {'num_clients': 100, 'cohort_size': 30}
 
 
 def _row(rows, **cells):
-  (found,) = [row for row in rows if all(row[name] == value for name, value in cells.items())]
+  (found,) = (row for row in rows if all(row[name] == value for name, value in cells.items()))
   return found
 
 

@@ -1,7 +1,5 @@
 """What a reader sees on an axis: the texts of its ticks, as drawn."""
 
-from typing import List
-
 import pytest
 
 
@@ -11,7 +9,7 @@ def _in_view(axis):
   return [tick for tick in axis.get_major_ticks() if low - margin <= tick.get_loc() <= high + margin]
 
 
-def numbers(axis) -> List[float]:
+def numbers(axis) -> list[float]:
   """The numbers at the ticks in view, of a figure that has been drawn. Fails if one is no number."""
   texts = [tick.label1.get_text() for tick in _in_view(axis)]
   return [float(text.replace('\N{MINUS SIGN}', '-')) for text in texts if text]

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from quap_tff.mechanisms import gaussian
 from quap_tff.accounting import accountant as base
 from quap_tff.accounting import accountants
 from quap_tff.accounting import calibration
-from quap_tff.mechanisms import tradeoff
 from quap_tff.accounting import history
 from quap_tff.accounting import library_accountants
+from quap_tff.mechanisms import gaussian
+from quap_tff.mechanisms import tradeoff
 
 _settings = hypothesis.settings(derandomize=True, deadline=None, max_examples=60)
 D = decimal.Decimal

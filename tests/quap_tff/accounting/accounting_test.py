@@ -3,12 +3,12 @@
 import pytest
 
 from quap_tff import accounting
+from quap_tff import plans
+from quap_tff.accounting import protection
 from quap_tff.mechanisms import budgets
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import config
 from quap_tff.mechanisms import layers
-from quap_tff import plans
-from quap_tff.accounting import protection
 
 N = 7
 LAYERS = (

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from quap_tff.accounting import certificate as certificates
-from quap_tff.mechanisms import tradeoff
 from quap_tff.accounting import run_ledger
+from quap_tff.mechanisms import tradeoff
 
 _FACTS = dict(
   algorithm='certified',

@@ -10,9 +10,6 @@ from scipy import integrate
 from scipy import stats
 
 from quap_tff import accounting
-from quap_tff.mechanisms import budgets
-from quap_tff.mechanisms import clip_rules
-from quap_tff.mechanisms import config as configs
 from quap_tff import plans
 from quap_tff.accounting import accountants
 from quap_tff.accounting import formal
@@ -21,6 +18,9 @@ from quap_tff.accounting import ledger_histories
 from quap_tff.accounting import library_accountants
 from quap_tff.accounting import protection
 from quap_tff.accounting import sampling
+from quap_tff.mechanisms import budgets
+from quap_tff.mechanisms import clip_rules
+from quap_tff.mechanisms import config as configs
 
 DELTA = 1e-5
 INF = math.inf
@@ -196,7 +196,7 @@ class TestFixedSize:
   def _epsilon(self, size, noise, rounds=1, delta=DELTA, num_clients=N, count_noise=INF):
     ledger = _ledger([range(size)] * rounds, noise, num_clients=num_clients, count_noise=count_noise)
     report = accounting.formal_report(ledger, delta, WHOLE, _fixed_size(size))
-    (figure,) = [figure for figure in report.figures if figure.amplification != 'none']
+    (figure,) = (figure for figure in report.figures if figure.amplification != 'none')
     assert figure.accountant == 'rdp' and figure.neighbours == "replace one client's data by another's"
     assert f'{size} of {num_clients} clients' in figure.amplification and 'secret' in figure.amplification
     assert figure.epsilon_max == pytest.approx(figure.epsilon_mean, rel=1e-12) and figure.epsilon_median

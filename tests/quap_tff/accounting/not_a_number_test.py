@@ -13,19 +13,19 @@ import pytest
 import tensorflow as tf
 
 from quap_tff import accounting
-from quap_tff.mechanisms import clip_rules
-from quap_tff.mechanisms import correlation as correlations
 from quap_tff import plans
-from quap_tff.mechanisms import tradeoff
 from quap_tff.accounting import accountant as accountant_lib
 from quap_tff.accounting import calibration
+from quap_tff.accounting import certificate
 from quap_tff.accounting import history as histories
 from quap_tff.accounting import library_accountants
 from quap_tff.accounting import protection as protections
 from quap_tff.accounting import sampling
-from quap_tff.accounting import certificate
+from quap_tff.mechanisms import clip_rules
+from quap_tff.mechanisms import correlation as correlations
 from quap_tff.mechanisms import planning
 from quap_tff.mechanisms import privacy_filter
+from quap_tff.mechanisms import tradeoff
 from quap_tff.mechanisms import weight_rules
 from quap_tff.mechanisms.certified_config import CertifiedConfig
 from quap_tff.mechanisms.line_search import LineSearchConfig

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from quap_tff.accounting import accountants
+from quap_tff.accounting import history
+from quap_tff.common import registry
 from quap_tff.mechanisms import budgets
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import correlation
 from quap_tff.mechanisms import gaussian
 from quap_tff.mechanisms import postprocessing
-from quap_tff.common import registry
 from quap_tff.mechanisms import tradeoff
-from quap_tff.accounting import accountants
-from quap_tff.accounting import history
 from tests.quap_tff import noise_checks
 
 _DOC = ' '.join((pathlib.Path(__file__).parents[3] / 'docs/privacy.md').read_text(encoding='utf-8').split())

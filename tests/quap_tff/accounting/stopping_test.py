@@ -7,12 +7,12 @@ import pytest
 
 import quap_tff
 from quap_tff import accounting
+from quap_tff import plans
+from quap_tff.accounting import stopping
 from quap_tff.mechanisms import budgets
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import config as configs
 from quap_tff.mechanisms import line_search
-from quap_tff import plans
-from quap_tff.accounting import stopping
 
 _DELTA = 1e-5
 _COHORTS = [[0, 1], [1, 2], [], [0, 1, 2], [3]]

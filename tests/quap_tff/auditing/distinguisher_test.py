@@ -6,20 +6,20 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff import accounting
+from quap_tff import plans
+from quap_tff.auditing import distinguisher
+from quap_tff.auditing import lower_bounds
+from quap_tff.common import seeds
 from quap_tff.mechanisms import budgets
+from quap_tff.mechanisms import certified_config as certified_configs
+from quap_tff.mechanisms import certified_round as mechanism
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import config as configs
 from quap_tff.mechanisms import correlation as correlations
 from quap_tff.mechanisms import gaussian
 from quap_tff.mechanisms import participation as participations
-from quap_tff import plans
-from quap_tff.common import seeds
-from quap_tff.mechanisms import tradeoff
-from quap_tff.auditing import distinguisher
-from quap_tff.auditing import lower_bounds
-from quap_tff.mechanisms import certified_config as certified_configs
-from quap_tff.mechanisms import certified_round as mechanism
 from quap_tff.mechanisms import planning
+from quap_tff.mechanisms import tradeoff
 from quap_tff.mechanisms import weight_rules
 
 _DELTA, _EPSILON, _CLIENTS = 1e-5, 3.0, 6

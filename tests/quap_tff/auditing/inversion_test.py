@@ -5,14 +5,14 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from quap_tff.training import client_update
-from quap_tff.training import models
 from quap_tff.auditing import images
 from quap_tff.auditing import inversion
 from quap_tff.auditing import inversion_closed_form as closed_form
 from quap_tff.auditing import inversion_labels
 from quap_tff.auditing import inversion_matching
 from quap_tff.auditing import inversion_model
+from quap_tff.training import client_update
+from quap_tff.training import models
 
 SHAPE, CLASSES, RATE = (6, 6, 1), 5, 0.1
 

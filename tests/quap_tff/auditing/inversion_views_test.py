@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
+from quap_tff import plans
+from quap_tff.auditing import inversion_views
 from quap_tff.mechanisms import budgets
+from quap_tff.mechanisms import certified_config as certified_configs
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import config as configs
 from quap_tff.mechanisms import layers as layers_lib
-from quap_tff import plans
-from quap_tff.auditing import inversion_views
-from quap_tff.mechanisms import certified_config as certified_configs
 
 # Two layers: a hidden one and a final one of 4,000 entries, so that noise can be measured.
 LAYERS = (layers_lib.Layer('hidden', (0,), True), layers_lib.Layer('logits', (1, 2), True))

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy import special
 
-from quap_tff.mechanisms import tradeoff
 from quap_tff.auditing import lower_bounds
+from quap_tff.mechanisms import tradeoff
 
 
 def _tail(successes, trials, probability):

@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 import pytest
 
-from quap_tff.mechanisms import clip_rules
 from quap_tff.common import registry
+from quap_tff.mechanisms import clip_rules
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,13 +8,13 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from quap_tff.mechanisms import clip_rules
-from quap_tff.mechanisms import quap_round as quap_mechanism
 from quap_tff import runtime
-from quap_tff.mechanisms import certified_round as mechanism
-from quap_tff.mechanisms import privacy_filter
-from quap_tff.mechanisms import weight_rules
 from quap_tff.federated.certified_aggregation import CertifiedAggregationFactory
+from quap_tff.mechanisms import certified_round as mechanism
+from quap_tff.mechanisms import clip_rules
+from quap_tff.mechanisms import privacy_filter
+from quap_tff.mechanisms import quap_round as quap_mechanism
+from quap_tff.mechanisms import weight_rules
 from quap_tff.mechanisms.certified_config import CertifiedConfig
 from quap_tff.mechanisms.correlation import Blt
 from quap_tff.mechanisms.correlation import Independent

@@ -9,8 +9,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import quap_tff
-from quap_tff.training import models
 from quap_tff import runtime
+from quap_tff.training import models
 from tests.quap_tff import noise_checks
 
 _sgd = tff.learning.optimizers.build_sgdm

@@ -8,10 +8,9 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import quap_tff
-import quap_tff
+from quap_tff import runtime
 from quap_tff.federated import client_ids
 from quap_tff.mechanisms import clip_rules
-from quap_tff import runtime
 
 _SGD = tff.learning.optimizers.build_sgdm
 

@@ -7,11 +7,11 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from quap_tff.training import client_update
-from quap_tff.federated import client_work
-from quap_tff.training import models
 from quap_tff import runtime
 from quap_tff.common import seeds
+from quap_tff.federated import client_work
+from quap_tff.training import client_update
+from quap_tff.training import models
 
 Config = client_work.ClientWorkConfig
 ModelWeights = tff.learning.models.ModelWeights

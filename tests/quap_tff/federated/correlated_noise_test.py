@@ -12,12 +12,12 @@ import scipy.linalg
 import tensorflow as tf
 
 from quap_tff import accounting
-from quap_tff.mechanisms import clip_rules
 from quap_tff import plans
-from quap_tff.mechanisms import tradeoff
-from quap_tff.mechanisms import clip_split
 from quap_tff.mechanisms import certified_round as mechanism
+from quap_tff.mechanisms import clip_rules
+from quap_tff.mechanisms import clip_split
 from quap_tff.mechanisms import planning
+from quap_tff.mechanisms import tradeoff
 from quap_tff.mechanisms import weight_rules
 from quap_tff.mechanisms.certified_config import CertifiedConfig
 from quap_tff.mechanisms.correlation import Ar1

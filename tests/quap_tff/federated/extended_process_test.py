@@ -8,11 +8,11 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import quap_tff
-from quap_tff.mechanisms import clip_rules
-from quap_tff.training import heterogeneity
 from quap_tff import runtime
+from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms.config import NoiseConfig
 from quap_tff.mechanisms.config import QuapConfig
+from quap_tff.training import heterogeneity
 
 _sgd = tff.learning.optimizers.build_sgdm
 _RATE = 0.1

@@ -10,11 +10,11 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff import accounting
-from quap_tff.mechanisms import clip_rules
 from quap_tff import plans
 from quap_tff import runtime
 from quap_tff.federated import buffered_aggregation as aggregation
 from quap_tff.federated import buffered_learning_process as learning_process
+from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import staleness as stalenesses
 from quap_tff.mechanisms.budgets import BudgetConfig
 from quap_tff.mechanisms.config import NoiseConfig

@@ -8,13 +8,13 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import quap_tff
+from quap_tff import runtime
+from quap_tff.federated.learning_process import reject_update
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import quap_round as mechanism
-from quap_tff.training import models
-from quap_tff import runtime
 from quap_tff.mechanisms.config import NoiseConfig
 from quap_tff.mechanisms.config import QuapConfig
-from quap_tff.federated.learning_process import reject_update
+from quap_tff.training import models
 from tests.quap_tff import noise_checks
 
 _sgd = tff.learning.optimizers.build_sgdm

@@ -10,14 +10,14 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff import accounting
-from quap_tff.mechanisms import clip_rules
 from quap_tff import plans
 from quap_tff import runtime
+from quap_tff.federated import local_aggregation as aggregation
+from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import tradeoff
 from quap_tff.mechanisms.budgets import BudgetConfig
 from quap_tff.mechanisms.config import NoiseConfig
 from quap_tff.mechanisms.config import QuapConfig
-from quap_tff.federated import local_aggregation as aggregation
 from quap_tff.mechanisms.participation import ParticipationConfig
 from tests.quap_tff import noise_checks
 

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from quap_tff.mechanisms import clip_rules
-from quap_tff.mechanisms import correlation as correlations
 from quap_tff.common import registry
+from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import clip_split
+from quap_tff.mechanisms import correlation as correlations
 from quap_tff.mechanisms import weight_rules
 from quap_tff.mechanisms.certified_config import CertifiedConfig
+from quap_tff.mechanisms.layers import Layer
 from quap_tff.mechanisms.privacy_filter import Prices
 from quap_tff.mechanisms.privacy_filter import Standing
-from quap_tff.mechanisms.layers import Layer
 
 
 def _view(rates=None, in_warmup=False, planned=None, **overrides):

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from quap_tff.mechanisms import clip_rules
-from quap_tff.mechanisms import tradeoff
-from quap_tff.mechanisms import clip_split
 from quap_tff.mechanisms import certified_round as mechanism
+from quap_tff.mechanisms import clip_rules
+from quap_tff.mechanisms import clip_split
+from quap_tff.mechanisms import tradeoff
 from quap_tff.mechanisms import weight_rules
 from quap_tff.mechanisms.certified_config import CertifiedConfig
 from quap_tff.mechanisms.layers import Layer

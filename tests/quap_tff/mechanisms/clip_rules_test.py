@@ -10,9 +10,8 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from quap_tff.mechanisms import clip_rules
-from quap_tff.mechanisms import clip_rules
 from quap_tff import runtime
+from quap_tff.mechanisms import clip_rules
 from tests.quap_tff import noise_checks
 
 _SEED = tf.constant([5, 6], tf.int64)

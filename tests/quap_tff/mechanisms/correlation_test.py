@@ -9,8 +9,8 @@ import pytest
 import scipy.linalg
 import tensorflow as tf
 
-from quap_tff.mechanisms import correlation
 from quap_tff.common import registry
+from quap_tff.mechanisms import correlation
 from quap_tff.mechanisms.correlation import Ar1
 from quap_tff.mechanisms.correlation import Blt
 from quap_tff.mechanisms.correlation import Independent

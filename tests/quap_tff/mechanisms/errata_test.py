@@ -49,7 +49,7 @@ def test_budgets_at_high_participation():
 
 def test_sums_of_a_client_that_joins_every_round():
   assert 200 * _round_epsilon() == pytest.approx(7.65, abs=0.005)
-  assert 200 * _DELTA == pytest.approx(0.002)
+  assert pytest.approx(0.002) == 200 * _DELTA
   assert 1.5 * _DOCUMENTS.epsilon_total == 9
 
 

@@ -10,8 +10,8 @@ import pytest
 from scipy import special
 import tensorflow as tf
 
-from quap_tff.mechanisms import gaussian
 from quap_tff.common import seeds
+from quap_tff.mechanisms import gaussian
 from tests.quap_tff import noise_checks
 
 

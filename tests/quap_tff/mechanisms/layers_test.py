@@ -24,11 +24,11 @@ _MODEL = _layers(_CONV, _HIDDEN, _LOGITS)
 
 class TestFromVariables:
   def test_groups_by_layer_in_the_models_order(self):
-    assert _MODEL == (
+    assert (
       layers.Layer('conv', (0, 1), False),
       layers.Layer('hidden', (2, 3), True),
       layers.Layer('logits', (4, 5), True),
-    )
+    ) == _MODEL
 
   def test_dense_without_bias_and_nested_names(self):
     found = _layers([('block/dense/kernel:0', [2, 3])], [('norm/gamma:0', [3]), ('norm/beta:0', [3])])

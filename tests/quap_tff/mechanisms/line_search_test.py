@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from quap_tff import accounting
-from quap_tff.mechanisms import line_search
 from quap_tff import plans
+from quap_tff.mechanisms import line_search
 from quap_tff.mechanisms import tradeoff
 from quap_tff.plans import base
 from tests.quap_tff import noise_checks

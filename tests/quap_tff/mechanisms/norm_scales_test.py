@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from quap_tff.federated import local_aggregation
+from quap_tff.mechanisms import certified_round as certified_mechanism
 from quap_tff.mechanisms import clip_rules
+from quap_tff.mechanisms import clip_split
 from quap_tff.mechanisms import config as configs
 from quap_tff.mechanisms import line_search
 from quap_tff.mechanisms import quap_round as mechanism
-from quap_tff.mechanisms import clip_split
-from quap_tff.mechanisms import certified_round as certified_mechanism
-from quap_tff.federated import local_aggregation
 
 _SEED = np.array([3, 4], np.int64)
 

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from quap_tff.mechanisms import correlation as correlations
 from quap_tff import plans
-from quap_tff.mechanisms import tradeoff
 from quap_tff.accounting import certificate
 from quap_tff.mechanisms import certified_config as configs
 from quap_tff.mechanisms import certified_round as mechanism
+from quap_tff.mechanisms import correlation as correlations
 from quap_tff.mechanisms import planning
 from quap_tff.mechanisms import privacy_filter
+from quap_tff.mechanisms import tradeoff
 from quap_tff.mechanisms import weight_rules
 
 _OWN = (0.5, 1.0, 2.0, 2.0, 0.5, 1.0)

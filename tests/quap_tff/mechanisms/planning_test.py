@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 
 from quap_tff import accounting
+from quap_tff import plans
+from quap_tff.mechanisms import certified_round as mechanism
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import correlation as correlations
-from quap_tff.mechanisms import tradeoff
-from quap_tff.mechanisms import certified_round as mechanism
 from quap_tff.mechanisms import planning
 from quap_tff.mechanisms import privacy_filter
+from quap_tff.mechanisms import tradeoff
 from quap_tff.mechanisms import weight_rules
 from quap_tff.mechanisms.certified_config import CertifiedConfig
 from quap_tff.mechanisms.participation import ParticipationConfig
-from quap_tff import plans
 from quap_tff.plans import base
 
 _MU = tradeoff.mu_at_most(3.0, 1e-5)

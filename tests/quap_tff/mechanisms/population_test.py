@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 from quap_tff import accounting
-from quap_tff.mechanisms import correlation as correlations
-from quap_tff.mechanisms import tradeoff
+from quap_tff.accounting import certificate
 from quap_tff.accounting import formal
 from quap_tff.accounting import history
 from quap_tff.accounting import ledger_histories
 from quap_tff.accounting import protection
 from quap_tff.accounting import run_ledger
-from quap_tff.accounting import certificate
 from quap_tff.mechanisms import certified_config as configs
 from quap_tff.mechanisms import certified_round as mechanism
+from quap_tff.mechanisms import correlation as correlations
+from quap_tff.mechanisms import tradeoff
 
 N = 10**6
 DELTA = 1e-7

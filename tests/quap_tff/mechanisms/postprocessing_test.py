@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from quap_tff.mechanisms import postprocessing
 from quap_tff.common import registry
+from quap_tff.mechanisms import postprocessing
 
 _INITIAL = [np.full([2], 100.0, np.float32), np.float32(100.0)]
 _ITERATES = [[np.array([x, -x], np.float32), np.float32(10 * x)] for x in (1.0, 2.0, 4.0, 8.0)]

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from quap_tff.mechanisms import tradeoff
 from quap_tff.mechanisms import privacy_filter
+from quap_tff.mechanisms import tradeoff
 from quap_tff.mechanisms.privacy_filter import Prices
 
 

@@ -8,12 +8,12 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff import accounting
+from quap_tff import plans
+from quap_tff import runtime
 from quap_tff.federated import aggregation
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import quap_round as mechanism
-from quap_tff import plans
 from quap_tff.mechanisms import robust
-from quap_tff import runtime
 from quap_tff.mechanisms.config import NoiseConfig
 from quap_tff.mechanisms.config import QuapConfig
 

@@ -9,19 +9,19 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff import accounting
-from quap_tff.federated import aggregation
-from quap_tff.mechanisms import clip_rules
-from quap_tff.mechanisms import correlation
 from quap_tff import plans
 from quap_tff import runtime
+from quap_tff.federated import aggregation
+from quap_tff.federated import local_aggregation
 from quap_tff.federated import sparse_aggregation
+from quap_tff.mechanisms import clip_rules
+from quap_tff.mechanisms import correlation
 from quap_tff.mechanisms import sparsity
 from quap_tff.mechanisms.budgets import BudgetConfig
 from quap_tff.mechanisms.certified_config import CertifiedConfig
-from quap_tff.mechanisms.weight_rules import Uniform
 from quap_tff.mechanisms.config import NoiseConfig
 from quap_tff.mechanisms.config import QuapConfig
-from quap_tff.federated import local_aggregation
+from quap_tff.mechanisms.weight_rules import Uniform
 from quap_tff.plans import pt_adp
 from tests.quap_tff import noise_checks
 

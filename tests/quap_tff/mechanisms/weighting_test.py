@@ -8,12 +8,12 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from quap_tff import plans
+from quap_tff import runtime
 from quap_tff.federated import aggregation
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import quap_round as mechanism
-from quap_tff import plans
 from quap_tff.mechanisms import robust
-from quap_tff import runtime
 from quap_tff.mechanisms import weighting
 from quap_tff.mechanisms.budgets import BudgetConfig
 from quap_tff.mechanisms.config import NoiseConfig

@@ -13,8 +13,8 @@ import tensorflow_federated as tff
 from data import cohorts
 import quap_tff
 from quap_tff import accounting
-from quap_tff.mechanisms import layers
 from quap_tff import runtime
+from quap_tff.mechanisms import layers
 from quap_tff.plans import base
 from quap_tff.plans import stock_aggregation
 from quap_tff.plans import stock_tff

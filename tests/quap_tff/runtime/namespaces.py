@@ -5,7 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from typing import List, Optional
+from typing import Optional
 
 from quap_tff.runtime import child_process
 
@@ -39,7 +39,7 @@ class Machine:
     arguments: Of `experiments.worker`, beside the port.
   """
 
-  def __init__(self, number: int, port: int = 8000, arguments: Optional[List[str]] = None):
+  def __init__(self, number: int, port: int = 8000, arguments: Optional[list[str]] = None):
     self._name = f'quap-{os.getpid()}-{number}'
     self._link = f'quap{os.getpid() % 10**6}x{number}'
     self._port = port

@@ -14,8 +14,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import quap_tff
-from quap_tff.mechanisms import clip_rules
 from quap_tff import runtime
+from quap_tff.mechanisms import clip_rules
 from quap_tff.runtime import remote_workers
 from tests.quap_tff.runtime import comparison
 from tests.quap_tff.runtime import namespaces

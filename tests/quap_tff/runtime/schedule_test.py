@@ -1,7 +1,11 @@
 """Which of a round's values are made in which pass."""
 
 from quap_tff.runtime import schedule
-from quap_tff.runtime.schedule import AGGREGATE, CLIENT, SERVER, Local, Pass
+from quap_tff.runtime.schedule import AGGREGATE
+from quap_tff.runtime.schedule import CLIENT
+from quap_tff.runtime.schedule import Local
+from quap_tff.runtime.schedule import Pass
+from quap_tff.runtime.schedule import SERVER
 
 
 def _local(name, kind, *uses, argument=False):

@@ -10,13 +10,13 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from quap_tff import runtime
 from quap_tff.federated import aggregation
+from quap_tff.federated import certified_aggregation
+from quap_tff.mechanisms import certified_config as certified_configs
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import config as configs
 from quap_tff.mechanisms import layers
-from quap_tff import runtime
-from quap_tff.federated import certified_aggregation
-from quap_tff.mechanisms import certified_config as certified_configs
 from quap_tff.runtime import in_process
 from quap_tff.runtime import tensorflow_blocks
 from tests.quap_tff.runtime import comparison
@@ -48,7 +48,7 @@ def _aggregator(rule):
   return aggregation.QuapAggregationFactory(config, _LAYERS)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _round(rule):
   """A round in which each client makes its update from its id, and the process that aggregates them."""
 

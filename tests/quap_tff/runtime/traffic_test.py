@@ -8,11 +8,11 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from quap_tff import runtime
 from quap_tff.federated import aggregation
 from quap_tff.mechanisms import budgets
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import config
-from quap_tff import runtime
 from quap_tff.runtime import traffic
 from tests.quap_tff.runtime import cases
 

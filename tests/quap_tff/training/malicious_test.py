@@ -14,7 +14,7 @@ class TestClients:
   def test_the_share_is_rounded_to_a_number_of_clients(self, share, count):
     found = malicious.SignFlip(share).clients(10, 7)
     assert len(found) == count and len(set(found.tolist())) == count
-    assert ((0 <= found) & (found < 10)).all() and (np.sort(found) == found).all()
+    assert ((found >= 0) & (found < 10)).all() and (np.sort(found) == found).all()
 
   def test_it_follows_from_the_seed_alone(self):
     first, again, other = (malicious.SignFlip(0.3).clients(100, seed) for seed in (5, 5, 6))

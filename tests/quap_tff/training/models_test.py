@@ -8,13 +8,13 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from quap_tff.common import seeds
 from quap_tff.training import autograph
 from quap_tff.training import classifier
 from quap_tff.training import client_update
 from quap_tff.training import dropout
 from quap_tff.training import evaluation
 from quap_tff.training import models
-from quap_tff.common import seeds
 from quap_tff.training import sequence_loss
 
 CASES = [
