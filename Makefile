@@ -1,7 +1,8 @@
 # make setup       sets up .venv; every other target does so first
 # make demo        trains QuAP-FL on handwritten digits
 # make test        runs all tests
-# make test-fast   runs the fast ones
+# make test-fast   runs the fast ones, which train nothing
+# make lint        checks style and types
 # make docs        builds the documentation into build/site
 # make tutorial    runs docs/tutorial.ipynb and keeps its outputs in the file
 # make clean       removes what the other targets made
@@ -20,7 +21,7 @@ SUITABLE := import sys, platform; \
 DOCS_VENV := build/docs_venv
 DOCS_READY := $(DOCS_VENV)/.ready
 
-.PHONY: clean demo docs setup test test-fast tutorial
+.PHONY: clean demo docs lint setup test test-fast tutorial
 
 demo: $(READY)
 	@$(PYTHON) -m experiments.train --flagfile=experiments/presets/demo.flags
@@ -30,6 +31,11 @@ test: $(READY)
 
 test-fast: $(READY)
 	@$(PYTHON) -m pytest tests -m "not slow" --numprocesses=auto --maxprocesses=4 --dist=loadfile
+
+lint: $(READY)
+	@$(PYTHON) -m ruff check .
+	@$(PYTHON) -m ruff format --check .
+	@$(PYTHON) -m mypy
 
 docs: $(DOCS_READY)
 	@NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build
