@@ -55,6 +55,7 @@ class TestTutorial:
     assert len(content) < 200_000
     assert not re.findall(r'(?<![\w.:/])/(?:home|root|tmp|work|usr|var)\b[^"\s]*|site-packages', content)
 
+  @pytest.mark.slow
   def test_runs_and_prints_what_the_file_holds(self, kept, tmp_path, monkeypatch):
     monkeypatch.setenv('PYTHONPATH', os.pathsep.join([str(ROOT), *sys.path]))
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
