@@ -1,0 +1,43 @@
+"""Files that are written whole: under another name first, and then renamed. A reader never finds half of one."""
+
+from collections.abc import Iterator
+import contextlib
+import json
+import os
+from typing import Any, Union
+
+UNFINISHED = '.part'
+
+
+@contextlib.contextmanager
+def replacing(path: str, keep_suffix: bool = False) -> Iterator[str]:
+  """A path to write under, in the same folder, which takes the place of `path` when the block has ended well.
+
+  If the block raises, what it has written is removed, and an earlier file stays as it was. A process that is killed may
+  leave the other name behind, and the next writer replaces it. One process at a time may write a file.
+
+  Args:
+    path: The file's final name.
+    keep_suffix: Whether the other name ends as `path` does, for writers that go by it: `plot.part.png` in place of
+      `plot.png.part`.
+  """
+  stem, suffix = os.path.splitext(path) if keep_suffix else (path, '')
+  unfinished = f'{stem}{UNFINISHED}{suffix}'
+  try:
+    yield unfinished
+    os.replace(unfinished, path)
+  except BaseException:
+    with contextlib.suppress(OSError):
+      os.remove(unfinished)
+    raise
+
+
+def write(path: str, content: Union[str, bytes]):
+  """Writes a file whole; text is UTF-8."""
+  with replacing(path) as unfinished, open(unfinished, 'wb') as f:
+    f.write(content.encode() if isinstance(content, str) else content)
+
+
+def write_json(path: str, value: Any):
+  """Writes a value as a JSON file, indented; NaN and infinity raise `ValueError`."""
+  write(path, json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + '\n')

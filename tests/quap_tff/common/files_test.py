@@ -1,0 +1,57 @@
+"""Tests of `quap_tff.common.files`."""
+
+import json
+import os
+
+import pytest
+
+from quap_tff.common import files
+
+
+def test_a_file_has_its_old_content_until_the_block_ends(tmp_path):
+  path = tmp_path / 'a.txt'
+  files.write(str(path), 'old')
+  with files.replacing(str(path)) as unfinished:
+    with open(unfinished, 'w') as f:
+      f.write('new')
+    assert path.read_text() == 'old'
+    assert os.path.dirname(unfinished) == str(tmp_path)
+  assert path.read_text() == 'new'
+  assert os.listdir(tmp_path) == ['a.txt']
+
+
+@pytest.mark.parametrize('writes', [True, False])
+def test_after_an_error_the_old_file_is_alone(tmp_path, writes):
+  path = tmp_path / 'a.txt'
+  files.write(str(path), b'old')
+  with pytest.raises(KeyError):
+    with files.replacing(str(path)) as unfinished:
+      if writes:
+        open(unfinished, 'w').close()
+      raise KeyError
+  assert path.read_text() == 'old'
+  assert os.listdir(tmp_path) == ['a.txt']
+
+
+def test_what_a_killed_process_left_is_replaced(tmp_path):
+  (tmp_path / f'a.txt{files.UNFINISHED}').write_text('much of an earlier one')
+  files.write(str(tmp_path / 'a.txt'), 'ü')
+  assert (tmp_path / 'a.txt').read_bytes() == 'ü'.encode()
+  assert os.listdir(tmp_path) == ['a.txt']
+
+
+@pytest.mark.parametrize('keep_suffix, expected', [(True, 'plot.part.png'), (False, 'plot.png.part')])
+def test_the_other_name(tmp_path, keep_suffix, expected):
+  with pytest.raises(FileNotFoundError):  # Nothing was written.
+    with files.replacing(str(tmp_path / 'plot.png'), keep_suffix) as unfinished:
+      assert os.path.basename(unfinished) == expected
+
+
+def test_json(tmp_path):
+  path = tmp_path / 'a.json'
+  files.write_json(str(path), {'ε': [1]})
+  assert json.loads(path.read_text()) == {'ε': [1]}
+  assert path.read_text().endswith('}\n') and 'ε' in path.read_text()
+  with pytest.raises(ValueError):
+    files.write_json(str(path), float('nan'))
+  assert json.loads(path.read_text()) == {'ε': [1]}
