@@ -65,19 +65,33 @@ class Bound(NamedTuple):
   false_positive_rate: float
 
 
+def clopper_pearson(successes: int, trials: int, error: float) -> tuple[float, float]:
+  """The limits of a binomial probability (Clopper and Pearson 1934), rounded down and up.
+
+  Args:
+    successes: Between 0 and `trials`.
+    trials: Independent trials with one probability, at least 1.
+    error: The probability, at most, with which each of the two limits misses.
+  """
+  low = stats.beta.ppf(error, successes, trials - successes + 1) if successes else 0.0
+  high = stats.beta.isf(error, successes + 1, trials - successes) if successes < trials else 1.0
+  return float(low) * (1 - _MARGIN), min(float(high) * (1 + _MARGIN), 1.0)
+
+
 def at_least(successes: int, trials: int, error: float) -> float:
-  """The lower Clopper-Pearson limit of a mean probability: above it with a probability of at most `error` <= 1/4."""
-  if successes <= 1:
-    # One success: where probabilities differ, only the sum of all of them bounds the chance of any.
-    return error * (1 - _MARGIN) / trials if successes else 0.0
-  return float(stats.beta.ppf(error, successes, trials - successes + 1)) * (1 - _MARGIN)
+  """A lower limit of the trials' mean probability: above it with a probability of at most `error` <= 1/4.
+
+  It is Clopper and Pearson's but for one success: where probabilities differ, only the sum of all of them bounds the
+  chance of any.
+  """
+  return error * (1 - _MARGIN) / trials if successes == 1 else clopper_pearson(successes, trials, error)[0]
 
 
 def at_most(successes: int, trials: int, error: float) -> float:
-  """The upper Clopper-Pearson limit: below the mean probability with a probability of at most `error` <= 1/4."""
-  if trials - successes <= 1:
-    return math.nextafter(1 - at_least(1, trials, error), 1) if successes < trials else 1.0
-  return min(float(stats.beta.isf(error, successes + 1, trials - successes)) * (1 + _MARGIN), 1.0)
+  """The upper limit: below the mean probability with a probability of at most `error` <= 1/4."""
+  if trials - successes == 1:
+    return math.nextafter(1 - at_least(1, trials, error), 1)
+  return clopper_pearson(successes, trials, error)[1]
 
 
 def each(confidence: float, tests: int) -> float:

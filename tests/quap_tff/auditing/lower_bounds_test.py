@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 from scipy import special
+from scipy import stats
 
 from quap_tff.auditing import lower_bounds
 from quap_tff.mechanisms import tradeoff
@@ -23,6 +24,12 @@ def _tail(successes, trials, probability):
 
 
 class TestLimits:
+  def test_ends_are_where_the_binomial_has_its_tails(self):
+    low, high = lower_bounds.clopper_pearson(7, 50, 0.05)
+    assert stats.binom.sf(6, 50, low) == pytest.approx(0.05)
+    assert stats.binom.cdf(7, 50, high) == pytest.approx(0.05)
+    assert (low, high) == pytest.approx(tuple(stats.binomtest(7, 50).proportion_ci(0.9, 'exact')))
+
   def test_by_hand(self):
     # Nothing in n trials: p is excluded if (1 - p)^n < error. Everything in n trials: the mirror image.
     assert lower_bounds.at_most(0, 10, 0.05) == pytest.approx(1 - 0.05**0.1)
@@ -85,12 +92,10 @@ class TestBound:
     found = lower_bounds.bound(lower_bounds.Guesses(*guesses), 1e-5)
     assert (found.mu, found.epsilon, found.epsilon_if_independent) == (0, 0, 0)
 
-  @pytest.mark.parametrize('guesses', [(1, 0, 0, 1), (2, 1, 0, 1), (-1, 1, 0, 1)])
-  def test_refuses_counts_that_cannot_be(self, guesses):
-    with pytest.raises(ValueError, match='the number of'):
-      lower_bounds.bound(lower_bounds.Guesses(*guesses), 1e-5)
-
-  def test_refuses_scores_that_are_no_numbers(self):
+  def test_refuses_counts_that_cannot_be_and_scores_that_are_not_numbers(self):
+    for guesses in ((1, 0, 0, 1), (2, 1, 0, 1), (-1, 1, 0, 1)):
+      with pytest.raises(ValueError, match='the number of'):
+        lower_bounds.bound(lower_bounds.Guesses(*guesses), 1e-5)
     with pytest.raises(ValueError, match='A score is NaN'):
       lower_bounds.count([1.0, np.nan], [0.0], 0.5)
 
