@@ -18,8 +18,11 @@ failure, 130 when interrupted.
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -31,8 +34,8 @@ from data import errors
 from experiments import command_line
 from experiments import fast_imports
 from experiments import interrupts
-from experiments.attacking import inversion_setting
 from experiments.attacking import inversion_study
+from experiments.attacking import result as result_lib
 from experiments.reporting import pages
 from quap_tff.common import lazy
 from quap_tff.common import registry
@@ -51,77 +54,13 @@ _FILES = ('mnist', 'cifar10')
 _JSON, _PAGE = 'attack.json', 'attack.html'
 
 _FLAGS = command_line.new_flags()
-_DEFAULTS = inversion_study.InversionSettings()
 _PARTS = flags.DEFINE_list(
   'parts', ['inversion'], 'Which attacks run: inversion, membership, or both.', flag_values=_FLAGS
-)
-_DATASET = flags.DEFINE_string(
-  'dataset', _DEFAULTS.dataset, f'Dataset: {", ".join(inversion_setting.PRESETS)}.', flag_values=_FLAGS
-)
-_DATA_DIR = flags.DEFINE_string(
-  'data_dir',
-  None,
-  "Folder with the dataset's file (mnist.npz, cifar10.npz). Default: the download cache.",
-  flag_values=_FLAGS,
 )
 _OUTPUT_DIR = flags.DEFINE_string(
   'output_dir',
   None,
   'Folder for tables and pictures: new, empty, or of an earlier attack. Default: nothing is saved.',
-  flag_values=_FLAGS,
-)
-_SEED = flags.DEFINE_integer(
-  'seed', _DEFAULTS.seed, 'Seed of data, models, cohorts, noise and attacks.', flag_values=_FLAGS
-)
-_MODELS = flags.DEFINE_list(
-  'models', [], f"Attacked models. Default: the dataset's CNN and {inversion_setting.DENSE_MODEL}.", flag_values=_FLAGS
-)
-_METHODS = flags.DEFINE_list(
-  'methods', list(_DEFAULTS.methods), f'Attacked methods: {", ".join(inversion_setting.METHODS)}.', flag_values=_FLAGS
-)
-_OBSERVERS = flags.DEFINE_list(
-  'observers', list(_DEFAULTS.observers), f'Who looks: {", ".join(inversion_study.OBSERVERS)}.', flag_values=_FLAGS
-)
-_ATTACKS = flags.DEFINE_list(
-  'attacks', list(_DEFAULTS.attacks), f'Inversions: {", ".join(inversion_study.ATTACKS)}.', flag_values=_FLAGS
-)
-_BATCHES = flags.DEFINE_list('batches', list(map(str, _DEFAULTS.batches)), 'Examples of a client.', flag_values=_FLAGS)
-_STEPS = flags.DEFINE_list(
-  'steps', list(map(str, _DEFAULTS.steps)), 'Local steps of a client, each on all its examples.', flag_values=_FLAGS
-)
-_TARGETS = flags.DEFINE_integer(
-  'targets', _DEFAULTS.targets, 'Clients that are attacked. Fewer than 5 give no intervals.', flag_values=_FLAGS
-)
-_COHORT = flags.DEFINE_integer('cohort', _DEFAULTS.cohort, 'Clients in an aggregate.', flag_values=_FLAGS)
-_MEASURED = flags.DEFINE_integer(
-  'measured', _DEFAULTS.measured, 'The most images of a target that are reconstructed and measured.', flag_values=_FLAGS
-)
-_ITERATIONS = flags.DEFINE_integer(
-  'iterations', _DEFAULTS.iterations, 'Iterations of dlg, idlg and geiping.', flag_values=_FLAGS
-)
-_FEATURE_ITERATIONS = flags.DEFINE_integer(
-  'feature_iterations',
-  _DEFAULTS.feature_iterations,
-  'Iterations of the search for an image with the features that closed_form finds behind convolutions.',
-  flag_values=_FLAGS,
-)
-_FEATURE_LEARNING_RATE = flags.DEFINE_float(
-  'feature_learning_rate',
-  _DEFAULTS.feature_learning_rate,
-  'Learning rate of that search, in units of pixels.',
-  flag_values=_FLAGS,
-)
-_FEATURE_SMOOTHNESS = flags.DEFINE_float(
-  'feature_smoothness',
-  _DEFAULTS.feature_smoothness,
-  'Weight of the total variation in that search.',
-  flag_values=_FLAGS,
-)
-_MATCHING_IMAGES = flags.DEFINE_integer(
-  'matching_images',
-  _DEFAULTS.matching_images,
-  'dlg, idlg and geiping run only where an update holds at most this many simulated images: examples times local '
-  'steps.',
   flag_values=_FLAGS,
 )
 _MEMBERSHIP_MODELS = flags.DEFINE_integer(
@@ -133,77 +72,65 @@ _MEMBERSHIP_MODELS = flags.DEFINE_integer(
 )
 
 
-class Part(NamedTuple):
-  """A study. `settings` makes its settings from the flags, and `run` takes them and a function that says a line.
+def _define_flags():
+  """A flag for each field of `InversionSettings`, with the field's default, and its description as help."""
+  doc = inspect.cleandoc(inversion_study.InversionSettings.__doc__).partition('Attributes:')[2]
+  helps = {name: ' '.join(text.split()) for name, text in re.findall(r'^  (\w+): (.*(?:\n    .*)*)', doc, re.MULTILINE)}
+  for field in dataclasses.fields(inversion_study.InversionSettings):
+    define = {tuple: flags.DEFINE_list, int: flags.DEFINE_integer, float: flags.DEFINE_float}.get(
+      type(field.default), flags.DEFINE_string
+    )
+    default = list(map(str, field.default)) if define is flags.DEFINE_list else field.default
+    define(field.name, default, helps[field.name], flag_values=_FLAGS)
 
-  The result of `run` has `rows`, dicts for JSON, and `write(folder)`. It may have `captions`, the captions of the
-  pictures that `write` makes by their file names, and `notes`, paragraphs on how to read the rows.
-  """
+
+_define_flags()
+
+
+class Part(NamedTuple):
+  """A study. `settings` makes its settings from the flags, and `run` takes them and a function that says a line."""
 
   title: str
   settings: Callable[[], Any]
-  run: Callable[[Any, Callable[[str], None]], Any]
+  run: Callable[[Any, Callable[[str], None]], result_lib.Result]
 
 
 def _inversion_settings() -> inversion_study.InversionSettings:
-  return inversion_study.InversionSettings(
-    dataset=_DATASET.value,
-    data_dir=_DATA_DIR.value,
-    models=tuple(_MODELS.value),
-    methods=tuple(_METHODS.value),
-    observers=tuple(_OBSERVERS.value),
-    attacks=tuple(_ATTACKS.value),
-    batches=_integers('batches', _BATCHES.value),
-    steps=_integers('steps', _STEPS.value),
-    targets=_TARGETS.value,
-    cohort=_COHORT.value,
-    measured=_MEASURED.value,
-    iterations=_ITERATIONS.value,
-    feature_iterations=_FEATURE_ITERATIONS.value,
-    feature_learning_rate=_FEATURE_LEARNING_RATE.value,
-    feature_smoothness=_FEATURE_SMOOTHNESS.value,
-    matching_images=_MATCHING_IMAGES.value,
-    seed=_SEED.value,
-  )
+  values = {field.name: _FLAGS[field.name].value for field in dataclasses.fields(inversion_study.InversionSettings)}
+  given = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+  for name in ('batches', 'steps'):
+    try:
+      given[name] = tuple(map(int, given[name]))
+    except ValueError:
+      texts = ','.join(given[name])
+      raise ValueError(f'--{name} must be whole numbers with commas between them, found {texts!r}.') from None
+  return inversion_study.InversionSettings(**given)
 
 
 def _membership_settings() -> membership_study.MembershipSettings:
-  if _DATASET.value not in _MEMBERSHIP:
+  if _FLAGS.dataset not in _MEMBERSHIP:
     raise ValueError(
-      f'--parts=membership: there is no study of membership for dataset {_DATASET.value!r}. Use one of '
+      f'--parts=membership: there is no study of membership for dataset {_FLAGS.dataset!r}. Use one of '
       f'{", ".join(_MEMBERSHIP)}, or --parts=inversion.'
     )
-  chosen = dict(membership_study.MNIST if _DATASET.value == 'mnist' else {})
+  chosen = dict(membership_study.MNIST if _FLAGS.dataset == 'mnist' else {})
   if _MEMBERSHIP_MODELS.value is not None:
     chosen['models'] = _MEMBERSHIP_MODELS.value
-  return membership_study.MembershipSettings(
-    **{**chosen, 'dataset': _DATASET.value, 'data_dir': _DATA_DIR.value, 'seed': _SEED.value}
-  )
-
-
-def _run_membership(settings, say):
-  return membership_study.run(settings, say)
+  return membership_study.MembershipSettings(**chosen, data_dir=_FLAGS.data_dir, seed=_FLAGS.seed)
 
 
 PARTS: dict[str, Part] = {
   # First, because it activates a runtime, and TensorFlow accepts a runtime's settings only before its first use.
-  'membership': Part('Membership inference', _membership_settings, _run_membership),
+  'membership': Part('Membership inference', _membership_settings, lambda *given: membership_study.run(*given)),
   'inversion': Part('Gradient inversion', _inversion_settings, inversion_study.run),
 }
 
 
-def _integers(name, texts):
-  try:
-    return tuple(int(text) for text in texts)
-  except ValueError:
-    raise ValueError(f'--{name} must be whole numbers with commas between them, found {",".join(texts)!r}.') from None
-
-
 def _check_data():
   """That the dataset's file is there, before TensorFlow is loaded. Datasets without a file need no check."""
-  if _DATA_DIR.value is not None and _DATASET.value in _FILES:
-    name = f'{_DATASET.value}.npz'
-    errors.check_is_file(os.path.join(_DATA_DIR.value, name), f'expected {name} in --data_dir')
+  if _FLAGS.data_dir is not None and _FLAGS.dataset in _FILES:
+    name = f'{_FLAGS.dataset}.npz'
+    errors.check_is_file(os.path.join(_FLAGS.data_dir, name), f'expected {name} in --data_dir')
 
 
 def _check_output(folder):
@@ -224,15 +151,14 @@ def _write(folder, results, summary):
   for name, result in results.items():
     own = os.path.join(folder, name)
     shutil.rmtree(own, ignore_errors=True)
-    os.mkdir(own)
-    result.write(own)
-    captions, blocks = getattr(result, 'captions', {}), list(getattr(result, 'notes', ()))
-    blocks.append(pages.Table(name, f'All figures ({name}/)', [_shown(row) for row in result.rows]))
-    for file in sorted(file for file in os.listdir(own) if file.endswith('.png')):
-      with open(os.path.join(own, file), 'rb') as f:
-        pictures[file] = f.read()
-      blocks.append(pages.Figure(file, file[: -len('.png')].replace('_', ' '), captions.get(file, ''), None))
-    sections.append(pages.Section(PARTS[name].title, blocks))
+    drawn = result.write(own)
+    pictures.update(drawn)
+    table = pages.Table(name, f'All figures ({name}/)', [_shown(row) for row in result.rows])
+    figures = [
+      pages.Figure(file, file[: -len('.png')].replace('_', ' '), result.captions.get(file, ''), None)
+      for file in sorted(drawn)
+    ]
+    sections.append(pages.Section(PARTS[name].title, [*result.notes, table, *figures]))
   first = pages.Section(
     'What the attacks found out',
     [

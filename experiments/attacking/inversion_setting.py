@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 import dataclasses
+import functools
 import os
 from typing import Any, NamedTuple
 
@@ -94,6 +95,7 @@ def _arguments(preset: str) -> str:
   return f'--flagfile={os.path.join(os.path.dirname(experiments.__file__), "presets", preset)}.flags'
 
 
+@functools.cache
 def plan_of(dataset: str, method: str, model: layers_lib.ModelShape) -> plans.Plan:
   """The plan of a method with the parameters of the dataset's preset."""
   presets, chosen = presets_of(dataset), METHODS[method]
@@ -102,30 +104,18 @@ def plan_of(dataset: str, method: str, model: layers_lib.ModelShape) -> plans.Pl
     return experiment_methods.plan_of(values, values.num_clients, model)
 
 
-class Setting(NamedTuple):
-  """What the preset of the documents' setting says about clients.
-
-  Attributes:
-    federation: The clients.
-    learning_rate: Their learning rate.
-  """
-
-  federation: data.Federation
-  learning_rate: float
-
-
-def setting_of(dataset: str, data_dir: Any, seed: int) -> Setting:
-  """Loads the federation of a dataset's preset.
+def setting_of(dataset: str, data_dir: Any, seed: int) -> tuple[data.Federation, float]:
+  """The clients of a dataset's preset, and their learning rate.
 
   Raises:
-    ValueError: If its data are missing.
+    ValueError: If the data are missing.
   """
   with experiment_flags.parsed([_arguments(presets_of(dataset).documents)]) as values:
     optimizer = registry.parse_spec('client optimizer', values.client_optimizer, optimizers.OPTIMIZERS)
     federation = data.load(
       dataset, data_dir=data_dir, num_clients=values.num_clients, partition=values.partition, seed=seed
     )
-  return Setting(federation, optimizer.learning_rate)
+  return federation, optimizer.learning_rate
 
 
 class Batches(NamedTuple):
@@ -187,20 +177,14 @@ class Seen(NamedTuple):
 
 
 class AttackedModel:
-  """A model, its shape, and the plans of methods for it."""
+  """A model and its shape."""
 
   def __init__(self, dataset: str, name: str, input_shape: Sequence[int], num_classes: int, seed: int):
     keras = models.build_keras_model(name, input_shape, num_classes, seed=seed)
     self.name, self.stacked = name, inversion_model.StackedModel(keras)
     sizes = tuple(int(v.shape.num_elements()) for v in keras.trainable_variables)
     self.shape = layers_lib.ModelShape(layers_lib.from_variables(keras.trainable_variables), sizes)
-    self._dataset, self._plans = dataset, {}
-
-  def plan(self, method: str) -> plans.Plan:
-    """The plan of a method."""
-    if method not in self._plans:
-      self._plans[method] = plan_of(self._dataset, method, self.shape)
-    return self._plans[method]
+    self._dataset = dataset
 
   def updates(self, batches: Batches, learning_rate: float, steps: int) -> list[list[np.ndarray]]:
     """What the clients of the cohorts send before clipping: for each place in a cohort, float32[T, …] tensors."""
@@ -225,7 +209,7 @@ class AttackedModel:
     self, method: str, updates: list[list[np.ndarray]], batch: int, learning_rate: float, steps: int, seed: int
   ) -> dict[str, Seen]:
     """What each observer sees of these updates under a method, by the observer's name."""
-    plan, cohort, targets = self.plan(method), len(updates), len(updates[0][0])
+    plan, cohort, targets = plan_of(self._dataset, method, self.shape), len(updates), len(updates[0][0])
     rounds = [
       views.observe(
         plan,

@@ -1,14 +1,14 @@
 """Gradient inversion of every method: settings, the study itself, and its rows."""
 
-import csv
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
-import os
 from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 
-from experiments.attacking import inversion_pages as pages
+from experiments import plots
 from experiments.attacking import inversion_setting as setting_lib
+from experiments.attacking import result as results
 from quap_tff.common import checks
 from quap_tff.common import lazy
 from quap_tff.common import registry
@@ -26,31 +26,35 @@ OBSERVERS = ('client_update', 'aggregate')
 # An image counts as recovered from this PSNR on: the mean squared error is then a hundredth.
 RECOVERED_PSNR = 20.0
 _CONFIDENCE = 0.95
+# Fewer targets give no interval.
+FEWEST_TARGETS = 5
+_MOST_IMAGES = 10
 
 
 @dataclasses.dataclass(frozen=True)
 class InversionSettings:
-  """What is attacked, and how.
+  """What is attacked, and how. Each field is a flag of `experiments.attack`, and its description the flag's help.
 
   Attributes:
-    dataset: A key of `inversion_setting.PRESETS`.
-    data_dir: The folder of the dataset's file, or None.
-    models: Names of models; () for the dataset's CNN and `mlp`.
-    methods: Keys of `inversion_setting.METHODS`.
-    observers: Who looks: `OBSERVERS`.
-    attacks: Of `ATTACKS`.
-    batches: Examples of each client.
-    steps: Local steps of each client, each on all its examples.
-    targets: How many clients are attacked.
-    cohort: Clients in a round, for the aggregate.
+    dataset: Dataset: digits, mnist, cifar10.
+    data_dir: Folder with the dataset's file (mnist.npz, cifar10.npz). Default: the download cache.
+    models: Attacked models. Default: the dataset's CNN and mlp.
+    methods: Attacked methods: fedavg, quap, fixed_dp, local_noise, certified.
+    observers: Who looks: client_update, aggregate.
+    attacks: Inversions: closed_form, dlg, idlg, geiping.
+    batches: Examples of a client.
+    steps: Local steps of a client, each on all its examples.
+    targets: Clients that are attacked. Fewer than 5 give no intervals.
+    cohort: Clients in an aggregate.
     measured: The most images of a target that are reconstructed and measured.
-    iterations: Of matching attacks.
-    feature_iterations: Of the search for an image with given features.
-    feature_learning_rate: Of that search, in units of pixels.
+    iterations: Iterations of dlg, idlg and geiping.
+    feature_iterations: Iterations of the search for an image with the features that closed_form finds behind
+      convolutions.
+    feature_learning_rate: Learning rate of that search, in units of pixels.
     feature_smoothness: Weight of the total variation in that search.
-    matching_images: Matching attacks run only up to this number of simulated images for each target: examples in the
-      update times local steps.
-    seed: Seed of the federation, initial weights, cohorts, batches, noise and starting points.
+    matching_images: dlg, idlg and geiping run only where an update holds at most this many simulated images: examples
+      times local steps.
+    seed: Seed of data, models, cohorts, noise and attacks.
   """
 
   dataset: str = 'digits'
@@ -101,41 +105,20 @@ class InversionSettings:
 
 
 class Attempt(NamedTuple):
-  """One attack on all targets: true and recovered images float32[T, n, …], the share of labels found, float64[T]."""
-
-  true: np.ndarray
-  recovered: np.ndarray
-  labels: np.ndarray
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class InversionResult:
-  """What the study found.
+  """One attack on all targets.
 
   Attributes:
-    rows: A dict for each attack on each setting, for JSON.
-    pictures: PNG files by name.
-    captions: What each picture shows, by its name.
-    notes: Paragraphs on how to read the figures.
+    row: Its figures, for JSON.
+    true: float32[T, n, …], images.
+    recovered: The same shape.
   """
 
-  rows: list[dict[str, Any]]
-  pictures: dict[str, bytes]
-  captions: dict[str, str]
-  notes: tuple[str, ...]
-
-  def write(self, folder: str):
-    """Writes inversion.csv and the pictures into a folder that exists."""
-    with open(os.path.join(folder, 'inversion.csv'), 'w', newline='', encoding='utf-8') as f:
-      writer = csv.DictWriter(f, list(self.rows[0]) if self.rows else [], lineterminator='\n')
-      writer.writeheader()
-      writer.writerows(self.rows)
-    for name, content in self.pictures.items():
-      with open(os.path.join(folder, name), 'wb') as f:
-        f.write(content)
+  row: dict[str, Any]
+  true: np.ndarray
+  recovered: np.ndarray
 
 
-def run(settings: InversionSettings, say: Callable[[str], None]) -> InversionResult:
+def run(settings: InversionSettings, say: Callable[[str], None]) -> results.Result:
   """Attacks as the settings say.
 
   Args:
@@ -145,15 +128,11 @@ def run(settings: InversionSettings, say: Callable[[str], None]) -> InversionRes
   Raises:
     ValueError: If data are missing, or a model does not fit an attack.
   """
-  setting = setting_lib.setting_of(settings.dataset, settings.data_dir, settings.seed)
-  federation = setting.federation
-  say(
-    f'{federation.name}: {settings.targets} targets, a cohort of {settings.cohort}, learning rate '
-    f'{setting.learning_rate:g}.'
-  )
+  federation, learning_rate = setting_lib.setting_of(settings.dataset, settings.data_dir, settings.seed)
+  say(f'{federation.name}: {settings.targets} targets, a cohort of {settings.cohort}, learning rate {learning_rate:g}.')
   batches = setting_lib.batches_of(federation, settings.targets, settings.cohort, max(settings.batches), settings.seed)
   blind = federation.test.x.mean(axis=0)
-  rows, pictures = [], {}
+  attempts = []
   for name in settings.models:
     model = setting_lib.AttackedModel(
       settings.dataset, name, federation.input_shape, federation.num_classes, settings.seed
@@ -163,105 +142,109 @@ def run(settings: InversionSettings, say: Callable[[str], None]) -> InversionRes
     )
     for steps in settings.steps:
       attacks = {
-        kind: _attack(kind, settings).build(model.stacked, setting.learning_rate, steps) for kind in settings.attacks
+        kind: inversion.ATTACKS[kind](**({} if kind == 'closed_form' else {'iterations': settings.iterations})).build(
+          model.stacked, learning_rate, steps
+        )
+        for kind in settings.attacks
       }
       for batch in settings.batches:
-        study = _Case(settings, model, setting.learning_rate, batches.first(batch), steps, attacks, invert)
-        for row, attempt in study.run(say):
-          rows.append({**row, **_against_blind(attempt.true, blind)})
-          pictures.setdefault((name, row['method']), []).append((row, attempt))
-  drawn, captions = pages.pictures(pictures, settings.steps[0])
-  return InversionResult(rows, drawn, captions, pages.notes(settings.cohort, settings.matching_images))
+        case = _Case(settings, model, learning_rate, batches.first(batch), batch, steps, attacks, invert, blind)
+        for attempt in case.attempts():
+          attempts.append(attempt)
+          say(_line(attempt.row))
+  of_first_steps = [one for one in attempts if one.row['steps'] == settings.steps[0]]
+  captions = {
+    _picture(one.row): f'{one.row["model"]}, {one.row["method"]}: true images above, recovered ones below, the best '
+    f'attack for each observer and batch. {setting_lib.METHODS[one.row["method"]].about}'
+    for one in of_first_steps
+  }
+  return results.Result(
+    'inversion',
+    [attempt.row for attempt in attempts],
+    lambda: _pictures(of_first_steps),
+    captions,
+    notes(settings.cohort, settings.matching_images),
+  )
 
 
-def _attack(kind, settings):
-  options = {} if kind == 'closed_form' else {'iterations': settings.iterations}
-  return inversion.ATTACKS[kind](**options)
-
-
+@dataclasses.dataclass(eq=False)
 class _Case:
   """All methods, observers and attacks on one model, number of steps and batch."""
 
-  def __init__(self, settings, model, learning_rate, batches, steps, attacks, invert):
-    self._settings, self._model, self._learning_rate = settings, model, learning_rate
-    self._batches, self._steps, self._attacks, self._invert = batches, steps, attacks, invert
-    self._batch = batches.x.shape[2]
-    self._solved = []
+  settings: InversionSettings
+  model: Any
+  learning_rate: float
+  batches: setting_lib.Batches
+  batch: int
+  steps: int
+  attacks: Mapping[str, Callable[..., Any]]
+  invert: Callable[[np.ndarray], np.ndarray]
+  blind: np.ndarray
 
-  def run(self, say):
-    """Pairs of a row and the attempt that it is about."""
-    settings = self._settings
-    updates = self._model.updates(self._batches, self._learning_rate, self._steps)
+  def attempts(self) -> Iterator[Attempt]:
+    settings, solved = self.settings, []
+    updates = self.model.updates(self.batches, self.learning_rate, self.steps)
     for method in settings.methods:
-      seen = self._model.seen(method, updates, self._batch, self._learning_rate, self._steps, settings.seed)
+      seen = self.model.seen(method, updates, self.batch, self.learning_rate, self.steps, settings.seed)
       for observer in settings.observers:
+        problem = seen[observer].problem
         for kind in settings.attacks:
-          one = seen[observer]
-          simulated = one.problem.examples * self._steps
-          if inversion.ATTACKS[kind].is_iterative and simulated > settings.matching_images:
+          attack = inversion.ATTACKS[kind]
+          if attack.is_iterative and problem.examples * self.steps > settings.matching_images:
             continue
-          attempt, same_as = self._attempt(kind, method, observer, one.problem)
-          row = self._row(method, observer, kind, one, attempt, same_as)
-          say(
-            f'{self._model.name} {method} {observer} batch {self._batch} steps {self._steps} {kind}: PSNR '
-            f'{row["psnr_mean"]:.1f} dB, SSIM {row["ssim_mean"]:.2f}, labels {row["label_accuracy"]:.0%}'
-            + (f' (as {same_as})' if same_as else '')
-          )
-          yield row, attempt
+          key, same_as = (kind, observer), ''
+          for other in solved:
+            if other[0] == key and inversion.same_problem(problem, other[1], not attack.needs_scale):
+              _, _, found, same_as = other
+              break
+          else:
+            found = self._solved(kind, observer, problem)
+            solved.append((key, problem, found, method))
+          names = {'method': method, 'observer': observer, 'attack': kind}
+          yield Attempt(self._row(names, seen[observer], *found, same_as), *found[:2])
 
-  def _attempt(self, kind, method, observer, problem):
-    up_to_scale = not inversion.ATTACKS[kind].needs_scale
-    for other_kind, other_observer, other_method, other, attempt in self._solved:
-      if (kind, observer) == (other_kind, other_observer) and inversion.same_problem(problem, other, up_to_scale):
-        return attempt, other_method
-    attempt = self._solve(kind, observer, problem)
-    self._solved.append((kind, observer, method, problem, attempt))
-    return attempt, ''
-
-  def _solve(self, kind, observer, problem):
-    x, y = self._batches
-    found = self._attacks[kind](problem, self._settings.seed)
+  def _solved(self, kind, observer, problem):
+    """(true images, recovered images, the share of each target's labels that were found)."""
+    x, y = self.batches
+    found = self.attacks[kind](problem, self.settings.seed)
     shape, targets = x.shape[3:], len(x)
-    true, n = x[:, 0], min(self._batch, self._settings.measured)
-    codes = true.reshape([targets, self._batch, -1])
+    true, n = x[:, 0], min(self.batch, self.settings.measured)
+    codes = true.reshape([targets, self.batch, -1])
     if not found.are_images:
-      model = self._model.stacked
+      model = self.model.stacked
       flat = tf.constant(true.reshape([1, -1, *shape]))
-      features = model.features([w[tf.newaxis] for w in model.initial_weights], flat).numpy()
-      codes = features.reshape([targets, self._batch, -1])
+      codes = model.features([w[tf.newaxis] for w in model.initial_weights], flat).numpy()
+      codes = codes.reshape([targets, self.batch, -1])
     # The comparison, not the attacker, knows which code is nearest to which example. Only those are made into images.
     chosen = np.stack([found.codes[t][images_lib.nearest(codes[t], found.codes[t])[:n]] for t in range(targets)])
     flat = chosen.reshape([targets * n, -1]).astype(np.float32)
-    recovered = flat.reshape([-1, *shape]) if found.are_images else self._invert(flat)
+    recovered = flat.reshape([-1, *shape]) if found.are_images else self.invert(flat)
     labels = y[:, 0] if observer == 'client_update' else y.reshape([targets, -1])
-    return Attempt(
+    return (
       true[:, :n],
       np.clip(recovered, 0, 1).reshape([targets, n, *shape]),
       inversion_labels.accuracy(labels, found.labels),
     )
 
-  def _row(self, method, observer, kind, seen, attempt, same_as):
-    psnr, ssim = _measures(attempt.true, attempt.recovered)
+  def _row(self, names, seen, true, recovered, labels, same_as):
+    psnr, ssim = _measures(true, recovered)
+    blind_psnr, blind_ssim = _measures(true, np.broadcast_to(self.blind, true.shape).astype(np.float32))
     row = {
-      'dataset': self._settings.dataset,
-      'model': self._model.name,
-      'method': method,
-      'observer': observer,
-      'attack': kind,
-      'batch': self._batch,
-      'steps': self._steps,
-      'cohort': 1 if observer == 'client_update' else self._settings.cohort,
+      'dataset': self.settings.dataset,
+      'model': self.model.name,
+      **names,
+      'batch': self.batch,
+      'steps': self.steps,
+      'cohort': 1 if names['observer'] == 'client_update' else self.settings.cohort,
       'targets': len(psnr),
       'images': int(psnr.size),
     }
-    for name, values, low, high in (
-      ('psnr', psnr.mean(axis=1), -np.inf, np.inf),
-      ('ssim', ssim.mean(axis=1), -1, 1),
-      ('label_accuracy', attempt.labels, 0, 1),
+    for name, mean_name, values, low, high in (
+      ('psnr', 'psnr_mean', psnr.mean(axis=1), -np.inf, np.inf),
+      ('ssim', 'ssim_mean', ssim.mean(axis=1), -1, 1),
+      ('label_accuracy', 'label_accuracy', labels, 0, 1),
     ):
-      mean, lower, upper = interval(values, low, high)
-      row[name if name == 'label_accuracy' else f'{name}_mean'] = mean
-      row[f'{name}_low'], row[f'{name}_high'] = lower, upper
+      row[mean_name], row[f'{name}_low'], row[f'{name}_high'] = interval(values, low, high)
     return {
       **row,
       'recovered': float(np.mean(psnr >= RECOVERED_PSNR)),
@@ -270,16 +253,26 @@ class _Case:
       'update_norm': seen.norm,
       'noise_stddev': seen.noise,
       'same_as': same_as,
+      'psnr_blind': float(blind_psnr.mean()),
+      'ssim_blind': float(blind_ssim.mean()),
     }
+
+
+def _line(row):
+  return (
+    f'{row["model"]} {row["method"]} {row["observer"]} batch {row["batch"]} steps {row["steps"]} {row["attack"]}: PSNR '
+    f'{row["psnr_mean"]:.1f} dB, SSIM {row["ssim_mean"]:.2f}, labels {row["label_accuracy"]:.0%}'
+    + (f' (as {row["same_as"]})' if row['same_as'] else '')
+  )
 
 
 def interval(values: np.ndarray, low: float, high: float) -> tuple[float, Optional[float], Optional[float]]:
   """(mean, lower, upper): Student's 95% interval of the mean over targets, within [low, high].
 
-  The ends are None for fewer than `inversion_pages.FEWEST_TARGETS`: such intervals reach further than any image.
+  The ends are None for fewer than `FEWEST_TARGETS`: such intervals reach further than any image.
   """
   mean, count = float(np.mean(values)), len(values)
-  if count < pages.FEWEST_TARGETS:
+  if count < FEWEST_TARGETS:
     return mean, None, None
   reach = float(stats.t.ppf((1 + _CONFIDENCE) / 2, count - 1) * np.std(values, ddof=1) / np.sqrt(count))
   return mean, max(mean - reach, low), min(mean + reach, high)
@@ -291,6 +284,55 @@ def _measures(true, recovered):
   return images_lib.psnr(*flat).reshape(true.shape[:2]), images_lib.ssim(*flat).reshape(true.shape[:2])
 
 
-def _against_blind(true, blind):
-  psnr, ssim = _measures(true, np.broadcast_to(blind, true.shape).astype(np.float32))
-  return {'psnr_blind': float(psnr.mean()), 'ssim_blind': float(ssim.mean())}
+def _picture(row):
+  return f'inversion_{row["model"]}_{row["method"]}.png'
+
+
+def _pictures(attempts: Sequence[Attempt]) -> dict[str, bytes]:
+  """PNG files by name: for each model and method, the best attack on each observer and batch."""
+  best: dict[str, dict[Any, Attempt]] = {}
+  for attempt in attempts:
+    row, chosen = attempt.row, best.setdefault(_picture(attempt.row), {})
+    key = row['observer'], row['batch']
+    if key not in chosen or row['psnr_mean'] > chosen[key].row['psnr_mean']:
+      chosen[key] = attempt
+  return {
+    name: plots.png(lambda figure, of=tuple(chosen.values()): _draw(figure, of), (9, 2.1 * len(chosen)))
+    for name, chosen in best.items()
+  }
+
+
+def _draw(figure, chosen):
+  for axes, attempt in zip(np.atleast_1d(figure.subplots(len(chosen), 1)), chosen):
+    row = attempt.row
+    flat = [v.reshape([-1, *v.shape[2:]])[:_MOST_IMAGES] for v in (attempt.true, attempt.recovered)]
+    axes.imshow(images_lib.grid(*flat), interpolation='nearest')
+    axes.set_axis_off()
+    axes.set_title(
+      f'{row["observer"]}, batch {row["batch"]}, {row["attack"]}: PSNR {row["psnr_mean"]:.1f} dB, SSIM '
+      f'{row["ssim_mean"]:.2f}',
+      loc='left',
+      fontsize=9,
+    )
+
+
+def notes(cohort: int, matching_images: int) -> tuple[str, ...]:
+  """Paragraphs on how to read the rows."""
+  return (
+    'The observer `client_update` sees what one client sends. Under noise at the server this is the clipped update '
+    "without any noise, whatever the method. Under noise at the clients it has the client's own noise. With secure "
+    'aggregation nobody sees it.',
+    f'The observer `aggregate` sees what a round of {cohort} clients releases. One of them is the target; '
+    'the attacker looks for the examples of all.',
+    "PSNR and SSIM compare each of the target's images with the recovered image that is assigned to it; 60 dB is "
+    'the most that is counted. `recovered` is the share of images with a PSNR of 20 dB or more. `psnr_blind` and '
+    '`ssim_blind` are what the mean of the test images reaches, so figures near them mean that nothing was found. '
+    'Intervals are 95% intervals of the mean over targets. A dash means that there is no such figure: fewer than '
+    f'{FEWEST_TARGETS} targets give no interval.',
+    'Clients train without dropout here, and the model has its initial weights. Both help the attacker. Clipping and '
+    "noise come from the mechanism's own functions, with the parameters of the dataset's presets. At the same "
+    'clipping norm, noise at the server is as large on the sum of a small cohort as on that of a large one.',
+    'Matching attacks ran only where an update holds few enough simulated images '
+    f'(examples times steps at most {matching_images}). `same_as` names the method whose update was the '
+    'same, up to a factor that the attack does not see, so that it was not attacked again.',
+  )

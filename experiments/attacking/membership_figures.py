@@ -13,17 +13,24 @@ from quap_tff.auditing import roc
 
 _COLOURS = ('#000000', '#b2182b', '#4393c3', '#7f7f7f', '#762a83', '#1b7837', '#e08214', '#35978f')
 _ATTACK_COLOURS = ('#e08214', '#1b7837', '#b2182b', '#4393c3')
+_GROUP_COLOURS = ('#4393c3', '#7f7f7f', '#b2182b')
 _DASHES = ('-', (0, (6, 2)), (0, (1, 1.3)), (0, (6, 1.5, 1, 1.5)))
-_MARKERS = 'oDs^vPX*'
+_MARKERS = 'oDs'
 # The attack whose curves are drawn for every method.
 _STRONGEST = 'lira_online'
+_WORDS = {
+  'loss_threshold': 'the loss threshold',
+  'shadow_classifier': 'shadow models and a classifier',
+  'lira_online': 'LiRA, online',
+  'lira_offline': 'LiRA, offline',
+}
 
 
 def images(rows: Sequence[Mapping[str, Any]], curves: Mapping[tuple[str, str, str], roc.Curve]) -> dict[str, bytes]:
   """PNG files by name: `membership_roc_LEVEL.png` for each level, and `membership_groups.png`.
 
   Args:
-    rows: Of `membership_study.MembershipResult`.
+    rows: Of `membership_study.run`.
     curves: By (method, level, attack).
   """
   found = {}
@@ -36,7 +43,7 @@ def images(rows: Sequence[Mapping[str, Any]], curves: Mapping[tuple[str, str, st
 
 def _roc_figure(level, curves, rows):
   methods, attacks = _in_order(method for method, _ in curves), _in_order(attack for _, attack in curves)
-  attack = _STRONGEST if _STRONGEST in attacks else attacks[-1]
+  attack = _strongest(attacks)
   trials = next(row for row in rows if row['level'] == level and row['group'] == 'all')
   # One non-member that is called a member, and one member that is found: nothing smaller can be measured.
   lowest = 0.5 / max(trials['members'], trials['non_members'])
@@ -45,9 +52,9 @@ def _roc_figure(level, curves, rows):
     left, right = figure.subplots(1, 2)
     for index, method in enumerate(methods):
       _curve(left, curves[method, attack], lowest, _COLOURS[index % len(_COLOURS)], _DASHES[index % 4], _short(method))
-    left.set_title(f'All methods under {_words(attack)}', loc='left')
+    left.set_title(f'All methods under {_WORDS[attack]}', loc='left')
     for index, its in enumerate(attacks):
-      _curve(right, curves[methods[0], its], lowest, _ATTACK_COLOURS[index % 4], _DASHES[index % 4], _words(its))
+      _curve(right, curves[methods[0], its], lowest, _ATTACK_COLOURS[index % 4], _DASHES[index % 4], _WORDS[its])
     right.set_title(f'All attacks on {_short(methods[0])}', loc='left')
     for axes in (left, right):
       axes.plot([lowest, 1], [lowest, 1], color='grey', linewidth=0.9, linestyle='-', label='chance')
@@ -64,35 +71,29 @@ def _roc_figure(level, curves, rows):
 
 
 def _curve(axes, curve, lowest, colour, dash, label):
-  axes.plot(
-    np.maximum(curve.fpr, lowest),
-    np.maximum(curve.tpr, lowest),
-    color=colour,
-    linestyle=dash,
-    label=label,
-    drawstyle='steps-post',
-  )
+  rates = (np.maximum(rate, lowest) for rate in curve)
+  axes.plot(*rates, color=colour, linestyle=dash, label=label, drawstyle='steps-post')
 
 
 def _groups_figure(rows):
   """The AUC of each method by participation group, a panel for each level, with intervals and bounds."""
   levels = _in_order(row['level'] for row in rows)
   methods = _in_order(row['method'] for row in rows)
-  attacks = _in_order(row['attack'] for row in rows)
-  attack = _STRONGEST if _STRONGEST in attacks else attacks[-1]
+  attack = _strongest(_in_order(row['attack'] for row in rows))
+  by_key = {(row['method'], row['level'], row['attack'], row['group']): row for row in reversed(rows)}
 
   def draw(figure):
     for axes, level in zip(figure.subplots(1, len(levels), squeeze=False)[0], levels):
       for place, method in enumerate(methods):
         for index, group in enumerate(worlds.GROUPS):
-          row = _row(rows, method=method, level=level, attack=attack, group=group)
+          row = by_key[method, level, attack, group]
           _point(axes, row, place + 0.22 * (index - 1), index, label=None if place else group)
       axes.axhline(0.5, color='grey', linewidth=0.9)
       if any(row['auc_bound'] is not None for row in rows):
         axes.plot([], [], color='black', linewidth=1.2, label='a dash: allowed by the account')
       axes.set_xticks(range(len(methods)), [_short(method, lines=True) for method in methods], fontsize=7.5)
       axes.set(ylabel='AUC', xlim=(-0.5, len(methods) - 0.5))
-      axes.set_title(f'{level} level, {_words(attack)}', loc='left')
+      axes.set_title(f'{level} level, {_WORDS[attack]}', loc='left')
     figure.legend(
       *axes.get_legend_handles_labels(),
       loc='outside lower center',
@@ -104,26 +105,16 @@ def _groups_figure(rows):
 
 
 def _point(axes, row, x, index, label):
-  colour = ('#4393c3', '#7f7f7f', '#b2182b')[index]
-  low, high = row['auc'] - row['auc_low'], row['auc_high'] - row['auc']
-  axes.errorbar(
-    [x],
-    [row['auc']],
-    yerr=[[low], [high]],
-    color=colour,
-    marker=_MARKERS[index],
-    linestyle='none',
-    markersize=5,
-    linewidth=1.2,
-    capsize=2,
-    label=label,
-  )
+  colour, area = _GROUP_COLOURS[index], row['auc']
+  reach = [[area - row['auc_low']], [row['auc_high'] - area]]
+  style = dict(color=colour, marker=_MARKERS[index], linestyle='none', markersize=5, linewidth=1.2, capsize=2)
+  axes.errorbar([x], [area], yerr=reach, label=label, **style)
   if row['auc_bound'] is not None:
     axes.plot([x - 0.09, x + 0.09], [row['auc_bound']] * 2, color=colour, linewidth=1.2)
 
 
-def _row(rows, **wanted) -> Mapping[str, Any]:
-  return next(row for row in rows if all(row[key] == value for key, value in wanted.items()))
+def _strongest(attacks: Sequence[str]) -> str:
+  return _STRONGEST if _STRONGEST in attacks else attacks[-1]
 
 
 def _short(method: str, lines: bool = False) -> str:
@@ -132,15 +123,6 @@ def _short(method: str, lines: bool = False) -> str:
   kept = [a for a in arguments.split(',') if a and not a.startswith(('certificate=', 'clip='))]
   parts = [name, *(argument.partition('=')[2] for argument in kept)]
   return '\n'.join(part.replace('_', '_\n', 1) for part in parts) if lines else ', '.join(parts)
-
-
-def _words(attack: str) -> str:
-  return {
-    'loss_threshold': 'the loss threshold',
-    'shadow_classifier': 'shadow models and a classifier',
-    'lira_online': 'LiRA, online',
-    'lira_offline': 'LiRA, offline',
-  }.get(attack, attack)
 
 
 def _in_order(names: Iterable[str]) -> list[str]:

@@ -10,18 +10,17 @@ Runs of `certified` are rehearsals (`certificate=false`): an attacked run is nev
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-import csv
+from collections.abc import Iterator
 import dataclasses
-import os
 import time
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, Optional
 
 import numpy as np
 
 from experiments import methods
 from experiments import setup
 from experiments.attacking import membership_figures
+from experiments.attacking import result as results
 from experiments.attacking import subject as subjects
 from experiments.attacking import worlds as worlds_lib
 from quap_tff import runtime
@@ -33,7 +32,17 @@ from quap_tff.mechanisms import tradeoff
 
 ALL = 'all'
 _FEWEST_MODELS = 8
-CSV = 'membership.csv'
+# The fields of the settings that are not flags of `experiments.train`.
+_NOT_FLAGS = (
+  'examples_per_client',
+  'nominal_epsilon',
+  'real_epsilon',
+  'methods',
+  'levels',
+  'models',
+  'attacks',
+  'resamples',
+)
 
 METHODS = (
   'fedavg',
@@ -111,24 +120,8 @@ class MembershipSettings:
   @property
   def flags(self) -> tuple[str, ...]:
     """The flags of `experiments.train` that all methods share."""
-    names = (
-      'dataset',
-      'data_dir',
-      'num_clients',
-      'partition',
-      'features',
-      'model',
-      'participation',
-      'cohort_size',
-      'rounds',
-      'local_epochs',
-      'batch_size',
-      'client_optimizer',
-      'delta',
-      'gaussian_calibration',
-      'seed',
-    )
-    shared = subjects.arguments_of({name: getattr(self, name) for name in names})
+    values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in _NOT_FLAGS}
+    shared = (f'--{name}={value}' for name, value in values.items() if value is not None)
     return (*shared, '--noclient_metrics', '--warmup_rounds=0', '--progress=none')
 
 
@@ -137,45 +130,17 @@ class MembershipSettings:
 MNIST = dict(dataset='mnist', client_optimizer='sgd:learning_rate=0.1', models=32)
 
 
-class MembershipResult(NamedTuple):
-  """What was measured.
-
-  Attributes:
-    settings: Of the study.
-    rows: A dict for each comparison, method, level, group and attack, ready for JSON. Figures that do not exist are
-      None: `nominal_epsilon` of methods without the documents' budgets, and `real_epsilon`, `auc_bound` and
-      `tpr_at_1pct_bound` where the released model has no finite ε.
-    curves: The ROC curves over all clients, by (method, level, attack).
-    seconds: Of the whole study.
-  """
-
-  settings: MembershipSettings
-  rows: list[dict[str, Any]]
-  curves: Mapping[tuple[str, str, str], roc.Curve]
-  seconds: float
-
-  def write(self, folder: str) -> list[str]:
-    """Writes the pictures and `membership.csv`, and returns their paths."""
-    os.makedirs(folder, exist_ok=True)
-    path = os.path.join(folder, CSV)
-    with open(path, 'w', newline='', encoding='utf-8') as f:
-      writer = csv.DictWriter(f, list(self.rows[0]))
-      writer.writeheader()
-      writer.writerows(self.rows)
-    paths = [path]
-    for name, image in membership_figures.images(self.rows, self.curves).items():
-      paths.append(os.path.join(folder, name))
-      with open(paths[-1], 'wb') as f:
-        f.write(image)
-    return paths
-
-
-def run(settings: MembershipSettings, say: Callable[[str], None] = lambda text: None) -> MembershipResult:
+def run(settings: MembershipSettings, say: Callable[[str], None] = lambda text: None) -> results.Result:
   """Trains the models, attacks them and counts.
 
   Args:
     settings: See `MembershipSettings`.
     say: Is called with each line about the progress.
+
+  Returns:
+    A row for each comparison, method, level, group and attack. `nominal_epsilon` is None for methods without the
+    documents' budgets, and `real_epsilon`, `auc_bound` and `tpr_at_1pct_bound` are None where the released model has no
+    finite ε.
 
   Raises:
     ValueError: For settings that no run can have. The message names the flag.
@@ -199,10 +164,10 @@ def run(settings: MembershipSettings, say: Callable[[str], None] = lambda text: 
   rows, curves = [], {}
   with runtime.activate(reference.runtime):
     for variant, experiment in attacked_experiments(settings, real_epsilon):
-      process, logits_of = subjects.build(experiment)
+      process = experiment.build_process()
       account = subjects.account_of(experiment, process, pool)
       for world in worlds:
-        outputs = subjects.outputs_of(experiment, process, pool, world, logits_of)
+        outputs = subjects.outputs_of(experiment, process, pool, world)
         found, its_curves = _attacked(settings, pool, world, outputs, account)
         rows += [{'compared_at': at, 'method': variant.spec, **row} for at in variant.compared_at for row in found]
         curves.update({(variant.spec, world.level, attack): curve for attack, curve in its_curves.items()})
@@ -211,7 +176,7 @@ def run(settings: MembershipSettings, say: Callable[[str], None] = lambda text: 
           f'membership: {variant.spec}, {world.level} level: largest AUC {largest:.3f}, '
           f'{time.monotonic() - begin:.0f} s so far.'
         )
-  return MembershipResult(settings, rows, curves, time.monotonic() - begin)
+  return results.Result('membership', rows, lambda: membership_figures.images(rows, curves))
 
 
 def attacked_experiments(
@@ -275,15 +240,9 @@ def _attacked(settings, pool, world, outputs, account) -> tuple[list[dict[str, A
 def _figures(summary: roc.Summary) -> dict[str, Any]:
   found = {'auc': summary.auc, 'auc_low': summary.auc_interval.low, 'auc_high': summary.auc_interval.high}
   for rate, name in zip(roc.FALSE_POSITIVE_RATES, ('1pct', '01pct')):
-    point = summary.operating[rate]
-    found.update(
-      {
-        f'tpr_at_{name}_fpr': point.tpr,
-        f'tpr_at_{name}_low': point.interval.low,
-        f'tpr_at_{name}_high': point.interval.high,
-        f'fpr_at_{name}_high': point.fpr_high,
-      }
-    )
+    tpr, (low, high), fpr_high = summary.operating[rate]
+    found[f'tpr_at_{name}_fpr'], found[f'tpr_at_{name}_low'], found[f'tpr_at_{name}_high'] = tpr, low, high
+    found[f'fpr_at_{name}_high'] = fpr_high
   return {**found, 'members': summary.members, 'non_members': summary.non_members}
 
 
@@ -294,15 +253,12 @@ def _spent(account: subjects.Account, clients: np.ndarray, level: str, delta: fl
   exchanged inside its client's update, which can then move by twice the clipping norm: there the bounds are those of
   2·μ.
   """
-  nominal = None if account.nominal is None else float(account.nominal[clients].max())
-  if account.real is None:
-    return {'nominal_epsilon': nominal, 'real_epsilon': None, 'auc_bound': None, 'tpr_at_1pct_bound': None}
-  epsilon = float(account.real[clients].max())
-  mu = tradeoff.mu_at_most(epsilon, delta) if epsilon > 0 else 0.0
-  auc_bound, tpr_bound = roc.gaussian_bound(mu if level == 'client' else 2 * mu)
-  return {
-    'nominal_epsilon': nominal,
-    'real_epsilon': epsilon,
-    'auc_bound': auc_bound,
-    'tpr_at_1pct_bound': tpr_bound[0.01],
-  }
+  found = dict.fromkeys(('nominal_epsilon', 'real_epsilon', 'auc_bound', 'tpr_at_1pct_bound'))
+  if account.nominal is not None:
+    found['nominal_epsilon'] = float(account.nominal[clients].max())
+  if account.real is not None:
+    found['real_epsilon'] = epsilon = float(account.real[clients].max())
+    mu = tradeoff.mu_at_most(epsilon, delta) if epsilon > 0 else 0.0
+    found['auc_bound'], tpr_bound = roc.gaussian_bound(mu if level == 'client' else 2 * mu)
+    found['tpr_at_1pct_bound'] = tpr_bound[0.01]
+  return found

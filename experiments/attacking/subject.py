@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Callable, NamedTuple, Optional
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import tensorflow_federated as tff
@@ -26,7 +26,7 @@ class Variant(NamedTuple):
     spec: The spec of --algorithm.
     epsilon: --epsilon, the budget that the noise is chosen for.
     calibration: --calibration.
-    compared_at: In which comparisons it stands: at the same nominal ε, at the same real ε, or in both.
+    compared_at: The comparisons that it is part of: at the same nominal ε, at the same real ε, or both.
   """
 
   spec: str
@@ -126,16 +126,10 @@ class Outputs(NamedTuple):
   diverged: float
 
 
-def outputs_of(
-  experiment: setup.Experiment,
-  process: Any,
-  pool: worlds_lib.Pool,
-  worlds: worlds_lib.Worlds,
-  logits_of: Callable[[Any, np.ndarray], np.ndarray],
-) -> Outputs:
+def outputs_of(experiment: setup.Experiment, process: Any, pool: worlds_lib.Pool, worlds: worlds_lib.Worlds) -> Outputs:
   """Trains every model of the worlds, and asks each for its outputs."""
   found, hits, diverged = [], [], []
-  test = experiment.federation.test
+  test, logits_of = experiment.federation.test, evaluation.build_logits(experiment.model_fn)
   for model in range(len(worlds.attends)):
     weights = train(process, pool, worlds, model)
     logits = logits_of(weights, pool.x[worlds.rows])
@@ -143,13 +137,3 @@ def outputs_of(
     found.append(np.nan_to_num(np.clip(logits, -1e4, 1e4)))
     hits.append(np.mean(np.argmax(logits_of(weights, test.x), axis=-1) == test.y))
   return Outputs(np.stack(found), float(np.mean(hits)), float(np.mean(diverged)))
-
-
-def build(experiment: setup.Experiment) -> tuple[Any, Callable[[Any, np.ndarray], np.ndarray]]:
-  """The learning process, and the function that asks a model for its outputs."""
-  return experiment.build_process(), evaluation.build_logits(experiment.model_fn)
-
-
-def arguments_of(flags: Mapping[str, Any]) -> tuple[str, ...]:
-  """Flags as a command line; those that are None are left out."""
-  return tuple(f'--{name}={value}' for name, value in flags.items() if value is not None)

@@ -19,6 +19,7 @@ from quap_tff.auditing import inversion_closed_form as closed_form
 from quap_tff.auditing import inversion_labels
 from quap_tff.auditing import inversion_matching
 from quap_tff.auditing import inversion_model
+from quap_tff.common import checks
 
 
 class Problem(NamedTuple):
@@ -121,8 +122,17 @@ class ClosedForm(Attack):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Matched(Attack):
-  """Matching of simulated updates; see `inversion_matching.Matching`."""
+class Matching(Attack):
+  """Images whose simulated local training gives the update that was seen (`inversion_matching`).
+
+  Attributes:
+    iterations: Steps of Adam, at least 1.
+    learning_rate: Of Adam, in units of pixels.
+    distance: 'l2' or 'cosine'.
+    signed: Whether Adam takes the signs of the derivatives.
+    smoothness: Weight of the total variation.
+    learns_labels: Whether labels are optimised with the images.
+  """
 
   iterations: int = 300
   learning_rate: float = 0.05
@@ -133,13 +143,11 @@ class _Matched(Attack):
   learns_labels: ClassVar[bool] = False
 
   def __post_init__(self):
-    self._matching()
-
-  def _matching(self):
-    return inversion_matching.Matching(self.distance, self.iterations, self.learning_rate, self.signed, self.smoothness)
+    checks.integer('iterations', self.iterations, at_least=1)
+    checks.number('learning_rate', self.learning_rate, above=0)
 
   def build(self, model, learning_rate, steps):
-    run = inversion_matching.build(model, self._matching(), learning_rate, steps)
+    run = inversion_matching.build(model, self, learning_rate, steps)
 
     def recover(problem, seed):
       learns = self.learns_labels or problem.labels_are_hidden
@@ -149,14 +157,14 @@ class _Matched(Attack):
         start = np.random.default_rng(seed).dirichlet(np.full(classes, 100.0), [targets, problem.examples])
       else:
         start = np.eye(classes)[idlg_labels(problem)]
-      images, labels, _ = run(problem.observed, problem.visible, start, learns, seed)
+      images, labels = run(problem.observed, problem.visible, start, learns, seed)
       return Recovered(images.reshape([targets, problem.examples, -1]), True, labels.argmax(axis=-1))
 
     return recover
 
 
 @dataclasses.dataclass(frozen=True)
-class Dlg(_Matched):
+class Dlg(Matching):
   """Zhu, Liu and Han 2019: L2 distance; labels are optimised with the images. An interpretation: Adam, not L-BFGS."""
 
   needs_scale = True
@@ -164,14 +172,14 @@ class Dlg(_Matched):
 
 
 @dataclasses.dataclass(frozen=True)
-class Idlg(_Matched):
+class Idlg(Matching):
   """Zhao, Mopuri and Bilen 2020: DLG with the labels of iDLG's rule (learned if only that layer has noise)."""
 
   needs_scale = True
 
 
 @dataclasses.dataclass(frozen=True)
-class Geiping(_Matched):
+class Geiping(Matching):
   """Geiping et al. 2020: cosine distance and total variation, minimised by Adam on the signs of the derivatives."""
 
   distance = 'cosine'

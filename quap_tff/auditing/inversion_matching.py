@@ -9,7 +9,6 @@ gradient. Tensors with noise can be left out.
 """
 
 from collections.abc import Sequence
-import dataclasses
 from typing import Any, Callable
 
 import numpy as np
@@ -17,47 +16,18 @@ import tensorflow as tf
 
 from quap_tff.auditing import inversion_closed_form as closed_form
 from quap_tff.auditing import inversion_model
-from quap_tff.common import checks
-from quap_tff.common import registry
 
-DISTANCES = ('l2', 'cosine')
 # The learning rate falls to a tenth after these shares of the iterations, as in Geiping et al.'s code.
 _DROPS = (3 / 8, 5 / 8, 7 / 8)
 # Iterations in one call: an interrupt waits for no more than these.
 _CHUNK = 50
 
 
-@dataclasses.dataclass(frozen=True)
-class Matching:
-  """How gradients are matched.
-
-  Attributes:
-    distance: One of `DISTANCES`.
-    iterations: Steps of Adam, at least 1.
-    learning_rate: Of Adam, in units of pixels.
-    signed: Whether Adam takes the signs of the derivatives.
-    smoothness: Weight of the total variation.
-  """
-
-  distance: str = 'cosine'
-  iterations: int = 300
-  learning_rate: float = 0.05
-  signed: bool = True
-  smoothness: float = 1e-2
-
-  def __post_init__(self):
-    if self.distance not in DISTANCES:
-      raise registry.unknown_name_error('distance', self.distance, DISTANCES)
-    checks.integer('iterations', self.iterations, at_least=1)
-    checks.number('learning_rate', self.learning_rate, above=0)
-    checks.number('smoothness', self.smoothness, at_least=0)
-
-
 def distances(kind: str, found: Sequence[tf.Tensor], wanted: Sequence[tf.Tensor], visible: tf.Tensor) -> tf.Tensor:
   """The distance of each target's simulated update from the one that was seen, float32[T].
 
   Args:
-    kind: One of `DISTANCES`.
+    kind: 'l2' or 'cosine'.
     found: float32[T, …] for each tensor.
     wanted: The same shapes.
     visible: float32 for each tensor: 1 if the attack looks at it, else 0.
@@ -72,28 +42,28 @@ def distances(kind: str, found: Sequence[tf.Tensor], wanted: Sequence[tf.Tensor]
 
 
 def build(
-  model: inversion_model.StackedModel, matching: Matching, learning_rate: float, steps: int
-) -> Callable[..., tuple[np.ndarray, np.ndarray, np.ndarray]]:
+  model: inversion_model.StackedModel, matching: Any, learning_rate: float, steps: int
+) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
   """A function that recovers images and labels.
 
   Args:
     model: The model.
-    matching: How.
+    matching: How, an `inversion.Matching`.
     learning_rate: The clients' learning rate.
     steps: The clients' local steps.
 
   Returns:
     A function (observed, visible, labels, learns_labels, seed) -> (images float32[T, B, …], label probabilities
-    float32[T, B, classes], distances float32[T]). `observed` are float[T, …] for each tensor, `visible` bools for each
-    tensor, `labels` float[T, B, classes] are distributions to start from, and `learns_labels` says whether they are
-    optimised together with the images, as DLG does.
+    float32[T, B, classes]). `observed` are float[T, …] for each tensor, `visible` bools for each tensor, `labels`
+    float[T, B, classes] are distributions to start from, and `learns_labels` says whether they are optimised together
+    with the images, as DLG does.
   """
 
   @tf.function(autograph=False)
   def advance(observed, visible, label_rate, begin, end, state):
     weights = model.stacked(observed[0].shape[0])
 
-    def step(k, x, x1, x2, z, z1, z2, _):
+    def step(k, x, x1, x2, z, z1, z2):
       with tf.GradientTape() as tape:
         tape.watch([x, z])
         update = inversion_model.local_update(model, weights, x, tf.nn.softmax(z), learning_rate, steps)
@@ -106,7 +76,7 @@ def build(
       rate = _rate(matching, k)
       x, x1, x2 = closed_form.adam_step(x, by_x, x1, x2, k, rate)
       z, z1, z2 = closed_form.adam_step(z, by_z, z1, z2, k, label_rate * rate)
-      return k + 1, tf.clip_by_value(x, 0.0, 1.0), x1, x2, z, z1, z2, distance
+      return k + 1, tf.clip_by_value(x, 0.0, 1.0), x1, x2, z, z1, z2
 
     return tf.while_loop(lambda k, *_: k < end, step, (begin, *state))[1:]
 
@@ -116,14 +86,14 @@ def build(
     shape = [*labels.shape[:2], *model.input_shape]
     x = tf.random.stateless_uniform(shape, [seed, 0], 0.3, 0.7)
     z = tf.math.log(labels + 1e-9)
-    state = (x, *[tf.zeros_like(x)] * 2, z, *[tf.zeros_like(z)] * 2, tf.zeros([shape[0]]))
+    state = (x, *[tf.zeros_like(x)] * 2, z, *[tf.zeros_like(z)] * 2)
     visible = tf.constant(np.asarray(visible, np.float32))
     # Labels live on another scale than pixels: ten times the rate moves a probability as far as a pixel.
     rate = tf.constant(1.0 if learns_labels else 0.0)
     for begin in range(0, matching.iterations, _CHUNK):
       end = min(begin + _CHUNK, matching.iterations)
       state = advance(observed, visible, rate, tf.constant(begin), tf.constant(end), state)
-    return state[0].numpy(), tf.nn.softmax(state[3]).numpy(), state[6].numpy()
+    return state[0].numpy(), tf.nn.softmax(state[3]).numpy()
 
   return recover
 

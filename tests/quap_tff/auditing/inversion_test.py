@@ -203,10 +203,6 @@ class TestDistances:
     # Down: |0.5|, |-0.5|. Right: |1|, |0|.
     np.testing.assert_allclose(closed_form.total_variation(x), [0.5 + 0.5])
 
-  def test_an_unknown_distance_is_refused(self):
-    with pytest.raises(ValueError, match="Unknown distance 'l1'. .*cosine, l2"):
-      inversion_matching.Matching('l1')
-
 
 class TestAttacks:
   def _psnr(self, name, x, problem, **options):

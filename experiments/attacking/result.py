@@ -1,0 +1,37 @@
+"""What a study of attacks found: rows of figures, pictures, and how to read them."""
+
+from collections.abc import Mapping
+import csv
+import os
+from typing import Any, Callable, NamedTuple
+
+
+class Result(NamedTuple):
+  """What a study found.
+
+  Attributes:
+    name: Its table is NAME.csv.
+    rows: A dict for each line of the table, ready for JSON. A figure that does not exist is None.
+    pictures: Draws PNG files, by name.
+    captions: What a picture shows, by its name.
+    notes: Paragraphs on how to read the rows.
+  """
+
+  name: str
+  rows: list[dict[str, Any]]
+  pictures: Callable[[], Mapping[str, bytes]]
+  captions: Mapping[str, str] = {}
+  notes: tuple[str, ...] = ()
+
+  def write(self, folder: str) -> dict[str, bytes]:
+    """Writes the table and the pictures into a folder, which is made if need be. Returns the pictures by name."""
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, f'{self.name}.csv'), 'w', newline='', encoding='utf-8') as f:
+      writer = csv.DictWriter(f, list(self.rows[0]) if self.rows else [], lineterminator='\n')
+      writer.writeheader()
+      writer.writerows(self.rows)
+    pictures = dict(self.pictures())
+    for name, content in pictures.items():
+      with open(os.path.join(folder, name), 'wb') as f:
+        f.write(content)
+    return pictures
