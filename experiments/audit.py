@@ -208,7 +208,7 @@ def _measure(values) -> dict[str, Any]:
     'part': settings.part,
     'algorithm': values.algorithm,
     'dataset': values.dataset,
-    'game': played.as_dict() if played is not None else None,
+    'game': played,
     # They depend on how much data clients have, and audit.json is kept with a certified run.
     'seconds': round(time.monotonic() - begin, 1) if experiment.client_metrics else None,
   }

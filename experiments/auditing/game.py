@@ -28,33 +28,15 @@ class Game(NamedTuple):
   simulate: distinguisher.Simulate
 
 
-class Played(NamedTuple):
-  """What the game measured.
-
-  Attributes:
-    claimed_mu: As above.
-    draws: Simulations of each world that were counted.
-    verdict: What was proved.
-  """
-
-  claimed_mu: float
-  draws: int
-  verdict: distinguisher.Verdict
-
-  def as_dict(self) -> dict[str, Any]:
-    """For JSON."""
-    verdict = self.verdict
-    return {
-      'claimed_mu': self.claimed_mu,
-      'draws': self.draws,
-      'mu_estimate': verdict.mu_estimate,
-      **lower_bounds.as_dict(verdict.guesses, verdict.bound),
-    }
-
-
-def play(game: Game, draws: int, delta: float, confidence: float) -> Played:
-  """Plays a game with so many counted simulations of each world; `confidence` is that of the lower bounds."""
-  return Played(game.claimed_mu, draws, distinguisher.play(game.simulate, draws, delta, confidence))
+def play(game: Game, draws: int, delta: float, confidence: float) -> dict[str, Any]:
+  """Plays a game with so many counted simulations of each world, for JSON; `confidence` is that of the bounds."""
+  verdict = distinguisher.play(game.simulate, draws, delta, confidence)
+  return {
+    'claimed_mu': game.claimed_mu,
+    'draws': draws,
+    'mu_estimate': verdict.mu_estimate,
+    **lower_bounds.as_dict(verdict.guesses, verdict.bound),
+  }
 
 
 def of_plan(plan: plans.Plan, schedule: Sequence[np.ndarray], draws: int, seed: Optional[int] = None) -> Optional[Game]:

@@ -21,8 +21,8 @@ _SINCE_VERSION = 4
 # What the figures in audit.json need; kept there, so that nobody reads them as more than they are.
 _ASSUMPTIONS = {
   'epsilon_lower_bound': 'Gaussian noise that is independent in orthogonal directions',
-  'epsilon_lower_bound_if_trials_are_independent': 'independent trials. No noise is assumed, but nothing guarantees independence without assuming a noise: the '
-  'canaries of one run share the run',
+  'epsilon_lower_bound_if_trials_are_independent': 'independent trials. No noise is assumed, but nothing '
+  'guarantees independence without assuming a noise: the canaries of one run share the run',
 }
 
 

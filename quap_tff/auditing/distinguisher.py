@@ -11,7 +11,8 @@ The attack is the best linear one. Half of the draws of each world show what the
 function and its threshold. The other half is counted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+import itertools
 from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
@@ -29,8 +30,6 @@ _THRESHOLDS = 200
 # A threshold is chosen by a bound of this confidence, so that no chance in the tails looks like a good threshold.
 _CAUTION = 1 - 1e-6
 _RIDGE = 1e-12
-# So that the logarithm of a release of exactly zero is a number.
-_SMALLEST_SQUARE = 1e-30
 
 # A function from (whether the target is there, number of draws) to what the adversary sees, float64[draws, features].
 Simulate = Callable[[bool, int], np.ndarray]
@@ -43,7 +42,7 @@ class Verdict(NamedTuple):
     guesses: The counted trials.
     bound: The lower bounds that follow.
     mu_estimate: μ as estimated from the counted scores: the difference of the worlds' means over their deviation. It is
-      no bound.
+      not a bound.
   """
 
   guesses: lower_bounds.Guesses
@@ -100,33 +99,28 @@ def certified(
     target: The client that is there or not.
     seed: For reproducible noise.
   """
-  calls = _Seeds(seed)
+  calls, groups = _seeds(seed), clip_split.clip_groups('joint', [1])
 
-  def simulate(present, draws):
+  def start(draws):
     state = certified_mechanism.initial_state(config, [[draws]])
-    state = state._replace(noise=quap_mechanism.initial_noise(calls.next()))
-    groups = clip_split.clip_groups('joint', [1])
-    seen, moved = [], np.zeros(draws)
-    for cohort in schedule:
-      clip = float(state.clip)
-      norms = tf.fill([len(cohort)], np.float32(clip)) if config.counts_norms else None
-      plan = certified_mechanism.plan_round(config, state, tf.constant(cohort, tf.int64), norms)
-      weight = tf.reduce_sum(tf.where(tf.equal(plan.client_ids, target), plan.weights, 0.0))
-      update = [tf.constant([_EXCESS * clip if present else 0.0], tf.float64)]
-      (own,) = certified_mechanism.contribute(groups, update, weight, state.clip)
-      # The others follow what was released, each within its bound.
-      others = float(tf.reduce_sum(plan.weights) - weight) * clip * np.tanh(moved)
-      state, (mean,), measurements = certified_mechanism.finish_round(
-        config, state, plan, [tf.constant(others) + tf.repeat(own, draws)]
-      )
-      if not float(measurements['noise_multiplier']) and not plan.releases:
-        continue
-      release = mean.numpy() * config.divisor
-      moved = moved + release / (clip * config.noise_multiplier)
-      seen.append((release - others) / clip)
-    return np.stack(seen, axis=1)
+    return state._replace(noise=quap_mechanism.initial_noise(next(calls)))
 
-  return simulate
+  def play(state, cohort, present, moves, draws):
+    clip = float(state.clip)
+    norms = tf.fill([len(cohort)], np.float32(clip)) if config.counts_norms else None
+    plan = certified_mechanism.plan_round(config, state, tf.constant(cohort, tf.int64), norms)
+    weight = tf.reduce_sum(tf.where(tf.equal(plan.client_ids, target), plan.weights, 0.0))
+    update = [tf.constant([_EXCESS * clip if present else 0.0], tf.float64)]
+    (own,) = certified_mechanism.contribute(groups, update, weight, state.clip)
+    others = float(tf.reduce_sum(plan.weights) - weight) * clip * moves
+    state, (mean,), measurements = certified_mechanism.finish_round(
+      config, state, plan, [tf.constant(others) + tf.repeat(own, draws)]
+    )
+    if not float(measurements['noise_multiplier']) and not plan.releases:
+      return state, None
+    return state, _Release(mean.numpy() * config.divisor, others, clip, clip * config.noise_multiplier)
+
+  return _simulation(schedule, start, play)
 
 
 def quap(
@@ -141,30 +135,26 @@ def quap(
     seed: For reproducible noise.
     noised: Whether the adversary looks at a critical layer.
   """
-  calls = _Seeds(seed)
-  critical = [0] if noised else []
+  calls, critical = _seeds(seed), [0] if noised else []
 
-  def simulate(present, draws):
-    state = quap_mechanism.initial_state(config)._replace(noise=quap_mechanism.initial_noise(calls.next()))
-    seen, moved = [], np.zeros(draws)
-    for cohort in schedule:
-      clip = float(state.clip)
-      plan = quap_mechanism.plan_round(
-        config, state, tf.constant(cohort, tf.int64), tf.fill([len(cohort)], np.float32(clip))
-      )
-      update = [tf.constant([_EXCESS * clip if present and target in np.asarray(cohort) else 0.0], tf.float64)]
-      norm = tf.cast(tf.abs(update[0][0]), tf.float32)
-      (own,) = quap_mechanism.clip_update(config, critical, update, norm, plan.clip)
-      others = (len(cohort) - 1) * clip * np.tanh(moved)
-      state, (mean,), _ = quap_mechanism.finish_round(
-        config, critical, state, plan, [tf.constant(others) + tf.repeat(own, draws)], []
-      )
-      release = mean.numpy() * max(len(cohort), 1)
-      moved = moved + release / clip
-      seen.append((release - others) / clip)
-    return np.stack(seen, axis=1)
+  def start(draws):
+    del draws
+    return quap_mechanism.initial_state(config)._replace(noise=quap_mechanism.initial_noise(next(calls)))
 
-  return simulate
+  def play(state, cohort, present, moves, draws):
+    clip = float(state.clip)
+    norms = tf.fill([len(cohort)], np.float32(clip))
+    plan = quap_mechanism.plan_round(config, state, tf.constant(cohort, tf.int64), norms)
+    update = [tf.constant([_EXCESS * clip if present and target in np.asarray(cohort) else 0.0], tf.float64)]
+    norm = tf.cast(tf.abs(update[0][0]), tf.float32)
+    (own,) = quap_mechanism.clip_update(config, critical, update, norm, plan.clip)
+    others = (len(cohort) - 1) * clip * moves
+    state, (mean,), _ = quap_mechanism.finish_round(
+      config, critical, state, plan, [tf.constant(others) + tf.repeat(own, draws)], []
+    )
+    return state, _Release(mean.numpy() * max(len(cohort), 1), others, clip, clip)
+
+  return _simulation(schedule, start, play)
 
 
 def query(dp_query: Any, rounds: int, taken: Sequence[int], clip: float, clients_per_round: float) -> Simulate:
@@ -178,69 +168,56 @@ def query(dp_query: Any, rounds: int, taken: Sequence[int], clip: float, clients
     clients_per_round: How many others there are in a round.
   """
 
-  def simulate(present, draws):
-    state = dp_query.initial_global_state()
-    seen, moved = [], np.zeros(draws)
-    for index in range(rounds):
-      parameters = dp_query.derive_sample_params(state)
-      size = _EXCESS * clip if present and index in taken else 0.0
-      (own,) = dp_query.preprocess_record(parameters, [tf.constant([size], tf.float32)])
-      others = (clients_per_round - 1) * clip * np.tanh(moved)
-      total = tf.constant(others, tf.float32) + tf.repeat(own, draws)
-      (result,), state, _ = dp_query.get_noised_result([total], state)
-      release = result.numpy().astype(np.float64) * clients_per_round
-      moved = moved + release / clip
-      seen.append((release - others) / clip)
-    return np.stack(seen, axis=1)
+  def play(state, index, present, moves, draws):
+    parameters = dp_query.derive_sample_params(state)
+    size = _EXCESS * clip if present and index in taken else 0.0
+    (own,) = dp_query.preprocess_record(parameters, [tf.constant([size], tf.float32)])
+    others = (clients_per_round - 1) * clip * moves
+    total = tf.constant(others, tf.float32) + tf.repeat(own, draws)
+    (result,), state, _ = dp_query.get_noised_result([total], state)
+    return state, _Release(result.numpy().astype(np.float64) * clients_per_round, others, clip, clip)
 
-  return simulate
+  return _simulation(range(rounds), lambda draws: dp_query.initial_global_state(), play)
 
 
-def sampled(
-  release: Callable[[np.ndarray, np.ndarray], np.ndarray],
-  rounds: int,
-  rate: float,
-  others: int,
-  dimension: int,
-  seed: int,
-) -> Simulate:
-  """Rounds with Poisson sampling, whose cohorts the adversary does not know: what amplification by sampling claims.
+class _Release(NamedTuple):
+  """What a round gave.
 
-  The others have nothing to add. The target adds 1 to the first coordinate in each round that it is drawn for. The
-  adversary sees this coordinate, how large the others are, and if the release is exactly zero.
+  Attributes:
+    total: float64[draws], what was released, not divided.
+    others: float64[draws], the others' part of it.
+    clip: The clipping norm.
+    unit: How far a release moves the others.
+  """
+
+  total: np.ndarray
+  others: np.ndarray
+  clip: float
+  unit: float
+
+
+def _simulation(rounds, start, play) -> Simulate:
+  """All rounds of a mechanism, in which the others follow what was released, each within its bound.
 
   Args:
-    release: A function from sums, float64[draws, dimension], and the sizes of cohorts, int64[draws], to releases.
-    rounds: T.
-    rate: Probability with which each client is drawn in each round.
-    others: The number of clients beside the target.
-    dimension: Of the releases, at least 2.
-    seed: Of the cohorts.
+    rounds: What `play` is given, one for each round.
+    start: A function from the number of draws to the first state.
+    play: A function (state, round, present, moves, draws) -> (state, `_Release` or None). Each of the others adds
+      `moves`, float64[draws] in (-1, 1), times its bound.
   """
-  rng = np.random.default_rng(seed)
 
   def simulate(present, draws):
-    seen = []
-    for _ in range(rounds):
-      drawn = (rng.random(draws) < rate) & present
-      sums = np.zeros([draws, dimension])
-      sums[:, 0] = drawn
-      released = release(sums, rng.binomial(others, rate, draws) + drawn)
-      size = np.log(np.maximum((released[:, 1:] ** 2).mean(axis=1), _SMALLEST_SQUARE))
-      seen += [released[:, 0], size, (released == 0).all(axis=1).astype(np.float64)]
+    state, seen, moved = start(draws), [], np.zeros(draws)
+    for one in rounds:
+      state, release = play(state, one, present, np.tanh(moved), draws)
+      if release is not None:
+        moved = moved + release.total / release.unit
+        seen.append((release.total - release.others) / release.clip)
     return np.stack(seen, axis=1)
 
   return simulate
 
 
-class _Seeds:
+def _seeds(seed: Optional[int]) -> Iterator[Optional[int]]:
   """A new seed for each simulation; None for the operating system's entropy."""
-
-  def __init__(self, seed):
-    self._seed = seed
-
-  def next(self):
-    if self._seed is None:
-      return None
-    self._seed += 1
-    return self._seed
+  return itertools.repeat(None) if seed is None else itertools.count(seed + 1)

@@ -166,6 +166,29 @@ class TestStock:
     assert found.bound.mu > (0.9 if tight else 0.3) * claim
 
 
+def _sampled(release, rounds, rate, others, dimension, seed):
+  """Rounds with Poisson sampling, whose cohorts the adversary does not know.
+
+  The others have nothing to add. The target adds 1 to the first coordinate in each round that it is drawn for. The
+  adversary sees this coordinate, how large the rest is, and whether the release is exactly zero. `release` is a
+  function from sums, float64[draws, dimension], and the sizes of cohorts, int64[draws], to releases.
+  """
+  rng = np.random.default_rng(seed)
+
+  def simulate(present, draws):
+    seen = []
+    for _ in range(rounds):
+      drawn = (rng.random(draws) < rate) & present
+      sums = np.zeros([draws, dimension])
+      sums[:, 0] = drawn
+      released = release(sums, rng.binomial(others, rate, draws) + drawn)
+      size = np.log(np.maximum((released[:, 1:] ** 2).mean(axis=1), 1e-30))
+      seen += [released[:, 0], size, (released == 0).all(axis=1).astype(np.float64)]
+    return np.stack(seen, axis=1)
+
+  return simulate
+
+
 class TestSampling:
   """What amplification by sampling claims, where the adversary does not know who came."""
 
@@ -176,7 +199,7 @@ class TestSampling:
     return accounting.account(history, _DELTA)['pld'].epsilon
 
   def _found(self, release):
-    simulate = distinguisher.sampled(release, self._ROUNDS, self._RATE, self._OTHERS, 16, seed=3)
+    simulate = _sampled(release, self._ROUNDS, self._RATE, self._OTHERS, 16, seed=3)
     return distinguisher.play(simulate, 20_000, _DELTA).bound.epsilon_if_independent
 
   def _noised(self, sums):
