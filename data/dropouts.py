@@ -1,11 +1,11 @@
 """Dropout in mid-round: a client is drawn and starts, but its update never arrives. A pure function of (seed, round).
 
-Who drops out never depends on data. What a dropout means for the account is decided by the method:
+Dropout never depends on data. The method decides how the account treats it:
 
-* a method that charges who came (`charges_absent` false): the client does not take part. Nothing of it was released, so
-  it is neither counted nor charged, and the mean is over those who came;
-* a method that charges who was drawn (certified): the client is counted and charged as planned, and its update is zero.
-  The noise was chosen for the planned cohorts, and a sum with a zero in it is covered by the same bound.
+* a method that charges the clients that came (`charges_absent` false): the client does not take part. Nothing of it was
+  released, so it is neither counted nor charged, and the mean is over those that came;
+* a method that charges the drawn clients (certified): the client is counted and charged as planned, and its update is
+  zero. The noise was chosen for the planned cohorts, and a sum with a zero in it is covered by the same bound.
 
 A new choice is a class here and a line in `DROPOUTS`.
 """
@@ -14,32 +14,33 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import ClassVar, Optional
+from typing import Callable, Optional
 
 import numpy as np
 
-from data import cohorts
 from data import rng as rng_lib
+from data.cohorts import base
 from quap_tff.common import checks
 from quap_tff.common import registry
 
 
-class DropoutModel(abc.ABC):
-  """Who would drop out of which round.
+@dataclasses.dataclass(frozen=True, eq=False)
+class DropoutModel:
+  """Which clients would drop out of which round.
 
   Attributes:
     rates: float64[N], each client's probability to drop out of a round.
+    fails: From the round number to bool[N]: whether each client would drop out of this round if it were drawn.
     is_independent: Whether clients and rounds are independent of each other.
   """
 
-  is_independent: ClassVar[bool] = True
+  rates: np.ndarray
+  fails: Callable[[int], np.ndarray]
+  is_independent: bool = True
 
-  def __init__(self, num_clients: int, seed: int, rates: np.ndarray):
-    self.num_clients, self.seed, self.rates = num_clients, seed, np.asarray(rates, np.float64)
 
-  def fails(self, round_num: int) -> np.ndarray:
-    """bool[N]: whether each client would drop out of this round if it were drawn."""
-    return rng_lib.generator(self.seed, 'dropout', round_num).random(self.num_clients) < self.rates
+def _independent(seed: int, rates: np.ndarray) -> DropoutModel:
+  return DropoutModel(rates, lambda round_num: rng_lib.generator(seed, 'dropout', round_num).random(len(rates)) < rates)
 
 
 class DropoutChoice(abc.ABC):
@@ -72,12 +73,12 @@ class Bernoulli(DropoutChoice):
     checks.number('bernoulli dropout rate', self.rate, at_least=0, below=1)
 
   def over(self, num_clients, seed):
-    return DropoutModel(num_clients, seed, np.full(num_clients, self.rate))
+    return _independent(seed, np.full(num_clients, self.rate))
 
 
 @dataclasses.dataclass(frozen=True)
 class Beta(DropoutChoice):
-  """Each client has a rate of its own ~ Beta(a, b), drawn once: some clients are unreliable, and stay so.
+  """Each client has a rate of its own ~ Beta(a, b), drawn once: some clients are unreliable, and remain so.
 
   Attributes:
     a, b: The parameters of the Beta distribution, in [0.01, 1e6].
@@ -91,7 +92,7 @@ class Beta(DropoutChoice):
     checks.number('beta dropout b', self.b, at_least=0.01, at_most=1e6)
 
   def over(self, num_clients, seed):
-    return DropoutModel(num_clients, seed, rng_lib.generator(seed, 'dropout_rates').beta(self.a, self.b, num_clients))
+    return _independent(seed, rng_lib.generator(seed, 'dropout_rates').beta(self.a, self.b, num_clients))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,30 +113,12 @@ class Markov(DropoutChoice):
     checks.number('markov dropout recover', self.recover, above=0, at_most=1)
 
   def over(self, num_clients, seed):
-    return _MarkovModel(num_clients, seed, self)
+    def step(round_num, failing):
+      coins = rng_lib.generator(seed, 'dropout', round_num).random(num_clients)
+      return base.switched(coins, failing, self.fail, self.recover)
 
-
-class _MarkovModel(DropoutModel):
-  is_independent = False
-
-  def __init__(self, num_clients, seed, choice):
-    self._stationary = choice.fail / (choice.fail + choice.recover)
-    super().__init__(num_clients, seed, np.full(num_clients, self._stationary))
-    self._choice = choice
-    # The state after the last call. It follows from the seed, so a call for an earlier round starts again.
-    self._round_num, self._failing = 0, None
-
-  def fails(self, round_num):
-    if round_num < self._round_num:
-      self._round_num = 0
-    while self._round_num < round_num:
-      self._round_num += 1
-      coins = rng_lib.generator(self.seed, 'dropout', self._round_num).random(self.num_clients)
-      if self._round_num == 1:
-        self._failing = coins < self._stationary
-      else:
-        self._failing = np.where(self._failing, coins >= self._choice.recover, coins < self._choice.fail)
-    return self._failing
+    stationary = self.fail / (self.fail + self.recover)
+    return DropoutModel(np.full(num_clients, stationary), base.Chain(step).at, is_independent=False)
 
 
 DROPOUTS: dict[str, type[DropoutChoice]] = {'none': NoDropout, 'bernoulli': Bernoulli, 'beta': Beta, 'markov': Markov}
@@ -146,7 +129,7 @@ def make(spec: str, num_clients: int, seed: int) -> Optional[DropoutModel]:
   return registry.parse_spec('dropout', spec, DROPOUTS).over(num_clients, seed)
 
 
-class WithDropout(cohorts.ParticipationModel):
+class WithDropout(base.ParticipationModel):
   """A participation model whose clients may drop out.
 
   A coin for each client, and then another one for its dropout, is one coin of rate q_i·(1 - r_i). Any other draw
@@ -155,43 +138,49 @@ class WithDropout(cohorts.ParticipationModel):
 
   has_dropout = True
 
-  def __init__(self, drawn: cohorts.ParticipationModel, dropout: DropoutModel, charges_absent: bool):
+  def __init__(self, drawn: base.ParticipationModel, dropout: DropoutModel, charges_absent: bool):
     """Args are who is drawn, who drops out, and whether a cohort is all who were drawn or those who came."""
-    super().__init__(drawn.population)
-    self._drawn, self._dropout, self._charges_absent = drawn, dropout, charges_absent
-    self.no_amplification = drawn.no_amplification
+    self._drawn, self._dropout, mean = drawn, dropout, drawn.mean_cohort_size
     if charges_absent:
-      self.sampling, self.inclusion_rates = drawn.sampling, drawn.inclusion_rates
-    elif drawn.sampling == 'bernoulli' and dropout.is_independent:
-      self.sampling, self.inclusion_rates = 'bernoulli', drawn.inclusion_rates * (1 - dropout.rates)
-    else:
-      self.sampling = 'none'
-      self.no_amplification = 'no amplification is proven for cohorts from which clients drop out'
+      super().__init__(
+        drawn.population,
+        drawn.cohort,
+        sampling=drawn.sampling,
+        inclusion_rates=drawn.inclusion_rates,
+        mean_cohort_size=mean,
+        no_amplification=drawn.no_amplification,
+      )
+      return
+    are_coins = drawn.sampling == 'bernoulli' and dropout.is_independent
+    super().__init__(
+      drawn.population,
+      lambda round_num: np.setdiff1d(drawn.cohort(round_num), self.absent(round_num), assume_unique=True),
+      sampling='bernoulli' if are_coins else 'none',
+      inclusion_rates=drawn.inclusion_rates * (1 - dropout.rates) if are_coins else None,
+      mean_cohort_size=None if mean is None else mean * float(1 - dropout.rates.mean()),
+      no_amplification=(
+        drawn.no_amplification if are_coins else 'no amplification is proven for cohorts from which clients drop out'
+      ),
+    )
 
   def absent(self, round_num):
     drawn = self._drawn.cohort(round_num)
     return drawn[self._dropout.fails(round_num)[drawn]]
 
-  def _draw(self, round_num):
-    drawn = self._drawn.cohort(round_num)
-    return drawn if self._charges_absent else drawn[~self._dropout.fails(round_num)[drawn]]
 
-  @property
-  def mean_cohort_size(self):
-    mean = self._drawn.mean_cohort_size
-    return mean if mean is None or self._charges_absent else mean * float(1 - self._dropout.rates.mean())
+class WithServerRounds(base.ParticipationModel):
+  """A participation model with a share q of its rounds, by one coin a round; no client is in the other rounds.
 
-
-class WithServerRounds(cohorts.ParticipationModel):
-  """A participation model of which only a share q of the rounds is left, by one coin a round; nobody is in the others.
-
-  The coin is common to all clients, so no amplification is proven.
+  The coin is common to all clients, so no amplification is proven. The mean cohort size is that of clients' rounds.
   """
 
-  no_amplification = 'no amplification is proven where one coin for all clients decides who takes part'
-
-  def __init__(self, drawn: cohorts.ParticipationModel, q: float):
-    super().__init__(drawn.population)
+  def __init__(self, drawn: base.ParticipationModel, q: float):
+    super().__init__(
+      drawn.population,
+      lambda round_num: drawn.cohort(round_num) if self._is_of_clients(round_num) else np.zeros([0], np.int64),
+      mean_cohort_size=drawn.mean_cohort_size,
+      no_amplification='no amplification is proven where one coin for all clients decides who takes part',
+    )
     self._drawn, self._q, self.has_dropout = drawn, q, drawn.has_dropout
 
   def _is_of_clients(self, round_num):
@@ -199,10 +188,3 @@ class WithServerRounds(cohorts.ParticipationModel):
 
   def absent(self, round_num):
     return self._drawn.absent(round_num) if self._is_of_clients(round_num) else super().absent(round_num)
-
-  def _draw(self, round_num):
-    return self._drawn.cohort(round_num) if self._is_of_clients(round_num) else np.zeros([0], np.int64)
-
-  @property
-  def mean_cohort_size(self):
-    return self._drawn.mean_cohort_size  # Of the rounds of clients.

@@ -1,3 +1,5 @@
+"""Participation models: who is drawn how often, in what order rounds are asked for, and what the draw earns."""
+
 import math
 
 import hypothesis
@@ -6,12 +8,24 @@ import numpy as np
 import pytest
 
 from data import cohorts
+from data import dropouts
 from data import rng as rng_lib
+from data.cohorts import base
+from data.cohorts import chains
+from data.cohorts import learned
+from data.cohorts import static
 
 SETTINGS = hypothesis.settings(derandomize=True, deadline=None, max_examples=50)
 FIXED_SIZE = ['uniform', 'beta', 'hybrid', 'hybrid:normalize=true', 'hybrid_reference']
 RANDOM_SIZE = ['bernoulli', 'beta_bernoulli', 'extreme_imbalance', 'markov', 'full', 'energy']
+LEARNING = ['flpadpm', 'client_selection']
 EVERY = FIXED_SIZE + RANDOM_SIZE
+
+
+def make(spec, num_clients, cohort_size, seed):
+  """A model; one that learns from dropout has some to learn from."""
+  dropout = dropouts.make('beta', num_clients, seed) if spec in LEARNING else None
+  return cohorts.make(spec, num_clients, cohort_size, seed, dropout)
 
 
 def frequencies(model, rounds):
@@ -27,16 +41,18 @@ def rejected(found, expected, trials):
 
 
 def test_every_model_is_tested():
-  # Those that learn from dropout are in dropouts_test.
   learning = {name for name, choice in cohorts.PARTICIPATION_MODELS.items() if choice.learns_from_dropout}
-  assert {spec.partition(':')[0] for spec in EVERY} == set(cohorts.PARTICIPATION_MODELS) - learning
+  assert learning == set(LEARNING)
+  assert {spec.partition(':')[0] for spec in EVERY + LEARNING} == set(cohorts.PARTICIPATION_MODELS)
 
 
 @SETTINGS
-@hypothesis.given(st.sampled_from(EVERY), st.integers(1, 60), st.data(), st.integers(0, 2**64), st.integers(1, 40))
+@hypothesis.given(
+  st.sampled_from(EVERY + LEARNING), st.integers(1, 60), st.data(), st.integers(0, 2**64), st.integers(1, 40)
+)
 def test_a_cohort_is_sorted_distinct_and_in_range(spec, num_clients, data, seed, round_num):
   cohort_size = data.draw(st.integers(1, num_clients))
-  cohort = cohorts.make(spec, num_clients, cohort_size, seed).cohort(round_num)
+  cohort = make(spec, num_clients, cohort_size, seed).cohort(round_num)
   assert cohort.dtype == np.int64 and cohort.ndim == 1
   assert (np.diff(cohort) > 0).all()
   assert not len(cohort) or (cohort[0] >= 0 and cohort[-1] < num_clients)
@@ -45,41 +61,30 @@ def test_a_cohort_is_sorted_distinct_and_in_range(spec, num_clients, data, seed,
 
 
 @SETTINGS
-@hypothesis.given(st.sampled_from(EVERY), st.lists(st.integers(1, 30), min_size=1, max_size=8), st.integers(0, 2**64))
+@hypothesis.given(
+  st.sampled_from(EVERY + LEARNING), st.lists(st.integers(1, 30), min_size=1, max_size=8), st.integers(0, 2**64)
+)
 def test_a_cohort_depends_on_seed_and_round_and_on_no_earlier_call(spec, rounds, seed):
-  model = cohorts.make(spec, 20, 6, seed)
+  model = make(spec, 20, 6, seed)
   for t in rounds:
     np.random.seed(t)
-    fresh = cohorts.make(spec, 20, 6, seed)
-    np.testing.assert_array_equal(model.cohort(t), fresh.cohort(t))
+    np.testing.assert_array_equal(model.cohort(t), make(spec, 20, 6, seed).cohort(t))
 
 
-@pytest.mark.parametrize('spec', [s for s in EVERY if s != 'full'])
+@pytest.mark.parametrize('spec', [s for s in EVERY + LEARNING if s != 'full'])
 def test_rounds_and_seeds_give_different_cohorts(spec):
-  draw = lambda seed, t: cohorts.make(spec, 200, 50, seed).cohort(t).tolist()
+  draw = lambda seed, t: make(spec, 200, 50, seed).cohort(t).tolist()
   assert draw(0, 1) != draw(0, 3)
   assert draw(0, 1) != draw(1, 1)
 
 
-@pytest.mark.parametrize(
-  'spec, sampling',
-  [
-    ('uniform', 'fixed_size'),
-    ('bernoulli', 'bernoulli'),
-    ('beta_bernoulli', 'bernoulli'),
-    ('extreme_imbalance', 'bernoulli'),
-    ('beta', 'none'),
-    ('hybrid', 'none'),
-    ('hybrid_reference', 'none'),
-    ('markov', 'none'),
-    ('full', 'none'),
-    ('energy', 'none'),
-  ],
-)
-def test_amplification_is_claimed_only_where_it_is_earned(spec, sampling):
-  model = cohorts.make(spec, 50, 10, 0)
-  assert model.sampling == sampling
-  assert (model.inclusion_rates is not None) == (sampling == 'bernoulli')
+@pytest.mark.parametrize('spec', EVERY + LEARNING)
+def test_amplification_is_claimed_only_where_it_is_earned(spec):
+  earned = dict(uniform='fixed_size', bernoulli='bernoulli', beta_bernoulli='bernoulli', extreme_imbalance='bernoulli')
+  model = make(spec, 50, 10, 0)
+  assert model.sampling == model.sampler.kind == earned.get(spec, 'none')
+  assert (model.inclusion_rates is not None) == (model.sampling == 'bernoulli')
+  assert model.sampler.cohort_size == (10 if spec == 'uniform' else None)
 
 
 def test_uniform_includes_everyone_equally_often():
@@ -167,7 +172,7 @@ def test_weighted_sampling_has_the_exact_inclusion_rates():
   rng = np.random.default_rng(0)
   counts = np.zeros(4)
   for _ in range(trials):
-    counts[cohorts.weighted_without_replacement(rng, weights, 2)] += 1
+    counts[base.weighted_without_replacement(rng, weights, 2)] += 1
   found = counts / trials
   expected = successive_sampling_rates(weights, 2)
   assert not any(rejected(f, e, trials) for f, e in zip(found, expected))
@@ -179,13 +184,13 @@ def test_weighted_sampling_has_the_exact_inclusion_rates():
 @pytest.mark.parametrize('batches', [20, 0])
 def test_the_draw_for_large_populations_has_the_same_inclusion_rates(batches, monkeypatch):
   # Without a batch, all are drawn as those are who are left when repetitions take over.
-  monkeypatch.setattr(cohorts, '_MOST_BATCHES', batches)
+  monkeypatch.setattr(base, '_MOST_BATCHES', batches)
   weights = np.array([1.0, 0.0, 2.0, 3.0, 6.0])
   trials = 6000
   rng = np.random.default_rng(1)
   counts = np.zeros(5)
   for _ in range(trials):
-    drawn = cohorts.few_weighted_without_replacement(rng, weights, np.cumsum(weights), 2)
+    drawn = base.few_weighted_without_replacement(rng, weights, np.cumsum(weights), 2)
     assert len(set(drawn.tolist())) == 2
     counts[drawn] += 1
   found = counts / trials
@@ -198,9 +203,9 @@ def test_a_draw_goes_on_with_those_left_when_almost_all_weight_is_of_one_client(
   weights = np.full(1000, 1e-9)
   weights[7] = 1.0
   rng = np.random.default_rng(0)
-  drawn = cohorts.few_weighted_without_replacement(rng, weights, np.cumsum(weights), 30)
+  drawn = base.few_weighted_without_replacement(rng, weights, np.cumsum(weights), 30)
   assert len(set(drawn.tolist())) == 30 and drawn[0] == 7
-  later = [cohorts.few_weighted_without_replacement(rng, weights, np.cumsum(weights), 2)[1] for _ in range(300)]
+  later = [base.few_weighted_without_replacement(rng, weights, np.cumsum(weights), 2)[1] for _ in range(300)]
   assert 400 < np.mean(later) < 600
 
 
@@ -238,7 +243,7 @@ def test_a_cohort_of_a_million_is_drawn_with_numbers_of_its_own_size(spec, monke
 
 def test_large_populations_come_as_often_as_their_rates_say(monkeypatch):
   # The draws for large populations, at a size where each client comes often.
-  monkeypatch.setattr(cohorts, 'LARGE_POPULATION', 1)
+  monkeypatch.setattr(base, 'LARGE_POPULATION', 1)
   trials = 2000
   model = cohorts.make('bernoulli:q=0.2', 30, None, 0)
   joined = np.array([np.isin(np.arange(30), model.cohort(t)) for t in range(1, trials + 1)])
@@ -247,10 +252,10 @@ def test_large_populations_come_as_often_as_their_rates_say(monkeypatch):
   both = np.mean(joined[:, ::2] & joined[:, 1::2])
   assert not rejected(both, 0.04, trials * 15)
   assert np.var(joined.sum(axis=1)) == pytest.approx(30 * 0.2 * 0.8, rel=0.15)
-  monkeypatch.setattr(cohorts, '_FEW', 2)
+  monkeypatch.setattr(base, '_FEW', 2)
   weighted = cohorts.make('beta:a=2,b=5', 30, 10, 0)
   counts = np.bincount(np.concatenate([weighted.cohort(t) for t in range(1, trials + 1)]), minlength=30)
-  monkeypatch.setattr(cohorts, 'LARGE_POPULATION', 10**5)
+  monkeypatch.setattr(base, 'LARGE_POPULATION', 10**5)
   small = cohorts.make('beta:a=2,b=5', 30, 10, 0)
   expected = np.bincount(np.concatenate([small.cohort(t) for t in range(1, trials + 1)]), minlength=30)
   # Two samples of one rate each, so √2 of one sample's deviation.
@@ -264,7 +269,7 @@ def test_a_shortfall_is_filled_uniformly():
   rng = np.random.default_rng(0)
   counts = np.zeros(5)
   for _ in range(3000):
-    drawn = cohorts.weighted_without_replacement(rng, weights, 3)
+    drawn = base.weighted_without_replacement(rng, weights, 3)
     assert len(set(drawn)) == 3
     counts[drawn] += 1
   assert counts[1] == counts[4] == 3000
@@ -273,33 +278,26 @@ def test_a_shortfall_is_filled_uniformly():
 
 @pytest.mark.parametrize('size', [0, 2, 5])
 def test_weighted_sampling_of_any_size(size):
-  assert len(cohorts.weighted_without_replacement(np.random.default_rng(0), np.ones(5), size)) == size
+  assert len(base.weighted_without_replacement(np.random.default_rng(0), np.ones(5), size)) == size
 
 
 def test_beta_cohorts_follow_weights_that_are_drawn_once():
   model = cohorts.make('beta:a=2,b=5', 5, 2, 3)
-  weights = cohorts._client_weights(model.population, 2, 5)
-  np.testing.assert_array_equal(model.weights(1), weights)
-  np.testing.assert_array_equal(model.weights(9), weights)
   rounds = range(1, 4001)
   found = frequencies(model, rounds)
-  assert not any(rejected(f, e, len(rounds)) for f, e in zip(found, successive_sampling_rates(weights, 2)))
+  expected = successive_sampling_rates(model.population.beta_weights(2, 5), 2)
+  assert not any(rejected(f, e, len(rounds)) for f, e in zip(found, expected))
   assert any(rejected(f, 2 / 5, len(rounds)) for f in found)
 
 
 def test_hybrid_weights_are_the_documents():
-  model = cohorts.make('hybrid', 100, 30, 7)
-  drawn = cohorts._client_weights(model.population, 2, 5)
-  odd = (1 - 0.8) * drawn + 0.8 / 100
-  np.testing.assert_allclose(model.weights(1), odd)
-  np.testing.assert_allclose(model.weights(2), odd * np.exp(-0.01 * np.arange(100)))
-  np.testing.assert_array_equal(model.weights(3), model.weights(1))
-
-
-def test_hybrid_normalised_gives_the_uniform_part_its_share():
-  model = cohorts.make('hybrid:normalize=true,gamma=0.25', 100, 30, 7)
-  drawn = cohorts._client_weights(model.population, 2, 5)
-  np.testing.assert_allclose(model.weights(1), 0.75 * drawn / drawn.sum() + 0.25 / 100)
+  population = cohorts.Population(100, 30, 7)
+  drawn = population.beta_weights(2, 5)
+  odd, even = static.Hybrid().weights(population)
+  np.testing.assert_allclose(odd, (1 - 0.8) * drawn + 0.8 / 100)
+  np.testing.assert_allclose(even, odd * np.exp(-0.01 * np.arange(100)))
+  odd, _ = static.Hybrid(normalize=True, gamma=0.25).weights(population)
+  np.testing.assert_allclose(odd, 0.75 * drawn / drawn.sum() + 0.25 / 100)
 
 
 def test_hybrid_with_gamma_one_is_uniform_in_odd_rounds_and_favours_low_ids_in_even_ones():
@@ -310,23 +308,18 @@ def test_hybrid_with_gamma_one_is_uniform_in_odd_rounds_and_favours_low_ids_in_e
   assert even.mean() < 110
 
 
-def test_hybrid_reference_draws_its_uniform_part_uniformly_and_the_rest_by_weight():
-  model = cohorts.make('hybrid_reference:gamma=1', 6, 2, 0)
-  rounds = range(1, 3001)
-  assert not any(rejected(f, 1 / 3, len(rounds)) for f in frequencies(model, rounds))
-  model = cohorts.make('hybrid_reference:gamma=0', 6, 2, 0)
-  expected = successive_sampling_rates(cohorts._client_weights(model.population, 2, 5), 2)
-  found = frequencies(model, rounds)
-  assert not any(rejected(f, e, len(rounds)) for f, e in zip(found, expected))
-  # Half of each: of a cohort of two, one uniformly, the other by weight among the five left.
-  model = cohorts.make('hybrid_reference:gamma=0.5', 6, 2, 0)
-  weights = cohorts._client_weights(model.population, 2, 5)
-  expected = np.full(6, 1 / 6)
-  for first in range(6):
-    left = np.delete(np.arange(6), first)
-    expected[left] += weights[left] / weights[left].sum() / 6
-  found = frequencies(model, rounds)
-  assert not any(rejected(f, e, len(rounds)) for f, e in zip(found, expected))
+@pytest.mark.parametrize('gamma', [1, 0, 0.5])
+def test_hybrid_reference_draws_its_uniform_part_uniformly_and_the_rest_by_weight(gamma):
+  model = cohorts.make(f'hybrid_reference:gamma={gamma}', 6, 2, 0)
+  weights, trials = model.population.beta_weights(2, 5), 2000
+  expected = {1: np.full(6, 1 / 3), 0: successive_sampling_rates(weights, 2), 0.5: np.full(6, 1 / 6)}[gamma]
+  if gamma == 0.5:
+    # Of a cohort of two, one uniformly, the other by weight among the five left.
+    for first in range(6):
+      left = np.delete(np.arange(6), first)
+      expected[left] += weights[left] / weights[left].sum() / 6
+  found = frequencies(model, range(1, trials + 1))
+  assert not any(rejected(f, e, trials) for f, e in zip(found, expected))
 
 
 def test_markov_clients_come_and_go_at_the_stated_rates():
@@ -364,10 +357,10 @@ def test_full_takes_everyone():
   np.testing.assert_array_equal(cohorts.make('full', 4, None, 0).cohort(3), np.arange(4))
 
 
-@pytest.mark.parametrize('spec', ['uniform', 'beta', 'hybrid', 'hybrid_reference'])
+@pytest.mark.parametrize('spec', FIXED_SIZE + LEARNING)
 def test_a_model_of_fixed_size_needs_one(spec):
   with pytest.raises(ValueError, match='cohort_size is missing'):
-    cohorts.make(spec, 10, None, 0)
+    make(spec, 10, None, 0)
 
 
 @pytest.mark.parametrize('spec', EVERY)
@@ -377,36 +370,31 @@ def test_a_cohort_larger_than_the_population_is_an_error_with_both_numbers(spec)
 
 
 @pytest.mark.parametrize(
+  'spec',
+  'bernoulli:q=0 bernoulli:q=1.1 bernoulli:q=nan beta:a=0 beta:b=nan beta:b=inf beta:a=-1 beta_bernoulli:a=0 '
+  'beta_bernoulli:b=nan extreme_imbalance:frequent_fraction=1.5 extreme_imbalance:frequent_rate=nan '
+  'extreme_imbalance:rare_rate=-0.1 hybrid:gamma=1.01 hybrid:gamma=nan hybrid:a=0 hybrid:id_decay=-1 '
+  'hybrid_reference:gamma=-0.1 hybrid_reference:gamma=nan markov:arrive=0 markov:leave=nan markov:leave=2 '
+  'energy:charge=1.5 energy:idle=-0.1 energy:train=nan energy:reserve=1 energy:plug=0 energy:unplug=2 '
+  'flpadpm:length=0 flpadpm:length=9 flpadpm:strength=0 client_selection:explore=2 client_selection:share=-1'.split(),
+)
+def test_a_bad_parameter_is_an_error_that_names_it(spec):
+  with pytest.raises(ValueError, match=f'^{spec.partition("=")[0].replace(":", " ")} must be'):
+    cohorts.make(spec, 10, 3, 0)
+
+
+@pytest.mark.parametrize(
   'spec, message',
   [
-    ('bernoulli:q=0', 'bernoulli q'),
-    ('bernoulli:q=1.1', 'bernoulli q'),
-    ('bernoulli:q=nan', 'bernoulli q'),
-    ('beta:a=0', 'beta a'),
-    ('beta:b=nan', 'beta b'),
-    ('beta:b=inf', 'beta b'),
-    ('beta:a=-1', 'beta a'),
-    ('beta_bernoulli:a=0', 'beta_bernoulli a'),
-    ('beta_bernoulli:b=nan', 'beta_bernoulli b'),
-    ('extreme_imbalance:frequent_fraction=1.5', 'extreme_imbalance frequent_fraction'),
-    ('extreme_imbalance:frequent_rate=nan', 'extreme_imbalance frequent_rate'),
-    ('extreme_imbalance:rare_rate=-0.1', 'extreme_imbalance rare_rate'),
-    ('hybrid:gamma=1.01', 'hybrid gamma'),
-    ('hybrid:gamma=nan', 'hybrid gamma'),
-    ('hybrid:a=0', 'hybrid a'),
-    ('hybrid:id_decay=-1', 'hybrid id_decay'),
-    ('hybrid:normalize=yes', 'normalize must be true or false'),
-    ('hybrid_reference:gamma=-0.1', 'hybrid_reference gamma'),
-    ('hybrid_reference:gamma=nan', 'hybrid_reference gamma'),
-    ('markov:arrive=0', 'markov arrive'),
-    ('markov:leave=nan', 'markov leave'),
-    ('markov:leave=2', 'markov leave'),
     ('bernouli', "Unknown participation model 'bernouli'. Did you mean 'bernoulli'"),
     ('uniform:q=1', "'uniform' takes no parameters, found 'q=1'"),
     ('bernoulli:q=often', "q must be of type float, found 'often'"),
+    ('hybrid:normalize=yes', 'normalize must be true or false'),
+    ('flpadpm', '--dropout=none nobody'),
+    ('client_selection', '--dropout=none nobody'),
   ],
 )
-def test_a_bad_parameter_is_an_error_that_names_it(spec, message):
+def test_a_bad_spec_is_an_error(spec, message):
   with pytest.raises(ValueError, match=message):
     cohorts.make(spec, 10, 3, 0)
 
@@ -433,3 +421,76 @@ def test_rounds_count_from_one(round_num):
 
 def test_a_uniform_cohort_costs_nothing_for_those_who_are_not_in_it():
   assert len(cohorts.make('uniform', 10**9, 30, 0).cohort(1)) == 30  # A draw over the population would take 8 GB.
+
+
+class TestEnergy:
+  def test_a_round_by_hand(self):
+    before = chains.Batteries(np.array([0.5, 0.5, 0.5, 0.5, 0.9, 0.05]), np.array([1, 0, 1, 0, 1, 0], bool))
+    energy = chains.Energy(charge=0.25, idle=0.125, train=0.5)
+    found = energy.after(np.random.default_rng(0), before, np.array([2, 3]))
+    np.testing.assert_allclose(found.charge, [0.75, 0.375, 0.25, 0.0, 1.0, 0.0])
+
+  def test_rates_by_hand(self):
+    batteries = chains.Batteries(np.array([0.0, 0.2, 0.1, 0.6, 1.0]), np.array([True, False, False, False, False]))
+    np.testing.assert_allclose(chains.Energy(reserve=0.2).rates(batteries), [1.0, 0.0, 0.0, 0.5, 1.0])
+
+  def test_clients_are_plugged_in_at_the_stated_rates(self):
+    energy, rng = chains.Energy(plug=0.1, unplug=0.3), np.random.default_rng(0)
+    batteries = energy.start(rng, 20_000)
+    assert batteries.plugged.mean() == pytest.approx(0.25, abs=0.02)
+    after = energy.after(rng, batteries, np.zeros(0, np.int64))
+    assert after.plugged[~batteries.plugged].mean() == pytest.approx(0.1, abs=0.01)
+    assert after.plugged[batteries.plugged].mean() == pytest.approx(0.7, abs=0.02)
+
+  def test_a_cohort_is_of_those_above_the_reserve_or_plugged_in_and_pays_for_the_next_round(self):
+    energy = chains.Energy(charge=0.0, idle=0.0, reserve=0.5, train=0.3, plug=0.01, unplug=1)
+    model, sizes = energy.over(cohorts.Population(200, 100, 1)), []
+    batteries = energy.start(rng_lib.generator(1, 'battery', 0), 200)
+    for t in range(1, 7):
+      cohort, able = model.cohort(t), batteries.plugged | (batteries.charge > 0.5)
+      assert able[cohort].all() and len(cohort) == min(100, able.sum())
+      sizes.append(len(cohort))
+      batteries = energy.after(rng_lib.generator(1, 'battery', t), batteries, cohort)
+    assert sizes[-1] < sizes[0]
+
+  def test_empty_batteries_are_an_empty_cohort(self):
+    model = cohorts.make('energy:charge=0,train=1,plug=1e-9,unplug=1', 5, 5, 0)
+    assert [len(model.cohort(t)) for t in (2, 3)] == [0, 0]
+
+  def test_fuller_batteries_come_more_often(self):
+    # Without a cohort size each comes with its own rate: of 5,000 unplugged clients in round 1, (b - 0.2)/0.8.
+    energy, population = chains.Energy(plug=1e-9, unplug=1), cohorts.Population(5000, None, 0)
+    charge = energy.start(rng_lib.generator(0, 'battery', 0), 5000).charge
+    came = np.isin(np.arange(5000), energy.over(population).cohort(1))
+    for low, high, rate in ((0, 0.2, 0), (0.55, 0.65, 0.5), (0.9, 1, 0.9375)):
+      inside = (charge >= low) & (charge < high)
+      assert came[inside].mean() == pytest.approx(rate, abs=0.06)
+
+
+class TestLearned:
+  def test_patterns_by_hand(self):
+    # Clients 0 and 1 of four, patterns of one invitation. Round 1: 0 drops out. Round 2: 0 drops out again.
+    choice = learned.FlPadpm(length=1, strength=2.0)
+    state = choice.start(cohorts.Population(4, 2, 1))
+    np.testing.assert_allclose(choice.predicted(state), 0.1)
+    for _ in range(2):
+      state = choice.learned(state, np.array([0, 1]), np.array([True, False]))
+    # Common rate (2 + 1)/(4 + 10). After a drop: one invitation, one drop. After an arrival: one, none. Else: two, one.
+    common = 3 / 14
+    expected = [(2 * common + 1) / 3, 2 * common / 3, (2 * common + 1) / 4, (2 * common + 1) / 4]
+    np.testing.assert_allclose(choice.predicted(state), expected)
+
+  def test_invites_as_many_as_it_takes(self):
+    came = {}
+    for spec in ('flpadpm', 'uniform'):
+      dropout = dropouts.make('markov:fail=0.2,recover=0.2', 200, 3)
+      model = dropouts.WithDropout(cohorts.make(spec, 200, 50, 3, dropout), dropout, False)
+      came[spec] = np.mean([len(model.cohort(t)) for t in range(21, 101)])
+    assert came['flpadpm'] == pytest.approx(50, abs=2) and came['uniform'] < 35
+
+  def test_selection_prefers_the_reliable_and_the_fast(self):
+    dropout = dropouts.make('beta:a=1,b=2', 40, 1)
+    for share, wanted in ((1, -dropout.rates), (0, cohorts.Population(40, 10, 1).beta_weights(2, 5))):
+      model = cohorts.make(f'client_selection:share={share},explore=0.5', 40, 10, 1, dropout)
+      times = np.bincount(np.concatenate([model.cohort(t) for t in range(1, 201)]), minlength=40)
+      assert (times > 0).all() and np.corrcoef(times, wanted)[0, 1] > 0.4

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from data import cohorts
+from data.cohorts import static
 from quap_tff.mechanisms import budgets as budget_lib
 from quap_tff.mechanisms import gaussian
 from quap_tff.mechanisms import layers
@@ -72,5 +73,5 @@ def test_uniform_share_of_the_hybrid_sampler():
   uniform = gamma / population
   beta_mean = 2 / 7
   assert uniform / (uniform + (1 - gamma) * beta_mean) == pytest.approx(0.12, abs=0.005)
-  model = cohorts.make('hybrid', population, 30, 0)
-  assert np.mean(model.weights(1)) == pytest.approx(uniform + (1 - gamma) * beta_mean, rel=0.1)
+  odd, _ = static.Hybrid().weights(cohorts.Population(population, 30, 0))
+  assert np.mean(odd) == pytest.approx(uniform + (1 - gamma) * beta_mean, rel=0.1)

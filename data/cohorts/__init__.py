@@ -1,0 +1,62 @@
+"""Participation models: who takes part in a round, each a pure function of (seed, round).
+
+A choice (`ParticipationChoice`) is a frozen dataclass of parameters, parsed from a spec; `over` applies it to a
+population and gives the model (`ParticipationModel`) that draws cohorts. `base.independent`, `base.fixed_size` and
+`base.weighted` make most models. A new choice is a class in a file of this folder and a line in `PARTICIPATION_MODELS`.
+
+The amplification that a sampler earns is stated here, next to the draw, so that an accountant cannot assume more:
+
+| `sampling`   | the draw                                                             | amplification by sampling     |
+| ------------ | -------------------------------------------------------------------- | ----------------------------- |
+| `bernoulli`  | each client by its own coin of known rate, independent over rounds   | Poisson, at `inclusion_rates` |
+| `fixed_size` | a uniformly random set of M clients, independent over rounds         | without replacement, at M/N   |
+| `none`       | all else: unequal weights at a fixed size, availability, everyone    | none                          |
+
+Amplification also requires that the cohorts are secret. The cohorts here follow from a seed that runs publish, so no
+sampler earns anything unless its user keeps the seed secret (`accounting.Sampler.secret`).
+"""
+
+from typing import Any, Optional
+
+from data.cohorts import chains
+from data.cohorts import learned
+from data.cohorts import static
+from data.cohorts.base import ParticipationChoice
+from data.cohorts.base import ParticipationModel
+from data.cohorts.base import Population
+from quap_tff.common import registry
+
+PARTICIPATION_MODELS: dict[str, type[ParticipationChoice]] = {
+  'uniform': static.Uniform,
+  'full': static.Full,
+  'bernoulli': static.Bernoulli,
+  'beta': static.Beta,
+  'beta_bernoulli': static.BetaBernoulli,
+  'extreme_imbalance': static.ExtremeImbalance,
+  'hybrid': static.Hybrid,
+  'hybrid_reference': static.HybridReference,
+  'markov': chains.Markov,
+  'flpadpm': learned.FlPadpm,
+  'client_selection': learned.ClientSelection,
+  'energy': chains.Energy,
+}
+
+
+def make(
+  spec: str, num_clients: int, cohort_size: Optional[int], seed: int, dropout: Optional[Any] = None
+) -> ParticipationModel:
+  """The participation model that `spec` names, over clients 0 to `num_clients` - 1.
+
+  Args:
+    spec: E.g. `uniform`, `bernoulli:q=0.3`, `beta:a=2,b=5`; see `PARTICIPATION_MODELS`.
+    num_clients: N.
+    cohort_size: M; `None` is enough for models of random size (`bernoulli`, `beta_bernoulli`, `extreme_imbalance`,
+      `full`, `markov`, `energy`).
+    seed: Non-negative; cohorts are a pure function of it and the round number.
+    dropout: Which clients drop out, a `data.dropouts.DropoutModel`, for models that learn from that. None if none does.
+
+  Raises:
+    ValueError: For an unknown name, a value out of range, or a cohort larger than the population.
+  """
+  choice = registry.parse_spec('participation model', spec, PARTICIPATION_MODELS)
+  return choice.over(Population(num_clients=num_clients, cohort_size=cohort_size, seed=seed, dropout=dropout))

@@ -1,0 +1,256 @@
+"""Populations, and the model that draws cohorts from them; three kinds of draw cover most models."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import itertools
+from typing import Any, Callable, ClassVar, Optional
+
+import numpy as np
+
+from data import rng as rng_lib
+from quap_tff.common import checks
+from quap_tff.common import lazy
+
+accounting = lazy.module('quap_tff.accounting')
+
+# From this number of clients on, draws that take time in proportion to the cohort replace those that draw a number for
+# every client. The distribution is the same; the cohorts of a seed are others.
+LARGE_POPULATION = 100_000
+# Weighted draws do so for cohorts of at most this part of the population.
+_FEW = 20
+_MOST_BATCHES = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Population:
+  """The clients that cohorts are drawn from.
+
+  Attributes:
+    num_clients: N.
+    cohort_size: M, at most N. Models with cohorts of random size ignore it; then it may be `None`.
+    seed: Non-negative integer.
+    dropout: A `data.dropouts.DropoutModel`, for models that learn from who dropped out; None if nobody does.
+  """
+
+  num_clients: int
+  cohort_size: Optional[int]
+  seed: int
+  dropout: Optional[Any] = None
+
+  def __post_init__(self):
+    checks.integer('num_clients', self.num_clients, at_least=1)
+    checks.integer('seed', self.seed, at_least=0)
+    if self.cohort_size is not None:
+      checks.integer('cohort_size', self.cohort_size, at_least=1)
+      if self.cohort_size > self.num_clients:
+        raise ValueError(
+          f'cohort_size must be at most the number of clients, found cohort_size={self.cohort_size} and '
+          f'num_clients={self.num_clients}.'
+        )
+
+  def required_cohort_size(self) -> int:
+    """M; raises `ValueError` if none is given."""
+    if self.cohort_size is None:
+      raise ValueError('cohort_size is missing: this participation model draws cohorts of that size.')
+    return self.cohort_size
+
+  def client_rng(self) -> np.random.Generator:
+    """The generator of each client's weight or rate, which is drawn once."""
+    return rng_lib.generator(self.seed, 'client_weights')
+
+  def beta_weights(self, a: float, b: float) -> np.ndarray:
+    """float64[N], one draw of Beta(a, b) for each client; the same for every model of one seed."""
+    return self.client_rng().beta(a, b, self.num_clients)
+
+  def round_rng(self, round_num: int) -> np.random.Generator:
+    """The generator of one round's draw."""
+    return rng_lib.generator(self.seed, 'cohort', round_num)
+
+
+class ParticipationModel:
+  """Draws the cohort of each round.
+
+  Attributes:
+    population: The clients that it draws from.
+    sampling: `bernoulli`, `fixed_size` or `none`, see the table in `data.cohorts`.
+    inclusion_rates: float64[N] where `sampling` is `bernoulli`, else `None`.
+    no_amplification: Where `sampling` is `none`, the reason why nothing is amplified, a clause.
+    mean_cohort_size: The expected number of clients in a cohort, `None` if there is no simple one.
+    has_dropout: Whether clients that are drawn may drop out.
+  """
+
+  has_dropout: bool = False
+
+  def __init__(
+    self,
+    population: Population,
+    draw: Callable[[int], np.ndarray],
+    *,
+    sampling: str = 'none',
+    inclusion_rates: Optional[np.ndarray] = None,
+    mean_cohort_size: Optional[float] = None,
+    no_amplification: str = 'no amplification is proven for cohorts drawn by weight or availability',
+  ):
+    """`draw` gives distinct client ids in any order, a function of the population and the round number alone."""
+    self.population, self._draw, self.sampling = population, draw, sampling
+    self.inclusion_rates, self.mean_cohort_size = inclusion_rates, mean_cohort_size
+    self.no_amplification = no_amplification
+
+  def cohort(self, round_num: int) -> np.ndarray:
+    """The clients of round `round_num`, counted from 1: sorted, distinct int64 indices; possibly none."""
+    checks.integer('round_num', round_num, at_least=1)
+    return np.sort(self._draw(round_num)).astype(np.int64)
+
+  def absent(self, round_num: int) -> np.ndarray:
+    """The clients that were drawn for round `round_num` and whose updates never arrive, sorted int64 indices."""
+    del round_num
+    return np.zeros([0], np.int64)
+
+  @property
+  def sampler(self) -> accounting.Sampler:
+    """The draw, for an account."""
+    return accounting.Sampler(
+      kind=self.sampling,
+      rates=self.inclusion_rates,
+      cohort_size=self.population.cohort_size if self.sampling == 'fixed_size' else None,
+      reason=self.no_amplification,
+    )
+
+
+class ParticipationChoice(abc.ABC):
+  """The parameters of a participation model; a frozen dataclass.
+
+  Attributes:
+    ignores_cohort_size: Whether the model sets the size of cohorts itself, whatever `cohort_size` is.
+    learns_from_dropout: Whether the model learns from clients that drop out, so that some must.
+  """
+
+  ignores_cohort_size: ClassVar[bool] = False
+  learns_from_dropout: ClassVar[bool] = False
+
+  @abc.abstractmethod
+  def over(self, population: Population) -> ParticipationModel:
+    """The model of this choice for `population`."""
+
+
+def independent(population: Population, rates: np.ndarray) -> ParticipationModel:
+  """Each client joins each round with its own rate, float64[N], independently of other clients and rounds."""
+  rates, total = np.array(rates, np.float64), population.num_clients
+  rates.setflags(write=False)
+  one_rate = total >= LARGE_POPULATION and (rates == rates[0]).all()
+
+  def draw(round_num):
+    rng = population.round_rng(round_num)
+    if one_rate:
+      # As many coins of one rate show heads as the binomial distribution says, and all sets of that many are as likely.
+      return rng.choice(total, rng.binomial(total, rates[0]), replace=False, shuffle=False)
+    # random() is in [0, 1): rate 0 never joins, rate 1 always.
+    return np.flatnonzero(rng.random(total) < rates)
+
+  return ParticipationModel(
+    population, draw, sampling='bernoulli', inclusion_rates=rates, mean_cohort_size=float(rates.sum())
+  )
+
+
+def fixed_size(population: Population) -> ParticipationModel:
+  """A uniformly random set of `cohort_size` clients."""
+  total, size = population.num_clients, population.required_cohort_size()
+  # Without a shuffle numpy's cost grows with the cohort, not with the population.
+  draw = lambda round_num: population.round_rng(round_num).choice(total, size, replace=False, shuffle=False)
+  return ParticipationModel(population, draw, sampling='fixed_size', mean_cohort_size=float(size))
+
+
+def weighted(population: Population, weights: Callable[[int], np.ndarray]) -> ParticipationModel:
+  """`cohort_size` clients, one after the other without replacement, with probability in proportion to their weights.
+
+  Args:
+    population: The clients.
+    weights: From the round number to float64[N] weights, at least 0. Rounds of equal weights share one array.
+  """
+  size, known = population.required_cohort_size(), []
+
+  def draw(round_num):
+    rng, chosen = population.round_rng(round_num), weights(round_num)
+    if population.num_clients < LARGE_POPULATION or size > population.num_clients // _FEW:
+      return weighted_without_replacement(rng, chosen, size)
+    # The sums of the last two arrays are kept.
+    if not any(chosen is array for array, _ in known):
+      known[:] = [*known[-1:], (chosen, np.cumsum(chosen))]
+    cumulative = next(sums for array, sums in known if array is chosen)
+    return few_weighted_without_replacement(rng, chosen, cumulative, size)
+
+  return ParticipationModel(population, draw, mean_cohort_size=float(size))
+
+
+class Chain:
+  """A state for each round that follows from the one before: `step(round_num, state)`, with state None for round 1.
+
+  The last state is kept. A call for an earlier round starts again, so `step` must be a pure function.
+  """
+
+  def __init__(self, step: Callable[[int, Any], Any]):
+    self._step, self._round_num, self._state = step, 0, None
+
+  def at(self, round_num: int) -> Any:
+    """The state in round `round_num`, counted from 1."""
+    if round_num < self._round_num:
+      self._round_num, self._state = 0, None
+    while self._round_num < round_num:
+      self._round_num += 1
+      self._state = self._step(self._round_num, self._state)
+    return self._state
+
+
+def switched(coins: np.ndarray, before: Optional[np.ndarray], on: float, off: float) -> np.ndarray:
+  """bool[N], the next state of two-state chains; without a state before, one drawn from the stationary state.
+
+  Args:
+    coins: float64[N], uniform in [0, 1).
+    before: bool[N] or None.
+    on, off: The probabilities of a change from False to True, and from True to False.
+  """
+  return coins < on / (on + off) if before is None else np.where(before, coins >= off, coins < on)
+
+
+def few_weighted_without_replacement(
+  rng: np.random.Generator, weights: np.ndarray, cumulative: np.ndarray, size: int
+) -> np.ndarray:
+  """The draw of `weighted_without_replacement`, with time in proportion to `size` instead of the population.
+
+  Draws with replacement, one after the other, and leaves out clients that were drawn before: given that it is another
+  one, a draw has probability in proportion to the weights among those left. If a few clients have nearly all weight,
+  repetitions take over, and the rest is drawn from those left as by `weighted_without_replacement`.
+
+  Args:
+    rng: The source of random numbers.
+    weights: float64[N], at least 0, not all 0.
+    cumulative: float64[N], the sums of the first weights.
+    size: How many to draw, at most N.
+  """
+  drawn, total = {}, cumulative[-1]
+  for _ in range(_MOST_BATCHES):
+    # A dict keeps the order of the first draws. Rounding must not lead past the last client of positive weight.
+    points = np.minimum(rng.random(2 * size) * total, np.nextafter(total, 0))
+    drawn.update(dict.fromkeys(np.searchsorted(cumulative, points, side='right').tolist()))
+    if len(drawn) >= size:
+      return np.fromiter(itertools.islice(drawn, size), np.int64, size)
+  drawn = np.fromiter(drawn, np.int64, len(drawn))
+  left = np.setdiff1d(np.arange(len(weights)), drawn, assume_unique=True)
+  return np.concatenate([drawn, left[weighted_without_replacement(rng, weights[left], size - len(drawn))]])
+
+
+def weighted_without_replacement(rng: np.random.Generator, weights: np.ndarray, size: int) -> np.ndarray:
+  """`size` distinct indices drawn one after the other, with probability in proportion to `weights` among those left.
+
+  These are the largest of log w_i + Gumbel noise, which has exactly that distribution (Efraimidis and Spirakis 2006;
+  Kool et al. 2019, arXiv:1903.06059). If fewer than `size` weights are positive, all of those are taken and the rest is
+  filled uniformly.
+  """
+  candidates = np.flatnonzero(weights > 0)
+  if len(candidates) <= size:
+    rest = np.flatnonzero(~(weights > 0))
+    return np.concatenate([candidates, rng.choice(rest, size - len(candidates), replace=False)])
+  keys = np.log(weights[candidates]) + rng.gumbel(size=len(candidates))
+  return candidates[np.argpartition(-keys, size - 1)[:size]]

@@ -1,0 +1,197 @@
+"""Participation that does not depend on earlier rounds: by equal chances, by rates, by weights."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from data.cohorts import base
+from quap_tff.common import checks
+
+
+def _check_shape(name: str, a: float, b: float):
+  # Smaller values give weights that float64 rounds to exactly 0 or 1.
+  checks.number(f'{name} a', a, at_least=0.01, at_most=1e6)
+  checks.number(f'{name} b', b, at_least=0.01, at_most=1e6)
+
+
+@dataclasses.dataclass(frozen=True)
+class Uniform(base.ParticipationChoice):
+  """Every set of `cohort_size` clients is equally likely."""
+
+  def over(self, population):
+    return base.fixed_size(population)
+
+
+@dataclasses.dataclass(frozen=True)
+class Full(base.ParticipationChoice):
+  """All clients take part in every round."""
+
+  ignores_cohort_size = True
+
+  def over(self, population):
+    return base.ParticipationModel(
+      population,
+      lambda round_num: np.arange(population.num_clients),
+      mean_cohort_size=float(population.num_clients),
+      no_amplification='everyone takes part in every round',
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Bernoulli(base.ParticipationChoice):
+  """Each client joins each round with probability q.
+
+  Attributes:
+    q: The rate of every client, in (0, 1].
+  """
+
+  ignores_cohort_size = True
+
+  q: float = 0.3
+
+  def __post_init__(self):
+    checks.number('bernoulli q', self.q, above=0, at_most=1)
+
+  def over(self, population):
+    return base.independent(population, np.full(population.num_clients, self.q))
+
+
+@dataclasses.dataclass(frozen=True)
+class Beta(base.ParticipationChoice):
+  """Cohorts of fixed size, drawn with weights w_i ~ Beta(a, b) that are drawn once for each client.
+
+  Attributes:
+    a, b: The parameters of the Beta distribution, in [0.01, 1e6].
+  """
+
+  a: float = 2.0
+  b: float = 5.0
+
+  def __post_init__(self):
+    _check_shape('beta', self.a, self.b)
+
+  def over(self, population):
+    weights = population.beta_weights(self.a, self.b)
+    return base.weighted(population, lambda round_num: weights)
+
+
+@dataclasses.dataclass(frozen=True)
+class BetaBernoulli(base.ParticipationChoice):
+  """Each client joins with its own rate q_i ~ Beta(a, b), drawn once.
+
+  Attributes:
+    a, b: The parameters of the Beta distribution, in [0.01, 1e6].
+  """
+
+  ignores_cohort_size = True
+
+  a: float = 2.0
+  b: float = 5.0
+
+  def __post_init__(self):
+    _check_shape('beta_bernoulli', self.a, self.b)
+
+  def over(self, population):
+    return base.independent(population, population.beta_weights(self.a, self.b))
+
+
+@dataclasses.dataclass(frozen=True)
+class ExtremeImbalance(base.ParticipationChoice):
+  """A few clients join most rounds, the others join rarely.
+
+  The seed decides once which clients are frequent, so an id says nothing about it.
+
+  Attributes:
+    frequent_fraction: The share of frequent clients, in [0, 1]; their number is rounded to the nearest integer.
+    frequent_rate: Their rate, in [0, 1].
+    rare_rate: The others' rate, in [0, 1].
+  """
+
+  ignores_cohort_size = True
+
+  frequent_fraction: float = 0.2
+  frequent_rate: float = 0.8
+  rare_rate: float = 0.1
+
+  def __post_init__(self):
+    for field in dataclasses.fields(self):
+      checks.number(f'extreme_imbalance {field.name}', getattr(self, field.name), at_least=0, at_most=1)
+
+  def over(self, population):
+    frequent = round(self.frequent_fraction * population.num_clients)
+    rates = np.full(population.num_clients, self.rare_rate)
+    rates[population.client_rng().permutation(population.num_clients)[:frequent]] = self.frequent_rate
+    return base.independent(population, rates)
+
+
+@dataclasses.dataclass(frozen=True)
+class Hybrid(base.ParticipationChoice):
+  """A uniform weight mixed with Beta weights; even rounds favour low ids. See docs/method.md, section 4.4.
+
+      w_i = (1 - gamma) * Beta(a, b)_i + gamma / N,   times exp(-id_decay * i) in even rounds
+
+  A shortfall (fewer than `cohort_size` positive weights) is filled uniformly. As written, Beta(a, b)_i is a draw with
+  mean a / (a + b) while gamma / N falls with N: at N = 100 and gamma = 0.8 the uniform part is 12% of the weight, not
+  80%. `normalize=true` divides the draws by their sum first, and gamma is then the uniform part's share.
+
+  Attributes:
+    gamma: The mix, in [0, 1]; 1 is uniform except in even rounds.
+    a, b: The parameters of the Beta distribution, in [0.01, 1e6].
+    id_decay: How fast low ids are favoured in even rounds, at least 0.
+    normalize: Whether the Beta draws are divided by their sum.
+  """
+
+  gamma: float = 0.8
+  a: float = 2.0
+  b: float = 5.0
+  id_decay: float = 0.01
+  normalize: bool = False
+
+  def __post_init__(self):
+    checks.number('hybrid gamma', self.gamma, at_least=0, at_most=1)
+    _check_shape('hybrid', self.a, self.b)
+    checks.number('hybrid id_decay', self.id_decay, at_least=0)
+
+  def weights(self, population: base.Population) -> tuple[np.ndarray, np.ndarray]:
+    """The weights float64[N] in odd and in even rounds."""
+    drawn = population.beta_weights(self.a, self.b)
+    if self.normalize:
+      drawn = drawn / drawn.sum()
+    odd = (1 - self.gamma) * drawn + self.gamma / population.num_clients
+    return odd, odd * np.exp(-self.id_decay * np.arange(population.num_clients))
+
+  def over(self, population):
+    odd, even = self.weights(population)
+    return base.weighted(population, lambda round_num: odd if round_num % 2 else even)
+
+
+@dataclasses.dataclass(frozen=True)
+class HybridReference(base.ParticipationChoice):
+  """The reference program's reading of `Hybrid`: round(gamma * M) drawn uniformly, the rest by Beta weights.
+
+  Attributes:
+    gamma: The part of the cohort that is drawn uniformly, in [0, 1].
+    a, b: The parameters of the Beta distribution, in [0.01, 1e6].
+  """
+
+  gamma: float = 0.8
+  a: float = 2.0
+  b: float = 5.0
+
+  def __post_init__(self):
+    checks.number('hybrid_reference gamma', self.gamma, at_least=0, at_most=1)
+    _check_shape('hybrid_reference', self.a, self.b)
+
+  def over(self, population):
+    size, total = population.required_cohort_size(), population.num_clients
+    num_uniform, weights = round(self.gamma * size), population.beta_weights(self.a, self.b)
+
+    def draw(round_num):
+      rng = population.round_rng(round_num)
+      uniform = rng.choice(total, num_uniform, replace=False, shuffle=False)
+      left = np.setdiff1d(np.arange(total), uniform, assume_unique=True)
+      return np.concatenate([uniform, left[base.weighted_without_replacement(rng, weights[left], size - num_uniform)]])
+
+    return base.ParticipationModel(population, draw, mean_cohort_size=float(size))
