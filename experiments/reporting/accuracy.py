@@ -6,6 +6,7 @@ import itertools
 from typing import Any, Callable, Optional
 
 import numpy as np
+import pandas as pd
 
 from experiments.reporting import figures
 from experiments.reporting import pages
@@ -45,7 +46,7 @@ def final(groups: Sequence[study.Group]) -> list[pages.Block]:
 def early_stop(groups: Sequence[study.Group]) -> list[pages.Block]:
   """Runs that stop at a test accuracy, as the documents' reference program does."""
   rows = []
-  for g in sorted(groups, key=lambda g: (g.dataset, figures.order(g.algorithm))):
+  for g in sorted(groups, key=lambda g: (g.dataset, g.place)):
     if g.setting['stop_at_accuracy'] is not None:
       printed = published.ACCURACY_NOVEMBER.get((g.dataset, g.method))
       rows += study.beside(_WHAT, printed, [g], g.method, {'dataset': g.dataset})
@@ -80,7 +81,7 @@ def by_place(
   blocks = []
   for family in shown:
     series = [
-      figures.Series(g.algorithm, label, *over_seeds(g, column, scale), total(g))
+      figures.Series(g.place, label, *over_seeds(g, column, scale), total(g))
       for g, label in zip(family.groups, figures.labels([g.algorithm for g in family.groups]))
     ]
     blocks.append(
@@ -88,8 +89,7 @@ def by_place(
         name,
         f'{title}: {family.dataset}',
         family.caption('Lines are means over seeds. Bars and numbers give the deviation over seeds.'),
-        lambda figure, series=series: figures.by_round(figure, series, ylabel, total_label, log),
-        (9, max(4, 0.3 * len(series) + 1.2)) if len(series) > 1 else (6.5, 4),
+        *figures.by_round(series, ylabel, total_label, log),
       )
     )
   several = 'There is one figure for each dataset and participation. It shows the setting with the most methods.'
@@ -97,17 +97,15 @@ def by_place(
 
 
 def _has_curve(group: study.Group, column: str) -> bool:
-  if not any(len(run.curve(column)[0]) for run in group.runs):
-    return False
   _, values = over_seeds(group, column)
   return np.count_nonzero(np.any(values > 0, axis=0)) > 1
 
 
 def over_seeds(group: study.Group, column: str, scale: float = 1):
   """(rounds, float64[seeds, rounds]) of a column, times `scale`, in rounds where all runs that log it have a value."""
-  curves_ = [curve for curve in (dict(zip(*run.curve(column))) for run in group.runs) if curve]
-  rounds = sorted(set.intersection(*map(set, curves_)))
-  return np.array(rounds), scale * np.array([[curve[t] for t in rounds] for curve in curves_])
+  curves_ = [curve for curve in (run.curve(column) for run in group.runs) if len(curve)]
+  table = pd.concat(curves_, axis=1, join='inner') if curves_ else pd.DataFrame()
+  return table.index.to_numpy(), scale * table.to_numpy().T
 
 
 def convergence(groups: Sequence[study.Group]) -> list[pages.Block]:
@@ -128,9 +126,9 @@ def convergence(groups: Sequence[study.Group]) -> list[pages.Block]:
 def rounds_to_90(group: study.Group):
   """Mean rounds until the test accuracy is 90%, or text if a seed did not reach it; None without a curve."""
   tests = [run.curve('test_accuracy') for run in group.runs]
-  if not all(len(rounds) for rounds, _ in tests):
+  if not all(map(len, tests)):
     return None
-  firsts = [next(iter(rounds[accuracies >= 0.9]), None) for rounds, accuracies in tests]
+  firsts = [next(iter(accuracies.index[accuracies >= 0.9]), None) for accuracies in tests]
   missing = firsts.count(None)
   some = '' if missing == len(firsts) else f' in {missing} of {len(firsts)} seeds'
   return f'not reached{some} in {group.runs[0].rounds} rounds' if missing else study.over(firsts, 1)
@@ -167,7 +165,7 @@ def at_scale(groups: Sequence[study.Group]) -> list[pages.Block]:
 def ablation(groups: Sequence[study.Group]) -> list[pages.Block]:
   """The eight combinations of QuAP-FL's parts: table 3 of the November 2025 document."""
   blocks, shown, names = [], [], ('adaptive budget', 'adaptive clip', 'layer-wise noise')
-  members = [g for g in groups if g.method in figures.BY_PARTS.values()]
+  members = [g for g in groups if g.method in published.BY_PARTS.values()]
   for family in sorted(study.families(members, 'algorithm', at_least=3), key=len, reverse=True):
     # A family that differs only in QuAP-FL's α is not shown as a second ablation.
     shown += [family] if len(set(family).difference(*shown)) > 1 else []
@@ -177,7 +175,7 @@ def ablation(groups: Sequence[study.Group]) -> list[pages.Block]:
     printed = published.ABLATION if first.scenario == 'heterogeneous' and first.has(**flags) else {}
     rows = []
     for parts in itertools.product((False, True), repeat=3):
-      method, cells = figures.BY_PARTS[parts], dict(zip(names, ('yes' if part else 'no' for part in parts)))
+      method, cells = published.BY_PARTS[parts], dict(zip(names, ('yes' if part else 'no' for part in parts)))
       own = [g for g in family.groups if g.method == method]
       rows += study.beside(_WHAT, printed.get(parts), own, method, cells)
     for row in rows:
@@ -216,7 +214,7 @@ def over_flags(
   for family in study.families(groups, 'algorithm', *flags):
     counts = collections.Counter(g.algorithm for g in family)
     members = [g for g in family if counts[g.algorithm] > 1]
-    members.sort(key=lambda g: (figures.order(g.algorithm), order(at[g])))
+    members.sort(key=lambda g: (g.place, order(at[g])))
     shown += [members] if members and not any(set(members) <= set(others) for others in shown) else []
   for family in study.titled(shown, 'algorithm', *flags):
     members = family.groups
@@ -225,26 +223,21 @@ def over_flags(
       for g in members
       for row in study.beside(_WHAT, (printed or printed_accuracy)(g), [g], g.method, {axis: str(at[g])})
     ]
-    algorithms = [g.algorithm for g in members]
-    names = dict(zip(algorithms, figures.labels(algorithms)))
-    if any(isinstance(at[g], str) for g in members):
-      label = lambda g: ', '.join([str(at[g])] + [names[g.algorithm]] * (len(names) > 1))
-      series = [figures.Series(g.algorithm, label(g), total=g.accuracy(), variant=g.algorithm) for g in members]
-      draw = lambda figure, series=series: figures.rows(figure.subplots(), series, ACCURACY)
-      size = (9, 1.2 + 0.3 * len(series))
+    names = dict(zip(members, figures.labels([g.algorithm for g in members])))
+    ticks = list(dict.fromkeys(at[g] for g in sorted(members, key=lambda g: order(at[g]))))
+    if any(isinstance(tick, str) for tick in ticks):
+      series = {g: figures.Series(g.place, name, total=g.accuracy()) for g, name in names.items()}
+      drawing = figures.panels({str(tick): [series[g] for g in members if at[g] == tick] for tick in ticks}, ACCURACY)
     else:
-      own = {algorithm: [g for g in members if g.algorithm == algorithm] for algorithm in names}
+      own = {name: [g for g in members if names[g] == name] for name in dict.fromkeys(names.values())}
       series = [
-        figures.Series(algorithm, names[algorithm], [at[g] for g in found], [g.accuracy() for g in found])
-        for algorithm, found in own.items()
+        figures.Series(found[0].place, name, [at[g] for g in found], [g.accuracy() for g in found])
+        for name, found in own.items()
       ]
-      ticks, size = sorted({at[g] for g in members}), (9, 4)
-      draw = lambda figure, series=series, ticks=ticks: figures.lines(
-        figure.subplots(), series, axis, ACCURACY, log, ticks
-      )
+      drawing = figures.lines(series, axis, ACCURACY, log, ticks)
     caption = family.caption('Bars are deviations over seeds.')
     blocks += study.table(name, f'{title}: {family.title}', rows, *flags)
-    blocks.append(pages.Figure(name, f'{title}: {family.dataset}', caption, draw, size))
+    blocks.append(pages.Figure(name, f'{title}: {family.dataset}', caption, *drawing))
   return blocks
 
 

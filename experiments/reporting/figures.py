@@ -1,80 +1,75 @@
-"""The look of each method, which is the same in every figure, and the kinds of figures that the sections share."""
+"""The kinds of figures that sections share, and the look of a series, which follows from its place among the methods.
 
-from collections.abc import Iterator, Sequence
+Each kind of figure is a function that returns what draws the figure, and the figure's size in inches.
+"""
+
+from collections.abc import Mapping, Sequence
+import itertools
 import textwrap
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
+import pandas as pd
 
+from experiments import methods
 from experiments import plots
 from experiments.reporting import pages
 from experiments.reporting import runs
 
-_DOTS, _DASHES, _DASH_DOT = (0, (1, 1.5)), (0, (5, 2)), (0, (5, 1.5, 1, 1.5))
-_LONG, _DASH_DOT_DOT, _LONG_SHORT = (0, (10, 2)), (0, (5, 1.5, 1, 1.5, 1, 1.5)), (0, (10, 1.5, 3, 1.5))
+# Paul Tol's "muted" colours, which people with any colour vision can tell apart. The numbers of colours and markers
+# have no common divisor, so that each of the first 99 places has its own pair. The same holds for colours and dashes.
+_COLOURS = ('#332288', '#cc6677', '#117733', '#88ccee', '#882255', '#999933', '#44aa99', '#aa4499', '#ddcc77')
+_MARKERS = 'osD^vP<X>*p'
+_DASHES = ('-', (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (10, 2)))
+# Series of one method that differ in other flags get places from this one on.
+_FIRST_PLACE_OF_SETTINGS = 45
+_MOST_BANDS = 4
 
-
-class Look(NamedTuple):
-  """Attributes:
-  label: The method's name in print.
-  colour: The colour of its lines and markers. No two methods have the same colour or the same marker.
-  dash: Matplotlib's line style. Methods with the same dash differ in brightness.
-  marker: Matplotlib's marker.
-  parts: (adaptive budget, adaptive clip, layer-wise noise), for the methods of the documents' ablation.
-  """
-
-  label: str
-  colour: str
-  dash: Any
-  marker: str
-  parts: Optional[tuple[bool, bool, bool]] = None
-
-
-LOOKS: dict[str, Look] = {
-  'quap': Look('QuAP-FL', '#b2182b', '-', 'o', (True, True, True)),
-  'certified': Look('Certified QuAP-FL', '#40004b', _LONG_SHORT, 'd'),
-  'fedavg': Look('FedAvg (no privacy)', '#000000', _DOTS, 'x'),
-  'fixed_dp': Look('Fixed-DP', '#4393c3', _DASHES, 's', (False, False, False)),
-  'fixed_dp_layerwise': Look('Fixed-DP, layer-wise', '#92c5de', _DASHES, 'D', (False, False, True)),
-  'adaptive_clip': Look('Adaptive clipping (Andrew et al.)', '#1b7837', _DASH_DOT, '^'),
-  'layerwise': Look('Layer-wise, uniform budget', '#f4a582', _LONG, 'v', (False, True, True)),
-  'quantile_clip': Look('Quantile clip', '#762a83', _DOTS, 'P', (False, True, False)),
-  'adaptive_budget': Look('Adaptive budget', '#01665e', _DASH_DOT_DOT, '<', (True, False, False)),
-  'adaptive_budget_clip': Look('Adaptive budget and clip', '#35978f', _LONG, '>', (True, True, False)),
-  'adaptive_budget_layerwise': Look('Adaptive budget, layer-wise', '#d8b365', _DASH_DOT_DOT, 'p', (True, False, True)),
-  'pt_adp': Look('PT-ADP (an interpretation)', '#8c510a', (0, (5, 1.5, 5, 1.5, 1, 1.5)), '1'),
-  'dynamic_budget': Look('Dynamic budget', '#5e4fa2', (0, (6, 1)), '$B$'),
-  'd2dp': Look('D2DP (an interpretation)', '#9e0142', (0, (6, 1)), '$2$'),
-  'acdp': Look('ACDP (an interpretation)', '#d53e4f', (0, (6, 1, 2, 1)), '$C$'),
-  'fedapca': Look('FedAPCA (an interpretation)', '#3288bd', (0, (6, 1, 2, 1)), '$P$'),
-  'lee_kifer': Look('Lee and Kifer', '#66c2a5', (0, (6, 1, 2, 1)), '$L$'),
-  'local_dp': Look('Local DP', '#a6761d', (0, (3, 1, 1, 1, 1, 1, 1, 1)), '8'),
-  'fedbuff': Look('FedBuff (asynchronous)', '#1f78b4', (0, (8, 1, 3, 1)), 'H'),
-  'tff_dp_fedavg': Look('TFF DP-FedAvg', '#4d4d4d', _DASHES, '*'),
-  'tff_dp_fedavg_adaptive': Look('TFF DP-FedAvg, adaptive clip', '#e7298a', _LONG, 'X'),
-  'tff_dp_ftrl': Look('TFF DP-FTRL', '#66a61e', _DASH_DOT, '+'),
-  'tff_layerwise_adaptive': Look('TFF adaptive by layer', '#adadad', _DOTS, '2'),
-  'scaffold': Look('SCAFFOLD', '#003c30', (0, (3, 1)), '$S$'),
-  'fednova': Look('FedNova', '#7fbc41', (0, (3, 1)), '$N$'),
-  'feddyn': Look('FedDyn', '#fbb4d9', (0, (3, 1)), '$D$'),
-  'fedvarp': Look('FedVARP', '#2166ac', (0, (7, 1, 3, 1)), '$V$'),
-  'fl_fdms': Look('FL-FDMS', '#fdae61', (0, (7, 1, 3, 1)), '$F$'),
-  'safari': Look('SAFARI (an interpretation)', '#542788', (0, (7, 1, 3, 1)), '$A$'),
+# Names in print. A method that is not listed is called by its name in --algorithm.
+NAMES = {
+  'quap': 'QuAP-FL',
+  'certified': 'Certified QuAP-FL',
+  'fedavg': 'FedAvg (no privacy)',
+  'fixed_dp': 'Fixed-DP',
+  'fixed_dp_layerwise': 'Fixed-DP, layer-wise',
+  'adaptive_clip': 'Adaptive clipping (Andrew et al.)',
+  'layerwise': 'Layer-wise, uniform budget',
+  'quantile_clip': 'Quantile clip',
+  'adaptive_budget': 'Adaptive budget',
+  'adaptive_budget_clip': 'Adaptive budget and clip',
+  'adaptive_budget_layerwise': 'Adaptive budget, layer-wise',
+  'pt_adp': 'PT-ADP (an interpretation)',
+  'dynamic_budget': 'Dynamic budget',
+  'd2dp': 'D2DP (an interpretation)',
+  'acdp': 'ACDP (an interpretation)',
+  'fedapca': 'FedAPCA (an interpretation)',
+  'lee_kifer': 'Lee and Kifer',
+  'local_dp': 'Local DP',
+  'fedbuff': 'FedBuff (asynchronous)',
+  'tff_dp_fedavg': 'TFF DP-FedAvg',
+  'tff_dp_fedavg_adaptive': 'TFF DP-FedAvg, adaptive clip',
+  'tff_dp_ftrl': 'TFF DP-FTRL',
+  'tff_layerwise_adaptive': 'TFF adaptive by layer',
+  'scaffold': 'SCAFFOLD',
+  'fednova': 'FedNova',
+  'feddyn': 'FedDyn',
+  'fedvarp': 'FedVARP',
+  'fl_fdms': 'FL-FDMS',
+  'safari': 'SAFARI (an interpretation)',
 }
 
-# The ablation's methods by the parts they have.
-BY_PARTS = {look.parts: name for name, look in LOOKS.items() if look.parts is not None}
+Drawing = tuple[plots.Draw, tuple[float, float]]
 
 
-def of(algorithm: str) -> Look:
-  """The look of the method that an --algorithm spec names."""
+def name_of(algorithm: str) -> str:
+  """The name in print of the method that an --algorithm spec names."""
   name = algorithm.partition(':')[0]
-  return LOOKS.get(name, Look(name, '#333333', _DASH_DOT_DOT, '|'))
+  return NAMES.get(name, name)
 
 
 def order(algorithm: str) -> tuple[int, str]:
-  """Sorts specs in the order of `LOOKS`."""
-  name, names = algorithm.partition(':')[0], list(LOOKS)
+  """Sorts --algorithm specs in the order in which methods are registered. Other methods come last."""
+  name, names = algorithm.partition(':')[0], list(methods.METHODS)
   return (names.index(name) if name in names else len(names), algorithm)
 
 
@@ -84,9 +79,8 @@ def labels(algorithms: Sequence[str]) -> list[str]:
   found = []
   for algorithm, (name, own, _) in zip(algorithms, parsed):
     others = [parameters for other, parameters, _ in parsed if other == name]
-    differing = [key for key in own if any(other.get(key) != own[key] for other in others)]
-    words = ', '.join(f'{key}={own[key]}' for key in differing)
-    found.append(of(algorithm).label + (f' ({words})' if words else ''))
+    words = ', '.join(f'{k}={v}' for k, v in own.items() if any(other.get(k) != v for other in others))
+    found.append(name_of(algorithm) + (f' ({words})' if words else ''))
   return found
 
 
@@ -94,49 +88,55 @@ class Series(NamedTuple):
   """What a figure shows about one method, or about one group of runs.
 
   Attributes:
-    algorithm: Its --algorithm spec, which decides the look.
+    place: The place of its --algorithm spec among those of the report, which decides the look in all figures.
     label: Its name in this figure.
     x: float[n].
     y: float[seeds, n], or n quantities.
     total: The one number that sums up the series, if the figure shows it.
-    variant: The text that distinguishes the series from others of its method. Each such text has its own marker fill.
-      If it is '', the label is used.
   """
 
-  algorithm: str
+  place: int
   label: str
   x: Sequence[float] = ()
   y: Any = ()
   total: Optional[pages.Quantity] = None
-  variant: str = ''
 
 
-def styled(shown: Sequence[Series]) -> Iterator[tuple[Series, dict[str, Any]]]:
-  """Each series with Matplotlib's arguments for its look. Markers of one method differ in their fill."""
-  for series in shown:
-    look = of(series.algorithm)
-    # Sorted, so that panels agree even if they order their series differently.
-    variants = sorted({s.variant or s.label for s in shown if of(s.algorithm) == look})
-    fill = ('full', 'none', 'left', 'top', 'right', 'bottom')[variants.index(series.variant or series.label) % 6]
-    yield series, dict(color=look.colour, linestyle=look.dash, marker=look.marker, fillstyle=fill, label=series.label)
+def looks(shown: Sequence[Series]) -> dict[str, dict[str, Any]]:
+  """Matplotlib's arguments for each label: a colour, a marker and a dash, by the series' place.
+
+  If several labels have one place, the first of them keeps it. Each other label gets a place that no method has, with a
+  colour that the figure does not have yet.
+  """
+  found, places, colours = {}, set(), {series.place % len(_COLOURS) for series in shown}
+  for place, label in sorted({(series.place, series.label) for series in shown}):
+    if place in places:
+      fresh = lambda n: n not in places and (n % len(_COLOURS) not in colours or len(colours) == len(_COLOURS))
+      place = next(filter(fresh, itertools.count(_FIRST_PLACE_OF_SETTINGS)))
+      colours.add(place % len(_COLOURS))
+    places.add(place)
+    colour, marker, dash = (kinds[place % len(kinds)] for kinds in (_COLOURS, _MARKERS, _DASHES))
+    found[label] = dict(color=colour, marker=marker, linestyle=dash, label=label)
+  return found
 
 
 def _wrapped(words: str, width: int) -> str:
   return '\n'.join(textwrap.wrap(words, width))
 
 
-def legend(axes):
-  """Puts a legend beside the axes, where it hides nothing."""
+def legend(axes: Any):
+  """Puts a legend at the right of the axes, where it hides nothing."""
   handles, names = axes.get_legend_handles_labels()
   names = [_wrapped(name, 34) for name in names]
   axes.legend(handles, names, loc='upper left', bbox_to_anchor=(1.01, 1), borderaxespad=0)
 
 
-def curves(axes, shown: Sequence[Series], ylabel: str):
+def curves(axes: Any, shown: Sequence[Series], ylabel: str):
   """Means over seeds by round. If there are few curves, a band shows the smallest and the largest seed."""
-  few = len(shown) <= 4
+  few, look = len(shown) <= _MOST_BANDS, looks(shown)
   weight = {} if few else {'linewidth': 1.1, 'markersize': 4.5}
-  for index, (series, style) in enumerate(styled(shown)):
+  for index, series in enumerate(shown):
+    style = look[series.label]
     if len(series.y) > 1 and few:
       axes.fill_between(series.x, np.min(series.y, 0), np.max(series.y, 0), color=style['color'], alpha=0.15, lw=0)
     every = max(1, len(series.x) // 6)
@@ -145,40 +145,90 @@ def curves(axes, shown: Sequence[Series], ylabel: str):
   plots.whole_rounds(axes)
 
 
-def by_round(figure, shown: Sequence[Series], ylabel: str, total_label: str, log: bool = False):
-  """Curves by round. The legend beside them is a row for each, with its name and total, the largest on top."""
-  axes, *panel = figure.subplots(1, 2, width_ratios=(2, 1)) if len(shown) > 1 else [figure.subplots()]
-  curves(axes, shown, ylabel)
-  (plots.plain_log if log else plots.within_percent)(axes.yaxis)
-  if panel:
-    rows(panel[0], sorted(shown, key=lambda series: -series.total.mean), total_label, log)
+def by_round(shown: Sequence[Series], ylabel: str, total_label: str, log: bool = False) -> Drawing:
+  """Curves by round. At their right is a row for each, with its total and name, the largest on top."""
+
+  def draw(figure):
+    axes, *panel = figure.subplots(1, 2, width_ratios=(2, 1)) if len(shown) > 1 else [figure.subplots()]
+    curves(axes, shown, ylabel)
+    (plots.plain_log if log else plots.within_percent)(axes.yaxis)
+    if panel:
+      ranked, look = sorted(shown, key=lambda series: -series.total.mean), looks(shown)
+      _rows(panel[0], [(series.total, look[series.label]) for series in ranked], total_label, log)
+      panel[0].set_yticks(range(len(shown)), [_wrapped(f'{one.total} {one.label}', 54) for one in ranked])
+      panel[0].yaxis.tick_right()
+      if log:
+        plots.plain_log(panel[0].xaxis)
+      else:
+        plots.widen(panel[0].xaxis, 0.002)
+        plots.within_percent(panel[0].xaxis)
+      panel[0].spines['left'].set_visible(False)
+
+  return draw, (9, max(4, 0.3 * len(shown) + 1.2)) if len(shown) > 1 else (6.5, 4)
 
 
-def rows(axes, shown: Sequence[Series], xlabel: str, log: bool = False):
-  """A row for each total, the first one on top: a mark, a bar for the deviation over seeds, the value and the name."""
-  for place, (series, style) in enumerate(styled(shown)):
-    mean, spread = series.total.mean, series.total.deviation or 0
-    axes.errorbar(mean, place, xerr=[[min(spread, 0.9 * mean) if log else spread], [spread]], capsize=3, **style)
-  axes.set_yticks(range(len(shown)), [_wrapped(f'{series.total} {series.label}', 54) for series in shown])
-  axes.yaxis.tick_right()
+def panels(shown: Mapping[str, Sequence[Series]], xlabel: str) -> Drawing:
+  """The totals in small panels with a common axis, a row for each label, in one order: the best on top.
+
+  Args:
+    shown: The series by the title of their panel. If all have one label, the titles are the rows of a single panel.
+    xlabel: The name of the axis.
+  """
+  look = looks([series for panel in shown.values() for series in panel])
+  totals = pd.DataFrame({title: {series.label: series.total for series in own} for title, own in shown.items()})
+  means = totals.map(lambda total: total.mean if isinstance(total, pages.Quantity) else np.nan)
+  totals = totals.loc[(means - means.mean()).mean(axis=1).sort_values(ascending=False, kind='stable').index]
+  styles = pd.DataFrame({title: {label: look[label] for label in totals.index} for title in totals})
+  if len(totals) == 1:
+    totals, styles = totals.T, styles.T
+  names = [_wrapped(name, 40) for name in totals.index]
+  columns = min(3, totals.shape[1])
+  lines, height = -(-totals.shape[1] // columns), 0.9 + 0.17 * sum(1.6 + name.count('\n') for name in names)
+
+  def draw(figure):
+    grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
+    for axes in grid.flat[totals.shape[1] :]:
+      axes.set_axis_off()
+    for axes, title in zip(grid.flat, totals):
+      _rows(axes, list(zip(totals[title], styles[title])), xlabel)
+      axes.set_yticks(range(len(names)), names)
+      axes.tick_params(labelbottom=True)
+      for place, total in enumerate(totals[title]):
+        if isinstance(total, pages.Quantity):
+          axes.text(1.02, place, str(total), transform=axes.get_yaxis_transform(), va='center', fontsize=8)
+      if totals.shape[1] > 1:
+        axes.set_title(title, loc='left')
+    plots.widen(grid[0, 0].xaxis, 0.002)
+    plots.within_percent(grid[0, 0].xaxis)
+
+  return draw, (3.4 + 2.6 * max(columns, 2), lines * height)
+
+
+def _rows(axes, shown, xlabel, log=False):
+  """A row for each total with its style, the first one on top: a mark, and a bar for the deviation over seeds."""
+  for place, (total, style) in enumerate(shown):
+    if isinstance(total, pages.Quantity):
+      spread = total.deviation or 0
+      low = min(spread, 0.9 * total.mean) if log else spread
+      axes.errorbar(total.mean, place, xerr=[[low], [spread]], capsize=3, **style)
   axes.tick_params(axis='y', length=0, labelsize=9)
-  axes.spines['left'].set_visible(False)
   axes.set(xlabel=xlabel, ylim=(len(shown) - 0.5, -0.5))
-  if log:
-    plots.plain_log(axes.xaxis)
-  else:
-    plots.widen(axes.xaxis, 0.002)
-    plots.within_percent(axes.xaxis)
 
 
-def lines(axes, shown: Sequence[Series], xlabel: str, ylabel: str, log: bool = False, ticks: Sequence[float] = ()):
+def lines(shown: Sequence[Series], xlabel: str, ylabel: str, log: bool = False, ticks: Sequence[float] = ()) -> Drawing:
   """Quantities over a number. A line joins the quantities of a series. Bars are the deviation over seeds."""
-  for series, style in styled(shown):
-    axes.errorbar(series.x, [y.mean for y in series.y], [y.deviation or 0 for y in series.y], capsize=3, **style)
-  axes.set(xlabel=xlabel, ylabel=ylabel, xscale='log' if log else 'linear')
-  plots.within_percent(axes.yaxis)
-  plots.widen(axes.xaxis, 0.05)
-  if ticks:
-    axes.minorticks_off()
-    axes.set_xticks(ticks, [f'{tick:g}' for tick in ticks])
-  legend(axes)
+
+  def draw(figure):
+    axes, look = figure.subplots(), looks(shown)
+    for one in shown:
+      means, spreads = zip(*((y.mean, y.deviation or 0) for y in one.y))
+      axes.errorbar(one.x, means, spreads, capsize=3, **look[one.label])
+    axes.set(xlabel=xlabel, ylabel=ylabel, xscale='log' if log else 'linear')
+    plots.within_percent(axes.yaxis)
+    plots.widen(axes.xaxis, 0.05)
+    if ticks:
+      axes.minorticks_off()
+      axes.set_xticks(ticks, [f'{tick:g}' for tick in ticks])
+    legend(axes)
+
+  return draw, (9, max(4.0, 0.36 * len(shown) + 1))

@@ -109,8 +109,8 @@ def _h3(groups):
 def _counterparts(part: int) -> list[tuple[str, str]]:
   """Pairs (with, without) of the ablation's methods that differ only in this part, QuAP-FL first."""
   without = lambda parts: parts[:part] + (False,) + parts[part + 1 :]
-  with_it = sorted((parts for parts in figures.BY_PARTS if parts[part]), reverse=True)
-  return [(figures.BY_PARTS[parts], figures.BY_PARTS[without(parts)]) for parts in with_it]
+  with_it = sorted((parts for parts in published.BY_PARTS if parts[part]), reverse=True)
+  return [(published.BY_PARTS[parts], published.BY_PARTS[without(parts)]) for parts in with_it]
 
 
 def _judge(
@@ -187,7 +187,7 @@ def pairs(
           and value(others[run.seed]) is not None
           and (is_free or run.rounds == others[run.seed].rounds)
         ]
-        names = ' and '.join(figures.of(g.algorithm).label + g.algorithm[len(g.method) :] for g in (a, b))
+        names = ' and '.join(figures.name_of(g.algorithm) + g.algorithm[len(g.method) :] for g in (a, b))
         if both:
           found.append(({'runs': family.title, 'methods': names}, tuple(zip(*both))))
   return found

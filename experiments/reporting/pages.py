@@ -3,12 +3,14 @@
 import base64
 import collections
 from collections.abc import Mapping, Sequence
-import csv
-import html
 import os
 import re
 import textwrap
 from typing import Any, NamedTuple, Optional, Union
+
+import jinja2
+import markupsafe
+import pandas as pd
 
 from experiments import plots
 from experiments import wide
@@ -17,25 +19,9 @@ from quap_tff.common import rounding
 _REPORT, _PAGE, _RUN = 'report.md', 'index.html', 'run.json'
 
 # Columns that move into the line above a table if all rows agree.
-_SAID_ONCE = (
-  'dataset',
-  'participation',
-  'epsilon',
-  'setting',
-  'measured',
-  'total δ',
-  'cores',
-  'GPUs',
-  'pairs',
-  'seeds',
-  'rounds',
-)
-# A table with a single row of more cells than this is shown as two columns.
-_LONG_ROW = 4
-# Columns with a cell of more characters than this keep a minimum width.
-_LONG_CELL = 40
-# Words from this length on may break.
-_LONG_WORD = 25
+_SAID_ONCE = set('dataset participation epsilon setting measured cores GPUs pairs seeds rounds'.split()) | {'total δ'}
+# Columns with a cell of more characters than this keep a minimum width. Words from the second length on may break.
+_LONG_CELL, _LONG_WORD = 40, 25
 
 
 class OutputError(ValueError):
@@ -82,33 +68,27 @@ class Table(NamedTuple):
   rows: Sequence[Mapping[str, Any]]
 
   @property
-  def columns(self) -> list[str]:
+  def frame(self) -> pd.DataFrame:
+    """The cells, without columns that have no value. Empty cells are None."""
     names = dict.fromkeys(name for row in self.rows for name in row)
-    return [name for name in names if any(row.get(name) not in (None, '') for row in self.rows)]
+    cells = [[None if row.get(name) == '' else row.get(name) for name in names] for row in self.rows]
+    return pd.DataFrame(cells, columns=list(names), dtype=object).dropna(axis='columns', how='all')
 
-  def for_readers(self) -> tuple[str, list[list[str]]]:
-    """(title, lines): the first line holds the column names. What all rows share moves into the title."""
-    columns = self.columns
-    rows = [[text(row.get(name)) for name in columns] for row in self.rows]
-    if len(rows) == 1:
-      lines = [columns, *rows]
-      return self.title, [list(pair) for pair in zip(*lines)] if len(columns) > _LONG_ROW else lines
-    shared = [i for i, name in enumerate(columns) if name in _SAID_ONCE and len({row[i] for row in rows}) == 1]
-    words = ', '.join(f'{columns[i]} {rows[0][i]}' for i in shared)
-    lines = [[cell for i, cell in enumerate(row) if i not in shared] for row in (columns, *rows)]
-    return self.title + (f'. All rows: {words}' if words else ''), lines
+  def for_readers(self) -> tuple[str, pd.DataFrame]:
+    """The title, and the cells as text. What all rows share moves into the title."""
+    texts = self.frame.map(text)
+    shared = [name for name in texts if name in _SAID_ONCE and texts[name].nunique() == 1]
+    words = ', '.join(f'{name} {texts[name].iloc[0]}' for name in shared)
+    return self.title + (f'. All rows: {words}' if words else ''), texts.drop(columns=shared)
 
-  def for_programs(self) -> list[list[str]]:
-    """The lines of the CSV file. A column of quantities becomes two columns: the mean and its deviation."""
-    columns = []
-    for name in self.columns:
-      cells = [row.get(name) for row in self.rows]
-      means = [cell.mean if isinstance(cell, Quantity) else cell for cell in cells]
-      columns.append([name, *('' if mean is None else str(mean) for mean in means)])
+  def for_programs(self) -> pd.DataFrame:
+    """The cells of the CSV file. A column of quantities becomes two columns: the mean and its deviation."""
+    columns = {}
+    for name, cells in self.frame.items():
+      columns[name] = [cell.mean if isinstance(cell, Quantity) else cell for cell in cells]
       if any(isinstance(cell, Quantity) for cell in cells):
-        spreads = [cell.deviation if isinstance(cell, Quantity) else None for cell in cells]
-        columns.append([f'{name}, deviation', *('' if spread is None else str(spread) for spread in spreads)])
-    return [list(line) for line in zip(*columns)]
+        columns[f'{name}, deviation'] = [cell.deviation if isinstance(cell, Quantity) else None for cell in cells]
+    return pd.DataFrame(columns, dtype=object)
 
 
 class Figure(NamedTuple):
@@ -179,10 +159,13 @@ def check(folder: str):
 
 
 def write(folder: str, sections: Sequence[Section]):
-  """Writes a report. The first section's title is the report's. An earlier report in the folder is replaced."""
-  sections = numbered(sections)
+  """Writes a report, whose tables and figures are `numbered`. An earlier report in the folder is replaced.
+
+  The first section's title is the report's. A figure may be in several sections, and is drawn once.
+  """
   blocks = [block for section in sections for block in section.blocks]
-  images = {block.name: plots.png(*block.titled) for block in blocks if isinstance(block, Figure)}
+  figures = {block.name: block for block in blocks if isinstance(block, Figure)}
+  images = {name: plots.png(*figure.titled) for name, figure in figures.items()}
   for kind, suffix in (('tables', '.csv'), ('figures', '.png')):
     os.makedirs(os.path.join(folder, kind), exist_ok=True)
     # The earlier report may have had tables and figures that this one does not have.
@@ -190,109 +173,60 @@ def write(folder: str, sections: Sequence[Section]):
       if name.endswith(suffix):
         os.remove(os.path.join(folder, kind, name))
   for table in (block for block in blocks if isinstance(block, Table)):
-    with open(os.path.join(folder, 'tables', f'{table.name}.csv'), 'w', newline='', encoding='utf-8') as f:
-      csv.writer(f, lineterminator='\n').writerows(table.for_programs())
+    path = os.path.join(folder, 'tables', f'{table.name}.csv')
+    table.for_programs().to_csv(path, index=False, lineterminator='\n', encoding='utf-8')
   for name, image in images.items():
     with open(os.path.join(folder, 'figures', f'{name}.png'), 'wb') as f:
       f.write(image)
-  for name, content in ((_REPORT, _markdown(sections)), (_PAGE, page(sections, images))):
+  for name, content in ((_REPORT, _rendered('report.md', sections)), (_PAGE, page(sections, images))):
     with open(os.path.join(folder, name), 'w', encoding='utf-8') as f:
       f.write(content)
 
 
-def _markdown(sections: Sequence[Section]) -> str:
-  parts = []
-  for number, section in enumerate(sections):
-    parts += [f'{"##" if number else "#"} {section.title}', *map(_markdown_block, section.blocks)]
-  return '\n\n'.join(parts) + '\n'
-
-
-def _markdown_block(block: Block) -> str:
-  if isinstance(block, str):
-    return block
-  if isinstance(block, Figure):
-    return f'![{block.title}](figures/{block.name}.png)\n\n*{block.caption}*'
-  title, lines = block.for_readers()
-  lines = [[cell.replace('|', '\\|').replace('\n', ' ') for cell in line] for line in lines]
-  widths = [max(3, *map(len, column)) for column in zip(*lines)]
-  lines.insert(1, ['-' * width for width in widths])
-  aligned = ('| ' + ' | '.join(cell.ljust(width) for cell, width in zip(line, widths)) + ' |' for line in lines)
-  return f'{title}:\n\n' + '\n'.join(aligned)
-
-
-_CSS = (
-  wide.CSS
-  + """
-body { font: 16px/1.5 system-ui, sans-serif; color: #111; background: #fff; max-width: 72rem; margin: 2rem auto;
-  padding: 0 1rem; }
-h2 { margin-top: 2.5rem; border-top: 1px solid #bbb; padding-top: 1rem; }
-p, figcaption { max-width: 50rem; overflow-wrap: break-word; }
-nav ul { columns: 3 16rem; padding-left: 1.2rem; }
-code { background: #eee; padding: 0 .2em; }
-table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
-.title { font-weight: 600; font-size: .85rem; margin: 1.5rem 0 -.6rem; }
-th, td { border: 1px solid #bbb; padding: .25rem .5rem; text-align: left; vertical-align: top; max-width: 18rem; }
-th { background: #eee; position: sticky; top: 0; }
-th.long { min-width: 11rem; }
-figure { margin: 1rem 0; }
-img { max-width: 100%; height: auto; }
-figcaption { font-size: .9rem; }
-@media (max-width: 40rem) { .wide img { max-width: none; width: 40rem; } }
-@media print { figure, tr { break-inside: avoid; } }
-"""
-)
-
-
-def page(sections: Sequence[Section], images: dict[str, bytes]) -> str:
+def page(sections: Sequence[Section], images: Mapping[str, bytes]) -> str:
   """One page that needs nothing else: it contains its images, and has no external links and no script.
 
   Args:
     sections: The sections.
     images: PNG files by name.
   """
-  title, links, parts = html.escape(sections[0].title), [], []
-  for number, section in enumerate(sections[1:], 1):
-    heading = html.escape(section.title)
-    links.append(f'<li><a href="#s{number}">{heading}</a></li>')
-    parts += [f'<h2 id="s{number}">{heading}</h2>', *(_html_block(block, images) for block in section.blocks)]
-  return '\n'.join(
-    [
-      '<!DOCTYPE html>',
-      '<html lang="en">',
-      '<head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">',
-      f'<title>{title}</title><style>{_CSS}</style></head>',
-      f'<body><h1>{title}</h1>',
-      *(_html_block(block, images) for block in sections[0].blocks),
-      f'<nav><ul>{"".join(links)}</ul></nav>',
-      *parts,
-      '</body>',
-      '</html>',
-      '',
-    ]
+  encoded = {name: base64.b64encode(image).decode('ascii') for name, image in images.items()}
+  return _rendered('page.html', sections, images=encoded, frame_css=markupsafe.Markup(wide.CSS))
+
+
+def _rendered(template, sections, **values) -> str:
+  environment = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(os.path.join(os.path.dirname(__file__), 'templates')),
+    autoescape=jinja2.select_autoescape(['html']),
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
   )
+  environment.filters.update(breakable=_breakable, marked=_marked, aligned=_aligned, is_long=_is_long)
+  environment.globals['framed'] = lambda content, label: markupsafe.Markup(wide.framed(content, label))
+  return environment.get_template(template).render(first=sections[0], sections=sections[1:], **values)
 
 
-def _html_block(block: Block, images) -> str:
-  if isinstance(block, str):
-    # The two marks that paragraphs use: `code` and **bold**.
-    marked = re.sub(r'`([^`]*)`', r'<code>\1</code>', _breakable(block))
-    return '<p>' + re.sub(r'\*\*(.+?)\*\*', r'<strong>\1</strong>', marked) + '</p>'
-  if isinstance(block, Figure):
-    data = base64.b64encode(images[block.name]).decode('ascii')
-    image = f'<img alt="{html.escape(block.title)}" src="data:image/png;base64,{data}">'
-    return f'<figure>{wide.framed(image, block.title)}<figcaption>{_breakable(block.caption)}</figcaption></figure>'
-  title, (head, *rows) = block.for_readers()
-  kinds = [' class="long"' if max(map(len, column)) > _LONG_CELL else '' for column in zip(*rows)]
-  head = ''.join(f'<th scope="col"{kind}>{_breakable(cell)}</th>' for cell, kind in zip(head, kinds))
-  body = ''.join('<tr>' + ''.join(f'<td>{_breakable(cell)}</td>' for cell in row) + '</tr>\n' for row in rows)
-  table = f'<table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table>'
-  return f'<p class="title">{_breakable(title)}</p>' + wide.framed(table, title)
+def _aligned(texts: pd.DataFrame) -> str:
+  """A table in Markdown, with columns of equal width."""
+  lines = [[str(cell).replace('|', '\\|').replace('\n', ' ') for cell in line] for line in (texts, *texts.to_numpy())]
+  widths = [max(3, *map(len, column)) for column in zip(*lines)]
+  lines.insert(1, ['-' * width for width in widths])
+  return '\n'.join('| ' + ' | '.join(cell.ljust(n) for cell, n in zip(line, widths)) + ' |' for line in lines)
 
 
-def _breakable(words: str) -> str:
+def _is_long(texts: pd.DataFrame, column: str) -> bool:
+  return texts[column].map(len).max() > _LONG_CELL
+
+
+def _marked(paragraph: str) -> markupsafe.Markup:
+  """HTML of a paragraph with the two marks that paragraphs use: `code` and **bold**."""
+  marked = re.sub(r'`([^`]*)`', r'<code>\1</code>', str(_breakable(paragraph)))
+  return markupsafe.Markup(re.sub(r'\*\*(.+?)\*\*', r'<strong>\1</strong>', marked))
+
+
+def _breakable(words: str) -> markupsafe.Markup:
   """HTML of `words`. Long flags and paths may also break after punctuation. A number and its sign stay together."""
-
-  def broken(word: re.Match) -> str:
-    return re.sub(r'([,:/_]|=(?=\w{9}))(?=\w)', r'\1<wbr>', word[0])
-
-  return re.sub(rf'\S{{{_LONG_WORD},}}', broken, html.escape(words)).replace('± ', '±&nbsp;')
+  broken = lambda word: re.sub(r'([,:/_]|=(?=\w{9}))(?=\w)', r'\1<wbr>', word[0])
+  escaped = re.sub(rf'\S{{{_LONG_WORD},}}', broken, str(markupsafe.escape(words)))
+  return markupsafe.Markup(escaped.replace('± ', '±&nbsp;'))

@@ -6,7 +6,7 @@ Of a run that ended before its last planned round, this is the bound of its plan
 
 from collections.abc import Mapping, Sequence
 import functools
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import numpy as np
 
@@ -66,7 +66,7 @@ def footnotes(groups: Sequence[study.Group]) -> list[str]:
   each = lambda values: ' or '.join(dict.fromkeys(map(str, values)))
   noted = {}
   for run in found:
-    noted.setdefault(_ideal_note(run), {})[figures.of(run.algorithm).label] = True
+    noted.setdefault(_ideal_note(run), {})[figures.name_of(run.algorithm)] = True
   return [
     f'Formal figures hold for {each(_formal(run).get("unit") for run in found)}. Neighbouring datasets: '
     f'{each(_smallest(run).get("neighbours") for run in found)}. Total δ: '
@@ -85,17 +85,17 @@ def by_participation(name: str, groups: Sequence[study.Group]) -> list[pages.Blo
   did = {
     'rounds taken part in': (lambda run: run.counts, 1),
     'weight contributed': (_contributed, 1),
-    'examples': (lambda run: run.clients.get('examples'), 0),
+    'examples': (lambda run: run.of_clients('examples'), 0),
   }
   results = {
     'nominal ε': (lambda run: run.nominal_epsilon, 2, True),
     'formal ε': (_formal_epsilon, 2, True),
-    'accuracy (%)': (lambda run: 100 * run.clients['test_accuracy'] if 'test_accuracy' in run.clients else None, 1),
+    'accuracy (%)': (lambda run: _percent(run.of_clients('test_accuracy')), 1),
   }
 
   def columns(measures, group):
     return {
-      f'{what}: {_GROUPS[third]}': group.measure(lambda run: _mean(values(run), _thirds(run)[third]), *form)
+      f'{what}: {_GROUPS[third]}': group.measure(functools.partial(_mean_of_third, values, third), *form)
       for what, (values, *form) in measures.items()
       for third in range(3)
     }
@@ -108,6 +108,10 @@ def by_participation(name: str, groups: Sequence[study.Group]) -> list[pages.Blo
   return blocks
 
 
+def _percent(shares: Optional[np.ndarray]) -> Optional[np.ndarray]:
+  return None if shares is None else 100 * shares
+
+
 def _contributed(run) -> Optional[np.ndarray]:
   """float64[N], the sum over the rounds of each client's weight; None where clients have no weights."""
   if run.ledger is None or not run.algorithm.startswith('certified'):
@@ -117,7 +121,7 @@ def _contributed(run) -> Optional[np.ndarray]:
 
 
 def _formal_epsilon(run) -> Optional[np.ndarray]:
-  epsilon = run.clients.get('formal_epsilon') if whole_model_epsilon(run) is not None else None
+  epsilon = run.of_clients('formal_epsilon') if whole_model_epsilon(run) is not None else None
   return epsilon if epsilon is not None and np.all(np.isfinite(epsilon)) else None
 
 
@@ -126,8 +130,9 @@ def _thirds(run) -> list[np.ndarray]:
   return np.array_split(np.argsort(run.counts, kind='stable'), 3)
 
 
-def _mean(values: Optional[np.ndarray], members: np.ndarray) -> Optional[float]:
-  """The mean over those of `members` that have a value."""
+def _mean_of_third(of_run: Callable[[runs_lib.Run], Optional[np.ndarray]], third: int, run: runs_lib.Run):
+  """The mean of a figure over those clients of a third of a run that have a value; None if there is none."""
+  values, members = of_run(run), _thirds(run)[third]
   known = values[members][np.isfinite(values[members])] if values is not None else ()
   return float(np.mean(known)) if len(known) else None
 

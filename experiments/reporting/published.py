@@ -97,6 +97,19 @@ ABLATION = {
   (True, True, True): _percent(93.30, digits=2),
 }
 
+# The methods of the ablation, by their names here, with their parts in the same order.
+PARTS = {
+  'quap': (True, True, True),
+  'fixed_dp': (False, False, False),
+  'fixed_dp_layerwise': (False, False, True),
+  'layerwise': (False, True, True),
+  'quantile_clip': (False, True, False),
+  'adaptive_budget': (True, False, False),
+  'adaptive_budget_clip': (True, True, False),
+  'adaptive_budget_layerwise': (True, False, True),
+}
+BY_PARTS = {parts: name for name, parts in PARTS.items()}
+
 # November, section 5.3.3 and figure 4: QuAP-FL's accuracy minus Fixed-DP's, in words, by Dirichlet a.
 DIRICHLET_GAIN = {0.1: 'more than 5 points', 10: 'hardly any'}
 

@@ -8,6 +8,7 @@ import os
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
+import pandas as pd
 
 from data import cohorts
 from data import partition
@@ -84,9 +85,9 @@ class Run:
     identity: The flags that the method reads and that decide what is computed.
     flags: All flags.
     versions, machine: From run.json.
-    metrics: Columns of metrics.csv, float64[rounds] each, NaN where a round has no value.
-    clients: Columns of clients.csv, float64[N] each. In a large population the file lists only those who took part; of
-      the others, figures other than what they spent are NaN.
+    metrics: metrics.csv, float64, by round; NaN where a round has no value.
+    clients: clients.csv, float64, by client id. In a large population the file lists only those who took part; of the
+      others, figures other than what they spent are NaN.
     ledger: Who took part when, with which nominal budget.
     summary: summary.json, or {} while the run goes on.
     certificate: certificate.json of a certified run.
@@ -97,8 +98,8 @@ class Run:
   flags: Mapping[str, Any]
   versions: Mapping[str, Any]
   machine: Mapping[str, Any]
-  metrics: Mapping[str, np.ndarray]
-  clients: Mapping[str, np.ndarray]
+  metrics: pd.DataFrame
+  clients: pd.DataFrame
   ledger: Optional[run_ledger.RunLedger]
   summary: Mapping[str, Any]
   certificate: Optional[Mapping[str, Any]]
@@ -116,7 +117,7 @@ class Run:
     """The rounds that were run."""
     if isinstance(self.summary.get('rounds'), int):
       return self.summary['rounds']
-    return int(self.metrics['round'][-1]) if 'round' in self.metrics else 0
+    return int(self.metrics.index.max()) if len(self.metrics) else 0
 
   @property
   def ended(self) -> bool:
@@ -125,24 +126,28 @@ class Run:
 
   @property
   def test_accuracy(self) -> Optional[float]:
-    """The test accuracy of the final model, in [0, 1]. Without a summary, that of the last tested round."""
+    """The test accuracy of the final model, in [0, 1]. Without a summary, it is the one of the last tested round."""
     accuracy = self.summary.get('test_accuracy')
     if isinstance(accuracy, (int, float)):
       return float(accuracy)
-    _, accuracies = self.curve('test_accuracy')
-    return float(accuracies[-1]) if len(accuracies) else None
+    accuracies = self.curve('test_accuracy')
+    return float(accuracies.iloc[-1]) if len(accuracies) else None
 
   @property
   def counts(self) -> Optional[np.ndarray]:
     """float64[N], the rounds in which each client took part."""
-    return self.ledger.rounds.astype(float) if self.ledger is not None else self.clients.get('rounds')
+    return self.ledger.rounds.astype(float) if self.ledger is not None else self.of_clients('rounds')
+
+  def of_clients(self, column: str) -> Optional[np.ndarray]:
+    """float64[N], a column of clients.csv, or None."""
+    return self.clients[column].to_numpy() if column in self.clients else None
 
   @functools.cached_property
   def nominal_epsilon(self) -> Optional[np.ndarray]:
     """float64[N], each client's nominal Σε_i. None if it is unknown or not finite, or if another formula gave it."""
     if self.identity.get('calibration', 'documents') != 'documents' or self.algorithm.startswith('certified'):
       return None
-    epsilon = self.ledger.epsilon if self.ledger is not None else self.clients.get('nominal_epsilon')
+    epsilon = self.ledger.epsilon if self.ledger is not None else self.of_clients('nominal_epsilon')
     return epsilon if epsilon is not None and np.all(np.isfinite(epsilon)) else None
 
   def cumulative_epsilon(self, members: np.ndarray) -> np.ndarray:
@@ -151,16 +156,14 @@ class Run:
     budgets = np.where(np.isin(arrays['clients'], members), arrays['budgets'], 0.0)
     return np.concatenate([[0.0], np.cumsum(budgets)])[arrays['offsets'][1:]] / len(members)
 
-  def curve(self, column: str) -> tuple[np.ndarray, np.ndarray]:
-    """(rounds, values) where `column` of metrics.csv has a finite value; empty if there is none."""
-    if column not in self.metrics:
-      return np.empty(0), np.empty(0)
-    known = np.isfinite(self.metrics[column])
-    return self.metrics['round'][known], self.metrics[column][known]
+  def curve(self, column: str) -> pd.Series:
+    """The finite values of a column of metrics.csv, by round; empty if there is none."""
+    values = self.metrics.get(column, pd.Series(dtype=float))
+    return values[np.isfinite(values)]
 
   def mean_of(self, column: str) -> Optional[float]:
     """The mean over the rounds of a column of metrics.csv, or None."""
-    _, values = self.curve(column)
+    values = self.curve(column)
     return float(values.mean()) if len(values) else None
 
 
@@ -199,8 +202,8 @@ def load(path: str) -> tuple[Optional[Run], list[LeftOut]]:
   ledger = read('ledger.npz', run_ledger.RunLedger.load, None, ended)
   result = Run(
     path=path,
-    metrics=read('metrics.csv', _read_metrics, {}, True),
-    clients=read('clients.csv', lambda file: _read_clients(file, ledger), {}, ended),
+    metrics=read('metrics.csv', _read_metrics, pd.DataFrame(), True),
+    clients=read('clients.csv', lambda file: _read_clients(file, ledger), pd.DataFrame(), ended),
     ledger=ledger,
     summary=summary,
     certificate=read('certificate.json', _read_object, None, ended and _gives_certificate(run['identity'])),
@@ -244,28 +247,24 @@ def _read_run(path):
 
 
 def _read_metrics(path):
-  metrics = plots.read_metrics(path)
+  metrics = pd.DataFrame(plots.read_metrics(path))
   if 'round' not in metrics or not np.all(np.diff(metrics['round']) > 0):
     raise ValueError('it has no rows, no column named round, or rounds that do not ascend')
-  return metrics
+  return metrics.set_index('round', drop=False)
 
 
 def _read_clients(path, ledger):
-  clients = plots.read_metrics(path)
+  clients = pd.DataFrame(plots.read_metrics(path))
   if ledger is None:
     return clients
-  listed = ledger.listed
-  if any(len(column) != len(listed) for column in clients.values()):
-    raise ValueError(f'it does not have one row for each of the {len(listed)} clients that the ledger lists')
-  if len(listed) == ledger.num_clients:
-    return clients
+  if len(clients) != len(ledger.listed):
+    raise ValueError(f'it does not have one row for each of the {len(ledger.listed)} clients that the ledger lists')
+  whole = clients.set_index(ledger.listed).reindex(range(ledger.num_clients))
+  whole['client'] = np.arange(ledger.num_clients, dtype=np.float64)
   # The others took no part: they have spent nothing, and nothing else is known of them. In a run that ended early they
   # were still to come, and the formal figure is a bound.
   is_bound = lambda name: name == 'formal_epsilon' and 'formal_epsilon_reading' in clients
-  whole = {
-    name: np.full(ledger.num_clients, 0.0 if name.startswith(_SPENT) and not is_bound(name) else np.nan)
-    for name in clients
-  }
-  for name, column in clients.items():
-    whole[name][listed] = column
-  return {**whole, 'client': np.arange(ledger.num_clients, dtype=np.float64)}
+  spent = [name for name in clients if name.startswith(_SPENT) and not is_bound(name)]
+  others = np.setdiff1d(whole.index, ledger.listed)
+  whole.loc[others, spent] = 0.0
+  return whole

@@ -37,11 +37,11 @@ class Section(NamedTuple):
     return f'python -m experiments.sweep --output_dir=runs/sweep {axes} -- --flagfile={preset}'
 
 
-_OF_PARTS = '|'.join(figures.BY_PARTS.values())
+_OF_PARTS = '|'.join(published.BY_PARTS.values())
 _EQUAL_EPSILON = 'algorithm=certified|certified:weights=uniform|tff_dp_fedavg|tff_dp_fedavg_adaptive|tff_dp_ftrl'
 
 SECTIONS = (
-  Section('Accuracy beside privacy', spending.beside_accuracy, 'algorithm=fedavg|fixed_dp|quap'),
+  Section('Accuracy and privacy', spending.beside_accuracy, 'algorithm=fedavg|fixed_dp|quap'),
   Section(
     'Certified: equal formal ε',
     spending.certified,
@@ -83,17 +83,23 @@ SECTIONS = (
 )
 
 
+# A report begins with a figure of each of these kinds. Of kinds that show much the same, it has the first one.
+_FIRST = (('certified', 'participation'), ('accuracy',), ('certified_by_epsilon', 'epsilon_total', 'dirichlet'))
+
+
 def build(groups: Sequence[study.Group], left_out: Sequence[runs_lib.LeftOut], command: str) -> list[pages.Section]:
   """The whole report: how to read it, the results, then the settings and what was left out."""
-  built = [pages.Section(section.title, section.build(groups)) for section in SECTIONS]
+  built = pages.numbered([pages.Section(section.title, section.build(groups)) for section in SECTIONS])
   missing = '; '.join(section.title for section in built if not section.blocks)
   left_out = [{'where': item.path, 'what': item.reason} for item in left_out]
   return [
     pages.Section(
-      'QuAP-FL: measured beside the documents',
+      'QuAP-FL: measured figures and those of the documents',
       [
-        f'{count(groups)}. Figures are means over seeds ± the sample standard deviation. Runs of different settings '
-        'are never averaged. No result is adjusted to agree with the documents.',
+        *_compared(groups),
+        *_first_figures(built),
+        'Figures are means over seeds ± the sample standard deviation. Runs of different settings are never averaged. '
+        'No result is adjusted to agree with the documents.',
         'Three documents describe QuAP-FL: the first document (version 1.1.2), the theory document and the November '
         '2025 document. docs/method.md has their titles, and docs/errata.md says where they are wrong.',
       ],
@@ -111,6 +117,41 @@ def build(groups: Sequence[study.Group], left_out: Sequence[runs_lib.LeftOut], c
       [pages.Table('left_out', 'Left out, or used in part', left_out)] if left_out else ['Nothing.'],
     ),
   ]
+
+
+def _compared(groups) -> list[pages.Block]:
+  """What was compared: a row for each dataset."""
+  rows = []
+  for dataset in dict.fromkeys(g.dataset for g in groups):
+    own = [g for g in groups if g.dataset == dataset]
+    of_flag = lambda flag, own=own: _each(g.setting[flag] for g in own if flag in g.setting)
+    methods = dict.fromkeys(figures.name_of(g.algorithm) for g in sorted(own, key=lambda g: g.place))
+    rows.append(
+      {
+        'dataset': dataset,
+        'runs': count(own),
+        'methods': '; '.join(methods),
+        'participation': of_flag('participation'),
+        'epsilon': of_flag('epsilon'),
+        'clients': of_flag('num_clients'),
+        'rounds': _each(run.rounds for g in own for run in g.runs),
+        'seeds': _each(run.seed for g in own for run in g.runs),
+      }
+    )
+  return [pages.Table('compared', 'What was compared', rows)]
+
+
+def _each(values) -> str:
+  return ', '.join(map(str, sorted(set(values))))
+
+
+def _first_figures(built) -> list[pages.Block]:
+  """The figures that a reader looks at first: one for each entry of `_FIRST` that there is."""
+  found = [block for section in built for block in section.blocks if isinstance(block, pages.Figure)]
+  kinds = {}
+  for figure in found:
+    kinds.setdefault(figure.name.rstrip('_0123456789'), figure)
+  return [next(kinds[kind] for kind in either if kind in kinds) for either in _FIRST if kinds.keys() & either]
 
 
 def _settings(groups, command) -> list[pages.Block]:

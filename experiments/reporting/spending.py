@@ -54,20 +54,13 @@ def certified(groups: Sequence[study.Group]) -> list[pages.Block]:
       'formal ε': privacy.formal_text(g),
     }
 
-  places = {}
-  for g in members:
-    places.setdefault((g.dataset, g.setting['participation']), []).append(g)
   return [
     *study.by_group(
       'certified', 'Accuracy at a formal ε of the released model', members, columns, 'participation', 'epsilon'
     ),
     'These are the runs whose formal ε holds for everything that they release. Compare methods only at the same '
     'dataset, participation and ε. The column `epsilon` is the requested ε; a method may spend less.',
-    *(
-      _certified_figure(*where, own)
-      for where, own in places.items()
-      if any(g.method == 'certified' for g in own) and len(own) > 1
-    ),
+    *_certified_figures(members),
     *privacy.footnotes(members),
     *privacy.by_participation('certified_groups', members),
   ]
@@ -81,32 +74,40 @@ def _is_whole(group) -> bool:
   return all(privacy.whole_model_epsilon(run) is not None for run in group.runs)
 
 
-def _certified_figure(dataset, participation, groups) -> pages.Figure:
-  """Accuracy over ε, or a row for each method if all have the same ε."""
-  # A line joins runs that differ in ε and in nothing else.
-  families = study.families(groups, 'epsilon')
-  settings, usual = study.describe([own[0].setting for own in families], 'participation', 'epsilon')
-  series = []
-  for own, method, setting in zip(families, figures.labels([own[0].algorithm for own in families]), settings):
-    points = sorted((g.measure(privacy.whole_model_epsilon).mean, g.accuracy()) for g in own)
-    label = ', '.join(filter(None, [method, setting]))
-    series.append(figures.Series(own[0].algorithm, label, *zip(*points), points[-1][1]))
-  caption = f'Bars are deviations over seeds. Setting: participation={participation}.'
-  caption += f' Unless a name says otherwise: {usual}.' if usual else ''
-  spent = [x for one in series for x in one.x]
-  if len(series) > 1 and max(spent) - min(spent) < 0.01 * max(spent):
-    series.sort(key=lambda one: -one.total.mean)
-    draw = lambda figure: figures.rows(figure.subplots(), series, accuracy.ACCURACY)
-    return pages.Figure(
-      'certified',
-      f'Accuracy at formal ε = {rounding.up(max(spent))}: {dataset}',
-      caption,
-      draw,
-      (9, 1.2 + 0.3 * len(series)),
-    )
-  axis = 'formal ε of the released model, largest of any client'
-  draw = lambda figure: figures.lines(figure.subplots(), series, axis, accuracy.ACCURACY)
-  return pages.Figure('certified', f'Accuracy by formal ε: {dataset}', caption, draw)
+def _certified_figures(groups) -> list[pages.Block]:
+  """For each dataset and requested ε, accuracy with a panel for each participation. Where ε varies, accuracy over ε.
+
+  A method has one look and one name in all of them.
+  """
+  blocks = []
+  for dataset in dict.fromkeys(g.dataset for g in groups):
+    own = [g for g in groups if g.dataset == dataset]
+    settings, usual = study.describe([g.setting for g in own], 'participation', 'epsilon')
+    names = [', '.join(filter(None, words)) for words in zip(figures.labels([g.algorithm for g in own]), settings)]
+    note = f' Unless a name says otherwise: {usual}.' if usual else ''
+    series, at, of_family = {}, {}, {}
+    for g, name in zip(own, names):
+      spent, where = g.measure(privacy.whole_model_epsilon).mean, g.setting['participation']
+      series[g] = figures.Series(g.place, name, [spent], [g.accuracy()], g.accuracy())
+      at.setdefault(g.setting['epsilon'], {}).setdefault(where, []).append(series[g])
+      of_family.setdefault((where, g.place, name), []).append(g)
+    for epsilon, panels in at.items():
+      if len({one.label for panel in panels.values() for one in panel}) > 1:
+        caption = f'A panel for each participation model. Bars are deviations over seeds.{note}'
+        title = f'Accuracy at a requested ε of {epsilon} of the released model: {dataset}'
+        blocks.append(pages.Figure('certified', title, caption, *figures.panels(panels, accuracy.ACCURACY)))
+    # A line joins runs that differ in ε and in nothing else.
+    curves = {}
+    for (where, place, name), members in of_family.items():
+      if len({g.setting['epsilon'] for g in members}) > 1:
+        points = sorted((series[g].x[0], series[g].total) for g in members)
+        curves.setdefault(where, []).append(figures.Series(place, name, *zip(*points)))
+    for where, shown in curves.items():
+      caption = f'Bars are deviations over seeds. Setting: participation={where}.{note}'
+      axis = 'formal ε of the released model, largest of any client'
+      drawing = figures.lines(shown, axis, accuracy.ACCURACY)
+      blocks.append(pages.Figure('certified_by_epsilon', f'Accuracy by formal ε: {dataset}', caption, *drawing))
+  return blocks
 
 
 def budgets(groups: Sequence[study.Group]) -> list[pages.Block]:
@@ -134,12 +135,8 @@ def budgets(groups: Sequence[study.Group]) -> list[pages.Block]:
   def draw(figure):
     axes, grid = figure.subplots(), np.linspace(0, 1, 201)
     axes.plot(rates, ratios, '.', markersize=4, alpha=0.4, color='#777777', label='measured, one client each')
-    for method, values, label in (
-      ('quap', formula(grid), f'formula, α = {alpha}, β = {beta}'),
-      ('fixed_dp', np.ones_like(grid), 'uniform budget, ε_base'),
-    ):
-      look = figures.of(method)
-      axes.plot(grid, values, color=look.colour, linestyle=look.dash, label=label)
+    axes.plot(grid, formula(grid), 'k-', label=f'formula, α = {alpha}, β = {beta}')
+    axes.plot(grid, np.ones_like(grid), 'k--', label='uniform budget, ε_base')
     axes.plot(list(printed), list(printed.values()), 'X', markersize=9, color='black', label='printed in 5.3')
     axes.set(xlabel='participation rate', ylabel='nominal budget of a round / ε_base', xlim=(0, 1))
     figures.legend(axes)
@@ -226,8 +223,8 @@ def _draw_cumulative(figure, groups):
   for g in groups:
     values = np.array([top_and_bottom(run) for run in g.runs])
     for end, words in enumerate(('top 20%', 'bottom 20%')):
-      label = f'{figures.of(g.algorithm).label}, {words}'
-      series.append(figures.Series(g.algorithm, label, np.arange(1, values.shape[-1] + 1), values[:, end]))
+      label = f'{figures.name_of(g.algorithm)}, {words}'
+      series.append(figures.Series(g.place, label, np.arange(1, values.shape[-1] + 1), values[:, end]))
   figures.curves(axes, series, 'cumulative nominal ε of a client')
   last, total, planned = len(series[0].x), groups[0].setting['epsilon'], groups[0].setting['rounds']
   label = f'ε_total·t/T (ε_total = {total:g}, T = {planned})'
@@ -240,7 +237,7 @@ def fairness(groups: Sequence[study.Group]) -> list[pages.Block]:
   """Jain's index of three quantities: table 3 of the first document."""
 
   def of_accuracy(run):
-    accuracies = run.clients.get('test_accuracy')
+    accuracies = run.of_clients('test_accuracy')
     return study.jain(accuracies[np.isfinite(accuracies)]) if accuracies is not None else None
 
   def columns(g):
@@ -316,7 +313,7 @@ def cost(groups: Sequence[study.Group]) -> list[pages.Block]:
   """Seconds for a round (theory document, 7.3)."""
 
   def columns(g):
-    seconds = lambda reduce: g.measure(lambda run: float(reduce(run.curve('seconds')[1])))
+    seconds = lambda reduce: g.measure(lambda run: float(reduce(run.curve('seconds').to_numpy())))
     machine = lambda name: ', '.join(sorted({str(run.machine.get(name, '?')) for run in g.runs}))
     return {
       'seconds a round (median)': seconds(np.median),
@@ -326,7 +323,7 @@ def cost(groups: Sequence[study.Group]) -> list[pages.Block]:
       'GPUs': machine('gpus'),
     }
 
-  timed = [g for g in groups if all(len(run.curve('seconds')[1]) for run in g.runs)]
+  timed = [g for g in groups if all(len(run.curve('seconds')) for run in g.runs)]
   blocks = study.by_group('cost', 'Time of a round, training and test', timed, columns)
   return blocks and blocks + [
     'This is wall-clock time. The first round traces and compiles. Runs that share a machine slow each other.'

@@ -1,17 +1,18 @@
 """Runs of one setting form a group. Groups are compared in tables that say how they differ. They are never averaged."""
 
-import collections
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import json
 from typing import Any, Callable, NamedTuple, Optional, Union
 
 import numpy as np
-from scipy import special
+import pandas as pd
+from scipy import stats
 
 from experiments import methods
 from experiments.reporting import figures
 from experiments.reporting import pages
+from experiments.reporting import published
 from experiments.reporting import runs as runs_lib
 
 NOT_RUN = 'not run'
@@ -30,10 +31,12 @@ class Group:
     setting: Every flag that the method reads and that decides what is computed, except the seeds. Also
       `stop_at_accuracy`, which decides where a run ends.
     runs: At least one, by seed.
+    place: The place of its --algorithm spec among those of the report, which decides its look in figures.
   """
 
   setting: Mapping[str, Any]
   runs: tuple[runs_lib.Run, ...]
+  place: int
 
   @property
   def algorithm(self) -> str:
@@ -50,7 +53,7 @@ class Group:
   @property
   def parts(self) -> tuple[bool, bool, bool]:
     """Whether it has (adaptive budget, adaptive clip, layer-wise noise); no part outside the documents' ablation."""
-    return figures.of(self.algorithm).parts or (False, False, False)
+    return published.PARTS.get(self.method, (False, False, False))
 
   @property
   def scenario(self) -> Optional[str]:
@@ -119,15 +122,15 @@ def collect(runs: Iterable[runs_lib.Run]) -> tuple[list[Group], list[runs_lib.Le
   """
   runs = list(runs)
   flags = dict.fromkeys(name for run in runs for name in run.identity if name not in _REPEATED)
-  settings: dict[str, dict[str, Any]] = {}
-  members: dict[str, list[runs_lib.Run]] = {}
-  for run in runs:
-    setting = _setting(run, flags)
-    settings[_key(setting)] = setting
-    members.setdefault(_key(setting), []).append(run)
+  settings = [_setting(run, flags) for run in runs]
+  table = _texts(settings).fillna('')
+  numbers = table.groupby(list(table), sort=False).ngroup() if runs else pd.Series(dtype=int)
+  algorithms = sorted({run.algorithm for run in runs}, key=figures.order)
   groups, left_out = [], []
-  for key, found in members.items():
-    kept, most = {}, max(run.rounds for run in found)
+  for number in numbers.unique():
+    ids = np.flatnonzero(numbers == number)
+    found, kept = [runs[i] for i in ids], {}
+    most = max(run.rounds for run in found)
     for run in found:
       # A run that stops at an accuracy is as long as it takes.
       if run.rounds < most and run.flags.get('stop_at_accuracy') is None:
@@ -137,7 +140,8 @@ def collect(runs: Iterable[runs_lib.Run]) -> tuple[list[Group], list[runs_lib.Le
         left_out.append(runs_lib.LeftOut(run.path, f'same setting and seed as {kept[run.seed].path}, which is used'))
       else:
         kept[run.seed] = run
-    groups.append(Group(settings[key], tuple(kept[seed] for seed in sorted(kept))))
+    setting = settings[ids[0]]
+    groups.append(Group(setting, tuple(kept[seed] for seed in sorted(kept)), algorithms.index(setting['algorithm'])))
   return groups, left_out
 
 
@@ -154,14 +158,10 @@ def _setting(run, flags) -> dict[str, Any]:
   return {**setting, 'algorithm': run.algorithm, 'num_clients': num_clients, 'stop_at_accuracy': stop_at_accuracy}
 
 
-def _key(value) -> str:
-  return json.dumps(value, sort_keys=True, default=str)
-
-
-def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-  """The flags that do not have one value in all settings that have them."""
-  names = dict.fromkeys(name for setting in settings for name in setting)
-  return [name for name in names if len({_key(setting[name]) for setting in settings if name in setting}) > 1]
+def _texts(settings: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+  """A row for each setting, a column for each flag: the value as JSON. It is None where a method does not read it."""
+  texts = [{name: json.dumps(value, sort_keys=True, default=str) for name, value in s.items()} for s in settings]
+  return pd.DataFrame(texts, dtype=object)
 
 
 def describe(settings: Sequence[Mapping[str, Any]], *known: str, in_full: bool = False) -> tuple[list[str], str]:
@@ -172,29 +172,31 @@ def describe(settings: Sequence[Mapping[str, Any]], *known: str, in_full: bool =
     of the settings that have the flag, or none of them if `in_full`.
   """
   parts, usual = [[] for _ in settings], []
-  for name in differing(settings):
-    if name in (*_KNOWN, *known):
+  for name, texts in _texts(settings).items():
+    counts = texts.value_counts()
+    if len(counts) < 2 or name in (*_KNOWN, *known):
       continue
-    values = [str(setting[name]) if name in setting else None for setting in settings]
-    known_values = [value for value in values if value is not None]
-    ((most, count),) = collections.Counter(known_values).most_common(1)
-    is_usual = 2 * count > len(known_values) and not in_full
-    usual += [f'`{name}={most}`'] if is_usual else []
-    for part, value in zip(parts, values):
-      part += [f'{name}={value}'] if value is not None and not (is_usual and value == most) else []
+    is_usual = 2 * counts.iloc[0] > counts.sum() and not in_full
+    for part, setting, text in zip(parts, settings, texts):
+      if name in setting and not (is_usual and text == counts.index[0]):
+        part.append(f'{name}={setting[name]}')
+    if is_usual:
+      usual.append(f'`{name}={settings[list(texts).index(counts.index[0])][name]}`')
   return [', '.join(part) for part in parts], ', '.join(usual)
 
 
 def families(groups: Sequence[Group], *axes: str, at_least: int = 1) -> list[list[Group]]:
-  """Families of groups that agree in every flag that they share, except in `axes`, in the order of `figures.LOOKS`.
+  """Families of groups that agree in every flag that they share, except in `axes`, in the order of the methods.
 
-  A group belongs to several families if they differ only in flags that its method does not read: FedAvg is beside the
-  others at every ε. Families of fewer than `at_least` groups, and those contained in another family, are left out.
+  A group belongs to several families if they differ only in flags that its method does not read: FedAvg is compared
+  with the others at every ε. Families of fewer than `at_least` groups, and those contained in another family, are left
+  out.
   """
-  texts = [{k: _key(v) for k, v in group.setting.items() if k not in axes} for group in groups]
-  agree = [[all(a.get(name, text) == text for name, text in b.items()) for b in texts] for a in texts]
+  texts = _texts([{**g.setting, 'algorithm': g.algorithm} for g in groups]).drop(columns=list(axes), errors='ignore')
   # Each family starts from the group that reads most, so that every setting of that method begins one.
-  order = sorted(range(len(groups)), key=lambda i: -len(texts[i]))
+  order = texts.notna().sum(axis=1).sort_values(ascending=False, kind='stable').index
+  cells = texts.to_numpy()
+  agree = [np.all((row == cells) | pd.isna(row) | pd.isna(cells), axis=1) for row in cells]
   found = []
   for first in order:
     members = [first]
@@ -202,7 +204,7 @@ def families(groups: Sequence[Group], *axes: str, at_least: int = 1) -> list[lis
       members += [i] if i != first and all(agree[i][j] for j in members) else []
     if len(members) >= at_least and not any(set(members) <= set(others) for others in found):
       found.append(members)
-  return [sorted((groups[i] for i in ids), key=lambda g: figures.order(g.algorithm)) for ids in sorted(found, key=min)]
+  return [sorted((groups[i] for i in ids), key=lambda g: g.place) for ids in sorted(found, key=min)]
 
 
 def titled(found: Sequence[Sequence[Group]], *axes: str) -> list[Family]:
@@ -244,7 +246,7 @@ def table(name: str, title: str, rows: Sequence[Row], *known: str) -> list[pages
   lines = []
   for row in rows:
     is_run = isinstance(row.group, Group)
-    method, setting = next(words) if is_run else (figures.of(row.group).label, '')
+    method, setting = next(words) if is_run else (figures.name_of(row.group), '')
     origin = row.group.origin if is_run else {}
     lines.append({**row.first, 'method': method, 'setting': setting, **row.last, **origin})
   notes = [f'Unless its setting says otherwise, a row has {usual}.'] if usual else []
@@ -257,7 +259,7 @@ def by_group(
   name: str, title: str, groups: Sequence[Group], columns: Callable[[Group], Mapping[str, Any]], *first: str
 ) -> list[pages.Block]:
   """A table for each dataset: a row for each group, sorted by the flags `first`, which have columns, and by method."""
-  key = lambda g: ([(isinstance(g.setting[flag], str), g.setting[flag]) for flag in first], figures.order(g.algorithm))
+  key = lambda g: ([(isinstance(g.setting[flag], str), g.setting[flag]) for flag in first], g.place)
   blocks = []
   for dataset in sorted({g.dataset for g in groups}):
     own = sorted((g for g in groups if g.dataset == dataset), key=key)
@@ -330,5 +332,4 @@ def paired_test(
   # If the spread is no more than rounding errors, the statistic is meaningless or infinite.
   if difference.deviation is None or difference.deviation <= 1e-12 * scale:
     return difference, None
-  t = difference.mean / (difference.deviation / difference.count**0.5)
-  return difference, float(2 * special.stdtr(difference.count - 1, -abs(t)))
+  return difference, float(stats.ttest_rel(left, right).pvalue)

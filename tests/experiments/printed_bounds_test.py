@@ -93,13 +93,13 @@ class TestText:
     groups = factory.groups_of(
       tmp_path, *factory.seeds(1, 2, algorithm='certified', certified_epsilon=[EPSILON, EPSILON], delta=DELTA)
     )
-    (row,) = (dict(zip(table.columns, line)) for table, line in _lines(spending.certified(groups)))
+    (row,) = (dict(zip(table.frame, line)) for table, line in _lines(spending.certified(groups)))
     assert row['ε, largest of any client'].startswith('2.001 ±') and row['total δ'] == '1.001e-05'
 
 
 def _lines(blocks):
   table = blocks[0]
-  return [(table, [str(row[name]) for name in table.columns]) for row in table.rows]
+  return [(table, [str(row[name]) for name in table.frame]) for row in table.rows]
 
 
 class TestAccount:

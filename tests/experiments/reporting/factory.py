@@ -9,8 +9,8 @@ from typing import Any, Optional
 import numpy as np
 
 from experiments import methods
-from experiments.reporting import figures
 from experiments.reporting import pages
+from experiments.reporting import published
 from experiments.reporting import runs as runs_lib
 from experiments.reporting import study
 
@@ -169,7 +169,7 @@ def make_ledger(flags: Mapping[str, Any], rounds: int, spread: float, scale: flo
   weights = np.arange(1, clients + 1) / np.arange(1, clients + 1).sum()
   cohorts = [np.sort(rng.choice(clients, size, replace=False, p=weights)) for _ in range(rounds)]
   members = np.concatenate(cohorts)
-  is_adaptive = (figures.of(flags['algorithm']).parts or (False,))[0]
+  is_adaptive = published.PARTS.get(flags['algorithm'], (False,))[0]
   factor = scale * (1 + spread * members / clients) if is_adaptive else np.ones(len(members))
   base = flags['epsilon'] / flags['rounds']
   budgets = base * factor if np.isfinite(spread) else np.full(len(members), np.inf)
@@ -229,7 +229,7 @@ def seeds(*seeds_: int, **arguments) -> list[dict[str, Any]]:
 def table(blocks: Sequence[pages.Block], name: str) -> list[dict[str, str]]:
   """The rows of the table of this name, cells as text by column."""
   (found,) = (block for block in blocks if isinstance(block, pages.Table) and block.name == name)
-  return [{column: pages.text(row.get(column)) for column in found.columns} for row in found.rows]
+  return [{column: pages.text(row.get(column)) for column in found.frame} for row in found.rows]
 
 
 def drawings(blocks: Sequence[pages.Block]) -> list[pages.Figure]:

@@ -1,8 +1,7 @@
-"""One look for each method in every figure; lines, names and ticks that say what is so."""
+"""One look for each method in all figures of a report; lines, names and ticks that say what is so."""
 
 import itertools
 
-from matplotlib import colors
 import numpy as np
 import pytest
 
@@ -10,40 +9,54 @@ from experiments import methods
 from experiments import plots
 from experiments.reporting import figures
 from experiments.reporting import pages
+from experiments.reporting import published
 from tests.experiments.reporting import ticks
 
 
-def _series(algorithm, x=(1, 3), mean=90.0, **changes):
+def _series(place, label='', x=(1, 3), mean=90.0, **changes):
   y = [pages.Quantity(mean + i, 0.5) for i in range(len(x))]
-  return figures.Series(algorithm, figures.of(algorithm).label, x, y, y[-1])._replace(**changes)
+  return figures.Series(place, label or f'method {place}', x, y, y[-1])._replace(**changes)
+
+
+def _many(count):
+  rng = np.random.default_rng(0)
+  y = rng.uniform(8, 12, (count, 3, 60))
+  totals = [pages.Quantity(10 + 0.1 * i, 0.5) for i in range(count)]
+  return [figures.Series(i, f'method {i}', np.arange(1, 61), y[i], totals[i]) for i in range(count)]
 
 
 class TestLooks:
-  def test_every_method_has_one(self):
-    assert set(figures.LOOKS) == set(methods.METHODS)
+  def test_no_two_of_99_places_share_colour_and_marker(self):
+    found = figures.looks([_series(place) for place in range(99)])
+    assert len({(look['color'], look['marker']) for look in found.values()}) == 99
 
-  @pytest.mark.parametrize('field', ['marker', 'colour', 'label'])
-  def test_no_two_methods_share_it(self, field):
-    assert len({getattr(look, field) for look in figures.LOOKS.values()}) == len(figures.LOOKS)
+  def test_neighbours_differ_in_colour_marker_and_dash(self):
+    found = list(figures.looks([_series(place) for place in range(40)]).values())
+    for field in ('color', 'marker', 'linestyle'):
+      assert all(a[field] != b[field] for a, b in zip(found, found[1:]))
 
-  def test_lines_of_one_dash_differ_in_grey(self):
-    luminance = lambda look: sum(w * v for w, v in zip((0.2126, 0.7152, 0.0722), colors.to_rgb(look.colour)))
-    for a, b in itertools.combinations(figures.LOOKS.values(), 2):
-      assert a.dash != b.dash or abs(luminance(a) - luminance(b)) > 0.1, f'{a.label}, {b.label}'
+  def test_a_place_has_its_look_whatever_else_is_shown(self):
+    alone = figures.looks([_series(5)])['method 5']
+    assert figures.looks([_series(place) for place in (8, 5, 2)])['method 5'] == alone
 
-  def test_the_ablation_has_all_eight(self):
-    assert len(figures.BY_PARTS) == 8
-    assert figures.BY_PARTS[True, True, True] == 'quap'
-    assert figures.BY_PARTS[False, False, False] == 'fixed_dp'
+  def test_settings_of_one_method_have_colours_of_their_own(self):
+    shown = [_series(0), _series(1, 'a'), _series(1, 'b'), _series(1, 'c')]
+    found = figures.looks(shown)
+    assert len({look['color'] for look in found.values()}) == len({look['marker'] for look in found.values()}) == 4
+    assert found == figures.looks(shown[::-1])
+    assert found['method 0'] == figures.looks([_series(0)])['method 0']
 
-  def test_parts_are_those_of_the_methods(self):
-    for parts, name in figures.BY_PARTS.items():
+  def test_the_ablation_has_the_parts_of_the_methods(self):
+    assert len(published.BY_PARTS) == 8
+    for name, parts in published.PARTS.items():
       method = methods.METHODS[name]
       has_fixed_clip = any(field == 'clip' for field in method.__dataclass_fields__)
       assert parts == (method.adaptive_budget, not has_fixed_clip, method.layerwise)
 
-  def test_an_unknown_method_is_drawn_under_its_name(self):
-    assert figures.of('brand_new:a=1').label == 'brand_new'
+  def test_names_are_of_registered_methods_and_differ(self):
+    assert set(figures.NAMES) <= set(methods.METHODS)
+    assert len(set(figures.NAMES.values())) == len(figures.NAMES)
+    assert figures.name_of('brand_new:a=1') == 'brand_new'
 
   def test_labels_name_only_what_differs(self):
     specs = ['certified:clip=0.5', 'certified:clip=0.5,weights=uniform', 'quap', 'fixed_dp:clip=0.5']
@@ -54,71 +67,95 @@ class TestLooks:
       'Fixed-DP',
     ]
 
-  def test_a_method_has_its_colour_in_every_kind_of_figure(self):
-    shown = [_series(name, y=np.full((2, 2), 90.0 + i)) for i, name in enumerate(('quap', 'fixed_dp'))]
-    points = [_series('quap'), _series('fixed_dp')]
-    for draw in (
-      lambda figure: figures.by_round(figure, shown, 'accuracy', 'final'),
-      lambda figure: figures.rows(figure.subplots(), points, 'final'),
-      lambda figure: figures.lines(figure.subplots(), points, 'ε', 'accuracy'),
-    ):
-      for axes in plots.drawn(draw, (8, 4)).axes:
-        found = {line.get_color() for line in axes.get_lines()}
-        assert found == {figures.LOOKS['quap'].colour, figures.LOOKS['fixed_dp'].colour}
 
-  def test_settings_of_one_method_differ_in_the_fill(self):
-    shown = [_series('quap'), _series('certified', label='a'), _series('certified', label='b')]
-    assert [style['fillstyle'] for _, style in figures.styled(shown)] == ['full', 'full', 'none']
-    assert [style['fillstyle'] for _, style in figures.styled(shown[::-1])] == ['none', 'full', 'full']
-    same = [_series('quap', label=label, variant='quap') for label in 'ab']
-    assert [style['fillstyle'] for _, style in figures.styled(same)] == ['full', 'full']
+def test_a_method_has_its_colour_in_every_kind_of_figure():
+  shown, points = _many(2), [_series(0), _series(1)]
+  for drawing in (
+    figures.by_round(shown, 'accuracy', 'final'),
+    figures.panels({'a': points, 'b': points}, 'final'),
+    figures.lines(points, 'ε', 'accuracy'),
+  ):
+    for axes in plots.drawn(*drawing).axes:
+      found = {line.get_color() for line in axes.get_lines()}
+      assert found == {look['color'] for look in figures.looks(points).values()}
 
 
-class TestDrawing:
-  def _twelve(self):
-    rng = np.random.default_rng(0)
-    return [
-      figures.Series(
-        name, figures.of(name).label, np.arange(1, 61), rng.uniform(8, 12, (3, 60)), pages.Quantity(10 + 0.1 * i, 0.5)
-      )
-      for i, name in enumerate(list(figures.LOOKS)[:12])
-    ]
+class TestPanels:
+  """Each of the places has a panel, and each panel the same rows, the best on top."""
 
-  def test_of_twelve_methods_each_has_a_row_and_no_two_overlap(self):
-    figure = plots.drawn(lambda f: figures.by_round(f, self._twelve(), 'accuracy', 'final'), (9, 4.8))
-    curves, panel = figure.axes
-    boxes = [label.get_window_extent() for label in panel.get_yticklabels()]
-    assert len(boxes) == 12
-    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
-    assert all(figure.bbox.x1 >= box.x1 and box.x0 > curves.get_window_extent().x1 for box in boxes)
+  @pytest.fixture(scope='class')
+  def figure(self):
+    means = {'uniform': (80, 90, 70), 'beta': (60, 90, None), 'markov': (20, 30, 10), 'hybrid': (50, None, None)}
+    shown = {
+      place: [_series(i, f'method {"abc"[i]}', total=pages.Quantity(mean, 1.0)) for i, mean in enumerate(own) if mean]
+      for place, own in means.items()
+    }
+    return plots.drawn(*figures.panels(shown, 'accuracy'))
 
-  def test_the_best_is_on_top(self):
-    figure = plots.drawn(lambda f: figures.by_round(f, self._twelve(), 'accuracy', 'final'), (9, 4.8))
-    labels = [label.get_text() for label in figure.axes[1].get_yticklabels()]
-    assert labels[0].startswith('11.10 ± 0.50 ') and labels[-1].startswith('10.00 ± 0.50 ')
-    bottom, top = figure.axes[1].get_ylim()
+  def test_titles_and_rows(self, figure):
+    shown = [axes for axes in figure.axes if axes.axison]
+    assert [axes.get_title('left') for axes in shown] == ['uniform', 'beta', 'markov', 'hybrid']
+    names = [label.get_text() for label in shown[0].get_yticklabels()]
+    assert names == ['method b', 'method a', 'method c']
+    bottom, top = shown[0].get_ylim()
     assert bottom > top
 
-  def test_curves_have_whole_rounds(self):
-    series = [_series('quap', np.arange(1, 4), y=np.array([[10.0, 20, 30]]))]
-    figure = plots.drawn(lambda f: figures.by_round(f, series, 'accuracy', 'final'), (6, 4))
-    assert ticks.numbers(figure.axes[0].xaxis) == [1, 2, 3]
+  def test_marks_numbers_and_the_common_axis(self, figure):
+    uniform, beta, *_ = figure.axes
+    assert [line.get_xdata()[0] for line in uniform.get_lines() if line.get_marker() in 'os D'] == [90, 80, 70][:3]
+    assert [text.get_text() for text in beta.texts] == ['90.00 ± 1.00', '60.00 ± 1.00']
+    assert all(axes.get_xlim() == uniform.get_xlim() for axes in figure.axes)
+    ticks.check(uniform.xaxis, 9, 91)
 
+  def test_nothing_overlaps(self, figure):
+    shown = [axes for axes in figure.axes if axes.axison]
+    boxes = [text.get_window_extent() for axes in shown for text in axes.texts]
+    boxes += [label.get_window_extent() for label in shown[0].get_yticklabels()]
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+    assert all(box.x0 >= 0 and box.x1 <= figure.bbox.x1 for box in boxes)
+
+  def test_of_one_method_the_places_are_the_rows(self):
+    shown = {place: [_series(0, 'quap', total=pages.Quantity(mean))] for place, mean in (('x', 5.0), ('y', 7.0))}
+    (axes,) = plots.drawn(*figures.panels(shown, 'accuracy')).axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ['x', 'y']
+    assert len({line.get_color() for line in axes.get_lines()}) == 1
+
+
+def test_of_twelve_methods_by_round_each_has_a_row_and_the_best_is_on_top():
+  figure = plots.drawn(*figures.by_round(_many(12), 'accuracy', 'final'))
+  curves, panel = figure.axes
+  boxes = [label.get_window_extent() for label in panel.get_yticklabels()]
+  assert len(boxes) == 12
+  assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+  assert all(figure.bbox.x1 >= box.x1 and box.x0 > curves.get_window_extent().x1 for box in boxes)
+  labels = [label.get_text() for label in panel.get_yticklabels()]
+  assert labels[0].startswith('11.10 ± 0.50 ') and labels[-1].startswith('10.00 ± 0.50 ')
+  bottom, top = panel.get_ylim()
+  assert bottom > top
+
+
+def test_curves_have_whole_rounds():
+  series = [_series(0, x=np.arange(1, 4), y=np.array([[10.0, 20, 30]]))]
+  figure = plots.drawn(*figures.by_round(series, 'accuracy', 'final'))
+  assert ticks.numbers(figure.axes[0].xaxis) == [1, 2, 3]
+
+
+class TestLines:
   def test_nearly_equal_epsilons_are_drawn_at_their_value(self):
-    series = [_series('certified', (2.9999,), 92.0), _series('tff_dp_fedavg', (3.0001,), 87.0)]
-    figure = plots.drawn(lambda f: figures.lines(f.subplots(), series, 'ε', 'accuracy'), (8, 4))
+    series = [_series(0, x=(2.9999,), mean=92.0), _series(1, x=(3.0001,), mean=87.0)]
+    figure = plots.drawn(*figures.lines(series, 'ε', 'accuracy'))
     ticks.check(figure.axes[0].xaxis, 2.9999, 3.0001)
     ticks.check(figure.axes[0].yaxis, 86.5, 92.5)
 
   def test_an_accuracy_axis_shows_the_data_and_no_more_than_100(self):
-    series = [_series('quap', mean=97.0), _series('fixed_dp', mean=99.5, y=[pages.Quantity(99.5), pages.Quantity(100)])]
-    axes = plots.drawn(lambda f: figures.lines(f.subplots(), series, 'ε', 'accuracy'), (8, 4)).axes[0]
+    series = [_series(0, mean=97.0), _series(1, y=[pages.Quantity(99.5), pages.Quantity(100)])]
+    axes = plots.drawn(*figures.lines(series, 'ε', 'accuracy')).axes[0]
     low, high = axes.get_ylim()
     assert 95 < low < 96.5 and 100 < high <= 101.5
 
-  def test_the_legend_is_beside_the_axes(self):
-    series = [_series('quap'), _series('fixed_dp', label='Fixed-DP, ' + 'a=1, ' * 20)]
-    figure = plots.drawn(lambda f: figures.lines(f.subplots(), series, 'ε', 'accuracy'), (9, 4))
+  def test_the_legend_is_outside_the_axes(self):
+    series = [_series(0), _series(1, 'Fixed-DP, ' + 'a=1, ' * 20)]
+    figure = plots.drawn(*figures.lines(series, 'ε', 'accuracy'))
     (axes,) = figure.axes
     box = axes.get_legend().get_window_extent()
     assert box.x0 >= axes.get_window_extent().x1 and box.x1 <= figure.bbox.x1

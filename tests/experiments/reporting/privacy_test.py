@@ -149,11 +149,11 @@ class TestParticipationGroups:
     )
     did, results = privacy.by_participation('t', groups)
     assert [did.name, results.name] == ['t', 't_results']
-    assert {name.partition(':')[0] for name in did.columns if ':' in name} == {
+    assert {name.partition(':')[0] for name in did.frame if ':' in name} == {
       'rounds taken part in',
       'weight contributed',
     }
-    assert {name.partition(':')[0] for name in results.columns if ':' in name} == {'formal ε', 'accuracy (%)'}
+    assert {name.partition(':')[0] for name in results.frame if ':' in name} == {'formal ε', 'accuracy (%)'}
 
   def test_a_table_without_figures_is_left_out(self, tmp_path):
     groups = factory.groups_of(
@@ -212,7 +212,7 @@ class TestParticipationGroups:
     (folder / 'clients.csv').write_text('\n'.join([*lines[:-1], lines[-1].rpartition(',')[0] + ',']) + '\n')
     blocks = privacy.by_participation('t', factory.groups_of(tmp_path))
     assert factory.table(blocks, 't')
-    assert not any('formal' in name for block in blocks for name in getattr(block, 'columns', ()))
+    assert not any('formal' in name for block in blocks for name in getattr(block, 'frame', ()))
 
   def test_where_everyone_takes_part_equally_often_there_are_no_groups(self, tmp_path):
     assert privacy.by_participation('t', factory.groups_of(tmp_path, {'cohort_size': 10})) == []

@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from experiments import flags as experiment_flags
-from experiments.reporting import figures
+from experiments import methods
 from experiments.reporting import pages
 from experiments.reporting import runs as runs_lib
 from experiments.reporting import sections
@@ -28,7 +28,7 @@ def everything(tmp_path_factory):
   """The groups of runs that fill nearly every section, with long flags."""
   base = {'num_clients': 100, 'cohort_size': 30}
   runs = [
-    *({'algorithm': a, 'noise_norm': 0 if a == 'fedavg' else 1e7, **base} for a in figures.LOOKS if a != 'certified'),
+    *({'algorithm': a, 'noise_norm': 0 if a == 'fedavg' else 1e7, **base} for a in methods.METHODS if a != 'certified'),
     *factory.seeds(1, 2, 3, **base),
     *factory.seeds(1, 2, 3, algorithm='fixed_dp', noise_norm=1e5, **base),
     *factory.seeds(1, 2, 3, algorithm='adaptive_budget_clip', noise_norm=[6e15, 7e15, 9e15], **base),
@@ -67,7 +67,7 @@ def folder(everything, tmp_path_factory):
 def test_results_come_before_settings(everything):
   titles = _titles(_built(everything, [runs_lib.LeftOut('here', 'damaged')]))
   assert titles[-4:] == ['Not run', 'Why measured and printed figures differ', 'Settings', 'What was left out']
-  assert titles[1:3] == ['Accuracy beside privacy', 'Certified: equal formal ε']
+  assert titles[1:3] == ['Accuracy and privacy', 'Certified: equal formal ε']
 
 
 def test_every_report_says_why_measured_and_printed_figures_differ(tmp_path):

@@ -53,7 +53,7 @@ class TestCertified:
     return [{'algorithm': 'certified', 'epsilon': e, 'certified_epsilon': e, **run} for e in epsilons]
 
   def _lines(self, groups):
-    (shown,) = factory.drawings(spending.certified(groups))
+    shown = factory.drawings(spending.certified(groups))[-1]
     return plots.drawn(*shown.titled).axes[0].get_lines()
 
   def test_only_what_holds_for_the_released_model(self, tmp_path):
@@ -90,27 +90,27 @@ class TestCertified:
     joined = [line.get_xdata().tolist() for line in self._lines(groups) if len(line.get_xdata()) > 1]
     assert [1, 3, 10] in joined and [3, 6] in joined
     assert all(np.all(np.diff(x) > 0) for x in joined)
-    (shown,) = factory.drawings(spending.certified(groups))
+    *panels, shown = factory.drawings(spending.certified(groups))
+    assert [panel.title[-26:] for panel in panels] == ['3 of the released model: mnist'[-26:]]
     legend = plots.drawn(*shown.titled).axes[0].get_legend()
     assert [text.get_text().replace('\n', ' ') for text in legend.get_texts()] == [
       'Certified QuAP-FL, features=glyphs',
-      'Certified QuAP-FL, features=letters',
       'Certified QuAP-FL, features=none',
     ]
 
-  def test_epsilons_that_are_nearly_equal_are_not_an_axis(self, tmp_path):
+  def test_methods_of_one_requested_epsilon_have_a_panel_for_each_participation(self, tmp_path):
+    other = {'algorithm': 'tff_dp_fedavg', 'epsilon': 3, 'covers': 'released model', 'epsilon_max': 3.0}
     groups = factory.groups_of(
-      tmp_path,
-      *self._at((2.9999,)),
-      {'algorithm': 'tff_dp_fedavg', 'epsilon': 3, 'covers': 'released model', 'epsilon_max': 3.0001, 'accuracy': 0.8},
+      tmp_path, *self._at((3,)), {**other, 'accuracy': 0.8}, {**other, 'accuracy': 0.7, 'participation': 'uniform'}
     )
     (shown,) = factory.drawings(spending.certified(groups))
-    assert shown.title == 'Accuracy at formal ε = 3.001: mnist'
-    assert 'Setting: participation=beta:a=2,b=5.' in shown.caption
-    axes = plots.drawn(*shown.titled).axes[0]
-    names = [label.get_text() for label in axes.get_yticklabels()]
-    assert names == ['90.00 Certified QuAP-FL', '80.00 TFF DP-FedAvg']
-    ticks.check(axes.xaxis, 80, 90)
+    assert shown.title == 'Accuracy at a requested ε of 3 of the released model: mnist'
+    beta, uniform = plots.drawn(*shown.titled).axes
+    assert (beta.get_title('left'), uniform.get_title('left')) == ('beta:a=2,b=5', 'uniform')
+    assert [label.get_text() for label in beta.get_yticklabels()] == ['Certified QuAP-FL', 'TFF DP-FedAvg']
+    assert [text.get_text() for text in beta.texts] == ['90.00', '80.00']
+    assert [text.get_text() for text in uniform.texts] == ['70.00']
+    ticks.check(uniform.xaxis, 70, 90)
 
   def test_a_single_run_is_no_figure(self, tmp_path):
     blocks = spending.certified(factory.groups_of(tmp_path, *self._at((3,))))
