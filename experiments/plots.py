@@ -1,4 +1,7 @@
-"""The style that all figures share, and the plot of a run: accuracy, ε, clipping norm and noise ratio by round."""
+"""The style that all figures share, and the plot of a run: accuracy, ε, clipping norm and noise ratio by round.
+
+The plot of a certified run shows what clients have spent in place of a clipping norm that is the same in all rounds.
+"""
 
 from collections.abc import Mapping
 import csv
@@ -16,6 +19,8 @@ ticker = lazy.module('matplotlib.ticker')
 backend_agg = lazy.module('matplotlib.backends.backend_agg')
 
 _DPI = 130
+# A column that a certified run's plot has in addition to those of metrics.csv: the largest ε of any client so far.
+SPENT = 'epsilon_spent'
 
 # A tick label must be the number itself. Matplotlib would otherwise put an offset ("+2.9999") or a factor ("1e-6") at
 # the end of an axis with nearly equal values, and the labels would show something else.
@@ -121,9 +126,12 @@ def plot_run(metrics: Mapping[str, np.ndarray], plot_path: str, title: str):
 
 def panels_of(metrics: Mapping[str, np.ndarray]) -> list[Callable]:
   """What draws each part of a run that has a curve. A value in a single round is none, and neither are zeros."""
-  finite = {name: np.isfinite(values) for name, values in metrics.items()}
-  has = lambda name: name in metrics and finite[name].sum() > 1 and np.any(metrics[name][finite[name]] != 0)
-  return [panel for names, panel in _PANELS if any(map(has, names))]
+  finite = {name: values[np.isfinite(values)] for name, values in metrics.items()}
+  has = lambda name: name in metrics and len(finite[name]) > 1 and np.any(finite[name] != 0)
+  shown = [panel for names, panel in _PANELS if any(map(has, names))]
+  if has(SPENT) and not has('norm_p10') and np.ptp(finite.get('clipping_norm', np.zeros(1))) == 0:
+    shown.remove(_clip)
+  return shown
 
 
 def run_figure(metrics: Mapping[str, np.ndarray], title: str) -> tuple[Draw, tuple[float, float]]:
@@ -157,6 +165,12 @@ def _epsilon(axes, metrics):
   widen(axes.yaxis, 0.05)
   axes.set(ylabel='nominal ε')
   _head(axes, 'Budget of the round')
+
+
+def _spent(axes, metrics):
+  _line(axes, metrics['round'], metrics[SPENT])
+  axes.set(ylabel='ε, largest of any client', ylim=(0, None))
+  _head(axes, 'Spent so far')
 
 
 def _clip(axes, metrics):
@@ -196,6 +210,7 @@ def _head(axes, title):
 _PANELS = (
   (('test_accuracy', 'train_accuracy'), _accuracy),
   (('epsilon',), _epsilon),
+  ((SPENT,), _spent),
   (('clipping_norm', 'norm_p10'), _clip),
   (('noise_to_signal',), _ratio),
 )

@@ -17,6 +17,7 @@ from experiments import methods
 from experiments import run_directory
 from experiments import setup
 from experiments import training
+from quap_tff import accounting
 from quap_tff import plans
 from quap_tff.common import lazy
 from quap_tff.training import models
@@ -25,6 +26,8 @@ from quap_tff.training import saving
 plots = lazy.module('experiments.plots')  # Matplotlib, which only the end of a run needs.
 
 _PREDICTION_BATCH = 512
+# In how many rounds a plot shows what clients have spent.
+_MOST_ACCOUNTS = 40
 
 
 def report(experiment: setup.Experiment, result: training.Result) -> plans.Report:
@@ -79,6 +82,8 @@ def write(
   with directory.replacing(run_directory.CLIENTS) as path:
     _write_clients(path, experiment, result, report, model)
   metrics = plots.read_metrics(directory.file(run_directory.METRICS)) if result.round_num else {}
+  if metrics and methods.parse(values.algorithm).gives_certificate:
+    metrics[plots.SPENT] = spent_by_round(result.ledger, values.delta)
   if plots.panels_of(metrics):
     with directory.replacing(run_directory.PLOT) as path:
       plots.plot_run(
@@ -96,6 +101,14 @@ def write(
   else:
     certificates.write(directory.path, values.signing_key)
     print(f'Certified: python -m experiments.verify {directory.path} checks it.', file=sys.stderr)
+
+
+def spent_by_round(ledger: accounting.RunLedger, delta: float) -> np.ndarray:
+  """float64[T], the largest exact ε of any client after each round; NaN in most rounds of a long run."""
+  found = np.full(ledger.num_rounds, np.nan)
+  for rounds in np.linspace(1, ledger.num_rounds, min(ledger.num_rounds, _MOST_ACCOUNTS), dtype=int):
+    found[rounds - 1] = accounting.epsilon_by_client(ledger.truncated(rounds), delta).max()
+  return found
 
 
 def _write_clients(path, experiment, result, report, model):

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 from experiments import plots
+from experiments import results
+from quap_tff import accounting
+from quap_tff.mechanisms import correlation as correlations
 from tests.experiments.reporting import ticks
 
 NAMES = ('train_accuracy', 'epsilon', 'clipping_norm', 'norm_p10', 'norm_p90', 'noise_to_signal')
@@ -155,6 +158,32 @@ class TestPlotRun:
 
   def test_a_run_without_rounds_has_no_panel(self):
     assert not plots.panels_of({})
+
+  @pytest.mark.parametrize(
+    'norms, panels', [((0.5, 0.5), ['Accuracy', 'Spent so far']), ((0.5, 0.6), ['Accuracy', 'Spent so far', 'Norms'])]
+  )
+  def test_what_clients_have_spent_is_shown_in_place_of_a_constant_clipping_norm(self, norms, panels):
+    accuracy = {'round': np.arange(1, 3), 'test_accuracy': np.array([0.5, 0.6]), 'clipping_norm': np.array(norms)}
+    metrics = {**accuracy, plots.SPENT: np.array([1.0, 2.5])}
+    figure = plots.drawn(*plots.run_figure(metrics, ''))
+    assert [axes.get_title('left') for axes in figure.axes] == panels
+    assert figure.axes[1].get_lines()[0].get_ydata().tolist() == [1.0, 2.5] and figure.axes[1].get_ylim()[0] == 0
+    assert plots.panels_of(accuracy)[-1] is plots.panels_of({**accuracy, 'norm_p10': accuracy['round']})[-1]
+
+  @pytest.mark.parametrize('decays', [(), (0.5,)])
+  def test_the_spent_epsilon_is_that_of_the_account_up_to_each_round(self, decays):
+    correlation = correlations.of_terms(np.full(len(decays), 0.4), np.array(decays))
+    ledger, rounds = accounting.RunLedger(3, 1e-5, 'a run', correlation), 100
+    for t in range(rounds):
+      ledger.append(
+        accounting.RoundRecord(np.array([0, 1 + t % 2]), np.ones(2), np.array([1.0, 0.5]), 9.0, np.inf, 1.0)
+      )
+    found = results.spent_by_round(ledger, 1e-5)
+    known = np.flatnonzero(np.isfinite(found))
+    assert 20 < len(known) <= 40 and np.all(np.diff(found[known]) > 0)
+    assert (known[0], known[-1]) == (0, rounds - 1)
+    for t in known[[0, 7, -1]]:
+      assert found[t] == accounting.epsilon_by_client(ledger.truncated(t + 1), 1e-5)[0]
 
   def test_the_accuracy_axis_shows_the_data(self, tmp_path):
     rows = [dict(ROW, train_accuracy=0.93 + 0.02 * t, test_accuracy=0.94 + 0.02 * t) for t in range(3)]
