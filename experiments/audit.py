@@ -31,16 +31,16 @@ from data import features
 from experiments import command_line
 from experiments import fast_imports
 from experiments import flags as experiment_flags
-from experiments import folder_files
 from experiments import interrupts
 from experiments import run_directory
+from quap_tff.accounting import folder_files
 from quap_tff.common import checks
 from quap_tff.common import lazy
 
 # What loads TensorFlow: not before the flags are found right.
 canary_run = lazy.module('experiments.auditing.canary_run')
 game = lazy.module('experiments.auditing.game')
-certificates = lazy.module('experiments.certificates')
+certificates = lazy.module('quap_tff.accounting.certificate_folder')
 evidence = lazy.module('experiments.evidence')
 issuing = lazy.module('quap_tff.accounting.certificate')
 lower_bounds = lazy.module('quap_tff.auditing.lower_bounds')
@@ -154,7 +154,7 @@ def main(argv: list[str]) -> int:
   if path is not None:
     record.write(path, record.make(measured, certificate))
     certificates.sign_audit(path, key)
-    certificates.write_page(path, certificate)
+    certificates.write_page(path, certificate, evidence.read_audit(path, certificate))
     print(f'{os.path.join(path, record.AUDIT)} was written, and {certificates.PAGE} shows it.', file=sys.stderr)
   print(json.dumps({name: value for name, value in measured.items() if name != 'canary_clients'}), flush=True)
   return command_line.FAILED if measured['refuted'] and measured['claim'] in ('certified', 'formal') else 0

@@ -40,8 +40,8 @@ from data import feature_store
 from data import features as features_lib
 from experiments import command_line
 from experiments import fast_imports
-from experiments import folder_files
 from experiments import run_directory
+from quap_tff.accounting import folder_files
 from quap_tff.common import lazy
 from quap_tff.common import registry
 from quap_tff.common.lazy import tf

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from data import features
-from experiments import certificates
+from experiments import evidence
 from experiments import final_summary
 from experiments import methods
 from experiments import run_directory
@@ -19,6 +19,7 @@ from experiments import setup
 from experiments import training
 from quap_tff import accounting
 from quap_tff import plans
+from quap_tff.accounting import certificate_folder
 from quap_tff.common import lazy
 from quap_tff.training import models
 from quap_tff.training import saving
@@ -97,9 +98,9 @@ def write(
   # A folder that is made to be handed out does not say where it lay.
   directory.write_summary({**its_summary, 'output_dir': None})
   if result.interrupted:
-    certificates.remove(directory.path)
+    certificate_folder.remove(directory.path)
   else:
-    certificates.write(directory.path, values.signing_key)
+    certificate_folder.write(directory.path, evidence.read, values.signing_key)
     print(f'Certified: python -m experiments.verify {directory.path} checks it.', file=sys.stderr)
 
 

@@ -27,8 +27,8 @@ from quap_tff.accounting import protection as protections
 from quap_tff.common import lazy
 
 # What loads TensorFlow: not before the flags are found right.
-certificate_checks = lazy.module('experiments.certificate_checks')
-certificates = lazy.module('experiments.certificates')
+evidence = lazy.module('experiments.evidence')
+certificate_folder = lazy.module('quap_tff.accounting.certificate_folder')
 results = lazy.module('experiments.results')
 run_directory = lazy.module('experiments.run_directory')
 setup = lazy.module('experiments.setup')
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
   command_line.refuse_arguments(rest)
   method = experiment_flags.check(command_line.given_names(argv))
   if values.signing_key is not None:
-    certificates.read_private_key(values.signing_key)
+    certificate_folder.read_private_key(values.signing_key)
   identity = experiment_flags.identity()
   needs_same_code = method.gives_certificate and not values.allow_code_change
   if values.output_dir is not None:
@@ -87,7 +87,7 @@ def _run(values, identity, needs_same_code) -> int:
   with contextlib.ExitStack() as stack:
     progress.say(values.progress, f'Reading {values.dataset} …')
     experiment = setup.from_flags(values, _show_reading if sys.stderr.isatty() else None)
-    certificate_checks.check_before(experiment, values)
+    evidence.check_before(experiment, values)
     stack.enter_context(runtime.activate(experiment.runtime))
     progress.say(values.progress, f'Building {experiment.model} and the round …')
     process = experiment.build_process()
@@ -128,7 +128,7 @@ def _keep(experiment, values, result, report, directory, summary):
   kept = directory.read_summary()
   is_kept = kept is not None and kept.get('rounds') == result.round_num and not kept.get('interrupted')
   needs_certificate = methods.parse(values.algorithm).gives_certificate
-  is_uncertified = needs_certificate and not os.path.exists(directory.file(certificates.CERTIFICATE))
+  is_uncertified = needs_certificate and not os.path.exists(directory.file(certificate_folder.CERTIFICATE))
   if result.rounds_run or result.interrupted or not is_kept or is_uncertified:
     results.write(experiment, values, result, report, directory, summary)
   else:

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple, Optional
 
 from experiments import run_directory
 from quap_tff.accounting import certificate as certificates
+from quap_tff.accounting import certificate_folder
 from quap_tff.auditing import lower_bounds
 from quap_tff.common import rounding
 
-AUDIT, SIGNATURE = 'audit.json', 'audit.sig'
+AUDIT, SIGNATURE = certificate_folder.AUDIT, certificate_folder.AUDIT_SIGNATURE
 _CLOSE = 1e-9
 # The version of certificates since which the tests of their audits share one confidence.
 _SINCE_VERSION = 4

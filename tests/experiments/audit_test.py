@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 
 from experiments import audit
-from experiments import certificates as folders
 from experiments import command_line
-from experiments import folder_files
+from experiments import evidence
 from experiments import setup
 from experiments import verify
 from experiments.auditing import canary_run
 from experiments.auditing import record
 from quap_tff import runtime
+from quap_tff.accounting import certificate_folder as folders
+from quap_tff.accounting import folder_files
 from quap_tff.auditing import lower_bounds
 from quap_tff.common import rounding
 from quap_tff.mechanisms import certified_round as mechanism
@@ -78,7 +79,8 @@ def _change(path, without=(), **changes):
   certificate = {'sha256': changes.get('certificate_sha256', kept['certificate_sha256'])}
   record.write(str(path), record.make(measured, certificate))
   with contextlib.suppress(KeyError):
-    folders.write_page(str(path), folder_files.read_json(str(path), folders.CERTIFICATE))
+    certificate = folder_files.read_json(str(path), folders.CERTIFICATE)
+    folders.write_page(str(path), certificate, evidence.read_audit(str(path), certificate))
 
 
 def _of_game(path, guesses):
@@ -317,7 +319,8 @@ class TestFolder:
   def test_a_signature_whose_audit_is_gone_is_detected(self, signed):
     path, _, public = signed
     (path / record.AUDIT).unlink()
-    folders.write_page(str(path), folder_files.read_json(str(path), folders.CERTIFICATE))
+    certificate = folder_files.read_json(str(path), folders.CERTIFICATE)
+    folders.write_page(str(path), certificate, evidence.read_audit(str(path), certificate))
     assert any('audit.json is missing' in problem for problem in verify.verify(str(path), public).problems)
 
   def test_signatures_that_were_not_checked_are_named_and_published(self, signed, tmp_path):

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from experiments import certificate_page
 from experiments import evidence
 from experiments import predict
 from experiments import pretrain
 from experiments import verify
 from quap_tff.accounting import certificate as certificates
+from quap_tff.accounting import certificate_folder
+from quap_tff.accounting import certificate_page
 from tests.experiments import harness
 
 _FLAGS = ('--algorithm=certified:clip=0.5', '--rounds=6', '--warmup_rounds=0')
@@ -65,9 +66,9 @@ def _resealed(path, change):
     change(certificate)
     content = {name: value for name, value in certificate.items() if name != 'sha256'}
     certificate['sha256'] = certificates.digest(content)
-    (path / evidence.PAGE).write_text(certificate_page.render(certificate), encoding='utf-8')
+    (path / certificate_folder.PAGE).write_text(certificate_page.render(certificate), encoding='utf-8')
 
-  _changed(path, evidence.CERTIFICATE, seal)
+  _changed(path, certificate_folder.CERTIFICATE, seal)
 
 
 class TestCannotBeVerified:
@@ -92,7 +93,7 @@ class TestCannotBeVerified:
     status, lines = _answer(certified, capsys, f'--public_key={tmp_path / "nowhere.pem"}')
     assert status == 2 and 'cannot be read' in lines[1]
 
-  @pytest.mark.parametrize('package', ['h5py', 'scipy', 'cryptography'])
+  @pytest.mark.parametrize('package', ['h5py', 'jinja2', 'scipy', 'cryptography'])
   def test_a_package_that_is_missing(self, package, certified, tmp_path):
     code = (
       f'import sys\nsys.modules[{package!r}] = None\nfrom experiments import verify\n'

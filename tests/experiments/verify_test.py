@@ -16,13 +16,13 @@ import zipfile
 import numpy as np
 import pytest
 
-from experiments import certificate_page
-from experiments import certificates as folders
 from experiments import evidence
 from experiments import provenance
 from experiments import verify
 from quap_tff import accounting
 from quap_tff.accounting import certificate as certificates
+from quap_tff.accounting import certificate_folder as folders
+from quap_tff.accounting import certificate_page
 from tests.experiments import harness
 
 _ROUNDS = 6
@@ -535,7 +535,7 @@ class TestWrite:
   def test_refusals_leave_no_certificate(self, certified):
     (certified / 'metrics.csv').write_text('round,train_loss\n1,0.5\n')
     with pytest.raises(ValueError, match='cannot be certified.*train_loss'):
-      folders.write(str(certified))
+      folders.write(str(certified), evidence.read)
     assert not [name for name in os.listdir(certified) if name.startswith('certificate')]
 
 
@@ -576,15 +576,16 @@ class TestPage:
     framed = re.findall(r'<div class="wide" role="region" tabindex="0" aria-label="[^"]+"><table', page)
     assert len(framed) == page.count('<table') > 4
 
-  def test_labels_of_the_histogram_can_be_read_on_a_narrow_screen(self):
-    svg = certificate_page.histogram([0.0, 1.0, 2.0, 3.0], [5000, 0, 20000])
-    width = float(re.search(r'viewBox="0 0 (\d+) ', svg)[1])
+  def test_labels_of_the_histogram_can_be_read_on_a_narrow_screen(self, certified):
+    page = (certified / 'certificate.html').read_text(encoding='utf-8')
+    width = float(re.search(r'viewBox="0 0 (\d+) ', page)[1])
     # A screen of 390 pixels has 358 between the margins.
-    assert float(re.search(r'font-size="(\d+)"', svg)[1]) * 358 / width >= 12
+    assert float(re.search(r'font-size="(\d+)"', page)[1]) * 358 / width >= 12
 
-  def test_bars_stand_for_counts(self):
-    svg = certificate_page.histogram([0.0, 1.0, 2.0, 3.0], [5000, 0, 20000])
-    assert svg.count('<rect') == 2 and '>5000<' in svg and '>20k<' in svg
-    heights = [float(part.split('"')[0]) for part in svg.split(' height="')[1:]]
+  def test_bars_stand_for_counts(self, certified):
+    certificate = _read(certified, 'certificate.json')
+    certificate['achieved']['epsilon_histogram'] = {'edges': [0.0, 1.0, 2.0, 3.0], 'clients': [5000, 0, 20000]}
+    page = certificate_page.render(certificate)
+    assert page.count('<rect') == 2 and '>5000<' in page and '>20k<' in page
     # The axes and the counts above the bars take 114 of the 260 units.
-    assert heights == [36.5, 146.0]
+    assert re.findall(r'<rect.* height="([\d.]+)"', page) == ['36.5', '146.0']

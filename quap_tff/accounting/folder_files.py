@@ -1,9 +1,11 @@
 """Reading a folder that somebody else may have made: kinds and sizes first, then contents.
 
-A pipe, a device, a link or a file that claims to unpack to more than the memory holds must not stop or mislead the one
+A pipe, a device, a link or a file that claims to unpack to more than the memory holds must not stop or mislead a person
 who checks a folder. So nothing is opened before `entries` has looked at it.
 """
 
+from collections.abc import Iterator
+import contextlib
 import csv
 import hashlib
 import json
@@ -16,13 +18,13 @@ import zipfile
 _MEBIBYTE = 1 << 20
 # Far above what runs write: a million clients make a ledger and a clients.csv of some 30 MiB each.
 _MOST_TEXT, _MOST_UNPACKED = 512 * _MEBIBYTE, 2048 * _MEBIBYTE
-_KINDS = (
-  (stat.S_ISLNK, 'link'),
-  (stat.S_ISFIFO, 'pipe'),
-  (stat.S_ISSOCK, 'socket'),
-  (stat.S_ISBLK, 'device'),
-  (stat.S_ISCHR, 'device'),
-)
+_KINDS = {
+  stat.S_IFLNK: 'link',
+  stat.S_IFIFO: 'pipe',
+  stat.S_IFSOCK: 'socket',
+  stat.S_IFBLK: 'device',
+  stat.S_IFCHR: 'device',
+}
 
 
 class FolderError(ValueError):
@@ -34,7 +36,7 @@ class CannotTellError(ValueError):
 
 
 class Entries(NamedTuple):
-  """What lies in a folder and its subfolders.
+  """The contents of a folder and its subfolders.
 
   Attributes:
     files: Relative paths of the regular files, sorted.
@@ -71,7 +73,7 @@ def entries(path: str, without: str = '') -> Entries:
       if stat.S_ISREG(mode):
         found.files.append(place)
       elif not stat.S_ISDIR(mode):
-        found.special[place] = next((kind for is_kind, kind in _KINDS if is_kind(mode)), 'special file')
+        found.special[place] = _KINDS.get(stat.S_IFMT(mode), 'special file')
       elif place != without:
         walk(whole, place)
 
@@ -102,6 +104,17 @@ def check_regular(path: str, name: str, most: int = _MOST_TEXT) -> str:
   return whole
 
 
+@contextlib.contextmanager
+def _damage(name: str, errors: tuple[type[Exception], ...], words: str) -> Iterator[None]:
+  """Says of the file that it is damaged, where its contents raise one of these errors."""
+  try:
+    yield
+  except FolderError:
+    raise
+  except (OSError, ValueError, *errors) as error:
+    raise FolderError(f'{name} {words}: {error}') from None
+
+
 def read_json(path: str, name: str) -> Any:
   """A JSON file in the folder.
 
@@ -109,13 +122,10 @@ def read_json(path: str, name: str) -> Any:
     FolderError: If it is missing or damaged, or if it holds a number that is not finite, or a key twice.
   """
   whole = check_regular(path, name)
-  try:
-    with open(whole, encoding='utf-8') as f:
-      return json.load(
-        f, parse_int=_integer, parse_float=_finite, parse_constant=_finite, object_pairs_hook=_without_repetition
-      )
-  except (OSError, ValueError, RecursionError) as error:
-    raise FolderError(f'{name} is damaged: {error}') from None
+  with _damage(name, (RecursionError,), 'is damaged'), open(whole, encoding='utf-8') as f:
+    return json.load(
+      f, parse_int=_integer, parse_float=_finite, parse_constant=_finite, object_pairs_hook=_without_repetition
+    )
 
 
 def _integer(text):
@@ -140,11 +150,8 @@ def _without_repetition(pairs):
 def read_rows(path: str, name: str) -> list[dict[str, str]]:
   """The rows of a CSV file in the folder. Raises `FolderError` if it is missing or damaged."""
   whole = check_regular(path, name)
-  try:
-    with open(whole, newline='', encoding='utf-8') as f:
-      rows = list(csv.DictReader(f))
-  except (OSError, ValueError, csv.Error) as error:
-    raise FolderError(f'{name} cannot be read: {error}') from None
+  with _damage(name, (csv.Error,), 'cannot be read'), open(whole, newline='', encoding='utf-8') as f:
+    rows = list(csv.DictReader(f))
   if any(None in row or None in row.values() for row in rows):
     raise FolderError(f'{name} is damaged: its rows have different lengths.')
   return rows
@@ -157,11 +164,8 @@ def check_archive(path: str, name: str) -> str:
     FolderError: If it is missing or damaged, or too large.
   """
   whole = check_regular(path, name, _MOST_UNPACKED)
-  try:
-    with zipfile.ZipFile(whole) as archive:
-      unpacked = sum(item.file_size for item in archive.infolist())
-  except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError) as error:
-    raise FolderError(f'{name} cannot be read: {error}') from None
+  with _damage(name, (zipfile.BadZipFile, NotImplementedError), 'cannot be read'), zipfile.ZipFile(whole) as archive:
+    unpacked = sum(item.file_size for item in archive.infolist())
   if unpacked > _MOST_UNPACKED:
     raise FolderError(f'{name} unpacks to {unpacked:,} bytes. At most {_MOST_UNPACKED:,} are read.')
   return whole
@@ -170,10 +174,8 @@ def check_archive(path: str, name: str) -> str:
 def digest(path: str, name: str) -> str:
   """SHA-256 of a file in the folder, in hex. Raises `FolderError` if it cannot be read."""
   found = hashlib.sha256()
-  try:
-    with open(check_regular(path, name, _MOST_UNPACKED), 'rb') as f:
-      for block in iter(lambda: f.read(_MEBIBYTE), b''):
-        found.update(block)
-  except OSError as error:
-    raise FolderError(f'{name} cannot be read: {error}') from None
+  whole = check_regular(path, name, _MOST_UNPACKED)
+  with _damage(name, (), 'cannot be read'), open(whole, 'rb') as f:
+    for block in iter(lambda: f.read(_MEBIBYTE), b''):
+      found.update(block)
   return found.hexdigest()

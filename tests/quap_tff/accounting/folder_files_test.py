@@ -6,7 +6,7 @@ import zipfile
 
 import pytest
 
-from experiments import folder_files
+from quap_tff.accounting import folder_files
 
 
 class TestEntries:

@@ -1,0 +1,277 @@
+"""The page of a certificate: one HTML file that needs no network. The histogram of ε is drawn in it as SVG.
+
+Verification renders the page again and compares the bytes, so a change here is a new version of certificates.
+"""
+
+from collections.abc import Mapping, Sequence
+import functools
+import html
+from typing import Any, NamedTuple, Optional
+
+import jinja2
+import markupsafe
+
+from quap_tff.common import rounding
+
+# The files of a folder that library code has written. They hold what a run of experiments.train has in its flags.
+MECHANISM, SCHEDULE = 'mechanism.json', 'schedule.npz'
+
+_TEMPLATE = """\
+{% macro table(rows, header=(), numbers=(), code=()) %}
+<div class="wide" role="region" tabindex="0" aria-label="{{ header|join(', ') or 'A table of two columns' }}">\
+<table{% if header %} class="columns"{% endif %}>
+{% if header %}
+<tr>{% for name in header %}<th{% if loop.index0 in numbers %} class="number"{% endif %}>{{ name }}</th>\
+{% endfor %}</tr>
+{% endif %}
+{% for row in rows %}
+<tr>{% for cell in row %}<td{% if loop.index0 in numbers %} class="number"{% endif %}>\
+{% if loop.index0 in code %}<code>{{ cell }}</code>{% else %}{{ cell }}{% endif %}</td>{% endfor %}</tr>
+{% endfor %}
+</table></div>
+{% endmacro %}
+{% macro list(items) %}
+<ul>
+{% for item in items %}
+<li>{{ item }}</li>
+{% endfor %}
+</ul>
+{% endmacro %}
+<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Privacy certificate</title>
+<style>
+.wide { overflow: auto; max-height: 90vh; margin: 1rem 0; background:
+    linear-gradient(to right, #fff 40%, transparent) left / 3rem 100% no-repeat local,
+    linear-gradient(to left, #fff 40%, transparent) right / 3rem 100% no-repeat local,
+    linear-gradient(to right, #0007, transparent) left / .7rem 100% no-repeat scroll,
+    linear-gradient(to left, #0007, transparent) right / .7rem 100% no-repeat scroll, #fff; }
+.wide:focus-visible { outline: 2px solid #06c; }
+.wide::-webkit-scrollbar { height: .7rem; width: .7rem; }
+.wide::-webkit-scrollbar-track { background: #eee; }
+.wide::-webkit-scrollbar-thumb { background: #888; border-radius: .35rem; }
+@media print { .wide { overflow: visible; max-height: none; background: none; } }
+
+body { font: 16px/1.5 system-ui, sans-serif; color: #111; background: #fff; max-width: 46rem; margin: 2rem auto;
+  padding: 0 1rem; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2rem; }
+.statement { border: 2px solid #111; padding: 1rem; }
+table { border-collapse: collapse; width: 100%; }
+th, td { border-bottom: 1px solid #999; padding: .3rem .8rem .3rem 0; text-align: left; vertical-align: top; }
+.columns th, .columns td { min-width: 7rem; } .columns .number { min-width: 3rem; }
+td.number { text-align: right; white-space: nowrap; }
+code { overflow-wrap: anywhere; } td code { display: block; min-width: 14rem; }
+figure { margin: 0; } svg { width: 100%; max-width: 32rem; height: auto; } figcaption { color: #333; }
+</style>
+</head>
+<body>
+<h1>Privacy certificate</h1>
+<p class="statement">{{ certificate.statement }}</p>
+{{ table(about) -}}
+<h2>What clients have spent</h2>
+<figure>
+<svg viewBox="0 0 360 260" role="img" font-family="sans-serif" font-size="13" fill="#111">
+<title>Histogram of the clients' ε</title>
+{% for bar in bars %}
+<rect x="{{ bar.left }}" y="{{ bar.top }}" width="{{ bar.width }}" height="{{ bar.height }}" fill="#555"/>
+<text x="0.0" y="0.0" text-anchor="middle" transform="translate({{ bar.middle }} {{ bar.above }}) rotate(-90)" \
+style="text-anchor: start">{{ bar.count }}</text>
+{% endfor %}
+<path d="M28 216H344" stroke="#111"/>
+<path d="M344 10V216" stroke="#111" stroke-width="2" stroke-dasharray="6 4"/>
+{% for x, edge in ticks %}
+<text x="{{ x }}" y="233.0" text-anchor="middle">{{ edge }}</text>
+{% endfor %}
+<text x="186.0" y="252.0" text-anchor="middle">ε</text>
+<text x="0.0" y="0.0" text-anchor="middle" transform="translate(16 143) rotate(-90)">clients</text>
+<text x="338.0" y="18.0" text-anchor="middle" style="text-anchor: end">bound</text>
+</svg>
+<figcaption>Clients by the ε that they have spent{% if is_reading %} when the run ended: a reading{% endif %}. The \
+right edge is the bound.</figcaption>
+</figure>
+{{ table(figures) -}}
+<h2>The same guarantee for other neighbours and groups</h2>
+<p>All figures are at δ = {{ delta }} and hold for every client or group. Compare only figures for the same \
+relation.</p>
+{{ table(relations, ('neighbours', 'unit', 'ε'), numbers=(2,)) -}}
+<h2>What was released</h2>
+{{ table(releases, ('release', 'rounds', 'share of the largest μ²', 'why it may be released'), numbers=(1, 2)) -}}
+<h2>What was withheld</h2>
+{{ list(certificate.withheld) -}}
+<h2>What the guarantee assumes</h2>
+{{ list(certificate.assumptions) -}}
+{% if audit is not none %}
+<h2>What an audit measured</h2>
+<p>{{ audit.verdict }} The audit made runs of its own, with the flags of this run. In them, canaries replaced some \
+clients&#x27; data. Their models were thrown away, and no canary took part in the run that this certificate is about. \
+The certificate gives an upper bound on ε, which was proved. The audit gives a lower bound, which was measured. The \
+guarantee does not cover the figures of the audit, because its runs used the data of the other clients.</p>
+{{ table(audit.rows) -}}
+{% endif %}
+<h2>How to read it</h2>
+<p>ε and δ bound what the release can reveal about one client. Imagine someone who sees the whole release, knows every \
+other client&#x27;s data, and makes some decision. With the client&#x27;s data, the probability of this decision is at \
+most e^ε times its probability without them, plus δ. Smaller values mean more privacy. The bound holds for every \
+client. What each client has spent is in clients.csv.</p>
+<h2>How to verify it</h2>
+<p><code>python -m {{ 'quap_tff' if is_of_library else 'experiments' }}.verify DIR</code></p>
+<p>Verification computes cohorts, weights and noise again from \
+{{ MECHANISM ~ ' and ' ~ SCHEDULE if is_of_library else 'the flags' }}, and every figure on this page from ledger.npz. \
+It compares the digests below with the files. Digests reveal mistakes, and changes to some of the files. Only a \
+signature (certificate.sig) says who made the folder. Without one, verification cannot tell if someone has made the \
+whole folder anew. In either case, verification proves nothing about what the program did.</p>
+{{ table(digests, code=(1,)) -}}
+</body>
+</html>
+"""
+
+_READING = (
+  'Reading',
+  'The run ended before its plan. The figures that follow in this table, and the histogram, are what the '
+  'account said at that moment. They are not a guarantee, because the moment may depend on what was released.',
+)
+# The units of the histogram are nearly a narrow screen's pixels. The template holds the rest of the drawing.
+_LEFT, _WIDTH, _BOTTOM, _HEIGHT = 28, 316, 216, 146
+
+
+class Audit(NamedTuple):
+  """An audit of a certificate.
+
+  Attributes:
+    problems: What is wrong with it, a sentence each.
+    refutes: Whether it refutes the claim of the certificate.
+    verdict: What was measured and what was claimed, in sentences.
+    rows: (what, figure) for a table.
+  """
+
+  problems: Sequence[str]
+  refutes: bool
+  verdict: str
+  rows: Sequence[Sequence[str]]
+
+
+def render(certificate: Mapping[str, Any], audit: Optional[Audit] = None) -> str:
+  """The page of a certificate from `certificate.issue`, as text.
+
+  Args:
+    certificate: The certificate.
+    audit: An audit without problems. None if there was no audit.
+  """
+  provenance, edges = certificate['provenance'], certificate['achieved']['epsilon_histogram']['edges']
+  return _template().render(
+    certificate=certificate,
+    audit=audit,
+    is_reading=certificate['achieved'].get('is_reading', False),
+    is_of_library=MECHANISM in provenance['files_sha256'],
+    MECHANISM=MECHANISM,
+    SCHEDULE=SCHEDULE,
+    about=_about(certificate),
+    bars=_bars(**certificate['achieved']['epsilon_histogram']),
+    ticks=[(f'{_across(edge, edges):.1f}', f'{edge:.3g}') for edge in edges[::5]],
+    figures=_figures(certificate),
+    delta=rounding.up(certificate['guarantee']['delta'], 15),
+    relations=[(row['neighbours'], row['unit'], rounding.up(row['epsilon'])) for row in certificate['other_relations']],
+    releases=[
+      (release['what'], f'{release["rounds"]:,}', f'{release["share_of_worst_client"]:.1%}', release['how'])
+      for release in certificate['releases']
+    ],
+    digests=_digests(certificate),
+  )
+
+
+@functools.cache
+def _template() -> jinja2.Template:
+  # Quotes are escaped as `html` does it, in the bytes that pages have always had.
+  escaped = lambda value: value if hasattr(value, '__html__') else markupsafe.Markup(html.escape(str(value)))
+  environment = jinja2.Environment(
+    autoescape=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+    undefined=jinja2.StrictUndefined,
+    finalize=escaped,
+  )
+  return environment.from_string(_TEMPLATE)
+
+
+def _about(certificate) -> list[tuple[str, str]]:
+  run = certificate['provenance']['run']
+  accuracy = run['test_accuracy']
+  return [
+    ('Dataset', run['dataset'] if run['features'] == 'none' else f'{run["dataset"]}, features {run["features"]}'),
+    ('Model', run['model']),
+    ('Test accuracy', f'{accuracy:.2%}' if isinstance(accuracy, float) else 'not known'),
+    ('Method', certificate['facts']['algorithm']),
+    ('Date', f'{run["date"]}'),
+  ]
+
+
+def _figures(certificate) -> list[tuple[str, str]]:
+  guarantee, achieved, provenance = (certificate[name] for name in ('guarantee', 'achieved', 'provenance'))
+  quantiles = ', '.join(f'{float(q):.0%}: {rounding.up(value)}' for q, value in achieved['epsilon_quantiles'].items())
+  bound, delta, mu = rounding.up(guarantee['epsilon'], 15), rounding.up(guarantee['delta'], 15), guarantee['mu']
+  most = f'ε = {rounding.up(achieved["epsilon_max"], 6)} (μ = {rounding.up(achieved["mu_max"], 6)})'
+  return [
+    ('Bound', f'ε = {bound} at δ = {delta} (μ = {rounding.up(mu, 6)}) per client, over all planned rounds'),
+    *(
+      ('Own bound', f'ε = {rounding.up(own["epsilon"], 15)} for {own["clients"]:,} clients')
+      for own in guarantee['own_bounds']
+    ),
+    *([_READING] if achieved.get('is_reading', False) else []),
+    ('Largest spent', most),
+    ('Mean over clients', f'ε = {rounding.up(achieved["epsilon_mean"], 6)}'),
+    ('Quantiles over clients', f'ε = {quantiles}'),
+    ('Clients', f'{achieved["clients"]:,}, of which {achieved["clients_that_took_part"]:,} took part'),
+    ('Weight 0 in a round', f'{achieved["clients_with_a_weight_of_0"]:,} clients, which added nothing there'),
+    ('Rounds', f'{achieved["rounds"]:,} of {achieved["planned_rounds"]:,} planned'),
+    *((name.capitalize(), guarantee[name]) for name in ('unit', 'neighbours', 'accountant', 'amplification')),
+    ('Noise multiplier', rounding.down(provenance['noise_multiplier'], 6)),
+    ('Divisor', f'{provenance["divisor"]:.6g}'),
+  ]
+
+
+def _digests(certificate) -> list[tuple[str, str]]:
+  program = lambda code: f'quap_tff {code["quap_tff"]}, source {code["source_sha256"]}' if code else 'not recorded'
+  provenance = certificate['provenance']
+  commitment = provenance['data_commitment']
+  return [
+    ('Program that issued it', program(provenance['code'])),
+    *(
+      (f'Program of rounds {one["first_round"]:,} to {one["last_round"]:,}', program(one['code']))
+      for one in provenance.get('stretches', ())
+    ),
+    ('Configuration', provenance['config_sha256']),
+    ('Planned cohorts', provenance['schedule_sha256']),
+    *([("Commitment to the clients' data (salted)", commitment)] if commitment is not None else ()),
+    *provenance['files_sha256'].items(),
+    ('This certificate', certificate['sha256']),
+  ]
+
+
+def _across(epsilon: float, edges: Sequence[float]) -> float:
+  """Where an ε is on the histogram's axis."""
+  return _LEFT + _WIDTH * (epsilon - edges[0]) / (edges[-1] - edges[0])
+
+
+def _bars(edges: Sequence[float], clients: Sequence[int]) -> list[dict[str, str]]:
+  """The histogram's bars. Each count is above its bar, so that nobody has to compare shades."""
+  bars, largest = [], max([*clients, 1])
+  for low, high, count in zip(edges, edges[1:], clients):
+    left, right, height = _across(low, edges), _across(high, edges), _HEIGHT * count / largest
+    if count:
+      place = {
+        'left': left + 1,
+        'top': _BOTTOM - height,
+        'width': right - left - 2,
+        'height': height,
+        # The count is upright, because bars are narrower than their counts are long.
+        'middle': (left + right) / 2 + 5,
+        'above': _BOTTOM - height - 4,
+      }
+      # No longer than the space above a bar.
+      short = f'{count}' if count < 10_000 else f'{count / 1000:.0f}k'
+      bars.append({**{name: f'{value:.1f}' for name, value in place.items()}, 'count': short})
+  return bars
