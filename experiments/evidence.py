@@ -36,8 +36,6 @@ _NEEDED = (run_directory.RUN, run_directory.LEDGER, run_directory.MODEL, run_dir
 _OF_LOOP = frozenset({'round', 'test_accuracy', 'test_loss', 'down_bytes_per_client', 'up_bytes_per_client'})
 # Places of summary.json that version 3 had in other words or not at all.
 _EARLIER_SUMMARY = ('malicious', 'diverged', 'output_dir', 'formal.notes', 'formal.reading')
-# What fits into the memory of an ordinary machine.
-_MOST_CLIENTS = 10**7
 
 
 def read(path: str, version: int = certificates.VERSION) -> Evidence:
@@ -181,11 +179,7 @@ def _plan(run) -> tuple[plans.CertifiedPlan, types.SimpleNamespace]:
     ):
       if type(value) is not int or not 1 <= value <= most:
         raise ValueError(f'{name} must be an integer from 1 to {most:,}, found {value!r}')
-    if resolved['num_clients'] > _MOST_CLIENTS:
-      raise CannotTellError(
-        f'the run has {resolved["num_clients"]:,} clients, and this program verifies runs of at most '
-        f'{_MOST_CLIENTS:,}.'
-      )
+    files.check_population(resolved['num_clients'])
     model = layers_lib.ModelShape(
       tuple(layers_lib.Layer(one['name'], tuple(one['indices']), one['is_dense']) for one in resolved['layers']),
       tuple(resolved['sizes']),

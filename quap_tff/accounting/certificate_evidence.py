@@ -26,6 +26,9 @@ DAMAGE = (KeyError, TypeError, ValueError, AttributeError, IndexError, Arithmeti
 # Tolerances between float32 figures of TensorFlow and of NumPy. A standard deviation of equal rates is nearly 0.
 RELATIVE, _ABSOLUTE = 1e-5, 1e-6
 
+# What fits into the memory of an ordinary machine.
+_MOST_CLIENTS = 10**7
+
 _Read = TypeVar('_Read')
 
 
@@ -60,6 +63,19 @@ def entry_problems(path: str, found: folder_files.Entries) -> list[str]:
   return problems
 
 
+def check_population(num_clients: int):
+  """Raises `CannotTellError` for a run that is too large to be verified here."""
+  if num_clients > _MOST_CLIENTS:
+    raise folder_files.CannotTellError(
+      f'the run has {num_clients:,} clients, and this program verifies runs of at most {_MOST_CLIENTS:,}.'
+    )
+
+
+def digests(path: str, names: Iterable[str], own: Iterable[str]) -> dict[str, str]:
+  """SHA-256 of each file by name, without the lock and the files that are made after the certificate."""
+  return {name: folder_files.digest(path, name) for name in names if name not in (*own, LOCK)}
+
+
 def provenance_of(plan: Any, path: str, names: Iterable[str], own: Iterable[str]) -> dict[str, Any]:
   """The part of a certificate's provenance that follows from a plan, and the digests of the folder's files.
 
@@ -74,7 +90,7 @@ def provenance_of(plan: Any, path: str, names: Iterable[str], own: Iterable[str]
     'divisor': plan.config.divisor,
     'correlation': {'gains': plan.correlation.gains.tolist(), 'decays': plan.correlation.decays.tolist()},
     'schedule_sha256': certificates.digest([cohort.tolist() for cohort in plan.schedule]),
-    'files_sha256': {name: folder_files.digest(path, name) for name in names if name not in (*own, LOCK)},
+    'files_sha256': digests(path, names, own),
   }
 
 

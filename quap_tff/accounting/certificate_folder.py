@@ -226,7 +226,9 @@ def verify(
   except folder_files.FolderError as error:
     problems.append(str(error))
   is_current = certificate['version'] == certificates.VERSION
-  if not problems and is_current and _page_differs(path, certificate, audit):
+  # The page of a folder whose audit is not read here shows that audit.
+  is_comparable = is_current and (audit is not None or AUDIT not in found.files)
+  if not problems and is_comparable and _page_differs(path, certificate, audit):
     problems.append(f'{PAGE} does not match {CERTIFICATE}.')
   if key is not None:
     problems += problems_of_signature(path, CERTIFICATE, key, public_key)
@@ -239,8 +241,8 @@ def verify(
     return Verdict(problems, warnings, [], '')
   if audit is not None and audit.refutes:
     return Verdict([], warnings, [], '', audit.verdict)
-  if kept.missing:
-    raise CannotTellError(kept.missing)
+  if kept.missing or (AUDIT in found.files and audit is None):
+    raise CannotTellError(kept.missing or f'{AUDIT} cannot be checked here.')
   notes = _changes_of_code(provenance.get('stretches', []))
   if not is_current:
     notes += _notes_on_earlier(certificate['version'], AUDIT in found.files)

@@ -8,10 +8,11 @@ import functools
 import html
 from typing import Any, NamedTuple, Optional
 
-import jinja2
-import markupsafe
-
+from quap_tff.common import lazy
 from quap_tff.common import rounding
+
+jinja2 = lazy.module('jinja2')
+markupsafe = lazy.module('markupsafe')
 
 # The files of a folder that library code has written. They hold what a run of experiments.train has in its flags.
 MECHANISM, SCHEDULE = 'mechanism.json', 'schedule.npz'
@@ -183,7 +184,7 @@ def render(certificate: Mapping[str, Any], audit: Optional[Audit] = None) -> str
 
 
 @functools.cache
-def _template() -> jinja2.Template:
+def _template() -> Any:
   # Quotes are escaped as `html` does it, in the bytes that pages have always had.
   escaped = lambda value: value if hasattr(value, '__html__') else markupsafe.Markup(html.escape(str(value)))
   environment = jinja2.Environment(

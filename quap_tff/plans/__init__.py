@@ -6,6 +6,7 @@ __getattr__, __dir__ = lazy.exports(
   __name__,
   {
     'base': ['aggregation_of', 'Plan', 'Report'],
+    'certificates': ['About', 'write_certificate'],
     'certified': ['CertifiedPlan'],
     'fedbuff': ['FedBuffPlan'],
     'lee_kifer': ['LeeKiferPlan'],
