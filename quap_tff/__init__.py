@@ -10,8 +10,7 @@ Everything is imported when it is first used: what only reads flags or ledgers n
 """
 
 from quap_tff.common import lazy
-
-__version__ = '0.2.0'
+from quap_tff.common.version import VERSION as __version__
 
 __getattr__, __dir__ = lazy.exports(
   __name__,

@@ -23,7 +23,6 @@ import zipfile
 
 import numpy as np
 
-import quap_tff
 from quap_tff import accounting
 from quap_tff.accounting import certificate as certificates
 from quap_tff.accounting import certificate_evidence
@@ -32,6 +31,7 @@ from quap_tff.accounting import folder_files
 from quap_tff.accounting.certificate_page import MECHANISM
 from quap_tff.accounting.certificate_page import SCHEDULE
 from quap_tff.common import files
+from quap_tff.common import version
 from quap_tff.mechanisms import certified_config
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import correlation
@@ -174,7 +174,7 @@ def read(path: str) -> certificate_evidence.Evidence:
   facts = plan.facts(**{name: about[name] for name in told})
   run = {name: about[name] for name in ('dataset', 'model', 'test_accuracy', 'date')}
   provenance = {
-    'code': {'quap_tff': quap_tff.__version__, 'source_sha256': _source_digest()},
+    'code': {'quap_tff': version.VERSION, 'source_sha256': _source_digest()},
     'run': {**run, 'features': 'none'},
     'config_sha256': certificates.digest(value),
     'data_commitment': None,
@@ -238,7 +238,7 @@ def _from_json(value: Any) -> Any:
 @functools.cache
 def _source_digest() -> str:
   """SHA-256 over the path and the content of every Python file of the library, in the order of the paths."""
-  root = pathlib.Path(quap_tff.__file__).resolve().parent
+  root = pathlib.Path(__file__).resolve().parents[1]
   found = hashlib.sha256()
   for path in sorted(path.relative_to(root).as_posix() for path in root.rglob('*.py')):
     found.update(f'{hashlib.sha256((root / path).read_bytes()).hexdigest()}  {path}\n'.encode())

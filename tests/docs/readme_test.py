@@ -6,7 +6,9 @@ import re
 import pytest
 
 ROOT = pathlib.Path(__file__).absolute().parents[2]
-BLOCKS = re.findall(r'^```python\n(.*?)^```', (ROOT / 'README.md').read_text(encoding='utf-8'), re.MULTILINE | re.DOTALL)
+BLOCKS = re.findall(
+  r'^```python\n(.*?)^```', (ROOT / 'README.md').read_text(encoding='utf-8'), re.MULTILINE | re.DOTALL
+)
 
 
 @pytest.mark.slow

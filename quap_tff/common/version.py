@@ -1,0 +1,3 @@
+"""The version of the library, which certificates and runs name."""
+
+VERSION = '0.2.0'
