@@ -76,7 +76,7 @@ def write(
   )
   result.weights.assign_weights_to(model)
   with directory.replacing(run_directory.MODEL) as path:
-    saving.save_model(models.with_stock_layers(model), path)
+    saving.save_model(saving.with_stock_layers(model), path)
   features.keep_copy(values.features, directory.path)
   with directory.replacing(run_directory.LEDGER) as path:
     np.savez(path, **result.ledger.state_dict())

@@ -59,8 +59,8 @@ def client_data(
   examples, extension = experiment.federation.clients[client], experiment.plan.extension
   if client in absent:
     examples = data.Examples(examples.x[:0], examples.y[:0])
-  needs_absent = extension is not None and extension.rescales
-  return as_client_data(client, examples, absent if needs_absent else None)
+  takes_absent = extension is not None and extension.takes_absent
+  return as_client_data(client, examples, absent if takes_absent else None)
 
 
 def as_client_data(

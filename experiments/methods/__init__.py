@@ -23,7 +23,7 @@ from quap_tff.common import registry
 from quap_tff.mechanisms import layers as layers_lib
 from quap_tff.mechanisms import postprocessing
 from quap_tff.runtime import config as runtime_config
-from quap_tff.training import local_training
+from quap_tff.training import client_update
 from quap_tff.training import malicious
 
 BASES = heterogeneity.BASES
@@ -96,10 +96,10 @@ def _attack(values):
   return registry.parse_spec('attack', values.malicious, malicious.ATTACKS)
 
 
-def client_work_of(values: Any, attackers: Sequence[int] = ()) -> local_training.ClientWorkConfig:
+def client_work_of(values: Any, attackers: Sequence[int] = ()) -> client_update.ClientWorkConfig:
   """How clients train, by the flags."""
   local_epochs, most_local_epochs = local_epochs_of(values)
-  return local_training.ClientWorkConfig(
+  return client_update.ClientWorkConfig(
     local_epochs=local_epochs,
     most_local_epochs=most_local_epochs,
     batch_size=values.batch_size,

@@ -17,7 +17,7 @@ class FedBuff(base.Method):
 
   Those whom --participation draws are the clients whose updates arrive in a round. Each has trained on a version of the
   model that is τ releases old and counts with s(τ) = 1/√(1 + τ). The server releases the buffer when it holds `buffer`
-  updates (`quap_tff.federated.buffered_learning_process`). How τ is distributed is our choice.
+  updates (`quap_tff.federated.old_versions`). How τ is distributed is our choice.
 
   Attributes:
     buffer: K.

@@ -3,7 +3,7 @@
     next: (state@SERVER, value@CLIENTS, weight@CLIENTS) -> <state@SERVER, buffer's mean@SERVER, measurements@SERVER>
 
 `weight` is `<client_id, staleness>`: whose update it is, and how many versions old the weights were that it was trained
-on (`quap_tff.federated.buffered_learning_process` gives both). Equations and account: `quap_tff.mechanisms.buffer`.
+on (`quap_tff.federated.old_versions` gives both). Equations and account: `quap_tff.mechanisms.buffer`.
 """
 
 import collections
@@ -64,7 +64,7 @@ class BufferedAggregationFactory(tff.aggregators.WeightedAggregationFactory):
     if not hasattr(weight_type, 'staleness'):
       raise TypeError(
         f'The weight of an update must say how stale it is, as `staleness`; found the weight type {weight_type}. Use '
-        'quap_tff.federated.buffered_learning_process.build_fedbuff.'
+        'quap_tff.federated.learning_process.compose with a staleness.'
       )
     critical = tuple(range(len(leaves)))
     if config.critical_layers != layers_lib.ALL:

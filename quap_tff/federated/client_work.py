@@ -6,49 +6,27 @@ so that an aggregator can ask for the ids first.
 """
 
 import collections
-from typing import Any, Callable
+from typing import Any, Optional
 
+import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff.common import seeds
 from quap_tff.federated import client_ids
 from quap_tff.training import client_update
+from quap_tff.training import model_functions
+from quap_tff.training.heterogeneity import extension as extensions
 
 ClientWorkConfig = client_update.ClientWorkConfig
-ModelFn = Callable[[], tff.learning.models.VariableModel]
 
 
-def base_learning_rate(optimizer: tff.learning.optimizers.Optimizer) -> float:
-  """The learning rate that `optimizer` was made with; raises `ValueError` if it has none of that name."""
-  hparams = optimizer.get_hparams(optimizer.initialize(tf.TensorSpec([], tf.float32)))
-  key = tff.learning.optimizers.LEARNING_RATE_KEY
-  if key not in hparams:
-    raise ValueError(
-      f'Expected an optimizer with the hyperparameter {key!r}, found {type(optimizer).__name__} with'
-      f' the hyperparameters {sorted(hparams)}.'
-    )
-  return float(hparams[key])
-
-
-def learning_rate_at(
-  optimizer: tff.learning.optimizers.Optimizer, config: ClientWorkConfig, round_number: Any
-) -> tf.Tensor:
-  """The clients' learning rate in round t, a float32 scalar: eta·decay^(t-1).
-
-  Args:
-    optimizer: The clients' optimizer; its own learning rate is eta.
-    config: Holds the decay.
-    round_number: t, counted from 1; a Python integer or an integer tensor.
-  """
-  return base_learning_rate(optimizer) * client_update.learning_rate_factor(config, round_number)
-
-
-def client_data_type(input_spec: Any) -> tff.StructWithPythonType:
+def client_data_type(input_spec: Any, with_absent: bool = False) -> tff.StructWithPythonType:
   """The type of one client's data, `<client_id=int64*, examples=D*>`.
 
   Args:
     input_spec: D, a batch: a structure of `tf.TensorSpec`s whose first dimension is unknown.
+    with_absent: Whether there is also `absent=int64*`, before the examples.
 
   Raises:
     ValueError: If a leaf of `input_spec` is not a dense tensor, or has a fixed first dimension.
@@ -59,11 +37,19 @@ def client_data_type(input_spec: Any) -> tff.StructWithPythonType:
         f'Expected an input_spec of dense tensors with a first dimension of None, found {leaf}.\nTip: mini-batches'
         ' are cut by the client work itself, and the last one of an epoch is smaller than the others.'
       )
-  return client_ids.data_type(tff.SequenceType(tff.types.tensorflow_to_type(input_spec)))
+  own_type = client_ids.data_type(tff.SequenceType(tff.types.tensorflow_to_type(input_spec)))
+  if not with_absent:
+    return own_type
+  absent = tff.SequenceType(np.int64)
+  return tff.to_type(collections.OrderedDict(client_id=absent, absent=absent, examples=own_type.examples))
 
 
 def build_client_work(
-  model_fn: ModelFn, optimizer: tff.learning.optimizers.Optimizer, config: ClientWorkConfig = ClientWorkConfig()
+  model: model_functions.Model,
+  optimizer: tff.learning.optimizers.Optimizer,
+  config: ClientWorkConfig = ClientWorkConfig(),
+  extension: Optional[extensions.Extension] = None,
+  num_clients: Optional[int] = None,
 ) -> tff.learning.templates.ClientWorkProcess:
   """Local training of every client in the cohort.
 
@@ -76,52 +62,77 @@ def build_client_work(
   A client without examples gives a zero update. An update that is not finite is passed on unchanged. An id sequence
   that does not hold exactly one id becomes the id -1.
 
-  Models of `quap_tff.training.models` draw their dropout masks from `config.seed`. A model with stock Keras `Dropout` works too,
-  but then the masks, and so the update, differ from run to run. A `tff.learning.models.FunctionalModel` works as
-  `lambda: tff.learning.models.model_from_functional(model)`.
+  With an extension, the state is `<work=<round, seed>, memory=…>`. `next` leaves the memory as it is, because it
+  changes only after the aggregation. The weight of an update then also holds what the client reports. If the extension
+  `takes_absent`, clients' data are `<client_id=int64*, absent=int64*, examples=D*>`.
+
+  Models of `quap_tff.training.models` draw their dropout masks from `config.seed`. A model with stock Keras `Dropout`
+  works too, but then the masks, and so the update, differ from run to run.
 
   Args:
-    model_fn: Makes the model anew on each call, as in all of `tff.learning`.
+    model: A function that makes the model anew on each call, as in all of `tff.learning`, or a
+      `tff.learning.models.FunctionalModel`.
     optimizer: The clients' optimizer; its state starts afresh in each round.
     config: See `ClientWorkConfig`.
+    extension: A method around the mechanism, one of `quap_tff.training.heterogeneity`; by default none.
+    num_clients: N, which an extension needs.
 
   Raises:
-    ValueError: For an input_spec that `client_data_type` refuses, or a decay on an optimizer without a learning rate.
+    ValueError: For an input_spec that `client_data_type` refuses, or if a decay or the extension needs a learning rate
+      that the optimizer does not have.
   """
+  is_extended = extension is not None
+  extension = extension if is_extended else extensions.Nothing()
+  config = extension.client_work(config)
+  model_fn = model_functions.of(model)
   with tf.Graph().as_default():
-    model = model_fn()
-    input_spec = model.input_spec
-    metrics_aggregation = tff.learning.metrics.sum_then_finalize(model.metric_finalizers())
-  blank_model_fn = client_update.without_initial_weights(model_fn)
-  weights_type = tff.learning.models.weights_type_from_model(model)
-  data_type = client_data_type(input_spec)
+    made = model_fn()
+    metrics_aggregation = tff.learning.metrics.sum_then_finalize(made.metric_finalizers())
+  weights_type = tff.learning.models.weights_type_from_model(made)
+  data_type = client_data_type(made.input_spec, extension.takes_absent)
   if config.learning_rate_decay != 1.0:
-    base_learning_rate(optimizer)
+    client_update.base_learning_rate(optimizer)
+  blank_model_fn = model_functions.without_initial_weights(model_fn)
+  client_round = client_update.build_client_round(blank_model_fn, optimizer, config, extension)
 
   @tff.tensorflow.computation
   def initial_state():
-    return collections.OrderedDict(round=tf.constant(0), seed=seeds.initial_seed(config.seed, 'client_update'))
+    work = collections.OrderedDict(round=tf.constant(0), seed=seeds.initial_seed(config.seed, 'client_update'))
+    if not is_extended:
+      return work
+    shapes = [v.shape for v in made.trainable_variables]
+    return collections.OrderedDict(work=work, memory=extension.initial_memory(num_clients, shapes))
 
   state_type = initial_state.type_signature.result
 
   @tff.tensorflow.computation(state_type)
   def next_state(state):
-    return collections.OrderedDict(round=state['round'] + 1, seed=state['seed'])
+    work = state['work'] if is_extended else state
+    work = collections.OrderedDict(round=work['round'] + 1, seed=work['seed'])
+    return collections.OrderedDict(work=work, memory=state['memory']) if is_extended else work
+
+  @tff.tensorflow.computation(state_type)
+  def announce(state):
+    if not is_extended:
+      return state
+    return collections.OrderedDict(work=state['work'], message=extension.message(state['memory']))
 
   @tff.tensorflow.computation(data_type.client_id)
-  def read_weight(ids):
+  def read_id(ids):
     return collections.OrderedDict(client_id=client_update.read_client_id(ids))
 
-  @tff.tensorflow.computation(state_type, weights_type, read_weight.type_signature.result, data_type.examples)
-  def train(state, global_weights, weight, data):
-    update_fn = client_update.build_client_update(blank_model_fn(), optimizer, config)
-    examples = client_update.read_examples(data, input_spec)
-    client_id = weight['client_id']
-    update, metrics = update_fn(global_weights, examples, client_id, state['round'] + 1, state['seed'])
-    if config.attackers and config.attack.changes_updates:
-      attacks = tf.reduce_any(tf.equal(tf.constant(config.attackers, tf.int64), client_id))
-      update = tf.cond(attacks, lambda: config.attack.changed_update(update), lambda: update)
-    return update, metrics
+  def train(given):
+    announced, own = given['announced'], given.get('own')
+    work, message = (announced['work'], announced['message']) if is_extended else (announced, None)
+    return client_round(
+      given['weights'],
+      client_update.read_examples(given['examples'], made.input_spec),
+      given['id']['client_id'],
+      work['round'] + 1,
+      work['seed'],
+      message,
+      own if own is not None and own.shape[0] else None,
+    )
 
   @tff.federated_computation
   def initialize():
@@ -133,12 +144,67 @@ def build_client_work(
     tff.FederatedType(data_type, tff.CLIENTS),
   )
   def next_fn(state, global_weights, client_data):
-    weights = tff.federated_map(read_weight, client_data['client_id'])
-    updates, metrics = tff.federated_map(
-      train, (tff.federated_broadcast(state), global_weights, weights, client_data['examples'])
+    ids = tff.federated_map(read_id, client_data['client_id'])
+    given = collections.OrderedDict(
+      announced=tff.federated_broadcast(tff.federated_map(announce, state)),
+      weights=global_weights,
+      id=ids,
+      examples=client_data['examples'],
     )
-    results = tff.federated_zip(tff.learning.templates.ClientResult(update=updates, update_weight=weights))
+    if is_extended:
+      given['own'] = _own_vectors(extension, num_clients, state, ids)
+    given = tff.federated_zip(given)
+    trained = tff.tensorflow.computation(train, given.type_signature.member)
+    updates, report, metrics = tff.federated_map(trained, given)
+    weight = collections.OrderedDict(client_id=ids['client_id'])
+    weight.update((name, report[name]) for name in tff.structure.name_list(report.type_signature.member))
+    if extension.takes_absent:
+      weight['absent'] = _absent_of(num_clients, client_data['absent'])
+    results = tff.federated_zip(tff.learning.templates.ClientResult(update=updates, update_weight=weight))
     measurements = tff.federated_zip(collections.OrderedDict(train=metrics_aggregation(metrics)))
     return tff.templates.MeasuredProcessOutput(tff.federated_map(next_state, state), results, measurements)
 
   return tff.learning.templates.ClientWorkProcess(initialize, next_fn)
+
+
+def _own_vectors(extension, num_clients, state, ids):
+  """Each client's row of `extension.own_vectors`, float32[d]; d is 0 if clients get nothing of their own."""
+
+  @tff.tensorflow.computation(state.type_signature.member)
+  def table_of(work):
+    table = extension.own_vectors(work['memory'])
+    return tf.zeros([num_clients, 0]) if table is None else table
+
+  @tff.tensorflow.computation(ids.type_signature.member)
+  def key_of(weight):
+    # An id out of range is refused by the aggregator; here it only must not fail first.
+    return tf.cast(tf.clip_by_value(weight['client_id'], 0, num_clients - 1), tf.int32)[tf.newaxis]
+
+  @tff.tensorflow.computation(table_of.type_signature.result, np.int32)
+  def row_of(table, key):
+    return tf.gather(table, key)
+
+  row_type = row_of.type_signature.result
+
+  @tff.tensorflow.computation(tff.SequenceType(row_type))
+  def only(rows):
+    return rows.reduce(tf.zeros(row_type.shape), lambda _, row: row)
+
+  rows = tff.federated_select(
+    tff.federated_map(key_of, ids),
+    tff.federated_value(num_clients, tff.SERVER),
+    tff.federated_map(table_of, state),
+    row_of,
+  )
+  return tff.federated_map(only, rows)
+
+
+def _absent_of(num_clients, absent):
+  """int64[N], 1 for the clients in each client's sequence of absent ids."""
+
+  @tff.tensorflow.computation(absent.type_signature.member)
+  def indicator(sequence):
+    ids = client_update.read_examples(sequence.batch(num_clients), tf.TensorSpec([None], tf.int64))
+    return tf.scatter_nd(ids[:, tf.newaxis], tf.ones_like(ids), tf.constant([num_clients], tf.int64))
+
+  return tff.federated_map(indicator, absent)

@@ -1,102 +1,166 @@
-"""QuAP-FL as a TFF `LearningProcess`: TFF's distributor and finalizer, our client work and aggregator."""
+"""The composer of learning processes: one round of any method, as a TFF `LearningProcess`.
+
+    distributor    sends the weights, or the last versions of them            `staleness`
+    client work    local training, and what an extension changes in it        `extension`
+    aggregator     the mechanism; it may also try steps at the clients
+    extension      makes the direction from the aggregate and its memory      `extension`
+    finalizer      applies the server's optimizer to the direction
+
+The state is TFF's `LearningAlgorithmState`, and the metrics of a round are `distributor`, `client_work` (`train`: the
+model's metrics), `aggregator` and `finalizer`.
+"""
 
 import collections
-from typing import Any, Callable, Optional
+from typing import Any, Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff.federated import aggregation
+from quap_tff.federated import certified_aggregation
 from quap_tff.federated import client_work as client_works
-from quap_tff.federated import extended_learning_process as extended
-from quap_tff.mechanisms import config as configs
+from quap_tff.federated import old_versions
+from quap_tff.federated import server_memory
+from quap_tff.mechanisms import certified_config
+from quap_tff.mechanisms import config as quap_config
 from quap_tff.mechanisms import layers as layers_lib
-from quap_tff.training import autograph
+from quap_tff.mechanisms import staleness as stalenesses
+from quap_tff.training import client_update
+from quap_tff.training import model_functions
 from quap_tff.training.heterogeneity import extension as extensions
 
+_SGD = tff.learning.optimizers.build_sgdm
 
-def build_quap_fed_avg(
-  model_fn: Callable[[], tff.learning.models.VariableModel],
-  config: configs.QuapConfig,
-  client_optimizer: tff.learning.optimizers.Optimizer = tff.learning.optimizers.build_sgdm(0.05),
-  server_optimizer: tff.learning.optimizers.Optimizer = tff.learning.optimizers.build_sgdm(1.0),
+
+def compose(
+  model: model_functions.Model,
+  aggregator: tff.aggregators.WeightedAggregationFactory,
+  client_optimizer: tff.learning.optimizers.Optimizer = _SGD(0.05),
+  server_optimizer: tff.learning.optimizers.Optimizer = _SGD(1.0),
   client_work: Optional[client_works.ClientWorkConfig] = None,
+  *,
   extension: Optional[extensions.Extension] = None,
-  around: Callable[[Any], Any] = lambda aggregator: aggregator,
+  num_clients: Optional[int] = None,
+  staleness: Optional[stalenesses.Staleness] = None,
+  client_metrics: bool = True,
 ) -> tff.learning.templates.LearningProcess:
-  """Federated averaging with participation-aware noise.
+  """Federated averaging with our client work and any aggregator of updates. All methods share this.
 
   One client's data are `<client_id=int64*, examples=D*>`: a sequence that holds the client's id, and its examples in
   any batching (the client work cuts the mini-batches).
 
-  Metrics of a round are `distributor`, `client_work` (`train`: the model's metrics), `aggregator` (what
-  `quap_tff.mechanisms.quap_round.finish_round` reports) and `finalizer`. Training metrics are exact functions of clients' data.
-
   Args:
-    model_fn: Makes the model anew on each call.
-    config: The mechanism.
+    model: A function that makes the model anew on each call, or a `tff.learning.models.FunctionalModel`, or a function
+      that returns one.
+    aggregator: It aggregates updates w_global - w_local (trainable weights) with weights that hold `client_id=int64`.
+      If its `next` takes two more arguments after the weights, it gets the global weights and the clients' examples: it
+      may try steps on them, as `quap_tff.federated.line_search_aggregation` does.
     client_optimizer: Local optimizer.
-    server_optimizer: Applied to the noised mean update, a pseudo-gradient; SGD at rate 1 is federated averaging.
-    client_work: Local epochs, batch size, learning-rate decay and the like.
-    extension: A method around the mechanism, one of `quap_tff.training.heterogeneity`; by default none.
-    around: Makes the aggregator that is used from the mechanism's own, such as one that sparsifies updates.
-
-  Raises:
-    ValueError: If a critical layer is not one of the model's, or `config` and the optimizers do not fit.
-  """
-  layers = layers_lib.of_model(model_fn).layers
-  client_work = client_work if client_work is not None else client_works.ClientWorkConfig()
-  learning_rate_fn = None
-  if config.update_scale == 'pseudo_gradient':
-    learning_rate_fn = lambda round_num: client_works.learning_rate_at(client_optimizer, client_work, round_num)
-  aggregator = aggregation.QuapAggregationFactory(config, layers, learning_rate_fn)
-  return compose(
-    model_fn, around(aggregator), client_optimizer, server_optimizer, client_work, extension, config.num_clients
-  )
-
-
-def compose(
-  model_fn: Callable[[], tff.learning.models.VariableModel],
-  aggregator: tff.aggregators.WeightedAggregationFactory,
-  client_optimizer: tff.learning.optimizers.Optimizer,
-  server_optimizer: tff.learning.optimizers.Optimizer,
-  client_work: Optional[client_works.ClientWorkConfig] = None,
-  extension: Optional[extensions.Extension] = None,
-  num_clients: Optional[int] = None,
-) -> tff.learning.templates.LearningProcess:
-  """Federated averaging with our client work and any aggregator of updates. All methods share this.
-
-  Args:
-    model_fn: Makes the model anew on each call.
-    aggregator: It aggregates updates w_global - w_local (trainable weights) with weights `<client_id=int64>`.
-    client_optimizer: Local optimizer.
-    server_optimizer: Applied to the aggregate, a pseudo-gradient, unless the aggregate is not finite or all zero.
+    server_optimizer: Applied to the aggregate, a pseudo-gradient, unless the aggregate is not finite or all zero. SGD
+      at rate 1 is federated averaging.
     client_work: Local epochs, batch size, learning-rate decay and the like.
     extension: A method around the aggregator, one of `quap_tff.training.heterogeneity`; by default none.
     num_clients: N, which an extension needs.
+    staleness: If given, clients train on old versions of the model, and the weights of updates hold `staleness`, too.
+    client_metrics: Whether clients send the model's training metrics, which are exact functions of their data.
+
+  Raises:
+    ValueError: If the extension or the decay needs a learning rate, and the local optimizer has none.
   """
-
-  @tff.tensorflow.computation
-  def initial_weights():
-    return tff.learning.models.ModelWeights.from_model(model_fn())
-
-  weights_type = initial_weights.type_signature.result
+  model_fn = model_functions.of(model)
+  if not client_metrics:
+    model_fn = model_functions.without_metrics(model_fn)
   client_work = client_work if client_work is not None else client_works.ClientWorkConfig()
+  initial_weights = model_functions.initial_weights(model_fn)
+  weights_type = initial_weights.type_signature.result
+  work = client_works.build_client_work(model_fn, client_optimizer, client_work, extension, num_clients)
+  distributor = tff.learning.templates.build_broadcast_process(weights_type)
+  if staleness is not None:
+    distributor = old_versions.build_distributor(initial_weights, staleness.max_staleness + 1)
+    work = old_versions.on_old_versions(work, distributor, staleness)
+  data_type, result_type = work.next.type_signature.parameter[2], work.next.type_signature.result.result.member
+  aggregator = aggregator.create(result_type.update, result_type.update_weight)
+  tries_steps = len(aggregator.next.type_signature.parameter) > 3
   finalizer = tff.learning.templates.build_apply_optimizer_finalizer(
-    autograph.spared(server_optimizer), weights_type, should_reject_update=reject_update
+    model_functions.without_autograph(server_optimizer), weights_type, should_reject_update=reject_update
   )
+  server = None
   if extension is not None:
-    return extended.build_extended(
-      model_fn, initial_weights, aggregator, finalizer, client_optimizer, client_work, extension, num_clients
+    own_work = extension.client_work(client_work)
+    learning_rate_at = lambda round_num: client_update.learning_rate_at(client_optimizer, own_work, round_num)
+    server = server_memory.ServerMemory(extension, model_fn, num_clients, learning_rate_at)
+
+  @tff.federated_computation
+  def init_fn():
+    return tff.federated_zip(
+      tff.learning.templates.LearningAlgorithmState(
+        tff.federated_eval(initial_weights, tff.SERVER),
+        distributor.initialize(),
+        work.initialize(),
+        aggregator.initialize(),
+        finalizer.initialize(),
+      )
     )
-  work = client_works.build_client_work(model_fn, client_optimizer, client_work)
-  result_type = work.next.type_signature.result.result.member
-  return tff.learning.templates.compose_learning_process(
-    initial_weights,
-    tff.learning.templates.build_broadcast_process(weights_type),
-    work,
-    aggregator.create(result_type.update, result_type.update_weight),
-    finalizer,
+
+  @tff.federated_computation(init_fn.type_signature.result, data_type)
+  def next_fn(state, client_data):
+    weights = state.global_model_weights
+    sent = distributor.next(state.distributor, weights)
+    worked = work.next(state.client_work, sent.result, client_data)
+    updates, update_weights, work_state = worked.result.update, worked.result.update_weight, worked.state
+    if server is not None:
+      reports = server.collected(update_weights)
+      updates = server.scaled(work_state, updates, update_weights, reports)
+    trial = (sent.result, client_data['examples']) if tries_steps else ()
+    aggregated = aggregator.next(state.aggregator, updates, update_weights, *trial)
+    direction = aggregated.result
+    if server is not None:
+      direction, work_state = server.step(work_state, direction, reports)
+    final = finalizer.next(state.finalizer, weights, direction)
+    new_weights = final.result
+    if server is not None:
+      new_weights = server.trained(new_weights, work_state, reports)
+    new_state = tff.learning.templates.LearningAlgorithmState(
+      new_weights, sent.state, work_state, aggregated.state, final.state
+    )
+    metrics = collections.OrderedDict(
+      distributor=sent.measurements,
+      client_work=worked.measurements,
+      aggregator=aggregated.measurements,
+      finalizer=final.measurements,
+    )
+    return tff.learning.templates.LearningProcessOutput(tff.federated_zip(new_state), tff.federated_zip(metrics))
+
+  return _process(init_fn, next_fn, work, finalizer)
+
+
+def _process(init_fn, next_fn, work, finalizer):
+  """The process, with the functions of its state that TFF's own composer gives."""
+  state_type = init_fn.type_signature.result.member
+
+  @tff.tensorflow.computation(state_type)
+  def get_model_weights(state):
+    return state.global_model_weights
+
+  @tff.tensorflow.computation(state_type, state_type.global_model_weights)
+  def set_model_weights(state, weights):
+    return state._replace(global_model_weights=weights)
+
+  @tff.tensorflow.computation(state_type)
+  def get_hparams(state):
+    return collections.OrderedDict(
+      client_work=work.get_hparams(state.client_work), finalizer=finalizer.get_hparams(state.finalizer)
+    )
+
+  @tff.tensorflow.computation(state_type, get_hparams.type_signature.result)
+  def set_hparams(state, hparams):
+    return state._replace(
+      client_work=work.set_hparams(state.client_work, hparams['client_work']),
+      finalizer=finalizer.set_hparams(state.finalizer, hparams['finalizer']),
+    )
+
+  return tff.learning.templates.LearningProcess(
+    init_fn, next_fn, get_model_weights, set_model_weights, get_hparams_fn=get_hparams, set_hparams_fn=set_hparams
   )
 
 
@@ -109,3 +173,82 @@ def reject_update(optimizer_state: Any, update: Any) -> tuple[tf.Tensor, 'collec
   nothing = tf.reduce_all([tf.reduce_all(tf.equal(u, 0)) for u in leaves])
   reject = tf.logical_or(tf.logical_not(finite), nothing)
   return reject, collections.OrderedDict(update_rejected=tf.cast(reject, tf.int32))
+
+
+def build_quap_fed_avg(
+  model: model_functions.Model,
+  config: quap_config.QuapConfig,
+  client_optimizer: tff.learning.optimizers.Optimizer = _SGD(0.05),
+  server_optimizer: tff.learning.optimizers.Optimizer = _SGD(1.0),
+  client_work: Optional[client_works.ClientWorkConfig] = None,
+  **options: Any,
+) -> tff.learning.templates.LearningProcess:
+  """Federated averaging with participation-aware noise.
+
+  The arguments are those of `compose`. The metric `aggregator` is what `quap_tff.mechanisms.quap_round.finish_round`
+  reports.
+
+  Args:
+    model: As in `compose`.
+    config: The mechanism.
+    client_optimizer: Local optimizer.
+    server_optimizer: Applied to the noised mean update, a pseudo-gradient.
+    client_work: Local epochs, batch size, learning-rate decay and the like.
+    **options: The further arguments of `compose`.
+
+  Raises:
+    ValueError: If a critical layer is not one of the model's, or `config` and the optimizers do not fit.
+  """
+  factory = quap_aggregator(model, config, client_optimizer, client_work)
+  options.setdefault('num_clients', config.num_clients)
+  return compose(model, factory, client_optimizer, server_optimizer, client_work, **options)
+
+
+def quap_aggregator(
+  model: model_functions.Model,
+  config: quap_config.QuapConfig,
+  client_optimizer: tff.learning.optimizers.Optimizer,
+  client_work: Optional[client_works.ClientWorkConfig] = None,
+) -> aggregation.QuapAggregationFactory:
+  """The mechanism as an aggregator that knows the model's layers and, if it needs them, the clients' learning rates.
+
+  The arguments and errors are those of `build_quap_fed_avg`.
+  """
+  learning_rate_fn = None
+  if config.update_scale == 'pseudo_gradient':
+    work = client_work if client_work is not None else client_works.ClientWorkConfig()
+    learning_rate_fn = lambda round_num: client_update.learning_rate_at(client_optimizer, work, round_num)
+  layers = layers_lib.of_model(model_functions.of(model)).layers
+  return aggregation.QuapAggregationFactory(config, layers, learning_rate_fn)
+
+
+def build_certified_fed_avg(
+  model: model_functions.Model,
+  config: certified_config.CertifiedConfig,
+  client_optimizer: tff.learning.optimizers.Optimizer = _SGD(0.05),
+  server_optimizer: tff.learning.optimizers.Optimizer = _SGD(1.0),
+  client_work: Optional[client_works.ClientWorkConfig] = None,
+  **options: Any,
+) -> tff.learning.templates.LearningProcess:
+  """Federated averaging with noise on every trained weight, and a budget that no client exceeds.
+
+  The guarantee covers all that its `next` returns, except the state. The state is secret because it holds the seed of
+  the noise. Apart from it, only the noised sums are computed from clients' data: training metrics stay at the clients,
+  so the metric `client_work.train` is empty. The metric `aggregator` is what
+  `quap_tff.mechanisms.certified_round.finish_round` reports.
+
+  Args:
+    model: As in `compose`. Neither its initial weights nor weights that are not trained may come from clients' data.
+    config: The mechanism.
+    client_optimizer: The local optimizer.
+    server_optimizer: Applied to the noised sum over D, which is a pseudo-gradient. This is post-processing.
+    client_work: Local epochs, batch size, learning-rate decay and the like.
+    **options: The further arguments of `compose`. An extension must use nothing of clients but the noised sums.
+
+  Raises:
+    ValueError: If `config` and the model do not fit.
+  """
+  layers = layers_lib.of_model(model_functions.of(model)).layers
+  factory = certified_aggregation.CertifiedAggregationFactory(config, layers)
+  options = {'num_clients': config.num_clients, 'client_metrics': False, **options}
+  return compose(model, factory, client_optimizer, server_optimizer, client_work, **options)

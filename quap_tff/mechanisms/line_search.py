@@ -21,6 +21,7 @@ averaged with the old one; C and B stay as they are.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 from typing import NamedTuple, Optional
@@ -215,3 +216,27 @@ def chosen_step(
     noise=state.noise._replace(counter=state.noise.counter + tf.cast(active, tf.int64)),
   )
   return step, new_state
+
+
+def measurements(
+  config: LineSearchConfig, state: ServerState, plan: RoundPlan, step: tf.Tensor, new_state: ServerState
+) -> collections.OrderedDict[str, tf.Tensor]:
+  """The public figures of a round, scalars by name.
+
+  Args:
+    config: The mechanism.
+    state: Server state after round t-1.
+    plan: From `plan_round`.
+    step: From `chosen_step`.
+    new_state: From `chosen_step`.
+  """
+  size = tf.size(plan.weights)
+  return collections.OrderedDict(
+    round=new_state.round,
+    cohort_size=size,
+    step=step,
+    noise_multiplier=tf.where(tf.reduce_any(plan.weights > 0), tf.cast(state.multiplier, tf.float32), 0.0),
+    clipping_norm=tf.constant(config.clip, tf.float32),
+    exhausted_clients=size - tf.cast(tf.reduce_sum(plan.weights), tf.int32),
+    spent_max=tf.cast(tf.reduce_max(plan.spent) / config.limit, tf.float32),
+  )

@@ -21,6 +21,7 @@ from quap_tff.mechanisms import sparsity as sparsities
 from quap_tff.training.heterogeneity import extension as extensions
 
 learning_process = lazy.module('quap_tff.federated.learning_process')
+model_functions = lazy.module('quap_tff.training.model_functions')
 sparse_aggregation = lazy.module('quap_tff.federated.sparse_aggregation')
 
 # Measurements of a round that are not exact functions of clients' data: they follow from who takes part, from
@@ -303,13 +304,15 @@ class Plan(abc.ABC):
     """The `tff.learning.templates.LearningProcess`; takes seconds, as it traces TensorFlow.
 
     Args:
-      model_fn: Makes the model anew on each call.
+      model_fn: Makes the model anew on each call. A `tff.learning.models.FunctionalModel`, or a function that returns
+        one, is taken, too.
       client_optimizer: Local optimizer; default: SGD with learning rate 0.05.
       server_optimizer: Applied to the aggregate; default: SGD with learning rate 1, which is federated averaging.
       client_work: A `quap_tff.ClientWorkConfig`; default: one local epoch in batches of 32.
       around: A function from the method's aggregator to one around it, as audits need (`quap_tff.auditing.canaries`).
         What such a process returns is covered by no account.
     """
+    model_fn = model_functions.of(model_fn)
     self._model = layers_lib.of_model(model_fn)
     sgd = tff.learning.optimizers.build_sgdm
     client_optimizer = client_optimizer if client_optimizer is not None else sgd(0.05)

@@ -22,8 +22,7 @@ from quap_tff.mechanisms import tradeoff
 from quap_tff.plans import base
 
 aggregation = lazy.module('quap_tff.federated.certified_aggregation')
-learning_process = lazy.module('quap_tff.federated.certified_learning_process')
-quap_learning_process = lazy.module('quap_tff.federated.learning_process')
+learning_process = lazy.module('quap_tff.federated.learning_process')
 
 # The ledger takes no budget of 0, which is what a client of weight 0 has spent.
 _NOTHING = float(np.finfo(np.float64).tiny)
@@ -117,13 +116,15 @@ class CertifiedPlan(base.Plan):
     return self._sparsified(aggregation.CertifiedAggregationFactory(self.config, layers))
 
   def _compose(self, model_fn, client_optimizer, server_optimizer, client_work):
-    build = learning_process.build_certified_fed_avg
-    if self.client_metrics:
-      return quap_learning_process.compose(
-        model_fn, self.aggregator, client_optimizer, server_optimizer, client_work, self.extension, self.num_clients
-      )
-    return build(
-      model_fn, self.config, client_optimizer, server_optimizer, client_work, self.extension, self._sparsified
+    return learning_process.compose(
+      model_fn,
+      self.aggregator,
+      client_optimizer,
+      server_optimizer,
+      client_work,
+      extension=self.extension,
+      num_clients=self.num_clients,
+      client_metrics=self.client_metrics,
     )
 
   def record(self, output, cohort):

@@ -23,8 +23,7 @@ from quap_tff.plans import base
 from quap_tff.plans import quap
 
 aggregation = lazy.module('quap_tff.federated.buffered_aggregation')
-learning_process = lazy.module('quap_tff.federated.buffered_learning_process')
-certified_process = lazy.module('quap_tff.federated.certified_learning_process')
+learning_process = lazy.module('quap_tff.federated.learning_process')
 
 
 class Release(NamedTuple):
@@ -70,10 +69,14 @@ class FedBuffPlan(quap.QuapPlan):
     return aggregation.BufferedAggregationFactory(self.config, self.size, layers)
 
   def _compose(self, model_fn, client_optimizer, server_optimizer, client_work):
-    if not self.client_metrics:
-      model_fn = certified_process.without_metrics(model_fn)
-    return learning_process.build_fedbuff(
-      model_fn, self.config, self.size, self.staleness, client_optimizer, server_optimizer, client_work
+    return learning_process.compose(
+      model_fn,
+      self.aggregator,
+      client_optimizer,
+      server_optimizer,
+      client_work,
+      staleness=self.staleness,
+      client_metrics=self.client_metrics,
     )
 
   def record(self, output, cohort):

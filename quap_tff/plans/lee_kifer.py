@@ -14,7 +14,8 @@ from quap_tff.mechanisms import line_search
 from quap_tff.mechanisms import tradeoff
 from quap_tff.plans import base
 
-client_line_search = lazy.module('quap_tff.federated.client_line_search')
+learning_process = lazy.module('quap_tff.federated.learning_process')
+line_search_aggregation = lazy.module('quap_tff.federated.line_search_aggregation')
 
 _NOTHING = float(np.finfo(np.float64).tiny)
 
@@ -58,7 +59,9 @@ class LeeKiferPlan(base.Plan):
 
   def _compose(self, model_fn, client_optimizer, server_optimizer, client_work):
     del server_optimizer  # The steps are chosen by the losses.
-    return client_line_search.build_line_search(model_fn, self.config, client_optimizer, client_work)
+    factory = line_search_aggregation.LineSearchAggregationFactory(self.config, model_fn)
+    subtraction = line_search_aggregation.Subtraction()
+    return learning_process.compose(model_fn, factory, client_optimizer, subtraction, client_work)
 
   def record(self, output, cohort):
     state, measurements = base.aggregation_of(output)

@@ -16,7 +16,6 @@ from quap_tff.common import lazy
 from quap_tff.plans import quap
 
 aggregation = lazy.module('quap_tff.federated.local_aggregation')
-certified_process = lazy.module('quap_tff.federated.certified_learning_process')
 learning_process = lazy.module('quap_tff.federated.learning_process')
 
 _STATEMENT = (
@@ -61,7 +60,7 @@ class LocalPlan(quap.QuapPlan):
 
   def _compose(self, model_fn, client_optimizer, server_optimizer, client_work):
     return learning_process.compose(
-      certified_process.without_metrics(model_fn), self.aggregator, client_optimizer, server_optimizer, client_work
+      model_fn, self.aggregator, client_optimizer, server_optimizer, client_work, client_metrics=False
     )
 
   def _record(self, cohort, own_budgets, noise_multiplier, clipping_norm):

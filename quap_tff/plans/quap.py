@@ -63,8 +63,15 @@ class QuapPlan(base.Plan):
     return self._sparsified(aggregation.QuapAggregationFactory(self.config))
 
   def _compose(self, model_fn, client_optimizer, server_optimizer, client_work):
-    return learning_process.build_quap_fed_avg(
-      model_fn, self.config, client_optimizer, server_optimizer, client_work, self.extension, self._sparsified
+    factory = self._sparsified(learning_process.quap_aggregator(model_fn, self.config, client_optimizer, client_work))
+    return learning_process.compose(
+      model_fn,
+      factory,
+      client_optimizer,
+      server_optimizer,
+      client_work,
+      extension=self.extension,
+      num_clients=self.num_clients,
     )
 
   def record(self, output, cohort):

@@ -1,8 +1,8 @@
-"""A Keras classifier as a TFF model, with metrics of its own.
+"""A Keras classifier as a TFF model, with metrics of its own, and the loss of next-token prediction.
 
-`tff.learning.models.from_keras_model` does the same, but its metrics are Keras objects: TFF makes them again for each
-of a process's computations, and TensorFlow's AutoGraph rewrites their code. That took almost a third of the time to
-build a learning process.
+`tff.learning.models.from_keras_model` makes such a model, too, but its metrics are Keras objects: TFF makes them again
+for each of a process's computations, and TensorFlow's AutoGraph rewrites their code. That took almost a third of the
+time to build a learning process.
 """
 
 import collections
@@ -10,6 +10,9 @@ from typing import Any, Callable, Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff
+
+# The label of a place after which nothing follows.
+NO_LABEL = -1
 
 
 class Classifier(tff.learning.models.VariableModel):
@@ -26,7 +29,7 @@ class Classifier(tff.learning.models.VariableModel):
       label counts as 1.
   """
 
-  # Nothing here has Python control flow that depends on tensors; see `autograph`.
+  # Nothing here has Python control flow that depends on tensors; see `model_functions`.
   needs_autograph = False
 
   def __init__(
@@ -104,3 +107,28 @@ class Classifier(tff.learning.models.VariableModel):
 
 def _counter(name: str, dtype: tf.DType) -> tf.Variable:
   return tf.Variable(lambda: tf.zeros([], dtype), trainable=False, name=name, dtype=dtype)
+
+
+class LabelledCrossEntropy(tf.keras.losses.Loss):
+  """Mean cross-entropy, in nats, of logits float32[..., classes] over labels int[...] other than `NO_LABEL`.
+
+      loss = Σ_{places with a label} -log softmax(logits)_y / (number of such places)
+
+  It is 0 if there is no label, and then its gradient is 0, too.
+  """
+
+  def __init__(self, reduction=tf.keras.losses.Reduction.NONE, name='labelled_cross_entropy'):
+    super().__init__(reduction, name)
+
+  def call(self, y_true, y_pred):
+    """The mean, a scalar."""
+    has_label = tf.not_equal(y_true, NO_LABEL)
+    # A class number must be in range even where its loss is not counted.
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.where(has_label, y_true, 0), y_pred)
+    counted = tf.cast(has_label, losses.dtype)
+    return tf.math.divide_no_nan(tf.reduce_sum(losses * counted), tf.reduce_sum(counted))
+
+
+def label_weights(labels: tf.Tensor) -> tf.Tensor:
+  """The labels' weights in the accuracy, float32 of the same shape: 1, and 0 for `NO_LABEL`."""
+  return tf.cast(tf.not_equal(labels, NO_LABEL), tf.float32)

@@ -5,23 +5,67 @@ The examples are tensors, not a pipeline: a step gathers its rows by a shuffled 
 thread, cohort and resumed run.
 """
 
+from __future__ import annotations
+
 import collections
-from typing import Any, Callable
+import dataclasses
+from typing import Any, Callable, Optional
 
-import tensorflow as tf
-import tensorflow_federated as tff
-
+from quap_tff.common import checks
+from quap_tff.common import lazy
 from quap_tff.common import seeds
-from quap_tff.training import autograph
-from quap_tff.training import dropout
-from quap_tff.training import local_training
+from quap_tff.common.lazy import tf
+from quap_tff.common.lazy import tff
+from quap_tff.training import malicious
+from quap_tff.training.heterogeneity import extension as extensions
 
-ClientWorkConfig = local_training.ClientWorkConfig
+dropout = lazy.module('quap_tff.training.dropout')
+model_functions = lazy.module('quap_tff.training.model_functions')
 
 _SHUFFLE, _DROPOUT = 0, 1  # The two uses of a client's seed.
 # The use of the run's seed for what a client keeps in all rounds; rounds, which the other uses begin with, start at 1.
 _EPOCHS = 0
 _ALL_ROWS = 2**62  # A batch size larger than any client's data.
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientWorkConfig:
+  """How a client trains.
+
+  Attributes:
+    local_epochs: Passes over the client's examples, at least 1.
+    most_local_epochs: If given, each client makes a number of passes of its own in all rounds, drawn uniformly from
+      local_epochs, ..., most_local_epochs. It follows from (seed, client id) alone, so it says nothing about data.
+    batch_size: Examples in a step, at least 1; the last batch of an epoch holds what is left.
+    learning_rate_decay: Factor of the optimizer's learning rate from one round to the next, in (0, 1].
+    max_steps: The largest number of steps of one client in a round, at least 1; `None` for no bound.
+    proximal_strength: FedProx's mu >= 0: adds mu/2·‖w - w_global‖² to the loss.
+    seed: Seed of shuffles and dropout, a non-negative integer; `None` draws one from the operating system's entropy.
+    attack: What malicious clients send instead of their updates.
+    attackers: The ids of the malicious clients.
+  """
+
+  local_epochs: int = 1
+  most_local_epochs: Optional[int] = None
+  batch_size: int = 32
+  learning_rate_decay: float = 1.0
+  max_steps: Optional[int] = None
+  proximal_strength: float = 0.0
+  seed: Optional[int] = None
+  attack: malicious.Attack = malicious.NoAttack()
+  attackers: tuple[int, ...] = ()
+
+  def __post_init__(self):
+    checks.integer('local_epochs', self.local_epochs, at_least=1)
+    if self.most_local_epochs is not None:
+      checks.integer('most_local_epochs', self.most_local_epochs, at_least=self.local_epochs)
+    checks.integer('batch_size', self.batch_size, at_least=1)
+    checks.number('learning_rate_decay', self.learning_rate_decay, above=0.0, at_most=1.0)
+    if self.max_steps is not None:
+      checks.integer('max_steps', self.max_steps, at_least=1)
+    checks.number('proximal_strength', self.proximal_strength, at_least=0.0)
+    if self.seed is not None:
+      checks.integer('client seed', self.seed, at_least=0)
 
 
 def _plain(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -46,13 +90,6 @@ def read_client_id(dataset: tf.data.Dataset) -> tf.Tensor:
   # Not `reduce`, which instantiates its function again on each call; that takes 4 ms.
   ids = _plain(dataset.take(2).concatenate(tf.data.Dataset.from_tensors(nobody)).batch(3)).get_single_element()
   return tf.where(tf.equal(tf.size(ids), 2), ids[0], nobody)
-
-
-def read_ids(dataset: tf.data.Dataset) -> tf.Tensor:
-  """All ids in the sequence, int64[n]."""
-  empty = tf.zeros([0], tf.int64)
-  joined = dataset.batch(_ALL_ROWS).concatenate(tf.data.Dataset.from_tensors(empty)).take(1)
-  return _plain(joined).get_single_element()
 
 
 def client_seed(seed: tf.Tensor, round_number: tf.Tensor, client_id: tf.Tensor) -> tf.Tensor:
@@ -100,51 +137,78 @@ def shuffled_order(seed: tf.Tensor, num_examples: tf.Tensor, epochs: Any) -> tf.
   return tf.reshape(tf.argsort(keys, axis=1, stable=True), [-1])
 
 
-def without_initial_weights(
-  model_fn: Callable[[], tff.learning.models.VariableModel],
-) -> Callable[[], tff.learning.models.VariableModel]:
-  """`model_fn` whose weights start at zero, for models that are given weights before they are used.
-
-  Drawing a large model's random weights costs about 1% of a client's training. Also, an unseeded initializer is a
-  stateful op, which a runtime may have to run in the clients' order.
-
-  Other variables, such as those of metrics, keep their initial values. The weights are recognized by their place in the
-  order in which `model_fn` makes its variables. A variable whose shape or dtype differs from what is expected at its
-  place keeps its initial value.
-  """
-  created: list[tf.Variable] = []
-
-  def record(next_creator, **kwargs):
-    created.append(next_creator(**kwargs))
-    return created[-1]
-
-  with tf.Graph().as_default(), tf.variable_creator_scope(record):
-    model = model_fn()
-  weights = {id(v) for v in (*model.trainable_variables, *model.non_trainable_variables)}
-  blank = {i: (v.shape, v.dtype) for i, v in enumerate(created) if id(v) in weights and v.shape.is_fully_defined()}
-
-  def blank_model_fn():
-    index = -1
-
-    def create(next_creator, **kwargs):
-      nonlocal index
-      index += 1
-      if index in blank and callable(kwargs.get('initial_value')):
-        shape, dtype = blank[index]
-        declared = kwargs.get('shape'), kwargs.get('dtype')
-        if declared[0] is not None and tf.TensorShape(declared[0]) == shape and declared[1] == dtype:
-          kwargs['initial_value'] = lambda: tf.zeros(shape, dtype)
-      return next_creator(**kwargs)
-
-    with tf.variable_creator_scope(create):
-      return model_fn()
-
-  return blank_model_fn
-
-
 def learning_rate_factor(config: ClientWorkConfig, round_number: Any) -> tf.Tensor:
   """decay^(t-1) for round t = 1, 2, ...; a float32 scalar."""
   return tf.pow(tf.constant(config.learning_rate_decay, tf.float32), tf.cast(round_number, tf.float32) - 1.0)
+
+
+def base_learning_rate(optimizer: tff.learning.optimizers.Optimizer) -> float:
+  """The learning rate that `optimizer` was made with; raises `ValueError` if it has none of that name."""
+  hparams = optimizer.get_hparams(optimizer.initialize(tf.TensorSpec([], tf.float32)))
+  key = tff.learning.optimizers.LEARNING_RATE_KEY
+  if key not in hparams:
+    raise ValueError(
+      f'Expected an optimizer with the hyperparameter {key!r}, found {type(optimizer).__name__} with'
+      f' the hyperparameters {sorted(hparams)}.'
+    )
+  return float(hparams[key])
+
+
+def learning_rate_at(
+  optimizer: tff.learning.optimizers.Optimizer, config: ClientWorkConfig, round_number: Any
+) -> tf.Tensor:
+  """The clients' learning rate in round t, a float32 scalar: eta·decay^(t-1).
+
+  Args:
+    optimizer: The clients' optimizer; its own learning rate is eta.
+    config: Holds the decay.
+    round_number: t, counted from 1; a Python integer or an integer tensor.
+  """
+  return base_learning_rate(optimizer) * learning_rate_factor(config, round_number)
+
+
+def build_client_round(
+  model_fn: Callable[[], tff.learning.models.VariableModel],
+  optimizer: tff.learning.optimizers.Optimizer,
+  config: ClientWorkConfig,
+  extension: extensions.Extension,
+) -> Callable[..., tuple[Any, Any, Any]]:
+  """All that a client does in a round: local training, what an extension changes in it, and what an attacker sends.
+
+  Args:
+    model_fn: Makes the model anew on each call.
+    optimizer: Any TFF optimizer. Its state starts anew for each client.
+    config: See `ClientWorkConfig`.
+    extension: The method around the mechanism.
+
+  Returns:
+    A function (weights, examples, client id, round number, seed, message, own) -> (update, report, unfinalized
+    metrics). The first five arguments are those of `build_client_update`'s function. `message` is the extension's, and
+    `own` float32[d] is the client's vector, or None.
+  """
+
+  def client_round(weights, examples, client_id, round_number, seed, message, own):
+    own = None if own is None else extensions.unflat(own, tf.nest.flatten(weights.trainable))
+    epochs = epochs_of(config, seed, client_id)
+    steps = count_steps(config, num_rows(examples), epochs)
+    update, metrics = build_client_update(model_fn(), optimizer, config)(
+      weights, examples, client_id, round_number, seed, extension.correction(message, own, steps)
+    )
+    local = extensions.Local(
+      tf.nest.flatten(update),
+      steps,
+      epochs,
+      learning_rate=lambda: learning_rate_at(optimizer, config, round_number),
+      gradient=lambda: build_full_gradient(model_fn())(weights, examples),
+    )
+    report = extension.report(message, own, local)
+    sent = tf.nest.pack_sequence_as(update, extension.sent(local))
+    if config.attackers and config.attack.changes_updates:
+      attacks = tf.reduce_any(tf.equal(tf.constant(config.attackers, tf.int64), client_id))
+      sent = tf.cond(attacks, lambda: config.attack.changed_update(sent), lambda: sent)
+    return sent, report, metrics
+
+  return client_round
 
 
 def build_client_update(
@@ -167,7 +231,7 @@ def build_client_update(
   model_weights = tff.learning.models.ModelWeights.from_model(model)
   variables = tuple(tf.nest.flatten(model_weights.trainable))
 
-  @tf.function(autograph=autograph.is_needed(model, optimizer))
+  @tf.function(autograph=model_functions.needs_autograph(model, optimizer))
   def client_update(global_weights, examples, client_id, round_number, seed, correction=None):
     tf.nest.map_structure(lambda v, w: v.assign(w), model_weights, global_weights)
     anchor = tuple(tf.nest.flatten(global_weights.trainable))
@@ -223,7 +287,7 @@ def build_full_gradient(model: tff.learning.models.VariableModel) -> Callable[..
   variables = tuple(tf.nest.flatten(model_weights.trainable))
 
   # A function, so that the variables are read before local training changes them.
-  @tf.function(autograph=autograph.is_needed(model))
+  @tf.function(autograph=model_functions.needs_autograph(model))
   def full_gradient(global_weights, examples):
     tf.nest.map_structure(lambda v, w: v.assign(w), model_weights, global_weights)
     with tf.GradientTape() as tape:

@@ -9,17 +9,17 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff.common import checks
-from quap_tff.training import autograph
+from quap_tff.training import model_functions
 
 EvaluateFn = Callable[[Any, Any, Any], Mapping[str, Any]]
 
 
-def build_evaluation(model_fn: Callable[[], tff.learning.models.VariableModel], batch_size: int = 1000) -> EvaluateFn:
+def build_evaluation(model: model_functions.Model, batch_size: int = 1000) -> EvaluateFn:
   """A function that evaluates weights on examples; it is traced once, whatever their number.
 
   Args:
-    model_fn: Makes a classifier whose predictions are scores over classes in the last dimension and whose labels are
-      class numbers.
+    model: A classifier whose predictions are scores over classes in the last dimension and whose labels are class
+      numbers: a function that makes it, or a `FunctionalModel`.
     batch_size: Examples in a batch, at least 1. It bounds the memory and changes the result by rounding only, as the
       model's loss is a mean over the labels of a batch.
 
@@ -30,35 +30,27 @@ def build_evaluation(model_fn: Callable[[], tff.learning.models.VariableModel], 
     an example has several, and leave out negative labels (padding). Both are NaN if there is no label. It raises
     `ValueError` if `x` and `y` differ in length. Calls must not overlap: the model's variables hold the weights.
   """
-  checks.integer('batch_size', batch_size, at_least=1)
-  model = model_fn()
-  variables = tff.learning.models.ModelWeights.from_model(model)
-  x_spec, y_spec = _x_and_y(model.input_spec)
 
-  @tf.function(input_signature=[x_spec, y_spec], autograph=autograph.is_needed(model))
-  def evaluate_batch(x, y):
-    named = isinstance(model.input_spec, Mapping)
-    batch = collections.OrderedDict(x=x, y=y) if named else (x, y)
-    output = model.forward_pass(batch, training=False)
+  def totals_of(forward_pass, x, y):
+    output = forward_pass(x, y)
     # A negative label says that there is none: padding is no class, so its places never count as hits.
     hits = tf.cast(tf.argmax(output.predictions, axis=-1), y.dtype) == y
     labels = tf.math.count_nonzero(y >= 0)
     loss_sum = tf.cast(output.loss, tf.float64) * tf.cast(labels, tf.float64)
     return loss_sum, tf.math.count_nonzero(hits), labels
 
-  # Trace now: TFF makes Keras models in graphs of its own, and after that Keras refuses to call models made earlier.
-  evaluate_batch = evaluate_batch.get_concrete_function()
+  assign, evaluate_batch, _ = _traced(model, batch_size, totals_of)
 
   def evaluate(weights, x, y) -> Mapping[str, Any]:
     lengths = {len(leaf) for leaf in tf.nest.flatten((x, y))}
     if len(lengths) != 1:
       raise ValueError(f'Expected x and y of equal length, found lengths {sorted(lengths)}.')
     (num_examples,) = lengths
-    tf.nest.map_structure(lambda v, w: v.assign(w), variables, weights)
+    assign(weights)
     totals = np.zeros(3)
     for begin in range(0, num_examples, batch_size):
       rows = slice(begin, begin + batch_size)
-      x_batch, y_batch = tf.nest.map_structure(lambda leaf: leaf[rows], (x, y))
+      x_batch, y_batch = (tf.nest.map_structure(lambda leaf, rows=rows: leaf[rows], part) for part in (x, y))
       totals += [float(t) for t in evaluate_batch(x_batch, y_batch)]
     loss_sum, hits, labels = totals
     return collections.OrderedDict(
@@ -70,37 +62,41 @@ def build_evaluation(model_fn: Callable[[], tff.learning.models.VariableModel], 
   return evaluate
 
 
-def build_logits(
-  model_fn: Callable[[], tff.learning.models.VariableModel], batch_size: int = 1000
-) -> Callable[[Any, np.ndarray], np.ndarray]:
+def build_logits(model: model_functions.Model, batch_size: int = 1000) -> Callable[[Any, np.ndarray], np.ndarray]:
   """A function that gives a classifier's scores; it is traced once. The arguments are those of `build_evaluation`.
 
   Returns:
     `logits(weights, x)`: `weights` a `tff.learning.models.ModelWeights` of arrays, x float32[n, ...]. Returns
     float32[n, classes]. Calls must not overlap: the model's variables hold the weights.
   """
-  checks.integer('batch_size', batch_size, at_least=1)
-  model = model_fn()
-  variables = tff.learning.models.ModelWeights.from_model(model)
-  x_spec, y_spec = _x_and_y(model.input_spec)
 
-  @tf.function(input_signature=[x_spec], autograph=autograph.is_needed(model))
-  def predict(x):
-    y = tf.zeros(tf.shape(x)[:1], y_spec.dtype)
-    batch = collections.OrderedDict(x=x, y=y) if isinstance(model.input_spec, Mapping) else (x, y)
-    return model.forward_pass(batch, training=False).predictions
-
-  predict = predict.get_concrete_function()  # Now, for the reason above.
+  assign, predict, label_spec = _traced(model, batch_size, lambda forward_pass, x, y: forward_pass(x, y).predictions)
 
   def logits(weights, x):
-    tf.nest.map_structure(lambda v, w: v.assign(w), variables, weights)
-    begins = range(0, max(len(x), 1), batch_size)
-    return np.concatenate([predict(tf.constant(x[begin : begin + batch_size])).numpy() for begin in begins])
+    assign(weights)
+    batches = [tf.constant(x[begin : begin + batch_size]) for begin in range(0, max(len(x), 1), batch_size)]
+    # The labels do not matter, but the model takes some.
+    labels = [tf.zeros([len(batch), *label_spec.shape[1:]], label_spec.dtype) for batch in batches]
+    return np.concatenate([predict(*both).numpy() for both in zip(batches, labels)])
 
   return logits
 
 
-def _x_and_y(input_spec: Any):
-  if isinstance(input_spec, Mapping):
-    return input_spec['x'], input_spec['y']
-  return input_spec[0], input_spec[1]
+def _traced(model, batch_size, function):
+  """Assigns the model's weights; `function(forward_pass, x, y)` as a concrete function of x, y; the labels' spec."""
+  checks.integer('batch_size', batch_size, at_least=1)
+  model = model_functions.of(model)()
+  variables = tff.learning.models.ModelWeights.from_model(model)
+  named = isinstance(model.input_spec, Mapping)
+  x_spec, y_spec = (model.input_spec['x'], model.input_spec['y']) if named else model.input_spec
+
+  def forward_pass(x, y):
+    return model.forward_pass(collections.OrderedDict(x=x, y=y) if named else (x, y), training=False)
+
+  @tf.function(input_signature=[x_spec, y_spec], autograph=model_functions.needs_autograph(model))
+  def of_batch(x, y):
+    return function(forward_pass, x, y)
+
+  # Trace now: TFF makes Keras models in graphs of its own, and after that Keras refuses to call models made earlier.
+  traced = of_batch.get_concrete_function()
+  return lambda weights: tf.nest.map_structure(lambda v, w: v.assign(w), variables, weights), traced, y_spec

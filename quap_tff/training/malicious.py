@@ -1,13 +1,12 @@
 """Malicious clients, simulated: which clients they are, and what they send.
 
-A share of the clients attacks in every round that it is in. Who they are follows from the seed alone. Attacks act on
-the update that a client would have sent, before it is clipped, or on its labels before training. They do not get
-around the clip: a server that sees updates can clip them itself, so it is assumed to.
+A share of the clients attacks in every round that it is in. Which clients these are follows from the seed alone.
+Attacks act on the update that a client would have sent, before it is clipped, or on its labels before training. They do
+not get around the clip: a server that sees updates can clip them itself, so it is assumed to.
 """
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 from typing import Any
 
@@ -17,7 +16,7 @@ from quap_tff.common import checks
 from quap_tff.common.lazy import tf
 
 
-class Attack(abc.ABC):
+class Attack:
   """What malicious clients do. Subclasses are frozen dataclasses in `ATTACKS`.
 
   Attributes:
@@ -37,7 +36,7 @@ class Attack(abc.ABC):
 
   @property
   def changes_updates(self) -> bool:
-    """Whether malicious clients send anything but what training gave them."""
+    """Whether malicious clients send something else than training gave them."""
     return type(self).changed_update is not Attack.changed_update
 
   def clients(self, num_clients: int, seed: int) -> np.ndarray:
@@ -57,19 +56,25 @@ class NoAttack(Attack):
 
 
 @dataclasses.dataclass(frozen=True)
-class SignFlip(Attack):
-  """A malicious client sends -factor times its update, which pushes the model back.
-
-  Attributes:
-    share: The share of malicious clients.
-    factor: Above 0.
-  """
-
+class _ByAShare(Attack):
   share: float = 0.2
-  factor: float = 1.0
 
   def __post_init__(self):
     checks.number('share of malicious clients', self.share, at_least=0, at_most=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class SignFlip(_ByAShare):
+  """A malicious client sends -factor times its update, which pushes the model back.
+
+  Attributes:
+    factor: Above 0.
+  """
+
+  factor: float = 1.0
+
+  def __post_init__(self):
+    super().__post_init__()
     checks.number('factor of sign_flip', self.factor, above=0, at_most=1e6)
 
   def changed_update(self, update):
@@ -77,19 +82,17 @@ class SignFlip(Attack):
 
 
 @dataclasses.dataclass(frozen=True)
-class Scaling(Attack):
+class Scaling(_ByAShare):
   """A malicious client sends `factor` times its update, so that it counts for many.
 
   Attributes:
-    share: The share of malicious clients.
     factor: Any number.
   """
 
-  share: float = 0.2
   factor: float = 10.0
 
   def __post_init__(self):
-    checks.number('share of malicious clients', self.share, at_least=0, at_most=1)
+    super().__post_init__()
     checks.number('factor of scaling', self.factor, at_least=-1e6, at_most=1e6)
 
   def changed_update(self, update):
@@ -97,17 +100,8 @@ class Scaling(Attack):
 
 
 @dataclasses.dataclass(frozen=True)
-class LabelFlip(Attack):
-  """A malicious client trains on label K-1-y instead of y, of K classes, as in Fang, Cao, Jia and Gong 2020.
-
-  Attributes:
-    share: The share of malicious clients.
-  """
-
-  share: float = 0.2
-
-  def __post_init__(self):
-    checks.number('share of malicious clients', self.share, at_least=0, at_most=1)
+class LabelFlip(_ByAShare):
+  """A malicious client trains on label K-1-y instead of y, of K classes, as in Fang, Cao, Jia and Gong 2020."""
 
   def changed_labels(self, labels, num_classes):
     return (num_classes - 1 - np.asarray(labels)).astype(np.int32)

@@ -1,7 +1,7 @@
 """Models by name.
 
-A new one is a function (input_shape, num_classes, compute_dtype, seed) -> uncompiled `tf.keras.Model` of float32
-logits, and a line in `MODELS`. One that takes sequences of tokens is named in `OF_SEQUENCES`, too.
+A model is a function from its layers' maker and the number of classes to the layers after the input, the last of which
+gives float32 logits, and a line in `MODELS`. A model of sequences of tokens is named in `OF_SEQUENCES`, too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from quap_tff.common.lazy import tff
 
 classifier = lazy.module('quap_tff.training.classifier')
 dropout = lazy.module('quap_tff.training.dropout')
-sequence_loss = lazy.module('quap_tff.training.sequence_loss')
 
 # The choices of a compute dtype, and Keras' names of them.
 COMPUTE_DTYPES = {'float32': 'float32', 'bfloat16': 'mixed_bfloat16'}
@@ -62,37 +61,25 @@ class Layers:
       num_tokens, size, embeddings_initializer=self._initializer(), dtype=self._policy, name='embedding'
     )
 
-  def lstm(self, units: int, *, name: str) -> Any:
-    """A long short-term memory with an output for each token of a sequence."""
-    return self._recurrent(tf.keras.layers.LSTMCell, units, name)
-
-  def gru(self, units: int, *, name: str) -> Any:
-    """A gated recurrent unit with an output for each token of a sequence."""
-    return self._recurrent(tf.keras.layers.GRUCell, units, name)
-
-  def _recurrent(self, cell, units, name):
+  def recurrent(self, cell: type[Any], units: int, *, name: str) -> Any:
+    """A layer of such cells, as `tf.keras.layers.LSTMCell`, with an output for each token of a sequence."""
     # Not Keras' LSTM and GRU layers: these put two implementations into the graph, of which TensorFlow chooses one when
     # it runs, and a runtime that imports graphs as bare operations cannot do that. No masks: what follows the end of a
     # text is padding, which no output before it depends on, and which has no labels.
-    recurrent = cell(
+    cells = cell(
       units,
       kernel_initializer=self._initializer(),
       recurrent_initializer=self._initializer(),
       dtype=self._policy,
       name='cell',
     )
-    return tf.keras.layers.RNN(recurrent, return_sequences=True, dtype=self._policy, name=name)
+    return tf.keras.layers.RNN(cells, return_sequences=True, dtype=self._policy, name=name)
 
   def conv(self, filters: int, *, name: str, padding: str = 'valid') -> Any:
     """A 3x3 convolution and ReLU."""
+    init = self._initializer()
     return tf.keras.layers.Conv2D(
-      filters,
-      3,
-      padding=padding,
-      activation='relu',
-      kernel_initializer=self._initializer(),
-      dtype=self._policy,
-      name=name,
+      filters, 3, padding=padding, activation='relu', kernel_initializer=init, dtype=self._policy, name=name
     )
 
   def max_pool(self, *, name: str) -> Any:
@@ -100,20 +87,17 @@ class Layers:
     return tf.keras.layers.MaxPooling2D(2, dtype=self._policy, name=name)
 
   def flatten(self) -> Any:
+    """All numbers of an example in one dimension."""
     return tf.keras.layers.Flatten(dtype=self._policy, name='flatten')
 
   def dropout(self, rate: float, *, name: str) -> Any:
+    """Dropout whose masks follow from the client's seed in training."""
     return dropout.SeededDropout(rate, dtype=self._policy, name=name)
 
-  def dense(self, units: int, *, name: str) -> Any:
-    """A fully connected layer and ReLU."""
-    return tf.keras.layers.Dense(
-      units, activation='relu', kernel_initializer=self._initializer(), dtype=self._policy, name=name
-    )
-
-  def projection(self, units: int, *, name: str) -> Any:
-    """A fully connected layer without activation."""
-    return tf.keras.layers.Dense(units, kernel_initializer=self._initializer(), dtype=self._policy, name=name)
+  def dense(self, units: int, *, name: str, activation: Optional[str] = 'relu') -> Any:
+    """A fully connected layer."""
+    init = self._initializer()
+    return tf.keras.layers.Dense(units, activation=activation, kernel_initializer=init, dtype=self._policy, name=name)
 
   def logits(self, num_classes: int) -> Any:
     """The final Dense layer; always computed in float32, for a loss in bfloat16 loses most of its digits."""
@@ -123,237 +107,133 @@ class Layers:
     """Multiplication by a constant."""
     return tf.keras.layers.Rescaling(factor, dtype=self._policy, name='scale')
 
-  def zero_logits(self, num_classes: int) -> Any:
-    """The final Dense layer of a linear model: without bias, from zero, in float32."""
-    return tf.keras.layers.Dense(
-      num_classes, use_bias=False, kernel_initializer='zeros', dtype='float32', name='logits'
-    )
 
-
-def mnist_cnn(
-  input_shape: tuple[int, ...] = (28, 28, 1),
-  num_classes: int = 10,
-  compute_dtype: str = 'float32',
-  seed: Optional[int] = None,
-) -> tf.keras.Model:
+def mnist_cnn(make: Layers, num_classes: int) -> list[Any]:
   """The documents' MNIST model, two convolutions and a hidden Dense layer; also TFF's own EMNIST 'cnn_dropout'.
 
-  1,199,882 weights on 28x28x1 and 10 classes, 1,290 of them in the final layer. Returns float32 logits.
+  1,199,882 weights on 28x28x1 and 10 classes, 1,290 of them in the final layer.
   """
-  make = Layers(compute_dtype, seed)
-  return tf.keras.Sequential(
-    [
-      make.input(input_shape),
-      make.conv(32, name='conv1'),
-      make.conv(64, name='conv2'),
-      make.max_pool(name='pool'),
-      make.dropout(0.25, name='dropout1'),
-      make.flatten(),
-      make.dense(128, name='dense'),
-      make.dropout(0.5, name='dropout2'),
-      make.logits(num_classes),
-    ],
-    name='mnist_cnn',
-  )
+  return [
+    make.conv(32, name='conv1'),
+    make.conv(64, name='conv2'),
+    make.max_pool(name='pool'),
+    make.dropout(0.25, name='dropout1'),
+    make.flatten(),
+    make.dense(128, name='dense'),
+    make.dropout(0.5, name='dropout2'),
+    make.logits(num_classes),
+  ]
 
 
-def cifar10_cnn(
-  input_shape: tuple[int, ...] = (32, 32, 3),
-  num_classes: int = 10,
-  compute_dtype: str = 'float32',
-  seed: Optional[int] = None,
-) -> tf.keras.Model:
+def cifar10_cnn(make: Layers, num_classes: int) -> list[Any]:
   """The documents' CIFAR-10 model: three convolutions, each halved by pooling, and two hidden Dense layers.
 
-  1,453,834 weights on 32x32x3 and 10 classes, 1,290 of them in the final layer. Returns float32 logits.
+  1,453,834 weights on 32x32x3 and 10 classes, 1,290 of them in the final layer.
   """
-  make = Layers(compute_dtype, seed)
-  return tf.keras.Sequential(
-    [
-      make.input(input_shape),
-      make.conv(64, padding='same', name='conv1'),
-      make.max_pool(name='pool1'),
-      make.conv(128, padding='same', name='conv2'),
-      make.max_pool(name='pool2'),
-      make.conv(256, padding='same', name='conv3'),
-      make.max_pool(name='pool3'),
-      make.flatten(),
-      make.dense(256, name='dense1'),
-      make.dropout(0.5, name='dropout'),
-      make.dense(128, name='dense2'),
-      make.logits(num_classes),
-    ],
-    name='cifar10_cnn',
-  )
+  return [
+    make.conv(64, padding='same', name='conv1'),
+    make.max_pool(name='pool1'),
+    make.conv(128, padding='same', name='conv2'),
+    make.max_pool(name='pool2'),
+    make.conv(256, padding='same', name='conv3'),
+    make.max_pool(name='pool3'),
+    make.flatten(),
+    make.dense(256, name='dense1'),
+    make.dropout(0.5, name='dropout'),
+    make.dense(128, name='dense2'),
+    make.logits(num_classes),
+  ]
 
 
-def digits_cnn(
-  input_shape: tuple[int, ...] = (8, 8, 1),
-  num_classes: int = 10,
-  compute_dtype: str = 'float32',
-  seed: Optional[int] = None,
-) -> tf.keras.Model:
+def digits_cnn(make: Layers, num_classes: int) -> list[Any]:
   """A small model of the 8x8 digits, one convolution and a hidden Dense layer: trains in seconds.
 
-  8,714 weights on 8x8x1 and 10 classes, 330 of them in the final layer. Returns float32 logits.
+  8,714 weights on 8x8x1 and 10 classes, 330 of them in the final layer.
   """
-  make = Layers(compute_dtype, seed)
-  return tf.keras.Sequential(
-    [
-      make.input(input_shape),
-      make.conv(16, padding='same', name='conv'),
-      make.max_pool(name='pool'),
-      make.flatten(),
-      make.dense(32, name='dense'),
-      make.logits(num_classes),
-    ],
-    name='digits_cnn',
-  )
+  return [
+    make.conv(16, padding='same', name='conv'),
+    make.max_pool(name='pool'),
+    make.flatten(),
+    make.dense(32, name='dense'),
+    make.logits(num_classes),
+  ]
 
 
-def linear_features(
-  input_shape: tuple[int, ...], num_classes: int = 10, compute_dtype: str = 'float32', seed: Optional[int] = None
-) -> tf.keras.Model:
+def linear_features(make: Layers, num_classes: int) -> list[Any]:
   """A linear head on fixed features, logits = s·x·W with a public scale s: all that is trained is one Dense layer.
 
-  There is no bias, and the kernel starts at zero, which is public. Returns float32 logits.
+  There is no bias, and the kernel starts at zero, which is public.
   """
-  make = Layers(compute_dtype, seed)
-  return tf.keras.Sequential(
-    [make.input(input_shape), make.flatten(), make.scale(LOGIT_SCALE), make.zero_logits(num_classes)],
-    name='linear_features',
-  )
+  head = tf.keras.layers.Dense(num_classes, use_bias=False, kernel_initializer='zeros', dtype='float32', name='logits')
+  return [make.flatten(), make.scale(LOGIT_SCALE), head]
 
 
-def logistic_regression(
-  input_shape: tuple[int, ...], num_classes: int = 10, compute_dtype: str = 'float32', seed: Optional[int] = None
-) -> tf.keras.Model:
-  """Multinomial logistic regression, the convex baseline: one Dense layer on the flattened example.
-
-  Returns float32 logits.
-  """
-  make = Layers(compute_dtype, seed)
-  return tf.keras.Sequential(
-    [make.input(input_shape), make.flatten(), make.logits(num_classes)], name='logistic_regression'
-  )
+def logistic_regression(make: Layers, num_classes: int) -> list[Any]:
+  """Multinomial logistic regression, the convex baseline: one Dense layer on the flattened example."""
+  return [make.flatten(), make.logits(num_classes)]
 
 
-def mlp(
-  input_shape: tuple[int, ...], num_classes: int = 10, compute_dtype: str = 'float32', seed: Optional[int] = None
-) -> tf.keras.Model:
+def mlp(make: Layers, num_classes: int) -> list[Any]:
   """Two hidden Dense layers of 200 units on the flattened example: the "2NN" of McMahan et al. 2017.
 
-  199,210 weights on 28x28x1 and 10 classes, 2,010 of them in the final layer. Returns float32 logits.
+  199,210 weights on 28x28x1 and 10 classes, 2,010 of them in the final layer.
   """
-  make = Layers(compute_dtype, seed)
-  return tf.keras.Sequential(
-    [
-      make.input(input_shape),
-      make.flatten(),
-      make.dense(200, name='dense1'),
-      make.dense(200, name='dense2'),
-      make.logits(num_classes),
-    ],
-    name='mlp',
-  )
+  return [make.flatten(), make.dense(200, name='dense1'), make.dense(200, name='dense2'), make.logits(num_classes)]
 
 
-def shakespeare_lstm(
-  input_shape: tuple[int, ...] = (80,),
-  num_classes: int = 90,
-  compute_dtype: str = 'float32',
-  seed: Optional[int] = None,
-) -> tf.keras.Model:
+def shakespeare_lstm(make: Layers, num_classes: int) -> list[Any]:
   """TFF's baseline for next-character prediction: an embedding of size 8 and two LSTM layers of 256 units.
 
-  McMahan et al. 2017, arXiv:1602.05629. 820,522 weights on 90 tokens, 23,130 of them in the final layer. Returns
-  float32 logits for each character of a sequence.
+  McMahan et al. 2017, arXiv:1602.05629. 820,522 weights on 90 tokens, 23,130 of them in the final layer. The logits are
+  for each character of a sequence, here and below.
   """
-  make = Layers(compute_dtype, seed)
-  return tf.keras.Sequential(
-    [
-      make.input(input_shape, 'int32'),
-      make.embedding(num_classes, 8),
-      make.lstm(256, name='lstm1'),
-      make.lstm(256, name='lstm2'),
-      make.logits(num_classes),
-    ],
-    name='shakespeare_lstm',
-  )
+  return [
+    make.embedding(num_classes, 8),
+    make.recurrent(tf.keras.layers.LSTMCell, 256, name='lstm1'),
+    make.recurrent(tf.keras.layers.LSTMCell, 256, name='lstm2'),
+    make.logits(num_classes),
+  ]
 
 
-def shakespeare_gru(
-  input_shape: tuple[int, ...] = (80,),
-  num_classes: int = 90,
-  compute_dtype: str = 'float32',
-  seed: Optional[int] = None,
-) -> tf.keras.Model:
+def shakespeare_gru(make: Layers, num_classes: int) -> list[Any]:
   """A small model for next-character prediction: an embedding of size 8 and one GRU layer of 128 units.
 
-  65,322 weights on 90 tokens, 11,610 of them in the final layer. Returns float32 logits for each character of a
-  sequence.
+  65,322 weights on 90 tokens, 11,610 of them in the final layer.
   """
-  make = Layers(compute_dtype, seed)
-  return tf.keras.Sequential(
-    [
-      make.input(input_shape, 'int32'),
-      make.embedding(num_classes, 8),
-      make.gru(128, name='gru'),
-      make.logits(num_classes),
-    ],
-    name='shakespeare_gru',
-  )
+  return [
+    make.embedding(num_classes, 8),
+    make.recurrent(tf.keras.layers.GRUCell, 128, name='gru'),
+    make.logits(num_classes),
+  ]
 
 
-def shakespeare_bigram(
-  input_shape: tuple[int, ...] = (80,),
-  num_classes: int = 90,
-  compute_dtype: str = 'float32',
-  seed: Optional[int] = None,
-) -> tf.keras.Model:
+def shakespeare_bigram(make: Layers, num_classes: int) -> list[Any]:
   """A linear model for next-character prediction: logits = W·(one-hot vector of the character), from zero.
 
   8,100 weights on 90 tokens. All that is trained is one linear layer over fixed features, as in `linear_features`, and
   the features follow from the vocabulary, which is public. The layer is a look-up, not a Dense layer, as W times a
-  one-hot vector is a row of W. Returns float32 logits for each character of a sequence.
+  one-hot vector is a row of W.
   """
-  make = Layers(compute_dtype, seed)
-  return tf.keras.Sequential(
-    [
-      make.input(input_shape, 'int32'),
-      tf.keras.layers.Embedding(
-        num_classes, num_classes, embeddings_initializer='zeros', dtype='float32', name='logits'
-      ),
-    ],
-    name='shakespeare_bigram',
-  )
+  del make
+  table = tf.keras.layers.Embedding
+  return [table(num_classes, num_classes, embeddings_initializer='zeros', dtype='float32', name='logits')]
 
 
-def words_lstm(
-  input_shape: tuple[int, ...] = (20,),
-  num_classes: int = 10_004,
-  compute_dtype: str = 'float32',
-  seed: Optional[int] = None,
-) -> tf.keras.Model:
+def words_lstm(make: Layers, num_classes: int) -> list[Any]:
   """Next-word prediction: an embedding of size 96, an LSTM layer of 670 units, and a Dense layer back to 96.
 
   The sizes of Reddi et al. 2021, arXiv:2003.00295. 4,050,748 weights on 10,004 tokens, 970,388 of them in the final
-  layer. Returns float32 logits for each word of a sequence.
+  layer.
   """
-  make = Layers(compute_dtype, seed)
-  return tf.keras.Sequential(
-    [
-      make.input(input_shape, 'int32'),
-      make.embedding(num_classes, 96),
-      make.lstm(670, name='lstm'),
-      make.projection(96, name='projection'),
-      make.logits(num_classes),
-    ],
-    name='words_lstm',
-  )
+  return [
+    make.embedding(num_classes, 96),
+    make.recurrent(tf.keras.layers.LSTMCell, 670, name='lstm'),
+    make.dense(96, name='projection', activation=None),
+    make.logits(num_classes),
+  ]
 
 
-MODELS = {
+MODELS: dict[str, Callable[[Layers, int], list[Any]]] = {
   'cifar10_cnn': cifar10_cnn,
   'digits_cnn': digits_cnn,
   'femnist_cnn': mnist_cnn,  # The same architecture with 10 or 62 classes.
@@ -385,25 +265,13 @@ def build_keras_model(
   Raises:
     ValueError: For an unknown model or dtype (with the nearest names), or a number out of range.
   """
-  build = registry.lookup('model', name, MODELS)
+  layers_of = registry.lookup('model', name, MODELS)
   shape = tuple(checks.integer('every dimension of the input shape', int(d), at_least=1) for d in input_shape)
-  return build(shape, checks.integer('num_classes', num_classes, at_least=2), compute_dtype, seed)
-
-
-def with_stock_layers(model: tf.keras.Model) -> tf.keras.Model:
-  """A copy of the model, weights included, for saving: plain Keras loads the file without `import quap_tff`.
-
-  Each `SeededDropout` becomes a `tf.keras.layers.Dropout` of the same name and rate, so predictions are the same.
-  """
-
-  def stock(layer):
-    if isinstance(layer, dropout.SeededDropout):
-      return tf.keras.layers.Dropout.from_config(layer.get_config())
-    return layer.__class__.from_config(layer.get_config())
-
-  copy = tf.keras.models.clone_model(model, clone_function=stock)
-  copy.set_weights(model.get_weights())
-  return copy
+  num_classes = checks.integer('num_classes', num_classes, at_least=2)
+  make = Layers(compute_dtype, seed)
+  first = make.input(shape, 'int32' if name in OF_SEQUENCES else 'float32')
+  # The function's name, not the registry's: the same architecture gives the same file.
+  return tf.keras.Sequential([first, *layers_of(make, num_classes)], name=layers_of.__name__)
 
 
 def input_spec(input_shape: Sequence[int], of_sequences: bool = False) -> Any:
@@ -432,7 +300,7 @@ def build_model_fn(
 
   def model_fn() -> tff.learning.models.VariableModel:
     if of_sequences:
-      loss, label_weights = sequence_loss.LabelledCrossEntropy(), sequence_loss.label_weights
+      loss, label_weights = classifier.LabelledCrossEntropy(), classifier.label_weights
     else:
       loss, label_weights = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True), None
     keras_model = build_keras_model(name, input_shape, num_classes, compute_dtype, seed)

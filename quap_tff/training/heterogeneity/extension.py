@@ -1,27 +1,29 @@
 """The interface of methods that compose with a mechanism: clip, noise and budgets stay the mechanism's own.
 
-One round, with the steps that an extension can change in brackets:
+An extension is a value with pure functions. It changes a round by the functions that it overrides, in this order:
 
-  server:    sends x, [a message]                                     `message`
-  client i:  trains K_i steps from x [with corrected gradients]       `correction`
-             gives g_i = x - y_i [in another unit]                    `sent`
-             [keeps a vector for its next round]                      `kept`
-  server:    [weighs the updates by what all of them are]             `scales`
+  server:    sends x, a message and to each client its own vector     `message`, `own_vectors`
+  client i:  trains K_i steps from x with corrected gradients         `correction`
+             sends g_i = x - y_i in some unit                         `sent`
+             reports to the server                                    `report`
+  server:    weighs the updates by all reports                        `scales`
              clips, sums, adds noise: the mechanism, which gives ĝ
-             [makes the direction from ĝ and its memory]              `server_step`
+             makes the direction from ĝ and its memory                `server_step`
+             trains on examples of its own if nobody came             `server_training`
 
 Where the mechanism adds noise, an extension may use only ĝ, constants and who came: post-processing, so no account
-changes. What a client keeps for itself may be anything, because all that leaves it is clipped and noised. Whatever else
-the server would learn of a client is a release of its own; `exact_releases` names it.
+changes. A client's own vector may be anything, because all that leaves the client is clipped and noised. A simulation
+keeps these vectors in the server's memory, for want of another place. All else that the server would learn of a client
+is a release of its own; `exact_releases` names it.
 """
 
 from __future__ import annotations
 
 import abc
 import collections
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
-from typing import Any, ClassVar, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 from quap_tff.common.lazy import tf
 
@@ -35,77 +37,74 @@ class Local(NamedTuple):
     update: g_i = x - y_i, a flat list of tensors.
     steps: K_i, an int32 scalar; 0 without examples.
     epochs: How often it passed over its examples, an int32 scalar. It is public.
-    learning_rate: η_t, a float32 scalar.
-    gradient: The gradient over all its examples at x, a flat list; None unless the extension asks for it.
+    learning_rate: A function without arguments that gives η_t, a float32 scalar. It raises `ValueError` if the local
+      optimizer has no learning rate.
+    gradient: A function without arguments that computes the gradient over all its examples at x, a flat list.
   """
 
   update: Tensors
   steps: Any
   epochs: Any
-  learning_rate: Any
-  gradient: Optional[Tensors]
+  learning_rate: Callable[[], Any]
+  gradient: Callable[[], Tensors]
 
 
 class Cohort(NamedTuple):
-  """What the server gets beside ĝ; the simulation's view, which also holds what clients keep for themselves.
+  """What the server gets in addition to ĝ; the simulation's view, which also holds the clients' own vectors.
 
   Attributes:
     client_ids: int64[M].
-    steps: float32[M], K_i; zeros unless the extension `counts_steps`.
-    kept: float32[M, d], what `kept` gave; [M, 0] unless the extension `reports_vectors`.
-    absent: bool[N], who was drawn and did not come; [0] unless the extension `rescales`.
-    learning_rate: η_t, a float32 scalar.
+    reports: What the M clients reported, by name, with M as the first dimension. If the extension `takes_absent`, there
+      is also `absent`, int64[M, N]: not 0 for the clients that were drawn and did not come.
+    learning_rate: A function without arguments that gives η_t, a float32 scalar, as in `Local`.
   """
 
   client_ids: Any
-  steps: Any
-  kept: Any
-  absent: Any
-  learning_rate: Any
+  reports: Mapping[str, Any]
+  learning_rate: Callable[[], Any]
+
+
+class ServerTraining(NamedTuple):
+  """How the server trains: like a client, by plain SGD.
+
+  Attributes:
+    examples: A struct of arrays, as clients' examples are.
+    config: A `quap_tff.ClientWorkConfig`.
+    learning_rate: Above 0.
+  """
+
+  examples: Any
+  config: Any
+  learning_rate: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Extension(abc.ABC):
-  """What a method adds around a mechanism. Subclasses are frozen dataclasses; memory is a struct of tensors by name.
-
-  Attributes:
-    keeps_vectors: Whether there is a vector of the model's size for each client: memory has `table`, float32[N, d].
-    reports_vectors: Whether the server (or, for what clients keep, the simulation) gets `kept` from each client.
-    returns_vectors: Whether clients get theirs back in the next round.
-    counts_steps: Whether K_i is given to the server.
-    rescales: Whether updates are weighed by `scales`, which takes who was drawn and did not come: clients' data then
-      have `absent`, the ids of those.
-    trains_server: Whether the server trains on `examples` of its own in rounds to which nobody comes.
-    needs_gradient: Whether clients compute the gradient over all their examples at x.
-    learning_rate_divides: Whether η_t is used, so that the local optimizer must have one.
-  """
-
-  keeps_vectors: ClassVar[bool] = False
-  reports_vectors: ClassVar[bool] = False
-  returns_vectors: ClassVar[bool] = False
-  counts_steps: ClassVar[bool] = False
-  rescales: ClassVar[bool] = False
-  trains_server: ClassVar[bool] = False
-  needs_gradient: ClassVar[bool] = False
-  learning_rate_divides: ClassVar[bool] = False
-
-  @property
-  def exact_releases(self) -> tuple[str, ...]:
-    """Exact functions of clients' data that the server uses beside the mechanism's release, a clause each."""
-    return ()
+  """What a method adds around a mechanism. Subclasses are frozen dataclasses; memory is a struct of tensors by name."""
 
   @property
   @abc.abstractmethod
   def statement(self) -> str:
     """What the method does to privacy, in a sentence or two."""
 
-  def client_work(self, config: Any) -> Any:
-    """The clients' `quap_tff.ClientWorkConfig` as this method needs it."""
-    return config
+  @property
+  def exact_releases(self) -> tuple[str, ...]:
+    """Exact functions of clients' data that the server uses and that the mechanism does not release, a clause each."""
+    return ()
+
+  @property
+  def takes_absent(self) -> bool:
+    """Whether clients' data must have `absent`, the ids of the clients that were drawn and did not come."""
+    return type(self).scales is not Extension.scales
 
   def memory_bytes(self, num_clients: int, num_weights: int) -> int:
     """The size of what is stored for each client, in bytes."""
-    return 4 * num_clients * num_weights if self.keeps_vectors else 0
+    del num_clients, num_weights
+    return 0
+
+  def client_work(self, config: Any) -> Any:
+    """The clients' `quap_tff.ClientWorkConfig` as this method needs it."""
+    return config
 
   def initial_memory(self, num_clients: int, shapes: Sequence[Any]) -> collections.OrderedDict[str, Any]:
     """Memory before round 1.
@@ -114,22 +113,24 @@ class Extension(abc.ABC):
       num_clients: N.
       shapes: Static shapes of the trained tensors.
     """
-    memory = collections.OrderedDict()
-    if self.keeps_vectors:
-      memory['table'] = tf.zeros([num_clients, sum(shape.num_elements() for shape in shapes)], tf.float32)
-    return memory
+    del num_clients, shapes
+    return collections.OrderedDict()
 
   def message(self, memory: Any) -> collections.OrderedDict[str, Any]:
-    """What every client gets beside x."""
+    """What every client gets in addition to x."""
     del memory
     return collections.OrderedDict()
+
+  def own_vectors(self, memory: Any) -> Optional[Any]:
+    """float32[N, d], whose row i client i gets; None if clients get nothing of their own."""
+    del memory
 
   def correction(self, message: Any, own: Optional[Tensors], steps: Any) -> Optional[Tensors]:
     """What is added to the gradient of each local step, a flat list; None for nothing.
 
     Args:
       message: From `message`.
-      own: The client's vector in the model's shapes, if it `returns_vectors`.
+      own: The client's row of `own_vectors` in the model's shapes.
       steps: K_i, an int32 scalar.
     """
     del message, own, steps
@@ -138,12 +139,13 @@ class Extension(abc.ABC):
     """The update in the unit in which it is clipped and summed."""
     return local.update
 
-  def kept(self, message: Any, own: Optional[Tensors], local: Local) -> Tensors:
-    """A vector of the client in the model's shapes, if the extension `reports_vectors`."""
-    raise NotImplementedError
+  def report(self, message: Any, own: Optional[Tensors], local: Local) -> collections.OrderedDict[str, Any]:
+    """Tensors by name that the server gets from the client, or that the simulation keeps for the client."""
+    del message, own, local
+    return collections.OrderedDict()
 
   def scales(self, memory: Any, cohort: Cohort) -> Any:
-    """float32[M], the factor of each update before it is clipped, if the extension `rescales`."""
+    """float32[M], the factor of each update before it is clipped."""
     raise NotImplementedError
 
   def server_step(self, memory: Any, mean: Tensors, cohort: Cohort) -> tuple[Tensors, Any]:
@@ -154,13 +156,34 @@ class Extension(abc.ABC):
       mean: ĝ, a flat list; all zero in a round without clients.
       cohort: Who came.
     """
-    return mean, self.with_vectors(memory, cohort)
+    del cohort
+    return mean, memory
 
-  def with_vectors(self, memory: Any, cohort: Cohort) -> Any:
-    """Memory with the cohort's new vectors in its table, if there is one."""
-    if not self.keeps_vectors:
-      return memory
-    table = tf.tensor_scatter_nd_update(memory['table'], cohort.client_ids[:, tf.newaxis], cohort.kept)
+  def server_training(self) -> Optional[ServerTraining]:
+    """How the server trains in a round to which nobody comes; None if it does not."""
+    return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Nothing(Extension):
+  """Changes nothing: the mechanism alone."""
+
+  statement = ''
+
+
+class WithVectors(Extension):
+  """An extension whose memory has a vector of the model's size for each client: `table`, float32[N, d]."""
+
+  def memory_bytes(self, num_clients, num_weights):
+    return 4 * num_clients * num_weights
+
+  def initial_memory(self, num_clients, shapes):
+    size = sum(shape.num_elements() for shape in shapes)
+    return collections.OrderedDict(table=tf.zeros([num_clients, size], tf.float32))
+
+  def with_vectors(self, memory: Any, cohort: Cohort, vectors: Any) -> Any:
+    """Memory with the cohort's new vectors, float32[M, d], in its table."""
+    table = tf.tensor_scatter_nd_update(memory['table'], cohort.client_ids[:, tf.newaxis], vectors)
     return collections.OrderedDict(memory, table=table)
 
 
@@ -178,6 +201,21 @@ def unflat(vector: Any, like: Sequence[Any]) -> Tensors:
 def zeros(shapes: Sequence[Any]) -> Tensors:
   """float32 zeros of these shapes."""
   return [tf.zeros(shape, tf.float32) for shape in shapes]
+
+
+def are_finite(tensors: Sequence[Any]) -> Any:
+  """Whether all numbers are finite, a bool scalar."""
+  return tf.reduce_all([tf.reduce_all(tf.math.is_finite(t)) for t in tensors])
+
+
+def choose(condition: Any, tensors: Sequence[Any], others: Sequence[Any]) -> Tensors:
+  """`tensors` if the bool scalar holds, else `others`."""
+  return [tf.where(condition, one, other) for one, other in zip(tensors, others)]
+
+
+def finite_update(local: Local) -> Any:
+  """float32[d], the client's update. One that is not finite counts as zero, as in the mechanism."""
+  return flat(choose(are_finite(local.update), local.update, map(tf.zeros_like, local.update)))
 
 
 def share(count: Any, population: Any) -> Any:

@@ -23,16 +23,12 @@ from quap_tff.training.heterogeneity import extension
 
 
 @dataclasses.dataclass(frozen=True)
-class FedDyn(extension.Extension):
+class FedDyn(extension.WithVectors):
   """Dynamic regularization. Memory: `table`, the h_i of all clients; `drift`, h, in the model's shapes.
 
   Attributes:
     alpha: α > 0.
   """
-
-  keeps_vectors = True
-  reports_vectors = True
-  returns_vectors = True
 
   alpha: float = 0.1
 
@@ -53,12 +49,16 @@ class FedDyn(extension.Extension):
     memory = super().initial_memory(num_clients, shapes)
     return collections.OrderedDict(memory, drift=extension.zeros(shapes))
 
+  def own_vectors(self, memory):
+    return memory['table']
+
   def correction(self, message, own, steps):
     return [-mine for mine in own]
 
-  def kept(self, message, own, local):
-    finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in local.update])
-    return [tf.where(finite, mine + self.alpha * g, mine) for mine, g in zip(own, local.update)]
+  def report(self, message, own, local):
+    moved = [mine + self.alpha * g for mine, g in zip(own, local.update)]
+    kept = extension.choose(extension.are_finite(local.update), moved, own)
+    return collections.OrderedDict(kept=extension.flat(kept))
 
   def server_step(self, memory, mean, cohort):
     came = tf.size(cohort.client_ids)
@@ -67,4 +67,4 @@ class FedDyn(extension.Extension):
     # A round with nobody leaves the model as it is, as in the mechanism.
     factor = tf.where(came > 0, 1.0 / self.alpha, 0.0)
     direction = [g + tf.cast(factor * h, g.dtype) for g, h in zip(mean, drift)]
-    return direction, collections.OrderedDict(self.with_vectors(memory, cohort), drift=drift)
+    return direction, collections.OrderedDict(self.with_vectors(memory, cohort, cohort.reports['kept']), drift=drift)

@@ -19,6 +19,7 @@ FedNova that it is for clients with different numbers of epochs.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from typing import Optional
 
@@ -48,18 +49,18 @@ class FedNova(extension.Extension):
         raise ValueError('fednova normalizes by steps (effective_steps) or by epochs (mean_epochs), found both.')
 
   @property
-  def counts_steps(self):
+  def _counts_steps(self):
     return self.effective_steps is None and self.mean_epochs is None
 
   @property
   def exact_releases(self):
-    if not self.counts_steps:
+    if not self._counts_steps:
       return ()
     return ('the mean number of local steps of a cohort is used without noise',)
 
   @property
   def statement(self):
-    if self.counts_steps:
+    if self._counts_steps:
       return 'FedNova uses the mean number of local steps of each cohort, an exact function of the sizes of their data.'
     return 'FedNova releases nothing more: clients normalize their updates before they are clipped.'
 
@@ -68,8 +69,15 @@ class FedNova(extension.Extension):
     factor = (self.effective_steps or self.mean_epochs or 1.0) / tf.cast(tf.maximum(taken, 1), tf.float32)
     return [g * tf.cast(factor, g.dtype) for g in local.update]
 
+  def report(self, message, own, local):
+    del message, own
+    if not self._counts_steps:
+      return collections.OrderedDict()
+    return collections.OrderedDict(steps=tf.cast(local.steps, tf.float32))
+
   def server_step(self, memory, mean, cohort):
-    if not self.counts_steps:
+    if not self._counts_steps:
       return mean, memory
-    steps = tf.math.divide_no_nan(tf.reduce_sum(cohort.steps), tf.cast(tf.size(cohort.steps), tf.float32))
+    steps = cohort.reports['steps']
+    steps = extension.share(tf.reduce_sum(steps), tf.size(steps))
     return [g * tf.cast(steps, g.dtype) for g in mean], memory

@@ -17,6 +17,7 @@ The second is an interpretation. It is near to the paper's ClusterFedVARP, in wh
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 
 from quap_tff.common import registry
@@ -27,7 +28,7 @@ MEMORIES = ('clients', 'released')
 
 
 @dataclasses.dataclass(frozen=True)
-class FedVarp(extension.Extension):
+class FedVarp(extension.WithVectors):
   """Variance reduction at the server.
 
   Memory: `table`, float32[N, d], the y_i.
@@ -35,8 +36,6 @@ class FedVarp(extension.Extension):
   Attributes:
     memory: 'clients' or 'released', see the module's docstring.
   """
-
-  keeps_vectors = True
 
   memory: str = 'clients'
 
@@ -56,14 +55,10 @@ class FedVarp(extension.Extension):
       return "FedVARP stores each client's update at the server and uses it again in rounds without that client."
     return 'FedVARP releases nothing more: the server remembers released means, and who was in which round.'
 
-  @property
-  def reports_vectors(self):
-    return self.memory == 'clients'
-
-  def kept(self, message, own, local):
-    # An update that is not finite counts as zero, as in the mechanism.
-    finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in local.update])
-    return [tf.where(finite, g, tf.zeros_like(g)) for g in local.update]
+  def report(self, message, own, local):
+    if self.memory == 'released':
+      return collections.OrderedDict()
+    return collections.OrderedDict(kept=extension.finite_update(local))
 
   def server_step(self, memory, mean, cohort):
     table, ids = memory['table'], cohort.client_ids
@@ -72,7 +67,5 @@ class FedVarp(extension.Extension):
     # A round with nobody leaves the model as it is, as in the mechanism.
     shift = tf.where(came > 0, tf.reduce_mean(table, axis=0) - before, tf.zeros_like(before))
     direction = [g + s for g, s in zip(mean, extension.unflat(shift, mean))]
-    if self.memory == 'released':
-      shared = tf.tile(extension.flat(mean)[tf.newaxis], [came, 1])
-      cohort = cohort._replace(kept=shared)
-    return direction, self.with_vectors(memory, cohort)
+    shared = tf.tile(extension.flat(mean)[tf.newaxis], [came, 1]) if self.memory == 'released' else None
+    return direction, self.with_vectors(memory, cohort, cohort.reports.get('kept', shared))

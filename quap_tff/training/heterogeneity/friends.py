@@ -27,9 +27,6 @@ from quap_tff.training.heterogeneity import extension
 class FriendSubstitution(extension.Extension):
   """Memory: `similarity` and `together`, float32[N, N]: Σ_t r_ij(t), and the number of rounds in which both came."""
 
-  reports_vectors = True
-  rescales = True
-
   @property
   def exact_releases(self):
     return ("the server compares the clients' updates one by one, without noise, to find friends",)
@@ -49,10 +46,8 @@ class FriendSubstitution(extension.Extension):
       similarity=tf.zeros([num_clients, num_clients]), together=tf.zeros([num_clients, num_clients])
     )
 
-  def kept(self, message, own, local):
-    # An update that is not finite counts as zero, as in the mechanism.
-    finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in local.update])
-    return [tf.where(finite, g, tf.zeros_like(g)) for g in local.update]
+  def report(self, message, own, local):
+    return collections.OrderedDict(kept=extension.finite_update(local))
 
   def scales(self, memory, cohort):
     ids, came = cohort.client_ids, tf.size(cohort.client_ids)
@@ -62,13 +57,14 @@ class FriendSubstitution(extension.Extension):
     # A column more, so that there is a largest one even if nobody came.
     padded = tf.concat([tf.fill([tf.shape(known)[0], 1], -1.0), similarity], axis=1)
     friend = tf.argmax(padded, axis=1, output_type=tf.int32) - 1
-    has_friend = tf.logical_and(cohort.absent, tf.logical_and(friend >= 0, tf.reduce_max(padded, axis=1) >= 0))
+    absent = tf.reduce_any(cohort.reports['absent'] > 0, axis=0)
+    has_friend = tf.logical_and(absent, tf.logical_and(friend >= 0, tf.reduce_max(padded, axis=1) >= 0))
     stands_in = tf.math.unsorted_segment_sum(tf.cast(has_friend, tf.float32), friend, came)
     counts = 1.0 + stands_in
     return counts * tf.math.divide_no_nan(tf.cast(came, tf.float32), tf.reduce_sum(counts))
 
   def server_step(self, memory, mean, cohort):
-    ids, vectors = cohort.client_ids, cohort.kept
+    ids, vectors = cohort.client_ids, cohort.reports['kept']
     unit = tf.math.divide_no_nan(vectors, tf.norm(vectors, axis=1, keepdims=True))
     likeness = (1.0 + tf.matmul(unit, unit, transpose_b=True)) / 2
     pairs = tf.stack(tf.meshgrid(ids, ids, indexing='ij'), axis=-1)

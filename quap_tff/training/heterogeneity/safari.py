@@ -5,7 +5,7 @@ train as in federated averaging; otherwise, the server makes K_s steps on D_s:
 
     x <- x - η_s·∇L(x; batch of D_s),   K_s times
 
-D_s holds examples of people who are no clients. So in a server round, to which nobody is drawn, clients release
+D_s holds examples of people who are not clients. So in a server round, to which nobody is drawn, clients release
 nothing, and nothing is charged. A round to which nobody comes by chance is a server round, too.
 
 Only the abstract and descriptions of the paper could be read, not its algorithm. So this is an interpretation in what
@@ -20,6 +20,7 @@ import dataclasses
 from typing import Any, Optional
 
 from quap_tff.common import checks
+from quap_tff.training import client_update
 from quap_tff.training.heterogeneity import extension
 
 
@@ -33,8 +34,6 @@ class Safari(extension.Extension):
     server_batch_size: Examples in a step.
     examples: D_s, a struct of arrays as clients' examples are. It is attached once data are read.
   """
-
-  trains_server = True
 
   server_steps: int = 10
   server_learning_rate: float = 0.05
@@ -57,7 +56,14 @@ class Safari(extension.Extension):
     """The same with D_s, which has arrays `x` and `y`."""
     return dataclasses.replace(self, examples=collections.OrderedDict(x=examples.x, y=examples.y))
 
-  def server_epochs(self) -> int:
-    """The fewest passes over D_s that have K_s steps in them."""
+  def server_training(self):
+    if self.examples is None:
+      raise ValueError('safari has no examples to train on at the server. Attach some by with_examples.')
     num_examples = len(next(iter(self.examples.values())))
-    return -(-self.server_steps // max(1, -(-num_examples // self.server_batch_size)))
+    steps_of_epoch = max(1, -(-num_examples // self.server_batch_size))
+    config = client_update.ClientWorkConfig(
+      local_epochs=-(-self.server_steps // steps_of_epoch),
+      max_steps=self.server_steps,
+      batch_size=self.server_batch_size,
+    )
+    return extension.ServerTraining(self.examples, config, self.server_learning_rate)

@@ -33,7 +33,7 @@ SERVER_CONTROLS = ('sum', 'released')
 
 
 @dataclasses.dataclass(frozen=True)
-class Scaffold(extension.Extension):
+class Scaffold(extension.WithVectors):
   """Control variates. A client's control c_i is its own: it never leaves the client except by `server_control='sum'`.
 
   Memory: `control`, c, float32 tensors of the model's shapes; `table`, the c_i of all clients, which the simulation
@@ -44,11 +44,6 @@ class Scaffold(extension.Extension):
     server_control: 'sum', equation (5), exact and without noise; or 'released', equations (R).
   """
 
-  keeps_vectors = True
-  reports_vectors = True
-  returns_vectors = True
-  learning_rate_divides = True
-
   option: int = 2
   server_control: str = 'sum'
 
@@ -57,10 +52,6 @@ class Scaffold(extension.Extension):
       raise ValueError(f"scaffold option must be 1 or 2, the paper's options I and II, found {self.option!r}.")
     if self.server_control not in SERVER_CONTROLS:
       raise registry.unknown_name_error('scaffold server_control', self.server_control, SERVER_CONTROLS)
-
-  @property
-  def needs_gradient(self):
-    return self.option == 1
 
   @property
   def exact_releases(self):
@@ -84,6 +75,9 @@ class Scaffold(extension.Extension):
   def message(self, memory):
     return collections.OrderedDict(control=memory['control'])
 
+  def own_vectors(self, memory):
+    return memory['table']
+
   def correction(self, message, own, steps):
     return [
       (tf.cast(c, mine.dtype) - mine) / tf.cast(self._unit(steps), mine.dtype)
@@ -94,29 +88,31 @@ class Scaffold(extension.Extension):
     """What a control is divided by to give a gradient: K_i where controls are sums over a round."""
     return tf.cast(tf.maximum(steps, 1), tf.float32) if self.server_control == 'released' else tf.constant(1.0)
 
-  def kept(self, message, own, local):
+  def report(self, message, own, local):
+    return collections.OrderedDict(kept=extension.flat(self._next_control(message, own, local)))
+
+  def _next_control(self, message, own, local):
+    """c_i+."""
     unit = self._unit(local.steps)
     if self.option == 1:
-      new = [g * tf.cast(unit, g.dtype) for g in local.gradient]
+      new = [g * tf.cast(unit, g.dtype) for g in local.gradient()]
     else:
-      rate = unit / (tf.cast(tf.maximum(local.steps, 1), tf.float32) * local.learning_rate)
+      rate = unit / (tf.cast(tf.maximum(local.steps, 1), tf.float32) * local.learning_rate())
       new = [
         mine - tf.cast(c, mine.dtype) + g * tf.cast(rate, g.dtype)
         for mine, c, g in zip(own, message['control'], local.update)
       ]
     # A client that took no step has learned nothing, and an update that is not finite never arrives.
-    finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(n)) for n in new])
-    learned = tf.logical_and(local.steps > 0, finite)
-    return [tf.where(learned, n, mine) for n, mine in zip(new, own)]
+    return extension.choose(tf.logical_and(local.steps > 0, extension.are_finite(new)), new, own)
 
   def server_step(self, memory, mean, cohort):
-    after = self.with_vectors(memory, cohort)
+    kept = cohort.reports['kept']
     population, control = tf.shape(memory['table'])[0], memory['control']
     if self.server_control == 'sum':
       before = tf.gather(memory['table'], cohort.client_ids)
-      change = tf.reduce_sum(cohort.kept - before, axis=0) / tf.cast(population, tf.float32)
+      change = tf.reduce_sum(kept - before, axis=0) / tf.cast(population, tf.float32)
       moved = [c + d for c, d in zip(control, extension.unflat(change, control))]
     else:
       came = extension.share(tf.size(cohort.client_ids), population)
-      moved = [c + came * (tf.cast(g, c.dtype) / cohort.learning_rate - c) for c, g in zip(control, mean)]
-    return mean, collections.OrderedDict(after, control=moved)
+      moved = [c + came * (tf.cast(g, c.dtype) / cohort.learning_rate() - c) for c, g in zip(control, mean)]
+    return mean, collections.OrderedDict(self.with_vectors(memory, cohort, kept), control=moved)

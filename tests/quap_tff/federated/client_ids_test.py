@@ -11,23 +11,16 @@ import quap_tff
 from quap_tff import runtime
 from quap_tff.federated import client_ids
 from quap_tff.mechanisms import clip_rules
+from tests.quap_tff import linear_model
+
+pytestmark = pytest.mark.slow
 
 _SGD = tff.learning.optimizers.build_sgdm
 
 
-def _model_fn():
-  """y = w·x from w = 0; the loss' derivative on one example (x=1, y) is 2·(w - y)."""
-  layer = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer='zeros', input_shape=(1,), name='logits')
-  return tff.learning.models.from_keras_model(
-    tf.keras.Sequential([layer]),
-    loss=tf.keras.losses.MeanSquaredError(),
-    input_spec=collections.OrderedDict(x=tf.TensorSpec([None, 1]), y=tf.TensorSpec([None, 1])),
-  )
-
-
 def _stock_work():
   return tff.learning.templates.build_model_delta_client_work(
-    _model_fn, _SGD(0.1), client_weighting=tff.learning.ClientWeighting.NUM_EXAMPLES
+    linear_model.keras, _SGD(0.1), client_weighting=tff.learning.ClientWeighting.NUM_EXAMPLES
   )
 
 
@@ -37,7 +30,7 @@ def _process(aggregator, work=None):
 
   @tff.tensorflow.computation
   def initial_weights():
-    return tff.learning.models.ModelWeights.from_model(_model_fn())
+    return tff.learning.models.ModelWeights.from_model(linear_model.keras())
 
   weights_type = initial_weights.type_signature.result
   result_type = work.next.type_signature.result.result.member
@@ -47,13 +40,6 @@ def _process(aggregator, work=None):
     work,
     aggregator.create(result_type.update, result_type.update_weight),
     tff.learning.templates.build_apply_optimizer_finalizer(_SGD(1.0), weights_type),
-  )
-
-
-def _client(client_id, y):
-  examples = collections.OrderedDict(x=np.ones([1, 1], np.float32), y=np.full([1, 1], y, np.float32))
-  return collections.OrderedDict(
-    client_id=tf.data.Dataset.from_tensors(np.int64(client_id)), examples=tf.data.Dataset.from_tensors(examples)
   )
 
 
@@ -91,10 +77,9 @@ class TestWithClientIds:
     process = _process(plan.aggregator)
     ledger = plan.new_ledger()
     state = process.initialize()
-    output = process.next(state, [_client(3, 2.0), _client(5, 10.0)])
+    output = process.next(state, [linear_model.client(3, 2.0), linear_model.client(5, 10.0)])
     ledger.append(plan.record(output, [3, 5]))
-    weights = process.get_model_weights(output.state).trainable
-    assert float(np.asarray(weights[0]).ravel()[0]) == pytest.approx(0.7, rel=1e-6)
+    assert linear_model.weight(process, output.state) == pytest.approx(0.7, rel=1e-6)
     np.testing.assert_array_equal(np.flatnonzero(output.state.aggregator.participation['counts']), [3, 5])
     np.testing.assert_array_equal(ledger.rounds, [0, 0, 0, 1, 0, 1, 0, 0, 0, 0])
     assert 'finite ε' in str(plan.report(ledger))
@@ -111,23 +96,26 @@ class TestWithClientIds:
     )
     with runtime.activate(runtime.RuntimeConfig(device='cpu')):
       process = _process(quap_tff.CertifiedAggregationFactory(config))
-      output = process.next(process.initialize(), [_client(3, 2.0)])
+      output = process.next(process.initialize(), [linear_model.client(3, 2.0)])
     assert output.metrics['aggregator']['cohort_size'] == 1
 
   def test_a_sequence_of_no_id_or_of_two_is_refused(self):
     process = _process(quap_tff.QuapAggregationFactory(_config()))
     with runtime.activate(runtime.RuntimeConfig(device='cpu')):
       for ids in ([], [1, 2]):
-        client = {**_client(1, 2.0), 'client_id': tf.data.Dataset.from_tensor_slices(np.array(ids, np.int64))}
+        client = {
+          **linear_model.client(1, 2.0),
+          'client_id': tf.data.Dataset.from_tensor_slices(np.array(ids, np.int64)),
+        }
         with pytest.raises(Exception, match='Client ids must lie in'):
           process.next(process.initialize(), [collections.OrderedDict(client)])
 
   def test_what_is_no_client_work(self):
     with pytest.raises(TypeError, match='must be a tff.learning.templates.ClientWorkProcess, found function'):
-      quap_tff.with_client_ids(_model_fn)
+      quap_tff.with_client_ids(linear_model.keras)
 
   def test_work_that_has_ids(self):
-    for work in (quap_tff.build_client_work(_model_fn, _SGD(0.1)), quap_tff.with_client_ids(_stock_work())):
+    for work in (quap_tff.build_client_work(linear_model.keras, _SGD(0.1)), quap_tff.with_client_ids(_stock_work())):
       with pytest.raises(TypeError, match='have ids already'):
         quap_tff.with_client_ids(work)
 
@@ -144,7 +132,9 @@ class TestStockBuilders:
   )
   def test_the_error_names_the_adapter(self, aggregator):
     with pytest.raises(TypeError, match='(?s)Found the type float32.*quap_tff.with_client_ids'):
-      tff.learning.algorithms.build_weighted_fed_avg(_model_fn, _SGD(0.1), _SGD(1.0), model_aggregator=aggregator)
+      tff.learning.algorithms.build_weighted_fed_avg(
+        linear_model.keras, _SGD(0.1), _SGD(1.0), model_aggregator=aggregator
+      )
 
 
 def test_read_ids():

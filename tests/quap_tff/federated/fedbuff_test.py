@@ -13,7 +13,7 @@ from quap_tff import accounting
 from quap_tff import plans
 from quap_tff import runtime
 from quap_tff.federated import buffered_aggregation as aggregation
-from quap_tff.federated import buffered_learning_process as learning_process
+from quap_tff.federated import learning_process
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import staleness as stalenesses
 from quap_tff.mechanisms.budgets import BudgetConfig
@@ -188,7 +188,8 @@ class TestVersions:
   def _run(self, staleness, size, ys):
     sgd = tff.learning.optimizers.build_sgdm
     config = _config(clip=clip_rules.Fixed(1e6))
-    process = learning_process.build_fedbuff(self._model_fn, config, size, staleness, sgd(0.5), sgd(1.0))
+    factory = aggregation.BufferedAggregationFactory(config, size)
+    process = learning_process.compose(self._model_fn, factory, sgd(0.5), sgd(1.0), staleness=staleness)
     state, weights, states = process.initialize(), [], []
     for y in ys:
       state = process.next(state, [self._client(0, y)]).state

@@ -1,6 +1,8 @@
-"""Tests of `quap_tff.federated.learning_process`: its types, its mergeable form, and rounds that can be followed by hand."""
+"""Tests of the composer: types, the mergeable form, and rounds of every kind that can be followed by hand."""
 
 import collections
+import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -8,82 +10,52 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import quap_tff
+from quap_tff import plans
 from quap_tff import runtime
-from quap_tff.federated.learning_process import reject_update
+from quap_tff.federated import learning_process
 from quap_tff.mechanisms import clip_rules
+from quap_tff.mechanisms import line_search
 from quap_tff.mechanisms import quap_round as mechanism
 from quap_tff.mechanisms.config import NoiseConfig
 from quap_tff.mechanisms.config import QuapConfig
+from quap_tff.training import malicious
 from quap_tff.training import models
+from quap_tff.training.heterogeneity import extension as extensions
+from tests.quap_tff import linear_model
 from tests.quap_tff import noise_checks
 
+pytestmark = pytest.mark.slow
+
 _sgd = tff.learning.optimizers.build_sgdm
-_PREVIOUS = clip_rules.QuantileEma(timing='previous', initial_clip=1.0)
-
-
-def _linear_model_fn():
-  """y = w·x from w = 0; the loss' derivative on one example (x=1, y) is 2·(w - y)."""
-  layer = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer='zeros', input_shape=(1,), name='logits')
-  return tff.learning.models.from_keras_model(
-    tf.keras.Sequential([layer]),
-    loss=tf.keras.losses.MeanSquaredError(),
-    input_spec=collections.OrderedDict(x=tf.TensorSpec([None, 1]), y=tf.TensorSpec([None, 1])),
-  )
-
-
-def _two_layer_model_fn():
-  """Two Dense layers without gradients to speak of: its examples are all zero."""
-  keras_model = tf.keras.Sequential(
-    [
-      tf.keras.layers.Dense(20, use_bias=False, input_shape=(1,), name='hidden', kernel_initializer='ones'),
-      tf.keras.layers.Dense(20, use_bias=False, name='logits', kernel_initializer='zeros'),
-    ]
-  )
-  return tff.learning.models.from_keras_model(
-    keras_model,
-    loss=tf.keras.losses.MeanSquaredError(),
-    input_spec=collections.OrderedDict(x=tf.TensorSpec([None, 1]), y=tf.TensorSpec([None, 20])),
-  )
+_client = linear_model.client
+_weight = linear_model.weight
+_METRICS = ['distributor', 'client_work', 'aggregator', 'finalizer']
 
 
 def _config(**overrides):
-  values = dict(num_clients=10, clip=clip_rules.Fixed(1.0), noise=NoiseConfig('none'))
-  values.update(overrides)
-  return QuapConfig(**values)
+  return QuapConfig(**{**dict(num_clients=10, clip=clip_rules.Fixed(1.0), noise=NoiseConfig('none')), **overrides})
 
 
-def _client(client_id, y, width=1, x=1.0):
-  examples = collections.OrderedDict(x=np.full([1, 1], x, np.float32), y=np.full([1, width], y, np.float32))
-  return collections.OrderedDict(
-    client_id=tf.data.Dataset.from_tensors(np.int64(client_id)), examples=tf.data.Dataset.from_tensors(examples)
-  )
-
-
-def _weight(process, state):
-  return float(np.asarray(process.get_model_weights(state).trainable[0]).ravel()[0])
-
-
-@pytest.fixture(scope='module')
-def context():
+@pytest.fixture(autouse=True, scope='module')
+def _context():
   with runtime.activate(runtime.RuntimeConfig(device='cpu')) as active:
     yield active
 
 
 @pytest.fixture(name='plain_process', scope='module')
 def _plain_process():
-  return quap_tff.build_quap_fed_avg(_linear_model_fn, _config(), _sgd(0.1))
+  return quap_tff.build_quap_fed_avg(linear_model.keras, _config(), _sgd(0.1))
 
 
-class TestBuildQuapFedAvgComputation:
+class TestQuap:
   def test_types(self, plain_process):
-    process = plain_process
-    assert isinstance(process, tff.learning.templates.LearningProcess)
-    parameter = process.next.type_signature.parameter
+    assert isinstance(plain_process, tff.learning.templates.LearningProcess)
+    parameter = plain_process.next.type_signature.parameter
     assert parameter[1].compact_representation() == (
       '{<client_id=int64*,examples=<x=float32[?,1],y=float32[?,1]>*>}@CLIENTS'
     )
-    state = process.initialize.type_signature.result
-    assert parameter[0] == state == process.next.type_signature.result.state
+    state = plain_process.initialize.type_signature.result
+    assert parameter[0] == state == plain_process.next.type_signature.result.state
     tff.test.assert_types_identical(
       state.member.aggregator,
       tff.to_type(
@@ -96,25 +68,25 @@ class TestBuildQuapFedAvgComputation:
         )
       ),
     )
-    metrics = process.next.type_signature.result.metrics.member
-    assert tff.structure.name_list(metrics) == ['distributor', 'client_work', 'aggregator', 'finalizer']
+    assert tff.structure.name_list(plain_process.next.type_signature.result.metrics.member) == _METRICS
 
   @pytest.mark.parametrize(
     'overrides',
     [
-      dict(clip=_PREVIOUS, noise=NoiseConfig()),
+      dict(clip=clip_rules.QuantileEma(timing='previous', initial_clip=1.0), noise=NoiseConfig()),
       dict(clip=clip_rules.Fixed(1.0), noise=NoiseConfig('client')),
       dict(clip=clip_rules.PrivateQuantile(), noise=NoiseConfig(), update_scale='pseudo_gradient'),
       dict(clip=clip_rules.Unclipped()),
     ],
   )
   def test_with_a_clip_known_before_next_compiles_to_mergeable_form(self, overrides):
-    process = quap_tff.build_quap_fed_avg(_linear_model_fn, _config(**overrides))
+    process = quap_tff.build_quap_fed_avg(linear_model.functional(), _config(**overrides))
     form = tff.backends.native.compile_to_mergeable_comp_form(process.next)
     assert isinstance(form, tff.framework.MergeableCompForm)
 
   def test_with_a_clip_of_this_round_next_does_not(self):
-    process = quap_tff.build_quap_fed_avg(_linear_model_fn, _config(clip=clip_rules.QuantileEma(), noise=NoiseConfig()))
+    config = _config(clip=clip_rules.QuantileEma(), noise=NoiseConfig())
+    process = quap_tff.build_quap_fed_avg(linear_model.functional(), config)
     with pytest.raises(ValueError, match='aggregate dependent on another'):
       tff.backends.native.compile_to_mergeable_comp_form(process.next)
 
@@ -122,6 +94,88 @@ class TestBuildQuapFedAvgComputation:
     model_fn = models.build_model_fn('digits_cnn', (8, 8, 1), 10)
     with pytest.raises(ValueError, match="Unknown critical layer 'logit'. Did you mean 'logits'.*conv.*dense"):
       quap_tff.build_quap_fed_avg(model_fn, _config(critical_layers='logit'))
+
+  def test_by_hand(self, plain_process):
+    # At w = 0 and rate 0.1 the update is -0.2·y: -0.4 for y = 2; -2 for y = 10, clipped to -1.
+    output = plain_process.next(plain_process.initialize(), [_client(3, 2.0), _client(5, 10.0)])
+    assert _weight(plain_process, output.state) == pytest.approx(0.7, rel=1e-6)
+    assert output.metrics['aggregator']['norm_max'] == pytest.approx(2.0)
+    assert output.metrics['aggregator']['clipped_fraction'] == 0.5
+    assert output.metrics['client_work']['train']['num_examples'] == 2
+    np.testing.assert_array_equal(np.flatnonzero(output.state.aggregator.participation['counts']), [3, 5])
+
+  def test_pseudo_gradients_with_decay(self):
+    # In units of the rate (0.1, then 0.05) the update is -2·(y - w), clipped to 1: w moves by the rate.
+    work = quap_tff.ClientWorkConfig(learning_rate_decay=0.5)
+    config = _config(update_scale='pseudo_gradient')
+    process = quap_tff.build_quap_fed_avg(linear_model.functional(), config, _sgd(0.1), client_work=work)
+    state = process.initialize()
+    for norm, weight in ((20.0, 0.1), (19.8, 0.15)):
+      output = process.next(state, [_client(0, 10.0)])
+      state = output.state
+      assert output.metrics['aggregator']['norm_max'] == pytest.approx(norm, rel=1e-5)
+      assert _weight(process, state) == pytest.approx(weight, rel=1e-5)
+
+  def test_an_empty_cohort_moves_nothing_even_with_server_momentum(self):
+    config = _config(clip=clip_rules.QuantileEma(), noise=NoiseConfig(seed=1))
+    process = quap_tff.build_quap_fed_avg(linear_model.functional(), config, _sgd(0.1), _sgd(1.0, momentum=0.9))
+    before = process.next(process.initialize(), [_client(3, 2.0)]).state
+    output = process.next(before, [])
+    assert _weight(process, output.state) == _weight(process, before) != 0.0
+    tf.nest.map_structure(np.testing.assert_array_equal, output.state.finalizer, before.finalizer)
+    assert output.state.aggregator.round == 2
+    tf.nest.map_structure(np.testing.assert_array_equal, output.state.aggregator._replace(round=1), before.aggregator)
+    assert output.metrics['aggregator']['cohort_size'] == 0
+    assert output.metrics['finalizer']['update_rejected'] == 1
+    after = process.next(output.state, [_client(3, 2.0)])
+    assert after.metrics['finalizer']['update_rejected'] == 0
+
+  def test_a_diverged_client_is_left_out(self, plain_process):
+    output = plain_process.next(plain_process.initialize(), [_client(0, np.nan), _client(1, 2.0)])
+    assert output.metrics['aggregator']['non_finite_updates'] == 1
+    assert _weight(plain_process, output.state) == pytest.approx(0.2, rel=1e-6)
+
+  def test_the_servers_learning_rate_can_be_read_and_set(self, plain_process):
+    state = plain_process.initialize()
+    hparams = plain_process.get_hparams(state)
+    assert hparams['finalizer'] == {'learning_rate': 1.0}
+    hparams['finalizer']['learning_rate'] = 0.5
+    state = plain_process.set_hparams(state, hparams)
+    assert _weight(plain_process, plain_process.next(state, [_client(1, 2.0)]).state) == pytest.approx(0.2, rel=1e-6)
+
+  @pytest.mark.parametrize(
+    'ids, message',
+    [
+      ([0, 10], r'Client ids must lie in \[0, 10\), the configured population; found \[0 10\]\.'),
+      ([-1, 2], r'Client ids must lie in \[0, 10\) \(-1: not exactly one id\); found \[-1 2\]\.'),
+      ([4, 4], r'A client appears twice in the cohort .* \[4\]\.'),
+    ],
+  )
+  def test_bad_ids(self, plain_process, ids, message):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message) as raised:
+      plain_process.next(plain_process.initialize(), [_client(i, 1.0) for i in ids])
+    # In one line, without TensorFlow's graph around it.
+    assert len(str(raised.value).splitlines()) == 1
+
+  def test_ids_of_another_type(self, plain_process):
+    client = collections.OrderedDict(_client(0, 1.0), client_id=tf.data.Dataset.from_tensors(np.float32(0)))
+    message = r'Expected a sequence of type int64\* for .*client_id, found a dataset of .*float32'
+    with pytest.raises(TypeError, match=message):
+      plain_process.next(plain_process.initialize(), [client])
+
+  def test_noise_on_the_final_dense_layer_and_the_same_after_resuming(self):
+    process = quap_tff.build_quap_fed_avg(
+      lambda: linear_model.functional(1, 20, 20), _config(noise=NoiseConfig(seed=1)), _sgd(0.1)
+    )
+    cohort = [_client(i, 0.0, x=0.0, width=20) for i in range(2)]
+    state = process.next(process.initialize(), cohort[:1]).state
+    hidden, logits = linear_model.weights(process, state)
+    np.testing.assert_array_equal(hidden, np.ones([1, 20]))
+    # ε = 0.03 in warm-up, C = M = 1.
+    noise_checks.assert_gaussian(logits, np.sqrt(2 * np.log(1.25e5)) / 0.03)
+    saved = tf.nest.map_structure(np.array, state)
+    first, second = (linear_model.weights(process, process.next(s, cohort).state) for s in (state, saved))
+    tf.nest.map_structure(np.testing.assert_array_equal, first, second)
 
 
 class TestRejectUpdate:
@@ -137,89 +191,197 @@ class TestRejectUpdate:
     ],
   )
   def test_non_finite_and_zero_updates(self, update, expected):
-    reject, measurements = reject_update((), [tf.constant(u) for u in update])
+    reject, measurements = learning_process.reject_update((), [tf.constant(u) for u in update])
     assert int(reject) == expected
     assert list(measurements) == ['update_rejected'] and int(measurements['update_rejected']) == expected
 
 
-@pytest.mark.usefixtures('context')
-class TestBuildQuapFedAvgExecution:
-  def test_by_hand(self, plain_process):
-    # At w = 0 and rate 0.1 the update is -0.2·y: -0.4 for y = 2; -2 for y = 10, clipped to -1.
-    process = plain_process
-    output = process.next(process.initialize(), [_client(3, 2.0), _client(5, 10.0)])
-    assert _weight(process, output.state) == pytest.approx(0.7, rel=1e-6)
-    assert output.metrics['aggregator']['norm_max'] == pytest.approx(2.0)
-    assert output.metrics['aggregator']['clipped_fraction'] == 0.5
-    np.testing.assert_array_equal(np.flatnonzero(output.state.aggregator.participation['counts']), [3, 5])
+@pytest.fixture(name='certified', scope='module')
+def _certified():
+  config = quap_tff.CertifiedConfig(
+    num_clients=10,
+    epsilon=3.0,
+    delta=1e-5,
+    noise_multiplier=4.0,
+    divisor=2.0,
+    noise_seed=1,
+    weights=quap_tff.weight_rules.Uniform(),
+  )
+  return quap_tff.build_certified_fed_avg(linear_model.functional(1, 20, 20), config, _sgd(0.1))
 
-  def test_pseudo_gradients_with_decay(self):
-    # In units of the rate (0.1, then 0.05) the update is -2·(y - w), clipped to 1: w moves by the rate.
-    process = quap_tff.build_quap_fed_avg(
-      _linear_model_fn,
-      _config(update_scale='pseudo_gradient'),
-      _sgd(0.1),
-      client_work=quap_tff.ClientWorkConfig(learning_rate_decay=0.5),
-    )
-    state = process.initialize()
-    for norm, weight in ((20.0, 0.1), (19.8, 0.15)):
-      output = process.next(state, [_client(0, 10.0)])
-      state = output.state
-      assert output.metrics['aggregator']['norm_max'] == pytest.approx(norm, rel=1e-5)
-      assert _weight(process, state) == pytest.approx(weight, rel=1e-5)
 
-  def test_an_empty_cohort_moves_nothing_even_with_server_momentum(self):
-    process = quap_tff.build_quap_fed_avg(
-      _linear_model_fn,
-      _config(clip=clip_rules.QuantileEma(), noise=NoiseConfig(seed=1)),
-      _sgd(0.1),
-      _sgd(1.0, momentum=0.9),
+def _twenty(client_id, x=0.0, y=0.0):
+  """A client of the certified process; without examples to speak of unless x and y are given."""
+  return _client(client_id, y, x=x, width=20)
+
+
+class TestCertified:
+  def test_no_metric_of_the_clients_is_released(self, certified):
+    assert isinstance(certified, tff.learning.templates.LearningProcess)
+    metrics = certified.next.type_signature.result.metrics.member
+    assert tff.structure.name_list(metrics) == _METRICS
+    assert metrics.client_work.compact_representation() == '<train=<>>'
+    assert metrics.finalizer.compact_representation() == '<update_rejected=int32>'
+
+  def test_what_clients_send_are_ids_and_updates(self, certified):
+    members = set()
+
+    def visit(block):
+      is_call = isinstance(block, tff.framework.Call) and isinstance(block.function, tff.framework.Intrinsic)
+      if is_call and block.function.uri in ('federated_aggregate', 'federated_sum', 'federated_mean'):
+        value = block.argument[0] if isinstance(block.argument, tff.framework.Struct) else block.argument
+        members.add(value.type_signature.member.compact_representation())
+      for child in block.children():
+        visit(child)
+
+    visit(tff.backends.native.desugar_and_transform_to_native(certified.next).to_building_block())
+    # `<>` are the metrics.
+    assert members == {'<client_id=int64>', '<float32[1,20],float32[20,20]>', '<>'}
+
+  def test_clients_data_change_nothing_but_the_weights(self, certified):
+    state = certified.initialize()
+    quiet, loud = certified.next(state, [_twenty(3)]), certified.next(state, [_twenty(3, 5.0, 7.0)])
+    tf.nest.map_structure(np.testing.assert_array_equal, loud.metrics, quiet.metrics)
+    tf.nest.map_structure(np.testing.assert_array_equal, loud.state.aggregator, quiet.state.aggregator)
+    # By no more than w·C/D = 1/2.
+    both = zip(linear_model.weights(certified, loud.state), linear_model.weights(certified, quiet.state))
+    moved = math.sqrt(sum(np.sum(np.square(a - b, dtype=np.float64)) for a, b in both))
+    assert moved == pytest.approx(0.5, rel=1e-5)
+
+  def test_noise_is_on_every_layer_and_the_same_after_resuming(self, certified):
+    state = certified.initialize()
+    kept = tf.nest.map_structure(np.array, state)
+    first, second = (
+      linear_model.weights(certified, certified.next(s, [_twenty(0), _twenty(1)]).state) for s in (state, kept)
     )
-    before = process.next(process.initialize(), [_client(3, 2.0)]).state
-    output = process.next(before, [])
-    assert _weight(process, before) != 0.0
-    assert _weight(process, output.state) == _weight(process, before)
-    tf.nest.map_structure(np.testing.assert_array_equal, output.state.finalizer, before.finalizer)
-    assert output.state.aggregator.round == 2
-    tf.nest.map_structure(np.testing.assert_array_equal, output.state.aggregator._replace(round=1), before.aggregator)
-    assert output.metrics['aggregator']['cohort_size'] == 0
+    hidden, logits = first
+    noise_checks.assert_gaussian(np.concatenate([np.ravel(hidden) - 1.0, np.ravel(logits)]), 2.0)
+    assert np.all(hidden != 1.0) and np.all(logits != 0.0)
+    tf.nest.map_structure(np.testing.assert_array_equal, first, second)
+
+  def test_an_empty_cohort_moves_nothing(self, certified):
+    before = certified.next(certified.initialize(), [_twenty(3)]).state
+    output = certified.next(before, [])
     assert output.metrics['finalizer']['update_rejected'] == 1
-    after = process.next(output.state, [_client(3, 2.0)])
-    assert after.metrics['finalizer']['update_rejected'] == 0
-
-  def test_a_diverged_client_is_left_out(self, plain_process):
-    process = plain_process
-    output = process.next(process.initialize(), [_client(0, np.nan), _client(1, 2.0)])
-    assert output.metrics['aggregator']['non_finite_updates'] == 1
-    assert _weight(process, output.state) == pytest.approx(0.2, rel=1e-6)
-
-  def test_bad_ids(self, plain_process):
-    process = plain_process
-    state = process.initialize()
-    for ids, message in (
-      ([0, 10], r'Client ids must lie in \[0, 10\), the configured population; found \[0 10\]\.'),
-      ([-1, 2], r'Client ids must lie in \[0, 10\) \(-1: not exactly one id\); found \[-1 2\]\.'),
-      ([4, 4], r'A client appears twice in the cohort .* \[4\]\.'),
-    ):
-      with pytest.raises(tf.errors.InvalidArgumentError, match=message) as raised:
-        process.next(state, [_client(i, 1.0) for i in ids])
-      # In one line, without TensorFlow's graph around it.
-      assert len(str(raised.value).splitlines()) == 1
-    client = collections.OrderedDict(_client(0, 1.0), client_id=tf.data.Dataset.from_tensors(np.float32(0)))
-    with pytest.raises(
-      TypeError, match=r'Expected a sequence of type int64\* for .*client_id, found a dataset of .*float32'
-    ):
-      process.next(state, [client])
-
-  def test_noise_on_the_final_dense_layer_and_the_same_after_resuming(self):
-    process = quap_tff.build_quap_fed_avg(_two_layer_model_fn, _config(noise=NoiseConfig(seed=1)), _sgd(0.1))
-    state = process.next(process.initialize(), [_client(0, 0.0, 20, x=0.0)]).state
-    hidden, logits = process.get_model_weights(state).trainable
-    np.testing.assert_array_equal(hidden, np.ones([1, 20]))
-    # ε = 0.03 in warm-up, C = M = 1.
-    noise_checks.assert_gaussian(logits, np.sqrt(2 * np.log(1.25e5)) / 0.03)
-    saved = tf.nest.map_structure(np.array, state)
-    cohort = [_client(i, 0.0, 20, x=0.0) for i in range(2)]
-    first, second = (process.get_model_weights(process.next(s, cohort).state).trainable for s in (state, saved))
-    for a, b in zip(first, second):
+    for a, b in zip(linear_model.weights(certified, before), linear_model.weights(certified, output.state)):
       np.testing.assert_array_equal(a, b)
+
+  def test_replacing_the_released_weights_leaves_the_account_as_it_is(self, certified):
+    state = certified.next(certified.initialize(), [_twenty(3)]).state
+    halved = [0.5 * w for w in linear_model.weights(certified, state)]
+    changed = certified.set_model_weights(state, tff.learning.models.ModelWeights(halved, ()))
+    tf.nest.map_structure(np.testing.assert_array_equal, linear_model.weights(certified, changed), halved)
+    tf.nest.map_structure(np.testing.assert_array_equal, changed.aggregator, state.aggregator)
+    assert certified.next(changed, [_twenty(3)]).metrics['aggregator']['round'] == 2
+
+  def test_layers_of_a_split_are_the_models(self):
+    config = quap_tff.CertifiedConfig(
+      num_clients=10, epsilon=3.0, delta=1e-5, noise_multiplier=4.0, divisor=2.0, clip_split='sqrt_size'
+    )
+    model_fn = models.build_model_fn('logistic_regression', (2,), 2)
+    assert isinstance(quap_tff.build_certified_fed_avg(model_fn, config), tff.learning.templates.LearningProcess)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Everything(extensions.WithVectors):
+  """Uses all that an extension can: each of its parts leaves a mark in the numbers."""
+
+  statement = ''
+
+  def initial_memory(self, num_clients, shapes):
+    memory = super().initial_memory(num_clients, shapes)
+    return collections.OrderedDict(memory, rounds=tf.constant(0.0), absent=tf.zeros([num_clients], tf.int32))
+
+  def client_work(self, config):
+    return dataclasses.replace(config, local_epochs=2)
+
+  def message(self, memory):
+    return collections.OrderedDict(rounds=memory['rounds'])
+
+  def own_vectors(self, memory):
+    return memory['table']
+
+  def correction(self, message, own, steps):
+    return [own[0] + message['rounds'] + tf.cast(steps, tf.float32)]
+
+  def sent(self, local):
+    return [2.0 * g for g in local.update]
+
+  def report(self, message, own, local):
+    kept = [mine + g + local.learning_rate() for mine, g in zip(own, local.gradient())]
+    return collections.OrderedDict(kept=extensions.flat(kept))
+
+  def scales(self, memory, cohort):
+    return memory['rounds'] + 1.0 + tf.cast(cohort.client_ids, tf.float32)
+
+  def server_step(self, memory, mean, cohort):
+    absent = tf.cast(tf.reduce_any(cohort.reports['absent'] > 0, axis=0), tf.int32)
+    after = self.with_vectors(memory, cohort, cohort.reports['kept'])
+    direction = [g + cohort.learning_rate() for g in mean]
+    return direction, collections.OrderedDict(after, rounds=memory['rounds'] + 1.0, absent=absent)
+
+  def server_training(self):
+    examples = collections.OrderedDict(x=np.ones([3, 1], np.float32), y=np.full([3, 1], 4.0, np.float32))
+    return extensions.ServerTraining(examples, quap_tff.ClientWorkConfig(local_epochs=5, batch_size=3), 0.05)
+
+
+class TestExtension:
+  def test_every_part_by_hand(self):
+    work = quap_tff.ClientWorkConfig(learning_rate_decay=0.5, seed=1, attack=malicious.SignFlip(), attackers=(3,))
+    config = _config(num_clients=4, clip=clip_rules.Unclipped())
+    process = quap_tff.build_quap_fed_avg(
+      linear_model.functional(), config, _sgd(0.1), client_work=work, extension=_Everything()
+    )
+    state = process.initialize()
+    assert list(state.client_work) == ['work', 'memory']
+    w, table = 0.0, np.zeros(4)
+    rounds = [{1: 1.0, 3: 3.0}, {1: 3.0}]
+    for t, ys in enumerate(rounds):
+      output = process.next(state, [_client(i, y, absent=[0, 2]) for i, y in ys.items()])
+      state, rate, mean = output.state, 0.1 * 0.5**t, 0.0
+      for i, y in ys.items():
+        end = w
+        for _ in range(2):
+          end -= rate * (2 * (end - y) + table[i] + t + 2)
+        table[i] += 2 * (w - y) + rate
+        # Client 3 is an attacker: it sends the opposite.
+        mean += (-1 if i == 3 else 1) * 2 * (w - end) * (t + 1 + i) / len(ys)
+      w -= mean + rate
+      assert _weight(process, state) == pytest.approx(w, rel=1e-5)
+      np.testing.assert_allclose(state.client_work['memory']['table'][:, 0], table, rtol=1e-5)
+      assert state.client_work['memory']['absent'].tolist() == [1, 0, 1, 0]
+      assert state.client_work['work']['round'] == state.client_work['memory']['rounds'] == t + 1
+    state = process.next(state, []).state
+    w -= 0.1 * 0.5**2
+    for _ in range(5):
+      w -= 0.05 * 2 * (w - 4.0)
+    assert _weight(process, state) == pytest.approx(w, rel=1e-5)
+
+  def test_an_optimizer_without_a_learning_rate(self):
+    class NoLearningRate(type(_sgd(0.1))):
+      def get_hparams(self, state):
+        return collections.OrderedDict()
+
+    with pytest.raises(ValueError, match="hyperparameter 'learning_rate'"):
+      quap_tff.build_quap_fed_avg(linear_model.functional(), _config(), NoLearningRate(0.1), extension=_Everything())
+
+
+class TestLineSearch:
+  def test_the_best_step_along_the_mean_update(self):
+    # Little noise. The updates from w = 0 are -0.2·y for y = 1 and 3, so that w = 2 is five mean updates away.
+    config = line_search.LineSearchConfig(
+      num_clients=4, epsilon=100.0, delta=0.5, planned_rounds=1, steps=(1.0, 4.0, 20.0), noise_seed=1
+    )
+    process = plans.LeeKiferPlan(config).build_process(linear_model.functional(), _sgd(0.1))
+    assert tff.structure.name_list(process.next.type_signature.result.metrics.member) == _METRICS
+    state = process.initialize()
+    output = process.next(state, [_client(0, 1.0), _client(2, 3.0)])
+    metrics = output.metrics['aggregator']
+    assert metrics['cohort_size'] == 2 and metrics['exhausted_clients'] == 0
+    assert metrics['step'] == 4.0 and output.metrics['finalizer']['update_rejected'] == 0
+    # The noise on the sum is of z·C.
+    assert _weight(process, output.state) == pytest.approx(4 * 0.4, abs=4 * 4 * config.first_multiplier / 2)
+    np.testing.assert_array_equal(output.state.aggregator.weights, [1, 0, 1, 0])
+    nobody = process.next(output.state, [])
+    assert _weight(process, nobody.state) == _weight(process, output.state)
+    assert nobody.metrics['finalizer']['update_rejected'] == 1

@@ -1,4 +1,4 @@
-"""Tests of `quap_tff.mechanisms.line_search`: the account by hand, what is released, and that noise has the claimed size."""
+"""Tests of `quap_tff.mechanisms.line_search`: the account by hand, the releases, and the size of the noise."""
 
 import math
 

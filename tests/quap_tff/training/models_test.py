@@ -1,7 +1,10 @@
 """Models, seeded dropout and evaluation."""
 
 import collections
+import datetime
 import threading
+import time
+import zipfile
 
 import numpy as np
 import pytest
@@ -9,13 +12,13 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff.common import seeds
-from quap_tff.training import autograph
 from quap_tff.training import classifier
 from quap_tff.training import client_update
 from quap_tff.training import dropout
 from quap_tff.training import evaluation
+from quap_tff.training import model_functions
 from quap_tff.training import models
-from quap_tff.training import sequence_loss
+from quap_tff.training import saving
 
 CASES = [
   ('mnist_cnn', (28, 28, 1), 10, 1_199_882, 1_290),
@@ -100,7 +103,7 @@ class TestModels:
 
   def test_stock_layers_predict_the_same_and_keep_names_and_dtypes(self):
     model = models.build_keras_model('mnist_cnn', (8, 8, 1), 10, 'bfloat16', seed=1)
-    copy = models.with_stock_layers(model)
+    copy = saving.with_stock_layers(model)
     for mine, stock in zip(model.layers, copy.layers):
       assert type(stock).__module__.startswith('keras.')
       assert (stock.name, stock.compute_dtype) == (mine.name, mine.compute_dtype)
@@ -308,10 +311,12 @@ class TestAutograph:
     optimizers = tff.learning.optimizers
     model, _ = TestClassifier().models()
     for known in (optimizers.build_sgdm(0.1, 0.9), optimizers.build_adam(0.1)):
-      assert not autograph.is_needed(model, known) and autograph.spared(known) is not known
+      assert not model_functions.needs_autograph(model, known) and model_functions.without_autograph(known) is not known
     scheduled = optimizers.schedule_learning_rate(optimizers.build_sgdm(0.1), lambda t: 0.1 if t < 3 else 0.01)
-    assert autograph.is_needed(model, scheduled) and autograph.spared(scheduled) is scheduled
-    assert autograph.is_needed(_BranchingModel())
+    assert (
+      model_functions.needs_autograph(model, scheduled) and model_functions.without_autograph(scheduled) is scheduled
+    )
+    assert model_functions.needs_autograph(_BranchingModel())
 
 
 class TestSequences:
@@ -321,7 +326,7 @@ class TestSequences:
   LABELS = np.array([[0, 1, -1], [1, -1, -1]], np.int32)
 
   def test_loss_is_the_mean_over_labels(self):
-    found = sequence_loss.LabelledCrossEntropy()(self.LABELS, self.LOGITS)
+    found = classifier.LabelledCrossEntropy()(self.LABELS, self.LOGITS)
     # -ln of 1/2, 1/4 and 1/2.
     assert float(found) == pytest.approx(np.log(2) * 4 / 3, rel=1e-6)
 
@@ -329,13 +334,13 @@ class TestSequences:
     logits = tf.Variable(self.LOGITS)
     for labels, moved in ((self.LABELS, self.LABELS >= 0), (np.full([2, 3], -1, np.int32), np.zeros([2, 3], bool))):
       with tf.GradientTape() as tape:
-        loss = sequence_loss.LabelledCrossEntropy()(labels, logits)
+        loss = classifier.LabelledCrossEntropy()(labels, logits)
       np.testing.assert_array_equal(tape.gradient(loss, logits).numpy().any(axis=-1), moved)
     assert float(loss) == 0
 
   def test_accuracy_is_over_labels(self):
     scores = lambda x, training: x
-    model = classifier.Classifier(scores, sequence_loss.LabelledCrossEntropy(), None, sequence_loss.label_weights)
+    model = classifier.Classifier(scores, classifier.LabelledCrossEntropy(), None, classifier.label_weights)
     model.forward_pass({'x': self.LOGITS, 'y': self.LABELS})
     assert metrics_of(model)['accuracy'] == pytest.approx(2 / 3)
 
@@ -425,3 +430,28 @@ class TestEvaluation:
     assert np.isnan(empty['loss']) and np.isnan(empty['accuracy']) and empty['num_examples'] == 0
     with pytest.raises(ValueError, match=r'\[2, 3\]'):
       evaluate(weights, np.zeros((2, 2), np.float32), np.zeros(3, np.int32))
+
+
+class TestSaving:
+  """Equal models give equal bytes, without a time in them."""
+
+  def test_the_time_of_saving_does_not_count_and_keras_loads_the_file(self, tmp_path, monkeypatch):
+    model = digits_model(seed=1)
+    saving.save_model(model, str(tmp_path / 'one.keras'))
+    monkeypatch.setattr(time, 'time', lambda: 2e9)
+
+    class Later(datetime.datetime):
+      @classmethod
+      def now(cls, tz=None):
+        return cls(2033, 5, 18)
+
+    monkeypatch.setattr(datetime, 'datetime', Later)
+    saving.save_model(digits_model(seed=1), str(tmp_path / 'two.keras'))
+    saving.save_model(digits_model(seed=2), str(tmp_path / 'other.keras'))
+    one, two, other = ((tmp_path / f'{name}.keras').read_bytes() for name in ('one', 'two', 'other'))
+    assert one == two != other
+    with zipfile.ZipFile(tmp_path / 'one.keras') as archive:
+      assert {entry.date_time for entry in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}
+      assert b'date' not in archive.read('metadata.json')
+    x = np.random.default_rng(0).random((3, 8, 8, 1), np.float32)
+    np.testing.assert_array_equal(tf.keras.models.load_model(tmp_path / 'one.keras', compile=False)(x), model(x))

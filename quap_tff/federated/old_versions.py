@@ -1,80 +1,24 @@
-"""FedBuff as a TFF `LearningProcess`: clients train on old versions, and the server keeps those that are in flight.
+"""Clients that train on old versions of the model, as in FedBuff (Nguyen et al. 2022, Algorithm 1).
 
-Nguyen et al. 2022, Algorithm 1. A round of the process is a batch of arrivals. Version 1 is the initial model, and each
-release makes the next. The distributor keeps the last τ_max + 1 versions in its state. A client whose update arrives in
-round t trained on version V_t - τ_i(t), which it downloaded when it began. In this simulation it is computed from that
-version's weights when it arrives, so nothing else of a client in flight needs to be kept.
+A round of the process is a batch of arrivals. Version 1 is the initial model, and each release makes the next. The
+distributor keeps the last τ_max + 1 versions in its state. A client whose update arrives in round t trained on version
+V_t - τ_i(t), which it downloaded when it began. In this simulation it is computed from that version's weights when it
+arrives, so nothing else of a client in flight needs to be kept.
 
 The simulation sends all kept versions to each client, which takes its own, so that its counted bytes down are those of
 τ_max + 1 models; a deployment sends one.
 """
 
 import collections
-from typing import Any, Callable, Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from quap_tff.federated import buffered_aggregation as aggregation
-from quap_tff.federated import client_work as client_works
-from quap_tff.federated import learning_process
-from quap_tff.mechanisms import config as configs
-from quap_tff.mechanisms import layers as layers_lib
 from quap_tff.mechanisms import staleness as stalenesses
-from quap_tff.training import autograph
 from quap_tff.training import client_update
 
 
-def build_fedbuff(
-  model_fn: Callable[[], tff.learning.models.VariableModel],
-  config: configs.QuapConfig,
-  size: int,
-  staleness: stalenesses.Staleness = stalenesses.Staleness(),
-  client_optimizer: tff.learning.optimizers.Optimizer = tff.learning.optimizers.build_sgdm(0.05),
-  server_optimizer: tff.learning.optimizers.Optimizer = tff.learning.optimizers.build_sgdm(1.0),
-  client_work: Optional[client_works.ClientWorkConfig] = None,
-) -> tff.learning.templates.LearningProcess:
-  """Buffered asynchronous averaging with QuAP-FL's clip, budgets and noise.
-
-  Client data and metrics are those of `quap_tff.build_quap_fed_avg`.
-
-  Args:
-    model_fn: Makes the model anew on each call.
-    config: The mechanism.
-    size: K, the updates that a release needs.
-    staleness: How old the versions are that clients train on.
-    client_optimizer: Local optimizer.
-    server_optimizer: Applied to each release, a pseudo-gradient; its learning rate is the paper's η_g.
-    client_work: Local epochs, batch size, learning-rate decay and the like.
-
-  Raises:
-    ValueError: If a critical layer is not one of the model's, or the mechanism cannot work on a buffer.
-  """
-
-  @tff.tensorflow.computation
-  def initial_weights():
-    return tff.learning.models.ModelWeights.from_model(model_fn())
-
-  weights_type = initial_weights.type_signature.result
-  work_config = client_work if client_work is not None else client_works.ClientWorkConfig()
-  distributor = _distributor(initial_weights, staleness.max_staleness + 1)
-  work = _on_old_versions(
-    client_works.build_client_work(model_fn, client_optimizer, work_config), distributor, staleness
-  )
-  result_type = work.next.type_signature.result.result.member
-  factory = aggregation.BufferedAggregationFactory(config, size, layers_lib.of_model(model_fn).layers)
-  return tff.learning.templates.compose_learning_process(
-    initial_weights,
-    distributor,
-    work,
-    factory.create(result_type.update, result_type.update_weight),
-    tff.learning.templates.build_apply_optimizer_finalizer(
-      autograph.spared(server_optimizer), weights_type, should_reject_update=learning_process.reject_update
-    ),
-  )
-
-
-def _distributor(initial_weights: Any, kept: int) -> tff.learning.templates.DistributionProcess:
+def build_distributor(initial_weights: tff.Computation, kept: int) -> tff.learning.templates.DistributionProcess:
   """Keeps the last `kept` versions, newest first, and sends them with their number: `<versions, num_versions>`.
 
   A round without a release makes no version: the weights that come in are the newest version bit for bit.
@@ -121,13 +65,13 @@ def _distributor(initial_weights: Any, kept: int) -> tff.learning.templates.Dist
   return tff.learning.templates.DistributionProcess(init_fn, next_fn)
 
 
-def _on_old_versions(
+def on_old_versions(
   work: tff.learning.templates.ClientWorkProcess,
   distributor: tff.learning.templates.DistributionProcess,
   staleness: stalenesses.Staleness,
 ) -> tff.learning.templates.ClientWorkProcess:
   """The work, done on each client's own version; the weight of an update also says how stale that is."""
-  state_type, weights_type, data_type = work.next.type_signature.parameter
+  state_type, _, data_type = work.next.type_signature.parameter
   versions_type = distributor.next.type_signature.result.result.member
   result_type = work.next.type_signature.result.result.member
 
@@ -155,5 +99,4 @@ def _on_old_versions(
     result = tff.federated_map(with_staleness, (output.result, begun))
     return tff.templates.MeasuredProcessOutput(output.state, result, output.measurements)
 
-  del weights_type
   return tff.learning.templates.ClientWorkProcess(work.initialize, next_fn)

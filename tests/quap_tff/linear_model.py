@@ -1,0 +1,61 @@
+"""A model that can be followed by hand, and its clients' data, shared by the tests of learning processes.
+
+y = w·x with mean squared error, from w = 0: at x = 1 the loss' derivative is 2·(w - mean y).
+"""
+
+import collections
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+
+def functional(*widths):
+  """The product of kernels of these shapes as a `FunctionalModel`; by default one weight. The last one is zero."""
+  widths = widths or (1, 1)
+  kernels = [np.ones(shape, np.float32) for shape in zip(widths[:-1], widths[1:])]
+  kernels[-1][:] = 0
+
+  @tf.function
+  def predict(weights, x, training):
+    del training
+    for kernel in weights[0]:
+      x = tf.matmul(x, kernel)
+    return x
+
+  return tff.learning.models.FunctionalModel(
+    initial_weights=(tuple(kernels), ()),
+    predict_on_batch_fn=predict,
+    loss_fn=lambda output, label, sample_weight=None: tf.reduce_mean(tf.square(output - label)),
+    input_spec=collections.OrderedDict(x=tf.TensorSpec([None, widths[0]]), y=tf.TensorSpec([None, widths[-1]])),
+  )
+
+
+def keras():
+  """One weight as a `model_fn` of TFF's own Keras model, with its metrics `loss`, `num_examples`, `num_batches`."""
+  layer = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer='zeros', input_shape=(1,), name='logits')
+  return tff.learning.models.from_keras_model(
+    tf.keras.Sequential([layer]),
+    loss=tf.keras.losses.MeanSquaredError(),
+    input_spec=collections.OrderedDict(x=tf.TensorSpec([None, 1]), y=tf.TensorSpec([None, 1])),
+  )
+
+
+def client(client_id, y, x=1.0, width=1, n=1, absent=None):
+  """A client of `n` equal examples; `absent` are the ids that an extension gets to know."""
+  examples = collections.OrderedDict(x=np.full([n, 1], x, np.float32), y=np.full([n, width], y, np.float32))
+  data = collections.OrderedDict(client_id=tf.data.Dataset.from_tensors(np.int64(client_id)))
+  if absent is not None:
+    data['absent'] = tf.data.Dataset.from_tensor_slices(np.asarray(absent, np.int64))
+  data['examples'] = tf.data.Dataset.from_tensors(examples)
+  return data
+
+
+def weights(process, state):
+  """The trained tensors as arrays."""
+  return [np.asarray(w) for w in process.get_model_weights(state).trainable]
+
+
+def weight(process, state):
+  """The model's one weight."""
+  return float(weights(process, state)[0].ravel()[0])
