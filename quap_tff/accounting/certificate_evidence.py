@@ -108,11 +108,14 @@ def read_ledger(path: str, num_clients: int) -> accounting.RunLedger:
 
 
 def client_columns(ledger: accounting.RunLedger, formal: accounting.FormalReport) -> dict[str, np.ndarray]:
-  """The columns of clients.csv that follow from the ledger: one value for each client that it lists."""
+  """The columns of clients.csv that follow from the ledger: one value for each client that it lists.
+
+  Where nothing is covered, there is no ε.
+  """
   columns = {'client': np.arange(ledger.num_clients), 'rounds': ledger.rounds, 'formal_epsilon': formal.epsilon}
   if formal.reading is not None:
     columns['formal_epsilon_reading'] = formal.reading.epsilon
-  return {name: values[ledger.listed] for name, values in columns.items()}
+  return {name: values[ledger.listed] for name, values in columns.items() if values is not None}
 
 
 def clients_problems(path: str, ledger: accounting.RunLedger, formal: accounting.FormalReport) -> list[str]:

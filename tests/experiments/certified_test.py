@@ -1,16 +1,28 @@
 """Certified runs as a user makes them: what they write, when there is a certificate, that nobody passes the budget."""
 
+import json
 import math
+import shutil
+import stat
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
+from experiments import command_line
+from experiments import evidence
+from experiments import predict
+from experiments import pretrain
 from experiments import run_directory
 from experiments import setup
+from experiments import training
 from experiments import verify
 from quap_tff import accounting
+from quap_tff.accounting import certificate as certificates
 from quap_tff.mechanisms import tradeoff
 from tests.experiments import harness
+
+pytestmark = pytest.mark.slow
 
 _DELTA = 1e-5
 
@@ -31,38 +43,60 @@ def _spent(output_dir):
 
 class TestRun:
   @pytest.mark.parametrize(
-    'spec, participation',
+    'spec, arguments',
     [
-      ('certified', 'uniform'),
-      ('certified:weights=uniform,quantile=0.6', 'bernoulli:q=0.9'),
-      ('certified:weights=spend_evenly', 'uniform'),
-      ('certified:weights=scale,own=0.5/2/0.5/4', 'uniform'),
-      ('certified:weights=sample,own=0.5/1/0.5/4', 'uniform'),
+      ('certified', ['--keep_checkpoints']),
+      ('certified:weights=uniform,quantile=0.6', ['--participation=bernoulli:q=0.9']),
+      ('certified:weights=sample,own=0.5/1/0.5/4', []),
+      ('safari:base=certified:weights=online', ['--rounds=4']),
     ],
   )
-  def test_ends_with_a_certificate_that_holds(self, spec, participation, tmp_path, capsys):
-    arguments = [f'--algorithm={spec}', f'--participation={participation}']
-    assert harness.main(*harness.TINY, *arguments, f'--output_dir={tmp_path / "run"}') == 0
+  def test_ends_with_a_certificate_that_holds(self, spec, arguments, tmp_path, capsys):
+    path = tmp_path / 'run'
+    key, public = harness.keys(tmp_path / 'keys')
+    arguments = ['--participation=uniform', *arguments, f'--algorithm={spec}', f'--signing_key={key}']
+    assert harness.main(*harness.TINY, *arguments, f'--output_dir={path}') == 0
     summary = harness.last_line(capsys.readouterr().out)
     assert summary['formal']['covers'] == 'released model' and summary['nominal_epsilon_max'] is None
     # Noise and weights follow the cohorts, so however these were drawn, no amplification is earned.
-    formal = harness.summary(tmp_path / 'run')['formal']
+    formal = harness.summary(path)['formal']
     assert {figure['amplification'] for figure in formal['figures']} == {'none'}
     assert any('No amplification' in note for note in formal['notes'])
-    assert verify.main(['verify', str(tmp_path / 'run')]) == 0
+    assert verify.main(['verify', str(path), f'--public_key={public}']) == 0
     assert capsys.readouterr().out.startswith('VALID')
-    _, epsilon = _spent(tmp_path / 'run')
+    assert (path / 'checkpoints').exists() == ('--keep_checkpoints' in arguments)
+    ledger, epsilon = _spent(path)
     # The most exposed of the clients spends all it may, or nearly.
     assert 3.5 < epsilon.max() <= 4
-    columns = harness.rows(tmp_path / 'run')[0]
+    columns = harness.rows(path)[0]
     assert not [column for column in columns if column.startswith(('train', 'norm', 'signal'))]
-    assert set(harness.table(tmp_path / 'run' / 'clients.csv')[0]) == {'client', 'rounds', 'formal_epsilon'}
+    assert set(harness.table(path / 'clients.csv')[0]) == {'client', 'rounds', 'formal_epsilon'}
+    # What was computed before the first round is what the rounds then cost.
+    with harness.parsed(*harness.TINY, *arguments) as values:
+      planned = evidence.planned_ledger(setup.from_flags(values).plan)
+    np.testing.assert_allclose(accounting.total_mu(planned).whole, accounting.total_mu(ledger).whole, rtol=1e-5)
+    np.testing.assert_array_equal(planned.rounds, ledger.rounds)
+    if spec.startswith('safari'):
+      said = json.loads((path / 'certificate.json').read_text(encoding='utf-8'))['facts']['post_processing']
+      assert 'examples of people who are no clients' in said
+      assert 'before the others were dealt out to the clients' in said and ledger.num_clients == 8
+
+  @pytest.mark.parametrize('weights', ['spend_evenly', 'scale,own=0.5/2/0.5/4', 'worst_case'])
+  def test_a_plan_spends_what_it_may(self, weights):
+    plan = _experiment(f'--algorithm=certified:weights={weights}').plan
+    ledger = evidence.planned_ledger(plan)
+    assert not plan.ledger_problems(ledger)
+    assert 3.5 < tradeoff.epsilon_of(accounting.total_mu(ledger).whole, _DELTA).max() <= 4
 
   def test_a_resumed_run_is_the_uninterrupted_one_and_spends_once(self, tmp_path, capsys):
     arguments = ['--noise_seed=3', '--checkpoint_every=2', '--algorithm=certified:certificate=false']
     assert _run(tmp_path / 'whole', *arguments) == 0
     for stop in (3, 6, 8):
       assert _run(tmp_path / 'parts', *arguments, f'--stop_after={stop}') == 0
+    # Such a rehearsal has no certificate and claims nothing.
+    summary = harness.last_line(capsys.readouterr().out)
+    assert summary['formal'] is None and summary['model_protected'] is False
+    assert not (tmp_path / 'parts' / 'certificate.json').exists()
     assert harness.rows(tmp_path / 'parts') == harness.rows(tmp_path / 'whole')
     ledgers = [_spent(tmp_path / name)[0].state_dict() for name in ('whole', 'parts')]
     for name, value in ledgers[0].items():
@@ -114,6 +148,57 @@ class TestRun:
     assert (epsilon <= 4).all() and (epsilon > 3.9).all()
     capsys.readouterr()
     assert verify.main(['verify', str(tmp_path / 'run')]) == 0
+
+
+class TestSecrets:
+  def test_checkpoints_are_their_owners_from_the_start_and_are_not_published(self, tmp_path, capsys):
+    path, published = tmp_path / 'run', tmp_path / 'published'
+    assert _run(path, '--stop_after=2') == 0
+    assert 'It holds the seed of the noise' in capsys.readouterr().err
+    found = [path / 'checkpoints', *(path / 'checkpoints').rglob('*')]
+    assert len(found) > 4 and not [file for file in found if stat.S_IMODE(file.stat().st_mode) & 0o077]
+    assert verify.main(['verify', str(path), f'--publish={published}']) == 0
+    assert 'contains the seed of the noise' in capsys.readouterr().err and not (published / 'checkpoints').exists()
+
+  def test_an_extractor_is_published_and_no_folder_of_the_operator_is_named(self, tmp_path):
+    home = tmp_path / 'home'
+    network = tf.keras.Sequential([tf.keras.Input((8, 8, 1)), tf.keras.layers.Flatten()], name='network')
+    pretrain.write(str(home / 'glyphs'), network, {'public_data': 'None.'})
+    path, published = home / 'run', tmp_path / 'published'
+    assert _run(path, f'--features=pretrained:path={home / "glyphs"}', '--model=auto') == 0
+    assert verify.main(['verify', str(path), f'--publish={published}']) == 0
+    labels = predict.predict(str(path), np.zeros((2, 8, 8), np.float32))
+    shutil.rmtree(home)
+    assert not any(str(tmp_path).encode() in file.read_bytes() for file in published.rglob('*') if file.is_file())
+    assert verify.main(['verify', str(published)]) == 0
+    np.testing.assert_array_equal(predict.predict(str(published), np.zeros((2, 8, 8), np.float32)), labels)
+
+
+class TestRefusals:
+  @pytest.mark.parametrize('flag', ['--noise_seed=3', '--client_metrics', '--tuning=\udcff'])
+  def test_what_no_certificate_covers_is_refused_at_the_start(self, flag, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(training, 'train', lambda *args, **kwargs: pytest.fail('It was trained.'))
+    assert _run(tmp_path / 'run', flag) == command_line.FAILED and not list(tmp_path.iterdir())
+    err = capsys.readouterr().err
+    assert 'certificate=false' in err and ('not text' in err if 'tuning' in flag else flag.partition('=')[0] in err)
+
+  def test_every_reason_is_given(self, monkeypatch):
+    monkeypatch.setattr(certificates, 'refusals', lambda *_: ['One.', 'Another.'])
+    with harness.parsed(*harness.TINY, '--algorithm=certified') as values:
+      with pytest.raises(ValueError, match='not begun. One. Another. Change'):
+        evidence.check_before(setup.from_flags(values), values)
+
+  def test_other_methods_are_not_asked(self):
+    with harness.parsed(*harness.TINY) as values:
+      evidence.check_before(None, values)
+
+  @pytest.mark.parametrize('content, words', [(None, 'cannot be read'), (b'no key', 'must hold a PEM key')])
+  def test_bad_keys_are_refused_before_training(self, content, words, tmp_path, capsys):
+    key = tmp_path / 'key.pem'
+    if content is not None:
+      key.write_bytes(content)
+    assert _run(tmp_path / 'run', f'--signing_key={key}') == 1
+    assert words in capsys.readouterr().err and not (tmp_path / 'run').exists()
 
 
 class TestCalibration:
