@@ -9,17 +9,14 @@ import dataclasses
 import math
 from typing import Optional, Union
 
-import numpy as np
-
 from quap_tff.accounting import accountant as base
 from quap_tff.accounting import history as histories_lib
 from quap_tff.accounting import library_accountants
-from quap_tff.accounting import round_accountants
+from quap_tff.accounting import roots
 from quap_tff.accounting.accountant import NotApplicableError
 from quap_tff.common import checks
 from quap_tff.common import registry
 from quap_tff.common import rounding
-from quap_tff.mechanisms import tradeoff
 
 UNIT = 'one client with all of its data'
 
@@ -67,50 +64,13 @@ class NotApplicable:
   reason: str
 
 
-class GaussianExact(base.Accountant):
-  """Not a bound: the ε of the composition, which is one Gaussian."""
-
-  method = 'exact composition of Gaussians, μ² = Σμ_t² (Dong et al. 2019; Balle and Wang 2018)'
-
-  def _epsilon(self, history, delta):
-    return tradeoff.epsilon_of(history.total_mu, delta)
-
-  def epsilons(self, histories, delta):
-    checks.number('delta', delta, above=0, below=1)
-    for reason in filter(None, map(self.refusal, histories)):
-      raise NotApplicableError(reason)
-    mu, index = np.unique([h.total_mu for h in histories], return_inverse=True)
-    return tradeoff.epsilon_of(mu, delta)[index]
-
-
-class Zcdp(base.Accountant):
-  """ρ-zCDP. Any order α gives a valid ε: a search that misses the best order gives a larger ε, never a wrong one."""
-
-  method = 'ρ = Σμ²/2 (Bun and Steinke 2016), to ε as in Canonne et al. 2020, proposition 12'
-
-  def _epsilon(self, history, delta):
-    mu = history.total_mu
-    rho, log_inverse = mu * mu / 2, -math.log(delta)
-    # The classic optimum is α = 1 + √(ln(1/δ)/ρ). Search around it, on a grid that is refined three times.
-    centre, width = 0.5 * (math.log(log_inverse) - math.log(mu) * 2 + math.log(2)), 12.0
-    best = math.inf
-    for _ in range(4):
-      logs = np.clip(centre + width * np.linspace(-1, 1, 401), -300, 300)
-      excess = np.exp(logs)
-      with np.errstate(over='ignore'):
-        bounds = (1 + excess) * rho + (log_inverse - np.log1p(excess)) / excess - np.log1p(1 / excess)
-      k = int(np.argmin(bounds))
-      best, centre, width = min(best, float(bounds[k])), float(logs[k]), width / 50
-    return max(0.0, best) * (1 + tradeoff.RELATIVE_MARGIN)
-
-
 ACCOUNTANTS: Mapping[str, base.Accountant] = {
-  'gaussian_exact': GaussianExact(),
-  'zcdp': Zcdp(),
+  'gaussian_exact': base.GaussianExact(),
+  'zcdp': base.Zcdp(),
   'rdp': library_accountants.Rdp(),
   'pld': library_accountants.Pld(),
-  'advanced': round_accountants.Advanced(),
-  'basic': round_accountants.Basic(),
+  'advanced': base.Advanced(),
+  'basic': base.Basic(),
 }
 
 
@@ -185,12 +145,8 @@ def delta_of(history: histories_lib.History, epsilon: float, name: str) -> float
   low, high = _SMALLEST_LOG_DELTA, math.log1p(-1e-12)
   if name == 'pld':
     low = math.log(library_accountants.Pld.MIN_DELTA * (1 + 1e-9))
-  enough = lambda log_delta: accountant.epsilon(history, math.exp(log_delta)) <= epsilon
-  if not enough(high):
+  # ε falls as δ grows.
+  excess = lambda log_delta: accountant.epsilon(history, math.exp(log_delta)) - epsilon
+  if excess(high) > 0:
     raise ValueError(f'epsilon={epsilon} is out of reach: {name} proves it for no delta below 1 with this noise.')
-  if enough(low):
-    return math.exp(low)
-  while high - low > _LOG_DELTA_TOLERANCE:
-    middle = 0.5 * (low + high)
-    low, high = (low, middle) if enough(middle) else (middle, high)
-  return math.exp(high)
+  return math.exp(roots.least(excess, low, high, _LOG_DELTA_TOLERANCE))

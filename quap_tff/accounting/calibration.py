@@ -12,6 +12,7 @@ import numpy as np
 from quap_tff.accounting import accountants
 from quap_tff.accounting import history as histories_lib
 from quap_tff.accounting import ledger_histories
+from quap_tff.accounting import roots
 from quap_tff.accounting import run_ledger
 from quap_tff.common import checks
 from quap_tff.common import rounding
@@ -62,32 +63,24 @@ def noise_factor(history: histories_lib.History, epsilon: float, delta: float, n
 
   @functools.cache
   def excess(log_factor):
-    """ln of the ratio of ε at that factor to the ε asked for; falls as the factor grows."""
+    """ln of the ratio of ε at that factor to the ε asked for, which falls as the factor grows."""
     found = accountant.epsilon(history.scaled(math.exp(log_factor)), delta)
-    if found <= epsilon:
-      return math.log(found / epsilon) if found else -math.inf
-    return math.log(found / epsilon) if epsilon and math.isfinite(found) else math.inf
+    with np.errstate(divide='ignore', invalid='ignore'):
+      return float(np.log(np.float64(found) / epsilon)) if found > epsilon or found and epsilon else -math.inf
 
-  low, high = _bracket(lambda log_factor: excess(log_factor) <= 0)
-  if high is None:
-    raise ValueError(
-      f'epsilon={epsilon} at delta={delta} is out of reach: {name} does not prove it with {MAX_FACTOR:g} times '
-      'the noise.'
-    )
-  # ln ε is nearly linear in ln z. A point just beyond the zero of that line mostly cuts off far more than half.
-  tolerance, halve = accountant.relative_tolerance, False
-  while high - low > tolerance:
-    middle = 0.5 * (low + high)
-    slope = excess(high) - excess(low)
-    if not halve and math.isfinite(slope) and slope < 0:
-      crossing = low - (high - low) * excess(low) / slope
-      nearer_low = crossing < middle
-      crossing += (0.4 if nearer_low else -0.4) * tolerance
-      middle = min(max(crossing, low + 0.3 * tolerance), high - 0.3 * tolerance)
-    before = high - low
-    low, high = (low, middle) if excess(middle) <= 0 else (middle, high)
-    halve = high - low > 0.5 * before
-  return math.exp(high)
+  bottom, top = math.log(MIN_FACTOR), math.log(MAX_FACTOR)
+  # Start at 1, where nothing is extreme, and double the steps.
+  low, high, step = 0.0, 0.0, math.log(2)
+  while excess(low) <= 0 and low > bottom:
+    low, high, step = max(bottom, low - step), low, 2 * step
+  while excess(high) > 0:
+    if high >= top:
+      raise ValueError(
+        f'epsilon={epsilon} at delta={delta} is out of reach: {name} does not prove it with {MAX_FACTOR:g} times '
+        'the noise.'
+      )
+    low, high, step = high, min(top, high + step), 2 * step
+  return math.exp(roots.least(excess, low, high, accountant.relative_tolerance))
 
 
 def exact_scale(ledger: run_ledger.RunLedger, epsilon: float, delta: float) -> float:
@@ -125,28 +118,6 @@ def exact_scale(ledger: run_ledger.RunLedger, epsilon: float, delta: float) -> f
   # From μ_updates²/factor² + μ_counts² = μ_allowed², client by client.
   left = np.sqrt((allowed - mu.counts) * (allowed + mu.counts))
   return float((mu.updates / left).max()) * (1 + _FLOAT32_ROOM)
-
-
-def _bracket(enough):
-  """(low, high) in ln factors: not enough, and enough; equal at `MIN_FACTOR`; high is None above `MAX_FACTOR`."""
-  bottom, top = math.log(MIN_FACTOR), math.log(MAX_FACTOR)
-  # Start at 1, where nothing is extreme, and double the steps.
-  step = math.log(2)
-  if enough(0.0):
-    low = high = 0.0
-    while high > bottom:
-      low = max(bottom, high - step)
-      if not enough(low):
-        return low, high
-      high, step = low, 2 * step
-    return high, high
-  low = 0.0
-  while low < top:
-    high = min(top, low + step)
-    if enough(high):
-      return low, high
-    low, step = high, 2 * step
-  return low, None
 
 
 def solve(
