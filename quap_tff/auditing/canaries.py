@@ -14,7 +14,7 @@ independent, and they need no more memory than one update.
 import collections
 from collections.abc import Sequence
 import dataclasses
-import math
+import types
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -119,13 +119,61 @@ def projections(found: Directions, flat: tf.Tensor) -> tf.Tensor:
   return sums / tf.sqrt(tf.cast(found.sizes, tf.float64))
 
 
+def replaced(canaries: Canaries, found: Directions, update: Sequence[tf.Tensor], client_id: tf.Tensor) -> list[Any]:
+  """The update that a client sends: a canary's is `canaries.norm` times its direction, and anybody else's is its own.
+
+  Args:
+    canaries: The canaries.
+    found: All directions.
+    update: The tensors of the client's own update.
+    client_id: int64 scalar.
+  """
+  sizes = [leaf.shape.num_elements() for leaf in update]
+  places = canaries.places(sizes)
+  is_own = tf.equal(tf.constant(canaries.clients, tf.int64), client_id)
+
+  def canary():
+    flat = canaries.norm * one_direction(found, tf.argmax(is_own, output_type=tf.int32))
+    parts = dict(zip(places, tf.split(flat, [sizes[i] for i in places])))
+    return [
+      tf.cast(tf.reshape(parts[i], leaf.shape), leaf.dtype) if i in parts else tf.zeros(leaf.shape, leaf.dtype)
+      for i, leaf in enumerate(update)
+    ]
+
+  return tf.cond(tf.reduce_any(is_own), canary, lambda: [tf.identity(part) for part in update])
+
+
+def observed(
+  canaries: Canaries, found: Directions, update: Sequence[tf.Tensor], client_id: tf.Tensor
+) -> 'collections.OrderedDict[str, Any]':
+  """What is kept of a client's update before clipping; 0 for a canary, and for an update that is not finite.
+
+  Returns:
+    `client_ids`, int64 scalar; `norms`, float64 scalar, of what is clipped; and `client_projections`, float64[K + U].
+  """
+  clipped = range(len(update)) if canaries.clipped is None else canaries.clipped
+  norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(tf.cast(update[i], tf.float64))) for i in clipped]))
+  is_canary = tf.reduce_any(tf.equal(tf.constant(canaries.clients, tf.int64), client_id))
+  counts = tf.cast(~is_canary & tf.math.is_finite(norm), tf.float64)
+  return collections.OrderedDict(
+    client_ids=client_id,
+    norms=tf.math.multiply_no_nan(norm, counts),
+    client_projections=tf.math.multiply_no_nan(projected(canaries, found, update), counts),
+  )
+
+
+def projected(canaries: Canaries, found: Directions, update: Sequence[tf.Tensor]) -> tf.Tensor:
+  """float64[K + U], the inner products of the tensors of an update, or of an aggregate, with all directions."""
+  places = canaries.places([leaf.shape.num_elements() for leaf in update])
+  return projections(found, tf.concat([tf.reshape(tf.cast(update[i], tf.float64), [-1]) for i in places], 0))
+
+
 class CanaryAggregationFactory(tff.aggregators.WeightedAggregationFactory):
-  """Any aggregation of updates with client ids, with canaries among the clients.
+  """Any aggregation of updates with client ids, TFF's own among them, with canaries among the clients.
 
   State: `inner`, and `directions` int64[2], the seed of the directions, drawn anew by `initialize`. Measurements:
-  `inner`; `projections` float64[K + U], the aggregate's inner products with all directions; and of each client
-  `client_ids` int64[M], `norms` float64[M] of what is clipped, and `client_projections` float64[M, K + U] of its update
-  before clipping. Both are 0 for canaries.
+  `inner`; `projections` float64[K + U], the aggregate's inner products with all directions; and `others`, an array with
+  an entry for each client of what `observed` keeps.
   """
 
   def __init__(self, inner: tff.aggregators.WeightedAggregationFactory, canaries: Canaries):
@@ -139,95 +187,61 @@ class CanaryAggregationFactory(tff.aggregators.WeightedAggregationFactory):
 
   def create(self, value_type: tff.Type, weight_type: tff.Type) -> tff.templates.AggregationProcess:
     canaries = self._canaries
-    inner = self._inner.create(value_type, weight_type)
     specs = tff.types.type_to_tf_tensor_specs(value_type)
-    leaves = tf.nest.flatten(specs)
-    sizes = [math.prod(leaf.shape) for leaf in leaves]
-    places = canaries.places(sizes)
-    size = sum(sizes[i] for i in places)
-    read_client_id = client_ids.reader(weight_type)
+    sizes = [leaf.shape.num_elements() for leaf in tf.nest.flatten(specs)]
+    size = sum(sizes[i] for i in canaries.places(sizes))
+    inner = self._inner.create(value_type, weight_type)
+    client_id = client_ids.reader(weight_type)
+    flat = tf.nest.flatten
 
     @tff.tensorflow.computation
-    def initialize_seed():
+    def initial_seed():
       return seeds.initial_seed(None, 'canaries')
 
-    seed_type = initialize_seed.type_signature.result
+    seed_type = initial_seed.type_signature.result
 
     @tff.tensorflow.computation(seed_type)
     def make_directions(seed):
       return directions(seed, size, canaries.count)
 
-    directions_type = make_directions.type_signature.result
+    found_type = make_directions.type_signature.result
 
-    def is_own(weight):
-      return tf.equal(tf.constant(canaries.clients, tf.int64), tf.cast(read_client_id(weight), tf.int64))
-
-    def flat_of(update):
-      leaves = tf.nest.flatten(update)
-      return tf.concat([tf.reshape(tf.cast(leaves[i], tf.float64), [-1]) for i in places], 0)
-
-    @tff.tensorflow.computation(value_type, weight_type, directions_type)
+    @tff.tensorflow.computation(value_type, weight_type, found_type)
     def replace(value, weight, found):
-      update = tf.nest.flatten(value)
-      own = is_own(weight)
+      sent = replaced(canaries, Directions(*found), flat(value), tf.cast(client_id(weight), tf.int64))
+      return tf.nest.pack_sequence_as(specs, sent)
 
-      def canary():
-        flat = canaries.norm * one_direction(Directions(*found), tf.argmax(own, output_type=tf.int32))
-        parts = dict(zip(places, tf.split(flat, [sizes[i] for i in places])))
-        return [
-          tf.cast(tf.reshape(parts[i], leaf.shape), leaf.dtype) if i in parts else tf.zeros(leaf.shape, leaf.dtype)
-          for i, leaf in enumerate(leaves)
-        ]
-
-      chosen = tf.cond(tf.reduce_any(own), canary, lambda: [tf.identity(part) for part in update])
-      return tf.nest.pack_sequence_as(specs, chosen)
-
-    @tff.tensorflow.computation(value_type, weight_type, directions_type)
+    @tff.tensorflow.computation(value_type, weight_type, found_type)
     def observe(value, weight, found):
-      update = tf.nest.flatten(value)
-      clipped = range(len(leaves)) if canaries.clipped is None else canaries.clipped
-      norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(tf.cast(update[i], tf.float64))) for i in clipped]))
-      counts = tf.cast(~tf.reduce_any(is_own(weight)) & tf.math.is_finite(norm), tf.float64)
-      projected = tf.math.multiply_no_nan(projections(Directions(*found), flat_of(value)), counts)
-      return collections.OrderedDict(
-        client_ids=tf.cast(read_client_id(weight), tf.int64),
-        norms=tf.math.multiply_no_nan(norm, counts),
-        client_projections=projected,
-      )
+      return observed(canaries, Directions(*found), flat(value), tf.cast(client_id(weight), tf.int64))
 
-    others_type = tff.to_type(
-      collections.OrderedDict(
-        (name, (one.dtype, [None, *one.shape]))
-        for name, one in tff.structure.iter_elements(observe.type_signature.result)
-      )
-    )
-    result_type = inner.next.type_signature.result.result.member
-
-    @tff.tensorflow.computation(result_type, directions_type)
+    @tff.tensorflow.computation(inner.next.type_signature.result.result.member, found_type)
     def project(result, found):
-      return projections(Directions(*found), flat_of(result))
+      return projected(canaries, Directions(*found), flat(result))
+
+    kept = tff.structure.iter_elements(observe.type_signature.result)
+    others_type = tff.to_type(collections.OrderedDict((name, (one.dtype, [None, *one.shape])) for name, one in kept))
 
     @tff.federated_computation
     def init_fn():
-      return tff.federated_zip(
-        collections.OrderedDict(inner=inner.initialize(), directions=tff.federated_eval(initialize_seed, tff.SERVER))
-      )
+      seed = tff.federated_eval(initial_seed, tff.SERVER)
+      return tff.federated_zip(collections.OrderedDict(inner=inner.initialize(), directions=seed))
 
-    @tff.federated_computation(
-      init_fn.type_signature.result,
-      tff.FederatedType(value_type, tff.CLIENTS),
-      tff.FederatedType(weight_type, tff.CLIENTS),
-    )
+    at_clients = (tff.FederatedType(one, tff.CLIENTS) for one in (value_type, weight_type))
+
+    @tff.federated_computation(init_fn.type_signature.result, *at_clients)
     def next_fn(state, value, weight):
       found = tff.federated_map(make_directions, state['directions'])
-      found_at_clients = tff.federated_broadcast(found)
-      output = inner.next(state['inner'], tff.federated_map(replace, (value, weight, found_at_clients)), weight)
-      others = aggregation.federated_collect(tff.federated_map(observe, (value, weight, found_at_clients)), others_type)
-      projected = tff.federated_map(project, (output.result, found))
+      clients = (value, weight, tff.federated_broadcast(found))
+      output = inner.next(state['inner'], tff.federated_map(replace, clients), weight)
+      measurements = collections.OrderedDict(
+        inner=output.measurements,
+        projections=tff.federated_map(project, (output.result, found)),
+        others=aggregation.federated_collect(tff.federated_map(observe, clients), others_type),
+      )
+      after = collections.OrderedDict(inner=output.state, directions=state['directions'])
       return tff.templates.MeasuredProcessOutput(
-        tff.federated_zip(collections.OrderedDict(inner=output.state, directions=state['directions'])),
-        output.result,
-        tff.federated_zip(collections.OrderedDict(inner=output.measurements, projections=projected, others=others)),
+        tff.federated_zip(after), output.result, tff.federated_zip(measurements)
       )
 
     return tff.templates.AggregationProcess(init_fn, next_fn)
@@ -237,14 +251,14 @@ class Round(NamedTuple):
   """What an audited round gave.
 
   Attributes:
-    output: The round as the audited method's plan reads it (`quap_tff.plans.Plan.record`).
+    output: The audited aggregation's own `state` and `measurements`, as its plan reads them (`quap_tff.plans.Plan`).
     projections: float64[K + U], the aggregate's inner products with the directions.
     client_ids: int64[M], the cohort, in the order of the next two.
     norms: float64[M], the norm of what is clipped of each update; 0 for canaries.
     client_projections: float64[M, K + U], the inner products of the updates before clipping; 0 for canaries.
   """
 
-  output: 'Inner'
+  output: Any
   projections: np.ndarray
   client_ids: np.ndarray
   norms: np.ndarray
@@ -260,20 +274,12 @@ class Round(NamedTuple):
     return factors @ self.client_projections
 
 
-class Inner(NamedTuple):
-  """The audited aggregation's own state and measurements."""
-
-  state: Any
-  measurements: Any
-
-
 def read_round(output: Any) -> Round:
   """Takes apart what the `next` of a learning process with canaries returned."""
-  measurements = output.metrics['aggregator']
-  others = {name: np.asarray(value) for name, value in measurements['others'].items()}
-  return Round(
-    Inner(output.state.aggregator['inner'], measurements['inner']), np.asarray(measurements['projections']), **others
-  )
+  found = output.metrics['aggregator']
+  # As the `next` of an aggregation process would have it.
+  inner = types.SimpleNamespace(state=output.state.aggregator['inner'], measurements=found['inner'])
+  return Round(inner, np.asarray(found['projections']), **tf.nest.map_structure(np.asarray, dict(found['others'])))
 
 
 def with_directions(state: Any, seed: Sequence[int]) -> Any:

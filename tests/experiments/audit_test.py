@@ -1,6 +1,7 @@
 """Audits as a user runs them: of a method, and of the folder of a certified run."""
 
 import contextlib
+import io
 import json
 import os
 import pathlib
@@ -26,6 +27,8 @@ from quap_tff.common import rounding
 from quap_tff.mechanisms import certified_round as mechanism
 from tests.experiments import harness
 
+pytestmark = pytest.mark.slow
+
 _CERTIFIED = (*harness.TINY, '--algorithm=certified:clip=0.5,weights=online,noise=ar1', '--rounds=6')
 _SMALL = ('--canaries=6', '--unseen=300', '--repeats=1', '--draws=5000')
 
@@ -44,19 +47,20 @@ def _experiment(*arguments):
       yield experiment
 
 
-@pytest.fixture(scope='module', name='original')
-def _original(tmp_path_factory):
-  """The folder of a certified run that was audited."""
+@pytest.fixture(scope='module', name='finished')
+def _finished(tmp_path_factory):
+  """The folder of a certified run that was audited, and what the audit printed."""
   path = tmp_path_factory.mktemp('runs') / 'certified'
   assert harness.main(*_CERTIFIED, f'--output_dir={path}') == 0
-  assert _audit(str(path), *_SMALL) == 0
-  return path
+  with contextlib.redirect_stdout(io.StringIO()) as out:
+    assert _audit(str(path), *_SMALL) == 0
+  return path, out.getvalue()
 
 
 @pytest.fixture(name='audited')
-def _audited(original, tmp_path):
-  """A copy of it."""
-  return pathlib.Path(shutil.copytree(original, tmp_path / 'audited'))
+def _audited(finished, tmp_path):
+  """A copy of the folder."""
+  return pathlib.Path(shutil.copytree(finished[0], tmp_path / 'audited'))
 
 
 @pytest.fixture(name='signed')
@@ -70,25 +74,34 @@ def _signed(audited, tmp_path):
   return audited, private, public
 
 
-def _change(path, without=(), **changes):
-  """Changes the audit as somebody would who also renews its digest."""
-  kept = json.loads((path / record.AUDIT).read_text(encoding='utf-8'))
-  measured = {name: value for name, value in {**kept, **changes}.items() if not name.endswith('sha256')}
-  for name in without:
-    del measured[name]
-  certificate = {'sha256': changes.get('certificate_sha256', kept['certificate_sha256'])}
-  record.write(str(path), record.make(measured, certificate))
-  with contextlib.suppress(KeyError):
-    certificate = folder_files.read_json(str(path), folders.CERTIFICATE)
-    folders.write_page(str(path), certificate, evidence.read_audit(str(path), certificate))
+def _kept(path):
+  return json.loads((path / record.AUDIT).read_text(encoding='utf-8'))
+
+
+def _changed(path, without=(), **changes):
+  """The audit as somebody would change it who also renews its digest."""
+  measured = {**_kept(path), **changes}
+  certificate = {'sha256': measured['certificate_sha256']}
+  left_out = ('sha256', 'certificate_sha256', 'assumptions', *without)
+  return record.make({name: value for name, value in measured.items() if name not in left_out}, certificate)
+
+
+def _change(path, **changes):
+  record.write(str(path), _changed(path, **changes))
+  certificate = folder_files.read_json(str(path), folders.CERTIFICATE)
+  folders.write_page(str(path), certificate, evidence.read_audit(str(path), certificate))
 
 
 def _of_game(path, guesses):
   """Another result of the game, with all that follows from it."""
-  kept = json.loads((path / record.AUDIT).read_text(encoding='utf-8'))
+  kept = _kept(path)
   bound = lower_bounds.bound(guesses, kept['delta'], lower_bounds.each(kept['confidence'], kept['tests']))
   measured = {**kept, 'game': {**kept['game'], **lower_bounds.as_dict(guesses, bound)}}
   return {'game': measured['game'], 'refuted': record.refutes(measured)}
+
+
+def _guesses(part):
+  return lower_bounds.Guesses(*(part[name] for name in lower_bounds.Guesses._fields))
 
 
 # A game that nobody can lose so often if the claim holds.
@@ -149,9 +162,8 @@ class TestCanaryRun:
 
 
 class TestCommand:
-  def test_last_line(self, capsys):
-    assert _audit(*_CERTIFIED, *_SMALL) == 0
-    out = capsys.readouterr().out
+  def test_last_line(self, finished):
+    out = finished[1]
     summary = harness.last_line(out)
     assert summary['claimed_epsilon'] == 4.0 and summary['confidence'] == 0.95 and summary['canaries'] == 6
     assert 0 <= summary['epsilon_lower_bound'] < 4.0
@@ -160,41 +172,34 @@ class TestCommand:
     assert summary['tests'] == 2 and not summary['refuted'] and summary['seconds'] is None
     # Each of the two tests gets half of the error.
     for part in (summary, summary['game']):
-      guesses = lower_bounds.Guesses(*(part[name] for name in lower_bounds.Guesses._fields))
-      assert part['mu_lower_bound'] == lower_bounds.bound(guesses, summary['delta'], 0.975).mu
+      assert part['mu_lower_bound'] == lower_bounds.bound(_guesses(part), summary['delta'], 0.975).mu
     assert '95% that all bounds hold, 97.5% for each of the two tests' in out
     assert f'ε ≥ {rounding.down(summary["epsilon_lower_bound"])}' in out
 
-  def test_one_test_has_all_of_the_confidence(self, capsys):
-    assert _audit(*_CERTIFIED, *_SMALL, '--draws=0') == 0
-    summary = harness.last_line(capsys.readouterr().out)
-    guesses = lower_bounds.Guesses(*(summary[name] for name in lower_bounds.Guesses._fields))
-    assert summary['tests'] == 1 and summary['game'] is None
-    assert summary['mu_lower_bound'] == lower_bounds.bound(guesses, summary['delta'], 0.95).mu
-
   def test_a_game_alone_refutes(self, monkeypatch, capsys):
     # The canaries' run is sound. The game's mechanism adds a client as often as it likes.
-    real = mechanism.contribute
-    play = audit.game.play
+    real, play = mechanism.contribute, audit.game.play
+
+    def twenty_times(groups, update, weight, clip):
+      return real(groups, [20 * part for part in update], 20 * weight, clip)
 
     def broken(*arguments):
-      monkeypatch.setattr(
-        mechanism,
-        'contribute',
-        lambda groups, update, weight, clip: real(groups, [20 * part for part in update], 20 * weight, clip),
-      )
+      monkeypatch.setattr(mechanism, 'contribute', twenty_times)
       return play(*arguments)
 
     monkeypatch.setattr('experiments.auditing.game.play', broken)
     assert _audit(*_CERTIFIED, *_SMALL) == 1
     out = capsys.readouterr().out
-    assert harness.last_line(out)['refuted']
-    assert harness.last_line(out)['epsilon_lower_bound'] < 4
+    assert harness.last_line(out)['refuted'] and harness.last_line(out)['epsilon_lower_bound'] < 4
     assert 'More is proved than the μ = ' in out and 'does not refute' not in out
 
   @pytest.mark.parametrize(
     'arguments,message',
     [
+      (['--canaries=0'], '--canaries must be an integer at least 1, found 0.'),
+      (['--unseen=0'], '--unseen must be an integer at least 1, found 0.'),
+      (['--repeats=0'], '--repeats must be an integer at least 1, found 0.'),
+      (['--confidence=1.5'], '--confidence must be a finite number at least 0.5 and less than 1, found 1.5.'),
       (['--draws=-1'], '--draws must be 0, for no game, or at least 100, found -1'),
       (['--canary_seed=-1'], '--canary_seed must be an integer at least 0'),
       (['--confidence=nan'], '--confidence must be a finite number at least 0.5 and less than 1'),
@@ -213,31 +218,21 @@ class TestCommand:
   def test_refuses_in_words(self, arguments, message, capsys):
     tiny = () if 'nowhere' in arguments or 'two' in arguments else (*_CERTIFIED, '--canaries=6')
     assert _audit(*tiny, *arguments) == 1
-    assert message in ' '.join(capsys.readouterr().err.split())
+    out, err = capsys.readouterr()
+    assert message in ' '.join(err.split()) and not out
 
-  @pytest.mark.parametrize(
-    'argument,message',
-    [
-      ('--canaries=0', 'canaries must be an integer at least 1, found 0.'),
-      ('--unseen=0', 'unseen must be an integer at least 1, found 0.'),
-      ('--repeats=0', 'repeats must be an integer at least 1, found 0.'),
-      ('--confidence=1.5', 'confidence must be a finite number at least 0.5 and less than 1, found 1.5.'),
-      ('--part=unnoised', 'part=unnoised: every layer of this run has noise. Use --part=all.'),
-    ],
-  )
-  def test_says_one_line_and_no_more(self, argument, message):
+  def test_says_one_line_and_no_more(self):
     """As a process: TFF must not complain when the interpreter ends."""
-    environment = {**os.environ, 'PYTHONPATH': harness.PYTHONPATH}
     found = subprocess.run(
-      [sys.executable, '-m', 'experiments.audit', *_CERTIFIED, *_SMALL, argument],
-      env=environment,
+      [sys.executable, '-m', 'experiments.audit', *_CERTIFIED, *_SMALL, '--part=unnoised'],
+      env={**os.environ, 'PYTHONPATH': harness.PYTHONPATH},
       stdin=subprocess.DEVNULL,
       capture_output=True,
       encoding='utf-8',
       check=False,
     )
     assert (found.returncode, found.stdout) == (1, '')
-    assert found.stderr == f'Error: --{message}\n'
+    assert found.stderr == 'Error: --part=unnoised: every layer of this run has noise. Use --part=all.\n'
 
 
 class TestFolder:
@@ -245,7 +240,7 @@ class TestFolder:
     assert verify.verify(str(audited)).problems == []
     page = (audited / folders.PAGE).read_text(encoding='utf-8')
     assert 'What an audit measured' in page and 'no canary took part in the run that this certificate is about' in page
-    kept = json.loads((audited / record.AUDIT).read_text(encoding='utf-8'))
+    kept = _kept(audited)
     assert f'ε ≥ {rounding.down(kept["epsilon_lower_bound"])}' in page
     assert 'Gaussian noise that is independent' in page and kept['assumptions']['epsilon_lower_bound'] in page
     assert kept['certificate_sha256'] == folder_files.read_json(str(audited), folders.CERTIFICATE)['sha256']
@@ -269,13 +264,12 @@ class TestFolder:
       (dict(without=['tests']), "is damaged: KeyError: 'tests'"),
     ],
   )
-  def test_a_changed_audit_is_detected(self, audited, changes, message):
-    _change(audited, **changes)
-    assert any(message in problem for problem in verify.verify(str(audited)).problems)
+  def test_a_changed_audit_is_detected(self, finished, changes, message):
+    certificate = folder_files.read_json(str(finished[0]), folders.CERTIFICATE)
+    assert any(message in problem for problem in record.problems(_changed(finished[0], **changes), certificate))
 
   def test_a_claim_of_the_game_that_nobody_makes(self, audited):
-    game = json.loads((audited / record.AUDIT).read_text(encoding='utf-8'))['game']
-    _change(audited, game={**game, 'claimed_mu': 9.0})
+    _change(audited, game={**_kept(audited)['game'], 'claimed_mu': 9.0})
     assert any("the game's claim, μ = 9" in problem for problem in verify.verify(str(audited)).problems)
 
   def test_an_audit_that_refutes_is_what_verification_says_first(self, audited, tmp_path, capsys):
@@ -353,15 +347,17 @@ class TestFolder:
       name: content for name, (content, _) in before.items()
     }
 
-  def test_the_audit_of_a_signed_run_is_signed(self, signed):
+  def test_the_audit_of_a_signed_run_is_signed_and_one_test_has_all_of_the_confidence(self, signed, capsys):
     path, private, public = signed
     for name in (record.AUDIT, record.SIGNATURE):
       (path / name).unlink()
-    assert _audit(str(path), *_SMALL, f'--signing_key={private}') == 0
+    assert _audit(str(path), *_SMALL, '--draws=0', f'--signing_key={private}') == 0
     assert verify.verify(str(path), public).problems == []
+    summary = harness.last_line(capsys.readouterr().out)
+    assert summary['tests'] == 1 and summary['game'] is None
+    assert summary['mu_lower_bound'] == lower_bounds.bound(_guesses(summary), summary['delta'], 0.95).mu
 
-  def test_a_run_without_a_certificate_is_refused(self, tmp_path, capsys):
-    arguments = ['--algorithm=fedavg', '--stop_after=1', f'--output_dir={tmp_path / "plain"}']
-    assert harness.main(*harness.TINY, *arguments) == 0
-    assert _audit(str(tmp_path / 'plain')) == 1
+  def test_a_run_without_a_certificate_is_refused(self, audited, capsys):
+    (audited / folders.CERTIFICATE).unlink()
+    assert _audit(str(audited)) == 1
     assert 'has no certificate' in capsys.readouterr().err
