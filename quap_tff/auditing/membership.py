@@ -19,6 +19,7 @@ from typing import Callable
 
 import numpy as np
 from scipy import special
+from scipy import stats
 
 from quap_tff.common import checks
 
@@ -33,8 +34,7 @@ _NEWTON_STEPS, _RIDGE = 25, 1e-3
 
 def log_probabilities(logits: np.ndarray) -> np.ndarray:
   """float64[..., classes], log softmax of logits."""
-  logits = np.asarray(logits, np.float64)
-  return logits - special.logsumexp(logits, axis=-1, keepdims=True)
+  return special.log_softmax(np.asarray(logits, np.float64), axis=-1)
 
 
 def cross_entropy(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -113,67 +113,55 @@ def lira(
       f"Expected confidences [units] and shadow models' confidences and memberships [shadows, units], found "
       f'{confidences.shape}, {shadows.shape} and {members.shape}.'
     )
-  out = _Gaussians('without', shadows, ~members)
+  out = _gaussians('without', shadows, ~members)
   if not online:
-    return (confidences - out.mean) / out.deviation
-  return _Gaussians('with', shadows, members).log_density(confidences) - out.log_density(confidences)
+    return (confidences - out[0]) / out[1]
+  return stats.norm.logpdf(confidences, *_gaussians('with', shadows, members)) - stats.norm.logpdf(confidences, *out)
 
 
-class _Gaussians:
-  """Each unit's Gaussian over the shadow models on one side."""
-
-  def __init__(self, side: str, values: np.ndarray, chosen: np.ndarray):
-    counts = chosen.sum(axis=0)
-    if not counts.all():
-      raise ValueError(
-        f'{int((counts == 0).sum())} of {len(counts)} units have no shadow model that was trained {side} them. Train '
-        'more shadow models.'
-      )
-    self.mean = np.where(chosen, values, 0).sum(axis=0) / counts
-    squares = np.where(chosen, (values - self.mean) ** 2, 0).sum(axis=0)
-    if counts.min() >= _OWN_VARIANCES_FROM:
-      variance = squares / (counts - 1)
-    else:
-      variance = squares.sum() / max((counts - 1).sum(), 1)
-    self.deviation = np.maximum(np.sqrt(variance), _SMALLEST_DEVIATION)
-
-  def log_density(self, values):
-    return -(((values - self.mean) / self.deviation) ** 2) / 2 - np.log(self.deviation)
+def _gaussians(side, values, chosen):
+  """The mean and the standard deviation of each unit over the shadow models on one side."""
+  counts = chosen.sum(axis=0)
+  if not counts.all():
+    raise ValueError(
+      f'{int((counts == 0).sum())} of {len(counts)} units have no shadow model that was trained {side} them. Train '
+      'more shadow models.'
+    )
+  mean = np.where(chosen, values, 0).sum(axis=0) / counts
+  squares = np.where(chosen, (values - mean) ** 2, 0).sum(axis=0)
+  if counts.min() >= _OWN_VARIANCES_FROM:
+    variance = squares / (counts - 1)
+  else:
+    variance = np.full(len(counts), squares.sum() / max((counts - 1).sum(), 1))
+  return mean, np.maximum(np.sqrt(variance), _SMALLEST_DEVIATION)
 
 
-class ShadowClassifier:
-  """Attack models that were trained on what shadow models say of members and of non-members.
+def shadow_scores(
+  shadow_logits: np.ndarray, labels: np.ndarray, shadow_members: np.ndarray, logits: np.ndarray
+) -> np.ndarray:
+  """The log-odds of membership by attack models that were trained on what shadow models say, float64[..., n].
 
   As in Shokri et al., there is one attack model for each class, and its input is the whole vector of predictions. The
   attack models here are logistic regressions on log-probabilities, where the paper has small neural networks.
+
+  Args:
+    shadow_logits: float[shadows, n, classes].
+    labels: int[n].
+    shadow_members: bool[shadows, n], whether the example was trained on.
+    logits: float[..., n, classes] of the target models, on the same examples.
   """
 
-  def __init__(self, logits: np.ndarray, labels: np.ndarray, members: np.ndarray):
-    """Trains the attack models.
-
-    Args:
-      logits: float[shadows, n, classes].
-      labels: int[n].
-      members: bool[shadows, n], whether the example was trained on.
-    """
-    features = self._features(logits)
-    self._models = {
-      int(label): _logistic_regression(
-        features[:, labels == label].reshape(-1, features.shape[-1]), members[:, labels == label].reshape(-1)
-      )
-      for label in np.unique(labels)
-    }
-
-  def scores(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """The log-odds of membership, float64[..., n], for logits float[..., n, classes] of examples of known classes."""
-    features = self._features(logits)
-    coefficients = np.stack([self._models[int(label)] for label in labels])
-    return np.einsum('...nf,nf->...n', features, coefficients)
-
-  @staticmethod
-  def _features(logits):
-    found = np.maximum(log_probabilities(logits), _LOWEST_LOG_PROBABILITY)
+  def features(values):
+    found = np.maximum(log_probabilities(values), _LOWEST_LOG_PROBABILITY)
     return np.concatenate([found, np.ones((*found.shape[:-1], 1))], axis=-1)
+
+  known, asked = features(shadow_logits), features(logits)
+  scores = np.empty(asked.shape[:-1])
+  for label in np.unique(labels):
+    own = labels == label
+    coefficients = _logistic_regression(known[:, own].reshape(-1, known.shape[-1]), shadow_members[:, own].reshape(-1))
+    scores[..., own] = asked[..., own, :] @ coefficients
+  return scores
 
 
 def _logistic_regression(features, is_member):
@@ -205,9 +193,10 @@ def _by_loss(logits, labels, units, members):
 def _by_classifier(logits, labels, units, members, folds=2):
   scores = np.empty(members.shape)
   fold = np.arange(len(members)) % folds
-  for held_out in range(folds):
-    attack = ShadowClassifier(logits[fold != held_out], labels, members[fold != held_out][:, units])
-    scores[fold == held_out] = unit_means(attack.scores(logits[fold == held_out], labels), units, members.shape[1])
+  for number in range(folds):
+    known, asked = fold != number, fold == number
+    found = shadow_scores(logits[known], labels, members[known][:, units], logits[asked])
+    scores[asked] = unit_means(found, units, members.shape[1])
   return scores
 
 
