@@ -224,17 +224,8 @@ def over_flags(
       for row in study.beside(_WHAT, (printed or printed_accuracy)(g), [g], g.method, {axis: str(at[g])})
     ]
     names = dict(zip(members, figures.labels([g.algorithm for g in members])))
-    ticks = list(dict.fromkeys(at[g] for g in sorted(members, key=lambda g: order(at[g]))))
-    if any(isinstance(tick, str) for tick in ticks):
-      series = {g: figures.Series(g.place, name, total=g.accuracy()) for g, name in names.items()}
-      drawing = figures.panels({str(tick): [series[g] for g in members if at[g] == tick] for tick in ticks}, ACCURACY)
-    else:
-      own = {name: [g for g in members if names[g] == name] for name in dict.fromkeys(names.values())}
-      series = [
-        figures.Series(found[0].place, name, [at[g] for g in found], [g.accuracy() for g in found])
-        for name, found in own.items()
-      ]
-      drawing = figures.lines(series, axis, ACCURACY, log, ticks)
+    points = [figures.Point(g.place, names[g], at[g], g.accuracy()) for g in members]
+    drawing = figures.over_values(sorted(points, key=lambda point: order(point.at)), axis, ACCURACY, log)
     caption = family.caption('Bars are deviations over seeds.')
     blocks += study.table(name, f'{title}: {family.title}', rows, *flags)
     blocks.append(pages.Figure(name, f'{title}: {family.dataset}', caption, *drawing))

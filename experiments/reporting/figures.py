@@ -167,8 +167,40 @@ def by_round(shown: Sequence[Series], ylabel: str, total_label: str, log: bool =
   return draw, (9, max(4, 0.3 * len(shown) + 1.2)) if len(shown) > 1 else (6.5, 4)
 
 
+class Point(NamedTuple):
+  """A figure of one method at a number, or at a text that titles a panel. `place` and `label` are as in `Series`."""
+
+  place: int
+  label: str
+  at: Any
+  total: pages.Quantity
+
+
+def over_values(points: Sequence[Point], xlabel: str, ylabel: str, log: bool = False) -> Drawing:
+  """Quantities over what they are at: lines over numbers, or panels for texts, in the order of the points.
+
+  Args:
+    points: At least one.
+    xlabel: What the points are at.
+    ylabel: What the quantities are.
+    log: Whether an axis of numbers is logarithmic.
+  """
+  if any(isinstance(point.at, str) for point in points):
+    shown = {str(at): [] for at in dict.fromkeys(point.at for point in points)}
+    for point in points:
+      shown[str(point.at)].append(Series(point.place, point.label, total=point.total))
+    return panels(shown, ylabel)
+  of_label = {point.label: [] for point in points}
+  for point in sorted(points, key=lambda point: point.at):
+    of_label[point.label].append(point)
+  series = [Series(own[0].place, label, [p.at for p in own], [p.total for p in own]) for label, own in of_label.items()]
+  return lines(series, xlabel, ylabel, log, sorted({point.at for point in points}))
+
+
 def panels(shown: Mapping[str, Sequence[Series]], xlabel: str) -> Drawing:
   """The totals in small panels with a common axis, a row for each label, in one order: the best on top.
+
+  Panels with more labels come first.
 
   Args:
     shown: The series by the title of their panel. If all have one label, the titles are the rows of a single panel.
@@ -176,14 +208,18 @@ def panels(shown: Mapping[str, Sequence[Series]], xlabel: str) -> Drawing:
   """
   look = looks([series for panel in shown.values() for series in panel])
   totals = pd.DataFrame({title: {series.label: series.total for series in own} for title, own in shown.items()})
+  totals = totals[totals.count().sort_values(ascending=False, kind='stable').index]
   means = totals.map(lambda total: total.mean if isinstance(total, pages.Quantity) else np.nan)
-  totals = totals.loc[(means - means.mean()).mean(axis=1).sort_values(ascending=False, kind='stable').index]
+  # A panel with a single method does not say how good that method is.
+  lead = (means - means.mean()).loc[:, means.count() > 1].mean(axis=1)
+  totals = totals.loc[lead.sort_values(ascending=False, kind='stable').index]
   styles = pd.DataFrame({title: {label: look[label] for label in totals.index} for title in totals})
   if len(totals) == 1:
     totals, styles = totals.T, styles.T
   names = [_wrapped(name, 40) for name in totals.index]
   columns = min(3, totals.shape[1])
-  lines, height = -(-totals.shape[1] // columns), 0.9 + 0.17 * sum(1.6 + name.count('\n') for name in names)
+  lines, most = -(-totals.shape[1] // columns), max(1 + name.count('\n') for name in names)
+  height = 0.9 + len(names) * (0.13 + 0.14 * most)
 
   def draw(figure):
     grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)

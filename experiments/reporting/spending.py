@@ -1,5 +1,6 @@
 """The report's sections on what is spent: privacy and who pays for it, noise, bytes and time."""
 
+import collections
 from collections.abc import Sequence
 
 import numpy as np
@@ -85,28 +86,26 @@ def _certified_figures(groups) -> list[pages.Block]:
     settings, usual = study.describe([g.setting for g in own], 'participation', 'epsilon')
     names = [', '.join(filter(None, words)) for words in zip(figures.labels([g.algorithm for g in own]), settings)]
     note = f' Unless a name says otherwise: {usual}.' if usual else ''
-    series, at, of_family = {}, {}, {}
+    by_epsilon, by_place = {}, {}
     for g, name in zip(own, names):
-      spent, where = g.measure(privacy.whole_model_epsilon).mean, g.setting['participation']
-      series[g] = figures.Series(g.place, name, [spent], [g.accuracy()], g.accuracy())
-      at.setdefault(g.setting['epsilon'], {}).setdefault(where, []).append(series[g])
-      of_family.setdefault((where, g.place, name), []).append(g)
-    for epsilon, panels in at.items():
-      if len({one.label for panel in panels.values() for one in panel}) > 1:
+      where, spent = g.setting['participation'], g.measure(privacy.whole_model_epsilon).mean
+      by_epsilon.setdefault(g.setting['epsilon'], []).append(figures.Point(g.place, name, where, g.accuracy()))
+      by_place.setdefault(where, []).append(figures.Point(g.place, name, spent, g.accuracy()))
+    for epsilon, points in by_epsilon.items():
+      if len({point.label for point in points}) > 1:
         caption = f'A panel for each participation model. Bars are deviations over seeds.{note}'
         title = f'Accuracy at a requested ε of {epsilon} of the released model: {dataset}'
-        blocks.append(pages.Figure('certified', title, caption, *figures.panels(panels, accuracy.ACCURACY)))
-    # A line joins runs that differ in ε and in nothing else.
-    curves = {}
-    for (where, place, name), members in of_family.items():
-      if len({g.setting['epsilon'] for g in members}) > 1:
-        points = sorted((series[g].x[0], series[g].total) for g in members)
-        curves.setdefault(where, []).append(figures.Series(place, name, *zip(*points)))
-    for where, shown in curves.items():
-      caption = f'Bars are deviations over seeds. Setting: participation={where}.{note}'
-      axis = 'formal ε of the released model, largest of any client'
-      drawing = figures.lines(shown, axis, accuracy.ACCURACY)
-      blocks.append(pages.Figure('certified_by_epsilon', f'Accuracy by formal ε: {dataset}', caption, *drawing))
+        drawing = figures.over_values(points, 'participation', accuracy.ACCURACY)
+        blocks.append(pages.Figure('certified', title, caption, *drawing))
+    for where, points in by_place.items():
+      # A line joins runs that differ in ε and in nothing else.
+      counts = collections.Counter(point.label for point in points)
+      joined = [point for point in points if counts[point.label] > 1]
+      if joined:
+        caption = f'Bars are deviations over seeds. Setting: participation={where}.{note}'
+        axis = 'formal ε of the released model, largest of any client'
+        drawing = figures.over_values(joined, axis, accuracy.ACCURACY)
+        blocks.append(pages.Figure('certified_by_epsilon', f'Accuracy by formal ε: {dataset}', caption, *drawing))
   return blocks
 
 
