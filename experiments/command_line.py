@@ -4,7 +4,7 @@ Each binary has flag values of its own: in one process with other binaries, flag
 """
 
 import atexit
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import copy
 import errno
 import fcntl
@@ -14,7 +14,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from typing import Callable
+from typing import Callable, Optional
 
 from absl import flags
 
@@ -31,6 +31,8 @@ _TFF_CONTEXTS = 'tensorflow_federated.python.core.impl.context_stack.set_default
 FAILED, INTERRUPTED = 1, 130
 
 _COLUMNS = 80
+# Of a table in a flag's help.
+_NAME_COLUMNS = 20
 # `name:key=value,…`, as opposed to a sentence with a comma in it.
 _SPEC = re.compile(r'\w=[^,]*,\w')
 
@@ -74,11 +76,16 @@ def parse(values: flags.FlagValues, argv: Sequence[str]) -> list[str]:
     raise ValueError(' '.join(str(error).split())) from None
 
 
-def help_text(doc: str, values: flags.FlagValues) -> str:
-  """What --help prints: the module's docstring and the flags, 80 columns wide, no line broken inside a word.
+def help_text(doc: str, values: flags.FlagValues, groups: Optional[Mapping[str, Sequence[str]]] = None) -> str:
+  """The text that --help prints: a module's docstring and the flags, 80 columns wide, no line broken inside a word.
 
   Only a word that is longer than a line makes a longer line. A specification (`name:key=value,key=value`) may be broken
   after a comma.
+
+  Args:
+    doc: The docstring.
+    values: The flags. In the help of a flag, each line after the first is a row of a table, `name  text`.
+    groups: Names of flags that are shown together, by the title of the group. The other flags come first.
   """
   lines = []
   for paragraph in re.split(r'\n\s*\n', doc.strip('\n')):
@@ -88,12 +95,18 @@ def help_text(doc: str, values: flags.FlagValues) -> str:
     else:
       lines += filled(' '.join(rows))
     lines.append('')
+  groups = groups or {}
+  grouped = {name for names in groups.values() for name in names}
   lines.append('Flags:')
-  for flag in sorted({values[name] for name in values}, key=lambda flag: flag.name):
+  for flag in sorted({values[name] for name in values} - {values[name] for name in grouped}, key=lambda f: f.name):
     lines += _flag_help(flag)
   lines += filled(
     '--flagfile: A file with one --name=value on each line. They are set as if they were given here.', '  ', '    '
   )
+  for title, names in groups.items():
+    lines += ['', f'{title}:']
+    for name in names:
+      lines += _flag_help(values[name])
   return '\n'.join(lines)
 
 
@@ -143,8 +156,19 @@ def _flag_help(flag) -> list[str]:
     notes.append('default: ' + flag.default_as_str.strip("'"))
   if flag.parser.syntactic_help:
     notes.append(flag.parser.syntactic_help)
-  lines = filled(f'{name}: {flag.help}', '  ', '    ')
-  return lines + (filled(f'({"; ".join(notes)})', '    ', '    ') if notes else [])
+  text, *rows = flag.help.split('\n')
+  lines = filled(f'{name}: {text}', '  ', '    ')
+  lines += filled(f'({"; ".join(notes)})', '    ', '    ') if notes else []
+  for row in rows:
+    lines += _row(*row.split('  ', 1))
+  return lines
+
+
+def _row(name: str, text: str) -> list[str]:
+  """A row of a table in a flag's help: on one line if it has room, or else the text below the name."""
+  if len(name) < _NAME_COLUMNS:
+    return filled(text, f'      {name:<{_NAME_COLUMNS}}', ' ' * (6 + _NAME_COLUMNS))
+  return filled(name, '      ', '        ') + filled(text, ' ' * (6 + _NAME_COLUMNS), ' ' * (6 + _NAME_COLUMNS))
 
 
 def refuse_arguments(arguments: Sequence[str]):

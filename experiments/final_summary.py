@@ -16,7 +16,7 @@ from typing import Any, Optional
 import numpy as np
 
 from experiments import command_line
-from experiments import methods
+from experiments import run as run_lib
 from experiments import run_directory
 from quap_tff import plans
 from quap_tff.accounting import history
@@ -57,7 +57,7 @@ def has_diverged(weights: Iterable[Any], test_loss: float) -> bool:
 
 
 def make(
-  values: Any,
+  run: Any,
   num_clients: int,
   report: plans.Report,
   *,
@@ -72,7 +72,7 @@ def make(
   """The summary of a run, made of values that JSON can hold.
 
   Args:
-    values: The run's flags, as attributes.
+    run: Its configuration, or its flags.
     num_clients: N.
     report: What may be said about the run.
     rounds: The rounds done.
@@ -83,13 +83,14 @@ def make(
     seconds: That the rounds of this process took; None where this is withheld.
     output_dir: The run's folder. A certified run's summary.json does not name it.
   """
+  run = run_lib.Run.from_flags(run)
   return {
-    'dataset': values.dataset,
-    'algorithm': values.algorithm,
-    'malicious': methods.malicious_of(values, num_clients),
+    'dataset': run.flags['dataset'],
+    'algorithm': run.flags['algorithm'],
+    'malicious': run.attack(num_clients),
     'rounds': rounds,
-    'planned_rounds': values.rounds,
-    'finished': rounds >= values.rounds,
+    'planned_rounds': run.schedule.rounds,
+    'finished': rounds >= run.schedule.rounds,
     'test_accuracy': test['accuracy'],
     'test_loss': test['loss'] if math.isfinite(test['loss']) else None,
     'diverged': diverged,

@@ -1,4 +1,4 @@
-"""What is wrong with an experiment's flags, as far as one can tell without data and without TensorFlow.
+"""What is wrong with a run's flags, as far as one can tell without data and without TensorFlow.
 
 The configurations check themselves when they are made. So here they are made, before anything is loaded, and what they
 say of their fields is said of flags.
@@ -9,24 +9,13 @@ import contextlib
 import re
 from typing import Any, Optional
 
-from data import cohorts
-from data import datasets
 from data import dropouts
-from data import features
-from data import partition
-from experiments import methods
-from experiments import optimizers
+from experiments import run as run_lib
+from experiments import run_parts as parts
+from quap_tff import methods
 from quap_tff.common import checks
-from quap_tff.common import registry
-from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import postprocessing
-from quap_tff.mechanisms import robust
-from quap_tff.mechanisms import sparsity
-from quap_tff.training import malicious
 from quap_tff.training import models
-
-# Far above what a machine can do in months; a typing error should not plan for years.
-MOST_ROUNDS = 10**6
 
 # Flags that only one runtime uses.
 _OF_RUNTIME = {
@@ -79,7 +68,7 @@ _OTHERS = {
 
 
 @contextlib.contextmanager
-def naming_flags(values: Any) -> Iterator[None]:
+def naming_flags() -> Iterator[None]:
   """Lets a `ValueError` about fields of configurations name the flags that they come from."""
   try:
     yield
@@ -87,7 +76,7 @@ def naming_flags(values: Any) -> Iterator[None]:
     text = str(error)
     subject = re.match(r'([a-z]\w*(?: [a-z]\w*)?) (?:must|are|is) ', text)
     name = subject and _FLAG_OF_FIELD.get(subject[1], subject[1])
-    if name in values:
+    if name in parts.FLAGS:
       text = f'--{name}{text[subject.end(1):]}'
     kind = re.match(r'Unknown ([\w ]+) \'', text)
     if kind and kind[1] in _FLAG_OF_KIND:
@@ -101,198 +90,140 @@ def naming_flags(values: Any) -> Iterator[None]:
     raise
 
 
-@contextlib.contextmanager
-def _of(flag: str) -> Iterator[None]:
-  """Puts the flag before an error about its value."""
-  try:
-    yield
-  except ValueError as error:
-    raise ValueError(f'--{flag}: {error}' if f'--{flag}' not in str(error) else str(error)) from error
-
-
-def check(values: Any, given: Sequence[str] = ()) -> methods.Method:
-  """Checks everything that can be checked from the flags alone.
+def checked(values: Any, given: Sequence[str] = ()) -> run_lib.Run:
+  """The run that flags describe, after everything is checked that can be checked from the flags alone.
 
   Args:
-    values: The flags of `experiments.flags`.
+    values: The flags of `experiments.flags`, see `Run.from_flags`.
     given: Names of flags that were given on the command line itself. Those that would have no effect are refused there.
-
-  Returns:
-    The method.
 
   Raises:
     ValueError: For a flag that is wrong, alone or together with others. The message names it.
   """
-  with naming_flags(values):
-    _check_numbers(values)
-    _check_choices(values)
-    method = methods.parse(values.algorithm)
-    _check_data(values, method)
-    _check_mechanism(values, method)
-    _check_runtime(values, method)
-    num_clients = _known_clients(values)
-    if num_clients is not None:
-      method.check_cohorts(methods.participation_of(values, num_clients), values.rounds)
-  for name, reason in without_effect(values, given).items():
+  with naming_flags():
+    run = run_lib.Run.from_flags(values)
+    _check_numbers(run)
+    _check_data(run)
+    _check_mechanism(run)
+    _check_runtime(run)
+    num_clients = run.data.num_clients or run.data.dataset.default_num_clients
+    if num_clients is not None:  # Otherwise one has to read the data to know it.
+      run.method.check_cohorts(run.setting(num_clients, run.participation(num_clients)))
+  for name, reason in without_effect(run, given).items():
     raise ValueError(f'--{name}: {reason}')
-  return method
+  return run
 
 
-def _check_numbers(values):
-  checks.integer('rounds', values.rounds, at_least=1, at_most=MOST_ROUNDS)
-  if values.stop_after is not None:
-    checks.integer('stop_after', values.stop_after, at_least=1, at_most=values.rounds)
-  if values.stop_at_accuracy is not None:
-    checks.number('stop_at_accuracy', values.stop_at_accuracy, above=0, at_most=1)
-  checks.integer('seed', values.seed, at_least=0, at_most=2**63 - 1)
-  for name in ('num_clients', 'cohort_size', 'num_threads'):
-    if getattr(values, name) is not None:
-      checks.integer(name, getattr(values, name), at_least=1)
-  checks.number('shrinkage', values.shrinkage, above=0, at_most=1)
+def _check_numbers(run):
+  rounds, schedule = run.schedule.rounds, run.schedule
+  checks.integer('rounds', rounds, at_least=1, at_most=parts.MOST_ROUNDS)
+  if schedule.stop_after is not None:
+    checks.integer('stop_after', schedule.stop_after, at_least=1, at_most=rounds)
+  if schedule.stop_at_accuracy is not None:
+    checks.number('stop_at_accuracy', schedule.stop_at_accuracy, above=0, at_most=1)
+  checks.integer('seed', schedule.seed, at_least=0, at_most=2**63 - 1)
+  counts = dict(
+    num_clients=run.data.num_clients, cohort_size=run.cohorts.cohort_size, num_threads=run.runtime.num_threads
+  )
+  for name, value in counts.items():
+    if value is not None:
+      checks.integer(name, value, at_least=1)
+  checks.number('shrinkage', run.publication.shrinkage, above=0, at_most=1)
 
 
-def _check_choices(values):
-  """The specs, each by itself."""
-  with _of('algorithm'):
-    methods.parse(values.algorithm)
-  for flag, kind, choices in (
-    ('dataset', 'dataset', datasets.DATASETS),
-    ('participation', 'participation model', cohorts.PARTICIPATION_MODELS),
-    ('dropout', 'dropout', dropouts.DROPOUTS),
-    ('averaging', 'averaging', postprocessing.AVERAGINGS),
-    ('features', 'features', features.FEATURES),
-    # Also where a dataset with clients of its own does not use it.
-    ('partition', 'partition', partition.PARTITIONS),
-    ('client_optimizer', 'client optimizer', optimizers.OPTIMIZERS),
-    ('server_optimizer', 'server optimizer', optimizers.OPTIMIZERS),
-    ('malicious', 'attack', malicious.ATTACKS),
-    ('sparsity', 'sparsity', sparsity.SPARSITIES),
-    ('aggregator', 'aggregator', robust.AGGREGATORS),
-  ):
-    with _of(flag):
-      registry.parse_spec(kind, getattr(values, flag), choices)
-  with _of('model'):
-    if values.model != 'auto':
-      registry.lookup('model', values.model, models.MODELS)
-  with _of('compute_dtype'):
-    registry.lookup('compute dtype', values.compute_dtype, models.COMPUTE_DTYPES)
-
-
-def _check_data(values, method):
-  """What does not go together with the dataset."""
-  dataset, name = _dataset(values), values.dataset.partition(':')[0]
-  if values.model != 'auto' and dataset.is_sequences != (values.model in models.OF_SEQUENCES):
+def _check_data(run):
+  """Refuses what does not go together with the dataset."""
+  dataset, name, model, features = run.data.dataset, run.dataset_name, run.local.model, run.data.features
+  if model != 'auto' and dataset.is_sequences != (model in models.OF_SEQUENCES):
     kinds = {True: 'sequences of tokens', False: 'arrays of numbers'}
-    fitting = sorted(model for model in models.MODELS if (model in models.OF_SEQUENCES) == dataset.is_sequences)
+    fitting = sorted(one for one in models.MODELS if (one in models.OF_SEQUENCES) == dataset.is_sequences)
     raise ValueError(
-      f'--model={values.model} does not take the examples of dataset {name!r}, which are '
-      f'{kinds[dataset.is_sequences]}. Choose one that does: {", ".join(fitting)}.'
+      f'--model={model} does not take the examples of dataset {name!r}, which are {kinds[dataset.is_sequences]}. '
+      f'Choose one that does: {", ".join(fitting)}.'
     )
-  chosen = features.parse(values.features)
-  if dataset.image_shape is not None and not chosen.needs_files:
-    with _of('features'):
-      chosen.check(dataset.image_shape)
-  if dataset.tests_clients and method.gives_certificate:
+  if dataset.image_shape is not None and not features.needs_files:
+    try:
+      features.check(dataset.image_shape)
+    except ValueError as error:
+      raise ValueError(f'--features: {error}') from error
+  if dataset.tests_clients and run.method.gives_certificate:
     raise ValueError(
-      f'--algorithm={values.algorithm}: models for dataset {name!r} are tested on examples of the clients '
+      f'--algorithm={run.flags["algorithm"]}: models for dataset {name!r} are tested on examples of the clients '
       'themselves. So test figures are exact functions of clients\' data, and no certificate covers them. Test on '
       f'others instead: {_OTHERS.get(name, "choose another dataset.")}'
     )
 
 
-def _check_mechanism(values, method):
-  chosen = registry.parse_spec('participation model', values.participation, cohorts.PARTICIPATION_MODELS)
-  dropout = registry.parse_spec('dropout', values.dropout, dropouts.DROPOUTS)
-  if chosen.learns_from_dropout and dropout == dropouts.NoDropout():
+def _check_mechanism(run):
+  written, method = run.flags, run.method
+  if run.cohorts.participation.learns_from_dropout and run.cohorts.dropout == dropouts.NoDropout():
     raise ValueError(
-      f'--participation={values.participation} learns from clients that drop out, and with --dropout=none nobody '
+      f'--participation={written["participation"]} learns from clients that drop out, and with --dropout=none nobody '
       'does. Give a --dropout, such as markov, or choose another --participation.'
     )
-  if method.gives_certificate and not values.tuning.strip():
-    raise ValueError(
-      '--tuning must be a sentence for the certificate, on how the constants of the run were chosen; it is empty. '
-      'Write one, or leave this flag out.'
-    )
-  averaging = registry.parse_spec('averaging', values.averaging, postprocessing.AVERAGINGS)
-  if isinstance(averaging, postprocessing.Planned) and not method.plans_averaging:
+  if run.publication.averaging == postprocessing.Planned() and not method.plans_averaging:
     raise ValueError(
       f'--averaging=planned: only certified runs choose the average together with the noise, and '
-      f'{values.algorithm!r} is not certified. Choose an average yourself: --averaging=tail:start=….'
+      f'{written["algorithm"]!r} is not certified. Choose an average yourself: --averaging=tail:start=….'
     )
-  if method.noise_of_its_own or values.noise != 'none':
-    checks.number('epsilon', values.epsilon, at_least=1e-6)
-  is_sparse = registry.parse_spec('sparsity', values.sparsity, sparsity.SPARSITIES).is_sparse
-  if is_sparse and not method.takes_sparsity:
+  uses = method.flag_names()
+  if 'epsilon' in uses and method.adds_noise:
+    checks.number('epsilon', written['epsilon'], at_least=1e-6)
+  # They are decoded for every method, so that a wrong spec is found.
+  sparsity, aggregator = (methods.FLAGS[name].value(written[name]) for name in ('sparsity', 'aggregator'))
+  if sparsity.is_sparse and 'sparsity' not in uses:
     raise ValueError(
-      f'--sparsity={values.sparsity}: --algorithm={values.algorithm} cannot update a part of the weights only. Use '
-      '--sparsity=none, or a method that can: quap and its variants, certified, local_dp.'
+      f'--sparsity={written["sparsity"]}: --algorithm={written["algorithm"]} cannot update a part of the weights only. '
+      'Use --sparsity=none, or a method that can: quap and its variants, certified, local_dp.'
     )
-  if 'clip' not in method.unused:
-    with _of('clip'):
-      registry.parse_spec('clip rule', values.clip, clip_rules.RULES)
-  methods.client_work_of(values)
-  method.configure(values, 1)  # For any population.
-  aggregator = registry.parse_spec('aggregator', values.aggregator, robust.AGGREGATORS)
-  if aggregator.needs_each_update and not method.takes_aggregator:
+  run.client_work()
+  method.configure(run.setting(1))  # For any population.
+  if aggregator.needs_each_update and 'aggregator' not in uses:
     raise ValueError(
-      f'--aggregator={values.aggregator}: algorithm {values.algorithm!r} adds up the updates, and its '
-      'account is about that sum. One client can move a median or a trimmed mean much further than a mean, so no '
-      'certificate and no formal figure would hold. Use --aggregator=mean, or another --algorithm (quap, fedavg, '
-      'fixed_dp).'
+      f'--aggregator={written["aggregator"]}: algorithm {written["algorithm"]!r} adds up the updates, and its account '
+      'is about that sum. One client can move a median or a trimmed mean much further than a mean, so no certificate '
+      'and no formal figure would hold. Use --aggregator=mean, or another --algorithm (quap, fedavg, fixed_dp).'
     )
 
 
-def _check_runtime(values, method):
-  methods.runtime_of(values)
-  if values.runtime == 'workers' and not method.aggregates_once(method.configure(values, 1)):
+def _check_runtime(run):
+  config = run.runtime.config
+  if config.kind == 'workers' and not run.method.aggregates_once(run.setting(1)):
     raise ValueError(
-      f'--runtime=workers can aggregate only once a round. Algorithm {values.algorithm!r} needs two aggregations '
-      f"with clip rule {values.clip!r}, because this round's norms determine this round's clipping norm. Use "
+      f'--runtime=workers can aggregate only once a round. Algorithm {run.flags["algorithm"]!r} needs two aggregations '
+      f"with clip rule {run.flags['clip']!r}, because this round's norms determine this round's clipping norm. Use "
       'quantile_ema with timing=previous and an initial_clip, another clip rule, or another runtime.'
     )
 
 
-def _dataset(values):
-  return registry.parse_spec('dataset', values.dataset, datasets.DATASETS)
+def without_effect(run: run_lib.Run, given: Sequence[str]) -> dict[str, str]:
+  """Those of the named flags that have no effect together with the others, and why, a sentence or two each."""
+  reasons = {name: _no_effect(run, name) for name in given}
+  return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
-def _known_clients(values) -> Optional[int]:
-  """N; None if one has to read the data to know it."""
-  return _dataset(values).default_num_clients if values.num_clients is None else values.num_clients
-
-
-def without_effect(values: Any, given: Sequence[str]) -> dict[str, str]:
-  """Which of the named flags have no effect together with the others, and why, a sentence or two each."""
-  found = {}
-  method, dataset = methods.parse(values.algorithm), _dataset(values)
-  chosen = registry.parse_spec('participation model', values.participation, cohorts.PARTICIPATION_MODELS)
-  averaging = registry.parse_spec('averaging', values.averaging, postprocessing.AVERAGINGS)
-  for name in given:
-    if name in method.unused:
-      found[name] = (
-        f'the method {values.algorithm.partition(":")[0]!r} does not use this flag. Leave it out, or choose another '
-        '--algorithm.'
-      )
-    elif name in _OF_RUNTIME and values.runtime != _OF_RUNTIME[name]:
-      found[name] = f'this flag is for --runtime={_OF_RUNTIME[name]} only, and this run uses {values.runtime!r}.'
-    elif name in _OF_FOLDER and values.output_dir is None:
-      found[name] = 'nothing is kept without a folder. Name one with --output_dir, or leave this flag out.'
-    elif name == 'signing_key' and not method.gives_certificate:
-      found[name] = f'this flag signs a certificate, and {values.algorithm!r} gives none. Leave it out.'
-    elif name == 'ema_weight' and values.participation_rate != 'ema':
-      found[name] = (
-        f'it is the weight for --participation_rate=ema, and this run uses {values.participation_rate!r}. Leave it '
-        'out, or choose that rate.'
-      )
-    elif name == 'partition' and dataset.has_own_clients:
-      found[name] = f'the dataset {values.dataset!r} has clients of its own and is not shared out. Leave it out.'
-    elif name == 'cohort_size' and chosen.ignores_cohort_size:
-      found[name] = f'participation model {values.participation!r} sets the size of its cohorts itself. Leave it out.'
-    elif name == 'warmup_rounds' and values.warmup_rounds >= values.rounds:
-      found[name] = (
-        f'must be less than --rounds={values.rounds}, found {values.warmup_rounds}. Otherwise budgets never follow '
-        'participation.'
-      )
-    elif name == 'averaging' and getattr(averaging, 'start', 1) > values.rounds:
-      found[name] = f'{values.averaging} starts after round {values.rounds}, the last one: nothing would be averaged.'
-  return found
+def _no_effect(run, name) -> Optional[str]:
+  """Why a flag that was given has no effect, or None."""
+  written, rounds = run.flags, run.schedule.rounds
+  if name in run.unused():
+    return f'the method {run.name!r} does not use this flag. Leave it out, or choose another --algorithm.'
+  if name in _OF_RUNTIME and run.runtime.runtime != _OF_RUNTIME[name]:
+    return f'this flag is for --runtime={_OF_RUNTIME[name]} only, and this run uses {run.runtime.runtime!r}.'
+  if name in _OF_FOLDER and run.publication.output_dir is None:
+    return 'nothing is kept without a folder. Name one with --output_dir, or leave this flag out.'
+  if name == 'signing_key' and not run.method.gives_certificate:
+    return f'this flag signs a certificate, and {written["algorithm"]!r} gives none. Leave it out.'
+  if name == 'ema_weight' and written['participation_rate'] != 'ema':
+    return (
+      f'it is the weight for --participation_rate=ema, and this run uses {written["participation_rate"]!r}. Leave it '
+      'out, or choose that rate.'
+    )
+  if name == 'partition' and run.data.dataset.has_own_clients:
+    return f'the dataset {written["dataset"]!r} has clients of its own and is not shared out. Leave it out.'
+  if name == 'cohort_size' and run.cohorts.participation.ignores_cohort_size:
+    return f'participation model {written["participation"]!r} sets the size of its cohorts itself. Leave it out.'
+  if name == 'warmup_rounds' and written[name] >= rounds:
+    return f'must be less than --rounds={rounds}, found {written[name]}. Otherwise budgets never follow participation.'
+  if name == 'averaging' and getattr(run.publication.averaging, 'start', 1) > rounds:
+    return f'{written[name]} starts after round {rounds}, the last one: nothing would be averaged.'
+  return None

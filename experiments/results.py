@@ -46,7 +46,7 @@ def summary(
 ) -> dict[str, Any]:
   """What the last line of standard output holds."""
   return final_summary.make(
-    values,
+    experiment.run,
     experiment.federation.num_clients,
     report,
     rounds=result.round_num,

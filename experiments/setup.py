@@ -7,16 +7,13 @@ import dataclasses
 import hashlib
 from typing import Any, Callable, Optional
 
-from absl import flags
 import numpy as np
 import tensorflow_federated as tff
 
 import data
 from data import cohorts
 from experiments import flag_checks
-from experiments import flags as experiment_flags
-from experiments import methods
-from experiments import optimizers
+from experiments import run as run_lib
 from quap_tff import plans
 from quap_tff import runtime
 from quap_tff.mechanisms import layers as layers_lib
@@ -38,6 +35,7 @@ class Experiment:
   """A run, ready to start.
 
   Attributes:
+    run: Its configuration.
     federation: The clients' data and the test set.
     cohorts: Who takes part in which round.
     plan: The plan of the method: its learning process, what its rounds spend, and what may be said about the model.
@@ -54,6 +52,7 @@ class Experiment:
     last_round: The round after which the run ends, at most T.
   """
 
+  run: run_lib.Run
   federation: data.Federation
   cohorts: cohorts.ParticipationModel
   plan: plans.Plan
@@ -75,7 +74,7 @@ class Experiment:
 
   @property
   def resolved(self) -> dict[str, Any]:
-    """What depends on the data and not only on the flags, as JSON values. With it, `methods.plan_of` needs no data."""
+    """Facts that follow from the data, not from the flags alone, as JSON values. With it, `Run.plan` needs no data."""
     federation, shape = self.federation, self.plan.model
     return {
       'num_clients': federation.num_clients,
@@ -94,50 +93,53 @@ class Experiment:
     }
 
 
-def from_flags(values: flags.FlagValues, progress: Optional[Callable[[int, int], None]] = None) -> Experiment:
-  """Builds the experiment that the flags describe. `experiments.flags.check` must have accepted the flags.
+def from_flags(values: Any, progress: Optional[Callable[[int, int], None]] = None) -> Experiment:
+  """The experiment that flags describe; see `from_run`."""
+  return from_run(flag_checks.checked(values), progress)
+
+
+def from_run(run: run_lib.Run, progress: Optional[Callable[[int, int], None]] = None) -> Experiment:
+  """Builds the experiment that a run describes. `flag_checks.checked` must have accepted it.
 
   Args:
-    values: Parsed flags of `experiments.flags`.
+    run: The run.
     progress: Called with (done, total) as clients' data are read.
 
   Raises:
     ValueError: For a flag that does not fit the data. The message names the flag.
   """
-  method = experiment_flags.check()
-  with flag_checks.naming_flags(values):
-    return _from_flags(values, method, progress)
+  with flag_checks.naming_flags():
+    return _from_run(run, progress)
 
 
-def _from_flags(values, method, progress):
-  runtime_config = methods.runtime_of(values)
+def _from_run(run, progress):
+  runtime_config = run.runtime.config
   runtime.prepare(runtime_config)
-  client_optimizer = optimizers.parse('client optimizer', values.client_optimizer)
-  server_optimizer = optimizers.parse('server optimizer', values.server_optimizer)
+  client_optimizer, server_optimizer = run.local.client_optimizer.build(), run.method.server_optimizer.build()
   federation = data.load(
-    values.dataset,
-    data_dir=values.data_dir,
-    num_clients=values.num_clients,
-    partition=values.partition,
-    seed=values.seed,
-    features=values.features,
-    auxiliary=method.auxiliary_share,
+    run.flags['dataset'],
+    data_dir=run.data.data_dir,
+    num_clients=run.data.num_clients,
+    partition=run.flags['partition'],
+    seed=run.schedule.seed,
+    features=run.flags['features'],
+    auxiliary=run.method.auxiliary_share,
     progress=progress,
   )
-  attackers = methods.attackers_of(values, federation.num_clients)
-  client_work = methods.client_work_of(values, attackers)
+  attackers = run.attackers(federation.num_clients)
+  client_work = run.client_work(attackers)
   federation = _attacked(federation, client_work.attack, attackers)
-  model = _auto_model(federation) if values.model == 'auto' else values.model
+  model = _auto_model(federation) if run.local.model == 'auto' else run.local.model
   model_fn = models.build_model_fn(
-    model, federation.input_shape, federation.num_classes, values.compute_dtype, values.seed
+    model, federation.input_shape, federation.num_classes, run.local.compute_dtype, run.schedule.seed
   )
-  shape = layers_lib.of_model(model_fn)
-  plan = methods.plan_of(values, federation.num_clients, shape, federation.test_is_of_clients)
-  if method.auxiliary_share:
+  plan = run.plan(federation.num_clients, layers_lib.of_model(model_fn), federation.test_is_of_clients)
+  if run.method.auxiliary_share:
     plan.extension = plan.extension.with_examples(federation.auxiliary)
   return Experiment(
+    run=run,
     federation=federation,
-    cohorts=methods.participation_of(values, federation.num_clients),
+    cohorts=run.participation(federation.num_clients),
     plan=plan,
     model=model,
     model_fn=model_fn,
@@ -145,12 +147,12 @@ def _from_flags(values, method, progress):
       model_fn, client_optimizer, server_optimizer, client_work, around
     ),
     build_evaluation=lambda: evaluation.build_evaluation(model_fn),
-    averaging=methods.averaging_of(values, plan),
-    shrinkage=values.shrinkage,
+    averaging=run.averaging(plan),
+    shrinkage=run.publication.shrinkage,
     client_metrics=plan.client_metrics,
     runtime=runtime_config,
-    planned_rounds=values.rounds,
-    last_round=values.rounds if values.stop_after is None else values.stop_after,
+    planned_rounds=run.schedule.rounds,
+    last_round=run.last_round,
   )
 
 

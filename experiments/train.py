@@ -21,7 +21,6 @@ from experiments import fast_imports
 from experiments import final_summary
 from experiments import flags as experiment_flags
 from experiments import interrupts
-from experiments import methods
 from experiments import progress
 from quap_tff.accounting import protection as protections
 from quap_tff.common import lazy
@@ -41,29 +40,28 @@ def main(argv: list[str]) -> int:
   values = experiment_flags.VALUES
   rest = experiment_flags.parse(argv)
   if values.help:
-    print(command_line.help_text(__doc__, values))
+    print(command_line.help_text(__doc__, values, experiment_flags.GROUPS))
     return 0
   command_line.refuse_arguments(rest)
-  method = experiment_flags.check(command_line.given_names(argv))
-  if values.signing_key is not None:
-    certificate_folder.read_private_key(values.signing_key)
-  identity = experiment_flags.identity()
-  needs_same_code = method.gives_certificate and not values.allow_code_change
-  if values.output_dir is not None:
-    found = run_directory.check(values.output_dir, identity, needs_same_code)
+  run = experiment_flags.checked(command_line.given_names(argv))
+  publication = run.publication
+  if publication.signing_key is not None:
+    certificate_folder.read_private_key(publication.signing_key)
+  if publication.output_dir is not None:
+    found = run_directory.check(publication.output_dir, run.identity(), _needs_same_code(run))
     if found.finished is not None:
       print('The run was finished already; nothing was trained or written.', file=sys.stderr)
-      _print_kept({**found.finished, 'output_dir': os.path.abspath(values.output_dir)})
+      _print_kept({**found.finished, 'output_dir': os.path.abspath(publication.output_dir)})
       return 0
   # Imports and tracing make millions of objects that stay. Looking through them for garbage again and again would take
   # a tenth of the time to the first round. So nothing is collected until they are there, and they are left out after
   # that.
   gc.disable()
-  progress.say(values.progress, 'Starting TensorFlow …')
+  progress.say(publication.progress, 'Starting TensorFlow …')
   fast_imports.load('experiments.results')  # And with it everything that takes long.
   interrupts.install()
   try:
-    return _run(values, identity, needs_same_code)
+    return _train(run, values)
   except KeyboardInterrupt:
     return _interrupted()
   except (run_directory.RunDirectoryError, runtime.WorkerError, runtime.RuntimeStackError) as error:
@@ -83,37 +81,42 @@ def _interrupted() -> int:
   return command_line.INTERRUPTED
 
 
-def _run(values, identity, needs_same_code) -> int:
+def _needs_same_code(run) -> bool:
+  return run.method.gives_certificate and not run.publication.allow_code_change
+
+
+def _train(run, values) -> int:
+  publication = run.publication
   with contextlib.ExitStack() as stack:
-    progress.say(values.progress, f'Reading {values.dataset} …')
-    experiment = setup.from_flags(values, _show_reading if sys.stderr.isatty() else None)
+    progress.say(publication.progress, f'Reading {run.flags["dataset"]} …')
+    experiment = setup.from_run(run, _show_reading if sys.stderr.isatty() else None)
     evidence.check_before(experiment, values)
     stack.enter_context(runtime.activate(experiment.runtime))
-    progress.say(values.progress, f'Building {experiment.model} and the round …')
+    progress.say(publication.progress, f'Building {experiment.model} and the round …')
     process = experiment.build_process()
     gc.freeze()
     gc.enable()
     directory = None
-    if values.output_dir is not None:
+    if publication.output_dir is not None:
       directory = run_directory.RunDirectory(
-        values.output_dir,
-        experiment_flags.recorded(),
-        identity,
+        publication.output_dir,
+        run.recorded(),
+        run.identity(),
         experiment.resolved,
         experiment.federation.digest(),
-        needs_same_code=needs_same_code,
+        needs_same_code=_needs_same_code(run),
         keeps_times=experiment.client_metrics,
       )
       stack.callback(directory.close)
-    _announce(experiment, values, directory)
+    _announce(experiment, directory)
     result = training.train(
       experiment,
       process,
       directory,
-      checkpoint_every=values.checkpoint_every,
-      eval_every=values.eval_every,
-      stop_at_accuracy=values.stop_at_accuracy,
-      progress=values.progress,
+      checkpoint_every=publication.checkpoint_every,
+      eval_every=run.schedule.eval_every,
+      stop_at_accuracy=run.schedule.stop_at_accuracy,
+      progress=publication.progress,
     )
     report = results.report(experiment, result)
     summary = results.summary(experiment, values, result, report, directory)
@@ -127,7 +130,7 @@ def _keep(experiment, values, result, report, directory, summary):
   """Writes the results unless they are there already, and removes the checkpoints of a finished run."""
   kept = directory.read_summary()
   is_kept = kept is not None and kept.get('rounds') == result.round_num and not kept.get('interrupted')
-  needs_certificate = methods.parse(values.algorithm).gives_certificate
+  needs_certificate = experiment.run.method.gives_certificate
   is_uncertified = needs_certificate and not os.path.exists(directory.file(certificate_folder.CERTIFICATE))
   if result.rounds_run or result.interrupted or not is_kept or is_uncertified:
     results.write(experiment, values, result, report, directory, summary)
@@ -135,7 +138,7 @@ def _keep(experiment, values, result, report, directory, summary):
     state = 'was finished' if kept['finished'] else f'had come to round {kept["rounds"]}'
     print(f'The run {state} already; nothing was trained or written.', file=sys.stderr)
     summary = {**kept, 'output_dir': directory.path}
-  if summary['finished'] and not values.keep_checkpoints:
+  if summary['finished'] and not experiment.run.publication.keep_checkpoints:
     directory.remove_checkpoints()
   elif not result.interrupted:
     why = '' if summary['finished'] else f', so that the run can go on to round {experiment.planned_rounds}'
@@ -147,7 +150,7 @@ def _keep(experiment, values, result, report, directory, summary):
   return summary
 
 
-def _announce(experiment, values, directory):
+def _announce(experiment, directory):
   if directory is not None and not directory.is_new:
     print(f'Continuing the run in {directory.path}.', file=sys.stderr)
   federation = experiment.federation
@@ -159,17 +162,18 @@ def _announce(experiment, values, directory):
     f'{len(federation.test):,} test examples; model {experiment.model}.',
     file=sys.stderr,
   )
-  attacked = methods.malicious_of(values, federation.num_clients)
+  attacked = experiment.run.attack(federation.num_clients)
   if attacked is not None:
     print(final_summary.malicious(attacked), file=sys.stderr)
   for line in _sentences(experiment.plan.protection)[1]:
     print(line, file=sys.stderr)
-  interpretation = methods.parse(values.algorithm).interpretation
+  interpretation = experiment.run.method.interpretation
   if interpretation:
     print(interpretation, file=sys.stderr)
-  if values.noise_seed is not None:
+  noise_seed = experiment.run.flags['noise_seed']
+  if noise_seed is not None:
     print(
-      f'--noise_seed={values.noise_seed} makes the noise reproducible: whoever knows the seed can subtract it. '
+      f'--noise_seed={noise_seed} makes the noise reproducible: anyone who knows the seed can subtract it. '
       'For experiments only.',
       file=sys.stderr,
     )

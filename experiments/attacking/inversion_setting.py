@@ -12,12 +12,12 @@ import data
 import experiments
 from experiments import flags as experiment_flags
 from experiments import methods as experiment_methods
-from experiments import optimizers
 from quap_tff import plans
 from quap_tff.common import lazy
 from quap_tff.common import registry
 from quap_tff.common.lazy import tf
 from quap_tff.mechanisms import layers as layers_lib
+from quap_tff.training import optimizers
 
 inversion = lazy.module('quap_tff.auditing.inversion')
 inversion_model = lazy.module('quap_tff.auditing.inversion_model')

@@ -12,8 +12,7 @@ from experiments import flags as experiment_flags
 from experiments import methods
 from experiments import setup
 from experiments.attacking import worlds as worlds_lib
-from experiments.methods import certified
-from quap_tff.plans import stock_tff
+from quap_tff.methods import certified
 from quap_tff.training import evaluation
 
 NOMINAL, REAL = 'nominal', 'real'
@@ -48,12 +47,12 @@ class Account(NamedTuple):
 
 
 def is_certified(spec: str) -> bool:
-  return isinstance(methods.parse(spec), certified.Certified)
+  return methods.METHODS[spec.partition(':')[0]] is certified.Certified
 
 
 def _server_learning_rate(spec: str) -> float:
   """2 where sums are divided by a number that is planned for all clients, of whom only the members come; else 1."""
-  return 2.0 if isinstance(methods.parse(spec), (certified.Certified, stock_tff.StockConfig)) else 1.0
+  return 2.0 if methods.parse(spec).divides_by_planned_cohort else 1.0
 
 
 def experiment_of(variant: Variant, arguments: Sequence[str]) -> setup.Experiment:

@@ -13,11 +13,11 @@ import pandas as pd
 from data import cohorts
 from data import partition
 from experiments import methods
-from experiments import optimizers
 from experiments import plots
 from quap_tff.accounting import run_ledger
 from quap_tff.common import registry
 from quap_tff.mechanisms import clip_rules
+from quap_tff.training import optimizers
 
 RUN = 'run.json'
 
@@ -57,10 +57,9 @@ def parse(flag: str, spec: str) -> tuple[str, dict[str, str], dict[str, str]]:
   except ValueError:
     given = dict(argument.partition('=')[::2] for argument in arguments.split(',') if argument)
     return name, given, given
-  shortest = lambda value: f'{value:g}' if isinstance(value, float) else str(value)
-  values = {field: getattr(choice, field.name) for field in dataclasses.fields(choice) if field.init}
-  changed = {field.name: shortest(value) for field, value in values.items() if value != field.default}
-  return name, {field.name: shortest(value) for field, value in values.items()}, changed
+  values, fields = registry.parameter_values(choice), registry.parameters(choice)
+  shortest = {k: f'{v:g}' if isinstance(v, float) else registry.text_of(v, fields[k]) for k, v in values.items()}
+  return name, shortest, {k: text for k, text in shortest.items() if values[k] != fields[k].default}
 
 
 def canonical(flag: str, value: Any) -> Any:

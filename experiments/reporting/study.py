@@ -10,6 +10,7 @@ import pandas as pd
 from scipy import stats
 
 from experiments import methods
+from experiments import run as run_lib
 from experiments.reporting import figures
 from experiments.reporting import pages
 from experiments.reporting import published
@@ -148,7 +149,7 @@ def collect(runs: Iterable[runs_lib.Run]) -> tuple[list[Group], list[runs_lib.Le
 def _setting(run, flags) -> dict[str, Any]:
   """The `flags` that the run's method reads. An older version may not have had all of them."""
   try:
-    unread = methods.parse(run.algorithm).unused
+    unread = run_lib.unused_flags(methods.parse(run.algorithm))
   except ValueError:
     unread = set(flags) - set(run.identity)  # This version does not know the method.
   setting = {k: runs_lib.canonical(k, run.identity.get(k, 'absent')) for k in flags if k not in unread}

@@ -11,6 +11,26 @@ from typing import Any
 
 from quap_tff.common import checks
 
+# Of a field's metadata: its value is itself one of these choices, and errors call it so.
+CHOICES, KIND = 'choices', 'kind'
+# Of a field's metadata: it is set in another way than by a spec.
+NOT_IN_SPECS = 'not_in_specs'
+
+
+def parameters(choice: Any) -> 'dict[str, dataclasses.Field[Any]]':
+  """The fields of a choice that a spec can set, by name."""
+  return {f.name: f for f in dataclasses.fields(choice) if f.init and NOT_IN_SPECS not in f.metadata}
+
+
+def parameter_values(choice: Any) -> dict[str, Any]:
+  """The values of a choice's `parameters`, by name."""
+  return {name: getattr(choice, name) for name in parameters(choice)}
+
+
+def name_of(choice: Any, registry: Mapping[str, Any]) -> str:
+  """The name under which a choice's class is registered."""
+  return next(name for name, known in registry.items() if known is type(choice))
+
 
 def unknown_name_error(kind: str, name: str, known: Sequence[str]) -> ValueError:
   """An error that gives the nearest valid names, and then all of them."""
@@ -28,14 +48,15 @@ def lookup(kind: str, name: str, registry: Mapping[str, Any]) -> Any:
   return registry[name]
 
 
-def parse_spec(kind: str, spec: str, registry: Mapping[str, type[Any]]) -> Any:
+def parse_spec(kind: str, spec: Any, registry: Mapping[str, type[Any]]) -> Any:
   """Makes the dataclass that `spec` names, e.g. `beta:a=2,b=5`.
 
   Args:
     kind: What is being chosen, in words, for error messages ('participation model').
-    spec: `name` or `name:key=value,...`. A value has the type of the field's default. A field whose default is None
-      takes a number or `none`. A tuple is written `0.9/0.5`. A value may itself be a spec. Keys that are not this
-      choice's own then belong to that spec, as in `certified:weights=online:prior_a=1,prior_b=2,clip=0.5`.
+    spec: `name` or `name:key=value,...`. A choice that was made already is returned as it is. A value has the type of
+      the field's default. A field whose default is None takes a number or `none`. A tuple is written `0.9/0.5`. A value
+      may itself be a spec. Keys that are not this choice's own then belong to that spec, as in
+      `certified:weights=online:prior_a=1,prior_b=2,clip=0.5`.
     registry: The choices by name.
 
   Returns:
@@ -44,9 +65,11 @@ def parse_spec(kind: str, spec: str, registry: Mapping[str, type[Any]]) -> Any:
   Raises:
     ValueError: For an unknown name or key, or for a value that is out of range or of the wrong type.
   """
+  if not isinstance(spec, str):
+    return spec
   name, _, arguments = spec.partition(':')
   choice = lookup(kind, name, registry)
-  fields = {f.name: f for f in dataclasses.fields(choice) if f.init}
+  fields = parameters(choice)
   texts, latest = {}, None
   for argument in filter(None, arguments.split(',')):
     key, equals, text = argument.partition('=')
@@ -62,10 +85,13 @@ def parse_spec(kind: str, spec: str, registry: Mapping[str, type[Any]]) -> Any:
     if key in texts:
       raise ValueError(f'{kind} {spec!r}: {key!r} appears twice.')
     texts[key], latest = text, key
-  return choice(**{key: _convert(kind, name, key, text, type(fields[key].default)) for key, text in texts.items()})
+  return choice(**{key: _convert(kind, name, fields[key], text) for key, text in texts.items()})
 
 
-def _convert(kind: str, name: str, key: str, text: str, to: type[Any]) -> Any:
+def _convert(kind: str, name: str, field: 'dataclasses.Field[Any]', text: str) -> Any:
+  if CHOICES in field.metadata:
+    return parse_spec(field.metadata[KIND], text, field.metadata[CHOICES])
+  key, to = field.name, type(field.default)
   if to is type(None):
     if text.lower() == 'none':
       return None
@@ -86,20 +112,28 @@ def _convert(kind: str, name: str, key: str, text: str, to: type[Any]) -> Any:
 
 def format_spec(name: str, choice: Any) -> str:
   """The spec that `parse_spec` reads back as `choice`, with every parameter written out."""
-  return _spec(name, {f.name: getattr(choice, f.name) for f in dataclasses.fields(choice) if f.init})
+  return _spec(name, choice, parameter_values(choice))
 
 
 def describe(registry: Mapping[str, type[Any]]) -> str:
   """The choices of a registry with their parameters and defaults, for a flag's help."""
-  return '; '.join(
-    _spec(name, {f.name: f.default for f in dataclasses.fields(choice) if f.init}) for name, choice in registry.items()
-  )
+  return '; '.join(described(name, choice) for name, choice in registry.items())
 
 
-def _spec(name: str, values: Mapping[str, Any]) -> str:
-  arguments = ','.join(f'{key}={_text(value)}' for key, value in values.items())
+def described(name: str, choice: type[Any]) -> str:
+  """A choice with its parameters and their defaults."""
+  return _spec(name, choice, {key: field.default for key, field in parameters(choice).items()})
+
+
+def _spec(name: str, choice: Any, values: Mapping[str, Any]) -> str:
+  fields = parameters(choice)
+  arguments = ','.join(f'{key}={text_of(value, fields[key])}' for key, value in values.items())
   return f'{name}:{arguments}' if arguments else name
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any, field: 'dataclasses.Field[Any]') -> str:
+  """A parameter's value as a spec has it."""
+  if CHOICES in field.metadata:
+    name = name_of(value, field.metadata[CHOICES])
+    return name if value == type(value)() else format_spec(name, value)
   return '/'.join(map(str, value)) if isinstance(value, tuple) else str(value)

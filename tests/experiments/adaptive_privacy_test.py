@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from experiments import methods
+from experiments import run as run_lib
 from experiments import setup
 from experiments import training
 from quap_tff import accounting
+from quap_tff import methods
 from quap_tff import runtime
 from quap_tff.mechanisms import budgets
 from quap_tff.mechanisms import clip_rules
@@ -25,8 +26,9 @@ def _experiment(*arguments):
 
 
 def _config(spec, *arguments):
-  with harness.parsed('--rounds=101', '--epsilon=6', '--critical_layers=all_dense', *arguments) as values:
-    return methods.parse(spec).configure(values, 10)
+  return harness.configured(
+    '--rounds=101', '--epsilon=6', '--critical_layers=all_dense', f'--algorithm={spec}', *arguments
+  )
 
 
 def _trained(experiment):
@@ -72,8 +74,8 @@ class TestConfiguration:
     assert isinstance(alone.budget.rule, budgets.Uniform) and isinstance(composed.budget.rule, budgets.Participation)
     assert (alone.critical_layers, composed.critical_layers) == ('all', 'all_dense')
     assert composed.clip == (clip_rules.QuantileEma() if 'dynamic' in spec else clip)
-    assert {'alpha', 'critical_layers'} <= methods.parse(spec).unused
-    assert not {'alpha', 'critical_layers'} & methods.parse(quap_spec).unused
+    assert {'alpha', 'critical_layers'} <= run_lib.unused_flags(methods.parse(spec))
+    assert not {'alpha', 'critical_layers'} & run_lib.unused_flags(methods.parse(quap_spec))
 
   def test_fedapca(self):
     config = _config('fedapca:clusters=4')

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from experiments import command_line
 from experiments import flags as experiment_flags
 from experiments import interrupts
+from experiments import run as run_lib
 from experiments import train
 
 REPOSITORY = pathlib.Path(__file__).absolute().parents[2]
@@ -34,6 +35,18 @@ _DEADLINE_SECONDS = 120
 def parsed(*arguments: str):
   """The flags as a command line with these arguments would set them, within a `with` block."""
   return experiment_flags.parsed(arguments)
+
+
+def run(*arguments: str) -> run_lib.Run:
+  """The run that a command line with these arguments describes."""
+  with parsed(*arguments) as values:
+    return run_lib.Run.from_flags(values)
+
+
+def configured(*arguments: str, num_clients: int = 10):
+  """The mechanism's configuration in that run."""
+  found = run(*arguments)
+  return found.method.configure(found.setting(num_clients))
 
 
 @contextlib.contextmanager

@@ -10,11 +10,11 @@ from experiments import flags as experiment_flags
 from experiments import methods
 from experiments import setup
 from experiments import training
-from experiments.methods import heterogeneity as own
 from quap_tff import plans
 from quap_tff import runtime
 from quap_tff.accounting import protection
 from quap_tff.mechanisms import layers as layers_lib
+from quap_tff.methods import heterogeneity as own
 from quap_tff.training import heterogeneity
 from tests.data import emnist_file
 from tests.experiments import harness

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from experiments import flags as experiment_flags
-from experiments import methods
 from experiments import setup
 from quap_tff import accounting
 from quap_tff import plans
@@ -87,9 +86,8 @@ class TestAccounts:
   def test_local_budgets_follow_quap(self):
     plan = _experiment('--algorithm=local_dp', '--alpha=1', '--warmup_rounds=0').plan
     assert isinstance(plan, plans.LocalPlan) and plan.config.budget.alpha == 1
-    uniform = methods.parse('local_dp:budget=uniform')
-    with harness.parsed(*harness.TINY) as values:
-      assert uniform.configure(values, 8).budget.round_rule == 'uniform'
+    uniform = harness.configured(*harness.TINY, '--algorithm=local_dp:budget=uniform')
+    assert uniform.budget.round_rule == 'uniform'
 
   @pytest.mark.parametrize(
     'arguments',

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from experiments import command_line
-from experiments import methods
+from experiments import run as run_lib
 from experiments import setup
 from experiments import training
 import quap_tff
 from quap_tff import accounting
+from quap_tff import methods
 from quap_tff import runtime
 from quap_tff.mechanisms import budgets
 from quap_tff.mechanisms import clip_rules
@@ -44,8 +45,7 @@ def _experiment(*arguments):
 
 
 def _configured(spec, *arguments):
-  with harness.parsed(*_ASKED, *arguments) as values:
-    return methods.parse(spec).configure(values, 10)
+  return harness.configured(*_ASKED, f'--algorithm={spec}', *arguments)
 
 
 class TestInterpretations:
@@ -78,7 +78,7 @@ class TestCombinations:
   @pytest.mark.parametrize('name', _COMBINATIONS)
   def test_flags_of_a_part_that_is_off_are_known_to_have_no_effect(self, name):
     budget, clip, layerwise = _COMBINATIONS[name]
-    unused = methods.parse(name).unused
+    unused = run_lib.unused_flags(methods.parse(name))
     assert ('alpha' in unused, 'clip' in unused, 'critical_layers' in unused) == (not budget, not clip, not layerwise)
     for flag, value in (('alpha', '0.9'), ('clip', 'fixed:norm=3'), ('critical_layers', 'all')):
       if flag in unused:

@@ -3,10 +3,10 @@
 import pytest
 
 from data import cohorts
-from experiments import optimizers
 from experiments import setup
 from quap_tff.common import registry
 from quap_tff.mechanisms import clip_rules
+from quap_tff.training import optimizers
 from tests.experiments import harness
 
 DATA = harness.REPOSITORY.parent / 'shared' / 'data'

@@ -288,7 +288,7 @@ class TestInvalid:
     assert status == 1 and 'rounds must be an integer from 1 to 1,000,000' in lines[1]
 
   def test_a_plan_of_more_participations_than_memory_holds(self, certified, capsys, monkeypatch):
-    from experiments.methods import base  # pylint: disable=g-import-not-at-top
+    from quap_tff.methods import base
 
     monkeypatch.setattr(base, '_MOST_PARTICIPATIONS', 10)
     status, lines = _answer(certified, capsys)

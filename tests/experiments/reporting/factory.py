@@ -9,6 +9,7 @@ from typing import Any, Optional
 import numpy as np
 
 from experiments import methods
+from experiments import run as run_lib
 from experiments.reporting import pages
 from experiments.reporting import published
 from experiments.reporting import runs as runs_lib
@@ -81,7 +82,7 @@ def write_run(
     'stop_at_accuracy': None,
     **given,
   }
-  unread = methods.parse(flags['algorithm']).unused
+  unread = run_lib.unused_flags(methods.parse(flags['algorithm']))
   write_json(
     folder / 'run.json',
     {

@@ -10,6 +10,7 @@ from experiments import plots
 from experiments.reporting import figures
 from experiments.reporting import pages
 from experiments.reporting import published
+from quap_tff.common import flag_fields
 from tests.experiments.reporting import ticks
 
 
@@ -50,8 +51,7 @@ class TestLooks:
     assert len(published.BY_PARTS) == 8
     for name, parts in published.PARTS.items():
       method = methods.METHODS[name]
-      has_fixed_clip = any(field == 'clip' for field in method.__dataclass_fields__)
-      assert parts == (method.adaptive_budget, not has_fixed_clip, method.layerwise)
+      assert parts == tuple(flag in flag_fields.flags_of(method) for flag in ('alpha', 'clip', 'critical_layers'))
 
   def test_names_are_of_registered_methods_and_differ(self):
     assert set(figures.NAMES) <= set(methods.METHODS)

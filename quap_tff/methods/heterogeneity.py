@@ -8,34 +8,41 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import ClassVar, Optional
+from typing import Any, ClassVar, Optional
 
-from data import dropouts
-from experiments import optimizers
-from experiments.methods import base as base_lib
-from experiments.methods import certified
-from experiments.methods import settings
 from quap_tff.common import checks
+from quap_tff.common import flag_fields
 from quap_tff.common import registry
+from quap_tff.methods import base as base_lib
+from quap_tff.methods import certified
+from quap_tff.methods import combinations
 from quap_tff.training import heterogeneity
+from quap_tff.training import optimizers
 from quap_tff.training.heterogeneity import extension as extensions
 
 # The choices of `base`: QuAP-FL's own mechanism in all its settings, and the certified one.
 BASES: dict[str, type[base_lib.Method]] = {
-  'quap': settings.Quap,
+  'quap': combinations.Quap,
   'certified': certified.Certified,
-  'fedavg': settings.FedAvg,
-  'fixed_dp': settings.FixedDp,
-  'fixed_dp_layerwise': settings.FixedDpLayerwise,
-  'quantile_clip': settings.QuantileClip,
-  'layerwise': settings.Layerwise,
-  'adaptive_budget': settings.AdaptiveBudget,
-  'adaptive_budget_layerwise': settings.AdaptiveBudgetLayerwise,
-  'adaptive_budget_clip': settings.AdaptiveBudgetClip,
-  'adaptive_clip': settings.AdaptiveClip,
+  'fedavg': combinations.FedAvg,
+  'fixed_dp': combinations.FixedDp,
+  'fixed_dp_layerwise': combinations.FixedDpLayerwise,
+  'quantile_clip': combinations.QuantileClip,
+  'layerwise': combinations.Layerwise,
+  'adaptive_budget': combinations.AdaptiveBudget,
+  'adaptive_budget_layerwise': combinations.AdaptiveBudgetLayerwise,
+  'adaptive_budget_clip': combinations.AdaptiveBudgetClip,
+  'adaptive_clip': combinations.AdaptiveClip,
 }
 # The most that may be stored for all clients together. A checkpoint holds it, too.
 _MOST_BYTES = 2**30
+# Flags of a base that do not compose with what is put around it.
+_OF_THE_BASE_ALONE = {'sparsity', 'aggregator'}
+
+
+def _of_base(name: str) -> Any:
+  """A fact that a method has from its base."""
+  return property(lambda method: getattr(method.base, name))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,43 +56,29 @@ class _Extended(base_lib.Method):
 
   needs_plain_sgd: ClassVar[bool] = False
 
-  base: str = 'fedavg'
+  base: base_lib.Method = flag_fields.parameter('base', BASES, 'fedavg')
+
+  charges_absent = _of_base('charges_absent')
+  withholds_client_metrics = _of_base('withholds_client_metrics')
+  adds_noise = _of_base('adds_noise')
+  gives_certificate = _of_base('gives_certificate')
+  plans_averaging = _of_base('plans_averaging')
+  server_optimizer = _of_base('server_optimizer')
 
   def __post_init__(self):
-    self._inner  # pylint: disable=pointless-statement
     self._extension(1.0)
 
   @property
-  def _inner(self) -> base_lib.Method:
-    return registry.parse_spec('base', self.base, BASES)
-
-  @property
-  def charges_absent(self):
-    return self._inner.charges_absent
+  def _base_name(self) -> str:
+    return registry.name_of(self.base, BASES)
 
   @property
   def _is_noised(self) -> bool:
-    return self.base != 'fedavg'
+    # Whatever --noise says: what is kept of a round must not depend on it.
+    return not isinstance(self.base, combinations.FedAvg)
 
-  @property
-  def unused(self):
-    return self._inner.unused
-
-  @property
-  def withholds_client_metrics(self):
-    return self._inner.withholds_client_metrics
-
-  @property
-  def noise_of_its_own(self):
-    return self._inner.noise_of_its_own
-
-  @property
-  def gives_certificate(self):
-    return self._inner.gives_certificate
-
-  @property
-  def plans_averaging(self):
-    return self._inner.plans_averaging
+  def flag_names(self):
+    return self.base.flag_names() - _OF_THE_BASE_ALONE
 
   @abc.abstractmethod
   def _extension(self, mean_epochs: Optional[float]) -> extensions.Extension:
@@ -95,41 +88,42 @@ class _Extended(base_lib.Method):
       mean_epochs: The public mean of the clients' epochs, None if it is the same for all of them.
     """
 
-  def configure(self, values, num_clients):
-    config = self._inner.configure(values, num_clients)
-    optimizer = registry.parse_spec('client optimizer', values.client_optimizer, optimizers.OPTIMIZERS)
-    if self.needs_plain_sgd and not (isinstance(optimizer, optimizers.Sgd) and not optimizer.momentum):
+  def configure(self, setting):
+    config = self.base.configure(setting)
+    optimizer = setting.client_optimizer
+    if self.needs_plain_sgd and (not isinstance(optimizer, optimizers.Sgd) or optimizer.momentum):
       raise ValueError(
-        f'--algorithm={values.algorithm} is defined for plain SGD at the clients, because it takes an update for a '
-        f'sum of gradients. Found --client_optimizer={values.client_optimizer}. Use '
-        '--client_optimizer=sgd:learning_rate=….'
+        f'{type(self).__name__} is defined for plain SGD at the clients, because it takes an update for a sum of '
+        f'gradients. Found {optimizer!r}. Use --client_optimizer=sgd:learning_rate=….'
       )
-    self._extension(base_lib.mean_epochs_of(values))  # It is refused before data are read.
+    self._extension(setting.mean_epochs)  # It is refused before data are read.
     return config
 
-  def aggregates_once(self, config):
-    return self._inner.aggregates_once(config)
+  def aggregates_once(self, setting):
+    return self.base.aggregates_once(setting)
 
-  def check_cohorts(self, participation, rounds):
-    self._inner.check_cohorts(participation, rounds)
+  def check_cohorts(self, setting):
+    self.base.check_cohorts(setting)
 
-  def plan(self, config, setting):
+  def plan(self, setting):
+    self.configure(setting)
     extension = self._extension(setting.mean_epochs)
     num_weights = sum(setting.options['model'].sizes)
-    needed = extension.memory_bytes(config.num_clients, num_weights)
+    needed = extension.memory_bytes(setting.num_clients, num_weights)
     if needed > _MOST_BYTES:
       name = type(self).__name__
       raise ValueError(
-        f'{name} stores a vector of {num_weights:,} weights for each of {config.num_clients:,} clients: '
+        f'{name} stores a vector of {num_weights:,} weights for each of {setting.num_clients:,} clients: '
         f'{needed:,} bytes in memory and in each checkpoint, and {_MOST_BYTES:,} is the most that is allowed. Use '
         'fewer clients (--num_clients), or a smaller model (--model).'
       )
-    return self._inner.plan(config, setting._replace(options={**setting.options, 'extension': extension}))
+    return self.base.plan(setting._replace(options={**setting.options, 'extension': extension}))
 
 
 @dataclasses.dataclass(frozen=True)
 class Scaffold(_Extended):
-  """SCAFFOLD (Karimireddy et al. 2020): see `quap_tff.training.heterogeneity.scaffold` for the equations.
+  """SCAFFOLD (Karimireddy et al. 2020), against the drift of clients that differ: see
+  `quap_tff.training.heterogeneity.scaffold` for the equations.
 
   Attributes:
     option: The paper's option 1 or 2 for the clients' controls.
@@ -146,7 +140,8 @@ class Scaffold(_Extended):
 
 @dataclasses.dataclass(frozen=True)
 class FedNova(_Extended):
-  """FedNova (Wang et al. 2020): see `quap_tff.training.heterogeneity.fednova` for the equations.
+  """FedNova (Wang et al. 2020), for clients that take different numbers of steps: see
+  `quap_tff.training.heterogeneity.fednova` for the equations.
 
   Attributes:
     effective_steps: The public constant τ_eff. None: the mean of the cohort's steps, or, with a base that adds noise,
@@ -162,8 +157,8 @@ class FedNova(_Extended):
       return heterogeneity.FedNova(self.effective_steps)
     if mean_epochs is None:
       raise ValueError(
-        f'fednova:base={self.base} normalizes clients by their public numbers of epochs, which are all the same: it '
-        'would change nothing. Give a range, such as --local_epochs=1..5, or a public number of steps, such as '
+        f'fednova:base={self._base_name} normalizes clients by their public numbers of epochs, which are all the same: '
+        'it would change nothing. Give a range, such as --local_epochs=1..5, or a public number of steps, such as '
         'fednova:effective_steps=10, to normalize by steps.'
       )
     return heterogeneity.FedNova(mean_epochs=mean_epochs)
@@ -171,7 +166,8 @@ class FedNova(_Extended):
 
 @dataclasses.dataclass(frozen=True)
 class FedDyn(_Extended):
-  """FedDyn (Acar et al. 2021): see `quap_tff.training.heterogeneity.feddyn` for the equations.
+  """FedDyn (Acar et al. 2021), with a dynamic regulariser at each client: see
+  `quap_tff.training.heterogeneity.feddyn` for the equations.
 
   Attributes:
     alpha: α > 0.
@@ -187,7 +183,8 @@ class FedDyn(_Extended):
 
 @dataclasses.dataclass(frozen=True)
 class FedVarp(_Extended):
-  """FedVARP (Jhunjhunwala et al. 2022): see `quap_tff.training.heterogeneity.fedvarp` for the equations.
+  """FedVARP (Jhunjhunwala et al. 2022), with a memory of earlier updates: see
+  `quap_tff.training.heterogeneity.fedvarp` for the equations.
 
   Attributes:
     memory: 'clients': each client's own last update, as in the paper, for base=fedavg only. 'released': the noised mean
@@ -201,40 +198,43 @@ class FedVarp(_Extended):
       return heterogeneity.FedVarp('released' if self._is_noised else 'clients')
     if self.memory == 'clients' and self._is_noised:
       raise ValueError(
-        f'fedvarp:base={self.base},memory=clients: the server would store single updates and use them again without '
-        'noise, in rounds that their clients are not in and do not pay for. Use memory=released, or base=fedavg.'
+        f'fedvarp:base={self._base_name},memory=clients: the server would store single updates and use them again '
+        'without noise, in rounds that their clients are not in and do not pay for. Use memory=released, or '
+        'base=fedavg.'
       )
     return heterogeneity.FedVarp(self.memory)
 
 
 @dataclasses.dataclass(frozen=True)
 class FlFdms(_Extended):
-  """FL-FDMS (Wang and Xu 2022): see `quap_tff.training.heterogeneity.friends` for the equations."""
+  """FL-FDMS (Wang and Xu 2022), where friends substitute for clients that drop out: see
+  `quap_tff.training.heterogeneity.friends` for the equations."""
 
   def _extension(self, mean_epochs):
-    if self.base.partition(':')[0] == 'certified':
+    if isinstance(self.base, certified.Certified):
       raise ValueError(
         "fl_fdms:base=certified: friends are found by comparing single updates without noise, and a friend's update "
         'counts more than once. No certificate would hold. Use another base.'
       )
     return heterogeneity.FriendSubstitution()
 
-  def configure(self, values, num_clients):
-    if values.dropout == 'none':
+  def configure(self, setting):
+    if not setting.has_dropout:
       raise ValueError(
-        f'--algorithm={values.algorithm}: friends substitute for clients that drop out, and with --dropout=none '
-        'nobody does. Give a --dropout, such as bernoulli:rate=0.1.'
+        '--algorithm=fl_fdms: friends substitute for clients that drop out, and with --dropout=none nobody does. Give '
+        'a --dropout, such as bernoulli:rate=0.1.'
       )
-    return super().configure(values, num_clients)
+    return super().configure(setting)
 
-  def aggregates_once(self, config):
+  def aggregates_once(self, setting):
     # How much an update counts depends on all of them.
     return False
 
 
 @dataclasses.dataclass(frozen=True)
 class Safari(_Extended):
-  """SAFARI (Yang et al. 2024), an interpretation: see `quap_tff.training.heterogeneity.safari`.
+  """SAFARI (Yang et al. 2024), an interpretation, with rounds in which the server trains: see
+  `quap_tff.training.heterogeneity.safari`.
 
   Attributes:
     q: The probability that a round is one of the clients; otherwise the server trains. In (0, 1).
@@ -258,8 +258,9 @@ class Safari(_Extended):
   def _extension(self, mean_epochs):
     return heterogeneity.Safari(self.server_steps, self.server_learning_rate)
 
-  def participation(self, model):
-    return dropouts.WithServerRounds(model, self.q)
+  @property
+  def client_round_share(self):
+    return self.q
 
   @property
   def auxiliary_share(self):

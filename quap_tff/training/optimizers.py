@@ -9,7 +9,6 @@ import dataclasses
 from typing import Optional
 
 from quap_tff.common import checks
-from quap_tff.common import registry
 from quap_tff.common.lazy import tff
 
 
@@ -49,8 +48,3 @@ class Adam:
 
 
 OPTIMIZERS = {'sgd': Sgd, 'adam': Adam}
-
-
-def parse(kind: str, spec: str) -> tff.learning.optimizers.Optimizer:
-  """The optimizer that `spec` names. `kind` ('client optimizer') is for error messages."""
-  return registry.parse_spec(kind, spec, OPTIMIZERS).build()

@@ -10,18 +10,24 @@ import dataclasses
 
 import numpy as np
 
-from experiments.methods import base
-from experiments.methods import settings
 from quap_tff import plans
+from quap_tff.common import flag_fields
+from quap_tff.common import registry
+from quap_tff.mechanisms import budgets
 from quap_tff.mechanisms import clip_rules
-from quap_tff.mechanisms import layers as layers_lib
+from quap_tff.mechanisms import layers
 from quap_tff.mechanisms import line_search
+from quap_tff.mechanisms import participation as participations
 from quap_tff.mechanisms import schedules
 from quap_tff.mechanisms import weighting
+from quap_tff.methods import base
+from quap_tff.methods import parts
 
 
 @dataclasses.dataclass(frozen=True)
-class _Adaptive(settings.Mechanism):
+class _Adaptive(
+  parts.AdaptiveBudgets, parts.Layers, parts.Scale, parts.Sparse, parts.Robust, base.QuapMechanism, parts.Noise
+):
   """A system whose clip, budgets or weights adapt.
 
   As published, every client has the same budget whenever it takes part, and every layer is clipped and noised. With
@@ -30,15 +36,18 @@ class _Adaptive(settings.Mechanism):
 
   quap: bool = False
 
-  @property
-  def unused(self):
-    return base.TUNING | (frozenset() if self.quap else base.OF_BUDGETS | {'critical_layers'})
+  def flag_names(self):
+    of_quap = (
+      frozenset() if self.quap else {*flag_fields.flags_of(parts.AdaptiveBudgets), *flag_fields.flags_of(parts.Layers)}
+    )
+    return super().flag_names() - of_quap
 
-  def _configured(self, values, num_clients, *, schedule=schedules.Even(), **parts):
-    budget = base.flags_budget(values) if self.quap else base.uniform_budget(values)
-    if not self.quap:
-      parts['critical_layers'] = layers_lib.ALL
-    return base.quap_config(values, num_clients, budget=dataclasses.replace(budget, schedule=schedule), **parts)
+  def _configured(self, setting, schedule=schedules.Even(), **parts):
+    if self.quap:
+      return self.quap_config(setting, budget=dataclasses.replace(self.budgets(setting), schedule=schedule), **parts)
+    budget = budgets.BudgetConfig(self.epsilon, setting.rounds, round_rule='uniform', schedule=schedule)
+    published = dict(critical_layers=layers.ALL, participation=participations.ParticipationConfig())
+    return self.quap_config(setting, budget=budget, **published, **parts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,18 +63,20 @@ class DynamicBudget(_Adaptive):
 
   growth: float = 4.0
   clip: float = 1.0
+  of_quap: parts.Clip = flag_fields.part(parts.Clip())
 
   def __post_init__(self):
     schedules.Geometric(self.growth)
     clip_rules.Fixed(self.clip)
 
-  @property
-  def unused(self):
-    return super().unused | (frozenset() if self.quap else {'clip'})
+  def flag_names(self):
+    return super().flag_names() - (frozenset() if self.quap else {'clip'})
 
-  def configure(self, values, num_clients):
-    clip = {} if self.quap else dict(clip=clip_rules.Fixed(self.clip))
-    return self._configured(values, num_clients, schedule=schedules.Geometric(self.growth), **clip)
+  def clip_rule(self):
+    return self.of_quap.clip if self.quap else clip_rules.Fixed(self.clip)
+
+  def configure(self, setting):
+    return self._configured(setting, schedules.Geometric(self.growth))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,17 +105,15 @@ class D2dp(_Adaptive):
 
   def __post_init__(self):
     schedules.Geometric(self.growth)
-    clip_rules.Decaying(self.clip, self.clip_decay)
+    self.clip_rule()
 
-  @property
-  def unused(self):
-    return super().unused | {'clip'}
+  def clip_rule(self):
+    return clip_rules.Decaying(self.clip, self.clip_decay)
 
-  def configure(self, values, num_clients):
-    decay = self.clip_decay ** (1 / max(values.rounds - 1, 1))
-    return self._configured(
-      values, num_clients, schedule=schedules.Geometric(self.growth), clip=clip_rules.Decaying(self.clip, decay)
-    )
+  def configure(self, setting):
+    decay = self.clip_decay ** (1 / max(setting.rounds - 1, 1))
+    clip = clip_rules.Decaying(self.clip, decay)
+    return self._configured(setting, schedules.Geometric(self.growth), clip=clip)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,21 +136,19 @@ class Acdp(_Adaptive):
   norm_noise: float = 15.0
 
   def __post_init__(self):
-    self._rule()
+    self.clip_rule()
 
-  def _rule(self):
+  def clip_rule(self):
     return clip_rules.NoisedMean(self.factor, self.initial_clip, self.norm_noise)
 
-  @property
-  def unused(self):
-    return super().unused | {'clip'}
-
-  def configure(self, values, num_clients):
-    return self._configured(values, num_clients, clip=self._rule())
+  def configure(self, setting):
+    return self._configured(setting)
 
 
 @dataclasses.dataclass(frozen=True)
-class FedApca(settings.Mechanism):
+class FedApca(
+  parts.Shape, parts.Clip, parts.Layers, parts.Scale, parts.Sparse, parts.Robust, base.QuapMechanism, parts.Noise
+):
   """An interpretation: clients in clusters of similar budgets, and clusters weighted by their noise.
 
   `weighting.Clusters` has the equations. Clients' budgets follow participation, as in quap: with equal budgets there
@@ -156,7 +163,6 @@ class FedApca(settings.Mechanism):
 
   clusters: int = 3
 
-  unused = base.TUNING | {'round_budget'}
   interpretation = (
     'fedapca is an interpretation: of the paper on FedAPCA only the abstract could be read, and its mechanism and '
     "budgets are replaced by QuAP-FL's."
@@ -165,39 +171,33 @@ class FedApca(settings.Mechanism):
   def __post_init__(self):
     weighting.Clusters(self.clusters)
 
-  def check_cohorts(self, participation, rounds):
-    num_clients = participation.population.num_clients
-    if self.clusters > num_clients:
+  def check_cohorts(self, setting):
+    if self.clusters > setting.num_clients:
       raise ValueError(
-        f'--algorithm=fedapca:clusters={self.clusters}: there are only {num_clients} clients to be clustered. Give '
-        f'at most {num_clients} clusters, or more clients.'
+        f'--algorithm=fedapca:clusters={self.clusters}: there are only {setting.num_clients} clients to be clustered. '
+        f'Give at most {setting.num_clients} clusters, or more clients.'
       )
 
-  def configure(self, values, num_clients):
-    budget = dataclasses.replace(base.flags_budget(values), round_rule='each_own')
-    return base.quap_config(values, num_clients, budget=budget, weighting=weighting.Clusters(self.clusters))
+  def configure(self, setting):
+    budget = budgets.BudgetConfig(self.epsilon, setting.rounds, self.alpha, self.beta, round_rule='each_own')
+    return self.quap_config(setting, budget=budget, weighting=weighting.Clusters(self.clusters))
 
 
 @dataclasses.dataclass(frozen=True)
-class LeeKifer(base.Method):
+class LeeKifer(parts.Budget, base.Method):
   """Lee and Kifer 2018: noisy steps whose size, and whose share of the budget, are chosen by noised losses.
 
-  `quap_tff.mechanisms.line_search` has the equations and what differs from the paper. No client exceeds --epsilon at a total δ of
-  --delta. The local learning rate sets the unit of the steps; --server_optimizer has no effect.
+  `quap_tff.mechanisms.line_search` has the equations and what differs from the paper. No client exceeds --epsilon at a
+  total δ of --delta. The local learning rate sets the unit of the steps; --server_optimizer has no effect.
 
   Attributes:
     clip: The clipping norm C of updates.
     loss_clip: The bound B on a client's differences of losses.
-    steps: The step sizes to choose from, beside 0.
+    steps: The step sizes to choose from, in addition to 0.
     growth: γ, by how much the budget of a gradient grows after a step of 0.
     test_share: The share of the budget that the losses get.
     lasts: How much smaller than an even share of the budget the first gradients' share is.
   """
-
-  unused = (
-    base.TUNING | base.OF_BUDGETS | base.OF_CLIP | {'calibration', 'noise', 'gaussian_calibration', 'server_optimizer'}
-  )
-  noise_of_its_own = True
 
   clip: float = 1.0
   loss_clip: float = 0.5
@@ -207,19 +207,24 @@ class LeeKifer(base.Method):
   lasts: float = 1.2
 
   def __post_init__(self):
-    line_search.LineSearchConfig(1, 1.0, 1e-5, 1, **dataclasses.asdict(self))
+    line_search.LineSearchConfig(1, 1.0, 1e-5, 1, **registry.parameter_values(self))
 
-  def configure(self, values, num_clients):
+  def configure(self, setting):
     return line_search.LineSearchConfig(
-      num_clients, values.epsilon, values.delta, values.rounds, noise_seed=values.noise_seed, **dataclasses.asdict(self)
+      setting.num_clients,
+      self.epsilon,
+      self.delta,
+      setting.rounds,
+      noise_seed=self.noise_seed,
+      **registry.parameter_values(self),
     )
 
-  def aggregates_once(self, config):
+  def aggregates_once(self, setting):
     return False
 
-  def plan(self, config, setting):
+  def plan(self, setting):
     # The public schedule says how often the client comes that comes most often.
     clients = np.concatenate(setting.schedule).astype(np.int64)
     most = int(np.bincount(clients, minlength=1).max())
-    config = dataclasses.replace(config, planned_rounds=max(most, 1))
+    config = dataclasses.replace(self.configure(setting), planned_rounds=max(most, 1))
     return plans.LeeKiferPlan(config, **setting.options)

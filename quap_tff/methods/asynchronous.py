@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 
-from experiments.methods import base
 from quap_tff import plans
 from quap_tff.common import checks
 from quap_tff.mechanisms import buffer_restrictions as restrictions
 from quap_tff.mechanisms import staleness
+from quap_tff.methods import base
+from quap_tff.methods import parts
 
 
 @dataclasses.dataclass(frozen=True)
-class FedBuff(base.Method):
+class FedBuff(parts.AdaptiveBudgets, parts.Clip, parts.Layers, base.QuapMechanism, parts.Noise):
   """FedBuff (Nguyen et al. 2022, Algorithm 1) with QuAP-FL's clip, budgets and noise, as the flags set them for quap.
 
-  Those whom --participation draws are the clients whose updates arrive in a round. Each has trained on a version of the
+  The clients that --participation draws are those whose updates arrive in a round. Each has trained on a version of the
   model that is τ releases old and counts with s(τ) = 1/√(1 + τ). The server releases the buffer when it holds `buffer`
   updates (`quap_tff.federated.old_versions`). How τ is distributed is our choice.
 
@@ -25,8 +26,6 @@ class FedBuff(base.Method):
     spread: How much clients differ in speed.
     max_staleness: The largest τ. The server keeps one version more than this.
   """
-
-  unused = base.TUNING | {'update_scale'}
 
   buffer: int = 10
   staleness: float = 2.0
@@ -40,27 +39,27 @@ class FedBuff(base.Method):
   def _staleness(self, seed):
     return staleness.Staleness(self.staleness, self.spread, self.max_staleness, seed)
 
-  def configure(self, values, num_clients):
-    if values.noise == 'client':
+  def configure(self, setting):
+    if self.noise == 'client':
       raise ValueError(
         '--noise=client: fedbuff adds noise once to the sum of a buffer, at the server. Use --noise=server or none.'
       )
-    config = base.quap_config(values, num_clients, update_scale='delta')
+    config = self.quap_config(setting)
     restrictions.check_config(config)
     return config
 
-  def check_cohorts(self, participation, rounds):
+  def check_cohorts(self, setting):
     arrived = 0
-    for round_num in range(1, rounds + 1):
-      arrived += len(participation.cohort(round_num))
+    for round_num in range(1, setting.rounds + 1):
+      arrived += len(setting.participation.cohort(round_num))
       if arrived >= self.buffer:
         return
     raise ValueError(
-      f'--algorithm=fedbuff:buffer={self.buffer}: {arrived} updates arrive in all of the {rounds} planned rounds. So '
-      f'the buffer is never full, and the model is never updated. Give a buffer of at most {arrived}, more --rounds, '
-      'or larger cohorts.'
+      f'--algorithm=fedbuff:buffer={self.buffer}: {arrived} updates arrive in all of the {setting.rounds} planned '
+      f'rounds. So the buffer is never full, and the model is never updated. Give a buffer of at most {arrived}, more '
+      '--rounds, or larger cohorts.'
     )
 
-  def plan(self, config, setting):
-    plan = plans.FedBuffPlan(config, self.buffer, self._staleness(setting.seed), **setting.options)
-    return plan.calibrated(setting.schedule, config.budget.epsilon_total) if setting.calibration == 'exact' else plan
+  def plan(self, setting):
+    plan = plans.FedBuffPlan(self.configure(setting), self.buffer, self._staleness(setting.seed), **setting.options)
+    return self.calibrated(plan, setting)

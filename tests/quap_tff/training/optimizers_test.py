@@ -3,11 +3,16 @@
 import pytest
 import tensorflow as tf
 
-from experiments import optimizers
+from quap_tff.common import registry
+from quap_tff.training import optimizers
+
+
+def _built(spec):
+  return registry.parse_spec('client optimizer', spec, optimizers.OPTIMIZERS).build()
 
 
 def _hparams(spec):
-  optimizer = optimizers.parse('client optimizer', spec)
+  optimizer = _built(spec)
   return optimizer.get_hparams(optimizer.initialize(tf.TensorSpec([], tf.float32)))
 
 
@@ -30,7 +35,7 @@ class TestParse:
     assert dict(_hparams(spec)) == pytest.approx(expected)
 
   def test_sgd_steps_down_the_gradient(self):
-    optimizer = optimizers.parse('client optimizer', 'sgd:learning_rate=0.5')
+    optimizer = _built('sgd:learning_rate=0.5')
     state = optimizer.initialize(tf.TensorSpec([2], tf.float32))
     _, weights = optimizer.next(state, tf.constant([1.0, 2.0]), tf.constant([2.0, -4.0]))
     assert weights.numpy().tolist() == [0.0, 4.0]
@@ -54,4 +59,4 @@ class TestParse:
   )
   def test_what_is_wrong_is_named(self, spec, said):
     with pytest.raises(ValueError, match=said):
-      optimizers.parse('client optimizer', spec)
+      _built(spec)

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 
-from experiments.methods import base
 from quap_tff import plans
+from quap_tff.common import flag_fields
 from quap_tff.common import registry
 from quap_tff.mechanisms import budgets
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import config as configs
-from quap_tff.mechanisms import layers as layers_lib
+from quap_tff.mechanisms import layers
+from quap_tff.mechanisms import participation as participations
+from quap_tff.methods import base
+from quap_tff.methods import parts
 
 _BUDGETS = ('participation', 'uniform')
 
 
 @dataclasses.dataclass(frozen=True)
-class LocalDp(base.Method):
+class LocalDp(parts.Shape, parts.Sparse, parts.ServerOptimizer, parts.Calibrated, base.Method):
   """Local differential privacy: each client adds its own Gaussian noise to everything that it sends.
 
   A message is the client's update, clipped to norm C, plus N(0, (2·C·z(ε_i(t), δ))²) on every weight
@@ -29,8 +32,6 @@ class LocalDp(base.Method):
   """
 
   withholds_client_metrics = True
-  noise_of_its_own = True
-  takes_sparsity = True
 
   clip: float = 1.0
   budget: str = 'participation'
@@ -40,30 +41,31 @@ class LocalDp(base.Method):
     if self.budget not in _BUDGETS:
       raise registry.unknown_name_error('local budget', self.budget, _BUDGETS)
 
-  @property
-  def unused(self):
-    names = base.TUNING | base.OF_CLIP | {'noise', 'gaussian_calibration', 'round_budget'}
-    return frozenset(names | (base.OF_BUDGETS if self.budget == 'uniform' else set()))
+  def flag_names(self):
+    return super().flag_names() - (flag_fields.flags_of(parts.Shape).keys() if self.budget == 'uniform' else set())
 
-  def configure(self, values, num_clients):
-    if values.client_metrics:
+  def configure(self, setting):
+    if setting.asks_client_metrics:
       raise ValueError(
         '--client_metrics: under local_dp a client sends its noised update and nothing else, so there are no '
         'training metrics. Leave this flag out.'
       )
-    budget = budgets.BudgetConfig(
-      epsilon_total=values.epsilon, num_rounds=values.rounds, alpha=values.alpha, beta=values.beta
-    )
+    if self.budget == 'uniform':
+      budget = budgets.BudgetConfig(self.epsilon, setting.rounds, round_rule='uniform')
+      rates = participations.ParticipationConfig()
+    else:
+      budget = budgets.BudgetConfig(self.epsilon, setting.rounds, self.alpha, self.beta)
+      rates = self.rates()
     return configs.QuapConfig(
-      num_clients=num_clients,
-      budget=budget if self.budget == 'participation' else budgets.uniform(budget),
-      participation=base.participation_config(values),
+      num_clients=setting.num_clients,
+      budget=budget,
+      participation=rates,
       clip=clip_rules.Fixed(self.clip),
       clip_scope='all_layers',
-      critical_layers=layers_lib.ALL,
-      noise=configs.NoiseConfig(placement='client', delta=values.delta, calibration='analytic', seed=values.noise_seed),
+      critical_layers=layers.ALL,
+      noise=configs.NoiseConfig(placement='client', delta=self.delta, calibration='analytic', seed=self.noise_seed),
     )
 
-  def plan(self, config, setting):
-    plan = plans.LocalPlan(config, setting.participation.sampler, **setting.options)
-    return plan.calibrated(setting.schedule, config.budget.epsilon_total) if setting.calibration == 'exact' else plan
+  def plan(self, setting):
+    plan = plans.LocalPlan(self.configure(setting), setting.participation.sampler, **setting.options)
+    return self.calibrated(plan, setting)

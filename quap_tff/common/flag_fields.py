@@ -1,0 +1,123 @@
+"""Fields of configurations that are flags of a program, too.
+
+A configuration is a tree of frozen dataclasses. `flag` marks those fields that a flag of the same name sets. The
+"Attributes:" of a class's docstring say what its fields mean, and are the help of the flags. `decoded` makes a
+configuration from the flags' values, and reads each of them once: a spec becomes the value that it describes.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import inspect
+import re
+from typing import Any, Callable, Optional, TypeVar
+
+from quap_tff.common import registry
+
+_T = TypeVar('_T')
+_KEY = 'flag'
+
+
+@dataclasses.dataclass(frozen=True)
+class Flag:
+  """What a flag is, alongside the type of its field.
+
+  Attributes:
+    default: As a user would write it.
+    kind: What is chosen, in words, for errors ('participation model').
+    choices: The registry of a flag that takes a spec.
+    names: The names of a flag that takes a name. An unknown one is refused when the flag is decoded.
+    words: Names that a flag takes among other texts. They are for its help only.
+    one_of: The names of a flag that takes a name. An unknown one is refused when the command line is read.
+    lower, upper: Bounds of a number, held when the command line is read.
+    parse: Makes the field's value from what was written; called where there are no `choices`.
+    is_control: Whether the flag says how a run is watched and kept, and not what it computes.
+    is_path: Whether it names a place on the user's machine.
+    is_neutral: Whether its default asks for nothing, so that it may be given where it has no effect.
+  """
+
+  default: Any
+  kind: str = ''
+  choices: Optional[Mapping[str, type]] = None
+  names: Sequence[str] = ()
+  words: Sequence[str] = ()
+  one_of: Sequence[str] = ()
+  lower: Optional[float] = None
+  upper: Optional[float] = None
+  parse: Callable[[Any], Any] = lambda value: value
+  is_control: bool = False
+  is_path: bool = False
+  is_neutral: bool = False
+
+  def value(self, written: Any) -> Any:
+    """The field's value. Raises `ValueError` for a text that gives none."""
+    if self.choices is not None:
+      return registry.parse_spec(self.kind, written, self.choices)
+    if self.names:
+      registry.lookup(self.kind, written, dict.fromkeys(self.names))
+    return self.parse(written)
+
+
+def flag(default: Any = None, **facts: Any) -> Any:
+  """A dataclass field that a flag of its name sets. `facts` are the other fields of `Flag`.
+
+  The `repr` of a configuration leaves these fields out: it shows the parameters that a spec has.
+  """
+  found = Flag(default, **facts)
+  metadata = {_KEY: found, registry.NOT_IN_SPECS: True}
+  return dataclasses.field(default=found.value(default), repr=False, metadata=metadata)
+
+
+def part(config: Any) -> Any:
+  """A dataclass field that holds a configuration with flags of its own, and that no spec can set."""
+  return dataclasses.field(default=config, repr=False, metadata={registry.NOT_IN_SPECS: True})
+
+
+def parameter(kind: str, choices: Mapping[str, type], default: str) -> Any:
+  """A dataclass field that is no flag, and whose value is one of `choices`, written as a spec inside a spec."""
+  value = registry.parse_spec(kind, default, choices)
+  return dataclasses.field(default=value, metadata={registry.KIND: kind, registry.CHOICES: choices})
+
+
+def flags_of(config: Any) -> dict[str, Flag]:
+  """The flags of a configuration, or of a class of them, by name. Flags of nested configurations are among them."""
+  found: dict[str, Flag] = {}
+  for field in dataclasses.fields(config):
+    if _KEY in field.metadata:
+      found[field.name] = field.metadata[_KEY]
+    elif dataclasses.is_dataclass(nested := getattr(config, field.name, None)):
+      found.update(flags_of(nested))
+  return found
+
+
+def decoded(config: _T, values: Mapping[str, Any]) -> _T:
+  """The configuration with its flags set from `values`, in nested configurations, too.
+
+  Args:
+    config: A configuration with any values.
+    values: What was written for each flag, by name. Flags without a value stay as they are.
+
+  Raises:
+    ValueError: For a value that a flag does not take. The message names the flag.
+  """
+  changes = {}
+  for field in dataclasses.fields(config):
+    if _KEY in field.metadata:
+      if field.name in values:
+        try:
+          changes[field.name] = field.metadata[_KEY].value(values[field.name])
+        except ValueError as error:
+          text = str(error)
+          raise ValueError(text if f'--{field.name}' in text else f'--{field.name}: {text}') from error
+    elif dataclasses.is_dataclass(nested := getattr(config, field.name)) and flags_of(nested):
+      changes[field.name] = decoded(nested, values)
+  return dataclasses.replace(config, **changes)
+
+
+def helps(config: type) -> dict[str, str]:
+  """What a class's docstring, and those of its bases, say of its fields under "Attributes:", by name."""
+  found: dict[str, str] = {}
+  for one in reversed(config.__mro__):
+    _, _, attributes = inspect.cleandoc(one.__doc__ or '').partition('\nAttributes:\n')
+    for name, text in re.findall(r'^  (\w+): (.*(?:\n    .*)*)', attributes, re.MULTILINE):
+      found[name] = ' '.join(text.split())
+  return found

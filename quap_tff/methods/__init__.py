@@ -1,0 +1,84 @@
+"""The methods by name. A new method is a class in a file here and a line in `METHODS`.
+
+A method from outside the package needs no edit here: `METHODS['mine'] = Mine`, before the flags are read. See
+CONTRIBUTING.md for an example. Nothing here loads TensorFlow.
+"""
+
+from collections.abc import Mapping
+import re
+from typing import Any
+
+from quap_tff.common import flag_fields
+from quap_tff.common import registry
+from quap_tff.methods import adaptive_privacy
+from quap_tff.methods import asynchronous
+from quap_tff.methods import base
+from quap_tff.methods import combinations
+from quap_tff.methods import heterogeneity
+from quap_tff.methods import local
+from quap_tff.methods import parts
+from quap_tff.methods import stock
+
+BASES = heterogeneity.BASES
+Method = base.Method
+Setting = base.Setting
+FLAGS, PARTS = parts.FLAGS, parts.PARTS
+
+METHODS: dict[str, type[Method]] = {
+  # Methods that others can be built around.
+  **heterogeneity.BASES,
+  # An interpretation: the documents name PT-ADP but do not specify it.
+  'pt_adp': combinations.PtAdp,
+  'dynamic_budget': adaptive_privacy.DynamicBudget,
+  # Interpretations: the documents name them, and no paper says enough.
+  'd2dp': adaptive_privacy.D2dp,
+  'acdp': adaptive_privacy.Acdp,
+  'fedapca': adaptive_privacy.FedApca,
+  'lee_kifer': adaptive_privacy.LeeKifer,
+  'local_dp': local.LocalDp,
+  'fedbuff': asynchronous.FedBuff,
+  'tff_dp_fedavg': stock.TffDpFedAvg,
+  'tff_dp_fedavg_adaptive': stock.TffDpFedAvgAdaptive,
+  'tff_layerwise_adaptive': stock.TffLayerwiseAdaptive,
+  'tff_dp_ftrl': stock.TffDpFtrl,
+  'scaffold': heterogeneity.Scaffold,
+  'fednova': heterogeneity.FedNova,
+  'feddyn': heterogeneity.FedDyn,
+  'fedvarp': heterogeneity.FedVarp,
+  'fl_fdms': heterogeneity.FlFdms,
+  # An interpretation: only descriptions of the paper could be read.
+  'safari': heterogeneity.Safari,
+}
+
+
+def parse(spec: str, flags: Mapping[str, Any] = {}) -> Method:
+  """The method that a spec names, e.g. `fixed_dp:clip=0.5`.
+
+  Args:
+    spec: A key of `METHODS`, with parameters.
+    flags: What was written for the flags of `parts.FLAGS`, by name. Flags that are left out have their defaults.
+
+  Raises:
+    ValueError: For an unknown name, or for a value that is out of range or of the wrong type.
+  """
+  return flag_fields.decoded(registry.parse_spec('algorithm', spec, METHODS), flags)
+
+
+def table() -> str:
+  """The methods, a line `name:parameters  description` for each. Choices inside a spec have lines after that."""
+  rows = [f'{registry.described(name, one)}  {_first_sentence(one)}' for name, one in METHODS.items()]
+  inner = {
+    name: field.metadata[registry.CHOICES]
+    for one in METHODS.values()
+    for name, field in registry.parameters(one).items()
+    if registry.CHOICES in field.metadata
+  }
+  for name, choices in inner.items():
+    listed = ', '.join(choices) if choices is BASES else registry.describe(choices)
+    rows.append(f'{name}=…  {listed}.')
+  return '\n'.join(rows)
+
+
+def _first_sentence(one: type[Method]) -> str:
+  first_paragraph = ' '.join((one.__doc__ or '').partition('\n\n')[0].split())
+  return re.split(r'(?<! al)\. |[:,] see `', first_paragraph)[0].rstrip('.') + '.'

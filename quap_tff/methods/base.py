@@ -1,0 +1,183 @@
+"""Every method's interface, and QuAP-FL's mechanism as methods bring it together from `parts`.
+
+A method is a frozen dataclass. Plain fields are the parameters of its spec (`fixed_dp:clip=0.5`). Fields that one of
+the `parts` brings are set by flags of the same names. A method uses exactly those flags that are its fields.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+import dataclasses
+from typing import Any, Callable, ClassVar, NamedTuple, Optional
+
+import numpy as np
+
+from quap_tff import plans
+from quap_tff.common import flag_fields
+from quap_tff.mechanisms import budgets
+from quap_tff.mechanisms import config as configs
+from quap_tff.mechanisms import layers
+from quap_tff.mechanisms import participation as participations
+from quap_tff.mechanisms import postprocessing
+from quap_tff.mechanisms import robust as robust_lib
+from quap_tff.mechanisms import sparsity as sparsities
+from quap_tff.methods import parts
+from quap_tff.training import optimizers
+
+_MOST_PARTICIPATIONS = 10**8
+# What the classic calibration needs of a round's ε, and how a user gets there without fewer planned rounds.
+_FEWER_ROUNDS = 'To run fewer rounds of the same plan, use --stop_after instead of --rounds.'
+
+
+class Setting(NamedTuple):
+  """What a method is told about a run.
+
+  Attributes:
+    num_clients: N.
+    rounds: T, the planned rounds.
+    seed: The public seed of everything that is drawn, except for the noise.
+    participation: Who takes part in which round: `cohort(round_num)` gives int64[M_t], and there are `sampler` and
+      `mean_cohort_size`, see `data.cohorts.ParticipationModel`. None before the number of clients is known.
+    has_dropout: Whether clients drop out in mid-round.
+    order: Gives int64[N], the clients in a random order that is public.
+    averaging: How the released weights are averaged. A certified plan chooses its noise for this average.
+    client_optimizer: One of `optimizers.OPTIMIZERS`.
+    mean_epochs: The public mean of the clients' local epochs, or None if all have the same number.
+    asks_client_metrics: Whether the user asked for exact functions of clients' data.
+    options: The options of the plan: what else is released with the model, and the model's shape.
+  """
+
+  num_clients: int
+  rounds: int
+  seed: int = 0
+  participation: Any = None
+  has_dropout: bool = False
+  order: Optional[Callable[[], np.ndarray]] = None
+  averaging: postprocessing.Averaging = postprocessing.LastIterate()
+  client_optimizer: Any = optimizers.Sgd()
+  mean_epochs: Optional[float] = None
+  asks_client_metrics: bool = False
+  options: Mapping[str, Any] = {}
+
+  @property
+  def schedule(self) -> list[np.ndarray]:
+    """int64[M_t] for each planned round.
+
+    Raises:
+      ValueError: If it is too long for the memory of an ordinary machine.
+    """
+    cohorts_found, total = [], 0
+    for round_num in range(1, self.rounds + 1):
+      cohorts_found.append(self.participation.cohort(round_num))
+      total += len(cohorts_found[-1])
+      if total > _MOST_PARTICIPATIONS:
+        raise ValueError(
+          f'--rounds={self.rounds} plans more than {_MOST_PARTICIPATIONS:,} participations. Plan fewer rounds, or '
+          'smaller cohorts.'
+        )
+    return cohorts_found
+
+
+@dataclasses.dataclass(frozen=True)
+class Method(abc.ABC):
+  """A choice of --algorithm with its parameters.
+
+  Attributes:
+    withholds_client_metrics: Whether exact functions of clients' data are kept only if the user asks for that.
+    gives_certificate: Whether a run ends with a certificate. Then nothing exact about clients' data may be released,
+      not even a figure on held-out examples of the clients themselves.
+    charges_absent: Whether a client that is drawn and drops out is charged as if it had come. Its update is zero then.
+    plans_averaging: Whether the published average can be chosen together with the noise.
+    divides_by_planned_cohort: Whether sums are divided by a number of clients that is planned, whoever comes.
+    adds_noise: Whether the method adds noise, so that a budget is spent.
+    client_round_share: The share of the rounds that are rounds of clients. In the others the server trains.
+    auxiliary_share: How many examples of people who are not clients the server has, see `data.load`.
+    interpretation: Says that a system is not specified, and that this is our own reading of it, in a sentence; '' if
+      there is nothing to say. A plan that says so itself needs no such sentence.
+  """
+
+  withholds_client_metrics: ClassVar[bool] = False
+  gives_certificate: ClassVar[bool] = False
+  charges_absent: ClassVar[bool] = False
+  plans_averaging: ClassVar[bool] = False
+  divides_by_planned_cohort: ClassVar[bool] = False
+  adds_noise: ClassVar[bool] = True
+  client_round_share: ClassVar[float] = 1.0
+  auxiliary_share: ClassVar[float] = 0.0
+  interpretation: ClassVar[str] = ''
+  # Where a method has no such field.
+  server_optimizer: ClassVar[Any] = optimizers.Sgd()
+  sparsity: ClassVar[sparsities.Sparsity] = sparsities.NotSparse()
+  aggregator: ClassVar[robust_lib.Aggregator] = robust_lib.Mean()
+
+  @abc.abstractmethod
+  def configure(self, setting: Setting) -> Any:
+    """The configuration of the mechanism. This is cheap, and is also called before data are read.
+
+    Raises:
+      ValueError: If the method cannot run in this setting.
+    """
+
+  @abc.abstractmethod
+  def plan(self, setting: Setting) -> plans.Plan:
+    """The plan of a run."""
+
+  def flag_names(self) -> frozenset[str]:
+    """The flags that this method uses: its fields, and those of what it is built on."""
+    return frozenset(flag_fields.flags_of(self))
+
+  def aggregates_once(self, setting: Setting) -> bool:
+    """Whether a round needs only one level of aggregation. Several workers can run nothing else."""
+    config = self.configure(setting)
+    return not config.clip.uses_current_norms and config.weighting.is_equal
+
+  def check_cohorts(self, setting: Setting):  # noqa: B027 (most methods take any cohorts)
+    """Raises a `ValueError` if the method cannot do with the cohorts of the planned rounds. No data are read."""
+
+
+@dataclasses.dataclass(frozen=True)
+class QuapMechanism(parts.ServerOptimizer, parts.Bounds, Method):
+  """QuAP-FL's own mechanism. The parts that a subclass brings replace what is off here.
+
+  Off are: budgets that follow participation (everyone has ε_base), layer-wise noise (every layer is clipped and
+  noised), and the counting of participation by flags. A subclass brings `Noise`, and `Clip` or `FixedClip`.
+  """
+
+  critical_layers: ClassVar[str] = layers.ALL
+  update_scale: ClassVar[str] = 'delta'
+
+  def budgets(self, setting: Setting) -> budgets.BudgetConfig:
+    """ε_base for everyone."""
+    return budgets.BudgetConfig(self.epsilon, setting.rounds, round_rule='uniform')
+
+  def rates(self) -> participations.ParticipationConfig:
+    """How participation is counted."""
+    return participations.ParticipationConfig()
+
+  def configure(self, setting: Setting) -> configs.QuapConfig:
+    return self.quap_config(setting)
+
+  def quap_config(self, setting: Setting, **changes: Any) -> configs.QuapConfig:
+    """The configuration that the fields describe. `changes` replace fields of it."""
+    defaults = dict(
+      budget=self.budgets(setting),
+      participation=self.rates(),
+      clip=self.clip_rule(),
+      clip_scope=self.clip_scope,
+      noise=self.noise_config(),
+      critical_layers=self.critical_layers,
+      max_agg_norm=self.max_agg_norm,
+      update_scale=self.update_scale,
+      aggregator=self.aggregator,
+    )
+    try:
+      return configs.QuapConfig(num_clients=setting.num_clients, **{**defaults, **changes})
+    except ValueError as error:
+      if 'classic Gaussian calibration' in str(error):
+        raise ValueError(f'{error} {_FEWER_ROUNDS}') from None
+      raise
+
+  def plan(self, setting: Setting) -> plans.Plan:
+    plan = plans.QuapPlan(self.configure(setting), setting.participation.sampler, **setting.options)
+    return self.calibrated(plan, setting)

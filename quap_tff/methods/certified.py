@@ -1,0 +1,192 @@
+"""Certified QuAP-FL as a method."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import Optional
+
+import numpy as np
+
+from quap_tff import plans
+from quap_tff.common import checks
+from quap_tff.common import flag_fields
+from quap_tff.common import registry
+from quap_tff.mechanisms import certified_config as certified_configs
+from quap_tff.mechanisms import clip_rules
+from quap_tff.mechanisms import clip_split
+from quap_tff.mechanisms import correlation as correlations
+from quap_tff.mechanisms import participation as participations
+from quap_tff.mechanisms import weight_rules
+from quap_tff.methods import base
+from quap_tff.methods import parts
+
+_COUNT_STDDEV = 20.0
+
+
+@dataclasses.dataclass(frozen=True)
+class ByParticipation(parts.Rates):
+  """`weight_rules.Participation`, whose parameters are --alpha and --beta if none is given.
+
+  Attributes:
+    alpha: α >= 0.
+    beta: β > 0.
+  """
+
+  needs_own_bounds = False
+
+  alpha: Optional[float] = None
+  beta: Optional[float] = None
+
+  def __post_init__(self):
+    self.rule({})
+
+  @property
+  def follows_flags(self) -> bool:
+    """Whether neither parameter is given."""
+    return self.alpha is None and self.beta is None
+
+  def rule(self, flags: dict[str, float]) -> weight_rules.Participation:
+    """The rule. `flags` are --alpha and --beta."""
+    own = {name: value for name, value in registry.parameter_values(self).items() if value is not None}
+    return weight_rules.Participation(**(flags if self.follows_flags else own))
+
+
+# The rules that users add are among them.
+WEIGHTS = collections.ChainMap({'participation': ByParticipation}, weight_rules.RULES)
+
+
+@dataclasses.dataclass(frozen=True)
+class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, base.Method):
+  """Certified QuAP-FL: a guarantee for the whole released model. No client exceeds the budget of --epsilon and --delta.
+
+  Attributes:
+    weights: The rule for the clients' weights, a spec of `WEIGHTS`. 'participation' uses --alpha and --beta.
+    noise: How the noise of a round takes back noise of earlier rounds, a spec of `correlation.FAMILIES`.
+    clip: The clipping norm. With `quantile`, the first clipping norm.
+    quantile: If given, Andrew et al.'s private quantile tracks this quantile of the norms.
+    count_stddev: The standard deviation of the noised count that the private quantile needs, 20 by default. Only with
+      `quantile`.
+    clip_split: How the clipping norm is divided among layers.
+    own: Bounds that clients choose for themselves, as pairs share/ε: 0.34/1/0.43/2/0.23/3 gives 34% of the clients
+      ε = 1, 43% ε = 2 and 23% ε = 3, by --seed. The largest must be --epsilon. Empty: --epsilon for everyone.
+    noise_multiplier: z. None for the z that makes the most of the budgets over the planned rounds.
+    certificate: Whether the run ends with a certificate. Without one, the run is a rehearsal: --noise_seed and
+      --client_metrics may be given, which no certificate covers.
+  """
+
+  withholds_client_metrics = True
+  plans_averaging = True
+  divides_by_planned_cohort = True
+  # The noise was chosen for the planned cohorts, and the certificate speaks of them.
+  charges_absent = True
+
+  weights: weight_rules.WeightRule = flag_fields.parameter('weight rule', WEIGHTS, 'participation')
+  noise: correlations.Correlation = flag_fields.parameter('noise correlation', correlations.FAMILIES, 'independent')
+  clip: float = 1.0
+  quantile: Optional[float] = None
+  count_stddev: Optional[float] = None
+  clip_split: str = 'joint'
+  own: tuple = ()
+  noise_multiplier: Optional[float] = None
+  certificate: bool = True
+  shape: parts.Shape = flag_fields.part(parts.Shape())
+
+  def __post_init__(self):
+    registry.lookup('clip split', self.clip_split, clip_split.SPLITS)
+    if self.noise_multiplier is not None:
+      checks.number('noise_multiplier', self.noise_multiplier, above=0)
+    self._clip_rule()
+    if self.weights.needs_own_bounds and not self.own:
+      raise ValueError(
+        f'weights={registry.name_of(self.weights, WEIGHTS)} follows bounds that clients choose, and everyone has '
+        '--epsilon. Give own, such as own=0.34/1/0.43/2/0.23/3, or choose other weights.'
+      )
+    if len(self.own) % 2 or (self.own and abs(sum(self.own[::2]) - 1) > 1e-6):
+      raise ValueError(f'own must be pairs share/ε whose shares add up to 1, found {"/".join(map(str, self.own))!r}.')
+    for share, epsilon in zip(self.own[::2], self.own[1::2]):
+      checks.number('share of clients in own', share, above=0, at_most=1)
+      checks.number('ε in own', epsilon, above=0)
+
+  def flag_names(self):
+    # --alpha and --beta are for weights that have none of their own, and flags of rates for weights that follow rates.
+    found = super().flag_names() - flag_fields.flags_of(parts.Shape).keys()
+    if isinstance(self.weights, ByParticipation):
+      found |= flag_fields.flags_of(parts.Rates).keys() | ({'alpha', 'beta'} if self.weights.follows_flags else set())
+    return found
+
+  @property
+  def gives_certificate(self):
+    return self.certificate
+
+  def _own_epsilon(self, setting):
+    """float[N], the bound of each client; None if everyone has --epsilon. A pure function of the seed."""
+    if not self.own:
+      return None
+    if max(self.own[1::2]) != self.epsilon:
+      raise ValueError(
+        f'--epsilon={self.epsilon:g} must be the largest of the bounds that clients choose, which is '
+        f'{max(self.own[1::2]):g}.'
+      )
+    ends = np.round(np.cumsum(self.own[::2]) * setting.num_clients).astype(int)
+    order = setting.order()
+    bounds = np.full(setting.num_clients, min(self.own[1::2]))
+    for begin, end, epsilon in zip([0, *ends], ends, self.own[1::2]):
+      bounds[order[begin:end]] = epsilon
+    return tuple(bounds.tolist())
+
+  def _clip_rule(self):
+    if self.quantile is None:
+      if self.count_stddev is not None:
+        raise ValueError(
+          f'count_stddev={self.count_stddev:g} is the noise on the counts of a private quantile, and this run has '
+          'none. Leave it out, or give quantile, such as quantile=0.5.'
+        )
+      return clip_rules.Fixed(self.clip)
+    stddev = _COUNT_STDDEV if self.count_stddev is None else self.count_stddev
+    return clip_rules.PrivateQuantile(self.quantile, initial_clip=self.clip, count_stddev=stddev)
+
+  def configure(self, setting):
+    if self.certificate and (self.noise_seed is not None or setting.asks_client_metrics):
+      name = '--noise_seed' if self.noise_seed is not None else '--client_metrics'
+      raise ValueError(
+        f'{name}: a certified run cannot have this flag, because the certificate would not hold. Leave it out, or '
+        'mark the run as a rehearsal: --algorithm=certified:certificate=false.'
+      )
+    if self.certificate and not self.tuning.strip():
+      raise ValueError(
+        '--tuning must be a sentence for the certificate, on how the constants of the run were chosen; it is empty. '
+        'Write one, or leave this flag out.'
+      )
+    if self.sparsity.is_sparse and self.noise != correlations.Independent():
+      raise ValueError(
+        f'--sparsity: under noise={registry.name_of(self.noise, correlations.FAMILIES)}, a round would take back noise '
+        'of other weights than those it updates. Use noise=independent, or --sparsity=none.'
+      )
+    weights, participation = self.weights, participations.ParticipationConfig()
+    if isinstance(weights, ByParticipation):
+      participation = weights.rates()
+      weights = weights.rule(dict(alpha=self.shape.alpha, beta=self.shape.beta))
+    return certified_configs.CertifiedConfig(
+      num_clients=setting.num_clients,
+      epsilon=self.epsilon,
+      delta=self.delta,
+      noise_multiplier=self.noise_multiplier,
+      correlation=self.noise,
+      num_rounds=setting.rounds,
+      weights=weights,
+      participation=participation,
+      clip=self._clip_rule(),
+      clip_split=self.clip_split,
+      own_epsilon=self._own_epsilon(setting),
+      noise_seed=self.noise_seed,
+    )
+
+  def aggregates_once(self, setting):
+    # The weights depend on who is in the cohort, so that must be known first.
+    return False
+
+  def plan(self, setting):
+    return plans.CertifiedPlan(
+      self.configure(setting), setting.schedule, averaging=setting.averaging, **setting.options
+    )

@@ -1,0 +1,131 @@
+"""QuAP-FL, its on/off combinations, and other settings of the same mechanism."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from quap_tff import plans
+from quap_tff.common import registry
+from quap_tff.mechanisms import budgets
+from quap_tff.mechanisms import clip_rules
+from quap_tff.mechanisms import config as configs
+from quap_tff.mechanisms import participation as participations
+from quap_tff.methods import base
+from quap_tff.methods import parts
+
+
+@dataclasses.dataclass(frozen=True)
+class _Combination(parts.Scale, parts.Sparse, parts.Robust, base.QuapMechanism, parts.Noise):
+  """One of the eight combinations of QuAP-FL's parts: adaptive budget, adaptive clip, layer-wise noise.
+
+  Flags set the parts that are on: --round_budget, --alpha and others; --clip; --critical_layers. A part that is off is
+  as in the baselines: ε_base for everyone; a fixed clipping norm; every layer clipped and noised.
+  """
+
+
+@dataclasses.dataclass(frozen=True)
+class Quap(parts.AdaptiveBudgets, parts.Clip, parts.Layers, _Combination):
+  """QuAP-FL: all three parts."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedDp(parts.FixedClip, _Combination):
+  """The documents' Vanilla, Uniform or Fixed DP-FedAvg: uniform budget, fixed clip, noise everywhere."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedDpLayerwise(parts.FixedClip, parts.Layers, _Combination):
+  """Uniform budget, fixed clip, layer-wise noise."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptiveBudget(parts.AdaptiveBudgets, parts.FixedClip, _Combination):
+  """Adaptive budget, fixed clip, noise everywhere."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptiveBudgetLayerwise(parts.AdaptiveBudgets, parts.FixedClip, parts.Layers, _Combination):
+  """Adaptive budget, fixed clip, layer-wise noise."""
+
+
+@dataclasses.dataclass(frozen=True)
+class QuantileClip(parts.Clip, _Combination):
+  """Uniform budget, tracked clip, noise everywhere."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Layerwise(parts.Clip, parts.Layers, _Combination):
+  """Uniform budget, tracked clip, layer-wise noise: layer-wise DP without participation."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptiveBudgetClip(parts.AdaptiveBudgets, parts.Clip, _Combination):
+  """Adaptive budget, tracked clip, noise everywhere."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FedAvg(parts.Sparse, parts.Robust, parts.ServerOptimizer, base.Method):
+  """Federated averaging without clip and noise. Each client counts the same. This is the documents' upper bound."""
+
+  adds_noise = False
+
+  def configure(self, setting):
+    return configs.QuapConfig(
+      num_clients=setting.num_clients,
+      budget=budgets.BudgetConfig(num_rounds=setting.rounds, round_rule='uniform'),
+      clip=clip_rules.Unclipped(),
+      noise=configs.NoiseConfig(placement='none'),
+      aggregator=self.aggregator,
+    )
+
+  def plan(self, setting):
+    return plans.QuapPlan(self.configure(setting), setting.participation.sampler, **setting.options)
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptiveClip(_Combination):
+  """The documents' "Adaptive Clipping": Andrew et al.'s private quantile clips every layer, and everyone gets ε_base.
+
+  The parameters are those of `clip_rules.PrivateQuantile`.
+  """
+
+  quantile: float = 0.5
+  initial_clip: float = 1.0
+  learning_rate: float = 0.2
+  count_stddev: float = 1.0
+
+  def __post_init__(self):
+    self.clip_rule()
+
+  def clip_rule(self):
+    return clip_rules.PrivateQuantile(**registry.parameter_values(self))
+
+
+@dataclasses.dataclass(frozen=True)
+class PtAdp(parts.Clip, parts.Layers, parts.Scale, parts.Robust, base.QuapMechanism, parts.Noise):
+  """An interpretation of PT-ADP: budgets that are credited for participation and agreement, see `plans.PtAdp`.
+
+  Flags set the clip and the critical layers, as in quap. The noise is drawn at the server, and is as large as the sum
+  of the noise that each client would have added. There is no warm-up: it is meant for participation rates, and these
+  budgets do not follow them.
+  """
+
+  participation_credit: float = 0.1
+  agreement_credit: float = 0.5
+
+  def __post_init__(self):
+    self._rule(0)
+
+  def _rule(self, seed):
+    return plans.PtAdp(self.participation_credit, self.agreement_credit, seed)
+
+  def budgets(self, setting):
+    rule = self._rule(setting.seed)
+    return budgets.BudgetConfig(self.epsilon, setting.rounds, client_rule=rule, round_rule='each_own')
+
+  def rates(self):
+    return participations.ParticipationConfig(warmup_rounds=0)
+
+  def plan(self, setting):
+    plan = plans.PtAdpPlan(self.configure(setting), setting.participation.sampler, **setting.options)
+    return self.calibrated(plan, setting)

@@ -1,0 +1,65 @@
+"""TFF's own aggregators, as methods."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from quap_tff import plans
+from quap_tff.mechanisms import budgets
+from quap_tff.mechanisms import clip_rules
+from quap_tff.mechanisms import config as configs
+from quap_tff.mechanisms import layers
+from quap_tff.methods import base
+from quap_tff.methods import parts
+from quap_tff.plans import stock_tff
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stock(parts.ServerOptimizer, parts.Noise, base.Method):
+  """One of TFF's own aggregators. Of the mechanism's flags it uses ε, δ and both calibrations."""
+
+  divides_by_planned_cohort = True
+
+  def configure(self, setting):
+    config = configs.QuapConfig(
+      num_clients=setting.num_clients,
+      budget=budgets.BudgetConfig(self.epsilon, setting.rounds, round_rule='uniform'),
+      clip=clip_rules.Fixed(1.0),
+      critical_layers=layers.ALL,
+      noise=self.noise_config(),
+    )
+    return plans.StockPlan.settled(self, config)
+
+  def check_cohorts(self, setting):
+    plans.StockPlan.divisor(setting.participation.mean_cohort_size)
+
+  def plan(self, setting):
+    return plans.StockPlan(
+      self,
+      self.configure(setting),
+      setting.schedule,
+      setting.participation.mean_cohort_size,
+      setting.participation.sampler,
+      calibration=self.calibration,
+      **setting.options,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class TffDpFedAvg(stock_tff.DpFedAvg, _Stock):
+  """TFF's DP-FedAvg with a fixed clipping norm, see `plans.DpFedAvg`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TffDpFedAvgAdaptive(stock_tff.DpFedAvgAdaptive, _Stock):
+  """TFF's DP-FedAvg with adaptive clipping, see `plans.DpFedAvgAdaptive`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TffLayerwiseAdaptive(stock_tff.LayerwiseAdaptive, _Stock):
+  """TFF's adaptive clipping layer by layer, see `plans.LayerwiseAdaptive`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TffDpFtrl(stock_tff.DpFtrl, _Stock):
+  """TFF's DP-FTRL: the noise of a binary tree over rounds, see `plans.DpFtrl`."""
