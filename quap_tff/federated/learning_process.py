@@ -183,18 +183,10 @@ def build_quap_fed_avg(
   client_work: Optional[client_works.ClientWorkConfig] = None,
   **options: Any,
 ) -> tff.learning.templates.LearningProcess:
-  """Federated averaging with participation-aware noise.
+  """Federated averaging with participation-aware noise under `config`.
 
-  The arguments are those of `compose`. The metric `aggregator` is what `quap_tff.mechanisms.quap_round.finish_round`
-  reports.
-
-  Args:
-    model: As in `compose`.
-    config: The mechanism.
-    client_optimizer: Local optimizer.
-    server_optimizer: Applied to the noised mean update, a pseudo-gradient.
-    client_work: Local epochs, batch size, learning-rate decay and the like.
-    **options: The further arguments of `compose`.
+  The other arguments are those of `compose`; `server_optimizer` is applied to the noised mean update. The metric
+  `aggregator` is what `quap_tff.mechanisms.quap_round.finish_round` reports.
 
   Raises:
     ValueError: If a critical layer is not one of the model's, or `config` and the optimizers do not fit.
@@ -237,13 +229,9 @@ def build_certified_fed_avg(
   so the metric `client_work.train` is empty. The metric `aggregator` is what
   `quap_tff.mechanisms.certified_round.finish_round` reports.
 
-  Args:
-    model: As in `compose`. Neither its initial weights nor weights that are not trained may come from clients' data.
-    config: The mechanism.
-    client_optimizer: The local optimizer.
-    server_optimizer: Applied to the noised sum over D, which is a pseudo-gradient. This is post-processing.
-    client_work: Local epochs, batch size, learning-rate decay and the like.
-    **options: The further arguments of `compose`. An extension must use nothing of clients but the noised sums.
+  The other arguments are those of `compose`. Neither the model's initial weights nor weights that are not trained may
+  come from clients' data. `server_optimizer` is applied to the noised sum over D, which is post-processing. An
+  extension must use nothing of clients but the noised sums.
 
   Raises:
     ValueError: If `config` and the model do not fit.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Sequence
+import inspect
 from typing import Any, Callable, Optional
 
 import numpy as np
@@ -29,10 +30,10 @@ LOGIT_SCALE = 10.0
 
 
 class Layers:
-  """Makes one model's layers: named, in one compute dtype, with seeded initial weights.
+  """Makes one model's layers: in one compute dtype, with seeded initial weights.
 
-  Weights are float32 whatever the compute dtype. The k-th layer with weights starts from a seed made of (`seed`, k), so
-  the initial weights are a pure function of `seed`.
+  Weights are float32 whatever the compute dtype. The k-th initializer gets a seed made of (`seed`, k), so the initial
+  weights are a pure function of `seed`.
 
   Args:
     compute_dtype: 'float32' or 'bfloat16'.
@@ -42,70 +43,48 @@ class Layers:
   def __init__(self, compute_dtype: str = 'float32', seed: Optional[int] = None):
     self._policy = tf.keras.mixed_precision.Policy(registry.lookup('compute dtype', compute_dtype, COMPUTE_DTYPES))
     self._seed = None if seed is None else checks.integer('model seed', seed, at_least=0)
-    self._weighted = 0
+    self._count = 0
 
-  def _initializer(self) -> tf.keras.initializers.Initializer:
-    index, self._weighted = self._weighted, self._weighted + 1
+  def _initializer(self) -> Any:
+    index, self._count = self._count, self._count + 1
     if self._seed is None:
       return tf.keras.initializers.GlorotUniform()
     mixed = np.random.SeedSequence([self._seed, index]).generate_state(1)[0]
     return tf.keras.initializers.GlorotUniform(seed=int(mixed) & 0x7FFFFFFF)
 
-  def input(self, shape: tuple[int, ...], dtype: str = 'float32') -> Any:
-    """The input: examples of `shape`."""
-    return tf.keras.layers.InputLayer(input_shape=shape, dtype=dtype, name='input')
+  def __call__(self, layer: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """A layer with the compute dtype, and with seeded weights where it has weights.
 
-  def embedding(self, num_tokens: int, size: int) -> Any:
-    """A vector of `size` for each token."""
-    return tf.keras.layers.Embedding(
-      num_tokens, size, embeddings_initializer=self._initializer(), dtype=self._policy, name='embedding'
-    )
+    Args:
+      layer: A class of `tf.keras.layers`, or one like it.
+      *arguments: Its own arguments.
+      **options: Its own options. `name` should be given, because Keras' own names depend on what was built before.
+    """
+    options.setdefault('dtype', self._policy)
+    for weights in ('kernel', 'recurrent', 'embeddings'):
+      name = f'{weights}_initializer'
+      if name in inspect.signature(layer.__init__).parameters and name not in options:
+        options[name] = self._initializer()
+    return layer(*arguments, **options)
 
-  def recurrent(self, cell: type[Any], units: int, *, name: str) -> Any:
+  def conv(self, filters: int, *, name: str, padding: str = 'valid') -> Any:
+    """A 3x3 convolution and ReLU."""
+    return self(tf.keras.layers.Conv2D, filters, 3, padding=padding, activation='relu', name=name)
+
+  def dense(self, units: int, *, name: str) -> Any:
+    """A fully connected layer and ReLU."""
+    return self(tf.keras.layers.Dense, units, activation='relu', name=name)
+
+  def recurrent(self, cell: Callable[..., Any], units: int, *, name: str) -> Any:
     """A layer of such cells, as `tf.keras.layers.LSTMCell`, with an output for each token of a sequence."""
     # Not Keras' LSTM and GRU layers: these put two implementations into the graph, of which TensorFlow chooses one when
     # it runs, and a runtime that imports graphs as bare operations cannot do that. No masks: what follows the end of a
     # text is padding, which no output before it depends on, and which has no labels.
-    cells = cell(
-      units,
-      kernel_initializer=self._initializer(),
-      recurrent_initializer=self._initializer(),
-      dtype=self._policy,
-      name='cell',
-    )
-    return tf.keras.layers.RNN(cells, return_sequences=True, dtype=self._policy, name=name)
-
-  def conv(self, filters: int, *, name: str, padding: str = 'valid') -> Any:
-    """A 3x3 convolution and ReLU."""
-    init = self._initializer()
-    return tf.keras.layers.Conv2D(
-      filters, 3, padding=padding, activation='relu', kernel_initializer=init, dtype=self._policy, name=name
-    )
-
-  def max_pool(self, *, name: str) -> Any:
-    """Maxima over 2x2 squares."""
-    return tf.keras.layers.MaxPooling2D(2, dtype=self._policy, name=name)
-
-  def flatten(self) -> Any:
-    """All numbers of an example in one dimension."""
-    return tf.keras.layers.Flatten(dtype=self._policy, name='flatten')
-
-  def dropout(self, rate: float, *, name: str) -> Any:
-    """Dropout whose masks follow from the client's seed in training."""
-    return dropout.SeededDropout(rate, dtype=self._policy, name=name)
-
-  def dense(self, units: int, *, name: str, activation: Optional[str] = 'relu') -> Any:
-    """A fully connected layer."""
-    init = self._initializer()
-    return tf.keras.layers.Dense(units, activation=activation, kernel_initializer=init, dtype=self._policy, name=name)
+    return self(tf.keras.layers.RNN, self(cell, units, name='cell'), return_sequences=True, name=name)
 
   def logits(self, num_classes: int) -> Any:
     """The final Dense layer; always computed in float32, for a loss in bfloat16 loses most of its digits."""
-    return tf.keras.layers.Dense(num_classes, kernel_initializer=self._initializer(), dtype='float32', name='logits')
-
-  def scale(self, factor: float) -> Any:
-    """Multiplication by a constant."""
-    return tf.keras.layers.Rescaling(factor, dtype=self._policy, name='scale')
+    return self(tf.keras.layers.Dense, num_classes, dtype='float32', name='logits')
 
 
 def mnist_cnn(make: Layers, num_classes: int) -> list[Any]:
@@ -116,11 +95,11 @@ def mnist_cnn(make: Layers, num_classes: int) -> list[Any]:
   return [
     make.conv(32, name='conv1'),
     make.conv(64, name='conv2'),
-    make.max_pool(name='pool'),
-    make.dropout(0.25, name='dropout1'),
-    make.flatten(),
+    make(tf.keras.layers.MaxPooling2D, 2, name='pool'),
+    make(dropout.SeededDropout, 0.25, name='dropout1'),
+    make(tf.keras.layers.Flatten, name='flatten'),
     make.dense(128, name='dense'),
-    make.dropout(0.5, name='dropout2'),
+    make(dropout.SeededDropout, 0.5, name='dropout2'),
     make.logits(num_classes),
   ]
 
@@ -132,14 +111,14 @@ def cifar10_cnn(make: Layers, num_classes: int) -> list[Any]:
   """
   return [
     make.conv(64, padding='same', name='conv1'),
-    make.max_pool(name='pool1'),
+    make(tf.keras.layers.MaxPooling2D, 2, name='pool1'),
     make.conv(128, padding='same', name='conv2'),
-    make.max_pool(name='pool2'),
+    make(tf.keras.layers.MaxPooling2D, 2, name='pool2'),
     make.conv(256, padding='same', name='conv3'),
-    make.max_pool(name='pool3'),
-    make.flatten(),
+    make(tf.keras.layers.MaxPooling2D, 2, name='pool3'),
+    make(tf.keras.layers.Flatten, name='flatten'),
     make.dense(256, name='dense1'),
-    make.dropout(0.5, name='dropout'),
+    make(dropout.SeededDropout, 0.5, name='dropout'),
     make.dense(128, name='dense2'),
     make.logits(num_classes),
   ]
@@ -152,8 +131,8 @@ def digits_cnn(make: Layers, num_classes: int) -> list[Any]:
   """
   return [
     make.conv(16, padding='same', name='conv'),
-    make.max_pool(name='pool'),
-    make.flatten(),
+    make(tf.keras.layers.MaxPooling2D, 2, name='pool'),
+    make(tf.keras.layers.Flatten, name='flatten'),
     make.dense(32, name='dense'),
     make.logits(num_classes),
   ]
@@ -164,13 +143,18 @@ def linear_features(make: Layers, num_classes: int) -> list[Any]:
 
   There is no bias, and the kernel starts at zero, which is public.
   """
-  head = tf.keras.layers.Dense(num_classes, use_bias=False, kernel_initializer='zeros', dtype='float32', name='logits')
-  return [make.flatten(), make.scale(LOGIT_SCALE), head]
+  zeros = dict(use_bias=False, kernel_initializer='zeros', dtype='float32')
+  head = make(tf.keras.layers.Dense, num_classes, **zeros, name='logits')
+  return [
+    make(tf.keras.layers.Flatten, name='flatten'),
+    make(tf.keras.layers.Rescaling, LOGIT_SCALE, name='scale'),
+    head,
+  ]
 
 
 def logistic_regression(make: Layers, num_classes: int) -> list[Any]:
   """Multinomial logistic regression, the convex baseline: one Dense layer on the flattened example."""
-  return [make.flatten(), make.logits(num_classes)]
+  return [make(tf.keras.layers.Flatten, name='flatten'), make.logits(num_classes)]
 
 
 def mlp(make: Layers, num_classes: int) -> list[Any]:
@@ -178,7 +162,12 @@ def mlp(make: Layers, num_classes: int) -> list[Any]:
 
   199,210 weights on 28x28x1 and 10 classes, 2,010 of them in the final layer.
   """
-  return [make.flatten(), make.dense(200, name='dense1'), make.dense(200, name='dense2'), make.logits(num_classes)]
+  return [
+    make(tf.keras.layers.Flatten, name='flatten'),
+    make.dense(200, name='dense1'),
+    make.dense(200, name='dense2'),
+    make.logits(num_classes),
+  ]
 
 
 def shakespeare_lstm(make: Layers, num_classes: int) -> list[Any]:
@@ -188,7 +177,7 @@ def shakespeare_lstm(make: Layers, num_classes: int) -> list[Any]:
   for each character of a sequence, here and below.
   """
   return [
-    make.embedding(num_classes, 8),
+    make(tf.keras.layers.Embedding, num_classes, 8, name='embedding'),
     make.recurrent(tf.keras.layers.LSTMCell, 256, name='lstm1'),
     make.recurrent(tf.keras.layers.LSTMCell, 256, name='lstm2'),
     make.logits(num_classes),
@@ -201,7 +190,7 @@ def shakespeare_gru(make: Layers, num_classes: int) -> list[Any]:
   65,322 weights on 90 tokens, 11,610 of them in the final layer.
   """
   return [
-    make.embedding(num_classes, 8),
+    make(tf.keras.layers.Embedding, num_classes, 8, name='embedding'),
     make.recurrent(tf.keras.layers.GRUCell, 128, name='gru'),
     make.logits(num_classes),
   ]
@@ -214,9 +203,8 @@ def shakespeare_bigram(make: Layers, num_classes: int) -> list[Any]:
   the features follow from the vocabulary, which is public. The layer is a look-up, not a Dense layer, as W times a
   one-hot vector is a row of W.
   """
-  del make
-  table = tf.keras.layers.Embedding
-  return [table(num_classes, num_classes, embeddings_initializer='zeros', dtype='float32', name='logits')]
+  zeros = dict(embeddings_initializer='zeros', dtype='float32')
+  return [make(tf.keras.layers.Embedding, num_classes, num_classes, **zeros, name='logits')]
 
 
 def words_lstm(make: Layers, num_classes: int) -> list[Any]:
@@ -226,9 +214,9 @@ def words_lstm(make: Layers, num_classes: int) -> list[Any]:
   layer.
   """
   return [
-    make.embedding(num_classes, 96),
+    make(tf.keras.layers.Embedding, num_classes, 96, name='embedding'),
     make.recurrent(tf.keras.layers.LSTMCell, 670, name='lstm'),
-    make.dense(96, name='projection', activation=None),
+    make(tf.keras.layers.Dense, 96, name='projection'),
     make.logits(num_classes),
   ]
 
@@ -269,7 +257,8 @@ def build_keras_model(
   shape = tuple(checks.integer('every dimension of the input shape', int(d), at_least=1) for d in input_shape)
   num_classes = checks.integer('num_classes', num_classes, at_least=2)
   make = Layers(compute_dtype, seed)
-  first = make.input(shape, 'int32' if name in OF_SEQUENCES else 'float32')
+  dtype = 'int32' if name in OF_SEQUENCES else 'float32'
+  first = tf.keras.layers.InputLayer(input_shape=shape, dtype=dtype, name='input')
   # The function's name, not the registry's: the same architecture gives the same file.
   return tf.keras.Sequential([first, *layers_of(make, num_classes)], name=layers_of.__name__)
 

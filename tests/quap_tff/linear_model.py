@@ -31,14 +31,45 @@ def functional(*widths):
   )
 
 
-def keras():
-  """One weight as a `model_fn` of TFF's own Keras model, with its metrics `loss`, `num_examples`, `num_batches`."""
-  layer = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer='zeros', input_shape=(1,), name='logits')
-  return tff.learning.models.from_keras_model(
-    tf.keras.Sequential([layer]),
-    loss=tf.keras.losses.MeanSquaredError(),
-    input_spec=collections.OrderedDict(x=tf.TensorSpec([None, 1]), y=tf.TensorSpec([None, 1])),
-  )
+class Linear(tff.learning.models.VariableModel):
+  """One weight, as a `model_fn`, with the metrics of TFF's own Keras model; traced in a fraction of its time."""
+
+  needs_autograph = False
+  input_spec = collections.OrderedDict(x=tf.TensorSpec([None, 1]), y=tf.TensorSpec([None, 1]))
+  non_trainable_variables = []
+
+  def __init__(self):
+    self._weight = tf.Variable(tf.zeros([1, 1]), name='logits/kernel')
+    counters = (tf.float32, tf.float32, tf.int64, tf.int64)
+    self._metrics = [tf.Variable(tf.zeros([], dtype), trainable=False, dtype=dtype) for dtype in counters]
+
+  trainable_variables = property(lambda self: [self._weight])
+  local_variables = property(lambda self: self._metrics)
+
+  def predict_on_batch(self, batch_input, training=True):
+    return tf.matmul(batch_input, self._weight)
+
+  def forward_pass(self, batch_input, training=True):
+    predictions = self.predict_on_batch(batch_input['x'])
+    loss, size = tf.reduce_mean(tf.square(predictions - batch_input['y'])), tf.shape(predictions)[0]
+    weight = tf.cast(size, tf.float32)
+    for variable, amount in zip(self._metrics, (loss * weight, weight, tf.cast(size, tf.int64), 1)):
+      variable.assign_add(amount)
+    return tff.learning.models.BatchOutput(loss, predictions, size)
+
+  def report_local_unfinalized_metrics(self):
+    total, weight, examples, batches = self._metrics
+    return collections.OrderedDict(loss=[total, weight], num_examples=[examples], num_batches=[batches])
+
+  def metric_finalizers(self):
+    only = lambda values: values[0]
+    return collections.OrderedDict(
+      loss=lambda values: tf.math.divide_no_nan(*values), num_examples=only, num_batches=only
+    )
+
+  def reset_metrics(self):
+    for variable in self._metrics:
+      variable.assign(tf.zeros_like(variable))
 
 
 def client(client_id, y, x=1.0, width=1, n=1, absent=None):

@@ -23,7 +23,7 @@ sgd = tff.learning.optimizers.build_sgdm
 @pytest.fixture(name='process', scope='module')
 def _process():
   config = Config(batch_size=2, local_epochs=2, learning_rate_decay=0.5, seed=11)
-  return client_work.build_client_work(linear_model.keras, sgd(0.05), config)
+  return client_work.build_client_work(linear_model.Linear, sgd(0.05), config)
 
 
 class TestComputations:
@@ -42,25 +42,23 @@ class TestComputations:
   def test_composes_with_stock_parts(self, process):
     member = process.next.type_signature.result.result.member
     with tf.Graph().as_default():
-      weights_type = tff.learning.models.weights_type_from_model(linear_model.keras())
+      weights_type = tff.learning.models.weights_type_from_model(linear_model.Linear())
     assert member.update == weights_type.trainable
     assert member.python_container is tff.learning.templates.ClientResult
 
   def test_errors(self):
-    def fixed_batch_model_fn():
-      model = linear_model.keras()
-      model._input_spec = tf.nest.map_structure(lambda s: tf.TensorSpec([4, 1]), model.input_spec)
-      return model
+    class FixedBatch(linear_model.Linear):
+      input_spec = collections.OrderedDict(x=tf.TensorSpec([4, 1]), y=tf.TensorSpec([4, 1]))
 
     with pytest.raises(ValueError, match='first dimension of None'):
-      client_work.build_client_work(fixed_batch_model_fn, sgd(0.1))
+      client_work.build_client_work(FixedBatch, sgd(0.1))
 
     class NoLearningRate(type(sgd(0.1))):
       def get_hparams(self, state):
         return collections.OrderedDict()
 
     with pytest.raises(ValueError, match="hyperparameter 'learning_rate'"):
-      client_work.build_client_work(linear_model.keras, NoLearningRate(0.1), Config(learning_rate_decay=0.5))
+      client_work.build_client_work(linear_model.Linear, NoLearningRate(0.1), Config(learning_rate_decay=0.5))
     client_work.build_client_work(linear_model.functional(), NoLearningRate(0.1), Config())
 
 
@@ -89,7 +87,7 @@ class TestExecution:
       assert state['round'] == round_number and list(state['seed']) == [11, seeds.STREAMS['client_update']]
       for client_id, result in zip((3, 8), output.result):
         expected, _ = exact.run_update(
-          config, sgd(0.05), client_id=client_id, round_number=round_number, model_fn=linear_model.keras
+          config, sgd(0.05), client_id=client_id, round_number=round_number, model_fn=linear_model.Linear
         )
         assert result.update_weight == collections.OrderedDict(client_id=client_id)
         np.testing.assert_allclose(result.update[0], [[expected]], rtol=1e-5)

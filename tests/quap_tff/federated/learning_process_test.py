@@ -44,7 +44,7 @@ def _context():
 
 @pytest.fixture(name='plain_process', scope='module')
 def _plain_process():
-  return quap_tff.build_quap_fed_avg(linear_model.keras, _config(), _sgd(0.1))
+  return quap_tff.build_quap_fed_avg(linear_model.Linear, _config(), _sgd(0.1))
 
 
 class TestQuap:
@@ -80,13 +80,13 @@ class TestQuap:
     ],
   )
   def test_with_a_clip_known_before_next_compiles_to_mergeable_form(self, overrides):
-    process = quap_tff.build_quap_fed_avg(linear_model.functional(), _config(**overrides))
+    process = quap_tff.build_quap_fed_avg(linear_model.Linear, _config(**overrides))
     form = tff.backends.native.compile_to_mergeable_comp_form(process.next)
     assert isinstance(form, tff.framework.MergeableCompForm)
 
   def test_with_a_clip_of_this_round_next_does_not(self):
     config = _config(clip=clip_rules.QuantileEma(), noise=NoiseConfig())
-    process = quap_tff.build_quap_fed_avg(linear_model.functional(), config)
+    process = quap_tff.build_quap_fed_avg(linear_model.Linear, config)
     with pytest.raises(ValueError, match='aggregate dependent on another'):
       tff.backends.native.compile_to_mergeable_comp_form(process.next)
 
@@ -108,7 +108,7 @@ class TestQuap:
     # In units of the rate (0.1, then 0.05) the update is -2·(y - w), clipped to 1: w moves by the rate.
     work = quap_tff.ClientWorkConfig(learning_rate_decay=0.5)
     config = _config(update_scale='pseudo_gradient')
-    process = quap_tff.build_quap_fed_avg(linear_model.functional(), config, _sgd(0.1), client_work=work)
+    process = quap_tff.build_quap_fed_avg(linear_model.Linear, config, _sgd(0.1), client_work=work)
     state = process.initialize()
     for norm, weight in ((20.0, 0.1), (19.8, 0.15)):
       output = process.next(state, [_client(0, 10.0)])
@@ -118,7 +118,7 @@ class TestQuap:
 
   def test_an_empty_cohort_moves_nothing_even_with_server_momentum(self):
     config = _config(clip=clip_rules.QuantileEma(), noise=NoiseConfig(seed=1))
-    process = quap_tff.build_quap_fed_avg(linear_model.functional(), config, _sgd(0.1), _sgd(1.0, momentum=0.9))
+    process = quap_tff.build_quap_fed_avg(linear_model.Linear, config, _sgd(0.1), _sgd(1.0, momentum=0.9))
     before = process.next(process.initialize(), [_client(3, 2.0)]).state
     output = process.next(before, [])
     assert _weight(process, output.state) == _weight(process, before) != 0.0
@@ -330,7 +330,7 @@ class TestExtension:
     work = quap_tff.ClientWorkConfig(learning_rate_decay=0.5, seed=1, attack=malicious.SignFlip(), attackers=(3,))
     config = _config(num_clients=4, clip=clip_rules.Unclipped())
     process = quap_tff.build_quap_fed_avg(
-      linear_model.functional(), config, _sgd(0.1), client_work=work, extension=_Everything()
+      linear_model.Linear, config, _sgd(0.1), client_work=work, extension=_Everything()
     )
     state = process.initialize()
     assert list(state.client_work) == ['work', 'memory']
@@ -363,7 +363,7 @@ class TestExtension:
         return collections.OrderedDict()
 
     with pytest.raises(ValueError, match="hyperparameter 'learning_rate'"):
-      quap_tff.build_quap_fed_avg(linear_model.functional(), _config(), NoLearningRate(0.1), extension=_Everything())
+      quap_tff.build_quap_fed_avg(linear_model.Linear, _config(), NoLearningRate(0.1), extension=_Everything())
 
 
 class TestLineSearch:
@@ -372,7 +372,7 @@ class TestLineSearch:
     config = line_search.LineSearchConfig(
       num_clients=4, epsilon=100.0, delta=0.5, planned_rounds=1, steps=(1.0, 4.0, 20.0), noise_seed=1
     )
-    process = plans.LeeKiferPlan(config).build_process(linear_model.functional(), _sgd(0.1))
+    process = plans.LeeKiferPlan(config).build_process(linear_model.Linear, _sgd(0.1))
     assert tff.structure.name_list(process.next.type_signature.result.metrics.member) == _METRICS
     state = process.initialize()
     output = process.next(state, [_client(0, 1.0), _client(2, 3.0)])

@@ -32,7 +32,7 @@ X, Y = [1.0, 2.0, 3.0, -1.0, 0.5], [2.0, 3.0, 7.0, 0.0, 1.0]
 
 
 def run_update(
-  config, optimizer=None, w=0.5, x=X, y=Y, client_id=3, round_number=1, seed=11, model_fn=linear_model.keras
+  config, optimizer=None, w=0.5, x=X, y=Y, client_id=3, round_number=1, seed=11, model_fn=linear_model.Linear
 ):
   """The change of the one weight, w_global - w_local."""
   model = model_fn()
@@ -152,7 +152,7 @@ class TestLocalTraining:
     assert np.isnan(run_update(Config(), x=[1.0], y=[float('nan')])[0])
 
   def test_a_call_forgets_the_one_before(self):
-    update_fn = client_update.build_client_update(linear_model.keras(), sgd(0.05, 0.9), Config(batch_size=2))
+    update_fn = client_update.build_client_update(linear_model.Linear(), sgd(0.05, 0.9), Config(batch_size=2))
     weights, seed = ModelWeights([tf.constant([[0.5]])], []), seeds.initial_seed(1, 'client_update')
     args = (weights, examples_of(X, Y), tf.constant(1, tf.int64), tf.constant(1), seed)
     np.testing.assert_array_equal(update_fn(*args)[0], update_fn(*args)[0])
@@ -204,7 +204,7 @@ class TestClientRound:
       attack=malicious.SignFlip(),
       attackers=(4, 7),
     )
-    client_round = client_update.build_client_round(linear_model.keras, sgd(0.1), config, self.Telling())
+    client_round = client_update.build_client_round(linear_model.Linear, sgd(0.1), config, self.Telling())
     seed, found = seeds.initial_seed(11, 'client_update'), {}
     for client_id in (3, 4):
       sent, report, _ = client_round(
@@ -230,7 +230,7 @@ class TestClientRound:
 
 class TestFullGradient:
   def test_over_all_examples_at_the_global_weights_and_uncounted(self):
-    model = linear_model.keras()
+    model = linear_model.Linear()
     update_fn = client_update.build_full_gradient(model)
     weights = ModelWeights([tf.constant([[0.5]])], [])
     (found,) = update_fn(weights, examples_of(X, Y))
@@ -421,7 +421,7 @@ class TestModelForms:
 
   @pytest.mark.parametrize(
     'model',
-    [linear_model.keras, linear_model.functional(), linear_model.functional],
+    [linear_model.Linear, linear_model.functional(), linear_model.functional],
     ids=['model_fn', 'itself', 'made'],
   )
   def test_all_train_alike(self, model):
@@ -429,10 +429,10 @@ class TestModelForms:
     assert run_update(Config(batch_size=2), model_fn=model_fn)[0] == pytest.approx(run_update(Config(batch_size=2))[0])
 
   def test_without_metrics(self):
-    model = model_functions.without_metrics(linear_model.keras)()
+    model = model_functions.without_metrics(linear_model.Linear)()
     assert not model.report_local_unfinalized_metrics() and not model.metric_finalizers()
     x = tf.ones([3, 1])
-    expected = linear_model.keras()
+    expected = linear_model.Linear()
     assert model.input_spec == expected.input_spec and not model.predict_on_batch(x).numpy().any()
     for name in ('trainable_variables', 'non_trainable_variables', 'local_variables'):
       assert len(getattr(model, name)) == len(getattr(expected, name))
