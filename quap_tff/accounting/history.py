@@ -14,6 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from quap_tff.common import checks
+from quap_tff.common import lazy
+
+sparse = lazy.module('scipy.sparse')
 
 # Neighbouring relations: what an adversary cannot tell apart. An (ε, δ) for one relation says nothing about another.
 ZERO_OUT = "one client's data against nothing in its place, which adds zero; who takes part when is known (zero-out)"
@@ -178,39 +181,24 @@ def group(clients: Any, kinds: Any, mechanisms: Sequence[GaussianMechanism], num
   Returns:
     A `Population`.
   """
-  width = len(mechanisms)
   clients, kinds = np.asarray(clients, np.int64), np.asarray(kinds, np.int64)
-  telling = np.array([mechanism.mu > 0 for mechanism in mechanisms], bool)
-  # In the order that histories keep.
-  rank = np.empty(width, np.int64)
-  rank[sorted(range(width), key=mechanisms.__getitem__)] = np.arange(width)
-  ordered = sorted(mechanisms)
-  if not telling.all():
-    clients, kinds = clients[telling[kinds]], kinds[telling[kinds]]
-  places, counts = _counted(clients * width + rank[kinds], num_clients * width)
-  owners, places = np.divmod(places, max(width, 1))
-  # Those who took part, and the first of the others, whose history all the others have.
-  busy = np.unique(owners)
-  idle = np.setdiff1d(np.arange(min(len(busy) + 1, num_clients)), busy)[:1]
-  visited = np.union1d(busy, idle)
-  bounds = np.searchsorted(owners, visited), np.searchsorted(owners, visited, 'right')
-  seen, histories, index = {}, [], np.full(num_clients, -1, np.int64)
-  for i, start, end in zip(visited, *bounds):
-    key = (places[start:end].tobytes(), counts[start:end].tobytes())
+  ordered = sorted(mechanisms)  # As histories keep them.
+  place = np.array([ordered.index(mechanism) for mechanism in mechanisms], np.int64)
+  telling = np.array([mechanism.mu > 0 for mechanism in mechanisms], bool)[kinds]
+  clients, kinds = clients[telling], place[kinds[telling]]
+  counts = sparse.csr_matrix((np.ones(len(kinds), np.int64), (clients, kinds)), (num_clients, max(len(mechanisms), 1)))
+  counts.sum_duplicates()
+  ends, columns, values = counts.indptr, counts.indices, counts.data
+  busy = np.diff(ends) > 0
+  idle = np.flatnonzero(~busy)[:1]  # The first stands for all.
+  seen, histories, index = {}, [], np.zeros(num_clients, np.int64)
+  for client in np.concatenate([np.flatnonzero(busy), idle]):
+    own = slice(ends[client], ends[client + 1])
+    key = columns[own].tobytes(), values[own].tobytes()
     if key not in seen:
       seen[key] = len(histories)
-      releases = zip(places[start:end].tolist(), counts[start:end].tolist())
-      histories.append(History(tuple((ordered[k], n) for k, n in releases)))
-    index[i] = seen[key]
-  if len(idle):
-    index[index < 0] = index[idle[0]]
+      pairs = zip(columns[own].tolist(), values[own].tolist())
+      histories.append(History(tuple((ordered[kind], n) for kind, n in pairs)))
+    index[client] = seen[key]
+  index[~busy] = index[idle[0]] if len(idle) else 0
   return Population(histories, index)
-
-
-def _counted(values: np.ndarray, size: int):
-  """Distinct integers in [0, size), ascending, and how often each occurs."""
-  if size > 4 * len(values):
-    return np.unique(values, return_counts=True)
-  counts = np.bincount(values, minlength=size)
-  distinct = np.flatnonzero(counts)
-  return distinct, counts[distinct]

@@ -8,6 +8,7 @@ released model. Guarantees come from `quap_tff.accounting.formal`.
 
 from collections.abc import Mapping
 import hashlib
+import math
 import os
 from typing import Any, NamedTuple, Optional, Union
 import zipfile
@@ -15,10 +16,16 @@ import zlib
 
 import numpy as np
 
-from quap_tff.accounting import ledger_arrays
 from quap_tff.common import checks
 from quap_tff.mechanisms import correlation as correlations
 
+# One value for each entry (a client in a round), for each round, and for the whole ledger, as in `state_dict`.
+ENTRIES = {'clients': np.int32, 'budgets': np.float64, 'weights': np.float64}
+ROUNDS = {'noise_multipliers': np.float64, 'count_noise_multipliers': np.float64, 'clipping_norms': np.float64}
+ARRAYS = {'offsets': np.int64, **ENTRIES, **ROUNDS}
+# The terms of the noise's correlation; none under independent noise.
+CORRELATION = {'gains': (None, np.float64), 'decays': (None, np.float64)}
+IDENTITY = {'num_clients': ((), np.int64), 'delta': ((), np.float64), 'fingerprint': ((32,), np.uint8), **CORRELATION}
 # Files list the clients of a larger population only if they took part.
 LARGE_POPULATION = 10_000
 
@@ -47,6 +54,30 @@ class RoundRecord(NamedTuple):
   counts: Optional[Any] = None
 
 
+class _Growing:
+  """An array that grows at its end, at a cost in proportion to what is added."""
+
+  def __init__(self, values: np.ndarray):
+    self._buffer, self._size = values.copy(), len(values)
+
+  def extend(self, values: np.ndarray):
+    """Adds values at the end."""
+    end = self._size + len(values)
+    if end > len(self._buffer):
+      grown = np.empty(max(end, 2 * len(self._buffer), 16), self._buffer.dtype)
+      grown[: self._size] = self._buffer[: self._size]
+      self._buffer = grown
+    self._buffer[self._size : end] = values
+    self._size = end
+
+  @property
+  def values(self) -> np.ndarray:
+    """Read-only, without a copy; what is added later leaves it as it is."""
+    view = self._buffer[: self._size]
+    view.flags.writeable = False
+    return view
+
+
 class RunLedger:
   """The rounds of a run with a fixed population, δ, configuration and correlation of the noise.
 
@@ -68,10 +99,10 @@ class RunLedger:
     self._delta = checks.number('delta', delta, above=0, below=1)
     self._digest = hashlib.sha256(fingerprint.encode()).digest()
     self._correlation = correlation
-    self._take({name: np.zeros(int(name == 'offsets'), dtype) for name, dtype in ledger_arrays.ARRAYS.items()})
+    self._take({name: np.zeros(int(name == 'offsets'), dtype) for name, dtype in ARRAYS.items()})
 
   def _take(self, arrays: Mapping[str, np.ndarray]):
-    self._arrays = {name: ledger_arrays.Growing(arrays[name]) for name in ledger_arrays.ARRAYS}
+    self._arrays = {name: _Growing(arrays[name]) for name in ARRAYS}
     clients = arrays['clients']
     self._rounds = np.bincount(clients, minlength=self._num_clients)
     # Adds in the order of the rounds, as `append` does, so that a resumed run has the same sums, bit for bit.
@@ -142,7 +173,7 @@ class RunLedger:
       if new[name].shape != cohort.shape:
         raise ValueError(f'{name} must be float[{cohort.size}], one for each of the cohort, found {new[name].shape}.')
     new['offsets'] = self._arrays['offsets'].values[-1:] + cohort.size
-    ledger_arrays.check_values({**new, 'offsets': np.array([0, cohort.size])}, self._num_clients)
+    _check_values({**new, 'offsets': np.array([0, cohort.size])}, self._num_clients)
     for name, values in new.items():
       self._arrays[name].extend(values)
     self._rounds[cohort] += 1
@@ -162,8 +193,8 @@ class RunLedger:
     checks.integer('num_rounds', num_rounds, at_least=0, at_most=self.num_rounds)
     state = self.state_dict()
     state['offsets'] = state['offsets'][: num_rounds + 1]
-    state.update({name: state[name][: state['offsets'][-1]] for name in ledger_arrays.ENTRIES})
-    state.update({name: state[name][:num_rounds] for name in ledger_arrays.ROUNDS})
+    state.update({name: state[name][: state['offsets'][-1]] for name in ENTRIES})
+    state.update({name: state[name][:num_rounds] for name in ROUNDS})
     return RunLedger.from_state_dict(state)
 
   def state_dict(self) -> dict[str, np.ndarray]:
@@ -176,7 +207,7 @@ class RunLedger:
       The arrays are read-only and not copied; later rounds leave them as they are.
     """
     return {
-      **{name: self._arrays[name].values for name in ledger_arrays.ARRAYS},
+      **{name: self._arrays[name].values for name in ARRAYS},
       'num_clients': np.array(self._num_clients, np.int64),
       'delta': np.array(self._delta, np.float64),
       'fingerprint': np.frombuffer(self._digest, np.uint8),
@@ -190,11 +221,11 @@ class RunLedger:
     Raises:
       ValueError: If the state is damaged, or belongs to another population, δ or fingerprint. Nothing is changed then.
     """
-    arrays = ledger_arrays.checked_state(state)
+    arrays = _checked_state(state)
     expected = self.state_dict()
     differences = [
       f'{name} {_shown(name, arrays[name])}, this run has {_shown(name, expected[name])}'
-      for name in ledger_arrays.IDENTITY
+      for name in IDENTITY
       if not np.array_equal(arrays[name], expected[name])
     ]
     if differences:
@@ -204,7 +235,7 @@ class RunLedger:
   @classmethod
   def from_state_dict(cls, state: Mapping[str, np.ndarray]) -> 'RunLedger':
     """The ledger of a saved state of any run; raises `ValueError` if it is damaged."""
-    arrays = ledger_arrays.checked_state(state)
+    arrays = _checked_state(state)
     correlation = correlations.of_terms(arrays['gains'], arrays['decays'])
     ledger = cls(int(arrays['num_clients']), float(arrays['delta']), '', correlation)
     ledger._digest = arrays['fingerprint'].tobytes()
@@ -230,3 +261,61 @@ def _shown(name: str, value: np.ndarray) -> str:
   if value.ndim and name != 'fingerprint':
     return str(value.tolist())
   return f'{value.tobytes().hex()[:12]}…' if name == 'fingerprint' else f'{value.item():g}'
+
+
+def _checked_state(state: Mapping[str, Any]) -> dict[str, np.ndarray]:
+  """The state's arrays; raises `ValueError` if one is missing, has the wrong type or shape, or contradicts the others.
+
+  A ledger of version 0.1 holds no terms of a correlation: its noise was independent.
+  """
+  if not set(CORRELATION) & set(state):
+    state = {**state, **{name: np.zeros(0, dtype) for name, (_, dtype) in CORRELATION.items()}}
+  expected = {**{name: (None, dtype) for name, dtype in ARRAYS.items()}, **IDENTITY}
+  if set(state) != set(expected):
+    raise ValueError(f'The saved ledger must hold {sorted(expected)}, found {sorted(state)}.')
+  arrays = {name: np.asarray(value) for name, value in state.items()}
+  for name, (shape, dtype) in expected.items():
+    found = arrays[name]
+    if found.dtype != dtype or (found.ndim != 1 if shape is None else found.shape != shape):
+      shown = '[n]' if shape is None else list(shape)
+      raise ValueError(
+        f'The saved ledger is damaged: {name} must be {np.dtype(dtype)}{shown}, found '
+        f'{found.dtype}{list(found.shape)}.'
+      )
+  offsets = arrays['offsets']
+  if not len(offsets) or offsets[0] != 0 or (np.diff(offsets) < 0).any():
+    raise ValueError('The saved ledger is damaged: offsets must ascend from 0.')
+  lengths = {**dict.fromkeys(ENTRIES, offsets[-1]), **dict.fromkeys(ROUNDS, len(offsets) - 1)}
+  for name, length in lengths.items():
+    if len(arrays[name]) != length:
+      raise ValueError(f'The saved ledger is damaged: {name} must have {length} values, found {len(arrays[name])}.')
+  try:
+    num_clients = checks.integer('num_clients', int(arrays['num_clients']), at_least=1, at_most=2**31 - 1)
+    checks.number('delta', float(arrays['delta']), above=0, below=1)
+    _check_values(arrays, num_clients)
+    correlations.of_terms(arrays['gains'], arrays['decays'])
+  except ValueError as error:
+    raise ValueError(f'The saved ledger is damaged: {error}') from None
+  return arrays
+
+
+def _check_values(arrays: Mapping[str, np.ndarray], num_clients: int):
+  """Raises `ValueError` unless the arrays, which fit each other, hold values that rounds can have."""
+  clients = arrays['clients']
+  checks.ids('clients', clients, num_clients)
+  of_round = np.repeat(np.arange(len(arrays['offsets']) - 1), np.diff(arrays['offsets']))
+  places = np.sort(of_round * num_clients + clients)
+  twice = places[1:][np.diff(places) == 0]
+  if len(twice):
+    raise ValueError(f'A client can be in a round only once, found client {twice[0] % num_clients} twice in one round.')
+  bounds = {
+    'budgets': (lambda v: v > 0, 'greater than 0'),
+    'weights': (lambda v: (v >= 0) & (v <= 1), 'at least 0 and at most 1'),
+    'noise_multipliers': (lambda v: (v >= 0) & (v < math.inf), 'finite and at least 0'),
+    'count_noise_multipliers': (lambda v: v >= 0, 'at least 0'),
+    'clipping_norms': (lambda v: v >= 0, 'at least 0'),
+  }
+  for name, (holds, words) in bounds.items():
+    bad = arrays[name][~holds(arrays[name])]
+    if len(bad):
+      raise ValueError(f'{name} must be {words}, found {bad[0]:g}.')

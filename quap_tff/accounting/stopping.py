@@ -12,7 +12,6 @@ from typing import Any, Optional
 
 import numpy as np
 
-from quap_tff.accounting import ledger_arrays
 from quap_tff.accounting import run_ledger
 
 # Relative, between noise and weights of a round in TensorFlow's arithmetic and in NumPy's.
@@ -71,8 +70,8 @@ def completed(ledger: run_ledger.RunLedger, planned: run_ledger.RunLedger) -> ru
     {
       **found,
       'offsets': np.concatenate([found['offsets'], rest['offsets'][rounds + 1 :]]),
-      **{name: np.concatenate([found[name], rest[name][begin:]]) for name in ledger_arrays.ENTRIES},
-      **{name: np.concatenate([found[name], rest[name][rounds:]]) for name in ledger_arrays.ROUNDS},
+      **{name: np.concatenate([found[name], rest[name][begin:]]) for name in run_ledger.ENTRIES},
+      **{name: np.concatenate([found[name], rest[name][rounds:]]) for name in run_ledger.ROUNDS},
     }
   )
 

@@ -125,6 +125,7 @@ class TestOtherCode:
     _run_rounds(tmp_path, 1, 1, needs_same_code=True)
     assert _stretches(tmp_path) == [(1, 'b')]
 
+  @pytest.mark.slow
   def test_a_certified_run_goes_on_with_it_only_if_told_to(self, tmp_path, code_is, capsys):
     path = tmp_path / 'run'
     arguments = [*harness.TINY, '--algorithm=certified', f'--output_dir={path}']
@@ -143,6 +144,7 @@ class TestOtherCode:
     assert harness.main(*arguments) == 0
     assert 'finished already' in capsys.readouterr().err and _stretches(path) == [(1, 'a'), (3, 'b')]
 
+  @pytest.mark.slow
   def test_any_other_run_goes_on_and_writes_it_down(self, tmp_path, code_is, capsys):
     path = tmp_path / 'run'
     code_is('a')

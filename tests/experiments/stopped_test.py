@@ -9,6 +9,8 @@ from experiments.auditing import canary_run
 from quap_tff import accounting
 from tests.experiments import harness
 
+pytestmark = pytest.mark.slow
+
 _FIXED_DP = ('--algorithm=fixed_dp', '--noclient_metrics', '--calibration=exact', '--epsilon=3')
 
 

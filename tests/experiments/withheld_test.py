@@ -13,6 +13,8 @@ from experiments import training
 from quap_tff.common import seeds
 from tests.experiments import harness
 
+pytestmark = pytest.mark.slow
+
 _DAY = 24 * 3600
 _FROM_FLAGS = setup.from_flags
 
