@@ -114,7 +114,11 @@ class TestRun:
     assert _run(tmp_path / 'run', '--stop_after=2', '--checkpoint_every=99') == 0
     assert reported[:5] == [('save', 0), ('save', 1), ('log', 1), ('save', 2), ('log', 2)]
 
-  @pytest.mark.parametrize('algorithm', ['certified', 'tff_dp_fedavg', 'tff_dp_fedavg_adaptive', 'tff_dp_ftrl'])
+  @pytest.mark.parametrize('algorithm', ['tff_dp_fedavg', 'tff_dp_fedavg_adaptive', 'certified', 'quap'])
+  def test_whose_rounds_are_kept_before_they_are_released(self, algorithm):
+    assert _experiment(f'--algorithm={algorithm}').plan.is_saved_before_release == (algorithm != 'quap')
+
+  @pytest.mark.parametrize('algorithm', ['certified:weights=spend_evenly', 'tff_dp_fedavg_adaptive', 'tff_dp_ftrl'])
   def test_what_a_killed_run_has_reported_stays_as_it_was(self, algorithm, tmp_path, capsys, monkeypatch):
     class Killed(BaseException):
       pass

@@ -43,7 +43,22 @@ class _Clock:
     monkeypatch.setattr(datetime, 'date', Date)
 
 
-def _run(path, capsys, arguments, pace, change=lambda clients: clients):
+def _with_kept_processes(made):
+  """`setup.from_flags`, whose experiments share the processes in `made`: they follow from flags, not from data."""
+
+  def from_flags(*args):
+    experiment = _FROM_FLAGS(*args)
+    once = lambda name, make: lambda *rest: made[name] if name in made else made.setdefault(name, make(*rest))
+    return dataclasses.replace(
+      experiment,
+      build_process=once('process', experiment.build_process),
+      build_evaluation=once('evaluation', experiment.build_evaluation),
+    )
+
+  return from_flags
+
+
+def _run(path, capsys, arguments, pace, made, change=lambda clients: clients):
   """A run whose clients hold changed data, and take `pace` seconds each. All of them send what unchanged data give.
 
   Returns:
@@ -64,8 +79,8 @@ def _run(path, capsys, arguments, pace, change=lambda clients: clients):
 
     monkeypatch.setattr(setup.data, 'load', changed)
     monkeypatch.setattr(training, 'client_data', client_data)
-    # Both runs draw the same noise, from a seed that neither gives away. Processes that tests share have other seeds.
-    monkeypatch.setattr(setup, 'from_flags', _FROM_FLAGS)
+    # Both runs draw the same noise, from a seed that neither gives away. Processes of other tests have other seeds.
+    monkeypatch.setattr(setup, 'from_flags', _with_kept_processes(made))
     monkeypatch.setattr(seeds, 'initial_seed', lambda seed, stream: tf.constant([5, seeds.STREAMS[stream]], tf.int64))
     # The data enter here with a secret salt of 32 bytes, and in no other way.
     monkeypatch.setattr(run_directory.RunDirectory, '_commitment', lambda self, digest: 'salted')
@@ -82,10 +97,10 @@ def _one_with_less(clients):
 @pytest.mark.usefixtures('drawn')
 @pytest.mark.parametrize('arguments', [['--algorithm=certified'], ['--noclient_metrics']], ids=' '.join)
 def test_nothing_that_is_kept_or_printed_depends_on_the_data_or_the_time(arguments, tmp_path, capsys):
-  path = tmp_path / 'run'
-  kept, out = _run(path, capsys, arguments, pace=1.0)
+  path, made = tmp_path / 'run', {}
+  kept, out = _run(path, capsys, arguments, 1.0, made)
   path.rename(tmp_path / 'before')
-  other_kept, other_out = _run(path, capsys, arguments, pace=_DAY, change=_one_with_less)
+  other_kept, other_out = _run(path, capsys, arguments, _DAY, made, _one_with_less)
   assert sorted(other_kept) == sorted(kept) and len(kept) >= 8
   assert [name for name in kept if other_kept[name] != kept[name]] == []
   assert other_out == out and '"seconds":null' in out

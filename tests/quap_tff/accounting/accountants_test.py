@@ -58,7 +58,9 @@ def _normal_cdf(t, pi):
 def exact_log_delta(epsilon, mu):
   """ln δ(ε), right in every digit of a float."""
   with decimal.localcontext() as context:
-    context.prec = 1200
+    # Terms of the series reach e^(t²/2), and their sum is as small as e^(-t²/2).
+    furthest = epsilon / mu + mu / 2
+    context.prec = min(80 + int(0.45 * furthest**2), 1200)
     epsilon, mu, pi = D(epsilon), D(mu), _pi()
     x = epsilon / mu
     return float((_normal_cdf(mu / 2 - x, pi) - epsilon.exp() * _normal_cdf(-mu / 2 - x, pi)).ln())
