@@ -4,10 +4,7 @@ A stretch is {first_round, code, versions, machine}. It ends where the next one 
 """
 
 from collections.abc import Mapping
-import functools
-import hashlib
 import os
-import pathlib
 import platform
 import sys
 from typing import Any, Optional
@@ -15,6 +12,7 @@ from typing import Any, Optional
 import numpy as np
 
 import quap_tff
+from quap_tff.common import version
 from quap_tff.common.lazy import tf
 from quap_tff.common.lazy import tff
 
@@ -28,15 +26,9 @@ def code() -> dict[str, str]:
   return {'quap_tff': quap_tff.__version__, 'source_sha256': source_digest()}
 
 
-@functools.lru_cache(maxsize=1)
 def source_digest(root: Optional[str] = None) -> str:
-  """SHA-256 over the path and the content of every Python file of the program, in the order of the paths."""
-  base = pathlib.Path(root) if root is not None else pathlib.Path(quap_tff.__file__).resolve().parents[1]
-  found = hashlib.sha256()
-  for path in sorted(p.relative_to(base).as_posix() for name in _FOLDERS for p in (base / name).rglob('*.py')):
-    content = hashlib.sha256((base / path).read_bytes()).hexdigest()
-    found.update(f'{content}  {path}\n'.encode())
-  return found.hexdigest()
+  """SHA-256 of the program's source, see `version.source_digest`."""
+  return version.source_digest(_FOLDERS, root)
 
 
 def versions() -> dict[str, str]:
@@ -62,8 +54,8 @@ def machine() -> dict[str, Any]:
 def stretches(run: Mapping[str, Any], last_round: int) -> list[dict[str, Any]]:
   """The stretches of the rounds up to `last_round`, of run.json as a value.
 
-  What was to run later rounds is left out: none of those was kept. Older versions did not write stretches, so the code
-  of their rounds is None.
+  Stretches of later rounds are left out, because none of these rounds was kept. Older versions did not write
+  stretches, so the code of their rounds is None.
   """
   unknown = {'first_round': 1, 'code': None, 'versions': run.get('versions'), 'machine': run.get('machine')}
   return [stretch for stretch in run.get(STRETCHES) or [unknown] if stretch['first_round'] <= last_round]

@@ -1,4 +1,4 @@
-"""What a run spends, and what may be said about it.
+"""The privacy account of a run, and the statements that may be made about it.
 
 A `RunLedger` records what happened and gives the documents' own, nominal figures. `formal_report` gives the formal
 figures of a run; `account` and `solve` give those of any `History`.

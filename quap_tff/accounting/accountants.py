@@ -89,10 +89,10 @@ def default_name(history: histories_lib.History, delta: Optional[float] = None) 
 def account(
   history: histories_lib.History, delta: float, names: Optional[Sequence[str]] = None
 ) -> dict[str, Union[Figure, NotApplicable]]:
-  """What a history spends, by every accountant or by the named ones.
+  """The privacy loss of a history, by every accountant or by the named ones.
 
   Args:
-    history: What one client goes through.
+    history: The mechanisms that one client goes through.
     delta: Total δ in (0, 1).
     names: Of `ACCOUNTANTS`; None for all.
 
@@ -130,7 +130,7 @@ def delta_of(history: histories_lib.History, epsilon: float, name: str) -> float
   """The smallest δ at which the accountant proves ε, rounded up; at least the smallest δ that it can handle.
 
   Args:
-    history: What one client goes through.
+    history: The mechanisms that one client goes through.
     epsilon: ε >= 0 in nats.
     name: Of `ACCOUNTANTS`.
 

@@ -30,7 +30,7 @@ class Solution(NamedTuple):
     epsilon: Nats.
     delta: The total δ.
     accountant: The name of the accountant that proves it.
-    history: What the client goes through at that noise.
+    history: The mechanisms that the client goes through at that noise.
   """
 
   noise_multiplier: float
@@ -44,7 +44,7 @@ def noise_factor(history: histories_lib.History, epsilon: float, delta: float, n
   """The least factor on the noise of every round with which the accountant proves (ε, δ).
 
   Args:
-    history: What one client goes through, at any noise; sampling rates stay as they are.
+    history: The mechanisms that one client goes through, at any noise; sampling rates stay as they are.
     epsilon: ε >= 0 in nats.
     delta: Total δ in (0, 1).
     name: Of `accountants.ACCOUNTANTS`.

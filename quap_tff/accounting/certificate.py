@@ -85,8 +85,8 @@ def issue(ledger: accounting.RunLedger, facts: Facts, provenance: Mapping[str, A
   Args:
     ledger: All rounds.
     facts: Everything else that the certificate depends on.
-    provenance: What the certificate is bound to: the run, the program and the files. It is made of values that JSON can
-      hold, and is included unchanged.
+    provenance: The run, the program and the files to which the certificate is bound. It is made of values that JSON
+      can hold, and is included unchanged.
 
   Raises:
     ValueError: If the run gets no certificate. The message gives every reason.
@@ -139,7 +139,7 @@ def issue(ledger: accounting.RunLedger, facts: Facts, provenance: Mapping[str, A
 
 
 def problems(certificate: Any, ledger: accounting.RunLedger, facts: Facts, provenance: Mapping[str, Any]) -> list[str]:
-  """What is wrong with a certificate, a sentence each; empty if it is valid.
+  """The problems of a certificate, a sentence each; empty if it is valid.
 
   Args:
     certificate: The certificate as read from JSON, without NaN and infinities.
@@ -176,8 +176,8 @@ def differences(
   """A sentence for each place where two JSON values differ by more than rounding.
 
   Args:
-    found: What a file says.
-    expected: What it should say.
+    found: The value in a file.
+    expected: The value that it should have.
     skipped: Places that are not compared, such as `releases.how` (in every item of a list).
     tolerance: The relative tolerance of numbers that are not integers.
     path: Where the values lie in the file.

@@ -1,4 +1,4 @@
-"""The evidence for a certificate: what a folder's files say, read, computed again and compared.
+"""The evidence for a certificate: the files of a folder are read, computed again and compared.
 
 Nothing here imports TensorFlow, since verification runs no model. The folder may come from anybody.
 """
@@ -21,27 +21,27 @@ from quap_tff.common import lazy
 h5py = lazy.module('h5py')
 
 LEDGER, CLIENTS, LOCK = 'ledger.npz', 'clients.csv', '.lock'
-# What Python makes of a file that does not hold what it should.
+# The errors of a file that does not hold what it should.
 DAMAGE = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, MemoryError)
 # Tolerances between float32 figures of TensorFlow and of NumPy. A standard deviation of equal rates is nearly 0.
 RELATIVE, _ABSOLUTE = 1e-5, 1e-6
 
-# What fits into the memory of an ordinary machine.
+# An ordinary machine's memory holds so many.
 _MOST_CLIENTS = 10**7
 
 _Read = TypeVar('_Read')
 
 
 class Evidence(NamedTuple):
-  """What a folder holds for its certificate.
+  """The evidence that a folder holds for its certificate.
 
   Attributes:
     ledger: From ledger.npz.
     facts: The facts that follow from the other files.
-    provenance: What the certificate is bound to, see `certificate.issue`.
+    provenance: The things to which the certificate is bound, see `certificate.issue`.
     problems: Where the files contradict each other, a sentence each.
-    warnings: What is in the folder but should not be handed out, a sentence each.
-    missing: What cannot be computed again from the folder, in sentences; '' if everything can.
+    warnings: Things in the folder that should not be handed out, a sentence each.
+    missing: The things that cannot be computed again from the folder, in sentences; '' if there are none.
   """
 
   ledger: accounting.RunLedger
@@ -53,7 +53,7 @@ class Evidence(NamedTuple):
 
 
 def entry_problems(path: str, found: folder_files.Entries) -> list[str]:
-  """What lies in the folder and cannot be bound by a digest, a sentence each."""
+  """The things in the folder that cannot be bound by a digest, a sentence each."""
   problems = [
     f'{name} is a {kind}. A certificate covers regular files only.' for name, kind in sorted(found.special.items())
   ]
@@ -155,7 +155,7 @@ def model_problems(path: str, name: str, sizes: Iterable[int], source: str) -> l
 
 
 def in_model(path: str, name: str, read: Callable[[list[Any]], _Read]) -> _Read:
-  """What `read` makes of the tensors of a model's file, .keras or .npz, which can't be used after it."""
+  """The result of `read` for the tensors of a model's file, .keras or .npz, which can't be used after it."""
   whole = folder_files.check_archive(path, name)
   try:
     if name.endswith('.npz'):

@@ -32,7 +32,7 @@ _FROM_A_SEED = 'The cohorts follow from a public seed.'
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-  """What the ledger of a run does not hold. Texts are whole sentences and are printed as they are.
+  """The facts of a run that its ledger does not hold. Texts are whole sentences and are printed as they are.
 
   Attributes:
     algorithm: The spec of the method.
@@ -46,7 +46,7 @@ class Facts:
     test_set: Whose examples the test set holds.
     tests: How often loss and accuracy on the test set were released.
     public_data: Which other data the features of the examples were made from; '' for none.
-    post_processing: What is done to the noised weights before they are published; '' for nothing.
+    post_processing: How the noised weights are changed before they are published; '' if they are not.
     fixed_noise_seed: Whether the seed of the noise was given instead of being drawn.
     exact_clip: Whether a clipping norm is an un-noised function of clients' data.
     exact_metrics: The names of exact functions of clients' data that were released, such as losses and norms.

@@ -6,8 +6,8 @@
     audit.json          what an audit measured (experiments.audit), and audit.sig, a signature of it
 
 A certificate is bound to every other file in the folder by its SHA-256. A function from a folder to its `Evidence`
-computes again what follows from these files. There is one for each origin: `quap_tff.plans.certificates` for folders
-that library code has written, `experiments.evidence` for runs of experiments.train.
+computes again all that follows from these files. There is one for each origin: `quap_tff.plans.certificates` for
+folders that library code has written, `experiments.evidence` for runs of experiments.train.
 """
 
 import base64
@@ -41,14 +41,14 @@ VALID, INVALID, CANNOT_TELL = 0, 1, 2
 
 
 class Verdict(NamedTuple):
-  """What was found in a folder.
+  """The result of a verification.
 
   Attributes:
-    problems: What is wrong, a sentence each. Empty if the certificate is valid.
-    warnings: What a reader should know although it does not make the certificate invalid, a sentence each.
-    notes: What a reader must know together with the statement, a sentence each.
+    problems: The problems of the folder, a sentence each. Empty if the certificate is valid.
+    warnings: Things that a reader should know although they do not make the certificate invalid, a sentence each.
+    notes: Things that a reader must know together with the statement, a sentence each.
     statement: The guarantee; '' if the certificate is not valid.
-    refutation: What the audit in the folder says if it refutes the claim of the certificate, else ''.
+    refutation: The verdict of the audit in the folder if it refutes the claim of the certificate, else ''.
   """
 
   problems: list[str]
@@ -140,13 +140,13 @@ def sign_audit(path: str, private_key: Optional[Any]):
 
 
 def problems_of_signature(path: str, name: str, key: Any, source: str) -> list[str]:
-  """What is wrong with the signature of the folder's certificate or audit, a sentence each.
+  """The problems of the signature of the folder's certificate or audit, a sentence each.
 
   Args:
     path: The folder.
     name: `CERTIFICATE` or `AUDIT`.
     key: The signer's Ed25519 public key.
-    source: What the key is called in the sentences.
+    source: The name of the key in the sentences.
   """
   signature = _SIGNATURES[name]
   try:
@@ -268,7 +268,7 @@ def _page_differs(path: str, certificate: Mapping[str, Any], audit: Optional[Aud
 
 
 def _notes_on_earlier(version: int, has_audit: bool) -> list[str]:
-  """What was not compared, of a certificate of an earlier version."""
+  """The things that are not compared in a certificate of an earlier version."""
   return [
     f'The certificate has version {version}. Its figures were computed again and agree. Its sentences and '
     f'{PAGE} were not compared: rely on the statement that follows, not on them. It does not say which '

@@ -14,7 +14,7 @@ from quap_tff.common import rounding
 jinja2 = lazy.module('jinja2')
 markupsafe = lazy.module('markupsafe')
 
-# The files of a folder that library code has written. They hold what a run of experiments.train has in its flags.
+# Files of library code. They hold the facts that a run of experiments.train has in its flags.
 MECHANISM, SCHEDULE = 'mechanism.json', 'schedule.npz'
 
 _TEMPLATE = """\
@@ -142,9 +142,9 @@ class Audit(NamedTuple):
   """An audit of a certificate.
 
   Attributes:
-    problems: What is wrong with it, a sentence each.
+    problems: Its problems, a sentence each.
     refutes: Whether it refutes the claim of the certificate.
-    verdict: What was measured and what was claimed, in sentences.
+    verdict: The measured bounds and the claim, in sentences.
     rows: (what, figure) for a table.
   """
 

@@ -1,4 +1,4 @@
-"""The formal figures of a run: what each client spends, by every applicable accountant, and what the figures cover."""
+"""The formal figures of a run: the ε of each client by every applicable accountant, and what the figures cover."""
 
 import dataclasses
 import math
@@ -46,7 +46,7 @@ class FormalFigure:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FormalReport:
-  """What may be said of a run.
+  """The formal statement about a run.
 
   Attributes:
     covers: One of `protection.COVERS`.
@@ -58,8 +58,8 @@ class FormalReport:
       noise.
     epsilon: float64[N], each client's ε by the exact composition of Gaussians without amplification; None if nothing is
       covered, or if there is no bound.
-    reading: For a run that ended before its last planned round, what its rounds cost. The figures are then the bound of
-      the plan. None for a run that reached its last round.
+    reading: For a run that ended before its last planned round, the cost of its rounds. The figures are then the bound
+      of the plan. None for a run that reached its last round.
   """
 
   covers: str
@@ -124,7 +124,7 @@ def formal_report(
   """The figures of a run.
 
   Args:
-    ledger: What happened.
+    ledger: The rounds of the run.
     delta: The total δ, in (0, 1).
     protection: From `describe_protection`, for the same run.
     sampler: How the cohorts were drawn. Amplification is counted only where the whole release is covered: un-noised

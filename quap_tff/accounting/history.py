@@ -1,4 +1,4 @@
-"""What one client goes through: a multiset of Gaussian mechanisms, each with the rate at which it was sampled.
+"""The history of one client: a multiset of Gaussian mechanisms, each with the rate at which it was sampled.
 
 Composition does not depend on the order, so a history holds counts of distinct mechanisms, and clients with equal
 histories are accounted for once. The mechanisms must follow from what is public (schedule, cohorts, participation
@@ -170,7 +170,7 @@ class Population(NamedTuple):
 
 
 def group(clients: Any, kinds: Any, mechanisms: Sequence[GaussianMechanism], num_clients: int) -> Population:
-  """The histories of N clients, given what each went through.
+  """The histories of N clients, given the mechanisms that each went through.
 
   Args:
     clients: int[K] ids in [0, N).

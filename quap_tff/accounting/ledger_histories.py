@@ -1,4 +1,4 @@
-"""What each client of a run went through, from its ledger: a Gaussian mechanism of μ = w_i(t)/z_t for each round.
+"""The history of each client of a run, from its ledger: a Gaussian mechanism of μ = w_i(t)/z_t for each round.
 
 Under correlated noise all rounds together are one Gaussian mechanism of μ_i = ‖C·w_i‖/z.
 

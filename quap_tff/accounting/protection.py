@@ -1,4 +1,4 @@
-"""What a configuration protects and what it does not, in plain words."""
+"""The things that a configuration protects, and those that it does not, in plain words."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Optional
@@ -14,10 +14,10 @@ class Protection(NamedTuple):
   """A statement about a run.
 
   Attributes:
-    covers: What the run's formal figures hold for, one of `COVERS`. 'released model': everything that is released.
-      'weights without the logs': the model's weights, as long as the exact training metrics that are logged beside them
-      stay secret. 'nothing': the released model has no finite ε, and there are no formal figures.
-    statement: What is covered and why, in a sentence or two.
+    covers: The release for which the run's formal figures hold, one of `COVERS`. 'released model': everything that is
+      released. 'weights without the logs': the model's weights, as long as the exact training metrics that are logged
+      alongside stay secret. 'nothing': the released model has no finite ε, and there are no formal figures.
+    statement: The release that is covered and why, in a sentence or two.
     text: Everything that may be said, one sentence a line.
   """
 
@@ -27,11 +27,11 @@ class Protection(NamedTuple):
 
   @property
   def model_protected(self) -> bool:
-    """Whether the released model itself has a finite ε; what is released beside it is another matter."""
+    """Whether the released model itself has a finite ε; other releases are another matter."""
     return self.covers != NOTHING
 
 
-# Exact functions of clients' data that may be released beside a model.
+# Exact functions of clients' data that may be released alongside a model.
 TRAINING_METRICS = 'training metrics of clients, which --noclient_metrics withholds'
 EXACT_LOGS = 'Training loss, training accuracy, update norms and signal norms in the logs are exact and not protected.'
 CLIENTS_TESTS = 'figures on test examples of the clients themselves'
@@ -43,7 +43,7 @@ def describe_protection(
   exact_logs: Sequence[str] = (TRAINING_METRICS,),
   exact_uses: Sequence[str] = (),
 ) -> Protection:
-  """What may be said about a run.
+  """The statement that may be made about a run.
 
   If anything is released without noise, later rounds depend on it: they train on it, or their clip or noise follows it.
   So the clip does not bound a client's influence on later rounds, and there is no formal figure for the noised weights
@@ -52,8 +52,8 @@ def describe_protection(
   Args:
     config: The mechanism.
     model: The model's shape. If it is unknown, noise counts as covering every layer only if the configuration says so.
-    exact_logs: Which exact functions of clients' data are released beside the model, a clause each.
-    exact_uses: Which exact functions of clients' data the training depends on beside the mechanism, a clause each.
+    exact_logs: Which exact functions of clients' data are released alongside the model, a clause each.
+    exact_uses: Which exact functions of clients' data the training depends on outside the mechanism, a clause each.
   """
   if config.noise.placement == 'none':
     statement = 'No noise is added: nothing is protected, and there is no finite ε for the released model.'
@@ -75,10 +75,10 @@ def describe_protection(
 
 
 def of_noise(covered: str, reasons: Sequence[str], seed_is_known: bool, exact_logs: Sequence[str]) -> Protection:
-  """What may be said about a run with noise.
+  """The statement that may be made about a run with noise.
 
   Args:
-    covered: What the noise covers, a sentence.
+    covered: The layers that the noise covers, a sentence.
     reasons: Why the released model has no finite ε, a clause each. Empty if it has one.
     seed_is_known: Whether the seed of the noise was given.
     exact_logs: As for `describe_protection`.

@@ -198,7 +198,7 @@ class RunLedger:
     return RunLedger.from_state_dict(state)
 
   def state_dict(self) -> dict[str, np.ndarray]:
-    """What a checkpoint and `ledger.npz` keep: round t, from 1, holds clients[offsets[t-1]:offsets[t]].
+    """The arrays that a checkpoint and `ledger.npz` keep: round t, from 1, holds clients[offsets[t-1]:offsets[t]].
 
     Returns:
       offsets int64[T+1]; clients int32[K], budgets and weights float64[K]; noise_multipliers, count_noise_multipliers

@@ -1,4 +1,4 @@
-"""Amplification by sampling: what a run's sampler earns, and the resulting ε. Where it earns nothing, the reason.
+"""Amplification by sampling: how much a run's sampler earns, or the reason why it earns nothing.
 
 A client is better hidden if an adversary cannot tell in which rounds it was. That takes a draw of known distribution,
 rounds in which nothing but the noised sum depends on who came, and cohorts that stay secret.
@@ -37,13 +37,13 @@ class Sampler:
       random set of `cohort_size` clients, independent over rounds. 'none': everything else.
     rates: float[N] in [0, 1], the coins' rates; for 'bernoulli'.
     cohort_size: M; for 'fixed_size'.
-    constant_divisor: Whether the sum is divided by a public constant, whoever came.
+    constant_divisor: Whether the sum is divided by a public constant that does not depend on who came.
     constant_noise_multiplier: Whether the noise multiplier does not depend on who came. It does depend on that where
       the budget follows the cohort's participation rates.
     noises_empty_rounds: Whether a round that nobody comes to releases the same noise as any other. If it releases
       nothing, it reveals that nobody came.
     secret: Whether the seed of the cohorts and everything that follows from it stay secret. A seed that is a flag, or
-      that is kept beside the run, is not secret.
+      that is kept with the run, is not secret.
     noise_is_planned: Whether the noise was chosen on the run's own cohorts, and so depends on them.
     reason: For 'none', why such cohorts amplify nothing, a clause.
   """

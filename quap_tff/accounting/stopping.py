@@ -1,4 +1,4 @@
-"""Runs that end before their last planned round: what their rounds cost, and what bounds them.
+"""Runs that end before their last planned round: the cost of their rounds, and their bounds.
 
 A run can end because of what it has released: at an accuracy, or when somebody who looked at it stops it. Then the
 number of its rounds is chosen by the releases, and the ε of the rounds that ran is the reading of an odometer. At that
@@ -24,7 +24,7 @@ class NoBoundError(ValueError):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Reading:
-  """What the rounds of a run cost that ended early. It guarantees nothing.
+  """The cost of the rounds of a run that ended early. It guarantees nothing.
 
   Attributes:
     rounds: The rounds that ran.

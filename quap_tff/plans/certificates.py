@@ -1,9 +1,9 @@
 """Certificates of certified runs of library code: a folder that `python -m quap_tff.verify` accepts.
 
-    mechanism.json      the mechanism, the model's shape, and what was told about the run
+    mechanism.json      the mechanism, the model's shape, and the facts that were stated about the run
     schedule.npz        the public schedule: round t, from 1, has clients[offsets[t-1]:offsets[t]]
-    ledger.npz          what each round cost each client
-    clients.csv         what each client has spent
+    ledger.npz          the cost of each round for each client
+    clients.csv         the ε that each client has spent
     model.keras, .npz   the model that is released
 
 The plan is made again from the first two, and everything else is compared with it, as docs/privacy.md says.
@@ -14,9 +14,7 @@ import csv
 import dataclasses
 import datetime
 import functools
-import hashlib
 import os
-import pathlib
 import shutil
 from typing import Any, NamedTuple, Optional, Union
 import zipfile
@@ -42,7 +40,7 @@ from quap_tff.mechanisms import weight_rules
 from quap_tff.plans import certified
 
 _KERAS, _ARRAYS = 'model.keras', 'model.npz'
-# What a mechanism can be made of. A file names a class, and only these are made.
+# The parts of a mechanism. A file names a class, and objects of other classes are never made.
 _CLASSES = {
   one.__name__: one
   for module in (certified_config, clip_rules, correlation, participation, sparsity, weight_rules)
@@ -52,7 +50,7 @@ _CLASSES = {
 
 
 class About(NamedTuple):
-  """What no file of a run shows. Whoever issues the certificate says it, and the certificate repeats it.
+  """Facts that no file of a run shows. The issuer of the certificate states them, and the certificate repeats them.
 
   Attributes:
     dataset: Name of the dataset.
@@ -62,7 +60,7 @@ class About(NamedTuple):
     tests: How often loss and accuracy on the test set were released.
     test_accuracy: In [0, 1]; None if it is not published.
     public_data: Which other data the features of the examples were made from, in sentences; '' for none.
-    post_processing: What is done to the noised weights before they are published, in sentences; '' for nothing.
+    post_processing: How the noised weights are changed before they are published, in sentences; '' if they are not.
     algorithm: Name of the method.
     model: Name of the model.
   """
@@ -94,7 +92,7 @@ def write_certificate(
     plan: The plan of the run. The shape of its model must be known, as it is after `build_process`.
     ledger: The run's ledger. A run may have ended before the last round of the plan's schedule.
     model: A Keras file (.keras) of the released model, or its weights: the trained tensors, as arrays.
-    about: What no file shows.
+    about: The facts that no file shows.
     signing_key: File with an Ed25519 private key (PEM) to sign the certificate with.
 
   Returns:
@@ -174,7 +172,7 @@ def read(path: str) -> certificate_evidence.Evidence:
   facts = plan.facts(**{name: about[name] for name in told})
   run = {name: about[name] for name in ('dataset', 'model', 'test_accuracy', 'date')}
   provenance = {
-    'code': {'quap_tff': version.VERSION, 'source_sha256': _source_digest()},
+    'code': {'quap_tff': version.VERSION, 'source_sha256': version.source_digest()},
     'run': {**run, 'features': 'none'},
     'config_sha256': certificates.digest(value),
     'data_commitment': None,
@@ -186,7 +184,7 @@ def read(path: str) -> certificate_evidence.Evidence:
 
 
 def _plan(path, value) -> tuple[certified.CertifiedPlan, Mapping[str, Any]]:
-  """The plan, and what was told, from mechanism.json as a value and schedule.npz."""
+  """The plan, and the stated facts, from mechanism.json as a value and schedule.npz."""
   whole = folder_files.check_archive(path, SCHEDULE)
   try:
     about = value['about']
@@ -233,13 +231,3 @@ def _from_json(value: Any) -> Any:
     fields = {name: _from_json(part) for name, part in value.items() if name != 'class'}
     return _CLASSES[value['class']](**fields)
   return tuple(map(_from_json, value)) if isinstance(value, list) else value
-
-
-@functools.cache
-def _source_digest() -> str:
-  """SHA-256 over the path and the content of every Python file of the library, in the order of the paths."""
-  root = pathlib.Path(__file__).resolve().parents[1]
-  found = hashlib.sha256()
-  for path in sorted(path.relative_to(root).as_posix() for path in root.rglob('*.py')):
-    found.update(f'{hashlib.sha256((root / path).read_bytes()).hexdigest()}  {path}\n'.encode())
-  return found.hexdigest()
