@@ -1,7 +1,7 @@
 """The report's sections on accuracy: beside the documents' figures, by round, and over the values of a flag."""
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import itertools
 from typing import Any, Callable, Optional
 
@@ -24,23 +24,48 @@ def select(groups: Sequence[study.Group], method: str, scenario: Optional[str] =
   return [g for g in groups if g.method == method and scenario in (None, g.scenario) and g.has(**flags)]
 
 
+def against(
+  groups: Sequence[study.Group],
+  name: str,
+  title: str,
+  cells: Sequence[str],
+  flags: Mapping[str, Any],
+  known: Sequence[str] = (),
+  what: str = _WHAT,
+  measure: Callable[[study.Group], Any] = study.Group.accuracy,
+) -> list[pages.Block]:
+  """A table of `published.table(name)` with the measured figures of the runs that have these flags.
+
+  Args:
+    groups: All groups.
+    name: The name of the documents' table, and of this one.
+    title: The line above the table.
+    cells: Which of dataset and participation have a column.
+    flags: The flags of the runs, in addition to dataset, scenario and method of a row.
+    known: Flags that the title states.
+    what: What is printed and measured.
+    measure: The measured figure of a group.
+  """
+  rows = []
+  for row in published.table(name):
+    of_row = {'dataset': row['dataset']} if row['dataset'] else {}
+    found = select(groups, row['method'], row['scenario'], **of_row, **flags)
+    shown = {'dataset': row['dataset'], 'participation': published.SCENARIOS.get(row['scenario'])}
+    figure = 'not reached' if row['figure'] is None else row['figure']
+    rows += study.beside(what, figure, found, row['method'], {cell: shown[cell] for cell in cells}, measure)
+  return study.table(name, title, rows, *known)
+
+
 def final(groups: Sequence[study.Group]) -> list[pages.Block]:
   """Table 1 of the first document and table 2 of the November 2025 document."""
-  first, november = [], []
-  for (dataset, scenario, method), printed in published.ACCURACY_FIRST.items():
-    flags = dict(dataset=dataset, epsilon=published.EPSILON_FIRST, calibration='documents', **published.COMMON)
-    cells = {'dataset': dataset, 'participation': published.SCENARIOS[scenario]}
-    first += study.beside(_WHAT, printed, select(groups, method, scenario, **flags), method, cells)
-  for (dataset, method), printed in published.ACCURACY_NOVEMBER.items():
-    flags = dict(dataset=dataset, epsilon=published.EPSILON_NOVEMBER, calibration='documents', **published.COMMON)
-    found = select(groups, method, 'heterogeneous', **flags)
-    november += study.beside(_WHAT, printed, found, method, {'dataset': dataset})
   title, known = 'Final test accuracy at ε_total =', ('model', 'participation', 'epsilon')
+  flags = dict(calibration='documents', **published.COMMON)
+  first, november = f'{title} 3 (first document, table 1)', f'{title} 6 under Beta(2,5) (November 2025, table 2)'
   blocks = [
-    *study.table('accuracy_epsilon_3', f'{title} 3 (first document, table 1)', first, *known),
-    *study.table('accuracy_epsilon_6', f'{title} 6 under Beta(2,5) (November 2025, table 2)', november, *known),
+    *against(groups, 'accuracy_epsilon_3', first, ('dataset', 'participation'), dict(epsilon=3, **flags), known),
+    *against(groups, 'accuracy_epsilon_6', november, ('dataset',), dict(epsilon=6, **flags), known),
   ]
-  return blocks and blocks + [published.LAYERWISE]
+  return blocks and blocks + published.NOTES['layerwise']
 
 
 def early_stop(groups: Sequence[study.Group]) -> list[pages.Block]:
@@ -48,13 +73,10 @@ def early_stop(groups: Sequence[study.Group]) -> list[pages.Block]:
   rows = []
   for g in sorted(groups, key=lambda g: (g.dataset, g.place)):
     if g.setting['stop_at_accuracy'] is not None:
-      printed = published.ACCURACY_NOVEMBER.get((g.dataset, g.method))
+      printed = published.find('accuracy_epsilon_6', dataset=g.dataset, method=g.method)
       rows += study.beside(_WHAT, printed, [g], g.method, {'dataset': g.dataset})
   blocks = study.table('early_stop', 'Runs that stop at a test accuracy (November 2025, table 2)', rows)
-  return blocks and blocks + [
-    'A run that stops at the first test above an accuracy reports about that accuracy. Such figures do not show '
-    'which method is better. They only show after how many rounds each method stopped.'
-  ]
+  return blocks and blocks + published.NOTES['early_stop']
 
 
 def curves(groups: Sequence[study.Group]) -> list[pages.Block]:
@@ -92,8 +114,7 @@ def by_place(
         *figures.by_round(series, ylabel, total_label, log),
       )
     )
-  several = 'There is one figure for each dataset and participation. It shows the setting with the most methods.'
-  return blocks + [several] * (len(shown) > 1)
+  return blocks + published.NOTES['by_place'] * (len(shown) > 1)
 
 
 def _has_curve(group: study.Group, column: str) -> bool:
@@ -110,17 +131,11 @@ def over_seeds(group: study.Group, column: str, scale: float = 1):
 
 def convergence(groups: Sequence[study.Group]) -> list[pages.Block]:
   """Table 2 of the first document."""
-  rows = []
-  for (scenario, method), printed in published.ROUNDS_TO_90.items():
-    cell = 'not reached' if printed is None else pages.Quantity(printed, digits=0)
-    found = select(groups, method, scenario, dataset='mnist', **published.COMMON)
-    rows += study.beside('rounds', cell, found, method, {'participation': published.SCENARIOS[scenario]}, rounds_to_90)
   title = 'Rounds to 90% test accuracy on MNIST (first document, table 2, at ε = 3)'
-  blocks = study.table('rounds_to_90', title, rows, 'participation')
-  return blocks and blocks + [
-    'Rounds are counted up to the first tested round at or above 90%. If a seed did not reach 90%, the row says so, '
-    'because a mean over the other seeds would look too good.'
-  ]
+  blocks = against(
+    groups, 'rounds_to_90', title, ['participation'], published.COMMON, ['participation'], 'rounds', rounds_to_90
+  )
+  return blocks and blocks + published.NOTES['rounds_to_90']
 
 
 def rounds_to_90(group: study.Group):
@@ -136,30 +151,24 @@ def rounds_to_90(group: study.Group):
 
 def at_scale(groups: Sequence[study.Group]) -> list[pages.Block]:
   """1,000 clients, 5% in each round: table 5 of the first document."""
-  found = {method: select(groups, method, **published.AT_SCALE_FLAGS) for method in published.AT_SCALE}
   noise = lambda g: g.measure(lambda run: run.mean_of('noise_norm'))
   # The noise of the others is compared with that of the first Fixed-DP setting of the dataset.
-  full = {g.dataset: noise(g).mean for g in reversed(found['fixed_dp']) if noise(g)}
+  fixed = select(groups, 'fixed_dp', **published.AT_SCALE_FLAGS)
+  full = {g.dataset: noise(g).mean for g in reversed(fixed) if noise(g)}
 
   def relative_noise(g):
     return pages.Quantity(100 * noise(g).mean / full[g.dataset], digits=1) if noise(g) and full.get(g.dataset) else None
 
   blocks = []
-  for column, (what, measure) in enumerate(
-    (
-      (_WHAT, study.Group.accuracy),
-      ('rounds to 90% accuracy', rounds_to_90),
-      ("noise norm over Fixed-DP's (%)", relative_noise),
-    )
+  for name, what, measure in (
+    ('at_scale_accuracy', _WHAT, study.Group.accuracy),
+    ('at_scale_rounds', 'rounds to 90% accuracy', rounds_to_90),
+    ('at_scale_noise', "noise norm over Fixed-DP's (%)", relative_noise),
   ):
-    rows = []
-    for method, printed in published.AT_SCALE.items():
-      rows += study.beside(what, printed[column], found[method], method, {}, measure)
-    blocks += study.table('at_scale', f'1,000 clients, 50 a round: {what} (first document, table 5)', rows)
-  return blocks and blocks + [
-    'The document gives neither the data nor ε. It does not define convergence or noise. Here convergence means 90% '
-    'accuracy, and noise is the norm of the noise in the mean update, averaged over the rounds.'
-  ]
+    title = f'1,000 clients, 50 a round: {what} (first document, table 5)'
+    for block in against(groups, name, title, (), published.AT_SCALE_FLAGS, (), what, measure):
+      blocks.append(block._replace(name='at_scale') if isinstance(block, pages.Table) else block)
+  return blocks and blocks + published.NOTES['at_scale']
 
 
 def ablation(groups: Sequence[study.Group]) -> list[pages.Block]:
@@ -171,17 +180,17 @@ def ablation(groups: Sequence[study.Group]) -> list[pages.Block]:
     shown += [family] if len(set(family).difference(*shown)) > 1 else []
   for family in study.titled(shown, 'algorithm'):
     first = family.groups[0]
-    flags = dict(dataset='mnist', epsilon=published.EPSILON_NOVEMBER, **published.COMMON)
-    printed = published.ABLATION if first.scenario == 'heterogeneous' and first.has(**flags) else {}
+    is_documents = first.scenario == 'heterogeneous' and first.has(dataset='mnist', epsilon=6, **published.COMMON)
     rows = []
     for parts in itertools.product((False, True), repeat=3):
       method, cells = published.BY_PARTS[parts], dict(zip(names, ('yes' if part else 'no' for part in parts)))
       own = [g for g in family.groups if g.method == method]
-      rows += study.beside(_WHAT, printed.get(parts), own, method, cells)
+      printed = published.find('ablation', method=method) if is_documents else None
+      rows += study.beside(_WHAT, printed, own, method, cells)
     for row in rows:
       row.last['formal ε'] = privacy.formal_text(row.group) if isinstance(row.group, study.Group) else None
     blocks += study.table('ablation', f'Ablation (November 2025, table 3): {family.title}', rows)
-  return blocks and blocks + [published.LAYERWISE]
+  return blocks and blocks + published.NOTES['layerwise']
 
 
 def over_flags(
@@ -236,8 +245,8 @@ def alpha_beta(groups: Sequence[study.Group]) -> list[pages.Block]:
   """The α×β grid: figure 3 of the first document."""
 
   def printed(g):
-    is_documents = g.dataset == 'cifar10' and g.method == 'quap'
-    return published.ALPHA_BETA.get((g.setting['alpha'], g.setting['beta'])) if is_documents else None
+    values = {'alpha': g.setting['alpha'], 'beta': g.setting['beta']}
+    return published.find('alpha_beta', dataset=g.dataset, method=g.method, **values)
 
   return over_flags(
     [g for g in groups if g.parts[0]],
@@ -260,7 +269,7 @@ def epsilon(groups: Sequence[study.Group]) -> list[pages.Block]:
   ):
     own = [g for g in members if g.has(calibration=calibration)]
     blocks += over_flags(own, ['epsilon'], name, f'Accuracy by {title}', title)
-  return blocks and blocks + [published.LAYERWISE]
+  return blocks and blocks + published.NOTES['layerwise']
 
 
 def participation(groups: Sequence[study.Group]) -> list[pages.Block]:
@@ -280,7 +289,7 @@ def critical_layers(groups: Sequence[study.Group]) -> list[pages.Block]:
     'critical (clipped and noised) layers',
     order=order,
   )
-  return blocks and blocks + [published.LAYERWISE]
+  return blocks and blocks + published.NOTES['layerwise']
 
 
 def heterogeneity(groups: Sequence[study.Group]) -> list[pages.Block]:

@@ -32,9 +32,6 @@ def _h1(groups):
   largest = lambda runs: study.over(
     [None if run.nominal_epsilon is None else run.nominal_epsilon.max() for run in runs], 3, True
   )
-  first, november = published.ACCURACY_FIRST, published.ACCURACY_NOVEMBER
-  gains = [v.mean - first[(*place, 'fixed_dp')].mean for (*place, method), v in first.items() if method == 'quap']
-  later = [november[data, 'quap'].mean - november[data, 'fixed_dp'].mean for data in ('mnist', 'cifar10')]
   return _judge(
     groups,
     'h1',
@@ -44,12 +41,7 @@ def _h1(groups):
     {'accuracy (%)': (lambda run: 100 * run.test_accuracy, 2)},
     1,
     lambda left, right: {'nominal ε spent, QuAP-FL': largest(left), 'nominal ε spent, Fixed-DP': largest(right)},
-    [
-      'ε_total is equal here, but protection is not: QuAP-FL adds noise only to the critical layers, so its '
-      'released model has no finite ε. The nominal ε is that of the client that spends most.',
-      f'The documents report {min(gains):+.1f} to {max(gains):+.1f} points at ε = 3 (first document, table 1), and '
-      f'{later[0]:+.2f} (MNIST) and {later[1]:+.2f} (CIFAR-10) at ε = 6 (November 2025, table 2).',
-    ],
+    published.NOTES['h1'],
   )
 
 
@@ -67,11 +59,7 @@ def _h2(groups):
     {'deviation': (spread, 3), 'deviation / mean': (lambda run: spread(run) / run.nominal_epsilon.mean(), 3)},
     -1,
     lambda left, right: {},
-    [
-      "These are deviations of the clients' cumulative nominal ε, with the same cohorts for both methods. Both "
-      'the deviation and the ratio of deviation to mean must be smaller. An adaptive budget gives every round more '
-      'than ε_base. This alone raises the deviation but does not change the ratio.'
-    ],
+    published.NOTES['h2'],
   )
 
 
@@ -97,12 +85,7 @@ def _h3(groups):
       'full / layer-wise': ratio(noise, left, right),
       'of which √(d/d_c)': ratio(root_dimension, left, right),
     },
-    [
-      'This is the norm of the noise in the mean update, as a mean over the rounds. √(d/d_c) is measured as the '
-      "ratio of the two methods' values of noise norm / σ. The rest of the gain is a smaller σ: the final "
-      "layer's part of an update has a smaller norm, so a tracked clip is smaller, too.",
-      published.LAYERWISE,
-    ],
+    published.NOTES['h3'] + published.NOTES['layerwise'],
   )
 
 

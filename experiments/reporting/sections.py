@@ -95,14 +95,7 @@ def build(groups: Sequence[study.Group], left_out: Sequence[runs_lib.LeftOut], c
   return [
     pages.Section(
       'QuAP-FL: measured figures and those of the documents',
-      [
-        *_compared(groups),
-        *_first_figures(built),
-        'Figures are means over seeds ± the sample standard deviation. Runs of different settings are never averaged. '
-        'No result is adjusted to agree with the documents.',
-        'Three documents describe QuAP-FL: the first document (version 1.1.2), the theory document and the November '
-        '2025 document. docs/method.md has their titles, and docs/errata.md says where they are wrong.',
-      ],
+      [*_compared(groups), *_first_figures(built), *published.NOTES['how_to_read']],
     ),
     *(section for section in built if section.blocks),
     *(
@@ -110,7 +103,7 @@ def build(groups: Sequence[study.Group], left_out: Sequence[runs_lib.LeftOut], c
       if missing
       else []
     ),
-    pages.Section('Why measured and printed figures differ', published.NOTES),
+    pages.Section('Why measured and printed figures differ', published.NOTES['differences']),
     pages.Section('Settings', _settings(groups, command)),
     pages.Section(
       'What was left out',

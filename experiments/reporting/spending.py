@@ -32,10 +32,7 @@ def beside_accuracy(groups: Sequence[study.Group]) -> list[pages.Block]:
 
   blocks = study.by_group('privacy_and_accuracy', 'All settings', groups, columns)
   return blocks and blocks + [
-    'Nominal figures follow the documents: the sum over the rounds in which a client took part, for the noised '
-    'layers only, with the clipping norms taken as given. A row has no nominal figure if the noise does not come '
-    "from the documents' formula (`--calibration=exact`, certified runs). A formal figure is the largest over "
-    'clients and seeds. It holds for what its cell names and for nothing else.',
+    *published.NOTES['privacy_and_accuracy'],
     *privacy.footnotes(groups),
     *privacy.by_participation('participation_groups', [g for g in _side_by_side(groups) if not _is_whole(g)]),
   ]
@@ -59,8 +56,7 @@ def certified(groups: Sequence[study.Group]) -> list[pages.Block]:
     *study.by_group(
       'certified', 'Accuracy at a formal ε of the released model', members, columns, 'participation', 'epsilon'
     ),
-    'These are the runs whose formal ε holds for everything that they release. Compare methods only at the same '
-    'dataset, participation and ε. The column `epsilon` is the requested ε; a method may spend less.',
+    *published.NOTES['certified'],
     *_certified_figures(members),
     *privacy.footnotes(members),
     *privacy.by_participation('certified_groups', members),
@@ -144,10 +140,8 @@ def budgets(groups: Sequence[study.Group]) -> list[pages.Block]:
   return [
     pages.Table('budget_by_rate', title, rows),
     pages.Figure('budget_by_rate', title, 'The line is the formula; the crosses are the printed values.', draw),
-    "A measured point is a client's mean nominal budget over its rounds, at its final participation rate. The "
-    f"points are from {len(found)} runs. A point is off the line if the client's rate was different when it took "
-    'part, or if it took part in warm-up rounds, which gave ε_base. The noise of a round follows one budget for the '
-    "whole cohort (`--round_budget`), not each client's own budget.",
+    f'The points are from {len(found)} runs.',
+    *published.NOTES['budget_by_rate'],
   ]
 
 
@@ -204,8 +198,7 @@ def cumulative(groups: Sequence[study.Group]) -> list[pages.Block]:
       for family in found
       if all(run.ledger.num_rounds > 1 for g in family.groups for run in g.runs)
     ),
-    'Clients that took part equally often are ordered by id. All these figures are nominal, and they hold for the '
-    'noised layers only.',
+    *published.NOTES['cumulative_privacy'],
   ]
 
 
@@ -241,7 +234,7 @@ def fairness(groups: Sequence[study.Group]) -> list[pages.Block]:
 
   def columns(g):
     return {
-      'document: of an unnamed quantity': published.JAIN.get((g.scenario, g.method)),
+      'document: of an unnamed quantity': published.find('jain', scenario=g.scenario, method=g.method),
       'measured: participation counts': g.measure(lambda run: study.jain(run.counts), 3),
       'measured: cumulative nominal ε': g.measure(lambda run: study.jain(run.nominal_epsilon), 3),
       'measured: test accuracy by client': g.measure(of_accuracy, 3),
@@ -249,11 +242,7 @@ def fairness(groups: Sequence[study.Group]) -> list[pages.Block]:
 
   title = "Jain's index; 1 means that all clients are equal (first document, table 3)"
   blocks = study.by_group('fairness', title, _side_by_side(groups), columns, 'participation')
-  return blocks and blocks + [
-    'Participation counts follow from who takes part. For one seed and participation, they are the same for every '
-    "method, so they cannot explain the document's difference between methods. Test accuracy by client is the final "
-    "model's accuracy on the test set, re-weighted to the client's own labels."
-  ]
+  return blocks and blocks + published.NOTES['fairness']
 
 
 def noise(groups: Sequence[study.Group]) -> list[pages.Block]:
@@ -301,11 +290,7 @@ def communication(groups: Sequence[study.Group]) -> list[pages.Block]:
 
   title = 'Communication of a client in a round (November 2025, table 1)'
   blocks = study.by_group('communication', title, _side_by_side(logged), columns)
-  return blocks and blocks + [
-    f"The document's {published.UPLOAD_MB} MB are for ResNet-18, which is not run here. Compare the ratio to FedAvg "
-    'and the bytes above it. The measured figures count the values that a client receives and sends, without '
-    'encoding or encryption (1 MB = 1,000,000 bytes).'
-  ]
+  return blocks and blocks + published.NOTES['communication']
 
 
 def cost(groups: Sequence[study.Group]) -> list[pages.Block]:
@@ -324,6 +309,4 @@ def cost(groups: Sequence[study.Group]) -> list[pages.Block]:
 
   timed = [g for g in groups if all(len(run.curve('seconds')) for run in g.runs)]
   blocks = study.by_group('cost', 'Time of a round, training and test', timed, columns)
-  return blocks and blocks + [
-    'This is wall-clock time. The first round traces and compiles. Runs that share a machine slow each other.'
-  ]
+  return blocks and blocks + published.NOTES['cost']

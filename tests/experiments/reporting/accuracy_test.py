@@ -54,7 +54,7 @@ class TestFinal:
     ]
 
   def test_accuracy_of_models_without_a_finite_epsilon_is_called_that(self, tmp_path):
-    assert published.LAYERWISE in accuracy.final(factory.groups_of(tmp_path, FULL))
+    assert published.NOTES['layerwise'][0] in accuracy.final(factory.groups_of(tmp_path, FULL))
 
   def test_fedavg_at_any_epsilon(self, tmp_path):
     groups = factory.groups_of(tmp_path, {'algorithm': 'fedavg', 'epsilon': 3, 'noise_norm': 0, **FULL})

@@ -98,7 +98,7 @@ def test_h3_separates_the_dimension_from_the_deviation(tmp_path):
   )
   (row,) = factory.table(hypotheses.build(groups), 'h3')
   assert (row['full / layer-wise'], row['of which √(d/d_c)']) == ('30.0 ± 0.0', '15.0 ± 0.0')
-  assert published.LAYERWISE in hypotheses.build(groups)
+  assert published.NOTES['layerwise'][0] in hypotheses.build(groups)
 
 
 def test_a_hypothesis_without_pairs_says_so_beside_the_others(tmp_path):
