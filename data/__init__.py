@@ -9,7 +9,7 @@ __getattr__, __dir__ = _lazy.exports(
   {
     'cohorts': [],
     'datasets': ['DATASETS'],
-    'errors': ['DataFileError'],
+    'reading': ['DataFileError'],
     'features': [],
     'federation': ['Examples', 'Federation', 'OnDemand'],
     'partition': ['PARTITIONS'],

@@ -1,16 +1,22 @@
-"""What all datasets have in common: the request, the interface, and the choice among natural clients."""
+"""The parts that datasets share: the request, the interface, the choice among natural clients, pools of examples."""
 
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence
 import dataclasses
 import math
-from typing import Callable, ClassVar, NamedTuple, Optional
+from typing import Any, Callable, ClassVar, NamedTuple, Optional
 
 import numpy as np
 
 from data import federation
+from data import partition
 from data import rng as rng_lib
+from quap_tff.common import registry
+
+# N of the documents' experiments.
+DEFAULT_NUM_CLIENTS = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,14 +33,14 @@ class Request:
 
 
 class Dataset(abc.ABC):
-  """A source of federations.
+  """A source of federations. Subclasses are frozen dataclasses in `DATASETS`.
 
   Attributes:
     has_own_clients: Whether its clients are its own, whatever partition is asked for.
     default_num_clients: N if no number is asked for; None for all of its own clients.
     is_sequences: Whether examples are sequences of tokens.
     tests_clients: Whether the test set is of the clients themselves.
-    image_shape: (height, width, channels) of an example; None if examples are no images.
+    image_shape: (height, width, channels) of an example; None if examples are not images, or if the file decides.
     white: The pixel value in its files that becomes 1.0.
     auxiliary_source: Whose examples the server gets if it is to have examples of its own, a sentence.
   """
@@ -53,17 +59,13 @@ class Dataset(abc.ABC):
   def load(self, request: Request) -> federation.Federation:
     """Reads the files and makes the federation."""
 
-
-def client_order(available: int, seed: int) -> np.ndarray:
-  """int64[available], a uniformly random order of natural clients, by the seed.
-
-  The first few in the file's order would be no sample (writers are ordered by where they were recruited).
-  """
-  return rng_lib.generator(seed, 'client_choice').permutation(available)
+  def portable(self) -> Dataset:
+    """The dataset as a run's folder names it, without the places of files on this machine."""
+    return self
 
 
 class Division(NamedTuple):
-  """Which of a dataset's own clients do what: sorted indices, none of them in two places.
+  """Which of a dataset's own clients do what; none of them is in two places. All are in the dataset's order.
 
   Attributes:
     clients: Those that take part.
@@ -71,12 +73,20 @@ class Division(NamedTuple):
     helpers: Those whose examples the server has.
   """
 
-  clients: np.ndarray
-  testers: np.ndarray
-  helpers: np.ndarray
+  clients: list[Any]
+  testers: list[Any]
+  helpers: list[Any]
 
 
-def divide_clients(request: Request, available: int, test_share: float = 0.0) -> Division:
+def client_order(available: int, seed: int) -> np.ndarray:
+  """int64[available], a uniformly random order of natural clients, by the seed.
+
+  The first few in the file's order would not be a sample (writers are ordered by where they were recruited).
+  """
+  return rng_lib.generator(seed, 'client_choice').permutation(available)
+
+
+def divide_clients(request: Request, ids: Sequence[Any], test_share: float = 0.0) -> Division:
   """Who takes part, who only tests, and whose examples the server has; a pure function of the seed and the numbers.
 
   For one seed a larger choice of clients contains every smaller one.
@@ -84,23 +94,138 @@ def divide_clients(request: Request, available: int, test_share: float = 0.0) ->
   Args:
     request: Its `num_clients` of those that do not test take part; by default all but the helpers. Its `auxiliary` is
       the number of helpers as a share of the clients asked for, rounded up.
-    available: The number of natural clients.
+    ids: The natural clients.
     test_share: The share of them that only test, rounded up; at least one client is left over.
 
   Raises:
     ValueError: If more clients are asked for than there are.
   """
-  testers = min(math.ceil(test_share * available), available - 1)
-  left = available - testers
+  testers = min(math.ceil(test_share * len(ids)), len(ids) - 1)
+  left = len(ids) - testers
   helpers = math.ceil(request.auxiliary * (left if request.num_clients is None else request.num_clients))
   num_clients = left - helpers if request.num_clients is None else request.num_clients
   if num_clients < 1 or num_clients + helpers > left:
     more = ''
     if helpers:
       more = (
-        f' Of {helpers} more, who are no clients, the server would have the examples. Ask for fewer clients, or for '
-        'a smaller share of auxiliary examples.'
+        f' The server would have the examples of {helpers} more, who are not clients. Ask for fewer clients, or for a '
+        'smaller share of auxiliary examples.'
       )
     raise ValueError(f'{request.name} has {left} clients, found num_clients={num_clients}.{more}')
-  order = client_order(available, request.seed)
-  return Division(*map(np.sort, (order[:num_clients], order[left:], order[left - helpers : left])))
+  order = client_order(len(ids), request.seed)
+  parts = order[:num_clients], order[left:], order[left - helpers : left]
+  return Division(*([ids[i] for i in np.sort(part)] for part in parts))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pool:
+  """Examples that no client holds yet, as they are in their files, and the test set.
+
+  Attributes:
+    train_x: [n, ...], uint8 or float, pixels from 0 to `white`.
+    train_y: Integers [n].
+    test_x, test_y: The same for the test set.
+    white: The value that becomes 1.0.
+    num_classes: Labels are in [0, num_classes).
+  """
+
+  train_x: np.ndarray
+  train_y: np.ndarray
+  test_x: np.ndarray
+  test_y: np.ndarray
+  white: float
+  num_classes: int
+
+  def train(self, rows: np.ndarray) -> federation.Examples:
+    """The training examples at `rows`. Only these are converted, so that the pool is never copied as float32."""
+    return self._examples(self.train_x[rows], self.train_y[rows])
+
+  def test(self) -> federation.Examples:
+    """The test set."""
+    return self._examples(self.test_x, self.test_y)
+
+  def _examples(self, x, y):
+    return federation.Examples(np.divide(x, np.float32(self.white), dtype=np.float32), y.astype(np.int32))
+
+  def _federation(self, request, rows, client_ids, helpers, **facts) -> federation.Federation:
+    clients = []
+    for own in rows:
+      clients.append(self.train(own))
+      request.progress(len(clients), len(rows))
+    return federation.Federation(
+      num_classes=self.num_classes,
+      client_ids=client_ids,
+      clients=tuple(clients),
+      test=self.test(),
+      auxiliary=self.train(helpers) if len(helpers) else None,
+      **{'name': request.name, **facts},
+    )
+
+  def dealt(self, request: Request, **facts: Any) -> federation.Federation:
+    """The federation in which the request's partition deals the training examples out to clients.
+
+    Args:
+      request: Its `auxiliary` is the server's share of the examples, drawn before they are dealt out.
+      **facts: Other fields of the federation.
+    """
+    number = DEFAULT_NUM_CLIENTS if request.num_clients is None else request.num_clients
+    dealt, held_out = _held_out(request, len(self.train_y))
+    rows = partition.split(request.partition, self.train_y[dealt], number, request.seed)
+    spec = registry.format_spec(request.partition.partition(':')[0], partition.parse(request.partition))
+    facts = {'test_set': f'{len(self.test_y):,} examples that no client holds.', **facts}
+    ids = tuple(federation.NumberedIds(number))
+    return self._federation(request, [dealt[own] for own in rows], ids, held_out, partition=spec, **facts)
+
+  def owned(
+    self, request: Request, owners: np.ndarray, prefix: str, test_share: float = 0.0, **facts: Any
+  ) -> federation.Federation:
+    """The federation in which each training example belongs to its owner.
+
+    Args:
+      request: Chooses among the owners.
+      owners: int[n], the owner of each training example.
+      prefix: Before a client's number in its id.
+      test_share: The share of the owners that only test. If it is not 0, their examples replace the test set.
+      **facts: Other fields of the federation.
+    """
+    names, own = np.unique(owners, return_inverse=True)
+    rows = np.split(np.argsort(own, kind='stable'), np.cumsum(np.bincount(own))[:-1])
+    chosen, testers, helpers = divide_clients(request, range(len(names)), test_share)
+    together = lambda some: np.concatenate([rows[i] for i in some]) if some else np.zeros([0], np.int64)
+    pool = self
+    if testers:
+      tested = together(testers)
+      pool = dataclasses.replace(self, test_x=self.train_x[tested], test_y=self.train_y[tested])
+      facts['test_set'] = f'{len(tested):,} examples of {len(testers):,} other clients, who take part in no round.'
+    ids = tuple(f'{prefix}_{names[i]:04d}' for i in chosen)
+    return pool._federation(request, [rows[i] for i in chosen], ids, together(helpers), **facts)
+
+
+def _held_out(request: Request, num_examples: int) -> tuple[np.ndarray, np.ndarray]:
+  """(rows that are dealt out to clients, rows that the server has), both sorted; a function of seed and numbers.
+
+  So neither the clients nor the content of examples change which examples the server has.
+  """
+  count = int(request.auxiliary * num_examples)
+  if request.auxiliary and not count:
+    raise ValueError(
+      f'{request.name}: a share of {request.auxiliary:g} of {num_examples} examples, rounded down, is none, so the '
+      'server has no auxiliary examples. Give a larger share.'
+    )
+  order = rng_lib.generator(request.seed, 'auxiliary').permutation(num_examples) if count else np.arange(num_examples)
+  return np.sort(order[count:]), np.sort(order[:count])
+
+
+class PooledDataset(Dataset):
+  """A dataset without clients of its own: one pool of examples, shared out by the run's partition."""
+
+  default_num_clients = DEFAULT_NUM_CLIENTS
+  auxiliary_source = 'They were drawn from the pool by --seed, before the others were dealt out to the clients.'
+
+  @abc.abstractmethod
+  def read(self, data_dir: Optional[str]) -> Pool:
+    """Reads the pool."""
+
+  def load(self, request: Request) -> federation.Federation:
+    partition.parse(request.partition)  # A bad spec is reported before anything is downloaded.
+    return self.read(request.data_dir).dealt(request)

@@ -1,25 +1,22 @@
-"""The datasets by name. A new one is a class here (or in a file of its own, if it is long) and a line in `DATASETS`.
+"""The datasets by name. A new one is a class, here or in a file of its own, and a line in `DATASETS`.
 
 A dataset is a frozen dataclass that makes a federation, by a partition of a pool or with clients of its own.
 """
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import os
-from typing import Optional
+from typing import ClassVar
 
 import numpy as np
 
-from data import arrays
 from data import base
-from data import errors
-from data import federation
 from data import glyphs
 from data import leaves
 from data import natural
-from data import partition
+from data import npz
+from data import reading
 from data import rng as rng_lib
 from data import synthetic
 from quap_tff.common import checks
@@ -29,63 +26,14 @@ from quap_tff.common.lazy import tf
 
 sklearn_datasets = lazy.module('sklearn.datasets')  # It takes a second, and only the digits need it.
 
-# N of the documents' experiments.
-DEFAULT_NUM_CLIENTS = 100
 # A fifth of 1,797, rounded up. The choice is fixed: results of different seeds share their test set.
 DIGITS_TEST_EXAMPLES = 360
 WRITERS_FILE = 'mnist_writers.npz'
-
-
-class PooledDataset(base.Dataset):
-  """A dataset without clients of its own: one pool of examples, shared out by the run's partition."""
-
-  default_num_clients = DEFAULT_NUM_CLIENTS
-  auxiliary_source = 'They were drawn from the pool by --seed, before the others were dealt out to the clients.'
-
-  @abc.abstractmethod
-  def read(self, data_dir: Optional[str]) -> arrays.Pool:
-    """Reads the pool."""
-
-  def load(self, request: base.Request) -> federation.Federation:
-    num_clients = self.default_num_clients if request.num_clients is None else request.num_clients
-    chosen = partition.parse(request.partition)  # A bad spec is reported before anything is downloaded.
-    pool = self.read(request.data_dir)
-    dealt, held_out = _held_out(request, len(pool.train_y))
-    rows = partition.split(request.partition, pool.train_y[dealt], num_clients, request.seed)
-    clients = []
-    for done, places in enumerate(rows, 1):
-      clients.append(pool.train(dealt[places]))
-      request.progress(done, num_clients)
-    digits = len(str(num_clients - 1))
-    return federation.Federation(
-      name=request.name,
-      num_classes=pool.num_classes,
-      client_ids=tuple(f'client_{i:0{digits}d}' for i in range(num_clients)),
-      clients=tuple(clients),
-      test=pool.test(),
-      auxiliary=pool.train(held_out) if len(held_out) else None,
-      partition=registry.format_spec(request.partition.partition(':')[0], chosen),
-      test_set=f'{len(pool.test_y):,} examples that no client holds.',
-    )
-
-
-def _held_out(request: base.Request, num_examples: int) -> tuple[np.ndarray, np.ndarray]:
-  """(rows that are dealt out to clients, rows that the server has), both sorted; a function of seed and numbers.
-
-  So neither the clients nor what is in the examples change who the server's examples are from.
-  """
-  count = int(request.auxiliary * num_examples)
-  if request.auxiliary and not count:
-    raise ValueError(
-      f'{request.name}: a share of {request.auxiliary:g} of {num_examples} examples, rounded down, is none, so the '
-      'server has no auxiliary examples. Give a larger share.'
-    )
-  order = rng_lib.generator(request.seed, 'auxiliary').permutation(num_examples) if count else np.arange(num_examples)
-  return np.sort(order[count:]), np.sort(order[:count])
+_KERAS_ARRAYS = ('x_train', 'y_train', 'x_test', 'y_test')
 
 
 @dataclasses.dataclass(frozen=True)
-class Digits(PooledDataset):
+class Digits(base.PooledDataset):
   """scikit-learn's 1,797 real handwritten digits, 8x8, shipped with it: needs no network and no file.
 
   1,437 training and 360 test examples, float32[8, 8, 1], 1.0 = ink.
@@ -99,11 +47,17 @@ class Digits(PooledDataset):
     x, y = bunch.images[..., None], bunch.target
     order = rng_lib.generator(0, 'test_split').permutation(len(y))
     test, train = order[:DIGITS_TEST_EXAMPLES], order[DIGITS_TEST_EXAMPLES:]
-    return arrays.Pool(x[train], y[train], x[test], y[test], white=self.white, num_classes=10)
+    return base.Pool(x[train], y[train], x[test], y[test], white=self.white, num_classes=10)
+
+
+def _a_seventh_tests(x, y, drawn) -> base.Pool:
+  """A pool of drawings; they come in rounds over the labels, so that each label has the same share of both parts."""
+  test = drawn.classes * (drawn.copies // 7)
+  return base.Pool(x[test:], y[test:], x[:test], y[:test], white=drawn.white, num_classes=drawn.classes)
 
 
 @dataclasses.dataclass(frozen=True)
-class Glyphs(PooledDataset):
+class Glyphs(base.PooledDataset):
   """Drawings of random glyphs by the program: nobody's data, to choose clipping norms and learning rates on.
 
   18,000 training and 3,000 test images by default, float32[28, 28, 1], 1.0 = ink. The glyphs are others than those
@@ -130,44 +84,71 @@ class Glyphs(PooledDataset):
     del data_dir
     rng = rng_lib.generator(self.alphabet, 'glyphs')
     x, y = glyphs.draw(glyphs.alphabet(self.classes, rng), self.copies, self.image_shape[0], rng)
-    x = x[..., np.newaxis]
-    # Drawings come in rounds over the alphabet, so that each glyph has the same share of both parts.
-    test = self.classes * (self.copies // 7)
-    return arrays.Pool(x[test:], y[test:], x[:test], y[:test], white=self.white, num_classes=self.classes)
+    return _a_seventh_tests(x[..., np.newaxis], y, self)
+
+
+class _KerasImages(base.PooledDataset):
+  """8-bit images from `FILE.npz` in a folder, or without a folder from Keras' download and cache.
+
+  A `data_dir` without the file is an error and no reason to download: a user who names a folder means that folder.
+
+  Attributes:
+    keras_name: The file without its suffix, and the module in `tf.keras.datasets`.
+  """
+
+  keras_name: ClassVar[str]
+
+  def read(self, data_dir):
+    filename = f'{self.keras_name}.npz'
+    if data_dir is not None:
+      path = os.path.join(data_dir, filename)
+      return self._pool(reading.read_npz(path, _KERAS_ARRAYS, f'the arrays of {self.keras_name}'), path)
+    names = ', '.join(_KERAS_ARRAYS)
+    failed = f'{filename} was not given, and Keras could neither find it in its cache nor download it'
+    advice = f'Put {filename} (an .npz with {names}) into a folder and give that folder as --data_dir.'
+    with reading.downloading(failed, advice):
+      (x_train, y_train), (x_test, y_test) = getattr(tf.keras.datasets, self.keras_name).load_data()
+    return self._pool(dict(x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test), f'{filename} from Keras')
+
+  def _pool(self, arrays: dict[str, np.ndarray], source: str) -> base.Pool:
+    """The pool of arrays as Keras has them; raises `reading.DataFileError` for other types, shapes or labels."""
+    shape, fixed = self.image_shape, []
+    shapes = [shape, shape[:2]] if shape[2] == 1 else [shape]
+    for split in ('train', 'test'):
+      x, y = arrays[f'x_{split}'], arrays[f'y_{split}']
+      if x.dtype != np.uint8 or x.shape[1:] not in shapes or not len(x):
+        dims = ', '.join(map(str, shapes[-1]))
+        raise reading.DataFileError(
+          f'{source}: expected x_{split} to be uint8[n, {dims}], found {x.dtype}{list(x.shape)}.'
+        )
+      if y.dtype.kind not in 'iu' or y.shape not in ((len(x),), (len(x), 1)):
+        raise reading.DataFileError(
+          f'{source}: expected y_{split} to be {len(x)} integers, one for each image, found {y.dtype}{list(y.shape)}.'
+        )
+      if y.min() < 0 or y.max() >= 10:
+        raise reading.DataFileError(f'{source}: expected labels of y_{split} in [0, 10), found {y.min()} to {y.max()}.')
+      fixed += [x.reshape((len(x),) + shape), y.reshape(-1)]
+    return base.Pool(*fixed, white=self.white, num_classes=10)
 
 
 @dataclasses.dataclass(frozen=True)
-class Mnist(PooledDataset):
+class Mnist(_KerasImages):
   """60,000 training and 10,000 test digits from `mnist.npz` or Keras: float32[28, 28, 1], 1.0 = ink."""
 
+  keras_name = 'mnist'
   image_shape = (28, 28, 1)
 
-  def read(self, data_dir):
-    return arrays.read_images('mnist.npz', _download_mnist, data_dir, self.image_shape, num_classes=10)
-
-
-def _download_mnist():
-  (x_train, y_train), (x_test, y_test) = tf.keras.datasets.mnist.load_data()
-  return dict(x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)
-
 
 @dataclasses.dataclass(frozen=True)
-class Cifar10(PooledDataset):
+class Cifar10(_KerasImages):
   """50,000 training and 10,000 test photographs from `cifar10.npz` or Keras: float32[32, 32, 3], RGB."""
 
+  keras_name = 'cifar10'
   image_shape = (32, 32, 3)
-
-  def read(self, data_dir):
-    return arrays.read_images('cifar10.npz', _download_cifar10, data_dir, self.image_shape, num_classes=10)
-
-
-def _download_cifar10():
-  (x_train, y_train), (x_test, y_test) = tf.keras.datasets.cifar10.load_data()
-  return dict(x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)
 
 
 @dataclasses.dataclass(frozen=True)
-class Things(PooledDataset):
+class Things(base.PooledDataset):
   """Drawings of random things by the program: nobody's data, for photographs what `Glyphs` is for digits.
 
   18,000 training and 3,000 test images by default, float32[32, 32, 3], RGB. The things are others than those that
@@ -199,8 +180,7 @@ class Things(PooledDataset):
     things = leaves.things(self.classes * self.looks, rng)
     shown = np.arange(self.classes * self.copies) % len(things)
     x, y = leaves.views(things, shown, self.image_shape[:2], rng), shown % self.classes
-    test = self.classes * (self.copies // 7)
-    return arrays.Pool(x[test:], y[test:], x[:test], y[:test], white=self.white, num_classes=self.classes)
+    return _a_seventh_tests(x, y, self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,34 +197,20 @@ class MnistWriters(base.Dataset):
 
   def load(self, request):
     if request.data_dir is None:
-      raise errors.DataFileError(
+      raise reading.DataFileError(
         f'mnist_writers needs {WRITERS_FILE} (the writer of each row of mnist.npz), which no loader downloads. '
         f'Put {WRITERS_FILE} and mnist.npz into a folder and give that folder as --data_dir.'
       )
     path = os.path.join(request.data_dir, WRITERS_FILE)
-    writers = arrays.read_npz(path, ['writer_train'], 'the writers of mnist.npz')['writer_train']
+    writers = reading.read_npz(path, ['writer_train'], 'the writers of mnist.npz')['writer_train']
     pool = Mnist().read(request.data_dir)
     if writers.shape != pool.train_y.shape or writers.dtype.kind not in 'iu':
-      raise errors.DataFileError(
+      raise reading.DataFileError(
         f'{path}: expected writer_train to be {len(pool.train_y)} integers, one for each row of mnist.npz, '
         f'found {writers.dtype}{list(writers.shape)}.'
       )
-    names, owners = np.unique(writers, return_inverse=True)
-    rows = np.split(np.argsort(owners, kind='stable'), np.cumsum(np.bincount(owners))[:-1])
-    chosen, _, helpers = base.divide_clients(request, len(names))
-    clients = []
-    for i in chosen:
-      clients.append(pool.train(rows[i]))
-      request.progress(len(clients), len(chosen))
-    return federation.Federation(
-      name=request.name,
-      num_classes=pool.num_classes,
-      client_ids=tuple(f'writer_{names[i]:04d}' for i in chosen),
-      clients=tuple(clients),
-      test=pool.test(),
-      auxiliary=pool.train(np.concatenate([rows[i] for i in helpers])) if len(helpers) else None,
-      test_set=f'{len(pool.test_y):,} digits by other writers, who take part in no round.',
-    )
+    test_set = f'{len(pool.test_y):,} digits by other writers, who take part in no round.'
+    return pool.owned(request, writers, 'writer', test_set=test_set)
 
 
 DATASETS: dict[str, type[base.Dataset]] = {
@@ -260,4 +226,12 @@ DATASETS: dict[str, type[base.Dataset]] = {
   'shakespeare': natural.Shakespeare,
   'stackoverflow_words': natural.StackOverflowWords,
   'synthetic': synthetic.Synthetic,
+  'npz': npz.Npz,
 }
+
+
+def portable(spec: str) -> str:
+  """The spec as a run's folder names it, without the places of files on this machine."""
+  dataset = registry.parse_spec('dataset', spec, DATASETS)
+  kept = dataset.portable()
+  return spec if kept == dataset else registry.format_spec(spec.partition(':')[0], kept)

@@ -1,8 +1,9 @@
 """Features kept on disk, so that they are computed once: a file for each set of examples and feature map.
 
-A file is an `.npy` float32[n, d], rows in the order of the examples' digests, and the SHA-256 of all before it. The
-order makes it the same file however the examples are shared out to clients. What is learned from drawings is kept
-beside these files, in `.npz` files with the same seal.
+A file is an `.npy` array and the SHA-256 of all before it. Features are float32[n, d], rows in the order of the
+examples' digests. This order makes it the same file however the examples are shared out to clients. Arrays that are
+learned from drawings are kept in the same folder, as the bytes of an `.npz`. (joblib's cache would unpickle its files,
+and does not notice a damaged one.)
 """
 
 from collections.abc import Sequence
@@ -13,14 +14,12 @@ import hashlib
 import io
 import os
 import tempfile
-from typing import Any, Callable, Optional
-import zipfile
+from typing import Any, BinaryIO, Callable, Optional
 
 import numpy as np
 
-# Fixed, and padded to: what batch an example is in must not change its features, not even by rounding.
+# Fixed, and padded to: the batch that an example is in must not change its features, not even by rounding.
 _BATCH = 50
-_SEAL_BYTES = hashlib.sha256().digest_size
 _READ_BYTES = 1 << 24
 _UNFINISHED = 'unfinished_'
 
@@ -53,14 +52,12 @@ def compute(
   shape = parts[0].shape[1:]
   digests = np.concatenate([_digests(part) for part in parts])
   distinct, first, inverse = np.unique(digests, return_index=True, return_inverse=True)
-  key = hashlib.sha256(f'{features.fingerprint()} {shape}'.encode() + distinct.tobytes()).hexdigest()
-  path = os.path.join(folder or default_folder(), f'{key}.npy')
-  table = _read(path, len(distinct))
-  if table is None:
-    table = _all_rows(features.extractor(shape), parts, first, progress)
-    # Without room or rights there is only no file.
-    with contextlib.suppress(OSError):
-      _write(path, lambda f: np.lib.format.write_array(f, table, allow_pickle=False))
+  table = _kept(
+    folder,
+    f'{features.fingerprint()} {shape}',
+    lambda: _all_rows(features.extractor(shape), parts, first, progress),
+    distinct.tobytes(),
+  )
   rows = np.split(inverse, np.cumsum([len(part) for part in parts])[:-1])
   return [table[r] for r in rows]
 
@@ -76,25 +73,18 @@ def kept(
   """Arrays that `make` makes, from the file or made and kept.
 
   Args:
-    fingerprint: All that they follow from.
+    fingerprint: Everything that they follow from.
     make: Makes them.
     folder: Where files are kept; `None`: `default_folder()`. A folder that cannot be written costs the time again.
   """
-  key = hashlib.sha256(f'kept {fingerprint}'.encode()).hexdigest()
-  path = os.path.join(folder or default_folder(), f'{key}.npz')
-  with contextlib.suppress(OSError, ValueError, EOFError, zipfile.BadZipFile):
-    with open(path, 'rb') as f:
-      content = f.read()
-    content, seal = content[:-_SEAL_BYTES], content[-_SEAL_BYTES:]
-    if hashlib.sha256(content).digest() == seal:
-      with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-        return {name: arrays[name] for name in arrays.files}
-  arrays = make()
-  packed = io.BytesIO()
-  np.savez(packed, **arrays)
-  with contextlib.suppress(OSError):
-    _write(path, lambda f: f.write(packed.getbuffer()))
-  return arrays
+
+  def packed():
+    content = io.BytesIO()
+    np.savez(content, **make())
+    return np.frombuffer(content.getbuffer(), np.uint8)
+
+  with np.load(io.BytesIO(_kept(folder, f'kept {fingerprint}', packed)), allow_pickle=False) as arrays:
+    return {name: arrays[name] for name in arrays.files}
 
 
 def _digests(x: np.ndarray) -> np.ndarray:
@@ -133,57 +123,49 @@ def _all_rows(extract, parts, chosen, progress):
   return table
 
 
-def _read(path: str, num_rows: int) -> Optional[np.ndarray]:
-  """The table, mapped from the file; `None` if there is none, or it is damaged."""
-  try:
-    with open(path, 'rb') as f:
-      end = os.fstat(f.fileno()).st_size - _SEAL_BYTES
-      digest = hashlib.sha256()
-      while f.tell() < end:
-        digest.update(f.read(min(_READ_BYTES, end - f.tell())))
-      if f.read() != digest.digest():
-        return None
-    table = np.load(path, mmap_mode='r', allow_pickle=False)
-  except (OSError, ValueError):
-    return None
-  return table if table.dtype == np.float32 and table.ndim == 2 and len(table) == num_rows else None
+def _kept(folder: Optional[str], key: str, make: Callable[[], np.ndarray], examples: bytes = b'') -> np.ndarray:
+  """The array from its file, mapped, or made and kept; without room or rights there is only no file."""
+  path = os.path.join(folder or default_folder(), f'{hashlib.sha256(key.encode() + examples).hexdigest()}.npy')
+  found = _read(path)
+  if found is None:
+    found = make()
+    with contextlib.suppress(OSError):
+      _write(path, found)
+  return found
 
 
-class _Sealing:
-  """A file to write to, which takes the digest of what goes through."""
-
-  def __init__(self, f):
-    self._file, self._digest = f, hashlib.sha256()
-
-  def write(self, content):
-    self._digest.update(content)
-    return self._file.write(content)
-
-  def seal(self):
-    self._file.write(self._digest.digest())
+def _digest(f: BinaryIO, size: int) -> bytes:
+  """SHA-256 of the first `size` bytes of a file, which is left there."""
+  found = hashlib.sha256()
+  f.seek(0)
+  for block in iter(lambda: f.read(min(_READ_BYTES, size - f.tell())), b''):
+    found.update(block)
+  return found.digest()
 
 
-def _remove_unfinished(folder: str):
-  """Removes what processes that were killed have left. A file that another process is writing stays."""
+def _read(path: str) -> Optional[np.ndarray]:
+  """The array, mapped from the file; `None` if there is none, or it is damaged."""
+  with contextlib.suppress(OSError, ValueError), open(path, 'rb') as f:
+    if _digest(f, os.fstat(f.fileno()).st_size - hashlib.sha256().digest_size) == f.read():
+      return np.load(path, mmap_mode='r', allow_pickle=False)
+  return None
+
+
+def _write(path: str, array: np.ndarray):
+  """Writes the array and its seal. The file is there whole or not at all, whichever processes write it."""
+  folder = os.path.dirname(path)
+  os.makedirs(folder, exist_ok=True)
   for name in os.listdir(folder):
+    # A process that was killed may have left a file. A file that another process is writing stays.
     if name.startswith(_UNFINISHED):
       with contextlib.suppress(OSError), open(os.path.join(folder, name), 'rb') as f:
         fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.unlink(f.name)
-
-
-def _write(path: str, write: Callable[[Any], Any]):
-  """What `write` writes to the file that it is given. The file stands whole or not at all."""
-  folder = os.path.dirname(path)
-  os.makedirs(folder, exist_ok=True)
-  _remove_unfinished(folder)
   with tempfile.NamedTemporaryFile(dir=folder, prefix=_UNFINISHED, delete=False) as f:
     try:
-      # Held until it is closed or the process ends: a file that nobody holds was left by a process that was killed.
-      fcntl.flock(f, fcntl.LOCK_EX)
-      sealing = _Sealing(f)
-      write(sealing)
-      sealing.seal()
+      fcntl.flock(f, fcntl.LOCK_EX)  # Held until it is closed or the process ends.
+      np.lib.format.write_array(f, array, allow_pickle=False)
+      f.write(_digest(f, f.tell()))
       f.flush()
       os.replace(f.name, path)
     except BaseException:

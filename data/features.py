@@ -18,10 +18,10 @@ from typing import Any, Callable, ClassVar, Optional
 import numpy as np
 
 from data import drawn
-from data import errors
 from data import feature_store
 from data import federation as federation_lib
 from data import glyphs
+from data import reading
 from quap_tff.common import checks
 from quap_tff.common import lazy
 from quap_tff.common import registry
@@ -171,21 +171,21 @@ class Pretrained(Features):
     advice = 'Give a folder that python -m experiments.pretrain --output=FOLDER has written.'
     for name in names:
       if not os.path.isfile(name):
-        raise errors.DataFileError(f'{name} not found. {advice}')
+        raise reading.DataFileError(f'{name} not found. {advice}')
     try:
       with open(names[0], encoding='utf-8') as f:
         card = json.load(f)
       expected = card['sha256']
       str(card['public_data'])
     except (OSError, ValueError, KeyError, TypeError) as e:
-      raise errors.DataFileError(
+      raise reading.DataFileError(
         f'{names[0]} is damaged or another file: expected JSON with sha256 and public_data, found '
         f'{type(e).__name__}: {e}. {advice}'
       ) from e
     with open(names[1], 'rb') as f:
       found = hashlib.sha256(f.read()).hexdigest()
     if found != expected:
-      raise errors.DataFileError(
+      raise reading.DataFileError(
         f'{names[1]} is damaged or another file: expected SHA-256 {expected}, as {CARD} has it, found {found}. '
         f'{advice}'
       )
@@ -218,7 +218,7 @@ class Pretrained(Features):
     try:
       return tf.keras.models.load_model(os.path.join(self.path, EXTRACTOR), compile=False)
     except (OSError, ValueError, TypeError, KeyError) as e:
-      raise errors.DataFileError(f'The extractor in {self.path} cannot be read: {type(e).__name__}: {e}') from e
+      raise reading.DataFileError(f'The extractor in {self.path} cannot be read: {type(e).__name__}: {e}') from e
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,17 +36,9 @@ class Leaves:
   present: np.ndarray
 
 
-_PLACE, _RADIUS, _FLATNESS, _ANGLE, _BOX, _COLOUR, _WAVE, _FREQUENCY, _SLOPE = (
-  slice(0, 2),
-  2,
-  3,
-  4,
-  5,
-  slice(6, 9),
-  9,
-  10,
-  11,
-)
+_PLACE, _COLOUR = slice(0, 2), slice(6, 9)
+_RADIUS, _FLATNESS, _ANGLE, _BOX = 2, 3, 4, 5
+_WAVE, _FREQUENCY, _SLOPE = 9, 10, 11
 _COLUMNS = 12
 
 

@@ -7,9 +7,8 @@ from typing import Optional
 
 import numpy as np
 
-from data import arrays
-from data import errors
 from data import glyphs
+from data import reading
 from quap_tff.common import checks
 
 EMNIST_FILENAME = 'emnist_byclass_test.npz'
@@ -44,7 +43,7 @@ class Source(abc.ABC):
     """Reads or draws the images.
 
     Raises:
-      errors.DataFileError: If a file is missing, damaged or another's.
+      reading.DataFileError: If a file is missing, damaged or another's.
     """
 
 
@@ -55,21 +54,21 @@ class EmnistLetters(Source):
   def read(self, data_dir, seed):
     del seed
     if data_dir is None:
-      raise errors.DataFileError(
+      raise reading.DataFileError(
         f'emnist_letters needs {EMNIST_FILENAME} (an .npz with x and y), which no loader downloads. Give its folder '
         'as --data_dir, or take --public_data=glyphs, which needs no file.'
       )
     path = os.path.join(data_dir, EMNIST_FILENAME)
-    file = arrays.read_npz(path, ['x', 'y'], 'EMNIST ByClass images')
+    file = reading.read_npz(path, ['x', 'y'], 'EMNIST ByClass images')
     x, y = file['x'], file['y']
     if x.dtype != np.uint8 or x.shape[1:] != (_SIDE, _SIDE) or y.shape != x.shape[:1] or y.dtype.kind not in 'iu':
-      raise errors.DataFileError(
+      raise reading.DataFileError(
         f'{path}: expected x uint8[n, {_SIDE}, {_SIDE}] and y, n integers, found x {x.dtype}{list(x.shape)} and y '
         f'{y.dtype}{list(y.shape)}.'
       )
     letters = y >= _DIGITS
     if not letters.any() or y.min() < 0 or y.max() >= _CHARACTERS:
-      raise errors.DataFileError(
+      raise reading.DataFileError(
         f'{path}: expected labels in [0, {_CHARACTERS}), letters from {_DIGITS} on, found {sorted(set(y.tolist()))}.'
       )
     merged = np.arange(_CHARACTERS)

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 import gzip
 import json
 import os
-import sqlite3
 import sys
 
 import numpy as np
-import tensorflow as tf
+
+from data import tff_files
 
 FILENAME = 'shakespeare.sqlite'
 _TEST_SHARE = 0.15
@@ -30,37 +30,16 @@ def write(path: str, speeches: Mapping[str, Sequence[str]]):
     path: Where to write; an existing file is replaced.
     speeches: The speeches of each role.
   """
-  unfinished = path + '.part'
-  if os.path.exists(unfinished):
-    os.remove(unfinished)
-  connection = sqlite3.connect(unfinished)
-  connection.execute(
-    'CREATE TABLE examples '
-    '(split_name TEXT NOT NULL, client_id TEXT NOT NULL, serialized_example_proto BLOB NOT NULL)'
-  )
-  connection.execute(
-    'CREATE TABLE client_metadata (client_id TEXT NOT NULL, split_name TEXT NOT NULL, num_examples INTEGER NOT NULL)'
-  )
-  rng = np.random.default_rng(_SEED)
+  splits, rng = {'test': {}, 'train': {}}, np.random.default_rng(_SEED)
   for role in sorted(speeches):
     own = [speeches[role][i] for i in rng.permutation(len(speeches[role]))]
     if len(own) < 2:
       continue
     cut = max(1, round(_TEST_SHARE * len(own)))
-    for split, part in (('test', own[:cut]), ('train', own[cut:])):
-      connection.execute('INSERT INTO client_metadata VALUES (?, ?, ?)', (role, split, len(part)))
-      connection.executemany('INSERT INTO examples VALUES (?, ?, ?)', [(split, role, _proto(text)) for text in part])
-  connection.execute('CREATE INDEX by_client ON examples (client_id, split_name)')
-  connection.commit()
-  connection.close()
-  os.replace(unfinished, path)
-
-
-def _proto(text: str) -> bytes:
-  proto = tf.train.Example()
-  # One byte a character, as in the published file.
-  proto.features.feature['snippets'].bytes_list.value.append(text.encode('ascii', 'replace'))
-  return proto.SerializeToString()
+    # One byte a character, as in the published file.
+    examples = [{'snippets': text.encode('ascii', 'replace')} for text in own]
+    splits['test'][role], splits['train'][role] = examples[:cut], examples[cut:]
+  tff_files.write(path, splits)
 
 
 def main(argv: list[str]):

@@ -6,6 +6,7 @@ client's rows then come from the file by the query of TFF's `SqlClientData`, and
 """
 
 from collections.abc import Mapping, Sequence
+import contextlib
 import hashlib
 import os
 import pathlib
@@ -16,10 +17,10 @@ import threading
 from typing import Any, Callable, Optional
 
 import numpy as np
-import tensorflow as tf
 
-from data import arrays
-from data import errors
+from data import reading
+from quap_tff.common import files
+from quap_tff.common.lazy import tf
 
 _TABLES = {
   'examples': {'split_name', 'client_id', 'serialized_example_proto'},
@@ -37,11 +38,11 @@ def find(filename: str, data_dir: Optional[str], load_data: Callable[..., Any], 
     splits: The splits that the file must have.
 
   Raises:
-    errors.DataFileError: If the file is missing, damaged, the wrong one, or cannot be downloaded.
+    reading.DataFileError: If the file is missing, damaged, the wrong one, or cannot be downloaded.
   """
   if data_dir is not None:
     path = os.path.join(data_dir, filename)
-    errors.check_is_file(
+    reading.check_is_file(
       path, f'expected the file of TFF\'s loader there, a SQLite database with the splits {" and ".join(splits)}'
     )
   else:
@@ -55,7 +56,7 @@ def _cached(filename, load_data, splits) -> str:
   path = os.path.join(cache_dir, filename)
   advice = f'Put {filename} into a folder and give that folder as --data_dir, or put it into {cache_dir}.'
   if not os.path.isfile(path):
-    with arrays.downloading(f"{filename} was not given, is not in TFF's cache and could not be downloaded", advice):
+    with reading.downloading(f"{filename} was not given, is not in TFF's cache and could not be downloaded", advice):
       os.makedirs(cache_dir, exist_ok=True)
       # TFF writes straight to the final name, and the next time takes whatever it finds there for the complete file. So
       # it downloads into a separate folder, and only a complete file gets the name.
@@ -68,39 +69,77 @@ def _cached(filename, load_data, splits) -> str:
 
 
 def check(path: str, splits: Sequence[str]):
-  """Raises `errors.DataFileError` unless the file is a whole SQLite database in TFF's format with these splits."""
+  """Raises `reading.DataFileError` unless the file is a whole SQLite database in TFF's format with these splits."""
   expected = f'expected a SQLite database in TFF\'s format with the splits {" and ".join(splits)}'
   with open(path, 'rb') as f:
     header = f.read(100)
   if len(header) < 100 or not header.startswith(b'SQLite format 3\0'):
-    raise errors.DataFileError(f'{path} is the wrong file: {expected}, found no SQLite header.')
+    raise reading.DataFileError(f'{path} is the wrong file: {expected}, found no SQLite header.')
   # SQLite opens a file whose end is missing, and fails only when it needs a missing page. The header says how many
   # pages there were.
   (page_size,) = struct.unpack('>H', header[16:18])
   size = (65536 if page_size == 1 else page_size) * struct.unpack('>I', header[28:32])[0]
   if os.path.getsize(path) < size:
-    raise errors.DataFileError(f'{path} is cut short: expected {size} bytes, found {os.path.getsize(path)}.')
+    raise reading.DataFileError(f'{path} is cut short: expected {size} bytes, found {os.path.getsize(path)}.')
   try:
-    connection = _connect(path)
-    try:
+    with contextlib.closing(_connect(path)) as connection:
       for table, columns in _TABLES.items():
         found = {row[1] for row in connection.execute(f'PRAGMA table_info({table})')}
         if not columns <= found:
-          raise errors.DataFileError(
+          raise reading.DataFileError(
             f'{path} is the wrong file: {expected}, found '
             + (f'table {table!r} without {sorted(columns - found)}.' if found else f'no table {table!r}.')
           )
       found = [row[0] for row in connection.execute('SELECT DISTINCT split_name FROM client_metadata')]
       if not set(splits) <= set(found):
-        raise errors.DataFileError(f'{path} is the wrong file: {expected}, found the splits {sorted(found)}.')
-    finally:
-      connection.close()
+        raise reading.DataFileError(f'{path} is the wrong file: {expected}, found the splits {sorted(found)}.')
   except sqlite3.Error as e:
-    raise errors.DataFileError(f'{path} is damaged: {expected}, found {type(e).__name__}: {e}') from e
+    raise reading.DataFileError(f'{path} is damaged: {expected}, found {type(e).__name__}: {e}') from e
 
 
 def _connect(path: str) -> sqlite3.Connection:
   return sqlite3.connect(f'{pathlib.Path(path).resolve().as_uri()}?mode=ro', uri=True)
+
+
+def write(path: str, splits: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]):
+  """Writes a file in the format of TFF's loaders, completely or not at all; an existing file is replaced.
+
+  Args:
+    path: The file.
+    splits: For each split and client the examples: the value of each feature, bytes, integers or floats.
+  """
+  with files.replacing(path) as unfinished:
+    with contextlib.suppress(FileNotFoundError):
+      os.remove(unfinished)
+    with contextlib.closing(sqlite3.connect(unfinished)) as connection:
+      connection.execute(
+        'CREATE TABLE examples '
+        '(split_name TEXT NOT NULL, client_id TEXT NOT NULL, serialized_example_proto BLOB NOT NULL)'
+      )
+      connection.execute(
+        'CREATE TABLE client_metadata '
+        '(client_id TEXT NOT NULL, split_name TEXT NOT NULL, num_examples INTEGER NOT NULL)'
+      )
+      for split, clients in splits.items():
+        for client_id, examples in clients.items():
+          connection.execute('INSERT INTO client_metadata VALUES (?, ?, ?)', (client_id, split, len(examples)))
+          rows = [(split, client_id, _proto(example)) for example in examples]
+          connection.executemany('INSERT INTO examples VALUES (?, ?, ?)', rows)
+      connection.execute('CREATE INDEX by_client ON examples (client_id, split_name)')
+      connection.commit()
+
+
+def _proto(example: Mapping[str, Any]) -> bytes:
+  proto = tf.train.Example()
+  for name, value in example.items():
+    feature, flat = proto.features.feature[name], np.ravel(value)
+    if isinstance(value, bytes):
+      feature.bytes_list.value.append(value)
+    elif flat.dtype.kind == 'f':
+      feature.float_list.value.extend(flat.tolist())
+    else:
+      feature.int64_list.value.extend(flat.tolist())
+  return proto.SerializeToString()
 
 
 class Split:
@@ -119,25 +158,26 @@ class Split:
     # A connection may be used only by the thread that opened it.
     self._of_thread = threading.local()
 
-  def read(self, client_id: str) -> dict[str, np.ndarray]:
-    """A client's examples, each feature as one array [n, ...]; n may be 0.
+  def read(self, client_ids: Sequence[str]) -> dict[str, np.ndarray]:
+    """The examples of some clients, one client after the other, each feature as one array [n, ...]; n may be 0.
 
     Raises:
-      errors.DataFileError: If the file is damaged, or its examples have other features.
+      reading.DataFileError: If the file is damaged, or its examples have other features.
     """
     query = f'SELECT serialized_example_proto FROM examples WHERE client_id = ? AND split_name = ?{self._limit}'
     expected = f'expected examples with {self._described} in split {self._name!r}'
     try:
       if not hasattr(self._of_thread, 'connection'):
         self._of_thread.connection = _connect(self._path)
-      protos = [row[0] for row in self._of_thread.connection.execute(query, (client_id, self._name))]
+      execute = self._of_thread.connection.execute
+      protos = [row[0] for client_id in client_ids for row in execute(query, (client_id, self._name))]
       # An explicit device, or the runtime's own could claim these few bytes.
       with tf.device('/cpu:0'):
         parsed = tf.io.parse_example(tf.constant(protos, tf.string, [len(protos)]), self._features)
       return {name: value.numpy() for name, value in parsed.items()}
     except (sqlite3.Error, tf.errors.OpError) as e:
       found = getattr(e, 'message', e)
-      raise errors.DataFileError(f'{self._path} is damaged or the wrong file: {expected}, found {found}') from e
+      raise reading.DataFileError(f'{self._path} is damaged or the wrong file: {expected}, found {found}') from e
 
   @property
   def _described(self):

@@ -30,7 +30,7 @@ from typing import Any, Callable, NamedTuple
 
 from absl import flags
 
-from data import errors
+from data import reading
 from experiments import command_line
 from experiments import fast_imports
 from experiments import interrupts
@@ -130,7 +130,7 @@ def _check_data():
   """That the dataset's file is there, before TensorFlow is loaded. Datasets without a file need no check."""
   if _FLAGS.data_dir is not None and _FLAGS.dataset in _FILES:
     name = f'{_FLAGS.dataset}.npz'
-    errors.check_is_file(os.path.join(_FLAGS.data_dir, name), f'expected {name} in --data_dir')
+    reading.check_is_file(os.path.join(_FLAGS.data_dir, name), f'expected {name} in --data_dir')
 
 
 def _check_output(folder):

@@ -27,6 +27,7 @@ from typing import Any, Optional
 
 from absl import flags
 
+from data import datasets
 from data import features
 from experiments import command_line
 from experiments import fast_imports
@@ -207,7 +208,7 @@ def _measure(values) -> dict[str, Any]:
     'repeats': settings.repeats,
     'part': settings.part,
     'algorithm': values.algorithm,
-    'dataset': values.dataset,
+    'dataset': datasets.portable(values.dataset),
     'game': played,
     # They depend on how much data clients have, and audit.json is kept with a certified run.
     'seconds': round(time.monotonic() - begin, 1) if experiment.client_metrics else None,

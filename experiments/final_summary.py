@@ -15,6 +15,7 @@ from typing import Any, Optional
 
 import numpy as np
 
+from data import datasets
 from experiments import command_line
 from experiments import run as run_lib
 from experiments import run_directory
@@ -85,7 +86,7 @@ def make(
   """
   run = run_lib.Run.from_flags(run)
   return {
-    'dataset': run.flags['dataset'],
+    'dataset': datasets.portable(run.flags['dataset']),
     'algorithm': run.flags['algorithm'],
     'malicious': run.attack(num_clients),
     'rounds': rounds,

@@ -64,6 +64,7 @@ _OTHERS = {
   'femnist': '--dataset=femnist:test_writers=0.1.',
   'femnist_digits': '--dataset=femnist_digits:test_writers=0.1.',
   'shakespeare': '--dataset=shakespeare:test_roles=0.1.',
+  'npz': 'a file without x_test, of whose clients a share only tests, or one whose x_test is of others.',
 }
 
 

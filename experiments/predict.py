@@ -168,13 +168,16 @@ def load(path: str, extractor: Optional[str] = None) -> Predictor:
     public_data = resolved['public_data']
   except (KeyError, TypeError, ValueError) as error:
     raise ValueError(f'{os.path.join(path, run_directory.RUN)} is damaged: {type(error).__name__}: {error}') from None
-  if dataset.image_shape is None:
+  shape = dataset.image_shape
+  if shape is None and identity['features'] == 'none' and len(resolved.get('input_shape', ())) == 3:
+    shape = tuple(resolved['input_shape'])  # The file of the dataset decided.
+  if shape is None:
     raise ValueError(
       f'{path} is a run on {identity["dataset"]!r}, whose examples are no images. This command predicts the labels '
       'of images only; load the model with Keras instead.'
     )
   features = _with_extractor(features, extractor)
-  features.check(dataset.image_shape)
+  features.check(shape)
   if features.public_data() != public_data:
     raise ValueError(_other_features(features, identity['features'], public_data))
   fast_imports.load('quap_tff.training.dropout')  # Models of older versions have its layer.
@@ -184,7 +187,7 @@ def load(path: str, extractor: Optional[str] = None) -> Predictor:
     raise ValueError(
       f'{model_path} cannot be read ({type(error).__name__}: {error}). Train again, or restore the file.'
     ) from None
-  return Predictor(dataset.image_shape, dataset.white, features, model, _warnings(path))
+  return Predictor(shape, dataset.white, features, model, _warnings(path))
 
 
 def predict(path: str, images: np.ndarray, *, invert: bool = False, extractor: Optional[str] = None) -> np.ndarray:
@@ -209,6 +212,8 @@ def read_images(path: str, channels: int) -> np.ndarray:
     raise ValueError(f'--input={path}: there is no such file.')
   try:
     if suffix in _IMAGES:
+      if channels not in _MODES:
+        raise ValueError(f'a picture has 1 or 3 channels, and this model takes {channels}; give an array')
       return _read_picture(path, channels)
     if not os.path.getsize(path):
       raise ValueError('it is empty; expected an array of images')

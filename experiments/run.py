@@ -15,6 +15,7 @@ import dataclasses
 from typing import Any, Optional
 
 from data import cohorts
+from data import datasets
 from data import dropouts
 from data import features as features_lib
 from data import rng
@@ -105,18 +106,25 @@ class Run:
     """
     withheld = {name for name, found in parts.FLAGS.items() if found.is_path and self.method.gives_certificate}
     values = {name: None if name in withheld else value for name, value in self.flags.items()}
-    return {**values, 'features': features_lib.portable(self.flags['features'])}
+    return {**values, **self._portable(), **({} if withheld else {'dataset': self.flags['dataset']})}
 
   def identity(self) -> dict[str, Any]:
     """The flags that determine what is computed. They must be the same for a run to be resumed.
 
     Flags that the method does not use are left out.
     """
-    values = {**self.flags, 'features': features_lib.portable(self.flags['features'])}
+    values = {**self.flags, **self._portable()}
     # Sums are merged worker by worker: their number, not where they are, is part of the result.
     values['num_workers'] = len(self.runtime.worker_addresses) or self.runtime.num_workers
     unused = self.unused()
     return {name: value for name, value in values.items() if not parts.FLAGS[name].is_control and name not in unused}
+
+  def _portable(self) -> dict[str, str]:
+    """The flags whose values name files, without the places of these files on this machine."""
+    return {
+      'dataset': datasets.portable(self.flags['dataset']),
+      'features': features_lib.portable(self.flags['features']),
+    }
 
   def unused(self) -> frozenset[str]:
     """The flags of mechanisms that this method does not have."""

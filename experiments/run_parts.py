@@ -59,7 +59,8 @@ class Data:
   """The clients' data.
 
   Attributes:
-    dataset: Dataset.
+    dataset: Dataset. npz is a file of your own, with the arrays x and y and, if you like, client, x_test and y_test;
+      data/npz.py says what they hold.
     data_dir: Folder with the dataset's file (mnist.npz, cifar10.npz, …). Default: the download cache.
     num_clients: Number of clients, N. Default: 100, or all clients of a dataset that has its own.
     partition: How examples are shared out among clients.

@@ -21,7 +21,8 @@ from quap_tff.mechanisms import postprocessing
 from quap_tff.training import evaluation
 from quap_tff.training import models
 
-# For --model=auto: the model by the dataset, or else by the shape of an example. On features, it is a linear head.
+# For --model=auto: the model by the dataset, or else by the shape of an example. On features, it is a linear head. For
+# other shapes it is an `mlp`, which takes any.
 _MODEL_OF_DATASET = {
   'shakespeare': 'shakespeare_lstm',
   'stackoverflow_words': 'words_lstm',
@@ -182,9 +183,4 @@ def _auto_model(federation):
     return 'linear_features'
   if federation.name in _MODEL_OF_DATASET:
     return _MODEL_OF_DATASET[federation.name]
-  if federation.input_shape not in _MODEL_OF_SHAPE:
-    raise ValueError(
-      f'--model=auto has no model for examples of shape {federation.input_shape}. Choose one with --model: '
-      f'{", ".join(sorted(models.MODELS))}.'
-    )
-  return _MODEL_OF_SHAPE[federation.input_shape]
+  return _MODEL_OF_SHAPE.get(federation.input_shape, 'mlp')

@@ -1,3 +1,5 @@
+"""Datasets of one pool, from memory, from files, from drawings; downloads; and `data.load` itself."""
+
 import io
 import os
 import pathlib
@@ -9,15 +11,12 @@ import numpy as np
 import pytest
 from sklearn import datasets
 import tensorflow as tf
-import tensorflow_federated as tff
 
 import data
-from data import arrays
-from data import datasets as datasets_lib
-from data import femnist
+from data import base
 from data import leaves
+from data import reading
 from data import rng as rng_lib
-from tests.data import emnist_file
 
 SHARED_DATA = pathlib.Path(__file__).resolve().parents[3] / 'shared' / 'data'
 
@@ -34,6 +33,12 @@ def small_images(n_train=40, n_test=10, shape=(28, 28), **changes):
   return {k: v for k, v in contents.items() if v is not None}
 
 
+def _npy():
+  buffer = io.BytesIO()
+  np.save(buffer, np.zeros(3))
+  return buffer.getvalue()
+
+
 @pytest.fixture(name='no_network')
 def fixture_no_network(monkeypatch, tmp_path):
   """No caches, and every connection is refused at once."""
@@ -44,17 +49,6 @@ def fixture_no_network(monkeypatch, tmp_path):
   monkeypatch.setattr(socket, 'create_connection', refuse)
   monkeypatch.setattr(socket, 'getaddrinfo', refuse)
   monkeypatch.setenv('HOME', str(tmp_path))
-
-
-def same(a, b):
-  return (
-    a.client_ids == b.client_ids
-    and a.partition == b.partition
-    and all(
-      np.array_equal(p.x, q.x) and np.array_equal(p.y, q.y)
-      for p, q in zip(a.clients + (a.test,), b.clients + (b.test,))
-    )
-  )
 
 
 class TestDigits:
@@ -73,8 +67,8 @@ class TestDigits:
   def test_the_test_set_is_the_same_for_every_seed_and_the_partition_is_not(self):
     a, b = data.load('digits', seed=1, num_clients=10), data.load('digits', seed=2, num_clients=10)
     np.testing.assert_array_equal(a.test.x, b.test.x)
-    assert not same(a, b)
-    assert same(a, data.load('digits', seed=1, num_clients=10))
+    assert a.digest() != b.digest()
+    assert a.digest() == data.load('digits', seed=1, num_clients=10).digest()
 
   def test_the_partition_goes_by_the_labels(self):
     fed = data.load('digits', num_clients=30, partition='dirichlet:alpha=0.001')
@@ -83,7 +77,7 @@ class TestDigits:
     assert fed.partition == 'dirichlet:alpha=0.001'
 
   def test_the_number_of_clients_defaults_to_the_documents(self):
-    assert data.load('digits', partition='iid').num_clients == datasets_lib.DEFAULT_NUM_CLIENTS == 100
+    assert data.load('digits', partition='iid').num_clients == base.DEFAULT_NUM_CLIENTS == 100
 
   def test_progress_counts_up_to_the_total(self):
     seen = []
@@ -186,11 +180,14 @@ class TestNpz:
     with pytest.raises(data.DataFileError, match=f'{name} {found}; expected the '):
       data.load(dataset, data_dir=str(tmp_path))
 
-  @pytest.mark.parametrize('kept', [0, 10, 1000, -1])
-  def test_a_truncated_file(self, tmp_path, kept):
+  @pytest.mark.parametrize(
+    'damage',
+    [lambda whole, n=n: whole[:n] for n in (0, 10, 1000, -1)] + [lambda _: b'<html>404</html>', lambda _: _npy()],
+  )
+  def test_a_file_that_is_cut_short_or_of_another_kind(self, tmp_path, damage):
     path = tmp_path / 'mnist.npz'
     np.savez(path, **small_images())
-    path.write_bytes(path.read_bytes()[:kept])
+    path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(data.DataFileError, match=r'mnist\.npz is not an \.npz, or is cut short: expected the arrays'):
       data.load('mnist', data_dir=str(tmp_path))
 
@@ -204,22 +201,9 @@ class TestNpz:
     with pytest.raises(data.DataFileError, match=r'mnist\.npz is damaged: expected the arrays of mnist'):
       data.load('mnist', data_dir=str(tmp_path))
 
-  def test_a_file_of_another_kind(self, tmp_path):
-    (tmp_path / 'mnist.npz').write_text('<html>404</html>')
-    with pytest.raises(data.DataFileError, match='is not an .npz'):
-      data.load('mnist', data_dir=str(tmp_path))
-    buffer = io.BytesIO()
-    np.save(buffer, np.zeros(3))
-    (tmp_path / 'mnist.npz').write_bytes(buffer.getvalue())
-    with pytest.raises(data.DataFileError, match='is not an .npz'):
-      data.load('mnist', data_dir=str(tmp_path))
-    np.savez(tmp_path / 'mnist.npz', weights=np.zeros(3))
-    with pytest.raises(data.DataFileError, match='the wrong file: .*found weights'):
-      data.load('mnist', data_dir=str(tmp_path))
-
   def test_a_pickle_in_the_file_is_not_read(self, tmp_path):
     np.savez(tmp_path / 'mnist.npz', **small_images(y_train=np.array([object()] * 40)))
-    with pytest.raises(data.DataFileError, match='damaged'):
+    with pytest.raises(data.DataFileError, match='holds Python objects, which are never read'):
       data.load('mnist', data_dir=str(tmp_path))
 
   @pytest.mark.parametrize(
@@ -254,11 +238,6 @@ class TestDownload:
     assert time.monotonic() - start < 10
     assert capfd.readouterr().out == ''
 
-  def test_femnist_without_network_and_cache(self, no_network, tmp_path):
-    with pytest.raises(data.DataFileError, match=r'Put emnist_all\.sqlite into a folder .* --data_dir, or put it into'):
-      data.load('femnist')
-    assert not list((tmp_path / '.tff').iterdir())  # Nothing half-made that TFF would take for the file next time.
-
   def test_mnist_writers_cannot_be_downloaded(self):
     with pytest.raises(data.DataFileError, match='Put mnist_writers.npz and mnist.npz into a folder'):
       data.load('mnist_writers')
@@ -269,22 +248,22 @@ class TestDownload:
       socket.setdefaulttimeout(before)
       try:
         with pytest.raises(data.DataFileError, match='it failed .KeyError.*do this'):
-          with arrays.downloading('it failed', 'do this'):
+          with reading.downloading('it failed', 'do this'):
             seen.append(socket.getdefaulttimeout())
             raise KeyError('x')
         assert socket.getdefaulttimeout() == before
       finally:
         socket.setdefaulttimeout(None)
-    assert seen == [arrays.DOWNLOAD_TIMEOUT_SECONDS] * 2
+    assert seen == [reading.DOWNLOAD_TIMEOUT_SECONDS] * 2
 
   def test_a_server_that_never_answers_does_not_hang(self, monkeypatch):
-    monkeypatch.setattr(arrays, 'DOWNLOAD_TIMEOUT_SECONDS', 0.3)
+    monkeypatch.setattr(reading, 'DOWNLOAD_TIMEOUT_SECONDS', 0.3)
     with socket.socket() as server:
       server.bind(('127.0.0.1', 0))
       server.listen()
       start = time.monotonic()
       with pytest.raises(data.DataFileError, match='timed out'):
-        with arrays.downloading('no answer', 'do this'):
+        with reading.downloading('no answer', 'do this'):
           urllib.request.urlopen(f'http://127.0.0.1:{server.getsockname()[1]}')
       assert time.monotonic() - start < 5
 
@@ -299,38 +278,6 @@ class TestDownload:
     )
     fed = data.load(name, num_clients=2)
     assert (fed.num_examples, len(fed.test)) == (40, 10)
-
-  def test_an_interrupted_femnist_download_leaves_no_file_and_a_complete_one_does(self, monkeypatch, tmp_path):
-    monkeypatch.setenv('HOME', str(tmp_path))
-    original = tff.simulation.datasets.emnist.load_data
-
-    def interrupted(only_digits=True, cache_dir=None):
-      pathlib.Path(cache_dir, 'emnist_all.sqlite').write_bytes(b'half')
-      raise KeyboardInterrupt
-
-    monkeypatch.setattr(tff.simulation.datasets.emnist, 'load_data', interrupted)
-    with pytest.raises(KeyboardInterrupt):
-      data.load('femnist')
-    assert not list((tmp_path / '.tff').iterdir())
-
-    def cut_short(only_digits=True, cache_dir=None):
-      path = pathlib.Path(cache_dir, 'emnist_all.sqlite')
-      emnist_file.write(path, emnist_file.writers())
-      path.write_bytes(path.read_bytes()[:8192])
-
-    monkeypatch.setattr(tff.simulation.datasets.emnist, 'load_data', cut_short)
-    with pytest.raises(data.DataFileError, match='cut short'):
-      data.load('femnist')
-    assert not list((tmp_path / '.tff').iterdir())
-
-    def complete(only_digits=True, cache_dir=None):
-      if not os.path.exists(os.path.join(cache_dir, 'emnist_all.sqlite')):
-        emnist_file.write(os.path.join(cache_dir, 'emnist_all.sqlite'), emnist_file.writers())
-      return original(only_digits, cache_dir)
-
-    monkeypatch.setattr(tff.simulation.datasets.emnist, 'load_data', complete)
-    assert data.load('femnist').num_clients == 5
-    assert [p.name for p in (tmp_path / '.tff').iterdir()] == ['emnist_all.sqlite']
 
 
 class TestMnistWriters:
@@ -361,127 +308,6 @@ class TestMnistWriters:
     self.write(tmp_path, owners=np.zeros(39, int))
     with pytest.raises(data.DataFileError, match=r'writer_train to be 40 integers.*found int64\[39\]'):
       data.load('mnist_writers', data_dir=str(tmp_path))
-
-
-class TestFemnist:
-  def test_the_arrays_are_those_of_tffs_loader_with_ink_as_one(self, tmp_path):
-    emnist_file.write(tmp_path / 'emnist_all.sqlite', emnist_file.writers())
-    fed = data.load('femnist', data_dir=str(tmp_path))
-    train, test = tff.simulation.datasets.emnist.load_data(only_digits=False, cache_dir=str(tmp_path))
-    assert (fed.num_classes, fed.input_shape, fed.partition) == (62, (28, 28, 1), 'natural')
-    assert list(fed.client_ids) == train.client_ids
-    for client_id, client in zip(fed.client_ids, fed.clients):
-      rows = list(train.create_tf_dataset_for_client(client_id).as_numpy_iterator())
-      np.testing.assert_array_equal(client.x[..., 0], 1 - np.stack([r['pixels'] for r in rows]))
-      np.testing.assert_array_equal(client.y, [r['label'] for r in rows])
-    rows = [r for c in test.client_ids for r in test.create_tf_dataset_for_client(c).as_numpy_iterator()]
-    np.testing.assert_array_equal(fed.test.x[..., 0], 1 - np.stack([r['pixels'] for r in rows]))
-    np.testing.assert_array_equal(fed.test.y, [r['label'] for r in rows])
-    published = data.load('femnist:published_polarity=true', data_dir=str(tmp_path))
-    np.testing.assert_array_equal(1 - published.test.x, fed.test.x)
-
-  def test_digits_are_a_split_of_their_own_with_ten_classes(self, tmp_path):
-    emnist_file.write(tmp_path / 'emnist_all.sqlite', emnist_file.writers(num_classes=10), prefix='digits_only')
-    fed = data.load('femnist_digits', data_dir=str(tmp_path))
-    assert (fed.num_classes, fed.num_clients) == (10, 5)
-    with pytest.raises(data.DataFileError, match=r"splits all_train and all_test, found the splits \['digits_only_"):
-      data.load('femnist', data_dir=str(tmp_path))
-
-  def test_only_the_chosen_clients_are_read_and_tested_on(self, tmp_path):
-    contents = emnist_file.writers()
-    emnist_file.write(tmp_path / 'emnist_all.sqlite', contents)
-    seen = []
-    fed = data.load(
-      'femnist', data_dir=str(tmp_path), num_clients=2, seed=3, progress=lambda done, total: seen.append((done, total))
-    )
-    assert fed.num_clients == 2 and list(fed.client_ids) == sorted(fed.client_ids)
-    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
-    assert len(fed.test) == sum(len(contents[c]['test'][0]) for c in fed.client_ids)
-    assert same(fed, data.load('femnist', data_dir=str(tmp_path), num_clients=2, seed=3))
-    with pytest.raises(ValueError, match='femnist has 5 clients, found num_clients=6'):
-      data.load('femnist', data_dir=str(tmp_path), num_clients=6)
-
-  def test_writers_that_are_held_out_take_part_in_no_round(self, tmp_path):
-    contents = emnist_file.writers()
-    emnist_file.write(tmp_path / 'emnist_all.sqlite', contents)
-    fed = data.load('femnist:test_writers=0.4', data_dir=str(tmp_path))
-    others = sorted(set(contents) - set(fed.client_ids))
-    assert (fed.num_clients, len(others)) == (3, 2) and not fed.test_is_of_clients
-    assert 'of 2 other writers, who take part in no round' in fed.test_set
-    # All examples of the others, and none of the clients'.
-    labels = [y for c in others for split in ('train', 'test') for y in contents[c][split][1]]
-    assert sorted(fed.test.y) == sorted(labels)
-    trained = {x.tobytes() for client in fed.clients for x in client.x}
-    assert not trained & {x.tobytes() for x in fed.test.x}
-    whole = data.load('femnist', data_dir=str(tmp_path))
-    assert whole.test_is_of_clients and 'the clients themselves' in whole.test_set
-
-  def test_a_client_of_many_batches_is_whole(self, tmp_path, monkeypatch):
-    monkeypatch.setattr(femnist, '_BATCH', 2)
-    contents = emnist_file.writers()
-    emnist_file.write(tmp_path / 'emnist_all.sqlite', contents)
-    fed = data.load('femnist', data_dir=str(tmp_path))
-    assert [len(c) for c in fed.clients] == [3, 4, 5, 6, 7]
-    np.testing.assert_array_equal(fed.clients[4].y, contents['writer_e']['train'][1])
-
-  def test_a_folder_with_awkward_characters(self, tmp_path):
-    folder = tmp_path / 'a folder?with#signs%20'
-    folder.mkdir()
-    emnist_file.write(folder / 'emnist_all.sqlite', emnist_file.writers())
-    assert data.load('femnist', data_dir=str(folder)).num_clients == 5
-
-  def test_a_missing_file(self, tmp_path):
-    with pytest.raises(data.DataFileError, match='emnist_all.sqlite not found'):
-      data.load('femnist', data_dir=str(tmp_path))
-
-  @pytest.mark.parametrize('kept', [0.0, 0.3, 0.9])
-  def test_a_truncated_file(self, tmp_path, kept):
-    path = tmp_path / 'emnist_all.sqlite'
-    emnist_file.write(path, emnist_file.writers())
-    whole = path.read_bytes()
-    path.write_bytes(whole[: int(len(whole) * kept)])
-    message = rf'cut short: expected {len(whole)} bytes, found' if kept else 'no SQLite header'
-    with pytest.raises(data.DataFileError, match=message):
-      data.load('femnist', data_dir=str(tmp_path))
-
-  def test_a_file_damaged_in_the_middle(self, tmp_path):
-    path = tmp_path / 'emnist_all.sqlite'
-    emnist_file.write(path, emnist_file.writers())
-    contents = bytearray(path.read_bytes())
-    contents[200:-4096] = np.random.default_rng(0).bytes(len(contents) - 4296)
-    path.write_bytes(contents)
-    with pytest.raises(data.DataFileError, match='emnist_all.sqlite is (damaged|the wrong file)'):
-      data.load('femnist', data_dir=str(tmp_path))
-
-  def test_a_file_of_another_kind(self, tmp_path):
-    (tmp_path / 'emnist_all.sqlite').write_bytes(b'<html>' * 100)
-    with pytest.raises(data.DataFileError, match='the wrong file: expected a SQLite database.*no SQLite header'):
-      data.load('femnist', data_dir=str(tmp_path))
-
-  def test_a_database_of_something_else(self, tmp_path):
-    emnist_file.write(tmp_path / 'emnist_all.sqlite', {}, tables=['client_metadata'])
-    with pytest.raises(data.DataFileError, match="found no table 'examples'"):
-      data.load('femnist', data_dir=str(tmp_path))
-
-  def test_examples_of_something_else(self, tmp_path):
-    emnist_file.write(tmp_path / 'emnist_all.sqlite', emnist_file.writers(), feature='snippets')
-    with pytest.raises(data.DataFileError, match='expected examples with pixels'):
-      data.load('femnist', data_dir=str(tmp_path))
-
-  @pytest.mark.parametrize('bad', [255.0, -0.5, np.nan])
-  def test_pixels_out_of_range(self, tmp_path, bad):
-    contents = emnist_file.writers()
-    contents['writer_c']['train'][0][1, 2, 3] = bad
-    emnist_file.write(tmp_path / 'emnist_all.sqlite', contents)
-    with pytest.raises(data.DataFileError, match=r'expected pixels in \[0, 1\], found'):
-      data.load('femnist', data_dir=str(tmp_path))
-
-  def test_a_client_with_no_data_is_an_error_that_names_it(self, tmp_path):
-    contents = emnist_file.writers()
-    contents['writer_b']['train'] = (np.zeros([0, 28, 28], np.float32), np.zeros(0, int))
-    emnist_file.write(tmp_path / 'emnist_all.sqlite', contents)
-    with pytest.raises(ValueError, match=r"client 'writer_b' \(index 1\) has no examples"):
-      data.load('femnist', data_dir=str(tmp_path))
 
 
 @pytest.mark.parametrize(

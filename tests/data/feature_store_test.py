@@ -1,55 +1,167 @@
-"""Features on disk: what a killed process left unfinished is removed, and what another is writing is not."""
+"""Features on disk: computed once, again if the file is damaged, and safe with several processes and killed ones."""
 
 import fcntl
+import os
 
 import numpy as np
+import pytest
 
 from data import feature_store
 
 
-class _Doubled:
-  """A feature map: twice each pixel."""
+def images(n, seed=0):
+  return np.random.default_rng(seed).random((n, 8, 8, 1), np.float32)
+
+
+class CountingFeatures:
+  """The sum of an example and its first entry; counts the examples that it is asked for."""
+
+  def __init__(self, version=''):
+    self.version, self.batches = version, 0
 
   def fingerprint(self):
-    return 'doubled'
+    return f'counting {self.version}'
 
-  def extractor(self, shape):
-    del shape
-    return lambda x: 2 * x.reshape(len(x), -1)
+  def extractor(self, input_shape):
+    def extract(x):
+      self.batches += 1
+      x = x.reshape(len(x), -1)
+      return np.stack([x.sum(axis=1), x[:, 0]], axis=1)
 
-
-def _compute(folder):
-  parts = [np.arange(12, dtype=np.float32).reshape(3, 2, 2)]
-  return feature_store.compute(_Doubled(), parts, str(folder))[0]
-
-
-def test_what_a_killed_process_left_goes_and_what_is_being_written_stays(tmp_path):
-  left, written, other = tmp_path / 'unfinished_left', tmp_path / 'unfinished_written', tmp_path / 'notes'
-  for path in (left, written, other):
-    path.write_bytes(b'half')
-  with open(written, 'rb') as held:
-    fcntl.flock(held, fcntl.LOCK_EX)
-    np.testing.assert_array_equal(_compute(tmp_path)[:, 3], [6, 14, 22])
-  assert not left.exists() and written.exists() and other.exists()
-  assert len(list(tmp_path.glob('*.npy'))) == 1
+    return extract
 
 
-def test_the_file_is_held_while_it_is_written_and_found_again(tmp_path, monkeypatch):
-  free = []
-  seal = feature_store._Sealing.seal
+class TestKept:
+  def test_made_once_and_again_if_the_file_is_damaged(self, tmp_path):
+    made = []
 
-  def sealed(self):
-    [path] = tmp_path.glob('unfinished_*')
-    with open(path, 'rb') as f:
-      try:
-        fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        free.append(path)
-      except OSError:
-        pass
-    seal(self)
+    def make():
+      made.append(1)
+      return dict(a=np.arange(3), b=np.ones((2, 2), np.float32))
 
-  monkeypatch.setattr(feature_store._Sealing, 'seal', sealed)
-  first = _compute(tmp_path)
-  assert not free and not list(tmp_path.glob('unfinished_*'))
-  monkeypatch.setattr(_Doubled, 'extractor', None)  # What is kept is not computed again.
-  np.testing.assert_array_equal(_compute(tmp_path), first)
+    get = lambda fingerprint='f': feature_store.kept(fingerprint, make, str(tmp_path))
+    for arrays in (get(), get()):
+      np.testing.assert_array_equal(arrays['a'], [0, 1, 2])
+      assert set(arrays) == {'a', 'b'} and arrays['b'].dtype == np.float32
+    assert len(made) == 1
+    path = tmp_path / os.listdir(tmp_path)[0]
+    whole = path.read_bytes()
+    for damaged in (b'', whole[:-1], whole[:100] + bytes([whole[100] ^ 1]) + whole[101:]):
+      path.write_bytes(damaged)
+      np.testing.assert_array_equal(get()['a'], [0, 1, 2])
+      assert path.read_bytes() == whole
+    assert len(made) == 4
+    get('g')
+    assert len(made) == 5 and len(os.listdir(tmp_path)) == 2
+
+  def test_a_folder_that_cannot_be_written_is_no_error(self, tmp_path):
+    (tmp_path / 'file').write_text('')
+    assert feature_store.kept('f', lambda: dict(a=np.zeros(2)), str(tmp_path / 'file'))['a'].shape == (2,)
+
+
+class TestStore:
+  def compute(self, folder, chosen, parts, progress=lambda done, total: None):
+    return feature_store.compute(chosen, parts, str(folder), progress)
+
+  def test_rows_come_back_to_their_examples_duplicates_included(self, tmp_path):
+    parts = [images(70), images(3, seed=1), images(70)[60:61]]
+    for _ in range(2):  # Computed, and read.
+      for part, z in zip(parts, self.compute(tmp_path, CountingFeatures(), parts)):
+        flat = part.reshape(len(part), -1)
+        np.testing.assert_allclose(z, np.stack([flat.sum(axis=1), flat[:, 0]], axis=1), rtol=1e-6)
+
+  def test_computed_once_however_the_examples_are_shared_out(self, tmp_path):
+    x = images(70)
+    first, second = CountingFeatures(), CountingFeatures()
+    self.compute(tmp_path, first, [x[:20], x[20:]])
+    a, b = self.compute(tmp_path, second, [x[50:], x[:50]])
+    assert (first.batches, second.batches) == (2, 0)
+    np.testing.assert_allclose(np.concatenate([b, a])[:, 1], x[:, 0, 0, 0], rtol=1e-6)
+    assert len(os.listdir(tmp_path)) == 1
+
+  @pytest.mark.parametrize('change', ['example', 'fingerprint', 'one fewer'])
+  def test_other_examples_or_another_map_are_computed(self, tmp_path, change):
+    x = images(5)
+    self.compute(tmp_path, CountingFeatures(), [x])
+    chosen = CountingFeatures('2' if change == 'fingerprint' else '')
+    other = x[:4] if change == 'one fewer' else x.copy()
+    if change == 'example':
+      other[2, 0, 0, 0] += 1e-3
+    self.compute(tmp_path, chosen, [other])
+    assert chosen.batches == 1
+
+  @pytest.mark.parametrize(
+    'damage',
+    [
+      lambda content: b'',
+      lambda content: content[:-1],
+      lambda content: content[:40],
+      lambda content: content[:150] + bytes([content[150] ^ 1]) + content[151:],
+    ],
+  )
+  def test_a_damaged_file_is_computed_again_and_replaced(self, tmp_path, damage):
+    x = images(5)
+    self.compute(tmp_path, CountingFeatures(), [x])
+    path = tmp_path / os.listdir(tmp_path)[0]
+    whole = path.read_bytes()
+    path.write_bytes(damage(whole))
+    again = CountingFeatures()
+    self.compute(tmp_path, again, [x])
+    assert again.batches == 1 and path.read_bytes() == whole
+
+  def test_a_failure_leaves_no_file(self, tmp_path, monkeypatch):
+    def full(*args, **kwargs):
+      raise KeyboardInterrupt
+
+    monkeypatch.setattr(np.lib.format, 'write_array', full)
+    with pytest.raises(KeyboardInterrupt):
+      self.compute(tmp_path, CountingFeatures(), [images(5)])
+    assert not os.listdir(tmp_path)
+
+  def test_a_folder_that_cannot_be_written_is_no_error(self, tmp_path):
+    (tmp_path / 'file').write_text('')
+    (z,) = self.compute(tmp_path / 'file', CountingFeatures(), [images(5)])
+    assert z.shape == (5, 2)
+
+  def test_progress_counts_distinct_examples(self, tmp_path):
+    seen = []
+    x = images(120)
+    self.compute(tmp_path, CountingFeatures(), [x, x[:10]], lambda done, total: seen.append((done, total)))
+    assert seen == [(50, 120), (100, 120), (120, 120)]
+
+  def test_an_error_in_a_later_batch_is_raised(self, tmp_path):
+    class Failing(CountingFeatures):
+      def extractor(self, input_shape):
+        def extract(x):
+          if not x[-1].any():  # The last batch, which is padded.
+            raise RuntimeError('broken')
+          return x.reshape(len(x), -1)
+
+        return extract
+
+    with pytest.raises(RuntimeError, match='broken'):
+      self.compute(tmp_path, Failing(), [images(70)])
+
+  def test_what_a_killed_process_left_goes_and_what_is_being_written_stays(self, tmp_path):
+    left, written, other = tmp_path / 'unfinished_left', tmp_path / 'unfinished_written', tmp_path / 'notes'
+    for path in (left, written, other):
+      path.write_bytes(b'half')
+    with open(written, 'rb') as held:
+      fcntl.flock(held, fcntl.LOCK_EX)
+      self.compute(tmp_path, CountingFeatures(), [images(5)])
+    assert not left.exists() and written.exists() and other.exists()
+    assert len(list(tmp_path.glob('*.npy'))) == 1
+
+  def test_the_file_is_held_while_it_is_written(self, tmp_path, monkeypatch):
+    held, digest = [], feature_store._digest
+
+    def sealed(f, size):
+      for path in tmp_path.glob('unfinished_*'):
+        with open(path, 'rb') as other, pytest.raises(OSError):
+          fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        held.append(path)
+      return digest(f, size)
+
+    monkeypatch.setattr(feature_store, '_digest', sealed)
+    self.compute(tmp_path, CountingFeatures(), [images(5)])
+    assert len(held) == 1 and not list(tmp_path.glob('unfinished_*'))

@@ -1,33 +1,24 @@
 """Small files in the format of TFF's federated datasets, for tests."""
 
-import sqlite3
-
 import numpy as np
-import tensorflow as tf
+
+from data import tff_files
 
 
-def write(path, splits):
-  """A SQLite file as TFF's loaders read it; `splits`: split -> client -> list of examples {feature: value}."""
-  connection = sqlite3.connect(path)
-  connection.execute('CREATE TABLE examples (split_name TEXT, client_id TEXT, serialized_example_proto BLOB)')
-  connection.execute('CREATE TABLE client_metadata (client_id TEXT, split_name TEXT, num_examples INTEGER)')
-  for split, clients in splits.items():
-    for client, examples in clients.items():
-      connection.execute('INSERT INTO client_metadata VALUES (?, ?, ?)', (client, split, len(examples)))
-      connection.executemany('INSERT INTO examples VALUES (?, ?, ?)', [(split, client, _proto(e)) for e in examples])
-  connection.commit()
-  connection.close()
+def writers(names='abcde', num_classes=62):
+  """Writers of Federated EMNIST: name -> {'train': (x, y), 'test': (x, y)}."""
+  rng = np.random.default_rng(1)
+  part = lambda n: (rng.random((n, 28, 28), np.float32), rng.integers(0, num_classes, n))
+  return {f'writer_{name}': {'train': part(3 + i), 'test': part(1 + i % 2)} for i, name in enumerate(names)}
 
 
-def _proto(example):
-  proto = tf.train.Example()
-  for name, value in example.items():
-    feature = proto.features.feature[name]
-    if isinstance(value, bytes):
-      feature.bytes_list.value.append(value)
-    else:
-      feature.int64_list.value.extend(np.ravel(value).tolist())
-  return proto.SerializeToString()
+def emnist(path, clients=None, feature='pixels', prefix='all'):
+  """Federated EMNIST; `clients` as from `writers`, which is the default. Returns them."""
+  clients = writers() if clients is None else clients
+  one = lambda x, y: [{feature: pixels, 'label': int(label)} for pixels, label in zip(x, y)]
+  split = lambda name: {client: one(*parts[name]) for client, parts in clients.items()}
+  tff_files.write(str(path), {f'{prefix}_{name}': split(name) for name in ('train', 'test')})
+  return clients
 
 
 def shakespeare(path, train=None, test=None):
@@ -35,7 +26,7 @@ def shakespeare(path, train=None, test=None):
   train = train or {'HAMLET': [b'To be', b'or not'], 'OPHELIA': [b'My lord!'], 'YORICK': [b'Alas', b'poor', b'me']}
   test = test or {'HAMLET': [b'that is'], 'OPHELIA': [b'No'], 'YORICK': [b'a fellow']}
   one = lambda roles: {role: [{'snippets': speech} for speech in speeches] for role, speeches in roles.items()}
-  write(path, {'train': one(train), 'test': one(test)})
+  tff_files.write(str(path), {'train': one(train), 'test': one(test)})
 
 
 def cifar100(path):
@@ -43,7 +34,7 @@ def cifar100(path):
   rng = np.random.default_rng(0)
   one = lambda: {'image': rng.integers(0, 256, (32, 32, 3)), 'label': rng.integers(0, 100), 'coarse_label': 3}
   splits = {'train': {str(i): [one(), one()] for i in range(5)}, 'test': {str(i): [one()] for i in range(2)}}
-  write(path, splits)
+  tff_files.write(str(path), splits)
   return splits
 
 
@@ -53,8 +44,8 @@ def stackoverflow(path, counts_path, words=(b'the', b'is', b'code')):
     {'tokens': s, 'title': b't', 'tags': b'a|b', 'type': b'answer', 'score': 1, 'creation_date': b'2010'}
     for s in sentences
   ]
-  write(
-    path,
+  tff_files.write(
+    str(path),
     {
       'train': {'1': one(b'the code is the code', b'unheard of'), '2': one(b'is'), '3': one(b'the the the')},
       'heldout': {'10': one(b'the is', b'code'), '20': one(b'is the code')},

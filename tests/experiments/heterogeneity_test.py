@@ -16,7 +16,7 @@ from quap_tff.accounting import protection
 from quap_tff.mechanisms import layers as layers_lib
 from quap_tff.methods import heterogeneity as own
 from quap_tff.training import heterogeneity
-from tests.data import emnist_file
+from tests.data import tff_file
 from tests.experiments import harness
 
 _DROPOUT = '--dropout=bernoulli:rate=0.4'
@@ -153,7 +153,7 @@ class TestSafari:
     assert experiment.resolved['num_clients'] == federation.num_clients == experiment.plan.num_clients == 8
 
   def test_clients_of_their_own_lose_some_of_their_number(self, tmp_path):
-    emnist_file.write(tmp_path / 'emnist_all.sqlite', emnist_file.writers('abcdefgh'))
+    tff_file.emnist(tmp_path / 'emnist_all.sqlite', tff_file.writers('abcdefgh'))
     with harness.parsed(
       '--dataset=femnist',
       f'--data_dir={tmp_path}',

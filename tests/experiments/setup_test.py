@@ -1,10 +1,11 @@
 """From flags to an experiment: defaults and what is picked by the data."""
 
+import numpy as np
 import pytest
 
 from experiments import flags as experiment_flags
 from experiments import setup
-from tests.data import emnist_file
+from tests.data import tff_file
 from tests.experiments import harness
 
 
@@ -39,7 +40,7 @@ class TestFromFlags:
       assert found[0] == found[1] != found[2]
 
   def test_no_certificate_where_clients_own_examples_are_the_test_set(self, tmp_path):
-    emnist_file.write(tmp_path / 'emnist_all.sqlite', emnist_file.writers())
+    tff_file.emnist(tmp_path / 'emnist_all.sqlite')
     arguments = [f'--data_dir={tmp_path}', '--algorithm=certified', '--model=linear_features', '--cohort_size=2']
     with pytest.raises(ValueError, match='tested on examples of the clients themselves'):
       _experiment('--dataset=femnist', *arguments)
@@ -106,3 +107,18 @@ class TestIdentity:
     with harness.parsed():
       names = set(experiment_flags.all_values())
     assert {'dataset', 'output_dir', 'noise_seed', 'progress', 'client_optimizer'} <= names
+
+
+def test_a_dataset_of_one_s_own(tmp_path):
+  path = tmp_path / 'mine.npz'
+  np.savez(path, x=np.ones((40, 3)), y=np.arange(40) % 2, client=np.repeat(np.arange(10), 4))
+  with harness.parsed(f'--dataset=npz:path={path}', '--cohort_size=4') as values:
+    experiment = setup.from_flags(values)
+    # Shapes that no other dataset has get a model that takes any.
+    assert (experiment.model, experiment.federation.num_clients) == ('mlp', 8)
+    assert experiment.resolved['partition'] == 'natural' and not experiment.resolved['test_is_of_clients']
+    # A run's folder may be handed out: it names the file, and not its place.
+    assert experiment_flags.identity()['dataset'].startswith('npz:path=mine.npz,')
+    assert experiment_flags.recorded()['dataset'] == f'npz:path={path}'
+  with harness.parsed(f'--dataset=npz:path={path}', '--algorithm=certified:clip=0.5', '--warmup_rounds=0'):
+    assert experiment_flags.recorded()['dataset'].startswith('npz:path=mine.npz,')
