@@ -129,7 +129,7 @@ class TestCanaryRun:
     assert found.bound.epsilon > 4.0
 
   def test_layers_without_noise_refute_the_nominal_epsilon(self):
-    with _experiment('--algorithm=quap', '--model=digits_cnn', '--noise_seed=1') as experiment:
+    with _experiment('--algorithm=quap', '--model=mlp', '--noise_seed=1') as experiment:
       found = canary_run.run(experiment, canary_run.Settings(6, 100, 1, part='unnoised'))
     assert found.claim.kind == 'nominal'
     assert found.guesses.true_positives == 6 and found.guesses.false_positives == 0

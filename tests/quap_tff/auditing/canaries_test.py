@@ -36,18 +36,26 @@ class _Sum(tff.aggregators.WeightedAggregationFactory):
 
 _VALUE = tff.to_type([(np.float32, [2, 3]), (np.float32, [4])])
 _WEIGHT = tff.to_type(collections.OrderedDict(client_id=np.int64))
+_SHAPES = ([2, 3], [4])
 
 
-def _round(canaries, updates):
-  process = canary_lib.CanaryAggregationFactory(_Sum(), canaries).create(_VALUE, _WEIGHT)
-  state = process.initialize()
-  state['directions'] = np.array([3, 4], np.int64)
-  ids = [collections.OrderedDict(client_id=np.int64(i)) for i in range(len(updates))]
-  return process.next(state, updates, ids)
+def _update(seed):
+  rng = np.random.default_rng(seed)
+  return [rng.normal(size=shape).astype(np.float32) for shape in _SHAPES]
 
 
-def _update(rng):
-  return [rng.normal(size=[2, 3]).astype(np.float32), rng.normal(size=[4]).astype(np.float32)]
+def _flat(update):
+  return np.concatenate([np.ravel(part) for part in update])
+
+
+def _sent(canaries, update, client):
+  """What a client sends, and what is kept of its own update."""
+  found = canary_lib.directions(_SEED, sum(np.prod(_SHAPES[i]) for i in canaries.places([6, 4])), canaries.count)
+  tensors, client_id = [tf.constant(part) for part in update], tf.constant(client, tf.int64)
+  return (
+    [part.numpy() for part in canary_lib.replaced(canaries, found, tensors, client_id)],
+    {name: value.numpy() for name, value in canary_lib.observed(canaries, found, tensors, client_id).items()},
+  )
 
 
 class TestDirections:
@@ -71,51 +79,64 @@ class TestDirections:
     assert 0.4 < np.mean(first.sign.numpy() == second.sign.numpy()) < 0.6
 
 
-class TestAggregation:
-  def test_replaces_canaries_and_nobody_else(self):
-    rng = np.random.default_rng(0)
-    updates = [_update(rng) for _ in range(3)]
-    output = _round(canary_lib.Canaries((1,), 4, norm=5.0), updates)
-    flat = lambda update: np.concatenate([part.ravel() for part in update])
-    direction = canary_lib.one_direction(canary_lib.directions(_SEED, 10, 5), tf.constant(0)).numpy()
-    np.testing.assert_allclose(flat(output.result), flat(updates[0]) + flat(updates[2]) + 5 * direction, atol=1e-5)
-    assert output.state['inner'] == 1  # The mechanism under audit really ran.
-
-  def test_measures_projections_and_what_others_sent(self):
-    rng = np.random.default_rng(1)
-    updates = [_update(rng) for _ in range(3)]
-    output = _round(canary_lib.Canaries((1,), 4, norm=5.0), updates)
-    measured = output.measurements
-    others = measured['others']
-    np.testing.assert_array_equal(others['client_ids'], [0, 1, 2])
-    norms = [np.sqrt(sum((part.astype(np.float64) ** 2).sum() for part in update)) for update in updates]
-    np.testing.assert_allclose(others['norms'], [norms[0], 0, norms[2]], rtol=1e-6)
-    found = canary_lib.Round(None, np.asarray(measured['projections']), **others)
-    rest = found.projections - found.of_others(np.full(3, np.inf))
-    np.testing.assert_allclose(rest, [5, 0, 0, 0, 0], atol=1e-5)
-    # Clipped to half of their norms, the others add half as much.
-    half = found.of_others(np.array(norms) / 2)
-    np.testing.assert_allclose(half, found.of_others(np.full(3, np.inf)) / 2, atol=1e-6)
+class TestFunctions:
+  def test_a_canary_is_replaced_and_nobody_else(self):
+    canaries, update = canary_lib.Canaries((7, 1), 3, norm=5.0), _update(0)
+    direction = canary_lib.one_direction(canary_lib.directions(_SEED, 10, 5), tf.constant(1))
+    sent, kept = _sent(canaries, update, 1)
+    np.testing.assert_allclose(_flat(sent), 5 * direction, atol=1e-6)
+    assert kept['client_ids'] == 1 and not kept['norms'] and not kept['client_projections'].any()
+    sent, kept = _sent(canaries, update, 2)
+    np.testing.assert_array_equal(_flat(sent), _flat(update))
+    assert kept['norms'] == pytest.approx(np.linalg.norm(_flat(update))) and kept['client_projections'].all()
 
   def test_directions_in_chosen_tensors_leave_the_others_at_zero(self):
-    output = _round(canary_lib.Canaries((0,), 2, tensors=(1,)), [_update(np.random.default_rng(0))])
-    np.testing.assert_array_equal(output.result[0], np.zeros([2, 3]))
-    assert np.linalg.norm(output.result[1]) == pytest.approx(canary_lib.NORM)
+    sent, _ = _sent(canary_lib.Canaries((0,), 2, tensors=(1,)), _update(0), 0)
+    assert not sent[0].any() and np.linalg.norm(sent[1]) == pytest.approx(canary_lib.NORM)
+
+  def test_the_norm_is_that_of_what_is_clipped(self):
+    _, kept = _sent(canary_lib.Canaries((0,), 2, clipped=(1,)), _update(0), 1)
+    assert kept['norms'] == pytest.approx(np.linalg.norm(_update(0)[1]))
 
   def test_an_update_that_is_not_finite_counts_as_nothing(self):
-    update = _update(np.random.default_rng(0))
+    update = _update(0)
     update[0][0, 0] = np.nan
-    others = _round(canary_lib.Canaries((1,), 4), [update]).measurements['others']
-    assert not np.any(others['client_projections']) and not np.any(others['norms'])
-
-  def test_refuses_more_directions_than_coordinates(self):
-    with pytest.raises(ValueError, match=r'3 canaries and 8 unseen .*have only 10.*at most 7 unseen'):
-      canary_lib.CanaryAggregationFactory(_Sum(), canary_lib.Canaries((0, 1, 2), 8)).create(_VALUE, _WEIGHT)
+    _, kept = _sent(canary_lib.Canaries((1,), 4), update, 0)
+    assert not kept['norms'] and not kept['client_projections'].any()
 
   @pytest.mark.parametrize('clients', [(), (1, 1)])
   def test_refuses_clients_that_are_not_distinct(self, clients):
     with pytest.raises(ValueError, match='must be distinct clients, at least one'):
       canary_lib.Canaries(clients, 1)
+
+
+class TestAggregation:
+  def test_measures_projections_and_what_others_sent(self):
+    updates = [_update(seed) for seed in range(3)]
+    process = canary_lib.CanaryAggregationFactory(_Sum(), canary_lib.Canaries((1,), 4, norm=5.0)).create(
+      _VALUE, _WEIGHT
+    )
+    state = process.initialize()
+    state['directions'] = np.array([3, 4], np.int64)
+    output = process.next(state, updates, [collections.OrderedDict(client_id=np.int64(i)) for i in range(3)])
+    direction = canary_lib.one_direction(canary_lib.directions(_SEED, 10, 5), tf.constant(0))
+    np.testing.assert_allclose(
+      _flat(output.result), _flat(updates[0]) + _flat(updates[2]) + 5 * direction.numpy(), atol=1e-5
+    )
+    assert output.state['inner'] == 1  # The mechanism under audit really ran.
+    others = output.measurements['others']
+    np.testing.assert_array_equal(others['client_ids'], [0, 1, 2])
+    norms = [np.linalg.norm(_flat(update)) for update in updates]
+    np.testing.assert_allclose(others['norms'], [norms[0], 0, norms[2]], rtol=1e-6)
+    found = canary_lib.Round(None, np.asarray(output.measurements['projections']), **others)
+    whole = found.of_others(np.full(3, np.inf))
+    np.testing.assert_allclose(found.projections - whole, [5, 0, 0, 0, 0], atol=1e-5)
+    # Clipped to half of their norms, the others add half as much.
+    np.testing.assert_allclose(found.of_others(np.array(norms) / 2), whole / 2, atol=1e-6)
+
+  def test_refuses_more_directions_than_coordinates(self):
+    with pytest.raises(ValueError, match=r'3 canaries and 8 unseen .*have only 10.*at most 7 unseen'):
+      canary_lib.CanaryAggregationFactory(_Sum(), canary_lib.Canaries((0, 1, 2), 8)).create(_VALUE, _WEIGHT)
 
 
 class TestScores:
