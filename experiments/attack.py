@@ -1,4 +1,4 @@
-r"""Attacks what methods release, and says what the attacks find out.
+r"""Attacks the releases of methods, and reports what the attacks find out.
 
     python -m experiments.attack --flagfile=experiments/presets/digits_attack.flags
     python -m experiments.attack --dataset=mnist --data_dir=… --methods=quap --batches=1 --output_dir=runs/attack
@@ -45,7 +45,7 @@ from quap_tff.common.lazy import tf
 # It loads TensorFlow.
 membership_study = lazy.module('experiments.attacking.membership_study')
 
-# What the JSON always holds; a part that did not run is an empty list.
+# The parts that the JSON always holds; a part that did not run is an empty list.
 _JSON_PARTS = ('inversion', 'membership')
 # Datasets for which there is a study of membership.
 _MEMBERSHIP = ('digits', 'mnist')
@@ -127,7 +127,7 @@ PARTS: dict[str, Part] = {
 
 
 def _check_data():
-  """That the dataset's file is there, before TensorFlow is loaded. Datasets without a file need no check."""
+  """Checks that the dataset's file is there, before TensorFlow is loaded. Datasets without a file need no check."""
   if _FLAGS.data_dir is not None and _FLAGS.dataset in _FILES:
     name = f'{_FLAGS.dataset}.npz'
     reading.check_is_file(os.path.join(_FLAGS.data_dir, name), f'expected {name} in --data_dir')

@@ -1,4 +1,4 @@
-r"""Audits a method: puts canaries into runs of it, and states the ε that they prove beside the ε that is claimed.
+r"""Audits a method: puts canaries into runs of it, and compares the ε that they prove with the claimed ε.
 
     python -m experiments.audit --flagfile=experiments/presets/digits_audit.flags
     python -m experiments.audit --canaries=30 --dataset=digits --algorithm=fixed_dp --rounds=20
@@ -38,7 +38,7 @@ from quap_tff.accounting import folder_files
 from quap_tff.common import checks
 from quap_tff.common import lazy
 
-# What loads TensorFlow: not before the flags are found right.
+# These load TensorFlow, so they wait until the flags are known to be right.
 canary_run = lazy.module('experiments.auditing.canary_run')
 game = lazy.module('experiments.auditing.game')
 certificates = lazy.module('quap_tff.accounting.certificate_folder')
@@ -96,7 +96,7 @@ _SIGNING_KEY = flags.DEFINE_string(
 )
 _CANARY_SEED = flags.DEFINE_integer('canary_seed', 1, "Seed of the canaries' random directions.", flag_values=_FLAGS)
 
-# Flags of experiments.train that the audit of a folder may change: they do not change what is computed.
+# Flags of experiments.train that the audit of a folder may change: they do not change the result.
 _WITH_FOLDER = ('data_dir', 'num_threads')
 # With fewer draws, the game finds no attack.
 _FEWEST_DRAWS = 100

@@ -1,4 +1,4 @@
-"""What gradient inversion attacks: the plans of the presets, the clients' batches, and what observers see of them."""
+"""The setting of gradient inversion: plans of the presets, batches of clients, and the views of observers."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -29,7 +29,7 @@ class Presets(NamedTuple):
   """The presets of a dataset, and its CNN.
 
   Attributes:
-    documents: The documents' setting. Its learning rate is that of all methods here.
+    documents: The documents' setting. All methods here have its learning rate.
     certified: The certified setting. Its ε, δ, rounds, cohorts and clipping norm are used. Its fixed features are not:
       the attacked model is the same for all methods.
     model: The CNN.
@@ -54,7 +54,7 @@ class AttackedMethod:
   """A method as flags of `experiments.train`.
 
   Attributes:
-    about: What an observer sees, a sentence or two.
+    about: The views of observers, in a sentence or two.
     flags: What is added to the preset.
     is_certified: Whether it takes the certified preset.
   """
@@ -161,10 +161,10 @@ def batches_of(federation: data.Federation, targets: int, cohort: int, batch: in
 
 
 class Seen(NamedTuple):
-  """What one observer sees in all targets' rounds.
+  """The view of one observer in all targets' rounds.
 
   Attributes:
-    problem: What the attacker has.
+    problem: The attacker's knowledge.
     clip: The mean of the rounds' clipping norms; None if nothing is clipped.
     noise: The mean standard deviation of the noise on a noised entry.
     norm: The mean norm of the target's update.
@@ -187,7 +187,7 @@ class AttackedModel:
     self._dataset = dataset
 
   def updates(self, batches: Batches, learning_rate: float, steps: int) -> list[list[np.ndarray]]:
-    """What the clients of the cohorts send before clipping: for each place in a cohort, float32[T, …] tensors."""
+    """The updates of the cohorts' clients before clipping: for each place in a cohort, float32[T, …] tensors."""
     weights = self.stacked.stacked(len(batches.x))
     classes = self.stacked.num_classes
     return [
@@ -208,7 +208,7 @@ class AttackedModel:
   def seen(
     self, method: str, updates: list[list[np.ndarray]], batch: int, learning_rate: float, steps: int, seed: int
   ) -> dict[str, Seen]:
-    """What each observer sees of these updates under a method, by the observer's name."""
+    """Each observer's view of these updates under a method, by the observer's name."""
     plan, cohort, targets = plan_of(self._dataset, method, self.shape), len(updates), len(updates[0][0])
     rounds = [
       views.observe(

@@ -33,7 +33,7 @@ _MOST_IMAGES = 10
 
 @dataclasses.dataclass(frozen=True)
 class InversionSettings:
-  """What is attacked, and how. Each field is a flag of `experiments.attack`, and its description the flag's help.
+  """The attacked setting and the attacks: each field is a flag of `experiments.attack`, with its description as help.
 
   Attributes:
     dataset: Dataset: digits, mnist, cifar10.

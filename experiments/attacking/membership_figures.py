@@ -118,7 +118,7 @@ def _strongest(attacks: Sequence[str]) -> str:
 
 
 def _short(method: str, lines: bool = False) -> str:
-  """The spec without what is the same for all of its kind."""
+  """The spec without the parameters that all of its kind share."""
   name, _, arguments = method.partition(':')
   kept = [a for a in arguments.split(',') if a and not a.startswith(('certificate=', 'clip='))]
   parts = [name, *(argument.partition('=')[2] for argument in kept)]

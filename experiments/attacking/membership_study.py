@@ -2,7 +2,7 @@
 
 Every model of a method is the target once, and the others are its shadow models. All methods are attacked in the same
 worlds: model number m of each method has the same members. The attacker knows the method, its flags with their seed
-(initial weights, shuffles, who is asked to take part in which round), and the pool that members are drawn from. It does
+(initial weights, shuffles, the schedule of participation), and the pool that members are drawn from. It does
 not know the noise, nor who else is a member.
 
 Runs of `certified` are rehearsals (`certificate=false`): an attacked run is never one that is published.
@@ -56,7 +56,7 @@ METHODS = (
 
 @dataclasses.dataclass(frozen=True)
 class MembershipSettings:
-  """What is attacked, and how often. The defaults are a short study of the digits.
+  """The attacked setting. The defaults are a short study of the digits.
 
   They were chosen so that FedAvg leaks measurably: few examples a client, many local epochs, a model with nearly as
   many weights as there are pixels in the training data. Larger data leak less.
@@ -67,8 +67,8 @@ class MembershipSettings:
     num_clients: Clients in the pool. Half of them are members of each model.
     examples_per_client: The most examples that a client has; the others are left out. None keeps all.
     nominal_epsilon: ε_total of the methods whose noise follows the documents' formula.
-    real_epsilon: The proven ε at which methods are compared. None: what Fixed-DP at the nominal ε really spends. Then
-      one noise serves both comparisons.
+    real_epsilon: The proven ε at which methods are compared. None: the proven ε of Fixed-DP at the nominal
+      ε. Then one noise serves both comparisons.
     methods: Specs of --algorithm. `certificate=false` is added to certified.
     levels: Of `worlds.LEVELS`.
     models: Models of each method and level, at least 8. Each has models - 1 shadow models.
@@ -125,7 +125,7 @@ class MembershipSettings:
     return (*shared, '--noclient_metrics', '--warmup_rounds=0', '--progress=none')
 
 
-# What the study of MNIST has in place of the defaults: `MembershipSettings(**MNIST, data_dir=…)`. The clients are as
+# The study of MNIST, where it differs from the defaults: `MembershipSettings(**MNIST, data_dir=…)`. The clients are as
 # small, so that models overfit, and there are more shadow models.
 MNIST = dict(dataset='mnist', client_optimizer='sgd:learning_rate=0.1', models=32)
 
@@ -182,7 +182,7 @@ def run(settings: MembershipSettings, say: Callable[[str], None] = lambda text: 
 def attacked_experiments(
   settings: MembershipSettings, real_epsilon: float
 ) -> Iterator[tuple[subjects.Variant, setup.Experiment]]:
-  """Each variant that is attacked, and its experiment; `real_epsilon` is that of the comparison."""
+  """Each variant that is attacked, and its experiment; they are compared at `real_epsilon`."""
   for spec in settings.methods:
     if subjects.is_certified(spec):
       audited = spec + (',' if ':' in spec else ':') + 'certificate=false'
@@ -194,7 +194,7 @@ def attacked_experiments(
       if has_real_epsilon and settings.real_epsilon is not None:
         found.append(subjects.Variant(spec, real_epsilon, 'exact', (subjects.REAL,)))
       elif has_real_epsilon or not plan.has_nominal:
-        # The noise of the one is that of the other, or there is none at all, as in FedAvg, the reference of both.
+        # Both comparisons have the same noise, or none at all, as for FedAvg, the reference of both.
         found = [found[0]._replace(compared_at=(subjects.NOMINAL, subjects.REAL))]
     for variant in found:
       yield variant, subjects.experiment_of(variant, settings.flags)
@@ -247,10 +247,10 @@ def _figures(summary: roc.Summary) -> dict[str, Any]:
 
 
 def _spent(account: subjects.Account, clients: np.ndarray, level: str, delta: float) -> dict[str, Optional[float]]:
-  """The largest ε of these clients, and what no attack can exceed with it.
+  """The largest ε of these clients, and the limits that it sets to any attack.
 
-  A client that is no member adds nothing, so the bounds of a client's membership are those of its μ. An example is
-  exchanged inside its client's update, which can then move by twice the clipping norm: there the bounds are those of
+  A client that is not a member adds nothing, so the bounds of a client's membership follow from its μ. An example is
+  exchanged inside its client's update, which can then move by twice the clipping norm: there the bounds follow from
   2·μ.
   """
   found = dict.fromkeys(('nominal_epsilon', 'real_epsilon', 'auc_bound', 'tpr_at_1pct_bound'))

@@ -1,4 +1,4 @@
-"""What a study of attacks found: rows of figures, pictures, and how to read them."""
+"""The result of a study of attacks: rows of figures, pictures, and how to read them."""
 
 from collections.abc import Mapping
 import csv
@@ -7,7 +7,7 @@ from typing import Any, Callable, NamedTuple
 
 
 class Result(NamedTuple):
-  """What a study found.
+  """The result of a study.
 
   Attributes:
     name: Its table is NAME.csv.

@@ -35,7 +35,7 @@ class Variant(NamedTuple):
 
 
 class Account(NamedTuple):
-  """What each client spends if it is a member, by the schedule.
+  """The privacy loss of each client if it is a member, by the schedule.
 
   Attributes:
     nominal: float64[N], the sums of the documents' budgets, or None.
@@ -59,7 +59,7 @@ def experiment_of(variant: Variant, arguments: Sequence[str]) -> setup.Experimen
   """The experiment of a variant.
 
   Half of the planned clients are members. Where a sum is divided by the planned number, steps would be half as long as
-  those of other methods, so the server's learning rate is 2 there. That is post-processing of noised sums: it changes
+  with other methods, so the server's learning rate is 2 there. That is post-processing of noised sums: it changes
   no account.
 
   Args:
@@ -111,7 +111,7 @@ def train(
 
 
 class Outputs(NamedTuple):
-  """What the released models of a method give.
+  """The outputs of the released models of a method.
 
   Attributes:
     logits: float32[models, k, classes] on the examples that are asked about. Where a model has diverged, they are

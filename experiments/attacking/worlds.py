@@ -1,4 +1,4 @@
-"""The worlds of a membership game: who and what each shadow model is trained on, drawn anew for each of them."""
+"""The worlds of a membership game: the clients and examples of each shadow model, drawn anew for each of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MODELS_A_SIDE = 2
 
 
 class Pool:
-  """Everyone who may be a member, with their examples and the public schedule.
+  """Every client that may be a member, with their examples and the public schedule.
 
   Attributes:
     clients: The examples of each client.
@@ -56,7 +56,7 @@ class Pool:
 
 
 def few_examples(clients: Sequence[data.Examples], at_most: int, seed: int) -> list[data.Examples]:
-  """Each client with at most so many of its examples, drawn at random."""
+  """Each client with at most `at_most` of its examples, drawn at random."""
   kept = []
   for index, client in enumerate(clients):
     rows = rng_lib.generator(seed, 'few_examples', index).permutation(len(client))[:at_most]
@@ -66,7 +66,7 @@ def few_examples(clients: Sequence[data.Examples], at_most: int, seed: int) -> l
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Worlds:
-  """What each model is trained on, and whom an attack asks about.
+  """The data that each model is trained on, and the clients or examples that an attack asks about.
 
   Attributes:
     level: One of `LEVELS`.
@@ -91,7 +91,7 @@ def draw(level: str, pool: Pool, models: int, seed: int) -> Worlds:
   """Draws the worlds of a level.
 
   Client level: each client is a member of each model by its own fair coin, and is used with all of its examples. A
-  client that is no member stays away from the rounds to which the schedule asks it.
+  client that is not a member stays away from the rounds to which the schedule asks it.
 
   Example level: one half of the clients, the same for all models, takes part: every second client in the order of their
   counts, so that the groups keep their shares. Each example of theirs is a member by its own fair coin.

@@ -22,7 +22,7 @@ from quap_tff.mechanisms import layers as layers_lib
 from quap_tff.mechanisms import planning
 from quap_tff.mechanisms import tradeoff
 
-# The norm of canaries where clipping norms follow the clients' norms, or where nothing clips: that of usual updates.
+# The norm of canaries where clipping norms follow the clients' norms, or where nothing clips: a usual norm.
 _ORDINARY_NORM = 1.0
 
 
@@ -31,7 +31,7 @@ class Settings:
   """How a run is audited.
 
   Attributes:
-    canaries: K: so many clients are canaries, those that are planned to spend most.
+    canaries: K, how many clients are canaries: those that are planned to spend most.
     unseen: How many further directions nobody adds. Scores on these show what chance gives.
     repeats: How many runs are made. Their scores are counted together.
     confidence: Of the lower bounds.
@@ -48,7 +48,7 @@ class Settings:
 
 
 class Claim(NamedTuple):
-  """What is claimed of a run.
+  """The claim about a run.
 
   Attributes:
     epsilon: In nats; None where nothing is claimed.
@@ -67,16 +67,16 @@ class Claim(NamedTuple):
 
 
 class Result(NamedTuple):
-  """What an audit measured.
+  """The result of an audit.
 
   Attributes:
-    claim: What is claimed.
+    claim: The claim.
     canaries: The clients that were canaries.
     inserted: float64[K·R], scores of canaries that were there.
     unseen: float64[U'·R], scores of directions that nobody added.
     threshold: Above it, a score counts as "there".
     guesses: The counts.
-    bound: What they prove.
+    bound: The bounds that they prove.
     is_gaussian: Whether all that the canaries look at has Gaussian noise, so that μ means anything.
   """
 
@@ -167,7 +167,7 @@ def run(experiment: setup.Experiment, settings: Settings, say: Callable[[str], N
 
 
 def claim_of(plan: plans.Plan, ledger: accounting.RunLedger, planned: Sequence[np.ndarray]) -> Claim:
-  """What is claimed of a run with this ledger: its certificate, else a formal ε, else the documents' nominal one.
+  """The claim about a run with this ledger: its certificate, else a formal ε, else the documents' nominal one.
 
   Args:
     plan: The run's plan.

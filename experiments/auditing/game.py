@@ -29,7 +29,7 @@ class Game(NamedTuple):
 
 
 def play(game: Game, draws: int, delta: float, confidence: float) -> dict[str, Any]:
-  """Plays a game with so many counted simulations of each world, for JSON; `confidence` is that of the bounds."""
+  """Plays a game with `draws` counted simulations of each world, for JSON; `confidence` is that of the bounds."""
   verdict = distinguisher.play(game.simulate, draws, delta, confidence)
   return {
     'claimed_mu': game.claimed_mu,
@@ -82,6 +82,6 @@ def _of_quap(plan, schedule, seed) -> Game:
 
 
 def _formal_mu(plan, ledger) -> np.ndarray:
-  """What the noised layers alone cost each client, as μ, float64[N]."""
+  """The privacy loss of each client from the noised layers alone, as μ, float64[N]."""
   epsilon = accounting.epsilon_by_client(ledger, plan.delta)
   return np.array([tradeoff.mu_at_most(float(e), plan.delta) if 0 < e < np.inf else 0.0 for e in epsilon])

@@ -1,4 +1,4 @@
-"""audit.json: what an audit of a finished run measured, bound to the run's certificate by its digest.
+"""audit.json: the result of an audit of a finished run, bound to the run's certificate by its digest.
 
 An audit makes one or two tests of one claim: the canaries, and the distinguishing game where there is one. Either may
 refute the claim. So that all of it errs as seldom as its confidence says, each test gets an equal part of the error.
@@ -19,7 +19,7 @@ AUDIT, SIGNATURE = certificate_folder.AUDIT, certificate_folder.AUDIT_SIGNATURE
 _CLOSE = 1e-9
 # The version of certificates since which the tests of their audits share one confidence.
 _SINCE_VERSION = 4
-# What the figures in audit.json need; kept there, so that nobody reads them as more than they are.
+# The assumptions of the figures in audit.json; kept there, so that nobody reads more into them.
 _ASSUMPTIONS = {
   'epsilon_lower_bound': 'Gaussian noise that is independent in orthogonal directions',
   'epsilon_lower_bound_if_trials_are_independent': 'independent trials. No noise is assumed, but nothing '
@@ -28,7 +28,7 @@ _ASSUMPTIONS = {
 
 
 class _Test(NamedTuple):
-  """One test of the claim, which it refutes if the bound is larger than what is claimed."""
+  """One test of the claim, which it refutes if the bound is larger than the claimed figure."""
 
   bound: float
   claimed: Optional[float]
@@ -46,7 +46,7 @@ def number_of_tests(has_game: bool) -> int:
 
 
 def make(measured: Mapping[str, Any], certificate: Mapping[str, Any]) -> dict[str, Any]:
-  """The record of what was measured, with the digest of the certificate and its own."""
+  """The record of the measured figures, with the digest of the certificate and its own."""
   record = {'certificate_sha256': certificate['sha256'], **measured, 'assumptions': _ASSUMPTIONS}
   return {**record, 'sha256': certificates.digest(record)}
 
@@ -57,7 +57,7 @@ def write(path: str, record: Mapping[str, Any]):
 
 
 def problems(record: Any, certificate: Mapping[str, Any]) -> list[str]:
-  """What is wrong with a record, a sentence each: of another certificate, changed, or with wrong arithmetic."""
+  """The faults of a record, a sentence each: of another certificate, changed, or with wrong arithmetic."""
   try:
     own = certificates.digest({name: value for name, value in record.items() if name != 'sha256'})
     found = []
@@ -104,7 +104,7 @@ def refutes(measured: Mapping[str, Any]) -> bool:
 
 
 def verdict(measured: Mapping[str, Any]) -> str:
-  """What was measured beside what was claimed, in sentences. The strongest of all tests decides."""
+  """The measured figures and the claimed ones, in sentences. The strongest of all tests decides."""
   tests, claimed, kind = _tests(measured), measured['claimed_epsilon'], measured['claim']
   together = 'Both hold' if len(tests) > 1 else 'This holds'
   text = (

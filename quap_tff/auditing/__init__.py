@@ -1,8 +1,8 @@
-"""Attacks on what a run releases, and what their success proves about its privacy.
+"""Attacks on the releases of a run, and the privacy loss that their success proves.
 
-`inversion` recovers images from updates, and `membership` tells who was trained on. `lower_bounds` turns guesses into a
-lower bound on ε: `canaries` puts clients whose updates an auditor has chosen into a run, and `distinguisher` plays the
-game of differential privacy on a mechanism's own functions.
+`inversion` recovers images from updates, and `membership` tells whose data a model was trained on. `lower_bounds` turns
+guesses into a lower bound on ε: `canaries` puts clients whose updates an auditor has chosen into a run, and
+`distinguisher` plays the game of differential privacy on a mechanism's own functions.
 """
 
 from quap_tff.common import lazy

@@ -3,7 +3,7 @@
 A canary's update is replaced, before the mechanism clips it, by a large vector in a random direction. The mechanism
 then clips it to exactly what one client may add. The server's aggregate is projected on the canaries' directions, and
 on the directions of canaries that nobody inserted, which show how large projections are by chance. The adversary of
-differential privacy knows all other clients' data. So the projections of what the other clients send are known here,
+differential privacy knows all other clients' data. So the projections of the other clients' updates are known here,
 too, and are subtracted. (Otherwise the others would hide a canary: their later updates pull the model back.)
 
 Direction k has ±1/√b on the coordinates of block k, and 0 elsewhere: the coordinates are dealt at random into blocks
@@ -146,10 +146,10 @@ def replaced(canaries: Canaries, found: Directions, update: Sequence[tf.Tensor],
 def observed(
   canaries: Canaries, found: Directions, update: Sequence[tf.Tensor], client_id: tf.Tensor
 ) -> 'collections.OrderedDict[str, Any]':
-  """What is kept of a client's update before clipping; 0 for a canary, and for an update that is not finite.
+  """The facts that are kept of a client's update before clipping; 0 for a canary, and for an update that is not finite.
 
   Returns:
-    `client_ids`, int64 scalar; `norms`, float64 scalar, of what is clipped; and `client_projections`, float64[K + U].
+    `client_ids`, int64 scalar; `norms`, float64 scalar, of the clipped tensors; `client_projections`, float64[K + U].
   """
   clipped = range(len(update)) if canaries.clipped is None else canaries.clipped
   norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(tf.cast(update[i], tf.float64))) for i in clipped]))
@@ -248,13 +248,13 @@ class CanaryAggregationFactory(tff.aggregators.WeightedAggregationFactory):
 
 
 class Round(NamedTuple):
-  """What an audited round gave.
+  """The figures of an audited round.
 
   Attributes:
     output: The audited aggregation's own `state` and `measurements`, as its plan reads them (`quap_tff.plans.Plan`).
     projections: float64[K + U], the aggregate's inner products with the directions.
     client_ids: int64[M], the cohort, in the order of the next two.
-    norms: float64[M], the norm of what is clipped of each update; 0 for canaries.
+    norms: float64[M], the joint norm of each update's clipped tensors; 0 for canaries.
     client_projections: float64[M, K + U], the inner products of the updates before clipping; 0 for canaries.
   """
 
@@ -275,7 +275,7 @@ class Round(NamedTuple):
 
 
 def read_round(output: Any) -> Round:
-  """Takes apart what the `next` of a learning process with canaries returned."""
+  """The figures in the output of `next` of a learning process with canaries."""
   found = output.metrics['aggregator']
   # As the `next` of an aggregation process would have it.
   inner = types.SimpleNamespace(state=output.state.aggregator['inner'], measurements=found['inner'])

@@ -1,9 +1,9 @@
 """The game that defines differential privacy, played on a mechanism's own functions many times.
 
 A world either has the target client or not. In the world that has it, the target adds in each of its rounds the most
-that it may. All other clients answer with functions of what was released before, which the adversary knows. The
+that it may. All other clients answer with functions of earlier releases, which the adversary knows. The
 mechanism is simulated many times in each world, and an attack says in which world a simulation was made. From how often
-it is right follows a lower bound on ε (`lower_bounds`), which must not exceed what is claimed.
+it is right follows a lower bound on ε (`lower_bounds`), which must not exceed the claimed ε.
 
 All draws are simulated at once: a sum of clipped updates has one coordinate, and its noise is drawn for every draw.
 
@@ -31,12 +31,12 @@ _THRESHOLDS = 200
 _CAUTION = 1 - 1e-6
 _RIDGE = 1e-12
 
-# A function from (whether the target is there, number of draws) to what the adversary sees, float64[draws, features].
+# A function from (whether the target is there, number of draws) to the adversary's view, float64[draws, features].
 Simulate = Callable[[bool, int], np.ndarray]
 
 
 class Verdict(NamedTuple):
-  """What the game proved.
+  """The outcome of the game.
 
   Attributes:
     guesses: The counted trials.
@@ -181,13 +181,13 @@ def query(dp_query: Any, rounds: int, taken: Sequence[int], clip: float, clients
 
 
 class _Release(NamedTuple):
-  """What a round gave.
+  """The release of a round.
 
   Attributes:
-    total: float64[draws], what was released, not divided.
+    total: float64[draws], the noised sum, not divided.
     others: float64[draws], the others' part of it.
     clip: The clipping norm.
-    unit: How far a release moves the others.
+    unit: The total that moves the others by 1.
   """
 
   total: np.ndarray
@@ -197,7 +197,7 @@ class _Release(NamedTuple):
 
 
 def _simulation(rounds, start, play) -> Simulate:
-  """All rounds of a mechanism, in which the others follow what was released, each within its bound.
+  """All rounds of a mechanism, in which the others follow the releases, each within its bound.
 
   Args:
     rounds: What `play` is given, one for each round.

@@ -1,4 +1,4 @@
-"""How like a true image a recovered one is: PSNR and SSIM, which belongs to which, and pictures of both.
+"""Comparison of true and recovered images: PSNR and SSIM, the assignment of one to the other, and pictures of both.
 
 PSNR = 10·log10(1/MSE) in decibels for pixels in [0, 1]; SSIM: Wang et al. 2004. Both come from `tf.image`.
 """

@@ -1,4 +1,4 @@
-"""Gradient inversion: training images from what an observer sees of a round.
+"""Gradient inversion: training images from an observer's view of a round.
 
 A new attack is a class and a line in `ATTACKS`.
 
@@ -23,7 +23,7 @@ from quap_tff.common import checks
 
 
 class Problem(NamedTuple):
-  """What the attacker has.
+  """The attacker's knowledge.
 
   Attributes:
     model: The model and its weights before the round.
@@ -54,10 +54,10 @@ class Problem(NamedTuple):
 
 
 class Recovered(NamedTuple):
-  """What an attack found.
+  """The result of an attack.
 
   Attributes:
-    codes: float[T, examples, d]: flattened images, or what the first Dense layer took in of each example.
+    codes: float[T, examples, d]: flattened images, or the input of the first Dense layer for each example.
     are_images: Whether the codes are images.
     labels: int64[T, examples]. Only matching says which label belongs to which code.
   """

@@ -1,4 +1,4 @@
-"""Inversion in closed form: what a Dense layer took in is the quotient of its gradients (Phong et al. 2018, section 3).
+"""Inversion in closed form: the input of a Dense layer is the quotient of its gradients (Phong et al. 2018, section 3).
 
 Unit j of a Dense layer has the gradients ΔW_j = Σ_b δ_bj·a_b and Δb_j = Σ_b δ_bj. For one example, ΔW_j/Δb_j = a. For
 a batch, the quotient is a mean of the a_b with weights δ_bj/Σ_b δ_bj: it is an example where one of them dominates, as

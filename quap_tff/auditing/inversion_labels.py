@@ -1,4 +1,4 @@
-"""Labels from an update: iDLG's rule, and two ways on where it does not reach.
+"""Labels from an update: iDLG's rule, and two extensions for updates that it does not cover.
 
 With cross-entropy the gradient of the final layer's bias is g = mean_b (p_b - y_b): p_b are the predicted probabilities
 and y_b the labels, one-hot. One example makes only its own class negative (Zhao, Mopuri and Bilen 2020). For a batch
@@ -33,7 +33,7 @@ def from_scores(scores: np.ndarray, count: int, mean_probabilities: np.ndarray) 
   Args:
     scores: float[T, classes] from `class_scores`.
     count: B, how many examples the update holds.
-    mean_probabilities: float[classes], p̄: what the model predicts on average for images without content.
+    mean_probabilities: float[classes], p̄: the model's mean prediction for images without content.
   """
   if count == 1:
     return scores.argmin(axis=1)[:, None]

@@ -79,7 +79,7 @@ class StackedModel:
     return self._apply(self._steps, weights, x)
 
   def features(self, weights: Sequence[tf.Tensor], x: tf.Tensor) -> tf.Tensor:
-    """float32[T, B, d], what the first Dense layer takes in."""
+    """float32[T, B, d], the input of the first Dense layer."""
     return self._apply(self._steps[: self._first_dense_step], weights, x)
 
   def _apply(self, steps, weights, x):
@@ -129,7 +129,7 @@ def _pooled(x):
 def local_update(
   model: StackedModel, weights: Sequence[tf.Tensor], x: tf.Tensor, labels: tf.Tensor, learning_rate: float, steps: int
 ) -> tuple[tf.Tensor, ...]:
-  """What T clients send: w_global - w_local after `steps` steps of SGD on the whole batch, differentiable by x.
+  """The updates of T clients: w_global - w_local after `steps` steps of SGD on the whole batch, differentiable by x.
 
   Args:
     model: The model.

@@ -1,4 +1,4 @@
-"""What an attack that was right so often proves: lower bounds on ε, each valid with a stated confidence.
+"""Lower bounds on ε from the successes of an attack, each valid with a stated confidence.
 
 An attack says of a world with the client, or of one without it, that the client is there. Let α be how often it says so
 without the client, and β how often with it. Every attack on an (ε, δ)-DP mechanism has β ≤ e^ε·α + δ (Kairouz, Oh and
@@ -7,7 +7,7 @@ Viswanath 2015), and every attack on a μ-GDP mechanism has β ≤ Φ(Φ⁻¹(α
     μ ≥ Φ⁻¹(β) - Φ⁻¹(α)      and      ε ≥ ln((β - δ)/α),
 
 with β replaced by a lower confidence limit and α by an upper one (Clopper and Pearson 1934). The first is the tighter
-bound where what is claimed is a Gaussian trade-off curve, as for all Gaussian mechanisms here (Nasr et al. 2023).
+bound where the claim is a Gaussian trade-off curve, as for all Gaussian mechanisms here (Nasr et al. 2023).
 
 Both limits, and so both bounds, need independent trials. Trials that share one run are independent if its noise is, in
 orthogonal directions. Nothing guarantees this for an arbitrary mechanism, even if it is (ε, δ)-DP. The probabilities of
@@ -48,7 +48,7 @@ class Guesses(NamedTuple):
 
 
 class Bound(NamedTuple):
-  """What independent guesses prove. All of it holds together with the stated confidence.
+  """The bounds that independent guesses prove. All of it holds together with the stated confidence.
 
   Attributes:
     mu: A lower bound on μ, if the trade-off curve is a Gaussian one.

@@ -39,7 +39,7 @@ class Interval(NamedTuple):
 
 
 class Operating(NamedTuple):
-  """What an attack achieves at a bound on its FPR.
+  """The success of an attack at a bound on its FPR.
 
   Attributes:
     tpr: The largest TPR at which the measured FPR is at most the bound.

@@ -1,4 +1,4 @@
-"""How a canary's projections become one score: N(0, 1) for a canary that is not there, N(μ, 1) for one that is.
+"""The score of a canary from its projections: N(0, 1) for a canary that is not there, N(μ, 1) for one that is.
 
 In round t, a canary that is there moves the projection on its direction by a_t. The noise on the projections of all
 rounds has the covariance Σ. The best test of Neyman and Pearson is then the matched filter aᵀΣ⁻¹p / √(aᵀΣ⁻¹a), and

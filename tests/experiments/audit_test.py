@@ -79,7 +79,7 @@ def _kept(path):
 
 
 def _changed(path, without=(), **changes):
-  """The audit as somebody would change it who also renews its digest."""
+  """The audit with changes, and with a digest that fits them."""
   measured = {**_kept(path), **changes}
   certificate = {'sha256': measured['certificate_sha256']}
   left_out = ('sha256', 'certificate_sha256', 'assumptions', *without)
@@ -133,7 +133,7 @@ class TestCanaryRun:
       found = canary_run.run(experiment, canary_run.Settings(6, 100, 1, part='unnoised'))
     assert found.claim.kind == 'nominal'
     assert found.guesses.true_positives == 6 and found.guesses.false_positives == 0
-    # There is no noise, so no Gaussian curve.
+    # Without noise there is no Gaussian curve.
     assert found.as_dict()['epsilon_lower_bound'] == found.bound.epsilon_if_independent < found.bound.epsilon
 
   @pytest.mark.parametrize('algorithm', ['fixed_dp', 'tff_dp_ftrl', 'tff_dp_fedavg_adaptive', 'fedavg'])

@@ -1,4 +1,4 @@
-"""The membership study on a tiny setting: what it finds, what it writes, and whom it calls a member."""
+"""The membership study on a tiny setting: its findings, its files, and its members."""
 
 import dataclasses
 import json

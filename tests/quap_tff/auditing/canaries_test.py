@@ -1,4 +1,4 @@
-"""Canaries: their directions, and what the aggregation around a mechanism replaces and measures."""
+"""Canaries: their directions, and the aggregation that replaces and measures them."""
 
 import collections
 
@@ -49,7 +49,7 @@ def _flat(update):
 
 
 def _sent(canaries, update, client):
-  """What a client sends, and what is kept of its own update."""
+  """The update that a client sends, and the facts that are kept of its own."""
   found = canary_lib.directions(_SEED, sum(np.prod(_SHAPES[i]) for i in canaries.places([6, 4])), canaries.count)
   tensors, client_id = [tf.constant(part) for part in update], tf.constant(client, tf.int64)
   return (

@@ -1,4 +1,4 @@
-"""The distinguishing game: it measures what is claimed of every mechanism, and catches mechanisms that are broken."""
+"""The distinguishing game: it measures the claimed figure of every mechanism, and catches broken mechanisms."""
 
 import itertools
 

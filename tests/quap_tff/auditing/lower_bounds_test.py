@@ -13,7 +13,7 @@ from quap_tff.mechanisms import tradeoff
 
 
 def _tail(successes, trials, probability):
-  """P(at least so many successes) in 50 digits."""
+  """P(at least `successes`) in 50 digits."""
   with decimal.localcontext(decimal.Context(prec=50)):
     p = decimal.Decimal(probability)
     term, total = p**trials, decimal.Decimal(0)

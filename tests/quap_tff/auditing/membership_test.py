@@ -78,8 +78,8 @@ class TestLira:
 
   @pytest.mark.parametrize('online', [True, False])
   def test_it_attains_the_best_area_of_a_gaussian(self, online):
-    # Each unit's confidence is N(own mean, 1), and N(own mean + μ, 1) if it is a member. Who knows the means attains
-    # Φ(μ/√2); the loss alone does not, since units differ far more than membership moves them.
+    # Each unit's confidence is N(own mean, 1), and N(own mean + μ, 1) if it is a member. An attack that knows the
+    # means attains Φ(μ/√2); the loss alone does not, since units differ far more than membership moves them.
     rng, mu = np.random.default_rng(4), 1.5
     members = rng.random((60, 80)) < 0.5
     confidences = rng.normal(size=(60, 80)) + mu * members + 10 * rng.normal(size=80)
@@ -136,7 +136,7 @@ class TestShadowClassifier:
     assert scores == pytest.approx(np.full(60, math.log(3)), abs=0.06)
 
   def test_the_target_is_not_among_its_own_shadow_models(self):
-    # Outputs that are all alike, and memberships of a target that are all true: who trained on the target would know.
+    # Outputs that are all alike, and memberships of a target that are all true: training on the target would show.
     members = np.zeros((4, 20), bool)
     members[0] = True
     members[1:, :10] = True
