@@ -33,7 +33,7 @@ from experiments import command_line
 from experiments import fast_imports
 from experiments import flags as experiment_flags
 from experiments import interrupts
-from experiments import run_directory
+from experiments import run_folder
 from quap_tff.accounting import folder_files
 from quap_tff.common import checks
 from quap_tff.common import lazy
@@ -252,9 +252,9 @@ def _private_key(path) -> Optional[Any]:
 
 def _flags_of(path) -> list[str]:
   """The flags of the run in a folder, as arguments."""
-  kept = folder_files.read_json(path, run_directory.RUN).get('flags')
+  kept = folder_files.read_json(path, run_folder.RUN).get('flags')
   if not isinstance(kept, dict):
-    raise ValueError(f'{run_directory.RUN} in {path} is damaged: it has no flags.')
+    raise ValueError(f'{run_folder.RUN} in {path} is damaged: it has no flags.')
   arguments = []
   for name, value in kept.items():
     if value is None or name in _REFUSED or name not in experiment_flags.VALUES:

@@ -16,7 +16,7 @@ from experiments import final_summary
 from experiments import flags as experiment_flags
 from experiments import methods
 from experiments import provenance as provenance_lib
-from experiments import run_directory
+from experiments import run_folder
 from experiments.auditing import record
 from quap_tff import accounting
 from quap_tff import plans
@@ -31,7 +31,7 @@ from quap_tff.mechanisms import layers as layers_lib
 from quap_tff.mechanisms import participation as participations
 from quap_tff.mechanisms import planning
 
-_NEEDED = (run_directory.RUN, run_directory.LEDGER, run_directory.MODEL, run_directory.SUMMARY, run_directory.CLIENTS)
+_NEEDED = (run_folder.RUN, run_folder.LEDGER, run_folder.MODEL, run_folder.SUMMARY, run_folder.CLIENTS)
 # Columns of metrics.csv that follow from the public test set or from message sizes. The plan names the other columns.
 _OF_LOOP = frozenset({'round', 'test_accuracy', 'test_loss', 'down_bytes_per_client', 'up_bytes_per_client'})
 # Places of summary.json that version 3 had in other words or not at all.
@@ -49,27 +49,27 @@ def read(path: str, version: int = certificates.VERSION) -> Evidence:
     FolderError: If a file is missing or damaged. The message names the first one.
     CannotTellError: If there is no such folder, or it holds a run that is too large to be verified here.
   """
-  found = folder_files.entries(path, without=run_directory.CHECKPOINTS)
+  found = folder_files.entries(path, without=run_folder.CHECKPOINTS)
   problems = files.entry_problems(path, found)
   for name in _NEEDED:
     folder_files.check_regular(path, name)
-  run = folder_files.read_json(path, run_directory.RUN)
+  run = folder_files.read_json(path, run_folder.RUN)
   plan, values = _plan(run)
   resolved = run['resolved']
   ledger = files.read_ledger(path, resolved['num_clients'])
   ledger_problems = plan.ledger_problems(ledger)
   problems += ledger_problems
-  rows = folder_files.read_rows(path, run_directory.METRICS) if ledger.num_rounds else []
+  rows = folder_files.read_rows(path, run_folder.METRICS) if ledger.num_rounds else []
   if not ledger_problems:
     # Up to version 3, the figures of a run that had ended early were those of the rounds that ran.
     report = plan.report(ledger, plan.schedule if version > 3 else None)
     problems += _metrics_problems(plan, ledger, rows)
     problems += files.clients_problems(path, ledger, report.formal)
     problems += _summary_problems(path, values, resolved['num_clients'], plan, report, ledger, rows, version)
-  problems += files.model_problems(path, run_directory.MODEL, plan.model.sizes, run_directory.RUN)
-  summary = folder_files.read_json(path, run_directory.SUMMARY)
+  problems += files.model_problems(path, run_folder.MODEL, plan.model.sizes, run_folder.RUN)
+  summary = folder_files.read_json(path, run_folder.SUMMARY)
   if not isinstance(summary, dict):
-    raise FolderError(f'{run_directory.SUMMARY} is damaged: it is not a JSON object.')
+    raise FolderError(f'{run_folder.SUMMARY} is damaged: it is not a JSON object.')
   tests = sum(bool(row.get('test_accuracy')) for row in rows)
   facts = _facts(plan, values, resolved['test_set'], resolved['public_data'], tests)
   provenance = {
@@ -89,7 +89,7 @@ def read(path: str, version: int = certificates.VERSION) -> Evidence:
     provenance['stretches'] = _stretches(run, ledger.num_rounds)
   elif 'stretches' in run:
     name = certificate_folder.CERTIFICATE
-    problems.append(f'{run_directory.RUN} is of a later version than {name}, which has version {version}.')
+    problems.append(f'{run_folder.RUN} is of a later version than {name}, which has version {version}.')
   return Evidence(ledger, facts, provenance, problems, _warnings(path, found.files, version))
 
 
@@ -185,19 +185,19 @@ def _plan(run) -> tuple[plans.CertifiedPlan, types.SimpleNamespace]:
       tuple(resolved['sizes']),
     )
     if not methods.parse(values.algorithm).gives_certificate:
-      raise FolderError(f'{run_directory.RUN}: a run of --algorithm={values.algorithm} has no certificate.')
+      raise FolderError(f'{run_folder.RUN}: a run of --algorithm={values.algorithm} has no certificate.')
     return methods.plan_of(values, resolved['num_clients'], model, resolved['test_is_of_clients']), values
   except (FolderError, CannotTellError):
     raise
   except files.DAMAGE as error:
     raise FolderError(
-      f'{run_directory.RUN} is damaged, or its flags contradict each other: {error or type(error).__name__}'
+      f'{run_folder.RUN} is damaged, or its flags contradict each other: {error or type(error).__name__}'
     ) from None
 
 
 def _stretches(run, num_rounds) -> list[dict[str, Any]]:
   """Which code ran which rounds, from run.json: a list of first and last round, code and versions."""
-  name = run_directory.RUN
+  name = run_folder.RUN
   try:
     kept = [one for one in run['stretches'] if one['first_round'] <= max(num_rounds, 1)]
     firsts = [one['first_round'] for one in kept]
@@ -213,15 +213,15 @@ def _stretches(run, num_rounds) -> list[dict[str, Any]]:
 
 def _warnings(path, names, version) -> list[str]:
   found = []
-  folder = os.path.join(path, run_directory.CHECKPOINTS)
+  folder = os.path.join(path, run_folder.CHECKPOINTS)
   if os.path.isdir(folder):
     found.append(
       f'{folder} holds the state of the run, which contains the seed of the noise. Whoever has the seed can subtract '
       'the noise, so do not hand this folder out. --publish copies everything else.'
     )
-  if version <= 3 and any(name.startswith(f'{run_directory.TENSORBOARD}{os.sep}') for name in names):
+  if version <= 3 and any(name.startswith(f'{run_folder.TENSORBOARD}{os.sep}') for name in names):
     found.append(
-      f'{run_directory.TENSORBOARD} holds the time of every round. Running times depend on how much data clients '
+      f'{run_folder.TENSORBOARD} holds the time of every round. Running times depend on how much data clients '
       'have, and no certificate covers them.'
     )
   return found
@@ -229,7 +229,7 @@ def _warnings(path, names, version) -> list[str]:
 
 def _metrics_problems(plan, ledger, rows) -> list[str]:
   """Where metrics.csv has a column that no certificate covers, or a figure that differs from the ledger's."""
-  name = run_directory.METRICS
+  name = run_folder.METRICS
   found = files.column_problems(name, rows, plan.public_metrics | _OF_LOOP)
   if [row.get('round') for row in rows] != [str(number) for number in range(1, ledger.num_rounds + 1)]:
     return found + [f"{name} does not hold one row for each of the ledger's {ledger.num_rounds} rounds."]
@@ -270,12 +270,12 @@ def _expected_rows(plan, ledger) -> Iterator[dict[str, float]]:
 
 def _summary_problems(path, values, num_clients, plan, report, ledger, rows, version) -> list[str]:
   """Where summary.json differs from the one that the other files give."""
-  name = run_directory.SUMMARY
+  name = run_folder.SUMMARY
   summary = folder_files.read_json(path, name)
   try:
     # Tensors of other sizes than expected are a problem of their own, and they are not read.
     weights = files.in_model(
-      path, run_directory.MODEL, lambda tensors: [tensor[()] for tensor in tensors if tensor.size in plan.model.sizes]
+      path, run_folder.MODEL, lambda tensors: [tensor[()] for tensor in tensors if tensor.size in plan.model.sizes]
     )
     test = {key: files.number(rows[-1][f'test_{key}']) for key in ('accuracy', 'loss')}
     diverged = final_summary.has_diverged(weights, test['loss'])
@@ -289,7 +289,7 @@ def _summary_problems(path, values, num_clients, plan, report, ledger, rows, ver
       date=datetime.date.fromisoformat(summary['date']),
     )
   except (KeyError, IndexError, TypeError, ValueError) as error:
-    return [f'{name} or {run_directory.METRICS} is damaged: {type(error).__name__}: {error}']
+    return [f'{name} or {run_folder.METRICS} is damaged: {type(error).__name__}: {error}']
   skipped = _EARLIER_SUMMARY if version <= 3 else ()
   return [
     f'{name}: {difference}'

@@ -18,7 +18,7 @@ import numpy as np
 from data import datasets
 from experiments import command_line
 from experiments import run as run_lib
-from experiments import run_directory
+from experiments import run_folder
 from quap_tff import plans
 from quap_tff.accounting import history
 from quap_tff.accounting import protection as protections
@@ -224,8 +224,8 @@ def _what_is_kept(summary) -> list[str]:
   if not folder:
     return ['For the model, a plot and all figures, name a folder: --output_dir=FOLDER.']
   # A run of one round has no plot.
-  plot = f', {run_directory.PLOT}' if os.path.isfile(os.path.join(folder, run_directory.PLOT)) else ''
-  return [f'Model{plot} and all figures ({run_directory.SUMMARY}): {folder}']
+  plot = f', {run_folder.PLOT}' if os.path.isfile(os.path.join(folder, run_folder.PLOT)) else ''
+  return [f'Model{plot} and all figures ({run_folder.SUMMARY}): {folder}']
 
 
 def _loss(summary) -> str:

@@ -40,7 +40,7 @@ from data import feature_store
 from data import features as features_lib
 from experiments import command_line
 from experiments import fast_imports
-from experiments import run_directory
+from experiments import run_folder
 from quap_tff.accounting import folder_files
 from quap_tff.common import lazy
 from quap_tff.common import registry
@@ -149,25 +149,25 @@ def load(path: str, extractor: Optional[str] = None) -> Predictor:
   Raises:
     ValueError: If the folder holds no model yet or cannot be read; the message says what to do.
   """
-  if not os.path.isfile(os.path.join(path, run_directory.RUN)):
+  if not os.path.isfile(os.path.join(path, run_folder.RUN)):
     raise ValueError(
-      f'{path} is not the folder of a run: it holds no {run_directory.RUN}. Give the --output_dir of a run of '
+      f'{path} is not the folder of a run: it holds no {run_folder.RUN}. Give the --output_dir of a run of '
       'experiments.train.'
     )
-  model_path = os.path.join(path, run_directory.MODEL)
+  model_path = os.path.join(path, run_folder.MODEL)
   if not os.path.isfile(model_path):
     raise ValueError(
-      f'{path} holds no {run_directory.MODEL} yet: a run writes its model when it ends. If it was interrupted, the '
+      f'{path} holds no {run_folder.MODEL} yet: a run writes its model when it ends. If it was interrupted, the '
       'command that started it continues it.'
     )
-  run = folder_files.read_json(path, run_directory.RUN)
+  run = folder_files.read_json(path, run_folder.RUN)
   try:
     identity, resolved = run['identity'], run['resolved']
     dataset = registry.parse_spec('dataset', identity['dataset'], datasets.DATASETS)
     features = features_lib.parse(features_lib.located(identity['features'], path))
     public_data = resolved['public_data']
   except (KeyError, TypeError, ValueError) as error:
-    raise ValueError(f'{os.path.join(path, run_directory.RUN)} is damaged: {type(error).__name__}: {error}') from None
+    raise ValueError(f'{os.path.join(path, run_folder.RUN)} is damaged: {type(error).__name__}: {error}') from None
   shape = dataset.image_shape
   if shape is None and identity['features'] == 'none' and len(resolved.get('input_shape', ())) == 3:
     shape = tuple(resolved['input_shape'])  # The file of the dataset decided.
@@ -262,9 +262,9 @@ def _with_extractor(features, extractor):
 
 
 def _warnings(path) -> tuple[str, ...]:
-  summary = run_directory.read_summary(path)
+  summary = run_folder.read_summary(path)
   if summary is None:
-    return (f'{path} holds no {run_directory.SUMMARY}: the run is still going on, or was cut off.',)
+    return (f'{path} holds no {run_folder.SUMMARY}: the run is still going on, or was cut off.',)
   if summary.get('finished') is not True:
     return (
       f'The run stopped after round {summary.get("rounds")} of {summary.get("planned_rounds")}: its model is not the '

@@ -15,6 +15,7 @@ from experiments import evidence
 from experiments import final_summary
 from experiments import methods
 from experiments import run_directory
+from experiments import run_folder
 from experiments import setup
 from experiments import training
 from quap_tff import accounting
@@ -75,18 +76,18 @@ def write(
     experiment.model, federation.input_shape, federation.num_classes, values.compute_dtype
   )
   result.weights.assign_weights_to(model)
-  with directory.replacing(run_directory.MODEL) as path:
+  with directory.replacing(run_folder.MODEL) as path:
     saving.save_model(saving.with_stock_layers(model), path)
   features.keep_copy(values.features, directory.path)
-  with directory.replacing(run_directory.LEDGER) as path:
+  with directory.replacing(run_folder.LEDGER) as path:
     np.savez(path, **result.ledger.state_dict())
-  with directory.replacing(run_directory.CLIENTS) as path:
+  with directory.replacing(run_folder.CLIENTS) as path:
     _write_clients(path, experiment, result, report, model)
-  metrics = plots.read_metrics(directory.file(run_directory.METRICS)) if result.round_num else {}
+  metrics = plots.read_metrics(directory.file(run_folder.METRICS)) if result.round_num else {}
   if metrics and methods.parse(values.algorithm).gives_certificate:
     metrics[plots.SPENT] = spent_by_round(result.ledger, values.delta)
   if plots.panels_of(metrics):
-    with directory.replacing(run_directory.PLOT) as path:
+    with directory.replacing(run_folder.PLOT) as path:
       plots.plot_run(
         metrics,
         path,

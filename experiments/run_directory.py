@@ -16,155 +16,29 @@ import asyncio
 from collections.abc import Iterator, Mapping
 import contextlib
 import csv
-import fcntl
 import hashlib
 import json
 import os
 import re
 import secrets
 import shutil
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
+import filelock
 import numpy as np
 
 from experiments import provenance
+from experiments import run_folder
 from experiments import sparse_state
+from quap_tff.common import files
 from quap_tff.common.lazy import tf
 from quap_tff.common.lazy import tff
 
-CHECKPOINTS = 'checkpoints'
-RUN, METRICS, SUMMARY, MODEL, LEDGER, CLIENTS, PLOT, TENSORBOARD = (
-  'run.json',
-  'metrics.csv',
-  'summary.json',
-  'final_model.keras',
-  'ledger.npz',
-  'clients.csv',
-  'plot.png',
-  'tensorboard',
-)
-UNFINISHED = '.part'
-LOCK = '.lock'
-
 _CHECKPOINTS_KEPT = 2
-# What TensorFlow's errors say of its own functions and operations.
+# Parts of TensorFlow's errors that speak of its own functions and operations.
 _OF_TENSORFLOW = re.compile(r'\{\{function_node .*?\}\}\s*|\s*\[Op:\w+\]')
 _SALT = 'data_salt'
 _SALT_BYTES = 32
-_FOLDERS = (CHECKPOINTS, TENSORBOARD)
-_FILES = (RUN, METRICS, SUMMARY, MODEL, LEDGER, CLIENTS, PLOT)
-# What a run that was interrupted before its first round may have left.
-_OF_THE_START = {LOCK, RUN + UNFINISHED, CHECKPOINTS}
-
-
-class RunDirectoryError(ValueError):
-  """The output directory cannot be used for this run."""
-
-
-class Found(NamedTuple):
-  """What an output directory contains.
-
-  Attributes:
-    is_new: Whether no run has been started in it.
-    finished: summary.json of a run that has reached its last planned round and whose checkpoints are gone; else None.
-  """
-
-  is_new: bool
-  finished: Optional[dict[str, Any]]
-
-
-def check(path: str, identity: Mapping[str, Any], needs_same_code: bool = False) -> Found:
-  """What lies in the folder, which must be a new run's or hold a run with this `identity`. Changes nothing.
-
-  Args:
-    path: The folder.
-    identity: The flags that say what is computed.
-    needs_same_code: Whether a run whose last round was run by other code than this is refused.
-
-  Raises:
-    RunDirectoryError: If it is neither, or holds results of a run whose checkpoints are gone before its end.
-  """
-  path = _absolute(path)
-  if not os.path.isdir(path):
-    if os.path.lexists(path):
-      raise RunDirectoryError(f'output_dir {path} is a file; give a folder.')
-    _check_can_be_made(path)
-    return Found(True, None)
-  try:
-    names = set(os.listdir(path))
-    last_round = _last_checkpoint(path)
-    started = last_round is not None
-    if not names - _OF_THE_START and not started:
-      return Found(True, None)
-    with open(os.path.join(path, RUN), encoding='utf-8') as f:
-      run = json.load(f)
-    differing = _differences(run['identity'], _through_json(identity))
-    code_problem = provenance.code_problem(run, last_round or 0) if needs_same_code else None
-  except (OSError, ValueError, KeyError, TypeError, AttributeError):
-    raise RunDirectoryError(
-      f'output_dir {path} holds files, but no readable {RUN} of an earlier run: give a new or empty folder.'
-    ) from None
-  if differing:
-    raise RunDirectoryError(
-      f'output_dir {path} belongs to a run with other flags:{differing}\nGive the same flags to continue it, or '
-      'another folder.'
-    )
-  _check_kinds(path, names)
-  if started:
-    if code_problem is not None:
-      raise RunDirectoryError(f'output_dir {path} cannot be continued: {code_problem}')
-    return Found(False, None)
-  summary = read_summary(path)
-  if summary is not None and summary.get('finished') is True:
-    return Found(False, summary)
-  results = sorted(names & set(_FILES) - {RUN})
-  if results:
-    raise RunDirectoryError(
-      f'output_dir {path} holds {", ".join(results)} of a run that has not reached its last planned round, and its '
-      f'checkpoints are gone. To train it again would release a second model of the same clients, and nothing would '
-      f'account for the first one. Put {CHECKPOINTS}/ back to continue it, or give another folder to start anew.'
-    )
-  return Found(False, None)
-
-
-def _check_can_be_made(path):
-  """Finds out now, not after the data have been read, what would keep the folder from being made."""
-  try:
-    with contextlib.suppress(FileNotFoundError):
-      os.lstat(path)
-    parent = os.path.dirname(path)
-    while not os.path.lexists(parent):
-      parent = os.path.dirname(parent)
-    if not os.access(parent, os.W_OK | os.X_OK):
-      raise OSError(f'{parent} may not be written to')
-  except (OSError, ValueError) as error:
-    raise RunDirectoryError(f'output_dir {path} cannot be used: {error}. Give another folder.') from error
-
-
-def _check_kinds(path, names):
-  for name in sorted(names & {*_FILES, *_FOLDERS}):
-    if os.path.isdir(os.path.join(path, name)) != (name in _FOLDERS):
-      kind, found = ('folder', 'file') if name in _FOLDERS else ('file', 'folder')
-      raise RunDirectoryError(f'{os.path.join(path, name)} must be a {kind}, found a {found}. Move it away.')
-
-
-def _last_checkpoint(path) -> Optional[int]:
-  names = _names_in(os.path.join(path, CHECKPOINTS))
-  return max((int(name[len('round_') :]) for name in names if re.fullmatch(r'round_\d+', name)), default=None)
-
-
-def _names_in(folder) -> list[str]:
-  return os.listdir(folder) if os.path.isdir(folder) else []
-
-
-def read_summary(path: str) -> Optional[dict[str, Any]]:
-  """The folder's summary.json, or None if there is none that can be read."""
-  try:
-    with open(os.path.join(path, SUMMARY), encoding='utf-8') as f:
-      summary = json.load(f)
-    return summary if isinstance(summary, dict) else None
-  except (OSError, ValueError):
-    return None
 
 
 class RunDirectory:
@@ -198,30 +72,28 @@ class RunDirectory:
       RunDirectoryError: If it holds something else, a run with other flags, of other data or of other code, another
         process is at work in it, or it cannot be written.
     """
-    self.path, self._num_clients, self._keeps_times = _absolute(path), resolved['num_clients'], keeps_times
-    check(self.path, identity, needs_same_code)
+    self.path, self._num_clients, self._keeps_times = run_folder.absolute(path), resolved['num_clients'], keeps_times
+    run_folder.check(self.path, identity, needs_same_code)
+    self._lock = filelock.FileLock(self.file(run_folder.LOCK))
     try:
       os.makedirs(self.path, exist_ok=True)
-      self._lock = open(self.file(LOCK), 'a')
+      self._lock.acquire(timeout=0)
+    except filelock.Timeout:
+      raise run_folder.RunDirectoryError(f'Another process is training in {self.path}.') from None
     except OSError as error:
-      raise RunDirectoryError(f'output_dir {self.path} cannot be used: {error}.') from error
-    try:
-      fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-      self._lock.close()
-      raise RunDirectoryError(f'Another process is training in {self.path}.') from None
+      raise run_folder.RunDirectoryError(f'output_dir {self.path} cannot be used: {error}.') from error
     self._loop = asyncio.new_event_loop()
     try:
       with _writing(self.path):
         # Again, now that no other process can change it.
-        self.is_new = check(self.path, identity, needs_same_code).is_new
+        self.is_new = run_folder.check(self.path, identity, needs_same_code).is_new
         self._make_checkpoints_folder()
         resolved = {**resolved, 'data_commitment': self._commitment(data_digest)}
         if self.is_new:
-          write_json(
-            self.file(RUN),
+          files.write_json(
+            self.file(run_folder.RUN),
             {
-              'identity': _through_json(identity),
+              'identity': run_folder.through_json(identity),
               'resolved': resolved,
               'flags': dict(all_flags),
               'versions': provenance.versions(),
@@ -233,7 +105,7 @@ class RunDirectory:
           self._check_resolved(resolved)
         self._remove_unfinished()
         self._states = tff.program.FileProgramStateManager(
-          self.file(CHECKPOINTS), prefix='round_', keep_total=_CHECKPOINTS_KEPT, keep_first=False
+          self.file(run_folder.CHECKPOINTS), prefix='round_', keep_total=_CHECKPOINTS_KEPT, keep_first=False
         )
     except BaseException:
       self.close()
@@ -246,44 +118,43 @@ class RunDirectory:
 
   def _make_checkpoints_folder(self):
     with _private():
-      os.makedirs(self.file(CHECKPOINTS), exist_ok=True)
-    os.chmod(self.file(CHECKPOINTS), 0o700)
+      os.makedirs(self.file(run_folder.CHECKPOINTS), exist_ok=True)
+    os.chmod(self.file(run_folder.CHECKPOINTS), 0o700)
 
   def _commitment(self, data_digest: bytes) -> str:
     """SHA-256 of a secret salt and the digest: shows whether data are the same, and reveals nothing else."""
-    path = os.path.join(self.file(CHECKPOINTS), _SALT)
+    path = os.path.join(self.file(run_folder.CHECKPOINTS), _SALT)
     if not os.path.exists(path):
-      with _private(), open(path + UNFINISHED, 'wb') as f:
-        f.write(secrets.token_bytes(_SALT_BYTES))
-      os.replace(path + UNFINISHED, path)
+      with _private():
+        files.write(path, secrets.token_bytes(_SALT_BYTES))
     with open(path, 'rb') as f:
       return hashlib.sha256(b'data of a run' + f.read() + data_digest).hexdigest()
 
   def _check_resolved(self, resolved):
     try:
-      with open(self.file(RUN), encoding='utf-8') as f:
+      with open(self.file(run_folder.RUN), encoding='utf-8') as f:
         kept = json.load(f)['resolved']
       same_data = kept['data_commitment'] == resolved['data_commitment']
     except (OSError, ValueError, KeyError, TypeError):
-      raise RunDirectoryError(
-        f'{self.file(RUN)} does not say which data its run uses, because an older version wrote it. Give another '
-        'folder.'
+      raise run_folder.RunDirectoryError(
+        f'{self.file(run_folder.RUN)} does not say which data its run uses, because an older version wrote it. Give '
+        'another folder.'
       ) from None
     if not same_data:
-      raise RunDirectoryError(
+      raise run_folder.RunDirectoryError(
         f'output_dir {self.path} belongs to a run on other data: it was started with other examples than those read '
         'now. Give the --data_dir (and the files in it) of that run, or another folder.'
       )
-    others = {name for name in {*kept, *resolved} if kept.get(name) != _through_json(resolved).get(name)}
+    others = {name for name in {*kept, *resolved} if kept.get(name) != run_folder.through_json(resolved).get(name)}
     if others:
-      raise RunDirectoryError(
+      raise run_folder.RunDirectoryError(
         f'output_dir {self.path} belongs to another run: {", ".join(sorted(others))} differ. Give another folder.'
       )
 
   def _remove_unfinished(self):
     """Removes unfinished files, which have names of their own, that a killed run left."""
-    for folder in (self.path, self.file(CHECKPOINTS)):
-      for name in _names_in(folder):
+    for folder in (self.path, self.file(run_folder.CHECKPOINTS)):
+      for name in run_folder.names_in(folder):
         if re.fullmatch(r'(round_\d+|metrics\.csv)_temp\d+|.+\.part(\.\w+)?', name):
           path = os.path.join(folder, name)
           shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
@@ -291,11 +162,11 @@ class RunDirectory:
   def begin_stretch(self, first_round: int):
     """Writes down that this code runs the rounds from `first_round` on, unless it ran the one before, too."""
     with _writing(self.path):
-      with open(self.file(RUN), encoding='utf-8') as f:
+      with open(self.file(run_folder.RUN), encoding='utf-8') as f:
         run = json.load(f)
       stretches = provenance.continued(run, first_round)
       if stretches != run.get(provenance.STRETCHES):
-        write_json(self.file(RUN), {**run, provenance.STRETCHES: stretches})
+        files.write_json(self.file(run_folder.RUN), {**run, provenance.STRETCHES: stretches})
 
   def save(self, round_num: int, state: Any, records: Mapping[str, np.ndarray]):
     """Saves a checkpoint, completely or not at all."""
@@ -326,17 +197,17 @@ class RunDirectory:
       kept, kept_records = self._wait(self._states.load(round_num, structure))
     except Exception as error:  # TensorFlow's loader raises nearly anything for a damaged file.
       if 'same nested structure' in str(error):
-        raise RunDirectoryError(other_configuration) from error
-      raise RunDirectoryError(
+        raise run_folder.RunDirectoryError(other_configuration) from error
+      raise run_folder.RunDirectoryError(
         f'{name} cannot be read ({error}). Remove that checkpoint to continue from an earlier one, or the folder to '
         'start anew.'
       ) from error
     try:
       kept = sparse_state.unpacked(kept, expected, self._num_clients)
     except ValueError as error:
-      raise RunDirectoryError(f'{other_configuration} ({error})') from error
+      raise run_folder.RunDirectoryError(f'{other_configuration} ({error})') from error
     if [(np.shape(k), np.asarray(k).dtype) for k in kept] != [(e.shape, e.dtype) for e in expected]:
-      raise RunDirectoryError(other_configuration)
+      raise run_folder.RunDirectoryError(other_configuration)
     return round_num, tf.nest.pack_sequence_as(state, kept), dict(zip(sorted(records), kept_records))
 
   def keep_rows(self, round_num: int, last_row: Mapping[str, Any]):
@@ -357,7 +228,7 @@ class RunDirectory:
       raise self._lost_rows(round_num)
     is_last_missing = len(rows) < round_num
     with _writing(self.path):
-      shutil.rmtree(self.file(TENSORBOARD), ignore_errors=True)
+      shutil.rmtree(self.file(run_folder.TENSORBOARD), ignore_errors=True)
       manager = self._tensorboard() if rows else None
       for row in rows if manager is not None else ():
         self._wait(manager.release(_finite({k: v for k, v in row.items() if k != 'round'}), int(row['round'])))
@@ -365,13 +236,13 @@ class RunDirectory:
       self.log(round_num, last_row)
 
   def _lost_rows(self, round_num):
-    return RunDirectoryError(
-      f'{self.file(METRICS)} is damaged: it must hold one row for each of the first {round_num} rounds, as numbers. '
-      'Put it back, or give another folder to start anew.'
+    return run_folder.RunDirectoryError(
+      f'{self.file(run_folder.METRICS)} is damaged: it must hold one row for each of the first {round_num} rounds, as '
+      'numbers. Put it back, or give another folder to start anew.'
     )
 
   def _read_rows(self, round_num) -> list[dict[str, float]]:
-    path = self.file(METRICS)
+    path = self.file(run_folder.METRICS)
     if round_num == 0 or (round_num == 1 and not os.path.exists(path)):
       return []
     try:
@@ -389,7 +260,7 @@ class RunDirectory:
         self._releases = (
           # Written whole and renamed into place: a kill leaves the old file or the new one.
           tff.program.CSVFileReleaseManager(
-            self.file(METRICS), save_mode=tff.program.CSVSaveMode.WRITE, key_fieldname='round'
+            self.file(run_folder.METRICS), save_mode=tff.program.CSVSaveMode.WRITE, key_fieldname='round'
           ),
           self._tensorboard(),
         )
@@ -399,34 +270,31 @@ class RunDirectory:
         self._wait(tensorboard.release(_finite(row), round_num))
 
   def _tensorboard(self):
-    return tff.program.TensorBoardReleaseManager(self.file(TENSORBOARD)) if self._keeps_times else None
+    return tff.program.TensorBoardReleaseManager(self.file(run_folder.TENSORBOARD)) if self._keeps_times else None
 
   @contextlib.contextmanager
   def replacing(self, name: str) -> Iterator[str]:
     """A path to write the file `name` under, which takes its place when the block has ended well."""
-    stem, suffix = os.path.splitext(self.file(name))
-    path = f'{stem}{UNFINISHED}{suffix}'  # Writers go by the suffix.
-    with _writing(self.path):
+    with _writing(self.path), files.replacing(self.file(name), keep_suffix=True) as path:
       yield path
-      os.replace(path, self.file(name))
 
   def write_summary(self, summary: Mapping[str, Any]):
     """Writes summary.json."""
     with _writing(self.path):
-      write_json(self.file(SUMMARY), summary)
+      files.write_json(self.file(run_folder.SUMMARY), summary)
 
   def read_summary(self) -> Optional[dict[str, Any]]:
     """summary.json, or None if there is none."""
-    return read_summary(self.path)
+    return run_folder.read_summary(self.path)
 
   def remove_checkpoints(self):
     """Removes all checkpoints, and the seed of the noise with them."""
-    shutil.rmtree(self.file(CHECKPOINTS))
+    shutil.rmtree(self.file(run_folder.CHECKPOINTS))
 
   def close(self):
     """Lets another process use the folder."""
     self._loop.close()
-    self._lock.close()
+    self._lock.release()
 
   def _wait(self, coroutine):
     return self._loop.run_until_complete(coroutine)
@@ -438,12 +306,12 @@ def _writing(path: str) -> Iterator[None]:
   try:
     yield
   except OSError as error:
-    raise RunDirectoryError(f'{path} cannot be written: {error.strerror or error}') from error
+    raise run_folder.RunDirectoryError(f'{path} cannot be written: {error.strerror or error}') from error
   except Exception as error:  # TensorFlow's file system has errors of its own.
     if not type(error).__module__.startswith('tensorflow'):
       raise
     said = _OF_TENSORFLOW.sub('', str(getattr(error, 'message', error)))
-    raise RunDirectoryError(f'{path} cannot be written: {said}') from error
+    raise run_folder.RunDirectoryError(f'{path} cannot be written: {said}') from error
 
 
 @contextlib.contextmanager
@@ -456,33 +324,5 @@ def _private() -> Iterator[None]:
     os.umask(before)
 
 
-def _absolute(path: str) -> str:
-  if not path:
-    raise RunDirectoryError('output_dir is empty; give a folder.')
-  return os.path.abspath(path)
-
-
-def _through_json(value):
-  """The value as a JSON file gives it back: tuples are lists."""
-  return json.loads(json.dumps(dict(value)))
-
-
-def _differences(kept, identity):
-  """A line for each flag of two values, '' if there is none."""
-  return ''.join(
-    f'\n  --{name}: {kept.get(name)!r} there, {identity.get(name)!r} now'
-    for name in sorted({*kept, *identity})
-    if kept.get(name) != identity.get(name)
-  )
-
-
 def _finite(row):
   return {key: value for key, value in row.items() if np.isfinite(value)}
-
-
-def write_json(path: str, value: Any):
-  """Writes a JSON file under another name and renames it."""
-  with open(path + UNFINISHED, 'w', encoding='utf-8') as f:
-    json.dump(value, f, indent=2, allow_nan=False, ensure_ascii=False)
-    f.write('\n')
-  os.replace(path + UNFINISHED, path)

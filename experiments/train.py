@@ -10,6 +10,7 @@ the run is done, 1 for a wrong flag or a failure, 130 when it was interrupted by
 the same command continues an interrupted run.
 """
 
+from collections.abc import Sequence
 import contextlib
 import gc
 import os
@@ -30,13 +31,20 @@ evidence = lazy.module('experiments.evidence')
 certificate_folder = lazy.module('quap_tff.accounting.certificate_folder')
 results = lazy.module('experiments.results')
 run_directory = lazy.module('experiments.run_directory')
+run_folder = lazy.module('experiments.run_folder')
 setup = lazy.module('experiments.setup')
 training = lazy.module('experiments.training')
 runtime = lazy.module('quap_tff.runtime')
 
 
-def main(argv: list[str]) -> int:
-  """Trains as the flags in `argv[1:]` say; returns the exit status."""
+def main(argv: list[str], callbacks: 'Sequence[training.Callback]' = ()) -> int:
+  """Trains as the flags in `argv[1:]` say; returns the exit status.
+
+  `callbacks` are called after each round with its number, its metrics and the server's state, see `training.Callback`.
+  With them a program of one's own can report to an experiment tracker:
+
+      command_line.run(lambda argv: train.main(argv, [lambda round_num, metrics, state: tracker.log(metrics)]))
+  """
   values = experiment_flags.VALUES
   rest = experiment_flags.parse(argv)
   if values.help:
@@ -48,7 +56,7 @@ def main(argv: list[str]) -> int:
   if publication.signing_key is not None:
     certificate_folder.read_private_key(publication.signing_key)
   if publication.output_dir is not None:
-    found = run_directory.check(publication.output_dir, run.identity(), _needs_same_code(run))
+    found = run_folder.check(publication.output_dir, run.identity(), _needs_same_code(run))
     if found.finished is not None:
       print('The run was finished already; nothing was trained or written.', file=sys.stderr)
       _print_kept({**found.finished, 'output_dir': os.path.abspath(publication.output_dir)})
@@ -61,10 +69,10 @@ def main(argv: list[str]) -> int:
   fast_imports.load('experiments.results')  # And with it everything that takes long.
   interrupts.install()
   try:
-    return _train(run, values)
+    return _train(run, values, callbacks)
   except KeyboardInterrupt:
     return _interrupted()
-  except (run_directory.RunDirectoryError, runtime.WorkerError, runtime.RuntimeStackError) as error:
+  except (run_folder.RunDirectoryError, runtime.WorkerError, runtime.RuntimeStackError) as error:
     print(f'Error: {command_line.error_text(error)}', file=sys.stderr)
     return command_line.FAILED
   except Exception:  # pylint: disable=broad-except
@@ -85,7 +93,7 @@ def _needs_same_code(run) -> bool:
   return run.method.gives_certificate and not run.publication.allow_code_change
 
 
-def _train(run, values) -> int:
+def _train(run, values, callbacks) -> int:
   publication = run.publication
   with contextlib.ExitStack() as stack:
     progress.say(publication.progress, f'Reading {run.flags["dataset"]} …')
@@ -117,6 +125,7 @@ def _train(run, values) -> int:
       eval_every=run.schedule.eval_every,
       stop_at_accuracy=run.schedule.stop_at_accuracy,
       progress=publication.progress,
+      callbacks=callbacks,
     )
     report = results.report(experiment, result)
     summary = results.summary(experiment, values, result, report, directory)
@@ -143,7 +152,7 @@ def _keep(experiment, values, result, report, directory, summary):
   elif not result.interrupted:
     why = '' if summary['finished'] else f', so that the run can go on to round {experiment.planned_rounds}'
     print(
-      f'{directory.file(run_directory.CHECKPOINTS)} was kept{why}. It holds the seed of the noise: keep it as secret '
+      f'{directory.file(run_folder.CHECKPOINTS)} was kept{why}. It holds the seed of the noise: keep it as secret '
       'as the data.',
       file=sys.stderr,
     )

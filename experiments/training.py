@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import datetime
 import json
 import time
-from typing import Any, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -15,10 +15,16 @@ import data
 from experiments import interrupts
 from experiments import progress as progress_lib
 from experiments import run_directory
+from experiments import run_folder
 from experiments import setup
 from quap_tff import accounting
 from quap_tff import runtime
 from quap_tff.mechanisms import postprocessing
+
+# Is called with the round's number, its metrics as in metrics.csv, and the server's state. In runs that withhold client
+# metrics, the metrics hold none. The state holds the seed of the noise: a callback must keep it as secret as the data.
+# An error in a callback ends the run; the round is kept.
+Callback = Callable[[int, dict[str, Any], Any], None]
 
 
 class Result(NamedTuple):
@@ -78,12 +84,13 @@ def as_client_data(
 def train(
   experiment: setup.Experiment,
   process: tff.learning.templates.LearningProcess,
-  directory: Optional[run_directory.RunDirectory],
+  directory: Optional[run_directory.RunDirectory] = None,
   *,
-  checkpoint_every: int,
-  eval_every: int,
-  stop_at_accuracy: Optional[float],
-  progress: str,
+  checkpoint_every: int = 10,
+  eval_every: int = 1,
+  stop_at_accuracy: Optional[float] = None,
+  progress: str = 'none',
+  callbacks: Sequence[Callback] = (),
 ) -> Result:
   """Runs the experiment to its last round, from its latest checkpoint if there is one.
 
@@ -98,104 +105,27 @@ def train(
     eval_every: Rounds from one test to the next.
     stop_at_accuracy: Test accuracy at which to stop, where a test is due.
     progress: 'auto', 'bar', 'lines' or 'none'.
+    callbacks: Called after each round of this process, when the round is kept, see `Callback`.
 
   Raises:
     RunDirectoryError: If the latest checkpoint cannot be read or is of another configuration.
   """
   date = datetime.date.today()
-  test_set = experiment.federation.test
-  evaluate = experiment.build_evaluation()
-  plan = experiment.plan
-  ledger = plan.new_ledger()
-  state = process.initialize()
-  average = experiment.averaging.initial(process.get_model_weights(state).trainable)
-  round_num, row = 0, {}
-
-  def records():
-    # The round's row, too: of a run that was cut off between checkpoint and log it would be lost.
-    return _prefixed(ledger=ledger.state_dict(), average=average, row={'json': _as_bytes(row)})
-
-  if directory is not None:
-    kept = directory.restore(state, records())
-    if kept is None:
-      # The seed of the noise is in the state: a run cut off before its next checkpoint draws the same noise again.
-      directory.save(0, state, records())
-    else:
-      round_num, state, kept_records = kept
-      try:
-        ledger.load_state_dict(_with_prefix('ledger', kept_records))
-        average = postprocessing.restored(average, _with_prefix('average', kept_records))
-      except ValueError as error:
-        raise run_directory.RunDirectoryError(f'The checkpoint in {directory.path} does not fit: {error}') from error
-      row = _from_bytes(kept_records['row/json'])
-      directory.keep_rows(round_num, row)
-
-  test, tested_round = None, None
-
-  def published(learning_state, its_average):
-    return _published(experiment, process.get_model_weights(learning_state), its_average)
-
-  def tested(learning_state, its_average):
-    return evaluate(published(learning_state, its_average), test_set.x, test_set.y)
-
-  def current_test():
-    nonlocal test, tested_round
-    if tested_round != round_num:
-      test, tested_round = tested(state, average), round_num
-    return test
-
-  def is_finished():
-    # A test that a resumed run makes beside the schedule must not end it where an uninterrupted one goes on.
-    on_schedule = round_num > 0 and round_num % eval_every == 0
-    if stop_at_accuracy is not None and on_schedule and current_test()['accuracy'] >= stop_at_accuracy:
-      return True
-    return round_num >= experiment.last_round
-
-  first_round = round_num + 1
-  if directory is not None and not is_finished():
+  rounds = _Rounds(experiment, process, directory, checkpoint_every, eval_every, stop_at_accuracy)
+  first_round = rounds.done + 1
+  if directory is not None and not rounds.is_finished():
     directory.begin_stretch(first_round)
   display = progress_lib.make(progress, first_round, experiment.last_round)
   begin = time.monotonic()
   try:
-    while not is_finished():
-      round_begin = time.monotonic()
-      next_round = round_num + 1
-      cohort, absent = experiment.cohorts.cohort(next_round), experiment.cohorts.absent(next_round)
-      with runtime.measure_traffic() as measured:
-        output = process.next(
-          state, runtime.client_values(lambda client: client_data(experiment, client, absent), cohort)
-        )
-      record = plan.record(output, cohort)
-      next_average = experiment.averaging.update(average, process.get_model_weights(output.state).trainable)
-      is_tested = next_round % eval_every == 0 or next_round == experiment.last_round
-      next_test = tested(output.state, next_average) if is_tested else None
-      # The round counts as done or not at all.
-      with interrupts.held_back():
-        ledger.append(record)
-        state, average, round_num = output.state, next_average, next_round
-        row = _row(experiment, output, cohort, absent, measured.traffic)
-        if is_tested:
-          test, tested_round = next_test, round_num
-          row.update(test_accuracy=test['accuracy'], test_loss=test['loss'])
-        if plan.has_nominal:
-          row['nominal_epsilon_mean'] = float(ledger.epsilon.mean())
-          row['nominal_epsilon_max'] = float(ledger.epsilon.max())
-        if experiment.client_metrics:
-          row['seconds'] = time.monotonic() - round_begin
-        if directory is not None:
-          if plan.is_saved_before_release:
-            directory.save(round_num, state, records())
-          directory.log(round_num, row)
-          if round_num % checkpoint_every == 0:
-            directory.save(round_num, state, records())
-        if not len(cohort):
-          effect = 'only noise is added' if plan.noises_empty_rounds else 'the model stays as it is'
-          display.note(f'round {round_num}: nobody took part; {effect}.')
-        display.update(round_num, row)
+    while not rounds.is_finished():
+      rounds.run_next(display)
+      for callback in callbacks:
+        callback(rounds.done, dict(rounds.row), rounds.state)
     interrupts.ignore_from_now_on()
   except KeyboardInterrupt:
     interrupts.caught()
-  except run_directory.RunDirectoryError:
+  except run_folder.RunDirectoryError:
     raise
   except Exception:  # pylint: disable=broad-except
     if not interrupts.is_on_its_way():
@@ -205,13 +135,121 @@ def train(
     display.close()
   # A run takes as long as its clients' data are large.
   seconds = time.monotonic() - begin if experiment.client_metrics else None
-  if directory is not None:
-    directory.save(round_num, state, records())
-  weights = tf.nest.map_structure(np.asarray, published(state, average))
-  test = dict(current_test())
+  rounds.save()
+  weights = tf.nest.map_structure(np.asarray, rounds.published())
+  test = dict(rounds.current_test())
   return Result(
-    round_num, round_num + 1 - first_round, weights, test, ledger, date, seconds, interrupted=not is_finished()
+    rounds.done, rounds.done + 1 - first_round, weights, test, rounds.ledger, date, seconds, not rounds.is_finished()
   )
+
+
+class _Rounds:
+  """The rounds of a run. A round counts with everything that it changes, or not at all.
+
+  Attributes:
+    done: Rounds done, those of earlier processes included.
+    state: The server's state after them.
+    ledger: What they spent.
+    row: The metrics of the last one.
+  """
+
+  def __init__(self, experiment, process, directory, checkpoint_every, eval_every, stop_at_accuracy):
+    self._experiment, self._process, self._directory = experiment, process, directory
+    self._checkpoint_every, self._eval_every, self._stop_at_accuracy = checkpoint_every, eval_every, stop_at_accuracy
+    self._evaluate, self._test_set = experiment.build_evaluation(), experiment.federation.test
+    self.done, self.row, self.ledger = 0, {}, experiment.plan.new_ledger()
+    self.state = process.initialize()
+    self._average = experiment.averaging.initial(process.get_model_weights(self.state).trainable)
+    self._test, self._tested_round = None, None
+    if directory is not None:
+      self._restore()
+
+  def _restore(self):
+    kept = self._directory.restore(self.state, self._records())
+    if kept is None:
+      # The seed of the noise is in the state: a run cut off before its next checkpoint draws the same noise again.
+      self.save()
+      return
+    self.done, self.state, records = kept
+    try:
+      self.ledger.load_state_dict(_with_prefix('ledger', records))
+      self._average = postprocessing.restored(self._average, _with_prefix('average', records))
+    except ValueError as error:
+      path = self._directory.path
+      raise run_folder.RunDirectoryError(f'The checkpoint in {path} does not fit: {error}') from error
+    self.row = _from_bytes(records['row/json'])
+    self._directory.keep_rows(self.done, self.row)
+
+  def _records(self):
+    # The round's row, too: of a run that was cut off between checkpoint and log it would be lost.
+    return _prefixed(ledger=self.ledger.state_dict(), average=self._average, row={'json': _as_bytes(self.row)})
+
+  def save(self):
+    """Writes a checkpoint, if anything is kept."""
+    if self._directory is not None:
+      self._directory.save(self.done, self.state, self._records())
+
+  def published(self) -> Any:
+    """The published weights after the rounds done."""
+    return _published(self._experiment, self._process.get_model_weights(self.state), self._average)
+
+  def current_test(self) -> dict[str, float]:
+    """The test of the published weights."""
+    if self._tested_round != self.done:
+      self._test, self._tested_round = self._tested(self.published()), self.done
+    return self._test
+
+  def _tested(self, weights):
+    return self._evaluate(weights, self._test_set.x, self._test_set.y)
+
+  def is_finished(self) -> bool:
+    """Whether no round is left to run."""
+    # A test that a resumed run makes outside the schedule must not end it where an uninterrupted one goes on.
+    on_schedule = self.done > 0 and self.done % self._eval_every == 0
+    is_due = self._stop_at_accuracy is not None and on_schedule
+    if is_due and self.current_test()['accuracy'] >= self._stop_at_accuracy:
+      return True
+    return self.done >= self._experiment.last_round
+
+  def run_next(self, display: progress_lib.Progress):
+    """Runs a round, and keeps and shows it."""
+    experiment, plan, begin, round_num = self._experiment, self._experiment.plan, time.monotonic(), self.done + 1
+    cohort, absent = experiment.cohorts.cohort(round_num), experiment.cohorts.absent(round_num)
+    values = runtime.client_values(lambda client: client_data(experiment, client, absent), cohort)
+    with runtime.measure_traffic() as measured:
+      output = self._process.next(self.state, values)
+    record = plan.record(output, cohort)
+    weights = self._process.get_model_weights(output.state)
+    average = experiment.averaging.update(self._average, weights.trainable)
+    is_tested = round_num % self._eval_every == 0 or round_num == experiment.last_round
+    test = self._tested(_published(experiment, weights, average)) if is_tested else None
+    # The round counts as done or not at all.
+    with interrupts.held_back():
+      self.ledger.append(record)
+      self.state, self._average, self.done = output.state, average, round_num
+      self.row = _row(experiment, output, cohort, absent, measured.traffic)
+      if is_tested:
+        self._test, self._tested_round = test, round_num
+        self.row.update(test_accuracy=test['accuracy'], test_loss=test['loss'])
+      if plan.has_nominal:
+        self.row['nominal_epsilon_mean'] = float(self.ledger.epsilon.mean())
+        self.row['nominal_epsilon_max'] = float(self.ledger.epsilon.max())
+      if experiment.client_metrics:
+        self.row['seconds'] = time.monotonic() - begin
+      self._keep()
+      if not len(cohort):
+        effect = 'only noise is added' if plan.noises_empty_rounds else 'the model stays as it is'
+        display.note(f'round {round_num}: nobody took part; {effect}.')
+      display.update(round_num, self.row)
+
+  def _keep(self):
+    if self._directory is None:
+      return
+    if self._experiment.plan.is_saved_before_release:
+      self.save()
+    self._directory.log(self.done, self.row)
+    if self.done % self._checkpoint_every == 0:
+      self.save()
 
 
 def _published(experiment: setup.Experiment, weights: Any, average: postprocessing.State) -> Any:

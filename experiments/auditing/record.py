@@ -9,10 +9,10 @@ import math
 import os
 from typing import Any, NamedTuple, Optional
 
-from experiments import run_directory
 from quap_tff.accounting import certificate as certificates
 from quap_tff.accounting import certificate_folder
 from quap_tff.auditing import lower_bounds
+from quap_tff.common import files
 from quap_tff.common import rounding
 
 AUDIT, SIGNATURE = certificate_folder.AUDIT, certificate_folder.AUDIT_SIGNATURE
@@ -53,7 +53,7 @@ def make(measured: Mapping[str, Any], certificate: Mapping[str, Any]) -> dict[st
 
 def write(path: str, record: Mapping[str, Any]):
   """Writes the record into a run's folder."""
-  run_directory.write_json(os.path.join(path, AUDIT), record)
+  files.write_json(os.path.join(path, AUDIT), record)
 
 
 def problems(record: Any, certificate: Mapping[str, Any]) -> list[str]:

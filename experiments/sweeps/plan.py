@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Optional
 
 from experiments import command_line
 from experiments import flags as experiment_flags
-from experiments import run_directory
+from experiments import run_folder
 from experiments.sweeps import grid as grid_lib
 
 _MOST_BYTES_OF_A_NAME = 255
@@ -125,7 +125,7 @@ def _run(output_dir, base, combination):
     without_effect = experiment_flags.without_effect(command_line.given_names(['', *arguments]))
     arguments = experiment_flags.without(arguments, without_effect)
     identity = experiment_flags.identity()
-    run_directory.check(path, identity)
+    run_folder.check(path, identity)
     last_round = values.rounds if values.stop_after is None else values.stop_after
     run = Run(name, path, arguments, identity, last_round, values.stop_at_accuracy, values.num_threads)
     every_value = experiment_flags.all_values()
@@ -135,9 +135,9 @@ def _run(output_dir, base, combination):
 
 def standing(run: Run) -> Standing:
   """How far a run has come, from its folder. What cannot be read counts as missing."""
-  metrics = os.path.join(run.path, run_directory.METRICS)
+  metrics = os.path.join(run.path, run_folder.METRICS)
   rounds = _last_round(metrics)
-  summary = _summary(os.path.join(run.path, run_directory.SUMMARY))
+  summary = _summary(os.path.join(run.path, run_folder.SUMMARY))
   finished = (
     summary is not None
     and not summary['interrupted']
@@ -166,7 +166,7 @@ def _last_round(path) -> int:
 
 def _seconds(path, metrics) -> float:
   """The time from the start of the run to its latest round. Pauses are counted, too."""
-  return max(0.0, os.path.getmtime(metrics) - os.path.getmtime(os.path.join(path, run_directory.RUN)))
+  return max(0.0, os.path.getmtime(metrics) - os.path.getmtime(os.path.join(path, run_folder.RUN)))
 
 
 def _summary(path):

@@ -8,6 +8,7 @@ import pytest
 
 from experiments import provenance
 from experiments import run_directory
+from experiments import run_folder
 from tests.experiments import harness
 
 _IDENTITY = {'rounds': 8}
@@ -96,7 +97,7 @@ class TestStretches:
     run = _run_json(tmp_path)
     del run['stretches']
     (tmp_path / 'run.json').write_text(json.dumps(run))
-    with pytest.raises(run_directory.RunDirectoryError, match='a version that did not write down its code'):
+    with pytest.raises(run_folder.RunDirectoryError, match='a version that did not write down its code'):
       _run_rounds(tmp_path, 3, 4, needs_same_code=True)
     code_is('b')
     _run_rounds(tmp_path, 3, 4)
@@ -110,9 +111,9 @@ class TestOtherCode:
     _run_rounds(tmp_path, 1, 2, needs_same_code=True)
     code_is('b')
     before = harness.files(tmp_path)
-    with pytest.raises(run_directory.RunDirectoryError, match='round 2 .* other code: .* digest a. This .* digest b.'):
-      run_directory.check(str(tmp_path), _IDENTITY, needs_same_code=True)
-    with pytest.raises(run_directory.RunDirectoryError, match='--allow_code_change'):
+    with pytest.raises(run_folder.RunDirectoryError, match='round 2 .* other code: .* digest a. This .* digest b.'):
+      run_folder.check(str(tmp_path), _IDENTITY, needs_same_code=True)
+    with pytest.raises(run_folder.RunDirectoryError, match='--allow_code_change'):
       _run_rounds(tmp_path, 3, 4, needs_same_code=True)
     assert harness.files(tmp_path) == before
 

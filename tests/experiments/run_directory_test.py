@@ -14,6 +14,7 @@ import tensorflow_federated as tff
 
 from experiments import command_line
 from experiments import run_directory
+from experiments import run_folder
 from tests.experiments import harness
 
 IDENTITY = {'rounds': 8, 'epsilon': 6.0, 'worker_addresses': [], 'seed': None}
@@ -39,8 +40,8 @@ def _opened(path, identity=None, all_flags=None, **options):
 
 class TestCheck:
   def test_new_and_empty_folders_are_new_and_stay_as_they_are(self, tmp_path):
-    assert run_directory.check(str(tmp_path / 'new'), IDENTITY).is_new
-    assert run_directory.check(str(tmp_path), IDENTITY).is_new
+    assert run_folder.check(str(tmp_path / 'new'), IDENTITY).is_new
+    assert run_folder.check(str(tmp_path), IDENTITY).is_new
     assert not list(tmp_path.iterdir())
 
   def test_a_run_of_the_same_flags_is_gone_on_with(self, tmp_path):
@@ -52,13 +53,13 @@ class TestCheck:
   def test_a_tuple_is_the_list_that_json_makes_of_it(self, tmp_path):
     with _opened(tmp_path, {'worker_addresses': ('a', 'b')}):
       pass
-    assert not run_directory.check(str(tmp_path), {'worker_addresses': ('a', 'b')}).is_new
+    assert not run_folder.check(str(tmp_path), {'worker_addresses': ('a', 'b')}).is_new
 
   def test_a_flag_that_an_older_version_did_not_know_differs(self, tmp_path):
     with _opened(tmp_path):
       pass
-    with pytest.raises(run_directory.RunDirectoryError, match='--new_flag: None there, 3 now'):
-      run_directory.check(str(tmp_path), {**IDENTITY, 'new_flag': 3})
+    with pytest.raises(run_folder.RunDirectoryError, match='--new_flag: None there, 3 now'):
+      run_folder.check(str(tmp_path), {**IDENTITY, 'new_flag': 3})
 
   def test_what_a_kill_left_before_run_json_is_new(self, tmp_path):
     (tmp_path / '.lock').touch()
@@ -68,7 +69,7 @@ class TestCheck:
 
   def test_two_at_once(self, tmp_path):
     with _opened(tmp_path):
-      with pytest.raises(run_directory.RunDirectoryError, match='Another process'):
+      with pytest.raises(run_folder.RunDirectoryError, match='Another process'):
         with _opened(tmp_path):
           pass
     with _opened(tmp_path):
@@ -85,9 +86,9 @@ class TestCheck:
   def test_a_folder_that_cannot_be_made_is_found_out_at_once(self, tmp_path):
     (tmp_path / 'file').touch()
     for path in (tmp_path / 'file' / 'below' / 'it', tmp_path / ('long' * 100), f'{tmp_path}/\0'):
-      with pytest.raises(run_directory.RunDirectoryError, match='cannot be used: .* Give another folder'):
-        run_directory.check(str(path), IDENTITY)
-    assert run_directory.check(str(tmp_path / 'new' / 'below'), IDENTITY).is_new
+      with pytest.raises(run_folder.RunDirectoryError, match='cannot be used: .* Give another folder'):
+        run_folder.check(str(path), IDENTITY)
+    assert run_folder.check(str(tmp_path / 'new' / 'below'), IDENTITY).is_new
 
 
 class TestCheckpoints:
@@ -132,7 +133,7 @@ class TestCheckpoints:
   def test_of_another_configuration(self, other, tmp_path):
     with _opened(tmp_path) as directory:
       directory.save(4, _state(), LEDGER)
-      with pytest.raises(run_directory.RunDirectoryError, match='round 4 .* is of another configuration'):
+      with pytest.raises(run_folder.RunDirectoryError, match='round 4 .* is of another configuration'):
         directory.restore(other, LEDGER)
 
   @pytest.mark.parametrize(
@@ -154,7 +155,7 @@ class TestCheckpoints:
       path.write_bytes({'cut': contents[: len(contents) // 2], 'emptied': b'', 'overwritten': b'foreign'}[damage])
     before = harness.files(tmp_path / 'checkpoints')
     with _opened(tmp_path) as directory:
-      with pytest.raises(run_directory.RunDirectoryError, match='checkpoint of round 4 .* cannot be read'):
+      with pytest.raises(run_folder.RunDirectoryError, match='checkpoint of round 4 .* cannot be read'):
         directory.restore(_state(), LEDGER)
     assert harness.files(tmp_path / 'checkpoints') == before
 
@@ -237,7 +238,7 @@ class TestLog:
       directory.save(0, _state(), LEDGER)
       for t in rounds:
         directory.log(t, {'loss': 1.0})
-      with pytest.raises(run_directory.RunDirectoryError, match='one row for each of the first 3 rounds'):
+      with pytest.raises(run_folder.RunDirectoryError, match='one row for each of the first 3 rounds'):
         directory.keep_rows(3, {'loss': 3.0})
 
 
@@ -248,17 +249,17 @@ class TestFullDisk:
 
     with _opened(tmp_path) as directory:
       monkeypatch.setattr(tff.program.FileProgramStateManager, 'save', full)
-      with pytest.raises(run_directory.RunDirectoryError, match='cannot be written: No space left') as raised:
+      with pytest.raises(run_folder.RunDirectoryError, match='cannot be written: No space left') as raised:
         directory.save(1, _state(), LEDGER)
       text = command_line.error_text(raised.value)
       assert 'Make room and give the same command again' in text and '\n' not in text
-      with pytest.raises(run_directory.RunDirectoryError, match='No space left'):
+      with pytest.raises(run_folder.RunDirectoryError, match='No space left'):
         with directory.replacing('plot.png'):
           full()
 
   def test_tensorflow_s_own_error_is_reported_in_plain_words(self, tmp_path):
     with _opened(tmp_path) as directory:
-      with pytest.raises(run_directory.RunDirectoryError) as raised:
+      with pytest.raises(run_folder.RunDirectoryError) as raised:
         with directory.replacing('plot.png'):
           raise tf.errors.ResourceExhaustedError(
             None, None, '{{function_node __wrapped__SaveV2}} a/file; No space left on device [Op:SaveV2]'

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from experiments import run_directory
+from experiments import run_folder
 from experiments import sparse_state
 
 N = 1_000_000
@@ -85,5 +86,5 @@ class TestRunDirectory:
       directory.save(1, self.state([1]), self.RECORDS)
       other = self.state([1])
       other['spent'] = other['spent'].astype(np.float32)
-      with pytest.raises(run_directory.RunDirectoryError, match='of another configuration'):
+      with pytest.raises(run_folder.RunDirectoryError, match='of another configuration'):
         directory.restore(other, self.RECORDS)

@@ -13,12 +13,12 @@ import psutil
 import pytest
 
 from experiments import command_line
-from experiments import run_directory
 from experiments import sweep
 from experiments.sweeps import children
 from experiments.sweeps import plan
 from experiments.sweeps import record as record_lib
 from experiments.sweeps import scheduler
+from quap_tff.common import files
 from tests.experiments import harness
 
 _BASE = ('--dataset=digits', '--rounds=10')
@@ -28,7 +28,7 @@ _ALGORITHMS = 'algorithm=fedavg|fixed_dp:clip=1.0|quap'
 def _write(run, rounds, seconds=2.0, interrupted=False, accuracy=0.5, with_summary=True):
   """What a run leaves in its folder."""
   os.makedirs(run.path, exist_ok=True)
-  run_directory.write_json(os.path.join(run.path, 'run.json'), {'identity': dict(run.identity)})
+  files.write_json(os.path.join(run.path, 'run.json'), {'identity': dict(run.identity)})
   with open(os.path.join(run.path, 'metrics.csv'), 'w', newline='') as f:
     writer = csv.writer(f)
     writer.writerow(['round', 'train_loss'])
@@ -41,7 +41,7 @@ def _write(run, rounds, seconds=2.0, interrupted=False, accuracy=0.5, with_summa
     os.makedirs(os.path.join(run.path, 'checkpoints', f'round_{rounds}'))
   if with_summary:
     summary = {'interrupted': interrupted, 'rounds': rounds, 'test_accuracy': accuracy, 'finished': finished}
-    run_directory.write_json(os.path.join(run.path, 'summary.json'), summary)
+    files.write_json(os.path.join(run.path, 'summary.json'), summary)
 
 
 class _Child:

@@ -276,3 +276,21 @@ class TestStopAtAccuracy:
     run(before=_raises(KeyboardInterrupt, 2))
     # Round 1 is tested on resume, and reaches this; the uninterrupted run is tested in round 2.
     assert run(stop_at_accuracy=1e-9).round_num == 2
+
+
+class TestCallbacks:
+  def test_are_called_after_each_round_with_what_was_kept(self, run):
+    seen = []
+    run(callbacks=[lambda round_num, metrics, state: seen.append((round_num, metrics['cohort_size'], state))])
+    rows = harness.rows(run.folder)
+    assert [(n, size) for n, size, _ in seen] == [(int(row['round']), int(float(row['cohort_size']))) for row in rows]
+    assert all(hasattr(state, 'global_model_weights') for _, _, state in seen)
+
+  def test_an_error_in_one_ends_the_run_and_the_round_is_kept(self, run):
+    def fail(round_num, metrics, state):
+      if round_num == 2:
+        raise RuntimeError('tracker')
+
+    with pytest.raises(RuntimeError, match='tracker'):
+      run(callbacks=[fail])
+    assert len(harness.rows(run.folder)) == 2
