@@ -16,6 +16,7 @@ round. They are measured one after the other, each in its own process, so that n
 Memory is the sampled peak of that process and all its children together.
 """
 
+from collections.abc import Iterable, Iterator
 import csv
 import json
 import os
@@ -24,13 +25,14 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Any, Optional
 
 from absl import flags
 
 from experiments import command_line
 from quap_tff.common import lazy
 from quap_tff.common import registry
-from quap_tff.runtime import child_process
+from quap_tff.runtime import processes
 
 psutil = lazy.module('psutil')
 
@@ -54,24 +56,22 @@ _SECTION_NAMES = ['cases', 'aggregation', 'growth', 'memory', 'cohort', 'small',
 _SECTIONS = flags.DEFINE_list('sections', _SECTION_NAMES, 'What to measure, separated by commas.', flag_values=_FLAGS)
 
 _CASES = ('tff_worker', 'tff_in_process', 'quap_float32', 'quap_bfloat16', 'ceiling')
-_GROWTH = dict(cohorts=[10, 30, 100, 300], populations=[100, 1000, 10000], examples=60)
-_MEMORY_ROUNDS = [20, 200]
-_COHORTS, _COHORT_EXAMPLES = [30, 1000], 60
+_COHORT_EXAMPLES = 60
 # The first is the default rule, whose cases have no suffix.
 _COHORT_RULES = ['current', 'previous', 'fixed', 'private_quantile', 'certified']
-_SMALL = dict(clients=100, batch_size=10)
 _SMALL_MODELS = {'logistic': 'logistic_regression', 'cnn': 'digits_cnn'}
-_SMALL_EXAMPLES = [0, 10, 60]
 _DEMO = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'presets', 'demo.flags')
-_FIRST_ROUND = [f'--flagfile={_DEMO}', '--stop_after=1', '--progress=lines']
+_FIRST_ROUND = ['experiments.train', f'--flagfile={_DEMO}', '--stop_after=1', '--progress=lines']
 _CSV_COLUMNS = ['case', 'samples_per_second', 'seconds_per_round', 'peak_memory_mib', 'cpu_ms_per_client']
 _SAMPLE_SECONDS = 0.1
-# What a measurement's own account of an error begins with.
+# The first word of an error that a measurement explains itself.
 _ERROR = 'Error: '
+
+Row = dict[str, Any]
 
 
 def main(argv: list[str]) -> int:
-  """Measures what the flags in `argv[1:]` say; returns the exit status."""
+  """Measures the sections that the flags in `argv[1:]` name; returns the exit status."""
   rest = command_line.parse(_FLAGS, argv)
   if _FLAGS.help:
     print(command_line.help_text(__doc__, _FLAGS))
@@ -87,133 +87,89 @@ def main(argv: list[str]) -> int:
   if _DEVICE.value == 'gpu':
     _measure('check', device=_DEVICE.value)
   print(f'{platform.platform()}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}', flush=True)
-  sections = {
-    'cases': _cases,
-    'aggregation': _aggregation,
-    'growth': _growth,
-    'memory': _memory,
-    'cohort': _cohort,
-    'small': _small,
-    'start': _start,
-  }
+  sections = [_cases, _aggregation, _growth, _memory, _cohort, _small, _start]
   rows = []
-  for name in _SECTION_NAMES:
+  for name, section in zip(_SECTION_NAMES, sections):
     if name in _SECTIONS.value:
-      rows += sections[name]() or []
+      rows += section()
   if _CSV.value is not None:
     with open(_CSV.value, 'w', newline='', encoding='utf-8') as f:
-      writer = csv.DictWriter(f, _CSV_COLUMNS)
+      writer = csv.DictWriter(f, _CSV_COLUMNS, extrasaction='ignore')
       writer.writeheader()
-      writer.writerows(rows)
+      writer.writerows(row for row in rows if 'case' in row)
   return 0
 
 
-def _cases():
-  print(f'\n{_CLIENTS.value} clients of {_EXAMPLES.value} examples, batch {_BATCH_SIZE.value}, 1 epoch, MNIST CNN')
-  print(f'{"case":16}{"samples/s":>12}{"s/round":>10}{"peak MiB":>10}{"of tff_worker":>15}{"of ceiling":>12}')
-  rows = []
-  for name in _CASES:
-    row, peak = _measure(
-      'case',
-      name=name,
-      clients=_CLIENTS.value,
-      examples=_EXAMPLES.value,
-      batch_size=_BATCH_SIZE.value,
-      rounds=_ROUNDS.value,
-      device=_DEVICE.value,
-    )
-    rows.append({'case': name, **row, 'peak_memory_mib': peak})
+def _shown(title: str, rows: Iterable[Row]) -> list[Row]:
+  """Prints a table, each row as soon as there is one, and returns the rows. Keys are the headings."""
+  result = []
+  for row in rows:
+    if not result:
+      print(f'\n{title}\n{_line(row)}', flush=True)
+    print(_line(f'{value:.4g}' if isinstance(value, float) else value for value in row.values()), flush=True)
+    result.append(row)
+  return result
+
+
+def _line(cells: Iterable[Any]) -> str:
+  first, *others = cells
+  return f'{first:<28}' + ''.join(f'{cell:>20}' for cell in others)
+
+
+def _cases() -> list[Row]:
+  workload = dict(clients=_CLIENTS.value, examples=_EXAMPLES.value, batch_size=_BATCH_SIZE.value, rounds=_ROUNDS.value)
+  rows = [_case(name, 'case', name=name, device=_DEVICE.value, **workload) for name in _CASES]
   speed = {row['case']: row['samples_per_second'] for row in rows}
   for row in rows:
-    own = row['samples_per_second']
-    print(
-      f'{row["case"]:16}{own:12.0f}{row["seconds_per_round"]:10.2f}{row["peak_memory_mib"]:10.0f}'
-      f'{own / speed["tff_worker"]:15.2f}{own / speed["ceiling"]:12.1%}',
-      flush=True,
-    )
-  return rows
+    row.update({f'of_{other}': row['samples_per_second'] / speed[other] for other in ('tff_worker', 'ceiling')})
+  title = f'{_CLIENTS.value} clients of {_EXAMPLES.value} examples, batch {_BATCH_SIZE.value}, 1 epoch, MNIST CNN'
+  return _shown(title, rows)
 
 
-def _aggregation():
+def _aggregation() -> list[Row]:
   rows, _ = _measure('aggregation', clients=_CLIENTS.value, rounds=max(10, _ROUNDS.value))
-  print(f'\nThe aggregation alone, {_CLIENTS.value} clients, in process')
-  print(f'{"weights":10}{"kind":20}{"ms":>8}{"of TFF adaptive clip":>22}')
-  adaptive = {row['weights']: row['seconds'] for row in rows if row['kind'] == 'TFF adaptive clip'}
-  for row in rows:
-    ratio = row['seconds'] / adaptive[row['weights']]
-    print(f'{row["weights"]:10}{row["kind"]:20}{1000 * row["seconds"]:8.1f}{ratio:22.2f}', flush=True)
+  adaptive = {row['weights']: row['ms'] for row in rows if row['kind'] == 'TFF adaptive clip'}
+  rows = [{**row, 'of_adaptive_clip': row['ms'] / adaptive[row['weights']]} for row in rows]
+  return _shown(f'The aggregation alone, {_CLIENTS.value} clients, in process', rows)
 
 
-def _growth():
-  rows, _ = _measure('growth', batch_size=_BATCH_SIZE.value, rounds=_ROUNDS.value, **_GROWTH)
-  print(f'\nGrowth of a QuAP round, clients of {_GROWTH["examples"]} examples')
-  print(f'{"population":>10}{"cohort":>8}{"s/round":>10}{"ms/client":>11}')
-  for row in rows:
-    per_client = 1000 * row['seconds'] / row['cohort']
-    print(f'{row["population"]:10}{row["cohort"]:8}{row["seconds"]:10.3f}{per_client:11.2f}', flush=True)
+def _growth() -> list[Row]:
+  sizes = dict(cohorts=[10, 30, 100, 300], populations=[100, 1000, 10000], examples=60)
+  rows, _ = _measure('growth', batch_size=_BATCH_SIZE.value, rounds=_ROUNDS.value, **sizes)
+  return _shown('Growth of a QuAP round, clients of 60 examples', rows)
 
 
-def _memory():
-  rows, _ = _measure('memory', rounds=_MEMORY_ROUNDS)
-  print('\nMemory over rounds of varying cohorts, QuAP in process')
-  for row in rows:
-    print(f'round {row["round"]:4}: {row["mib"]:6.0f} MiB ({row["mib"] / rows[0]["mib"]:.1%} of the first)', flush=True)
+def _memory() -> list[Row]:
+  rows, _ = _measure('memory', rounds=[20, 200])
+  rows = [{**row, 'of_first': row['mib'] / rows[0]['mib']} for row in rows]
+  return _shown('Memory over rounds of varying cohorts, QuAP in process', rows)
 
 
-def _cohort():
-  print(f'\nCohorts of clients with {_COHORT_EXAMPLES} examples, MNIST CNN')
-  print(f'{"case":28}{"s/round":>10}{"ms/client":>11}{"peak MiB":>10}{"of the smallest":>17}', flush=True)
-  rows = []
-  for rule in _COHORT_RULES:
-    smallest = None
-    for clients in _COHORTS:
-      row, peak = _measure(
-        'cohort',
-        rule=rule,
-        clients=clients,
-        examples=_COHORT_EXAMPLES,
-        batch_size=_BATCH_SIZE.value,
-        rounds=_ROUNDS.value,
-      )
-      smallest = smallest or peak
-      case = f'cohort_{clients}' + (f'_{rule}' if rule != _COHORT_RULES[0] else '')
-      rows.append(
-        {
-          'case': case,
-          'samples_per_second': clients * _COHORT_EXAMPLES / row['seconds'],
-          'seconds_per_round': row['seconds'],
-          'peak_memory_mib': peak,
-        }
-      )
-      print(
-        f'{case:28}{row["seconds"]:10.2f}{1000 * row["seconds"] / clients:11.1f}{peak:10.0f}{peak / smallest:17.2f}',
-        flush=True,
-      )
-  return rows
+def _cohort() -> list[Row]:
+  def rows() -> Iterator[Row]:
+    workload = dict(examples=_COHORT_EXAMPLES, batch_size=_BATCH_SIZE.value, rounds=_ROUNDS.value)
+    for rule in _COHORT_RULES:
+      smallest = None
+      for clients in (30, 1000):
+        case = f'cohort_{clients}' + (f'_{rule}' if rule != _COHORT_RULES[0] else '')
+        row = _case(case, 'cohort', rule=rule, clients=clients, **workload)
+        smallest = smallest or row['peak_memory_mib']
+        yield {**row, 'memory_of_smallest': row['peak_memory_mib'] / smallest}
+
+  return _shown(f'Cohorts of clients with {_COHORT_EXAMPLES} examples, MNIST CNN', rows())
 
 
-def _small():
-  print(f'\n{_SMALL["clients"]} clients with little to do, 8x8 digits, batch {_SMALL["batch_size"]}, one thread')
-  print(f'{"case":28}{"s/round":>10}{"CPU ms/client":>15}', flush=True)
-  rows = []
-  for label, model in _SMALL_MODELS.items():
-    for examples in _SMALL_EXAMPLES:
-      row, peak = _measure('small', model=model, examples=examples, rounds=max(20, _ROUNDS.value), **_SMALL)
-      case = f'small_{label}_{examples}'
-      rows.append(
-        {
-          'case': case,
-          'samples_per_second': _SMALL['clients'] * examples / row['seconds'],
-          'seconds_per_round': row['seconds'],
-          'peak_memory_mib': peak,
-          'cpu_ms_per_client': row['cpu_ms_per_client'],
-        }
-      )
-      print(f'{case:28}{row["seconds"]:10.3f}{row["cpu_ms_per_client"]:15.2f}', flush=True)
-  return rows
+def _small() -> list[Row]:
+  workload = dict(clients=100, batch_size=10, rounds=max(20, _ROUNDS.value))
+  rows = (
+    _case(f'small_{label}_{examples}', 'small', model=model, examples=examples, **workload)
+    for label, model in _SMALL_MODELS.items()
+    for examples in (0, 10, 60)
+  )
+  return _shown('100 clients with little to do, 8x8 digits, batch 10, one thread', rows)
 
 
-def _start():
+def _start() -> list[Row]:
   seconds, peak = _first_round()
   print(f'\nFrom the command to the end of round 1, digits: {seconds:.1f} s', flush=True)
   row, _ = _measure('first_round', clients=_CLIENTS.value, examples=_EXAMPLES.value, batch_size=_BATCH_SIZE.value)
@@ -225,84 +181,91 @@ def _start():
   return [{'case': 'first_round', 'seconds_per_round': seconds, 'peak_memory_mib': peak}]
 
 
-def _first_round():
+def _first_round() -> tuple[float, float]:
   """Seconds from the command to the end of a run's first round, and the peak memory of that run in MiB."""
   begin = time.monotonic()
-  process = _started(['experiments.train', *_FIRST_ROUND], stderr=subprocess.PIPE)
-  peak, seconds, said = _PeakMemory(process.pid), None, []
-  try:
-    for line in process.stderr:
-      said.append(line)
-      if seconds is None and line.startswith('round 1/'):
-        seconds = time.monotonic() - begin
-    process.communicate()
-  finally:
-    process.kill()
-    peak_mib = peak.stop()
-  if process.returncode or seconds is None:
-    raise ValueError(f'The first round failed with status {process.returncode}: {"".join(said[-1:]).strip()}')
-  return seconds, peak_mib
+  seconds: Optional[float] = None
+
+  def note_time(line: str) -> None:
+    nonlocal seconds
+    if seconds is None and line.startswith('round 1/'):
+      seconds = time.monotonic() - begin
+
+  status, _, said, peak = _ran(_FIRST_ROUND, note_time)
+  if status or seconds is None:
+    raise ValueError(f'The first round failed with status {status}: {"".join(said[-1:]).strip()}')
+  return seconds, peak
 
 
-def _measure(function, **arguments):
+def _case(case: str, function: str, **arguments: Any) -> Row:
+  """A row of the CSV file."""
+  row, peak = _measure(function, **arguments)
+  return {'case': case, **row, 'peak_memory_mib': peak}
+
+
+def _measure(function: str, **arguments: Any) -> tuple[Any, float]:
   """Runs a function of `benchmark_cases` in a process of its own; returns its result and the peak memory in MiB.
 
   Raises:
-    ValueError: If it failed: in the words of that process, if it found some.
+    ValueError: If it failed: in the words of that process, if it gave any.
   """
-  process = _started(['experiments.benchmark_cases', function, json.dumps(arguments)], stderr=subprocess.PIPE)
-  peak = _PeakMemory(process.pid)
-  try:
-    output, said = process.communicate()
-  finally:
-    process.kill()
-    peak_mib = peak.stop()
-  lines, why = said.splitlines(keepends=True), None
-  if process.returncode:
-    why = f'The measurement {function!r} failed with status {process.returncode}.'
-    if lines and lines[-1].startswith(_ERROR):
-      why = lines.pop()[len(_ERROR) :].strip()
-  sys.stderr.writelines(lines)
+  status, output, said, peak = _ran(['experiments.benchmark_cases', function, json.dumps(arguments)])
+  why = None
+  if status:
+    why = f'The measurement {function!r} failed with status {status}.'
+    if said and said[-1].startswith(_ERROR):
+      why = said.pop()[len(_ERROR) :].strip()
+  sys.stderr.writelines(said)
   if why is not None:
     raise ValueError(why)
-  return json.loads(output.splitlines()[-1]), peak_mib
+  return json.loads(output.splitlines()[-1]), peak
 
 
-def _started(module_and_arguments, stderr=None):
-  # This process never loads TensorFlow: it stays small and leaves the cores alone.
-  return subprocess.Popen(
+def _ran(module_and_arguments: list[str], on_line=lambda line: None) -> tuple[int, str, list[str], float]:
+  """Runs a module: its exit status, standard output, lines of standard error, and the peak memory in MiB.
+
+  This process never loads TensorFlow: it stays small and leaves the cores alone.
+
+  Args:
+    module_and_arguments: The module's name and its command line.
+    on_line: Called for each line of standard error when it comes.
+  """
+  process = subprocess.Popen(
     # Ends with this process, however that ends.
-    child_process.ending_with_this_one([sys.executable, '-m', *module_and_arguments]),
+    processes.ending_with_this_one([sys.executable, '-m', *module_and_arguments]),
     stdout=subprocess.PIPE,
-    stderr=stderr,
+    stderr=subprocess.PIPE,
     text=True,
   )
+  peak, stopped, output, said = [0], threading.Event(), [], []
 
-
-class _PeakMemory:
-  """Samples the resident memory of a process and its descendants on a thread."""
-
-  def __init__(self, pid: int):
-    self._pid = pid
-    self._peak = 0
-    self._stopped = threading.Event()
-    self._thread = threading.Thread(target=self._sample, daemon=True)
-    self._thread.start()
-
-  def _sample(self):
-    while not self._stopped.wait(_SAMPLE_SECONDS):
+  def sample_memory() -> None:
+    while not stopped.wait(_SAMPLE_SECONDS):
       try:
-        process = psutil.Process(self._pid)
-        family = [process, *process.children(recursive=True)]
-        self._peak = max(self._peak, sum(member.memory_info().rss for member in family))
+        leader = psutil.Process(process.pid)
+        family = [leader, *leader.children(recursive=True)]
+        peak[0] = max(peak[0], sum(member.memory_info().rss for member in family))
       except psutil.NoSuchProcess:
         continue
 
-  def stop(self) -> float:
-    """The peak in MiB."""
-    self._stopped.set()
-    self._thread.join()
-    return self._peak / 2**20
+  threads = [
+    threading.Thread(target=sample_memory, daemon=True),
+    threading.Thread(target=lambda: output.append(process.stdout.read()), daemon=True),
+  ]
+  for thread in threads:
+    thread.start()
+  try:
+    for line in process.stderr:
+      said.append(line)
+      on_line(line)
+    status = process.wait()
+  finally:
+    process.kill()
+    process.wait()
+    stopped.set()
+    for thread in threads:
+      thread.join()
+  return status, ''.join(output), said, peak[0] / 2**20
 
 
 if __name__ == '__main__':

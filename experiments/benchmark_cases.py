@@ -1,4 +1,4 @@
-"""What `experiments.benchmark` measures, each a function that it runs in a process of its own.
+"""The measurements of `experiments.benchmark`, each a function that it runs in a process of its own.
 
 python -m experiments.benchmark_cases FUNCTION ARGUMENTS_AS_JSON    # prints the result as JSON on the last line
 """
@@ -26,7 +26,7 @@ runtime = lazy.module('quap_tff.runtime')
 # The papers' MNIST model. Images are random: pixels do not change the time of a step.
 _MODEL, _INPUT_SHAPE, _CLASSES = 'mnist_cnn', (28, 28, 1), 10
 _LEARNING_RATE = 0.005
-_SMALL_SHAPE = (8, 8, 1)  # That of the digits.
+_SMALL_SHAPE = (8, 8, 1)  # The shape of the digits.
 
 # The rules for the clipping norm in `cohort`. The first is the default.
 _CLIP_RULES = {
@@ -48,27 +48,23 @@ def check(device: str):
   runtime.prepare(runtime.RuntimeConfig(device=device))
 
 
-def case(name: str, clients: int, examples: int, batch_size: int, rounds: int, device: str) -> dict[str, Any]:
-  """Samples per second and seconds a round (median over `rounds`, after one that is not timed)."""
+def case(name: str, clients: int, examples: int, batch_size: int, rounds: int, device: str) -> dict[str, float]:
+  """The speed of one of the benchmark's cases (median over `rounds`, after one that is not timed)."""
   data = _random_clients(clients, examples)
   if name == 'ceiling':
-    run_round = _ceiling_round(data, batch_size, device)
-    seconds = _time_rounds(run_round, rounds)
-  else:
-    kind = 'native' if name == 'tff_worker' else 'in_process'
-    with runtime.activate(runtime.RuntimeConfig(kind=kind, device='cpu' if kind == 'native' else device)):
-      if name.startswith('tff_'):
-        process, round_data = _stock_process(clients), _batched(data, batch_size)
-      else:
-        process = _quap_process(clients, batch_size, compute_dtype=name[len('quap_') :])
-        round_data = _whole(data)
-      seconds = _time_rounds(_round_of(process, round_data), rounds)
-  round_seconds = statistics.median(seconds)
-  return {'samples_per_second': clients * examples / round_seconds, 'seconds_per_round': round_seconds}
+    return _speed(clients * examples, _time_rounds(_ceiling_round(data, batch_size, device), rounds))
+  kind = 'native' if name == 'tff_worker' else 'in_process'
+  with runtime.activate(runtime.RuntimeConfig(kind=kind, device='cpu' if kind == 'native' else device)):
+    if name.startswith('tff_'):
+      run_round = _round_of(_stock_process(clients), _batched(data, batch_size))
+    else:
+      process = _quap_process(clients, batch_size, compute_dtype=name[len('quap_') :])
+      run_round = _round_of(process, _whole(data))
+    return _speed(clients * examples, _time_rounds(run_round, rounds))
 
 
 def cohort(rule: str, clients: int, examples: int, batch_size: int, rounds: int) -> dict[str, float]:
-  """Seconds of a round (median) with a large cohort, whose data are made as each client's turn comes.
+  """The speed with a large cohort, whose data are made as each client's turn comes.
 
   Args:
     rule: A key of `_CLIP_RULES`, or 'certified'.
@@ -79,10 +75,8 @@ def cohort(rule: str, clients: int, examples: int, batch_size: int, rounds: int)
   """
   with runtime.activate():
     if rule == 'certified':
-      plan = quap_tff.CertifiedPlan(
-        quap_tff.CertifiedConfig(num_clients=clients, epsilon=3.0, delta=1e-5), [list(range(clients))] * (rounds + 1)
-      )
-      process = plan.build_process(
+      config = quap_tff.CertifiedConfig(num_clients=clients, epsilon=3.0, delta=1e-5)
+      process = quap_tff.CertifiedPlan(config, [list(range(clients))] * (rounds + 1)).build_process(
         models.build_model_fn(_MODEL, _INPUT_SHAPE, _CLASSES),
         tff.learning.optimizers.build_sgdm(_LEARNING_RATE),
         client_work=quap_tff.ClientWorkConfig(batch_size=batch_size),
@@ -90,11 +84,11 @@ def cohort(rule: str, clients: int, examples: int, batch_size: int, rounds: int)
     else:
       process = _quap_process(clients, batch_size, clip=_CLIP_RULES[rule]())
     data = runtime.client_values(lambda i: _client(i, *_random_examples(i, examples)), range(clients))
-    return {'seconds': statistics.median(_time_rounds(_round_of(process, data), rounds))}
+    return _speed(clients * examples, _time_rounds(_round_of(process, data), rounds))
 
 
 def small(model: str, examples: int, clients: int, batch_size: int, rounds: int, threads: int = 1) -> dict[str, float]:
-  """Seconds of a round (median) of clients with little to do, and CPU milliseconds for each of them.
+  """The speed of clients with little to do, and CPU milliseconds for each of them.
 
   The CPU time is that of the fastest round. It is all that the process uses, and includes the making of datasets.
 
@@ -109,58 +103,53 @@ def small(model: str, examples: int, clients: int, batch_size: int, rounds: int,
   examples_of = [_random_examples(i, examples, _SMALL_SHAPE) for i in range(clients)]
   with runtime.activate(runtime.RuntimeConfig(device='cpu', num_threads=threads)):
     process = _quap_process(clients, batch_size, model=model, input_shape=_SMALL_SHAPE)
-    data = runtime.client_values(lambda i: _client(i, *examples_of[i]), range(clients))
-    run_round = _round_of(process, data)
+    run_round = _round_of(process, runtime.client_values(lambda i: _client(i, *examples_of[i]), range(clients)))
     cpu_seconds = _time_rounds(run_round, rounds, time.process_time)
-    seconds = _time_rounds(run_round, rounds)
-  return {'seconds': statistics.median(seconds), 'cpu_ms_per_client': 1000 * min(cpu_seconds) / clients}
+    speed = _speed(clients * examples, _time_rounds(run_round, rounds))
+  return {**speed, 'cpu_ms_per_client': 1000 * min(cpu_seconds) / clients}
 
 
 def aggregation(clients: int, rounds: int) -> list[dict[str, Any]]:
-  """Seconds of one aggregation (median) by kind and number of weights, in process; the kinds take turns."""
+  """Milliseconds of one aggregation (median) by kind and number of weights, in process; the kinds take turns."""
+  last_clip = quap_tff.clip_rules.QuantileEma(timing='previous', initial_clip=1.0)
   factories = {
     'mean': tff.aggregators.UnweightedMeanFactory(),
     'TFF fixed clip': tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(0.1, float(clients), 1.0),
     'TFF adaptive clip': tff.aggregators.DifferentiallyPrivateFactory.gaussian_adaptive(0.1, float(clients)),
     'QuAP': quap_tff.QuapAggregationFactory(quap_tff.QuapConfig(num_clients=clients)),
-    'QuAP, last clip': quap_tff.QuapAggregationFactory(
-      quap_tff.QuapConfig(
-        num_clients=clients, clip=quap_tff.clip_rules.QuantileEma(timing='previous', initial_clip=1.0)
-      )
-    ),
+    'QuAP, last clip': quap_tff.QuapAggregationFactory(quap_tff.QuapConfig(num_clients=clients, clip=last_clip)),
   }
   rows = []
   with runtime.activate():
     for label, shapes in _WEIGHT_SHAPES.items():
       value_type = tff.to_type([(np.float32, shape) for shape in shapes])
       values = [[tf.random.normal(shape) for shape in shapes] for _ in range(clients)]
-      seconds = {}
+      run_round, seconds = {}, collections.defaultdict(list)
       for name, factory in factories.items():
         if isinstance(factory, tff.aggregators.WeightedAggregationFactory):
-          process = factory.create(value_type, tff.to_type(np.int64))
-          arguments = (values, [np.int64(i) for i in range(clients)])
+          run_round[name] = _round_of(factory.create(value_type, tff.to_type(np.int64)), values, range(clients))
         else:
-          process, arguments = factory.create(value_type), (values,)
-        seconds[name] = _Repeated(process, arguments)
-      for _ in range(rounds + 1):
-        for repeated in seconds.values():
-          repeated.run()
-      rows += [{'weights': label, 'kind': k, 'seconds': statistics.median(r.seconds[1:])} for k, r in seconds.items()]
+          run_round[name] = _round_of(factory.create(value_type), values)
+        run_round[name]()
+      for _ in range(rounds):
+        for name, run in run_round.items():
+          seconds[name].append(_seconds(run))
+      rows += [{'kind': name, 'weights': label, 'ms': 1000 * statistics.median(s)} for name, s in seconds.items()]
   return rows
 
 
 def growth(
   cohorts: list[int], populations: list[int], examples: int, batch_size: int, rounds: int
 ) -> list[dict[str, Any]]:
-  """Seconds of a QuAP round by cohort size (population of the largest cohort), and by population (smallest cohort)."""
+  """The time of a QuAP round by cohort size (population of the largest cohort), and by population (smallest cohort)."""
   rows = []
   with runtime.activate():
     sizes = [(max(cohorts), cohort) for cohort in cohorts] + [(population, min(cohorts)) for population in populations]
     for population, cohort in sizes:
-      process = _quap_process(population, batch_size)
-      data = _whole(_random_clients(cohort, examples))
-      seconds = statistics.median(_time_rounds(_round_of(process, data), rounds))
-      rows.append({'population': population, 'cohort': cohort, 'seconds': seconds})
+      run_round = _round_of(_quap_process(population, batch_size), _whole(_random_clients(cohort, examples)))
+      seconds = statistics.median(_time_rounds(run_round, rounds))
+      sizes_of_row = {'population': population, 'cohort': cohort}
+      rows.append({**sizes_of_row, 'seconds_per_round': seconds, 'ms_per_client': 1000 * seconds / cohort})
   return rows
 
 
@@ -185,46 +174,37 @@ def first_round(clients: int, examples: int, batch_size: int) -> dict[str, float
   data = _random_clients(clients, examples)
   begin = time.perf_counter()
   with runtime.activate():
-    process = _quap_process(clients, batch_size)
-    run_round = _round_of(process, _whole(data))
+    run_round = _round_of(_quap_process(clients, batch_size), _whole(data))
     run_round()
     until_end = time.perf_counter() - begin
     later = _time_rounds(run_round, 2)
   return {'until_end': until_end, 'overhead': until_end - statistics.median(later)}
 
 
-class _Repeated:
-  """Calls an aggregation process again and again and keeps the times."""
-
-  def __init__(self, process, arguments):
-    self._process, self._arguments = process, arguments
-    self._state = process.initialize()
-    self.seconds = []
-
-  def run(self):
-    begin = time.perf_counter()
-    self._state = self._process.next(self._state, *self._arguments).state
-    self.seconds.append(time.perf_counter() - begin)
+def _seconds(run_round: Callable[[], Any], clock: Callable[[], float] = time.perf_counter) -> float:
+  begin = clock()
+  run_round()
+  return clock() - begin
 
 
 def _time_rounds(
   run_round: Callable[[], Any], rounds: int, clock: Callable[[], float] = time.perf_counter
 ) -> list[float]:
   run_round()
-  seconds = []
-  for _ in range(rounds):
-    begin = clock()
-    run_round()
-    seconds.append(clock() - begin)
-  return seconds
+  return [_seconds(run_round, clock) for _ in range(rounds)]
 
 
-def _round_of(process, data):
+def _speed(examples: int, seconds: list[float]) -> dict[str, float]:
+  round_seconds = statistics.median(seconds)
+  return {'samples_per_second': examples / round_seconds, 'seconds_per_round': round_seconds}
+
+
+def _round_of(process: Any, *arguments: Any) -> Callable[[], None]:
   state = process.initialize()
 
-  def run_round():
+  def run_round() -> None:
     nonlocal state
-    state = process.next(state, data).state
+    state = process.next(state, *arguments).state
 
   return run_round
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from experiments import command_line
 from quap_tff.common import lazy
-from quap_tff.runtime import child_process
+from quap_tff.runtime import processes
 
 quap_tff = lazy.module('quap_tff')
 models = lazy.module('quap_tff.training.models')
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
 
 @contextlib.contextmanager
 def _started(cores: list[int]) -> Iterator[list[str]]:
-  processes, addresses = [], []
+  started, addresses = [], []
   try:
     for core in cores:
       with socket.socket() as s:
@@ -67,9 +67,9 @@ def _started(cores: list[int]) -> Iterator[list[str]]:
         port = s.getsockname()[1]
       pin = f'import os, sys; os.sched_setaffinity(0, [{core}]); os.execv(sys.executable, sys.argv[1:])'
       worker = [sys.executable, '-m', 'experiments.worker', f'--port={port}', '--insecure']
-      processes.append(
+      started.append(
         subprocess.Popen(
-          child_process.ending_with_this_one([sys.executable, '-c', pin, *worker]),
+          processes.ending_with_this_one([sys.executable, '-c', pin, *worker]),
           stdin=subprocess.DEVNULL,
           stdout=subprocess.DEVNULL,
           stderr=subprocess.DEVNULL,
@@ -78,7 +78,7 @@ def _started(cores: list[int]) -> Iterator[list[str]]:
       addresses.append(f'localhost:{port}')
     yield addresses
   finally:
-    for process in processes:
+    for process in started:
       process.kill()
       process.wait()
 

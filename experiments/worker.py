@@ -12,8 +12,8 @@ import sys
 from absl import flags
 
 from experiments import command_line
+from quap_tff.runtime import processes
 from quap_tff.runtime import tls_worker
-from quap_tff.runtime import worker_binary
 
 _FLAGS = command_line.new_flags()
 _PORT = flags.DEFINE_integer(
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
     )
   if _CREDENTIALS.value is not None:
     return tls_worker.run(_PORT.value, _CREDENTIALS.value)
-  command = worker_binary.command(_PORT.value)
+  command = processes.worker_command(_PORT.value)
   print(f'WARNING: whoever reaches port {_PORT.value} can run code on this machine.', file=sys.stderr, flush=True)
   os.execv(command[0], command)
 

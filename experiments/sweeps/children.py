@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from experiments import command_line
-from quap_tff.runtime import child_process
+from quap_tff.runtime import processes
 
 _BYTES_OF_LOG_READ = 100_000
 
@@ -27,7 +27,7 @@ class Child:
     with open(log, 'ab') as output:
       self._log, self._begin = log, output.tell()
       self._process = subprocess.Popen(
-        child_process.ending_with_this_one(command(arguments)),
+        processes.ending_with_this_one(command(arguments)),
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,

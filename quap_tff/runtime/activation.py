@@ -3,12 +3,15 @@
 import atexit
 from collections.abc import Iterator, Sequence
 import contextlib
+import os
 from typing import Any, Callable, Union
 
+from absl import logging
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff.runtime import config as config_lib
-from quap_tff.runtime import devices
+from quap_tff.runtime import errors
 from quap_tff.runtime import in_process
 from quap_tff.runtime import remote_workers
 from quap_tff.runtime import traffic
@@ -28,23 +31,60 @@ def _config(config: Union[config_lib.RuntimeConfig, str]) -> config_lib.RuntimeC
 
 
 def prepare(config: Union[config_lib.RuntimeConfig, str]) -> Sequence[str]:
-  """Settles TensorFlow's devices and thread pools for `config`, which TensorFlow allows only before its first use.
+  """Sets TensorFlow's devices and thread pools for `config`, which TensorFlow allows only before its first use.
 
-  `activate` does it too; call this first where the program uses TensorFlow before it activates (to read data, say).
+  `activate` does it too. Call this first in a program that uses TensorFlow before it activates (to read data, say).
+  After TensorFlow's first use the settings stay as they are, and a log line says so.
 
   Returns:
-    The devices that clients take in turn; empty unless the runtime is `in_process`.
+    The devices that clients take in turn; server computations run on the first. Empty unless the runtime is
+    `in_process`.
 
   Raises:
-    errors.DeviceError: If a GPU is asked for and there is none.
+    errors.DeviceError: If the configuration asks for a GPU and there is none.
   """
   config = _config(config)
   if config.kind != 'in_process':
     return ()
-  names = devices.choose_devices(config.device)
-  if not devices.is_gpu(names[0]):
-    devices.one_core_per_client(config.resolved_num_threads())
-  return names
+  gpus = tf.config.list_physical_devices('GPU') if config.device != 'cpu' else []
+  if not gpus:
+    if config.device == 'gpu':
+      has_cuda = tf.test.is_built_with_cuda()
+      advice = 'Check the driver and CUDA_VISIBLE_DEVICES' if has_cuda else 'Install a build with CUDA'
+      raise errors.DeviceError(
+        f'device="gpu" was asked for, but TensorFlow {tf.__version__}, a build {"with" if has_cuda else "without"} '
+        f'CUDA, sees no GPU here. {advice}, or use device="cpu" or device="auto".'
+      )
+    _one_core_per_client(config.resolved_num_threads())
+    return ('/device:CPU:0',)
+  # GPUs have never been tried: no machine with one was available.
+  for gpu in gpus:
+    try:
+      # Without this, TensorFlow allocates all memory of the GPU at once, even for a small model.
+      tf.config.experimental.set_memory_growth(gpu, True)
+    except RuntimeError:
+      logging.warning('TensorFlow had already opened %s: memory growth stays as it was.', gpu.name)
+  return tuple(f'/device:GPU:{i}' for i in range(len(tf.config.list_logical_devices('GPU'))))
+
+
+def _one_core_per_client(num_threads: int) -> None:
+  """Gives each operation one thread, so that parallelism comes from the clients.
+
+  Clients share no data, so running them in parallel scales better than splitting each client's small kernels, and
+  threads of both kinds would compete for the cores. The setting does not depend on the number of clients that run at
+  once: kernels split their sums by the number of threads, and results must not depend on `num_threads`. A value that
+  the program has set itself stays.
+  """
+  try:
+    if tf.config.threading.get_intra_op_parallelism_threads() == 0:
+      tf.config.threading.set_intra_op_parallelism_threads(1)
+    if num_threads > (os.cpu_count() or 1) and tf.config.threading.get_inter_op_parallelism_threads() == 0:
+      tf.config.threading.set_inter_op_parallelism_threads(num_threads)
+  except RuntimeError:
+    logging.info(
+      'TensorFlow was in use before the runtime was activated, so its thread pools stay as they were. Activate first'
+      ' to give each client a core of its own: that is faster and gives the same results for any number of threads.'
+    )
 
 
 @contextlib.contextmanager

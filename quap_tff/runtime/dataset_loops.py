@@ -75,24 +75,20 @@ def _replace(nodes: Any, node: Any, prefix: str, types, state, element, output) 
   """Replaces `node` by the loop. `node` becomes the identity of the final state and keeps its name."""
   data = [edge for edge in node.input if not edge.startswith('^')]
   control = [edge for edge in node.input if edge.startswith('^')]
-  name = node.name
-  iterator = nodes.add(name=f'{name}/iterator', op='AnonymousIteratorV3', input=control, device=node.device)
+  name, device = node.name, node.device
+  iterator = nodes.add(name=f'{name}/iterator', op='AnonymousIteratorV3', input=control, device=device)
   _element_attributes(iterator, element)
   handle = output(iterator.name, 'handle', 0)
-  make = nodes.add(
-    name=f'{name}/make_iterator', op='MakeIterator', input=[data[0], handle] + control, device=node.device
-  )
-  first = nodes.add(
-    name=f'{name}/first', op='IteratorGetNextAsOptional', input=[handle, f'^{make.name}'], device=node.device
-  )
+  nodes.add(name=f'{name}/make_iterator', op='MakeIterator', input=[data[0], handle] + control, device=device)
+  after = [handle, f'^{name}/make_iterator']
+  first = nodes.add(name=f'{name}/first', op='IteratorGetNextAsOptional', input=after, device=device)
   _element_attributes(first, element)
-  loop = nodes.add(
-    name=f'{name}/loop', op='While', input=[output(first.name, 'optional', 0), handle] + data[1:] + control
-  )
+  begin = [output(first.name, 'optional', 0), handle] + data[1:] + control
+  loop = nodes.add(name=f'{name}/loop', op='While', input=begin)
   loop.attr['T'].list.type.extend(types)
   loop.attr['cond'].func.name = f'{prefix}_cond'
   loop.attr['body'].func.name = f'{prefix}_body'
-  # One step after the other, whatever a step leaves running besides its results.
+  # One step after the other, even if a step leaves something running that its results do not need.
   loop.attr['parallel_iterations'].i = 1
   known = list(node.attr['output_shapes'].list.shape)
   for i in range(len(types)):
@@ -101,11 +97,8 @@ def _replace(nodes: Any, node: Any, prefix: str, types, state, element, output) 
       shape.CopyFrom(known[i - 2])
   # Lets the loop become part of the graph around it, so that nothing is called from step to step.
   loop.attr['_lower_using_switch_merge'].b = True
-  node.op = 'IdentityN'
-  node.ClearField('input')
-  node.ClearField('attr')
-  node.ClearField('device')
-  node.input.extend(output(loop.name, 'output', 2 + i) for i in range(len(state)))
+  final = [output(loop.name, 'output', 2 + i) for i in range(len(state))]
+  node.CopyFrom(type(node)(name=name, op='IdentityN', input=final))
   node.attr['T'].list.type.extend(state)
 
 
@@ -145,6 +138,6 @@ def _add_body(function: Any, name: str, types, f: Any, state, element, others) -
   for i, (result, dtype) in enumerate(zip(results, types)):
     function.signature.output_arg.add(name=f'out{i}', type=dtype)
     function.ret[f'out{i}'] = result
-  # A step's assignments must run in the loop even where its results do not need them.
+  # A step's assignments must run in the loop even if its results do not need them.
   function.control_ret['step'] = 'step'
   function.signature.control_output.append('step')

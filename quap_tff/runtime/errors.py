@@ -1,24 +1,31 @@
 """The errors of the runtimes."""
 
+from __future__ import annotations
+
 import re
 from typing import Optional
 
-import tensorflow as tf
+from quap_tff.common.lazy import tf
 
-# TensorFlow's assertions: what was to be said, the condition, and the values that did not meet it.
+# TensorFlow's assertions: the message, the condition, and the values that did not meet it.
 _ASSERTION = re.compile(r'assertion failed: \[(.*?)\] \[Condition x .*?\] \[x \(.*?\) = \] (\[.*?\])', re.DOTALL)
 _NODE = re.compile(r'\s*\[\[\{\{node .*', re.DOTALL)
 
 
 class RuntimeStackError(RuntimeError):
-  """Base of the errors of this package that are not about an argument's value."""
+  """Base of this package's errors, except for those about the value of an argument."""
 
 
 class UnsupportedComputationError(RuntimeStackError, NotImplementedError):
-  """A computation has an intrinsic or a block that the runtime cannot run, or takes or returns what it cannot pass on.
+  """The runtime cannot run a part of a computation, or cannot pass on its argument or result; the message names it."""
 
-  The message names it.
-  """
+
+class DeviceError(RuntimeStackError):
+  """The requested device does not exist."""
+
+
+class NotMergeableError(RuntimeStackError):
+  """A computation cannot be spread over several workers."""
 
 
 class ClientError(RuntimeStackError):
@@ -36,24 +43,6 @@ class ClientError(RuntimeStackError):
     self.client_index = client_index
 
 
-def _own_words(cause: BaseException) -> str:
-  """The message without TensorFlow's traceback of the node, which here always shows the code that imports graphs."""
-  lines = str(getattr(cause, 'message', None) or cause).splitlines()
-  places = [i for i, line in enumerate(lines) if line.startswith('  File "')]
-  text = '\n'.join(lines[places[-1] + 1 :] if places else lines).strip()
-  assertion = _ASSERTION.search(text)
-  return f'{assertion[1].rstrip(". ")} {assertion[2]}.' if assertion else _NODE.sub('', text)
-
-
-def in_own_words(error: tf.errors.OpError) -> tf.errors.OpError:
-  """The same error with nothing but its own message."""
-  return type(error)(error.node_def, error.op, _own_words(error))
-
-
-class DeviceError(RuntimeStackError):
-  """The requested device does not exist."""
-
-
 class WorkerError(RuntimeStackError):
   """A worker could not be started or reached, or died. The message names it.
 
@@ -68,5 +57,15 @@ class WorkerError(RuntimeStackError):
     self.pid = pid
 
 
-class NotMergeableError(RuntimeStackError):
-  """A computation cannot be spread over several workers."""
+def in_own_words(error: tf.errors.OpError) -> tf.errors.OpError:
+  """The same error with nothing but its own message."""
+  return type(error)(error.node_def, error.op, _own_words(error))
+
+
+def _own_words(cause: BaseException) -> str:
+  """The message without TensorFlow's traceback of the node, which here always shows the code that imports graphs."""
+  lines = str(getattr(cause, 'message', None) or cause).splitlines()
+  places = [i for i, line in enumerate(lines) if line.startswith('  File "')]
+  text = '\n'.join(lines[places[-1] + 1 :] if places else lines).strip()
+  assertion = _ASSERTION.search(text)
+  return f'{assertion[1].rstrip(". ")} {assertion[2]}.' if assertion else _NODE.sub('', text)

@@ -5,7 +5,6 @@ not become a float, and a boolean becomes neither. The value must be in range; o
 """
 
 import cmath
-from collections.abc import Sequence
 import functools
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ import tensorflow as tf
 
 
 class _Rule(NamedTuple):
-  """What becomes a dtype: the kind of dtypes, Python types, and the range of numbers (of both parts, if complex)."""
+  """The values that fit a dtype: the kind of dtypes, Python types, and the range (of both parts, if complex)."""
 
   kind: str
   python: tuple[type, ...] = ()
@@ -51,19 +50,10 @@ def widens(found: tf.DType, expected: tf.DType) -> bool:
   return _rule(found).kind == rule.kind and np.can_cast(found.as_numpy_dtype, expected.as_numpy_dtype)
 
 
-def all_fit(values: Sequence[Any], dtype: tf.DType) -> bool:
-  """A quick look at a list. False says nothing: ask for each value's `misfit`."""
-  rule = _rule(dtype)
-  if not values or not set(map(type, values)) <= set(rule.python):
-    return False
-  # A NaN either leaves both as they are without it, or is one of them and so not in range.
-  return not rule.is_numeric or rule.kind != 'complex' and rule.low <= min(values) and max(values) <= rule.high
-
-
 def misfit(value: Any, dtype: tf.DType) -> str:
-  """What is wrong with a number, a string or an array in place of `dtype`; '' if nothing is."""
+  """Says why a number, a string or an array does not fit `dtype`; '' if it fits."""
   rule = _rule(dtype)
-  if hasattr(value, '__array__'):  # NumPy's, or that of a library like it.
+  if hasattr(value, '__array__'):  # A NumPy value, or one of a library like it.
     return '' if widens(tf.as_dtype(value.dtype), dtype) else f'{_shortened(value)} of dtype {value.dtype}'
   if not isinstance(value, rule.python) or isinstance(value, bool) and rule.kind != 'bool':
     return f'{_shortened(value)} ({type(value).__name__})'

@@ -8,19 +8,46 @@ import contextlib
 import dataclasses
 import threading
 from typing import Any, Callable, Optional
+import weakref
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from quap_tff.runtime import devices as devices_lib
 from quap_tff.runtime import errors
-from quap_tff.runtime import identity_cache
 from quap_tff.runtime import interpreter
 from quap_tff.runtime import traffic
 from quap_tff.runtime import values
 
 # How many clients' results may wait for that of a slower client before them, for each thread.
 _AHEAD = 4
+
+
+class IdentityCache:
+  """Maps objects, by identity and weakly, to the results of `make`, which is called once for each.
+
+  Computations need this: their own hash serializes the whole proto at every look-up, and an ordinary cache would keep
+  every process that a program ever built.
+  """
+
+  def __init__(self, make: Callable[[Any], Any]):
+    self._make = make
+    self._lock = threading.RLock()
+    self._results: dict[int, Any] = {}
+
+  def __len__(self) -> int:
+    return len(self._results)
+
+  def get(self, key: Any) -> Any:
+    """The result for `key`, made now if `key` is new."""
+    with self._lock:
+      if id(key) not in self._results:
+        self._results[id(key)] = self._make(key)
+        # Holds the dictionary, not this cache. It runs before another object can have the same id.
+        weakref.finalize(key, self._results.pop, id(key), None)
+      return self._results[id(key)]
+
+  def clear(self) -> None:
+    self._results.clear()
 
 
 @dataclasses.dataclass
@@ -56,7 +83,7 @@ class InProcessContext(tff.framework.SyncContext):
   def __init__(self, num_threads: int, devices: Sequence[str] = ('/device:CPU:0',)):
     self._num_threads = num_threads
     self._devices = tuple(devices)
-    self._programs = identity_cache.IdentityCache(self._compile)
+    self._programs = IdentityCache(self._compile)
     self._lock = threading.RLock()
     self._pool: Optional[concurrent.futures.ThreadPoolExecutor] = None
     self._measurement: Optional[traffic.Measurement] = None
@@ -85,7 +112,7 @@ class InProcessContext(tff.framework.SyncContext):
     program = self._programs.get(comp)
     parameter = comp.type_signature.parameter
     value = values.to_value(arg, parameter) if parameter is not None else None
-    num_clients = values.cohort_size(value, parameter) or 0
+    num_clients = values.num_clients(value, parameter) or 0
     measurement = self._measurement
     meter = traffic.Meter(num_clients) if measurement is not None else None
     try:
@@ -114,9 +141,9 @@ class InProcessContext(tff.framework.SyncContext):
       pool.shutdown(wait=True)
 
   def _compile(self, comp: tff.Computation) -> interpreter.Program:
-    # What `tff.backends.native` compiles is meant for TFF's worker: it goes through protos, which takes as long as the
-    # transformation itself, and every section is optimized. Here a section is optimized when it is first needed, and
-    # only if it calls functions.
+    # `tff.backends.native` compiles for TFF's worker: it goes through protos, which takes as long as the transformation
+    # itself, and it optimizes every section. Here a section is optimized when it is first needed, and only if it calls
+    # functions.
     block, _ = tff.tensorflow.replace_intrinsics_with_bodies(comp.to_building_block())
     program = interpreter.Program(tff.framework.to_call_dominant(block), self._count_trace)
     self.statistics.compiled += 1
@@ -146,32 +173,32 @@ class AsyncInProcessContext(tff.framework.AsyncContext):
 
 
 class _Runner:
-  """One invocation's threads and devices, as `interpreter.Program` sees them."""
+  """One invocation's threads and devices, as `interpreter.Program` sees them.
+
+  Attributes:
+    num_clients: The cohort's size.
+    meter: Counts bytes; None if nobody measures.
+  """
 
   def __init__(self, context: InProcessContext, num_clients: int, meter: Optional[traffic.Meter] = None):
     self._context = context
     self._devices = context._devices
     self._here = threading.local()
-    several = len(self._devices) > 1 or devices_lib.is_gpu(self._devices[0])
-    self._copies = _DeviceCopies() if several else None
     self.num_clients = num_clients
     self.meter = meter
-    self.server_device = self._devices[0]
-
-  def device(self) -> str:
-    return getattr(self._here, 'device', self.server_device)
 
   @property
   def joins(self) -> bool:
-    """Whether sections may be joined. Only CPUs run joined ones."""
-    return self._copies is None
+    """Whether sections may be joined. Only one CPU runs joined ones."""
+    return len(self._devices) == 1 and 'GPU' not in self._devices[0]
+
+  def device(self) -> str:
+    """The device of the calling thread: that of its client, or the server's."""
+    return getattr(self._here, 'device', self._devices[0])
 
   def call(self, section: Any, argument: Any) -> Any:
+    """The result of a section on the calling thread's device."""
     return section(argument, self.device())
-
-  def placed(self, shared: dict[str, Any]) -> dict[str, Any]:
-    """What clients share, on the device of the calling thread."""
-    return shared if self._copies is None else self._copies.placed(shared, self.device())
 
   def map(
     self, function: Callable[[Any], Any], items: Iterable[Any], functions: Sequence[Any] = ()
@@ -182,9 +209,9 @@ class _Runner:
     not make the others' results pile up. Items are made on the calling thread.
 
     Args:
-      function: What to run, on the clients' threads.
-      items: What it is given, an item for each client.
-      functions: The `GraphFunction`s that it calls.
+      function: Maps a client's item to its result, on the clients' threads.
+      items: An item for each client.
+      functions: The `GraphFunction`s that `function` calls.
     """
     num_threads = self._context._num_threads if self.num_clients > 1 else 1
     for graph_function in functions:
@@ -210,7 +237,7 @@ class _Runner:
         future.cancel()
       concurrent.futures.wait(waiting)
 
-  def _run(self, function, item, index):
+  def _run(self, function: Callable[[Any], Any], item: Any, index: int) -> Any:
     self._here.device = self._devices[index % len(self._devices)]
     try:
       return function(item)
@@ -220,29 +247,3 @@ class _Runner:
       raise errors.ClientError(index, self.num_clients, e) from e
     finally:
       del self._here.device
-
-
-class _DeviceCopies:
-  """Copies what clients share (the broadcast model) to each device once, not once per client."""
-
-  def __init__(self):
-    self._lock = threading.Lock()
-    self._copies: dict[str, tuple[Any, dict[str, Any]]] = {}
-
-  def placed(self, shared: dict[str, Any], device: str) -> dict[str, Any]:
-    """`shared` with its floating-point tensors on `device`; TensorFlow moves the others when it needs them."""
-    with self._lock:
-      kept, copies = self._copies.get(device, (None, None))
-      if kept is not shared:
-        copies = {name: _placed(value, device) for name, value in shared.items()}
-        self._copies[device] = shared, copies
-      return copies
-
-
-def _placed(value: Any, device: str) -> Any:
-  if isinstance(value, tuple):
-    return tuple(_placed(part, device) for part in value)
-  if not isinstance(value, tf.Tensor) or not value.dtype.is_floating:
-    return value
-  with tf.device(device):
-    return tf.identity(value)

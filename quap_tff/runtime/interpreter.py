@@ -2,7 +2,7 @@
 
 A computation is compiled once into a tree of Python closures, `run(bindings) -> value`, and then called each round.
 `streaming` runs the outermost block, the only one with clients. It binds one client's values at a time, so a block here
-never sees a cohort: what a client makes of its values is written as what a server makes of one.
+never sees a cohort: a client's step on its values is written like a server's step on one value.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,6 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff.runtime import errors
-from quap_tff.runtime import joined
 from quap_tff.runtime import streaming
 from quap_tff.runtime import tensorflow_blocks
 from quap_tff.runtime import traffic
@@ -34,30 +33,27 @@ class Program:
 
   def __init__(self, block: tff.framework.ComputationBuildingBlock, on_trace: Callable[[], None]):
     self._on_trace = on_trace
-    self._blocks: dict[bytes, tensorflow_blocks.TensorFlowBlock] = {}
-    self._compiled: list[tensorflow_blocks.TensorFlowBlock] = []
+    self._sections: dict[bytes, tensorflow_blocks.TensorFlowBlock] = {}
     if isinstance(block, tff.framework.Lambda):
-      name, body = block.parameter_name, streaming.Body(block, self._compile, self._sections_of, self._join)
+      name, body = block.parameter_name, streaming.Body(block, self)
       self._root = lambda bindings: lambda argument: body(bindings if name is None else {**bindings, name: argument})
     else:
-      self._root = self._compile(block)
+      self._root = self.compile(block)
 
   def __call__(self, argument: Any, runner: Any) -> Any:
     """Runs the computation.
 
     Args:
       argument: Value of the parameter (see `values`), `None` where there is none.
-      runner: Has `num_clients`; `call(section, argument)`, which runs a section, and `device()`, both for the calling
-        thread; `map(fn, items, functions)`, which runs `fn` once per client and yields the results in the clients'
-        order; `placed(values)`, which puts what clients share on the calling thread's device; `meter`, a
-        `traffic.Meter` or None; and `joins`, whether `joined.Joined` values are used.
+      runner: The invocation's threads and devices (`in_process._Runner`).
 
     Returns:
       The result's value.
     """
     return self._root({_RUNNER: runner})(argument)
 
-  def _compile(self, block: tff.framework.ComputationBuildingBlock) -> streaming.Run:
+  def compile(self, block: tff.framework.ComputationBuildingBlock) -> streaming.Run:
+    """A building block as a function of bindings."""
     for kind, compile_kind in _COMPILERS:
       if isinstance(block, kind):
         return compile_kind(self, block)
@@ -65,45 +61,57 @@ class Program:
       f'The in-process runtime cannot run a building block of kind {type(block).__name__}: {block}.'
     )
 
-  def _compile_tensorflow(self, block: tff.framework.CompiledComputation) -> streaming.Run:
-    key = block.proto.SerializeToString(deterministic=True)
-    if key not in self._blocks:
-      self._blocks[key] = tensorflow_blocks.TensorFlowBlock(block.proto, self._on_trace)
-    section = self._blocks[key]
-    self._compiled.append(section)
+  def functions_of(
+    self, blocks: Sequence[tff.framework.ComputationBuildingBlock]
+  ) -> list[tensorflow_blocks.GraphFunction]:
+    """The TensorFlow functions that `blocks` call."""
+    sections = [part for block in blocks for part in streaming.parts_of(block, tff.framework.CompiledComputation)]
+    return list(dict.fromkeys(self._section(section).function for section in sections))
 
-    def run(bindings):
+  def join(
+    self,
+    blocks: Sequence[tff.framework.ComputationBuildingBlock],
+    make: Callable[[streaming.Bindings], Any],
+    types: dict[str, tff.Type],
+  ) -> Optional[tensorflow_blocks.Joined]:
+    """`make` as one TensorFlow function, or None if that cannot be.
+
+    Args:
+      blocks: The building blocks that `make` runs.
+      make: A function of bindings.
+      types: The type of each name that it reads.
+    """
+    intrinsics = [part.uri for block in blocks for part in streaming.parts_of(block, tff.framework.Intrinsic)]
+    if not _READING_INTRINSICS.isdisjoint(intrinsics):
+      return None
+    specs = {name: values.tensor_specs(t) for name, t in types.items()}
+    return tensorflow_blocks.Joined(lambda tracer, bindings: make({_RUNNER: tracer, **bindings}), specs, self._on_trace)
+
+  def _section(self, block: tff.framework.CompiledComputation) -> tensorflow_blocks.TensorFlowBlock:
+    key = block.proto.SerializeToString(deterministic=True)
+    if key not in self._sections:
+      self._sections[key] = tensorflow_blocks.TensorFlowBlock(block.proto, self._on_trace)
+    return self._sections[key]
+
+  def _compile_tensorflow(self, block: tff.framework.CompiledComputation) -> streaming.Run:
+    section = self._section(block)
+
+    def run(bindings: streaming.Bindings) -> Callable[[Any], Any]:
       runner = bindings[_RUNNER]
       return lambda argument: runner.call(section, argument)
 
     return run
 
-  def _sections_of(self, compile_steps: Callable[[], Any]) -> list[tensorflow_blocks.GraphFunction]:
-    before = len(self._compiled)
-    compile_steps()
-    return [section.function for section in dict.fromkeys(self._compiled[before:])]
-
-  def _join(
-    self,
-    blocks: Sequence[tff.framework.ComputationBuildingBlock],
-    make: Callable[[Any, streaming.Bindings], Any],
-    types: dict[str, tff.Type],
-  ) -> Optional[joined.Joined]:
-    intrinsics = [part.uri for block in blocks for part in streaming.parts_of(block, tff.framework.Intrinsic)]
-    if not _READING_INTRINSICS.isdisjoint(intrinsics):
-      return None
-    return joined.Joined(make, {name: values.tensor_specs(t) for name, t in types.items()}, self._on_trace)
-
   def _compile_lambda(self, block: tff.framework.Lambda) -> streaming.Run:
-    body = self._compile(block.result)
+    body = self.compile(block.result)
     name = block.parameter_name
     if name is None:
       return lambda bindings: lambda _: body(bindings)
     return lambda bindings: lambda argument: body({**bindings, name: argument})
 
   def _compile_block(self, block: tff.framework.Block) -> streaming.Run:
-    steps = [(name, self._compile(value)) for name, value in block.locals]
-    result = self._compile(block.result)
+    steps = [(name, self.compile(value)) for name, value in block.locals]
+    result = self.compile(block.result)
 
     def run(bindings):
       bindings = dict(bindings)
@@ -114,10 +122,10 @@ class Program:
     return run
 
   def _compile_call(self, block: tff.framework.Call) -> streaming.Run:
-    argument = self._compile(block.argument) if block.argument is not None else (lambda bindings: None)
+    argument = self.compile(block.argument) if block.argument is not None else (lambda bindings: None)
     if isinstance(block.function, tff.framework.Intrinsic):
       return self._compile_intrinsic_call(block.function, argument)
-    function = self._compile(block.function)
+    function = self.compile(block.function)
     return lambda bindings: function(bindings)(argument(bindings))
 
   def _compile_intrinsic(self, block: tff.framework.Intrinsic) -> streaming.Run:
@@ -141,12 +149,12 @@ class Program:
     return lambda bindings: bindings[name]
 
   def _compile_selection(self, block: tff.framework.Selection) -> streaming.Run:
-    source = self._compile(block.source)
+    source = self.compile(block.source)
     index = block.as_index()
     return lambda bindings: source(bindings)[index]
 
   def _compile_struct(self, block: tff.framework.Struct) -> streaming.Run:
-    parts = [self._compile(part) for _, part in tff.structure.iter_elements(block)]
+    parts = [self.compile(part) for _, part in tff.structure.iter_elements(block)]
     return lambda bindings: tuple([part(bindings) for part in parts])
 
   def _compile_literal(self, block: tff.framework.Literal) -> streaming.Run:
@@ -176,7 +184,6 @@ def _broadcast(runner, signature, argument):
 def _select(runner, signature, argument):
   keys, _, server_value, select = argument
   element_type = signature.result.member.element
-
   slices = [select((server_value, key)) for key in tf.unstack(keys)]
   if runner.meter is not None:
     slice_bytes = traffic.sizer(element_type)

@@ -1,23 +1,55 @@
-"""TFF's C++ worker as a process that ends when this program does, however it ends."""
+"""Child processes that end when this program does, however it ends, and TFF's C++ worker as such a process.
 
-import contextlib
+This module imports neither TensorFlow nor TFF, so small programs may use it.
+"""
+
+from collections.abc import Sequence
+import importlib.util
 import os
 import socket
 import subprocess
+import sys
 import tempfile
 
-from quap_tff.runtime import child_process
 from quap_tff.runtime import errors
-from quap_tff.runtime import worker_binary
 
 _SECONDS_TO_END = 5
 _BYTES_OF_LOG = 2000
 
+# Asks the kernel to kill this process when its parent ends, then becomes the command. If the parent has ended by then,
+# the parent's id has changed. (A `preexec_fn` would run this between fork and exec of a program full of threads.)
+_LAUNCHER = (
+  'import ctypes, os, signal, sys\n'
+  'ctypes.CDLL(None).prctl(1, signal.SIGKILL)\n'
+  'if os.getppid() != int(sys.argv[1]): sys.exit(1)\n'
+  'os.execv(sys.argv[2], sys.argv[2:])\n'
+)
 
-def _unused_port() -> int:
-  with contextlib.closing(socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET)) as s:
-    s.bind(('', 0))
-    return s.getsockname()[1]
+
+def ending_with_this_one(command: Sequence[str]) -> list[str]:
+  """A command line that runs `command` (its program given by path) in a process that is killed when this one ends.
+
+  The kernel kills it, however this process ends, and also when the thread that started the command ends.
+  """
+  return [sys.executable, '-I', '-S', '-c', _LAUNCHER, str(os.getpid()), *command]
+
+
+def worker_command(port: int) -> list[str]:
+  """The command line of TFF's worker that listens on `port` of all interfaces.
+
+  Raises:
+    FileNotFoundError: If TFF or the worker in it is missing; the message says where it was expected.
+  """
+  spec = importlib.util.find_spec('tensorflow_federated')
+  if spec is None:
+    raise FileNotFoundError(
+      'TensorFlow Federated is not installed, and its worker is part of it. Install it with '
+      '`pip install --no-deps -r requirements.txt`.'
+    )
+  path = os.path.join(spec.submodule_search_locations[0], 'data', 'worker_binary')
+  if not os.path.isfile(path):
+    raise FileNotFoundError(f"TFF's worker is missing at {path}, where TFF 0.87 installs it.")
+  return [path, f'--port={port}', '--max_concurrent_computation_calls=-1']
 
 
 class WorkerProcess:
@@ -28,15 +60,17 @@ class WorkerProcess:
   """
 
   def __init__(self):
-    port = _unused_port()
+    with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as s:
+      s.bind(('', 0))
+      port = s.getsockname()[1]
     try:
-      command = worker_binary.command(port)
+      command = worker_command(port)
     except FileNotFoundError as e:
       raise errors.RuntimeStackError(str(e)) from e
     # The worker inherits neither output: if it held this program's, a pipeline behind the program would hang.
     self._log = tempfile.TemporaryFile()
     self._process = subprocess.Popen(
-      child_process.ending_with_this_one(command),
+      ending_with_this_one(command),
       stdin=subprocess.DEVNULL,
       stdout=self._log,
       stderr=subprocess.STDOUT,
@@ -62,7 +96,7 @@ class WorkerProcess:
     return f'{text} Its last output:\n{output}' if output else text
 
   def end(self, seconds: float = _SECONDS_TO_END) -> None:
-    """Gives the process some time to end by itself, and kills it then."""
+    """Gives the process some time to end by itself, and then kills it."""
     try:
       self._process.wait(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -71,7 +105,7 @@ class WorkerProcess:
 
   def close(self) -> None:
     """Ends the process."""
-    if self._process.poll() is None:
+    if not self.has_ended:
       self._process.terminate()
       self.end()
     self._log.close()

@@ -1,4 +1,4 @@
-"""Connections to TFF's C++ workers, with a heartbeat: a worker that is killed, hangs or cannot be reached is noticed.
+"""Connections to TFF's C++ workers, with a heartbeat that notices a worker that is killed, hangs or cannot be reached.
 
 A request waits as long as the worker computes, so a deadline for it could not tell a slow worker from one that hangs.
 gRPC's own keepalive does not help: TFF's worker allows a ping in five minutes and ends the connection after the third
@@ -20,7 +20,7 @@ import grpc
 import tensorflow_federated as tff
 
 from quap_tff.runtime import errors
-from quap_tff.runtime import identity_cache
+from quap_tff.runtime import in_process
 from quap_tff.runtime import processes
 from quap_tff.runtime import tls_worker
 
@@ -43,7 +43,7 @@ _BROKEN = 'broke its connection'
 _HEARTBEAT = '/quap_tff.Heartbeat/Beat'
 
 # Compiled once, however many workers run it.
-_compiled = identity_cache.IdentityCache(tff.backends.native.desugar_and_transform_to_native)
+_compiled = in_process.IdentityCache(tff.backends.native.desugar_and_transform_to_native)
 
 
 def channel_credentials(directory: str) -> grpc.ChannelCredentials:
@@ -123,7 +123,7 @@ class Worker:
     return connection.context.invoke(comp, arg)
 
   def give_up(self, why: str) -> None:
-    """Fails what is under way on this worker, and everything else until it answers again."""
+    """Fails the requests that are under way on this worker, and all others until it answers again."""
     with self._lock:
       if not self.is_usable:
         return
@@ -132,7 +132,7 @@ class Worker:
         # A broken connection is seen before the process is gone. One that hangs does not end by itself.
         self._process.end(_SECONDS_TO_END if why == _BROKEN else 0)
       logging.warning('%s', self.error())
-      self._connection.close()  # Whoever waits for an answer gets an error.
+      self._connection.close()  # Requests that wait for an answer get an error.
     self._news.set()
 
   def close(self) -> None:
@@ -189,17 +189,17 @@ class Worker:
       if self._closed:
         connection.close()
         return
-      # A new context: what the old one had left on the worker may be gone.
+      # A new context: values that the old one had left on the worker may be gone.
       self._connection, self._lost = connection, None
     logging.warning('The %s answers again and is used from now on.', self)
 
-  def _request(self, connection: '_Connection', method: str, request: Any) -> Any:
+  def request(self, connection: '_Connection', method: str, request: Any) -> Any:
     """Passes a request on; TFF's contexts would repeat one to an unavailable worker for ever."""
     try:
       answer = getattr(connection.stub, method)(request)
     except tff.framework.RetryableError as e:
       if connection is self._connection:
-        # Either the connection is broken, or the worker was restarted and does not know what we refer to.
+        # Either the connection is broken, or the worker was restarted and does not know the values that we refer to.
         self.give_up(_BROKEN if e.code() is grpc.StatusCode.UNAVAILABLE else 'has been restarted')
       raise self.error() from e
     except (grpc.RpcError, ValueError) as e:
@@ -213,7 +213,7 @@ class Worker:
 
 
 class _Connection:
-  """A channel to a worker and what goes through it."""
+  """A channel to a worker, with its heartbeat and TFF's executor on it."""
 
   def __init__(self, worker: Worker):
     self.is_closed = False
@@ -277,7 +277,7 @@ class _Connection:
 
 
 class _Unwatched:
-  """A channel that nobody watches: heartbeats do, and gRPC's watcher prints a traceback when the channel is closed."""
+  """A channel without gRPC's watcher, which prints a traceback when the channel is closed. Heartbeats replace it."""
 
   def __init__(self, channel: grpc.Channel):
     self._channel = channel
@@ -289,44 +289,35 @@ class _Unwatched:
     pass
 
 
+def _forwarded(method: str, also_after_close: bool = True) -> Callable[[Any, Any], Any]:
+  def call(stub: '_Stub', request: Any) -> Any:
+    if stub.connection.is_closed and not also_after_close:
+      return None
+    return stub.worker.request(stub.connection, method, request)
+
+  return call
+
+
 class _Stub(tff.framework.RemoteExecutorStub):
-  """What TFF's executor uses as the worker."""
+  """Represents the worker for TFF's executor."""
 
   def __init__(self, worker: Worker, connection: _Connection):
-    self._worker = worker
-    self._connection = connection
+    self.worker = worker
+    self.connection = connection
 
   @property
   def is_ready(self) -> bool:
-    return not self._connection.is_closed
+    return not self.connection.is_closed
 
-  def _request(self, method: str, request: Any) -> Any:
-    return self._worker._request(self._connection, method, request)  # pylint: disable=protected-access
-
-  def get_executor(self, request):
-    return self._request('get_executor', request)
-
-  def create_value(self, request):
-    return self._request('create_value', request)
-
-  def create_call(self, request):
-    return self._request('create_call', request)
-
-  def create_struct(self, request):
-    return self._request('create_struct', request)
-
-  def create_selection(self, request):
-    return self._request('create_selection', request)
-
-  def compute(self, request):
-    return self._request('compute', request)
-
+  get_executor = _forwarded('get_executor')
+  create_value = _forwarded('create_value')
+  create_call = _forwarded('create_call')
+  create_struct = _forwarded('create_struct')
+  create_selection = _forwarded('create_selection')
+  compute = _forwarded('compute')
   # Finalizers call these, also after the connection was closed; then there is nothing left to free.
-  def dispose(self, request):
-    return None if self._connection.is_closed else self._request('dispose', request)
-
-  def dispose_executor(self, request):
-    return None if self._connection.is_closed else self._request('dispose_executor', request)
+  dispose = _forwarded('dispose', also_after_close=False)
+  dispose_executor = _forwarded('dispose_executor', also_after_close=False)
 
 
 _open: 'weakref.WeakSet[Worker]' = weakref.WeakSet()

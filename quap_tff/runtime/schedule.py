@@ -16,9 +16,7 @@ The rules, for each pass:
 
 from collections.abc import Iterable, Sequence
 import dataclasses
-from typing import Union
-
-from quap_tff.runtime import dependencies
+from typing import Callable, Union
 
 SERVER, CLIENT, AGGREGATE = 'server', 'client', 'aggregate'
 
@@ -53,6 +51,18 @@ class Pass:
   aggregates: tuple[str, ...]
 
 
+def closure(names: Iterable[str], needs_of: Callable[[str], Iterable[str]]) -> set[str]:
+  """`names` and everything that they need, directly or not. `needs_of` gives the direct needs of a name."""
+  found: set[str] = set()
+  pending = list(names)
+  while pending:
+    name = pending.pop()
+    if name not in found:
+      found.add(name)
+      pending.extend(needs_of(name))
+  return found
+
+
 def plan(local_values: Sequence[Local], result: Iterable[str]) -> list[Union[str, Pass]]:
   """The order in which to make values.
 
@@ -65,9 +75,9 @@ def plan(local_values: Sequence[Local], result: Iterable[str]) -> list[Union[str
   """
   by_name = {local.name: local for local in local_values}
   uses = lambda name: by_name[name].uses
-  needed = dependencies.closure(result, uses)
+  needed = closure(result, uses)
   left = [local for local in local_values if local.name in needed]
-  waited_for = dependencies.closure((local.name for local in left if local.kind == CLIENT), uses)
+  waited_for = closure((local.name for local in left if local.kind == CLIENT), uses)
   made: set[str] = set()
   order: list[Union[str, Pass]] = []
   while left:
@@ -77,7 +87,7 @@ def plan(local_values: Sequence[Local], result: Iterable[str]) -> list[Union[str
         made.add(local.name)
     possible = _possible(left, made)
     targets = [local for local in possible if local.kind == AGGREGATE and local.name in waited_for] or possible
-    now = dependencies.closure((local.name for local in targets), uses) - made
+    now = closure((local.name for local in targets), uses) - made
     for local in possible:
       if local.kind == CLIENT and not local.reads_argument:
         clients = {name for name in local.uses if by_name[name].kind == CLIENT}

@@ -20,7 +20,7 @@ import tensorflow as tf
 from tensorflow.python.grappler import tf_optimizer
 
 from quap_tff.runtime import dataset_loops
-from quap_tff.runtime import dependencies
+from quap_tff.runtime import schedule
 
 # These ops name a table, which the process's resource manager finds again. The anonymous ops have the same outputs and
 # need no name.
@@ -39,24 +39,6 @@ _INPUT_OPS = frozenset(['Placeholder', 'VarHandleOp'])
 _FREE_OPS = frozenset(['Placeholder', 'Const', 'VarHandleOp', 'NoOp'])
 # Ops that work on one thread of their own kernel. Calls that share the kernel would wait for each other.
 _ONE_THREAD_OPS = frozenset(['ReduceDataset', 'IteratorGetNext', 'IteratorGetNextAsOptional', 'DatasetToSingleElement'])
-# Control flow, which TensorFlow's single-threaded executor cannot run.
-_BRANCHING_OPS = frozenset(
-  [
-    'Case',
-    'Enter',
-    'Exit',
-    'For',
-    'If',
-    'LoopCond',
-    'Merge',
-    'NextIteration',
-    'StatelessCase',
-    'StatelessIf',
-    'StatelessWhile',
-    'Switch',
-    'While',
-  ]
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,12 +47,12 @@ class SectionGraph:
 
   Attributes:
     graph_def: The nodes, and the functions that they call.
-    inputs: What is put in place of names of `graph_def` that have no node: arguments, and then handles of variables.
+    inputs: The names of `graph_def` that have no node, for which each call has a tensor: arguments, and then handles of
+      variables.
     used: Of each input that is an argument, its position among all arguments of the section.
     variables: dtypes and shapes of the variables whose handles are inputs.
     fetches: Names of the tensors to return.
     depends_on_call_order: Whether a call's result depends on how many calls came before it.
-    branches: Whether there is control flow.
     reads_datasets: Whether there are ops that work on one thread of their own kernel. Calls that share the kernel would
       wait for each other.
   """
@@ -81,18 +63,16 @@ class SectionGraph:
   variables: Sequence[tuple[tf.DType, tf.TensorShape]]
   fetches: Sequence[str]
   depends_on_call_order: bool = dataclasses.field(init=False)
-  branches: bool = dataclasses.field(init=False)
   reads_datasets: bool = dataclasses.field(init=False)
 
   def __post_init__(self):
     nodes = list(self.graph_def.node)
     nodes += [node for function in self.graph_def.library.function for node in function.node_def]
     object.__setattr__(self, 'depends_on_call_order', any(_depends_on_call_order(node) for node in nodes))
-    object.__setattr__(self, 'branches', any(node.op in _BRANCHING_OPS for node in nodes))
     object.__setattr__(self, 'reads_datasets', any(node.op in _ONE_THREAD_OPS for node in nodes))
 
   def add_to_current_graph(self, inputs: Sequence[tf.Tensor], name: str = '') -> list[tf.Tensor]:
-    """Adds the nodes to the current graph, with `inputs` in the order of `self.inputs`; returns what is fetched."""
+    """Adds the nodes to the current graph, with `inputs` in the order of `self.inputs`; returns the fetched tensors."""
     # All in C++. TensorFlow's `prune` made each node again in Python, which took almost half of a first round.
     return tf.graph_util.import_graph_def(
       self.graph_def, input_map=dict(zip(self.inputs, inputs)), return_elements=self.fetches, name=name
@@ -146,7 +126,7 @@ def of_graph(
   variables: Sequence[tuple[tf.DType, tf.TensorShape]],
   fetches: Sequence[str],
 ) -> SectionGraph:
-  """A graph that needs no changes but that its placeholders become inputs.
+  """A graph whose placeholders become inputs, and which needs no other change.
 
   Args:
     graph: Holds nodes of `SectionGraph`s.
@@ -172,11 +152,9 @@ def _optimizer_config() -> Any:
   """The settings of `tff.backends.native.desugar_and_transform_to_native`."""
   config = tf.compat.v1.ConfigProto()
   options = config.graph_options.rewrite_options
-  options.memory_optimization = options.AGGRESSIVE
+  for kind in ('memory', 'function', 'arithmetic', 'loop'):
+    setattr(options, f'{kind}_optimization', options.AGGRESSIVE)
   options.constant_folding = options.AGGRESSIVE
-  options.arithmetic_optimization = options.AGGRESSIVE
-  options.loop_optimization = options.AGGRESSIVE
-  options.function_optimization = options.AGGRESSIVE
   return config
 
 
@@ -188,12 +166,12 @@ def _node_name(edge: str) -> str:
 
 
 def _needed(nodes: dict[str, Any], names: Sequence[str]) -> set[str]:
-  """The nodes `names` and all that lead to them."""
-  return dependencies.closure(names, lambda name: map(_node_name, nodes[name].input))
+  """The nodes `names` and all nodes that lead to them."""
+  return schedule.closure(names, lambda name: map(_node_name, nodes[name].input))
 
 
 def _wait_for_no_input(nodes: Any) -> None:
-  """Removes what ties nodes to those that become inputs: these are there when a call begins, and then are no nodes."""
+  """Removes edges from nodes that become inputs: these exist when a call begins, and are not nodes of its graph."""
   inputs = {node.name for node in nodes if node.op in _INPUT_OPS}
   for node in nodes:
     edges = [edge for edge in node.input if not (edge.startswith('^') and _node_name(edge) in inputs)]
@@ -238,7 +216,7 @@ def _initialize_first(nodes: dict[str, Any], initialize: str) -> None:
   for name, node in nodes.items():
     if name in before or name in free:
       continue
-    # One edge at the border is enough: what depends on a node that waits waits too.
+    # One edge at the border is enough: a node that depends on one that waits waits, too.
     if all(_node_name(edge) in before or _node_name(edge) in free for edge in node.input):
       node.input.append(f'^{initialize}')
 

@@ -1,12 +1,12 @@
 """Runs the part of a computation that has clients: passes through the cohort, with sums taken as results come.
 
 Each pass (`schedule`) makes one client's values at a time on each thread, on bindings that hold this client's values
-only. The calling thread gives what comes back to the aggregations, in the cohort's order and with a bounded number of
-clients ahead of it. So the order of every floating-point sum is the cohort's, whatever the number of threads, and a
-value lives until the last aggregation has taken it.
+only. The calling thread gives the results to the aggregations, in the cohort's order and with a bounded number of
+clients ahead of it. So the order of every floating-point sum is the cohort's for any number of threads, and a value
+lives until the last aggregation has taken it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import contextlib
 import dataclasses
 from typing import Any, Callable, Optional, TypeVar
@@ -22,32 +22,23 @@ Bindings = dict[str, Any]
 Run = Callable[[Bindings], Any]
 T = TypeVar('T')
 
-# Bound beside the computation's own names, which are identifiers.
+# Bound alongside the computation's own names, which are identifiers.
 RUNNER = '<runner>'
 _RESULT = '<result>'
 
 
 class Body:
-  """What a computation does with its argument, ready to run: `body(bindings) -> value`.
+  """The work of a computation on its argument, ready to run: `body(bindings) -> value`.
 
   Args:
     function: The computation, in TFF's call-dominant form: all that has clients is a local of the outermost block.
-    compile_block: Compiles a building block.
-    sections_of: Returns the `GraphFunction`s of the sections that its argument compiles when it is called.
-    join: Given blocks, a function of a runner and bindings that runs them, and the type of each name that they read:
-      the `joined.Joined` of that function, or None if the blocks cannot be joined.
+    program: Compiles building blocks (`interpreter.Program`).
 
   Raises:
     errors.UnsupportedComputationError: If clients' values come from anything but an intrinsic.
   """
 
-  def __init__(
-    self,
-    function: tff.framework.Lambda,
-    compile_block: Callable[[tff.framework.ComputationBuildingBlock], Run],
-    sections_of: Callable[[Callable[[], Any]], list[Any]],
-    join: Callable[..., Optional[Any]],
-  ):
+  def __init__(self, function: tff.framework.Lambda, program: Any):
     body = function.result
     if isinstance(body, tff.framework.Call):
       body = tff.framework.Block([(_RESULT, body)], tff.framework.Reference(_RESULT, body.type_signature))
@@ -55,9 +46,7 @@ class Body:
       body = tff.framework.Block([], body)
     self._argument_name = function.parameter_name
     self._of_client = _of_client(function.parameter_type)
-    self._compile = compile_block
-    self._sections_of = sections_of
-    self._join = join
+    self._program = program
     self._types = {name: block.type_signature for name, block in body.locals}
     self._types[self._argument_name] = function.parameter_type
     self._kinds = {name: _kind(name, block) for name, block in body.locals}
@@ -78,7 +67,7 @@ class Body:
       later = in_result.union(*needs[position + 1 :])
       step = self._server_step(entry) if isinstance(entry, str) else self._pass(entry, needs[position], later)
       self._steps.append((step, needs[position] - later))
-    self._result = compile_block(body.result)
+    self._result = program.compile(body.result)
 
   def __call__(self, bindings: Bindings) -> Any:
     bindings = dict(bindings)
@@ -92,90 +81,46 @@ class Body:
     return set().union(*(self._uses[name] for name in names))
 
   def _server_step(self, name: str) -> Callable[[Bindings], None]:
-    run = self._compile(self._blocks[name])
+    run = self._program.compile(self._blocks[name])
 
-    def step(bindings):
+    def step(bindings: Bindings) -> None:
       bindings[name] = run(bindings)
 
     return step
 
   def _pass(self, entry: schedule.Pass, needs: set[str], later: set[str]) -> '_Pass':
-    runs = []
-    functions = self._sections_of(lambda: runs.extend(self._compile(self._blocks[name]) for name in entry.steps))
-    aggregations = []
-    sums = self._sections_of(
-      lambda: aggregations.extend(_Aggregation(name, self._blocks[name], self._compile) for name in entry.aggregates)
-    )
-    for function in (*functions, *sums):
-      function.called_for_each_client = True
-    # What a client's own bindings may forget after each step: what neither a later step nor anything else reads.
-    read = later.union(self._needs(entry.aggregates))
-    steps = []
-    for name, run in reversed(list(zip(entry.steps, runs))):
-      steps.append(_Step(name, run, frozenset(self._uses[name] | {name}) - read))
-      read |= self._uses[name]
+    program = self._program
+    aggregations = [_Aggregation(name, self._blocks[name], program.compile) for name in entry.aggregates]
     earlier = {name for name in needs if self._kinds[name] == schedule.CLIENT} - set(entry.steps)
     # A client's argument may be made on demand, so it is not asked for without need.
     reads_argument = self._reads_argument.intersection(entry.steps + entry.aggregates)
     argument_names = [self._argument_name] if reads_argument else []
     server_values = {name for name in needs if self._kinds[name] != schedule.CLIENT}
     shared = server_values & self._needs(entry.steps).union(*(one.value_uses for one in aggregations))
-    make = _MakeOfClient(steps[::-1], aggregations, [name for name in entry.steps if name in later])
+    steps = [(name, program.compile(self._blocks[name])) for name in entry.steps]
+    make = _MakeOfClient(steps, aggregations, [name for name in entry.steps if name in later])
     blocks = [self._blocks[name] for name in entry.steps] + [one.value_block for one in aggregations]
+    types = {name: self._types[name] for name in [*argument_names, *earlier, *shared]}
     return _Pass(
       make=make,
-      functions=functions,
-      joined=self._joined(functions, blocks, make, [*argument_names, *earlier, *shared]),
-      sums=self._joined_sums(sums, aggregations),
+      functions=program.functions_of(blocks),
+      joined=program.join(blocks, make, types),
+      sums=self._joined_sums(aggregations),
       earlier={name: name in later for name in earlier},
       shared=shared,
       argument_name=self._argument_name if reads_argument else None,
       of_client=self._of_client,
     )
 
-  def _joined(
-    self,
-    functions: Sequence[Any],
-    blocks: Sequence[tff.framework.ComputationBuildingBlock],
-    make: '_MakeOfClient',
-    reads: Sequence[str],
-  ) -> Optional[Any]:
-    if not functions or len(blocks) < 2:
-      return None
-    types = {name: self._types[name] for name in reads}
-    joined = self._join(blocks, lambda runner, bindings: make({RUNNER: runner, **bindings}), types)
-    return _for_each_client(joined)
-
-  def _joined_sums(self, functions: Sequence[Any], aggregations: Sequence['_Aggregation']) -> Optional[Any]:
+  def _joined_sums(self, aggregations: Sequence['_Aggregation']) -> Optional[Any]:
     """One function for all sums of a pass; bindings have `aggregation.name` and `aggregation.value_name`."""
-    if not functions or max(len(functions), len(aggregations)) < 2:
-      return None
-    if any(one.accumulate_uses & self._types.keys() for one in aggregations):
+    if any(references(one.accumulate_block) & self._types.keys() for one in aggregations):
       return None  # A sum that needs more than its accumulator and its value.
     types = {}
     for one in aggregations:
       types[one.name], types[one.value_name] = one.accumulate_block.type_signature.parameter
-    joined = self._join(
-      [one.accumulate_block for one in aggregations],
-      lambda runner, bindings: tuple([one.sum({RUNNER: runner, **bindings}) for one in aggregations]),
-      types,
-    )
-    return _for_each_client(joined)
-
-
-def _for_each_client(joined: Optional[Any]) -> Optional[Any]:
-  if joined is not None:
-    joined.function.called_for_each_client = True
-  return joined
-
-
-@dataclasses.dataclass(frozen=True)
-class _Step:
-  """How to make a client's value: its name, what makes it, and the names that nothing needs afterwards."""
-
-  name: str
-  run: Run
-  dead: frozenset[str]
+    blocks = [one.accumulate_block for one in aggregations]
+    return self._program.join(blocks, lambda bindings: tuple([one.sum(bindings) for one in aggregations]), types)
 
 
 class _Aggregation:
@@ -188,7 +133,7 @@ class _Aggregation:
       parts = [tff.framework.Selection(call.argument, index=i) for i in range(5)]
     self.name, self.value_name = name, f'<value of {name}>'
     self.value_block, self.accumulate_block = parts[0], parts[2]
-    self.value_uses, self.accumulate_uses = references(parts[0]), references(parts[2])
+    self.value_uses = references(parts[0])
     self.value, self._zero, self._accumulate, _, self._report = (compile_block(part) for part in parts)
     self.num_bytes = traffic.sizer(call.function.type_signature.parameter[0].member)
 
@@ -205,23 +150,21 @@ class _Aggregation:
 
 @dataclasses.dataclass(frozen=True)
 class _MakeOfClient:
-  """Makes what a pass needs of one client: given its own bindings, (inputs of the aggregations, values to keep).
+  """Makes a client's values of a pass: given its own bindings, (inputs of the aggregations, values to keep).
 
   Attributes:
-    steps: What makes a client's values.
-    aggregations: What takes them.
+    steps: Names of a client's values and the functions that make them.
+    aggregations: They take these values.
     kept: Names of clients' values that later passes or the result need.
   """
 
-  steps: Sequence[_Step]
+  steps: Sequence[tuple[str, Run]]
   aggregations: Sequence[_Aggregation]
   kept: Sequence[str]
 
   def __call__(self, own: Bindings) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    for step in self.steps:
-      own[step.name] = step.run(own)
-      for name in step.dead:
-        own.pop(name, None)
+    for name, run in self.steps:
+      own[name] = run(own)
     return tuple([one.value(own) for one in self.aggregations]), tuple([own[name] for name in self.kept])
 
 
@@ -230,9 +173,9 @@ class _Pass:
   """A `schedule.Pass`, ready to run.
 
   Attributes:
-    make: What the pass makes of a client.
+    make: Makes the values of one client.
     functions: The TensorFlow functions that `make` calls.
-    joined: The same in one call; None if that cannot be.
+    joined: `make` as one call of TensorFlow; None if that cannot be.
     sums: All aggregations' sums in one call; None if that cannot be.
     earlier: Names of clients' values of earlier passes that this one needs, and whether anything needs them afterwards.
     shared: Names of server values that clients use.
@@ -255,13 +198,11 @@ class _Pass:
       aggregation.start(bindings)
     kept = {name: values.PerClient() for name in self.make.kept}
     runner = bindings[RUNNER]
-    shared = {name: bindings[name] for name in self.shared}
     joined = self.joined if runner.joins else None
 
     def one(own: Bindings) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-      own.update(runner.placed(shared))
       result = self.make(own) if joined is None else joined(own, runner.device())
-      own.clear()  # Whoever still holds the bindings does not hold the values.
+      own.clear()  # A reference to the bindings does not hold the values.
       return result
 
     functions = self.functions if joined is None else [joined.function]
@@ -276,22 +217,22 @@ class _Pass:
     bindings.update(kept)
 
   def _sum(self, bindings: Bindings, inputs: Sequence[Any]) -> None:
-    aggregations = self.make.aggregations
-    meter = bindings[RUNNER].meter
-    if meter is not None:
-      meter.aggregate(sum(one.num_bytes(value) for one, value in zip(aggregations, inputs)))
+    aggregations, runner = self.make.aggregations, bindings[RUNNER]
+    if runner.meter is not None:
+      runner.meter.aggregate(sum(one.num_bytes(value) for one, value in zip(aggregations, inputs)))
     own = {**bindings, **{one.value_name: value for one, value in zip(aggregations, inputs)}}
-    if self.sums is not None and bindings[RUNNER].joins:
-      sums = self.sums(own, bindings[RUNNER].device())
+    if self.sums is not None and runner.joins:
+      sums = self.sums(own, runner.device())
     else:
       sums = [one.sum(own) for one in aggregations]
     bindings.update(zip([one.name for one in aggregations], sums))
 
-  def _clients(self, bindings: Bindings):
+  def _clients(self, bindings: Bindings) -> Iterator[Bindings]:
     """Each client's own bindings. Values that nothing else needs leave the round's bindings with them."""
+    shared = {name: bindings[name] for name in [RUNNER, *self.shared]}
     argument = bindings.get(self.argument_name)
     for index in range(bindings[RUNNER].num_clients):
-      own = {RUNNER: bindings[RUNNER]}
+      own = dict(shared)
       if self.argument_name is not None:
         own[self.argument_name] = argument if self.of_client is None else self.of_client(argument, index)
       for name, is_needed_later in self.earlier.items():
@@ -303,7 +244,7 @@ class _Pass:
 
 def _of_client(type_spec: Optional[tff.Type]) -> Optional[Callable[[Any, int], Any]]:
   """A function from an argument and a client's place to the argument as this client has it; None if all have it so."""
-  if isinstance(type_spec, tff.FederatedType) and type_spec.placement is tff.CLIENTS and not type_spec.all_equal:
+  if values.differs_by_client(type_spec):
     return lambda value, index: value[index]
   if not isinstance(type_spec, tff.StructType):
     return None
@@ -318,8 +259,7 @@ def _kind(name: str, block: tff.framework.ComputationBuildingBlock) -> str:
   if intrinsic == 'federated_aggregate':
     return schedule.AGGREGATE
   type_spec = block.type_signature
-  differs = lambda t: isinstance(t, tff.FederatedType) and t.placement is tff.CLIENTS and not t.all_equal
-  if not tff.types.contains(type_spec, differs):
+  if not tff.types.contains(type_spec, values.differs_by_client):
     return schedule.SERVER
   if intrinsic is None or not isinstance(type_spec, tff.FederatedType):
     raise errors.UnsupportedComputationError(
@@ -332,7 +272,7 @@ def _kind(name: str, block: tff.framework.ComputationBuildingBlock) -> str:
 def _without_detours(
   blocks: dict[str, tff.framework.ComputationBuildingBlock],
 ) -> dict[str, tff.framework.ComputationBuildingBlock]:
-  """`blocks` with what is selected from a zip taken from the zipped values: it need not wait for the others of them."""
+  """`blocks`, in which a selection from a zip is the zipped value itself: it need not wait for the others."""
   direct = dict(blocks)
   for name, block in blocks.items():
     if _intrinsic(block) == 'federated_map' and isinstance(block.argument, tff.framework.Struct):

@@ -3,12 +3,15 @@
 A graph that is ready for it (`section_graphs`) is traced once. Its variables' handles are inputs, and each call borrows
 a private set of handles from a pool. So clients that run at the same time never share a variable, no variable is left
 behind, and none is made again for every client.
+
+A call of a function costs about as much as a small client's arithmetic. So all sections that a pass through the cohort
+runs for a client are joined into one function (`Joined`): the interpreter runs once on tensors of a graph, and each
+section adds its nodes to it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 import functools
 import itertools
-import operator
 import threading
 from typing import Any, Callable, Optional
 
@@ -19,7 +22,6 @@ from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context
 from tensorflow.python.eager import core
 
-from quap_tff.runtime import devices
 from quap_tff.runtime import errors
 from quap_tff.runtime import section_graphs
 
@@ -27,47 +29,33 @@ _CPU = '/device:CPU:0'
 # Dtypes with GPU kernels for everything that is done to a variable. Others (counters, flags) live in host memory.
 _GPU_VARIABLE_DTYPES = frozenset([tf.float16, tf.bfloat16, tf.float32, tf.float64])
 
+# A variable's dtype and shape.
+VariableSpec = tuple[tf.DType, tf.TensorShape]
+
 
 def _full_name(tensor_name: str) -> str:
   return tensor_name if ':' in tensor_name else f'{tensor_name}:0'
 
 
-def flatten_binding(binding: Any) -> list[str]:
-  """Names of the graph's tensors that `binding` binds, depth first."""
+def _names(binding: Any) -> Any:
+  """Names of the graph's tensors that `binding` binds, nested as the value is."""
   kind = binding.WhichOneof('binding')
-  if kind is None:
-    return []
   if kind == 'tensor':
-    return [_full_name(binding.tensor.tensor_name)]
+    return _full_name(binding.tensor.tensor_name)
   if kind == 'sequence':
-    return [_full_name(binding.sequence.variant_tensor_name)]
-  return [name for element in binding.struct.element for name in flatten_binding(element)]
+    return _full_name(binding.sequence.variant_tensor_name)
+  return tuple([_names(element) for element in binding.struct.element])
 
 
-def flatten(value: tuple[Any, ...], leaves: list[Any]) -> None:
-  """Appends the leaves of `value` (nested tuples) to `leaves`, in the order of `flatten_binding`."""
-  for part in value:
-    if isinstance(part, tuple):
-      flatten(part, leaves)
-    else:
-      leaves.append(part)
+def _leaves(value: Any) -> list[Any]:
+  """The leaves of nested tuples, depth first."""
+  if not isinstance(value, tuple):
+    return [value]
+  return [leaf for part in value for leaf in _leaves(part)]
 
 
-def _nested(binding: Any, leaves: Iterator[Any]) -> Any:
-  """`leaves`, nested as `binding` nests what it binds."""
-  if binding.WhichOneof('binding') in ('tensor', 'sequence'):
-    return next(leaves)
-  return tuple([_nested(part, leaves) for part in binding.struct.element])
-
-
-def packer(positions: Any) -> Callable[[Sequence[Any]], Any]:
-  """Makes what picks a value out of flat tensors, of which `positions` (nested tuples) are the value's leaves."""
-  if not isinstance(positions, tuple):
-    return operator.itemgetter(positions)
-  if len(positions) > 1 and not any(isinstance(part, tuple) for part in positions):
-    return operator.itemgetter(*positions)  # One that gives a tuple.
-  packers = [packer(part) for part in positions]
-  return lambda flat: tuple([pack(flat) for pack in packers])
+def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
+  return tuple([_mapped(function, part) for part in value]) if isinstance(value, tuple) else function(value)
 
 
 class _Slots:
@@ -90,7 +78,7 @@ class _Slots:
     self._free.append(slot)
 
 
-def _make_variables(specs: Sequence[tuple[tf.DType, tf.TensorShape]], device: str) -> list[tf.Variable]:
+def _make_variables(specs: Sequence[VariableSpec], device: str) -> list[tf.Variable]:
   variables = []
   with tf.init_scope():
     for dtype, shape in specs:
@@ -106,8 +94,8 @@ def _make_variables(specs: Sequence[tuple[tf.DType, tf.TensorShape]], device: st
 def _without_optimizer(settings: bytes) -> bytes:
   """A serialized ConfigProto with TensorFlow's graph optimizer off.
 
-  What is worth it has been optimized already (`section_graphs`). On a CPU a second time makes no round faster, and it
-  would take a fifth of a second for each copy of a client's training.
+  Sections that call functions have been optimized already (`section_graphs`). A second time would take a fifth of a
+  second for each copy of a client's training.
   """
   config = tf.compat.v1.ConfigProto.FromString(settings)
   config.graph_options.rewrite_options.disable_meta_optimizer = True
@@ -120,13 +108,9 @@ class GraphFunction:
   Args:
     make_graph: Makes the graph; called once, when it is first needed.
     on_trace: Called each time a function is traced: once for each call that runs at the same time.
-
-  Attributes:
-    called_for_each_client: Whether calls should cost little, rather than spread over TensorFlow's threads.
   """
 
   def __init__(self, make_graph: Callable[[], section_graphs.SectionGraph], on_trace: Callable[[], None]):
-    self.called_for_each_client = False
     self._make_graph = make_graph
     self._on_trace = on_trace
     self._lock = threading.RLock()
@@ -147,20 +131,23 @@ class GraphFunction:
     return self.graph.depends_on_call_order
 
   def prepare(self, concurrent: int = 1) -> None:
-    """Traces what has not been traced yet.
+    """Traces the functions that have not been traced yet.
 
     Args:
       concurrent: How many calls will run at the same time. Graphs that read datasets get a copy of the function for
         each, since the ops that read have one thread per copy.
     """
     with self._lock:
-      if not self.graph.fetches:
-        return
-      while len(self._functions) < (concurrent if self.graph.reads_datasets else 1):
-        self._functions.append(self._trace())
+      while self.graph.fetches and len(self._functions) < (concurrent if self.graph.reads_datasets else 1):
+        self._functions.append(
+          tf.compat.v1.wrap_function(
+            lambda *inputs: self.graph.add_to_current_graph(inputs), list(self.graph.inputs.values())
+          )
+        )
+        self._on_trace()
 
   def __call__(self, arguments: Sequence[tf.Tensor], device: str) -> Sequence[tf.Tensor]:
-    """Runs the graph on a device: what it fetches, given all arguments, the unused ones included."""
+    """The tensors that the graph fetches, given all arguments, the unused ones included; runs on `device`."""
     if not self.graph.fetches:
       return []
     if not self._functions:
@@ -170,30 +157,23 @@ class GraphFunction:
     try:
       number, _, handles = slot
       function = self._functions[number % len(self._functions)]
-      return self._run(function, [arguments[i] for i in self._graph.used] + handles, device)
+      return self._run(function, [arguments[i] for i in self.graph.used] + handles, device)
     finally:
       slots.give_back(slot)
 
   def _run(self, function: Any, arguments: list[tf.Tensor], device: str) -> Sequence[tf.Tensor]:
-    """What a call of `function` comes down to, without the checks around it, which cost small clients much."""
-    # The public op StatefulPartitionedCall is faster still, but TensorFlow then keeps what it has made of the function
+    """The core of a call of `function`, without the checks around it, which cost small clients much."""
+    # The public op StatefulPartitionedCall is faster still, but TensorFlow then keeps its own form of the function
     # for as long as the process lives: 2 MB for each computation.
-    on_cpu = not devices.is_gpu(device)
-    # On another device the arguments arrive from the host. This executor waits for them on a thread of TensorFlow's
-    # pool, and if as many clients wait as the pool has threads, none is left to send anything.
-    one_thread = self.called_for_each_client and not self._graph.branches and devices.is_host(device)
     eager = context.context()
     settings = eager.function_call_options.config_proto_serialized
-    attributes = (
-      'executor_type',
-      'SINGLE_THREADED_EXECUTOR' if one_thread else '',
-      'config_proto',
-      _without_optimizer(settings) if on_cpu else settings,
-    )
+    if 'GPU' not in device:
+      settings = _without_optimizer(settings)
+    attributes = ('executor_type', '', 'config_proto', settings)
     # pylint: disable=protected-access
     try:
       return pywrap_tfe.TFE_Py_Execute(
-        eager._handle, device, function.name.decode(), arguments, attributes, len(self._graph.fetches)
+        eager._handle, device, function.name.decode(), arguments, attributes, len(self.graph.fetches)
       )
     except core._NotOkStatusException as e:
       raise core._status_to_exception(e) from None
@@ -204,14 +184,6 @@ class GraphFunction:
         self._slots.setdefault(device, _Slots(lambda: _make_variables(self.graph.variables, device)))
     return self._slots[device]
 
-  def _trace(self) -> Any:
-    """A new function of the arguments that are used and of the variables' handles."""
-    function = tf.compat.v1.wrap_function(
-      lambda *inputs: self._graph.add_to_current_graph(inputs), list(self._graph.inputs.values())
-    )
-    self._on_trace()
-    return function
-
 
 class TensorFlowBlock:
   """One TensorFlow section, callable on nested tuples of eager tensors.
@@ -221,7 +193,7 @@ class TensorFlowBlock:
     on_trace: See `GraphFunction`.
 
   Attributes:
-    function: What runs it. It is called without most of what costs time here.
+    function: Runs the section.
   """
 
   def __init__(self, proto: Any, on_trace: Callable[[], None]):
@@ -232,13 +204,10 @@ class TensorFlowBlock:
         'tff.tensorflow.computation.'
       )
     proto = proto.tensorflow
-    arguments = flatten_binding(proto.parameter) if proto.HasField('parameter') else []
-    results = flatten_binding(proto.result)
-    # Where a call finds its results: among what the function returns, or among its arguments, which follow that.
-    fetches = [name for name in dict.fromkeys(results) if name not in arguments]
-    found = {name: i for i, name in enumerate(fetches + arguments)}
-    self._pack = packer(_nested(proto.result, iter([found[name] for name in results])))
-    self.function = GraphFunction(lambda: section_graphs.of_section(proto, arguments, results), on_trace)
+    arguments = _leaves(_names(proto.parameter)) if proto.HasField('parameter') else []
+    results = _names(proto.result)
+    self._positions = _positions(results, arguments)
+    self.function = GraphFunction(lambda: section_graphs.of_section(proto, arguments, _leaves(results)), on_trace)
 
   def __call__(self, argument: Any, device: str) -> Any:
     """Runs the section.
@@ -251,23 +220,96 @@ class TensorFlowBlock:
     Returns:
       The result's value, in the same form.
     """
-    leaves = _leaves(argument)
-    return self._pack([*self.function(leaves, device), *leaves])
+    leaves = [] if argument is None else _leaves(argument)
+    return _picked(self._positions, [*self.function(leaves, device), *leaves])
 
-  def add_to_current_graph(self, argument: Any, new_handle: Callable[[Any], tf.Tensor]) -> Any:
+  def add_to_current_graph(self, argument: Any, new_handle: Callable[[VariableSpec], tf.Tensor]) -> Any:
     """The section's result in the current TensorFlow graph.
 
     Args:
-      argument: The same for tensors of that graph.
-      new_handle: Makes the handle of a variable, given its dtype and shape.
+      argument: As for a call, for tensors of that graph.
+      new_handle: Makes the handle of a variable.
     """
-    leaves, graph = _leaves(argument), self.function.graph
+    leaves = [] if argument is None else _leaves(argument)
+    graph = self.function.graph
     inputs = [leaves[i] for i in graph.used] + [new_handle(variable) for variable in graph.variables]
-    return self._pack([*graph.add_to_current_graph(inputs, name='section'), *leaves])
+    return _picked(self._positions, [*graph.add_to_current_graph(inputs, name='section'), *leaves])
 
 
-def _leaves(argument: Any) -> list[Any]:
-  leaves: list[Any] = []
-  if argument is not None:
-    flatten((argument,), leaves)
-  return leaves
+def _positions(names: Any, arguments: Sequence[str]) -> Any:
+  """Where to find the tensors `names` (nested) among the fetches and the arguments, which follow these."""
+  found = {name: i for i, name in enumerate([*_fetches(names, arguments), *arguments])}
+  return _mapped(found.__getitem__, names)
+
+
+def _fetches(names: Any, arguments: Sequence[str]) -> list[str]:
+  return [name for name in dict.fromkeys(_leaves(names)) if name not in arguments]
+
+
+def _picked(positions: Any, flat: Sequence[Any]) -> Any:
+  return _mapped(flat.__getitem__, positions)
+
+
+class Joined:
+  """Makes values of other values, in one call of TensorFlow.
+
+  Args:
+    make: Makes them: (runner, bindings) -> value. It is built on sections and on values that are passed on, and may not
+      look into a value in Python.
+    specs: For each name that `make` reads from its bindings, the `tf.TensorSpec`s of the value, nested as the value is.
+    on_trace: See `GraphFunction`.
+
+  Attributes:
+    function: Runs it.
+  """
+
+  def __init__(self, make: Callable[[Any, dict[str, Any]], Any], specs: dict[str, Any], on_trace: Callable[[], None]):
+    self._make = make
+    self._specs = specs
+    self._positions: Any = None
+    self.function = GraphFunction(self._make_graph, on_trace)
+
+  def __call__(self, bindings: dict[str, Any], device: str) -> Any:
+    """The values that `make` would make of `bindings`."""
+    leaves = _leaves(tuple([bindings[name] for name in self._specs]))
+    outputs = self.function(leaves, device)
+    return _picked(self._positions, [*outputs, *leaves])
+
+  def _make_graph(self) -> section_graphs.SectionGraph:
+    with tf.Graph().as_default() as graph:
+      bindings = {
+        name: _mapped(lambda spec: tf.compat.v1.placeholder(spec.dtype, spec.shape), specs)
+        for name, specs in self._specs.items()
+      }
+      arguments = _leaves(tuple(bindings.values()))
+      tracer = _Tracer()
+      results = _mapped(lambda result: result.name, _in_graph(self._make(tracer, bindings)))
+    names = [argument.name for argument in arguments]
+    self._positions = _positions(results, names)
+    return section_graphs.of_graph(graph, arguments, tracer.handles, tracer.variables, _fetches(results, names))
+
+
+class _Tracer:
+  """Represents the runner (`interpreter.Program`) where sections are added to a graph, and not run.
+
+  Attributes:
+    handles: Placeholders for the handles of the sections' variables.
+    variables: The variables' dtypes and shapes.
+  """
+
+  def __init__(self):
+    self.handles: list[tf.Tensor] = []
+    self.variables: list[VariableSpec] = []
+
+  def call(self, section: TensorFlowBlock, argument: Any) -> Any:
+    return section.add_to_current_graph(None if argument is None else _in_graph(argument), self._new_handle)
+
+  def _new_handle(self, variable: VariableSpec) -> tf.Tensor:
+    self.variables.append(variable)
+    self.handles.append(tf.compat.v1.placeholder(tf.resource, []))
+    return self.handles[-1]
+
+
+def _in_graph(value: Any) -> Any:
+  """`value` with its eager tensors, which are constants of the computation, as constants of the current graph."""
+  return _mapped(lambda leaf: leaf if tf.is_symbolic_tensor(leaf) else tf.constant(leaf.numpy(), leaf.dtype), value)

@@ -15,8 +15,7 @@ import struct
 import subprocess
 import sys
 
-from quap_tff.runtime import child_process
-from quap_tff.runtime import worker_binary
+from quap_tff.runtime import processes
 
 # The files of a folder of credentials: the authority that both sides trust, one's own certificate, and its key.
 AUTHORITY, CERTIFICATE, KEY = 'authority.pem', 'certificate.pem', 'key.pem'
@@ -61,7 +60,7 @@ def run(port: int, credentials: str) -> int:
   listening = socket.create_server(('', port), backlog=16)
   _enter_new_network()  # The socket stays where it was bound.
   with subprocess.Popen(
-    child_process.ending_with_this_one(worker_binary.command(_INNER_PORT)), stdin=subprocess.DEVNULL
+    processes.ending_with_this_one(processes.worker_command(_INNER_PORT)), stdin=subprocess.DEVNULL
   ) as worker:
     try:
       asyncio.run(_serve(listening, context, worker))

@@ -28,10 +28,9 @@ import grpc
 import tensorflow_federated as tff
 
 from quap_tff.runtime import errors
-from quap_tff.runtime import identity_cache
 from quap_tff.runtime import in_process
-from quap_tff.runtime import parts as parts_lib
 from quap_tff.runtime import remote_workers
+from quap_tff.runtime import values
 
 _SECONDS_BETWEEN_LOOKS = 0.05
 
@@ -76,7 +75,7 @@ class WorkersContext(tff.framework.SyncContext):
   ):
     self._timeout = timeout
     self._server = in_process.InProcessContext(num_threads=1)
-    self._forms = identity_cache.IdentityCache(_mergeable_form)
+    self._forms = in_process.IdentityCache(_mergeable_form)
     self._threads = concurrent.futures.ThreadPoolExecutor(len(addresses), thread_name_prefix='part')
     self.workers: list[remote_workers.Worker] = []
     try:
@@ -93,10 +92,10 @@ class WorkersContext(tff.framework.SyncContext):
       errors.NotMergeableError: If an aggregation of `comp` depends on another one's result.
       errors.WorkerError: If no worker is left; it names them.
     """
-    if parts_lib.num_clients(arg, comp.type_signature.parameter) is None:
+    if values.num_clients(arg, comp.type_signature.parameter) is None:
       return self._server.invoke(comp, arg)  # There is nothing to spread.
     form = self._forms.get(comp)
-    parts = parts_lib.split(arg, comp.type_signature.parameter, len(self.workers))
+    parts = split(arg, comp.type_signature.parameter, len(self.workers))
     futures = [self._threads.submit(self._run_part, form.up_to_merge, part, i) for i, part in enumerate(parts)]
     concurrent.futures.wait(futures)
     partial_results = [future.result() for future in futures]
@@ -138,6 +137,31 @@ class WorkersContext(tff.framework.SyncContext):
     last = self.workers[-1]
     reasons = ' '.join(str(worker.error()) for worker in self.workers)
     return errors.WorkerError(f'No worker is left. {reasons}', last.address, last.pid)
+
+
+def split(argument: Any, type_spec: tff.Type, count: int) -> list[Any]:
+  """At most `count` arguments, each with a contiguous part of the clients and with everything else in full.
+
+  The sizes differ by at most one, the larger parts come first, and no part is empty unless the cohort is. They depend
+  on the size of the cohort and on `count` alone, so the sums do not depend on which worker computes a part.
+
+  Raises:
+    ValueError: If two client-placed arguments differ in their number of clients.
+  """
+  clients = values.num_clients(argument, type_spec) or 0
+  count = max(1, min(count, clients))
+  size, larger = divmod(clients, count)
+  ends = [(i + 1) * size + min(i + 1, larger) for i in range(count)]
+  return [_part(argument, type_spec, begin, end) for begin, end in zip([0, *ends], ends)]
+
+
+def _part(argument: Any, type_spec: tff.Type, begin: int, end: int) -> Any:
+  if values.differs_by_client(type_spec):
+    return argument[begin:end]
+  if isinstance(type_spec, tff.StructType):
+    children = values.children(argument, type_spec)
+    return tff.structure.Struct((name, _part(child, child_type, begin, end)) for name, child, child_type in children)
+  return argument
 
 
 def _mergeable_form(comp: tff.Computation) -> tff.framework.MergeableCompForm:

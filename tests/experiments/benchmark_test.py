@@ -14,7 +14,7 @@ from experiments import command_line
 from tests.experiments import harness
 
 # A measurement in a process of its own, as the benchmark starts it, with a program that never ends in place of Python.
-# That the workers of a measurement end with it, tests/quap_tff/runtime/workers_test.py says.
+# tests/quap_tff/runtime/workers_test.py says that the workers of a measurement end with it.
 _MEASURING = """
 import sys, types
 from experiments import benchmark
@@ -23,6 +23,7 @@ benchmark._measure('case', name='ceiling')
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('signum', [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
 def test_no_process_outlives_it(signum, tmp_path):
   endless = tmp_path / 'endless'
@@ -60,24 +61,6 @@ def test_wrong_flags_are_refused_before_anything_is_measured(arguments, said, ca
   assert not out and said in err and len(err.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-  'said, error',
-  [
-    ('a warning\nError: there is no GPU', 'there is no GPU'),
-    ('Traceback\nKeyError: 1', "The measurement 'case' failed with status 3."),
-  ],
-)
-def test_a_measurement_that_fails_gives_its_own_words(said, error, tmp_path, monkeypatch, capsys):
-  program = tmp_path / 'program'
-  program.write_text(f'#!/bin/sh\nprintf "{said}\n" >&2\nexit 3\n')
-  program.chmod(0o755)
-  monkeypatch.setattr(benchmark.sys, 'executable', str(program))
-  monkeypatch.setattr(benchmark.child_process, 'ending_with_this_one', lambda command: command)
-  with pytest.raises(ValueError) as caught:
-    benchmark._measure('case', name='ceiling')
-  assert str(caught.value) == error and capsys.readouterr().err.startswith(said.partition('\n')[0])
-
-
 def test_a_device_that_is_not_there_is_found_out_first(monkeypatch, capsys):
   def measure(function, **arguments):
     assert (function, arguments) == ('check', {'device': 'gpu'})
@@ -88,20 +71,28 @@ def test_a_device_that_is_not_there_is_found_out_first(monkeypatch, capsys):
   assert capsys.readouterr() == ('', 'Error: there is no GPU\n')
 
 
-def test_cohorts_and_the_first_round_go_to_the_table(tmp_path, monkeypatch, capsys):
+def _table(path, sections):
+  """The rows of the CSV file that the benchmark writes, by case."""
+  assert command_line.status_of(benchmark.main, ['benchmark', f'--sections={sections}', f'--csv={path}']) == 0
+  with open(path, encoding='utf-8', newline='') as f:
+    return {row['case']: row for row in csv.DictReader(f)}
+
+
+def test_measurements_go_to_the_table(tmp_path, monkeypatch, capsys):
   def measure(function, **arguments):
     if function == 'first_round':
       return {'until_end': 9.0, 'overhead': 5.0}, 700.0
-    assert function == 'cohort' and arguments['examples'] == 60
-    return {'seconds': arguments['clients'] / 10}, 800.0 + arguments['clients'] / 10
+    speed = {'samples_per_second': 600.0, 'seconds_per_round': arguments['clients'] / 10}
+    peak = 800.0 + arguments['clients'] / 10
+    if function == 'cohort':
+      assert arguments['examples'] == 60
+      return speed, peak
+    assert function == 'small' and arguments['clients'] == 100
+    return {**speed, 'cpu_ms_per_client': 1.25 if arguments['model'] == 'digits_cnn' else 0.75}, peak
 
   monkeypatch.setattr(benchmark, '_measure', measure)
   monkeypatch.setattr(benchmark, '_first_round', lambda: (7.5, 600.0))
-  path = tmp_path / 'cases.csv'
-  arguments = ['benchmark', '--sections=cohort,start', f'--csv={path}']
-  assert command_line.status_of(benchmark.main, arguments) == 0
-  with open(path, encoding='utf-8', newline='') as f:
-    rows = {row['case']: row for row in csv.DictReader(f)}
+  rows = _table(tmp_path / 'cases.csv', 'cohort,small,start')
   assert rows['cohort_30'] == {
     'case': 'cohort_30',
     'samples_per_second': '600.0',
@@ -110,46 +101,60 @@ def test_cohorts_and_the_first_round_go_to_the_table(tmp_path, monkeypatch, caps
     'cpu_ms_per_client': '',
   }
   assert rows['cohort_1000']['peak_memory_mib'] == '900.0'
-  assert rows['first_round']['seconds_per_round'] == '7.5' and rows['first_round']['peak_memory_mib'] == '600.0'
-  for rule in ('previous', 'fixed', 'private_quantile', 'certified'):
-    assert f'cohort_1000_{rule}' in rows
-  assert '1.12' in capsys.readouterr().out  # 900 MiB of 803 MiB.
-
-
-def test_small_clients_go_to_the_table(tmp_path, monkeypatch, capsys):
-  def measure(function, **arguments):
-    assert function == 'small' and arguments['clients'] == 100
-    cpu_ms = 1.25 if arguments['model'] == 'digits_cnn' else 0.75
-    return {'seconds': 0.5, 'cpu_ms_per_client': cpu_ms}, 700.0
-
-  monkeypatch.setattr(benchmark, '_measure', measure)
-  path = tmp_path / 'cases.csv'
-  assert command_line.status_of(benchmark.main, ['benchmark', '--sections=small', f'--csv={path}']) == 0
-  with open(path, encoding='utf-8', newline='') as f:
-    rows = {row['case']: row for row in csv.DictReader(f)}
-  assert list(rows) == [f'small_{model}_{examples}' for model in ('logistic', 'cnn') for examples in (0, 10, 60)]
-  assert rows['small_cnn_10'] == {
-    'case': 'small_cnn_10',
-    'samples_per_second': '2000.0',
-    'seconds_per_round': '0.5',
-    'peak_memory_mib': '700.0',
-    'cpu_ms_per_client': '1.25',
-  }
+  rules = ('', '_previous', '_fixed', '_private_quantile', '_certified')
+  small = [f'small_{model}_{examples}' for model in ('logistic', 'cnn') for examples in (0, 10, 60)]
+  assert list(rows) == [f'cohort_{n}{rule}' for rule in rules for n in (30, 1000)] + small + ['first_round']
+  assert rows['small_cnn_10'] == {**rows['small_cnn_0'], 'case': 'small_cnn_10', 'cpu_ms_per_client': '1.25'}
   assert rows['small_logistic_0']['cpu_ms_per_client'] == '0.75'
-  assert '1.25' in capsys.readouterr().out
+  assert rows['first_round']['seconds_per_round'] == '7.5' and rows['first_round']['peak_memory_mib'] == '600.0'
+  printed = capsys.readouterr().out
+  assert '1.121' in printed and '1.25' in printed  # 900 MiB of 803 MiB, and the CPU time.
 
 
+def test_cases_are_compared_with_the_worker_and_the_ceiling(tmp_path, monkeypatch, capsys):
+  speeds = {'tff_worker': 50.0, 'tff_in_process': 80.0, 'quap_float32': 90.0, 'quap_bfloat16': 130.0, 'ceiling': 100.0}
+  monkeypatch.setattr(
+    benchmark,
+    '_measure',
+    lambda function, name, **_: ({'samples_per_second': speeds[name], 'seconds_per_round': 1.0}, 9.0),
+  )
+  rows = _table(tmp_path / 'cases.csv', 'cases')
+  assert {name: float(row['samples_per_second']) for name, row in rows.items()} == speeds
+  line = [line for line in capsys.readouterr().out.splitlines() if line.startswith('quap_float32')]
+  assert line[0].split()[-2:] == ['1.8', '0.9']
+
+
+@pytest.mark.slow
 def test_a_small_client_is_measured():
   row = benchmark_cases.small('logistic_regression', examples=0, clients=2, batch_size=10, rounds=2)
-  assert row['seconds'] > 0 and 0 < row['cpu_ms_per_client'] < 60_000
+  assert row['seconds_per_round'] > 0 and 0 < row['cpu_ms_per_client'] < 60_000
+
+
+def _instead_of_python(monkeypatch, tmp_path, script):
+  """Has the benchmark run a shell script in place of its measurements."""
+  program = tmp_path / 'program'
+  program.write_text(f'#!/bin/sh\n{script}\n')
+  program.chmod(0o755)
+  monkeypatch.setattr(benchmark.sys, 'executable', str(program))
+  monkeypatch.setattr(benchmark.processes, 'ending_with_this_one', lambda command: command)
 
 
 @pytest.mark.parametrize('standard_error, status', [('echo round 1/60 >&2', 3), ('echo nothing >&2', 0)])
 def test_a_first_round_that_fails_is_an_error(standard_error, status, tmp_path, monkeypatch):
-  program = tmp_path / 'program'
-  program.write_text(f'#!/bin/sh\n{standard_error}\nexit {status}\n')
-  program.chmod(0o755)
-  monkeypatch.setattr(benchmark.sys, 'executable', str(program))
-  monkeypatch.setattr(benchmark.child_process, 'ending_with_this_one', lambda command: command)
+  _instead_of_python(monkeypatch, tmp_path, f'{standard_error}\nexit {status}')
   with pytest.raises(ValueError, match=f'first round failed with status {status}'):
     benchmark._first_round()
+
+
+@pytest.mark.parametrize(
+  'said, error',
+  [
+    ('a warning\nError: there is no GPU', 'there is no GPU'),
+    ('Traceback\nKeyError: 1', "The measurement 'case' failed with status 3."),
+  ],
+)
+def test_a_measurement_that_fails_gives_its_own_words(said, error, tmp_path, monkeypatch, capsys):
+  _instead_of_python(monkeypatch, tmp_path, f'printf "{said}\n" >&2\nexit 3')
+  with pytest.raises(ValueError) as caught:
+    benchmark._measure('case', name='ceiling')
+  assert str(caught.value) == error and capsys.readouterr().err.startswith(said.partition('\n')[0])

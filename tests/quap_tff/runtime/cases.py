@@ -1,10 +1,11 @@
 """Computations that both TFF's own context and the in-process runtime are asked to run, with their results.
 
-Each case is a function that builds its computations, calls them in whatever context is installed, and returns results
-to compare. Nothing in them is random, except noise too small to see at the tolerance.
+Each case is a function that calls computations in the current context and returns results to compare. Learning
+processes are built once for all contexts. Nothing is random, except noise too small to see at the tolerance.
 """
 
 import collections
+import functools
 
 import numpy as np
 import tensorflow as tf
@@ -74,6 +75,41 @@ def _rounds(process, cohorts):
     state = output.state
     results.append(output)
   return results
+
+
+@functools.cache
+def fed_avg_keras_process():
+  """With a weighted mean, a proximal term, momentum and a server optimizer; reduces datasets."""
+  return tff.learning.algorithms.build_weighted_fed_prox(
+    keras_model_fn,
+    proximal_strength=0.5,
+    client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.1, 0.9),
+    server_optimizer_fn=tff.learning.optimizers.build_adam(0.1),
+  )
+
+
+@functools.cache
+def fed_avg_iterator_process():
+  """Unweighted, iterates over datasets."""
+  return tff.learning.algorithms.build_unweighted_fed_avg(
+    keras_model_fn,
+    client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.1),
+    loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
+  )
+
+
+def _adaptive_clip():
+  # Without noise on the sum or on the clipped count: the clip's way from round to round is compared.
+  return tff.aggregators.DifferentiallyPrivateFactory.gaussian_adaptive(
+    noise_multiplier=1e-7, clients_per_round=3.0, initial_l2_norm_clip=1.0, clipped_count_stddev=1e-6
+  )
+
+
+@functools.cache
+def _fed_avg_functional_process():
+  return tff.learning.algorithms.build_unweighted_fed_avg(
+    functional_model(), client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.1), model_aggregator=_adaptive_clip()
+  )
 
 
 def _learning(process):
@@ -225,42 +261,17 @@ def select():
 
 @_case
 def fed_avg_keras():
-  return _learning(
-    tff.learning.algorithms.build_unweighted_fed_avg(
-      keras_model_fn,
-      client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.1, 0.9),
-      server_optimizer_fn=tff.learning.optimizers.build_adam(0.1),
-    )
-  )
+  return _learning(fed_avg_keras_process())
 
 
 @_case
 def fed_avg_iterator_loop():
-  return _learning(
-    tff.learning.algorithms.build_unweighted_fed_avg(
-      keras_model_fn,
-      client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.1),
-      loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
-    )
-  )
+  return _learning(fed_avg_iterator_process())
 
 
 @_case
 def fed_avg_functional():
-  return _learning(
-    tff.learning.algorithms.build_unweighted_fed_avg(
-      functional_model(), client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.1)
-    )
-  )
-
-
-@_case
-def fed_prox():
-  return _learning(
-    tff.learning.algorithms.build_weighted_fed_prox(
-      keras_model_fn, proximal_strength=0.5, client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.1)
-    )
-  )
+  return _learning(_fed_avg_functional_process())
 
 
 @_case
@@ -271,29 +282,13 @@ def fed_eval():
 
 
 @_case
-def fed_avg_dp():
-  return _learning(
-    tff.learning.algorithms.build_unweighted_fed_avg(
-      functional_model(),
-      client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.1),
-      model_aggregator=tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(1e-9, 3.0, 0.05),
-    )
-  )
-
-
-@_case
 def gaussian_fixed():
   return _aggregation(tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(1e-9, 3.0, 1.0))
 
 
 @_case
 def gaussian_adaptive():
-  # Without noise on the sum or on the clipped count: the clip's way from round to round is what is compared.
-  return _aggregation(
-    tff.aggregators.DifferentiallyPrivateFactory.gaussian_adaptive(
-      noise_multiplier=1e-7, clients_per_round=3.0, initial_l2_norm_clip=1.0, clipped_count_stddev=1e-6
-    )
-  )
+  return _aggregation(_adaptive_clip())
 
 
 @_case

@@ -1,8 +1,32 @@
 """Compares what two contexts returned: the same containers, the same kinds of leaves, values within a tolerance."""
 
+from collections.abc import Iterator
+import contextlib
+
 import attrs
 import numpy as np
 import tensorflow as tf
+import tensorflow_federated as tff
+
+from quap_tff import runtime
+
+
+@contextlib.contextmanager
+def threads(context: runtime.InProcessContext, num_threads: int) -> Iterator[None]:
+  """Runs computations on `context` with another number of threads, without compiling or tracing them again."""
+  before = context._num_threads
+  _set_threads(context, num_threads)
+  try:
+    with tff.framework.get_context_stack().install(context):
+      yield
+  finally:
+    _set_threads(context, before)
+
+
+def _set_threads(context, num_threads):
+  pool, context._pool, context._num_threads = context._pool, None, num_threads
+  if pool is not None:
+    pool.shutdown()
 
 
 def assert_same(found, expected, tolerance, path='result'):

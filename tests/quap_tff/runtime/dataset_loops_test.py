@@ -13,7 +13,7 @@ from quap_tff.runtime import dataset_loops
 _SEQUENCE = tff.SequenceType(np.int32)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope='module')
 def _context():
   with runtime.activate(runtime.RuntimeConfig(device='cpu', num_threads=2)) as context:
     yield context

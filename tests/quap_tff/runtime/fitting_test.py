@@ -84,15 +84,14 @@ def test_what_fits_is_what_fits_in_tff():
   ]
 
 
-@pytest.fixture(name='context')
+@pytest.fixture(scope='module', autouse=True)
 def _context():
   with runtime.activate(runtime.RuntimeConfig(device='cpu', num_threads=2)) as context:
     yield context
 
 
 @pytest.mark.parametrize('argument', [[2**32], [1, 2**31], runtime.client_values])
-def test_sums_of_clients_integers_do_not_wrap(context, argument):
-  del context
+def test_sums_of_clients_integers_do_not_wrap(argument):
   total = tff.federated_computation(tff.federated_sum, tff.FederatedType(np.int32, tff.CLIENTS))
   if argument is runtime.client_values:
     argument = runtime.client_values(lambda i: 2**31 + i, [0, 1])
@@ -103,15 +102,13 @@ def test_sums_of_clients_integers_do_not_wrap(context, argument):
 @pytest.mark.parametrize(
   'elements, found', [([1, 300], '300'), ([1, -1], '-1'), ([np.int64(1), 1], '1 of dtype int64')]
 )
-def test_elements_of_a_list_for_a_sequence_do_not_wrap(context, elements, found):
-  del context  # TFF wraps them.
+def test_elements_of_a_list_for_a_sequence_do_not_wrap(elements, found):  # TFF wraps them.
   last = tff.tensorflow.computation(lambda ds: ds.reduce(np.uint8(0), lambda _, x: x), tff.SequenceType(np.uint8))
   with pytest.raises(TypeError, match=rf'uint8 for argument\[[01]\], found {found}'):
     last(elements)
 
 
-def test_a_message_says_where_in_the_argument(context):
-  del context
+def test_a_message_says_where_in_the_argument():
   client = collections.OrderedDict(id=tff.SequenceType(np.int64), pair=(np.float32, (np.int8, [2])))
 
   @tff.federated_computation(
@@ -174,29 +171,24 @@ def _sparse_result():
     (_sparse_result, 'returns no SparseTensor. Return its parts, or a dense tensor'),
   ],
 )
-def test_what_cannot_run_is_a_clear_error(context, call, message):
-  del context
+def test_what_cannot_run_is_a_clear_error(call, message):
   with pytest.raises(runtime.UnsupportedComputationError, match=message):
     call()
 
 
-def test_jax_is_refused(context):
-  del context
+def test_jax_is_refused():
   doubled = tff.jax.computation(lambda x: x + x, np.float32)
   with pytest.raises(runtime.UnsupportedComputationError, match='runs TensorFlow only.*tff.jax.computation'):
     doubled(np.float32(2))
 
 
 @pytest.mark.parametrize('value', [tf.ragged.constant([[1], [2, 3]]), tf.sparse.from_dense([1, 0, 3])])
-def test_ragged_and_sparse_arguments_are_refused(context, value):
-  del context
+def test_ragged_and_sparse_arguments_are_refused(value):
   with pytest.raises(TypeError, match=r'Expected a value of dtype int32 for argument, found .*(Ragged|Sparse)Tensor'):
     tff.tensorflow.computation(lambda x: x, tff.TensorType(np.int32, [None]))(value)
 
 
-def test_ragged_and_sparse_tensors_work_inside_a_section(context):
-  del context
-
+def test_ragged_and_sparse_tensors_work_inside_a_section():
   @tff.tensorflow.computation(tff.TensorType(np.int32, [3]))
   def inside(x):
     return tf.reduce_sum(tf.RaggedTensor.from_row_lengths(x, [1, 2])), tf.sparse.reduce_sum(tf.sparse.from_dense(x))

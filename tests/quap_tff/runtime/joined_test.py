@@ -16,7 +16,7 @@ from tests.quap_tff.runtime import comparison
 _INTS = tff.FederatedType(np.int32, tff.CLIENTS)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope='module')
 def _in_process():
   with runtime.activate(runtime.RuntimeConfig(device='cpu', num_threads=2)):
     yield
@@ -91,6 +91,7 @@ def test_one_call_makes_a_clients_values_and_one_sums_them(calls, sections_run_o
   assert calls_for(10) - calls_for(2) == 8 * 7  # Five of the client, and two sums.
 
 
+@pytest.mark.slow
 def test_the_bits_are_those_of_the_sections_one_by_one(sections_run_one_by_one):
   process = tff.learning.algorithms.build_unweighted_fed_avg(
     cases.keras_model_fn,

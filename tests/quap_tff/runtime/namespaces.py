@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import Optional
 
-from quap_tff.runtime import child_process
+from quap_tff.runtime import processes
 
 _HOSTS = '10.213'
 
@@ -70,7 +70,7 @@ class Machine:
       return
     command = [sys.executable, '-m', 'experiments.worker', f'--port={self._port}', *self._arguments]
     self._worker = subprocess.Popen(
-      child_process.ending_with_this_one([shutil.which('ip'), 'netns', 'exec', self._name, *command]),
+      processes.ending_with_this_one([shutil.which('ip'), 'netns', 'exec', self._name, *command]),
       stdin=subprocess.DEVNULL,
       stdout=subprocess.DEVNULL,
       stderr=subprocess.DEVNULL,

@@ -21,14 +21,14 @@ from tests.quap_tff.runtime import comparison
 from tests.quap_tff.runtime import namespaces
 
 _WHY_NOT = namespaces.why_not()
-pytestmark = pytest.mark.skipif(_WHY_NOT is not None, reason=str(_WHY_NOT))
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(_WHY_NOT is not None, reason=str(_WHY_NOT))]
 
 _TIMEOUT = 3.0
 # For what is not the detection itself, on a machine that is busy with other things.
 _MARGIN = 20.0
 _FLOATS_AT_CLIENTS = tff.FederatedType(np.float32, tff.CLIENTS)
 _COHORTS = ([0, 1, 2, 3, 4], [5, 1, 6, 7, 2])
-_SCRIPT = pathlib.Path(__file__).absolute().parents[2] / 'experiments' / 'distributed' / 'make_credentials.sh'
+_SCRIPT = pathlib.Path(__file__).absolute().parents[3] / 'experiments' / 'distributed' / 'make_credentials.sh'
 
 
 def _wait_for(condition):
@@ -142,7 +142,7 @@ def _at_the_next_request_for_a_result(monkeypatch, machine, happens):
   begin = []
 
   def disturbed(stub, request):
-    if stub._worker.address == machine.address and not begin:
+    if stub.worker.address == machine.address and not begin:
       happens()
       begin.append(time.monotonic())
     return compute(stub, request)

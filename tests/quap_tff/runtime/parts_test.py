@@ -1,4 +1,4 @@
-"""Tests of `quap_tff.runtime.parts`: what each worker gets of an argument."""
+"""Tests of `quap_tff.runtime.workers`: what each worker gets of an argument."""
 
 import collections
 
@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import tensorflow_federated as tff
 
-from quap_tff.runtime import parts
+from quap_tff.runtime import values
+from quap_tff.runtime import workers
 
 _AT_CLIENTS = tff.FederatedType(np.int32, tff.CLIENTS)
 _EVERYWHERE = tff.FederatedType(np.int32, tff.CLIENTS, all_equal=True)
@@ -25,12 +26,12 @@ _AT_SERVER = tff.FederatedType(np.int32, tff.SERVER)
   ],
 )
 def test_parts_are_contiguous_and_even(clients, count, expected):
-  assert parts.split(list(range(clients)), _AT_CLIENTS, count) == expected
+  assert workers.split(list(range(clients)), _AT_CLIENTS, count) == expected
 
 
 def test_what_is_not_each_clients_own_goes_to_all():
   type_spec = tff.to_type(collections.OrderedDict(state=_AT_SERVER, data=_AT_CLIENTS, rate=_EVERYWHERE))
-  found = parts.split(collections.OrderedDict(state=7, data=[1, 2, 3], rate=9), type_spec, 2)
+  found = workers.split(collections.OrderedDict(state=7, data=[1, 2, 3], rate=9), type_spec, 2)
   assert [tff.structure.to_odict(part) for part in found] == [
     {'state': 7, 'data': [1, 2], 'rate': 9},
     {'state': 7, 'data': [3], 'rate': 9},
@@ -39,9 +40,9 @@ def test_what_is_not_each_clients_own_goes_to_all():
 
 def test_arguments_of_different_length_are_refused():
   with pytest.raises(ValueError, match=r'differ in their number of clients: \[1, 2\]'):
-    parts.split(([1], [1, 2]), tff.to_type((_AT_CLIENTS, _AT_CLIENTS)), 2)
+    workers.split(([1], [1, 2]), tff.to_type((_AT_CLIENTS, _AT_CLIENTS)), 2)
 
 
 def test_an_argument_without_clients_has_no_cohort():
-  assert parts.num_clients(7, _AT_SERVER) is None
-  assert parts.num_clients(None, None) is None
+  assert values.num_clients(7, _AT_SERVER) is None
+  assert values.num_clients(None, None) is None

@@ -1,6 +1,7 @@
 """A round holds as many clients' values as there are threads, not as there are clients, and sums in one order."""
 
 import collections
+import contextlib
 import functools
 import threading
 import weakref
@@ -35,6 +36,12 @@ _RULES = {
   'fixed': clip_rules.Fixed(1.0),
   'private_quantile': clip_rules.PrivateQuantile(),
 }
+
+
+@pytest.fixture(name='context', scope='module')
+def _context():
+  with contextlib.closing(runtime.InProcessContext(2)) as context:
+    yield context
 
 
 def _aggregator(rule):
@@ -91,10 +98,11 @@ class _Alive:
     monkeypatch.setattr(tensorflow_blocks.GraphFunction, '__call__', counted)
 
 
-@pytest.mark.parametrize('num_threads', [1, 2])
+@pytest.mark.slow
 @pytest.mark.parametrize('rule', [*_RULES, 'certified_fixed', 'certified_private_quantile'])
-def test_updates_do_not_pile_up(rule, num_threads, monkeypatch):
-  with runtime.activate(runtime.RuntimeConfig(device='cpu', num_threads=num_threads)):
+@pytest.mark.parametrize('num_threads', [1, 2])
+def test_updates_do_not_pile_up(context, rule, num_threads, monkeypatch):
+  with comparison.threads(context, num_threads):
     process, next_round = _round(rule)
     state = next_round(process.initialize(), list(range(4))).state
     alive = _Alive(monkeypatch, _LARGE)
@@ -103,21 +111,22 @@ def test_updates_do_not_pile_up(rule, num_threads, monkeypatch):
   assert 0 < alive.most <= in_flight + _COPIES * num_threads + _SUMS < _CLIENTS
 
 
-def test_what_waits_for_the_clip_is_held():
-  # That the count above would notice: the clipped layer of the rule 'current' is held for the whole cohort.
-  with pytest.MonkeyPatch.context() as monkeypatch:
-    with runtime.activate(runtime.RuntimeConfig(device='cpu', num_threads=2)):
-      process, next_round = _round('current')
-      alive = _Alive(monkeypatch, _SMALL)
-      next_round(process.initialize(), list(range(_CLIENTS)))
+@pytest.mark.slow
+def test_what_waits_for_the_clip_is_held(context, monkeypatch):
+  # The count above would notice this: the clipped layer of the rule 'current' is held for the whole cohort.
+  with comparison.threads(context, 2):
+    process, next_round = _round('current')
+    alive = _Alive(monkeypatch, _SMALL)
+    next_round(process.initialize(), list(range(_CLIENTS)))
   assert alive.most >= _CLIENTS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('rule', ['current', 'previous', 'certified_fixed'])
-def test_number_of_threads_changes_no_bit(rule):
+def test_number_of_threads_changes_no_bit(context, rule):
   results = []
   for num_threads in (1, 2, 4):
-    with runtime.activate(runtime.RuntimeConfig(device='cpu', num_threads=num_threads)):
+    with comparison.threads(context, num_threads):
       process, next_round = _round(rule)
       state = next_round(process.initialize(), [3, 5, 0, 9]).state
       output = next_round(state, list(range(_CLIENTS)))
@@ -127,6 +136,7 @@ def test_number_of_threads_changes_no_bit(rule):
   assert np.all(np.isfinite(results[0][0][0]))
 
 
+@pytest.mark.slow
 def test_a_large_part_that_is_not_finite_takes_the_clipped_part_with_it():
   large, small = tff.to_type((np.float32, [2])), tff.to_type((np.float32, [2]))
   config = configs.QuapConfig(num_clients=4, clip=clip_rules.QuantileEma(), noise=configs.NoiseConfig('none'))
@@ -187,9 +197,10 @@ class TestClientValues:
       assert total(runtime.client_values(make, range(40))) == sum(range(40)) + 40
     assert most[0] <= 2
 
-  def test_are_made_once_where_only_one_pass_reads_them(self):
+  @pytest.mark.slow
+  def test_are_made_once_where_only_one_pass_reads_them(self, context):
     made = []
-    with runtime.activate(runtime.RuntimeConfig(device='cpu', num_threads=2)):
+    with comparison.threads(context, 2):
       process, next_round = _round('current')  # The second pass clips what the first one has kept.
       next_round(process.initialize(), runtime.client_values(lambda client: made.append(client) or client, range(6)))
     assert made == list(range(6))

@@ -176,21 +176,20 @@ class TestMeasurement:
       assert _measure(computation, [_ONES]) is None
 
 
+@pytest.mark.slow
 class TestProcesses:
   def test_stock_fed_avg(self):
-    process = tff.learning.algorithms.build_unweighted_fed_avg(
-      cases.keras_model_fn, client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.1)
-    )
+    process = cases.fed_avg_iterator_process()
     state = process.initialize()
     weights = state.global_model_weights
     trainable = sum(array.nbytes for array in weights.trainable)
     non_trainable = sum(np.asarray(array).nbytes for array in weights.non_trainable)
     assert trainable == (3 + 3 + 3 * 2 + 2) * _FLOAT and non_trainable == (3 + 3) * _FLOAT
     down, up, clients = _measure(process.next, state, cases.client_data())
-    # Beside the model: the local optimizer's learning rate.
+    # In addition to the model: the local optimizer's learning rate.
     assert (down, clients) == (trainable + non_trainable + _FLOAT, 3)
-    # Beside the update: the one that the mean counts clients by, loss and accuracy as (sum, count), and the numbers of
-    # examples and batches.
+    # In addition to the update: the count of clients for the mean, loss and accuracy as (sum, count), and the numbers
+    # of examples and batches.
     assert up == trainable + _INT + 2 * 2 * _FLOAT + 2 * 8
 
   @pytest.mark.parametrize(
