@@ -35,16 +35,11 @@ class module:  # pylint: disable=invalid-name
     self._name = name
 
   def __getattr__(self, attribute: str) -> Any:
-    return getattr(_import(self._name), attribute)
+    return getattr(load(self._name), attribute)
 
 
 tf = module('tensorflow')
 tff = module('tensorflow_federated')
-
-
-def load(name: str):
-  """Imports a module now, with everything that it imports."""
-  _import(name)
 
 
 def exports(package: str, modules: dict[str, Sequence[str]]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -55,22 +50,23 @@ def exports(package: str, modules: dict[str, Sequence[str]]) -> tuple[Callable[[
     modules: For each submodule, by its path in the package, the public names that it provides. A submodule is public
       itself, under the last part of its path.
   """
-  places = {name: (f'{package}.{path}', name) for path, names in modules.items() for name in names}
-  places.update({path.rpartition('.')[2]: (f'{package}.{path}', '') for path in modules})
+  own_names = {path: path.rpartition('.')[2] for path in modules}
+  places = {own_names[path]: (path, None) for path in modules}
+  places.update({name: (path, name) for path, names in modules.items() for name in names})
 
   def getattribute(name: str) -> Any:
     if name not in places:
       raise AttributeError(f'module {package!r} has no attribute {name!r}')
     path, attribute = places[name]
-    found = _import(path)
+    found = load(f'{package}.{path}')
     return getattr(found, attribute) if attribute else found
 
-  listed = {name for path, names in modules.items() for name in names or [path.rpartition('.')[2]]}
+  listed = {name for path, names in modules.items() for name in names or [own_names[path]]}
   return getattribute, lambda: sorted(listed)
 
 
-def _import(name: str) -> Any:
-  """Imports a module.
+def load(name: str) -> Any:
+  """Imports a module now, with everything that it imports, and returns it.
 
   Raises:
     MissingPackageError: If it, or a module that it imports, comes from a package that is not installed.
