@@ -320,32 +320,28 @@ class TestWrongInput:
       assert command_line.status_of(sweep.main, ['sweep', '--vary=seed=1']) == 1
     assert '--output_dir is missing' in capfd.readouterr().err
 
-  def test_a_folder_of_something_else_is_left_alone(self, call, folder):
-    folder.mkdir()
-    (folder / 'thesis.tex').write_text('…')
-    ended, runs = call('--vary=seed=1')
-    assert ended.status == 1 and 'no readable sweep.json' in ended.err and not runs.started
-    assert [path.name for path in folder.iterdir()] == ['thesis.tex']
-
   @pytest.mark.parametrize(
-    'content',
+    'name, content',
     [
-      '',
-      '{',
-      '[]',
-      '{"base": 3, "identity": {}, "flags": {}, "grids": []}',
-      '{"base": []}',
-      '{"base": [], "identity": {}, "flags": {}, "grids": 4}',
-      '{"base": [], "identity": {}, "flags": {}, "grids": [[3]]}',
-      '{"base": [1], "identity": {}, "flags": {}, "grids": []}',
-      '{"base": [], "identity": 1, "flags": {}, "grids": []}',
+      ('thesis.tex', '…'),
+      ('sweep.json', ''),
+      ('sweep.json', '{'),
+      ('sweep.json', '[]'),
+      ('sweep.json', '{"base": 3, "identity": {}, "flags": {}, "grids": []}'),
+      ('sweep.json', '{"base": []}'),
+      ('sweep.json', '{"base": [], "identity": {}, "flags": {}, "grids": 4}'),
+      ('sweep.json', '{"base": [], "identity": {}, "flags": {}, "grids": [[3]]}'),
+      ('sweep.json', '{"base": [1], "identity": {}, "flags": {}, "grids": []}'),
+      ('sweep.json', '{"base": [], "identity": 1, "flags": {}, "grids": []}'),
     ],
   )
-  def test_a_damaged_record_is_named(self, content, call, folder):
+  def test_a_folder_without_a_readable_record_is_named_and_left_alone(self, name, content, call, folder):
     folder.mkdir()
-    (folder / 'sweep.json').write_text(content)
+    (folder / name).write_text(content)
+    before = harness.files(folder)
     ended, runs = call('--vary=seed=1')
     assert ended.status == 1 and 'no readable sweep.json' in ended.err and not runs.started
+    assert harness.files(folder) == before
 
   def test_a_runs_folder_with_another_run_in_it_is_named(self, call, folder):
     call('--vary=seed=1')
@@ -361,34 +357,25 @@ class TestStanding:
   def _run(self, folder):
     return _runs_in(folder, 'seed=1')['seed=1']
 
-  def test_new(self, run):
+  @pytest.mark.parametrize(
+    'rounds, written, changes, expected',
+    [
+      (4, dict(seconds=1.5, with_summary=False), {}, (4, False, 1.5, None)),
+      (4, dict(interrupted=True), {}, (4, False, 2.0, None)),
+      # It was interrupted after a test outside the schedule that would have stopped it.
+      (4, dict(interrupted=True, accuracy=0.9), dict(stop_at_accuracy=0.9), (4, False, 2.0, None)),
+      (10, dict(accuracy=0.75), {}, (10, True, 2.0, 0.75)),
+      # It ended earlier than it is to end now.
+      (4, {}, {}, (4, False, 2.0, None)),
+      (4, {}, dict(last_round=4), (4, True, 2.0, 0.5)),
+      (4, dict(accuracy=0.9), dict(stop_at_accuracy=0.9), (4, True, 2.0, 0.9)),
+      (4, dict(accuracy=0.9), dict(stop_at_accuracy=0.95), (4, False, 2.0, None)),
+    ],
+  )
+  def test_of_a_run_that_has_begun(self, run, rounds, written, changes, expected):
     assert plan.standing(run) == plan.Standing(0, False, None, None)
-
-  def test_begun(self, run):
-    _write(run, 4, seconds=1.5, with_summary=False)
-    assert plan.standing(run) == plan.Standing(4, False, 1.5, None)
-
-  def test_interrupted(self, run):
-    _write(run, 4, interrupted=True)
-    assert plan.standing(run) == plan.Standing(4, False, 2.0, None)
-
-  def test_interrupted_after_a_test_beside_the_schedule_that_would_have_stopped_it(self, run):
-    _write(run, 4, interrupted=True, accuracy=0.9)
-    assert not plan.standing(run._replace(stop_at_accuracy=0.9)).finished
-
-  def test_finished(self, run):
-    _write(run, 10, accuracy=0.75)
-    assert plan.standing(run) == plan.Standing(10, True, 2.0, 0.75)
-
-  def test_ended_earlier_than_it_is_to_end_now(self, run):
-    _write(run, 4)
-    assert not plan.standing(run).finished
-    assert plan.standing(run._replace(last_round=4)).finished
-
-  def test_stopped_at_an_accuracy(self, run):
-    _write(run, 4, accuracy=0.9)
-    assert plan.standing(run._replace(stop_at_accuracy=0.9)).finished
-    assert not plan.standing(run._replace(stop_at_accuracy=0.95)).finished
+    _write(run, rounds, **written)
+    assert plan.standing(run._replace(**changes)) == plan.Standing(*expected)
 
   @pytest.mark.parametrize('name', ['metrics.csv', 'summary.json'])
   @pytest.mark.parametrize('text', ['', 'round,seconds\n1', '{', '[]', '{"rounds": 10}', 'round,seconds\nx,y\n'])
@@ -476,45 +463,31 @@ class TestChild:
     assert not psutil.wait_procs([child], timeout=30)[1]
 
 
-def test_real_runs(tmp_path):
-  """One comes to its end, and one of a million rounds is cut off with the sweep."""
-  folder = tmp_path / 'runs'
-  done, cut = 'rounds=4', 'rounds=1000000'
+@pytest.mark.slow
+def test_a_real_run_is_cut_off_with_the_sweep_and_one_that_ended_is_kept(tmp_path):
+  """One run has come to its end before, and one of a million rounds is cut off."""
+  folder, done, cut = tmp_path / 'runs', 'rounds=4', 'rounds=1000000'
+  arguments = [f'--output_dir={folder}', '--vary=rounds=4|1000000', '--', *harness.TINY, '--algorithm=fedavg']
+  folder.mkdir()
+  command = [sys.executable, '-m', 'experiments.sweep', *arguments]
+  by_name = _runs_in(folder, 'rounds=4|1000000', base=arguments[3:])
+  assert harness.main(*by_name[done].arguments) == 0
+  record = record_lib.extended(str(tmp_path / 'new'), arguments[3:], ['rounds=4|1000000'])
+  with record_lib.held(str(folder), record), open(tmp_path / 'progress', 'w'):
+    pass
   with open(tmp_path / 'progress', 'a+') as progress:
     process = subprocess.Popen(
-      [
-        sys.executable,
-        '-m',
-        'experiments.sweep',
-        f'--output_dir={folder}',
-        '--parallel=2',
-        '--vary=rounds=4|1000000',
-        '--',
-        *harness.TINY,
-        '--algorithm=fedavg',
-      ],
-      cwd=harness.REPOSITORY,
-      stdin=subprocess.DEVNULL,
-      stdout=subprocess.PIPE,
-      stderr=progress,
-      universal_newlines=True,
-      encoding='utf-8',
+      command, cwd=harness.REPOSITORY, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=progress, text=True
     )
-
-    def said():
-      progress.seek(0)
-      return progress.read()
-
-    harness.wait_for(
-      lambda: f'done {done}: 4 rounds, test accuracy' in said() and len(harness.rows(folder / cut)) > 1, process
-    )
+    harness.wait_for(lambda: len(harness.rows(folder / cut)) > 1, process)
     at_work = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
     ended = harness.finish(process)
-    assert 'Traceback' not in ended.out + said()
+    progress.seek(0)
+    said = progress.read()
+  assert 'Traceback' not in ended.out + said and '1 done, 0 begun, 1 new' in said
   assert ended.status == 130 and at_work and not psutil.wait_procs(at_work, timeout=30)[1]
-  summary = ended.summary
-  assert summary['done'] == [done] and summary['left'] == [cut] and not summary['failed']
+  assert ended.summary['done'] == [done] and ended.summary['left'] == [cut] and not ended.summary['failed']
   kept = json.loads((folder / cut / 'summary.json').read_text())
   assert kept['interrupted'] and kept['rounds'] == len(harness.rows(folder / cut))
   assert 'Interrupted after' in (folder / f'{cut}.log').read_text()
