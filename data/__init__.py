@@ -1,4 +1,4 @@
-"""Federated data: `load` makes a federation of a named dataset, `cohorts.make` says who takes part in each round."""
+"""Federated data: `load` makes a federation of a named dataset, `cohorts.make` draws the clients of each round."""
 
 from typing import Callable, Optional
 
@@ -33,17 +33,17 @@ def load(
   Args:
     spec: A dataset, e.g. `digits`, `mnist`, `femnist`, `femnist:test_writers=0.1`; see `DATASETS`.
     data_dir: The folder that holds the dataset's file (mnist.npz, cifar10.npz, mnist_writers.npz, emnist_all.sqlite,
-      cifar100.sqlite, shakespeare.sqlite, stackoverflow.sqlite with stackoverflow.word_count).
+      cifar100.sqlite, shakespeare.sqlite, stackoverflow.sqlite with stackoverflow.word_count; or that of `npz:path=`).
       `None`: the cache of Keras or TFF, filled by their download if empty.
     num_clients: N. `None`: 100, or all clients of a dataset that has its own. If a smaller number is given for such a
       dataset, the seed chooses the clients.
     partition: How the examples of a dataset without clients of its own are divided, see `PARTITIONS`. Other datasets
       ignore it. `Federation.partition` says which was the case.
     seed: Seed of the partition and of the choice among natural clients; non-negative.
-    features: What replaces the examples, see `data.features.FEATURES`; computed once and kept on disk.
-    auxiliary: What the server has instead of the clients, a share in [0, 1), drawn by the seed: of the pool, before it
-      is divided; or, as whole clients of a dataset that has its own, of the number of clients asked for. Nobody whose
-      examples these are is a client.
+    features: A feature map for the examples, see `data.features.FEATURES`; computed once and kept on disk.
+    auxiliary: The share of examples that the server has, in [0, 1), drawn by the seed: of the pool, before it is
+      divided; or, as whole clients of a dataset that has its own, of the number of clients asked for. The people
+      of these examples are not clients.
     progress: Called with (done, total) as clients are read, and then as features of examples are computed.
 
   Returns:

@@ -42,7 +42,7 @@ class Dataset(abc.ABC):
     tests_clients: Whether the test set is of the clients themselves.
     image_shape: (height, width, channels) of an example; None if examples are not images, or if the file decides.
     white: The pixel value in its files that becomes 1.0.
-    auxiliary_source: Whose examples the server gets if it is to have examples of its own, a sentence.
+    auxiliary_source: A sentence on the source of the server's own examples, for runs in which it has some.
   """
 
   has_own_clients: ClassVar[bool] = False

@@ -34,7 +34,7 @@ _KERAS_ARRAYS = ('x_train', 'y_train', 'x_test', 'y_test')
 
 @dataclasses.dataclass(frozen=True)
 class Digits(base.PooledDataset):
-  """scikit-learn's 1,797 real handwritten digits, 8x8, shipped with it: needs no network and no file.
+  """scikit-learn's 1,797 real handwritten digits, 8x8. They come with that package: no network or file is needed.
 
   1,437 training and 360 test examples, float32[8, 8, 1], 1.0 = ink.
   """
@@ -58,15 +58,15 @@ def _a_seventh_tests(x, y, drawn) -> base.Pool:
 
 @dataclasses.dataclass(frozen=True)
 class Glyphs(base.PooledDataset):
-  """Drawings of random glyphs by the program: nobody's data, to choose clipping norms and learning rates on.
+  """Drawings of random glyphs by the program: nobody's data. Clipping norms and learning rates can be chosen on them.
 
-  18,000 training and 3,000 test images by default, float32[28, 28, 1], 1.0 = ink. The glyphs are others than those
-  that `experiments.pretrain` learns from.
+  18,000 training and 3,000 test images by default, float32[28, 28, 1], 1.0 = ink. `experiments.pretrain` learns from
+  other glyphs.
 
   Attributes:
     classes: Number of glyphs, which are the labels.
     copies: Drawings of each, a seventh of them for the test.
-    alphabet: Seed of the glyphs and of their drawings; not that of the run, so that runs of all seeds share them.
+    alphabet: Seed of the glyphs and of their drawings. It is not the run's, so that runs of all seeds share them.
   """
 
   image_shape = (28, 28, 1)
@@ -90,7 +90,7 @@ class Glyphs(base.PooledDataset):
 class _KerasImages(base.PooledDataset):
   """8-bit images from `FILE.npz` in a folder, or without a folder from Keras' download and cache.
 
-  A `data_dir` without the file is an error and no reason to download: a user who names a folder means that folder.
+  A `data_dir` without the file is an error. Nothing is downloaded then: a user who names a folder means that folder.
 
   Attributes:
     keras_name: The file without its suffix, and the module in `tf.keras.datasets`.
@@ -149,16 +149,16 @@ class Cifar10(_KerasImages):
 
 @dataclasses.dataclass(frozen=True)
 class Things(base.PooledDataset):
-  """Drawings of random things by the program: nobody's data, for photographs what `Glyphs` is for digits.
+  """Drawings of random things by the program: nobody's data. They are to photographs as `Glyphs` are to digits.
 
-  18,000 training and 3,000 test images by default, float32[32, 32, 3], RGB. The things are others than those that
-  `--features=drawn` learns from. See `data.leaves`.
+  18,000 training and 3,000 test images by default, float32[32, 32, 3], RGB. `--features=drawn`
+  learns from other things. See `data.leaves`.
 
   Attributes:
     classes: Number of labels.
     looks: Number of things that share a label, as many kinds of birds are birds. With one, a linear head finds it easy.
     copies: Drawings of each label, a seventh of them for the test.
-    kinds: Seed of the things and of their drawings; not that of the run, so that runs of all seeds share them.
+    kinds: Seed of the things and of their drawings. It is not the run's, so that runs of all seeds share them.
   """
 
   image_shape = (32, 32, 3)
@@ -189,7 +189,7 @@ class MnistWriters(base.Dataset):
 
   Each MNIST digit is a digit of NIST Special Database 19, whose writers are known. `mnist_writers.npz` holds the writer
   of each row of `mnist.npz`. MNIST's test digits are by writers of their own, so test accuracy here is accuracy on
-  people whom no client has met.
+  people who are not clients.
   """
 
   has_own_clients = True

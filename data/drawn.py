@@ -8,8 +8,8 @@ An image goes through five fixed steps; its features are a function of it alone.
 3. Both signs are kept, above a threshold: max(a - ½, 0) and max(-a - ½, 0).
 4. Their means over each cell of a 3x3 grid, square roots taken: s, 18·k numbers.
 5. Linear discriminants: φ = Λ^p·Uᵀ·(s - s̄), with S_b·u = λ·(S_w + α·I)·u. S_b and S_w are the covariances of s, each
-   number in units of its own deviation, between and within drawn things that are seen in many views. What changes from
-   view to view gets little weight.
+   number in units of its own deviation, between and within drawn things that are seen in many views. Directions that
+   change from view to view get little weight.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SMALLEST_DEVIATION = 1e-3
 # Of the mean variance within things. An estimate out of 12,000 drawings is noisy in thousands of directions.
 _RIDGE = 1.0
 _POWER = 0.25
-# Ratios of variance between things to that within. Of 800 directions the lower half comes out at 0, give or take noise.
+# Ratios of the variance between things to the variance within. Of 800 directions the lower half has about 0.
 _LEAST_RATIO = 1e-3
 # Directions that are kept before the discriminants; of 18·k, they hold nearly all variance.
 _PRINCIPAL, _ROUNDS, _SPARE = 800, 2, 50
@@ -57,7 +57,7 @@ Extractor = Callable[[np.ndarray], np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-  """What the features follow from.
+  """The parameters that determine the features.
 
   Attributes:
     size: Number of features.
@@ -76,7 +76,7 @@ class Recipe:
 
 @functools.lru_cache(maxsize=1)
 def kept(recipe: Recipe) -> dict[str, np.ndarray]:
-  """What `learn` returns, from memory, or from the user's feature store, or learned and kept there."""
+  """The arrays of `learn`, from memory, or from the user's feature store, or learned and kept there."""
   fingerprint = f'drawn {_VERSION} {recipe} numpy={np.__version__} tensorflow={tf.__version__}'
   return feature_store.kept(fingerprint, lambda: learn(recipe))
 
@@ -103,7 +103,7 @@ def learn(recipe: Recipe) -> dict[str, np.ndarray]:
 
 
 def digest(learned: dict[str, np.ndarray]) -> str:
-  """The SHA-256 of what was learned, names and shapes included."""
+  """The SHA-256 of the learned arrays, with their names and shapes."""
   hashed = hashlib.sha256()
   for name in sorted(learned):
     content = io.BytesIO()

@@ -124,7 +124,7 @@ def _all_rows(extract, parts, chosen, progress):
 
 
 def _kept(folder: Optional[str], key: str, make: Callable[[], np.ndarray], examples: bytes = b'') -> np.ndarray:
-  """The array from its file, mapped, or made and kept; without room or rights there is only no file."""
+  """The array from its file, mapped, or made and kept. If the file can't be written, the array is made all the same."""
   path = os.path.join(folder or default_folder(), f'{hashlib.sha256(key.encode() + examples).hexdigest()}.npy')
   found = _read(path)
   if found is None:

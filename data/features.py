@@ -1,8 +1,8 @@
-"""Fixed features in place of examples, by name. A new kind is a class here and a line in `FEATURES`.
+"""Fixed features in place of examples, by name. A new kind is a class, here or in a file of its own, and a line below.
 
 A feature map is a fixed function of one example. It is applied to each example by itself and takes no statistics over
-examples: a client's features are a function of that client's data alone, and what is guaranteed for updates made of
-features holds for the data.
+examples: a client's features are a function of that client's data alone. A guarantee for updates made of features
+holds for the data.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from quap_tff.common.lazy import tf
 kymatio_version = lazy.module('kymatio.version')
 kymatio_numpy = lazy.module('kymatio.scattering2d.frontend.numpy_frontend')
 
-# What `experiments.pretrain` writes into a folder.
+# The files that `experiments.pretrain` writes into a folder.
 EXTRACTOR, CARD = 'extractor.keras', 'card.json'
 # The subfolder of a run's folder in which a copy of its extractor lies.
 COPIES = 'features'
@@ -56,7 +56,7 @@ class Features(abc.ABC):
 
   @abc.abstractmethod
   def fingerprint(self) -> str:
-    """Everything beside the example that the features depend on: parameters, versions, the hash of a model."""
+    """Everything that the features depend on apart from the example: parameters, versions, the hash of a model."""
 
   @abc.abstractmethod
   def extractor(self, input_shape: tuple[int, ...]) -> Callable[[np.ndarray], np.ndarray]:
@@ -101,7 +101,7 @@ class Scattering(Features):
     scales: J, the scales of wavelets, the coarsest over 2^J pixels.
     angles: L, the orientations of wavelets.
     centred: Whether the mean features of 2,000 randomly drawn glyphs are taken off. The features of all images of
-      strokes have a part in common, which says nothing and costs norm. The glyphs are a program's output, no data.
+      strokes have a part in common, which says nothing and costs norm. The glyphs are a program's output and not data.
   """
 
   order: int = 2
@@ -146,8 +146,8 @@ class Scattering(Features):
 class Pretrained(Features):
   """A frozen network that `python -m experiments.pretrain` trained on public data or on none, to unit norm.
 
-  The folder holds `extractor.keras`, images [height, width, channels] -> float32[d], and `card.json`: what it was
-  trained on, how, and the SHA-256 of the extractor.
+  The folder holds `extractor.keras`, images [height, width, channels] -> float32[d], and `card.json`, which names its
+  training data and parameters, and the SHA-256 of the extractor.
 
   Attributes:
     path: The folder.
@@ -225,7 +225,7 @@ class Pretrained(Features):
 class Drawn(Features):
   """Features of colour images, learned from drawings of dead leaves and of things alone; see `data.drawn`.
 
-  What is learned follows from the parameters, takes a minute, and is kept beside the features.
+  The learned arrays follow from the parameters, take a minute to compute, and are kept in the folder of features.
 
   Attributes:
     size: Number of features.
@@ -308,7 +308,7 @@ def of_federation(
   Args:
     spec: A key of `FEATURES` with parameters.
     federation: Clients' examples and the test set.
-    folder: Where features are kept; `None`: `feature_store.default_folder()`.
+    folder: The folder of kept features; `None`: `feature_store.default_folder()`.
     progress: Called with (done, total) as examples' features are computed.
 
   Raises:
@@ -372,7 +372,7 @@ def unit_rows(x: np.ndarray) -> np.ndarray:
 
 
 def _group_norm(s: np.ndarray) -> np.ndarray:
-  """float32[b, colours, channels, h, w] -> float32[b, d]; the last group of a colour takes what channels are left."""
+  """float32[b, colours, channels, h, w] -> float32[b, d]; the last group of a colour has the rest of the channels."""
   s = s.astype(np.float32)
   for first in range(0, s.shape[2], _CHANNELS_A_GROUP):
     group = s[:, :, first : first + _CHANNELS_A_GROUP]

@@ -80,7 +80,7 @@ class OnDemand(collections.abc.Sequence):
   Args:
     count: N.
     read: The examples of client i in [0, N), the same at each call; it may be called from several threads.
-    digest: Says which examples these are, as a digest of their source: no one can hash what is never all in memory.
+    digest: Identifies the examples by their source, because they are never all in memory to be hashed.
   """
 
   def __init__(self, count: int, read: Callable[[int], Examples], digest: bytes):
@@ -107,7 +107,7 @@ class OnDemand(collections.abc.Sequence):
 
 
 class NumberedIds(collections.abc.Sequence):
-  """The ids of N clients that have no names, such as `client_0012`, none of which is kept in memory."""
+  """The ids of N clients without names, such as `client_0012`. They are made when they are asked for."""
 
   def __init__(self, count: int):
     self._count, self._digits = count, len(str(count - 1))
@@ -137,7 +137,7 @@ class Federation:
       exact function of clients' data.
     partition: How the examples were given to the clients: a partition spec, or `natural`.
     features: What replaces the examples: a features spec, or `none` for the examples themselves.
-    auxiliary: Examples of people who are no clients, which the server has; taken as public. None if there are none.
+    auxiliary: Examples of people who are not clients, which the server has; taken as public. None if there are none.
     public_data: Sentences on the data that the features were learned from, taken as public; '' if there are none.
   """
 

@@ -1,4 +1,4 @@
-"""Drawings of random glyphs, strokes along cubic Bézier curves: images of no data set, for what is to see no data."""
+"""Drawings of random glyphs, strokes along cubic Bézier curves: nobody's data."""
 
 import dataclasses
 

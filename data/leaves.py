@@ -1,8 +1,8 @@
 """Colour drawings: dead leaves, which are discs and boxes that cover each other, and things made of a few of them.
 
-Dead leaves (Matheron 1968; Lee, Mumford and Huang 2001) have statistics that photographs share: edges that hide what is
-behind them, sizes without a scale of their own, smooth areas. Baradad et al., "Learning to See by Looking at Noise"
-(2021, arXiv:2106.05963) learn features from them. A program draws them; they hold no data.
+Dead leaves (Matheron 1968; Lee, Mumford and Huang 2001) have statistics that photographs share: edges that hide the
+background, sizes without a scale of their own, smooth areas. Baradad et al., "Learning to See by Looking at Noise"
+(2021, arXiv:2106.05963) learn features from them. A program draws them; they are nobody's data.
 """
 
 from __future__ import annotations

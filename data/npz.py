@@ -33,7 +33,7 @@ _HOLDS = 'a dataset of your own'
 class Npz(base.Dataset):
   """The examples in an `.npz` file; see `data.npz` for its arrays. Nothing in it is unpickled.
 
-  Pixels become float32 in [0, 1], with a channel axis. If the file says whose each example is, these are the clients.
+  Pixels become float32 in [0, 1], with a channel axis. If the file has client ids, these are the clients.
   Without a test set in the file, one is held out by --seed: of whole clients that take part in no round, if the file
   has clients, or of examples before they are dealt out.
 
@@ -42,7 +42,7 @@ class Npz(base.Dataset):
     test_share: The share of the clients, or of the examples, that is held out if the file has no test set; in (0, 1),
       rounded up.
     test_of_clients: Whether `x_test` holds examples of the clients themselves. Test figures are then exact functions of
-      clients' data. The file can't tell; without this the run takes it that no client holds them, and says so.
+      clients' data. The file can't tell. By default the run assumes that no client holds them, and says so.
     classes: The number of classes; 0: one more than the largest label.
   """
 

@@ -20,13 +20,13 @@ _MERGED = 'CIJKLMOPSUVWXYZ'
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PublicImages:
-  """Images and what may be said of them.
+  """Images, and statements about them.
 
   Attributes:
     x: uint8[n, 28, 28], 255 = ink.
     y: int32[n] in [0, num_classes).
     num_classes: Number of classes.
-    description: Whole sentences for a certificate: what the images are, and what is taken for granted.
+    description: Sentences for a certificate: the source of the images, and assumptions on them.
   """
 
   x: np.ndarray
@@ -43,7 +43,7 @@ class Source(abc.ABC):
     """Reads or draws the images.
 
     Raises:
-      reading.DataFileError: If a file is missing, damaged or another's.
+      reading.DataFileError: If a file is missing, damaged or the wrong one.
     """
 
 

@@ -1,10 +1,10 @@
-"""Generators that are pure functions of (seed, stream, index), so that no draw depends on what was drawn before it."""
+"""Generators that are pure functions of (seed, stream, index), so that no draw depends on an earlier one."""
 
 import numpy as np
 
 from quap_tff.common import checks
 
-# One stream for each use, so that no two uses of one run seed ever draw the same numbers. Numbers are never reused.
+# One stream for each use, so that no two uses of one seed draw the same numbers. A number here is never used again.
 STREAMS = {
   'partition': 1,
   'client_choice': 2,

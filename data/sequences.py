@@ -1,4 +1,4 @@
-"""Text as sequences of tokens, each with the tokens that follow: what the roles speak, what users write.
+"""Text as sequences of tokens, each with the tokens that follow: speeches of roles, sentences of users.
 
 Token 0 is padding. Then come the known characters or words, one token for all others, and the marks of a text's start
 and end, as in TFF's baselines.

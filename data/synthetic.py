@@ -27,7 +27,7 @@ TEST_EXAMPLES = 2000
 class Synthetic(base.Dataset):
   """Clients that the program makes when they take part, 1,000 by default and any number by --num_clients.
 
-  float32[features] of unit norm. No data are read. Each test example is by a person of its own, who is no client.
+  float32[features] of unit norm. No data are read. Each test example is by a person of its own, who is not a client.
 
   Attributes:
     features: Numbers in an example.

@@ -108,36 +108,30 @@ def _written(folder, name):
   return lambda **options: data.load(name, data_dir=str(folder), **options)
 
 
-@pytest.mark.parametrize(
-  'name', ['femnist', 'shakespeare', 'cifar100', 'stackoverflow_words:words=3', 'mnist_writers', 'synthetic']
-)
-class TestOwnClients:
-  def test_whole_others_are_no_clients(self, tmp_path, name):
-    load = _written(tmp_path, name)
-    number = dict(num_clients=12) if name == 'synthetic' else {}
-    everyone, fed = load(**number), load(**number, auxiliary=_SHARE)
-    given = _contents(fed.auxiliary)
-    assert not set(given) & set(_contents(*(fed.clients[i] for i in range(fed.num_clients))))
-    if name == 'synthetic':  # There is no end of people: these are nobody's of any number of clients.
-      assert fed.num_clients == 12 and len(fed.auxiliary) == 3 * 8
-      assert not set(given) & set(_contents(*(everyone.clients[i] for i in range(12))))
-      return
-    others = [i for i, client_id in enumerate(everyone.client_ids) if client_id not in fed.client_ids]
-    assert len(others) == -(-everyone.num_clients // 4) == everyone.num_clients - fed.num_clients
-    assert sorted(given) == sorted(_contents(*(everyone.clients[i] for i in others)))
+@pytest.mark.parametrize('name', ['femnist', 'shakespeare', 'cifar100', 'stackoverflow_words:words=3', 'mnist_writers'])
+def test_the_server_has_whole_others_of_a_dataset_s_own_clients(tmp_path, name):
+  load = _written(tmp_path, name)
+  everyone, fed = load(), load(auxiliary=_SHARE)
+  others = [i for i, client_id in enumerate(everyone.client_ids) if client_id not in fed.client_ids]
+  assert len(others) == -(-everyone.num_clients // 4) == everyone.num_clients - fed.num_clients
+  given = _contents(fed.auxiliary)
+  assert sorted(given) == sorted(_contents(*(everyone.clients[i] for i in others)))
+  assert not set(given) & set(_contents(*(fed.clients[i] for i in range(fed.num_clients))))
+  # One client less changes nothing for the server.
+  several, fewer = (load(num_clients=n, auxiliary=_SHARE, seed=5) for n in (2, 1))
+  assert (several.num_clients, fewer.num_clients) == (2, 1) and _same(several.auxiliary, fewer.auxiliary)
+  available = everyone.num_clients
+  with pytest.raises(ValueError, match=f'has {available} clients, found num_clients={available}. .* of .* more'):
+    load(num_clients=available, auxiliary=_SHARE)
 
-  def test_one_client_less_changes_nothing_for_the_server(self, tmp_path, name):
-    load = _written(tmp_path, name)
-    several, fewer = (load(num_clients=n, auxiliary=_SHARE, seed=5) for n in (2, 1))
-    assert (several.num_clients, fewer.num_clients) == (2, 1)
-    assert _same(several.auxiliary, fewer.auxiliary)
 
-  def test_too_few_people(self, tmp_path, name):
-    load = _written(tmp_path, name)
-    if name != 'synthetic':
-      available = load().num_clients
-      with pytest.raises(ValueError, match=f'has {available} clients, found num_clients={available}. .* of .* more'):
-        load(num_clients=available, auxiliary=_SHARE)
+def test_synthetic_others_are_nobody_s_of_any_number_of_clients(tmp_path):
+  load = _written(tmp_path, 'synthetic')
+  fed, several, fewer = load(num_clients=12, auxiliary=_SHARE), *(load(num_clients=n, auxiliary=_SHARE) for n in (2, 1))
+  assert fed.num_clients == 12 and len(fed.auxiliary) == 3 * 8
+  clients = load(num_clients=20).clients
+  assert not set(_contents(fed.auxiliary)) & set(_contents(*(clients[i] for i in range(20))))
+  assert _same(several.auxiliary, fewer.auxiliary)
 
 
 def test_writers_who_test_are_neither_clients_nor_the_server_s(tmp_path):

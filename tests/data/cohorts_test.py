@@ -15,7 +15,7 @@ from data.cohorts import chains
 from data.cohorts import learned
 from data.cohorts import static
 
-SETTINGS = hypothesis.settings(derandomize=True, deadline=None, max_examples=50)
+SETTINGS = hypothesis.settings(derandomize=True, deadline=None, max_examples=30)
 FIXED_SIZE = ['uniform', 'beta', 'hybrid', 'hybrid:normalize=true', 'hybrid_reference']
 RANDOM_SIZE = ['bernoulli', 'beta_bernoulli', 'extreme_imbalance', 'markov', 'full', 'energy']
 LEARNING = ['flpadpm', 'client_selection']
@@ -168,7 +168,7 @@ def successive_sampling_rates(weights, size):
 
 def test_weighted_sampling_has_the_exact_inclusion_rates():
   weights = np.array([1.0, 2.0, 3.0, 6.0])
-  trials = 6000
+  trials = 3000
   rng = np.random.default_rng(0)
   counts = np.zeros(4)
   for _ in range(trials):
@@ -186,7 +186,7 @@ def test_the_draw_for_large_populations_has_the_same_inclusion_rates(batches, mo
   # Without a batch, all are drawn as those are who are left when repetitions take over.
   monkeypatch.setattr(base, '_MOST_BATCHES', batches)
   weights = np.array([1.0, 0.0, 2.0, 3.0, 6.0])
-  trials = 6000
+  trials = 3000
   rng = np.random.default_rng(1)
   counts = np.zeros(5)
   for _ in range(trials):

@@ -45,7 +45,8 @@ def fixture_network(tmp_path):
 
 
 @pytest.fixture(name='maps')
-def fixture_maps(network):
+def fixture_maps(network, monkeypatch):
+  monkeypatch.setattr(features, '_GLYPHS', 200)
   return {
     'scattering': features.Scattering(scales=1),
     'centred': features.Scattering(scales=1, centred=True),
@@ -108,8 +109,9 @@ class TestMaps:
     np.testing.assert_allclose(unit(first[:2]), unit(other[:2]), atol=1e-6)
     assert np.abs(unit(first[2]) - unit(other[2])).max() > 0.01
 
-  def test_centring_takes_off_what_images_of_strokes_have_in_common(self):
-    x = drawings(100, 16)
+  def test_centring_takes_off_what_images_of_strokes_have_in_common(self, monkeypatch):
+    monkeypatch.setattr(features, '_GLYPHS', 300)
+    x = drawings(40, 16)
     common = lambda centred: np.linalg.norm(
       features.Scattering(scales=1, centred=centred).extractor((16, 16, 1))(x).mean(axis=0)
     )
@@ -169,8 +171,8 @@ class TestPretrained:
 @pytest.fixture(name='few_drawings')
 def fixture_few_drawings(monkeypatch, tmp_path):
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
-  monkeypatch.setattr(drawn, 'SCENES', 100)
-  monkeypatch.setattr(drawn, '_PATCHES', 2000)
+  monkeypatch.setattr(drawn, 'SCENES', 20)
+  monkeypatch.setattr(drawn, '_PATCHES', 500)
   drawn.kept.cache_clear()
   yield
   drawn.kept.cache_clear()
@@ -196,7 +198,7 @@ class TestDrawn:
     np.testing.assert_allclose(extract(x[3:4])[0], extract(x)[3], atol=1e-5)
 
   def test_another_seed_is_another_map(self):
-    fingerprints = {features.parse(f'{self.SPEC},seed={seed}').fingerprint() for seed in (0, 0, 1)}
+    fingerprints = {features.parse(f'{self.SPEC},seed={seed}').fingerprint() for seed in (0, 1)}
     assert len(fingerprints) == 2
 
   @pytest.mark.parametrize(

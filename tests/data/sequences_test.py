@@ -24,7 +24,7 @@ def _spec():
   return tff.simulation.baselines.ClientSpec(num_epochs=1, batch_size=4, shuffle_buffer_size=1)
 
 
-@pytest.mark.parametrize('length', [3, 10, 80])
+@pytest.mark.parametrize('length', [3, 80])
 def test_speeches_are_cut_as_by_tff(length):
   preprocess = char_prediction_preprocessing.create_preprocess_fn(_spec(), length)
   x, y = _of_tff(preprocess, {'snippets': _SPEECHES}, length)
@@ -61,7 +61,7 @@ def test_no_speech():
   assert sequences.of_speeches([], 5).x.shape == (0, 5)
 
 
-@pytest.mark.parametrize('length', [1, 3, 6])
+@pytest.mark.parametrize('length', [1, 6])
 def test_sentences_are_cut_as_by_tff(length):
   sentences = [b'the code is the code', b'unheard of', b'is']
   preprocess = word_prediction_preprocessing.create_preprocess_fn(_spec(), ['the', 'is', 'code'], length)
