@@ -23,6 +23,7 @@ from data import federation as federation_lib
 from data import glyphs
 from data import reading
 from quap_tff.common import checks
+from quap_tff.common import files
 from quap_tff.common import lazy
 from quap_tff.common import registry
 from quap_tff.common.lazy import tf
@@ -360,9 +361,8 @@ def keep_copy(spec: str, folder: str):
   target = os.path.join(folder, parse(portable(spec)).path)
   os.makedirs(target, exist_ok=True)
   for name in (EXTRACTOR, CARD):
-    unfinished = os.path.join(target, f'{name}.part')
-    shutil.copyfile(os.path.join(features.path, name), unfinished)
-    os.replace(unfinished, os.path.join(target, name))
+    with files.replacing(os.path.join(target, name)) as unfinished:
+      shutil.copyfile(os.path.join(features.path, name), unfinished)
 
 
 def unit_rows(x: np.ndarray) -> np.ndarray:
