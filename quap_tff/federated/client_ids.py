@@ -8,6 +8,7 @@ import collections
 from typing import Any, Callable
 
 import numpy as np
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff.training import client_update
@@ -53,7 +54,7 @@ def with_client_ids(work: tff.learning.templates.ClientWorkProcess) -> tff.learn
   if isinstance(examples_type.member, tff.StructType) and hasattr(examples_type.member, 'client_id'):
     raise TypeError(
       f'The client data of this work have ids already: {examples_type.member}. Use the work without '
-      'quap_tff.with_client_ids, as you would use that of quap_tff.build_client_work.'
+      'quap_tff.with_client_ids, like the work of quap_tff.build_client_work.'
     )
   own_type = data_type(examples_type.member)
   result_type = work.next.type_signature.result.result.member
@@ -74,6 +75,17 @@ def with_client_ids(work: tff.learning.templates.ClientWorkProcess) -> tff.learn
     return tff.templates.MeasuredProcessOutput(output.state, result, output.measurements)
 
   return tff.learning.templates.ClientWorkProcess(work.initialize, next_fn)
+
+
+def own_value(ids: tf.Tensor, values: tf.Tensor, client_id: tf.Tensor) -> tf.Tensor:
+  """The value of one client, a scalar of the dtype of `values`; 0 if its id is not in `ids`.
+
+  Args:
+    ids: int64[M], distinct.
+    values: A float tensor of shape [M], the clients' values in the order of `ids`.
+    client_id: An int64 scalar.
+  """
+  return tf.reduce_sum(tf.where(tf.equal(ids, client_id), values, tf.zeros_like(values)))
 
 
 def reader(weight_type: tff.Type) -> Callable[[Any], Any]:

@@ -63,7 +63,7 @@ def build_client_work(
   that does not hold exactly one id becomes the id -1.
 
   With an extension, the state is `<work=<round, seed>, memory=…>`. `next` leaves the memory as it is, because it
-  changes only after the aggregation. The weight of an update then also holds what the client reports. If the extension
+  changes only after the aggregation. The weight of an update then also holds the client's report. If the extension
   `takes_absent`, clients' data are `<client_id=int64*, absent=int64*, examples=D*>`.
 
   Models of `quap_tff.training.models` draw their dropout masks from `config.seed`. A model with stock Keras `Dropout`

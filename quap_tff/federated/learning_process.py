@@ -1,7 +1,7 @@
 """The composer of learning processes: one round of any method, as a TFF `LearningProcess`.
 
     distributor    sends the weights, or the last versions of them            `staleness`
-    client work    local training, and what an extension changes in it        `extension`
+    client work    local training, and the changes of an extension in it      `extension`
     aggregator     the mechanism; it may also try steps at the clients
     extension      makes the direction from the aggregate and its memory      `extension`
     finalizer      applies the server's optimizer to the direction
@@ -186,7 +186,7 @@ def build_quap_fed_avg(
   """Federated averaging with participation-aware noise under `config`.
 
   The other arguments are those of `compose`; `server_optimizer` is applied to the noised mean update. The metric
-  `aggregator` is what `quap_tff.mechanisms.quap_round.finish_round` reports.
+  `aggregator` comes from `quap_tff.mechanisms.quap_round.finish_round`.
 
   Raises:
     ValueError: If a critical layer is not one of the model's, or `config` and the optimizers do not fit.
@@ -226,8 +226,8 @@ def build_certified_fed_avg(
 
   The guarantee covers all that its `next` returns, except the state. The state is secret because it holds the seed of
   the noise. Apart from it, only the noised sums are computed from clients' data: training metrics stay at the clients,
-  so the metric `client_work.train` is empty. The metric `aggregator` is what
-  `quap_tff.mechanisms.certified_round.finish_round` reports.
+  so the metric `client_work.train` is empty. The metric `aggregator` comes from
+  `quap_tff.mechanisms.certified_round.finish_round`.
 
   The other arguments are those of `compose`. Neither the model's initial weights nor weights that are not trained may
   come from clients' data. `server_optimizer` is applied to the noised sum over D, which is post-processing. An

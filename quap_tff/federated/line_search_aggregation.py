@@ -53,7 +53,7 @@ class LineSearchAggregationFactory(tff.aggregators.WeightedAggregationFactory):
     weights_type = tff.learning.models.weights_type_from_model(model)
     examples_type = client_work.client_data_type(model.input_spec).examples
     id_type = tff.to_type(collections.OrderedDict(client_id=np.int64))
-    ids_type = tff.to_type(collections.OrderedDict(client_id=(np.int64, [None])))
+    ids_type = aggregation.collected_type(id_type)
 
     @tff.tensorflow.computation
     def initialize_server():
@@ -77,7 +77,7 @@ class LineSearchAggregationFactory(tff.aggregators.WeightedAggregationFactory):
 
     @tff.tensorflow.computation(id_type, announce.type_signature.result)
     def own_weight(own, message):
-      return tf.reduce_sum(tf.where(tf.equal(message['client_ids'], own['client_id']), message['weights'], 0.0))
+      return client_ids.own_value(message['client_ids'], message['weights'], own['client_id'])
 
     @tff.tensorflow.computation(value_type, np.float32)
     def contribute(update, own):

@@ -11,6 +11,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff.federated import aggregation
+from quap_tff.federated import client_ids
 from quap_tff.training import client_update
 from quap_tff.training import model_functions
 from quap_tff.training.heterogeneity import extension as extensions
@@ -19,8 +20,8 @@ from quap_tff.training.heterogeneity import extension as extensions
 class ServerMemory:
   """The stages of a round that an extension adds. Their arguments and results are federated values.
 
-  The state is that of the client work after local training: its round is the current one, and its memory is from before
-  the round.
+  The state is the client work's after local training: its round is the current one, and its memory is from before the
+  round.
 
   Args:
     extension: The method.
@@ -44,7 +45,7 @@ class ServerMemory:
     return extensions.Cohort(reports['client_id'], reports, learning_rate)
 
   def collected(self, weights: tff.Value) -> tff.Value:
-    """What all clients report, at the server."""
+    """The reports of all clients, at the server."""
     scalars = tff.structure.to_elements(weights.type_signature.member)
     reports = collections.OrderedDict((name, (one.dtype, [None, *one.shape])) for name, one in scalars)
     return aggregation.federated_collect(weights, tff.to_type(reports))
@@ -63,7 +64,7 @@ class ServerMemory:
 
     @tff.tensorflow.computation(updates.type_signature.member, np.int64, message.type_signature.member)
     def scale(update, client_id, scales):
-      own = tf.reduce_sum(tf.where(tf.equal(scales['client_ids'], client_id), scales['scales'], 0.0))
+      own = client_ids.own_value(scales['client_ids'], scales['scales'], client_id)
       return tf.nest.map_structure(lambda u: u * tf.cast(own, u.dtype), update)
 
     return tff.federated_map(scale, (updates, weights['client_id'], message))

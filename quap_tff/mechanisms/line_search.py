@@ -13,7 +13,7 @@ t with cohort S_t of size M:
 w_i is 1 as long as the client's account, Σ (1/z_t² + 1/c²) over its rounds, stays within μ_max², else 0. This filter is
 needed because z_t follows from earlier releases.
 
-What differs from the paper: the unit is a client, and u_i is its whole local training; the candidates' losses get
+Differences from the paper: the unit is a client, and u_i is its whole local training; the candidates' losses get
 Gaussian noise and the best is chosen afterwards, instead of NoisyMax with Laplace noise, so that all releases of a run
 are Gaussian and compose exactly; after a step of 0 the next gradient is measured anew, on the next cohort, and is not
 averaged with the old one; C and B stay as they are.
@@ -126,7 +126,7 @@ class ServerState(NamedTuple):
 
 
 class RoundPlan(NamedTuple):
-  """What is known before anything is summed.
+  """The facts that are known before anything is summed.
 
   Attributes:
     client_ids: int64[M].
@@ -151,7 +151,7 @@ def initial_state(config: LineSearchConfig) -> ServerState:
 
 
 def plan_round(config: LineSearchConfig, state: ServerState, client_ids: tf.Tensor) -> RoundPlan:
-  """Who of a cohort can still pay for a round; raises as `mechanism.checked_ids` does."""
+  """The members of a cohort that can still pay for a round; raises as `mechanism.checked_ids` does."""
   client_ids = quap_mechanism.checked_ids(config, client_ids)
   cost = (1 / tf.square(state.multiplier) + 1 / config.loss_multiplier**2) * (1 + 2.0**-50)
   before = tf.gather(state.spent, client_ids)

@@ -1,4 +1,4 @@
-"""Descent with privately chosen steps and noise (`quap_tff.mechanisms.line_search`) as a plan, and its whole account."""
+"""Descent with privately chosen steps and noise (`quap_tff.mechanisms.line_search`) as a plan, and its account."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _NOTHING = float(np.finfo(np.float64).tiny)
 class LeeKiferPlan(base.Plan):
   """Lee and Kifer's adaptive budget for each iteration, for whole clients.
 
-  The ledger holds what each round cost. But the noise of later rounds was chosen from what earlier ones released, so
-  the sum of what a run has spent is itself a release, and no bound that held beforehand. The filter's is: whatever the
-  run does, no client exceeds μ_max²(ε, δ). So the report gives ε and ρ = μ_max²/2 for every client that took part.
+  The ledger holds the cost of each round. But the noise of later rounds was chosen from the releases of earlier ones.
+  So the sum of a run's costs is itself a release, and not a bound that held beforehand. The filter gives such a bound:
+  in every run, no client exceeds μ_max²(ε, δ). So the report gives ε and ρ = μ_max²/2 for every client that took part.
   """
 
   # Nothing follows the documents' budgets.

@@ -1,1 +1,1 @@
-"""What a client does with its examples, models, and their evaluation."""
+"""Local training at a client, models, and their evaluation."""

@@ -23,7 +23,7 @@ dropout = lazy.module('quap_tff.training.dropout')
 model_functions = lazy.module('quap_tff.training.model_functions')
 
 _SHUFFLE, _DROPOUT = 0, 1  # The two uses of a client's seed.
-# The use of the run's seed for what a client keeps in all rounds; rounds, which the other uses begin with, start at 1.
+# The use of the run's seed for a client's choice for all rounds. The other uses begin with the round, which is not 0.
 _EPOCHS = 0
 _ALL_ROWS = 2**62  # A batch size larger than any client's data.
 
@@ -36,12 +36,12 @@ class ClientWorkConfig:
     local_epochs: Passes over the client's examples, at least 1.
     most_local_epochs: If given, each client makes a number of passes of its own in all rounds, drawn uniformly from
       local_epochs, ..., most_local_epochs. It follows from (seed, client id) alone, so it says nothing about data.
-    batch_size: Examples in a step, at least 1; the last batch of an epoch holds what is left.
+    batch_size: Examples in a step, at least 1; the last batch of an epoch holds the rest.
     learning_rate_decay: Factor of the optimizer's learning rate from one round to the next, in (0, 1].
     max_steps: The largest number of steps of one client in a round, at least 1; `None` for no bound.
     proximal_strength: FedProx's mu >= 0: adds mu/2·‖w - w_global‖² to the loss.
     seed: Seed of shuffles and dropout, a non-negative integer; `None` draws one from the operating system's entropy.
-    attack: What malicious clients send instead of their updates.
+    attack: How malicious clients change their updates.
     attackers: The ids of the malicious clients.
   """
 
@@ -173,7 +173,7 @@ def build_client_round(
   config: ClientWorkConfig,
   extension: extensions.Extension,
 ) -> Callable[..., tuple[Any, Any, Any]]:
-  """All that a client does in a round: local training, what an extension changes in it, and what an attacker sends.
+  """All that a client does in a round: local training with the changes of an extension and of an attack.
 
   Args:
     model_fn: Makes the model anew on each call.

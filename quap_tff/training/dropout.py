@@ -2,7 +2,7 @@
 
 The training step puts (seed, step) in scope while it is traced; each dropout layer reached inside that scope takes the
 next index and draws its mask from Philox at (seed, step, index). Philox is counter-based: a new step is a new counter,
-not a new seed, so that a mask costs few ops beside the random bits themselves.
+not a new seed, so that a mask costs few ops in addition to the random bits themselves.
 """
 
 from collections.abc import Iterator

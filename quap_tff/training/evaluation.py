@@ -33,7 +33,7 @@ def build_evaluation(model: model_functions.Model, batch_size: int = 1000) -> Ev
 
   def totals_of(forward_pass, x, y):
     output = forward_pass(x, y)
-    # A negative label says that there is none: padding is no class, so its places never count as hits.
+    # A negative label says that there is none: padding is not a class, so its places never count as hits.
     hits = tf.cast(tf.argmax(output.predictions, axis=-1), y.dtype) == y
     labels = tf.math.count_nonzero(y >= 0)
     loss_sum = tf.cast(output.loss, tf.float64) * tf.cast(labels, tf.float64)

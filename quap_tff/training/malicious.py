@@ -1,4 +1,4 @@
-"""Malicious clients, simulated: which clients they are, and what they send.
+"""Simulated malicious clients: the choice of the clients, and their updates.
 
 A share of the clients attacks in every round that it is in. Which clients these are follows from the seed alone.
 Attacks act on the update that a client would have sent, before it is clipped, or on its labels before training. They do
@@ -17,7 +17,7 @@ from quap_tff.common.lazy import tf
 
 
 class Attack:
-  """What malicious clients do. Subclasses are frozen dataclasses in `ATTACKS`.
+  """The behaviour of malicious clients. Subclasses are frozen dataclasses in `ATTACKS`.
 
   Attributes:
     share: The share of malicious clients, in [0, 1]: round(share·N) clients.
@@ -26,7 +26,7 @@ class Attack:
   share: float = 0.0
 
   def changed_update(self, update: Any) -> Any:
-    """What a malicious client sends instead of the update that training gave it, of the same structure."""
+    """The update that a malicious client sends instead of the one that training gave, of the same structure."""
     return update
 
   def changed_labels(self, labels: np.ndarray, num_classes: int) -> np.ndarray:

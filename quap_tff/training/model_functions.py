@@ -62,9 +62,9 @@ def without_initial_weights(model_fn: ModelFn) -> ModelFn:
   Drawing a large model's random weights costs about 1% of a client's training. Also, an unseeded initializer is a
   stateful op, which a runtime may have to run in the clients' order.
 
-  Other variables, such as those of metrics, keep their initial values. The weights are recognized by their place in the
-  order in which `model_fn` makes its variables. A variable whose shape or dtype differs from what is expected at its
-  place keeps its initial value.
+  Other variables, such as metrics, keep their initial values. The weights are recognized by their place in the order in
+  which `model_fn` makes its variables. A variable whose shape or dtype differs from the expected one keeps its initial
+  value.
   """
   created: list[tf.Variable] = []
 

@@ -122,6 +122,7 @@ class TestComposition:
         plans.CertifiedPlan(plan.config, plan.schedule, extension=extension)
 
 
+@pytest.mark.slow
 class TestDropout:
   def _cohorts(self, algorithm):
     with harness.parsed(*harness.TINY, f'--algorithm={algorithm}', _DROPOUT) as values:
@@ -142,6 +143,7 @@ class TestDropout:
       assert len(element['x']) == rows
 
 
+@pytest.mark.slow
 class TestSafari:
   def test_the_server_trains_on_nobody_s_examples(self):
     with harness.parsed(*harness.TINY, '--algorithm=safari:base=certified,auxiliary=0.2') as values:
@@ -167,6 +169,7 @@ class TestSafari:
     assert experiment.resolved['num_clients'] == 6 and 'who take part in no round' in said
 
 
+@pytest.mark.slow
 class TestRuns:
   def test_a_resumed_run_ends_as_one_that_was_not_interrupted(self, tmp_path):
     arguments = (

@@ -1,4 +1,4 @@
-"""Methods for clients that differ, around any mechanism: what a client adds to training, what the server remembers."""
+"""Methods for clients that differ: they change local training and give the server a memory, around any mechanism."""
 
 from quap_tff.common import lazy
 

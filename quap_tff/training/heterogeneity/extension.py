@@ -11,10 +11,10 @@ An extension is a value with pure functions. It changes a round by the functions
              makes the direction from ĝ and its memory                `server_step`
              trains on examples of its own if nobody came             `server_training`
 
-Where the mechanism adds noise, an extension may use only ĝ, constants and who came: post-processing, so no account
-changes. A client's own vector may be anything, because all that leaves the client is clipped and noised. A simulation
-keeps these vectors in the server's memory, for want of another place. All else that the server would learn of a client
-is a release of its own; `exact_releases` names it.
+Where the mechanism adds noise, an extension may use only ĝ, constants and the cohort's ids. That is post-processing, so
+no account changes. A client's own vector may be anything, because all that leaves the client is clipped and noised. A
+simulation keeps these vectors in the server's memory, because it has no other place. If the server learns more of a
+client, then that is a release, and `exact_releases` names it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Tensors = list[Any]
 
 
 class Local(NamedTuple):
-  """What a client knows after its local training.
+  """A client's knowledge after its local training.
 
   Attributes:
     update: g_i = x - y_i, a flat list of tensors.
@@ -50,11 +50,11 @@ class Local(NamedTuple):
 
 
 class Cohort(NamedTuple):
-  """What the server gets in addition to ĝ; the simulation's view, which also holds the clients' own vectors.
+  """All that the server gets in addition to ĝ; in a simulation, that includes the clients' own vectors.
 
   Attributes:
     client_ids: int64[M].
-    reports: What the M clients reported, by name, with M as the first dimension. If the extension `takes_absent`, there
+    reports: The M clients' reports by name, with M as the first dimension. If the extension `takes_absent`, there
       is also `absent`, int64[M, N]: not 0 for the clients that were drawn and did not come.
     learning_rate: A function without arguments that gives η_t, a float32 scalar, as in `Local`.
   """
@@ -80,12 +80,12 @@ class ServerTraining(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Extension(abc.ABC):
-  """What a method adds around a mechanism. Subclasses are frozen dataclasses; memory is a struct of tensors by name."""
+  """A method around a mechanism. Subclasses are frozen dataclasses; memory is a struct of tensors by name."""
 
   @property
   @abc.abstractmethod
   def statement(self) -> str:
-    """What the method does to privacy, in a sentence or two."""
+    """The method's effect on privacy, in a sentence or two."""
 
   @property
   def exact_releases(self) -> tuple[str, ...]:
@@ -98,7 +98,7 @@ class Extension(abc.ABC):
     return type(self).scales is not Extension.scales
 
   def memory_bytes(self, num_clients: int, num_weights: int) -> int:
-    """The size of what is stored for each client, in bytes."""
+    """The size of the memory for all clients, in bytes."""
     del num_clients, num_weights
     return 0
 
@@ -117,7 +117,7 @@ class Extension(abc.ABC):
     return collections.OrderedDict()
 
   def message(self, memory: Any) -> collections.OrderedDict[str, Any]:
-    """What every client gets in addition to x."""
+    """The values that every client gets in addition to x."""
     del memory
     return collections.OrderedDict()
 
@@ -126,7 +126,7 @@ class Extension(abc.ABC):
     del memory
 
   def correction(self, message: Any, own: Optional[Tensors], steps: Any) -> Optional[Tensors]:
-    """What is added to the gradient of each local step, a flat list; None for nothing.
+    """The tensors to add to the gradient of each local step, a flat list; None for nothing.
 
     Args:
       message: From `message`.
@@ -154,7 +154,7 @@ class Extension(abc.ABC):
     Args:
       memory: Memory before the round.
       mean: ĝ, a flat list; all zero in a round without clients.
-      cohort: Who came.
+      cohort: The clients that came.
     """
     del cohort
     return mean, memory

@@ -9,7 +9,7 @@ x is FedProx's term with strength α. h_i never leaves the client. The server us
 
     h <- h + α·(|S|/N)·ĝ,    direction ĝ + h/α
 
-so h is a function of the released means and of who came.
+so h is a function of the released means and of the cohorts.
 """
 
 from __future__ import annotations

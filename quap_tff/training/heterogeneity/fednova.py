@@ -7,9 +7,9 @@ count the same. The update that client i sends is
 
     u_i = (τ_eff/τ_i)·(x - y_i)                                                                                  (N)
 
-Normalization comes before clipping. Two reasons: what is clipped is then what is averaged, so one clipping norm fits
-clients of few and of many steps; and clipping first, then dividing, would let a client with many steps use only a part
-of the norm that it pays for.
+Normalization comes before clipping, for two reasons: the same vectors are clipped and averaged, so one clipping norm
+fits clients of few and of many steps; and clipping first, then dividing, would let a client with many steps use only a
+part of the norm that it pays for.
 
 τ_eff is a public constant, or the mean of τ_i over the cohort, as in the paper. That mean is an exact function of the
 sizes of the clients' data; it is applied after the mean, and u_i then has τ_eff = 1. Numbers of steps are private, but

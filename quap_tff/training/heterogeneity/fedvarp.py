@@ -10,7 +10,7 @@ that is a release that no account includes. So there are two memories:
 
   clients    y_i is the client's own update, as in the paper; only for mechanisms without noise;
   released   y_i <- ĝ_t for i in S_t, the noised mean of the last round that the client was in. With that,
-             v = ĝ - (1/|S|)·Σ_{i in S} y_i + (1/N)·Σ_j y_j is a function of what is released anyway and of who came.
+             v = ĝ - (1/|S|)·Σ_{i in S} y_i + (1/N)·Σ_j y_j is a function of the released means and of the cohorts.
 
 The second is an interpretation. It is near to the paper's ClusterFedVARP, in which clients share surrogates.
 """

@@ -3,12 +3,12 @@ via Friend Model Substitution", arXiv:2205.13222).
 
     r_ij(t) = (1 + cos(Δ_i, Δ_j))/2                          for i, j that both came in round t
     R_ij = the mean of r_ij over the rounds in which both came
-    Δ_k := Δ_j,  j = argmax over those who came of R_kj      for each client k that was drawn and did not come
+    Δ_k := Δ_j,  j = argmax over the clients that came of R_kj      for each client k that was drawn and did not come
 
-Client j then counts w_j = 1 + (how many it substitutes for) times. The mechanism divides by the number M of those who
-came, so j sends (w_j·M/Σw)·Δ_j, before it is clipped. The paper itself could not be read. The three equations are those
-of the code that its authors published, where everybody comes in the first round. That leaves open what happens to a
-client that has never been together with any of those who came. Here it has no friend and is left out.
+Client j then counts w_j = 1 + (how many it substitutes for) times. The mechanism divides by the number M of clients
+that came, so j sends (w_j·M/Σw)·Δ_j, before it is clipped. The paper itself could not be read. The three equations come
+from the code that its authors published, where everybody comes in the first round. They do not cover a client that has
+never been together with any client that came. Here it has no friend and is left out.
 
 Similarities are exact functions of updates, one by one. So no formal figure survives, whatever noise is added: this
 method is not orthogonal to differential privacy. With a clip, a friend's update is still clipped to one norm only.
@@ -51,7 +51,7 @@ class FriendSubstitution(extension.Extension):
 
   def scales(self, memory, cohort):
     ids, came = cohort.client_ids, tf.size(cohort.client_ids)
-    # float32[N, M]: how similar each client is to each of those who came; -1 if they were never together.
+    # float32[N, M]: how similar each client is to each that came; -1 if they were never together.
     known = tf.gather(memory['together'], ids, axis=1)
     similarity = tf.where(known > 0, tf.math.divide_no_nan(tf.gather(memory['similarity'], ids, axis=1), known), -1.0)
     # A column more, so that there is a largest one even if nobody came.
@@ -59,8 +59,8 @@ class FriendSubstitution(extension.Extension):
     friend = tf.argmax(padded, axis=1, output_type=tf.int32) - 1
     absent = tf.reduce_any(cohort.reports['absent'] > 0, axis=0)
     has_friend = tf.logical_and(absent, tf.logical_and(friend >= 0, tf.reduce_max(padded, axis=1) >= 0))
-    stands_in = tf.math.unsorted_segment_sum(tf.cast(has_friend, tf.float32), friend, came)
-    counts = 1.0 + stands_in
+    substitutes = tf.math.unsorted_segment_sum(tf.cast(has_friend, tf.float32), friend, came)
+    counts = 1.0 + substitutes
     return counts * tf.math.divide_no_nan(tf.cast(came, tf.float32), tf.reduce_sum(counts))
 
   def server_step(self, memory, mean, cohort):

@@ -8,9 +8,9 @@ train as in federated averaging; otherwise, the server makes K_s steps on D_s:
 D_s holds examples of people who are not clients. So in a server round, to which nobody is drawn, clients release
 nothing, and nothing is charged. A round to which nobody comes by chance is a server round, too.
 
-Only the abstract and descriptions of the paper could be read, not its algorithm. So this is an interpretation in what
-those leave open: plain SGD at the server, from the first weights on, in batches that are drawn anew in each round. (The
-other SAFARI, Mao et al., arXiv:2204.02321, compresses models and is not about memory or data at the server.)
+Only the abstract and descriptions of the paper could be read, not its algorithm. The choices that these leave open are
+an interpretation: plain SGD at the server, from the first weights on, in batches that are drawn anew in each round.
+(The other SAFARI, Mao et al., arXiv:2204.02321, compresses models and is not about memory or data at the server.)
 """
 
 from __future__ import annotations

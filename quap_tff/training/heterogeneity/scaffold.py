@@ -12,12 +12,12 @@
     s <- s + (|S|/N)·(ĝ/η_l - s)
 
 with ĝ the noised mean of the clipped updates. Under option II this is the paper's algorithm where all clients take
-K steps and nothing is clipped: Σ(s_i+ - s_i) = Σ((x - y_i)/η_l - s). s is then a function of what is released anyway,
-of constants and of who came. No number of steps leaves a client.
+K steps and nothing is clipped: Σ(s_i+ - s_i) = Σ((x - y_i)/η_l - s). s is then a function of the released means,
+of constants and of the cohorts. No number of steps leaves a client.
 
 SCAFFOLD is not orthogonal to noise. ĝ contains the correction s - s_i itself. So s follows the mean of the s_i, but
 never comes back to it once it is off: each round's noise stays in s, which becomes a random walk, and all clients
-follow it. docs/systems/optimisation.md has what was measured.
+follow it. docs/systems/optimisation.md has measurements.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Scaffold(extension.WithVectors):
     ]
 
   def _unit(self, steps):
-    """What a control is divided by to give a gradient: K_i where controls are sums over a round."""
+    """A control over this number is a gradient: K_i where controls are sums over a round."""
     return tf.cast(tf.maximum(steps, 1), tf.float32) if self.server_control == 'released' else tf.constant(1.0)
 
   def report(self, message, own, local):

@@ -17,6 +17,8 @@ from quap_tff.training import models
 from quap_tff.training.heterogeneity import extension as extensions
 from tests.quap_tff import linear_model
 
+pytestmark = pytest.mark.slow
+
 Config = client_update.ClientWorkConfig
 ModelWeights = tff.learning.models.ModelWeights
 sgd = tff.learning.optimizers.build_sgdm

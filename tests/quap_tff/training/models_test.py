@@ -43,6 +43,7 @@ def stream(seed=7):
   return dropout.dropout_stream(seeds.initial_seed(seed, 'client_update'))
 
 
+@pytest.mark.slow
 class TestModels:
   def test_every_model_has_a_case(self):
     assert {case[0] for case in CASES} == set(models.MODELS)
@@ -229,6 +230,7 @@ def metrics_of(model):
   return {name: finalizers[name](values[name]).numpy() for name in finalizers}
 
 
+@pytest.mark.slow
 class TestClassifier:
   """Our TFF model does what TFF's own does."""
 
@@ -380,6 +382,7 @@ class TestSequences:
     np.testing.assert_allclose(metrics['accuracy'], [0, 3])  # Ties go to token 0, which is no label here.
 
 
+@pytest.mark.slow
 class TestEvaluation:
   def test_equals_keras_evaluate_and_is_traced_once(self, monkeypatch):
     traces = []
@@ -432,6 +435,7 @@ class TestEvaluation:
       evaluate(weights, np.zeros((2, 2), np.float32), np.zeros(3, np.int32))
 
 
+@pytest.mark.slow
 class TestSaving:
   """Equal models give equal bytes, without a time in them."""
 
