@@ -32,7 +32,6 @@ from absl import flags
 
 from data import reading
 from experiments import command_line
-from experiments import fast_imports
 from experiments import interrupts
 from experiments.attacking import inversion_study
 from experiments.attacking import result as result_lib
@@ -214,7 +213,7 @@ def main(argv: list[str]) -> int:
   settings = {name: PARTS[name].settings() for name in PARTS if name in _PARTS.value}
   _check_data()
   _check_output(_OUTPUT_DIR.value)
-  fast_imports.load('experiments.attacking.membership_study')
+  lazy.load('experiments.attacking.membership_study')
   tf.get_logger().setLevel('ERROR')  # Attacks of many shapes are traced many times, which TensorFlow warns about.
   interrupts.install()
   try:

@@ -30,7 +30,6 @@ from absl import flags
 from data import datasets
 from data import features
 from experiments import command_line
-from experiments import fast_imports
 from experiments import flags as experiment_flags
 from experiments import interrupts
 from experiments import run_folder
@@ -183,8 +182,8 @@ def _check_own():
 
 def _measure(values) -> dict[str, Any]:
   begin = time.monotonic()
-  fast_imports.load('experiments.setup')
-  fast_imports.load('quap_tff.runtime.activation')  # With it, TFF leaves without a complaint, whatever happens.
+  lazy.load('experiments.setup')
+  lazy.load('quap_tff.runtime.activation')  # With it, TFF leaves without a complaint, whatever happens.
   experiment = setup.from_flags(values)
   schedule = [experiment.cohorts.cohort(t) for t in range(1, experiment.last_round + 1)]
   draws = _DRAWS.value

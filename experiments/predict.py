@@ -39,7 +39,6 @@ from data import datasets
 from data import feature_store
 from data import features as features_lib
 from experiments import command_line
-from experiments import fast_imports
 from experiments import run_folder
 from quap_tff.accounting import folder_files
 from quap_tff.common import lazy
@@ -180,7 +179,7 @@ def load(path: str, extractor: Optional[str] = None) -> Predictor:
   features.check(shape)
   if features.public_data() != public_data:
     raise ValueError(_other_features(features, identity['features'], public_data))
-  fast_imports.load('quap_tff.training.dropout')  # Models of older versions have its layer.
+  lazy.load('quap_tff.training.dropout')  # Models of older versions have its layer.
   try:
     model = tf.keras.models.load_model(model_path, compile=False)
   except Exception as error:  # Keras raises nearly anything for a damaged file.

@@ -27,10 +27,10 @@ import numpy as np
 from data import features
 from data import public_images
 from experiments import command_line
-from experiments import fast_imports
 from experiments import interrupts
 import quap_tff
 from quap_tff.common import checks
+from quap_tff.common import lazy
 from quap_tff.common import registry
 from quap_tff.common.lazy import tf
 from quap_tff.training import saving
@@ -229,7 +229,7 @@ def main(argv: list[str]) -> int:
     return 0
   command_line.refuse_arguments(rest)
   _check_output(_OUTPUT.value)
-  fast_imports.load('tensorflow')
+  lazy.load('tensorflow')
   interrupts.install()
   try:
     print(json.dumps(_run(), indent=2))

@@ -18,7 +18,6 @@ import sys
 from typing import Any
 
 from experiments import command_line
-from experiments import fast_imports
 from experiments import final_summary
 from experiments import flags as experiment_flags
 from experiments import interrupts
@@ -66,7 +65,7 @@ def main(argv: list[str], callbacks: 'Sequence[training.Callback]' = ()) -> int:
   # that.
   gc.disable()
   progress.say(publication.progress, 'Starting TensorFlow …')
-  fast_imports.load('experiments.results')  # And with it everything that takes long.
+  lazy.load('experiments.results')  # And with it everything that takes long.
   interrupts.install()
   try:
     return _train(run, values, callbacks)

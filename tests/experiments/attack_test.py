@@ -166,7 +166,7 @@ class TestErrors:
     assert 'holds files other than those of an earlier attack' in capsys.readouterr().err
 
   def test_a_missing_data_file_is_found_out_before_tensorflow_is_loaded(self, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(attack.fast_imports, 'load', None)
+    monkeypatch.setattr(attack.lazy, 'load', None)
     arguments = ['attack', '--dataset=mnist', f'--data_dir={tmp_path}']
     assert command_line.status_of(attack.main, arguments) == command_line.FAILED
     assert capsys.readouterr() == ('', f'Error: {tmp_path}/mnist.npz not found; expected mnist.npz in --data_dir.\n')

@@ -1,10 +1,15 @@
 """From flags to an experiment: defaults and what is picked by the data."""
 
+import json
+
 import numpy as np
 import pytest
 
 from experiments import flags as experiment_flags
+from experiments import run as run_lib
+from experiments import run_parts as parts
 from experiments import setup
+from quap_tff.mechanisms import weight_rules
 from tests.data import tff_file
 from tests.experiments import harness
 
@@ -103,10 +108,43 @@ class TestIdentity:
   def test_other_addresses_of_as_many_workers_are_the_same_run(self):
     assert self._identity('--worker_addresses=a:1,b:2') == self._identity('--num_workers=2')
 
-  def test_every_flag_is_in_run_json(self):
-    with harness.parsed():
-      names = set(experiment_flags.all_values())
-    assert {'dataset', 'output_dir', 'noise_seed', 'progress', 'client_optimizer'} <= names
+
+class TestRun:
+  def test_every_flag_has_one_group_and_a_help(self):
+    grouped = [name for names in experiment_flags.GROUPS.values() for name in names]
+    assert sorted(grouped) == sorted(experiment_flags.all_values()) == sorted(parts.FLAGS)
+    assert all(experiment_flags.VALUES[name].help for name in grouped)
+
+  @pytest.mark.parametrize(
+    'arguments',
+    [
+      [],
+      ['--algorithm=certified:weights=online:prior_a=2,noise=ar1', '--local_epochs=1..3', '--averaging=tail:start=2'],
+      ['--algorithm=scaffold:base=fixed_dp:clip=0.5,option=1', '--runtime=workers', '--worker_addresses=a:1,b:2'],
+    ],
+  )
+  def test_flags_to_json_and_back(self, arguments):
+    run = harness.run(*arguments)
+    kept = json.loads(json.dumps({'flags': run.recorded(), 'identity': run.identity()}))
+    again = run_lib.Run.from_json(kept)
+    assert again.identity() == run.identity() and again.method == run.method and again.local == run.local
+    assert again.schedule == run.schedule and again.cohorts == run.cohorts and again.data == run.data
+
+  def test_an_older_version_had_fewer_flags_and_a_later_one_has_more(self):
+    older = {'flags': {'rounds': 3}, 'identity': {'algorithm': 'fixed_dp:clip=0.5'}}
+    run = run_lib.Run.from_json(older)
+    assert (run.schedule.rounds, run.method.clip, run.data.num_clients) == (3, 0.5, None)
+    with pytest.raises(ValueError, match='unknown flags .*brand_new'):
+      run_lib.Run.from_json({'flags': {'brand_new': 1}, 'identity': {}})
+
+  def test_a_certified_folder_does_not_say_where_its_operator_keeps_things(self):
+    paths = ['--data_dir=/home/a', '--output_dir=/home/b', '--signing_key=/home/c']
+    for algorithm, said in (('certified', False), ('quap', True)):
+      assert ('/home' in str(harness.run(*paths, f'--algorithm={algorithm}').recorded())) == said
+
+  def test_a_spec_is_a_value_after_it_is_read(self):
+    method = harness.run('--algorithm=fednova:base=certified:weights=uniform,clip=0.5', '--epsilon=2').method
+    assert method.base.weights == weight_rules.Uniform() and (method.base.clip, method.base.epsilon) == (0.5, 2.0)
 
 
 def test_a_dataset_of_one_s_own(tmp_path):
