@@ -13,7 +13,6 @@ from typing import Any, Callable
 
 import tensorflow_federated as tff
 
-from experiments import flags as experiment_flags
 from experiments import plots
 from experiments import setup
 from quap_tff import runtime
@@ -30,17 +29,17 @@ class Shared:
   def __init__(self):
     self._kept: collections.OrderedDict[Any, Any] = collections.OrderedDict()
     self._contexts = {}
-    self._from_flags, self._activate = setup.from_flags, runtime.activate
+    self._from_run, self._activate = setup.from_run, runtime.activate
 
   @contextlib.contextmanager
   def used(self) -> Iterator[None]:
     """Runs in the block share what they can."""
-    before = setup.from_flags, runtime.activate
-    setup.from_flags, runtime.activate = self._sharing_from_flags, self._sharing_activate
+    before = setup.from_run, runtime.activate
+    setup.from_run, runtime.activate = self._sharing_from_run, self._sharing_activate
     try:
       yield
     finally:
-      setup.from_flags, runtime.activate = before
+      setup.from_run, runtime.activate = before
 
   def close(self) -> None:
     """Ends the contexts' threads."""
@@ -48,10 +47,10 @@ class Shared:
     while self._contexts:
       self._contexts.popitem()[1].close()
 
-  def _sharing_from_flags(self, *args) -> setup.Experiment:
-    experiment = self._from_flags(*args)
-    # Whatever must stay the same when a run is resumed.
-    key = json.dumps(experiment_flags.identity(), default=str), experiment.federation.digest()
+  def _sharing_from_run(self, run, *args) -> setup.Experiment:
+    experiment = self._from_run(run, *args)
+    # The facts that must stay the same when a run is resumed.
+    key = json.dumps(run.identity(), default=str), experiment.federation.digest()
 
     def build_process(around=None):
       if around is not None:

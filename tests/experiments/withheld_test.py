@@ -16,7 +16,7 @@ from tests.experiments import harness
 pytestmark = pytest.mark.slow
 
 _DAY = 24 * 3600
-_FROM_FLAGS = setup.from_flags
+_FROM_RUN = setup.from_run
 
 
 class _Clock:
@@ -44,10 +44,10 @@ class _Clock:
 
 
 def _with_kept_processes(made):
-  """`setup.from_flags`, whose experiments share the processes in `made`: they follow from flags, not from data."""
+  """`setup.from_run`, whose experiments share the processes in `made`: they follow from flags, not from data."""
 
-  def from_flags(*args):
-    experiment = _FROM_FLAGS(*args)
+  def from_run(*args):
+    experiment = _FROM_RUN(*args)
     once = lambda name, make: lambda *rest: made[name] if name in made else made.setdefault(name, make(*rest))
     return dataclasses.replace(
       experiment,
@@ -55,7 +55,7 @@ def _with_kept_processes(made):
       build_evaluation=once('evaluation', experiment.build_evaluation),
     )
 
-  return from_flags
+  return from_run
 
 
 def _run(path, capsys, arguments, pace, made, change=lambda clients: clients):
@@ -80,7 +80,7 @@ def _run(path, capsys, arguments, pace, made, change=lambda clients: clients):
     monkeypatch.setattr(setup.data, 'load', changed)
     monkeypatch.setattr(training, 'client_data', client_data)
     # Both runs draw the same noise, from a seed that neither gives away. Processes of other tests have other seeds.
-    monkeypatch.setattr(setup, 'from_flags', _with_kept_processes(made))
+    monkeypatch.setattr(setup, 'from_run', _with_kept_processes(made))
     monkeypatch.setattr(seeds, 'initial_seed', lambda seed, stream: tf.constant([5, seeds.STREAMS[stream]], tf.int64))
     # The data enter here with a secret salt of 32 bytes, and in no other way.
     monkeypatch.setattr(run_directory.RunDirectory, '_commitment', lambda self, digest: 'salted')
