@@ -35,7 +35,13 @@ _MISSING = (
 
 def verify(path: str, public_key: Optional[str] = None) -> folders.Verdict:
   """Verifies the certificate in a folder, see `certificate_folder.verify`."""
-  return folders.verify(path, _read, lambda folder, certificate: None, public_key)
+  try:
+    return folders.verify(path, _read, lambda folder, certificate: None, public_key)
+  except folder_files.CannotTellError:
+    raise
+  except evidence.DAMAGE as error:  # Of a run's certificate, whose provenance is not made again.
+    problem = f'{folders.CERTIFICATE} is damaged: {type(error).__name__}: {error}'
+    return folders.Verdict([problem], [], [], '')
 
 
 def _read(path, certificate) -> evidence.Evidence:
@@ -47,22 +53,17 @@ def _read(path, certificate) -> evidence.Evidence:
 
 def _of_run(path, found, certificate) -> evidence.Evidence:
   """The evidence for a run of experiments.train, as far as it follows from its certificate and its ledger."""
-  try:
-    facts = certificates.Facts(**certificate['facts'])
-    evidence.check_population(certificate['achieved']['clients'])
-    ledger = evidence.read_ledger(path, certificate['achieved']['clients'])
-    provenance = dict(certificate['provenance'])
-    provenance.update(
-      correlation={'gains': ledger.correlation.gains.tolist(), 'decays': ledger.correlation.decays.tolist()},
-      files_sha256=evidence.digests(path, found.files, folders.OWN),
-    )
-    multipliers = ledger.state_dict()['noise_multipliers']
-    if len(multipliers):
-      provenance['noise_multiplier'] = float(multipliers.min())
-  except (folder_files.FolderError, folder_files.CannotTellError):
-    raise
-  except evidence.DAMAGE as error:
-    raise folder_files.FolderError(f'{folders.CERTIFICATE} is damaged: {error or type(error).__name__}') from None
+  facts = certificates.Facts(**certificate['facts'])
+  evidence.check_population(certificate['achieved']['clients'])
+  ledger = evidence.read_ledger(path, certificate['achieved']['clients'])
+  provenance = dict(certificate['provenance'])
+  provenance.update(
+    correlation={'gains': ledger.correlation.gains.tolist(), 'decays': ledger.correlation.decays.tolist()},
+    files_sha256=evidence.digests(path, found.files, folders.OWN),
+  )
+  multipliers = ledger.state_dict()['noise_multipliers']
+  if len(multipliers):
+    provenance['noise_multiplier'] = float(multipliers.min())
   return evidence.Evidence(ledger, facts, provenance, evidence.entry_problems(path, found), [], _MISSING)
 
 

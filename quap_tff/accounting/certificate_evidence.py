@@ -22,7 +22,7 @@ h5py = lazy.module('h5py')
 
 LEDGER, CLIENTS, LOCK = 'ledger.npz', 'clients.csv', '.lock'
 # The errors of a file that does not hold what it should.
-DAMAGE = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, MemoryError)
+DAMAGE = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, MemoryError, RecursionError)
 # Tolerances between float32 figures of TensorFlow and of NumPy. A standard deviation of equal rates is nearly 0.
 RELATIVE, _ABSOLUTE = 1e-5, 1e-6
 

@@ -40,6 +40,8 @@ from quap_tff.mechanisms import weight_rules
 from quap_tff.plans import certified
 
 _KERAS, _ARRAYS = 'model.keras', 'model.npz'
+# A larger plan would take too long to compute again.
+_MOST_ROUNDS, _MOST_PARTICIPATIONS = 10**6, 10**8
 # The parts of a mechanism. A file names a class, and objects of other classes are never made.
 _CLASSES = {
   one.__name__: one
@@ -194,7 +196,10 @@ def _plan(path, value) -> tuple[certified.CertifiedPlan, Mapping[str, Any]]:
     if not isinstance(about['test_accuracy'], (float, type(None))):
       raise ValueError('test_accuracy is not a fraction')
     with np.load(whole, allow_pickle=False) as kept:
-      schedule = np.split(kept['clients'], kept['offsets'][1:-1]) if len(kept['offsets']) > 1 else []
+      offsets, clients = kept['offsets'], kept['clients']
+    if not 0 < len(offsets) <= _MOST_ROUNDS + 1 or len(clients) > _MOST_PARTICIPATIONS:
+      raise ValueError(f'a schedule has at most {_MOST_ROUNDS:,} rounds and {_MOST_PARTICIPATIONS:,} participations')
+    schedule = np.split(clients, offsets[1:-1]) if len(offsets) > 1 else []
     model = layers_lib.ModelShape(
       tuple(layers_lib.Layer(one['name'], tuple(one['indices']), one['is_dense']) for one in value['layers']),
       tuple(value['sizes']),

@@ -62,6 +62,17 @@ def _changed(path, name, change):
   (path / name).write_text(json.dumps(value, ensure_ascii=False), encoding='utf-8')
 
 
+def _resealed(path, change):
+  """Changes the certificate, and makes its digest anew. Without an audit its page is compared."""
+
+  def seal(value):
+    change(value)
+    value['sha256'] = certificates.digest({name: part for name, part in value.items() if name != 'sha256'})
+
+  (path / 'audit.json').unlink()
+  _changed(path, 'certificate.json', seal)
+
+
 def _answers(capsys, *arguments):
   status = verify.main(list(map(str, arguments)))
   return status, capsys.readouterr().out
@@ -179,6 +190,14 @@ _FORGERIES = {
     lambda path: (path / 'mechanism.json').write_text('[]'),
     'mechanism.json or schedule.npz is damaged',
   ),
+  'a schedule without an end': (
+    lambda path: np.savez(path / 'schedule.npz', offsets=np.arange(10**6 + 2), clients=np.arange(3)),
+    'at most 1,000,000 rounds',
+  ),
+  'a mechanism without an end': (
+    lambda path: (path / 'mechanism.json').write_text('[' * 900 + ']' * 900),
+    'is damaged',
+  ),
   'no schedule': (lambda path: (path / 'schedule.npz').unlink(), 'schedule.npz is missing'),
   'a damaged schedule': (lambda path: (path / 'schedule.npz').write_bytes(b'PK?'), 'schedule.npz cannot be read'),
   "a client's ε": (
@@ -241,6 +260,11 @@ class TestRunsOfExperiments:
       lambda path: _changed(path, 'certificate.json', lambda value: value['guarantee'].update(epsilon=1.0)),
       lambda path: _changed(path, 'certificate.json', lambda value: value['provenance'].update(noise_multiplier=9.0)),
       lambda path: _changed(path, 'certificate.json', lambda value: value.update(facts=[])),
+      lambda path: _resealed(path, lambda value: value['facts'].update(epsilon=5)),
+      lambda path: _resealed(path, lambda value: value['provenance'].pop('code')),
+      lambda path: _resealed(path, lambda value: value['provenance'].pop('run')),
+      lambda path: _resealed(path, lambda value: value['provenance'].update(stretches=5)),
+      lambda path: _resealed(path, lambda value: value['achieved'].update(clients=[])),
       _arrays('ledger.npz', lambda arrays: arrays['weights'].__imul__(0.5)),
     ],
   )
