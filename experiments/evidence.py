@@ -7,16 +7,15 @@ from collections.abc import Iterator, Mapping
 import dataclasses
 import datetime
 import os
-import types
 from typing import Any, Optional
 
 import numpy as np
 
 from experiments import final_summary
-from experiments import flags as experiment_flags
-from experiments import methods
 from experiments import provenance as provenance_lib
+from experiments import run as run_lib
 from experiments import run_folder
+from experiments import run_parts
 from experiments.auditing import record
 from quap_tff import accounting
 from quap_tff import plans
@@ -53,9 +52,9 @@ def read(path: str, version: int = certificates.VERSION) -> Evidence:
   problems = files.entry_problems(path, found)
   for name in _NEEDED:
     folder_files.check_regular(path, name)
-  run = folder_files.read_json(path, run_folder.RUN)
-  plan, values = _plan(run)
-  resolved = run['resolved']
+  run_json = folder_files.read_json(path, run_folder.RUN)
+  plan, run = _plan(run_json)
+  resolved = run_json['resolved']
   ledger = files.read_ledger(path, resolved['num_clients'])
   ledger_problems = plan.ledger_problems(ledger)
   problems += ledger_problems
@@ -65,29 +64,29 @@ def read(path: str, version: int = certificates.VERSION) -> Evidence:
     report = plan.report(ledger, plan.schedule if version > 3 else None)
     problems += _metrics_problems(plan, ledger, rows)
     problems += files.clients_problems(path, ledger, report.formal)
-    problems += _summary_problems(path, values, resolved['num_clients'], plan, report, ledger, rows, version)
+    problems += _summary_problems(path, run, resolved['num_clients'], plan, report, ledger, rows, version)
   problems += files.model_problems(path, run_folder.MODEL, plan.model.sizes, run_folder.RUN)
   summary = folder_files.read_json(path, run_folder.SUMMARY)
   if not isinstance(summary, dict):
     raise FolderError(f'{run_folder.SUMMARY} is damaged: it is not a JSON object.')
   tests = sum(bool(row.get('test_accuracy')) for row in rows)
-  facts = _facts(plan, values, resolved['test_set'], resolved['public_data'], tests)
+  facts = _facts(plan, run, resolved['test_set'], resolved['public_data'], tests)
   provenance = {
     'code': provenance_lib.code(),
     'run': {
-      'dataset': values.dataset,
-      'features': values.features,
+      'dataset': run.flags['dataset'],
+      'features': run.flags['features'],
       'model': resolved['model'],
       'test_accuracy': summary.get('test_accuracy'),
       'date': summary.get('date'),
     },
-    'config_sha256': certificates.digest(run['identity']),
+    'config_sha256': certificates.digest(run_json['identity']),
     'data_commitment': resolved['data_commitment'],
     **files.provenance_of(plan, path, found.files, certificate_folder.OWN),
   }
   if version > 3:
-    provenance['stretches'] = _stretches(run, ledger.num_rounds)
-  elif 'stretches' in run:
+    provenance['stretches'] = _stretches(run_json, ledger.num_rounds)
+  elif 'stretches' in run_json:
     name = certificate_folder.CERTIFICATE
     problems.append(f'{run_folder.RUN} is of a later version than {name}, which has version {version}.')
   return Evidence(ledger, facts, provenance, problems, _warnings(path, found.files, version))
@@ -104,23 +103,23 @@ def read_audit(path: str, certificate: Mapping[str, Any]) -> Optional[certificat
   return certificate_folder.Audit([], record.refutes(found), record.verdict(found), record.rows(found))
 
 
-def check_before(experiment: Any, values: Any):
+def check_before(experiment: Any, run: run_lib.Run):
   """Asks before the first round whether the run could get a certificate: nobody should train in vain.
 
   The planned rounds are taken for those that were run. What then prevents a certificate would do so after training.
 
   Args:
     experiment: The `setup.Experiment`. One of a method that gives no certificate is not looked at.
-    values: Its flags.
+    run: Its configuration.
 
   Raises:
     ValueError: With every reason why the run could get no certificate, if there is one.
   """
-  if not methods.parse(values.algorithm).gives_certificate:
+  if not run.method.gives_certificate:
     return
   plan, federation = experiment.plan, experiment.federation
   ledger = planned_ledger(plan)
-  facts = _facts(plan, values, federation.test_set, federation.public_data, tests=0)
+  facts = _facts(plan, run, federation.test_set, federation.public_data, tests=0)
   reasons = plan.ledger_problems(ledger) + certificates.refusals(ledger, facts)
   try:
     certificates.digest(dataclasses.asdict(facts))
@@ -150,43 +149,40 @@ def planned_ledger(plan: plans.CertifiedPlan) -> accounting.RunLedger:
   return ledger
 
 
-def _facts(plan, values, test_set, public_data, tests) -> certificates.Facts:
+def _facts(plan, run, test_set, public_data, tests) -> certificates.Facts:
   return plan.facts(
-    algorithm=values.algorithm,
-    tuning=values.tuning,
+    algorithm=run.flags['algorithm'],
+    tuning=run.flags['tuning'],
     test_set=test_set,
     tests=tests,
     public_data=public_data,
-    post_processing=methods.post_processing(values, plan),
+    post_processing=run.post_processing(plan),
   )
 
 
-def _plan(run) -> tuple[plans.CertifiedPlan, types.SimpleNamespace]:
-  """The run's plan, and its flags as attributes, from run.json."""
+def _plan(run_json) -> tuple[plans.CertifiedPlan, run_lib.Run]:
+  """The run's plan, and its configuration, from run.json."""
   try:
-    defaults = {name: experiment_flags.VALUES[name].default for name in experiment_flags.all_values()}
-    unknown = set(run['identity']) - set(defaults)
-    if unknown:
-      raise ValueError(f'unknown flags {sorted(unknown)}')
-    values = types.SimpleNamespace(**{**defaults, **run['identity']})
-    resolved = run['resolved']
+    resolved, identity = run_json['resolved'], run_json['identity']
     for name in ('test_set', 'public_data', 'data_commitment', 'model'):
       if not isinstance(resolved[name], str):
         raise ValueError(f'{name} is not text')
     for name, value, most in (
-      ('rounds', values.rounds, experiment_flags.MOST_ROUNDS),
+      ('rounds', identity['rounds'], run_parts.MOST_ROUNDS),
       ('num_clients', resolved['num_clients'], 2**31 - 1),
     ):
       if type(value) is not int or not 1 <= value <= most:
         raise ValueError(f'{name} must be an integer from 1 to {most:,}, found {value!r}')
     files.check_population(resolved['num_clients'])
+    # The other flags in run.json say nothing about what was computed.
+    run = run_lib.Run.from_json({'flags': {}, 'identity': identity})
+    if not run.method.gives_certificate:
+      raise FolderError(f'{run_folder.RUN}: a run of --algorithm={run.flags["algorithm"]} has no certificate.')
     model = layers_lib.ModelShape(
       tuple(layers_lib.Layer(one['name'], tuple(one['indices']), one['is_dense']) for one in resolved['layers']),
       tuple(resolved['sizes']),
     )
-    if not methods.parse(values.algorithm).gives_certificate:
-      raise FolderError(f'{run_folder.RUN}: a run of --algorithm={values.algorithm} has no certificate.')
-    return methods.plan_of(values, resolved['num_clients'], model, resolved['test_is_of_clients']), values
+    return run.plan(resolved['num_clients'], model, resolved['test_is_of_clients']), run
   except (FolderError, CannotTellError):
     raise
   except files.DAMAGE as error:
@@ -195,11 +191,11 @@ def _plan(run) -> tuple[plans.CertifiedPlan, types.SimpleNamespace]:
     ) from None
 
 
-def _stretches(run, num_rounds) -> list[dict[str, Any]]:
+def _stretches(run_json, num_rounds) -> list[dict[str, Any]]:
   """Which code ran which rounds, from run.json: a list of first and last round, code and versions."""
   name = run_folder.RUN
   try:
-    kept = [one for one in run['stretches'] if one['first_round'] <= max(num_rounds, 1)]
+    kept = [one for one in run_json['stretches'] if one['first_round'] <= max(num_rounds, 1)]
     firsts = [one['first_round'] for one in kept]
     if firsts[:1] != [1] or any(type(first) is not int for first in firsts) or sorted(set(firsts)) != firsts:
       raise ValueError(f'the first rounds are {firsts}')
@@ -268,7 +264,7 @@ def _expected_rows(plan, ledger) -> Iterator[dict[str, float]]:
     yield {**row, **{f'participation_{key}': float(value) for key, value in statistics.items()}}
 
 
-def _summary_problems(path, values, num_clients, plan, report, ledger, rows, version) -> list[str]:
+def _summary_problems(path, run, num_clients, plan, report, ledger, rows, version) -> list[str]:
   """Where summary.json differs from the one that the other files give."""
   name = run_folder.SUMMARY
   summary = folder_files.read_json(path, name)
@@ -280,7 +276,7 @@ def _summary_problems(path, values, num_clients, plan, report, ledger, rows, ver
     test = {key: files.number(rows[-1][f'test_{key}']) for key in ('accuracy', 'loss')}
     diverged = final_summary.has_diverged(weights, test['loss'])
     expected = final_summary.make(
-      values,
+      run,
       num_clients,
       report,
       rounds=ledger.num_rounds,

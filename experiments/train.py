@@ -97,7 +97,7 @@ def _train(run, values, callbacks) -> int:
   with contextlib.ExitStack() as stack:
     progress.say(publication.progress, f'Reading {run.flags["dataset"]} …')
     experiment = setup.from_run(run, _show_reading if sys.stderr.isatty() else None)
-    evidence.check_before(experiment, values)
+    evidence.check_before(experiment, run)
     stack.enter_context(runtime.activate(experiment.runtime))
     progress.say(publication.progress, f'Building {experiment.model} and the round …')
     process = experiment.build_process()

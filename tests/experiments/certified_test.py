@@ -13,6 +13,7 @@ from experiments import command_line
 from experiments import evidence
 from experiments import predict
 from experiments import pretrain
+from experiments import run as run_lib
 from experiments import run_directory
 from experiments import setup
 from experiments import training
@@ -190,11 +191,11 @@ class TestRefusals:
     monkeypatch.setattr(certificates, 'refusals', lambda *_: ['One.', 'Another.'])
     with harness.parsed(*harness.TINY, '--algorithm=certified') as values:
       with pytest.raises(ValueError, match='not begun. One. Another. Change'):
-        evidence.check_before(setup.from_flags(values), values)
+        evidence.check_before(setup.from_flags(values), run_lib.Run.from_flags(values))
 
   def test_other_methods_are_not_asked(self):
     with harness.parsed(*harness.TINY) as values:
-      evidence.check_before(None, values)
+      evidence.check_before(None, run_lib.Run.from_flags(values))
 
   @pytest.mark.parametrize('content, words', [(None, 'cannot be read'), (b'no key', 'must hold a PEM key')])
   def test_bad_keys_are_refused_before_training(self, content, words, tmp_path, capsys):
