@@ -84,7 +84,7 @@ def test_correlated_noise(spec, name):
 def test_the_charge_is_the_one_that_is_written_out():
   noise, left, weight, h = correlation.Blt((0.6, 0.3), (0.9, 0.4)), 7, 0.7, np.array([1.3, 0.4])
   g, d = noise.gains, noise.decays
-  a = [g[j] * sum(g[l] * (1 - (d[j] * d[l]) ** left) / (1 - d[j] * d[l]) for l in range(2)) for j in range(2)]
+  a = [g[j] * sum(g[k] * (1 - (d[j] * d[k]) ** left) / (1 - d[j] * d[k]) for k in range(2)) for j in range(2)]
   written = (1 + sum(a)) * weight**2 + 2 * weight * sum((g[j] + d[j] * a[j]) * h[j] for j in range(2))
   unit, by_sum = noise.price(left)
   assert unit * weight**2 + 2 * weight * np.dot(by_sum, h) == pytest.approx(written, rel=1e-12)
