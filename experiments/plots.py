@@ -85,7 +85,7 @@ def plain_log(axis):
 
 
 def _short(value: float) -> str:
-  """A number for an axis: 20,000 is 20k, so that labels beside each other do not overlap."""
+  """A number for an axis: 20,000 is 20k, so that neighbouring labels do not overlap."""
   return f'{value / 1000:.10g}k' if abs(value) >= 10_000 else f'{value:.10g}'
 
 

@@ -1,4 +1,4 @@
-r"""Makes the documents' tables and figures from run folders, with measured values beside printed ones.
+r"""Makes the documents' tables and figures from run folders, with measured and printed values side by side.
 
     python -m experiments.report runs/ --output_dir=report
 

@@ -1,4 +1,4 @@
-"""What a run leaves when it ends: the model, the ledger, a row for each client, a plot, a summary, a certificate."""
+"""The files that a run leaves when it ends: model, ledger, a row for each client, plot, summary, certificate."""
 
 from collections.abc import Sequence
 import csv

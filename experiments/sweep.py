@@ -14,8 +14,8 @@ separated by `;`:
 A flag of the grid overrides the same flag after the `--`, which overrides a flag file of the grid. A run gets only the
 flags that its method uses. A flag that no run uses is an error.
 
-The sweep's folder holds the grid and the flags (sweep.json). It also holds a folder for each run, and beside that
-folder what the run printed (.log). A second call continues the runs that are not finished. Give it the same grid, or
+The sweep's folder holds the grid and the flags (sweep.json). It also holds a folder for each run, and a file with the
+text that the run printed (.log). A second call continues the runs that are not finished. Give it the same grid, or
 another grid, whose runs are then added. Without grid and flags, it continues all runs of the folder.
 
 Progress goes to standard error, and a summary to standard output. The last line of the summary is one JSON object. Exit

@@ -1,4 +1,4 @@
-"""The report's sections on accuracy: beside the documents' figures, by round, and over the values of a flag."""
+"""The report's sections on accuracy: compared with the documents' figures, by round, and over the values of a flag."""
 
 import collections
 from collections.abc import Mapping, Sequence
@@ -152,7 +152,7 @@ def rounds_to_90(group: study.Group):
 def at_scale(groups: Sequence[study.Group]) -> list[pages.Block]:
   """1,000 clients, 5% in each round: table 5 of the first document."""
   noise = lambda g: g.measure(lambda run: run.mean_of('noise_norm'))
-  # The noise of the others is compared with that of the first Fixed-DP setting of the dataset.
+  # The noise of the others is compared with the noise of the first Fixed-DP setting of the dataset.
   fixed = select(groups, 'fixed_dp', **published.AT_SCALE_FLAGS)
   full = {g.dataset: noise(g).mean for g in reversed(fixed) if noise(g)}
 

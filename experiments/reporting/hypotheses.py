@@ -23,7 +23,7 @@ Measure = Callable[[runs_lib.Run], Optional[float]]
 
 
 def build(groups: Sequence[study.Group]) -> list[pages.Block]:
-  """All three hypotheses; nothing if there is no pair for any of them."""
+  """All three hypotheses. There are no blocks if no hypothesis has a pair of runs."""
   blocks = _h1(groups) + _h2(groups) + _h3(groups)
   return [_RULE, *blocks] if any(isinstance(block, pages.Table) for block in blocks) else []
 

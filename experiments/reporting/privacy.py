@@ -152,7 +152,7 @@ def _reading(run) -> Mapping[str, Any]:
 
 
 def _is_only_read(run) -> bool:
-  """Whether the figures are a reading: earlier versions wrote that of a run that ended early, and no key `reading`."""
+  """Whether the figures are a reading. Earlier versions wrote only a reading for a run that ended early."""
   return _is_stopped(run) and not _reading(run)
 
 

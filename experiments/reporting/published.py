@@ -1,4 +1,4 @@
-"""What the three QuAP-FL documents print, and what a reader of the report must know about it.
+"""The figures that the three QuAP-FL documents print, and the paragraphs of the report.
 
 "First" is the first document (version 1.1.2), "theory" the theory document, "November" the November 2025 document. The
 printed figures are in published.csv, the report's paragraphs in notes.md. The tables of published.csv are:

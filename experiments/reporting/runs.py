@@ -1,4 +1,4 @@
-"""Run folders as the report reads them: what was run, what was measured, and what could not be read."""
+"""Run folders as the report reads them: flags, measurements, and a list of files that could not be read."""
 
 from collections.abc import Mapping, Sequence
 import dataclasses
@@ -178,7 +178,7 @@ def find(roots: Sequence[str]) -> list[str]:
 
 
 def load(path: str) -> tuple[Optional[Run], list[LeftOut]]:
-  """Reads a run folder: the run, or None if it is unusable, and what is damaged or missing in it."""
+  """Reads a run folder. Returns the run, or None if it is unusable, and a list of damaged and missing files."""
   left_out = []
 
   def read(name, reader, otherwise, expected):

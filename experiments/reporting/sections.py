@@ -41,7 +41,7 @@ _OF_PARTS = '|'.join(published.BY_PARTS.values())
 _EQUAL_EPSILON = 'algorithm=certified|certified:weights=uniform|tff_dp_fedavg|tff_dp_fedavg_adaptive|tff_dp_ftrl'
 
 SECTIONS = (
-  Section('Accuracy and privacy', spending.beside_accuracy, 'algorithm=fedavg|fixed_dp|quap'),
+  Section('Accuracy and privacy', spending.with_accuracy, 'algorithm=fedavg|fixed_dp|quap'),
   Section(
     'Certified: equal formal ε',
     spending.certified,

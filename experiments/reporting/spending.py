@@ -1,4 +1,4 @@
-"""The report's sections on what is spent: privacy and who pays for it, noise, bytes and time."""
+"""The report's sections on costs: privacy and who pays for it, noise, bytes and time."""
 
 import collections
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ from experiments.reporting import study
 from quap_tff.common import rounding
 
 
-def beside_accuracy(groups: Sequence[study.Group]) -> list[pages.Block]:
-  """Every setting that was run, with its accuracy beside what it spends."""
+def with_accuracy(groups: Sequence[study.Group]) -> list[pages.Block]:
+  """Every setting that was run, with its accuracy and the privacy that it spends."""
 
   def columns(g):
     known = lambda run, value: None if run.nominal_epsilon is None else value(run)
@@ -39,7 +39,7 @@ def beside_accuracy(groups: Sequence[study.Group]) -> list[pages.Block]:
 
 
 def certified(groups: Sequence[study.Group]) -> list[pages.Block]:
-  """Certified runs beside other runs whose ε holds for the released model, to compare accuracy at equal ε."""
+  """Certified runs and other runs whose ε holds for the released model, to compare accuracy at equal ε."""
   members = [g for g in groups if _is_whole(g)]
   if not any(g.method == 'certified' for g in members):
     return []

@@ -2,10 +2,11 @@
 
 import collections
 from collections.abc import Container, Mapping, Sequence
-import csv
 import json
 import os
 from typing import Any, NamedTuple, Optional
+
+import pandas as pd
 
 from experiments import command_line
 from experiments import flags as experiment_flags
@@ -157,10 +158,9 @@ def standing(run: Run) -> Standing:
 
 def _last_round(path) -> int:
   try:
-    with open(path, newline='', encoding='utf-8') as f:
-      rounds = [int(row['round']) for row in csv.DictReader(f)]
-    return rounds[-1] if rounds and min(rounds) > 0 else 0
-  except (OSError, ValueError, KeyError, TypeError, csv.Error):
+    rounds = pd.read_csv(path)['round'].astype(int)
+    return int(rounds.iloc[-1]) if len(rounds) and rounds.min() > 0 else 0
+  except (OSError, ValueError, KeyError, TypeError):
     return 0
 
 
@@ -170,14 +170,11 @@ def _seconds(path, metrics) -> float:
 
 
 def _summary(path):
+  kinds = {'interrupted': bool, 'rounds': int, 'test_accuracy': float}
   try:
     with open(path) as f:
       summary = json.load(f)
-    return {
-      'interrupted': bool(summary['interrupted']),
-      'rounds': int(summary['rounds']),
-      'test_accuracy': float(summary['test_accuracy']),
-    }
+    return {name: kind(summary[name]) for name, kind in kinds.items()}
   except (OSError, ValueError, KeyError, TypeError, RecursionError):
     return None
 

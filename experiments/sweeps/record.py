@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 import contextlib
-import fcntl
 import json
 import os
 from typing import Any, NamedTuple, Optional
 
+import filelock
+
 from experiments.sweeps import plan
+from quap_tff.common import files
 
 _NAME = 'sweep.json'
 _LOCK = '.lock'
@@ -80,22 +82,19 @@ def held(output_dir: str, record: Record) -> Iterator[None]:
   Raises:
     ValueError: If another process uses the folder, or if it cannot be written.
   """
+  lock = filelock.FileLock(os.path.join(output_dir, _LOCK), timeout=0)
   try:
     os.makedirs(output_dir, exist_ok=True)
-    lock = open(os.path.join(output_dir, _LOCK), 'a')
+    lock.acquire()
+  except filelock.Timeout:
+    raise ValueError(f'Another sweep is running in {output_dir}.') from None
   except OSError as error:
     raise ValueError(f'output_dir {output_dir} cannot be used: {error}.') from error
-  with lock:
-    try:
-      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-      raise ValueError(f'Another sweep is running in {output_dir}.') from None
-    path = os.path.join(output_dir, _NAME)
-    with open(path + '.part', 'w') as f:
-      json.dump(record._asdict(), f, indent=2)
-      f.write('\n')
-    os.replace(path + '.part', path)
+  try:
+    files.write_json(os.path.join(output_dir, _NAME), record._asdict())
     yield
+  finally:
+    lock.release()
 
 
 def _check_types(record: Record):
@@ -112,7 +111,7 @@ def _read(output_dir: str) -> Optional[Record]:
     if os.path.lexists(output_dir):
       raise ValueError(f'output_dir {output_dir} is a file; give a folder.')
     return None
-  if not set(os.listdir(output_dir)) - {_LOCK, _NAME + '.part'}:
+  if not set(os.listdir(output_dir)) - {_LOCK, _NAME + files.UNFINISHED}:
     return None
   try:
     with open(os.path.join(output_dir, _NAME)) as f:

@@ -45,32 +45,24 @@ class TestTicks:
     ticks.check(axes.xaxis, 2.86, 3.14)
     assert axes.get_ylim() == pytest.approx((0.6, 9.4))
 
-  def test_logarithmic_axes_have_plain_numbers(self):
+  @pytest.mark.parametrize(
+    'values, expected',
+    [
+      ([60, 900], ['100', '200', '500', '1000']),
+      ([6000, 90_000], ['10k', '20k', '50k', '100k']),  # Large numbers are short.
+      ([70, 105], ['70', '80', '90', '100']),  # Within a decade there are several numbers.
+    ],
+  )
+  def test_logarithmic_axes_have_plain_numbers(self, values, expected):
     def draw(figure):
       axes = figure.subplots()
-      axes.plot([1, 2], [60, 900])
-      plots.plain_log(axes.yaxis)
-
-    assert ticks.numbers(plots.drawn(draw, (6, 4)).axes[0].yaxis) == [100, 200, 500, 1000]
-
-  def test_large_numbers_of_logarithmic_axes_are_short(self):
-    def draw(figure):
-      axes = figure.subplots()
-      axes.plot([1, 2], [6000, 90_000])
+      axes.plot([1, 2], values)
       plots.plain_log(axes.yaxis)
 
     axis = plots.drawn(draw, (6, 4)).axes[0].yaxis
     low, high = axis.get_view_interval()
     shown = [label.get_text() for label in axis.get_ticklabels() if low <= label.get_position()[1] <= high]
-    assert shown == ['10k', '20k', '50k', '100k']
-
-  def test_logarithmic_axes_within_a_decade_have_several_numbers(self):
-    def draw(figure):
-      axes = figure.subplots()
-      axes.plot([1, 2], [70, 105])
-      plots.plain_log(axes.yaxis)
-
-    assert len(ticks.numbers(plots.drawn(draw, (6, 4)).axes[0].yaxis)) >= 3
+    assert shown == expected
 
   @pytest.mark.parametrize('rounds', [1, 2, 3, 12, 200])
   def test_rounds_are_whole(self, rounds):
@@ -107,20 +99,17 @@ class TestPlotRun:
       [dict(ROW, clipping_norm='inf', noise_to_signal=0.0)] * 3,
       [dict(ROW, clipping_norm='inf', norm_p10='nan', norm_p90='nan')] * 3,
       [dict(ROW, test_accuracy='')] * 3,
+      None,
     ],
-    ids=['plain', 'some empty', 'no noise', 'no signal', 'no clip', 'no norms', 'never tested'],
+    ids=['plain', 'some empty', 'no noise', 'no signal', 'no clip', 'no norms', 'never tested', 'interrupted before'],
   )
   def test_draws(self, rows, tmp_path):
     path = tmp_path / 'plot.png'
+    names = NAMES if rows is None else (*NAMES, 'test_accuracy')  # The first test adds its column.
     with warnings.catch_warnings():
       warnings.simplefilter('error')
-      plots.plot_run(plots.read_metrics(_write(tmp_path / 'm.csv', rows)), str(path), 'a run')
+      plots.plot_run(plots.read_metrics(_write(tmp_path / 'm.csv', rows or [ROW] * 2, names)), str(path), 'a run')
     assert path.read_bytes()[:8] == b'\x89PNG\r\n\x1a\n'
-
-  def test_interrupted_before_the_first_test(self, tmp_path):
-    path = tmp_path / 'plot.png'
-    plots.plot_run(plots.read_metrics(_write(tmp_path / 'm.csv', [ROW] * 2, NAMES)), str(path), 'a run')
-    assert path.stat().st_size > 1000
 
   def test_its_title_its_whole_rounds_and_its_epsilons(self, tmp_path):
     rows = [dict(ROW, epsilon=3 + 1e-9 * t) for t in range(4)]

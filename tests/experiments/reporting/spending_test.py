@@ -20,7 +20,7 @@ def _row(rows, **cells):
 class TestBesideAccuracy:
   def test_layerwise_noise_and_no_noise_have_no_finite_epsilon(self, tmp_path):
     groups = factory.groups_of(tmp_path, FULL, {'algorithm': 'fedavg', 'noise_norm': 0, **FULL})
-    rows = factory.table(spending.beside_accuracy(groups), 'privacy_and_accuracy')
+    rows = factory.table(spending.with_accuracy(groups), 'privacy_and_accuracy')
     assert [row['method'] for row in rows] == ['QuAP-FL', 'FedAvg (no privacy)']
     assert all(row['formal ε'] == privacy.NO_FINITE for row in rows)
     assert rows[1]['nominal ε, largest'] == '-'
@@ -28,18 +28,18 @@ class TestBesideAccuracy:
 
   @pytest.mark.parametrize('run', [{'calibration': 'exact'}, {'algorithm': 'certified', 'certified_epsilon': 3.0}])
   def test_no_nominal_figure_of_noise_that_is_not_the_documents(self, tmp_path, run):
-    (row,) = factory.table(spending.beside_accuracy(factory.groups_of(tmp_path, run)), 'privacy_and_accuracy')
+    (row,) = factory.table(spending.with_accuracy(factory.groups_of(tmp_path, run)), 'privacy_and_accuracy')
     assert not [name for name in row if name.startswith('nominal')]
 
   def test_nominal_figures(self, tmp_path):
     groups = factory.groups_of(tmp_path, {'algorithm': 'fixed_dp'})
-    (row,) = factory.table(spending.beside_accuracy(groups), 'privacy_and_accuracy')
+    (row,) = factory.table(spending.with_accuracy(groups), 'privacy_and_accuracy')
     assert (row['nominal ε, mean'], row['nominal δ, largest']) == ('2.400', '0.0001')
     assert row['nominal ε, largest'] == f'{0.6 * groups[0].runs[0].counts.max():.3f}'
 
   def test_participation_groups_of_runs_without_a_whole_guarantee(self, tmp_path):
     groups = factory.groups_of(tmp_path, {}, {'algorithm': 'certified', 'certified_epsilon': 3.0})
-    blocks = spending.beside_accuracy(groups)
+    blocks = spending.with_accuracy(groups)
     (row,) = factory.table(blocks, 'participation_groups')
     assert row['method'] == 'QuAP-FL' and 'rounds taken part in: rare' in row
     (row,) = factory.table(blocks, 'participation_groups_results')
