@@ -21,13 +21,11 @@ class Outcome(NamedTuple):
   Attributes:
     done: The names of the finished runs, including those of earlier calls.
     failed: What went wrong, by the name of the run.
-    left: The names of the other runs.
     interrupted: Whether the user interrupted the sweep.
   """
 
   done: list[str]
   failed: dict[str, str]
-  left: list[str]
   interrupted: bool
 
 
@@ -96,13 +94,7 @@ def run_all(
       child.end()
     for child in active.values():
       child.wait()
-  done = [run.name for run in runs if plan.standing(run).finished]
-  return Outcome(
-    done=done,
-    failed=failed,
-    left=[run.name for run in runs if run.name not in failed and run.name not in done],
-    interrupted=interrupted,
-  )
+  return Outcome([run.name for run in runs if plan.standing(run).finished], failed, interrupted)
 
 
 def _fill(
