@@ -19,10 +19,8 @@ failure, 130 when interrupted.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import json
 import os
-import re
 import shutil
 import sys
 import time
@@ -36,6 +34,7 @@ from experiments import interrupts
 from experiments.attacking import inversion_study
 from experiments.attacking import result as result_lib
 from experiments.reporting import pages
+from quap_tff.common import flag_fields
 from quap_tff.common import lazy
 from quap_tff.common import registry
 from quap_tff.common import rounding
@@ -73,8 +72,7 @@ _MEMBERSHIP_MODELS = flags.DEFINE_integer(
 
 def _define_flags():
   """A flag for each field of `InversionSettings`, with the field's default, and its description as help."""
-  doc = inspect.cleandoc(inversion_study.InversionSettings.__doc__).partition('Attributes:')[2]
-  helps = {name: ' '.join(text.split()) for name, text in re.findall(r'^  (\w+): (.*(?:\n    .*)*)', doc, re.MULTILINE)}
+  helps = flag_fields.helps(inversion_study.InversionSettings)
   for field in dataclasses.fields(inversion_study.InversionSettings):
     define = {tuple: flags.DEFINE_list, int: flags.DEFINE_integer, float: flags.DEFINE_float}.get(
       type(field.default), flags.DEFINE_string

@@ -19,6 +19,7 @@ Progress goes to standard error. The last line of standard output is one JSON ob
 formal claim that the audit refutes, or 130 when it was interrupted.
 """
 
+from collections.abc import Mapping
 import json
 import os
 import sys
@@ -28,10 +29,11 @@ from typing import Any, Optional
 from absl import flags
 
 from data import datasets
-from data import features
 from experiments import command_line
+from experiments import flag_checks
 from experiments import flags as experiment_flags
 from experiments import interrupts
+from experiments import run as run_lib
 from experiments import run_folder
 from quap_tff.accounting import folder_files
 from quap_tff.common import checks
@@ -134,14 +136,16 @@ def main(argv: list[str]) -> int:
   certificate = key = None
   if path is not None:
     certificate, key = _certificate(path), _private_key(path)
-    own_flags = _flags_of(path) + own_flags
   elif _SIGNING_KEY.value is not None:
     raise ValueError('--signing_key signs the audit of a folder: name the folder, or leave the flag out.')
   interrupts.install()
   with experiment_flags.parsed(own_flags) as values:
-    experiment_flags.check(given if path is None else ())
+    if path is None:
+      run = experiment_flags.checked(given)
+    else:
+      run = flag_checks.checked(_run_of(path, {name: values[name].value for name in given}))
     try:
-      measured = _measure(values)
+      measured = _measure(run)
     except Exception as error:  # pylint: disable=broad-except
       if interrupts.is_on_its_way():
         raise KeyboardInterrupt from None  # TensorFlow has made another error of it.
@@ -180,11 +184,11 @@ def _check_own():
     raise ValueError(f'--draws must be 0, for no game, or at least {_FEWEST_DRAWS}, found {_DRAWS.value}.')
 
 
-def _measure(values) -> dict[str, Any]:
+def _measure(run) -> dict[str, Any]:
   begin = time.monotonic()
   lazy.load('experiments.setup')
   lazy.load('quap_tff.runtime.activation')  # With it, TFF leaves without a complaint, whatever happens.
-  experiment = setup.from_flags(values)
+  experiment = setup.from_run(run)
   schedule = [experiment.cohorts.cohort(t) for t in range(1, experiment.last_round + 1)]
   draws = _DRAWS.value
   with runtime.activate(experiment.runtime):
@@ -206,8 +210,8 @@ def _measure(values) -> dict[str, Any]:
     'tests': tests,
     'repeats': settings.repeats,
     'part': settings.part,
-    'algorithm': values.algorithm,
-    'dataset': datasets.portable(values.dataset),
+    'algorithm': run.flags['algorithm'],
+    'dataset': datasets.portable(run.flags['dataset']),
     'game': played,
     # They depend on how much data clients have, and audit.json is kept with a certified run.
     'seconds': round(time.monotonic() - begin, 1) if experiment.client_metrics else None,
@@ -249,21 +253,14 @@ def _private_key(path) -> Optional[Any]:
   return key
 
 
-def _flags_of(path) -> list[str]:
-  """The flags of the run in a folder, as arguments."""
-  kept = folder_files.read_json(path, run_folder.RUN).get('flags')
-  if not isinstance(kept, dict):
-    raise ValueError(f'{run_folder.RUN} in {path} is damaged: it has no flags.')
-  arguments = []
-  for name, value in kept.items():
-    if value is None or name in _REFUSED or name not in experiment_flags.VALUES:
-      continue
-    if name == 'features':
-      value = features.located(value, path)
-    if isinstance(value, list):
-      value = ','.join(map(str, value))
-    arguments.append(f'--{name}={str(value).lower() if isinstance(value, bool) else value}')
-  return arguments
+def _run_of(path: str, given: Mapping[str, Any]) -> run_lib.Run:
+  """The run of a folder, with flags that may differ."""
+  kept = folder_files.read_json(path, run_folder.RUN)
+  try:
+    run = run_lib.Run.from_json(kept, path)
+  except (KeyError, TypeError, ValueError) as error:
+    raise ValueError(f'{run_folder.RUN} in {path} is damaged: {type(error).__name__}: {error}') from error
+  return run_lib.Run.from_flags({**run.flags, **given})
 
 
 def _say(text: str):

@@ -11,13 +11,12 @@ import numpy as np
 import data
 import experiments
 from experiments import flags as experiment_flags
-from experiments import methods as experiment_methods
+from experiments import run as run_lib
 from quap_tff import plans
 from quap_tff.common import lazy
 from quap_tff.common import registry
 from quap_tff.common.lazy import tf
 from quap_tff.mechanisms import layers as layers_lib
-from quap_tff.training import optimizers
 
 inversion = lazy.module('quap_tff.auditing.inversion')
 inversion_model = lazy.module('quap_tff.auditing.inversion_model')
@@ -101,7 +100,7 @@ def plan_of(dataset: str, method: str, model: layers_lib.ModelShape) -> plans.Pl
   presets, chosen = presets_of(dataset), METHODS[method]
   preset = presets.certified if chosen.is_certified else presets.documents
   with experiment_flags.parsed([_arguments(preset), *chosen.flags]) as values:
-    return experiment_methods.plan_of(values, values.num_clients, model)
+    return run_lib.Run.from_flags(values).plan(values.num_clients, model)
 
 
 def setting_of(dataset: str, data_dir: Any, seed: int) -> tuple[data.Federation, float]:
@@ -111,11 +110,9 @@ def setting_of(dataset: str, data_dir: Any, seed: int) -> tuple[data.Federation,
     ValueError: If the data are missing.
   """
   with experiment_flags.parsed([_arguments(presets_of(dataset).documents)]) as values:
-    optimizer = registry.parse_spec('client optimizer', values.client_optimizer, optimizers.OPTIMIZERS)
-    federation = data.load(
-      dataset, data_dir=data_dir, num_clients=values.num_clients, partition=values.partition, seed=seed
-    )
-  return federation, optimizer.learning_rate
+    run = run_lib.Run.from_flags(values)
+  kept = dict(num_clients=run.data.num_clients, partition=run.flags['partition'], seed=seed)
+  return data.load(dataset, data_dir=data_dir, **kept), run.local.client_optimizer.learning_rate
 
 
 class Batches(NamedTuple):

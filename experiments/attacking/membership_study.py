@@ -17,7 +17,7 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
-from experiments import methods
+from experiments import run_parts as parts
 from experiments import setup
 from experiments.attacking import membership_figures
 from experiments.attacking import result as results
@@ -32,17 +32,6 @@ from quap_tff.mechanisms import tradeoff
 
 ALL = 'all'
 _FEWEST_MODELS = 8
-# The fields of the settings that are not flags of `experiments.train`.
-_NOT_FLAGS = (
-  'examples_per_client',
-  'nominal_epsilon',
-  'real_epsilon',
-  'methods',
-  'levels',
-  'models',
-  'attacks',
-  'resamples',
-)
 
 METHODS = (
   'fedavg',
@@ -115,14 +104,13 @@ class MembershipSettings:
         expected = f'distinct names of {", ".join(known)}' if known else 'distinct specs'
         raise ValueError(f'{name} must be {expected}, at least one, found {value!r}.')
     for spec in self.methods:
-      methods.parse(spec)
+      subjects.method_of(spec)
 
   @property
-  def flags(self) -> tuple[str, ...]:
-    """The flags of `experiments.train` that all methods share."""
-    values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in _NOT_FLAGS}
-    shared = (f'--{name}={value}' for name, value in values.items() if value is not None)
-    return (*shared, '--noclient_metrics', '--warmup_rounds=0', '--progress=none')
+  def flags(self) -> dict[str, Any]:
+    """The flags of `experiments.train` that all methods share, by name."""
+    shared = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name in parts.FLAGS}
+    return {**shared, 'client_metrics': False, 'warmup_rounds': 0, 'progress': 'none'}
 
 
 # The study of MNIST, where it differs from the defaults: `MembershipSettings(**MNIST, data_dir=…)`. The clients are as
@@ -184,7 +172,7 @@ def attacked_experiments(
 ) -> Iterator[tuple[subjects.Variant, setup.Experiment]]:
   """Each variant that is attacked, and its experiment; they are compared at `real_epsilon`."""
   for spec in settings.methods:
-    if subjects.is_certified(spec):
+    if subjects.method_of(spec).gives_certificate:
       audited = spec + (',' if ':' in spec else ':') + 'certificate=false'
       found = [subjects.Variant(audited, real_epsilon, 'documents', (subjects.REAL,))]
     else:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import tensorflow_federated as tff
 
-from experiments import flags as experiment_flags
-from experiments import methods
 from experiments import setup
 from experiments.attacking import worlds as worlds_lib
-from quap_tff.methods import certified
+from quap_tff import methods
+from quap_tff.common import registry
 from quap_tff.training import evaluation
 
 NOMINAL, REAL = 'nominal', 'real'
@@ -46,16 +45,12 @@ class Account(NamedTuple):
   real: Optional[np.ndarray]
 
 
-def is_certified(spec: str) -> bool:
-  return methods.METHODS[spec.partition(':')[0]] is certified.Certified
+def method_of(spec: str) -> methods.Method:
+  """The method that a spec of --algorithm describes."""
+  return registry.parse_spec('algorithm', spec, methods.METHODS)
 
 
-def _server_learning_rate(spec: str) -> float:
-  """2 where sums are divided by a number that is planned for all clients, of whom only the members come; else 1."""
-  return 2.0 if methods.parse(spec).divides_by_planned_cohort else 1.0
-
-
-def experiment_of(variant: Variant, arguments: Sequence[str]) -> setup.Experiment:
+def experiment_of(variant: Variant, flags: Mapping[str, Any]) -> setup.Experiment:
   """The experiment of a variant.
 
   Half of the planned clients are members. Where a sum is divided by the planned number, steps would be half as long as
@@ -64,16 +59,12 @@ def experiment_of(variant: Variant, arguments: Sequence[str]) -> setup.Experimen
 
   Args:
     variant: The method and its noise.
-    arguments: The other flags of `experiments.train`.
+    flags: The other flags of `experiments.train`, by name.
   """
-  own = (
-    f'--algorithm={variant.spec}',
-    f'--epsilon={variant.epsilon!r}',
-    f'--calibration={variant.calibration}',
-    f'--server_optimizer=sgd:learning_rate={_server_learning_rate(variant.spec)}',
-  )
-  with experiment_flags.parsed([*arguments, *own]) as values:
-    return setup.from_flags(values)
+  # 2 where sums are divided by a number that is planned for all clients, of whom only the members come.
+  rate = 2.0 if method_of(variant.spec).divides_by_planned_cohort else 1.0
+  own = dict(algorithm=variant.spec, epsilon=variant.epsilon, calibration=variant.calibration)
+  return setup.from_flags({**flags, **own, 'server_optimizer': f'sgd:learning_rate={rate}'})
 
 
 def account_of(experiment: setup.Experiment, process: Any, pool: worlds_lib.Pool) -> Account:

@@ -224,7 +224,7 @@ class TestSubject:
     'spec, rate', [('fedavg', 1.0), ('fixed_dp', 1.0), ('tff_dp_fedavg', 2.0), ('certified:certificate=false', 2.0)]
   )
   def test_steps_are_as_long_where_sums_are_divided_by_the_planned_number(self, monkeypatch, spec, rate):
-    monkeypatch.setattr(setup, 'from_flags', lambda values: values.server_optimizer)
+    monkeypatch.setattr(setup, 'from_flags', lambda values: values['server_optimizer'])
     assert self._experiment(spec) == f'sgd:learning_rate={rate}'
 
   def test_the_layers_without_noise_leave_no_real_epsilon(self):
