@@ -465,14 +465,14 @@ class TestChild:
 
 @pytest.mark.slow
 def test_a_real_run_is_cut_off_with_the_sweep_and_one_that_ended_is_kept(tmp_path):
-  """One run has come to its end before, and one of a million rounds is cut off."""
-  folder, done, cut = tmp_path / 'runs', 'rounds=4', 'rounds=1000000'
-  arguments = [f'--output_dir={folder}', '--vary=rounds=4|1000000', '--', *harness.TINY, '--algorithm=fedavg']
+  """One run has come to its end before, and one of many rounds is cut off."""
+  folder, done, cut = tmp_path / 'runs', 'rounds=4', 'rounds=30000'
+  arguments = [f'--output_dir={folder}', '--vary=rounds=4|30000', '--', *harness.TINY, '--algorithm=fedavg']
   folder.mkdir()
   command = [sys.executable, '-m', 'experiments.sweep', *arguments]
-  by_name = _runs_in(folder, 'rounds=4|1000000', base=arguments[3:])
+  by_name = _runs_in(folder, 'rounds=4|30000', base=arguments[3:])
   assert harness.main(*by_name[done].arguments) == 0
-  record = record_lib.extended(str(tmp_path / 'new'), arguments[3:], ['rounds=4|1000000'])
+  record = record_lib.extended(str(tmp_path / 'new'), arguments[3:], ['rounds=4|30000'])
   with record_lib.held(str(folder), record), open(tmp_path / 'progress', 'w'):
     pass
   with open(tmp_path / 'progress', 'a+') as progress:
