@@ -41,6 +41,7 @@ _DO_NOT_FIT = (
   (np.int32, True),
   (np.int32, 1.0),
   (np.int32, '1'),
+  (np.int32, [1, 2]),
   (np.float32, 1),
   (np.float32, True),
   (np.float32, 1e39),

@@ -125,17 +125,3 @@ def test_what_is_read_in_python_is_not_joined():
     return tff.federated_sum(tff.federated_map(_squared, sums))
 
   assert total([[1, 2], [3]]) == 9**2 + 9**2
-
-
-def test_an_error_names_the_client():
-  @tff.tensorflow.computation(np.int32)
-  def checked(x):
-    with tf.control_dependencies([tf.debugging.assert_less(x, 3, message='Too large')]):
-      return tf.identity(x)
-
-  @tff.federated_computation(_INTS)
-  def total(xs):
-    return tff.federated_sum(tff.federated_map(_squared, tff.federated_map(checked, xs)))
-
-  with pytest.raises(runtime.ClientError, match='Client 1 of the cohort .* Too large'):
-    total([2, 4, 1])

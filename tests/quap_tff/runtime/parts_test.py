@@ -38,11 +38,6 @@ def test_what_is_not_each_clients_own_goes_to_all():
   ]
 
 
-def test_arguments_of_different_length_are_refused():
-  with pytest.raises(ValueError, match=r'differ in their number of clients: \[1, 2\]'):
-    workers.split(([1], [1, 2]), tff.to_type((_AT_CLIENTS, _AT_CLIENTS)), 2)
-
-
 def test_an_argument_without_clients_has_no_cohort():
   assert values.num_clients(7, _AT_SERVER) is None
   assert values.num_clients(None, None) is None
