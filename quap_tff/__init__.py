@@ -17,8 +17,7 @@ __getattr__, __dir__ = lazy.exports(
   {
     'accounting': [],
     'auditing': [],
-    'federated.aggregation': ['QuapAggregationFactory'],
-    'federated.certified_aggregation': ['CertifiedAggregationFactory'],
+    'federated.aggregation': ['CertifiedAggregationFactory', 'QuapAggregationFactory'],
     'federated.client_ids': ['with_client_ids'],
     'federated.client_work': ['build_client_work'],
     'federated.learning_process': ['build_certified_fed_avg', 'build_quap_fed_avg'],

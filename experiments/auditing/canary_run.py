@@ -17,7 +17,7 @@ from quap_tff import plans
 from quap_tff.auditing import canaries as canary_lib
 from quap_tff.auditing import lower_bounds
 from quap_tff.auditing import scores as score_lib
-from quap_tff.mechanisms import certified_round as mechanism
+from quap_tff.mechanisms import certified as mechanism
 from quap_tff.mechanisms import layers as layers_lib
 from quap_tff.mechanisms import planning
 from quap_tff.mechanisms import tradeoff
@@ -125,7 +125,7 @@ def run(experiment: setup.Experiment, settings: Settings, say: Callable[[str], N
     ValueError: If the audit does not fit the run: too many canaries, or layers that do not exist.
   """
   plan = experiment.plan
-  if isinstance(plan, (plans.FedBuffPlan, plans.LeeKiferPlan)):
+  if not plan.sends_one_update:
     raise ValueError(
       f'There is no audit for {type(plan).__name__}: its clients send more than an update that a canary could '
       'replace. Audit another --algorithm.'
@@ -147,7 +147,7 @@ def run(experiment: setup.Experiment, settings: Settings, say: Callable[[str], N
       output = process.next(state, [training.client_data(experiment, client) for client in cohort])
       state = output.state
       found = canary_lib.read_round(output)
-      ledger.append(plan.record(found.output, cohort))
+      ledger.append(plan.recorded(found.output.state, found.output.measurements, cohort))
       rounds.append(found)
       say(f'run {repeat + 1}/{settings.repeats}, round {round_num}/{len(schedule)}')
     own, chance, expected = _scores(plan, ledger, rounds, canaries, settings.part)
@@ -174,7 +174,7 @@ def claim_of(plan: plans.Plan, ledger: accounting.RunLedger, planned: Sequence[n
     ledger: The rounds that ran.
     planned: int[M_t], the cohorts of all planned rounds.
   """
-  if isinstance(plan, plans.CertifiedPlan):
+  if plan.is_certified:
     return Claim(plan.config.epsilon, plan.delta, 'certified')
   report = plan.report(ledger, planned)
   if report.formal.epsilon is not None and np.isfinite(report.formal.epsilon).all():
@@ -187,7 +187,7 @@ def claim_of(plan: plans.Plan, ledger: accounting.RunLedger, planned: Sequence[n
 def _canary_clients(plan, schedule, count) -> tuple[int, ...]:
   """The clients that are planned to spend most; who takes part when is public."""
   weights = [np.ones(len(cohort)) for cohort in schedule]
-  if isinstance(plan, plans.CertifiedPlan):
+  if plan.is_certified:
     weights = [planned.weights for planned in planning.planned_rounds(plan.config, schedule)]
   spent = plan.correlation.squared_norms(schedule, weights, plan.num_clients)
   takers = int((spent > 0).sum())
@@ -202,8 +202,7 @@ def _canary_clients(plan, schedule, count) -> tuple[int, ...]:
 def _tensors(plan, part) -> Optional[tuple[int, ...]]:
   if part == 'all':
     return None
-  selection = getattr(getattr(plan, 'config', None), 'critical_layers', layers_lib.ALL)
-  noised = tuple(layers_lib.critical_indices(plan.model.layers, selection))
+  noised = tuple(layers_lib.critical_indices(plan.model.layers, plan.mechanism.facts.noised_layers))
   tensors = noised if part == 'noised' else tuple(set(range(len(plan.model.sizes))) - set(noised))
   if not tensors:
     raise ValueError(f'--part={part}: every layer of this run has noise. Use --part=all.')
@@ -212,9 +211,8 @@ def _tensors(plan, part) -> Optional[tuple[int, ...]]:
 
 def _clipped(plan) -> Optional[tuple[int, ...]]:
   """The tensors whose joint norm is clipped; None for all."""
-  if isinstance(plan, plans.QuapPlan) and plan.config.clip_scope == 'critical':
-    return tuple(layers_lib.critical_indices(plan.model.layers, plan.config.critical_layers))
-  return None
+  selection = plan.mechanism.facts.clipped_layers
+  return None if selection == layers_lib.ALL else tuple(layers_lib.critical_indices(plan.model.layers, selection))
 
 
 def _norm(plan, part) -> float:
@@ -235,7 +233,7 @@ def _scores(plan, ledger, rounds: Sequence[canary_lib.Round], canaries, part):
       continue  # The round released nothing.
     bounds = np.zeros(plan.num_clients)
     bounds[cohort] = clip
-    if isinstance(plan, plans.CertifiedPlan):
+    if plan.is_certified:
       bounds[cohort] = weights * clip * (1 - mechanism.CLIP_MARGIN)
     elif part == 'unnoised':
       bounds[cohort] = np.inf if canaries.clipped is not None else clip
@@ -261,11 +259,11 @@ def _scores(plan, ledger, rounds: Sequence[canary_lib.Round], canaries, part):
 def _units(plan, found, cohort) -> tuple[float, Optional[float], Optional[float]]:
   """(C_t, what the sum was divided by, noise multiplier) of a round; None for what is not known or not there."""
   measured = found.output.measurements
-  if isinstance(plan, plans.CertifiedPlan):
+  if plan.is_certified:
     multiplier = float(measured['noise_multiplier'])
     return float(measured['clipping_norm']), plan.config.divisor if multiplier else None, multiplier
-  if isinstance(plan, plans.StockPlan):
-    stock = plan.stock_aggregator
+  stock = plan.stock_aggregator
+  if stock is not None:
     clip = float(np.linalg.norm(measured['clipping_norms']))
     released = len(cohort) or plan.noises_empty_rounds
     multiplier = stock.value_noise_multiplier if stock.has_one_sigma else None

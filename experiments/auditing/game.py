@@ -48,22 +48,22 @@ def of_plan(plan: plans.Plan, schedule: Sequence[np.ndarray], draws: int, seed: 
     draws: Simulations of each world that are counted.
     seed: For reproducible noise, where the mechanism takes a seed.
   """
-  if isinstance(plan, plans.CertifiedPlan):
+  if plan.is_certified:
     weights = [planned.weights for planned in planning.planned_rounds(plan.config, schedule)]
     mu = np.sqrt(plan.correlation.squared_norms(schedule, weights, plan.num_clients)) / plan.config.noise_multiplier
     # A private quantile's noised counts are a second mechanism, which this game leaves alone.
     simulate = distinguisher.certified(plan.config, schedule, int(mu.argmax()), seed)
     return Game(float(mu.max()), simulate)
-  if isinstance(plan, plans.StockPlan):
+  if plan.stock_aggregator is not None:
     return _of_stock(plan, schedule, draws)
-  if isinstance(plan, plans.QuapPlan) and plan.config.noise.placement == 'server':
+  if plan.mechanism.facts.noises_one_sum:
     return _of_quap(plan, schedule, seed)
   return None
 
 
 def _of_stock(plan, schedule, draws) -> Optional[Game]:
   stock = plan.stock_aggregator
-  if not hasattr(stock, 'clip'):
+  if stock.clip is None:
     return None  # Adaptive clipping releases counts, too.
   query = stock.query(tff.to_type([(np.float32, [draws])]))
   mu = _formal_mu(plan, plan.planned_ledger(schedule))

@@ -12,6 +12,7 @@ function and its threshold. The other half is counted.
 """
 
 from collections.abc import Iterator, Sequence
+import dataclasses
 import itertools
 from typing import Any, Callable, NamedTuple, Optional
 
@@ -20,9 +21,8 @@ import tensorflow as tf
 
 from quap_tff.auditing import lower_bounds
 from quap_tff.mechanisms import certified_config as certified_configs
-from quap_tff.mechanisms import certified_round as certified_mechanism
-from quap_tff.mechanisms import clip_split
-from quap_tff.mechanisms import quap_round as quap_mechanism
+from quap_tff.mechanisms import layers as layers_lib
+from quap_tff.mechanisms import mechanism
 
 # The norm of the target's update before clipping, in clipping norms: far more than it may add.
 _EXCESS = 1e3
@@ -99,24 +99,25 @@ def certified(
     target: The client that is there or not.
     seed: For reproducible noise.
   """
-  calls, groups = _seeds(seed), clip_split.clip_groups('joint', [1])
+  calls, config = _seeds(seed), dataclasses.replace(config, clip_split='joint')
+  layers = [layers_lib.Layer('seen', (0,), False)]
 
   def start(draws):
-    state = certified_mechanism.initial_state(config, [[draws]])
-    return state._replace(noise=quap_mechanism.initial_noise(next(calls)))
+    state = config.for_model([tf.TensorSpec([draws], tf.float64)], layers).initial_state()
+    return state._replace(noise=mechanism.initial_noise(next(calls)))
 
   def play(state, cohort, present, moves, draws):
     clip = float(state.clip)
-    norms = tf.fill([len(cohort)], np.float32(clip)) if config.counts_norms else None
-    plan = certified_mechanism.plan_round(config, state, tf.constant(cohort, tf.int64), norms)
-    weight = tf.reduce_sum(tf.where(tf.equal(plan.client_ids, target), plan.weights, 0.0))
-    update = [tf.constant([_EXCESS * clip if present else 0.0], tf.float64)]
-    (own,) = certified_mechanism.contribute(groups, update, weight, state.clip)
-    others = float(tf.reduce_sum(plan.weights) - weight) * clip * moves
-    state, (mean,), measurements = certified_mechanism.finish_round(
-      config, state, plan, [tf.constant(others) + tf.repeat(own, draws)]
-    )
-    if not float(measurements['noise_multiplier']) and not plan.releases:
+    rounds = config.for_model([tf.TensorSpec([draws], tf.float64)], layers)
+    admitted = rounds.admit(state, dict(client_id=tf.constant(cohort, tf.int64)))
+    told = mechanism.with_ids(rounds.tell(state, admitted), admitted)
+    told = mechanism.own_told(told, tf.constant(target, tf.int64))
+    update = tf.constant([_EXCESS * clip if present else 0.0], tf.float64)
+    (own,), _ = rounds.contribution({0: update}, {}, {}, told)
+    late = dict(norm=tf.fill([len(cohort)], np.float32(clip)), weight=admitted.weights)
+    others = float(tf.reduce_sum(admitted.weights) - told['weight']) * clip * moves
+    state, (mean,), _ = rounds.release(state, admitted, [tf.constant(others) + tf.repeat(own, draws)], late)
+    if not float(admitted.noise_multiplier):
       return state, None
     return state, _Release(mean.numpy() * config.divisor, others, clip, clip * config.noise_multiplier)
 
@@ -135,23 +136,27 @@ def quap(
     seed: For reproducible noise.
     noised: Whether the adversary looks at a critical layer.
   """
-  calls, critical = _seeds(seed), [0] if noised else []
+  calls, config = _seeds(seed), dataclasses.replace(config, critical_layers='seen' if noised else 'other')
+  layers = [layers_lib.Layer('seen', (0,), False), layers_lib.Layer('other', (1,), False)]
+
+  def rounds_of(draws):
+    return config.for_model([tf.TensorSpec([draws], tf.float64), tf.TensorSpec([1], tf.float64)], layers)
 
   def start(draws):
-    del draws
-    return quap_mechanism.initial_state(config)._replace(noise=quap_mechanism.initial_noise(next(calls)))
+    return rounds_of(draws).initial_state()._replace(noise=mechanism.initial_noise(next(calls)))
 
   def play(state, cohort, present, moves, draws):
     clip = float(state.clip)
-    norms = tf.fill([len(cohort)], np.float32(clip))
-    plan = quap_mechanism.plan_round(config, state, tf.constant(cohort, tf.int64), norms)
-    update = [tf.constant([_EXCESS * clip if present and target in np.asarray(cohort) else 0.0], tf.float64)]
-    norm = tf.cast(tf.abs(update[0][0]), tf.float32)
-    (own,) = quap_mechanism.clip_update(config, critical, update, norm, plan.clip)
+    rounds, ids = rounds_of(draws), tf.constant(cohort, tf.int64)
+    admitted = rounds.admit(state, dict(client_id=ids, norm=tf.fill([len(cohort)], np.float32(clip))))
+    size = _EXCESS * clip if present and target in np.asarray(cohort) else 0.0
+    update, nothing = tf.constant([size], tf.float64), tf.zeros([1], tf.float64)
+    told = mechanism.with_ids(rounds.tell(state, admitted), admitted) if rounds.tells else {}
+    told = mechanism.own_told(told, tf.constant(target, tf.int64))
+    report = dict(client_id=tf.constant(target, tf.int64), norm=tf.constant(size, tf.float32))
+    (own, _), _ = rounds.contribution({0: update, 1: nothing}, report, rounds.announce(state), told)
     others = (len(cohort) - 1) * clip * moves
-    state, (mean,), _ = quap_mechanism.finish_round(
-      config, critical, state, plan, [tf.constant(others) + tf.repeat(own, draws)], []
-    )
+    state, (mean, _), _ = rounds.release(state, admitted, [tf.constant(others) + tf.repeat(own, draws), nothing])
     return state, _Release(mean.numpy() * max(len(cohort), 1), others, clip, clip)
 
   return _simulation(schedule, start, play)

@@ -17,7 +17,6 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff.federated import aggregation
-from quap_tff.federated import certified_aggregation
 from quap_tff.federated import client_work as client_works
 from quap_tff.federated import old_versions
 from quap_tff.federated import server_memory
@@ -186,32 +185,19 @@ def build_quap_fed_avg(
   """Federated averaging with participation-aware noise under `config`.
 
   The other arguments are those of `compose`; `server_optimizer` is applied to the noised mean update. The metric
-  `aggregator` comes from `quap_tff.mechanisms.quap_round.finish_round`.
+  `aggregator` comes from `quap_tff.mechanisms.quap.QuapRounds.finished`.
 
   Raises:
     ValueError: If a critical layer is not one of the model's, or `config` and the optimizers do not fit.
-  """
-  factory = quap_aggregator(model, config, client_optimizer, client_work)
-  options.setdefault('num_clients', config.num_clients)
-  return compose(model, factory, client_optimizer, server_optimizer, client_work, **options)
-
-
-def quap_aggregator(
-  model: model_functions.Model,
-  config: quap_config.QuapConfig,
-  client_optimizer: tff.learning.optimizers.Optimizer,
-  client_work: Optional[client_works.ClientWorkConfig] = None,
-) -> aggregation.QuapAggregationFactory:
-  """The mechanism as an aggregator that knows the model's layers and, if it needs them, the clients' learning rates.
-
-  The arguments and errors are those of `build_quap_fed_avg`.
   """
   learning_rate_fn = None
   if config.update_scale == 'pseudo_gradient':
     work = client_work if client_work is not None else client_works.ClientWorkConfig()
     learning_rate_fn = lambda round_num: client_update.learning_rate_at(client_optimizer, work, round_num)
   layers = layers_lib.of_model(model_functions.of(model)).layers
-  return aggregation.QuapAggregationFactory(config, layers, learning_rate_fn)
+  factory = aggregation.AggregationFactory(config, layers, learning_rate_fn)
+  options.setdefault('num_clients', config.num_clients)
+  return compose(model, factory, client_optimizer, server_optimizer, client_work, **options)
 
 
 def build_certified_fed_avg(
@@ -227,7 +213,7 @@ def build_certified_fed_avg(
   The guarantee covers all that its `next` returns, except the state. The state is secret because it holds the seed of
   the noise. Apart from it, only the noised sums are computed from clients' data: training metrics stay at the clients,
   so the metric `client_work.train` is empty. The metric `aggregator` comes from
-  `quap_tff.mechanisms.certified_round.finish_round`.
+  `quap_tff.mechanisms.certified.CertifiedRounds.admit`.
 
   The other arguments are those of `compose`. Neither the model's initial weights nor weights that are not trained may
   come from clients' data. `server_optimizer` is applied to the noised sum over D, which is post-processing. An
@@ -237,6 +223,6 @@ def build_certified_fed_avg(
     ValueError: If `config` and the model do not fit.
   """
   layers = layers_lib.of_model(model_functions.of(model)).layers
-  factory = certified_aggregation.CertifiedAggregationFactory(config, layers)
+  factory = aggregation.AggregationFactory(config, layers)
   options = {'num_clients': config.num_clients, 'client_metrics': False, **options}
   return compose(model, factory, client_optimizer, server_optimizer, client_work, **options)

@@ -32,10 +32,14 @@ class ClientBudgetRule(abc.ABC):
       once the cohort is known, and clients cannot draw the noise for it themselves.
     observes_updates: Whether each client reports a number about its update (`observe`) on which later budgets depend:
       an exact function of its data, which no privacy figure covers.
+    unplannable: Why budgets are not known before the rounds have run, a clause; '' if they are.
+    note: What must be said about the rule, a sentence, or ''.
   """
 
   needs_cohort: bool = False
   observes_updates: bool = False
+  unplannable: str = ''
+  note: str = ''
 
   @abc.abstractmethod
   def largest(self, config: BudgetConfig) -> float:
@@ -89,6 +93,11 @@ class ClientBudgetRule(abc.ABC):
     """
     del config, client_ids, budgets, observations
     return state
+
+  def given(self, state: Any) -> Optional[Any]:
+    """float[N], the budget of each client in its last round, if the state holds them; else they follow from rates."""
+    del state
+    return None
 
   def after_round(self, state: Any, critical_mean: Sequence[Any], cohort_size: Any) -> Any:
     """The state after round t, given the noised critical part of its mean update."""
@@ -241,7 +250,7 @@ ROUND_RULES = {
   'cohort_mean_budget': lambda config, rates, budgets: _mean(budgets),
   # Nobody in the cohort gets more than their own budget.
   'cohort_min': lambda config, rates, budgets: arrays.namespace(budgets).min(budgets),
-  # The noise is as large as that of all clients together, see `quap_tff.mechanisms.quap_round.round_noise`; ε_t is their mean.
+  # The noise is as large as that of all clients together, see `QuapConfig.round_noise`; ε_t is their mean.
   'each_own': lambda config, rates, budgets: _mean(budgets),
   # The baselines' choice.
   'uniform': lambda config, rates, budgets: 0.0 * _mean(rates) + config.epsilon_base,

@@ -1,4 +1,6 @@
-"""The certified mechanism's configuration: one frozen object that fixes clipping, weights, noise and the account."""
+"""The certified mechanism as a value: clipping, weights, noise and the account. Its rounds: `quap_tff.mechanisms.certified`."""
+
+from __future__ import annotations
 
 import dataclasses
 import math
@@ -7,21 +9,28 @@ from typing import Optional
 import numpy as np
 
 from quap_tff.common import checks
+from quap_tff.common import lazy
 from quap_tff.common import registry
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import clip_split as clip_splits
 from quap_tff.mechanisms import correlation as correlations
+from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms import participation as participations
 from quap_tff.mechanisms import privacy_filter
+from quap_tff.mechanisms import tradeoff
 from quap_tff.mechanisms import weight_rules
+
+certified = lazy.module('quap_tff.mechanisms.certified')
 
 # Up to this norm float32 does not overflow, whatever the noise multiplier and the weight.
 LARGEST_CLIP = 1e20
+# The ledger takes no budget of 0, which is what a client of weight 0 has spent.
+_NOTHING = float(np.finfo(np.float64).tiny)
 SMALLEST_MULTIPLIER, LARGEST_MULTIPLIER = 1e-3, 1e9
 
 
 @dataclasses.dataclass(frozen=True)
-class CertifiedConfig:
+class CertifiedConfig(mechanism.Mechanism):
   """The mechanism adds the clients' clipped updates and noise, and divides the sum by D.
 
   Client i's clipped update has norm at most w_i(t)·C_t. Every constant here is public. It must be chosen without a look
@@ -189,3 +198,50 @@ class CertifiedConfig:
   def counts_norms(self) -> bool:
     """Whether each round releases a noised count of norms."""
     return math.isfinite(self.clip.count_noise_multiplier)
+
+  @property
+  def facts(self):
+    return mechanism.Facts(
+      delta=self.delta,
+      public_metrics=(
+        mechanism.PUBLIC_METRICS
+        | mechanism.PUBLIC_NORMS
+        | {'exhausted_clients', 'weight_mean', 'weight_min', 'spent_max'}
+      ),
+      # The noise that a round takes back would be that of other weights than those it updates.
+      takes_sparsity=self.correlation.is_settled and not self.correlation.num_buffers,
+      noise_is_planned=True,
+      divisor=self.divisor,
+      correlation=self.correlation,
+      unplannable='what the rounds of this method cost is not known before they have run',
+    )
+
+  @property
+  def fingerprint(self):
+    return repr(dataclasses.replace(self, noise_seed=None))
+
+  def for_model(self, specs, layers, learning_rate_fn=None):
+    return certified.CertifiedRounds(self, specs, layers)
+
+  def seen(self, state):
+    return {'weights': state.weights}
+
+  def spent(self, state, metrics, cohort):
+    return self.cost(cohort, np.asarray(state.weights)[cohort].astype(np.float64), float(metrics['clipping_norm']))
+
+  def cost(self, cohort: np.ndarray, weights: np.ndarray, clipping_norm: float) -> mechanism.Spent:
+    """What a round with these weights w_i(t), float64[M], costs.
+
+    Its budgets are not ε_base, which this mechanism never spends. They are the ε that the round, taken alone, costs
+    each client at the configuration's total δ. So the ledger's Σε at k·δ is a proven but loose figure, by basic
+    composition. The certificate has the exact one.
+    """
+    mu = np.sqrt((weights / self.noise_multiplier) ** 2 + self.prices.count_cost * (weights > 0))
+    return mechanism.Spent(
+      cohort=cohort,
+      budgets=np.maximum(tradeoff.epsilon_of(mu, self.delta), _NOTHING),
+      weights=weights,
+      noise_multiplier=self.noise_multiplier,
+      count_noise_multiplier=self.clip.count_noise_multiplier,
+      clipping_norm=clipping_norm,
+    )

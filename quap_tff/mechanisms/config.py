@@ -1,19 +1,30 @@
-"""The mechanism's configuration: one frozen object that settles clip, noise, budgets and accounting."""
+"""QuAP-FL's mechanism as a value: clip, noise, budgets, and what a round costs. Its rounds: `quap_tff.mechanisms.quap`."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
 import dataclasses
 import math
-from typing import Optional
+from typing import Any, NamedTuple, Optional
 
+import numpy as np
+
+from quap_tff.common import arrays
 from quap_tff.common import checks
+from quap_tff.common import lazy
 from quap_tff.common import registry
 from quap_tff.common import rounding
+from quap_tff.common.lazy import tf
 from quap_tff.mechanisms import budgets
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import gaussian
-from quap_tff.mechanisms import layers
+from quap_tff.mechanisms import layers as layers_lib
+from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms import participation as participations
 from quap_tff.mechanisms import robust
 from quap_tff.mechanisms import weighting as weightings
+
+quap = lazy.module('quap_tff.mechanisms.quap')
 
 PLACEMENTS = ('server', 'client', 'none')
 CLIP_SCOPES = ('critical', 'all_layers')
@@ -55,7 +66,7 @@ class NoiseConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class QuapConfig:
+class QuapConfig(mechanism.Mechanism):
   """QuAP-FL's aggregation.
 
   Attributes:
@@ -82,7 +93,7 @@ class QuapConfig:
   clip: clip_rules.ClipRule = clip_rules.QuantileEma()
   clip_scope: str = 'critical'
   noise: NoiseConfig = NoiseConfig()
-  critical_layers: str = layers.FINAL_DENSE
+  critical_layers: str = layers_lib.FINAL_DENSE
   max_agg_norm: Optional[float] = None
   update_scale: str = 'delta'
   weighting: weightings.Weighting = weightings.Equal()
@@ -135,3 +146,154 @@ class QuapConfig:
         'gaussian_calibration=analytic, or a smaller '
         'epsilon_total or more rounds.'
       )
+
+  @property
+  def facts(self):
+    noised, rule = self.noise.placement != 'none', self.budget.rule
+    # A clipping norm that is fixed or tracked by a noised count is public; an exact quantile is not.
+    public = mechanism.PUBLIC_METRICS | (set() if self.clip.releases_exact_norms else mechanism.PUBLIC_NORMS)
+    return mechanism.Facts(
+      delta=self.noise.delta,
+      # Budgets that follow the updates are no public numbers, and the noise follows them.
+      public_metrics=public - ({'noise_multiplier', 'sigma'} if rule.observes_updates else set()),
+      noised_layers=self.critical_layers,
+      clipped_layers=layers_lib.ALL if self.clip_scope == 'all_layers' else self.critical_layers,
+      aggregates_once=not self.clip.uses_current_norms and self.weighting.is_equal,
+      needs_each_update=self.aggregator.needs_each_update,
+      is_playable=self.update_scale == 'delta',
+      noises_one_sum=self.noise.placement == 'server',
+      # Updates are observed against the last result, of which other weights were kept.
+      takes_sparsity=not rule.observes_updates,
+      # The documents' formula is about a mean, which one client moves by C/M at most.
+      has_nominal=self.noise.scale == 1 and noised and not self.aggregator.needs_each_update,
+      noise_is_constant=self.budget.round_rule == 'uniform' and self.noise.placement == 'server',
+      # A scale that an accountant has calibrated depends on the planned cohorts.
+      noise_is_planned=self.noise.scale != 1,
+      unplannable=rule.unplannable,
+      note=rule.note,
+    )
+
+  @property
+  def fingerprint(self):
+    return repr(dataclasses.replace(self, noise=dataclasses.replace(self.noise, seed=None)))
+
+  def for_model(self, specs, layers, learning_rate_fn=None):
+    return quap.QuapRounds(self, specs, layers, learning_rate_fn)
+
+  def scaled(self, factor):
+    return dataclasses.replace(self, noise=dataclasses.replace(self.noise, scale=factor))
+
+  def multiplier(self, epsilon: Any) -> tf.Tensor:
+    """z(ε, δ), with the noise's scale: the noise multiplier of a budget, elementwise."""
+    return self.noise.scale * gaussian.noise_multiplier(self.noise.calibration, epsilon, self.noise.delta)
+
+  def shares(self, epsilons: Any) -> Any:
+    """s_i of the cohort from its budgets ε_i(t), which are float[M], a tensor or an array."""
+    calibration, delta = self.noise.calibration, self.noise.delta
+    return self.weighting.shares(epsilons, lambda own: gaussian.noise_multiplier(calibration, own, delta))
+
+  def round_noise(
+    self, rates: Any, in_warmup: Any, client_epsilons: Optional[Any] = None, budget_factor: Any = 1.0
+  ) -> tuple[Any, Any]:
+    """The budget of a round and its noise.
+
+    Args:
+      rates: float32[M], p_i(t) of the cohort.
+      in_warmup: Whether t is a warm-up round.
+      client_epsilons: float32[M], ε_i(t) of the cohort before `budget_factor`; by default they follow from the rates.
+      budget_factor: f_t of the schedule, which multiplies all budgets.
+
+    Returns:
+      (ε_t, z_t), float32 scalars: z_t is σ of the noise on the sum of updates over C_t. Under client placement, and
+      under the round budget rule 'each_own', ε_t is the mean of the clients' budgets, and z_t is the noise multiplier of
+      the sum of their noises, √Σz(ε_i)². z_t has no meaning for an empty cohort or without noise.
+    """
+    if client_epsilons is None:
+      client_epsilons = budgets.client_budgets(self.budget, rates, in_warmup)
+    if self.noise.placement == 'client' or self.budget.round_rule == 'each_own':
+      own = budget_factor * client_epsilons
+      epsilon = tf.math.divide_no_nan(tf.reduce_sum(own), tf.cast(tf.size(rates), tf.float32))
+      return epsilon, tf.norm(self.shares(own) * self.multiplier(own))
+    epsilon = budget_factor * budgets.round_budget(self.budget, rates, in_warmup, client_epsilons)
+    return epsilon, self.multiplier(epsilon)
+
+  def seen(self, state):
+    counts_all = self.participation.count_during_warmup or not self.participation.warmup_rounds
+    return {'counts': np.asarray(state.participation['counts'])} if counts_all else {}
+
+  def spent(self, state, metrics, cohort):
+    counts = self.seen(state).get('counts')
+    return self.cost(
+      cohort,
+      self.client_budgets(state, cohort),
+      float(metrics['noise_multiplier']),
+      float(metrics['clipping_norm']),
+      counts[cohort] if counts is not None else None,
+    )
+
+  def planned(self, cohorts):
+    # Budgets and noise follow from who takes part. C = 1 in all planned rounds.
+    found = []
+    for state, cohort in zip(self.planned_states(cohorts), cohorts):
+      multiplier = self.planned_multiplier(state, cohort) if len(cohort) else 0.0
+      found.append(self.cost(cohort, self.client_budgets(state, cohort), multiplier, 1.0))
+    return found
+
+  def cost(
+    self,
+    cohort: np.ndarray,
+    epsilons: np.ndarray,
+    noise_multiplier: float,
+    clipping_norm: float,
+    counts: Optional[np.ndarray] = None,
+  ) -> mechanism.Spent:
+    """What a round with these budgets ε_i(t), float64[M], and this noise costs."""
+    # A client's part of the sum has norm at most its share of C. The ledger's unit is the largest share.
+    shares = np.ones(len(cohort)) if self.weighting.is_equal else self.shares(epsilons)
+    largest = shares.max(initial=1.0)
+    return mechanism.Spent(
+      cohort=cohort,
+      budgets=epsilons if self.noise.placement != 'none' else np.full(len(cohort), np.inf),
+      weights=shares / largest,
+      noise_multiplier=noise_multiplier / largest,
+      count_noise_multiplier=self.clip.count_noise_multiplier,
+      clipping_norm=clipping_norm,
+      counts=counts,
+    )
+
+  def planned_states(self, cohorts: Sequence[np.ndarray]) -> list[PlannedState]:
+    """What the cohorts alone say of the state after each round."""
+    state, found = participations.initial_state(self.participation, self.num_clients), []
+    for round_num, cohort in enumerate(cohorts, 1):
+      state = participations.next_state(self.participation, state, cohort, round_num)
+      found.append(PlannedState(round_num, state, None))
+    return found
+
+  def client_budgets(self, state: Any, cohort: np.ndarray) -> np.ndarray:
+    """ε_i(t) of the cohort, float64[M], from the state after the round."""
+    given = self.budget.rule.given(state.budget)
+    if given is not None:
+      return np.asarray(given, np.float64)[cohort]
+    rates, in_warmup = self._rates(state, cohort)
+    own = budgets.client_budgets(self.budget, rates, in_warmup) * self.budget.factor(int(state.round))
+    return np.asarray(own, np.float64)
+
+  def planned_multiplier(self, state: PlannedState, cohort: np.ndarray) -> float:
+    """σ of the noise on the sum of a round's updates over C_t, as `round_noise` has it."""
+    rates, in_warmup = self._rates(state, cohort)
+    factor = self.budget.factor(state.round)
+    return float(self.round_noise(tf.constant(rates), in_warmup, budget_factor=factor)[1])
+
+  def _rates(self, state, cohort):
+    of_cohort = {name: arrays.take(np.asarray(value), cohort) for name, value in state.participation.items()}
+    round_num = int(state.round)
+    rates = participations.rates(self.participation, of_cohort, round_num)
+    return rates, participations.in_warmup(self.participation, round_num)
+
+
+class PlannedState(NamedTuple):
+  """What cohorts alone say of a state after a round: its `round`, the `participation` state, and no `budget`."""
+
+  round: int
+  participation: Any
+  budget: None

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 import math
 from typing import Any
 
@@ -61,3 +62,11 @@ def noise(seed: tf.Tensor, shape: Any, stddev: Any) -> tf.Tensor:
   """
   draws = [seeds.normal(seeds.fold_in(seed, tf.constant(index, tf.int64)), shape) for index in range(4)]
   return tf.cast(stddev, tf.float64) * 0.5 * tf.add_n(draws)
+
+
+def noises(seed: tf.Tensor, tensors: Sequence[Any], stddev: Any) -> list[tf.Tensor]:
+  """Independent `noise` for each tensor of a list, in its shape."""
+  return [
+    noise(seeds.fold_in(seed, tf.constant(index, tf.int64)), tf.shape(tensor), stddev)
+    for index, tensor in enumerate(tensors)
+  ]

@@ -34,7 +34,7 @@ from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import gaussian
 from quap_tff.mechanisms import tradeoff
 
-quap_mechanism = lazy.module('quap_tff.mechanisms.quap_round')
+mechanism = lazy.module('quap_tff.mechanisms.mechanism')
 
 _GRADIENT, _LOSSES = range(2)
 # Room for the rounding of sums over rounds, and of μ_max.
@@ -122,7 +122,7 @@ class ServerState(NamedTuple):
   multiplier: tf.Tensor
   spent: tf.Tensor
   weights: tf.Tensor
-  noise: quap_mechanism.NoiseState
+  noise: mechanism.NoiseState
 
 
 class RoundPlan(NamedTuple):
@@ -146,13 +146,13 @@ def initial_state(config: LineSearchConfig) -> ServerState:
     multiplier=tf.constant(config.first_multiplier, tf.float64),
     spent=tf.zeros([config.num_clients], tf.float64),
     weights=tf.zeros([config.num_clients], tf.float32),
-    noise=quap_mechanism.initial_noise(config.noise_seed),
+    noise=mechanism.initial_noise(config.noise_seed),
   )
 
 
 def plan_round(config: LineSearchConfig, state: ServerState, client_ids: tf.Tensor) -> RoundPlan:
   """The members of a cohort that can still pay for a round; raises as `mechanism.checked_ids` does."""
-  client_ids = quap_mechanism.checked_ids(config, client_ids)
+  client_ids = mechanism.checked_ids(config.num_clients, client_ids)
   cost = (1 / tf.square(state.multiplier) + 1 / config.loss_multiplier**2) * (1 + 2.0**-50)
   before = tf.gather(state.spent, client_ids)
   pays = before + cost <= config.limit
@@ -164,7 +164,7 @@ def plan_round(config: LineSearchConfig, state: ServerState, client_ids: tf.Tens
 def bounded(values: list[tf.Tensor], bound: float, weight: tf.Tensor) -> list[tf.Tensor]:
   """The tensors scaled to a joint norm of at most `bound`, times a weight; zero if one of them is not finite."""
   norm = clip_rules.global_norm(values)
-  # The last factor is room for the rounding of the clipped entries, as in `quap_tff.mechanisms.certified_round`.
+  # The last factor is room for the rounding of the clipped entries, as in `quap_tff.mechanisms.certified`.
   factor = clip_rules.clip_factor(norm, bound) * tf.cast(weight, tf.float64) * (1 - 2.0**-20)
   keeps = tf.math.is_finite(norm)
   return [tf.where(keeps, tf.cast(tf.cast(v, tf.float64) * factor, v.dtype), tf.zeros_like(v)) for v in values]

@@ -18,14 +18,16 @@ so unlike the random projections of Chen, Song, Özgür and Kairouz 2023 it ampl
 from __future__ import annotations
 
 import abc
+import collections
 from collections.abc import Sequence
 import dataclasses
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from quap_tff.common import checks
 from quap_tff.common import seeds
 from quap_tff.common.lazy import tf
+from quap_tff.mechanisms import mechanism
 
 
 class Sparsity(abc.ABC):
@@ -159,3 +161,135 @@ def _random_part(seed, size, count, taken=None):
   """int32[count], distinct, uniformly random among those that are not `taken` (float[size], 1 for taken)."""
   keys = tf.random.stateless_uniform([size], seed)
   return tf.math.top_k(keys if taken is None else keys - 2.0 * taken, count).indices
+
+
+class SparseState(NamedTuple):
+  """The server's state between rounds.
+
+  Attributes:
+    mechanism: The inner mechanism's state.
+    round: int32 scalar, finished rounds.
+    released: float32 tensors as in an update, the sum of all results; empty unless the choice depends on them.
+  """
+
+  mechanism: Any
+  round: Any
+  released: list[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sparse(mechanism.Mechanism):
+  """Any mechanism, on the kept entries of each update: a shorter vector for each tensor. The rest of a result is zero.
+
+  Attributes:
+    inner: The mechanism, which clips and noises what is kept.
+    sparsity: Which part is kept.
+    seed: A non-negative integer, public: everyone may know which entries are kept.
+  """
+
+  inner: mechanism.Mechanism
+  sparsity: Sparsity
+  seed: int = 0
+
+  def __post_init__(self):
+    checks.integer('sparsity seed', self.seed, at_least=0, at_most=2**63 - 1)
+
+  @property
+  def num_clients(self):
+    return self.inner.num_clients
+
+  @property
+  def core(self):
+    return self.inner.core
+
+  @property
+  def facts(self):
+    return self.inner.facts
+
+  @property
+  def fingerprint(self):
+    return f'{self.inner.fingerprint}, {self.sparsity!r}, sparsity_seed={self.seed}'
+
+  def for_model(self, specs, layers, learning_rate_fn=None):
+    kept = [tf.TensorSpec([self.sparsity.kept(math.prod(spec.shape))], spec.dtype) for spec in specs]
+    return SparseRounds(self.inner.for_model(kept, layers, learning_rate_fn), self.sparsity, self.seed, specs)
+
+  def scaled(self, factor):
+    return dataclasses.replace(self, inner=self.inner.scaled(factor))
+
+  def seen(self, state):
+    return self.inner.seen(state.mechanism)
+
+  def spent(self, state, metrics, cohort):
+    return self.inner.spent(state.mechanism, metrics, cohort)
+
+  def planned(self, cohorts):
+    return self.inner.planned(cohorts)
+
+
+class SparseRounds(mechanism.Rounds):
+  """The functions of an inner mechanism for what is kept of each update."""
+
+  prepares = True
+
+  def __init__(self, inner: mechanism.Rounds, sparsity: Sparsity, seed: int, specs: Sequence[Any]):
+    self.specs, self._inner, self._sparsity, self._seed = specs, inner, sparsity, seed
+    for name in (
+      'reports_updates',
+      'own_fields',
+      'needs_each_update',
+      'sum_dtype',
+      'waiting',
+      'tells',
+      'collects_late',
+    ):
+      setattr(self, name, getattr(inner, name))
+
+  def _indices(self, round_num, released):
+    seed = seeds.fold_in(seeds.initial_seed(self._seed, 'sparsity'), tf.cast(round_num, tf.int64))
+    return round_indices(self._sparsity, seed, [math.prod(spec.shape) for spec in self.specs], released)
+
+  def _announced_indices(self, announced):
+    # A choice that needs no releases is made by each client from the number of the round, and nothing else is sent.
+    return announced['indices'] if self._sparsity.uses_releases else self._indices(announced['round'], [])
+
+  def initial_state(self):
+    released = [tf.zeros(spec.shape, tf.float32) for spec in self.specs] if self._sparsity.uses_releases else []
+    return SparseState(self._inner.initial_state(), tf.constant(0, tf.int32), released)
+
+  def announce(self, state):
+    message = collections.OrderedDict(inner=self._inner.announce(state.mechanism), round=state.round + 1)
+    if self._sparsity.uses_releases:
+      message['indices'] = self._indices(state.round + 1, state.released)
+    return message
+
+  def prepared(self, update, announced):
+    return [tf.gather(tf.reshape(u, [-1]), i) for u, i in zip(update, self._announced_indices(announced))]
+
+  def report(self, update, own, announced):
+    return self._inner.report(update, own, announced['inner'])
+
+  def admit(self, state, reports):
+    return self._inner.admit(state.mechanism, reports)
+
+  def tell(self, state, admitted):
+    return self._inner.tell(state.mechanism, admitted)
+
+  def early(self, update, report):
+    return self._inner.early(update, report)
+
+  def contribution(self, update, report, announced, told):
+    return self._inner.contribution(update, report, announced['inner'], told)
+
+  def combined(self, contributions):
+    return self._inner.combined(contributions)
+
+  def release(self, state, admitted, total, late=None):
+    inner, kept, metrics = self._inner.release(state.mechanism, admitted, total, late)
+    indices = self._announced_indices(self.announce(state))
+    result = [
+      tf.reshape(tf.scatter_nd(places[:, tf.newaxis], u, [math.prod(spec.shape)]), spec.shape)
+      for places, u, spec in zip(indices, kept, self.specs)
+    ]
+    released = [before + tf.cast(u, tf.float32) for before, u in zip(state.released, result)]
+    return SparseState(inner, state.round + 1, released), result, metrics

@@ -6,7 +6,7 @@ import dataclasses
 
 from quap_tff import plans
 from quap_tff.common import checks
-from quap_tff.mechanisms import buffer_restrictions as restrictions
+from quap_tff.mechanisms import buffered
 from quap_tff.mechanisms import staleness
 from quap_tff.methods import base
 from quap_tff.methods import parts
@@ -45,7 +45,7 @@ class FedBuff(parts.AdaptiveBudgets, parts.Clip, parts.Layers, base.QuapMechanis
         '--noise=client: fedbuff adds noise once to the sum of a buffer, at the server. Use --noise=server or none.'
       )
     config = self.quap_config(setting)
-    restrictions.check_config(config)
+    buffered.check_config(config)
     return config
 
   def check_cohorts(self, setting):

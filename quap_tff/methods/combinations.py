@@ -10,6 +10,7 @@ from quap_tff.mechanisms import budgets
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import config as configs
 from quap_tff.mechanisms import participation as participations
+from quap_tff.mechanisms import pt_adp
 from quap_tff.methods import base
 from quap_tff.methods import parts
 
@@ -103,7 +104,7 @@ class AdaptiveClip(_Combination):
 
 @dataclasses.dataclass(frozen=True)
 class PtAdp(parts.Clip, parts.Layers, parts.Scale, parts.Robust, base.QuapMechanism, parts.Noise):
-  """An interpretation of PT-ADP: budgets that are credited for participation and agreement, see `plans.PtAdp`.
+  """An interpretation of PT-ADP: budgets that are credited for participation and agreement, see `pt_adp.PtAdp`.
 
   Flags set the clip and the critical layers, as in quap. The noise is drawn at the server, and is as large as the sum
   of the noise that each client would have added. There is no warm-up: it is meant for participation rates, and these
@@ -117,7 +118,7 @@ class PtAdp(parts.Clip, parts.Layers, parts.Scale, parts.Robust, base.QuapMechan
     self._rule(0)
 
   def _rule(self, seed):
-    return plans.PtAdp(self.participation_credit, self.agreement_credit, seed)
+    return pt_adp.PtAdp(self.participation_credit, self.agreement_credit, seed)
 
   def budgets(self, setting):
     rule = self._rule(setting.seed)
@@ -127,5 +128,5 @@ class PtAdp(parts.Clip, parts.Layers, parts.Scale, parts.Robust, base.QuapMechan
     return participations.ParticipationConfig(warmup_rounds=0)
 
   def plan(self, setting):
-    plan = plans.PtAdpPlan(self.configure(setting), setting.participation.sampler, **setting.options)
+    plan = plans.QuapPlan(self.configure(setting), setting.participation.sampler, **setting.options)
     return self.calibrated(plan, setting)

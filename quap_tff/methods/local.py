@@ -23,7 +23,7 @@ class LocalDp(parts.Shape, parts.Sparse, parts.ServerOptimizer, parts.Calibrated
   """Local differential privacy: each client adds its own Gaussian noise to everything that it sends.
 
   A message is the client's update, clipped to norm C, plus N(0, (2·C·z(ε_i(t), δ))²) on every weight
-  (`quap_tff.federated.local_aggregation`). It is (ε_i(t), δ)-private for the client's whole data against the server.
+  (`quap_tff.mechanisms.local`). It is (ε_i(t), δ)-private for the client's whole data against the server.
 
   Attributes:
     clip: C. No client sends a norm, so C cannot follow the norms.

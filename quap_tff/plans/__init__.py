@@ -5,14 +5,11 @@ from quap_tff.common import lazy
 __getattr__, __dir__ = lazy.exports(
   __name__,
   {
-    'base': ['aggregation_of', 'Plan', 'Report'],
     'certificates': ['About', 'write_certificate'],
     'certified': ['CertifiedPlan'],
-    'fedbuff': ['FedBuffPlan'],
     'lee_kifer': ['LeeKiferPlan'],
-    'local': ['LocalPlan'],
-    'pt_adp': ['PtAdp', 'PtAdpPlan'],
-    'quap': ['QuapPlan'],
+    'plan': ['Plan', 'Report', 'checked_cohort'],
+    'quap_plans': ['FedBuffPlan', 'LocalPlan', 'QuapPlan'],
     'stock_tff': ['DpFedAvg', 'DpFedAvgAdaptive', 'DpFtrl', 'LayerwiseAdaptive', 'StockPlan'],
   },
 )

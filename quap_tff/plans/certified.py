@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-import dataclasses
 import math
 from typing import Any
 
@@ -13,19 +12,11 @@ from quap_tff import accounting
 from quap_tff.accounting import certificate
 from quap_tff.accounting import protection as protections
 from quap_tff.common import checks
-from quap_tff.common import lazy
 from quap_tff.mechanisms import certified_config as configs
-from quap_tff.mechanisms import correlation as correlations
 from quap_tff.mechanisms import planning
 from quap_tff.mechanisms import postprocessing
-from quap_tff.mechanisms import tradeoff
-from quap_tff.plans import base
+from quap_tff.plans import plan
 
-aggregation = lazy.module('quap_tff.federated.certified_aggregation')
-learning_process = lazy.module('quap_tff.federated.learning_process')
-
-# The ledger takes no budget of 0, which is what a client of weight 0 has spent.
-_NOTHING = float(np.finfo(np.float64).tiny)
 # Relative, between weights in TensorFlow's arithmetic and in NumPy's: some units in the last place of float32.
 _SAME_WEIGHT = 1e-5
 
@@ -37,22 +28,15 @@ _CLIPPING = {
 _SPLIT = {True: 'All layers are clipped by their joint norm.', False: 'Each layer is clipped by a norm of its own.'}
 
 
-class CertifiedPlan(base.Plan):
+class CertifiedPlan(plan.Plan):
   """A certified run: its noise and divisor are chosen here, before training, from the planned cohorts.
 
   The account assumes that who comes is known. Noise that is calibrated on the cohorts depends on them, so sampling
   amplifies nothing. A run that ends early is bounded by what the filter lets each client spend.
   """
 
-  _noise_is_planned = True
-
+  is_certified = True
   is_saved_before_release = True
-  takes_sparsity = True
-  # Nothing follows the documents' budgets.
-  has_nominal = False
-  public_metrics = (
-    base.PUBLIC_METRICS | base.PUBLIC_NORMS | {'exhausted_clients', 'weight_mean', 'weight_min', 'spent_max'}
-  )
 
   def __init__(
     self,
@@ -78,79 +62,21 @@ class CertifiedPlan(base.Plan):
       ValueError: If a planned cohort is none, nobody takes part, nobody's budget pays for a round, or an extension uses
         more of clients than the noised sums.
     """
-    super().__init__(config.num_clients, config.delta, client_metrics=client_metrics, **options)
+    self.schedule: list[np.ndarray] = checks.schedule(schedule, config.num_clients)
+    planned = planning.calibrated(config, self.schedule, averaging)
+    super().__init__(planned.config, client_metrics=client_metrics, **options)
     if self.extension is not None and self.extension.exact_releases:
       raise ValueError(
         f'A certified run releases noised sums alone, but with {type(self.extension).__name__} as configured '
         f'{" and ".join(self.extension.exact_releases)}: no certificate would hold.'
       )
-    self.schedule: list[np.ndarray] = checks.schedule(schedule, config.num_clients)
-    if self.sparsity.is_sparse and not isinstance(config.correlation, correlations.Independent):
-      raise ValueError(
-        '--sparsity: the noise that a round takes back would be that of other weights than those it updates. Use '
-        'noise=independent, or --sparsity=none.'
-      )
-    self.config, self.averaging = planning.calibrated(config, self.schedule, averaging)
+    self.averaging = planned.averaging
 
-  @property
-  def correlation(self):
-    return self.config.correlation
-
-  @property
-  def fingerprint(self):
-    return f'{dataclasses.replace(self.config, noise_seed=None)!r}{self._sparsity_text}'
-
-  @property
-  def protection(self):
+  def _of_mechanism(self):
     covered = protections.EVERY_LAYER
     if self.model is not None:
       covered = f'Noise covers every layer: all {sum(self.model.sizes):,} trained weights.'
-    found = self._with_extension(
-      protections.of_noise(covered, (), self.config.noise_seed is not None, self._exact_logs)
-    )
-    return found._replace(text='\n'.join(filter(None, [found.text, self.sparsity.sentence()])))
-
-  @property
-  def aggregator(self):
-    layers = self.model.layers if self.model is not None else None
-    return self._sparsified(aggregation.CertifiedAggregationFactory(self.config, layers))
-
-  def _compose(self, model_fn, client_optimizer, server_optimizer, client_work):
-    return learning_process.compose(
-      model_fn,
-      self.aggregator,
-      client_optimizer,
-      server_optimizer,
-      client_work,
-      extension=self.extension,
-      num_clients=self.num_clients,
-      client_metrics=self.client_metrics,
-    )
-
-  def record(self, output, cohort):
-    state, measurements = base.aggregation_of(output)
-    state = getattr(state, 'mechanism', state)  # Sparsity has a state of its own beside the mechanism's.
-    cohort = base.checked_cohort(cohort, self.num_clients, measurements, weights=state.weights)
-    weights = np.asarray(state.weights)[cohort].astype(np.float64)
-    return self._record(cohort, weights, float(measurements['clipping_norm']))
-
-  def _record(self, cohort, weights, clipping_norm):
-    """A round's record.
-
-    Its budgets are not ε_base, which this mechanism never spends. They are the ε that the round, taken alone, costs
-    each client at the configuration's total δ. So the ledger's Σε at k·δ is a proven but loose figure, by basic
-    composition. The certificate has the exact one.
-    """
-    config = self.config
-    mu = np.sqrt((weights / config.noise_multiplier) ** 2 + config.prices.count_cost * (weights > 0))
-    return accounting.RoundRecord(
-      cohort=cohort,
-      budgets=np.maximum(tradeoff.epsilon_of(mu, config.delta), _NOTHING),
-      weights=weights,
-      noise_multiplier=config.noise_multiplier,
-      count_noise_multiplier=config.clip.count_noise_multiplier,
-      clipping_norm=clipping_norm,
-    )
+    return protections.of_noise(covered, (), self.config.noise_seed is not None, self._exact_logs)
 
   def _bound(self, ledger, cohorts):
     limits = np.broadcast_to(np.sqrt(self.config.prices.limit), [self.num_clients])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -11,66 +12,59 @@ from quap_tff.accounting import protection as protections
 from quap_tff.common import lazy
 from quap_tff.common import rounding
 from quap_tff.mechanisms import line_search
+from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms import tradeoff
-from quap_tff.plans import base
+from quap_tff.plans import plan
 
-learning_process = lazy.module('quap_tff.federated.learning_process')
 line_search_aggregation = lazy.module('quap_tff.federated.line_search_aggregation')
 
 _NOTHING = float(np.finfo(np.float64).tiny)
 
 
-class LeeKiferPlan(base.Plan):
-  """Lee and Kifer's adaptive budget for each iteration, for whole clients.
+@dataclasses.dataclass(frozen=True)
+class Descent(mechanism.Mechanism):
+  """Descent with privately chosen steps, as far as the account sees it. Its rounds test steps on the clients' losses.
 
-  The ledger holds the cost of each round. But the noise of later rounds was chosen from the releases of earlier ones.
-  So the sum of a run's costs is itself a release, and not a bound that held beforehand. The filter gives such a bound:
-  in every run, no client exceeds μ_max²(ε, δ). So the report gives ε and ρ = μ_max²/2 for every client that took part.
+  Attributes:
+    config: The configuration.
   """
 
-  # Nothing follows the documents' budgets.
-  has_nominal = False
-  is_saved_before_release = True
-  public_metrics = base.PUBLIC_METRICS | base.PUBLIC_NORMS | {'step', 'exhausted_clients', 'spent_max'}
+  config: line_search.LineSearchConfig
 
-  def __init__(self, config: line_search.LineSearchConfig, **options):
-    """Initializes the plan.
+  @property
+  def num_clients(self):
+    return self.config.num_clients
 
-    Args:
-      config: The mechanism.
-      **options: The options of every plan, see `quap_tff.plans.Plan`.
-    """
-    draw = accounting.Sampler(reason='the noise of a round was chosen from what earlier rounds released')
-    super().__init__(config.num_clients, config.delta, draw, **options)
-    self.config = config
+  @property
+  def core(self):
+    return self.config
+
+  @property
+  def facts(self):
+    return mechanism.Facts(
+      delta=self.config.delta,
+      public_metrics=(mechanism.PUBLIC_METRICS | mechanism.PUBLIC_NORMS | {'step', 'exhausted_clients', 'spent_max'}),
+      takes_sparsity=False,
+      is_playable=False,
+      unplannable='what the rounds of this method cost is not known before they have run',
+    )
 
   @property
   def fingerprint(self):
     return repr(dataclasses.replace(self.config, noise_seed=None))
 
-  @property
-  def protection(self):
-    seeded = self.config.noise_seed is not None
-    return protections.of_noise(protections.EVERY_LAYER, (), seeded, self._exact_logs)
-
-  @property
-  def aggregator(self):
+  def for_model(self, specs, layers, learning_rate_fn=None):
     raise NotImplementedError("lee_kifer tests steps on the clients' losses: use build_process, not an aggregator.")
 
-  def _compose(self, model_fn, client_optimizer, server_optimizer, client_work):
-    del server_optimizer  # The steps are chosen by the losses.
-    factory = line_search_aggregation.LineSearchAggregationFactory(self.config, model_fn)
-    subtraction = line_search_aggregation.Subtraction()
-    return learning_process.compose(model_fn, factory, client_optimizer, subtraction, client_work)
+  def seen(self, state):
+    return {'weights': state.weights}
 
-  def record(self, output, cohort):
-    state, measurements = base.aggregation_of(output)
-    cohort = base.checked_cohort(cohort, self.num_clients, measurements, weights=state.weights)
+  def spent(self, state, metrics, cohort):
     weights = np.asarray(state.weights)[cohort].astype(np.float64)
-    multiplier, counts = float(measurements['noise_multiplier']), self.config.loss_multiplier
+    multiplier, counts = float(metrics['noise_multiplier']), self.config.loss_multiplier
     cost = (1 / multiplier**2 if multiplier else np.inf) + 1 / counts**2
     mu = np.sqrt(np.where(weights == 0, 0.0, cost))
-    return accounting.RoundRecord(
+    return mechanism.Spent(
       cohort=cohort,
       # The ε that the round alone costs at the total δ.
       budgets=np.maximum(tradeoff.epsilon_of(mu, self.config.delta), _NOTHING),
@@ -79,6 +73,41 @@ class LeeKiferPlan(base.Plan):
       count_noise_multiplier=counts,
       clipping_norm=self.config.clip,
     )
+
+
+class LeeKiferPlan(plan.Plan):
+  """Lee and Kifer's adaptive budget for each iteration, for whole clients.
+
+  The ledger holds the cost of each round. But the noise of later rounds was chosen from the releases of earlier ones.
+  So the sum of a run's costs is itself a release, and not a bound that held beforehand. The filter gives such a bound:
+  in every run, no client exceeds μ_max²(ε, δ). So the report gives ε and ρ = μ_max²/2 for every client that took part.
+  """
+
+  is_saved_before_release = True
+  sends_one_update = False
+
+  def __init__(self, config: line_search.LineSearchConfig, **options: Any):
+    """Initializes the plan.
+
+    Args:
+      config: The mechanism.
+      **options: The options of every plan, see `quap_tff.plans.Plan`.
+    """
+    draw = accounting.Sampler(reason='the noise of a round was chosen from what earlier rounds released')
+    super().__init__(Descent(config), draw, **options)
+
+  def _of_mechanism(self):
+    seeded = self.config.noise_seed is not None
+    return protections.of_noise(protections.EVERY_LAYER, (), seeded, self._exact_logs)
+
+  def _server_parts(self, model_fn, client_optimizer, server_optimizer, client_work):
+    # The steps are chosen by the losses, so the server's optimizer has nothing to choose.
+    factory = line_search_aggregation.LineSearchAggregationFactory(self.config, model_fn)
+    return factory, line_search_aggregation.Subtraction()
+
+  @property
+  def aggregator(self):
+    raise NotImplementedError("lee_kifer tests steps on the clients' losses: use build_process, not an aggregator.")
 
   def _formal(self, ledger):
     if not self.protection.model_protected:

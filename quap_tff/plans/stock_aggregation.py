@@ -11,11 +11,9 @@ What is added around them is the same for every method:
     account of a round and no input to the next one.
 """
 
-import abc
 import collections
 from collections.abc import Sequence
-import dataclasses
-from typing import Any
+from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -30,42 +28,37 @@ from quap_tff.mechanisms import layers as layers_lib
 _Factory = tff.aggregators.DifferentiallyPrivateFactory
 
 
-class StockAggregator(abc.ABC):
-  """A `DifferentiallyPrivateFactory` and what must be known about it.
+class StockAggregator(NamedTuple):
+  """A `DifferentiallyPrivateFactory` and the facts about it.
 
   Attributes:
     value_noise_multiplier: σ of the noise on a sum over its clipping norm: the total noise multiplier, or more where
       noised counts use up a part of the budget.
+    clients_per_round: The constant by which sums are divided.
+    factory: Makes the aggregator of clients' `grouped` updates from their type.
+    clipping_norms: Gives the clipping norms, float32 scalars, of the round that starts from a state of the query: one,
+      or one for each layer.
+    clip: The clipping norm if it is fixed and nothing but sums is released; else None.
     has_one_sigma: Whether all entries of a round's aggregate have noise of one standard deviation,
       value_noise_multiplier·C/(clients per round).
+    grouped: Puts a flat update in the structure that the aggregator takes; flattened, it must have the same order.
+    kept: Gives what a checkpoint keeps of the query's state, tensors of fixed shapes.
+    taken_up: The inverse of `kept`.
   """
 
   value_noise_multiplier: float
+  clients_per_round: float
+  factory: Callable[[tff.Type], tff.aggregators.UnweightedAggregationFactory]
+  clipping_norms: Callable[[Any], list[tf.Tensor]]
+  clip: Optional[float] = None
   has_one_sigma: bool = True
-
-  @abc.abstractmethod
-  def factory(self, record_type: tff.Type) -> tff.aggregators.UnweightedAggregationFactory:
-    """The aggregator of clients' `grouped` updates, of type `record_type`."""
+  grouped: Callable[[Sequence[Any]], list[Any]] = list
+  kept: Callable[[Any], Any] = lambda query_state: query_state
+  taken_up: Callable[[Any], Any] = lambda kept: kept
 
   def query(self, record_type: tff.Type) -> Any:
     """The TensorFlow Privacy query inside `factory`, which does all that is private about it. Audits use it."""
     return self.factory(record_type)._query  # pylint: disable=protected-access
-
-  @abc.abstractmethod
-  def clipping_norms(self, query_state: Any) -> list[tf.Tensor]:
-    """The clipping norms, float32 scalars, of the round that starts from a state: one, or one for each layer."""
-
-  def grouped(self, update: Sequence[Any]) -> list[Any]:
-    """A flat update in the structure that the aggregator takes; flattened, it must have the same order."""
-    return list(update)
-
-  def kept(self, query_state: Any) -> Any:
-    """What a checkpoint keeps of the query's state, tensors of fixed shapes."""
-    return query_state
-
-  def taken_up(self, kept: Any) -> Any:
-    """The inverse of `kept`."""
-    return kept
 
 
 class StockAggregationFactory(tff.aggregators.WeightedAggregationFactory):
@@ -146,129 +139,108 @@ class StockAggregationFactory(tff.aggregators.WeightedAggregationFactory):
     return tff.templates.AggregationProcess(init_fn, next_fn)
 
 
-@dataclasses.dataclass(frozen=True)
-class FixedClip(StockAggregator):
+def fixed_clip(noise_multiplier: float, clients_per_round: float, clip: float) -> StockAggregator:
   """See `quap_tff.plans.stock_tff.DpFedAvg`."""
-
-  value_noise_multiplier: float
-  clients_per_round: float
-  clip: float
-
-  def factory(self, record_type):
-    return _Factory.gaussian_fixed(self.value_noise_multiplier, self.clients_per_round, self.clip)
-
-  def clipping_norms(self, query_state):
-    return [query_state.numerator_state.l2_norm_clip]
+  return StockAggregator(
+    noise_multiplier,
+    clients_per_round,
+    lambda record_type: _Factory.gaussian_fixed(noise_multiplier, clients_per_round, clip),
+    lambda query_state: [query_state.numerator_state.l2_norm_clip],
+    clip,
+  )
 
 
-@dataclasses.dataclass(frozen=True)
-class AdaptiveClip(StockAggregator):
+def adaptive_clip(
+  value_multiplier: float, count_stddev: float, clients_per_round: float, quantile: float, clip: float, rate: float
+) -> StockAggregator:
   """See `quap_tff.plans.stock_tff.DpFedAvgAdaptive`; `count_stddev` is s."""
-
-  value_noise_multiplier: float
-  count_stddev: float
-  clients_per_round: float
-  quantile: float
-  initial_clip: float
-  learning_rate: float
-
-  def factory(self, record_type):
-    return _Factory.gaussian_adaptive(
-      # TFF takes its own z, and finds z_sum from it.
-      noise_multiplier=(self.value_noise_multiplier**-2 + (2 * self.count_stddev) ** -2) ** -0.5,
-      clients_per_round=self.clients_per_round,
-      initial_l2_norm_clip=self.initial_clip,
-      target_unclipped_quantile=self.quantile,
-      learning_rate=self.learning_rate,
-      clipped_count_stddev=self.count_stddev,
-    )
-
-  def clipping_norms(self, query_state):
-    return [query_state.numerator_state.sum_state.l2_norm_clip]
+  factory = _Factory.gaussian_adaptive(
+    # TFF takes its own z, and finds z_sum from it.
+    noise_multiplier=(value_multiplier**-2 + (2 * count_stddev) ** -2) ** -0.5,
+    clients_per_round=clients_per_round,
+    initial_l2_norm_clip=clip,
+    target_unclipped_quantile=quantile,
+    learning_rate=rate,
+    clipped_count_stddev=count_stddev,
+  )
+  return StockAggregator(
+    value_multiplier,
+    clients_per_round,
+    lambda record_type: factory,
+    lambda query_state: [query_state.numerator_state.sum_state.l2_norm_clip],
+  )
 
 
-@dataclasses.dataclass(frozen=True)
-class LayerwiseClip(AdaptiveClip):
+def layerwise_clip(
+  value_multiplier: float,
+  count_stddev: float,
+  clients_per_round: float,
+  layers: Sequence[layers_lib.Layer],
+  quantile: float,
+  clip: float,
+  rate: float,
+) -> StockAggregator:
   """See `quap_tff.plans.stock_tff.LayerwiseAdaptive`."""
-
-  has_one_sigma = False
-
-  layers: tuple[layers_lib.Layer, ...] = ()
-
-  def grouped(self, update):
-    return [[update[i] for i in layer.indices] for layer in self.layers]
-
-  def factory(self, record_type):
-    queries = [
-      quantile_adaptive_clip_sum_query.QuantileAdaptiveClipSumQuery(
-        initial_l2_norm_clip=self.initial_clip,
-        noise_multiplier=self.value_noise_multiplier,
-        target_unclipped_quantile=self.quantile,
-        learning_rate=self.learning_rate,
-        clipped_count_stddev=self.count_stddev,
-        expected_num_records=self.clients_per_round,
-      )
-      for _ in self.layers
-    ]
-    return _Factory(normalized_query.NormalizedQuery(nested_query.NestedSumQuery(queries), self.clients_per_round))
-
-  def clipping_norms(self, query_state):
-    return [state.sum_state.l2_norm_clip for state in query_state.numerator_state]
+  queries = [
+    quantile_adaptive_clip_sum_query.QuantileAdaptiveClipSumQuery(
+      initial_l2_norm_clip=clip,
+      noise_multiplier=value_multiplier,
+      target_unclipped_quantile=quantile,
+      learning_rate=rate,
+      clipped_count_stddev=count_stddev,
+      expected_num_records=clients_per_round,
+    )
+    for _ in layers
+  ]
+  query = normalized_query.NormalizedQuery(nested_query.NestedSumQuery(queries), clients_per_round)
+  return StockAggregator(
+    value_multiplier,
+    clients_per_round,
+    lambda record_type: _Factory(query),
+    lambda query_state: [state.sum_state.l2_norm_clip for state in query_state.numerator_state],
+    has_one_sigma=False,
+    grouped=lambda update: [[update[i] for i in layer.indices] for layer in layers],
+  )
 
 
-@dataclasses.dataclass(frozen=True)
-class Tree(StockAggregator):
+def tree(noise_multiplier: float, clients_per_round: float, clip: float, rounds: int, seed: int) -> StockAggregator:
   """See `quap_tff.plans.stock_tff.DpFtrl`, for up to `rounds` rounds. The state, hence a checkpoint, holds the seed."""
+  levels = (rounds + 1).bit_length()
 
-  has_one_sigma = False
-
-  value_noise_multiplier: float
-  clients_per_round: float
-  clip: float
-  rounds: int
-  seed: int
-
-  def factory(self, record_type):
+  def factory(record_type):
     return _Factory.tree_aggregation(
-      noise_multiplier=self.value_noise_multiplier,
-      clients_per_round=self.clients_per_round,
-      l2_norm_clip=self.clip,
+      noise_multiplier=noise_multiplier,
+      clients_per_round=clients_per_round,
+      l2_norm_clip=clip,
       record_specs=tff.types.type_to_tf_tensor_specs(record_type),
-      noise_seed=self.seed,
+      noise_seed=seed,
     )
 
-  def clipping_norms(self, query_state):
-    return [query_state.numerator_state.clip_value]
+  def of_buffers(query_state, function):
+    numerator = query_state.numerator_state
+    found = numerator.tree_state
+    moved = found._replace(
+      level_buffer=tf.nest.map_structure(lambda rows: function(rows, 0.0, found), found.level_buffer),
+      level_buffer_idx=function(found.level_buffer_idx, -1, found),
+    )
+    return query_state._replace(numerator_state=numerator._replace(tree_state=moved))
 
   # The tree's buffers hold a row for each open node, more and fewer of them from round to round.
-  def kept(self, query_state):
-    tree = query_state.numerator_state.tree_state
-    levels = (self.rounds + 1).bit_length()
-    missing = levels - tf.size(tree.level_buffer_idx)
+  def padded(rows, value, found):
+    missing = levels - tf.size(found.level_buffer_idx)
+    whole = tf.pad(rows, [[0, missing]] + [[0, 0]] * (rows.shape.rank - 1), constant_values=value)
+    return tf.ensure_shape(whole, [levels] + rows.shape[1:])
 
-    def padded(rows, value):
-      whole = tf.pad(rows, [[0, missing]] + [[0, 0]] * (rows.shape.rank - 1), constant_values=value)
-      return tf.ensure_shape(whole, [levels] + rows.shape[1:])
+  def used(rows, value, found):
+    return rows[: tf.reduce_sum(tf.cast(found.level_buffer_idx >= 0, tf.int32))]
 
-    return _with_tree(
-      query_state,
-      tree._replace(
-        level_buffer=tf.nest.map_structure(lambda rows: padded(rows, 0.0), tree.level_buffer),
-        level_buffer_idx=padded(tree.level_buffer_idx, -1),
-      ),
-    )
-
-  def taken_up(self, kept):
-    tree = kept.numerator_state.tree_state
-    used = tf.reduce_sum(tf.cast(tree.level_buffer_idx >= 0, tf.int32))
-    return _with_tree(
-      kept,
-      tree._replace(
-        level_buffer=tf.nest.map_structure(lambda rows: rows[:used], tree.level_buffer),
-        level_buffer_idx=tree.level_buffer_idx[:used],
-      ),
-    )
-
-
-def _with_tree(query_state, tree):
-  return query_state._replace(numerator_state=query_state.numerator_state._replace(tree_state=tree))
+  return StockAggregator(
+    noise_multiplier,
+    clients_per_round,
+    factory,
+    lambda query_state: [query_state.numerator_state.clip_value],
+    clip,
+    has_one_sigma=False,
+    kept=lambda query_state: of_buffers(query_state, padded),
+    taken_up=lambda kept: of_buffers(kept, used),
+  )

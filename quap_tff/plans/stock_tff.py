@@ -17,7 +17,7 @@ import abc
 from collections.abc import Sequence
 import dataclasses
 import secrets
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
@@ -30,9 +30,9 @@ from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import config as configs
 from quap_tff.mechanisms import gaussian
 from quap_tff.mechanisms import layers as layers_lib
-from quap_tff.plans import base
+from quap_tff.mechanisms import mechanism
+from quap_tff.plans import plan
 
-learning_process = lazy.module('quap_tff.federated.learning_process')
 stock_aggregation = lazy.module('quap_tff.plans.stock_aggregation')
 
 CALIBRATIONS = ('documents', 'exact')
@@ -48,25 +48,34 @@ _FEW_BITS = 'its generator starts from 32 random bits, which can be tried one by
 _NOT_CRYPTOGRAPHIC = 'its generator is not a cryptographic one'
 
 
-class Exposure:
-  """What a client's rounds can move in what is released: here one vector, of at most the clipping norm, in each round.
+class Exposure(NamedTuple):
+  """What a client's rounds can move in the releases: by default one vector, of at most the clipping norm, in each round.
 
   Attributes:
     of_one_round: The norm of everything that one round of a client moves, over the clipping norm.
     largest: √ of the most that one more round adds to a client's μ², at a noise multiplier of 1.
+    added: For each planned round, what it adds to μ² of each of its clients, by id; empty if it is always 1.
   """
 
-  of_one_round = 1.0
-  largest = 1.0
+  of_one_round: float = 1.0
+  largest: float = 1.0
+  added: Sequence[dict[int, float]] = ()
 
   def weights(self, round_num: int, cohort: np.ndarray) -> np.ndarray:
     """float64[M] in [0, 1]: √ of what the round adds to μ² of each of its cohort, over `largest`."""
-    del round_num
-    return np.ones(len(cohort))
+    if not self.added:
+      return np.ones(len(cohort))
+    planned = self.added[round_num - 1]
+    if sorted(planned) != sorted(cohort):
+      raise ValueError(
+        f'The noise of the tree was chosen for the planned cohorts, but round {round_num} has another. Planned are '
+        f'the clients {sorted(planned)}, found {sorted(cohort)}.'
+      )
+    return np.sqrt([planned[client] for client in cohort]) / self.largest
 
 
-class TreeExposure(Exposure):
-  """The same for a binary tree over rounds, each node of which is released with noise of its own.
+def tree_exposure(cohorts: Sequence[np.ndarray], num_clients: int) -> Exposure:
+  """The exposure in a binary tree over rounds, each node of which is released with noise of its own.
 
   DP-FTRL's releases follow from noised nodes: a node's sum over its 2^d rounds + N(0, (z·C)²), when the last one is
   done. A client that takes part in n of a node's rounds moves that sum by at most n·C, whatever was released before, so
@@ -78,43 +87,27 @@ class TreeExposure(Exposure):
   is the worst case. Each participation is charged with what it adds to the sum, n² - (n-1)² for each node over its
   round, at once, though the nodes above end later; nodes that no planned round completes are never released. Rounds
   with nobody are no leaves of the tree.
+
+  Args:
+    cohorts: Distinct ids of who takes part in rounds 1, 2, ….
+    num_clients: N; ids lie in [0, N).
   """
-
-  def __init__(self, cohorts: Sequence[np.ndarray], num_clients: int):
-    """Initializes the exposure.
-
-    Args:
-      cohorts: Distinct ids of who takes part in rounds 1, 2, ….
-      num_clients: N; ids lie in [0, N).
-    """
-    num_leaves = sum(len(cohort) > 0 for cohort in cohorts)
-    levels = num_leaves.bit_length()
-    counts = np.zeros([num_clients, levels], np.int64)
-    added: list[np.ndarray] = []
-    leaf = 0
-    for cohort in cohorts:
-      if not len(cohort):
-        added.append(np.zeros(0))
-        continue
-      spans = 1 << np.arange(levels)
-      counts[:, leaf % spans == 0] = 0
-      counts[cohort] += 1
-      is_released = (leaf // spans + 1) * spans <= num_leaves
-      added.append(((2 * counts[cohort] - 1) * is_released).sum(axis=1).astype(np.float64))
-      leaf += 1
-    self._cohorts, self._added = [list(map(int, cohort)) for cohort in cohorts], added
-    self.of_one_round = float(max(levels, 1)) ** 0.5
-    self.largest = max([1.0] + [float(values.max()) for values in added if len(values)]) ** 0.5
-
-  def weights(self, round_num, cohort):
-    planned, added = self._cohorts[round_num - 1], self._added[round_num - 1]
-    if sorted(planned) != sorted(cohort):
-      raise ValueError(
-        f'The noise of the tree was chosen for the planned cohorts, but round {round_num} has another. Planned are '
-        f'the clients {sorted(planned)}, found {sorted(cohort)}.'
-      )
-    by_client = dict(zip(planned, added))
-    return np.sqrt([by_client[client] for client in cohort]) / self.largest
+  num_leaves = sum(len(cohort) > 0 for cohort in cohorts)
+  levels = num_leaves.bit_length()
+  spans = 1 << np.arange(levels)
+  counts, leaf, added = np.zeros([num_clients, levels], np.int64), 0, []
+  for cohort in cohorts:
+    if not len(cohort):
+      added.append({})
+      continue
+    counts[:, leaf % spans == 0] = 0
+    counts[cohort] += 1
+    is_released = (leaf // spans + 1) * spans <= num_leaves
+    moved = ((2 * counts[cohort] - 1) * is_released).sum(axis=1).astype(float).tolist()
+    added.append(dict(zip(map(int, cohort), moved)))
+    leaf += 1
+  largest = max([1.0] + [value for one in added for value in one.values()]) ** 0.5
+  return Exposure(float(max(levels, 1)) ** 0.5, largest, added)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,9 +124,12 @@ class StockConfig(abc.ABC):
   clips_each_layer = False
   noises_empty_rounds = True
 
+  def __post_init__(self):
+    self.clip_rule()
+
   @abc.abstractmethod
   def clip_rule(self) -> clip_rules.ClipRule:
-    """Our rule that is most like TFF's: what it says about its releases is also true of TFF's."""
+    """Our rule that is most like TFF's: its statements about its releases are also true of TFF's."""
 
   @abc.abstractmethod
   def aggregator(
@@ -166,14 +162,11 @@ class DpFedAvg(StockConfig):
 
   clip: float = 1.0
 
-  def __post_init__(self):
-    self.clip_rule()
-
   def clip_rule(self):
     return clip_rules.Fixed(self.clip)
 
   def aggregator(self, noise_multiplier, clients_per_round, layers, rounds, seed):
-    return stock_aggregation.FixedClip(noise_multiplier, clients_per_round, float(self.clip))
+    return stock_aggregation.fixed_clip(noise_multiplier, clients_per_round, float(self.clip))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,7 +187,7 @@ class DpFedAvgAdaptive(StockConfig):
   clipped_count_stddev: Optional[float] = None
 
   def __post_init__(self):
-    self.clip_rule()
+    super().__post_init__()
     if self.clipped_count_stddev is not None:
       checks.number('clipped_count_stddev', self.clipped_count_stddev, above=0)
 
@@ -202,13 +195,13 @@ class DpFedAvgAdaptive(StockConfig):
     return clip_rules.PrivateQuantile(self.quantile, self.initial_clip, self.learning_rate)
 
   def aggregator(self, noise_multiplier, clients_per_round, layers, rounds, seed):
-    value_multiplier, count_stddev = self.split(noise_multiplier, clients_per_round)
-    return stock_aggregation.AdaptiveClip(value_multiplier, count_stddev, clients_per_round, **self._quantile())
-
-  def _quantile(self):
-    return dict(
-      quantile=float(self.quantile), initial_clip=float(self.initial_clip), learning_rate=float(self.learning_rate)
-    )
+    # Layer by layer, z is √L·z, and `clipped_count_stddev`, of each layer's count, must be more than that.
+    factor = len(layers) ** 0.5 if self.clips_each_layer else 1.0
+    value_multiplier, count_stddev = self.split(noise_multiplier * factor, clients_per_round)
+    rule = float(self.quantile), float(self.initial_clip), float(self.learning_rate)
+    if self.clips_each_layer:
+      return stock_aggregation.layerwise_clip(value_multiplier, count_stddev, clients_per_round, layers, *rule)
+    return stock_aggregation.adaptive_clip(value_multiplier, count_stddev, clients_per_round, *rule)
 
   def split(self, noise_multiplier: float, clients_per_round: float) -> tuple[float, float]:
     """(z_sum, s) of a sum and its count whose noise multiplier together is the one given.
@@ -229,22 +222,13 @@ class DpFedAvgAdaptive(StockConfig):
 
 @dataclasses.dataclass(frozen=True)
 class LayerwiseAdaptive(DpFedAvgAdaptive):
-  """TensorFlow Privacy's adaptive clipping for each layer by itself, in a `NestedSumQuery`.
-
-  With √L·z in place of z: `clipped_count_stddev`, of each layer's count, must be more than √L·z.
-  """
+  """TensorFlow Privacy's adaptive clipping for each layer by itself, in a `NestedSumQuery`."""
 
   clips_each_layer = True
 
-  def aggregator(self, noise_multiplier, clients_per_round, layers, rounds, seed):
-    value_multiplier, count_stddev = self.split(noise_multiplier * len(layers) ** 0.5, clients_per_round)
-    return stock_aggregation.LayerwiseClip(
-      value_multiplier, count_stddev, clients_per_round, layers=tuple(layers), **self._quantile()
-    )
-
 
 @dataclasses.dataclass(frozen=True)
-class DpFtrl(StockConfig):
+class DpFtrl(DpFedAvg):
   """`DifferentiallyPrivateFactory.tree_aggregation` (Kairouz et al. 2021): efficient estimates, one tree for all.
 
   z is that of each node, and no amplification by sampling holds. The aggregate of a round is the difference of noised
@@ -255,27 +239,95 @@ class DpFtrl(StockConfig):
   takes_noise_seed = True
   noises_empty_rounds = False
 
-  clip: float = 1.0
-
-  def __post_init__(self):
-    self.clip_rule()
-
-  def clip_rule(self):
-    return clip_rules.Fixed(self.clip)
-
   def exposure(self, cohorts, num_clients):
-    return TreeExposure(cohorts, num_clients)
+    return tree_exposure(cohorts, num_clients)
 
   def aggregator(self, noise_multiplier, clients_per_round, layers, rounds, seed):
     # Without a seed TFF would take the time of day, which can be guessed.
     seed = secrets.randbits(63) if seed is None else seed
-    return stock_aggregation.Tree(noise_multiplier, clients_per_round, float(self.clip), rounds, seed)
+    return stock_aggregation.tree(noise_multiplier, clients_per_round, float(self.clip), rounds, seed)
 
 
-class StockPlan(base.Plan):
+@dataclasses.dataclass(frozen=True)
+class Stock(mechanism.Mechanism):
+  """A stock aggregator at a noise multiplier, as far as the account sees it. The rounds themselves are TFF's.
+
+  Attributes:
+    stock: The aggregator's parameters.
+    config: Population, budget and δ.
+    noise_multiplier: z, of all that a round adds noise to; for a tree, of each node.
+    clients_per_round: The constant by which sums are divided.
+    rounds: T.
+    exposure: What taking part means for the account.
+    is_exact: Whether z was calibrated on the planned cohorts.
+  """
+
+  stock: StockConfig
+  config: configs.QuapConfig
+  noise_multiplier: float
+  clients_per_round: float
+  rounds: int
+  exposure: Exposure
+  is_exact: bool
+
+  @property
+  def num_clients(self):
+    return self.config.num_clients
+
+  @property
+  def core(self):
+    return self.config
+
+  @property
+  def facts(self):
+    return mechanism.Facts(
+      delta=self.config.noise.delta,
+      # Clipping norms are fixed, or follow from noised counts.
+      public_metrics=mechanism.PUBLIC_METRICS | mechanism.PUBLIC_NORMS,
+      takes_sparsity=False,
+      is_playable=False,
+      has_nominal=not self.is_exact and self.config.noise.scale == 1,
+      # What a tree's nodes add depends on who comes, and so does exact calibration.
+      noise_is_constant=not self.exposure.added and self.stock.noises_empty_rounds,
+      noise_is_planned=self.is_exact,
+      note='' if self.stock.takes_noise_seed else _UNSEEDED,
+    )
+
+  @property
+  def fingerprint(self):
+    config = dataclasses.replace(self.config, noise=dataclasses.replace(self.config.noise, seed=None))
+    return repr((self.stock, config, self.noise_multiplier, self.clients_per_round, self.rounds))
+
+  def for_model(self, specs, layers, learning_rate_fn=None):
+    raise NotImplementedError("TFF's own aggregators are computations of TFF: use the plan's aggregator.")
+
+  def seen(self, state):
+    return {}
+
+  def spent(self, state, metrics, cohort):
+    return self._cost(int(metrics['round']), cohort, float(np.linalg.norm(metrics['clipping_norms'])))
+
+  def planned(self, cohorts):
+    return [self._cost(round_num, cohort, 1.0) for round_num, cohort in enumerate(cohorts, 1)]
+
+  def _cost(self, round_num, cohort, clipping_norm):
+    is_noised = self.stock.noises_empty_rounds or len(cohort)
+    return mechanism.Spent(
+      cohort=cohort,
+      budgets=np.full(len(cohort), self.config.budget.epsilon_base),
+      weights=self.exposure.weights(round_num, cohort),
+      noise_multiplier=self.noise_multiplier / self.exposure.largest if is_noised else 0.0,
+      # z is that of sums and noised counts together.
+      count_noise_multiplier=np.inf,
+      clipping_norm=clipping_norm,
+    )
+
+
+class StockPlan(plan.Plan):
   """A stock aggregator with noise multiplier z, calibrated from a budget."""
 
   _has_constant_divisor = True
+  _always_sends_metrics = True
 
   def __init__(
     self,
@@ -286,7 +338,7 @@ class StockPlan(base.Plan):
     draw: accounting.Sampler = accounting.Sampler(),
     *,
     calibration: str = 'documents',
-    **options,
+    **options: Any,
   ):
     """Initializes the plan.
 
@@ -304,32 +356,35 @@ class StockPlan(base.Plan):
       ValueError: If the aggregator cannot run so.
     """
     config = self.settled(stock, config)
-    super().__init__(config.num_clients, config.noise.delta, draw, **options)
     checks.number(
       "clipping norm of TFF's aggregators",
       config.clip.initial_norm,
       at_least=clip_rules.TFF_SMALLEST_CLIP,
       at_most=clip_rules.TFF_LARGEST_NORM,
     )
-    self.config, self._stock, self._clients_per_round = config, stock, self.divisor(clients_per_round)
     cohorts = checks.schedule(cohorts, config.num_clients)
-    self._rounds = len(cohorts)
+    exposure = stock.exposure(cohorts, config.num_clients)
+    # By the documents' formula a round of a client spends ε_base, with all that it moves.
+    noise, budget = config.noise, config.budget
+    formula = gaussian.noise_multiplier(noise.calibration, np.float64(budget.epsilon_base), noise.delta)
+    multiplier = noise.scale * exposure.of_one_round * float(formula)
+    value = Stock(
+      stock,
+      config,
+      multiplier,
+      self.divisor(clients_per_round),
+      len(cohorts),
+      exposure,
+      is_exact=calibration == 'exact',
+    )
+    super().__init__(value, draw, **options)
     self.noises_empty_rounds = stock.noises_empty_rounds
     # Where TFF takes no seed, a round that is run again draws other noise.
     self.is_saved_before_release = not stock.takes_noise_seed
-    self._exposure = stock.exposure(cohorts, config.num_clients)
-    # What a tree's nodes add depends on who comes, and so does exact calibration.
-    self._has_constant_noise_multiplier = type(self._exposure) is Exposure
-    self._noise_is_planned = calibration == 'exact'
-    noise, self._budget = config.noise, config.budget.epsilon_base
-    # By the documents' formula a round of a client spends ε_base, with all that it moves.
-    formula = gaussian.noise_multiplier(noise.calibration, np.float64(self._budget), noise.delta)
-    self._noise_multiplier = noise.scale * self._exposure.of_one_round * float(formula)
-    self.has_nominal = calibration == 'documents' and noise.scale == 1
-    if calibration == 'exact':
-      epsilon = config.budget.epsilon_total
-      self._noise_multiplier *= accounting.exact_scale(self.planned_ledger(cohorts), epsilon, noise.delta)
     self.noise_note = _IDEAL.format(reason=_NOT_CRYPTOGRAPHIC if stock.takes_noise_seed else _FEW_BITS)
+    if value.is_exact:
+      scale = accounting.exact_scale(self.planned_ledger(cohorts), budget.epsilon_total, noise.delta)
+      self.mechanism = dataclasses.replace(value, noise_multiplier=multiplier * scale)
     # The aggregator, and the model that it was made for; made when it is first asked for.
     self._made_for, self._made = object(), None
 
@@ -371,31 +426,20 @@ class StockPlan(base.Plan):
     )
 
   @property
-  def fingerprint(self):
-    config = dataclasses.replace(self.config, noise=dataclasses.replace(self.config.noise, seed=None))
-    return repr((self._stock, config, self._noise_multiplier, self._clients_per_round, self._rounds))
-
-  @property
-  def protection(self):
-    protection = accounting.describe_protection(self.config, self.model, self._exact_logs)
-    if self._stock.takes_noise_seed:
-      return protection
-    return protection._replace(text=f'{protection.text}\n{_UNSEEDED}')
-
-  @property
   def noise_multiplier(self) -> float:
     """z, of all that a round adds noise to; for a tree, of each node."""
-    return self._noise_multiplier
+    return self.mechanism.noise_multiplier
 
   @property
-  def stock_aggregator(self) -> Any:
-    """TFF's aggregator and what must be known about it; the model's shape must be known for one that clips by layer."""
+  def stock_aggregator(self) -> stock_aggregation.StockAggregator:
+    """TFF's aggregator and the facts about it; the model's shape must be known for one that clips by layer."""
+    value = self.mechanism
     if self._made_for != self.model:
       layers = self.model.layers if self.model is not None else ()
       self._made_for, self._made = (
         self.model,
-        self._stock.aggregator(
-          self._noise_multiplier, self._clients_per_round, layers, self._rounds, self.config.noise.seed
+        value.stock.aggregator(
+          value.noise_multiplier, value.clients_per_round, layers, value.rounds, self.config.noise.seed
         ),
       )
     return self._made
@@ -406,48 +450,22 @@ class StockPlan(base.Plan):
 
   @property
   def _layer_names(self):
-    return [layer.name for layer in self.model.layers] if self._stock.clips_each_layer and self.model else []
+    return [layer.name for layer in self.model.layers] if self.mechanism.stock.clips_each_layer and self.model else []
 
   @property
   def public_metrics(self):
-    # Clipping norms are fixed, or follow from noised counts.
-    return base.PUBLIC_METRICS | base.PUBLIC_NORMS | {f'clipping_norm_{name}' for name in self._layer_names}
-
-  def _compose(self, model_fn, client_optimizer, server_optimizer, client_work):
-    return learning_process.compose(model_fn, self.aggregator, client_optimizer, server_optimizer, client_work)
+    return super().public_metrics | {f'clipping_norm_{name}' for name in self._layer_names}
 
   def metrics(self, output):
-    measurements = base.aggregation_of(output).measurements
-    stock = self.stock_aggregator
-    anybody = measurements['cohort_size'] > 0
+    measurements = output.metrics['aggregator']
+    stock, anybody = self.stock_aggregator, measurements['cohort_size'] > 0
     norms = np.asarray(measurements['clipping_norms'], np.float64)
     row = dict(
-      epsilon=self._budget if anybody else 0.0,
+      epsilon=self.config.budget.epsilon_base if anybody else 0.0,
       clipping_norm=np.linalg.norm(norms),
       noise_multiplier=stock.value_noise_multiplier if anybody or self.noises_empty_rounds else 0.0,
     )
     if stock.has_one_sigma:
-      row['sigma'] = row['noise_multiplier'] * row['clipping_norm'] / self._clients_per_round
+      row['sigma'] = row['noise_multiplier'] * row['clipping_norm'] / stock.clients_per_round
     row.update((f'clipping_norm_{name}', norm) for name, norm in zip(self._layer_names, norms))
     return row
-
-  def record(self, output, cohort):
-    measurements = base.aggregation_of(output).measurements
-    norm = float(np.linalg.norm(measurements['clipping_norms']))
-    cohort = base.checked_cohort(cohort, self.num_clients, measurements)
-    return self._record(int(measurements['round']), cohort, norm)
-
-  def planned_ledger(self, cohorts):
-    return base.planned_ledger(self, cohorts, lambda round_num, cohort: self._record(round_num, cohort, 1.0))
-
-  def _record(self, round_num, cohort, clipping_norm):
-    is_noised = self.noises_empty_rounds or len(cohort)
-    return accounting.RoundRecord(
-      cohort=cohort,
-      budgets=np.full(len(cohort), self._budget),
-      weights=self._exposure.weights(round_num, cohort),
-      noise_multiplier=self._noise_multiplier / self._exposure.largest if is_noised else 0.0,
-      # z is that of sums and noised counts together.
-      count_noise_multiplier=np.inf,
-      clipping_norm=clipping_norm,
-    )

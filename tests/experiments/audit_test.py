@@ -24,7 +24,7 @@ from quap_tff.accounting import certificate_folder as folders
 from quap_tff.accounting import folder_files
 from quap_tff.auditing import lower_bounds
 from quap_tff.common import rounding
-from quap_tff.mechanisms import certified_round as mechanism
+from quap_tff.mechanisms import certified
 from tests.experiments import harness
 
 pytestmark = pytest.mark.slow
@@ -122,7 +122,8 @@ class TestCanaryRun:
     assert found.bound.epsilon < 4.0
 
   def test_clients_that_are_not_clipped_are_caught(self, monkeypatch):
-    monkeypatch.setattr(mechanism, 'contribute', lambda groups, update, weight, clip: update)
+    whole = lambda self, update, report, announced, told: (list(update.values()), {})
+    monkeypatch.setattr(certified.CertifiedRounds, 'contribution', whole)
     with _experiment('--algorithm=certified:clip=0.5', '--participation=full') as experiment:
       found = canary_run.run(experiment, self._SETTINGS)
     assert found.guesses.true_positives == 16
@@ -178,13 +179,14 @@ class TestCommand:
 
   def test_a_game_alone_refutes(self, monkeypatch, capsys):
     # The canaries' run is sound. The game's mechanism adds a client as often as it likes.
-    real, play = mechanism.contribute, audit.game.play
+    real, play = certified.CertifiedRounds.contribution, audit.game.play
 
-    def twenty_times(groups, update, weight, clip):
-      return real(groups, [20 * part for part in update], 20 * weight, clip)
+    def twenty_times(self, update, report, announced, told):
+      more = {i: 20 * part for i, part in update.items()}
+      return real(self, more, report, announced, dict(told, weight=20 * told['weight']))
 
     def broken(*arguments):
-      monkeypatch.setattr(mechanism, 'contribute', twenty_times)
+      monkeypatch.setattr(certified.CertifiedRounds, 'contribution', twenty_times)
       return play(*arguments)
 
     monkeypatch.setattr('experiments.auditing.game.play', broken)

@@ -12,10 +12,10 @@ from experiments import training
 import quap_tff
 from quap_tff import accounting
 from quap_tff import methods
+from quap_tff import plans
 from quap_tff import runtime
 from quap_tff.mechanisms import budgets
 from quap_tff.mechanisms import clip_rules
-from quap_tff.plans import base
 from tests.experiments import harness
 
 # Budget, clip and layers adapt: the three columns of table 3 in the November 2025 document.
@@ -55,7 +55,7 @@ class TestInterpretations:
       raise KeyboardInterrupt
 
     # Nothing is built or trained.
-    monkeypatch.setattr(base.Plan, 'build_process', lambda *args, **kwargs: None)
+    monkeypatch.setattr(plans.Plan, 'build_process', lambda *args, **kwargs: None)
     monkeypatch.setattr(training, 'train', stop)
     assert harness.main(*harness.TINY, f'--algorithm={name}') == command_line.INTERRUPTED
     assert f'{name} is an interpretation' in capsys.readouterr().err
@@ -145,9 +145,9 @@ class TestLedger:
     # ε_base = 4/8; round 1, everyone's rate is 1, no warm-up.
     plan = _experiment('--warmup_rounds=0').plan
     participation = dict(counts=np.array([1, 0, 1, 0, 0, 0, 0, 0], np.int32))
-    state = types.SimpleNamespace(round=1, participation=participation)
+    state = types.SimpleNamespace(round=1, participation=participation, budget={})
     measured = dict(noise_multiplier=7.0, clipping_norm=0.5, cohort_size=2)
-    record = plan.record(base.Aggregation(state, measured), np.array([0, 2]))
+    record = plan.recorded(state, measured, np.array([0, 2]))
     np.testing.assert_allclose(record.budgets, 0.5 * (1 + 0.5 * np.exp(-2.0)) * np.ones(2), rtol=1e-6)
     assert (record.noise_multiplier, record.clipping_norm) == (7.0, 0.5)
     assert record.weights.tolist() == [1.0, 1.0] and record.count_noise_multiplier == np.inf

@@ -8,9 +8,8 @@ import pytest
 from experiments import setup
 from experiments import training
 from quap_tff import accounting
-from quap_tff import plans
 from quap_tff import runtime
-from quap_tff.plans import base
+from quap_tff.mechanisms import pt_adp
 from tests.experiments import harness
 
 _ARGUMENTS = (*harness.TINY, '--algorithm=pt_adp:agreement_credit=0.4', '--epsilon=1.6')
@@ -24,7 +23,7 @@ def _experiment(*arguments):
 class TestPtAdp:
   def test_configuration(self):
     config = _experiment('--critical_layers=all', '--warmup_rounds=5', '--seed=11').plan.config
-    assert config.budget.client_rule == plans.PtAdp(0.1, 0.4, seed=11)
+    assert config.budget.client_rule == pt_adp.PtAdp(0.1, 0.4, seed=11)
     assert (config.budget.round_rule, config.participation.warmup_rounds) == ('each_own', 0)
     assert config.critical_layers == 'all'
 
@@ -67,6 +66,6 @@ class TestPtAdp:
     state = types.SimpleNamespace(
       budget=dict(given=np.ones(8, np.float32)), participation=dict(counts=np.ones(8, np.int32))
     )
-    output = base.Aggregation(state, dict(noise_multiplier=0.0, clipping_norm=1.0, cohort_size=2))
-    record = plan.record(output, np.array([1, 4]))
+    measured = dict(noise_multiplier=0.0, clipping_norm=1.0, cohort_size=2)
+    record = plan.recorded(state, measured, np.array([1, 4]))
     assert record.budgets.tolist() == [np.inf, np.inf]

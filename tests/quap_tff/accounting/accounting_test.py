@@ -3,12 +3,12 @@
 import pytest
 
 from quap_tff import accounting
-from quap_tff import plans
 from quap_tff.accounting import protection
 from quap_tff.mechanisms import budgets
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import config
 from quap_tff.mechanisms import layers
+from quap_tff.mechanisms import pt_adp
 
 N = 7
 LAYERS = (
@@ -94,7 +94,7 @@ class TestDescribeProtection:
 
   @pytest.mark.parametrize('critical', ['all', 'final_dense'])
   def test_noise_that_goes_by_the_data(self, critical):
-    budget = budgets.BudgetConfig(0.5, 2, client_rule=plans.PtAdp(), round_rule='each_own')
+    budget = budgets.BudgetConfig(0.5, 2, client_rule=pt_adp.PtAdp(), round_rule='each_own')
     found = self._describe(critical_layers=critical, budget=budget)
     assert found.covers == 'nothing' and not found.model_protected
     assert 'noise level, follow' in found.statement and 'No finite ε for the released model' in found.statement

@@ -30,7 +30,6 @@ from quap_tff.mechanisms import weight_rules
 from quap_tff.mechanisms.certified_config import CertifiedConfig
 from quap_tff.mechanisms.line_search import LineSearchConfig
 from quap_tff.mechanisms.participation import ParticipationConfig
-from quap_tff.plans import base
 
 _DELTA = 1e-5
 _FACTS = certificate.Facts(
@@ -243,7 +242,7 @@ class TestLedger:
     plan = plans.LeeKiferPlan(LineSearchConfig(num_clients=3, epsilon=2.0, delta=_DELTA, planned_rounds=4))
     state = type('State', (), dict(weights=np.float32([1, 0, 0])))
     measured = dict(noise_multiplier=0.0, clipping_norm=1.0, cohort_size=2)
-    record = plan.record(base.Aggregation(state, measured), [0, 1])
+    record = plan.recorded(state, measured, [0, 1])
     assert record.budgets[0] == math.inf and record.budgets[1] < 1e-300
 
 

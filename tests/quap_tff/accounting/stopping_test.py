@@ -1,5 +1,6 @@
 """Runs that end early: the reading of their ledger, the bound of their plan, and what the difference is worth."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -13,6 +14,7 @@ from quap_tff.mechanisms import budgets
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import config as configs
 from quap_tff.mechanisms import line_search
+from quap_tff.mechanisms import mechanism
 
 _DELTA = 1e-5
 _COHORTS = [[0, 1], [1, 2], [], [0, 1, 2], [3]]
@@ -30,21 +32,30 @@ def _ledger(records):
   return ledger
 
 
-class _Planned(plans.Plan):
-  """A plan whose rounds have known noise."""
+@dataclasses.dataclass(frozen=True)
+class _KnownNoise(mechanism.Mechanism):
+  """A mechanism whose rounds have known noise."""
 
-  fingerprint, aggregator = 'a run', None
-  has_nominal = False
+  num_clients: int
+  delta: float
+  unplannable: str = ''
+  fingerprint = 'a run'
+
+  @property
+  def facts(self):
+    return mechanism.Facts(self.delta, frozenset(), unplannable=self.unplannable)
+
+  def planned(self, cohorts):
+    return [_record(cohort) for cohort in cohorts]
+
+  for_model = seen = spent = None
+
+
+class _Planned(plans.Plan):
   protection = accounting.Protection('released model', 'All is noised.', 'All is noised.')
 
-  def _compose(self, *_):
-    raise NotImplementedError
-
-  def record(self, output, cohort):
-    return _record(cohort, *output)
-
-  def planned_ledger(self, cohorts):
-    return _ledger(_record(cohort) for cohort in cohorts)
+  def __init__(self, num_clients, delta, unplannable=''):
+    super().__init__(_KnownNoise(num_clients, delta, unplannable))
 
 
 class TestCompleted:
@@ -101,8 +112,7 @@ class TestReport:
     )
 
   def test_a_method_whose_rounds_cannot_be_planned(self):
-    plan = _Planned(5, _DELTA)
-    plan.planned_ledger = lambda cohorts: plans.Plan.planned_ledger(plan, cohorts)
+    plan = _Planned(5, _DELTA, 'what the rounds cost is not known before they have run')
     assert 'not known before they have run' in plan.report(_ledger([]), _COHORTS).formal.notes[0]
 
   def test_rounds_without_noise_read_null(self):

@@ -13,8 +13,8 @@ from quap_tff.auditing import distinguisher
 from quap_tff.auditing import lower_bounds
 from quap_tff.common import seeds
 from quap_tff.mechanisms import budgets
+from quap_tff.mechanisms import certified
 from quap_tff.mechanisms import certified_config as certified_configs
-from quap_tff.mechanisms import certified_round as mechanism
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import config as configs
 from quap_tff.mechanisms import correlation as correlations
@@ -93,23 +93,25 @@ class TestBrokenMechanismsAreCaught:
     assert _played(config).bound.mu > 1.3 * _claims(config).max()
 
   def test_clipping_after_the_sum(self, monkeypatch):
-    config, finish = _config(), mechanism.finish_round
+    config, release = _config(), certified.CertifiedRounds.release
 
-    def clipped_late(config, state, plan, total):
-      bound = tf.reduce_sum(tf.cast(plan.weights, tf.float64)) * tf.cast(state.clip, tf.float64)
-      return finish(config, state, plan, [tf.clip_by_value(part, -bound, bound) for part in total])
+    def clipped_late(self, state, admitted, total, late):
+      bound = tf.reduce_sum(tf.cast(admitted.weights, tf.float64)) * tf.cast(state.clip, tf.float64)
+      return release(self, state, admitted, [tf.clip_by_value(part, -bound, bound) for part in total], late)
 
-    monkeypatch.setattr(mechanism, 'contribute', lambda groups, update, weight, clip: update)
-    monkeypatch.setattr(mechanism, 'finish_round', clipped_late)
+    whole = lambda self, update, report, announced, told: (list(update.values()), {})
+    monkeypatch.setattr(certified.CertifiedRounds, 'contribution', whole)
+    monkeypatch.setattr(certified.CertifiedRounds, 'release', clipped_late)
     assert _played(config).bound.mu > 1.2 * _claims(config).max()
 
   def test_weights_that_are_ignored(self, monkeypatch):
-    config, real = _config(weights='spend_evenly'), mechanism.contribute
+    config, real = _config(weights='spend_evenly'), certified.CertifiedRounds.contribution
     claims = _claims(config)
     assert max(planned.weights.max() for planned in planning.planned_rounds(config, _SCHEDULE)) <= 1
-    monkeypatch.setattr(
-      mechanism, 'contribute', lambda groups, update, weight, clip: real(groups, update, tf.ones([]), clip)
+    in_full = lambda self, update, report, announced, told: real(
+      self, update, report, announced, dict(told, weight=1.0)
     )
+    monkeypatch.setattr(certified.CertifiedRounds, 'contribution', in_full)
     target = int(np.argmax(np.bincount(np.concatenate(_SCHEDULE), minlength=_CLIENTS)))
     simulate = distinguisher.certified(config, _SCHEDULE, target, seed=5)
     assert distinguisher.play(simulate, 40_000, _DELTA).bound.mu > 1.1 * claims[target]
@@ -117,7 +119,7 @@ class TestBrokenMechanismsAreCaught:
   def test_noise_that_is_used_in_two_rounds(self, monkeypatch):
     config = _config()
     monkeypatch.setattr(
-      mechanism, '_round_seed', lambda state, ids: seeds.fold_in(state.noise.seed, tf.constant(0, tf.int64))
+      certified, '_round_seed', lambda state, ids: seeds.fold_in(state.noise.seed, tf.constant(0, tf.int64))
     )
     assert _played(config).bound.epsilon > 2 * _EPSILON
 

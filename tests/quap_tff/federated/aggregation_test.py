@@ -15,12 +15,13 @@ from quap_tff import runtime
 from quap_tff.federated import aggregation
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import layers
-from quap_tff.mechanisms import quap_round as mechanism
+from quap_tff.mechanisms import mechanism as mechanisms
+from quap_tff.mechanisms import pt_adp
+from quap_tff.mechanisms import quap
 from quap_tff.mechanisms.budgets import BudgetConfig
 from quap_tff.mechanisms.config import NoiseConfig
 from quap_tff.mechanisms.config import QuapConfig
 from quap_tff.mechanisms.participation import ParticipationConfig
-from quap_tff.plans import pt_adp
 from tests.quap_tff import noise_checks
 
 _NO_NOISE = NoiseConfig('none')
@@ -88,11 +89,11 @@ def _state_type(num_clients, ema=False):
     participation['rates'] = (np.float32, [num_clients])
   return tff.FederatedType(
     tff.to_type(
-      mechanism.ServerState(
+      quap.ServerState(
         round=np.int32,
         participation=participation,
         clip=np.float32,
-        noise=mechanism.NoiseState(seed=(np.int64, [2]), counter=np.int64),
+        noise=mechanisms.NoiseState(seed=(np.int64, [2]), counter=np.int64),
         budget=collections.OrderedDict(),
       )
     ),
@@ -174,12 +175,12 @@ class TestQuapAggregationComputation:
       _create(_config(), weight_type=weight_type)
 
   def test_a_config_of_another_kind(self):
-    with pytest.raises(TypeError, match='config must be a quap_tff.QuapConfig, found dict'):
+    with pytest.raises(TypeError, match='config must be a mechanism such as a quap_tff.QuapConfig, found dict'):
       aggregation.QuapAggregationFactory({})
 
   def test_pseudo_gradients_need_the_learning_rate(self):
     with pytest.raises(ValueError, match='pass learning_rate_fn'):
-      aggregation.QuapAggregationFactory(_config(update_scale='pseudo_gradient'))
+      aggregation.QuapAggregationFactory(_config(update_scale='pseudo_gradient')).create(_VALUE, _ID)
 
   def test_unknown_critical_layers(self):
     with pytest.raises(ValueError, match="Unknown critical layer 'dens'. Did you mean 'dense'"):

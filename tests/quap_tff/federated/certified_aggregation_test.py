@@ -1,4 +1,4 @@
-"""Tests of `quap_tff.federated.certified_aggregation`: its types, then rounds through a TFF execution context."""
+"""Tests of the certified mechanism behind `quap_tff.federated.aggregation`: its types, then rounds through a TFF execution context."""
 
 import collections
 import math
@@ -9,11 +9,11 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff import runtime
-from quap_tff.federated.certified_aggregation import CertifiedAggregationFactory
-from quap_tff.mechanisms import certified_round as mechanism
+from quap_tff.federated.aggregation import CertifiedAggregationFactory
+from quap_tff.mechanisms import certified
 from quap_tff.mechanisms import clip_rules
+from quap_tff.mechanisms import mechanism as mechanisms
 from quap_tff.mechanisms import privacy_filter
-from quap_tff.mechanisms import quap_round as quap_mechanism
 from quap_tff.mechanisms import weight_rules
 from quap_tff.mechanisms.certified_config import CertifiedConfig
 from quap_tff.mechanisms.correlation import Blt
@@ -80,11 +80,11 @@ def _state_type(ema=False, terms=0):
     participation['rates'] = (np.float32, [10])
   return tff.FederatedType(
     tff.to_type(
-      mechanism.ServerState(
+      certified.ServerState(
         round=np.int32,
         participation=participation,
         clip=np.float32,
-        noise=quap_mechanism.NoiseState(seed=(np.int64, [2]), counter=np.int64),
+        noise=mechanisms.NoiseState(seed=(np.int64, [2]), counter=np.int64),
         buffers=[(np.float64, [terms, 2]), (np.float64, [terms, 1, 2])] if terms else [],
         accounts=privacy_filter.Accounts(
           spent=(np.float64, [10]), sums=[(np.float64, [10])] * terms, latest=(np.int64, [10])
@@ -152,14 +152,6 @@ class TestCertifiedAggregationComputation:
   def test_weights_that_are_no_ids(self):
     with pytest.raises(TypeError, match='(?s)an integer scalar.*with_client_ids'):
       _create(_config(), weight_type=tff.TensorType(np.float32))
-
-  def test_a_config_of_another_kind(self):
-    with pytest.raises(TypeError, match='config must be a quap_tff.CertifiedConfig, found dict'):
-      CertifiedAggregationFactory({})
-
-  def test_a_split_needs_layers(self):
-    with pytest.raises(ValueError, match="clip_split='equal' needs the model's layers"):
-      _create(_config(clip_split='equal'))
 
   def test_clients_send_their_norms_only_where_they_are_counted(self):
     def sent(clip):

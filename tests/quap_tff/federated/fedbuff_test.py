@@ -12,17 +12,20 @@ import tensorflow_federated as tff
 from quap_tff import accounting
 from quap_tff import plans
 from quap_tff import runtime
-from quap_tff.federated import buffered_aggregation as aggregation
+from quap_tff.federated import aggregation
 from quap_tff.federated import learning_process
+from quap_tff.mechanisms import buffered
 from quap_tff.mechanisms import clip_rules
+from quap_tff.mechanisms import pt_adp
 from quap_tff.mechanisms import staleness as stalenesses
 from quap_tff.mechanisms.budgets import BudgetConfig
 from quap_tff.mechanisms.config import NoiseConfig
 from quap_tff.mechanisms.config import QuapConfig
-from quap_tff.plans import pt_adp
 from tests.quap_tff import noise_checks
+from tests.quap_tff import rounds
 
 _VALUE = tff.to_type(collections.OrderedDict(a=(np.float32, [2]), b=(np.float32, [600])))
+_SPECS = tff.types.type_to_tf_tensor_specs(_VALUE)
 _WEIGHT = tff.to_type(collections.OrderedDict(client_id=np.int64, staleness=np.int32))
 _NEWEST = stalenesses.Staleness(scale=0.0)
 
@@ -55,7 +58,7 @@ def _next(process, state, arrivals):
 
 
 def _process(config, size):
-  return aggregation.BufferedAggregationFactory(config, size).create(_VALUE, _WEIGHT)
+  return rounds.Process(buffered.Buffered(config, size), _SPECS)
 
 
 @pytest.fixture(scope='module')
@@ -136,7 +139,8 @@ class TestBuffer:
     np.testing.assert_array_equal(_next(process, process.initialize(), [(0, [np.nan, 1], 0)]).result['a'], [0, 0])
 
   def test_with_a_fixed_clip_it_compiles_to_mergeable_form(self):
-    tff.backends.native.compile_to_mergeable_comp_form(_process(_noised(), 2).next)
+    process = aggregation.AggregationFactory(buffered.Buffered(_noised(), 2)).create(_VALUE, _WEIGHT)
+    tff.backends.native.compile_to_mergeable_comp_form(process.next)
 
   @pytest.mark.parametrize(
     'overrides, message',
@@ -149,15 +153,15 @@ class TestBuffer:
   )
   def test_what_a_buffer_cannot_do_is_refused(self, overrides, message):
     with pytest.raises(ValueError, match=message):
-      aggregation.BufferedAggregationFactory(dataclasses.replace(_config(), **overrides), 2)
+      buffered.Buffered(dataclasses.replace(_config(), **overrides), 2)
 
   def test_a_size_out_of_range(self):
     with pytest.raises(ValueError, match='buffer must be an integer at least 1'):
-      aggregation.BufferedAggregationFactory(_config(), 0)
+      buffered.Buffered(_config(), 0)
 
   def test_updates_without_staleness_are_refused(self):
     with pytest.raises(TypeError, match='staleness'):
-      aggregation.BufferedAggregationFactory(_config(), 1).create(
+      aggregation.AggregationFactory(buffered.Buffered(_config(), 1)).create(
         _VALUE, tff.to_type(collections.OrderedDict(client_id=np.int64))
       )
 
@@ -188,7 +192,7 @@ class TestVersions:
   def _run(self, staleness, size, ys):
     sgd = tff.learning.optimizers.build_sgdm
     config = _config(clip=clip_rules.Fixed(1e6))
-    factory = aggregation.BufferedAggregationFactory(config, size)
+    factory = aggregation.AggregationFactory(buffered.Buffered(config, size))
     process = learning_process.compose(self._model_fn, factory, sgd(0.5), sgd(1.0), staleness=staleness)
     state, weights, states = process.initialize(), [], []
     for y in ys:
@@ -238,13 +242,13 @@ class TestPlan:
   def test_a_run_spends_what_was_planned(self, context):
     staleness = stalenesses.Staleness(scale=1.0, max_staleness=3)
     plan = self._plan(3, staleness)
-    process, cohorts = plan.aggregator.create(_VALUE, _WEIGHT), [[0, 1], [1, 2], [3], [4], [0, 5]]
+    process, cohorts = rounds.Process(plan.mechanism, _SPECS), [[0, 1], [1, 2], [3], [4], [0, 5]]
     state, ledger, versions = process.initialize(), plan.new_ledger(), 1
     for round_num, cohort in enumerate(cohorts, 1):
       output = _next(process, state, [(i, [1, 0], int(staleness.of(round_num, i, versions))) for i in cohort])
       state = output.state
       versions += int(output.measurements['released_updates'] > 0)
-      ledger.append(plan.record(output, cohort))
+      ledger.append(plan.recorded(output.state, output.measurements, cohort))
     planned = plan.planned_ledger(cohorts)
     np.testing.assert_allclose(accounting.total_mu(ledger).whole, accounting.total_mu(planned).whole, rtol=1e-6)
     np.testing.assert_allclose(ledger.epsilon, planned.epsilon, rtol=1e-6)
@@ -253,14 +257,14 @@ class TestPlan:
   def test_the_charge_bounds_what_a_client_moves(self, context):
     # Client 1 is in the buffer twice, at staleness 0 and 3, always in one direction; then not at all.
     plan = self._plan(3, clip=clip_rules.Fixed(0.5))
-    process = plan.aggregator.create(_VALUE, _WEIGHT)
+    process = rounds.Process(plan.mechanism, _SPECS)
     released = []
     for a in ([9, 0], [0, 0]):
       state = _next(process, process.initialize(), [(1, a, 0), (2, [0, 1], 0)]).state
       released.append(_next(process, state, [(1, a, 3)]))
     moved = float(released[0].result['a'][0] - released[1].result['a'][0])
     ledger = plan.new_ledger()
-    ledger.append(plan.record(released[0], [1]))
+    ledger.append(plan.recorded(released[0].state, released[0].measurements, [1]))
     mu = accounting.total_mu(ledger).whole[1]
     assert moved == pytest.approx(1.5 * 0.5 / 3, rel=1e-5)
     noise_checks.assert_gaussian(released[0].result['b'], moved / mu)
@@ -268,7 +272,7 @@ class TestPlan:
   def test_calibrated_to_a_total(self):
     cohorts = [[0, 1], [0, 2], [0, 3], [1, 2]]
     plan = self._plan(3, stalenesses.Staleness()).calibrated(cohorts, 2.0)
-    assert isinstance(plan, plans.FedBuffPlan) and plan.size == 3
+    assert isinstance(plan, plans.FedBuffPlan) and plan.mechanism.size == 3
     assert accounting.epsilon_by_client(plan.planned_ledger(cohorts), 1e-5).max() == pytest.approx(2.0, rel=1e-4)
 
   def test_sampling_amplifies_nothing(self):

@@ -15,7 +15,8 @@ from quap_tff import runtime
 from quap_tff.federated import learning_process
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import line_search
-from quap_tff.mechanisms import quap_round as mechanism
+from quap_tff.mechanisms import mechanism as mechanisms
+from quap_tff.mechanisms import quap
 from quap_tff.mechanisms.config import NoiseConfig
 from quap_tff.mechanisms.config import QuapConfig
 from quap_tff.training import malicious
@@ -59,11 +60,11 @@ class TestQuap:
     tff.test.assert_types_identical(
       state.member.aggregator,
       tff.to_type(
-        mechanism.ServerState(
+        quap.ServerState(
           round=np.int32,
           participation=collections.OrderedDict(counts=(np.int32, [10])),
           clip=np.float32,
-          noise=mechanism.NoiseState(seed=(np.int64, [2]), counter=np.int64),
+          noise=mechanisms.NoiseState(seed=(np.int64, [2]), counter=np.int64),
           budget=collections.OrderedDict(),
         )
       ),

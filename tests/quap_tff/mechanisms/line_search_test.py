@@ -10,7 +10,6 @@ from quap_tff import accounting
 from quap_tff import plans
 from quap_tff.mechanisms import line_search
 from quap_tff.mechanisms import tradeoff
-from quap_tff.plans import base
 from tests.quap_tff import noise_checks
 
 
@@ -58,8 +57,8 @@ class TestAccount:
     plan = plans.LeeKiferPlan(config, client_metrics=False)
     ledger = plan.new_ledger()
     state = line_search.initial_state(config)._replace(weights=tf.constant([1.0, 0, 1.0, 0, 0, 0]))
-    output = base.Aggregation(state, dict(noise_multiplier=config.first_multiplier, clipping_norm=1.0, cohort_size=3))
-    record = plan.record(output, np.array([0, 2, 3]))
+    measured = dict(noise_multiplier=config.first_multiplier, clipping_norm=1.0, cohort_size=3)
+    record = plan.recorded(state, measured, np.array([0, 2, 3]))
     assert record.weights.tolist() == [1, 1, 0] and record.count_noise_multiplier == config.loss_multiplier
     ledger.append(record)
     # What the ledger says was spent is exact, and less than the bound.

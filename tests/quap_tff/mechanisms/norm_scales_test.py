@@ -3,6 +3,8 @@
 Squares of float32 numbers below 1e-19 or above 1e19 are 0 or +inf in float32. A norm of such squares bounds nothing.
 """
 
+import dataclasses
+
 from hypothesis import example
 from hypothesis import given
 from hypothesis import settings
@@ -11,34 +13,50 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from quap_tff.federated import local_aggregation
-from quap_tff.mechanisms import certified_round as certified_mechanism
+from quap_tff.mechanisms import certified_config
 from quap_tff.mechanisms import clip_rules
-from quap_tff.mechanisms import clip_split
 from quap_tff.mechanisms import config as configs
+from quap_tff.mechanisms import layers
 from quap_tff.mechanisms import line_search
-from quap_tff.mechanisms import quap_round as mechanism
+from quap_tff.mechanisms import local
 
 _SEED = np.array([3, 4], np.int64)
 
 
+_LAYERS = [layers.Layer('both', (0, 1), True)]
+
+
+def _sent(value, update, report, announced, told):
+  specs = [tf.TensorSpec(one.shape, one.dtype) for one in update]
+  return value.for_model(specs, _LAYERS).contribution(dict(enumerate(update)), report, announced, told)[0]
+
+
 def _of_quap(**overrides):
-  config = configs.QuapConfig(num_clients=3, critical_layers='all', **overrides)
+  config = configs.QuapConfig(num_clients=3, critical_layers='all', clip=clip_rules.Fixed(1.0), **overrides)
 
   def clip(update, bound):
-    norm = mechanism.update_norm(config, (0, 1), update)
-    return mechanism.clip_update(config, (0, 1), update, norm, tf.constant(bound, tf.float32))
+    specs = [tf.TensorSpec(one.shape, one.dtype) for one in update]
+    norm = config.for_model(specs, _LAYERS).norm(update)
+    return _sent(config, update, dict(norm=norm), dict(clip=tf.constant(bound, tf.float32)), {})
 
+  config = dataclasses.replace(config, noise=configs.NoiseConfig('none'))
   return clip
 
 
 def _of_certified(update, bound):
-  groups = [clip_split.ClipGroup((0, 1), 1.0)]
-  return certified_mechanism.contribute(groups, update, tf.constant(1.0), tf.constant(bound, tf.float32))
+  config = certified_config.CertifiedConfig(num_clients=3, epsilon=3.0, delta=1e-5, noise_multiplier=4.0, divisor=2.0)
+  return _sent(config, update, {}, {}, dict(weight=tf.constant(1.0), clip=tf.constant(bound, tf.float32)))
 
 
 def _of_local(update, bound):
-  return local_aggregation.randomize(update, bound, tf.constant(0.0, tf.float64), tf.constant(_SEED))
+  noise = configs.NoiseConfig('client', calibration='analytic', scale=1e-300)
+  config = configs.QuapConfig(
+    num_clients=3, critical_layers='all', clip=clip_rules.Fixed(1.0), clip_scope='all_layers', noise=noise
+  )
+  announced = dict(
+    clip=bound, rates=tf.ones([3]), in_warmup=False, budget_factor=tf.constant(1.0), seed=tf.constant(_SEED)
+  )
+  return _sent(local.Local(config), update, dict(client_id=tf.constant(1, tf.int64)), announced, {})
 
 
 def _of_line_search(update, bound):

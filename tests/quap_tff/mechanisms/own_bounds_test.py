@@ -7,15 +7,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from quap_tff import accounting
 from quap_tff import plans
 from quap_tff.accounting import certificate
 from quap_tff.mechanisms import certified_config as configs
-from quap_tff.mechanisms import certified_round as mechanism
 from quap_tff.mechanisms import correlation as correlations
 from quap_tff.mechanisms import planning
 from quap_tff.mechanisms import privacy_filter
 from quap_tff.mechanisms import tradeoff
 from quap_tff.mechanisms import weight_rules
+from tests.quap_tff import rounds
 
 _OWN = (0.5, 1.0, 2.0, 2.0, 0.5, 1.0)
 _DELTA = 1e-5
@@ -107,13 +108,13 @@ class TestFilter:
       config = planning.calibrated(_config(weights=rule, correlation=noise), cohorts).config
       config = dataclasses.replace(config, noise_multiplier=config.noise_multiplier / 3)
       plan = plans.CertifiedPlan(config, cohorts)
-      rounds = planning.planned_rounds(config, cohorts)
+      found = planning.planned_rounds(config, cohorts)
       ledger = plan.new_ledger()
-      for cohort, one in zip(cohorts, rounds):
-        ledger.append(plan._record(cohort, one.weights.astype(np.float64), 1.0))
+      for cohort, one in zip(cohorts, found):
+        ledger.append(accounting.RoundRecord(*config.cost(cohort, one.weights.astype(np.float64), 1.0)))
       facts = _facts(plan)
       assert not [reason for reason in certificate.refusals(ledger, facts) if 'spent' in reason]
-      assert rounds[-1].spent_max <= 1 + 1e-9
+      assert found[-1].spent_max <= 1 + 1e-9
       # Much smaller bounds would be passed: budgets are used.
       tighter = dataclasses.replace(facts, own_epsilon=tuple(own / 4 for own in _OWN))
       assert [reason for reason in certificate.refusals(ledger, tighter) if 'their own ε' in reason]
@@ -122,11 +123,11 @@ class TestFilter:
     cohorts = _cohorts(7)
     config = planning.calibrated(_config(), cohorts).config
     config = dataclasses.replace(config, noise_multiplier=config.noise_multiplier / 2)
-    state = mechanism.initial_state(config, [])
+    process = rounds.Process(config, [])
+    state = process.initialize()
     for cohort, planned in zip(cohorts, planning.planned_rounds(config, cohorts)):
-      found = mechanism.plan_round(config, state, tf.constant(cohort, tf.int64))
-      np.testing.assert_allclose(found.weights, planned.weights, rtol=1e-6)
-      state, _, measurements = mechanism.finish_round(config, state, found, [])
+      state, _, measurements = process.next(state, [[]] * len(cohort), [int(i) for i in cohort])
+      np.testing.assert_allclose(state.weights[cohort], planned.weights, rtol=1e-6)
       assert float(measurements['spent_max']) == pytest.approx(planned.spent_max, rel=1e-5)
 
   def test_prices_of_some_clients(self):

@@ -8,7 +8,6 @@ import pytest
 
 from quap_tff import accounting
 from quap_tff import plans
-from quap_tff.mechanisms import certified_round as mechanism
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import correlation as correlations
 from quap_tff.mechanisms import planning
@@ -17,7 +16,7 @@ from quap_tff.mechanisms import tradeoff
 from quap_tff.mechanisms import weight_rules
 from quap_tff.mechanisms.certified_config import CertifiedConfig
 from quap_tff.mechanisms.participation import ParticipationConfig
-from quap_tff.plans import base
+from tests.quap_tff import rounds
 
 _MU = tradeoff.mu_at_most(3.0, 1e-5)
 
@@ -42,12 +41,11 @@ def _run(config, cohorts):
   """The state after rounds of these cohorts, and their ledger."""
   plan_of_run = plans.CertifiedPlan(config, [])
   ledger = plan_of_run.new_ledger()
-  state = mechanism.initial_state(config, [])
+  process = rounds.Process(config, [])
+  state = process.initialize()
   for cohort in cohorts:
-    norms = np.ones(len(cohort), np.float32) if config.counts_norms else None
-    plan = mechanism.plan_round(config, state, np.asarray(cohort, np.int64), norms)
-    state, _, measurements = mechanism.finish_round(config, state, plan, [])
-    ledger.append(plan_of_run.record(base.Aggregation(state, measurements), np.asarray(cohort, np.int64)))
+    state, _, measurements = process.next(state, [[]] * len(cohort), [int(i) for i in cohort])
+    ledger.append(plan_of_run.recorded(state, measurements, np.asarray(cohort, np.int64)))
   return state, ledger
 
 
@@ -145,8 +143,8 @@ class TestRoundRecord:
 
   def test_by_hand(self):
     config = _config(clip=clip_rules.PrivateQuantile(count_stddev=3.0), noise_multiplier=4.0, divisor=1.0)
-    output = base.Aggregation(_State(np.float32([0, 1, 0.5, 0])), dict(clipping_norm=0.25, cohort_size=2))
-    record = plans.CertifiedPlan(config, []).record(output, np.array([2, 1]))
+    output = _State(np.float32([0, 1, 0.5, 0])), dict(clipping_norm=0.25, cohort_size=2)
+    record = plans.CertifiedPlan(config, []).recorded(*output, np.array([2, 1]))
     np.testing.assert_array_equal(record.cohort, [2, 1])
     np.testing.assert_array_equal(record.weights, [0.5, 1.0])
     assert (record.noise_multiplier, record.count_noise_multiplier, record.clipping_norm) == (4.0, 6.0, 0.25)
@@ -156,8 +154,8 @@ class TestRoundRecord:
   @pytest.mark.parametrize('clip', [clip_rules.Fixed(1.0), clip_rules.PrivateQuantile(count_stddev=3.0)])
   def test_a_client_that_adds_nothing_stays_on_record_and_spends_nothing(self, clip):
     config = _config(clip=clip, noise_multiplier=1.0, divisor=1.0)
-    output = base.Aggregation(_State(np.float32([1, 0])), dict(clipping_norm=1.0, cohort_size=2))
-    record = plans.CertifiedPlan(config, []).record(output, np.array([0, 1]))
+    output = _State(np.float32([1, 0])), dict(clipping_norm=1.0, cohort_size=2)
+    record = plans.CertifiedPlan(config, []).recorded(*output, np.array([0, 1]))
     np.testing.assert_array_equal(record.cohort, [0, 1])
     assert record.weights[1] == 0 and 0 < record.budgets[1] < 1e-300
     assert record.count_noise_multiplier == clip.count_noise_multiplier

@@ -4,6 +4,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from quap_tff import accounting
 from quap_tff.accounting import certificate
@@ -13,7 +14,6 @@ from quap_tff.accounting import ledger_histories
 from quap_tff.accounting import protection
 from quap_tff.accounting import run_ledger
 from quap_tff.mechanisms import certified_config as configs
-from quap_tff.mechanisms import certified_round as mechanism
 from quap_tff.mechanisms import correlation as correlations
 from quap_tff.mechanisms import tradeoff
 
@@ -137,7 +137,7 @@ class TestMillion:
       correlation=correlations.Ar1(0.9),
       divisor=10.0,
     )
-    state = mechanism.initial_state(config, [[2]])
+    state = config.for_model([tf.TensorSpec([2])], []).initial_state()
     # Counts and weights of 4 bytes; what is spent, the sum of exponentials and the latest release of 8.
     arrays = [
       state.participation['counts'],

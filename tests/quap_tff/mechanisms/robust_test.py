@@ -9,13 +9,12 @@ import tensorflow_federated as tff
 
 from quap_tff import accounting
 from quap_tff import plans
-from quap_tff import runtime
 from quap_tff.federated import aggregation
 from quap_tff.mechanisms import clip_rules
-from quap_tff.mechanisms import quap_round as mechanism
 from quap_tff.mechanisms import robust
 from quap_tff.mechanisms.config import NoiseConfig
 from quap_tff.mechanisms.config import QuapConfig
+from tests.quap_tff import rounds
 
 _ROBUST = (robust.Median(), robust.TrimmedMean(), robust.GeometricMedian())
 
@@ -85,15 +84,13 @@ _VALUE = tff.to_type(collections.OrderedDict(kernel=(np.float32, [1, 2]), bias=(
 
 
 def _rounds(config, *cohorts):
-  process = aggregation.QuapAggregationFactory(config).create(_VALUE, tff.TensorType(np.int64))
-  results = []
-  with runtime.activate():
-    state = process.initialize()
-    for updates in cohorts:
-      values = [collections.OrderedDict(kernel=np.float32([u[:2]]), bias=np.float32(u[2:])) for u in updates]
-      output = process.next(state, values, [np.int64(i) for i in range(len(updates))])
-      state = output.state
-      results.append([*output.result['kernel'][0], *output.result['bias']])
+  process = rounds.Process(config, tff.types.type_to_tf_tensor_specs(_VALUE))
+  state, results = process.initialize(), []
+  for updates in cohorts:
+    values = [collections.OrderedDict(kernel=np.float32([u[:2]]), bias=np.float32(u[2:])) for u in updates]
+    output = process.next(state, values, range(len(updates)))
+    state = output.state
+    results.append([*output.result['kernel'][0], *output.result['bias']])
   return np.array(results), state
 
 
@@ -126,7 +123,8 @@ class TestRounds:
     tff.backends.native.compile_to_mergeable_comp_form(process.next)
 
   def test_the_total_is_the_size_times_the_centre(self):
-    (total,) = mechanism.robust_total(_config(robust.Median()), [tf.constant([1.0, 5.0, 3.0])])
+    one = rounds.Process(_config(robust.Median()), [[1, 1]]).rounds
+    (total,) = one.combined([tf.constant([1.0, 5.0, 3.0])])
     assert float(total) == 9
 
 

@@ -6,12 +6,12 @@ import tensorflow as tf
 
 from quap_tff.mechanisms import budgets
 from quap_tff.mechanisms import clip_rules
-from quap_tff.mechanisms import quap_round as mechanism
+from quap_tff.mechanisms import pt_adp
 from quap_tff.mechanisms import schedules
 from quap_tff.mechanisms.config import NoiseConfig
 from quap_tff.mechanisms.config import QuapConfig
 from quap_tff.mechanisms.participation import ParticipationConfig
-from quap_tff.plans import pt_adp
+from tests.quap_tff import rounds
 
 
 def _factors(growth, rounds):
@@ -85,14 +85,16 @@ class TestBudgets:
     )
     ids, norms = tf.constant([2, 5], tf.int64), tf.constant([0.5, 1.0])
     for finished, factor in enumerate([3 / 7, 6 / 7, 12 / 7]):
-      at = lambda one: mechanism.initial_state(one)._replace(round=tf.constant(finished))
-      found = mechanism.plan_round(config, at(config), ids, norms)
-      plain = mechanism.plan_round(even, at(even), ids, norms)
-      assert float(found.epsilon) == pytest.approx(factor * float(plain.epsilon), rel=1e-5)
+      epsilons = []
+      for one in (config, even):
+        own = rounds.Process(one, [[2, 1]]).rounds
+        state = own.initial_state()._replace(round=tf.constant(finished))
+        epsilons.append(float(own.admit(state, dict(client_id=ids, norm=norms)).metrics['epsilon']))
+      assert epsilons[0] == pytest.approx(factor * epsilons[1], rel=1e-5)
 
   def test_noise_at_the_clients_follows_it(self):
     config = QuapConfig(
       9, _config(epsilon_total=1.5), clip=clip_rules.Fixed(1.0), noise=NoiseConfig('client', calibration='analytic')
     )
-    broadcast = mechanism.client_noise_broadcast(config, mechanism.initial_state(config))
-    assert float(broadcast['budget_factor']) == pytest.approx(3 / 7)
+    one = rounds.Process(config, [[2, 1]]).rounds
+    assert float(one.announce(one.initial_state())['noise']['budget_factor']) == pytest.approx(3 / 7)

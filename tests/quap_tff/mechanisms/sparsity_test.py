@@ -1,4 +1,4 @@
-"""Tests of `quap_tff.mechanisms.sparsity` and `quap_tff.federated.sparse_aggregation`: what is kept, and that the account stays."""
+"""Tests of `quap_tff.mechanisms.sparsity`: what is kept, and that the account stays."""
 
 import collections
 import math
@@ -12,20 +12,21 @@ from quap_tff import accounting
 from quap_tff import plans
 from quap_tff import runtime
 from quap_tff.federated import aggregation
-from quap_tff.federated import local_aggregation
-from quap_tff.federated import sparse_aggregation
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import correlation
+from quap_tff.mechanisms import local
+from quap_tff.mechanisms import pt_adp
 from quap_tff.mechanisms import sparsity
 from quap_tff.mechanisms.budgets import BudgetConfig
 from quap_tff.mechanisms.certified_config import CertifiedConfig
 from quap_tff.mechanisms.config import NoiseConfig
 from quap_tff.mechanisms.config import QuapConfig
 from quap_tff.mechanisms.weight_rules import Uniform
-from quap_tff.plans import pt_adp
 from tests.quap_tff import noise_checks
+from tests.quap_tff import rounds
 
 _VALUE = tff.to_type(collections.OrderedDict(a=(np.float32, [2, 2]), b=(np.float32, [2000])))
+_SPECS = tff.types.type_to_tf_tensor_specs(_VALUE)
 _ID = tff.TensorType(np.int64)
 _SEED = tf.constant([4, 5], tf.int64)
 
@@ -47,8 +48,11 @@ _NOISE = NoiseConfig('server', calibration='analytic', seed=5)
 
 
 def _process(config, chosen, seed=1):
-  inner = aggregation.QuapAggregationFactory(config)
-  return sparse_aggregation.SparseAggregationFactory(inner, chosen, seed).create(_VALUE, _ID)
+  return rounds.Process(sparsity.Sparse(config, chosen, seed), _SPECS)
+
+
+def _tff_process(config, chosen):
+  return aggregation.AggregationFactory(sparsity.Sparse(config, chosen)).create(_VALUE, _ID)
 
 
 def _value(a=0.0, b=0.0):
@@ -112,7 +116,7 @@ class TestAggregation:
   def test_clips_what_is_kept(self, context):
     # Two of the four entries of `a` are kept, so of 2·[1, 1, 1, 1] a part of norm 2√2 is clipped to norm 1.
     process = _process(_config(), sparsity.RandomMask(0.5))
-    result = process.next(process.initialize(), [_value(a=2.0)], [np.int64(0)]).result['a']
+    result = process.next(process.initialize(), [_value(a=2.0)], [0]).result['a']
     assert np.count_nonzero(result) == 2
     np.testing.assert_allclose(result[result != 0], 1 / math.sqrt(2), rtol=1e-6)
 
@@ -120,7 +124,7 @@ class TestAggregation:
     process = _process(_config(clip=clip_rules.Fixed(1e6)), sparsity.RandomMask(0.1))
     state, parts = process.initialize(), []
     for _ in range(2):
-      output = process.next(state, [_value(b=1.0), _value(b=2.0)], [np.int64(0), np.int64(1)])
+      output = process.next(state, [_value(b=1.0), _value(b=2.0)], [0, 1])
       state = output.state
       np.testing.assert_allclose(output.result['b'][output.result['b'] != 0], 1.5)
       parts.append(set(np.flatnonzero(output.result['b'])))
@@ -129,7 +133,7 @@ class TestAggregation:
 
   def test_noise_only_where_something_is_kept_and_at_its_full_scale(self, context):
     process = _process(_config(_NOISE), sparsity.RandomMask(0.25))
-    output = process.next(process.initialize(), [_value(), _value()], [np.int64(0), np.int64(1)])
+    output = process.next(process.initialize(), [_value(), _value()], [0, 1])
     noise = output.result['b'][output.result['b'] != 0]
     assert len(noise) == 500
     noise_checks.assert_gaussian(noise, float(output.measurements['noise_multiplier']) * 1.0 / 2)
@@ -139,7 +143,7 @@ class TestAggregation:
     state, hits = process.initialize(), []
     update = collections.OrderedDict(a=np.float32([[0, 0], [9, 0]]), b=np.zeros([2000], np.float32))
     for _ in range(12):
-      output = process.next(state, [update], [np.int64(0)])
+      output = process.next(state, [update], [0])
       state = output.state
       hits.append(output.result['a'][1, 0] != 0)
     # Once it was kept by chance, it has moved, and stays.
@@ -148,21 +152,20 @@ class TestAggregation:
   def test_less_is_sent(self, context):
     up = {}
     for share in (1.0, 0.1):
-      process = _process(_config(), sparsity.RandomMask(share))
+      process = _tff_process(_config(), sparsity.RandomMask(share))
       state = process.initialize()
       with runtime.measure_traffic() as measured:
-        process.next(state, [_value()], [np.int64(0)])
+        process.next(state, [_value()], [0])
       up[share] = measured.traffic.up_bytes_per_client
     assert up[1.0] - up[0.1] == 4 * (2004 - 201)
 
   def test_one_level_stays_one_level(self):
-    tff.backends.native.compile_to_mergeable_comp_form(_process(_config(), sparsity.RandomMask(0.5)).next)
+    tff.backends.native.compile_to_mergeable_comp_form(_tff_process(_config(), sparsity.RandomMask(0.5)).next)
 
   def test_under_local_privacy_too(self, context):
     config = _config(NoiseConfig('client', calibration='analytic', seed=1))
-    inner = local_aggregation.LocalAggregationFactory(config)
-    process = sparse_aggregation.SparseAggregationFactory(inner, sparsity.RandomMask(0.1), 0).create(_VALUE, _ID)
-    result = process.next(process.initialize(), [_value()], [np.int64(2)]).result
+    process = _process(local.Local(config), sparsity.RandomMask(0.1))
+    result = process.next(process.initialize(), [_value()], [2]).result
     assert np.count_nonzero(result['b']) == 200
 
 
@@ -180,13 +183,11 @@ class TestPlans:
   def test_the_charge_bounds_what_a_client_moves(self, context):
     # One client in the worst direction: all of its norm on entries that are kept.
     plan = plans.QuapPlan(_config(_NOISE, clip=clip_rules.Fixed(0.5)), sparsity=sparsity.RandomMask(0.25))
-    process = plan.aggregator.create(_VALUE, _ID)
-    outputs = [
-      process.next(process.initialize(), [_value(a=a), _value()], [np.int64(0), np.int64(1)]) for a in (100.0, 0.0)
-    ]
+    process = rounds.Process(plan.mechanism, _SPECS)
+    outputs = [process.next(process.initialize(), [_value(a=a), _value()], [0, 1]) for a in (100.0, 0.0)]
     moved = float(np.sqrt(sum(((outputs[0].result[k] - outputs[1].result[k]) ** 2).sum() for k in ('a', 'b'))))
     ledger = plan.new_ledger()
-    ledger.append(plan.record(outputs[0], [0, 1]))
+    ledger.append(plan.recorded(outputs[0].state, outputs[0].measurements, [0, 1]))
     noise = outputs[1].result['b'][outputs[1].result['b'] != 0]
     assert moved == pytest.approx(0.5 / 2, rel=1e-4)
     noise_checks.assert_gaussian(noise, moved / accounting.total_mu(ledger).whole[0])
@@ -195,12 +196,12 @@ class TestPlans:
     config = CertifiedConfig(num_clients=4, epsilon=3.0, delta=1e-5, weights=Uniform(), noise_seed=3)
     cohorts = [[0, 1], [1, 2], [1, 3]]
     plan = plans.CertifiedPlan(config, cohorts, sparsity=sparsity.RandomMask(0.1))
-    process = plan.aggregator.create(_VALUE, _ID)
+    process = rounds.Process(plan.mechanism, _SPECS)
     state, ledger = process.initialize(), plan.new_ledger()
     for cohort in cohorts:
-      output = process.next(state, [_value(b=1.0)] * 2, [np.int64(i) for i in cohort])
+      output = process.next(state, [_value(b=1.0)] * 2, [i for i in cohort])
       state = output.state
-      ledger.append(plan.record(output, cohort))
+      ledger.append(plan.recorded(output.state, output.measurements, cohort))
     assert not plan.ledger_problems(ledger)
     assert accounting.epsilon_by_client(ledger, 1e-5).max() == pytest.approx(3.0, rel=1e-3)
     assert np.count_nonzero(output.result['b']) == 200
@@ -212,5 +213,5 @@ class TestPlans:
 
   def test_what_cannot_be_sparse_is_refused(self):
     config = _config(_NOISE, budget=BudgetConfig(client_rule=pt_adp.PtAdp(), round_rule='each_own'))
-    with pytest.raises(ValueError, match='--sparsity: PtAdpPlan'):
-      plans.PtAdpPlan(config, sparsity=sparsity.RandomMask(0.1))
+    with pytest.raises(ValueError, match='--sparsity: QuapPlan'):
+      plans.QuapPlan(config, sparsity=sparsity.RandomMask(0.1))

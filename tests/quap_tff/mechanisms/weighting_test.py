@@ -12,14 +12,12 @@ from quap_tff import plans
 from quap_tff import runtime
 from quap_tff.federated import aggregation
 from quap_tff.mechanisms import clip_rules
-from quap_tff.mechanisms import quap_round as mechanism
 from quap_tff.mechanisms import robust
 from quap_tff.mechanisms import weighting
 from quap_tff.mechanisms.budgets import BudgetConfig
 from quap_tff.mechanisms.config import NoiseConfig
 from quap_tff.mechanisms.config import QuapConfig
 from quap_tff.mechanisms.participation import ParticipationConfig
-from quap_tff.plans import base
 
 _DELTA = 1.25 * np.exp(-8)  # √(2·ln(1.25/δ)) = 4.
 
@@ -73,12 +71,11 @@ def _config(**overrides):
 class TestMechanism:
   def test_the_noise_is_that_of_the_weighted_sum(self):
     # Budgets 1, 2, 1: shares 1/2, 2, 1/2 and z = 4, 2, 4, so √(2² + 4² + 2²).
-    _, found = mechanism.round_noise(_config(), tf.zeros([3]), False, tf.constant([1.0, 2.0, 1.0]))
+    _, found = _config().round_noise(tf.zeros([3]), False, tf.constant([1.0, 2.0, 1.0]))
     assert float(found) == pytest.approx(np.sqrt(24), rel=1e-6)
 
   def test_the_ledger_holds_the_largest_share_as_one(self):
-    plan = plans.QuapPlan(_config())
-    record = plan._record(np.array([3, 0, 1]), np.array([1.0, 2.0, 1.0]), np.sqrt(24), 5.0)
+    record = _config().cost(np.array([3, 0, 1]), np.array([1.0, 2.0, 1.0]), np.sqrt(24), 5.0)
     np.testing.assert_allclose(record.weights, [0.25, 1, 0.25], rtol=1e-6)
     assert record.noise_multiplier == pytest.approx(np.sqrt(24) / 2)
 
@@ -115,7 +112,7 @@ class TestMechanism:
 
   def test_an_equal_weighting_leaves_the_record_as_it_was(self):
     plan = plans.QuapPlan(_config(weighting=weighting.Equal()))
-    state = types.SimpleNamespace(round=1, participation=dict(counts=np.array([1, 0, 1, 0], np.int32)))
+    state = types.SimpleNamespace(round=1, participation=dict(counts=np.array([1, 0, 1, 0], np.int32)), budget={})
     measured = dict(noise_multiplier=7.0, clipping_norm=5.0, cohort_size=2)
-    record = plan.record(base.Aggregation(state, measured), np.array([0, 2]))
+    record = plan.recorded(state, measured, np.array([0, 2]))
     assert record.weights.tolist() == [1, 1] and record.noise_multiplier == 7.0

@@ -10,6 +10,7 @@ import zipfile
 import numpy as np
 import pytest
 
+from quap_tff import accounting
 from quap_tff import plans
 from quap_tff import verify
 from quap_tff.accounting import certificate as certificates
@@ -40,7 +41,8 @@ def _ledger(plan, rounds=len(_SCHEDULE)):
   ledger = plan.new_ledger()
   for cohort, planned in zip(plan.schedule[:rounds], planning.planned_rounds(plan.config, plan.schedule)):
     clip = float(np.float32(plan.config.clip.initial_norm))
-    ledger.append(plan._record(cohort, np.asarray(planned.weights, np.float64), clip))
+    spent = plan.config.cost(cohort, np.asarray(planned.weights, np.float64), clip)
+    ledger.append(accounting.RoundRecord(*spent))
   return ledger
 
 

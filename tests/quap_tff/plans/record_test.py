@@ -18,7 +18,6 @@ from quap_tff.mechanisms.config import QuapConfig
 from quap_tff.mechanisms.line_search import LineSearchConfig
 from quap_tff.mechanisms.participation import ParticipationConfig
 from quap_tff.mechanisms.planning import calibrated
-from quap_tff.plans import base
 from quap_tff.plans import stock_tff
 
 _CLIENTS = 10
@@ -69,15 +68,17 @@ def _output(round_num=2):
   for cohort in _ROUNDS[:round_num]:
     counts[cohort] += 1
   present[_ROUNDS[round_num - 1]] = 1
-  state = types.SimpleNamespace(round=round_num, participation=dict(counts=counts), weights=present, released=present)
+  state = types.SimpleNamespace(
+    round=round_num, participation=dict(counts=counts), weights=present, released=present, budget={}
+  )
   return state, dict(round=round_num, cohort_size=2, clipping_norm=1.0, clipping_norms=np.ones(1), noise_multiplier=5.0)
 
 
 def _record(name, cohort, round_num=2, plan=None):
   state, measurements = _output(round_num)
   if name == 'fedbuff':
-    state.mechanism = types.SimpleNamespace(round=state.round, participation=state.participation)
-  return (plan or _PLANS[name]()).record(base.Aggregation(state, measurements), cohort)
+    state.mechanism = types.SimpleNamespace(round=state.round, participation=state.participation, budget={})
+  return (plan or _PLANS[name]()).recorded(state, measurements, cohort)
 
 
 class TestCohort:
@@ -140,7 +141,7 @@ class TestCohort:
     plan = plans.QuapPlan(_quap(participation=ParticipationConfig(warmup_rounds=2, count_during_warmup=False)))
     state, measurements = _output()
     state.participation['counts'][:] = 0
-    assert plan.record(base.Aggregation(state, measurements), [1, 3]).counts is None
+    assert plan.recorded(state, measurements, [1, 3]).counts is None
 
 
 class TestSchedule:

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import math
+import types
 
 from dp_accounting import pld
 import numpy as np
@@ -15,7 +16,6 @@ import quap_tff
 from quap_tff import accounting
 from quap_tff import runtime
 from quap_tff.mechanisms import layers
-from quap_tff.plans import base
 from quap_tff.plans import stock_aggregation
 from quap_tff.plans import stock_tff
 from tests.quap_tff import noise_checks
@@ -60,7 +60,11 @@ def _aggregator(spec, noise_multiplier, clients_per_round=2.0):
 
 
 def _output(**measurements):
-  return base.Aggregation(None, measurements)
+  return None, measurements
+
+
+def _metrics(plan, **measurements):
+  return plan.metrics(types.SimpleNamespace(metrics=dict(aggregator=measurements)))
 
 
 def _process(stock, value_type=_VALUE):
@@ -214,7 +218,7 @@ class TestValues:
   def test_the_tree_is_tffs_own(self):
     specs = tff.types.type_to_tf_tensor_specs(_VALUE)
     stock = _FACTORY.tree_aggregation(2.0, 2.0, 1.0, specs, noise_seed=5).create(_VALUE)
-    tree = stock_aggregation.Tree(2.0, 2.0, 1.0, rounds=8, seed=5)
+    tree = stock_aggregation.tree(2.0, 2.0, 1.0, rounds=8, seed=5)
     ours = stock_aggregation.StockAggregationFactory(tree, noises_empty_rounds=False).create(_VALUE, _WEIGHT)
     stock_state, state = stock.initialize(), ours.initialize()
     update = _update([0.3, 0], [0], [0, 0.4])
@@ -244,7 +248,7 @@ class TestAccount:
     else:
       # TFF's account is for a record that is added or removed, which moves the count by 1/2 only.
       assert ours.epsilon * 0.8 < accountant.get_epsilon(1e-5) < ours.epsilon
-    record = plan.record(_output(round=1, cohort_size=4, clipping_norms=np.ones(1)), np.array([1, 2, 5, 7]))
+    record = plan.recorded(*_output(round=1, cohort_size=4, clipping_norms=np.ones(1)), np.array([1, 2, 5, 7]))
     assert record.noise_multiplier == plan.noise_multiplier and record.weights.tolist() == [1.0] * 4
     assert record.budgets.tolist() == [0.5] * 4 and record.count_noise_multiplier == math.inf
 
@@ -269,9 +273,10 @@ class TestAccount:
     zeros = [np.zeros_like(leaf) for leaf in scaled]
     moved = [a - b for a, b in zip(released(scaled), released(zeros))]
     sum_stddev = stock.value_noise_multiplier  # Clipping norms are 1.
-    mu = math.sqrt(
-      sum(np.sum(np.square(leaf / (stock.count_stddev if leaf.ndim == 0 else sum_stddev))) for leaf in moved)
-    )
+    # The noise of the counts makes up the rest of z.
+    layers = 2 if spec == 'tff_layerwise_adaptive' else 1
+    count_stddev = max((z**-2 / layers - sum_stddev**-2), 1e-30) ** -0.5
+    mu = math.sqrt(sum(np.sum(np.square(leaf / (count_stddev if leaf.ndim == 0 else sum_stddev))) for leaf in moved))
     assert mu <= 1 / z * (1 + 1e-5)
     if factor > 1:
       assert mu == pytest.approx(1 / z, rel=1e-5)
@@ -305,10 +310,10 @@ class TestAccount:
   @pytest.mark.parametrize('spec, is_noised', [('tff_dp_fedavg', True), ('tff_dp_ftrl', False)])
   def test_a_round_with_nobody_costs_nothing(self, spec, is_noised):
     plan = _plan(spec, 'bernoulli:q=0.5')
-    row = plan.metrics(_output(round=2, cohort_size=0, clipping_norms=np.float32([1.0])))
+    row = _metrics(plan, round=2, cohort_size=0, clipping_norms=np.float32([1.0]))
     assert row['epsilon'] == 0 and (row['noise_multiplier'] > 0) == is_noised == plan.noises_empty_rounds
     if is_noised:
-      record = plan.record(_output(round=2, cohort_size=0, clipping_norms=np.float32([1.0])), np.zeros(0, np.int64))
+      record = plan.recorded(*_output(round=2, cohort_size=0, clipping_norms=np.float32([1.0])), np.zeros(0, np.int64))
       assert record.noise_multiplier == plan.noise_multiplier and not len(record.budgets)
       assert row['sigma'] == pytest.approx(plan.noise_multiplier / 4)
 
@@ -326,12 +331,12 @@ class TestAccount:
       assert found == ({True, False} if earns else {False}), (spec, participation, calibration)
 
   def test_columns(self):
-    output = _output(round=2, cohort_size=4, clipping_norms=np.float32([3.0, 4.0]))
-    row = _plan('tff_layerwise_adaptive').metrics(output)
+    norms = np.float32([3.0, 4.0])
+    row = _metrics(_plan('tff_layerwise_adaptive'), round=2, cohort_size=4, clipping_norms=norms)
     assert row['clipping_norm'] == 5 and row['clipping_norm_conv'] == 3 and row['epsilon'] == 0.5
     assert set(row) <= _plan('tff_layerwise_adaptive').public_metrics
     fixed = _plan('tff_dp_fedavg')
-    row = fixed.metrics(_output(round=2, cohort_size=3, clipping_norms=np.float32([2.0])))
+    row = _metrics(fixed, round=2, cohort_size=3, clipping_norms=np.float32([2.0]))
     # By the mean cohort of four, whoever came.
     assert row['sigma'] == pytest.approx(fixed.noise_multiplier * 2 / 4)
 

@@ -13,7 +13,6 @@ import tensorflow_federated as tff
 
 from quap_tff import runtime
 from quap_tff.federated import aggregation
-from quap_tff.federated import certified_aggregation
 from quap_tff.mechanisms import certified_config as certified_configs
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import config as configs
@@ -50,7 +49,7 @@ def _aggregator(rule):
     config = certified_configs.CertifiedConfig(
       num_clients=_CLIENTS, epsilon=3.0, delta=1e-5, noise_multiplier=4.0, divisor=2.0, noise_seed=3, clip=clip
     )
-    return certified_aggregation.CertifiedAggregationFactory(config, _LAYERS)
+    return aggregation.CertifiedAggregationFactory(config, _LAYERS)
   config = configs.QuapConfig(num_clients=_CLIENTS, clip=_RULES[rule], noise=configs.NoiseConfig(seed=1))
   return aggregation.QuapAggregationFactory(config, _LAYERS)
 

@@ -1,11 +1,11 @@
-"""The interface of plans: one object for a method that gives its process, its account and its statements."""
+"""A plan: one object for a run of a mechanism that gives its process, its account and its statements."""
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Sequence
+import copy
 import dataclasses
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, Optional
 
 import numpy as np
 
@@ -17,49 +17,24 @@ from quap_tff.common import rounding
 from quap_tff.common.lazy import tff
 from quap_tff.mechanisms import correlation as correlations
 from quap_tff.mechanisms import layers as layers_lib
+from quap_tff.mechanisms import mechanism as mechanisms
+from quap_tff.mechanisms import postprocessing
 from quap_tff.mechanisms import sparsity as sparsities
 from quap_tff.training.heterogeneity import extension as extensions
 
+aggregation = lazy.module('quap_tff.federated.aggregation')
+client_update = lazy.module('quap_tff.training.client_update')
 learning_process = lazy.module('quap_tff.federated.learning_process')
 model_functions = lazy.module('quap_tff.training.model_functions')
-sparse_aggregation = lazy.module('quap_tff.federated.sparse_aggregation')
 
-# Measurements of a round that are not exact functions of clients' data: they follow from who takes part, from
-# constants and from noised releases. Plans add to them.
-PUBLIC_METRICS = frozenset(
-  {
-    'cohort_size',
-    'dropped_out',
-    'epsilon',
-    'noise_multiplier',
-    'participation_mean',
-    'participation_stddev',
-    'participation_min',
-    'participation_max',
-    'participation_never_seen',
-    'update_rejected',
-  }
+_LOCAL_STATEMENT = (
+  'Every client noises all that it sends, so formal figures hold for everything that the server receives and '
+  'releases, against the server itself (local model).'
 )
-# Public where the clipping norm is fixed, or tracked by a noised count.
-PUBLIC_NORMS = frozenset({'clipping_norm', 'sigma'})
-
-
-class Aggregation(NamedTuple):
-  """What an aggregation process returned: its state after a round, and the round's measurements."""
-
-  state: Any
-  measurements: Any
-
-
-def aggregation_of(output: Any) -> Aggregation:
-  """The aggregation's part of what a process' `next` returned.
-
-  Args:
-    output: From a `tff.learning.templates.LearningProcess` or a `tff.templates.AggregationProcess`.
-  """
-  if hasattr(output, 'metrics'):
-    return Aggregation(output.state.aggregator, output.metrics['aggregator'])
-  return Aggregation(output.state, output.measurements)
+_LOCAL_NOISE = (
+  'The figures hold against the server itself if each client draws its own noise. In this simulation all noise '
+  "follows from one seed in the server's state."
+)
 
 
 def checked_cohort(
@@ -140,8 +115,8 @@ class Report:
     return '\n'.join(lines + [self.protection.text.replace(self.protection.statement, self.formal.text)])
 
 
-class Plan(abc.ABC):
-  """A method, ready to run and to be accounted for.
+class Plan:
+  """A mechanism, ready to run and to be accounted for.
 
       process = plan.build_process(model_fn)          # or plan.aggregator, for a process of your own
       ledger = plan.new_ledger()
@@ -149,36 +124,37 @@ class Plan(abc.ABC):
       print(plan.report(ledger))
 
   Attributes:
-    num_clients: N, the population.
-    delta: δ of one round in nominal figures, and total δ in formal ones.
+    mechanism: What a round does.
     client_metrics: Whether exact functions of clients' data (training loss, norms) are released with the model.
     test_is_of_clients: Whether models are tested on examples of the clients themselves, and the figures released.
-    has_nominal: Whether the noise follows the budgets by the documents' formula. Only then do the sums of the budgets,
-      the nominal figures, mean anything.
-    public_metrics: Names of the round's metrics that are not exact functions of clients' data.
+    extension: A method around the mechanism, or None.
+    averaging: The average of the iterates that is published, if the noise was chosen for one; else None.
+    is_certified: Whether a run can end with a certificate.
     is_saved_before_release: Whether each round must be saved in a checkpoint before anything of it is released. A round
       that is run again with another outcome would be a second release that no account includes.
     noises_empty_rounds: Whether a round that nobody comes to releases the same noise as any other.
-    correlation: How the noise of a round is correlated with that of earlier ones.
-    extension: A method around the mechanism, or None.
     noise_note: How the real noise differs from ideal noise; '' if it does not.
-    neighbours: The neighbouring relation of the formal figures.
-    takes_sparsity: Whether rounds can update a part of the weights only.
+    stock_aggregator: TFF's own aggregator and the facts about it, if it takes the place of the mechanism's rounds.
+    sends_one_update: Whether clients send one update, which an audit can replace by a canary.
   """
 
-  has_nominal: bool = True
-  public_metrics: frozenset[str] = PUBLIC_METRICS
+  averaging: Optional[postprocessing.Averaging] = None
+  is_certified: bool = False
   is_saved_before_release: bool = False
   noises_empty_rounds: bool = False
-  correlation: correlations.Correlation = correlations.Independent()
   noise_note: str = ''
-  neighbours: str = accounting.ZERO_OUT
-  takes_sparsity: bool = False
+  stock_aggregator: Any = None
+  sends_one_update: bool = True
+  # Whether sums are divided by a public constant whoever comes. It must be settled without a look at the cohorts.
+  _has_constant_divisor = False
+  # How old the versions are that clients train on; None if all have the newest.
+  _staleness = None
+  # Whether clients send training metrics even where they are kept out of the logs.
+  _always_sends_metrics = False
 
   def __init__(
     self,
-    num_clients: int,
-    delta: float,
+    mechanism: mechanisms.Mechanism,
     draw: accounting.Sampler = accounting.Sampler(),
     *,
     client_metrics: bool = True,
@@ -188,11 +164,10 @@ class Plan(abc.ABC):
     sparsity: sparsities.Sparsity = sparsities.NotSparse(),
     sparsity_seed: int = 0,
   ):
-    """Initializes what all plans have in common.
+    """Initializes the plan.
 
     Args:
-      num_clients: N.
-      delta: δ.
+      mechanism: What a round does.
       draw: How the cohorts are drawn. By default nothing is known about it, and it amplifies nothing.
       client_metrics: Whether exact functions of clients' data (training loss, norms) are released with the model.
       test_is_of_clients: Whether models are tested on examples of the clients themselves, and the figures released.
@@ -202,22 +177,93 @@ class Plan(abc.ABC):
       sparsity_seed: The public seed of that choice.
 
     Raises:
-      ValueError: If the method's rounds cannot update a part of the weights only.
+      ValueError: If the options do not go together, or not with the mechanism.
     """
-    if sparsity.is_sparse and not self.takes_sparsity:
+    if sparsity.is_sparse and not mechanism.facts.takes_sparsity:
       raise ValueError(
         f'--sparsity: {type(self).__name__} cannot update a part of the weights only. Use --sparsity=none, or a '
-        'method that can: quap and its variants, fixed_dp, certified, local_dp.'
+        'method that can: quap and its variants, fixed_dp, certified (with noise=independent), local_dp.'
       )
     if sparsity.is_sparse and extension is not None:
       raise ValueError(
         f'--sparsity: {type(extension).__name__} was not made for updates of a part of the weights. Use '
         '--sparsity=none, or the base that the method is built around.'
       )
-    self.sparsity, self._sparsity_seed = sparsity, sparsity_seed
-    self.num_clients, self.delta, self.client_metrics = num_clients, delta, client_metrics
-    self.test_is_of_clients, self._draw, self._model = test_is_of_clients, draw, model
-    self.extension = extension
+    if client_metrics and mechanism.facts.is_local:
+      raise ValueError(
+        '--client_metrics: under local privacy a client sends its noised update and nothing else. Leave this flag '
+        'out.'
+      )
+    self.mechanism = sparsities.Sparse(mechanism, sparsity, sparsity_seed) if sparsity.is_sparse else mechanism
+    self.client_metrics, self.test_is_of_clients = client_metrics, test_is_of_clients
+    self.sparsity, self.extension = sparsity, extension
+    self._draw, self._model, self._sparsity_seed = draw, model, sparsity_seed
+
+  @property
+  def config(self) -> Any:
+    """The configuration of the mechanism, without what is around it."""
+    return self.mechanism.core
+
+  @property
+  def num_clients(self) -> int:
+    """N, the population."""
+    return self.mechanism.num_clients
+
+  @property
+  def delta(self) -> float:
+    """δ of one round in nominal figures, and total δ in formal ones."""
+    return self.mechanism.facts.delta
+
+  @property
+  def has_nominal(self) -> bool:
+    """Whether the sums of the budgets, the nominal figures, mean anything."""
+    return self.mechanism.facts.has_nominal
+
+  @property
+  def public_metrics(self) -> frozenset[str]:
+    """Names of the round's metrics that are not exact functions of clients' data."""
+    return self.mechanism.facts.public_metrics
+
+  @property
+  def correlation(self) -> correlations.Correlation:
+    """How the noise of a round is correlated with that of earlier ones."""
+    return self.mechanism.facts.correlation
+
+  @property
+  def fingerprint(self) -> str:
+    """Text that names everything on which the account depends. A ledger with another fingerprint is refused."""
+    return self.mechanism.fingerprint
+
+  @property
+  def model(self) -> Optional[layers_lib.ModelShape]:
+    """The model's shape, once it is known."""
+    return self._model
+
+  @property
+  def sampler(self) -> accounting.Sampler:
+    """How the cohorts are drawn and how this method uses them, which decides on amplification by sampling."""
+    return dataclasses.replace(
+      self._draw,
+      constant_divisor=self._has_constant_divisor or self._draw.kind == 'fixed_size',
+      constant_noise_multiplier=self.mechanism.facts.noise_is_constant,
+      noises_empty_rounds=self.noises_empty_rounds,
+      noise_is_planned=self.mechanism.facts.noise_is_planned,
+    )
+
+  @property
+  def protection(self) -> accounting.Protection:
+    """What may be said about the released model."""
+    found, lines = self._of_mechanism(), [self.mechanism.facts.note]
+    if self.mechanism.facts.is_local and found.covers == protections.RELEASED_MODEL:
+      found = found._replace(text=found.text.replace(found.statement, _LOCAL_STATEMENT), statement=_LOCAL_STATEMENT)
+    if self.extension is not None:
+      lines.insert(0, self.extension.statement)
+    return found._replace(text='\n'.join(filter(None, [found.text, *lines, self.sparsity.sentence()])))
+
+  def _of_mechanism(self):
+    """The statement about the mechanism alone."""
+    exact_uses = self.extension.exact_releases if self.extension is not None else ()
+    return accounting.describe_protection(self.config, self.model, self._exact_logs, exact_uses)
 
   @property
   def _exact_logs(self):
@@ -227,71 +273,10 @@ class Plan(abc.ABC):
       *([protections.CLIENTS_TESTS] if self.test_is_of_clients else []),
     )
 
-  def _with_extension(self, protection):
-    """A statement about the mechanism, and what the extension adds to it."""
-    if self.extension is None:
-      return protection
-    return protection._replace(text=f'{protection.text}\n{self.extension.statement}')
-
   @property
-  def _options(self):
-    """The keyword arguments of the constructor that made this plan."""
-    return dict(
-      client_metrics=self.client_metrics,
-      test_is_of_clients=self.test_is_of_clients,
-      model=self._model,
-      extension=self.extension,
-      sparsity=self.sparsity,
-      sparsity_seed=self._sparsity_seed,
-    )
-
-  def _sparsified(self, aggregator: Any) -> Any:
-    """The aggregator for the part of the weights that a round updates."""
-    if not self.sparsity.is_sparse:
-      return aggregator
-    return sparse_aggregation.SparseAggregationFactory(aggregator, self.sparsity, self._sparsity_seed)
-
-  @property
-  def _sparsity_text(self) -> str:
-    """What the fingerprint says of it; '' if every weight is updated."""
-    return f', {self.sparsity!r}, sparsity_seed={self._sparsity_seed}' if self.sparsity.is_sparse else ''
-
-  @property
-  @abc.abstractmethod
-  def fingerprint(self) -> str:
-    """Text that names everything on which the account depends. A ledger with another fingerprint is refused."""
-
-  @property
-  def model(self) -> Optional[layers_lib.ModelShape]:
-    """The model's shape, once it is known."""
-    return self._model
-
-  @property
-  @abc.abstractmethod
-  def protection(self) -> accounting.Protection:
-    """What may be said about the released model."""
-
-  @property
-  def sampler(self) -> accounting.Sampler:
-    """How the cohorts are drawn and how this method uses them, which decides on amplification by sampling."""
-    return dataclasses.replace(
-      self._draw,
-      constant_divisor=self._has_constant_divisor or self._draw.kind == 'fixed_size',
-      constant_noise_multiplier=self._has_constant_noise_multiplier,
-      noises_empty_rounds=self.noises_empty_rounds,
-      noise_is_planned=self._noise_is_planned,
-    )
-
-  # Whether sums are divided by a public constant whoever comes, and whether the noise multiplier is the same whoever
-  # comes. Both must be settled without looking at the cohorts of the run. Then whether the noise was chosen on them.
-  _has_constant_divisor = False
-  _has_constant_noise_multiplier = False
-  _noise_is_planned = False
-
-  @property
-  @abc.abstractmethod
   def aggregator(self) -> Any:
     """The method's `tff.aggregators.WeightedAggregationFactory`, whose weights carry client ids."""
+    return aggregation.AggregationFactory(self.mechanism, self.model.layers if self.model is not None else None)
 
   def build_process(
     self,
@@ -312,39 +297,55 @@ class Plan(abc.ABC):
       around: A function from the method's aggregator to one around it, as audits need (`quap_tff.auditing.canaries`).
         What such a process returns is covered by no account.
     """
+    if around is not None and self.extension is not None:
+      raise ValueError(
+        'This method keeps state outside its aggregator, and an audit replaces updates only. Audit the base that the '
+        'method is built around.'
+      )
     model_fn = model_functions.of(model_fn)
     self._model = layers_lib.of_model(model_fn)
     sgd = tff.learning.optimizers.build_sgdm
     client_optimizer = client_optimizer if client_optimizer is not None else sgd(0.05)
     server_optimizer = server_optimizer if server_optimizer is not None else sgd(1.0)
-    if around is None:
-      return self._compose(model_fn, client_optimizer, server_optimizer, client_work)
-    if self.extension is not None:
-      raise ValueError(
-        'This method keeps state beside its aggregator, and an audit replaces updates only. Audit the base that the '
-        'method is built around.'
-      )
-    return learning_process.compose(model_fn, around(self.aggregator), client_optimizer, server_optimizer, client_work)
+    client_work = client_work if client_work is not None else client_update.ClientWorkConfig()
+    aggregator, server_optimizer = self._server_parts(model_fn, client_optimizer, server_optimizer, client_work)
+    return learning_process.compose(
+      model_fn,
+      aggregator if around is None else around(aggregator),
+      client_optimizer,
+      server_optimizer,
+      client_work,
+      extension=self.extension,
+      num_clients=self.num_clients,
+      staleness=self._staleness,
+      client_metrics=self.client_metrics or self._always_sends_metrics,
+    )
 
-  @abc.abstractmethod
-  def _compose(self, model_fn, client_optimizer, server_optimizer, client_work) -> Any:
-    """The learning process; `self.model` is known."""
+  def _server_parts(self, model_fn, client_optimizer, server_optimizer, client_work):
+    """(aggregator, server optimizer) for clients that train so; `self.model` is known."""
+    del model_fn, client_optimizer, client_work
+    return self.aggregator, server_optimizer
 
   def metrics(self, output: Any) -> dict[str, Any]:
-    """The aggregator's measurements of a round as scalars by name."""
-    return {name: value for name, value in aggregation_of(output).measurements.items() if name != 'round'}
+    """The aggregator's measurements of a round as scalars by name, from what the learning process returned."""
+    return {name: value for name, value in output.metrics['aggregator'].items() if name != 'round'}
 
-  @abc.abstractmethod
   def record(self, output: Any, cohort: Any) -> accounting.RoundRecord:
     """What a round spent, for the ledger.
 
     Args:
-      output: What the process' `next` returned, see `aggregation_of`.
+      output: What the `next` of the `tff.learning.templates.LearningProcess` returned.
       cohort: int[M], distinct ids of the clients that took part, see `checked_cohort`.
 
     Raises:
       ValueError: If this is not the cohort of the round.
     """
+    return self.recorded(output.state.aggregator, output.metrics['aggregator'], cohort)
+
+  def recorded(self, state: Any, measurements: Any, cohort: Any) -> accounting.RoundRecord:
+    """As `record`, from the state and the measurements of the aggregation process itself."""
+    cohort = checked_cohort(cohort, self.num_clients, measurements, **self.mechanism.seen(state))
+    return accounting.RoundRecord(*self.mechanism.spent(state, measurements, cohort))
 
   def new_ledger(self) -> accounting.RunLedger:
     """An empty ledger for a run of this plan."""
@@ -354,9 +355,42 @@ class Plan(abc.ABC):
     """The ledger that a run over these cohorts will have, int[M_t] for each planned round.
 
     Raises:
+      ValueError: If a cohort is none; the message names the round.
       accounting.NoBoundError: If this is not known before the rounds have run.
     """
-    raise accounting.NoBoundError('what the rounds of this method cost is not known before they have run')
+    if self.mechanism.facts.unplannable:
+      raise accounting.NoBoundError(self.mechanism.facts.unplannable)
+    ledger = self.new_ledger()
+    for spent in self.mechanism.planned(checks.schedule(cohorts, self.num_clients)):
+      ledger.append(accounting.RoundRecord(*spent))
+    return ledger
+
+  def calibrated(self, cohorts: Sequence[Any], epsilon: float) -> Plan:
+    """The plan with the least noise under which nobody's exact account exceeds ε at δ over these cohorts.
+
+    Args:
+      cohorts: int[M_t] for each planned round.
+      epsilon: ε > 0 in nats; δ is the plan's, in total.
+
+    Raises:
+      ValueError: If the released model has no formal ε to calibrate, or the noise is not known beforehand.
+    """
+    facts = self.mechanism.facts
+    if facts.unplannable:
+      raise ValueError(
+        f"--calibration=exact plans a run's noise before it begins, but {facts.unplannable}: use "
+        '--calibration=documents.'
+      )
+    seeded = self.config.noise.seed is not None
+    if facts.needs_each_update or not (self.protection.model_protected or seeded):
+      raise ValueError(
+        f'--calibration=exact chooses the noise by a formal ε, but this run has none. {self.protection.statement} '
+        'Use --calibration=documents, or a method that noises every layer and clips to a fixed norm (fixed_dp).'
+      )
+    found = copy.copy(self)
+    scale = accounting.exact_scale(self.planned_ledger(cohorts), epsilon, self.delta)
+    found.mechanism = self.mechanism.scaled(scale)
+    return found
 
   def report(self, ledger: accounting.RunLedger, cohorts: Optional[Sequence[Any]] = None) -> Report:
     """What may be said about a run, given its ledger.
@@ -379,7 +413,10 @@ class Plan(abc.ABC):
 
   def _formal(self, ledger):
     """The figures of a ledger."""
-    return accounting.formal_report(ledger, self.delta, self.protection, self.sampler, self.noise_note, self.neighbours)
+    is_local = self.mechanism.facts.is_local
+    note = _LOCAL_NOISE if is_local else self.noise_note
+    neighbours = accounting.REPLACE_ONE if is_local else accounting.ZERO_OUT
+    return accounting.formal_report(ledger, self.delta, self.protection, self.sampler, note, neighbours)
 
   def _bound(self, ledger, cohorts):
     """The figures that hold for a run over these cohorts wherever it ends; raises `NoBoundError` if there are none."""
@@ -394,20 +431,3 @@ class Plan(abc.ABC):
       bound = accounting.FormalReport(covers, statement, self.delta, accounting.UNIT, (), (note,), None)
     reading = accounting.Reading(ledger.num_rounds, accounting.epsilon_by_client(ledger, self.delta))
     return dataclasses.replace(bound, reading=reading)
-
-
-def planned_ledger(plan: Any, cohorts: Any, record: Callable[[int, np.ndarray], Any]) -> accounting.RunLedger:
-  """The ledger that a run over known cohorts will have.
-
-  Args:
-    plan: It has `num_clients` and `delta`.
-    cohorts: int[M_t], distinct ids in [0, N), for each round.
-    record: A function from (round number, cohort) to the round's record.
-
-  Raises:
-    ValueError: If a cohort is none; the message names the round.
-  """
-  ledger = accounting.RunLedger(plan.num_clients, plan.delta, 'planned')
-  for round_num, cohort in enumerate(checks.schedule(cohorts, plan.num_clients), 1):
-    ledger.append(record(round_num, cohort))
-  return ledger

@@ -1,4 +1,4 @@
-"""Tests of `quap_tff.federated.local_aggregation` and `quap_tff.plans.local`: what a client sends, and what it is charged."""
+"""Tests of `quap_tff.mechanisms.local`: what a client sends, and what it is charged."""
 
 import collections
 import dataclasses
@@ -7,21 +7,20 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from quap_tff import accounting
 from quap_tff import plans
-from quap_tff import runtime
-from quap_tff.federated import local_aggregation as aggregation
 from quap_tff.mechanisms import clip_rules
+from quap_tff.mechanisms import local
 from quap_tff.mechanisms import tradeoff
 from quap_tff.mechanisms.budgets import BudgetConfig
 from quap_tff.mechanisms.config import NoiseConfig
 from quap_tff.mechanisms.config import QuapConfig
 from quap_tff.mechanisms.participation import ParticipationConfig
 from tests.quap_tff import noise_checks
+from tests.quap_tff import rounds
 
-_VALUE = tff.to_type(collections.OrderedDict(a=(np.float32, [2]), b=(np.float32, [400])))
+_VALUE = collections.OrderedDict(a=tf.TensorSpec([2]), b=tf.TensorSpec([400]))
 _TINY_NOISE = 1e-9
 
 
@@ -45,14 +44,14 @@ def _value(a, scale=0.0):
 
 def _randomize(update, clip=1.0, noise_multiplier=_TINY_NOISE, seed=(1, 2)):
   tensors = [tf.constant(u, tf.float32) for u in update]
-  sent = aggregation.randomize(tensors, clip, tf.constant(noise_multiplier, tf.float64), tf.constant(seed, tf.int64))
+  # With this scale a budget of 1 has the noise multiplier.
+  scale = noise_multiplier * tradeoff.mu_at_most(1.0, 1e-5)
+  noise = NoiseConfig('client', calibration='analytic', scale=scale, seed=3)
+  budget = BudgetConfig(epsilon_total=4.0, num_rounds=4, round_rule='uniform')
+  one = rounds.Process(local.Local(_config(clip, noise=noise, budget=budget)), [u.shape for u in tensors]).rounds
+  announced = dict(one.announce(one.initial_state()), seed=tf.constant(seed, tf.int64))
+  sent, _ = one.contribution(dict(enumerate(tensors)), dict(client_id=tf.constant(1, tf.int64)), announced, {})
   return [np.asarray(s) for s in sent]
-
-
-@pytest.fixture(scope='module')
-def context():
-  with runtime.activate(runtime.RuntimeConfig(device='cpu')) as active:
-    yield active
 
 
 class TestRandomize:
@@ -86,44 +85,39 @@ class TestRandomize:
 
 
 class TestAggregation:
-  def test_the_mean_of_messages(self, context):
+  def test_the_mean_of_messages(self):
     scale = 1e-9
-    process = aggregation.LocalAggregationFactory(
-      _config(noise=NoiseConfig('client', calibration='analytic', scale=scale, seed=3))
-    ).create(_VALUE, tff.TensorType(np.int64))
-    output = process.next(process.initialize(), [_value([3, 4]), _value([0, 0.5])], [np.int64(2), np.int64(0)])
+    config = _config(noise=NoiseConfig('client', calibration='analytic', scale=scale, seed=3))
+    process = rounds.Process(local.Local(config), _VALUE)
+    output = process.next(process.initialize(), [_value([3, 4]), _value([0, 0.5])], [2, 0])
     np.testing.assert_allclose(output.result['a'], [0.3, 0.65], atol=1e-5)
     assert list(output.state.participation['counts']) == [1, 0, 1, 0]
     assert (output.state.round, output.state.noise.counter) == (1, 1)
 
-  def test_noise_by_each_clients_own_budget(self, context):
+  def test_noise_by_each_clients_own_budget(self):
     # Round 2: client 0 has a rate of 1, client 1 one of 1/2. ε = 2·(1 + exp(-2p)/2).
     config = _config(clip=0.25)
-    process = aggregation.LocalAggregationFactory(config).create(_VALUE, tff.TensorType(np.int64))
-    state = process.next(process.initialize(), [_value([0, 0])], [np.int64(0)]).state
-    output = process.next(state, [_value([0, 0])] * 2, [np.int64(0), np.int64(1)])
+    process = rounds.Process(local.Local(config), _VALUE)
+    state = process.next(process.initialize(), [_value([0, 0])], [0]).state
+    output = process.next(state, [_value([0, 0])] * 2, [0, 1])
     z = [1 / tradeoff.mu_at_most(2 * (1 + 0.5 * math.exp(-2 * rate)), 1e-5) for rate in (1, 0.5)]
     sigma = 2 * 0.25 * math.hypot(*z) / 2
     np.testing.assert_allclose(output.measurements['sigma'], sigma, rtol=1e-6)
     noise_checks.assert_gaussian(np.concatenate([output.result['a'], output.result['b']]), sigma)
 
-  def test_nothing_exact_is_sent_or_reported(self, context):
-    process = aggregation.LocalAggregationFactory(_config()).create(_VALUE, tff.TensorType(np.int64))
+  def test_nothing_exact_is_sent_or_reported(self):
+    process = rounds.Process(local.Local(_config()), _VALUE)
     measured = [
-      process.next(process.initialize(), [_value(a), _value([0, 0])], [np.int64(0), np.int64(1)]).measurements
+      process.next(process.initialize(), [_value(a), _value([0, 0])], [0, 1]).measurements
       for a in ([3, 4], [np.nan, 0])
     ]
     assert measured[0].keys() == measured[1].keys()
     assert all(np.array_equal(measured[0][name], measured[1][name]) for name in measured[0])
 
-  def test_a_round_of_nobody_changes_nothing(self, context):
-    process = aggregation.LocalAggregationFactory(_config()).create(_VALUE, tff.TensorType(np.int64))
+  def test_a_round_of_nobody_changes_nothing(self):
+    process = rounds.Process(local.Local(_config()), _VALUE)
     output = process.next(process.initialize(), [], [])
     assert not np.any(output.result['b']) and output.state.noise.counter == 0 and output.state.round == 1
-
-  def test_it_compiles_to_mergeable_form(self):
-    process = aggregation.LocalAggregationFactory(_config()).create(_VALUE, tff.TensorType(np.int64))
-    tff.backends.native.compile_to_mergeable_comp_form(process.next)
 
   @pytest.mark.parametrize(
     'overrides, message',
@@ -138,7 +132,7 @@ class TestAggregation:
   def test_what_clients_cannot_do_is_refused(self, overrides, message):
     config = dataclasses.replace(_config(), **overrides)
     with pytest.raises(ValueError, match=message):
-      aggregation.LocalAggregationFactory(config)
+      local.Local(config)
     with pytest.raises(ValueError, match=message):
       plans.LocalPlan(config)
 
@@ -160,15 +154,15 @@ class TestPlan:
       accounting.total_mu(ledger).whole, [math.hypot(1 / z[1], 1 / z[1]), 1 / z[0.5], 0, 0], rtol=1e-6
     )
 
-  def test_the_account_is_that_of_the_noise_that_is_added(self, context):
+  def test_the_account_is_that_of_the_noise_that_is_added(self):
     # What replacing (C in one direction by C in the other) moves, over the noise that is measured.
     config = _config(clip=0.5)
     plan = plans.LocalPlan(config)
-    process = plan.aggregator.create(_VALUE, tff.TensorType(np.int64))
-    outputs = [process.next(process.initialize(), [_value(a)], [np.int64(1)]) for a in ([9, 0], [-9, 0])]
+    process = rounds.Process(plan.mechanism, _VALUE)
+    outputs = [process.next(process.initialize(), [_value(a)], [1]) for a in ([9, 0], [-9, 0])]
     moved = float(outputs[0].result['a'][0] - outputs[1].result['a'][0])
     ledger = plan.new_ledger()
-    ledger.append(plan.record(outputs[0], [1]))
+    ledger.append(plan.recorded(outputs[0].state, outputs[0].measurements, [1]))
     mu = accounting.total_mu(ledger).whole[1]
     assert moved == pytest.approx(2 * 0.5, rel=1e-5)
     noise_checks.assert_gaussian(outputs[0].result['b'], moved / mu)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import types
 
 from hypothesis import given
 from hypothesis import settings
@@ -13,9 +14,8 @@ import tensorflow as tf
 
 from quap_tff import accounting
 from quap_tff import plans
-from quap_tff.mechanisms import certified_round as mechanism
 from quap_tff.mechanisms import clip_rules
-from quap_tff.mechanisms import clip_split
+from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms import planning
 from quap_tff.mechanisms import tradeoff
 from quap_tff.mechanisms import weight_rules
@@ -24,10 +24,9 @@ from quap_tff.mechanisms.correlation import Ar1
 from quap_tff.mechanisms.correlation import Blt
 from quap_tff.mechanisms.correlation import Independent
 from quap_tff.mechanisms.participation import ParticipationConfig
-from quap_tff.plans import base
 from tests.quap_tff import noise_checks
+from tests.quap_tff import rounds
 
-_JOINT = (clip_split.ClipGroup((0,), 1.0),)
 _FAMILIES = [Independent(), Ar1(0.9), Blt((0.6, 0.3), (0.9, 0.4))]
 
 
@@ -48,12 +47,11 @@ def _config(**overrides):
 
 def _rounds(config, cohorts, size=1, state=None):
   """Rounds in which everyone sends zeros: (state, result, measurements) after each."""
-  state = mechanism.initial_state(config, [[size]]) if state is None else state
+  process = rounds.Process(config, [tf.TensorSpec([size], tf.float64)])
+  state = process.initialize() if state is None else state
   for cohort in cohorts:
-    norms = tf.zeros([len(cohort)]) if config.counts_norms else None
-    plan = mechanism.plan_round(config, state, tf.constant(cohort, tf.int64, shape=[len(cohort)]), norms)
-    state, (result,), measurements = mechanism.finish_round(config, state, plan, [tf.zeros([size], tf.float64)])
-    yield state, result.numpy(), measurements
+    state, (result,), measurements = process.next(state, [[np.zeros(size)]] * len(cohort), [int(i) for i in cohort])
+    yield state, result, measurements
 
 
 class TestNoise:
@@ -78,10 +76,10 @@ class TestNoise:
     """In units of its own round's clipping norm, the noise is that of a fixed one."""
     clip = clip_rules.PrivateQuantile(0.5, 0.5, learning_rate=2.0, count_stddev=20.0)
     config = _config(correlation=Ar1(0.9), clip=clip, epsilon=8.0)
-    rounds = list(_rounds(config, [[0, 1]] * 4, 4000))
-    clips = [float(measurements['clipping_norm']) for _, _, measurements in rounds]
+    found = list(_rounds(config, [[0, 1]] * 4, 4000))
+    clips = [float(measurements['clipping_norm']) for _, _, measurements in found]
     assert len(set(clips)) == 4
-    scaled = [result / one for (_, result, _), one in zip(rounds, clips)]
+    scaled = [result / one for (_, result, _), one in zip(found, clips)]
     noise_checks.assert_gaussian(sum(scaled), 4.0 / 2.0 * math.sqrt(1 + 3 * 0.01))
 
   @pytest.mark.parametrize('correlation', _FAMILIES)
@@ -160,9 +158,9 @@ class TestAccount:
     for (state, _, measurements), cohort, expected in zip(
       _rounds(config, cohorts), cohorts, planning.planned_rounds(config, cohorts)
     ):
-      np.testing.assert_allclose(state.weights.numpy()[cohort], expected.weights, rtol=1e-6)
+      np.testing.assert_allclose(state.weights[cohort], expected.weights, rtol=1e-6)
       assert float(measurements['spent_max']) == pytest.approx(expected.spent_max, rel=1e-6)
-      ledger.append(plan.record(base.Aggregation(state, measurements), cohort))
+      ledger.append(plan.recorded(state, measurements, cohort))
     # All rounds have released, so what was charged for them is what they have cost.
     np.testing.assert_allclose(accounting.total_mu(ledger).whole ** 2, state.accounts.spent, rtol=1e-9)
     assert not plan.ledger_problems(ledger)
@@ -183,8 +181,8 @@ class TestAccount:
       kept.append(np.float32(weights * (1 - 2e-7 * rng.uniform(size=len(cohort)))))
       all_weights = np.zeros(6, np.float32)
       all_weights[cohort] = kept[-1]
-      state = mechanism.initial_state(config, [])._replace(weights=all_weights)
-      ledger.append(plan.record(base.Aggregation(state, dict(clipping_norm=0.5, cohort_size=len(cohort))), cohort))
+      state = types.SimpleNamespace(weights=all_weights)
+      ledger.append(plan.recorded(state, dict(clipping_norm=0.5, cohort_size=len(cohort)), cohort))
     assert plan.ledger_problems(ledger) == []
     # Without the weights that there were, rounds near the end of a budget come out otherwise.
     alone = planning.planned_rounds(config, cohorts)
@@ -266,27 +264,32 @@ class TestDistinguisher:
     claimed = np.linalg.norm(shifts) / config.noise_multiplier
 
     def run(seed, with_data):
-      state = mechanism.initial_state(config, [[1]])
+      one, other = (c.for_model([tf.TensorSpec([1], tf.float64)], []) for c in (config, drawn))
+      state = one.initial_state()
       state = state._replace(noise=state.noise._replace(seed=tf.stack([seed, tf.constant(1, tf.int64)])))
-      model, seen, found = tf.zeros([1], tf.float64), [], []
+      model, seen = tf.zeros([1], tf.float64), []
       for cohort in self._COHORTS:
         sent = [
-          tf.fill([1], 1e9 * with_data) if client == 0 else tf.cast(tf.sin(3 * model) - 0.2 * model, tf.float32)
+          tf.fill([1], 1e9 * tf.cast(with_data, tf.float64)) if client == 0 else tf.sin(3 * model) - 0.2 * model
           for client in cohort
         ]
-        norms = tf.stack([mechanism.update_norm(_JOINT, [update]) for update in sent])
-        # The others' norms are what moves the clip in both worlds: that count is an account of its own.
-        norms = tf.where(tf.equal(cohort, 0), 0.0, norms)
-        plan = mechanism.plan_round(config, state, tf.constant(cohort, tf.int64), norms)
-        added = [
-          tf.cast(mechanism.contribute(_JOINT, [update], plan.weights[k], state.clip)[0], tf.float64)
-          for k, update in enumerate(sent)
+        admitted = one.admit(state, dict(client_id=tf.constant(cohort, tf.int64)))
+        told = mechanism.with_ids(one.tell(state, admitted), admitted)
+        given = [
+          one.contribution({0: update}, {}, {}, mechanism.own_told(told, tf.constant(client, tf.int64)))
+          for client, update in zip(cohort, sent)
         ]
+        added = [tf.cast(summands[0], tf.float64) for summands, _ in given]
+        # The others' norms are what moves the clip in both worlds: that count is an account of its own.
+        norms = tf.where(tf.equal(cohort, 0), 0.0, tf.stack([late['norm'] for _, late in given]))
+        late = dict(norm=norms, weight=admitted.weights)
         others = tf.add_n([tf.zeros([1], tf.float64)] + [a for a, client in zip(added, cohort) if client])
-        after, (result,), _ = mechanism.finish_round(drawn, state, plan, [tf.add_n(added)])
+        # The noise is drawn by one that may have another scale.
+        admitted = admitted._replace(noise_multiplier=other.config.noise_multiplier)
+        after, (result,), _ = other.release(state, admitted, [tf.add_n(added)], late)
         # In units of the clipping norm, less what the others have added, which the adversary knows.
-        seen.append((result * config.divisor - others) / tf.cast(state.clip, tf.float64))
-        model, state = model + result, after
+        seen.append((tf.cast(result, tf.float64) * config.divisor - others) / tf.cast(state.clip, tf.float64))
+        model, state = model + tf.cast(result, tf.float64), after
       released = tf.concat(seen, axis=0)
       return tf.tensordot(tf.constant(shifts), tf.linalg.matvec(tf.constant(matrix), released), 1)
 

@@ -1,9 +1,10 @@
-"""Tests of `quap_tff.mechanisms.certified_round`: sensitivity, noise, and that budgets hold over any history of rounds.
+"""Tests of `quap_tff.mechanisms.certified`: sensitivity, noise, and that budgets hold over any history of rounds.
 
 A float tolerance of 1 - `CLIP_MARGIN` is built into the mechanism; so tests of sensitivity need none of their own.
 """
 
 import collections
+import functools
 import math
 
 from hypothesis import given
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from quap_tff.mechanisms import certified_round as mechanism
+from quap_tff.mechanisms import certified
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import clip_split
 from quap_tff.mechanisms import tradeoff
@@ -22,10 +23,10 @@ from quap_tff.mechanisms.certified_config import CertifiedConfig
 from quap_tff.mechanisms.layers import Layer
 from quap_tff.mechanisms.participation import ParticipationConfig
 from tests.quap_tff import noise_checks
+from tests.quap_tff import rounds
 
-_JOINT = (clip_split.ClipGroup((0, 1), 1.0),)
 _SHAPES = ([2], [2])
-_EXACT = 1 - mechanism.CLIP_MARGIN
+_EXACT = 1 - certified.CLIP_MARGIN
 _ALL_RATES = ParticipationConfig(warmup_rounds=0)
 
 
@@ -43,11 +44,25 @@ def _config(**overrides):
   return CertifiedConfig(**{**values, **overrides})
 
 
-def _sum(groups, updates, weights, clip):
-  """The pre-noise sum, as the aggregation makes it: float32 contributions added in float64."""
+@functools.lru_cache(maxsize=64)
+def _rounds_for(shapes, split, clip_rule):
+  layers = [Layer(str(i), (i,), True) for i in range(len(shapes))]
+  return rounds.Process(_config(clip_split=split, clip=clip_rule), list(shapes), layers).rounds
+
+
+def _contribute(update, weight=1.0, clip=1.0, split='joint', clip_rule=clip_rules.Fixed(1.0)):
+  """What a client adds, and its late report."""
+  update = [tf.constant(u, tf.float32) for u in update]
+  told = dict(weight=tf.constant(weight, tf.float32), clip=tf.constant(clip, tf.float32))
+  one = _rounds_for(tuple(tuple(u.shape) for u in update), split, clip_rule)
+  return one.contribution(dict(enumerate(update)), {}, {}, told)
+
+
+def _sum(split, updates, weights, clip):
+  """The sum before the noise, as the aggregation makes it: float32 contributions added in float64."""
   total = [np.zeros(np.shape(u), np.float64) for u in updates[0]]
   for update, weight in zip(updates, weights):
-    parts = mechanism.contribute(groups, [tf.constant(u) for u in update], tf.constant(weight), tf.constant(clip))
+    parts, _ = _contribute(update, weight, clip, split)
     total = [t + p.numpy().astype(np.float64) for t, p in zip(total, parts)]
   return total
 
@@ -56,21 +71,26 @@ def _norm(tensors):
   return math.sqrt(math.fsum(float(np.sum(np.square(t, dtype=np.float64))) for t in tensors))
 
 
-def _run_round(config, state, cohort, shapes=_SHAPES, groups=_JOINT):
-  """One round as `quap_tff.federated.certified_aggregation` composes it; `cohort` is a dict of client id -> update."""
-  updates = [[tf.constant(u, tf.float32, shape=s) for u, s in zip(update, shapes)] for update in cohort.values()]
-  norms = [mechanism.update_norm(groups, update) for update in updates]
-  norms = (tf.stack(norms) if norms else tf.zeros([0])) if config.counts_norms else None
-  plan = mechanism.plan_round(config, state, tf.constant(list(cohort), tf.int64), norms)
-  total = [tf.zeros(s, tf.float64) for s in shapes]
-  for update, weight in zip(updates, tf.unstack(plan.weights, len(updates))):
-    added = mechanism.contribute(groups, update, weight, state.clip)
-    total = [t + tf.cast(a, tf.float64) for t, a in zip(total, added)]
-  return mechanism.finish_round(config, state, plan, total)
+@functools.lru_cache(maxsize=8)
+def _process_of(config, shapes):
+  return rounds.Process(config, [list(shape) for shape in shapes])
+
+
+def _process(config, shapes=_SHAPES):
+  return _process_of(config, tuple(map(tuple, shapes)))
+
+
+def _initial(config):
+  return _process(config).initialize()
+
+
+def _run_round(config, state, cohort, shapes=_SHAPES):
+  """A round of a dict of client id -> update."""
+  return _process(config, shapes).next(state, list(cohort.values()), list(cohort))
 
 
 def _saved(state):
-  return tf.nest.map_structure(lambda t: np.array(t), state)
+  return tf.nest.map_structure(np.array, state)
 
 
 def _zeros(ids):
@@ -78,23 +98,19 @@ def _zeros(ids):
 
 
 class TestContribute:
-  def _contribute(self, update, weight=1.0, clip=1.0, groups=_JOINT):
-    update = [tf.constant(u, tf.float32) for u in update]
-    return [c.numpy() for c in mechanism.contribute(groups, update, tf.constant(weight), tf.constant(clip))]
-
   def test_by_hand(self):
-    first, second = self._contribute([[12.0, 0.0], [3.0, 4.0]], weight=0.5, clip=13.0)
+    (first, second), _ = _contribute([[12.0, 0.0], [3.0, 4.0]], weight=0.5, clip=13.0)
     np.testing.assert_allclose(np.concatenate([first, second]), np.multiply([6, 0, 1.5, 2], _EXACT), rtol=1e-7)
 
   def test_layers_are_clipped_apart(self):
-    groups = (clip_split.ClipGroup((0,), 0.6), clip_split.ClipGroup((1,), 0.8))
-    first, second = self._contribute([[0.5, 0.0], [3.0, 4.0]], groups=groups)
-    np.testing.assert_array_equal(first, np.float32([0.5, 0.0]))
-    np.testing.assert_allclose(second, np.multiply([0.48, 0.64], _EXACT), rtol=1e-7)
+    # By size: ratios of √(9/25) and √(16/25).
+    (first, second), _ = _contribute([[0.5] + [0.0] * 8, [3.0, 4.0] + [0.0] * 14], split='size')
+    np.testing.assert_array_equal(first, np.float32([0.5] + [0.0] * 8))
+    np.testing.assert_allclose(second[:2], np.multiply([0.48, 0.64], _EXACT), rtol=1e-7)
 
   def test_within_the_bound_nothing_changes_a_bit(self):
     update = [[0.1, 0.2], [0.3, 0.4]]
-    for part, expected in zip(self._contribute(update), update):
+    for part, expected in zip(_contribute(update)[0], update):
       np.testing.assert_array_equal(part, np.float32(expected))
 
   @pytest.mark.parametrize(
@@ -107,13 +123,13 @@ class TestContribute:
       ([[0.0, 0.0], [0.0, 0.0]], 1.0),
     ],
   )
-  @pytest.mark.parametrize('groups', [_JOINT, (clip_split.ClipGroup((0,), 0.6), clip_split.ClipGroup((1,), 0.8))])
-  def test_exact_zeros(self, update, weight, groups):
-    for part in self._contribute(update, weight, groups=groups):
+  @pytest.mark.parametrize('split', ['joint', 'equal'])
+  def test_exact_zeros(self, update, weight, split):
+    for part in _contribute(update, weight, split=split)[0]:
       np.testing.assert_array_equal(part, [0.0, 0.0])
 
   def test_the_largest_floats_are_clipped_like_others(self):
-    parts = self._contribute([[3e38, 0.0], [0.0, -3e38]])
+    parts, _ = _contribute([[3e38, 0.0], [0.0, -3e38]])
     assert _norm(parts) == pytest.approx(_EXACT, rel=1e-6)
 
 
@@ -133,36 +149,34 @@ class TestSensitivity:
     rng = np.random.default_rng(seed)
     clip = np.float32(math.exp(log_clip))
     scale = math.exp(min(log_clip + log_scale, 80.0))
-    layers = [Layer(str(i), (i,), True) for i in range(len(sizes))]
-    groups = clip_split.clip_groups(split, sizes, layers)
     updates = [[(rng.standard_normal(n) * scale).astype(np.float32) for n in sizes] for _ in range(num_clients)]
     weights = np.maximum(rng.uniform(0, 1, num_clients), 2.0**-20).astype(np.float32)
-    whole = _sum(groups, updates, weights, clip)
+    whole = _sum(split, updates, weights, clip)
     for i in range(num_clients):
       nothing = [np.zeros_like(u) for u in updates[i]]
-      moved = _sum(groups, updates[:i] + [nothing] + updates[i + 1 :], weights, clip)
+      moved = _sum(split, updates[:i] + [nothing] + updates[i + 1 :], weights, clip)
       distance = _norm([a - b for a, b in zip(whole, moved)])
       # σ as it is drawn, float32(z·C), rounded to its worst side.
       assert distance <= float(weights[i]) * float(clip) * (1 - 2.0**-23)
 
   def test_the_bound_is_reached(self):
-    moved = _sum(_JOINT, [[np.float32([30, 40]), np.float32([0, 0])]], [np.float32(0.25)], np.float32(2.0))
+    moved = _sum('joint', [[np.float32([30, 40]), np.float32([0, 0])]], [np.float32(0.25)], np.float32(2.0))
     assert _norm(moved) == pytest.approx(0.5, rel=2e-6)
 
   def test_many_weights_are_clipped_as_exactly(self):
     # A float32 norm of so many entries would be off by more than the margin.
     update = [np.full(3_000_000, 1.1, np.float32), np.float32([1e4, 0.0])]
-    assert 1 - 2e-6 < _norm(_sum(_JOINT, [update], [np.float32(1.0)], np.float32(1.0))) < 1 - 2.0**-23
+    assert 1 - 2e-6 < _norm(_sum('joint', [update], [np.float32(1.0)], np.float32(1.0))) < 1 - 2.0**-23
 
 
 class TestNoise:
   _LARGE = dict(shapes=([2000], [2000]))
 
   def _result(self, state=None, config=_config(clip=clip_rules.Fixed(0.5)), cohort=None):
-    state = state or mechanism.initial_state(config, _SHAPES)
+    state = state or _initial(config)
     cohort = cohort or {i: ([0.0] * 2000,) * 2 for i in (1, 2)}
     new_state, mean, measurements = _run_round(config, state, cohort, **self._LARGE)
-    return new_state, np.concatenate([m.numpy() for m in mean]), measurements
+    return new_state, np.concatenate(mean), measurements
 
   def test_scale_and_measured_sigma(self):
     _, mean, measurements = self._result()
@@ -202,14 +216,14 @@ class TestNoise:
     _, with_data, _ = self._result(cohort={1: update, 2: update})
     _, without, _ = self._result()
     # Two of 0.005, over the divisor.
-    np.testing.assert_allclose(with_data - without, [0.005] * 2000 + [0.0] * 2000, atol=1e-9)
+    np.testing.assert_allclose(with_data - without, [0.005] * 2000 + [0.0] * 2000, atol=2e-7)
 
 
 class TestRound:
   def test_by_hand(self):
     # ε_i/(ε_base(1 + α)) at rates 1/2 and 1.
     config = _config(weights=weight_rules.Participation(1.0, 2.0))
-    state, _, _ = _run_round(config, mechanism.initial_state(config, _SHAPES), _zeros([3]))
+    state, _, _ = _run_round(config, _initial(config), _zeros([3]))
     state, _, measurements = _run_round(config, state, _zeros([3, 5]))
     low, high = (1 + math.exp(-2)) / 2, (1 + math.exp(-1)) / 2
     np.testing.assert_allclose(state.weights, [0, 0, 0, low, 0, high, 0, 0], rtol=1e-6)
@@ -235,9 +249,9 @@ class TestRound:
 
   def test_nothing_that_is_reported_goes_by_data(self):
     config = _config()
-    quiet = _run_round(config, mechanism.initial_state(config, _SHAPES), _zeros([0, 1]))
+    quiet = _run_round(config, _initial(config), _zeros([0, 1]))
     loud = {0: ([1e9, 0.0], [0.0, 3.0]), 1: ([math.nan, 0.0], [0.0, 0.0])}
-    state, _, measurements = _run_round(config, mechanism.initial_state(config, _SHAPES), loud)
+    state, _, measurements = _run_round(config, _initial(config), loud)
     tf.nest.map_structure(np.testing.assert_array_equal, measurements, quiet[2])
     tf.nest.map_structure(np.testing.assert_array_equal, state, quiet[0])
 
@@ -245,7 +259,7 @@ class TestRound:
   @pytest.mark.parametrize('rate', ['cumulative', 'ema'])
   def test_an_empty_cohort_releases_nothing(self, clip, rate):
     config = _config(clip=clip, participation=ParticipationConfig(rate))
-    before, _, _ = _run_round(config, mechanism.initial_state(config, _SHAPES), _zeros([0, 4]))
+    before, _, _ = _run_round(config, _initial(config), _zeros([0, 4]))
     after, mean, measurements = _run_round(config, before, {})
     np.testing.assert_array_equal(np.concatenate(mean), np.zeros(4))
     assert int(after.round) == 2 and not np.any(after.weights)
@@ -257,7 +271,7 @@ class TestRound:
   def test_a_client_that_has_spent_its_budget_adds_exactly_nothing(self):
     # μ_max² = 0.517: one round of z = 1.5 costs 0.444, and a second one pays for a weight of 0.4 only.
     config = _config(noise_multiplier=1.5)
-    state, weights, exhausted = mechanism.initial_state(config, _SHAPES), [], []
+    state, weights, exhausted = _initial(config), [], []
     for cohort in ([2], [2], [2], [2, 3]):
       state, _, measurements = _run_round(config, state, _zeros(cohort))
       weights.append(float(state.weights[2]))
@@ -279,7 +293,7 @@ class TestRound:
 
   def test_spend_evenly_lasts_to_the_end_of_the_plan(self):
     config = _config(weights=weight_rules.SpendEvenly(), planned_rounds=[20] * 8, noise_multiplier=2.0)
-    state = mechanism.initial_state(config, _SHAPES)
+    state = _initial(config)
     for _ in range(20):
       state, _, measurements = _run_round(config, state, _zeros([0]))
     assert float(measurements['spent_max']) == pytest.approx(1.0, rel=1e-6)
@@ -290,9 +304,8 @@ class TestRound:
     'ids, message', [([0, 8], r'Client ids must lie in \[0, 8\)'), ([-1], 'Client ids'), ([3, 3], 'appears twice')]
   )
   def test_bad_ids(self, ids, message):
-    config = _config()
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
-      mechanism.plan_round(config, mechanism.initial_state(config, _SHAPES), tf.constant(ids, tf.int64))
+      _process(_config()).next(_initial(_config()), [([0.0] * 2,) * 2] * len(ids), ids)
 
 
 class TestPrivateQuantile:
@@ -300,12 +313,12 @@ class TestPrivateQuantile:
 
   def test_counts_are_charged(self):
     config = _config(clip=self._CLIP)
-    state, _, _ = _run_round(config, mechanism.initial_state(config, _SHAPES), _zeros([0, 1]))
+    state, _, _ = _run_round(config, _initial(config), _zeros([0, 1]))
     np.testing.assert_allclose(state.accounts.spent[:2], 1 / 16 + 1 / 64, rtol=1e-12)
 
   def test_moves_the_next_clip_and_not_this_one(self):
     config = _config(clip=self._CLIP)
-    state, _, measurements = _run_round(config, mechanism.initial_state(config, _SHAPES), {0: ([9.0, 0.0], [0.0, 0.0])})
+    state, _, measurements = _run_round(config, _initial(config), {0: ([9.0, 0.0], [0.0, 0.0])})
     assert measurements['clipping_norm'] == 2.0 and measurements['sigma'] == 4.0
     assert state.clip != 2.0
     assert _run_round(config, state, _zeros([1]))[2]['clipping_norm'] == state.clip
@@ -315,7 +328,7 @@ class TestPrivateQuantile:
     config = _config(clip=self._CLIP)
     clips = {}
     for name, entry in (('below', 1.0), ('above', 9.0), ('nothing', 0.0), ('not finite', math.nan)):
-      state, _, _ = _run_round(config, mechanism.initial_state(config, _SHAPES), {0: ([entry, 0.0], [0.0, 0.0])})
+      state, _, _ = _run_round(config, _initial(config), {0: ([entry, 0.0], [0.0, 0.0])})
       clips[name] = math.log(state.clip)
     assert clips['below'] - clips['nothing'] == pytest.approx(-0.5, abs=1e-6)
     assert clips['above'] - clips['nothing'] == pytest.approx(0.5, abs=1e-6)
@@ -324,7 +337,7 @@ class TestPrivateQuantile:
   def test_who_cannot_pay_is_not_counted(self):
     # μ_max² = 0.517 pays for 6 rounds of 0.0625 + 0.0156 in full, for a smaller weight in the seventh, and no more.
     config = _config(clip=self._CLIP)
-    state = mechanism.initial_state(config, _SHAPES)
+    state = _initial(config)
     for _ in range(8):
       state, _, measurements = _run_round(config, state, _zeros([0]))
     assert measurements['exhausted_clients'] == 1
@@ -338,14 +351,15 @@ class TestPrivateQuantile:
     assert alone.clip == state.clip and alone.noise.counter == state.noise.counter
 
   def test_the_norm_of_split_layers_is_the_least_clip_that_leaves_them(self):
-    groups = (clip_split.ClipGroup((0,), 0.6), clip_split.ClipGroup((1,), 0.8))
-    update = [tf.constant([3.0, 0.0]), tf.constant([0.0, 2.0])]
-    assert float(mechanism.update_norm(groups, update)) == pytest.approx(5.0)
-    assert math.isnan(mechanism.update_norm(groups, [tf.constant([math.inf]), tf.constant([1.0])]))
+    # Ratios 0.6 and 0.8.
+    for entry, expected in ((3.0, 5.0), (math.inf, math.nan)):
+      update = [[entry] + [0.0] * 8, [0.0, 2.0] + [0.0] * 14]
+      _, late = _contribute(update, 0.5, split='size', clip_rule=self._CLIP)
+      np.testing.assert_allclose([late['norm'], late['weight']], [expected, 0.5], rtol=1e-6)
 
   def test_the_clip_stays_where_float32_is_exact(self):
     config = _config(clip=clip_rules.PrivateQuantile(0.5, 1e-20, learning_rate=100.0, count_stddev=4.0))
-    state = mechanism.initial_state(config, _SHAPES)
+    state = _initial(config)
     for entry in (1e-30, 1e-30, 1e-30):
       state, _, _ = _run_round(config, state, {i: ([entry, 0.0], [0.0, 0.0]) for i in range(8)})
       assert 0.99e-20 <= float(state.clip) <= 1.01e20
@@ -380,7 +394,7 @@ class TestHistories:
       planned_rounds=[4] * 5,
       participation=ParticipationConfig('ema', 0.3, 1),
     )
-    state, squares = mechanism.initial_state(config, _SHAPES), np.zeros(5)
+    state, squares = _initial(config), np.zeros(5)
     for cohort, event in rounds:
       if event == 'resume':
         state = _saved(state)

@@ -1,7 +1,7 @@
-"""Tests of `quap_tff.mechanisms.quap_round`: rounds by hand with the noise off, and the noise by its scale and its place."""
+"""Tests of `quap_tff.mechanisms.quap`: rounds by hand with the noise off, and the noise by its scale and its place."""
 
 import collections
-import copy
+import dataclasses
 import math
 
 from hypothesis import given
@@ -12,12 +12,12 @@ import pytest
 import tensorflow as tf
 
 from quap_tff.mechanisms import clip_rules
-from quap_tff.mechanisms import quap_round as mechanism
 from quap_tff.mechanisms.budgets import BudgetConfig
 from quap_tff.mechanisms.config import NoiseConfig
 from quap_tff.mechanisms.config import QuapConfig
 from quap_tff.mechanisms.participation import ParticipationConfig
 from tests.quap_tff import noise_checks
+from tests.quap_tff import rounds
 
 _NAN, _INF = math.nan, math.inf
 _NO_NOISE = NoiseConfig('none')
@@ -34,28 +34,22 @@ def _config(**overrides):
   return QuapConfig(**values)
 
 
-def _run_round(config, state, cohort, critical=_CRITICAL, shapes=_SHAPES, scale=1.0):
-  """One round as `quap_tff.federated.aggregation` composes it; `cohort` is a dict of client id -> update."""
-  updates = [[tf.constant(u, tf.float32, shape=s) for u, s in zip(update, shapes)] for update in cohort.values()]
-  norms = [mechanism.update_norm(config, critical, update) / scale for update in updates]
-  norms = tf.stack(norms) if norms else tf.zeros([0])
-  plan = mechanism.plan_round(config, state, tf.constant(list(cohort), tf.int64), norms)
-  clip = plan.clip if config.clip.uses_current_norms else state.clip
-  total = [tf.zeros(s) for s in shapes]
-  noise = [tf.zeros(shapes[i], tf.float64) for i in critical] if config.noise.placement == 'client' else []
-  for client_id, update, norm in zip(cohort, updates, tf.unstack(norms)):
-    total = [a + b for a, b in zip(total, mechanism.clip_update(config, critical, update, norm, clip))]
-    if config.noise.placement == 'client':
-      broadcast = mechanism.client_noise_broadcast(config, state)
-      drawn = mechanism.client_noise(config, critical, update, tf.constant(client_id, tf.int64), broadcast, clip)
-      noise = [a + b for a, b in zip(noise, drawn)]
-  return mechanism.finish_round(config, critical, state, plan, total, noise, scale)
+def _process(config, critical=_CRITICAL, shapes=_SHAPES, scale=1.0):
+  if scale != 1.0:
+    config = dataclasses.replace(config, update_scale='pseudo_gradient')
+  return rounds.Process(config, list(shapes), rounds.one_dense(critical, len(shapes)), lambda round_num: scale)
+
+
+def _run_round(config, state, cohort, **keywords):
+  """A round of a dict of client id -> update."""
+  return _process(config, **keywords).next(state, list(cohort.values()), list(cohort))
 
 
 def _run_rounds(config, cohorts, **keywords):
-  state, results = mechanism.initial_state(config), []
+  process, results = _process(config, **keywords), []
+  state = process.initialize()
   for cohort in cohorts:
-    state, mean, measurements = _run_round(config, state, cohort, **keywords)
+    state, mean, measurements = process.next(state, list(cohort.values()), list(cohort))
     results.append((mean, measurements))
   return state, results
 
@@ -69,11 +63,11 @@ class TestUpdateNorm:
   @pytest.mark.parametrize('scope, expected', [('critical', 5.0), ('all_layers', 13.0)])
   def test_by_hand(self, scope, expected):
     update = [tf.constant([12.0, 0.0]), tf.constant([3.0, 4.0])]
-    np.testing.assert_allclose(mechanism.update_norm(_config(clip_scope=scope), _CRITICAL, update), expected)
+    np.testing.assert_allclose(_process(_config(clip_scope=scope)).rounds.norm(update), expected)
 
   def test_critical_layers_have_one_norm_together(self):
     update = [tf.constant([3.0]), tf.constant([9.0]), tf.constant([[4.0]])]
-    np.testing.assert_allclose(mechanism.update_norm(_config(), (0, 2), update), 5.0)
+    np.testing.assert_allclose(_process(_config(), (0, 2), ([1], [1], [1, 1])).rounds.norm(update), 5.0)
 
   @pytest.mark.parametrize('entry', [_NAN, _INF, -_INF])
   @pytest.mark.parametrize('layer', [0, 1])
@@ -81,14 +75,13 @@ class TestUpdateNorm:
   def test_is_nan_if_any_entry_is_not_finite(self, entry, layer, scope):
     update = [[1.0, 2.0], [3.0, 4.0]]
     update[layer][1] = entry
-    norm = mechanism.update_norm(_config(clip_scope=scope), _CRITICAL, [tf.constant(u) for u in update])
-    assert math.isnan(norm)
+    assert math.isnan(_process(_config(clip_scope=scope)).rounds.norm([tf.constant(u) for u in update]))
 
 
 class TestClipUpdate:
   def _clip(self, update, norm, clip, **overrides):
-    clipped = mechanism.clip_update(
-      _config(**overrides), _CRITICAL, [tf.constant(u) for u in update], tf.constant(norm), tf.constant(clip)
+    clipped, _ = _process(_config(**overrides)).rounds.contribution(
+      {i: tf.constant(u) for i, u in enumerate(update)}, dict(norm=tf.constant(norm)), dict(clip=tf.constant(clip)), {}
     )
     return [c.numpy().tolist() for c in clipped]
 
@@ -215,19 +208,15 @@ class TestRoundWithoutNoise:
   )
   @pytest.mark.parametrize('traced', [False, True])
   def test_bad_ids(self, ids, message, traced):
-    config = _config()
-    plan = lambda ids: mechanism.plan_round(config, mechanism.initial_state(config), ids, tf.ones(tf.shape(ids)))
-    plan = tf.function(plan) if traced else plan
+    one = _process(_config()).rounds
+    admit = lambda ids: one.admit(one.initial_state(), dict(client_id=ids, norm=tf.ones(tf.shape(ids)))).client_ids
+    admit = tf.function(admit) if traced else admit
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
-      plan(tf.constant(ids, tf.int64))
+      admit(tf.constant(ids, tf.int64))
 
   @pytest.mark.parametrize('client_id', [-1, 10])
-  def test_a_bad_id_is_left_for_the_plan_to_refuse(self, client_id):
-    config = _config(noise=NoiseConfig('client', seed=0))
-    broadcast = mechanism.client_noise_broadcast(config, mechanism.initial_state(config))
-    mechanism.client_noise(
-      config, _CRITICAL, [tf.zeros([2])] * 2, tf.constant(client_id, tf.int64), broadcast, tf.constant(1.0)
-    )
+  def test_a_bad_id_is_left_for_the_server_to_refuse(self, client_id):
+    _own_noise(_config(noise=NoiseConfig('client', seed=0)), client_id)
 
   def test_the_last_client_can_take_part(self):
     state, _, _ = _run_once(_config(), {9: ([0.0, 0.0], [1.0, 0.0])})
@@ -237,9 +226,10 @@ class TestRoundWithoutNoise:
 class TestClipTiming:
   def _clips(self, config, norms, **keywords):
     """(used, kept, critical mean of one client) in each round."""
-    state, found = mechanism.initial_state(config), []
+    process, found = _process(config, **keywords), []
+    state = process.initialize()
     for norm in norms:
-      state, mean, measurements = _run_round(config, state, {0: ([0.0, 0.0], [norm, 0.0])}, **keywords)
+      state, mean, measurements = process.next(state, [([0.0, 0.0], [norm, 0.0])], [0])
       found.append((float(measurements['clipping_norm']), float(state.clip), float(mean[1][0])))
     return found
 
@@ -430,6 +420,15 @@ class TestServerNoise:
     assert measurements['sigma'] > 0
 
 
+def _own_noise(config, client_id, state=None, **keywords):
+  """What a client with an update of zeros adds for its noise, on each critical tensor."""
+  one = _process(config, **keywords).rounds
+  state = one.initial_state() if state is None else state
+  update = {i: tf.zeros(spec.shape) for i, spec in enumerate(one.specs)}
+  report = dict(client_id=tf.constant(client_id, tf.int64), norm=tf.constant(0.0))
+  return one.contribution(update, report, one.announce(state), {})[0][len(update) :]
+
+
 class TestClientNoise:
   _LARGE = dict(shapes=([1], [600]))
 
@@ -442,12 +441,8 @@ class TestClientNoise:
       noise=NoiseConfig('client', delta=_DELTA, seed=0),
     )
     state, _ = _run_rounds(config, [{0: ([0.0], [0.0] * 600)}], **self._LARGE)
-    broadcast = mechanism.client_noise_broadcast(config, state)
     for client_id, sigma in ((0, 16 / 1.25), (1, 16 / 1.5)):
-      update = [tf.zeros([1]), tf.zeros([600])]
-      [noise] = mechanism.client_noise(
-        config, _CRITICAL, update, tf.constant(client_id, tf.int64), broadcast, tf.constant(2.0)
-      )
+      [noise] = _own_noise(config, client_id, state, **self._LARGE)
       noise_checks.assert_gaussian(noise, sigma)
     cohort = {0: ([0.0], [0.0] * 600), 1: ([0.0], [0.0] * 600)}
     _, mean, measurements = _run_round(config, state, cohort, **self._LARGE)
@@ -466,13 +461,7 @@ class TestClientNoise:
 
   def test_clients_draw_independently(self):
     config = _config(noise=NoiseConfig('client', seed=0))
-    broadcast = mechanism.client_noise_broadcast(config, mechanism.initial_state(config))
-    drawn = [
-      mechanism.client_noise(
-        config, (0, 1), [tf.zeros([600])] * 2, tf.constant(i, tf.int64), broadcast, tf.constant(1.0)
-      )
-      for i in (0, 1, 2)
-    ]
+    drawn = [_own_noise(config, i, critical=(0, 1), shapes=([600], [600])) for i in (0, 1, 2)]
     draws = [noise.numpy() for noises in drawn for noise in noises]
     for a in range(len(draws)):
       for b in range(a):
@@ -489,7 +478,7 @@ class TestNoiseStream:
 
   def test_rounds_and_layers_are_independent(self, placement):
     _, results = _run_rounds(self._config(placement), [self._COHORT] * 3, **self._KEYWORDS)
-    draws = [layer.numpy() for mean, _ in results for layer in mean[1:]]
+    draws = [layer for mean, _ in results for layer in mean[1:]]
     for a in range(len(draws)):
       for b in range(a):
         noise_checks.assert_uncorrelated(draws[a], draws[b])
@@ -511,8 +500,7 @@ class TestNoiseStream:
   def test_a_resumed_run_draws_what_the_uninterrupted_one_does(self, placement, seed):
     config = self._config(placement, seed)
     state, _ = _run_rounds(config, [self._COHORT, {}, self._COHORT], **self._KEYWORDS)
-    saved = copy.deepcopy(tf.nest.map_structure(lambda t: t.numpy(), state))
-    restored = tf.nest.map_structure(tf.constant, saved)
+    restored = tf.nest.map_structure(tf.constant, state)
     tf.nest.map_structure(
       np.testing.assert_array_equal,
       _run_round(config, state, self._COHORT, **self._KEYWORDS),

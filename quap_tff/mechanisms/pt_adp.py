@@ -13,21 +13,14 @@ from __future__ import annotations
 import collections
 import dataclasses
 
-import numpy as np
-
-from quap_tff import accounting
 from quap_tff.common import checks
 from quap_tff.common import seeds
 from quap_tff.common.lazy import tf
 from quap_tff.mechanisms import budgets
 from quap_tff.mechanisms import clip_rules
-from quap_tff.plans import quap
 
 # Preferences lie within this factor of ε_base, and budgets within it of preferences.
 _FACTOR = 2.0
-_INTERPRETATION = (
-  'The budgets by transactions are an interpretation of PT-ADP, which the documents compare with and do not specify.'
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +39,10 @@ class PtAdp(budgets.ClientBudgetRule):
 
   needs_cohort = True
   observes_updates = True
+  unplannable = "the budgets of pt_adp depend on the clients' updates"
+  note = (
+    'The budgets by transactions are an interpretation of PT-ADP, which the documents compare with and do not specify.'
+  )
 
   participation_credit: float = 0.1
   agreement_credit: float = 0.5
@@ -98,6 +95,9 @@ class PtAdp(budgets.ClientBudgetRule):
       aggregate=state['aggregate'],
     )
 
+  def given(self, state):
+    return state['given']
+
   def after_round(self, state, critical_mean, cohort_size):
     # A round with nobody leaves it as it is.
     aggregate = [
@@ -115,31 +115,3 @@ def _filled(shares, caps, total):
   # However many of the first caps are reached, λ is at least what is left divided by the shares of the others.
   level = tf.reduce_max((total - full) / rest)
   return tf.minimum(caps, level * shares)
-
-
-class PtAdpPlan(quap.QuapPlan):
-  """The mechanism with `PtAdp` as the clients' budget rule, which makes the budgets depend on clients' data."""
-
-  # Updates are compared with the last aggregate, of which other weights were kept.
-  takes_sparsity = False
-
-  def __init__(self, config, draw=accounting.Sampler(), **options):
-    super().__init__(config, draw, **options)
-    self.public_metrics = self.public_metrics - {'noise_multiplier', 'sigma'}
-
-  @property
-  def protection(self):
-    protection = super().protection
-    return protection._replace(text=f'{protection.text}\n{_INTERPRETATION}')
-
-  def calibrated(self, cohorts, epsilon):
-    raise ValueError(
-      "--calibration=exact plans a run's noise before it begins, but the budgets of pt_adp depend on the clients' "
-      'updates: use --calibration=documents.'
-    )
-
-  def planned_ledger(self, cohorts):
-    raise accounting.NoBoundError("the budgets of pt_adp depend on the clients' updates")
-
-  def _own_budgets(self, state, cohort):
-    return np.asarray(state.budget['given'], np.float64)[cohort]

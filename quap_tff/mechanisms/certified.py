@@ -1,0 +1,242 @@
+"""One round of the certified mechanism. `quap_tff.mechanisms.certified_config.CertifiedConfig` is its value.
+
+Neighbours: all data of one client are replaced by nothing, so that its update is zero. Who takes part when is known.
+
+  client i:  its id, and nothing else                                  `report`
+  server:    w_i(t) from who takes part, lowered by the filter         `admit`
+  client i:  u_i = g_i clipped to norm w_i(t)·C_t                      `contribution`
+  server:    (Σ u_i + C_t·Ẑ_t) / D                                     `release`
+             C_{t+1} from the norms, if the clip rule counts them
+
+The noise Ẑ_t takes back a part of what earlier rounds added: Σ_k c_k·Ẑ_{t-k} = Z_t, with Z_t drawn anew from N(0, z²·I)
+(`quap_tff.mechanisms.correlation`; under independent noise Ẑ_t = Z_t). The releases can be transformed so that round t has the
+noise Z_t. Client i then moves round t by at most Σ_{k, i∈S_{t-k}} c_k·w_i(t-k) units of the clipping norm, whatever C_t
+was in each round. docs/privacy.md has the proof. A private quantile's noised count is a second mechanism alongside this
+one. C_t is known before the round, from earlier releases.
+
+The first level of a round needs no update: everyone may know who takes part. So a client can train when its weight is
+known and hand over its update at once, and nobody has to hold a cohort's updates.
+
+If nobody may add anything in a round, the round releases nothing at all. This is so when the cohort is empty, or when
+all its clients have spent their budgets, and it follows from who takes part. The result is then zero, and the clipping
+norm, the noise counter and the buffers stay as they are. t above counts only the rounds that release something.
+
+Arithmetic: norms and sums are float64. Clients clip to (1 - `CLIP_MARGIN`)·w·C. The margin is room for the rounding of
+the clipped entries, of σ, and of a sum over M clients, which is at most 2·M²·2^-53·C. So for M up to a thousand and
+weights from 0.001, one client moves the sum by at most w·C in floating-point numbers, and not only in real numbers.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from quap_tff.common import seeds
+from quap_tff.mechanisms import certified_config as configs
+from quap_tff.mechanisms import clip_rules
+from quap_tff.mechanisms import clip_split
+from quap_tff.mechanisms import gaussian
+from quap_tff.mechanisms import layers as layers_lib
+from quap_tff.mechanisms import mechanism
+from quap_tff.mechanisms import participation as participations
+from quap_tff.mechanisms import planning
+from quap_tff.mechanisms import privacy_filter
+
+# A relative margin. The docstring above explains it.
+CLIP_MARGIN = 2.0**-20
+
+# The uses of a round's seed. They are folded in after the counter and the cohort, so that no numbers are drawn twice.
+_CLIP_RULE, _NOISE = range(2)
+
+
+class ServerState(NamedTuple):
+  """The server's state between rounds.
+
+  Attributes:
+    round: int32 scalar, the number of finished rounds.
+    participation: `counts` int32[N], and `rates` float32[N] under EMA rates.
+    clip: float32 scalar, C of the next round.
+    noise: The seed of the noise, and the number of rounds that have drawn noise, which is the number of releases.
+    buffers: For each tensor of shape S in an update, float64[d, *S]: Σ_k decay_j^(k-1)·Ẑ_{t-k}. The noise of the next
+      round takes a part of this back. Empty under independent noise.
+    accounts: What each client has spent.
+    weights: float32[N], w_i of the latest round, or 0 for a client that was not in it.
+  """
+
+  round: tf.Tensor
+  participation: mechanism.Struct
+  clip: tf.Tensor
+  noise: mechanism.NoiseState
+  buffers: list[tf.Tensor]
+  accounts: privacy_filter.Accounts
+  weights: tf.Tensor
+
+
+class CertifiedRounds(mechanism.Rounds):
+  """The certified mechanism's functions for updates of known tensors.
+
+  Attributes:
+    config: The mechanism.
+    groups: What is clipped together.
+  """
+
+  reports_updates = False
+  tells = True
+  # Rounding in float64 is negligible next to the clipping norm, see `CLIP_MARGIN`.
+  sum_dtype = np.float64
+
+  def __init__(self, config: configs.CertifiedConfig, specs: Sequence[Any], layers: Sequence[layers_lib.Layer]):
+    if any(spec.dtype not in (tf.float32, tf.float64) for spec in specs):
+      raise TypeError(
+        f'Updates must be float32 or float64, found {[spec.dtype.name for spec in specs]}. With fewer bits, rounding '
+        'could make an update larger than its clipping norm.'
+      )
+    self.config, self.specs = config, specs
+    self.groups = clip_split.clip_groups(config.clip_split, [math.prod(spec.shape) for spec in specs], layers)
+    self.collects_late = config.counts_norms
+
+  def initial_state(self):
+    config, d = self.config, self.config.correlation.num_buffers
+    return ServerState(
+      round=tf.constant(0, tf.int32),
+      participation=mechanism.initial_participation(config),
+      clip=tf.constant(config.clip.initial_norm, tf.float32),
+      noise=mechanism.initial_noise(config.noise_seed),
+      buffers=[tf.zeros([d, *spec.shape], tf.float64) for spec in self.specs] if d else [],
+      # Made by tf.zeros, so that the graph does not contain whole arrays.
+      accounts=tf.nest.map_structure(
+        lambda one: tf.zeros([config.num_clients], one.dtype), privacy_filter.opened(0, d)
+      ),
+      weights=tf.zeros([config.num_clients], tf.float32),
+    )
+
+  def report(self, update, own, announced):
+    return collections.OrderedDict(client_id=own['client_id'])
+
+  def admit(self, state, reports):
+    """The metrics are functions of public values, as those of `release` are.
+
+    `weight_mean` and `weight_min` are over the cohort, and 0 if it is empty. `exhausted_clients` is how many clients of
+    the cohort have weight 0. `spent_max` is the largest share of the limit on μ² that any client has spent.
+    """
+    config = self.config
+    client_ids = mechanism.checked_ids(config.num_clients, reports['client_id'])
+    round_num, release = state.round + 1, state.noise.counter
+    participation = participations.next_state(config.participation, state.participation, client_ids, round_num)
+    own = tf.nest.map_structure(lambda part: tf.gather(part, client_ids), state.accounts)
+    prices = privacy_filter.prices_of(config.prices, client_ids)
+    of_cohort = participations.of_clients(participation, client_ids)
+    view = planning.round_view(config, prices, of_cohort, own, release, round_num, client_ids)
+    weights, own = privacy_filter.spend(prices, own, release, view.rounds_left, config.weights.weights(view))
+
+    places = client_ids[:, tf.newaxis]
+    accounts = tf.nest.map_structure(
+      lambda part, new: tf.tensor_scatter_nd_update(part, places, new), state.accounts, own
+    )
+    releases = tf.reduce_any(weights > 0)
+    multiplier = tf.where(releases, tf.constant(config.noise_multiplier, tf.float64), 0.0)
+    sigma = tf.cast(multiplier * tf.cast(state.clip, tf.float64) / config.divisor, tf.float32)
+    size = tf.size(weights)
+    return mechanism.Round(
+      client_ids=client_ids,
+      weights=weights,
+      clip=state.clip,
+      noise_multiplier=multiplier,
+      sigma=sigma,
+      after=ServerState(
+        round=round_num,
+        participation=participation,
+        clip=state.clip,
+        noise=state.noise._replace(counter=state.noise.counter + tf.cast(releases, tf.int64)),
+        buffers=state.buffers,
+        accounts=accounts,
+        weights=tf.scatter_nd(places, weights, [tf.constant(config.num_clients, tf.int64)]),
+      ),
+      metrics=collections.OrderedDict(
+        round=round_num,
+        cohort_size=size,
+        clipping_norm=state.clip,
+        noise_multiplier=tf.cast(multiplier, tf.float32),
+        sigma=sigma,
+        exhausted_clients=tf.reduce_sum(tf.cast(tf.equal(weights, 0), tf.int32)),
+        weight_mean=tf.math.divide_no_nan(tf.reduce_sum(weights), tf.cast(size, tf.float32)),
+        weight_min=tf.where(size > 0, tf.reduce_min(weights), 0.0),
+        spent_max=tf.cast(tf.reduce_max(accounts.spent / config.prices.limit), tf.float32),
+        **mechanism.participation_metrics(config, participation, round_num),
+      ),
+    )
+
+  def tell(self, state, admitted):
+    return collections.OrderedDict(weights=admitted.weights, clip=admitted.clip)
+
+  def contribution(self, update, report, announced, told):
+    """The update, each group clipped to norm r_l·w·C·(1 - `CLIP_MARGIN`); late, its norm where norms are counted.
+
+    | update             | weight | contribution                  |
+    | any entry NaN, inf | any    | exact zeros in every tensor   |
+    | any                | 0      | exact zeros                   |
+    | zero               | any    | exact zeros                   |
+    | within the bounds  | > 0    | the update, bit for bit       |
+
+    The norm is the smallest C at which clipping leaves the update unchanged: max_l ‖u_l‖/r_l, float32. It is not finite
+    if an entry of the update is not finite.
+    """
+    norms = [clip_rules.global_norm([update[i] for i in group.indices]) for group in self.groups]
+    keeps = tf.reduce_all(tf.math.is_finite(tf.stack(norms)))
+    bound = tf.cast(told['weight'], tf.float64) * tf.cast(told['clip'], tf.float64) * (1 - CLIP_MARGIN)
+    result = dict(update)
+    for group, norm in zip(self.groups, norms):
+      within = norm <= group.ratio * bound
+      factor = group.ratio * bound / tf.where(within, tf.ones_like(norm), norm)
+      for index in group.indices:
+        tensor = update[index]
+        clipped = tf.where(within, tensor, tf.cast(tf.cast(tensor, tf.float64) * factor, tensor.dtype))
+        result[index] = tf.where(keeps, clipped, tf.zeros_like(tensor))
+    late = collections.OrderedDict()
+    if self.collects_late:
+      largest = tf.reduce_max([norm / group.ratio for group, norm in zip(self.groups, norms)])
+      norm = tf.cast(tf.where(keeps, largest, float('nan')), tf.float32)
+      late = collections.OrderedDict(norm=norm, weight=told['weight'])
+    return list(result.values()), late
+
+  def release(self, state, admitted, total, late=None):
+    """`sigma` is the standard deviation of the noise that the round draws for each entry of the result."""
+    config, seed = self.config, _round_seed(state, admitted.client_ids)
+    after = admitted.after
+    if self.collects_late:
+      # Only clients with a positive weight count.
+      counted = tf.boolean_mask(late['norm'], late['weight'] > 0)
+      moved = config.clip.next_norm(state.clip, counted, seeds.fold_in(seed, tf.constant(_CLIP_RULE, tf.int64)))
+      after = after._replace(clip=tf.minimum(moved, configs.LARGEST_CLIP))
+    noise, buffers = self._correlated_noise(state, admitted, total, seeds.fold_in(seed, tf.constant(_NOISE, tf.int64)))
+    clip = tf.cast(state.clip, tf.float64)
+    mean = [(part + clip * own) / config.divisor for part, own in zip(total, noise)]
+    result = [tf.cast(m, spec.dtype) for m, spec in zip(mean, self.specs)]
+    return after._replace(buffers=buffers), result, admitted.metrics
+
+  def _correlated_noise(self, state, admitted, total, seed):
+    """Ẑ_t for each tensor of `total`, in units of the clipping norm (zero without a release), and the new buffers."""
+    drawn = gaussian.noises(seed, total, admitted.noise_multiplier)
+    gains, decays = self.config.correlation.gains, self.config.correlation.decays
+    if not len(gains):
+      return drawn, []
+    releases = tf.reduce_any(admitted.weights > 0)
+    noise, buffers = [], []
+    for own, before in zip(drawn, state.buffers):
+      own = tf.where(releases, own - tf.tensordot(gains, before, 1), tf.zeros_like(own))
+      moved = tf.reshape(decays, [-1] + [1] * (len(before.shape) - 1)) * before + own
+      buffers.append(tf.where(releases, moved, before))
+      noise.append(own)
+    return noise, buffers
+
+
+def _round_seed(state, client_ids):
+  # The seed depends on the cohort, too. A round that is tried again with other clients must not draw noise that was
+  # already used: the difference of the two results would then be the difference of the bare sums.
+  cohort = tf.strings.reduce_join(tf.strings.as_string(tf.sort(client_ids)), separator=',')
+  return seeds.fold_in(state.noise.seed, state.noise.counter, tf.strings.to_hash_bucket_fast(cohort, 2**62))

@@ -1,0 +1,429 @@
+"""The interface of mechanisms: what a round does with the clients' updates, without TFF.
+
+A `Mechanism` is one frozen value that a fingerprint can name. Given the tensors of an update, `for_model` makes its
+`Rounds`: pure functions of TensorFlow tensors. Round t is
+
+    server  announced = announce(state)                        what clients are told before they report
+    client  update = prepared(update, announced)               the part of an update that the round is about: often all
+            report = report(update, own, announced)            scalars, among them `client_id`
+    server  admitted = admit(state, reports)                   who takes part with which weight, clip and noise
+            told = tell(state, admitted)                       what clients are told now: often nothing
+    client  early(update, report)                              what it adds to sums that wait for nothing told
+            contribution(update, report, announced, told)      what it adds to the others, bounded; and a late report
+    server  release(state, admitted, total, late)              the result, the state after the round, measurements
+
+`quap_tff.federated.aggregation` lifts any of them to TFF. `play_round` below is the same round as a plain function, for
+tests and audits. Afterwards `Mechanism.spent` says what the ledger records of a round.
+"""
+
+from __future__ import annotations
+
+import abc
+import collections
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Optional, Union
+
+import numpy as np
+
+from quap_tff.common import seeds
+from quap_tff.common.lazy import tf
+from quap_tff.mechanisms import correlation as correlations
+from quap_tff.mechanisms import layers as layers_lib
+from quap_tff.mechanisms import participation as participations
+
+Struct = 'collections.OrderedDict[str, Any]'
+# The tensors of an update by their position in it: all of them, or those that go one way.
+Parts = dict[int, Any]
+
+
+# Measurements that are public for every mechanism, and those that are public where the clipping norm is.
+PUBLIC_METRICS = frozenset(
+  'cohort_size dropped_out epsilon noise_multiplier participation_mean participation_stddev participation_min '
+  'participation_max participation_never_seen update_rejected'.split()
+)
+PUBLIC_NORMS = frozenset({'clipping_norm', 'sigma'})
+
+
+class NoiseState(NamedTuple):
+  """Where the next noise comes from. Anyone who has it can compute the noise.
+
+  Attributes:
+    seed: int64[2].
+    counter: int64 scalar, how many rounds have drawn noise.
+  """
+
+  seed: tf.Tensor
+  counter: tf.Tensor
+
+
+class Round(NamedTuple):
+  """Everything that a round decides before it sums updates.
+
+  Attributes:
+    client_ids: int64[M], the cohort, checked.
+    weights: float32[M], how much each client counts: its part of the sum has norm at most weight·C.
+    clip: float32 scalar, C_t.
+    noise_multiplier: Scalar, σ of the noise on the sum over C_t; 0 if there is none.
+    sigma: Scalar, the standard deviation of the noise that is drawn for each noised entry of the result.
+    after: The state after the round, as far as it is known by now.
+    metrics: Measurements that are known by now, scalars by name.
+  """
+
+  client_ids: tf.Tensor
+  weights: tf.Tensor
+  clip: tf.Tensor
+  noise_multiplier: tf.Tensor
+  sigma: tf.Tensor
+  after: Any
+  metrics: Struct
+
+
+class Spent(NamedTuple):
+  """What a round cost, as `quap_tff.accounting.RoundRecord` has it; its fields have the same names and meanings."""
+
+  cohort: np.ndarray
+  budgets: np.ndarray
+  weights: np.ndarray
+  noise_multiplier: float
+  count_noise_multiplier: float
+  clipping_norm: float
+  counts: Optional[np.ndarray] = None
+
+
+class Facts(NamedTuple):
+  """What others need to know about a mechanism, so that nobody asks which class it is.
+
+  Attributes:
+    delta: δ of one round in nominal figures, and total δ in formal ones.
+    public_metrics: Names of the measurements that are not exact functions of clients' data: they follow from who takes
+      part, from constants and from noised releases.
+    noised_layers: A selection of `quap_tff.mechanisms.layers`, the layers that get noise.
+    clipped_layers: A selection too: the layers whose joint norm is clipped.
+    aggregates_once: Whether a round has one level of aggregation, because no client waits for what others report.
+    needs_each_update: Whether the server must see each client's contribution, and not only their sum.
+    takes_sparsity: Whether rounds can update a part of the weights only.
+    noises_one_sum: Whether a round releases its cohort's sum with the server's noise on `noised_layers`, and no more.
+    is_playable: Whether `play_round` shows a round of it, given updates w_global - w_local alone.
+    divisor: The public constant by which sums are divided; None if it is the number of clients.
+    is_local: Whether each client noises all that it sends, so that figures hold against the server, too.
+    has_nominal: Whether the noise follows the budgets by the documents' formula. Only then do the sums of the budgets,
+      the nominal figures, mean anything.
+    noise_is_constant: Whether the noise multiplier is the same whoever comes.
+    noise_is_planned: Whether the noise was chosen on the planned cohorts.
+    correlation: How the noise of a round is correlated with that of earlier ones.
+    unplannable: Why the cost of a round is not known before it has run, a clause; '' if it is known.
+    note: What else must be said about the mechanism, a sentence, or ''.
+  """
+
+  delta: float
+  public_metrics: frozenset[str]
+  noised_layers: str = layers_lib.ALL
+  clipped_layers: str = layers_lib.ALL
+  aggregates_once: bool = False
+  needs_each_update: bool = False
+  takes_sparsity: bool = True
+  noises_one_sum: bool = False
+  is_playable: bool = True
+  divisor: Optional[float] = None
+  is_local: bool = False
+  has_nominal: bool = False
+  noise_is_constant: bool = False
+  noise_is_planned: bool = False
+  correlation: correlations.Correlation = correlations.Independent()
+  unplannable: str = ''
+  note: str = ''
+
+
+class Mechanism(abc.ABC):
+  """A mechanism as one value. Subclasses are frozen dataclasses.
+
+  Attributes:
+    num_clients: N, the population. Client ids are integers in [0, N).
+  """
+
+  num_clients: int
+
+  @property
+  @abc.abstractmethod
+  def facts(self) -> Facts:
+    """See `Facts`."""
+
+  @property
+  def core(self) -> Mechanism:
+    """The configuration inside all that is around it."""
+    return self
+
+  @property
+  @abc.abstractmethod
+  def fingerprint(self) -> str:
+    """Text that names everything on which the account depends; the seed of the noise is left out."""
+
+  @abc.abstractmethod
+  def for_model(
+    self,
+    specs: Sequence[Any],
+    layers: Sequence[layers_lib.Layer],
+    learning_rate_fn: Optional[Callable[[Any], Any]] = None,
+  ) -> Rounds:
+    """The functions of a round.
+
+    Args:
+      specs: A `tf.TensorSpec` for each tensor of an update.
+      layers: The model's layers, in the order of `specs`.
+      learning_rate_fn: A function from a round (int32 scalar, from 1) to the clients' learning rate (float32 scalar),
+        for a mechanism that clips in units of it.
+
+    Raises:
+      ValueError: If the layers are not those that the mechanism names, or the learning rate is missing.
+      TypeError: If the tensors are of a dtype that it cannot bound.
+    """
+
+  @abc.abstractmethod
+  def seen(self, state: Any) -> dict[str, Any]:
+    """What the state after a round says of who was there: `counts` or `weights` of `quap_tff.plans.checked_cohort`."""
+
+  @abc.abstractmethod
+  def spent(self, state: Any, metrics: Any, cohort: np.ndarray) -> Spent:
+    """What a finished round cost.
+
+    Args:
+      state: The state after the round.
+      metrics: The round's measurements.
+      cohort: int64[M], the checked ids of who was there.
+    """
+
+  def planned(self, cohorts: Sequence[np.ndarray]) -> list[Spent]:
+    """What each round will cost if these cohorts come, int64[M_t] for each. Not for an `unplannable` mechanism."""
+    raise NotImplementedError
+
+  def scaled(self, factor: float) -> Mechanism:
+    """The mechanism with `factor` as the scale of its noise, which an accountant has chosen."""
+    raise NotImplementedError
+
+
+class Rounds(abc.ABC):
+  """A mechanism's functions for updates of known tensors. All are pure.
+
+  Attributes:
+    specs: A `tf.TensorSpec` for each tensor of an update.
+    prepares: Whether the round is about something other than the update itself, see `prepared`.
+    reports_updates: Whether a report needs the update. If not, updates can be made when the weights are known.
+    own_fields: What else than the id must come with an update, and why: the end of "must say …" by name.
+    needs_each_update: Whether `combined` takes the place of the sum.
+    sum_dtype: The dtype in which contributions are summed; None for their own.
+    waiting: Positions of the tensors that wait for `told`; None if all go together.
+    tells: Whether clients are told anything after they have reported.
+    collects_late: Whether contributions come with late reports.
+  """
+
+  specs: Sequence[Any]
+  prepares: bool = False
+  reports_updates: bool = True
+  own_fields: dict[str, str] = {}
+  needs_each_update: bool = False
+  sum_dtype: Any = None
+  waiting: Optional[Sequence[int]] = None
+  tells: bool = False
+  collects_late: bool = False
+
+  @abc.abstractmethod
+  def initial_state(self) -> Any:
+    """The server's state before round 1. It is enough to compute the noise: keep it as secret as clients' data."""
+
+  def announce(self, state: Any) -> Struct:
+    """What every client is told before the round; may be empty."""
+    del state
+    return collections.OrderedDict()
+
+  def prepared(self, update: list[Any], announced: Struct) -> list[Any]:
+    """The part of a client's update that the round is about, as many tensors. All that follows gets this."""
+    del announced
+    return update
+
+  @abc.abstractmethod
+  def report(self, update: Optional[list[Any]], own: Struct, announced: Struct) -> Struct:
+    """What a client reports first: scalars by name, among them `client_id`.
+
+    Args:
+      update: Its float tensors; None unless `reports_updates`.
+      own: Its `client_id`, int64 scalar, and what `own_fields` names.
+      announced: From `announce`.
+    """
+
+  @abc.abstractmethod
+  def admit(self, state: Any, reports: Struct) -> Round:
+    """Everything that the round decides before it sums updates.
+
+    Args:
+      state: The state before the round.
+      reports: The cohort's reports, an array [M] for each scalar, possibly of nobody.
+
+    Raises:
+      tf.errors.InvalidArgumentError: When run, if an id is outside [0, N) or appears twice.
+    """
+
+  def tell(self, state: Any, admitted: Round) -> Struct:
+    """What clients are told before they contribute: scalars; and `weights` float32[M], in the order of the ids.
+
+    A client finds its own weight by its id and sees it as `weight`. Only if `tells`.
+    """
+    raise NotImplementedError
+
+  def early(self, update: Parts, report: Struct) -> Parts:
+    """What a client adds to the sums of the tensors that are not `waiting`."""
+    raise NotImplementedError
+
+  @abc.abstractmethod
+  def contribution(self, update: Parts, report: Struct, announced: Struct, told: Struct) -> tuple[list[Any], Struct]:
+    """What a client adds to the sums, each bounded, and its late report.
+
+    Args:
+      update: The waiting tensors of its update.
+      report: Its own report.
+      announced: From `announce`.
+      told: From `tell`, with its own `weight`.
+
+    Returns:
+      (a tensor for each one of `update`, and after them any others to be summed; late scalars by name).
+    """
+
+  def combined(self, contributions: list[Any]) -> list[Any]:
+    """What takes the place of the sum for a mechanism with `needs_each_update`, from float[M, *S] for each tensor."""
+    raise NotImplementedError
+
+  @abc.abstractmethod
+  def release(
+    self, state: Any, admitted: Round, total: list[Any], late: Optional[Struct] = None
+  ) -> tuple[Any, list[Any], Struct]:
+    """The state after the round, the result and measurements (`round`, `cohort_size`, `clipping_norm` and others).
+
+    Args:
+      state: The state before the round.
+      admitted: From `admit`.
+      total: The sums: a tensor for each one of the update, and then the others of `contribution`.
+      late: The late reports, an array [M] for each scalar, in any order of the clients.
+
+    Returns:
+      (state, float tensors as in an update, scalars by name).
+    """
+
+
+def checked_ids(num_clients: int, client_ids: tf.Tensor) -> tf.Tensor:
+  """int64[M] `client_ids`, checked.
+
+  Raises:
+    tf.errors.InvalidArgumentError: When run, if an id is outside [0, num_clients) or appears twice.
+  """
+  ordered = tf.sort(client_ids)
+  checks = [
+    tf.debugging.assert_non_negative(
+      client_ids, f'Client ids must lie in [0, {num_clients}) (-1: not exactly one id); found'
+    ),
+    tf.debugging.assert_less(
+      client_ids,
+      tf.constant(num_clients, tf.int64),
+      f'Client ids must lie in [0, {num_clients}), the configured population; found',
+    ),
+    tf.debugging.assert_greater(
+      ordered[1:], ordered[:-1], 'A client appears twice in the cohort (each client takes part at most once a round);'
+    ),
+  ]
+  # In eager mode a failed check has already raised, and there is nothing to depend on.
+  with tf.control_dependencies([check for check in checks if check is not None]):
+    return tf.identity(client_ids)
+
+
+def initial_noise(seed: Optional[int]) -> NoiseState:
+  """The noise state before round 1. Without a given seed, the seed comes from the operating system's entropy."""
+  return NoiseState(seed=seeds.initial_seed(seed, 'mechanism'), counter=tf.constant(0, tf.int64))
+
+
+def initial_participation(mechanism: Any) -> Any:
+  """The participation state before round 1, as tensors that are not constants in the graph."""
+  state = participations.initial_state(mechanism.participation, mechanism.num_clients)
+  return tf.nest.map_structure(lambda zeros: tf.zeros(zeros.shape, zeros.dtype), state)
+
+
+def participation_metrics(mechanism: Any, state: Any, round_num: Any) -> Struct:
+  """Statistics of the participation rates, `participation_*`."""
+  found = participations.statistics(mechanism.participation, state, round_num)
+  return collections.OrderedDict((f'participation_{name}', value) for name, value in found.items())
+
+
+def with_ids(told: Struct, admitted: Round) -> Struct:
+  """What is told, with the ids by which clients find their own weights."""
+  told = collections.OrderedDict(told)
+  if 'weights' in told:
+    told['client_ids'] = admitted.client_ids
+  return told
+
+
+def own_told(told: Struct, client_id: tf.Tensor) -> Struct:
+  """What was told, as one client sees it: with its own `weight` in place of the cohort's `client_ids` and `weights`."""
+  own = collections.OrderedDict((name, value) for name, value in told.items() if name not in ('client_ids', 'weights'))
+  if 'weights' in told:
+    is_own = tf.equal(told['client_ids'], client_id)
+    own['weight'] = tf.reduce_sum(tf.where(is_own, told['weights'], 0.0))
+  return own
+
+
+class Played(NamedTuple):
+  """A round that `play_round` has played.
+
+  Attributes:
+    state: After the round.
+    result: Float tensors as in an update.
+    metrics: The measurements.
+    admitted: What was decided before the sum.
+    sent: For each client, all that it added to the sums.
+  """
+
+  state: Any
+  result: list[Any]
+  metrics: Struct
+  admitted: Round
+  sent: list[list[Any]]
+
+
+def play_round(
+  rounds: Rounds, state: Any, updates: Sequence[Sequence[Any]], own: Sequence[Union[int, Struct]]
+) -> Played:
+  """One round as a plain function.
+
+  Args:
+    rounds: The functions.
+    state: Before the round.
+    updates: For each client, the tensors of its update.
+    own: For each client its id, or its `client_id` and the other fields that are its own, by name.
+  """
+  clients = [(list(u), o if isinstance(o, dict) else {'client_id': o}) for u, o in zip(updates, own)]
+  count = len(clients)
+  if not clients:
+    # Somebody with an update of zeros shows which reports there would be. Nothing of it is counted.
+    clients = [([tf.zeros(spec.shape, spec.dtype) for spec in rounds.specs], dict.fromkeys(rounds.own_fields, 0))]
+  announced = rounds.announce(state)
+  reports = []
+  for update, fields in clients:
+    update[:] = rounds.prepared(update, announced)
+    fields = collections.OrderedDict(fields, client_id=tf.cast(fields.get('client_id', 0), tf.int64))
+    reports.append(rounds.report(update if rounds.reports_updates else None, fields, announced))
+  admitted = rounds.admit(state, _stacked(reports, count))
+  told = with_ids(rounds.tell(state, admitted), admitted) if rounds.tells else collections.OrderedDict()
+  every = range(len(rounds.specs))
+  waiting = every if rounds.waiting is None else rounds.waiting
+  sent, late = [], []
+  for (update, _), report in zip(clients, reports):
+    added, own_late = rounds.contribution(
+      {i: update[i] for i in waiting}, report, announced, own_told(told, report['client_id'])
+    )
+    rest = {i: update[i] for i in every if i not in waiting}
+    found = {**dict(zip(waiting, added)), **(rounds.early(rest, report) if rest else {})}
+    sent.append([found[i] for i in every] + added[len(waiting) :])
+    late.append(own_late)
+  each = [tf.stack([tf.cast(one, rounds.sum_dtype or one.dtype) for one in parts])[:count] for parts in zip(*sent)]
+  total = rounds.combined(each) if rounds.needs_each_update else [tf.reduce_sum(one, axis=0) for one in each]
+  return Played(*rounds.release(state, admitted, total, _stacked(late, count)), admitted, sent[:count])
+
+
+def _stacked(reports, count):
+  return collections.OrderedDict((name, tf.stack([one[name] for one in reports])[:count]) for name in reports[0])
