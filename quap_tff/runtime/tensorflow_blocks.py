@@ -12,6 +12,7 @@ section adds its nodes to it.
 from collections.abc import Sequence
 import functools
 import itertools
+import operator
 import threading
 from typing import Any, Callable, Optional
 
@@ -49,9 +50,17 @@ def _names(binding: Any) -> Any:
 
 def _leaves(value: Any) -> list[Any]:
   """The leaves of nested tuples, depth first."""
-  if not isinstance(value, tuple):
-    return [value]
-  return [leaf for part in value for leaf in _leaves(part)]
+  leaves: list[Any] = []
+  _add_leaves(value, leaves)
+  return leaves
+
+
+def _add_leaves(value: Any, leaves: list[Any]) -> None:
+  if isinstance(value, tuple):
+    for part in value:
+      _add_leaves(part, leaves)
+  else:
+    leaves.append(value)
 
 
 def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
@@ -206,7 +215,7 @@ class TensorFlowBlock:
     proto = proto.tensorflow
     arguments = _leaves(_names(proto.parameter)) if proto.HasField('parameter') else []
     results = _names(proto.result)
-    self._positions = _positions(results, arguments)
+    self._pack = _packer(_positions(results, arguments))
     self.function = GraphFunction(lambda: section_graphs.of_section(proto, arguments, _leaves(results)), on_trace)
 
   def __call__(self, argument: Any, device: str) -> Any:
@@ -221,7 +230,7 @@ class TensorFlowBlock:
       The result's value, in the same form.
     """
     leaves = [] if argument is None else _leaves(argument)
-    return _picked(self._positions, [*self.function(leaves, device), *leaves])
+    return self._pack([*self.function(leaves, device), *leaves])
 
   def add_to_current_graph(self, argument: Any, new_handle: Callable[[VariableSpec], tf.Tensor]) -> Any:
     """The section's result in the current TensorFlow graph.
@@ -233,7 +242,7 @@ class TensorFlowBlock:
     leaves = [] if argument is None else _leaves(argument)
     graph = self.function.graph
     inputs = [leaves[i] for i in graph.used] + [new_handle(variable) for variable in graph.variables]
-    return _picked(self._positions, [*graph.add_to_current_graph(inputs, name='section'), *leaves])
+    return self._pack([*graph.add_to_current_graph(inputs, name='section'), *leaves])
 
 
 def _positions(names: Any, arguments: Sequence[str]) -> Any:
@@ -246,8 +255,12 @@ def _fetches(names: Any, arguments: Sequence[str]) -> list[str]:
   return [name for name in dict.fromkeys(_leaves(names)) if name not in arguments]
 
 
-def _picked(positions: Any, flat: Sequence[Any]) -> Any:
-  return _mapped(flat.__getitem__, positions)
+def _packer(positions: Any) -> Callable[[Sequence[Any]], Any]:
+  """Picks a value out of flat tensors, of which `positions` (nested tuples) are the value's leaves."""
+  if not isinstance(positions, tuple):
+    return operator.itemgetter(positions)
+  packers = [_packer(part) for part in positions]
+  return lambda flat: tuple([pack(flat) for pack in packers])
 
 
 class Joined:
@@ -266,14 +279,14 @@ class Joined:
   def __init__(self, make: Callable[[Any, dict[str, Any]], Any], specs: dict[str, Any], on_trace: Callable[[], None]):
     self._make = make
     self._specs = specs
-    self._positions: Any = None
+    self._pack: Any = None
     self.function = GraphFunction(self._make_graph, on_trace)
 
   def __call__(self, bindings: dict[str, Any], device: str) -> Any:
     """The values that `make` would make of `bindings`."""
     leaves = _leaves(tuple([bindings[name] for name in self._specs]))
     outputs = self.function(leaves, device)
-    return _picked(self._positions, [*outputs, *leaves])
+    return self._pack([*outputs, *leaves])
 
   def _make_graph(self) -> section_graphs.SectionGraph:
     with tf.Graph().as_default() as graph:
@@ -285,7 +298,7 @@ class Joined:
       tracer = _Tracer()
       results = _mapped(lambda result: result.name, _in_graph(self._make(tracer, bindings)))
     names = [argument.name for argument in arguments]
-    self._positions = _positions(results, names)
+    self._pack = _packer(_positions(results, names))
     return section_graphs.of_graph(graph, arguments, tracer.handles, tracer.variables, _fetches(results, names))
 
 
