@@ -1,23 +1,23 @@
-"""The experiments: programs, and what they share."""
+"""The programs, and the parts that they share."""
 
 import os
 import signal
 import sys
 
-# TensorFlow and NumPy read these when they are loaded. What the user set is kept.
+# TensorFlow and NumPy read these when they are loaded. Values that the user set are kept.
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # Keeps TensorFlow's start-up messages out.
 # OpenBLAS's threads spin for a while when they have nothing to do: for 2^26 cycles by default, and now for 2^16.
 os.environ.setdefault('OPENBLAS_THREAD_TIMEOUT', '16')
 
 
 def leave(signum, frame):
-  """Ends the process from within imports, where an exception would come out as a traceback of somebody else's."""
+  """Ends the process from within imports, where an exception would show a traceback of another package."""
   del signum, frame
   os.write(sys.stderr.fileno(), b'\nInterrupted.\n')
   os._exit(130)
 
 
-# What asks a program to end: Ctrl-C, and what `kill`, a batch system or a container sends.
+# Requests to end a program: Ctrl-C, and the signal of `kill`, a batch system or a container.
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 # So Python's arguments begin while `python -m experiments.…` looks for the program. A signal may come before it is

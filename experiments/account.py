@@ -75,7 +75,7 @@ _ROUNDS_AFTER = flags.DEFINE_integer(
 
 
 def main(argv: list[str]) -> int:
-  """Accounts for what the flags in `argv[1:]` say; returns the exit status."""
+  """Accounts for the mechanism that the flags in `argv[1:]` describe; returns the exit status."""
   rest = command_line.parse(_FLAGS, argv)
   if _FLAGS.help:
     print(command_line.help_text(__doc__, _FLAGS))
@@ -140,7 +140,7 @@ def _print_table(solution: calibration.Solution, figures: dict[str, Any]):
     print(' '.join(words))
   print(f'Neighbours: {solution.history.neighbours}; unit: {accountants.UNIT};')
   print(f'{accountants.amplification(solution.history)}.')
-  print('The figures hold for values that are released with this noise, not for others released beside them.\n')
+  print('The figures hold for values that are released with this noise, not for others that are released as well.\n')
   width = max(map(len, figures))
   print(f'{"accountant":<{width}}  {"ε":>10}')
   for name, figure in figures.items():

@@ -1,4 +1,4 @@
-"""What all binaries share: their flags, their errors in one line, and a quiet end when the reader or the user leaves.
+"""Parts that all programs share: flags, errors in one line, and an end without a traceback on a signal or closed pipe.
 
 Each binary has flag values of its own: in one process with other binaries, flags of the same name must not meet.
 """
@@ -61,7 +61,7 @@ def parse(values: flags.FlagValues, argv: Sequence[str]) -> list[str]:
   """Sets the flags from `argv[1:]`, the others to their defaults (a second call starts anew).
 
   Returns:
-    The arguments that are no flags.
+    The arguments that are not flags.
 
   Raises:
     ValueError: For an unknown flag, a value that it does not take, or a flag file that cannot be read.
@@ -71,7 +71,7 @@ def parse(values: flags.FlagValues, argv: Sequence[str]) -> list[str]:
   try:
     return values(list(argv))[1:]
   except UnicodeDecodeError as error:
-    raise ValueError(f'A flag file is no text ({error}): a flag file has one --name=value on a line.') from None
+    raise ValueError(f'A flag file must be text ({error}): a flag file has one --name=value on a line.') from None
   except (flags.Error, OSError) as error:
     raise ValueError(' '.join(str(error).split())) from None
 
@@ -115,9 +115,9 @@ def filled(text: str, first: str = '', later: str = '', end: str = '') -> list[s
 
   Args:
     text: Any white space in it divides words.
-    first: What the first line begins with.
-    later: What the others begin with.
-    end: What all but the last line end with.
+    first: The beginning of the first line.
+    later: The beginning of the other lines.
+    end: The end of all lines but the last.
   """
   lines, line = [], first
   for word in text.split():
@@ -192,7 +192,7 @@ def error_text(error: BaseException) -> str:
   """An error in words, with what to do where the disk is full."""
   text = str(error)
   if is_out_of_room(error):
-    text += '. Make room and give the same command again: what was kept before is still there.'
+    text += '. Make room and give the same command again: everything that was kept before is still there.'
   return text
 
 
@@ -250,7 +250,7 @@ def use_own_temporary_folder():
     folder = os.path.join(parent, _TEMPORARY + os.path.basename(made)[len(_BEING_MADE) :])
     os.rename(made, folder)
   except OSError:
-    return  # A full disk, say: whoever needs a temporary file will find out.
+    return  # A full disk, say. The first use of a temporary file will report it.
   tempfile.tempdir = folder
   atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
@@ -293,7 +293,7 @@ def _say_interrupted():
 
 
 def _end(status: int):
-  """Ends the process; what cannot be written any more is let go of."""
+  """Ends the process. Output that nobody can receive any more is dropped."""
   contexts = sys.modules.get(_TFF_CONTEXTS)
   if hasattr(contexts, 'set_no_default_context'):
     # Python may delete the context that TFF makes by default after what its finalizer needs, which would then complain.

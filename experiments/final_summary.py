@@ -1,4 +1,4 @@
-"""What `experiments.train` prints at the end: a few lines for people, then one line of JSON for scripts.
+"""The text that `experiments.train` prints at the end: a few lines for people, then one line of JSON for scripts.
 
 Together they fit a terminal of 24 rows and 80 columns. The last lines for people are the accuracy and the guarantee.
 All figures are in summary.json, which a run with --output_dir leaves. The line of JSON has the same keys, with shorter
@@ -58,7 +58,7 @@ def has_diverged(weights: Iterable[Any], test_loss: float) -> bool:
 
 
 def make(
-  run: Any,
+  run: run_lib.Run,
   num_clients: int,
   report: plans.Report,
   *,
@@ -73,9 +73,9 @@ def make(
   """The summary of a run, made of values that JSON can hold.
 
   Args:
-    run: Its configuration, or its flags.
+    run: Its configuration.
     num_clients: N.
-    report: What may be said about the run.
+    report: The plan's statements about the run.
     rounds: The rounds done.
     test: `loss` and `accuracy` on the test set.
     diverged: From `has_diverged`.
@@ -84,7 +84,6 @@ def make(
     seconds: That the rounds of this process took; None where this is withheld.
     output_dir: The run's folder. A certified run's summary.json does not name it.
   """
-  run = run_lib.Run.from_flags(run)
   return {
     'dataset': datasets.portable(run.flags['dataset']),
     'algorithm': run.flags['algorithm'],
@@ -126,7 +125,8 @@ def text(
 
   Args:
     summary: As summary.json has it.
-    covered: What noise covers, and what is logged beside it, a sentence each; none for a run that was finished before.
+    covered: Sentences on the coverage of the noise and on exact figures in the logs; none for a run that was finished
+      before.
     rounds_run: The rounds of this process; None if there was nothing to run.
     seconds: That these rounds took; None where this is withheld.
   """
@@ -161,7 +161,7 @@ def malicious(found: Mapping[str, Any]) -> str:
 
 
 def guarantee(summary: Mapping[str, Any]) -> str:
-  """What is proven about the release, in plain words."""
+  """The proven statement about the release, in plain words."""
   formal = summary['formal']
   figures = _headline(formal) if formal is not None else []
   if formal is not None and not figures:
@@ -183,7 +183,7 @@ def guarantee(summary: Mapping[str, Any]) -> str:
 
 
 def _reading(summary) -> list[str]:
-  """What the rounds cost of a run that ended early."""
+  """The cost of the rounds of a run that ended early."""
   reading = (summary['formal'] or {}).get('reading')
   if reading is None:
     return []

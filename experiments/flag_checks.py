@@ -1,7 +1,7 @@
-"""What is wrong with a run's flags, as far as one can tell without data and without TensorFlow.
+"""Checks of a run's flags that need neither data nor TensorFlow.
 
-The configurations check themselves when they are made. So here they are made, before anything is loaded, and what they
-say of their fields is said of flags.
+The configurations check themselves when they are made. So here they are made, before anything is loaded, and their
+errors about fields become errors about flags.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ _OF_RUNTIME = {
   'worker_credentials': 'workers',
   'worker_timeout': 'workers',
 }
-# Flags that say what is kept in --output_dir.
+# Flags about the files in --output_dir.
 _OF_FOLDER = ('checkpoint_every', 'keep_checkpoints', 'signing_key')
 # The flags that give fields of another name.
 _FLAG_OF_FIELD = {
@@ -47,18 +47,6 @@ _ALWAYS_FLAGS = (
   'gaussian_calibration',
   'worker_addresses',
 )
-# The flags that give what `registry` calls by these words.
-_FLAG_OF_KIND = {
-  'noise placement': 'noise',
-  'gaussian calibration': 'gaussian_calibration',
-  'clip scope': 'clip_scope',
-  'update scale': 'update_scale',
-  'round budget rule': 'round_budget',
-  'participation rate': 'participation_rate',
-  'clip rule': 'clip',
-  'runtime': 'runtime',
-  'device': 'device',
-}
 # How to test on others than the clients themselves.
 _OTHERS = {
   'femnist': '--dataset=femnist:test_writers=0.1.',
@@ -79,9 +67,6 @@ def naming_flags() -> Iterator[None]:
     name = subject and _FLAG_OF_FIELD.get(subject[1], subject[1])
     if name in parts.FLAGS:
       text = f'--{name}{text[subject.end(1):]}'
-    kind = re.match(r'Unknown ([\w ]+) \'', text)
-    if kind and kind[1] in _FLAG_OF_KIND:
-      text = f'--{_FLAG_OF_KIND[kind[1]]}: {text}'
     text = re.sub(
       rf'(?<![\w-])({"|".join(_ALWAYS_FLAGS)})\b', lambda found: f'--{_FLAG_OF_FIELD.get(found[1], found[1])}', text
     )
@@ -133,7 +118,7 @@ def _check_numbers(run):
 
 
 def _check_data(run):
-  """Refuses what does not go together with the dataset."""
+  """Refuses flags that do not go together with the dataset."""
   dataset, name, model, features = run.data.dataset, run.dataset_name, run.local.model, run.data.features
   if model != 'auto' and dataset.is_sequences != (model in models.OF_SEQUENCES):
     kinds = {True: 'sequences of tokens', False: 'arrays of numbers'}

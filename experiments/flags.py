@@ -91,7 +91,7 @@ def parsed(arguments: Sequence[str]) -> Iterator[flags.FlagValues]:
   """The flags as a command line with these arguments would set them. Afterwards they have their defaults again.
 
   Raises:
-    ValueError: For an unknown flag, a value of the wrong type, or an argument that is no flag.
+    ValueError: For an unknown flag, a value of the wrong type, or an argument that is not a flag.
   """
   try:
     command_line.refuse_arguments(parse(['train', *arguments]))

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as KeyboardInterrupt, but never in the middle of what must be done whole.
+"""Ctrl-C and SIGTERM as KeyboardInterrupt, but never in the middle of a step that must be done whole.
 
 Python raises KeyboardInterrupt between any two instructions; a round could count in the model and not in the log. The
 state is the process's, as signal handlers are.
@@ -57,10 +57,10 @@ def ignore_from_now_on():
 
 
 def is_on_its_way() -> bool:
-  """Whether a KeyboardInterrupt has been raised that nobody has caught yet, see `caught`.
+  """Whether a KeyboardInterrupt has been raised and not been caught yet, see `caught`.
 
-  Then any other error may be what has become of it: TensorFlow's C++ drops what a Python function that it calls raises,
-  and goes on with no result.
+  Then any other error may be its consequence: TensorFlow's C++ drops an exception of a Python function that it calls,
+  and goes on without a result.
   """
   return _on_its_way
 

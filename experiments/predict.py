@@ -69,14 +69,14 @@ _EXTRACTOR = flags.DEFINE_string(
 
 @dataclasses.dataclass(frozen=True)
 class Predictor:
-  """The model of a run with what comes before it. Call it with images.
+  """The model of a run, with the steps before it. Call it with images.
 
   Attributes:
     image_shape: (height, width, channels) of an image.
     white: The integer pixel value that becomes 1.0.
     features: What takes the place of the images.
     model: From float32[n, ...] to logits float32[n, classes].
-    warnings: What a user should know about the run, a sentence each.
+    warnings: Sentences that a user of the run should read.
   """
 
   image_shape: tuple[int, ...]
@@ -172,7 +172,7 @@ def load(path: str, extractor: Optional[str] = None) -> Predictor:
     shape = tuple(resolved['input_shape'])  # The file of the dataset decided.
   if shape is None:
     raise ValueError(
-      f'{path} is a run on {identity["dataset"]!r}, whose examples are no images. This command predicts the labels '
+      f'{path} is a run on {identity["dataset"]!r}, whose examples are not images. This command predicts the labels '
       'of images only; load the model with Keras instead.'
     )
   features = _with_extractor(features, extractor)

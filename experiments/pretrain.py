@@ -42,7 +42,7 @@ _DATA_DIR = flags.DEFINE_string(
 _PUBLIC_DATA = flags.DEFINE_string(
   'public_data',
   'emnist_letters',
-  f'What the network learns from: {registry.describe(public_images.SOURCES)}.',
+  f'Data that the network learns from: {registry.describe(public_images.SOURCES)}.',
   flag_values=_FLAGS,
 )
 _OUTPUT = flags.DEFINE_string('output', None, 'Folder to write. It must be new or empty.', flag_values=_FLAGS)

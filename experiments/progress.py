@@ -19,7 +19,7 @@ _COLUMNS, _LEAST_BAR = 80, 3
 
 
 def say(kind: str, text: str):
-  """Says what is done before the first round: TensorFlow alone takes seconds. `kind` as in `make`."""
+  """Shows a step before the first round: TensorFlow alone takes seconds. `kind` as in `make`."""
   if kind != 'none':
     print(text, file=sys.stderr, flush=True)
 
@@ -41,14 +41,14 @@ class Progress:
     """Called after each round with its metrics."""
 
   def note(self, text: str):
-    """Says something beside the rounds' figures."""
+    """Shows a text between the rounds' figures."""
 
   def close(self):
     """Called once at the end."""
 
 
 class _Shown(Progress):
-  """What both displays know: the latest test with its round, and how long the rest will take."""
+  """Facts that both displays show: the latest test with its round, and the time that is left."""
 
   def __init__(self, first_round, last_round):
     super().__init__(first_round, last_round)

@@ -6,14 +6,12 @@ import math
 import sys
 from typing import Any, Optional
 
-from absl import flags
 import numpy as np
 import tensorflow as tf
 
 from data import features
 from experiments import evidence
 from experiments import final_summary
-from experiments import methods
 from experiments import run_directory
 from experiments import run_folder
 from experiments import setup
@@ -40,7 +38,6 @@ def report(experiment: setup.Experiment, result: training.Result) -> plans.Repor
 
 def summary(
   experiment: setup.Experiment,
-  values: flags.FlagValues,
   result: training.Result,
   report: plans.Report,
   directory: Optional[run_directory.RunDirectory],
@@ -64,36 +61,35 @@ def summary(
 
 def write(
   experiment: setup.Experiment,
-  values: flags.FlagValues,
   result: training.Result,
   report: plans.Report,
   directory: run_directory.RunDirectory,
   its_summary: dict[str, Any],
 ):
   """Writes everything into the run's folder, the summary after the files that it speaks of, the certificate last."""
-  federation = experiment.federation
+  run, federation = experiment.run, experiment.federation
   model = models.build_keras_model(
-    experiment.model, federation.input_shape, federation.num_classes, values.compute_dtype
+    experiment.model, federation.input_shape, federation.num_classes, run.local.compute_dtype
   )
   result.weights.assign_weights_to(model)
   with directory.replacing(run_folder.MODEL) as path:
     saving.save_model(saving.with_stock_layers(model), path)
-  features.keep_copy(values.features, directory.path)
+  features.keep_copy(run.flags['features'], directory.path)
   with directory.replacing(run_folder.LEDGER) as path:
     np.savez(path, **result.ledger.state_dict())
   with directory.replacing(run_folder.CLIENTS) as path:
     _write_clients(path, experiment, result, report, model)
   metrics = plots.read_metrics(directory.file(run_folder.METRICS)) if result.round_num else {}
-  if metrics and methods.parse(values.algorithm).gives_certificate:
-    metrics[plots.SPENT] = spent_by_round(result.ledger, values.delta)
+  if metrics and run.method.gives_certificate:
+    metrics[plots.SPENT] = spent_by_round(result.ledger, run.flags['delta'])
   if plots.panels_of(metrics):
     with directory.replacing(run_folder.PLOT) as path:
       plots.plot_run(
         metrics,
         path,
-        f'{federation.name}, {federation.num_clients} clients, {values.algorithm}, {result.round_num} rounds',
+        f'{federation.name}, {federation.num_clients} clients, {run.flags["algorithm"]}, {result.round_num} rounds',
       )
-  if not methods.parse(values.algorithm).gives_certificate:
+  if not run.method.gives_certificate:
     directory.write_summary(its_summary)
     return
   # A folder that is made to be handed out does not say where it lay.
@@ -101,7 +97,7 @@ def write(
   if result.interrupted:
     certificate_folder.remove(directory.path)
   else:
-    certificate_folder.write(directory.path, evidence.read, values.signing_key)
+    certificate_folder.write(directory.path, evidence.read, run.publication.signing_key)
     print(f'Certified: python -m experiments.verify {directory.path} checks it.', file=sys.stderr)
 
 

@@ -34,7 +34,7 @@ _DEFAULT_COHORT_SHARE, _DEFAULT_COHORT_LIMIT = 0.3, 30
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """What one run is. It says everything that is computed, and how the run is watched and kept.
+  """One run: everything that is computed, and how the run is watched and kept.
 
   Attributes:
     data: The clients' data.
@@ -42,7 +42,7 @@ class Run:
     schedule: Rounds and seed.
     method: The method with its parameters and with the flags that it uses, see `quap_tff.methods`.
     local: Model and local training.
-    publication: What is published and kept.
+    publication: The published model, and the files that are kept.
     runtime: Where TFF computations run.
     flags: Every flag as it was written, by name, those that the method does not use among them.
   """
@@ -93,7 +93,7 @@ class Run:
       KeyError, TypeError, ValueError: If it is damaged, or of a later version.
     """
     written = {**run_json['flags'], **run_json['identity']}
-    if unknown := written.keys() - parts.FLAGS.keys():
+    if unknown := run_json['identity'].keys() - parts.FLAGS.keys():
       raise ValueError(f'unknown flags {sorted(unknown)}')
     if folder is not None:
       written['features'] = features_lib.located(written.get('features', 'none'), folder)
@@ -191,7 +191,7 @@ class Run:
     )
 
   def setting(self, num_clients: int, participation: Any = None, **options: Any) -> methods.Setting:
-    """What the method is told about the run. `options` are those of the plan."""
+    """The facts about the run that its method uses. `options` are those of the plan."""
     seed = self.schedule.seed
     return methods.Setting(
       num_clients=num_clients,

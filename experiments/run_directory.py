@@ -1,15 +1,15 @@
-"""The folder of a run: what was asked, with what versions, how far it came. One process holds it at a time.
+"""The folder of a run: its flags, its versions, its results. One process holds it at a time.
 
-    run.json                 every flag, what the flags leave to the data, the versions, the machine, and which code ran
-                             which rounds
+    run.json                 every flag, the facts that follow from the data, the versions, the machine, and which code
+                             ran which rounds
     metrics.csv              one row a round
     tensorboard/             the rows again, with the time of each: not where client metrics are withheld
     checkpoints/             server state, ledger and average of weights after a round: secret, see below
     final_model.keras        the model with its last weights
     plot.png, summary.json   at the end
 
-A checkpoint contains the seed of the noise, so whoever has one can subtract the noise. From the start, only the owner
-can read the folder of checkpoints. It is removed when the run has finished its last planned round.
+A checkpoint contains the seed of the noise, so anyone who has one can subtract the noise. From the start, only the
+owner can read the folder of checkpoints. It is removed when the run has finished its last planned round.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ class RunDirectory:
       path: The folder: new, empty, or of a run with the same `identity`.
       all_flags: Every flag, to be written down.
       identity: The flags that say what is computed.
-      resolved: What the flags leave to the data.
+      resolved: The facts that follow from the data.
       data_digest: Of the clients' data. The folder keeps a commitment to it, with a secret salt: the digest itself
         would confirm a guess of a client's data.
       needs_same_code: Whether a run whose last round was run by other code than this is refused.

@@ -25,7 +25,7 @@ LOCK = '.lock'
 
 _FOLDERS = (CHECKPOINTS, TENSORBOARD)
 _FILES = (RUN, METRICS, SUMMARY, MODEL, LEDGER, CLIENTS, PLOT)
-# What a run that was interrupted before its first round may have left.
+# Names that a run may leave that was interrupted before its first round.
 _OF_THE_START = {LOCK, RUN + files.UNFINISHED, CHECKPOINTS}
 
 

@@ -142,7 +142,7 @@ class LocalTraining:
 
 @dataclasses.dataclass(frozen=True)
 class Publication:
-  """What is published and kept.
+  """Publication and files.
 
   Attributes:
     averaging: How weights are averaged over rounds before they are tested and published.

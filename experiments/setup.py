@@ -39,10 +39,11 @@ class Experiment:
     run: Its configuration.
     federation: The clients' data and the test set.
     cohorts: Who takes part in which round.
-    plan: The plan of the method: its learning process, what its rounds spend, and what may be said about the model.
+    plan: The plan of the method. It has the learning process, the account of the rounds, and the statements about the
+      model.
     model: The model's name.
     model_fn: Makes the model.
-    build_process: Makes the learning process. An argument, if given, is what `plans.Plan.build_process` calls `around`.
+    build_process: Makes the learning process. An argument, if given, is the `around` of `plans.Plan.build_process`.
     build_evaluation: Makes the function from (weights, x, y) to `loss`, `accuracy` and `num_examples`. Call it and
       `build_process` with the runtime active: TensorFlow accepts the runtime's settings only before its first use.
     averaging: Makes the published weights from the weights of all rounds.

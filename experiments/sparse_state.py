@@ -27,7 +27,7 @@ def unpacked(kept: list[Any], leaves: list[np.ndarray], num_clients: int) -> lis
   """The leaves from which `packed` made `kept`.
 
   Args:
-    kept: What `packed` returned.
+    kept: From `packed`.
     leaves: Arrays of the same shapes and types as those that were packed.
     num_clients: N.
 

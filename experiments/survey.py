@@ -74,7 +74,7 @@ _ANSWER_SEED = _define(
   'integer',
   'answer_seed',
   None,
-  "Seed of the clients' randomness, for reproducible experiments only: whoever knows it knows the answers. Default: "
+  "Seed of the clients' randomness, for reproducible experiments only: anyone who knows it knows the answers. Default: "
   "drawn from the operating system's entropy.",
 )
 

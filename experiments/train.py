@@ -25,7 +25,7 @@ from experiments import progress
 from quap_tff.accounting import protection as protections
 from quap_tff.common import lazy
 
-# What loads TensorFlow: not before the flags are found right.
+# These load TensorFlow, so they wait until the flags are found right.
 evidence = lazy.module('experiments.evidence')
 certificate_folder = lazy.module('quap_tff.accounting.certificate_folder')
 results = lazy.module('experiments.results')
@@ -68,7 +68,7 @@ def main(argv: list[str], callbacks: 'Sequence[training.Callback]' = ()) -> int:
   lazy.load('experiments.results')  # And with it everything that takes long.
   interrupts.install()
   try:
-    return _train(run, values, callbacks)
+    return _train(run, callbacks)
   except KeyboardInterrupt:
     return _interrupted()
   except (run_folder.RunDirectoryError, runtime.WorkerError, runtime.RuntimeStackError) as error:
@@ -92,7 +92,7 @@ def _needs_same_code(run) -> bool:
   return run.method.gives_certificate and not run.publication.allow_code_change
 
 
-def _train(run, values, callbacks) -> int:
+def _train(run, callbacks) -> int:
   publication = run.publication
   with contextlib.ExitStack() as stack:
     progress.say(publication.progress, f'Reading {run.flags["dataset"]} …')
@@ -127,21 +127,21 @@ def _train(run, values, callbacks) -> int:
       callbacks=callbacks,
     )
     report = results.report(experiment, result)
-    summary = results.summary(experiment, values, result, report, directory)
+    summary = results.summary(experiment, result, report, directory)
     if directory is not None:
-      summary = _keep(experiment, values, result, report, directory, summary)
+      summary = _keep(experiment, result, report, directory, summary)
     _print_summary(result, report, summary)
     return command_line.INTERRUPTED if result.interrupted else 0
 
 
-def _keep(experiment, values, result, report, directory, summary):
+def _keep(experiment, result, report, directory, summary):
   """Writes the results unless they are there already, and removes the checkpoints of a finished run."""
   kept = directory.read_summary()
   is_kept = kept is not None and kept.get('rounds') == result.round_num and not kept.get('interrupted')
   needs_certificate = experiment.run.method.gives_certificate
   is_uncertified = needs_certificate and not os.path.exists(directory.file(certificate_folder.CERTIFICATE))
   if result.rounds_run or result.interrupted or not is_kept or is_uncertified:
-    results.write(experiment, values, result, report, directory, summary)
+    results.write(experiment, result, report, directory, summary)
   else:
     state = 'was finished' if kept['finished'] else f'had come to round {kept["rounds"]}'
     print(f'The run {state} already; nothing was trained or written.', file=sys.stderr)
@@ -194,7 +194,7 @@ def _print_summary(result, report, summary):
 
 
 def _sentences(protection):
-  """What the noise covers and what it does not, for the end of a run; what else is said of it, for the beginning."""
+  """Sentences on the noise: its coverage, for the end of a run, and the others, for the beginning."""
   lines = protection.text.splitlines()
   covered, others = lines[:1], [line for line in lines[1:] if line != protection.statement]
   if protection.covers != protections.RELEASED_MODEL:  # There the guarantee says it.

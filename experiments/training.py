@@ -35,7 +35,7 @@ class Result(NamedTuple):
     rounds_run: Rounds done by this process.
     weights: The published weights, `tff.learning.models.ModelWeights` of arrays.
     test: `loss` and `accuracy` on the test set, of these weights.
-    ledger: What the rounds spent.
+    ledger: The record of what each round spent.
     date: The day on which this process began.
     seconds: Of this process, from the first round on; None where client metrics are withheld.
     interrupted: Whether the run was cut off by the user.
@@ -149,7 +149,7 @@ class _Rounds:
   Attributes:
     done: Rounds done, those of earlier processes included.
     state: The server's state after them.
-    ledger: What they spent.
+    ledger: The record of what each of them spent.
     row: The metrics of the last one.
   """
 
@@ -287,7 +287,7 @@ def _row(
   row.update(experiment.plan.metrics(output))
   row.update(output.metrics['finalizer'])
   if not len(cohort) and row.keys() >= {'train_loss'}:
-    # Nobody has neither loss nor accuracy; Keras' means over nothing are 0.
+    # An empty cohort has no loss and no accuracy, but Keras' means over nothing are 0.
     row.update(train_loss=np.nan, train_accuracy=np.nan)
   if not experiment.client_metrics:
     row = {name: value for name, value in row.items() if name in experiment.plan.public_metrics}

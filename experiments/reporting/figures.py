@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 import pandas as pd
 
-from experiments import methods
 from experiments import plots
 from experiments.reporting import pages
 from experiments.reporting import runs
+from quap_tff import methods
 
 # Paul Tol's "muted" colours, which people with any colour vision can tell apart. The numbers of colours and markers
 # have no common divisor, so that each of the first 99 places has its own pair. The same holds for colours and dashes.

@@ -12,8 +12,8 @@ import pandas as pd
 
 from data import cohorts
 from data import partition
-from experiments import methods
 from experiments import plots
+from quap_tff import methods
 from quap_tff.accounting import run_ledger
 from quap_tff.common import registry
 from quap_tff.mechanisms import clip_rules

@@ -9,12 +9,12 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from experiments import methods
 from experiments import run as run_lib
 from experiments.reporting import figures
 from experiments.reporting import pages
 from experiments.reporting import published
 from experiments.reporting import runs as runs_lib
+from quap_tff import methods
 
 NOT_RUN = 'not run'
 

@@ -56,7 +56,8 @@ def parse(spec: str, flags: Mapping[str, Any] = {}) -> Method:
 
   Args:
     spec: A key of `METHODS`, with parameters.
-    flags: What was written for the flags of `parts.FLAGS`, by name. Flags that are left out have their defaults.
+    flags: The texts or values that were written for the flags of `parts.FLAGS`, by name. Flags that are left out have
+      their defaults.
 
   Raises:
     ValueError: For an unknown name, or for a value that is out of range or of the wrong type.

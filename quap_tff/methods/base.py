@@ -26,12 +26,12 @@ from quap_tff.methods import parts
 from quap_tff.training import optimizers
 
 _MOST_PARTICIPATIONS = 10**8
-# What the classic calibration needs of a round's ε, and how a user gets there without fewer planned rounds.
+# For a user whose round has a larger ε than the classic calibration allows.
 _FEWER_ROUNDS = 'To run fewer rounds of the same plan, use --stop_after instead of --rounds.'
 
 
 class Setting(NamedTuple):
-  """What a method is told about a run.
+  """The facts about a run that methods use.
 
   Attributes:
     num_clients: N.
@@ -89,7 +89,7 @@ class Method(abc.ABC):
       not even a figure on held-out examples of the clients themselves.
     charges_absent: Whether a client that is drawn and drops out is charged as if it had come. Its update is zero then.
     plans_averaging: Whether the published average can be chosen together with the noise.
-    divides_by_planned_cohort: Whether sums are divided by a number of clients that is planned, whoever comes.
+    divides_by_planned_cohort: Whether sums are divided by a number of clients that is planned, whatever clients come.
     adds_noise: Whether the method adds noise, so that a budget is spent.
     client_round_share: The share of the rounds that are rounds of clients. In the others the server trains.
     auxiliary_share: How many examples of people who are not clients the server has, see `data.load`.
@@ -124,7 +124,7 @@ class Method(abc.ABC):
     """The plan of a run."""
 
   def flag_names(self) -> frozenset[str]:
-    """The flags that this method uses: its fields, and those of what it is built on."""
+    """The flags that this method uses: its fields, and those of its base."""
     return frozenset(flag_fields.flags_of(self))
 
   def aggregates_once(self, setting: Setting) -> bool:
@@ -138,7 +138,7 @@ class Method(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class QuapMechanism(parts.ServerOptimizer, parts.Bounds, Method):
-  """QuAP-FL's own mechanism. The parts that a subclass brings replace what is off here.
+  """QuAP-FL's own mechanism. The parts that a subclass brings replace those that are off here.
 
   Off are: budgets that follow participation (everyone has ε_base), layer-wise noise (every layer is clipped and
   noised), and the counting of participation by flags. A subclass brings `Noise`, and `Clip` or `FixedClip`.

@@ -1,7 +1,7 @@
 """Methods for clients that differ or stay away, each around a base: --algorithm=scaffold:base=quap.
 
 The base keeps its clip, noise, budgets and account. With a base that adds noise, a method uses nothing of the clients
-but the base's noised means. What it does to privacy is in its `statement`, and in docs/systems/optimisation.md.
+but the base's noised means. Its `statement` and docs/systems/optimisation.md say how it affects privacy.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BASES: dict[str, type[base_lib.Method]] = {
 }
 # The most that may be stored for all clients together. A checkpoint holds it, too.
 _MOST_BYTES = 2**30
-# Flags of a base that do not compose with what is put around it.
+# Flags of a base that do not compose with a method around it.
 _OF_THE_BASE_ALONE = {'sparsity', 'aggregator'}
 
 
@@ -50,7 +50,7 @@ class _Extended(base_lib.Method):
   """A method around a base.
 
   Attributes:
-    base: What it is built on, a spec of `BASES`. Its flags are this method's, too.
+    base: The method inside, a spec of `BASES`. Its flags are this method's, too.
     needs_plain_sgd: Whether the method is defined for plain SGD at the clients only.
   """
 
@@ -74,7 +74,7 @@ class _Extended(base_lib.Method):
 
   @property
   def _is_noised(self) -> bool:
-    # Whatever --noise says: what is kept of a round must not depend on it.
+    # Whatever --noise says: the memory of rounds must not depend on it.
     return not isinstance(self.base, combinations.FedAvg)
 
   def flag_names(self):
@@ -82,7 +82,7 @@ class _Extended(base_lib.Method):
 
   @abc.abstractmethod
   def _extension(self, mean_epochs: Optional[float]) -> extensions.Extension:
-    """What is put around the base.
+    """The extension around the base.
 
     Args:
       mean_epochs: The public mean of the clients' epochs, None if it is the same for all of them.
@@ -221,8 +221,8 @@ class FlFdms(_Extended):
   def configure(self, setting):
     if not setting.has_dropout:
       raise ValueError(
-        '--algorithm=fl_fdms: friends substitute for clients that drop out, and with --dropout=none nobody does. Give '
-        'a --dropout, such as bernoulli:rate=0.1.'
+        '--algorithm=fl_fdms: friends substitute for clients that drop out, and with --dropout=none no client does. '
+        'Give a --dropout, such as bernoulli:rate=0.1.'
       )
     return super().configure(setting)
 

@@ -1,4 +1,4 @@
-"""Local privacy as a method: nobody has to trust the server."""
+"""Local privacy as a method: no client has to trust the server."""
 
 from __future__ import annotations
 

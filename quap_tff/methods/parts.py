@@ -160,7 +160,7 @@ class FixedClip:
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-  """What is clipped.
+  """The clipped layers.
 
   Attributes:
     clip_scope: Layers that are clipped.

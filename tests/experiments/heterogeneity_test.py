@@ -7,7 +7,7 @@ import pytest
 
 from data import cohorts
 from experiments import flags as experiment_flags
-from experiments import methods
+from experiments import run as run_lib
 from experiments import setup
 from experiments import training
 from quap_tff import plans
@@ -27,7 +27,7 @@ def _plan(*arguments, sizes=(6, 2), num_clients=8):
   model = layers_lib.ModelShape((layer,), sizes)
   with harness.parsed(*harness.TINY, *arguments) as values:
     experiment_flags.check()
-    return methods.plan_of(values, num_clients, model)
+    return run_lib.Run.from_flags(values).plan(num_clients, model)
 
 
 def _refusal(*arguments, **options):
@@ -126,7 +126,7 @@ class TestComposition:
 class TestDropout:
   def _cohorts(self, algorithm):
     with harness.parsed(*harness.TINY, f'--algorithm={algorithm}', _DROPOUT) as values:
-      return methods.participation_of(values, 8)
+      return run_lib.Run.from_flags(values).participation(8)
 
   def test_who_does_not_come_is_charged_in_certified_runs_alone(self):
     drawn = cohorts.make('uniform', 8, 3, 42)
@@ -165,7 +165,7 @@ class TestSafari:
       '--algorithm=safari:auxiliary=0.25',
     ) as values:
       experiment = setup.from_flags(values)
-      said = methods.post_processing(values, experiment.plan)
+      said = experiment.run.post_processing(experiment.plan)
     assert experiment.resolved['num_clients'] == 6 and 'who take part in no round' in said
 
 
@@ -193,7 +193,7 @@ class TestRuns:
   def test_a_certified_run_charges_the_plan_and_says_what_is_around_it(self, tmp_path):
     with harness.parsed(*harness.TINY, '--algorithm=fedvarp:base=certified', _DROPOUT, '--rounds=2') as values:
       experiment = setup.from_flags(values)
-      text = methods.post_processing(values, experiment.plan)
+      text = experiment.run.post_processing(experiment.plan)
     with runtime.activate(experiment.runtime):
       result = training.train(
         experiment,

@@ -135,7 +135,7 @@ class TestRun:
     run = run_lib.Run.from_json(older)
     assert (run.schedule.rounds, run.method.clip, run.data.num_clients) == (3, 0.5, None)
     with pytest.raises(ValueError, match='unknown flags .*brand_new'):
-      run_lib.Run.from_json({'flags': {'brand_new': 1}, 'identity': {}})
+      run_lib.Run.from_json({'flags': {}, 'identity': {'brand_new': 1}})
 
   def test_a_certified_folder_does_not_say_where_its_operator_keeps_things(self):
     paths = ['--data_dir=/home/a', '--output_dir=/home/b', '--signing_key=/home/c']

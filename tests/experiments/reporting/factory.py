@@ -8,12 +8,12 @@ from typing import Any, Optional
 
 import numpy as np
 
-from experiments import methods
 from experiments import run as run_lib
 from experiments.reporting import pages
 from experiments.reporting import published
 from experiments.reporting import runs as runs_lib
 from experiments.reporting import study
+from quap_tff import methods
 
 
 def write_run(

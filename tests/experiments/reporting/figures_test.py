@@ -5,11 +5,11 @@ import itertools
 import numpy as np
 import pytest
 
-from experiments import methods
 from experiments import plots
 from experiments.reporting import figures
 from experiments.reporting import pages
 from experiments.reporting import published
+from quap_tff import methods
 from quap_tff.common import flag_fields
 from tests.experiments.reporting import ticks
 

@@ -7,11 +7,11 @@ import shlex
 import pytest
 
 from experiments import flags as experiment_flags
-from experiments import methods
 from experiments.reporting import pages
 from experiments.reporting import runs as runs_lib
 from experiments.reporting import sections
 from experiments.sweeps import grid
+from quap_tff import methods
 from tests.experiments.reporting import factory
 
 
