@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 import copy
 import errno
 import fcntl
+import io
 import os
 import re
 import shutil
 import signal
 import sys
 import tempfile
-from typing import Callable, Optional
+from typing import Any, Callable, Optional
 
 from absl import flags
 
@@ -171,7 +172,7 @@ def _row(name: str, text: str) -> list[str]:
   return filled(name, '      ', '        ') + filled(text, ' ' * (6 + _NAME_COLUMNS), ' ' * (6 + _NAME_COLUMNS))
 
 
-def refuse_arguments(arguments: Sequence[str]):
+def refuse_arguments(arguments: Sequence[str]) -> None:
   """Raises `ValueError` if there are any."""
   if arguments:
     raise ValueError(f'Unexpected argument {arguments[0]!r}; flags are written --name=value.')
@@ -198,17 +199,18 @@ def error_text(error: BaseException) -> str:
 
 def is_out_of_room(error: BaseException) -> bool:
   """Whether a disk, a quota or a limit on the size of files is why an operation failed."""
-  while error is not None:
-    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+  cause: Optional[BaseException] = error
+  while cause is not None:
+    if isinstance(cause, OSError) and cause.errno in _NO_ROOM:
       return True
     # TensorFlow's file system has errors of its own.
-    if type(error).__name__ == 'ResourceExhaustedError' or 'No space left on device' in str(error):
+    if type(cause).__name__ == 'ResourceExhaustedError' or 'No space left on device' in str(cause):
       return True
-    error = error.__cause__
+    cause = cause.__cause__
   return False
 
 
-def run(main: Callable[[list[str]], int]):
+def run(main: Callable[[list[str]], int]) -> None:
   """Runs a binary's main with the command line and ends the process with the status that it returns.
 
   A reader of the output that goes away ends the process without a word. Until main installs handlers of its own, Ctrl-C
@@ -219,7 +221,8 @@ def run(main: Callable[[list[str]], int]):
   use_own_temporary_folder()
   # An ε that the terminal's encoding does not have must not end a program.
   for stream in (sys.stdout, sys.stderr):
-    stream.reconfigure(errors='backslashreplace')
+    if isinstance(stream, io.TextIOWrapper):  # A test may have put another object in its place.
+      stream.reconfigure(errors='backslashreplace')
   status = INTERRUPTED
   try:
     status = status_of(main, sys.argv)
@@ -235,7 +238,7 @@ def _on_signals(handler):
     signal.signal(signum, handler)
 
 
-def use_own_temporary_folder():
+def use_own_temporary_folder() -> None:
   """Gives this process's temporary files a folder of their own, which is removed when it ends.
 
   TensorFlow writes every function that it compiles to a temporary file, and removes these files only at a regular end.
@@ -294,7 +297,7 @@ def _say_interrupted():
 
 def _end(status: int):
   """Ends the process. Output that nobody can receive any more is dropped."""
-  contexts = sys.modules.get(_TFF_CONTEXTS)
+  contexts: Any = sys.modules.get(_TFF_CONTEXTS)
   if hasattr(contexts, 'set_no_default_context'):
     # Python may delete the context that TFF makes by default after what its finalizer needs, which would then complain.
     contexts.set_no_default_context()

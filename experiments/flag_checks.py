@@ -64,8 +64,8 @@ def naming_flags() -> Iterator[None]:
   except ValueError as error:
     text = str(error)
     subject = re.match(r'([a-z]\w*(?: [a-z]\w*)?) (?:must|are|is) ', text)
-    name = subject and _FLAG_OF_FIELD.get(subject[1], subject[1])
-    if name in parts.FLAGS:
+    name = _FLAG_OF_FIELD.get(subject[1], subject[1]) if subject else ''
+    if subject and name in parts.FLAGS:
       text = f'--{name}{text[subject.end(1):]}'
     text = re.sub(
       rf'(?<![\w-])({"|".join(_ALWAYS_FLAGS)})\b', lambda found: f'--{_FLAG_OF_FIELD.get(found[1], found[1])}', text

@@ -69,7 +69,7 @@ def _define_all() -> dict[str, list[str]]:
   groups: dict[str, list[str]] = {}
   for part in parts.PARTS:
     group = parts.Mechanism if part in _MECHANISM else part
-    names = groups.setdefault(group.__doc__.partition('\n')[0].rstrip('.'), [])
+    names = groups.setdefault(str(group.__doc__).partition('\n')[0].rstrip('.'), [])
     types, helps = get_type_hints(part), flag_fields.helps(part)
     for name, found in flag_fields.flags_of(part).items():
       if name not in VALUES:  # Parts share flags.
@@ -143,7 +143,8 @@ def _flag_of(name: str) -> str:
 
 def without(arguments: Sequence[str], names: Collection[str]) -> list[str]:
   """Command-line arguments without the flags of these names."""
-  kept, index = [], 0
+  kept: list[str] = []
+  index = 0
   while index < len(arguments):
     argument = arguments[index]
     name, equals, _ = argument.lstrip('-').partition('=')

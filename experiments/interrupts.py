@@ -24,7 +24,7 @@ _came = False
 _on_its_way = False
 
 
-def install():
+def install() -> None:
   """From now on the first of these signals raises KeyboardInterrupt, outside `held_back`. For the main thread only."""
   global _held, _came, _on_its_way
   _held, _came, _on_its_way = 0, False, False
@@ -50,7 +50,7 @@ def held_back() -> Iterator[None]:
     _raise()
 
 
-def ignore_from_now_on():
+def ignore_from_now_on() -> None:
   """For the end of a program, when results are put away."""
   global _held
   _held += 1
@@ -65,7 +65,7 @@ def is_on_its_way() -> bool:
   return _on_its_way
 
 
-def caught():
+def caught() -> None:
   """To be called where KeyboardInterrupt is caught."""
   global _on_its_way
   _on_its_way = False

@@ -18,7 +18,7 @@ _BAR = 'round {n_fmt}/{total_fmt} |{bar}| {desc} left{postfix}'
 _COLUMNS, _LEAST_BAR = 80, 3
 
 
-def say(kind: str, text: str):
+def say(kind: str, text: str) -> None:
   """Shows a step before the first round: TensorFlow alone takes seconds. `kind` as in `make`."""
   if kind != 'none':
     print(text, file=sys.stderr, flush=True)
@@ -37,13 +37,13 @@ class Progress:
   def __init__(self, first_round: int, last_round: int):
     self._first, self._last = first_round, last_round
 
-  def update(self, round_num: int, row: Mapping[str, Any]):
+  def update(self, round_num: int, row: Mapping[str, Any]) -> None:
     """Called after each round with its metrics."""
 
-  def note(self, text: str):
+  def note(self, text: str) -> None:
     """Shows a text between the rounds' figures."""
 
-  def close(self):
+  def close(self) -> None:
     """Called once at the end."""
 
 
@@ -97,7 +97,7 @@ class Bar(_Shown):
       total=last_round, initial=first_round - 1, file=sys.stderr, dynamic_ncols=True, bar_format=_BAR, desc='?'
     )
 
-  def update(self, round_num, row):
+  def update(self, round_num, row) -> None:
     self._bar.set_postfix_str(self._fitting(self._figures(round_num, row)), refresh=False)
     self._bar.set_description_str(self._left(round_num) or '?', refresh=False)
     self._bar.update(round_num - self._bar.n)
@@ -109,10 +109,10 @@ class Bar(_Shown):
       figures = figures[:-1]
     return ' '.join(figures)
 
-  def note(self, text):
+  def note(self, text) -> None:
     self._bar.write(text, file=sys.stderr)
 
-  def close(self):
+  def close(self) -> None:
     self._bar.close()
 
 
@@ -123,7 +123,7 @@ class Lines(_Shown):
     super().__init__(first_round, last_round)
     self._last_line = time.monotonic()
 
-  def update(self, round_num, row):
+  def update(self, round_num, row) -> None:
     now = time.monotonic()
     figures, left = self._figures(round_num, row), self._left(round_num)
     is_tenth = round_num * 10 // self._last != (round_num - 1) * 10 // self._last
@@ -133,5 +133,5 @@ class Lines(_Shown):
     parts = [f'round {round_num}/{self._last}', ' '.join(figures), *([f'{left} left'] if left else [])]
     print('  '.join(parts), file=sys.stderr, flush=True)
 
-  def note(self, text):
+  def note(self, text) -> None:
     print(text, file=sys.stderr, flush=True)

@@ -19,6 +19,7 @@ from data import datasets
 from data import dropouts
 from data import features as features_lib
 from data import rng
+from data.cohorts import ParticipationModel
 from experiments import run_parts as parts
 from quap_tff import methods
 from quap_tff import plans
@@ -78,8 +79,10 @@ class Run:
     except ValueError as error:
       raise ValueError(f'--algorithm: {error}') from error
     before, after = (parts.Data, parts.Cohorts, parts.Schedule), (parts.LocalTraining, parts.Publication, parts.Runtime)
-    decoded = [flag_fields.decoded(one, written) for one in (*(p() for p in before), method, *(p() for p in after))]
-    return cls(*decoded, flags=written)
+    decoded: list[Any] = [
+      flag_fields.decoded(one, written) for one in (*(p() for p in before), method, *(p() for p in after))
+    ]
+    return cls(*(*decoded, written))
 
   @classmethod
   def from_json(cls, run_json: Mapping[str, Any], folder: Optional[str] = None) -> Run:
@@ -151,7 +154,7 @@ class Run:
     asked = self.publication.client_metrics
     return asked if asked is not None else not self.method.withholds_client_metrics
 
-  def participation(self, num_clients: int) -> cohorts.ParticipationModel:
+  def participation(self, num_clients: int) -> ParticipationModel:
     """Who takes part in which round, of N clients."""
     cohort_size, seed = self.cohorts.cohort_size, self.schedule.seed
     if cohort_size is None:

@@ -110,7 +110,7 @@ class RunDirectory:
     except BaseException:
       self.close()
       raise
-    self._releases = None
+    self._releases: Optional[tuple[Any, Any]] = None
 
   def file(self, name: str) -> str:
     """The path of a file in the folder."""
@@ -159,7 +159,7 @@ class RunDirectory:
           path = os.path.join(folder, name)
           shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
 
-  def begin_stretch(self, first_round: int):
+  def begin_stretch(self, first_round: int) -> None:
     """Writes down that this code runs the rounds from `first_round` on, unless it ran the one before, too."""
     with _writing(self.path):
       with open(self.file(run_folder.RUN), encoding='utf-8') as f:
@@ -168,7 +168,7 @@ class RunDirectory:
       if stretches != run.get(provenance.STRETCHES):
         files.write_json(self.file(run_folder.RUN), {**run, provenance.STRETCHES: stretches})
 
-  def save(self, round_num: int, state: Any, records: Mapping[str, np.ndarray]):
+  def save(self, round_num: int, state: Any, records: Mapping[str, np.ndarray]) -> None:
     """Saves a checkpoint, completely or not at all."""
     with _writing(self.path), _private():
       if round_num not in (self._wait(self._states.get_versions()) or []):
@@ -210,7 +210,7 @@ class RunDirectory:
       raise run_folder.RunDirectoryError(other_configuration)
     return round_num, tf.nest.pack_sequence_as(state, kept), dict(zip(sorted(records), kept_records))
 
-  def keep_rows(self, round_num: int, last_row: Mapping[str, Any]):
+  def keep_rows(self, round_num: int, last_row: Mapping[str, Any]) -> None:
     """Checks that the rows of the rounds before a checkpoint are there, and makes TensorBoard's anew from them.
 
     Rows of later rounds, left by a run that was cut off, are written again: in metrics.csv they are replaced, but in
@@ -252,7 +252,7 @@ class RunDirectory:
     except (OSError, ValueError, KeyError, TypeError, csv.Error):
       raise self._lost_rows(round_num) from None
 
-  def log(self, round_num: int, row: Mapping[str, Any]):
+  def log(self, round_num: int, row: Mapping[str, Any]) -> None:
     """Writes a round's metrics; rows of the same or later rounds, left by a run that was cut off, are removed."""
     with _writing(self.path):
       if self._releases is None:
@@ -278,7 +278,7 @@ class RunDirectory:
     with _writing(self.path), files.replacing(self.file(name), keep_suffix=True) as path:
       yield path
 
-  def write_summary(self, summary: Mapping[str, Any]):
+  def write_summary(self, summary: Mapping[str, Any]) -> None:
     """Writes summary.json."""
     with _writing(self.path):
       files.write_json(self.file(run_folder.SUMMARY), summary)
@@ -287,11 +287,11 @@ class RunDirectory:
     """summary.json, or None if there is none."""
     return run_folder.read_summary(self.path)
 
-  def remove_checkpoints(self):
+  def remove_checkpoints(self) -> None:
     """Removes all checkpoints, and the seed of the noise with them."""
     shutil.rmtree(self.file(run_folder.CHECKPOINTS))
 
-  def close(self):
+  def close(self) -> None:
     """Lets another process use the folder."""
     self._loop.close()
     self._lock.release()

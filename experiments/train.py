@@ -15,7 +15,7 @@ import contextlib
 import gc
 import os
 import sys
-from typing import Any
+from typing import Any, Callable
 
 from experiments import command_line
 from experiments import final_summary
@@ -36,7 +36,7 @@ training = lazy.module('experiments.training')
 runtime = lazy.module('quap_tff.runtime')
 
 
-def main(argv: list[str], callbacks: 'Sequence[training.Callback]' = ()) -> int:
+def main(argv: list[str], callbacks: Sequence[Callable[[int, Any, Any], None]] = ()) -> int:
   """Trains as the flags in `argv[1:]` say; returns the exit status.
 
   `callbacks` are called after each round with its number, its metrics and the server's state, see `training.Callback`.
@@ -131,7 +131,7 @@ def _train(run, callbacks) -> int:
     if directory is not None:
       summary = _keep(experiment, result, report, directory, summary)
     _print_summary(result, report, summary)
-    return command_line.INTERRUPTED if result.interrupted else 0
+  return command_line.INTERRUPTED if result.interrupted else 0
 
 
 def _keep(experiment, result, report, directory, summary):

@@ -74,7 +74,7 @@ def as_client_data(
 ) -> 'collections.OrderedDict[str, list[Any]]':
   """A client's id and these examples, all as one element; and who is absent, for a method that must know it."""
   # TFF takes lists of elements where it takes datasets. Making a dataset costs more than a small client's arithmetic.
-  parts = collections.OrderedDict(client_id=[np.int64(client)])
+  parts: collections.OrderedDict[str, list[Any]] = collections.OrderedDict(client_id=[np.int64(client)])
   if absent is not None:
     parts['absent'] = [np.int64(other) for other in absent]
   parts['examples'] = [collections.OrderedDict(x=examples.x, y=examples.y)]
