@@ -50,7 +50,7 @@ def integer(name: str, value: Any, *, at_least: Optional[int] = None, at_most: O
   return value
 
 
-def ids(name: str, values: np.ndarray, num_clients: int):
+def ids(name: str, values: np.ndarray, num_clients: int) -> None:
   """Raises `ValueError` unless all of `values` are in [0, num_clients)."""
   bad = values[(values < 0) | (values >= num_clients)]
   if len(bad):

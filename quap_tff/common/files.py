@@ -32,12 +32,12 @@ def replacing(path: str, keep_suffix: bool = False) -> Iterator[str]:
     raise
 
 
-def write(path: str, content: Union[str, bytes]):
+def write(path: str, content: Union[str, bytes]) -> None:
   """Writes a file whole; text is UTF-8."""
   with replacing(path) as unfinished, open(unfinished, 'wb') as f:
     f.write(content.encode() if isinstance(content, str) else content)
 
 
-def write_json(path: str, value: Any):
+def write_json(path: str, value: Any) -> None:
   """Writes a value as a JSON file, indented; NaN and infinity raise `ValueError`."""
   write(path, json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + '\n')

@@ -9,11 +9,14 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 import inspect
 import re
-from typing import Any, Callable, Optional, TypeVar
+from typing import Any, Callable, Optional, TYPE_CHECKING, TypeVar
 
 from quap_tff.common import registry
 
-_T = TypeVar('_T')
+if TYPE_CHECKING:
+  from _typeshed import DataclassInstance
+
+_T = TypeVar('_T', bound='DataclassInstance')
 _KEY = 'flag'
 
 

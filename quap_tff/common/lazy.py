@@ -6,7 +6,7 @@ at once. Modules whose classes derive from TensorFlow's import it as usual; no b
 
 from collections.abc import Sequence
 import importlib
-from typing import Any, Callable
+from typing import Any, Callable, Optional, TYPE_CHECKING
 
 # Where the name of a package in the index is not the name of its module.
 _PACKAGES = {
@@ -38,8 +38,12 @@ class module:  # pylint: disable=invalid-name
     return getattr(load(self._name), attribute)
 
 
-tf = module('tensorflow')
-tff = module('tensorflow_federated')
+if TYPE_CHECKING:  # A type checker needs modules in annotations such as tf.Tensor.
+  import tensorflow as tf
+  import tensorflow_federated as tff
+else:
+  tf = module('tensorflow')
+  tff = module('tensorflow_federated')
 
 
 def exports(package: str, modules: dict[str, Sequence[str]]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -51,7 +55,7 @@ def exports(package: str, modules: dict[str, Sequence[str]]) -> tuple[Callable[[
       itself, under the last part of its path.
   """
   own_names = {path: path.rpartition('.')[2] for path in modules}
-  places = {own_names[path]: (path, None) for path in modules}
+  places: dict[str, tuple[str, Optional[str]]] = {own_names[path]: (path, None) for path in modules}
   places.update({name: (path, name) for path, names in modules.items() for name in names})
 
   def getattribute(name: str) -> Any:
