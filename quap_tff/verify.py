@@ -15,6 +15,7 @@ never that it is VALID. An audit in it is not looked at.
 
 import argparse
 from collections.abc import Sequence
+import functools
 import sys
 from typing import Optional
 
@@ -79,7 +80,7 @@ def main(argv: Sequence[str]) -> int:
   for path in arguments.folders:
     if len(arguments.folders) > 1:
       print(f'{path}:')
-    statuses.add(folders.answer(lambda path=path: verify(path, arguments.public_key)))
+    statuses.add(folders.answer(functools.partial(verify, path, arguments.public_key)))
   return folders.INVALID if folders.INVALID in statuses else max(statuses)
 
 

@@ -102,7 +102,7 @@ def account(
   Raises:
     ValueError: For an unknown name or a δ outside (0, 1).
   """
-  result = {}
+  result: dict[str, Union[Figure, NotApplicable]] = {}
   for name in names if names is not None else ACCOUNTANTS:
     accountant = get(name)
     try:

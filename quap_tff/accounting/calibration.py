@@ -165,9 +165,11 @@ def solve(
   by = accountants.get(name)
   try:
     if noise_multiplier is None:
+      assert epsilon is not None and delta is not None  # Two of the three are given.
       noise_multiplier = noise_factor(history_at(1.0), epsilon, delta, name)
     history = history_at(noise_multiplier)
     if delta is None:
+      assert epsilon is not None
       delta = accountants.delta_of(history, epsilon, name)
     elif epsilon is None:
       epsilon = by.epsilon(history, delta)

@@ -63,7 +63,7 @@ def entry_problems(path: str, found: folder_files.Entries) -> list[str]:
   return problems
 
 
-def check_population(num_clients: int):
+def check_population(num_clients: int) -> None:
   """Raises `CannotTellError` for a run that is too large to be verified here."""
   if num_clients > _MOST_CLIENTS:
     raise folder_files.CannotTellError(

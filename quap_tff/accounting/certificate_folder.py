@@ -87,12 +87,12 @@ def write(path: str, read: Callable[[str], Evidence], signing_key: Optional[str]
   return certificate
 
 
-def write_page(path: str, certificate: Mapping[str, Any], audit: Optional[Audit]):
+def write_page(path: str, certificate: Mapping[str, Any], audit: Optional[Audit]) -> None:
   """Writes the certificate's page."""
   files.write(os.path.join(path, PAGE), certificate_page.render(certificate, audit))
 
 
-def remove(path: str):
+def remove(path: str) -> None:
   """Removes the certificate, its page, its audit, and the signatures of both."""
   for name in OWN:
     if os.path.exists(os.path.join(path, name)):
@@ -129,7 +129,7 @@ def signature_of(content: bytes, private_key: Any) -> str:
   return base64.b64encode(private_key.sign(content)).decode() + '\n'
 
 
-def sign_audit(path: str, private_key: Optional[Any]):
+def sign_audit(path: str, private_key: Optional[Any]) -> None:
   """Signs the folder's audit. Without a key, the signature of an earlier audit is removed."""
   target = os.path.join(path, AUDIT_SIGNATURE)
   if private_key is not None:
@@ -230,7 +230,7 @@ def verify(
   is_comparable = is_current and (audit is not None or AUDIT not in found.files)
   if not problems and is_comparable and _page_differs(path, certificate, audit):
     problems.append(f'{PAGE} does not match {CERTIFICATE}.')
-  if key is not None:
+  if key is not None and public_key is not None:
     problems += problems_of_signature(path, CERTIFICATE, key, public_key)
     if any(os.path.lexists(os.path.join(path, name)) for name in (AUDIT, AUDIT_SIGNATURE)):
       problems += problems_of_signature(path, AUDIT, key, public_key)

@@ -107,11 +107,12 @@ def check_regular(path: str, name: str, most: int = _MOST_TEXT) -> str:
 @contextlib.contextmanager
 def _damage(name: str, errors: tuple[type[Exception], ...], words: str) -> Iterator[None]:
   """Says of the file that it is damaged, where its contents raise one of these errors."""
+  caught: tuple[type[Exception], ...] = (OSError, ValueError, *errors)
   try:
     yield
   except FolderError:
     raise
-  except (OSError, ValueError, *errors) as error:
+  except caught as error:
     raise FolderError(f'{name} {words}: {error}') from None
 
 

@@ -139,7 +139,9 @@ def formal_report(
     ValueError: If δ is out of range or the sampler is of another population.
   """
   checks.number('delta', delta, above=0, below=1)
-  figures, notes, epsilon = [], [], None
+  figures: list[FormalFigure] = []
+  notes: list[str] = []
+  epsilon = None
   if protection.covers != protections.NOTHING:
     found = _unamplified(ledger, delta, notes)
     epsilon = found['gaussian_exact']

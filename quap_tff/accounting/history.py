@@ -67,7 +67,7 @@ class History:
     Raises:
       ValueError: If a count is not an integer of at least 0.
     """
-    counts = collections.Counter()
+    counts: collections.Counter[GaussianMechanism] = collections.Counter()
     for mechanism, count in releases:
       if checks.integer('count', count, at_least=0) and mechanism.mu:
         counts[mechanism] += int(count)
@@ -166,7 +166,7 @@ class Population(NamedTuple):
   """
 
   histories: list[History]
-  index: np.ndarray
+  index: np.ndarray  # type: ignore[assignment]  # It hides the method of tuples.
 
 
 def group(clients: Any, kinds: Any, mechanisms: Sequence[GaussianMechanism], num_clients: int) -> Population:
@@ -191,7 +191,9 @@ def group(clients: Any, kinds: Any, mechanisms: Sequence[GaussianMechanism], num
   ends, columns, values = counts.indptr, counts.indices, counts.data
   busy = np.diff(ends) > 0
   idle = np.flatnonzero(~busy)[:1]  # The first stands for all.
-  seen, histories, index = {}, [], np.zeros(num_clients, np.int64)
+  seen: dict[tuple[bytes, bytes], int] = {}
+  histories: list[History] = []
+  index = np.zeros(num_clients, np.int64)
   for client in np.concatenate([np.flatnonzero(busy), idle]):
     own = slice(ends[client], ends[client + 1])
     key = columns[own].tobytes(), values[own].tobytes()

@@ -60,7 +60,7 @@ class _Growing:
   def __init__(self, values: np.ndarray):
     self._buffer, self._size = values.copy(), len(values)
 
-  def extend(self, values: np.ndarray):
+  def extend(self, values: np.ndarray) -> None:
     """Adds values at the end."""
     end = self._size + len(values)
     if end > len(self._buffer):
@@ -151,7 +151,7 @@ class RunLedger:
     """float64[N], nominal k_i·δ, at most 1."""
     return np.minimum(self._rounds * self._delta, 1.0)
 
-  def append(self, record: RoundRecord):
+  def append(self, record: RoundRecord) -> None:
     """Adds a round, in time and memory in proportion to its cohort. `truncated` can leave it out again.
 
     Raises:
@@ -215,7 +215,7 @@ class RunLedger:
       'decays': self._correlation.decays,
     }
 
-  def load_state_dict(self, state: Mapping[str, np.ndarray]):
+  def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
     """Loads a saved state.
 
     Raises:
@@ -236,7 +236,7 @@ class RunLedger:
   def from_state_dict(cls, state: Mapping[str, np.ndarray]) -> 'RunLedger':
     """The ledger of a saved state of any run; raises `ValueError` if it is damaged."""
     arrays = _checked_state(state)
-    correlation = correlations.of_terms(arrays['gains'], arrays['decays'])
+    correlation = correlations.of_terms(arrays['gains'].tolist(), arrays['decays'].tolist())
     ledger = cls(int(arrays['num_clients']), float(arrays['delta']), '', correlation)
     ledger._digest = arrays['fingerprint'].tobytes()
     ledger._take(arrays)
@@ -293,7 +293,7 @@ def _checked_state(state: Mapping[str, Any]) -> dict[str, np.ndarray]:
     num_clients = checks.integer('num_clients', int(arrays['num_clients']), at_least=1, at_most=2**31 - 1)
     checks.number('delta', float(arrays['delta']), above=0, below=1)
     _check_values(arrays, num_clients)
-    correlations.of_terms(arrays['gains'], arrays['decays'])
+    correlations.of_terms(arrays['gains'].tolist(), arrays['decays'].tolist())
   except ValueError as error:
     raise ValueError(f'The saved ledger is damaged: {error}') from None
   return arrays

@@ -85,7 +85,7 @@ def refusal(ledger: run_ledger.RunLedger, sampler: Sampler) -> Optional[str]:
   Raises:
     ValueError: If the sampler is of another population.
   """
-  if sampler.kind == 'bernoulli' and len(sampler.rates) != ledger.num_clients:
+  if sampler.rates is not None and len(sampler.rates) != ledger.num_clients:
     raise ValueError(f'The ledger has {ledger.num_clients} clients, found rates of {len(sampler.rates)}.')
   # First what would remain if the cohorts were drawn in another way, or in secret.
   if sampler.noise_is_planned:
@@ -109,7 +109,7 @@ def refusal(ledger: run_ledger.RunLedger, sampler: Sampler) -> Optional[str]:
     return "the clients' weights depend on how often they came"
   if sampler.kind == 'bernoulli' and np.isfinite(state['count_noise_multipliers']).any():
     return "the private quantile's count is divided by the size of the cohort, which reveals something about who came"
-  if sampler.kind == 'fixed_size':
+  if sampler.cohort_size is not None:
     sizes = np.diff(state['offsets'])
     if sampler.cohort_size > ledger.num_clients or (sizes != sampler.cohort_size).any():
       return f'not every cohort has {sampler.cohort_size} of {ledger.num_clients} clients'
@@ -118,7 +118,7 @@ def refusal(ledger: run_ledger.RunLedger, sampler: Sampler) -> Optional[str]:
 
 def poisson_histories(ledger: run_ledger.RunLedger, sampler: Sampler) -> histories_lib.Population:
   """Each client's history: every round at its rate, including rounds without it. Only valid without a `refusal`."""
-  rates, index = np.unique(sampler.rates, return_inverse=True)
+  rates, index = np.unique(np.asarray(sampler.rates), return_inverse=True)
   multipliers, counts = np.unique(ledger.state_dict()['noise_multipliers'], return_counts=True)
   return histories_lib.Population(
     [
@@ -133,7 +133,8 @@ def poisson_histories(ledger: run_ledger.RunLedger, sampler: Sampler) -> histori
 
 def poisson_amplification(sampler: Sampler) -> str:
   """Which amplification is counted, and on what assumption."""
-  taking_part = sampler.rates[sampler.rates > 0]
+  rates = np.asarray(sampler.rates)
+  taking_part = rates[rates > 0]
   low, high = (taking_part.min(), taking_part.max()) if len(taking_part) else (0.0, 0.0)
   shown = f'{low:g}' if low == high else f'{low:g} to {high:g}'
   return f'Poisson sampling, q = {shown}; {_SECRET}'

@@ -99,7 +99,7 @@ class ClosedForm(Attack):
 
   is_iterative = False
 
-  def build(self, model, learning_rate, steps):
+  def build(self, model: inversion_model.StackedModel, learning_rate: float, steps: int) -> Callable[..., Recovered]:
     if model.first_dense is None:
       raise ValueError(
         "The closed form divides by the gradient of the first Dense layer's bias, and this model's has no bias. "
@@ -146,7 +146,7 @@ class Matching(Attack):
     checks.integer('iterations', self.iterations, at_least=1)
     checks.number('learning_rate', self.learning_rate, above=0)
 
-  def build(self, model, learning_rate, steps):
+  def build(self, model: inversion_model.StackedModel, learning_rate: float, steps: int) -> Callable[..., Recovered]:
     run = inversion_matching.build(model, self, learning_rate, steps)
 
     def recover(problem, seed):
@@ -196,7 +196,7 @@ def same_problem(first: Problem, second: Problem, up_to_scale: bool) -> bool:
     return False
   seen = [i for i, visible in enumerate(first.visible) if visible]
   sizes = [_norms([problem.observed[i] for i in seen]) for problem in (first, second)]
-  if not up_to_scale and not np.allclose(*sizes, rtol=1e-4):
+  if not up_to_scale and not np.allclose(sizes[0], sizes[1], rtol=1e-4):
     return False
   scale = sizes[0] / np.maximum(sizes[1], 1e-30)
   apart = _norms(

@@ -8,10 +8,12 @@ If the layer takes in features and not the image, the image is sought whose feat
 Vedaldi 2015). This needs only first derivatives, so ReLU and max pooling do not hinder it.
 """
 
-from typing import Callable, Optional
+from typing import Any, Callable, Optional
 
 import numpy as np
 import tensorflow as tf
+
+from quap_tff.auditing import inversion_model
 
 # A unit whose bias has moved less than this share of the largest one says too little.
 _SMALLEST_BIAS = 1e-3
@@ -60,7 +62,8 @@ def choose(candidates: np.ndarray, strengths: np.ndarray, count: int, upper: Opt
   outside = np.maximum(-candidates, 0) + (np.maximum(candidates - upper, 0) if upper is not None else 0)
   outside = np.round(outside.mean(axis=1) / np.maximum(np.abs(candidates).mean(axis=1), 1e-30), 3)
   order = np.lexsort((-strengths, outside, ~repeated))
-  chosen, copies = [], []
+  chosen: list[int] = []
+  copies: list[int] = []
   for j in order:
     (copies if chosen and distances[j, chosen].min() < _SIMILAR else chosen).append(j)
   return candidates[np.resize(chosen + copies, count)]
@@ -74,14 +77,14 @@ def total_variation(x: tf.Tensor) -> tf.Tensor:
 
 
 def build_feature_inversion(
-  model, iterations: int, smoothness: float = 1e-3, learning_rate: float = 0.05
+  model: inversion_model.StackedModel, iterations: int, smoothness: float = 1e-3, learning_rate: float = 0.05
 ) -> Callable[[np.ndarray], np.ndarray]:
   """A function from features float[n, d] to images float32[n, …] in [0, 1] that have nearly those features.
 
   It minimises ‖φ(x) - f‖²/‖f‖² + smoothness·TV(x) from grey images, by Adam with a rate that falls to zero.
 
   Args:
-    model: An `inversion_model.StackedModel`. Its initial weights are those that the server has sent.
+    model: The model. Its initial weights are those that the server has sent.
     iterations: Steps of Adam.
     smoothness: Weight of the total variation.
     learning_rate: Of Adam, in units of pixels.
@@ -109,7 +112,9 @@ def build_feature_inversion(
   return lambda features: invert(tf.constant(features, tf.float32)).numpy()
 
 
-def adam_step(x, gradient, first, second, k, learning_rate):
+def adam_step(
+  x: tf.Tensor, gradient: tf.Tensor, first: tf.Tensor, second: tf.Tensor, k: tf.Tensor, learning_rate: Any
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
   """One step of Adam: (x, first moment, second moment) after step k = 0, 1, …."""
   first = 0.9 * first + 0.1 * gradient
   second = 0.999 * second + 0.001 * tf.square(gradient)

@@ -10,17 +10,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from quap_tff.auditing import inversion_model
+
 # The unknown scale of the update over that of the gradient, relative to the largest entry.
 _SCALES = np.geomspace(0.3, 30, 60)
 
 
-def class_scores(model, update: Sequence[np.ndarray]) -> np.ndarray:
+def class_scores(model: inversion_model.StackedModel, update: Sequence[np.ndarray]) -> np.ndarray:
   """g up to a positive factor, float64[T, classes]: the bias of the final layer, or the sum of its kernel's rows.
 
   The sum works where the layer's inputs are positive, as they are after ReLU.
 
   Args:
-    model: An `inversion_model.StackedModel`.
+    model: The model.
     update: float[T, …] for each tensor of weights, w_global - w_local.
   """
   last = np.asarray(update[model.final_dense[-1]], np.float64)

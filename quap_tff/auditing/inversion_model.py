@@ -6,6 +6,7 @@ derivative by the examples.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -37,7 +38,9 @@ class StackedModel:
     self.input_shape = tuple(model.input_shape[1:])
     self.num_classes = model.output_shape[-1]
     self.initial_weights = [tf.constant(v.numpy()) for v in model.trainable_variables]
-    self._steps, dense, position = [], [], 0
+    self._steps: list[tuple[Any, ...]] = []
+    dense: list[tuple[int, ...]] = []
+    position = 0
     for layer in model.layers:
       kind = type(layer).__name__
       if kind in ('InputLayer', 'SeededDropout', 'Dropout'):

@@ -78,7 +78,7 @@ def unit_means(values: np.ndarray, units: np.ndarray, num_units: int) -> np.ndar
   if len(counts) != num_units or not counts.all():
     raise ValueError(f'Each of the {num_units} units needs an example, found the counts {counts.tolist()}.')
   sums = np.zeros((*np.shape(values)[:-1], num_units))
-  np.add.at(sums, (..., units), values)
+  np.add.at(sums, (..., units), values)  # type: ignore[arg-type]  # NumPy's types know no `...` here.
   return sums / counts
 
 

@@ -16,7 +16,7 @@ class _Rule(NamedTuple):
   """The values that fit a dtype: the kind of dtypes, Python types, and the range (of both parts, if complex)."""
 
   kind: str
-  python: tuple[type, ...] = ()
+  python: tuple[type[Any], ...] = ()
   low: float = 0
   high: float = 0
 

@@ -119,7 +119,7 @@ class InProcessContext(tff.framework.SyncContext):
       result = program(value, _Runner(self, num_clients, meter))
     except tf.errors.OpError as e:
       raise errors.in_own_words(e) from None
-    if measurement is not None:
+    if measurement is not None and meter is not None:
       measurement.traffic = meter.traffic()
     return values.to_python(result, comp.type_signature.result, num_clients)
 

@@ -41,7 +41,7 @@ def worker_command(port: int) -> list[str]:
     FileNotFoundError: If TFF or the worker in it is missing; the message says where it was expected.
   """
   spec = importlib.util.find_spec('tensorflow_federated')
-  if spec is None:
+  if spec is None or not spec.submodule_search_locations:
     raise FileNotFoundError(
       'TensorFlow Federated is not installed, and its worker is part of it. Install it with '
       '`pip install --no-deps -r requirements.txt`.'

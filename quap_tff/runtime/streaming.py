@@ -88,7 +88,7 @@ class Body:
 
     return step
 
-  def _pass(self, entry: schedule.Pass, needs: set[str], later: set[str]) -> '_Pass':
+  def _pass(self, entry: schedule.Pass, needs: set[str], later: set[str]) -> Callable[[Bindings], None]:
     program = self._program
     aggregations = [_Aggregation(name, self._blocks[name], program.compile) for name in entry.aggregates]
     earlier = {name for name in needs if self._kinds[name] == schedule.CLIENT} - set(entry.steps)
@@ -230,10 +230,10 @@ class _Pass:
   def _clients(self, bindings: Bindings) -> Iterator[Bindings]:
     """Each client's own bindings. Values that nothing else needs leave the round's bindings with them."""
     shared = {name: bindings[name] for name in [RUNNER, *self.shared]}
-    argument = bindings.get(self.argument_name)
     for index in range(bindings[RUNNER].num_clients):
       own = dict(shared)
       if self.argument_name is not None:
+        argument = bindings.get(self.argument_name)
         own[self.argument_name] = argument if self.of_client is None else self.of_client(argument, index)
       for name, is_needed_later in self.earlier.items():
         own[name] = bindings[name][index]
@@ -279,8 +279,10 @@ def _without_detours(
       function, source = block.argument[0], block.argument[1]
       if not isinstance(function, tff.framework.Lambda) or not isinstance(function.result, tff.framework.Selection):
         continue
-      selected, zipped = function.result.source, blocks.get(getattr(source, 'name', None))
-      if not isinstance(selected, tff.framework.Reference) or selected.name != function.parameter_name:
+      selected, zipped = function.result.source, blocks.get(getattr(source, 'name', ''))
+      if (
+        not isinstance(selected, tff.framework.Reference) or selected.name != function.parameter_name or zipped is None
+      ):
         continue
       if _intrinsic(zipped) == 'federated_zip_at_clients' and isinstance(zipped.argument, tff.framework.Struct):
         direct[name] = zipped.argument[function.result.as_index()]
@@ -289,8 +291,9 @@ def _without_detours(
 
 def _intrinsic(block: Optional[tff.framework.ComputationBuildingBlock]) -> Optional[str]:
   """The intrinsic that `block` calls, if it calls one."""
-  is_call = isinstance(block, tff.framework.Call) and isinstance(block.function, tff.framework.Intrinsic)
-  return block.function.uri if is_call else None
+  if isinstance(block, tff.framework.Call) and isinstance(block.function, tff.framework.Intrinsic):
+    return block.function.uri
+  return None
 
 
 def references(block: tff.framework.ComputationBuildingBlock) -> set[str]:

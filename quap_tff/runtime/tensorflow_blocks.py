@@ -310,7 +310,7 @@ class _Tracer:
     variables: The variables' dtypes and shapes.
   """
 
-  def __init__(self):
+  def __init__(self) -> None:
     self.handles: list[tf.Tensor] = []
     self.variables: list[VariableSpec] = []
 

@@ -33,7 +33,7 @@ class Traffic(NamedTuple):
 class Measurement:
   """What `runtime.measure_traffic` yields: `traffic` of the last invocation in the block, None if there was none."""
 
-  def __init__(self):
+  def __init__(self) -> None:
     self.traffic: Optional[Traffic] = None
 
 

@@ -34,7 +34,7 @@ class MadeOnDemand(collections.abc.Sequence):
   def __len__(self) -> int:
     return len(self._clients)
 
-  def __getitem__(self, index: int) -> Any:
+  def __getitem__(self, index: int) -> Any:  # type: ignore[override]  # Nothing takes slices of it.
     return self._make(self._clients[index])
 
 
@@ -297,7 +297,7 @@ def _container(elements: Sequence[Any], container: Optional[type]) -> Any:
       'A result mixes named and unnamed elements, which no Python container can hold:'
       f' {[name for name, _ in elements]}.'
     )
-  if container in (tf.RaggedTensor, tf.SparseTensor):
+  if container is not None and container in (tf.RaggedTensor, tf.SparseTensor):
     raise errors.UnsupportedComputationError(
       f'The in-process runtime returns no {container.__name__}. Return its parts, or a dense tensor: `to_tensor()` '
       'of a ragged one, tf.sparse.to_dense of a sparse one.'

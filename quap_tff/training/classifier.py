@@ -6,6 +6,7 @@ time to build a learning process.
 """
 
 import collections
+from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Optional
 
 import tensorflow as tf
@@ -51,28 +52,30 @@ class Classifier(tff.learning.models.VariableModel):
     )
 
   @property
-  def trainable_variables(self):
+  def trainable_variables(self) -> Sequence[tf.Variable]:
     return self._keras_model.trainable_variables
 
   @property
-  def non_trainable_variables(self):
+  def non_trainable_variables(self) -> Sequence[tf.Variable]:
     return self._keras_model.non_trainable_variables
 
   @property
-  def local_variables(self):
+  def local_variables(self) -> Sequence[tf.Variable]:
     return tf.nest.flatten(self._metrics)
 
   @property
-  def input_spec(self):
+  def input_spec(self) -> Any:
     return self._input_spec
 
   @tf.autograph.experimental.do_not_convert
-  def predict_on_batch(self, batch_input, training=True):
+  def predict_on_batch(self, batch_input: Any, training: bool = True) -> tf.Tensor:
     return self._keras_model(batch_input, training=training)
 
   # A function of its own, as in TFF's model: where it ends, bfloat16 is rounded.
   @tf.function(autograph=False)
-  def forward_pass(self, batch_input, training=True):
+  def forward_pass(
+    self, batch_input: Mapping[str, tf.Tensor], training: bool = True
+  ) -> tff.learning.models.BatchOutput:
     x, y = batch_input['x'], batch_input['y']
     scores = self._keras_model(x, training=training)
     loss = self._loss(y_true=y, y_pred=scores)
@@ -91,16 +94,16 @@ class Classifier(tff.learning.models.VariableModel):
       variable.assign_add(amount)
 
   @tf.autograph.experimental.do_not_convert
-  def report_local_unfinalized_metrics(self):
+  def report_local_unfinalized_metrics(self) -> collections.OrderedDict[str, list[tf.Tensor]]:
     return tf.nest.map_structure(lambda variable: variable.read_value(), self._metrics)
 
-  def metric_finalizers(self):
+  def metric_finalizers(self) -> collections.OrderedDict[str, Callable[[Any], tf.Tensor]]:
     mean = lambda values: tf.math.divide_no_nan(*values)
     only = lambda values: values[0]
     return collections.OrderedDict(accuracy=mean, loss=mean, num_examples=only, num_batches=only)
 
   @tf.autograph.experimental.do_not_convert
-  def reset_metrics(self):
+  def reset_metrics(self) -> None:
     for variable in self.local_variables:
       variable.assign(tf.zeros_like(variable))
 
@@ -117,10 +120,10 @@ class LabelledCrossEntropy(tf.keras.losses.Loss):
   It is 0 if there is no label, and then its gradient is 0, too.
   """
 
-  def __init__(self, reduction=tf.keras.losses.Reduction.NONE, name='labelled_cross_entropy'):
+  def __init__(self, reduction: str = tf.keras.losses.Reduction.NONE, name: str = 'labelled_cross_entropy'):
     super().__init__(reduction, name)
 
-  def call(self, y_true, y_pred):
+  def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
     """The mean, a scalar."""
     has_label = tf.not_equal(y_true, NO_LABEL)
     # A class number must be in range even where its loss is not counted.

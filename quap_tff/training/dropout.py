@@ -8,7 +8,7 @@ not a new seed, so that a mask costs few ops in addition to the random bits them
 from collections.abc import Iterator
 import contextlib
 import threading
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
 
@@ -82,12 +82,12 @@ class SeededDropout(tf.keras.layers.Layer):
     rate: In [0, 1).
   """
 
-  def __init__(self, rate: float, **kwargs):
+  def __init__(self, rate: float, **kwargs: Any):
     super().__init__(**kwargs)
     self.rate = checks.number('dropout rate', rate, at_least=0.0, below=1.0)
     self.supports_masking = True
 
-  def call(self, inputs, training=None):
+  def call(self, inputs: tf.Tensor, training: Any = None) -> tf.Tensor:
     if training is None:
       training = tf.keras.backend.learning_phase()
     if self.rate == 0.0 or (not tf.is_tensor(training) and not training):
@@ -102,10 +102,10 @@ class SeededDropout(tf.keras.layers.Layer):
       return tf.nn.dropout(inputs, self.rate)
     return stateless_dropout(inputs, self.rate, scope.key, scope.counter())
 
-  def compute_output_shape(self, input_shape):
+  def compute_output_shape(self, input_shape: Any) -> Any:
     return input_shape
 
-  def get_config(self):
+  def get_config(self) -> dict[str, Any]:
     return {**super().get_config(), 'rate': self.rate}
 
 

@@ -77,7 +77,7 @@ class SignFlip(_ByAShare):
     super().__post_init__()
     checks.number('factor of sign_flip', self.factor, above=0, at_most=1e6)
 
-  def changed_update(self, update):
+  def changed_update(self, update: Any) -> Any:
     return _scaled(update, -self.factor)
 
 
@@ -95,7 +95,7 @@ class Scaling(_ByAShare):
     super().__post_init__()
     checks.number('factor of scaling', self.factor, at_least=-1e6, at_most=1e6)
 
-  def changed_update(self, update):
+  def changed_update(self, update: Any) -> Any:
     return _scaled(update, self.factor)
 
 
@@ -103,7 +103,7 @@ class Scaling(_ByAShare):
 class LabelFlip(_ByAShare):
   """A malicious client trains on label K-1-y instead of y, of K classes, as in Fang, Cao, Jia and Gong 2020."""
 
-  def changed_labels(self, labels, num_classes):
+  def changed_labels(self, labels: np.ndarray, num_classes: int) -> np.ndarray:
     return (num_classes - 1 - np.asarray(labels)).astype(np.int32)
 
 

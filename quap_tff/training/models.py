@@ -52,7 +52,7 @@ class Layers:
     mixed = np.random.SeedSequence([self._seed, index]).generate_state(1)[0]
     return tf.keras.initializers.GlorotUniform(seed=int(mixed) & 0x7FFFFFFF)
 
-  def __call__(self, layer: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+  def __call__(self, layer: type[Any], *arguments: Any, **options: Any) -> Any:
     """A layer with the compute dtype, and with seeded weights where it has weights.
 
     Args:
@@ -75,7 +75,7 @@ class Layers:
     """A fully connected layer and ReLU."""
     return self(tf.keras.layers.Dense, units, activation='relu', name=name)
 
-  def recurrent(self, cell: Callable[..., Any], units: int, *, name: str) -> Any:
+  def recurrent(self, cell: type[Any], units: int, *, name: str) -> Any:
     """A layer of such cells, as `tf.keras.layers.LSTMCell`, with an output for each token of a sequence."""
     # Not Keras' LSTM and GRU layers: these put two implementations into the graph, of which TensorFlow chooses one when
     # it runs, and a runtime that imports graphs as bare operations cannot do that. No masks: what follows the end of a

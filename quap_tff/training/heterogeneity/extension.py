@@ -124,22 +124,24 @@ class Extension(abc.ABC):
   def own_vectors(self, memory: Any) -> Optional[Any]:
     """float32[N, d], whose row i client i gets; None if clients get nothing of their own."""
     del memory
+    return None
 
-  def correction(self, message: Any, own: Optional[Tensors], steps: Any) -> Optional[Tensors]:
+  def correction(self, message: Any, own: Any, steps: Any) -> Optional[Tensors]:
     """The tensors to add to the gradient of each local step, a flat list; None for nothing.
 
     Args:
       message: From `message`.
-      own: The client's row of `own_vectors` in the model's shapes.
+      own: The client's row of `own_vectors` in the model's shapes, a flat list; None if there are none.
       steps: K_i, an int32 scalar.
     """
     del message, own, steps
+    return None
 
   def sent(self, local: Local) -> Tensors:
     """The update in the unit in which it is clipped and summed."""
     return local.update
 
-  def report(self, message: Any, own: Optional[Tensors], local: Local) -> collections.OrderedDict[str, Any]:
+  def report(self, message: Any, own: Any, local: Local) -> collections.OrderedDict[str, Any]:
     """Tensors by name that the server gets from the client, or that the simulation keeps for the client."""
     del message, own, local
     return collections.OrderedDict()
@@ -174,10 +176,10 @@ class Nothing(Extension):
 class WithVectors(Extension):
   """An extension whose memory has a vector of the model's size for each client: `table`, float32[N, d]."""
 
-  def memory_bytes(self, num_clients, num_weights):
+  def memory_bytes(self, num_clients: int, num_weights: int) -> int:
     return 4 * num_clients * num_weights
 
-  def initial_memory(self, num_clients, shapes):
+  def initial_memory(self, num_clients: int, shapes: Sequence[Any]) -> collections.OrderedDict[str, Any]:
     size = sum(shape.num_elements() for shape in shapes)
     return collections.OrderedDict(table=tf.zeros([num_clients, size], tf.float32))
 
@@ -215,7 +217,7 @@ def choose(condition: Any, tensors: Sequence[Any], others: Sequence[Any]) -> Ten
 
 def finite_update(local: Local) -> Any:
   """float32[d], the client's update. One that is not finite counts as zero, as in the mechanism."""
-  return flat(choose(are_finite(local.update), local.update, map(tf.zeros_like, local.update)))
+  return flat(choose(are_finite(local.update), local.update, [tf.zeros_like(g) for g in local.update]))
 
 
 def share(count: Any, population: Any) -> Any:

@@ -15,7 +15,9 @@ so h is a function of the released means and of the cohorts.
 from __future__ import annotations
 
 import collections
+from collections.abc import Sequence
 import dataclasses
+from typing import Any
 
 from quap_tff.common import checks
 from quap_tff.common.lazy import tf
@@ -36,31 +38,33 @@ class FedDyn(extension.WithVectors):
     checks.number('feddyn alpha', self.alpha, above=0)
 
   @property
-  def statement(self):
+  def statement(self) -> str:
     return (
       "FedDyn releases nothing more: the server's correction follows from the released means, and a client's stays "
       'with the client.'
     )
 
-  def client_work(self, config):
+  def client_work(self, config: Any) -> Any:
     return dataclasses.replace(config, proximal_strength=config.proximal_strength + self.alpha)
 
-  def initial_memory(self, num_clients, shapes):
+  def initial_memory(self, num_clients: int, shapes: Sequence[Any]) -> collections.OrderedDict[str, Any]:
     memory = super().initial_memory(num_clients, shapes)
     return collections.OrderedDict(memory, drift=extension.zeros(shapes))
 
-  def own_vectors(self, memory):
+  def own_vectors(self, memory: Any) -> tf.Tensor:
     return memory['table']
 
-  def correction(self, message, own, steps):
+  def correction(self, message: Any, own: extension.Tensors, steps: Any) -> extension.Tensors:
     return [-mine for mine in own]
 
-  def report(self, message, own, local):
+  def report(self, message: Any, own: extension.Tensors, local: extension.Local) -> collections.OrderedDict[str, Any]:
     moved = [mine + self.alpha * g for mine, g in zip(own, local.update)]
     kept = extension.choose(extension.are_finite(local.update), moved, own)
     return collections.OrderedDict(kept=extension.flat(kept))
 
-  def server_step(self, memory, mean, cohort):
+  def server_step(
+    self, memory: Any, mean: extension.Tensors, cohort: extension.Cohort
+  ) -> tuple[extension.Tensors, Any]:
     came = tf.size(cohort.client_ids)
     moved = self.alpha * extension.share(came, tf.shape(memory['table'])[0])
     drift = [h + moved * tf.cast(g, h.dtype) for h, g in zip(memory['drift'], mean)]

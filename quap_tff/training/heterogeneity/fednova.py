@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from typing import Optional
+from typing import Any, Optional
 
 from quap_tff.common import checks
 from quap_tff.common.lazy import tf
@@ -53,29 +53,31 @@ class FedNova(extension.Extension):
     return self.effective_steps is None and self.mean_epochs is None
 
   @property
-  def exact_releases(self):
+  def exact_releases(self) -> tuple[str, ...]:
     if not self._counts_steps:
       return ()
     return ('the mean number of local steps of a cohort is used without noise',)
 
   @property
-  def statement(self):
+  def statement(self) -> str:
     if self._counts_steps:
       return 'FedNova uses the mean number of local steps of each cohort, an exact function of the sizes of their data.'
     return 'FedNova releases nothing more: clients normalize their updates before they are clipped.'
 
-  def sent(self, local):
+  def sent(self, local: extension.Local) -> extension.Tensors:
     taken = local.steps if self.mean_epochs is None else local.epochs
     factor = (self.effective_steps or self.mean_epochs or 1.0) / tf.cast(tf.maximum(taken, 1), tf.float32)
     return [g * tf.cast(factor, g.dtype) for g in local.update]
 
-  def report(self, message, own, local):
+  def report(self, message: Any, own: Any, local: extension.Local) -> collections.OrderedDict[str, Any]:
     del message, own
     if not self._counts_steps:
       return collections.OrderedDict()
     return collections.OrderedDict(steps=tf.cast(local.steps, tf.float32))
 
-  def server_step(self, memory, mean, cohort):
+  def server_step(
+    self, memory: Any, mean: extension.Tensors, cohort: extension.Cohort
+  ) -> tuple[extension.Tensors, Any]:
     if not self._counts_steps:
       return mean, memory
     steps = cohort.reports['steps']

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+from typing import Any
 
 from quap_tff.common import registry
 from quap_tff.common.lazy import tf
@@ -44,23 +45,25 @@ class FedVarp(extension.WithVectors):
       raise registry.unknown_name_error('fedvarp memory', self.memory, MEMORIES)
 
   @property
-  def exact_releases(self):
+  def exact_releases(self) -> tuple[str, ...]:
     if self.memory == 'released':
       return ()
     return ("the server stores the clients' updates one by one and uses them again without noise",)
 
   @property
-  def statement(self):
+  def statement(self) -> str:
     if self.memory == 'clients':
       return "FedVARP stores each client's update at the server and uses it again in rounds without that client."
     return 'FedVARP releases nothing more: the server remembers released means, and who was in which round.'
 
-  def report(self, message, own, local):
+  def report(self, message: Any, own: Any, local: extension.Local) -> collections.OrderedDict[str, Any]:
     if self.memory == 'released':
       return collections.OrderedDict()
     return collections.OrderedDict(kept=extension.finite_update(local))
 
-  def server_step(self, memory, mean, cohort):
+  def server_step(
+    self, memory: Any, mean: extension.Tensors, cohort: extension.Cohort
+  ) -> tuple[extension.Tensors, Any]:
     table, ids = memory['table'], cohort.client_ids
     came = tf.size(ids)
     before = tf.math.divide_no_nan(tf.reduce_sum(tf.gather(table, ids), axis=0), tf.cast(came, tf.float32))

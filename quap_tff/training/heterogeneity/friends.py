@@ -17,7 +17,9 @@ method is not orthogonal to differential privacy. With a clip, a friend's update
 from __future__ import annotations
 
 import collections
+from collections.abc import Sequence
 import dataclasses
+from typing import Any
 
 from quap_tff.common.lazy import tf
 from quap_tff.training.heterogeneity import extension
@@ -28,28 +30,28 @@ class FriendSubstitution(extension.Extension):
   """Memory: `similarity` and `together`, float32[N, N]: Σ_t r_ij(t), and the number of rounds in which both came."""
 
   @property
-  def exact_releases(self):
+  def exact_releases(self) -> tuple[str, ...]:
     return ("the server compares the clients' updates one by one, without noise, to find friends",)
 
   @property
-  def statement(self):
+  def statement(self) -> str:
     return (
       "FL-FDMS shows the server each client's update, and how much an update counts depends on all of them. No "
       'formal figure survives that.'
     )
 
-  def memory_bytes(self, num_clients, num_weights):
+  def memory_bytes(self, num_clients: int, num_weights: int) -> int:
     return 2 * 4 * num_clients**2
 
-  def initial_memory(self, num_clients, shapes):
+  def initial_memory(self, num_clients: int, shapes: Sequence[Any]) -> collections.OrderedDict[str, Any]:
     return collections.OrderedDict(
       similarity=tf.zeros([num_clients, num_clients]), together=tf.zeros([num_clients, num_clients])
     )
 
-  def report(self, message, own, local):
+  def report(self, message: Any, own: Any, local: extension.Local) -> collections.OrderedDict[str, Any]:
     return collections.OrderedDict(kept=extension.finite_update(local))
 
-  def scales(self, memory, cohort):
+  def scales(self, memory: Any, cohort: extension.Cohort) -> tf.Tensor:
     ids, came = cohort.client_ids, tf.size(cohort.client_ids)
     # float32[N, M]: how similar each client is to each that came; -1 if they were never together.
     known = tf.gather(memory['together'], ids, axis=1)
@@ -63,7 +65,9 @@ class FriendSubstitution(extension.Extension):
     counts = 1.0 + substitutes
     return counts * tf.math.divide_no_nan(tf.cast(came, tf.float32), tf.reduce_sum(counts))
 
-  def server_step(self, memory, mean, cohort):
+  def server_step(
+    self, memory: Any, mean: extension.Tensors, cohort: extension.Cohort
+  ) -> tuple[extension.Tensors, Any]:
     ids, vectors = cohort.client_ids, cohort.reports['kept']
     unit = tf.math.divide_no_nan(vectors, tf.norm(vectors, axis=1, keepdims=True))
     likeness = (1.0 + tf.matmul(unit, unit, transpose_b=True)) / 2

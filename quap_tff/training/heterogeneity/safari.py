@@ -46,7 +46,7 @@ class Safari(extension.Extension):
     checks.integer('safari server_batch_size', self.server_batch_size, at_least=1)
 
   @property
-  def statement(self):
+  def statement(self) -> str:
     return (
       'SAFARI trains at the server on examples of people who are no clients. They are taken as public: no figure '
       'covers them.'
@@ -56,7 +56,7 @@ class Safari(extension.Extension):
     """The same with D_s, which has arrays `x` and `y`."""
     return dataclasses.replace(self, examples=collections.OrderedDict(x=examples.x, y=examples.y))
 
-  def server_training(self):
+  def server_training(self) -> extension.ServerTraining:
     if self.examples is None:
       raise ValueError('safari has no examples to train on at the server. Attach some by with_examples.')
     num_examples = len(next(iter(self.examples.values())))

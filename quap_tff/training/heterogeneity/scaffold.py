@@ -23,7 +23,9 @@ follow it. docs/systems/optimisation.md has measurements.
 from __future__ import annotations
 
 import collections
+from collections.abc import Sequence
 import dataclasses
+from typing import Any
 
 from quap_tff.common import registry
 from quap_tff.common.lazy import tf
@@ -54,13 +56,13 @@ class Scaffold(extension.WithVectors):
       raise registry.unknown_name_error('scaffold server_control', self.server_control, SERVER_CONTROLS)
 
   @property
-  def exact_releases(self):
+  def exact_releases(self) -> tuple[str, ...]:
     if self.server_control == 'released':
       return ()
     return ("the server sums the changes of the clients' controls without noise",)
 
   @property
-  def statement(self):
+  def statement(self) -> str:
     if self.server_control == 'sum':
       return "SCAFFOLD gives the server a second sum, of the changes of the clients' controls, without noise."
     return (
@@ -68,17 +70,17 @@ class Scaffold(extension.WithVectors):
       'control stays with the client.'
     )
 
-  def initial_memory(self, num_clients, shapes):
+  def initial_memory(self, num_clients: int, shapes: Sequence[Any]) -> collections.OrderedDict[str, Any]:
     memory = super().initial_memory(num_clients, shapes)
     return collections.OrderedDict(memory, control=extension.zeros(shapes))
 
-  def message(self, memory):
+  def message(self, memory: Any) -> collections.OrderedDict[str, Any]:
     return collections.OrderedDict(control=memory['control'])
 
-  def own_vectors(self, memory):
+  def own_vectors(self, memory: Any) -> tf.Tensor:
     return memory['table']
 
-  def correction(self, message, own, steps):
+  def correction(self, message: Any, own: extension.Tensors, steps: Any) -> extension.Tensors:
     return [
       (tf.cast(c, mine.dtype) - mine) / tf.cast(self._unit(steps), mine.dtype)
       for c, mine in zip(message['control'], own)
@@ -88,7 +90,7 @@ class Scaffold(extension.WithVectors):
     """A control over this number is a gradient: K_i where controls are sums over a round."""
     return tf.cast(tf.maximum(steps, 1), tf.float32) if self.server_control == 'released' else tf.constant(1.0)
 
-  def report(self, message, own, local):
+  def report(self, message: Any, own: extension.Tensors, local: extension.Local) -> collections.OrderedDict[str, Any]:
     return collections.OrderedDict(kept=extension.flat(self._next_control(message, own, local)))
 
   def _next_control(self, message, own, local):
@@ -105,7 +107,9 @@ class Scaffold(extension.WithVectors):
     # A client that took no step has learned nothing, and an update that is not finite never arrives.
     return extension.choose(tf.logical_and(local.steps > 0, extension.are_finite(new)), new, own)
 
-  def server_step(self, memory, mean, cohort):
+  def server_step(
+    self, memory: Any, mean: extension.Tensors, cohort: extension.Cohort
+  ) -> tuple[extension.Tensors, Any]:
     kept = cohort.reports['kept']
     population, control = tf.shape(memory['table'])[0], memory['control']
     if self.server_control == 'sum':
