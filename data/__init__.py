@@ -1,8 +1,11 @@
 """Federated data: `load` makes a federation of a named dataset, `cohorts.make` draws the clients of each round."""
 
-from typing import Callable, Optional
+from typing import Callable, Optional, TYPE_CHECKING
 
 from quap_tff.common import lazy as _lazy
+
+if TYPE_CHECKING:
+  from data.federation import Federation
 
 __getattr__, __dir__ = _lazy.exports(
   __name__,
@@ -27,7 +30,7 @@ def load(
   features: str = 'none',
   auxiliary: float = 0.0,
   progress: Optional[Callable[[int, int], None]] = None,
-) -> 'Federation':  # noqa: F821 (imported when asked for)
+) -> 'Federation':
   """Loads a dataset as a federation; a pure function of the files and the arguments.
 
   Args:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import ClassVar
+from typing import ClassVar, Optional
 
 import numpy as np
 
 from data import base
+from data import federation
 from data import glyphs
 from data import leaves
 from data import natural
@@ -42,7 +43,7 @@ class Digits(base.PooledDataset):
   image_shape = (8, 8, 1)
   white = 16.0
 
-  def read(self, data_dir):
+  def read(self, data_dir: Optional[str]) -> base.Pool:
     bunch = sklearn_datasets.load_digits()
     x, y = bunch.images[..., None], bunch.target
     order = rng_lib.generator(0, 'test_split').permutation(len(y))
@@ -80,7 +81,7 @@ class Glyphs(base.PooledDataset):
     checks.integer('copies', self.copies, at_least=7)
     checks.integer('alphabet', self.alphabet, at_least=0)
 
-  def read(self, data_dir):
+  def read(self, data_dir: Optional[str]) -> base.Pool:
     del data_dir
     rng = rng_lib.generator(self.alphabet, 'glyphs')
     x, y = glyphs.draw(glyphs.alphabet(self.classes, rng), self.copies, self.image_shape[0], rng)
@@ -97,8 +98,9 @@ class _KerasImages(base.PooledDataset):
   """
 
   keras_name: ClassVar[str]
+  image_shape: ClassVar[tuple[int, int, int]]
 
-  def read(self, data_dir):
+  def read(self, data_dir: Optional[str]) -> base.Pool:
     filename = f'{self.keras_name}.npz'
     if data_dir is not None:
       path = os.path.join(data_dir, filename)
@@ -113,7 +115,7 @@ class _KerasImages(base.PooledDataset):
   def _pool(self, arrays: dict[str, np.ndarray], source: str) -> base.Pool:
     """The pool of arrays as Keras has them; raises `reading.DataFileError` for other types, shapes or labels."""
     shape, fixed = self.image_shape, []
-    shapes = [shape, shape[:2]] if shape[2] == 1 else [shape]
+    shapes: list[tuple[int, ...]] = [shape, shape[:2]] if shape[2] == 1 else [shape]
     for split in ('train', 'test'):
       x, y = arrays[f'x_{split}'], arrays[f'y_{split}']
       if x.dtype != np.uint8 or x.shape[1:] not in shapes or not len(x):
@@ -127,8 +129,9 @@ class _KerasImages(base.PooledDataset):
         )
       if y.min() < 0 or y.max() >= 10:
         raise reading.DataFileError(f'{source}: expected labels of y_{split} in [0, 10), found {y.min()} to {y.max()}.')
-      fixed += [x.reshape((len(x),) + shape), y.reshape(-1)]
-    return base.Pool(*fixed, white=self.white, num_classes=10)
+      fixed.append((x.reshape((len(x),) + shape), y.reshape(-1)))
+    (train_x, train_y), (test_x, test_y) = fixed
+    return base.Pool(train_x, train_y, test_x, test_y, white=self.white, num_classes=10)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,7 +177,7 @@ class Things(base.PooledDataset):
     checks.integer('copies', self.copies, at_least=7)
     checks.integer('kinds', self.kinds, at_least=0)
 
-  def read(self, data_dir):
+  def read(self, data_dir: Optional[str]) -> base.Pool:
     del data_dir
     rng = rng_lib.generator(self.kinds, 'things')
     things = leaves.things(self.classes * self.looks, rng)
@@ -195,7 +198,7 @@ class MnistWriters(base.Dataset):
   has_own_clients = True
   image_shape = (28, 28, 1)
 
-  def load(self, request):
+  def load(self, request: base.Request) -> federation.Federation:
     if request.data_dir is None:
       raise reading.DataFileError(
         f'mnist_writers needs {WRITERS_FILE} (the writer of each row of mnist.npz), which no loader downloads. '

@@ -55,7 +55,7 @@ class DropoutChoice(abc.ABC):
 class NoDropout(DropoutChoice):
   """Every update arrives."""
 
-  def over(self, num_clients, seed):
+  def over(self, num_clients: int, seed: int) -> None:
     return None
 
 
@@ -72,7 +72,7 @@ class Bernoulli(DropoutChoice):
   def __post_init__(self):
     checks.number('bernoulli dropout rate', self.rate, at_least=0, below=1)
 
-  def over(self, num_clients, seed):
+  def over(self, num_clients: int, seed: int) -> DropoutModel:
     return _independent(seed, np.full(num_clients, self.rate))
 
 
@@ -91,7 +91,7 @@ class Beta(DropoutChoice):
     checks.number('beta dropout a', self.a, at_least=0.01, at_most=1e6)
     checks.number('beta dropout b', self.b, at_least=0.01, at_most=1e6)
 
-  def over(self, num_clients, seed):
+  def over(self, num_clients: int, seed: int) -> DropoutModel:
     return _independent(seed, rng_lib.generator(seed, 'dropout_rates').beta(self.a, self.b, num_clients))
 
 
@@ -112,7 +112,7 @@ class Markov(DropoutChoice):
     checks.number('markov dropout fail', self.fail, above=0, at_most=1)
     checks.number('markov dropout recover', self.recover, above=0, at_most=1)
 
-  def over(self, num_clients, seed):
+  def over(self, num_clients: int, seed: int) -> DropoutModel:
     def step(round_num, failing):
       coins = rng_lib.generator(seed, 'dropout', round_num).random(num_clients)
       return base.switched(coins, failing, self.fail, self.recover)
@@ -151,19 +151,23 @@ class WithDropout(base.ParticipationModel):
         no_amplification=drawn.no_amplification,
       )
       return
-    are_coins = drawn.sampling == 'bernoulli' and dropout.is_independent
+    rates = None
+    if drawn.inclusion_rates is not None and dropout.is_independent:
+      rates = drawn.inclusion_rates * (1 - dropout.rates)
     super().__init__(
       drawn.population,
       lambda round_num: np.setdiff1d(drawn.cohort(round_num), self.absent(round_num), assume_unique=True),
-      sampling='bernoulli' if are_coins else 'none',
-      inclusion_rates=drawn.inclusion_rates * (1 - dropout.rates) if are_coins else None,
+      sampling='none' if rates is None else 'bernoulli',
+      inclusion_rates=rates,
       mean_cohort_size=None if mean is None else mean * float(1 - dropout.rates.mean()),
       no_amplification=(
-        drawn.no_amplification if are_coins else 'no amplification is proven for cohorts from which clients drop out'
+        'no amplification is proven for cohorts from which clients drop out'
+        if rates is None
+        else drawn.no_amplification
       ),
     )
 
-  def absent(self, round_num):
+  def absent(self, round_num: int) -> np.ndarray:
     drawn = self._drawn.cohort(round_num)
     return drawn[self._dropout.fails(round_num)[drawn]]
 
@@ -186,5 +190,5 @@ class WithServerRounds(base.ParticipationModel):
   def _is_of_clients(self, round_num):
     return rng_lib.generator(self.population.seed, 'server_rounds', round_num).random() < self._q
 
-  def absent(self, round_num):
+  def absent(self, round_num: int) -> np.ndarray:
     return self._drawn.absent(round_num) if self._is_of_clients(round_num) else super().absent(round_num)

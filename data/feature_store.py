@@ -14,7 +14,7 @@ import hashlib
 import io
 import os
 import tempfile
-from typing import Any, BinaryIO, Callable, Optional
+from typing import Any, Callable, IO, Optional
 
 import numpy as np
 
@@ -83,7 +83,7 @@ def kept(
     np.savez(content, **make())
     return np.frombuffer(content.getbuffer(), np.uint8)
 
-  with np.load(io.BytesIO(_kept(folder, f'kept {fingerprint}', packed)), allow_pickle=False) as arrays:
+  with np.load(io.BytesIO(_kept(folder, f'kept {fingerprint}', packed).data), allow_pickle=False) as arrays:
     return {name: arrays[name] for name in arrays.files}
 
 
@@ -134,7 +134,7 @@ def _kept(folder: Optional[str], key: str, make: Callable[[], np.ndarray], examp
   return found
 
 
-def _digest(f: BinaryIO, size: int) -> bytes:
+def _digest(f: IO[bytes], size: int) -> bytes:
   """SHA-256 of the first `size` bytes of a file, which is left there."""
   found = hashlib.sha256()
   f.seek(0)

@@ -52,7 +52,7 @@ class Features(abc.ABC):
   needs_files: ClassVar[bool] = False
 
   @abc.abstractmethod
-  def check(self, input_shape: tuple[int, ...]):
+  def check(self, input_shape: tuple[int, ...]) -> None:
     """Raises `ValueError` if there are no such features of examples of this shape."""
 
   @abc.abstractmethod
@@ -75,13 +75,13 @@ class Features(abc.ABC):
 class NoFeatures(Features):
   """The examples themselves."""
 
-  def check(self, input_shape):
+  def check(self, input_shape: tuple[int, ...]) -> None:
     del input_shape
 
-  def fingerprint(self):
+  def fingerprint(self) -> str:
     return 'none'
 
-  def extractor(self, input_shape):
+  def extractor(self, input_shape: tuple[int, ...]) -> Callable[[np.ndarray], np.ndarray]:
     del input_shape
     return lambda x: x
 
@@ -115,7 +115,7 @@ class Scattering(Features):
     checks.integer('scattering scales', self.scales, at_least=1)
     checks.integer('scattering angles', self.angles, at_least=1)
 
-  def check(self, input_shape):
+  def check(self, input_shape: tuple[int, ...]) -> None:
     if len(input_shape) != 3:
       raise ValueError(
         f'Scattering needs images [height, width, channels], but examples have the shape {tuple(input_shape)}.'
@@ -126,10 +126,10 @@ class Scattering(Features):
         f'{input_shape[0]}x{input_shape[1]}: give fewer scales.'
       )
 
-  def fingerprint(self):
+  def fingerprint(self) -> str:
     return f'{registry.format_spec("scattering", self)} kymatio={kymatio_version.version} numpy={np.__version__}'
 
-  def extractor(self, input_shape):
+  def extractor(self, input_shape: tuple[int, ...]) -> Callable[[np.ndarray], np.ndarray]:
     transform = kymatio_numpy.ScatteringNumPy2D(
       J=self.scales, shape=input_shape[:2], L=self.angles, max_order=self.order
     )
@@ -192,15 +192,15 @@ class Pretrained(Features):
       )
     return card
 
-  def check(self, input_shape):
+  def check(self, input_shape: tuple[int, ...]) -> None:
     wanted = tuple(self._model().input_shape[1:])
     if wanted != tuple(input_shape):
       raise ValueError(f'The extractor in {self.path} takes examples of shape {wanted}, found {tuple(input_shape)}.')
 
-  def fingerprint(self):
+  def fingerprint(self) -> str:
     return f'pretrained {self.card()["sha256"]} tensorflow={tf.__version__}'
 
-  def extractor(self, input_shape):
+  def extractor(self, input_shape: tuple[int, ...]) -> Callable[[np.ndarray], np.ndarray]:
     del input_shape
     model = self._model()
 
@@ -210,7 +210,7 @@ class Pretrained(Features):
 
     return lambda x: unit_rows(extract(x).numpy())
 
-  def public_data(self):
+  def public_data(self) -> str:
     card = self.card()
     return f'{card["public_data"]} Extractor of SHA-256 {card["sha256"]}.'
 
@@ -259,21 +259,21 @@ class Drawn(Features):
         f'size={self.size}: give more filters.'
       )
 
-  def check(self, input_shape):
+  def check(self, input_shape: tuple[int, ...]) -> None:
     if len(input_shape) != 3 or input_shape[2] != 3 or min(input_shape[:2]) < drawn.SMALLEST_SIDE:
       raise ValueError(
         f'Drawn features need colour images [height, width, 3] of at least {drawn.SMALLEST_SIDE} pixels a side, but '
         f'examples have the shape {tuple(input_shape)}.'
       )
 
-  def fingerprint(self):
+  def fingerprint(self) -> str:
     return f'drawn {drawn.digest(self._learned())} numpy={np.__version__} tensorflow={tf.__version__}'
 
-  def extractor(self, input_shape):
-    extract = drawn.extractor(self._learned(), input_shape[:2])
+  def extractor(self, input_shape: tuple[int, ...]) -> Callable[[np.ndarray], np.ndarray]:
+    extract = drawn.extractor(self._learned(), (input_shape[0], input_shape[1]))
     return lambda x: unit_rows(extract(x))
 
-  def public_data(self):
+  def public_data(self) -> str:
     return (
       f'Learned on {drawn.SCENES:,} drawings of random leaves and {self.kinds * self.views:,} of {self.kinds:,} '
       "random things: a program's output, no data. Filters and directions of SHA-256 "
@@ -341,8 +341,11 @@ def portable(spec: str) -> str:
   features = parse(spec)
   if not isinstance(features, Pretrained):
     return spec
-  name = os.path.basename(os.path.normpath(features.path))
-  return registry.format_spec('pretrained', dataclasses.replace(features, path=f'{COPIES}/{name}'))
+  return registry.format_spec('pretrained', _copied(features))
+
+
+def _copied(features: Pretrained) -> Pretrained:
+  return dataclasses.replace(features, path=f'{COPIES}/{os.path.basename(os.path.normpath(features.path))}')
 
 
 def located(spec: str, folder: str) -> str:
@@ -353,12 +356,12 @@ def located(spec: str, folder: str) -> str:
   return registry.format_spec('pretrained', dataclasses.replace(features, path=os.path.join(folder, features.path)))
 
 
-def keep_copy(spec: str, folder: str):
+def keep_copy(spec: str, folder: str) -> None:
   """Copies an extractor into the folder of a run, where `portable` names it. Other features need no copy."""
   features = parse(spec)
   if not isinstance(features, Pretrained):
     return
-  target = os.path.join(folder, parse(portable(spec)).path)
+  target = os.path.join(folder, _copied(features).path)
   os.makedirs(target, exist_ok=True)
   for name in (EXTRACTOR, CARD):
     with files.replacing(os.path.join(target, name)) as unfinished:

@@ -3,9 +3,9 @@
 Clients' examples are in memory (a tuple of `Examples`), or are read or made when they are asked for (`OnDemand`).
 """
 
-import collections.abc
 from collections.abc import Sequence
 import dataclasses
+import functools
 import hashlib
 from typing import Callable, Optional
 
@@ -74,7 +74,7 @@ def together(parts: Sequence[Examples]) -> Examples:
   return Examples(*(np.concatenate([getattr(part, name) for part in parts]) for name in ('x', 'y')))
 
 
-class OnDemand(collections.abc.Sequence):
+class OnDemand(Sequence[Examples]):
   """Clients whose examples are read or made each time they are asked for. None are kept.
 
   Args:
@@ -89,7 +89,7 @@ class OnDemand(collections.abc.Sequence):
   def __len__(self) -> int:
     return self._count
 
-  def __getitem__(self, index: int) -> Examples:
+  def __getitem__(self, index: int) -> Examples:  # type: ignore[override]  # It has no slices.
     # A sequence ends with an IndexError, or a loop over it would never end.
     if not 0 <= index < self._count:
       raise IndexError(f'Clients are numbered from 0 to {self._count - 1}, found {index}.')
@@ -106,7 +106,7 @@ class OnDemand(collections.abc.Sequence):
     return OnDemand(self._count, read, self.digest)
 
 
-class NumberedIds(collections.abc.Sequence):
+class NumberedIds(Sequence[str]):
   """The ids of N clients without names, such as `client_0012`. They are made when they are asked for."""
 
   def __init__(self, count: int):
@@ -115,7 +115,7 @@ class NumberedIds(collections.abc.Sequence):
   def __len__(self) -> int:
     return self._count
 
-  def __getitem__(self, index: int) -> str:
+  def __getitem__(self, index: int) -> str:  # type: ignore[override]  # It has no slices.
     if not 0 <= index < self._count:
       raise IndexError(f'Clients are numbered from 0 to {self._count - 1}, found {index}.')
     return f'client_{index:0{self._digits}d}'
@@ -171,10 +171,10 @@ class Federation:
       if client_id in seen:
         raise ValueError(f'{self.name}: client ids must be distinct, found {client_id!r} twice.')
       seen.add(client_id)
-    object.__setattr__(self, '_first', self.clients[0])
-    if self.is_on_demand:
-      object.__setattr__(self, 'clients', self.clients.checked(self._check_client))
+    if isinstance(self.clients, OnDemand):
+      # The first client is read, and kept, before a check that compares others with it runs at each read.
       self._check_client(0, self._first)
+      object.__setattr__(self, 'clients', self.clients.checked(self._check_client))
     else:
       for index, examples in enumerate(self.clients):
         self._check_client(index, examples)
@@ -210,6 +210,10 @@ class Federation:
         f'{examples.y.max()}.'
       )
 
+  @functools.cached_property
+  def _first(self) -> Examples:
+    return self.clients[0]
+
   @property
   def num_clients(self) -> int:
     return len(self.clients)
@@ -241,12 +245,11 @@ class Federation:
     """
     found = hashlib.sha256()
     auxiliary = [] if self.auxiliary is None else [('', self.auxiliary)]
-    clients = zip(self.client_ids, self.clients)
-    if self.is_on_demand:
+    clients = [] if isinstance(self.clients, OnDemand) else zip(self.client_ids, self.clients)
+    if isinstance(self.clients, OnDemand):
       found.update(self.clients.digest)
-      clients = ()
     for name, examples in (*clients, ('', self.test), *auxiliary):
       found.update(f'{name}\0{examples.x.shape}\0'.encode())
-      found.update(examples.x)
-      found.update(examples.y)
+      found.update(examples.x.data)
+      found.update(examples.y.data)
     return found.digest()

@@ -58,7 +58,8 @@ def draw(letters: Alphabet, copies: int, side: int, rng: np.random.Generator) ->
   images = np.empty((len(labels), side, side), np.uint8)
   for start in range(0, len(labels), _BATCH):
     rows = labels[start : start + _BATCH]
-    images[start : start + _BATCH] = _rasterize(*_written(letters, rows, side, rng), side, rng)
+    points, present = _written(letters, rows, side, rng)
+    images[start : start + _BATCH] = _rasterize(points, present, side, rng)
   return images, labels
 
 

@@ -155,7 +155,10 @@ def views(of: Things, kinds: np.ndarray, size: tuple[int, int], rng: np.random.G
     uint8[n, height, width, 3], RGB.
   """
   n, parts = len(kinds), of.parts.values.shape[1]
-  normal = lambda deviation, *shape: rng.normal(0, deviation, shape).astype(np.float32)
+
+  def normal(deviation: float, *shape: int) -> np.ndarray:
+    return rng.normal(0, deviation, shape).astype(np.float32)
+
   before = random_leaves(rng.integers(2, 25, n), rng)
   values = of.parts.values[kinds]
   # No two of a kind are quite alike.

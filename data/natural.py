@@ -102,10 +102,10 @@ class Femnist(_TffDataset):
     checks.number('femnist test_writers', self.test_writers, at_least=0, below=1)
 
   @property
-  def tests_clients(self):
+  def tests_clients(self) -> bool:  # type: ignore[override]  # The base class has a constant.
     return not self.test_writers
 
-  def load(self, request):
+  def load(self, request: base.Request) -> federation.Federation:
     path, (train, test) = self._open(request, 'emnist_all.sqlite', self.only_digits)
     division = base.divide_clients(request, train.client_ids, self.test_writers)
     tested = _test_clients(train, test, division)
@@ -170,7 +170,7 @@ class Cifar100(_TffDataset):
   image_shape = (32, 32, 3)
   module = 'cifar100'
 
-  def load(self, request):
+  def load(self, request: base.Request) -> federation.Federation:
     path, (train, test) = self._open(request, 'cifar100.sqlite')
     features = {'image': tf.io.FixedLenFeature([32, 32, 3], tf.int64), 'label': tf.io.FixedLenFeature([], tf.int64)}
     splits = {name: tff_files.Split(path, name, features) for name in self.splits}
@@ -221,10 +221,10 @@ class Shakespeare(_TffDataset):
     checks.number('shakespeare test_roles', self.test_roles, at_least=0, below=1)
 
   @property
-  def tests_clients(self):
+  def tests_clients(self) -> bool:  # type: ignore[override]  # The base class has a constant.
     return not self.test_roles
 
-  def load(self, request):
+  def load(self, request: base.Request) -> federation.Federation:
     path, (train, test) = self._open(request, 'shakespeare.sqlite')
     features = {'snippets': tf.io.FixedLenFeature([], tf.string)}
     splits = [tff_files.Split(path, name, features) for name in self.splits]
@@ -275,7 +275,7 @@ class StackOverflowWords(_TffDataset):
     for field in dataclasses.fields(self):
       checks.integer(f'stackoverflow_words {field.name}', getattr(self, field.name), at_least=1)
 
-  def load(self, request):
+  def load(self, request: base.Request) -> federation.Federation:
     path, (train, held_out, _) = self._open(request, 'stackoverflow.sqlite')
     vocabulary = sequences.Vocabulary(_words(self.words, request.data_dir))
     features = {'tokens': tf.io.FixedLenFeature([], tf.string)}
@@ -298,7 +298,7 @@ class StackOverflowWords(_TffDataset):
     )
 
   def _test_sentences(self, path, features, client_ids, seed) -> list[bytes]:
-    split, found = tff_files.Split(path, 'heldout', features, self.test_sentences), []
+    split, found = tff_files.Split(path, 'heldout', features, self.test_sentences), list[bytes]()
     for i in base.client_order(len(client_ids), seed):
       found.extend(split.read([client_ids[i]])['tokens'][: self.test_sentences - len(found)])
       if len(found) >= self.test_sentences:

@@ -20,6 +20,7 @@ import zipfile
 import numpy as np
 
 from data import base
+from data import federation
 from data import partition
 from data import reading
 from data import rng as rng_lib
@@ -60,15 +61,15 @@ class Npz(base.Dataset):
     checks.integer('npz classes', self.classes, at_least=0)
 
   @property
-  def tests_clients(self):
+  def tests_clients(self) -> bool:  # type: ignore[override]  # The base class has a constant.
     return self.test_of_clients
 
   @property
-  def has_own_clients(self):
+  def has_own_clients(self) -> bool:  # type: ignore[override]  # The base class has a constant.
     return 'client.npy' in self._members()
 
   @property
-  def default_num_clients(self):
+  def default_num_clients(self) -> Optional[int]:  # type: ignore[override]  # The base class has a constant.
     members = self._members()
     return base.DEFAULT_NUM_CLIENTS if members and 'client.npy' not in members else None
 
@@ -80,17 +81,17 @@ class Npz(base.Dataset):
     except (OSError, ValueError, zipfile.BadZipFile):
       return []
 
-  def portable(self):
+  def portable(self) -> Npz:
     return dataclasses.replace(self, path=os.path.basename(self.path))
 
-  def load(self, request):
+  def load(self, request: base.Request) -> federation.Federation:
     partition.parse(request.partition)
     path = os.path.join(request.data_dir or '', self.path)
     arrays = reading.read_npz(path, _REQUIRED, _HOLDS, _OPTIONAL)
     self._check_names(path, arrays)
     x, y, white = _examples(path, arrays, 'x', 'y')
     owners = _owners(path, arrays['client'], len(y)) if 'client' in arrays else None
-    facts = {'name': f'npz:{os.path.splitext(os.path.basename(path))[0]}'}
+    facts: dict[str, Any] = {'name': f'npz:{os.path.splitext(os.path.basename(path))[0]}'}
     if 'x_test' in arrays:
       test_x, test_y, test_white = _examples(path, arrays, 'x_test', 'y_test')
       if test_x.shape[1:] != x.shape[1:] or test_white != white:

@@ -23,7 +23,7 @@ class Partition(abc.ABC):
 class Iid(Partition):
   """Examples shuffled and dealt out: sizes differ by at most one."""
 
-  def assign(self, labels, num_clients, rng):
+  def assign(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
     return rng.permutation(np.arange(len(labels), dtype=np.int64) % num_clients)
 
 
@@ -46,7 +46,7 @@ class Dirichlet(Partition):
     # sizes are those of iid.
     checks.number('dirichlet alpha', self.alpha, at_least=1e-3, at_most=1e6)
 
-  def assign(self, labels, num_clients, rng):
+  def assign(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
     owners = np.empty(len(labels), np.int64)
     for label in np.unique(labels):
       rows = rng.permutation(np.flatnonzero(labels == label))

@@ -51,7 +51,7 @@ class Source(abc.ABC):
 class EmnistLetters(Source):
   """The letters among EMNIST's ByClass test images, 37 classes; the digits are left out."""
 
-  def read(self, data_dir, seed):
+  def read(self, data_dir: Optional[str], seed: int) -> PublicImages:
     del seed
     if data_dir is None:
       raise reading.DataFileError(
@@ -101,7 +101,7 @@ class Glyphs(Source):
     checks.integer('glyph classes', self.classes, at_least=2)
     checks.integer('glyph copies', self.copies, at_least=1)
 
-  def read(self, data_dir, seed):
+  def read(self, data_dir: Optional[str], seed: int) -> PublicImages:
     del data_dir
     rng = np.random.default_rng(seed)
     x, y = glyphs.draw(glyphs.alphabet(self.classes, rng), self.copies, _SIDE, rng)

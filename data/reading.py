@@ -28,7 +28,7 @@ class DataFileError(ValueError):
   """A data file is missing, damaged or the wrong one. Says which file, what was expected and found, and what to do."""
 
 
-def check_is_file(path: str, expected: str):
+def check_is_file(path: str, expected: str) -> None:
   """Raises `DataFileError` with `expected`, a clause, unless the path is a file or a link to one. Opens nothing."""
   try:
     mode = os.stat(path).st_mode

@@ -4,7 +4,7 @@ Token 0 is padding. Then come the known characters or words, one token for all o
 and end, as in TFF's baselines.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 import string
 
 import numpy as np
@@ -21,7 +21,7 @@ _TOKEN_OF_BYTE = np.full(256, _UNKNOWN, np.int32)
 _TOKEN_OF_BYTE[np.frombuffer(CHARACTERS.encode(), np.uint8)] = np.arange(1, len(CHARACTERS) + 1)
 
 
-def of_speeches(speeches: Sequence[bytes], length: int) -> federation.Examples:
+def of_speeches(speeches: Iterable[bytes], length: int) -> federation.Examples:
   """Speeches as sequences of characters; each speech starts and ends with a mark, and begins a new sequence.
 
   Args:

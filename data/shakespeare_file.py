@@ -23,14 +23,15 @@ _TEST_SHARE = 0.15
 _SEED = 1623  # The year of the First Folio.
 
 
-def write(path: str, speeches: Mapping[str, Sequence[str]]):
+def write(path: str, speeches: Mapping[str, Sequence[str]]) -> None:
   """Writes the file, completely or not at all.
 
   Args:
     path: Where to write; an existing file is replaced.
     speeches: The speeches of each role.
   """
-  splits, rng = {'test': {}, 'train': {}}, np.random.default_rng(_SEED)
+  splits: dict[str, dict[str, list[dict[str, bytes]]]] = {'test': {}, 'train': {}}
+  rng = np.random.default_rng(_SEED)
   for role in sorted(speeches):
     own = [speeches[role][i] for i in rng.permutation(len(speeches[role]))]
     if len(own) < 2:
@@ -42,7 +43,7 @@ def write(path: str, speeches: Mapping[str, Sequence[str]]):
   tff_files.write(path, splits)
 
 
-def main(argv: list[str]):
+def main(argv: list[str]) -> None:
   """Writes the stand-in that `argv[1:]` asks for."""
   if len(argv) != 3:
     sys.exit('Usage: python -m data.shakespeare_file speeches.json.gz CACHE_DIR')

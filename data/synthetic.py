@@ -54,7 +54,7 @@ class Synthetic(base.Dataset):
     checks.number('synthetic spread', self.spread, at_least=0)
     checks.number('synthetic noise', self.noise, at_least=0, at_most=1)
 
-  def load(self, request):
+  def load(self, request: base.Request) -> federation.Federation:
     num_clients = self.default_num_clients if request.num_clients is None else request.num_clients
     teacher = rng_lib.generator(request.seed, 'synthetic_teacher').standard_normal([self.features, self.classes])
 

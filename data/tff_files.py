@@ -68,7 +68,7 @@ def _cached(filename, load_data, splits) -> str:
   return path
 
 
-def check(path: str, splits: Sequence[str]):
+def check(path: str, splits: Sequence[str]) -> None:
   """Raises `reading.DataFileError` unless the file is a whole SQLite database in TFF's format with these splits."""
   expected = f'expected a SQLite database in TFF\'s format with the splits {" and ".join(splits)}'
   with open(path, 'rb') as f:
@@ -90,9 +90,9 @@ def check(path: str, splits: Sequence[str]):
             f'{path} is the wrong file: {expected}, found '
             + (f'table {table!r} without {sorted(columns - found)}.' if found else f'no table {table!r}.')
           )
-      found = [row[0] for row in connection.execute('SELECT DISTINCT split_name FROM client_metadata')]
-      if not set(splits) <= set(found):
-        raise reading.DataFileError(f'{path} is the wrong file: {expected}, found the splits {sorted(found)}.')
+      names = [row[0] for row in connection.execute('SELECT DISTINCT split_name FROM client_metadata')]
+      if not set(splits) <= set(names):
+        raise reading.DataFileError(f'{path} is the wrong file: {expected}, found the splits {sorted(names)}.')
   except sqlite3.Error as e:
     raise reading.DataFileError(f'{path} is damaged: {expected}, found {type(e).__name__}: {e}') from e
 
@@ -101,7 +101,7 @@ def _connect(path: str) -> sqlite3.Connection:
   return sqlite3.connect(f'{pathlib.Path(path).resolve().as_uri()}?mode=ro', uri=True)
 
 
-def write(path: str, splits: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]):
+def write(path: str, splits: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> None:
   """Writes a file in the format of TFF's loaders, completely or not at all; an existing file is replaced.
 
   Args:

@@ -24,7 +24,7 @@ import os
 import shutil
 import sys
 import time
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, TYPE_CHECKING
 
 from absl import flags
 
@@ -39,6 +39,9 @@ from quap_tff.common import lazy
 from quap_tff.common import registry
 from quap_tff.common import rounding
 from quap_tff.common.lazy import tf
+
+if TYPE_CHECKING:
+  from experiments.attacking.membership_study import MembershipSettings
 
 # It loads TensorFlow.
 membership_study = lazy.module('experiments.attacking.membership_study')
@@ -104,7 +107,7 @@ def _inversion_settings() -> inversion_study.InversionSettings:
   return inversion_study.InversionSettings(**given)
 
 
-def _membership_settings() -> membership_study.MembershipSettings:
+def _membership_settings() -> MembershipSettings:
   if _FLAGS.dataset not in _MEMBERSHIP:
     raise ValueError(
       f'--parts=membership: there is no study of membership for dataset {_FLAGS.dataset!r}. Use one of '

@@ -102,7 +102,7 @@ def main(argv: list[str]) -> int:
 
 def _shown(title: str, rows: Iterable[Row]) -> list[Row]:
   """Prints a table, each row as soon as there is one, and returns the rows. Keys are the headings."""
-  result = []
+  result: list[Row] = []
   for row in rows:
     if not result:
       print(f'\n{title}\n{_line(row)}', flush=True)
@@ -237,6 +237,8 @@ def _ran(module_and_arguments: list[str], on_line=lambda line: None) -> tuple[in
     stderr=subprocess.PIPE,
     text=True,
   )
+  assert process.stdout is not None and process.stderr is not None  # They are pipes.
+  answers, messages = process.stdout, process.stderr
   peak, stopped, output, said = [0], threading.Event(), [], []
 
   def sample_memory() -> None:
@@ -250,12 +252,12 @@ def _ran(module_and_arguments: list[str], on_line=lambda line: None) -> tuple[in
 
   threads = [
     threading.Thread(target=sample_memory, daemon=True),
-    threading.Thread(target=lambda: output.append(process.stdout.read()), daemon=True),
+    threading.Thread(target=lambda: output.append(answers.read()), daemon=True),
   ]
   for thread in threads:
     thread.start()
   try:
-    for line in process.stderr:
+    for line in messages:
       said.append(line)
       on_line(line)
     status = process.wait()

@@ -4,6 +4,7 @@ python -m experiments.benchmark_cases FUNCTION ARGUMENTS_AS_JSON    # prints the
 """
 
 import collections
+from collections.abc import Sequence
 import concurrent.futures
 import json
 import statistics
@@ -43,7 +44,7 @@ _WEIGHT_SHAPES = {
 }
 
 
-def check(device: str):
+def check(device: str) -> None:
   """Raises `runtime.DeviceError` if there is no such device here."""
   runtime.prepare(runtime.RuntimeConfig(device=device))
 
@@ -275,7 +276,7 @@ def _ceiling_round(data, batch_size, device):
 class _BareWorker:
   """One model, trained on one client after another."""
 
-  def __init__(self, device, batch_size):
+  def __init__(self, device: str, batch_size: int):
     self._device = device
     with tf.device(device):
       model = models.build_keras_model(_MODEL, _INPUT_SHAPE, _CLASSES)
@@ -299,7 +300,7 @@ class _BareWorker:
 
     self._run_steps = run_steps.get_concrete_function()
 
-  def train(self, start, x, y):
+  def train(self, start: Sequence[np.ndarray], x: np.ndarray, y: np.ndarray) -> None:
     with tf.device(self._device):
       for variable, value in zip(self.variables, start):
         variable.assign(value)

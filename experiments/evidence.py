@@ -103,7 +103,7 @@ def read_audit(path: str, certificate: Mapping[str, Any]) -> Optional[certificat
   return certificate_folder.Audit([], record.refutes(found), record.verdict(found), record.rows(found))
 
 
-def check_before(experiment: Any, run: run_lib.Run):
+def check_before(experiment: Any, run: run_lib.Run) -> None:
   """Asks before the first round whether the run could get a certificate: nobody should train in vain.
 
   The planned rounds are taken for those that were run. What then prevents a certificate would do so after training.

@@ -3,14 +3,22 @@
 The plot of a certified run shows what clients have spent in place of a clipping norm that is the same in all rounds.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 import csv
 import io
-from typing import Callable
+from typing import Callable, TYPE_CHECKING, Union
 
 import numpy as np
 
 from quap_tff.common import lazy
+
+if TYPE_CHECKING:
+  from matplotlib.axes import Axes
+  from matplotlib.axis import XAxis
+  from matplotlib.axis import YAxis
+  from matplotlib.figure import Figure
 
 # Only drawing needs them.
 matplotlib = lazy.module('matplotlib')
@@ -42,10 +50,10 @@ STYLE = {
   'lines.markeredgewidth': 1.4,
 }
 
-Draw = Callable[['mpl_figure.Figure'], None]
+Draw = Callable[['Figure'], None]
 
 
-def drawn(draw: Draw, size: tuple[float, float]) -> 'mpl_figure.Figure':
+def drawn(draw: Draw, size: tuple[float, float]) -> Figure:
   """A figure of `size` inches in the shared style. It is drawn, so its ticks and their labels are final."""
   with matplotlib.rc_context(STYLE):
     figure = _made(draw, size)
@@ -68,13 +76,13 @@ def _made(draw, size):
   return figure
 
 
-def whole_rounds(axes):
+def whole_rounds(axes: Axes) -> None:
   """Puts the ticks of the x axis on whole rounds."""
   axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
   axes.set_xlabel('round')
 
 
-def plain_log(axis):
+def plain_log(axis: Union[XAxis, YAxis]) -> None:
   """Makes an axis logarithmic, with plain numbers as labels. The data must have been drawn."""
   axis.axes.set(**{f'{axis.axis_name}scale': 'log'})
   low, high = axis.get_view_interval()
@@ -89,16 +97,17 @@ def _short(value: float) -> str:
   return f'{value / 1000:.10g}k' if abs(value) >= 10_000 else f'{value:.10g}'
 
 
-def widen(axis, share: float):
+def widen(axis: Union[XAxis, YAxis], share: float) -> None:
   """Makes an axis reach at least `share` of its middle value to either side, so that rounding errors do not fill it."""
   data, view = axis.get_data_interval(), axis.get_view_interval()
   if np.isfinite(data).all():
-    reach = share * abs(data.mean())
-    limits = min(view[0], data.mean() - reach), max(view[1], data.mean() + reach)
+    middle = np.mean(data)
+    reach = share * abs(middle)
+    limits = min(view[0], middle - reach), max(view[1], middle + reach)
     axis.axes.set(**{f'{axis.axis_name}lim': limits})
 
 
-def within_percent(axis):
+def within_percent(axis: Union[XAxis, YAxis]) -> None:
   """Limits an axis of percentages, which the data have scaled, to 0 to 100, with room for a marker."""
   low, high = axis.get_view_interval() if np.isfinite(axis.get_data_interval()).all() else (0, 100)
   axis.axes.set(**{f'{axis.axis_name}lim': (max(low, -1.5), min(high, 101.5))})
@@ -117,7 +126,7 @@ def read_metrics(path: str) -> dict[str, np.ndarray]:
   return {name: np.array([float(row[name] or 'nan') for row in rows]) for name in columns}
 
 
-def plot_run(metrics: Mapping[str, np.ndarray], plot_path: str, title: str):
+def plot_run(metrics: Mapping[str, np.ndarray], plot_path: str, title: str) -> None:
   """Draws the columns of metrics.csv into a PNG file: a panel for each part of the run that has a curve."""
   image = png(*run_figure(metrics, title))
   with open(plot_path, 'wb') as f:

@@ -65,7 +65,7 @@ def write(
   report: plans.Report,
   directory: run_directory.RunDirectory,
   its_summary: dict[str, Any],
-):
+) -> None:
   """Writes everything into the run's folder, the summary after the files that it speaks of, the certificate last."""
   run, federation = experiment.run, experiment.federation
   model = models.build_keras_model(

@@ -23,13 +23,16 @@ make the whole folder anew, and nobody would notice. docs/privacy.md says how to
 import os
 import shutil
 import sys
-from typing import Optional
+from typing import Optional, TYPE_CHECKING
 
 from absl import flags
 
 from experiments import command_line
 from quap_tff.common import files
 from quap_tff.common import lazy
+
+if TYPE_CHECKING:
+  from quap_tff.accounting.certificate_folder import Verdict
 
 # They need packages, and a package that is missing is one of the answers.
 evidence = lazy.module('experiments.evidence')
@@ -53,13 +56,13 @@ _PUBLISH = flags.DEFINE_string(
 )
 
 
-def verify(path: str, public_key: Optional[str] = None):
+def verify(path: str, public_key: Optional[str] = None) -> 'Verdict':
   """Verifies the certificate in a run's folder, see `quap_tff.accounting.certificate_folder.verify`."""
   read = lambda folder, certificate: evidence.read(folder, certificate['version'])
   return folders.verify(path, read, evidence.read_audit, public_key)
 
 
-def publish(path: str, target: str):
+def publish(path: str, target: str) -> None:
   """Copies what may be handed out from a folder whose certificate is valid into a new folder.
 
   Raises:

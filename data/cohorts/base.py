@@ -5,13 +5,16 @@ from __future__ import annotations
 import abc
 import dataclasses
 import itertools
-from typing import Any, Callable, ClassVar, Optional
+from typing import Any, Callable, ClassVar, Optional, TYPE_CHECKING
 
 import numpy as np
 
 from data import rng as rng_lib
 from quap_tff.common import checks
 from quap_tff.common import lazy
+
+if TYPE_CHECKING:
+  from quap_tff.accounting.sampling import Sampler
 
 accounting = lazy.module('quap_tff.accounting')
 
@@ -109,7 +112,7 @@ class ParticipationModel:
     return np.zeros([0], np.int64)
 
   @property
-  def sampler(self) -> accounting.Sampler:
+  def sampler(self) -> Sampler:
     """The draw, for an account."""
     return accounting.Sampler(
       kind=self.sampling,
@@ -169,7 +172,8 @@ def weighted(population: Population, weights: Callable[[int], np.ndarray]) -> Pa
     population: The clients.
     weights: From the round number to float64[N] weights, at least 0. Rounds of equal weights share one array.
   """
-  size, known = population.required_cohort_size(), []
+  size = population.required_cohort_size()
+  known: list[tuple[np.ndarray, np.ndarray]] = []
 
   def draw(round_num):
     rng, chosen = population.round_rng(round_num), weights(round_num)
@@ -229,14 +233,15 @@ def few_weighted_without_replacement(
     cumulative: float64[N], the sums of the first weights.
     size: How many to draw, at most N.
   """
-  drawn, total = {}, cumulative[-1]
+  distinct: dict[int, None] = {}
+  total = cumulative[-1]
   for _ in range(_MOST_BATCHES):
     # A dict keeps the order of the first draws. Rounding must not lead past the last client of positive weight.
     points = np.minimum(rng.random(2 * size) * total, np.nextafter(total, 0))
-    drawn.update(dict.fromkeys(np.searchsorted(cumulative, points, side='right').tolist()))
-    if len(drawn) >= size:
-      return np.fromiter(itertools.islice(drawn, size), np.int64, size)
-  drawn = np.fromiter(drawn, np.int64, len(drawn))
+    distinct.update(dict.fromkeys(np.searchsorted(cumulative, points, side='right').tolist()))
+    if len(distinct) >= size:
+      return np.fromiter(itertools.islice(distinct, size), np.int64, size)
+  drawn = np.fromiter(distinct, np.int64, len(distinct))
   left = np.setdiff1d(np.arange(len(weights)), drawn, assume_unique=True)
   return np.concatenate([drawn, left[weighted_without_replacement(rng, weights[left], size - len(drawn))]])
 

@@ -32,7 +32,7 @@ class Markov(base.ParticipationChoice):
     checks.number('markov arrive', self.arrive, above=0, at_most=1)
     checks.number('markov leave', self.leave, above=0, at_most=1)
 
-  def over(self, population):
+  def over(self, population: base.Population) -> base.ParticipationModel:
     def step(round_num, present):
       coins = rng_lib.generator(population.seed, 'availability', round_num).random(population.num_clients)
       return base.switched(coins, present, self.arrive, self.leave)
@@ -125,7 +125,7 @@ class Energy(base.ParticipationChoice):
     able = np.flatnonzero(rates > 0)
     return able[base.weighted_without_replacement(rng, rates[able], min(population.cohort_size, len(able)))]
 
-  def over(self, population):
+  def over(self, population: base.Population) -> base.ParticipationModel:
     def step(round_num, batteries):
       rng = rng_lib.generator(population.seed, 'battery', round_num - 1)
       if batteries is None:

@@ -29,7 +29,7 @@ class _Learning(base.ParticipationChoice):
   def learned(self, state: Any, cohort: np.ndarray, failed: np.ndarray) -> Any:
     """The state after a round: who was drawn, int64[M] sorted, and which of these dropped out, bool[M]."""
 
-  def over(self, population):
+  def over(self, population: base.Population) -> base.ParticipationModel:
     population.required_cohort_size()
     if population.dropout is None:
       raise ValueError(
@@ -90,7 +90,7 @@ class FlPadpm(_Learning):
     checks.integer('flpadpm length', self.length, at_least=1, at_most=8)
     checks.number('flpadpm strength', self.strength, above=0)
 
-  def start(self, population):
+  def start(self, population: base.Population) -> Patterns:
     return Patterns(np.zeros(population.num_clients, np.int64), *np.zeros([2, 3**self.length]))
 
   def predicted(self, state: Patterns) -> np.ndarray:
@@ -98,13 +98,13 @@ class FlPadpm(_Learning):
     common = (state.dropped.sum() + 1) / (state.invited.sum() + 10)
     return ((common * self.strength + state.dropped) / (self.strength + state.invited))[state.of_clients]
 
-  def select(self, state, population, rng):
+  def select(self, state: Patterns, population: base.Population, rng: np.random.Generator) -> np.ndarray:
     order = rng.permutation(population.num_clients)
     expected = np.cumsum(1 - self.predicted(state)[order])
     # A rounding error must not cost an invitation.
-    return order[: np.searchsorted(expected, population.cohort_size - 1e-9) + 1]
+    return order[: np.searchsorted(expected, population.required_cohort_size() - 1e-9) + 1]
 
-  def learned(self, state, cohort, failed):
+  def learned(self, state: Patterns, cohort: np.ndarray, failed: np.ndarray) -> Patterns:
     patterns, count = state.of_clients.copy(), 3**self.length
     before = patterns[cohort]
     patterns[cohort] = (3 * before + 1 + failed) % count
@@ -150,21 +150,21 @@ class ClientSelection(_Learning):
     checks.number('client_selection share', self.share, at_least=0, at_most=1)
     checks.number('client_selection explore', self.explore, at_least=0, at_most=1)
 
-  def start(self, population):
+  def start(self, population: base.Population) -> Record:
     return Record(population.beta_weights(2.0, 5.0), *np.zeros([2, population.num_clients]))
 
   def utility(self, state: Record) -> np.ndarray:
     """float64[N], u_i for the next round."""
     return self.share * (state.arrived + 1) / (state.invited + 2) + (1 - self.share) * state.speed
 
-  def select(self, state, population, rng):
+  def select(self, state: Record, population: base.Population, rng: np.random.Generator) -> np.ndarray:
     arrival_rate = (state.arrived.sum() + 1) / (state.invited.sum() + 1)
-    size = min(population.num_clients, int(np.ceil(population.cohort_size / arrival_rate - 1e-9)))
+    size = min(population.num_clients, int(np.ceil(population.required_cohort_size() / arrival_rate - 1e-9)))
     num_best = size - round(self.explore * size)
     order = np.argsort(-self.utility(state), kind='stable')
     return np.concatenate([order[:num_best], rng.choice(order[num_best:], size - num_best, replace=False)])
 
-  def learned(self, state, cohort, failed):
+  def learned(self, state: Record, cohort: np.ndarray, failed: np.ndarray) -> Record:
     invited, arrived = state.invited.copy(), state.arrived.copy()
     invited[cohort] += 1
     arrived[cohort] += ~failed

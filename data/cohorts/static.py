@@ -20,7 +20,7 @@ def _check_shape(name: str, a: float, b: float):
 class Uniform(base.ParticipationChoice):
   """Every set of `cohort_size` clients is equally likely."""
 
-  def over(self, population):
+  def over(self, population: base.Population) -> base.ParticipationModel:
     return base.fixed_size(population)
 
 
@@ -30,7 +30,7 @@ class Full(base.ParticipationChoice):
 
   ignores_cohort_size = True
 
-  def over(self, population):
+  def over(self, population: base.Population) -> base.ParticipationModel:
     return base.ParticipationModel(
       population,
       lambda round_num: np.arange(population.num_clients),
@@ -54,7 +54,7 @@ class Bernoulli(base.ParticipationChoice):
   def __post_init__(self):
     checks.number('bernoulli q', self.q, above=0, at_most=1)
 
-  def over(self, population):
+  def over(self, population: base.Population) -> base.ParticipationModel:
     return base.independent(population, np.full(population.num_clients, self.q))
 
 
@@ -72,7 +72,7 @@ class Beta(base.ParticipationChoice):
   def __post_init__(self):
     _check_shape('beta', self.a, self.b)
 
-  def over(self, population):
+  def over(self, population: base.Population) -> base.ParticipationModel:
     weights = population.beta_weights(self.a, self.b)
     return base.weighted(population, lambda round_num: weights)
 
@@ -93,7 +93,7 @@ class BetaBernoulli(base.ParticipationChoice):
   def __post_init__(self):
     _check_shape('beta_bernoulli', self.a, self.b)
 
-  def over(self, population):
+  def over(self, population: base.Population) -> base.ParticipationModel:
     return base.independent(population, population.beta_weights(self.a, self.b))
 
 
@@ -119,7 +119,7 @@ class ExtremeImbalance(base.ParticipationChoice):
     for field in dataclasses.fields(self):
       checks.number(f'extreme_imbalance {field.name}', getattr(self, field.name), at_least=0, at_most=1)
 
-  def over(self, population):
+  def over(self, population: base.Population) -> base.ParticipationModel:
     frequent = round(self.frequent_fraction * population.num_clients)
     rates = np.full(population.num_clients, self.rare_rate)
     rates[population.client_rng().permutation(population.num_clients)[:frequent]] = self.frequent_rate
@@ -162,7 +162,7 @@ class Hybrid(base.ParticipationChoice):
     odd = (1 - self.gamma) * drawn + self.gamma / population.num_clients
     return odd, odd * np.exp(-self.id_decay * np.arange(population.num_clients))
 
-  def over(self, population):
+  def over(self, population: base.Population) -> base.ParticipationModel:
     odd, even = self.weights(population)
     return base.weighted(population, lambda round_num: odd if round_num % 2 else even)
 
@@ -184,7 +184,7 @@ class HybridReference(base.ParticipationChoice):
     checks.number('hybrid_reference gamma', self.gamma, at_least=0, at_most=1)
     _check_shape('hybrid_reference', self.a, self.b)
 
-  def over(self, population):
+  def over(self, population: base.Population) -> base.ParticipationModel:
     size, total = population.required_cohort_size(), population.num_clients
     num_uniform, weights = round(self.gamma * size), population.beta_weights(self.a, self.b)
 

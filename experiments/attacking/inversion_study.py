@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
+import functools
 from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
@@ -182,7 +183,8 @@ class _Case:
   blind: np.ndarray
 
   def attempts(self) -> Iterator[Attempt]:
-    settings, solved = self.settings, []
+    settings = self.settings
+    solved: list[Any] = []
     updates = self.model.updates(self.batches, self.learning_rate, self.steps)
     for method in settings.methods:
       seen = self.model.seen(method, updates, self.batch, self.learning_rate, self.steps, settings.seed)
@@ -201,7 +203,8 @@ class _Case:
             found = self._solved(kind, observer, problem)
             solved.append((key, problem, found, method))
           names = {'method': method, 'observer': observer, 'attack': kind}
-          yield Attempt(self._row(names, seen[observer], *found, same_as), *found[:2])
+          true, recovered, labels = found
+          yield Attempt(self._row(names, seen[observer], true, recovered, labels, same_as), true, recovered)
 
   def _solved(self, kind, observer, problem):
     """(true images, recovered images, the share of each target's labels that were found)."""
@@ -297,7 +300,7 @@ def _pictures(attempts: Sequence[Attempt]) -> dict[str, bytes]:
     if key not in chosen or row['psnr_mean'] > chosen[key].row['psnr_mean']:
       chosen[key] = attempt
   return {
-    name: plots.png(lambda figure, of=tuple(chosen.values()): _draw(figure, of), (9, 2.1 * len(chosen)))
+    name: plots.png(functools.partial(_draw, chosen=tuple(chosen.values())), (9, 2.1 * len(chosen)))
     for name, chosen in best.items()
   }
 

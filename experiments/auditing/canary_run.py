@@ -139,7 +139,7 @@ def run(experiment: setup.Experiment, settings: Settings, say: Callable[[str], N
   canaries.places(plan.model.sizes)
   say(f'building a run with {len(clients)} canaries and {settings.unseen:,} unseen directions')
   process = experiment.build_process(lambda inner: canary_lib.CanaryAggregationFactory(inner, canaries))
-  inserted, unseen, expectations, ledger = [], [], [], None
+  ledger, of_repeats = plan.new_ledger(), []
   for repeat in range(settings.repeats):
     state = canary_lib.with_directions(process.initialize(), [settings.seed, repeat])
     ledger, rounds = plan.new_ledger(), []
@@ -150,14 +150,11 @@ def run(experiment: setup.Experiment, settings: Settings, say: Callable[[str], N
       ledger.append(plan.recorded(found.output.state, found.output.measurements, cohort))
       rounds.append(found)
       say(f'run {repeat + 1}/{settings.repeats}, round {round_num}/{len(schedule)}')
-    own, chance, expected = _scores(plan, ledger, rounds, canaries, settings.part)
-    inserted.append(own)
-    unseen.append(chance)
-    expectations.append(expected)
-  inserted, unseen = np.concatenate(inserted), np.concatenate(unseen)
+    of_repeats.append(_scores(plan, ledger, rounds, canaries, settings.part))
+  inserted, unseen = (np.concatenate([scores[i] for scores in of_repeats]) for i in range(2))
   claim = claim_of(plan, ledger, planned)
   threshold = lower_bounds.planned_threshold(
-    float(np.median(expectations)), inserted.size, unseen.size, settings.confidence
+    float(np.median([expected for *_, expected in of_repeats])), inserted.size, unseen.size, settings.confidence
   )
   guesses = lower_bounds.count(inserted, unseen, threshold)
   bound = lower_bounds.bound(guesses, claim.delta, settings.confidence)
@@ -221,9 +218,11 @@ def _norm(plan, part) -> float:
   return canary_lib.NORM if bounded and part != 'unnoised' else _ORDINARY_NORM
 
 
-def _scores(plan, ledger, rounds: Sequence[canary_lib.Round], canaries, part):
+def _scores(
+  plan, ledger, rounds: Sequence[canary_lib.Round], canaries, part
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """The scores of one run: of the canaries that were there, of unseen directions; and what μ the former should have."""
-  observed, moved, noise = [], [], []
+  rows: list[tuple[np.ndarray, np.ndarray, Optional[float]]] = []
   state = ledger.state_dict()
   for index, found in enumerate(rounds):
     entries = slice(state['offsets'][index], state['offsets'][index + 1])
@@ -238,15 +237,15 @@ def _scores(plan, ledger, rounds: Sequence[canary_lib.Round], canaries, part):
     elif part == 'unnoised':
       bounds[cohort] = np.inf if canaries.clipped is not None else clip
     others = found.of_others(bounds[found.client_ids])
-    observed.append((found.projections * divisor - others) / clip)
-    moved.append(np.minimum(bounds, canaries.norm)[list(canaries.clients)] / clip)
-    noise.append(multiplier)
-  observed, moved = np.array(observed), np.array(moved)
+    moved = np.minimum(bounds, canaries.norm)[list(canaries.clients)] / clip
+    rows.append(((found.projections * divisor - others) / clip, moved, multiplier))
+  observed, moved = (np.array([row[i] for row in rows]) for i in range(2))
+  noise = [multiplier for *_, multiplier in rows if multiplier]
   count = len(canaries.clients)
   inserted, unseen = observed[:, :count], observed[:, count:]
   # An unseen direction is scored as if one of the canaries had added it.
   templates = moved[:, np.arange(unseen.shape[1]) % count]
-  if any(multiplier is None for multiplier in noise) or part == 'unnoised' or not all(noise):
+  if len(noise) < len(rows) or part == 'unnoised':
     # The noise is not known in closed form: every other unseen direction shows it, and is not counted.
     covariance = score_lib.estimated(unseen[:, ::2])
     unseen, templates = unseen[:, 1::2], templates[:, 1::2]

@@ -51,7 +51,7 @@ def make(measured: Mapping[str, Any], certificate: Mapping[str, Any]) -> dict[st
   return {**record, 'sha256': certificates.digest(record)}
 
 
-def write(path: str, record: Mapping[str, Any]):
+def write(path: str, record: Mapping[str, Any]) -> None:
   """Writes the record into a run's folder."""
   files.write_json(os.path.join(path, AUDIT), record)
 
@@ -89,7 +89,7 @@ def _bound_problems(record) -> list[str]:
   tests = number_of_tests(game is not None)
   if (record['tests'], record['refuted'], record['is_gaussian']) != (tests, refutes(record), True):
     found.append(f'{AUDIT}: tests, refuted or is_gaussian is not what its other figures give.')
-  for part in filter(None, (record, game)):
+  for part in [part for part in (record, game) if part]:
     guesses = lower_bounds.Guesses(*(part[name] for name in lower_bounds.Guesses._fields))
     bound = lower_bounds.bound(guesses, record['delta'], lower_bounds.each(record['confidence'], tests))
     for name, value in lower_bounds.as_dict(guesses, bound).items():

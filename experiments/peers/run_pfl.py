@@ -41,7 +41,7 @@ class _Stopwatch(TrainingProcessCallback):
     return False, Metrics()
 
 
-def main():
+def main() -> None:
   args = workload.arguments(argparse.ArgumentParser(description=__doc__))
   logging.disable(logging.WARNING)
   torch.manual_seed(0)  # All processes begin with the same model, and take the same cohorts apart.

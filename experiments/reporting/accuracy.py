@@ -2,8 +2,7 @@
 
 import collections
 from collections.abc import Mapping, Sequence
-import itertools
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Union
 
 import numpy as np
 import pandas as pd
@@ -19,7 +18,9 @@ ACCURACY = 'final test accuracy (%)'
 _WHAT = 'accuracy (%)'
 
 
-def select(groups: Sequence[study.Group], method: str, scenario: Optional[str] = None, **flags) -> list[study.Group]:
+def select(
+  groups: Sequence[study.Group], method: str, scenario: Optional[str] = None, **flags: Any
+) -> list[study.Group]:
   """The groups of a method with these flags, in one scenario or in any."""
   return [g for g in groups if g.method == method and scenario in (None, g.scenario) and g.has(**flags)]
 
@@ -92,7 +93,7 @@ def by_place(
   scale: float,
   ylabel: str,
   total_label: str,
-  total: Callable[[study.Group], pages.Quantity] = study.Group.accuracy,
+  total: Callable[[study.Group], Optional[pages.Quantity]] = study.Group.accuracy,
   log: bool = False,
 ) -> list[pages.Block]:
   """A figure of a column of metrics.csv, times `scale`, for each of `study.places`. `total` sums up a group.
@@ -100,7 +101,7 @@ def by_place(
   A group with values in a single round has no curve, and is left out.
   """
   shown = study.places([g for g in groups if _has_curve(g, column)])
-  blocks = []
+  blocks: list[pages.Block] = []
   for family in shown:
     series = [
       figures.Series(g.place, label, *over_seeds(g, column, scale), total(g))
@@ -122,7 +123,7 @@ def _has_curve(group: study.Group, column: str) -> bool:
   return np.count_nonzero(np.any(values > 0, axis=0)) > 1
 
 
-def over_seeds(group: study.Group, column: str, scale: float = 1):
+def over_seeds(group: study.Group, column: str, scale: float = 1) -> tuple[np.ndarray, np.ndarray]:
   """(rounds, float64[seeds, rounds]) of a column, times `scale`, in rounds where all runs that log it have a value."""
   curves_ = [curve for curve in (run.curve(column) for run in group.runs) if len(curve)]
   table = pd.concat(curves_, axis=1, join='inner') if curves_ else pd.DataFrame()
@@ -138,7 +139,7 @@ def convergence(groups: Sequence[study.Group]) -> list[pages.Block]:
   return blocks and blocks + published.NOTES['rounds_to_90']
 
 
-def rounds_to_90(group: study.Group):
+def rounds_to_90(group: study.Group) -> Union[pages.Quantity, str, None]:
   """Mean rounds until the test accuracy is 90%, or text if a seed did not reach it; None without a curve."""
   tests = [run.curve('test_accuracy') for run in group.runs]
   if not all(map(len, tests)):
@@ -159,7 +160,7 @@ def at_scale(groups: Sequence[study.Group]) -> list[pages.Block]:
   def relative_noise(g):
     return pages.Quantity(100 * noise(g).mean / full[g.dataset], digits=1) if noise(g) and full.get(g.dataset) else None
 
-  blocks = []
+  blocks: list[pages.Block] = []
   for name, what, measure in (
     ('at_scale_accuracy', _WHAT, study.Group.accuracy),
     ('at_scale_rounds', 'rounds to 90% accuracy', rounds_to_90),
@@ -173,22 +174,24 @@ def at_scale(groups: Sequence[study.Group]) -> list[pages.Block]:
 
 def ablation(groups: Sequence[study.Group]) -> list[pages.Block]:
   """The eight combinations of QuAP-FL's parts: table 3 of the November 2025 document."""
-  blocks, shown, names = [], [], ('adaptive budget', 'adaptive clip', 'layer-wise noise')
+  blocks: list[pages.Block] = []
+  shown: list[list[study.Group]] = []
+  names = ('adaptive budget', 'adaptive clip', 'layer-wise noise')
   members = [g for g in groups if g.method in published.BY_PARTS.values()]
-  for family in sorted(study.families(members, 'algorithm', at_least=3), key=len, reverse=True):
+  for own in sorted(study.families(members, 'algorithm', at_least=3), key=len, reverse=True):
     # A family that differs only in QuAP-FL's α is not shown as a second ablation.
-    shown += [family] if len(set(family).difference(*shown)) > 1 else []
+    shown += [own] if len(set(own).difference(*shown)) > 1 else []
   for family in study.titled(shown, 'algorithm'):
     first = family.groups[0]
     is_documents = first.scenario == 'heterogeneous' and first.has(dataset='mnist', epsilon=6, **published.COMMON)
     rows = []
-    for parts in itertools.product((False, True), repeat=3):
+    for parts in sorted(published.BY_PARTS):
       method, cells = published.BY_PARTS[parts], dict(zip(names, ('yes' if part else 'no' for part in parts)))
       own = [g for g in family.groups if g.method == method]
       printed = published.find('ablation', method=method) if is_documents else None
       rows += study.beside(_WHAT, printed, own, method, cells)
-    for row in rows:
-      row.last['formal ε'] = privacy.formal_text(row.group) if isinstance(row.group, study.Group) else None
+    formal = lambda group: privacy.formal_text(group) if isinstance(group, study.Group) else None
+    rows = [row._replace(last={**row.last, 'formal ε': formal(row.group)}) for row in rows]
     blocks += study.table('ablation', f'Ablation (November 2025, table 3): {family.title}', rows)
   return blocks and blocks + published.NOTES['layerwise']
 
@@ -200,7 +203,7 @@ def over_flags(
   title: str,
   axis: str,
   place: Callable[..., Any] = lambda value: value,
-  order: Optional[Callable[[Any], Any]] = None,
+  order: Callable[[Any], Any] = lambda value: value,
   printed: Optional[Callable[[study.Group], Any]] = None,
   log: bool = False,
 ) -> list[pages.Block]:
@@ -218,22 +221,22 @@ def over_flags(
     log: Whether an axis of numbers is logarithmic.
   """
   groups = [g for g in groups if all(flag in g.setting for flag in flags)]
-  at, order = {g: place(*(g.setting[flag] for flag in flags)) for g in groups}, order or (lambda value: value)
-  blocks, shown = [], []
-  for family in study.families(groups, 'algorithm', *flags):
-    counts = collections.Counter(g.algorithm for g in family)
-    members = [g for g in family if counts[g.algorithm] > 1]
+  at = {g: place(*(g.setting[flag] for flag in flags)) for g in groups}
+  blocks: list[pages.Block] = []
+  shown: list[list[study.Group]] = []
+  for found in study.families(groups, 'algorithm', *flags):
+    counts = collections.Counter(g.algorithm for g in found)
+    members = [g for g in found if counts[g.algorithm] > 1]
     members.sort(key=lambda g: (g.place, order(at[g])))
     shown += [members] if members and not any(set(members) <= set(others) for others in shown) else []
   for family in study.titled(shown, 'algorithm', *flags):
-    members = family.groups
     rows = [
       row
-      for g in members
+      for g in family.groups
       for row in study.beside(_WHAT, (printed or printed_accuracy)(g), [g], g.method, {axis: str(at[g])})
     ]
-    names = dict(zip(members, figures.labels([g.algorithm for g in members])))
-    points = [figures.Point(g.place, names[g], at[g], g.accuracy()) for g in members]
+    names = dict(zip(family.groups, figures.labels([g.algorithm for g in family.groups])))
+    points = [figures.Point(g.place, names[g], at[g], g.accuracy()) for g in family.groups]
     drawing = figures.over_values(sorted(points, key=lambda point: order(point.at)), axis, ACCURACY, log)
     caption = family.caption('Bars are deviations over seeds.')
     blocks += study.table(name, f'{title}: {family.title}', rows, *flags)
@@ -307,14 +310,15 @@ def heterogeneity(groups: Sequence[study.Group]) -> list[pages.Block]:
   )
   rows = []
   for family in study.titled(study.families(members, 'algorithm'), 'algorithm') if blocks else ():
-    accuracy = {g.method: g.accuracy().mean for g in family.groups}
+    accuracies = {g.method: g.accuracy() for g in family.groups}
+    quap, fixed = accuracies.get('quap'), accuracies.get('fixed_dp')
     a = concentration(family.groups[0].setting['partition'])
-    if {'quap', 'fixed_dp'} <= set(accuracy):
+    if quap is not None and fixed is not None:
       rows.append(
         {
           'runs': family.title,
           'document': published.DIRICHLET_GAIN.get(a),
-          'measured: QuAP-FL minus Fixed-DP (points)': pages.Quantity(accuracy['quap'] - accuracy['fixed_dp']),
+          'measured: QuAP-FL minus Fixed-DP (points)': pages.Quantity(quap.mean - fixed.mean),
         }
       )
   title = 'Gain of QuAP-FL over Fixed-DP (November 2025, 5.3.3)'

@@ -3,10 +3,12 @@
 Each kind of figure is a function that returns what draws the figure, and the figure's size in inches.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 import itertools
 import textwrap
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, TYPE_CHECKING, Union
 
 import numpy as np
 import pandas as pd
@@ -15,6 +17,9 @@ from experiments import plots
 from experiments.reporting import pages
 from experiments.reporting import runs
 from quap_tff import methods
+
+if TYPE_CHECKING:
+  from matplotlib.axes import Axes
 
 # Paul Tol's "muted" colours, which people with any colour vision can tell apart. The numbers of colours and markers
 # have no common divisor, so that each of the first 99 places has its own pair. The same holds for colours and dashes.
@@ -97,7 +102,7 @@ class Series(NamedTuple):
 
   place: int
   label: str
-  x: Sequence[float] = ()
+  x: Union[Sequence[float], np.ndarray] = ()
   y: Any = ()
   total: Optional[pages.Quantity] = None
 
@@ -124,17 +129,17 @@ def _wrapped(words: str, width: int) -> str:
   return '\n'.join(textwrap.wrap(words, width))
 
 
-def legend(axes: Any):
+def legend(axes: Axes) -> None:
   """Puts a legend at the right of the axes, where it hides nothing."""
   handles, names = axes.get_legend_handles_labels()
   names = [_wrapped(name, 34) for name in names]
   axes.legend(handles, names, loc='upper left', bbox_to_anchor=(1.01, 1), borderaxespad=0)
 
 
-def curves(axes: Any, shown: Sequence[Series], ylabel: str):
+def curves(axes: Axes, shown: Sequence[Series], ylabel: str) -> None:
   """Means over seeds by round. If there are few curves, a band shows the smallest and the largest seed."""
   few, look = len(shown) <= _MOST_BANDS, looks(shown)
-  weight = {} if few else {'linewidth': 1.1, 'markersize': 4.5}
+  weight: dict[str, Any] = {} if few else {'linewidth': 1.1, 'markersize': 4.5}
   for index, series in enumerate(shown):
     style = look[series.label]
     if len(series.y) > 1 and few:
@@ -173,7 +178,7 @@ class Point(NamedTuple):
   place: int
   label: str
   at: Any
-  total: pages.Quantity
+  total: Optional[pages.Quantity]
 
 
 def over_values(points: Sequence[Point], xlabel: str, ylabel: str, log: bool = False) -> Drawing:
@@ -186,11 +191,11 @@ def over_values(points: Sequence[Point], xlabel: str, ylabel: str, log: bool = F
     log: Whether an axis of numbers is logarithmic.
   """
   if any(isinstance(point.at, str) for point in points):
-    shown = {str(at): [] for at in dict.fromkeys(point.at for point in points)}
+    shown: dict[str, list[Series]] = {str(at): [] for at in dict.fromkeys(point.at for point in points)}
     for point in points:
       shown[str(point.at)].append(Series(point.place, point.label, total=point.total))
     return panels(shown, ylabel)
-  of_label = {point.label: [] for point in points}
+  of_label: dict[str, list[Point]] = {point.label: [] for point in points}
   for point in sorted(points, key=lambda point: point.at):
     of_label[point.label].append(point)
   series = [Series(own[0].place, label, [p.at for p in own], [p.total for p in own]) for label, own in of_label.items()]

@@ -105,7 +105,7 @@ def _judge(
   measures: Mapping[str, tuple[Measure, int]],
   sign: int,
   extra: Callable[..., Mapping[str, Any]],
-  notes: Sequence[str],
+  notes: Sequence[pages.Block],
 ) -> list[pages.Block]:
   """A verdict and the table of its pairs.
 
@@ -125,8 +125,8 @@ def _judge(
     for cells, runs in pairs(groups, left, right, next(iter(measures.values()))[0]):
       tested = []
       for what, (measure, digits) in measures.items():
-        values = [[measure(run) for run in side] for side in runs]
-        tested.append((what, values, digits, *study.paired_test(*values, digits)))
+        values = np.array([[measure(run) for run in side] for side in runs], float)
+        tested.append((what, values, digits, *study.paired_test(values[0], values[1], digits)))
       verdicts.append(_verdict([test[-2:] for test in tested], sign))
       counts = {'pairs': len(runs[0]), 'rounds': str(runs[0][0].rounds), 'verdict': verdicts[-1]}
       for what, values, digits, difference, p in tested:
@@ -137,13 +137,13 @@ def _judge(
   overall = judged[0] if len(set(judged)) == 1 else NOT_ENOUGH
   if len(set(judged)) > 1:
     overall = f'{NOT_CONFIRMED} in {judged.count(NOT_CONFIRMED)} of {len(judged)} settings'
-  table = [pages.Table(name, 'The pairs', rows), *notes] if rows else []
+  table: list[pages.Block] = [pages.Table(name, 'The pairs', rows), *notes] if rows else []
   return [f'**{claim}: {overall}.**', *table]
 
 
 def _verdict(tests: Sequence[tuple[pages.Quantity, Optional[float]]], sign: int) -> str:
   """Whether every test shows a difference of this sign."""
-  if any(difference.count < _FEWEST_PAIRS for difference, _ in tests):
+  if any((difference.count or 0) < _FEWEST_PAIRS for difference, _ in tests):
     return NOT_ENOUGH
   shown = all(difference.mean * sign > 0 and (p is None or p < _LEVEL) for difference, p in tests)
   return CONFIRMED if shown else NOT_CONFIRMED
@@ -156,7 +156,7 @@ def pairs(
 
   Both runs of a pair have the `value`, and are equally long unless they stop at an accuracy.
   """
-  found = []
+  found: list[tuple[dict[str, Any], tuple[Sequence[runs_lib.Run], Sequence[runs_lib.Run]]]] = []
   both_methods = study.families([g for g in groups if g.method in (left, right)], 'algorithm', at_least=2)
   for family in study.titled(both_methods, 'algorithm'):
     for a in (g for g in family.groups if g.method == left):
@@ -172,5 +172,7 @@ def pairs(
         ]
         names = ' and '.join(figures.name_of(g.algorithm) + g.algorithm[len(g.method) :] for g in (a, b))
         if both:
-          found.append(({'runs': family.title, 'methods': names}, tuple(zip(*both))))
+          found.append(
+            ({'runs': family.title, 'methods': names}, ([run for run, _ in both], [other for _, other in both]))
+          )
   return found

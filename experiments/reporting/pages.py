@@ -41,7 +41,7 @@ class Quantity(NamedTuple):
 
   mean: float
   deviation: Optional[float] = None
-  count: Optional[int] = None
+  count: Optional[int] = None  # type: ignore[assignment]  # It hides the `count` of tuples.
   digits: int = 2
   is_bound: bool = False
 
@@ -138,7 +138,8 @@ def numbered(sections: Sequence[Section]) -> list[Section]:
   """The sections, with numbers added to the names of tables, and of figures, that share a name."""
   key = lambda block: (type(block), block.name)
   named = [block for section in sections for block in section.blocks if not isinstance(block, str)]
-  totals, seen = collections.Counter(map(key, named)), collections.Counter()
+  totals = collections.Counter(map(key, named))
+  seen: collections.Counter[Any] = collections.Counter()
 
   def renamed(block):
     if isinstance(block, str) or totals[key(block)] == 1:
@@ -149,7 +150,7 @@ def numbered(sections: Sequence[Section]) -> list[Section]:
   return [Section(section.title, [renamed(block) for block in section.blocks]) for section in sections]
 
 
-def check(folder: str):
+def check(folder: str) -> None:
   """Raises `OutputError` unless `folder` is new, empty, or holds an earlier report. Changes nothing."""
   if os.path.lexists(folder) and not os.path.isdir(folder):
     raise OutputError(f'output_dir {folder} is a file; give a folder.')
@@ -158,7 +159,7 @@ def check(folder: str):
     raise OutputError(f'output_dir {folder} holds files other than an earlier report; give a new or empty folder.')
 
 
-def write(folder: str, sections: Sequence[Section]):
+def write(folder: str, sections: Sequence[Section]) -> None:
   """Writes a report, whose tables and figures are `numbered`. An earlier report in the folder is replaced.
 
   The first section's title is the report's. A figure may be in several sections, and is drawn once.

@@ -39,21 +39,23 @@ def whole_model_epsilon(run: runs_lib.Run) -> Optional[float]:
 
 def formal_text(group: study.Group) -> str:
   """What the formal figure of a setting covers, and the figure itself: the largest over seeds. † marks ideal noise."""
-  if all(whole_model_epsilon(run) is not None for run in group.runs):
-    covers, value = 'released model', whole_model_epsilon
-  elif all(
-    _formal(run).get('covers') == 'weights without the logs' and _epsilon(run) is not None for run in group.runs
-  ):
-    covers, value = 'weights only, if the logs stay secret', _epsilon
+  whole = [epsilon for run in group.runs if (epsilon := whole_model_epsilon(run)) is not None]
+  unlogged = [run for run in group.runs if _formal(run).get('covers') == 'weights without the logs']
+  of_weights = [epsilon for run in unlogged if (epsilon := _epsilon(run)) is not None]
+  if len(whole) == len(group.runs):
+    covers, epsilons = 'released model', whole
+  elif len(of_weights) == len(group.runs):
+    covers, epsilons = 'weights only, if the logs stay secret', of_weights
   else:
     return NO_BOUND if any(_formal(run) and _is_only_read(run) for run in group.runs) else NO_FINITE
-  run = max(group.runs, key=value)
+  run = group.runs[epsilons.index(max(epsilons))]
   source = 'certificate.json' if run.certificate is not None else _smallest(run).get('accountant')
-  text = f'{covers}: ε = {rounding.up(value(run))} ({source}){IDEAL if _ideal_note(run) else ""}'
+  text = f'{covers}: ε = {rounding.up(max(epsilons))} ({source}){IDEAL if _ideal_note(run) else ""}'
   readings = [_number(_reading(run).get('epsilon_max')) for run in group.runs if _is_stopped(run)]
   if not readings:
     return text
-  largest = rounding.up(max(readings)) if None not in readings else 'none'
+  known = [reading for reading in readings if reading is not None]
+  largest = rounding.up(max(known)) if len(known) == len(readings) else 'none'
   return f'{text}, for all planned rounds; reading of those that ran, no guarantee: {largest}'
 
 
@@ -64,7 +66,7 @@ def footnotes(groups: Sequence[study.Group]) -> list[str]:
     certified = any(run.certificate is not None for group in groups for run in group.runs)
     return [] if certified else ['No run has a formal figure.']
   each = lambda values: ' or '.join(dict.fromkeys(map(str, values)))
-  noted = {}
+  noted: dict[str, dict[str, bool]] = {}
   for run in found:
     noted.setdefault(_ideal_note(run), {})[figures.name_of(run.algorithm)] = True
   return [

@@ -23,8 +23,8 @@ from experiments.reporting import pages
 _FOLDER = os.path.dirname(__file__)
 
 # What the documents' tables have in common, as flags of a run.
-COMMON = {'num_clients': 100, 'partition': 'dirichlet:alpha=0.5', 'alpha': 0.5, 'beta': 2}
-AT_SCALE_FLAGS = {'num_clients': 1000, 'cohort_size': 50}
+COMMON: dict[str, Any] = {'num_clients': 100, 'partition': 'dirichlet:alpha=0.5', 'alpha': 0.5, 'beta': 2}
+AT_SCALE_FLAGS: dict[str, Any] = {'num_clients': 1000, 'cohort_size': 50}
 SCENARIOS = {'uniform': 'uniform', 'heterogeneous': 'heterogeneous, Beta(2,5)', 'extreme': 'extreme imbalance'}
 SEEDS = (42, 123, 999)
 
@@ -52,10 +52,10 @@ PARTS = {
 BY_PARTS = {parts: name for name, parts in PARTS.items()}
 
 
-def _read_notes() -> dict[str, list[str]]:
+def _read_notes() -> dict[str, list[pages.Block]]:
   with open(os.path.join(_FOLDER, 'notes.md'), encoding='utf-8') as f:
     _, *parts = re.split(r'^## (\w+)$', f.read(), flags=re.MULTILINE)
-  return {name: text.strip().split('\n\n') for name, text in zip(parts[::2], parts[1::2])}
+  return {name: [*text.strip().split('\n\n')] for name, text in zip(parts[::2], parts[1::2])}
 
 
 # Paragraphs, by the headings of notes.md.
@@ -79,7 +79,7 @@ def find(name: str, **values: Any) -> Optional[pages.Quantity]:
   return next((row['figure'] for row in table(name) if all(row[k] == v for k, v in values.items())), None)
 
 
-def accuracy(dataset: str, scenario: Optional[str], method: str, epsilon: float) -> Optional[pages.Quantity]:
+def accuracy(dataset: str, scenario: Optional[str], method: str, epsilon: Optional[float]) -> Optional[pages.Quantity]:
   """The final accuracy in percent that a document prints for such a run, or None. Runs without noise match any ε."""
   november = scenario == 'heterogeneous' and (epsilon == 6 or method == 'fedavg')
   if not november and epsilon != 3:

@@ -20,7 +20,7 @@ from experiments.reporting import pages
 _EPSILON = ('epsilon', 'ε asked for')
 
 
-def main(table: str, title: str):
+def main(table: str, title: str) -> None:
   """Draws the figures of the table at this path under a title."""
   folder, name = os.path.dirname(table), os.path.splitext(os.path.basename(table))[0]
   points = _points(pd.read_csv(table), _places(folder))

@@ -28,7 +28,7 @@ _SPENT = ('rounds', 'nominal_', 'formal_')
 _IF_READ = dict.fromkeys(('epsilon', 'delta', 'alpha', 'beta'), (int, float))
 
 # The flags whose values are choices with parameters. Then the choices whose parameters are always written out.
-_CHOICES = {
+_CHOICES: dict[str, Mapping[str, type[Any]]] = {
   'algorithm': methods.METHODS,
   'participation': cohorts.PARTICIPATION_MODELS,
   'partition': partition.PARTITIONS,
@@ -151,6 +151,8 @@ class Run:
 
   def cumulative_epsilon(self, members: np.ndarray) -> np.ndarray:
     """float64[T], the mean over `members` (client ids) of the nominal ε spent up to each round; needs the ledger."""
+    if self.ledger is None:
+      raise ValueError(f'{self.path} has no ledger, which tells what each round spent.')
     arrays = self.ledger.state_dict()
     budgets = np.where(np.isin(arrays['clients'], members), arrays['budgets'], 0.0)
     return np.concatenate([[0.0], np.cumsum(budgets)])[arrays['offsets'][1:]] / len(members)
@@ -168,7 +170,7 @@ class Run:
 
 def find(roots: Sequence[str]) -> list[str]:
   """The folders at or below `roots` that hold a run.json, each once, in order."""
-  folders = {}
+  folders: dict[str, str] = {}
   for root in roots:
     for folder, names, files in os.walk(root):
       names.sort()

@@ -1,7 +1,7 @@
 """The report's sections in order. A new section is a function from groups to blocks, and a line in `SECTIONS`."""
 
 from collections.abc import Sequence
-from typing import Callable, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 from experiments.reporting import accuracy
 from experiments.reporting import figures
@@ -91,7 +91,7 @@ def build(groups: Sequence[study.Group], left_out: Sequence[runs_lib.LeftOut], c
   """The whole report: how to read it, the results, then the settings and what was left out."""
   built = pages.numbered([pages.Section(section.title, section.build(groups)) for section in SECTIONS])
   missing = '; '.join(section.title for section in built if not section.blocks)
-  left_out = [{'where': item.path, 'what': item.reason} for item in left_out]
+  without = [{'where': item.path, 'what': item.reason} for item in left_out]
   return [
     pages.Section(
       'QuAP-FL: measured figures and those of the documents',
@@ -106,8 +106,7 @@ def build(groups: Sequence[study.Group], left_out: Sequence[runs_lib.LeftOut], c
     pages.Section('Why measured and printed figures differ', published.NOTES['differences']),
     pages.Section('Settings', _settings(groups, command)),
     pages.Section(
-      'What was left out',
-      [pages.Table('left_out', 'Left out, or used in part', left_out)] if left_out else ['Nothing.'],
+      'What was left out', [pages.Table('left_out', 'Left out, or used in part', without)] if without else ['Nothing.']
     ),
   ]
 
@@ -141,7 +140,7 @@ def _each(values) -> str:
 def _first_figures(built) -> list[pages.Block]:
   """The figures that a reader looks at first: one for each entry of `_FIRST` that there is."""
   found = [block for section in built for block in section.blocks if isinstance(block, pages.Figure)]
-  kinds = {}
+  kinds: dict[str, pages.Figure] = {}
   for figure in found:
     kinds.setdefault(figure.name.rstrip('_0123456789'), figure)
   return [next(kinds[kind] for kind in either if kind in kinds) for either in _FIRST if kinds.keys() & either]
@@ -151,7 +150,7 @@ def _settings(groups, command) -> list[pages.Block]:
   """The versions, the machines, the flags that all runs share, and the values of the others."""
   runs, settings = [run for group in groups for run in group.runs], [group.setting for group in groups]
   each = lambda dicts: '; or '.join(dict.fromkeys(', '.join(f'{k} {v}' for k, v in d.items()) or '?' for d in dicts))
-  values = {}
+  values: dict[str, dict[str, Any]] = {}
   for setting in settings:
     for name, value in setting.items():
       values.setdefault(name, {})[str(value)] = value

@@ -2,6 +2,8 @@
 
 import collections
 from collections.abc import Sequence
+import functools
+from typing import Any
 
 import numpy as np
 
@@ -10,6 +12,7 @@ from experiments.reporting import figures
 from experiments.reporting import pages
 from experiments.reporting import privacy
 from experiments.reporting import published
+from experiments.reporting import runs as runs_lib
 from experiments.reporting import study
 from quap_tff.common import rounding
 
@@ -76,13 +79,14 @@ def _certified_figures(groups) -> list[pages.Block]:
 
   A method has one look and one name in all of them.
   """
-  blocks = []
+  blocks: list[pages.Block] = []
   for dataset in dict.fromkeys(g.dataset for g in groups):
     own = [g for g in groups if g.dataset == dataset]
     settings, usual = study.describe([g.setting for g in own], 'participation', 'epsilon')
     names = [', '.join(filter(None, words)) for words in zip(figures.labels([g.algorithm for g in own]), settings)]
     note = f' Unless a name says otherwise: {usual}.' if usual else ''
-    by_epsilon, by_place = {}, {}
+    by_epsilon: dict[Any, list[figures.Point]] = {}
+    by_place: dict[str, list[figures.Point]] = {}
     for g, name in zip(own, names):
       where, spent = g.setting['participation'], g.measure(privacy.whole_model_epsilon).mean
       by_epsilon.setdefault(g.setting['epsilon'], []).append(figures.Point(g.place, name, where, g.accuracy()))
@@ -109,7 +113,7 @@ def budgets(groups: Sequence[study.Group]) -> list[pages.Block]:
   """Budget of a round by participation rate, ε_i(t) = ε_base·(1 + α·exp(-β·p_i(t))): figure 2 of the first document."""
   alpha, beta = published.COMMON['alpha'], published.COMMON['beta']
   found = [measured_budgets(run) for g in groups if g.parts[0] and g.has(alpha=alpha, beta=beta) for run in g.runs]
-  rates, ratios = (np.concatenate(values) for values in zip(*found)) if found else ((), ())
+  rates, ratios = (np.concatenate([np.empty(0), *(pair[i] for pair in found)]) for i in range(2))
   if not len(rates):
     return []
   formula = lambda rate: 1 + alpha * np.exp(-beta * rate)
@@ -145,9 +149,9 @@ def budgets(groups: Sequence[study.Group]) -> list[pages.Block]:
   ]
 
 
-def measured_budgets(run) -> tuple[np.ndarray, np.ndarray]:
+def measured_budgets(run: runs_lib.Run) -> tuple[np.ndarray, np.ndarray]:
   """(rates, budgets): the clients' participation rates at the end, and their mean budgets of a round over ε_base."""
-  if run.ledger is None or run.nominal_epsilon is None or not run.ledger.num_rounds:
+  if run.ledger is None or run.counts is None or run.nominal_epsilon is None or not run.ledger.num_rounds:
     return np.empty(0), np.empty(0)
   seen = run.counts > 0
   per_round = run.nominal_epsilon[seen] / run.counts[seen]
@@ -193,18 +197,19 @@ def cumulative(groups: Sequence[study.Group]) -> list[pages.Block]:
         'cumulative_privacy',
         f'{title}: {family.dataset}',
         family.caption('Lines: means over the group and over seeds. Bands: all seeds.'),
-        lambda figure, members=family.groups: _draw_cumulative(figure, members),
+        functools.partial(_draw_cumulative, groups=family.groups),
       )
       for family in found
-      if all(run.ledger.num_rounds > 1 for g in family.groups for run in g.runs)
+      if all(run.ledger is not None and run.ledger.num_rounds > 1 for g in family.groups for run in g.runs)
     ),
     *published.NOTES['cumulative_privacy'],
   ]
 
 
-def top_and_bottom(run) -> tuple[np.ndarray, np.ndarray]:
+def top_and_bottom(run: runs_lib.Run) -> tuple[np.ndarray, np.ndarray]:
   """float64[T] each: the mean cumulative nominal ε, after each round, of the 20% of clients that took part most and
   least often."""
+  assert run.counts is not None  # `cumulative_epsilon` needs the ledger, too.
   order = np.argsort(-run.counts, kind='stable')
   size = max(1, round(0.2 * len(order)))
   return run.cumulative_epsilon(order[:size]), run.cumulative_epsilon(order[-size:])

@@ -6,6 +6,7 @@ import json
 from typing import Any, Callable, NamedTuple, Optional, Union
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 from scipy import stats
 
@@ -83,11 +84,11 @@ class Group:
     """A figure of each run, as mean and deviation over the seeds that have it; None if none has. See `over`."""
     return over([value(run) for run in self.runs], digits, is_bound)
 
-  def accuracy(self) -> pages.Quantity:
+  def accuracy(self) -> Optional[pages.Quantity]:
     """Final test accuracy in percent."""
-    return self.measure(lambda run: 100 * run.test_accuracy)
+    return self.measure(lambda run: None if run.test_accuracy is None else 100 * run.test_accuracy)
 
-  def has(self, **flags) -> bool:
+  def has(self, **flags: Any) -> bool:
     """Whether its flags have these values; flags that its method does not read may have any."""
     values = ((name, runs_lib.canonical(name, value)) for name, value in flags.items())
     return all(self.setting.get(name, value) == value for name, value in values)
@@ -130,7 +131,8 @@ def collect(runs: Iterable[runs_lib.Run]) -> tuple[list[Group], list[runs_lib.Le
   groups, left_out = [], []
   for number in numbers.unique():
     ids = np.flatnonzero(numbers == number)
-    found, kept = [runs[i] for i in ids], {}
+    found = [runs[i] for i in ids]
+    kept: dict[int, runs_lib.Run] = {}
     most = max(run.rounds for run in found)
     for run in found:
       # A run that stops at an accuracy is as long as it takes.
@@ -151,7 +153,7 @@ def _setting(run, flags) -> dict[str, Any]:
   try:
     unread = run_lib.unused_flags(methods.parse(run.algorithm))
   except ValueError:
-    unread = set(flags) - set(run.identity)  # This version does not know the method.
+    unread = frozenset(flags).difference(run.identity)  # This version does not know the method.
   setting = {k: runs_lib.canonical(k, run.identity.get(k, 'absent')) for k in flags if k not in unread}
   # By default the dataset decides how many clients there are.
   num_clients = len(run.counts) if run.counts is not None else run.identity.get('num_clients')
@@ -172,7 +174,8 @@ def describe(settings: Sequence[Mapping[str, Any]], *known: str, in_full: bool =
     A text for each setting, and the values that a setting has unless its text says otherwise: those of more than half
     of the settings that have the flag, or none of them if `in_full`.
   """
-  parts, usual = [[] for _ in settings], []
+  parts: list[list[str]] = [[] for _ in settings]
+  usual = []
   for name, texts in _texts(settings).items():
     counts = texts.value_counts()
     if len(counts) < 2 or name in (*_KNOWN, *known):
@@ -198,7 +201,7 @@ def families(groups: Sequence[Group], *axes: str, at_least: int = 1) -> list[lis
   order = texts.notna().sum(axis=1).sort_values(ascending=False, kind='stable').index
   cells = texts.to_numpy()
   agree = [np.all((row == cells) | pd.isna(row) | pd.isna(cells), axis=1) for row in cells]
-  found = []
+  found: list[list[int]] = []
   for first in order:
     members = [first]
     for i in order:
@@ -220,7 +223,7 @@ def places(groups: Sequence[Group]) -> list[Family]:
   found: dict[Any, list[Group]] = {}
   for members in families(groups, 'algorithm'):
     place = (members[0].dataset, members[0].setting['participation'])
-    found[place] = max(found.get(place, ()), members, key=lambda these: (len(these), sum(len(g.runs) for g in these)))
+    found[place] = max(found.get(place, []), members, key=lambda these: (len(these), sum(len(g.runs) for g in these)))
   return titled(list(found.values()), 'algorithm')
 
 
@@ -246,9 +249,10 @@ def table(name: str, title: str, rows: Sequence[Row], *known: str) -> list[pages
   words = iter(zip(figures.labels([group.algorithm for group in groups]), settings))
   lines = []
   for row in rows:
-    is_run = isinstance(row.group, Group)
-    method, setting = next(words) if is_run else (figures.name_of(row.group), '')
-    origin = row.group.origin if is_run else {}
+    if isinstance(row.group, Group):
+      (method, setting), origin = next(words), row.group.origin
+    else:
+      method, setting, origin = figures.name_of(row.group), '', {}
     lines.append({**row.first, 'method': method, 'setting': setting, **row.last, **origin})
   notes = [f'Unless its setting says otherwise, a row has {usual}.'] if usual else []
   if len({group.origin['rounds'] for group in groups}) > 1:
@@ -289,8 +293,9 @@ def beside(
   """
   rows = []
   for group in groups:
-    measured = measure(group)
-    both = isinstance(measured, pages.Quantity) and isinstance(printed, pages.Quantity)
+    measured, difference = measure(group), None
+    if isinstance(measured, pages.Quantity) and isinstance(printed, pages.Quantity):
+      difference = f'{measured.mean - printed.mean:+.{measured.digits}f}'
     rows.append(
       Row(
         group,
@@ -298,14 +303,14 @@ def beside(
         {
           f'document: {what}': printed,
           f'measured: {what}': 'not logged' if measured is None else measured,
-          'difference': f'{measured.mean - printed.mean:+.{measured.digits}f}' if both else None,
+          'difference': difference,
         },
       )
     )
   return rows or [Row(method, cells, {f'document: {what}': printed, f'measured: {what}': NOT_RUN})]
 
 
-def over(values: Sequence[Optional[float]], digits: int = 2, is_bound: bool = False) -> Optional[pages.Quantity]:
+def over(values: Iterable[Optional[float]], digits: int = 2, is_bound: bool = False) -> Optional[pages.Quantity]:
   """Mean and sample deviation of the finite values, which may be upper bounds; None if there is none."""
   known = np.array([v for v in values if v is not None and np.isfinite(v)], float)
   if not len(known):
@@ -321,14 +326,14 @@ def jain(values: Optional[np.ndarray]) -> Optional[float]:
   return float(values.sum() ** 2 / (len(values) * (values**2).sum()))
 
 
-def paired_test(
-  left: Sequence[float], right: Sequence[float], digits: int = 2
-) -> tuple[pages.Quantity, Optional[float]]:
+def paired_test(left: npt.ArrayLike, right: npt.ArrayLike, digits: int = 2) -> tuple[pages.Quantity, Optional[float]]:
   """The mean of left - right over pairs, and the two-sided p of Student's paired t test.
 
   p is None if there are fewer than two pairs, or if the difference is the same in every pair.
   """
   difference = over(np.subtract(left, right), digits)
+  if difference is None:
+    raise ValueError('A paired test needs a pair with a finite difference, found none.')
   scale = max(np.abs(left).max(), np.abs(right).max())
   # If the spread is no more than rounding errors, the statistic is meaningless or infinite.
   if difference.deviation is None or difference.deviation <= 1e-12 * scale:

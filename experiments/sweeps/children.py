@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from typing import Optional
 
 from experiments import command_line
 from quap_tff.runtime import processes
@@ -35,15 +36,15 @@ class Child:
         start_new_session=True,
       )
 
-  def poll(self):
+  def poll(self) -> Optional[int]:
     """The run's exit status, negative for a signal; None while it runs."""
     return self._process.poll()
 
-  def end(self):
+  def end(self) -> None:
     """Asks the run to save its last round and end."""
     self._process.terminate()
 
-  def wait(self):
+  def wait(self) -> None:
     """Waits until the run has ended."""
     self._process.wait()
 
