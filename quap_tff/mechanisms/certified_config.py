@@ -1,4 +1,4 @@
-"""The certified mechanism as a value: clipping, weights, noise and the account. Its rounds: `quap_tff.mechanisms.certified`."""
+"""The certified mechanism as a value: clipping, weights, noise and account. `certified.py` has its rounds."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class CertifiedConfig(mechanism.Mechanism):
     delta: The total δ, in (0, 1), at which ε holds.
     noise_multiplier: z: the standard deviation of the noise that each round draws, divided by C_t. None: to be chosen
       from a schedule, by `quap_tff.mechanisms.planning.calibrated`.
-    correlation: How the noise of a round takes back noise of earlier rounds, one of `quap_tff.mechanisms.correlation.FAMILIES`.
+    correlation: How the noise of a round takes back noise of earlier rounds, one of
+      `quap_tff.mechanisms.correlation.FAMILIES`.
     divisor: D > 0. The sum is divided by it in every round. An example is the expected sum of weights. None: to be
       chosen from a schedule, like the noise multiplier.
     num_rounds: T, the planned rounds. After them nobody adds anything. None: to be taken from a schedule. Without a

@@ -1,4 +1,4 @@
-"""QuAP-FL's mechanism as a value: clip, noise, budgets, and what a round costs. Its rounds: `quap_tff.mechanisms.quap`."""
+"""QuAP-FL's mechanism as a value: clip, noise, budgets, and the cost of a round. `quap.py` has its rounds."""
 
 from __future__ import annotations
 
@@ -205,8 +205,8 @@ class QuapConfig(mechanism.Mechanism):
 
     Returns:
       (ε_t, z_t), float32 scalars: z_t is σ of the noise on the sum of updates over C_t. Under client placement, and
-      under the round budget rule 'each_own', ε_t is the mean of the clients' budgets, and z_t is the noise multiplier of
-      the sum of their noises, √Σz(ε_i)². z_t has no meaning for an empty cohort or without noise.
+      under the round budget rule 'each_own', ε_t is the mean of the clients' budgets, and z_t is the noise multiplier
+      of the sum of their noises, √Σz(ε_i)². z_t has no meaning for an empty cohort or without noise.
     """
     if client_epsilons is None:
       client_epsilons = budgets.client_budgets(self.budget, rates, in_warmup)

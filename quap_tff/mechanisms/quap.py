@@ -2,10 +2,10 @@
 
 Round t with cohort S_t of size M_t:
 
-  client i:  norm_i = ‖critical part of g_i‖; and what the budget rule wants to know of g_i, if anything    `report`
-  server:    p_i(t), ε_t, C_t, σ_t from the cohort's ids and norms                                          `admit`
-  client i:  clipped_i = g_i·min(1, C_t/norm_i) on the critical part                                        `contribution`
-  server:    Σ clipped_i / M_t + N(0, σ_t²) on the critical part                                            `release`
+  client i:  norm_i = ‖critical part of g_i‖; and an observation of g_i, if the budget rule wants one  `report`
+  server:    p_i(t), ε_t, C_t, σ_t from the cohort's ids and norms                                     `admit`
+  client i:  clipped_i = g_i·min(1, C_t/norm_i) on the critical part                                   `contribution`
+  server:    Σ clipped_i / M_t + N(0, σ_t²) on the critical part                                       `release`
 
 Equations: docs/method.md, sections 4 to 6.
 """

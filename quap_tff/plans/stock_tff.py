@@ -49,7 +49,7 @@ _NOT_CRYPTOGRAPHIC = 'its generator is not a cryptographic one'
 
 
 class Exposure(NamedTuple):
-  """What a client's rounds can move in the releases: by default one vector, of at most the clipping norm, in each round.
+  """The part of the releases that a client's rounds can move: by default one vector of the clipping norm a round.
 
   Attributes:
     of_one_round: The norm of everything that one round of a client moves, over the clipping norm.
