@@ -15,6 +15,7 @@ from quap_tff import runtime
 from quap_tff.federated import aggregation
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import layers
+from quap_tff.mechanisms import local
 from quap_tff.mechanisms import mechanism as mechanisms
 from quap_tff.mechanisms import pt_adp
 from quap_tff.mechanisms import quap
@@ -203,6 +204,13 @@ class TestQuapAggregationComputation:
   def test_without_clip_it_compiles_to_mergeable_form(self):
     process = _create(_config(clip=clip_rules.Unclipped()))
     tff.backends.native.compile_to_mergeable_comp_form(process.next)
+
+  def test_local_privacy_compiles_to_mergeable_form(self):
+    noise = NoiseConfig('client', calibration='analytic')
+    config = _config(clip=clip_rules.Fixed(1.0), clip_scope='all_layers', critical_layers='all', noise=noise)
+    process = aggregation.AggregationFactory(local.Local(config)).create(_VALUE, _ID)
+    form = tff.backends.native.compile_to_mergeable_comp_form(process.next)
+    assert isinstance(form, tff.framework.MergeableCompForm)
 
   def test_with_a_clip_of_this_round_it_does_not(self):
     process = _create(_config(clip=clip_rules.QuantileEma()))

@@ -212,11 +212,15 @@ class TestNoise:
     np.testing.assert_allclose(after.accounts.spent, [0, 2 / 16, 2 / 16, 0, 0, 0, 0, 0], rtol=1e-12)
 
   def test_the_sum_is_under_it(self):
-    update = ([0.25 / 50] * 2000, [0.0] * 2000)  # Of norm 0.2236.
-    _, with_data, _ = self._result(cohort={1: update, 2: update})
-    _, without, _ = self._result()
+    process = rounds.Process(_config(clip=clip_rules.Fixed(0.5)), [tf.TensorSpec([2000], tf.float64)] * 2)
+    zeros = np.zeros(2000)
+    quiet, loud = (zeros, zeros), (zeros + 0.25 / 50, zeros)  # Of norms 0 and 0.2236.
+    without, with_data = (
+      np.concatenate(process.next(process.initialize(), [update] * 2, [1, 2]).result) for update in (quiet, loud)
+    )
+    noise_checks.assert_gaussian(without, 1.0)
     # Two of 0.005, over the divisor.
-    np.testing.assert_allclose(with_data - without, [0.005] * 2000 + [0.0] * 2000, atol=2e-7)
+    np.testing.assert_allclose(with_data - without, [0.005] * 2000 + [0.0] * 2000, atol=1e-9)
 
 
 class TestRound:

@@ -183,22 +183,26 @@ class TestRounds:
 
 class TestAgreement:
   @pytest.mark.parametrize(
-    'update, expected',
+    'update, other, scale, expected',
     [
-      ([3, 4], 1.0),
-      ([-6, -8], -1.0),
-      ([4, -3], 0.0),
-      ([1, 0], 0.6),
-      ([0, 0], 0.0),
-      ([math.inf, 0], 0.0),
-      ([math.nan, 4], 0.0),
+      ([3, 4], 1.0, 1.0, 1.0),
+      ([-6, -8], 1.0, 1.0, -1.0),
+      ([4, -3], 1.0, 1.0, 0.0),
+      ([1, 0], 1.0, 1.0, 0.6),
+      ([0, 0], 1.0, 1.0, 0.0),
+      ([math.inf, 0], 1.0, 1.0, 0.0),
+      ([math.nan, 4], 1.0, 1.0, 0.0),
+      # The critical part has a cosine, but the norm is NaN: of the whole update, and of one too large for float32.
+      ([3, 4], math.nan, 1.0, 0.0),
+      ([1e30, 0], 1.0, 1e-10, 0.0),
+      ([1e30, 0], 1.0, 1.0, 0.6),
     ],
   )
-  def test_by_hand(self, update, expected):
-    updates = [tf.ones(3), tf.constant(update, tf.float32)]
+  def test_by_hand(self, update, other, scale, expected):
+    updates = [tf.fill([3], other), tf.constant(update, tf.float32)]
     config = QuapConfig(4, clip=clip_rules.Fixed(1.0), budget=_config(), noise=NoiseConfig('none'))
     one = rounds.Process(config, [[3], [2]], rounds.one_dense((1,), 2)).rounds
-    announced = dict(scale=1.0, budget=[tf.constant([0.3, 0.4])])
+    announced = dict(scale=scale, budget=[tf.constant([0.3, 0.4])])
     found = one.report(updates, dict(client_id=tf.constant(1, tf.int64)), announced)['observation']
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
