@@ -82,7 +82,7 @@ def build_client_work(
       that the optimizer does not have.
   """
   is_extended = extension is not None
-  extension = extension if is_extended else extensions.Nothing()
+  extension = extensions.Nothing() if extension is None else extension
   config = extension.client_work(config)
   model_fn = model_functions.of(model)
   with tf.Graph().as_default():

@@ -4,7 +4,7 @@ The memory is in the client work's state: `client_work = <work=<round, seed>, me
 """
 
 import collections
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -34,7 +34,7 @@ class ServerMemory:
     self,
     extension: extensions.Extension,
     model_fn: model_functions.ModelFn,
-    num_clients: int,
+    num_clients: Optional[int],
     learning_rate_at: Callable[[Any], tf.Tensor],
   ):
     self._extension, self._model_fn, self._num_clients = extension, model_fn, num_clients

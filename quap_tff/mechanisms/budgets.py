@@ -109,10 +109,10 @@ class ClientBudgetRule(abc.ABC):
 class Participation(ClientBudgetRule):
   """ε_i(t) = ε_base·(1 + α·exp(-β·p_i(t))): clients that take part often get less."""
 
-  def largest(self, config):
+  def largest(self, config: BudgetConfig) -> float:
     return config.epsilon_base * (1 + config.alpha)
 
-  def budgets(self, config, state, client_ids, rates):
+  def budgets(self, config: BudgetConfig, state: Any, client_ids: Any, rates: Any) -> Any:
     return config.epsilon_base * (1.0 + config.alpha * arrays.namespace(rates).exp(-config.beta * rates))
 
 
@@ -120,10 +120,10 @@ class Participation(ClientBudgetRule):
 class Uniform(ClientBudgetRule):
   """ε_i(t) = ε_base for everyone, the baselines' choice."""
 
-  def largest(self, config):
+  def largest(self, config: BudgetConfig) -> float:
     return config.epsilon_base
 
-  def budgets(self, config, state, client_ids, rates):
+  def budgets(self, config: BudgetConfig, state: Any, client_ids: Any, rates: Any) -> Any:
     return 0.0 * rates + config.epsilon_base
 
 

@@ -22,11 +22,11 @@ ends have never left the server's state, and cost nothing.
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from quap_tff.common import checks
 from quap_tff.common import lazy
 from quap_tff.common.lazy import tf
 from quap_tff.mechanisms import config as configs
+from quap_tff.mechanisms import layers as layers_lib
 from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms import participation as participations
 from quap_tff.mechanisms import staleness as stalenesses
@@ -118,15 +119,15 @@ class Buffered(mechanism.Mechanism):
     checks.integer('buffer', self.size, at_least=1, at_most=2**31 - 1)
 
   @property
-  def num_clients(self):
+  def num_clients(self) -> int:
     return self.config.num_clients
 
   @property
-  def core(self):
+  def core(self) -> configs.QuapConfig:
     return self.config
 
   @property
-  def facts(self):
+  def facts(self) -> mechanism.Facts:
     found = self.config.facts
     return found._replace(
       # A buffer sums updates of several rounds, which would keep different weights.
@@ -136,26 +137,31 @@ class Buffered(mechanism.Mechanism):
     )
 
   @property
-  def fingerprint(self):
+  def fingerprint(self) -> str:
     return f'{self.config.fingerprint}, buffer={self.size}, {self.staleness!r}'
 
-  def for_model(self, specs, layers, learning_rate_fn=None):
+  def for_model(
+    self,
+    specs: Sequence[Any],
+    layers: Sequence[layers_lib.Layer],
+    learning_rate_fn: Optional[Callable[[Any], Any]] = None,
+  ) -> mechanism.Rounds:
     return BufferedRounds(self, specs, layers)
 
-  def scaled(self, factor):
+  def scaled(self, factor: float) -> Buffered:
     return dataclasses.replace(self, config=self.config.scaled(factor))
 
-  def seen(self, state):
+  def seen(self, state: Any) -> dict[str, Any]:
     return self.config.seen(state.mechanism)  # Of those who arrived.
 
-  def spent(self, state, metrics, cohort):
+  def spent(self, state: Any, metrics: Any, cohort: np.ndarray) -> mechanism.Spent:
     """The state has those who were released, whom the ledger charges."""
     del cohort
     release = _release_of(np.asarray(state.released, np.float64))
     epsilons = self.config.client_budgets(state.mechanism, release.clients)
     return self._cost(release, epsilons, float(metrics['noise_multiplier']), float(metrics['clipping_norm']))
 
-  def planned(self, cohorts):
+  def planned(self, cohorts: Sequence[np.ndarray]) -> list[mechanism.Spent]:
     config, found = self.config, []
     for state, release in zip(config.planned_states(cohorts), self.planned_releases(cohorts)):
       clients = release.clients
@@ -196,7 +202,7 @@ class BufferedRounds(mechanism.Rounds):
     self._inner = quap.QuapRounds(value.config, specs, layers)
     self.tells = self._inner.tells
 
-  def initial_state(self):
+  def initial_state(self) -> Any:
     return BufferedState(
       mechanism=self._inner.initial_state(),
       buffer=Buffer(
@@ -208,14 +214,14 @@ class BufferedRounds(mechanism.Rounds):
       released=tf.zeros([self._config.num_clients], tf.float32),
     )
 
-  def announce(self, state):
+  def announce(self, state: Any) -> mechanism.Struct:
     return collections.OrderedDict() if self.tells else collections.OrderedDict(clip=state.mechanism.clip)
 
-  def report(self, update, own, announced):
+  def report(self, update: Optional[list[Any]], own: mechanism.Struct, announced: mechanism.Struct) -> mechanism.Struct:
     report = self._inner.report(update, own, {**announced, 'scale': 1.0})
     return collections.OrderedDict(report, staleness=tf.cast(own['staleness'], tf.int32))
 
-  def admit(self, state, reports):
+  def admit(self, state: Any, reports: mechanism.Struct) -> mechanism.Round:
     """The buffer is released if it is full.
 
     The budget of a release is that of all clients in the buffer, at their rates in the round of the release.
@@ -267,15 +273,19 @@ class BufferedRounds(mechanism.Rounds):
     rates = participations.rates(kind, after.participation, after.round)
     return self._config.round_noise(tf.boolean_mask(rates, inside > 0), participations.in_warmup(kind, after.round))
 
-  def tell(self, state, admitted):
+  def tell(self, state: Any, admitted: mechanism.Round) -> mechanism.Struct:
     return self._inner.tell(state.mechanism, admitted)
 
-  def contribution(self, update, report, announced, told):
+  def contribution(
+    self, update: mechanism.Parts, report: mechanism.Struct, announced: mechanism.Struct, told: mechanism.Struct
+  ) -> tuple[list[Any], mechanism.Struct]:
     clipped, late = self._inner.contribution(update, report, announced, told)
     share = stalenesses.share(report['staleness'])
     return [u * tf.cast(share, u.dtype) for u in clipped], late
 
-  def release(self, state, admitted, total, late=None):
+  def release(
+    self, state: Any, admitted: mechanism.Round, total: list[Any], late: Optional[mechanism.Struct] = None
+  ) -> tuple[Any, list[Any], mechanism.Struct]:
     """The mean of the buffer if it is released; else the result is exactly zero, which leaves the model as it is."""
     after, count = admitted.after, admitted.metrics['released_updates']
     filled = [a + b for a, b in zip(state.buffer.total, total)]

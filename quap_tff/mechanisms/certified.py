@@ -10,9 +10,9 @@ Neighbours: all data of one client are replaced by nothing, so that its update i
 
 The noise Ẑ_t takes back a part of what earlier rounds added: Σ_k c_k·Ẑ_{t-k} = Z_t, with Z_t drawn anew from N(0, z²·I)
 (`quap_tff.mechanisms.correlation`; under independent noise Ẑ_t = Z_t). The releases can be transformed so that round t
-has the noise Z_t. Client i then moves round t by at most Σ_{k, i∈S_{t-k}} c_k·w_i(t-k) units of the clipping norm, whatever C_t
-was in each round. docs/privacy.md has the proof. A private quantile's noised count is a second mechanism alongside this
-one. C_t is known before the round, from earlier releases.
+has the noise Z_t. Client i then moves round t by at most Σ_{k, i∈S_{t-k}} c_k·w_i(t-k) units of the clipping norm,
+whatever C_t was in each round. docs/privacy.md has the proof. A private quantile's noised count is a second mechanism
+alongside this one. C_t is known before the round, from earlier releases.
 
 The first level of a round needs no update: everyone may know who takes part. So a client can train when its weight is
 known and hand over its update at once, and nobody has to hold a cohort's updates.
@@ -31,7 +31,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Sequence
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -100,7 +100,7 @@ class CertifiedRounds(mechanism.Rounds):
     self.groups = clip_split.clip_groups(config.clip_split, [math.prod(spec.shape) for spec in specs], layers)
     self.collects_late = config.counts_norms
 
-  def initial_state(self):
+  def initial_state(self) -> Any:
     config, d = self.config, self.config.correlation.num_buffers
     return ServerState(
       round=tf.constant(0, tf.int32),
@@ -115,10 +115,10 @@ class CertifiedRounds(mechanism.Rounds):
       weights=tf.zeros([config.num_clients], tf.float32),
     )
 
-  def report(self, update, own, announced):
+  def report(self, update: Optional[list[Any]], own: mechanism.Struct, announced: mechanism.Struct) -> mechanism.Struct:
     return collections.OrderedDict(client_id=own['client_id'])
 
-  def admit(self, state, reports):
+  def admit(self, state: Any, reports: mechanism.Struct) -> mechanism.Round:
     """The metrics are functions of public values, as those of `release` are.
 
     `weight_mean` and `weight_min` are over the cohort, and 0 if it is empty. `exhausted_clients` is how many clients of
@@ -171,10 +171,12 @@ class CertifiedRounds(mechanism.Rounds):
       ),
     )
 
-  def tell(self, state, admitted):
+  def tell(self, state: Any, admitted: mechanism.Round) -> mechanism.Struct:
     return collections.OrderedDict(weights=admitted.weights, clip=admitted.clip)
 
-  def contribution(self, update, report, announced, told):
+  def contribution(
+    self, update: mechanism.Parts, report: mechanism.Struct, announced: mechanism.Struct, told: mechanism.Struct
+  ) -> tuple[list[Any], mechanism.Struct]:
     """The update, each group clipped to norm r_l·w·C·(1 - `CLIP_MARGIN`); late, its norm where norms are counted.
 
     | update             | weight | contribution                  |
@@ -204,11 +206,14 @@ class CertifiedRounds(mechanism.Rounds):
       late = collections.OrderedDict(norm=norm, weight=told['weight'])
     return list(result.values()), late
 
-  def release(self, state, admitted, total, late=None):
+  def release(
+    self, state: Any, admitted: mechanism.Round, total: list[Any], late: Optional[mechanism.Struct] = None
+  ) -> tuple[Any, list[Any], mechanism.Struct]:
     """`sigma` is the standard deviation of the noise that the round draws for each entry of the result."""
     config, seed = self.config, _round_seed(state, admitted.client_ids)
     after = admitted.after
     if self.collects_late:
+      assert late is not None
       # Only clients with a positive weight count.
       counted = tf.boolean_mask(late['norm'], late['weight'] > 0)
       moved = config.clip.next_norm(state.clip, counted, seeds.fold_in(seed, tf.constant(_CLIP_RULE, tf.int64)))

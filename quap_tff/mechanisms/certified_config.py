@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 import dataclasses
 import math
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from quap_tff.common import registry
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import clip_split as clip_splits
 from quap_tff.mechanisms import correlation as correlations
+from quap_tff.mechanisms import layers as layers_lib
 from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms import participation as participations
 from quap_tff.mechanisms import privacy_filter
@@ -182,7 +184,7 @@ class CertifiedConfig(mechanism.Mechanism):
   @property
   def prices(self) -> privacy_filter.Prices:
     """What taking part in a round costs a client."""
-    limit = privacy_filter.limit_of(self.epsilon, self.delta)
+    limit: Any = privacy_filter.limit_of(self.epsilon, self.delta)
     if self.own_epsilon is not None:
       limit = np.array([privacy_filter.limit_of(own, self.delta) for own in self.own_epsilon], np.float64)
     return privacy_filter.Prices(
@@ -201,7 +203,7 @@ class CertifiedConfig(mechanism.Mechanism):
     return math.isfinite(self.clip.count_noise_multiplier)
 
   @property
-  def facts(self):
+  def facts(self) -> mechanism.Facts:
     return mechanism.Facts(
       delta=self.delta,
       public_metrics=(
@@ -218,16 +220,21 @@ class CertifiedConfig(mechanism.Mechanism):
     )
 
   @property
-  def fingerprint(self):
+  def fingerprint(self) -> str:
     return repr(dataclasses.replace(self, noise_seed=None))
 
-  def for_model(self, specs, layers, learning_rate_fn=None):
+  def for_model(
+    self,
+    specs: Sequence[Any],
+    layers: Sequence[layers_lib.Layer],
+    learning_rate_fn: Optional[Callable[[Any], Any]] = None,
+  ) -> mechanism.Rounds:
     return certified.CertifiedRounds(self, specs, layers)
 
-  def seen(self, state):
+  def seen(self, state: Any) -> dict[str, Any]:
     return {'weights': state.weights}
 
-  def spent(self, state, metrics, cohort):
+  def spent(self, state: Any, metrics: Any, cohort: np.ndarray) -> mechanism.Spent:
     return self.cost(cohort, np.asarray(state.weights)[cohort].astype(np.float64), float(metrics['clipping_norm']))
 
   def cost(self, cohort: np.ndarray, weights: np.ndarray, clipping_norm: float) -> mechanism.Spent:
@@ -237,12 +244,13 @@ class CertifiedConfig(mechanism.Mechanism):
     each client at the configuration's total δ. So the ledger's Σε at k·δ is a proven but loose figure, by basic
     composition. The certificate has the exact one.
     """
-    mu = np.sqrt((weights / self.noise_multiplier) ** 2 + self.prices.count_cost * (weights > 0))
+    prices = self.prices
+    mu = np.sqrt((weights / prices.noise_multiplier) ** 2 + prices.count_cost * (weights > 0))
     return mechanism.Spent(
       cohort=cohort,
       budgets=np.maximum(tradeoff.epsilon_of(mu, self.delta), _NOTHING),
       weights=weights,
-      noise_multiplier=self.noise_multiplier,
+      noise_multiplier=prices.noise_multiplier,
       count_noise_multiplier=self.clip.count_noise_multiplier,
       clipping_norm=clipping_norm,
     )

@@ -44,9 +44,17 @@ class ClipRule(abc.ABC):
       the count; +inf if there is no such release.
   """
 
-  uses_current_norms: bool = False
-  releases_exact_norms: bool = False
-  count_noise_multiplier: float = math.inf
+  @property
+  def uses_current_norms(self) -> bool:
+    return False
+
+  @property
+  def releases_exact_norms(self) -> bool:
+    return False
+
+  @property
+  def count_noise_multiplier(self) -> float:
+    return math.inf
 
   @property
   @abc.abstractmethod
@@ -116,7 +124,7 @@ class QuantileEma(ClipRule):
   def initial_norm(self) -> float:
     return math.inf if self.initial_clip is None else self.initial_clip
 
-  def next_norm(self, norm, norms, noise_seed):
+  def next_norm(self, norm: tf.Tensor, norms: tf.Tensor, noise_seed: tf.Tensor) -> tf.Tensor:
     del noise_seed
     target = tf.maximum(quantile(norms, self.quantile), self.min_clip)
     if self.max_clip is not None:
@@ -178,7 +186,7 @@ class PrivateQuantile(ClipRule):
   def initial_norm(self) -> float:
     return self.initial_clip
 
-  def next_norm(self, norm, norms, noise_seed):
+  def next_norm(self, norm: tf.Tensor, norms: tf.Tensor, noise_seed: tf.Tensor) -> tf.Tensor:
     # An update that is not finite counts as above the clip, as a norm of +inf would. An update of exactly zero, which
     # a client without data sends, counts for neither side: taking a client's data away moves the count by 1/2 only.
     centred = tf.where(norms <= norm, _COUNT_SENSITIVITY, -_COUNT_SENSITIVITY) * tf.cast(norms != 0, tf.float32)
@@ -223,7 +231,7 @@ class NoisedMean(ClipRule):
   def initial_norm(self) -> float:
     return self.initial_clip
 
-  def next_norm(self, norm, norms, noise_seed):
+  def next_norm(self, norm: tf.Tensor, norms: tf.Tensor, noise_seed: tf.Tensor) -> tf.Tensor:
     clipped = tf.minimum(tf.where(tf.math.is_finite(norms), norms, norm), norm)
     scale = tf.cast(norm, tf.float64)
     total = tf.cast(tf.reduce_sum(clipped), tf.float64)
@@ -254,7 +262,7 @@ class Decaying(ClipRule):
   def initial_norm(self) -> float:
     return self.initial_clip
 
-  def next_norm(self, norm, norms, noise_seed):
+  def next_norm(self, norm: tf.Tensor, norms: tf.Tensor, noise_seed: tf.Tensor) -> tf.Tensor:
     del norms, noise_seed
     return tf.maximum(norm * self.decay, SMALLEST_CLIP)
 

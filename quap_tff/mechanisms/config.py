@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import math
 from typing import Any, NamedTuple, Optional
@@ -148,7 +148,7 @@ class QuapConfig(mechanism.Mechanism):
       )
 
   @property
-  def facts(self):
+  def facts(self) -> mechanism.Facts:
     noised, rule = self.noise.placement != 'none', self.budget.rule
     # A clipping norm that is fixed or tracked by a noised count is public; an exact quantile is not.
     public = mechanism.PUBLIC_METRICS | (set() if self.clip.releases_exact_norms else mechanism.PUBLIC_NORMS)
@@ -174,13 +174,18 @@ class QuapConfig(mechanism.Mechanism):
     )
 
   @property
-  def fingerprint(self):
+  def fingerprint(self) -> str:
     return repr(dataclasses.replace(self, noise=dataclasses.replace(self.noise, seed=None)))
 
-  def for_model(self, specs, layers, learning_rate_fn=None):
+  def for_model(
+    self,
+    specs: Sequence[Any],
+    layers: Sequence[layers_lib.Layer],
+    learning_rate_fn: Optional[Callable[[Any], Any]] = None,
+  ) -> mechanism.Rounds:
     return quap.QuapRounds(self, specs, layers, learning_rate_fn)
 
-  def scaled(self, factor):
+  def scaled(self, factor: float) -> QuapConfig:
     return dataclasses.replace(self, noise=dataclasses.replace(self.noise, scale=factor))
 
   def multiplier(self, epsilon: Any) -> tf.Tensor:
@@ -217,11 +222,11 @@ class QuapConfig(mechanism.Mechanism):
     epsilon = budget_factor * budgets.round_budget(self.budget, rates, in_warmup, client_epsilons)
     return epsilon, self.multiplier(epsilon)
 
-  def seen(self, state):
+  def seen(self, state: Any) -> dict[str, Any]:
     counts_all = self.participation.count_during_warmup or not self.participation.warmup_rounds
     return {'counts': np.asarray(state.participation['counts'])} if counts_all else {}
 
-  def spent(self, state, metrics, cohort):
+  def spent(self, state: Any, metrics: Any, cohort: np.ndarray) -> mechanism.Spent:
     counts = self.seen(state).get('counts')
     return self.cost(
       cohort,
@@ -231,7 +236,7 @@ class QuapConfig(mechanism.Mechanism):
       counts[cohort] if counts is not None else None,
     )
 
-  def planned(self, cohorts):
+  def planned(self, cohorts: Sequence[np.ndarray]) -> list[mechanism.Spent]:
     # Budgets and noise follow from who takes part. C = 1 in all planned rounds.
     found = []
     for state, cohort in zip(self.planned_states(cohorts), cohorts):

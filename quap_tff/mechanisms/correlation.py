@@ -170,7 +170,7 @@ class Independent(Correlation):
   """Ẑ_s = Z_s: each round has independent noise."""
 
   @property
-  def terms(self):
+  def terms(self) -> tuple[tuple[float, float], ...]:
     return ()
 
 
@@ -192,11 +192,11 @@ class Ar1(Correlation):
         _check_decay('decay, unless it is 0 (independent noise),', self.decay)
 
   @property
-  def is_settled(self):
+  def is_settled(self) -> bool:
     return self.decay is not None
 
   @property
-  def terms(self):
+  def terms(self) -> tuple[tuple[float, float], ...]:
     if self.decay is None:
       raise ValueError(
         'The decay is not chosen yet. Give it, or let quap_tff.mechanisms.planning.calibrated choose it.'
@@ -232,7 +232,7 @@ class Blt(Correlation):
       raise ValueError(f'Each decay must appear once, found {self.decay}.')
 
   @property
-  def terms(self):
+  def terms(self) -> tuple[tuple[float, float], ...]:
     return tuple(zip(self.gain, self.decay))
 
 

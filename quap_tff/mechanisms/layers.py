@@ -56,7 +56,7 @@ def from_shapes(shapes: Sequence[Sequence[int]]) -> tuple[Layer, ...]:
 
   A tensor of rank 1 belongs to the tensor before it if its size is that tensor's last dimension (a bias).
   """
-  names = []
+  names: list[str] = []
   for index, shape in enumerate(shapes):
     is_bias = len(shape) == 1 and index > 0 and len(shapes[index - 1]) > 1 and shapes[index - 1][-1] == shape[0]
     if is_bias:

@@ -27,14 +27,12 @@ import math
 from typing import NamedTuple, Optional
 
 from quap_tff.common import checks
-from quap_tff.common import lazy
 from quap_tff.common import seeds
 from quap_tff.common.lazy import tf
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import gaussian
+from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms import tradeoff
-
-mechanism = lazy.module('quap_tff.mechanisms.mechanism')
 
 _GRADIENT, _LOSSES = range(2)
 # Room for the rounding of sums over rounds, and of μ_max.

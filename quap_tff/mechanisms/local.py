@@ -23,7 +23,9 @@ resumed run draws it again; in a deployment each client draws its own.
 from __future__ import annotations
 
 import collections
+from collections.abc import Callable, Sequence
 import dataclasses
+from typing import Any, Optional
 
 import numpy as np
 
@@ -71,34 +73,39 @@ class Local(mechanism.Mechanism):
       )
 
   @property
-  def num_clients(self):
+  def num_clients(self) -> int:
     return self.config.num_clients
 
   @property
-  def core(self):
+  def core(self) -> configs.QuapConfig:
     return self.config
 
   @property
-  def facts(self):
+  def facts(self) -> mechanism.Facts:
     return self.config.facts._replace(is_local=True)
 
   @property
-  def fingerprint(self):
+  def fingerprint(self) -> str:
     return self.config.fingerprint
 
-  def for_model(self, specs, layers, learning_rate_fn=None):
+  def for_model(
+    self,
+    specs: Sequence[Any],
+    layers: Sequence[layers_lib.Layer],
+    learning_rate_fn: Optional[Callable[[Any], Any]] = None,
+  ) -> mechanism.Rounds:
     return LocalRounds(self.config, specs)
 
-  def scaled(self, factor):
+  def scaled(self, factor: float) -> Local:
     return Local(self.config.scaled(factor))
 
-  def seen(self, state):
+  def seen(self, state: Any) -> dict[str, Any]:
     return self.config.seen(state)
 
-  def spent(self, state, metrics, cohort):
+  def spent(self, state: Any, metrics: Any, cohort: np.ndarray) -> mechanism.Spent:
     return self._by_message(self.config.spent(state, metrics, cohort))
 
-  def planned(self, cohorts):
+  def planned(self, cohorts: Sequence[np.ndarray]) -> list[mechanism.Spent]:
     return [self._by_message(spent) for spent in self.config.planned(cohorts)]
 
   def _by_message(self, spent):
@@ -120,18 +127,18 @@ class LocalRounds(mechanism.Rounds):
   def __init__(self, config: configs.QuapConfig, specs):
     self.config, self.specs = config, specs
 
-  def initial_state(self):
+  def initial_state(self) -> Any:
     every = (layers_lib.Layer('all', tuple(range(len(self.specs))), False),)
     return quap.QuapRounds(self.config, self.specs, every).initial_state()
 
-  def announce(self, state):
+  def announce(self, state: Any) -> mechanism.Struct:
     # A client needs its own rate only; the simulation sends all of them, as it does the seed.
     return collections.OrderedDict(clip=state.clip, **quap.announced_budgets(self.config, state))
 
-  def report(self, update, own, announced):
+  def report(self, update: Optional[list[Any]], own: mechanism.Struct, announced: mechanism.Struct) -> mechanism.Struct:
     return collections.OrderedDict(client_id=own['client_id'])
 
-  def admit(self, state, reports):
+  def admit(self, state: Any, reports: mechanism.Struct) -> mechanism.Round:
     """The metrics follow from who takes part. `noise_multiplier` is the smallest one of a message of the cohort."""
     config = self.config
     ids = mechanism.checked_ids(config.num_clients, reports['client_id'])
@@ -166,7 +173,9 @@ class LocalRounds(mechanism.Rounds):
       ),
     )
 
-  def contribution(self, update, report, announced, told):
+  def contribution(
+    self, update: mechanism.Parts, report: mechanism.Struct, announced: mechanism.Struct, told: mechanism.Struct
+  ) -> tuple[list[Any], mechanism.Struct]:
     """A client's message: its clipped update and N(0, (2·C·z)²) on each entry, in the update's dtypes.
 
     | update             | what is noised               |
@@ -186,6 +195,8 @@ class LocalRounds(mechanism.Rounds):
     message = [tf.cast(c + n, u.dtype) for c, n, u in zip(clipped, noise, update.values())]
     return message, collections.OrderedDict()
 
-  def release(self, state, admitted, total, late=None):
+  def release(
+    self, state: Any, admitted: mechanism.Round, total: list[Any], late: Optional[mechanism.Struct] = None
+  ) -> tuple[Any, list[Any], mechanism.Struct]:
     divisor = tf.maximum(tf.cast(admitted.metrics['cohort_size'], tf.float64), 1.0)
     return admitted.after, [t / tf.cast(divisor, t.dtype) for t in total], admitted.metrics

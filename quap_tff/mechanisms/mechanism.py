@@ -21,7 +21,7 @@ from __future__ import annotations
 import abc
 import collections
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional, TYPE_CHECKING, Union
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from quap_tff.mechanisms import correlation as correlations
 from quap_tff.mechanisms import layers as layers_lib
 from quap_tff.mechanisms import participation as participations
 
-Struct = 'collections.OrderedDict[str, Any]'
+Struct = collections.OrderedDict[str, Any]
 # The tensors of an update by their position in it: all of them, or those that go one way.
 Parts = dict[int, Any]
 
@@ -141,7 +141,10 @@ class Mechanism(abc.ABC):
     num_clients: N, the population. Client ids are integers in [0, N).
   """
 
-  num_clients: int
+  if TYPE_CHECKING:  # At run time a dataclass would take a property of its base as the default of its field.
+
+    @property
+    def num_clients(self) -> int: ...
 
   @property
   @abc.abstractmethod
@@ -149,7 +152,7 @@ class Mechanism(abc.ABC):
     """See `Facts`."""
 
   @property
-  def core(self) -> Mechanism:
+  def core(self) -> Any:
     """The configuration inside all that is around it."""
     return self
 

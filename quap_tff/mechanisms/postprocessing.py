@@ -79,17 +79,17 @@ class Averaging(abc.ABC):
 class LastIterate(Averaging):
   """The latest iterate."""
 
-  def rate(self, release):
+  def rate(self, release: int) -> float:
     return 1.0
 
   # Nothing is kept: checkpoints hold the weights themselves.
-  def initial(self, weights):
+  def initial(self, weights: Sequence[Any]) -> State:
     return _state(0, [])
 
-  def update(self, state, weights):
+  def update(self, state: State, weights: Sequence[Any]) -> State:
     return _state(int(state['releases']) + 1, [])
 
-  def value(self, state, weights):
+  def value(self, state: State, weights: Sequence[Any]) -> list[np.ndarray]:
     return [np.asarray(w) for w in weights]
 
 
@@ -106,7 +106,7 @@ class Exponential(Averaging):
   def __post_init__(self):
     checks.number('decay', self.decay, at_least=0, below=1)
 
-  def rate(self, release):
+  def rate(self, release: int) -> float:
     return (1 - self.decay) / (1 - self.decay**release)
 
 
@@ -123,7 +123,7 @@ class Tail(Averaging):
   def __post_init__(self):
     checks.integer('start', self.start, at_least=1)
 
-  def rate(self, release):
+  def rate(self, release: int) -> float:
     return 1 / max(1, release - self.start + 1)
 
 
@@ -134,10 +134,10 @@ class Planned(Averaging):
   A certified plan chooses, together with its noise: see `quap_tff.mechanisms.planning`.
   """
 
-  def candidates(self, num_rounds):
+  def candidates(self, num_rounds: int) -> list[Averaging]:
     return [Tail(num_rounds // 2 + 1), Tail(3 * num_rounds // 4 + 1), LastIterate()]
 
-  def rate(self, release):
+  def rate(self, release: int) -> float:
     raise ValueError('This average has not been chosen yet: a certified plan chooses it from its schedule.')
 
 

@@ -2,10 +2,10 @@
 
     μ_i² = 1/z²·Σ_s ( Σ_{t≤s, i∈S_t} c_{s-t}·w_i(t) )² + (rounds that i is in)/c²
 
-s and t count releases. c_k are the coefficients of the noise's correlation (`quap_tff.mechanisms.correlation`); independent
-noise has only c_0 = 1. c is the noise multiplier of the noised count that a private quantile releases. A client that is in
-one release is still seen in those that follow, more faintly each time. So when it adds something, it is charged at once
-for all of them, up to the last planned round, and its account never grows while it stays away.
+s and t count releases. c_k are the coefficients of the noise's correlation (`quap_tff.mechanisms.correlation`);
+independent noise has only c_0 = 1. c is the noise multiplier of the noised count that a private quantile releases. A
+client that is in one release is still seen in those that follow, more faintly each time. So when it adds something, it
+is charged at once for all of them, up to the last planned round, and its account never grows while it stays away.
 
 w_i(t) is the weight that the rule asks for, lowered to what is left of the budget. Weights and spending follow from
 participation alone, which follows from a public seed. So every μ is a constant, and composition proves the bound

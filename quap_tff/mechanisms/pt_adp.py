@@ -11,12 +11,14 @@ aggregate of the round before.
 from __future__ import annotations
 
 import collections
+from collections.abc import Sequence
 import dataclasses
+from typing import Any
 
 from quap_tff.common import checks
 from quap_tff.common import seeds
 from quap_tff.common.lazy import tf
-from quap_tff.mechanisms import budgets
+from quap_tff.mechanisms import budgets as budget_rules
 from quap_tff.mechanisms import clip_rules
 
 # Preferences lie within this factor of ε_base, and budgets within it of preferences.
@@ -24,7 +26,7 @@ _FACTOR = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
-class PtAdp(budgets.ClientBudgetRule):
+class PtAdp(budget_rules.ClientBudgetRule):
   """An interpretation of PT-ADP.
 
   State: `preferences` π_i, `credits` c_i, and `given`, the budget of each client in the last round that it was in (0
@@ -53,10 +55,12 @@ class PtAdp(budgets.ClientBudgetRule):
     checks.number('agreement_credit', self.agreement_credit, at_least=0)
     checks.integer('preference seed', self.seed, at_least=0, at_most=2**63 - 1)
 
-  def largest(self, config):
+  def largest(self, config: budget_rules.BudgetConfig) -> float:
     return _FACTOR**2 * config.epsilon_base
 
-  def initial_state(self, config, num_clients, critical_shapes):
+  def initial_state(
+    self, config: budget_rules.BudgetConfig, num_clients: int, critical_shapes: Sequence[Any]
+  ) -> collections.OrderedDict[str, Any]:
     exponents = tf.random.stateless_uniform([num_clients], seeds.initial_seed(self.seed, 'preferences'), -1.0, 1.0)
     return collections.OrderedDict(
       preferences=config.epsilon_base * tf.pow(_FACTOR, exponents),
@@ -65,16 +69,16 @@ class PtAdp(budgets.ClientBudgetRule):
       aggregate=[tf.zeros(shape, tf.float32) for shape in critical_shapes],
     )
 
-  def budgets(self, config, state, client_ids, rates):
+  def budgets(self, config: budget_rules.BudgetConfig, state: Any, client_ids: Any, rates: Any) -> Any:
     preferences, credits = (tf.gather(state[name], client_ids) for name in ('preferences', 'credits'))
     shares = preferences * (1.0 + tf.minimum(credits, 1.0))
     total = config.epsilon_base * tf.cast(tf.size(client_ids), tf.float32)
     return tf.cast(_filled(shares, _FACTOR * preferences, total), rates.dtype)
 
-  def announced(self, state):
+  def announced(self, state: Any) -> Any:
     return state['aggregate']
 
-  def observe(self, critical_update, announced):
+  def observe(self, critical_update: Sequence[Any], announced: Any) -> tf.Tensor:
     """The cosine of the update's critical part, clipped or not, with the last aggregate; 0 if either is zero."""
     product = tf.add_n(
       [tf.zeros([], tf.float64)]
@@ -83,7 +87,9 @@ class PtAdp(budgets.ClientBudgetRule):
     norms = clip_rules.global_norm(critical_update) * clip_rules.global_norm(announced)
     return tf.cast(tf.clip_by_value(tf.math.divide_no_nan(product, norms), -1.0, 1.0), tf.float32)
 
-  def next_state(self, config, state, client_ids, budgets, observations):
+  def next_state(
+    self, config: budget_rules.BudgetConfig, state: Any, client_ids: Any, budgets: Any, observations: Any
+  ) -> Any:
     indices = client_ids[:, tf.newaxis]
     preferences, credits = (tf.gather(state[name], client_ids) for name in ('preferences', 'credits'))
     bought = tf.clip_by_value(budgets / preferences - 1.0, 0.0, credits)
@@ -95,10 +101,10 @@ class PtAdp(budgets.ClientBudgetRule):
       aggregate=state['aggregate'],
     )
 
-  def given(self, state):
+  def given(self, state: Any) -> tf.Tensor:
     return state['given']
 
-  def after_round(self, state, critical_mean, cohort_size):
+  def after_round(self, state: Any, critical_mean: Sequence[Any], cohort_size: Any) -> Any:
     # A round with nobody leaves it as it is.
     aggregate = [
       tf.where(cohort_size > 0, tf.cast(mean, tf.float32), before)

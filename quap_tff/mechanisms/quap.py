@@ -86,7 +86,7 @@ class QuapRounds(mechanism.Rounds):
     if config.clip.uses_current_norms and config.weighting.is_equal and not self.needs_each_update:
       self.waiting = tuple(sorted(self.clipped))
 
-  def initial_state(self):
+  def initial_state(self) -> Any:
     config, shapes = self.config, [self.specs[i].shape for i in self.critical]
     return ServerState(
       round=tf.constant(0, tf.int32),
@@ -100,7 +100,7 @@ class QuapRounds(mechanism.Rounds):
     """The unit of norms: updates are divided by it before clipping and multiplied by it after noise."""
     return tf.cast(self._scale_fn(state.round + 1), tf.float32)
 
-  def announce(self, state):
+  def announce(self, state: Any) -> mechanism.Struct:
     """C_{t-1}, the unit of norms, and what noise and budgets depend on."""
     message = collections.OrderedDict(clip=state.clip, scale=self._scale(state))
     if self._noise_at_clients:
@@ -123,7 +123,7 @@ class QuapRounds(mechanism.Rounds):
     )
     return tf.where(tf.math.is_finite(whole), norm, float('nan'))
 
-  def report(self, update, own, announced):
+  def report(self, update: Any, own: mechanism.Struct, announced: mechanism.Struct) -> mechanism.Struct:
     norm = self.norm(update, announced['scale'])
     report = collections.OrderedDict(client_id=own['client_id'], norm=norm)
     if self._observes:
@@ -132,7 +132,7 @@ class QuapRounds(mechanism.Rounds):
       report['observation'] = tf.where(tf.math.is_finite(observed) & tf.math.is_finite(norm), observed, 0.0)
     return report
 
-  def admit(self, state, reports):
+  def admit(self, state: Any, reports: mechanism.Struct) -> mechanism.Round:
     config, budget, norms = self.config, self.config.budget, reports['norm']
     client_ids = mechanism.checked_ids(config.num_clients, reports['client_id'])
     round_num = state.round + 1
@@ -182,7 +182,7 @@ class QuapRounds(mechanism.Rounds):
       ),
     )
 
-  def tell(self, state, admitted):
+  def tell(self, state: Any, admitted: mechanism.Round) -> mechanism.Struct:
     message = collections.OrderedDict()
     if self.config.clip.uses_current_norms:
       message['clip'] = admitted.clip
@@ -190,10 +190,12 @@ class QuapRounds(mechanism.Rounds):
       message['weights'] = admitted.weights
     return message
 
-  def early(self, update, report):
+  def early(self, update: mechanism.Parts, report: mechanism.Struct) -> mechanism.Parts:
     return dict(zip(update, _finite(list(update.values()), report['norm'])))
 
-  def contribution(self, update, report, announced, told):
+  def contribution(
+    self, update: mechanism.Parts, report: mechanism.Struct, announced: mechanism.Struct, told: mechanism.Struct
+  ) -> tuple[list[Any], mechanism.Struct]:
     """The update with its clipped layers clipped, all zero unless its norm is finite; then the client's own noise.
 
     That is under client placement: one float64 N(0, σ_i²) tensor for each critical one, σ_i = z(ε_i(t), δ)·C_t.
@@ -212,7 +214,7 @@ class QuapRounds(mechanism.Rounds):
       sent = [one * tf.cast(told['weight'], one.dtype) for one in sent]
     return sent, collections.OrderedDict()
 
-  def combined(self, contributions):
+  def combined(self, contributions: list[Any]) -> list[Any]:
     """M times the robust aggregate, which takes the place of the sum; zero for an empty cohort."""
     size = tf.shape(contributions[0])[0]
     # An empty cohort has no median. It is replaced by one update of zero.
@@ -222,7 +224,9 @@ class QuapRounds(mechanism.Rounds):
     ]
     return [one * tf.cast(size, one.dtype) for one in self.config.aggregator.centre(present)]
 
-  def release(self, state, admitted, total, late=None):
+  def release(
+    self, state: Any, admitted: mechanism.Round, total: list[Any], late: Optional[mechanism.Struct] = None
+  ) -> tuple[Any, list[Any], mechanism.Struct]:
     return self.finished(state, admitted, total, admitted.metrics['cohort_size'])
 
   def finished(

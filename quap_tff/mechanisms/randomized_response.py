@@ -81,10 +81,10 @@ class RandomizedResponse(Mechanism):
     total = math.exp(self.epsilon) + num_answers - 1
     return math.exp(self.epsilon) / total, 1 / total
 
-  def epsilon_of(self, reports):
+  def epsilon_of(self, reports: int) -> float:
     return reports * self.epsilon
 
-  def reports(self, rng, answers, num_answers, count=1):
+  def reports(self, rng: np.random.Generator, answers: np.ndarray, num_answers: int, count: int = 1) -> np.ndarray:
     answers = np.repeat(_checked(answers, num_answers, count), count)
     true, other = self._probabilities(num_answers)
     keeps = rng.random(len(answers)) < true - other
@@ -92,7 +92,7 @@ class RandomizedResponse(Mechanism):
     sent = np.where(keeps, answers, rng.integers(0, num_answers, len(answers)))
     return np.bincount(sent, minlength=num_answers)
 
-  def estimate(self, counts, num_clients, count=1):
+  def estimate(self, counts: np.ndarray, num_clients: int, count: int = 1) -> Estimate:
     return _estimate(counts, num_clients, count, *self._probabilities(len(counts)))
 
 
@@ -143,17 +143,17 @@ class Rappor(Mechanism):
     mixed = self.f * (self.p + self.q) / 2
     return mixed + (1 - self.f) * self.q, mixed + (1 - self.f) * self.p
 
-  def epsilon_of(self, reports):
+  def epsilon_of(self, reports: int) -> float:
     return min(reports * self.report_epsilon, self.permanent_epsilon)
 
-  def reports(self, rng, answers, num_answers, count=1):
+  def reports(self, rng: np.random.Generator, answers: np.ndarray, num_answers: int, count: int = 1) -> np.ndarray:
     bits = _checked(answers, num_answers, count)[:, np.newaxis] == np.arange(num_answers)
     coins = rng.random(bits.shape)
     permanent = np.where(coins < self.f, coins < self.f / 2, bits)
     ones = rng.binomial(count, np.where(permanent, self.q, self.p))
     return ones.sum(axis=0)
 
-  def estimate(self, counts, num_clients, count=1):
+  def estimate(self, counts: np.ndarray, num_clients: int, count: int = 1) -> Estimate:
     found = _estimate(counts, num_clients, count, *self._probabilities)
     if count == 1:
       return found

@@ -48,7 +48,7 @@ class Mean(Aggregator):
 
   needs_each_update = False
 
-  def centre(self, updates):
+  def centre(self, updates: list[tf.Tensor]) -> list[tf.Tensor]:
     return [tf.reduce_mean(one, axis=0) for one in updates]
 
 
@@ -56,7 +56,7 @@ class Mean(Aggregator):
 class Median(Aggregator):
   """The median of each coordinate; of an even number of values, the mean of the two in the middle."""
 
-  def centre(self, updates):
+  def centre(self, updates: list[tf.Tensor]) -> list[tf.Tensor]:
     return [_middle(one, (tf.shape(one)[0] - 1) // 2) for one in updates]
 
 
@@ -74,7 +74,7 @@ class TrimmedMean(Aggregator):
   def __post_init__(self):
     checks.number('share of trimmed_mean', self.share, at_least=0, below=0.5)
 
-  def centre(self, updates):
+  def centre(self, updates: list[tf.Tensor]) -> list[tf.Tensor]:
     return [_middle(one, _cut(self.share, tf.shape(one)[0])) for one in updates]
 
 
@@ -97,7 +97,7 @@ class GeometricMedian(Aggregator):
     checks.integer('iterations of geometric_median', self.iterations, at_least=1, at_most=1000)
     checks.number('smoothing of geometric_median', self.smoothing, above=0)
 
-  def centre(self, updates):
+  def centre(self, updates: list[tf.Tensor]) -> list[tf.Tensor]:
     point = [tf.reduce_mean(one, axis=0) for one in updates]
     for _ in range(self.iterations):
       squares = tf.add_n(

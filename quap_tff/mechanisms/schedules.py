@@ -41,7 +41,7 @@ class RoundSchedule(abc.ABC):
 class Even(RoundSchedule):
   """f_t = 1, the documents' choice."""
 
-  def factor(self, round_num, num_rounds):
+  def factor(self, round_num: Any, num_rounds: int) -> Any:
     return 1.0
 
 
@@ -64,7 +64,7 @@ class Geometric(RoundSchedule):
   def __post_init__(self):
     checks.number('growth', self.growth, at_least=1e-3, at_most=1e3)
 
-  def factor(self, round_num, num_rounds):
+  def factor(self, round_num: Any, num_rounds: int) -> Any:
     if num_rounds == 1:
       return 1.0
     step = math.log(self.growth) / (num_rounds - 1)

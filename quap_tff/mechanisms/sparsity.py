@@ -19,14 +19,17 @@ from __future__ import annotations
 
 import abc
 import collections
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
 
 from quap_tff.common import checks
 from quap_tff.common import seeds
 from quap_tff.common.lazy import tf
+from quap_tff.mechanisms import layers as layers_lib
 from quap_tff.mechanisms import mechanism
 
 
@@ -35,9 +38,11 @@ class Sparsity(abc.ABC):
 
   Attributes:
     uses_releases: Whether the choice follows from earlier releases; if not, from the round and the public seed alone.
+    share: The part of each tensor that a round updates, in (0, 1].
   """
 
   uses_releases: bool = False
+  share: float = 1.0
 
   @property
   def is_sparse(self) -> bool:
@@ -68,16 +73,16 @@ class NotSparse(Sparsity):
   """Every weight is updated in every round."""
 
   @property
-  def is_sparse(self):
+  def is_sparse(self) -> bool:
     return False
 
-  def sentence(self):
+  def sentence(self) -> str:
     return ''
 
-  def kept(self, size):
+  def kept(self, size: int) -> int:
     return size
 
-  def indices(self, seed, size, released):
+  def indices(self, seed: tf.Tensor, size: int, released: Any) -> tf.Tensor:
     return tf.range(size)
 
 
@@ -94,13 +99,13 @@ class RandomMask(Sparsity):
   def __post_init__(self):
     checks.number('sparsity share', self.share, above=0, at_most=1)
 
-  def sentence(self):
+  def sentence(self) -> str:
     return (
       f"A round aggregates and noises {self.share:.3g} of each layer's weights, which are drawn anew in each round "
       'from a public seed. The aggregate is zero for the others.'
     )
 
-  def indices(self, seed, size, released):
+  def indices(self, seed: tf.Tensor, size: int, released: Any) -> tf.Tensor:
     return tf.sort(_random_part(seed, size, self.kept(size)))
 
 
@@ -126,14 +131,14 @@ class TopReleased(Sparsity):
     checks.number('sparsity share', self.share, above=0, at_most=1)
     checks.number('sparsity explore', self.explore, above=0, at_most=1)
 
-  def sentence(self):
+  def sentence(self) -> str:
     return (
       f"A round aggregates and noises {self.share:.3g} of each layer's weights: those that earlier releases moved "
       f'the most, and, for {self.explore:.3g} of them, others drawn from a public seed. The aggregate is zero for '
       'the rest.'
     )
 
-  def indices(self, seed, size, released):
+  def indices(self, seed: tf.Tensor, size: int, released: Any) -> tf.Tensor:
     kept = self.kept(size)
     # At least one at random, so that every weight can be reached.
     chosen = kept - max(1, math.ceil(self.explore * kept - 1e-9))
@@ -195,35 +200,40 @@ class Sparse(mechanism.Mechanism):
     checks.integer('sparsity seed', self.seed, at_least=0, at_most=2**63 - 1)
 
   @property
-  def num_clients(self):
+  def num_clients(self) -> int:
     return self.inner.num_clients
 
   @property
-  def core(self):
+  def core(self) -> Any:
     return self.inner.core
 
   @property
-  def facts(self):
+  def facts(self) -> mechanism.Facts:
     return self.inner.facts
 
   @property
-  def fingerprint(self):
+  def fingerprint(self) -> str:
     return f'{self.inner.fingerprint}, {self.sparsity!r}, sparsity_seed={self.seed}'
 
-  def for_model(self, specs, layers, learning_rate_fn=None):
+  def for_model(
+    self,
+    specs: Sequence[Any],
+    layers: Sequence[layers_lib.Layer],
+    learning_rate_fn: Optional[Callable[[Any], Any]] = None,
+  ) -> mechanism.Rounds:
     kept = [tf.TensorSpec([self.sparsity.kept(math.prod(spec.shape))], spec.dtype) for spec in specs]
     return SparseRounds(self.inner.for_model(kept, layers, learning_rate_fn), self.sparsity, self.seed, specs)
 
-  def scaled(self, factor):
+  def scaled(self, factor: float) -> Sparse:
     return dataclasses.replace(self, inner=self.inner.scaled(factor))
 
-  def seen(self, state):
+  def seen(self, state: Any) -> dict[str, Any]:
     return self.inner.seen(state.mechanism)
 
-  def spent(self, state, metrics, cohort):
+  def spent(self, state: Any, metrics: Any, cohort: np.ndarray) -> mechanism.Spent:
     return self.inner.spent(state.mechanism, metrics, cohort)
 
-  def planned(self, cohorts):
+  def planned(self, cohorts: Sequence[np.ndarray]) -> list[mechanism.Spent]:
     return self.inner.planned(cohorts)
 
 
@@ -253,38 +263,42 @@ class SparseRounds(mechanism.Rounds):
     # A choice that needs no releases is made by each client from the number of the round, and nothing else is sent.
     return announced['indices'] if self._sparsity.uses_releases else self._indices(announced['round'], [])
 
-  def initial_state(self):
+  def initial_state(self) -> Any:
     released = [tf.zeros(spec.shape, tf.float32) for spec in self.specs] if self._sparsity.uses_releases else []
     return SparseState(self._inner.initial_state(), tf.constant(0, tf.int32), released)
 
-  def announce(self, state):
+  def announce(self, state: Any) -> mechanism.Struct:
     message = collections.OrderedDict(inner=self._inner.announce(state.mechanism), round=state.round + 1)
     if self._sparsity.uses_releases:
       message['indices'] = self._indices(state.round + 1, state.released)
     return message
 
-  def prepared(self, update, announced):
+  def prepared(self, update: list[Any], announced: mechanism.Struct) -> list[Any]:
     return [tf.gather(tf.reshape(u, [-1]), i) for u, i in zip(update, self._announced_indices(announced))]
 
-  def report(self, update, own, announced):
+  def report(self, update: Optional[list[Any]], own: mechanism.Struct, announced: mechanism.Struct) -> mechanism.Struct:
     return self._inner.report(update, own, announced['inner'])
 
-  def admit(self, state, reports):
+  def admit(self, state: Any, reports: mechanism.Struct) -> mechanism.Round:
     return self._inner.admit(state.mechanism, reports)
 
-  def tell(self, state, admitted):
+  def tell(self, state: Any, admitted: mechanism.Round) -> mechanism.Struct:
     return self._inner.tell(state.mechanism, admitted)
 
-  def early(self, update, report):
+  def early(self, update: mechanism.Parts, report: mechanism.Struct) -> mechanism.Parts:
     return self._inner.early(update, report)
 
-  def contribution(self, update, report, announced, told):
+  def contribution(
+    self, update: mechanism.Parts, report: mechanism.Struct, announced: mechanism.Struct, told: mechanism.Struct
+  ) -> tuple[list[Any], mechanism.Struct]:
     return self._inner.contribution(update, report, announced['inner'], told)
 
-  def combined(self, contributions):
+  def combined(self, contributions: list[Any]) -> list[Any]:
     return self._inner.combined(contributions)
 
-  def release(self, state, admitted, total, late=None):
+  def release(
+    self, state: Any, admitted: mechanism.Round, total: list[Any], late: Optional[mechanism.Struct] = None
+  ) -> tuple[Any, list[Any], mechanism.Struct]:
     inner, kept, metrics = self._inner.release(state.mechanism, admitted, total, late)
     indices = self._announced_indices(self.announce(state))
     result = [

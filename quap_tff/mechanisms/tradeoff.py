@@ -1,8 +1,8 @@
 """One Gaussian mechanism exactly: δ(ε) = Φ(μ/2 - ε/μ) - e^ε·Φ(-μ/2 - ε/μ), μ = sensitivity / σ (μ-GDP).
 
 Gaussian mechanisms compose to one Gaussian: μ² = Σ μ_t² (Dong, Roth and Su 2019, corollary 3.3; the formula is Balle
-and Wang 2018, theorem 8). `quap_tff.mechanisms.gaussian` has it as TensorFlow arithmetic for a round's noise. Here it is
-evaluated in logarithms, for every δ that a float can hold, and every answer is rounded to the safe side.
+and Wang 2018, theorem 8). `quap_tff.mechanisms.gaussian` has it as TensorFlow arithmetic for a round's noise. Here it
+is evaluated in logarithms, for every δ that a float can hold, and every answer is rounded to the safe side.
 """
 
 import functools

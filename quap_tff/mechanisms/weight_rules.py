@@ -84,7 +84,7 @@ class Participation(WeightRule):
   def __post_init__(self):
     self._budget()
 
-  def weights(self, view):
+  def weights(self, view: RoundView) -> Any:
     budget = self._budget()
     return budgets.client_budgets(budget, view.rates, view.in_warmup) / budget.largest_budget
 
@@ -97,7 +97,7 @@ class Participation(WeightRule):
 class Uniform(WeightRule):
   """w_i(t) = 1 for everyone until the budget is spent. The filter alone limits what a client spends."""
 
-  def weights(self, view):
+  def weights(self, view: RoundView) -> Any:
     return arrays.namespace(view.rates).ones_like(view.rates)
 
 
@@ -128,7 +128,7 @@ class Online(WeightRule):
     checks.number('prior_a', self.prior_a, above=0)
     checks.number('prior_b', self.prior_b, above=0)
 
-  def weights(self, view):
+  def weights(self, view: RoundView) -> Any:
     prices, left = view.prices, arrays.cast(view.rounds_left, np.float64)
     xp = arrays.namespace(view.counts, view.standing.left, left)
     # During a warm-up that is not counted, counts are 0.
@@ -157,7 +157,8 @@ class SpendEvenly(WeightRule):
 
   needs_plan = True
 
-  def weights(self, view):
+  def weights(self, view: RoundView) -> Any:
+    assert view.planned is not None  # By `needs_plan`.
     rounds, costs = view.planned
     xp = arrays.namespace(costs)
     left = view.prices.limit - xp.maximum(arrays.cast(rounds, np.float64), 1.0) * view.prices.count_cost
@@ -176,7 +177,7 @@ class Scale(WeightRule):
 
   needs_own_bounds = True
 
-  def weights(self, view):
+  def weights(self, view: RoundView) -> Any:
     xp = arrays.namespace(view.budget_shares)
     return xp.sqrt(view.budget_shares)
 
@@ -192,7 +193,7 @@ class Sample(WeightRule):
 
   needs_own_bounds = True
 
-  def weights(self, view):
+  def weights(self, view: RoundView) -> Any:
     counts = arrays.cast(view.counts, np.float64)
     xp = arrays.namespace(counts)
     due = xp.floor(counts * view.budget_shares) > xp.floor((counts - 1.0) * view.budget_shares)

@@ -41,7 +41,7 @@ class Equal(Weighting):
 
   is_equal = True
 
-  def shares(self, budgets, multiplier):
+  def shares(self, budgets: Any, multiplier: Callable[[Any], Any]) -> Any:
     del multiplier
     return arrays.namespace(budgets).ones_like(budgets)
 
@@ -67,7 +67,7 @@ class Clusters(Weighting):
   def __post_init__(self):
     checks.integer('clusters', self.clusters, at_least=1, at_most=1000)
 
-  def shares(self, budgets, multiplier):
+  def shares(self, budgets: Any, multiplier: Callable[[Any], Any]) -> Any:
     xp = arrays.namespace(budgets)
     size = arrays.size(budgets)
     if xp is np and not size:  # NumPy has no minimum of nothing.

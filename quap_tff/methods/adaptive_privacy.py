@@ -15,6 +15,7 @@ from quap_tff.common import flag_fields
 from quap_tff.common import registry
 from quap_tff.mechanisms import budgets
 from quap_tff.mechanisms import clip_rules
+from quap_tff.mechanisms import config as configs
 from quap_tff.mechanisms import layers
 from quap_tff.mechanisms import line_search
 from quap_tff.mechanisms import participation as participations
@@ -25,9 +26,7 @@ from quap_tff.methods import parts
 
 
 @dataclasses.dataclass(frozen=True)
-class _Adaptive(
-  parts.AdaptiveBudgets, parts.Layers, parts.Scale, parts.Sparse, parts.Robust, base.QuapMechanism, parts.Noise
-):
+class _Adaptive(parts.AdaptiveBudgets, parts.Layers, parts.Scale, parts.Sparse, parts.Robust, base.QuapMechanism):
   """A system whose clip, budgets or weights adapt.
 
   As published, every client has the same budget whenever it takes part, and every layer is clipped and noised. With
@@ -36,7 +35,7 @@ class _Adaptive(
 
   quap: bool = False
 
-  def flag_names(self):
+  def flag_names(self) -> frozenset[str]:
     of_quap = (
       frozenset() if self.quap else {*flag_fields.flags_of(parts.AdaptiveBudgets), *flag_fields.flags_of(parts.Layers)}
     )
@@ -69,13 +68,13 @@ class DynamicBudget(_Adaptive):
     schedules.Geometric(self.growth)
     clip_rules.Fixed(self.clip)
 
-  def flag_names(self):
+  def flag_names(self) -> frozenset[str]:
     return super().flag_names() - (frozenset() if self.quap else {'clip'})
 
-  def clip_rule(self):
+  def clip_rule(self) -> clip_rules.ClipRule:
     return self.of_quap.clip if self.quap else clip_rules.Fixed(self.clip)
 
-  def configure(self, setting):
+  def configure(self, setting: base.Setting) -> configs.QuapConfig:
     return self._configured(setting, schedules.Geometric(self.growth))
 
 
@@ -107,10 +106,10 @@ class D2dp(_Adaptive):
     schedules.Geometric(self.growth)
     self.clip_rule()
 
-  def clip_rule(self):
+  def clip_rule(self) -> clip_rules.ClipRule:
     return clip_rules.Decaying(self.clip, self.clip_decay)
 
-  def configure(self, setting):
+  def configure(self, setting: base.Setting) -> configs.QuapConfig:
     decay = self.clip_decay ** (1 / max(setting.rounds - 1, 1))
     clip = clip_rules.Decaying(self.clip, decay)
     return self._configured(setting, schedules.Geometric(self.growth), clip=clip)
@@ -138,17 +137,15 @@ class Acdp(_Adaptive):
   def __post_init__(self):
     self.clip_rule()
 
-  def clip_rule(self):
+  def clip_rule(self) -> clip_rules.ClipRule:
     return clip_rules.NoisedMean(self.factor, self.initial_clip, self.norm_noise)
 
-  def configure(self, setting):
+  def configure(self, setting: base.Setting) -> configs.QuapConfig:
     return self._configured(setting)
 
 
 @dataclasses.dataclass(frozen=True)
-class FedApca(
-  parts.Shape, parts.Clip, parts.Layers, parts.Scale, parts.Sparse, parts.Robust, base.QuapMechanism, parts.Noise
-):
+class FedApca(parts.Shape, parts.Clip, parts.Layers, parts.Scale, parts.Sparse, parts.Robust, base.QuapMechanism):
   """An interpretation: clients in clusters of similar budgets, and clusters weighted by their noise.
 
   `weighting.Clusters` has the equations. Clients' budgets follow participation, as in quap: with equal budgets there
@@ -171,14 +168,14 @@ class FedApca(
   def __post_init__(self):
     weighting.Clusters(self.clusters)
 
-  def check_cohorts(self, setting):
+  def check_cohorts(self, setting: base.Setting) -> None:
     if self.clusters > setting.num_clients:
       raise ValueError(
         f'--algorithm=fedapca:clusters={self.clusters}: there are only {setting.num_clients} clients to be clustered. '
         f'Give at most {setting.num_clients} clusters, or more clients.'
       )
 
-  def configure(self, setting):
+  def configure(self, setting: base.Setting) -> configs.QuapConfig:
     budget = budgets.BudgetConfig(self.epsilon, setting.rounds, self.alpha, self.beta, round_rule='each_own')
     return self.quap_config(setting, budget=budget, weighting=weighting.Clusters(self.clusters))
 
@@ -209,7 +206,7 @@ class LeeKifer(parts.Budget, base.Method):
   def __post_init__(self):
     line_search.LineSearchConfig(1, 1.0, 1e-5, 1, **registry.parameter_values(self))
 
-  def configure(self, setting):
+  def configure(self, setting: base.Setting) -> line_search.LineSearchConfig:
     return line_search.LineSearchConfig(
       setting.num_clients,
       self.epsilon,
@@ -219,10 +216,10 @@ class LeeKifer(parts.Budget, base.Method):
       **registry.parameter_values(self),
     )
 
-  def aggregates_once(self, setting):
+  def aggregates_once(self, setting: base.Setting) -> bool:
     return False
 
-  def plan(self, setting):
+  def plan(self, setting: base.Setting) -> plans.Plan:
     # The public schedule says how often the client comes that comes most often.
     clients = np.concatenate(setting.schedule).astype(np.int64)
     most = int(np.bincount(clients, minlength=1).max())

@@ -7,13 +7,14 @@ import dataclasses
 from quap_tff import plans
 from quap_tff.common import checks
 from quap_tff.mechanisms import buffered
+from quap_tff.mechanisms import config as configs
 from quap_tff.mechanisms import staleness
 from quap_tff.methods import base
 from quap_tff.methods import parts
 
 
 @dataclasses.dataclass(frozen=True)
-class FedBuff(parts.AdaptiveBudgets, parts.Clip, parts.Layers, base.QuapMechanism, parts.Noise):
+class FedBuff(parts.AdaptiveBudgets, parts.Clip, parts.Layers, base.QuapMechanism):
   """FedBuff (Nguyen et al. 2022, Algorithm 1) with QuAP-FL's clip, budgets and noise, as the flags set them for quap.
 
   The clients that --participation draws are those whose updates arrive in a round. Each has trained on a version of the
@@ -39,7 +40,7 @@ class FedBuff(parts.AdaptiveBudgets, parts.Clip, parts.Layers, base.QuapMechanis
   def _staleness(self, seed):
     return staleness.Staleness(self.staleness, self.spread, self.max_staleness, seed)
 
-  def configure(self, setting):
+  def configure(self, setting: base.Setting) -> configs.QuapConfig:
     if self.noise == 'client':
       raise ValueError(
         '--noise=client: fedbuff adds noise once to the sum of a buffer, at the server. Use --noise=server or none.'
@@ -48,7 +49,7 @@ class FedBuff(parts.AdaptiveBudgets, parts.Clip, parts.Layers, base.QuapMechanis
     buffered.check_config(config)
     return config
 
-  def check_cohorts(self, setting):
+  def check_cohorts(self, setting: base.Setting) -> None:
     arrived = 0
     for round_num in range(1, setting.rounds + 1):
       arrived += len(setting.participation.cohort(round_num))
@@ -60,6 +61,6 @@ class FedBuff(parts.AdaptiveBudgets, parts.Clip, parts.Layers, base.QuapMechanis
       '--rounds, or larger cohorts.'
     )
 
-  def plan(self, setting):
+  def plan(self, setting: base.Setting) -> plans.Plan:
     plan = plans.FedBuffPlan(self.configure(setting), self.buffer, self._staleness(setting.seed), **setting.options)
     return self.calibrated(plan, setting)

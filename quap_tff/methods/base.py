@@ -16,6 +16,7 @@ import numpy as np
 from quap_tff import plans
 from quap_tff.common import flag_fields
 from quap_tff.mechanisms import budgets
+from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import config as configs
 from quap_tff.mechanisms import layers
 from quap_tff.mechanisms import participation as participations
@@ -98,18 +99,30 @@ class Method(abc.ABC):
   """
 
   withholds_client_metrics: ClassVar[bool] = False
-  gives_certificate: ClassVar[bool] = False
   charges_absent: ClassVar[bool] = False
   plans_averaging: ClassVar[bool] = False
   divides_by_planned_cohort: ClassVar[bool] = False
-  adds_noise: ClassVar[bool] = True
-  client_round_share: ClassVar[float] = 1.0
-  auxiliary_share: ClassVar[float] = 0.0
   interpretation: ClassVar[str] = ''
   # Where a method has no such field.
   server_optimizer: ClassVar[Any] = optimizers.Sgd()
   sparsity: ClassVar[sparsities.Sparsity] = sparsities.NotSparse()
   aggregator: ClassVar[robust_lib.Aggregator] = robust_lib.Mean()
+
+  @property
+  def gives_certificate(self) -> bool:
+    return False
+
+  @property
+  def adds_noise(self) -> bool:
+    return True
+
+  @property
+  def client_round_share(self) -> float:
+    return 1.0
+
+  @property
+  def auxiliary_share(self) -> float:
+    return 0.0
 
   @abc.abstractmethod
   def configure(self, setting: Setting) -> Any:
@@ -132,16 +145,16 @@ class Method(abc.ABC):
     config = self.configure(setting)
     return not config.clip.uses_current_norms and config.weighting.is_equal
 
-  def check_cohorts(self, setting: Setting):  # noqa: B027 (most methods take any cohorts)
+  def check_cohorts(self, setting: Setting) -> None:  # noqa: B027 (most methods take any cohorts)
     """Raises a `ValueError` if the method cannot do with the cohorts of the planned rounds. No data are read."""
 
 
 @dataclasses.dataclass(frozen=True)
-class QuapMechanism(parts.ServerOptimizer, parts.Bounds, Method):
+class QuapMechanism(parts.ServerOptimizer, parts.Bounds, Method, parts.Noise):
   """QuAP-FL's own mechanism. The parts that a subclass brings replace those that are off here.
 
   Off are: budgets that follow participation (everyone has ε_base), layer-wise noise (every layer is clipped and
-  noised), and the counting of participation by flags. A subclass brings `Noise`, and `Clip` or `FixedClip`.
+  noised), and the counting of participation by flags. A subclass brings `Clip` or `FixedClip`, or a rule of its own.
   """
 
   critical_layers: ClassVar[str] = layers.ALL
@@ -150,6 +163,10 @@ class QuapMechanism(parts.ServerOptimizer, parts.Bounds, Method):
   def budgets(self, setting: Setting) -> budgets.BudgetConfig:
     """ε_base for everyone."""
     return budgets.BudgetConfig(self.epsilon, setting.rounds, round_rule='uniform')
+
+  @abc.abstractmethod
+  def clip_rule(self) -> clip_rules.ClipRule:
+    """The rule for the clipping norm."""
 
   def rates(self) -> participations.ParticipationConfig:
     """How participation is counted."""

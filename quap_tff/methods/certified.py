@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Mapping
 import dataclasses
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 
@@ -53,7 +54,7 @@ class ByParticipation(parts.Rates):
 
 
 # The rules that users add are among them.
-WEIGHTS = collections.ChainMap({'participation': ByParticipation}, weight_rules.RULES)
+WEIGHTS: Mapping[str, Any] = collections.ChainMap({'participation': ByParticipation}, weight_rules.RULES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +109,7 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
       checks.number('share of clients in own', share, above=0, at_most=1)
       checks.number('ε in own', epsilon, above=0)
 
-  def flag_names(self):
+  def flag_names(self) -> frozenset[str]:
     # --alpha and --beta are for weights that have none of their own, and flags of rates for weights that follow rates.
     found = super().flag_names() - flag_fields.flags_of(parts.Shape).keys()
     if isinstance(self.weights, ByParticipation):
@@ -116,7 +117,7 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
     return found
 
   @property
-  def gives_certificate(self):
+  def gives_certificate(self) -> bool:
     return self.certificate
 
   def _own_epsilon(self, setting):
@@ -146,7 +147,7 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
     stddev = _COUNT_STDDEV if self.count_stddev is None else self.count_stddev
     return clip_rules.PrivateQuantile(self.quantile, initial_clip=self.clip, count_stddev=stddev)
 
-  def configure(self, setting):
+  def configure(self, setting: base.Setting) -> certified_configs.CertifiedConfig:
     if self.certificate and (self.noise_seed is not None or setting.asks_client_metrics):
       name = '--noise_seed' if self.noise_seed is not None else '--client_metrics'
       raise ValueError(
@@ -182,11 +183,11 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
       noise_seed=self.noise_seed,
     )
 
-  def aggregates_once(self, setting):
+  def aggregates_once(self, setting: base.Setting) -> bool:
     # The weights depend on who is in the cohort, so that must be known first.
     return False
 
-  def plan(self, setting):
+  def plan(self, setting: base.Setting) -> plans.Plan:
     return plans.CertifiedPlan(
       self.configure(setting), setting.schedule, averaging=setting.averaging, **setting.options
     )

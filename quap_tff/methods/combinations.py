@@ -16,7 +16,7 @@ from quap_tff.methods import parts
 
 
 @dataclasses.dataclass(frozen=True)
-class _Combination(parts.Scale, parts.Sparse, parts.Robust, base.QuapMechanism, parts.Noise):
+class _Combination(parts.Scale, parts.Sparse, parts.Robust, base.QuapMechanism):
   """One of the eight combinations of QuAP-FL's parts: adaptive budget, adaptive clip, layer-wise noise.
 
   Flags set the parts that are on: --round_budget, --alpha and others; --clip; --critical_layers. A part that is off is
@@ -70,7 +70,7 @@ class FedAvg(parts.Sparse, parts.Robust, parts.ServerOptimizer, base.Method):
 
   adds_noise = False
 
-  def configure(self, setting):
+  def configure(self, setting: base.Setting) -> configs.QuapConfig:
     return configs.QuapConfig(
       num_clients=setting.num_clients,
       budget=budgets.BudgetConfig(num_rounds=setting.rounds, round_rule='uniform'),
@@ -79,7 +79,7 @@ class FedAvg(parts.Sparse, parts.Robust, parts.ServerOptimizer, base.Method):
       aggregator=self.aggregator,
     )
 
-  def plan(self, setting):
+  def plan(self, setting: base.Setting) -> plans.Plan:
     return plans.QuapPlan(self.configure(setting), setting.participation.sampler, **setting.options)
 
 
@@ -98,12 +98,12 @@ class AdaptiveClip(_Combination):
   def __post_init__(self):
     self.clip_rule()
 
-  def clip_rule(self):
+  def clip_rule(self) -> clip_rules.ClipRule:
     return clip_rules.PrivateQuantile(**registry.parameter_values(self))
 
 
 @dataclasses.dataclass(frozen=True)
-class PtAdp(parts.Clip, parts.Layers, parts.Scale, parts.Robust, base.QuapMechanism, parts.Noise):
+class PtAdp(parts.Clip, parts.Layers, parts.Scale, parts.Robust, base.QuapMechanism):
   """An interpretation of PT-ADP: budgets that are credited for participation and agreement, see `pt_adp.PtAdp`.
 
   Flags set the clip and the critical layers, as in quap. The noise is drawn at the server, and is as large as the sum
@@ -120,13 +120,13 @@ class PtAdp(parts.Clip, parts.Layers, parts.Scale, parts.Robust, base.QuapMechan
   def _rule(self, seed):
     return pt_adp.PtAdp(self.participation_credit, self.agreement_credit, seed)
 
-  def budgets(self, setting):
+  def budgets(self, setting: base.Setting) -> budgets.BudgetConfig:
     rule = self._rule(setting.seed)
     return budgets.BudgetConfig(self.epsilon, setting.rounds, client_rule=rule, round_rule='each_own')
 
-  def rates(self):
+  def rates(self) -> participations.ParticipationConfig:
     return participations.ParticipationConfig(warmup_rounds=0)
 
-  def plan(self, setting):
+  def plan(self, setting: base.Setting) -> plans.Plan:
     plan = plans.QuapPlan(self.configure(setting), setting.participation.sampler, **setting.options)
     return self.calibrated(plan, setting)

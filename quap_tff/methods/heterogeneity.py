@@ -10,6 +10,7 @@ import abc
 import dataclasses
 from typing import Any, ClassVar, Optional
 
+from quap_tff import plans
 from quap_tff.common import checks
 from quap_tff.common import flag_fields
 from quap_tff.common import registry
@@ -77,7 +78,7 @@ class _Extended(base_lib.Method):
     # Whatever --noise says: the memory of rounds must not depend on it.
     return not isinstance(self.base, combinations.FedAvg)
 
-  def flag_names(self):
+  def flag_names(self) -> frozenset[str]:
     return self.base.flag_names() - _OF_THE_BASE_ALONE
 
   @abc.abstractmethod
@@ -88,7 +89,7 @@ class _Extended(base_lib.Method):
       mean_epochs: The public mean of the clients' epochs, None if it is the same for all of them.
     """
 
-  def configure(self, setting):
+  def configure(self, setting: base_lib.Setting) -> Any:
     config = self.base.configure(setting)
     optimizer = setting.client_optimizer
     if self.needs_plain_sgd and (not isinstance(optimizer, optimizers.Sgd) or optimizer.momentum):
@@ -99,13 +100,13 @@ class _Extended(base_lib.Method):
     self._extension(setting.mean_epochs)  # It is refused before data are read.
     return config
 
-  def aggregates_once(self, setting):
+  def aggregates_once(self, setting: base_lib.Setting) -> bool:
     return self.base.aggregates_once(setting)
 
-  def check_cohorts(self, setting):
+  def check_cohorts(self, setting: base_lib.Setting) -> None:
     self.base.check_cohorts(setting)
 
-  def plan(self, setting):
+  def plan(self, setting: base_lib.Setting) -> plans.Plan:
     self.configure(setting)
     extension = self._extension(setting.mean_epochs)
     num_weights = sum(setting.options['model'].sizes)
@@ -218,7 +219,7 @@ class FlFdms(_Extended):
       )
     return heterogeneity.FriendSubstitution()
 
-  def configure(self, setting):
+  def configure(self, setting: base_lib.Setting) -> Any:
     if not setting.has_dropout:
       raise ValueError(
         '--algorithm=fl_fdms: friends substitute for clients that drop out, and with --dropout=none no client does. '
@@ -226,7 +227,7 @@ class FlFdms(_Extended):
       )
     return super().configure(setting)
 
-  def aggregates_once(self, setting):
+  def aggregates_once(self, setting: base_lib.Setting) -> bool:
     # How much an update counts depends on all of them.
     return False
 
@@ -259,9 +260,9 @@ class Safari(_Extended):
     return heterogeneity.Safari(self.server_steps, self.server_learning_rate)
 
   @property
-  def client_round_share(self):
+  def client_round_share(self) -> float:
     return self.q
 
   @property
-  def auxiliary_share(self):
+  def auxiliary_share(self) -> float:
     return self.auxiliary

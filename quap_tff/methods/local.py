@@ -41,10 +41,10 @@ class LocalDp(parts.Shape, parts.Sparse, parts.ServerOptimizer, parts.Calibrated
     if self.budget not in _BUDGETS:
       raise registry.unknown_name_error('local budget', self.budget, _BUDGETS)
 
-  def flag_names(self):
+  def flag_names(self) -> frozenset[str]:
     return super().flag_names() - (flag_fields.flags_of(parts.Shape).keys() if self.budget == 'uniform' else set())
 
-  def configure(self, setting):
+  def configure(self, setting: base.Setting) -> configs.QuapConfig:
     if setting.asks_client_metrics:
       raise ValueError(
         '--client_metrics: under local_dp a client sends its noised update and nothing else, so there are no '
@@ -66,6 +66,6 @@ class LocalDp(parts.Shape, parts.Sparse, parts.ServerOptimizer, parts.Calibrated
       noise=configs.NoiseConfig(placement='client', delta=self.delta, calibration='analytic', seed=self.noise_seed),
     )
 
-  def plan(self, setting):
+  def plan(self, setting: base.Setting) -> plans.Plan:
     plan = plans.LocalPlan(self.configure(setting), setting.participation.sampler, **setting.options)
     return self.calibrated(plan, setting)

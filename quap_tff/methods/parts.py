@@ -120,7 +120,7 @@ class AdaptiveBudgets(Shape):
 
   round_budget: str = flag_fields.flag('cohort_mean_rate', kind='round budget rule', names=tuple(budgets.ROUND_RULES))
 
-  def budgets(self, setting: Any) -> budgets.BudgetConfig:
+  def budgets(self: Any, setting: Any) -> budgets.BudgetConfig:
     """Budgets that follow participation."""
     return budgets.BudgetConfig(self.epsilon, setting.rounds, self.alpha, self.beta, self.round_budget)
 

@@ -20,7 +20,7 @@ class _Stock(parts.ServerOptimizer, parts.Noise, base.Method):
 
   divides_by_planned_cohort = True
 
-  def configure(self, setting):
+  def configure(self, setting: base.Setting) -> configs.QuapConfig:
     config = configs.QuapConfig(
       num_clients=setting.num_clients,
       budget=budgets.BudgetConfig(self.epsilon, setting.rounds, round_rule='uniform'),
@@ -30,10 +30,10 @@ class _Stock(parts.ServerOptimizer, parts.Noise, base.Method):
     )
     return plans.StockPlan.settled(self, config)
 
-  def check_cohorts(self, setting):
+  def check_cohorts(self, setting: base.Setting) -> None:
     plans.StockPlan.divisor(setting.participation.mean_cohort_size)
 
-  def plan(self, setting):
+  def plan(self, setting: base.Setting) -> plans.Plan:
     return plans.StockPlan(
       self,
       self.configure(setting),

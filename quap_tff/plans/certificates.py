@@ -169,7 +169,7 @@ def read(path: str) -> certificate_evidence.Evidence:
     formal = plan.report(ledger, plan.schedule).formal
     problems += certificate_evidence.clients_problems(path, ledger, formal)
   model = _KERAS if _KERAS in found.files else _ARRAYS
-  problems += ledger_problems + certificate_evidence.model_problems(path, model, plan.model.sizes, MECHANISM)
+  problems += ledger_problems + certificate_evidence.model_problems(path, model, tuple(value['sizes']), MECHANISM)
   told = ('algorithm', 'tuning', 'test_set', 'tests', 'public_data', 'post_processing')
   facts = plan.facts(**{name: about[name] for name in told})
   run = {name: about[name] for name in ('dataset', 'model', 'test_accuracy', 'date')}

@@ -128,7 +128,9 @@ class CertifiedPlan(plan.Plan):
       ):
         if not _close(state[name][index], value):
           found.append(f'Round {number} of the ledger has {name} {state[name][index]:g}, the flags give {value:g}.')
-      if not config.counts_norms and not _close(state['clipping_norms'][index], np.float32(config.clip.initial_norm)):
+      if not config.counts_norms and not _close(
+        state['clipping_norms'][index], float(np.float32(config.clip.initial_norm))
+      ):
         found.append(
           f'Round {number} of the ledger has the clipping norm {state["clipping_norms"][index]:g}, the flags give '
           f'{config.clip.initial_norm:g}.'
@@ -148,6 +150,8 @@ class CertifiedPlan(plan.Plan):
       public_data: Which other data the features were learned from, in sentences; '' for none.
       post_processing: What is done to the noised weights before they are published, in sentences.
     """
+    if self.model is None:
+      raise ValueError('A certificate says how many weights were trained. Build the process first, or give model.')
     trained = sum(self.model.sizes)
     return certificate.Facts(
       algorithm=algorithm,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 import dataclasses
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from quap_tff import accounting
 from quap_tff.accounting import protection as protections
 from quap_tff.common import lazy
 from quap_tff.common import rounding
+from quap_tff.mechanisms import layers as layers_lib
 from quap_tff.mechanisms import line_search
 from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms import tradeoff
@@ -32,15 +34,15 @@ class Descent(mechanism.Mechanism):
   config: line_search.LineSearchConfig
 
   @property
-  def num_clients(self):
+  def num_clients(self) -> int:
     return self.config.num_clients
 
   @property
-  def core(self):
+  def core(self) -> line_search.LineSearchConfig:
     return self.config
 
   @property
-  def facts(self):
+  def facts(self) -> mechanism.Facts:
     return mechanism.Facts(
       delta=self.config.delta,
       public_metrics=(mechanism.PUBLIC_METRICS | mechanism.PUBLIC_NORMS | {'step', 'exhausted_clients', 'spent_max'}),
@@ -50,16 +52,21 @@ class Descent(mechanism.Mechanism):
     )
 
   @property
-  def fingerprint(self):
+  def fingerprint(self) -> str:
     return repr(dataclasses.replace(self.config, noise_seed=None))
 
-  def for_model(self, specs, layers, learning_rate_fn=None):
+  def for_model(
+    self,
+    specs: Sequence[Any],
+    layers: Sequence[layers_lib.Layer],
+    learning_rate_fn: Optional[Callable[[Any], Any]] = None,
+  ) -> mechanism.Rounds:
     raise NotImplementedError("lee_kifer tests steps on the clients' losses: use build_process, not an aggregator.")
 
-  def seen(self, state):
+  def seen(self, state: Any) -> dict[str, Any]:
     return {'weights': state.weights}
 
-  def spent(self, state, metrics, cohort):
+  def spent(self, state: Any, metrics: Any, cohort: np.ndarray) -> mechanism.Spent:
     weights = np.asarray(state.weights)[cohort].astype(np.float64)
     multiplier, counts = float(metrics['noise_multiplier']), self.config.loss_multiplier
     cost = (1 / multiplier**2 if multiplier else np.inf) + 1 / counts**2
@@ -106,7 +113,7 @@ class LeeKiferPlan(plan.Plan):
     return factory, line_search_aggregation.Subtraction()
 
   @property
-  def aggregator(self):
+  def aggregator(self) -> Any:
     raise NotImplementedError("lee_kifer tests steps on the clients' losses: use build_process, not an aggregator.")
 
   def _formal(self, ledger):

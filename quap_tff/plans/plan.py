@@ -20,6 +20,7 @@ from quap_tff.mechanisms import layers as layers_lib
 from quap_tff.mechanisms import mechanism as mechanisms
 from quap_tff.mechanisms import postprocessing
 from quap_tff.mechanisms import sparsity as sparsities
+from quap_tff.mechanisms import staleness as stalenesses
 from quap_tff.training.heterogeneity import extension as extensions
 
 aggregation = lazy.module('quap_tff.federated.aggregation')
@@ -59,8 +60,8 @@ def checked_cohort(
   """
   ids = checks.cohort(cohort, num_clients)
   size = int(measurements['cohort_size'])
-  strangers = [] if counts is None else ids[np.asarray(counts)[ids] < 1]
-  missing = [] if weights is None else np.setdiff1d(np.flatnonzero(np.asarray(weights)), ids)
+  strangers: Any = [] if counts is None else ids[np.asarray(counts)[ids] < 1]
+  missing: Any = [] if weights is None else np.setdiff1d(np.flatnonzero(np.asarray(weights)), ids)
   if len(ids) != size:
     problem = f'the aggregator counted {size} clients in the round, and the cohort has {len(ids)}'
   elif len(strangers):
@@ -97,7 +98,7 @@ class Report:
     return {
       'nominal_epsilon_max': float(nominal.max()) if nominal is not None else None,
       'nominal_epsilon_mean': float(nominal.mean()) if nominal is not None else None,
-      'nominal_delta_max': float(self.nominal_delta.max()) if nominal is not None else None,
+      'nominal_delta_max': float(self.nominal_delta.max()) if self.nominal_delta is not None else None,
       'model_protected': self.protection.model_protected,
       'protection': self.protection.statement,
       'formal': self.formal.as_dict(),
@@ -105,7 +106,7 @@ class Report:
 
   def __str__(self) -> str:
     lines = []
-    if self.nominal_epsilon is not None:
+    if self.nominal_epsilon is not None and self.nominal_delta is not None:
       lines.append(
         f'Nominal ε per client: mean {rounding.up(self.nominal_epsilon.mean())}, max '
         f'{rounding.up(self.nominal_epsilon.max())}, with total δ up to {rounding.up(self.nominal_delta.max())}: '
@@ -148,7 +149,7 @@ class Plan:
   # Whether sums are divided by a public constant whoever comes. It must be settled without a look at the cohorts.
   _has_constant_divisor = False
   # How old the versions are that clients train on; None if all have the newest.
-  _staleness = None
+  _staleness: Optional[stalenesses.Staleness] = None
   # Whether clients send training metrics even where they are kept out of the logs.
   _always_sends_metrics = False
 

@@ -14,10 +14,10 @@ whose record is added or removed. Layer by layer, each of L layers has z·√L.
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import secrets
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, TYPE_CHECKING
 
 import numpy as np
 
@@ -33,7 +33,10 @@ from quap_tff.mechanisms import layers as layers_lib
 from quap_tff.mechanisms import mechanism
 from quap_tff.plans import plan
 
-stock_aggregation = lazy.module('quap_tff.plans.stock_aggregation')
+if TYPE_CHECKING:
+  from quap_tff.plans import stock_aggregation
+else:
+  stock_aggregation = lazy.module('quap_tff.plans.stock_aggregation')
 
 CALIBRATIONS = ('documents', 'exact')
 
@@ -95,7 +98,8 @@ def tree_exposure(cohorts: Sequence[np.ndarray], num_clients: int) -> Exposure:
   num_leaves = sum(len(cohort) > 0 for cohort in cohorts)
   levels = num_leaves.bit_length()
   spans = 1 << np.arange(levels)
-  counts, leaf, added = np.zeros([num_clients, levels], np.int64), 0, []
+  counts, leaf = np.zeros([num_clients, levels], np.int64), 0
+  added: list[dict[int, float]] = []
   for cohort in cohorts:
     if not len(cohort):
       added.append({})
@@ -132,7 +136,7 @@ class StockConfig(abc.ABC):
     """Our rule that is most like TFF's: its statements about its releases are also true of TFF's."""
 
   @abc.abstractmethod
-  def aggregator(
+  def stock_aggregator(
     self,
     noise_multiplier: float,
     clients_per_round: float,
@@ -162,10 +166,17 @@ class DpFedAvg(StockConfig):
 
   clip: float = 1.0
 
-  def clip_rule(self):
+  def clip_rule(self) -> clip_rules.ClipRule:
     return clip_rules.Fixed(self.clip)
 
-  def aggregator(self, noise_multiplier, clients_per_round, layers, rounds, seed):
+  def stock_aggregator(
+    self,
+    noise_multiplier: float,
+    clients_per_round: float,
+    layers: Sequence[layers_lib.Layer],
+    rounds: int,
+    seed: Optional[int],
+  ) -> stock_aggregation.StockAggregator:
     return stock_aggregation.fixed_clip(noise_multiplier, clients_per_round, float(self.clip))
 
 
@@ -191,10 +202,17 @@ class DpFedAvgAdaptive(StockConfig):
     if self.clipped_count_stddev is not None:
       checks.number('clipped_count_stddev', self.clipped_count_stddev, above=0)
 
-  def clip_rule(self):
+  def clip_rule(self) -> clip_rules.ClipRule:
     return clip_rules.PrivateQuantile(self.quantile, self.initial_clip, self.learning_rate)
 
-  def aggregator(self, noise_multiplier, clients_per_round, layers, rounds, seed):
+  def stock_aggregator(
+    self,
+    noise_multiplier: float,
+    clients_per_round: float,
+    layers: Sequence[layers_lib.Layer],
+    rounds: int,
+    seed: Optional[int],
+  ) -> stock_aggregation.StockAggregator:
     # Layer by layer, z is √L·z, and `clipped_count_stddev`, of each layer's count, must be more than that.
     factor = len(layers) ** 0.5 if self.clips_each_layer else 1.0
     value_multiplier, count_stddev = self.split(noise_multiplier * factor, clients_per_round)
@@ -239,10 +257,17 @@ class DpFtrl(DpFedAvg):
   takes_noise_seed = True
   noises_empty_rounds = False
 
-  def exposure(self, cohorts, num_clients):
+  def exposure(self, cohorts: Sequence[np.ndarray], num_clients: int) -> Exposure:
     return tree_exposure(cohorts, num_clients)
 
-  def aggregator(self, noise_multiplier, clients_per_round, layers, rounds, seed):
+  def stock_aggregator(
+    self,
+    noise_multiplier: float,
+    clients_per_round: float,
+    layers: Sequence[layers_lib.Layer],
+    rounds: int,
+    seed: Optional[int],
+  ) -> stock_aggregation.StockAggregator:
     # Without a seed TFF would take the time of day, which can be guessed.
     seed = secrets.randbits(63) if seed is None else seed
     return stock_aggregation.tree(noise_multiplier, clients_per_round, float(self.clip), rounds, seed)
@@ -271,15 +296,15 @@ class Stock(mechanism.Mechanism):
   is_exact: bool
 
   @property
-  def num_clients(self):
+  def num_clients(self) -> int:
     return self.config.num_clients
 
   @property
-  def core(self):
+  def core(self) -> configs.QuapConfig:
     return self.config
 
   @property
-  def facts(self):
+  def facts(self) -> mechanism.Facts:
     return mechanism.Facts(
       delta=self.config.noise.delta,
       # Clipping norms are fixed, or follow from noised counts.
@@ -294,20 +319,25 @@ class Stock(mechanism.Mechanism):
     )
 
   @property
-  def fingerprint(self):
+  def fingerprint(self) -> str:
     config = dataclasses.replace(self.config, noise=dataclasses.replace(self.config.noise, seed=None))
     return repr((self.stock, config, self.noise_multiplier, self.clients_per_round, self.rounds))
 
-  def for_model(self, specs, layers, learning_rate_fn=None):
+  def for_model(
+    self,
+    specs: Sequence[Any],
+    layers: Sequence[layers_lib.Layer],
+    learning_rate_fn: Optional[Callable[[Any], Any]] = None,
+  ) -> mechanism.Rounds:
     raise NotImplementedError("TFF's own aggregators are computations of TFF: use the plan's aggregator.")
 
-  def seen(self, state):
+  def seen(self, state: Any) -> dict[str, Any]:
     return {}
 
-  def spent(self, state, metrics, cohort):
+  def spent(self, state: Any, metrics: Any, cohort: np.ndarray) -> mechanism.Spent:
     return self._cost(int(metrics['round']), cohort, float(np.linalg.norm(metrics['clipping_norms'])))
 
-  def planned(self, cohorts):
+  def planned(self, cohorts: Sequence[np.ndarray]) -> list[mechanism.Spent]:
     return [self._cost(round_num, cohort, 1.0) for round_num, cohort in enumerate(cohorts, 1)]
 
   def _cost(self, round_num, cohort, clipping_norm):
@@ -326,6 +356,7 @@ class Stock(mechanism.Mechanism):
 class StockPlan(plan.Plan):
   """A stock aggregator with noise multiplier z, calibrated from a budget."""
 
+  mechanism: Stock
   _has_constant_divisor = True
   _always_sends_metrics = True
 
@@ -386,7 +417,8 @@ class StockPlan(plan.Plan):
       scale = accounting.exact_scale(self.planned_ledger(cohorts), budget.epsilon_total, noise.delta)
       self.mechanism = dataclasses.replace(value, noise_multiplier=multiplier * scale)
     # The aggregator, and the model that it was made for; made when it is first asked for.
-    self._made_for, self._made = object(), None
+    self._made_for: Any = None
+    self._made: Optional[stock_aggregation.StockAggregator] = None
 
   @staticmethod
   def divisor(clients_per_round: Optional[float]) -> float:
@@ -434,18 +466,18 @@ class StockPlan(plan.Plan):
   def stock_aggregator(self) -> stock_aggregation.StockAggregator:
     """TFF's aggregator and the facts about it; the model's shape must be known for one that clips by layer."""
     value = self.mechanism
-    if self._made_for != self.model:
+    if self._made is None or self._made_for != self.model:
       layers = self.model.layers if self.model is not None else ()
       self._made_for, self._made = (
         self.model,
-        value.stock.aggregator(
+        value.stock.stock_aggregator(
           value.noise_multiplier, value.clients_per_round, layers, value.rounds, self.config.noise.seed
         ),
       )
     return self._made
 
   @property
-  def aggregator(self):
+  def aggregator(self) -> Any:
     return stock_aggregation.StockAggregationFactory(self.stock_aggregator, self.noises_empty_rounds)
 
   @property
@@ -453,10 +485,10 @@ class StockPlan(plan.Plan):
     return [layer.name for layer in self.model.layers] if self.mechanism.stock.clips_each_layer and self.model else []
 
   @property
-  def public_metrics(self):
+  def public_metrics(self) -> frozenset[str]:
     return super().public_metrics | {f'clipping_norm_{name}' for name in self._layer_names}
 
-  def metrics(self, output):
+  def metrics(self, output: Any) -> dict[str, Any]:
     measurements = output.metrics['aggregator']
     stock, anybody = self.stock_aggregator, measurements['cohort_size'] > 0
     norms = np.asarray(measurements['clipping_norms'], np.float64)

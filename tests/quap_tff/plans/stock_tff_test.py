@@ -56,7 +56,7 @@ def _plan(spec, participation='uniform', rounds=6, calibration='documents', clie
 
 
 def _aggregator(spec, noise_multiplier, clients_per_round=2.0):
-  return _STOCK.get(spec, spec).aggregator(noise_multiplier, clients_per_round, _LAYERS, 6, 5)
+  return _STOCK.get(spec, spec).stock_aggregator(noise_multiplier, clients_per_round, _LAYERS, 6, 5)
 
 
 def _output(**measurements):
