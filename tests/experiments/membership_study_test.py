@@ -53,9 +53,10 @@ class TestStudy:
       assert row['auc'] > 0.65 and row['auc_low'] > 0.52
       assert row['real_epsilon'] is row['nominal_epsilon'] is row['auc_bound'] is None
     for method in ('fixed_dp', 'certified:certificate=false'):
-      # 80 trials at client level: the standard deviation of a random AUC is 0.065.
+      # The standard deviation of a random AUC is 0.065 for 80 trials at client level. A client's examples depend on
+      # each other, so it may be as large at example level.
       row = _row(result, method=method, level=level)
-      assert abs(row['auc'] - 0.5) < (0.26 if level == 'client' else 0.15)
+      assert abs(row['auc'] - 0.5) < 0.26
       assert row['auc_bound'] < 0.51 and 0 < row['real_epsilon'] < 0.02
 
   def test_certified_runs_are_rehearsals_at_the_real_epsilon_of_fixed_dp(self, result):

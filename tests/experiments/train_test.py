@@ -349,7 +349,7 @@ class TestSummary:
     arguments = ['--model=digits_cnn', '--rounds=1', '--epsilon=0.5', '--noise_seed=1']
     assert harness.main(*harness.TINY, *arguments) == 0
     out, err = capsys.readouterr()
-    assert 'whoever knows the seed can subtract it' in err
+    assert 'anyone who knows the seed can subtract it' in err
     summary = harness.last_line(out)
     assert summary['model_protected'] is False and summary['formal'] is None
     assert 'No finite ε for the released model' in out and 'layer logits only' in out and 'ormal ε' not in out
