@@ -10,7 +10,7 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # Keeps TensorFlow's start-u
 os.environ.setdefault('OPENBLAS_THREAD_TIMEOUT', '16')
 
 
-def leave(signum, frame):
+def leave(signum: int, frame: object) -> None:
   """Ends the process from within imports, where an exception would show a traceback of another package."""
   del signum, frame
   os.write(sys.stderr.fileno(), b'\nInterrupted.\n')

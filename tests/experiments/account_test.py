@@ -129,8 +129,7 @@ class TestAccount:
     run = lambda *arguments: subprocess.run(
       [sys.executable, '-m', 'experiments.account', *arguments],
       cwd=harness.REPOSITORY,
-      stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE,
+      capture_output=True,
       encoding='utf-8',
     )
     good = run('--noise_multiplier=10.8', '--rounds=200', '--delta=1e-5')

@@ -106,8 +106,7 @@ class TestEnds:
     process = subprocess.run(
       [sys.executable, '-m', 'experiments.train', '--help'],
       cwd=harness.REPOSITORY,
-      stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE,
+      capture_output=True,
       encoding='utf-8',
       timeout=180,
       env={**os.environ, 'PYTHONPATH': str(tmp_path)},
@@ -195,8 +194,7 @@ def _child(code, missing=()):
   return subprocess.run(
     [sys.executable, '-c', textwrap.dedent(before) + textwrap.dedent(code)],
     cwd=harness.REPOSITORY,
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
+    capture_output=True,
     encoding='utf-8',
     timeout=180,
   )

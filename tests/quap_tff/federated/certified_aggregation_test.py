@@ -1,4 +1,4 @@
-"""Tests of the certified mechanism behind `quap_tff.federated.aggregation`: its types, then rounds through a TFF execution context."""
+"""Tests of the certified mechanism behind `quap_tff.federated.aggregation`: its types, then rounds in a TFF context."""
 
 import collections
 import math

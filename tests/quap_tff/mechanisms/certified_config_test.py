@@ -1,4 +1,4 @@
-"""Tests of `quap_tff.mechanisms.certified_config`, `clip_split` and `weight_rules`: what is refused, and the rules by hand."""
+"""Tests of `certified_config`, `clip_split` and `weight_rules` in `quap_tff.mechanisms`: refusals, rules by hand."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""Tests of `quap_tff.mechanisms.gaussian`: calibration against closed forms and dp_accounting, and the scale of its noise."""
+"""Tests of `quap_tff.mechanisms.gaussian`: calibration against closed forms, and the scale of its noise."""
 
 import math
 
