@@ -14,6 +14,7 @@ import tensorflow as tf
 from quap_tff import plans
 from quap_tff.mechanisms import layers as layers_lib
 from quap_tff.mechanisms import mechanism
+from quap_tff.mechanisms import playing
 
 CLIENT_UPDATE, AGGREGATE = 'client_update', 'aggregate'
 OBSERVERS = (CLIENT_UPDATE, AGGREGATE)
@@ -71,7 +72,7 @@ def observe(
   updates = [[tf.convert_to_tensor(u, tf.float32) for u in update] for update in updates]
   rounds = plan.config.for_model([tf.TensorSpec(u.shape, u.dtype) for u in updates[0]], layers)
   state = rounds.initial_state()._replace(noise=mechanism.initial_noise(seed))
-  played = mechanism.play_round(rounds, state, updates, list(client_ids))
+  played = playing.play_round(rounds, state, updates, list(client_ids))
   clip, sigma = float(played.admitted.clip), float(played.admitted.sigma)
   critical = sorted(layers_lib.critical_indices(layers, facts.noised_layers))
   noised = frozenset(critical if float(played.admitted.noise_multiplier) else ())

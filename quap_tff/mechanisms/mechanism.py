@@ -12,8 +12,8 @@ A `Mechanism` is one frozen value that a fingerprint can name. Given the tensors
             contribution(update, report, announced, told)      what it adds to the others, bounded; and a late report
     server  release(state, admitted, total, late)              the result, the state after the round, measurements
 
-`quap_tff.federated.aggregation` lifts any of them to TFF. `play_round` below is the same round as a plain function, for
-tests and audits. Afterwards `Mechanism.spent` says what the ledger records of a round.
+`quap_tff.federated.aggregation` lifts any of them to TFF. `quap_tff.mechanisms.playing` has the same round as a plain
+function, for tests and audits. Afterwards `Mechanism.spent` says what the ledger records of a round.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from __future__ import annotations
 import abc
 import collections
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Optional, TYPE_CHECKING, Union
+from typing import Any, NamedTuple, Optional, TYPE_CHECKING
 
 import numpy as np
 
@@ -368,65 +368,3 @@ def own_told(told: Struct, client_id: tf.Tensor) -> Struct:
     is_own = tf.equal(told['client_ids'], client_id)
     own['weight'] = tf.reduce_sum(tf.where(is_own, told['weights'], 0.0))
   return own
-
-
-class Played(NamedTuple):
-  """A round that `play_round` has played.
-
-  Attributes:
-    state: After the round.
-    result: Float tensors as in an update.
-    metrics: The measurements.
-    admitted: What was decided before the sum.
-    sent: For each client, all that it added to the sums.
-  """
-
-  state: Any
-  result: list[Any]
-  metrics: Struct
-  admitted: Round
-  sent: list[list[Any]]
-
-
-def play_round(
-  rounds: Rounds, state: Any, updates: Sequence[Sequence[Any]], own: Sequence[Union[int, Struct]]
-) -> Played:
-  """One round as a plain function.
-
-  Args:
-    rounds: The functions.
-    state: Before the round.
-    updates: For each client, the tensors of its update.
-    own: For each client its id, or its `client_id` and the other fields that are its own, by name.
-  """
-  clients = [(list(u), o if isinstance(o, dict) else {'client_id': o}) for u, o in zip(updates, own)]
-  count = len(clients)
-  if not clients:
-    # Somebody with an update of zeros shows which reports there would be. Nothing of it is counted.
-    clients = [([tf.zeros(spec.shape, spec.dtype) for spec in rounds.specs], dict.fromkeys(rounds.own_fields, 0))]
-  announced = rounds.announce(state)
-  reports = []
-  for update, fields in clients:
-    update[:] = rounds.prepared(update, announced)
-    fields = collections.OrderedDict(fields, client_id=tf.cast(fields.get('client_id', 0), tf.int64))
-    reports.append(rounds.report(update if rounds.reports_updates else None, fields, announced))
-  admitted = rounds.admit(state, _stacked(reports, count))
-  told = with_ids(rounds.tell(state, admitted), admitted) if rounds.tells else collections.OrderedDict()
-  every = range(len(rounds.specs))
-  waiting = every if rounds.waiting is None else rounds.waiting
-  sent, late = [], []
-  for (update, _), report in zip(clients, reports):
-    added, own_late = rounds.contribution(
-      {i: update[i] for i in waiting}, report, announced, own_told(told, report['client_id'])
-    )
-    rest = {i: update[i] for i in every if i not in waiting}
-    found = {**dict(zip(waiting, added)), **(rounds.early(rest, report) if rest else {})}
-    sent.append([found[i] for i in every] + added[len(waiting) :])
-    late.append(own_late)
-  each = [tf.stack([tf.cast(one, rounds.sum_dtype or one.dtype) for one in parts])[:count] for parts in zip(*sent)]
-  total = rounds.combined(each) if rounds.needs_each_update else [tf.reduce_sum(one, axis=0) for one in each]
-  return Played(*rounds.release(state, admitted, total, _stacked(late, count)), admitted, sent[:count])
-
-
-def _stacked(reports, count):
-  return collections.OrderedDict((name, tf.stack([one[name] for one in reports])[:count]) for name in reports[0])

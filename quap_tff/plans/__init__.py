@@ -8,8 +8,9 @@ __getattr__, __dir__ = lazy.exports(
     'certificates': ['About', 'write_certificate'],
     'certified': ['CertifiedPlan'],
     'lee_kifer': ['LeeKiferPlan'],
-    'plan': ['Plan', 'Report', 'checked_cohort'],
+    'plan': ['Plan'],
     'quap_plans': ['FedBuffPlan', 'LocalPlan', 'QuapPlan'],
+    'report': ['Report', 'checked_cohort'],
     'stock_tff': ['DpFedAvg', 'DpFedAvgAdaptive', 'DpFtrl', 'LayerwiseAdaptive', 'StockPlan'],
   },
 )

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from quap_tff.mechanisms import layers as layers_lib
-from quap_tff.mechanisms import mechanism as mechanisms
+from quap_tff.mechanisms import playing
 
 
 class Output(NamedTuple):
@@ -47,7 +47,7 @@ class Process:
       [tf.constant(u, spec.dtype, shape=spec.shape) for u, spec in zip(flatten(self._specs, value), flat)]
       for value in values
     ]
-    played = mechanisms.play_round(self.rounds, state, updates, list(own))
+    played = playing.play_round(self.rounds, state, updates, list(own))
     return Output(
       tf.nest.map_structure(np.asarray, played.state),
       tf.nest.pack_sequence_as(self._specs, [np.asarray(u) for u in played.result]),

@@ -1,0 +1,72 @@
+"""A round of any mechanism as a plain function of its clients' updates, for tests and audits."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Union
+
+from quap_tff.common.lazy import tf
+from quap_tff.mechanisms import mechanism
+
+
+class Played(NamedTuple):
+  """A round that `play_round` has played.
+
+  Attributes:
+    state: After the round.
+    result: Float tensors as in an update.
+    metrics: The measurements.
+    admitted: What was decided before the sum.
+    sent: For each client, all that it added to the sums.
+  """
+
+  state: Any
+  result: list[Any]
+  metrics: mechanism.Struct
+  admitted: mechanism.Round
+  sent: list[list[Any]]
+
+
+def play_round(
+  rounds: mechanism.Rounds, state: Any, updates: Sequence[Sequence[Any]], own: Sequence[Union[int, mechanism.Struct]]
+) -> Played:
+  """One round as a plain function.
+
+  Args:
+    rounds: The functions.
+    state: Before the round.
+    updates: For each client, the tensors of its update.
+    own: For each client its id, or its `client_id` and the other fields that are its own, by name.
+  """
+  clients = [(list(u), o if isinstance(o, dict) else {'client_id': o}) for u, o in zip(updates, own)]
+  count = len(clients)
+  if not clients:
+    # Somebody with an update of zeros shows which reports there would be. Nothing of it is counted.
+    clients = [([tf.zeros(spec.shape, spec.dtype) for spec in rounds.specs], dict.fromkeys(rounds.own_fields, 0))]
+  announced = rounds.announce(state)
+  reports = []
+  for update, fields in clients:
+    update[:] = rounds.prepared(update, announced)
+    fields = collections.OrderedDict(fields, client_id=tf.cast(fields.get('client_id', 0), tf.int64))
+    reports.append(rounds.report(update if rounds.reports_updates else None, fields, announced))
+  admitted = rounds.admit(state, _stacked(reports, count))
+  told = mechanism.with_ids(rounds.tell(state, admitted), admitted) if rounds.tells else collections.OrderedDict()
+  every = range(len(rounds.specs))
+  waiting = every if rounds.waiting is None else rounds.waiting
+  sent, late = [], []
+  for (update, _), report in zip(clients, reports):
+    added, own_late = rounds.contribution(
+      {i: update[i] for i in waiting}, report, announced, mechanism.own_told(told, report['client_id'])
+    )
+    rest = {i: update[i] for i in every if i not in waiting}
+    found = {**dict(zip(waiting, added)), **(rounds.early(rest, report) if rest else {})}
+    sent.append([found[i] for i in every] + added[len(waiting) :])
+    late.append(own_late)
+  each = [tf.stack([tf.cast(one, rounds.sum_dtype or one.dtype) for one in parts])[:count] for parts in zip(*sent)]
+  total = rounds.combined(each) if rounds.needs_each_update else [tf.reduce_sum(one, axis=0) for one in each]
+  return Played(*rounds.release(state, admitted, total, _stacked(late, count)), admitted, sent[:count])
+
+
+def _stacked(reports, count):
+  return collections.OrderedDict((name, tf.stack([one[name] for one in reports])[:count]) for name in reports[0])

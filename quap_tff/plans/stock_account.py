@@ -1,0 +1,163 @@
+"""The account of a run with a stock aggregator: what taking part moves, and what a round costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+import dataclasses
+from typing import Any, NamedTuple, Optional, TYPE_CHECKING
+
+import numpy as np
+
+from quap_tff.mechanisms import config as configs
+from quap_tff.mechanisms import layers as layers_lib
+from quap_tff.mechanisms import mechanism
+
+if TYPE_CHECKING:
+  from quap_tff.plans import stock_tff
+
+_UNSEEDED = (
+  "TFF's noise takes no seed: a run that was interrupted and resumed is not bit for bit the uninterrupted one."
+)
+
+
+class Exposure(NamedTuple):
+  """The part of the releases that a client's rounds can move: by default one vector of the clipping norm a round.
+
+  Attributes:
+    of_one_round: The norm of everything that one round of a client moves, over the clipping norm.
+    largest: √ of the most that one more round adds to a client's μ², at a noise multiplier of 1.
+    added: For each planned round, what it adds to μ² of each of its clients, by id; empty if it is always 1.
+  """
+
+  of_one_round: float = 1.0
+  largest: float = 1.0
+  added: Sequence[dict[int, float]] = ()
+
+  def weights(self, round_num: int, cohort: np.ndarray) -> np.ndarray:
+    """float64[M] in [0, 1]: √ of what the round adds to μ² of each of its cohort, over `largest`."""
+    if not self.added:
+      return np.ones(len(cohort))
+    planned = self.added[round_num - 1]
+    if sorted(planned) != sorted(cohort):
+      raise ValueError(
+        f'The noise of the tree was chosen for the planned cohorts, but round {round_num} has another. Planned are '
+        f'the clients {sorted(planned)}, found {sorted(cohort)}.'
+      )
+    return np.sqrt([planned[client] for client in cohort]) / self.largest
+
+
+def tree_exposure(cohorts: Sequence[np.ndarray], num_clients: int) -> Exposure:
+  """The exposure in a binary tree over rounds, each node of which is released with noise of its own.
+
+  DP-FTRL's releases follow from noised nodes: a node's sum over its 2^d rounds + N(0, (z·C)²), when the last one is
+  done. A client that takes part in n of a node's rounds moves that sum by at most n·C, whatever was released before, so
+  by the (adaptive) composition of Gaussians
+
+      μ_i² = Σ_nodes n_i(node)² / z²
+
+  This is what Denisov et al. 2022 have for matrices with the tree's rows, with a client's contributions aligned, which
+  is the worst case. Each participation is charged with what it adds to the sum, n² - (n-1)² for each node over its
+  round, at once, though the nodes above end later; nodes that no planned round completes are never released. Rounds
+  with nobody are no leaves of the tree.
+
+  Args:
+    cohorts: Distinct ids of who takes part in rounds 1, 2, ….
+    num_clients: N; ids lie in [0, N).
+  """
+  num_leaves = sum(len(cohort) > 0 for cohort in cohorts)
+  levels = num_leaves.bit_length()
+  spans = 1 << np.arange(levels)
+  counts, leaf = np.zeros([num_clients, levels], np.int64), 0
+  added: list[dict[int, float]] = []
+  for cohort in cohorts:
+    if not len(cohort):
+      added.append({})
+      continue
+    counts[:, leaf % spans == 0] = 0
+    counts[cohort] += 1
+    is_released = (leaf // spans + 1) * spans <= num_leaves
+    moved = ((2 * counts[cohort] - 1) * is_released).sum(axis=1).astype(float).tolist()
+    added.append(dict(zip(map(int, cohort), moved)))
+    leaf += 1
+  largest = max([1.0] + [value for one in added for value in one.values()]) ** 0.5
+  return Exposure(float(max(levels, 1)) ** 0.5, largest, added)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stock(mechanism.Mechanism):
+  """A stock aggregator at a noise multiplier, as far as the account sees it. The rounds themselves are TFF's.
+
+  Attributes:
+    stock: The aggregator's parameters.
+    config: Population, budget and δ.
+    noise_multiplier: z, of all that a round adds noise to; for a tree, of each node.
+    clients_per_round: The constant by which sums are divided.
+    rounds: T.
+    exposure: What taking part means for the account.
+    is_exact: Whether z was calibrated on the planned cohorts.
+  """
+
+  stock: stock_tff.StockConfig
+  config: configs.QuapConfig
+  noise_multiplier: float
+  clients_per_round: float
+  rounds: int
+  exposure: Exposure
+  is_exact: bool
+
+  @property
+  def num_clients(self) -> int:
+    return self.config.num_clients
+
+  @property
+  def core(self) -> configs.QuapConfig:
+    return self.config
+
+  @property
+  def facts(self) -> mechanism.Facts:
+    return mechanism.Facts(
+      delta=self.config.noise.delta,
+      # Clipping norms are fixed, or follow from noised counts.
+      public_metrics=mechanism.PUBLIC_METRICS | mechanism.PUBLIC_NORMS,
+      takes_sparsity=False,
+      is_playable=False,
+      has_nominal=not self.is_exact and self.config.noise.scale == 1,
+      # What a tree's nodes add depends on who comes, and so does exact calibration.
+      noise_is_constant=not self.exposure.added and self.stock.noises_empty_rounds,
+      noise_is_planned=self.is_exact,
+      note='' if self.stock.takes_noise_seed else _UNSEEDED,
+    )
+
+  @property
+  def fingerprint(self) -> str:
+    config = dataclasses.replace(self.config, noise=dataclasses.replace(self.config.noise, seed=None))
+    return repr((self.stock, config, self.noise_multiplier, self.clients_per_round, self.rounds))
+
+  def for_model(
+    self,
+    specs: Sequence[Any],
+    layers: Sequence[layers_lib.Layer],
+    learning_rate_fn: Optional[Callable[[Any], Any]] = None,
+  ) -> mechanism.Rounds:
+    raise NotImplementedError("TFF's own aggregators are computations of TFF: use the plan's aggregator.")
+
+  def seen(self, state: Any) -> dict[str, Any]:
+    return {}
+
+  def spent(self, state: Any, metrics: Any, cohort: np.ndarray) -> mechanism.Spent:
+    return self._cost(int(metrics['round']), cohort, float(np.linalg.norm(metrics['clipping_norms'])))
+
+  def planned(self, cohorts: Sequence[np.ndarray]) -> list[mechanism.Spent]:
+    return [self._cost(round_num, cohort, 1.0) for round_num, cohort in enumerate(cohorts, 1)]
+
+  def _cost(self, round_num, cohort, clipping_norm):
+    is_noised = self.stock.noises_empty_rounds or len(cohort)
+    return mechanism.Spent(
+      cohort=cohort,
+      budgets=np.full(len(cohort), self.config.budget.epsilon_base),
+      weights=self.exposure.weights(round_num, cohort),
+      noise_multiplier=self.noise_multiplier / self.exposure.largest if is_noised else 0.0,
+      # z is that of sums and noised counts together.
+      count_noise_multiplier=np.inf,
+      clipping_norm=clipping_norm,
+    )
