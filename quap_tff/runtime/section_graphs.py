@@ -39,6 +39,10 @@ _INPUT_OPS = frozenset(['Placeholder', 'VarHandleOp'])
 _FREE_OPS = frozenset(['Placeholder', 'Const', 'VarHandleOp', 'NoOp'])
 # Ops that work on one thread of their own kernel. Calls that share the kernel would wait for each other.
 _ONE_THREAD_OPS = frozenset(['ReduceDataset', 'IteratorGetNext', 'IteratorGetNextAsOptional', 'DatasetToSingleElement'])
+# Control flow, which TensorFlow's single-threaded executor cannot run.
+_BRANCHING_OPS = frozenset(
+  'Case Enter Exit For If LoopCond Merge NextIteration StatelessCase StatelessIf StatelessWhile Switch While'.split()
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +57,7 @@ class SectionGraph:
     variables: dtypes and shapes of the variables whose handles are inputs.
     fetches: Names of the tensors to return.
     depends_on_call_order: Whether a call's result depends on how many calls came before it.
+    branches: Whether there is control flow.
     reads_datasets: Whether there are ops that work on one thread of their own kernel. Calls that share the kernel would
       wait for each other.
   """
@@ -63,12 +68,14 @@ class SectionGraph:
   variables: Sequence[tuple[tf.DType, tf.TensorShape]]
   fetches: Sequence[str]
   depends_on_call_order: bool = dataclasses.field(init=False)
+  branches: bool = dataclasses.field(init=False)
   reads_datasets: bool = dataclasses.field(init=False)
 
   def __post_init__(self):
     nodes = list(self.graph_def.node)
     nodes += [node for function in self.graph_def.library.function for node in function.node_def]
     object.__setattr__(self, 'depends_on_call_order', any(_depends_on_call_order(node) for node in nodes))
+    object.__setattr__(self, 'branches', any(node.op in _BRANCHING_OPS for node in nodes))
     object.__setattr__(self, 'reads_datasets', any(node.op in _ONE_THREAD_OPS for node in nodes))
 
   def add_to_current_graph(self, inputs: Sequence[tf.Tensor], name: str = '') -> list[tf.Tensor]:

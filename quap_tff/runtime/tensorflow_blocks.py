@@ -51,16 +51,16 @@ def _names(binding: Any) -> Any:
 def _leaves(value: Any) -> list[Any]:
   """The leaves of nested tuples, depth first."""
   leaves: list[Any] = []
-  _add_leaves(value, leaves)
+  _add_leaves((value,), leaves)
   return leaves
 
 
-def _add_leaves(value: Any, leaves: list[Any]) -> None:
-  if isinstance(value, tuple):
-    for part in value:
+def _add_leaves(value: tuple[Any, ...], leaves: list[Any]) -> None:
+  for part in value:
+    if isinstance(part, tuple):
       _add_leaves(part, leaves)
-  else:
-    leaves.append(value)
+    else:
+      leaves.append(part)
 
 
 def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
@@ -117,11 +117,18 @@ class GraphFunction:
   Args:
     make_graph: Makes the graph; called once, when it is first needed.
     on_trace: Called each time a function is traced: once for each call that runs at the same time.
+    on_one_thread: Whether a call should cost little, rather than spread over TensorFlow's threads.
   """
 
-  def __init__(self, make_graph: Callable[[], section_graphs.SectionGraph], on_trace: Callable[[], None]):
+  def __init__(
+    self,
+    make_graph: Callable[[], section_graphs.SectionGraph],
+    on_trace: Callable[[], None],
+    on_one_thread: bool = False,
+  ):
     self._make_graph = make_graph
     self._on_trace = on_trace
+    self._on_one_thread = on_one_thread
     self._lock = threading.RLock()
     self._graph: Optional[section_graphs.SectionGraph] = None
     self._functions: list[Any] = []
@@ -178,7 +185,10 @@ class GraphFunction:
     settings = eager.function_call_options.config_proto_serialized
     if 'GPU' not in device:
       settings = _without_optimizer(settings)
-    attributes = ('executor_type', '', 'config_proto', settings)
+    # On another device the arguments arrive from the host. This executor waits for them on a thread of TensorFlow's
+    # pool. If as many clients wait as the pool has threads, no thread is left to send anything.
+    one_thread = self._on_one_thread and not self.graph.branches and device.upper().endswith('CPU:0')
+    attributes = ('executor_type', 'SINGLE_THREADED_EXECUTOR' if one_thread else '', 'config_proto', settings)
     # pylint: disable=protected-access
     try:
       return pywrap_tfe.TFE_Py_Execute(
@@ -280,7 +290,7 @@ class Joined:
     self._make = make
     self._specs = specs
     self._pack: Any = None
-    self.function = GraphFunction(self._make_graph, on_trace)
+    self.function = GraphFunction(self._make_graph, on_trace, on_one_thread=True)
 
   def __call__(self, bindings: dict[str, Any], device: str) -> Any:
     """The values that `make` would make of `bindings`."""
