@@ -50,7 +50,7 @@ def read_npz(path: str, keys: Sequence[str], holds: str, optional: Sequence[str]
   Args:
     path: The file.
     keys: The arrays that must be there.
-    holds: What the file should be, in words, for error messages.
+    holds: The expected content, in words, for error messages.
     optional: Arrays that are read if they are there.
 
   Raises:
@@ -87,7 +87,7 @@ def downloading(failed: str, advice: str) -> Iterator[None]:
   """Limits every wait for the network, keeps progress off standard output, and on failure says what to do instead.
 
   Args:
-    failed: What has failed if the body raises, in words.
+    failed: The step that has failed if the body raises, in words.
     advice: Which file to put where.
 
   Raises:

@@ -106,7 +106,7 @@ def read_audit(path: str, certificate: Mapping[str, Any]) -> Optional[certificat
 def check_before(experiment: Any, run: run_lib.Run) -> None:
   """Asks before the first round whether the run could get a certificate: nobody should train in vain.
 
-  The planned rounds are taken for those that were run. What then prevents a certificate would do so after training.
+  The planned rounds are taken for those that were run. A problem that this finds would come up after training, too.
 
   Args:
     experiment: The `setup.Experiment`. One of a method that gives no certificate is not looked at.
@@ -212,7 +212,7 @@ def _warnings(path, names, version) -> list[str]:
   folder = os.path.join(path, run_folder.CHECKPOINTS)
   if os.path.isdir(folder):
     found.append(
-      f'{folder} holds the state of the run, which contains the seed of the noise. Whoever has the seed can subtract '
+      f'{folder} holds the state of the run, which contains the seed of the noise. Anyone who has it can subtract '
       'the noise, so do not hand this folder out. --publish copies everything else.'
     )
   if version <= 3 and any(name.startswith(f'{run_folder.TENSORBOARD}{os.sep}') for name in names):

@@ -35,7 +35,7 @@ class Result(NamedTuple):
     rounds_run: Rounds done by this process.
     weights: The published weights, `tff.learning.models.ModelWeights` of arrays.
     test: `loss` and `accuracy` on the test set, of these weights.
-    ledger: The record of what each round spent.
+    ledger: The record of each round's cost.
     date: The day on which this process began.
     seconds: Of this process, from the first round on; None where client metrics are withheld.
     interrupted: Whether the run was cut off by the user.
@@ -149,7 +149,7 @@ class _Rounds:
   Attributes:
     done: Rounds done, those of earlier processes included.
     state: The server's state after them.
-    ledger: The record of what each of them spent.
+    ledger: The record of each round's cost.
     row: The metrics of the last one.
   """
 

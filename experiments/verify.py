@@ -50,7 +50,7 @@ _PUBLIC_KEY = flags.DEFINE_string(
 _PUBLISH = flags.DEFINE_string(
   'publish',
   None,
-  'New folder for a copy of what may be handed out: the certificate and the files whose digests it holds. Nothing is '
+  'New folder for a copy of the files that may be handed out, which the certificate names. Nothing is '
   'copied if the certificate is invalid or refuted.',
   flag_values=_FLAGS,
 )

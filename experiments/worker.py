@@ -29,7 +29,7 @@ _CREDENTIALS = flags.DEFINE_string(
 _INSECURE = flags.DEFINE_bool(
   'insecure',
   False,
-  'Run without credentials: whoever reaches the port can run code on this machine. For networks that only your own '
+  'Run without credentials: anyone who reaches the port can run code on this machine. For networks that only your own '
   'programs can reach.',
   flag_values=_FLAGS,
 )
@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
   if _CREDENTIALS.value is not None:
     return tls_worker.run(_PORT.value, _CREDENTIALS.value)
   command = processes.worker_command(_PORT.value)
-  print(f'WARNING: whoever reaches port {_PORT.value} can run code on this machine.', file=sys.stderr, flush=True)
+  print(f'WARNING: anyone who reaches port {_PORT.value} can run code on this machine.', file=sys.stderr, flush=True)
   os.execv(command[0], command)
 
 

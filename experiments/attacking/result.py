@@ -13,7 +13,7 @@ class Result(NamedTuple):
     name: Its table is NAME.csv.
     rows: A dict for each line of the table, ready for JSON. A figure that does not exist is None.
     pictures: Draws PNG files, by name.
-    captions: What a picture shows, by its name.
+    captions: The caption of each picture, by its name.
     notes: Paragraphs on how to read the rows.
   """
 

@@ -186,8 +186,8 @@ def over_values(points: Sequence[Point], xlabel: str, ylabel: str, log: bool = F
 
   Args:
     points: At least one.
-    xlabel: What the points are at.
-    ylabel: What the quantities are.
+    xlabel: The label of the points' axis.
+    ylabel: The label of the quantities' axis.
     log: Whether an axis of numbers is logarithmic.
   """
   if any(isinstance(point.at, str) for point in points):

@@ -75,7 +75,7 @@ class Table(NamedTuple):
     return pd.DataFrame(cells, columns=list(names), dtype=object).dropna(axis='columns', how='all')
 
   def for_readers(self) -> tuple[str, pd.DataFrame]:
-    """The title, and the cells as text. What all rows share moves into the title."""
+    """The title, and the cells as text. Settings that all rows share move into the title."""
     texts = self.frame.map(text)
     shared = [name for name in texts if name in _SAID_ONCE and texts[name].nunique() == 1]
     words = ', '.join(f'{name} {texts[name].iloc[0]}' for name in shared)
@@ -94,7 +94,7 @@ class Table(NamedTuple):
 class Figure(NamedTuple):
   """Attributes:
   name: Its file is figures/name.png; several of one name are numbered.
-  title: What it shows, drawn above it.
+  title: The text above it.
   caption: How to read it.
   draw: Draws it into an empty figure.
   size: Width and height in inches, without the title.

@@ -112,7 +112,7 @@ def build(groups: Sequence[study.Group], left_out: Sequence[runs_lib.LeftOut], c
 
 
 def _compared(groups) -> list[pages.Block]:
-  """What was compared: a row for each dataset."""
+  """The comparison: a row for each dataset."""
   rows = []
   for dataset in dict.fromkeys(g.dataset for g in groups):
     own = [g for g in groups if g.dataset == dataset]

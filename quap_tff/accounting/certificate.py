@@ -55,7 +55,7 @@ def refusals(ledger: accounting.RunLedger, facts: Facts) -> list[str]:
   if facts.exact_metrics:
     reasons.append(f'Exact functions of clients\' data are released: {", ".join(facts.exact_metrics)}.')
   if facts.fixed_noise_seed:
-    reasons.append('The seed of the noise is fixed: whoever knows it can subtract the noise.')
+    reasons.append('The seed of the noise is fixed: anyone who knows it can subtract the noise.')
   mu = accounting.total_mu(ledger).whole
   epsilon = tradeoff.epsilon_of(mu, facts.delta)
   bounds = facts.bounds(ledger.num_clients)

@@ -227,7 +227,7 @@ def _noise(multipliers, more='') -> str:
 
 
 def assumptions(facts: Facts) -> list[str]:
-  """What must be true for the statement to hold."""
+  """The assumptions of the statement."""
   features = 'The features of an example are a function of that example alone. No other data were used to make them.'
   if facts.public_data:
     features = f'Features: {facts.public_data} The data that they were made from are assumed to be public.'

@@ -85,7 +85,7 @@ def of_noise(covered: str, reasons: Sequence[str], seed_is_known: bool, exact_lo
   """
   reasons = list(reasons)
   if seed_is_known:
-    reasons.append('the seed of the noise was given, and whoever knows it can subtract the noise')
+    reasons.append('the seed of the noise was given, and anyone who knows it can subtract the noise')
   if reasons:
     covers, statement = NOTHING, f'No finite ε for the released model: {"; ".join(reasons)}.'
   elif exact_logs:

@@ -28,7 +28,7 @@ def least(excess: Callable[[float], float], low: float, high: float, tolerance: 
 
   if bounded(low) < 0:
     return low
-  # The root is within a quarter of the tolerance of what is found.
+  # The root is within a quarter of the tolerance of the figure that is found.
   found = optimize.brentq(bounded, low, high, xtol=tolerance / 4)
   while bounded(found) > 0:
     found = min(found + tolerance / 4, high)

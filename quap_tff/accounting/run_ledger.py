@@ -55,7 +55,7 @@ class RoundRecord(NamedTuple):
 
 
 class _Growing:
-  """An array that grows at its end, at a cost in proportion to what is added."""
+  """An array that grows at its end, at a cost in proportion to the new part."""
 
   def __init__(self, values: np.ndarray):
     self._buffer, self._size = values.copy(), len(values)

@@ -1,1 +1,1 @@
-"""What every room uses: numbers and their checks, errors, named choices, seeds, lazy imports."""
+"""Parts that every room uses: numbers and their checks, errors, named choices, seeds, lazy imports."""

@@ -22,17 +22,17 @@ _KEY = 'flag'
 
 @dataclasses.dataclass(frozen=True)
 class Flag:
-  """What a flag is, alongside the type of its field.
+  """The facts of a flag, alongside the type of its field.
 
   Attributes:
     default: As a user would write it.
-    kind: What is chosen, in words, for errors ('participation model').
+    kind: The kind of choice, in words, for errors ('participation model').
     choices: The registry of a flag that takes a spec.
     names: The names of a flag that takes a name. An unknown one is refused when the flag is decoded.
     words: Names that a flag takes among other texts. They are for its help only.
     one_of: The names of a flag that takes a name. An unknown one is refused when the command line is read.
     lower, upper: Bounds of a number, held when the command line is read.
-    parse: Makes the field's value from what was written; called where there are no `choices`.
+    parse: Makes the field's value from the written text; called where there are no `choices`.
     is_control: Whether the flag says how a run is watched and kept, and not what it computes.
     is_path: Whether it names a place on the user's machine.
     is_neutral: Whether its default asks for nothing, so that it may be given where it has no effect.
@@ -76,7 +76,7 @@ def part(config: Any) -> Any:
 
 
 def parameter(kind: str, choices: Mapping[str, type], default: str) -> Any:
-  """A dataclass field that is no flag, and whose value is one of `choices`, written as a spec inside a spec."""
+  """A dataclass field that is not a flag, and whose value is one of `choices`, written as a spec inside a spec."""
   value = registry.parse_spec(kind, default, choices)
   return dataclasses.field(default=value, metadata={registry.KIND: kind, registry.CHOICES: choices})
 
@@ -97,7 +97,7 @@ def decoded(config: _T, values: Mapping[str, Any]) -> _T:
 
   Args:
     config: A configuration with any values.
-    values: What was written for each flag, by name. Flags without a value stay as they are.
+    values: The text that was written for each flag, by name. Flags without a value stay as they are.
 
   Raises:
     ValueError: For a value that a flag does not take. The message names the flag.
@@ -117,7 +117,7 @@ def decoded(config: _T, values: Mapping[str, Any]) -> _T:
 
 
 def helps(config: type) -> dict[str, str]:
-  """What a class's docstring, and those of its bases, say of its fields under "Attributes:", by name."""
+  """The words of a class's docstring, and of its bases', on its fields under "Attributes:", by name."""
   found: dict[str, str] = {}
   for one in reversed(config.__mro__):
     _, _, attributes = inspect.cleandoc(one.__doc__ or '').partition('\nAttributes:\n')

@@ -5,10 +5,10 @@
 `weight` carries the client's id: a struct with an integer `client_id`, or the integer itself. The steps of a round are
 those of `quap_tff.mechanisms.mechanism.Rounds`, and this module only says where each is done:
 
-* where clients are told nothing after they have reported, there is one level of aggregation, and `next` compiles to
-  TFF's mergeable form;
-* else the second level depends on the first, and a round runs in a single context. Tensors that do not wait for what is
-  told belong to the first level. Where reports need no update, a client can train and hand over its update at once.
+* where the server sends no second message, there is one level of aggregation, and `next` compiles to TFF's mergeable
+  form;
+* else the second level depends on the first, and a round runs in a single context. Tensors that do not need the second
+  message belong to the first level. Where reports need no update, a client can train and hand over its update at once.
 """
 
 import collections
@@ -271,7 +271,7 @@ def _layers_of(specs, layers):
 
 
 def _own_reader(weight_type, fields):
-  """A function from a client's weight to what it says of the client: its `client_id` and `fields`."""
+  """A function that reads a client's `client_id` and `fields` out of its weight."""
   read_client_id = client_ids.reader(weight_type)
   names = [name for name, _ in tff.structure.iter_elements(weight_type)] if fields else []
   for name, meaning in fields.items():

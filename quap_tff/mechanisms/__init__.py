@@ -1,1 +1,1 @@
-"""What a round does, as pure functions of tensors: mechanisms and their parts. Nothing here imports TFF."""
+"""Mechanisms and their parts: the steps of a round as pure functions of tensors. Nothing here imports TFF."""

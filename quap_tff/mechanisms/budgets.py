@@ -33,7 +33,7 @@ class ClientBudgetRule(abc.ABC):
     observes_updates: Whether each client reports a number about its update (`observe`) on which later budgets depend:
       an exact function of its data, which no privacy figure covers.
     unplannable: Why budgets are not known before the rounds have run, a clause; '' if they are.
-    note: What must be said about the rule, a sentence, or ''.
+    note: A sentence that must be said about the rule, or ''.
   """
 
   needs_cohort: bool = False

@@ -43,7 +43,7 @@ quap = lazy.module('quap_tff.mechanisms.quap')
 
 
 class Buffer(NamedTuple):
-  """What has arrived since the last release.
+  """The updates since the last release.
 
   Attributes:
     total: Σ s(τ_i)·clipped update, tensors as in an update.
@@ -63,7 +63,7 @@ class BufferedState(NamedTuple):
 
   Attributes:
     mechanism: A `quap_tff.mechanisms.quap.ServerState`.
-    buffer: What waits for the next release.
+    buffer: The updates that wait for the next release.
     released: float32[N], Σ s(τ_i) of each client in the release of the latest round; all 0 if it released nothing.
   """
 
@@ -170,7 +170,7 @@ class Buffered(mechanism.Mechanism):
     return found
 
   def planned_releases(self, cohorts: Sequence[Any]) -> list[Release]:
-    """What each round releases if these clients arrive, int[M_t] for each round."""
+    """The release of each round if these clients arrive, int[M_t] for each round."""
     shares, count, versions, found = np.zeros(self.num_clients), 0, 1, []
     for round_num, cohort in enumerate(cohorts, 1):
       ids = np.asarray(cohort, np.int64)

@@ -64,7 +64,7 @@ class ServerState(NamedTuple):
     noise: The seed of the noise, and the number of rounds that have drawn noise, which is the number of releases.
     buffers: For each tensor of shape S in an update, float64[d, *S]: Σ_k decay_j^(k-1)·Ẑ_{t-k}. The noise of the next
       round takes a part of this back. Empty under independent noise.
-    accounts: What each client has spent.
+    accounts: Each client's account.
     weights: float32[N], w_i of the latest round, or 0 for a client that was not in it.
   """
 
@@ -82,7 +82,7 @@ class CertifiedRounds(mechanism.Rounds):
 
   Attributes:
     config: The mechanism.
-    groups: What is clipped together.
+    groups: The tensors that are clipped together.
   """
 
   reports_updates = False

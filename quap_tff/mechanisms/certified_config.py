@@ -238,7 +238,7 @@ class CertifiedConfig(mechanism.Mechanism):
     return self.cost(cohort, np.asarray(state.weights)[cohort].astype(np.float64), float(metrics['clipping_norm']))
 
   def cost(self, cohort: np.ndarray, weights: np.ndarray, clipping_norm: float) -> mechanism.Spent:
-    """What a round with these weights w_i(t), float64[M], costs.
+    """The cost of a round with these weights w_i(t), float64[M].
 
     Its budgets are not ε_base, which this mechanism never spends. They are the ε that the round, taken alone, costs
     each client at the configuration's total δ. So the ledger's Σε at k·δ is a proven but loose figure, by basic

@@ -84,7 +84,7 @@ class QuapConfig(mechanism.Mechanism):
       rate before clipping and multiplied by it after noise, as the reference program does. The clipping norm means
       different things under the two (docs/method.md, section 3.1).
     weighting: How much each client counts in the mean, one of `quap_tff.mechanisms.weighting`.
-    aggregator: What replaces the mean of the clipped updates, one of `quap_tff.mechanisms.robust.AGGREGATORS`.
+    aggregator: The replacement of the mean of the clipped updates, one of `quap_tff.mechanisms.robust.AGGREGATORS`.
   """
 
   num_clients: int
@@ -154,7 +154,7 @@ class QuapConfig(mechanism.Mechanism):
     public = mechanism.PUBLIC_METRICS | (set() if self.clip.releases_exact_norms else mechanism.PUBLIC_NORMS)
     return mechanism.Facts(
       delta=self.noise.delta,
-      # Budgets that follow the updates are no public numbers, and the noise follows them.
+      # Budgets that follow the updates are not public numbers, and the noise follows them.
       public_metrics=public - ({'noise_multiplier', 'sigma'} if rule.observes_updates else set()),
       noised_layers=self.critical_layers,
       clipped_layers=layers_lib.ALL if self.clip_scope == 'all_layers' else self.critical_layers,
@@ -252,7 +252,7 @@ class QuapConfig(mechanism.Mechanism):
     clipping_norm: float,
     counts: Optional[np.ndarray] = None,
   ) -> mechanism.Spent:
-    """What a round with these budgets ε_i(t), float64[M], and this noise costs."""
+    """The cost of a round with these budgets ε_i(t), float64[M], and this noise."""
     # A client's part of the sum has norm at most its share of C. The ledger's unit is the largest share.
     shares = np.ones(len(cohort)) if self.weighting.is_equal else self.shares(epsilons)
     largest = shares.max(initial=1.0)
@@ -267,7 +267,7 @@ class QuapConfig(mechanism.Mechanism):
     )
 
   def planned_states(self, cohorts: Sequence[np.ndarray]) -> list[PlannedState]:
-    """What the cohorts alone say of the state after each round."""
+    """The part of the state after each round that follows from the cohorts alone."""
     state, found = participations.initial_state(self.participation, self.num_clients), []
     for round_num, cohort in enumerate(cohorts, 1):
       state = participations.next_state(self.participation, state, cohort, round_num)
@@ -297,7 +297,7 @@ class QuapConfig(mechanism.Mechanism):
 
 
 class PlannedState(NamedTuple):
-  """What cohorts alone say of a state after a round: its `round`, the `participation` state, and no `budget`."""
+  """The part of a state that follows from cohorts alone: its `round`, the `participation` state, and no `budget`."""
 
   round: int
   participation: Any

@@ -44,7 +44,7 @@ quap = lazy.module('quap_tff.mechanisms.quap')
 
 # Room for the rounding of the clipped entries, as in `quap_tff.mechanisms.certified`.
 CLIP_MARGIN = 2.0**-20
-# What one client's message moves by if its data are replaced, in units of the clipping norm.
+# How far one client's message moves if its data are replaced, in units of the clipping norm.
 SENSITIVITY = 2.0
 
 

@@ -1,19 +1,19 @@
-"""The interface of mechanisms: what a round does with the clients' updates, without TFF.
+"""The interface of mechanisms: the steps of a round with the clients' updates, without TFF.
 
 A `Mechanism` is one frozen value that a fingerprint can name. Given the tensors of an update, `for_model` makes its
 `Rounds`: pure functions of TensorFlow tensors. Round t is
 
-    server  announced = announce(state)                        what clients are told before they report
+    server  announced = announce(state)                        the server's message before the reports
     client  update = prepared(update, announced)               the part of an update that the round is about: often all
             report = report(update, own, announced)            scalars, among them `client_id`
     server  admitted = admit(state, reports)                   who takes part with which weight, clip and noise
-            told = tell(state, admitted)                       what clients are told now: often nothing
-    client  early(update, report)                              what it adds to sums that wait for nothing told
-            contribution(update, report, announced, told)      what it adds to the others, bounded; and a late report
+            told = tell(state, admitted)                       the server's second message: often empty
+    client  early(update, report)                              its part of the sums that need no second message
+            contribution(update, report, announced, told)      its bounded part of the other sums; and a late report
     server  release(state, admitted, total, late)              the result, the state after the round, measurements
 
 `quap_tff.federated.aggregation` lifts any of them to TFF. `quap_tff.mechanisms.playing` has the same round as a plain
-function, for tests and audits. Afterwards `Mechanism.spent` says what the ledger records of a round.
+function, for tests and audits. Afterwards `Mechanism.spent` gives the ledger's record of a round.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Round(NamedTuple):
 
 
 class Spent(NamedTuple):
-  """What a round cost, as `quap_tff.accounting.RoundRecord` has it; its fields have the same names and meanings."""
+  """The cost of a round. The fields are those of `quap_tff.accounting.RoundRecord`, with the same meanings."""
 
   cohort: np.ndarray
   budgets: np.ndarray
@@ -91,7 +91,7 @@ class Spent(NamedTuple):
 
 
 class Facts(NamedTuple):
-  """What others need to know about a mechanism, so that nobody asks which class it is.
+  """Facts about a mechanism, so that nobody asks which class it is.
 
   Attributes:
     delta: δ of one round in nominal figures, and total δ in formal ones.
@@ -108,11 +108,11 @@ class Facts(NamedTuple):
     is_local: Whether each client noises all that it sends, so that figures hold against the server, too.
     has_nominal: Whether the noise follows the budgets by the documents' formula. Only then do the sums of the budgets,
       the nominal figures, mean anything.
-    noise_is_constant: Whether the noise multiplier is the same whoever comes.
+    noise_is_constant: Whether the noise multiplier is the same for every cohort.
     noise_is_planned: Whether the noise was chosen on the planned cohorts.
     correlation: How the noise of a round is correlated with that of earlier ones.
     unplannable: Why the cost of a round is not known before it has run, a clause; '' if it is known.
-    note: What else must be said about the mechanism, a sentence, or ''.
+    note: Another sentence that must be said about the mechanism, or ''.
   """
 
   delta: float
@@ -183,11 +183,11 @@ class Mechanism(abc.ABC):
 
   @abc.abstractmethod
   def seen(self, state: Any) -> dict[str, Any]:
-    """What the state after a round says of who was there: `counts` or `weights` of `quap_tff.plans.checked_cohort`."""
+    """The state's evidence of who was in the round: `counts` or `weights` of `quap_tff.plans.checked_cohort`."""
 
   @abc.abstractmethod
   def spent(self, state: Any, metrics: Any, cohort: np.ndarray) -> Spent:
-    """What a finished round cost.
+    """The cost of a finished round.
 
     Args:
       state: The state after the round.
@@ -196,7 +196,7 @@ class Mechanism(abc.ABC):
     """
 
   def planned(self, cohorts: Sequence[np.ndarray]) -> list[Spent]:
-    """What each round will cost if these cohorts come, int64[M_t] for each. Not for an `unplannable` mechanism."""
+    """The cost of each round if these cohorts come, int64[M_t] for each. Not for an `unplannable` mechanism."""
     raise NotImplementedError
 
   def scaled(self, factor: float) -> Mechanism:
@@ -211,11 +211,11 @@ class Rounds(abc.ABC):
     specs: A `tf.TensorSpec` for each tensor of an update.
     prepares: Whether the round is about something other than the update itself, see `prepared`.
     reports_updates: Whether a report needs the update. If not, updates can be made when the weights are known.
-    own_fields: What else than the id must come with an update, and why: the end of "must say …" by name.
+    own_fields: The fields that must come with an update in addition to the id: the end of "must say …" by name.
     needs_each_update: Whether `combined` takes the place of the sum.
     sum_dtype: The dtype in which contributions are summed; None for their own.
-    waiting: Positions of the tensors that wait for `told`; None if all go together.
-    tells: Whether clients are told anything after they have reported.
+    waiting: Positions of the tensors that need `told`; None if all go together.
+    tells: Whether the server sends a second message, after the reports.
     collects_late: Whether contributions come with late reports.
   """
 
@@ -234,7 +234,7 @@ class Rounds(abc.ABC):
     """The server's state before round 1. It is enough to compute the noise: keep it as secret as clients' data."""
 
   def announce(self, state: Any) -> Struct:
-    """What every client is told before the round; may be empty."""
+    """The server's message to every client before the round; may be empty."""
     del state
     return collections.OrderedDict()
 
@@ -245,7 +245,7 @@ class Rounds(abc.ABC):
 
   @abc.abstractmethod
   def report(self, update: Optional[list[Any]], own: Struct, announced: Struct) -> Struct:
-    """What a client reports first: scalars by name, among them `client_id`.
+    """A client's report: scalars by name, among them `client_id`.
 
     Args:
       update: Its float tensors; None unless `reports_updates`.
@@ -266,19 +266,19 @@ class Rounds(abc.ABC):
     """
 
   def tell(self, state: Any, admitted: Round) -> Struct:
-    """What clients are told before they contribute: scalars; and `weights` float32[M], in the order of the ids.
+    """The server's second message: scalars; and `weights` float32[M], in the order of the ids.
 
     A client finds its own weight by its id and sees it as `weight`. Only if `tells`.
     """
     raise NotImplementedError
 
   def early(self, update: Parts, report: Struct) -> Parts:
-    """What a client adds to the sums of the tensors that are not `waiting`."""
+    """A client's part of the sums of the tensors that are not `waiting`."""
     raise NotImplementedError
 
   @abc.abstractmethod
   def contribution(self, update: Parts, report: Struct, announced: Struct, told: Struct) -> tuple[list[Any], Struct]:
-    """What a client adds to the sums, each bounded, and its late report.
+    """A client's bounded part of each sum, and its late report.
 
     Args:
       update: The waiting tensors of its update.
@@ -291,7 +291,7 @@ class Rounds(abc.ABC):
     """
 
   def combined(self, contributions: list[Any]) -> list[Any]:
-    """What takes the place of the sum for a mechanism with `needs_each_update`, from float[M, *S] for each tensor."""
+    """The replacement of the sum for a mechanism with `needs_each_update`, from float[M, *S] for each tensor."""
     raise NotImplementedError
 
   @abc.abstractmethod
@@ -354,7 +354,7 @@ def participation_metrics(mechanism: Any, state: Any, round_num: Any) -> Struct:
 
 
 def with_ids(told: Struct, admitted: Round) -> Struct:
-  """What is told, with the ids by which clients find their own weights."""
+  """The second message with the cohort's ids, by which clients find their own weights."""
   told = collections.OrderedDict(told)
   if 'weights' in told:
     told['client_ids'] = admitted.client_ids
@@ -362,7 +362,7 @@ def with_ids(told: Struct, admitted: Round) -> Struct:
 
 
 def own_told(told: Struct, client_id: tf.Tensor) -> Struct:
-  """What was told, as one client sees it: with its own `weight` in place of the cohort's `client_ids` and `weights`."""
+  """The second message as one client sees it: its own `weight` in place of the cohort's `client_ids` and `weights`."""
   own = collections.OrderedDict((name, value) for name, value in told.items() if name not in ('client_ids', 'weights'))
   if 'weights' in told:
     is_own = tf.equal(told['client_ids'], client_id)

@@ -17,7 +17,7 @@ class Played(NamedTuple):
     state: After the round.
     result: Float tensors as in an update.
     metrics: The measurements.
-    admitted: What was decided before the sum.
+    admitted: The decisions before the sum.
     sent: For each client, all that it added to the sums.
   """
 

@@ -267,7 +267,7 @@ class QuapRounds(mechanism.Rounds):
 
 
 def announced_budgets(config: configs.QuapConfig, state: Any) -> mechanism.Struct:
-  """What clients need to draw their own noise: all N clients' rates if they take part, and the round's seed."""
+  """The message from which clients draw their own noise: all N clients' rates if they take part, and a seed."""
   round_num = state.round + 1
   return collections.OrderedDict(
     rates=participations.rates_if_taking_part(config.participation, state.participation, round_num),

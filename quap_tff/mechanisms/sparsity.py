@@ -51,7 +51,7 @@ class Sparsity(abc.ABC):
 
   @abc.abstractmethod
   def sentence(self) -> str:
-    """What is done, a sentence or two."""
+    """A description, a sentence or two."""
 
   def kept(self, size: int) -> int:
     """How many of a tensor's `size` entries are updated in a round, at least 1."""
@@ -111,7 +111,7 @@ class RandomMask(Sparsity):
 
 @dataclasses.dataclass(frozen=True)
 class TopReleased(Sparsity):
-  """The part of each layer that has moved the most in what was released so far, and some random others.
+  """The part of each layer that the releases so far have moved the most, and some random others.
 
   Fed-SMP chooses its top k from public data. There are none here, so what was released takes their place: an
   interpretation. Earlier releases are private already, so the choice is post-processing and costs nothing.

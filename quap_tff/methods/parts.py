@@ -213,7 +213,7 @@ class Robust:
   """Sums that bound malicious clients.
 
   Attributes:
-    aggregator: What replaces the mean of the clipped updates. All but the mean need each client's update at the
+    aggregator: The replacement of the mean of the clipped updates. All but the mean need each client's update at the
       server, so that no secure aggregation is possible, and no privacy figure survives.
   """
 

@@ -45,7 +45,7 @@ class Plan:
       print(plan.report(ledger))
 
   Attributes:
-    mechanism: What a round does.
+    mechanism: The mechanism of its rounds.
     client_metrics: Whether exact functions of clients' data (training loss, norms) are released with the model.
     test_is_of_clients: Whether models are tested on examples of the clients themselves, and the figures released.
     extension: A method around the mechanism, or None.
@@ -66,7 +66,7 @@ class Plan:
   noise_note: str = ''
   stock_aggregator: Any = None
   sends_one_update: bool = True
-  # Whether sums are divided by a public constant whoever comes. It must be settled without a look at the cohorts.
+  # Whether sums are divided by a public constant. It must be settled without a look at the cohorts.
   _has_constant_divisor = False
   # How old the versions are that clients train on; None if all have the newest.
   _staleness: Optional[stalenesses.Staleness] = None
@@ -88,7 +88,7 @@ class Plan:
     """Initializes the plan.
 
     Args:
-      mechanism: What a round does.
+      mechanism: The mechanism of its rounds.
       draw: How the cohorts are drawn. By default nothing is known about it, and it amplifies nothing.
       client_metrics: Whether exact functions of clients' data (training loss, norms) are released with the model.
       test_is_of_clients: Whether models are tested on examples of the clients themselves, and the figures released.
@@ -216,7 +216,7 @@ class Plan:
       server_optimizer: Applied to the aggregate; default: SGD with learning rate 1, which is federated averaging.
       client_work: A `quap_tff.ClientWorkConfig`; default: one local epoch in batches of 32.
       around: A function from the method's aggregator to one around it, as audits need (`quap_tff.auditing.canaries`).
-        What such a process returns is covered by no account.
+        No account covers the results of such a process.
     """
     if around is not None and self.extension is not None:
       raise ValueError(
@@ -248,14 +248,14 @@ class Plan:
     return self.aggregator, server_optimizer
 
   def metrics(self, output: Any) -> dict[str, Any]:
-    """The aggregator's measurements of a round as scalars by name, from what the learning process returned."""
+    """The aggregator's measurements of a round as scalars by name, from the output of the learning process."""
     return {name: value for name, value in output.metrics['aggregator'].items() if name != 'round'}
 
   def record(self, output: Any, cohort: Any) -> accounting.RoundRecord:
-    """What a round spent, for the ledger.
+    """The cost of a round, for the ledger.
 
     Args:
-      output: What the `next` of the `tff.learning.templates.LearningProcess` returned.
+      output: The output of the `next` of the `tff.learning.templates.LearningProcess`.
       cohort: int[M], distinct ids of the clients that took part, see `checked_cohort`.
 
     Raises:
@@ -317,7 +317,7 @@ class Plan:
     """What may be said about a run, given its ledger.
 
     Args:
-      ledger: What the rounds cost.
+      ledger: The cost of each round.
       cohorts: int[M_t] for each planned round, the public schedule. If the run has ended before the last of them, the
         formal figures are the bound of the plan, which is what all planned rounds cost, and the ledger gives only a
         reading. Without a schedule, the figures are those of the rounds in the ledger: a guarantee if their number was

@@ -15,7 +15,7 @@ from quap_tff.common import rounding
 def checked_cohort(
   cohort: Any, num_clients: int, measurements: Any, counts: Optional[Any] = None, weights: Optional[Any] = None
 ) -> np.ndarray:
-  """The cohort of a finished round as int64[M], compared with what the aggregator says of the round.
+  """The cohort of a finished round as int64[M], compared with the aggregator's own evidence.
 
   The size is compared with the one that the aggregator measured. With `weights`, another client can take only the place
   of one that added nothing. With `counts`, each client must have been in some round; whether it was in this one shows
@@ -54,7 +54,7 @@ class Report:
   """What may be said about a run: nominal figures, formal figures, and what is protected.
 
   Attributes:
-    protection: What noise covers, in words.
+    protection: The coverage of the noise, in words.
     formal: The formal figures; it has none where the released model has no finite ε.
     nominal_epsilon: float64[N], Σ ε_i(t) of each client in nats, by basic composition (docs/method.md, section 7.1).
       None for a method whose noise does not follow such budgets, and for one without noise.

@@ -34,7 +34,7 @@ class Exposure(NamedTuple):
   added: Sequence[dict[int, float]] = ()
 
   def weights(self, round_num: int, cohort: np.ndarray) -> np.ndarray:
-    """float64[M] in [0, 1]: √ of what the round adds to μ² of each of its cohort, over `largest`."""
+    """float64[M] in [0, 1]: √ of the round's part of μ² of each client in its cohort, over `largest`."""
     if not self.added:
       return np.ones(len(cohort))
     planned = self.added[round_num - 1]
@@ -58,7 +58,7 @@ def tree_exposure(cohorts: Sequence[np.ndarray], num_clients: int) -> Exposure:
   This is what Denisov et al. 2022 have for matrices with the tree's rows, with a client's contributions aligned, which
   is the worst case. Each participation is charged with what it adds to the sum, n² - (n-1)² for each node over its
   round, at once, though the nodes above end later; nodes that no planned round completes are never released. Rounds
-  with nobody are no leaves of the tree.
+  with nobody are not leaves of the tree.
 
   Args:
     cohorts: Distinct ids of who takes part in rounds 1, 2, ….
@@ -93,7 +93,7 @@ class Stock(mechanism.Mechanism):
     noise_multiplier: z, of all that a round adds noise to; for a tree, of each node.
     clients_per_round: The constant by which sums are divided.
     rounds: T.
-    exposure: What taking part means for the account.
+    exposure: The cost of taking part, for the account.
     is_exact: Whether z was calibrated on the planned cohorts.
   """
 
@@ -122,7 +122,7 @@ class Stock(mechanism.Mechanism):
       takes_sparsity=False,
       is_playable=False,
       has_nominal=not self.is_exact and self.config.noise.scale == 1,
-      # What a tree's nodes add depends on who comes, and so does exact calibration.
+      # The cost of a tree's nodes depends on who comes, and so does exact calibration.
       noise_is_constant=not self.exposure.added and self.stock.noises_empty_rounds,
       noise_is_planned=self.is_exact,
       note='' if self.stock.takes_noise_seed else _UNSEEDED,

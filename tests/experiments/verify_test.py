@@ -629,7 +629,7 @@ class TestSignature:
     assert verify.verify(str(certified), other).problems == [
       f'certificate.sig is not a signature of certificate.json with the key of {other}.'
     ]
-    # Whoever makes the whole folder anew cannot sign it.
+    # Somebody who makes the whole folder anew cannot sign it.
     _reissue(certified)
     assert not _problems(certified) and verify.verify(str(certified), public).problems
     (certified / 'certificate.sig').write_text('?')

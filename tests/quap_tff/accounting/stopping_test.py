@@ -165,7 +165,7 @@ class TestPlans:
 
 
 def test_the_reading_at_a_stopping_time_is_exceeded_and_the_bound_of_the_plan_is_not():
-  """Whoever stops a run when its releases speak of a client has a real δ far above the one of the reading.
+  """A person who stops a run when its releases speak of a client has a real δ far above the one of the reading.
 
   Under the client's data, round t raises the log-likelihood ratio L by a normal number of mean μ²/2 and variance μ². A
   run that releases (n, L_n) with ε(n) is (ε(n), δ)-private only if E max(0, 1 - exp(ε(n) - L_n)) is at most δ.

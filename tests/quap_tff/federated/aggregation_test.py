@@ -366,7 +366,7 @@ class TestQuapAggregationExecution:
 
   @pytest.mark.parametrize('placement', ['server', 'client'])
   def test_the_low_bits_of_the_noise_do_not_confirm_a_guess(self, placement):
-    """Whoever knows every update but one can subtract a guess of it: what is left must not show that it is right."""
+    """An attacker who knows every other update can subtract a guess of one: the rest must not show that it is right."""
     value_type = tff.to_type([(np.float32, [100, 200])])
     noise = NoiseConfig(placement, seed=5)
     config = _config(noise=noise, clip=clip_rules.Fixed(1.0), critical_layers='all')

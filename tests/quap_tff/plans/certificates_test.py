@@ -109,7 +109,7 @@ class TestWrite:
     status, out = _answers(capsys, tmp_path / 'run')
     assert status == 0 and 'The run ended after 2 of 4 planned rounds' in out
 
-  def test_words_are_those_of_whoever_issued_it(self, certified):
+  def test_words_are_those_of_the_issuer(self, certified):
     certificate = json.loads((certified / 'certificate.json').read_text(encoding='utf-8'))
     page = (certified / 'certificate.html').read_text(encoding='utf-8')
     assert any(_ABOUT.cohorts in text for text in certificate['assumptions'])

@@ -337,7 +337,7 @@ class TestAccount:
     assert set(row) <= _plan('tff_layerwise_adaptive').public_metrics
     fixed = _plan('tff_dp_fedavg')
     row = _metrics(fixed, round=2, cohort_size=3, clipping_norms=np.float32([2.0]))
-    # By the mean cohort of four, whoever came.
+    # By the mean cohort of four, and not by the number who came.
     assert row['sigma'] == pytest.approx(fixed.noise_multiplier * 2 / 4)
 
   @pytest.mark.parametrize('spec', _SPECS)

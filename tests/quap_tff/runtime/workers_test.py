@@ -208,7 +208,7 @@ def test_a_worker_that_computes_for_longer_than_the_timeout_is_not_given_up():
     assert slow(7.0) == 7.0
 
 
-def test_parts_are_merged_in_the_cohorts_order_whoever_finishes_first(two_workers, monkeypatch):
+def test_parts_are_merged_in_the_cohorts_order_and_not_as_they_finish(two_workers, monkeypatch):
   """A sum of strings tells the order. The first part's result is held back until the second one's has come."""
   text = tff.TensorType(np.str_)
   join = tff.tensorflow.computation(lambda a, b: tf.strings.join([a, b]), [text, text])

@@ -182,7 +182,7 @@ class TestConfig:
 
 
 class TestClientRound:
-  """What an extension is told, and what an attacker sends."""
+  """The arguments that an extension gets, and the update that an attacker sends."""
 
   @dataclasses.dataclass(frozen=True)
   class Telling(extensions.Extension):
