@@ -22,7 +22,7 @@ ends have never left the server's state, and cost nothing.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import dataclasses
 import functools
 import math
@@ -34,7 +34,6 @@ from quap_tff.common import checks
 from quap_tff.common import lazy
 from quap_tff.common.lazy import tf
 from quap_tff.mechanisms import config as configs
-from quap_tff.mechanisms import layers as layers_lib
 from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms import participation as participations
 from quap_tff.mechanisms import staleness as stalenesses
@@ -101,7 +100,7 @@ def check_config(config: configs.QuapConfig) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Buffered(mechanism.Mechanism):
+class Buffered(mechanism.Configured):
   """QuAP-FL's clip, budgets and noise on a buffer.
 
   Attributes:
@@ -119,14 +118,6 @@ class Buffered(mechanism.Mechanism):
     checks.integer('buffer', self.size, at_least=1, at_most=2**31 - 1)
 
   @property
-  def num_clients(self) -> int:
-    return self.config.num_clients
-
-  @property
-  def core(self) -> configs.QuapConfig:
-    return self.config
-
-  @property
   def facts(self) -> mechanism.Facts:
     found = self.config.facts
     return found._replace(
@@ -141,10 +132,7 @@ class Buffered(mechanism.Mechanism):
     return f'{self.config.fingerprint}, buffer={self.size}, {self.staleness!r}'
 
   def for_model(
-    self,
-    specs: Sequence[Any],
-    layers: Sequence[layers_lib.Layer],
-    learning_rate_fn: Optional[Callable[[Any], Any]] = None,
+    self, specs: mechanism.Specs, layers: mechanism.Layers, learning_rate_fn: mechanism.LearningRateFn = None
   ) -> mechanism.Rounds:
     return BufferedRounds(self, specs, layers)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 import dataclasses
 import math
 from typing import Any, Optional
@@ -15,7 +14,6 @@ from quap_tff.common import registry
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import clip_split as clip_splits
 from quap_tff.mechanisms import correlation as correlations
-from quap_tff.mechanisms import layers as layers_lib
 from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms import participation as participations
 from quap_tff.mechanisms import privacy_filter
@@ -224,10 +222,7 @@ class CertifiedConfig(mechanism.Mechanism):
     return repr(dataclasses.replace(self, noise_seed=None))
 
   def for_model(
-    self,
-    specs: Sequence[Any],
-    layers: Sequence[layers_lib.Layer],
-    learning_rate_fn: Optional[Callable[[Any], Any]] = None,
+    self, specs: mechanism.Specs, layers: mechanism.Layers, learning_rate_fn: mechanism.LearningRateFn = None
   ) -> mechanism.Rounds:
     return certified.CertifiedRounds(self, specs, layers)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import dataclasses
 import math
 from typing import Any, NamedTuple, Optional
@@ -178,10 +178,7 @@ class QuapConfig(mechanism.Mechanism):
     return repr(dataclasses.replace(self, noise=dataclasses.replace(self.noise, seed=None)))
 
   def for_model(
-    self,
-    specs: Sequence[Any],
-    layers: Sequence[layers_lib.Layer],
-    learning_rate_fn: Optional[Callable[[Any], Any]] = None,
+    self, specs: mechanism.Specs, layers: mechanism.Layers, learning_rate_fn: mechanism.LearningRateFn = None
   ) -> mechanism.Rounds:
     return quap.QuapRounds(self, specs, layers, learning_rate_fn)
 

@@ -23,7 +23,7 @@ resumed run draws it again; in a deployment each client draws its own.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import dataclasses
 from typing import Any, Optional
 
@@ -49,7 +49,7 @@ SENSITIVITY = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Local(mechanism.Mechanism):
+class Local(mechanism.Configured):
   """Local privacy.
 
   Attributes:
@@ -73,14 +73,6 @@ class Local(mechanism.Mechanism):
       )
 
   @property
-  def num_clients(self) -> int:
-    return self.config.num_clients
-
-  @property
-  def core(self) -> configs.QuapConfig:
-    return self.config
-
-  @property
   def facts(self) -> mechanism.Facts:
     return self.config.facts._replace(is_local=True)
 
@@ -89,10 +81,7 @@ class Local(mechanism.Mechanism):
     return self.config.fingerprint
 
   def for_model(
-    self,
-    specs: Sequence[Any],
-    layers: Sequence[layers_lib.Layer],
-    learning_rate_fn: Optional[Callable[[Any], Any]] = None,
+    self, specs: mechanism.Specs, layers: mechanism.Layers, learning_rate_fn: mechanism.LearningRateFn = None
   ) -> mechanism.Rounds:
     return LocalRounds(self.config, specs)
 

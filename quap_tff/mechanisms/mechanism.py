@@ -34,6 +34,10 @@ from quap_tff.mechanisms import participation as participations
 Struct = collections.OrderedDict[str, Any]
 # The tensors of an update by their position in it: all of them, or those that go one way.
 Parts = dict[int, Any]
+# The arguments of `Mechanism.for_model`.
+Specs = Sequence[Any]
+Layers = Sequence[layers_lib.Layer]
+LearningRateFn = Optional[Callable[[Any], Any]]
 
 
 # Measurements that are public for every mechanism, and those that are public where the clipping norm is.
@@ -161,13 +165,7 @@ class Mechanism(abc.ABC):
   def fingerprint(self) -> str:
     """Text that names everything on which the account depends; the seed of the noise is left out."""
 
-  @abc.abstractmethod
-  def for_model(
-    self,
-    specs: Sequence[Any],
-    layers: Sequence[layers_lib.Layer],
-    learning_rate_fn: Optional[Callable[[Any], Any]] = None,
-  ) -> Rounds:
+  def for_model(self, specs: Specs, layers: Layers, learning_rate_fn: LearningRateFn = None) -> Rounds:
     """The functions of a round.
 
     Args:
@@ -179,7 +177,9 @@ class Mechanism(abc.ABC):
     Raises:
       ValueError: If the layers are not those that the mechanism names, or the learning rate is missing.
       TypeError: If the tensors are of a dtype that it cannot bound.
+      NotImplementedError: If a round needs more of a client than its update.
     """
+    raise NotImplementedError(f"{type(self).__name__} needs more than updates: use its plan's build_process.")
 
   @abc.abstractmethod
   def seen(self, state: Any) -> dict[str, Any]:
@@ -202,6 +202,25 @@ class Mechanism(abc.ABC):
   def scaled(self, factor: float) -> Mechanism:
     """The mechanism with `factor` as the scale of its noise, which an accountant has chosen."""
     raise NotImplementedError
+
+
+class Configured(Mechanism):
+  """A mechanism around a configuration, which has the clients.
+
+  Attributes:
+    config: The configuration.
+  """
+
+  config: Any
+
+  @property
+  def num_clients(self) -> int:
+    """N."""
+    return self.config.num_clients
+
+  @property
+  def core(self) -> Any:
+    return self.config
 
 
 class Rounds(abc.ABC):

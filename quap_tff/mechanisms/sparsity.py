@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import abc
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import dataclasses
 import math
 from typing import Any, NamedTuple, Optional
@@ -29,7 +29,6 @@ import numpy as np
 from quap_tff.common import checks
 from quap_tff.common import seeds
 from quap_tff.common.lazy import tf
-from quap_tff.mechanisms import layers as layers_lib
 from quap_tff.mechanisms import mechanism
 
 
@@ -216,10 +215,7 @@ class Sparse(mechanism.Mechanism):
     return f'{self.inner.fingerprint}, {self.sparsity!r}, sparsity_seed={self.seed}'
 
   def for_model(
-    self,
-    specs: Sequence[Any],
-    layers: Sequence[layers_lib.Layer],
-    learning_rate_fn: Optional[Callable[[Any], Any]] = None,
+    self, specs: mechanism.Specs, layers: mechanism.Layers, learning_rate_fn: mechanism.LearningRateFn = None
   ) -> mechanism.Rounds:
     kept = [tf.TensorSpec([self.sparsity.kept(math.prod(spec.shape))], spec.dtype) for spec in specs]
     return SparseRounds(self.inner.for_model(kept, layers, learning_rate_fn), self.sparsity, self.seed, specs)

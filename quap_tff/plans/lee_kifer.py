@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 import dataclasses
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +11,6 @@ from quap_tff import accounting
 from quap_tff.accounting import protection as protections
 from quap_tff.common import lazy
 from quap_tff.common import rounding
-from quap_tff.mechanisms import layers as layers_lib
 from quap_tff.mechanisms import line_search
 from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms import tradeoff
@@ -24,7 +22,7 @@ _NOTHING = float(np.finfo(np.float64).tiny)
 
 
 @dataclasses.dataclass(frozen=True)
-class Descent(mechanism.Mechanism):
+class Descent(mechanism.Configured):
   """Descent with privately chosen steps, as far as the account sees it. Its rounds test steps on the clients' losses.
 
   Attributes:
@@ -32,14 +30,6 @@ class Descent(mechanism.Mechanism):
   """
 
   config: line_search.LineSearchConfig
-
-  @property
-  def num_clients(self) -> int:
-    return self.config.num_clients
-
-  @property
-  def core(self) -> line_search.LineSearchConfig:
-    return self.config
 
   @property
   def facts(self) -> mechanism.Facts:
@@ -54,14 +44,6 @@ class Descent(mechanism.Mechanism):
   @property
   def fingerprint(self) -> str:
     return repr(dataclasses.replace(self.config, noise_seed=None))
-
-  def for_model(
-    self,
-    specs: Sequence[Any],
-    layers: Sequence[layers_lib.Layer],
-    learning_rate_fn: Optional[Callable[[Any], Any]] = None,
-  ) -> mechanism.Rounds:
-    raise NotImplementedError("lee_kifer tests steps on the clients' losses: use build_process, not an aggregator.")
 
   def seen(self, state: Any) -> dict[str, Any]:
     return {'weights': state.weights}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import dataclasses
-from typing import Any, NamedTuple, Optional, TYPE_CHECKING
+from typing import Any, NamedTuple, TYPE_CHECKING
 
 import numpy as np
 
 from quap_tff.mechanisms import config as configs
-from quap_tff.mechanisms import layers as layers_lib
 from quap_tff.mechanisms import mechanism
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ def tree_exposure(cohorts: Sequence[np.ndarray], num_clients: int) -> Exposure:
 
 
 @dataclasses.dataclass(frozen=True)
-class Stock(mechanism.Mechanism):
+class Stock(mechanism.Configured):
   """A stock aggregator at a noise multiplier, as far as the account sees it. The rounds themselves are TFF's.
 
   Attributes:
@@ -106,14 +105,6 @@ class Stock(mechanism.Mechanism):
   is_exact: bool
 
   @property
-  def num_clients(self) -> int:
-    return self.config.num_clients
-
-  @property
-  def core(self) -> configs.QuapConfig:
-    return self.config
-
-  @property
   def facts(self) -> mechanism.Facts:
     return mechanism.Facts(
       delta=self.config.noise.delta,
@@ -132,14 +123,6 @@ class Stock(mechanism.Mechanism):
   def fingerprint(self) -> str:
     config = dataclasses.replace(self.config, noise=dataclasses.replace(self.config.noise, seed=None))
     return repr((self.stock, config, self.noise_multiplier, self.clients_per_round, self.rounds))
-
-  def for_model(
-    self,
-    specs: Sequence[Any],
-    layers: Sequence[layers_lib.Layer],
-    learning_rate_fn: Optional[Callable[[Any], Any]] = None,
-  ) -> mechanism.Rounds:
-    raise NotImplementedError("TFF's own aggregators are computations of TFF: use the plan's aggregator.")
 
   def seen(self, state: Any) -> dict[str, Any]:
     return {}
