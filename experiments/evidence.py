@@ -175,7 +175,7 @@ def _plan(run_json) -> tuple[plans.CertifiedPlan, run_lib.Run]:
         raise ValueError(f'{name} must be an integer from 1 to {most:,}, found {value!r}')
     files.check_population(resolved['num_clients'])
     # The other flags in run.json say nothing about what was computed.
-    run = run_lib.Run.from_json({'flags': {}, 'identity': identity})
+    run = run_lib.Run.from_json({'flags': {}, 'identity': identity, 'resolved': resolved})
     if not run.method.gives_certificate:
       raise FolderError(f'{run_folder.RUN}: a run of --algorithm={run.flags["algorithm"]} has no certificate.')
     model = layers_lib.ModelShape(

@@ -100,7 +100,10 @@ class Run:
       raise ValueError(f'unknown flags {sorted(unknown)}')
     if folder is not None:
       written['features'] = features_lib.located(written.get('features', 'none'), folder)
-    return cls.from_flags(written)
+    run = cls.from_flags(written)
+    resolved = run_json.get('resolved', {})
+    earlier = {name: value for name, value in run.method.earlier.items() if name not in resolved}
+    return dataclasses.replace(run, method=dataclasses.replace(run.method, **earlier)) if earlier else run
 
   def recorded(self) -> dict[str, Any]:
     """Every flag as run.json keeps it.

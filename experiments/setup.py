@@ -77,8 +77,9 @@ class Experiment:
   @property
   def resolved(self) -> dict[str, Any]:
     """Facts that follow from the data, not from the flags alone, as JSON values. With it, `Run.plan` needs no data."""
-    federation, shape = self.federation, self.plan.model
+    federation, shape, method = self.federation, self.plan.model, self.run.method
     return {
+      **{name: getattr(method, name) for name in method.earlier},
       'num_clients': federation.num_clients,
       'partition': federation.partition,
       'test_examples': len(federation.test),

@@ -18,12 +18,23 @@ from quap_tff import accounting
 from quap_tff.accounting import certificate_facts as sentences
 from quap_tff.accounting.certificate_facts import Facts
 from quap_tff.common import rounding
-from quap_tff.mechanisms import tradeoff
 
 # The version of the certificate's fields and words. Verification compares both: a change of either is a new version.
-VERSION = 4
+VERSION = 5
 # Versions that are verified, too, and the fields that they have in other words or not at all.
-_EARLIER = {3: ('statement', 'withheld', 'assumptions', 'achieved.is_reading', 'releases.how', 'provenance.stretches')}
+_BEFORE_5 = ('guarantee.arithmetic', 'guarantee.trust', 'guarantee.colluders')
+_EARLIER = {
+  3: (
+    'statement',
+    'withheld',
+    'assumptions',
+    'achieved.is_reading',
+    'releases.how',
+    'provenance.stretches',
+    *_BEFORE_5,
+  ),
+  4: _BEFORE_5,
+}
 VERSIONS = (*_EARLIER, VERSION)
 # A relative tolerance: sums over rounds are rounded, here and in the filter that limits what clients spend.
 TOLERANCE = 1e-9
@@ -57,7 +68,7 @@ def refusals(ledger: accounting.RunLedger, facts: Facts) -> list[str]:
   if facts.fixed_noise_seed:
     reasons.append('The seed of the noise is fixed: anyone who knows it can subtract the noise.')
   mu = accounting.total_mu(ledger).whole
-  epsilon = tradeoff.epsilon_of(mu, facts.delta)
+  epsilon = facts.slack.of(mu, facts.delta)
   bounds = facts.bounds(ledger.num_clients)
   if len(bounds) != ledger.num_clients:
     return reasons + [f'There are {len(bounds)} bounds of clients, but {ledger.num_clients} clients.']
@@ -95,7 +106,7 @@ def issue(ledger: accounting.RunLedger, facts: Facts, provenance: Mapping[str, A
   if reasons:
     raise ValueError(f'This run cannot be certified. {" ".join(reasons)}')
   mu = accounting.total_mu(ledger)
-  epsilon = tradeoff.epsilon_of(mu.whole, facts.delta)
+  epsilon = facts.slack.of(mu.whole, facts.delta)
   state = ledger.state_dict()
   idle = np.unique(state['clients'][state['weights'] == 0])
   edges = np.linspace(0, facts.epsilon, _HISTOGRAM_BINS + 1)
@@ -109,9 +120,12 @@ def issue(ledger: accounting.RunLedger, facts: Facts, provenance: Mapping[str, A
       'neighbours': accounting.ZERO_OUT,
       'epsilon': float(facts.epsilon),
       'delta': float(facts.delta),
-      'mu': tradeoff.mu_at_most(facts.epsilon, facts.delta),
+      'mu': facts.mu,
       'accountant': sentences.accountant(ledger),
       'amplification': sentences.AMPLIFICATION,
+      'arithmetic': facts.arithmetic,
+      'trust': sentences.TRUST,
+      'colluders': [],
       # Client i's own bound is facts.own_epsilon[i].
       'own_bounds': own,
     },

@@ -5,6 +5,7 @@ Verification makes these sentences again and compares them, so a change of any i
 
 from collections.abc import Mapping
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,11 @@ from quap_tff import accounting
 from quap_tff.accounting import ledger_histories
 from quap_tff.common import checks
 from quap_tff.common import rounding
+from quap_tff.mechanisms import integer_noise
+from quap_tff.mechanisms import integers
 from quap_tff.mechanisms import tradeoff
 
+TRUST = 'server'
 AMPLIFICATION = 'none: sampling is not counted, and who takes part may be known'
 WITHHELD = (
   'The training loss and training accuracy of clients.',
@@ -24,6 +28,25 @@ WITHHELD = (
   'The number of examples of each client, and the accuracy of each client.',
   'Running times, which depend on the numbers of examples: no file of the run holds one.',
   'The seed of the noise, and the checkpoints, which contain the seed.',
+)
+_IN_FLOATS = (
+  "The seed of the noise came from the operating system's entropy. It stays secret, and so do the checkpoints "
+  'that contain it. The noise generator, Philox, is not cryptographic: the guarantee holds against those who '
+  'cannot tell its numbers from random ones.',
+  'The statement is about real numbers. Clipping, sums and noise are computed in float64 numbers, which only '
+  'approximate real numbers. The low bits of a noised sum can reveal the noise to someone who knows the exact '
+  "values of everything except one client's update (Mironov 2012; Haney et al. 2022). That attack is outside the "
+  'guarantee.',
+)
+_IN_INTEGERS = (
+  "The key of the noise, 256 bits, came from the operating system's entropy. It stays secret, and so do the "
+  'checkpoints that contain it. Given ideal random bits, the statement holds for the integers that are computed. The '
+  'bits come from the stream cipher ChaCha20: the guarantee holds against those who cannot tell its stream from '
+  'random bits.',
+  'Clipping is checked in integers, and sums are exact. The noise is a rounded Gaussian whose probabilities have a '
+  f'relative error of at most 2^{round(math.log2(integer_noise.RELATIVE_ERROR))}. The error is counted. The bound '
+  "assumes that the processor's float64 operations are those of IEEE 754, and that its exponential function errs by "
+  'at most 2^-50 of the result.',
 )
 # How many clients may belong to one person or household, with several devices or accounts.
 _GROUPS = (2, 3, 5)
@@ -52,6 +75,8 @@ class Facts:
     exact_metrics: The names of exact functions of clients' data that were released, such as losses and norms.
     own_epsilon: The bound that each client has chosen for itself, at most `epsilon`; empty if it is `epsilon` for all.
     cohorts: Where the cohorts come from.
+    arithmetic: 'integer' or 'float'.
+    slack: What rounding costs, which every ε here includes.
   """
 
   algorithm: str
@@ -71,6 +96,8 @@ class Facts:
   exact_metrics: tuple[str, ...] = ()
   own_epsilon: tuple[float, ...] = ()
   cohorts: str = _FROM_A_SEED
+  arithmetic: str = 'float'
+  slack: integers.Slack = integers.Slack()
 
   def __post_init__(self):
     checks.number('epsilon', self.epsilon, above=0)
@@ -91,10 +118,19 @@ class Facts:
     """float64[N], the ε that each client may spend."""
     return np.array(self.own_epsilon) if self.own_epsilon else np.full(num_clients, float(self.epsilon))
 
+  @property
+  def mu(self) -> float:
+    """The largest μ that ε and δ allow, after what rounding costs."""
+    return tradeoff.mu_at_most(self.epsilon - self.slack.epsilon, self.delta - self.slack.delta)
+
   def as_dict(self) -> dict[str, Any]:
-    """For JSON. Earlier versions did not say where the cohorts come from: it was always a seed."""
+    """For JSON. Earlier versions had cohorts from a seed and float arithmetic, and did not say so."""
     found = dataclasses.asdict(self)
     found.update(exact_metrics=list(self.exact_metrics), own_epsilon=list(self.own_epsilon))
+    if self.arithmetic == 'float':
+      del found['arithmetic'], found['slack']
+    else:
+      found['slack'] = self.slack._asdict()
     return {name: value for name, value in found.items() if name != 'cohorts' or value != _FROM_A_SEED}
 
 
@@ -116,14 +152,22 @@ def statement(ledger: accounting.RunLedger, facts: Facts, epsilon_max: float, pr
     )
   else:
     spent = f'The client that spent most has spent ε ≤ {most}.'
+  numbers, numbers_are, secret = '', 'real arithmetic', 'seed'
+  if facts.arithmetic == 'integer':
+    cost = rounding.up(facts.slack.epsilon, 3)
+    numbers_are, secret = 'integers', 'key'
+    numbers = (
+      f' Given ideal random bits, this holds for the integers that were computed, and ε includes {cost} for rounding. '
+      'With the bits of ChaCha20 it holds computationally. Timing is not covered.'
+    )
   stretches = len(provenance.get('stretches', ()))
   changed = f' Its rounds were run in {stretches} stretches by other code, other versions or other machines.'
   return (
-    'In real arithmetic, with a trusted server, public cohorts and constants, and a seed that stays secret, the '
+    f'In {numbers_are}, with a trusted server, public cohorts and constants, and a {secret} that stays secret, the '
     'noised sums and counts of this run, and everything that is computed from them alone, are (ε, δ)-differentially '
     f'private for each of the {ledger.num_clients:,} clients with ε = {whole(facts.epsilon)} and δ = '
     f'{whole(facts.delta)}, in total over all {facts.planned_rounds:,} planned rounds. Unit: {accounting.UNIT}. '
-    f'Neighbours: {accounting.ZERO_OUT}. Amplification by sampling is not counted. {spent}{own} The folder is '
+    f'Neighbours: {accounting.ZERO_OUT}. Amplification by sampling is not counted. {spent}{own}{numbers} The folder is '
     f'consistent with such a run. Nothing in it proves that the run took place.{changed if stretches > 1 else ""}'
   )
 
@@ -160,7 +204,7 @@ def accountant(ledger: accounting.RunLedger) -> str:
 
 def other_relations(facts: Facts) -> list[dict[str, Any]]:
   """The same guarantee for other units and other neighbours. The bound for k clients together is k·μ."""
-  mu = tradeoff.mu_at_most(facts.epsilon, facts.delta)
+  mu, slack = facts.mu, facts.slack
   rows = [
     ('add or remove one client whose place in the schedule is public', accounting.UNIT, 1),
     (accounting.REPLACE_ONE, accounting.UNIT, 2),
@@ -168,10 +212,18 @@ def other_relations(facts: Facts) -> list[dict[str, Any]]:
       (f'the data of {k} clients together against nothing in their places', f'{k} clients together', k) for k in _GROUPS
     ),
   ]
+  # A client's ε grows at most k times as fast with μ at k·μ as at μ.
+  stated = [float(slack._replace(epsilon=k * slack.epsilon).of(k * mu, facts.delta)) for *_, k in rows]
   return [
-    {'neighbours': neighbours, 'unit': unit, 'epsilon': float(tradeoff.epsilon_of(k * mu, facts.delta)), 'mu': k * mu}
-    for neighbours, unit, k in rows
+    {'neighbours': neighbours, 'unit': unit, 'epsilon': epsilon, 'mu': k * mu}
+    for (neighbours, unit, k), epsilon in zip(rows, stated)
+    if not facts.slack.delta or math.exp(epsilon) * _most_beyond_reach(facts) <= slack.delta / 2
   ]
+
+
+def _most_beyond_reach(facts) -> float:
+  """The probability that ideal noise has a draw which the generator never makes."""
+  return facts.planned_rounds * (facts.trained_weights + 1) * integer_noise.BEYOND_REACH
 
 
 def releases(ledger: accounting.RunLedger, facts: Facts, mu: ledger_histories.TotalMu) -> list[dict[str, Any]]:
@@ -244,13 +296,7 @@ def assumptions(facts: Facts) -> list[str]:
     ),
     features,
     f"The test set is public and contains no client's data: {facts.test_set}",
-    "The seed of the noise came from the operating system's entropy. It stays secret, and so do the checkpoints "
-    'that contain it. The noise generator, Philox, is not cryptographic: the guarantee holds against those who '
-    'cannot tell its numbers from random ones.',
-    'The statement is about real numbers. Clipping, sums and noise are computed in float64 numbers, which only '
-    'approximate real numbers. The low bits of a noised sum can reveal the noise to someone who knows the exact '
-    "values of everything except one client's update (Mironov 2012; Haney et al. 2022). That attack is outside the "
-    'guarantee.',
+    *(_IN_INTEGERS if facts.arithmetic == 'integer' else _IN_FLOATS),
     'Running times depend on how much data clients have. They are outside the guarantee, and so is an observer who '
     "watches the program run or sees its operator's terminal, which shows progress.",
     'Verification recomputes what follows from the files of the run. It cannot tell whether the program that wrote '

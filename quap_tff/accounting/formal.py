@@ -16,6 +16,7 @@ from quap_tff.accounting import sampling
 from quap_tff.accounting import stopping
 from quap_tff.common import checks
 from quap_tff.common import rounding
+from quap_tff.mechanisms import integers
 
 _NO_AMPLIFICATION = 'none'
 
@@ -120,6 +121,7 @@ def formal_report(
   sampler: sampling.Sampler = sampling.Sampler(),
   noise_note: str = '',
   neighbours: str = histories_lib.ZERO_OUT,
+  slack: integers.Slack = integers.Slack(),
 ) -> FormalReport:
   """The figures of a run.
 
@@ -134,6 +136,7 @@ def formal_report(
     neighbours: The relation for which the ledger's weights and noise bound what a client's data move. Under
       `history.REPLACE_ONE` the noise is the clients' own. The server sees who sent what, and sampling amplifies
       nothing.
+    slack: What rounding costs. The figures without amplification include it.
 
   Raises:
     ValueError: If δ is out of range or the sampler is of another population.
@@ -143,7 +146,8 @@ def formal_report(
   notes: list[str] = []
   epsilon = None
   if protection.covers != protections.NOTHING:
-    found = _unamplified(ledger, delta, notes)
+    found = _unamplified(ledger, delta - slack.delta, notes)
+    found = {name: values + slack.epsilon * (ledger.rounds > 0) for name, values in found.items()}
     epsilon = found['gaussian_exact']
     figures += [_figure(name, neighbours, _NO_AMPLIFICATION, values) for name, values in found.items()]
     reason = sampling.refusal(ledger, sampler)

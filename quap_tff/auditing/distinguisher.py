@@ -103,12 +103,12 @@ def certified(
   layers = [layers_lib.Layer('seen', (0,), False)]
 
   def start(draws):
-    state = config.for_model([tf.TensorSpec([draws], tf.float64)], layers).initial_state()
-    return state._replace(noise=mechanism.initial_noise(next(calls)))
+    seeded = dataclasses.replace(config, noise_seed=next(calls))
+    return seeded.for_model([tf.TensorSpec([draws], tf.float64)], layers).initial_state()
 
   def play(state, cohort, present, moves, draws):
     clip = float(state.clip)
-    rounds = config.for_model([tf.TensorSpec([draws], tf.float64)], layers)
+    rounds: Any = config.for_model([tf.TensorSpec([draws], tf.float64)], layers)
     admitted = rounds.admit(state, dict(client_id=tf.constant(cohort, tf.int64)))
     told = mechanism.with_ids(rounds.tell(state, admitted), admitted)
     told = mechanism.own_told(told, tf.constant(target, tf.int64))
@@ -116,7 +116,9 @@ def certified(
     (own,), _ = rounds.contribution({0: update}, {}, {}, told)
     late = dict(norm=tf.fill([len(cohort)], np.float32(clip)), weight=admitted.weights)
     others = float(tf.reduce_sum(admitted.weights) - told['weight']) * clip * moves
-    state, (mean,), _ = rounds.release(state, admitted, [tf.constant(others) + tf.repeat(own, draws)], late)
+    state, (mean,), _ = rounds.release(
+      state, admitted, [rounds.arithmetic.summed(others, clip) + tf.cast(own, rounds.sum_dtype)], late
+    )
     if not float(admitted.noise_multiplier):
       return state, None
     return state, _Release(mean.numpy() * config.divisor, others, clip, clip * config.noise_multiplier)

@@ -21,9 +21,7 @@ If nobody may add anything in a round, the round releases nothing at all. This i
 all its clients have spent their budgets, and it follows from who takes part. The result is then zero, and the clipping
 norm, the noise counter and the buffers stay as they are. t above counts only the rounds that release something.
 
-Arithmetic: norms and sums are float64. Clients clip to (1 - `CLIP_MARGIN`)·w·C. The margin is room for the rounding of
-the clipped entries, of σ, and of a sum over M clients, which is at most 2·M²·2^-53·C. So for M up to a thousand and
-weights from 0.001, one client moves the sum by at most w·C in floating-point numbers, and not only in real numbers.
+Clipping, sums and noise are in integers or in float64 numbers: `quap_tff.mechanisms.arithmetic`.
 """
 
 from __future__ import annotations
@@ -33,25 +31,17 @@ from collections.abc import Sequence
 import math
 from typing import Any, NamedTuple, Optional
 
-import numpy as np
 import tensorflow as tf
 
-from quap_tff.common import seeds
+from quap_tff.mechanisms import arithmetic
 from quap_tff.mechanisms import certified_config as configs
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import clip_split
-from quap_tff.mechanisms import gaussian
 from quap_tff.mechanisms import layers as layers_lib
 from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms import participation as participations
 from quap_tff.mechanisms import planning
 from quap_tff.mechanisms import privacy_filter
-
-# A relative margin. The docstring above explains it.
-CLIP_MARGIN = 2.0**-20
-
-# The uses of a round's seed. They are folded in after the counter and the cohort, so that no numbers are drawn twice.
-_CLIP_RULE, _NOISE = range(2)
 
 
 class ServerState(NamedTuple):
@@ -62,8 +52,9 @@ class ServerState(NamedTuple):
     participation: `counts` int32[N], and `rates` float32[N] under EMA rates.
     clip: float32 scalar, C of the next round.
     noise: The seed of the noise, and the number of rounds that have drawn noise, which is the number of releases.
-    buffers: For each tensor of shape S in an update, float64[d, *S]: Σ_k decay_j^(k-1)·Ẑ_{t-k}. The noise of the next
-      round takes a part of this back. Empty under independent noise.
+    buffers: Σ_k decay_j^(k-1)·Ẑ_{t-k} for each term j. The noise of the next round takes a part of this back. Float
+      arithmetic has a float64[d, *S] for each tensor of shape S in an update, integer arithmetic one int64[d, weights].
+      Empty under independent noise.
     accounts: Each client's account.
     weights: float32[N], w_i of the latest round, or 0 for a client that was not in it.
   """
@@ -87,8 +78,6 @@ class CertifiedRounds(mechanism.Rounds):
 
   reports_updates = False
   tells = True
-  # Rounding in float64 is negligible next to the clipping norm, see `CLIP_MARGIN`.
-  sum_dtype = np.float64
 
   def __init__(self, config: configs.CertifiedConfig, specs: Sequence[Any], layers: Sequence[layers_lib.Layer]):
     if any(spec.dtype not in (tf.float32, tf.float64) for spec in specs):
@@ -99,18 +88,20 @@ class CertifiedRounds(mechanism.Rounds):
     self.config, self.specs = config, specs
     self.groups = clip_split.clip_groups(config.clip_split, [math.prod(spec.shape) for spec in specs], layers)
     self.collects_late = config.counts_norms
+    self.arithmetic = arithmetic.of_config(config, specs)
+    self.sum_dtype = self.arithmetic.sum_dtype
 
   def initial_state(self) -> Any:
-    config, d = self.config, self.config.correlation.num_buffers
+    config = self.config
     return ServerState(
       round=tf.constant(0, tf.int32),
       participation=mechanism.initial_participation(config),
       clip=tf.constant(config.clip.initial_norm, tf.float32),
-      noise=mechanism.initial_noise(config.noise_seed),
-      buffers=[tf.zeros([d, *spec.shape], tf.float64) for spec in self.specs] if d else [],
+      noise=self.arithmetic.initial_noise(),
+      buffers=self.arithmetic.initial_buffers(),
       # Made by tf.zeros, so that the graph does not contain whole arrays.
       accounts=tf.nest.map_structure(
-        lambda one: tf.zeros([config.num_clients], one.dtype), privacy_filter.opened(0, d)
+        lambda one: tf.zeros([config.num_clients], one.dtype), privacy_filter.opened(0, config.correlation.num_buffers)
       ),
       weights=tf.zeros([config.num_clients], tf.float32),
     )
@@ -177,71 +168,39 @@ class CertifiedRounds(mechanism.Rounds):
   def contribution(
     self, update: mechanism.Parts, report: mechanism.Struct, announced: mechanism.Struct, told: mechanism.Struct
   ) -> tuple[list[Any], mechanism.Struct]:
-    """The update, each group clipped to norm r_l·w·C·(1 - `CLIP_MARGIN`); late, its norm where norms are counted.
+    """The update, each group clipped to norm r_l·w·C; late, its norm where norms are counted.
 
-    | update             | weight | contribution                  |
-    | any entry NaN, inf | any    | exact zeros in every tensor   |
-    | any                | 0      | exact zeros                   |
-    | zero               | any    | exact zeros                   |
-    | within the bounds  | > 0    | the update, bit for bit       |
+    | update             | weight | contribution                                            |
+    | any entry NaN, inf | any    | exact zeros in every tensor                             |
+    | any                | 0      | exact zeros                                             |
+    | zero               | any    | exact zeros                                             |
+    | within the bounds  | > 0    | the update: bit for bit in floats, rounded to the grid  |
 
     The norm is the smallest C at which clipping leaves the update unchanged: max_l ‖u_l‖/r_l, float32. It is not finite
     if an entry of the update is not finite.
     """
     norms = [clip_rules.global_norm([update[i] for i in group.indices]) for group in self.groups]
-    keeps = tf.reduce_all(tf.math.is_finite(tf.stack(norms)))
-    bound = tf.cast(told['weight'], tf.float64) * tf.cast(told['clip'], tf.float64) * (1 - CLIP_MARGIN)
-    result = dict(update)
-    for group, norm in zip(self.groups, norms):
-      within = norm <= group.ratio * bound
-      factor = group.ratio * bound / tf.where(within, tf.ones_like(norm), norm)
-      for index in group.indices:
-        tensor = update[index]
-        clipped = tf.where(within, tensor, tf.cast(tf.cast(tensor, tf.float64) * factor, tensor.dtype))
-        result[index] = tf.where(keeps, clipped, tf.zeros_like(tensor))
+    summands = self.arithmetic.summands(update, norms, self.groups, told['weight'], told['clip'])
     late = collections.OrderedDict()
     if self.collects_late:
       largest = tf.reduce_max([norm / group.ratio for group, norm in zip(self.groups, norms)])
+      keeps = tf.reduce_all(tf.math.is_finite(tf.stack(norms)))
       norm = tf.cast(tf.where(keeps, largest, float('nan')), tf.float32)
       late = collections.OrderedDict(norm=norm, weight=told['weight'])
-    return list(result.values()), late
+    return summands, late
 
   def release(
     self, state: Any, admitted: mechanism.Round, total: list[Any], late: Optional[mechanism.Struct] = None
   ) -> tuple[Any, list[Any], mechanism.Struct]:
     """`sigma` is the standard deviation of the noise that the round draws for each entry of the result."""
-    config, seed = self.config, _round_seed(state, admitted.client_ids)
-    after = admitted.after
+    config, after = self.config, admitted.after
+    seed = self.arithmetic.of_round(state.noise, admitted.client_ids)
     if self.collects_late:
       assert late is not None
       # Only clients with a positive weight count.
       counted = tf.boolean_mask(late['norm'], late['weight'] > 0)
-      moved = config.clip.next_norm(state.clip, counted, seeds.fold_in(seed, tf.constant(_CLIP_RULE, tf.int64)))
+      moved = config.clip.next_norm(state.clip, counted, lambda stddev: self.arithmetic.count_noise(seed, stddev))
       after = after._replace(clip=tf.minimum(moved, configs.LARGEST_CLIP))
-    noise, buffers = self._correlated_noise(state, admitted, total, seeds.fold_in(seed, tf.constant(_NOISE, tf.int64)))
-    clip = tf.cast(state.clip, tf.float64)
-    mean = [(part + clip * own) / config.divisor for part, own in zip(total, noise)]
-    result = [tf.cast(m, spec.dtype) for m, spec in zip(mean, self.specs)]
+    noised, buffers = self.arithmetic.noised(seed, total, state.buffers, state.clip, admitted.noise_multiplier)
+    result = [tf.cast(one / config.divisor, spec.dtype) for one, spec in zip(noised, self.specs)]
     return after._replace(buffers=buffers), result, admitted.metrics
-
-  def _correlated_noise(self, state, admitted, total, seed):
-    """Ẑ_t for each tensor of `total`, in units of the clipping norm (zero without a release), and the new buffers."""
-    drawn = gaussian.noises(seed, total, admitted.noise_multiplier)
-    gains, decays = self.config.correlation.gains, self.config.correlation.decays
-    if not len(gains):
-      return drawn, []
-    releases = tf.reduce_any(admitted.weights > 0)
-    noise, buffers = [], []
-    for own, before in zip(drawn, state.buffers):
-      own = tf.where(releases, own - tf.tensordot(gains, before, 1), tf.zeros_like(own))
-      moved = tf.reshape(decays, [-1] + [1] * (len(before.shape) - 1)) * before + own
-      buffers.append(tf.where(releases, moved, before))
-      noise.append(own)
-    return noise, buffers
-
-
-def _round_seed(state, client_ids):
-  # The seed depends on the cohort, too. A round that is tried again with other clients must not draw noise that was
-  # already used: the difference of the two results would then be the difference of the bare sums.
-  cohort = tf.strings.reduce_join(tf.strings.as_string(tf.sort(client_ids)), separator=',')
-  return seeds.fold_in(state.noise.seed, state.noise.counter, tf.strings.to_hash_bucket_fast(cohort, 2**62))

@@ -14,6 +14,7 @@ from quap_tff.common import registry
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import clip_split as clip_splits
 from quap_tff.mechanisms import correlation as correlations
+from quap_tff.mechanisms import integers
 from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms import participation as participations
 from quap_tff.mechanisms import privacy_filter
@@ -27,6 +28,7 @@ LARGEST_CLIP = 1e20
 # The ledger takes no budget of 0, which is what a client of weight 0 has spent.
 _NOTHING = float(np.finfo(np.float64).tiny)
 SMALLEST_MULTIPLIER, LARGEST_MULTIPLIER = 1e-3, 1e9
+ARITHMETICS = ('integer', 'float')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +61,8 @@ class CertifiedConfig(mechanism.Mechanism):
       everyone. A bound must not depend on the client's data.
     noise_seed: A non-negative integer makes the noise reproducible and so public: such a run cannot be certified. None:
       the seed is drawn from the operating system's entropy.
+    arithmetic: 'integer', in which the account covers what is computed, or 'float', whose numbers only approximate the
+      real numbers of the account.
   """
 
   num_clients: int
@@ -76,6 +80,7 @@ class CertifiedConfig(mechanism.Mechanism):
   planned_costs: Optional[tuple[float, ...]] = None
   own_epsilon: Optional[tuple[float, ...]] = None
   noise_seed: Optional[int] = None
+  arithmetic: str = 'integer'
 
   def __post_init__(self):
     checks.integer('num_clients', self.num_clients, at_least=1, at_most=2**31 - 1)
@@ -97,6 +102,8 @@ class CertifiedConfig(mechanism.Mechanism):
       raise registry.unknown_name_error('clip split', self.clip_split, list(clip_splits.SPLITS))
     if self.noise_seed is not None:
       checks.integer('noise seed', self.noise_seed, at_least=0, at_most=2**63 - 1)
+    if self.arithmetic not in ARITHMETICS:
+      raise registry.unknown_name_error('arithmetic', self.arithmetic, ARITHMETICS)
     self._check_clip()
     self._check_plan()
     self._check_own_epsilon()
@@ -142,7 +149,13 @@ class CertifiedConfig(mechanism.Mechanism):
         'private_quantile.'
       )
     checks.number('clipping norm', self.clip.initial_norm, at_most=LARGEST_CLIP)
-    if not self._count_cost < privacy_filter.limit_of(self.epsilon, self.delta):
+    stddev = self.clip.count_noise_multiplier / 2
+    if self._is_integer and math.isfinite(stddev) and not integers.takes_count(stddev):
+      raise ValueError(
+        f'count_stddev={stddev:g} is outside the range of noise in integers, {integers.COUNT_RANGE}. Use another one, '
+        'or arithmetic="float".'
+      )
+    if not self._count_cost < self._limit_of(self.epsilon):
       raise ValueError(
         f'epsilon={self.epsilon} at delta={self.delta} is too small to pay for one noised count of the '
         'private quantile. Give the counts more noise (count_stddev), or use a fixed clipping norm.'
@@ -182,12 +195,67 @@ class CertifiedConfig(mechanism.Mechanism):
   @property
   def prices(self) -> privacy_filter.Prices:
     """What taking part in a round costs a client."""
-    limit: Any = privacy_filter.limit_of(self.epsilon, self.delta)
+    limit: Any = self._limit_of(self.epsilon)
     if self.own_epsilon is not None:
-      limit = np.array([privacy_filter.limit_of(own, self.delta) for own in self.own_epsilon], np.float64)
+      limit = np.array([self._limit_of(own) for own in self.own_epsilon], np.float64)
     return privacy_filter.Prices(
       limit=limit, noise_multiplier=self.noise_multiplier, count_cost=self._count_cost, correlation=self.correlation
     )
+
+  def _limit_of(self, epsilon: float) -> float:
+    """The largest μ² of a client with this ε. In integers, a part of ε and δ is kept for what rounding costs."""
+    kept = 1 - integers.RESERVE if self._is_integer else 1.0
+    return privacy_filter.limit_of(epsilon * kept, self.delta * kept)
+
+  @property
+  def _is_integer(self) -> bool:
+    return self.arithmetic == 'integer'
+
+  def grid(self, num_weights: int) -> integers.Grid:
+    """The grid of integer arithmetic for an update of `num_weights` entries.
+
+    Raises:
+      ValueError: If integers could overflow.
+    """
+    if self.noise_multiplier is None:
+      raise ValueError('The grid follows from the noise. Give noise_multiplier, or calibrate it on a schedule.')
+    grid = integers.Grid(self.noise_multiplier, num_weights, self.correlation, self.num_rounds)
+    grid.check_sum(self.num_clients)
+    return grid
+
+  def most_releases(self, num_weights: int) -> int:
+    """How many releases the account of rounding covers: the planned rounds, or as many as ε pays for."""
+    if self.num_rounds is not None:
+      return self.num_rounds
+    return integers.most_draws(self._smallest_epsilon) // self._draws(num_weights)
+
+  def slack(self, num_weights: int) -> integers.Slack:
+    """What rounding costs all releases of a model with `num_weights` weights; nothing in float arithmetic.
+
+    Raises:
+      ValueError: If integers could overflow, or ε and δ do not pay for rounding.
+    """
+    if not self._is_integer:
+      return integers.Slack()
+    draws = self.most_releases(num_weights) * self._draws(num_weights)
+    return self.grid(num_weights).slack(self._smallest_epsilon, self.epsilon, self.delta, draws)
+
+  @property
+  def kept_slack(self) -> integers.Slack:
+    """What is kept for rounding: no less than the slack of any model."""
+    return (
+      integers.Slack(integers.RESERVE * self._smallest_epsilon, integers.RESERVE * self.delta)
+      if (self._is_integer)
+      else integers.Slack()
+    )
+
+  def _draws(self, num_weights):
+    """How many draws of noise a release takes."""
+    return num_weights + self.counts_norms
+
+  @property
+  def _smallest_epsilon(self) -> float:
+    return min(self.own_epsilon or (self.epsilon,))
 
   @property
   def _count_cost(self) -> float:
@@ -219,7 +287,9 @@ class CertifiedConfig(mechanism.Mechanism):
 
   @property
   def fingerprint(self) -> str:
-    return repr(dataclasses.replace(self, noise_seed=None))
+    text = repr(dataclasses.replace(self, noise_seed=None))
+    # Ledgers of float arithmetic are older than the choice.
+    return text if self._is_integer else text.replace(", arithmetic='float'", '')
 
   def for_model(
     self, specs: mechanism.Specs, layers: mechanism.Layers, learning_rate_fn: mechanism.LearningRateFn = None

@@ -7,7 +7,7 @@ Equations: docs/method.md, sections 5.3 and 5.4. A new rule is a class here and 
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import dataclasses
 import math
 from typing import Any, Optional
@@ -15,7 +15,6 @@ from typing import Any, Optional
 from quap_tff.common import checks
 from quap_tff.common import registry
 from quap_tff.common.lazy import tf
-from quap_tff.mechanisms import gaussian
 
 # Larger norms would become +inf in float32, which means "no bound": neither clipped nor noised.
 LARGEST_NORM = 1e38
@@ -27,6 +26,9 @@ TFF_SMALLEST_CLIP, TFF_LARGEST_NORM = 1e-10, 1e19
 # The most that rounding its entries to float32 adds to the norm of an update, as a share.
 _ROUNDING = 2.0**-24
 TIMINGS = ('current', 'previous')
+
+# Draws a float64 scalar of noise with a standard deviation.
+Noise = Callable[[float], Any]
 
 # Each client of the cohort adds 1/2 or -1/2 to the centred count, as in the paper. A client without data adds nothing.
 _COUNT_SENSITIVITY = 0.5
@@ -61,15 +63,15 @@ class ClipRule(abc.ABC):
   def initial_norm(self) -> float:
     """C_0; +inf if there is none."""
 
-  def next_norm(self, norm: tf.Tensor, norms: tf.Tensor, noise_seed: tf.Tensor) -> tf.Tensor:
+  def next_norm(self, norm: tf.Tensor, norms: tf.Tensor, noise: Noise) -> tf.Tensor:
     """C_t from C_{t-1} (float32 scalar) and the cohort's norms (float32[M], NaN for non-finite updates).
 
     Args:
       norm: C_{t-1}.
       norms: L2 norms of the cohort's updates; may be empty.
-      noise_seed: int64[2], for rules that add noise.
+      noise: Draws float64 noise of a standard deviation, once; for rules that add noise.
     """
-    del norms, noise_seed
+    del norms, noise
     return norm
 
 
@@ -124,8 +126,8 @@ class QuantileEma(ClipRule):
   def initial_norm(self) -> float:
     return math.inf if self.initial_clip is None else self.initial_clip
 
-  def next_norm(self, norm: tf.Tensor, norms: tf.Tensor, noise_seed: tf.Tensor) -> tf.Tensor:
-    del noise_seed
+  def next_norm(self, norm: tf.Tensor, norms: tf.Tensor, noise: Noise) -> tf.Tensor:
+    del noise
     target = tf.maximum(quantile(norms, self.quantile), self.min_clip)
     if self.max_clip is not None:
       target = tf.minimum(target, self.max_clip)
@@ -186,11 +188,11 @@ class PrivateQuantile(ClipRule):
   def initial_norm(self) -> float:
     return self.initial_clip
 
-  def next_norm(self, norm: tf.Tensor, norms: tf.Tensor, noise_seed: tf.Tensor) -> tf.Tensor:
+  def next_norm(self, norm: tf.Tensor, norms: tf.Tensor, noise: Noise) -> tf.Tensor:
     # An update that is not finite counts as above the clip, as a norm of +inf would. An update of exactly zero, which
     # a client without data sends, counts for neither side: taking a client's data away moves the count by 1/2 only.
     centred = tf.where(norms <= norm, _COUNT_SENSITIVITY, -_COUNT_SENSITIVITY) * tf.cast(norms != 0, tf.float32)
-    count = tf.cast(tf.reduce_sum(centred), tf.float64) + gaussian.noise(noise_seed, [], self.count_stddev)
+    count = tf.cast(tf.reduce_sum(centred), tf.float64) + noise(self.count_stddev)
     cohort_size = tf.cast(tf.size(norms), tf.float32)
     below = tf.cast(count, tf.float32) / tf.maximum(cohort_size, 1.0) + 0.5
     moved = norm * tf.exp(-self.learning_rate * (below - self.quantile))
@@ -231,11 +233,11 @@ class NoisedMean(ClipRule):
   def initial_norm(self) -> float:
     return self.initial_clip
 
-  def next_norm(self, norm: tf.Tensor, norms: tf.Tensor, noise_seed: tf.Tensor) -> tf.Tensor:
+  def next_norm(self, norm: tf.Tensor, norms: tf.Tensor, noise: Noise) -> tf.Tensor:
     clipped = tf.minimum(tf.where(tf.math.is_finite(norms), norms, norm), norm)
     scale = tf.cast(norm, tf.float64)
     total = tf.cast(tf.reduce_sum(clipped), tf.float64)
-    total += scale * gaussian.noise(noise_seed, [], self.noise_multiplier)
+    total += scale * noise(self.noise_multiplier)
     cohort_size = tf.cast(tf.size(norms), tf.float32)
     target = self.factor * tf.cast(total, tf.float32) / tf.maximum(cohort_size, 1.0)
     moved = tf.clip_by_value(target, norm / 2.0, norm * 2.0)
@@ -262,8 +264,8 @@ class Decaying(ClipRule):
   def initial_norm(self) -> float:
     return self.initial_clip
 
-  def next_norm(self, norm: tf.Tensor, norms: tf.Tensor, noise_seed: tf.Tensor) -> tf.Tensor:
-    del norms, noise_seed
+  def next_norm(self, norm: tf.Tensor, norms: tf.Tensor, noise: Noise) -> tf.Tensor:
+    del norms, noise
     return tf.maximum(norm * self.decay, SMALLEST_CLIP)
 
 

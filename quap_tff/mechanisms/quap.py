@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Sequence
+import functools
 import math
 from typing import Any, NamedTuple, Optional
 
@@ -140,7 +141,9 @@ class QuapRounds(mechanism.Rounds):
     participation = participations.next_state(config.participation, state.participation, client_ids, round_num)
     rates = tf.gather(participations.rates(config.participation, participation, round_num), client_ids)
 
-    next_clip = config.clip.next_norm(state.clip, norms, _round_seed(state, _CLIP_RULE))
+    next_clip = config.clip.next_norm(
+      state.clip, norms, functools.partial(gaussian.noise, _round_seed(state, _CLIP_RULE), [])
+    )
     clip = next_clip if config.clip.uses_current_norms else state.clip
     size = tf.size(client_ids)
 

@@ -72,6 +72,7 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
     own: Bounds that clients choose for themselves, as pairs share/ε: 0.34/1/0.43/2/0.23/3 gives 34% of the clients
       ε = 1, 43% ε = 2 and 23% ε = 3, by --seed. The largest must be --epsilon. Empty: --epsilon for everyone.
     noise_multiplier: z. None for the z that makes the most of the budgets over the planned rounds.
+    arithmetic: 'integer', in which the account covers what is computed, or 'float', whose numbers approximate it.
     certificate: Whether the run ends with a certificate. Without one, the run is a rehearsal: --noise_seed and
       --client_metrics may be given, which no certificate covers.
   """
@@ -81,6 +82,7 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
   divides_by_planned_cohort = True
   # The noise was chosen for the planned cohorts, and the certificate speaks of them.
   charges_absent = True
+  earlier = {'arithmetic': 'float'}
 
   weights: weight_rules.WeightRule = flag_fields.parameter('weight rule', WEIGHTS, 'participation')
   noise: correlations.Correlation = flag_fields.parameter('noise correlation', correlations.FAMILIES, 'independent')
@@ -90,11 +92,13 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
   clip_split: str = 'joint'
   own: tuple = ()
   noise_multiplier: Optional[float] = None
+  arithmetic: str = 'integer'
   certificate: bool = True
   shape: parts.Shape = flag_fields.part(parts.Shape())
 
   def __post_init__(self):
     registry.lookup('clip split', self.clip_split, clip_split.SPLITS)
+    registry.lookup('arithmetic', self.arithmetic, dict.fromkeys(certified_configs.ARITHMETICS))
     if self.noise_multiplier is not None:
       checks.number('noise_multiplier', self.noise_multiplier, above=0)
     self._clip_rule()
@@ -181,6 +185,7 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
       clip_split=self.clip_split,
       own_epsilon=self._own_epsilon(setting),
       noise_seed=self.noise_seed,
+      arithmetic=self.arithmetic,
     )
 
   def aggregates_once(self, setting: base.Setting) -> bool:

@@ -234,5 +234,7 @@ def _from_json(value: Any) -> Any:
   """The inverse of `_to_json`."""
   if isinstance(value, dict):
     fields = {name: _from_json(part) for name, part in value.items() if name != 'class'}
+    if value['class'] == certified_config.CertifiedConfig.__name__:
+      fields.setdefault('arithmetic', 'float')  # There was no other before.
     return _CLASSES[value['class']](**fields)
   return tuple(map(_from_json, value)) if isinstance(value, list) else value

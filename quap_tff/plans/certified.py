@@ -13,6 +13,7 @@ from quap_tff.accounting import certificate
 from quap_tff.accounting import protection as protections
 from quap_tff.common import checks
 from quap_tff.mechanisms import certified_config as configs
+from quap_tff.mechanisms import integers
 from quap_tff.mechanisms import planning
 from quap_tff.mechanisms import postprocessing
 from quap_tff.plans import plan
@@ -71,6 +72,13 @@ class CertifiedPlan(plan.Plan):
         f'{" and ".join(self.extension.exact_releases)}: no certificate would hold.'
       )
     self.averaging = planned.averaging
+
+  @property
+  def slack(self) -> integers.Slack:
+    """What rounding costs. Before the model's shape is known, all that is kept for it."""
+    if self.model is None:
+      return self.config.kept_slack
+    return self.config.slack(sum(self.model.sizes))
 
   def _of_mechanism(self):
     covered = protections.EVERY_LAYER
@@ -169,6 +177,8 @@ class CertifiedPlan(plan.Plan):
       fixed_noise_seed=self.config.noise_seed is not None,
       exact_metrics=self._exact_logs,
       own_epsilon=self.config.own_epsilon or (),
+      arithmetic=self.config.arithmetic,
+      slack=self.slack,
     )
 
 

@@ -13,6 +13,7 @@ from quap_tff.common import checks
 from quap_tff.common import lazy
 from quap_tff.common.lazy import tff
 from quap_tff.mechanisms import correlation as correlations
+from quap_tff.mechanisms import integers
 from quap_tff.mechanisms import layers as layers_lib
 from quap_tff.mechanisms import mechanism as mechanisms
 from quap_tff.mechanisms import postprocessing
@@ -159,6 +160,11 @@ class Plan:
   def model(self) -> Optional[layers_lib.ModelShape]:
     """The model's shape, once it is known."""
     return self._model
+
+  @property
+  def slack(self) -> integers.Slack:
+    """What rounding costs, which the formal figures include."""
+    return integers.Slack()
 
   @property
   def sampler(self) -> accounting.Sampler:
@@ -337,7 +343,7 @@ class Plan:
     is_local = self.mechanism.facts.is_local
     note = _LOCAL_NOISE if is_local else self.noise_note
     neighbours = accounting.REPLACE_ONE if is_local else accounting.ZERO_OUT
-    return accounting.formal_report(ledger, self.delta, self.protection, self.sampler, note, neighbours)
+    return accounting.formal_report(ledger, self.delta, self.protection, self.sampler, note, neighbours, self.slack)
 
   def _bound(self, ledger, cohorts):
     """The figures that hold for a run over these cohorts wherever it ends; raises `NoBoundError` if there are none."""
@@ -350,5 +356,5 @@ class Plan:
       covers, statement, _ = self.protection
       note = f'No formal figure: the run has ended early, and {error}.'
       bound = accounting.FormalReport(covers, statement, self.delta, accounting.UNIT, (), (note,), None)
-    reading = accounting.Reading(ledger.num_rounds, accounting.epsilon_by_client(ledger, self.delta))
+    reading = accounting.Reading(ledger.num_rounds, self.slack.of(accounting.total_mu(ledger).whole, self.delta))
     return dataclasses.replace(bound, reading=reading)

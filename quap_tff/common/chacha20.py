@@ -1,0 +1,94 @@
+"""ChaCha20, a stream cipher, as a generator of random bits in TensorFlow's integer operations (RFC 8439, section 2.3).
+
+With a secret key of 256 random bits, nobody is known to tell its stream from random bits. The integers are the same on
+every machine and runtime. A stream is named by a key and a nonce; no two uses may share both.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any, Optional
+
+import numpy as np
+
+from quap_tff.common.lazy import tf
+
+# The constants of the first row, "expand 32-byte k".
+_CONSTANTS = np.frombuffer(b'expand 32-byte k', np.uint32)
+_DOUBLE_ROUNDS = 10
+# Pairs of 32-bit words in a block.
+_WORDS_OF_BLOCK = 8
+
+
+def initial_key(seed: Optional[int], stream: int) -> tf.Tensor:
+  """A key, int64[4].
+
+  Args:
+    seed: A non-negative integer makes the key, and so all noise, reproducible and public. None draws 256 bits from the
+      operating system's entropy.
+    stream: A number for the use of the seed.
+  """
+  if seed is not None:
+    return tf.constant([seed, stream, 0, 0], tf.int64)
+  entropy = tf.constant(np.frombuffer(secrets.token_bytes(32), np.int64))
+  # Two runs of one serialized computation must not share their noise.
+  return tf.bitwise.bitwise_xor(entropy, tf.raw_ops.NonDeterministicInts(shape=[4], dtype=tf.int64))
+
+
+def blocks(key: tf.Tensor, nonce: tf.Tensor, count: Any, first: int = 0) -> tf.Tensor:
+  """uint32[count, 16]: the blocks of a stream, each word as RFC 8439 writes it in little-endian order.
+
+  Args:
+    key: int64[4].
+    nonce: uint32[3].
+    count: The number of blocks, at most 2^32 - first.
+    first: The counter of the first block.
+  """
+  words = tf.bitcast(key, tf.uint32)
+  counters = tf.cast(first + tf.range(tf.cast(count, tf.int64), dtype=tf.int64), tf.uint32)
+  columns = lambda values: tf.tile(tf.reshape(values, [4, 1]), [1, tf.size(counters)])
+  last = tf.concat([counters[tf.newaxis], columns(tf.concat([[0], nonce], 0))[1:]], axis=0)
+  rows = (columns(_CONSTANTS), columns(tf.reshape(words, [2, 4])[0]), columns(tf.reshape(words, [2, 4])[1]), last)
+
+  def double_round(index, a, b, c, d):
+    a, b, c, d = _quarter_rounds(a, b, c, d)
+    a, b, c, d = _quarter_rounds(a, tf.roll(b, -1, 0), tf.roll(c, -2, 0), tf.roll(d, -3, 0))
+    return index + 1, a, tf.roll(b, 1, 0), tf.roll(c, 2, 0), tf.roll(d, 3, 0)
+
+  _, *mixed = tf.while_loop(lambda index, *_: index < _DOUBLE_ROUNDS, double_round, (0, *rows))
+  return tf.transpose(tf.concat([old + new for old, new in zip(rows, mixed)], axis=0))
+
+
+def integers(key: tf.Tensor, nonce: tf.Tensor, count: Any) -> tf.Tensor:
+  """int64[count]: the first words of a stream, each uniform over all 2^64 values."""
+  count = tf.cast(count, tf.int64)
+  stream = blocks(key, nonce, (count + _WORDS_OF_BLOCK - 1) // _WORDS_OF_BLOCK)
+  return tf.bitcast(tf.reshape(stream, [-1, 2]), tf.int64)[:count]
+
+
+def derived_key(key: tf.Tensor, nonce: tf.Tensor) -> tf.Tensor:
+  """int64[4]: a key of its own for each nonce (uint32[3]), from which nobody can compute `key`."""
+  return integers(key, nonce, 4)
+
+
+def nonce(*parts: Any) -> tf.Tensor:
+  """uint32[3] from up to three integers in [0, 2^32)."""
+  padded = [*parts, *[0] * (3 - len(parts))]
+  return tf.stack([tf.cast(part, tf.uint32) for part in padded])
+
+
+def _quarter_rounds(a, b, c, d):
+  a = a + b
+  d = _rotated(tf.bitwise.bitwise_xor(d, a), 16)
+  c = c + d
+  b = _rotated(tf.bitwise.bitwise_xor(b, c), 12)
+  a = a + b
+  d = _rotated(tf.bitwise.bitwise_xor(d, a), 8)
+  c = c + d
+  b = _rotated(tf.bitwise.bitwise_xor(b, c), 7)
+  return a, b, c, d
+
+
+def _rotated(words, bits):
+  left = tf.bitwise.left_shift(words, tf.constant(bits, tf.uint32))
+  return tf.bitwise.bitwise_or(left, tf.bitwise.right_shift(words, tf.constant(32 - bits, tf.uint32)))

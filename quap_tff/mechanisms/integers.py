@@ -1,0 +1,267 @@
+"""The certified mechanism's arithmetic in integers: a grid, its noise, and what rounding costs (docs/privacy.md).
+
+    client     x_i = ⌊(K/C)·u_i⌉ with Σ x² ≤ ⌊w_i·K⌋², checked in integers; otherwise zeros
+    server     R_t = Σ x_i + Ẑ_t,  Ẑ_t = ⌊Z_t - b_t⌉,  Z_t ~ N(0, (z·K)²),  b_t = Σ_j gain_j·buffer_j
+               buffer_j ← decay_j·buffer_j + Ẑ_t
+    released   C/(K·D)·R_t
+
+Sums of integers are the same in any order. Buffers are in fixed point. Everything has a bound that follows from the
+configuration, so nothing can overflow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import dataclasses
+import functools
+import math
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+
+from quap_tff.common.lazy import tf
+from quap_tff.mechanisms import correlation as correlations
+from quap_tff.mechanisms import integer_noise
+from quap_tff.mechanisms import tradeoff
+
+# The share of ε, and of δ, that is kept for what rounding costs.
+RESERVE = 2.0**-11
+# Grid steps in the clipping norm, for each √d.
+_STEPS = 512
+_MOST_STEPS = 2**30
+# Sums and buffers stay below.
+_LARGEST = 2.0**62
+_FEWEST_FRACTION_BITS, _MOST_FRACTION_BITS = 8, 40
+# A count is this many grid steps, so that noise on it is fine enough.
+_COUNT_STEPS = 2**16
+COUNT_RANGE = '1/16 to 2^29'
+# `product` is too small by less than this.
+_PRODUCT_ERROR = 3
+# The error of float64 when a client's bound is computed, as a share.
+_BOUND_ERROR = 2.0**-40
+# Beyond so many releases, coefficients of the noise's inverse are bounded by 1 instead of being computed.
+_COMPUTED_RELEASES = 10_000
+
+
+def most_draws(epsilon: float) -> int:
+  """The most draws of noise for which half of what is kept of ε pays."""
+  return int(RESERVE * epsilon / (4 * integer_noise.RELATIVE_ERROR))
+
+
+def takes_count(stddev: float) -> bool:
+  """Whether noise with this standard deviation can be added to a count."""
+  return integer_noise.SMALLEST_STDDEV <= stddev * _COUNT_STEPS <= integer_noise.LARGEST_STDDEV
+
+
+class Slack(NamedTuple):
+  """What the guarantee of the ideal mechanism loses by rounding: (ε, δ - delta) becomes (ε + epsilon, δ).
+
+  Attributes:
+    epsilon: Nats, at least 0.
+    delta: At least 0.
+  """
+
+  epsilon: float = 0.0
+  delta: float = 0.0
+
+  def of(self, mu: Any, delta: float) -> Any:
+    """The ε of μ-GDP with this slack: float64s; 0 where μ is 0."""
+    return tradeoff.epsilon_of(mu, delta - self.delta) + self.epsilon * (np.asarray(mu) > 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+  """The grid of a mechanism with d weights.
+
+  Attributes:
+    noise_multiplier: z.
+    num_weights: d.
+    correlation: The correlation of the noise.
+    num_releases: The most releases; None if there is no limit, which correlated noise does not allow.
+  """
+
+  noise_multiplier: float
+  num_weights: int
+  correlation: correlations.Correlation = correlations.Independent()
+  num_releases: Optional[int] = None
+
+  def __post_init__(self):
+    if self.correlation.num_buffers and self.num_releases is None:
+      raise ValueError(
+        'Correlated noise in integers needs a number of rounds, because the rounding of its buffers adds up. Give '
+        'num_rounds, or use arithmetic="float".'
+      )
+    if not self.stddev <= integer_noise.LARGEST_STDDEV or self.steps > _MOST_STEPS:
+      raise ValueError(
+        f'noise_multiplier={self.noise_multiplier:g} and {self.num_weights:,} weights need a grid of {self.steps:,} '
+        f'steps and noise of {self.stddev:.3g} steps, and sums of such integers could overflow. Use a smaller model, '
+        'or arithmetic="float".'
+      )
+    if self.correlation.num_buffers and self.fraction_bits < _FEWEST_FRACTION_BITS:
+      raise ValueError(
+        f'The buffers of {self.correlation!r} could overflow: noise of {self.stddev:.3g} grid steps leaves '
+        f'{self.fraction_bits} bits for fractions, and {_FEWEST_FRACTION_BITS} are needed. Use smaller decays, or '
+        'arithmetic="float".'
+      )
+
+  @functools.cached_property
+  def steps(self) -> int:
+    """K, the number of grid steps in the clipping norm."""
+    # With 512·√d steps, rounding a client's entries costs at most a thousandth of its bound at weight 1.
+    return math.ceil(max(_STEPS * math.sqrt(self.num_weights), integer_noise.SMALLEST_STDDEV / self.noise_multiplier))
+
+  @property
+  def _releases(self) -> int:
+    assert self.num_releases is not None
+    return self.num_releases
+
+  @property
+  def stddev(self) -> float:
+    """z·K, the standard deviation of Z_t in grid steps."""
+    return self.noise_multiplier * self.steps
+
+  @functools.cached_property
+  def sampler(self) -> integer_noise.Sampler:
+    """Draws the noise."""
+    return integer_noise.Sampler(self.stddev)
+
+  @functools.cached_property
+  def _largest_noise(self) -> float:
+    """A bound on |Ẑ_t|: Σ|h_k|·(|Z| + 1), where h is the inverse of the coefficients."""
+    one = integer_noise.REACH * self.stddev + 2
+    if not self.correlation.num_buffers:
+      return one
+    gains, decays = self.correlation.gains, self.correlation.decays
+    total, noise, buffers = 1.0, 1.0, np.zeros_like(decays)
+    for _ in range(min(self._releases, _COMPUTED_RELEASES) - 1):
+      buffers = decays * buffers + noise
+      noise = -float(gains @ buffers)
+      total += abs(noise)
+    return one * (total + max(self._releases - _COMPUTED_RELEASES, 0))
+
+  @functools.cached_property
+  def fraction_bits(self) -> int:
+    """F: buffers are integers in units of 2^-F grid steps."""
+    largest = self._largest_noise / (1 - self.correlation.decays.max())
+    return min(math.floor(math.log2(_LARGEST / largest)), _MOST_FRACTION_BITS)
+
+  def check_sum(self, num_clients: int) -> None:
+    """Raises `ValueError` if a sum of all clients and noise could overflow."""
+    if not num_clients * self.steps + self._largest_noise < _LARGEST:
+      raise ValueError(
+        f'{num_clients:,} clients of {self.steps:,} grid steps and noise of {self.stddev:.3g} steps could overflow '
+        'integers of 64 bits. Use arithmetic="float".'
+      )
+
+  @property
+  def buffer_cost(self) -> float:
+    """The most that the rounding of buffers adds to a client's μ.
+
+    The difference of two runs' b_t is that of exact buffers up to twice the error of each. In all T releases it moves
+    every entry by at most that.
+    """
+    if not self.correlation.num_buffers:
+      return 0.0
+    gains, decays = self.correlation.gains, self.correlation.decays
+    error = _PRODUCT_ERROR * (float(gains @ (1 / (1 - decays))) + self.correlation.num_buffers)
+    each = 2 * error * 2.0**-self.fraction_bits * math.sqrt(self.num_weights) / self.stddev
+    return math.sqrt(self._releases) * each
+
+  def slack(self, smallest: float, largest: float, delta: float, num_draws: int) -> Slack:
+    """What rounding costs, for draws with relative error η: 2·n·η, and the buffers' cost at the largest μ.
+
+    Args:
+      smallest: The smallest ε that a client has.
+      largest: The largest.
+      delta: The total δ.
+      num_draws: n, the draws of all releases.
+
+    Raises:
+      ValueError: If the share `RESERVE` of ε and δ does not pay for it.
+    """
+    moved = num_draws * integer_noise.RELATIVE_ERROR
+    kept, of_buffers = delta * (1 - RESERVE), 0.0
+    if self.buffer_cost:
+      mu = tradeoff.mu_at_most(largest, delta)
+      of_buffers = float(np.diff(tradeoff.epsilon_of(np.array([mu, mu + self.buffer_cost]), kept))[0])
+    found = 2 * moved + of_buffers
+    values = 2 * integer_noise.REACH * self.stddev + 2
+    lost = num_draws * (values * integer_noise.ABSOLUTE_ERROR + math.exp(largest) * integer_noise.BEYOND_REACH)
+    lost = math.expm1(moved) * kept + math.exp(moved) * lost
+    if not (found <= RESERVE * smallest and lost <= RESERVE * delta):
+      raise ValueError(
+        f'Rounding of {num_draws:,} draws of noise costs ε = {found:.2g} and δ = {lost:.2g}, and of epsilon='
+        f'{smallest:g} and delta={delta:g}, {RESERVE * smallest:.2g} and {RESERVE * delta:.2g} are kept for it. Use '
+        'fewer rounds, smaller decays, or arithmetic="float".'
+      )
+    return Slack(found, RESERVE * delta)
+
+  def summands(
+    self, update: Sequence[Any], norms: Sequence[Any], groups: Sequence[Any], weight: Any, clip: Any
+  ) -> list[Any]:
+    """A client's part of the sum: int32 tensors with Σ x² ≤ ⌊w·K⌋², or zeros.
+
+    Args:
+      update: Its float tensors.
+      norms: float64 scalars, the norm of each group.
+      groups: The tensors that are clipped together, `clip_split.ClipGroup`s.
+      weight: w, float32 scalar.
+      clip: C, float32 scalar.
+    """
+    bound = tf.floor(tf.cast(weight, tf.float64) * (self.steps * (1 - _BOUND_ERROR)))
+    # Rounding adds at most √d/2 to the norm.
+    aim = tf.maximum(bound - math.sqrt(self.num_weights) / 2, 0.0) * (1 - _BOUND_ERROR)
+    result = list(update)
+    for group, norm in zip(groups, norms):
+      scale = self.steps / tf.cast(clip, tf.float64)
+      scale = tf.minimum(scale, tf.math.divide_no_nan(group.ratio * aim, norm))
+      for index in group.indices:
+        result[index] = tf.round(tf.cast(update[index], tf.float64) * scale)
+    # The float64 sum cannot wrap around, and an integer sum that would is too large for it.
+    squares = tf.add_n([tf.reduce_sum(tf.square(part)) for part in result])
+    small = tf.logical_and(tf.math.is_finite(squares), squares <= 2 * tf.square(bound))
+    whole = [tf.cast(tf.where(small, part, tf.zeros_like(part)), tf.int64) for part in result]
+    exact = tf.add_n([tf.reduce_sum(tf.square(part)) for part in whole])
+    within = tf.logical_and(small, exact <= tf.square(tf.cast(bound, tf.int64)))
+    return [tf.cast(tf.where(within, part, tf.zeros_like(part)), tf.int32) for part in whole]
+
+  def initial_buffers(self) -> list[Any]:
+    """The buffers before the first release: one int64[d buffers, d weights] in units of 2^-F; none if independent."""
+    count = self.correlation.num_buffers
+    return [tf.zeros([count, self.num_weights], tf.int64)] if count else []
+
+  def noise(self, key: Any, buffers: list[Any]) -> tuple[Any, list[Any]]:
+    """(Ẑ_t int64[d], the buffers after it), from the round's key, int64[4]."""
+    if not buffers:
+      return self.sampler.draw(key, self.num_weights), []
+    (before,) = buffers
+    bits = tf.constant(self.fraction_bits, tf.int64)
+    taken = tf.add_n([product(before[j], gain) for j, (gain, _) in enumerate(self.correlation.terms)])
+    whole = tf.bitwise.right_shift(taken + 2 ** (self.fraction_bits - 1), bits)
+    rest = tf.cast(taken - tf.bitwise.left_shift(whole, bits), tf.float64) * 2.0**-self.fraction_bits
+    noise = self.sampler.draw(key, self.num_weights, rest) - whole
+    added = tf.bitwise.left_shift(noise, bits)
+    after = [product(before[j], decay) + added for j, (_, decay) in enumerate(self.correlation.terms)]
+    return noise, [tf.stack(after)]
+
+
+def count_noise(key: Any, stddev: float) -> Any:
+  """float64 scalar: noise on a count in multiples of 1/2, a multiple of 2^-16. Their sum is exact in float64.
+
+  Args:
+    key: int64[4].
+    stddev: Its standard deviation, from 1/16.
+  """
+  sampler = integer_noise.Sampler(stddev * _COUNT_STEPS)
+  return tf.cast(sampler.draw(key, 1, use=1)[0], tf.float64) / _COUNT_STEPS
+
+
+def product(values: Any, factor: float) -> Any:
+  """int64 values·factor with an error in (-3, 0], for |values| < 2^62 and a float64 factor in (0, 1].
+
+  A factor below 1/2 is rounded to a multiple of 2^-53.
+  """
+  high, low = divmod(round(factor * 2**53), 2**27)
+  shifted = lambda value, bits: tf.bitwise.right_shift(value, tf.constant(bits, tf.int64))
+  above, below = shifted(values, 31), tf.bitwise.bitwise_and(values, tf.constant(2**31 - 1, tf.int64))
+  return above * (high * 32) + shifted(above * low, 22) + shifted(below * high, 26) + shifted(below * low, 53)
