@@ -141,6 +141,7 @@ class WithDropout(base.ParticipationModel):
   def __init__(self, drawn: base.ParticipationModel, dropout: DropoutModel, charges_absent: bool):
     """Args are who is drawn, who drops out, and whether a cohort is all who were drawn or those who came."""
     self._drawn, self._dropout, mean = drawn, dropout, drawn.mean_cohort_size
+    self.mean_dropout = float(dropout.rates.mean())
     if charges_absent:
       super().__init__(
         drawn.population,

@@ -33,8 +33,11 @@ from quap_tff.mechanisms import planning
 _NEEDED = (run_folder.RUN, run_folder.LEDGER, run_folder.MODEL, run_folder.SUMMARY, run_folder.CLIENTS)
 # Columns of metrics.csv that follow from the public test set or from message sizes. The plan names the other columns.
 _OF_LOOP = frozenset({'round', 'test_accuracy', 'test_loss', 'down_bytes_per_client', 'up_bytes_per_client'})
-# Places of summary.json that version 3 had in other words or not at all.
-_EARLIER_SUMMARY = ('malicious', 'diverged', 'output_dir', 'formal.notes', 'formal.reading')
+# Places of summary.json that earlier versions had in other words or not at all.
+_EARLIER_SUMMARY = {
+  3: ('trust', 'malicious', 'diverged', 'output_dir', 'formal.notes', 'formal.reading'),
+  4: ('trust',),
+}
 
 
 def read(path: str, version: int = certificates.VERSION) -> Evidence:
@@ -286,7 +289,7 @@ def _summary_problems(path, run, num_clients, plan, report, ledger, rows, versio
     )
   except (KeyError, IndexError, TypeError, ValueError) as error:
     return [f'{name} or {run_folder.METRICS} is damaged: {type(error).__name__}: {error}']
-  skipped = _EARLIER_SUMMARY if version <= 3 else ()
+  skipped = _EARLIER_SUMMARY.get(version, ())
   return [
     f'{name}: {difference}'
     for difference in certificates.differences(summary, expected, skipped, tolerance=files.RELATIVE)

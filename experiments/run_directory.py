@@ -116,8 +116,13 @@ class RunDirectory:
     """The path of a file in the folder."""
     return os.path.join(self.path, name)
 
+  @property
+  def secrets(self) -> str:
+    """The folder of what must stay secret. It is deleted when the run is finished."""
+    return self.file(run_folder.CHECKPOINTS)
+
   def _make_checkpoints_folder(self):
-    with _private():
+    with files.private():
       os.makedirs(self.file(run_folder.CHECKPOINTS), exist_ok=True)
     os.chmod(self.file(run_folder.CHECKPOINTS), 0o700)
 
@@ -125,7 +130,7 @@ class RunDirectory:
     """SHA-256 of a secret salt and the digest: shows whether data are the same, and reveals nothing else."""
     path = os.path.join(self.file(run_folder.CHECKPOINTS), _SALT)
     if not os.path.exists(path):
-      with _private():
+      with files.private():
         files.write(path, secrets.token_bytes(_SALT_BYTES))
     with open(path, 'rb') as f:
       return hashlib.sha256(b'data of a run' + f.read() + data_digest).hexdigest()
@@ -170,7 +175,7 @@ class RunDirectory:
 
   def save(self, round_num: int, state: Any, records: Mapping[str, np.ndarray]) -> None:
     """Saves a checkpoint, completely or not at all."""
-    with _writing(self.path), _private():
+    with _writing(self.path), files.private():
       if round_num not in (self._wait(self._states.get_versions()) or []):
         leaves = sparse_state.packed([np.asarray(leaf) for leaf in tf.nest.flatten(state)], self._num_clients)
         self._wait(self._states.save([leaves, [records[key] for key in sorted(records)]], round_num))
@@ -312,16 +317,6 @@ def _writing(path: str) -> Iterator[None]:
       raise
     said = _OF_TENSORFLOW.sub('', str(getattr(error, 'message', error)))
     raise run_folder.RunDirectoryError(f'{path} cannot be written: {said}') from error
-
-
-@contextlib.contextmanager
-def _private() -> Iterator[None]:
-  """Files made in the block can be read only by their owner, from the start."""
-  before = os.umask(0o077)
-  try:
-    yield
-  finally:
-    os.umask(before)
 
 
 def _finite(row):

@@ -12,6 +12,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import data
+from experiments import client_keys
 from experiments import interrupts
 from experiments import progress as progress_lib
 from experiments import run_directory
@@ -52,7 +53,7 @@ class Result(NamedTuple):
 
 
 def client_data(
-  experiment: setup.Experiment, client: int, absent: Sequence[int] = ()
+  experiment: setup.Experiment, client: int, absent: Sequence[int] = (), keys: Optional[client_keys.ClientKeys] = None
 ) -> 'collections.OrderedDict[str, list[Any]]':
   """One client's data as the learning process takes it.
 
@@ -61,12 +62,17 @@ def client_data(
     client: The client.
     absent: The clients that were drawn for the round and drop out. If the client is one of them, it has no examples in
       this round, so its update is zero.
+    keys: The keys of the clients' own noise, if they hold it.
   """
   examples, extension = experiment.federation.clients[client], experiment.plan.extension
   if client in absent:
     examples = data.Examples(examples.x[:0], examples.y[:0])
   takes_absent = extension is not None and extension.takes_absent
-  return as_client_data(client, examples, absent if takes_absent else None)
+  parts = as_client_data(client, examples, absent if takes_absent else None)
+  if keys is not None:
+    parts['noise_key'] = list(keys.of(client))
+    parts.move_to_end('examples')
+  return parts
 
 
 def as_client_data(
@@ -161,6 +167,9 @@ class _Rounds:
     self.state = process.initialize()
     self._average = experiment.averaging.initial(process.get_model_weights(self.state).trainable)
     self._test, self._tested_round = None, None
+    self._keys = None
+    if experiment.plan.holds_noise:
+      self._keys = client_keys.ClientKeys(experiment.plan.config.noise_seed, directory and directory.secrets)
     if directory is not None:
       self._restore()
 
@@ -215,7 +224,7 @@ class _Rounds:
     """Runs a round, and keeps and shows it."""
     experiment, plan, begin, round_num = self._experiment, self._experiment.plan, time.monotonic(), self.done + 1
     cohort, absent = experiment.cohorts.cohort(round_num), experiment.cohorts.absent(round_num)
-    values = runtime.client_values(lambda client: client_data(experiment, client, absent), cohort)
+    values = runtime.client_values(lambda client: client_data(experiment, client, absent, self._keys), cohort)
     with runtime.measure_traffic() as measured:
       output = self._process.next(self.state, values)
     record = plan.record(output, cohort)

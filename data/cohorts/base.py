@@ -82,9 +82,11 @@ class ParticipationModel:
     no_amplification: Where `sampling` is `none`, the reason why nothing is amplified, a clause.
     mean_cohort_size: The expected number of clients in a cohort, `None` if there is no simple one.
     has_dropout: Whether clients that are drawn may drop out.
+    mean_dropout: The share of the clients that are drawn and expected to drop out.
   """
 
   has_dropout: bool = False
+  mean_dropout: float = 0.0
 
   def __init__(
     self,
@@ -105,6 +107,10 @@ class ParticipationModel:
     """The clients of round `round_num`, counted from 1: sorted, distinct int64 indices; possibly none."""
     checks.integer('round_num', round_num, at_least=1)
     return np.sort(self._draw(round_num)).astype(np.int64)
+
+  def drawn(self, round_num: int) -> np.ndarray:
+    """The clients of a round, and those who were drawn for it and drop out."""
+    return np.union1d(self.cohort(round_num), self.absent(round_num))
 
   def absent(self, round_num: int) -> np.ndarray:
     """The clients that were drawn for round `round_num` and whose updates never arrive, sorted int64 indices."""

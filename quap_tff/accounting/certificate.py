@@ -124,8 +124,8 @@ def issue(ledger: accounting.RunLedger, facts: Facts, provenance: Mapping[str, A
       'accountant': sentences.accountant(ledger),
       'amplification': sentences.AMPLIFICATION,
       'arithmetic': facts.arithmetic,
-      'trust': sentences.TRUST,
-      'colluders': [],
+      'trust': facts.trust,
+      'colluders': sentences.against_colluders(ledger, facts),
       # Client i's own bound is facts.own_epsilon[i].
       'own_bounds': own,
     },

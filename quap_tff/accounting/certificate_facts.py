@@ -14,11 +14,11 @@ from quap_tff import accounting
 from quap_tff.accounting import ledger_histories
 from quap_tff.common import checks
 from quap_tff.common import rounding
+from quap_tff.mechanisms import held_noise
 from quap_tff.mechanisms import integer_noise
-from quap_tff.mechanisms import integers
+from quap_tff.mechanisms import slack as slacks
 from quap_tff.mechanisms import tradeoff
 
-TRUST = 'server'
 AMPLIFICATION = 'none: sampling is not counted, and who takes part may be known'
 WITHHELD = (
   'The training loss and training accuracy of clients.',
@@ -48,6 +48,27 @@ _IN_INTEGERS = (
   "assumes that the processor's float64 operations are those of IEEE 754, and that its exponential function errs by "
   'at most 2^-50 of the result.',
 )
+_HELD = (
+  "Each client draws its noise from a key of its own: 256 bits of its operating system's entropy, which nobody else "
+  'has. It answers each of its turns in one round only. Given ideal random bits, the statement holds for the integers '
+  'that are computed. The bits come from the stream cipher ChaCha20: the guarantee holds against those who cannot tell its '
+  'stream from random bits. In a simulation, all keys are made by one operator.',
+  _IN_INTEGERS[1].replace('rounded Gaussian', 'sum of discrete Gaussians'),
+)
+_TRUSTED = {
+  'server': 'a trusted server',
+  'secure_sum': 'a secure sum that reveals nothing but the sum of those who send, without trust in the server, with',
+}
+_ON_TRUST = {
+  'server': (
+    "The server is trusted: it sees the clients' updates, adds the noise, and releases only what is listed here.",
+  ),
+  'secure_sum': (
+    'The server is not trusted with updates: it sees their secure sum, which holds noise from every client that sends. '
+    'The protocol of the secure sum (such as Bonawitz et al. 2017) is assumed, and simulated here. So are clients that '
+    'follow it, except for the colluders that a figure counts, and a server that announces the cohorts as they are.',
+  ),
+}
 # How many clients may belong to one person or household, with several devices or accounts.
 _GROUPS = (2, 3, 5)
 _FROM_A_SEED = 'The cohorts follow from a public seed.'
@@ -77,6 +98,8 @@ class Facts:
     cohorts: Where the cohorts come from.
     arithmetic: 'integer' or 'float'.
     slack: What rounding costs, which every ε here includes.
+    trust: 'server', or 'secure_sum' if the server sees noised secure sums alone.
+    colluders: Numbers of clients that may tell the server their noise, each with an ε of its own.
   """
 
   algorithm: str
@@ -97,7 +120,9 @@ class Facts:
   own_epsilon: tuple[float, ...] = ()
   cohorts: str = _FROM_A_SEED
   arithmetic: str = 'float'
-  slack: integers.Slack = integers.Slack()
+  slack: slacks.Slack = slacks.Slack()
+  trust: str = 'server'
+  colluders: tuple[int, ...] = ()
 
   def __post_init__(self):
     checks.number('epsilon', self.epsilon, above=0)
@@ -131,6 +156,10 @@ class Facts:
       del found['arithmetic'], found['slack']
     else:
       found['slack'] = self.slack._asdict()
+    if self.trust == 'server':
+      del found['trust'], found['colluders']
+    else:
+      found['colluders'] = list(self.colluders)
     return {name: value for name, value in found.items() if name != 'cohorts' or value != _FROM_A_SEED}
 
 
@@ -152,10 +181,10 @@ def statement(ledger: accounting.RunLedger, facts: Facts, epsilon_max: float, pr
     )
   else:
     spent = f'The client that spent most has spent ε ≤ {most}.'
-  numbers, numbers_are, secret = '', 'real arithmetic', 'seed'
+  numbers, numbers_are, secret = '', 'real arithmetic', 'a seed that stays secret'
   if facts.arithmetic == 'integer':
     cost = rounding.up(facts.slack.epsilon, 3)
-    numbers_are, secret = 'integers', 'key'
+    numbers_are, secret = 'integers', 'a key that stays secret'
     numbers = (
       f' Given ideal random bits, this holds for the integers that were computed, and ε includes {cost} for rounding. '
       'With the bits of ChaCha20 it holds computationally. Timing is not covered.'
@@ -163,7 +192,7 @@ def statement(ledger: accounting.RunLedger, facts: Facts, epsilon_max: float, pr
   stretches = len(provenance.get('stretches', ()))
   changed = f' Its rounds were run in {stretches} stretches by other code, other versions or other machines.'
   return (
-    f'In {numbers_are}, with a trusted server, public cohorts and constants, and a {secret} that stays secret, the '
+    f'In {numbers_are}, with {_TRUSTED[facts.trust]}, public cohorts and constants, and {secret}, the '
     'noised sums and counts of this run, and everything that is computed from them alone, are (ε, δ)-differentially '
     f'private for each of the {ledger.num_clients:,} clients with ε = {whole(facts.epsilon)} and δ = '
     f'{whole(facts.delta)}, in total over all {facts.planned_rounds:,} planned rounds. Unit: {accounting.UNIT}. '
@@ -219,6 +248,18 @@ def other_relations(facts: Facts) -> list[dict[str, Any]]:
     for (neighbours, unit, k), epsilon in zip(rows, stated)
     if not facts.slack.delta or math.exp(epsilon) * _most_beyond_reach(facts) <= slack.delta / 2
   ]
+
+
+def against_colluders(ledger: accounting.RunLedger, facts: Facts) -> list[dict[str, Any]]:
+  """For each number k of colluders, the ε of the client that spent most, against the server and any k others."""
+  if not facts.colluders:
+    return []
+  account = ledger_histories.held_account(ledger)
+  rows = []
+  for count in facts.colluders:
+    mu = float(held_noise.mu_against_any(account, count).max())
+    rows.append({'clients': count, 'epsilon': float(facts.slack.of(mu, facts.delta)), 'mu': mu})
+  return rows
 
 
 def _most_beyond_reach(facts) -> float:
@@ -284,7 +325,7 @@ def assumptions(facts: Facts) -> list[str]:
   if facts.public_data:
     features = f'Features: {facts.public_data} The data that they were made from are assumed to be public.'
   return [
-    "The server is trusted: it sees the clients' updates, adds the noise, and releases only what is listed here.",
+    *_ON_TRUST[facts.trust],
     f'Whether a client takes part in a round does not depend on its data. {facts.cohorts}',
     f"Each client's part of a sum is bounded, and a client without data adds zero. {facts.clipping}",
     "Constants and hyper-parameters are public. It is assumed that their choice does not depend on clients' data. "
@@ -296,7 +337,7 @@ def assumptions(facts: Facts) -> list[str]:
     ),
     features,
     f"The test set is public and contains no client's data: {facts.test_set}",
-    *(_IN_INTEGERS if facts.arithmetic == 'integer' else _IN_FLOATS),
+    *(_HELD if facts.trust == 'secure_sum' else _IN_INTEGERS if facts.arithmetic == 'integer' else _IN_FLOATS),
     'Running times depend on how much data clients have. They are outside the guarantee, and so is an observer who '
     "watches the program run or sees its operator's terminal, which shows progress.",
     'Verification recomputes what follows from the files of the run. It cannot tell whether the program that wrote '

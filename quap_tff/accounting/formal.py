@@ -16,7 +16,7 @@ from quap_tff.accounting import sampling
 from quap_tff.accounting import stopping
 from quap_tff.common import checks
 from quap_tff.common import rounding
-from quap_tff.mechanisms import integers
+from quap_tff.mechanisms import slack as slacks
 
 _NO_AMPLIFICATION = 'none'
 
@@ -121,7 +121,7 @@ def formal_report(
   sampler: sampling.Sampler = sampling.Sampler(),
   noise_note: str = '',
   neighbours: str = histories_lib.ZERO_OUT,
-  slack: integers.Slack = integers.Slack(),
+  slack: slacks.Slack = slacks.Slack(),
 ) -> FormalReport:
   """The figures of a run.
 

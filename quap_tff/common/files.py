@@ -32,6 +32,16 @@ def replacing(path: str, keep_suffix: bool = False) -> Iterator[str]:
     raise
 
 
+@contextlib.contextmanager
+def private() -> Iterator[None]:
+  """Files made in the block can be read only by their owner, from the start."""
+  before = os.umask(0o077)
+  try:
+    yield
+  finally:
+    os.umask(before)
+
+
 def write(path: str, content: Union[str, bytes]) -> None:
   """Writes a file whole; text is UTF-8."""
   with replacing(path) as unfinished, open(unfinished, 'wb') as f:

@@ -20,6 +20,7 @@ import tensorflow_federated as tff
 import tree
 
 from quap_tff.federated import client_ids
+from quap_tff.federated import secure_sum as secure_sums
 from quap_tff.mechanisms import layers as layers_lib
 from quap_tff.mechanisms import mechanism as mechanisms
 
@@ -136,7 +137,12 @@ class AggregationFactory(tff.aggregators.WeightedAggregationFactory):
         return rounds.report(None, own_of(weight), message)
 
     report_type = report.type_signature.result
-    reports_type = collected_type(report_type)
+
+    @tff.tensorflow.computation(report_type)
+    def told_server(own_report):
+      return collections.OrderedDict((name, own_report[name]) for name in own_report if name not in rounds.kept_fields)
+
+    reports_type = collected_type(told_server.type_signature.result)
 
     @tff.tensorflow.computation(state_type, reports_type)
     def admit(state, reports):
@@ -212,7 +218,8 @@ class AggregationFactory(tff.aggregators.WeightedAggregationFactory):
       message = tff.federated_broadcast(tff.federated_map(announce, own_state))
       update = tff.federated_map(prepare, (value, message)) if rounds.prepares else value
       reports = tff.federated_map(report, (update, weight, message) if rounds.reports_updates else (weight, message))
-      admitted = tff.federated_map(admit, (own_state, federated_collect(reports, reports_type)))
+      sent = tff.federated_map(told_server, reports) if rounds.kept_fields else reports
+      admitted = tff.federated_map(admit, (own_state, federated_collect(sent, reports_type)))
       told = tff.federated_broadcast(tff.federated_map(tell, (own_state, admitted)) if rounds.tells else nothing)
       part, ready_total, late = update, nothing, nothing
       if ready:
@@ -225,6 +232,8 @@ class AggregationFactory(tff.aggregators.WeightedAggregationFactory):
       if inner is not None:
         summed = inner.next(state.inner_sum, summands)
         total = summed.result
+      elif rounds.secure_bounds is not None:
+        total = secure_sums.secure_sum(summands, rounds.secure_bounds, rounds.most_clients)
       elif rounds.needs_each_update:
         total = tff.federated_map(combine, federated_collect(summands, each_type))
       elif rounds.sum_dtype is not None:

@@ -21,12 +21,13 @@ from quap_tff.training.heterogeneity import extension as extensions
 ClientWorkConfig = client_update.ClientWorkConfig
 
 
-def client_data_type(input_spec: Any, with_absent: bool = False) -> tff.StructWithPythonType:
+def client_data_type(input_spec: Any, with_absent: bool = False, with_keys: bool = False) -> tff.StructWithPythonType:
   """The type of one client's data, `<client_id=int64*, examples=D*>`.
 
   Args:
     input_spec: D, a batch: a structure of `tf.TensorSpec`s whose first dimension is unknown.
     with_absent: Whether there is also `absent=int64*`, before the examples.
+    with_keys: Whether there is also `noise_key=int64*`, before the examples: the client's own key, of four numbers.
 
   Raises:
     ValueError: If a leaf of `input_spec` is not a dense tensor, or has a fixed first dimension.
@@ -38,10 +39,9 @@ def client_data_type(input_spec: Any, with_absent: bool = False) -> tff.StructWi
         ' are cut by the client work itself, and the last one of an epoch is smaller than the others.'
       )
   own_type = client_ids.data_type(tff.SequenceType(tff.types.tensorflow_to_type(input_spec)))
-  if not with_absent:
-    return own_type
-  absent = tff.SequenceType(np.int64)
-  return tff.to_type(collections.OrderedDict(client_id=absent, absent=absent, examples=own_type.examples))
+  numbers = tff.SequenceType(np.int64)
+  more = {**({'absent': numbers} if with_absent else {}), **({'noise_key': numbers} if with_keys else {})}
+  return tff.to_type(collections.OrderedDict(client_id=numbers, **more, examples=own_type.examples))
 
 
 def build_client_work(
@@ -50,6 +50,7 @@ def build_client_work(
   config: ClientWorkConfig = ClientWorkConfig(),
   extension: Optional[extensions.Extension] = None,
   num_clients: Optional[int] = None,
+  with_keys: bool = False,
 ) -> tff.learning.templates.ClientWorkProcess:
   """Local training of every client in the cohort.
 
@@ -76,6 +77,8 @@ def build_client_work(
     config: See `ClientWorkConfig`.
     extension: A method around the mechanism, one of `quap_tff.training.heterogeneity`; by default none.
     num_clients: N, which an extension needs.
+    with_keys: Whether clients have keys for noise of their own, see `client_data_type`. The weight of an update then
+      holds `noise_key=int64[4]`, too.
 
   Raises:
     ValueError: For an input_spec that `client_data_type` refuses, or if a decay or the extension needs a learning rate
@@ -89,7 +92,7 @@ def build_client_work(
     made = model_fn()
     metrics_aggregation = tff.learning.metrics.sum_then_finalize(made.metric_finalizers())
   weights_type = tff.learning.models.weights_type_from_model(made)
-  data_type = client_data_type(made.input_spec, extension.takes_absent)
+  data_type = client_data_type(made.input_spec, extension.takes_absent, with_keys)
   if config.learning_rate_decay != 1.0:
     client_update.base_learning_rate(optimizer)
   blank_model_fn = model_functions.without_initial_weights(model_fn)
@@ -160,11 +163,19 @@ def build_client_work(
     weight.update((name, report[name]) for name in tff.structure.name_list(report.type_signature.member))
     if extension.takes_absent:
       weight['absent'] = _absent_of(num_clients, client_data['absent'])
+    if with_keys:
+      weight['noise_key'] = tff.federated_map(_read_key, client_data['noise_key'])
     results = tff.federated_zip(tff.learning.templates.ClientResult(update=updates, update_weight=weight))
     measurements = tff.federated_zip(collections.OrderedDict(train=metrics_aggregation(metrics)))
     return tff.templates.MeasuredProcessOutput(tff.federated_map(next_state, state), results, measurements)
 
   return tff.learning.templates.ClientWorkProcess(initialize, next_fn)
+
+
+@tff.tensorflow.computation(tff.SequenceType(np.int64))
+def _read_key(numbers):
+  key = client_update.read_examples(numbers.batch(5), tf.TensorSpec([None], tf.int64))
+  return tf.ensure_shape(key, [4])
 
 
 def _own_vectors(extension, num_clients, state, ids):

@@ -14,20 +14,26 @@ from quap_tff.common import registry
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import clip_split as clip_splits
 from quap_tff.mechanisms import correlation as correlations
+from quap_tff.mechanisms import held_noise
 from quap_tff.mechanisms import integers
 from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms import participation as participations
 from quap_tff.mechanisms import privacy_filter
+from quap_tff.mechanisms import slack as slacks
 from quap_tff.mechanisms import tradeoff
 from quap_tff.mechanisms import weight_rules
 
 certified = lazy.module('quap_tff.mechanisms.certified')
+held = lazy.module('quap_tff.mechanisms.held')
 
 # Up to this norm float32 does not overflow, whatever the noise multiplier and the weight.
 LARGEST_CLIP = 1e20
 # The ledger takes no budget of 0, which is what a client of weight 0 has spent.
+# The variance of a client's noise in one release, per s²: at least (1-λ)² + λ.
+_LEAST_SHARE = 0.75
 _NOTHING = float(np.finfo(np.float64).tiny)
 SMALLEST_MULTIPLIER, LARGEST_MULTIPLIER = 1e-3, 1e9
+TRUSTS = ('server', 'secure_sum')
 ARITHMETICS = ('integer', 'float')
 
 
@@ -63,6 +69,13 @@ class CertifiedConfig(mechanism.Mechanism):
       the seed is drawn from the operating system's entropy.
     arithmetic: 'integer', in which the account covers what is computed, or 'float', whose numbers only approximate the
       real numbers of the account.
+    trust: 'server', which sees updates and adds the noise, or 'secure_sum': clients hold the noise, and the server sees
+      their secure sum alone.
+    planned_weights: float[N] in [0, 1], the weight of each client in each of its rounds. Only with a secure sum; None:
+      to be chosen from a schedule.
+    most_clients: The size of the largest cohort. Only with a secure sum; None: to be taken from a schedule.
+    dropout: The share of clients that are drawn and do not send, for which the plan leaves room. Only with a secure
+      sum.
   """
 
   num_clients: int
@@ -81,6 +94,10 @@ class CertifiedConfig(mechanism.Mechanism):
   own_epsilon: Optional[tuple[float, ...]] = None
   noise_seed: Optional[int] = None
   arithmetic: str = 'integer'
+  trust: str = 'server'
+  planned_weights: Optional[tuple[float, ...]] = None
+  most_clients: Optional[int] = None
+  dropout: float = 0.0
 
   def __post_init__(self):
     checks.integer('num_clients', self.num_clients, at_least=1, at_most=2**31 - 1)
@@ -104,9 +121,39 @@ class CertifiedConfig(mechanism.Mechanism):
       checks.integer('noise seed', self.noise_seed, at_least=0, at_most=2**63 - 1)
     if self.arithmetic not in ARITHMETICS:
       raise registry.unknown_name_error('arithmetic', self.arithmetic, ARITHMETICS)
+    if self.trust not in TRUSTS:
+      raise registry.unknown_name_error('trust', self.trust, TRUSTS)
+    self._check_trust()
     self._check_clip()
     self._check_plan()
     self._check_own_epsilon()
+
+  def _check_trust(self):
+    is_held = isinstance(self.correlation, correlations.Held)
+    if not self.holds_noise:
+      if is_held or self.planned_weights is not None or self.most_clients is not None or self.dropout:
+        raise ValueError(
+          'Noise that clients hold (correlation=Held, planned_weights, most_clients, dropout) is for '
+          'trust="secure_sum". A trusted server adds independent, ar1 or blt noise.'
+        )
+      return
+    if not is_held:
+      raise ValueError(
+        f'With trust="secure_sum", clients hold the noise, and no server has the memory of {self.correlation!r}. Use '
+        'correlation=Held(), or Held(0.0) for independent noise.'
+      )
+    if not self._is_integer:
+      raise ValueError('A secure sum is a sum of integers: use arithmetic="integer".')
+    if not isinstance(self.clip, clip_rules.Fixed):
+      raise ValueError(
+        f'With trust="secure_sum", nobody sees the norms that {self.clip!r} follows. Use a fixed clipping norm.'
+      )
+    checks.number('dropout', self.dropout, at_least=0, at_most=0.9)
+    if self.planned_weights is not None:
+      weights = np.asarray(self.planned_weights, np.float64)
+      if weights.shape != (self.num_clients,) or not ((weights >= 0) & (weights <= 1)).all():
+        raise ValueError(f'planned_weights must be float[{self.num_clients}] in [0, 1].')
+      object.__setattr__(self, 'planned_weights', tuple(weights.tolist()))
 
   def _check_own_epsilon(self):
     name = type(self.weights).__name__
@@ -190,7 +237,13 @@ class CertifiedConfig(mechanism.Mechanism):
   @property
   def is_calibrated(self) -> bool:
     """Whether the noise and the divisor are settled."""
-    return self.noise_multiplier is not None and self.divisor is not None and self.correlation.is_settled
+    planned = not self.holds_noise or (self.planned_weights is not None and self.num_rounds is not None)
+    return self.noise_multiplier is not None and self.divisor is not None and self.correlation.is_settled and planned
+
+  @property
+  def holds_noise(self) -> bool:
+    """Whether clients hold the noise, because nobody trusts the server."""
+    return self.trust == 'secure_sum'
 
   @property
   def prices(self) -> privacy_filter.Prices:
@@ -219,7 +272,11 @@ class CertifiedConfig(mechanism.Mechanism):
     """
     if self.noise_multiplier is None:
       raise ValueError('The grid follows from the noise. Give noise_multiplier, or calibrate it on a schedule.')
-    grid = integers.Grid(self.noise_multiplier, num_weights, self.correlation, self.num_rounds)
+    if self.holds_noise:
+      smallest = min(stddev for stddev in self.share_stddevs if stddev)
+      grid = integers.Grid(smallest, num_weights)
+    else:
+      grid = integers.Grid(self.noise_multiplier, num_weights, self.correlation, self.num_rounds)
     grid.check_sum(self.num_clients)
     return grid
 
@@ -229,29 +286,55 @@ class CertifiedConfig(mechanism.Mechanism):
       return self.num_rounds
     return integers.most_draws(self._smallest_epsilon) // self._draws(num_weights)
 
-  def slack(self, num_weights: int) -> integers.Slack:
+  def slack(self, num_weights: int) -> slacks.Slack:
     """What rounding costs all releases of a model with `num_weights` weights; nothing in float arithmetic.
 
     Raises:
       ValueError: If integers could overflow, or ε and δ do not pay for rounding.
     """
     if not self._is_integer:
-      return integers.Slack()
-    draws = self.most_releases(num_weights) * self._draws(num_weights)
-    return self.grid(num_weights).slack(self._smallest_epsilon, self.epsilon, self.delta, draws)
+      return slacks.Slack()
+    grid, releases, more = self.grid(num_weights), self.most_releases(num_weights), slacks.Slack()
+    if self.holds_noise:
+      more = held_noise.discreteness_slack(
+        self.epsilon,
+        self.delta,
+        noise_steps=self.share_scale * grid.steps,
+        decay=self.share_decay,
+        num_releases=releases,
+        num_coordinates=num_weights,
+        num_participations=releases * (self.most_clients or self.num_clients),
+      )
+    return grid.slack(self._smallest_epsilon, self.epsilon, self.delta, releases * self._draws(num_weights), more)
 
   @property
-  def kept_slack(self) -> integers.Slack:
+  def kept_slack(self) -> slacks.Slack:
     """What is kept for rounding: no less than the slack of any model."""
-    return (
-      integers.Slack(integers.RESERVE * self._smallest_epsilon, integers.RESERVE * self.delta)
-      if (self._is_integer)
-      else integers.Slack()
-    )
+    if not self._is_integer:
+      return slacks.Slack()
+    return slacks.Slack(integers.RESERVE * self._smallest_epsilon, integers.RESERVE * self.delta)
 
   def _draws(self, num_weights):
     """How many draws of noise a release takes."""
+    if self.holds_noise:
+      return num_weights * (self.most_clients or self.num_clients) * sum(stddev > 0 for stddev in self.share_stddevs)
     return num_weights + self.counts_norms
+
+  @property
+  def share_stddevs(self) -> tuple[float, float]:
+    """The standard deviations of V and W, in clipping norms; W is 0 for independent noise."""
+    return held_noise.stddevs(self.share_scale, self.share_decay)
+
+  @property
+  def share_scale(self) -> float:
+    """s of noise that clients hold."""
+    assert self.noise_multiplier is not None
+    return self.noise_multiplier
+
+  @property
+  def share_decay(self) -> float:
+    """λ of noise that clients hold."""
+    return self.correlation.terms[0][1]
 
   @property
   def _smallest_epsilon(self) -> float:
@@ -282,6 +365,7 @@ class CertifiedConfig(mechanism.Mechanism):
       noise_is_planned=True,
       divisor=self.divisor,
       correlation=self.correlation,
+      trust=self.trust,
       unplannable='what the rounds of this method cost is not known before they have run',
     )
 
@@ -289,12 +373,12 @@ class CertifiedConfig(mechanism.Mechanism):
   def fingerprint(self) -> str:
     text = repr(dataclasses.replace(self, noise_seed=None))
     # Ledgers of float arithmetic are older than the choice.
-    return text if self._is_integer else text.replace(", arithmetic='float'", '')
+    return text if self._is_integer else text[: text.index(", arithmetic='float'")] + ')'
 
   def for_model(
     self, specs: mechanism.Specs, layers: mechanism.Layers, learning_rate_fn: mechanism.LearningRateFn = None
   ) -> mechanism.Rounds:
-    return certified.CertifiedRounds(self, specs, layers)
+    return (held.HeldRounds if self.holds_noise else certified.CertifiedRounds)(self, specs, layers)
 
   def seen(self, state: Any) -> dict[str, Any]:
     return {'weights': state.weights}
@@ -311,6 +395,8 @@ class CertifiedConfig(mechanism.Mechanism):
     """
     prices = self.prices
     mu = np.sqrt((weights / prices.noise_multiplier) ** 2 + prices.count_cost * (weights > 0))
+    if self.holds_noise:
+      mu = mu / math.sqrt(_LEAST_SHARE)
     return mechanism.Spent(
       cohort=cohort,
       budgets=np.maximum(tradeoff.epsilon_of(mu, self.delta), _NOTHING),

@@ -22,11 +22,16 @@ import numpy as np
 
 from quap_tff.common import arrays
 from quap_tff.common import checks
+from quap_tff.mechanisms import held_noise
 
 # With this limit, a client's sum of exponentials forgets rounding errors that are older than some thousand releases.
 LARGEST_DECAY = 0.999
 # A smaller decay changes next to nothing, and its powers would soon be too small for a float.
 SMALLEST_DECAY = 1e-6
+# The values from which an open decay is chosen.
+DECAYS = (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.97)
+# In place of a gain, in a ledger: the noise was held by clients.
+_OF_HELD = -1.0
 
 
 class Correlation(abc.ABC):
@@ -236,13 +241,54 @@ class Blt(Correlation):
     return tuple(zip(self.gain, self.decay))
 
 
+@dataclasses.dataclass(frozen=True)
+class Held(Correlation):
+  """Noise that clients hold: each takes back a share of what it added in its own last round (`held_noise`).
+
+  There are no coefficients that hold for all clients. A client's account follows from who came.
+
+  Attributes:
+    decay: λ, in [0, 0.999]; 0 is independent noise. None: chosen from the planned cohorts.
+  """
+
+  decay: Optional[float] = None
+
+  def __post_init__(self):
+    if self.decay is not None:
+      checks.number('decay', self.decay, at_least=0, at_most=held_noise.LARGEST_DECAY)
+
+  @property
+  def is_settled(self) -> bool:
+    return self.decay is not None
+
+  @property
+  def terms(self) -> tuple[tuple[float, float], ...]:
+    if self.decay is None:
+      raise ValueError(
+        'The decay is not chosen yet. Give it, or let quap_tff.mechanisms.planning.calibrated choose it.'
+      )
+    return ((_OF_HELD, self.decay),)
+
+  def coefficients(self, count: int) -> np.ndarray:
+    raise ValueError('Noise that clients hold has no coefficients that are the same for all clients.')
+
+  def squared_norms(self, cohorts: Sequence[Any], weights: Sequence[Any], num_clients: int) -> np.ndarray:
+    account = held_noise.opened(num_clients, 1.0, self.terms[0][1])
+    for ids, own in zip(cohorts, weights):
+      sends = np.asarray(own) > 0  # A client of weight 0 sends nothing, not even noise.
+      account = account.after(np.asarray(ids, np.int64)[sends], np.asarray(own, np.float64)[sends])
+    return account.spent
+
+
 def _check_decay(name, value):
   checks.number(name, value, at_least=SMALLEST_DECAY, at_most=LARGEST_DECAY)
 
 
 def of_terms(gains: Sequence[float], decays: Sequence[float]) -> Correlation:
   """The correlation with these terms, as a ledger keeps them. Without terms, the noise is independent."""
+  if list(gains) == [_OF_HELD]:
+    return Held(*map(float, decays))
   return Blt(tuple(map(float, gains)), tuple(map(float, decays))) if len(gains) else Independent()
 
 
-FAMILIES = {'independent': Independent, 'ar1': Ar1, 'blt': Blt}
+FAMILIES = {'independent': Independent, 'ar1': Ar1, 'blt': Blt, 'held': Held}

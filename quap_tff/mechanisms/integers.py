@@ -15,13 +15,14 @@ from collections.abc import Sequence
 import dataclasses
 import functools
 import math
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import numpy as np
 
 from quap_tff.common.lazy import tf
 from quap_tff.mechanisms import correlation as correlations
 from quap_tff.mechanisms import integer_noise
+from quap_tff.mechanisms import slack as slacks
 from quap_tff.mechanisms import tradeoff
 
 # The share of ε, and of δ, that is kept for what rounding costs.
@@ -51,22 +52,6 @@ def most_draws(epsilon: float) -> int:
 def takes_count(stddev: float) -> bool:
   """Whether noise with this standard deviation can be added to a count."""
   return integer_noise.SMALLEST_STDDEV <= stddev * _COUNT_STEPS <= integer_noise.LARGEST_STDDEV
-
-
-class Slack(NamedTuple):
-  """What the guarantee of the ideal mechanism loses by rounding: (ε, δ - delta) becomes (ε + epsilon, δ).
-
-  Attributes:
-    epsilon: Nats, at least 0.
-    delta: At least 0.
-  """
-
-  epsilon: float = 0.0
-  delta: float = 0.0
-
-  def of(self, mu: Any, delta: float) -> Any:
-    """The ε of μ-GDP with this slack: float64s; 0 where μ is 0."""
-    return tradeoff.epsilon_of(mu, delta - self.delta) + self.epsilon * (np.asarray(mu) > 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +152,9 @@ class Grid:
     each = 2 * error * 2.0**-self.fraction_bits * math.sqrt(self.num_weights) / self.stddev
     return math.sqrt(self._releases) * each
 
-  def slack(self, smallest: float, largest: float, delta: float, num_draws: int) -> Slack:
+  def slack(
+    self, smallest: float, largest: float, delta: float, num_draws: int, more: slacks.Slack = slacks.Slack()
+  ) -> slacks.Slack:
     """What rounding costs, for draws with relative error η: 2·n·η, and the buffers' cost at the largest μ.
 
     Args:
@@ -175,6 +162,7 @@ class Grid:
       largest: The largest.
       delta: The total δ.
       num_draws: n, the draws of all releases.
+      more: What else has to be paid for.
 
     Raises:
       ValueError: If the share `RESERVE` of ε and δ does not pay for it.
@@ -184,17 +172,17 @@ class Grid:
     if self.buffer_cost:
       mu = tradeoff.mu_at_most(largest, delta)
       of_buffers = float(np.diff(tradeoff.epsilon_of(np.array([mu, mu + self.buffer_cost]), kept))[0])
-    found = 2 * moved + of_buffers
+    found = 2 * moved + of_buffers + more.epsilon
     values = 2 * integer_noise.REACH * self.stddev + 2
     lost = num_draws * (values * integer_noise.ABSOLUTE_ERROR + math.exp(largest) * integer_noise.BEYOND_REACH)
-    lost = math.expm1(moved) * kept + math.exp(moved) * lost
+    lost = math.expm1(moved) * kept + math.exp(moved) * lost + more.delta
     if not (found <= RESERVE * smallest and lost <= RESERVE * delta):
       raise ValueError(
         f'Rounding of {num_draws:,} draws of noise costs ε = {found:.2g} and δ = {lost:.2g}, and of epsilon='
         f'{smallest:g} and delta={delta:g}, {RESERVE * smallest:.2g} and {RESERVE * delta:.2g} are kept for it. Use '
         'fewer rounds, smaller decays, or arithmetic="float".'
       )
-    return Slack(found, RESERVE * delta)
+    return slacks.Slack(found, RESERVE * delta)
 
   def summands(
     self, update: Sequence[Any], norms: Sequence[Any], groups: Sequence[Any], weight: Any, clip: Any

@@ -74,7 +74,7 @@ class Local(mechanism.Configured):
 
   @property
   def facts(self) -> mechanism.Facts:
-    return self.config.facts._replace(is_local=True)
+    return self.config.facts._replace(is_local=True, trust='client')
 
   @property
   def fingerprint(self) -> str:

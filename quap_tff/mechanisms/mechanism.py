@@ -115,6 +115,7 @@ class Facts(NamedTuple):
     noise_is_constant: Whether the noise multiplier is the same for every cohort.
     noise_is_planned: Whether the noise was chosen on the planned cohorts.
     correlation: How the noise of a round is correlated with that of earlier ones.
+    trust: 'server' if it sees updates, 'secure_sum' if it sees noised secure sums alone, 'client' if nobody is trusted.
     unplannable: Why the cost of a round is not known before it has run, a clause; '' if it is known.
     note: Another sentence that must be said about the mechanism, or ''.
   """
@@ -134,6 +135,7 @@ class Facts(NamedTuple):
   noise_is_constant: bool = False
   noise_is_planned: bool = False
   correlation: correlations.Correlation = correlations.Independent()
+  trust: str = 'server'
   unplannable: str = ''
   note: str = ''
 
@@ -231,6 +233,10 @@ class Rounds(abc.ABC):
     prepares: Whether the round is about something other than the update itself, see `prepared`.
     reports_updates: Whether a report needs the update. If not, updates can be made when the weights are known.
     own_fields: The fields that must come with an update in addition to the id: the end of "must say …" by name.
+    kept_fields: Names in a report that the client keeps to itself. Only its own `contribution` sees them.
+    secure_bounds: For each of the sums the largest absolute value of a client's int64 entries, if they go into a secure
+      sum; None for a plain one.
+    most_clients: The size of the largest cohort, for a secure sum.
     needs_each_update: Whether `combined` takes the place of the sum.
     sum_dtype: The dtype in which contributions are summed; None for their own.
     waiting: Positions of the tensors that need `told`; None if all go together.
@@ -242,6 +248,9 @@ class Rounds(abc.ABC):
   prepares: bool = False
   reports_updates: bool = True
   own_fields: dict[str, str] = {}
+  kept_fields: Sequence[str] = ()
+  secure_bounds: Optional[Sequence[int]] = None
+  most_clients: int = 0
   needs_each_update: bool = False
   sum_dtype: Any = None
   waiting: Optional[Sequence[int]] = None
@@ -285,9 +294,9 @@ class Rounds(abc.ABC):
     """
 
   def tell(self, state: Any, admitted: Round) -> Struct:
-    """The server's second message: scalars; and `weights` float32[M], in the order of the ids.
+    """The server's second message: scalars; and `weights` float32[M] and `turns` int64[M], in the order of the ids.
 
-    A client finds its own weight by its id and sees it as `weight`. Only if `tells`.
+    A client finds its own by its id and sees them as `weight` and `turn`. Only if `tells`.
     """
     raise NotImplementedError
 
@@ -382,8 +391,9 @@ def with_ids(told: Struct, admitted: Round) -> Struct:
 
 def own_told(told: Struct, client_id: tf.Tensor) -> Struct:
   """The second message as one client sees it: its own `weight` in place of the cohort's `client_ids` and `weights`."""
-  own = collections.OrderedDict((name, value) for name, value in told.items() if name not in ('client_ids', 'weights'))
-  if 'weights' in told:
+  each = {'weights': 'weight', 'turns': 'turn'}
+  own = collections.OrderedDict((name, told[name]) for name in told if name not in ('client_ids', *each))
+  for name in each.keys() & told.keys():
     is_own = tf.equal(told['client_ids'], client_id)
-    own['weight'] = tf.reduce_sum(tf.where(is_own, told['weights'], 0.0))
+    own[each[name]] = tf.reduce_sum(tf.where(is_own, told[name], tf.zeros_like(told[name])))
   return own

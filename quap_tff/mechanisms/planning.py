@@ -3,10 +3,10 @@
     z, and whatever else is left open, maximizes  J = Σ_t v_t·Σ_i w_i(t) / (z·‖C⁻ᵀv‖)      subject to the filter
 
 J is the signal-to-noise ratio of what is published. v_t is the share of round t's update that is left in it. The
-published average takes iterate s with share a_s. Each later round moves the model by a share `PULL` towards where
-training would end. This shrinks what earlier rounds added: v_t = Σ_{s≥t} a_s·(1 - PULL)^(s-t). Σ_i w_i(t)·C is the most
-that the clients of a round can add together. z·C·‖C⁻ᵀv‖ is the standard deviation of the noise that is left in what is
-published. If the noise is correlated, a part of it has cancelled.
+published average takes iterate s with share a_s. Each later round moves the model by a share `postprocessing.PULL`
+towards where training would end. This shrinks what earlier rounds added: v_t = Σ_{s≥t} a_s·(1 - PULL)^(s-t).
+Σ_i w_i(t)·C is the most that the clients of a round can add together. z·C·‖C⁻ᵀv‖ is the standard deviation of the noise
+that is left in what is published. If the noise is correlated, a part of it has cancelled.
 
 There are two trade-offs. Less noise in each round makes the rounds better, but budgets run out sooner. Correlation
 makes noise cancel in part, but each participation affects more releases. The choice uses no client's data.
@@ -24,15 +24,12 @@ from quap_tff.common import arrays
 from quap_tff.common import checks
 from quap_tff.mechanisms import certified_config as configs
 from quap_tff.mechanisms import correlation as correlations
+from quap_tff.mechanisms import held_noise
+from quap_tff.mechanisms import held_planning
 from quap_tff.mechanisms import participation as participations
 from quap_tff.mechanisms import postprocessing
 from quap_tff.mechanisms import privacy_filter
 from quap_tff.mechanisms import weight_rules
-
-# How far one round moves the model towards where training would end, as a share. It does not depend on any data.
-PULL = 0.2
-# The values from which an open decay is chosen.
-DECAYS = (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.97)
 
 # How many noise multipliers are tried for each correlation, and how many for the best correlation.
 _FEW_CANDIDATES, _MOST_CANDIDATES = 8, 32
@@ -88,6 +85,8 @@ def calibrated(
       for a round or for the noised counts of all its rounds.
   """
   cohorts = checks.schedule(cohorts, config.num_clients)
+  if config.holds_noise:
+    return _held(config, cohorts, averaging)
   if config.num_rounds is None and cohorts:
     config = dataclasses.replace(config, num_rounds=len(cohorts))
   averages = averaging.candidates(len(cohorts))
@@ -97,12 +96,33 @@ def calibrated(
     raise ValueError('Nobody takes part in any of the planned rounds, so no noise and no divisor can be chosen.')
   settled = [config]
   if not config.correlation.is_settled:
-    settled = [dataclasses.replace(config, correlation=correlations.Ar1(decay)) for decay in DECAYS]
+    settled = [dataclasses.replace(config, correlation=correlations.Ar1(decay)) for decay in correlations.DECAYS]
     choices = [_chosen(one, cohorts, averages, _FEW_CANDIDATES) for one in settled]
     best = max(choices, key=lambda choice: choice.objective)
     settled = [dataclasses.replace(config, correlation=best.config.correlation)]
   found = _chosen(settled[0], cohorts, averages, _MOST_CANDIDATES)
   return Planned(found.config, found.averaging)
+
+
+def _held(config, cohorts, averaging) -> Planned:
+  """The plan of noise that clients hold."""
+  averages = averaging.candidates(len(cohorts))
+  if config.is_calibrated and len(averages) == 1:
+    return Planned(config, averages[0])
+  decays = correlations.DECAYS if config.correlation.decay is None else (config.correlation.decay,)
+  found = held_planning.calibrated(cohorts, config.num_clients, config.prices.limit, config.dropout, averaging, decays)
+  weights = found.weights.astype(np.float32)
+  weights = np.where(weights > found.weights, np.nextafter(weights, np.float32(0)), weights)
+  planned = dataclasses.replace(
+    config,
+    noise_multiplier=found.noise_multiplier,
+    correlation=correlations.Held(found.decay),
+    divisor=found.divisor if config.divisor is None else config.divisor,
+    num_rounds=len(cohorts),
+    planned_weights=tuple(weights.tolist()),
+    most_clients=max(map(len, cohorts)),
+  )
+  return Planned(planned, found.averaging)
 
 
 def _chosen(config, cohorts, averages, num_candidates) -> _Choice:
@@ -118,7 +138,7 @@ def _chosen(config, cohorts, averages, num_candidates) -> _Choice:
   sums = _weight_sums(config, multipliers, cohorts)
   choices = []
   for average in averages:
-    kept = _kept_shares(average.shares(len(cohorts)))
+    kept = postprocessing.kept_shares(average.shares(len(cohorts)))
     objective = sums @ kept / (multipliers * config.correlation.published_noise(kept))
     if not np.isfinite(objective).all():
       raise ValueError(f'No signal-to-noise ratio can be computed for {config.correlation!r} and {average!r}.')
@@ -131,16 +151,6 @@ def _chosen(config, cohorts, averages, num_candidates) -> _Choice:
   return _Choice(
     objective, dataclasses.replace(config, noise_multiplier=float(multipliers[best]), divisor=divisor), average
   )
-
-
-def _kept_shares(iterates: np.ndarray) -> np.ndarray:
-  """v_t, float64[T], from the share of each iterate in what is published."""
-  kept = np.zeros(len(iterates))
-  later = 0.0
-  for index in reversed(range(len(iterates))):
-    later = iterates[index] + (1 - PULL) * later
-    kept[index] = later
-  return kept
 
 
 def _with_plan(config, cohorts):
@@ -222,6 +232,8 @@ def planned_rounds(
       in which they are not known. Without them, a last bit in which two processors differ would grow from round to
       round where a budget is nearly spent.
   """
+  if config.holds_noise:
+    return _held_rounds(config, cohorts, kept)
   rounds, largest = [], 0.0
 
   def visit(index, weights, spent):
@@ -231,6 +243,24 @@ def planned_rounds(
     rounds.append(PlannedRound(weights, float(largest)))
 
   _run(config, config.prices, cohorts, (), visit, kept)
+  return rounds
+
+
+def _held_rounds(config, cohorts, kept) -> list[PlannedRound]:
+  """The same for noise that clients hold. A round that somebody's budget does not pay for is not released."""
+  account = held_noise.opened(config.num_clients, config.noise_multiplier, config.correlation.decay)
+  planned, rounds, limit = np.asarray(config.planned_weights, np.float32), [], config.prices.limit
+  for index, cohort in enumerate(cohorts):
+    ids = np.asarray(cohort, np.int64)
+    sends = planned[ids] > 0
+    after = account.after(ids[sends], planned[ids][sends].astype(np.float64))
+    is_released = after.is_within(limit) and index < config.num_rounds
+    if index < len(kept) and kept[index] is not None:
+      is_released = bool((kept[index] > 0).any())
+    if is_released:
+      account = after
+    weights = planned[ids] * np.float32(is_released)
+    rounds.append(PlannedRound(weights, float(np.max(account.spent / limit, initial=0.0))))
   return rounds
 
 

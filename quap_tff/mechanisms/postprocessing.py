@@ -14,6 +14,8 @@ import numpy as np
 
 from quap_tff.common import checks
 
+# How far one round moves the model towards where training would end, as a share. It does not depend on any data.
+PULL = 0.2
 # Arrays by name, as a checkpoint keeps them: `releases` int64[], and `weights_<k>`, the average of tensor k, float64.
 State = dict[str, np.ndarray]
 
@@ -182,3 +184,16 @@ def _state(releases: int, averages: Sequence[np.ndarray]) -> State:
 
 def _averages(state: State) -> list[np.ndarray]:
   return [state[f'weights_{k}'] for k in range(len(state) - 1)]
+
+
+def kept_shares(iterates: np.ndarray) -> np.ndarray:
+  """v_t, float64[T]: the share of each round's update that is left in what is published, from that of each iterate.
+
+  Each later round moves the model by a share `PULL` towards where training would end.
+  """
+  kept = np.zeros(len(iterates))
+  later = 0.0
+  for index in reversed(range(len(iterates))):
+    later = iterates[index] + (1 - PULL) * later
+    kept[index] = later
+  return kept

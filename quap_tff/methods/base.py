@@ -68,9 +68,22 @@ class Setting(NamedTuple):
     Raises:
       ValueError: If it is too long for the memory of an ordinary machine.
     """
+    return self._rounds_of(self.participation.cohort)
+
+  @property
+  def drawn_schedule(self) -> list[np.ndarray]:
+    """The same with those who were drawn and do not come."""
+    return self._rounds_of(self.participation.drawn)
+
+  @property
+  def mean_dropout(self) -> float:
+    """The share of the clients that are drawn and expected not to come."""
+    return self.participation.mean_dropout if self.participation is not None else 0.0
+
+  def _rounds_of(self, cohort):
     cohorts_found, total = [], 0
     for round_num in range(1, self.rounds + 1):
-      cohorts_found.append(self.participation.cohort(round_num))
+      cohorts_found.append(cohort(round_num))
       total += len(cohorts_found[-1])
       if total > _MOST_PARTICIPATIONS:
         raise ValueError(

@@ -73,6 +73,9 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
       ε = 1, 43% ε = 2 and 23% ε = 3, by --seed. The largest must be --epsilon. Empty: --epsilon for everyone.
     noise_multiplier: z. None for the z that makes the most of the budgets over the planned rounds.
     arithmetic: 'integer', in which the account covers what is computed, or 'float', whose numbers approximate it.
+    trust: 'server', which sees updates and adds the noise. Or 'secure_sum': clients hold the noise, and the server sees
+      their secure sum alone; `noise` is then held or independent, and weights spend budgets evenly over the schedule.
+    colluders: Numbers of clients that may tell the server their noise, such as 10/30. The certificate gives ε for each.
     certificate: Whether the run ends with a certificate. Without one, the run is a rehearsal: --noise_seed and
       --client_metrics may be given, which no certificate covers.
   """
@@ -80,8 +83,6 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
   withholds_client_metrics = True
   plans_averaging = True
   divides_by_planned_cohort = True
-  # The noise was chosen for the planned cohorts, and the certificate speaks of them.
-  charges_absent = True
   earlier = {'arithmetic': 'float'}
 
   weights: weight_rules.WeightRule = flag_fields.parameter('weight rule', WEIGHTS, 'participation')
@@ -93,6 +94,8 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
   own: tuple = ()
   noise_multiplier: Optional[float] = None
   arithmetic: str = 'integer'
+  trust: str = 'server'
+  colluders: tuple = ()
   certificate: bool = True
   shape: parts.Shape = flag_fields.part(parts.Shape())
 
@@ -101,6 +104,14 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
     registry.lookup('arithmetic', self.arithmetic, dict.fromkeys(certified_configs.ARITHMETICS))
     if self.noise_multiplier is not None:
       checks.number('noise_multiplier', self.noise_multiplier, above=0)
+    registry.lookup('trust', self.trust, dict.fromkeys(certified_configs.TRUSTS))
+    if self.holds_noise:
+      self._check_held()
+    elif self.colluders or isinstance(self.noise, correlations.Held):
+      raise ValueError(
+        'noise=held and colluders are for clients that hold noise because nobody trusts the server. Give '
+        'trust=secure_sum, or leave them out.'
+      )
     self._clip_rule()
     if self.weights.needs_own_bounds and not self.own:
       raise ValueError(
@@ -113,10 +124,42 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
       checks.number('share of clients in own', share, above=0, at_most=1)
       checks.number('ε in own', epsilon, above=0)
 
+  @property
+  def holds_noise(self) -> bool:
+    """Whether clients hold the noise."""
+    return self.trust == 'secure_sum'
+
+  @property
+  def charges_absent(self) -> bool:  # type: ignore[override]
+    # A trusted server's noise was chosen for the planned cohorts, and the certificate speaks of them. A client that
+    # holds noise and does not send takes it away.
+    return not self.holds_noise
+
+  def _check_held(self):
+    if not isinstance(self.noise, (correlations.Held, correlations.Independent)):
+      raise ValueError(
+        f'noise={registry.name_of(self.noise, correlations.FAMILIES)} needs a server that remembers the noise, and '
+        'trust=secure_sum has none. Use noise=held or noise=independent.'
+      )
+    if self.quantile is not None:
+      raise ValueError(
+        'quantile: a private quantile needs counts of norms, and with trust=secure_sum clients add no noise to counts. '
+        'Leave it out.'
+      )
+    if not isinstance(self.weights, (ByParticipation, weight_rules.SpendEvenly)):
+      raise ValueError(
+        f'weights={registry.name_of(self.weights, WEIGHTS)}: with trust=secure_sum, weights are planned so that '
+        'budgets are spent evenly over the public schedule. Leave weights out.'
+      )
+    if self.noise_multiplier is not None:
+      raise ValueError('noise_multiplier: with trust=secure_sum the noise is planned from the schedule. Leave it out.')
+    counts = [int(count) if count == int(count) else count for count in self.colluders]
+    object.__setattr__(self, 'colluders', tuple(checks.integer('colluders', one, at_least=1) for one in counts))
+
   def flag_names(self) -> frozenset[str]:
     # --alpha and --beta are for weights that have none of their own, and flags of rates for weights that follow rates.
     found = super().flag_names() - flag_fields.flags_of(parts.Shape).keys()
-    if isinstance(self.weights, ByParticipation):
+    if isinstance(self.weights, ByParticipation) and not self.holds_noise:
       found |= flag_fields.flags_of(parts.Rates).keys() | ({'alpha', 'beta'} if self.weights.follows_flags else set())
     return found
 
@@ -168,8 +211,11 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
         f'--sparsity: under noise={registry.name_of(self.noise, correlations.FAMILIES)}, a round would take back noise '
         'of other weights than those it updates. Use noise=independent, or --sparsity=none.'
       )
-    weights, participation = self.weights, participations.ParticipationConfig()
-    if isinstance(weights, ByParticipation):
+    weights, noise, participation = self.weights, self.noise, participations.ParticipationConfig()
+    if self.holds_noise:
+      weights = weight_rules.Uniform()
+      noise = correlations.Held(0.0) if isinstance(noise, correlations.Independent) else noise
+    elif isinstance(weights, ByParticipation):
       participation = weights.rates()
       weights = weights.rule(dict(alpha=self.shape.alpha, beta=self.shape.beta))
     return certified_configs.CertifiedConfig(
@@ -177,7 +223,7 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
       epsilon=self.epsilon,
       delta=self.delta,
       noise_multiplier=self.noise_multiplier,
-      correlation=self.noise,
+      correlation=noise,
       num_rounds=setting.rounds,
       weights=weights,
       participation=participation,
@@ -186,6 +232,8 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
       own_epsilon=self._own_epsilon(setting),
       noise_seed=self.noise_seed,
       arithmetic=self.arithmetic,
+      trust=self.trust,
+      dropout=setting.mean_dropout if self.holds_noise else 0.0,
     )
 
   def aggregates_once(self, setting: base.Setting) -> bool:
@@ -193,6 +241,8 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
     return False
 
   def plan(self, setting: base.Setting) -> plans.Plan:
+    more = dict(attendance=setting.schedule, colluders=self.colluders) if self.holds_noise else {}
+    schedule = setting.drawn_schedule if self.holds_noise else setting.schedule
     return plans.CertifiedPlan(
-      self.configure(setting), setting.schedule, averaging=setting.averaging, **setting.options
+      self.configure(setting), schedule, averaging=setting.averaging, **more, **setting.options
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 import math
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 
@@ -13,9 +13,9 @@ from quap_tff.accounting import certificate
 from quap_tff.accounting import protection as protections
 from quap_tff.common import checks
 from quap_tff.mechanisms import certified_config as configs
-from quap_tff.mechanisms import integers
 from quap_tff.mechanisms import planning
 from quap_tff.mechanisms import postprocessing
+from quap_tff.mechanisms import slack as slacks
 from quap_tff.plans import plan
 
 # Relative, between weights in TensorFlow's arithmetic and in NumPy's: some units in the last place of float32.
@@ -46,6 +46,8 @@ class CertifiedPlan(plan.Plan):
     *,
     averaging: postprocessing.Averaging = postprocessing.LastIterate(),
     client_metrics: bool = False,
+    attendance: Optional[Sequence[Any]] = None,
+    colluders: Sequence[int] = (),
     **options,
   ):
     """Initializes the plan.
@@ -57,6 +59,9 @@ class CertifiedPlan(plan.Plan):
       averaging: The average of the iterates that is published. The noise is chosen for it; `postprocessing.Planned` is
         chosen together with the noise.
       client_metrics: Whether exact functions of clients' data (training loss) are released with the model.
+      attendance: int[M_t] for each planned round: who really comes of those who were drawn, if this is known. Only with
+        a secure sum, in which a client that does not come takes its noise away. By default any of them may stay away.
+      colluders: Numbers of clients that may tell the server their noise. A certificate gives ε for each.
       **options: The options of every plan, see `quap_tff.plans.Plan`.
 
     Raises:
@@ -72,9 +77,31 @@ class CertifiedPlan(plan.Plan):
         f'{" and ".join(self.extension.exact_releases)}: no certificate would hold.'
       )
     self.averaging = planned.averaging
+    self._attendance = self.schedule if attendance is None and not config.holds_noise else attendance
+    self.colluders = tuple(checks.integer('colluders', k, at_least=1) for k in colluders)
+    if self.colluders and not config.holds_noise:
+      raise ValueError('Colluders are clients that hold noise: give them with trust="secure_sum" only.')
+    if self.colluders and max(self.colluders) >= config.num_clients:
+      raise ValueError(
+        f'There are {config.num_clients:,} clients, so at most {config.num_clients - 1:,} can collude against one of '
+        f'them, found {max(self.colluders):,}.'
+      )
+
+  def _comes(self, index: int, clients: np.ndarray) -> bool:
+    """Whether these may be the clients of a round."""
+    if self._attendance is None:
+      return bool(np.isin(clients, self.schedule[index]).all())
+    return np.array_equal(np.sort(clients), np.sort(self._attendance[index]))
+
+  def _cohorts_of(self, ledger: accounting.RunLedger) -> list[np.ndarray]:
+    """The cohort of each round of a ledger, in the plan's order where that is known."""
+    if self._attendance is not None:
+      return list(self._attendance[: ledger.num_rounds])
+    state = ledger.state_dict()
+    return np.split(state['clients'].astype(np.int64), state['offsets'][1:-1]) if ledger.num_rounds else []
 
   @property
-  def slack(self) -> integers.Slack:
+  def slack(self) -> slacks.Slack:
     """What rounding costs. Before the model's shape is known, all that is kept for it."""
     if self.model is None:
       return self.config.kept_slack
@@ -92,15 +119,15 @@ class CertifiedPlan(plan.Plan):
 
   def rounds_of(self, ledger: accounting.RunLedger) -> list[planning.PlannedRound]:
     """What each round of a ledger must have given, after the weights that the ledger has for the rounds before it."""
-    state, kept = ledger.state_dict(), []
-    for index, planned in enumerate(self.schedule[: ledger.num_rounds]):
+    state, kept, cohorts = ledger.state_dict(), [], self._cohorts_of(ledger)
+    for index, planned in enumerate(cohorts):
       entries = slice(state['offsets'][index], state['offsets'][index + 1])
       clients, weights = state['clients'][entries], None
       if np.array_equal(np.sort(clients), np.sort(planned)):
         weights = np.empty(len(planned))
         weights[_places(planned, clients)] = state['weights'][entries]
       kept.append(weights)
-    return planning.planned_rounds(self.config, self.schedule[: ledger.num_rounds], kept)
+    return planning.planned_rounds(self.config, cohorts, kept)
 
   def ledger_problems(self, ledger: accounting.RunLedger) -> list[str]:
     """Where a ledger differs from that of a run of this plan over its schedule, a sentence each.
@@ -120,14 +147,14 @@ class CertifiedPlan(plan.Plan):
       return found
     if rounds > len(self.schedule):
       return [f'The ledger has {rounds} rounds, and the flags plan {len(self.schedule)}.']
-    planned = self.rounds_of(ledger)
+    planned, cohorts = self.rounds_of(ledger), self._cohorts_of(ledger)
     for index in range(rounds):
       entries = slice(state['offsets'][index], state['offsets'][index + 1])
       number = index + 1
-      if not np.array_equal(np.sort(state['clients'][entries]), np.sort(self.schedule[index])):
+      if not self._comes(index, state['clients'][entries]):
         found.append(f'Round {number} of the ledger has other clients than the flags plan.')
         continue
-      places = _places(self.schedule[index], state['clients'][entries])
+      places = _places(cohorts[index], state['clients'][entries])
       if not np.allclose(state['weights'][entries], planned[index].weights[places], rtol=_SAME_WEIGHT, atol=0):
         found.append(f'Round {number} of the ledger has other weights than follow from the cohorts.')
       for name, value in (
@@ -179,6 +206,8 @@ class CertifiedPlan(plan.Plan):
       own_epsilon=self.config.own_epsilon or (),
       arithmetic=self.config.arithmetic,
       slack=self.slack,
+      trust=self.config.trust,
+      colluders=self.colluders,
     )
 
 

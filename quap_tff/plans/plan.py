@@ -13,10 +13,10 @@ from quap_tff.common import checks
 from quap_tff.common import lazy
 from quap_tff.common.lazy import tff
 from quap_tff.mechanisms import correlation as correlations
-from quap_tff.mechanisms import integers
 from quap_tff.mechanisms import layers as layers_lib
 from quap_tff.mechanisms import mechanism as mechanisms
 from quap_tff.mechanisms import postprocessing
+from quap_tff.mechanisms import slack as slacks
 from quap_tff.mechanisms import sparsity as sparsities
 from quap_tff.mechanisms import staleness as stalenesses
 from quap_tff.plans import report as reports
@@ -162,9 +162,14 @@ class Plan:
     return self._model
 
   @property
-  def slack(self) -> integers.Slack:
+  def holds_noise(self) -> bool:
+    """Whether clients draw the noise from keys of their own, which come with their data."""
+    return self.mechanism.facts.trust == 'secure_sum'
+
+  @property
+  def slack(self) -> slacks.Slack:
     """What rounding costs, which the formal figures include."""
-    return integers.Slack()
+    return slacks.Slack()
 
   @property
   def sampler(self) -> accounting.Sampler:
@@ -246,6 +251,7 @@ class Plan:
       num_clients=self.num_clients,
       staleness=self._staleness,
       client_metrics=self.client_metrics or self._always_sends_metrics,
+      with_keys=self.holds_noise,
     )
 
   def _server_parts(self, model_fn, client_optimizer, server_optimizer, client_work):
@@ -336,6 +342,7 @@ class Plan:
       formal=self._of_stopped(ledger, cohorts) if stopped else self._formal(ledger),
       nominal_epsilon=ledger.epsilon if nominal else None,
       nominal_delta=ledger.delta if nominal else None,
+      trust=self.mechanism.facts.trust,
     )
 
   def _formal(self, ledger):

@@ -59,12 +59,14 @@ class Report:
     nominal_epsilon: float64[N], Σ ε_i(t) of each client in nats, by basic composition (docs/method.md, section 7.1).
       None for a method whose noise does not follow such budgets, and for one without noise.
     nominal_delta: float64[N], k_i·δ, or None.
+    trust: Who is trusted, see `quap_tff.mechanisms.mechanism.Facts`.
   """
 
   protection: accounting.Protection
   formal: accounting.FormalReport
   nominal_epsilon: Optional[np.ndarray]
   nominal_delta: Optional[np.ndarray]
+  trust: str = 'server'
 
   def as_dict(self) -> dict[str, Any]:
     """For JSON. Figures that a method does not have are null."""
@@ -73,6 +75,7 @@ class Report:
       'nominal_epsilon_max': float(nominal.max()) if nominal is not None else None,
       'nominal_epsilon_mean': float(nominal.mean()) if nominal is not None else None,
       'nominal_delta_max': float(self.nominal_delta.max()) if self.nominal_delta is not None else None,
+      'trust': self.trust,
       'model_protected': self.protection.model_protected,
       'protection': self.protection.statement,
       'formal': self.formal.as_dict(),

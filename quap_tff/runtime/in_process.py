@@ -15,6 +15,7 @@ import tensorflow_federated as tff
 
 from quap_tff.runtime import errors
 from quap_tff.runtime import interpreter
+from quap_tff.runtime import secure_intrinsics
 from quap_tff.runtime import traffic
 from quap_tff.runtime import values
 
@@ -68,8 +69,9 @@ class Statistics:
 class InProcessContext(tff.framework.SyncContext):
   """Runs TFF computations with this process's TensorFlow.
 
-  It refuses computations that take or return functions, and those with secure intrinsics or JAX. Ragged and sparse
-  tensors work inside a TensorFlow section, but cannot be arguments or results.
+  It refuses computations that take or return functions, and those with JAX or a `tff.federated_secure_select`. Ragged
+  and sparse tensors work inside a TensorFlow section, but cannot be arguments or results. Secure sums are plain ones
+  here, with the same results (`secure_intrinsics`).
 
   Clients run at the same time on `num_threads` Python threads (TensorFlow releases the interpreter's lock while it
   works). Their results are aggregated in the cohort's order, so the number of threads never changes a result. They are
@@ -144,7 +146,8 @@ class InProcessContext(tff.framework.SyncContext):
     # `tff.backends.native` compiles for TFF's worker: it goes through protos, which takes as long as the transformation
     # itself, and it optimizes every section. Here a section is optimized when it is first needed, and only if it calls
     # functions.
-    block, _ = tff.tensorflow.replace_intrinsics_with_bodies(comp.to_building_block())
+    block = secure_intrinsics.with_plain_bodies(comp.to_building_block())
+    block, _ = tff.tensorflow.replace_intrinsics_with_bodies(block)
     program = interpreter.Program(tff.framework.to_call_dominant(block), self._count_trace)
     self.statistics.compiled += 1
     return program

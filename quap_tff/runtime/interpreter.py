@@ -135,8 +135,8 @@ class Program:
   def _compile_intrinsic_call(self, block: tff.framework.Intrinsic, argument: streaming.Run) -> streaming.Run:
     if block.uri not in _INTRINSICS:
       hint = ''
-      if 'secure' in block.uri:
-        hint = ' Secure aggregation runs only under tff.backends.test.set_sync_test_cpp_execution_context().'
+      if block.uri == 'federated_secure_select':
+        hint = ' It runs only under tff.backends.test.set_sync_test_cpp_execution_context().'
       raise errors.UnsupportedComputationError(
         f'The in-process runtime has no intrinsic {block.uri!r} (type {block.type_signature}).{hint}'
       )

@@ -22,6 +22,7 @@ import tensorflow_federated as tff
 from quap_tff.runtime import errors
 from quap_tff.runtime import in_process
 from quap_tff.runtime import processes
+from quap_tff.runtime import secure_intrinsics
 from quap_tff.runtime import tls_worker
 
 SECONDS_TO_START = 60
@@ -43,7 +44,9 @@ _BROKEN = 'broke its connection'
 _HEARTBEAT = '/quap_tff.Heartbeat/Beat'
 
 # Compiled once, however many workers run it.
-_compiled = in_process.IdentityCache(tff.backends.native.desugar_and_transform_to_native)
+_compiled = in_process.IdentityCache(
+  lambda comp: tff.backends.native.desugar_and_transform_to_native(secure_intrinsics.in_plain(comp))
+)
 
 
 def channel_credentials(directory: str) -> grpc.ChannelCredentials:

@@ -30,6 +30,7 @@ import tensorflow_federated as tff
 from quap_tff.runtime import errors
 from quap_tff.runtime import in_process
 from quap_tff.runtime import remote_workers
+from quap_tff.runtime import secure_intrinsics
 from quap_tff.runtime import values
 
 _SECONDS_BETWEEN_LOOKS = 0.05
@@ -165,8 +166,9 @@ def _part(argument: Any, type_spec: tff.Type, begin: int, end: int) -> Any:
 
 
 def _mergeable_form(comp: tff.Computation) -> tff.framework.MergeableCompForm:
+  plain = secure_intrinsics.in_plain(comp)
   try:
-    return tff.backends.native.compile_to_mergeable_comp_form(comp)
+    return tff.backends.native.compile_to_mergeable_comp_form(plain)
   except (ValueError, TypeError) as e:
     first_line = (str(e).splitlines() or [type(e).__name__])[0]
     if 'dependent on another' in str(e):

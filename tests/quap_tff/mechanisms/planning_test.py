@@ -11,6 +11,7 @@ from quap_tff import plans
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import correlation as correlations
 from quap_tff.mechanisms import planning
+from quap_tff.mechanisms import postprocessing
 from quap_tff.mechanisms import privacy_filter
 from quap_tff.mechanisms import tradeoff
 from quap_tff.mechanisms import weight_rules
@@ -82,7 +83,7 @@ class TestCalibrated:
     best = _calibrated(config, cohorts)
 
     multipliers = best.noise_multiplier * np.append(np.geomspace(0.2, 3.0, 25), 1.0)
-    kept = (1 - planning.PULL) ** np.arange(30)[::-1]
+    kept = (1 - postprocessing.PULL) ** np.arange(30)[::-1]
     objective = planning._weight_sums(config, multipliers, cohorts) @ kept / multipliers
     assert (objective <= objective[-1] * (1 + 1e-3)).all()
     assert objective[0] < 0.9 * objective[-1]
