@@ -13,6 +13,7 @@ function and its threshold. The other half is counted.
 
 from collections.abc import Iterator, Sequence
 import dataclasses
+import functools
 import itertools
 from typing import Any, Callable, NamedTuple, Optional
 
@@ -122,6 +123,59 @@ def certified(
     if not float(admitted.noise_multiplier):
       return state, None
     return state, _Release(mean.numpy() * config.divisor, others, clip, clip * config.noise_multiplier)
+
+  return _simulation(schedule, start, play)
+
+
+def held(
+  config: certified_configs.CertifiedConfig,
+  schedule: Sequence[Any],
+  target: int,
+  seed: Optional[int] = None,
+  colluders: Sequence[int] = (),
+) -> Simulate:
+  """The certified mechanism without a trusted server: the secure sums, less what the others and colluders added.
+
+  Args:
+    config: The mechanism, with nothing left open.
+    schedule: int[M_t], the cohorts.
+    target: The client that is there or not.
+    seed: For reproducible keys.
+    colluders: Clients that tell the adversary their noise.
+  """
+  calls, config = _seeds(seed), dataclasses.replace(config, clip_split='joint')
+  layers = [layers_lib.Layer('seen', (0,), False)]
+  rounds_of = functools.lru_cache(lambda draws: config.for_model([tf.TensorSpec([draws], tf.float64)], layers))
+
+  def start(draws):
+    generator = np.random.default_rng(next(calls))
+    return rounds_of(draws).initial_state(), generator.integers(-(2**63), 2**63, [config.num_clients, 4])
+
+  def play(run, cohort, present, moves, draws):
+    (state, keys), rounds = run, rounds_of(draws)
+    clip, ids = float(state.clip), tf.constant(cohort, tf.int64)
+    admitted = rounds.admit(state, dict(client_id=ids))
+    told = mechanism.with_ids(rounds.tell(state, admitted), admitted)
+    total, others, known = tf.zeros([draws], tf.int64), np.zeros(draws), tf.zeros([draws], tf.int64)
+    for client in cohort:
+      own = mechanism.own_told(told, tf.constant(client, tf.int64))
+      update = tf.zeros([draws], tf.float64)
+      report = rounds.report(None, dict(client_id=client, noise_key=tf.constant(keys[client])), {})
+      (noise,), _ = rounds.contribution({0: update}, report, {}, own)
+      total += noise
+      if client in colluders:
+        known += noise
+      if client == target and present:
+        # Each coordinate is a simulation of its own, in which the update has one coordinate.
+        total += tf.cast(tf.floor(tf.cast(own['weight'], tf.float64) * rounds.grid.steps), tf.int64)
+      elif client != target:
+        others += float(own['weight']) * clip * moves
+    total += tf.cast(tf.round(others / clip * rounds.grid.steps), tf.int64)
+    state, (mean,), _ = rounds.release(state, admitted, [total])
+    if not float(admitted.noise_multiplier):
+      return (state, keys), None
+    seen = others + known.numpy() * (clip / rounds.grid.steps)
+    return (state, keys), _Release(mean.numpy() * config.divisor, seen, clip, clip * config.noise_multiplier)
 
   return _simulation(schedule, start, play)
 
