@@ -263,12 +263,12 @@ def mu_against_any(account: Account, num_colluders: int) -> np.ndarray:
   checks.integer('num_colluders', num_colluders, at_least=0)
   if not num_colluders or not account.num_releases:
     return account.mu
-  own = _ofown_noise(account, num_colluders)
+  own = _of_own_noise(account, num_colluders)
   joint = np.where(own > 0, _of_joint_noise(account, num_colluders), 0.0)
   return np.sqrt(np.minimum(own, joint)) / account.noise_multiplier * _MARGIN
 
 
-def _ofown_noise(account, num_colluders) -> np.ndarray:
+def _of_own_noise(account, num_colluders) -> np.ndarray:
   """float64[N]: w_iᵀ·(B_i·B_iᵀ + (1-λ)²·diag(m_t))⁻¹·w_i, if at least m_t clients of round t but i do not collude."""
   found = histories(account.cohorts())
   weights = account.weights[np.argsort(account.ids, kind='stable')]
@@ -340,7 +340,7 @@ def discreteness_slack(
   docs/privacy.md has the proof. It compares the integer noise of a run with the rounded noise of a run whose V and W
   are real. With a = 1/(m·(1-λ)²·s²), the logarithm of the first probability over the second is at most d·T·a/24. The
   other way round, it is at most ‖P·k‖²/24, P = (s²·Σ)⁻¹. A tail bound for k covers this. Both have a term for how far
-  lattice sums of Gaussians are from integrals, which is below 10⁻³⁰⁰ where V and W have ten steps or more.
+  lattice sums of Gaussians are from integrals, which is below 10⁻²⁸⁰ where V and W have ten steps or more.
 
   Args:
     epsilon: ε >= 0, of the run with real noise.

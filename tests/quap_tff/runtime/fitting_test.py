@@ -147,9 +147,16 @@ def _returns_a_function():
   return tff.federated_computation(lambda: increment)()
 
 
-def _secure_sum():
-  at_clients = tff.FederatedType(np.int32, tff.CLIENTS)
-  return tff.federated_computation(lambda x: tff.federated_secure_sum(x, 10), at_clients)([1, 2])
+def _secure_select():
+  take = tff.tensorflow.computation(lambda table, key: table[key], [(np.int32, [2]), np.int32])
+
+  @tff.federated_computation(
+    tff.FederatedType((np.int32, [1]), tff.CLIENTS), tff.FederatedType((np.int32, [2]), tff.SERVER)
+  )
+  def select(keys, table):
+    return tff.federated_secure_select(keys, tff.federated_value(2, tff.SERVER), table, take)
+
+  return select([np.int32([1])], np.int32([3, 4]))
 
 
 def _ragged_result():
@@ -167,7 +174,7 @@ def _sparse_result():
   [
     (_takes_a_function, r'takes no functions as arguments, and argument\.f is of type \(int32 -> int32\).*"native"'),
     (_returns_a_function, r'returns no functions, and a result is of type \(int32 -> int32\)'),
-    (_secure_sum, 'no intrinsic .federated_secure_sum.*Secure aggregation runs only under'),
+    (_secure_select, 'no intrinsic .federated_secure_select.*It runs only under tff.backends.test'),
     (_ragged_result, 'returns no RaggedTensor. Return its parts, or a dense tensor'),
     (_sparse_result, 'returns no SparseTensor. Return its parts, or a dense tensor'),
   ],
