@@ -17,7 +17,7 @@ import abc
 from collections.abc import Sequence
 import dataclasses
 import secrets
-from typing import Any, Optional, TYPE_CHECKING
+from typing import Any, NamedTuple, Optional, TYPE_CHECKING
 
 import numpy as np
 
@@ -48,6 +48,24 @@ _FEW_BITS = 'its generator starts from 32 random bits, which can be tried one by
 _NOT_CRYPTOGRAPHIC = 'its generator is not a cryptographic one'
 
 
+class Given(NamedTuple):
+  """What a plan settles for its aggregator.
+
+  Attributes:
+    noise_multiplier: z.
+    clients_per_round: The constant by which sums are divided.
+    layers: The model's layers.
+    rounds: T, the planned rounds.
+    seed: Seed of the noise, where TFF takes one.
+  """
+
+  noise_multiplier: float
+  clients_per_round: float
+  layers: Sequence[layers_lib.Layer]
+  rounds: int
+  seed: Optional[int]
+
+
 @dataclasses.dataclass(frozen=True)
 class StockConfig(abc.ABC):
   """One of TFF's aggregators and its parameters.
@@ -70,23 +88,8 @@ class StockConfig(abc.ABC):
     """Our rule that is most like TFF's: its statements about its releases are also true of TFF's."""
 
   @abc.abstractmethod
-  def stock_aggregator(
-    self,
-    noise_multiplier: float,
-    clients_per_round: float,
-    layers: Sequence[layers_lib.Layer],
-    rounds: int,
-    seed: Optional[int],
-  ) -> stock_aggregation.StockAggregator:
-    """The aggregator at a noise multiplier z.
-
-    Args:
-      noise_multiplier: z.
-      clients_per_round: The constant by which sums are divided.
-      layers: The model's layers.
-      rounds: T, the planned rounds.
-      seed: Seed of the noise, where TFF takes one.
-    """
+  def stock_aggregator(self, given: Given) -> stock_aggregation.StockAggregator:
+    """TFF's aggregator with these parameters."""
 
   def exposure(self, cohorts: Sequence[np.ndarray], num_clients: int) -> stock_account.Exposure:
     """What taking part means for the account."""
@@ -103,15 +106,8 @@ class DpFedAvg(StockConfig):
   def clip_rule(self) -> clip_rules.ClipRule:
     return clip_rules.Fixed(self.clip)
 
-  def stock_aggregator(
-    self,
-    noise_multiplier: float,
-    clients_per_round: float,
-    layers: Sequence[layers_lib.Layer],
-    rounds: int,
-    seed: Optional[int],
-  ) -> stock_aggregation.StockAggregator:
-    return stock_aggregation.fixed_clip(noise_multiplier, clients_per_round, float(self.clip))
+  def stock_aggregator(self, given: Given) -> stock_aggregation.StockAggregator:
+    return stock_aggregation.fixed_clip(given.noise_multiplier, given.clients_per_round, float(self.clip))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,21 +135,14 @@ class DpFedAvgAdaptive(StockConfig):
   def clip_rule(self) -> clip_rules.ClipRule:
     return clip_rules.PrivateQuantile(self.quantile, self.initial_clip, self.learning_rate)
 
-  def stock_aggregator(
-    self,
-    noise_multiplier: float,
-    clients_per_round: float,
-    layers: Sequence[layers_lib.Layer],
-    rounds: int,
-    seed: Optional[int],
-  ) -> stock_aggregation.StockAggregator:
+  def stock_aggregator(self, given: Given) -> stock_aggregation.StockAggregator:
     # Layer by layer, z is √L·z, and `clipped_count_stddev`, of each layer's count, must be more than that.
-    factor = len(layers) ** 0.5 if self.clips_each_layer else 1.0
-    value_multiplier, count_stddev = self.split(noise_multiplier * factor, clients_per_round)
+    factor = len(given.layers) ** 0.5 if self.clips_each_layer else 1.0
+    multipliers = self.split(given.noise_multiplier * factor, given.clients_per_round)
     rule = float(self.quantile), float(self.initial_clip), float(self.learning_rate)
     if self.clips_each_layer:
-      return stock_aggregation.layerwise_clip(value_multiplier, count_stddev, clients_per_round, layers, *rule)
-    return stock_aggregation.adaptive_clip(value_multiplier, count_stddev, clients_per_round, *rule)
+      return stock_aggregation.layerwise_clip(*multipliers, given.clients_per_round, given.layers, *rule)
+    return stock_aggregation.adaptive_clip(*multipliers, given.clients_per_round, *rule)
 
   def split(self, noise_multiplier: float, clients_per_round: float) -> tuple[float, float]:
     """(z_sum, s) of a sum and its count whose noise multiplier together is the one given.
@@ -194,17 +183,10 @@ class DpFtrl(DpFedAvg):
   def exposure(self, cohorts: Sequence[np.ndarray], num_clients: int) -> stock_account.Exposure:
     return stock_account.tree_exposure(cohorts, num_clients)
 
-  def stock_aggregator(
-    self,
-    noise_multiplier: float,
-    clients_per_round: float,
-    layers: Sequence[layers_lib.Layer],
-    rounds: int,
-    seed: Optional[int],
-  ) -> stock_aggregation.StockAggregator:
+  def stock_aggregator(self, given: Given) -> stock_aggregation.StockAggregator:
     # Without a seed TFF would take the time of day, which can be guessed.
-    seed = secrets.randbits(63) if seed is None else seed
-    return stock_aggregation.tree(noise_multiplier, clients_per_round, float(self.clip), rounds, seed)
+    seed = secrets.randbits(63) if given.seed is None else given.seed
+    return stock_aggregation.tree(given.noise_multiplier, given.clients_per_round, float(self.clip), given.rounds, seed)
 
 
 class StockPlan(plan.Plan):
@@ -322,12 +304,8 @@ class StockPlan(plan.Plan):
     value = self.mechanism
     if self._made is None or self._made_for != self.model:
       layers = self.model.layers if self.model is not None else ()
-      self._made_for, self._made = (
-        self.model,
-        value.stock.stock_aggregator(
-          value.noise_multiplier, value.clients_per_round, layers, value.rounds, self.config.noise.seed
-        ),
-      )
+      given = Given(value.noise_multiplier, value.clients_per_round, layers, value.rounds, self.config.noise.seed)
+      self._made_for, self._made = self.model, value.stock.stock_aggregator(given)
     return self._made
 
   @property

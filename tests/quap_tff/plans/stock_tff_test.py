@@ -56,7 +56,8 @@ def _plan(spec, participation='uniform', rounds=6, calibration='documents', clie
 
 
 def _aggregator(spec, noise_multiplier, clients_per_round=2.0):
-  return _STOCK.get(spec, spec).stock_aggregator(noise_multiplier, clients_per_round, _LAYERS, 6, 5)
+  given = stock_tff.Given(noise_multiplier, clients_per_round, _LAYERS, rounds=6, seed=5)
+  return _STOCK.get(spec, spec).stock_aggregator(given)
 
 
 def _output(**measurements):
