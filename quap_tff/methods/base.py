@@ -166,7 +166,7 @@ class Method(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class QuapMechanism(parts.ServerOptimizer, parts.Bounds, Method, parts.Noise):
+class QuapMechanism(parts.ServerOptimizer, parts.Bounds, parts.Noise, Method):
   """QuAP-FL's own mechanism. The parts that a subclass brings replace those that are off here.
 
   Off are: budgets that follow participation (everyone has ε_base), layer-wise noise (every layer is clipped and

@@ -64,6 +64,13 @@ class TestInterpretations:
     assert not methods.METHODS['quap'].interpretation and not methods.METHODS['scaffold'].interpretation
 
 
+class TestNoise:
+  @pytest.mark.parametrize('spec', ['quap', 'adaptive_clip', 'd2dp', 'fedbuff', 'scaffold:base=quap'])
+  def test_the_flag_decides_whether_a_method_adds_noise(self, spec):
+    assert methods.parse(spec).adds_noise and methods.parse(spec, {'noise': 'client'}).adds_noise
+    assert not methods.parse(spec, {'noise': 'none'}).adds_noise
+
+
 class TestCombinations:
   @pytest.mark.parametrize('name', _COMBINATIONS)
   def test_each_part_is_as_asked_or_as_in_the_baseline(self, name):
