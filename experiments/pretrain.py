@@ -15,9 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import sys
-import tempfile
 import time
 from typing import Any, Callable
 
@@ -30,6 +28,7 @@ from experiments import command_line
 from experiments import interrupts
 import quap_tff
 from quap_tff.common import checks
+from quap_tff.common import files
 from quap_tff.common import lazy
 from quap_tff.common import registry
 from quap_tff.common.lazy import tf
@@ -165,23 +164,13 @@ def _whitening(hidden, power):
 
 
 def write(output: str, extractor: tf.keras.Model, card: dict[str, Any]) -> dict[str, Any]:
-  """Writes the folder under another name and then renames it. Returns the card with the extractor's SHA-256."""
-  output = os.path.abspath(output)
-  os.makedirs(os.path.dirname(output), exist_ok=True)
-  unfinished = tempfile.mkdtemp(dir=os.path.dirname(output), prefix=f'.{os.path.basename(output)}_')
-  try:
-    path = os.path.join(unfinished, features.EXTRACTOR)
+  """Writes the folder whole. Returns the card with the extractor's SHA-256."""
+  with files.new_folder(os.path.abspath(output)) as folder:
+    path = os.path.join(folder, features.EXTRACTOR)
     saving.save_model(extractor, path)
     with open(path, 'rb') as f:
       card = {**card, 'sha256': hashlib.sha256(f.read()).hexdigest()}
-    with open(os.path.join(unfinished, features.CARD), 'w', encoding='utf-8') as f:
-      json.dump(card, f, indent=2)
-      f.write('\n')
-    os.chmod(unfinished, 0o755)
-    os.rename(unfinished, output)
-  except BaseException:
-    shutil.rmtree(unfinished, ignore_errors=True)
-    raise
+    files.write_json(os.path.join(folder, features.CARD), card)
   return card
 
 

@@ -74,17 +74,11 @@ def publish(path: str, target: str) -> None:
   if os.path.commonpath([source, place]) == source:
     raise ValueError(f"--publish={target} lies in the run's own folder. Give a new folder outside {path}.")
   certificate = folder_files.read_json(path, folders.CERTIFICATE)
-  unfinished = target.rstrip(os.sep) + files.UNFINISHED
-  shutil.rmtree(unfinished, ignore_errors=True)
-  try:
+  with files.new_folder(target) as unfinished:
     for name in [*certificate['provenance']['files_sha256'], *folders.OWN]:
       if os.path.exists(os.path.join(path, name)):
         os.makedirs(os.path.dirname(os.path.join(unfinished, name)), exist_ok=True)
         shutil.copyfile(os.path.join(path, name), os.path.join(unfinished, name))
-    os.rename(unfinished, target)
-  except BaseException:
-    shutil.rmtree(unfinished, ignore_errors=True)
-    raise
 
 
 def main(argv: list[str]) -> int:

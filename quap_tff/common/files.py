@@ -1,9 +1,10 @@
-"""Files that are written whole: under another name first, and then renamed. A reader never finds half of one."""
+"""Files and folders that are written under another name first, and then renamed. A reader never finds half of one."""
 
 from collections.abc import Iterator
 import contextlib
 import json
 import os
+import shutil
 from typing import Any, Union
 
 UNFINISHED = '.part'
@@ -40,6 +41,23 @@ def private() -> Iterator[None]:
     yield
   finally:
     os.umask(before)
+
+
+@contextlib.contextmanager
+def new_folder(path: str) -> Iterator[str]:
+  """An empty folder to write to, next to `path`, which gets that name when the block has ended well.
+
+  If the block raises, the folder is removed. What a killed process left is replaced. `path` must be new or empty.
+  """
+  unfinished = path.rstrip(os.sep) + UNFINISHED
+  shutil.rmtree(unfinished, ignore_errors=True)
+  os.makedirs(unfinished)
+  try:
+    yield unfinished
+    os.rename(unfinished, path)
+  except BaseException:
+    shutil.rmtree(unfinished, ignore_errors=True)
+    raise
 
 
 def write(path: str, content: Union[str, bytes]) -> None:

@@ -11,6 +11,7 @@ from data import features
 from data import public_images
 from experiments import command_line
 from experiments import pretrain
+from quap_tff.common import files
 
 GLYPHS = ('--public_data=glyphs:classes=4,copies=40', '--num_features=8', '--epochs=4')
 
@@ -76,7 +77,7 @@ class TestCommand:
     assert message in capsys.readouterr().err
     assert os.listdir(tmp_path) == ['full'] and os.listdir(tmp_path / 'full') == ['file']
 
-  @pytest.mark.parametrize('where', ['pretrain', 'json.dump'])
+  @pytest.mark.parametrize('where', ['pretrain', 'write_json'])
   def test_an_interrupted_run_leaves_nothing(self, tmp_path, monkeypatch, capsys, where):
     def interrupt(*args, **kwargs):
       raise KeyboardInterrupt
@@ -84,7 +85,7 @@ class TestCommand:
     if where == 'pretrain':
       monkeypatch.setattr(pretrain, 'pretrain', interrupt)
     else:
-      monkeypatch.setattr(json, 'dump', interrupt)
+      monkeypatch.setattr(files, 'write_json', interrupt)
     assert (
       run(
         '--public_data=glyphs:classes=2,copies=10', '--num_features=4', '--epochs=1', f'--output={tmp_path / "glyphs"}'

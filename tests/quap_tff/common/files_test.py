@@ -40,6 +40,20 @@ def test_what_a_killed_process_left_is_replaced(tmp_path):
   assert os.listdir(tmp_path) == ['a.txt']
 
 
+def test_a_new_folder_is_whole_or_not_there(tmp_path):
+  path = tmp_path / 'deep' / 'a'
+  (tmp_path / 'deep' / f'a{files.UNFINISHED}').mkdir(parents=True)
+  (tmp_path / 'deep' / f'a{files.UNFINISHED}' / 'old').write_text('of a killed process')
+  with pytest.raises(KeyError):
+    with files.new_folder(str(path)) as unfinished:
+      files.write(os.path.join(unfinished, 'b'), 'c')
+      raise KeyError
+  assert not os.listdir(tmp_path / 'deep')
+  with files.new_folder(str(path)) as unfinished:
+    files.write(os.path.join(unfinished, 'b'), 'c')
+  assert os.listdir(tmp_path / 'deep') == ['a'] and os.listdir(path) == ['b']
+
+
 @pytest.mark.parametrize('keep_suffix, expected', [(True, 'plot.part.png'), (False, 'plot.png.part')])
 def test_the_other_name(tmp_path, keep_suffix, expected):
   with pytest.raises(FileNotFoundError):  # Nothing was written.
