@@ -13,8 +13,8 @@ import markupsafe
 import pandas as pd
 
 from experiments import plots
-from experiments import wide
 from quap_tff.common import rounding
+from quap_tff.common import wide
 
 _REPORT, _PAGE, _RUN = 'report.md', 'index.html', 'run.json'
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Optional
 
 from quap_tff.common import lazy
 from quap_tff.common import rounding
+from quap_tff.common import wide
 
 jinja2 = lazy.module('jinja2')
 markupsafe = lazy.module('markupsafe')
@@ -44,18 +45,7 @@ _TEMPLATE = """\
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Privacy certificate</title>
-<style>
-.wide { overflow: auto; max-height: 90vh; margin: 1rem 0; background:
-    linear-gradient(to right, #fff 40%, transparent) left / 3rem 100% no-repeat local,
-    linear-gradient(to left, #fff 40%, transparent) right / 3rem 100% no-repeat local,
-    linear-gradient(to right, #0007, transparent) left / .7rem 100% no-repeat scroll,
-    linear-gradient(to left, #0007, transparent) right / .7rem 100% no-repeat scroll, #fff; }
-.wide:focus-visible { outline: 2px solid #06c; }
-.wide::-webkit-scrollbar { height: .7rem; width: .7rem; }
-.wide::-webkit-scrollbar-track { background: #eee; }
-.wide::-webkit-scrollbar-thumb { background: #888; border-radius: .35rem; }
-@media print { .wide { overflow: visible; max-height: none; background: none; } }
-
+<style>{{ frame_css }}
 body { font: 16px/1.5 system-ui, sans-serif; color: #111; background: #fff; max-width: 46rem; margin: 2rem auto;
   padding: 0 1rem; }
 h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2rem; }
@@ -165,6 +155,7 @@ def render(certificate: Mapping[str, Any], audit: Optional[Audit] = None) -> str
   return _template().render(
     certificate=certificate,
     audit=audit,
+    frame_css=markupsafe.Markup(wide.CSS),
     is_reading=certificate['achieved'].get('is_reading', False),
     is_of_library=MECHANISM in provenance['files_sha256'],
     MECHANISM=MECHANISM,

@@ -1,4 +1,7 @@
-"""Frames in which what is wider than its page scrolls: tables and figures."""
+"""Frames in which tables and figures scroll that are wider than their page.
+
+The CSS is in certificates, which are compared byte by byte: a change here is a new version of certificates.
+"""
 
 import html
 
