@@ -13,6 +13,7 @@ import numpy as np
 from data import federation
 from data import partition
 from data import rng as rng_lib
+from quap_tff.common import checks
 from quap_tff.common import registry
 
 # N of the documents' experiments.
@@ -32,7 +33,7 @@ class Request:
   auxiliary: float = 0.0
 
 
-class Dataset(abc.ABC):
+class Dataset(checks.Checked, abc.ABC):
   """A source of federations. Subclasses are frozen dataclasses in `DATASETS`.
 
   Attributes:

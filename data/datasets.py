@@ -72,14 +72,9 @@ class Glyphs(base.PooledDataset):
 
   image_shape = (28, 28, 1)
 
-  classes: int = 10
-  copies: int = 2100
-  alphabet: int = 0
-
-  def __post_init__(self):
-    checks.integer('classes', self.classes, at_least=2)
-    checks.integer('copies', self.copies, at_least=7)
-    checks.integer('alphabet', self.alphabet, at_least=0)
+  classes: int = checks.integer_field('classes', 10, at_least=2)
+  copies: int = checks.integer_field('copies', 2100, at_least=7)
+  alphabet: int = checks.integer_field('alphabet', 0, at_least=0)
 
   def read(self, data_dir: Optional[str]) -> base.Pool:
     del data_dir
@@ -166,16 +161,10 @@ class Things(base.PooledDataset):
 
   image_shape = (32, 32, 3)
 
-  classes: int = 10
-  looks: int = 3
-  copies: int = 2100
-  kinds: int = 0
-
-  def __post_init__(self):
-    checks.integer('classes', self.classes, at_least=2)
-    checks.integer('looks', self.looks, at_least=1)
-    checks.integer('copies', self.copies, at_least=7)
-    checks.integer('kinds', self.kinds, at_least=0)
+  classes: int = checks.integer_field('classes', 10, at_least=2)
+  looks: int = checks.integer_field('looks', 3, at_least=1)
+  copies: int = checks.integer_field('copies', 2100, at_least=7)
+  kinds: int = checks.integer_field('kinds', 0, at_least=0)
 
   def read(self, data_dir: Optional[str]) -> base.Pool:
     del data_dir

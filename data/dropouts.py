@@ -43,7 +43,7 @@ def _independent(seed: int, rates: np.ndarray) -> DropoutModel:
   return DropoutModel(rates, lambda round_num: rng_lib.generator(seed, 'dropout', round_num).random(len(rates)) < rates)
 
 
-class DropoutChoice(abc.ABC):
+class DropoutChoice(checks.Checked, abc.ABC):
   """The parameters of a dropout model."""
 
   @abc.abstractmethod
@@ -67,10 +67,7 @@ class Bernoulli(DropoutChoice):
     rate: In [0, 1).
   """
 
-  rate: float = 0.1
-
-  def __post_init__(self):
-    checks.number('bernoulli dropout rate', self.rate, at_least=0, below=1)
+  rate: float = checks.number_field('bernoulli dropout rate', 0.1, at_least=0, below=1)
 
   def over(self, num_clients: int, seed: int) -> DropoutModel:
     return _independent(seed, np.full(num_clients, self.rate))
@@ -84,12 +81,8 @@ class Beta(DropoutChoice):
     a, b: The parameters of the Beta distribution, in [0.01, 1e6].
   """
 
-  a: float = 1.0
-  b: float = 4.0
-
-  def __post_init__(self):
-    checks.number('beta dropout a', self.a, at_least=0.01, at_most=1e6)
-    checks.number('beta dropout b', self.b, at_least=0.01, at_most=1e6)
+  a: float = checks.number_field('beta dropout a', 1.0, at_least=0.01, at_most=1e6)
+  b: float = checks.number_field('beta dropout b', 4.0, at_least=0.01, at_most=1e6)
 
   def over(self, num_clients: int, seed: int) -> DropoutModel:
     return _independent(seed, rng_lib.generator(seed, 'dropout_rates').beta(self.a, self.b, num_clients))
@@ -105,12 +98,8 @@ class Markov(DropoutChoice):
     fail, recover: Probabilities a round, in (0, 1].
   """
 
-  fail: float = 0.05
-  recover: float = 0.3
-
-  def __post_init__(self):
-    checks.number('markov dropout fail', self.fail, above=0, at_most=1)
-    checks.number('markov dropout recover', self.recover, above=0, at_most=1)
+  fail: float = checks.number_field('markov dropout fail', 0.05, above=0, at_most=1)
+  recover: float = checks.number_field('markov dropout recover', 0.3, above=0, at_most=1)
 
   def over(self, num_clients: int, seed: int) -> DropoutModel:
     def step(round_num, failing):

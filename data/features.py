@@ -42,7 +42,7 @@ _SMALLEST_DEVIATION = 1e-3
 _GLYPHS, _GLYPH_SEED = 2000, 7
 
 
-class Features(abc.ABC):
+class Features(checks.Checked, abc.ABC):
   """A feature map. Subclasses are frozen dataclasses in `FEATURES`.
 
   Attributes:
@@ -105,15 +105,10 @@ class Scattering(Features):
       strokes have a part in common, which says nothing and costs norm. The glyphs are a program's output and not data.
   """
 
-  order: int = 2
-  scales: int = 2
-  angles: int = 8
+  order: int = checks.integer_field('scattering order', 2, at_least=1, at_most=2)
+  scales: int = checks.integer_field('scattering scales', 2, at_least=1)
+  angles: int = checks.integer_field('scattering angles', 8, at_least=1)
   centred: bool = False
-
-  def __post_init__(self):
-    checks.integer('scattering order', self.order, at_least=1, at_most=2)
-    checks.integer('scattering scales', self.scales, at_least=1)
-    checks.integer('scattering angles', self.angles, at_least=1)
 
   def check(self, input_shape: tuple[int, ...]) -> None:
     if len(input_shape) != 3:

@@ -96,10 +96,7 @@ class Femnist(_TffDataset):
   num_classes: ClassVar[int] = 62
 
   published_polarity: bool = False
-  test_writers: float = 0.0
-
-  def __post_init__(self):
-    checks.number('femnist test_writers', self.test_writers, at_least=0, below=1)
+  test_writers: float = checks.number_field('femnist test_writers', 0.0, at_least=0, below=1)
 
   @property
   def tests_clients(self) -> bool:  # type: ignore[override]  # The base class has a constant.
@@ -213,12 +210,8 @@ class Shakespeare(_TffDataset):
   is_sequences = True
   module = 'shakespeare'
 
-  length: int = 80
-  test_roles: float = 0.0
-
-  def __post_init__(self):
-    checks.integer('shakespeare length', self.length, at_least=1)
-    checks.number('shakespeare test_roles', self.test_roles, at_least=0, below=1)
+  length: int = checks.integer_field('shakespeare length', 80, at_least=1)
+  test_roles: float = checks.number_field('shakespeare test_roles', 0.0, at_least=0, below=1)
 
   @property
   def tests_clients(self) -> bool:  # type: ignore[override]  # The base class has a constant.

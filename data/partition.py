@@ -11,7 +11,7 @@ from quap_tff.common import checks
 from quap_tff.common import registry
 
 
-class Partition(abc.ABC):
+class Partition(checks.Checked, abc.ABC):
   """How examples are given to clients."""
 
   @abc.abstractmethod
@@ -39,12 +39,9 @@ class Dirichlet(Partition):
     alpha: The concentration, in [0.001, 1e6].
   """
 
-  alpha: float = 0.5
-
-  def __post_init__(self):
-    # Outside these bounds float64 cannot hold the shares. At the bounds themselves each label has one owner, or the
-    # sizes are those of iid.
-    checks.number('dirichlet alpha', self.alpha, at_least=1e-3, at_most=1e6)
+  # Outside these bounds float64 cannot hold the shares. At the bounds themselves each label has one owner, or the sizes
+  # are those of iid.
+  alpha: float = checks.number_field('dirichlet alpha', 0.5, at_least=1e-3, at_most=1e6)
 
   def assign(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
     owners = np.empty(len(labels), np.int64)

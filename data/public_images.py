@@ -35,7 +35,7 @@ class PublicImages:
   description: str
 
 
-class Source(abc.ABC):
+class Source(checks.Checked, abc.ABC):
   """Where public images come from. Subclasses are frozen dataclasses in `SOURCES`."""
 
   @abc.abstractmethod
@@ -94,12 +94,8 @@ class Glyphs(Source):
     copies: Drawings of each.
   """
 
-  classes: int = 1000
-  copies: int = 80
-
-  def __post_init__(self):
-    checks.integer('glyph classes', self.classes, at_least=2)
-    checks.integer('glyph copies', self.copies, at_least=1)
+  classes: int = checks.integer_field('glyph classes', 1000, at_least=2)
+  copies: int = checks.integer_field('glyph copies', 80, at_least=1)
 
   def read(self, data_dir: Optional[str], seed: int) -> PublicImages:
     del data_dir

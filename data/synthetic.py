@@ -41,18 +41,11 @@ class Synthetic(base.Dataset):
   default_num_clients = DEFAULT_NUM_CLIENTS
   auxiliary_source = 'They are those of others, made by the program by --seed, who are no clients.'
 
-  features: int = 16
-  classes: int = 4
-  examples: int = 8
-  spread: float = 0.5
-  noise: float = 0.05
-
-  def __post_init__(self):
-    checks.integer('synthetic features', self.features, at_least=1)
-    checks.integer('synthetic classes', self.classes, at_least=2)
-    checks.integer('synthetic examples', self.examples, at_least=1)
-    checks.number('synthetic spread', self.spread, at_least=0)
-    checks.number('synthetic noise', self.noise, at_least=0, at_most=1)
+  features: int = checks.integer_field('synthetic features', 16, at_least=1)
+  classes: int = checks.integer_field('synthetic classes', 4, at_least=2)
+  examples: int = checks.integer_field('synthetic examples', 8, at_least=1)
+  spread: float = checks.number_field('synthetic spread', 0.5, at_least=0)
+  noise: float = checks.number_field('synthetic noise', 0.05, at_least=0, at_most=1)
 
   def load(self, request: base.Request) -> federation.Federation:
     num_clients = self.default_num_clients if request.num_clients is None else request.num_clients

@@ -128,7 +128,7 @@ class ParticipationModel:
     )
 
 
-class ParticipationChoice(abc.ABC):
+class ParticipationChoice(checks.Checked, abc.ABC):
   """The parameters of a participation model; a frozen dataclass.
 
   Attributes:

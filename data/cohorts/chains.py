@@ -25,12 +25,8 @@ class Markov(base.ParticipationChoice):
     arrive, leave: Probabilities a round, in (0, 1].
   """
 
-  arrive: float = 0.1
-  leave: float = 0.1
-
-  def __post_init__(self):
-    checks.number('markov arrive', self.arrive, above=0, at_most=1)
-    checks.number('markov leave', self.leave, above=0, at_most=1)
+  arrive: float = checks.number_field('markov arrive', 0.1, above=0, at_most=1)
+  leave: float = checks.number_field('markov leave', 0.1, above=0, at_most=1)
 
   def over(self, population: base.Population) -> base.ParticipationModel:
     def step(round_num, present):

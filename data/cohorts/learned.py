@@ -83,12 +83,8 @@ class FlPadpm(_Learning):
     strength: The weight of the common rate, above 0.
   """
 
-  length: int = 3
-  strength: float = 5.0
-
-  def __post_init__(self):
-    checks.integer('flpadpm length', self.length, at_least=1, at_most=8)
-    checks.number('flpadpm strength', self.strength, above=0)
+  length: int = checks.integer_field('flpadpm length', 3, at_least=1, at_most=8)
+  strength: float = checks.number_field('flpadpm strength', 5.0, above=0)
 
   def start(self, population: base.Population) -> Patterns:
     return Patterns(np.zeros(population.num_clients, np.int64), *np.zeros([2, 3**self.length]))
@@ -143,12 +139,8 @@ class ClientSelection(_Learning):
     explore: In [0, 1].
   """
 
-  share: float = 0.5
-  explore: float = 0.3
-
-  def __post_init__(self):
-    checks.number('client_selection share', self.share, at_least=0, at_most=1)
-    checks.number('client_selection explore', self.explore, at_least=0, at_most=1)
+  share: float = checks.number_field('client_selection share', 0.5, at_least=0, at_most=1)
+  explore: float = checks.number_field('client_selection explore', 0.3, at_least=0, at_most=1)
 
   def start(self, population: base.Population) -> Record:
     return Record(population.beta_weights(2.0, 5.0), *np.zeros([2, population.num_clients]))

@@ -49,10 +49,7 @@ class Bernoulli(base.ParticipationChoice):
 
   ignores_cohort_size = True
 
-  q: float = 0.3
-
-  def __post_init__(self):
-    checks.number('bernoulli q', self.q, above=0, at_most=1)
+  q: float = checks.number_field('bernoulli q', 0.3, above=0, at_most=1)
 
   def over(self, population: base.Population) -> base.ParticipationModel:
     return base.independent(population, np.full(population.num_clients, self.q))

@@ -44,7 +44,7 @@ METHODS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class MembershipSettings:
+class MembershipSettings(checks.Checked):
   """The attacked setting. The defaults are a short study of the digits.
 
   They were chosen so that FedAvg leaks measurably: few examples a client, many local epochs, a model with nearly as
@@ -67,7 +67,7 @@ class MembershipSettings:
 
   dataset: str = 'digits'
   data_dir: Optional[str] = None
-  num_clients: int = 30
+  num_clients: int = checks.integer_field('num_clients', 30, at_least=6)
   examples_per_client: Optional[int] = 10
   partition: str = 'dirichlet:alpha=0.5'
   features: str = 'none'
@@ -78,26 +78,21 @@ class MembershipSettings:
   local_epochs: int = 10
   batch_size: int = 100000
   client_optimizer: str = 'sgd:learning_rate=0.2'
-  nominal_epsilon: float = 12.0
-  real_epsilon: Optional[float] = None
+  nominal_epsilon: float = checks.number_field('nominal_epsilon', 12.0, above=0)
+  real_epsilon: Optional[float] = checks.number_field('real_epsilon', None, above=0)
   delta: float = 1e-5
   gaussian_calibration: str = 'analytic'
   methods: tuple[str, ...] = METHODS
   levels: tuple[str, ...] = worlds_lib.LEVELS
-  models: int = 8
+  models: int = checks.integer_field('models', 8, at_least=_FEWEST_MODELS)
   attacks: tuple[str, ...] = tuple(membership.ATTACKS)
-  resamples: int = 200
+  resamples: int = checks.integer_field('resamples', 200, at_least=20)
   seed: int = 42
 
   def __post_init__(self):
-    checks.integer('num_clients', self.num_clients, at_least=6)
+    super().__post_init__()
     if self.examples_per_client is not None:
       checks.integer('examples_per_client', self.examples_per_client, at_least=2)
-    checks.number('nominal_epsilon', self.nominal_epsilon, above=0)
-    if self.real_epsilon is not None:
-      checks.number('real_epsilon', self.real_epsilon, above=0)
-    checks.integer('models', self.models, at_least=_FEWEST_MODELS)
-    checks.integer('resamples', self.resamples, at_least=20)
     for name, known in (('methods', None), ('levels', worlds_lib.LEVELS), ('attacks', tuple(membership.ATTACKS))):
       value = getattr(self, name)
       if not value or len(set(value)) != len(value) or (known and not set(value) <= set(known)):

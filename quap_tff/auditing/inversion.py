@@ -67,7 +67,7 @@ class Recovered(NamedTuple):
   labels: np.ndarray
 
 
-class Attack(abc.ABC):
+class Attack(checks.Checked, abc.ABC):
   """A way to invert. Subclasses are frozen dataclasses of its parameters.
 
   Attributes:
@@ -134,17 +134,13 @@ class Matching(Attack):
     learns_labels: Whether labels are optimised with the images.
   """
 
-  iterations: int = 300
-  learning_rate: float = 0.05
+  iterations: int = checks.integer_field('iterations', 300, at_least=1)
+  learning_rate: float = checks.number_field('learning_rate', 0.05, above=0)
 
   distance: ClassVar[str] = 'l2'
   signed: ClassVar[bool] = False
   smoothness: ClassVar[float] = 0.0
   learns_labels: ClassVar[bool] = False
-
-  def __post_init__(self):
-    checks.integer('iterations', self.iterations, at_least=1)
-    checks.number('learning_rate', self.learning_rate, above=0)
 
   def build(self, model: inversion_model.StackedModel, learning_rate: float, steps: int) -> Callable[..., Recovered]:
     run = inversion_matching.build(model, self, learning_rate, steps)

@@ -22,7 +22,7 @@ from quap_tff.common import registry
 from quap_tff.mechanisms import schedules
 
 
-class ClientBudgetRule(abc.ABC):
+class ClientBudgetRule(checks.Checked, abc.ABC):
   """How a cohort's clients get their budgets ε_i(t). Subclasses are frozen dataclasses.
 
   Methods take a `BudgetConfig` for ε_base, α and β. Most rules need `largest` and `budgets` only.

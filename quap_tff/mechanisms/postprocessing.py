@@ -20,7 +20,7 @@ PULL = 0.2
 State = dict[str, np.ndarray]
 
 
-class Averaging(abc.ABC):
+class Averaging(checks.Checked, abc.ABC):
   """An average over the iterates that a run releases. Subclasses are frozen dataclasses in `AVERAGINGS`."""
 
   @abc.abstractmethod
@@ -103,10 +103,7 @@ class Exponential(Averaging):
     decay: In [0, 1); about 1/(1 - decay) iterates count.
   """
 
-  decay: float = 0.9
-
-  def __post_init__(self):
-    checks.number('decay', self.decay, at_least=0, below=1)
+  decay: float = checks.number_field('decay', 0.9, at_least=0, below=1)
 
   def rate(self, release: int) -> float:
     return (1 - self.decay) / (1 - self.decay**release)
@@ -120,10 +117,7 @@ class Tail(Averaging):
     start: Counted from 1.
   """
 
-  start: int = 1
-
-  def __post_init__(self):
-    checks.integer('start', self.start, at_least=1)
+  start: int = checks.integer_field('start', 1, at_least=1)
 
   def rate(self, release: int) -> float:
     return 1 / max(1, release - self.start + 1)

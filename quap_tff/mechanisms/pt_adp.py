@@ -46,14 +46,9 @@ class PtAdp(budget_rules.ClientBudgetRule):
     'The budgets by transactions are an interpretation of PT-ADP, which the documents compare with and do not specify.'
   )
 
-  participation_credit: float = 0.1
-  agreement_credit: float = 0.5
-  seed: int = 0
-
-  def __post_init__(self):
-    checks.number('participation_credit', self.participation_credit, at_least=0)
-    checks.number('agreement_credit', self.agreement_credit, at_least=0)
-    checks.integer('preference seed', self.seed, at_least=0, at_most=2**63 - 1)
+  participation_credit: float = checks.number_field('participation_credit', 0.1, at_least=0)
+  agreement_credit: float = checks.number_field('agreement_credit', 0.5, at_least=0)
+  seed: int = checks.integer_field('preference seed', 0, at_least=0, at_most=2**63 - 1)
 
   def largest(self, config: budget_rules.BudgetConfig) -> float:
     return _FACTOR**2 * config.epsilon_base

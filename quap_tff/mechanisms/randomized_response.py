@@ -31,7 +31,7 @@ class Estimate(NamedTuple):
   stddev: np.ndarray
 
 
-class Mechanism(abc.ABC):
+class Mechanism(checks.Checked, abc.ABC):
   """How clients answer, and what follows from their answers. Subclasses are frozen dataclasses in `MECHANISMS`."""
 
   @abc.abstractmethod
@@ -72,10 +72,7 @@ class RandomizedResponse(Mechanism):
     epsilon: ε > 0 of a report, in nats.
   """
 
-  epsilon: float = 1.0
-
-  def __post_init__(self):
-    checks.number('randomized_response epsilon', self.epsilon, above=0, at_most=50)
+  epsilon: float = checks.number_field('randomized_response epsilon', 1.0, above=0, at_most=50)
 
   def _probabilities(self, num_answers):
     total = math.exp(self.epsilon) + num_answers - 1

@@ -21,7 +21,7 @@ from quap_tff.common import checks
 from quap_tff.common.lazy import tf
 
 
-class Aggregator(abc.ABC):
+class Aggregator(checks.Checked, abc.ABC):
   """How clipped updates become one. Subclasses are frozen dataclasses in `AGGREGATORS`.
 
   Attributes:
@@ -69,10 +69,7 @@ class TrimmedMean(Aggregator):
       share of a cohort.
   """
 
-  share: float = 0.2
-
-  def __post_init__(self):
-    checks.number('share of trimmed_mean', self.share, at_least=0, below=0.5)
+  share: float = checks.number_field('share of trimmed_mean', 0.2, at_least=0, below=0.5)
 
   def centre(self, updates: list[tf.Tensor]) -> list[tf.Tensor]:
     return [_middle(one, _cut(self.share, tf.shape(one)[0])) for one in updates]
@@ -90,12 +87,8 @@ class GeometricMedian(Aggregator):
     smoothing: ν > 0, in units of the updates.
   """
 
-  iterations: int = 8
-  smoothing: float = 1e-6
-
-  def __post_init__(self):
-    checks.integer('iterations of geometric_median', self.iterations, at_least=1, at_most=1000)
-    checks.number('smoothing of geometric_median', self.smoothing, above=0)
+  iterations: int = checks.integer_field('iterations of geometric_median', 8, at_least=1, at_most=1000)
+  smoothing: float = checks.number_field('smoothing of geometric_median', 1e-6, above=0)
 
   def centre(self, updates: list[tf.Tensor]) -> list[tf.Tensor]:
     point = [tf.reduce_mean(one, axis=0) for one in updates]

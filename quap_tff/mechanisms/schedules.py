@@ -17,7 +17,7 @@ from quap_tff.common import arrays
 from quap_tff.common import checks
 
 
-class RoundSchedule(abc.ABC):
+class RoundSchedule(checks.Checked, abc.ABC):
   """How ε_total is shared out among rounds. Subclasses are frozen dataclasses."""
 
   @abc.abstractmethod
@@ -59,10 +59,7 @@ class Geometric(RoundSchedule):
     growth: The budget of the last round over that of the first. Above 1, budgets grow; below 1, they decay.
   """
 
-  growth: float = 4.0
-
-  def __post_init__(self):
-    checks.number('growth', self.growth, at_least=1e-3, at_most=1e3)
+  growth: float = checks.number_field('growth', 4.0, at_least=1e-3, at_most=1e3)
 
   def factor(self, round_num: Any, num_rounds: int) -> Any:
     if num_rounds == 1:

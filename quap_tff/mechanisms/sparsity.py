@@ -32,7 +32,7 @@ from quap_tff.common.lazy import tf
 from quap_tff.mechanisms import mechanism
 
 
-class Sparsity(abc.ABC):
+class Sparsity(checks.Checked, abc.ABC):
   """How the kept coordinates are chosen. Subclasses are frozen dataclasses in `SPARSITIES`.
 
   Attributes:
@@ -93,10 +93,7 @@ class RandomMask(Sparsity):
     share: The part of each tensor that a round updates, in (0, 1].
   """
 
-  share: float = 0.1
-
-  def __post_init__(self):
-    checks.number('sparsity share', self.share, above=0, at_most=1)
+  share: float = checks.number_field('sparsity share', 0.1, above=0, at_most=1)
 
   def sentence(self) -> str:
     return (
@@ -123,12 +120,8 @@ class TopReleased(Sparsity):
 
   uses_releases = True
 
-  share: float = 0.1
-  explore: float = 0.5
-
-  def __post_init__(self):
-    checks.number('sparsity share', self.share, above=0, at_most=1)
-    checks.number('sparsity explore', self.explore, above=0, at_most=1)
+  share: float = checks.number_field('sparsity share', 0.1, above=0, at_most=1)
+  explore: float = checks.number_field('sparsity explore', 0.5, above=0, at_most=1)
 
   def sentence(self) -> str:
     return (
@@ -182,7 +175,7 @@ class SparseState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Sparse(mechanism.Mechanism):
+class Sparse(checks.Checked, mechanism.Mechanism):
   """Any mechanism, on the kept entries of each update: a shorter vector for each tensor. The rest of a result is zero.
 
   Attributes:
@@ -193,10 +186,7 @@ class Sparse(mechanism.Mechanism):
 
   inner: mechanism.Mechanism
   sparsity: Sparsity
-  seed: int = 0
-
-  def __post_init__(self):
-    checks.integer('sparsity seed', self.seed, at_least=0, at_most=2**63 - 1)
+  seed: int = checks.integer_field('sparsity seed', 0, at_least=0, at_most=2**63 - 1)
 
   @property
   def num_clients(self) -> int:

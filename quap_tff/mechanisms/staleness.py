@@ -23,7 +23,7 @@ MOST_VERSIONS = 1000
 
 
 @dataclasses.dataclass(frozen=True)
-class Staleness:
+class Staleness(checks.Checked):
   """The distribution of τ.
 
   Attributes:
@@ -33,16 +33,10 @@ class Staleness:
     seed: Of the draws, a non-negative integer.
   """
 
-  scale: float = 2.0
-  spread: float = 0.5
-  max_staleness: int = 10
-  seed: int = 0
-
-  def __post_init__(self):
-    checks.number('staleness scale', self.scale, at_least=0, at_most=1e6)
-    checks.number('staleness spread', self.spread, at_least=0, at_most=10)
-    checks.integer('max_staleness', self.max_staleness, at_least=0, at_most=MOST_VERSIONS - 1)
-    checks.integer('staleness seed', self.seed, at_least=0, at_most=2**63 - 1)
+  scale: float = checks.number_field('staleness scale', 2.0, at_least=0, at_most=1e6)
+  spread: float = checks.number_field('staleness spread', 0.5, at_least=0, at_most=10)
+  max_staleness: int = checks.integer_field('max_staleness', 10, at_least=0, at_most=MOST_VERSIONS - 1)
+  seed: int = checks.integer_field('staleness seed', 0, at_least=0, at_most=2**63 - 1)
 
   def of(self, round_num: Any, client_id: Any, num_versions: Any) -> tf.Tensor:
     """τ_i(t), int32 scalar.

@@ -46,7 +46,7 @@ class RoundView(NamedTuple):
   budget_shares: Any = 1.0
 
 
-class WeightRule(abc.ABC):
+class WeightRule(checks.Checked, abc.ABC):
   """How weights are proposed. Subclasses are frozen dataclasses in `RULES`.
 
   Attributes:
@@ -119,14 +119,10 @@ class Online(WeightRule):
     prior_b: b > 0. Before anything is known, the expected rate is a/(a + b).
   """
 
-  prior_a: float = 1.0
-  prior_b: float = 2.0
+  prior_a: float = checks.number_field('prior_a', 1.0, above=0)
+  prior_b: float = checks.number_field('prior_b', 2.0, above=0)
 
   needs_rounds = True
-
-  def __post_init__(self):
-    checks.number('prior_a', self.prior_a, above=0)
-    checks.number('prior_b', self.prior_b, above=0)
 
   def weights(self, view: RoundView) -> Any:
     prices, left = view.prices, arrays.cast(view.rounds_left, np.float64)

@@ -16,7 +16,7 @@ from quap_tff.common import arrays
 from quap_tff.common import checks
 
 
-class Weighting(abc.ABC):
+class Weighting(checks.Checked, abc.ABC):
   """How shares follow from budgets. Subclasses are frozen dataclasses.
 
   Attributes:
@@ -62,10 +62,7 @@ class Clusters(Weighting):
     clusters: K >= 1. With one cluster every client counts the same.
   """
 
-  clusters: int = 3
-
-  def __post_init__(self):
-    checks.integer('clusters', self.clusters, at_least=1, at_most=1000)
+  clusters: int = checks.integer_field('clusters', 3, at_least=1, at_most=1000)
 
   def shares(self, budgets: Any, multiplier: Callable[[Any], Any]) -> Any:
     xp = arrays.namespace(budgets)

@@ -47,7 +47,7 @@ def _of_base(name: str) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Extended(base_lib.Method):
+class _Extended(checks.Checked, base_lib.Method):
   """A method around a base.
 
   Attributes:
@@ -67,6 +67,7 @@ class _Extended(base_lib.Method):
   server_optimizer = _of_base('server_optimizer')
 
   def __post_init__(self):
+    super().__post_init__()
     self._extension(1.0)
 
   @property
@@ -246,15 +247,10 @@ class Safari(_Extended):
 
   interpretation = 'safari is an interpretation: of the paper only the abstract and descriptions could be read.'
 
-  q: float = 0.8
-  auxiliary: float = 0.1
+  q: float = checks.number_field('safari q', 0.8, above=0, below=1)
+  auxiliary: float = checks.number_field('safari auxiliary', 0.1, above=0, below=1)
   server_steps: int = 10
   server_learning_rate: float = 0.05
-
-  def __post_init__(self):
-    super().__post_init__()
-    checks.number('safari q', self.q, above=0, below=1)
-    checks.number('safari auxiliary', self.auxiliary, above=0, below=1)
 
   def _extension(self, mean_epochs):
     return heterogeneity.Safari(self.server_steps, self.server_learning_rate)

@@ -67,7 +67,7 @@ class Given(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class StockConfig(abc.ABC):
+class StockConfig(checks.Checked, abc.ABC):
   """One of TFF's aggregators and its parameters.
 
   Attributes:
@@ -81,6 +81,7 @@ class StockConfig(abc.ABC):
   noises_empty_rounds = True
 
   def __post_init__(self):
+    super().__post_init__()
     self.clip_rule()
 
   @abc.abstractmethod
@@ -125,12 +126,7 @@ class DpFedAvgAdaptive(StockConfig):
   quantile: float = 0.5
   initial_clip: float = 1.0
   learning_rate: float = 0.2
-  clipped_count_stddev: Optional[float] = None
-
-  def __post_init__(self):
-    super().__post_init__()
-    if self.clipped_count_stddev is not None:
-      checks.number('clipped_count_stddev', self.clipped_count_stddev, above=0)
+  clipped_count_stddev: Optional[float] = checks.number_field('clipped_count_stddev', None, above=0)
 
   def clip_rule(self) -> clip_rules.ClipRule:
     return clip_rules.PrivateQuantile(self.quantile, self.initial_clip, self.learning_rate)

@@ -29,7 +29,7 @@ _ALL_ROWS = 2**62  # A batch size larger than any client's data.
 
 
 @dataclasses.dataclass(frozen=True)
-class ClientWorkConfig:
+class ClientWorkConfig(checks.Checked):
   """How a client trains.
 
   Attributes:
@@ -45,27 +45,20 @@ class ClientWorkConfig:
     attackers: The ids of the malicious clients.
   """
 
-  local_epochs: int = 1
+  local_epochs: int = checks.integer_field('local_epochs', 1, at_least=1)
   most_local_epochs: Optional[int] = None
-  batch_size: int = 32
-  learning_rate_decay: float = 1.0
-  max_steps: Optional[int] = None
-  proximal_strength: float = 0.0
-  seed: Optional[int] = None
+  batch_size: int = checks.integer_field('batch_size', 32, at_least=1)
+  learning_rate_decay: float = checks.number_field('learning_rate_decay', 1.0, above=0.0, at_most=1.0)
+  max_steps: Optional[int] = checks.integer_field('max_steps', None, at_least=1)
+  proximal_strength: float = checks.number_field('proximal_strength', 0.0, at_least=0.0)
+  seed: Optional[int] = checks.integer_field('client seed', None, at_least=0)
   attack: malicious.Attack = malicious.NoAttack()
   attackers: tuple[int, ...] = ()
 
   def __post_init__(self):
-    checks.integer('local_epochs', self.local_epochs, at_least=1)
+    super().__post_init__()
     if self.most_local_epochs is not None:
       checks.integer('most_local_epochs', self.most_local_epochs, at_least=self.local_epochs)
-    checks.integer('batch_size', self.batch_size, at_least=1)
-    checks.number('learning_rate_decay', self.learning_rate_decay, above=0.0, at_most=1.0)
-    if self.max_steps is not None:
-      checks.integer('max_steps', self.max_steps, at_least=1)
-    checks.number('proximal_strength', self.proximal_strength, at_least=0.0)
-    if self.seed is not None:
-      checks.integer('client seed', self.seed, at_least=0)
 
 
 def _plain(dataset: tf.data.Dataset) -> tf.data.Dataset:

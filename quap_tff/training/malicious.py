@@ -16,7 +16,7 @@ from quap_tff.common import checks
 from quap_tff.common.lazy import tf
 
 
-class Attack:
+class Attack(checks.Checked):
   """The behaviour of malicious clients. Subclasses are frozen dataclasses in `ATTACKS`.
 
   Attributes:
@@ -57,10 +57,7 @@ class NoAttack(Attack):
 
 @dataclasses.dataclass(frozen=True)
 class _ByAShare(Attack):
-  share: float = 0.2
-
-  def __post_init__(self):
-    checks.number('share of malicious clients', self.share, at_least=0, at_most=1)
+  share: float = checks.number_field('share of malicious clients', 0.2, at_least=0, at_most=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,11 +68,7 @@ class SignFlip(_ByAShare):
     factor: Above 0.
   """
 
-  factor: float = 1.0
-
-  def __post_init__(self):
-    super().__post_init__()
-    checks.number('factor of sign_flip', self.factor, above=0, at_most=1e6)
+  factor: float = checks.number_field('factor of sign_flip', 1.0, above=0, at_most=1e6)
 
   def changed_update(self, update: Any) -> Any:
     return _scaled(update, -self.factor)
@@ -89,11 +82,7 @@ class Scaling(_ByAShare):
     factor: Any number.
   """
 
-  factor: float = 10.0
-
-  def __post_init__(self):
-    super().__post_init__()
-    checks.number('factor of scaling', self.factor, at_least=-1e6, at_most=1e6)
+  factor: float = checks.number_field('factor of scaling', 10.0, at_least=-1e6, at_most=1e6)
 
   def changed_update(self, update: Any) -> Any:
     return _scaled(update, self.factor)

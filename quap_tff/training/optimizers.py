@@ -13,35 +13,24 @@ from quap_tff.common.lazy import tff
 
 
 @dataclasses.dataclass(frozen=True)
-class Sgd:
+class Sgd(checks.Checked):
   """Stochastic gradient descent."""
 
-  learning_rate: float = 1.0
-  momentum: Optional[float] = None
-
-  def __post_init__(self):
-    checks.number('sgd learning_rate', self.learning_rate, above=0)
-    if self.momentum is not None:
-      checks.number('sgd momentum', self.momentum, at_least=0, below=1)
+  learning_rate: float = checks.number_field('sgd learning_rate', 1.0, above=0)
+  momentum: Optional[float] = checks.number_field('sgd momentum', None, at_least=0, below=1)
 
   def build(self) -> tff.learning.optimizers.Optimizer:
     return tff.learning.optimizers.build_sgdm(self.learning_rate, self.momentum)
 
 
 @dataclasses.dataclass(frozen=True)
-class Adam:
+class Adam(checks.Checked):
   """Adam."""
 
-  learning_rate: float = 0.001
-  beta_1: float = 0.9
-  beta_2: float = 0.999
-  epsilon: float = 1e-7
-
-  def __post_init__(self):
-    checks.number('adam learning_rate', self.learning_rate, above=0)
-    checks.number('adam beta_1', self.beta_1, at_least=0, below=1)
-    checks.number('adam beta_2', self.beta_2, at_least=0, below=1)
-    checks.number('adam epsilon', self.epsilon, above=0)
+  learning_rate: float = checks.number_field('adam learning_rate', 0.001, above=0)
+  beta_1: float = checks.number_field('adam beta_1', 0.9, at_least=0, below=1)
+  beta_2: float = checks.number_field('adam beta_2', 0.999, at_least=0, below=1)
+  epsilon: float = checks.number_field('adam epsilon', 1e-7, above=0)
 
   def build(self) -> tff.learning.optimizers.Optimizer:
     return tff.learning.optimizers.build_adam(self.learning_rate, self.beta_1, self.beta_2, self.epsilon)

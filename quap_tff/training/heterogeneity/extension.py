@@ -25,6 +25,7 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import Any, Callable, NamedTuple, Optional
 
+from quap_tff.common import checks
 from quap_tff.common.lazy import tf
 
 Tensors = list[Any]
@@ -79,7 +80,7 @@ class ServerTraining(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Extension(abc.ABC):
+class Extension(checks.Checked, abc.ABC):
   """A method around a mechanism. Subclasses are frozen dataclasses; memory is a struct of tensors by name."""
 
   @property

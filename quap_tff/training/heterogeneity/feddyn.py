@@ -32,10 +32,7 @@ class FedDyn(extension.WithVectors):
     alpha: α > 0.
   """
 
-  alpha: float = 0.1
-
-  def __post_init__(self):
-    checks.number('feddyn alpha', self.alpha, above=0)
+  alpha: float = checks.number_field('feddyn alpha', 0.1, above=0)
 
   @property
   def statement(self) -> str:

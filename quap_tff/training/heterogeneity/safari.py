@@ -35,15 +35,10 @@ class Safari(extension.Extension):
     examples: D_s, a struct of arrays as clients' examples are. It is attached once data are read.
   """
 
-  server_steps: int = 10
-  server_learning_rate: float = 0.05
-  server_batch_size: int = 32
+  server_steps: int = checks.integer_field('safari server_steps', 10, at_least=1)
+  server_learning_rate: float = checks.number_field('safari server_learning_rate', 0.05, above=0)
+  server_batch_size: int = checks.integer_field('safari server_batch_size', 32, at_least=1)
   examples: Optional[Any] = dataclasses.field(default=None, compare=False, repr=False)
-
-  def __post_init__(self):
-    checks.integer('safari server_steps', self.server_steps, at_least=1)
-    checks.number('safari server_learning_rate', self.server_learning_rate, above=0)
-    checks.integer('safari server_batch_size', self.server_batch_size, at_least=1)
 
   @property
   def statement(self) -> str:

@@ -1,11 +1,38 @@
 """Tests of `quap_tff.common.checks`."""
 
+import dataclasses
+import importlib
 import math
+import pkgutil
+from typing import Optional
 
 import numpy as np
 import pytest
 
+import data
+import experiments
+import quap_tff
 from quap_tff.common import checks
+
+
+@dataclasses.dataclass(frozen=True)
+class _Checked(checks.Checked):
+  share: float = checks.number_field('the share', 0.5, at_least=0, below=1)
+  most: Optional[int] = checks.integer_field('most', None, at_least=1)
+
+
+def _classes():
+  """Every dataclass of the project that has checked fields."""
+  found = {}
+  for package in (quap_tff, data, experiments):
+    for one in pkgutil.walk_packages(package.__path__, f'{package.__name__}.'):
+      if not one.name.startswith('experiments.peers'):  # They need packages of other environments.
+        found.update({v: None for v in vars(importlib.import_module(one.name)).values() if isinstance(v, type)})
+  return [one for one in found if dataclasses.is_dataclass(one) and _checked(one)]
+
+
+def _checked(one):
+  return [field.name for field in dataclasses.fields(one) if 'check' in field.metadata]
 
 
 class TestNumber:
@@ -64,3 +91,26 @@ class TestInteger:
   def test_without_bounds_the_error_reads_well(self):
     with pytest.raises(ValueError, match='^n must be an integer, found None.$'):
       checks.integer('n', None)
+
+
+class TestFields:
+  def test_bounds_hold_where_a_field_is_given(self):
+    assert _Checked(0.9, 2) == _Checked(0.9, most=2) and _Checked().most is None
+    for wrong, words in (
+      (dict(share=1), 'the share must be a finite number at least 0 and less than 1, found 1'),
+      (dict(share=None), 'the share must be a finite number'),
+      (dict(most=0), 'most must be an integer at least 1, found 0'),
+    ):
+      with pytest.raises(ValueError, match=words):
+        _Checked(**wrong)
+      with pytest.raises(ValueError, match=words):
+        dataclasses.replace(_Checked(), **wrong)
+
+  def test_no_class_forgets_to_check(self):
+    classes = _classes()
+    assert len(classes) > 40
+    for one in classes:
+      others = {f.name: None for f in dataclasses.fields(one) if f.default is f.default_factory is dataclasses.MISSING}
+      for name in _checked(one):
+        with pytest.raises(ValueError, match='must be'):
+          one(**{**others, name: 'text'})
