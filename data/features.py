@@ -10,7 +10,6 @@ from __future__ import annotations
 import abc
 import dataclasses
 import hashlib
-import json
 import os
 import shutil
 from typing import Any, Callable, ClassVar, Optional
@@ -169,8 +168,7 @@ class Pretrained(Features):
       if not os.path.isfile(name):
         raise reading.DataFileError(f'{name} not found. {advice}')
     try:
-      with open(names[0], encoding='utf-8') as f:
-        card = json.load(f)
+      card = files.read_json(names[0])
       expected = card['sha256']
       str(card['public_data'])
     except (OSError, ValueError, KeyError, TypeError) as e:
@@ -231,18 +229,14 @@ class Drawn(Features):
     seed: Of the drawings.
   """
 
-  size: int = 256
-  filters: int = 400
-  kinds: int = 1000
-  views: int = 12
-  seed: int = 0
+  size: int = checks.integer_field('drawn size', 256, at_least=1)
+  filters: int = checks.integer_field('drawn filters', 400, at_least=1)
+  kinds: int = checks.integer_field('drawn kinds', 1000, at_least=2)
+  views: int = checks.integer_field('drawn views', 12, at_least=2)
+  seed: int = checks.integer_field('drawn seed', 0, at_least=0)
 
   def __post_init__(self):
-    checks.integer('drawn filters', self.filters, at_least=1)
-    checks.integer('drawn views', self.views, at_least=2)
-    checks.integer('drawn seed', self.seed, at_least=0)
-    checks.integer('drawn size', self.size, at_least=1)
-    checks.integer('drawn kinds', self.kinds, at_least=2)
+    super().__post_init__()
     if self.size >= self.kinds:
       raise ValueError(
         f'drawn features tell kinds={self.kinds} things apart, which takes fewer directions than that: found '

@@ -259,14 +259,10 @@ class StackOverflowWords(_TffDataset):
   module = 'stackoverflow'
   splits = ('train', 'heldout', 'test')
 
-  words: int = 10_000
-  length: int = 20
-  sentences: int = 256
-  test_sentences: int = 10_000
-
-  def __post_init__(self):
-    for field in dataclasses.fields(self):
-      checks.integer(f'stackoverflow_words {field.name}', getattr(self, field.name), at_least=1)
+  words: int = checks.integer_field('stackoverflow_words words', 10_000, at_least=1)
+  length: int = checks.integer_field('stackoverflow_words length', 20, at_least=1)
+  sentences: int = checks.integer_field('stackoverflow_words sentences', 256, at_least=1)
+  test_sentences: int = checks.integer_field('stackoverflow_words test_sentences', 10_000, at_least=1)
 
   def load(self, request: base.Request) -> federation.Federation:
     path, (train, held_out, _) = self._open(request, 'stackoverflow.sqlite')

@@ -50,15 +50,14 @@ class Npz(base.Dataset):
   auxiliary_source = 'They were drawn from the file by --seed, and belong to nobody who takes part in a round.'
 
   path: str = ''
-  test_share: float = 0.2
+  test_share: float = checks.number_field('npz test_share', 0.2, above=0, below=1)
   test_of_clients: bool = False
-  classes: int = 0
+  classes: int = checks.integer_field('npz classes', 0, at_least=0)
 
   def __post_init__(self):
+    super().__post_init__()
     if not self.path:
       raise ValueError('A dataset of your own needs its file: npz:path=FILE.')
-    checks.number('npz test_share', self.test_share, above=0, below=1)
-    checks.integer('npz classes', self.classes, at_least=0)
 
   @property
   def tests_clients(self) -> bool:  # type: ignore[override]  # The base class has a constant.
@@ -90,7 +89,7 @@ class Npz(base.Dataset):
     arrays = reading.read_npz(path, _REQUIRED, _HOLDS, _OPTIONAL)
     self._check_names(path, arrays)
     x, y, white = _examples(path, arrays, 'x', 'y')
-    owners = _owners(path, arrays['client'], len(y)) if 'client' in arrays else None
+    owners = _integers(path, 'client', arrays['client'], len(y), lowest=None) if 'client' in arrays else None
     facts: dict[str, Any] = {'name': f'npz:{os.path.splitext(os.path.basename(path))[0]}'}
     if 'x_test' in arrays:
       test_x, test_y, test_white = _examples(path, arrays, 'x_test', 'y_test')
@@ -166,7 +165,3 @@ def _integers(path: str, name: str, values: np.ndarray, count: int, lowest: Opti
   if lowest is not None and (values.min() < lowest or values.max() >= np.iinfo(np.int32).max):
     raise _error(path, f'labels of {name} from 0', f'{values.min()} to {values.max()}')
   return values.reshape(-1)
-
-
-def _owners(path: str, owners: np.ndarray, count: int) -> np.ndarray:
-  return _integers(path, 'client', owners, count, lowest=None)

@@ -82,19 +82,12 @@ class Energy(base.ParticipationChoice):
     plug, unplug: Probabilities a round, in (0, 1].
   """
 
-  charge: float = 0.2
-  idle: float = 0.02
-  train: float = 0.1
-  reserve: float = 0.2
-  plug: float = 0.1
-  unplug: float = 0.2
-
-  def __post_init__(self):
-    for name in ('charge', 'idle', 'train'):
-      checks.number(f'energy {name}', getattr(self, name), at_least=0, at_most=1)
-    checks.number('energy reserve', self.reserve, at_least=0, below=1)
-    for name in ('plug', 'unplug'):
-      checks.number(f'energy {name}', getattr(self, name), above=0, at_most=1)
+  charge: float = checks.number_field('energy charge', 0.2, at_least=0, at_most=1)
+  idle: float = checks.number_field('energy idle', 0.02, at_least=0, at_most=1)
+  train: float = checks.number_field('energy train', 0.1, at_least=0, at_most=1)
+  reserve: float = checks.number_field('energy reserve', 0.2, at_least=0, below=1)
+  plug: float = checks.number_field('energy plug', 0.1, above=0, at_most=1)
+  unplug: float = checks.number_field('energy unplug', 0.2, above=0, at_most=1)
 
   def start(self, rng: np.random.Generator, num_clients: int) -> Batteries:
     """The batteries before round 1."""

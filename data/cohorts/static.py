@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 
 from data.cohorts import base
 from quap_tff.common import checks
 
-
-def _check_shape(name: str, a: float, b: float):
-  # Smaller values give weights that float64 rounds to exactly 0 or 1.
-  checks.number(f'{name} a', a, at_least=0.01, at_most=1e6)
-  checks.number(f'{name} b', b, at_least=0.01, at_most=1e6)
+# A parameter of a Beta distribution. Smaller ones give weights that float64 rounds to exactly 0 or 1.
+_shape = functools.partial(checks.number_field, at_least=0.01, at_most=1e6)
+_share = functools.partial(checks.number_field, at_least=0, at_most=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,11 +62,8 @@ class Beta(base.ParticipationChoice):
     a, b: The parameters of the Beta distribution, in [0.01, 1e6].
   """
 
-  a: float = 2.0
-  b: float = 5.0
-
-  def __post_init__(self):
-    _check_shape('beta', self.a, self.b)
+  a: float = _shape('beta a', 2.0)
+  b: float = _shape('beta b', 5.0)
 
   def over(self, population: base.Population) -> base.ParticipationModel:
     weights = population.beta_weights(self.a, self.b)
@@ -84,11 +80,8 @@ class BetaBernoulli(base.ParticipationChoice):
 
   ignores_cohort_size = True
 
-  a: float = 2.0
-  b: float = 5.0
-
-  def __post_init__(self):
-    _check_shape('beta_bernoulli', self.a, self.b)
+  a: float = _shape('beta_bernoulli a', 2.0)
+  b: float = _shape('beta_bernoulli b', 5.0)
 
   def over(self, population: base.Population) -> base.ParticipationModel:
     return base.independent(population, population.beta_weights(self.a, self.b))
@@ -108,13 +101,9 @@ class ExtremeImbalance(base.ParticipationChoice):
 
   ignores_cohort_size = True
 
-  frequent_fraction: float = 0.2
-  frequent_rate: float = 0.8
-  rare_rate: float = 0.1
-
-  def __post_init__(self):
-    for field in dataclasses.fields(self):
-      checks.number(f'extreme_imbalance {field.name}', getattr(self, field.name), at_least=0, at_most=1)
+  frequent_fraction: float = _share('extreme_imbalance frequent_fraction', 0.2)
+  frequent_rate: float = _share('extreme_imbalance frequent_rate', 0.8)
+  rare_rate: float = _share('extreme_imbalance rare_rate', 0.1)
 
   def over(self, population: base.Population) -> base.ParticipationModel:
     frequent = round(self.frequent_fraction * population.num_clients)
@@ -140,16 +129,11 @@ class Hybrid(base.ParticipationChoice):
     normalize: Whether the Beta draws are divided by their sum.
   """
 
-  gamma: float = 0.8
-  a: float = 2.0
-  b: float = 5.0
-  id_decay: float = 0.01
+  gamma: float = _share('hybrid gamma', 0.8)
+  a: float = _shape('hybrid a', 2.0)
+  b: float = _shape('hybrid b', 5.0)
+  id_decay: float = checks.number_field('hybrid id_decay', 0.01, at_least=0)
   normalize: bool = False
-
-  def __post_init__(self):
-    checks.number('hybrid gamma', self.gamma, at_least=0, at_most=1)
-    _check_shape('hybrid', self.a, self.b)
-    checks.number('hybrid id_decay', self.id_decay, at_least=0)
 
   def weights(self, population: base.Population) -> tuple[np.ndarray, np.ndarray]:
     """The weights float64[N] in odd and in even rounds."""
@@ -173,13 +157,9 @@ class HybridReference(base.ParticipationChoice):
     a, b: The parameters of the Beta distribution, in [0.01, 1e6].
   """
 
-  gamma: float = 0.8
-  a: float = 2.0
-  b: float = 5.0
-
-  def __post_init__(self):
-    checks.number('hybrid_reference gamma', self.gamma, at_least=0, at_most=1)
-    _check_shape('hybrid_reference', self.a, self.b)
+  gamma: float = _share('hybrid_reference gamma', 0.8)
+  a: float = _shape('hybrid_reference a', 2.0)
+  b: float = _shape('hybrid_reference b', 5.0)
 
   def over(self, population: base.Population) -> base.ParticipationModel:
     size, total = population.required_cohort_size(), population.num_clients

@@ -219,8 +219,7 @@ class CanaryAggregationFactory(tff.aggregators.WeightedAggregationFactory):
     def project(result, found):
       return projected(canaries, Directions(*found), flat(result))
 
-    kept = tff.structure.iter_elements(observe.type_signature.result)
-    others_type = tff.to_type(collections.OrderedDict((name, (one.dtype, [None, *one.shape])) for name, one in kept))
+    others_type = aggregation.collected_type(observe.type_signature.result)
 
     @tff.federated_computation
     def init_fn():

@@ -11,7 +11,7 @@ import numpy as np
 
 _Number = TypeVar('_Number', int, float)
 # Of a field's metadata: the check of its values.
-_CHECK = 'check'
+CHECK = 'check'
 
 
 def number(
@@ -55,7 +55,7 @@ def integer(name: str, value: Any, *, at_least: Optional[int] = None, at_most: O
 
 
 class Checked:
-  """A frozen dataclass that checks its `number_field`s and `integer_field`s when it is made.
+  """A frozen dataclass that checks its `number_field`s, `integer_field`s and `registry.name_field`s when it is made.
 
   A subclass with a `__post_init__` of its own calls this one from it.
   """
@@ -63,18 +63,18 @@ class Checked:
   def __post_init__(self) -> None:
     for field in dataclasses.fields(self):  # type: ignore[arg-type]  # Subclasses are dataclasses.
       value = getattr(self, field.name)
-      if _CHECK in field.metadata and not (value is None and field.default is None):
-        field.metadata[_CHECK](value)
+      if CHECK in field.metadata and not (value is None and field.default is None):
+        field.metadata[CHECK](value)
 
 
 def number_field(name: str, default: Optional[float], **bounds: float) -> Any:
   """A field of a `Checked`. Its values must be a `number` inside the bounds, or None if that is the default."""
-  return dataclasses.field(default=default, metadata={_CHECK: functools.partial(number, name, **bounds)})
+  return dataclasses.field(default=default, metadata={CHECK: functools.partial(number, name, **bounds)})
 
 
 def integer_field(name: str, default: Optional[int], **bounds: int) -> Any:
   """As `number_field`, for `integer`."""
-  return dataclasses.field(default=default, metadata={_CHECK: functools.partial(integer, name, **bounds)})
+  return dataclasses.field(default=default, metadata={CHECK: functools.partial(integer, name, **bounds)})
 
 
 def ids(name: str, values: np.ndarray, num_clients: int) -> None:

@@ -66,6 +66,12 @@ def write(path: str, content: Union[str, bytes]) -> None:
     f.write(content.encode() if isinstance(content, str) else content)
 
 
+def read_json(path: str) -> Any:
+  """The value of a JSON file. Raises `OSError`, or `ValueError` or `RecursionError` if it is damaged."""
+  with open(path, encoding='utf-8') as f:
+    return json.load(f)
+
+
 def write_json(path: str, value: Any) -> None:
   """Writes a value as a JSON file, indented; NaN and infinity raise `ValueError`."""
   write(path, json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + '\n')

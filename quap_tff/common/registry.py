@@ -4,7 +4,7 @@ A registry is a plain dict of name -> dataclass. It is the only place that lists
 documentation all read it. A new choice needs its own class and one line in the dict.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import difflib
 from typing import Any
@@ -46,6 +46,12 @@ def lookup(kind: str, name: str, registry: Mapping[str, Any]) -> Any:
   if name not in registry:
     raise unknown_name_error(kind, name, list(registry))
   return registry[name]
+
+
+def name_field(kind: str, default: str, names: Iterable[str]) -> Any:
+  """A field of a `checks.Checked` whose values are among `names`."""
+  known = dict.fromkeys(names)
+  return dataclasses.field(default=default, metadata={checks.CHECK: lambda name: lookup(kind, name, known)})
 
 
 def parse_spec(kind: str, spec: Any, registry: Mapping[str, type[Any]]) -> Any:

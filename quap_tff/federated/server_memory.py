@@ -46,9 +46,7 @@ class ServerMemory:
 
   def collected(self, weights: tff.Value) -> tff.Value:
     """The reports of all clients, at the server."""
-    scalars = tff.structure.to_elements(weights.type_signature.member)
-    reports = collections.OrderedDict((name, (one.dtype, [None, *one.shape])) for name, one in scalars)
-    return aggregation.federated_collect(weights, tff.to_type(reports))
+    return aggregation.federated_collect(weights, aggregation.collected_type(weights.type_signature.member))
 
   def scaled(self, state: tff.Value, updates: tff.Value, weights: tff.Value, reports: tff.Value) -> tff.Value:
     """The clients' updates times `extension.scales`, which follow from the reports of all."""

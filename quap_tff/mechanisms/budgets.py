@@ -128,7 +128,7 @@ class Uniform(ClientBudgetRule):
 
 
 @dataclasses.dataclass(frozen=True)
-class BudgetConfig:
+class BudgetConfig(checks.Checked):
   """Budgets of clients and rounds.
 
   Attributes:
@@ -141,19 +141,16 @@ class BudgetConfig:
     schedule: How the budgets grow or decay over the rounds: all of them are multiplied by its factor.
   """
 
-  epsilon_total: float = 6.0
-  num_rounds: int = 200
-  alpha: float = 0.5
-  beta: float = 2.0
+  epsilon_total: float = checks.number_field('epsilon_total', 6.0, above=0)
+  num_rounds: int = checks.integer_field('num_rounds', 200, at_least=1)
+  alpha: float = checks.number_field('alpha', 0.5, at_least=0)
+  beta: float = checks.number_field('beta', 2.0, above=0)
   round_rule: str = 'cohort_mean_rate'
   client_rule: Optional[ClientBudgetRule] = None
   schedule: schedules.RoundSchedule = schedules.Even()
 
   def __post_init__(self):
-    checks.number('epsilon_total', self.epsilon_total, above=0)
-    checks.integer('num_rounds', self.num_rounds, at_least=1)
-    checks.number('alpha', self.alpha, at_least=0)
-    checks.number('beta', self.beta, above=0)
+    super().__post_init__()
     registry.lookup('round budget rule', self.round_rule, ROUND_RULES)
     if self.client_rule is not None and not isinstance(self.client_rule, ClientBudgetRule):
       raise TypeError(f'client_rule must be a rule of quap_tff.mechanisms.budgets, found {self.client_rule!r}.')

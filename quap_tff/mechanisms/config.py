@@ -32,7 +32,7 @@ UPDATE_SCALES = ('delta', 'pseudo_gradient')
 
 
 @dataclasses.dataclass(frozen=True)
-class NoiseConfig:
+class NoiseConfig(checks.Checked):
   """Gaussian noise on the critical layers.
 
   Attributes:
@@ -48,25 +48,15 @@ class NoiseConfig:
       system's entropy.
   """
 
-  placement: str = 'server'
-  delta: float = 1e-5
-  calibration: str = 'classic'
-  scale: float = 1.0
-  seed: Optional[int] = None
-
-  def __post_init__(self):
-    if self.placement not in PLACEMENTS:
-      raise registry.unknown_name_error('noise placement', self.placement, PLACEMENTS)
-    if self.calibration not in gaussian.CALIBRATIONS:
-      raise registry.unknown_name_error('gaussian calibration', self.calibration, gaussian.CALIBRATIONS)
-    checks.number('delta', self.delta, above=0, below=1)
-    checks.number('noise scale', self.scale, above=0)
-    if self.seed is not None:
-      checks.integer('noise seed', self.seed, at_least=0, at_most=2**63 - 1)
+  placement: str = registry.name_field('noise placement', 'server', PLACEMENTS)
+  delta: float = checks.number_field('delta', 1e-5, above=0, below=1)
+  calibration: str = registry.name_field('gaussian calibration', 'classic', gaussian.CALIBRATIONS)
+  scale: float = checks.number_field('noise scale', 1.0, above=0)
+  seed: Optional[int] = checks.integer_field('noise seed', None, at_least=0, at_most=2**63 - 1)
 
 
 @dataclasses.dataclass(frozen=True)
-class QuapConfig(mechanism.Mechanism):
+class QuapConfig(checks.Checked, mechanism.Mechanism):
   """QuAP-FL's aggregation.
 
   Attributes:
@@ -91,22 +81,17 @@ class QuapConfig(mechanism.Mechanism):
   budget: budgets.BudgetConfig = budgets.BudgetConfig()
   participation: participations.ParticipationConfig = participations.ParticipationConfig()
   clip: clip_rules.ClipRule = clip_rules.QuantileEma()
-  clip_scope: str = 'critical'
+  clip_scope: str = registry.name_field('clip scope', 'critical', CLIP_SCOPES)
   noise: NoiseConfig = NoiseConfig()
   critical_layers: str = layers_lib.FINAL_DENSE
-  max_agg_norm: Optional[float] = None
-  update_scale: str = 'delta'
+  max_agg_norm: Optional[float] = checks.number_field('max_agg_norm', None, above=0)
+  update_scale: str = registry.name_field('update scale', 'delta', UPDATE_SCALES)
   weighting: weightings.Weighting = weightings.Equal()
   aggregator: robust.Aggregator = robust.Mean()
 
   def __post_init__(self):
+    super().__post_init__()
     checks.integer('num_clients', self.num_clients, at_least=1, at_most=2**31 - 1)
-    if self.clip_scope not in CLIP_SCOPES:
-      raise registry.unknown_name_error('clip scope', self.clip_scope, CLIP_SCOPES)
-    if self.update_scale not in UPDATE_SCALES:
-      raise registry.unknown_name_error('update scale', self.update_scale, UPDATE_SCALES)
-    if self.max_agg_norm is not None:
-      checks.number('max_agg_norm', self.max_agg_norm, above=0)
     if not isinstance(self.clip, clip_rules.ClipRule):
       raise TypeError(f'clip must be a rule of quap_tff.mechanisms.clip_rules, found {self.clip!r}.')
     if not self.critical_layers:

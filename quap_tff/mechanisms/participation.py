@@ -19,7 +19,7 @@ RATES = ('cumulative', 'ema')
 
 
 @dataclasses.dataclass(frozen=True)
-class ParticipationConfig:
+class ParticipationConfig(checks.Checked):
   """How participation rates are computed.
 
   Attributes:
@@ -30,16 +30,10 @@ class ParticipationConfig:
       warm-up only, as the documents' reference program does.
   """
 
-  rate: str = 'cumulative'
-  ema_weight: float = 0.1
-  warmup_rounds: int = 5
+  rate: str = registry.name_field('participation rate', 'cumulative', RATES)
+  ema_weight: float = checks.number_field('participation ema_weight', 0.1, above=0, at_most=1)
+  warmup_rounds: int = checks.integer_field('warmup_rounds', 5, at_least=0)
   count_during_warmup: bool = True
-
-  def __post_init__(self):
-    if self.rate not in RATES:
-      raise registry.unknown_name_error('participation rate', self.rate, RATES)
-    checks.number('participation ema_weight', self.ema_weight, above=0, at_most=1)
-    checks.integer('warmup_rounds', self.warmup_rounds, at_least=0)
 
 
 def in_warmup(config: ParticipationConfig, round_num: Any) -> Any:

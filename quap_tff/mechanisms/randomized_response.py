@@ -110,14 +110,12 @@ class Rappor(Mechanism):
     p, q: In [0, 1], p < q.
   """
 
-  f: float = 0.5
-  p: float = 0.5
-  q: float = 0.75
+  f: float = checks.number_field('rappor f', 0.5, above=0, below=1)
+  p: float = checks.number_field('rappor p', 0.5, at_least=0, at_most=1)
+  q: float = checks.number_field('rappor q', 0.75, at_least=0, at_most=1)
 
   def __post_init__(self):
-    checks.number('rappor f', self.f, above=0, below=1)
-    checks.number('rappor p', self.p, at_least=0, at_most=1)
-    checks.number('rappor q', self.q, at_least=0, at_most=1)
+    super().__post_init__()
     if self.p >= self.q:
       raise ValueError(f'rappor p must be less than q, or reports say nothing; found p={self.p:g} and q={self.q:g}.')
 

@@ -126,7 +126,3 @@ class PtAdp(parts.Clip, parts.Layers, parts.Scale, parts.Robust, base.QuapMechan
 
   def rates(self) -> participations.ParticipationConfig:
     return participations.ParticipationConfig(warmup_rounds=0)
-
-  def plan(self, setting: base.Setting) -> plans.Plan:
-    plan = plans.QuapPlan(self.configure(setting), setting.participation.sampler, **setting.options)
-    return self.calibrated(plan, setting)

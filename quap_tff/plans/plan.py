@@ -47,9 +47,7 @@ class Plan:
 
   Attributes:
     mechanism: The mechanism of its rounds.
-    client_metrics: Whether exact functions of clients' data (training loss, norms) are released with the model.
-    test_is_of_clients: Whether models are tested on examples of the clients themselves, and the figures released.
-    extension: A method around the mechanism, or None.
+    client_metrics, test_is_of_clients, extension, sparsity: The arguments.
     averaging: The average of the iterates that is published, if the noise was chosen for one; else None.
     is_certified: Whether a run can end with a certificate.
     is_saved_before_release: Whether each round must be saved in a checkpoint before anything of it is released. A round

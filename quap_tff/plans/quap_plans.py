@@ -17,19 +17,9 @@ client_update = lazy.module('quap_tff.training.client_update')
 
 
 class QuapPlan(plan.Plan):
-  """QuAP-FL under a configuration, and every method that is a setting of it."""
+  """QuAP-FL under a configuration (a `quap_tff.QuapConfig`), and every method that is a setting of it."""
 
   _always_sends_metrics = True
-
-  def __init__(self, config: configs.QuapConfig, draw: accounting.Sampler = accounting.Sampler(), **options: Any):
-    """Initializes the plan.
-
-    Args:
-      config: The mechanism.
-      draw: How the cohorts are drawn. By default nothing is known about it, and it amplifies nothing.
-      **options: The options of every plan, see `quap_tff.plans.Plan`.
-    """
-    super().__init__(config, draw, **options)
 
   def _server_parts(self, model_fn, client_optimizer, server_optimizer, client_work):
     # Looked up only if updates are divided by the learning rate: not every optimizer has one.
@@ -48,7 +38,7 @@ class LocalPlan(plan.Plan):
     client_metrics: bool = False,
     **options: Any,
   ):
-    """See `QuapPlan`.
+    """See `quap_tff.plans.Plan`.
 
     Raises:
       ValueError: If clients cannot clip and noise by themselves, or were to send training metrics.

@@ -29,6 +29,8 @@ from quap_tff.common import checks
 from quap_tff.common.lazy import tf
 
 Tensors = list[Any]
+# The direction for the server's optimizer, and the memory after the round.
+Step = tuple[Tensors, Any]
 
 
 class Local(NamedTuple):
@@ -151,7 +153,7 @@ class Extension(checks.Checked, abc.ABC):
     """float32[M], the factor of each update before it is clipped."""
     raise NotImplementedError
 
-  def server_step(self, memory: Any, mean: Tensors, cohort: Cohort) -> tuple[Tensors, Any]:
+  def server_step(self, memory: Any, mean: Tensors, cohort: Cohort) -> Step:
     """The direction for the server's optimizer, and the memory after the round.
 
     Args:

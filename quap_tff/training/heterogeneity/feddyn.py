@@ -59,9 +59,7 @@ class FedDyn(extension.WithVectors):
     kept = extension.choose(extension.are_finite(local.update), moved, own)
     return collections.OrderedDict(kept=extension.flat(kept))
 
-  def server_step(
-    self, memory: Any, mean: extension.Tensors, cohort: extension.Cohort
-  ) -> tuple[extension.Tensors, Any]:
+  def server_step(self, memory: Any, mean: extension.Tensors, cohort: extension.Cohort) -> extension.Step:
     came = tf.size(cohort.client_ids)
     moved = self.alpha * extension.share(came, tf.shape(memory['table'])[0])
     drift = [h + moved * tf.cast(g, h.dtype) for h, g in zip(memory['drift'], mean)]

@@ -75,9 +75,7 @@ class FedNova(extension.Extension):
       return collections.OrderedDict()
     return collections.OrderedDict(steps=tf.cast(local.steps, tf.float32))
 
-  def server_step(
-    self, memory: Any, mean: extension.Tensors, cohort: extension.Cohort
-  ) -> tuple[extension.Tensors, Any]:
+  def server_step(self, memory: Any, mean: extension.Tensors, cohort: extension.Cohort) -> extension.Step:
     if not self._counts_steps:
       return mean, memory
     steps = cohort.reports['steps']

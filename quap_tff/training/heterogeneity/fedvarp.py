@@ -38,11 +38,7 @@ class FedVarp(extension.WithVectors):
     memory: 'clients' or 'released', see the module's docstring.
   """
 
-  memory: str = 'clients'
-
-  def __post_init__(self):
-    if self.memory not in MEMORIES:
-      raise registry.unknown_name_error('fedvarp memory', self.memory, MEMORIES)
+  memory: str = registry.name_field('fedvarp memory', 'clients', MEMORIES)
 
   @property
   def exact_releases(self) -> tuple[str, ...]:
@@ -61,9 +57,7 @@ class FedVarp(extension.WithVectors):
       return collections.OrderedDict()
     return collections.OrderedDict(kept=extension.finite_update(local))
 
-  def server_step(
-    self, memory: Any, mean: extension.Tensors, cohort: extension.Cohort
-  ) -> tuple[extension.Tensors, Any]:
+  def server_step(self, memory: Any, mean: extension.Tensors, cohort: extension.Cohort) -> extension.Step:
     table, ids = memory['table'], cohort.client_ids
     came = tf.size(ids)
     before = tf.math.divide_no_nan(tf.reduce_sum(tf.gather(table, ids), axis=0), tf.cast(came, tf.float32))

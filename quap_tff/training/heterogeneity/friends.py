@@ -65,9 +65,7 @@ class FriendSubstitution(extension.Extension):
     counts = 1.0 + substitutes
     return counts * tf.math.divide_no_nan(tf.cast(came, tf.float32), tf.reduce_sum(counts))
 
-  def server_step(
-    self, memory: Any, mean: extension.Tensors, cohort: extension.Cohort
-  ) -> tuple[extension.Tensors, Any]:
+  def server_step(self, memory: Any, mean: extension.Tensors, cohort: extension.Cohort) -> extension.Step:
     ids, vectors = cohort.client_ids, cohort.reports['kept']
     unit = tf.math.divide_no_nan(vectors, tf.norm(vectors, axis=1, keepdims=True))
     likeness = (1.0 + tf.matmul(unit, unit, transpose_b=True)) / 2

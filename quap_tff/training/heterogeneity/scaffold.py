@@ -47,13 +47,12 @@ class Scaffold(extension.WithVectors):
   """
 
   option: int = 2
-  server_control: str = 'sum'
+  server_control: str = registry.name_field('scaffold server_control', 'sum', SERVER_CONTROLS)
 
   def __post_init__(self):
+    super().__post_init__()
     if self.option not in (1, 2):
       raise ValueError(f"scaffold option must be 1 or 2, the paper's options I and II, found {self.option!r}.")
-    if self.server_control not in SERVER_CONTROLS:
-      raise registry.unknown_name_error('scaffold server_control', self.server_control, SERVER_CONTROLS)
 
   @property
   def exact_releases(self) -> tuple[str, ...]:
@@ -107,9 +106,7 @@ class Scaffold(extension.WithVectors):
     # A client that took no step has learned nothing, and an update that is not finite never arrives.
     return extension.choose(tf.logical_and(local.steps > 0, extension.are_finite(new)), new, own)
 
-  def server_step(
-    self, memory: Any, mean: extension.Tensors, cohort: extension.Cohort
-  ) -> tuple[extension.Tensors, Any]:
+  def server_step(self, memory: Any, mean: extension.Tensors, cohort: extension.Cohort) -> extension.Step:
     kept = cohort.reports['kept']
     population, control = tf.shape(memory['table'])[0], memory['control']
     if self.server_control == 'sum':
