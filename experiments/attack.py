@@ -34,6 +34,7 @@ from experiments import interrupts
 from experiments.attacking import inversion_study
 from experiments.attacking import result as result_lib
 from experiments.reporting import pages
+from quap_tff.common import files
 from quap_tff.common import flag_fields
 from quap_tff.common import lazy
 from quap_tff.common import registry
@@ -133,18 +134,6 @@ def _check_data():
     reading.check_is_file(os.path.join(_FLAGS.data_dir, name), f'expected {name} in --data_dir')
 
 
-def _check_output(folder):
-  if folder is None:
-    return
-  if os.path.lexists(folder) and not os.path.isdir(folder):
-    raise ValueError(f'--output_dir={folder} is a file: give a folder.')
-  names = os.listdir(folder) if os.path.isdir(folder) else []
-  if names and _JSON not in names:
-    raise ValueError(
-      f'--output_dir={folder} holds files other than those of an earlier attack: give a new or empty folder.'
-    )
-
-
 def _write(folder, results, summary):
   os.makedirs(folder, exist_ok=True)
   sections, pictures = [], {}
@@ -166,12 +155,8 @@ def _write(folder, results, summary):
       'nothing: a better one may succeed. A successful one shows that what was attacked gives the data away.'
     ],
   )
-  for name, content in (
-    (_PAGE, pages.page([first, *sections], pictures)),
-    (_JSON, json.dumps(summary, indent=2, allow_nan=False) + '\n'),
-  ):
-    with open(os.path.join(folder, name), 'w', encoding='utf-8') as f:
-      f.write(content)
+  files.write(os.path.join(folder, _PAGE), pages.page([first, *sections], pictures))
+  files.write_json(os.path.join(folder, _JSON), summary)
 
 
 def _shown(row):
@@ -213,7 +198,8 @@ def main(argv: list[str]) -> int:
     registry.lookup('part', name, PARTS)
   settings = {name: PARTS[name].settings() for name in PARTS if name in _PARTS.value}
   _check_data()
-  _check_output(_OUTPUT_DIR.value)
+  if _OUTPUT_DIR.value is not None:
+    pages.check(_OUTPUT_DIR.value, _JSON, 'attack')
   lazy.load('experiments.attacking.membership_study')
   tf.get_logger().setLevel('ERROR')  # Attacks of many shapes are traced many times, which TensorFlow warns about.
   interrupts.install()

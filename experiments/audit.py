@@ -115,16 +115,17 @@ _REFUSED = (
 
 def main(argv: list[str]) -> int:
   """Audits what `argv[1:]` says; returns the exit status."""
-  rest = _parse_own(argv)
+  rest = command_line.parse(_FLAGS, argv, known_only=True)  # With those of flag files.
   if _FLAGS.help:
     print(command_line.help_text(__doc__, _FLAGS))
     return 0
   _check_own()
-  folders = [argument for argument in rest[1:] if not argument.startswith('-')]
+  folders = [argument for argument in rest if not argument.startswith('-')]
   if len(folders) > 1:
     raise ValueError(f'Give at most one folder to audit, found {len(folders)}: {", ".join(folders)}.')
   path = folders[0] if folders else None
-  given = command_line.given_names([rest[0]] + [argument for argument in rest[1:] if argument not in folders])
+  own_flags = [argument for argument in rest if argument not in folders]
+  given = command_line.given_names([argv[0], *own_flags])
   for name in given:
     if name in _REFUSED:
       raise ValueError(f'--{name}: an audit keeps no run, so this flag has no effect here. Leave it out.')
@@ -132,7 +133,6 @@ def main(argv: list[str]) -> int:
       raise ValueError(
         f'--{name}: the flags of the run in {path} say what is audited. Only {", ".join(_WITH_FOLDER)} may be given.'
       )
-  own_flags = [argument for argument in rest[1:] if argument not in folders]
   certificate = key = None
   if path is not None:
     certificate, key = _certificate(path), _private_key(path)
@@ -162,16 +162,6 @@ def main(argv: list[str]) -> int:
     print(f'{os.path.join(path, record.AUDIT)} was written, and {certificates.PAGE} shows it.', file=sys.stderr)
   print(json.dumps({name: value for name, value in measured.items() if name != 'canary_clients'}), flush=True)
   return command_line.FAILED if measured['refuted'] and measured['claim'] in ('certified', 'formal') else 0
-
-
-def _parse_own(argv: list[str]) -> list[str]:
-  """Sets the audit's own flags, and returns the other arguments, those of flag files included, after the name."""
-  for name in _FLAGS:
-    _FLAGS[name].unparse()
-  try:
-    return _FLAGS(list(argv), known_only=True)
-  except (flags.Error, OSError, UnicodeDecodeError) as error:
-    raise ValueError(' '.join(str(error).split())) from None
 
 
 def _check_own():

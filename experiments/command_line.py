@@ -58,8 +58,13 @@ def new_flags() -> flags.FlagValues:
   return values
 
 
-def parse(values: flags.FlagValues, argv: Sequence[str]) -> list[str]:
+def parse(values: flags.FlagValues, argv: Sequence[str], known_only: bool = False) -> list[str]:
   """Sets the flags from `argv[1:]`, the others to their defaults (a second call starts anew).
+
+  Args:
+    values: The flags.
+    argv: The program's name and its arguments.
+    known_only: Whether flags that are not among these are returned with the other arguments.
 
   Returns:
     The arguments that are not flags.
@@ -70,7 +75,7 @@ def parse(values: flags.FlagValues, argv: Sequence[str]) -> list[str]:
   for name in values:
     values[name].unparse()
   try:
-    return values(list(argv))[1:]
+    return values(list(argv), known_only=known_only)[1:]
   except UnicodeDecodeError as error:
     raise ValueError(f'A flag file must be text ({error}): a flag file has one --name=value on a line.') from None
   except (flags.Error, OSError) as error:

@@ -97,9 +97,9 @@ def read(path: str, version: int = certificates.VERSION) -> Evidence:
 
 def read_audit(path: str, certificate: Mapping[str, Any]) -> Optional[certificate_folder.Audit]:
   """The audit in a folder, or None if there is none. Raises `FolderError` if its file cannot be read."""
-  found = record.of_folder(path, folder_files.read_json)
-  if found is None:
+  if not os.path.lexists(os.path.join(path, record.AUDIT)):
     return None
+  found = folder_files.read_json(path, record.AUDIT)
   problems = record.problems(found, certificate)
   if problems:
     return certificate_folder.Audit(problems, False, '', [])

@@ -119,7 +119,8 @@ def _check_numbers(run):
 
 def _check_data(run):
   """Refuses flags that do not go together with the dataset."""
-  dataset, name, model, features = run.data.dataset, run.dataset_name, run.local.model, run.data.features
+  dataset, model, features = run.data.dataset, run.local.model, run.data.features
+  name = run.flags['dataset'].partition(':')[0]
   if model != 'auto' and dataset.is_sequences != (model in models.OF_SEQUENCES):
     kinds = {True: 'sequences of tokens', False: 'arrays of numbers'}
     fitting = sorted(one for one in models.MODELS if (one in models.OF_SEQUENCES) == dataset.is_sequences)

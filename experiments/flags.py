@@ -111,24 +111,9 @@ def run() -> run_lib.Run:
   return run_lib.Run.from_flags(VALUES)
 
 
-def recorded() -> dict[str, Any]:
-  """See `Run.recorded`."""
-  return run().recorded()
-
-
-def identity() -> dict[str, Any]:
-  """See `Run.identity`."""
-  return run().identity()
-
-
 def checked(given: Sequence[str] = ()) -> run_lib.Run:
   """See `flag_checks.checked`."""
   return flag_checks.checked(VALUES, [_flag_of(name) for name in given])
-
-
-def check(given: Sequence[str] = ()) -> methods.Method:
-  """The method of `checked`."""
-  return checked(given).method
 
 
 def without_effect(given: Sequence[str]) -> dict[str, str]:

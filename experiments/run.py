@@ -142,11 +142,6 @@ class Run:
     return self.flags['algorithm'].partition(':')[0]
 
   @property
-  def dataset_name(self) -> str:
-    """The dataset's name."""
-    return self.flags['dataset'].partition(':')[0]
-
-  @property
   def last_round(self) -> int:
     """The round after which the run ends, at most T."""
     return self.schedule.rounds if self.schedule.stop_after is None else self.schedule.stop_after

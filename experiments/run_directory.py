@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping
 import contextlib
 import csv
 import hashlib
-import json
 import os
 import re
 import secrets
@@ -137,8 +136,7 @@ class RunDirectory:
 
   def _check_resolved(self, resolved):
     try:
-      with open(self.file(run_folder.RUN), encoding='utf-8') as f:
-        kept = json.load(f)['resolved']
+      kept = files.read_json(self.file(run_folder.RUN))['resolved']
       same_data = kept['data_commitment'] == resolved['data_commitment']
     except (OSError, ValueError, KeyError, TypeError):
       raise run_folder.RunDirectoryError(
@@ -167,8 +165,7 @@ class RunDirectory:
   def begin_stretch(self, first_round: int) -> None:
     """Writes down that this code runs the rounds from `first_round` on, unless it ran the one before, too."""
     with _writing(self.path):
-      with open(self.file(run_folder.RUN), encoding='utf-8') as f:
-        run = json.load(f)
+      run = files.read_json(self.file(run_folder.RUN))
       stretches = provenance.continued(run, first_round)
       if stretches != run.get(provenance.STRETCHES):
         files.write_json(self.file(run_folder.RUN), {**run, provenance.STRETCHES: stretches})

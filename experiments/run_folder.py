@@ -68,9 +68,8 @@ def check(path: str, identity: Mapping[str, Any], needs_same_code: bool = False)
     started = last_round is not None
     if not names - _OF_THE_START and not started:
       return Found(True, None)
-    with open(os.path.join(path, RUN), encoding='utf-8') as f:
-      run = json.load(f)
-    differing = _differences(run['identity'], through_json(identity))
+    run = files.read_json(os.path.join(path, RUN))
+    differing = differences(run['identity'], through_json(identity))
     code_problem = provenance.code_problem(run, last_round or 0) if needs_same_code else None
   except (OSError, ValueError, KeyError, TypeError, AttributeError):
     raise RunDirectoryError(
@@ -78,8 +77,8 @@ def check(path: str, identity: Mapping[str, Any], needs_same_code: bool = False)
     ) from None
   if differing:
     raise RunDirectoryError(
-      f'output_dir {path} belongs to a run with other flags:{differing}\nGive the same flags to continue it, or '
-      'another folder.'
+      f'output_dir {path} belongs to a run with other flags:{"".join(differing)}\nGive the same flags to continue it, '
+      'or another folder.'
     )
   _check_kinds(path, names)
   if started:
@@ -133,8 +132,7 @@ def names_in(folder: str) -> list[str]:
 def read_summary(path: str) -> Optional[dict[str, Any]]:
   """The folder's summary.json, or None if there is none that can be read."""
   try:
-    with open(os.path.join(path, SUMMARY), encoding='utf-8') as f:
-      summary = json.load(f)
+    summary = files.read_json(os.path.join(path, SUMMARY))
     return summary if isinstance(summary, dict) else None
   except (OSError, ValueError):
     return None
@@ -152,10 +150,10 @@ def through_json(value: Mapping[str, Any]) -> dict[str, Any]:
   return json.loads(json.dumps(dict(value)))
 
 
-def _differences(kept, identity):
-  """A line for each flag of two values, '' if there is none."""
-  return ''.join(
-    f'\n  --{name}: {kept.get(name)!r} there, {identity.get(name)!r} now'
-    for name in sorted({*kept, *identity})
-    if kept.get(name) != identity.get(name)
-  )
+def differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+  """A line for each flag whose two values differ."""
+  return [
+    f'\n  --{name}: {there.get(name)!r} there, {now.get(name)!r} now'
+    for name in sorted({*there, *now})
+    if there.get(name) != now.get(name)
+  ]

@@ -5,6 +5,8 @@ import csv
 import os
 from typing import Any, Callable, NamedTuple
 
+from quap_tff.common import files
+
 
 class Result(NamedTuple):
   """The result of a study.
@@ -32,6 +34,5 @@ class Result(NamedTuple):
       writer.writerows(self.rows)
     pictures = dict(self.pictures())
     for name, content in pictures.items():
-      with open(os.path.join(folder, name), 'wb') as f:
-        f.write(content)
+      files.write(os.path.join(folder, name), content)
     return pictures

@@ -183,13 +183,3 @@ def _tests(measured) -> list[_Test]:
 
 def _percent(confidence: float) -> str:
   return f'{100 * float(rounding.down(confidence)):.4g}%'
-
-
-def of_folder(path: str, read_json: Any) -> Optional[Any]:
-  """The record in a folder, or None if there is none.
-
-  Args:
-    path: The folder.
-    read_json: A function from (folder, name) to the file's value; its errors are passed on.
-  """
-  return read_json(path, AUDIT) if os.path.lexists(os.path.join(path, AUDIT)) else None

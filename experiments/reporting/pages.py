@@ -13,6 +13,7 @@ import markupsafe
 import pandas as pd
 
 from experiments import plots
+from quap_tff.common import files
 from quap_tff.common import rounding
 from quap_tff.common import wide
 
@@ -150,13 +151,15 @@ def numbered(sections: Sequence[Section]) -> list[Section]:
   return [Section(section.title, [renamed(block) for block in section.blocks]) for section in sections]
 
 
-def check(folder: str) -> None:
-  """Raises `OutputError` unless `folder` is new, empty, or holds an earlier report. Changes nothing."""
+def check(folder: str, file: str = _REPORT, what: str = 'report') -> None:
+  """Raises `OutputError` unless `folder` is new, empty, or holds this file of an earlier one. Changes nothing."""
   if os.path.lexists(folder) and not os.path.isdir(folder):
     raise OutputError(f'output_dir {folder} is a file; give a folder.')
   names = os.listdir(folder) if os.path.isdir(folder) else []
-  if _RUN in names or names and _REPORT not in names:
-    raise OutputError(f'output_dir {folder} holds files other than an earlier report; give a new or empty folder.')
+  if _RUN in names or names and file not in names:
+    raise OutputError(
+      f'output_dir {folder} holds files other than those of an earlier {what}; give a new or empty folder.'
+    )
 
 
 def write(folder: str, sections: Sequence[Section]) -> None:
@@ -177,11 +180,9 @@ def write(folder: str, sections: Sequence[Section]) -> None:
     path = os.path.join(folder, 'tables', f'{table.name}.csv')
     table.for_programs().to_csv(path, index=False, lineterminator='\n', encoding='utf-8')
   for name, image in images.items():
-    with open(os.path.join(folder, 'figures', f'{name}.png'), 'wb') as f:
-      f.write(image)
+    files.write(os.path.join(folder, 'figures', f'{name}.png'), image)
   for name, content in ((_REPORT, _rendered('report.md', sections)), (_PAGE, page(sections, images))):
-    with open(os.path.join(folder, name), 'w', encoding='utf-8') as f:
-      f.write(content)
+    files.write(os.path.join(folder, name), content)
 
 
 def page(sections: Sequence[Section], images: Mapping[str, bytes]) -> str:

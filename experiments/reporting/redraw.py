@@ -16,6 +16,7 @@ from experiments import plots
 from experiments.reporting import accuracy
 from experiments.reporting import figures
 from experiments.reporting import pages
+from quap_tff.common import files
 
 _EPSILON = ('epsilon', 'ε asked for')
 
@@ -40,8 +41,7 @@ def main(table: str, title: str) -> None:
     values = [figures.Point(*row) for row in own[['place', 'label', 'at', 'total']].itertuples(index=False)]
     drawing = figures.over_values(values, own['axis'].iloc[0], accuracy.ACCURACY, 'Dirichlet' in own['axis'].iloc[0])
     image = plots.png(*pages.Figure(name, words, '', *drawing).titled)
-    with open(os.path.join(folder, os.pardir, 'figures', f'{name}.png'), 'wb') as f:
-      f.write(image)
+    files.write(os.path.join(folder, os.pardir, 'figures', f'{name}.png'), image)
 
 
 def _places(folder) -> dict[str, int]:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
-import json
 import os
 from typing import Any, NamedTuple, Optional
 
@@ -15,6 +14,7 @@ from data import partition
 from experiments import plots
 from quap_tff import methods
 from quap_tff.accounting import run_ledger
+from quap_tff.common import files
 from quap_tff.common import registry
 from quap_tff.mechanisms import clip_rules
 from quap_tff.training import optimizers
@@ -172,9 +172,9 @@ def find(roots: Sequence[str]) -> list[str]:
   """The folders at or below `roots` that hold a run.json, each once, in order."""
   folders: dict[str, str] = {}
   for root in roots:
-    for folder, names, files in os.walk(root):
+    for folder, names, found in os.walk(root):
       names.sort()
-      if RUN in files:
+      if RUN in found:
         folders.setdefault(os.path.realpath(folder), folder)
   return list(folders.values())
 
@@ -227,8 +227,7 @@ def _gives_certificate(identity) -> bool:
 
 
 def _read_object(path) -> dict[str, Any]:
-  with open(path, encoding='utf-8') as f:
-    value = json.load(f)
+  value = files.read_json(path)
   if not isinstance(value, dict):
     raise ValueError('not a JSON object')
   return value

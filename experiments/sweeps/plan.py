@@ -12,6 +12,7 @@ from experiments import command_line
 from experiments import flags as experiment_flags
 from experiments import run_folder
 from experiments.sweeps import grid as grid_lib
+from quap_tff.common import files
 
 _MOST_BYTES_OF_A_NAME = 255
 
@@ -68,7 +69,7 @@ def base_values(base: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
   with experiment_flags.parsed(base) as values:
     if values.output_dir is not None:
       raise ValueError('--output_dir belongs to the sweep. Give it before the --, and each run gets a folder in it.')
-    return experiment_flags.identity(), experiment_flags.all_values()
+    return experiment_flags.run().identity(), experiment_flags.all_values()
 
 
 def runs_of(output_dir: str, base: Sequence[str], grids: Sequence[Sequence[str]]) -> list[list[Run]]:
@@ -121,14 +122,13 @@ def _run(output_dir, base, combination):
     )
   path = os.path.join(output_dir, name)
   arguments = grid_lib.arguments(base, combination) + [f'--{grid_lib.OWN_FLAG}={path}']
-  with experiment_flags.parsed(arguments) as values:
-    experiment_flags.check()
+  with experiment_flags.parsed(arguments):
+    settings = experiment_flags.checked()
     without_effect = experiment_flags.without_effect(command_line.given_names(['', *arguments]))
     arguments = experiment_flags.without(arguments, without_effect)
-    identity = experiment_flags.identity()
+    identity, stop_at_accuracy = settings.identity(), settings.schedule.stop_at_accuracy
     run_folder.check(path, identity)
-    last_round = values.rounds if values.stop_after is None else values.stop_after
-    run = Run(name, path, arguments, identity, last_round, values.stop_at_accuracy, values.num_threads)
+    run = Run(name, path, arguments, identity, settings.last_round, stop_at_accuracy, settings.runtime.num_threads)
     every_value = experiment_flags.all_values()
   del every_value[grid_lib.OWN_FLAG]
   return run, every_value, without_effect
@@ -172,8 +172,7 @@ def _seconds(path, metrics) -> float:
 def _summary(path):
   kinds = {'interrupted': bool, 'rounds': int, 'test_accuracy': float}
   try:
-    with open(path) as f:
-      summary = json.load(f)
+    summary = files.read_json(path)
     return {name: kind(summary[name]) for name, kind in kinds.items()}
   except (OSError, ValueError, KeyError, TypeError, RecursionError):
     return None

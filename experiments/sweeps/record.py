@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 import contextlib
-import json
 import os
 from typing import Any, NamedTuple, Optional
 
 import filelock
 
+from experiments import run_folder
 from experiments.sweeps import plan
 from quap_tff.common import files
 
@@ -50,7 +50,7 @@ def extended(output_dir: str, base: Sequence[str], axes: Sequence[str]) -> Recor
     return Record(list(base), *plan.base_values(base), [list(axes)])
   base = list(base) or kept.base
   identity, flags = plan.base_values(base)
-  differing = _differences(kept.identity, identity)
+  differing = run_folder.differences(kept.identity, identity)
   if differing:
     raise ValueError(
       f'{output_dir} is a sweep with other base flags:{"".join(differing)}\nGive the same flags or none, vary them '
@@ -63,16 +63,7 @@ def extended(output_dir: str, base: Sequence[str], axes: Sequence[str]) -> Recor
 def changed_controls(output_dir: str, record: Record) -> list[str]:
   """A line for each base flag that differs from the folder's sweep but does not change what is computed."""
   kept = _read(output_dir)
-  return _differences(kept.flags, record.flags) if kept else []
-
-
-def _differences(there: dict[str, Any], now: dict[str, Any]) -> list[str]:
-  """A line for each flag whose two values differ."""
-  return [
-    f'\n  --{name}: {there.get(name)!r} there, {now.get(name)!r} now'
-    for name in sorted({*there, *now})
-    if there.get(name) != now.get(name)
-  ]
+  return run_folder.differences(kept.flags, record.flags) if kept else []
 
 
 @contextlib.contextmanager
@@ -114,8 +105,7 @@ def _read(output_dir: str) -> Optional[Record]:
   if not set(os.listdir(output_dir)) - {_LOCK, _NAME + files.UNFINISHED}:
     return None
   try:
-    with open(os.path.join(output_dir, _NAME)) as f:
-      record = Record(**json.load(f))
+    record = Record(**files.read_json(os.path.join(output_dir, _NAME)))
     _check_types(record)
   except (OSError, ValueError, TypeError, RecursionError):
     raise ValueError(

@@ -16,13 +16,13 @@ def _refusal(*arguments):
   """What is said about a command line."""
   with pytest.raises(ValueError) as caught:
     with harness.parsed(*arguments):
-      experiment_flags.check(command_line.given_names(['', *arguments]))
+      experiment_flags.checked(command_line.given_names(['', *arguments]))
   return str(caught.value)
 
 
 def _accept(*arguments):
   with harness.parsed(*arguments):
-    experiment_flags.check(command_line.given_names(['', *arguments]))
+    experiment_flags.checked(command_line.given_names(['', *arguments]))
 
 
 class TestFields:

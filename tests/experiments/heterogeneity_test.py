@@ -26,7 +26,7 @@ def _plan(*arguments, sizes=(6, 2), num_clients=8):
   layer = layers_lib.Layer('logits', tuple(range(len(sizes))), True)
   model = layers_lib.ModelShape((layer,), sizes)
   with harness.parsed(*harness.TINY, *arguments) as values:
-    experiment_flags.check()
+    experiment_flags.checked()
     return run_lib.Run.from_flags(values).plan(num_clients, model)
 
 

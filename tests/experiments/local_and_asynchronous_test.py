@@ -34,7 +34,7 @@ def _experiment(*arguments):
 def _refused(*arguments):
   with harness.parsed(*harness.TINY, *arguments):
     with pytest.raises(ValueError) as raised:
-      experiment_flags.check([argument[2:].partition('=')[0] for argument in arguments])
+      experiment_flags.checked([argument[2:].partition('=')[0] for argument in arguments])
   return str(raised.value)
 
 

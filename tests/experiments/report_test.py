@@ -62,7 +62,7 @@ def test_help_lists_the_sweeps_of_the_sections(capsys):
     (['RUNS'], '--output_dir is missing'),
     (['RUNS/none', '--output_dir=OUT'], 'No such folder: '),
     (['RUNS', '--output=OUT'], 'Unknown command line flag'),
-    (['RUNS', '--output_dir=RUNS'], 'files other than an earlier report'),
+    (['RUNS', '--output_dir=RUNS'], 'files other than those of an earlier report'),
     (['EMPTY', '--output_dir=OUT'], 'No usable run among 0'),
   ],
 )

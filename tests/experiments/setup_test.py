@@ -67,7 +67,7 @@ class TestFromFlags:
 class TestIdentity:
   def _identity(self, *arguments):
     with harness.parsed(*arguments):
-      return experiment_flags.identity()
+      return experiment_flags.run().identity()
 
   @pytest.mark.parametrize(
     'argument',
@@ -156,7 +156,7 @@ def test_a_dataset_of_one_s_own(tmp_path):
     assert (experiment.model, experiment.federation.num_clients) == ('mlp', 8)
     assert experiment.resolved['partition'] == 'natural' and not experiment.resolved['test_is_of_clients']
     # A run's folder may be handed out: it names the file, and not its place.
-    assert experiment_flags.identity()['dataset'].startswith('npz:path=mine.npz,')
-    assert experiment_flags.recorded()['dataset'] == f'npz:path={path}'
+    assert experiment_flags.run().identity()['dataset'].startswith('npz:path=mine.npz,')
+    assert experiment_flags.run().recorded()['dataset'] == f'npz:path={path}'
   with harness.parsed(f'--dataset=npz:path={path}', '--algorithm=certified:clip=0.5', '--warmup_rounds=0'):
-    assert experiment_flags.recorded()['dataset'].startswith('npz:path=mine.npz,')
+    assert experiment_flags.run().recorded()['dataset'].startswith('npz:path=mine.npz,')

@@ -36,7 +36,7 @@ def active():
   """One experiment and its process for all tests here, the runtime active: to trace it takes longest."""
   with harness.parsed(*FLAGS) as values:
     experiment = setup.from_flags(values)
-    identity = experiment_flags.identity()
+    identity = experiment_flags.run().identity()
   with runtime.activate(experiment.runtime):
     yield experiment, experiment.build_process(), identity
 
