@@ -179,7 +179,7 @@ def _measure(run) -> dict[str, Any]:
   lazy.load('experiments.setup')
   lazy.load('quap_tff.runtime.activation')  # With it, TFF leaves without a complaint, whatever happens.
   experiment = setup.from_run(run)
-  schedule = [experiment.cohorts.cohort(t) for t in range(1, experiment.last_round + 1)]
+  schedule = [experiment.cohorts.cohort(t) for t in range(1, experiment.run.last_round + 1)]
   draws = _DRAWS.value
   with runtime.activate(experiment.runtime):
     own_game = game.of_plan(experiment.plan, schedule, draws) if draws else None
@@ -204,7 +204,7 @@ def _measure(run) -> dict[str, Any]:
     'dataset': datasets.portable(run.flags['dataset']),
     'game': played,
     # They depend on how much data clients have, and audit.json is kept with a certified run.
-    'seconds': round(time.monotonic() - begin, 1) if experiment.client_metrics else None,
+    'seconds': round(time.monotonic() - begin, 1) if experiment.plan.client_metrics else None,
   }
   return {**measured, 'refuted': record.refutes(measured)}
 

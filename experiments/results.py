@@ -32,7 +32,7 @@ _MOST_ACCOUNTS = 40
 
 def report(experiment: setup.Experiment, result: training.Result) -> plans.Report:
   """What may be said about a run: of one that ended before its last planned round, the bound of its plan."""
-  is_stopped = result.round_num < experiment.planned_rounds
+  is_stopped = result.round_num < experiment.run.schedule.rounds
   return experiment.plan.report(result.ledger, experiment.schedule if is_stopped else None)
 
 
@@ -117,7 +117,7 @@ def _write_clients(path, experiment, result, report, model):
   ledger, clients = result.ledger, experiment.federation.clients
   rounds, listed = ledger.rounds, ledger.listed
   columns = {'client': listed, 'rounds': rounds[listed]}
-  if experiment.client_metrics:
+  if experiment.plan.client_metrics:
     columns = {'client': listed, 'examples': [len(clients[client]) for client in listed], 'rounds': rounds[listed]}
   if report.nominal_epsilon is not None:
     columns.update(nominal_epsilon=report.nominal_epsilon[listed], nominal_delta=report.nominal_delta[listed])
@@ -128,7 +128,7 @@ def _write_clients(path, experiment, result, report, model):
     columns['formal_epsilon'] = cells(formal.epsilon)
   if formal.reading is not None:
     columns['formal_epsilon_reading'] = cells(formal.reading.epsilon)
-  if experiment.client_metrics:
+  if experiment.plan.client_metrics:
     columns['test_accuracy'] = client_accuracies(experiment, model, listed)
   with open(path, 'w', newline='', encoding='utf-8') as f:
     writer = csv.writer(f)

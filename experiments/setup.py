@@ -47,11 +47,7 @@ class Experiment:
     build_evaluation: Makes the function from (weights, x, y) to `loss`, `accuracy` and `num_examples`. Call it and
       `build_process` with the runtime active: TensorFlow accepts the runtime's settings only before its first use.
     averaging: Makes the published weights from the weights of all rounds.
-    shrinkage: A factor by which the published weights are multiplied.
-    client_metrics: Whether exact functions of clients' data are kept.
     runtime: Where TFF computations run.
-    planned_rounds: T.
-    last_round: The round after which the run ends, at most T.
   """
 
   run: run_lib.Run
@@ -63,16 +59,12 @@ class Experiment:
   build_process: Callable[..., tff.learning.templates.LearningProcess]
   build_evaluation: Callable[[], evaluation.EvaluateFn]
   averaging: postprocessing.Averaging
-  shrinkage: float
-  client_metrics: bool
   runtime: runtime.RuntimeConfig
-  planned_rounds: int
-  last_round: int
 
   @property
   def schedule(self) -> list[np.ndarray]:
     """int64[M_t], the public cohort of each planned round."""
-    return [self.cohorts.cohort(round_num) for round_num in range(1, self.planned_rounds + 1)]
+    return [self.cohorts.cohort(round_num) for round_num in range(1, self.run.schedule.rounds + 1)]
 
   @property
   def resolved(self) -> dict[str, Any]:
@@ -151,11 +143,7 @@ def _from_run(run, progress):
     ),
     build_evaluation=lambda: evaluation.build_evaluation(model_fn),
     averaging=run.averaging(plan),
-    shrinkage=run.publication.shrinkage,
-    client_metrics=plan.client_metrics,
     runtime=runtime_config,
-    planned_rounds=run.schedule.rounds,
-    last_round=run.last_round,
   )
 
 

@@ -112,20 +112,11 @@ def _train(run, callbacks) -> int:
         experiment.resolved,
         experiment.federation.digest(),
         needs_same_code=_needs_same_code(run),
-        keeps_times=experiment.client_metrics,
+        keeps_times=experiment.plan.client_metrics,
       )
       stack.callback(directory.close)
     _announce(experiment, directory)
-    result = training.train(
-      experiment,
-      process,
-      directory,
-      checkpoint_every=publication.checkpoint_every,
-      eval_every=run.schedule.eval_every,
-      stop_at_accuracy=run.schedule.stop_at_accuracy,
-      progress=publication.progress,
-      callbacks=callbacks,
-    )
+    result = training.train(experiment, process, directory, callbacks)
     report = results.report(experiment, result)
     summary = results.summary(experiment, result, report, directory)
     if directory is not None:
@@ -149,7 +140,7 @@ def _keep(experiment, result, report, directory, summary):
   if summary['finished'] and not experiment.run.publication.keep_checkpoints:
     directory.remove_checkpoints()
   elif not result.interrupted:
-    why = '' if summary['finished'] else f', so that the run can go on to round {experiment.planned_rounds}'
+    why = '' if summary['finished'] else f', so that the run can go on to round {experiment.run.schedule.rounds}'
     print(
       f'{directory.file(run_folder.CHECKPOINTS)} was kept{why}. It holds the seed of the noise: keep it as secret '
       'as the data.',
@@ -163,7 +154,7 @@ def _announce(experiment, directory):
     print(f'Continuing the run in {directory.path}.', file=sys.stderr)
   federation = experiment.federation
   # How many examples clients have is a function of their data.
-  counted = federation.num_examples if experiment.client_metrics else None
+  counted = federation.num_examples if experiment.plan.client_metrics else None
   training_examples = f'{counted:,} training and ' if counted is not None else ''
   print(
     f'{federation.name}: {federation.num_clients} clients ({federation.partition}), {training_examples}'

@@ -91,11 +91,6 @@ def train(
   experiment: setup.Experiment,
   process: tff.learning.templates.LearningProcess,
   directory: Optional[run_directory.RunDirectory] = None,
-  *,
-  checkpoint_every: int = 10,
-  eval_every: int = 1,
-  stop_at_accuracy: Optional[float] = None,
-  progress: str = 'none',
   callbacks: Sequence[Callback] = (),
 ) -> Result:
   """Runs the experiment to its last round, from its latest checkpoint if there is one.
@@ -107,21 +102,17 @@ def train(
     experiment: What to run; its runtime must be active (`runtime.activate`).
     process: From `experiment.build_process`.
     directory: Where to keep it; None keeps nothing.
-    checkpoint_every: Rounds from one checkpoint to the next.
-    eval_every: Rounds from one test to the next.
-    stop_at_accuracy: Test accuracy at which to stop, where a test is due.
-    progress: 'auto', 'bar', 'lines' or 'none'.
     callbacks: Called after each round of this process, when the round is kept, see `Callback`.
 
   Raises:
     RunDirectoryError: If the latest checkpoint cannot be read or is of another configuration.
   """
   date = datetime.date.today()
-  rounds = _Rounds(experiment, process, directory, checkpoint_every, eval_every, stop_at_accuracy)
+  rounds = _Rounds(experiment, process, directory)
   first_round = rounds.done + 1
   if directory is not None and not rounds.is_finished():
     directory.begin_stretch(first_round)
-  display = progress_lib.make(progress, first_round, experiment.last_round)
+  display = progress_lib.make(experiment.run.publication.progress, first_round, experiment.run.last_round)
   begin = time.monotonic()
   try:
     while not rounds.is_finished():
@@ -140,7 +131,7 @@ def train(
   finally:
     display.close()
   # A run takes as long as its clients' data are large.
-  seconds = time.monotonic() - begin if experiment.client_metrics else None
+  seconds = time.monotonic() - begin if experiment.plan.client_metrics else None
   rounds.save()
   weights = tf.nest.map_structure(np.asarray, rounds.published())
   test = dict(rounds.current_test())
@@ -159,9 +150,9 @@ class _Rounds:
     row: The metrics of the last one.
   """
 
-  def __init__(self, experiment, process, directory, checkpoint_every, eval_every, stop_at_accuracy):
+  def __init__(self, experiment, process, directory):
     self._experiment, self._process, self._directory = experiment, process, directory
-    self._checkpoint_every, self._eval_every, self._stop_at_accuracy = checkpoint_every, eval_every, stop_at_accuracy
+    self._schedule = experiment.run.schedule
     self._evaluate, self._test_set = experiment.build_evaluation(), experiment.federation.test
     self.done, self.row, self.ledger = 0, {}, experiment.plan.new_ledger()
     self.state = process.initialize()
@@ -214,11 +205,11 @@ class _Rounds:
   def is_finished(self) -> bool:
     """Whether no round is left to run."""
     # A test that a resumed run makes outside the schedule must not end it where an uninterrupted one goes on.
-    on_schedule = self.done > 0 and self.done % self._eval_every == 0
-    is_due = self._stop_at_accuracy is not None and on_schedule
-    if is_due and self.current_test()['accuracy'] >= self._stop_at_accuracy:
+    on_schedule = self.done > 0 and self.done % self._schedule.eval_every == 0
+    enough = self._schedule.stop_at_accuracy
+    if enough is not None and on_schedule and self.current_test()['accuracy'] >= enough:
       return True
-    return self.done >= self._experiment.last_round
+    return self.done >= self._experiment.run.last_round
 
   def run_next(self, display: progress_lib.Progress):
     """Runs a round, and keeps and shows it."""
@@ -230,7 +221,7 @@ class _Rounds:
     record = plan.record(output, cohort)
     weights = self._process.get_model_weights(output.state)
     average = experiment.averaging.update(self._average, weights.trainable)
-    is_tested = round_num % self._eval_every == 0 or round_num == experiment.last_round
+    is_tested = round_num % self._schedule.eval_every == 0 or round_num == experiment.run.last_round
     test = self._tested(_published(experiment, weights, average)) if is_tested else None
     # The round counts as done or not at all.
     with interrupts.held_back():
@@ -243,7 +234,7 @@ class _Rounds:
       if plan.has_nominal:
         self.row['nominal_epsilon_mean'] = float(self.ledger.epsilon.mean())
         self.row['nominal_epsilon_max'] = float(self.ledger.epsilon.max())
-      if experiment.client_metrics:
+      if experiment.plan.client_metrics:
         self.row['seconds'] = time.monotonic() - begin
       self._keep()
       if not len(cohort):
@@ -257,15 +248,15 @@ class _Rounds:
     if self._experiment.plan.is_saved_before_release:
       self.save()
     self._directory.log(self.done, self.row)
-    if self.done % self._checkpoint_every == 0:
+    if self.done % self._experiment.run.publication.checkpoint_every == 0:
       self.save()
 
 
 def _published(experiment: setup.Experiment, weights: Any, average: postprocessing.State) -> Any:
   """The weights that are tested and published, of `tff.learning.models.ModelWeights` after a round."""
   trainable = experiment.averaging.value(average, weights.trainable)
-  if experiment.shrinkage != 1:
-    trainable = postprocessing.shrunk(trainable, experiment.shrinkage)
+  if experiment.run.publication.shrinkage != 1:
+    trainable = postprocessing.shrunk(trainable, experiment.run.publication.shrinkage)
   return tff.learning.models.ModelWeights(trainable=trainable, non_trainable=weights.non_trainable)
 
 
@@ -298,7 +289,7 @@ def _row(
   if not len(cohort) and row.keys() >= {'train_loss'}:
     # An empty cohort has no loss and no accuracy, but Keras' means over nothing are 0.
     row.update(train_loss=np.nan, train_accuracy=np.nan)
-  if not experiment.client_metrics:
+  if not experiment.plan.client_metrics:
     row = {name: value for name, value in row.items() if name in experiment.plan.public_metrics}
   if traffic is not None:
     row.update(down_bytes_per_client=traffic.down_bytes_per_client, up_bytes_per_client=traffic.up_bytes_per_client)

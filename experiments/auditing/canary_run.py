@@ -131,7 +131,7 @@ def run(experiment: setup.Experiment, settings: Settings, say: Callable[[str], N
       'replace. Audit another --algorithm.'
     )
   planned = experiment.schedule
-  schedule = planned[: experiment.last_round]
+  schedule = planned[: experiment.run.last_round]
   clients = _canary_clients(plan, schedule, settings.canaries)
   canaries = canary_lib.Canaries(
     clients, settings.unseen, _tensors(plan, settings.part), _norm(plan, settings.part), _clipped(plan)

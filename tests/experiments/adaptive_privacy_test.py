@@ -33,15 +33,7 @@ def _config(spec, *arguments):
 
 def _trained(experiment):
   with runtime.activate(experiment.runtime):
-    return training.train(
-      experiment,
-      experiment.build_process(),
-      None,
-      checkpoint_every=99,
-      eval_every=99,
-      stop_at_accuracy=None,
-      progress='none',
-    )
+    return training.train(experiment, experiment.build_process())
 
 
 class TestConfiguration:

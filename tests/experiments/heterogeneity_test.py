@@ -195,15 +195,7 @@ class TestRuns:
       experiment = setup.from_flags(values)
       text = experiment.run.post_processing(experiment.plan)
     with runtime.activate(experiment.runtime):
-      result = training.train(
-        experiment,
-        experiment.build_process(),
-        None,
-        checkpoint_every=99,
-        eval_every=99,
-        stop_at_accuracy=None,
-        progress='none',
-      )
+      result = training.train(experiment, experiment.build_process())
     assert sum(len(experiment.cohorts.absent(t)) for t in (1, 2))
     assert not experiment.plan.ledger_problems(result.ledger)
     np.testing.assert_array_equal(

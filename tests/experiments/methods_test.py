@@ -129,15 +129,7 @@ class TestLedger:
   def test_a_run_spends_what_its_cohorts_say_beforehand(self, arguments):
     experiment = _experiment(*arguments)
     with runtime.activate(experiment.runtime):
-      result = training.train(
-        experiment,
-        experiment.build_process(),
-        None,
-        checkpoint_every=99,
-        eval_every=99,
-        stop_at_accuracy=None,
-        progress='none',
-      )
+      result = training.train(experiment, experiment.build_process())
     planned = experiment.plan.planned_ledger([experiment.cohorts.cohort(t) for t in range(1, 9)]).state_dict()
     spent = result.ledger.state_dict()
     for name in ('offsets', 'clients', 'budgets', 'weights', 'count_noise_multipliers'):

@@ -261,7 +261,7 @@ class TestPresets:
     """Over digits, which are always there: everything but the images."""
     with harness.parsed(_flagfile(name), '--dataset=digits', '--model=digits_cnn', '--num_clients=40') as values:
       experiment = setup.from_flags(values)
-    assert experiment.plan.config.budget.num_rounds == experiment.planned_rounds == EXPECTED[name]['rounds']
+    assert experiment.plan.config.budget.num_rounds == experiment.run.schedule.rounds == EXPECTED[name]['rounds']
     assert experiment.plan.config.critical_layers == EXPECTED[name]['critical_layers']
     assert not experiment.plan.protection.model_protected
 
@@ -272,7 +272,7 @@ class TestPresets:
       experiment = setup.from_flags(values)
     config = experiment.plan.config
     assert (config.epsilon, config.delta, config.noise_seed) == (3.0, 1e-5, None)
-    assert not experiment.client_metrics and experiment.plan.protection.covers == 'released model'
+    assert not experiment.plan.client_metrics and experiment.plan.protection.covers == 'released model'
 
   @pytest.mark.parametrize('name', sorted(PUBLISHED))
   def test_published_ones_build_without_privacy(self, name):

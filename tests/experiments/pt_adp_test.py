@@ -30,15 +30,7 @@ class TestPtAdp:
   def test_a_run_spends_what_was_given(self):
     experiment = _experiment('--noise_seed=1')
     with runtime.activate(experiment.runtime):
-      result = training.train(
-        experiment,
-        experiment.build_process(),
-        None,
-        checkpoint_every=99,
-        eval_every=99,
-        stop_at_accuracy=None,
-        progress='none',
-      )
+      result = training.train(experiment, experiment.build_process())
     state = result.ledger.state_dict()
     budgets, sizes = state['budgets'], np.diff(state['offsets'])
     np.testing.assert_allclose(np.add.reduceat(budgets, state['offsets'][:-1]), sizes * 0.2, rtol=1e-5)

@@ -25,7 +25,9 @@ class TestFromFlags:
     assert experiment.federation.num_clients == experiment.plan.config.num_clients == 100
     assert len(experiment.cohorts.cohort(1)) == 30
     assert experiment.model == 'digits_cnn'
-    assert experiment.planned_rounds == experiment.last_round == experiment.plan.config.budget.num_rounds == 200
+    assert (
+      experiment.run.schedule.rounds == experiment.run.last_round == experiment.plan.config.budget.num_rounds == 200
+    )
     assert experiment.plan.config.noise.seed is None
 
   @pytest.mark.parametrize('clients, cohort', [(1, 1), (2, 1), (10, 3), (50, 15), (1000, 30)])
@@ -34,7 +36,7 @@ class TestFromFlags:
 
   def test_the_budget_is_that_of_the_planned_rounds(self):
     experiment = _experiment('--rounds=50', '--stop_after=5', '--epsilon=2')
-    assert (experiment.planned_rounds, experiment.last_round) == (50, 5)
+    assert (experiment.run.schedule.rounds, experiment.run.last_round) == (50, 5)
     assert experiment.plan.config.budget.epsilon_base == 2 / 50
 
   def test_the_seed_decides_data_cohorts_and_weights(self):

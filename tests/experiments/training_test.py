@@ -1,6 +1,7 @@
 """The training loop: however a run is cut off, it ends as the uninterrupted one, bit for bit."""
 
 import contextlib
+import dataclasses
 import signal
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from experiments import flags as experiment_flags
 from experiments import interrupts
+from experiments import run as run_lib
 from experiments import run_directory
 from experiments import setup
 from experiments import training
@@ -23,8 +25,9 @@ FLAGS = (
   '--participation_rate=ema',
   '--warmup_rounds=2',
   '--clip=quantile_ema',
+  '--checkpoint_every=3',
+  '--eval_every=2',
 )
-OPTIONS = dict(checkpoint_every=3, eval_every=2, stop_at_accuracy=None, progress='none')
 
 
 class Killed(BaseException):
@@ -102,7 +105,7 @@ def uninterrupted(active, first_state, tmp_path_factory):
   experiment, process, identity = active
   path = tmp_path_factory.mktemp('runs') / 'uninterrupted'
   with _directory(path, identity) as directory:
-    result = training.train(experiment, _Same(process, first_state), directory, **OPTIONS)
+    result = training.train(experiment, _Same(process, first_state), directory)
   return result, harness.rows(path)
 
 
@@ -111,13 +114,16 @@ def run(active, first_state, tmp_path):
   """Runs in one folder, each time from where the last run ended."""
   experiment, process, identity = active
 
-  def run(before=lambda n: None, after=lambda n: None, folder=tmp_path / 'run', log=None, save=None, **options):
+  def run(
+    before=lambda n: None, after=lambda n: None, folder=tmp_path / 'run', log=None, save=None, callbacks=(), **flags
+  ):
     with _directory(folder, identity) as directory:
       for name, replacement in (('log', log), ('save', save)):
         if replacement is not None:
           setattr(directory, name, replacement(getattr(directory, name)))
       observed = _Process(_Same(process, first_state), before, after)
-      return training.train(experiment, observed, directory, **{**OPTIONS, **options})
+      own = run_lib.Run.from_flags({**experiment.run.flags, **flags})
+      return training.train(dataclasses.replace(experiment, run=own), observed, directory, callbacks)
 
   run.folder = tmp_path / 'run'
   return run
@@ -151,7 +157,7 @@ class TestUninterrupted:
 
   def test_without_a_folder_the_same_comes_out(self, uninterrupted, active, first_state):
     experiment, process, _ = active
-    result = training.train(experiment, _Same(process, first_state), None, **OPTIONS)
+    result = training.train(experiment, _Same(process, first_state))
     assert _weights_equal(result.weights, uninterrupted[0].weights)
 
   def test_no_progress_no_output(self, run, capsys):
