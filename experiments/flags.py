@@ -21,7 +21,6 @@ from quap_tff.common import registry
 
 VALUES = command_line.new_flags()
 
-MOST_ROUNDS = parts.MOST_ROUNDS
 # Parts whose flags --help shows together, under the first one's title.
 _MECHANISM = (parts.Mechanism, *methods.PARTS)
 

@@ -23,6 +23,7 @@ from experiments.attacking import membership_figures
 from experiments.attacking import result as results
 from experiments.attacking import subject as subjects
 from experiments.attacking import worlds as worlds_lib
+from quap_tff import methods
 from quap_tff import runtime
 from quap_tff.auditing import membership
 from quap_tff.auditing import roc
@@ -99,7 +100,7 @@ class MembershipSettings(checks.Checked):
         expected = f'distinct names of {", ".join(known)}' if known else 'distinct specs'
         raise ValueError(f'{name} must be {expected}, at least one, found {value!r}.')
     for spec in self.methods:
-      subjects.method_of(spec)
+      methods.parse(spec)
 
   @property
   def flags(self) -> dict[str, Any]:
@@ -167,7 +168,7 @@ def attacked_experiments(
 ) -> Iterator[tuple[subjects.Variant, setup.Experiment]]:
   """Each variant that is attacked, and its experiment; they are compared at `real_epsilon`."""
   for spec in settings.methods:
-    if subjects.method_of(spec).gives_certificate:
+    if methods.parse(spec).gives_certificate:
       audited = spec + (',' if ':' in spec else ':') + 'certificate=false'
       found = [subjects.Variant(audited, real_epsilon, 'documents', (subjects.REAL,))]
     else:

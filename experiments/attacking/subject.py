@@ -11,7 +11,6 @@ import tensorflow_federated as tff
 from experiments import setup
 from experiments.attacking import worlds as worlds_lib
 from quap_tff import methods
-from quap_tff.common import registry
 from quap_tff.training import evaluation
 
 NOMINAL, REAL = 'nominal', 'real'
@@ -45,11 +44,6 @@ class Account(NamedTuple):
   real: Optional[np.ndarray]
 
 
-def method_of(spec: str) -> methods.Method:
-  """The method that a spec of --algorithm describes."""
-  return registry.parse_spec('algorithm', spec, methods.METHODS)
-
-
 def experiment_of(variant: Variant, flags: Mapping[str, Any]) -> setup.Experiment:
   """The experiment of a variant.
 
@@ -62,7 +56,7 @@ def experiment_of(variant: Variant, flags: Mapping[str, Any]) -> setup.Experimen
     flags: The other flags of `experiments.train`, by name.
   """
   # 2 where sums are divided by a number that is planned for all clients, of whom only the members come.
-  rate = 2.0 if method_of(variant.spec).divides_by_planned_cohort else 1.0
+  rate = 2.0 if methods.parse(variant.spec).divides_by_planned_cohort else 1.0
   own = dict(algorithm=variant.spec, epsilon=variant.epsilon, calibration=variant.calibration)
   return setup.from_flags({**flags, **own, 'server_optimizer': f'sgd:learning_rate={rate}'})
 

@@ -58,11 +58,6 @@ class Sampler:
   noise_is_planned: bool = False
   reason: str = 'nothing is known of how the cohorts are drawn'
 
-  @property
-  def can_be_empty(self) -> bool:
-    """Whether a cohort can be empty, however unlikely that is."""
-    return self.kind == 'bernoulli' and not (np.asarray(self.rates) == 1).any()
-
   def __post_init__(self):
     if self.kind not in KINDS:
       raise registry.unknown_name_error('sampler', self.kind, KINDS)
@@ -98,7 +93,9 @@ def refusal(ledger: run_ledger.RunLedger, sampler: Sampler) -> Optional[str]:
   multipliers = state['noise_multipliers']
   if not sampler.constant_noise_multiplier or len(np.unique(multipliers)) > 1:
     return 'the noise depends on who came'
-  if sampler.can_be_empty and not sampler.noises_empty_rounds:
+  # A cohort of independent coins can be empty, however unlikely that is, unless a coin always shows heads.
+  can_be_empty = sampler.kind == 'bernoulli' and not (np.asarray(sampler.rates) == 1).any()
+  if can_be_empty and not sampler.noises_empty_rounds:
     # Whether this run had such a round does not matter: its probability differs between the two worlds.
     return 'a round that nobody comes to releases nothing, which reveals that nobody came'
   if not sampler.constant_divisor:

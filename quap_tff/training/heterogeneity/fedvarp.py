@@ -25,8 +25,6 @@ from quap_tff.common import registry
 from quap_tff.common.lazy import tf
 from quap_tff.training.heterogeneity import extension
 
-MEMORIES = ('clients', 'released')
-
 
 @dataclasses.dataclass(frozen=True)
 class FedVarp(extension.WithVectors):
@@ -38,7 +36,7 @@ class FedVarp(extension.WithVectors):
     memory: 'clients' or 'released', see the module's docstring.
   """
 
-  memory: str = registry.name_field('fedvarp memory', 'clients', MEMORIES)
+  memory: str = registry.name_field('fedvarp memory', 'clients', ('clients', 'released'))
 
   @property
   def exact_releases(self) -> tuple[str, ...]:

@@ -31,8 +31,6 @@ from quap_tff.common import registry
 from quap_tff.common.lazy import tf
 from quap_tff.training.heterogeneity import extension
 
-SERVER_CONTROLS = ('sum', 'released')
-
 
 @dataclasses.dataclass(frozen=True)
 class Scaffold(extension.WithVectors):
@@ -47,7 +45,7 @@ class Scaffold(extension.WithVectors):
   """
 
   option: int = 2
-  server_control: str = registry.name_field('scaffold server_control', 'sum', SERVER_CONTROLS)
+  server_control: str = registry.name_field('scaffold server_control', 'sum', ('sum', 'released'))
 
   def __post_init__(self):
     super().__post_init__()
