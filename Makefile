@@ -1,7 +1,7 @@
 # make setup       sets up .venv; every other target does so first
 # make demo        trains QuAP-FL on handwritten digits
 # make test        runs all tests
-# make test-fast   runs the fast ones, which train nothing
+# make test-fast   runs the fast ones in about 90 seconds; the others are marked as slow, see pytest.ini
 # make lint        checks style and types
 # make docs        builds the documentation into build/site
 # make tutorial    runs docs/tutorial.ipynb and keeps its outputs in the file

@@ -125,6 +125,7 @@ class TestAccount:
     assert (status, out) == (1, '')
     assert err.startswith('Error: ') and words in err and len(err.splitlines()) == 1
 
+  @pytest.mark.slow
   def test_as_a_command(self):
     run = lambda *arguments: subprocess.run(
       [sys.executable, '-m', 'experiments.account', *arguments],

@@ -103,6 +103,7 @@ class TestConfiguration:
       _config('certified:own=0.3/1/0.7/2')
 
 
+@pytest.mark.slow
 class TestRuns:
   @pytest.mark.parametrize(
     'arguments',

@@ -49,6 +49,7 @@ def _row(rows, method, observer, attack_name='closed_form'):
   return found
 
 
+@pytest.mark.slow
 class TestFigures:
   def test_every_method_and_observer_has_a_row(self, rows):
     pairs = {(row['method'], row['observer']) for row in rows if row['attack'] == 'closed_form'}
@@ -91,6 +92,7 @@ class TestFigures:
       assert inversion_study.interval(np.arange(1.0, count + 1), -np.inf, np.inf)[1:] == (None, None)
 
 
+@pytest.mark.slow
 class TestFiles:
   def test_pictures_tables_and_a_page_of_all_of_them(self, run, rows):
     names = {path.name for path in (run / 'inversion').iterdir()}

@@ -82,6 +82,7 @@ class TestErrors:
     assert 'Make room' in capsys.readouterr().err
 
 
+@pytest.mark.slow
 class TestEnds:
   @pytest.mark.parametrize('binary', ['account', 'train'])
   def test_a_reader_of_the_help_that_goes_away_is_no_error(self, binary):
@@ -217,6 +218,7 @@ def _answers(calls, missing):
   return [json.loads(line) for line in process.stdout.splitlines()]
 
 
+@pytest.mark.slow
 class TestWithoutTff:
   def test_every_binary_has_its_help_in_80_columns(self):
     answers = _answers([[binary, '--help'] for binary in BINARIES], _OF_TFF)
@@ -242,6 +244,7 @@ class TestWithoutTff:
       assert error.endswith('pip install --no-deps -r requirements.txt\n') and not list(tmp_path.iterdir()), call
 
 
+@pytest.mark.slow
 class TestTemporaryFolder:
   @contextlib.contextmanager
   def _process(self, parent):

@@ -13,6 +13,8 @@ import pytest
 from experiments import setup
 from tests.experiments import harness
 
+pytestmark = pytest.mark.slow
+
 # The demo, shortened; from another folder, with the preset by its path and a relative folder for the run.
 ROUNDS = 10
 FLAGS = (

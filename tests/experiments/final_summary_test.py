@@ -84,6 +84,7 @@ class TestDivergence:
   def test_is_what_leaves_any_sensible_range(self, weights, loss, diverged):
     assert final_summary.has_diverged(weights, loss) is diverged
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('arguments, diverged', [([], False), (['--client_optimizer=sgd:learning_rate=1e9'], True)])
   def test_is_said(self, arguments, diverged, capsys):
     assert harness.main(*harness.TINY, '--rounds=2', '--algorithm=fedavg', *arguments) == 0
@@ -92,6 +93,7 @@ class TestDivergence:
     assert ('The model has diverged: a weight or the test loss' in out) == diverged
 
 
+@pytest.mark.slow
 class TestRun:
   @pytest.mark.parametrize(
     'share, said',

@@ -60,6 +60,7 @@ class TestFields:
   def test_are_said_as_flags(self, arguments, words):
     assert words in _refusal(*arguments.split())
 
+  @pytest.mark.slow
   def test_nothing_is_loaded_for_it(self):
     program = textwrap.dedent("""
         import sys

@@ -38,6 +38,7 @@ def _refused(*arguments):
   return str(raised.value)
 
 
+@pytest.mark.slow
 class TestResume:
   @pytest.mark.parametrize('name', _NEW)
   def test_a_run_in_two_parts_is_the_run_in_one(self, name, tmp_path, capsys):
@@ -89,6 +90,7 @@ class TestAccounts:
     uniform = harness.configured(*harness.TINY, '--algorithm=local_dp:budget=uniform')
     assert uniform.budget.round_rule == 'uniform'
 
+  @pytest.mark.slow
   @pytest.mark.parametrize(
     'arguments',
     [

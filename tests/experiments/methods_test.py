@@ -117,6 +117,7 @@ class TestCombinations:
 
 
 class TestLedger:
+  @pytest.mark.slow
   @pytest.mark.parametrize(
     'arguments',
     [

@@ -87,6 +87,7 @@ class TestReadMetrics:
     assert plots.read_metrics(_write(tmp_path / 'm.csv', [])) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures('drawn')
 class TestPlotRun:
   @pytest.mark.parametrize(

@@ -59,6 +59,7 @@ def test_labels_of_malicious_clients_are_flipped_on_demand():
     np.testing.assert_array_equal(b.x, a.x)
 
 
+@pytest.mark.slow
 def test_is_valid_and_lists_those_who_took_part(folder, capsys):
   assert verify.main(['verify', str(folder)]) == 0
   assert 'for each of the 20,000 clients' in capsys.readouterr().out
@@ -71,6 +72,7 @@ def test_is_valid_and_lists_those_who_took_part(folder, capsys):
   assert (folder / 'certificate.json').stat().st_size < 20_000
 
 
+@pytest.mark.slow
 def test_the_report_knows_the_others_too(folder):
   run, _ = runs.load(str(folder))
   assert len(run.clients['rounds']) == 20_000 and run.clients['rounds'].sum() == 24
@@ -78,6 +80,7 @@ def test_the_report_knows_the_others_too(folder):
   assert (run.clients['formal_epsilon'][run.ledger.rounds == 0] == 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'change, words',
   [

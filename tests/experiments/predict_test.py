@@ -17,6 +17,8 @@ from experiments import verify
 from quap_tff.common.lazy import tf
 from tests.experiments import harness
 
+pytestmark = pytest.mark.slow
+
 # With dropout, as the models of MNIST and CIFAR-10 have it.
 _DROPOUT = ('--model=mnist_cnn', '--algorithm=fedavg', '--rounds=12', '--client_optimizer=sgd:learning_rate=0.2')
 _FEATURES = (

@@ -265,6 +265,7 @@ class TestPresets:
     assert experiment.plan.config.critical_layers == EXPECTED[name]['critical_layers']
     assert not experiment.plan.protection.model_protected
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('name', sorted(CERTIFIED))
   def test_certified_ones_ask_for_no_less_and_keep_nothing_exact(self, name):
     arguments = ['--dataset=digits', '--num_clients=40', '--cohort_size=20', '--features=none']

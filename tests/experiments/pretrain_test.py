@@ -29,6 +29,7 @@ def write_emnist(folder, labels, **changes):
   return contents
 
 
+@pytest.mark.slow
 class TestCommand:
   def test_the_folder_holds_an_extractor_that_knows_the_images_and_its_card(self, tmp_path, capsys):
     assert run(*GLYPHS, f'--output={tmp_path / "deep" / "glyphs"}') == 0

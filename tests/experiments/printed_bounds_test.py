@@ -102,6 +102,7 @@ def _lines(blocks):
   return [(table, [str(row[name]) for name in table.frame]) for row in table.rows]
 
 
+@pytest.mark.slow
 class TestAccount:
   """Every printed figure, given back, proves at most what was asked."""
 

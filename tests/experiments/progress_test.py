@@ -56,6 +56,7 @@ class TestSay:
     progress.say(kind, 'Reading …')
     assert capsys.readouterr() == ('', '' if kind == 'none' else 'Reading …\n')
 
+  @pytest.mark.slow
   def test_a_run_says_what_it_does_before_its_first_round(self, capsys):
     assert harness.main(*harness.TINY, '--algorithm=fedavg', '--rounds=1', '--progress=lines') == 0
     said = capsys.readouterr().err.splitlines()

@@ -27,6 +27,7 @@ class TestPtAdp:
     assert (config.budget.round_rule, config.participation.warmup_rounds) == ('each_own', 0)
     assert config.critical_layers == 'all'
 
+  @pytest.mark.slow
   def test_a_run_spends_what_was_given(self):
     experiment = _experiment('--noise_seed=1')
     with runtime.activate(experiment.runtime):

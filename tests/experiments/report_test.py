@@ -22,6 +22,7 @@ def runs(tmp_path):
   return tmp_path / 'runs'
 
 
+@pytest.mark.slow
 def test_writes_all_its_files(runs, tmp_path, capsys):
   assert _main(runs, f'--output_dir={tmp_path / "report"}') == 0
   out, err = capsys.readouterr()
@@ -36,6 +37,7 @@ def test_writes_all_its_files(runs, tmp_path, capsys):
   assert (tmp_path / 'report' / 'figures' / 'accuracy.png').exists()
 
 
+@pytest.mark.slow
 def test_damage_is_named_and_the_rest_reported(runs, tmp_path, capsys):
   (runs / 'quap_1' / 'run.json').write_text('{')
   (runs / 'fixed_dp_1' / 'ledger.npz').write_bytes(b'torn')
@@ -77,6 +79,7 @@ def test_wrong_arguments(runs, tmp_path, capsys, arguments, words):
   assert not (tmp_path / 'out').exists()
 
 
+@pytest.mark.slow
 def test_starts_without_tensorflow():
   program = 'import sys; from experiments import report; print("tensorflow" in sys.modules)'
   found = subprocess.run([sys.executable, '-c', program], check=True, capture_output=True, text=True)

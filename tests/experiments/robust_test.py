@@ -49,6 +49,7 @@ class TestFlags:
       _experiment(*arguments)
 
 
+@pytest.mark.slow
 class TestAttacks:
   def test_labels_of_malicious_clients_are_flipped_and_nothing_else(self):
     honest, attacked = _experiment().federation, _experiment('--malicious=label_flip:share=0.25').federation

@@ -38,6 +38,7 @@ def _start(calls, *arguments):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('signum', [signal.SIGINT, signal.SIGTERM])
 def test_the_workers_end_with_it(calls, signum):
   process = _start(calls, '/opt/quap', '8000', 'one', 'two')

@@ -403,6 +403,7 @@ class TestStanding:
     assert plan.seconds_left(runs, standings, 1, 5.0, [run.name for run in runs]) == 6 * 3 + 2 * 10 * 2 + 2 * 5
 
 
+@pytest.mark.slow
 class TestChild:
   @pytest.fixture(name='start')
   def _start(self, monkeypatch, tmp_path):

@@ -155,6 +155,7 @@ class TestBadInput:
     for name in ('--dataset', '--epsilon', '--output_dir', '--clip'):
       assert name in out
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('arguments', [['--help'], ['--epsilon=0'], ['--no_such_flag']])
   def test_help_and_wrong_flags_load_no_tensorflow(self, arguments):
     code = (
@@ -212,6 +213,7 @@ def finished_run(tmp_path_factory):
   return directory
 
 
+@pytest.mark.slow
 class TestFinishedRun:
   def test_run_again_it_is_left_as_it_is(self, finished_run, capsys):
     before = harness.files(finished_run)
@@ -260,6 +262,7 @@ class TestFinishedRun:
     assert not (output_dir / 'checkpoints').exists()
 
 
+@pytest.mark.slow
 class TestWithoutCheckpoints:
   """A run whose checkpoints were removed is not trained again in silence: its first release would be forgotten."""
 
@@ -293,6 +296,7 @@ class TestWithoutCheckpoints:
     assert _run(output_dir, '--stop_after=1') == 0
 
 
+@pytest.mark.slow
 class TestOtherData:
   def _images(self, folder, shade):
     folder.mkdir()
@@ -317,6 +321,7 @@ class TestOtherData:
     assert _run(output_dir, *same, '--stop_after=2') == 0
 
 
+@pytest.mark.slow
 class TestDamagedFolder:
   @pytest.mark.parametrize('content', ['', 'round,epsilon\n1,0.5\n', 'round,epsilon\n1,x\n2,0.5\n', 'a,b\n1,2\n'])
   def test_rows_that_were_lost_are_not_lost_in_silence(self, content, output_dir, capsys):
@@ -344,6 +349,7 @@ class TestDamagedFolder:
     assert f'found a {kind}. Move it away.' in err and 'Traceback' not in err
 
 
+@pytest.mark.slow
 class TestSummary:
   def test_layer_wise_noise_leaves_no_finite_epsilon(self, capsys):
     arguments = ['--model=digits_cnn', '--rounds=1', '--epsilon=0.5', '--noise_seed=1']
@@ -456,6 +462,7 @@ class TestSummary:
     assert not (output_dir / 'plot.png').exists()  # One round is no curve.
 
 
+@pytest.mark.slow
 class TestStops:
   def test_a_signal_that_became_another_error_while_the_run_is_built(self, output_dir, capsys, monkeypatch):
     def became(*_):

@@ -16,6 +16,8 @@ from experiments import training
 from quap_tff import runtime
 from tests.experiments import harness
 
+pytestmark = pytest.mark.slow
+
 # Whatever has a state that a checkpoint must keep: momentum at the server, EMA rates, decay, an averaged clip.
 FLAGS = (
   *harness.TINY,

@@ -534,6 +534,7 @@ _FORGERIES = {
 }
 
 
+@pytest.mark.slow
 class TestForgeries:
   @pytest.mark.parametrize('name', _FORGERIES)
   def test_is_found_out(self, name, certified):

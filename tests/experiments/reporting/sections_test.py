@@ -110,6 +110,7 @@ def test_a_report_calls_nothing_a_formal_epsilon_that_is_none(tmp_path):
   assert 'released model: ε' not in text and 'weights only' not in text and 'No run has a formal figure.' in text
 
 
+@pytest.mark.slow
 def test_words_that_no_report_has(folder):
   text = (folder / 'report.md').read_text()
   assert not re.search(r'real ε|noised weights|00\d…|DESIGN', text)
@@ -126,6 +127,7 @@ def test_every_figure_has_a_title_and_a_name_of_its_own(everything):
   assert not flags and any('Setting: ' in figure.caption for figure in shown)
 
 
+@pytest.mark.slow
 def test_no_table_is_cut_off_at_1200_pixels(folder):
   """By the widest piece of each column that does not break, in the page's font as Chromium draws it."""
   text = (folder / 'index.html').read_text()

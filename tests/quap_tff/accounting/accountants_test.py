@@ -76,6 +76,7 @@ class TestGaussianTradeoff:
     # The allowance for rounding is one of δ, relative to a term that is larger by 1/μ.
     assert exact - 1e-12 * abs(exact) <= found <= exact + 1e-9 + 1e-12 / mu
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('mu', [1e-3, 0.1, 1.0, 9.0, 30.0])
   @pytest.mark.parametrize('delta', [0.3, 1e-5, 1e-30, 1e-200])
   def test_epsilon_is_enough_and_hardly_more(self, mu, delta):
@@ -351,6 +352,7 @@ class TestAccountants:
       accountants.get('zcpd')
 
 
+@pytest.mark.slow
 class TestSampling:
   def test_amplifies_and_less_so_at_higher_rates(self):
     without = _epsilon('gaussian_exact', history.History.gaussian(5.0, 100), 1e-5)
@@ -412,6 +414,7 @@ class TestSampling:
     assert epsilon < at(1, estimate, 'rdp') < 2 * epsilon
 
 
+@pytest.mark.slow
 class TestWhereDistributionsEnd:
   def test_refusals_have_reasons(self):
     found = accountants.account(history.History.gaussian(1.0, 1), 1e-11, ['pld'])['pld']
@@ -449,6 +452,7 @@ class TestFigures:
 
 
 class TestSolve:
+  @pytest.mark.slow
   @pytest.mark.parametrize('name', accountants.ACCOUNTANTS)
   @pytest.mark.parametrize('epsilon, delta, rounds', [(6.0, 1e-5, 200), (0.1, 1e-3, 7), (50.0, 1e-8, 1)])
   def test_noise_is_enough_and_hardly_more(self, name, epsilon, delta, rounds):
@@ -462,6 +466,7 @@ class TestSolve:
   def test_noise_of_the_documents(self):
     assert calibration.solve(epsilon=6.0, delta=1e-5, rounds=200).noise_multiplier == pytest.approx(10.8, abs=0.005)
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('name', ['rdp', 'pld'])
   def test_noise_with_sampling(self, name):
     solution = calibration.solve(epsilon=1.0, delta=1e-6, rounds=100, sampling_rate=0.05, accountant=name)
@@ -476,6 +481,7 @@ class TestSolve:
     h = history.History.gaussian(10.8, 200)
     assert _epsilon(name, h, solution.delta) <= epsilon < _epsilon(name, h, solution.delta * 0.999)
 
+  @pytest.mark.slow
   @hypothesis.settings(_settings, max_examples=25)
   @hypothesis.given(strategies.floats(-6, 6), strategies.floats(-290, -0.05), strategies.integers(1, 10_000))
   def test_wide_ranges(self, log_epsilon, log_delta, rounds):

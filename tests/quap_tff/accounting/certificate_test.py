@@ -262,6 +262,7 @@ class TestProblems:
     assert not _problems(_issue())
     assert not _problems(_sealed(_issue()))
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('path', _LEAVES, ids=lambda path: '.'.join(map(str, path)))
   def test_a_changed_field(self, path):
     changed = _with(_issue(), path, _changed)

@@ -192,6 +192,7 @@ class TestPoisson:
       accounting.formal_report(_ledger([[0, 1]]), DELTA, WHOLE, _bernoulli([0.5] * 2))
 
 
+@pytest.mark.slow
 class TestFixedSize:
   def _epsilon(self, size, noise, rounds=1, delta=DELTA, num_clients=N, count_noise=INF):
     ledger = _ledger([range(size)] * rounds, noise, num_clients=num_clients, count_noise=count_noise)
@@ -314,6 +315,7 @@ class TestSampler:
     assert not sampling.refusal(_ledger([[0]]), _bernoulli([0.5] * (N - 1) + [1.0], noises_empty_rounds=False))
 
 
+@pytest.mark.slow
 class TestExactScale:
   def _scaled(self, cohorts, noise, factor, **fields):
     return accounting.formal_report(_ledger(cohorts, np.asarray(noise) * factor, **fields), DELTA, WHOLE).epsilon

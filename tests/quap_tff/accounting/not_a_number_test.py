@@ -124,6 +124,7 @@ class TestHistories:
     with pytest.raises(ValueError, match='noise_multiplier'):
       accounting.GaussianMechanism(z)
 
+  @pytest.mark.slow
   @given(z=st.sampled_from([0.0, 5e-324, 1e-310, 1e-200, 1e-20, 1e-3, 1.0]), rounds=st.integers(1, 50))
   @_property
   @pytest.mark.filterwarnings('ignore::RuntimeWarning')
@@ -247,6 +248,7 @@ class TestLedger:
 
 
 class TestFilter:
+  @pytest.mark.slow
   @given(
     limit=_numbers,
     noise=_numbers,

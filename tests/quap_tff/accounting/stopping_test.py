@@ -164,6 +164,7 @@ class TestPlans:
     assert 'that was planned to take part' in found.notes[-1]
 
 
+@pytest.mark.slow
 def test_the_reading_at_a_stopping_time_is_exceeded_and_the_bound_of_the_plan_is_not():
   """A person who stops a run when its releases speak of a client has a real δ far above the one of the reading.
 

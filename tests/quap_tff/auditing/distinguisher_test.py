@@ -24,6 +24,8 @@ from quap_tff.mechanisms import planning
 from quap_tff.mechanisms import tradeoff
 from quap_tff.mechanisms import weight_rules
 
+pytestmark = pytest.mark.slow
+
 _DELTA, _EPSILON, _CLIENTS = 1e-5, 3.0, 6
 _RNG = np.random.default_rng(0)
 _SCHEDULE = [np.sort(_RNG.choice(_CLIENTS, 3, replace=False)) for _ in range(8)]

@@ -40,6 +40,7 @@ def _problem(model, x, y, steps=1, noise=0.0, noised=()):
   return inversion.Problem(model, RATE, steps, x.shape[1], observed, frozenset(noised))
 
 
+@pytest.mark.slow
 class TestLocalUpdate:
   @pytest.mark.parametrize('name, shape, steps', [('digits_cnn', (8, 8, 1), 3), ('mlp', SHAPE, 1)])
   def test_is_what_the_projects_client_sends(self, name, shape, steps):
@@ -204,6 +205,7 @@ class TestDistances:
     np.testing.assert_allclose(closed_form.total_variation(x), [0.5 + 0.5])
 
 
+@pytest.mark.slow
 class TestAttacks:
   def _psnr(self, name, x, problem, **options):
     attack = inversion.ATTACKS[name](**options)

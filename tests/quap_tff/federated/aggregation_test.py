@@ -25,6 +25,8 @@ from quap_tff.mechanisms.config import QuapConfig
 from quap_tff.mechanisms.participation import ParticipationConfig
 from tests.quap_tff import noise_checks
 
+pytestmark = pytest.mark.slow
+
 _NO_NOISE = NoiseConfig('none')
 _ID = tff.TensorType(np.int64)
 _STRUCT_ID = tff.to_type(collections.OrderedDict(client_id=np.int64))

@@ -22,6 +22,8 @@ from quap_tff.mechanisms.layers import Layer
 from quap_tff.mechanisms.participation import ParticipationConfig
 from tests.quap_tff import noise_checks
 
+pytestmark = pytest.mark.slow
+
 _ID = tff.TensorType(np.int64)
 _STRUCT_ID = tff.to_type(collections.OrderedDict(client_id=np.int64))
 _VALUE = tff.to_type(

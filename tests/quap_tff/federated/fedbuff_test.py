@@ -172,6 +172,7 @@ def _ledger(multiplier):
   return ledger
 
 
+@pytest.mark.slow
 class TestVersions:
   """y = w·x from w = 0 at a learning rate of 0.5: one step on (1, y) leads to w = y, whatever w was."""
 

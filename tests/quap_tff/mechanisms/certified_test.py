@@ -133,6 +133,7 @@ class TestContribute:
     assert _norm(parts) == pytest.approx(_EXACT, rel=1e-6)
 
 
+@pytest.mark.slow
 class TestSensitivity:
   @given(
     seed=st.integers(0, 2**32 - 1),
@@ -369,6 +370,7 @@ class TestPrivateQuantile:
       assert 0.99e-20 <= float(state.clip) <= 1.01e20
 
 
+@pytest.mark.slow
 class TestHistories:
   @given(
     rounds=st.lists(

@@ -146,6 +146,7 @@ class TestPrivateQuantile:
         expected.append(process.report(state))
     np.testing.assert_allclose(_course(rule, rounds), expected, rtol=1e-5)
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('quantile', [0.2, 0.8])
   @pytest.mark.parametrize('initial_clip', [0.01, 100.0])
   def test_moves_to_the_target_quantile_from_both_sides(self, quantile, initial_clip):

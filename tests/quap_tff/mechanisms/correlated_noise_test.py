@@ -103,6 +103,7 @@ class TestNoise:
       np.testing.assert_array_equal(before, after)
 
 
+@pytest.mark.slow
 class TestAccount:
   @given(
     seed=st.integers(0, 2**32 - 1),
@@ -236,6 +237,7 @@ class TestPlanning:
     assert chosen.num_rounds == 50 and chosen.noise_multiplier > 0
 
 
+@pytest.mark.slow
 class TestDistinguisher:
   """An adversary who knows everything but one client's data, against the mechanism's own functions.
 

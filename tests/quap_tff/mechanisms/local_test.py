@@ -84,6 +84,7 @@ class TestRandomize:
     noise_checks.assert_uncorrelated(first, other)
 
 
+@pytest.mark.slow
 class TestAggregation:
   def test_the_mean_of_messages(self):
     scale = 1e-9

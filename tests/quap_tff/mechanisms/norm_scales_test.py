@@ -76,6 +76,7 @@ def _norm(update):
   return float(np.linalg.norm(np.concatenate([np.asarray(one, np.float64).ravel() for one in update])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('method', _METHODS)
 @given(
   entries=st.lists(st.floats(0.5, 1), min_size=2, max_size=40), exponent=st.floats(-36, 37), clip=st.floats(-20, 20)

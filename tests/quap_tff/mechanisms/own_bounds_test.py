@@ -99,6 +99,7 @@ class TestWeights:
 
 
 class TestFilter:
+  @pytest.mark.slow
   @pytest.mark.parametrize('rule', _RULES)
   @pytest.mark.parametrize('noise', [correlations.Independent(), correlations.Ar1(0.7)])
   def test_nobody_passes_its_own_bound(self, rule, noise):

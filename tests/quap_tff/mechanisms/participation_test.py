@@ -83,6 +83,7 @@ class TestRates:
     before, after = _run(config, [[0, 2], [2]]), _run(config, [[0, 2], [2], []])
     np.testing.assert_array_equal(before['rates'], after['rates'])
 
+  @pytest.mark.slow
   @given(config=_configs, history=_histories)
   @settings(derandomize=True, deadline=None, max_examples=60)
   def test_any_history_against_numpy(self, config, history):

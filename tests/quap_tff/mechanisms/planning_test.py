@@ -128,6 +128,7 @@ class TestCalibrated:
 
 
 class TestRoundRecord:
+  @pytest.mark.slow
   @pytest.mark.parametrize('clip', [clip_rules.Fixed(0.5), clip_rules.PrivateQuantile(count_stddev=3.0)])
   @pytest.mark.parametrize('rule', [weight_rules.Uniform(), weight_rules.Participation()])
   def test_the_ledgers_exact_account_is_what_the_filter_has_spent(self, clip, rule):

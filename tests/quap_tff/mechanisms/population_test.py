@@ -53,6 +53,7 @@ class TestListed:
     np.testing.assert_array_equal(large.listed, np.sort(large.state_dict()['clients']))
 
 
+@pytest.mark.slow
 class TestFigures:
   def test_epsilon_of_many_is_that_of_each(self, monkeypatch):
     mu = np.repeat(np.random.default_rng(0).uniform(0, 3, 50), 400)
@@ -93,6 +94,7 @@ class TestFigures:
     assert [everyone.histories[k].releases for k in everyone.index] == [one(0), one(1)]
 
 
+@pytest.mark.slow
 class TestMillion:
   """Numbers of operations and of bytes, not times."""
 

@@ -109,6 +109,7 @@ class TestSpend:
       assert exact <= fractions.Fraction(spent[0]) <= exact * (1 + fractions.Fraction(1, 10**13))
       assert spent[0] <= limit * (1 + 1e-14)
 
+  @pytest.mark.slow
   def test_many_rounds(self):
     prices = Prices(1.0, 130.0, 0.0)
 

@@ -175,6 +175,7 @@ class TestRoundWithoutNoise:
     assert state.clip == _INF and state.round == 1
     assert measurements['non_finite_updates'] == 2
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('placement', ['none', 'server', 'client'])
   @pytest.mark.parametrize(
     'clip',
@@ -297,6 +298,7 @@ class TestEpsilon:
     expected = [1.0, 1 + 0.5 * 4**-0.75, 0.0, 1.25]
     np.testing.assert_allclose([float(m['epsilon']) for _, m in results], expected, rtol=1e-6)
 
+  @pytest.mark.slow
   @given(
     history=st.lists(st.lists(st.integers(0, 4), unique=True), min_size=1, max_size=6),
     rate=st.sampled_from(['cumulative', 'ema']),

@@ -67,6 +67,7 @@ class TestBudgets:
     with pytest.raises(TypeError, match='RoundSchedule'):
       _config(schedule=4.0)
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('round_rule', budgets.ROUND_RULES)
   def test_a_round_of_the_mechanism(self, round_rule):
     config = QuapConfig(

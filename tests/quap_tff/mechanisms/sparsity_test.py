@@ -112,6 +112,7 @@ class TestIndices:
       make()
 
 
+@pytest.mark.slow
 class TestAggregation:
   def test_clips_what_is_kept(self, context):
     # Two of the four entries of `a` are kept, so of 2·[1, 1, 1, 1] a part of norm 2√2 is clipped to norm 1.

@@ -81,6 +81,7 @@ def _answers(capsys, *arguments):
 
 
 class TestWrite:
+  @pytest.mark.slow
   @pytest.mark.parametrize(
     'config, options',
     [

@@ -86,6 +86,7 @@ def _context():
     yield
 
 
+@pytest.mark.slow
 class TestTypes:
   @pytest.mark.parametrize('spec', _SPECS)
   def test_fits_our_client_work_and_checkpoints(self, spec):
@@ -115,6 +116,7 @@ _FACTORS = [
 ]
 
 
+@pytest.mark.slow
 class TestValues:
   def test_fixed_clip_by_hand(self):
     # Norms 5, 0.5, one not finite, and one whose square is too large for TFF's float32: clipped to 1, as it is, nothing
@@ -234,6 +236,7 @@ class TestValues:
 
 
 class TestAccount:
+  @pytest.mark.slow
   @pytest.mark.parametrize('spec', _SPECS[:3])
   def test_is_that_of_tffs_events(self, spec):
     plan = _plan(spec)

@@ -36,6 +36,7 @@ class _OneHot(tree_aggregation.ValueGenerator):
     return tf.one_hot(state, self._size), state + 1
 
 
+@pytest.mark.slow
 class TestTree:
   @pytest.mark.parametrize('num_leaves', [1, 5, 8, 13])
   def test_what_tff_releases_follows_from_noised_nodes(self, num_leaves):

@@ -74,6 +74,7 @@ def _outcome(type_spec, argument):
   return repr((getattr(result, 'dtype', None), result))
 
 
+@pytest.mark.slow
 def test_what_fits_is_what_fits_in_tff():
   outcomes = {}
   for kind in ('in_process', 'native'):

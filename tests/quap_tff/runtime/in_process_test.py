@@ -16,6 +16,8 @@ from quap_tff.runtime import values
 from tests.quap_tff.runtime import cases
 from tests.quap_tff.runtime import comparison
 
+pytestmark = pytest.mark.slow
+
 _INTS_AT_CLIENTS = tff.FederatedType(np.int32, tff.CLIENTS)
 
 
@@ -29,7 +31,6 @@ def _client_threads():
   return {thread for thread in threading.enumerate() if thread.name.startswith('client_')}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('name', ['fed_avg_keras', 'fed_avg_iterator_loop', 'federated_sums_and_means'])
 def test_number_of_threads_changes_no_bit(context, name):
   results = []
@@ -186,7 +187,6 @@ def test_server_error_keeps_tensorflows_own():
   assert len(str(caught.value).splitlines()) == 1 and 'node' not in str(caught.value)
 
 
-@pytest.mark.slow
 def test_later_rounds_trace_nothing_and_leave_nothing_whatever_the_cohort(context):
   process = cases.fed_avg_keras_process()
   state = process.initialize()
