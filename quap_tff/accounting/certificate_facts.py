@@ -50,9 +50,9 @@ _IN_INTEGERS = (
 )
 _HELD = (
   "Each client draws its noise from a key of its own: 256 bits of its operating system's entropy, which nobody else "
-  'has. It answers each of its turns in one round only. Given ideal random bits, the statement holds for the integers '
-  'that are computed. The bits come from the stream cipher ChaCha20: the guarantee holds against those who cannot tell its '
-  'stream from random bits. In a simulation, all keys are made by one operator.',
+  'has. It answers a round once. Given ideal random bits, the statement holds for the integers '
+  'that are computed. The bits come from the stream cipher ChaCha20: the guarantee holds against those who cannot tell '
+  'its stream from random bits. In a simulation, all keys are made by one operator.',
   _IN_INTEGERS[1].replace('rounded Gaussian', 'sum of discrete Gaussians'),
 )
 _TRUSTED = {

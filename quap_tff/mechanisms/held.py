@@ -1,17 +1,17 @@
 """One round of the certified mechanism without a trusted server: clients hold the noise, and the sum is a secure one.
 
   client i:  its id                                                     `report`
-  server:    w_i from the plan, r_i = how often i has sent               `admit`
-             and whether everyone's exact account allows the round
-  client i:  x_i + V_{i,r} + W_{i,r} - W_{i,r-1}, all integers          `contribution`
+  server:    w_i from the plan, and s, the last round in which i sent    `admit`
+             whether everyone's exact account allows the round
+  client i:  x_i + V_{i,t} + W_{i,t} - W_{i,s}, all integers             `contribution`
   server:    C/(K·D)·Σ (…), from the secure sum alone                   `release`
 
 V and W are discrete Gaussians of (1-λ)·s·K and √λ·s·K grid steps, drawn from a key that only the client has
 (`quap_tff.mechanisms.held_noise` has the account). A round that somebody's budget does not pay for is not released: its
 clients send nothing, and it counts for nobody. Who comes decides that, so it reveals nothing.
 
-A client that is asked twice for its turn r sends the same W_{i,r}, and the same V_{i,r} if the round is the same. So it
-must not answer a turn that it has answered in another round: the number of its last turn is all that it remembers.
+The numbers of rounds name the draws, so a client that is asked twice for a round would send the same noise twice. It
+must not answer a round up to the last that it has answered: this number is all that it remembers. It is public.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ServerState(NamedTuple):
     participation: `counts` int32[N], and `rates` float32[N] under EMA rates.
     clip: float32 scalar, C.
     releases: int64 scalar, the number of rounds that were released.
-    turns: int64[N], how often each client has sent.
+    previous_rounds: int64[N], the last round in which each client sent; 0 if there was none.
     latest: int64[N], the last release that each client was in; -1 if there was none.
     whitening: float64[T, T], L⁻¹ of `held_noise.Account`, with zeros after the releases so far.
     presence: float32[T, N], 1 where a client was in a release.
@@ -60,7 +60,7 @@ class ServerState(NamedTuple):
   participation: mechanism.Struct
   clip: tf.Tensor
   releases: tf.Tensor
-  turns: tf.Tensor
+  previous_rounds: tf.Tensor
   latest: tf.Tensor
   whitening: tf.Tensor
   presence: tf.Tensor
@@ -106,7 +106,7 @@ class HeldRounds(mechanism.Rounds):
       participation=mechanism.initial_participation(config),
       clip=tf.constant(config.clip.initial_norm, tf.float32),
       releases=tf.constant(0, tf.int64),
-      turns=tf.zeros([count], tf.int64),
+      previous_rounds=tf.zeros([count], tf.int64),
       latest=tf.fill([count], tf.constant(-1, tf.int64)),
       whitening=tf.zeros([size, size], tf.float64),
       presence=tf.zeros([size, count], tf.float32),
@@ -180,7 +180,9 @@ class HeldRounds(mechanism.Rounds):
     spent = (state.spent + tf.square(moved) * up) * (1 + 2.0**-52)
     after = state._replace(
       releases=state.releases + 1,
-      turns=tf.tensor_scatter_nd_add(state.turns, places, tf.ones_like(members)),
+      previous_rounds=tf.tensor_scatter_nd_update(
+        state.previous_rounds, places, tf.fill(tf.shape(members), tf.cast(state.round + 1, tf.int64))
+      ),
       latest=tf.tensor_scatter_nd_update(state.latest, places, tf.fill(tf.shape(members), index)),
       whitening=tf.where(is_row[:, tf.newaxis], row, state.whitening),
       presence=presence,
@@ -190,9 +192,11 @@ class HeldRounds(mechanism.Rounds):
     return after, tf.logical_and(pivot > 0, tf.reduce_all(spent <= config.prices.limit))
 
   def tell(self, state: Any, admitted: mechanism.Round) -> mechanism.Struct:
-    turns = tf.gather(admitted.after.turns, admitted.client_ids)
     return collections.OrderedDict(
-      weights=admitted.weights, turns=turns, clip=admitted.clip, round=tf.cast(admitted.after.round, tf.int64)
+      weights=admitted.weights,
+      previous_rounds=tf.gather(state.previous_rounds, admitted.client_ids),
+      clip=admitted.clip,
+      round=tf.cast(admitted.after.round, tf.int64),
     )
 
   def contribution(
@@ -201,19 +205,17 @@ class HeldRounds(mechanism.Rounds):
     """The update on the grid, clipped to norm w·C, and the client's noise; nothing at weight 0."""
     norms = [clip_rules.global_norm([update[i] for i in group.indices]) for group in self.groups]
     own = self.grid.summands(list(update.values()), norms, self.groups, told['weight'], told['clip'])
-    noise = self._noise(report['noise_key'], told['turn'], told['round'])
+    noise = self._noise(report['noise_key'], told['round'], told['previous_round'])
     noise = tf.split(tf.where(told['weight'] > 0, noise, tf.zeros_like(noise)), self._sizes)
     return [tf.cast(x, tf.int64) + tf.reshape(n, x.shape) for x, n in zip(own, noise)], collections.OrderedDict()
 
-  def _noise(self, key, turn, round_num):
-    """V_r + W_r - W_{r-1}, int64[d]."""
-    size = self.grid.num_weights
-    noise = self._fresh.draw(chacha20.derived_key(key, chacha20.nonce(turn, round_num, _FRESH)), size)
+  def _noise(self, key, round_num, previous_round):
+    """V_t + W_t - W_s, int64[d]; W_s is left out if there was no round s."""
+    drawn_from = lambda number, use: chacha20.derived_key(key, chacha20.nonce(number, use))
+    noise = self._fresh.draw(drawn_from(round_num, _FRESH), self.grid.num_weights)
     if self._taken_back is not None:
-      for number, sign in ((turn, 1), (turn - 1, -1)):
-        drawn = self._taken_back.draw(
-          chacha20.derived_key(key, chacha20.nonce(tf.maximum(number, 0), 0, _TAKEN_BACK)), size
-        )
+      for number, sign in ((round_num, 1), (previous_round, -1)):
+        drawn = self._taken_back.draw(drawn_from(number, _TAKEN_BACK), self.grid.num_weights)
         noise += sign * tf.where(number > 0, drawn, tf.zeros_like(drawn))
     return noise
 

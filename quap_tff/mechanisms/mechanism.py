@@ -40,6 +40,8 @@ Layers = Sequence[layers_lib.Layer]
 LearningRateFn = Optional[Callable[[Any], Any]]
 
 
+# The arrays of the second message, and the names under which a client sees its own entry.
+OWN = {'weights': 'weight', 'previous_rounds': 'previous_round'}
 # Measurements that are public for every mechanism, and those that are public where the clipping norm is.
 PUBLIC_METRICS = frozenset(
   'cohort_size dropped_out epsilon noise_multiplier participation_mean participation_stddev participation_min '
@@ -294,9 +296,9 @@ class Rounds(abc.ABC):
     """
 
   def tell(self, state: Any, admitted: Round) -> Struct:
-    """The server's second message: scalars; and `weights` float32[M] and `turns` int64[M], in the order of the ids.
+    """The server's second message: scalars; and `weights` float32[M] and other arrays [M], in the order of the ids.
 
-    A client finds its own by its id and sees them as `weight` and `turn`. Only if `tells`.
+    A client finds its own by its id, and sees them as `OWN` names them. Only if `tells`.
     """
     raise NotImplementedError
 
@@ -390,10 +392,9 @@ def with_ids(told: Struct, admitted: Round) -> Struct:
 
 
 def own_told(told: Struct, client_id: tf.Tensor) -> Struct:
-  """The second message as one client sees it: its own `weight` in place of the cohort's `client_ids` and `weights`."""
-  each = {'weights': 'weight', 'turns': 'turn'}
-  own = collections.OrderedDict((name, told[name]) for name in told if name not in ('client_ids', *each))
-  for name in each.keys() & told.keys():
+  """The second message as one client sees it: its own entries in place of the cohort's arrays and `client_ids`."""
+  own = collections.OrderedDict((name, told[name]) for name in told if name not in ('client_ids', *OWN))
+  for name in OWN.keys() & told.keys():
     is_own = tf.equal(told['client_ids'], client_id)
-    own[each[name]] = tf.reduce_sum(tf.where(is_own, told[name], tf.zeros_like(told[name])))
+    own[OWN[name]] = tf.reduce_sum(tf.where(is_own, told[name], tf.zeros_like(told[name])))
   return own

@@ -1,4 +1,4 @@
-"""Tests of `quap_tff.mechanisms.held`: the account in the graph, the noise that is sent, and the game for the server."""
+"""Tests of `quap_tff.mechanisms.held`: the account in the graph, the noise that is sent, and the server's game."""
 
 import dataclasses
 
@@ -78,7 +78,7 @@ class TestAccount:
         refused += 1
         assert all(not part.numpy().any() for part in played.result)
         assert all(not part.numpy().any() for own in played.sent for part in own)
-        np.testing.assert_array_equal(played.state.turns, state.turns)
+        np.testing.assert_array_equal(played.state.previous_rounds, state.previous_rounds)
       state = played.state
       assert (state.spent.numpy() <= config.prices.limit).all()
     assert 0 < refused < 12
@@ -125,19 +125,16 @@ class TestNoise:
       assert np.abs((wrong**2 * found - expected) / scale).max() > 5 / np.sqrt(size)
 
   def test_a_client_takes_back_what_it_added_in_its_last_round(self):
-    config, keys = _config(), _keys()
-    rounds = config.for_model(_SPECS, _LAYERS)
-    fresh, _ = config.share_stddevs
-    noise = [
-      rounds._noise(tf.constant(keys[0]), tf.constant(turn, tf.int64), tf.constant(turn + 5, tf.int64))
-      for turn in (1, 2, 3)
-    ]
-    # W cancels in the sum of all turns but for the last.
-    still = rounds._noise(tf.constant(keys[0]), tf.constant(3, tf.int64), tf.constant(8, tf.int64))
-    np.testing.assert_array_equal(still, noise[2])
-    again = rounds._noise(tf.constant(keys[0]), tf.constant(3, tf.int64), tf.constant(9, tf.int64))
-    assert (again != noise[2]).numpy().all()  # The fresh part is that of the round.
-    assert np.abs((again - noise[2]).numpy()).max() < 8 * fresh * rounds.grid.steps
+    config, key = _config(), tf.constant(_keys()[0])
+    rounds, number = config.for_model(_SPECS, _LAYERS), lambda value: tf.constant(value, tf.int64)
+    noise = [rounds._noise(key, number(t), number(s)) for t, s in ((2, 0), (5, 2), (6, 5))]
+    with_w = [rounds._noise(key, number(t), number(0)) for t in (2, 5, 6)]
+    fresh = [config.share_stddevs[0] * rounds.grid.steps * 8] * 2
+    for index, bound in enumerate(fresh):
+      # Without the fresh parts of both rounds, the sum of a round and the next is W of the next alone.
+      left = with_w[index] + noise[index + 1] - with_w[index + 1]
+      assert np.abs(left.numpy()).max() < bound
+    assert np.abs(with_w[0].numpy()).max() > 0 and (noise[1] != with_w[1]).numpy().any()
 
   def test_is_within_the_bounds_of_the_secure_sum(self):
     config, keys = _config(), _keys()
@@ -249,8 +246,8 @@ class TestRefusals:
       config.for_model([tf.TensorSpec([10**9], tf.float32)], [layers_lib.Layer('a', (0,), True)])
 
 
-def test_own_told_finds_the_turn_of_a_client():
-  told = dict(weights=tf.constant([0.5, 1.0]), turns=tf.constant([3, 4], tf.int64), clip=tf.constant(2.0))
+def test_own_told_finds_what_is_of_a_client():
+  told = dict(weights=tf.constant([0.5, 1.0]), previous_rounds=tf.constant([3, 4], tf.int64), clip=tf.constant(2.0))
   told['client_ids'] = tf.constant([7, 5], tf.int64)
   own = mechanism.own_told(told, tf.constant(5, tf.int64))
-  assert (float(own['weight']), int(own['turn']), float(own['clip'])) == (1.0, 4, 2.0)
+  assert (float(own['weight']), int(own['previous_round']), float(own['clip'])) == (1.0, 4, 2.0)
