@@ -24,7 +24,6 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 import tensorflow as tf
 
-from quap_tff.common import chacha20
 from quap_tff.mechanisms import certified_config as configs
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import clip_split
@@ -211,11 +210,11 @@ class HeldRounds(mechanism.Rounds):
 
   def _noise(self, key, round_num, previous_round):
     """V_t + W_t - W_s, int64[d]; W_s is left out if there was no round s."""
-    drawn_from = lambda number, use: chacha20.derived_key(key, chacha20.nonce(number, use))
-    noise = self._fresh.draw(drawn_from(round_num, _FRESH), self.grid.num_weights)
+    size = self.grid.num_weights
+    noise = self._fresh.draw(key, size, use=_FRESH, number=round_num)
     if self._taken_back is not None:
       for number, sign in ((round_num, 1), (previous_round, -1)):
-        drawn = self._taken_back.draw(drawn_from(number, _TAKEN_BACK), self.grid.num_weights)
+        drawn = self._taken_back.draw(key, size, use=_TAKEN_BACK, number=number)
         noise += sign * tf.where(number > 0, drawn, tf.zeros_like(drawn))
     return noise
 

@@ -137,14 +137,15 @@ class Sampler:
     keeps = tf.bitwise.bitwise_and(others, tf.constant(_LOW_BITS, tf.int64)) < threshold
     return values, tf.logical_and(keeps, low < table.end)
 
-  def draw(self, key: tf.Tensor, count: Any, shifts: Any = None, use: int = 0) -> tf.Tensor:
+  def draw(self, key: tf.Tensor, count: Any, shifts: Any = None, use: Any = 0, number: Any = 0) -> tf.Tensor:
     """int64[count]: independent draws, a pure function of the arguments.
 
     Args:
-      key: int64[4], a key that is used for nothing else with this `use`.
+      key: int64[4], a key that is used for nothing else with this `use` and `number`.
       count: How many; an integer or an integer scalar.
       shifts: float64[count] in [-1/2, 1/2]; None for none.
       use: A number for this use of the key, in [0, 2^32).
+      number: Another one.
     """
     count = tf.cast(count, tf.int64)
     shifts = tf.zeros([count], tf.float64) if shifts is None else shifts
@@ -156,7 +157,7 @@ class Sampler:
       size = tf.size(left, tf.int64)
       # Enough for all of them to be drawn again a few times, but for a share of streams that is of no account.
       spare = size + size // 12 + 64
-      pairs = tf.reshape(chacha20.integers(key, chacha20.nonce(use, index), 2 * spare), [-1, 2])
+      pairs = tf.reshape(chacha20.integers(key, chacha20.nonce(use, number, index), 2 * spare), [-1, 2])
 
       def attempt(begin, left, values):
         size = tf.size(left, tf.int64)
