@@ -57,7 +57,7 @@ _HELD = (
 )
 _TRUSTED = {
   'server': 'a trusted server',
-  'secure_sum': 'a secure sum that reveals nothing but the sum of those who send, without trust in the server, with',
+  'secure_sum': 'a secure sum that reveals nothing but the sum of those who send, without trust in the server',
 }
 _ON_TRUST = {
   'server': (
@@ -184,7 +184,8 @@ def statement(ledger: accounting.RunLedger, facts: Facts, epsilon_max: float, pr
   numbers, numbers_are, secret = '', 'real arithmetic', 'a seed that stays secret'
   if facts.arithmetic == 'integer':
     cost = rounding.up(facts.slack.epsilon, 3)
-    numbers_are, secret = 'integers', 'a key that stays secret'
+    numbers_are = 'integers'
+    secret = 'keys of clients that stay secret' if facts.trust == 'secure_sum' else 'a key that stays secret'
     numbers = (
       f' Given ideal random bits, this holds for the integers that were computed, and ε includes {cost} for rounding. '
       'With the bits of ChaCha20 it holds computationally. Timing is not covered.'

@@ -35,20 +35,21 @@ def initial_key(seed: Optional[int], stream: int) -> tf.Tensor:
   return tf.bitwise.bitwise_xor(entropy, tf.raw_ops.NonDeterministicInts(shape=[4], dtype=tf.int64))
 
 
-def blocks(key: tf.Tensor, nonce: tf.Tensor, count: Any, first: int = 0) -> tf.Tensor:
-  """uint32[count, 16]: the blocks of a stream, each word as RFC 8439 writes it in little-endian order.
+def blocks(key: tf.Tensor, nonces: tf.Tensor, count: Any, first: int = 0) -> tf.Tensor:
+  """uint32[K, count, 16]: the blocks of K streams, each word as RFC 8439 writes it in little-endian order.
 
   Args:
     key: int64[4].
-    nonce: uint32[3].
-    count: The number of blocks, at most 2^32 - first.
+    nonces: uint32[K, 3], one for each stream.
+    count: The number of blocks of each, at most 2^32 - first.
     first: The counter of the first block.
   """
-  words = tf.bitcast(key, tf.uint32)
-  counters = tf.cast(first + tf.range(tf.cast(count, tf.int64), dtype=tf.int64), tf.uint32)
+  streams, count = tf.shape(nonces)[0], tf.cast(count, tf.int32)
+  counters = tf.tile(tf.cast(first + tf.range(count), tf.uint32), [streams])
   columns = lambda values: tf.tile(tf.reshape(values, [4, 1]), [1, tf.size(counters)])
-  last = tf.concat([counters[tf.newaxis], columns(tf.concat([[0], nonce], 0))[1:]], axis=0)
-  rows = (columns(_CONSTANTS), columns(tf.reshape(words, [2, 4])[0]), columns(tf.reshape(words, [2, 4])[1]), last)
+  words = tf.reshape(tf.bitcast(key, tf.uint32), [2, 4])
+  last = tf.concat([counters[tf.newaxis], tf.repeat(tf.transpose(nonces), count, axis=1)], axis=0)
+  rows = (columns(_CONSTANTS), columns(words[0]), columns(words[1]), last)
 
   def double_round(index, a, b, c, d):
     a, b, c, d = _quarter_rounds(a, b, c, d)
@@ -56,19 +57,26 @@ def blocks(key: tf.Tensor, nonce: tf.Tensor, count: Any, first: int = 0) -> tf.T
     return index + 1, a, tf.roll(b, 1, 0), tf.roll(c, 2, 0), tf.roll(d, 3, 0)
 
   _, *mixed = tf.while_loop(lambda index, *_: index < _DOUBLE_ROUNDS, double_round, (0, *rows))
-  return tf.transpose(tf.concat([old + new for old, new in zip(rows, mixed)], axis=0))
+  whole = tf.transpose(tf.concat([old + new for old, new in zip(rows, mixed)], axis=0))
+  return tf.reshape(whole, [streams, count, 16])
 
 
-def integers(key: tf.Tensor, nonce: tf.Tensor, count: Any) -> tf.Tensor:
-  """int64[count]: the first words of a stream, each uniform over all 2^64 values."""
-  count = tf.cast(count, tf.int64)
-  stream = blocks(key, nonce, (count + _WORDS_OF_BLOCK - 1) // _WORDS_OF_BLOCK)
-  return tf.bitcast(tf.reshape(stream, [-1, 2]), tf.int64)[:count]
+def integers(key: tf.Tensor, nonces: tf.Tensor, count: Any) -> tf.Tensor:
+  """int64[K, count]: the first words of K streams, each uniform over all 2^64 values.
+
+  Args:
+    key: int64[4].
+    nonces: uint32[K, 3], one for each stream.
+    count: How many words of each.
+  """
+  count = tf.cast(count, tf.int32)
+  whole = blocks(key, nonces, (count + _WORDS_OF_BLOCK - 1) // _WORDS_OF_BLOCK)
+  return tf.bitcast(tf.reshape(whole, [tf.shape(nonces)[0], -1, 2]), tf.int64)[:, :count]
 
 
 def derived_key(key: tf.Tensor, nonce: tf.Tensor) -> tf.Tensor:
   """int64[4]: a key of its own for each nonce (uint32[3]), from which nobody can compute `key`."""
-  return integers(key, nonce, 4)
+  return integers(key, nonce[tf.newaxis], 4)[0]
 
 
 def nonce(*parts: Any) -> tf.Tensor:

@@ -211,11 +211,16 @@ class HeldRounds(mechanism.Rounds):
   def _noise(self, key, round_num, previous_round):
     """V_t + W_t - W_s, int64[d]; W_s is left out if there was no round s."""
     size = self.grid.num_weights
-    noise = self._fresh.draw(key, size, use=_FRESH, number=round_num)
+    streams = [integer_noise.Stream(_FRESH, round_num)]
     if self._taken_back is not None:
-      for number, sign in ((round_num, 1), (previous_round, -1)):
-        drawn = self._taken_back.draw(key, size, use=_TAKEN_BACK, number=number)
-        noise += sign * tf.where(number > 0, drawn, tf.zeros_like(drawn))
+      streams += [integer_noise.Stream(_TAKEN_BACK, number) for number in (round_num, previous_round)]
+    # One call for all streams: most of its time does not depend on how many there are.
+    words = integer_noise.stream_words(key, streams, size)
+    fresh, *others = (stream._replace(words=words[index]) for index, stream in enumerate(streams))
+    noise = self._fresh.draw(key, size, stream=fresh)
+    for stream, sign in zip(others, (1, -1)):
+      drawn = self._taken_back.draw(key, size, stream=stream)
+      noise += sign * tf.where(stream.number > 0, drawn, tf.zeros_like(drawn))
     return noise
 
   def release(

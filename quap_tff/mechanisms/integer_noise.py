@@ -16,6 +16,7 @@ grows with σ, because the ends of each unit cell move.) docs/privacy.md has the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 import dataclasses
 import functools
 import math
@@ -44,6 +45,20 @@ _WORDS = 2**63
 # The share of all words that the θ of both signs fill.
 _FILLED = 0.96
 _LOW_BITS = 2**63 - 1
+
+
+class Stream(NamedTuple):
+  """A stream of random words of a key.
+
+  Attributes:
+    use: What it is for, a number in [0, 2^32).
+    number: Another number, such as that of a round.
+    words: Its first words, from `stream_words`, if they are known already.
+  """
+
+  use: Any = 0
+  number: Any = 0
+  words: Any = None
 
 
 class _Table(NamedTuple):
@@ -137,46 +152,54 @@ class Sampler:
     keeps = tf.bitwise.bitwise_and(others, tf.constant(_LOW_BITS, tf.int64)) < threshold
     return values, tf.logical_and(keeps, low < table.end)
 
-  def draw(self, key: tf.Tensor, count: Any, shifts: Any = None, use: Any = 0, number: Any = 0) -> tf.Tensor:
+  def draw(self, key: tf.Tensor, count: Any, shifts: Any = None, stream: Stream = Stream()) -> tf.Tensor:
     """int64[count]: independent draws, a pure function of the arguments.
 
     Args:
-      key: int64[4], a key that is used for nothing else with this `use` and `number`.
+      key: int64[4].
       count: How many; an integer or an integer scalar.
       shifts: float64[count] in [-1/2, 1/2]; None for none.
-      use: A number for this use of the key, in [0, 2^32).
-      number: Another one.
+      stream: The key's stream, used for nothing else.
     """
-    count = tf.cast(count, tf.int64)
+    words = stream.words if stream.words is not None else stream_words(key, [stream], count)[0]
     shifts = tf.zeros([count], tf.float64) if shifts is None else shifts
 
-    def decided(pairs, left):
-      return self.decide(pairs[:, 0], pairs[:, 1], tf.gather(shifts, left))
-
-    def stream(index, left, values):
-      size = tf.size(left, tf.int64)
-      # Enough for all of them to be drawn again a few times, but for a share of streams that is of no account.
-      spare = size + size // 12 + 64
-      pairs = tf.reshape(chacha20.integers(key, chacha20.nonce(use, number, index), 2 * spare), [-1, 2])
+    def attempts(words, left, values):
+      """Makes draws as long as there are words, and those that were not kept again."""
+      pairs = tf.reshape(words, [-1, 2])
 
       def attempt(begin, left, values):
-        size = tf.size(left, tf.int64)
-        drawn, keeps = decided(pairs[begin : begin + size], left)
+        size = tf.size(left)
+        drawn, keeps = self.decide(
+          pairs[begin : begin + size, 0], pairs[begin : begin + size, 1], tf.gather(shifts, left)
+        )
         values = tf.tensor_scatter_nd_update(values, left[:, tf.newaxis], drawn)
         return begin + size, tf.boolean_mask(left, tf.logical_not(keeps)), values
 
       def fits(begin, left, values):
         del values
-        size = tf.size(left, tf.int64)
-        return tf.logical_and(size > 0, begin + size <= spare)
+        return tf.logical_and(tf.size(left) > 0, begin + tf.size(left) <= tf.shape(pairs)[0])
 
-      some, any_values = tf.TensorSpec([None], tf.int64).shape, values.shape
-      _, left, values = tf.while_loop(
-        fits, attempt, (tf.constant(0, tf.int64), left, values), (tf.TensorShape([]), some, any_values)
-      )
-      return index + 1, left, values
+      shapes = (tf.TensorShape([]), tf.TensorShape([None]), values.shape)
+      return tf.while_loop(fits, attempt, (tf.constant(0), left, values), shapes)[1:]
 
-    start = (tf.constant(0, tf.int64), tf.range(count), tf.zeros([count], tf.int64))
-    shapes = (tf.TensorShape([]), tf.TensorShape([None]), start[2].shape)
-    _, _, values = tf.while_loop(lambda index, left, values: tf.size(left) > 0, stream, start, shapes)
-    return values
+    def more(index, left, values):
+      words = stream_words(key, [stream], tf.size(left), index)[0]
+      return index + 1, *attempts(words, left, values)
+
+    left, values = attempts(words, tf.range(count), tf.zeros([count], tf.int64))
+    shapes = (tf.TensorShape([]), tf.TensorShape([None]), values.shape)
+    return tf.while_loop(lambda index, left, values: tf.size(left) > 0, more, (tf.constant(1), left, values), shapes)[2]
+
+
+def stream_words(key: tf.Tensor, streams: Sequence[Stream], count: Any, index: Any = 0) -> tf.Tensor:
+  """int64[K, n]: words of K streams, enough for `count` draws of each but in a share of cases that is of no account.
+
+  Args:
+    key: int64[4].
+    streams: K streams.
+    count: How many draws there are to be.
+    index: 0, or more if earlier words of these streams have been used up.
+  """
+  nonces = tf.stack([chacha20.nonce(stream.use, stream.number, index) for stream in streams])
+  return chacha20.integers(key, nonces, 2 * (count + count // 12 + 64))

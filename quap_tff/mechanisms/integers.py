@@ -35,6 +35,8 @@ _LARGEST = 2.0**62
 _FEWEST_FRACTION_BITS, _MOST_FRACTION_BITS = 8, 40
 # A count is this many grid steps, so that noise on it is fine enough.
 _COUNT_STEPS = 2**16
+# The stream of a round's key for counts; that of sums is 0.
+_COUNTS = 1
 COUNT_RANGE = '1/16 to 2^29'
 # `product` is too small by less than this.
 _PRODUCT_ERROR = 3
@@ -241,7 +243,7 @@ def count_noise(key: Any, stddev: float) -> Any:
     stddev: Its standard deviation, from 1/16.
   """
   sampler = integer_noise.Sampler(stddev * _COUNT_STEPS)
-  return tf.cast(sampler.draw(key, 1, use=1)[0], tf.float64) / _COUNT_STEPS
+  return tf.cast(sampler.draw(key, 1, stream=integer_noise.Stream(_COUNTS))[0], tf.float64) / _COUNT_STEPS
 
 
 def product(values: Any, factor: float) -> Any:
