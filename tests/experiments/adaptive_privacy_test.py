@@ -4,11 +4,8 @@ import numpy as np
 import pytest
 
 from experiments import run as run_lib
-from experiments import setup
-from experiments import training
 from quap_tff import accounting
 from quap_tff import methods
-from quap_tff import runtime
 from quap_tff.mechanisms import budgets
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import schedules
@@ -21,19 +18,13 @@ _WITH_STATE = ('acdp', 'fedapca', 'lee_kifer')
 
 
 def _experiment(*arguments):
-  with harness.parsed(*harness.TINY, '--epsilon=1.6', *arguments) as values:
-    return setup.from_flags(values)
+  return harness.experiment(*harness.TINY, '--epsilon=1.6', *arguments)
 
 
 def _config(spec, *arguments):
   return harness.configured(
     '--rounds=101', '--epsilon=6', '--critical_layers=all_dense', f'--algorithm={spec}', *arguments
   )
-
-
-def _trained(experiment):
-  with runtime.activate(experiment.runtime):
-    return training.train(experiment, experiment.build_process())
 
 
 class TestConfiguration:
@@ -116,7 +107,7 @@ class TestRuns:
   )
   def test_a_run_spends_what_its_cohorts_say_beforehand(self, arguments):
     experiment = _experiment('--noclient_metrics', *arguments)
-    result = _trained(experiment)
+    result = harness.trained(experiment)
     cohorts = [experiment.cohorts.cohort(t) for t in range(1, 9)]
     planned, spent = experiment.plan.planned_ledger(cohorts).state_dict(), result.ledger.state_dict()
     for name in ('offsets', 'clients', 'count_noise_multipliers'):
@@ -140,7 +131,7 @@ class TestRuns:
 
   def test_lee_kifer_stays_within_its_budget(self):
     experiment = _experiment('--algorithm=lee_kifer:growth=2', '--noclient_metrics', '--client_optimizer=sgd')
-    result = _trained(experiment)
+    result = harness.trained(experiment)
     epsilon = accounting.epsilon_by_client(result.ledger, 1e-5)
     assert 0 < epsilon.max() <= 1.6
     report = experiment.plan.report(result.ledger)
@@ -151,7 +142,7 @@ class TestRuns:
     experiment = _experiment(
       '--algorithm=lee_kifer', '--epsilon=100', '--participation=full', '--client_optimizer=sgd:learning_rate=0.5'
     )
-    assert _trained(experiment).test['accuracy'] > 0.4
+    assert harness.trained(experiment).test['accuracy'] > 0.4
 
   @pytest.mark.parametrize('name', _WITH_STATE)
   def test_a_resumed_run_is_the_uninterrupted_one(self, name, tmp_path, capsys):

@@ -15,7 +15,6 @@ import pytest
 from experiments import audit
 from experiments import command_line
 from experiments import evidence
-from experiments import setup
 from experiments import verify
 from experiments.auditing import canary_run
 from experiments.auditing import record
@@ -41,10 +40,9 @@ def _audit(*arguments):
 
 @contextlib.contextmanager
 def _experiment(*arguments):
-  with harness.parsed(*harness.TINY, *arguments) as values:
-    experiment = setup.from_flags(values)
-    with runtime.activate(experiment.runtime):
-      yield experiment
+  experiment = harness.experiment(*harness.TINY, *arguments)
+  with runtime.activate(experiment.runtime):
+    yield experiment
 
 
 @pytest.fixture(scope='module', name='finished')

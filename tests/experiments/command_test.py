@@ -10,7 +10,6 @@ import numpy as np
 import psutil
 import pytest
 
-from experiments import setup
 from tests.experiments import harness
 
 pytestmark = pytest.mark.slow
@@ -217,8 +216,7 @@ class TestCutOff:
         same = all(a.tobytes() == b.tobytes() for a, b in zip(*weights))
         print(same, float((labels == examples['y']).mean()))
     """
-    with harness.parsed(*FLAGS) as values:
-      test = setup.from_flags(values).federation.test
+    test = harness.experiment(*FLAGS).federation.test
     np.savez(tmp_path / 'test.npz', x=test.x, y=test.y)
     paths = [str(tmp_path / 'test.npz'), str(uninterrupted[1]), str(resumed[1])]
     out = subprocess.run(

@@ -12,19 +12,6 @@ from experiments.sweeps import plan
 from tests.experiments import harness
 
 
-def _refusal(*arguments):
-  """What is said about a command line."""
-  with pytest.raises(ValueError) as caught:
-    with harness.parsed(*arguments):
-      experiment_flags.checked(command_line.given_names(['', *arguments]))
-  return str(caught.value)
-
-
-def _accept(*arguments):
-  with harness.parsed(*arguments):
-    experiment_flags.checked(command_line.given_names(['', *arguments]))
-
-
 class TestFields:
   @pytest.mark.parametrize(
     'arguments, words',
@@ -58,7 +45,7 @@ class TestFields:
     ],
   )
   def test_are_said_as_flags(self, arguments, words):
-    assert words in _refusal(*arguments.split())
+    assert words in harness.refusal(*arguments.split())
 
   @pytest.mark.slow
   def test_nothing_is_loaded_for_it(self):
@@ -84,7 +71,7 @@ class TestFields:
 class TestCohorts:
   @pytest.mark.parametrize('buffer, rounds', [(100, 10), (31, 10)])
   def test_a_buffer_that_never_fills(self, buffer, rounds):
-    message = _refusal(
+    message = harness.refusal(
       f'--algorithm=fedbuff:buffer={buffer}',
       f'--rounds={rounds}',
       '--num_clients=10',
@@ -94,11 +81,11 @@ class TestCohorts:
     assert '30 updates arrive in all of the 10 planned rounds' in message and 'at most 30' in message
 
   def test_a_buffer_that_fills_at_the_end(self):
-    _accept('--algorithm=fedbuff:buffer=30', '--rounds=10', '--num_clients=10', '--cohort_size=3', '--noise=none')
+    harness.check('--algorithm=fedbuff:buffer=30', '--rounds=10', '--num_clients=10', '--cohort_size=3', '--noise=none')
 
   def test_more_clusters_than_clients(self):
-    assert 'at most 10 clusters' in _refusal('--algorithm=fedapca:clusters=100', '--num_clients=10')
-    _accept('--algorithm=fedapca:clusters=10', '--num_clients=10')
+    assert 'at most 10 clusters' in harness.refusal('--algorithm=fedapca:clusters=100', '--num_clients=10')
+    harness.check('--algorithm=fedapca:clusters=10', '--num_clients=10')
 
 
 class TestWithoutEffect:
@@ -115,7 +102,7 @@ class TestWithoutEffect:
     ],
   )
   def test_is_refused_on_the_command_line(self, arguments, words):
-    assert words in _refusal(*arguments.split())
+    assert words in harness.refusal(*arguments.split())
 
   @pytest.mark.parametrize(
     'arguments',
@@ -126,11 +113,11 @@ class TestWithoutEffect:
     ],
   )
   def test_with_an_effect(self, arguments):
-    _accept(*arguments.split())
+    harness.check(*arguments.split())
 
   def test_a_flag_file_may_hold_them(self, tmp_path):
     (tmp_path / 'some.flags').write_text('--ema_weight=0.5\n--checkpoint_every=3\n')
-    _accept(f'--flagfile={tmp_path / "some.flags"}')
+    harness.check(f'--flagfile={tmp_path / "some.flags"}')
 
 
 class TestNumbers:
@@ -151,7 +138,7 @@ class TestNumbers:
   )
   def test_other_digits_and_underscores_are_refused(self, argument):
     name, value = argument.removeprefix('--').split('=', 1)
-    message = _refusal(argument)
+    message = harness.refusal(argument)
     assert name in message and value.rpartition('=')[2] in message
 
   def test_of_other_binaries(self):

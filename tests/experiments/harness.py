@@ -14,12 +14,16 @@ from typing import Any, Callable, NamedTuple
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
+import pytest
 
 from experiments import command_line
 from experiments import flags as experiment_flags
 from experiments import interrupts
 from experiments import run as run_lib
+from experiments import setup
 from experiments import train
+from experiments import training
+from quap_tff import runtime
 
 REPOSITORY = pathlib.Path(__file__).absolute().parents[2]
 PRESETS = REPOSITORY / 'experiments' / 'presets'
@@ -41,6 +45,31 @@ def run(*arguments: str) -> run_lib.Run:
   """The run that a command line with these arguments describes."""
   with parsed(*arguments) as values:
     return run_lib.Run.from_flags(values)
+
+
+def check(*arguments: str) -> None:
+  """Checks the flags of a command line with these arguments, before data are read."""
+  with parsed(*arguments):
+    experiment_flags.checked(command_line.given_names(['', *arguments]))
+
+
+def refusal(*arguments: str) -> str:
+  """The message with which that check refuses a command line."""
+  with pytest.raises(ValueError) as caught:
+    check(*arguments)
+  return str(caught.value)
+
+
+def experiment(*arguments: str) -> setup.Experiment:
+  """The experiment that a command line with these arguments describes."""
+  with parsed(*arguments) as values:
+    return setup.from_flags(values)
+
+
+def trained(experiment: setup.Experiment) -> training.Result:
+  """The result of an experiment that is run without a folder and without progress."""
+  with runtime.activate(experiment.runtime):
+    return training.train(experiment, experiment.build_process())
 
 
 def configured(*arguments: str, num_clients: int = 10):

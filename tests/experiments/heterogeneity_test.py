@@ -8,10 +8,8 @@ import pytest
 from data import cohorts
 from experiments import flags as experiment_flags
 from experiments import run as run_lib
-from experiments import setup
 from experiments import training
 from quap_tff import plans
-from quap_tff import runtime
 from quap_tff.accounting import protection
 from quap_tff.mechanisms import layers as layers_lib
 from quap_tff.methods import heterogeneity as own
@@ -136,8 +134,7 @@ class TestDropout:
         np.testing.assert_array_equal(self._cohorts(spec).cohort(t), drawn.cohort(t))
 
   def test_an_absent_client_of_a_certified_run_has_no_examples(self):
-    with harness.parsed(*harness.TINY, '--algorithm=certified', _DROPOUT) as values:
-      experiment = setup.from_flags(values)
+    experiment = harness.experiment(*harness.TINY, '--algorithm=certified', _DROPOUT)
     for absent, rows in (((), len(experiment.federation.clients[2])), ((2,), 0)):
       (element,) = training.client_data(experiment, 2, absent)['examples']
       assert len(element['x']) == rows
@@ -146,8 +143,7 @@ class TestDropout:
 @pytest.mark.slow
 class TestSafari:
   def test_the_server_trains_on_nobody_s_examples(self):
-    with harness.parsed(*harness.TINY, '--algorithm=safari:base=certified,auxiliary=0.2') as values:
-      experiment = setup.from_flags(values)
+    experiment = harness.experiment(*harness.TINY, '--algorithm=safari:base=certified,auxiliary=0.2')
     federation, own = experiment.federation, experiment.plan.extension.examples
     held = {x.tobytes() for client in federation.clients for x in client.x}
     assert len(own['x']) == 287 and federation.num_examples == 1437 - 287  # A fifth of the pool, rounded down.
@@ -156,16 +152,15 @@ class TestSafari:
 
   def test_clients_of_their_own_lose_some_of_their_number(self, tmp_path):
     tff_file.emnist(tmp_path / 'emnist_all.sqlite', tff_file.writers('abcdefgh'))
-    with harness.parsed(
+    experiment = harness.experiment(
       '--dataset=femnist',
       f'--data_dir={tmp_path}',
       '--cohort_size=2',
       '--rounds=2',
       '--model=logistic_regression',
       '--algorithm=safari:auxiliary=0.25',
-    ) as values:
-      experiment = setup.from_flags(values)
-      said = experiment.run.post_processing(experiment.plan)
+    )
+    said = experiment.run.post_processing(experiment.plan)
     assert experiment.resolved['num_clients'] == 6 and 'who take part in no round' in said
 
 
@@ -191,11 +186,9 @@ class TestRuns:
     assert summaries[0]['rounds'] == summaries[1]['rounds'] > 2
 
   def test_a_certified_run_charges_the_plan_and_says_what_is_around_it(self, tmp_path):
-    with harness.parsed(*harness.TINY, '--algorithm=fedvarp:base=certified', _DROPOUT, '--rounds=2') as values:
-      experiment = setup.from_flags(values)
-      text = experiment.run.post_processing(experiment.plan)
-    with runtime.activate(experiment.runtime):
-      result = training.train(experiment, experiment.build_process())
+    experiment = harness.experiment(*harness.TINY, '--algorithm=fedvarp:base=certified', _DROPOUT, '--rounds=2')
+    text = experiment.run.post_processing(experiment.plan)
+    result = harness.trained(experiment)
     assert sum(len(experiment.cohorts.absent(t)) for t in (1, 2))
     assert not experiment.plan.ledger_problems(result.ledger)
     np.testing.assert_array_equal(

@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 
-from experiments import flags as experiment_flags
-from experiments import setup
 from quap_tff import accounting
 from quap_tff import plans
 from tests.experiments import harness
@@ -27,15 +25,7 @@ def _run(output_dir, *arguments):
 
 
 def _experiment(*arguments):
-  with harness.parsed(*harness.TINY, *arguments) as values:
-    return setup.from_flags(values)
-
-
-def _refused(*arguments):
-  with harness.parsed(*harness.TINY, *arguments):
-    with pytest.raises(ValueError) as raised:
-      experiment_flags.checked([argument[2:].partition('=')[0] for argument in arguments])
-  return str(raised.value)
+  return harness.experiment(*harness.TINY, *arguments)
 
 
 @pytest.mark.slow
@@ -80,7 +70,7 @@ class TestFlags:
     ],
   )
   def test_bad_flags_are_refused_before_data_are_read(self, arguments, message):
-    assert message in _refused(*arguments)
+    assert message in harness.refusal(*harness.TINY, *arguments)
 
 
 class TestAccounts:

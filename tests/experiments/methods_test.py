@@ -7,13 +7,11 @@ import pytest
 
 from experiments import command_line
 from experiments import run as run_lib
-from experiments import setup
 from experiments import training
 import quap_tff
 from quap_tff import accounting
 from quap_tff import methods
 from quap_tff import plans
-from quap_tff import runtime
 from quap_tff.mechanisms import budgets
 from quap_tff.mechanisms import clip_rules
 from tests.experiments import harness
@@ -40,8 +38,7 @@ _ASKED = (
 
 
 def _experiment(*arguments):
-  with harness.parsed(*harness.TINY, *arguments) as values:
-    return setup.from_flags(values)
+  return harness.experiment(*harness.TINY, *arguments)
 
 
 def _configured(spec, *arguments):
@@ -129,8 +126,7 @@ class TestLedger:
   )
   def test_a_run_spends_what_its_cohorts_say_beforehand(self, arguments):
     experiment = _experiment(*arguments)
-    with runtime.activate(experiment.runtime):
-      result = training.train(experiment, experiment.build_process())
+    result = harness.trained(experiment)
     planned = experiment.plan.planned_ledger([experiment.cohorts.cohort(t) for t in range(1, 9)]).state_dict()
     spent = result.ledger.state_dict()
     for name in ('offsets', 'clients', 'budgets', 'weights', 'count_noise_multipliers'):

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import data
-from experiments import setup
 from experiments import verify
 from experiments.reporting import runs
 from quap_tff import accounting
@@ -39,8 +38,7 @@ def test_no_clients_examples_are_made_before_they_take_part(monkeypatch):
   made, examples_of = [], data.OnDemand.__getitem__
   monkeypatch.setattr(data.OnDemand, '__getitem__', lambda self, i: made.append(i) or examples_of(self, i))
   for arguments in ([], ['--algorithm=fedavg', '--averaging=none', '--malicious=label_flip:share=0.5']):
-    with harness.parsed(*_RUN, *arguments) as values:
-      experiment = setup.from_flags(values)
+    experiment = harness.experiment(*_RUN, *arguments)
     assert len(experiment.federation.clients) == 20000 and set(made) <= {0}
 
 
@@ -48,8 +46,7 @@ def test_labels_of_malicious_clients_are_flipped_on_demand():
   federations = []
   flags = ('--dataset=synthetic:examples=4', '--algorithm=fedavg', '--num_clients=20')
   for arguments in ([], ['--malicious=label_flip:share=0.25']):
-    with harness.parsed(*flags, *arguments) as values:
-      federations.append(setup.from_flags(values).federation)
+    federations.append(harness.experiment(*flags, *arguments).federation)
   honest, attacked = federations
   who = malicious.LabelFlip(0.25).clients(20, 42)
   assert attacked.is_on_demand and attacked.digest() != honest.digest() and len(who) == 5

@@ -12,7 +12,6 @@ import pytest
 from sklearn import datasets as sklearn_datasets
 
 from experiments import predict
-from experiments import setup
 from experiments import verify
 from quap_tff.common.lazy import tf
 from tests.experiments import harness
@@ -45,8 +44,7 @@ def _runs(tmp_path_factory):
 
 @pytest.fixture(scope='module', name='test_set')
 def _test_set():
-  with harness.parsed(*harness.TINY) as values:
-    return setup.from_flags(values).federation.test
+  return harness.experiment(*harness.TINY).federation.test
 
 
 def _main(*arguments):

@@ -3,7 +3,6 @@
 import pytest
 
 from data import cohorts
-from experiments import setup
 from quap_tff.common import registry
 from quap_tff.mechanisms import clip_rules
 from quap_tff.training import optimizers
@@ -259,8 +258,7 @@ class TestPresets:
   @pytest.mark.parametrize('name', sorted(EXPECTED))
   def test_builds_its_configuration(self, name):
     """Over digits, which are always there: everything but the images."""
-    with harness.parsed(_flagfile(name), '--dataset=digits', '--model=digits_cnn', '--num_clients=40') as values:
-      experiment = setup.from_flags(values)
+    experiment = harness.experiment(_flagfile(name), '--dataset=digits', '--model=digits_cnn', '--num_clients=40')
     assert experiment.plan.config.budget.num_rounds == experiment.run.schedule.rounds == EXPECTED[name]['rounds']
     assert experiment.plan.config.critical_layers == EXPECTED[name]['critical_layers']
     assert not experiment.plan.protection.model_protected
@@ -269,16 +267,14 @@ class TestPresets:
   @pytest.mark.parametrize('name', sorted(CERTIFIED))
   def test_certified_ones_ask_for_no_less_and_keep_nothing_exact(self, name):
     arguments = ['--dataset=digits', '--num_clients=40', '--cohort_size=20', '--features=none']
-    with harness.parsed(_flagfile(name), *arguments) as values:
-      experiment = setup.from_flags(values)
+    experiment = harness.experiment(_flagfile(name), *arguments)
     config = experiment.plan.config
     assert (config.epsilon, config.delta, config.noise_seed) == (3.0, 1e-5, None)
     assert not experiment.plan.client_metrics and experiment.plan.protection.covers == 'released model'
 
   @pytest.mark.parametrize('name', sorted(PUBLISHED))
   def test_published_ones_build_without_privacy(self, name):
-    with harness.parsed(_flagfile(name), '--dataset=digits', '--model=digits_cnn') as values:
-      experiment = setup.from_flags(values)
+    experiment = harness.experiment(_flagfile(name), '--dataset=digits', '--model=digits_cnn')
     assert experiment.plan.config.noise.placement == 'none'
     cohort_size = PUBLISHED[name]['cohort_size']
     assert (len(experiment.federation.clients), len(experiment.cohorts.cohort(1))) == (1000, cohort_size)

@@ -5,10 +5,7 @@ import types
 import numpy as np
 import pytest
 
-from experiments import setup
-from experiments import training
 from quap_tff import accounting
-from quap_tff import runtime
 from quap_tff.mechanisms import pt_adp
 from tests.experiments import harness
 
@@ -16,8 +13,7 @@ _ARGUMENTS = (*harness.TINY, '--algorithm=pt_adp:agreement_credit=0.4', '--epsil
 
 
 def _experiment(*arguments):
-  with harness.parsed(*_ARGUMENTS, *arguments) as values:
-    return setup.from_flags(values)
+  return harness.experiment(*_ARGUMENTS, *arguments)
 
 
 class TestPtAdp:
@@ -30,8 +26,7 @@ class TestPtAdp:
   @pytest.mark.slow
   def test_a_run_spends_what_was_given(self):
     experiment = _experiment('--noise_seed=1')
-    with runtime.activate(experiment.runtime):
-      result = training.train(experiment, experiment.build_process())
+    result = harness.trained(experiment)
     state = result.ledger.state_dict()
     budgets, sizes = state['budgets'], np.diff(state['offsets'])
     np.testing.assert_allclose(np.add.reduceat(budgets, state['offsets'][:-1]), sizes * 0.2, rtol=1e-5)

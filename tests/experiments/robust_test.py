@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 
-from experiments import flags
-from experiments import setup
 from experiments import training
 from quap_tff import runtime
 from quap_tff.mechanisms import robust
@@ -13,21 +11,15 @@ from tests.experiments import harness
 
 
 def _experiment(*arguments):
-  with harness.parsed(*harness.TINY, *arguments) as values:
-    return setup.from_flags(values)
-
-
-def _check(*arguments):
-  with harness.parsed(*harness.TINY, *arguments):
-    flags.check()
+  return harness.experiment(*harness.TINY, *arguments)
 
 
 class TestFlags:
   @pytest.mark.parametrize('algorithm', ['certified', 'tff_dp_fedavg', 'tff_dp_ftrl', 'lee_kifer'])
   def test_methods_whose_account_is_about_a_sum_refuse_it(self, algorithm):
     with pytest.raises(ValueError, match='--aggregator=median.*no certificate and no formal figure'):
-      _check(f'--algorithm={algorithm}', '--aggregator=median')
-    _check(f'--algorithm={algorithm}')
+      harness.check(*harness.TINY, f'--algorithm={algorithm}', '--aggregator=median')
+    harness.check(*harness.TINY, f'--algorithm={algorithm}')
 
   @pytest.mark.parametrize('algorithm', ['quap', 'fedavg', 'fixed_dp', 'pt_adp', 'd2dp', 'acdp', 'dynamic_budget'])
   def test_other_methods_take_it(self, algorithm):

@@ -15,8 +15,7 @@ from tests.experiments import harness
 
 
 def _experiment(*arguments):
-  with harness.parsed('--dataset=digits', *arguments) as values:
-    return setup.from_flags(values)
+  return harness.experiment('--dataset=digits', *arguments)
 
 
 class TestFromFlags:

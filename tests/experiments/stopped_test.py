@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from experiments import setup
 from experiments import verify
 from experiments.auditing import canary_run
 from quap_tff import accounting
@@ -15,8 +14,7 @@ _FIXED_DP = ('--algorithm=fixed_dp', '--noclient_metrics', '--calibration=exact'
 
 
 def _experiment(*arguments):
-  with harness.parsed(*harness.TINY, *arguments) as values:
-    return setup.from_flags(values)
+  return harness.experiment(*harness.TINY, *arguments)
 
 
 def _exact(summary):
