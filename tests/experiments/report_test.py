@@ -1,8 +1,5 @@
 """The report binary: what it writes, its warnings and its exit status."""
 
-import subprocess
-import sys
-
 import pytest
 
 from experiments import command_line
@@ -77,10 +74,3 @@ def test_wrong_arguments(runs, tmp_path, capsys, arguments, words):
   err = capsys.readouterr().err
   assert 'Error: ' in err and words in err
   assert not (tmp_path / 'out').exists()
-
-
-@pytest.mark.slow
-def test_starts_without_tensorflow():
-  program = 'import sys; from experiments import report; print("tensorflow" in sys.modules)'
-  found = subprocess.run([sys.executable, '-c', program], check=True, capture_output=True, text=True)
-  assert found.stdout == 'False\n'

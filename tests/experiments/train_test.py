@@ -4,8 +4,6 @@ import fcntl
 import json
 import shutil
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -15,26 +13,18 @@ from experiments import setup
 from quap_tff import accounting
 from tests.experiments import harness
 
-# The wrong flag(s), and what the error must say.
+# The wrong flag(s), and what the error must say. Tests of mechanisms, of data and of flag_checks have more values.
 BAD_FLAGS = [
   (['--dataset=digit'], ["Unknown dataset 'digit'", "'digits'"]),
   (['--model=digits_cn'], ["Unknown model 'digits_cn'", "'digits_cnn'"]),
   (['--participation=unifrom'], ["Unknown participation model 'unifrom'", "'uniform'"]),
   (['--participation=beta:c=2'], ["'c'", 'beta', 'Valid: a, b']),
-  (['--participation=bernoulli:q=0'], ['bernoulli q', 'greater than 0', '0.0']),
-  (['--participation=bernoulli:q=1.5'], ['bernoulli q', 'at most 1', '1.5']),
-  (['--participation=hybrid:gamma=2'], ['gamma', 'at most 1', '2']),
-  (['--participation=hybrid:gamma=nan'], ['gamma', 'nan']),
   (['--algorithm=fixed_dpp'], ["Unknown algorithm 'fixed_dpp'", "'fixed_dp'"]),
   (['--averaging=tail:start=0'], ['start', 'at least 1']),
   (['--shrinkage=2'], ['shrinkage', 'at most 1', '2.0']),
-  (['--partition=dirichlet:alpha=0'], ['alpha', '0.0']),
   (['--partition=dirichlt'], ["Unknown partition 'dirichlt'", "'dirichlet'"]),
   (['--critical_layers=logit'], ["Unknown critical layer 'logit'", "'logits'"]),
   (['--critical_layers=logit', '--noise=none'], ["Unknown critical layer 'logit'", "'logits'"]),
-  (['--critical_layers=*'], ['matches every layer', "use 'all'"]),
-  (['--critical_layers='], ['critical_layers is empty']),
-  (['--cohort_size=9'], ['cohort_size=9', 'num_clients=8']),
   (['--cohort_size=0'], ['cohort_size', 'at least 1', '0']),
   (['--num_clients=0'], ['num_clients', 'at least 1', '0']),
   (['--num_clients=1438'], ['1438 clients', '1437 examples']),
@@ -43,49 +33,28 @@ BAD_FLAGS = [
   (['--stop_after=0'], ['stop_after', 'at least 1', '0']),
   (['--stop_at_accuracy=1.5'], ['stop_at_accuracy', 'at most 1', '1.5']),
   (['--stop_at_accuracy=nan'], ['stop_at_accuracy', 'nan']),
-  (['--clip=quantile_ema:quantile=1.5'], ['clip quantile', 'at most 1', '1.5']),
-  (['--clip=quantile_ema:quantile=nan'], ['clip quantile', 'nan']),
-  (['--clip=quantile_ema:momentum=1'], ['clip momentum', 'less than 1', '1.0']),
-  (['--clip=quantile_ema:min_clip=2,max_clip=1'], ['min_clip', 'max_clip', '2.0 > 1.0']),
-  (['--clip=quantile_ema:timing=previous'], ['initial_clip']),
   (['--clip=quantil_ema'], ["Unknown clip rule 'quantil_ema'", "'quantile_ema'"]),
-  (['--clip=fixed:norm=-1'], ['clipping norm', 'at least 1e-20', '-1.0']),
   (['--clip=none'], ['clip rule "none"', 'no noise']),
   (['--clip_scope=al_layers'], ["Unknown clip scope 'al_layers'", "'all_layers'"]),
   (['--delta=0'], ['delta', 'greater than 0', '0.0']),
-  (['--delta=1'], ['delta', 'less than 1', '1.0']),
-  (['--delta=nan'], ['delta', 'nan']),
   (['--epsilon=0'], ['epsilon', 'at least 1e-06', '0.0']),
-  (['--epsilon=inf'], ['epsilon', 'inf']),
-  (['--epsilon=nan'], ['epsilon', 'nan']),
   (['--epsilon=40'], ['gaussian_calibration=analytic', '--stop_after']),
   (['--alpha=-0.1'], ['alpha', 'at least 0', '-0.1']),
-  (['--alpha=nan'], ['alpha', 'nan']),
   (['--beta=0'], ['beta', 'greater than 0', '0.0']),
-  (['--beta=nan'], ['beta', 'nan']),
   (['--round_budget=cohort_mean'], ["'cohort_mean'", "'cohort_mean_rate'", "'cohort_mean_budget'"]),
   (['--participation_rate=emma'], ["'emma'", "'ema'"]),
   (['--ema_weight=0'], ['ema_weight', 'greater than 0']),
   (['--warmup_rounds=-1'], ['warmup_rounds', 'at least 0', '-1']),
-  (['--noise=srver'], ["'srver'", "'server'"]),
-  (['--noise_seed=-1'], ['--noise_seed', 'at least 0', '-1']),
   (['--gaussian_calibration=clasic'], ["'clasic'", "'classic'"]),
   (['--update_scale=deltas'], ["'deltas'", "'delta'"]),
   (['--max_agg_norm=0'], ['max_agg_norm', 'greater than 0']),
-  (['--compute_dtype=float46'], ["'float46'", 'float32']),
   (['--local_epochs=0'], ['local_epochs', 'at least 1']),
-  (['--batch_size=0'], ['batch_size', 'at least 1']),
-  (['--max_local_steps=0'], ['--max_local_steps', 'at least 1']),
   (['--client_optimizer=sdg'], ["Unknown client optimizer 'sdg'", "'sgd'"]),
-  (['--client_optimizer=sgd:learning_rate=-1'], ['learning_rate', 'greater than 0', '-1.0']),
   (['--server_optimizer=adam:beta_1=1'], ['beta_1', 'less than 1', '1.0']),
-  (['--client_learning_rate_decay=0'], ['learning_rate_decay', 'greater than 0']),
-  (['--proximal_strength=nan'], ['proximal_strength', 'nan']),
   (['--seed=-1'], ['seed', 'at least 0', '-1']),
   (['--runtime=inprocess'], ["Unknown runtime 'inprocess'", "'in_process'"]),
   (['--runtime=workers'], ['--runtime=workers', 'timing=previous']),
   (['--runtime=native', '--device=gpu'], ['native', 'GPU']),
-  (['--worker_addresses=localhost'], ['worker_addresses', 'host:port', 'localhost']),
   (['--num_threads=0'], ['num_threads', 'at least 1']),
   (['--num_threads=100000'], ['num_threads', '1024']),
   (['--rounds=99999999999999999999'], ['rounds', 'at most 1000000']),
@@ -155,16 +124,6 @@ class TestBadInput:
     for name in ('--dataset', '--epsilon', '--output_dir', '--clip'):
       assert name in out
 
-  @pytest.mark.slow
-  @pytest.mark.parametrize('arguments', [['--help'], ['--epsilon=0'], ['--no_such_flag']])
-  def test_help_and_wrong_flags_load_no_tensorflow(self, arguments):
-    code = (
-      'import sys\nfrom experiments import train\n'
-      f'try:\n  train.main(["train", *{arguments!r}])\nexcept ValueError:\n  pass\n'
-      'assert not [name for name in sys.modules if name.startswith(("tensorflow", "jax"))]\n'
-    )
-    subprocess.run([sys.executable, '-c', code], check=True, timeout=120, stdout=subprocess.DEVNULL)
-
   def test_a_flag_file_that_is_no_text(self, tmp_path, capsys):
     (tmp_path / 'binary.flags').write_bytes(b'\xff\xfe\x00--rounds=3')
     assert harness.main(f'--flagfile={tmp_path / "binary.flags"}') == 1
@@ -194,11 +153,6 @@ class TestFolderInTheWay:
     assert _run(output_dir) == 1
     assert 'is a file' in capsys.readouterr().err
     assert output_dir.read_text() == 'a file'
-
-  def test_below_a_file(self, output_dir, capsys):
-    output_dir.write_text('a file')
-    assert _run(output_dir / 'deeper') == 1
-    assert 'cannot be used' in capsys.readouterr().err
 
   def test_no_name(self, capsys):
     assert _run('') == 1

@@ -168,7 +168,7 @@ class TestHistory:
 
   @pytest.mark.parametrize(
     'noise_multiplier, sampling_rate',
-    [(-1.0, 1.0), (math.nan, 1.0), ('1', 1.0), (1.0, 0.0), (1.0, 1.1), (1.0, math.nan)],
+    [(-1.0, 1.0), (-math.inf, 1.0), (math.nan, 1.0), ('1', 1.0), (1.0, 0.0), (1.0, 1.1), (1.0, math.nan)],
   )
   def test_bad_mechanism(self, noise_multiplier, sampling_rate):
     with pytest.raises(ValueError, match='noise_multiplier|sampling_rate'):
