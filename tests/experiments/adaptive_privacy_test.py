@@ -1,4 +1,4 @@
-"""Methods of adaptive privacy: what they configure, that runs spend what they plan, and that they resume."""
+"""Methods of adaptive privacy: what they configure, and that runs spend what they plan."""
 
 import numpy as np
 import pytest
@@ -11,10 +11,6 @@ from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import schedules
 from quap_tff.mechanisms import weighting
 from tests.experiments import harness
-
-# What each of them adds to the state: a clipping norm that is released, weights, an account. The schedules of
-# dynamic_budget and d2dp follow from the round alone.
-_WITH_STATE = ('acdp', 'fedapca', 'lee_kifer')
 
 
 def _experiment(*arguments):
@@ -143,22 +139,3 @@ class TestRuns:
       '--algorithm=lee_kifer', '--epsilon=100', '--participation=full', '--client_optimizer=sgd:learning_rate=0.5'
     )
     assert harness.trained(experiment).test['accuracy'] > 0.4
-
-  @pytest.mark.parametrize('name', _WITH_STATE)
-  def test_a_resumed_run_is_the_uninterrupted_one(self, name, tmp_path, capsys):
-    arguments = [
-      *harness.TINY,
-      '--epsilon=1.6',
-      f'--algorithm={name}',
-      '--noise_seed=3',
-      '--rounds=3',
-      '--checkpoint_every=1',
-      '--noclient_metrics',
-    ]
-    assert harness.main(*arguments, f'--output_dir={tmp_path / "whole"}') == 0
-    for stop in (2, 3):
-      assert harness.main(*arguments, f'--output_dir={tmp_path / "parts"}', f'--stop_after={stop}') == 0
-    assert harness.rows(tmp_path / 'parts') == harness.rows(tmp_path / 'whole')
-    ledgers = [accounting.RunLedger.load(tmp_path / part / 'ledger.npz').state_dict() for part in ('whole', 'parts')]
-    for key, value in ledgers[0].items():
-      np.testing.assert_array_equal(ledgers[1][key], value, key)

@@ -1,6 +1,4 @@
-"""Methods around a base: what they refuse, what stays the base's, and runs with dropout, certificates and resume."""
-
-import json
+"""Methods around a base: what they refuse, what stays the base's, and runs with dropout and certificates."""
 
 import numpy as np
 import pytest
@@ -166,25 +164,6 @@ class TestSafari:
 
 @pytest.mark.slow
 class TestRuns:
-  def test_a_resumed_run_ends_as_one_that_was_not_interrupted(self, tmp_path):
-    arguments = (
-      *harness.TINY,
-      '--algorithm=scaffold:base=quap',
-      _DROPOUT,
-      '--local_epochs=1..3',
-      '--noise_seed=5',
-      '--rounds=4',
-      '--epsilon=2',
-      '--checkpoint_every=1',
-    )
-    summaries = []
-    for folder, stops in (('whole', [[]]), ('parts', [['--stop_after=2'], []])):
-      for stop in stops:
-        assert harness.main(*arguments, f'--output_dir={tmp_path / folder}', *stop) == 0
-      summaries.append(json.loads((tmp_path / folder / 'summary.json').read_text()))
-    assert summaries[0]['test_loss'] == summaries[1]['test_loss']
-    assert summaries[0]['rounds'] == summaries[1]['rounds'] > 2
-
   def test_a_certified_run_charges_the_plan_and_says_what_is_around_it(self, tmp_path):
     experiment = harness.experiment(*harness.TINY, '--algorithm=fedvarp:base=certified', _DROPOUT, '--rounds=2')
     text = experiment.run.post_processing(experiment.plan)

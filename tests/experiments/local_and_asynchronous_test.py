@@ -1,46 +1,14 @@
-"""Local privacy, asynchronous rounds, batteries and sparsified updates as runs: flags, resume, and what they say."""
+"""Local privacy, asynchronous rounds, batteries and sparsified updates as runs: flags, and what they say."""
 
-import numpy as np
 import pytest
 
 from quap_tff import accounting
 from quap_tff import plans
 from tests.experiments import harness
 
-# What has a state of its own: noise of clients, a buffer with versions in flight, and what was released so far.
-_NEW = {
-  'local_dp': ['--algorithm=local_dp'],
-  'fedbuff': ['--algorithm=fedbuff:buffer=5,staleness=3', '--gaussian_calibration=analytic'],
-  'sparse': [
-    '--algorithm=fixed_dp',
-    '--gaussian_calibration=analytic',
-    '--sparsity=top_released:share=0.2',
-    '--participation=energy',
-  ],
-}
-
-
-def _run(output_dir, *arguments):
-  return harness.main(*harness.TINY, f'--output_dir={output_dir}', '--noise_seed=7', '--keep_checkpoints', *arguments)
-
 
 def _experiment(*arguments):
   return harness.experiment(*harness.TINY, *arguments)
-
-
-@pytest.mark.slow
-class TestResume:
-  @pytest.mark.parametrize('name', _NEW)
-  def test_a_run_in_two_parts_is_the_run_in_one(self, name, tmp_path, capsys):
-    whole, parts = tmp_path / 'whole', tmp_path / 'parts'
-    assert _run(whole, *_NEW[name]) == 0
-    assert _run(parts, *_NEW[name], '--stop_after=3') == 0
-    assert _run(parts, *_NEW[name]) == 0
-    capsys.readouterr()
-    assert harness.rows(whole) == harness.rows(parts)
-    one, other = (accounting.RunLedger.load(folder / 'ledger.npz').state_dict() for folder in (whole, parts))
-    for key in one:
-      np.testing.assert_array_equal(one[key], other[key], key)
 
 
 class TestFlags:
