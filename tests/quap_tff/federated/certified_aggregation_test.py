@@ -8,7 +8,6 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from quap_tff import runtime
 from quap_tff.federated.aggregation import CertifiedAggregationFactory
 from quap_tff.mechanisms import certified
 from quap_tff.mechanisms import clip_rules
@@ -96,12 +95,6 @@ def _state_type(ema=False, terms=0):
     ),
     tff.SERVER,
   )
-
-
-@pytest.fixture(scope='module')
-def context():
-  with runtime.activate(runtime.RuntimeConfig(device='cpu')) as active:
-    yield active
 
 
 class TestCertifiedAggregationComputation:

@@ -12,9 +12,11 @@ from quap_tff import runtime
 from quap_tff.federated import client_ids
 from quap_tff.mechanisms import clip_rules
 from tests.quap_tff import linear_model
+from tests.quap_tff import rounds
 
 pytestmark = pytest.mark.slow
 
+_config = rounds.unnoised
 _SGD = tff.learning.optimizers.build_sgdm
 
 
@@ -40,11 +42,6 @@ def _process(aggregator, work):
     aggregator.create(result_type.update, result_type.update_weight),
     tff.learning.templates.build_apply_optimizer_finalizer(_SGD(1.0), weights_type),
   )
-
-
-def _config(**overrides):
-  values = dict(num_clients=10, clip=clip_rules.Fixed(1.0), noise=quap_tff.NoiseConfig('none'))
-  return quap_tff.QuapConfig(**{**values, **overrides})
 
 
 @pytest.fixture(name='work', scope='module')

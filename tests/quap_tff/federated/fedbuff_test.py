@@ -11,7 +11,6 @@ import tensorflow_federated as tff
 
 from quap_tff import accounting
 from quap_tff import plans
-from quap_tff import runtime
 from quap_tff.federated import aggregation
 from quap_tff.federated import learning_process
 from quap_tff.mechanisms import buffered
@@ -39,8 +38,7 @@ def _config(**overrides):
     budget=BudgetConfig(epsilon_total=4.0, num_rounds=8, round_rule='uniform'),
     noise=NoiseConfig('none'),
   )
-  values.update(overrides)
-  return QuapConfig(**values)
+  return QuapConfig(**{**values, **overrides})
 
 
 def _noised(**overrides):
@@ -59,12 +57,6 @@ def _next(process, state, arrivals):
 
 def _process(config, size):
   return rounds.Process(buffered.Buffered(config, size), _SPECS)
-
-
-@pytest.fixture(scope='module')
-def context():
-  with runtime.activate(runtime.RuntimeConfig(device='cpu')) as active:
-    yield active
 
 
 class TestStaleness:

@@ -11,36 +11,26 @@ import tensorflow_federated as tff
 
 import quap_tff
 from quap_tff import plans
-from quap_tff import runtime
 from quap_tff.federated import learning_process
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import line_search
 from quap_tff.mechanisms import mechanism as mechanisms
 from quap_tff.mechanisms import quap
 from quap_tff.mechanisms.config import NoiseConfig
-from quap_tff.mechanisms.config import QuapConfig
 from quap_tff.training import malicious
 from quap_tff.training import models
 from quap_tff.training.heterogeneity import extension as extensions
 from tests.quap_tff import linear_model
 from tests.quap_tff import noise_checks
+from tests.quap_tff import rounds
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('context')]
 
+_config = rounds.unnoised
 _sgd = tff.learning.optimizers.build_sgdm
 _client = linear_model.client
 _weight = linear_model.weight
 _METRICS = ['distributor', 'client_work', 'aggregator', 'finalizer']
-
-
-def _config(**overrides):
-  return QuapConfig(**{**dict(num_clients=10, clip=clip_rules.Fixed(1.0), noise=NoiseConfig('none')), **overrides})
-
-
-@pytest.fixture(autouse=True, scope='module')
-def _context():
-  with runtime.activate(runtime.RuntimeConfig(device='cpu')) as active:
-    yield active
 
 
 @pytest.fixture(name='plain_process', scope='module')

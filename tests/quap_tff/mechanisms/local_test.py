@@ -34,8 +34,7 @@ def _config(clip=1.0, **overrides):
     participation=ParticipationConfig(warmup_rounds=0),
     noise=NoiseConfig('client', calibration='analytic', seed=3),
   )
-  values.update(overrides)
-  return QuapConfig(**values)
+  return QuapConfig(**{**values, **overrides})
 
 
 def _value(a, scale=0.0):

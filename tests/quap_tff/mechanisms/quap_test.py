@@ -14,24 +14,17 @@ import tensorflow as tf
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms.budgets import BudgetConfig
 from quap_tff.mechanisms.config import NoiseConfig
-from quap_tff.mechanisms.config import QuapConfig
 from quap_tff.mechanisms.participation import ParticipationConfig
 from tests.quap_tff import noise_checks
 from tests.quap_tff import rounds
 
 _NAN, _INF = math.nan, math.inf
-_NO_NOISE = NoiseConfig('none')
+_config = rounds.unnoised
 # Updates are [other layer, critical layer].
 _CRITICAL = (1,)
 _SHAPES = ([2], [2])
 # √(2·ln(1.25/δ)) = 4.
 _DELTA = 1.25 * math.exp(-8)
-
-
-def _config(**overrides):
-  values = dict(num_clients=10, clip=clip_rules.Fixed(1.0), noise=_NO_NOISE)
-  values.update(overrides)
-  return QuapConfig(**values)
 
 
 def _process(config, critical=_CRITICAL, shapes=_SHAPES, scale=1.0):

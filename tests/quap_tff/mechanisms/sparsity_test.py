@@ -40,8 +40,7 @@ def _config(noise=NoiseConfig('none'), **overrides):
     noise=noise,
     budget=BudgetConfig(epsilon_total=4.0, num_rounds=8, round_rule='uniform'),
   )
-  values.update(overrides)
-  return QuapConfig(**values)
+  return QuapConfig(**{**values, **overrides})
 
 
 _NOISE = NoiseConfig('server', calibration='analytic', seed=5)
@@ -57,12 +56,6 @@ def _tff_process(config, chosen):
 
 def _value(a=0.0, b=0.0):
   return collections.OrderedDict(a=np.full([2, 2], a, np.float32), b=np.full([2000], b, np.float32))
-
-
-@pytest.fixture(scope='module')
-def context():
-  with runtime.activate(runtime.RuntimeConfig(device='cpu')) as active:
-    yield active
 
 
 class TestIndices:

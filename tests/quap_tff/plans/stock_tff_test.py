@@ -14,11 +14,12 @@ import tensorflow_federated as tff
 from data import cohorts
 import quap_tff
 from quap_tff import accounting
-from quap_tff import runtime
 from quap_tff.mechanisms import layers
 from quap_tff.plans import stock_aggregation
 from quap_tff.plans import stock_tff
 from tests.quap_tff import noise_checks
+
+pytestmark = pytest.mark.usefixtures('context')
 
 _FACTORY = tff.aggregators.DifferentiallyPrivateFactory
 _extract_event = tff.aggregators.differential_privacy.extract_dp_event_from_state
@@ -78,12 +79,6 @@ def _update(*leaves):
 
 def _next(process, state, updates):
   return process.next(state, updates, [collections.OrderedDict(client_id=np.int64(i)) for i in range(len(updates))])
-
-
-@pytest.fixture(scope='module', autouse=True)
-def _context():
-  with runtime.activate(runtime.RuntimeConfig(device='cpu')):
-    yield
 
 
 @pytest.mark.slow
