@@ -47,8 +47,8 @@ _COMPUTED_RELEASES = 10_000
 
 
 def most_draws(epsilon: float) -> int:
-  """The most draws of noise for which half of what is kept of ε pays."""
-  return int(RESERVE * epsilon / (4 * integer_noise.RELATIVE_ERROR))
+  """The most draws of noise for which half of what is kept of ε, and of δ, pays."""
+  return int(RESERVE * min(epsilon, 2.0) / (4 * integer_noise.RELATIVE_ERROR))
 
 
 def takes_count(stddev: float) -> bool:
