@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from quap_tff.mechanisms import certified
+from quap_tff.mechanisms import arithmetic
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import clip_split
 from quap_tff.mechanisms import tradeoff
@@ -26,7 +26,7 @@ from tests.quap_tff import noise_checks
 from tests.quap_tff import rounds
 
 _SHAPES = ([2], [2])
-_EXACT = 1 - certified.CLIP_MARGIN
+_EXACT = 1 - arithmetic.CLIP_MARGIN
 _ALL_RATES = ParticipationConfig(warmup_rounds=0)
 
 

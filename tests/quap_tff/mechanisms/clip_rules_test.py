@@ -1,5 +1,6 @@
 """Tests of `quap_tff.mechanisms.clip_rules`: each rule's course over rounds, against numpy and against TFF's own."""
 
+import functools
 import math
 
 from hypothesis import given
@@ -12,15 +13,21 @@ import tensorflow_federated as tff
 
 from quap_tff import runtime
 from quap_tff.mechanisms import clip_rules
+from quap_tff.mechanisms import gaussian
 from tests.quap_tff import noise_checks
 
 _SEED = tf.constant([5, 6], tf.int64)
 
 
+def _noise(seed):
+  return functools.partial(gaussian.noise, seed, [])
+
+
 def _course(rule, rounds, compiled=False):
   """C after each round. Compile it for many rounds of as many norms."""
   norm, course = tf.constant(rule.initial_norm, tf.float32), []
-  next_norm = tf.function(rule.next_norm) if compiled else rule.next_norm
+  next_norm = lambda norm, norms, seed: rule.next_norm(norm, norms, _noise(seed))
+  next_norm = tf.function(next_norm) if compiled else next_norm
   for index, norms in enumerate(rounds):
     norm = next_norm(norm, tf.constant(norms, tf.float32), _SEED + index)
     assert norm.shape == [] and norm.dtype == tf.float32
@@ -160,7 +167,7 @@ class TestPrivateQuantile:
   def test_the_count_has_noise_of_the_right_scale(self, count_stddev):
     # ln(C'/C) = -η·((count - 4/2 + noise)/4 + 1/2 - q), and every norm is below C.
     rule = clip_rules.PrivateQuantile(0.5, 10.0, learning_rate=0.1, count_stddev=count_stddev)
-    next_norm = tf.function(lambda seed: rule.next_norm(tf.constant(10.0), tf.ones([4]), seed))
+    next_norm = tf.function(lambda seed: rule.next_norm(tf.constant(10.0), tf.ones([4]), _noise(seed)))
     moved = np.array([float(next_norm(_SEED + index)) for index in range(400)])
     noise_checks.assert_gaussian((-np.log(moved / 10.0) / 0.1 - 0.5) * 4, count_stddev)
 
@@ -205,7 +212,8 @@ class TestPrivateQuantile:
 class TestNoisedMean:
   def _next(self, norms, norm=1.0, **parameters):
     rule = clip_rules.NoisedMean(**{**dict(noise_multiplier=0.0), **parameters})
-    return float(rule.next_norm(tf.constant(norm), tf.constant(norms, tf.float32), tf.constant([1, 2], tf.int64)))
+    seed = tf.constant([1, 2], tf.int64)
+    return float(rule.next_norm(tf.constant(norm), tf.constant(norms, tf.float32), _noise(seed)))
 
   def test_by_hand(self):
     # Clipped to 1, with 1 for what is not finite: (0.5 + 1 + 1)/3·1.5.
@@ -220,7 +228,7 @@ class TestNoisedMean:
 
   def test_the_noise_is_that_of_its_multiplier(self):
     rule = clip_rules.NoisedMean(factor=2.0, noise_multiplier=30.0)
-    next_norm = tf.function(lambda seed: rule.next_norm(tf.constant(1.0), tf.fill([1000], 0.5), seed))
+    next_norm = tf.function(lambda seed: rule.next_norm(tf.constant(1.0), tf.fill([1000], 0.5), _noise(seed)))
     found = [float(next_norm(tf.constant([1, k], tf.int64))) / 2 * 1000 - 500 for k in range(400)]
     noise_checks.assert_gaussian(found, 30.0)
 

@@ -4,6 +4,7 @@ Squares of float32 numbers below 1e-19 or above 1e19 are 0 or +inf in float32. A
 """
 
 import dataclasses
+import math
 
 from hypothesis import example
 from hypothesis import given
@@ -20,7 +21,8 @@ from quap_tff.mechanisms import layers
 from quap_tff.mechanisms import line_search
 from quap_tff.mechanisms import local
 
-_SEED = np.array([3, 4], np.int64)
+# Grid steps in the bound, for each √d, unless z = 4 and σ = 2^12 need more.
+_INTEGER_STEPS = 512
 
 
 _LAYERS = [layers.Layer('both', (0, 1), True)]
@@ -43,9 +45,17 @@ def _of_quap(**overrides):
   return clip
 
 
-def _of_certified(update, bound):
-  config = certified_config.CertifiedConfig(num_clients=3, epsilon=3.0, delta=1e-5, noise_multiplier=4.0, divisor=2.0)
+def _of_certified(update, bound, arithmetic='float'):
+  config = certified_config.CertifiedConfig(
+    num_clients=3, epsilon=3.0, delta=1e-5, noise_multiplier=4.0, divisor=2.0, arithmetic=arithmetic
+  )
   return _sent(config, update, {}, {}, dict(weight=tf.constant(1.0), clip=tf.constant(bound, tf.float32)))
+
+
+def _of_certified_integers(update, bound):
+  """In the units of updates: steps of the grid times bound/K."""
+  steps = max(_INTEGER_STEPS * math.sqrt(sum(int(tf.size(one)) for one in update)), 2**10)
+  return [tf.cast(one, tf.float64) * (bound / math.ceil(steps)) for one in _of_certified(update, bound, 'integer')]
 
 
 def _of_local(update, bound):
@@ -54,7 +64,7 @@ def _of_local(update, bound):
     num_clients=3, critical_layers='all', clip=clip_rules.Fixed(1.0), clip_scope='all_layers', noise=noise
   )
   announced = dict(
-    clip=bound, rates=tf.ones([3]), in_warmup=False, budget_factor=tf.constant(1.0), seed=tf.constant(_SEED)
+    clip=bound, rates=tf.ones([3]), in_warmup=False, budget_factor=tf.constant(1.0), seed=tf.constant([3, 4], tf.int64)
   )
   return _sent(local.Local(config), update, dict(client_id=tf.constant(1, tf.int64)), announced, {})
 
@@ -67,6 +77,7 @@ _METHODS = {
   'quap': _of_quap(),
   'quap_all_layers': _of_quap(clip_scope='all_layers'),
   'certified': _of_certified,
+  'certified_integers': _of_certified_integers,
   'local': _of_local,
   'line_search': _of_line_search,
 }
@@ -92,7 +103,10 @@ def test_the_bound_holds_at_every_scale(method, entries, exponent, clip):
   assert _norm(clipped) <= bound * (1 + 1e-12)
   factor = min(1.0, bound / _norm(update))
   for before, after in zip(update, clipped):
-    np.testing.assert_allclose(after.numpy(), before.numpy().astype(np.float64) * factor, rtol=3e-6)
+    # Integers are rounded to a step, after room was made for that: half of √40 steps at most, and as much of the clip.
+    steps = 5 / (_INTEGER_STEPS * math.sqrt(len(values))) if method == 'certified_integers' else 0.0
+    expected = before.numpy().astype(np.float64) * factor
+    np.testing.assert_allclose(after.numpy(), expected, rtol=3e-6, atol=steps * bound)
 
 
 class TestSmallestClip:
@@ -128,5 +142,5 @@ class TestSmallestClip:
   def test_no_rule_moves_below_it(self, rule):
     norm = tf.constant(rule.initial_norm, tf.float32)
     for _ in range(20):
-      norm = rule.next_norm(norm, tf.fill([5], 1e-30), tf.constant(_SEED))
+      norm = rule.next_norm(norm, tf.fill([5], 1e-30), lambda stddev: tf.constant(0.0, tf.float64))
     assert norm == np.float32(clip_rules.SMALLEST_CLIP)

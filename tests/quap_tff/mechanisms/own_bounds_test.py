@@ -18,6 +18,8 @@ from quap_tff.mechanisms import tradeoff
 from quap_tff.mechanisms import weight_rules
 from tests.quap_tff import rounds
 
+# What integers keep of ε and δ for rounding.
+_KEPT = {'float': 1.0, 'integer': 1 - 2.0**-11}
 _OWN = (0.5, 1.0, 2.0, 2.0, 0.5, 1.0)
 _DELTA = 1e-5
 _RULES = (
@@ -84,16 +86,18 @@ class TestWeights:
     view = _view(counts=tf.constant([1, 2, 3, 4]), budget_shares=tf.constant([1.0, 0.5, 0.25, 0.3], tf.float64))
     np.testing.assert_array_equal(rule.weights(view), rule.weights(_view()))
 
+  @pytest.mark.parametrize('arithmetic', configs.ARITHMETICS)
   @pytest.mark.parametrize('rule', [weight_rules.Scale(), weight_rules.Sample()])
-  def test_everyone_who_is_always_there_spends_what_it_chose(self, rule):
+  def test_everyone_who_is_always_there_spends_what_it_chose(self, rule, arithmetic):
     rounds = 200
     schedule = [np.arange(6)] * rounds
-    plan = plans.CertifiedPlan(_config(weights=rule), schedule)
+    plan = plans.CertifiedPlan(_config(weights=rule, arithmetic=arithmetic), schedule)
     squares = np.sum(
       [r.weights.astype(np.float64) ** 2 for r in planning.planned_rounds(plan.config, schedule)], axis=0
     )
     spent = np.sqrt(squares) / plan.config.noise_multiplier
-    chosen = np.array([tradeoff.mu_at_most(own, _DELTA) for own in _OWN])
+    kept = _KEPT[arithmetic]
+    chosen = np.array([tradeoff.mu_at_most(own * kept, _DELTA * kept) for own in _OWN])
     assert (spent <= chosen).all()
     np.testing.assert_allclose(spent, chosen, rtol=0.1 if rule == weight_rules.Sample() else 1e-5)
 
@@ -124,19 +128,21 @@ class TestFilter:
     cohorts = _cohorts(7)
     config = planning.calibrated(_config(), cohorts).config
     config = dataclasses.replace(config, noise_multiplier=config.noise_multiplier / 2)
-    process = rounds.Process(config, [])
+    process = rounds.Process(config, [[1]])
     state = process.initialize()
     for cohort, planned in zip(cohorts, planning.planned_rounds(config, cohorts)):
-      state, _, measurements = process.next(state, [[]] * len(cohort), [int(i) for i in cohort])
+      state, _, measurements = process.next(state, [[[0.0]]] * len(cohort), [int(i) for i in cohort])
       np.testing.assert_allclose(state.weights[cohort], planned.weights, rtol=1e-6)
       assert float(measurements['spent_max']) == pytest.approx(planned.spent_max, rel=1e-5)
 
-  def test_prices_of_some_clients(self):
-    prices = privacy_filter.prices_of(_config().prices, np.array([2, 0]))
-    assert prices.limit.tolist() == [privacy_filter.limit_of(2.0, _DELTA), privacy_filter.limit_of(0.5, _DELTA)]
-    assert privacy_filter.prices_of(_config(own_epsilon=None, weights=weight_rules.Uniform()).prices, [0]).limit == (
-      privacy_filter.limit_of(2.0, _DELTA)
-    )
+  @pytest.mark.parametrize('arithmetic', configs.ARITHMETICS)
+  def test_prices_of_some_clients(self, arithmetic):
+    kept = _KEPT[arithmetic]
+    limit = lambda epsilon: privacy_filter.limit_of(epsilon * kept, _DELTA * kept)
+    prices = privacy_filter.prices_of(_config(arithmetic=arithmetic).prices, np.array([2, 0]))
+    assert prices.limit.tolist() == [limit(2.0), limit(0.5)]
+    uniform = _config(own_epsilon=None, weights=weight_rules.Uniform(), arithmetic=arithmetic)
+    assert privacy_filter.prices_of(uniform.prices, [0]).limit == limit(2.0)
 
   def test_equal_bounds_are_the_run_that_everyone_knows(self):
     cohorts = _cohorts(3)
