@@ -73,12 +73,12 @@ class TestBlocks:
   @pytest.mark.parametrize('name', _VECTORS)
   def test_vectors_of_the_rfc(self, name):
     key, nonce, first, expected = _VECTORS[name]
-    found = chacha20.blocks(_key(key), _nonce(bytes.fromhex(nonce)), 1, first)
-    assert found.dtype == tf.uint32 and found.shape == [1, 16]
+    found = chacha20.blocks(_key(key), _nonce(bytes.fromhex(nonce))[tf.newaxis], 1, first)
+    assert found.dtype == tf.uint32 and found.shape == [1, 1, 16]
     assert found.numpy().astype('<u4').tobytes().hex() == expected
 
   def test_the_counter_goes_up_from_block_to_block(self):
-    found = chacha20.blocks(_key(_ZEROS), _nonce(bytes(12)), 2).numpy().astype('<u4').tobytes().hex()
+    found = chacha20.blocks(_key(_ZEROS), _nonce(bytes(12))[tf.newaxis], 2).numpy().astype('<u4').tobytes().hex()
     assert found == _VECTORS['A.1, 1'][3] + _VECTORS['A.1, 2'][3]
 
 
@@ -86,23 +86,32 @@ class TestIntegers:
   @pytest.mark.parametrize('count', [0, 1, 7, 8, 9, 16, 21])
   def test_are_the_words_of_the_stream_in_order(self, count):
     key, nonce = _key(_SEQUENCE), chacha20.nonce(1, 2, 3)
-    stream = chacha20.blocks(key, nonce, 3).numpy().astype('<u4').tobytes()
-    found = chacha20.integers(key, nonce, count)
+    stream = chacha20.blocks(key, nonce[tf.newaxis], 3).numpy().astype('<u4').tobytes()
+    found = chacha20.integers(key, nonce[tf.newaxis], count)[0]
     assert found.dtype == tf.int64
     np.testing.assert_array_equal(found, np.frombuffer(stream, '<i8')[:count])
+
+  @pytest.mark.parametrize('count', [3, 16])
+  def test_several_streams_at_once_are_those_of_one_call_each(self, count):
+    key, nonces = _key(_SEQUENCE), [chacha20.nonce(1), chacha20.nonce(2, 5), chacha20.nonce(0, 0, 9)]
+    found = chacha20.integers(key, tf.stack(nonces), count)
+    for own, nonce in zip(found, nonces):
+      np.testing.assert_array_equal(own, chacha20.integers(key, nonce[tf.newaxis], count)[0])
 
   def test_in_a_graph_of_unknown_count(self):
     key, nonce = _key(_SEQUENCE), chacha20.nonce(5)
     traced = tf.function(chacha20.integers, input_signature=[
-      tf.TensorSpec([4], tf.int64), tf.TensorSpec([3], tf.uint32), tf.TensorSpec([], tf.int64)
+      tf.TensorSpec([4], tf.int64), tf.TensorSpec([1, 3], tf.uint32), tf.TensorSpec([], tf.int64)
     ])  # fmt: skip
     for count in (0, 3, 40):
-      np.testing.assert_array_equal(traced(key, nonce, count), chacha20.integers(key, nonce, count))
+      np.testing.assert_array_equal(
+        traced(key, nonce[tf.newaxis], count)[0], chacha20.integers(key, nonce[tf.newaxis], count)[0]
+      )
 
   def test_a_stream_for_each_key_and_each_part_of_the_nonce(self):
     nonces = [chacha20.nonce(*parts) for parts in ((), (1,), (0, 1), (0, 0, 1), (2**32 - 1,))]
     keys = [_key(_ZEROS)] + [tf.one_hot(i, 4, dtype=tf.int64) for i in range(4)]
-    streams = [chacha20.integers(key, nonce, 4) for key in keys for nonce in nonces]
+    streams = [chacha20.integers(key, nonce[tf.newaxis], 4)[0] for key in keys for nonce in nonces]
     assert _distinct(streams) == len(streams)
 
   def test_nonces_by_hand(self):
@@ -110,7 +119,7 @@ class TestIntegers:
     np.testing.assert_array_equal(chacha20.nonce(tf.constant(2**32 - 1, tf.int64), 1, 2), np.uint32([2**32 - 1, 1, 2]))
 
   def test_every_bit_is_fair(self):
-    words = chacha20.integers(_key(_SEQUENCE), chacha20.nonce(), 2**14).numpy()
+    words = chacha20.integers(_key(_SEQUENCE), chacha20.nonce()[tf.newaxis], 2**14)[0].numpy()
     ones = np.unpackbits(words.view(np.uint8).reshape(-1, 8), axis=1).sum(axis=0, dtype=np.int64)
     # Each is within five standard deviations, √(n)/2.
     assert (np.abs(ones - 2**13) < 5 * 2**6).all()

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from quap_tff.mechanisms import correlation
 from quap_tff.mechanisms import held_noise
 from quap_tff.mechanisms import held_planning
-from quap_tff.mechanisms import planning
 from quap_tff.mechanisms import postprocessing
 from quap_tff.mechanisms import privacy_filter
 from quap_tff.mechanisms import tradeoff
@@ -30,7 +30,7 @@ def _run(plan, cohorts, limit, dropout=0.0, seed=0):
   return account, refused / len(cohorts)
 
 
-@pytest.mark.parametrize('decays', [(0.0,), (0.7,), (0.97,), planning.DECAYS])
+@pytest.mark.parametrize('decays', [(0.0,), (0.7,), (0.97,), correlation.DECAYS])
 def test_everyone_spends_the_limit_and_no_more(decays):
   cohorts = _schedule()
   plan = held_planning.calibrated(cohorts, 40, LIMIT, decays=decays)
@@ -64,9 +64,9 @@ def test_objective_is_the_ratio_of_signal_to_noise():
   cohorts, averaging = _schedule(), postprocessing.Tail(16)
   found = {
     decay: held_planning.calibrated(cohorts, 40, LIMIT, averaging=averaging, decays=(decay,))
-    for decay in planning.DECAYS
+    for decay in correlation.DECAYS
   }
-  kept = planning._kept_shares(averaging.shares(30))
+  kept = postprocessing.kept_shares(averaging.shares(30))
   for decay, plan in found.items():
     signal = sum(share * plan.weights[cohort].sum() for share, cohort in zip(kept, cohorts))
     noise = plan.noise_multiplier * np.sqrt(kept @ held_noise.covariance(cohorts, decay) @ kept)

@@ -285,7 +285,9 @@ def _drawn_one_by_one(sampler, key, count, shifts, use):
   """`draw` in a loop of Python: those not kept are drawn again, in order, from pairs that nobody has used."""
   left, index, values = np.arange(count), 0, np.zeros(count, np.int64)
   while left.size:
-    pairs = chacha20.integers(key, chacha20.nonce(use, index), 2 * (left.size + left.size // 12 + 64)).numpy()
+    pairs = chacha20.integers(
+      key, chacha20.nonce(use, 0, index)[tf.newaxis], 2 * (left.size + left.size // 12 + 64)
+    ).numpy()
     pairs, used = pairs.reshape(-1, 2), 0
     while left.size and used + left.size <= len(pairs):
       own = pairs[used : used + left.size]
@@ -316,7 +318,14 @@ class TestDraw:
     for position in range(4):
       other = _KEY + tf.one_hot(position, 4, dtype=tf.int64)
       noise_checks.assert_uncorrelated(first, sampler.draw(other, 1000))
-    noise_checks.assert_uncorrelated(first, sampler.draw(_KEY, 1000, use=1))
+    for stream in (integer_noise.Stream(1), integer_noise.Stream(0, 1)):
+      noise_checks.assert_uncorrelated(first, sampler.draw(_KEY, 1000, stream=stream))
+
+  def test_words_that_are_known_already(self):
+    sampler, stream = integer_noise.Sampler(2.0**24), integer_noise.Stream(3, 8)
+    words = integer_noise.stream_words(_KEY, [integer_noise.Stream(1), stream], 1000)
+    found = sampler.draw(_KEY, 1000, stream=stream._replace(words=words[1]))
+    np.testing.assert_array_equal(found, sampler.draw(_KEY, 1000, stream=stream))
 
   def test_goes_on_with_another_stream_when_the_words_run_out(self, monkeypatch):
     decide = integer_noise.Sampler.decide
@@ -329,7 +338,7 @@ class TestDraw:
     sampler, shifts = integer_noise.Sampler(2.0**24), np.zeros(1000)
     expected, streams = _drawn_one_by_one(sampler, _KEY, 1000, shifts, 5)
     assert streams > 5
-    found = sampler.draw(_KEY, 1000, use=5)
+    found = sampler.draw(_KEY, 1000, stream=integer_noise.Stream(5))
     np.testing.assert_array_equal(found, expected)
     noise_checks.assert_gaussian(found, 2.0**24)
     # No pair of words makes two draws.

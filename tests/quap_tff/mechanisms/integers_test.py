@@ -14,6 +14,7 @@ from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import clip_split
 from quap_tff.mechanisms import integer_noise
 from quap_tff.mechanisms import integers
+from quap_tff.mechanisms import slack as slacks
 from quap_tff.mechanisms import tradeoff
 from quap_tff.mechanisms import weight_rules
 from quap_tff.mechanisms.certified_config import CertifiedConfig
@@ -414,12 +415,12 @@ class TestSlack:
     assert found.epsilon <= 2.0**-11
 
   def test_of_a_mu(self):
-    slack = integers.Slack(0.01, 1e-6)
+    slack = slacks.Slack(0.01, 1e-6)
     mus = np.array([0.0, 0.5, 1.0])
     found = slack.of(mus, 1e-5)
     np.testing.assert_allclose(found[1:], tradeoff.epsilon_of(mus[1:], 9e-6) + 0.01, rtol=1e-12)
     assert found[0] == 0.0
-    np.testing.assert_array_equal(integers.Slack().of(mus, 1e-5), tradeoff.epsilon_of(mus, 1e-5))
+    np.testing.assert_array_equal(slacks.Slack().of(mus, 1e-5), tradeoff.epsilon_of(mus, 1e-5))
 
   def test_too_many_draws_are_refused(self):
     grid = integers.Grid(4.0, 2570)
