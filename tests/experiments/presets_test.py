@@ -154,6 +154,17 @@ CORRELATED_MNIST = dict(
   averaging='planned',
 )
 CERTIFIED = {
+  'mnist_secure_sum': dict(
+    CORRELATED_MNIST, algorithm='certified:trust=secure_sum,noise=held,clip=0.15,colluders=1/10'
+  ),
+  'digits_secure_sum': dict(
+    CORRELATED_MNIST,
+    dataset='digits',
+    features='scattering:scales=1',
+    rounds=30,
+    local_epochs=10,
+    algorithm='certified:trust=secure_sum,noise=held,clip=0.5,colluders=1/5',
+  ),
   'mnist_certified': CERTIFIED_MNIST,
   'mnist_certified_pretrained': dict(
     CERTIFIED_MNIST, features='pretrained:path=runs/extractor', local_epochs=30, averaging='tail:start=16'
