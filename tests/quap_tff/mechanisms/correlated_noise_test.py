@@ -19,6 +19,7 @@ from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms import planning
 from quap_tff.mechanisms import tradeoff
 from quap_tff.mechanisms import weight_rules
+from quap_tff.mechanisms.certified_config import ARITHMETICS
 from quap_tff.mechanisms.certified_config import CertifiedConfig
 from quap_tff.mechanisms.correlation import Ar1
 from quap_tff.mechanisms.correlation import Blt
@@ -30,19 +31,29 @@ from tests.quap_tff import rounds
 _FAMILIES = [Independent(), Ar1(0.9), Blt((0.6, 0.3), (0.9, 0.4))]
 
 
+_DEFAULTS = dict(
+  num_clients=6,
+  epsilon=30.0,
+  delta=1e-5,
+  noise_multiplier=4.0,
+  divisor=2.0,
+  noise_seed=3,
+  weights=weight_rules.Uniform(),
+  participation=ParticipationConfig(warmup_rounds=0),
+  clip=clip_rules.Fixed(0.5),
+)
+
+
+@pytest.fixture(params=ARITHMETICS, scope='module', autouse=True)
+def arithmetic(request):
+  """Runs every test of this module in both. Buffers of integers need a number of rounds."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setitem(_DEFAULTS, 'arithmetic', request.param)
+    yield request.param
+
+
 def _config(**overrides):
-  values = dict(
-    num_clients=6,
-    epsilon=30.0,
-    delta=1e-5,
-    noise_multiplier=4.0,
-    divisor=2.0,
-    noise_seed=3,
-    weights=weight_rules.Uniform(),
-    participation=ParticipationConfig(warmup_rounds=0),
-    clip=clip_rules.Fixed(0.5),
-  )
-  return CertifiedConfig(**{**values, **overrides})
+  return CertifiedConfig(**{**_DEFAULTS, **overrides})
 
 
 def _rounds(config, cohorts, size=1, state=None):
@@ -57,7 +68,7 @@ def _rounds(config, cohorts, size=1, state=None):
 class TestNoise:
   @pytest.mark.parametrize('correlation', _FAMILIES)
   def test_times_c_it_is_independent_and_of_the_stated_scale(self, correlation):
-    config = _config(correlation=correlation)
+    config = _config(correlation=correlation, num_rounds=5)
     released = np.array([result for _, result, _ in _rounds(config, [[0], [1], [0, 2], [3], [0]], 4000)])
     drawn = scipy.linalg.toeplitz(correlation.coefficients(5), np.zeros(5)) @ released
     for one in drawn:
@@ -67,7 +78,7 @@ class TestNoise:
       noise_checks.assert_uncorrelated(drawn[0], drawn[s])
 
   def test_each_round_takes_back_what_the_one_before_added(self):
-    released = [result for _, result, _ in _rounds(_config(correlation=Ar1(0.9)), [[0]] * 6, 4000)]
+    released = [result for _, result, _ in _rounds(_config(correlation=Ar1(0.9), num_rounds=6), [[0]] * 6, 4000)]
     # Z_1, and Z_t - 0.9·Z_{t-1} from then on: the sum is Z_6 + 0.1·(Z_1 + … + Z_5).
     noise_checks.assert_gaussian(sum(released), math.sqrt(1 + 5 * 0.01))
     noise_checks.assert_gaussian(released[3], math.sqrt(1 + 0.81))
@@ -75,7 +86,7 @@ class TestNoise:
   def test_follows_a_clip_that_moves(self):
     """In units of its own round's clipping norm, the noise is that of a fixed one."""
     clip = clip_rules.PrivateQuantile(0.5, 0.5, learning_rate=2.0, count_stddev=20.0)
-    config = _config(correlation=Ar1(0.9), clip=clip, epsilon=8.0)
+    config = _config(correlation=Ar1(0.9), clip=clip, epsilon=8.0, num_rounds=4)
     found = list(_rounds(config, [[0, 1]] * 4, 4000))
     clips = [float(measurements['clipping_norm']) for _, _, measurements in found]
     assert len(set(clips)) == 4
@@ -84,7 +95,7 @@ class TestNoise:
 
   @pytest.mark.parametrize('correlation', _FAMILIES)
   def test_a_resumed_run_draws_the_same(self, correlation):
-    config = _config(correlation=correlation)
+    config = _config(correlation=correlation, num_rounds=5)
     cohorts = [[0], [1, 2], [], [0, 4]]
     *_, (state, _, _) = _rounds(config, cohorts, 50)
     kept = tf.nest.map_structure(np.array, state)
@@ -94,7 +105,7 @@ class TestNoise:
 
   @pytest.mark.parametrize('correlation', _FAMILIES)
   def test_a_round_to_which_nobody_adds_is_no_step(self, correlation):
-    config = _config(correlation=correlation)
+    config = _config(correlation=correlation, num_rounds=3)
     with_gap = list(_rounds(config, [[0], [], [1]], 100))
     without = list(_rounds(config, [[0], [1]], 100))
     np.testing.assert_array_equal(with_gap[1][1], np.zeros(100))
@@ -197,7 +208,8 @@ class TestAccount:
     assert float(rest[-1][0].accounts.spent[0]) == float(state.accounts.spent[0])
 
   def test_without_a_plan_it_is_charged_for_ever(self):
-    ((state, _, _),) = _rounds(_config(correlation=Ar1(0.9)), [[0]])
+    # Only floats can go on for ever.
+    ((state, _, _),) = _rounds(_config(correlation=Ar1(0.9), arithmetic='float'), [[0]])
     assert float(state.accounts.spent[0]) == pytest.approx(1 / (1 - 0.81) / 16, rel=1e-9)
 
 
@@ -267,8 +279,13 @@ class TestDistinguisher:
 
     def run(seed, with_data):
       one, other = (c.for_model([tf.TensorSpec([1], tf.float64)], []) for c in (config, drawn))
+      if config.arithmetic == 'integer':
+        # Noise of another scale on the same grid, where a grid of its own would hide it.
+        for grid in (one.arithmetic.grid, other.arithmetic.grid):
+          grid.__dict__['steps'] = 2**13
       state = one.initial_state()
-      state = state._replace(noise=state.noise._replace(seed=tf.stack([seed, tf.constant(1, tf.int64)])))
+      key = tf.concat([[seed, 1], state.noise.seed[2:]], axis=0)
+      state = state._replace(noise=state.noise._replace(seed=key))
       model, seen = tf.zeros([1], tf.float64), []
       for cohort in self._COHORTS:
         sent = [
@@ -281,16 +298,21 @@ class TestDistinguisher:
           one.contribution({0: update}, {}, {}, mechanism.own_told(told, tf.constant(client, tf.int64)))
           for client, update in zip(cohort, sent)
         ]
-        added = [tf.cast(summands[0], tf.float64) for summands, _ in given]
+        added = [tf.cast(summands[0], one.sum_dtype) for summands, _ in given]
         # The others' norms are what moves the clip in both worlds: that count is an account of its own.
         norms = tf.where(tf.equal(cohort, 0), 0.0, tf.stack([late['norm'] for _, late in given]))
         late = dict(norm=norms, weight=admitted.weights)
-        others = tf.add_n([tf.zeros([1], tf.float64)] + [a for a, client in zip(added, cohort) if client])
+        others = tf.add_n([tf.zeros([1], one.sum_dtype)] + [a for a, client in zip(added, cohort) if client])
+        # Sums of integers are in steps of the grid.
+        step = 1.0 if others.dtype == tf.float64 else tf.cast(state.clip, tf.float64) / one.arithmetic.grid.steps
         # The noise is drawn by one that may have another scale.
         admitted = admitted._replace(noise_multiplier=other.config.noise_multiplier)
         after, (result,), _ = other.release(state, admitted, [tf.add_n(added)], late)
         # In units of the clipping norm, less what the others have added, which the adversary knows.
-        seen.append((tf.cast(result, tf.float64) * config.divisor - others) / tf.cast(state.clip, tf.float64))
+        seen.append(
+          (tf.cast(result, tf.float64) * config.divisor - tf.cast(others, tf.float64) * step)
+          / tf.cast(state.clip, tf.float64)
+        )
         model, state = model + tf.cast(result, tf.float64), after
       released = tf.concat(seen, axis=0)
       return tf.tensordot(tf.constant(shifts), tf.linalg.matvec(tf.constant(matrix), released), 1)
@@ -307,8 +329,10 @@ class TestDistinguisher:
   def test_measures_what_is_claimed(self):
     # tests/quap_tff/auditing/distinguisher_test.py has every family and rule. What is particular here is that the
     # clipping norm differs from run to run.
-    measured, claimed = self._measured(Ar1(0.9), 2000)
-    assert measured == pytest.approx(claimed, rel=0.03)
+    # Integers are drawn one by one here, ten times as slowly.
+    num_runs, tolerance = {'float': (2000, 0.03), 'integer': (400, 0.1)}[_DEFAULTS['arithmetic']]
+    measured, claimed = self._measured(Ar1(0.9), num_runs)
+    assert measured == pytest.approx(claimed, rel=tolerance)
 
   @pytest.mark.parametrize('scale', [2 / 3, 3 / 2])
   def test_notices_wrong_noise(self, scale):

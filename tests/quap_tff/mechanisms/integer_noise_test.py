@@ -344,6 +344,18 @@ class TestDraw:
     # No pair of words makes two draws.
     assert np.unique(found).size > 990
 
+  def test_every_draw_has_its_own_shift(self, monkeypatch):
+    decide = integer_noise.Sampler.decide
+
+    def shown(self, words, others, shifts):
+      _, keeps = decide(self, words, others, shifts)
+      return tf.cast(shifts * 2.0**20, tf.int64), tf.logical_and(keeps, tf.equal(others % 4, 3))
+
+    monkeypatch.setattr(integer_noise.Sampler, 'decide', shown)
+    shifts = np.random.default_rng(0).integers(-(2**19), 2**19, 500)
+    found = integer_noise.Sampler(2.0**24).draw(_KEY, 500, tf.constant(shifts * 2.0**-20))
+    np.testing.assert_array_equal(found, shifts)
+
   def test_runtime_does_not_grow_with_the_tail(self):
     # A draw is made again with probability 0.04, so 2,000 draws need one stream only.
     for seed in range(20):
