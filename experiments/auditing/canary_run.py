@@ -10,6 +10,7 @@ from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 
+from experiments import client_keys
 from experiments import setup
 from experiments import training
 from quap_tff import accounting
@@ -143,8 +144,9 @@ def run(experiment: setup.Experiment, settings: Settings, say: Callable[[str], N
   for repeat in range(settings.repeats):
     state = canary_lib.with_directions(process.initialize(), [settings.seed, repeat])
     ledger, rounds = plan.new_ledger(), []
+    keys = client_keys.ClientKeys(None) if plan.holds_noise else None
     for round_num, cohort in enumerate(schedule, 1):
-      output = process.next(state, [training.client_data(experiment, client) for client in cohort])
+      output = process.next(state, [training.client_data(experiment, client, keys=keys) for client in cohort])
       state = output.state
       found = canary_lib.read_round(output)
       ledger.append(plan.recorded(found.output.state, found.output.measurements, cohort))
@@ -223,6 +225,7 @@ def _scores(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """The scores of one run: of the canaries that were there, of unseen directions; and what μ the former should have."""
   rows: list[tuple[np.ndarray, np.ndarray, Optional[float]]] = []
+  released = []
   state = ledger.state_dict()
   for index, found in enumerate(rounds):
     entries = slice(state['offsets'][index], state['offsets'][index + 1])
@@ -238,6 +241,7 @@ def _scores(
       bounds[cohort] = np.inf if canaries.clipped is not None else clip
     others = found.of_others(bounds[found.client_ids])
     moved = np.minimum(bounds, canaries.norm)[list(canaries.clients)] / clip
+    released.append(cohort[weights > 0])
     rows.append(((found.projections * divisor - others) / clip, moved, multiplier))
   observed, moved = (np.array([row[i] for row in rows]) for i in range(2))
   noise = [multiplier for *_, multiplier in rows if multiplier]
@@ -250,7 +254,7 @@ def _scores(
     covariance = score_lib.estimated(unseen[:, ::2])
     unseen, templates = unseen[:, 1::2], templates[:, 1::2]
   else:
-    covariance = score_lib.of_correlated_noise(plan.correlation.coefficients(len(noise)), noise)
+    covariance = plan.correlation.covariance(released, noise)
   own = score_lib.matched_filter(moved, covariance)
   return own.scores(inserted), score_lib.matched_filter(templates, covariance).scores(unseen), own.mu
 

@@ -5,7 +5,6 @@ rounds has the covariance Σ. The best test of Neyman and Pearson is then the ma
 μ = √(aᵀΣ⁻¹a).
 """
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,21 +40,6 @@ def matched_filter(templates: np.ndarray, covariance: np.ndarray) -> Filter:
   ridge = _RIDGE * np.trace(covariance) / len(covariance)
   weights = np.linalg.solve(covariance + ridge * np.eye(len(covariance)), templates)
   return Filter(weights, np.sqrt((weights * templates).sum(axis=0)))
-
-
-def of_correlated_noise(coefficients: Sequence[float], noise_multipliers: Sequence[float]) -> np.ndarray:
-  """Σ of noise Ẑ with Σ_k c_k·Ẑ_{t-k} = Z_t, Z_t ~ N(0, z_t²) (`quap_tff.mechanisms.correlation`), float64[T, T].
-
-  Args:
-    coefficients: c_0 … c_{T-1}.
-    noise_multipliers: z_t of each release.
-  """
-  size = len(noise_multipliers)
-  mixing = np.zeros([size, size])
-  for row in range(size):
-    mixing[row, : row + 1] = np.asarray(coefficients[: row + 1])[::-1]
-  unmixed = np.linalg.solve(mixing, np.diag(np.asarray(noise_multipliers, np.float64)))
-  return unmixed @ unmixed.T
 
 
 def estimated(projections: Any) -> np.ndarray:

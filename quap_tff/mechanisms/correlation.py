@@ -19,6 +19,7 @@ import math
 from typing import Any, Optional
 
 import numpy as np
+from scipy import linalg
 
 from quap_tff.common import arrays
 from quap_tff.common import checks
@@ -134,6 +135,17 @@ class Correlation(abc.ABC):
       sums[ids] = before * self.decays + own[:, np.newaxis]
       latest[ids] = release
     return total
+
+  def covariance(self, cohorts: Sequence[Any], noise_multipliers: Sequence[float]) -> np.ndarray:
+    """The covariance of the noise in T releases, for each coordinate and in clipping norms, float64[T, T].
+
+    Args:
+      cohorts: int[M_t], the clients of each release.
+      noise_multipliers: z_t of each release.
+    """
+    mixing = linalg.toeplitz(self.coefficients(len(cohorts)), np.zeros(len(cohorts)))
+    unmixed = np.linalg.solve(mixing, np.diag(np.asarray(noise_multipliers, np.float64)))
+    return unmixed @ unmixed.T
 
   def worst_case(self, most: int, apart: int, num_releases: int) -> float:
     """The largest ‖C·x‖ of a client with weights of 1 that is in at most `most` releases, at least `apart` apart.
@@ -271,6 +283,9 @@ class Held(Correlation):
 
   def coefficients(self, count: int) -> np.ndarray:
     raise ValueError('Noise that clients hold has no coefficients that are the same for all clients.')
+
+  def covariance(self, cohorts: Sequence[Any], noise_multipliers: Sequence[float]) -> np.ndarray:
+    return held_noise.covariance(cohorts, self.terms[0][1]) * min(noise_multipliers) ** 2
 
   def squared_norms(self, cohorts: Sequence[Any], weights: Sequence[Any], num_clients: int) -> np.ndarray:
     account = held_noise.opened(num_clients, 1.0, self.terms[0][1])

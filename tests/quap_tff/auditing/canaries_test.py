@@ -9,6 +9,7 @@ import tensorflow_federated as tff
 
 from quap_tff.auditing import canaries as canary_lib
 from quap_tff.auditing import scores
+from quap_tff.mechanisms import correlation
 
 _SEED = tf.constant([3, 4], tf.int64)
 
@@ -153,7 +154,7 @@ class TestScores:
     noise = np.zeros_like(fresh)
     for t in range(6):
       noise[t] = fresh[t] - sum(coefficients[k] * noise[t - k] for k in range(1, t + 1))
-    covariance = scores.of_correlated_noise(coefficients, [3.0] * 6)
+    covariance = correlation.Ar1(0.8).covariance([()] * 6, [3.0] * 6)
     np.testing.assert_allclose(np.cov(noise), covariance, atol=0.4)
     templates = np.tile(np.array([1.0, 0, 0, 1, 0, 1])[:, np.newaxis], 20_000)
     found = scores.matched_filter(templates, covariance)
