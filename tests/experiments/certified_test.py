@@ -207,9 +207,13 @@ class TestRefusals:
 
 
 class TestCalibration:
-  def test_everyone_in_every_round(self):
-    config = _experiment('--algorithm=certified:weights=uniform', '--participation=full', '--epsilon=3').plan.config
-    mu = 1 / accounting.solve(epsilon=3.0, delta=_DELTA).noise_multiplier
+  # Of ε and of δ, 1/2048 is kept for the rounding of integers.
+  @pytest.mark.parametrize('arithmetic, kept', [('integer', 1 - 2.0**-11), ('float', 1.0)])
+  def test_everyone_in_every_round(self, arithmetic, kept):
+    algorithm = f'--algorithm=certified:weights=uniform,arithmetic={arithmetic}'
+    config = _experiment(algorithm, '--participation=full', '--epsilon=3').plan.config
+    assert config.arithmetic == arithmetic
+    mu = 1 / accounting.solve(epsilon=3.0 * kept, delta=_DELTA * kept).noise_multiplier
     assert config.noise_multiplier == pytest.approx(math.sqrt(8) / mu, rel=1e-6)
     assert config.divisor == 8
 

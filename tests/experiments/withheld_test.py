@@ -10,6 +10,7 @@ import tensorflow as tf
 from experiments import run_directory
 from experiments import setup
 from experiments import training
+from quap_tff.common import chacha20
 from quap_tff.common import seeds
 from tests.experiments import harness
 
@@ -82,6 +83,7 @@ def _run(path, capsys, arguments, pace, made, change=lambda clients: clients):
     # Both runs draw the same noise, from a seed that neither gives away. Processes of other tests have other seeds.
     monkeypatch.setattr(setup, 'from_run', _with_kept_processes(made))
     monkeypatch.setattr(seeds, 'initial_seed', lambda seed, stream: tf.constant([5, seeds.STREAMS[stream]], tf.int64))
+    monkeypatch.setattr(chacha20, 'initial_key', lambda seed, stream: tf.constant([5, stream, 0, 0], tf.int64))
     # The data enter here with a secret salt of 32 bytes, and in no other way.
     monkeypatch.setattr(run_directory.RunDirectory, '_commitment', lambda self, digest: 'salted')
     capsys.readouterr()

@@ -315,5 +315,5 @@ class TestProblems:
     assert len(_problems(damaged)) == 1
 
   def test_another_version(self):
-    for version in (1, 2, 5, '4', True, [4]):
+    for version in (1, 2, 6, '5', True, [5]):
       assert f'has version {version!r}' in _problems(_sealed({**_issue(), 'version': version}))[0]

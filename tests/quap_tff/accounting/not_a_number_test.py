@@ -85,8 +85,8 @@ class TestTradeoff:
       return
     epsilon = float(tradeoff.epsilon_of(mu, delta))
     assert epsilon >= 0
-    # δ(0) ≈ 0.4·μ for small μ, and ε ≈ μ²/2 for large μ.
-    assert epsilon > 0 or mu < 4 * delta
+    # δ(0) = Φ(μ/2) - Φ(-μ/2), and ε ≈ μ²/2 for large μ.
+    assert epsilon > 0 or math.erf(mu / math.sqrt(8)) <= delta * (1 + 1e-9)
     if mu > 1e3:
       assert epsilon > mu**2 / 2 + mu * -math.sqrt(-2 * math.log1p(-delta)) * 10 if mu < 1e150 else epsilon > 1e298
 
@@ -219,7 +219,7 @@ class TestLedger:
         use(ledger)
 
   def test_a_certificate_is_refused_to_an_epsilon_that_is_no_number(self, monkeypatch):
-    monkeypatch.setattr(certificate.tradeoff, 'epsilon_of', lambda mu, delta: np.full(3, math.nan))
+    monkeypatch.setattr(tradeoff, 'epsilon_of', lambda mu, delta: np.full(3, math.nan))
     with pytest.raises(ValueError, match='found NaN'):
       certificate.refusals(_ledger(), _FACTS)
 
@@ -288,8 +288,11 @@ class TestFilter:
 
   @pytest.mark.parametrize('stddev', [1e-200, 5e-324])
   def test_counts_with_next_to_no_noise(self, stddev):
+    rule = clip_rules.PrivateQuantile(count_stddev=stddev)
     with pytest.raises(ValueError, match='too small to pay for one noised count'):
-      _certified(clip=clip_rules.PrivateQuantile(count_stddev=stddev))
+      _certified(clip=rule, arithmetic='float')
+    with pytest.raises(ValueError, match='is outside the range of noise in integers, 1/16 to 2\\^29'):
+      _certified(clip=rule)
 
   def test_planning_under_a_correlation_without_a_price(self):
     with pytest.raises(ValueError):

@@ -11,6 +11,7 @@ from quap_tff.common import registry
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import clip_split
 from quap_tff.mechanisms import correlation as correlations
+from quap_tff.mechanisms import privacy_filter
 from quap_tff.mechanisms import weight_rules
 from quap_tff.mechanisms.certified_config import CertifiedConfig
 from quap_tff.mechanisms.layers import Layer
@@ -61,6 +62,8 @@ class TestCertifiedConfig:
       (dict(planned_rounds=[1, 2]), r'planned_rounds must be int\[4\]'),
       (dict(planned_rounds=[1, 2, 3, -1]), r'planned_rounds must be int\[4\]'),
       (dict(planned_rounds=[1.5, 2, 3, 1]), r'planned_rounds must be int\[4\], .* found float64'),
+      (dict(arithmetic='integers'), "Unknown arithmetic 'integers'. Did you mean 'integer'"),
+      (dict(clip=clip_rules.PrivateQuantile(count_stddev=0.06)), 'outside the range of noise in integers, 1/16 to'),
     ],
   )
   def test_what_is_refused(self, overrides, message):
@@ -84,6 +87,34 @@ class TestCertifiedConfig:
     config = _config(clip=clip_rules.PrivateQuantile(count_stddev=4.0))
     # One client moves the centred count by 1/2: μ = 1/8.
     assert config.prices.count_cost == 1 / 64 and config.counts_norms
+
+
+class TestArithmetic:
+  def test_integers_keep_a_part_of_every_budget(self):
+    share = 1 - 2.0**-11
+    for arithmetic, kept in (('integer', share), ('float', 1.0)):
+      config = _config(arithmetic=arithmetic)
+      assert config.prices.limit == privacy_filter.limit_of(3.0 * kept, 1e-5 * kept)
+    assert _config().kept_slack == (3.0 * 2.0**-11, 1e-5 * 2.0**-11)
+    assert _config(own_epsilon=(1.0, 2.0, 3.0, 3.0)).kept_slack.epsilon == 2.0**-11
+    assert _config(arithmetic='float').kept_slack == (0.0, 0.0) == _config(arithmetic='float').slack(10)
+
+  def test_a_client_that_spends_all_is_within_epsilon_with_the_slack(self):
+    for epsilon in (0.1, 3.0, 20.0):
+      config = _config(epsilon=epsilon, num_rounds=60)
+      found = config.slack(2570).of(np.sqrt([config.prices.limit]), config.delta)
+      assert 0.999 * epsilon < found[0] <= epsilon
+
+  def test_releases_are_the_planned_rounds_and_counts_are_draws(self):
+    assert _config(num_rounds=7).most_releases(100) == 7
+    fixed = _config(num_rounds=7)
+    counted = dataclasses.replace(fixed, clip=clip_rules.PrivateQuantile(count_stddev=4.0))
+    assert counted.slack(100).epsilon == pytest.approx(fixed.slack(100).epsilon * 101 / 100, rel=1e-9)
+
+  def test_the_grid_is_that_of_the_noise(self):
+    with pytest.raises(ValueError, match='The grid follows from the noise'):
+      _config(noise_multiplier=None).grid(10)
+    assert _config().grid(64).steps == 4096
 
 
 class TestWeightRules:

@@ -131,11 +131,15 @@ class TestSummands:
   def test_norms_that_are_wrong_do_not_matter(self):
     """The bound is checked in integers, so it does not stand on the floats that clipped."""
     grid, update = integers.Grid(1.0, 2), [tf.constant([3.0, 4.0])]
+    groups, one = _groups('joint', [2]), tf.constant(1.0)
     for norm in (5.0, 4.99, 1.0, 1e-300, 0.0, math.inf, math.nan):
       norms = [tf.constant(norm, tf.float64)]
-      (part,) = grid.summands(update, norms, _groups('joint', [2]), tf.constant(1.0), tf.constant(1.0))
+      (part,) = grid.summands(update, norms, groups, one, one)
       assert _squares([part]) <= grid.steps**2
       assert np.any(part) == (norm == 5.0)
+    # The square of 2^32 steps is 0 in integers of 64 bits.
+    (part,) = grid.summands([tf.constant([2.0**20, 0.0])], [tf.constant(1.0, tf.float64)], groups, one, one)
+    np.testing.assert_array_equal(part, [0, 0])
 
   @pytest.mark.parametrize('weight', [1.0, 0.999999, 1 / 3, 2.0**-12, 1e-3])
   def test_a_bound_that_is_reached_is_not_passed(self, weight):

@@ -64,6 +64,13 @@ def _changed(path, name, change):
   (path / name).write_text(json.dumps(value, ensure_ascii=False), encoding='utf-8')
 
 
+def _upgraded(certificate):
+  """A certificate of version 4 in the fields of version 5, whose page is compared."""
+  certificate['version'] = 5
+  certificate['guarantee'].update(arithmetic='float', trust='server', colluders=[])
+  return certificate
+
+
 def _resealed(path, change):
   """Changes the certificate, and makes its digest anew. Without an audit its page is compared."""
 
@@ -265,7 +272,7 @@ class TestRunsOfExperiments:
       lambda path: _changed(path, 'certificate.json', lambda value: value.update(facts=[])),
       lambda path: _resealed(path, lambda value: value['facts'].update(epsilon=5)),
       lambda path: _resealed(path, lambda value: value['provenance'].pop('code')),
-      lambda path: _resealed(path, lambda value: value['provenance'].pop('run')),
+      lambda path: _resealed(path, lambda value: _upgraded(value)['provenance'].pop('run')),
       lambda path: _resealed(path, lambda value: value['provenance'].update(stretches=5)),
       lambda path: _resealed(path, lambda value: value['achieved'].update(clients=[])),
       _arrays('ledger.npz', lambda arrays: arrays['weights'].__imul__(0.5)),
