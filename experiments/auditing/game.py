@@ -52,9 +52,8 @@ def of_plan(plan: plans.Plan, schedule: Sequence[np.ndarray], draws: int, seed: 
     weights = [planned.weights for planned in planning.planned_rounds(plan.config, schedule)]
     mu = np.sqrt(plan.correlation.squared_norms(schedule, weights, plan.num_clients)) / plan.config.noise_multiplier
     # A private quantile's noised counts are a second mechanism, which this game leaves alone.
-    simulate = (distinguisher.held if plan.holds_noise else distinguisher.certified)(
-      plan.config, schedule, int(mu.argmax()), seed
-    )
+    simulate: Any = distinguisher.held if plan.holds_noise else distinguisher.certified
+    simulate = simulate(plan.config, schedule, int(mu.argmax()), seed)
     return Game(float(mu.max()), simulate)
   if plan.stock_aggregator is not None:
     return _of_stock(plan, schedule, draws)

@@ -147,6 +147,14 @@ def held(
   layers = [layers_lib.Layer('seen', (0,), False)]
   rounds_of = functools.lru_cache(lambda draws: config.for_model([tf.TensorSpec([draws], tf.float64)], layers))
 
+  @functools.lru_cache
+  def added(draws):
+    def contribution(update, key, own):
+      report = rounds_of(draws).report(None, dict(client_id=0, noise_key=key), {})
+      return rounds_of(draws).contribution({0: update}, report, {}, own)[0][0]
+
+    return tf.function(contribution)
+
   def start(draws):
     generator = np.random.default_rng(next(calls))
     return rounds_of(draws).initial_state(), generator.integers(-(2**63), 2**63, [config.num_clients, 4])
@@ -159,9 +167,7 @@ def held(
     total, others, known = tf.zeros([draws], tf.int64), np.zeros(draws), tf.zeros([draws], tf.int64)
     for client in cohort:
       own = mechanism.own_told(told, tf.constant(client, tf.int64))
-      update = tf.zeros([draws], tf.float64)
-      report = rounds.report(None, dict(client_id=client, noise_key=tf.constant(keys[client])), {})
-      (noise,), _ = rounds.contribution({0: update}, report, {}, own)
+      noise = added(draws)(tf.zeros([draws], tf.float64), tf.constant(keys[client]), own)
       total += noise
       if client in colluders:
         known += noise
