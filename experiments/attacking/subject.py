@@ -54,11 +54,20 @@ def experiment_of(variant: Variant, flags: Mapping[str, Any]) -> setup.Experimen
   Args:
     variant: The method and its noise.
     flags: The other flags of `experiments.train`, by name.
+
+  Raises:
+    ValueError: If clients hold the noise.
   """
   # 2 where sums are divided by a number that is planned for all clients, of whom only the members come.
   rate = 2.0 if methods.parse(variant.spec).divides_by_planned_cohort else 1.0
   own = dict(algorithm=variant.spec, epsilon=variant.epsilon, calibration=variant.calibration)
-  return setup.from_flags({**flags, **own, 'server_optimizer': f'sgd:learning_rate={rate}'})
+  found = setup.from_flags({**flags, **own, 'server_optimizer': f'sgd:learning_rate={rate}'})
+  if found.plan.holds_noise:
+    raise ValueError(
+      f'{variant.spec}: where clients hold the noise, those that stay away take theirs with them, and models of '
+      'members alone would have less of it. experiments.audit measures what such a run gives away.'
+    )
+  return found
 
 
 def account_of(experiment: setup.Experiment, process: Any, pool: worlds_lib.Pool) -> Account:

@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from quap_tff import plans
 from quap_tff.mechanisms import layers as layers_lib
-from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms import playing
 
 CLIENT_UPDATE, AGGREGATE = 'client_update', 'aggregate'
@@ -71,12 +70,12 @@ def observe(
     )
   updates = [[tf.convert_to_tensor(u, tf.float32) for u in update] for update in updates]
   rounds = plan.config.for_model([tf.TensorSpec(u.shape, u.dtype) for u in updates[0]], layers)
-  state = rounds.initial_state()._replace(noise=mechanism.initial_noise(seed))
+  state = rounds.initial_state()._replace(noise=rounds.initial_noise(seed))
   played = playing.play_round(rounds, state, updates, list(client_ids))
   clip, sigma = float(played.admitted.clip), float(played.admitted.sigma)
   critical = sorted(layers_lib.critical_indices(layers, facts.noised_layers))
   noised = frozenset(critical if float(played.admitted.noise_multiplier) else ())
-  first = [np.asarray(u, np.float64) for u in played.sent[0]]
+  first = [np.asarray(u, np.float64) * rounds.sum_unit(clip) for u in played.sent[0]]
   first, own_noise = first[: len(updates[0])], first[len(updates[0]) :]
   for index, drawn in zip(critical, own_noise):
     first[index] = first[index] + drawn

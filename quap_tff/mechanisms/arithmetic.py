@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Sequence
 import math
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -38,8 +38,8 @@ class Arithmetic(abc.ABC):
     self.config, self.specs = config, specs
 
   @abc.abstractmethod
-  def initial_noise(self) -> mechanism.NoiseState:
-    """The noise state before round 1."""
+  def initial_noise(self, seed: Optional[int]) -> mechanism.NoiseState:
+    """The noise state before round 1. Without a seed, it comes from the operating system's entropy."""
 
   @abc.abstractmethod
   def initial_buffers(self) -> list[Any]:
@@ -52,8 +52,13 @@ class Arithmetic(abc.ABC):
     """A client's part of the sum, with each group clipped; zeros if an entry is not finite."""
 
   @abc.abstractmethod
+  def sum_unit(self, clip: float) -> float:
+    """The unit of sums at a clipping norm, in units of updates."""
+
   def summed(self, value: Any, clip: float) -> Any:
     """A sum of updates, float64 of any shape, as `noised` takes it."""
+    total = tf.constant(value, tf.float64) / self.sum_unit(clip)
+    return tf.cast(tf.round(total), self.sum_dtype) if self.sum_dtype == np.int64 else total
 
   @abc.abstractmethod
   def of_round(self, noise: mechanism.NoiseState, client_ids: Any) -> Any:
@@ -92,8 +97,8 @@ class Floats(Arithmetic):
 
   sum_dtype = np.float64
 
-  def initial_noise(self) -> mechanism.NoiseState:
-    return mechanism.initial_noise(self.config.noise_seed)
+  def initial_noise(self, seed: Optional[int]) -> mechanism.NoiseState:
+    return mechanism.initial_noise(seed)
 
   def initial_buffers(self) -> list[Any]:
     count = self.config.correlation.num_buffers
@@ -114,8 +119,8 @@ class Floats(Arithmetic):
         result[index] = tf.where(keeps, clipped, tf.zeros_like(tensor))
     return list(result.values())
 
-  def summed(self, value: Any, clip: float) -> Any:
-    return tf.constant(value, tf.float64)
+  def sum_unit(self, clip: float) -> float:
+    return 1.0
 
   def of_round(self, noise: mechanism.NoiseState, client_ids: Any) -> Any:
     return seeds.fold_in(noise.seed, noise.counter, _cohort_hash(client_ids))
@@ -151,8 +156,8 @@ class Integers(Arithmetic):
     config.slack(size)  # Refuses what cannot be paid for.
     self.grid, self._most_releases = config.grid(size), config.most_releases(size)
 
-  def initial_noise(self) -> mechanism.NoiseState:
-    key = chacha20.initial_key(self.config.noise_seed, seeds.STREAMS['mechanism'])
+  def initial_noise(self, seed: Optional[int]) -> mechanism.NoiseState:
+    key = chacha20.initial_key(seed, seeds.STREAMS['mechanism'])
     return mechanism.NoiseState(seed=key, counter=tf.constant(0, tf.int64))
 
   def initial_buffers(self) -> list[Any]:
@@ -163,8 +168,8 @@ class Integers(Arithmetic):
   ) -> list[Any]:
     return self.grid.summands(list(update.values()), norms, groups, weight, clip)
 
-  def summed(self, value: Any, clip: float) -> Any:
-    return tf.cast(tf.round(tf.constant(value, tf.float64) * (self.grid.steps / clip)), tf.int64)
+  def sum_unit(self, clip: float) -> float:
+    return clip / self.grid.steps
 
   def of_round(self, noise: mechanism.NoiseState, client_ids: Any) -> Any:
     limit = tf.constant(self._most_releases, tf.int64)

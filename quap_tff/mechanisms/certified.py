@@ -97,7 +97,7 @@ class CertifiedRounds(mechanism.Rounds):
       round=tf.constant(0, tf.int32),
       participation=mechanism.initial_participation(config),
       clip=tf.constant(config.clip.initial_norm, tf.float32),
-      noise=self.arithmetic.initial_noise(),
+      noise=self.initial_noise(config.noise_seed),
       buffers=self.arithmetic.initial_buffers(),
       # Made by tf.zeros, so that the graph does not contain whole arrays.
       accounts=tf.nest.map_structure(
@@ -105,6 +105,12 @@ class CertifiedRounds(mechanism.Rounds):
       ),
       weights=tf.zeros([config.num_clients], tf.float32),
     )
+
+  def initial_noise(self, seed: Optional[int]) -> mechanism.NoiseState:
+    return self.arithmetic.initial_noise(seed)
+
+  def sum_unit(self, clip: float) -> float:
+    return self.arithmetic.sum_unit(clip)
 
   def report(self, update: Optional[list[Any]], own: mechanism.Struct, announced: mechanism.Struct) -> mechanism.Struct:
     return collections.OrderedDict(client_id=own['client_id'])

@@ -29,6 +29,8 @@ held = lazy.module('quap_tff.mechanisms.held')
 # Up to this norm float32 does not overflow, whatever the noise multiplier and the weight.
 LARGEST_CLIP = 1e20
 # The ledger takes no budget of 0, which is what a client of weight 0 has spent.
+# The least standard deviation of a client's noise in grid steps. What its discreteness costs falls with the square.
+_SHARE_STEPS = 2.0**20
 # The variance of a client's noise in one release, per s²: at least (1-λ)² + λ.
 _LEAST_SHARE = 0.75
 _NOTHING = float(np.finfo(np.float64).tiny)
@@ -274,7 +276,7 @@ class CertifiedConfig(mechanism.Mechanism):
       raise ValueError('The grid follows from the noise. Give noise_multiplier, or calibrate it on a schedule.')
     if self.holds_noise:
       smallest = min(stddev for stddev in self.share_stddevs if stddev)
-      grid = integers.Grid(smallest, num_weights)
+      grid = integers.Grid(smallest, num_weights, smallest_stddev=_SHARE_STEPS)
     else:
       grid = integers.Grid(self.noise_multiplier, num_weights, self.correlation, self.num_rounds)
     grid.check_sum(self.num_clients)

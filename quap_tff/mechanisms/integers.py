@@ -65,12 +65,14 @@ class Grid:
     num_weights: d.
     correlation: The correlation of the noise.
     num_releases: The most releases; None if there is no limit, which correlated noise does not allow.
+    smallest_stddev: The least standard deviation of the noise in grid steps.
   """
 
   noise_multiplier: float
   num_weights: int
   correlation: correlations.Correlation = correlations.Independent()
   num_releases: Optional[int] = None
+  smallest_stddev: float = integer_noise.SMALLEST_STDDEV
 
   def __post_init__(self):
     if self.correlation.num_buffers and self.num_releases is None:
@@ -95,7 +97,7 @@ class Grid:
   def steps(self) -> int:
     """K, the number of grid steps in the clipping norm."""
     # With 512·√d steps, rounding a client's entries costs at most a thousandth of its bound at weight 1.
-    return math.ceil(max(_STEPS * math.sqrt(self.num_weights), integer_noise.SMALLEST_STDDEV / self.noise_multiplier))
+    return math.ceil(max(_STEPS * math.sqrt(self.num_weights), self.smallest_stddev / self.noise_multiplier))
 
   @property
   def _releases(self) -> int:

@@ -263,6 +263,15 @@ class Rounds(abc.ABC):
   def initial_state(self) -> Any:
     """The server's state before round 1. It is enough to compute the noise: keep it as secret as clients' data."""
 
+  def initial_noise(self, seed: Optional[int]) -> NoiseState:
+    """The noise state before round 1 with another seed, for a mechanism whose server draws noise."""
+    return initial_noise(seed)
+
+  def sum_unit(self, clip: float) -> float:
+    """The unit of contributions and sums at a clipping norm, in units of updates."""
+    del clip
+    return 1.0
+
   def announce(self, state: Any) -> Struct:
     """The server's message to every client before the round; may be empty."""
     del state
