@@ -32,8 +32,8 @@ _SPLIT = {True: 'All layers are clipped by their joint norm.', False: 'Each laye
 class CertifiedPlan(plan.Plan):
   """A certified run: its noise and divisor are chosen here, before training, from the planned cohorts.
 
-  With `trust='secure_sum'`, one client's data are `<client_id=int64*, noise_key=int64*, examples=D*>`: each client draws
-  the noise from a key of its own, four numbers of 64 random bits.
+  With `trust='secure_sum'`, each client draws its noise from a key of its own, four numbers of 64 random bits. One
+  client's data are then `<client_id=int64*, noise_key=int64*, examples=D*>`.
 
   The account assumes that who comes is known. Noise that is calibrated on the cohorts depends on them, so sampling
   amplifies nothing. A run that ends early is bounded by what the filter lets each client spend.
