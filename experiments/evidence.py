@@ -138,7 +138,7 @@ def check_before(experiment: Any, run: run_lib.Run) -> None:
 def planned_ledger(plan: plans.CertifiedPlan) -> accounting.RunLedger:
   """The ledger of the planned rounds. Its nominal budgets say nothing, and its clipping norms are the first."""
   config, ledger = plan.config, plan.new_ledger()
-  for cohort, planned in zip(plan.schedule, planning.planned_rounds(config, plan.schedule)):
+  for cohort, planned in zip(plan.expected, planning.planned_rounds(config, plan.expected)):
     ledger.append(
       accounting.RoundRecord(
         cohort=cohort,

@@ -90,6 +90,11 @@ class CertifiedPlan(plan.Plan):
         f'them, found {max(self.colluders):,}.'
       )
 
+  @property
+  def expected(self) -> list[np.ndarray]:
+    """int64[M_t], the clients of each planned round, as far as this is known: those who come, or those drawn."""
+    return list(self.schedule if self._attendance is None else self._attendance)
+
   def _comes(self, index: int, clients: np.ndarray) -> bool:
     """Whether these may be the clients of a round."""
     if self._attendance is None:
