@@ -227,17 +227,17 @@ class TestCertified:
 
     visit(tff.backends.native.desugar_and_transform_to_native(certified.next).to_building_block())
     # `<>` are the metrics.
-    assert members == {'<client_id=int64>', '<float32[1,20],float32[20,20]>', '<>'}
+    assert members == {'<client_id=int64>', '<int32[1,20],int32[20,20]>', '<>'}
 
   def test_clients_data_change_nothing_but_the_weights(self, certified):
     state = certified.initialize()
     quiet, loud = certified.next(state, [_twenty(3)]), certified.next(state, [_twenty(3, 5.0, 7.0)])
     tf.nest.map_structure(np.testing.assert_array_equal, loud.metrics, quiet.metrics)
     tf.nest.map_structure(np.testing.assert_array_equal, loud.state.aggregator, quiet.state.aggregator)
-    # By no more than w·C/D = 1/2.
+    # By no more than w·C/D = 1/2, and by little less: rounding to the grid has room.
     both = zip(linear_model.weights(certified, loud.state), linear_model.weights(certified, quiet.state))
     moved = math.sqrt(sum(np.sum(np.square(a - b, dtype=np.float64)) for a, b in both))
-    assert moved == pytest.approx(0.5, rel=1e-5)
+    assert 0.499 < moved <= 0.5
 
   def test_noise_is_on_every_layer_and_the_same_after_resuming(self, certified):
     state = certified.initialize()

@@ -156,7 +156,7 @@ _PLANS = {
     'CertifiedConfig(num_clients=3, epsilon=3.0, delta=1e-05, noise_multiplier=4.0, correlation=Ar1(decay=0.5), '
     f'divisor=2.0, num_rounds=2, weights=Uniform(), participation={_RATES}, clip=Fixed(norm=1.0), '
     "clip_split='joint', planned_rounds=None, planned_costs=None, own_epsilon=None, noise_seed=None, "
-    "arithmetic='integer')",
+    "arithmetic='integer', trust='server', planned_weights=None, most_clients=None, dropout=0.0)",
   ),
   'lee_kifer': (
     lambda: plans.LeeKiferPlan(line_search.LineSearchConfig(8, 2.0, 1e-5, 4, noise_seed=3)),
