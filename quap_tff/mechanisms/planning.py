@@ -104,6 +104,27 @@ def calibrated(
   return Planned(found.config, found.averaging)
 
 
+def share_of_ceiling(planned: Planned, cohorts: Sequence[Any]) -> float:
+  """The signal-to-noise ratio of what is published, as a share of what no mechanism can exceed for these cohorts.
+
+      Σ_t v_t·Σ_i w_i(t) / √(vᵀΣv)  ≤  Σ_i μ_i
+
+  v_t is the share of round t in what is published, without a pull, Σ is the covariance of the noise, and μ_i the
+  largest μ of each client that takes part. The bound is that of Cauchy and Schwarz.
+
+  Args:
+    planned: From `calibrated`.
+    cohorts: int[M_t], the schedule, in which every round has clients.
+  """
+  config = planned.config
+  sums = np.array([one.weights.sum(dtype=np.float64) for one in planned_rounds(config, cohorts)])
+  published = np.cumsum(planned.averaging.shares(len(cohorts))[::-1])[::-1]
+  covariance = config.correlation.covariance(cohorts, [config.noise_multiplier] * len(cohorts))
+  limits = np.broadcast_to(np.sqrt(config.prices.limit), [config.num_clients])
+  ceiling = limits[np.unique(np.concatenate(cohorts))].sum()
+  return float(published @ sums / math.sqrt(published @ covariance @ published) / ceiling)
+
+
 def _held(config, cohorts, averaging) -> Planned:
   """The plan of noise that clients hold."""
   averages = averaging.candidates(len(cohorts))

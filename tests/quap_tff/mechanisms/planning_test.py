@@ -236,3 +236,28 @@ class TestPopulation:
       entries = slice(*ledger.state_dict()['offsets'][index : index + 2])
       np.testing.assert_allclose(ledger.state_dict()['weights'][entries], planned.weights, rtol=1e-6)
     assert planned.spent_max == pytest.approx(float(np.max(state.accounts.spent)) / config.prices.limit, rel=1e-6)
+
+
+class TestShareOfCeiling:
+  def test_everyone_in_one_round_reaches_it(self):
+    config = CertifiedConfig(num_clients=4, epsilon=3.0, delta=1e-5, weights=weight_rules.Uniform())
+    planned = planning.calibrated(config, [range(4)])
+    assert planning.share_of_ceiling(planned, [range(4)]) == pytest.approx(1, rel=1e-6)
+
+  def test_independent_noise_of_a_last_iterate(self):
+    # Every round has a new client alone, so each spends its limit at once: T·μ/√T of T·μ.
+    config = CertifiedConfig(num_clients=4, epsilon=3.0, delta=1e-5, weights=weight_rules.Uniform())
+    cohorts = [[0], [1], [2], [3]]
+    assert planning.share_of_ceiling(planning.calibrated(config, cohorts), cohorts) == pytest.approx(0.5, rel=1e-6)
+
+  @pytest.mark.parametrize('trust', ['server', 'secure_sum'])
+  def test_correlated_noise_comes_nearer_and_does_not_pass_it(self, trust):
+    rng = np.random.default_rng(0)
+    cohorts = [np.sort(rng.choice(20, 8, replace=False)) for _ in range(30)]
+    shares = []
+    for decay in (0.0, None):
+      noise = correlations.Ar1(decay) if trust == 'server' else correlations.Held(decay)
+      rule = weight_rules.SpendEvenly() if trust == 'server' else weight_rules.Uniform()
+      config = CertifiedConfig(num_clients=20, epsilon=3.0, delta=1e-5, correlation=noise, weights=rule, trust=trust)
+      shares.append(planning.share_of_ceiling(planning.calibrated(config, cohorts, postprocessing.Planned()), cohorts))
+    assert 1.2 * shares[0] < shares[1] <= 1
