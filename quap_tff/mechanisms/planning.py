@@ -119,7 +119,8 @@ def share_of_ceiling(planned: Planned, cohorts: Sequence[Any]) -> float:
   config = planned.config
   sums = np.array([one.weights.sum(dtype=np.float64) for one in planned_rounds(config, cohorts)])
   published = np.cumsum(planned.averaging.shares(len(cohorts))[::-1])[::-1]
-  covariance = config.correlation.covariance(cohorts, [config.noise_multiplier] * len(cohorts))
+  multiplier = config.prices.noise_multiplier
+  covariance = config.correlation.covariance(cohorts, [multiplier] * len(cohorts))
   limits = np.broadcast_to(np.sqrt(config.prices.limit), [config.num_clients])
   ceiling = limits[np.unique(np.concatenate(cohorts))].sum()
   return float(published @ sums / math.sqrt(published @ covariance @ published) / ceiling)
