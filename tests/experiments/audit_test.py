@@ -72,6 +72,18 @@ def _signed(audited, tmp_path):
   return audited, private, public
 
 
+@pytest.mark.slow
+def test_a_run_without_a_trusted_server(tmp_path, capsys):
+  held = '--algorithm=certified:trust=secure_sum,noise=held,clip=0.5'
+  assert harness.main(*harness.TINY, held, '--rounds=4', f'--output_dir={tmp_path / "held"}') == 0
+  assert _audit(str(tmp_path / 'held'), *_SMALL) == 0
+  found = _kept(tmp_path / 'held')
+  assert found['epsilon_lower_bound'] <= found['claimed_epsilon']
+  assert found['game']['mu_estimate'] == pytest.approx(found['game']['claimed_mu'], rel=0.08)
+  assert verify.main(['verify', str(tmp_path / 'held')]) == 0
+  assert 'does not refute' in capsys.readouterr().out
+
+
 def _kept(path):
   return json.loads((path / record.AUDIT).read_text(encoding='utf-8'))
 

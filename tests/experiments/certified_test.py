@@ -1,5 +1,6 @@
 """Certified runs as a user makes them: what they write, when there is a certificate, that nobody passes the budget."""
 
+import hashlib
 import json
 import math
 import shutil
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from experiments import client_keys
 from experiments import command_line
 from experiments import evidence
 from experiments import predict
@@ -238,3 +240,65 @@ class TestCalibration:
   def test_bad_parameters(self, spec, message):
     with pytest.raises(ValueError, match=message):
       _experiment(f'--algorithm={spec}')
+
+
+_HELD = '--algorithm=certified:trust=secure_sum,noise=held,clip=0.5'
+
+
+@pytest.mark.slow
+class TestSecureSum:
+  def test_with_dropout_the_certificate_is_of_those_who_came(self, tmp_path, capsys):
+    output = tmp_path / 'held'
+    arguments = (*harness.TINY, f'{_HELD},colluders=1', '--rounds=4', '--dropout=bernoulli:rate=0.3')
+    assert harness.main(*arguments, f'--output_dir={output}') == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])['trust'] == 'secure_sum'
+    rows = harness.table(output / 'metrics.csv')
+    assert sum(int(row['dropped_out']) for row in rows) > 0
+    certificate = json.loads((output / 'certificate.json').read_text(encoding='utf-8'))
+    guarantee = certificate['guarantee']
+    assert (guarantee['trust'], guarantee['arithmetic']) == ('secure_sum', 'integer')
+    [against_one] = guarantee['colluders']
+    assert against_one['clients'] == 1 and against_one['epsilon'] > certificate['achieved']['epsilon_max']
+    assert verify.main(['verify', str(output)]) == 0
+
+  def test_a_resumed_run_has_the_keys_that_it_began_with(self, tmp_path):
+    arguments = (*harness.TINY, _HELD, '--rounds=3', f'--output_dir={tmp_path / "held"}')
+    assert harness.main(*arguments, '--stop_after=1') == 0
+    secret = (tmp_path / 'held' / 'checkpoints' / 'client_keys').read_bytes()
+    assert client_keys.ClientKeys(None, str(tmp_path / 'held' / 'checkpoints')).of(3).tolist() == (
+      np.frombuffer(hashlib.sha256(secret + b' client 3').digest(), np.int64).tolist()
+    )
+    assert harness.main(*arguments) == 0
+    assert not (tmp_path / 'held' / 'checkpoints').exists()
+
+  def test_keys_from_a_seed_are_those_of_a_rehearsal(self):
+    one, other = client_keys.ClientKeys(5), client_keys.ClientKeys(6)
+    assert one.of(1).tolist() == client_keys.ClientKeys(5).of(1).tolist() != other.of(1).tolist()
+    assert one.of(1).tolist() != one.of(2).tolist() and one.of(1).shape == (4,)
+    assert client_keys.ClientKeys(None).of(1).tolist() != client_keys.ClientKeys(None).of(1).tolist()
+
+  @pytest.mark.parametrize(
+    'parameters, message',
+    [
+      ('trust=secure_sum,noise=blt', 'noise=blt needs a server'),
+      ('trust=secure_sum,noise=ar1', 'noise=ar1 needs a server'),
+      ('trust=secure_sum,weights=worst_case', 'weights=worst_case'),
+      ('trust=secure_sum,quantile=0.5', 'counts of norms'),
+      ('trust=secure_sum,arithmetic=float', 'sum of integers'),
+      ('trust=secure_sum,noise_multiplier=2', 'planned from the schedule'),
+      ('trust=secure_sum,colluders=0', 'colluders'),
+      ('trust=secure_sum,colluders=1000', 'at most'),
+      ('trust=secure_sum,noise=held:decay=2', 'decay'),
+      ('noise=held', 'trust=secure_sum'),
+      ('colluders=3', 'trust=secure_sum'),
+      ('trust=everyone', 'trust'),
+      ('arithmetic=decimal', 'arithmetic'),
+    ],
+  )
+  def test_bad_parameters(self, parameters, message):
+    with pytest.raises(ValueError, match=message):
+      _experiment(f'--algorithm=certified:{parameters}')
+
+  def test_independent_shares(self):
+    config = _experiment('--algorithm=certified:trust=secure_sum').plan.config
+    assert config.correlation.decay == 0 and config.holds_noise

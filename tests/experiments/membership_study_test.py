@@ -201,6 +201,10 @@ class TestSubject:
     variant = subject.Variant(spec, 1.0, 'documents', ())
     return subject.experiment_of(variant, dataclasses.replace(TINY, **settings).flags)
 
+  def test_noise_that_clients_hold_is_refused(self):
+    with pytest.raises(ValueError, match='experiments.audit'):
+      self._experiment('certified:trust=secure_sum,noise=held', rounds=2)
+
   def test_only_members_train_and_the_noise_is_new_for_each_model(self):
     experiment = self._experiment('fixed_dp')
     pool = worlds.Pool(worlds.few_examples(experiment.federation.clients, 4, 42), [np.arange(10)] * 2)
