@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import types
 
 import numpy as np
 import pytest
@@ -229,8 +230,9 @@ class TestSubject:
     'spec, rate', [('fedavg', 1.0), ('fixed_dp', 1.0), ('tff_dp_fedavg', 2.0), ('certified:certificate=false', 2.0)]
   )
   def test_steps_are_as_long_where_sums_are_divided_by_the_planned_number(self, monkeypatch, spec, rate):
-    monkeypatch.setattr(setup, 'from_flags', lambda values: values['server_optimizer'])
-    assert self._experiment(spec) == f'sgd:learning_rate={rate}'
+    plan = types.SimpleNamespace(holds_noise=False)
+    monkeypatch.setattr(setup, 'from_flags', lambda values: types.SimpleNamespace(plan=plan, values=values))
+    assert self._experiment(spec).values['server_optimizer'] == f'sgd:learning_rate={rate}'
 
   def test_the_layers_without_noise_leave_no_real_epsilon(self):
     experiment = self._experiment('quap', model='digits_cnn')
