@@ -1,17 +1,17 @@
 """One round of the certified mechanism without a trusted server: clients hold the noise, and the sum is a secure one.
 
   client i:  its id                                                     `report`
-  server:    w_i from the plan, and s, the last round in which i sent    `admit`
+  server:    w_i from the plan, and p, i's last round that was released  `admit`
              whether everyone's exact account allows the round
-  client i:  x_i + V_{i,t} + W_{i,t} - W_{i,s}, all integers             `contribution`
+  client i:  x_i + V_{i,t} + W_{i,t} - W_{i,p}, all integers             `contribution`
   server:    C/(K·D)·Σ (…), from the secure sum alone                   `release`
 
 V and W are discrete Gaussians of (1-λ)·s·K and √λ·s·K grid steps, drawn from a key that only the client has
 (`quap_tff.mechanisms.held_noise` has the account). A round that somebody's budget does not pay for is not released: its
-clients send nothing, and it counts for nobody. Who comes decides that, so it reveals nothing.
+clients send nothing, and it counts for nobody. Participation alone decides this, so it reveals nothing.
 
 The numbers of rounds name the draws, so a client that is asked twice for a round would send the same noise twice. It
-must not answer a round up to the last that it has answered: this number is all that it remembers. It is public.
+must answer only rounds after the last one that it answered. That number is public, and all it has to remember.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ class HeldRounds(mechanism.Rounds):
     return [tf.cast(x, tf.int64) + tf.reshape(n, x.shape) for x, n in zip(own, noise)], collections.OrderedDict()
 
   def _noise(self, key, round_num, previous_round):
-    """V_t + W_t - W_s, int64[d]; W_s is left out if there was no round s."""
+    """V_t + W_t - W_p, int64[d]. W_p is left out if the client was in no release before."""
     size = self.grid.num_weights
     streams = [integer_noise.Stream(_FRESH, round_num)]
     if self._taken_back is not None:

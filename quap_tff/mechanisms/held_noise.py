@@ -5,10 +5,11 @@
     μ_i² = w_iᵀ·Σ⁻¹·w_i / s²
 
 n_i(r) is what client i adds in the r-th round in which it really sends something, and t_r is that round. V has standard
-deviation (1-λ)·s and W has √λ·s in each coordinate, in units of the clipping norm. All are independent, and only the
+deviation (1-λ)·s and W has √λ·s in each coordinate, in units of the clipping norm. All are
+independent Gaussians. Only the
 client has the key from which they are drawn. So it draws W_{i,r-1} again and keeps nothing else. S_t are the clients
 that really came. Σ is the covariance of the noise in the releases, per s². It follows from participation alone.
-The last W of a client has no e_{t_{r+1}}. λ is the `decay`: a round takes back a share λ of what the client's last
+The last W of a client has no e_{t_{r+1}}. λ is the `decay`: each round takes back the W that the client's last
 round added.
 
 Σ has no positive entry off its diagonal, so no entry of Σ⁻¹ is negative, and μ_i is exact: a client whose updates all
@@ -233,7 +234,7 @@ def mu_against(account: Account, colluders: Any) -> np.ndarray:
 
   Args:
     account: What was released.
-    colluders: int[K], the clients that collude. For them themselves nothing is claimed: they have +inf.
+    colluders: int[K], the clients that collude. Nothing is claimed for the colluders: their value is +inf.
 
   Raises:
     ValueError: If `colluders` are not distinct ids of clients.

@@ -8,7 +8,7 @@ N(0, σ²) lies within 1/2 of c; for discrete Gaussians, to exp(-c²/2σ²).
 A table cuts the 2^63 values of a random word into bands. A band has some magnitudes, and each of them has as many words
 as the largest θ of the band, rounded up. The word says the magnitude; a second word says the sign, and whether the
 draw is kept, which has the probability θ(c) over the magnitude's number of words. So each k is drawn with a probability
-proportional to θ(k + shift), whatever the table is. Draws that are not kept, about one in thirty, are made again.
+proportional to θ(k + shift), whatever the table is. Draws that are not kept, about one in 25, are made again.
 
 Rounding moves θ by a factor within 1 ± `RELATIVE_ERROR`, for all σ. (Φ⁻¹ of a uniform number would have an error that
 grows with σ, because the ends of each unit cell move.) docs/privacy.md has the proof and what it costs.
@@ -193,7 +193,7 @@ class Sampler:
 
 
 def stream_words(key: tf.Tensor, streams: Sequence[Stream], count: Any, index: Any = 0) -> tf.Tensor:
-  """int64[K, n]: words of K streams, enough for `count` draws of each but in a share of cases that is of no account.
+  """int64[K, n]: words of K streams, enough for `count` draws of each, except in negligibly few cases.
 
   Args:
     key: int64[4].

@@ -47,7 +47,7 @@ _COMPUTED_RELEASES = 10_000
 
 
 def most_draws(epsilon: float) -> int:
-  """The most draws of noise for which half of what is kept of ε, and of δ, pays."""
+  """The largest number of draws whose cost fits into half of the share of ε and of δ that is kept for rounding."""
   return int(RESERVE * min(epsilon, 2.0) / (4 * integer_noise.RELATIVE_ERROR))
 
 
@@ -238,7 +238,7 @@ class Grid:
 
 
 def count_noise(key: Any, stddev: float) -> Any:
-  """float64 scalar: noise on a count in multiples of 1/2, a multiple of 2^-16. Their sum is exact in float64.
+  """float64 scalar: noise for a count, in multiples of 2^-16. A count (a multiple of 1/2) plus it is exact in float64.
 
   Args:
     key: int64[4].
