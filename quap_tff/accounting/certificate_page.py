@@ -124,6 +124,7 @@ _READING = (
   'The run ended before its plan. The figures that follow in this table, and the histogram, are what the '
   'account said at that moment. They are not a guarantee, because the moment may depend on what was released.',
 )
+_TRUST = {'server': 'the server sees updates', 'secure_sum': 'the server sees secure sums alone'}
 # The units of the histogram are nearly a narrow screen's pixels. The template holds the rest of the drawing.
 _LEFT, _WIDTH, _BOTTOM, _HEIGHT = 28, 316, 216, 146
 
@@ -211,6 +212,12 @@ def _figures(certificate) -> list[tuple[str, str]]:
     *(
       ('Own bound', f'ε = {rounding.up(own["epsilon"], 15)} for {own["clients"]:,} clients')
       for own in guarantee['own_bounds']
+    ),
+    # Earlier versions have neither.
+    *([('Trust', _TRUST[guarantee['trust']])] if 'trust' in guarantee else []),
+    *(
+      (f'Colluders: {one["clients"]:,}', f'ε = {rounding.up(one["epsilon"], 6)}, whichever other clients they are')
+      for one in guarantee.get('colluders', ())
     ),
     *([_READING] if achieved.get('is_reading', False) else []),
     ('Largest spent', most),

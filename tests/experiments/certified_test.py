@@ -259,6 +259,7 @@ class TestSecureSum:
     assert (guarantee['trust'], guarantee['arithmetic']) == ('secure_sum', 'integer')
     [against_one] = guarantee['colluders']
     assert against_one['clients'] == 1 and against_one['epsilon'] > certificate['achieved']['epsilon_max']
+    assert 'Colluders: 1<' in (output / 'certificate.html').read_text(encoding='utf-8')
     assert verify.main(['verify', str(output)]) == 0
 
   def test_a_resumed_run_has_the_keys_that_it_began_with(self, tmp_path):
