@@ -80,11 +80,7 @@ class CertifiedRounds(mechanism.Rounds):
   tells = True
 
   def __init__(self, config: configs.CertifiedConfig, specs: Sequence[Any], layers: Sequence[layers_lib.Layer]):
-    if any(spec.dtype not in (tf.float32, tf.float64) for spec in specs):
-      raise TypeError(
-        f'Updates must be float32 or float64, found {[spec.dtype.name for spec in specs]}. With fewer bits, rounding '
-        'could make an update larger than its clipping norm.'
-      )
+    check_dtypes(specs)
     self.config, self.specs = config, specs
     self.groups = clip_split.clip_groups(config.clip_split, [math.prod(spec.shape) for spec in specs], layers)
     self.collects_late = config.counts_norms
@@ -135,38 +131,11 @@ class CertifiedRounds(mechanism.Rounds):
     accounts = tf.nest.map_structure(
       lambda part, new: tf.tensor_scatter_nd_update(part, places, new), state.accounts, own
     )
-    releases = tf.reduce_any(weights > 0)
-    multiplier = tf.where(releases, tf.constant(config.noise_multiplier, tf.float64), 0.0)
-    sigma = tf.cast(multiplier * tf.cast(state.clip, tf.float64) / config.divisor, tf.float32)
-    size = tf.size(weights)
-    return mechanism.Round(
-      client_ids=client_ids,
-      weights=weights,
-      clip=state.clip,
-      noise_multiplier=multiplier,
-      sigma=sigma,
-      after=ServerState(
-        round=round_num,
-        participation=participation,
-        clip=state.clip,
-        noise=state.noise._replace(counter=state.noise.counter + tf.cast(releases, tf.int64)),
-        buffers=state.buffers,
-        accounts=accounts,
-        weights=tf.scatter_nd(places, weights, [tf.constant(config.num_clients, tf.int64)]),
-      ),
-      metrics=collections.OrderedDict(
-        round=round_num,
-        cohort_size=size,
-        clipping_norm=state.clip,
-        noise_multiplier=tf.cast(multiplier, tf.float32),
-        sigma=sigma,
-        exhausted_clients=tf.reduce_sum(tf.cast(tf.equal(weights, 0), tf.int32)),
-        weight_mean=tf.math.divide_no_nan(tf.reduce_sum(weights), tf.cast(size, tf.float32)),
-        weight_min=tf.where(size > 0, tf.reduce_min(weights), 0.0),
-        spent_max=tf.cast(tf.reduce_max(accounts.spent / config.prices.limit), tf.float32),
-        **mechanism.participation_metrics(config, participation, round_num),
-      ),
+    after = state._replace(
+      noise=state.noise._replace(counter=state.noise.counter + tf.cast(tf.reduce_any(weights > 0), tf.int64)),
+      accounts=accounts,
     )
+    return admitted(config, client_ids, weights, participation, after, accounts.spent)
 
   def tell(self, state: Any, admitted: mechanism.Round) -> mechanism.Struct:
     return collections.OrderedDict(weights=admitted.weights, clip=admitted.clip)
@@ -210,3 +179,52 @@ class CertifiedRounds(mechanism.Rounds):
     noised, buffers = self.arithmetic.noised(seed, total, state.buffers, state.clip, admitted.noise_multiplier)
     result = [tf.cast(one / config.divisor, spec.dtype) for one, spec in zip(noised, self.specs)]
     return after._replace(buffers=buffers), result, admitted.metrics
+
+
+def admitted(
+  config: configs.CertifiedConfig, client_ids: Any, weights: Any, participation: Any, state: Any, spent: Any
+) -> mechanism.Round:
+  """A round whose weights are decided. The server or the clients draw its noise.
+
+  Args:
+    config: The mechanism.
+    client_ids: int64[M], the cohort, checked.
+    weights: float32[M], in its order. If all are 0, the round releases nothing.
+    participation: The participation state with this round.
+    state: The state with what the weights changed in it; its `round`, `participation` and `weights` are the old ones.
+    spent: float64[N], μ_i² with this round.
+  """
+  round_num, size = state.round + 1, tf.size(weights)
+  releases = tf.reduce_any(weights > 0)
+  multiplier = tf.where(releases, tf.constant(config.noise_multiplier, tf.float64), 0.0)
+  sigma = tf.cast(multiplier * tf.cast(state.clip, tf.float64) / config.divisor, tf.float32)
+  spread = tf.scatter_nd(client_ids[:, tf.newaxis], weights, [tf.constant(config.num_clients, tf.int64)])
+  return mechanism.Round(
+    client_ids=client_ids,
+    weights=weights,
+    clip=state.clip,
+    noise_multiplier=multiplier,
+    sigma=sigma,
+    after=state._replace(round=round_num, participation=participation, weights=spread),
+    metrics=collections.OrderedDict(
+      round=round_num,
+      cohort_size=size,
+      clipping_norm=state.clip,
+      noise_multiplier=tf.cast(multiplier, tf.float32),
+      sigma=sigma,
+      exhausted_clients=tf.reduce_sum(tf.cast(tf.equal(weights, 0), tf.int32)),
+      weight_mean=tf.math.divide_no_nan(tf.reduce_sum(weights), tf.cast(size, tf.float32)),
+      weight_min=tf.where(size > 0, tf.reduce_min(weights), 0.0),
+      spent_max=tf.cast(tf.reduce_max(spent / config.prices.limit), tf.float32),
+      **mechanism.participation_metrics(config, participation, round_num),
+    ),
+  )
+
+
+def check_dtypes(specs: Sequence[Any]) -> None:
+  """Raises `TypeError` unless all tensors of an update are float32 or float64."""
+  if any(spec.dtype not in (tf.float32, tf.float64) for spec in specs):
+    raise TypeError(
+      f'Updates must be float32 or float64, found {[spec.dtype.name for spec in specs]}. With fewer bits, rounding '
+      'could make an update larger than its clipping norm.'
+    )

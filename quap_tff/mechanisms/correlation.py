@@ -191,8 +191,27 @@ class Independent(Correlation):
     return ()
 
 
+class _OfOneDecay(Correlation):
+  """A family with one decay, which may be left to the plan."""
+
+  decay: Optional[float]
+
+  @property
+  def is_settled(self) -> bool:
+    return self.decay is not None
+
+  @property
+  def chosen(self) -> float:
+    """The decay; raises `ValueError` while it is open."""
+    if self.decay is None:
+      raise ValueError(
+        'The decay is not chosen yet. Give it, or let quap_tff.mechanisms.planning.calibrated choose it.'
+      )
+    return self.decay
+
+
 @dataclasses.dataclass(frozen=True)
-class Ar1(Correlation):
+class Ar1(_OfOneDecay):
   """c_k = decay^k, so that Ẑ_s = Z_s - decay·Z_{s-1}: each round takes back a share of what the round before added.
 
   Attributes:
@@ -209,16 +228,8 @@ class Ar1(Correlation):
         _check_decay('decay, unless it is 0 (independent noise),', self.decay)
 
   @property
-  def is_settled(self) -> bool:
-    return self.decay is not None
-
-  @property
   def terms(self) -> tuple[tuple[float, float], ...]:
-    if self.decay is None:
-      raise ValueError(
-        'The decay is not chosen yet. Give it, or let quap_tff.mechanisms.planning.calibrated choose it.'
-      )
-    return ((self.decay, self.decay),) if self.decay else ()
+    return ((self.chosen, self.chosen),) if self.chosen else ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -254,8 +265,8 @@ class Blt(Correlation):
 
 
 @dataclasses.dataclass(frozen=True)
-class Held(Correlation):
-  """Noise that clients hold: each takes back a share of what it added in its own last round (`held_noise`).
+class Held(_OfOneDecay):
+  """Noise that clients hold: each takes back a part of the noise of its own last round (`held_noise`).
 
   There are no coefficients that hold for all clients. A client's account follows from who came.
 
@@ -270,16 +281,8 @@ class Held(Correlation):
       checks.number('decay', self.decay, at_least=0, at_most=held_noise.LARGEST_DECAY)
 
   @property
-  def is_settled(self) -> bool:
-    return self.decay is not None
-
-  @property
   def terms(self) -> tuple[tuple[float, float], ...]:
-    if self.decay is None:
-      raise ValueError(
-        'The decay is not chosen yet. Give it, or let quap_tff.mechanisms.planning.calibrated choose it.'
-      )
-    return ((_OF_HELD, self.decay),)
+    return ((_OF_HELD, self.chosen),)
 
   def coefficients(self, count: int) -> np.ndarray:
     raise ValueError('Noise that clients hold has no coefficients that are the same for all clients.')

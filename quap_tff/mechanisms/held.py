@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 import tensorflow as tf
 
+from quap_tff.mechanisms import certified
 from quap_tff.mechanisms import certified_config as configs
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import clip_split
@@ -82,8 +83,7 @@ class HeldRounds(mechanism.Rounds):
   kept_fields = ('noise_key',)
 
   def __init__(self, config: configs.CertifiedConfig, specs: Sequence[Any], layers: Sequence[layers_lib.Layer]):
-    if any(spec.dtype not in (tf.float32, tf.float64) for spec in specs):
-      raise TypeError(f'Updates must be float32 or float64, found {[spec.dtype.name for spec in specs]}.')
+    certified.check_dtypes(specs)
     self.config, self.specs = config, specs
     self._sizes = [math.prod(spec.shape) for spec in specs]
     self.groups = clip_split.clip_groups(config.clip_split, self._sizes, layers)
@@ -128,30 +128,7 @@ class HeldRounds(mechanism.Rounds):
     releases = tf.logical_and(tf.logical_and(is_within, tf.reduce_any(sends)), round_num <= self._rounds)
     weights = tf.where(releases, planned, 0.0)
     after = tf.nest.map_structure(lambda new, old: tf.where(releases, new, old), after, state)
-    multiplier = tf.where(releases, tf.constant(config.noise_multiplier, tf.float64), 0.0)
-    sigma = tf.cast(multiplier * tf.cast(state.clip, tf.float64) / config.divisor, tf.float32)
-    size = tf.size(weights)
-    spread = tf.scatter_nd(client_ids[:, tf.newaxis], weights, [tf.constant(config.num_clients, tf.int64)])
-    return mechanism.Round(
-      client_ids=client_ids,
-      weights=weights,
-      clip=state.clip,
-      noise_multiplier=multiplier,
-      sigma=sigma,
-      after=after._replace(round=round_num, participation=participation, weights=spread),
-      metrics=collections.OrderedDict(
-        round=round_num,
-        cohort_size=size,
-        clipping_norm=state.clip,
-        noise_multiplier=tf.cast(multiplier, tf.float32),
-        sigma=sigma,
-        exhausted_clients=tf.reduce_sum(tf.cast(tf.equal(weights, 0), tf.int32)),
-        weight_mean=tf.math.divide_no_nan(tf.reduce_sum(weights), tf.cast(size, tf.float32)),
-        weight_min=tf.where(size > 0, tf.reduce_min(weights), 0.0),
-        spent_max=tf.cast(tf.reduce_max(after.spent / config.prices.limit), tf.float32),
-        **mechanism.participation_metrics(config, participation, round_num),
-      ),
-    )
+    return certified.admitted(config, client_ids, weights, participation, after, after.spent)
 
   def _account_after(self, state, members):
     """(The state with a release of these clients' noise, whether everyone is then within its limit).
