@@ -12,8 +12,8 @@ The amplification that a sampler earns is stated here, next to the draw, so that
 | `fixed_size` | a uniformly random set of M clients, independent over rounds         | without replacement, at M/N   |
 | `none`       | all else: unequal weights at a fixed size, availability, everyone    | none                          |
 
-Amplification also requires that the cohorts are secret. The cohorts here follow from a seed that runs publish, so no
-sampler earns anything unless its user keeps the seed secret (`accounting.Sampler.secret`).
+Amplification also requires that the cohorts are secret. By default they follow from a seed that runs publish, and earn
+nothing. `cohort_seed` is a seed of their own, and independent coins from it are secret for as long as it is.
 """
 
 from typing import Any, Optional
@@ -43,7 +43,12 @@ PARTICIPATION_MODELS: dict[str, type[ParticipationChoice]] = {
 
 
 def make(
-  spec: str, num_clients: int, cohort_size: Optional[int], seed: int, dropout: Optional[Any] = None
+  spec: str,
+  num_clients: int,
+  cohort_size: Optional[int],
+  seed: int,
+  dropout: Optional[Any] = None,
+  cohort_seed: Optional[int] = None,
 ) -> ParticipationModel:
   """The participation model that `spec` names, over clients 0 to `num_clients` - 1.
 
@@ -54,9 +59,10 @@ def make(
       `full`, `markov`, `energy`).
     seed: Non-negative; cohorts are a pure function of it and the round number.
     dropout: Which clients drop out, a `data.dropouts.DropoutModel`, for models that learn from that. None if none does.
+    cohort_seed: A secret seed, non-negative, that cohorts follow from in place of `seed`; weights and rates do not.
 
   Raises:
     ValueError: For an unknown name, a value out of range, or a cohort larger than the population.
   """
   choice = registry.parse_spec('participation model', spec, PARTICIPATION_MODELS)
-  return choice.over(Population(num_clients=num_clients, cohort_size=cohort_size, seed=seed, dropout=dropout))
+  return choice.over(Population(num_clients, cohort_size, seed, dropout, cohort_seed))

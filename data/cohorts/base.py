@@ -35,12 +35,14 @@ class Population:
     cohort_size: M, at most N. Models with cohorts of random size ignore it; then it may be `None`.
     seed: Non-negative integer.
     dropout: A `data.dropouts.DropoutModel`, for models that learn from who dropped out; None if nobody does.
+    cohort_seed: The seed of the cohorts, if it is secret. Weights and rates follow from `seed` all the same.
   """
 
   num_clients: int
   cohort_size: Optional[int]
   seed: int
   dropout: Optional[Any] = None
+  cohort_seed: Optional[int] = dataclasses.field(default=None, repr=False)
 
   def __post_init__(self):
     checks.integer('num_clients', self.num_clients, at_least=1)
@@ -69,7 +71,7 @@ class Population:
 
   def round_rng(self, round_num: int) -> np.random.Generator:
     """The generator of one round's draw."""
-    return rng_lib.generator(self.seed, 'cohort', round_num)
+    return rng_lib.generator(self.seed if self.cohort_seed is None else self.cohort_seed, 'cohort', round_num)
 
 
 class ParticipationModel:
@@ -81,6 +83,7 @@ class ParticipationModel:
     inclusion_rates: float64[N] where `sampling` is `bernoulli`, else `None`.
     no_amplification: Where `sampling` is `none`, the reason why nothing is amplified, a clause.
     mean_cohort_size: The expected number of clients in a cohort, `None` if there is no simple one.
+    secret: Whether the cohorts follow from a secret seed, and from nothing else but public rates.
     has_dropout: Whether clients that are drawn may drop out.
     mean_dropout: The share of the clients that are drawn and expected to drop out.
   """
@@ -97,11 +100,12 @@ class ParticipationModel:
     inclusion_rates: Optional[np.ndarray] = None,
     mean_cohort_size: Optional[float] = None,
     no_amplification: str = 'no amplification is proven for cohorts drawn by weight or availability',
+    secret: bool = False,
   ):
     """`draw` gives distinct client ids in any order, a function of the population and the round number alone."""
     self.population, self._draw, self.sampling = population, draw, sampling
     self.inclusion_rates, self.mean_cohort_size = inclusion_rates, mean_cohort_size
-    self.no_amplification = no_amplification
+    self.no_amplification, self.secret = no_amplification, secret
 
   def cohort(self, round_num: int) -> np.ndarray:
     """The clients of round `round_num`, counted from 1: sorted, distinct int64 indices; possibly none."""
@@ -124,6 +128,7 @@ class ParticipationModel:
       kind=self.sampling,
       rates=self.inclusion_rates,
       cohort_size=self.population.cohort_size if self.sampling == 'fixed_size' else None,
+      secret=self.secret,
       reason=self.no_amplification,
     )
 
@@ -159,7 +164,12 @@ def independent(population: Population, rates: np.ndarray) -> ParticipationModel
     return np.flatnonzero(rng.random(total) < rates)
 
   return ParticipationModel(
-    population, draw, sampling='bernoulli', inclusion_rates=rates, mean_cohort_size=float(rates.sum())
+    population,
+    draw,
+    sampling='bernoulli',
+    inclusion_rates=rates,
+    mean_cohort_size=float(rates.sum()),
+    secret=population.cohort_seed is not None,
   )
 
 

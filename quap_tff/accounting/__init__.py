@@ -13,11 +13,13 @@ from quap_tff.accounting.accountants import NotApplicableError
 from quap_tff.accounting.accountants import UNIT
 from quap_tff.accounting.calibration import exact_scale
 from quap_tff.accounting.calibration import noise_factor
+from quap_tff.accounting.calibration import sampled_noise_multiplier
 from quap_tff.accounting.calibration import Solution
 from quap_tff.accounting.calibration import solve
 from quap_tff.accounting.formal import formal_report
 from quap_tff.accounting.formal import FormalFigure
 from quap_tff.accounting.formal import FormalReport
+from quap_tff.accounting.formal import no_amplification
 from quap_tff.accounting.history import ADD_OR_REMOVE
 from quap_tff.accounting.history import GaussianMechanism
 from quap_tff.accounting.history import group

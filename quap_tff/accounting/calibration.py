@@ -120,6 +120,35 @@ def exact_scale(ledger: run_ledger.RunLedger, epsilon: float, delta: float) -> f
   return float((mu.updates / left).max()) * (1 + _FLOAT32_ROOM)
 
 
+def sampled_noise_multiplier(rates: np.ndarray, rounds: int, epsilon: float, delta: float) -> float:
+  """The least z at which the client of the largest rate spends at most ε at δ in rounds of Poisson sampling.
+
+  It follows from public numbers alone, and not from who comes.
+
+  Args:
+    rates: float64[N] in [0, 1], the probability of each client to be in a round.
+    rounds: T >= 1.
+    epsilon: ε > 0 in nats, by privacy loss distributions (for a δ too small for them, by Rényi composition).
+    delta: Total δ in (0, 1).
+
+  Returns:
+    z, larger than the least one by a share of about 1e-6: room for noise multipliers in float32.
+
+  Raises:
+    ValueError: If nobody ever takes part, or no noise is enough.
+  """
+  checks.number('epsilon', epsilon, above=0)
+  rate = float(np.max(rates))
+  if not rate:
+    raise ValueError('There is no noise to choose: all participation rates are 0.')
+  found = solve(epsilon=epsilon, delta=delta, rounds=rounds, sampling_rate=rate)
+  by, multiplier = accountants.get(found.accountant), found.noise_multiplier * (1 + _FLOAT32_ROOM)
+  # The library's grid follows the noise, so its ε is not exactly monotonic.
+  while by.epsilon(histories_lib.History.gaussian(multiplier, rounds, rate), delta) > epsilon:
+    multiplier *= 1 + _FLOAT32_ROOM
+  return multiplier
+
+
 def solve(
   *,
   epsilon: Optional[float] = None,

@@ -54,11 +54,12 @@ class FormalReport:
     statement: What that means, in words.
     delta: The total δ of every figure.
     unit: Whose privacy it is.
-    figures: By accountant, those without amplification first; empty if nothing is covered.
+    figures: By accountant; empty if nothing is covered. Where sampling amplifies, all are amplified: those without
+      amplification follow from who came, which must stay secret then.
     notes: Why there is no amplification, or no figure by some accountant, and how the real noise differs from ideal
       noise.
-    epsilon: float64[N], each client's ε by the exact composition of Gaussians without amplification; None if nothing is
-      covered, or if there is no bound.
+    epsilon: float64[N], each client's ε by the exact composition of Gaussians without amplification, or, where sampling
+      amplifies, by the accountant with the smallest figure; None if nothing is covered, or if there is no bound.
     reading: For a run that ended before its last planned round, the cost of its rounds. The figures are then the bound
       of the plan. None for a run that reached its last round.
   """
@@ -146,24 +147,39 @@ def formal_report(
   notes: list[str] = []
   epsilon = None
   if protection.covers != protections.NOTHING:
-    found = _unamplified(ledger, delta - slack.delta, notes)
-    found = {name: values + slack.epsilon * (ledger.rounds > 0) for name, values in found.items()}
-    epsilon = found['gaussian_exact']
-    figures += [_figure(name, neighbours, _NO_AMPLIFICATION, values) for name, values in found.items()]
-    reason = sampling.refusal(ledger, sampler)
-    if neighbours == histories_lib.REPLACE_ONE:
-      reason = "the server sees every client's message and whose it is"
-    elif protection.covers != protections.RELEASED_MODEL and not reason:
-      reason = 'un-noised values are released, and they reveal who took part'
+    reason = no_amplification(ledger, protection, sampler, neighbours)
+    if ledger.num_rounds and not reason:
+      relation, words, found = _amplified(ledger, delta, sampler, notes)
+      epsilon = min(found.values(), key=np.max)
+    else:
+      found = _unamplified(ledger, delta - slack.delta, notes)
+      found = {name: values + slack.epsilon * (ledger.rounds > 0) for name, values in found.items()}
+      epsilon = found['gaussian_exact']
+      relation, words = neighbours, _NO_AMPLIFICATION
+    figures += [_figure(name, relation, words, values) for name, values in found.items()]
     if reason:
       notes.append(f'No amplification by sampling: {reason}.')
-    elif ledger.num_rounds:
-      figures += _amplified(ledger, delta, sampler, notes)
     if noise_note:
       notes.append(noise_note)
   return FormalReport(
     protection.covers, protection.statement, delta, accountants.UNIT, tuple(figures), tuple(notes), epsilon
   )
+
+
+def no_amplification(
+  ledger: run_ledger.RunLedger,
+  protection: protections.Protection,
+  sampler: sampling.Sampler,
+  neighbours: str = histories_lib.ZERO_OUT,
+) -> Optional[str]:
+  """Why sampling amplifies nothing in a run, a clause; None if it does. The arguments are those of `formal_report`."""
+  if neighbours == histories_lib.REPLACE_ONE:
+    return "the server sees every client's message and whose it is"
+  if reason := sampling.refusal(ledger, sampler):
+    return reason
+  if protection.covers != protections.RELEASED_MODEL:
+    return 'un-noised values are released, and they reveal who took part'
+  return None
 
 
 def _unamplified(ledger, delta, notes) -> dict[str, np.ndarray]:
@@ -178,19 +194,19 @@ def _unamplified(ledger, delta, notes) -> dict[str, np.ndarray]:
   return found
 
 
-def _amplified(ledger, delta, sampler, notes) -> list[FormalFigure]:
+def _amplified(ledger, delta, sampler, notes) -> tuple[str, str, dict[str, np.ndarray]]:
+  """The neighbouring relation, the amplification, and float64[N] by accountant."""
   if sampler.kind == 'fixed_size':
     epsilon = np.full(ledger.num_clients, sampling.fixed_size_epsilon(ledger, sampler, delta))
-    words = sampling.fixed_size_amplification(ledger, sampler)
-    return [_figure('rdp', histories_lib.REPLACE_ONE, words, epsilon)]
+    return histories_lib.REPLACE_ONE, sampling.fixed_size_amplification(ledger, sampler), {'rdp': epsilon}
   population = sampling.poisson_histories(ledger, sampler)
   found = _by_accountant(
     {name: population for name, accountant in accountants.ACCOUNTANTS.items() if accountant.supports_sampling},
     delta,
     notes,
   )
-  words = sampling.poisson_amplification(sampler)
-  return [_figure(name, histories_lib.ADD_OR_REMOVE, words, values) for name, values in found.items()]
+  notes.append(sampling.if_known(population, delta))
+  return histories_lib.ADD_OR_REMOVE, sampling.poisson_amplification(sampler), found
 
 
 def _by_accountant(populations, delta, notes) -> dict[str, np.ndarray]:

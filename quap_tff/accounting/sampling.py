@@ -16,6 +16,7 @@ from quap_tff.accounting import run_ledger
 from quap_tff.common import checks
 from quap_tff.common import lazy
 from quap_tff.common import registry
+from quap_tff.common import rounding
 from quap_tff.mechanisms import tradeoff
 
 dp_accounting = lazy.module('dp_accounting')
@@ -43,7 +44,7 @@ class Sampler:
     noises_empty_rounds: Whether a round that nobody comes to releases the same noise as any other. If it releases
       nothing, it reveals that nobody came.
     secret: Whether the seed of the cohorts and everything that follows from it stay secret. A seed that is a flag, or
-      that is kept with the run, is not secret.
+      that is kept with the results of the run, is not secret.
     noise_is_planned: Whether the noise was chosen on the run's own cohorts, and so depends on them.
     reason: For 'none', why such cohorts amplify nothing, a clause.
   """
@@ -125,6 +126,16 @@ def poisson_histories(ledger: run_ledger.RunLedger, sampler: Sampler) -> histori
       for rate in rates
     ],
     index,
+  )
+
+
+def if_known(population: histories_lib.Population, delta: float) -> str:
+  """The statement on sampled histories without the secret: who came is withheld, and what its loss would cost."""
+  always_in = max(history.always_in().total_mu for history in population.histories)
+  return (
+    'Cohorts secret: the figures follow from public rates, and none is given that follows from who came. They assume '
+    'that nobody learns who came. If that became known, the bound would be that of a client in every round: '
+    f'ε = {rounding.up(float(tradeoff.epsilon_of(always_in, delta)))} (zero-out).'
   )
 
 

@@ -28,7 +28,8 @@ class Reading:
 
   Attributes:
     rounds: The rounds that ran.
-    epsilon: float64[N], ε of each client by the exact composition of Gaussians, as if their number had been planned.
+    epsilon: float64[N], ε of each client by the exact composition of Gaussians, as if their number had been planned. If
+      the cohorts are secret, it follows from the client's rate.
   """
 
   rounds: int

@@ -35,6 +35,8 @@ _LOCAL_NOISE = (
   'The figures hold against the server itself if each client draws its own noise. In this simulation all noise '
   "follows from one seed in the server's state."
 )
+# Public metrics that follow from who took part.
+_OF_COHORTS = mechanisms.PUBLIC_METRICS - {'noise_multiplier'}
 
 
 class Plan:
@@ -136,13 +138,14 @@ class Plan:
 
   @property
   def has_nominal(self) -> bool:
-    """Whether the sums of the budgets, the nominal figures, mean anything."""
-    return self.mechanism.facts.has_nominal
+    """Whether the sums of the budgets, the nominal figures, mean anything. They follow from who took part."""
+    return self.mechanism.facts.has_nominal and not self._draw.secret
 
   @property
   def public_metrics(self) -> frozenset[str]:
-    """Names of the round's metrics that are not exact functions of clients' data."""
-    return self.mechanism.facts.public_metrics
+    """Names of the round's metrics that are not exact functions of clients' data, nor of cohorts that are secret."""
+    found = self.mechanism.facts.public_metrics
+    return found - _OF_COHORTS if self._draw.secret else found
 
   @property
   def correlation(self) -> correlations.Correlation:
@@ -179,6 +182,15 @@ class Plan:
       noises_empty_rounds=self.noises_empty_rounds,
       noise_is_planned=self.mechanism.facts.noise_is_planned,
     )
+
+  @property
+  def no_amplification(self) -> Optional[str]:
+    """Why sampling amplifies nothing in runs of this plan, a clause; None if it does."""
+    return accounting.no_amplification(self.new_ledger(), self.protection, self.sampler, self._neighbours)
+
+  @property
+  def _neighbours(self):
+    return accounting.REPLACE_ONE if self.mechanism.facts.is_local else accounting.ZERO_OUT
 
   @property
   def protection(self) -> accounting.Protection:
@@ -345,10 +357,10 @@ class Plan:
 
   def _formal(self, ledger):
     """The figures of a ledger."""
-    is_local = self.mechanism.facts.is_local
-    note = _LOCAL_NOISE if is_local else self.noise_note
-    neighbours = accounting.REPLACE_ONE if is_local else accounting.ZERO_OUT
-    return accounting.formal_report(ledger, self.delta, self.protection, self.sampler, note, neighbours, self.slack)
+    note = _LOCAL_NOISE if self.mechanism.facts.is_local else self.noise_note
+    return accounting.formal_report(
+      ledger, self.delta, self.protection, self.sampler, note, self._neighbours, self.slack
+    )
 
   def _bound(self, ledger, cohorts):
     """The figures that hold for a run over these cohorts wherever it ends; raises `NoBoundError` if there are none."""
@@ -361,5 +373,7 @@ class Plan:
       covers, statement, _ = self.protection
       note = f'No formal figure: the run has ended early, and {error}.'
       bound = accounting.FormalReport(covers, statement, self.delta, accounting.UNIT, (), (note,), None)
-    reading = accounting.Reading(ledger.num_rounds, self.slack.of(accounting.total_mu(ledger).whole, self.delta))
-    return dataclasses.replace(bound, reading=reading)
+    # By who came, or by public rates if that is secret.
+    own = self._formal(ledger).epsilon if self._draw.secret else None
+    epsilon = own if own is not None else self.slack.of(accounting.total_mu(ledger).whole, self.delta)
+    return dataclasses.replace(bound, reading=accounting.Reading(ledger.num_rounds, epsilon))

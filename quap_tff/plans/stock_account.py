@@ -93,7 +93,8 @@ class Stock(mechanism.Configured):
     clients_per_round: The constant by which sums are divided.
     rounds: T.
     exposure: The cost of taking part, for the account.
-    is_exact: Whether z was calibrated on the planned cohorts.
+    is_exact: Whether z was calibrated by exact accounting.
+    is_planned: Whether z was calibrated on the planned cohorts.
   """
 
   stock: stock_tff.StockConfig
@@ -103,6 +104,7 @@ class Stock(mechanism.Configured):
   rounds: int
   exposure: Exposure
   is_exact: bool
+  is_planned: bool
 
   @property
   def facts(self) -> mechanism.Facts:
@@ -115,7 +117,7 @@ class Stock(mechanism.Configured):
       has_nominal=not self.is_exact and self.config.noise.scale == 1,
       # The cost of a tree's nodes depends on who comes, and so does exact calibration.
       noise_is_constant=not self.exposure.added and self.stock.noises_empty_rounds,
-      noise_is_planned=self.is_exact,
+      noise_is_planned=self.is_planned,
       note='' if self.stock.takes_noise_seed else _UNSEEDED,
     )
 

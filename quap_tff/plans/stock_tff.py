@@ -212,7 +212,8 @@ class StockPlan(plan.Plan):
       clients_per_round: The expected size of a cohort, by which sums are divided.
       draw: How the cohorts are drawn.
       calibration: 'documents': each round's noise by the documents' formula. 'exact': the same noise scaled by one
-        factor, so that the client that spends most spends ε_total at a total δ by exact accounting.
+        factor, so that the client that spends most spends ε_total at a total δ by exact accounting. If the cohorts are
+        secret, the noise is chosen from the clients' rates: the same for every cohort.
       **options: Of every plan, see `quap_tff.plans.Plan`.
 
     Raises:
@@ -231,6 +232,11 @@ class StockPlan(plan.Plan):
     noise, budget = config.noise, config.budget
     formula = gaussian.noise_multiplier(noise.calibration, np.float64(budget.epsilon_base), noise.delta)
     multiplier = noise.scale * exposure.of_one_round * float(formula)
+    is_exact = calibration == 'exact'
+    # What a tree's rounds cost follows from who came.
+    rates = draw.rates if is_exact and draw.secret and not exposure.added else None
+    if rates is not None:
+      multiplier = accounting.sampled_noise_multiplier(rates, len(cohorts), budget.epsilon_total, noise.delta)
     value = stock_account.Stock(
       stock,
       config,
@@ -238,14 +244,15 @@ class StockPlan(plan.Plan):
       self.divisor(clients_per_round),
       len(cohorts),
       exposure,
-      is_exact=calibration == 'exact',
+      is_exact=is_exact,
+      is_planned=is_exact and rates is None,
     )
     super().__init__(value, draw, **options)
     self.noises_empty_rounds = stock.noises_empty_rounds
     # Where TFF takes no seed, a round that is run again draws other noise.
     self.is_saved_before_release = not stock.takes_noise_seed
     self.noise_note = _IDEAL.format(reason=_NOT_CRYPTOGRAPHIC if stock.takes_noise_seed else _FEW_BITS)
-    if value.is_exact:
+    if value.is_planned:
       scale = accounting.exact_scale(self.planned_ledger(cohorts), budget.epsilon_total, noise.delta)
       self.mechanism = dataclasses.replace(value, noise_multiplier=multiplier * scale)
     # The aggregator, and the model that it was made for; made when it is first asked for.

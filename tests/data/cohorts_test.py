@@ -87,6 +87,23 @@ def test_amplification_is_claimed_only_where_it_is_earned(spec):
   assert model.sampler.cohort_size == (10 if spec == 'uniform' else None)
 
 
+@pytest.mark.parametrize('spec', EVERY)
+def test_only_independent_coins_from_a_seed_of_their_own_are_secret(spec):
+  is_bernoulli = make(spec, 50, 10, 0).sampling == 'bernoulli'
+  assert cohorts.make(spec, 50, 10, 0, cohort_seed=2**255 + 1).sampler.secret == is_bernoulli
+  assert not make(spec, 50, 10, 0).sampler.secret
+
+
+@pytest.mark.parametrize('spec', ['bernoulli', 'beta_bernoulli', 'extreme_imbalance'])
+def test_a_secret_seed_decides_on_cohorts_alone(spec):
+  public, one, other = (cohorts.make(spec, 200, None, 3, cohort_seed=seed) for seed in (None, 2**255, 2**255 + 1))
+  drawn = [[model.cohort(t).tolist() for t in range(1, 6)] for model in (public, one, other)]
+  assert all(a != b for found in zip(*drawn) for a, b in zip(found, found[1:])) and drawn[0] != drawn[2]
+  for model in (one, other):
+    np.testing.assert_array_equal(model.inclusion_rates, public.inclusion_rates)
+  assert str(2**255) not in repr(one.population)
+
+
 def test_uniform_includes_everyone_equally_often():
   rounds = range(1, 4001)
   found = frequencies(cohorts.make('uniform', 10, 3, 1), rounds)

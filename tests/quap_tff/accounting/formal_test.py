@@ -4,6 +4,8 @@ import json
 import math
 import re
 
+import dp_accounting
+from dp_accounting import pld as dp_pld
 import numpy as np
 import pytest
 from scipy import integrate
@@ -18,6 +20,7 @@ from quap_tff.accounting import ledger_histories
 from quap_tff.accounting import library_accountants
 from quap_tff.accounting import protection
 from quap_tff.accounting import sampling
+from quap_tff.common import rounding
 from quap_tff.mechanisms import budgets
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import config as configs
@@ -151,9 +154,9 @@ class TestPoisson:
   def test_every_round_counts_for_everyone_at_its_rate(self):
     rates = [0.05, 0.05, 0.1, 0.2, 0.2, 0.0]
     report = accounting.formal_report(_ledger([[0, 1]] * 20), DELTA, WHOLE, _bernoulli(rates))
-    amplified = [figure for figure in report.figures if figure.amplification != 'none']
-    assert [figure.accountant for figure in amplified] == ['rdp', 'pld']
-    for figure in amplified:
+    # Figures without amplification would give away who came.
+    assert [figure.accountant for figure in report.figures] == ['rdp', 'pld']
+    for figure in report.figures:
       by_hand = [
         accountants.get(figure.accountant).epsilon(history.History.gaussian(8.0, 20, q), DELTA) if q else 0.0
         for q in rates
@@ -162,8 +165,18 @@ class TestPoisson:
       assert figure.epsilon_mean == pytest.approx(np.mean(by_hand), rel=1e-9)
       assert figure.neighbours == 'add or remove one client'
       assert 'Poisson sampling, q = 0.05 to 0.2' in figure.amplification and 'secret' in figure.amplification
-    # What a client spends with its participation known is not touched by it.
-    assert report.epsilon[0] == pytest.approx(_exact(8.0, 20), rel=1e-10)
+    pld = [accountants.get('pld').epsilon(history.History.gaussian(8.0, 20, q), DELTA) if q else 0.0 for q in rates]
+    assert report.epsilon == pytest.approx(pld, rel=1e-9)
+    # A client in every round, if the secret were out.
+    assert f'every round: ε = {rounding.up(_exact(8.0, 20))} (zero-out)' in report.notes[0]
+
+  def test_nothing_in_the_report_follows_from_who_came(self):
+    one, other = (
+      accounting.formal_report(_ledger(cohorts), DELTA, WHOLE, _bernoulli([0.5] * N))
+      for cohorts in ([[0, 1]] * 3, [[], range(N), [2]])
+    )
+    assert one.as_dict() == other.as_dict() and one.text == other.text
+    np.testing.assert_array_equal(one.epsilon, other.epsilon)
 
   @pytest.mark.parametrize(
     'fields, ledger, words',
@@ -197,7 +210,7 @@ class TestFixedSize:
   def _epsilon(self, size, noise, rounds=1, delta=DELTA, num_clients=N, count_noise=INF):
     ledger = _ledger([range(size)] * rounds, noise, num_clients=num_clients, count_noise=count_noise)
     report = accounting.formal_report(ledger, delta, WHOLE, _fixed_size(size))
-    (figure,) = (figure for figure in report.figures if figure.amplification != 'none')
+    (figure,) = report.figures
     assert figure.accountant == 'rdp' and figure.neighbours == "replace one client's data by another's"
     assert f'{size} of {num_clients} clients' in figure.amplification and 'secret' in figure.amplification
     assert figure.epsilon_max == pytest.approx(figure.epsilon_mean, rel=1e-12) and figure.epsilon_median
@@ -355,6 +368,33 @@ class TestExactScale:
   def test_epsilon_must_be_above_zero(self):
     with pytest.raises(ValueError, match='epsilon must be'):
       accounting.exact_scale(_ledger([[0]]), 0.0, DELTA)
+
+
+class TestSampledNoise:
+  @pytest.mark.parametrize(
+    'epsilon, rate, rounds, delta',
+    [(1.0, 0.3, 60, 1e-5), (3.0, 0.3, 20, 1e-5), (6.0, 0.05, 200, 1e-6), (2, 1, 5, 1e-5)],
+  )
+  def test_is_the_least_for_the_largest_rate(self, epsilon, rate, rounds, delta):
+    """By dp-accounting itself, and not by this package's accountants."""
+
+    def of_library(noise_multiplier):
+      event = dp_accounting.GaussianDpEvent(noise_multiplier)
+      sampled = dp_accounting.PoissonSampledDpEvent(rate, event) if rate < 1 else event
+      accountant = dp_pld.PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE, 1e-3)
+      return accountant.compose(sampled, rounds).get_epsilon(delta)
+
+    z = accounting.sampled_noise_multiplier(np.array([0.01, rate, 0.0]), rounds, epsilon, delta)
+    assert epsilon * (1 - 1e-3) <= of_library(z) <= epsilon * (1 + 1e-4)
+    assert of_library(0.98 * z) > epsilon * 1.005
+    found = accountants.get('pld').epsilon(history.History.gaussian(z, rounds, rate), delta)
+    assert epsilon * (1 - 1e-4) < found <= epsilon
+
+  def test_impossible(self):
+    with pytest.raises(ValueError, match='all participation rates are 0'):
+      accounting.sampled_noise_multiplier(np.zeros(3), 5, 1.0, DELTA)
+    with pytest.raises(ValueError, match='epsilon must be'):
+      accounting.sampled_noise_multiplier(np.ones(3), 5, 0.0, DELTA)
 
 
 class TestCost:

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import math
 import types
 
@@ -42,8 +43,10 @@ def _config(rounds=6, **flags):
   return quap_tff.QuapConfig(8, quap_tff.BudgetConfig(epsilon_total=3.0, num_rounds=rounds), **flags)
 
 
-def _plan(spec, participation='uniform', rounds=6, calibration='documents', client_metrics=True, secret=False, **flags):
-  model = cohorts.make(participation, 8, 4, 3)
+def _plan(
+  spec, participation='uniform', rounds=6, calibration='documents', client_metrics=True, secret=False, seed=3, **flags
+):
+  model = cohorts.make(participation, 8, 4, seed)
   return stock_tff.StockPlan(
     _STOCK.get(spec, spec),
     _config(rounds, **flags),
@@ -320,14 +323,39 @@ class TestAccount:
     for spec, participation, calibration, secret, earns in (
       ('tff_dp_fedavg', 'bernoulli:q=0.5', 'documents', True, True),
       ('tff_dp_fedavg', 'bernoulli:q=0.5', 'documents', False, False),
-      ('tff_dp_fedavg', 'bernoulli:q=0.5', 'exact', True, False),
+      ('tff_dp_fedavg', 'bernoulli:q=0.5', 'exact', True, True),
+      ('tff_dp_fedavg', 'bernoulli:q=0.5', 'exact', False, False),
+      ('tff_dp_fedavg', 'uniform', 'exact', True, False),
       ('tff_dp_ftrl', 'bernoulli:q=0.5', 'documents', True, False),
       ('tff_dp_fedavg', 'full', 'documents', True, False),
     ):
       plan = _plan(spec, participation, calibration=calibration, client_metrics=False, secret=secret)
       ledger = plan.planned_ledger([np.arange(4)] * 6) if spec != 'tff_dp_ftrl' else plan.new_ledger()
       found = {figure.amplification != 'none' for figure in plan.report(ledger).formal.figures}
-      assert found == ({True, False} if earns else {False}), (spec, participation, calibration)
+      assert found == {earns}, (spec, participation, calibration)
+      assert plan.no_amplification is None if earns else plan.no_amplification
+
+  def test_the_noise_of_secret_cohorts_follows_from_rates_alone(self):
+    exact = functools.partial(_plan, 'tff_dp_fedavg', calibration='exact', client_metrics=False, secret=True)
+    plan = exact('beta_bernoulli')
+    rates = cohorts.make('beta_bernoulli', 8, 4, 3).inclusion_rates
+    assert plan.noise_multiplier == accounting.sampled_noise_multiplier(rates, 6, 3.0, 1e-5)
+    assert exact('bernoulli', seed=4).noise_multiplier == exact('bernoulli').noise_multiplier
+    report = plan.report(plan.planned_ledger([[0, 1]] * 6)).formal
+    assert 3 * (1 - 1e-3) < report.epsilon.max() <= 3 and report.epsilon.argmax() == rates.argmax()
+    smallest = min(figure.epsilon_max for figure in report.figures)
+    assert smallest == report.epsilon.max() and {figure.accountant for figure in report.figures} == {'rdp', 'pld'}
+
+  def test_of_secret_cohorts_nothing_is_public_that_follows_from_them(self):
+    plan = _plan('tff_dp_fedavg', 'bernoulli', client_metrics=False, secret=True)
+    assert plan.public_metrics == {'noise_multiplier', 'clipping_norm', 'sigma'} and not plan.has_nominal
+    # A run that ended early: its bound is the plan's, and its reading follows from rates, too.
+    schedules = [[0, 1]] * 6, [[], range(8)] * 3
+    reports = [plan.report(plan.planned_ledger(cohorts).truncated(2), cohorts) for cohorts in schedules]
+    assert reports[0].as_dict() == reports[1].as_dict() and reports[0].nominal_epsilon is None
+    formal = reports[0].formal
+    assert formal.epsilon.max() == plan.report(plan.planned_ledger(schedules[0])).formal.epsilon.max()
+    assert 0 < formal.reading.epsilon.max() < formal.epsilon.max()
 
   def test_columns(self):
     norms = np.float32([3.0, 4.0])
