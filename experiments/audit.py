@@ -144,6 +144,11 @@ def main(argv: list[str]) -> int:
       run = experiment_flags.checked(given)
     else:
       run = flag_checks.checked(_run_of(path, {name: values[name].value for name in given}))
+    if run.cohorts.are_secret:
+      raise ValueError(
+        '--cohort_seed=secret: canaries are scored by the rounds that they are in, so an audit needs public cohorts. '
+        'Leave this flag out.'
+      )
     try:
       measured = _measure(run)
     except Exception as error:  # pylint: disable=broad-except

@@ -195,8 +195,15 @@ def _reading(summary) -> list[str]:
 
 
 def _headline(formal: Mapping[str, Any]) -> list[dict[str, Any]]:
-  """The exact figure, if there is one."""
+  """The exact figure, if there is one; of a run whose cohorts are secret, the smallest one."""
+  amplified = [figure for figure in formal['figures'] if _is_amplified(figure)]
+  if formal['figures'] and len(amplified) == len(formal['figures']):
+    return [min(amplified, key=lambda figure: math.inf if figure['epsilon_max'] is None else figure['epsilon_max'])]
   return [figure for figure in formal['figures'] if figure['accountant'] == 'gaussian_exact']
+
+
+def _is_amplified(figure) -> bool:
+  return figure['amplification'] != 'none'
 
 
 def _relation(figure) -> str:
@@ -204,7 +211,8 @@ def _relation(figure) -> str:
 
 
 def _bound(figure) -> str:
-  return f'ε ≤ {rounding.up(figure["epsilon_max"])} ({_relation(figure)})'
+  secret = '; cohorts secret' if _is_amplified(figure) else ''
+  return f'ε ≤ {rounding.up(figure["epsilon_max"])} ({_relation(figure)}{secret})'
 
 
 def _nominal(summary) -> list[str]:

@@ -91,6 +91,7 @@ def checked(values: Any, given: Sequence[str] = ()) -> run_lib.Run:
     _check_numbers(run)
     _check_data(run)
     _check_mechanism(run)
+    _check_secret_cohorts(run)
     _check_runtime(run)
     num_clients = run.data.num_clients or run.data.dataset.default_num_clients
     if num_clients is not None:  # Otherwise one has to read the data to know it.
@@ -170,6 +171,45 @@ def _check_mechanism(run):
       f'--aggregator={written["aggregator"]}: algorithm {written["algorithm"]!r} adds up the updates, and its account '
       'is about that sum. One client can move a median or a trimmed mean much further than a mean, so no certificate '
       'and no formal figure would hold. Use --aggregator=mean, or another --algorithm (quap, fedavg, fixed_dp).'
+    )
+
+
+def _check_secret_cohorts(run):
+  """Refuses secret cohorts where something that is public says who comes, or where the account has no use for them."""
+  if not run.cohorts.are_secret:
+    return
+  written, method, refused = run.flags, run.method, f'--cohort_seed={parts.SECRET}'
+  if method.gives_certificate:
+    raise ValueError(
+      f'{refused}: a certificate rests on public cohorts, which whoever verifies it draws again. Leave this flag out, '
+      'or use --algorithm=tff_dp_fedavg.'
+    )
+  if not (method.divides_by_planned_cohort and method.adds_noise):
+    reason = (
+      'divides sums by the number of clients that came, which reveals something about who came'
+      if method.adds_noise
+      else 'adds no noise that could hide who came'
+    )
+    raise ValueError(f'{refused}: --algorithm={written["algorithm"]} {reason}. Use --algorithm=tff_dp_fedavg.')
+  if run.cohorts.dropout != dropouts.NoDropout():
+    raise ValueError(
+      f'{refused}: who drops out follows from --seed, which is public, and says who did not come. Use --dropout=none, '
+      f'found {written["dropout"]}.'
+    )
+  # The kind of draw is the same for any population.
+  if run.participation(run.cohorts.cohort_size or 1).sampling != 'bernoulli':
+    raise ValueError(
+      f'{refused} is for clients that come by independent coins: --participation=bernoulli, beta_bernoulli or '
+      f'extreme_imbalance, found {written["participation"]}.'
+    )
+  if run.publication.client_metrics:
+    raise ValueError(
+      f'{refused}: client metrics are exact, and they reveal who came. Leave --client_metrics out; they are withheld.'
+    )
+  if run.data.dataset.tests_clients:
+    raise ValueError(
+      f'{refused}: models for this dataset are tested on examples of the clients themselves, and exact figures reveal '
+      f'who came. Test on others: {_OTHERS.get(written["dataset"].partition(":")[0], "choose another dataset.")}'
     )
 
 

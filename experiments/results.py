@@ -75,10 +75,11 @@ def write(
   with directory.replacing(run_folder.MODEL) as path:
     saving.save_model(saving.with_stock_layers(model), path)
   features.keep_copy(run.flags['features'], directory.path)
-  with directory.replacing(run_folder.LEDGER) as path:
-    np.savez(path, **result.ledger.state_dict())
-  with directory.replacing(run_folder.CLIENTS) as path:
-    _write_clients(path, experiment, result, report, model)
+  if not experiment.cohorts.secret:  # Both say who came.
+    with directory.replacing(run_folder.LEDGER) as path:
+      np.savez(path, **result.ledger.state_dict())
+    with directory.replacing(run_folder.CLIENTS) as path:
+      _write_clients(path, experiment, result, report, model)
   metrics = plots.read_metrics(directory.file(run_folder.METRICS)) if result.round_num else {}
   if metrics and run.method.gives_certificate:
     metrics[plots.SPENT] = spent_by_round(result.ledger, run.flags['delta'])

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+import secrets
 from typing import Any, Optional
 
 from data import cohorts
@@ -31,6 +32,7 @@ from quap_tff.training import client_update
 from quap_tff.training import malicious as malicious_lib
 
 _DEFAULT_COHORT_SHARE, _DEFAULT_COHORT_LIMIT = 0.3, 30
+_COHORT_SEED_BITS = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,16 +151,24 @@ class Run:
   @property
   def logs_client_metrics(self) -> bool:
     """Whether exact functions of clients' data are kept."""
-    asked = self.publication.client_metrics
-    return asked if asked is not None else not self.method.withholds_client_metrics
+    asked, withheld = self.publication.client_metrics, self.method.withholds_client_metrics or self.cohorts.are_secret
+    return asked if asked is not None else not withheld
 
-  def participation(self, num_clients: int) -> ParticipationModel:
-    """Who takes part in which round, of N clients."""
+  def participation(self, num_clients: int, cohort_seed: Optional[int] = None) -> ParticipationModel:
+    """Who takes part in which round.
+
+    Args:
+      num_clients: N.
+      cohort_seed: Of a run whose cohorts are secret, their seed; None draws another one from the operating system's
+        entropy.
+    """
+    if self.cohorts.are_secret and cohort_seed is None:
+      cohort_seed = secrets.randbits(_COHORT_SEED_BITS)
     cohort_size, seed = self.cohorts.cohort_size, self.schedule.seed
     if cohort_size is None:
       cohort_size = max(1, min(_DEFAULT_COHORT_LIMIT, round(_DEFAULT_COHORT_SHARE * num_clients)))
     dropout = dropouts.make(self.cohorts.dropout, num_clients, seed)
-    model = cohorts.make(self.cohorts.participation, num_clients, cohort_size, seed, dropout)
+    model = cohorts.make(self.cohorts.participation, num_clients, cohort_size, seed, dropout, cohort_seed)
     if dropout is not None:
       model = dropouts.WithDropout(model, dropout, self.method.charges_absent)
     share = self.method.client_round_share
@@ -229,7 +239,13 @@ class Run:
       sparsity_seed=self.schedule.seed,
     )
     self.method.check_cohorts(setting)
-    return self.method.plan(setting)
+    plan = self.method.plan(setting)
+    if self.cohorts.are_secret and (reason := plan.no_amplification):
+      raise ValueError(
+        f'--cohort_seed={parts.SECRET}: with these flags, secret cohorts amplify nothing: {reason}. Leave this flag '
+        'out, or use --algorithm=tff_dp_fedavg.'
+      )
+    return plan
 
   def averaging(self, plan: plans.Plan) -> postprocessing.Averaging:
     """The average that is published. Some plans choose it together with their noise."""

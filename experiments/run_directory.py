@@ -4,12 +4,14 @@
                              ran which rounds
     metrics.csv              one row a round
     tensorboard/             the rows again, with the time of each: not where client metrics are withheld
-    checkpoints/             server state, ledger and average of weights after a round: secret, see below
+    checkpoints/             server state, ledger and average of weights after a round, and the seed of secret cohorts:
+                             secret, see below
     final_model.keras        the model with its last weights
     plot.png, summary.json   at the end
 
 A checkpoint contains the seed of the noise, so anyone who has one can subtract the noise. From the start, only the
-owner can read the folder of checkpoints. It is removed when the run has finished its last planned round.
+owner can read the folder of checkpoints. It is removed when the run has finished its last planned round. A run whose
+cohorts are secret leaves no ledger.npz and no clients.csv.
 """
 
 import asyncio
@@ -37,7 +39,7 @@ _CHECKPOINTS_KEPT = 2
 # Parts of TensorFlow's errors that speak of its own functions and operations.
 _OF_TENSORFLOW = re.compile(r'\{\{function_node .*?\}\}\s*|\s*\[Op:\w+\]')
 _SALT = 'data_salt'
-_SALT_BYTES = 32
+_SECRET_BYTES = 32
 
 
 class RunDirectory:
@@ -125,14 +127,18 @@ class RunDirectory:
       os.makedirs(self.file(run_folder.CHECKPOINTS), exist_ok=True)
     os.chmod(self.file(run_folder.CHECKPOINTS), 0o700)
 
+  def secret(self, name: str) -> bytes:
+    """32 bytes from the operating system's entropy: the same for as long as the run goes on, and deleted at its end."""
+    path = os.path.join(self.secrets, name)
+    if not os.path.exists(path):
+      with _writing(self.path), files.private():
+        files.write(path, secrets.token_bytes(_SECRET_BYTES))
+    with open(path, 'rb') as f:
+      return f.read()
+
   def _commitment(self, data_digest: bytes) -> str:
     """SHA-256 of a secret salt and the digest: shows whether data are the same, and reveals nothing else."""
-    path = os.path.join(self.file(run_folder.CHECKPOINTS), _SALT)
-    if not os.path.exists(path):
-      with files.private():
-        files.write(path, secrets.token_bytes(_SALT_BYTES))
-    with open(path, 'rb') as f:
-      return hashlib.sha256(b'data of a run' + f.read() + data_digest).hexdigest()
+    return hashlib.sha256(b'data of a run' + self.secret(_SALT) + data_digest).hexdigest()
 
   def _check_resolved(self, resolved):
     try:

@@ -23,6 +23,7 @@ from quap_tff.training import optimizers
 # Far above what a machine can do in months; a typing error should not plan for years.
 MOST_ROUNDS = 10**6
 _MOST_THREADS = 1024
+SECRET = 'secret'
 
 
 class Epochs(NamedTuple):
@@ -52,6 +53,15 @@ class Epochs(NamedTuple):
   def mean(self) -> Optional[float]:
     """The public mean of the clients' epochs, or None if all have the same number."""
     return None if self.most is None else (self.fewest + self.most) / 2
+
+
+def _cohort_seed(written: Optional[str]) -> Optional[str]:
+  if written in (None, SECRET):
+    return written
+  raise ValueError(
+    f'--cohort_seed must be {SECRET}, found {written!r}. Cohorts from a seed that is given are public, and follow from '
+    '--seed. Leave this flag out for those.'
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,11 +95,20 @@ class Cohorts:
     dropout: Who drops out in mid-round, after being drawn. The update of such a client never arrives. It is neither
       counted nor charged, except with certified, which charges every client that was drawn.
     cohort_size: Clients in a round, M, for cohorts of fixed size. Default: 30% of the clients, at most 30.
+    cohort_seed: Where cohorts come from. secret: independent coins from the operating system's entropy, so that
+      sampling amplifies privacy as long as nobody learns who came. Nothing that follows from who came is kept, then,
+      and no client metrics. This is for tff_dp_fedavg. Default: public cohorts from --seed.
   """
 
   participation: Any = flag('uniform', kind='participation model', choices=cohorts.PARTICIPATION_MODELS)
   dropout: Any = flag('none', kind='dropout', choices=dropouts.DROPOUTS)
   cohort_size: Optional[int] = flag()
+  cohort_seed: Optional[str] = flag(words=(SECRET,), parse=_cohort_seed)
+
+  @property
+  def are_secret(self) -> bool:
+    """Whether cohorts come from a secret seed."""
+    return self.cohort_seed == SECRET
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,9 +3,11 @@
 Nothing is written here. TensorFlow's devices and threads are not touched either: the runtime must set them first.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import hashlib
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, TYPE_CHECKING
 
 import numpy as np
 import tensorflow_federated as tff
@@ -21,6 +23,11 @@ from quap_tff.mechanisms import postprocessing
 from quap_tff.training import evaluation
 from quap_tff.training import models
 
+if TYPE_CHECKING:
+  from experiments import run_directory
+
+# The name of the seed of secret cohorts among a run's secrets.
+_COHORT_SEED = 'cohort_seed'
 # For --model=auto: the model by the dataset, or else by the shape of an example. On features, it is a linear head. For
 # other shapes it is an `mlp`, which takes any.
 _MODEL_OF_DATASET = {
@@ -61,9 +68,16 @@ class Experiment:
   averaging: postprocessing.Averaging
   runtime: runtime.RuntimeConfig
 
+  def kept_in(self, directory: Optional[run_directory.RunDirectory]) -> Experiment:
+    """The experiment with the cohorts of the run in a folder, if they are secret: their seed is kept there."""
+    if directory is None or not self.run.cohorts.are_secret:
+      return self
+    cohort_seed = int.from_bytes(directory.secret(_COHORT_SEED), 'big')
+    return dataclasses.replace(self, cohorts=self.run.participation(self.federation.num_clients, cohort_seed))
+
   @property
   def schedule(self) -> list[np.ndarray]:
-    """int64[M_t], the public cohort of each planned round."""
+    """int64[M_t], the cohort of each planned round. It is public, unless the run's cohorts are secret."""
     return [self.cohorts.cohort(round_num) for round_num in range(1, self.run.schedule.rounds + 1)]
 
   @property

@@ -115,6 +115,7 @@ def _train(run, callbacks) -> int:
         keeps_times=experiment.plan.client_metrics,
       )
       stack.callback(directory.close)
+    experiment = experiment.kept_in(directory)
     _announce(experiment, directory)
     result = training.train(experiment, process, directory, callbacks)
     report = results.report(experiment, result)
@@ -141,9 +142,9 @@ def _keep(experiment, result, report, directory, summary):
     directory.remove_checkpoints()
   elif not result.interrupted:
     why = '' if summary['finished'] else f', so that the run can go on to round {experiment.run.schedule.rounds}'
+    seeds = 'seeds of the noise and of the cohorts' if experiment.cohorts.secret else 'seed of the noise'
     print(
-      f'{directory.file(run_folder.CHECKPOINTS)} was kept{why}. It holds the seed of the noise: keep it as secret '
-      'as the data.',
+      f'{directory.file(run_folder.CHECKPOINTS)} was kept{why}. It holds the {seeds}: keep it as secret as the data.',
       file=sys.stderr,
     )
   return summary
@@ -169,6 +170,12 @@ def _announce(experiment, directory):
   interpretation = experiment.run.method.interpretation
   if interpretation:
     print(interpretation, file=sys.stderr)
+  if experiment.cohorts.secret:
+    print(
+      'Cohorts secret: a round takes as long as its cohort is large. Keep this progress, and the times at which files '
+      'change, as secret as the cohorts.',
+      file=sys.stderr,
+    )
   noise_seed = experiment.run.flags['noise_seed']
   if noise_seed is not None:
     print(

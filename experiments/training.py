@@ -237,7 +237,7 @@ class _Rounds:
       if experiment.plan.client_metrics:
         self.row['seconds'] = time.monotonic() - begin
       self._keep()
-      if not len(cohort):
+      if not len(cohort) and not experiment.cohorts.secret:
         effect = 'only noise is added' if plan.noises_empty_rounds else 'the model stays as it is'
         display.note(f'round {round_num}: nobody took part; {effect}.')
       display.update(round_num, self.row)
@@ -291,6 +291,7 @@ def _row(
     row.update(train_loss=np.nan, train_accuracy=np.nan)
   if not experiment.plan.client_metrics:
     row = {name: value for name, value in row.items() if name in experiment.plan.public_metrics}
-  if traffic is not None:
+  # What is sent in a round where nobody comes is nothing.
+  if traffic is not None and not experiment.cohorts.secret:
     row.update(down_bytes_per_client=traffic.down_bytes_per_client, up_bytes_per_client=traffic.up_bytes_per_client)
   return {name: np.asarray(value).item() for name, value in row.items()}

@@ -50,7 +50,8 @@ def formal_text(group: study.Group) -> str:
     return NO_BOUND if any(_formal(run) and _is_only_read(run) for run in group.runs) else NO_FINITE
   run = group.runs[epsilons.index(max(epsilons))]
   source = 'certificate.json' if run.certificate is not None else _smallest(run).get('accountant')
-  text = f'{covers}: ε = {rounding.up(max(epsilons))} ({source}){IDEAL if _ideal_note(run) else ""}'
+  secret = ', cohorts secret' if run.has_secret_cohorts else ''
+  text = f'{covers}: ε = {rounding.up(max(epsilons))} ({source}{secret}){IDEAL if _ideal_note(run) else ""}'
   readings = [_number(_reading(run).get('epsilon_max')) for run in group.runs if _is_stopped(run)]
   if not readings:
     return text
@@ -72,7 +73,8 @@ def footnotes(groups: Sequence[study.Group]) -> list[str]:
   return [
     f'Formal figures hold for {each(_formal(run).get("unit") for run in found)}. Neighbouring datasets: '
     f'{each(_smallest(run).get("neighbours") for run in found)}. Total δ: '
-    f'{each(_formal(run).get("delta") for run in found)}. Amplification by sampling: none.',
+    f'{each(_formal(run).get("delta") for run in found)}. Amplification by sampling: '
+    f'{each(_smallest(run).get("amplification") for run in found)}.',
     *(f'{IDEAL} {", ".join(methods)}: {note}' for note, methods in noted.items() if note),
   ]
 
@@ -159,15 +161,15 @@ def _is_only_read(run) -> bool:
 
 
 def _smallest(run) -> Mapping[str, Any]:
-  """The smallest formal figure that counts no amplification; {} if there is none.
+  """The smallest formal figure; {} if there is none. Amplification counts only where the cohorts are secret.
 
-  Earlier versions wrote amplified figures, although cohorts follow from a seed that run.json holds.
+  Earlier versions wrote amplified figures although cohorts followed from a seed that run.json holds.
   """
   if _is_only_read(run):
     return {}
   figures = _formal(run).get('figures')
   figures = [f for f in figures if _number(f.get('epsilon_max')) is not None] if isinstance(figures, list) else []
-  figures = [figure for figure in figures if figure.get('amplification') == 'none']
+  figures = [figure for figure in figures if figure.get('amplification') == 'none' or run.has_secret_cohorts]
   return min(figures, key=lambda figure: figure['epsilon_max'], default={})
 
 

@@ -12,6 +12,7 @@ import pandas as pd
 from data import cohorts
 from data import partition
 from experiments import plots
+from experiments import run_parts
 from quap_tff import methods
 from quap_tff.accounting import run_ledger
 from quap_tff.common import files
@@ -110,6 +111,11 @@ class Run:
   @property
   def algorithm(self) -> str:
     return canonical('algorithm', self.identity.get('algorithm', 'quap'))
+
+  @property
+  def has_secret_cohorts(self) -> bool:
+    """Whether nobody knows who took part, so that sampling amplifies privacy."""
+    return self.identity.get('cohort_seed') == run_parts.SECRET
 
   @property
   def rounds(self) -> int:

@@ -130,12 +130,11 @@ def poisson_histories(ledger: run_ledger.RunLedger, sampler: Sampler) -> histori
 
 
 def if_known(population: histories_lib.Population, delta: float) -> str:
-  """The statement on sampled histories without the secret: who came is withheld, and what its loss would cost."""
+  """A sentence on what figures of secret cohorts assume, and one on what would remain of them otherwise."""
   always_in = max(history.always_in().total_mu for history in population.histories)
   return (
-    'Cohorts secret: the figures follow from public rates, and none is given that follows from who came. They assume '
-    'that nobody learns who came. If that became known, the bound would be that of a client in every round: '
-    f'ε = {rounding.up(float(tradeoff.epsilon_of(always_in, delta)))} (zero-out).'
+    'Cohorts secret: the figures assume that nobody learns who came. If that became known, a client in every round '
+    f'would have ε = {rounding.up(float(tradeoff.epsilon_of(always_in, delta)))} (zero-out).'
   )
 
 

@@ -20,6 +20,10 @@ METHODS = [
     ['--algorithm=tff_dp_fedavg', '--noclient_metrics', '--participation=bernoulli:q=0.4'],
     'Guarantee, if the noise were ideal: the released model',
   ),
+  (
+    ['--algorithm=tff_dp_fedavg', '--participation=bernoulli:q=0.4', '--cohort_seed=secret', '--calibration=exact'],
+    'with ε ≤ 1 (add or remove; cohorts secret) at δ = 1e-05',
+  ),
   (['--algorithm=certified:quantile=0.5,count_stddev=2'], 'Guarantee: the released model is differentially private'),
 ]
 
@@ -170,6 +174,12 @@ class TestGuarantee:
   def test_a_round_without_noise_leaves_none(self):
     text = final_summary.guarantee(_summary(formal={'figures': [_figure('gaussian_exact', epsilon=None)]}))
     assert text == 'Guarantee: none. The released model has no finite ε.'
+
+  def test_of_secret_cohorts_it_is_the_smallest_amplified_figure(self):
+    figures = [_figure('rdp', 'Poisson sampling', 2.0), _figure('pld', 'Poisson sampling', 1.5)]
+    summary = _summary(formal={'figures': figures})
+    assert 'ε ≤ 1.5 (add or remove; cohorts secret)' in final_summary.guarantee(summary)
+    assert harness.strict_json(final_summary.line(summary))['formal']['figures'][0]['accountant'] == 'pld'
 
   def test_relations_have_short_names(self):
     figures = [_figure('gaussian_exact', neighbours=accounting.ZERO_OUT)]

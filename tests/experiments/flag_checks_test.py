@@ -41,6 +41,7 @@ class TestFields:
       ('--dataset=femnist --algorithm=certified', '--dataset=femnist:test_writers=0.1'),
       ('--algorithm=tff_dp_fedavg --participation=markov', 'use a --participation for which it is'),
       ('--algorithm=certified --tuning=', '--tuning must be a sentence'),
+      ('--cohort_seed=7', "--cohort_seed must be secret, found '7'. Cohorts from a seed that is given are public"),
     ],
   )
   def test_are_said_as_flags(self, arguments, words):

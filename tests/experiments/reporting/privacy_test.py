@@ -51,6 +51,11 @@ class TestFormal:
     factory.write_json(folder / 'summary.json', summary)
     assert privacy.formal_text(factory.groups_of(tmp_path)[0]) == privacy.NO_FINITE
 
+  def test_an_amplified_figure_counts_where_cohorts_are_secret(self, tmp_path):
+    (group,) = factory.groups_of(tmp_path, {'covers': 'released model', 'epsilon_max': 3.0, 'cohort_seed': 'secret'})
+    assert privacy.formal_text(group) == 'released model: ε = 0.3 (rdp, cohorts secret)'
+    assert privacy.footnotes([group])[0].endswith('Amplification by sampling: by Poisson sampling.')
+
   def test_the_figure_without_amplification_and_the_worst_seed(self, tmp_path):
     (group,) = factory.groups_of(tmp_path, *factory.seeds(1, 2, covers='released model', epsilon_max=[2.0, 2.5]))
     assert privacy.formal_text(group) == 'released model: ε = 2.5 (gaussian_exact)'

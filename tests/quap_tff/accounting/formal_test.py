@@ -168,7 +168,7 @@ class TestPoisson:
     pld = [accountants.get('pld').epsilon(history.History.gaussian(8.0, 20, q), DELTA) if q else 0.0 for q in rates]
     assert report.epsilon == pytest.approx(pld, rel=1e-9)
     # A client in every round, if the secret were out.
-    assert f'every round: ε = {rounding.up(_exact(8.0, 20))} (zero-out)' in report.notes[0]
+    assert f'every round would have ε = {rounding.up(_exact(8.0, 20))} (zero-out)' in report.notes[0]
 
   def test_nothing_in_the_report_follows_from_who_came(self):
     one, other = (

@@ -1,0 +1,153 @@
+"""Runs whose cohorts are secret: their noise, what they keep, how they go on, and where secret cohorts are refused."""
+
+import json
+
+import dp_accounting
+from dp_accounting import pld
+import pytest
+
+from experiments import run_parts
+from tests.experiments import harness
+
+_SECRET = [
+  *harness.TINY,
+  '--algorithm=tff_dp_fedavg:clip=0.3',
+  '--participation=bernoulli:q=0.4',
+  '--cohort_seed=secret',
+  '--calibration=exact',
+  '--epsilon=3',
+]
+
+
+_CLIENT_DATA = harness.training.client_data
+
+
+def _cohorts(experiment):
+  return [cohort.tolist() for cohort in experiment.schedule]
+
+
+@pytest.mark.slow
+class TestExperiment:
+  def test_two_runs_of_one_seed_have_different_cohorts_and_the_same_noise(self):
+    one, other = harness.experiment(*_SECRET), harness.experiment(*_SECRET)
+    assert _cohorts(one) != _cohorts(other) and one.cohorts.secret
+    public = harness.experiment(*[argument for argument in _SECRET if 'cohort_seed' not in argument])
+    assert _cohorts(public) not in (_cohorts(one), _cohorts(other)) and not public.cohorts.secret
+    # Another seed has other public cohorts, and another noise for those.
+    reseeded = harness.experiment(*_SECRET, '--seed=7')
+    multipliers = {found.plan.noise_multiplier for found in (one, other, reseeded)}
+    assert multipliers == {one.plan.noise_multiplier} and one.plan.noise_multiplier < public.plan.noise_multiplier
+
+  def test_without_the_flag_there_is_no_amplification(self):
+    plan = harness.experiment(*[a for a in _SECRET if 'cohort_seed' not in a], '--noclient_metrics').plan
+    figures = plan.report(plan.planned_ledger([[0, 1]] * 8)).formal.figures
+    assert {figure.amplification for figure in figures} == {'none'}
+
+  def test_every_claim_is_that_of_the_library(self):
+    experiment = harness.experiment(*_SECRET)
+    plan = experiment.plan
+    event = dp_accounting.PoissonSampledDpEvent(0.4, dp_accounting.GaussianDpEvent(plan.noise_multiplier))
+    accountant = pld.PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE, 1e-3).compose(event, 8)
+    report = plan.report(plan.planned_ledger(experiment.schedule)).formal
+    figure = min(report.figures, key=lambda found: found.epsilon_max)
+    assert figure.accountant == 'pld' and figure.neighbours == 'add or remove one client'
+    assert figure.epsilon_max == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-3)
+    assert 3 * (1 - 1e-3) < figure.epsilon_max <= 3
+    assert figure.amplification.startswith(
+      'Poisson sampling, q = 0.4; assumes that cohorts, their sizes and their seed'
+    )
+
+
+@pytest.mark.slow
+class TestFolder:
+  def test_a_run_in_two_parts_has_the_cohorts_of_one(self, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+      harness.training,
+      'client_data',
+      lambda experiment, client, absent, keys: seen.append(client) or _CLIENT_DATA(experiment, client, absent, keys),
+    )
+    run = [*_SECRET, f'--output_dir={tmp_path}', '--keep_checkpoints']
+    assert harness.main(*run, '--stop_after=3') == 0
+    secret = (tmp_path / 'checkpoints' / 'cohort_seed').read_bytes()
+    assert len(secret) == 32 and (tmp_path / 'checkpoints' / 'cohort_seed').stat().st_mode & 0o077 == 0
+    assert harness.main(*run) == 0
+    model = harness.run(*_SECRET).participation(8, int.from_bytes(secret, 'big'))
+    assert seen == [client for t in range(1, 9) for client in model.cohort(t)]
+    assert (tmp_path / 'checkpoints' / 'cohort_seed').read_bytes() == secret
+
+  def test_nothing_that_follows_from_the_cohorts_is_left(self, tmp_path, capsys):
+    folders, summaries = [tmp_path / 'one', tmp_path / 'other'], []
+    # Nobody comes to most rounds.
+    flags = ['--participation=bernoulli:q=0.05', '--progress=lines']
+    for folder in folders:
+      assert harness.main(*_SECRET, *flags, f'--output_dir={folder}') == 0
+      captured = capsys.readouterr()
+      assert 'cohorts secret' in captured.out and 'Keep this progress' in captured.err
+      assert 'nobody took part' not in captured.err
+      assert sorted(path.name for path in folder.iterdir()) == [
+        '.lock',
+        'final_model.keras',
+        'metrics.csv',
+        'plot.png',
+        'run.json',
+        'summary.json',
+      ]
+      assert set(harness.rows(folder)[0]) == {
+        'round',
+        'clipping_norm',
+        'noise_multiplier',
+        'sigma',
+        'test_accuracy',
+        'test_loss',
+      }
+      assert json.loads((folder / 'run.json').read_text())['identity']['cohort_seed'] == run_parts.SECRET
+      summaries.append({**harness.summary(folder), 'output_dir': None, 'test_accuracy': None, 'test_loss': None})
+    # Who came differs from run to run, and the summaries do not show it.
+    assert summaries[0] == summaries[1]
+
+  def test_another_kind_of_cohorts_is_another_run(self, tmp_path, capsys):
+    public = [argument for argument in _SECRET if 'cohort_seed' not in argument]
+    assert harness.main(*_SECRET, f'--output_dir={tmp_path}', '--stop_after=1') == 0
+    assert harness.main(*public, f'--output_dir={tmp_path}') == 1
+    assert "--cohort_seed: 'secret' there, None now" in capsys.readouterr().err
+
+
+class TestRefusals:
+  @pytest.mark.parametrize(
+    'arguments, words',
+    [
+      ('--algorithm=certified', 'a certificate rests on public cohorts'),
+      ('--algorithm=quap', '--algorithm=quap divides sums by the number of clients that came'),
+      ('--algorithm=fixed_dp', 'Use --algorithm=tff_dp_fedavg'),
+      ('--algorithm=local_dp', '--algorithm=local_dp divides sums'),
+      ('--algorithm=fedavg', '--algorithm=fedavg adds no noise'),
+      ('--participation=uniform', 'independent coins: --participation=bernoulli, beta_bernoulli or extreme_imbalance'),
+      ('--participation=full', 'found full'),
+      ('--participation=markov', 'found markov'),
+      ('--participation=uniform --cohort_size=5', 'found uniform'),
+      ('--dropout=bernoulli', 'who drops out follows from --seed, which is public'),
+      ('--client_metrics', 'Leave --client_metrics out'),
+      ('--dataset=femnist', 'Test on others: --dataset=femnist:test_writers=0.1'),
+    ],
+  )
+  def test_before_data_are_read(self, arguments, words):
+    flags = ['--cohort_seed=secret', '--participation=bernoulli', '--algorithm=tff_dp_fedavg']
+    message = harness.refusal(*flags, *arguments.split())
+    assert message.startswith('--cohort_seed=secret') and words in message
+
+  @pytest.mark.parametrize('participation', ['bernoulli:q=0.2', 'beta_bernoulli', 'extreme_imbalance'])
+  def test_independent_coins_are_taken(self, participation):
+    harness.check('--cohort_seed=secret', f'--participation={participation}', '--algorithm=tff_dp_fedavg')
+
+  @pytest.mark.slow
+  @pytest.mark.parametrize(
+    'algorithm, reason',
+    [
+      ('tff_dp_ftrl', 'the noise was chosen on the planned cohorts'),
+      ('certified:certificate=false', 'the noise was chosen on the planned cohorts'),
+    ],
+  )
+  def test_a_plan_without_amplification_before_anything_is_trained(self, algorithm, reason):
+    with pytest.raises(ValueError, match=f'secret cohorts amplify nothing: {reason}. Leave this flag out'):
+      harness.experiment(*_SECRET, f'--algorithm={algorithm}')
