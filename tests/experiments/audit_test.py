@@ -233,6 +233,10 @@ class TestCommand:
     out, err = capsys.readouterr()
     assert message in ' '.join(err.split()) and not out
 
+  def test_refuses_secret_cohorts(self, capsys):
+    assert _audit('--algorithm=tff_dp_fedavg', '--participation=bernoulli', '--cohort_seed=secret') == 1
+    assert 'an audit needs public cohorts. Leave this flag out.' in ' '.join(capsys.readouterr().err.split())
+
   def test_says_one_line_and_no_more(self):
     """As a process: TFF must not complain when the interpreter ends."""
     found = subprocess.run(

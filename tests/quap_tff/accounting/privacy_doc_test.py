@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from quap_tff import accounting
 from quap_tff.accounting import accountants
 from quap_tff.accounting import history
 from quap_tff.common import registry
@@ -85,6 +86,12 @@ def test_amplification():
   amplified = accountants.get('pld').epsilon(history.History.gaussian(_Z, 20, 0.3), _DELTA)
   assert f'For z = {_Z:.3f}, 20 rounds and q = 0.3, privacy loss distributions give ε = {amplified:.2f} (' in _DOC
   assert f'A client known to have been in 6 of the 20 rounds has ε = {_epsilon(math.sqrt(6) / _Z):.2f}.' in _DOC
+
+
+def test_secret_cohorts():
+  z = accounting.sampled_noise_multiplier(np.array([0.3]), 60, 3.0, _DELTA)
+  assert f'At (3, 1e-5), for 60 rounds and q = 0.3, this is z = {z:.3f}.' in _DOC
+  assert f'been in 18 of the 60 rounds needs z = {math.sqrt(18) / _MU:.3f}.' in _DOC
 
 
 @pytest.mark.parametrize(
