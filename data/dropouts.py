@@ -139,6 +139,7 @@ class WithDropout(base.ParticipationModel):
         inclusion_rates=drawn.inclusion_rates,
         mean_cohort_size=mean,
         no_amplification=drawn.no_amplification,
+        min_separation=drawn.min_separation,
       )
       return
     rates = None

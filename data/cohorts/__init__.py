@@ -28,6 +28,7 @@ from quap_tff.common import registry
 
 PARTICIPATION_MODELS: dict[str, type[ParticipationChoice]] = {
   'uniform': static.Uniform,
+  'separated': static.Separated,
   'full': static.Full,
   'bernoulli': static.Bernoulli,
   'beta': static.Beta,

@@ -83,6 +83,8 @@ class ParticipationModel:
     inclusion_rates: float64[N] where `sampling` is `bernoulli`, else `None`.
     no_amplification: Where `sampling` is `none`, the reason why nothing is amplified, a clause.
     mean_cohort_size: The expected number of clients in a cohort, `None` if there is no simple one.
+    min_separation: b, where two rounds of a client are promised to be at least b apart and no cohort is empty, so that
+      a client is in at most ⌈T/b⌉ of T rounds; `None` if nothing is promised.
     secret: Whether the cohorts follow from a secret seed, and from nothing else but public rates.
     has_dropout: Whether clients that are drawn may drop out.
     mean_dropout: The share of the clients that are drawn and expected to drop out.
@@ -100,12 +102,13 @@ class ParticipationModel:
     inclusion_rates: Optional[np.ndarray] = None,
     mean_cohort_size: Optional[float] = None,
     no_amplification: str = 'no amplification is proven for cohorts drawn by weight or availability',
+    min_separation: Optional[int] = None,
     secret: bool = False,
   ):
     """`draw` gives distinct client ids in any order, a function of the population and the round number alone."""
     self.population, self._draw, self.sampling = population, draw, sampling
     self.inclusion_rates, self.mean_cohort_size = inclusion_rates, mean_cohort_size
-    self.no_amplification, self.secret = no_amplification, secret
+    self.no_amplification, self.min_separation, self.secret = no_amplification, min_separation, secret
 
   def cohort(self, round_num: int) -> np.ndarray:
     """The clients of round `round_num`, counted from 1: sorted, distinct int64 indices; possibly none."""

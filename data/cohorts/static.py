@@ -24,6 +24,45 @@ class Uniform(base.ParticipationChoice):
 
 
 @dataclasses.dataclass(frozen=True)
+class Separated(base.ParticipationChoice):
+  """Cohorts of fixed size in which a client comes at most every `min_separation` rounds.
+
+  The seed divides the clients into b = `min_separation` groups, whose sizes differ by at most 1. The cohort of round t
+  is a uniformly random set of `cohort_size` clients of group t mod b. So two rounds of a client are a multiple of b
+  apart, everyone may come, and a cohort does not depend on the cohorts before it. The groups are those of "cyclic"
+  sampling in Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization". A draw from all clients that have
+  not come for b rounds would need as many clients, and for each round the rounds before it.
+
+  Attributes:
+    min_separation: b, at least 1. There must be b·cohort_size clients.
+  """
+
+  min_separation: int = checks.integer_field('separated min_separation', 3, at_least=1)
+
+  def over(self, population: base.Population) -> base.ParticipationModel:
+    size, total, apart = population.required_cohort_size(), population.num_clients, self.min_separation
+    if size * apart > total:
+      raise ValueError(
+        f'min_separation={apart} with cohort_size={size} needs at least {size * apart:,} clients, because no client of '
+        f'{apart} successive cohorts may come twice, and there are {total:,}. Use a min_separation of at most '
+        f'{total // size:,}, smaller cohorts, or more clients.'
+      )
+    groups = np.array_split(population.client_rng().permutation(total), apart)
+
+    def draw(round_num):
+      group = groups[round_num % apart]
+      return group[population.round_rng(round_num).choice(len(group), size, replace=False, shuffle=False)]
+
+    return base.ParticipationModel(
+      population,
+      draw,
+      mean_cohort_size=float(size),
+      no_amplification='amplification of cohorts that keep a separation is not counted here',
+      min_separation=apart,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
 class Full(base.ParticipationChoice):
   """All clients take part in every round."""
 

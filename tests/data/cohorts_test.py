@@ -16,7 +16,7 @@ from data.cohorts import learned
 from data.cohorts import static
 
 SETTINGS = hypothesis.settings(derandomize=True, deadline=None, max_examples=30)
-FIXED_SIZE = ['uniform', 'beta', 'hybrid', 'hybrid:normalize=true', 'hybrid_reference']
+FIXED_SIZE = ['uniform', 'separated:min_separation=1', 'beta', 'hybrid', 'hybrid:normalize=true', 'hybrid_reference']
 RANDOM_SIZE = ['bernoulli', 'beta_bernoulli', 'extreme_imbalance', 'markov', 'full', 'energy']
 LEARNING = ['flpadpm', 'client_selection']
 EVERY = FIXED_SIZE + RANDOM_SIZE
@@ -110,6 +110,53 @@ def test_uniform_includes_everyone_equally_often():
   for wrong in (0.2, 0.45):
     assert all(rejected(f, wrong, len(rounds)) for f in found)
   assert not any(rejected(f, 0.3, len(rounds)) for f in found)
+
+
+@pytest.mark.parametrize('num_clients, size, apart', [(100, 30, 3), (12, 3, 4), (13, 3, 4), (10, 5, 2), (7, 7, 1)])
+def test_separated_keeps_its_promise_and_leaves_nobody_out(num_clients, size, apart):
+  for seed in range(60):
+    model, rounds = cohorts.make(f'separated:min_separation={apart}', num_clients, size, seed), 20 * apart
+    assert model.min_separation == apart and model.mean_cohort_size == size
+    came = {client: [] for client in range(num_clients)}
+    for t in range(1, rounds + 1):
+      cohort = model.cohort(t)
+      assert len(cohort) == size
+      for client in cohort.tolist():
+        came[client].append(t)
+    assert all(rounds_of and len(rounds_of) <= rounds / apart for rounds_of in came.values())
+    assert all((np.diff(rounds_of) >= apart).all() for rounds_of in came.values())
+
+
+def test_separated_includes_everyone_of_a_group_equally_often():
+  model, rounds = cohorts.make('separated:min_separation=3', 24, 4, 1), range(1, 3 * 3000 + 1)
+  found = frequencies(model, rounds) * 3
+  assert not any(rejected(f, 4 / 8, 3000) for f in found)
+  for wrong in (0.4, 0.6):
+    assert all(rejected(f, wrong, 3000) for f in found)
+  # The seed decides who is in a group, not the id.
+  groups = {frozenset(np.concatenate([model.cohort(t) for t in range(r, 90, 3)]).tolist()) for r in (1, 2, 3)}
+  assert groups != {frozenset(range(r, r + 8)) for r in (0, 8, 16)} and set().union(*groups) == set(range(24))
+
+
+@pytest.mark.parametrize('num_clients, size, apart, most', [(89, 30, 3, 2), (10, 6, 2, 1), (5, 2, 6, 2)])
+def test_separated_refuses_a_population_that_is_too_small(num_clients, size, apart, most):
+  message = f'min_separation={apart} with cohort_size={size} needs at least {size * apart} clients.* at most {most}, '
+  with pytest.raises(ValueError, match=message):
+    cohorts.make(f'separated:min_separation={apart}', num_clients, size, 0)
+
+
+@pytest.mark.parametrize('spec', [s for s in EVERY if not s.startswith('separated')])
+def test_others_promise_no_separation(spec):
+  assert make(spec, 20, 5, 0).min_separation is None
+
+
+def test_dropout_keeps_a_promise_only_if_the_absent_are_counted():
+  drawn = cohorts.make('separated', 20, 5, 0)
+  dropout = dropouts.make('beta', 20, 0)
+  assert dropouts.WithDropout(drawn, dropout, charges_absent=True).min_separation == 3
+  # A round to which nobody comes is not a release, and releases are what a promise is about.
+  assert dropouts.WithDropout(drawn, dropout, charges_absent=False).min_separation is None
+  assert dropouts.WithServerRounds(drawn, 0.5).min_separation is None
 
 
 def test_uniform_includes_every_pair_equally_often():
@@ -393,6 +440,7 @@ def test_a_cohort_larger_than_the_population_is_an_error_with_both_numbers(spec)
   'extreme_imbalance:rare_rate=-0.1 hybrid:gamma=1.01 hybrid:gamma=nan hybrid:a=0 hybrid:id_decay=-1 '
   'hybrid_reference:gamma=-0.1 hybrid_reference:gamma=nan markov:arrive=0 markov:leave=nan markov:leave=2 '
   'energy:charge=1.5 energy:idle=-0.1 energy:train=nan energy:reserve=1 energy:plug=0 energy:unplug=2 '
+  'separated:min_separation=0 separated:min_separation=-3 '
   'flpadpm:length=0 flpadpm:length=9 flpadpm:strength=0 client_selection:explore=2 client_selection:share=-1'.split(),
 )
 def test_a_bad_parameter_is_an_error_that_names_it(spec):
