@@ -102,7 +102,7 @@ def main(argv: list[str]) -> int:
 def _correlation() -> correlations.Correlation:
   correlation = registry.parse_spec('noise correlation', _CORRELATION.value, correlations.FAMILIES)
   if not correlation.is_settled:
-    raise ValueError('--correlation: give a decay here, as in ar1:decay=0.9. Only a training run chooses one.')
+    raise ValueError('--correlation: give its numbers here, as in ar1:decay=0.9. Only a training run chooses them.')
   checks.integer('every', _EVERY.value, at_least=1)
   checks.integer('rounds_after', _ROUNDS_AFTER.value, at_least=0)
   if correlation.num_buffers and _SAMPLING_RATE.value != 1:

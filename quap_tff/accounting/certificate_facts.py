@@ -223,8 +223,7 @@ def accountant(ledger: accounting.RunLedger) -> str:
   sums, noise = 'Σ w²/z²', ''
   if ledger.correlation.num_buffers:
     sums = 'Σ_s (Σ_{t≤s} c_{s-t}·w_t)²/z²'
-    terms = ' + '.join(f'{gain:.6g}·{decay:.6g}^(k-1)' for gain, decay in ledger.correlation.terms)
-    noise = f' The noise is correlated with the coefficients c_0 = 1 and c_k = {terms}.'
+    noise = f' The noise is correlated with the coefficients c_0 = 1 and {ledger.correlation.formula}.'
   return (
     f'{accounting.ACCOUNTANTS["gaussian_exact"].method}, over all rounds: μ² = {sums} for the sums + Σ 1/c² '
     'for the counts. Here w is the client\'s weight in a round, z is the noise multiplier of the sums, and c is the '

@@ -81,7 +81,9 @@ def _correlated_mu(ledger: run_ledger.RunLedger) -> np.ndarray:
 def held_account(ledger: run_ledger.RunLedger) -> held_noise.Account:
   """The account of a ledger whose noise clients hold, from the rounds that were released."""
   state = ledger.state_dict()
-  found = held_noise.opened(ledger.num_clients, float(state['noise_multipliers'].min()), ledger.correlation.terms[0][1])
+  found = held_noise.opened(
+    ledger.num_clients, float(state['noise_multipliers'].min()), float(ledger.correlation.decays[0])
+  )
   cuts = state['offsets'][1:-1]
   for ids, weights in zip(np.split(state['clients'], cuts), np.split(state['weights'], cuts)):
     found = found.after(ids[weights > 0].astype(np.int64), weights[weights > 0])

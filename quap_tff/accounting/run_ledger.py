@@ -23,7 +23,7 @@ from quap_tff.mechanisms import correlation as correlations
 ENTRIES = {'clients': np.int32, 'budgets': np.float64, 'weights': np.float64}
 ROUNDS = {'noise_multipliers': np.float64, 'count_noise_multipliers': np.float64, 'clipping_norms': np.float64}
 ARRAYS = {'offsets': np.int64, **ENTRIES, **ROUNDS}
-# The terms of the noise's correlation; none under independent noise.
+# The noise's correlation; none under independent noise. Banded noise has decays of 0.
 CORRELATION = {'gains': (None, np.float64), 'decays': (None, np.float64)}
 IDENTITY = {'num_clients': ((), np.int64), 'delta': ((), np.float64), 'fingerprint': ((32,), np.uint8), **CORRELATION}
 # Files list the clients of a larger population only if they took part.
@@ -203,7 +203,7 @@ class RunLedger:
     Returns:
       offsets int64[T+1]; clients int32[K], budgets and weights float64[K]; noise_multipliers, count_noise_multipliers
       and clipping_norms float64[T]; num_clients int64[], delta float64[], fingerprint uint8[32] (SHA-256 of the text);
-      gains and decays float64[d], the terms of the correlation.
+      gains and decays float64[d], see `quap_tff.mechanisms.correlation.of_terms`.
       The arrays are read-only and not copied; later rounds leave them as they are.
     """
     return {

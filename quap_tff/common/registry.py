@@ -108,7 +108,7 @@ def _convert(kind: str, name: str, field: 'dataclasses.Field[Any]', text: str) -
     return text.lower() == 'true'
   try:
     if to is tuple:
-      return tuple(checks.parsed_number(part, float) for part in text.split('/'))
+      return tuple(checks.parsed_number(part, float) for part in text.split('/')) if text else ()
     return text if to is str else checks.parsed_number(text, to)
   except ValueError:
     if to is tuple:

@@ -135,10 +135,10 @@ class Floats(Arithmetic):
     noise, after = drawn, []
     if buffers:
       noise, releases = [], multiplier > 0
-      gains, decays = self.config.correlation.gains, self.config.correlation.decays
+      correlation = self.config.correlation
       for own, before in zip(drawn, buffers):
-        own = tf.where(releases, own - tf.tensordot(gains, before, 1), tf.zeros_like(own))
-        moved = tf.reshape(decays, [-1] + [1] * (len(before.shape) - 1)) * before + own
+        own = tf.where(releases, own - tf.tensordot(correlation.gains, before, 1), tf.zeros_like(own))
+        moved = tf.stack(correlation.after(tf.unstack(before), own))
         after.append(tf.where(releases, moved, before))
         noise.append(own)
     return [part + tf.cast(clip, tf.float64) * own for part, own in zip(total, noise)], after

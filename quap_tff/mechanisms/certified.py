@@ -52,9 +52,9 @@ class ServerState(NamedTuple):
     participation: `counts` int32[N], and `rates` float32[N] under EMA rates.
     clip: float32 scalar, C of the next round.
     noise: The seed of the noise, and the number of rounds that have drawn noise, which is the number of releases.
-    buffers: Σ_k decay_j^(k-1)·Ẑ_{t-k} for each term j. The noise of the next round takes a part of this back. Float
-      arithmetic has a float64[d, *S] for each tensor of shape S in an update, integer arithmetic one int64[d, weights].
-      Empty under independent noise.
+    buffers: What the d buffers of the correlation hold of earlier noise: sums of exponentials, or the noise of each of
+      the last releases. The noise of the next round takes a part of this back. Float arithmetic has a float64[d, *S]
+      for each tensor of shape S in an update, integer arithmetic one int64[d, weights]. Empty under independent noise.
     accounts: Each client's account.
     weights: float32[N], w_i of the latest round, or 0 for a client that was not in it.
   """

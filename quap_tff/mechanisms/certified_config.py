@@ -28,11 +28,11 @@ held = lazy.module('quap_tff.mechanisms.held')
 
 # Up to this norm float32 does not overflow, whatever the noise multiplier and the weight.
 LARGEST_CLIP = 1e20
-# The ledger takes no budget of 0, which is what a client of weight 0 has spent.
 # The least standard deviation of a client's noise in grid steps. What its discreteness costs falls with the square.
 _SHARE_STEPS = 2.0**20
 # The variance of a client's noise in one release, per s²: at least (1-λ)² + λ.
 _LEAST_SHARE = 0.75
+# The ledger takes no budget of 0, which is what a client of weight 0 has spent.
 _NOTHING = float(np.finfo(np.float64).tiny)
 SMALLEST_MULTIPLIER, LARGEST_MULTIPLIER = 1e-3, 1e9
 TRUSTS = ('server', 'secure_sum')
@@ -115,6 +115,7 @@ class CertifiedConfig(mechanism.Mechanism):
       checks.number('divisor', self.divisor, above=0)
     if self.num_rounds is not None:
       checks.integer('num_rounds', self.num_rounds, at_least=1)
+      self.correlation.check_rounds(self.num_rounds)
     if not isinstance(self.weights, weight_rules.WeightRule):
       raise TypeError(f'weights must be a rule of quap_tff.mechanisms.weight_rules, found {self.weights!r}.')
     if self.clip_split not in clip_splits.SPLITS:
@@ -136,7 +137,7 @@ class CertifiedConfig(mechanism.Mechanism):
       if is_held or self.planned_weights is not None or self.most_clients is not None or self.dropout:
         raise ValueError(
           'Noise that clients hold (correlation=Held, planned_weights, most_clients, dropout) is for '
-          'trust="secure_sum". A trusted server adds independent, ar1 or blt noise.'
+          'trust="secure_sum". A trusted server adds independent, ar1, banded or blt noise.'
         )
       return
     if not is_held:
@@ -336,7 +337,7 @@ class CertifiedConfig(mechanism.Mechanism):
   @property
   def share_decay(self) -> float:
     """λ of noise that clients hold."""
-    return self.correlation.terms[0][1]
+    return float(self.correlation.decays[0])
 
   @property
   def _smallest_epsilon(self) -> float:

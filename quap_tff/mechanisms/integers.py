@@ -2,7 +2,7 @@
 
     client     x_i = ⌊(K/C)·u_i⌉ with Σ x² ≤ ⌊w_i·K⌋², checked in integers; otherwise zeros
     server     R_t = Σ x_i + Ẑ_t,  Ẑ_t = ⌊Z_t - b_t⌉,  Z_t ~ N(0, (z·K)²),  b_t = Σ_j gain_j·buffer_j
-               buffer_j ← decay_j·buffer_j + Ẑ_t
+               buffer_j ← decay_j·buffer_j + Ẑ_t, or the buffers move on by one place (banded)
     released   C/(K·D)·R_t
 
 Sums of integers are the same in any order. Buffers are in fixed point. Everything has a bound that follows from the
@@ -120,10 +120,10 @@ class Grid:
     one = integer_noise.REACH * self.stddev + 2
     if not self.correlation.num_buffers:
       return one
-    gains, decays = self.correlation.gains, self.correlation.decays
-    total, noise, buffers = 1.0, 1.0, np.zeros_like(decays)
+    gains = self.correlation.gains
+    total, noise, buffers = 1.0, 1.0, np.zeros_like(gains)
     for _ in range(min(self._releases, _COMPUTED_RELEASES) - 1):
-      buffers = decays * buffers + noise
+      buffers = np.array(self.correlation.after(list(buffers), noise))
       noise = -float(gains @ buffers)
       total += abs(noise)
     return one * (total + max(self._releases - _COMPUTED_RELEASES, 0))
@@ -147,7 +147,7 @@ class Grid:
     """The most that the rounding of buffers adds to a client's μ.
 
     The difference of two runs' b_t is that of exact buffers up to twice the error of each. In all T releases it moves
-    every entry by at most that.
+    every entry by at most that. Buffers that only move on have no error, so for them this is too much.
     """
     if not self.correlation.num_buffers:
       return 0.0
@@ -228,13 +228,14 @@ class Grid:
       return self.sampler.draw(key, self.num_weights), []
     (before,) = buffers
     bits = tf.constant(self.fraction_bits, tf.int64)
-    taken = tf.add_n([product(before[j], gain) for j, (gain, _) in enumerate(self.correlation.terms)])
+    held = tf.unstack(before)
+    # The sum may wrap around on the way. b_t itself is less than the bound on the noise.
+    taken = tf.add_n([product(own, gain) for own, gain in zip(held, self.correlation.gains.tolist())])
     whole = tf.bitwise.right_shift(taken + 2 ** (self.fraction_bits - 1), bits)
     rest = tf.cast(taken - tf.bitwise.left_shift(whole, bits), tf.float64) * 2.0**-self.fraction_bits
     noise = self.sampler.draw(key, self.num_weights, rest) - whole
     added = tf.bitwise.left_shift(noise, bits)
-    after = [product(before[j], decay) + added for j, (_, decay) in enumerate(self.correlation.terms)]
-    return noise, [tf.stack(after)]
+    return noise, [tf.stack(self.correlation.after(held, added, product))]
 
 
 def count_noise(key: Any, stddev: float) -> Any:
@@ -249,7 +250,7 @@ def count_noise(key: Any, stddev: float) -> Any:
 
 
 def product(values: Any, factor: float) -> Any:
-  """int64 values·factor with an error in (-3, 0], for |values| < 2^62 and a float64 factor in (0, 1].
+  """int64 values·factor with an error in (-3, 0], for |values| < 2^62 and a float64 factor in [0, 1].
 
   A factor below 1/2 is rounded to a multiple of 2^-53.
   """

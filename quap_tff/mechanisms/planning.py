@@ -67,22 +67,26 @@ def calibrated(
   config: configs.CertifiedConfig,
   cohorts: Sequence[Any],
   averaging: postprocessing.Averaging = postprocessing.LastIterate(),
+  min_separation: Optional[int] = None,
 ) -> Planned:
   """Chooses from a schedule what a configuration leaves open.
 
-  The noise multiplier, a decay and an average are chosen to maximize J. If several noise multipliers are equally good,
-  the largest one is chosen. The number of rounds is that of the schedule. The divisor is the mean sum of weights. For
-  weight rules that need it, the number of rounds that each client is planned to be in is counted. If everyone takes
-  part in T rounds with weights of 1 and independent noise, z = √T/μ_max.
+  The noise multiplier, a decay and an average are chosen to maximize J. Other coefficients of correlated noise are
+  those of the published objective (`published_noise`) for the bounds on participation. If several noise multipliers are
+  equally good, the largest one is chosen. The number of rounds is that of the schedule. The divisor is the mean sum of
+  weights. For weight rules that need it, the number of rounds that each client is planned to be in is counted. If
+  everyone takes part in T rounds with weights of 1 and independent noise, z = √T/μ_max.
 
   Args:
     config: The mechanism. Everything that it already fixes stays as it is.
     cohorts: int[M_t] ids for each of the T planned rounds: the public schedule, or one drawn from a model of it.
     averaging: The average of the iterates. `postprocessing.Planned` chooses the best of several by J.
+    min_separation: b, if it is promised that two rounds of a client are at least b apart, and that every round
+      releases. A client is then in at most ⌈T/b⌉ rounds. None: the bounds are those of the schedule.
 
   Raises:
-    ValueError: If a cohort does not consist of distinct ids in [0, N), if nobody takes part, or if nobody's budget pays
-      for a round or for the noised counts of all its rounds.
+    ValueError: If a cohort does not consist of distinct ids in [0, N), if nobody takes part, if nobody's budget pays
+      for a round or for the noised counts of all its rounds, or if the schedule does not keep what is promised.
   """
   cohorts = checks.schedule(cohorts, config.num_clients)
   if config.holds_noise:
@@ -94,13 +98,16 @@ def calibrated(
     return Planned(config, averages[0])
   if not any(len(cohort) for cohort in cohorts):
     raise ValueError('Nobody takes part in any of the planned rounds, so no noise and no divisor can be chosen.')
-  settled = [config]
-  if not config.correlation.is_settled:
-    settled = [dataclasses.replace(config, correlation=correlations.Ar1(decay)) for decay in correlations.DECAYS]
-    choices = [_chosen(one, cohorts, averages, _FEW_CANDIDATES) for one in settled]
+  releases = [cohort for cohort in cohorts if len(cohort)]
+  bounds = _bounds(releases, config.num_clients, min_separation)
+  settled = [
+    dataclasses.replace(config, correlation=one) for one in config.correlation.candidates(len(releases), *bounds)
+  ]
+  if len(settled) > 1:
+    choices = [_chosen(one, cohorts, averages, bounds, _FEW_CANDIDATES) for one in settled]
     best = max(choices, key=lambda choice: choice.objective)
     settled = [dataclasses.replace(config, correlation=best.config.correlation)]
-  found = _chosen(settled[0], cohorts, averages, _MOST_CANDIDATES)
+  found = _chosen(settled[0], cohorts, averages, bounds, _MOST_CANDIDATES)
   return Planned(found.config, found.averaging)
 
 
@@ -147,14 +154,14 @@ def _held(config, cohorts, averaging) -> Planned:
   return Planned(planned, found.averaging)
 
 
-def _chosen(config, cohorts, averages, num_candidates) -> _Choice:
+def _chosen(config, cohorts, averages, bounds, num_candidates) -> _Choice:
   """The best noise multiplier and average under a settled correlation."""
   if config.weights.needs_plan and config.planned_rounds is None:
     config = _with_plan(config, cohorts)
   if config.noise_multiplier is not None:
     multipliers = np.array([config.noise_multiplier], np.float64)
   elif config.weights.takes_worst_case:
-    multipliers = np.array([_worst_case_multiplier(config, cohorts)])
+    multipliers = np.array([_worst_case_multiplier(config, cohorts, bounds)])
   else:
     multipliers = _candidates(config, cohorts, num_candidates)
   sums = _weight_sums(config, multipliers, cohorts)
@@ -191,18 +198,31 @@ def _unit_costs(config, cohorts) -> np.ndarray:
   return np.maximum(squares, np.bincount(np.concatenate(cohorts), minlength=config.num_clients))
 
 
-def _worst_case_multiplier(config, cohorts) -> float:
-  """The noise multiplier for the worst case of the schedule's public bounds.
+def _worst_case_multiplier(config, cohorts, bounds) -> float:
+  """The noise multiplier for the worst case of public bounds.
 
   Under it, no client exceeds its budget if it takes part at most as often, and at intervals at least as long, as the
-  clients of this schedule.
+  bounds say.
   """
-  releases = [cohort for cohort in cohorts if len(cohort)]
-  most, apart = participation_bounds(releases, config.num_clients)
+  most, apart = bounds
   left = config.prices.limit - most * config.prices.count_cost
   if not left > 0:
     raise ValueError(_TOO_MANY_COUNTS.format(epsilon=config.epsilon))
-  return config.correlation.worst_case(most, apart, len(releases)) / math.sqrt(left) * (1 + _ROOM)
+  num_releases = sum(len(cohort) > 0 for cohort in cohorts)
+  return config.correlation.worst_case(most, apart, num_releases) / math.sqrt(left) * (1 + _ROOM)
+
+
+def _bounds(releases, num_clients, min_separation) -> tuple[int, int]:
+  """(k, b) that are promised, or else those of the schedule."""
+  most, apart = participation_bounds(releases, num_clients)
+  if min_separation is None:
+    return most, apart
+  if most > 1 and apart < min_separation:
+    raise ValueError(
+      f'Two rounds of a client must be at least {min_separation} apart, by min_separation, and in this schedule a '
+      f'client comes again after {apart}. Give a schedule that keeps the separation, or leave min_separation out.'
+    )
+  return -(-len(releases) // min_separation), min_separation
 
 
 def participation_bounds(releases: Sequence[np.ndarray], num_clients: int) -> tuple[int, int]:

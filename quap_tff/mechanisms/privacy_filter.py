@@ -20,7 +20,6 @@ does not see that their releases add up.
 """
 
 import functools
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,8 +63,8 @@ class Accounts(NamedTuple):
 
   Attributes:
     spent: float64[..., N], μ_i² of the releases so far. If i adds nothing more, also μ_i² of all planned releases.
-    sums: For each term j of the correlation, float64[..., N]: Σ_t decay_j^(s-t)·w_i(t) over the releases t that i was
-      in. s is the latest of them.
+    sums: For each buffer j of the correlation, float64[..., N]: what it holds of the client's weights after release s,
+      the latest that i was in. With exponentials this is Σ_{t≤s} decay_j^(s-t)·w_i(t), with bands w_i(s-j+1).
     latest: int64[..., N], s, counted from 0; 0 for a client that was in no release.
   """
 
@@ -79,7 +78,7 @@ class Standing(NamedTuple):
 
   Attributes:
     left: float64[..., M], what is left of the limit.
-    sums: For each term, float64[..., M]: the clients' sums of exponentials, decayed to the release before this one.
+    sums: For each buffer, float64[..., M]: the clients' sums as they are just before this release.
   """
 
   left: Any
@@ -116,8 +115,7 @@ def standing(prices: Prices, accounts: Accounts, release: Any) -> Standing:
   """
   xp = arrays.namespace(accounts.latest, release)
   elapsed = arrays.cast(xp.maximum(release - 1 - accounts.latest, 0), np.float64)
-  sums = [own * xp.exp(elapsed * math.log(decay)) for own, (_, decay) in zip(accounts.sums, prices.correlation.terms)]
-  return Standing(prices.limit - accounts.spent, sums)
+  return Standing(prices.limit - accounts.spent, prices.correlation.faded(accounts.sums, elapsed))
 
 
 def weight_for(room: Any, unit: Any, cross: Any) -> Any:
@@ -172,8 +170,7 @@ def spend(prices: Prices, accounts: Accounts, release: Any, releases_left: Any, 
   if correlated:
     after = after._replace(
       sums=[
-        xp.where(pays, own * decay + taken, kept)
-        for own, kept, (_, decay) in zip(before.sums, accounts.sums, prices.correlation.terms)
+        xp.where(pays, moved, kept) for moved, kept in zip(prices.correlation.after(before.sums, taken), accounts.sums)
       ],
       latest=xp.where(pays, xp.zeros_like(accounts.latest) + release, accounts.latest),
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import math
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -135,9 +134,9 @@ class Online(WeightRule):
     gap = xp.maximum(1.0 / rate, 1.0)
     unit = unit * xp.minimum(1.0 + 2.0 * prices.correlation.overlap(gap), rounds)
     cross = 0.0 * view.standing.left
-    for factor, own, (_, decay) in zip(by_sum, view.standing.sums, prices.correlation.terms):
-      # Each of the n rounds overlaps with what is left of earlier rounds, more faintly each time.
-      cross += factor * own * xp.minimum(1.0 / (1.0 - xp.exp(gap * math.log(decay))), rounds)
+    # Each of the n rounds overlaps with what is left of earlier rounds.
+    for one in prices.correlation.lasting(by_sum, view.standing.sums, gap, rounds):
+      cross += one
     squared = xp.square(arrays.cast(prices.noise_multiplier, np.float64))
     room = (view.standing.left - rounds * prices.count_cost) * squared
     return xp.minimum(privacy_filter.weight_for(room, rounds * unit, cross), 1.0)
@@ -201,8 +200,9 @@ class WorstCase(Uniform):
   """w_i(t) = 1, with the noise that the published accounting of correlated noise needs.
 
   That accounting gives one figure for all clients: the worst case of a client that takes part at most k times, at least
-  b releases apart (Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta and Xu 2023). Here k and b come from the
-  schedule. The rule is for comparison. The filter counts each client's own rounds and never has to lower a weight here.
+  b releases apart (Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta and Xu 2023). k and b are those that the
+  sampler promises, or those of the schedule if it promises none. The rule is for comparison. The filter counts each
+  client's own rounds and never has to lower a weight here.
   """
 
   takes_worst_case = True

@@ -241,7 +241,9 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
     return False
 
   def plan(self, setting: base.Setting) -> plans.Plan:
-    more = dict(attendance=setting.schedule, colluders=self.colluders) if self.holds_noise else {}
+    more = dict(min_separation=setting.participation.min_separation)
+    if self.holds_noise:
+      more = dict(attendance=setting.schedule, colluders=self.colluders)
     schedule = setting.drawn_schedule if self.holds_noise else setting.schedule
     return plans.CertifiedPlan(
       self.configure(setting), schedule, averaging=setting.averaging, **more, **setting.options

@@ -30,6 +30,7 @@ from quap_tff.accounting.certificate_page import MECHANISM
 from quap_tff.accounting.certificate_page import SCHEDULE
 from quap_tff.common import files
 from quap_tff.common import version
+from quap_tff.mechanisms import banded
 from quap_tff.mechanisms import certified_config
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import correlation
@@ -45,7 +46,7 @@ _MOST_ROUNDS, _MOST_PARTICIPATIONS = 10**6, 10**8
 # The parts of a mechanism. A file names a class, and objects of other classes are never made.
 _CLASSES = {
   one.__name__: one
-  for module in (certified_config, clip_rules, correlation, participation, sparsity, weight_rules)
+  for module in (banded, certified_config, clip_rules, correlation, participation, sparsity, weight_rules)
   for one in vars(module).values()
   if dataclasses.is_dataclass(one) and one.__module__ == module.__name__
 }

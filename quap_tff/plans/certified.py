@@ -51,6 +51,7 @@ class CertifiedPlan(plan.Plan):
     client_metrics: bool = False,
     attendance: Optional[Sequence[Any]] = None,
     colluders: Sequence[int] = (),
+    min_separation: Optional[int] = None,
     **options,
   ):
     """Initializes the plan.
@@ -65,6 +66,8 @@ class CertifiedPlan(plan.Plan):
       attendance: int[M_t] for each planned round: who really comes of those who were drawn, if this is known. Only with
         a secure sum, in which a client that does not come takes its noise away. By default any of them may stay away.
       colluders: Numbers of clients that may tell the server their noise. A certificate gives ε for each.
+      min_separation: How many rounds the sampler promises from one round of a client to its next; None if it promises
+        nothing. The published choices of noise are made for it.
       **options: The options of every plan, see `quap_tff.plans.Plan`.
 
     Raises:
@@ -72,7 +75,7 @@ class CertifiedPlan(plan.Plan):
         more of clients than the noised sums.
     """
     self.schedule: list[np.ndarray] = checks.schedule(schedule, config.num_clients)
-    planned = planning.calibrated(config, self.schedule, averaging)
+    planned = planning.calibrated(config, self.schedule, averaging, min_separation)
     super().__init__(planned.config, client_metrics=client_metrics, **options)
     if self.extension is not None and self.extension.exact_releases:
       raise ValueError(

@@ -98,7 +98,7 @@ class TestAccount:
     'arguments, words',
     [
       ('--epsilon=1 --delta=.1 --noise_multiplier=1', 'found epsilon, delta, noise_multiplier'),
-      ('--epsilon=1 --delta=.1 --correlation=ar1', 'give a decay here'),
+      ('--epsilon=1 --delta=.1 --correlation=ar1', 'give its numbers here'),
       ('--epsilon=1 --delta=.1 --correlation=ar2', "Did you mean 'ar1'"),
       ('--epsilon=1 --delta=.1 --every=2', 'need correlated noise'),
       ('--epsilon=1 --delta=.1 --correlation=ar1:decay=.5 --sampling_rate=.5', '--sampling_rate: no amplification'),

@@ -25,6 +25,7 @@ from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import correlation as correlations
 from quap_tff.mechanisms import planning
 from quap_tff.mechanisms import privacy_filter
+from quap_tff.mechanisms import recursions
 from quap_tff.mechanisms import tradeoff
 from quap_tff.mechanisms import weight_rules
 from quap_tff.mechanisms.certified_config import CertifiedConfig
@@ -48,7 +49,7 @@ _numbers = st.one_of(st.sampled_from(_STRANGE), st.floats(1e-3, 1e3))
 _property = settings(derandomize=True, deadline=None, max_examples=150)
 
 
-class _Broken(correlations.Correlation):
+class _Broken(recursions.Exponentials):
   """A correlation whose price is NaN, as that of a tiny decay once was."""
 
   terms = ((0.5, 0.5),)

@@ -101,10 +101,14 @@ def test_secret_cohorts():
     ('ar1:decay=0.5', '`ar1:decay=0.5`'),
     ('ar1:decay=0.9', '`ar1:decay=0.9`'),
     ('blt:gain=0.6/0.3,decay=0.9/0.4', '`blt:gain=0.6/0.3,decay=0.9/0.4`'),
+    ('blt', '`blt:gain=0.7733,decay=0.5088`'),
+    ('banded:bands=3', '`banded:bands=3,gain=0.6976/0.5726`'),
   ],
 )
 def test_correlated_noise(spec, name):
-  noise = registry.parse_spec('noise', spec, correlation.FAMILIES)
+  (noise,) = registry.parse_spec('noise', spec, correlation.FAMILIES).candidates(60, 20, 3)
+  if name.startswith('`'):
+    assert registry.format_spec(spec.partition(':')[0], noise) == name.strip('`')
   left = noise.published_noise(np.cumsum(postprocessing.Tail(31).shares(60)[::-1])[::-1])
   own, worst = noise.worst_case(20, 3, 60) / _MU, noise.worst_case(20, 1, 60) / _MU
   assert f'| {name} | {own:.2f} | {own * left:.2f} | {worst:.2f} | {worst * left:.2f} |' in _DOC

@@ -34,6 +34,7 @@ _NOISE = {
   'independent': correlations.Independent(),
   'ar1': correlations.Ar1(0.8),
   'blt': correlations.Blt((0.5, 0.2), (0.9, 0.5)),
+  'banded': correlations.FAMILIES['banded'](3, (0.7, 0.4)),
 }
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import math
 import types
 
+from hypothesis import assume
 from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ import pytest
 import scipy.linalg
 import tensorflow as tf
 
+from data import cohorts as cohorts_lib
 from quap_tff import accounting
 from quap_tff import plans
 from quap_tff.mechanisms import clip_rules
@@ -19,6 +21,7 @@ from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms import planning
 from quap_tff.mechanisms import tradeoff
 from quap_tff.mechanisms import weight_rules
+from quap_tff.mechanisms.banded import Banded
 from quap_tff.mechanisms.certified_config import ARITHMETICS
 from quap_tff.mechanisms.certified_config import CertifiedConfig
 from quap_tff.mechanisms.correlation import Ar1
@@ -28,7 +31,7 @@ from quap_tff.mechanisms.participation import ParticipationConfig
 from tests.quap_tff import noise_checks
 from tests.quap_tff import rounds
 
-_FAMILIES = [Independent(), Ar1(0.9), Blt((0.6, 0.3), (0.9, 0.4))]
+_FAMILIES = [Independent(), Ar1(0.9), Blt((0.6, 0.3), (0.9, 0.4)), Banded(3, (0.7, 0.4))]
 
 
 _DEFAULTS = dict(
@@ -114,6 +117,14 @@ class TestNoise:
       np.testing.assert_array_equal(before, after)
 
 
+def _separated(rounds, apart):
+  """Every set of rounds that are at least so many apart."""
+  found = [()]
+  for t in range(rounds):
+    found += [(*own, t) for own in found if not own or t - own[-1] >= apart]
+  return [own for own in found if own]
+
+
 @pytest.mark.slow
 class TestAccount:
   @given(
@@ -136,6 +147,7 @@ class TestAccount:
   @settings(derandomize=True, deadline=None, max_examples=150)
   def test_no_history_passes_the_budget(self, seed, correlation, rule, clip, multiplier, planned, more):
     """Against ‖C·w_i‖ written out in full, for cohorts that come and go by chance, and runs of another length."""
+    assume(not isinstance(correlation, Banded) or planned >= correlation.bands)
     rng = np.random.default_rng(seed)
     config = _config(
       epsilon=3.0,
@@ -239,6 +251,59 @@ class TestPlanning:
     assert worst.noise_multiplier == pytest.approx(norm / math.sqrt(config.prices.limit), rel=1e-6)
     assert worst.noise_multiplier > exact.noise_multiplier
     assert all((found.weights == 1).all() for found in planning.planned_rounds(worst, self._COHORTS))
+
+  @pytest.mark.parametrize('noise', [Ar1(0.9), Blt(), Banded(3)])
+  def test_noise_for_a_promised_separation_is_known_before_a_cohort_is_drawn(self, noise):
+    config = _config(
+      num_clients=30, epsilon=3.0, noise_multiplier=None, correlation=noise, weights=weight_rules.WorstCase()
+    )
+    drawn = []
+    for seed in range(3):
+      model = cohorts_lib.make('separated:min_separation=3', 30, 5, seed)
+      schedule = [model.cohort(t) for t in range(1, 21)]
+      planned = planning.calibrated(config, schedule, min_separation=3).config
+      drawn.append((planned.noise_multiplier, planned.correlation))
+      assert all((found.weights == 1).all() for found in planning.planned_rounds(planned, schedule))
+    assert len(set(drawn)) == 1
+    multiplier, settled = drawn[0]
+    # The worst of all clients that the promise allows, by brute force: 20 rounds, at most 7 of them, 3 apart.
+    matrix = scipy.linalg.toeplitz(settled.coefficients(20), np.zeros(20))
+    worst = max(np.linalg.norm(matrix[:, list(rounds)].sum(axis=1)) for rounds in _separated(20, 3))
+    assert multiplier == pytest.approx(worst / math.sqrt(config.prices.limit), rel=1e-6)
+
+  def test_a_schedule_that_breaks_its_promise_is_refused(self):
+    config = _config(epsilon=3.0, noise_multiplier=None, correlation=Ar1(0.9), weights=weight_rules.WorstCase())
+    with pytest.raises(ValueError, match='at least 3 apart, by min_separation, .* comes again after 2'):
+      planning.calibrated(config, [[0], [1], [0], [2]], min_separation=3)
+    # Nobody comes twice.
+    planning.calibrated(config, [[0], [1]], min_separation=3)
+
+  @pytest.mark.parametrize('rounds', [[[0]] * 3, [[0], [], [1], [0]]])
+  def test_more_bands_than_rounds_are_refused(self, rounds):
+    config = _config(epsilon=3.0, noise_multiplier=None, divisor=None, correlation=Banded(4))
+    with pytest.raises(ValueError, match='bands=4 needs at least as many planned rounds .*, found 3. Use fewer'):
+      planning.calibrated(config, rounds)
+    with pytest.raises(ValueError, match='bands=4 needs at least'):
+      _config(correlation=Banded(4, (0.5, 0.2, 0.1)), num_rounds=3)
+
+  @pytest.mark.parametrize('noise', [Blt(), Banded(3)])
+  @pytest.mark.parametrize(
+    'rule', [weight_rules.WorstCase(), weight_rules.Online(), weight_rules.Uniform(), weight_rules.Participation()]
+  )
+  def test_published_noise_with_every_account(self, noise, rule):
+    """The client that spends most comes close to its budget and not over it, by ‖C·w_i‖ written out in full."""
+    schedule = [np.sort(np.random.default_rng(t).choice(6, 2, replace=False)) for t in range(20)]
+    config = _config(epsilon=3.0, noise_multiplier=None, divisor=None, correlation=noise, weights=rule)
+    planned = planning.calibrated(config, schedule).config
+    assert planned.is_calibrated and type(planned.correlation) is type(noise)
+    weights = np.zeros([20, 6])
+    for t, (cohort, found) in enumerate(zip(schedule, planning.planned_rounds(planned, schedule))):
+      weights[t, cohort] = found.weights
+    matrix = scipy.linalg.toeplitz(planned.correlation.coefficients(20), np.zeros(20))
+    spent = np.square(matrix @ weights).sum(axis=0) / planned.noise_multiplier**2
+    assert spent.max() <= config.prices.limit * (1 + 1e-9)
+    # The worst case of the schedule's bounds is that of no client here.
+    assert spent.max() > (0.5 if rule.takes_worst_case else 0.9) * config.prices.limit
 
   def test_ten_thousand_clients_over_two_thousand_rounds(self):
     """That they are planned in time is measured by the benchmark; here, that memory does not hold N·T."""

@@ -11,11 +11,22 @@ import tensorflow as tf
 
 from quap_tff.common import registry
 from quap_tff.mechanisms import correlation
+from quap_tff.mechanisms import recursions
+from quap_tff.mechanisms.banded import Banded
 from quap_tff.mechanisms.correlation import Ar1
 from quap_tff.mechanisms.correlation import Blt
 from quap_tff.mechanisms.correlation import Independent
 
-_ALL = [Independent(), Ar1(0.5), Ar1(0.97), Blt((0.6, 0.3), (0.9, 0.4)), Blt((0.2, 0.5, 0.1), (0.99, 0.7, 0.05))]
+_ALL = [
+  Independent(),
+  Ar1(0.5),
+  Ar1(0.97),
+  Blt((0.6, 0.3), (0.9, 0.4)),
+  Blt((0.2, 0.5, 0.1), (0.99, 0.7, 0.05)),
+  Banded(1),
+  Banded(2, (0.7,)),
+  Banded(6, (0.9, 0.5, 0.5, 0.2, 0.0)),
+]
 
 
 def _matrix(choice, size):
@@ -28,6 +39,8 @@ class TestCoefficients:
     np.testing.assert_array_equal(Independent().coefficients(3), [1, 0, 0])
     np.testing.assert_allclose(Ar1(0.5).coefficients(4), [1, 0.5, 0.25, 0.125])
     np.testing.assert_allclose(Blt((0.6, 0.3), (0.9, 0.4)).coefficients(4), [1, 0.9, 0.66, 0.534])
+    np.testing.assert_array_equal(Banded(3, (0.7, 0.2)).coefficients(5), [1, 0.7, 0.2, 0, 0])
+    np.testing.assert_array_equal(Banded(3, (0.7, 0.2)).coefficients(2), [1, 0.7])
 
   def test_no_decay_is_independent_noise(self):
     assert Ar1(0.0).num_buffers == 0 and Ar1(0.0).price(5) == (1.0, [])
@@ -40,6 +53,9 @@ class TestCoefficients:
     for choice in _ALL:
       again = correlation.of_terms(choice.gains, choice.decays)
       np.testing.assert_array_equal(again.coefficients(20), choice.coefficients(20))
+      # A certificate tells banded noise from exponentials.
+      is_banded = bool(isinstance(choice, Banded) and choice.gain)
+      assert isinstance(again, Banded) == is_banded == again.formula.endswith('and 0 after that')
 
   @pytest.mark.parametrize(
     'make, message',
@@ -54,7 +70,14 @@ class TestCoefficients:
       (lambda: Blt((0.5, 0.6), (0.9, 0.5)), 'must not sum to more than 1, found 1.1'),
       (lambda: Blt((0.5,), (0.9, 0.5)), 'as many gains as decays, found 1 and 2'),
       (lambda: Blt((0.5, 0.1), (0.9, 0.9)), 'Each decay must appear once'),
-      (lambda: Blt((), ()), 'gain must be a tuple'),
+      (lambda: Blt([0.5], [0.5]), 'gain must be a tuple'),
+      (lambda: Blt((), (0.5,)), 'as many gains as decays, found 0 and 1'),
+      (lambda: Banded(0), 'bands must be an integer at least 1'),
+      (lambda: Banded(3, (0.5,)), 'gain must have 2 numbers for bands=3, .* found 1'),
+      (lambda: Banded(3, (0.5, 0.6)), 'gain must not grow'),
+      (lambda: Banded(2, (1.1,)), 'gain must be a finite number at least 0 and at most 1'),
+      (lambda: Banded(2, (math.nan,)), 'gain must be a finite number'),
+      (lambda: Banded(3, [0.5, 0.2]), 'gain must be a tuple'),
       (lambda: registry.parse_spec('noise correlation', 'blt:gain=0.5/x', correlation.FAMILIES), 'found .0.5/x'),
       (lambda: registry.parse_spec('noise correlation', 'arl', correlation.FAMILIES), "Did you mean 'ar1'"),
     ],
@@ -70,6 +93,9 @@ class TestCoefficients:
       ('ar1:decay=0.9', Ar1(0.9)),
       ('ar1', Ar1(None)),
       ('blt:gain=0.6/0.3,decay=0.9/0.4', Blt((0.6, 0.3), (0.9, 0.4))),
+      ('blt', Blt()),
+      ('banded:bands=4', Banded(4)),
+      ('banded:bands=3,gain=0.7/0.2', Banded(3, (0.7, 0.2))),
     ],
   )
   def test_specs(self, spec, expected):
@@ -78,10 +104,34 @@ class TestCoefficients:
     name = spec.partition(':')[0]
     assert registry.parse_spec('noise correlation', registry.format_spec(name, found), correlation.FAMILIES) == found
 
-  def test_a_decay_that_is_not_chosen_has_no_terms(self):
-    assert not Ar1().is_settled
-    with pytest.raises(ValueError, match='not chosen yet'):
-      Ar1().terms  # pylint: disable=expression-not-assigned
+  @pytest.mark.parametrize('choice, name', [(Ar1(), 'decay'), (Blt(), 'gain'), (Banded(2), 'gain')])
+  def test_what_is_not_chosen_is_not_independent_noise(self, choice, name):
+    assert not choice.is_settled
+    with pytest.raises(ValueError, match=f'The {name} is not chosen yet'):
+      choice.num_buffers  # pylint: disable=expression-not-assigned
+
+
+class TestBuffers:
+  @pytest.mark.parametrize('choice', _ALL)
+  def test_what_is_taken_back_is_what_the_coefficients_say(self, choice):
+    values = np.random.default_rng(5).uniform(size=12)
+    buffers = [0.0] * choice.num_buffers
+    for release, value in enumerate(values):
+      expected = choice.coefficients(release + 1)[1:] @ values[:release][::-1]
+      assert choice.gains @ buffers == pytest.approx(expected, rel=1e-12, abs=1e-300)
+      buffers = choice.after(buffers, value)
+
+  @pytest.mark.parametrize('choice', _ALL)
+  @pytest.mark.parametrize('to', [np.asarray, tf.constant])
+  def test_releases_that_add_nothing(self, choice, to):
+    rng = np.random.default_rng(6)
+    before, elapsed = rng.uniform(size=[choice.num_buffers, 2, 9]), np.arange(9.0)
+    found = choice.faded([to(one) for one in before], to(elapsed))
+    for own, gap in itertools.product(range(2), range(9)):
+      buffers = list(before[:, own, gap])
+      for _ in range(gap):
+        buffers = choice.after(buffers, 0.0)
+      np.testing.assert_allclose([np.asarray(one)[own, gap] for one in found], buffers, rtol=1e-12)
 
 
 class TestPrice:
@@ -96,7 +146,9 @@ class TestPrice:
       return np.square(matrix @ np.concatenate([earlier, [own], np.zeros(left)])).sum()
 
     unit, by_sum = choice.price(left)
-    sums = [sum(w * decay ** (before - 1 - t) for t, w in enumerate(earlier)) for decay in choice.decays]
+    sums = [0.0] * choice.num_buffers
+    for one in earlier:
+      sums = choice.after(sums, one)
     for own in (0.3, 1.0):
       cost = unit * own * own + 2 * own * sum(f * s for f, s in zip(by_sum, sums))
       assert squares(own) - squares(0.0) == pytest.approx(cost, rel=1e-10)
@@ -106,8 +158,8 @@ class TestPrice:
     for found, expected in zip(np.hstack(choice.price(math.inf)), np.hstack(choice.price(20_000))):
       assert found == pytest.approx(expected, rel=1e-12)
 
-  def test_tensors(self):
-    choice = Blt((0.6, 0.3), (0.9, 0.4))
+  @pytest.mark.parametrize('choice', [Blt((0.6, 0.3), (0.9, 0.4)), Banded(4, (0.6, 0.3, 0.2))])
+  def test_tensors(self, choice):
     found = choice.price(tf.constant(4))
     np.testing.assert_allclose(np.hstack([np.asarray(f) for f in found]), np.hstack(choice.price(4)), rtol=1e-14)
 
@@ -170,7 +222,7 @@ class TestExtremeDecays:
 
   @pytest.mark.parametrize('decay', [1e-200, 5e-324])
   def test_a_decay_that_nobody_checked_gives_no_nan(self, decay):
-    class Unchecked(correlation.Correlation):
+    class Unchecked(recursions.Exponentials):
       terms = ((decay, decay),)
 
     unit, (factor,) = Unchecked().price(5)
@@ -187,6 +239,32 @@ class TestOverlap:
     own = coefficients @ coefficients
     shifted = sum(coefficients[:-m] @ coefficients[m:] for m in range(gap, size, gap) if coefficients[m] > 1e-30)
     assert float(choice.overlap(np.float64(gap))) == pytest.approx(shifted / own, rel=1e-9, abs=1e-12)
+
+  @pytest.mark.parametrize('choice', [Banded(2, (0.7,)), Banded(6, (0.9, 0.5, 0.5, 0.2, 0.0))])
+  def test_between_whole_gaps_it_lies_between(self, choice):
+    low, middle, high = choice.overlap(np.array([2.0, 2.25, 3.0]))
+    assert high <= middle <= low
+    np.testing.assert_allclose(choice.overlap(tf.constant([2.0, 2.25, 3.0], tf.float64)), [low, middle, high])
+
+  @pytest.mark.parametrize('choice', _ALL)
+  @pytest.mark.parametrize('gap', [1, 2, 5])
+  def test_lasting_is_the_price_of_later_participations(self, choice, gap):
+    """What earlier weights add to the cost of participations at 0, gap, 2·gap, …, once and in full."""
+    size, earlier = 4_000, np.array([0.4, 0.0, 0.9, 1.0])
+    matrix = _matrix(choice, size)
+    before = np.concatenate([earlier, np.zeros(size - 4)])
+    later = np.zeros(size)
+    later[4::gap] = 1.0
+    expected = (matrix @ before) @ (matrix @ later)
+    buffers = [0.0] * choice.num_buffers
+    for one in earlier:
+      buffers = choice.after(buffers, one)
+    _, factors = choice.price(math.inf)
+    rounds = np.float64(later.sum())
+    assert sum(choice.lasting(factors, buffers, np.float64(gap), rounds)) == pytest.approx(expected, rel=1e-9)
+    # One participation is no more than the first.
+    first = sum(factor * own for factor, own in zip(factors, buffers))
+    assert sum(choice.lasting(factors, buffers, np.float64(gap), np.float64(1))) == pytest.approx(first, rel=1e-12)
 
 
 class TestPublishedNoise:

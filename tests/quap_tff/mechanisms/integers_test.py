@@ -17,6 +17,7 @@ from quap_tff.mechanisms import integers
 from quap_tff.mechanisms import slack as slacks
 from quap_tff.mechanisms import tradeoff
 from quap_tff.mechanisms import weight_rules
+from quap_tff.mechanisms.banded import Banded
 from quap_tff.mechanisms.certified_config import CertifiedConfig
 from quap_tff.mechanisms.correlation import Ar1
 from quap_tff.mechanisms.correlation import Blt
@@ -24,7 +25,14 @@ from quap_tff.mechanisms.layers import Layer
 from tests.quap_tff import noise_checks
 from tests.quap_tff import rounds
 
-_CORRELATED = [Ar1(0.9), Ar1(0.999), Blt((0.6, 0.3), (0.9, 0.4)), Blt((1.0,), (1e-6,))]
+_CORRELATED = [
+  Ar1(0.9),
+  Ar1(0.999),
+  Blt((0.6, 0.3), (0.9, 0.4)),
+  Blt((1.0,), (1e-6,)),
+  Banded(4, (0.9, 0.5, 0.5)),
+  Banded(3, (0.7, 0.0)),
+]
 _KEY = tf.constant([1, 2, 3, 4], tf.int64)
 
 
@@ -203,17 +211,26 @@ class _Draws:
 
 
 class _Exact:
-  """Buffers in fractions: b_t = Σ_j gain_j·buffer_j."""
+  """Buffers in fractions: b_t = Σ_j gain_j·buffer_j. Those of banded noise are the last releases' noise."""
 
   def __init__(self, grid):
     rounded = lambda factors: [fractions.Fraction(round(f * 2**53), 2**53) for f in factors]
     self.gains, self.decays = rounded(grid.correlation.gains), rounded(grid.correlation.decays)
     self.buffers = [[fractions.Fraction(0)] * grid.num_weights for _ in self.gains]
+    self.is_banded = isinstance(grid.correlation, Banded)
 
   def taken(self):
     return [sum(g * b for g, b in zip(self.gains, column)) for column in zip(*self.buffers)]
 
+  def coefficient(self, lag):
+    if self.is_banded:
+      return [1, *self.gains][lag] if lag <= len(self.gains) else 0
+    return sum(g * d ** (lag - 1) for g, d in zip(self.gains, self.decays)) if lag else 1
+
   def add(self, noise):
+    if self.is_banded:
+      self.buffers = [[fractions.Fraction(int(n)) for n in noise], *self.buffers[:-1]]
+      return
     self.buffers = [[d * b + int(n) for b, n in zip(own, noise)] for d, own in zip(self.decays, self.buffers)]
 
 
@@ -292,8 +309,7 @@ class TestBuffers:
       means.append(found)
     # c_k in fractions, and Σ_k c_k·ΔX_{s-k} of each entry.
     exact = _Exact(grid)
-    of_lag = lambda k: sum(g * d ** (k - 1) for g, d in zip(exact.gains, exact.decays)) if k else 1
-    coefficients = [of_lag(k) for k in range(num_releases)]
+    coefficients = [exact.coefficient(k) for k in range(num_releases)]
     for s in range(num_releases):
       for entry in range(size):
         expected = -sum(coefficients[k] * int(moved[s - k, entry]) for k in range(s + 1))
@@ -321,7 +337,7 @@ def _largest_grid(correlation, count):
 
 class TestOverflow:
   @pytest.mark.parametrize('count', [2, 60])
-  @pytest.mark.parametrize('correlation', [*_CORRELATED, Blt((0.5, 0.5), (0.999, 0.998))])
+  @pytest.mark.parametrize('correlation', [*_CORRELATED, Blt((0.5, 0.5), (0.999, 0.998)), Banded(9, (1.0,) * 8)])
   def test_nothing_overflows_in_the_largest_grid(self, correlation, count, monkeypatch):
     """Each draw is as far from 0 as draws can be, with the sign that makes the last release or buffer largest."""
     grid, draws = _largest_grid(correlation, count), _Draws(monkeypatch)

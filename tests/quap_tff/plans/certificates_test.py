@@ -16,6 +16,7 @@ from quap_tff import verify
 from quap_tff.accounting import certificate as certificates
 from quap_tff.accounting import certificate_folder
 from quap_tff.accounting import certificate_page
+from quap_tff.mechanisms import banded
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import correlation
 from quap_tff.mechanisms import layers
@@ -96,6 +97,7 @@ class TestWrite:
       (dict(weights=weight_rules.SpendEvenly(), correlation=correlation.Ar1()), {}),
       (dict(weights=weight_rules.Scale(), own_epsilon=_OWN), dict(sparsity=sparsity.RandomMask(), sparsity_seed=3)),
       (dict(weights=weight_rules.Uniform(), correlation=correlation.Blt()), {}),
+      (dict(weights=weight_rules.WorstCase(), correlation=banded.Banded(2)), {}),
       (dict(clip=clip_rules.PrivateQuantile(count_stddev=5.0)), {}),
       (dict(weights=weight_rules.WorstCase(), clip_split='sqrt_size', noise_multiplier=9.0), {}),
     ],

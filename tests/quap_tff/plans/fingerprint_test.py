@@ -6,6 +6,7 @@ A ledger holds the digest of the text. So no class or field that the text names 
 import pytest
 
 from quap_tff import plans
+from quap_tff.mechanisms import banded
 from quap_tff.mechanisms import budgets
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import correlation
@@ -199,7 +200,8 @@ def test_a_plans_fingerprint(name):
     (weight_rules.Scale(), 'Scale()'),
     (weight_rules.Sample(), 'Sample()'),
     (weight_rules.WorstCase(), 'WorstCase()'),
-    (correlation.Blt(), 'Blt(gain=(0.5, 0.2), decay=(0.9, 0.5))'),
+    (correlation.Blt((0.5, 0.2), (0.9, 0.5)), 'Blt(gain=(0.5, 0.2), decay=(0.9, 0.5))'),
+    (banded.Banded(3, (0.5, 0.2)), 'Banded(bands=3, gain=(0.5, 0.2))'),
     (sparsity.TopReleased(), 'TopReleased(share=0.1, explore=0.5)'),
     (
       plans.DpFedAvgAdaptive(),
