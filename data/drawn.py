@@ -36,7 +36,7 @@ SMALLEST_SIDE = PATCH - 1 + GRID
 # Raised whenever the same recipe comes to give other features.
 _VERSION = 1
 
-_SIZE = 32, 32
+SIZE = 32, 32
 _PATCHES = 100_000
 # On pixels in [0, 1]; as in Coates, Lee and Ng, whose pixels go to 255.
 _CONTRAST = 10 / 255**2
@@ -91,10 +91,10 @@ def learn(recipe: Recipe) -> dict[str, np.ndarray]:
     float32 arrays: filters [6, 6, 3, k], offsets [k] and sums [k] of the filters, mean [18·k], directions [18·k, size].
   """
   rng = np.random.default_rng(recipe.seed)
-  learned = _filters(leaves.scenes(SCENES, _SIZE, rng), recipe.filters, rng)
+  learned = _filters(leaves.scenes(SCENES, SIZE, rng), recipe.filters, rng)
   kinds = np.tile(np.arange(recipe.kinds), recipe.views)
-  drawings = leaves.views(leaves.things(recipe.kinds, rng), kinds, _SIZE, rng)
-  respond = _responses(learned, _SIZE)
+  drawings = leaves.views(leaves.things(recipe.kinds, rng), kinds, SIZE, rng)
+  respond = _responses(learned, SIZE)
   responses = np.concatenate(
     [respond(drawings[start : start + _BATCH] / np.float32(255)) for start in range(0, len(drawings), _BATCH)]
   )

@@ -11,15 +11,14 @@ import abc
 import dataclasses
 import hashlib
 import os
-import shutil
 from typing import Any, Callable, ClassVar, Optional
 
 import numpy as np
 
+from data import drawings
 from data import drawn
 from data import feature_store
 from data import federation as federation_lib
-from data import glyphs
 from data import reading
 from quap_tff.common import checks
 from quap_tff.common import files
@@ -32,13 +31,10 @@ kymatio_numpy = lazy.module('kymatio.scattering2d.frontend.numpy_frontend')
 
 # The files that `experiments.pretrain` writes into a folder.
 EXTRACTOR, CARD = 'extractor.keras', 'card.json'
-# The subfolder of a run's folder in which a copy of its extractor lies.
-COPIES = 'features'
 
 _CHANNELS_A_GROUP = 3
 # Far below the deviations of a group on images in [0, 1], about 0.01.
 _SMALLEST_DEVIATION = 1e-3
-_GLYPHS, _GLYPH_SEED = 2000, 7
 
 
 class Features(checks.Checked, abc.ABC):
@@ -133,12 +129,46 @@ class Scattering(Features):
 
     if not self.centred:
       return normalised
-    mean = normalised(_drawings(input_shape)).mean(axis=0)
+    mean = normalised(drawings.random_glyphs(input_shape)).mean(axis=0)
     return lambda x: unit_rows(normalised(x) - mean)
 
 
+class Learned(Features):
+  """A map that was learned from public images. It may be centred and reduced by its features of drawings.
+
+  Those are of no client. See `data.drawings` for the equation.
+  """
+
+  size: Optional[int]
+  centred: bool
+
+  @abc.abstractmethod
+  def learned(self) -> tuple[str, str]:
+    """Everything that the map itself depends on, for a fingerprint, and sentences on it for a certificate."""
+
+  @abc.abstractmethod
+  def map(self, input_shape: tuple[int, ...]) -> Callable[[np.ndarray], np.ndarray]:
+    """The map itself, as `extractor` returns it."""
+
+  @abc.abstractmethod
+  def statistics(self) -> Optional[drawings.Statistics]:
+    """The statistics that centre and reduce the features; None if they stay as they are."""
+
+  def fingerprint(self) -> str:
+    found = self.statistics()
+    return self.learned()[0] + (f' drawings {found.digest()}' if found else '')
+
+  def extractor(self, input_shape: tuple[int, ...]) -> Callable[[np.ndarray], np.ndarray]:
+    extract, found = self.map(input_shape), self.statistics()
+    return extract if found is None else lambda x: unit_rows(found.applied(extract(x)))
+
+  def public_data(self) -> str:
+    found = self.statistics()
+    return self.learned()[1] + (f' {found.sentences()}' if found else '')
+
+
 @dataclasses.dataclass(frozen=True)
-class Pretrained(Features):
+class Pretrained(Learned):
   """A frozen network that `python -m experiments.pretrain` trained on public data or on none, to unit norm.
 
   The folder holds `extractor.keras`, images [height, width, channels] -> float32[d], and `card.json`, which names its
@@ -146,13 +176,18 @@ class Pretrained(Features):
 
   Attributes:
     path: The folder.
+    size: Number of principal components of the features of drawings that are kept. None: the features as they are.
+    centred: Whether the mean of the features of drawings is taken off.
   """
 
   needs_files = True
 
   path: str = ''
+  size: Optional[int] = registry.later_field(checks.integer_field('pretrained size', None, at_least=1))
+  centred: bool = registry.later_field(dataclasses.field(default=False))
 
   def __post_init__(self):
+    super().__post_init__()
     if not self.path:
       raise ValueError('Pretrained features need the folder that experiments.pretrain wrote: pretrained:path=FOLDER.')
 
@@ -186,14 +221,32 @@ class Pretrained(Features):
     return card
 
   def check(self, input_shape: tuple[int, ...]) -> None:
-    wanted = tuple(self._model().input_shape[1:])
+    model = self._model()
+    wanted, features = tuple(model.input_shape[1:]), model.output_shape[-1]
     if wanted != tuple(input_shape):
       raise ValueError(f'The extractor in {self.path} takes examples of shape {wanted}, found {tuple(input_shape)}.')
+    most = min(features, drawings.COUNT - 1)
+    if self.size is not None and self.size > most:
+      raise ValueError(
+        f'pretrained size must be at most {most}, found {self.size}: the extractor in {self.path} gives {features} '
+        f'features, and their directions come from {drawings.COUNT:,} drawings. Give a smaller size, or leave it out '
+        'to keep all features.'
+      )
 
-  def fingerprint(self) -> str:
-    return f'pretrained {self.card()["sha256"]} tensorflow={tf.__version__}'
+  def learned(self) -> tuple[str, str]:
+    card = self.card()
+    return (
+      f'pretrained {card["sha256"]} tensorflow={tf.__version__}',
+      f'{card["public_data"]} Extractor of SHA-256 {card["sha256"]}.',
+    )
 
-  def extractor(self, input_shape: tuple[int, ...]) -> Callable[[np.ndarray], np.ndarray]:
+  def statistics(self) -> Optional[drawings.Statistics]:
+    if self.size is None and not self.centred:
+      return None
+    shape = tuple(self._model().input_shape[1:])
+    return drawings.statistics(lambda: self.map(shape), self.learned()[0], shape, self.size, self.centred)
+
+  def map(self, input_shape: tuple[int, ...]) -> Callable[[np.ndarray], np.ndarray]:
     del input_shape
     model = self._model()
 
@@ -202,10 +255,6 @@ class Pretrained(Features):
       return model(x, training=False)
 
     return lambda x: unit_rows(extract(x).numpy())
-
-  def public_data(self) -> str:
-    card = self.card()
-    return f'{card["public_data"]} Extractor of SHA-256 {card["sha256"]}.'
 
   def _model(self):
     self.card()
@@ -216,7 +265,7 @@ class Pretrained(Features):
 
 
 @dataclasses.dataclass(frozen=True)
-class Drawn(Features):
+class Drawn(Learned):
   """Features of colour images, learned from drawings of dead leaves and of things alone; see `data.drawn`.
 
   The learned arrays follow from the parameters, take a minute to compute, and are kept in the folder of features.
@@ -227,6 +276,7 @@ class Drawn(Features):
     kinds: Number of drawn things that the features are to tell apart.
     views: Drawings of each.
     seed: Of the drawings.
+    centred: Whether the mean of the features of other drawings is taken off, see `data.drawings`.
   """
 
   size: int = checks.integer_field('drawn size', 256, at_least=1)
@@ -234,6 +284,7 @@ class Drawn(Features):
   kinds: int = checks.integer_field('drawn kinds', 1000, at_least=2)
   views: int = checks.integer_field('drawn views', 12, at_least=2)
   seed: int = checks.integer_field('drawn seed', 0, at_least=0)
+  centred: bool = registry.later_field(dataclasses.field(default=False))
 
   def __post_init__(self):
     super().__post_init__()
@@ -255,22 +306,25 @@ class Drawn(Features):
         f'examples have the shape {tuple(input_shape)}.'
       )
 
-  def fingerprint(self) -> str:
-    return f'drawn {drawn.digest(self._learned())} numpy={np.__version__} tensorflow={tf.__version__}'
-
-  def extractor(self, input_shape: tuple[int, ...]) -> Callable[[np.ndarray], np.ndarray]:
-    extract = drawn.extractor(self._learned(), (input_shape[0], input_shape[1]))
-    return lambda x: unit_rows(extract(x))
-
-  def public_data(self) -> str:
+  def learned(self) -> tuple[str, str]:
+    digest = drawn.digest(self._arrays())
     return (
+      f'drawn {digest} numpy={np.__version__} tensorflow={tf.__version__}',
       f'Learned on {drawn.SCENES:,} drawings of random leaves and {self.kinds * self.views:,} of {self.kinds:,} '
-      "random things: a program's output, no data. Filters and directions of SHA-256 "
-      f'{drawn.digest(self._learned())}.'
+      f"random things: a program's output, no data. Filters and directions of SHA-256 {digest}.",
     )
 
-  def _learned(self):
-    return drawn.kept(drawn.Recipe(**dataclasses.asdict(self)))
+  def map(self, input_shape: tuple[int, ...]) -> Callable[[np.ndarray], np.ndarray]:
+    extract = drawn.extractor(self._arrays(), (input_shape[0], input_shape[1]))
+    return lambda x: unit_rows(extract(x))
+
+  def statistics(self) -> Optional[drawings.Statistics]:
+    shape = (*drawn.SIZE, 3)  # Whatever the size of the images: the mean is a part of the map.
+    found = lambda: drawings.statistics(lambda: self.map(shape), self.learned()[0], shape, None, True)
+    return found() if self.centred else None
+
+  def _arrays(self):
+    return drawn.kept(drawn.Recipe(self.size, self.filters, self.kinds, self.views, self.seed))
 
 
 FEATURES: dict[str, type[Features]] = {
@@ -325,38 +379,6 @@ def of_federation(
   )
 
 
-def portable(spec: str) -> str:
-  """The spec as a run's folder names it: an extractor by the place of its copy in that folder (`keep_copy`)."""
-  features = parse(spec)
-  if not isinstance(features, Pretrained):
-    return spec
-  return registry.format_spec('pretrained', _copied(features))
-
-
-def _copied(features: Pretrained) -> Pretrained:
-  return dataclasses.replace(features, path=f'{COPIES}/{os.path.basename(os.path.normpath(features.path))}')
-
-
-def located(spec: str, folder: str) -> str:
-  """The spec as this process finds it: an extractor that lies in the folder of a run by its whole path."""
-  features = parse(spec)
-  if not isinstance(features, Pretrained) or not os.path.isdir(os.path.join(folder, features.path)):
-    return spec
-  return registry.format_spec('pretrained', dataclasses.replace(features, path=os.path.join(folder, features.path)))
-
-
-def keep_copy(spec: str, folder: str) -> None:
-  """Copies an extractor into the folder of a run, where `portable` names it. Other features need no copy."""
-  features = parse(spec)
-  if not isinstance(features, Pretrained):
-    return
-  target = os.path.join(folder, _copied(features).path)
-  os.makedirs(target, exist_ok=True)
-  for name in (EXTRACTOR, CARD):
-    with files.replacing(os.path.join(target, name)) as unfinished:
-      shutil.copyfile(os.path.join(features.path, name), unfinished)
-
-
 def unit_rows(x: np.ndarray) -> np.ndarray:
   """Rows of `x`, [n, d], over their L2 norms; a row of zeros stays zero."""
   norms = np.linalg.norm(x, axis=1, keepdims=True)
@@ -371,12 +393,3 @@ def _group_norm(s: np.ndarray) -> np.ndarray:
     group -= group.mean(axis=(2, 3, 4), keepdims=True)
     group /= group.std(axis=(2, 3, 4), keepdims=True) + np.float32(_SMALLEST_DEVIATION)
   return s.reshape(len(s), -1)
-
-
-def _drawings(input_shape: tuple[int, ...]) -> np.ndarray:
-  rng = np.random.default_rng(_GLYPH_SEED)
-  height, width, channels = input_shape
-  side = min(height, width)
-  images, _ = glyphs.draw(glyphs.alphabet(_GLYPHS, rng), 1, side, rng)
-  framed = np.pad(images, ((0, 0), (0, height - side), (0, width - side))) / np.float32(255)
-  return np.repeat(framed[..., None], channels, axis=-1)

@@ -36,6 +36,7 @@ from absl import flags
 import numpy as np
 
 from data import datasets
+from data import extractor_copies
 from data import feature_store
 from data import features as features_lib
 from experiments import command_line
@@ -163,7 +164,7 @@ def load(path: str, extractor: Optional[str] = None) -> Predictor:
   try:
     identity, resolved = run['identity'], run['resolved']
     dataset = registry.parse_spec('dataset', identity['dataset'], datasets.DATASETS)
-    features = features_lib.parse(features_lib.located(identity['features'], path))
+    features = features_lib.parse(extractor_copies.located(identity['features'], path))
     public_data = resolved['public_data']
   except (KeyError, TypeError, ValueError) as error:
     raise ValueError(f'{os.path.join(path, run_folder.RUN)} is damaged: {type(error).__name__}: {error}') from None
@@ -241,7 +242,7 @@ def _read_picture(path, channels):
 
 
 def _other_features(features, spec, public_data) -> str:
-  if isinstance(features, features_lib.Pretrained):
+  if isinstance(features, features_lib.Pretrained) and features.card()['sha256'] not in public_data:
     return (
       f'The extractor in {features.path} is not the one that this run was trained with. Give the folder of the right '
       f'one as --extractor. The run says: {public_data}'

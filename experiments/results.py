@@ -9,7 +9,7 @@ from typing import Any, Optional
 import numpy as np
 import tensorflow as tf
 
-from data import features
+from data import extractor_copies
 from experiments import evidence
 from experiments import final_summary
 from experiments import run_directory
@@ -74,7 +74,7 @@ def write(
   result.weights.assign_weights_to(model)
   with directory.replacing(run_folder.MODEL) as path:
     saving.save_model(saving.with_stock_layers(model), path)
-  features.keep_copy(run.flags['features'], directory.path)
+  extractor_copies.keep_copy(run.flags['features'], directory.path)
   if not experiment.cohorts.secret:  # Both say who came.
     with directory.replacing(run_folder.LEDGER) as path:
       np.savez(path, **result.ledger.state_dict())

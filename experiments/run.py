@@ -18,7 +18,7 @@ from typing import Any, Optional
 from data import cohorts
 from data import datasets
 from data import dropouts
-from data import features as features_lib
+from data import extractor_copies
 from data import rng
 from data.cohorts import ParticipationModel
 from experiments import run_parts as parts
@@ -101,7 +101,7 @@ class Run:
     if unknown := run_json['identity'].keys() - parts.FLAGS.keys():
       raise ValueError(f'unknown flags {sorted(unknown)}')
     if folder is not None:
-      written['features'] = features_lib.located(written.get('features', 'none'), folder)
+      written['features'] = extractor_copies.located(written.get('features', 'none'), folder)
     run = cls.from_flags(written)
     resolved = run_json.get('resolved', {})
     earlier = {name: value for name, value in run.method.earlier.items() if name not in resolved}
@@ -131,7 +131,7 @@ class Run:
     """The flags whose values name files, without the places of these files on this machine."""
     return {
       'dataset': datasets.portable(self.flags['dataset']),
-      'features': features_lib.portable(self.flags['features']),
+      'features': extractor_copies.portable(self.flags['features']),
     }
 
   def unused(self) -> frozenset[str]:

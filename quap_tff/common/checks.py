@@ -10,8 +10,8 @@ from typing import Any, Callable, Optional, TypeVar
 import numpy as np
 
 _Number = TypeVar('_Number', int, float)
-# Of a field's metadata: the check of its values.
-CHECK = 'check'
+# Of a field's metadata: the check of its values, and the type of a number whose default is None.
+CHECK, TYPE = 'check', 'type'
 
 
 def number(
@@ -74,7 +74,7 @@ def number_field(name: str, default: Optional[float], **bounds: float) -> Any:
 
 def integer_field(name: str, default: Optional[int], **bounds: int) -> Any:
   """As `number_field`, for `integer`."""
-  return dataclasses.field(default=default, metadata={CHECK: functools.partial(integer, name, **bounds)})
+  return dataclasses.field(default=default, metadata={CHECK: functools.partial(integer, name, **bounds), TYPE: int})
 
 
 def ids(name: str, values: np.ndarray, num_clients: int) -> None:

@@ -15,6 +15,8 @@ from quap_tff.common import checks
 CHOICES, KIND = 'choices', 'kind'
 # Of a field's metadata: it is set in another way than by a spec.
 NOT_IN_SPECS = 'not_in_specs'
+# Of a field's metadata: specs leave it out at its default.
+_SILENT = 'silent'
 
 
 def parameters(choice: Any) -> 'dict[str, dataclasses.Field[Any]]':
@@ -41,6 +43,14 @@ def unknown_name_error(kind: str, name: str, known: Sequence[str]) -> ValueError
   return ValueError(f'Unknown {kind} {name!r}. {hint}Valid: {", ".join(sorted(known))}.')
 
 
+def later_field(field: Any) -> Any:
+  """The field of a parameter that its choice has not always had. At its default, `format_spec` leaves it out.
+
+  So the specs, the digests and the folders of runs that do not use the parameter are those of earlier versions.
+  """
+  return dataclasses.field(default=field.default, metadata={**field.metadata, _SILENT: True})
+
+
 def lookup(kind: str, name: str, registry: Mapping[str, Any]) -> Any:
   """Returns `registry[name]`. Raises `ValueError` with the nearest names if there is no such name."""
   if name not in registry:
@@ -60,9 +70,9 @@ def parse_spec(kind: str, spec: Any, registry: Mapping[str, type[Any]]) -> Any:
   Args:
     kind: What is being chosen, in words, for error messages ('participation model').
     spec: `name` or `name:key=value,...`. A choice that was made already is returned as it is. A value has the type of
-      the field's default. A field whose default is None takes a number or `none`. A tuple is written `0.9/0.5`. A value
-      may itself be a spec. Keys that are not this choice's own then belong to that spec, as in
-      `certified:weights=online:prior_a=1,prior_b=2,clip=0.5`.
+      the field's default. A field whose default is None takes `none` or a number, which is an integer for a
+      `checks.integer_field`. A tuple is written `0.9/0.5`. A value may itself be a spec. Keys that are not this
+      choice's own then belong to that spec, as in `certified:weights=online:prior_a=1,prior_b=2,clip=0.5`.
     registry: The choices by name.
 
   Returns:
@@ -101,7 +111,7 @@ def _convert(kind: str, name: str, field: 'dataclasses.Field[Any]', text: str) -
   if to is type(None):
     if text.lower() == 'none':
       return None
-    to = float
+    to = field.metadata.get(checks.TYPE, float)
   if to is bool:
     if text.lower() not in ('true', 'false'):
       raise ValueError(f'{kind} {name!r}: {key} must be true or false, found {text!r}.')
@@ -117,8 +127,10 @@ def _convert(kind: str, name: str, field: 'dataclasses.Field[Any]', text: str) -
 
 
 def format_spec(name: str, choice: Any) -> str:
-  """The spec that `parse_spec` reads back as `choice`, with every parameter written out."""
-  return _spec(name, choice, parameter_values(choice))
+  """The spec that `parse_spec` reads back as `choice`, with all parameters but `later_field`s at their defaults."""
+  fields, values = parameters(choice), parameter_values(choice)
+  said = {key: v for key, v in values.items() if _SILENT not in fields[key].metadata or v != fields[key].default}
+  return _spec(name, choice, said)
 
 
 def describe(registry: Mapping[str, type[Any]]) -> str:

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import data
+from data import drawings
 from data import drawn
 from data import feature_store
 from data import features
@@ -20,7 +21,7 @@ def images(n, shape=(8, 8, 1), seed=0):
   return np.random.default_rng(seed).random((n, *shape), np.float32)
 
 
-def drawings(n, side):
+def glyph_images(n, side):
   rng = np.random.default_rng(0)
   return glyphs.draw(glyphs.alphabet(n, rng), 1, side, rng)[0][..., None] / np.float32(255)
 
@@ -46,7 +47,7 @@ def fixture_network(tmp_path):
 
 @pytest.fixture(name='maps')
 def fixture_maps(network, monkeypatch):
-  monkeypatch.setattr(features, '_GLYPHS', 200)
+  monkeypatch.setattr(drawings, 'COUNT', 200)
   return {
     'scattering': features.Scattering(scales=1),
     'centred': features.Scattering(scales=1, centred=True),
@@ -94,7 +95,7 @@ class TestMaps:
     assert chosen.extractor(shape)(images(1, shape)).shape == (1, size)
 
   def test_three_channels_are_normalised_together(self):
-    z = features.Scattering().extractor((28, 28, 1))(drawings(4, 28)).reshape(4, 27, 3 * 49)
+    z = features.Scattering().extractor((28, 28, 1))(glyph_images(4, 28)).reshape(4, 27, 3 * 49)
     np.testing.assert_allclose(z.mean(axis=2), 0, atol=1e-6)
     # All groups have nearly the same norm, 1/√27; one channel of a group by itself has not.
     np.testing.assert_allclose(np.linalg.norm(z, axis=2), 27**-0.5, rtol=0.25)
@@ -110,8 +111,8 @@ class TestMaps:
     assert np.abs(unit(first[2]) - unit(other[2])).max() > 0.01
 
   def test_centring_takes_off_what_images_of_strokes_have_in_common(self, monkeypatch):
-    monkeypatch.setattr(features, '_GLYPHS', 300)
-    x = drawings(40, 16)
+    monkeypatch.setattr(drawings, 'COUNT', 300)
+    x = glyph_images(40, 16)
     common = lambda centred: np.linalg.norm(
       features.Scattering(scales=1, centred=centred).extractor((16, 16, 1))(x).mean(axis=0)
     )

@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 import pytest
 
+from quap_tff.common import checks
 from quap_tff.common import registry
 from quap_tff.mechanisms import clip_rules
 
@@ -28,6 +29,13 @@ class _Sampler:
 @dataclasses.dataclass(frozen=True)
 class _Plain:
   pass
+
+
+@dataclasses.dataclass(frozen=True)
+class _Grown(checks.Checked):
+  first: int = 1
+  later: Optional[int] = registry.later_field(checks.integer_field('later', None, at_least=1))
+  last: bool = registry.later_field(dataclasses.field(default=False))
 
 
 _REGISTRY = {'sampler': _Sampler, 'plain': _Plain}
@@ -115,6 +123,22 @@ class TestFormatSpec:
 
   def test_a_choice_without_parameters_is_its_name(self):
     assert registry.format_spec('plain', _Plain()) == 'plain'
+
+  def test_a_later_parameter_is_left_out_at_its_default(self):
+    assert registry.format_spec('grown', _Grown()) == 'grown:first=1'
+    assert registry.format_spec('grown', _Grown(later=3)) == 'grown:first=1,later=3'
+    assert registry.format_spec('grown', _Grown(last=True)) == 'grown:first=1,last=True'
+    assert registry.describe({'grown': _Grown}) == 'grown:first=1,later=None,last=False'
+
+
+class TestLaterField:
+  def test_an_integer_or_none_is_read_and_checked(self):
+    grown = lambda spec: registry.parse_spec('grown', spec, {'grown': _Grown})
+    assert grown('grown:later=3') == _Grown(later=3) and isinstance(grown('grown:later=3').later, int)
+    assert grown('grown:later=none') == _Grown()
+    for spec, message in (('later=3.5', "must be of type int, found '3.5'"), ('later=0', 'at least 1, found 0')):
+      with pytest.raises(ValueError, match=message):
+        grown(f'grown:{spec}')
 
 
 class TestDescribe:
