@@ -2,12 +2,14 @@ r"""Learns features from public images, for --features=pretrained:path=FOLDER.
 
     python -m experiments.pretrain --data_dir=… --output=features/letters
     python -m experiments.pretrain --public_data=glyphs --output=features/glyphs
+    python -m experiments.pretrain --import_model=FILE --layer=NAME --public_data_description=TEXT --output=FOLDER
 
 A small convolutional network learns to tell the classes of the public images apart. Its last hidden layer, centred and
 partly whitened on these images, is the extractor: φ(x) = Λ^-p·Vᵀ(h(x) - h̄), where V and Λ are the eigenvectors
-and eigenvalues of the covariance of h. The folder gets both extractor.keras and card.json, or nothing at all. Progress
-goes to standard error, and the card to standard output. Exit status: 0, 1 for a wrong flag or a failure, 130 when
-interrupted.
+and eigenvalues of the covariance of h. With --import_model nothing is trained: the extractor is a Keras model that was
+trained elsewhere, up to one of its layers. The folder gets both extractor.keras and card.json, or nothing at all.
+Progress goes to standard error, and the card to standard output. Exit status: 0, 1 for a wrong flag or a failure, 130
+when interrupted.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import numpy as np
 from data import features
 from data import public_images
 from experiments import command_line
+from experiments import importing
 from experiments import interrupts
 import quap_tff
 from quap_tff.common import checks
@@ -51,6 +54,30 @@ _WHITENING = flags.DEFINE_float(
   'whitening', 0.15, 'p in the formula above: 0 only centres the features, and 0.5 whitens them.', flag_values=_FLAGS
 )
 _SEED = flags.DEFINE_integer('seed', 0, 'Seed of drawings, initial weights, order and distortions.', flag_values=_FLAGS)
+_IMPORT_MODEL = flags.DEFINE_string(
+  'import_model',
+  None,
+  'File of a trained Keras model, .keras or .h5, to take in place of training. Such a file can hold code.',
+  flag_values=_FLAGS,
+)
+_LAYER = flags.DEFINE_string(
+  'layer', None, 'Its layer whose output is the features. Of a spatial output, the mean is taken.', flag_values=_FLAGS
+)
+_DESCRIPTION = flags.DEFINE_string(
+  'public_data_description', None, 'Sentences for certificates: what it was trained on.', flag_values=_FLAGS
+)
+_IMAGE_SHAPE = flags.DEFINE_string(
+  'image_shape', None, "Of the run's images, such as 28x28x1. Default: that of its input.", flag_values=_FLAGS
+)
+_PREPROCESSING = flags.DEFINE_string(
+  'preprocessing',
+  'none',
+  f'What it does with pixels in [0, 1] first: {", ".join(importing.PREPROCESSINGS)}. bytes is 0 to 255, and tf, torch '
+  'and caffe are the modes of the preprocess_input of Keras.',
+  flag_values=_FLAGS,
+)
+_OF_TRAINING = ('data_dir', 'public_data', 'num_features', 'epochs', 'whitening', 'seed')
+_OF_IMPORTING = ('layer', 'public_data_description', 'image_shape', 'preprocessing')
 
 _BATCH = 128
 _LEARNING_RATE = 2e-3
@@ -181,6 +208,26 @@ def _check_output(output):
     raise ValueError(f'--output={output} already exists: give a new or empty folder.')
 
 
+def _check_together():
+  """Refuses flags of training with --import_model, and flags of importing without it."""
+  imports = _IMPORT_MODEL.value is not None
+  for name in _OF_TRAINING if imports else _OF_IMPORTING:
+    if _FLAGS[name].present:
+      used, other = ('train', 'leave --import_model out') if imports else ('import a model', 'give --import_model')
+      raise ValueError(
+        f'--{name} has no effect {"with" if imports else "without"} --import_model. Leave it out, or {other} to {used}.'
+      )
+  if imports and not _LAYER.value:
+    raise ValueError('--layer is missing: name the layer of the model whose output is the features.')
+
+
+def _import():
+  extractor, card = importing.imported(
+    _IMPORT_MODEL.value, _LAYER.value, _DESCRIPTION.value or '', _IMAGE_SHAPE.value or '', _PREPROCESSING.value
+  )
+  return write(_OUTPUT.value, extractor, card)
+
+
 def _run():
   source = registry.parse_spec('public data', _PUBLIC_DATA.value, public_images.SOURCES)
   num_features = checks.integer('num_features', _FEATURES.value, at_least=2)
@@ -218,10 +265,11 @@ def main(argv: list[str]) -> int:
     return 0
   command_line.refuse_arguments(rest)
   _check_output(_OUTPUT.value)
+  _check_together()
   lazy.load('tensorflow')
   interrupts.install()
   try:
-    print(json.dumps(_run(), indent=2))
+    print(json.dumps(_run() if _IMPORT_MODEL.value is None else _import(), indent=2))
   except KeyboardInterrupt:
     print('\nInterrupted; nothing was written.', file=sys.stderr)
     return command_line.INTERRUPTED

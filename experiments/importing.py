@@ -1,0 +1,171 @@
+"""Makes an extractor of a Keras model that others have trained, for `experiments.pretrain --import_model`.
+
+An image x of a run, in [0, 1], becomes features in three steps, all of them layers of the saved extractor:
+
+    A·x + b at each pixel (grey to RGB, the order of colours, the range)  ->  resized  ->  the model up to a layer
+
+The mean over the places of an image is taken if the layer's output is spatial.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from typing import Any
+
+import numpy as np
+
+from data import reading
+import quap_tff
+from quap_tff.common import registry
+from quap_tff.common.lazy import tf
+
+# Scale and offset of red, green and blue, for x in [0, 1], and whether blue comes first. `tf`, `torch` and `caffe` are
+# the modes of Keras' `preprocess_input`; a model that takes bytes, 0 to 255, has its own Rescaling layer.
+_MEAN, _DEVIATION = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+PREPROCESSINGS: dict[str, tuple[Any, Any, bool]] = {
+  'none': (1.0, 0.0, False),
+  'bytes': (255.0, 0.0, False),
+  'tf': (2.0, -1.0, False),
+  'torch': (1 / _DEVIATION, -_MEAN / _DEVIATION, False),
+  'caffe': (255.0, -np.array([123.68, 116.779, 103.939]), True),
+}
+# Those with figures for each colour.
+_OF_COLOURS = ('torch', 'caffe')
+_RGB = 3
+
+
+def imported(
+  path: str, layer: str, description: str, image_shape: str, preprocessing: str
+) -> tuple[Any, dict[str, Any]]:
+  """The extractor that a Keras model gives, and its card.
+
+  Args:
+    path: A file, .keras or .h5, of a model that takes images [height, width, channels] and has one output. Such a file
+      can hold code; load only those whose source you trust.
+    layer: The layer of the model whose output is the features.
+    description: Sentences for a certificate: which data the model was trained on.
+    image_shape: Of the run's images, such as '28x28x1'; '' for that of the model's input.
+    preprocessing: A key of `PREPROCESSINGS`.
+
+  Returns:
+    A `tf.keras.Model`, images float32[n, *image_shape] in [0, 1] -> float32[n, d], and the card without the
+    extractor's SHA-256.
+
+  Raises:
+    reading.DataFileError: If the file is missing, or holds no Keras model.
+    ValueError: If the model is of another kind, or an argument does not fit it. The message says what to do.
+  """
+  if not description.strip():
+    raise ValueError(
+      '--public_data_description is empty: a certificate says which data the features were learned from. Give a '
+      'sentence on the data that the model was trained on.'
+    )
+  registry.lookup('preprocessing', preprocessing, PREPROCESSINGS)
+  given = _parsed_shape(image_shape) if image_shape else None
+  tf.keras.backend.clear_session()  # Keras names layers by how many there were before.
+  model = _loaded(path)
+  takes = _input_shape(model, path)
+  shape = given or takes
+  cut = _cut(model, layer)
+  extractor = _assembled(cut, shape, takes, preprocessing)
+  with open(path, 'rb') as f:
+    sha256 = hashlib.sha256(f.read()).hexdigest()
+  sentence = description.strip()
+  sentence += '' if sentence[-1] in '.!?' else '.'
+  return extractor, {
+    'public_data': f'{sentence} The output of layer {layer!r} of the Keras model of SHA-256 {sha256}.',
+    'model_sha256': sha256,
+    'layer': layer,
+    'image_shape': list(shape),
+    'model_input': list(takes),
+    'preprocessing': preprocessing,
+    'num_features': extractor.output_shape[-1],
+    'versions': {'quap_tff': quap_tff.__version__, 'tensorflow': tf.__version__},
+  }
+
+
+def _parsed_shape(text):
+  if not re.fullmatch(r'[1-9][0-9]{0,4}(x[1-9][0-9]{0,4}){2}', text, re.ASCII):
+    raise ValueError(
+      f"--image_shape must be height, width and channels of the run's images, such as 28x28x1, found {text!r}."
+    )
+  return tuple(int(part) for part in text.split('x'))
+
+
+def _loaded(path):
+  if not os.path.isfile(path):
+    raise reading.DataFileError(f'--import_model: {path} not found. Give a file of a Keras model, .keras or .h5.')
+  try:
+    return tf.keras.models.load_model(path, compile=False)
+  except Exception as error:  # Keras raises nearly anything for a file of another kind.
+    raise reading.DataFileError(
+      f'--import_model: {path} cannot be read as a Keras model: {type(error).__name__}: '
+      f'{" ".join(str(error).split())[:300].rstrip(".")}. Give a .keras or .h5 file that model.save(…) of TensorFlow '
+      f'{tf.__version__} wrote, without layers of your own.'
+    ) from error
+
+
+def _input_shape(model, path):
+  """(height, width, channels) of the model's only input."""
+  inputs, outputs = getattr(model, 'inputs', None) or [], getattr(model, 'outputs', None) or []
+  shapes = [tuple(one.shape) for one in inputs]
+  whole = len(shapes) == 1 and len(shapes[0]) == 4 and None not in shapes[0][1:]
+  if not whole or len(outputs) != 1 or not inputs[0].dtype.is_floating:
+    found = ', '.join(f'{one.dtype.name}{list(one.shape[1:])}' for one in inputs)
+    raise ValueError(
+      f'--import_model: {path} must take one batch of images, floats [height, width, channels] of fixed sizes, and '
+      f'have one output; found {len(inputs)} inputs ({found}) and {len(outputs)} outputs. Save a model with the sizes '
+      'set, such as tf.keras.Model(images, features), with images = tf.keras.Input((height, width, channels)).'
+    )
+  return shapes[0][1:]
+
+
+def _cut(model, name):
+  """The model from its input to the output of the layer, float32[n, d]."""
+  names = [one.name for one in model.layers]
+  if name not in names:
+    error = registry.unknown_name_error('layer', name, names)
+    raise ValueError(f'--layer: {error}')
+  try:
+    output = model.get_layer(name).output
+  except AttributeError as error:
+    raise ValueError(f'--layer: layer {name!r} is used more than once in the model: {error}. Name another.') from None
+  if isinstance(output, (list, tuple)) or len(output.shape) not in (2, 4) or None in output.shape[1:]:
+    found = [list(one.shape[1:]) for one in tf.nest.flatten(output)]
+    raise ValueError(
+      f'--layer: layer {name!r} must give an output [features] or [height, width, features], found {found}. Name '
+      'another layer.'
+    )
+  if len(output.shape) == 4:
+    output = tf.keras.layers.GlobalAveragePooling2D(name='mean_over_places')(output)
+  return tf.keras.Model(model.inputs, output, name='network')
+
+
+def _assembled(cut, shape, takes, preprocessing):
+  channels, wanted = shape[2], takes[2]
+  if channels != wanted and (channels, wanted) != (1, _RGB):
+    raise ValueError(
+      f"--image_shape: images of {channels} channels cannot become the model's {wanted}. Only grey images, of one "
+      'channel, become three. Take another model, or another --image_shape.'
+    )
+  if preprocessing in _OF_COLOURS and wanted != _RGB:
+    raise ValueError(
+      f'--preprocessing={preprocessing} is for models of three colours, and this one takes {wanted} channels. Choose '
+      'none, bytes or tf.'
+    )
+  scale, offset, reverse = PREPROCESSINGS[preprocessing]
+  matrix = np.ones((1, wanted)) if channels < wanted else np.eye(wanted)
+  matrix, offsets = matrix * scale, np.zeros(wanted) + offset
+  if reverse:
+    matrix, offsets = matrix[:, ::-1], offsets[::-1]
+  layers = tf.keras.layers
+  images = tf.keras.Input(shape, name='images')
+  pixels = layers.Conv2D(wanted, 1, name='pixels')
+  x = pixels(images)
+  pixels.set_weights([matrix[np.newaxis, np.newaxis], offsets])
+  if shape[:2] != takes[:2]:
+    x = layers.Resizing(*takes[:2], name='resized')(x)
+  features = layers.Activation('linear', dtype='float32', name='features')(cut(x))
+  return tf.keras.Model(images, features, name='extractor')
