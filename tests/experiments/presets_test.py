@@ -121,7 +121,7 @@ EXPECTED = {
 # Presets of other binaries than experiments.train; tests of those binaries read them.
 OF_OTHER_BINARIES = ('_attack', '_audit')
 
-# All clients in each round, client-level (3, 1e-5), constants chosen elsewhere.
+# All clients in each round, client-level (3, 1e-5) unless a preset says otherwise, constants chosen elsewhere.
 CERTIFIED_MNIST = dict(
   num_clients=100,
   partition='dirichlet:alpha=0.5',
@@ -180,6 +180,12 @@ CERTIFIED = {
     participation=('bernoulli', dict(q=0.5)),
   ),
   'mnist_certified_correlated': CORRELATED_MNIST,
+  'mnist_certified_epsilon1': dict(
+    CORRELATED_MNIST,
+    epsilon=1.0,
+    features='pretrained:path=runs/extractor,size=64,centred=true',
+    algorithm='certified:weights=online,noise=ar1,clip=0.06',
+  ),
   'femnist_certified_correlated': dict(
     CORRELATED_MNIST,
     dataset='femnist:test_writers=0.1',
@@ -280,7 +286,7 @@ class TestPresets:
     arguments = ['--dataset=digits', '--num_clients=40', '--cohort_size=20', '--features=none']
     experiment = harness.experiment(_flagfile(name), *arguments)
     config = experiment.plan.config
-    assert (config.epsilon, config.delta, config.noise_seed) == (3.0, 1e-5, None)
+    assert (config.epsilon, config.delta, config.noise_seed) == (CERTIFIED[name]['epsilon'], 1e-5, None)
     assert not experiment.plan.client_metrics and experiment.plan.protection.covers == 'released model'
 
   @pytest.mark.parametrize('name', sorted(PUBLISHED))
