@@ -1,16 +1,32 @@
-"""A run in its own process, which does not outlive the sweep."""
+"""A run in its own process, which does not outlive the sweep.
 
+The sweep imports TensorFlow and the program once, and forks a process for each run. So a run starts at once, with the
+same modules in the same state as in a process of its own. Forking is safe as long as the sweep executes no TensorFlow
+operation: TensorFlow starts its threads and its generators of random numbers with the first one.
+"""
+
+import atexit
 from collections.abc import Sequence
+import ctypes
+import functools
+import gc
+import multiprocessing
 import os
+import shutil
 import signal
-import subprocess
 import sys
-from typing import Optional
+from typing import Any, Optional
 
+import experiments
 from experiments import command_line
-from quap_tff.runtime import processes
+from experiments import provenance
+from experiments import train
+from quap_tff.common import lazy
 
 _BYTES_OF_LOG_READ = 100_000
+_KILL_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2).
+# Everything that takes long to import.
+_LOADED = ('experiments.results', 'experiments.plots')
 
 
 def command(arguments: Sequence[str]) -> Sequence[str]:
@@ -25,20 +41,21 @@ class Child:
   """
 
   def __init__(self, arguments: Sequence[str], log: str):
+    _load()
     with open(log, 'ab') as output:
       self._log, self._begin = log, output.tell()
-      self._process = subprocess.Popen(
-        processes.ending_with_this_one(command(arguments)),
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        # Ctrl-C at the terminal goes to the sweep, which then ends its runs.
-        start_new_session=True,
-      )
+      arguments_of_run = (list(arguments), output.fileno(), os.getpid())
+      self._process = multiprocessing.get_context('fork').Process(target=_run, args=arguments_of_run)
+      # A signal to the run waits until the run has a handler for it.
+      signal.pthread_sigmask(signal.SIG_BLOCK, experiments.SIGNALS)
+      try:
+        self._process.start()
+      finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, experiments.SIGNALS)
 
   def poll(self) -> Optional[int]:
     """The run's exit status, negative for a signal; None while it runs."""
-    return self._process.poll()
+    return self._process.exitcode
 
   def end(self) -> None:
     """Asks the run to save its last round and end."""
@@ -46,7 +63,7 @@ class Child:
 
   def wait(self) -> None:
     """Waits until the run has ended."""
-    self._process.wait()
+    self._process.join()
 
   def error(self) -> str:
     """Why the run failed: its last line with "Error: ", or else its last line; and the signal that ended it, if any."""
@@ -54,7 +71,39 @@ class Child:
       f.seek(max(self._begin, f.seek(0, os.SEEK_END) - _BYTES_OF_LOG_READ))
       lines = [line.strip() for line in f.read().decode(errors='replace').splitlines() if line.strip()]
     said = next((line for line in reversed(lines) if 'Error: ' in line), lines[-1] if lines else 'it printed nothing')
-    code = self._process.returncode
+    code = self._process.exitcode
     if code == command_line.INTERRUPTED:
       return 'interrupted, but not by the sweep'
-    return f'ended by {signal.Signals(-code).name}; {said}' if code < 0 else said
+    return f'ended by {signal.Signals(-code).name}; {said}' if code is not None and code < 0 else said
+
+
+@functools.cache
+def _load() -> None:
+  """Imports what runs need. What is there is left out of the search for garbage, which would copy it for each run."""
+  provenance.source_digest()  # Of the code that is imported now, whatever happens to the files later.
+  gc.disable()
+  for name in _LOADED:
+    lazy.load(name)
+  gc.freeze()
+  gc.enable()
+
+
+def _run(arguments: list[str], output: int, parent: int) -> Any:
+  """Becomes the run, as `experiments.train` in a new process would."""
+  ctypes.CDLL(None).prctl(_KILL_WITH_PARENT, signal.SIGKILL)
+  if os.getppid() != parent:
+    os._exit(command_line.FAILED)
+  for signum in experiments.SIGNALS:
+    signal.signal(signum, experiments.leave)
+  signal.pthread_sigmask(signal.SIG_UNBLOCK, experiments.SIGNALS)
+  os.setsid()  # Ctrl-C at the terminal goes to the sweep, which then ends its runs.
+  with open(os.devnull, 'rb') as nothing:
+    os.dup2(nothing.fileno(), 0)
+  for stream in (1, 2):
+    os.dup2(output, stream)
+  atexit.unregister(shutil.rmtree)  # The sweep's temporary files are not the run's.
+  sys.argv = ['train', *arguments]
+  try:
+    command_line.run(train.main)
+  finally:
+    atexit._run_exitfuncs()  # Python runs them only where a process was not forked.

@@ -11,10 +11,10 @@ import types
 
 import psutil
 import pytest
+import tensorflow as tf
 
 from experiments import command_line
 from experiments import sweep
-from experiments.sweeps import children
 from experiments.sweeps import plan
 from experiments.sweeps import record as record_lib
 from experiments.sweeps import scheduler
@@ -399,65 +399,145 @@ class TestStanding:
     assert plan.seconds_left(runs, standings, 1, 5.0, [run.name for run in runs]) == 6 * 3 + 2 * 10 * 2 + 2 * 5
 
 
+# A program whose runs only execute a line of Python. Tests must not fork their own process, which has used TensorFlow.
+_PRETENDING = """
+import json, os, secrets, signal, sys, tempfile, time, types
+from experiments import command_line
+from experiments.sweeps import children
+
+children._LOADED = ()
+children.train = types.SimpleNamespace(main=lambda argv: exec(argv[1]))
+
+
+def ended(code, log):
+  child = children.Child([code], log)
+  child.wait()
+  return child
+
+
+"""
+
+
 @pytest.mark.slow
 class TestChild:
-  @pytest.fixture(name='start')
-  def _start(self, monkeypatch, tmp_path):
-    """Starts a Python program in place of a run."""
-    monkeypatch.setattr(children, 'command', lambda arguments: [sys.executable, '-c', *arguments])
-    return lambda code: children.Child([code], str(tmp_path / 'log'))
+  @pytest.fixture(name='sweep')
+  def _sweep(self, tmp_path):
+    """Starts a program that has runs which only pretend."""
+
+    def start(program):
+      return subprocess.Popen(
+        [sys.executable, '-c', _PRETENDING + textwrap.dedent(program), str(tmp_path / 'log')],
+        cwd=harness.REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+      )
+
+    return start
+
+  @pytest.fixture(name='found')
+  def _found(self, sweep):
+    """The JSON value that such a program prints."""
+    return lambda program: json.loads(harness.finish(sweep(program)).out)
 
   @pytest.mark.parametrize(
     'code, error',
     [
       ('print("Error: no data"); print("{}"); sys.exit(1)', 'Error: no data'),
-      ('print("round 1"); raise ValueError("a bug")', 'ValueError: a bug'),
+      ('raise ValueError("no file")', 'Error: no file'),
+      ('print("round 1"); raise RuntimeError("a bug")', 'RuntimeError: a bug'),
       ('print("round 1"); sys.exit(1)', 'round 1'),
       ('sys.exit(1)', 'it printed nothing'),
       ('print("Error: of memory", flush=True); os.kill(os.getpid(), 9)', 'ended by SIGKILL; Error: of memory'),
       ('print("{}"); sys.exit(130)', 'interrupted, but not by the sweep'),
     ],
   )
-  def test_says_why_it_failed(self, start, code, error):
-    earlier = start('print("Error: of an earlier attempt")')
-    earlier.wait()
-    child = start(f'import os, sys; {code}')
-    child.wait()
-    assert child.poll() and child.error() == error
+  def test_says_why_it_failed(self, found, code, error):
+    program = f"""
+        ended('print("Error: of an earlier attempt")', sys.argv[1])
+        child = ended({code!r}, sys.argv[1])
+        print(json.dumps([child.poll() not in (None, 0), child.error()]))
+    """
+    assert found(program) == [True, error]
 
-  def test_does_not_get_the_terminals_ctrl_c(self, start):
-    child = start('import time; time.sleep(99)')
-    assert os.getsid(child._process.pid) != os.getsid(0)
-    child.end()
-    child.wait()
+  def test_the_next_one_starts_after_one_that_was_killed(self, found):
+    program = """
+        codes = [ended(code, sys.argv[1]).poll() for code in ('os.kill(os.getpid(), 11)', 'print(1)', 'sys.exit(3)')]
+        print(json.dumps(codes))
+    """
+    assert found(program) == [-11, 0, 3]
 
-  def test_is_asked_to_end(self, start, tmp_path):
-    child = start('import signal, time; signal.signal(15, lambda *_: exit(7)); print("up", flush=True); time.sleep(99)')
-    harness.wait_for(lambda: 'up' in (tmp_path / 'log').read_text(), child._process)
-    child.end()
-    child.wait()
-    assert child.poll() == 7
+  def test_does_not_get_the_terminals_ctrl_c(self, found):
+    assert found('print(json.dumps(ended("sys.exit(os.getsid(0) == os.getpid())", sys.argv[1]).poll()))') == 1
 
-  def test_does_not_outlive_the_sweep(self):
-    code = """
-        import sys, time
-        from experiments.sweeps import children
+  def test_is_asked_to_end(self, found):
+    program = """
+        code = 'signal.signal(15, lambda *_: exit(7)); print("up", flush=True); time.sleep(99)'
+        child = children.Child([code], sys.argv[1])
+        while not open(sys.argv[1]).read():
+          time.sleep(0.01)
+        child.end()
+        child.wait()
+        print(json.dumps(child.poll()))
+    """
+    assert found(program) == 7
 
-        children.command = lambda arguments: [sys.executable, '-c', *arguments]
-        child = children.Child(['import time; time.sleep(999)'], '/dev/null')
+  def test_is_asked_to_end_before_it_has_begun(self, found):
+    program = """
+        child = children.Child(['time.sleep(99)'], sys.argv[1])
+        child.end()
+        child.wait()
+        print(json.dumps(child.poll()))
+    """
+    assert found(program) == 130
+
+  def test_only_its_own_temporary_files_go_with_it(self, found):
+    program = """
+        command_line.use_own_temporary_folder()
+        code = 'print(tempfile.mkdtemp(), flush=True)'
+        ended(code, sys.argv[1])
+        its = open(sys.argv[1]).read().strip()
+        own = tempfile.gettempdir()
+        print(json.dumps([os.path.exists(its), its.startswith(own), os.path.exists(own)]))
+    """
+    assert found(program) == [False, True, True]
+
+  def test_tensorflow_is_loaded_and_has_done_nothing(self, found):
+    """Then no thread and no generator of random numbers of TensorFlow is forked."""
+    program = """
+        children._LOADED = ('experiments.results', 'experiments.plots')
+        code = 'import tensorflow as tf; print(tf.random.normal([4]).numpy().tolist(), secrets.randbits(63))'
+        for log in '12':
+          ended(code, sys.argv[1] + log)
+        from tensorflow.python.eager import context
+        texts = [open(sys.argv[1] + log).read() for log in '12']
+        print(json.dumps([context.context()._initialized, texts[0] == texts[1], all('[' in text for text in texts)]))
+    """
+    assert found(program) == [False, False, True]
+
+  def test_does_not_outlive_the_sweep(self, sweep):
+    program = """
+        child = children.Child(['time.sleep(999)'], '/dev/null')
         print(child._process.pid, flush=True)
         time.sleep(999)
     """
-    parent = subprocess.Popen(
-      [sys.executable, '-c', textwrap.dedent(code)],
-      cwd=harness.REPOSITORY,
-      stdout=subprocess.PIPE,
-      stderr=subprocess.DEVNULL,
-    )
+    parent = sweep(program)
     child = psutil.Process(int(parent.stdout.readline()))
     parent.kill()
     parent.communicate()
     assert not psutil.wait_procs([child], timeout=30)[1]
+
+
+@pytest.mark.slow
+def test_a_real_run_computes_what_it_computes_alone(tmp_path):
+  base = [*harness.TINY, '--algorithm=fixed_dp', '--noise_seed=3']
+  assert harness.main(*base, '--seed=5', f'--output_dir={tmp_path / "alone"}') == 0
+  command = [sys.executable, '-m', 'experiments.sweep', f'--output_dir={tmp_path / "runs"}', '--vary=seed=4|5', '--']
+  subprocess.run([*command, *base], cwd=harness.REPOSITORY, check=True, capture_output=True)
+  alone, swept = tmp_path / 'alone', tmp_path / 'runs' / 'seed=5'
+  assert harness.rows(alone) and harness.rows(alone) == harness.rows(swept)
+  models = [tf.keras.models.load_model(folder / 'final_model.keras').get_weights() for folder in (alone, swept)]
+  assert [weights.tobytes() for weights in models[0]] == [weights.tobytes() for weights in models[1]]
 
 
 @pytest.mark.slow
