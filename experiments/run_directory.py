@@ -28,6 +28,7 @@ from typing import Any, Optional
 import filelock
 import numpy as np
 
+from experiments import checkpoints
 from experiments import provenance
 from experiments import run_folder
 from experiments import sparse_state
@@ -35,7 +36,6 @@ from quap_tff.common import files
 from quap_tff.common.lazy import tf
 from quap_tff.common.lazy import tff
 
-_CHECKPOINTS_KEPT = 2
 # Parts of TensorFlow's errors that speak of its own functions and operations.
 _OF_TENSORFLOW = re.compile(r'\{\{function_node .*?\}\}\s*|\s*\[Op:\w+\]')
 _SALT = 'data_salt'
@@ -105,9 +105,6 @@ class RunDirectory:
         else:
           self._check_resolved(resolved)
         self._remove_unfinished()
-        self._states = tff.program.FileProgramStateManager(
-          self.file(run_folder.CHECKPOINTS), prefix='round_', keep_total=_CHECKPOINTS_KEPT, keep_first=False
-        )
     except BaseException:
       self.close()
       raise
@@ -164,7 +161,7 @@ class RunDirectory:
     """Removes unfinished files, which have names of their own, that a killed run left."""
     for folder in (self.path, self.file(run_folder.CHECKPOINTS)):
       for name in run_folder.names_in(folder):
-        if re.fullmatch(r'(round_\d+|metrics\.csv)_temp\d+|.+\.part(\.\w+)?', name):
+        if re.fullmatch(r'metrics\.csv_temp\d+|.+\.part(\.\w+)?', name):
           path = os.path.join(folder, name)
           shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
 
@@ -179,9 +176,9 @@ class RunDirectory:
   def save(self, round_num: int, state: Any, records: Mapping[str, np.ndarray]) -> None:
     """Saves a checkpoint, completely or not at all."""
     with _writing(self.path), files.private():
-      if round_num not in (self._wait(self._states.get_versions()) or []):
-        leaves = sparse_state.packed([np.asarray(leaf) for leaf in tf.nest.flatten(state)], self._num_clients)
-        self._wait(self._states.save([leaves, [records[key] for key in sorted(records)]], round_num))
+      if round_num not in checkpoints.rounds(self.secrets):
+        _, structure = self._structured(state, records)
+        checkpoints.save(self.secrets, round_num, tf.nest.flatten(structure))
 
   def restore(self, state: Any, records: Mapping[str, np.ndarray]) -> Optional[tuple[int, Any, dict[str, np.ndarray]]]:
     """The latest checkpoint as (round, state, records), or None if there is none.
@@ -193,30 +190,33 @@ class RunDirectory:
     Raises:
       RunDirectoryError: If the checkpoint cannot be read or is of another configuration.
     """
-    versions = self._wait(self._states.get_versions())
+    versions = checkpoints.rounds(self.secrets)
     if not versions:
       return None
     round_num = versions[-1]
     name = f'The checkpoint of round {round_num} in {self.path}'
     other_configuration = f"{name} is of another configuration: its tensors are not those of this run's state."
-    expected = [np.asarray(leaf) for leaf in tf.nest.flatten(state)]
-    structure = [sparse_state.packed(expected, self._num_clients), [records[key] for key in sorted(records)]]
+    expected, structure = self._structured(state, records)
     try:
-      kept, kept_records = self._wait(self._states.load(round_num, structure))
-    except Exception as error:  # TensorFlow's loader raises nearly anything for a damaged file.
-      if 'same nested structure' in str(error):
-        raise run_folder.RunDirectoryError(other_configuration) from error
+      arrays = checkpoints.load(self.secrets, round_num)
+    except Exception as error:  # The readers of zip files and arrays raise nearly anything for a damaged file.
       raise run_folder.RunDirectoryError(
         f'{name} cannot be read ({error}). Remove that checkpoint to continue from an earlier one, or the folder to '
         'start anew.'
       ) from error
     try:
+      kept, kept_records = tf.nest.pack_sequence_as(structure, arrays)
       kept = sparse_state.unpacked(kept, expected, self._num_clients)
     except ValueError as error:
       raise run_folder.RunDirectoryError(f'{other_configuration} ({error})') from error
     if [(np.shape(k), np.asarray(k).dtype) for k in kept] != [(e.shape, e.dtype) for e in expected]:
       raise run_folder.RunDirectoryError(other_configuration)
     return round_num, tf.nest.pack_sequence_as(state, kept), dict(zip(sorted(records), kept_records))
+
+  def _structured(self, state, records) -> tuple[list[np.ndarray], list[Any]]:
+    """The leaves of the state, and all that a checkpoint keeps."""
+    leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(state)]
+    return leaves, [sparse_state.packed(leaves, self._num_clients), [records[key] for key in sorted(records)]]
 
   def keep_rows(self, round_num: int, last_row: Mapping[str, Any]) -> None:
     """Checks that the rows of the rounds before a checkpoint are there, and makes TensorBoard's anew from them.

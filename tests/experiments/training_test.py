@@ -257,13 +257,13 @@ class TestKilled:
 
   def test_while_a_checkpoint_is_written(self, run, uninterrupted):
     run(before=_raises(KeyboardInterrupt, 5))
-    for name in ('round_5_temp1234', 'round_7_temp99'):
+    for name in ('round_5.part', 'round_7.part'):
       left = run.folder / 'checkpoints' / name
       left.mkdir()
-      (left / 'saved_model.pb').write_bytes(b'half')
+      (left / 'arrays.npz').write_bytes(b'half')
     (run.folder / 'metrics.csv_temp1234').write_text('round,epsi')
     _same(run(), run.folder, uninterrupted)
-    assert not [path for path in run.folder.rglob('*_temp*')]
+    assert not [path for ending in ('_temp*', '.part') for path in run.folder.rglob(f'*{ending}')]
 
   def test_two_checkpoints_are_kept(self, run):
     run()
