@@ -44,6 +44,26 @@ def _spent(output_dir):
   return ledger, tradeoff.epsilon_of(accounting.total_mu(ledger).whole, _DELTA)
 
 
+class TestSeparation:
+  def test_noise_is_chosen_for_what_the_sampler_promises(self):
+    """By chance, a client's rounds in these schedules are fewer, and further apart."""
+    found = set()
+    for seed in range(3):
+      arguments = ['--participation=separated:min_separation=2', '--cohort_size=1', '--rounds=6', f'--seed={seed}']
+      plan = _experiment('--algorithm=certified:weights=worst_case,noise=blt', *arguments).plan
+      found.add((plan.config.noise_multiplier, plan.correlation))
+    ((multiplier, noise),) = found
+    limit = plan.config.prices.limit
+    assert multiplier == pytest.approx(noise.worst_case(3, 2, 6) / math.sqrt(limit), rel=1e-6)
+
+  def test_a_population_that_cannot_serve_it_is_refused_before_anything_is_loaded(self, monkeypatch):
+    monkeypatch.setattr(setup, '_from_run', lambda *_: pytest.fail('Data are loaded.'))
+    with pytest.raises(ValueError, match='min_separation=3 with --cohort_size=3 needs at least 9 clients'):
+      _experiment('--algorithm=certified', '--participation=separated:min_separation=3', '--cohort_size=3')
+    with pytest.raises(ValueError, match='bands=9 needs at least as many planned rounds'):
+      _experiment('--algorithm=certified:noise=banded:bands=9', '--participation=uniform')
+
+
 class TestRun:
   @pytest.mark.parametrize(
     'spec, arguments',
@@ -51,6 +71,10 @@ class TestRun:
       ('certified', ['--keep_checkpoints']),
       ('certified:weights=uniform,quantile=0.6', ['--participation=bernoulli:q=0.9']),
       ('certified:weights=sample,own=0.5/1/0.5/4', []),
+      (
+        'certified:weights=worst_case,noise=banded:bands=2',
+        ['--participation=separated:min_separation=2', '--cohort_size=4', '--rounds=4'],
+      ),
       ('safari:base=certified:weights=online', ['--rounds=4']),
     ],
   )
