@@ -5,13 +5,14 @@
 E is the mean square of the noise in all n prefix sums: A has ones on and below its diagonal, and e are the sums of the
 first coefficients of C⁻¹. S is the squared sensitivity, over all clients that are in at most k releases, at least b
 apart. Their product is the loss whose root is called RMSE or RmseLoss (McKenna 2024, "Scaling up the Banded Matrix
-Factorization Mechanism", section 3; McMahan, Xu and Zhang 2024, "A Hassle-free Algorithm for Private Learning in
-Practice: Don't Use Tree Aggregation, Use BLTs", section 3). It does not depend on the scale of C.
+Factorization Mechanism"; McMahan, Xu and Zhang 2024, "A Hassle-free Algorithm for Private Learning in Practice: Don't
+Use Tree Aggregation, Use BLTs"). It does not depend on the scale of C.
 
 Coefficients that are not negative and do not grow have a worst case in closed form: the client comes in the first
-release and then as often as it may (Kalinin and Lampert 2024, Theorem 2). If no more than b coefficients are not 0,
-the participations do not overlap, and S = k·‖c‖² up to the end of the run (Choquette-Choo et al. 2023, "(Amplified)
-Banded Matrix Factorization", Theorem 2). Whatever numbers are chosen here, the account computes with them exactly.
+release and then as often as it may (Kalinin and Lampert 2024, "Banded Square Root Matrix Factorization"). If no more
+than b coefficients are not 0, the participations do not overlap, and S = k·‖c‖² up to the end of the run
+(Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization"). Whatever numbers are chosen here, the account
+computes with them exactly.
 """
 
 from collections.abc import Sequence
