@@ -33,6 +33,7 @@ from quap_tff.mechanisms import planning
 _NEEDED = (run_folder.RUN, run_folder.LEDGER, run_folder.MODEL, run_folder.SUMMARY, run_folder.CLIENTS)
 # Columns of metrics.csv that follow from the public test set or from message sizes. The plan names the other columns.
 _OF_LOOP = frozenset({'round', 'test_accuracy', 'test_loss', 'down_bytes_per_client', 'up_bytes_per_client'})
+_SHARE = 'share_of_ceiling'
 # Places of summary.json that earlier versions had in other words or not at all.
 _EARLIER_SUMMARY = {
   3: ('trust', 'malicious', 'diverged', 'output_dir', 'formal.notes', 'formal.reading'),
@@ -286,10 +287,12 @@ def _summary_problems(path, run, num_clients, plan, report, ledger, rows, versio
       test=test,
       diverged=diverged,
       date=datetime.date.fromisoformat(summary['date']),
+      share_of_ceiling=final_summary.share_of_ceiling(plan) if _SHARE in summary else None,
     )
   except (KeyError, IndexError, TypeError, ValueError) as error:
     return [f'{name} or {run_folder.METRICS} is damaged: {type(error).__name__}: {error}']
-  skipped = _EARLIER_SUMMARY.get(version, ())
+  # Runs wrote this figure only later, with the same version of the certificate.
+  skipped = (*_EARLIER_SUMMARY.get(version, ()), *({_SHARE} - summary.keys()))
   return [
     f'{name}: {difference}'
     for difference in certificates.differences(summary, expected, skipped, tolerance=files.RELATIVE)

@@ -23,6 +23,7 @@ from quap_tff import plans
 from quap_tff.accounting import history
 from quap_tff.accounting import protection as protections
 from quap_tff.common import rounding
+from quap_tff.mechanisms import planning
 
 _FORMAL_KEYS = ('covers', 'delta', 'reading')
 _FIGURE_KEYS = ('accountant', 'neighbours', 'amplification', 'epsilon_max')
@@ -57,6 +58,14 @@ def has_diverged(weights: Iterable[Any], test_loss: float) -> bool:
   return not (abs(test_loss) <= _LARGEST_SENSIBLE and all(np.all(np.abs(w) <= _LARGEST_SENSIBLE) for w in weights))
 
 
+def share_of_ceiling(plan: plans.CertifiedPlan) -> float:
+  """The signal-to-noise ratio of what a certified run publishes, as a share of what no mechanism can exceed.
+
+  It follows from the plan alone, see `quap_tff.mechanisms.planning.share_of_ceiling`.
+  """
+  return planning.share_of_ceiling(planning.Planned(plan.config, plan.averaging), plan.schedule)
+
+
 def make(
   run: run_lib.Run,
   num_clients: int,
@@ -69,6 +78,7 @@ def make(
   interrupted: bool = False,
   seconds: Optional[float] = None,
   output_dir: Optional[str] = None,
+  share_of_ceiling: Optional[float] = None,
 ) -> dict[str, Any]:
   """The summary of a run, made of values that JSON can hold.
 
@@ -83,6 +93,7 @@ def make(
     interrupted: Whether the run was cut off by the user.
     seconds: That the rounds of this process took; None where this is withheld.
     output_dir: The run's folder. A certified run's summary.json does not name it.
+    share_of_ceiling: Of a certified run's plan; None for other runs.
   """
   return {
     'dataset': datasets.portable(run.flags['dataset']),
@@ -94,6 +105,7 @@ def make(
     'test_accuracy': test['accuracy'],
     'test_loss': test['loss'] if math.isfinite(test['loss']) else None,
     'diverged': diverged,
+    'share_of_ceiling': share_of_ceiling,
     **report.as_dict(),
     'interrupted': interrupted,
     'seconds': round(seconds, 3) if seconds is not None else None,

@@ -5,7 +5,7 @@ The plot of a certified run shows what clients have spent in place of a clipping
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import csv
 import io
 from typing import Callable, TYPE_CHECKING, Union
@@ -27,6 +27,7 @@ ticker = lazy.module('matplotlib.ticker')
 backend_agg = lazy.module('matplotlib.backends.backend_agg')
 
 _DPI = 130
+_PERCENT_TICKS = (0, 20, 40, 60, 70, 80, 90, 95, 97, 98, 99, 99.5, 99.8)
 # A column that a certified run's plot has in addition to those of metrics.csv: the largest ε of any client so far.
 SPENT = 'epsilon_spent'
 
@@ -111,6 +112,20 @@ def within_percent(axis: Union[XAxis, YAxis]) -> None:
   """Limits an axis of percentages, which the data have scaled, to 0 to 100, with room for a marker."""
   low, high = axis.get_view_interval() if np.isfinite(axis.get_data_interval()).all() else (0, 100)
   axis.axes.set(**{f'{axis.axis_name}lim': (max(low, -1.5), min(high, 101.5))})
+
+
+def log_of_error(axis: YAxis, values: Sequence[float]) -> None:
+  """Makes an axis of percentages, which has `values`, logarithmic in the distance to 100, with plain labels."""
+  least, most = 0.1, 100.0  # Distances beyond them are drawn at them.
+  distance = lambda percent: np.clip(100 - np.asarray(percent, float), least, most)
+  axis.axes.set_yscale(
+    'function', functions=(lambda percent: -np.log10(distance(percent)), lambda height: 100 - 10.0**-height)
+  )
+  low = 100 - min(most, 1.15 * float(distance(min(values))))
+  axis.axes.set_ylim(low, 100 - 0.8 * float(distance(max(values))))
+  axis.set_major_locator(ticker.FixedLocator([tick for tick in _PERCENT_TICKS if tick >= low]))
+  axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f'{value:g}'))
+  axis.set_minor_locator(ticker.NullLocator())
 
 
 def read_metrics(path: str) -> dict[str, np.ndarray]:

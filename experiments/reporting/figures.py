@@ -29,6 +29,8 @@ _DASHES = ('-', (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (10, 2)))
 # Series of one method that differ in other flags get places from this one on.
 _FIRST_PLACE_OF_SETTINGS = 45
 _MOST_BANDS = 4
+# How far the marks of two series at one place are moved apart, as a share of a logarithmic axis.
+_ASIDE = 0.012
 
 # Names in print. A method that is not listed is called by its name in --algorithm.
 NAMES = {
@@ -254,6 +256,47 @@ def _rows(axes, shown, xlabel, log=False):
       axes.errorbar(total.mean, place, xerr=[[low], [spread]], capsize=3, **style)
   axes.tick_params(axis='y', length=0, labelsize=9)
   axes.set(xlabel=xlabel, ylim=(len(shown) - 0.5, -0.5))
+
+
+def in_panels(shown: Mapping[str, Sequence[Point]], xlabel: str, ylabel: str) -> Drawing:
+  """Percentages over a positive number, with a panel for each title. A line joins the points of a label.
+
+  The axes are common, and logarithmic: the one of percentages in the distance to 100, so that 98 and 99 are as far
+  apart as 60 and 80. Bars are the points' deviations.
+  """
+  every = [point for points in shown.values() for point in points]
+  look = looks([Series(point.place, point.label) for point in every])
+  first, last = min(point.at for point in every), max(point.at for point in every)
+  columns = min(2, len(shown))
+  lines_, legend_rows = -(-len(shown) // columns), -(-len(look) // 2)
+
+  def draw(figure):
+    grid = figure.subplots(lines_, columns, sharex=True, sharey=True, squeeze=False)
+    for axes in grid.flat[len(shown) :]:
+      axes.set_axis_off()
+    for axes, (title, points) in zip(grid.flat, shown.items()):
+      for index, (label, style) in enumerate(look.items()):
+        own = sorted((point for point in points if point.label == label), key=lambda point: point.at)
+        if own:
+          aside = (last / first) ** (_ASIDE * (index - (len(look) - 1) / 2))
+          means, bars = zip(*((point.total.mean, point.total.deviation or 0) for point in own))
+          axes.errorbar([aside * point.at for point in own], means, bars, capsize=2, elinewidth=1, **style)
+      axes.set_title(title, loc='left')
+      axes.tick_params(labelbottom=True)
+    plots.log_of_error(grid[0, 0].yaxis, [p.total.mean + s * (p.total.deviation or 0) for p in every for s in (-1, 1)])
+    plots.plain_log(grid[0, 0].xaxis)
+    ticks = sorted({round(point.at) for point in every if round(point.at) > 0})
+    if len(ticks) > 1:
+      grid[0, 0].set_xticks(ticks, [f'{tick:g}' for tick in ticks])
+    for axes in grid[-1]:
+      axes.set_xlabel(xlabel)
+    for axes in grid[:, 0]:
+      axes.set_ylabel(ylabel)
+    handles = [grid[0, 0].errorbar([], [], [], capsize=2, elinewidth=1, **style) for style in look.values()]
+    names = [_wrapped(label, 54) for label in look]
+    figure.legend(handles, names, loc='outside lower center', ncols=2)
+
+  return draw, (9, 3.1 * lines_ + 0.34 * legend_rows + 0.4)
 
 
 def lines(shown: Sequence[Series], xlabel: str, ylabel: str, log: bool = False, ticks: Sequence[float] = ()) -> Drawing:

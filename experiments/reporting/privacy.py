@@ -37,6 +37,12 @@ def whole_model_epsilon(run: runs_lib.Run) -> Optional[float]:
   return _epsilon(run) if is_protected else None
 
 
+def trust(run: runs_lib.Run) -> str:
+  """Whom or what a guarantee relies on: the server, the protocol of the secure sum, or nobody; and secret cohorts."""
+  trusted = str(run.summary.get('trust', 'server')).replace('_', ' ')
+  return f'{trusted}, cohorts secret' if run.identity.get('cohort_seed') == 'secret' else trusted
+
+
 def formal_text(group: study.Group) -> str:
   """What the formal figure of a setting covers, and the figure itself: the largest over seeds. † marks ideal noise."""
   whole = [epsilon for run in group.runs if (epsilon := whole_model_epsilon(run)) is not None]

@@ -64,7 +64,8 @@ def _points(table, places) -> pd.DataFrame:
   at = table[axis]
   if {'α', 'β'} <= set(table):
     at, axis = 'α = ' + table['α'].map('{:g}'.format) + ', β = ' + table['β'].map('{:g}'.format), 'α and β'
-  spread = table.get(f'{value}, deviation', pd.Series(index=table.index, dtype=float))
+  nothing = pd.Series(index=table.index, dtype=float)
+  spread = table.get(f'{value}, 95% ±', table.get(f'{value}, deviation', nothing))
   totals = [
     pages.Quantity(float(mean), None if pd.isna(deviation) else float(deviation))
     for mean, deviation in zip(table[value], spread)

@@ -139,6 +139,12 @@ class Run:
     return float(accuracies.iloc[-1]) if len(accuracies) else None
 
   @property
+  def share_of_ceiling(self) -> Optional[float]:
+    """Of a certified run, see `quap_tff.mechanisms.planning.share_of_ceiling`. Earlier versions did not write it."""
+    share = self.summary.get('share_of_ceiling')
+    return float(share) if isinstance(share, (int, float)) else None
+
+  @property
   def counts(self) -> Optional[np.ndarray]:
     """float64[N], the rounds in which each client took part."""
     return self.ledger.rounds.astype(float) if self.ledger is not None else self.of_clients('rounds')

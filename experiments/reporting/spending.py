@@ -46,24 +46,70 @@ def certified(groups: Sequence[study.Group]) -> list[pages.Block]:
   members = [g for g in groups if _is_whole(g)]
   if not any(g.method == 'certified' for g in members):
     return []
+  where = _shown_with(members)
 
-  def columns(g):
+  def columns(g, reference):
+    difference = {'minus reference': 'the reference'}
+    if g is not reference:
+      difference = _with_interval('minus reference', study.minus(g, reference))
     return {
       'ε, largest of any client': g.measure(privacy.whole_model_epsilon, 3, True),
       'total δ': rounding.up(g.setting['delta']),
-      'accuracy (%)': g.accuracy(),
+      **_with_interval('accuracy (%)', g.interval()),
+      **difference,
+      'share of ceiling': g.measure(lambda run: run.share_of_ceiling),
+      'trust': '; '.join(sorted({privacy.trust(run) for run in g.runs})),
       'formal ε': privacy.formal_text(g),
     }
 
+  key = lambda g: (g.dataset, where[g], g.setting['epsilon'])
+  blocks: list[pages.Block] = []
+  for dataset, place, epsilon in sorted(dict.fromkeys(map(key, members))):
+    own = [g for g in members if key(g) == (dataset, place, epsilon)]
+    reference = _reference(own)
+    rows = [
+      study.Row(g, {'participation': place, 'epsilon': str(epsilon)}, columns(g, reference))
+      for g in sorted(own, key=lambda g: g.place)
+    ]
+    blocks += study.table('certified', f'Accuracy at a formal ε of the released model: {dataset}', rows, 'epsilon')
   return [
-    *study.by_group(
-      'certified', 'Accuracy at a formal ε of the released model', members, columns, 'participation', 'epsilon'
-    ),
+    *blocks,
     *published.NOTES['certified'],
-    *_certified_figures(members),
+    *_certified_figures(members, where),
     *privacy.footnotes(members),
     *privacy.by_participation('certified_groups', members),
   ]
+
+
+def _with_interval(name, quantity) -> dict[str, Any]:
+  """The cells of a mean and of half of its 95% interval."""
+  if quantity is None:
+    return {}
+  half = None if quantity.deviation is None else quantity._replace(mean=quantity.deviation, deviation=None)
+  return {name: quantity._replace(deviation=None), f'{name}, 95% ±': half}
+
+
+def _reference(groups) -> study.Group:
+  """The group with which others are compared: a certified one, with the online weights and most seeds if possible."""
+  rank = lambda g: (g.method == 'certified', 'weights=online' in g.algorithm, len(g.runs), -g.place)
+  return max(groups, key=rank)
+
+
+def _shown_with(groups) -> dict[study.Group, str]:
+  """The participation model under which each group is shown.
+
+  Secret cohorts are drawn by coins. At the rate of uniform cohorts, these runs are shown with those.
+  """
+  names = {(g.dataset, g.setting['participation']) for g in groups}
+
+  def place(g):
+    where, setting = g.setting['participation'], g.setting
+    if setting.get('cohort_seed') == 'secret' and (g.dataset, 'uniform') in names:
+      rate = setting['cohort_size'] / setting['num_clients']
+      return 'uniform' if where == runs_lib.canonical('participation', f'bernoulli:q={rate:g}') else where
+    return where
+
+  return {g: place(g) for g in groups}
 
 
 def _side_by_side(groups) -> list[study.Group]:
@@ -74,12 +120,13 @@ def _is_whole(group) -> bool:
   return all(privacy.whole_model_epsilon(run) is not None for run in group.runs)
 
 
-def _certified_figures(groups) -> list[pages.Block]:
+def _certified_figures(groups, where) -> list[pages.Block]:
   """For each dataset and requested ε, accuracy with a panel for each participation. Where ε varies, accuracy over ε.
 
   A method has one look and one name in all of them.
   """
   blocks: list[pages.Block] = []
+  bars = 'Bars are 95% intervals of the means over seeds.'
   for dataset in dict.fromkeys(g.dataset for g in groups):
     own = [g for g in groups if g.dataset == dataset]
     settings, usual = study.describe([g.setting for g in own], 'participation', 'epsilon')
@@ -88,24 +135,28 @@ def _certified_figures(groups) -> list[pages.Block]:
     by_epsilon: dict[Any, list[figures.Point]] = {}
     by_place: dict[str, list[figures.Point]] = {}
     for g, name in zip(own, names):
-      where, spent = g.setting['participation'], g.measure(privacy.whole_model_epsilon).mean
-      by_epsilon.setdefault(g.setting['epsilon'], []).append(figures.Point(g.place, name, where, g.accuracy()))
-      by_place.setdefault(where, []).append(figures.Point(g.place, name, spent, g.accuracy()))
+      spent = g.measure(privacy.whole_model_epsilon).mean
+      by_epsilon.setdefault(g.setting['epsilon'], []).append(figures.Point(g.place, name, where[g], g.interval()))
+      by_place.setdefault(where[g], []).append(figures.Point(g.place, name, spent, g.interval()))
     for epsilon, points in by_epsilon.items():
       if len({point.label for point in points}) > 1:
-        caption = f'A panel for each participation model. Bars are deviations over seeds.{note}'
+        caption = f'A panel for each participation model. {bars}{note}'
         title = f'Accuracy at a requested ε of {epsilon} of the released model: {dataset}'
         drawing = figures.over_values(points, 'participation', accuracy.ACCURACY)
         blocks.append(pages.Figure('certified', title, caption, *drawing))
-    for where, points in by_place.items():
-      # A line joins runs that differ in ε and in nothing else.
-      counts = collections.Counter(point.label for point in points)
-      joined = [point for point in points if counts[point.label] > 1]
-      if joined:
-        caption = f'Bars are deviations over seeds. Setting: participation={where}.{note}'
-        axis = 'formal ε of the released model, largest of any client'
-        drawing = figures.over_values(joined, axis, accuracy.ACCURACY)
-        blocks.append(pages.Figure('certified_by_epsilon', f'Accuracy by formal ε: {dataset}', caption, *drawing))
+    # A line joins runs that differ in ε and in nothing else.
+    counts = collections.Counter((place, point.label) for place, points in by_place.items() for point in points)
+    joined = {label for (_, label), count in counts.items() if count > 1}
+    shown = {place: [point for point in points if point.label in joined] for place, points in by_place.items()}
+    shown = {place: points for place, points in shown.items() if points}
+    if shown:
+      caption = (
+        f'A panel for each participation model. {bars} Marks of one ε are moved apart. The scale of accuracies is '
+        f'logarithmic in the error.{note}'
+      )
+      axis = 'formal ε of the released model, largest of any client'
+      drawing = figures.in_panels(shown, axis, accuracy.ACCURACY)
+      blocks.append(pages.Figure('certified_by_epsilon', f'Accuracy by formal ε: {dataset}', caption, *drawing))
   return blocks
 
 

@@ -88,6 +88,10 @@ class Group:
     """Final test accuracy in percent."""
     return self.measure(lambda run: None if run.test_accuracy is None else 100 * run.test_accuracy)
 
+  def interval(self) -> Optional[pages.Quantity]:
+    """Final test accuracy in percent, with half of its 95% interval in place of the deviation, see `interval`."""
+    return interval(100 * run.test_accuracy for run in self.runs if run.test_accuracy is not None)
+
   def has(self, **flags: Any) -> bool:
     """Whether its flags have these values; flags that its method does not read may have any."""
     values = ((name, runs_lib.canonical(name, value)) for name, value in flags.items())
@@ -317,6 +321,25 @@ def over(values: Iterable[Optional[float]], digits: int = 2, is_bound: bool = Fa
     return None
   deviation = float(known.std(ddof=1)) if len(known) > 1 else None
   return pages.Quantity(float(known.mean()), deviation, len(known), digits, is_bound)
+
+
+def interval(values: Iterable[float], digits: int = 2) -> Optional[pages.Quantity]:
+  """The mean, and half of Student's 95% interval of it in place of the deviation; None if there is no finite value.
+
+  A single value has no interval.
+  """
+  found = over(values, digits)
+  if found is None or found.deviation is None or found.count is None:
+    return found
+  half = stats.t.ppf(0.975, found.count - 1) * found.deviation / np.sqrt(found.count)
+  return found._replace(deviation=float(half))
+
+
+def minus(group: Group, reference: Group) -> Optional[pages.Quantity]:
+  """The difference of accuracies in points over the seeds that both have, as `interval`; None without such seeds."""
+  others = {run.seed: run.test_accuracy for run in reference.runs}
+  pairs = [(run.test_accuracy, others[run.seed]) for run in group.runs if run.seed in others]
+  return interval(100 * (own - other) for own, other in pairs if own is not None and other is not None)
 
 
 def jain(values: Optional[np.ndarray]) -> Optional[float]:

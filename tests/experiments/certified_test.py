@@ -97,6 +97,7 @@ class TestRun:
     assert 3.5 < epsilon.max() <= 4
     columns = harness.rows(path)[0]
     assert not [column for column in columns if column.startswith(('train', 'norm', 'signal'))]
+    assert 0 < harness.summary(path)['share_of_ceiling'] <= 1
     assert set(harness.table(path / 'clients.csv')[0]) == {'client', 'rounds', 'formal_epsilon'}
     # What was computed before the first round is what the rounds then cost.
     with harness.parsed(*harness.TINY, *arguments) as values:

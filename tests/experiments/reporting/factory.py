@@ -30,6 +30,7 @@ def write_run(
   epsilon_max: float = 0.5,
   notes: Sequence[str] = (),
   certified_epsilon: Optional[float] = None,
+  share_of_ceiling: Optional[float] = None,
   reading: Optional[float] = None,
   machine: Optional[Mapping[str, Any]] = None,
   seconds: float = 1.5,
@@ -51,6 +52,7 @@ def write_run(
     epsilon_max: The formal figure.
     notes: Of the formal figures.
     certified_epsilon: Makes a certificate with this largest ε.
+    share_of_ceiling: Of a certified run.
     reading: The largest ε of the rounds that ran, if they are fewer than planned.
     machine: For run.json.
     seconds: Of each round.
@@ -145,6 +147,7 @@ def write_run(
       'planned_rounds': flags['rounds'],
       'test_accuracy': accuracy,
       'test_loss': 0.3,
+      'share_of_ceiling': share_of_ceiling,
       'nominal_epsilon_max': float(nominal.max()) if noised else None,
       'nominal_epsilon_mean': float(nominal.mean()) if noised else None,
       'nominal_delta_max': 1e-4 if noised else None,

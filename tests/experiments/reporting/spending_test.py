@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from experiments import plots
+from experiments.reporting import pages
 from experiments.reporting import privacy
 from experiments.reporting import spending
 from tests.experiments.reporting import factory
@@ -87,12 +88,14 @@ class TestCertified:
       *self._at((3,), features='letters'),
       *self._at((3, 6), features='none'),
     )
-    joined = [line.get_xdata().tolist() for line in self._lines(groups) if len(line.get_xdata()) > 1]
-    assert [1, 3, 10] in joined and [3, 6] in joined
-    assert all(np.all(np.diff(x) > 0) for x in joined)
+    joined = [np.asarray(line.get_xdata(), float) for line in self._lines(groups) if len(line.get_xdata()) > 1]
+    # All marks of a series are moved aside by one factor.
+    ratios = [(x / x[0]).round(6).tolist() for x in joined]
+    assert [1, 3, 10] in ratios and [1, 2] in ratios
+    assert all(abs(np.log(x[0] / round(x[0]))) < 0.05 for x in joined)
     *panels, shown = factory.drawings(spending.certified(groups))
     assert [panel.title[-26:] for panel in panels] == ['3 of the released model: mnist'[-26:]]
-    legend = plots.drawn(*shown.titled).axes[0].get_legend()
+    (legend,) = plots.drawn(*shown.titled).legends
     assert [text.get_text().replace('\n', ' ') for text in legend.get_texts()] == [
       'Certified QuAP-FL, features=glyphs',
       'Certified QuAP-FL, features=none',
@@ -111,6 +114,47 @@ class TestCertified:
     assert [text.get_text() for text in beta.texts] == ['90.00', '80.00']
     assert [text.get_text() for text in uniform.texts] == ['70.00']
     ticks.check(uniform.xaxis, 70, 90)
+
+  def test_seeds_give_an_interval_and_a_paired_difference(self, tmp_path):
+    groups = factory.groups_of(
+      tmp_path,
+      *factory.seeds(1, 2, 3, accuracy=[0.95, 0.96, 0.97], **self._at((3,), share_of_ceiling=0.791)[0]),
+      *factory.seeds(
+        2, 3, 4, accuracy=[0.93, 0.92, 0.5], algorithm='tff_dp_fedavg', epsilon=3, covers='released model'
+      ),
+    )
+    certified, other = factory.table(spending.certified(groups), 'certified')
+    # Student's quantiles of 2 and of 1 degrees of freedom are 4.303 and 12.706.
+    assert (certified['accuracy (%)'], certified['accuracy (%), 95% ±']) == ('96.00', f'{4.3027 / 3**0.5:.2f}')
+    assert (certified['minus reference'], certified['share of ceiling']) == ('the reference', '0.79 ± 0.00')
+    assert (other['minus reference'], other['minus reference, 95% ±']) == ('-4.00', f'{12.706 / 1:.2f}')
+    assert other['share of ceiling'] == '-' and other['trust'] == certified['trust'] == 'server'
+
+  def test_a_table_for_each_participation_and_epsilon(self, tmp_path):
+    groups = factory.groups_of(tmp_path, *self._at((1, 3)), *self._at((3,), participation='uniform'))
+    tables = [block for block in spending.certified(groups) if isinstance(block, pages.Table)]
+    titles = [table.for_readers()[0] for table in tables if table.name == 'certified']
+    settings = [title.partition('All rows: ')[2].partition(', total')[0] for title in titles]
+    assert settings == [
+      'participation beta:a=2,b=5, epsilon 1',
+      'participation beta:a=2,b=5, epsilon 3',
+      'participation uniform, epsilon 3',
+    ]
+
+  def test_secret_cohorts_are_shown_with_uniform_ones_of_their_rate(self, tmp_path):
+    secret = {'algorithm': 'tff_dp_fedavg', 'epsilon': 3, 'covers': 'released model', 'cohort_seed': 'secret'}
+    groups = factory.groups_of(
+      tmp_path,
+      *self._at((3,), participation='uniform'),
+      {**secret, 'participation': 'bernoulli:q=0.4'},
+      {**secret, 'participation': 'bernoulli:q=0.5'},
+    )
+    tables = [block for block in spending.certified(groups) if isinstance(block, pages.Table)]
+    apart, together = (
+      [(row['method'], row['trust']) for row in factory.table([table], 'certified')] for table in tables[:2]
+    )
+    assert together == [('Certified QuAP-FL', 'server'), ('TFF DP-FedAvg', 'server, cohorts secret')]
+    assert apart == [('TFF DP-FedAvg', 'server, cohorts secret')]
 
   def test_a_single_run_is_no_figure(self, tmp_path):
     blocks = spending.certified(factory.groups_of(tmp_path, *self._at((3,))))
