@@ -40,7 +40,7 @@ def whole_model_epsilon(run: runs_lib.Run) -> Optional[float]:
 def trust(run: runs_lib.Run) -> str:
   """Whom or what a guarantee relies on: the server, the protocol of the secure sum, or nobody; and secret cohorts."""
   trusted = str(run.summary.get('trust', 'server')).replace('_', ' ')
-  return f'{trusted}, cohorts secret' if run.identity.get('cohort_seed') == 'secret' else trusted
+  return f'{trusted}, cohorts secret' if run.has_secret_cohorts else trusted
 
 
 def formal_text(group: study.Group) -> str:

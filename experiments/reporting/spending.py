@@ -100,14 +100,16 @@ def _shown_with(groups) -> dict[study.Group, str]:
 
   Secret cohorts are drawn by coins. At the rate of uniform cohorts, these runs are shown with those.
   """
-  names = {(g.dataset, g.setting['participation']) for g in groups}
+  coins = {
+    (g.dataset, f'bernoulli:q={g.setting["cohort_size"] / g.setting["num_clients"]:g}')
+    for g in groups
+    if g.setting['participation'] == 'uniform' and g.setting['cohort_size'] != 'default'
+  }
 
   def place(g):
-    where, setting = g.setting['participation'], g.setting
-    if setting.get('cohort_seed') == 'secret' and (g.dataset, 'uniform') in names:
-      rate = setting['cohort_size'] / setting['num_clients']
-      return 'uniform' if where == runs_lib.canonical('participation', f'bernoulli:q={rate:g}') else where
-    return where
+    where = g.setting['participation']
+    is_secret = any(run.has_secret_cohorts for run in g.runs)
+    return 'uniform' if is_secret and (g.dataset, where) in coins else where
 
   return {g: place(g) for g in groups}
 

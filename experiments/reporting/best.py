@@ -1,0 +1,38 @@
+r"""Prints the best clipping norm and client optimizer of each method among tuning runs, one line for each method.
+
+    python -m experiments.reporting.best RUNS…
+
+Runs on one dataset with the same participation and ε are compared. `edge` says that no smaller, or no larger, norm was
+tried than the best one.
+"""
+
+import sys
+
+from experiments.reporting import runs as runs_lib
+from experiments.reporting import study
+
+_NORMS = ('clip', 'initial_clip')
+
+
+def main(folders: list[str]) -> None:
+  """Prints the lines for the runs in these folders."""
+  loaded = [runs_lib.load(path)[0] for path in runs_lib.find(folders)]
+  methods: dict[tuple[str, ...], list[tuple[float, float, study.Group]]] = {}
+  for group in study.collect(run for run in loaded if run is not None)[0]:
+    name, values, _ = runs_lib.parse('algorithm', group.algorithm)
+    norm = next((float(values.pop(key)) for key in _NORMS if key in values), 0.0)
+    measured = group.accuracy()
+    if measured is not None:
+      key = (group.dataset, str(group.setting['participation']), str(group.setting.get('epsilon')), name, str(values))
+      methods.setdefault(key, []).append((measured.mean, norm, group))
+  for (dataset, participation, epsilon, *_), found in methods.items():
+    (accuracy, norm, best), *others = sorted(found, key=lambda one: -one[0])
+    norms = [one[1] for one in found]
+    edge = ' (edge)' if min(norms) < max(norms) and norm in (min(norms), max(norms)) else ''
+    pair = f'{best.runs[0].identity["algorithm"]} {best.runs[0].identity["client_optimizer"]}'
+    then = ', '.join(f'{one[0]:.2f} at {one[1]:g}' for one in others[:2])
+    print(f'{dataset}, {participation}, ε = {epsilon}: {pair}{edge}: {accuracy:.2f}%; then {then or "none"}')
+
+
+if __name__ == '__main__':
+  main(sys.argv[1:])

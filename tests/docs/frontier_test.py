@@ -1,0 +1,69 @@
+"""The command file of the table at equal formal ε: its sweeps are right before the first of a thousand runs starts."""
+
+import collections
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from experiments.sweeps import plan
+from tests.experiments import harness
+
+_FILE = harness.REPOSITORY / 'docs' / 'results' / 'frontier' / 'run.sh'
+# Stands for Python: writes its arguments down.
+_FAKE = """#!{python}
+import json, sys
+with open({log!r}, 'a') as f:
+  f.write(json.dumps(sys.argv[1:]) + chr(10))
+sys.exit({status})
+"""
+
+
+@pytest.fixture(name='call')
+def _call(tmp_path):
+  """Runs steps of the file; returns the exit status and the arguments of each call of Python."""
+
+  def call(*steps, status=0):
+    log = tmp_path / 'log'
+    log.write_text('')
+    fake = tmp_path / 'python'
+    fake.write_text(_FAKE.format(python=sys.executable, log=str(log), status=status))
+    fake.chmod(0o755)
+    path = f'{tmp_path}{os.pathsep}{os.environ["PATH"]}'
+    environment = {**os.environ, 'PATH': path, 'DATA': '/data', 'RUNS': str(tmp_path / 'runs'), 'FEATURES': 'none'}
+    ended = subprocess.run([str(_FILE), *steps], env=environment, capture_output=True, text=True, check=False)
+    return ended.returncode, [json.loads(line) for line in log.read_text().splitlines()]
+
+  return call
+
+
+def test_the_sweeps_are_right_and_have_the_seeds(call, monkeypatch):
+  monkeypatch.chdir(harness.REPOSITORY)
+  status, calls = call('tune', 'mnist', 'writers', 'femnist', 'report')
+  assert status == 0
+  seeds = collections.defaultdict(set)
+  for _, module, *arguments in calls:
+    if module != 'experiments.sweep':
+      continue
+    base = arguments[arguments.index('--') + 1 :]
+    axes = [argument[len('--vary=') :] for argument in arguments if argument.startswith('--vary=')]
+    (folder,) = (argument[len('--output_dir=') :] for argument in arguments if argument.startswith('--output_dir='))
+    (runs,) = plan.runs_of(folder, base, [axes])
+    for run in runs:
+      if '/tune/' not in folder:
+        setting = {name: value for name, value in run.identity.items() if name != 'seed'}
+        seeds[run.identity['epsilon'], json.dumps(setting, sort_keys=True)].add(run.identity['seed'])
+  assert {(epsilon, len(found)) for (epsilon, _), found in seeds.items()} == {(1.0, 3), (3.0, 5), (6.0, 3)}
+  assert [module for _, module, *_ in calls if module != 'experiments.sweep'] == [
+    'experiments.reporting.best',
+    'experiments.report',
+  ]
+
+
+def test_a_failed_sweep_does_not_stop_the_others_and_an_interrupt_does(call):
+  status, calls = call('mnist', status=1)
+  assert status == 1 and len(calls) == 6
+  status, calls = call('mnist', status=130)
+  assert status == 130 and len(calls) == 1
