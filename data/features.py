@@ -268,11 +268,11 @@ class Pretrained(Learned):
 class Drawn(Learned):
   """Features of colour images, learned from drawings of dead leaves and of things alone; see `data.drawn`.
 
-  The learned arrays follow from the parameters, take a minute to compute, and are kept in the folder of features.
+  The learned arrays follow from the parameters, take minutes to compute, and are kept in the folder of features.
 
   Attributes:
     size: Number of features.
-    filters: Number of filters, each a patch of a drawing.
+    filters: Number of filters of each scale, each a patch of a drawing.
     kinds: Number of drawn things that the features are to tell apart.
     views: Drawings of each.
     seed: Of the drawings.
@@ -281,7 +281,7 @@ class Drawn(Learned):
 
   size: int = checks.integer_field('drawn size', 256, at_least=1)
   filters: int = checks.integer_field('drawn filters', 400, at_least=1)
-  kinds: int = checks.integer_field('drawn kinds', 1000, at_least=2)
+  kinds: int = checks.integer_field('drawn kinds', 2000, at_least=2)
   views: int = checks.integer_field('drawn views', 12, at_least=2)
   seed: int = checks.integer_field('drawn seed', 0, at_least=0)
   centred: bool = registry.later_field(dataclasses.field(default=False))

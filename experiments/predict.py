@@ -248,8 +248,8 @@ def _other_features(features, spec, public_data) -> str:
       f'one as --extractor. The run says: {public_data}'
     )
   return (
-    f'The features {spec} differ here from those that this run was trained with: the versions of NumPy and '
-    f'TensorFlow, or the processor, are others. Predict on the machine that trained. The run says: {public_data}'
+    f'The features {spec} differ here from those that this run was trained with: the versions of this program, NumPy '
+    f'and TensorFlow, or the processor, are others. Predict where the run was trained. The run says: {public_data}'
   )
 
 

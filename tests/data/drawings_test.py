@@ -165,7 +165,7 @@ class TestDrawn:
     rng = np.random.default_rng(7)
     things = leaves.views(leaves.things(30, rng), np.arange(30), (32, 32), rng) / np.float32(255)
     mean = plain.extractor((32, 32, 3))(things).mean(axis=0)
-    for shape in ((8, 8, 3), (32, 32, 3)):
+    for shape in ((16, 16, 3), (32, 32, 3)):
       x = images(6, shape)
       expected = unit(plain.extractor(shape)(x) - mean)
       np.testing.assert_allclose(centred.extractor(shape)(x), expected, atol=1e-4)

@@ -24,34 +24,57 @@ def fixture_learned(few):
   return drawn.learn(RECIPE)
 
 
+def numbers_by_hand(image, learned, scale):
+  """Steps 1 to 4 at one scale, patch by patch."""
+  height, width = (side // scale for side in image.shape[:2])
+  image = np.stack(
+    [[image[scale * i :, scale * j :][:scale, :scale].mean(axis=(0, 1)) for j in range(width)] for i in range(height)]
+  )
+  flat = learned[f'filters_{scale}'].reshape(-1, RECIPE.filters)
+  kept = np.zeros((height - 5, width - 5, 2 * RECIPE.filters))
+  for i, j in np.ndindex(kept.shape[:2]):
+    patch = image[i : i + 6, j : j + 6].reshape(-1).astype(np.float64)
+    patch = (patch - patch.mean()) / np.sqrt(patch.var() + 10 / 255**2)
+    answer = patch @ flat - learned[f'offsets_{scale}']
+    kept[i, j] = np.maximum(np.concatenate([answer, -answer]) - 0.5, 0)
+
+  def cells(count):
+    step = count // 3
+    return [slice(0, count - 2 * step), slice(step, count - step), slice(2 * step, count)]
+
+  means = [kept[rows, columns].mean(axis=(0, 1)) for rows in cells(height - 5) for columns in cells(width - 5)]
+  return np.sqrt(np.concatenate(means))
+
+
 def responses_by_hand(image, learned):
-  """Steps 1 to 4, patch by patch."""
-  flat = learned['filters'].reshape(-1, RECIPE.filters)
-  cells = np.zeros((3, 3, 2 * RECIPE.filters))
-  count = np.zeros((3, 3, 1))
-  cell = [(side - 5) // 3 for side in image.shape[:2]]
-  for i in range(3 * cell[0]):
-    for j in range(3 * cell[1]):
-      patch = image[i : i + 6, j : j + 6].reshape(-1).astype(np.float64)
-      patch = (patch - patch.mean()) / np.sqrt(patch.var() + 10 / 255**2)
-      answer = patch @ flat - learned['offsets']
-      cells[i // cell[0], j // cell[1]] += np.maximum(np.concatenate([answer, -answer]) - 0.5, 0)
-      count[i // cell[0], j // cell[1]] += 1
-  return np.sqrt(cells / count).reshape(-1)
+  """Steps 1 to 5."""
+  both = [np.concatenate([numbers_by_hand(x, learned, scale) for scale in (1, 2)]) for x in (image, image[:, ::-1])]
+  return np.mean(both, axis=0)
 
 
 def test_features_follow_the_formula(learned):
-  for size in ((12, 12), (13, 17)):
+  # 27 and 11 places at the two scales; 15 and 5 by 20 and 7, where cells overlap.
+  for size in ((32, 32), (20, 25)):
     x = np.random.default_rng(0).random((2, *size, 3), np.float32)
     expected = np.stack([responses_by_hand(image, learned) for image in x]) - learned['mean']
     np.testing.assert_allclose(drawn.extractor(learned, size)(x), expected @ learned['directions'], rtol=0, atol=2e-4)
 
 
-def test_filters_answer_whitened_patches(learned):
+def test_an_image_and_its_mirror_have_the_same_features(learned):
+  x = leaves.scenes(5, SIZE, np.random.default_rng(5)) / np.float32(255)
+  extract = drawn.extractor(learned, SIZE)
+  np.testing.assert_allclose(extract(x), extract(x[:, :, ::-1]), rtol=0, atol=1e-4)
+  assert np.abs(extract(x) - extract(x[:, ::-1])).max() > 0.1
+
+
+@pytest.mark.parametrize('scale', [1, 2])
+def test_filters_answer_whitened_patches(learned, scale):
   scenes = leaves.scenes(100, SIZE, np.random.default_rng(3)) / 255.0
-  patches = scenes[:, 13:19, 13:19].reshape(100, -1)
+  if scale == 2:
+    scenes = (scenes[:, ::2] + scenes[:, 1::2])[:, :, ::2] / 4 + (scenes[:, ::2] + scenes[:, 1::2])[:, :, 1::2] / 4
+  patches = scenes[:, 5:11, 5:11].reshape(100, -1)
   patches = (patches - patches.mean(axis=1, keepdims=True)) / np.sqrt(patches.var(axis=1, keepdims=True) + 10 / 255**2)
-  answers = patches @ learned['filters'].reshape(108, -1) - learned['offsets']
+  answers = patches @ learned[f'filters_{scale}'].reshape(108, -1) - learned[f'offsets_{scale}']
   # Centred, and each of variance near 1, whatever the variance of patches in the filter's direction.
   assert np.abs(answers.mean(axis=0)).max() < 0.5 and 0.3 < answers.std(axis=0).min() < answers.std(axis=0).max() < 1.5
 
@@ -69,8 +92,8 @@ def test_features_tell_things_apart_that_they_were_not_learned_from(learned):
 def test_discriminants_leave_out_what_changes_between_views():
   rng = np.random.default_rng(0)
   kinds = np.tile(np.arange(200), 10)
-  # The first number tells kinds apart, the second is larger and does not, the third only varies.
-  x = np.stack([rng.normal(size=200)[kinds], 10 * rng.normal(size=2000), rng.normal(size=2000)], axis=1)
+  # The first number tells kinds apart, the second is larger and does not, the other two, of another scale, only vary.
+  x = np.stack([rng.normal(size=200)[kinds], 10 * rng.normal(size=2000), *rng.normal(size=(2, 2000))], axis=1)
   x[:, 0] += 0.1 * rng.normal(size=2000)
   mean, directions = drawn._discriminants(x.astype(np.float32) + 5, kinds, 1, rng)
   np.testing.assert_allclose(mean, 5, atol=0.6)
@@ -79,7 +102,7 @@ def test_discriminants_leave_out_what_changes_between_views():
 
 
 def test_what_is_learned_follows_from_the_recipe(learned):
-  assert learned['directions'].shape == (180, 6) and all(a.dtype == np.float32 for a in learned.values())
+  assert learned['directions'].shape == (360, 6) and all(a.dtype == np.float32 for a in learned.values())
   other = drawn.learn(drawn.Recipe(**{**RECIPE.__dict__, 'seed': 1}))
   assert drawn.digest(other) != drawn.digest(learned)
   # Also to one bit, one name or one shape.

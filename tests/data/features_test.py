@@ -184,7 +184,7 @@ class TestDrawn:
   SPEC = 'drawn:size=5,filters=4,kinds=8,views=4'
 
   def test_a_federation_gets_features_of_unit_norm_and_what_they_were_learned_from(self):
-    fed = features.of_federation(self.SPEC, small_federation((8, 8, 3)))
+    fed = features.of_federation(self.SPEC, small_federation((16, 16, 3)))
     assert fed.input_shape == (5,) and fed.features == f'{self.SPEC},seed=0'
     np.testing.assert_allclose(np.linalg.norm(fed.clients[0].x, axis=1), 1, rtol=1e-5)
     learned = drawn.kept(drawn.Recipe(5, 4, 8, 4, 0))
@@ -192,8 +192,8 @@ class TestDrawn:
     assert "32 of 8 random things: a program's output, no data." in fed.public_data
 
   def test_features_of_an_example_do_not_depend_on_the_others(self):
-    extract = features.parse(self.SPEC).extractor((8, 8, 3))
-    x, y = images(6, (8, 8, 3)), images(6, (8, 8, 3), seed=1)
+    extract = features.parse(self.SPEC).extractor((16, 16, 3))
+    x, y = images(6, (16, 16, 3)), images(6, (16, 16, 3), seed=1)
     y[3] = x[3]
     np.testing.assert_array_equal(extract(x)[3], extract(y)[3])
     np.testing.assert_allclose(extract(x[3:4])[0], extract(x)[3], atol=1e-5)
@@ -205,13 +205,13 @@ class TestDrawn:
   @pytest.mark.parametrize(
     'spec,shape,message',
     [
-      ('drawn', (28, 28, 1), r'colour images \[height, width, 3\] of at least 8 pixels a side, but .*\(28, 28, 1\)'),
-      ('drawn', (7, 8, 3), r'examples have the shape \(7, 8, 3\)'),
+      ('drawn', (28, 28, 1), r'colour images \[height, width, 3\] of at least 16 pixels a side, but .*\(28, 28, 1\)'),
+      ('drawn', (15, 16, 3), r'examples have the shape \(15, 16, 3\)'),
       ('drawn', (5,), r'examples have the shape \(5,\)'),
-      ('drawn:size=1000', (8, 8, 3), 'kinds=1000 things apart.*found size=1000'),
-      ('drawn:size=37,filters=2', (8, 8, 3), 'filters=2 give 36 numbers, found size=37'),
-      ('drawn:views=1', (8, 8, 3), 'drawn views must be an integer at least 2'),
-      ('drawn:seed=-1', (8, 8, 3), 'drawn seed must be an integer at least 0'),
+      ('drawn:size=2000', (16, 16, 3), 'kinds=2000 things apart.*found size=2000'),
+      ('drawn:size=73,filters=2', (16, 16, 3), 'filters=2 give 72 numbers, found size=73'),
+      ('drawn:views=1', (16, 16, 3), 'drawn views must be an integer at least 2'),
+      ('drawn:seed=-1', (16, 16, 3), 'drawn seed must be an integer at least 0'),
     ],
   )
   def test_errors(self, spec, shape, message):
