@@ -12,11 +12,11 @@ import numpy as np
 
 from quap_tff.common import checks
 
-_STROKES = 4
-_POINTS = 32  # On each stroke; they are less than two deviations of the pen apart.
+MAX_STROKES = 4
+POINTS = 32  # On each stroke; they are less than two deviations of the pen apart.
 _KINDS = {'line': 0.34, 'arc': 0.24, 'loop': 0.1, 'curve': 0.14, 'corner': 0.12, 'dot': 0.06}  # Shares of strokes.
 _BATCH = 500
-_T = np.linspace(0, 1, _POINTS, dtype=np.float32)[:, None]
+_T = np.linspace(0, 1, POINTS, dtype=np.float32)[:, None]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -38,12 +38,12 @@ class Alphabet:
 def alphabet(size: int, rng: np.random.Generator) -> Alphabet:
   """`size` random characters."""
   checks.integer('size', size, at_least=1)
-  strokes = np.zeros((size, _STROKES, _POINTS, 2), np.float32)
-  present = np.arange(_STROKES) < rng.choice([1, 2, 3, 4], size, p=[0.15, 0.4, 0.3, 0.15])[:, None]
+  strokes = np.zeros((size, MAX_STROKES, POINTS, 2), np.float32)
+  present = np.arange(MAX_STROKES) < rng.choice([1, 2, 3, 4], size, p=[0.15, 0.4, 0.3, 0.15])[:, None]
   first = (size + 1) // 2
   for i in range(size):
     if i < first:
-      for s in range(_STROKES):
+      for s in range(MAX_STROKES):
         strokes[i, s] = _stroke(strokes[i, :s], rng)
     else:
       strokes[i], present[i] = strokes[i - first], present[i - first]
@@ -68,9 +68,9 @@ def _stroke(earlier, rng):
   if len(earlier):
     touched = earlier[rng.integers(len(earlier))]
     if rng.random() < 0.65:
-      begin = touched[rng.choice([0, _POINTS // 2, _POINTS - 1, rng.integers(_POINTS)])]
+      begin = touched[rng.choice([0, POINTS // 2, POINTS - 1, rng.integers(POINTS)])]
     if rng.random() < 0.3:
-      end = touched[rng.choice([0, _POINTS // 2, _POINTS - 1, rng.integers(_POINTS)])]
+      end = touched[rng.choice([0, POINTS // 2, POINTS - 1, rng.integers(POINTS)])]
   kind = rng.choice(list(_KINDS), p=list(_KINDS.values()))
   if kind == 'loop' or kind != 'dot' and np.hypot(*(end - begin)) < 0.3:
     radii = rng.uniform(0.25, 0.6) * np.exp(rng.normal(0, 0.25, 2)) * (0.9, 1.1)
@@ -117,7 +117,8 @@ def draw(characters: Alphabet, copies: int, side: int, rng: np.random.Generator)
 def _waves(n, deviations, rng):
   """Slow random curves along each stroke: float32[n, 4, 32, 2], Σ_j c_j·cos(πjt) with deviations for each j."""
   basis = np.cos(np.pi * _T * np.arange(len(deviations), dtype=np.float32))
-  return basis @ (rng.normal(size=(n, _STROKES, len(deviations), 2)) * np.array(deviations)[:, None]).astype(np.float32)
+  coefficients = rng.normal(size=(n, MAX_STROKES, len(deviations), 2)) * np.array(deviations)[:, None]
+  return basis @ coefficients.astype(np.float32)
 
 
 def _written(characters, rows, side, rng):
@@ -133,7 +134,7 @@ def _written(characters, rows, side, rng):
   cosine, sine = np.cos(angle), np.sin(angle)
   affine = np.stack([cosine * width, sine * width, (slant - sine) * height, cosine * height], axis=1)
   flat = flat @ affine.reshape(n, 2, 2).astype(np.float32)
-  there = np.repeat(present, _POINTS, axis=1)[..., None]
+  there = np.repeat(present, POINTS, axis=1)[..., None]
   lowest, highest = np.where(there, flat, np.inf).min(axis=1), np.where(there, flat, -np.inf).max(axis=1)
   extent = np.maximum((highest - lowest).max(axis=1), 0.3)  # A dot stays a dot.
   scale = rng.uniform(0.62, 0.82, n) * side / extent
@@ -150,7 +151,7 @@ def _inked(points, present, side, rng):
   pen = 0.95 * unit * np.exp(rng.normal(0, 0.25, (n, 1, 1)) + _waves(n, (0.08, 0.1), rng)[..., 0])
   pen = np.clip(pen, 0.5 * unit, 2 * unit).astype(np.float32)
   step = np.linalg.norm(np.gradient(points, axis=2), axis=-1)
-  weight = np.maximum(step / pen, np.float32(2.5 / _POINTS)) * np.float32(1 / np.sqrt(2 * np.pi)) * present[..., None]
+  weight = np.maximum(step / pen, np.float32(2.5 / POINTS)) * np.float32(1 / np.sqrt(2 * np.pi)) * present[..., None]
   weight, pen, points = weight.reshape(n, 1, -1), pen.reshape(n, 1, -1), points.reshape(n, 1, -1, 2)
   at = np.arange(side, dtype=np.float32)[:, None]
   columns, rows = (np.exp(-0.5 * ((at - points[..., axis]) / pen) ** 2) for axis in (0, 1))

@@ -7,7 +7,8 @@ from typing import Optional
 
 import numpy as np
 
-from data import glyphs
+from data import characters
+from data import latin
 from data import reading
 from quap_tff.common import checks
 
@@ -87,25 +88,34 @@ class EmnistLetters(Source):
 
 @dataclasses.dataclass(frozen=True)
 class Glyphs(Source):
-  """Random glyphs, drawn by the program.
+  """Random glyphs, and digits and Latin letters, drawn by the program. See `data.characters` and `data.latin`.
 
   Attributes:
-    classes: Number of glyphs.
+    classes: Number of random glyphs.
     copies: Drawings of each.
+    latin: Whether there are as many drawings again, of digits and Latin letters, which are further classes.
   """
 
   classes: int = checks.integer_field('glyph classes', 1000, at_least=2)
-  copies: int = checks.integer_field('glyph copies', 80, at_least=1)
+  copies: int = checks.integer_field('glyph copies', 150, at_least=1)
+  latin: bool = True
 
   def read(self, data_dir: Optional[str], seed: int) -> PublicImages:
     del data_dir
     rng = np.random.default_rng(seed)
-    x, y = glyphs.draw(glyphs.alphabet(self.classes, rng), self.copies, _SIDE, rng)
+    glyphs = characters.alphabet(self.classes, rng)
+    x, y = characters.draw(glyphs, self.copies, _SIDE, rng)
+    if not self.latin:
+      description = f"Learned on {len(x):,} drawings of {len(glyphs):,} random glyphs: a program's output, no data."
+      return PublicImages(x, y, len(glyphs), description)
+    shapes = latin.alphabet()
+    more, labels = characters.draw(shapes, max(1, len(x) // len(shapes)), _SIDE, rng)
     return PublicImages(
-      x=x,
-      y=y,
-      num_classes=self.classes,
-      description=f"Learned on {len(x):,} drawings of {self.classes:,} random glyphs: a program's output, no data.",
+      x=np.concatenate([x, more]),
+      y=np.concatenate([y, labels + len(glyphs)]),
+      num_classes=len(glyphs) + len(shapes),
+      description=f'Learned on {len(x) + len(more):,} drawings: of {len(glyphs):,} random glyphs, and of {len(shapes)} '
+      "shapes of digits and Latin letters that are part of the program. A program's output, no data.",
     )
 
 

@@ -4,17 +4,18 @@ r"""Learns features from public images, for --features=pretrained:path=FOLDER.
     python -m experiments.pretrain --public_data=glyphs --output=features/glyphs
     python -m experiments.pretrain --import_model=FILE --layer=NAME --public_data_description=TEXT --output=FOLDER
 
-A small convolutional network learns to tell the classes of the public images apart. Its last hidden layer, centred and
-partly whitened on these images, is the extractor: φ(x) = Λ^-p·Vᵀ(h(x) - h̄), where V and Λ are the eigenvectors
-and eigenvalues of the covariance of h. With --import_model nothing is trained: the extractor is a Keras model that was
-trained elsewhere, up to one of its layers. The folder gets both extractor.keras and card.json, or nothing at all.
-Progress goes to standard error, and the card to standard output. Exit status: 0, 1 for a wrong flag or a failure, 130
-when interrupted.
+A small convolutional network learns to tell the classes of the public images apart, by a softmax of 16·cos(h(x), w_k)
+over the classes k. Its last hidden layer h, centred and partly whitened on these images, is the extractor:
+φ(x) = Λ^-p·Vᵀ(h(x) - h̄), where V and Λ are the eigenvectors and eigenvalues of the covariance of h. With --import_model
+nothing is trained: the extractor is a Keras model that was trained elsewhere, up to one of its layers. The folder gets
+both extractor.keras and card.json, or nothing at all. Progress goes to standard error, and the card to standard output.
+Exit status: 0, 1 for a wrong flag or a failure, 130 when interrupted.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import sys
@@ -49,7 +50,9 @@ _PUBLIC_DATA = flags.DEFINE_string(
 )
 _OUTPUT = flags.DEFINE_string('output', None, 'Folder to write. It must be new or empty.', flag_values=_FLAGS)
 _FEATURES = flags.DEFINE_integer('num_features', 256, 'Number of features.', flag_values=_FLAGS)
-_EPOCHS = flags.DEFINE_integer('epochs', 4, 'Passes over the images.', flag_values=_FLAGS)
+_EPOCHS = flags.DEFINE_integer(
+  'epochs', None, 'Passes over the images. Default: as many as come nearest to 300,000 images.', flag_values=_FLAGS
+)
 _WHITENING = flags.DEFINE_float(
   'whitening', 0.15, 'p in the formula above: 0 only centres the features, and 0.5 whitens them.', flag_values=_FLAGS
 )
@@ -82,7 +85,11 @@ _OF_IMPORTING = ('layer', 'public_data_description', 'image_shape', 'preprocessi
 _BATCH = 128
 _LEARNING_RATE = 2e-3
 _DROPOUT = 0.3
+_COSINE_SCALE = 16.0
+_IMAGES_SEEN = 300_000
 _TEST_SHARE = 0.05
+_WHITENING_IMAGES = 20_000
+_REPORTS = 10
 # A share of the largest eigenvalue. It keeps directions in which the images hardly vary from being blown up.
 _EIGENVALUE_FLOOR = 1e-3
 
@@ -108,7 +115,7 @@ def pretrain(
   num_test = max(1, round(_TEST_SHARE * len(order)))
   test, train = order[:num_test], order[num_test:]
   body = _network(images.x.shape[1], num_features)
-  classifier = tf.keras.Sequential([body, tf.keras.layers.Dropout(_DROPOUT), tf.keras.layers.Dense(images.num_classes)])
+  classifier = tf.keras.Sequential([body, tf.keras.layers.Dropout(_DROPOUT), _cosines(images.num_classes)])
   batch = min(_BATCH, len(train))
   steps = epochs * (len(train) // batch)
   classifier.compile(
@@ -120,15 +127,17 @@ def pretrain(
   dataset = dataset.shuffle(len(train), seed=seed).batch(batch, drop_remainder=True)
   # One batch after the other: several at once would draw their distortions in an order that is never the same.
   dataset = dataset.map(lambda x, y: (_distorted(_scaled(x)), y)).prefetch(2)
-  begin = time.monotonic()
+  begin, step_numbers = time.monotonic(), itertools.count(1)
 
-  def report(epoch, logs):
-    left = (time.monotonic() - begin) / (epoch + 1) * (epochs - epoch - 1)
-    progress(f'epoch {epoch + 1}/{epochs}  accuracy={logs["accuracy"]:.1%}  {left:.0f} s left')
+  def report(_, logs):
+    step = next(step_numbers)
+    if step % -(-steps // _REPORTS) == 0 or step == steps:
+      left = (time.monotonic() - begin) / step * (steps - step)
+      progress(f'step {step}/{steps}  accuracy={logs["accuracy"]:.1%}  {left:.0f} s left')
 
-  classifier.fit(dataset, epochs=epochs, verbose=0, callbacks=[tf.keras.callbacks.LambdaCallback(on_epoch_end=report)])
+  classifier.fit(dataset, epochs=epochs, verbose=0, callbacks=[tf.keras.callbacks.LambdaCallback(on_batch_end=report)])
   predicted = classifier.predict(_scaled(images.x[test]), batch_size=1000, verbose=0).argmax(axis=1)
-  hidden = body.predict(tf.data.Dataset.from_tensor_slices(images.x[train]).batch(1000).map(_scaled), verbose=0)
+  hidden = body.predict(_scaled(images.x[train[:_WHITENING_IMAGES]]), batch_size=1000, verbose=0)
   extractor = tf.keras.Sequential([body, _whitening(hidden, whitening)], name='extractor')
   extractor.build(body.input_shape)
   return extractor, float(np.mean(predicted == images.y[test]))
@@ -151,6 +160,17 @@ def _network(side, num_features):
   network.add(layers.Flatten())
   add(layers.Dense(num_features, kernel_initializer='he_normal'))
   return network
+
+
+def _cosines(num_classes):
+  """The layer 16·cos(h, w_k) for each class k, which has the weights w_k."""
+
+  class Cosines(tf.keras.layers.Dense):
+    def call(self, inputs):
+      features, weights = tf.math.l2_normalize(inputs, axis=1), tf.math.l2_normalize(self.kernel, axis=0)
+      return _COSINE_SCALE * tf.matmul(features, weights)
+
+  return Cosines(num_classes, use_bias=False, kernel_initializer='random_normal')
 
 
 def _scaled(x):
@@ -231,13 +251,15 @@ def _import():
 def _run():
   source = registry.parse_spec('public data', _PUBLIC_DATA.value, public_images.SOURCES)
   num_features = checks.integer('num_features', _FEATURES.value, at_least=2)
-  epochs = checks.integer('epochs', _EPOCHS.value, at_least=1)
+  epochs = None if _EPOCHS.value is None else checks.integer('epochs', _EPOCHS.value, at_least=1)
   whitening = checks.number('whitening', _WHITENING.value, at_least=0, at_most=0.5)
   seed = checks.integer('seed', _SEED.value, at_least=0, at_most=2**32 - 1)
   begin = time.monotonic()
   images = source.read(_DATA_DIR.value, seed)
   say = lambda text: print(text, file=sys.stderr, flush=True)
   say(f'{len(images.y):,} images of {images.num_classes} classes.')
+  if epochs is None:
+    epochs = max(1, round(_IMAGES_SEEN / len(images.y)))
   extractor, accuracy = pretrain(
     images, num_features=num_features, epochs=epochs, whitening=whitening, seed=seed, progress=say
   )

@@ -13,7 +13,7 @@ from experiments import command_line
 from experiments import pretrain
 from quap_tff.common import files
 
-GLYPHS = ('--public_data=glyphs:classes=4,copies=40', '--num_features=8', '--epochs=4')
+GLYPHS = ('--public_data=glyphs:classes=4,copies=40,latin=false', '--num_features=8', '--epochs=20')
 
 
 def run(*arguments):
@@ -38,10 +38,10 @@ class TestCommand:
     assert os.listdir(tmp_path / 'deep') == ['glyphs']
     assert card == features.Pretrained(str(tmp_path / 'deep' / 'glyphs')).card()
     assert "a program's output, no data" in card['public_data']
-    assert (card['source'], card['images'], card['epochs']) == ('glyphs:classes=4,copies=40', 160, 4)
-    assert 'epoch 4/4' in progress
+    assert (card['source'], card['images'], card['epochs']) == ('glyphs:classes=4,copies=40,latin=False', 160, 20)
+    assert 'step 20/20 ' in progress and ' 0 s left' in progress
     # Loaded anew, it tells the four glyphs apart by the nearest class mean.
-    images = public_images.Glyphs(4, 40).read(None, 0)
+    images = public_images.Glyphs(4, 40, latin=False).read(None, 0)
     extract = features.Pretrained(str(tmp_path / 'deep' / 'glyphs')).extractor((28, 28, 1))
     z = extract(images.x[..., None] / np.float32(255))
     means = np.stack([z[images.y == c].mean(axis=0) for c in range(4)])
@@ -50,7 +50,7 @@ class TestCommand:
   def test_one_seed_gives_one_file(self, tmp_path, capsys):
     for name in ('one', 'two'):
       assert (
-        run('--public_data=glyphs:classes=4,copies=80', '--num_features=8', '--epochs=3', f'--output={tmp_path / name}')
+        run('--public_data=glyphs:classes=4,copies=80', '--num_features=8', '--epochs=1', f'--output={tmp_path / name}')
         == 0
       )
     one, two = (features.Pretrained(str(tmp_path / name)) for name in ('one', 'two'))
@@ -97,6 +97,31 @@ class TestCommand:
     assert not os.listdir(tmp_path)
 
 
+class TestEpochs:
+  @pytest.mark.parametrize('images,epochs', [(300_000, 1), (150_000, 2), (58_000, 5), (900_000, 1)])
+  def test_by_default_the_network_sees_about_300_000_images(self, tmp_path, monkeypatch, capsys, images, epochs):
+    labels = np.zeros(images, np.int32)
+    monkeypatch.setattr(
+      public_images.Glyphs, 'read', lambda *_: public_images.PublicImages(labels, labels, 1, 'No images.')
+    )
+
+    def refuse(*_, epochs, **__):
+      raise ValueError(f'{epochs} epochs')
+
+    monkeypatch.setattr(pretrain, 'pretrain', refuse)
+    assert run('--public_data=glyphs', f'--output={tmp_path / "glyphs"}') == 1
+    assert f'{epochs} epochs' in capsys.readouterr().err
+
+
+class TestCosines:
+  def test_logits_are_sixteen_cosines(self):
+    layer = pretrain._cosines(2)
+    layer.build((None, 2))
+    layer.set_weights([np.array([[3.0, 0.0], [4.0, 2.0]])])
+    logits = layer(np.array([[1.0, 0.0], [0.0, 5.0], [0.0, 0.0]], np.float32))
+    np.testing.assert_allclose(logits, [[9.6, 0], [12.8, 16], [0, 0]], atol=1e-5)
+
+
 class TestWhitening:
   @pytest.mark.parametrize('power', [0.0, 0.15, 0.5])
   def test_features_are_centred_and_their_variances_brought_together(self, power):
@@ -106,6 +131,29 @@ class TestWhitening:
     np.testing.assert_allclose(z.mean(axis=0), 0, atol=1e-4)
     covariance, before = np.cov(z, rowvar=False), np.linalg.eigvalsh(np.cov(hidden, rowvar=False))
     np.testing.assert_allclose(covariance, np.diag(before ** (1 - 2 * power)), atol=1e-3 * before[-1])
+
+
+class TestGlyphs:
+  def test_half_of_the_drawings_are_of_digits_and_latin_letters(self):
+    images = public_images.Glyphs(10, 20).read(None, 0)
+    assert images.num_classes == 10 + 87 and len(images.x) == len(images.y) == 200 + 2 * 87
+    np.testing.assert_array_equal(np.bincount(images.y), [20] * 10 + [2] * 87)
+    assert images.description == (
+      'Learned on 374 drawings: of 10 random glyphs, and of 87 shapes of digits and Latin letters that are part of the '
+      "program. A program's output, no data."
+    )
+
+  def test_random_glyphs_alone(self):
+    images, both = public_images.Glyphs(10, 20, latin=False).read(None, 0), public_images.Glyphs(10, 20).read(None, 0)
+    assert images.num_classes == 10
+    np.testing.assert_array_equal(np.bincount(images.y), [20] * 10)
+    np.testing.assert_array_equal(images.x, both.x[:200])
+    assert images.description == "Learned on 200 drawings of 10 random glyphs: a program's output, no data."
+
+  def test_the_default_is_300_000_drawings(self):
+    default = public_images.Glyphs()
+    random = default.classes * default.copies
+    assert (random, random // 87 * 87) == (150_000, 149_988)
 
 
 class TestEmnistLetters:
