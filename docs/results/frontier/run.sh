@@ -11,22 +11,22 @@ shopt -s extglob nullglob
 cd "$(dirname "$0")/../../.." || exit
 DATA=${DATA:?the folder of mnist.npz and mnist_writers.npz}
 RUNS=${RUNS:-runs/frontier} FEMNIST=${FEMNIST:-$DATA} SWEEP=${SWEEP:---parallel=2}
-FEATURES=${FEATURES:-pretrained:path=$RUNS/extractor}
+FEATURES=${FEATURES:-pretrained:path=$RUNS/extractor,size=128,centred=true}
 
 # Each line has a method and its client optimizer, the best pair of the step `tune`.
 ours=(
   'certified:weights=online,noise=ar1,clip=0.15 sgd:learning_rate=1'
   'certified:trust=secure_sum,noise=held,clip=0.15 sgd:learning_rate=1'
   'certified:weights=spend_evenly,clip=0.1 sgd:learning_rate=1'
-  'certified:weights=worst_case,noise=banded:bands=3,clip=0.15 sgd:learning_rate=1'
-  'certified:weights=worst_case,noise=blt,clip=0.15 sgd:learning_rate=1'
+  'certified:weights=worst_case,noise=banded:bands=3,clip=0.25 sgd:learning_rate=1'
+  'certified:weights=worst_case,noise=blt,clip=0.25 sgd:learning_rate=1'
 )
 theirs=(
   'tff_dp_ftrl:clip=0.05 sgd:learning_rate=1'
   'tff_dp_fedavg:clip=0.1 sgd:learning_rate=1'
   'tff_dp_fedavg_adaptive:initial_clip=0.15 sgd:learning_rate=1'
 )
-secret=('tff_dp_fedavg:clip=0.1 sgd:learning_rate=1')
+secret=('tff_dp_fedavg:clip=0.25 sgd:learning_rate=1')
 # All methods have this clipping norm on Federated EMNIST, which has 62 classes.
 femnist_clip=0.5
 
@@ -80,7 +80,7 @@ tuned() {  # FOLDER METHODS_UP_TO_THE_NORM NORMS FLAG…, on drawings.
   done
 }
 
-[ -e "$RUNS/extractor/card.json" ] || [ "$FEATURES" != "pretrained:path=$RUNS/extractor" ] ||
+[ -e "$RUNS/extractor/card.json" ] || [[ $FEATURES != "pretrained:path=$RUNS/extractor"* ]] ||
   python -m experiments.pretrain --public_data=glyphs "--output=$RUNS/extractor" || exit
 
 for step; do
