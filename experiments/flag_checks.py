@@ -181,7 +181,7 @@ def _check_secret_cohorts(run):
   written, method, refused = run.flags, run.method, f'--cohort_seed={parts.SECRET}'
   if method.gives_certificate:
     raise ValueError(
-      f'{refused}: a certificate rests on public cohorts, which whoever verifies it draws again. Leave this flag out, '
+      f'{refused}: a certificate rests on public cohorts, and its verification draws them again. Leave this flag out, '
       'or use --algorithm=tff_dp_fedavg.'
     )
   if not (method.divides_by_planned_cohort and method.adds_noise):
