@@ -10,12 +10,12 @@ import dataclasses
 
 import numpy as np
 
+from data import glyphs
 from quap_tff.common import checks
 
 MAX_STROKES = 4
 POINTS = 32  # On each stroke; they are less than two deviations of the pen apart.
 _KINDS = {'line': 0.34, 'arc': 0.24, 'loop': 0.1, 'curve': 0.14, 'corner': 0.12, 'dot': 0.06}  # Shares of strokes.
-_BATCH = 500
 _T = np.linspace(0, 1, POINTS, dtype=np.float32)[:, None]
 
 
@@ -103,15 +103,12 @@ def draw(characters: Alphabet, copies: int, side: int, rng: np.random.Generator)
   Returns:
     uint8[len(characters) * copies, side, side], 255 = ink, and int32 labels, the indices of the characters.
   """
-  checks.integer('copies', copies, at_least=1)
-  checks.integer('side', side, at_least=4)
-  labels = np.tile(np.arange(len(characters), dtype=np.int32), copies)
-  images = np.empty((len(labels), side, side), np.uint8)
-  for start in range(0, len(labels), _BATCH):
-    rows = labels[start : start + _BATCH]
+
+  def painted(rows):
     points, present = _written(characters, rows, side, rng)
-    images[start : start + _BATCH] = _inked(points, present, side, rng)
-  return images, labels
+    return _inked(points, present, side, rng)
+
+  return glyphs.in_batches(len(characters), copies, side, painted)
 
 
 def _waves(n, deviations, rng):

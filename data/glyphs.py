@@ -1,6 +1,7 @@
 """Drawings of random glyphs, strokes along cubic Bézier curves: nobody's data."""
 
 import dataclasses
+from typing import Callable
 
 import numpy as np
 
@@ -52,14 +53,28 @@ def draw(letters: Alphabet, copies: int, side: int, rng: np.random.Generator) ->
   Returns:
     uint8[len(letters) * copies, side, side], 255 = ink, and int32 labels, the indices of the glyphs.
   """
+
+  def painted(rows):
+    points, present = _written(letters, rows, side, rng)
+    return _rasterize(points, present, side, rng)
+
+  return in_batches(len(letters), copies, side, painted)
+
+
+def in_batches(
+  size: int, copies: int, side: int, paint: Callable[[np.ndarray], np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+  """`copies` drawings of each of `size` things, of which `paint` draws int32[n] at a time: uint8[n, side, side].
+
+  Returns:
+    uint8[size * copies, side, side] and their int32 labels, in [0, size).
+  """
   checks.integer('copies', copies, at_least=1)
   checks.integer('side', side, at_least=4)
-  labels = np.tile(np.arange(len(letters), dtype=np.int32), copies)
+  labels = np.tile(np.arange(size, dtype=np.int32), copies)
   images = np.empty((len(labels), side, side), np.uint8)
   for start in range(0, len(labels), _BATCH):
-    rows = labels[start : start + _BATCH]
-    points, present = _written(letters, rows, side, rng)
-    images[start : start + _BATCH] = _rasterize(points, present, side, rng)
+    images[start : start + _BATCH] = paint(labels[start : start + _BATCH])
   return images, labels
 
 

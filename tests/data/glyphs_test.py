@@ -1,25 +1,33 @@
-import numpy as np
+"""Tests of both kinds of drawings, `data.glyphs` and `data.characters`."""
 
+import numpy as np
+import pytest
+
+from data import characters
 from data import glyphs
 
+both = pytest.mark.parametrize('kind', [glyphs, characters], ids=['glyphs', 'characters'])
 
-def drawn(classes=40, copies=6, side=28, seed=0):
+
+def drawn(kind, classes=40, copies=6, side=28, seed=0):
   rng = np.random.default_rng(seed)
-  return glyphs.draw(glyphs.alphabet(classes, rng), copies, side, rng)
+  return kind.draw(kind.alphabet(classes, rng), copies, side, rng)
 
 
-def test_drawings_follow_from_the_generator():
-  x, y = drawn()
-  again, other = drawn(), drawn(seed=1)
+@both
+def test_drawings_follow_from_the_generator(kind):
+  x, y = drawn(kind)
+  again, other = drawn(kind), drawn(kind, seed=1)
   assert x.dtype == np.uint8 and x.shape == (240, 28, 28)
   np.testing.assert_array_equal(np.bincount(y), [6] * 40)
   np.testing.assert_array_equal(x, again[0])
   assert (x != other[0]).any()
 
 
-def test_every_drawing_has_ink_and_mostly_paper_and_its_mass_near_the_centre():
-  for side in (8, 28, 40):
-    x = drawn(side=side)[0] / 255.0
+@pytest.mark.parametrize(('kind', 'smallest'), [(glyphs, 8), (characters, 14)], ids=['glyphs', 'characters'])
+def test_every_drawing_has_ink_and_mostly_paper_and_its_mass_near_the_centre(kind, smallest):
+  for side in (smallest, 28, 40):
+    x = drawn(kind, side=side)[0] / 255.0
     assert x.max(axis=(1, 2)).min() > 0.5
     assert 0.02 < np.median(x.mean(axis=(1, 2))) < 0.35
     at = np.arange(side) - (side - 1) / 2
@@ -28,11 +36,12 @@ def test_every_drawing_has_ink_and_mostly_paper_and_its_mass_near_the_centre():
       assert np.abs(mass).mean() < 0.06 * side
 
 
-def test_drawings_of_one_glyph_are_more_alike_than_of_two():
-  x, y = drawn()
+@pytest.mark.parametrize(('kind', 'margin'), [(glyphs, 0.2), (characters, 0.1)], ids=['glyphs', 'characters'])
+def test_drawings_of_one_glyph_are_more_alike_than_of_two(kind, margin):
+  x, y = drawn(kind)
   flat = x.reshape(len(x), -1).astype(np.float64)
   flat = (flat - flat.mean(axis=1, keepdims=True)) / flat.std(axis=1, keepdims=True)
   correlation = flat @ flat.T / flat.shape[1]
   same = (y[:, None] == y) & ~np.eye(len(y), dtype=bool)
-  assert correlation[same].mean() > correlation[y[:, None] != y].mean() + 0.2
+  assert correlation[same].mean() > correlation[y[:, None] != y].mean() + margin
   assert correlation[same].max() < 1  # Never the same drawing twice.
