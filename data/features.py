@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 import hashlib
 import os
 from typing import Any, Callable, ClassVar, Optional
@@ -257,11 +258,17 @@ class Pretrained(Learned):
     return lambda x: unit_rows(extract(x).numpy())
 
   def _model(self):
-    self.card()
-    try:
-      return tf.keras.models.load_model(os.path.join(self.path, EXTRACTOR), compile=False)
-    except (OSError, ValueError, TypeError, KeyError) as e:
-      raise reading.DataFileError(f'The extractor in {self.path} cannot be read: {type(e).__name__}: {e}') from e
+    return _loaded(self.path, self.card()['sha256'])
+
+
+@functools.lru_cache(maxsize=1)
+def _loaded(path: str, sha256: str) -> Any:
+  """The network in a folder, whose file has this SHA-256. A run asks for it several times."""
+  del sha256
+  try:
+    return tf.keras.models.load_model(os.path.join(path, EXTRACTOR), compile=False)
+  except (OSError, ValueError, TypeError, KeyError) as e:
+    raise reading.DataFileError(f'The extractor in {path} cannot be read: {type(e).__name__}: {e}') from e
 
 
 @dataclasses.dataclass(frozen=True)
