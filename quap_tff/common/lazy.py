@@ -33,9 +33,12 @@ class module:  # pylint: disable=invalid-name
 
   def __init__(self, name: str):
     self._name = name
+    self._module: Any = None
 
   def __getattr__(self, attribute: str) -> Any:
-    return getattr(load(self._name), attribute)
+    if self._module is None:
+      self._module = load(self._name)
+    return getattr(self._module, attribute)
 
 
 if TYPE_CHECKING:  # A type checker needs modules in annotations such as tf.Tensor.
