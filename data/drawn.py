@@ -24,11 +24,13 @@ import io
 from typing import Callable
 
 import numpy as np
-from scipy import linalg
 
 from data import feature_store
 from data import leaves
+from quap_tff.common import lazy
 from quap_tff.common.lazy import tf
+
+linalg = lazy.module('scipy.linalg')
 
 PATCH = 6
 GRID = 3

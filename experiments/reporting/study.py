@@ -8,7 +8,6 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy import stats
 
 from experiments import run as run_lib
 from experiments.reporting import figures
@@ -16,6 +15,9 @@ from experiments.reporting import pages
 from experiments.reporting import published
 from experiments.reporting import runs as runs_lib
 from quap_tff import methods
+from quap_tff.common import lazy
+
+stats = lazy.module('scipy.stats')
 
 NOT_RUN = 'not run'
 

@@ -17,12 +17,14 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import stats
 
 from quap_tff.common import checks
+from quap_tff.common import lazy
 from quap_tff.mechanisms import correlation as correlations
 from quap_tff.mechanisms import held_noise
 from quap_tff.mechanisms import postprocessing
+
+special = lazy.module('scipy.special')
 
 # In about this share of runs some client's loss exceeds what is planned for it.
 _EXCEEDED = 0.01
@@ -120,7 +122,7 @@ def _costs(cohorts, members, covariance, decay, dropout) -> np.ndarray:
     return costs
   found, fresh = held_noise.histories(cohorts), (1 - decay) ** 2
   begins = np.isin(np.arange(len(found.clients)), found.starts)[:, np.newaxis]
-  quantile, variance = stats.norm.isf(_EXCEEDED / len(members)), dropout * (1 - dropout)
+  quantile, variance = -special.ndtri(_EXCEEDED / len(members)), dropout * (1 - dropout)
   for begin in range(0, len(members), _BLOCK):
     block = slice(begin, begin + _BLOCK)
     x = moved[found.rounds, block]

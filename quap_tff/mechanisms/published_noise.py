@@ -20,9 +20,12 @@ import math
 from typing import Any, Callable
 
 import numpy as np
-from scipy import optimize
-from scipy import signal
-from scipy import special
+
+from quap_tff.common import lazy
+
+optimize = lazy.module('scipy.optimize')
+signal = lazy.module('scipy.signal')
+special = lazy.module('scipy.special')
 
 # What is chosen has so many decimals. Two processors then find the same numbers, although their last bits differ.
 DECIMALS = 4

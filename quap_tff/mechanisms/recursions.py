@@ -16,10 +16,12 @@ import operator
 from typing import Any, Callable
 
 import numpy as np
-from scipy import linalg
 
 from quap_tff.common import arrays
 from quap_tff.common import checks
+from quap_tff.common import lazy
+
+linalg = lazy.module('scipy.linalg')
 
 # For what a family leaves to the plan.
 NOT_CHOSEN = 'The {} is not chosen yet. Give it, or let quap_tff.mechanisms.planning.calibrated choose it.'

@@ -10,9 +10,11 @@ import math
 from typing import Any
 
 import numpy as np
-from scipy import special
 
 from quap_tff.common import checks
+from quap_tff.common import lazy
+
+special = lazy.module('scipy.special')
 
 # Answers exceed the true value by at most this share. The rounding of μ and of ε/μ - μ/2 stays below a tenth of it.
 RELATIVE_MARGIN = 1e-12
