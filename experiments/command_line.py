@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import copy
 import errno
 import fcntl
+import gc
 import io
 import os
 import re
@@ -314,4 +315,6 @@ def _end(status: int):
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
       os.dup2(nowhere, stream.fileno())
+  # Python looks for garbage several times as it ends. After TensorFlow that takes longer than a second.
+  gc.freeze()
   sys.exit(status)
