@@ -1,5 +1,6 @@
 """Tests of the installed library: what `pip install .` installs, and what it says when a package is missing."""
 
+import gc
 import os
 import pathlib
 import re
@@ -120,3 +121,17 @@ for name in {list(self._MISSING)}:
     with pytest.raises(ModuleNotFoundError) as caught:
       load('quap_tff.gone')
     assert not isinstance(caught.value, lazy.MissingPackageError)
+
+
+class TestLoad:
+  @pytest.mark.parametrize('collects', [False, True])
+  def test_collects_no_garbage_meanwhile_and_then_as_before(self, collects, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f'seen_{collects}'.lower()
+    (tmp_path / f'{name}.py').write_text('import gc\nCOLLECTS = gc.isenabled()\n')
+    load, was = lazy.load, gc.isenabled()
+    try:
+      gc.enable() if collects else gc.disable()
+      assert not load(name).COLLECTS and gc.isenabled() == collects
+    finally:
+      gc.enable() if was else gc.disable()
