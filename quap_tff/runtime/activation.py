@@ -90,7 +90,9 @@ def _one_core_per_client(num_threads: int) -> None:
 @contextlib.contextmanager
 def _in_process(config: config_lib.RuntimeConfig) -> Iterator[in_process.InProcessContext]:
   names = prepare(config)
-  with contextlib.closing(in_process.InProcessContext(config.resolved_num_threads(), names)) as context:
+  with contextlib.closing(
+    in_process.InProcessContext(config.resolved_num_threads(), names, config.clients_per_call)
+  ) as context:
     yield context
 
 

@@ -6,6 +6,8 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 import concurrent.futures
 import contextlib
 import dataclasses
+import itertools
+import os
 import threading
 from typing import Any, Callable, Optional
 import weakref
@@ -21,6 +23,14 @@ from quap_tff.runtime import values
 
 # How many clients' results may wait for that of a slower client before them, for each thread.
 _AHEAD = 4
+# How many clients a call takes where they are small and many. What a call costs is then shared by them; with more of
+# them its graph takes longer to build than it saves.
+_BLOCK, _SMALL_BYTES, _MANY = 4, 2**20, 64
+
+
+def _most_calls(num_threads: int, size: int) -> int:
+  """How many blocks of `size` clients may be between their items and their results."""
+  return max(2 * num_threads, (1 + _AHEAD) * num_threads // size)
 
 
 class IdentityCache:
@@ -80,10 +90,14 @@ class InProcessContext(tff.framework.SyncContext):
   Args:
     num_threads: How many clients run at once.
     devices: Names of the devices that the clients take in turn; server computations run on the first.
+    clients_per_call: See `config.RuntimeConfig`.
   """
 
-  def __init__(self, num_threads: int, devices: Sequence[str] = ('/device:CPU:0',)):
+  def __init__(
+    self, num_threads: int, devices: Sequence[str] = ('/device:CPU:0',), clients_per_call: Optional[int] = None
+  ):
     self._num_threads = num_threads
+    self._clients_per_call = clients_per_call
     self._devices = tuple(devices)
     self._programs = IdentityCache(self._compile)
     self._lock = threading.RLock()
@@ -195,6 +209,27 @@ class _Runner:
     """Whether sections may be joined. Only one CPU runs joined ones."""
     return len(self._devices) == 1 and 'GPU' not in self._devices[0]
 
+  def block_size(self, num_bytes: int) -> int:
+    """How many clients one call of TensorFlow should take, if each makes values of `num_bytes`.
+
+    Raises:
+      ValueError: If the caller's choice needs more memory than this machine has.
+    """
+    given, num_threads = self._context._clients_per_call, self._context._num_threads
+    if given is None:
+      is_worth_it = num_bytes <= _SMALL_BYTES and self.num_clients >= max(_MANY, 4 * _BLOCK * num_threads)
+      return _BLOCK if is_worth_it else 1
+    size = max(1, min(given, self.num_clients))
+    needed = size * _most_calls(num_threads, size) * num_bytes
+    available = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
+    if needed > available:
+      raise ValueError(
+        f'clients_per_call={given} needs about {needed / 2**30:.1f} GiB for the values of the clients that run at once '
+        f'({num_bytes / 2**20:.1f} MiB for each). This machine has {available / 2**30:.1f} GiB. Give a smaller number, '
+        'or None, with which the runtime chooses.'
+      )
+    return size
+
   def device(self) -> str:
     """The device of the calling thread: that of its client, or the server's."""
     return getattr(self._here, 'device', self._devices[0])
@@ -204,33 +239,38 @@ class _Runner:
     return section(argument, self.device())
 
   def map(
-    self, function: Callable[[Any], Any], items: Iterable[Any], functions: Sequence[Any] = ()
-  ) -> Generator[Any, None, None]:
-    """Runs `function` once per client, and yields the results in the clients' order.
+    self,
+    function: Callable[[Sequence[Any]], Sequence[Any]],
+    items: Iterable[Any],
+    functions: Sequence[Any] = (),
+    size: int = 1,
+  ) -> Generator[Sequence[Any], None, None]:
+    """Runs `function` on blocks of clients, and yields its results in the clients' order.
 
-    At most (1 + `_AHEAD`)·threads clients are between their item and their result at any time, so a slow client does
-    not make the others' results pile up. Items are made on the calling thread.
+    Only `_most_calls` blocks are between their items and their results at any time, so a slow client does not make the
+    others' results pile up. Items are made on the calling thread.
 
     Args:
-      function: Maps a client's item to its result, on the clients' threads.
+      function: Maps the items of a block of clients to their results, on the clients' threads.
       items: An item for each client.
       functions: The `GraphFunction`s that `function` calls.
+      size: Clients in a block. Those who are left in the end come one by one.
     """
     num_threads = self._context._num_threads if self.num_clients > 1 else 1
     for graph_function in functions:
       graph_function.prepare(num_threads)  # Before the clients compete for it.
     if num_threads < 2 or any(graph_function.must_run_in_order for graph_function in functions):
-      for index, item in enumerate(items):
-        yield self._run(function, item, index)
+      for first, block in self._blocks(items, size):
+        yield self._run(function, block, first)
       return
     pool = self._context._threads()
     waiting: collections.deque[concurrent.futures.Future] = collections.deque()
     try:
-      for index, item in enumerate(items):
-        if len(waiting) >= (1 + _AHEAD) * num_threads:
+      for first, block in self._blocks(items, size):
+        if len(waiting) >= _most_calls(num_threads, size):
           yield waiting.popleft().result()
-        waiting.append(pool.submit(self._run, function, item, index))
-        del item
+        waiting.append(pool.submit(self._run, function, block, first))
+        del block
       # The first error in the cohort's order is the one raised. Threads take clients in that order, so every client
       # before it has been started and the choice does not depend on timing.
       while waiting:
@@ -240,13 +280,23 @@ class _Runner:
         future.cancel()
       concurrent.futures.wait(waiting)
 
-  def _run(self, function: Callable[[Any], Any], item: Any, index: int) -> Any:
-    self._here.device = self._devices[index % len(self._devices)]
+  def _blocks(self, items: Iterable[Any], size: int) -> Iterator[tuple[int, list[Any]]]:
+    """The place of a block's first client, and the items of its clients."""
+    remaining, first = iter(items), 0
+    while block := list(itertools.islice(remaining, size if first + size <= self.num_clients else 1)):
+      yield first, block
+      first += len(block)
+
+  def _run(self, function: Callable[[Sequence[Any]], Sequence[Any]], block: list[Any], first: int) -> Sequence[Any]:
+    self._here.device = self._devices[first % len(self._devices)]
     try:
-      return function(item)
+      return function(block)
     except errors.ClientError:
       raise
     except (tf.errors.OpError, ValueError, TypeError) as e:
-      raise errors.ClientError(index, self.num_clients, e) from e
+      if len(block) == 1:
+        raise errors.ClientError(first, self.num_clients, e) from e
     finally:
       del self._here.device
+    # One by one, the client that failed is found.
+    return [result for i, item in enumerate(block) for result in self._run(function, [item], first + i)]

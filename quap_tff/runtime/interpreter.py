@@ -71,21 +71,24 @@ class Program:
   def join(
     self,
     blocks: Sequence[tff.framework.ComputationBuildingBlock],
-    make: Callable[[streaming.Bindings], Any],
-    types: dict[str, tff.Type],
+    make: Callable[[streaming.Bindings, Sequence[streaming.Bindings]], Any],
+    shared_types: dict[str, tff.Type],
+    own_types: dict[str, tff.Type],
   ) -> Optional[tensorflow_blocks.Joined]:
-    """`make` as one TensorFlow function, or None if that cannot be.
+    """`make` as one TensorFlow function for each number of clients, or None if that cannot be.
 
     Args:
       blocks: The building blocks that `make` runs.
-      make: A function of bindings.
-      types: The type of each name that it reads.
+      make: A function of the bindings that clients share, and of each client's own.
+      shared_types: The type of each name of the former.
+      own_types: The type of each name of the latter.
     """
     intrinsics = [part.uri for block in blocks for part in streaming.parts_of(block, tff.framework.Intrinsic)]
     if not _READING_INTRINSICS.isdisjoint(intrinsics):
       return None
-    specs = {name: values.tensor_specs(t) for name, t in types.items()}
-    return tensorflow_blocks.Joined(lambda tracer, bindings: make({_RUNNER: tracer, **bindings}), specs, self._on_trace)
+    shared, own = ({name: values.tensor_specs(t) for name, t in types.items()} for types in (shared_types, own_types))
+    traced = lambda tracer, bindings, clients: make({_RUNNER: tracer, **bindings}, clients)
+    return tensorflow_blocks.Joined(traced, shared, own, self._on_trace)
 
   def _section(self, block: tff.framework.CompiledComputation) -> tensorflow_blocks.TensorFlowBlock:
     key = block.proto.SerializeToString(deterministic=True)

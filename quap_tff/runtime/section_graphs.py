@@ -44,6 +44,9 @@ _BRANCHING_OPS = frozenset(
   'Case Enter Exit For If LoopCond Merge NextIteration StatelessCase StatelessIf StatelessWhile Switch While'.split()
 )
 
+# Numbers what needs a name of its own in this process.
+_unique = itertools.count()
+
 
 @dataclasses.dataclass(frozen=True)
 class SectionGraph:
@@ -80,9 +83,16 @@ class SectionGraph:
 
   def add_to_current_graph(self, inputs: Sequence[tf.Tensor], name: str = '') -> list[tf.Tensor]:
     """Adds the nodes to the current graph, with `inputs` in the order of `self.inputs`; returns the fetched tensors."""
+    graph_def = self.graph_def
+    if any(node.op == 'Enter' for node in graph_def.node):
+      # A loop is known by the name of its frame, so each copy in a graph needs its own.
+      graph_def, number = type(graph_def).FromString(graph_def.SerializeToString()), next(_unique)
+      for node in graph_def.node:
+        if node.op == 'Enter':
+          node.attr['frame_name'].s += b'_%d' % number
     # All in C++. TensorFlow's `prune` made each node again in Python, which took almost half of a first round.
     return tf.graph_util.import_graph_def(
-      self.graph_def, input_map=dict(zip(self.inputs, inputs)), return_elements=self.fetches, name=name
+      graph_def, input_map=dict(zip(self.inputs, inputs)), return_elements=self.fetches, name=name
     )
 
 
@@ -226,9 +236,6 @@ def _initialize_first(nodes: dict[str, Any], initialize: str) -> None:
     # One edge at the border is enough: a node that depends on one that waits waits, too.
     if all(_node_name(edge) in before or _node_name(edge) in free for edge in node.input):
       node.input.append(f'^{initialize}')
-
-
-_unique = itertools.count()
 
 
 def _renamed_library(library: Any, nodes: Sequence[Any]) -> Any:

@@ -9,6 +9,7 @@ lives until the last aggregation has taken it.
 from collections.abc import Iterator, Sequence
 import contextlib
 import dataclasses
+import functools
 from typing import Any, Callable, Optional, TypeVar
 
 import tensorflow_federated as tff
@@ -100,12 +101,14 @@ class Body:
     steps = [(name, program.compile(self._blocks[name])) for name in entry.steps]
     make = _MakeOfClient(steps, aggregations, [name for name in entry.steps if name in later])
     blocks = [self._blocks[name] for name in entry.steps] + [one.value_block for one in aggregations]
-    types = {name: self._types[name] for name in [*argument_names, *earlier, *shared]}
+    shared_types = {name: self._types[name] for name in shared}
+    own_types = {name: self._types[name] for name in [*argument_names, *earlier]}
     return _Pass(
       make=make,
       functions=program.functions_of(blocks),
-      joined=program.join(blocks, make, types),
+      joined=program.join(blocks, functools.partial(_each, make), shared_types, own_types),
       sums=self._joined_sums(aggregations),
+      num_bytes=sum(values.static_bytes(self._types[name]) for name in entry.steps),
       earlier={name: name in later for name in earlier},
       shared=shared,
       argument_name=self._argument_name if reads_argument else None,
@@ -113,14 +116,14 @@ class Body:
     )
 
   def _joined_sums(self, aggregations: Sequence['_Aggregation']) -> Optional[Any]:
-    """One function for all sums of a pass; bindings have `aggregation.name` and `aggregation.value_name`."""
+    """The sums of a pass; bindings have `aggregation.name` and, for each client, `aggregation.value_name`."""
     if any(references(one.accumulate_block) & self._types.keys() for one in aggregations):
       return None  # A sum that needs more than its accumulator and its value.
-    types = {}
+    totals, own_values = {}, {}
     for one in aggregations:
-      types[one.name], types[one.value_name] = one.accumulate_block.type_signature.parameter
+      totals[one.name], own_values[one.value_name] = one.accumulate_block.type_signature.parameter
     blocks = [one.accumulate_block for one in aggregations]
-    return self._program.join(blocks, lambda bindings: tuple([one.sum(bindings) for one in aggregations]), types)
+    return self._program.join(blocks, functools.partial(_sums, aggregations), totals, own_values)
 
 
 class _Aggregation:
@@ -168,6 +171,20 @@ class _MakeOfClient:
     return tuple([one.value(own) for one in self.aggregations]), tuple([own[name] for name in self.kept])
 
 
+def _each(make: _MakeOfClient, shared: Bindings, clients: Sequence[Bindings]) -> tuple[Any, ...]:
+  """What `make` gives for each client of a block."""
+  return tuple([make({**shared, **own}) for own in clients])
+
+
+def _sums(aggregations: Sequence[_Aggregation], shared: Bindings, clients: Sequence[Bindings]) -> tuple[Any, ...]:
+  """The next accumulators, after the values of a block's clients, one client after the other."""
+  totals = dict(shared)
+  for own in clients:
+    bindings = {**totals, **own}
+    totals.update({one.name: one.sum(bindings) for one in aggregations})
+  return tuple([totals[one.name] for one in aggregations])
+
+
 @dataclasses.dataclass(frozen=True)
 class _Pass:
   """A `schedule.Pass`, ready to run.
@@ -175,8 +192,9 @@ class _Pass:
   Attributes:
     make: Makes the values of one client.
     functions: The TensorFlow functions that `make` calls.
-    joined: `make` as one call of TensorFlow; None if that cannot be.
-    sums: All aggregations' sums in one call; None if that cannot be.
+    joined: `make` for one or several clients as one call of TensorFlow; None if that cannot be.
+    sums: All aggregations' sums of what these gave in one call; None if that cannot be.
+    num_bytes: Bytes of the values that a client makes, as far as their types tell.
     earlier: Names of clients' values of earlier passes that this one needs, and whether anything needs them afterwards.
     shared: Names of server values that clients use.
     argument_name: The name of the computation's argument; None if this pass does not need it.
@@ -187,6 +205,7 @@ class _Pass:
   functions: Sequence[Any]
   joined: Optional[Any]
   sums: Optional[Any]
+  num_bytes: int
   earlier: dict[str, bool]
   shared: set[str]
   argument_name: Optional[str]
@@ -198,40 +217,43 @@ class _Pass:
       aggregation.start(bindings)
     kept = {name: values.PerClient() for name in self.make.kept}
     runner = bindings[RUNNER]
+    shared = {name: bindings[name] for name in [RUNNER, *self.shared]}
     joined = self.joined if runner.joins else None
+    size, functions = (1, self.functions) if joined is None else _calls(joined, runner, self.num_bytes)
 
-    def one(own: Bindings) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-      result = self.make(own) if joined is None else joined(own, runner.device())
-      own.clear()  # A reference to the bindings does not hold the values.
-      return result
+    def several(clients: Sequence[Bindings]) -> Sequence[tuple[tuple[Any, ...], tuple[Any, ...]]]:
+      if joined is None:
+        return _each(self.make, shared, clients)
+      return joined(shared, clients, runner.device())
 
-    functions = self.functions if joined is None else [joined.function]
-    with contextlib.closing(runner.map(one, self._clients(bindings), functions)) as results:
-      for inputs, own_kept in results:
-        self._sum(bindings, inputs)
-        del inputs
-        for name, value in zip(self.make.kept, own_kept):
-          kept[name].append(value)
+    with contextlib.closing(runner.map(several, self._clients(bindings), functions, size)) as results:
+      for block in results:
+        self._sum(bindings, [inputs for inputs, _ in block])
+        for _, own_kept in block:
+          for name, value in zip(self.make.kept, own_kept):
+            kept[name].append(value)
+        del block
     for aggregation in aggregations:
       aggregation.finish(bindings)
     bindings.update(kept)
 
-  def _sum(self, bindings: Bindings, inputs: Sequence[Any]) -> None:
+  def _sum(self, bindings: Bindings, block: Sequence[Sequence[Any]]) -> None:
     aggregations, runner = self.make.aggregations, bindings[RUNNER]
     if runner.meter is not None:
-      runner.meter.aggregate(sum(one.num_bytes(value) for one, value in zip(aggregations, inputs)))
-    own = {**bindings, **{one.value_name: value for one, value in zip(aggregations, inputs)}}
+      for inputs in block:
+        runner.meter.aggregate(sum(one.num_bytes(value) for one, value in zip(aggregations, inputs)))
+    clients = [{one.value_name: value for one, value in zip(aggregations, inputs)} for inputs in block]
+    totals = {one.name: bindings[one.name] for one in aggregations}
     if self.sums is not None and runner.joins:
-      sums = self.sums(own, runner.device())
+      sums = self.sums(totals, clients, runner.device())
     else:
-      sums = [one.sum(own) for one in aggregations]
+      sums = _sums(aggregations, bindings, clients)
     bindings.update(zip([one.name for one in aggregations], sums))
 
   def _clients(self, bindings: Bindings) -> Iterator[Bindings]:
     """Each client's own bindings. Values that nothing else needs leave the round's bindings with them."""
-    shared = {name: bindings[name] for name in [RUNNER, *self.shared]}
     for index in range(bindings[RUNNER].num_clients):
-      own = dict(shared)
+      own: Bindings = {}
       if self.argument_name is not None:
         argument = bindings.get(self.argument_name)
         own[self.argument_name] = argument if self.of_client is None else self.of_client(argument, index)
@@ -240,6 +262,15 @@ class _Pass:
         if not is_needed_later:
           bindings[name][index] = None
       yield own
+
+
+def _calls(joined: Any, runner: Any, num_bytes: int) -> tuple[int, Sequence[Any]]:
+  """How many clients a call of `joined` should take, and the TensorFlow functions that will be called."""
+  if joined.function(1).must_run_in_order:  # What a client draws depends on all who came before it.
+    return 1, [joined.function(1)]
+  size = runner.block_size(num_bytes)
+  counts = {size, 1} if runner.num_clients % size else {size}
+  return size, [joined.function(count) for count in sorted(counts)]
 
 
 def _of_client(type_spec: Optional[tff.Type]) -> Optional[Callable[[Any, int], Any]]:

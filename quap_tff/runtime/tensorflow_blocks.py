@@ -5,8 +5,8 @@ a private set of handles from a pool. So clients that run at the same time never
 behind, and none is made again for every client.
 
 A call of a function costs about as much as a small client's arithmetic. So all sections that a pass through the cohort
-runs for a client are joined into one function (`Joined`): the interpreter runs once on tensors of a graph, and each
-section adds its nodes to it.
+runs for a client, or for a few, are joined into one function (`Joined`): the interpreter runs once on tensors of a
+graph, and each section adds its nodes to it, for one client after the other.
 """
 
 from collections.abc import Sequence
@@ -274,42 +274,57 @@ def _packer(positions: Any) -> Callable[[Sequence[Any]], Any]:
 
 
 class Joined:
-  """Makes values of other values, in one call of TensorFlow.
+  """Makes values of other values, for several clients in one call of TensorFlow.
 
   Args:
-    make: Makes them: (runner, bindings) -> value. It is built on sections and on values that are passed on, and may not
-      look into a value in Python.
-    specs: For each name that `make` reads from its bindings, the `tf.TensorSpec`s of the value, nested as the value is.
+    make: Makes them: (runner, bindings that clients share, bindings of each client) -> value. It is built on sections
+      and on values that are passed on, and may not look into a value in Python.
+    shared: For each name in the former, the `tf.TensorSpec`s of the value, nested as the value is.
+    own: The same for each name that a client binds.
     on_trace: See `GraphFunction`.
-
-  Attributes:
-    function: Runs it.
   """
 
-  def __init__(self, make: Callable[[Any, dict[str, Any]], Any], specs: dict[str, Any], on_trace: Callable[[], None]):
+  def __init__(
+    self, make: Callable[..., Any], shared: dict[str, Any], own: dict[str, Any], on_trace: Callable[[], None]
+  ):
     self._make = make
-    self._specs = specs
-    self._pack: Any = None
-    self.function = GraphFunction(self._make_graph, on_trace, on_one_thread=True)
+    self._shared, self._own = shared, own
+    self._on_trace = on_trace
+    self._packs: dict[int, Callable[[Sequence[Any]], Any]] = {}
+    self._functions: dict[int, GraphFunction] = {}
+    self._lock = threading.Lock()
 
-  def __call__(self, bindings: dict[str, Any], device: str) -> Any:
-    """The values that `make` would make of `bindings`."""
-    leaves = _leaves(tuple([bindings[name] for name in self._specs]))
-    outputs = self.function(leaves, device)
-    return self._pack([*outputs, *leaves])
+  def function(self, num_clients: int) -> GraphFunction:
+    """The function for so many clients."""
+    with self._lock:
+      if num_clients not in self._functions:
+        make_graph = functools.partial(self._make_graph, num_clients)
+        self._functions[num_clients] = GraphFunction(make_graph, self._on_trace, on_one_thread=True)
+      return self._functions[num_clients]
 
-  def _make_graph(self) -> section_graphs.SectionGraph:
+  def __call__(self, bindings: dict[str, Any], clients: Sequence[dict[str, Any]], device: str) -> Any:
+    """The values that `make` would make of the bindings."""
+    leaves = _leaves(tuple([bindings[name] for name in self._shared]))
+    for own in clients:
+      _add_leaves(tuple([own[name] for name in self._own]), leaves)
+    outputs = self.function(len(clients))(leaves, device)
+    return self._packs[len(clients)]([*outputs, *leaves])
+
+  def _make_graph(self, num_clients: int) -> section_graphs.SectionGraph:
     with tf.Graph().as_default() as graph:
-      bindings = {
-        name: _mapped(lambda spec: tf.compat.v1.placeholder(spec.dtype, spec.shape), specs)
-        for name, specs in self._specs.items()
-      }
-      arguments = _leaves(tuple(bindings.values()))
+      bindings, *clients = (_placeholders(specs) for specs in [self._shared] + num_clients * [self._own])
+      arguments = _leaves(tuple([value for part in (bindings, *clients) for value in part.values()]))
       tracer = _Tracer()
-      results = _mapped(lambda result: result.name, _in_graph(self._make(tracer, bindings)))
+      results = _mapped(lambda result: result.name, _in_graph(self._make(tracer, bindings, clients)))
     names = [argument.name for argument in arguments]
-    self._pack = _packer(_positions(results, names))
+    self._packs[num_clients] = _packer(_positions(results, names))
     return section_graphs.of_graph(graph, arguments, tracer.handles, tracer.variables, _fetches(results, names))
+
+
+def _placeholders(specs: dict[str, Any]) -> dict[str, Any]:
+  return {
+    name: _mapped(lambda spec: tf.compat.v1.placeholder(spec.dtype, spec.shape), part) for name, part in specs.items()
+  }
 
 
 class _Tracer:

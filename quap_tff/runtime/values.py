@@ -65,6 +65,12 @@ def tensor_specs(type_spec: tff.Type) -> Any:
   raise TypeError(f'A value is made of tensors and sequences, found the type {type_spec}.')
 
 
+def static_bytes(type_spec: tff.Type) -> int:
+  """Bytes of the tensors of one client's or the server's value whose sizes the type tells."""
+  specs = tf.nest.flatten(tensor_specs(type_spec))
+  return sum(spec.shape.num_elements() * spec.dtype.size for spec in specs if spec.shape.is_fully_defined())
+
+
 def differs_by_client(type_spec: Optional[tff.Type]) -> bool:
   """Whether this is the type of a value that each client has for itself."""
   return isinstance(type_spec, tff.FederatedType) and type_spec.placement is tff.CLIENTS and not type_spec.all_equal

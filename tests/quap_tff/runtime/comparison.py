@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 import contextlib
+from typing import Optional
 
 import attrs
 import numpy as np
@@ -12,15 +13,19 @@ from quap_tff import runtime
 
 
 @contextlib.contextmanager
-def threads(context: runtime.InProcessContext, num_threads: int) -> Iterator[None]:
-  """Runs computations on `context` with another number of threads, without compiling or tracing them again."""
+def threads(
+  context: runtime.InProcessContext, num_threads: int, clients_per_call: Optional[int] = None
+) -> Iterator[None]:
+  """Runs computations on `context` with another number of threads and of clients in a call, compiled as they are."""
   before = context._num_threads
   _set_threads(context, num_threads)
+  context._clients_per_call = clients_per_call
   try:
     with tff.framework.get_context_stack().install(context):
       yield
   finally:
     _set_threads(context, before)
+    context._clients_per_call = None
 
 
 def _set_threads(context, num_threads):

@@ -11,6 +11,8 @@ from quap_tff import runtime
     (dict(kind='in_proces'), r"Unknown runtime 'in_proces'\. Did you mean 'in_process'"),
     (dict(device='gpus'), r"Unknown device 'gpus'\. Did you mean 'gpu'"),
     (dict(num_threads=0), 'num_threads must be an integer at least 1, found 0'),
+    (dict(clients_per_call=0), 'clients_per_call must be an integer at least 1, found 0'),
+    (dict(kind='native', clients_per_call=4), 'clients_per_call is for the runtime "in_process", found it with'),
     (dict(num_workers=0), 'num_workers must be an integer at least 1, found 0'),
     (dict(kind='workers', worker_addresses=('localhost',)), 'host:port'),
     (dict(kind='workers', worker_addresses=('localhost:0',)), 'host:port'),

@@ -103,7 +103,7 @@ def test_clients_run_at_the_same_time(context):
   # Each client waits until two are there: with one at a time the barrier would break.
   barrier = threading.Barrier(2, timeout=30)
   runner = in_process._Runner(context, 2)
-  assert list(runner.map(lambda item: (barrier.wait() >= 0, item), [1, 2])) == [(True, 1), (True, 2)]
+  assert list(runner.map(lambda block: (barrier.wait() >= 0, *block), [1, 2])) == [(True, 1), (True, 2)]
 
 
 @pytest.mark.parametrize('how', ['reduce', 'iterator'])
@@ -138,7 +138,7 @@ def test_clients_read_their_data_at_the_same_time(context, how):
 def test_no_more_clients_at_once_than_threads(context):
   lock, running, most = threading.Lock(), [0], [0]
 
-  def client(item):
+  def client(block):
     with lock:
       running[0] += 1
       most[0] = max(most[0], running[0])
@@ -146,10 +146,10 @@ def test_no_more_clients_at_once_than_threads(context):
     gone.wait(0.01)
     with lock:
       running[0] -= 1
-    return item
+    return list(block)
 
   with comparison.threads(context, 3):
-    assert list(in_process._Runner(context, 12).map(client, list(range(12)))) == list(range(12))
+    assert list(in_process._Runner(context, 12).map(client, range(12))) == [[i] for i in range(12)]
   assert 1 < most[0] <= 3
 
 

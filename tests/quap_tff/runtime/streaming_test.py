@@ -160,16 +160,17 @@ def test_no_client_runs_far_ahead_of_a_slow_one():
       made.append(index)
       yield index
 
-  def client(index):
+  def client(block):
+    (index,) = block
     if index == 0:
       assert last_started.wait(30)  # Everybody who may run ahead does.
       made_by_then.append(len(made))
     elif index == limit - 1:
       last_started.set()
-    return index
+    return [index]
 
   with runtime.activate(runtime.RuntimeConfig(device='cpu', num_threads=num_threads)) as context:
-    assert list(in_process._Runner(context, 4 * limit).map(client, items())) == list(range(4 * limit))
+    assert list(in_process._Runner(context, 4 * limit).map(client, items())) == [[i] for i in range(4 * limit)]
   assert made_by_then[0] <= limit + 1
 
 
