@@ -44,7 +44,7 @@ def _process(model, algorithm):
   optimizer = tff.learning.optimizers.build_sgdm(0.1)
   work = quap_tff.ClientWorkConfig(batch_size=4, seed=2)
   if algorithm == 'quap':  # The norms come first, and then the clipped updates: two passes.
-    config = quap_tff.QuapConfig(num_clients=_CLIENTS, noise=quap_tff.NoiseConfig(seed=1))
+    config = quap_tff.QuapConfig(num_clients=_CLIENTS, noise=quap_tff.NoiseConfig('none'))
     process = quap_tff.build_quap_fed_avg(model_fn, config, client_optimizer=optimizer, client_work=work)
   else:
     config = quap_tff.CertifiedConfig(num_clients=_CLIENTS, epsilon=3.0, delta=1e-5, noise_seed=1)
