@@ -220,13 +220,14 @@ class _Pass:
     shared = {name: bindings[name] for name in [RUNNER, *self.shared]}
     joined = self.joined if runner.joins else None
     size, functions = (1, self.functions) if joined is None else _calls(joined, runner, self.num_bytes)
+    wanted = True if joined is None or self.argument_name is None else joined.wanted(self.argument_name)
 
     def several(clients: Sequence[Bindings]) -> Sequence[tuple[tuple[Any, ...], tuple[Any, ...]]]:
       if joined is None:
         return _each(self.make, shared, clients)
       return joined(shared, clients, runner.device())
 
-    with contextlib.closing(runner.map(several, self._clients(bindings), functions, size)) as results:
+    with contextlib.closing(runner.map(several, self._clients(bindings, wanted), functions, size)) as results:
       for block in results:
         self._sum(bindings, [inputs for inputs, _ in block])
         for _, own_kept in block:
@@ -250,13 +251,13 @@ class _Pass:
       sums = _sums(aggregations, bindings, clients)
     bindings.update(zip([one.name for one in aggregations], sums))
 
-  def _clients(self, bindings: Bindings) -> Iterator[Bindings]:
+  def _clients(self, bindings: Bindings, wanted: Any) -> Iterator[Bindings]:
     """Each client's own bindings. Values that nothing else needs leave the round's bindings with them."""
     for index in range(bindings[RUNNER].num_clients):
       own: Bindings = {}
       if self.argument_name is not None:
         argument = bindings.get(self.argument_name)
-        own[self.argument_name] = argument if self.of_client is None else self.of_client(argument, index)
+        own[self.argument_name] = argument if self.of_client is None else self.of_client(argument, index, wanted)
       for name, is_needed_later in self.earlier.items():
         own[name] = bindings[name][index]
         if not is_needed_later:
@@ -273,16 +274,26 @@ def _calls(joined: Any, runner: Any, num_bytes: int) -> tuple[int, Sequence[Any]
   return size, [joined.function(count) for count in sorted(counts)]
 
 
-def _of_client(type_spec: Optional[tff.Type]) -> Optional[Callable[[Any, int], Any]]:
-  """A function from an argument and a client's place to the argument as this client has it; None if all have it so."""
+def _of_client(type_spec: Optional[tff.Type]) -> Optional[Callable[[Any, int, Any], Any]]:
+  """A function from an argument, a client's place and the parts that are wanted to the argument as this client has it.
+
+  None if all clients have it so.
+  """
   if values.differs_by_client(type_spec):
-    return lambda value, index: value[index]
+    return lambda value, index, wanted: (
+      value.part(index, wanted) if isinstance(value, values.OnDemand) else value[index]
+    )
   if not isinstance(type_spec, tff.StructType):
     return None
   parts = [_of_client(part) for _, part in tff.structure.iter_elements(type_spec)]
   if not any(parts):
     return None
-  return lambda value, index: tuple(of(part, index) if of else part for of, part in zip(parts, value))
+
+  def of_client(value: Any, index: int, wanted: Any) -> Any:
+    each = len(parts) * [True] if wanted is True else wanted
+    return tuple([of(part, index, own) if of else part for of, part, own in zip(parts, value, each)])
+
+  return of_client
 
 
 def _kind(name: str, block: tff.framework.ComputationBuildingBlock) -> str:

@@ -292,6 +292,7 @@ class Joined:
     self._on_trace = on_trace
     self._packs: dict[int, Callable[[Sequence[Any]], Any]] = {}
     self._functions: dict[int, GraphFunction] = {}
+    self._returned: set[int] = set()  # The places of arguments of one client that are results as they are.
     self._lock = threading.Lock()
 
   def function(self, num_clients: int) -> GraphFunction:
@@ -301,6 +302,13 @@ class Joined:
         make_graph = functools.partial(self._make_graph, num_clients)
         self._functions[num_clients] = GraphFunction(make_graph, self._on_trace, on_one_thread=True)
       return self._functions[num_clients]
+
+  def wanted(self, name: str) -> Any:
+    """Which leaves of a client's own value `name` are used at all: booleans, nested as the value is."""
+    used = set(self.function(1).graph.used) | self._returned
+    position = itertools.count()
+    found = _mapped(lambda spec: next(position) in used, tuple([*self._shared.values(), *self._own.values()]))
+    return found[len(self._shared) + list(self._own).index(name)]
 
   def __call__(self, bindings: dict[str, Any], clients: Sequence[dict[str, Any]], device: str) -> Any:
     """The values that `make` would make of the bindings."""
@@ -318,6 +326,8 @@ class Joined:
       results = _mapped(lambda result: result.name, _in_graph(self._make(tracer, bindings, clients)))
     names = [argument.name for argument in arguments]
     self._packs[num_clients] = _packer(_positions(results, names))
+    if num_clients == 1:
+      self._returned = {names.index(name) for name in _leaves(results) if name in names}
     return section_graphs.of_graph(graph, arguments, tracer.handles, tracer.variables, _fetches(results, names))
 
 

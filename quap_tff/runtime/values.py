@@ -41,6 +41,10 @@ class MadeOnDemand(collections.abc.Sequence):
 class OnDemand(MadeOnDemand):
   """One value per client, in the cohort's order, made from the caller's sequence each time that it is asked for."""
 
+  def part(self, index: int, wanted: Any) -> Any:
+    """A client's value, of which only the `wanted` parts are made (see `to_value`)."""
+    return self._make(self._clients[index], wanted)
+
 
 # Where a part of the argument is, for messages: (where its parent is, its name or index), () for the argument itself.
 # Making such a pair costs 30 ns, so values that fit hardly pay for it.
@@ -96,7 +100,7 @@ def num_clients(argument: Any, type_spec: Optional[tff.Type]) -> Optional[int]:
   return found.pop() if found else None
 
 
-def to_value(argument: Any, type_spec: tff.Type, path: Path = ()) -> Any:
+def to_value(argument: Any, type_spec: tff.Type, path: Path = (), wanted: Any = True) -> Any:
   """Turns a caller's argument into a value.
 
   Tensors and arrays must be of the type's dtype or of a smaller one of its kind, and Python's numbers of its kind and
@@ -107,25 +111,34 @@ def to_value(argument: Any, type_spec: tff.Type, path: Path = ()) -> Any:
     argument: The caller's argument, or a part of it.
     type_spec: Its expected type.
     path: Its place in the argument of the computation.
+    wanted: Whether it is needed, or for a structure whether each part is, as a tuple. What is not needed becomes None
+      and is not looked at.
 
   Raises:
     TypeError: If it does not fit the type. The message says where in the argument, what is wrong, and the range.
     errors.UnsupportedComputationError: If the type has functions.
   """
+  if not wanted:
+    return None
   if isinstance(type_spec, tff.TensorType):
     return _tensor(argument, type_spec, path)
   if isinstance(type_spec, tff.SequenceType):
     return _sequence(argument, type_spec, path)
   if isinstance(type_spec, tff.StructType):
-    parts = enumerate(children(argument, type_spec, path))
-    return tuple([to_value(part, t, (path, i if name is None else name)) for i, (name, part, t) in parts])
+    parts = children(argument, type_spec, path)
+    each = len(parts) * [True] if wanted is True else wanted
+    return tuple(
+      [to_value(part, t, (path, i if name is None else name), each[i]) for i, (name, part, t) in enumerate(parts)]
+    )
   if isinstance(type_spec, tff.FederatedType):
     if not differs_by_client(type_spec):
       return to_value(argument, type_spec.member, path)
     if isinstance(argument, (list, tuple)):
       return PerClient(to_value(part, type_spec.member, (path, i)) for i, part in enumerate(argument))
     if isinstance(argument, collections.abc.Sequence) and not isinstance(argument, (str, bytes)):
-      return OnDemand(lambda i: to_value(argument[i], type_spec.member, (path, i)), range(len(argument)))
+      return OnDemand(
+        lambda i, wanted=True: to_value(argument[i], type_spec.member, (path, i), wanted), range(len(argument))
+      )
     raise TypeError(
       f'Expected a list with one value per client for {_place(path)} of type {type_spec}, found a '
       f'{type(argument).__name__}.'

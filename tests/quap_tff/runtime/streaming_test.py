@@ -19,6 +19,7 @@ from quap_tff.mechanisms import config as configs
 from quap_tff.mechanisms import layers
 from quap_tff.runtime import in_process
 from quap_tff.runtime import tensorflow_blocks
+from quap_tff.runtime import values
 from tests.quap_tff.runtime import comparison
 
 _CLIENTS = 60
@@ -204,6 +205,29 @@ class TestClientValues:
       process, next_round = _round('current')  # The second pass clips what the first one has kept.
       next_round(process.initialize(), runtime.client_values(lambda client: made.append(client) or client, range(6)))
     assert made == list(range(6))
+
+  def test_only_the_parts_that_a_pass_reads_are_converted(self, monkeypatch):
+    # Certified runs read the ids of the whole cohort before anybody trains.
+    converted, sequence = [], values._sequence
+    monkeypatch.setattr(values, '_sequence', lambda *args: converted.append(args[2][-1]) or sequence(*args))
+    client = collections.OrderedDict(client_id=tff.SequenceType(np.int32), examples=tff.SequenceType(np.int32))
+    add_up = tff.tensorflow.computation(lambda ds: ds.reduce(0, tf.add), tff.SequenceType(np.int32))
+    less = tff.tensorflow.computation(lambda x, y: x - y, np.int32, np.int32)
+
+    @tff.federated_computation(tff.FederatedType(client, tff.CLIENTS))
+    def computation(clients):
+      ids = tff.federated_map(add_up, clients['client_id'])
+      total = tff.federated_broadcast(tff.federated_sum(ids))
+      return tff.federated_sum(
+        tff.federated_map(less, (tff.federated_map(add_up, clients['examples']), total))
+      ), clients
+
+    make = lambda i: collections.OrderedDict(client_id=[i], examples=[i, 10])
+    with runtime.activate(runtime.RuntimeConfig(device='cpu', num_threads=1)):
+      total, returned = computation(runtime.client_values(make, [1, 2, 3]))
+    assert total == 6 + 3 * 10 - 3 * 6
+    assert converted == 3 * ['client_id'] + 3 * ['examples'] + 3 * ['client_id', 'examples']
+    assert [list(part['examples']) for part in returned] == [[i, 10] for i in (1, 2, 3)]
 
   def test_of_the_wrong_type_are_refused(self):
     total = tff.federated_computation(tff.federated_sum, tff.FederatedType(np.int32, tff.CLIENTS))
