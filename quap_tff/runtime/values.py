@@ -9,6 +9,7 @@ nor a tuple but another sequence.
 import collections
 import collections.abc
 from collections.abc import Mapping, Sequence
+import functools
 from typing import Any, Callable, Optional
 
 import attrs
@@ -51,6 +52,7 @@ class OnDemand(MadeOnDemand):
 Path = tuple[Any, ...]
 
 
+@functools.cache
 def tf_dtype(dtype: Any) -> tf.DType:
   """The TensorFlow dtype of a TFF tensor type's dtype (which has NumPy's strings)."""
   return tf.string if np.dtype(dtype).kind in 'US' else tf.as_dtype(dtype)
@@ -150,6 +152,11 @@ def to_value(argument: Any, type_spec: tff.Type, path: Path = (), wanted: Any = 
 
 
 def _tensor(argument: Any, type_spec: tff.TensorType, path: Path) -> tf.Tensor:
+  if isinstance(argument, (np.ndarray, np.generic)) and argument.dtype == type_spec.dtype and type_spec.shape is not None:
+    # The usual case. TensorFlow's own comparison of shapes costs as much as the conversion.
+    shape = type_spec.shape
+    if len(shape) == argument.ndim and all(size in (None, own) for size, own in zip(shape, argument.shape)):
+      return tf.constant(argument)
   if isinstance(argument, tf.Variable):
     argument = argument.read_value()
   dtype = tf_dtype(type_spec.dtype)
