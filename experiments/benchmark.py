@@ -4,11 +4,12 @@ r"""Compares the speed and memory of the runtimes and of the client update, on t
 
 The cases are:
 
-  tff_worker      stock TFF DP-FedAvg in TFF's C++ worker
-  tff_in_process  the same computation, unchanged, in the in-process runtime
-  quap_float32    QuAP-FL in the in-process runtime
-  quap_bfloat16   the same with bfloat16 arithmetic
-  ceiling         the same steps as a bare TensorFlow loop: no federation, no aggregation
+  tff_worker        stock TFF DP-FedAvg in TFF's C++ worker
+  tff_in_process    the same computation, unchanged, in the in-process runtime
+  quap_float32      QuAP-FL in the in-process runtime
+  quap_bfloat16     the same with bfloat16 arithmetic
+  ceiling           the same steps as a bare TensorFlow loop: no federation, no aggregation
+  ceiling_bfloat16  the same loop with bfloat16 arithmetic: Keras' mixed precision
 
 After the cases come the aggregation alone, growth with cohort and population, memory over 200 rounds, cohorts of 30 and
 1,000 clients for each rule for the clipping norm, the cost of a client with little to do, and the time to the first
@@ -55,7 +56,7 @@ _CSV = flags.DEFINE_string(
 _SECTION_NAMES = ['cases', 'aggregation', 'growth', 'memory', 'cohort', 'small', 'start']
 _SECTIONS = flags.DEFINE_list('sections', _SECTION_NAMES, 'What to measure, separated by commas.', flag_values=_FLAGS)
 
-_CASES = ('tff_worker', 'tff_in_process', 'quap_float32', 'quap_bfloat16', 'ceiling')
+_CASES = ('tff_worker', 'tff_in_process', 'quap_float32', 'quap_bfloat16', 'ceiling', 'ceiling_bfloat16')
 _COHORT_EXAMPLES = 60
 # The first is the default rule, whose cases have no suffix.
 _COHORT_RULES = ['current', 'previous', 'fixed', 'private_quantile', 'certified']

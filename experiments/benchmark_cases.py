@@ -23,6 +23,7 @@ from quap_tff.common.lazy import tff
 psutil = lazy.module('psutil')
 models = lazy.module('quap_tff.training.models')
 runtime = lazy.module('quap_tff.runtime')
+saving = lazy.module('quap_tff.training.saving')
 
 # The papers' MNIST model. Images are random: pixels do not change the time of a step.
 _MODEL, _INPUT_SHAPE, _CLASSES = 'mnist_cnn', (28, 28, 1), 10
@@ -52,8 +53,9 @@ def check(device: str) -> None:
 def case(name: str, clients: int, examples: int, batch_size: int, rounds: int, device: str) -> dict[str, float]:
   """The speed of one of the benchmark's cases (median over `rounds`, after one that is not timed)."""
   data = _random_clients(clients, examples)
-  if name == 'ceiling':
-    return _speed(clients * examples, _time_rounds(_ceiling_round(data, batch_size, device), rounds))
+  if name in ('ceiling', 'ceiling_bfloat16'):
+    run_round = _ceiling_round(data, batch_size, device, 'float32' if name == 'ceiling' else 'bfloat16')
+    return _speed(clients * examples, _time_rounds(run_round, rounds))
   kind = 'native' if name == 'tff_worker' else 'in_process'
   with runtime.activate(runtime.RuntimeConfig(kind=kind, device='cpu' if kind == 'native' else device)):
     if name.startswith('tff_'):
@@ -257,12 +259,12 @@ def _quap_process(
   )
 
 
-def _ceiling_round(data, batch_size, device):
+def _ceiling_round(data, batch_size, device, compute_dtype):
   """All clients' steps in bare TensorFlow: shuffle, gather, gradient, update; a model and a thread for each core."""
   config = runtime.RuntimeConfig(device=device)
   devices = runtime.prepare(config)
   threads = config.resolved_num_threads()
-  workers = [_BareWorker(devices[i % len(devices)], batch_size) for i in range(threads)]
+  workers = [_BareWorker(devices[i % len(devices)], batch_size, compute_dtype) for i in range(threads)]
   pool = concurrent.futures.ThreadPoolExecutor(threads)
   start = [np.asarray(v) for v in workers[0].variables]
 
@@ -274,12 +276,15 @@ def _ceiling_round(data, batch_size, device):
 
 
 class _BareWorker:
-  """One model, trained on one client after another."""
+  """One model of Keras' own layers, trained on one client after another.
 
-  def __init__(self, device: str, batch_size: int):
+  In bfloat16, it is Keras' mixed precision: weights, logits, loss and updates are float32.
+  """
+
+  def __init__(self, device: str, batch_size: int, compute_dtype: str):
     self._device = device
     with tf.device(device):
-      model = models.build_keras_model(_MODEL, _INPUT_SHAPE, _CLASSES)
+      model = saving.with_stock_layers(models.build_keras_model(_MODEL, _INPUT_SHAPE, _CLASSES, compute_dtype))
     self.variables = model.trainable_variables
 
     @tf.function(input_signature=[tf.TensorSpec((None, *_INPUT_SHAPE)), tf.TensorSpec((None,), tf.int32)])

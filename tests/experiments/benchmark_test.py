@@ -113,6 +113,7 @@ def test_measurements_go_to_the_table(tmp_path, monkeypatch, capsys):
 
 def test_cases_are_compared_with_the_worker_and_the_ceiling(tmp_path, monkeypatch, capsys):
   speeds = {'tff_worker': 50.0, 'tff_in_process': 80.0, 'quap_float32': 90.0, 'quap_bfloat16': 130.0, 'ceiling': 100.0}
+  speeds['ceiling_bfloat16'] = 140.0
   monkeypatch.setattr(
     benchmark,
     '_measure',
@@ -122,6 +123,17 @@ def test_cases_are_compared_with_the_worker_and_the_ceiling(tmp_path, monkeypatc
   assert {name: float(row['samples_per_second']) for name, row in rows.items()} == speeds
   line = [line for line in capsys.readouterr().out.splitlines() if line.startswith('quap_float32')]
   assert line[0].split()[-2:] == ['1.8', '0.9']
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('compute_dtype', ['float32', 'bfloat16'])
+def test_the_bare_loop_trains_float32_weights_of_stock_layers_in_either_arithmetic(compute_dtype):
+  worker = benchmark_cases._BareWorker('/CPU:0', 4, compute_dtype)
+  start = [v.numpy() for v in worker.variables]
+  x, y = benchmark_cases._random_examples(0, 6)
+  worker.train(start, x, y)
+  assert {v.dtype.name for v in worker.variables} == {'float32'}
+  assert all((v.numpy() != w).any() for v, w in zip(worker.variables, start))
 
 
 @pytest.mark.slow
