@@ -71,13 +71,16 @@ class Classifier(tff.learning.models.VariableModel):
   def predict_on_batch(self, batch_input: Any, training: bool = True) -> tf.Tensor:
     return self._keras_model(batch_input, training=training)
 
-  # A function of its own, as in TFF's model: where it ends, bfloat16 is rounded.
+  # A function of its own, as in TFF's model. Without it TensorFlow optimizes other graphs, and last bits change.
   @tf.function(autograph=False)
   def forward_pass(
     self, batch_input: Mapping[str, tf.Tensor], training: bool = True
   ) -> tff.learning.models.BatchOutput:
+    return self._forward_pass(batch_input, training)
+
+  def _forward_pass(self, batch_input, training):
     x, y = batch_input['x'], batch_input['y']
-    scores = self._keras_model(x, training=training)
+    scores = self.predict_on_batch(x, training)
     loss = self._loss(y_true=y, y_pred=scores)
     num_examples = tf.shape(y)[0]
     hits = tf.cast(tf.equal(tf.cast(tf.math.argmax(scores, axis=-1), y.dtype), y), tf.float32)

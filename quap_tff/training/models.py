@@ -21,6 +21,7 @@ from quap_tff.common.lazy import tff
 
 classifier = lazy.module('quap_tff.training.classifier')
 dropout = lazy.module('quap_tff.training.dropout')
+mixed_precision = lazy.module('quap_tff.training.mixed_precision')
 
 # The choices of a compute dtype, and Keras' names of them.
 COMPUTE_DTYPES = {'float32': 'float32', 'bfloat16': 'mixed_bfloat16'}
@@ -293,6 +294,7 @@ def build_model_fn(
     else:
       loss, label_weights = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True), None
     keras_model = build_keras_model(name, input_shape, num_classes, compute_dtype, seed)
-    return classifier.Classifier(keras_model, loss, spec, label_weights)
+    kind = classifier.Classifier if compute_dtype == 'float32' else mixed_precision.MixedPrecisionClassifier
+    return kind(keras_model, loss, spec, label_weights)
 
   return model_fn

@@ -398,24 +398,24 @@ class TestDropoutInTraining:
     model_fn = self.model_fn(tf.keras.layers.Dropout)
     assert (self.update(model_fn) != self.update(model_fn)).any()
 
-  def test_bfloat16_update_is_near_the_float32_one(self):
+  @pytest.mark.parametrize('name, shape', [('digits_cnn', (8, 8, 1)), ('mnist_cnn', (12, 12, 1))])
+  def test_bfloat16_update_is_near_the_float32_one(self, name, shape):
     rng = np.random.default_rng(0)
-    examples = collections.OrderedDict(
-      x=tf.constant(rng.random((64, 8, 8, 1), np.float32)), y=tf.constant(rng.integers(0, 10, 64), tf.int32)
-    )
+    examples = collections.OrderedDict(x=tf.constant(rng.random((64, *shape), np.float32)), y=tf.zeros([64], tf.int32))
     updates = []
-    for compute_dtype in ('float32', 'bfloat16'):
-      model = models.build_model_fn('digits_cnn', (8, 8, 1), 10, compute_dtype, seed=2)()
+    # The third client is another one, and so are its batches and its dropout masks.
+    for compute_dtype, client_id in (('float32', 1), ('bfloat16', 1), ('bfloat16', 2)):
+      model = models.build_model_fn(name, shape, 10, compute_dtype, seed=2)()
       weights = tf.nest.map_structure(lambda v: v.read_value(), ModelWeights.from_model(model))
       update_fn = client_update.build_client_update(model, sgd(0.1), Config(batch_size=16))
       update, _ = update_fn(
-        weights, examples, tf.constant(1, tf.int64), tf.constant(1), seeds.initial_seed(1, 'client_update')
+        weights, examples, tf.constant(client_id, tf.int64), tf.constant(1), seeds.initial_seed(1, 'client_update')
       )
       assert {leaf.dtype for leaf in update} == {tf.float32}
       updates.append(np.concatenate([leaf.numpy().ravel() for leaf in update]))
-    exact, rounded = updates
-    # Random labels: most of the gradient cancels, rounding does not.
-    assert 1e-4 < np.linalg.norm(exact - rounded) / np.linalg.norm(exact) < 0.15
+    exact, rounded, other = updates
+    near, far = (np.linalg.norm(exact - update) / np.linalg.norm(exact) for update in (rounded, other))
+    assert 1e-4 < near < 0.03 and far > 4 * near
 
 
 class TestModelForms:
