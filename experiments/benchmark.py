@@ -2,6 +2,18 @@ r"""Compares the speed and memory of the runtimes and of the client update, on t
 
     python -m experiments.benchmark [--csv=FILE] [--device=cpu]
 
+The sections are:
+
+  cases        a round in each of the runtimes, below
+  aggregation  the aggregation alone
+  small        what a client with little to do costs
+  start        the time from a command to the end of its first round
+  growth       a round by cohort and population
+  memory       memory over 200 rounds
+  cohort       cohorts of 30 and 1,000 clients, for each rule for the clipping norm
+
+The first four are the default and take at most 8 minutes on two cores. The others are measured if they are named.
+
 The cases are:
 
   tff_worker        stock TFF DP-FedAvg in TFF's C++ worker
@@ -11,31 +23,31 @@ The cases are:
   ceiling           the same steps as a bare TensorFlow loop: no federation, no aggregation
   ceiling_bfloat16  the same loop with bfloat16 arithmetic: Keras' mixed precision
 
-After the cases come the aggregation alone, growth with cohort and population, memory over 200 rounds, cohorts of 30 and
-1,000 clients for each rule for the clipping norm, the cost of a client with little to do, and the time to the first
-round. They are measured one after the other, each in its own process, so that none adds to the memory of another.
-Memory is the sampled peak of that process and all its children together.
+What is compared takes turns round by round, so a machine that becomes slower slows all of it. Each case has a process
+of its own, which waits while it is not its turn; together, the cases take about 8 GB of memory. A figure is a median
+over rounds and, after ±, half the distance between the quartiles: half the range, for three rounds. A ratio is the
+median of the rounds' ratios. Memory is the sampled peak of a process and all its children together.
 """
 
 from collections.abc import Iterable, Iterator
 import csv
-import json
+import functools
 import os
 import platform
 import subprocess
 import sys
-import threading
 import time
 from typing import Any, Optional
 
 from absl import flags
 
+from experiments import benchmark_turns as turns
 from experiments import command_line
 from quap_tff.common import lazy
 from quap_tff.common import registry
-from quap_tff.runtime import processes
 
-psutil = lazy.module('psutil')
+_SECTION_NAMES = ['cases', 'aggregation', 'small', 'start', 'growth', 'memory', 'cohort']
+_DEFAULT_SECTIONS = _SECTION_NAMES[:4]
 
 _FLAGS = command_line.new_flags()
 _CLIENTS = flags.DEFINE_integer('clients', 30, 'Clients in each round.', lower_bound=1, flag_values=_FLAGS)
@@ -53,22 +65,26 @@ _CSV = flags.DEFINE_string(
   'Also write the cases, the cohorts, the small clients and the time to the first round to this file.',
   flag_values=_FLAGS,
 )
-_SECTION_NAMES = ['cases', 'aggregation', 'growth', 'memory', 'cohort', 'small', 'start']
-_SECTIONS = flags.DEFINE_list('sections', _SECTION_NAMES, 'What to measure, separated by commas.', flag_values=_FLAGS)
+_SECTIONS = flags.DEFINE_list(
+  'sections',
+  _DEFAULT_SECTIONS,
+  f'What to measure, separated by commas: {", ".join(_SECTION_NAMES)}.',
+  flag_values=_FLAGS,
+)
 
 _CASES = ('tff_worker', 'tff_in_process', 'quap_float32', 'quap_bfloat16', 'ceiling', 'ceiling_bfloat16')
+_REFERENCES = ('tff_worker', 'ceiling', 'ceiling_bfloat16')
 _COHORT_EXAMPLES = 60
 # The first is the default rule, whose cases have no suffix.
 _COHORT_RULES = ['current', 'previous', 'fixed', 'private_quantile', 'certified']
 _SMALL_MODELS = {'logistic': 'logistic_regression', 'cnn': 'digits_cnn'}
+_SMALL_CLIENTS = 100
+_STARTS = 5
 _DEMO = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'presets', 'demo.flags')
 _FIRST_ROUND = ['experiments.train', f'--flagfile={_DEMO}', '--stop_after=1', '--progress=lines']
-_CSV_COLUMNS = ['case', 'samples_per_second', 'seconds_per_round', 'peak_memory_mib', 'cpu_ms_per_client']
-_SAMPLE_SECONDS = 0.1
-# The first word of an error that a measurement explains itself.
-_ERROR = 'Error: '
-
-Row = dict[str, Any]
+_SPREAD_COLUMNS = ['samples_per_second', 'seconds_per_round', 'peak_memory_mib', 'cpu_ms_per_client']
+_CSV_COLUMNS = ['case', *_SPREAD_COLUMNS, *(f'{column}_spread' for column in _SPREAD_COLUMNS), 'start_seconds']
+_CSV_COLUMNS += [f'of_{other}{end}' for other in _REFERENCES for end in ('', '_spread')]
 
 
 def main(argv: list[str]) -> int:
@@ -86,24 +102,41 @@ def main(argv: list[str]) -> int:
       pass
   lazy.load('psutil')
   if _DEVICE.value == 'gpu':
-    _measure('check', device=_DEVICE.value)
+    with turns.Measurement('check', device=_DEVICE.value):
+      pass
   print(f'{platform.platform()}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}', flush=True)
-  sections = [_cases, _aggregation, _growth, _memory, _cohort, _small, _start]
-  rows = []
-  for name, section in zip(_SECTION_NAMES, sections):
+  sections = dict(zip(_SECTION_NAMES, [_cases, _aggregation, _small, _start, _growth, _memory, _cohort]))
+  rows, begin = [], time.monotonic()
+  for name, section in sections.items():
     if name in _SECTIONS.value:
-      rows += section()
+      rows += section(functools.partial(_note, begin, name))
   if _CSV.value is not None:
     with open(_CSV.value, 'w', newline='', encoding='utf-8') as f:
       writer = csv.DictWriter(f, _CSV_COLUMNS, extrasaction='ignore')
       writer.writeheader()
-      writer.writerows(row for row in rows if 'case' in row)
+      writer.writerows(_cells(row) for row in rows if 'case' in row)
   return 0
 
 
-def _shown(title: str, rows: Iterable[Row]) -> list[Row]:
+def _note(begin: float, section: str, what: str) -> None:
+  """Says on standard error what is being measured, and how long all has taken so far."""
+  minutes, seconds = divmod(int(time.monotonic() - begin), 60)
+  print(f'[{minutes}:{seconds:02}] {section}: {what}', file=sys.stderr, flush=True)
+
+
+def _cells(row: turns.Row) -> turns.Row:
+  """A row of the CSV file: each figure takes two columns."""
+  cells: turns.Row = {}
+  for name, value in row.items():
+    cells.update(
+      {name: value.value, f'{name}_spread': value.spread} if isinstance(value, turns.Figure) else {name: value}
+    )
+  return cells
+
+
+def _shown(title: str, rows: Iterable[turns.Row]) -> list[turns.Row]:
   """Prints a table, each row as soon as there is one, and returns the rows. Keys are the headings."""
-  result: list[Row] = []
+  result: list[turns.Row] = []
   for row in rows:
     if not result:
       print(f'\n{title}\n{_line(row)}', flush=True)
@@ -114,161 +147,121 @@ def _shown(title: str, rows: Iterable[Row]) -> list[Row]:
 
 def _line(cells: Iterable[Any]) -> str:
   first, *others = cells
-  return f'{first:<28}' + ''.join(f'{cell:>20}' for cell in others)
+  return f'{first:<28}' + ''.join(f'{str(cell):>20}' for cell in others)
 
 
-def _cases() -> list[Row]:
-  workload = dict(clients=_CLIENTS.value, examples=_EXAMPLES.value, batch_size=_BATCH_SIZE.value, rounds=_ROUNDS.value)
-  rows = [_case(name, 'case', name=name, device=_DEVICE.value, **workload) for name in _CASES]
-  speed = {row['case']: row['samples_per_second'] for row in rows}
+def _cases(note: turns.Note) -> list[turns.Row]:
+  workload = dict(clients=_CLIENTS.value, examples=_EXAMPLES.value, batch_size=_BATCH_SIZE.value, device=_DEVICE.value)
+  timed = turns.timed({name: ('case', {'name': name, **workload}) for name in _CASES}, _ROUNDS.value, note)
+  seconds = {one.case: one.seconds for one in timed}
+  rows = [one.row(_CLIENTS.value * _EXAMPLES.value) for one in timed]
   for row in rows:
-    row.update({f'of_{other}': row['samples_per_second'] / speed[other] for other in ('tff_worker', 'ceiling')})
+    row.update({f'of_{other}': turns.ratio(seconds[other], seconds[row['case']]) for other in _REFERENCES})
   title = f'{_CLIENTS.value} clients of {_EXAMPLES.value} examples, batch {_BATCH_SIZE.value}, 1 epoch, MNIST CNN'
   return _shown(title, rows)
 
 
-def _aggregation() -> list[Row]:
-  rows, _ = _measure('aggregation', clients=_CLIENTS.value, rounds=max(10, _ROUNDS.value))
-  adaptive = {row['weights']: row['ms'] for row in rows if row['kind'] == 'TFF adaptive clip'}
-  rows = [{**row, 'of_adaptive_clip': row['ms'] / adaptive[row['weights']]} for row in rows]
+def _aggregation(note: turns.Note) -> list[turns.Row]:
+  cases: turns.Cases = {'aggregation': ('aggregation', dict(clients=_CLIENTS.value))}
+  timed = turns.timed(cases, max(10, _ROUNDS.value), note)
+  adaptive = {one.labels['weights']: one.seconds for one in timed if one.labels['kind'] == 'TFF adaptive clip'}
+  rows = [
+    {
+      **one.labels,
+      'ms': turns.figure(1000 * seconds for seconds in one.seconds),
+      'of_adaptive_clip': turns.ratio(one.seconds, adaptive[one.labels['weights']]),
+    }
+    for one in timed
+  ]
   return _shown(f'The aggregation alone, {_CLIENTS.value} clients, in process', rows)
 
 
-def _growth() -> list[Row]:
-  sizes = dict(cohorts=[10, 30, 100, 300], populations=[100, 1000, 10000], examples=60)
-  rows, _ = _measure('growth', batch_size=_BATCH_SIZE.value, rounds=_ROUNDS.value, **sizes)
-  return _shown('Growth of a QuAP round, clients of 60 examples', rows)
-
-
-def _memory() -> list[Row]:
-  rows, _ = _measure('memory', rounds=[20, 200])
-  rows = [{**row, 'of_first': row['mib'] / rows[0]['mib']} for row in rows]
-  return _shown('Memory over rounds of varying cohorts, QuAP in process', rows)
-
-
-def _cohort() -> list[Row]:
-  def rows() -> Iterator[Row]:
-    workload = dict(examples=_COHORT_EXAMPLES, batch_size=_BATCH_SIZE.value, rounds=_ROUNDS.value)
-    for rule in _COHORT_RULES:
-      smallest = None
-      for clients in (30, 1000):
-        case = f'cohort_{clients}' + (f'_{rule}' if rule != _COHORT_RULES[0] else '')
-        row = _case(case, 'cohort', rule=rule, clients=clients, **workload)
-        smallest = smallest or row['peak_memory_mib']
-        yield {**row, 'memory_of_smallest': row['peak_memory_mib'] / smallest}
-
-  return _shown(f'Cohorts of clients with {_COHORT_EXAMPLES} examples, MNIST CNN', rows())
-
-
-def _small() -> list[Row]:
-  workload = dict(clients=100, batch_size=10, rounds=max(20, _ROUNDS.value))
-  rows = (
-    _case(f'small_{label}_{examples}', 'small', model=model, examples=examples, **workload)
+def _small(note: turns.Note) -> list[turns.Row]:
+  cases: turns.Cases = {
+    f'small_{label}_{examples}': ('small', dict(model=model, examples=examples, clients=_SMALL_CLIENTS, batch_size=10))
     for label, model in _SMALL_MODELS.items()
     for examples in (0, 10, 60)
-  )
+  }
+  rows = []
+  for one in turns.timed(cases, max(20, _ROUNDS.value), note):
+    cpu_ms = [1000 * seconds / _SMALL_CLIENTS for seconds in one.cpu_seconds]
+    # Other programs only ever add to it, so the least is the best guess.
+    figure = turns.figure(cpu_ms)._replace(value=min(cpu_ms))
+    rows.append({**one.row(_SMALL_CLIENTS * cases[one.case][1]['examples']), 'cpu_ms_per_client': figure})
   return _shown('100 clients with little to do, 8x8 digits, batch 10, one thread', rows)
 
 
-def _start() -> list[Row]:
-  seconds, peak = _first_round()
-  print(f'\nFrom the command to the end of round 1, digits: {seconds:.1f} s', flush=True)
-  row, _ = _measure('first_round', clients=_CLIENTS.value, examples=_EXAMPLES.value, batch_size=_BATCH_SIZE.value)
-  print(
-    f'From the imports to the end of the first QuAP round, MNIST CNN: {row["until_end"]:.1f} s, of which '
-    f'{row["overhead"]:.1f} s are not a round\'s own time (building, compiling, tracing)',
-    flush=True,
-  )
-  return [{'case': 'first_round', 'seconds_per_round': seconds, 'peak_memory_mib': peak}]
+def _start(note: turns.Note) -> list[turns.Row]:
+  starts = []
+  for number in range(_STARTS):
+    note(f'start {number + 1} of {_STARTS}')
+    starts.append(_first_round())
+  seconds, peaks = map(turns.figure, zip(*starts))
+  print(f'\nFrom the command to the end of round 1, digits: {seconds} s', flush=True)
+  return [{'case': 'first_round', 'seconds_per_round': seconds, 'peak_memory_mib': peaks}]
 
 
 def _first_round() -> tuple[float, float]:
   """Seconds from the command to the end of a run's first round, and the peak memory of that run in MiB."""
-  begin = time.monotonic()
-  seconds: Optional[float] = None
-
-  def note_time(line: str) -> None:
-    nonlocal seconds
-    if seconds is None and line.startswith('round 1/'):
-      seconds = time.monotonic() - begin
-
-  status, _, said, peak = _ran(_FIRST_ROUND, note_time)
+  streams = dict(stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+  with turns.Child(*_FIRST_ROUND, **streams) as run:
+    seconds: Optional[float] = None
+    last = ''
+    while line := run.line():
+      last = line
+      if seconds is None and line.startswith('round 1/'):
+        seconds = run.age()
+    status = run.status()
   if status or seconds is None:
-    raise ValueError(f'The first round failed with status {status}: {"".join(said[-1:]).strip()}')
-  return seconds, peak
+    raise ValueError(f'The first round failed with status {status}: {last.strip()}')
+  return seconds, run.peak_mib
 
 
-def _case(case: str, function: str, **arguments: Any) -> Row:
-  """A row of the CSV file."""
-  row, peak = _measure(function, **arguments)
-  return {'case': case, **row, 'peak_memory_mib': peak}
-
-
-def _measure(function: str, **arguments: Any) -> tuple[Any, float]:
-  """Runs a function of `benchmark_cases` in a process of its own; returns its result and the peak memory in MiB.
-
-  Raises:
-    ValueError: If it failed: in the words of that process, if it gave any.
-  """
-  status, output, said, peak = _ran(['experiments.benchmark_cases', function, json.dumps(arguments)])
-  why = None
-  if status:
-    why = f'The measurement {function!r} failed with status {status}.'
-    if said and said[-1].startswith(_ERROR):
-      why = said.pop()[len(_ERROR) :].strip()
-  sys.stderr.writelines(said)
-  if why is not None:
-    raise ValueError(why)
-  return json.loads(output.splitlines()[-1]), peak
-
-
-def _ran(module_and_arguments: list[str], on_line=lambda line: None) -> tuple[int, str, list[str], float]:
-  """Runs a module: its exit status, standard output, lines of standard error, and the peak memory in MiB.
-
-  This process never loads TensorFlow: it stays small and leaves the cores alone.
-
-  Args:
-    module_and_arguments: The module's name and its command line.
-    on_line: Called for each line of standard error when it comes.
-  """
-  process = subprocess.Popen(
-    # Ends with this process, however that ends.
-    processes.ending_with_this_one([sys.executable, '-m', *module_and_arguments]),
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    text=True,
-  )
-  assert process.stdout is not None and process.stderr is not None  # They are pipes.
-  answers, messages = process.stdout, process.stderr
-  peak, stopped, output, said = [0], threading.Event(), [], []
-
-  def sample_memory() -> None:
-    while not stopped.wait(_SAMPLE_SECONDS):
-      try:
-        leader = psutil.Process(process.pid)
-        family = [leader, *leader.children(recursive=True)]
-        peak[0] = max(peak[0], sum(member.memory_info().rss for member in family))
-      except psutil.NoSuchProcess:
-        continue
-
-  threads = [
-    threading.Thread(target=sample_memory, daemon=True),
-    threading.Thread(target=lambda: output.append(answers.read()), daemon=True),
+def _growth(note: turns.Note) -> list[turns.Row]:
+  sizes = dict(cohorts=[10, 30, 100, 300], populations=[100, 1000, 10000], examples=60, batch_size=_BATCH_SIZE.value)
+  rows = [
+    {
+      **one.labels,
+      'seconds_per_round': turns.figure(one.seconds),
+      'ms_per_client': turns.figure(1000 * seconds / one.labels['cohort'] for seconds in one.seconds),
+    }
+    for one in turns.timed({'growth': ('growth', sizes)}, _ROUNDS.value, note)
   ]
-  for thread in threads:
-    thread.start()
-  try:
-    for line in messages:
-      said.append(line)
-      on_line(line)
-    status = process.wait()
-  finally:
-    process.kill()
-    process.wait()
-    stopped.set()
-    for thread in threads:
-      thread.join()
-  return status, ''.join(output), said, peak[0] / 2**20
+  return _shown('Growth of a QuAP round, clients of 60 examples', rows)
+
+
+def _memory(note: turns.Note) -> list[turns.Row]:
+  def rows() -> Iterator[turns.Row]:
+    first = None
+    with turns.Measurement('memory') as measurement:
+      for number in range(1, 201):
+        measurement.run()
+        if number % 20 == 0:
+          note(f'{number} of 200 rounds')
+        if number in (20, 200):
+          mib = measurement.memory_mib()
+          first = first or mib
+          yield {'round': number, 'mib': mib, 'of_first': mib / first}
+
+  return _shown('Memory over rounds of varying cohorts, QuAP in process', rows())
+
+
+def _cohort(note: turns.Note) -> list[turns.Row]:
+  workload = dict(examples=_COHORT_EXAMPLES, batch_size=_BATCH_SIZE.value, rounds=1 + _ROUNDS.value)
+
+  def rows() -> Iterator[turns.Row]:
+    for rule in _COHORT_RULES:
+      suffix = f'_{rule}' if rule != _COHORT_RULES[0] else ''
+      cases: turns.Cases = {
+        f'cohort_{clients}{suffix}': ('cohort', dict(rule=rule, clients=clients, **workload)) for clients in (30, 1000)
+      }
+      small, large = (
+        one.row(cases[one.case][1]['clients'] * _COHORT_EXAMPLES) for one in turns.timed(cases, _ROUNDS.value, note)
+      )
+      for row in (small, large):
+        yield {**row, 'memory_of_smallest': row['peak_memory_mib'] / small['peak_memory_mib']}
+
+  return _shown(f'Cohorts of clients with {_COHORT_EXAMPLES} examples, MNIST CNN', rows())
 
 
 if __name__ == '__main__':

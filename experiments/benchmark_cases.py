@@ -1,13 +1,18 @@
-"""The measurements of `experiments.benchmark`, each a function that it runs in a process of its own.
+"""The measurements of `experiments.benchmark`, which runs each in a process of its own, round by round.
 
-python -m experiments.benchmark_cases FUNCTION ARGUMENTS_AS_JSON    # prints the result as JSON on the last line
+python -m experiments.benchmark_cases MEASUREMENT ARGUMENTS_AS_JSON
+
+A measurement is prepared first. Then standard output gets a line of JSON, a list with the labels of each kind of round,
+and one more for each line on standard input. Such a line is the index of a kind. The answer is the round's seconds by
+the clock and its CPU seconds, those of all threads of the process. A JSON string in place of a list says what is wrong.
 """
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import concurrent.futures
+import contextlib
 import json
-import statistics
+import os
 import sys
 import time
 from typing import Any, Callable
@@ -20,7 +25,6 @@ from quap_tff.common import lazy
 from quap_tff.common.lazy import tf
 from quap_tff.common.lazy import tff
 
-psutil = lazy.module('psutil')
 models = lazy.module('quap_tff.training.models')
 runtime = lazy.module('quap_tff.runtime')
 saving = lazy.module('quap_tff.training.saving')
@@ -44,42 +48,46 @@ _WEIGHT_SHAPES = {
   '1.7M': [(5, 5, 1, 32), (32,), (5, 5, 32, 64), (64,), (3136, 512), (512,), (512, 10), (10,)],
 }
 
+# A measurement yields its kinds of rounds once: labels, and a function that runs one round.
+Round = tuple[dict[str, Any], Callable[[], Any]]
+Rounds = Iterator[list[Round]]
 
-def check(device: str) -> None:
-  """Raises `runtime.DeviceError` if there is no such device here."""
+
+def check(device: str) -> Rounds:
+  """No rounds; raises `runtime.DeviceError` if there is no such device here."""
   runtime.prepare(runtime.RuntimeConfig(device=device))
+  yield []
 
 
-def case(name: str, clients: int, examples: int, batch_size: int, rounds: int, device: str) -> dict[str, float]:
-  """The speed of one of the benchmark's cases (median over `rounds`, after one that is not timed)."""
+def case(name: str, clients: int, examples: int, batch_size: int, device: str) -> Rounds:
+  """A round of one of the benchmark's cases."""
   data = _random_clients(clients, examples)
   if name in ('ceiling', 'ceiling_bfloat16'):
-    run_round = _ceiling_round(data, batch_size, device, 'float32' if name == 'ceiling' else 'bfloat16')
-    return _speed(clients * examples, _time_rounds(run_round, rounds))
+    yield [({}, _ceiling_round(data, batch_size, device, 'float32' if name == 'ceiling' else 'bfloat16'))]
+    return
   kind = 'native' if name == 'tff_worker' else 'in_process'
   with runtime.activate(runtime.RuntimeConfig(kind=kind, device='cpu' if kind == 'native' else device)):
     if name.startswith('tff_'):
-      run_round = _round_of(_stock_process(clients), _batched(data, batch_size))
+      yield [({}, _round_of(_stock_process(clients), _batched(data, batch_size)))]
     else:
       process = _quap_process(clients, batch_size, compute_dtype=name[len('quap_') :])
-      run_round = _round_of(process, _whole(data))
-    return _speed(clients * examples, _time_rounds(run_round, rounds))
+      yield [({}, _round_of(process, _whole(data)))]
 
 
-def cohort(rule: str, clients: int, examples: int, batch_size: int, rounds: int) -> dict[str, float]:
-  """The speed with a large cohort, whose data are made as each client's turn comes.
+def cohort(rule: str, clients: int, examples: int, batch_size: int, rounds: int) -> Rounds:
+  """A round with a large cohort, whose data are made as each client's turn comes.
 
   Args:
     rule: A key of `_CLIP_RULES`, or 'certified'.
     clients: The cohort, which is everybody.
     examples: Examples of each client.
     batch_size: Examples in each local step.
-    rounds: Timed rounds, after a first one that is not timed.
+    rounds: How many rounds there are at most.
   """
   with runtime.activate():
     if rule == 'certified':
       config = quap_tff.CertifiedConfig(num_clients=clients, epsilon=3.0, delta=1e-5)
-      process = quap_tff.CertifiedPlan(config, [list(range(clients))] * (rounds + 1)).build_process(
+      process = quap_tff.CertifiedPlan(config, [list(range(clients))] * rounds).build_process(
         models.build_model_fn(_MODEL, _INPUT_SHAPE, _CLASSES),
         tff.learning.optimizers.build_sgdm(_LEARNING_RATE),
         client_work=quap_tff.ClientWorkConfig(batch_size=batch_size),
@@ -87,33 +95,28 @@ def cohort(rule: str, clients: int, examples: int, batch_size: int, rounds: int)
     else:
       process = _quap_process(clients, batch_size, clip=_CLIP_RULES[rule]())
     data = runtime.client_values(lambda i: _client(i, *_random_examples(i, examples)), range(clients))
-    return _speed(clients * examples, _time_rounds(_round_of(process, data), rounds))
+    yield [({}, _round_of(process, data))]
 
 
-def small(model: str, examples: int, clients: int, batch_size: int, rounds: int, threads: int = 1) -> dict[str, float]:
-  """The speed of clients with little to do, and CPU milliseconds for each of them.
-
-  The CPU time is that of the fastest round. It is all that the process uses, and includes the making of datasets.
+def small(model: str, examples: int, clients: int, batch_size: int, threads: int = 1) -> Rounds:
+  """A round of clients with little to do. Its CPU time includes the making of datasets.
 
   Args:
     model: A name that `models.build_model_fn` knows, for images of 8x8 pixels.
     examples: Examples of each client.
     clients: The cohort, which is everybody.
     batch_size: Examples in each local step.
-    rounds: Timed rounds, after a first one that is not timed.
     threads: How many clients train at once.
   """
   examples_of = [_random_examples(i, examples, _SMALL_SHAPE) for i in range(clients)]
   with runtime.activate(runtime.RuntimeConfig(device='cpu', num_threads=threads)):
     process = _quap_process(clients, batch_size, model=model, input_shape=_SMALL_SHAPE)
-    run_round = _round_of(process, runtime.client_values(lambda i: _client(i, *examples_of[i]), range(clients)))
-    cpu_seconds = _time_rounds(run_round, rounds, time.process_time)
-    speed = _speed(clients * examples, _time_rounds(run_round, rounds))
-  return {**speed, 'cpu_ms_per_client': 1000 * min(cpu_seconds) / clients}
+    data = runtime.client_values(lambda i: _client(i, *examples_of[i]), range(clients))
+    yield [({}, _round_of(process, data))]
 
 
-def aggregation(clients: int, rounds: int) -> list[dict[str, Any]]:
-  """Milliseconds of one aggregation (median) by kind and number of weights, in process; the kinds take turns."""
+def aggregation(clients: int) -> Rounds:
+  """One aggregation, by kind and number of weights, in process."""
   last_clip = quap_tff.clip_rules.QuantileEma(timing='previous', initial_clip=1.0)
   factories = {
     'mean': tff.aggregators.UnweightedMeanFactory(),
@@ -122,84 +125,45 @@ def aggregation(clients: int, rounds: int) -> list[dict[str, Any]]:
     'QuAP': quap_tff.QuapAggregationFactory(quap_tff.QuapConfig(num_clients=clients)),
     'QuAP, last clip': quap_tff.QuapAggregationFactory(quap_tff.QuapConfig(num_clients=clients, clip=last_clip)),
   }
-  rows = []
+  rounds = []
   with runtime.activate():
-    for label, shapes in _WEIGHT_SHAPES.items():
+    for weights, shapes in _WEIGHT_SHAPES.items():
       value_type = tff.to_type([(np.float32, shape) for shape in shapes])
       values = [[tf.random.normal(shape) for shape in shapes] for _ in range(clients)]
-      run_round, seconds = {}, collections.defaultdict(list)
-      for name, factory in factories.items():
+      for kind, factory in factories.items():
         if isinstance(factory, tff.aggregators.WeightedAggregationFactory):
-          run_round[name] = _round_of(factory.create(value_type, tff.to_type(np.int64)), values, range(clients))
+          run_round = _round_of(factory.create(value_type, tff.to_type(np.int64)), values, range(clients))
         else:
-          run_round[name] = _round_of(factory.create(value_type), values)
-        run_round[name]()
-      for _ in range(rounds):
-        for name, run in run_round.items():
-          seconds[name].append(_seconds(run))
-      rows += [{'kind': name, 'weights': label, 'ms': 1000 * statistics.median(s)} for name, s in seconds.items()]
-  return rows
+          run_round = _round_of(factory.create(value_type), values)
+        rounds.append(({'kind': kind, 'weights': weights}, run_round))
+    yield rounds
 
 
-def growth(
-  cohorts: list[int], populations: list[int], examples: int, batch_size: int, rounds: int
-) -> list[dict[str, Any]]:
-  """The time of a QuAP round by cohort size (population of the largest cohort), and by population (smallest cohort)."""
-  rows = []
+def growth(cohorts: list[int], populations: list[int], examples: int, batch_size: int) -> Rounds:
+  """A QuAP round by cohort size (population of the largest cohort), and by population (smallest cohort)."""
+  rounds = []
   with runtime.activate():
     sizes = [(max(cohorts), cohort) for cohort in cohorts] + [(population, min(cohorts)) for population in populations]
     for population, cohort in sizes:
       run_round = _round_of(_quap_process(population, batch_size), _whole(_random_clients(cohort, examples)))
-      seconds = statistics.median(_time_rounds(run_round, rounds))
-      sizes_of_row = {'population': population, 'cohort': cohort}
-      rows.append({**sizes_of_row, 'seconds_per_round': seconds, 'ms_per_client': 1000 * seconds / cohort})
-  return rows
+      rounds.append(({'population': population, 'cohort': cohort}, run_round))
+    yield rounds
 
 
-def memory(rounds: list[int]) -> list[dict[str, Any]]:
-  """Memory of the process after the given rounds of QuAP, with cohorts of 5 to 40 clients of 5 to 40 examples."""
+def memory() -> Rounds:
+  """A round of QuAP, with a cohort of 5 to 40 clients of 5 to 40 examples."""
   rng = np.random.default_rng(0)
-  rows = []
   with runtime.activate():
     process = _quap_process(100, 32)
     state = process.initialize()
-    for round_num in range(1, max(rounds) + 1):
+
+    def run_round() -> None:
+      nonlocal state
       ids = rng.choice(100, rng.integers(5, 41), replace=False)
       data = [_client(int(i), rng.random((rng.integers(5, 41), *_INPUT_SHAPE), np.float32)) for i in ids]
       state = process.next(state, data).state
-      if round_num in rounds:
-        rows.append({'round': round_num, 'mib': psutil.Process().memory_info().rss / 2**20})
-  return rows
 
-
-def first_round(clients: int, examples: int, batch_size: int) -> dict[str, float]:
-  """Seconds from the imports to the end of the first QuAP round, and how many of them are not the round's own steps."""
-  data = _random_clients(clients, examples)
-  begin = time.perf_counter()
-  with runtime.activate():
-    run_round = _round_of(_quap_process(clients, batch_size), _whole(data))
-    run_round()
-    until_end = time.perf_counter() - begin
-    later = _time_rounds(run_round, 2)
-  return {'until_end': until_end, 'overhead': until_end - statistics.median(later)}
-
-
-def _seconds(run_round: Callable[[], Any], clock: Callable[[], float] = time.perf_counter) -> float:
-  begin = clock()
-  run_round()
-  return clock() - begin
-
-
-def _time_rounds(
-  run_round: Callable[[], Any], rounds: int, clock: Callable[[], float] = time.perf_counter
-) -> list[float]:
-  run_round()
-  return [_seconds(run_round, clock) for _ in range(rounds)]
-
-
-def _speed(examples: int, seconds: list[float]) -> dict[str, float]:
-  round_seconds = statistics.median(seconds)
-  return {'samples_per_second': examples / round_seconds, 'seconds_per_round': round_seconds}
+    yield [({}, run_round)]
 
 
 def _round_of(process: Any, *arguments: Any) -> Callable[[], None]:
@@ -313,15 +277,28 @@ class _BareWorker:
 
 
 def main(argv: list[str]) -> int:
-  """Runs the function `argv[1]` of this module with the arguments `argv[2]`; returns the exit status."""
+  """Serves the measurement `argv[1]`, given the arguments `argv[2]`; returns the exit status."""
+  # What packages print goes elsewhere.
+  answers = os.fdopen(os.dup(sys.stdout.fileno()), 'w')
+  os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+  def answer(what: Any) -> None:
+    print(json.dumps(what), file=answers, flush=True)
+
   try:
-    print(json.dumps(globals()[argv[1]](**json.loads(argv[2]))), flush=True)
-  except runtime.RuntimeStackError as error:
-    print(f'Error: {error}', file=sys.stderr)
+    with contextlib.contextmanager(globals()[argv[1]])(**json.loads(argv[2])) as rounds:
+      answer([labels for labels, _ in rounds])
+      for line in sys.stdin:
+        run_round = rounds[int(line)][1]
+        begin, cpu_begin = time.perf_counter(), time.process_time()
+        run_round()
+        answer([time.perf_counter() - begin, time.process_time() - cpu_begin])
+  except (ValueError, OSError, MemoryError, lazy.MissingPackageError, runtime.RuntimeStackError) as error:
+    answer(command_line.error_text(error) or type(error).__name__)
     return command_line.FAILED
   return 0
 
 
 if __name__ == '__main__':
   command_line.use_own_temporary_folder()
-  sys.exit(command_line.status_of(main, sys.argv))
+  sys.exit(main(sys.argv))

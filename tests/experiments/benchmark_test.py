@@ -4,12 +4,14 @@ import csv
 import signal
 import subprocess
 import sys
+import time
 
 import psutil
 import pytest
 
 from experiments import benchmark
 from experiments import benchmark_cases
+from experiments import benchmark_turns
 from experiments import command_line
 from tests.experiments import harness
 
@@ -17,9 +19,9 @@ from tests.experiments import harness
 # tests/quap_tff/runtime/workers_test.py says that the workers of a measurement end with it.
 _MEASURING = """
 import sys, types
-from experiments import benchmark
-benchmark.sys = types.SimpleNamespace(executable=sys.argv[1])
-benchmark._measure('case', name='ceiling')
+from experiments import benchmark_turns
+benchmark_turns.sys = types.SimpleNamespace(executable=sys.argv[1])
+benchmark_turns.Measurement('case', name='ceiling')
 """
 
 
@@ -55,20 +57,65 @@ def test_no_process_outlives_it(signum, tmp_path):
   ],
 )
 def test_wrong_flags_are_refused_before_anything_is_measured(arguments, said, capsys, monkeypatch):
-  monkeypatch.setattr(benchmark, '_measure', None)
+  monkeypatch.setattr(benchmark_turns, 'Measurement', None)
   assert command_line.status_of(benchmark.main, ['benchmark', *arguments]) == command_line.FAILED
   out, err = capsys.readouterr()
   assert not out and said in err and len(err.splitlines()) == 1
 
 
 def test_a_device_that_is_not_there_is_found_out_first(monkeypatch, capsys):
-  def measure(function, **arguments):
-    assert (function, arguments) == ('check', {'device': 'gpu'})
+  def measurement(name, **arguments):
+    assert (name, arguments) == ('check', {'device': 'gpu'})
     raise ValueError('there is no GPU')
 
-  monkeypatch.setattr(benchmark, '_measure', measure)
+  monkeypatch.setattr(benchmark_turns, 'Measurement', measurement)
   assert command_line.status_of(benchmark.main, ['benchmark', '--device=gpu']) == command_line.FAILED
   assert capsys.readouterr() == ('', 'Error: there is no GPU\n')
+
+
+class _Measured:
+  """Stands in for `benchmark_turns.Measurement`. The first round, which is not timed, takes 100 s.
+
+  Attributes:
+    turns: Who ran a round, in order.
+    seconds: The seconds of the timed rounds of each case, by the arguments that tell it apart.
+  """
+
+  turns: list = []
+  seconds: dict = {}
+  key = staticmethod(lambda name, arguments: arguments.get('name', name))
+
+  def __init__(self, name, /, **arguments):
+    self.labels = [{}]
+    self.peak_mib = 800.0 + arguments['clients'] / 10
+    self._key = self.key(name, arguments)
+    self._left = None
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *error):
+    pass
+
+  def age(self):
+    return 107.0
+
+  def run(self, index):
+    assert index == 0
+    if self._left is None:
+      self._left = list(self.seconds[self._key])
+      return 100.0, 99.0
+    self.turns.append(self._key)
+    seconds = self._left.pop(0)
+    return seconds, seconds / 2
+
+
+@pytest.fixture
+def measured(monkeypatch):
+  """A subclass of `_Measured` in place of the measurements."""
+  fake = type('Measured', (_Measured,), {'turns': [], 'seconds': {}})
+  monkeypatch.setattr(benchmark_turns, 'Measurement', fake)
+  return fake
 
 
 def _table(path, sections):
@@ -78,51 +125,78 @@ def _table(path, sections):
     return {row['case']: row for row in csv.DictReader(f)}
 
 
-def test_measurements_go_to_the_table(tmp_path, monkeypatch, capsys):
-  def measure(function, **arguments):
-    if function == 'first_round':
-      return {'until_end': 9.0, 'overhead': 5.0}, 700.0
-    speed = {'samples_per_second': 600.0, 'seconds_per_round': arguments['clients'] / 10}
-    peak = 800.0 + arguments['clients'] / 10
-    if function == 'cohort':
-      assert arguments['examples'] == 60
-      return speed, peak
-    assert function == 'small' and arguments['clients'] == 100
-    return {**speed, 'cpu_ms_per_client': 1.25 if arguments['model'] == 'digits_cnn' else 0.75}, peak
-
-  monkeypatch.setattr(benchmark, '_measure', measure)
-  monkeypatch.setattr(benchmark, '_first_round', lambda: (7.5, 600.0))
-  rows = _table(tmp_path / 'cases.csv', 'cohort,small,start')
-  assert rows['cohort_30'] == {
-    'case': 'cohort_30',
-    'samples_per_second': '600.0',
-    'seconds_per_round': '3.0',
-    'peak_memory_mib': '803.0',
+def test_cases_take_turns_and_each_figure_has_its_spread(tmp_path, measured, capsys):
+  names = ['tff_worker', 'tff_in_process', 'quap_float32', 'quap_bfloat16', 'ceiling', 'ceiling_bfloat16']
+  measured.seconds = {name: [6.0, 3.0, 1.5] for name in names}
+  measured.seconds['quap_float32'] = [3.0, 1.5, 1.0]
+  rows = _table(tmp_path / 'cases.csv', 'cases')
+  assert measured.turns == names + names[::-1] + names and list(rows) == names
+  row = {name: value and float(value) for name, value in rows['quap_float32'].items() if name != 'case'}
+  assert row == {
+    'samples_per_second': 18_000 / 1.5,
+    'seconds_per_round': 1.5,
+    'peak_memory_mib': 803.0,
     'cpu_ms_per_client': '',
+    'samples_per_second_spread': (18_000 - 6_000) / 2,
+    'seconds_per_round_spread': 1.0,
+    'peak_memory_mib_spread': '',
+    'cpu_ms_per_client_spread': '',
+    'start_seconds': 105.5,
+    # The machine was six times as fast in the end, but the rounds of a turn differ by 1.5 to 2 times.
+    **{f'of_{other}': 2.0 for other in ('tff_worker', 'ceiling', 'ceiling_bfloat16')},
+    **{f'of_{other}_spread': 0.25 for other in ('tff_worker', 'ceiling', 'ceiling_bfloat16')},
   }
-  assert rows['cohort_1000']['peak_memory_mib'] == '900.0'
+  said = capsys.readouterr()
+  assert '1.5 ±1 ' in said.out and said.out.count('2 ±0.25') == 3
+  assert '[0:00] cases: tff_worker, start and first round\n' in said.err
+  assert '[0:00] cases: quap_float32, round 3 of 3\n' in said.err
+
+
+def test_large_and_small_clients_go_to_the_table(tmp_path, measured, capsys):
+  measured.key = staticmethod(lambda name, arguments: (name, arguments['clients'], arguments['examples']))
+  measured.seconds = {('cohort', clients, 60): [clients / 10] * 3 for clients in (30, 1000)}
+  measured.seconds.update({('small', 100, examples): [0.5] * 10 + [0.1] + [0.5] * 9 for examples in (0, 10, 60)})
+  rows = _table(tmp_path / 'cases.csv', 'cohort,small')
   rules = ('', '_previous', '_fixed', '_private_quantile', '_certified')
   small = [f'small_{model}_{examples}' for model in ('logistic', 'cnn') for examples in (0, 10, 60)]
-  assert list(rows) == [f'cohort_{n}{rule}' for rule in rules for n in (30, 1000)] + small + ['first_round']
-  assert rows['small_cnn_10'] == {**rows['small_cnn_0'], 'case': 'small_cnn_10', 'cpu_ms_per_client': '1.25'}
-  assert rows['small_logistic_0']['cpu_ms_per_client'] == '0.75'
-  assert rows['first_round']['seconds_per_round'] == '7.5' and rows['first_round']['peak_memory_mib'] == '600.0'
-  printed = capsys.readouterr().out
-  assert '1.121' in printed and '1.25' in printed  # 900 MiB of 803 MiB, and the CPU time.
+  assert list(rows) == small + [f'cohort_{n}{rule}' for rule in rules for n in (30, 1000)]
+  assert rows['cohort_30']['seconds_per_round'] == '3.0' and rows['cohort_30']['samples_per_second'] == '600.0'
+  assert rows['cohort_1000']['peak_memory_mib'] == '900.0'
+  # CPU time is the least, as other programs only add to it.
+  assert rows['small_cnn_10']['seconds_per_round'] == '0.5' and rows['small_cnn_10']['cpu_ms_per_client'] == '0.5'
+  assert rows['small_cnn_10']['cpu_ms_per_client_spread'] == '0.0'
+  said = capsys.readouterr()
+  assert '1.121' in said.out  # 900 MiB of 803 MiB.
+  # Only what begins a round is said of small clients: after the first, whose length tells, there is no long one.
+  assert said.err.count('round 2 of 20') == 1
 
 
-def test_cases_are_compared_with_the_worker_and_the_ceiling(tmp_path, monkeypatch, capsys):
-  speeds = {'tff_worker': 50.0, 'tff_in_process': 80.0, 'quap_float32': 90.0, 'quap_bfloat16': 130.0, 'ceiling': 100.0}
-  speeds['ceiling_bfloat16'] = 140.0
-  monkeypatch.setattr(
-    benchmark,
-    '_measure',
-    lambda function, name, **_: ({'samples_per_second': speeds[name], 'seconds_per_round': 1.0}, 9.0),
-  )
-  rows = _table(tmp_path / 'cases.csv', 'cases')
-  assert {name: float(row['samples_per_second']) for name, row in rows.items()} == speeds
-  line = [line for line in capsys.readouterr().out.splitlines() if line.startswith('quap_float32')]
-  assert line[0].split()[-2:] == ['1.8', '0.9']
+def test_the_start_is_repeated(tmp_path, monkeypatch, capsys):
+  starts = iter([(9.0, 600.0), (7.5, 610.0), (7.0, 590.0), (8.0, 600.0), (7.25, 600.0)])
+  monkeypatch.setattr(benchmark, '_first_round', lambda: next(starts))
+  row = _table(tmp_path / 'cases.csv', 'start')['first_round']
+  assert row['seconds_per_round'] == '7.5' and row['peak_memory_mib'] == '600.0'
+  assert row['seconds_per_round_spread'] == '0.6875' and 'digits: 7.5 ±0.69 s' in capsys.readouterr().out
+
+
+def test_the_kinds_of_an_aggregation_are_compared(monkeypatch, capsys):
+  class Kinds(_Measured):
+    def __init__(self, name, /, **arguments):
+      super().__init__(name, **arguments)
+      self.labels = [{'kind': kind, 'weights': '1M'} for kind in ('QuAP', 'TFF adaptive clip')]
+
+    def run(self, index):
+      return (0.25, 0.5)[index], 0.0
+
+  monkeypatch.setattr(benchmark_turns, 'Measurement', Kinds)
+  assert command_line.status_of(benchmark.main, ['benchmark', '--sections=aggregation']) == 0
+  line = [line for line in capsys.readouterr().out.splitlines() if line.startswith('QuAP')]
+  assert line[0].split() == ['QuAP', '1M', '250', '±0', '0.5', '±0']
+
+
+def test_a_single_repetition_has_no_spread():
+  assert benchmark_turns.figure([3.0]) == (3.0, None) and str(benchmark_turns.figure([3.0])) == '3'
+  assert str(benchmark_turns.figure([3.0, 1.0, 2.5])) == '2.5 ±1'
 
 
 @pytest.mark.slow
@@ -138,8 +212,27 @@ def test_the_bare_loop_trains_float32_weights_of_stock_layers_in_either_arithmet
 
 @pytest.mark.slow
 def test_a_small_client_is_measured():
-  row = benchmark_cases.small('logistic_regression', examples=0, clients=2, batch_size=10, rounds=2)
-  assert row['seconds_per_round'] > 0 and 0 < row['cpu_ms_per_client'] < 60_000
+  arguments = dict(model='logistic_regression', examples=0, clients=2, batch_size=10)
+  with benchmark_turns.Measurement('small', **arguments) as measurement:
+    (label,) = measurement.labels
+    seconds, cpu_seconds = measurement.run()
+    assert label == {} and seconds > 0 and cpu_seconds > 0 and measurement.peak_mib > 100
+    process = psutil.Process(measurement._process.pid)
+  assert not process.is_running() and measurement.status() == 0
+
+
+@pytest.mark.slow
+def test_a_measurement_that_waits_takes_no_processor_time():
+  with benchmark_turns.Measurement(
+    'case', name='tff_in_process', clients=2, examples=8, batch_size=4, device='cpu'
+  ) as m:
+    m.run()
+    process = psutil.Process(m._process.pid)
+    time.sleep(1)  # TensorFlow's threads look for work for a moment.
+    before = process.cpu_times()
+    time.sleep(1)
+    after = process.cpu_times()
+  assert after.user + after.system - before.user - before.system <= 0.05
 
 
 def _instead_of_python(monkeypatch, tmp_path, script):
@@ -147,8 +240,8 @@ def _instead_of_python(monkeypatch, tmp_path, script):
   program = tmp_path / 'program'
   program.write_text(f'#!/bin/sh\n{script}\n')
   program.chmod(0o755)
-  monkeypatch.setattr(benchmark.sys, 'executable', str(program))
-  monkeypatch.setattr(benchmark.processes, 'ending_with_this_one', lambda command: command)
+  monkeypatch.setattr(benchmark_turns.sys, 'executable', str(program))
+  monkeypatch.setattr(benchmark_turns.processes, 'ending_with_this_one', lambda command: command)
 
 
 @pytest.mark.parametrize('standard_error, status', [('echo round 1/60 >&2', 3), ('echo nothing >&2', 0)])
@@ -159,14 +252,17 @@ def test_a_first_round_that_fails_is_an_error(standard_error, status, tmp_path, 
 
 
 @pytest.mark.parametrize(
-  'said, error',
+  'answers, error',
   [
-    ('a warning\nError: there is no GPU', 'there is no GPU'),
-    ('Traceback\nKeyError: 1', "The measurement 'case' failed with status 3."),
+    ('echo \'"there is no GPU"\'; exit 1', 'there is no GPU'),
+    ('exit 3', "The measurement 'case' failed with status 3."),
+    ('echo [{}]; read line; kill -KILL $$', "The measurement 'case' failed with status -9."),
+    ('echo [{}]; exit 3', "The measurement 'case' failed with status 3."),
   ],
 )
-def test_a_measurement_that_fails_gives_its_own_words(said, error, tmp_path, monkeypatch, capsys):
-  _instead_of_python(monkeypatch, tmp_path, f'printf "{said}\n" >&2\nexit 3')
+def test_a_measurement_that_fails_gives_its_own_words(answers, error, tmp_path, monkeypatch):
+  _instead_of_python(monkeypatch, tmp_path, answers)
   with pytest.raises(ValueError) as caught:
-    benchmark._measure('case', name='ceiling')
-  assert str(caught.value) == error and capsys.readouterr().err.startswith(said.partition('\n')[0])
+    with benchmark_turns.Measurement('case', name='ceiling') as measurement:
+      measurement.run()
+  assert str(caught.value) == error
