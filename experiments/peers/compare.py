@@ -1,13 +1,16 @@
-"""Measures this project and its peers one after the other, for a quiet machine: about a quarter of an hour.
+"""Measures this project and its peers, which take turns, on a quiet machine: about twenty minutes.
 
     experiments/peers/setup.sh
     python experiments/peers/compare.py [--data_dir=DIR] [--output=FILE]
 
 README.md says what is compared. With --data_dir (see data/) the published set-ups of FLUTE and of pfl-research run too.
-Each measurement is a process of its own, and its line is printed and written when it ends.
+Each measurement is a process of its own, and its line is printed and written when it ends. At last come the medians
+over the turns, with half the distance between the quartiles after the sign ±.
 """
 
 import argparse
+import collections
+from collections.abc import Sequence
 import csv
 import json
 import os
@@ -36,7 +39,8 @@ def main() -> None:
   parser.add_argument('--output', help='Also write the lines to this file.')
   parser.add_argument('--clients', type=int, default=30)
   parser.add_argument('--examples', type=int, default=600)
-  parser.add_argument('--rounds', type=int, default=2, help='Timed rounds of each case.')
+  parser.add_argument('--rounds', type=int, default=1, help='Timed rounds of each case in a turn.')
+  parser.add_argument('--turns', type=int, default=3, help='How often each case is measured.')
   parser.add_argument('--cifar_rounds', type=int, default=10, help="Rounds of pfl's CIFAR-10 set-up.")
   args = parser.parse_args()
   if args.published_only and not args.data_dir:
@@ -62,11 +66,16 @@ def main() -> None:
 
 def _run_simulators(args: argparse.Namespace, keep: Callable[[dict], None]) -> None:
   workload = [f'--clients={args.clients}', f'--examples={args.examples}', f'--rounds={args.rounds}']
-  for row in _ours(workload):
-    keep(row)
-  for peer in ('pfl', 'flower'):
-    for dtype in _DTYPES:
-      keep(_peer(args, peer, [*workload, f'--dtype={dtype}']))
+  faster: dict[tuple[str, str], list[str]] = {}
+  for turn in range(args.turns):
+    for row in _ours(workload):
+      keep({'turn': turn, **row})
+    for peer in ('pfl', 'flower'):
+      for dtype in _DTYPES:
+        # The first turn tells which layout of images is faster.
+        layouts = [faster[peer, dtype]] if turn else _LAYOUTS
+        row, faster[peer, dtype] = _peer(args, peer, [*workload, f'--dtype={dtype}'], layouts)
+        keep({'turn': turn, **row})
 
 
 def _run_published(args: argparse.Namespace, keep: Callable[[dict], None]) -> None:
@@ -78,7 +87,7 @@ def _run_published(args: argparse.Namespace, keep: Callable[[dict], None]) -> No
       )
     )
   )
-  row = _peer(args, 'pfl', [*_CIFAR, f'--rounds={args.cifar_rounds}'])
+  row, _ = _peer(args, 'pfl', [*_CIFAR, f'--rounds={args.cifar_rounds}'], _LAYOUTS)
   keep(_extrapolated({**row, 'case': 'pfl_cifar10_iid in pfl'}))
 
 
@@ -115,8 +124,10 @@ def _ours(workload: list[str]) -> list[dict]:
       return [{k: v if k == 'case' else float(v) for k, v in row.items() if v} for row in csv.DictReader(f)]
 
 
-def _peer(args: argparse.Namespace, peer: str, arguments: list[str]) -> dict:
-  """A peer's figures, in the layout of images in which it is faster."""
+def _peer(
+  args: argparse.Namespace, peer: str, arguments: list[str], layouts: Sequence[list[str]]
+) -> tuple[dict, list[str]]:
+  """A peer's figures in the layout of images, one of `layouts`, in which it is faster; and that layout."""
   python, cores = str(_python(args, peer)), len(os.sched_getaffinity(0))
   script = str(_HERE / f'run_{peer}.py')
   if peer == 'pfl' and cores > 1:
@@ -124,8 +135,8 @@ def _peer(args: argparse.Namespace, peer: str, arguments: list[str]) -> dict:
     command = [python, '-m', 'torch.distributed.run', '--standalone', f'--nproc_per_node={cores}', script]
   else:
     command = [python, script]
-  tried = [_last_json(_run([*command, *arguments, *layout], OMP_NUM_THREADS='1')) for layout in _LAYOUTS]
-  return max(tried, key=lambda row: row['samples_per_second'])
+  tried = [(_last_json(_run([*command, *arguments, *layout], OMP_NUM_THREADS='1')), layout) for layout in layouts]
+  return max(tried, key=lambda row_and_layout: row_and_layout[0]['samples_per_second'])
 
 
 def _preset(name: str, data_dir: str, arguments: list[str] = ()) -> dict:
@@ -162,14 +173,26 @@ def _extrapolated(row: dict) -> dict:
   return {**row, 'hours_for_1500_rounds_extrapolated': row['seconds_per_round'] * _CIFAR_ROUNDS / 3600}
 
 
+def _figure(repetitions: Sequence[float], digits: str) -> str:
+  """The median and, over more than one repetition, half the distance between the quartiles."""
+  text = format(statistics.median(repetitions), digits)
+  if len(repetitions) == 1:
+    return text
+  low, _, high = statistics.quantiles(repetitions)
+  return f'{text} ±{format((high - low) / 2, digits)}'
+
+
 def _table(rows: list[dict]) -> str:
-  """The cases in Markdown, with what this project does in the same arithmetic beside each peer."""
-  speed = {row['case']: row['samples_per_second'] for row in rows if 'samples_per_second' in row}
-  lines = ['| case | samples/s | QuAP-FL float32 is | QuAP-FL bfloat16 is |', '| --- | ---: | ---: | ---: |']
-  for case, own in speed.items():
-    if 'cifar' not in case:
-      ratios = [f'{speed[f"quap_{dtype}"] / own:.2f} times' for dtype in _DTYPES]
-      lines.append(f'| `{case}` | {own:,.0f} | {ratios[0]} | {ratios[1]} |')
+  """The cases in Markdown. Each is compared with QuAP-FL in its own arithmetic, turn by turn."""
+  speeds = collections.defaultdict(list)
+  for row in rows:
+    if 'turn' in row:
+      speeds[row['case']].append(row['samples_per_second'])
+  lines = ['| case | samples/s | QuAP-FL in the same arithmetic is |', '| --- | ---: | ---: |']
+  for case, own in speeds.items():
+    quap = speeds['quap_bfloat16' if case.endswith('bfloat16') else 'quap_float32']
+    times = _figure([q / o for q, o in zip(quap, own)], '.2f')
+    lines.append(f'| `{case}` | {_figure(own, ",.0f")} | {times} times |')
   return '\n'.join(lines)
 
 
