@@ -106,7 +106,6 @@ def of_section(proto: Any, arguments: Sequence[str], results: Sequence[str]) -> 
   """
   graph_def = _with_calls_inlined(proto, arguments, results)
   _wait_for_no_input(graph_def.node)
-  dataset_loops.replace_reductions(graph_def)
   initialize = _node_name(proto.initialize_op) if proto.initialize_op else None
   fetches = [name for name in dict.fromkeys(results) if name not in arguments]
   nodes = {node.name: node for node in graph_def.node}
@@ -166,10 +165,15 @@ def of_graph(
 
 
 def _optimizer_config() -> Any:
-  """The settings of `tff.backends.native.desugar_and_transform_to_native`."""
+  """The settings of `tff.backends.native.desugar_and_transform_to_native`, without those that save memory.
+
+  To save memory, a step's biases and activations would be computed a second time for its gradients, and oneDNN could
+  not compute them together with the convolution.
+  """
   config = tf.compat.v1.ConfigProto()
   options = config.graph_options.rewrite_options
-  for kind in ('memory', 'function', 'arithmetic', 'loop'):
+  options.memory_optimization = options.NO_MEM_OPT
+  for kind in ('function', 'arithmetic', 'loop'):
     setattr(options, f'{kind}_optimization', options.AGGRESSIVE)
   options.constant_folding = options.AGGRESSIVE
   return config
@@ -203,10 +207,14 @@ def _with_calls_inlined(proto: Any, arguments: Sequence[str], results: Sequence[
 
   Otherwise functions' dataset arguments would be placed on GPUs, which have no kernels for datasets. A section that
   calls none is too small for its optimization to be worth the time.
+
+  Reductions become loops before that, so their steps are inlined, too. TensorFlow's pooling gradient is replaced by
+  oneDNN's only where it and the pooling are in one graph, with no argument of a function between them.
   """
   graph_def = tf.compat.v1.GraphDef.FromString(proto.graph_def.value)
   if not graph_def.library.function:
     return graph_def
+  dataset_loops.replace_reductions(graph_def)
   meta_graph = tf.compat.v1.MetaGraphDef(graph_def=graph_def)
   if proto.initialize_op:
     initialize_ops = meta_graph.collection_def[tf.compat.v1.GraphKeys.INIT_OP].node_list.value

@@ -9,6 +9,7 @@ import tensorflow_federated as tff
 
 from quap_tff import runtime
 from quap_tff.runtime import dataset_loops
+from quap_tff.runtime import section_graphs
 
 _SEQUENCE = tff.SequenceType(np.int32)
 
@@ -38,6 +39,20 @@ def test_no_reduction_is_left(inside):
   assert _ops(graph_def)['ReduceDataset'] == 0 and _ops(graph_def)['While'] == 1
   with tf.Graph().as_default():
     tf.graph_util.import_graph_def(graph_def)  # TensorFlow takes it for a sound graph.
+
+
+def test_a_step_that_calls_functions_is_inlined():
+  @tff.tensorflow.computation(_SEQUENCE)
+  def computation(dataset):
+    step = tf.function(lambda total, value: total + value)
+    return dataset.reduce(0, lambda total, value: step(total, value))
+
+  proto = computation.to_compiled_building_block().proto.tensorflow
+  names = [proto.parameter.sequence.variant_tensor_name], [proto.result.tensor.tensor_name]
+  found = _ops(section_graphs.of_section(proto, *names).graph_def)
+  assert found['NextIteration'] and not {'ReduceDataset', 'While', 'PartitionedCall', 'StatefulPartitionedCall'} & {
+    *found
+  }
 
 
 @pytest.mark.parametrize('numbers', [[], [5], [1, 2, 3, 4]])
