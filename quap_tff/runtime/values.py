@@ -152,9 +152,9 @@ def to_value(argument: Any, type_spec: tff.Type, path: Path = (), wanted: Any = 
 
 
 def _tensor(argument: Any, type_spec: tff.TensorType, path: Path) -> tf.Tensor:
-  if isinstance(argument, (np.ndarray, np.generic)) and argument.dtype == type_spec.dtype and type_spec.shape is not None:
+  shape = type_spec.shape
+  if isinstance(argument, (np.ndarray, np.generic)) and argument.dtype == type_spec.dtype and shape is not None:
     # The usual case. TensorFlow's own comparison of shapes costs as much as the conversion.
-    shape = type_spec.shape
     if len(shape) == argument.ndim and all(size in (None, own) for size, own in zip(shape, argument.shape)):
       return tf.constant(argument)
   if isinstance(argument, tf.Variable):
