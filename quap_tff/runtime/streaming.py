@@ -209,7 +209,7 @@ class _Pass:
   earlier: dict[str, bool]
   shared: set[str]
   argument_name: Optional[str]
-  of_client: Optional[Callable[[Any, int], Any]]
+  of_client: Optional[Callable[[Any, int, Any], Any]]
 
   def __call__(self, bindings: Bindings) -> None:
     aggregations = self.make.aggregations

@@ -28,7 +28,7 @@ class PerClient(list):
 class MadeOnDemand(collections.abc.Sequence):
   """`make(client)` for each of `clients`, called anew each time that the item is asked for."""
 
-  def __init__(self, make: Callable[[Any], Any], clients: Sequence[Any]):
+  def __init__(self, make: Callable[..., Any], clients: Sequence[Any]):
     self._make = make
     self._clients = clients
 
@@ -138,9 +138,11 @@ def to_value(argument: Any, type_spec: tff.Type, path: Path = (), wanted: Any = 
     if isinstance(argument, (list, tuple)):
       return PerClient(to_value(part, type_spec.member, (path, i)) for i, part in enumerate(argument))
     if isinstance(argument, collections.abc.Sequence) and not isinstance(argument, (str, bytes)):
-      return OnDemand(
-        lambda i, wanted=True: to_value(argument[i], type_spec.member, (path, i), wanted), range(len(argument))
-      )
+
+      def make(client: int, wanted: Any = True) -> Any:
+        return to_value(argument[client], type_spec.member, (path, client), wanted)
+
+      return OnDemand(make, range(len(argument)))
     raise TypeError(
       f'Expected a list with one value per client for {_place(path)} of type {type_spec}, found a '
       f'{type(argument).__name__}.'
@@ -152,10 +154,10 @@ def to_value(argument: Any, type_spec: tff.Type, path: Path = (), wanted: Any = 
 
 
 def _tensor(argument: Any, type_spec: tff.TensorType, path: Path) -> tf.Tensor:
-  shape = type_spec.shape
-  if isinstance(argument, (np.ndarray, np.generic)) and argument.dtype == type_spec.dtype and shape is not None:
+  if isinstance(argument, (np.ndarray, np.generic)) and argument.dtype == type_spec.dtype:
     # The usual case. TensorFlow's own comparison of shapes costs as much as the conversion.
-    if len(shape) == argument.ndim and all(size in (None, own) for size, own in zip(shape, argument.shape)):
+    shape, own_shape = type_spec.shape, argument.shape
+    if shape is not None and len(shape) == len(own_shape) and all(a in (None, b) for a, b in zip(shape, own_shape)):
       return tf.constant(argument)
   if isinstance(argument, tf.Variable):
     argument = argument.read_value()
