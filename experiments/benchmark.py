@@ -177,11 +177,15 @@ def _aggregation(note: turns.Note) -> list[turns.Row]:
 
 
 def _small(note: turns.Note) -> list[turns.Row]:
-  cases: turns.Cases = {
+  cases: dict[str, tuple[str, dict[str, Any]]] = {
     f'small_{label}_{examples}': ('small', dict(model=model, examples=examples, clients=_SMALL_CLIENTS, batch_size=10))
     for label, model in _SMALL_MODELS.items()
     for examples in (0, 10, 60)
   }
+  # The same with a call of TensorFlow for each client.
+  for case in ('small_logistic_0', 'small_cnn_10'):
+    name, arguments = cases[case]
+    cases[f'{case}_singly'] = name, {**arguments, 'clients_per_call': 1}
   rows = []
   for one in turns.timed(cases, max(20, _ROUNDS.value), note):
     cpu_ms = [1000 * seconds / _SMALL_CLIENTS for seconds in one.cpu_seconds]

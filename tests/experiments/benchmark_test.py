@@ -153,13 +153,21 @@ def test_cases_take_turns_and_each_figure_has_its_spread(tmp_path, measured, cap
 
 
 def test_large_and_small_clients_go_to_the_table(tmp_path, measured, capsys):
-  measured.key = staticmethod(lambda name, arguments: (name, arguments['clients'], arguments['examples']))
+  called = []
+
+  def key(name, arguments):
+    called.append(arguments.get('clients_per_call'))
+    return name, arguments['clients'], arguments['examples']
+
+  measured.key = staticmethod(key)
   measured.seconds = {('cohort', clients, 60): [clients / 10] * 3 for clients in (30, 1000)}
   measured.seconds.update({('small', 100, examples): [0.5] * 10 + [0.1] + [0.5] * 9 for examples in (0, 10, 60)})
   rows = _table(tmp_path / 'cases.csv', 'cohort,small')
   rules = ('', '_previous', '_fixed', '_private_quantile', '_certified')
   small = [f'small_{model}_{examples}' for model in ('logistic', 'cnn') for examples in (0, 10, 60)]
+  small += ['small_logistic_0_singly', 'small_cnn_10_singly']
   assert list(rows) == small + [f'cohort_{n}{rule}' for rule in rules for n in (30, 1000)]
+  assert called[:8] == [None] * 6 + [1] * 2
   assert rows['cohort_30']['seconds_per_round'] == '3.0' and rows['cohort_30']['samples_per_second'] == '600.0'
   assert rows['cohort_1000']['peak_memory_mib'] == '900.0'
   # CPU time is the least, as other programs only add to it.
