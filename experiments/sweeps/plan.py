@@ -125,12 +125,14 @@ def _run(output_dir, base, combination):
   with experiment_flags.parsed(arguments):
     settings = experiment_flags.checked()
     without_effect = experiment_flags.without_effect(command_line.given_names(['', *arguments]))
-    arguments = experiment_flags.without(arguments, without_effect)
-    identity, stop_at_accuracy = settings.identity(), settings.schedule.stop_at_accuracy
-    run_folder.check(path, identity)
-    run = Run(name, path, arguments, identity, settings.last_round, stop_at_accuracy, settings.runtime.num_threads)
     every_value = experiment_flags.all_values()
   del every_value[grid_lib.OWN_FLAG]
+  arguments = experiment_flags.without(arguments, without_effect)
+  with experiment_flags.parsed(arguments):  # The run's folder has the defaults of the flags that were left out.
+    identity = experiment_flags.run().identity()
+  run_folder.check(path, identity)
+  stop_at_accuracy = settings.schedule.stop_at_accuracy
+  run = Run(name, path, arguments, identity, settings.last_round, stop_at_accuracy, settings.runtime.num_threads)
   return run, every_value, without_effect
 
 

@@ -143,6 +143,13 @@ class TestRuns:
     assert run.arguments == [*_BASE, '--algorithm=fixed_dp:clip=1.0', f'--output_dir={run.path}']
     assert run.last_round == 10 and run.identity['algorithm'] == 'fixed_dp:clip=1.0'
 
+  def test_a_flag_without_effect_on_a_run_is_not_part_of_it(self, folder):
+    found = _runs_in(folder, 'participation=uniform|extreme_imbalance', base=(*_BASE, '--cohort_size=5'))
+    uniform, imbalance = found.values()
+    assert '--cohort_size=5' in uniform.arguments and uniform.identity['cohort_size'] == 5
+    # Its folder would not be known again otherwise.
+    assert '--cohort_size=5' not in imbalance.arguments and imbalance.identity['cohort_size'] is None
+
   def test_finished_ones_are_skipped_and_begun_ones_come_first(self, call, folder):
     by_name = _runs_in(folder, 'seed=1|2|3')
     call('--vary=seed=1|2|3', runs=_Runs(**{f'seed={seed}': {'code': 1} for seed in (1, 2, 3)}))
