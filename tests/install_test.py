@@ -113,7 +113,7 @@ for name in {list(self._MISSING)}:
   def test_is_an_import_error_that_names_the_module(self, monkeypatch):
     monkeypatch.setitem(sys.modules, 'tensorflow_federated', None)
     with pytest.raises(ImportError, match='the package tensorflow-federated') as caught:
-      lazy.module('tensorflow_federated').learning
+      lazy.tff.learning
     assert caught.value.name == 'tensorflow_federated'
 
   def test_a_module_of_the_library_that_is_missing_is_not_a_missing_package(self):

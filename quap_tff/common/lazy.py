@@ -8,6 +8,7 @@ SciPy's modules wait, too (`lazy.module('scipy.special')`), or a binary's help w
 from collections.abc import Sequence
 import gc
 import importlib
+import sys
 from typing import Any, Callable, Optional, TYPE_CHECKING
 
 # Where the name of a package in the index is not the name of its module.
@@ -38,7 +39,7 @@ class module:  # pylint: disable=invalid-name
     self._module: Any = None
 
   def __getattr__(self, attribute: str) -> Any:
-    if self._module is None:
+    if self._module is None or sys.modules.get(self._name) is not self._module:
       self._module = load(self._name)
     return getattr(self._module, attribute)
 
