@@ -76,9 +76,6 @@ class Classifier(tff.learning.models.VariableModel):
   def forward_pass(
     self, batch_input: Mapping[str, tf.Tensor], training: bool = True
   ) -> tff.learning.models.BatchOutput:
-    return self._forward_pass(batch_input, training)
-
-  def _forward_pass(self, batch_input, training):
     x, y = batch_input['x'], batch_input['y']
     scores = self.predict_on_batch(x, training)
     loss = self._loss(y_true=y, y_pred=scores)

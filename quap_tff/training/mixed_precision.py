@@ -11,12 +11,10 @@ gradient to the first of them, and the right side to the one with the largest c.
 side, and with it the bits of their runs.
 """
 
-from collections.abc import Mapping
 import inspect
 from typing import Any
 
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from quap_tff.training import classifier
 
@@ -27,13 +25,6 @@ class MixedPrecisionClassifier(classifier.Classifier):
   @tf.autograph.experimental.do_not_convert
   def predict_on_batch(self, batch_input: Any, training: bool = True) -> tf.Tensor:
     return pooled_first(self._keras_model, batch_input, training)
-
-  # Not a function of its own: of such functions, TFF's compiler computes casts, biases and ReLUs twice, to save memory.
-  @tf.autograph.experimental.do_not_convert
-  def forward_pass(
-    self, batch_input: Mapping[str, tf.Tensor], training: bool = True
-  ) -> tff.learning.models.BatchOutput:
-    return self._forward_pass(batch_input, training)
 
 
 def pooled_first(model: tf.keras.Sequential, x: tf.Tensor, training: bool) -> tf.Tensor:

@@ -10,6 +10,7 @@ import tensorflow_federated as tff
 from quap_tff import runtime
 from quap_tff.runtime import dataset_loops
 from quap_tff.runtime import section_graphs
+from quap_tff.training import models
 
 _SEQUENCE = tff.SequenceType(np.int32)
 
@@ -53,6 +54,26 @@ def test_a_step_that_calls_functions_is_inlined():
   assert found['NextIteration'] and not {'ReduceDataset', 'While', 'PartitionedCall', 'StatefulPartitionedCall'} & {
     *found
   }
+
+
+@pytest.mark.slow
+def test_no_activation_is_computed_twice(monkeypatch):
+  nodes, of_section = [], section_graphs.of_section
+
+  def noted(*arguments):
+    section = of_section(*arguments)
+    nodes.extend(section.graph_def.node)
+    nodes.extend(node for function in section.graph_def.library.function for node in function.node_def)
+    return section
+
+  monkeypatch.setattr(section_graphs, 'of_section', noted)
+  process = tff.learning.algorithms.build_unweighted_fed_avg(
+    models.build_model_fn('digits_cnn', (8, 8, 1), 10, 'bfloat16'), tff.learning.optimizers.build_sgdm(0.1)
+  )
+  examples = collections.OrderedDict(x=np.zeros((2, 8, 8, 1), np.float32), y=np.zeros(2, np.int32))
+  process.next(process.initialize(), [[examples]])
+  assert 'Conv2DBackpropFilter' in {node.op for node in nodes}
+  assert not [node.name for node in nodes if 'Recomputed' in node.name]
 
 
 @pytest.mark.parametrize('numbers', [[], [5], [1, 2, 3, 4]])
