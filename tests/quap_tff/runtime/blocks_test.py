@@ -157,19 +157,3 @@ def test_clients_wait_in_blocks_of_a_bounded_number():
     for block in in_process._Runner(_shared_context(), 60).map(list, items(), size=4):
       taken[0] += len(block)
   assert most[0] <= 4 * (in_process._most_calls(2, 4) + 1) == 20
-
-
-def test_what_clients_draw_in_turn_is_drawn_one_by_one():
-  @tff.tensorflow.computation(np.int32)
-  def draw(number):
-    del number
-    return tf.random.uniform([2], seed=7)
-
-  def drawn(clients_per_call):
-    # A computation of its own: a sequence of random numbers goes on from call to call.
-    computation = tff.federated_computation(lambda x: tff.federated_map(draw, x), _INTS)
-    with _context(1, clients_per_call):
-      return np.stack(computation(list(range(_CLIENTS))))
-
-  np.testing.assert_array_equal(drawn(4), drawn(1))
-  assert len(np.unique(drawn(4))) == 2 * _CLIENTS

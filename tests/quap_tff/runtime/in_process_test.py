@@ -91,12 +91,16 @@ def test_seeded_stateful_random_numbers_follow_the_cohorts_order(context):
     del number
     return tf.random.uniform([2], seed=7)
 
-  def draws(num_threads):
+  def draws(num_threads, clients_per_call):
+    # A computation of its own: a sequence of random numbers goes on from call to call.
     computation = tff.federated_computation(lambda x: tff.federated_map(draw, x), _INTS_AT_CLIENTS)
-    with comparison.threads(context, num_threads):
+    with comparison.threads(context, num_threads, clients_per_call):
       return np.stack(computation(list(range(16))))
 
-  np.testing.assert_array_equal(draws(4), draws(1))
+  one_by_one = draws(1, 1)
+  assert len(np.unique(one_by_one)) == one_by_one.size
+  np.testing.assert_array_equal(draws(4, 1), one_by_one)
+  np.testing.assert_array_equal(draws(1, 4), one_by_one)
 
 
 def test_clients_run_at_the_same_time(context):
