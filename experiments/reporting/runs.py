@@ -84,6 +84,7 @@ class Run:
     path: The folder.
     identity: The flags that the method reads and that decide what is computed.
     flags: All flags.
+    resolved: The facts that follow from the data, from run.json. Earlier versions did not write them.
     versions, machine: From run.json.
     metrics: metrics.csv, float64, by round; NaN where a round has no value.
     clients: clients.csv, float64, by client id. In a large population the file lists only those who took part; of the
@@ -96,6 +97,7 @@ class Run:
   path: str
   identity: Mapping[str, Any]
   flags: Mapping[str, Any]
+  resolved: Mapping[str, Any]
   versions: Mapping[str, Any]
   machine: Mapping[str, Any]
   metrics: pd.DataFrame
@@ -148,6 +150,13 @@ class Run:
   def counts(self) -> Optional[np.ndarray]:
     """float64[N], the rounds in which each client took part."""
     return self.ledger.rounds.astype(float) if self.ledger is not None else self.of_clients('rounds')
+
+  @property
+  def num_clients(self) -> Optional[int]:
+    """N. By default the dataset decides it, and a run with secret cohorts writes no list of clients."""
+    if self.counts is not None:
+      return len(self.counts)
+    return self.resolved.get('num_clients', self.identity.get('num_clients'))
 
   def of_clients(self, column: str) -> Optional[np.ndarray]:
     """float64[N], a column of clients.csv, or None."""
@@ -212,11 +221,12 @@ def load(path: str) -> tuple[Optional[Run], list[LeftOut]]:
   summary = read('summary.json', _read_object, {}, False)
   # These files are written at the end.
   ended = bool(summary)
-  ledger = read('ledger.npz', run_ledger.RunLedger.load, None, ended)
+  says_who_came = ended and run['identity'].get('cohort_seed') != run_parts.SECRET
+  ledger = read('ledger.npz', run_ledger.RunLedger.load, None, says_who_came)
   result = Run(
     path=path,
     metrics=read('metrics.csv', _read_metrics, pd.DataFrame(), True),
-    clients=read('clients.csv', lambda file: _read_clients(file, ledger), pd.DataFrame(), ended),
+    clients=read('clients.csv', lambda file: _read_clients(file, ledger), pd.DataFrame(), says_who_came),
     ledger=ledger,
     summary=summary,
     certificate=read('certificate.json', _read_object, None, ended and _gives_certificate(run['identity'])),
@@ -254,7 +264,7 @@ def _read_run(path):
   wrong = [name for name, kinds in expected.items() if not isinstance(identity.get(name), kinds)]
   if wrong:
     raise ValueError(f'missing or of the wrong type in its identity: {", ".join(wrong)}')
-  parts = ('flags', 'versions', 'machine')
+  parts = ('flags', 'resolved', 'versions', 'machine')
   return {'identity': identity, **{name: run[name] if isinstance(run.get(name), dict) else {} for name in parts}}
 
 

@@ -134,7 +134,7 @@ def _compared(groups) -> list[pages.Block]:
 
 
 def _each(values) -> str:
-  return ', '.join(map(str, sorted({value for value in values if value is not None})))
+  return ', '.join(map(str, sorted(set(values))))
 
 
 def _first_figures(built) -> list[pages.Block]:

@@ -161,10 +161,8 @@ def _setting(run, flags) -> dict[str, Any]:
   except ValueError:
     unread = frozenset(flags).difference(run.identity)  # This version does not know the method.
   setting = {k: runs_lib.canonical(k, run.identity.get(k, 'absent')) for k in flags if k not in unread}
-  # By default the dataset decides how many clients there are.
-  num_clients = len(run.counts) if run.counts is not None else run.identity.get('num_clients')
   stop_at_accuracy = run.flags.get('stop_at_accuracy')
-  return {**setting, 'algorithm': run.algorithm, 'num_clients': num_clients, 'stop_at_accuracy': stop_at_accuracy}
+  return {**setting, 'algorithm': run.algorithm, 'num_clients': run.num_clients, 'stop_at_accuracy': stop_at_accuracy}
 
 
 def _texts(settings: Sequence[Mapping[str, Any]]) -> pd.DataFrame:

@@ -4,7 +4,6 @@ import pytest
 
 from experiments import command_line
 from experiments import report
-from experiments.reporting import sections
 from tests.experiments.reporting import factory
 
 
@@ -75,7 +74,3 @@ def test_wrong_arguments(runs, tmp_path, capsys, arguments, words):
   err = capsys.readouterr().err
   assert 'Error: ' in err and words in err
   assert not (tmp_path / 'out').exists()
-
-
-def test_what_some_runs_do_not_say_is_left_out_of_what_was_compared():
-  assert sections._each([900, None, 100, 900]) == '100, 900'

@@ -89,6 +89,7 @@ def write_run(
     folder / 'run.json',
     {
       'identity': {k: v for k, v in flags.items() if k not in unread and k != 'stop_at_accuracy'},
+      'resolved': {'num_clients': flags['num_clients']},
       'flags': {**flags, 'output_dir': str(folder)},
       'versions': {'quap_tff': '0.1.0', 'python': '3.11.0'},
       'machine': machine or {'platform': 'Linux', 'cores': 2, 'gpus': 0},

@@ -106,6 +106,17 @@ def test_a_missing_file_is_named(tmp_path, name):
   assert _reasons(left_out)[name].startswith('is missing')
 
 
+def test_secret_cohorts_are_no_missing_file_and_the_number_of_clients_is_known(tmp_path):
+  folder = factory.write_run(tmp_path / 'run', cohort_seed='secret')
+  for name in ('ledger.npz', 'clients.csv'):
+    (folder / name).unlink()
+  run_json = json.loads((folder / 'run.json').read_text())
+  run_json['identity']['num_clients'] = None  # The dataset decides.
+  factory.write_json(folder / 'run.json', run_json)
+  run, left_out = runs_lib.load(str(folder))
+  assert not left_out and run.counts is None and run.num_clients == 10
+
+
 def test_a_certified_run_without_its_certificate_is_named(tmp_path):
   folder = factory.write_run(tmp_path / 'run', algorithm='certified:weights=uniform')
   assert 'certificate.json' in _reasons(runs_lib.load(str(folder))[1])
