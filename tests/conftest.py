@@ -13,9 +13,13 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
   signal.signal(signal.SIGINT, signal.default_int_handler)
 
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff import runtime
+
+# TensorFlow makes its pool once, and tests activate runtimes with one to four threads.
+tf.config.threading.set_inter_op_parallelism_threads(4)
 
 # Also lets go of TFF's own default context now: left to the interpreter's exit, it complains there.
 tff.framework.set_default_context(runtime.InProcessContext(num_threads=2))

@@ -21,10 +21,11 @@ class RuntimeConfig:
     device: `cpu`, `gpu` or `auto` (every GPU there is, else the CPU). Only `in_process` can use a GPU: TFF's worker is
       a CPU build.
     num_threads: How many clients run at once in `in_process`; `None` means one per available core. Never changes a
-      result, only its time.
+      result, only its time. TensorFlow makes its pool of threads once, so in a process that activates several
+      configurations the first one should have the largest number.
     clients_per_call: How many clients one call of TensorFlow takes in `in_process`, on one CPU. `None` lets the runtime
-      choose: a few at a time where clients are small and many, which halves the cost of a small client. Never changes a
-      result, only time and memory.
+      choose: a few at a time where clients are small and many, which can halve the cost of a small client. Never
+      changes a result, only time and memory.
     num_workers: How many local workers `workers` starts; ignored if `worker_addresses` are given.
     worker_addresses: `host:port` of workers that somebody else starts and ends.
     worker_timeout: Seconds without a sign of life after which a worker is given up.

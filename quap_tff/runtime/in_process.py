@@ -23,9 +23,9 @@ from quap_tff.runtime import values
 
 # How many clients' results may wait for that of a slower client before them, for each thread.
 _AHEAD = 4
-# How many clients a call takes where they are small and many. What a call costs is then shared by them; with more of
-# them its graph takes longer to build than it saves.
-_BLOCK, _SMALL_BYTES, _MANY = 4, 2**20, 64
+# How many clients a call takes where they are small and many. What a call costs is then shared by them. More of them in
+# a call gained nothing that could be measured.
+_BLOCK, _SMALL_BYTES = 4, 2**20
 
 
 def _most_calls(num_threads: int, size: int) -> int:
@@ -217,7 +217,7 @@ class _Runner:
     """
     given, num_threads = self._context._clients_per_call, self._context._num_threads
     if given is None:
-      is_worth_it = num_bytes <= _SMALL_BYTES and self.num_clients >= max(_MANY, 4 * _BLOCK * num_threads)
+      is_worth_it = num_bytes <= _SMALL_BYTES and self.num_clients >= 4 * _BLOCK * num_threads
       return _BLOCK if is_worth_it else 1
     size = max(1, min(given, self.num_clients))
     needed = size * _most_calls(num_threads, size) * num_bytes

@@ -125,9 +125,8 @@ def _calls(monkeypatch):
 
 def test_small_and_many_clients_share_calls(calls):
   with _context(2, None):
-    few = calls(in_process._MANY - 1) - calls(1)
-    assert few == 2 * (in_process._MANY - 2)  # Each makes its value and is summed.
-    assert calls(in_process._MANY) - calls(1) == 2 * (in_process._MANY // in_process._BLOCK - 1)
+    assert calls(31) - calls(1) == 2 * 30  # Each makes its value and is summed.
+    assert calls(32) - calls(1) == 2 * (32 // 4 - 1)
 
 
 def test_large_clients_do_not():

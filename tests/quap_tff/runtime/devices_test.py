@@ -1,4 +1,4 @@
-"""Tests of clients spread over devices, on a program of its own: devices are fixed once TensorFlow is in use."""
+"""Tests of devices and thread pools, on programs of their own: both are fixed once TensorFlow is in use."""
 
 import subprocess
 import sys
@@ -31,8 +31,31 @@ comparison.assert_same(other, one[:2], tolerance=0)
 print('same')
 """
 
+_POOLS = """
+import sys
+import tensorflow as tf
+from quap_tff import runtime
+
+pools = tf.config.threading
+for given in sys.argv[1:]:
+  pools.set_inter_op_parallelism_threads(int(given))
+runtime.prepare(runtime.RuntimeConfig(device='cpu', num_threads=3))
+print(pools.get_inter_op_parallelism_threads(), pools.get_intra_op_parallelism_threads())
+"""
+
+
+def _printed(program, *arguments):
+  found = subprocess.run([sys.executable, '-c', program, *arguments], capture_output=True, text=True, timeout=120)
+  assert not found.returncode, found.stderr[-2000:]
+  return found.stdout.split()
+
 
 @pytest.mark.slow
 def test_several_devices_give_the_same_bits_as_one():
-  program = subprocess.run([sys.executable, '-c', _PROGRAM], capture_output=True, text=True, timeout=120)
-  assert program.stdout.split() == ['same'], program.stderr[-2000:]
+  assert _printed(_PROGRAM) == ['same']
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('given, threads', [([], '3'), (['2'], '2')])
+def test_each_client_has_one_thread_of_the_pool_unless_the_program_chose(given, threads):
+  assert _printed(_POOLS, *given) == [threads, '1']

@@ -102,7 +102,7 @@ class _Alive:
 @pytest.mark.parametrize('rule', [*_RULES, 'certified_fixed', 'certified_private_quantile'])
 @pytest.mark.parametrize('num_threads', [1, 2])
 def test_updates_do_not_pile_up(context, rule, num_threads, monkeypatch):
-  with comparison.threads(context, num_threads):
+  with comparison.threads(context, num_threads, clients_per_call=1):
     process, next_round = _round(rule)
     state = next_round(process.initialize(), list(range(4))).state
     alive = _Alive(monkeypatch, _LARGE)
@@ -264,6 +264,6 @@ def test_a_select_from_a_zip_does_not_wait_for_the_rest(monkeypatch):
     return tff.federated_sum(tff.federated_map(less, (pair['update'], total)))
 
   alive = _Alive(monkeypatch, _LARGE)
-  with runtime.activate(runtime.RuntimeConfig(device='cpu', num_threads=1)):
+  with runtime.activate(runtime.RuntimeConfig(device='cpu', num_threads=1, clients_per_call=1)):
     np.testing.assert_array_equal(computation([1.0, 2.0] + [0.0] * 20), np.full(_LARGE, 3.0 - 22 * 3.0))
   assert alive.most <= _COPIES + _SUMS
