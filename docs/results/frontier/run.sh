@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes all runs of the table "accuracy at equal formal ε", and the table. A second call continues what is unfinished.
+# Makes all runs of the tables "accuracy at equal formal ε", and two reports. A second call continues what is unfinished.
 #
 #     DATA=FOLDER docs/results/frontier/run.sh tune                          # then put the best pairs into this file
 #     DATA=FOLDER docs/results/frontier/run.sh mnist writers femnist report
@@ -105,7 +105,8 @@ for step; do
       ) || { [ $? = 1 ] && failed=1; } || exit 130
       ;;
     report)
-      python -m experiments.report "$RUNS"/{mnist,writers,femnist}/*/ "--output_dir=$RUNS/report" || failed=1
+      python -m experiments.report "$RUNS"/mnist/*/ "--output_dir=$RUNS/report/mnist" || failed=1
+      python -m experiments.report "$RUNS"/{writers,femnist}/*/ "--output_dir=$RUNS/report/handwriting" || failed=1
       ;;
     *) echo "unknown step $step: tune, mnist, writers, femnist or report" >&2; exit 2 ;;
   esac
