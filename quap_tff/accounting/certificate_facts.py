@@ -242,11 +242,13 @@ def other_relations(facts: Facts) -> list[dict[str, Any]]:
     ),
   ]
   # A client's ε grows at most k times as fast with μ at k·μ as at μ.
+  # ε may be so large that its exponential is no float.
+  largest = math.log(slack.delta / 2) - math.log(_most_beyond_reach(facts)) if slack.delta else math.inf
   stated = [float(slack._replace(epsilon=k * slack.epsilon).of(k * mu, facts.delta)) for *_, k in rows]
   return [
     {'neighbours': neighbours, 'unit': unit, 'epsilon': epsilon, 'mu': k * mu}
     for (neighbours, unit, k), epsilon in zip(rows, stated)
-    if not facts.slack.delta or math.exp(epsilon) * _most_beyond_reach(facts) <= slack.delta / 2
+    if epsilon <= largest
   ]
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from quap_tff.accounting import certificate as certificates
 from quap_tff.accounting import run_ledger
+from quap_tff.mechanisms import slack as slacks
 from quap_tff.mechanisms import tradeoff
 
 _FACTS = dict(
@@ -200,6 +201,11 @@ class TestFigures:
     assert [row['mu'] for row in rows] == [mu, 2 * mu, 2 * mu, 3 * mu, 5 * mu]
     assert [round(row['epsilon'], 2) for row in rows] == [3.0, 6.71, 6.71, 10.98, 21.14]
     assert 'replace' in rows[1]['neighbours'] and '5 clients together' in rows[4]['unit']
+
+  def test_relations_for_which_delta_does_not_pay_are_left_out(self):
+    # With ε = 100 for one client, that of several has an exponential that is no float.
+    rows = _issue(epsilon=100.0, slack=slacks.Slack(1e-3, 1e-9))['other_relations']
+    assert [round(row['epsilon'], 6) for row in rows] == [100.0]
 
   def test_a_run_of_no_rounds(self):
     certificate = _issue(run_ledger.RunLedger(5, 1e-5, 'a run'))

@@ -462,7 +462,7 @@ class TestSlack:
     assert slack.epsilon == pytest.approx(2 * most * 2570 * 2.0**-42, rel=1e-9)
     assert slack.epsilon <= config.kept_slack.epsilon and slack.delta <= config.kept_slack.delta
 
-  @pytest.mark.parametrize('largest, delta', [(3.0, 1e-24), (100.0, 1e-10)])
+  @pytest.mark.parametrize('largest, delta', [(3.0, 1e-24), (100.0, 1e-10), (1000.0, 1e-5)])
   def test_a_delta_that_does_not_pay_for_the_tails_is_refused(self, largest, delta):
     with pytest.raises(ValueError, match=r'of noise costs .* δ = '):
       integers.Grid(4.0, 2570).slack(3.0, largest, delta, self._DRAWS)
