@@ -59,6 +59,7 @@ def test_the_sweeps_are_right_and_have_the_seeds(call, monkeypatch):
   assert [module for _, module, *_ in calls if module != 'experiments.sweep'] == [
     'experiments.reporting.best',
     'experiments.report',
+    'experiments.report',
   ]
 
 
