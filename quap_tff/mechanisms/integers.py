@@ -178,14 +178,16 @@ class Grid:
       of_buffers = float(np.diff(tradeoff.epsilon_of(np.array([mu, mu + self.buffer_cost]), kept))[0])
     found = 2 * moved + of_buffers + more.epsilon
     values = 2 * integer_noise.REACH * self.stddev + 2
-    beyond = math.exp(min(largest, 700.0)) * integer_noise.BEYOND_REACH
-    lost = num_draws * (values * integer_noise.ABSOLUTE_ERROR + beyond)
+    # Above 700, e^ε may be too large for a float. No δ pays for 700 either.
+    beyond = num_draws * math.exp(min(largest, 700.0)) * integer_noise.BEYOND_REACH
+    lost = num_draws * values * integer_noise.ABSOLUTE_ERROR + beyond
     lost = math.expm1(moved) * kept + math.exp(moved) * lost + more.delta
     if not (found <= RESERVE * smallest and lost <= RESERVE * delta):
+      smaller_epsilon = ' a smaller epsilon,' if beyond > RESERVE * delta else ''
       raise ValueError(
         f'Rounding of {num_draws:,} draws of noise costs ε = {found:.2g} and δ = {lost:.2g}, and of epsilon='
         f'{smallest:g} and delta={delta:g}, {RESERVE * smallest:.2g} and {RESERVE * delta:.2g} are kept for it. Use '
-        'fewer rounds, smaller decays, a smaller epsilon, or arithmetic="float".'
+        f'fewer rounds, smaller decays,{smaller_epsilon} or arithmetic="float".'
       )
     return slacks.Slack(found, RESERVE * delta)
 

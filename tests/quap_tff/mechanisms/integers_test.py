@@ -446,7 +446,10 @@ class TestSlack:
     grid = integers.Grid(4.0, 2570)
     # 2·n·2^-42 is at most 1/2048 up to n = 2^30. With more, δ would pay for twice as many, and ε would not.
     grid.slack(1.0, 3.0, 1e-5, 2**30)
-    words = r'Rounding of 1,073,741,828 draws .* ε = 0.00049 .* 0.00049 and 4.9e-09 are kept for it. Use fewer rounds'
+    words = (
+      r'Rounding of 1,073,741,828 draws .* ε = 0.00049 .* 0.00049 and 4.9e-09 are kept for it\. '
+      'Use fewer rounds, smaller decays, or'
+    )
     with pytest.raises(ValueError, match=words):
       grid.slack(1.0, 3.0, 1e-5, 2**30 + 4)
     # At ε = 3, n·2^-42 would be 3/4096 of δ.
@@ -462,9 +465,11 @@ class TestSlack:
     assert slack.epsilon == pytest.approx(2 * most * 2570 * 2.0**-42, rel=1e-9)
     assert slack.epsilon <= config.kept_slack.epsilon and slack.delta <= config.kept_slack.delta
 
-  @pytest.mark.parametrize('largest, delta', [(3.0, 1e-24), (100.0, 1e-10), (1000.0, 1e-5)])
-  def test_a_delta_that_does_not_pay_for_the_tails_is_refused(self, largest, delta):
-    with pytest.raises(ValueError, match=r'of noise costs .* δ = '):
+  @pytest.mark.parametrize(
+    'largest, delta, advice', [(3.0, 1e-24, 'decays, or'), (100.0, 1e-10, 'epsilon, or'), (1000.0, 1e-5, 'epsilon, or')]
+  )
+  def test_a_delta_that_does_not_pay_for_the_tails_is_refused(self, largest, delta, advice):
+    with pytest.raises(ValueError, match=f'of noise costs .* δ = .* {advice}'):
       integers.Grid(4.0, 2570).slack(3.0, largest, delta, self._DRAWS)
 
   def test_buffers_that_cost_too_much_are_refused(self):
