@@ -241,9 +241,9 @@ def other_relations(facts: Facts) -> list[dict[str, Any]]:
       (f'the data of {k} clients together against nothing in their places', f'{k} clients together', k) for k in _GROUPS
     ),
   ]
-  # A client's ε grows at most k times as fast with μ at k·μ as at μ.
-  # ε may be so large that its exponential is no float.
+  # Half of the slack's δ pays for e^ε times the probability. In logarithms, as e^ε may be too large for a float.
   largest = math.log(slack.delta / 2) - math.log(_most_beyond_reach(facts)) if slack.delta else math.inf
+  # A client's ε grows at most k times as fast with μ at k·μ as at μ.
   stated = [float(slack._replace(epsilon=k * slack.epsilon).of(k * mu, facts.delta)) for *_, k in rows]
   return [
     {'neighbours': neighbours, 'unit': unit, 'epsilon': epsilon, 'mu': k * mu}
