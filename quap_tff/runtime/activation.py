@@ -70,17 +70,17 @@ def _one_core_per_client(num_threads: int) -> None:
   """Gives each operation one thread, and TensorFlow a pool of `num_threads` of them, a core for each client.
 
   Clients share no data, so running them in parallel scales better than splitting each client's small kernels, and
-  threads of both kinds would compete for the cores. A larger pool would hand a client's ops from thread to thread:
-  with one client at a time and small ops, that took two thirds more CPU time. The first setting does not depend on
-  `num_threads`: kernels split their sums by it, and results must not depend on the number of clients that run at once.
-  A value that the program has set itself stays.
+  threads of both kinds would compete for the cores. A larger pool would hand a client's ops from thread to thread,
+  which costs CPU time (docs/benchmarks.md). The first setting does not depend on `num_threads`: kernels split their
+  sums by it, and results must not depend on the number of clients that run at once. A value that the program has set
+  itself stays.
   """
-  threading = tf.config.threading
+  pools = tf.config.threading
   try:
-    if threading.get_intra_op_parallelism_threads() == 0:
-      threading.set_intra_op_parallelism_threads(1)
-    if threading.get_inter_op_parallelism_threads() == 0:
-      threading.set_inter_op_parallelism_threads(num_threads)
+    if pools.get_intra_op_parallelism_threads() == 0:
+      pools.set_intra_op_parallelism_threads(1)
+    if pools.get_inter_op_parallelism_threads() == 0:
+      pools.set_inter_op_parallelism_threads(num_threads)
   except RuntimeError:
     logging.info(
       'TensorFlow was in use before the runtime was activated, so its thread pools stay as they were. Activate first,'
