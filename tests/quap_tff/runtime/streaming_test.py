@@ -101,14 +101,15 @@ class _Alive:
 @pytest.mark.slow
 @pytest.mark.parametrize('rule', [*_RULES, 'certified_fixed', 'certified_private_quantile'])
 @pytest.mark.parametrize('num_threads', [1, 2])
-def test_updates_do_not_pile_up(context, rule, num_threads, monkeypatch):
-  with comparison.threads(context, num_threads, clients_per_call=1):
+@pytest.mark.parametrize('size', [1, 4])
+def test_updates_do_not_pile_up(context, rule, num_threads, size, monkeypatch):
+  with comparison.threads(context, num_threads, clients_per_call=size):
     process, next_round = _round(rule)
     state = next_round(process.initialize(), list(range(4))).state
     alive = _Alive(monkeypatch, _LARGE)
     next_round(state, list(range(_CLIENTS)))
-  in_flight = 1 if num_threads == 1 else (1 + in_process._AHEAD) * num_threads + 1
-  assert 0 < alive.most <= in_flight + _COPIES * num_threads + _SUMS < _CLIENTS
+  blocks = 1 if num_threads == 1 else in_process._most_calls(num_threads, size) + 1
+  assert 0 < alive.most <= size * (blocks + _COPIES * num_threads) + _SUMS < _CLIENTS
 
 
 @pytest.mark.slow
