@@ -17,6 +17,7 @@ from quap_tff.accounting import stopping
 from quap_tff.common import checks
 from quap_tff.common import rounding
 from quap_tff.mechanisms import slack as slacks
+from quap_tff.mechanisms import tradeoff
 
 _NO_AMPLIFICATION = 'none'
 
@@ -153,7 +154,9 @@ def formal_report(
       epsilon = min(found.values(), key=np.max)
     else:
       found = _unamplified(ledger, delta - slack.delta, notes)
-      found = {name: values + slack.epsilon * (ledger.rounds > 0) for name, values in found.items()}
+      took_part = ledger.rounds > 0
+      for values in found.values():
+        values[took_part] += slack.epsilon
       epsilon = found['gaussian_exact']
       relation, words = neighbours, _NO_AMPLIFICATION
     figures += [_figure(name, relation, words, values) for name, values in found.items()]
@@ -184,13 +187,16 @@ def no_amplification(
 
 def _unamplified(ledger, delta, notes) -> dict[str, np.ndarray]:
   """float64[N] by accountant. The reasons of accountants without a figure go to the notes."""
-  merged, whole = ledger_histories.merged_histories(ledger), ledger_histories.histories(ledger)
+  mu = ledger_histories.total_mu(ledger).whole
+  # Histories of a large population may be rounded up. This figure is exact, and comes first as it needs most memory.
+  exact = tradeoff.epsilon_of(mu, delta) if len(mu) > run_ledger.LARGE_POPULATION else None
+  merged = ledger_histories.merged_histories(mu)
+  whole = merged if ledger.correlation.num_buffers else ledger_histories.histories(ledger)
   found = _by_accountant(
     {name: merged if accountant.merges else whole for name, accountant in accountants.ACCOUNTANTS.items()}, delta, notes
   )
-  if ledger.num_clients > run_ledger.LARGE_POPULATION:
-    # Histories of so many clients may have been rounded up, and this figure is exact.
-    found['gaussian_exact'] = ledger_histories.epsilon_by_client(ledger, delta)
+  if exact is not None:
+    found['gaussian_exact'] = exact
   return found
 
 

@@ -95,13 +95,16 @@ def epsilon_by_client(ledger: run_ledger.RunLedger, delta: float) -> np.ndarray:
   return tradeoff.epsilon_of(total_mu(ledger).whole, delta)
 
 
-def merged_histories(ledger: run_ledger.RunLedger) -> histories_lib.Population:
+def merged_histories(mu: np.ndarray) -> histories_lib.Population:
   """Each client's history as one mechanism: Gaussian mechanisms compose to one Gaussian.
 
-  If a ledger has more than 10,000 distinct μ, each is rounded up, by at most 0.1%, to the largest one over a power of
+  If there are more than 10,000 distinct μ, each is rounded up, by at most 0.1%, to the largest one over a power of
   1.001.
+
+  Args:
+    mu: `total_mu(ledger).whole`, float64[N].
   """
-  distinct, index = np.unique(total_mu(ledger).whole, return_inverse=True)
+  distinct, index = np.unique(mu, return_inverse=True)
   if len(distinct) > _MOST_MERGED:
     distinct, again = np.unique(histories_lib.rounded_up(distinct, _MERGED_STEP), return_inverse=True)
     index = again[index]
@@ -114,7 +117,7 @@ def histories(ledger: run_ledger.RunLedger) -> histories_lib.Population:
   If a ledger has more than 256 distinct μ, each is rounded up, by at most 1%, to the largest one over a power of 1.01.
   """
   if ledger.correlation.num_buffers:
-    return merged_histories(ledger)
+    return merged_histories(total_mu(ledger).whole)
   state = ledger.state_dict()
   sizes = np.diff(state['offsets'])
   if (state['weights'] == 1).all():

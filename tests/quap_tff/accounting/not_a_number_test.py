@@ -208,7 +208,6 @@ class TestLedger:
     protection = protections.Protection(protections.RELEASED_MODEL, 'all', 'all')
     for use in (
       accounting.total_mu,
-      accounting.merged_histories,
       accounting.histories,
       lambda one: accounting.epsilon_by_client(one, _DELTA),
       lambda one: accounting.formal_report(one, _DELTA, protection),
