@@ -98,5 +98,5 @@ def _quarter_rounds(a, b, c, d):
 
 
 def _rotated(words, bits):
-  left = tf.bitwise.left_shift(words, tf.constant(bits, tf.uint32))
-  return tf.bitwise.bitwise_or(left, tf.bitwise.right_shift(words, tf.constant(32 - bits, tf.uint32)))
+  # A product and a sum modulo 2^32 are faster in TensorFlow than a shift and an "or".
+  return words * tf.constant(2**bits, tf.uint32) + tf.bitwise.right_shift(words, tf.constant(32 - bits, tf.uint32))
