@@ -197,7 +197,7 @@ def budgets(groups: Sequence[study.Group]) -> list[pages.Block]:
   return [
     pages.Table('budget_by_rate', title, rows),
     pages.Figure('budget_by_rate', title, 'The line is the formula; the crosses are the printed values.', draw),
-    f'The points are from {len(found)} runs.',
+    'The points are from one run.' if len(found) == 1 else f'The points are from {len(found)} runs.',
     *published.NOTES['budget_by_rate'],
   ]
 
