@@ -24,6 +24,7 @@ from quap_tff.common import rounding
 from quap_tff.mechanisms import budgets
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import config as configs
+from quap_tff.mechanisms import slack as slacks
 
 DELTA = 1e-5
 INF = math.inf
@@ -62,6 +63,14 @@ _COHORTS = [[0, 1], [1, 2, 3], [1], [], [1, 3]]
 
 
 class TestWithoutAmplification:
+  @pytest.mark.parametrize('num_clients', [N, 20_000])
+  def test_rounding_costs_those_who_took_part_and_nobody_else(self, num_clients):
+    ledger = _ledger([[0, 1], [1]], num_clients=num_clients)
+    report = accounting.formal_report(ledger, DELTA, WHOLE, slack=slacks.Slack(0.25, DELTA / 2))
+    ideal = accounting.formal_report(ledger, DELTA / 2, WHOLE)
+    assert report.epsilon - ideal.epsilon == pytest.approx([0.25, 0.25] + [0] * (num_clients - 2))
+    assert [f.epsilon_max for f in report.figures] == pytest.approx([f.epsilon_max + 0.25 for f in ideal.figures])
+
   @pytest.mark.parametrize('covers', [WHOLE, PART])
   def test_each_client_by_hand(self, covers):
     ledger = _ledger(_COHORTS[:3] + _COHORTS[4:], noise=8.0, weights=[1, 1, 0.5, 1, 1, 1])
