@@ -33,6 +33,8 @@ from quap_tff.mechanisms import weight_rules
 
 # How many noise multipliers are tried for each correlation, and how many for the best correlation.
 _FEW_CANDIDATES, _MOST_CANDIDATES = 8, 32
+# How many accounts are kept at once while they are tried, about 24 bytes each.
+_MOST_ACCOUNTS = 2**21
 # The noise is larger by this share than a budget needs, so that rounding does not lower the last weight.
 _ROOM = 1e-9
 # A larger multiplier is preferred if its J is lower by no more than this share.
@@ -309,13 +311,16 @@ def _held_rounds(config, cohorts, kept) -> list[PlannedRound]:
 def _weight_sums(config, multipliers, cohorts) -> np.ndarray:
   """Σ_i w_i(t) for each of Z noise multipliers, float64[Z, T]."""
   sums = np.zeros([len(multipliers), len(cohorts)])
+  members = min(config.num_clients, sum(map(len, cohorts)))
+  at_once = max(1, _MOST_ACCOUNTS // members)
+  for start in range(0, len(multipliers), at_once):
+    block = multipliers[start : start + at_once]
 
-  def add_up(index, weights, spent):
-    del spent
-    sums[:, index] = weights.sum(axis=1, dtype=np.float64)
+    def add_up(index, weights, spent, rows=slice(start, start + at_once)):
+      del spent
+      sums[rows, index] = weights.sum(axis=1, dtype=np.float64)
 
-  prices = config.prices._replace(noise_multiplier=multipliers[:, np.newaxis])
-  _run(config, prices, cohorts, (len(multipliers),), add_up)
+    _run(config, config.prices._replace(noise_multiplier=block[:, np.newaxis]), cohorts, (len(block),), add_up)
   return sums
 
 

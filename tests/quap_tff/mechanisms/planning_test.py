@@ -226,6 +226,23 @@ class TestPopulation:
     planning.planned_rounds(planned, cohorts)
     assert set(opened) == {len(np.unique(np.concatenate(cohorts)))} and max(opened) <= 1000
 
+  @pytest.mark.parametrize('weights, correlation', RULES)
+  def test_accounts_that_are_kept_at_once_are_limited_and_change_nothing(self, monkeypatch, weights, correlation):
+    config = _config(30, weights=weights, correlation=correlation, num_rounds=12)
+    opened = []
+    original = privacy_filter.opened
+    monkeypatch.setattr(
+      planning.privacy_filter,
+      'opened',
+      lambda count, buffers, leading=(): opened.append(count * math.prod(leading)) or original(count, buffers, leading),
+    )
+    together = planning.calibrated(config, self.schedule(30))
+    largest = max(opened)
+    opened.clear()
+    monkeypatch.setattr(planning, '_MOST_ACCOUNTS', 100)
+    assert planning.calibrated(config, self.schedule(30)) == together
+    assert max(opened) <= 100 < largest
+
   def test_planned_and_real_weights_agree(self):
     cohorts = self.schedule(40)
     config = _calibrated(
