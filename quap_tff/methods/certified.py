@@ -62,7 +62,8 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
   """Certified QuAP-FL: a guarantee for the whole released model. No client exceeds the budget of --epsilon and --delta.
 
   Attributes:
-    weights: The rule for the clients' weights, a spec of `WEIGHTS`. 'participation' uses --alpha and --beta.
+    weights: The rule for the clients' weights, a spec of `WEIGHTS`. 'participation' uses --alpha and --beta. With
+      trust=secure_sum it is 'spend_evenly'.
     noise: How the noise of a round takes back noise of earlier rounds, a spec of `correlation.FAMILIES`.
     clip: The clipping norm. With `quantile`, the first clipping norm.
     quantile: If given, Andrew et al.'s private quantile tracks this quantile of the norms.
@@ -74,7 +75,7 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
     noise_multiplier: z. None for the z that makes the most of the budgets over the planned rounds.
     arithmetic: 'integer', in which the account covers what is computed, or 'float', whose numbers approximate it.
     trust: 'server', which sees updates and adds the noise. Or 'secure_sum': clients hold the noise, and the server sees
-      their secure sum alone; `noise` is then held or independent, and weights spend budgets evenly over the schedule.
+      their secure sum alone; `noise` is then held or independent.
     colluders: Numbers of clients that may tell the server their noise, such as 10/30. The certificate gives ε for each.
     certificate: Whether the run ends with a certificate. Without one, the run is a rehearsal: --noise_seed and
       --client_metrics may be given, which no certificate covers.
@@ -146,11 +147,12 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
         'quantile: a private quantile needs counts of norms, and with trust=secure_sum clients add no noise to counts. '
         'Leave it out.'
       )
-    if not isinstance(self.weights, (ByParticipation, weight_rules.SpendEvenly)):
+    if self.weights not in (ByParticipation(), weight_rules.SpendEvenly()):
       raise ValueError(
         f'weights={registry.name_of(self.weights, WEIGHTS)}: with trust=secure_sum, weights are planned so that '
         'budgets are spent evenly over the public schedule. Leave weights out.'
       )
+    object.__setattr__(self, 'weights', weight_rules.SpendEvenly())
     if self.noise_multiplier is not None:
       raise ValueError('noise_multiplier: with trust=secure_sum the noise is planned from the schedule. Leave it out.')
     counts = [int(count) if count == int(count) else count for count in self.colluders]
@@ -159,7 +161,7 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
   def flag_names(self) -> frozenset[str]:
     # --alpha and --beta are for weights that have none of their own, and flags of rates for weights that follow rates.
     found = super().flag_names() - flag_fields.flags_of(parts.Shape).keys()
-    if isinstance(self.weights, ByParticipation) and not self.holds_noise:
+    if isinstance(self.weights, ByParticipation):
       found |= flag_fields.flags_of(parts.Rates).keys() | ({'alpha', 'beta'} if self.weights.follows_flags else set())
     return found
 

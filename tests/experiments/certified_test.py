@@ -309,6 +309,7 @@ class TestSecureSum:
       ('trust=secure_sum,noise=blt', 'noise=blt needs a server'),
       ('trust=secure_sum,noise=ar1', 'noise=ar1 needs a server'),
       ('trust=secure_sum,weights=worst_case', 'weights=worst_case'),
+      ('trust=secure_sum,weights=participation:alpha=0.3', 'weights=participation'),
       ('trust=secure_sum,quantile=0.5', 'counts of norms'),
       ('trust=secure_sum,arithmetic=float', 'sum of integers'),
       ('trust=secure_sum,noise_multiplier=2', 'planned from the schedule'),

@@ -67,6 +67,14 @@ class TestLooks:
       'Fixed-DP',
     ]
 
+  def test_labels_name_the_weights_that_clients_who_hold_noise_use(self):
+    specs = ['certified', 'certified:trust=secure_sum,noise=held', 'certified:trust=secure_sum,weights=spend_evenly']
+    assert figures.labels(specs) == [
+      'Certified QuAP-FL (weights=participation, noise=independent, trust=server)',
+      'Certified QuAP-FL (weights=spend_evenly, noise=held, trust=secure_sum)',
+      'Certified QuAP-FL (weights=spend_evenly, noise=independent, trust=secure_sum)',
+    ]
+
 
 def test_a_method_has_its_colour_in_every_kind_of_figure():
   shown, points = _many(2), [_series(0), _series(1)]
