@@ -298,12 +298,12 @@ class Drawn(Learned):
     if self.size >= self.kinds:
       raise ValueError(
         f'drawn features tell kinds={self.kinds} things apart, which takes fewer directions than that: found '
-        f'size={self.size}. Give more kinds.'
+        f'size={self.size}. Use a smaller size, or more kinds.'
       )
     if self.size > drawn.NUMBERS_A_FILTER * self.filters:
       raise ValueError(
         f'drawn filters={self.filters} give {drawn.NUMBERS_A_FILTER * self.filters} numbers, found '
-        f'size={self.size}: give more filters.'
+        f'size={self.size}. Use a smaller size, or more filters.'
       )
 
   def check(self, input_shape: tuple[int, ...]) -> None:

@@ -68,12 +68,10 @@ class Statistics:
   Attributes:
     compiled: Computations compiled. Each object is compiled once.
     traced: TensorFlow functions traced. A round of known computations traces none, whatever its cohort.
-    invoked: Calls of computations.
   """
 
   compiled: int = 0
   traced: int = 0
-  invoked: int = 0
 
 
 class InProcessContext(tff.framework.SyncContext):
@@ -124,7 +122,6 @@ class InProcessContext(tff.framework.SyncContext):
       errors.ClientError: If a client's TensorFlow fails; it names the client.
       tf.errors.OpError: If the server's TensorFlow fails.
     """
-    self.statistics.invoked += 1
     program = self._programs.get(comp)
     parameter = comp.type_signature.parameter
     value = values.to_value(arg, parameter) if parameter is not None else None
