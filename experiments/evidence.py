@@ -37,7 +37,7 @@ _SHARE = 'share_of_ceiling'
 # Places of summary.json that earlier versions had in other words or not at all.
 _EARLIER_SUMMARY = {
   3: ('trust', 'malicious', 'diverged', 'output_dir', 'formal.notes', 'formal.reading'),
-  4: ('trust',),
+  4: ('trust', 'formal.notes'),
 }
 
 

@@ -125,7 +125,7 @@ def issue(ledger: accounting.RunLedger, facts: Facts, provenance: Mapping[str, A
       'amplification': sentences.AMPLIFICATION,
       'arithmetic': facts.arithmetic,
       'trust': facts.trust,
-      'colluders': sentences.against_colluders(ledger, facts),
+      'colluders': sentences.against_colluders(facts),
       # Client i's own bound is facts.own_epsilon[i].
       'own_bounds': own,
     },

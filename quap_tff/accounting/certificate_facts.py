@@ -14,7 +14,6 @@ from quap_tff import accounting
 from quap_tff.accounting import ledger_histories
 from quap_tff.common import checks
 from quap_tff.common import rounding
-from quap_tff.mechanisms import held_noise
 from quap_tff.mechanisms import integer_noise
 from quap_tff.mechanisms import slack as slacks
 from quap_tff.mechanisms import tradeoff
@@ -99,7 +98,8 @@ class Facts:
     arithmetic: 'integer' or 'float'.
     slack: What rounding costs, which every ε here includes.
     trust: 'server', or 'secure_sum' if the server sees noised secure sums alone.
-    colluders: Numbers of clients that may tell the server their noise, each with an ε of its own.
+    colluders: (k, μ) for numbers k of clients that may tell the server their noise: the largest μ against the server
+      and any k others, over all planned rounds.
   """
 
   algorithm: str
@@ -122,7 +122,7 @@ class Facts:
   arithmetic: str = 'float'
   slack: slacks.Slack = slacks.Slack()
   trust: str = 'server'
-  colluders: tuple[int, ...] = ()
+  colluders: tuple[tuple[int, float], ...] = ()
 
   def __post_init__(self):
     checks.number('epsilon', self.epsilon, above=0)
@@ -159,7 +159,7 @@ class Facts:
     if self.trust == 'server':
       del found['trust'], found['colluders']
     else:
-      found['colluders'] = list(self.colluders)
+      found['colluders'] = [list(one) for one in self.colluders]
     return {name: value for name, value in found.items() if name != 'cohorts' or value != _FROM_A_SEED}
 
 
@@ -233,7 +233,6 @@ def accountant(ledger: accounting.RunLedger) -> str:
 
 def other_relations(facts: Facts) -> list[dict[str, Any]]:
   """The same guarantee for other units and other neighbours. The bound for k clients together is k·μ."""
-  mu, slack = facts.mu, facts.slack
   rows = [
     ('add or remove one client whose place in the schedule is public', accounting.UNIT, 1),
     (accounting.REPLACE_ONE, accounting.UNIT, 2),
@@ -241,32 +240,20 @@ def other_relations(facts: Facts) -> list[dict[str, Any]]:
       (f'the data of {k} clients together against nothing in their places', f'{k} clients together', k) for k in _GROUPS
     ),
   ]
-  # Half of the slack's δ pays for e^ε times the probability. In logarithms, as e^ε may be too large for a float.
-  largest = math.log(slack.delta / 2) - math.log(_most_beyond_reach(facts)) if slack.delta else math.inf
-  # A client's ε grows at most k times as fast with μ at k·μ as at μ.
-  stated = [float(slack._replace(epsilon=k * slack.epsilon).of(k * mu, facts.delta)) for *_, k in rows]
-  return [
-    {'neighbours': neighbours, 'unit': unit, 'epsilon': epsilon, 'mu': k * mu}
-    for (neighbours, unit, k), epsilon in zip(rows, stated)
-    if epsilon <= largest
-  ]
+  return _stated(facts, [({'neighbours': neighbours, 'unit': unit}, k * facts.mu) for neighbours, unit, k in rows])
 
 
-def against_colluders(ledger: accounting.RunLedger, facts: Facts) -> list[dict[str, Any]]:
-  """For each number k of colluders, the ε of the client that spent most, against the server and any k others."""
-  if not facts.colluders:
-    return []
-  account = ledger_histories.held_account(ledger)
-  rows = []
-  for count in facts.colluders:
-    mu = float(held_noise.mu_against_any(account, count).max())
-    rows.append({'clients': count, 'epsilon': float(facts.slack.of(mu, facts.delta)), 'mu': mu})
-  return rows
+def against_colluders(facts: Facts) -> list[dict[str, Any]]:
+  """For each number k of colluders, the largest ε against the server and any k others, over all planned rounds."""
+  return _stated(facts, [({'clients': count}, mu) for count, mu in facts.colluders])
 
 
-def _most_beyond_reach(facts) -> float:
-  """The probability that ideal noise has a draw which the generator never makes."""
-  return facts.planned_rounds * (facts.trained_weights + 1) * integer_noise.BEYOND_REACH
+def _stated(facts, rows) -> list[dict[str, Any]]:
+  """The rows with their μ and ε, but for those whose ε the slack does not cover."""
+  # The ε of μ is rounded up by less than this tolerance.
+  largest = max(facts.epsilon, slacks.LARGEST_EPSILON) * (1 + 1e-9) if facts.slack.delta else math.inf
+  found = [{**row, 'epsilon': float(facts.slack.of(mu, facts.delta)), 'mu': mu} for row, mu in rows]
+  return [row for row in found if row['epsilon'] <= largest]
 
 
 def releases(ledger: accounting.RunLedger, facts: Facts, mu: ledger_histories.TotalMu) -> list[dict[str, Any]]:

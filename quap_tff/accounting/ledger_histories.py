@@ -12,7 +12,6 @@ import numpy as np
 
 from quap_tff.accounting import history as histories_lib
 from quap_tff.accounting import run_ledger
-from quap_tff.mechanisms import held_noise
 from quap_tff.mechanisms import tradeoff
 
 # How far μ is rounded up where the ledger has many different values, and how many values stay exact.
@@ -76,18 +75,6 @@ def _correlated_mu(ledger: run_ledger.RunLedger) -> np.ndarray:
   smallest = state['noise_multipliers'][releases].min(initial=np.inf)
   # The sums of exponentials are rounded at most some thousand times each before they are forgotten.
   return _over(np.sqrt(squares) * (1 + 2.0**-37), np.full(ledger.num_clients, smallest))
-
-
-def held_account(ledger: run_ledger.RunLedger) -> held_noise.Account:
-  """The account of a ledger whose noise clients hold, from the rounds that were released."""
-  state = ledger.state_dict()
-  found = held_noise.opened(
-    ledger.num_clients, float(state['noise_multipliers'].min()), float(ledger.correlation.decays[0])
-  )
-  cuts = state['offsets'][1:-1]
-  for ids, weights in zip(np.split(state['clients'], cuts), np.split(state['weights'], cuts)):
-    found = found.after(ids[weights > 0].astype(np.int64), weights[weights > 0])
-  return found
 
 
 def epsilon_by_client(ledger: run_ledger.RunLedger, delta: float) -> np.ndarray:

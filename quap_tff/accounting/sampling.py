@@ -94,8 +94,9 @@ def refusal(ledger: run_ledger.RunLedger, sampler: Sampler) -> Optional[str]:
   multipliers = state['noise_multipliers']
   if not sampler.constant_noise_multiplier or len(np.unique(multipliers)) > 1:
     return 'the noise depends on who came'
-  # A cohort of independent coins can be empty, however unlikely that is, unless a coin always shows heads.
-  can_be_empty = sampler.kind == 'bernoulli' and not (np.asarray(sampler.rates) == 1).any()
+  # A cohort of independent coins can be empty, however unlikely that is, unless two coins always show heads. One such
+  # coin is not enough: in the neighbouring data set, its client is missing.
+  can_be_empty = sampler.kind == 'bernoulli' and np.count_nonzero(np.asarray(sampler.rates) == 1) < 2
   if can_be_empty and not sampler.noises_empty_rounds:
     # Whether this run had such a round does not matter: its probability differs between the two worlds.
     return 'a round that nobody comes to releases nothing, which reveals that nobody came'

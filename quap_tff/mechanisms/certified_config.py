@@ -292,15 +292,18 @@ class CertifiedConfig(mechanism.Mechanism):
   def slack(self, num_weights: int) -> slacks.Slack:
     """What rounding costs all releases of a model with `num_weights` weights; nothing in float arithmetic.
 
+    It covers ε up to `slack.LARGEST_EPSILON`, or that of the run if it is larger.
+
     Raises:
       ValueError: If integers could overflow, or ε and δ do not pay for rounding.
     """
     if not self._is_integer:
       return slacks.Slack()
     grid, releases, more = self.grid(num_weights), self.most_releases(num_weights), slacks.Slack()
+    largest = max(self.epsilon, slacks.LARGEST_EPSILON)
     if self.holds_noise:
       more = held_noise.discreteness_slack(
-        self.epsilon,
+        largest,
         self.delta,
         noise_steps=self.share_scale * grid.steps,
         decay=self.share_decay,
@@ -308,7 +311,7 @@ class CertifiedConfig(mechanism.Mechanism):
         num_coordinates=num_weights,
         num_participations=releases * (self.most_clients or self.num_clients),
       )
-    return grid.slack(self._smallest_epsilon, self.epsilon, self.delta, releases * self._draws(num_weights), more)
+    return grid.slack(self._smallest_epsilon, largest, self.delta, releases * self._draws(num_weights), more)
 
   @property
   def kept_slack(self) -> slacks.Slack:

@@ -344,7 +344,7 @@ def discreteness_slack(
   lattice sums of Gaussians are from integrals, which is below 10⁻²⁸⁰ where V and W have ten steps or more.
 
   Args:
-    epsilon: ε >= 0, of the run with real noise.
+    epsilon: ε >= 0, of the run with real noise. The result covers any smaller ε, too.
     delta: δ in (0, 1), of the run with real noise.
     noise_steps: s in steps of the grid, greater than 0.
     decay: λ.

@@ -163,7 +163,7 @@ class Grid:
 
     Args:
       smallest: The smallest ε that a client has.
-      largest: The largest.
+      largest: The largest ε that the slack covers.
       delta: The total δ.
       num_draws: n, the draws of all releases.
       more: What else has to be paid for.
@@ -183,11 +183,12 @@ class Grid:
     lost = num_draws * values * integer_noise.ABSOLUTE_ERROR + beyond
     lost = math.expm1(moved) * kept + math.exp(moved) * lost + more.delta
     if not (found <= RESERVE * smallest and lost <= RESERVE * delta):
-      smaller_epsilon = ' a smaller epsilon,' if beyond > RESERVE * delta else ''
+      pays_too_little = beyond > RESERVE * delta
+      advice = ' a smaller epsilon,' if largest > slacks.LARGEST_EPSILON else ' a larger delta,'
       raise ValueError(
         f'Rounding of {num_draws:,} draws of noise costs ε = {found:.2g} and δ = {lost:.2g}, and of epsilon='
         f'{smallest:g} and delta={delta:g}, {RESERVE * smallest:.2g} and {RESERVE * delta:.2g} are kept for it. Use '
-        f'fewer rounds, smaller decays,{smaller_epsilon} or arithmetic="float".'
+        f'fewer rounds, smaller decays,{advice if pays_too_little else ""} or arithmetic="float".'
       )
     return slacks.Slack(found, RESERVE * delta)
 

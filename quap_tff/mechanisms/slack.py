@@ -8,6 +8,10 @@ import numpy as np
 
 from quap_tff.mechanisms import tradeoff
 
+# A run's slack covers every ε up to this one: that of several clients together, or against colluders. An ε above it,
+# and above the run's own, is not stated.
+LARGEST_EPSILON = 60.0
+
 
 class Slack(NamedTuple):
   """The ideal mechanism is (ε, δ - delta)-private, and the computed one (ε + epsilon, δ)-private.

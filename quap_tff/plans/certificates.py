@@ -109,6 +109,8 @@ def write_certificate(
   if plan.model is None:
     raise ValueError("The shape of the plan's model is not known: build its process first, or give the plan a model.")
   problems = plan.ledger_problems(ledger)
+  if plan.colluders:
+    problems.append('A folder of library code does not say who was to come, on which colluders rest. Leave them out.')
   if problems:
     raise ValueError(f'This run cannot be certified. {" ".join(problems)}')
   unfinished = path.rstrip(os.sep) + files.UNFINISHED

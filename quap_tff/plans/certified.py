@@ -13,6 +13,7 @@ from quap_tff.accounting import certificate
 from quap_tff.accounting import protection as protections
 from quap_tff.common import checks
 from quap_tff.mechanisms import certified_config as configs
+from quap_tff.mechanisms import held_noise
 from quap_tff.mechanisms import planning
 from quap_tff.mechanisms import postprocessing
 from quap_tff.mechanisms import slack as slacks
@@ -65,7 +66,8 @@ class CertifiedPlan(plan.Plan):
       client_metrics: Whether exact functions of clients' data (training loss) are released with the model.
       attendance: int[M_t] for each planned round: who really comes of those who were drawn, if this is known. Only with
         a secure sum, in which a client that does not come takes its noise away. By default any of them may stay away.
-      colluders: Numbers of clients that may tell the server their noise. A certificate gives ε for each.
+      colluders: Numbers of clients that may tell the server their noise, with `attendance` only. A certificate gives ε
+        for each.
       min_separation: How many rounds the sampler promises from one round of a client to its next; None if it promises
         nothing. The published choices of noise are made for it.
       **options: The options of every plan, see `quap_tff.plans.Plan`.
@@ -83,6 +85,8 @@ class CertifiedPlan(plan.Plan):
         f'{" and ".join(self.extension.exact_releases)}: no certificate would hold.'
       )
     self.averaging = planned.averaging
+    if planned.config.arithmetic == 'integer':
+      self.noise_note = ''
     self._attendance = self.schedule if attendance is None and not config.holds_noise else attendance
     self.colluders = tuple(checks.integer('colluders', k, at_least=1) for k in colluders)
     if self.colluders and not config.holds_noise:
@@ -91,6 +95,11 @@ class CertifiedPlan(plan.Plan):
       raise ValueError(
         f'There are {config.num_clients:,} clients, so at most {config.num_clients - 1:,} can collude against one of '
         f'them, found {max(self.colluders):,}.'
+      )
+    if self.colluders and attendance is None:
+      raise ValueError(
+        'An ε against colluders needs rounds whose clients are known before the run. Give attendance, or leave '
+        'colluders out.'
       )
 
   @property
@@ -218,8 +227,18 @@ class CertifiedPlan(plan.Plan):
       arithmetic=self.config.arithmetic,
       slack=self.slack,
       trust=self.config.trust,
-      colluders=self.colluders,
+      colluders=self._against_colluders(),
     )
+
+  def _against_colluders(self) -> tuple[tuple[int, float], ...]:
+    """(k, the largest μ against the server and any k others), over all planned rounds: a run may end before them."""
+    if not self.colluders:
+      return ()
+    account = held_noise.opened(self.num_clients, self.config.noise_multiplier, self.config.correlation.decay)
+    for ids, planned in zip(self.expected, planning.planned_rounds(self.config, self.expected)):
+      sends = planned.weights > 0
+      account = account.after(np.asarray(ids)[sends], planned.weights[sends].astype(np.float64))
+    return tuple((count, float(held_noise.mu_against_any(account, count).max())) for count in self.colluders)
 
 
 def _places(planned: np.ndarray, clients: np.ndarray) -> np.ndarray:

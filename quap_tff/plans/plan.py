@@ -35,6 +35,10 @@ _LOCAL_NOISE = (
   'The figures hold against the server itself if each client draws its own noise. In this simulation all noise '
   "follows from one seed in the server's state."
 )
+_REAL_NUMBERS = (
+  'The figures are for ideal Gaussian noise and real numbers. The noise that is added only approximates it: it consists '
+  'of float64 numbers, and their generator, Philox, is not cryptographic.'
+)
 # Public metrics that follow from who took part.
 _OF_COHORTS = mechanisms.PUBLIC_METRICS - {'noise_multiplier'}
 
@@ -64,7 +68,7 @@ class Plan:
   is_certified: bool = False
   is_saved_before_release: bool = False
   noises_empty_rounds: bool = False
-  noise_note: str = ''
+  noise_note: str = _REAL_NUMBERS
   stock_aggregator: Any = None
   sends_one_update: bool = True
   # Whether sums are divided by a public constant. It must be settled without a look at the cohorts.
@@ -175,6 +179,8 @@ class Plan:
   @property
   def sampler(self) -> accounting.Sampler:
     """How the cohorts are drawn and how this method uses them, which decides on amplification by sampling."""
+    if self.extension is not None:
+      return accounting.Sampler(reason=f'{type(self.extension).__name__} uses who came outside the noised sums')
     return dataclasses.replace(
       self._draw,
       constant_divisor=self._has_constant_divisor or self._draw.kind == 'fixed_size',
@@ -357,7 +363,8 @@ class Plan:
 
   def _formal(self, ledger):
     """The figures of a ledger."""
-    note = _LOCAL_NOISE if self.mechanism.facts.is_local else self.noise_note
+    local = _LOCAL_NOISE if self.mechanism.facts.is_local else ''
+    note = ' '.join(filter(None, [local, self.noise_note]))
     return accounting.formal_report(
       ledger, self.delta, self.protection, self.sampler, note, self._neighbours, self.slack
     )

@@ -202,7 +202,10 @@ class TestFigures:
     assert [round(row['epsilon'], 2) for row in rows] == [3.0, 6.71, 6.71, 10.98, 21.14]
     assert 'replace' in rows[1]['neighbours'] and '5 clients together' in rows[4]['unit']
 
-  def test_relations_for_which_delta_does_not_pay_are_left_out(self):
+  def test_an_epsilon_that_the_slack_does_not_cover_is_left_out(self):
+    rows = _issue(epsilon=10.0, slack=slacks.Slack(1e-3, 1e-9))['other_relations']
+    assert [round(row['epsilon']) for row in rows] == [10, 24, 24, 43]  # Five clients together have more.
+    assert 60 < _issue(epsilon=10.0)['other_relations'][-1]['epsilon'] < 110
     # With ε = 100 for one client, that of several has an exponential that is no float.
     rows = _issue(epsilon=100.0, slack=slacks.Slack(1e-3, 1e-9))['other_relations']
     assert [round(row['epsilon'], 6) for row in rows] == [100.0]

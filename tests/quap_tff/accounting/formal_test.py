@@ -334,7 +334,11 @@ class TestSampler:
     assert not sampling.refusal(_ledger([[0]]), _bernoulli([0.5] * N))
 
   def test_a_cohort_that_cannot_be_empty_needs_no_noise_for_that(self):
-    assert not sampling.refusal(_ledger([[0]]), _bernoulli([0.5] * (N - 1) + [1.0], noises_empty_rounds=False))
+    assert not sampling.refusal(_ledger([[0]]), _bernoulli([0.5] * (N - 2) + [1.0] * 2, noises_empty_rounds=False))
+    # Without the one client that always comes, nobody may come.
+    assert 'nobody came' in sampling.refusal(
+      _ledger([[0]]), _bernoulli([0.5] * (N - 1) + [1.0], noises_empty_rounds=False)
+    )
 
 
 @pytest.mark.slow

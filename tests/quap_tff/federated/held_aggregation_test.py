@@ -7,6 +7,7 @@ import tensorflow_federated as tff
 
 from quap_tff import plans
 from quap_tff import runtime
+from quap_tff.accounting import certificate
 from quap_tff.federated import leaving_clients
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import correlation
@@ -131,3 +132,21 @@ class TestPlan:
   def test_colluders(self, colluders, words):
     with pytest.raises(ValueError, match=words):
       _plan(colluders=colluders)
+
+  def test_an_early_end_does_not_lower_the_figures_against_colluders(self, built):
+    plan = _plan(model=built[0].model, attendance=_SCHEDULE, colluders=[1, 2])
+    told = dict(algorithm='certified', tuning='By hand.', test_set='None.', tests=0, public_data='', post_processing='')
+    facts = plan.facts(**told)
+    with runtime.activate(runtime.RuntimeConfig(device='cpu')):
+      _, whole = _run(*built, _keys())
+    of_all = certificate.issue(whole, facts, {})
+    of_one = certificate.issue(whole.truncated(1), facts, {})
+    assert of_one['achieved']['is_reading'] and of_one['achieved']['epsilon_max'] < of_all['achieved']['epsilon_max']
+    assert of_one['guarantee'] == of_all['guarantee']
+    rows = of_all['guarantee']['colluders']
+    assert [row['clients'] for row in rows] == [1, 2]
+    assert of_all['achieved']['epsilon_max'] < rows[0]['epsilon'] < rows[1]['epsilon']
+
+  def test_colluders_need_rounds_that_are_known(self):
+    with pytest.raises(ValueError, match='Give attendance'):
+      _plan(colluders=[1])
