@@ -59,7 +59,7 @@ def has_diverged(weights: Iterable[Any], test_loss: float) -> bool:
 
 
 def share_of_ceiling(plan: plans.CertifiedPlan) -> float:
-  """The signal-to-noise ratio of what a certified run publishes, as a share of what no mechanism can exceed.
+  """The signal-to-noise ratio of what a certified run publishes, as a share of what no Gaussian mechanism can exceed.
 
   It follows from the plan alone, see `quap_tff.mechanisms.planning.share_of_ceiling`.
   """

@@ -114,7 +114,7 @@ def calibrated(
 
 
 def share_of_ceiling(planned: Planned, cohorts: Sequence[Any]) -> float:
-  """The signal-to-noise ratio of what is published, as a share of what no mechanism can exceed for these cohorts.
+  """The signal-to-noise ratio of what is published, as a share of what no Gaussian mechanism can exceed.
 
       Σ_t v_t·Σ_i w_i(t) / √(vᵀΣv)  ≤  Σ_i μ_i
 

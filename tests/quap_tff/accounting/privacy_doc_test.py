@@ -11,6 +11,8 @@ from quap_tff import accounting
 from quap_tff.accounting import accountants
 from quap_tff.accounting import history
 from quap_tff.common import registry
+from quap_tff.common import rounding
+from quap_tff.common.rounding import up_fixed
 from quap_tff.mechanisms import budgets
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import correlation
@@ -34,7 +36,8 @@ def _epsilon(mu):
 @pytest.mark.parametrize('epsilon', [1, 3, 6, 10])
 def test_mu_and_noise(epsilon):
   mu = tradeoff.mu_at_most(epsilon, _DELTA)
-  assert f'| {epsilon} | {mu:.4f} | {math.sqrt(20) / mu:.3f} | {math.sqrt(200) / mu:.2f} |' in _DOC
+  noise = up_fixed(math.sqrt(20) / mu, 3), up_fixed(math.sqrt(200) / mu, 2)
+  assert f'| {epsilon} | {rounding.down(mu)} | {noise[0]} | {noise[1]} |' in _DOC
 
 
 def test_the_formula_is_that_of_the_code():
@@ -79,19 +82,20 @@ def test_what_discrete_shares_cost():
 
 
 def test_replace_one():
-  assert f'has ε = 3 under zero-out has ε = {_epsilon(2 * _MU):.2f} under replace-one' in _DOC
+  assert f'has ε = 3 under zero-out has ε = {up_fixed(_epsilon(2 * _MU), 2)} under replace-one' in _DOC
 
 
 def test_amplification():
   amplified = accountants.get('pld').epsilon(history.History.gaussian(_Z, 20, 0.3), _DELTA)
-  assert f'For z = {_Z:.3f}, 20 rounds and q = 0.3, privacy loss distributions give ε = {amplified:.2f} (' in _DOC
-  assert f'A client known to have been in 6 of the 20 rounds has ε = {_epsilon(math.sqrt(6) / _Z):.2f}.' in _DOC
+  bounds = up_fixed(amplified, 2), up_fixed(_epsilon(math.sqrt(6) / _Z), 2)
+  assert f'For z = {up_fixed(_Z, 3)}, 20 rounds and q = 0.3, privacy loss distributions give ε = {bounds[0]} (' in _DOC
+  assert f'A client known to have been in 6 of the 20 rounds has ε = {bounds[1]}.' in _DOC
 
 
 def test_secret_cohorts():
   z = accounting.sampled_noise_multiplier(np.array([0.3]), 60, 3.0, _DELTA)
-  assert f'At (3, 1e-5), for 60 rounds and q = 0.3, this is z = {z:.3f}.' in _DOC
-  assert f'been in 18 of the 60 rounds needs z = {math.sqrt(18) / _MU:.3f}.' in _DOC
+  assert f'At (3, 1e-5), for 60 rounds and q = 0.3, this is z = {up_fixed(z, 3)}.' in _DOC
+  assert f'been in 18 of the 60 rounds needs z = {up_fixed(math.sqrt(18) / _MU, 3)}.' in _DOC
 
 
 @pytest.mark.parametrize(
