@@ -34,7 +34,7 @@ _SHORT_NEIGHBOURS = {
 }
 _SHORT_PROTECTION = {
   protections.RELEASED_MODEL: 'Every released number is noised.',
-  protections.WEIGHTS_ONLY: 'Every weight is noised, and exact figures are logged beside them.',
+  protections.WEIGHTS_ONLY: 'Every weight is noised, and exact figures are logged alongside them.',
   protections.NOTHING: 'No finite ε for the released model.',
 }
 
@@ -190,7 +190,7 @@ def guarantee(summary: Mapping[str, Any]) -> str:
     f'{_bound(exact)} at δ = {rounding.up(formal["delta"])} for each client and all of its data{rounds}.'
   )
   if not is_all:
-    said += ' The exact figures logged beside them have no finite ε: keep them secret.'
+    said += ' Exact figures in the logs have no finite ε: keep them secret.'
   return said
 
 

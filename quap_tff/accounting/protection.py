@@ -93,7 +93,7 @@ def of_noise(covered: str, reasons: Sequence[str], seed_is_known: bool, exact_lo
       WEIGHTS_ONLY,
       (
         'Noise covers every trained weight: formal figures hold for the weights as long as the logs stay secret. There '
-        'is no finite ε for the release as a whole: exact values are logged beside the weights, namely '
+        'is no finite ε for the release as a whole: exact values are logged alongside the weights, namely '
         f'{" and ".join(exact_logs)}.'
       ),
     )

@@ -35,10 +35,7 @@ _LOCAL_NOISE = (
   'The figures hold against the server itself if each client draws its own noise. In this simulation all noise '
   "follows from one seed in the server's state."
 )
-_REAL_NUMBERS = (
-  'The figures are for ideal Gaussian noise and real numbers. The noise that is added only approximates it: it consists '
-  'of float64 numbers, and their generator, Philox, is not cryptographic.'
-)
+_REAL_NUMBERS = 'The figures are for ideal Gaussian noise, which float64 numbers approximate.'
 # Public metrics that follow from who took part.
 _OF_COHORTS = mechanisms.PUBLIC_METRICS - {'noise_multiplier'}
 

@@ -14,8 +14,11 @@ _ROWS, _COLUMNS = 24, 80
 
 METHODS = [
   (['--algorithm=quap', '--model=digits_cnn'], 'Guarantee: none. The released model has no finite ε.'),
-  (['--algorithm=fixed_dp', '--noclient_metrics'], 'Guarantee: the released model is differentially private'),
-  (['--algorithm=fixed_dp'], 'Guarantee: the weights are differentially private'),
+  (
+    ['--algorithm=fixed_dp', '--noclient_metrics'],
+    'Guarantee, if the noise were ideal: the released model is differentially private',
+  ),
+  (['--algorithm=fixed_dp'], 'Guarantee, if the noise were ideal: the weights are differentially private'),
   (
     ['--algorithm=tff_dp_fedavg', '--noclient_metrics', '--participation=bernoulli:q=0.4'],
     'Guarantee, if the noise were ideal: the released model',

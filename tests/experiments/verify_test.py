@@ -22,6 +22,7 @@ import pytest
 from experiments import evidence
 from experiments import verify
 from quap_tff import accounting
+from quap_tff import plans
 from quap_tff.accounting import certificate as certificates
 from quap_tff.accounting import certificate_evidence
 from quap_tff.accounting import certificate_folder as folders
@@ -92,6 +93,8 @@ def _of_today(path):
   """Adds what summary.json says in folders of today's version."""
   summary = _read(path, 'summary.json') if (path / 'summary.json').is_file() else None
   if isinstance(summary, dict) and 'trust' not in summary:
+    if summary['formal']:
+      summary['formal']['notes'].append(plans.Plan.noise_note)
     _write(path, 'summary.json', {**summary, 'trust': 'server'})
 
 
