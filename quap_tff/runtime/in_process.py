@@ -216,7 +216,8 @@ class _Runner:
     if given is None:
       is_worth_it = num_bytes <= _SMALL_BYTES and self.num_clients >= 4 * _BLOCK * num_threads
       return _BLOCK if is_worth_it else 1
-    size = max(1, min(given, self.num_clients))
+    # In a smaller cohort, the largest power of two in it: few functions are traced, whatever the sizes of cohorts.
+    size = given if given <= self.num_clients else 1 << max(0, self.num_clients.bit_length() - 1)
     needed = size * _most_calls(num_threads, size) * num_bytes
     available = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
     if needed > available:

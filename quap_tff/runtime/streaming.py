@@ -245,7 +245,8 @@ class _Pass:
         runner.meter.aggregate(sum(one.num_bytes(value) for one, value in zip(aggregations, inputs)))
     clients = [{one.value_name: value for one, value in zip(aggregations, inputs)} for inputs in block]
     totals = {one.name: bindings[one.name] for one in aggregations}
-    if self.sums is not None and runner.joins:
+    # A sum that draws random numbers draws them one client after another.
+    if self.sums is not None and runner.joins and not self.sums.function(1).must_run_in_order:
       sums = self.sums(totals, clients, runner.device())
     else:
       sums = _sums(aggregations, bindings, clients)

@@ -48,11 +48,13 @@ class Meter:
 
   def broadcast(self, num_bytes: int) -> None:
     """Every client gets a value of this size."""
-    self._down += self._num_clients * num_bytes
+    with self._lock:
+      self._down += self._num_clients * num_bytes
 
   def aggregate(self, num_bytes: int) -> None:
     """A client gives values of this size."""
-    self._up += num_bytes
+    with self._lock:
+      self._up += num_bytes
 
   def select(self, keys_bytes: int, slices_bytes: int) -> None:
     """A client gives keys and gets slices."""

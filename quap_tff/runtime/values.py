@@ -225,9 +225,9 @@ def children(argument: Any, type_spec: tff.StructType, path: Path = ()) -> Seque
 
 def _sequence(argument: Any, type_spec: tff.SequenceType, path: Path) -> tf.Tensor:
   if isinstance(argument, tf.data.Dataset):
-    found = tf.nest.flatten(argument.element_spec)
-    expected = tf.nest.flatten(element_structure(type_spec.element))
-    if len(found) != len(expected) or not all(
+    structure = element_structure(type_spec.element)
+    found, expected = tf.nest.flatten(argument.element_spec), tf.nest.flatten(structure)
+    if not _has_its_names(argument.element_spec, structure) or len(found) != len(expected) or not all(
       isinstance(f, tf.TensorSpec) and f.dtype == e.dtype and f.shape.is_compatible_with(e.shape)
       for f, e in zip(found, expected)
     ):
@@ -242,6 +242,13 @@ def _sequence(argument: Any, type_spec: tff.SequenceType, path: Path) -> tf.Tens
     f'Expected a tf.data.Dataset or a list for {_place(path)}, a sequence of type {type_spec}, found a '
     f'{type(argument).__name__}.'
   )
+
+
+def _has_its_names(element: Any, structure: Any) -> bool:
+  """Whether a dataset's dictionaries have the keys of the structure, which flattening forgets."""
+  if isinstance(element, Mapping) and isinstance(structure, Mapping):
+    return element.keys() == structure.keys() and all(_has_its_names(element[key], structure[key]) for key in structure)
+  return not (type(element) is type(structure) is tuple) or all(map(_has_its_names, element, structure))
 
 
 def element_structure(type_spec: tff.Type) -> Any:

@@ -141,7 +141,8 @@ def test_a_block_that_no_memory_holds_is_refused():
     runner = in_process._Runner(_shared_context(), 10**6)
     with pytest.raises(ValueError, match=r'^clients_per_call=1000000 needs about 1953\.1 GiB .*\(1\.0 MiB for each\)'):
       runner.block_size(2**20)
-    assert in_process._Runner(_shared_context(), 7).block_size(2**20) == 7
+    sizes = [in_process._Runner(_shared_context(), count).block_size(2**20) for count in (0, 1, 3, 7, 8)]
+    assert sizes == [1, 1, 2, 4, 8]
 
 
 def test_clients_wait_in_blocks_of_a_bounded_number():

@@ -103,6 +103,25 @@ def test_seeded_stateful_random_numbers_follow_the_cohorts_order(context):
   np.testing.assert_array_equal(draws(1, 4), one_by_one)
 
 
+def test_sums_with_seeded_random_numbers_follow_the_cohorts_order(context):
+  @tff.tensorflow.computation(np.float32, np.float32)
+  def accumulate(total, value):
+    return total + value * tf.random.uniform([], seed=5)
+
+  merge = tff.tensorflow.computation(lambda one, other: one + other, [np.float32, np.float32])
+  report = tff.tensorflow.computation(lambda total: total, np.float32)
+
+  def drawn(clients_per_call):
+    computation = tff.federated_computation(
+      lambda x: tff.federated_aggregate(x, np.float32(0), accumulate, merge, report),
+      tff.FederatedType(np.float32, tff.CLIENTS),
+    )
+    with comparison.threads(context, 1, clients_per_call):
+      return computation([np.float32(i) for i in range(16)])
+
+  assert drawn(1) == drawn(4) == drawn(None) == drawn(16)
+
+
 def test_clients_run_at_the_same_time(context):
   # Each client waits until two are there: with one at a time the barrier would break.
   barrier = threading.Barrier(2, timeout=30)
@@ -244,6 +263,18 @@ def test_dataset_of_another_type_is_refused():
   computation = tff.tensorflow.computation(lambda ds: ds.reduce(0, tf.add), tff.SequenceType(np.int32))
   with pytest.raises(TypeError, match='Expected a sequence of type'):
     computation(tf.data.Dataset.range(3))
+
+
+def test_dataset_with_other_names_is_refused():
+  # tf.data flattens dictionaries by sorted key, so these would be taken for one another.
+  element = collections.OrderedDict(b=np.float32, a=np.float32)
+  computation = tff.tensorflow.computation(
+    lambda ds: ds.reduce(0.0, lambda total, x: total + 10 * x['b'] + x['a']), tff.SequenceType(element)
+  )
+  of = lambda **columns: tf.data.Dataset.from_tensors({name: tf.constant(x) for name, x in columns.items()})
+  assert computation(of(a=1.0, b=2.0)) == 21
+  with pytest.raises(TypeError, match='Expected a sequence of type'):
+    computation(of(image=1.0, label=2.0))
 
 
 def test_cohorts_that_differ_in_size_are_refused():
