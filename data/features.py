@@ -118,7 +118,11 @@ class Scattering(Features):
       )
 
   def fingerprint(self) -> str:
-    return f'{registry.format_spec("scattering", self)} kymatio={kymatio_version.version} numpy={np.__version__}'
+    found = f'{registry.format_spec("scattering", self)} kymatio={kymatio_version.version} numpy={np.__version__}'
+    if not self.centred:
+      return found
+    # Glyphs of any size show whether the program draws the same.
+    return f'{found} glyphs={hashlib.sha256(drawings.random_glyphs((8, 8, 1)).tobytes()).hexdigest()}'
 
   def extractor(self, input_shape: tuple[int, ...]) -> Callable[[np.ndarray], np.ndarray]:
     transform = kymatio_numpy.ScatteringNumPy2D(

@@ -98,9 +98,7 @@ def cohort(rule: str, clients: int, examples: int, batch_size: int, rounds: int)
     yield [({}, _round_of(process, data))]
 
 
-def small(
-  model: str, examples: int, clients: int, batch_size: int, threads: int = 1, clients_per_call: Optional[int] = None
-) -> Rounds:
+def small(model: str, examples: int, clients: int, batch_size: int, clients_per_call: Optional[int] = None) -> Rounds:
   """A round of clients with little to do. Its CPU time includes the making of datasets.
 
   Args:
@@ -108,11 +106,10 @@ def small(
     examples: Examples of each client.
     clients: The cohort, which is everybody.
     batch_size: Examples in each local step.
-    threads: How many clients train at once.
     clients_per_call: See `runtime.RuntimeConfig`.
   """
   examples_of = [_random_examples(i, examples, _SMALL_SHAPE) for i in range(clients)]
-  config = runtime.RuntimeConfig(device='cpu', num_threads=threads, clients_per_call=clients_per_call)
+  config = runtime.RuntimeConfig(device='cpu', num_threads=1, clients_per_call=clients_per_call)
   with runtime.activate(config):
     process = _quap_process(clients, batch_size, model=model, input_shape=_SMALL_SHAPE)
     data = runtime.client_values(lambda i: _client(i, *examples_of[i]), range(clients))

@@ -128,10 +128,11 @@ def _cut(model, name):
   if name not in names:
     error = registry.unknown_name_error('layer', name, names)
     raise ValueError(f'--layer: {error}')
-  try:
-    output = model.get_layer(name).output
-  except AttributeError as error:
-    raise ValueError(f'--layer: layer {name!r} is used more than once in the model: {error}. Name another.') from None
+  layer = model.get_layer(name)
+  if len(layer.inbound_nodes) != 1:
+    raise ValueError(f'--layer: layer {name!r} is used more than once in the model. Name another.')
+  # `output` of a model inside the model is of that model's own graph.
+  output = layer.get_output_at(0)
   if isinstance(output, (list, tuple)) or len(output.shape) not in (2, 4) or None in output.shape[1:]:
     found = [list(one.shape[1:]) for one in tf.nest.flatten(output)]
     raise ValueError(

@@ -7,6 +7,7 @@ figures/*.png, and index.html, which holds all of them. Standard error and the r
 missing or unfinished. The rest is reported. Exit status: 0, or 1 for wrong arguments or no usable run.
 """
 
+from collections.abc import Sequence
 import os
 import shlex
 import sys
@@ -35,7 +36,7 @@ def main(argv: list[str]) -> int:
       print(f'\n  {section.title}')
       print('\n'.join(command_line.filled(section.command, '    ', '        ', ' \\')))
     return 0
-  groups, left_out = _read(roots)
+  groups, left_out = read(roots)
   if not _OUTPUT_DIR.value:
     raise ValueError('--output_dir is missing; give the folder of the report.')
   pages.check(_OUTPUT_DIR.value)
@@ -45,8 +46,12 @@ def main(argv: list[str]) -> int:
   return 0
 
 
-def _read(roots):
-  """The groups of runs and what is left out, which is named on standard error as well."""
+def read(roots: Sequence[str]) -> tuple[list[study.Group], list[runs_lib.LeftOut]]:
+  """The groups of runs and what is left out, which is named on standard error as well.
+
+  Raises:
+    ValueError: If no folder is given, one does not exist, or no run in them can be used.
+  """
   if not roots:
     raise ValueError('Give at least one folder of runs.')
   absent = [root for root in roots if not os.path.isdir(root)]

@@ -6,19 +6,19 @@ Runs on one dataset with the same participation and ε are compared. `edge` says
 tried than the best one.
 """
 
-import sys
-
+from experiments import command_line
+from experiments import report
 from experiments.reporting import runs as runs_lib
 from experiments.reporting import study
 
 _NORMS = ('clip', 'initial_clip')
 
 
-def main(folders: list[str]) -> None:
-  """Prints the lines for the runs in these folders."""
-  loaded = [runs_lib.load(path)[0] for path in runs_lib.find(folders)]
+def main(argv: list[str]) -> int:
+  """Prints the lines for the runs in the folders `argv[1:]`; returns the exit status."""
   methods: dict[tuple[str, ...], list[tuple[float, float, study.Group]]] = {}
-  for group in study.collect(run for run in loaded if run is not None)[0]:
+  groups, _ = report.read(argv[1:])
+  for group in groups:
     name, values, _ = runs_lib.parse('algorithm', group.algorithm)
     norm = next((float(values.pop(key)) for key in _NORMS if key in values), 0.0)
     measured = group.accuracy()
@@ -32,7 +32,8 @@ def main(folders: list[str]) -> None:
     pair = f'{best.runs[0].identity["algorithm"]} {best.runs[0].identity["client_optimizer"]}'
     then = ', '.join(f'{one[0]:.2f} at {one[1]:g}' for one in others[:2])
     print(f'{dataset}, {participation}, ε = {epsilon}: {pair}{edge}: {accuracy:.2f}%; then {then or "none"}')
+  return 0
 
 
 if __name__ == '__main__':
-  main(sys.argv[1:])
+  command_line.run(main)

@@ -292,8 +292,6 @@ class CertifiedConfig(mechanism.Mechanism):
   def slack(self, num_weights: int) -> slacks.Slack:
     """What rounding costs all releases of a model with `num_weights` weights; nothing in float arithmetic.
 
-    It covers ε up to `slack.LARGEST_EPSILON`, or that of the run if it is larger.
-
     Raises:
       ValueError: If integers could overflow, or ε and δ do not pay for rounding.
     """
@@ -303,8 +301,7 @@ class CertifiedConfig(mechanism.Mechanism):
     largest = max(self.epsilon, slacks.LARGEST_EPSILON)
     if self.holds_noise:
       more = held_noise.discreteness_slack(
-        largest,
-        self.delta,
+        *(largest, self.delta),
         noise_steps=self.share_scale * grid.steps,
         decay=self.share_decay,
         num_releases=releases,

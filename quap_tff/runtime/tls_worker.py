@@ -48,7 +48,7 @@ def run(port: int, credentials: str) -> int:
 
   Raises:
     FileNotFoundError: If a file of the credentials or TFF's worker is missing.
-    OSError: If the port is taken or there may be no new network namespace.
+    OSError: If the port is taken, there may be no new network namespace, or TFF's worker does not answer.
   """
   read_credentials(credentials)
   context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -93,6 +93,11 @@ async def _serve(listening: socket.socket, context: ssl.SSLContext, worker: subp
       break
     except OSError:
       await asyncio.sleep(0.1)
+  else:
+    raise TimeoutError(
+      f"TFF's worker did not answer on port {_INNER_PORT} within {_SECONDS_TO_START} s. Start it again on a machine "
+      'with less load.'
+    )
   async with await asyncio.start_server(_pass_on, sock=listening, ssl=context):
     print(f'A worker behind TLS listens on port {listening.getsockname()[1]}.', file=sys.stderr, flush=True)
     # Ends with the worker: programs must see their connections break.

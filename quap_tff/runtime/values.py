@@ -227,9 +227,13 @@ def _sequence(argument: Any, type_spec: tff.SequenceType, path: Path) -> tf.Tens
   if isinstance(argument, tf.data.Dataset):
     structure = element_structure(type_spec.element)
     found, expected = tf.nest.flatten(argument.element_spec), tf.nest.flatten(structure)
-    if not _has_its_names(argument.element_spec, structure) or len(found) != len(expected) or not all(
-      isinstance(f, tf.TensorSpec) and f.dtype == e.dtype and f.shape.is_compatible_with(e.shape)
-      for f, e in zip(found, expected)
+    if (
+      not _has_its_names(argument.element_spec, structure)
+      or len(found) != len(expected)
+      or not all(
+        isinstance(f, tf.TensorSpec) and f.dtype == e.dtype and f.shape.is_compatible_with(e.shape)
+        for f, e in zip(found, expected)
+      )
     ):
       raise TypeError(
         f'Expected a sequence of type {type_spec} for {_place(path)}, found a dataset of {argument.element_spec}.'

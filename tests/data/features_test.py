@@ -75,6 +75,12 @@ class TestMaps:
     assert z.dtype == np.float32 and z.ndim == 2
     np.testing.assert_allclose(np.linalg.norm(z, axis=1), 1, rtol=1e-5)
 
+  def test_centred_scattering_is_of_its_drawings(self, monkeypatch):
+    plain, centred = features.Scattering(), features.Scattering(centred=True)
+    before = plain.fingerprint(), centred.fingerprint()
+    monkeypatch.setattr(features.drawings, 'random_glyphs', lambda shape: np.zeros(shape, np.float32))
+    assert plain.fingerprint() == before[0] and centred.fingerprint() != before[1]
+
   def test_a_blank_image_has_scattering_zero(self, maps):
     assert not maps['scattering'].extractor((8, 8, 1))(np.zeros((1, 8, 8, 1), np.float32)).any()
 

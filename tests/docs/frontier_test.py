@@ -25,14 +25,14 @@ sys.exit({status})
 def _call(tmp_path):
   """Runs steps of the file; returns the exit status and the arguments of each call of Python."""
 
-  def call(*steps, status=0):
+  def call(*steps, status=0, features='none'):
     log = tmp_path / 'log'
     log.write_text('')
     fake = tmp_path / 'python'
     fake.write_text(_FAKE.format(python=sys.executable, log=str(log), status=status))
     fake.chmod(0o755)
     path = f'{tmp_path}{os.pathsep}{os.environ["PATH"]}'
-    environment = {**os.environ, 'PATH': path, 'DATA': '/data', 'RUNS': str(tmp_path / 'runs'), 'FEATURES': 'none'}
+    environment = {**os.environ, 'PATH': path, 'DATA': '/data', 'RUNS': str(tmp_path / 'runs'), 'FEATURES': features}
     ended = subprocess.run([str(_FILE), *steps], env=environment, capture_output=True, text=True, check=False)
     return ended.returncode, [json.loads(line) for line in log.read_text().splitlines()]
 
@@ -61,6 +61,16 @@ def test_the_sweeps_are_right_and_have_the_seeds(call, monkeypatch):
     'experiments.report',
     'experiments.report',
   ]
+
+
+@pytest.mark.parametrize('steps', [(), ('bogus',)])
+def test_steps_are_looked_at_before_anything_runs(call, steps):
+  assert call(*steps, features='') == (2, [])
+
+
+def test_the_network_of_the_default_features_is_trained_first(call):
+  status, calls = call('writers', features='')
+  assert status == 0 and [module for _, module, *_ in calls][:2] == ['experiments.pretrain', 'experiments.sweep']
 
 
 def test_a_failed_sweep_does_not_stop_the_others_and_an_interrupt_does(call):

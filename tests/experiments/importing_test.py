@@ -172,6 +172,23 @@ class TestConversion:
     expected = tf.keras.Model(model.input, model.get_layer('spatial').output)(x).numpy().mean(axis=(1, 2))
     np.testing.assert_allclose(importing.imported(path, 'spatial', TEXT, '', 'none')[0](x), expected, atol=1e-5)
 
+  @pytest.mark.parametrize('sequential', [False, True])
+  def test_a_layer_that_is_a_model(self, tmp_path, sequential):
+    base = small_model()
+    if sequential:
+      base = tf.keras.Sequential([layers.Input((12, 10, 3)), *base.layers[1:]])
+    base._name = 'base'
+    tuned = tf.keras.Sequential([layers.Rescaling(0.5, input_shape=(12, 10, 3)), base, layers.Dense(7)])
+    x, path = images(12, 10, 3), saved(tuned, tmp_path / 'model.keras')
+    found = importing.imported(path, 'base', TEXT, '', 'none')[0](x)
+    np.testing.assert_allclose(found, base(0.5 * x), atol=1e-6)
+
+  def test_a_layer_that_is_used_twice(self, tmp_path):
+    x, twice = tf.keras.Input((6, 6, 1)), layers.Conv2D(1, 1, name='twice')
+    path = saved(tf.keras.Model(x, layers.Flatten()(twice(twice(x)))), tmp_path / 'model.keras')
+    with pytest.raises(ValueError, match="layer 'twice' is used more than once in the model"):
+      importing.imported(path, 'twice', TEXT, '', 'none')
+
   def test_figures_of_colours_need_colours(self, tmp_path):
     x = tf.keras.Input((6, 6, 1))
     path = saved(tf.keras.Model(x, layers.Flatten(name='pixels')(x)), tmp_path / 'pixels.keras')

@@ -5,7 +5,8 @@
 #     DATA=FOLDER docs/results/frontier/run.sh mnist writers femnist report
 #
 # DATA has mnist.npz and mnist_writers.npz. FEMNIST, by default the same folder, has emnist_all.sqlite. RUNS gets the
-# runs. FEATURES replaces the features, and SWEEP=--dry_run only lists the runs. The active environment is the project's.
+# runs. FEATURES replaces the features, and SWEEP=--dry_run only lists the runs, once the features' network is trained.
+# The active environment is the project's.
 set -u
 shopt -s extglob nullglob
 cd "$(dirname "$0")/../../.." || exit
@@ -80,10 +81,14 @@ tuned() {  # FOLDER METHODS_UP_TO_THE_NORM NORMS FLAG…, on drawings.
   done
 }
 
-[ -e "$RUNS/extractor/card.json" ] || [[ $FEATURES != "pretrained:path=$RUNS/extractor"* ]] ||
-  python -m experiments.pretrain --public_data=glyphs "--output=$RUNS/extractor" || exit
+extractor() {  # The default features' network.
+  [ -e "$RUNS/extractor/card.json" ] || [[ $FEATURES != "pretrained:path=$RUNS/extractor"* ]] ||
+    python -m experiments.pretrain --public_data=glyphs "--output=$RUNS/extractor" || exit
+}
 
+[ $# -gt 0 ] || { echo 'give steps: tune, mnist, writers, femnist or report' >&2; exit 2; }
 for step; do
+  case $step in tune | mnist | writers | femnist) extractor ;; esac
   case $step in
     tune)
       norms='0.05 0.1 0.15 0.25 0.5'
@@ -92,7 +97,7 @@ for step; do
       tuned theirs tff_dp_fedavg_adaptive:initial_clip= '0.05 0.15 0.5' "${exact[@]}" --averaging=tail:start=46
       tuned secret tff_dp_fedavg:clip= "$norms" "${exact[@]}" --averaging=tail:start=46 \
         --participation=bernoulli:q=0.3 --cohort_seed=secret
-      [ "$SWEEP" = --dry_run ] || python -m experiments.reporting.best "$RUNS/tune"
+      [ "$SWEEP" = --dry_run ] || python -m experiments.reporting.best "$RUNS/tune" || failed=1
       ;;
     mnist) dataset mnist "uniform|$uneven" 30 0.3 46 "${mnist[@]}" ;;
     writers) dataset writers "uniform|$uneven" 54 0.100186 46 "${writers[@]}" ;;

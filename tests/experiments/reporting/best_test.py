@@ -1,5 +1,7 @@
 """The best pair of each method among tuning runs."""
 
+import pytest
+
 from experiments.reporting import best
 from tests.experiments.reporting import factory
 
@@ -11,7 +13,7 @@ def test_each_method_has_a_line_with_its_best_pair(tmp_path, capsys):
       tmp_path / f'a{number}', algorithm=f'fixed_dp:clip={norm}', client_optimizer=optimizer, accuracy=accuracy
     )
   factory.write_run(tmp_path / 'b', algorithm='tff_dp_fedavg:clip=0.5', accuracy=0.6)
-  best.main([str(tmp_path)])
+  best.main(['best', str(tmp_path)])
   first, second = capsys.readouterr().out.splitlines()
   pair = 'fixed_dp:clip=0.2 sgd:learning_rate=1'
   assert first == f'mnist, beta:a=2,b=5, ε = 6: {pair}: 95.00%; then 90.00 at 0.2, 80.00 at 0.1'
@@ -21,5 +23,11 @@ def test_each_method_has_a_line_with_its_best_pair(tmp_path, capsys):
 def test_a_norm_at_the_edge_is_marked(tmp_path, capsys):
   for norm, accuracy in ((0.1, 0.9), (0.2, 0.8)):
     factory.write_run(tmp_path / str(norm), algorithm=f'fixed_dp:clip={norm}', accuracy=accuracy)
-  best.main([str(tmp_path)])
+  best.main(['best', str(tmp_path)])
   assert 'fixed_dp:clip=0.1 sgd:learning_rate=0.005 (edge): 90.00%' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('folders, words', [([], 'at least one folder'), (['/no/such/folder'], 'No such folder')])
+def test_folders_without_runs_are_refused(folders, words):
+  with pytest.raises(ValueError, match=words):
+    best.main(['best', *folders])

@@ -94,7 +94,7 @@ class TestCertified:
     assert [1, 3, 10] in ratios and [1, 2] in ratios
     assert all(abs(np.log(x[0] / round(x[0]))) < 0.05 for x in joined)
     *panels, shown = factory.drawings(spending.certified(groups))
-    assert [panel.title[-26:] for panel in panels] == ['3 of the released model: mnist'[-26:]]
+    assert [panel.title for panel in panels] == ['Accuracy at a requested ε of 3 of the released model: mnist']
     (legend,) = plots.drawn(*shown.titled).legends
     assert [text.get_text().replace('\n', ' ') for text in legend.get_texts()] == [
       'Certified QuAP-FL, features=glyphs',
