@@ -86,7 +86,8 @@ def split(spec: str, labels: np.ndarray, num_clients: int, seed: int) -> tuple[n
   checks.integer('num_clients', num_clients, at_least=1)
   if num_clients > len(labels):
     raise ValueError(
-      f'Each client needs at least one example: found {num_clients} clients and only {len(labels)} examples.'
+      f'Each client needs at least one example: found {num_clients} clients and only {len(labels)} examples. '
+      'Give a smaller --num_clients.'
     )
   rng = rng_lib.generator(seed, 'partition')
   owners = partition.assign(labels, num_clients, rng)

@@ -54,7 +54,11 @@ _CLIENTS = flags.DEFINE_integer('clients', 30, 'Clients in each round.', lower_b
 _EXAMPLES = flags.DEFINE_integer('examples', 600, 'Examples of each client.', lower_bound=1, flag_values=_FLAGS)
 _BATCH_SIZE = flags.DEFINE_integer('batch_size', 32, 'Examples in each local step.', lower_bound=1, flag_values=_FLAGS)
 _ROUNDS = flags.DEFINE_integer(
-  'rounds', 3, 'Timed rounds of each case, after a first one that is not timed.', lower_bound=1, flag_values=_FLAGS
+  'rounds',
+  3,
+  'Timed rounds of each case, after a first one that is not timed. Section small: at least 20.',
+  lower_bound=1,
+  flag_values=_FLAGS,
 )
 _DEVICE = flags.DEFINE_enum(
   'device', 'auto', ['cpu', 'gpu', 'auto'], 'Device for all cases but tff_worker.', flag_values=_FLAGS

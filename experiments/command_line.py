@@ -80,7 +80,17 @@ def parse(values: flags.FlagValues, argv: Sequence[str], known_only: bool = Fals
   except UnicodeDecodeError as error:
     raise ValueError(f'A flag file must be text ({error}): a flag file has one --name=value on a line.') from None
   except (flags.Error, OSError) as error:
-    raise ValueError(' '.join(str(error).split())) from None
+    raise ValueError(_in_words(' '.join(str(error).split()))) from None
+
+
+def _in_words(error: str) -> str:
+  """An error of absl's, with what was expected where Python's own words do not say it."""
+  number = re.fullmatch(r'flag (--\w+)=(.*): (invalid literal for int\(\)|could not convert string to float).*', error)
+  if number:
+    kind = 'an integer' if 'int()' in number[3] else 'a number'
+    return f'{number[1]} must be {kind}, found {number[2]!r}.'
+  absent = re.fullmatch(r'ERROR:: Unable to open flagfile: .*No such file or directory: (.*)', error)
+  return f'--flagfile: there is no file {absent[1]}. Presets are in experiments/presets.' if absent else error
 
 
 def help_text(doc: str, values: flags.FlagValues, groups: Optional[Mapping[str, Sequence[str]]] = None) -> str:

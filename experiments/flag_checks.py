@@ -215,11 +215,14 @@ def _check_secret_cohorts(run):
 
 def _check_runtime(run):
   config = run.runtime.config
-  if config.kind == 'workers' and not run.method.aggregates_once(run.setting(1)):
+  setting = run.setting(1)
+  if config.kind == 'workers' and not run.method.aggregates_once(setting):
+    found = f'--runtime=workers can aggregate only once a round, and --algorithm={run.flags["algorithm"]} aggregates'
+    if 'clip' in run.unused() or not run.method.configure(setting).clip.uses_current_norms:
+      raise ValueError(f'{found} twice, whatever --clip is. Use --runtime=in_process or --runtime=native.')
     raise ValueError(
-      f'--runtime=workers can aggregate only once a round. Algorithm {run.flags["algorithm"]!r} needs two aggregations '
-      f"with clip rule {run.flags['clip']!r}, because this round's norms determine this round's clipping norm. Use "
-      'quantile_ema with timing=previous and an initial_clip, another clip rule, or another runtime.'
+      f"{found} twice with --clip={run.flags['clip']}: a round's norms decide on its own clipping norm. Use "
+      '--clip=quantile_ema:timing=previous,initial_clip=1, fixed or private_quantile, or --runtime=in_process.'
     )
 
 

@@ -123,7 +123,8 @@ class Predictor:
     largest = 1.0 if is_float else self.white
     # NaN fails the comparison, too.
     if images.size and not (images.min() >= 0 and images.max() <= largest):
-      hint = 'Divide pixels from 0 to 255 by 255, or give them as uint8.' if is_float else 'Or give floats in [0, 1].'
+      divide = f'Divide pixels from 0 to {self.white:g} by {self.white:g}, or give them as integers.'
+      hint = divide if is_float else 'Or give floats in [0, 1].'
       raise ValueError(
         f'{"Floats" if is_float else "Integers"} must be pixels from 0 to {largest:g}, but the input has values from '
         f'{images.min():g} to {images.max():g}. {hint}'

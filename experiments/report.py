@@ -36,10 +36,10 @@ def main(argv: list[str]) -> int:
       print(f'\n  {section.title}')
       print('\n'.join(command_line.filled(section.command, '    ', '        ', ' \\')))
     return 0
-  groups, left_out = read(roots)
   if not _OUTPUT_DIR.value:
     raise ValueError('--output_dir is missing; give the folder of the report.')
   pages.check(_OUTPUT_DIR.value)
+  groups, left_out = read(roots)
   command = shlex.join(['python', '-m', 'experiments.report', *argv[1:]])
   pages.write(_OUTPUT_DIR.value, sections.build(groups, left_out, command))
   print(f'{sections.count(groups)}: {os.path.join(_OUTPUT_DIR.value, "report.md")}')
@@ -64,6 +64,10 @@ def read(roots: Sequence[str]) -> tuple[list[study.Group], list[runs_lib.LeftOut
   left_out += [*(item for _, items in loaded for item in items), *unused]
   for item in left_out:
     print(f'Warning: {item.path}: {item.reason}', file=sys.stderr)
+  if not loaded:
+    raise ValueError(
+      f'No folder at or below {", ".join(roots)} has a run.json. Give the --output_dir of runs or of a sweep.'
+    )
   if not groups:
     raise ValueError(f'No usable run among {len(loaded)} in {", ".join(roots)}.')
   return groups, left_out

@@ -93,7 +93,7 @@ class Cohorts:
       paper on FLPADPM predicts which students drop out of a course, and the paper on client selection leaves its
       utility open. energy (an interpretation, too): by batteries and charging.
     dropout: Who drops out in mid-round, after being drawn. The update of such a client never arrives. It is neither
-      counted nor charged, except with certified, which charges every client that was drawn.
+      counted nor charged, except with certified and trust=server, which charges every client that was drawn.
     cohort_size: Clients in a round, M, for cohorts of fixed size. Default: 30% of the clients, at most 30.
     cohort_seed: Where cohorts come from. secret: independent coins from the operating system's entropy, so that
       sampling amplifies privacy as long as nobody learns who came. Nothing that follows from who came is kept, then,

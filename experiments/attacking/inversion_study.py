@@ -45,7 +45,7 @@ class InversionSettings:
     attacks: Inversions: closed_form, dlg, idlg, geiping.
     batches: Examples of a client.
     steps: Local steps of a client, each on all its examples.
-    targets: Clients that are attacked. Fewer than 5 give no intervals.
+    targets: Clients that are attacked, at least 2. Fewer than 5 give no intervals.
     cohort: Clients in an aggregate.
     measured: The most images of a target that are reconstructed and measured.
     iterations: Iterations of dlg, idlg and geiping.
@@ -96,7 +96,7 @@ class InversionSettings:
         raise ValueError(f'--{name} is empty: give at least one number, such as --{name}=1,4.')
       for value in getattr(self, name):
         checks.integer(name, value, at_least=1)
-    checks.integer('targets', self.targets, at_least=2)
+    checks.integer('--targets', self.targets, at_least=2)
     for name in ('cohort', 'measured', 'iterations', 'feature_iterations'):
       checks.integer(name, getattr(self, name), at_least=1)
     checks.number('feature_learning_rate', self.feature_learning_rate, above=0)

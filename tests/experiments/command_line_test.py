@@ -74,6 +74,22 @@ class TestErrors:
     assert command_line.status_of(main, ['x']) == command_line.FAILED
     assert len(capsys.readouterr().err.splitlines()) == 1
 
+  @pytest.mark.parametrize(
+    'argument, words',
+    [
+      ('--count=a few', "--count must be an integer, found 'a few'."),
+      ('--share=half', "--share must be a number, found 'half'."),
+      ('--flagfile=absent.flags', "--flagfile: there is no file 'absent.flags'. Presets are in experiments/presets."),
+    ],
+  )
+  def test_a_value_of_another_kind(self, argument, words):
+    values = command_line.new_flags()
+    flags.DEFINE_integer('count', 1, 'A number.', flag_values=values)
+    flags.DEFINE_float('share', 1.0, 'A number.', flag_values=values)
+    with pytest.raises(ValueError) as caught:
+      command_line.parse(values, ['program', argument])
+    assert str(caught.value) == words
+
   def test_a_full_disk_says_what_to_do(self, capsys):
     def main(argv):
       raise OSError(errno.ENOSPC, 'No space left on device')

@@ -102,7 +102,7 @@ class TestPredictions:
       (np.full((2, 8, 8), 'a'), 'must be integers or floats, but the input holds <U1'),
       (np.full((2, 8, 8), 255, np.uint8), 'Integers must be pixels from 0 to 16, .* from 255 to 255. Or give floats'),
       (np.full((2, 8, 8), -1), 'Integers must be pixels from 0 to 16'),
-      (np.full((2, 8, 8), 255.0), r'Floats must be pixels from 0 to 1, .* Divide pixels from 0 to 255 by 255'),
+      (np.full((2, 8, 8), 255.0), r'Floats must be pixels from 0 to 1, .* Divide pixels from 0 to 16 by 16'),
       (np.full((2, 8, 8), np.nan), 'Floats must be pixels'),
     ],
   )

@@ -62,7 +62,7 @@ def test_help_lists_the_sweeps_of_the_sections(capsys):
     (['RUNS/none', '--output_dir=OUT'], 'No such folder: '),
     (['RUNS', '--output=OUT'], 'Unknown command line flag'),
     (['RUNS', '--output_dir=RUNS'], 'files other than those of an earlier report'),
-    (['EMPTY', '--output_dir=OUT'], 'No usable run among 0'),
+    (['EMPTY', '--output_dir=OUT'], 'has a run.json. Give the --output_dir of runs'),
   ],
 )
 def test_wrong_arguments(runs, tmp_path, capsys, arguments, words):
