@@ -20,6 +20,7 @@ from quap_tff.mechanisms import gaussian
 from quap_tff.mechanisms import held_noise
 from quap_tff.mechanisms import integers
 from quap_tff.mechanisms import postprocessing
+from quap_tff.mechanisms import slack as slacks
 from quap_tff.mechanisms import tradeoff
 from tests.quap_tff import noise_checks
 
@@ -69,14 +70,23 @@ def test_what_integers_cost():
   small = integers.Grid(20.0, 2570, correlation.Ar1(0.9), 60)
   large = integers.Grid(40.0, 1_199_882, correlation.Ar1(0.97), 200)
   assert f'F is {small.fraction_bits} and the second term is {_rounded_up(small.buffer_cost, 1e-12)}·10⁻¹²' in _DOC
-  costs = small.slack(3.0, 3.0, _DELTA, 2570 * 60).epsilon, large.slack(3.0, 3.0, _DELTA, 1_199_882 * 200).epsilon
+  largest = slacks.LARGEST_EPSILON
+  costs = [
+    small.slack(3.0, largest, _DELTA, 2570 * 60).epsilon,
+    large.slack(3.0, largest, _DELTA, 1_199_882 * 200).epsilon,
+  ]
   assert f'the slack of ε is {_rounded_up(costs[0], 1e-8)}·10⁻⁸' in _DOC
   assert f'1,199,882 weights and 200 rounds {_rounded_up(costs[1], 1e-4)}·10⁻⁴' in _DOC
 
 
 def test_what_discrete_shares_cost():
   found = held_noise.discreteness_slack(
-    *(3.0, _DELTA), noise_steps=2.0**20, decay=0.7, num_releases=60, num_coordinates=2570, num_participations=60 * 30
+    *(slacks.LARGEST_EPSILON, _DELTA),
+    noise_steps=2.0**20,
+    decay=0.7,
+    num_releases=60,
+    num_coordinates=2570,
+    num_participations=60 * 30,
   )
   assert f'it is {_rounded_up(found.epsilon, 1e-7)}e-7 in ε' in _DOC
 
