@@ -466,7 +466,13 @@ class TestSlack:
     assert slack.epsilon <= config.kept_slack.epsilon and slack.delta <= config.kept_slack.delta
 
   @pytest.mark.parametrize(
-    'largest, delta, advice', [(3.0, 1e-24, 'decays, or'), (100.0, 1e-10, 'epsilon, or'), (1000.0, 1e-5, 'epsilon, or')]
+    'largest, delta, advice',
+    [
+      (3.0, 1e-24, 'decays, or'),
+      (60.0, 1e-27, 'a larger delta, or'),
+      (100.0, 1e-10, 'a smaller epsilon, or'),
+      (1000.0, 1e-5, 'a smaller epsilon, or'),
+    ],
   )
   def test_a_delta_that_does_not_pay_for_the_tails_is_refused(self, largest, delta, advice):
     with pytest.raises(ValueError, match=f'of noise costs .* δ = .* {advice}'):
