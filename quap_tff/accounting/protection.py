@@ -92,9 +92,8 @@ def of_noise(covered: str, reasons: Sequence[str], seed_is_known: bool, exact_lo
     covers, statement = (
       WEIGHTS_ONLY,
       (
-        'Noise covers every trained weight: formal figures hold for the weights as long as the logs stay secret. There '
-        'is no finite ε for the release as a whole: exact values are logged alongside the weights, namely '
-        f'{" and ".join(exact_logs)}.'
+        'Every weight is noised: formal figures hold for the weights as long as the logs stay secret. There is no '
+        f'finite ε for the release as a whole: exact values are logged, namely {" and ".join(exact_logs)}.'
       ),
     )
   else:

@@ -108,7 +108,7 @@ class TestAccount:
       ('--epsilon=inf --delta=.1', 'epsilon must be'),
       ('--noise_multiplier=-1 --delta=.1', 'noise_multiplier must be'),
       ('--epsilon=1 --delta=.1 --rounds=0', 'rounds must be'),
-      ('--epsilon=1 --delta=.1 --rounds=many', '--rounds=many'),
+      ('--epsilon=1 --delta=.1 --rounds=many', '--rounds must be an integer'),
       ('--epsilon=1 --delta=.1 --sampling_rate=2', 'sampling_rate must be'),
       ('--epsilon=1 --delta=.1 --accountant=zcpd', "Did you mean 'zcdp'"),
       ('--epsilon=1 --delta=.1 --accountant=basic --sampling_rate=.1', 'cannot count amplification'),

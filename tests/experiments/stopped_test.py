@@ -63,7 +63,7 @@ class TestRun:
     algorithm = f'--algorithm=certified:weights=scale,own=0.5/2/0.5/4,arithmetic={arithmetic}'
     arguments = [*harness.TINY, algorithm, f'--output_dir={folder}']
     assert harness.main(*arguments, '--stop_after=2') == 0
-    assert 'over all 8 planned' in capsys.readouterr().out
+    assert 'over all 8 planned' in ' '.join(capsys.readouterr().out.split())
     summary = harness.summary(folder)
     assert _exact(summary)['epsilon_max'] == pytest.approx(4, rel=kept) and _exact(summary)['epsilon_max'] <= 4
     np.testing.assert_allclose(np.sort(_column(folder, 'formal_epsilon')), [2] * 4 + [4] * 4, rtol=kept)
