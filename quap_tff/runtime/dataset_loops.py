@@ -8,6 +8,9 @@ to the function around it and is made once.
     while optional.has_value():
       state = f(state, optional.value, *others)
       optional = iterator.get_next()
+
+The iterator does not tune itself. At its end, TensorFlow would wait for the thread that tunes it, which may be asleep.
+That took up to a quarter of a round (`docs/benchmarks.md`).
 """
 
 from collections.abc import Sequence
@@ -15,8 +18,12 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
+# Not public. The versions are pinned.
+from tensorflow.core.framework import dataset_options_pb2
+
 _VARIANT = tf.variant.as_datatype_enum
 _RESOURCE = tf.resource.as_datatype_enum
+_UNTUNED = dataset_options_pb2.Options(autotune_options=dataset_options_pb2.AutotuneOptions(enabled=False))
 
 
 def replace_reductions(graph_def: Any) -> None:
@@ -76,10 +83,14 @@ def _replace(nodes: Any, node: Any, prefix: str, types, state, element, output) 
   data = [edge for edge in node.input if not edge.startswith('^')]
   control = [edge for edge in node.input if edge.startswith('^')]
   name, device = node.name, node.device
+  options = nodes.add(name=f'{name}/options', op='OptionsDataset', input=[data[0]], device=device)
+  options.attr['serialized_options'].s = _UNTUNED.SerializeToString()
+  _element_attributes(options, element)
   iterator = nodes.add(name=f'{name}/iterator', op='AnonymousIteratorV3', input=control, device=device)
   _element_attributes(iterator, element)
   handle = output(iterator.name, 'handle', 0)
-  nodes.add(name=f'{name}/make_iterator', op='MakeIterator', input=[data[0], handle] + control, device=device)
+  untuned = output(options.name, 'handle', 0)
+  nodes.add(name=f'{name}/make_iterator', op='MakeIterator', input=[untuned, handle] + control, device=device)
   after = [handle, f'^{name}/make_iterator']
   first = nodes.add(name=f'{name}/first', op='IteratorGetNextAsOptional', input=after, device=device)
   _element_attributes(first, element)

@@ -5,6 +5,9 @@ import collections
 import numpy as np
 import pytest
 import tensorflow as tf
+
+# Not public, as in `dataset_loops`.
+from tensorflow.core.framework import dataset_options_pb2
 import tensorflow_federated as tff
 
 from quap_tff import runtime
@@ -40,6 +43,33 @@ def test_no_reduction_is_left(inside):
   assert _ops(graph_def)['ReduceDataset'] == 0 and _ops(graph_def)['While'] == 1
   with tf.Graph().as_default():
     tf.graph_util.import_graph_def(graph_def)  # TensorFlow takes it for a sound graph.
+
+
+@pytest.mark.parametrize('asked_for', [False, True])
+def test_no_iterator_tunes_itself(asked_for, monkeypatch):
+  options = tf.data.Options()
+  if asked_for:
+    options.autotune.enabled = True
+  found = []
+
+  def noted(graph_def):
+    replace_reductions(graph_def)
+    nodes = {node.name: node for node in graph_def.node}
+    for node in nodes.values():
+      if node.op == 'MakeIterator':
+        serialized = nodes[node.input[0].split(':')[0]].attr['serialized_options'].s
+        found.append(dataset_options_pb2.Options.FromString(serialized).autotune_options.enabled)
+
+  replace_reductions = dataset_loops.replace_reductions
+  monkeypatch.setattr(dataset_loops, 'replace_reductions', noted)
+
+  @tff.tensorflow.computation(_SEQUENCE)
+  def computation(dataset):
+    doubled = dataset.map(lambda v: 2 * v, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+    return doubled.with_options(options).reduce(0, lambda total, value: 10 * total + value)
+
+  assert computation([1, 2, 3, 4]) == 2468
+  assert found == [False]
 
 
 def test_a_step_that_calls_functions_is_inlined():
