@@ -90,6 +90,9 @@ def _parse(argv: Sequence[str]) -> list[str]:
   misplaced = set(command_line.given_names(argv[:end])) & set(plan.flag_names()) - set(_FLAGS)
   if misplaced:
     raise ValueError(f'--{min(misplaced)} is a flag of the runs: put it after a lone --.')
+  misplaced = set(command_line.given_names(argv[end:])) & set(_FLAGS) - set(plan.flag_names())
+  if misplaced:
+    raise ValueError(f'--{min(misplaced)} is a flag of the sweep: put it before the lone --.')
   rest = command_line.parse(_FLAGS, argv[:end])
   if rest:
     raise ValueError(f'Unexpected argument {rest[0]!r}. Write flags as --name=value, and flags of the runs after a --.')

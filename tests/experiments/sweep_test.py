@@ -308,6 +308,7 @@ class TestWrongInput:
       (['--vary=data_dir=/a/x|/b/x'], _BASE, "the same folder 'data_dir=x'"),
       ([f'--vary=critical_layers={"dense," * 50}dense'], _BASE, 'longer than 255 bytes'),
       (['--vary=seed=1', '--rounds=5'], _BASE, 'is a flag of the runs: put it after a lone --'),
+      (['--vary=seed=1'], ('--dry_run',), '--dry_run is a flag of the sweep: put it before the lone --'),
       (['--vary=seed=1', '--paralel=5'], _BASE, 'parallel'),
       (['--vary=seed=1', '--parallel=0'], _BASE, 'parallel'),
       (['--vary=seed=1', 'seed=2'], _BASE, "Unexpected argument 'seed=2'"),
