@@ -50,7 +50,7 @@ def test_no_iterator_tunes_itself(asked_for, monkeypatch):
   options = tf.data.Options()
   if asked_for:
     options.autotune.enabled = True
-  found = []
+  found, replace_reductions = [], dataset_loops.replace_reductions
 
   def noted(graph_def):
     replace_reductions(graph_def)
@@ -60,7 +60,6 @@ def test_no_iterator_tunes_itself(asked_for, monkeypatch):
         serialized = nodes[node.input[0].split(':')[0]].attr['serialized_options'].s
         found.append(dataset_options_pb2.Options.FromString(serialized).autotune_options.enabled)
 
-  replace_reductions = dataset_loops.replace_reductions
   monkeypatch.setattr(dataset_loops, 'replace_reductions', noted)
 
   @tff.tensorflow.computation(_SEQUENCE)
