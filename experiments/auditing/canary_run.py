@@ -18,7 +18,6 @@ from quap_tff import plans
 from quap_tff.auditing import canaries as canary_lib
 from quap_tff.auditing import lower_bounds
 from quap_tff.auditing import scores as score_lib
-from quap_tff.mechanisms import arithmetic
 from quap_tff.mechanisms import layers as layers_lib
 from quap_tff.mechanisms import planning
 from quap_tff.mechanisms import tradeoff
@@ -236,7 +235,7 @@ def _scores(
     bounds = np.zeros(plan.num_clients)
     bounds[cohort] = clip
     if plan.is_certified:
-      bounds[cohort] = weights * clip * (1 - arithmetic.CLIP_MARGIN)
+      bounds[cohort] = weights * clip
     elif part == 'unnoised':
       bounds[cohort] = np.inf if canaries.clipped is not None else clip
     others = found.of_others(bounds[found.client_ids])

@@ -117,9 +117,8 @@ def certified(
     (own,), _ = rounds.contribution({0: update}, {}, {}, told)
     late = dict(norm=tf.fill([len(cohort)], np.float32(clip)), weight=admitted.weights)
     others = float(tf.reduce_sum(admitted.weights) - told['weight']) * clip * moves
-    state, (mean,), _ = rounds.release(
-      state, admitted, [rounds.arithmetic.summed(others, clip) + tf.cast(own, rounds.sum_dtype)], late
-    )
+    total = tf.cast(tf.round(others / rounds.sum_unit(clip)), tf.int64) + tf.cast(own, tf.int64)
+    state, (mean,), _ = rounds.release(state, admitted, [total], late)
     if not float(admitted.noise_multiplier):
       return state, None
     return state, _Release(mean.numpy() * config.divisor, others, clip, clip * config.noise_multiplier)

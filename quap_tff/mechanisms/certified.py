@@ -21,7 +21,8 @@ If nobody may add anything in a round, the round releases nothing at all. This i
 all its clients have spent their budgets, and it follows from who takes part. The result is then zero, and the clipping
 norm, the noise counter and the buffers stay as they are. t above counts only the rounds that release something.
 
-Clipping, sums and noise are in integers or in float64 numbers: `quap_tff.mechanisms.arithmetic`.
+Clipping, sums and noise are whole numbers on a grid (`quap_tff.mechanisms.integers`): the account is about what is
+computed.
 """
 
 from __future__ import annotations
@@ -31,12 +32,15 @@ from collections.abc import Sequence
 import math
 from typing import Any, NamedTuple, Optional
 
+import numpy as np
 import tensorflow as tf
 
-from quap_tff.mechanisms import arithmetic
+from quap_tff.common import chacha20
+from quap_tff.common import seeds
 from quap_tff.mechanisms import certified_config as configs
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import clip_split
+from quap_tff.mechanisms import integers
 from quap_tff.mechanisms import layers as layers_lib
 from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms import participation as participations
@@ -51,10 +55,10 @@ class ServerState(NamedTuple):
     round: int32 scalar, the number of finished rounds.
     participation: `counts` int32[N], and `rates` float32[N] under EMA rates.
     clip: float32 scalar, C of the next round.
-    noise: The seed of the noise, and the number of rounds that have drawn noise, which is the number of releases.
+    noise: The key of the noise, int64[4], and the number of rounds that have drawn noise: the number of releases.
     buffers: What the d buffers of the correlation hold of earlier noise: sums of exponentials, or the noise of each of
-      the last releases. The noise of the next round takes a part of this back. Float arithmetic has a float64[d, *S]
-      for each tensor of shape S in an update, integer arithmetic one int64[d, weights]. Empty under independent noise.
+      the last releases, one int64[d, weights]. The noise of the next round takes a part of this back. Empty under
+      independent noise.
     accounts: Each client's account.
     weights: float32[N], w_i of the latest round, or 0 for a client that was not in it.
   """
@@ -74,18 +78,21 @@ class CertifiedRounds(mechanism.Rounds):
   Attributes:
     config: The mechanism.
     groups: The tensors that are clipped together.
+    grid: The grid of its integers.
   """
 
   reports_updates = False
   tells = True
+  sum_dtype = np.int64
 
   def __init__(self, config: configs.CertifiedConfig, specs: Sequence[Any], layers: Sequence[layers_lib.Layer]):
     check_dtypes(specs)
     self.config, self.specs = config, specs
-    self.groups = clip_split.clip_groups(config.clip_split, [math.prod(spec.shape) for spec in specs], layers)
+    self._sizes = [math.prod(spec.shape) for spec in specs]
+    self.groups = clip_split.clip_groups(config.clip_split, self._sizes, layers)
     self.collects_late = config.counts_norms
-    self.arithmetic = arithmetic.of_config(config, specs)
-    self.sum_dtype = self.arithmetic.sum_dtype
+    config.slack(sum(self._sizes))  # Refuses what cannot be paid for.
+    self.grid = config.grid(sum(self._sizes))
 
   def initial_state(self) -> Any:
     config = self.config
@@ -94,7 +101,7 @@ class CertifiedRounds(mechanism.Rounds):
       participation=mechanism.initial_participation(config),
       clip=tf.constant(config.clip.initial_norm, tf.float32),
       noise=self.initial_noise(config.noise_seed),
-      buffers=self.arithmetic.initial_buffers(),
+      buffers=self.grid.initial_buffers(),
       # Made by tf.zeros, so that the graph does not contain whole arrays.
       accounts=tf.nest.map_structure(
         lambda one: tf.zeros([config.num_clients], one.dtype), privacy_filter.opened(0, config.correlation.num_buffers)
@@ -103,10 +110,11 @@ class CertifiedRounds(mechanism.Rounds):
     )
 
   def initial_noise(self, seed: Optional[int]) -> mechanism.NoiseState:
-    return self.arithmetic.initial_noise(seed)
+    key = chacha20.initial_key(seed, seeds.STREAMS['mechanism'])
+    return mechanism.NoiseState(seed=key, counter=tf.constant(0, tf.int64))
 
   def sum_unit(self, clip: float) -> float:
-    return self.arithmetic.sum_unit(clip)
+    return clip / self.grid.steps
 
   def report(self, update: Optional[list[Any]], own: mechanism.Struct, announced: mechanism.Struct) -> mechanism.Struct:
     return collections.OrderedDict(client_id=own['client_id'])
@@ -149,13 +157,13 @@ class CertifiedRounds(mechanism.Rounds):
     | any entry NaN, inf | any    | exact zeros in every tensor                             |
     | any                | 0      | exact zeros                                             |
     | zero               | any    | exact zeros                                             |
-    | within the bounds  | > 0    | the update: bit for bit in floats, rounded to the grid  |
+    | within the bounds  | > 0    | the update, rounded to the grid                         |
 
     The norm is the smallest C at which clipping leaves the update unchanged: max_l ‖u_l‖/r_l, float32. It is not finite
     if an entry of the update is not finite.
     """
     norms = [clip_rules.global_norm([update[i] for i in group.indices]) for group in self.groups]
-    summands = self.arithmetic.summands(update, norms, self.groups, told['weight'], told['clip'])
+    summands = self.grid.summands(list(update.values()), norms, self.groups, told['weight'], told['clip'])
     late = collections.OrderedDict()
     if self.collects_late:
       largest = tf.reduce_max([norm / group.ratio for group, norm in zip(self.groups, norms)])
@@ -169,16 +177,35 @@ class CertifiedRounds(mechanism.Rounds):
   ) -> tuple[Any, list[Any], mechanism.Struct]:
     """`sigma` is the standard deviation of the noise that the round draws for each entry of the result."""
     config, after = self.config, admitted.after
-    seed = self.arithmetic.of_round(state.noise, admitted.client_ids)
+    key = self.round_key(state.noise, admitted.client_ids)
     if self.collects_late:
       assert late is not None
       # Only clients with a positive weight count.
       counted = tf.boolean_mask(late['norm'], late['weight'] > 0)
-      moved = config.clip.next_norm(state.clip, counted, lambda stddev: self.arithmetic.count_noise(seed, stddev))
+      moved = config.clip.next_norm(state.clip, counted, lambda stddev: integers.count_noise(key, stddev))
       after = after._replace(clip=tf.minimum(moved, configs.LARGEST_CLIP))
-    noised, buffers = self.arithmetic.noised(seed, total, state.buffers, state.clip, admitted.noise_multiplier)
-    result = [tf.cast(one / config.divisor, spec.dtype) for one, spec in zip(noised, self.specs)]
+    releases = admitted.noise_multiplier > 0
+    noise, moved_buffers = self.grid.noise(key, state.buffers)
+    # If nobody may add anything, all sums are zero, and nothing is released.
+    noise = tf.split(tf.where(releases, noise, tf.zeros_like(noise)), self._sizes)
+    buffers = [tf.where(releases, new, old) for new, old in zip(moved_buffers, state.buffers)]
+    step = tf.cast(state.clip, tf.float64) / self.grid.steps
+    sums = [tf.cast(part + tf.reshape(own, part.shape), tf.float64) * step for part, own in zip(total, noise)]
+    result = [tf.cast(one / config.divisor, spec.dtype) for one, spec in zip(sums, self.specs)]
     return after._replace(buffers=buffers), result, admitted.metrics
+
+  def round_key(self, noise: mechanism.NoiseState, client_ids: Any) -> Any:
+    """The key of a round's noise, int64[4]. It depends on the cohort, too.
+
+    A round that is tried again with other clients must not draw noise that was already used: the difference of the two
+    results would then be the difference of the bare sums.
+    """
+    limit = tf.constant(self.config.most_releases, tf.int64)
+    checks = [tf.debugging.assert_less(noise.counter, limit, 'The run has more rounds than the account of rounding.')]
+    with tf.control_dependencies([check for check in checks if check is not None]):
+      cohort = tf.strings.reduce_join(tf.strings.as_string(tf.sort(client_ids)), separator=',')
+    words = tf.bitcast(tf.strings.to_hash_bucket_fast(cohort, 2**62), tf.uint32)
+    return chacha20.derived_key(noise.seed, chacha20.nonce(noise.counter, words[0], words[1]))
 
 
 def admitted(

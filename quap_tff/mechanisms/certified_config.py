@@ -28,15 +28,17 @@ held = lazy.module('quap_tff.mechanisms.held')
 
 # Up to this norm float32 does not overflow, whatever the noise multiplier and the weight.
 LARGEST_CLIP = 1e20
-# The least standard deviation of a client's noise in grid steps. What its discreteness costs falls with the square.
-_SHARE_STEPS = 2.0**20
+# The least standard deviation of a client's noise in grid steps: this, and so many for each root of a draw. What its
+# discreteness costs is the number of draws over the square of the steps.
+_SHARE_STEPS, _SHARE_STEPS_BY_DRAW = 2.0**20, 16.0
 # The variance of a client's noise in one release, per s²: at least (1-λ)² + λ.
 _LEAST_SHARE = 0.75
 # The ledger takes no budget of 0, which is what a client of weight 0 has spent.
 _NOTHING = float(np.finfo(np.float64).tiny)
 SMALLEST_MULTIPLIER, LARGEST_MULTIPLIER = 1e-3, 1e9
 TRUSTS = ('server', 'secure_sum')
-ARITHMETICS = ('integer', 'float')
+# How many rounds the account of rounding covers if their number is not planned.
+_OPEN_ENDED = 10**6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,8 +71,6 @@ class CertifiedConfig(mechanism.Mechanism):
       everyone. A bound must not depend on the client's data.
     noise_seed: A non-negative integer makes the noise reproducible and so public: such a run cannot be certified. None:
       the seed is drawn from the operating system's entropy.
-    arithmetic: 'integer', in which the account covers what is computed, or 'float', whose numbers only approximate the
-      real numbers of the account.
     trust: 'server', which sees updates and adds the noise, or 'secure_sum': clients hold the noise, and the server sees
       their secure sum alone.
     planned_weights: float[N] in [0, 1], the weight of each client in each of its rounds. Only with a secure sum; None:
@@ -95,7 +95,6 @@ class CertifiedConfig(mechanism.Mechanism):
   planned_costs: Optional[tuple[float, ...]] = None
   own_epsilon: Optional[tuple[float, ...]] = None
   noise_seed: Optional[int] = None
-  arithmetic: str = 'integer'
   trust: str = 'server'
   planned_weights: Optional[tuple[float, ...]] = None
   most_clients: Optional[int] = None
@@ -122,8 +121,6 @@ class CertifiedConfig(mechanism.Mechanism):
       raise registry.unknown_name_error('clip split', self.clip_split, list(clip_splits.SPLITS))
     if self.noise_seed is not None:
       checks.integer('noise seed', self.noise_seed, at_least=0, at_most=2**63 - 1)
-    if self.arithmetic not in ARITHMETICS:
-      raise registry.unknown_name_error('arithmetic', self.arithmetic, ARITHMETICS)
     if self.trust not in TRUSTS:
       raise registry.unknown_name_error('trust', self.trust, TRUSTS)
     self._check_trust()
@@ -145,8 +142,6 @@ class CertifiedConfig(mechanism.Mechanism):
         f'With trust="secure_sum", clients hold the noise, and no server has the memory of {self.correlation!r}. Use '
         'correlation=Held(), or Held(0.0) for independent noise.'
       )
-    if not self._is_integer:
-      raise ValueError('A secure sum is a sum of integers: use arithmetic="integer".')
     if not isinstance(self.clip, clip_rules.Fixed):
       raise ValueError(
         f'With trust="secure_sum", nobody sees the norms that {self.clip!r} follows. Use a fixed clipping norm.'
@@ -200,10 +195,9 @@ class CertifiedConfig(mechanism.Mechanism):
       )
     checks.number('clipping norm', self.clip.initial_norm, at_most=LARGEST_CLIP)
     stddev = self.clip.count_noise_multiplier / 2
-    if self._is_integer and math.isfinite(stddev) and not integers.takes_count(stddev):
+    if math.isfinite(stddev) and not integers.takes_count(stddev):
       raise ValueError(
-        f'count_stddev={stddev:g} is outside the range of noise in integers, {integers.COUNT_RANGE}. Use another one, '
-        'or arithmetic="float".'
+        f'count_stddev must be in the range of noise in integers, {integers.COUNT_RANGE}, found {stddev:g}.'
       )
     if not self._count_cost < self._limit_of(self.epsilon):
       raise ValueError(
@@ -259,16 +253,12 @@ class CertifiedConfig(mechanism.Mechanism):
     )
 
   def _limit_of(self, epsilon: float) -> float:
-    """The largest μ² of a client with this ε. In integers, a part of ε and δ is kept for what rounding costs."""
-    kept = 1 - integers.RESERVE if self._is_integer else 1.0
+    """The largest μ² of a client with this ε. A part of ε and δ is kept for what rounding costs."""
+    kept = 1 - integers.RESERVE
     return privacy_filter.limit_of(epsilon * kept, self.delta * kept)
 
-  @property
-  def _is_integer(self) -> bool:
-    return self.arithmetic == 'integer'
-
   def grid(self, num_weights: int) -> integers.Grid:
-    """The grid of integer arithmetic for an update of `num_weights` entries.
+    """The grid of integers for an update of `num_weights` entries.
 
     Raises:
       ValueError: If integers could overflow.
@@ -277,27 +267,25 @@ class CertifiedConfig(mechanism.Mechanism):
       raise ValueError('The grid follows from the noise. Give noise_multiplier, or calibrate it on a schedule.')
     if self.holds_noise:
       smallest = min(stddev for stddev in self.share_stddevs if stddev)
-      grid = integers.Grid(smallest, num_weights, smallest_stddev=_SHARE_STEPS)
+      steps = max(_SHARE_STEPS, _SHARE_STEPS_BY_DRAW * math.sqrt(num_weights * self.most_releases))
+      grid = integers.Grid(smallest, num_weights, smallest_stddev=steps)
     else:
       grid = integers.Grid(self.noise_multiplier, num_weights, self.correlation, self.num_rounds)
     grid.check_sum(self.num_clients)
     return grid
 
-  def most_releases(self, num_weights: int) -> int:
-    """How many releases the account of rounding covers: the planned rounds, or as many as ε pays for."""
-    if self.num_rounds is not None:
-      return self.num_rounds
-    return integers.most_draws(self._smallest_epsilon) // self._draws(num_weights)
+  @property
+  def most_releases(self) -> int:
+    """How many releases the account of rounding covers."""
+    return self.num_rounds if self.num_rounds is not None else _OPEN_ENDED
 
   def slack(self, num_weights: int) -> slacks.Slack:
-    """What rounding costs all releases of a model with `num_weights` weights; nothing in float arithmetic.
+    """What rounding costs all releases of a model with `num_weights` weights.
 
     Raises:
       ValueError: If integers could overflow, or ε and δ do not pay for rounding.
     """
-    if not self._is_integer:
-      return slacks.Slack()
-    grid, releases, more = self.grid(num_weights), self.most_releases(num_weights), slacks.Slack()
+    grid, releases, more = self.grid(num_weights), self.most_releases, slacks.Slack()
     largest = max(self.epsilon, slacks.LARGEST_EPSILON)
     if self.holds_noise:
       more = held_noise.discreteness_slack(
@@ -313,8 +301,6 @@ class CertifiedConfig(mechanism.Mechanism):
   @property
   def kept_slack(self) -> slacks.Slack:
     """What is kept for rounding: no less than the slack of any model."""
-    if not self._is_integer:
-      return slacks.Slack()
     return slacks.Slack(integers.RESERVE * self._smallest_epsilon, integers.RESERVE * self.delta)
 
   def _draws(self, num_weights):
@@ -374,9 +360,7 @@ class CertifiedConfig(mechanism.Mechanism):
 
   @property
   def fingerprint(self) -> str:
-    text = repr(dataclasses.replace(self, noise_seed=None))
-    # Ledgers of float arithmetic are older than the choice.
-    return text if self._is_integer else text[: text.index(", arithmetic='float'")] + ')'
+    return repr(dataclasses.replace(self, noise_seed=None))
 
   def for_model(
     self, specs: mechanism.Specs, layers: mechanism.Layers, learning_rate_fn: mechanism.LearningRateFn = None

@@ -95,7 +95,7 @@ class HeldRounds(mechanism.Rounds):
     reach = self.grid.steps + math.ceil(integer_noise.REACH * (fresh + 2 * taken_back)) + 3
     self.secure_bounds = [reach] * len(specs)
     self.most_clients = config.most_clients or config.num_clients
-    self._rounds = config.most_releases(sum(self._sizes))
+    self._rounds = config.most_releases
 
   def initial_state(self) -> Any:
     config = self.config

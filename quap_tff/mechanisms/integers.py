@@ -1,4 +1,4 @@
-"""The certified mechanism's arithmetic in integers: a grid, its noise, and what rounding costs (docs/privacy.md).
+"""The integers of the certified mechanism: a grid, its noise, and the cost of rounding (docs/privacy.md).
 
     client     x_i = ⌊(K/C)·u_i⌉ with Σ x² ≤ ⌊w_i·K⌋², checked in integers; otherwise zeros
     server     R_t = Σ x_i + Ẑ_t,  Ẑ_t = ⌊Z_t - b_t⌉,  Z_t ~ N(0, (z·K)²),  b_t = Σ_j gain_j·buffer_j
@@ -46,11 +46,6 @@ _BOUND_ERROR = 2.0**-40
 _COMPUTED_RELEASES = 10_000
 
 
-def most_draws(epsilon: float) -> int:
-  """The largest number of draws whose cost fits into half of the share of ε and of δ that is kept for rounding."""
-  return int(RESERVE * min(epsilon, 2.0) / (4 * integer_noise.RELATIVE_ERROR))
-
-
 def takes_count(stddev: float) -> bool:
   """Whether noise with this standard deviation can be added to a count."""
   return integer_noise.SMALLEST_STDDEV <= stddev * _COUNT_STEPS <= integer_noise.LARGEST_STDDEV
@@ -77,20 +72,20 @@ class Grid:
   def __post_init__(self):
     if self.correlation.num_buffers and self.num_releases is None:
       raise ValueError(
-        'Correlated noise in integers needs a number of rounds, because the rounding of its buffers adds up. Give '
-        'num_rounds, or use arithmetic="float".'
+        'Correlated noise needs a number of rounds, because the rounding of its buffers adds up. Give num_rounds, or '
+        'use independent noise.'
       )
     if not self.stddev <= integer_noise.LARGEST_STDDEV or self.steps > _MOST_STEPS:
       raise ValueError(
         f'noise_multiplier={self.noise_multiplier:g} and {self.num_weights:,} weights need a grid of {self.steps:,} '
         f'steps and noise of {self.stddev:.3g} steps, and sums of such integers could overflow. Use a smaller model, '
-        'or arithmetic="float".'
+        'or less noise.'
       )
     if self.correlation.num_buffers and self.fraction_bits < _FEWEST_FRACTION_BITS:
       raise ValueError(
         f'The buffers of {self.correlation!r} could overflow: noise of {self.stddev:.3g} grid steps leaves '
         f'{self.fraction_bits} bits for fractions, and {_FEWEST_FRACTION_BITS} are needed. Use smaller decays, or '
-        'arithmetic="float".'
+        'independent noise.'
       )
 
   @functools.cached_property
@@ -139,7 +134,7 @@ class Grid:
     if not num_clients * self.steps + self._largest_noise < _LARGEST:
       raise ValueError(
         f'{num_clients:,} clients of {self.steps:,} grid steps and noise of {self.stddev:.3g} steps could overflow '
-        'integers of 64 bits. Use arithmetic="float".'
+        'integers of 64 bits. Use a smaller model, or less noise.'
       )
 
   @property
@@ -159,7 +154,7 @@ class Grid:
   def slack(
     self, smallest: float, largest: float, delta: float, num_draws: int, more: slacks.Slack = slacks.Slack()
   ) -> slacks.Slack:
-    """What rounding costs, for draws with relative error η: 2·n·η, and the buffers' cost at the largest μ.
+    """What rounding costs: twice ε' of `slack.of_draws`, and the buffers' cost at the largest μ.
 
     Args:
       smallest: The smallest ε that a client has.
@@ -171,24 +166,29 @@ class Grid:
     Raises:
       ValueError: If the share `RESERVE` of ε and δ does not pay for it.
     """
-    moved = num_draws * integer_noise.RELATIVE_ERROR
     kept, of_buffers = delta * (1 - RESERVE), 0.0
     if self.buffer_cost:
       mu = tradeoff.mu_at_most(largest, delta)
       of_buffers = float(np.diff(tradeoff.epsilon_of(np.array([mu, mu + self.buffer_cost]), kept))[0])
-    found = 2 * moved + of_buffers + more.epsilon
     values = 2 * integer_noise.REACH * self.stddev + 2
-    # Above 700, e^ε may be too large for a float. No δ pays for 700 either.
-    beyond = num_draws * math.exp(min(largest, 700.0)) * integer_noise.BEYOND_REACH
-    lost = num_draws * values * integer_noise.ABSOLUTE_ERROR + beyond
-    lost = math.expm1(moved) * kept + math.exp(moved) * lost + more.delta
-    if not (found <= RESERVE * smallest and lost <= RESERVE * delta):
-      pays_too_little = beyond > RESERVE * delta
-      advice = ' a smaller epsilon,' if largest > slacks.LARGEST_EPSILON else ' a larger delta,'
+    rarely = num_draws * values * integer_noise.ABSOLUTE_ERROR
+    # What is unlikely under one of two neighbours is at most e^ε times as likely under the other. Above 700, e^ε may be
+    # too large for a float, and no δ pays for 700 either.
+    likelier = math.exp(min(largest + 1, 700.0))
+    chance = RESERVE * delta / (4 * likelier)
+    missing = values * integer_noise.ABSOLUTE_ERROR + integer_noise.BEYOND_REACH
+    moved = slacks.of_draws(num_draws, integer_noise.RELATIVE_ERROR, missing, chance)
+    beyond = likelier * num_draws * integer_noise.BEYOND_REACH
+    found = 2 * moved + of_buffers + more.epsilon
+    lost = math.expm1(moved) * (kept + more.delta) + more.delta + chance * (1 + likelier) + rarely + beyond
+    if not (found <= min(RESERVE * smallest, 1.0) and lost <= RESERVE * delta):
+      remedy = 'a smaller model, or smaller decays'
+      if beyond > RESERVE * delta / 4:
+        remedy = 'a smaller epsilon' if largest > slacks.LARGEST_EPSILON else 'a larger delta'
       raise ValueError(
         f'Rounding of {num_draws:,} draws of noise costs ε = {found:.2g} and δ = {lost:.2g}, and of epsilon='
         f'{smallest:g} and delta={delta:g}, {RESERVE * smallest:.2g} and {RESERVE * delta:.2g} are kept for it. Use '
-        f'fewer rounds, smaller decays,{advice if pays_too_little else ""} or arithmetic="float".'
+        f'fewer rounds, {remedy}.'
       )
     return slacks.Slack(found, RESERVE * delta)
 

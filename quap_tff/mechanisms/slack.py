@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,3 +28,21 @@ class Slack(NamedTuple):
   def of(self, mu: Any, delta: float) -> Any:
     """The ε of μ-GDP with this slack: float64s; 0 where μ is 0."""
     return tradeoff.epsilon_of(mu, delta - self.delta) + self.epsilon * (np.asarray(mu) > 0)
+
+
+def of_draws(num_draws: int, log_ratio: float, missing: float, delta: float) -> float:
+  """ε' with which n draws of computed noise are close to n ideal draws, rounded up; docs/privacy.md has the proof.
+
+      ε' = η·√(2·n·ln(1/δ')) + n·(η·(e^η - 1) + 2·m)
+
+  For every event, the probability under one is at most e^ε' times that under the other, plus δ', plus the mass that
+  is missing. Each draw may depend on all earlier ones.
+
+  Args:
+    num_draws: n >= 0.
+    log_ratio: η >= 0, the largest |ln| of the ratio of two probabilities of a draw, outside of the missing mass.
+    missing: m in [0, 1/2], the mass of a draw in which the ratio may be larger.
+    delta: δ' in (0, 1).
+  """
+  spread = log_ratio * math.sqrt(2 * num_draws * math.log(1 / delta))
+  return (spread + num_draws * (log_ratio * math.expm1(log_ratio) + 2 * missing)) * (1 + 2.0**-40)

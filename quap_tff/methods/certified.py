@@ -73,7 +73,6 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
     own: Bounds that clients choose for themselves, as pairs share/ε: 0.34/1/0.43/2/0.23/3 gives 34% of the clients
       ε = 1, 43% ε = 2 and 23% ε = 3, by --seed. The largest must be --epsilon. Empty: --epsilon for everyone.
     noise_multiplier: z. None for the z that makes the most of the budgets over the planned rounds.
-    arithmetic: 'integer', in which the account covers what is computed, or 'float', whose numbers approximate it.
     trust: 'server', which sees updates and adds the noise. Or 'secure_sum': clients hold the noise, and the server sees
       their secure sum alone; `noise` is then held or independent.
     colluders: Numbers of clients that may tell the server their noise, such as 10/30. The certificate gives ε for each.
@@ -84,7 +83,6 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
   withholds_client_metrics = True
   plans_averaging = True
   divides_by_planned_cohort = True
-  earlier = {'arithmetic': 'float'}
 
   weights: weight_rules.WeightRule = flag_fields.parameter('weight rule', WEIGHTS, 'participation')
   noise: correlations.Correlation = flag_fields.parameter('noise correlation', correlations.FAMILIES, 'independent')
@@ -94,7 +92,6 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
   clip_split: str = 'joint'
   own: tuple = ()
   noise_multiplier: Optional[float] = None
-  arithmetic: str = 'integer'
   trust: str = 'server'
   colluders: tuple = ()
   certificate: bool = True
@@ -102,7 +99,6 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
 
   def __post_init__(self):
     registry.lookup('clip split', self.clip_split, clip_split.SPLITS)
-    registry.lookup('arithmetic', self.arithmetic, dict.fromkeys(certified_configs.ARITHMETICS))
     if self.noise_multiplier is not None:
       checks.number('noise_multiplier', self.noise_multiplier, above=0)
     registry.lookup('trust', self.trust, dict.fromkeys(certified_configs.TRUSTS))
@@ -233,7 +229,6 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
       clip_split=self.clip_split,
       own_epsilon=self._own_epsilon(setting),
       noise_seed=self.noise_seed,
-      arithmetic=self.arithmetic,
       trust=self.trust,
       dropout=setting.mean_dropout if self.holds_noise else 0.0,
     )

@@ -42,6 +42,7 @@ class CertifiedPlan(plan.Plan):
 
   is_certified = True
   is_saved_before_release = True
+  noise_note = ''
 
   def __init__(
     self,
@@ -85,8 +86,6 @@ class CertifiedPlan(plan.Plan):
         f'{" and ".join(self.extension.exact_releases)}: no certificate would hold.'
       )
     self.averaging = planned.averaging
-    if planned.config.arithmetic == 'integer':
-      self.noise_note = ''
     self._attendance = self.schedule if attendance is None and not config.holds_noise else attendance
     self.colluders = tuple(checks.integer('colluders', k, at_least=1) for k in colluders)
     if self.colluders and not config.holds_noise:
@@ -224,7 +223,6 @@ class CertifiedPlan(plan.Plan):
       fixed_noise_seed=self.config.noise_seed is not None,
       exact_metrics=self._exact_logs,
       own_epsilon=self.config.own_epsilon or (),
-      arithmetic=self.config.arithmetic,
       slack=self.slack,
       trust=self.config.trust,
       colluders=self._against_colluders(),
