@@ -35,18 +35,19 @@ from experiments import flags as experiment_flags
 from experiments import interrupts
 from experiments import run as run_lib
 from experiments import run_folder
-from quap_tff.accounting import folder_files
+from quap_tff.certificates import folder_files
 from quap_tff.common import checks
 from quap_tff.common import lazy
 
 # These load TensorFlow, so they wait until the flags are known to be right.
 canary_run = lazy.module('experiments.auditing.canary_run')
 game = lazy.module('experiments.auditing.game')
-certificates = lazy.module('quap_tff.accounting.certificate_folder')
+certificates = lazy.module('quap_tff.certificates.folder')
+verifying = lazy.module('quap_tff.certificates.verifying')
+signatures = lazy.module('quap_tff.certificates.signatures')
 evidence = lazy.module('experiments.evidence')
-issuing = lazy.module('quap_tff.accounting.certificate')
 lower_bounds = lazy.module('quap_tff.auditing.lower_bounds')
-record = lazy.module('experiments.auditing.record')
+record = lazy.module('quap_tff.certificates.audits')
 runtime = lazy.module('quap_tff.runtime')
 setup = lazy.module('experiments.setup')
 
@@ -162,8 +163,8 @@ def main(argv: list[str]) -> int:
   print(record.verdict(measured))
   if path is not None:
     record.write(path, record.make(measured, certificate))
-    certificates.sign_audit(path, key)
-    certificates.write_page(path, certificate, evidence.read_audit(path, certificate))
+    signatures.sign(path, certificates.AUDIT, key)
+    verifying.write_page(path, certificate, record.read(path, certificate))
     print(f'{os.path.join(path, record.AUDIT)} was written, and {certificates.PAGE} shows it.', file=sys.stderr)
   print(json.dumps({name: value for name, value in measured.items() if name != 'canary_clients'}), flush=True)
   return command_line.FAILED if measured['refuted'] and measured['claim'] in ('certified', 'formal') else 0
@@ -216,13 +217,13 @@ def _measure(run) -> dict[str, Any]:
 
 def _certificate(path) -> dict[str, Any]:
   """The certificate of a finished run's folder, which must be valid."""
-  if certificates.CERTIFICATE not in folder_files.entries(path).files:
-    raise ValueError(f'{path} has no certificate to audit. Only runs of --algorithm=certified have one.')
-  certificate = folder_files.read_json(path, certificates.CERTIFICATE)
-  version = certificate.get('version') if isinstance(certificate, dict) and 'sha256' in certificate else None
-  if version not in issuing.VERSIONS or evidence.read(path, version).problems:
-    raise ValueError(f'{path} has no valid certificate: python -m experiments.verify {path} says why.')
-  return certificate
+  try:
+    certificate = verifying.read_certificate(path)
+    if not verifying.verify(path, check=evidence.check).problems:
+      return certificate
+  except folder_files.CannotTellError as error:
+    raise ValueError(f'{path} has no certificate to audit: {error}') from None
+  raise ValueError(f'{path} has no valid certificate: python -m experiments.verify {path} says why.')
 
 
 def _private_key(path) -> Optional[Any]:
@@ -241,8 +242,8 @@ def _private_key(path) -> Optional[Any]:
       f'Without a signature, experiments.verify --public_key would find that the folder is invalid. To audit without '
       f'the key, audit a copy of the folder from which {certificates.SIGNATURE} was removed.'
     )
-  key = certificates.read_private_key(key_file)
-  problems = certificates.problems_of_signature(path, certificates.CERTIFICATE, key.public_key(), key_file)
+  key = signatures.read_private_key(key_file)
+  problems = signatures.problems(path, certificates.CERTIFICATE, key.public_key(), key_file)
   if problems:
     raise ValueError(f'--signing_key: {" ".join(problems)} Give the key that signed the certificate.')
   return key

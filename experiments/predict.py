@@ -41,7 +41,7 @@ from data import feature_store
 from data import features as features_lib
 from experiments import command_line
 from experiments import run_folder
-from quap_tff.accounting import folder_files
+from quap_tff.certificates import folder_files
 from quap_tff.common import lazy
 from quap_tff.common import registry
 from quap_tff.common.lazy import tf

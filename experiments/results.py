@@ -18,7 +18,9 @@ from experiments import setup
 from experiments import training
 from quap_tff import accounting
 from quap_tff import plans
-from quap_tff.accounting import certificate_folder
+from quap_tff.certificates import folder as certificate_folders
+from quap_tff.certificates import verifying
+from quap_tff.common import files
 from quap_tff.common import lazy
 from quap_tff.training import models
 from quap_tff.training import saving
@@ -76,7 +78,7 @@ def write(
   with directory.replacing(run_folder.MODEL) as path:
     saving.save_model(saving.with_stock_layers(model), path)
   extractor_copies.keep_copy(run.flags['features'], directory.path)
-  if not experiment.cohorts.secret:  # Both say who came.
+  if not experiment.cohorts.secret and not run.method.gives_certificate:  # Both say who came.
     with directory.replacing(run_folder.LEDGER) as path:
       np.savez(path, **result.ledger.state_dict())
     with directory.replacing(run_folder.CLIENTS) as path:
@@ -96,11 +98,29 @@ def write(
     return
   # A folder that is made to be handed out does not say where it lay.
   directory.write_summary({**its_summary, 'output_dir': None})
+  tested = np.isfinite(metrics.get('test_accuracy', np.zeros(0)))
+  _write_certified(experiment, result, directory, its_summary, int(tested.sum()))
   if result.interrupted:
-    certificate_folder.remove(directory.path)
+    verifying.remove(directory.path)
   else:
-    certificate_folder.write(directory.path, evidence.read, run.publication.signing_key)
+    verifying.issue(directory.path, run.publication.signing_key, evidence.check)
     print(f'Certified: python -m experiments.verify {directory.path} checks it.', file=sys.stderr)
+
+
+def _write_certified(experiment, result, directory, its_summary, tests):
+  """The files that every certified run has, whichever program made it."""
+  run_json = files.read_json(directory.file(run_folder.RUN))
+  stated = evidence.about(
+    experiment.run,
+    experiment.plan,
+    run_json['resolved'],
+    tests=tests,
+    test_accuracy=its_summary['test_accuracy'],
+    date=result.date,
+    stretches=evidence.stretches(run_json, result.round_num),
+  )
+  with directory.writing():
+    certificate_folders.write_files(directory.path, experiment.plan, result.ledger, stated, certificate_folders.TRAIN)
 
 
 def spent_by_round(ledger: accounting.RunLedger, delta: float) -> np.ndarray:

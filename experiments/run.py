@@ -88,24 +88,21 @@ class Run:
 
   @classmethod
   def from_json(cls, run_json: Mapping[str, Any], folder: Optional[str] = None) -> Run:
-    """The run that run.json describes. An older version may not have had all flags; those have their defaults.
+    """The run that run.json describes.
 
     Args:
       run_json: The whole of run.json.
       folder: The folder of the run, for features whose extractor it holds.
 
     Raises:
-      KeyError, TypeError, ValueError: If it is damaged, or of a later version.
+      KeyError, TypeError, ValueError: If it is damaged, or of another version.
     """
     written = {**run_json['flags'], **run_json['identity']}
     if unknown := run_json['identity'].keys() - parts.FLAGS.keys():
       raise ValueError(f'unknown flags {sorted(unknown)}')
     if folder is not None:
       written['features'] = extractor_copies.located(written.get('features', 'none'), folder)
-    run = cls.from_flags(written)
-    resolved = run_json.get('resolved', {})
-    earlier = {name: value for name, value in run.method.earlier.items() if name not in resolved}
-    return dataclasses.replace(run, method=dataclasses.replace(run.method, **earlier)) if earlier else run
+    return cls.from_flags(written)
 
   def recorded(self) -> dict[str, Any]:
     """Every flag as run.json keeps it.

@@ -286,6 +286,10 @@ class RunDirectory:
     with _writing(self.path), files.replacing(self.file(name), keep_suffix=True) as path:
       yield path
 
+  def writing(self) -> contextlib.AbstractContextManager[None]:
+    """A block that writes files of the folder; errors of the file system become errors of the folder."""
+    return _writing(self.path)
+
   def write_summary(self, summary: Mapping[str, Any]) -> None:
     """Writes summary.json."""
     with _writing(self.path):

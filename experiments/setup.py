@@ -83,9 +83,8 @@ class Experiment:
   @property
   def resolved(self) -> dict[str, Any]:
     """Facts that follow from the data, not from the flags alone, as JSON values. With it, `Run.plan` needs no data."""
-    federation, shape, method = self.federation, self.plan.model, self.run.method
+    federation, shape = self.federation, self.plan.model
     return {
-      **{name: getattr(method, name) for name in method.earlier},
       'num_clients': federation.num_clients,
       'partition': federation.partition,
       'test_examples': len(federation.test),
@@ -98,7 +97,7 @@ class Experiment:
       'layers': [
         {'name': layer.name, 'indices': list(layer.indices), 'is_dense': layer.is_dense} for layer in shape.layers
       ],
-      'sizes': list(shape.sizes),
+      'shapes': [list(one) for one in shape.shapes],
     }
 
 

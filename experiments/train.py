@@ -27,7 +27,8 @@ from quap_tff.common import lazy
 
 # These load TensorFlow, so they wait until the flags are found right.
 evidence = lazy.module('experiments.evidence')
-certificate_folder = lazy.module('quap_tff.accounting.certificate_folder')
+certificate_folder = lazy.module('quap_tff.certificates.folder')
+signatures = lazy.module('quap_tff.certificates.signatures')
 results = lazy.module('experiments.results')
 run_directory = lazy.module('experiments.run_directory')
 run_folder = lazy.module('experiments.run_folder')
@@ -53,7 +54,7 @@ def main(argv: list[str], callbacks: Sequence[Callable[[int, Any, Any], None]] =
   run = experiment_flags.checked(command_line.given_names(argv))
   publication = run.publication
   if publication.signing_key is not None:
-    certificate_folder.read_private_key(publication.signing_key)
+    signatures.read_private_key(publication.signing_key)
   if publication.output_dir is not None:
     found = run_folder.check(publication.output_dir, run.identity(), _needs_same_code(run))
     if found.finished is not None:

@@ -8,11 +8,9 @@ Prints one of four answers. Exit status 0: VALID, with the guarantee. Exit statu
 wrong; or REFUTED, if all is consistent, but the audit in the folder refutes the claim. Exit status 2: CANNOT BE
 VERIFIED, with the reason (no certificate there, a package is missing, …), or an error in the command.
 
-The cohorts, each client's weights, the noise and the divisor are computed again from the flags. Each client's μ and ε
-are computed again from the ledger. Every round must have had noise, and no client may have exceeded its budget. The
-figures in metrics.csv and clients.csv must agree with the ledger, and summary.json is made again. Every file is
-compared with its digest. A file that the certificate does not name is an error, and so are links, pipes and empty
-folders.
+Everything is checked that python -m quap_tff.verify checks: each client's weights are computed again from the mechanism
+and the schedule, and every figure from the ledger. In a run of experiments.train, the flags must also give this
+mechanism and this schedule, the figures in metrics.csv must agree with the ledger, and summary.json is made again.
 
 VALID means that the folder is consistent with a run that has this guarantee. It does not prove that the run took place,
 or that the program did what its code says. Digests reveal mistakes and changes to some of the files. Only a signature
@@ -32,12 +30,13 @@ from quap_tff.common import files
 from quap_tff.common import lazy
 
 if TYPE_CHECKING:
-  from quap_tff.accounting.certificate_folder import Verdict
+  from quap_tff.certificates.verifying import Verdict
 
 # They need packages, and a package that is missing is one of the answers.
 evidence = lazy.module('experiments.evidence')
-folders = lazy.module('quap_tff.accounting.certificate_folder')
-folder_files = lazy.module('quap_tff.accounting.folder_files')
+folders = lazy.module('quap_tff.certificates.folder')
+folder_files = lazy.module('quap_tff.certificates.folder_files')
+verifying = lazy.module('quap_tff.certificates.verifying')
 
 _FLAGS = command_line.new_flags()
 _PUBLIC_KEY = flags.DEFINE_string(
@@ -57,9 +56,8 @@ _PUBLISH = flags.DEFINE_string(
 
 
 def verify(path: str, public_key: Optional[str] = None) -> 'Verdict':
-  """Verifies the certificate in a run's folder, see `quap_tff.accounting.certificate_folder.verify`."""
-  read = lambda folder, certificate: evidence.read(folder, certificate['version'])
-  return folders.verify(path, read, evidence.read_audit, public_key)
+  """Verifies the certificate in a folder, and what only a run of experiments.train has (`evidence.check`)."""
+  return verifying.verify(path, public_key, evidence.check)
 
 
 def publish(path: str, target: str) -> None:
@@ -106,7 +104,7 @@ def main(argv: list[str]) -> int:
 
 def _answer(path) -> int:
   try:
-    answer = folders.answer
+    answer = verifying.answer
   except ImportError as error:  # A package is missing that every answer needs.
     print(f'CANNOT BE VERIFIED\n  {error}')
     return 2

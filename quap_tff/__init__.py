@@ -17,6 +17,7 @@ __getattr__, __dir__ = lazy.exports(
   {
     'accounting': [],
     'auditing': [],
+    'certificates': [],
     'federated.aggregation': ['CertifiedAggregationFactory', 'QuapAggregationFactory'],
     'federated.client_ids': ['with_client_ids'],
     'federated.client_work': ['build_client_work'],

@@ -179,8 +179,8 @@ class AttackedModel:
   def __init__(self, dataset: str, name: str, input_shape: Sequence[int], num_classes: int, seed: int):
     keras = models.build_keras_model(name, input_shape, num_classes, seed=seed)
     self.name, self.stacked = name, inversion_model.StackedModel(keras)
-    sizes = tuple(int(v.shape.num_elements()) for v in keras.trainable_variables)
-    self.shape = layers_lib.ModelShape(layers_lib.from_variables(keras.trainable_variables), sizes)
+    shapes = tuple(tuple(v.shape) for v in keras.trainable_variables)
+    self.shape = layers_lib.ModelShape(layers_lib.from_variables(keras.trainable_variables), shapes)
     self._dataset = dataset
 
   def updates(self, batches: Batches, learning_rate: float, steps: int) -> list[list[np.ndarray]]:

@@ -64,8 +64,9 @@ def build_client_work(
   that does not hold exactly one id becomes the id -1.
 
   With an extension, the state is `<work=<round, seed>, memory=…>`. `next` leaves the memory as it is, because it
-  changes only after the aggregation. The weight of an update then also holds the client's report. If the extension
-  `takes_absent`, clients' data are `<client_id=int64*, absent=int64*, examples=D*>`.
+  changes only after the aggregation. The weight of an update then also holds `report`, the tensors that the extension
+  asks of the client. If the extension `takes_absent`, clients' data are `<client_id=int64*, absent=int64*,
+  examples=D*>`, and the report has `absent`, too.
 
   Models of `quap_tff.training.models` draw their dropout masks from `config.seed`. A model with stock Keras `Dropout`
   works too, but then the masks, and so the update, differ from run to run.
@@ -134,7 +135,7 @@ def build_client_work(
       work['round'] + 1,
       work['seed'],
       message,
-      own if own is not None and own.shape[0] else None,
+      own,
     )
 
   @tff.federated_computation
@@ -154,15 +155,17 @@ def build_client_work(
       id=ids,
       examples=client_data['examples'],
     )
-    if is_extended:
+    if extension.has_own_vectors:
       given['own'] = _own_vectors(extension, num_clients, state, ids)
     given = tff.federated_zip(given)
     trained = tff.tensorflow.computation(train, given.type_signature.member)
     updates, report, metrics = tff.federated_map(trained, given)
     weight = collections.OrderedDict(client_id=ids['client_id'])
-    weight.update((name, report[name]) for name in tff.structure.name_list(report.type_signature.member))
-    if extension.takes_absent:
-      weight['absent'] = _absent_of(num_clients, client_data['absent'])
+    if is_extended:
+      names = tff.structure.name_list(report.type_signature.member)
+      weight['report'] = collections.OrderedDict((name, report[name]) for name in names)
+      if extension.takes_absent:
+        weight['report']['absent'] = _absent_of(num_clients, client_data['absent'])
     if with_keys:
       weight['noise_key'] = tff.federated_map(_read_key, client_data['noise_key'])
     results = tff.federated_zip(tff.learning.templates.ClientResult(update=updates, update_weight=weight))
@@ -179,12 +182,11 @@ def _read_key(numbers):
 
 
 def _own_vectors(extension, num_clients, state, ids):
-  """Each client's row of `extension.own_vectors`, float32[d]; d is 0 if clients get nothing of their own."""
+  """Each client's row of `extension.own_vectors`, float32[d]."""
 
   @tff.tensorflow.computation(state.type_signature.member)
   def table_of(work):
-    table = extension.own_vectors(work['memory'])
-    return tf.zeros([num_clients, 0]) if table is None else table
+    return extension.own_vectors(work['memory'])
 
   @tff.tensorflow.computation(ids.type_signature.member)
   def key_of(weight):

@@ -45,6 +45,17 @@ def leaving_clients(computation: tff.Computation) -> list[tuple[str, tff.Type]]:
   return found
 
 
+def tensors(type_spec: tff.Type, path: str = '') -> list[tuple[str, tff.TensorType]]:
+  """The tensors of a client's value, each with the names that lead to it: `report.kept`, or '' without a name."""
+  if not isinstance(type_spec, tff.StructType):
+    return [(path, type_spec)]
+  return [
+    found
+    for name, part in tff.structure.iter_elements(type_spec)
+    for found in tensors(part, '.'.join(filter(None, [path, name])))
+  ]
+
+
 def _is_at_server(type_spec: tff.Type) -> bool:
   return isinstance(type_spec, tff.FederatedType) and type_spec.placement is tff.SERVER
 

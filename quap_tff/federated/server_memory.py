@@ -45,8 +45,14 @@ class ServerMemory:
     return extensions.Cohort(reports['client_id'], reports, learning_rate)
 
   def collected(self, weights: tff.Value) -> tff.Value:
-    """The reports of all clients, at the server."""
-    return aggregation.federated_collect(weights, aggregation.collected_type(weights.type_signature.member))
+    """The ids and reports of all clients, at the server. The mechanism's own part of a weight stays at the client."""
+
+    @tff.tensorflow.computation(weights.type_signature.member)
+    def asked_for(weight):
+      return collections.OrderedDict(client_id=weight['client_id'], **weight['report'])
+
+    reports = tff.federated_map(asked_for, weights)
+    return aggregation.federated_collect(reports, aggregation.collected_type(reports.type_signature.member))
 
   def scaled(self, state: tff.Value, updates: tff.Value, weights: tff.Value, reports: tff.Value) -> tff.Value:
     """The clients' updates times `extension.scales`, which follow from the reports of all."""

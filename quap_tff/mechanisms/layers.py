@@ -135,15 +135,20 @@ class ModelShape(NamedTuple):
 
   Attributes:
     layers: Its layers.
-    sizes: Number of entries of each trainable tensor, in the order of the layers' indices.
+    shapes: The shape of each trainable tensor, in the order of the layers' indices.
   """
 
   layers: tuple[Layer, ...]
-  sizes: tuple[int, ...]
+  shapes: tuple[tuple[int, ...], ...]
+
+  @property
+  def sizes(self) -> tuple[int, ...]:
+    """The number of entries of each tensor."""
+    return tuple(map(math.prod, self.shapes))
 
 
 def of_model(model_fn: Callable[[], Any]) -> ModelShape:
   """The shape of the model that `model_fn` makes."""
   with tf.Graph().as_default():
     variables = model_fn().trainable_variables
-    return ModelShape(from_variables(variables), tuple(math.prod(v.shape) for v in variables))
+    return ModelShape(from_variables(variables), tuple(tuple(v.shape) for v in variables))

@@ -109,8 +109,6 @@ class Method(abc.ABC):
     auxiliary_share: How many examples of people who are not clients the server has, see `data.load`.
     interpretation: Says that a system is not specified, and that this is our own reading of it, in a sentence; '' if
       there is nothing to say. A plan that says so itself needs no such sentence.
-    earlier: Parameters that older runs did not have, with the values that they ran with. run.json of a newer run names
-      them under `resolved`.
   """
 
   withholds_client_metrics: ClassVar[bool] = False
@@ -118,7 +116,6 @@ class Method(abc.ABC):
   plans_averaging: ClassVar[bool] = False
   divides_by_planned_cohort: ClassVar[bool] = False
   interpretation: ClassVar[str] = ''
-  earlier: ClassVar[Mapping[str, Any]] = {}
   # Where a method has no such field.
   server_optimizer: ClassVar[Any] = optimizers.Sgd()
   sparsity: ClassVar[sparsities.Sparsity] = sparsities.NotSparse()

@@ -5,7 +5,6 @@ from quap_tff.common import lazy
 __getattr__, __dir__ = lazy.exports(
   __name__,
   {
-    'certificates': ['About', 'write_certificate'],
     'certified': ['CertifiedPlan'],
     'lee_kifer': ['LeeKiferPlan'],
     'plan': ['Plan'],

@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-import math
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import numpy as np
 
 from quap_tff import accounting
-from quap_tff.accounting import certificate
 from quap_tff.accounting import protection as protections
 from quap_tff.common import checks
+from quap_tff.common import lazy
 from quap_tff.mechanisms import certified_config as configs
-from quap_tff.mechanisms import held_noise
 from quap_tff.mechanisms import planning
 from quap_tff.mechanisms import postprocessing
 from quap_tff.mechanisms import slack as slacks
 from quap_tff.plans import plan
 
-# Relative, between weights in TensorFlow's arithmetic and in NumPy's: some units in the last place of float32.
-_SAME_WEIGHT = 1e-5
+leaving_clients = lazy.module('quap_tff.federated.leaving_clients')
 
-_CLIPPING = {
-  False: "A client's part of each sum is clipped to its weight times a fixed norm.",
-  True: "A client's part of each sum is clipped to its weight times a norm that follows a quantile of the updates' "
-  'norms, known from noised counts alone.',
-}
-_SPLIT = {True: 'All layers are clipped by their joint norm.', False: 'Each layer is clipped by a norm of its own.'}
+# What clients may tell a server that is not trusted: who takes part is known.
+_PUBLIC = frozenset({'client_id'})
+# The server sees nothing but the sum of what these take.
+_SECURE_SUMS = frozenset({'federated_secure_sum', 'federated_secure_sum_bitwidth', 'federated_secure_modular_sum'})
 
 
 class CertifiedPlan(plan.Plan):
@@ -35,6 +30,13 @@ class CertifiedPlan(plan.Plan):
 
   With `trust='secure_sum'`, each client draws its noise from a key of its own, four numbers of 64 random bits. One
   client's data are then `<client_id=int64*, noise_key=int64*, examples=D*>`.
+
+  Attributes:
+    schedule: int64[M_t] for each planned round.
+    averaging: The average of the iterates that is published.
+    colluders: The argument.
+    leaving: What leaves clients in a round, as (intrinsic, name, type) for each tensor, read off the process that
+      `build_process` made; None before.
 
   The account assumes that who comes is known. Noise that is calibrated on the cohorts depends on them, so sampling
   amplifies nothing. A run that ends early is bounded by what the filter lets each client spend.
@@ -86,7 +88,8 @@ class CertifiedPlan(plan.Plan):
         f'{" and ".join(self.extension.exact_releases)}: no certificate would hold.'
       )
     self.averaging = planned.averaging
-    self._attendance = self.schedule if attendance is None and not config.holds_noise else attendance
+    self.leaving: Optional[tuple[tuple[str, str, str], ...]] = None
+    self.attendance = self.schedule if attendance is None and not config.holds_noise else attendance
     self.colluders = tuple(checks.integer('colluders', k, at_least=1) for k in colluders)
     if self.colluders and not config.holds_noise:
       raise ValueError('Colluders are clients that hold noise: give them with trust="secure_sum" only.')
@@ -101,23 +104,39 @@ class CertifiedPlan(plan.Plan):
         'colluders out.'
       )
 
+  def build_process(
+    self,
+    model_fn: Callable[[], Any],
+    client_optimizer: Any = None,
+    server_optimizer: Any = None,
+    client_work: Any = None,
+    around: Optional[Callable[[Any], Any]] = None,
+  ) -> Any:
+    """See `Plan.build_process`. What leaves clients is read off the process, and kept in `leaving`.
+
+    Raises:
+      ValueError: If the server is not trusted, and would get anything but secure sums and public values.
+    """
+    process = super().build_process(model_fn, client_optimizer, server_optimizer, client_work, around)
+    if around is None:
+      self.leaving = tuple(
+        (uri, name, tensor.compact_representation())
+        for uri, value in leaving_clients.leaving_clients(process.next)
+        for name, tensor in leaving_clients.tensors(value)
+      )
+      check_leaving(self.leaving, self)
+    return process
+
   @property
   def expected(self) -> list[np.ndarray]:
     """int64[M_t], the clients of each planned round, as far as this is known: those who come, or those drawn."""
-    return list(self.schedule if self._attendance is None else self._attendance)
+    return list(self.schedule if self.attendance is None else self.attendance)
 
-  def _comes(self, index: int, clients: np.ndarray) -> bool:
-    """Whether these may be the clients of a round."""
-    if self._attendance is None:
-      return bool(np.isin(clients, self.schedule[index]).all())
-    return np.array_equal(np.sort(clients), np.sort(self._attendance[index]))
-
-  def _cohorts_of(self, ledger: accounting.RunLedger) -> list[np.ndarray]:
-    """The cohort of each round of a ledger, in the plan's order where that is known."""
-    if self._attendance is not None:
-      return list(self._attendance[: ledger.num_rounds])
-    state = ledger.state_dict()
-    return np.split(state['clients'].astype(np.int64), state['offsets'][1:-1]) if ledger.num_rounds else []
+  def comes(self, round_num: int, clients: np.ndarray) -> bool:
+    """Whether these, int64[M], may be the clients of a round, from 1."""
+    if self.attendance is None:
+      return bool(np.isin(clients, self.schedule[round_num - 1]).all())
+    return np.array_equal(np.sort(clients), np.sort(self.attendance[round_num - 1]))
 
   @property
   def slack(self) -> slacks.Slack:
@@ -130,119 +149,30 @@ class CertifiedPlan(plan.Plan):
     covered = protections.EVERY_LAYER
     if self.model is not None:
       covered = f'Noise covers every layer: all {sum(self.model.sizes):,} trained weights.'
-    return protections.of_noise(covered, (), self.config.noise_seed is not None, self._exact_logs)
+    return protections.of_noise(covered, (), self.config.noise_seed is not None, self.exact_logs)
 
   def _bound(self, ledger, cohorts):
     limits = np.broadcast_to(np.sqrt(self.config.prices.limit), [self.num_clients])
     return self._formal(accounting.of_limits(limits, self.delta))
 
-  def rounds_of(self, ledger: accounting.RunLedger) -> list[planning.PlannedRound]:
-    """What each round of a ledger must have given, after the weights that the ledger has for the rounds before it."""
-    state, kept, cohorts = ledger.state_dict(), [], self._cohorts_of(ledger)
-    for index, planned in enumerate(cohorts):
-      entries = slice(state['offsets'][index], state['offsets'][index + 1])
-      clients, weights = state['clients'][entries], None
-      if np.array_equal(np.sort(clients), np.sort(planned)):
-        weights = np.empty(len(planned))
-        weights[_places(planned, clients)] = state['weights'][entries]
-      kept.append(weights)
-    return planning.planned_rounds(self.config, cohorts, kept)
 
-  def ledger_problems(self, ledger: accounting.RunLedger) -> list[str]:
-    """Where a ledger differs from that of a run of this plan over its schedule, a sentence each.
+def check_leaving(leaving: Sequence[Sequence[str]], plan: CertifiedPlan) -> None:
+  """Raises `ValueError` if a server that is not trusted gets anything but secure sums and public values.
 
-    A run may have stopped early, but each of its rounds must have the planned cohort, the weights that follow from the
-    cohorts, and the planned noise.
-    """
-    config, state = self.config, ledger.state_dict()
-    expected = self.new_ledger().state_dict()
-    found = [
-      f"The ledger's {name} is not that of the flags."
-      for name in ('num_clients', 'delta', 'fingerprint', 'gains', 'decays')
-      if not np.array_equal(state[name], expected[name])
-    ]
-    rounds = ledger.num_rounds
-    if found:
-      return found
-    if rounds > len(self.schedule):
-      return [f'The ledger has {rounds} rounds, and the flags plan {len(self.schedule)}.']
-    planned, cohorts = self.rounds_of(ledger), self._cohorts_of(ledger)
-    for index in range(rounds):
-      entries = slice(state['offsets'][index], state['offsets'][index + 1])
-      number = index + 1
-      if not self._comes(index, state['clients'][entries]):
-        found.append(f'Round {number} of the ledger has other clients than the flags plan.')
-        continue
-      places = _places(cohorts[index], state['clients'][entries])
-      if not np.allclose(state['weights'][entries], planned[index].weights[places], rtol=_SAME_WEIGHT, atol=0):
-        found.append(f'Round {number} of the ledger has other weights than follow from the cohorts.')
-      for name, value in (
-        ('noise_multipliers', config.noise_multiplier),
-        ('count_noise_multipliers', config.clip.count_noise_multiplier),
-      ):
-        if not _close(state[name][index], value):
-          found.append(f'Round {number} of the ledger has {name} {state[name][index]:g}, the flags give {value:g}.')
-      if not config.counts_norms and not _close(
-        state['clipping_norms'][index], float(np.float32(config.clip.initial_norm))
-      ):
-        found.append(
-          f'Round {number} of the ledger has the clipping norm {state["clipping_norms"][index]:g}, the flags give '
-          f'{config.clip.initial_norm:g}.'
-        )
-    return found
-
-  def facts(
-    self, *, algorithm: str, tuning: str, test_set: str, tests: int, public_data: str, post_processing: str
-  ) -> certificate.Facts:
-    """What a certificate of such a run says beyond the ledger. The model's shape must be known.
-
-    Args:
-      algorithm: The spec of the method.
-      tuning: How the constants of the run were chosen, a sentence.
-      test_set: Whose examples the test set holds, a sentence.
-      tests: How often loss and accuracy on the test set were released.
-      public_data: Which other data the features were learned from, in sentences; '' for none.
-      post_processing: What is done to the noised weights before they are published, in sentences.
-    """
-    if self.model is None:
-      raise ValueError('A certificate says how many weights were trained. Build the process first, or give model.')
-    trained = sum(self.model.sizes)
-    return certificate.Facts(
-      algorithm=algorithm,
-      epsilon=self.config.epsilon,
-      delta=self.config.delta,
-      planned_rounds=len(self.schedule),
-      noised_weights=trained,
-      trained_weights=trained,
-      clipping=f'{_CLIPPING[self.config.counts_norms]} {_SPLIT[self.config.clip_split == "joint"]}',
-      tuning=tuning,
-      test_set=test_set,
-      tests=tests,
-      public_data=public_data,
-      post_processing=post_processing,
-      fixed_noise_seed=self.config.noise_seed is not None,
-      exact_metrics=self._exact_logs,
-      own_epsilon=self.config.own_epsilon or (),
-      slack=self.slack,
-      trust=self.config.trust,
-      colluders=self._against_colluders(),
+  Args:
+    leaving: (intrinsic, name, type) of each tensor that leaves clients, see `CertifiedPlan.leaving`.
+    plan: The plan.
+  """
+  if not all(len(one) == 3 and all(isinstance(text, str) for text in one) for one in leaving):
+    raise ValueError(f'Each value that leaves clients must have an intrinsic, a name and a type, found {leaving!r}.')
+  others = [
+    f'{name or "values without a name"} ({kind}, by {by})'
+    for by, name, kind in leaving
+    if by not in _SECURE_SUMS and name not in _PUBLIC
+  ]
+  if plan.holds_noise and others:
+    whom = 'the process' if plan.extension is None else type(plan.extension).__name__
+    raise ValueError(
+      f'Without trust in the server, nothing leaves a client but secure sums and public values. Here {whom} asks for '
+      f'{" and ".join(others)}. Use trust=server, or a method that asks for nothing more, such as fedvarp or safari.'
     )
-
-  def _against_colluders(self) -> tuple[tuple[int, float], ...]:
-    """(k, the largest μ against the server and any k others), over all planned rounds: a run may end before them."""
-    if not self.colluders:
-      return ()
-    account = held_noise.opened(self.num_clients, self.config.noise_multiplier, self.config.correlation.decay)
-    for ids, planned in zip(self.expected, planning.planned_rounds(self.config, self.expected)):
-      sends = planned.weights > 0
-      account = account.after(np.asarray(ids)[sends], planned.weights[sends].astype(np.float64))
-    return tuple((count, float(held_noise.mu_against_any(account, count).max())) for count in self.colluders)
-
-
-def _places(planned: np.ndarray, clients: np.ndarray) -> np.ndarray:
-  """Where each of a round's clients is in the planned cohort, which has the same ids in another order."""
-  return np.argsort(planned)[np.argsort(np.argsort(clients))]
-
-
-def _close(found: float, expected: float) -> bool:
-  return found == expected or math.isclose(found, expected, rel_tol=1e-9)

@@ -87,7 +87,7 @@ class LeeKiferPlan(plan.Plan):
 
   def _of_mechanism(self):
     seeded = self.config.noise_seed is not None
-    return protections.of_noise(protections.EVERY_LAYER, (), seeded, self._exact_logs)
+    return protections.of_noise(protections.EVERY_LAYER, (), seeded, self.exact_logs)
 
   def _server_parts(self, model_fn, client_optimizer, server_optimizer, client_work):
     # The steps are chosen by the losses, so the server's optimizer has nothing to choose.

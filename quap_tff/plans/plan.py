@@ -50,7 +50,7 @@ class Plan:
 
   Attributes:
     mechanism: The mechanism of its rounds.
-    client_metrics, test_is_of_clients, extension, sparsity: The arguments.
+    client_metrics, test_is_of_clients, extension, sparsity, sparsity_seed: The arguments.
     averaging: The average of the iterates that is published, if the noise was chosen for one; else None.
     is_certified: Whether a run can end with a certificate.
     is_saved_before_release: Whether each round must be saved in a checkpoint before anything of it is released. A round
@@ -120,7 +120,7 @@ class Plan:
     self.mechanism = sparsities.Sparse(mechanism, sparsity, sparsity_seed) if sparsity.is_sparse else mechanism
     self.client_metrics, self.test_is_of_clients = client_metrics, test_is_of_clients
     self.sparsity, self.extension = sparsity, extension
-    self._draw, self._model, self._sparsity_seed = draw, model, sparsity_seed
+    self._draw, self._model, self.sparsity_seed = draw, model, sparsity_seed
 
   @property
   def config(self) -> Any:
@@ -208,10 +208,10 @@ class Plan:
   def _of_mechanism(self):
     """The statement about the mechanism alone."""
     exact_uses = self.extension.exact_releases if self.extension is not None else ()
-    return accounting.describe_protection(self.config, self.model, self._exact_logs, exact_uses)
+    return accounting.describe_protection(self.config, self.model, self.exact_logs, exact_uses)
 
   @property
-  def _exact_logs(self):
+  def exact_logs(self) -> tuple[str, ...]:
     """Which exact functions of clients' data are released with the model, a clause each."""
     return (
       *([protections.TRAINING_METRICS] if self.client_metrics else []),

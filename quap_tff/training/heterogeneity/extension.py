@@ -100,6 +100,11 @@ class Extension(checks.Checked, abc.ABC):
     """Whether clients' data must have `absent`, the ids of the clients that were drawn and did not come."""
     return type(self).scales is not Extension.scales
 
+  @property
+  def has_own_vectors(self) -> bool:
+    """Whether each client gets a vector of its own, see `own_vectors`."""
+    return type(self).own_vectors is not Extension.own_vectors
+
   def memory_bytes(self, num_clients: int, num_weights: int) -> int:
     """The size of the memory for all clients, in bytes."""
     del num_clients, num_weights
@@ -124,10 +129,9 @@ class Extension(checks.Checked, abc.ABC):
     del memory
     return collections.OrderedDict()
 
-  def own_vectors(self, memory: Any) -> Optional[Any]:
-    """float32[N, d], whose row i client i gets; None if clients get nothing of their own."""
-    del memory
-    return None
+  def own_vectors(self, memory: Any) -> Any:
+    """float32[N, d], whose row i client i gets. By default, clients get nothing of their own."""
+    raise NotImplementedError
 
   def correction(self, message: Any, own: Any, steps: Any) -> Optional[Tensors]:
     """The tensors to add to the gradient of each local step, a flat list; None for nothing.
@@ -145,7 +149,10 @@ class Extension(checks.Checked, abc.ABC):
     return local.update
 
   def report(self, message: Any, own: Any, local: Local) -> collections.OrderedDict[str, Any]:
-    """Tensors by name that the server gets from the client, or that the simulation keeps for the client."""
+    """Tensors by name that the server gets from the client, or that the simulation keeps for the client.
+
+    Either way they leave the client, so a run without a trusted server takes no extension that asks for any.
+    """
     del message, own, local
     return collections.OrderedDict()
 

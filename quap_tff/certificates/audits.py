@@ -4,27 +4,56 @@ An audit makes one or two tests of one claim: the canaries, and the distinguishi
 refute the claim. So that all of it errs as seldom as its confidence says, each test gets an equal part of the error.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import math
 import os
 from typing import Any, NamedTuple, Optional
 
-from quap_tff.accounting import certificate as certificates
-from quap_tff.accounting import certificate_folder
 from quap_tff.auditing import lower_bounds
+from quap_tff.certificates import about as abouts
+from quap_tff.certificates import certificate as certificates
+from quap_tff.certificates import folder_files
+from quap_tff.certificates.folder import AUDIT
+from quap_tff.certificates.folder import AUDIT_SIGNATURE
 from quap_tff.common import files
 from quap_tff.common import rounding
 
-AUDIT, SIGNATURE = certificate_folder.AUDIT, certificate_folder.AUDIT_SIGNATURE
 _CLOSE = 1e-9
-# The version of certificates since which the tests of their audits share one confidence.
-_SINCE_VERSION = 4
+_BOUNDS = frozenset(
+  [
+    *lower_bounds.Guesses._fields,
+    *('true_positive_rate_at_least', 'false_positive_rate_at_most', 'mu_lower_bound', 'epsilon_lower_bound'),
+    'epsilon_lower_bound_if_trials_are_independent',
+  ]
+)
+_KEYS = _BOUNDS | frozenset(
+  'certificate_sha256 sha256 assumptions claimed_epsilon claim delta claimed_mu canaries canary_clients threshold '
+  'is_gaussian inserted_mean unseen_mean unseen_stddev confidence tests repeats part algorithm dataset game seconds '
+  'refuted'.split()
+)
+_GAME_KEYS = _BOUNDS | {'claimed_mu', 'draws', 'mu_estimate'}
 # The assumptions of the figures in audit.json; kept there, so that nobody reads more into them.
 _ASSUMPTIONS = {
   'epsilon_lower_bound': 'Gaussian noise that is independent in orthogonal directions',
   'epsilon_lower_bound_if_trials_are_independent': 'independent trials. No noise is assumed, but nothing '
   'guarantees independence without assuming a noise: the canaries of one run share the run',
 }
+
+
+class Audit(NamedTuple):
+  """An audit of a certificate.
+
+  Attributes:
+    problems: Its problems, a sentence each.
+    refutes: Whether it refutes the claim of the certificate.
+    verdict: The measured bounds and the claim, in sentences.
+    rows: (what, figure) for a table.
+  """
+
+  problems: list[str]
+  refutes: bool = False
+  verdict: str = ''
+  rows: Sequence[Sequence[str]] = ()
 
 
 class _Test(NamedTuple):
@@ -56,9 +85,29 @@ def write(path: str, record: Mapping[str, Any]) -> None:
   files.write_json(os.path.join(path, AUDIT), record)
 
 
+def read(path: str, certificate: Mapping[str, Any]) -> Optional[Audit]:
+  """The audit in a folder with this certificate, or None if there is none.
+
+  Raises:
+    FolderError: If its file cannot be read.
+  """
+  if not os.path.lexists(os.path.join(path, AUDIT)):
+    is_signed = os.path.lexists(os.path.join(path, AUDIT_SIGNATURE))
+    return Audit([f'{AUDIT_SIGNATURE} is the signature of an audit that is not there.']) if is_signed else None
+  record = folder_files.read_json(path, AUDIT)
+  found = problems(record, certificate)
+  return Audit(found) if found else Audit([], refutes(record), verdict(record), rows(record))
+
+
 def problems(record: Any, certificate: Mapping[str, Any]) -> list[str]:
   """The faults of a record, a sentence each: of another certificate, changed, or with wrong arithmetic."""
   try:
+    for keys, part in ((_KEYS, record), *([(_GAME_KEYS, record['game'])] if record.get('game') is not None else [])):
+      if set(part) != keys:
+        return [f'{AUDIT} is not an audit: it must have {sorted(keys)}, found {sorted(part)}.']
+    abouts.check_text(AUDIT, record)
+    if record['assumptions'] != _ASSUMPTIONS:
+      return [f'{AUDIT} states other assumptions than those of an audit.']
     own = certificates.digest({name: value for name, value in record.items() if name != 'sha256'})
     found = []
     if record['sha256'] != own:
@@ -67,7 +116,7 @@ def problems(record: Any, certificate: Mapping[str, Any]) -> list[str]:
       found.append(f'{AUDIT} is the audit of another certificate, {record["certificate_sha256"]!r}.')
     found += _claim_problems(record, certificate.get('guarantee', {}))
     verdict(record)
-    return found + (_bound_problems(record) if certificate['version'] >= _SINCE_VERSION else [])
+    return found + _bound_problems(record)
   except (KeyError, TypeError, ValueError, AttributeError) as error:
     return [f'{AUDIT} is damaged: {type(error).__name__}: {error}']
 

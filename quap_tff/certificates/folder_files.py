@@ -69,7 +69,10 @@ def entries(path: str, without: str = '') -> Entries:
       found.empty.append(relative)
     for name in names:
       whole, place = os.path.join(folder, name), os.path.join(relative, name)
-      mode = os.lstat(whole).st_mode
+      try:
+        mode = os.lstat(whole).st_mode
+      except FileNotFoundError:  # Another program's temporary file, which is gone by now.
+        continue
       if stat.S_ISREG(mode):
         found.files.append(place)
       elif not stat.S_ISDIR(mode):
@@ -146,6 +149,13 @@ def _without_repetition(pairs):
   if len(value) != len(pairs):
     raise ValueError('a key appears twice')
   return value
+
+
+def read_text(path: str, name: str) -> str:
+  """A text file in the folder, with its line ends as they are. Raises `FolderError` if it is missing or no UTF-8."""
+  whole = check_regular(path, name)
+  with _damage(name, (), 'cannot be read'), open(whole, encoding='utf-8', newline='') as f:
+    return f.read()
 
 
 def read_rows(path: str, name: str) -> list[dict[str, str]]:

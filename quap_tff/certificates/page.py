@@ -6,17 +6,16 @@ Verification renders the page again and compares the bytes, so a change here is 
 from collections.abc import Mapping, Sequence
 import functools
 import html
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
+from quap_tff.certificates import sentences
+from quap_tff.certificates.audits import Audit
 from quap_tff.common import lazy
 from quap_tff.common import rounding
 from quap_tff.common import wide
 
 jinja2 = lazy.module('jinja2')
 markupsafe = lazy.module('markupsafe')
-
-# Files of library code. They hold the facts that a run of experiments.train has in its flags.
-MECHANISM, SCHEDULE = 'mechanism.json', 'schedule.npz'
 
 _TEMPLATE = """\
 {% macro table(rows, header=(), numbers=(), code=()) %}
@@ -61,6 +60,8 @@ figure { margin: 0; } svg { width: 100%; max-width: 32rem; height: auto; } figca
 <body>
 <h1>Privacy certificate</h1>
 <p class="statement">{{ certificate.statement }}</p>
+<h2>What the issuer states</h2>
+<p>Nothing in the folder shows whether this is true.</p>
 {{ table(about) -}}
 <h2>What clients have spent</h2>
 <figure>
@@ -90,6 +91,10 @@ relation.</p>
 {{ table(relations, ('neighbours', 'unit', 'ε'), numbers=(2,)) -}}
 <h2>What was released</h2>
 {{ table(releases, ('release', 'rounds', 'share of the largest μ²', 'why it may be released'), numbers=(1, 2)) -}}
+<h2>What leaves clients</h2>
+<p>Read off the computation that ran, for each round. The server sees what these intrinsics of TensorFlow Federated \
+give it.</p>
+{{ table(leaves, ('value', 'type for one client', 'by'), code=(1, 2)) -}}
 <h2>What was withheld</h2>
 {{ list(certificate.withheld) -}}
 <h2>What the guarantee assumes</h2>
@@ -108,12 +113,11 @@ other client&#x27;s data, and makes some decision. With the client&#x27;s data, 
 most e^ε times its probability without them, plus δ. Smaller values mean more privacy. The bound holds for every \
 client. What each client has spent is in clients.csv.</p>
 <h2>How to verify it</h2>
-<p><code>python -m {{ 'quap_tff' if is_of_library else 'experiments' }}.verify DIR</code></p>
-<p>Verification computes cohorts, weights and noise again from \
-{{ MECHANISM ~ ' and ' ~ SCHEDULE if is_of_library else 'the flags' }}, and every figure on this page from ledger.npz. \
-It compares the digests below with the files. Digests reveal mistakes, and changes to some of the files. Only a \
-signature (certificate.sig) says who made the folder. Without one, verification cannot tell if someone has made the \
-whole folder anew. In either case, verification proves nothing about what the program did.</p>
+<p><code>python -m quap_tff.verify DIR</code></p>
+<p>Verification computes each client&#x27;s weights again from mechanism.json and schedule.npz, and every figure on \
+this page from ledger.npz. It compares the digests below with the files. Digests reveal mistakes, and changes to some \
+of the files. Only a signature (certificate.sig) says who made the folder. Without one, verification cannot tell if \
+someone has made the whole folder anew. In either case, verification proves nothing about what the program did.</p>
 {{ table(digests, code=(1,)) -}}
 </body>
 </html>
@@ -124,25 +128,8 @@ _READING = (
   'The run ended before its plan. The figures that follow in this table, and the histogram, are what the '
   'account said at that moment. They are not a guarantee, because the moment may depend on what was released.',
 )
-_TRUST = {'server': 'the server sees updates', 'secure_sum': 'the server sees secure sums alone'}
 # The units of the histogram are nearly a narrow screen's pixels. The template holds the rest of the drawing.
 _LEFT, _WIDTH, _BOTTOM, _HEIGHT = 28, 316, 216, 146
-
-
-class Audit(NamedTuple):
-  """An audit of a certificate.
-
-  Attributes:
-    problems: Its problems, a sentence each.
-    refutes: Whether it refutes the claim of the certificate.
-    verdict: The measured bounds and the claim, in sentences.
-    rows: (what, figure) for a table.
-  """
-
-  problems: Sequence[str]
-  refutes: bool
-  verdict: str
-  rows: Sequence[Sequence[str]]
 
 
 def render(certificate: Mapping[str, Any], audit: Optional[Audit] = None) -> str:
@@ -152,15 +139,12 @@ def render(certificate: Mapping[str, Any], audit: Optional[Audit] = None) -> str
     certificate: The certificate.
     audit: An audit without problems. None if there was no audit.
   """
-  provenance, edges = certificate['provenance'], certificate['achieved']['epsilon_histogram']['edges']
+  edges = certificate['achieved']['epsilon_histogram']['edges']
   return _template().render(
     certificate=certificate,
     audit=audit,
     frame_css=markupsafe.Markup(wide.CSS),
-    is_reading=certificate['achieved'].get('is_reading', False),
-    is_of_library=MECHANISM in provenance['files_sha256'],
-    MECHANISM=MECHANISM,
-    SCHEDULE=SCHEDULE,
+    is_reading=certificate['achieved']['is_reading'],
     about=_about(certificate),
     bars=_bars(**certificate['achieved']['epsilon_histogram']),
     ticks=[(f'{_across(edge, edges):.1f}', f'{edge:.3g}') for edge in edges[::5]],
@@ -171,6 +155,7 @@ def render(certificate: Mapping[str, Any], audit: Optional[Audit] = None) -> str
       (release['what'], f'{release["rounds"]:,}', f'{release["share_of_worst_client"]:.1%}', release['how'])
       for release in certificate['releases']
     ],
+    leaves=[(one['value'] or 'without a name', one['type'], one['by']) for one in certificate['leaves_clients']],
     digests=_digests(certificate),
   )
 
@@ -191,19 +176,21 @@ def _template() -> Any:
 
 
 def _about(certificate) -> list[tuple[str, str]]:
-  run = certificate['provenance']['run']
-  accuracy = run['test_accuracy']
+  issuer = certificate['issuer']
+  accuracy, features = issuer['test_accuracy'], issuer['features']
+  dataset = issuer['dataset'] if features == 'none' else f'{issuer["dataset"]}, features {features}'
+  quoted = (('Dataset', dataset), ('Model', issuer['model']), ('Method', issuer['algorithm']))
   return [
-    ('Dataset', run['dataset'] if run['features'] == 'none' else f'{run["dataset"]}, features {run["features"]}'),
-    ('Model', run['model']),
-    ('Test accuracy', f'{accuracy:.2%}' if isinstance(accuracy, float) else 'not known'),
-    ('Method', certificate['facts']['algorithm']),
-    ('Date', f'{run["date"]}'),
+    *((name, f'“{text}”') for name, text in quoted),
+    ('Test accuracy', f'{accuracy:.2%}' if accuracy is not None else 'not stated'),
+    ('Tests', f'{issuer["tests"]:,}'),
+    ('Date', issuer['date']),
+    *([('Commitment to the clients’ data (salted)', issuer['data_commitment'])] if issuer['data_commitment'] else []),
   ]
 
 
 def _figures(certificate) -> list[tuple[str, str]]:
-  guarantee, achieved, provenance = (certificate[name] for name in ('guarantee', 'achieved', 'provenance'))
+  guarantee, achieved, facts = (certificate[name] for name in ('guarantee', 'achieved', 'facts'))
   quantiles = ', '.join(f'{float(q):.0%}: {rounding.up(value)}' for q, value in achieved['epsilon_quantiles'].items())
   bound, delta, mu = rounding.up(guarantee['epsilon'], 15), rounding.up(guarantee['delta'], 15), guarantee['mu']
   most = f'ε = {rounding.up(achieved["epsilon_max"], 6)} (μ = {rounding.up(achieved["mu_max"], 6)})'
@@ -213,13 +200,12 @@ def _figures(certificate) -> list[tuple[str, str]]:
       ('Own bound', f'ε = {rounding.up(own["epsilon"], 15)} for {own["clients"]:,} clients')
       for own in guarantee['own_bounds']
     ),
-    # Earlier versions have neither.
-    *([('Trust', _TRUST[guarantee['trust']])] if 'trust' in guarantee else []),
+    ('Trust', sentences.trust(guarantee['trust'])),
     *(
       (f'Colluders: {one["clients"]:,}', f'ε = {rounding.up(one["epsilon"], 6)}, whichever other clients they are')
-      for one in guarantee.get('colluders', ())
+      for one in guarantee['colluders']
     ),
-    *([_READING] if achieved.get('is_reading', False) else []),
+    *([_READING] if achieved['is_reading'] else []),
     ('Largest spent', most),
     ('Mean over clients', f'ε = {rounding.up(achieved["epsilon_mean"], 6)}'),
     ('Quantiles over clients', f'ε = {quantiles}'),
@@ -227,24 +213,20 @@ def _figures(certificate) -> list[tuple[str, str]]:
     ('Weight 0 in a round', f'{achieved["clients_with_a_weight_of_0"]:,} clients, which added nothing there'),
     ('Rounds', f'{achieved["rounds"]:,} of {achieved["planned_rounds"]:,} planned'),
     *((name.capitalize(), guarantee[name]) for name in ('unit', 'neighbours', 'accountant', 'amplification')),
-    ('Noise multiplier', rounding.down(provenance['noise_multiplier'], 6)),
-    ('Divisor', f'{provenance["divisor"]:.6g}'),
+    ('Noise multiplier', rounding.down(facts['noise_multiplier'], 6)),
+    ('Divisor', f'{facts["divisor"]:.6g}'),
   ]
 
 
 def _digests(certificate) -> list[tuple[str, str]]:
-  program = lambda code: f'quap_tff {code["quap_tff"]}, source {code["source_sha256"]}' if code else 'not recorded'
+  program = lambda code: f'quap_tff {code["quap_tff"]}, source {code["source_sha256"]}'
   provenance = certificate['provenance']
-  commitment = provenance['data_commitment']
   return [
-    ('Program that issued it', program(provenance['code'])),
+    (f'Program that wrote it ({provenance["made_by"]})', program(provenance['code'])),
     *(
       (f'Program of rounds {one["first_round"]:,} to {one["last_round"]:,}', program(one['code']))
-      for one in provenance.get('stretches', ())
+      for one in certificate['issuer']['stretches']
     ),
-    ('Configuration', provenance['config_sha256']),
-    ('Planned cohorts', provenance['schedule_sha256']),
-    *([("Commitment to the clients' data (salted)", commitment)] if commitment is not None else ()),
     *provenance['files_sha256'].items(),
     ('This certificate', certificate['sha256']),
   ]

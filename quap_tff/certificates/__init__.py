@@ -1,0 +1,15 @@
+"""Certificates of certified runs, in folders that anybody can check.
+
+    quap_tff.certificates.write(folder, plan, ledger, model, about)     a new folder, with its certificate
+    quap_tff.certificates.issue(folder)                                 the certificate of the files in a folder
+    quap_tff.certificates.verify(folder)                                makes it again, and compares
+
+The files say what was computed and who took part; the certificate says what this guarantees. docs/privacy.md has the
+theorem. Nothing here imports TensorFlow.
+"""
+
+from quap_tff.common import lazy
+
+__getattr__, __dir__ = lazy.exports(
+  __name__, {'about': ['About'], 'folder': [], 'verifying': ['Verdict', 'issue', 'verify', 'write']}
+)

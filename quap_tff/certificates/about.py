@@ -1,0 +1,118 @@
+"""What the issuer of a certificate states about a run: no file of the run shows whether it is true."""
+
+import dataclasses
+import datetime
+import math
+import numbers
+from typing import Any, Optional
+import unicodedata
+
+from quap_tff.common import checks
+
+_LONGEST = 4_000
+# Characters that are not seen, or that change the order in which others are seen: control characters, single halves of
+# surrogate pairs, separators of lines and paragraphs, and the marks of bidirectional text.
+_UNSEEN = ('Cc', 'Cs', 'Zl', 'Zp')
+_BIDIRECTIONAL = frozenset('\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069')
+# A certificate puts these around what the issuer states.
+_QUOTATION_MARKS = frozenset('“”')
+_TEXTS = ('algorithm', 'model', 'dataset', 'features', 'cohorts', 'tuning', 'test_set')
+_MAY_BE_EMPTY = ('public_data', 'post_processing', 'data_commitment')
+
+
+@dataclasses.dataclass(frozen=True)
+class About:
+  """The statements of the issuer. A certificate repeats them, in quotation marks.
+
+  Attributes:
+    dataset: Name of the dataset.
+    cohorts: Where the schedule comes from, a sentence. It must be public, and must not depend on clients' data.
+    tuning: How the constants of the run were chosen, a sentence.
+    test_set: Whose examples the test set holds, a sentence.
+    tests: How often loss and accuracy on the test set were released: an integer from 0 to the number of rounds.
+    test_accuracy: In [0, 1]; None if it is not published.
+    public_data: Which other data the features of the examples were made from, in sentences; '' for none.
+    post_processing: How the noised weights are changed before they are published, in sentences; '' if they are not.
+    algorithm: Name of the method.
+    model: Name of the model.
+    features: Name of the features; 'none' for the examples as they are.
+    data_commitment: A salted digest of the clients' data; '' for none.
+    date: The day of the run, as 2026-11-24; by default today.
+    stretches: Which code ran which rounds: `first_round`, `last_round`, `code` and `versions` of each stretch; () if it
+      was all the same.
+  """
+
+  dataset: str
+  cohorts: str
+  tuning: str
+  test_set: str
+  tests: int = 0
+  test_accuracy: Optional[float] = None
+  public_data: str = ''
+  post_processing: str = ''
+  algorithm: str = 'certified'
+  model: str = 'a model of its own'
+  features: str = 'none'
+  data_commitment: str = ''
+  date: str = dataclasses.field(default_factory=lambda: datetime.date.today().isoformat())
+  stretches: tuple[Any, ...] = ()
+
+  def __post_init__(self):
+    for name in (*_TEXTS, *_MAY_BE_EMPTY):
+      value = getattr(self, name)
+      if not isinstance(value, str) or not (value.strip() or name in _MAY_BE_EMPTY):
+        raise ValueError(f'{name} must be a sentence or a name, found {value!r}.')
+      check_text(name, value)
+      if len(value) > _LONGEST or not _QUOTATION_MARKS.isdisjoint(value):
+        raise ValueError(
+          f'{name} must be at most {_LONGEST:,} characters without “ and ”, which the certificate puts around it, '
+          f'found {value[:100]!r}. Use " instead.'
+        )
+    checks.integer('tests', self.tests, at_least=0)
+    if self.test_accuracy is not None:
+      checks.number('test_accuracy', self.test_accuracy, at_least=0, at_most=1)
+    try:
+      is_date = datetime.date.fromisoformat(self.date).isoformat() == self.date
+    except (TypeError, ValueError):
+      is_date = False
+    if not is_date:
+      raise ValueError(f'date must be a day, such as 2026-11-24, found {self.date!r}.')
+    object.__setattr__(self, 'stretches', tuple(map(_checked_stretch, self.stretches)))
+
+  def as_dict(self) -> dict[str, Any]:
+    """For JSON."""
+    return {**dataclasses.asdict(self), 'stretches': list(self.stretches)}
+
+
+def check_text(name: str, value: Any) -> None:
+  """Raises `ValueError` if a text, in a value of any depth, has characters that are not seen or that reorder others."""
+  if isinstance(value, str):
+    for character in value:
+      if character in _BIDIRECTIONAL or unicodedata.category(character) in _UNSEEN:
+        raise ValueError(
+          f'{name} holds the character U+{ord(character):04X}, which is not seen or changes the order of others. Leave '
+          'it out: a text must be one line of plain characters.'
+        )
+  elif isinstance(value, dict):
+    for key, part in value.items():
+      check_text(name, key)
+      check_text(name, part)
+  elif isinstance(value, (list, tuple)):
+    for part in value:
+      check_text(name, part)
+  elif isinstance(value, numbers.Real) and not math.isfinite(value):
+    raise ValueError(f'{name} holds {value}, which is not a finite number.')
+
+
+def _checked_stretch(value):
+  if not isinstance(value, dict) or set(value) != {'first_round', 'last_round', 'code', 'versions'}:
+    raise ValueError(f'A stretch must have first_round, last_round, code and versions, found {value!r}.')
+  checks.integer('first_round', value['first_round'], at_least=1)
+  checks.integer('last_round', value['last_round'], at_least=value['first_round'] - 1)
+  for name in ('code', 'versions'):
+    if not isinstance(value[name], dict) or not all(isinstance(one, str) for one in value[name].values()):
+      raise ValueError(f'{name} of a stretch must be texts by name, found {value[name]!r}.')
+  if set(value['code']) != {'quap_tff', 'source_sha256'}:
+    raise ValueError(f'code of a stretch must be quap_tff and source_sha256, found {value["code"]!r}.')
+  check_text('a stretch', value)
+  return value

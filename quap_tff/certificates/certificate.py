@@ -1,0 +1,177 @@
+"""The certificate of a run: the (ε_i, δ) that each client has spent, from its μ_i, and everything that this rests on.
+
+A certificate is a pure function of the files of its folder (`quap_tff.certificates.folder`). So to verify it, it is
+made again and compared. docs/privacy.md has the theorem, and says what a certificate does not cover.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+import hashlib
+import json
+import math
+import re
+from typing import Any
+
+import numpy as np
+
+from quap_tff import accounting
+from quap_tff.certificates import about as abouts
+from quap_tff.certificates import folder as folders
+from quap_tff.certificates import sentences
+from quap_tff.common import rounding
+from quap_tff.plans import certified
+
+# A relative tolerance: sums over rounds are rounded, here and in the filter that limits what clients spend.
+TOLERANCE = 1e-9
+
+_HISTOGRAM_BINS = 20
+_QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
+
+
+def refusals(plan: certified.CertifiedPlan, ledger: accounting.RunLedger, about: abouts.About) -> list[str]:
+  """The reasons why a run of a plan gets no certificate, a sentence each; empty if it gets one."""
+  state = ledger.state_dict()
+  occupied = np.diff(state['offsets']) > 0
+  clips = state['clipping_norms']
+  reasons = []
+  for bad, said in (
+    (state['noise_multipliers'] == 0, 'The noise multiplier is 0'),
+    (state['count_noise_multipliers'] == 0, 'The count of the private quantile has no noise'),
+    (~((clips > 0) & np.isfinite(clips)), 'There is no clipping norm'),
+  ):
+    rounds = np.flatnonzero(bad & occupied) + 1
+    if len(rounds):
+      reasons.append(f'{said} in {len(rounds)} of {ledger.num_rounds} rounds, first in round {rounds[0]}.')
+  if about.tests > ledger.num_rounds:
+    reasons.append(f'The issuer states {about.tests} tests, but the run has {ledger.num_rounds} rounds.')
+  return reasons + _overspent(sentences.Figures.of(plan, ledger, about))
+
+
+def _overspent(figures) -> list[str]:
+  config, epsilon, bounds = figures.plan.config, figures.epsilon, figures.bounds
+  # Written so that NaN counts as over.
+  over = np.flatnonzero(~(epsilon <= bounds * (1 + TOLERANCE)))
+  if not len(over):
+    return []
+  worst = int(over[np.argmax(epsilon[over] / bounds[over])])
+  return [
+    f'{len(over)} of {config.num_clients} clients have spent more than their bound at δ = '
+    f'{sentences.whole(config.delta)}. Client {worst} has spent ε = {rounding.up(epsilon[worst], 6)}, and its bound is '
+    f'{sentences.whole(bounds[worst])}.'
+  ]
+
+
+def make(content: folders.Content) -> dict[str, Any]:
+  """The certificate of a folder whose files agree (`evidence.problems`), made of values that JSON can hold.
+
+  Raises:
+    ValueError: If the run gets no certificate. The message gives every reason.
+  """
+  plan, ledger, about = content.plan, content.ledger, content.about
+  reasons = refusals(plan, ledger, about)
+  if reasons:
+    raise ValueError(f'This run cannot be certified. {" ".join(reasons)}')
+  figures = sentences.Figures.of(plan, ledger, about)
+  config, epsilon, up = plan.config, figures.epsilon, sentences.up
+  state = ledger.state_dict()
+  idle = np.unique(state['clients'][state['weights'] == 0])
+  edges = np.linspace(0, config.epsilon, _HISTOGRAM_BINS + 1)
+  counts, _ = np.histogram(np.minimum(epsilon, config.epsilon), edges)
+  certificate = {
+    'version': folders.VERSION,
+    'statement': sentences.statement(figures),
+    'guarantee': {
+      'unit': accounting.UNIT,
+      'neighbours': accounting.ZERO_OUT,
+      'epsilon': float(config.epsilon),
+      'delta': float(config.delta),
+      'mu': up(figures.largest_mu),
+      'accountant': sentences.accountant(ledger),
+      'amplification': sentences.AMPLIFICATION,
+      'trust': config.trust,
+      'colluders': sentences.against_colluders(figures),
+      # mechanism.json has each client's own bound.
+      'own_bounds': [{'epsilon': bound, 'clients': clients} for bound, clients in sentences.own_bounds(figures)],
+    },
+    'other_relations': sentences.other_relations(figures),
+    'achieved': {
+      'rounds': ledger.num_rounds,
+      'planned_rounds': figures.planned_rounds,
+      'clients': ledger.num_clients,
+      'clients_that_took_part': int(np.count_nonzero(ledger.rounds)),
+      'clients_with_a_weight_of_0': len(idle),
+      'epsilon_max': up(epsilon.max()),
+      'epsilon_mean': up(epsilon.mean()),
+      'epsilon_quantiles': {f'{q:g}': up(np.quantile(epsilon, q)) for q in _QUANTILES},
+      'epsilon_histogram': {'edges': [round(edge, 9) for edge in edges.tolist()], 'clients': counts.tolist()},
+      'mu_max': up(figures.mu.whole.max()),
+      'is_reading': figures.ended_early,
+    },
+    'releases': sentences.releases(figures),
+    'leaves_clients': [{'by': by, 'value': value, 'type': kind} for by, value, kind in content.leaving],
+    'withheld': list(sentences.WITHHELD),
+    'assumptions': sentences.assumptions(figures),
+    'facts': {
+      'trained_weights': figures.trained_weights,
+      'clipping': sentences.clipping(plan),
+      'slack': {name: up(value) for name, value in plan.slack._asdict().items()},
+      'noise_multiplier': config.noise_multiplier,
+      'divisor': config.divisor,
+      'correlation': {'gains': plan.correlation.gains.tolist(), 'decays': plan.correlation.decays.tolist()},
+    },
+    'issuer': about.as_dict(),
+    'provenance': {'made_by': content.made_by, 'code': dict(content.code), 'files_sha256': folders.digests(content)},
+  }
+  return {**certificate, 'sha256': digest(certificate)}
+
+
+def text(certificate: Mapping[str, Any]) -> str:
+  """certificate.json."""
+  return json.dumps(certificate, indent=2, ensure_ascii=False, allow_nan=False) + '\n'
+
+
+def digest(value: Any) -> str:
+  """SHA-256, in hex, of a value's canonical JSON: keys sorted, no spaces, UTF-8."""
+  canonical = json.dumps(value, sort_keys=True, separators=(',', ':'), ensure_ascii=False, allow_nan=False)
+  return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def differences(
+  found: Any, expected: Any, skipped: Collection[str] = (), tolerance: float = TOLERANCE, path: str = ''
+) -> Iterator[str]:
+  """A sentence for each place where two JSON values differ by more than rounding.
+
+  Args:
+    found: The value in a file.
+    expected: The value that it should have.
+    skipped: Places that are not compared, such as `releases.how` (in every item of a list).
+    tolerance: The relative tolerance of numbers that are not integers.
+    path: Where the values lie in the file.
+  """
+  if isinstance(found, dict) and isinstance(expected, dict):
+    for name in sorted({*found, *expected}):
+      place = f'{path}.{name}' if path else name
+      if re.sub(r'\[\d+\]', '', place) in skipped:
+        continue
+      if name not in found:
+        yield f'{place} is missing.'
+      elif name not in expected:
+        yield f'{place} does not belong there.'
+      else:
+        yield from differences(found[name], expected[name], skipped, tolerance, place)
+  elif isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
+    for k, pair in enumerate(zip(found, expected)):
+      yield from differences(*pair, skipped, tolerance, f'{path}[{k}]')
+  elif not _same(found, expected, tolerance):
+    yield f'{path}: it says {_shown(found)}, but the files give {_shown(expected)}.'
+
+
+def _same(found, expected, tolerance) -> bool:
+  if isinstance(expected, float) and type(found) in (int, float):
+    # Another version of a library may round the last bit differently.
+    return math.isclose(found, expected, rel_tol=tolerance, abs_tol=0.0)
+  return type(found) is type(expected) and found == expected
+
+
+def _shown(value) -> str:
+  shown = repr(value)
+  return shown if len(shown) <= 200 else f'{shown[:200]}…'

@@ -1,0 +1,345 @@
+"""The sentences and figures of a certificate, from a plan, its ledger and the statements of the issuer.
+
+Verification makes them again and compares them, so a change of any is a new version of certificates. Figures are
+rounded to six digits on the safe side: so any machine, with any version of the libraries, makes the same text.
+"""
+
+from collections.abc import Sequence
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from quap_tff import accounting
+from quap_tff.accounting import ledger_histories
+from quap_tff.certificates import about as abouts
+from quap_tff.common import rounding
+from quap_tff.mechanisms import held_noise
+from quap_tff.mechanisms import integer_noise
+from quap_tff.mechanisms import planning
+from quap_tff.mechanisms import slack as slacks
+from quap_tff.mechanisms import tradeoff
+from quap_tff.plans import certified
+
+AMPLIFICATION = 'none: sampling is not counted, and who takes part may be known'
+WITHHELD = (
+  'The training loss and training accuracy of clients.',
+  'The norms of updates and their quantiles, the fraction of updates that were clipped, and the number of updates '
+  'that were not finite.',
+  'The norms of the signal and of the noise.',
+  'The number of examples of each client, and the accuracy of each client.',
+  'Running times, which depend on the numbers of examples: no file of the run holds one.',
+  'The keys of the noise, and the checkpoints, which contain them.',
+)
+_INTEGERS = (
+  'Clipping is checked in integers, and sums are exact. The noise is a {noise} whose probabilities have a '
+  f'relative error of at most 2^{round(math.log2(integer_noise.RELATIVE_ERROR))}. The error is counted. The bound '
+  "assumes that the processor's float64 operations are those of IEEE 754, and that its exponential function errs by "
+  'at most 2^-50 of the result.'
+)
+_BITS = (
+  'Given ideal random bits, the statement holds for the integers that are computed. The bits come from the stream '
+  'cipher ChaCha20: the guarantee holds against those who cannot tell its stream from random bits.'
+)
+_CLIPPING = {
+  False: "A client's part of each sum is clipped to its weight times a fixed norm.",
+  True: "A client's part of each sum is clipped to its weight times a norm that follows a quantile of the updates' "
+  'norms, known from noised counts alone.',
+}
+_SPLIT = {True: 'All layers are clipped by their joint norm.', False: 'Each layer is clipped by a norm of its own.'}
+
+
+class _OfTrust(NamedTuple):
+  """What a certificate says about whom to trust.
+
+  Attributes:
+    against: Against whom the guarantee holds, for the statement.
+    secret: What must stay secret, for the statement.
+    short: A cell of a table.
+    assumptions: Sentences.
+  """
+
+  against: str
+  secret: str
+  short: str
+  assumptions: Sequence[str]
+
+
+_OF_TRUST = {
+  'server': _OfTrust(
+    against='a trusted server',
+    secret='a key that stays secret',
+    short='the server sees updates',
+    assumptions=(
+      "The server is trusted: it sees the clients' updates, adds the noise, and releases only what is listed here.",
+      "The key of the noise, 256 bits, came from the operating system's entropy. It stays secret, and so do the "
+      f'checkpoints that contain it. {_BITS}',
+      _INTEGERS.format(noise='rounded Gaussian'),
+    ),
+  ),
+  'secure_sum': _OfTrust(
+    against='a server that follows the protocol and looks at everything it gets: secure sums, and who takes part',
+    secret='keys of clients that stay secret',
+    short='the server follows the protocol, and sees secure sums alone',
+    assumptions=(
+      'The server is trusted to follow the protocol, and not with updates: it sees their secure sum, which holds noise '
+      'from every client that sends. It asks each client once for a round, and says truthfully who came, in which '
+      'round a client came last, and what the weights are. A client does not notice a server that lies about these.',
+      'The protocol of the secure sum (such as Bonawitz et al. 2017) is assumed, and simulated here. So are clients '
+      'that follow it, except for the colluders that a figure counts.',
+      "Each client draws its noise from a key of its own: 256 bits of its operating system's entropy, which nobody "
+      f'else has. {_BITS} In a simulation, all keys are made by one operator.',
+      _INTEGERS.format(noise='sum of discrete Gaussians'),
+    ),
+  ),
+}
+# How many clients may belong to one person or household, with several devices or accounts.
+_GROUPS = (2, 3, 5)
+
+
+class Figures(NamedTuple):
+  """The figures of a run on which its certificate rests.
+
+  Attributes:
+    plan: The plan of the run.
+    ledger: The cost of each round.
+    about: The statements of the issuer.
+    mu: What each client has spent.
+    epsilon: The same as ε, float64[N], with what rounding costs.
+    largest_mu: The largest μ that ε and δ allow, after what rounding costs.
+  """
+
+  plan: certified.CertifiedPlan
+  ledger: accounting.RunLedger
+  about: abouts.About
+  mu: ledger_histories.TotalMu
+  epsilon: np.ndarray
+  largest_mu: float
+
+  @classmethod
+  def of(cls, plan: certified.CertifiedPlan, ledger: accounting.RunLedger, about: abouts.About) -> 'Figures':
+    """The figures of a plan, of which the model's shape is known, and a ledger."""
+    mu, slack, config = accounting.total_mu(ledger), plan.slack, plan.config
+    largest = tradeoff.mu_at_most(config.epsilon - slack.epsilon, config.delta - slack.delta)
+    return cls(plan, ledger, about, mu, slack.of(mu.whole, config.delta), largest)
+
+  @property
+  def ended_early(self) -> bool:
+    """Whether the run ended before its plan, at a moment that may depend on what it had released."""
+    return self.ledger.num_rounds < self.planned_rounds
+
+  @property
+  def planned_rounds(self) -> int:
+    """T."""
+    return len(self.plan.schedule)
+
+  @property
+  def trained_weights(self) -> int:
+    """The number of weights that are trained on clients' data, all of which get noise."""
+    assert self.plan.model is not None
+    return sum(self.plan.model.sizes)
+
+  @property
+  def bounds(self) -> np.ndarray:
+    """float64[N], the ε that each client may spend."""
+    config = self.plan.config
+    return np.array(config.own_epsilon or [config.epsilon] * config.num_clients, np.float64)
+
+
+def trust(name: str) -> str:
+  """Who is trusted, in a few words, by the name of `CertifiedConfig.trust`."""
+  return _OF_TRUST[name].short
+
+
+def up(value: float) -> float:
+  """An upper bound as a certificate has it, in six digits."""
+  return float(rounding.up(value, 6))
+
+
+def whole(value: float) -> str:
+  """A given constant in all its digits."""
+  return rounding.up(value, 15)
+
+
+def stated(text: str) -> str:
+  """A statement of the issuer, which nothing in the folder shows."""
+  return f'The issuer states: “{text}”'
+
+
+def statement(figures: Figures) -> str:
+  """The guarantee, and what it does not say."""
+  config, ledger = figures.plan.config, figures.ledger
+  own = ''
+  if config.own_epsilon:
+    counts = ', '.join(f'ε = {whole(bound)} for {clients:,}' for bound, clients in own_bounds(figures))
+    own = (
+      f' Each client has a bound of its own, which is at most this ε, and for it the same holds with that bound: '
+      f'{counts}. mechanism.json has the bound of each client.'
+    )
+  most = rounding.up(float(figures.epsilon.max()), 6)
+  if figures.ended_early:
+    spent = (
+      f'The run ended after {ledger.num_rounds:,} of {figures.planned_rounds:,} planned rounds, and ε is the bound of '
+      f'the whole plan. A reading of the account at that moment gives ε = {most} for the client that spent most. A '
+      'reading is not a guarantee, because the moment may depend on what was released.'
+    )
+  else:
+    spent = f'The client that spent most has spent ε ≤ {most}.'
+  words, stretches = _OF_TRUST[config.trust], len(figures.about.stretches)
+  changed = f' Its rounds were run in {stretches} stretches by other code, other versions or other machines.'
+  return (
+    f'In integers, with {words.against}, public cohorts and constants, and {words.secret}, the noised sums and counts '
+    'of this run, and everything that is computed from them alone, are (ε, δ)-differentially private for each of the '
+    f'{ledger.num_clients:,} clients with ε = {whole(config.epsilon)} and δ = {whole(config.delta)}, in total over all '
+    f'{figures.planned_rounds:,} planned rounds. Unit: {accounting.UNIT}. Neighbours: {accounting.ZERO_OUT}. '
+    f'Amplification by sampling is not counted. {spent}{own} Given ideal random bits, this holds for the integers that '
+    f'were computed, and ε includes {rounding.up(figures.plan.slack.epsilon, 3)} for rounding. With the bits of '
+    'ChaCha20 it holds computationally. Timing is not covered. The folder is consistent with such a run. Nothing in it '
+    f'proves that the run took place.{changed if stretches > 1 else ""}'
+  )
+
+
+def own_bounds(figures: Figures) -> list[tuple[float, int]]:
+  """The distinct bounds that clients have chosen, and how many clients have each."""
+  bounds, clients = np.unique(np.asarray(figures.plan.config.own_epsilon or (), np.float64), return_counts=True)
+  return list(zip(bounds.tolist(), clients.tolist()))
+
+
+def accountant(ledger: accounting.RunLedger) -> str:
+  """How μ is added up."""
+  sums, noise = 'Σ w²/z²', ''
+  if ledger.correlation.num_buffers:
+    sums = 'Σ_s (Σ_{t≤s} c_{s-t}·w_t)²/z²'
+    noise = f' The noise is correlated with the coefficients c_0 = 1 and {ledger.correlation.formula}.'
+  return (
+    f'{accounting.ACCOUNTANTS["gaussian_exact"].method}, over all rounds: μ² = {sums} for the sums + Σ 1/c² '
+    'for the counts. Here w is the client\'s weight in a round, z is the noise multiplier of the sums, and c is the '
+    f'noise multiplier of the counts.{noise}'
+  )
+
+
+def other_relations(figures: Figures) -> list[dict[str, Any]]:
+  """The same guarantee for other units and other neighbours. The bound for k clients together is k·μ."""
+  rows = [
+    ('add or remove one client whose place in the schedule is public', accounting.UNIT, 1),
+    (accounting.REPLACE_ONE, accounting.UNIT, 2),
+    *(
+      (f'the data of {k} clients together against nothing in their places', f'{k} clients together', k) for k in _GROUPS
+    ),
+  ]
+  return _with_epsilon(
+    figures, [({'neighbours': neighbours, 'unit': unit}, k * figures.largest_mu) for neighbours, unit, k in rows]
+  )
+
+
+def against_colluders(figures: Figures) -> list[dict[str, Any]]:
+  """For each number k of colluders, the largest ε against the server and any k others.
+
+  The figures are for all planned rounds: a run may end before them.
+  """
+  plan = figures.plan
+  if not plan.colluders:
+    return []
+  account = held_noise.opened(plan.num_clients, plan.config.noise_multiplier, plan.config.correlation.decay)
+  for ids, planned in zip(plan.expected, planning.planned_rounds(plan.config, plan.expected)):
+    sends = planned.weights > 0
+    account = account.after(np.asarray(ids)[sends], planned.weights[sends].astype(np.float64))
+  return _with_epsilon(
+    figures, [({'clients': count}, float(held_noise.mu_against_any(account, count).max())) for count in plan.colluders]
+  )
+
+
+def _with_epsilon(figures, rows) -> list[dict[str, Any]]:
+  """The rows with their μ and ε, but for those whose ε the slack does not cover."""
+  config, slack = figures.plan.config, figures.plan.slack
+  # The ε of μ is rounded up by less than this tolerance.
+  largest = max(config.epsilon, slacks.LARGEST_EPSILON) * (1 + 1e-9)
+  found = [(row, float(slack.of(mu, config.delta)), mu) for row, mu in rows]
+  return [{**row, 'epsilon': up(epsilon), 'mu': up(mu)} for row, epsilon, mu in found if epsilon <= largest]
+
+
+def releases(figures: Figures) -> list[dict[str, Any]]:
+  """Everything that leaves the server: what, in how many rounds, its share of the largest μ², and why it may."""
+  ledger, mu, about = figures.ledger, figures.mu, figures.about
+  state = ledger.state_dict()
+  occupied = np.diff(state['offsets']) > 0
+  sums = state['noise_multipliers'][occupied]
+  counts = state['count_noise_multipliers'][occupied]
+  counts = counts[np.isfinite(counts)]
+  worst = int(np.argmax(mu.whole))
+  share = lambda part: round(float((part[worst] / mu.whole[worst]) ** 2), 6) if mu.whole[worst] else 0.0
+  published = stated(about.post_processing) if about.post_processing else 'the last noised weights as they are.'
+  free = [
+    (
+      'who took part in which round, and with what weight',
+      ledger.num_rounds,
+      "public by the neighbouring relation, and not a function of clients' data",
+    ),
+    ('loss and accuracy on the test set', about.tests, 'post-processing, because the test set is public'),
+    ('published weights', 1, f'post-processing: {published}'),
+  ]
+  return [
+    _release(
+      f"sum of the clients' clipped updates, for all {figures.trained_weights:,} trained weights",
+      len(sums),
+      share(mu.updates),
+      _noise(sums, _correlated(ledger)),
+    ),
+    _release(
+      'number of update norms within the clipping norm, from which the next clipping norm is computed',
+      len(counts),
+      share(mu.counts),
+      _noise(counts),
+    ),
+    *(_release(what, rounds, 0.0, how) for what, rounds, how in free),
+  ]
+
+
+def _correlated(ledger) -> str:
+  if not ledger.correlation.num_buffers:
+    return ', independent from round to round'
+  return ', correlated from round to round: each round takes back part of the noise that earlier rounds added'
+
+
+def _release(what, rounds, share, how):
+  return {'what': what, 'rounds': rounds, 'share_of_worst_client': share, 'how': how}
+
+
+def _noise(multipliers, more='') -> str:
+  if not len(multipliers):
+    return 'never released'
+  ends = sorted({rounding.down(multipliers.min(), 6), rounding.down(multipliers.max(), 6)}, key=float)
+  return f'Gaussian noise with noise multiplier {" to ".join(ends)}{more}'
+
+
+def clipping(plan: certified.CertifiedPlan) -> str:
+  """How each client's part of each sum is bounded."""
+  return f'{_CLIPPING[plan.config.counts_norms]} {_SPLIT[plan.config.clip_split == "joint"]}'
+
+
+def assumptions(figures: Figures) -> list[str]:
+  """The assumptions of the statement."""
+  about, config = figures.about, figures.plan.config
+  features = 'The features of an example are a function of that example alone. No other data were used to make them.'
+  if about.public_data:
+    features = f'The data that features were made from are assumed to be public. {stated(about.public_data)}'
+  return [
+    *_OF_TRUST[config.trust].assumptions,
+    f'Whether a client takes part in a round does not depend on its data. {stated(about.cohorts)}',
+    f"Each client's part of a sum is bounded, and a client without data adds zero. {clipping(figures.plan)}",
+    "Constants and hyper-parameters are public. It is assumed that their choice does not depend on clients' data. "
+    f'{stated(about.tuning)}',
+    *(
+      ['The bound that a client has chosen for itself is public, and does not depend on its data.']
+      if config.own_epsilon
+      else []
+    ),
+    features,
+    f"The test set is public and contains no client's data. {stated(about.test_set)}",
+    'Running times depend on how much data clients have. They are outside the guarantee, and so is an observer who '
+    "watches the program run or sees its operator's terminal, which shows progress.",
+    'Verification recomputes what follows from the files of the run. It cannot tell whether the program that wrote '
+    'them did what its code says, and not whether a file was left out that somebody had, such as an audit.',
+    'The statement is about this run alone. Every other run on the same clients, for tuning or for comparison, adds '
+    'to what they spend.',
+  ]

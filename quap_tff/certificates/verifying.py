@@ -1,0 +1,260 @@
+"""Issues the certificate of a folder from its files, and verifies it by making it again."""
+
+from collections.abc import Sequence
+import os
+import shutil
+import sys
+from typing import Any, Callable, NamedTuple, Optional, Union
+
+import numpy as np
+
+from quap_tff import accounting
+from quap_tff.certificates import about as abouts
+from quap_tff.certificates import audits
+from quap_tff.certificates import certificate as certificates
+from quap_tff.certificates import evidence
+from quap_tff.certificates import folder as folders
+from quap_tff.certificates import folder_files
+from quap_tff.certificates import page
+from quap_tff.certificates import signatures
+from quap_tff.certificates.folder_files import CannotTellError
+from quap_tff.common import files
+from quap_tff.common import version
+from quap_tff.plans import certified
+
+# The exit status of each answer.
+VALID, INVALID, CANNOT_TELL = 0, 1, 2
+
+# A function from the content of a folder to further problems of it.
+Check = Callable[[folders.Content], list[str]]
+
+
+class Verdict(NamedTuple):
+  """The result of a verification.
+
+  Attributes:
+    problems: The problems of the folder, a sentence each. Empty if the certificate is valid.
+    warnings: Things that a reader should know although they do not make the certificate invalid, a sentence each.
+    notes: Things that a reader must know together with the statement, a sentence each.
+    statement: The guarantee; '' if the certificate is not valid.
+    refutation: The verdict of the audit in the folder if it refutes the claim of the certificate, else ''.
+  """
+
+  problems: list[str]
+  warnings: list[str]
+  notes: list[str]
+  statement: str
+  refutation: str = ''
+
+
+def write(
+  path: str,
+  plan: certified.CertifiedPlan,
+  ledger: accounting.RunLedger,
+  model: Union[str, os.PathLike, Sequence[Any]],
+  about: abouts.About,
+  signing_key: Optional[str] = None,
+) -> dict[str, Any]:
+  """Writes a new folder with a certificate and all that it is bound to. It appears complete or not at all.
+
+  Args:
+    path: The folder, which must not exist.
+    plan: The plan of the run, whose process has been built.
+    ledger: The run's ledger. A run may have ended before the last round of the plan's schedule.
+    model: A Keras file (.keras) of the released model, or its weights: the trained tensors, as arrays.
+    about: The facts that no file shows.
+    signing_key: File with an Ed25519 private key (PEM) to sign the certificate with.
+
+  Returns:
+    The certificate.
+
+  Raises:
+    ValueError: If the folder exists, or the run gets no certificate. The message gives every reason.
+  """
+  if os.path.lexists(path):
+    raise ValueError(f'{path} already exists: give a new folder.')
+  with files.new_folder(path) as unfinished:
+    folders.write_files(unfinished, plan, ledger, about)
+    if isinstance(model, (str, os.PathLike)):
+      shutil.copyfile(model, os.path.join(unfinished, folders.KERAS_MODEL))
+    else:
+      np.savez(os.path.join(unfinished, folders.ARRAYS_MODEL), *(np.asarray(tensor) for tensor in model))
+    return issue(unfinished, signing_key)
+
+
+def issue(folder: str, signing_key: Optional[str] = None, check: Optional[Check] = None) -> dict[str, Any]:
+  """Makes the certificate of a run that has ended, and writes it. The page is written first.
+
+  Args:
+    folder: The run's folder, with the files that `quap_tff.certificates.folder` names.
+    signing_key: File with an Ed25519 private key (PEM) to sign the certificate with.
+    check: Finds further problems of the folder.
+
+  Returns:
+    The certificate.
+
+  Raises:
+    ValueError: If the run gets no certificate. An earlier certificate is removed then, too.
+    FolderError: If a file is missing or damaged.
+  """
+  remove(folder)
+  key = signatures.read_private_key(signing_key) if signing_key is not None else None
+  content = folders.read(folder)
+  problems = evidence.problems(content) + (check(content) if check is not None else [])
+  if problems:
+    raise ValueError(f'This run cannot be certified. {" ".join(problems)}')
+  certificate = certificates.make(content)
+  write_page(folder, certificate, None)
+  files.write(os.path.join(folder, folders.CERTIFICATE), certificates.text(certificate))
+  signatures.sign(folder, folders.CERTIFICATE, key)
+  return certificate
+
+
+def write_page(path: str, certificate: Any, audit: Optional[audits.Audit]) -> None:
+  """Writes the certificate's page."""
+  files.write(os.path.join(path, folders.PAGE), page.render(certificate, audit))
+
+
+def remove(path: str) -> None:
+  """Removes the certificate, its page, its audit, and the signatures of both."""
+  for name in folders.OWN:
+    if os.path.exists(os.path.join(path, name)):
+      os.remove(os.path.join(path, name))
+
+
+def read_certificate(path: str) -> dict[str, Any]:
+  """The certificate in a folder, of the version that this program verifies.
+
+  Raises:
+    CannotTellError: If there is no such folder, no certificate in it, or one of another version.
+    FolderError: If it is damaged.
+  """
+  found = folder_files.entries(path, without=folders.CHECKPOINTS)
+  if folders.CERTIFICATE not in (*found.files, *found.special):
+    raise CannotTellError(f'{path} holds no {folders.CERTIFICATE}. Only certified runs have one.')
+  certificate = folder_files.read_json(path, folders.CERTIFICATE)
+  known = certificate.get('version') if isinstance(certificate, dict) else None
+  if type(known) is not int:
+    raise folder_files.FolderError(f'{folders.CERTIFICATE} is damaged: it is not a JSON object with a version.')
+  if known != folders.VERSION:
+    raise CannotTellError(
+      f'the certificate has version {known}, and this program knows version {folders.VERSION} alone.'
+    )
+  return certificate
+
+
+def verify(folder: str, public_key: Optional[str] = None, check: Optional[Check] = None) -> Verdict:
+  """Verifies the certificate in a folder. Changes nothing there.
+
+  Args:
+    folder: The folder.
+    public_key: File with the Ed25519 public key (PEM) of the signer. If it is given, the certificate must have a page,
+      and certificate and audit must be signed.
+    check: Finds further problems of the folder.
+
+  Raises:
+    CannotTellError: If there is no certificate to verify, or one of a version that this program does not know, or the
+      public key cannot be read, or the run is too large to be verified here.
+    ImportError: If a package is missing that verification needs.
+  """
+  key = _public_key(public_key) if public_key is not None else None
+  warnings: list[str] = []
+  audit: Optional[audits.Audit] = None
+  try:
+    certificate = read_certificate(folder)
+    content = folders.read(folder)
+    warnings += _warnings(content)
+    problems = evidence.problems(content) + (check(content) if check is not None else [])
+    problems += _certificate_problems(content, certificate, problems)
+    audit = audits.read(folder, certificate)
+    problems += audit.problems if audit is not None else []
+  except folder_files.FolderError as error:
+    return Verdict([str(error)], [], [], '')
+  if not problems:
+    problems += _page_problems(folder, certificate, audit, is_needed=key is not None)
+  if key is not None and public_key is not None:
+    problems += signatures.problems(folder, folders.CERTIFICATE, key, public_key)
+    if any(os.path.lexists(os.path.join(folder, name)) for name in (folders.AUDIT, folders.AUDIT_SIGNATURE)):
+      problems += signatures.problems(folder, folders.AUDIT, key, public_key)
+  else:
+    unchecked = [name for name in (folders.SIGNATURE, folders.AUDIT_SIGNATURE) if name in content.names]
+    warnings += [f"{name} was not checked. To check it, give the signer's --public_key." for name in unchecked]
+  if problems:
+    return Verdict(problems, warnings, [], '')
+  if audit is not None and audit.refutes:
+    return Verdict([], warnings, [], '', audit.verdict)
+  return Verdict([], warnings, _changes_of_code(content.about.stretches), certificate['statement'])
+
+
+def _public_key(path):
+  try:
+    return signatures.read_public_key(path)
+  except ValueError as error:
+    raise CannotTellError(str(error)) from None
+
+
+def _certificate_problems(content, certificate, problems) -> list[str]:
+  """Where the certificate differs, in any character, from the one that the files give."""
+  if problems:
+    return []
+  try:
+    expected = certificates.make(content)
+  except ValueError as error:
+    return [str(error)]
+  if folder_files.read_text(content.path, folders.CERTIFICATE) == certificates.text(expected):
+    return []
+  found = list(certificates.differences(certificate, expected, tolerance=0.0))
+  return found or [f'{folders.CERTIFICATE} is written in another way than certificates are.']
+
+
+def _page_problems(path: str, certificate: Any, audit: Optional[audits.Audit], is_needed: bool) -> list[str]:
+  if not os.path.lexists(os.path.join(path, folders.PAGE)):
+    return [f'{folders.PAGE} is missing in {path}.'] if is_needed else []
+  try:
+    is_same = folder_files.read_text(path, folders.PAGE) == page.render(certificate, audit)
+  except folder_files.FolderError as error:
+    return [str(error)]
+  return [] if is_same else [f'{folders.PAGE} does not match {folders.CERTIFICATE}.']
+
+
+def _warnings(content) -> list[str]:
+  found, here = [], {'quap_tff': version.VERSION, 'source_sha256': version.source_digest()}
+  if content.code != here:
+    found.append(f'The run was made by other code: {content.code}. This code is {here}.')
+  folder = os.path.join(content.path, folders.CHECKPOINTS)
+  if os.path.isdir(folder):
+    found.append(
+      f'{folder} holds the state of the run, which contains the key of the noise. Anyone who has it can subtract the '
+      'noise, so do not hand this folder out. python -m experiments.verify --publish copies everything else.'
+    )
+  return found
+
+
+def _changes_of_code(stretches) -> list[str]:
+  """A sentence for each stretch of rounds, if they were run by different code."""
+  if len({repr(stretch['code']) for stretch in stretches}) < 2:
+    return []
+  said = ['The rounds were run by different code. Nothing is known of what other code did:']
+  for one in stretches:
+    name = f'quap_tff {one["code"]["quap_tff"]}, source {one["code"]["source_sha256"]}'
+    said.append(f'  rounds {one["first_round"]} to {one["last_round"]}: {name}')
+  return said
+
+
+def answer(find: Callable[[], Verdict]) -> int:
+  """Prints one of the four answers, and returns its exit status. Warnings go to standard error."""
+  try:
+    verdict = find()
+  except (CannotTellError, ImportError) as error:
+    print(f'CANNOT BE VERIFIED\n  {error}')
+    return CANNOT_TELL
+  for warning in verdict.warnings:
+    print(f'Warning: {warning}', file=sys.stderr)
+  if verdict.problems:
+    print('\n  '.join(['INVALID', *verdict.problems]))
+    return INVALID
+  if verdict.refutation:
+    print(f'REFUTED: an audit refutes the claim of this certificate.\n  {verdict.refutation}')
+    return INVALID
+  print('\n'.join(['VALID', *verdict.notes, verdict.statement]))
+  return VALID
