@@ -3,7 +3,9 @@
 import collections
 from collections.abc import Mapping, Sequence
 import datetime
+import hashlib
 import json
+import secrets
 import time
 from typing import Any, Callable, NamedTuple, Optional
 
@@ -12,7 +14,6 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import data
-from experiments import client_keys
 from experiments import interrupts
 from experiments import progress as progress_lib
 from experiments import run_directory
@@ -20,6 +21,7 @@ from experiments import run_folder
 from experiments import setup
 from quap_tff import accounting
 from quap_tff import runtime
+from quap_tff.mechanisms import guarded_clients
 from quap_tff.mechanisms import postprocessing
 
 # Is called with the round's number, its metrics as in metrics.csv, and the server's state. In runs that withhold client
@@ -53,7 +55,7 @@ class Result(NamedTuple):
 
 
 def client_data(
-  experiment: setup.Experiment, client: int, absent: Sequence[int] = (), keys: Optional[client_keys.ClientKeys] = None
+  experiment: setup.Experiment, client: int, absent: Sequence[int] = (), answers: Optional[Mapping[int, Any]] = None
 ) -> 'collections.OrderedDict[str, list[Any]]':
   """One client's data as the learning process takes it.
 
@@ -62,15 +64,15 @@ def client_data(
     client: The client.
     absent: The clients that were drawn for the round and drop out. If the client is one of them, it has no examples in
       this round, so its update is zero.
-    keys: The keys of the clients' own noise, if they hold it.
+    answers: The answers of the clients' guards, if clients hold the noise.
   """
   examples, extension = experiment.federation.clients[client], experiment.plan.extension
   if client in absent:
     examples = data.Examples(examples.x[:0], examples.y[:0])
   takes_absent = extension is not None and extension.takes_absent
   parts = as_client_data(client, examples, absent if takes_absent else None)
-  if keys is not None:
-    parts['noise_key'] = list(keys.of(client))
+  if answers is not None:
+    parts['answer'] = [answers[client]]
     parts.move_to_end('examples')
   return parts
 
@@ -158,9 +160,9 @@ class _Rounds:
     self.state = process.initialize()
     self._average = experiment.averaging.initial(process.get_model_weights(self.state).trainable)
     self._test, self._tested_round = None, None
-    self._keys = None
+    self._guarded = None
     if experiment.plan.holds_noise:
-      self._keys = client_keys.ClientKeys(experiment.plan.config.noise_seed, directory and directory.secrets)
+      self._guarded = guarded_clients.GuardedClients(experiment.plan, _secret_of_keys(experiment, directory))
     if directory is not None:
       self._restore()
 
@@ -177,6 +179,8 @@ class _Rounds:
     except ValueError as error:
       path = self._directory.path
       raise run_folder.RunDirectoryError(f'The checkpoint in {path} does not fit: {error}') from error
+    if self._guarded is not None:
+      self._guarded.resume(self.ledger)
     self.row = _from_bytes(records['row/json'])
     self._directory.keep_rows(self.done, self.row)
 
@@ -215,7 +219,8 @@ class _Rounds:
     """Runs a round, and keeps and shows it."""
     experiment, plan, begin, round_num = self._experiment, self._experiment.plan, time.monotonic(), self.done + 1
     cohort, absent = experiment.cohorts.cohort(round_num), experiment.cohorts.absent(round_num)
-    values = runtime.client_values(lambda client: client_data(experiment, client, absent, self._keys), cohort)
+    answers = self._guarded.answers(round_num, cohort) if self._guarded is not None else None
+    values = runtime.client_values(lambda client: client_data(experiment, client, absent, answers), cohort)
     with runtime.measure_traffic() as measured:
       output = self._process.next(self.state, values)
     record = plan.record(output, cohort)
@@ -228,6 +233,8 @@ class _Rounds:
       self.ledger.append(record)
       self.state, self._average, self.done = output.state, average, round_num
       self.row = _row(experiment, output, cohort, absent, measured.traffic)
+      if self._guarded is not None:
+        self.row['spent_max'] = self._guarded.spent_max
       if is_tested:
         self._test, self._tested_round = test, round_num
         self.row.update(test_accuracy=test['accuracy'], test_loss=test['loss'])
@@ -250,6 +257,14 @@ class _Rounds:
     self._directory.log(self.done, self.row)
     if self.done % self._experiment.run.publication.checkpoint_every == 0:
       self.save()
+
+
+def _secret_of_keys(experiment, directory) -> bytes:
+  """The secret from which a simulation makes its clients' keys, kept for a run that is continued."""
+  seed = experiment.plan.config.noise_seed
+  if seed is not None:
+    return hashlib.sha256(b'public %d' % seed).digest()
+  return directory.secret('client_keys') if directory is not None else secrets.token_bytes(32)
 
 
 def _published(experiment: setup.Experiment, weights: Any, average: postprocessing.State) -> Any:

@@ -26,6 +26,7 @@ __getattr__, __dir__ = lazy.exports(
     'mechanisms.certified_config': ['CertifiedConfig'],
     'mechanisms.clip_rules': [],
     'mechanisms.config': ['NoiseConfig', 'QuapConfig'],
+    'mechanisms.guard': ['ClientGuard'],
     'mechanisms.participation': ['ParticipationConfig'],
     'mechanisms.layers': [],
     'mechanisms.planning': [],

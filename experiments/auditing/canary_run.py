@@ -6,11 +6,11 @@ the data of some clients are replaced by canaries. Its model is thrown away.
 
 from collections.abc import Sequence
 import dataclasses
+import secrets
 from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 
-from experiments import client_keys
 from experiments import setup
 from experiments import training
 from quap_tff import accounting
@@ -18,6 +18,7 @@ from quap_tff import plans
 from quap_tff.auditing import canaries as canary_lib
 from quap_tff.auditing import lower_bounds
 from quap_tff.auditing import scores as score_lib
+from quap_tff.mechanisms import guarded_clients
 from quap_tff.mechanisms import layers as layers_lib
 from quap_tff.mechanisms import planning
 from quap_tff.mechanisms import tradeoff
@@ -143,9 +144,10 @@ def run(experiment: setup.Experiment, settings: Settings, say: Callable[[str], N
   for repeat in range(settings.repeats):
     state = canary_lib.with_directions(process.initialize(), [settings.seed, repeat])
     ledger, rounds = plan.new_ledger(), []
-    keys = client_keys.ClientKeys(None) if plan.holds_noise else None
+    guarded = guarded_clients.GuardedClients(plan, secrets.token_bytes(32)) if plan.holds_noise else None
     for round_num, cohort in enumerate(schedule, 1):
-      output = process.next(state, [training.client_data(experiment, client, keys=keys) for client in cohort])
+      answers = guarded.answers(round_num, cohort) if guarded is not None else None
+      output = process.next(state, [training.client_data(experiment, client, answers=answers) for client in cohort])
       state = output.state
       found = canary_lib.read_round(output)
       ledger.append(plan.recorded(found.output.state, found.output.measurements, cohort))

@@ -23,8 +23,8 @@ import tensorflow_federated as tff
 
 from quap_tff.common import checks
 from quap_tff.common import seeds
-from quap_tff.federated import aggregation
 from quap_tff.federated import client_ids
+from quap_tff.federated import collecting
 
 # The norm of a canary's update before clipping. Far above any clipping norm, and its square far below float32's limit.
 NORM = 1e6
@@ -219,8 +219,6 @@ class CanaryAggregationFactory(tff.aggregators.WeightedAggregationFactory):
     def project(result, found):
       return projected(canaries, Directions(*found), flat(result))
 
-    others_type = aggregation.collected_type(observe.type_signature.result)
-
     @tff.federated_computation
     def init_fn():
       seed = tff.federated_eval(initial_seed, tff.SERVER)
@@ -236,7 +234,7 @@ class CanaryAggregationFactory(tff.aggregators.WeightedAggregationFactory):
       measurements = collections.OrderedDict(
         inner=output.measurements,
         projections=tff.federated_map(project, (output.result, found)),
-        others=aggregation.federated_collect(tff.federated_map(observe, clients), others_type),
+        others=collecting.collected(tff.federated_map(observe, clients)),
       )
       after = collections.OrderedDict(inner=output.state, directions=state['directions'])
       return tff.templates.MeasuredProcessOutput(

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 import dataclasses
 import functools
 import itertools
+import secrets
 from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
@@ -22,6 +23,7 @@ import tensorflow as tf
 
 from quap_tff.auditing import lower_bounds
 from quap_tff.mechanisms import certified_config as certified_configs
+from quap_tff.mechanisms import guarded_clients
 from quap_tff.mechanisms import layers as layers_lib
 from quap_tff.mechanisms import mechanism
 
@@ -110,15 +112,16 @@ def certified(
   def play(state, cohort, present, moves, draws):
     clip = float(state.clip)
     rounds: Any = config.for_model([tf.TensorSpec([draws], tf.float64)], layers)
-    admitted = rounds.admit(state, dict(client_id=tf.constant(cohort, tf.int64)))
-    told = mechanism.with_ids(rounds.tell(state, admitted), admitted)
-    told = mechanism.own_told(told, tf.constant(target, tf.int64))
-    update = tf.constant([_EXCESS * clip if present else 0.0], tf.float64)
-    (own,), _ = rounds.contribution({0: update}, {}, {}, told)
-    late = dict(norm=tf.fill([len(cohort)], np.float32(clip)), weight=admitted.weights)
-    others = float(tf.reduce_sum(admitted.weights) - told['weight']) * clip * moves
+    announced, ids = rounds.announce(state), tf.constant(cohort, tf.int64)
+    reports = dict(client_id=ids, norm=tf.fill([len(cohort)], np.float32(clip)))
+    admitted = rounds.admit(state, announced, reports)
+    takes_part = target in np.asarray(cohort)
+    update = tf.constant([_EXCESS * clip if present and takes_part else 0.0], tf.float64)
+    (own,) = rounds.contribution({0: update}, dict(client_id=tf.constant(target, tf.int64)), announced)
+    weight = float(announced['weights'][target]) if takes_part else 0.0
+    others = (float(tf.reduce_sum(admitted.weights)) - weight) * clip * moves
     total = tf.cast(tf.round(others / rounds.sum_unit(clip)), tf.int64) + tf.cast(own, tf.int64)
-    state, (mean,), _ = rounds.release(state, admitted, [total], late)
+    state, (mean,), _ = rounds.release(state, admitted, [total])
     if not float(admitted.noise_multiplier):
       return state, None
     return state, _Release(mean.numpy() * config.divisor, others, clip, clip * config.noise_multiplier)
@@ -148,39 +151,41 @@ def held(
 
   @functools.lru_cache
   def added(draws):
-    def contribution(update, key, own):
-      report = rounds_of(draws).report(None, dict(client_id=0, noise_key=key), {})
-      return rounds_of(draws).contribution({0: update}, report, {}, own)[0][0]
+    def contribution(update, client, answer):
+      report = rounds_of(draws).report([update], dict(client_id=client, answer=answer), {})
+      return rounds_of(draws).contribution({0: update}, report, {})[0]
 
     return tf.function(contribution)
 
   def start(draws):
-    generator = np.random.default_rng(next(calls))
-    return rounds_of(draws).initial_state(), generator.integers(-(2**63), 2**63, [config.num_clients, 4])
+    seed = next(calls)
+    secret = secrets.token_bytes(32) if seed is None else b'%d' % seed
+    return rounds_of(draws).initial_state(), guarded_clients.GuardedClients(config, secret)
 
   def play(run, cohort, present, moves, draws):
-    (state, keys), rounds = run, rounds_of(draws)
-    clip, ids = float(state.clip), tf.constant(cohort, tf.int64)
-    admitted = rounds.admit(state, dict(client_id=ids))
-    told = mechanism.with_ids(rounds.tell(state, admitted), admitted)
+    (state, guarded), rounds = run, rounds_of(draws)
+    clip, zeros = float(state.clip), tf.zeros([draws], tf.float64)
     total, others, known = tf.zeros([draws], tf.int64), np.zeros(draws), tf.zeros([draws], tf.int64)
-    for client in cohort:
-      own = mechanism.own_told(told, tf.constant(client, tf.int64))
-      noise = added(draws)(tf.zeros([draws], tf.float64), tf.constant(keys[client]), own)
+    answers = guarded.answers(int(state.round) + 1, cohort)
+    for client, answer in answers.items():
+      answer = tf.nest.map_structure(tf.constant, answer)
+      noise = added(draws)(zeros, tf.constant(client, tf.int64), answer)
       total += noise
       if client in colluders:
         known += noise
       if client == target and present:
         # Each coordinate is a simulation of its own, in which the update has one coordinate.
-        total += tf.cast(tf.floor(tf.cast(own['weight'], tf.float64) * rounds.grid.steps), tf.int64)
+        total += tf.cast(tf.floor(tf.cast(answer['weight'], tf.float64) * rounds.grid.steps), tf.int64)
       elif client != target:
-        others += float(own['weight']) * clip * moves
+        others += float(answer['weight']) * clip * moves
     total += tf.cast(tf.round(others / clip * rounds.grid.steps), tf.int64)
+    reports = {name: tf.stack([one[name] for one in answers.values()]) for name in ('round', 'last_round', 'weight')}
+    admitted = rounds.admit(state, {}, dict(reports, client_id=tf.constant(list(answers), tf.int64)))
     state, (mean,), _ = rounds.release(state, admitted, [total])
     if not float(admitted.noise_multiplier):
-      return (state, keys), None
+      return (state, guarded), None
     seen = others + known.numpy() * (clip / rounds.grid.steps)
-    return (state, keys), _Release(mean.numpy() * config.divisor, seen, clip, clip * config.noise_multiplier)
+    return (state, guarded), _Release(mean.numpy() * config.divisor, seen, clip, clip * config.noise_multiplier)
 
   return _simulation(schedule, start, play)
 
@@ -209,13 +214,12 @@ def quap(
   def play(state, cohort, present, moves, draws):
     clip = float(state.clip)
     rounds, ids = rounds_of(draws), tf.constant(cohort, tf.int64)
-    admitted = rounds.admit(state, dict(client_id=ids, norm=tf.fill([len(cohort)], np.float32(clip))))
+    announced = rounds.announce(state)
+    admitted = rounds.admit(state, announced, dict(client_id=ids, norm=tf.fill([len(cohort)], np.float32(clip))))
     size = _EXCESS * clip if present and target in np.asarray(cohort) else 0.0
     update, nothing = tf.constant([size], tf.float64), tf.zeros([1], tf.float64)
-    told = mechanism.with_ids(rounds.tell(state, admitted), admitted) if rounds.tells else {}
-    told = mechanism.own_told(told, tf.constant(target, tf.int64))
     report = dict(client_id=tf.constant(target, tf.int64), norm=tf.constant(size, tf.float32))
-    (own, _), _ = rounds.contribution({0: update, 1: nothing}, report, rounds.announce(state), told)
+    own, _ = rounds.contribution({0: update, 1: nothing}, report, announced, admitted.clip)
     others = (len(cohort) - 1) * clip * moves
     state, (mean, _), _ = rounds.release(state, admitted, [tf.constant(others) + tf.repeat(own, draws), nothing])
     return state, _Release(mean.numpy() * max(len(cohort), 1), others, clip, clip)

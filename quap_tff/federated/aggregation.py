@@ -5,10 +5,10 @@
 `weight` carries the client's id: a struct with an integer `client_id`, or the integer itself. The steps of a round are
 those of `quap_tff.mechanisms.mechanism.Rounds`, and this module only says where each is done:
 
-* where the server sends no second message, there is one level of aggregation, and `next` compiles to TFF's mergeable
+* one level of aggregation, for which `next` compiles to TFF's `MapReduceForm`, `DistributeAggregateForm` and mergeable
   form;
-* else the second level depends on the first, and a round runs in a single context. Tensors that do not need the second
-  message belong to the first level. Where reports need no update, a client can train and hand over its update at once.
+* two where the documents clip a round by its own norms (`clips_by_this_round`): the second depends on the first, and a
+  round runs in a single context. Tensors that are not clipped belong to the first level.
 """
 
 import collections
@@ -20,6 +20,7 @@ import tensorflow_federated as tff
 import tree
 
 from quap_tff.federated import client_ids
+from quap_tff.federated import collecting
 from quap_tff.federated import secure_sum as secure_sums
 from quap_tff.mechanisms import layers as layers_lib
 from quap_tff.mechanisms import mechanism as mechanisms
@@ -67,11 +68,6 @@ class AggregationFactory(tff.aggregators.WeightedAggregationFactory):
     """
     if not isinstance(mechanism, mechanisms.Mechanism):
       raise TypeError(f'config must be a mechanism such as a quap_tff.QuapConfig, found {type(mechanism).__name__}.')
-    if inner_sum is not None and mechanism.facts.needs_each_update:
-      raise ValueError(
-        "The robust aggregator of this mechanism needs each client's update, but inner_sum gives only a sum. So no "
-        'secure sum is possible with it: leave inner_sum out, or use quap_tff.robust.Mean().'
-      )
     if inner_sum is not None and not isinstance(inner_sum, tff.aggregators.UnweightedAggregationFactory):
       raise TypeError(
         'inner_sum must be a tff.aggregators.UnweightedAggregationFactory, such as tff.aggregators.SumFactory(), '
@@ -95,7 +91,12 @@ class AggregationFactory(tff.aggregators.WeightedAggregationFactory):
     specs = tensor_specs(value_type)
     rounds = self._mechanism.for_model(tf.nest.flatten(specs), _layers_of(specs, self._layers), self._learning_rate_fn)
     if self._inner_sum is not None and rounds.sum_dtype is not None:
-      raise ValueError('The account of this mechanism is for its own sum, in float64: leave inner_sum out.')
+      raise ValueError('The account of this mechanism is for its own sum, of integers: leave inner_sum out.')
+    if self._inner_sum is not None and rounds.needs_each_update:
+      raise ValueError(
+        "This mechanism needs each client's update, but inner_sum gives only a sum. So no secure sum is possible with "
+        'it: leave inner_sum out, or use a robust aggregator and a weighting that need the sum alone.'
+      )
     own_of = _own_reader(weight_type, rounds.own_fields)
     every = range(len(rounds.specs))
     # All tensors go together where there is one level of aggregation, or where the sum is not a plain one.
@@ -124,17 +125,9 @@ class AggregationFactory(tff.aggregators.WeightedAggregationFactory):
 
       update_type = prepare.type_signature.result
 
-    if rounds.reports_updates:
-
-      @tff.tensorflow.computation(update_type, weight_type, message_type)
-      def report(update, weight, message):
-        return rounds.report(tf.nest.flatten(update), own_of(weight), message)
-
-    else:
-
-      @tff.tensorflow.computation(weight_type, message_type)
-      def report(weight, message):
-        return rounds.report(None, own_of(weight), message)
+    @tff.tensorflow.computation(update_type, weight_type, message_type)
+    def report(update, weight, message):
+      return rounds.report(tf.nest.flatten(update), own_of(weight), message)
 
     report_type = report.type_signature.result
 
@@ -142,22 +135,22 @@ class AggregationFactory(tff.aggregators.WeightedAggregationFactory):
     def told_server(own_report):
       return collections.OrderedDict((name, own_report[name]) for name in own_report if name not in rounds.kept_fields)
 
-    reports_type = collected_type(told_server.type_signature.result)
+    reports_type = collecting.collected_type(told_server.type_signature.result)
 
-    @tff.tensorflow.computation(state_type, reports_type)
-    def admit(state, reports):
-      return rounds.admit(state, reports)
+    @tff.tensorflow.computation(state_type, message_type, reports_type)
+    def admit(state, message, reports):
+      return rounds.admit(state, message, reports)
 
     admitted_type = admit.type_signature.result
 
-    told_type = nothing_type
-    if rounds.tells:
+    clip_type = nothing_type
+    if rounds.clips_by_this_round:
 
-      @tff.tensorflow.computation(state_type, admitted_type)
-      def tell(state, admitted):
-        return mechanisms.with_ids(rounds.tell(state, admitted), admitted)
+      @tff.tensorflow.computation(admitted_type)
+      def clip_of_round(admitted):
+        return admitted.clip
 
-      told_type = tell.type_signature.result
+      clip_type = clip_of_round.type_signature.result
 
     part_type, ready_type = update_type, nothing_type
     if ready:
@@ -174,32 +167,34 @@ class AggregationFactory(tff.aggregators.WeightedAggregationFactory):
 
       part_type, ready_type = waiting_part.type_signature.result, ready_part.type_signature.result
 
-    @tff.tensorflow.computation(part_type, report_type, message_type, told_type)
-    def contribute(part, own_report, message, told):
-      own = mechanisms.own_told(told, own_report['client_id']) if rounds.tells else {}
+    @tff.tensorflow.computation(part_type, report_type, message_type, clip_type)
+    def contribute(part, own_report, message, clip):
       parts = dict(zip(waiting, tf.nest.flatten(part)))
-      summands, late = rounds.contribution(parts, own_report, message, own)
-      return collections.OrderedDict(summands=summands, late=late) if rounds.collects_late else summands
+      summands = rounds.contribution(parts, own_report, message, clip if rounds.clips_by_this_round else None)
+      return [tf.cast(one, rounds.sum_dtype or one.dtype) for one in summands]
 
-    summands_type, late_type = contribute.type_signature.result, nothing_type
-    if rounds.collects_late:
-      summands_type, late_type = summands_type.summands, collected_type(summands_type.late)
+    summands_type = contribute.type_signature.result
     inner = None if self._inner_sum is None else _created_sum(self._inner_sum, summands_type)
     if rounds.needs_each_update:
-      each_type = tff.to_type([(one.dtype, [None, *one.shape]) for one in summands_type])
 
-      @tff.tensorflow.computation(each_type)
-      def combine(contributions):
-        return rounds.combined(list(contributions))
+      @tff.tensorflow.computation(summands_type, report_type)
+      def with_id(summands, own_report):
+        return collections.OrderedDict(
+          client_id=own_report['client_id'], **{str(k): one for k, one in enumerate(summands)}
+        )
 
-    total_type = tff.to_type([(rounds.sum_dtype or one.dtype, one.shape) for one in summands_type])
+      @tff.tensorflow.computation(collecting.collected_type(with_id.type_signature.result), admitted_type)
+      def combine(contributions, admitted):
+        order = tf.argsort(contributions['client_id'])  # That of the reports.
+        each = [tf.gather(contributions[str(k)], order) for k in range(len(summands_type))]
+        return rounds.combined(each, admitted.weights)
 
-    @tff.tensorflow.computation(state_type, admitted_type, total_type, ready_type, late_type)
-    def release(state, admitted, total, ready_total, late):
+    @tff.tensorflow.computation(state_type, admitted_type, summands_type, ready_type)
+    def release(state, admitted, total, ready_total):
       total = list(total)
       found = {**dict(zip(waiting, total)), **dict(zip(ready, ready_total))}
       summed = [found[i] for i in every] + total[len(waiting) :]
-      new_state, result, measurements = rounds.release(state, admitted, summed, late)
+      new_state, result, measurements = rounds.release(state, admitted, summed)
       return new_state, tf.nest.pack_sequence_as(specs, result), measurements
 
     @tff.federated_computation
@@ -215,32 +210,31 @@ class AggregationFactory(tff.aggregators.WeightedAggregationFactory):
     def next_fn(state, value, weight):
       nothing = tff.federated_value([], tff.SERVER)
       own_state = state if inner is None else state.mechanism
-      message = tff.federated_broadcast(tff.federated_map(announce, own_state))
+      announced = tff.federated_map(announce, own_state)
+      message = tff.federated_broadcast(announced)
       update = tff.federated_map(prepare, (value, message)) if rounds.prepares else value
-      reports = tff.federated_map(report, (update, weight, message) if rounds.reports_updates else (weight, message))
+      reports = tff.federated_map(report, (update, weight, message))
       sent = tff.federated_map(told_server, reports) if rounds.kept_fields else reports
-      admitted = tff.federated_map(admit, (own_state, federated_collect(sent, reports_type)))
-      told = tff.federated_broadcast(tff.federated_map(tell, (own_state, admitted)) if rounds.tells else nothing)
-      part, ready_total, late = update, nothing, nothing
+      admitted = tff.federated_map(
+        admit, (own_state, announced, collecting.collected_by_id(sent, self._mechanism.num_clients))
+      )
+      clip = tff.federated_map(clip_of_round, admitted) if rounds.clips_by_this_round else nothing
+      part, ready_total = update, nothing
       if ready:
         part = tff.federated_map(waiting_part, update)
         ready_total = tff.federated_sum(tff.federated_map(ready_part, (update, reports)))
-      summands = tff.federated_map(contribute, (part, reports, message, told))
-      if rounds.collects_late:
-        late = federated_collect(summands['late'], late_type)
-        summands = summands['summands']
+      summands = tff.federated_map(contribute, (part, reports, message, tff.federated_broadcast(clip)))
       if inner is not None:
         summed = inner.next(state.inner_sum, summands)
         total = summed.result
       elif rounds.secure_bounds is not None:
         total = secure_sums.secure_sum(summands, rounds.secure_bounds, rounds.most_clients)
       elif rounds.needs_each_update:
-        total = tff.federated_map(combine, federated_collect(summands, each_type))
-      elif rounds.sum_dtype is not None:
-        total = _federated_sum_as(total_type, summands)
+        each = collecting.collected(tff.federated_map(with_id, (summands, reports)))
+        total = tff.federated_map(combine, (each, admitted))
       else:
         total = tff.federated_sum(summands)
-      new_state, result, measurements = tff.federated_map(release, (own_state, admitted, total, ready_total, late))
+      new_state, result, measurements = tff.federated_map(release, (own_state, admitted, total, ready_total))
       if inner is not None:
         new_state = tff.federated_zip(AggregationState(new_state, summed.state))
       return tff.templates.MeasuredProcessOutput(new_state, result, measurements)
@@ -307,53 +301,3 @@ def _created_sum(inner_sum, total_type):
       'factory of sums, such as tff.aggregators.SumFactory().'
     )
   return process
-
-
-def _federated_sum_as(total_type, values):
-  """The sum of tensors in the dtypes of `total_type`. Clients send their own dtypes."""
-
-  @tff.tensorflow.computation
-  def zero():
-    return [tf.zeros(one.shape, one.dtype) for one in total_type]
-
-  @tff.tensorflow.computation(total_type, values.type_signature.member)
-  def add(total, value):
-    return [t + tf.cast(v, t.dtype) for t, v in zip(total, value)]
-
-  @tff.tensorflow.computation(total_type, total_type)
-  def merge(a, b):
-    return [x + y for x, y in zip(a, b)]
-
-  identity = tff.tensorflow.computation(lambda total: total, total_type)
-  return tff.federated_aggregate(values, zero(), add, merge, identity)
-
-
-def collected_type(report_type: tff.Type) -> tff.Type:
-  """The type of `federated_collect`'s result: for each tensor of a report, an array over the clients."""
-  tensors = tff.structure.to_elements(report_type)
-  return tff.to_type(collections.OrderedDict((name, (one.dtype, [None, *one.shape])) for name, one in tensors))
-
-
-def federated_collect(reports: tff.Value, reports_type: tff.Type) -> tff.Value:
-  """All clients' reports at the server, in client order.
-
-  Args:
-    reports: A struct of tensors at the clients.
-    reports_type: The same with each shape S as [None, *S].
-  """
-  specs = tff.types.type_to_tf_tensor_specs(reports_type)
-
-  @tff.tensorflow.computation
-  def zero():
-    return tf.nest.map_structure(lambda spec: tf.zeros([0, *spec.shape[1:]], spec.dtype), specs)
-
-  @tff.tensorflow.computation(reports_type, reports.type_signature.member)
-  def accumulate(collected, one):
-    return tf.nest.map_structure(lambda a, b: tf.concat([a, b[tf.newaxis]], axis=0), collected, one)
-
-  @tff.tensorflow.computation(reports_type, reports_type)
-  def merge(a, b):
-    return tf.nest.map_structure(lambda x, y: tf.concat([x, y], axis=0), a, b)
-
-  identity = tff.tensorflow.computation(lambda collected: collected, reports_type)
-  return tff.federated_aggregate(reports, zero(), accumulate, merge, identity)

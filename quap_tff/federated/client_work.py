@@ -21,13 +21,15 @@ from quap_tff.training.heterogeneity import extension as extensions
 ClientWorkConfig = client_update.ClientWorkConfig
 
 
-def client_data_type(input_spec: Any, with_absent: bool = False, with_keys: bool = False) -> tff.StructWithPythonType:
+def client_data_type(
+  input_spec: Any, with_absent: bool = False, with_answers: bool = False
+) -> tff.StructWithPythonType:
   """The type of one client's data, `<client_id=int64*, examples=D*>`.
 
   Args:
     input_spec: D, a batch: a structure of `tf.TensorSpec`s whose first dimension is unknown.
     with_absent: Whether there is also `absent=int64*`, before the examples.
-    with_keys: Whether there is also `noise_key=int64*`, before the examples: the client's own key, of four numbers.
+    with_answers: Whether there is also `answer`, before the examples: a sequence of one answer of the client's guard.
 
   Raises:
     ValueError: If a leaf of `input_spec` is not a dense tensor, or has a fixed first dimension.
@@ -39,8 +41,11 @@ def client_data_type(input_spec: Any, with_absent: bool = False, with_keys: bool
         ' are cut by the client work itself, and the last one of an epoch is smaller than the others.'
       )
   own_type = client_ids.data_type(tff.SequenceType(tff.types.tensorflow_to_type(input_spec)))
-  numbers = tff.SequenceType(np.int64)
-  more = {**({'absent': numbers} if with_absent else {}), **({'noise_key': numbers} if with_keys else {})}
+  numbers, more = tff.SequenceType(np.int64), {}
+  if with_absent:
+    more['absent'] = numbers
+  if with_answers:
+    more['answer'] = tff.SequenceType(tff.types.tensorflow_to_type(client_update.answer_spec()))
   return tff.to_type(collections.OrderedDict(client_id=numbers, **more, examples=own_type.examples))
 
 
@@ -50,7 +55,7 @@ def build_client_work(
   config: ClientWorkConfig = ClientWorkConfig(),
   extension: Optional[extensions.Extension] = None,
   num_clients: Optional[int] = None,
-  with_keys: bool = False,
+  with_answers: bool = False,
 ) -> tff.learning.templates.ClientWorkProcess:
   """Local training of every client in the cohort.
 
@@ -78,8 +83,8 @@ def build_client_work(
     config: See `ClientWorkConfig`.
     extension: A method around the mechanism, one of `quap_tff.training.heterogeneity`; by default none.
     num_clients: N, which an extension needs.
-    with_keys: Whether clients have keys for noise of their own, see `client_data_type`. The weight of an update then
-      holds `noise_key=int64[4]`, too.
+    with_answers: Whether clients bring answers of their guards, see `client_data_type`. The weight of an update then
+      holds `answer`, too.
 
   Raises:
     ValueError: For an input_spec that `client_data_type` refuses, or if a decay or the extension needs a learning rate
@@ -93,7 +98,7 @@ def build_client_work(
     made = model_fn()
     metrics_aggregation = tff.learning.metrics.sum_then_finalize(made.metric_finalizers())
   weights_type = tff.learning.models.weights_type_from_model(made)
-  data_type = client_data_type(made.input_spec, extension.takes_absent, with_keys)
+  data_type = client_data_type(made.input_spec, extension.takes_absent, with_answers)
   if config.learning_rate_decay != 1.0:
     client_update.base_learning_rate(optimizer)
   blank_model_fn = model_functions.without_initial_weights(model_fn)
@@ -124,6 +129,9 @@ def build_client_work(
   @tff.tensorflow.computation(data_type.client_id)
   def read_id(ids):
     return collections.OrderedDict(client_id=client_update.read_client_id(ids))
+
+  if with_answers:
+    read_answer = tff.tensorflow.computation(client_update.read_answer, data_type.answer)
 
   def train(given):
     announced, own = given['announced'], given.get('own')
@@ -166,19 +174,13 @@ def build_client_work(
       weight['report'] = collections.OrderedDict((name, report[name]) for name in names)
       if extension.takes_absent:
         weight['report']['absent'] = _absent_of(num_clients, client_data['absent'])
-    if with_keys:
-      weight['noise_key'] = tff.federated_map(_read_key, client_data['noise_key'])
+    if with_answers:
+      weight['answer'] = tff.federated_map(read_answer, client_data['answer'])
     results = tff.federated_zip(tff.learning.templates.ClientResult(update=updates, update_weight=weight))
     measurements = tff.federated_zip(collections.OrderedDict(train=metrics_aggregation(metrics)))
     return tff.templates.MeasuredProcessOutput(tff.federated_map(next_state, state), results, measurements)
 
   return tff.learning.templates.ClientWorkProcess(initialize, next_fn)
-
-
-@tff.tensorflow.computation(tff.SequenceType(np.int64))
-def _read_key(numbers):
-  key = client_update.read_examples(numbers.batch(5), tf.TensorSpec([None], tf.int64))
-  return tf.ensure_shape(key, [4])
 
 
 def _own_vectors(extension, num_clients, state, ids):

@@ -42,7 +42,7 @@ def compose(
   num_clients: Optional[int] = None,
   staleness: Optional[stalenesses.Staleness] = None,
   client_metrics: bool = True,
-  with_keys: bool = False,
+  with_answers: bool = False,
 ) -> tff.learning.templates.LearningProcess:
   """Federated averaging with our client work and any aggregator of updates. All methods share this.
 
@@ -63,8 +63,8 @@ def compose(
     num_clients: N, which an extension needs.
     staleness: If given, clients train on old versions of the model, and the weights of updates hold `staleness`, too.
     client_metrics: Whether clients send the model's training metrics, which are exact functions of their data.
-    with_keys: Whether clients have keys for noise of their own: one client's data are then
-      `<client_id=int64*, noise_key=int64*, examples=D*>`.
+    with_answers: Whether clients hold the noise: one client's data are then `<client_id=int64*, answer=A*,
+      examples=D*>`, with one answer of the client's guard (`quap_tff.ClientGuard.answer`).
 
   Raises:
     ValueError: If the extension or the decay needs a learning rate, and the local optimizer has none.
@@ -75,7 +75,7 @@ def compose(
   client_work = client_work if client_work is not None else client_works.ClientWorkConfig()
   initial_weights = model_functions.initial_weights(model_fn)
   weights_type = initial_weights.type_signature.result
-  work = client_works.build_client_work(model_fn, client_optimizer, client_work, extension, num_clients, with_keys)
+  work = client_works.build_client_work(model_fn, client_optimizer, client_work, extension, num_clients, with_answers)
   distributor = tff.learning.templates.build_broadcast_process(weights_type)
   if staleness is not None:
     distributor = old_versions.build_distributor(initial_weights, staleness.max_staleness + 1)

@@ -13,9 +13,9 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from quap_tff.federated import aggregation
 from quap_tff.federated import client_ids
 from quap_tff.federated import client_work
+from quap_tff.federated import collecting
 from quap_tff.mechanisms import line_search
 from quap_tff.training import client_update
 from quap_tff.training import model_functions
@@ -53,7 +53,7 @@ class LineSearchAggregationFactory(tff.aggregators.WeightedAggregationFactory):
     weights_type = tff.learning.models.weights_type_from_model(model)
     examples_type = client_work.client_data_type(model.input_spec).examples
     id_type = tff.to_type(collections.OrderedDict(client_id=np.int64))
-    ids_type = aggregation.collected_type(id_type)
+    ids_type = collecting.collected_type(id_type)
 
     @tff.tensorflow.computation
     def initialize_server():
@@ -118,7 +118,7 @@ class LineSearchAggregationFactory(tff.aggregators.WeightedAggregationFactory):
     )
     def next_fn(state, value, weight, global_weights, examples):
       own_ids = tff.federated_map(report, weight)
-      plan = tff.federated_map(plan_round, (state, aggregation.federated_collect(own_ids, ids_type)))
+      plan = tff.federated_map(plan_round, (state, collecting.collected(own_ids)))
       message = tff.federated_broadcast(tff.federated_map(announce, plan))
       own = tff.federated_map(own_weight, (own_ids, message))
       total = tff.federated_sum(tff.federated_map(contribute, (value, own)))

@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from quap_tff.federated import aggregation
 from quap_tff.federated import client_ids
+from quap_tff.federated import collecting
 from quap_tff.training import client_update
 from quap_tff.training import model_functions
 from quap_tff.training.heterogeneity import extension as extensions
@@ -52,7 +52,9 @@ class ServerMemory:
       return collections.OrderedDict(client_id=weight['client_id'], **weight['report'])
 
     reports = tff.federated_map(asked_for, weights)
-    return aggregation.federated_collect(reports, aggregation.collected_type(reports.type_signature.member))
+    are_scalars = all(not one.shape for one in reports.type_signature.member)
+    assert self._num_clients is not None
+    return collecting.collected_by_id(reports, self._num_clients) if are_scalars else collecting.collected(reports)
 
   def scaled(self, state: tff.Value, updates: tff.Value, weights: tff.Value, reports: tff.Value) -> tff.Value:
     """The clients' updates times `extension.scales`, which follow from the reports of all."""

@@ -188,7 +188,7 @@ class BufferedRounds(mechanism.Rounds):
   def __init__(self, value: Buffered, specs, layers):
     self.specs, self._size, self._config = specs, value.size, value.config
     self._inner = quap.QuapRounds(value.config, specs, layers)
-    self.tells = self._inner.tells
+    self.clips_by_this_round = self._inner.clips_by_this_round
 
   def initial_state(self) -> Any:
     return BufferedState(
@@ -203,20 +203,20 @@ class BufferedRounds(mechanism.Rounds):
     )
 
   def announce(self, state: Any) -> mechanism.Struct:
-    return collections.OrderedDict() if self.tells else collections.OrderedDict(clip=state.mechanism.clip)
+    return collections.OrderedDict(clip=state.mechanism.clip)
 
-  def report(self, update: Optional[list[Any]], own: mechanism.Struct, announced: mechanism.Struct) -> mechanism.Struct:
+  def report(self, update: list[Any], own: mechanism.Struct, announced: mechanism.Struct) -> mechanism.Struct:
     report = self._inner.report(update, own, {**announced, 'scale': 1.0})
     return collections.OrderedDict(report, staleness=tf.cast(own['staleness'], tf.int32))
 
-  def admit(self, state: Any, reports: mechanism.Struct) -> mechanism.Round:
+  def admit(self, state: Any, announced: mechanism.Struct, reports: mechanism.Struct) -> mechanism.Round:
     """The buffer is released if it is full.
 
     The budget of a release is that of all clients in the buffer, at their rates in the round of the release.
     `released_updates` is how many updates are in the release, 0 if there is none, and `buffered_updates` is how many
     wait.
     """
-    config, arrived = self._config, self._inner.admit(state.mechanism, reports)
+    config, arrived = self._config, self._inner.admit(state.mechanism, announced, reports)
     size, shares = arrived.metrics['cohort_size'], stalenesses.share(reports['staleness'])
     inside = tf.tensor_scatter_nd_add(state.buffer.shares, arrived.client_ids[:, tf.newaxis], shares)
     waiting = state.buffer.count + size
@@ -261,19 +261,13 @@ class BufferedRounds(mechanism.Rounds):
     rates = participations.rates(kind, after.participation, after.round)
     return self._config.round_noise(tf.boolean_mask(rates, inside > 0), participations.in_warmup(kind, after.round))
 
-  def tell(self, state: Any, admitted: mechanism.Round) -> mechanism.Struct:
-    return self._inner.tell(state.mechanism, admitted)
-
   def contribution(
-    self, update: mechanism.Parts, report: mechanism.Struct, announced: mechanism.Struct, told: mechanism.Struct
-  ) -> tuple[list[Any], mechanism.Struct]:
-    clipped, late = self._inner.contribution(update, report, announced, told)
+    self, update: mechanism.Parts, report: mechanism.Struct, announced: mechanism.Struct, clip: Optional[Any] = None
+  ) -> list[Any]:
     share = stalenesses.share(report['staleness'])
-    return [u * tf.cast(share, u.dtype) for u in clipped], late
+    return [u * tf.cast(share, u.dtype) for u in self._inner.contribution(update, report, announced, clip)]
 
-  def release(
-    self, state: Any, admitted: mechanism.Round, total: list[Any], late: Optional[mechanism.Struct] = None
-  ) -> tuple[Any, list[Any], mechanism.Struct]:
+  def release(self, state: Any, admitted: mechanism.Round, total: list[Any]) -> tuple[Any, list[Any], mechanism.Struct]:
     """The mean of the buffer if it is released; else the result is exactly zero, which leaves the model as it is."""
     after, count = admitted.after, admitted.metrics['released_updates']
     filled = [a + b for a, b in zip(state.buffer.total, total)]

@@ -2,20 +2,21 @@
 
 Neighbours: all data of one client are replaced by nothing, so that its update is zero. Who takes part when is known.
 
-  client i:  its id, and nothing else                                  `report`
-  server:    w_i(t) from who takes part, lowered by the filter         `admit`
-  client i:  u_i = g_i clipped to norm w_i(t)·C_t                      `contribution`
-  server:    (Σ u_i + C_t·Ẑ_t) / D                                     `release`
-             C_{t+1} from the norms, if the clip rule counts them
+  server:    the weight w_i(t) that each client has if it comes        `announce`
+  client i:  its id; and its norm, if the clip rule counts norms       `report`
+             u_i = g_i clipped to norm w_i(t)·C_t                      `contribution`
+  server:    charges those who came; C_{t+1}                           `admit`
+             (Σ u_i + C_t·Ẑ_t) / D                                     `release`
+
+w_i(t) is lowered by the filter to what is left of the client's budget. It follows from the state alone: from the
+client's own account and participation, and from the number of releases. So everyone's weight can be announced before
+anybody comes, and a round has one level of aggregation.
 
 The noise Ẑ_t takes back a part of what earlier rounds added: Σ_k c_k·Ẑ_{t-k} = Z_t, with Z_t drawn anew from N(0, z²·I)
 (`quap_tff.mechanisms.correlation`; under independent noise Ẑ_t = Z_t). The releases can be transformed so that round t
 has the noise Z_t. Client i then moves round t by at most Σ_{k, i∈S_{t-k}} c_k·w_i(t-k) units of the clipping norm,
 whatever C_t was in each round. docs/privacy.md has the proof. A private quantile's noised count is a second mechanism
 alongside this one. C_t is known before the round, from earlier releases.
-
-The first level of a round needs no update: everyone may know who takes part. So a client can train when its weight is
-known and hand over its update at once, and nobody has to hold a cohort's updates.
 
 If nobody may add anything in a round, the round releases nothing at all. This is so when the cohort is empty, or when
 all its clients have spent their budgets, and it follows from who takes part. The result is then zero, and the clipping
@@ -46,6 +47,9 @@ from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms import participation as participations
 from quap_tff.mechanisms import planning
 from quap_tff.mechanisms import privacy_filter
+
+# How many clients' weights are computed at once.
+_BLOCK = 2**16
 
 
 class ServerState(NamedTuple):
@@ -81,8 +85,6 @@ class CertifiedRounds(mechanism.Rounds):
     grid: The grid of its integers.
   """
 
-  reports_updates = False
-  tells = True
   sum_dtype = np.int64
 
   def __init__(self, config: configs.CertifiedConfig, specs: Sequence[Any], layers: Sequence[layers_lib.Layer]):
@@ -90,7 +92,6 @@ class CertifiedRounds(mechanism.Rounds):
     self.config, self.specs = config, specs
     self._sizes = [math.prod(spec.shape) for spec in specs]
     self.groups = clip_split.clip_groups(config.clip_split, self._sizes, layers)
-    self.collects_late = config.counts_norms
     config.slack(sum(self._sizes))  # Refuses what cannot be paid for.
     self.grid = config.grid(sum(self._sizes))
 
@@ -116,83 +117,106 @@ class CertifiedRounds(mechanism.Rounds):
   def sum_unit(self, clip: float) -> float:
     return clip / self.grid.steps
 
-  def report(self, update: Optional[list[Any]], own: mechanism.Struct, announced: mechanism.Struct) -> mechanism.Struct:
-    return collections.OrderedDict(client_id=own['client_id'])
+  def announce(self, state: Any) -> mechanism.Struct:
+    """C_t, and `weights` float32[N], the weight that each client has if it comes."""
+    return collections.OrderedDict(clip=state.clip, weights=self._weights(state))
 
-  def admit(self, state: Any, reports: mechanism.Struct) -> mechanism.Round:
-    """The metrics are functions of public values, as those of `release` are.
+  def _weights(self, state):
+    """float32[N]; in blocks, so that a large population needs no arrays of its size for each step."""
+    count = self.config.num_clients
+    if count <= _BLOCK:
+      return self._weights_of(state, tf.range(count, dtype=tf.int64))
+    starts = tf.range(0, count, _BLOCK, dtype=tf.int64)
+    block = lambda start: self._weights_of(state, tf.minimum(start + tf.range(_BLOCK, dtype=tf.int64), count - 1))
+    found = tf.map_fn(block, starts, fn_output_signature=tf.TensorSpec([_BLOCK], tf.float32), parallel_iterations=1)
+    return tf.reshape(found, [-1])[:count]
 
-    `weight_mean` and `weight_min` are over the cohort, and 0 if it is empty. `exhausted_clients` is how many clients of
-    the cohort have weight 0. `spent_max` is the largest share of the limit on μ² that any client has spent.
+  def _weights_of(self, state, ids):
+    config, round_num, release = self.config, state.round + 1, state.noise.counter
+    own = tf.nest.map_structure(lambda part: tf.gather(part, ids), state.accounts)
+    prices = privacy_filter.prices_of(config.prices, ids)
+    participation = participations.of_clients(state.participation, ids)
+    places = tf.range(tf.size(ids, tf.int64), dtype=tf.int64)
+    as_if_all_came = participations.next_state(config.participation, participation, places, round_num)
+    view = planning.round_view(config, prices, as_if_all_came, own, release, round_num, ids)
+    return privacy_filter.spend(prices, own, release, view.rounds_left, config.weights.weights(view))[0]
+
+  def report(self, update: list[Any], own: mechanism.Struct, announced: mechanism.Struct) -> mechanism.Struct:
+    """The id; and where norms are counted, the smallest C at which clipping leaves the update unchanged.
+
+    That is max_l ‖u_l‖/r_l, float32. It is not finite if an entry of the update is not finite.
     """
-    config = self.config
-    client_ids = mechanism.checked_ids(config.num_clients, reports['client_id'])
-    round_num, release = state.round + 1, state.noise.counter
-    participation = participations.next_state(config.participation, state.participation, client_ids, round_num)
-    own = tf.nest.map_structure(lambda part: tf.gather(part, client_ids), state.accounts)
-    prices = privacy_filter.prices_of(config.prices, client_ids)
-    of_cohort = participations.of_clients(participation, client_ids)
-    view = planning.round_view(config, prices, of_cohort, own, release, round_num, client_ids)
-    weights, own = privacy_filter.spend(prices, own, release, view.rounds_left, config.weights.weights(view))
+    report = collections.OrderedDict(client_id=own['client_id'])
+    if self.config.counts_norms:
+      norms = self._norms(dict(enumerate(update)))
+      largest = tf.reduce_max([norm / group.ratio for group, norm in zip(self.groups, norms)])
+      keeps = tf.reduce_all(tf.math.is_finite(tf.stack(norms)))
+      report['norm'] = tf.cast(tf.where(keeps, largest, float('nan')), tf.float32)
+    return report
 
-    places = client_ids[:, tf.newaxis]
-    accounts = tf.nest.map_structure(
-      lambda part, new: tf.tensor_scatter_nd_update(part, places, new), state.accounts, own
-    )
-    after = state._replace(
-      noise=state.noise._replace(counter=state.noise.counter + tf.cast(tf.reduce_any(weights > 0), tf.int64)),
-      accounts=accounts,
-    )
-    return admitted(config, client_ids, weights, participation, after, accounts.spent)
-
-  def tell(self, state: Any, admitted: mechanism.Round) -> mechanism.Struct:
-    return collections.OrderedDict(weights=admitted.weights, clip=admitted.clip)
+  def _norms(self, update):
+    return [clip_rules.global_norm([update[i] for i in group.indices]) for group in self.groups]
 
   def contribution(
-    self, update: mechanism.Parts, report: mechanism.Struct, announced: mechanism.Struct, told: mechanism.Struct
-  ) -> tuple[list[Any], mechanism.Struct]:
-    """The update, each group clipped to norm r_l·w·C; late, its norm where norms are counted.
+    self, update: mechanism.Parts, report: mechanism.Struct, announced: mechanism.Struct, clip: Optional[Any] = None
+  ) -> list[Any]:
+    """The update, each group clipped to norm r_l·w·C, on the grid.
 
     | update             | weight | contribution                                            |
     | any entry NaN, inf | any    | exact zeros in every tensor                             |
     | any                | 0      | exact zeros                                             |
     | zero               | any    | exact zeros                                             |
     | within the bounds  | > 0    | the update, rounded to the grid                         |
-
-    The norm is the smallest C at which clipping leaves the update unchanged: max_l ‖u_l‖/r_l, float32. It is not finite
-    if an entry of the update is not finite.
     """
-    norms = [clip_rules.global_norm([update[i] for i in group.indices]) for group in self.groups]
-    summands = self.grid.summands(list(update.values()), norms, self.groups, told['weight'], told['clip'])
-    late = collections.OrderedDict()
-    if self.collects_late:
-      largest = tf.reduce_max([norm / group.ratio for group, norm in zip(self.groups, norms)])
-      keeps = tf.reduce_all(tf.math.is_finite(tf.stack(norms)))
-      norm = tf.cast(tf.where(keeps, largest, float('nan')), tf.float32)
-      late = collections.OrderedDict(norm=norm, weight=told['weight'])
-    return summands, late
+    # `admit` refuses an id out of range with a clear message, so looking up its weight must not fail first.
+    own = tf.gather(announced['weights'], tf.clip_by_value(report['client_id'], 0, self.config.num_clients - 1))
+    return self.grid.summands(list(update.values()), self._norms(update), self.groups, own, announced['clip'])
 
-  def release(
-    self, state: Any, admitted: mechanism.Round, total: list[Any], late: Optional[mechanism.Struct] = None
-  ) -> tuple[Any, list[Any], mechanism.Struct]:
-    """`sigma` is the standard deviation of the noise that the round draws for each entry of the result."""
-    config, after = self.config, admitted.after
-    key = self.round_key(state.noise, admitted.client_ids)
-    if self.collects_late:
-      assert late is not None
+  def admit(self, state: Any, announced: mechanism.Struct, reports: mechanism.Struct) -> mechanism.Round:
+    """The metrics are functions of public values.
+
+    `weight_mean` and `weight_min` are over the cohort, and 0 if it is empty. `exhausted_clients` is how many clients of
+    the cohort have weight 0. `spent_max` is the largest share of the limit on μ² that any client has spent. `sigma` is
+    the standard deviation of the noise that the round draws for each entry of the result.
+    """
+    config = self.config
+    client_ids = mechanism.checked_ids(config.num_clients, reports['client_id'])
+    round_num, release = state.round + 1, state.noise.counter
+    participation = participations.next_state(config.participation, state.participation, client_ids, round_num)
+    weights = tf.gather(announced['weights'], client_ids)
+    own = tf.nest.map_structure(lambda part: tf.gather(part, client_ids), state.accounts)
+    prices = privacy_filter.prices_of(config.prices, client_ids)
+    own = privacy_filter.charged(prices, own, release, planning.rounds_left(config, round_num), weights)
+    places = client_ids[:, tf.newaxis]
+    accounts = tf.nest.map_structure(
+      lambda part, new: tf.tensor_scatter_nd_update(part, places, new), state.accounts, own
+    )
+    clip = state.clip
+    if config.counts_norms:
       # Only clients with a positive weight count.
-      counted = tf.boolean_mask(late['norm'], late['weight'] > 0)
-      moved = config.clip.next_norm(state.clip, counted, lambda stddev: integers.count_noise(key, stddev))
-      after = after._replace(clip=tf.minimum(moved, configs.LARGEST_CLIP))
+      counted = tf.boolean_mask(reports['norm'], weights > 0)
+      key = self.round_key(state.noise, client_ids)
+      moved = config.clip.next_norm(clip, counted, lambda stddev: integers.count_noise(key, stddev))
+      clip = tf.minimum(moved, configs.LARGEST_CLIP)
+    after = state._replace(
+      clip=clip,
+      noise=state.noise._replace(counter=state.noise.counter + tf.cast(tf.reduce_any(weights > 0), tf.int64)),
+      accounts=accounts,
+    )
+    spent_max = tf.cast(tf.reduce_max(accounts.spent / config.prices.limit), tf.float32)
+    return admitted(config, client_ids, weights, participation, state, after, spent_max=spent_max)
+
+  def release(self, state: Any, admitted: mechanism.Round, total: list[Any]) -> tuple[Any, list[Any], mechanism.Struct]:
+    config = self.config
     releases = admitted.noise_multiplier > 0
-    noise, moved_buffers = self.grid.noise(key, state.buffers)
+    noise, moved = self.grid.noise(self.round_key(state.noise, admitted.client_ids), state.buffers)
     # If nobody may add anything, all sums are zero, and nothing is released.
     noise = tf.split(tf.where(releases, noise, tf.zeros_like(noise)), self._sizes)
-    buffers = [tf.where(releases, new, old) for new, old in zip(moved_buffers, state.buffers)]
+    buffers = [tf.where(releases, new, old) for new, old in zip(moved, state.buffers)]
     step = tf.cast(state.clip, tf.float64) / self.grid.steps
     sums = [tf.cast(part + tf.reshape(own, part.shape), tf.float64) * step for part, own in zip(total, noise)]
     result = [tf.cast(one / config.divisor, spec.dtype) for one, spec in zip(sums, self.specs)]
-    return after._replace(buffers=buffers), result, admitted.metrics
+    return admitted.after._replace(buffers=buffers), result, admitted.metrics
 
   def round_key(self, noise: mechanism.NoiseState, client_ids: Any) -> Any:
     """The key of a round's noise, int64[4]. It depends on the cohort, too.
@@ -209,7 +233,13 @@ class CertifiedRounds(mechanism.Rounds):
 
 
 def admitted(
-  config: configs.CertifiedConfig, client_ids: Any, weights: Any, participation: Any, state: Any, spent: Any
+  config: configs.CertifiedConfig,
+  client_ids: Any,
+  weights: Any,
+  participation: Any,
+  state: Any,
+  after: Any,
+  **more: Any,
 ) -> mechanism.Round:
   """A round whose weights are decided. The server or the clients draw its noise.
 
@@ -218,8 +248,9 @@ def admitted(
     client_ids: int64[M], the cohort, checked.
     weights: float32[M], in its order. If all are 0, the round releases nothing.
     participation: The participation state with this round.
-    state: The state with what the weights changed in it; its `round`, `participation` and `weights` are the old ones.
-    spent: float64[N], μ_i² with this round.
+    state: The state before the round.
+    after: The state with what the round changed in it; its `round`, `participation` and `weights` are the old ones.
+    **more: More measurements.
   """
   round_num, size = state.round + 1, tf.size(weights)
   releases = tf.reduce_any(weights > 0)
@@ -232,7 +263,7 @@ def admitted(
     clip=state.clip,
     noise_multiplier=multiplier,
     sigma=sigma,
-    after=state._replace(round=round_num, participation=participation, weights=spread),
+    after=after._replace(round=round_num, participation=participation, weights=spread),
     metrics=collections.OrderedDict(
       round=round_num,
       cohort_size=size,
@@ -242,7 +273,7 @@ def admitted(
       exhausted_clients=tf.reduce_sum(tf.cast(tf.equal(weights, 0), tf.int32)),
       weight_mean=tf.math.divide_no_nan(tf.reduce_sum(weights), tf.cast(size, tf.float32)),
       weight_min=tf.where(size > 0, tf.reduce_min(weights), 0.0),
-      spent_max=tf.cast(tf.reduce_max(spent / config.prices.limit), tf.float32),
+      **more,
       **mechanism.participation_metrics(config, participation, round_num),
     ),
   )

@@ -78,6 +78,9 @@ class CertifiedConfig(mechanism.Mechanism):
     most_clients: The size of the largest cohort. Only with a secure sum; None: to be taken from a schedule.
     dropout: The share of clients that are drawn and do not send, for which the plan leaves room. Only with a secure
       sum.
+    threshold: The smallest share of the announced clients with which the secure sum opens, in (0, 1]. Clients then add
+      so much noise that the account holds whichever of them drop out. Only with independent noise. None: any number
+      may drop out, and the account is about a server that tells the truth about them.
   """
 
   num_clients: int
@@ -99,6 +102,7 @@ class CertifiedConfig(mechanism.Mechanism):
   planned_weights: Optional[tuple[float, ...]] = None
   most_clients: Optional[int] = None
   dropout: float = 0.0
+  threshold: Optional[float] = None
 
   def __post_init__(self):
     checks.integer('num_clients', self.num_clients, at_least=1, at_most=2**31 - 1)
@@ -131,9 +135,10 @@ class CertifiedConfig(mechanism.Mechanism):
   def _check_trust(self):
     is_held = isinstance(self.correlation, correlations.Held)
     if not self.holds_noise:
-      if is_held or self.planned_weights is not None or self.most_clients is not None or self.dropout:
+      others = self.planned_weights, self.most_clients, self.threshold
+      if is_held or self.dropout or any(one is not None for one in others):
         raise ValueError(
-          'Noise that clients hold (correlation=Held, planned_weights, most_clients, dropout) is for '
+          'Noise that clients hold (correlation=Held, planned_weights, most_clients, dropout, threshold) is for '
           'trust="secure_sum". A trusted server adds independent, ar1, banded or blt noise.'
         )
       return
@@ -147,6 +152,14 @@ class CertifiedConfig(mechanism.Mechanism):
         f'With trust="secure_sum", nobody sees the norms that {self.clip!r} follows. Use a fixed clipping norm.'
       )
     checks.number('dropout', self.dropout, at_least=0, at_most=0.9)
+    if self.threshold is not None:
+      checks.number('threshold', self.threshold, above=0, at_most=1)
+      if self.correlation.is_settled and self.correlation.decay:
+        raise ValueError(
+          f'A threshold needs noise that is independent from round to round, found {self.correlation!r}: if a server '
+          'chooses who drops out, it chooses which noise is taken back. Use correlation=Held(0.0), or leave threshold '
+          'out.'
+        )
     if self.planned_weights is not None:
       weights = np.asarray(self.planned_weights, np.float64)
       if weights.shape != (self.num_clients,) or not ((weights >= 0) & (weights <= 1)).all():
@@ -316,9 +329,9 @@ class CertifiedConfig(mechanism.Mechanism):
 
   @property
   def share_scale(self) -> float:
-    """s of noise that clients hold."""
+    """s of noise that clients hold. With a threshold θ, the account has √θ of it, which is left if others drop out."""
     assert self.noise_multiplier is not None
-    return self.noise_multiplier
+    return self.noise_multiplier / math.sqrt(self.threshold or 1.0)
 
   @property
   def share_decay(self) -> float:

@@ -111,8 +111,6 @@ class Local(mechanism.Configured):
 class LocalRounds(mechanism.Rounds):
   """Local privacy's functions for updates of known tensors. The state is that of QuAP-FL's rounds."""
 
-  reports_updates = False
-
   def __init__(self, config: configs.QuapConfig, specs):
     self.config, self.specs = config, specs
 
@@ -124,10 +122,10 @@ class LocalRounds(mechanism.Rounds):
     # A client needs its own rate only; the simulation sends all of them, as it does the seed.
     return collections.OrderedDict(clip=state.clip, **quap.announced_budgets(self.config, state))
 
-  def report(self, update: Optional[list[Any]], own: mechanism.Struct, announced: mechanism.Struct) -> mechanism.Struct:
+  def report(self, update: list[Any], own: mechanism.Struct, announced: mechanism.Struct) -> mechanism.Struct:
     return collections.OrderedDict(client_id=own['client_id'])
 
-  def admit(self, state: Any, reports: mechanism.Struct) -> mechanism.Round:
+  def admit(self, state: Any, announced: mechanism.Struct, reports: mechanism.Struct) -> mechanism.Round:
     """The metrics follow from who takes part. `noise_multiplier` is the smallest one of a message of the cohort."""
     config = self.config
     ids = mechanism.checked_ids(config.num_clients, reports['client_id'])
@@ -163,8 +161,8 @@ class LocalRounds(mechanism.Rounds):
     )
 
   def contribution(
-    self, update: mechanism.Parts, report: mechanism.Struct, announced: mechanism.Struct, told: mechanism.Struct
-  ) -> tuple[list[Any], mechanism.Struct]:
+    self, update: mechanism.Parts, report: mechanism.Struct, announced: mechanism.Struct, clip: Optional[Any] = None
+  ) -> list[Any]:
     """A client's message: its clipped update and N(0, (2·C·z)²) on each entry, in the update's dtypes.
 
     | update             | what is noised               |
@@ -173,19 +171,16 @@ class LocalRounds(mechanism.Rounds):
     | else               | the update, scaled to norm C |
     """
     multiplier = quap.own_multiplier(self.config, report['client_id'], announced, tf.float64)
-    clip = tf.cast(announced['clip'], tf.float64)
+    bound = tf.cast(announced['clip'], tf.float64)
     exact = [tf.cast(u, tf.float64) for u in update.values()]
     norm = clip_rules.global_norm(exact)
-    factor = tf.minimum(tf.ones_like(norm), clip * (1 - CLIP_MARGIN) / tf.maximum(norm, np.finfo(np.float64).tiny))
+    factor = tf.minimum(tf.ones_like(norm), bound * (1 - CLIP_MARGIN) / tf.maximum(norm, np.finfo(np.float64).tiny))
     clipped = [tf.where(tf.math.is_finite(norm), u * factor, tf.zeros_like(u)) for u in exact]
     seed = seeds.fold_in(announced['seed'], report['client_id'])
-    noise = gaussian.noises(seed, exact, SENSITIVITY * clip * multiplier)
+    noise = gaussian.noises(seed, exact, SENSITIVITY * bound * multiplier)
     # One rounding, after the noise: post-processing.
-    message = [tf.cast(c + n, u.dtype) for c, n, u in zip(clipped, noise, update.values())]
-    return message, collections.OrderedDict()
+    return [tf.cast(c + n, u.dtype) for c, n, u in zip(clipped, noise, update.values())]
 
-  def release(
-    self, state: Any, admitted: mechanism.Round, total: list[Any], late: Optional[mechanism.Struct] = None
-  ) -> tuple[Any, list[Any], mechanism.Struct]:
+  def release(self, state: Any, admitted: mechanism.Round, total: list[Any]) -> tuple[Any, list[Any], mechanism.Struct]:
     divisor = tf.maximum(tf.cast(admitted.metrics['cohort_size'], tf.float64), 1.0)
     return admitted.after, [t / tf.cast(divisor, t.dtype) for t in total], admitted.metrics

@@ -3,14 +3,15 @@
 A `Mechanism` is one frozen value that a fingerprint can name. Given the tensors of an update, `for_model` makes its
 `Rounds`: pure functions of TensorFlow tensors. Round t is
 
-    server  announced = announce(state)                        the server's message before the reports
+    server  announced = announce(state)                        the server's message
     client  update = prepared(update, announced)               the part of an update that the round is about: often all
             report = report(update, own, announced)            scalars, among them `client_id`
-    server  admitted = admit(state, reports)                   who takes part with which weight, clip and noise
-            told = tell(state, admitted)                       the server's second message: often empty
-    client  early(update, report)                              its part of the sums that need no second message
-            contribution(update, report, announced, told)      its bounded part of the other sums; and a late report
-    server  release(state, admitted, total, late)              the result, the state after the round, measurements
+            contribution(update, report, announced, clip)      its bounded part of the sums
+    server  admitted = admit(state, announced, reports)        who takes part with which weight, clip and noise
+            release(state, admitted, total)                    the result, the state after the round, measurements
+
+The documents clip a round by the norms of that round. Then clients wait for the clipping norm that follows from the
+reports of all: `clips_by_this_round`. In all other rounds nobody waits, and there is one level of aggregation.
 
 `quap_tff.federated.aggregation` lifts any of them to TFF. `quap_tff.mechanisms.playing` has the same round as a plain
 function, for tests and audits. Afterwards `Mechanism.spent` gives the ledger's record of a round.
@@ -40,8 +41,6 @@ Layers = Sequence[layers_lib.Layer]
 LearningRateFn = Optional[Callable[[Any], Any]]
 
 
-# The arrays of the second message, and the names under which a client sees its own entry.
-OWN = {'weights': 'weight', 'previous_rounds': 'previous_round'}
 # Measurements that are public for every mechanism, and those that are public where the clipping norm is.
 PUBLIC_METRICS = frozenset(
   'cohort_size dropped_out epsilon noise_multiplier participation_mean participation_stddev participation_min '
@@ -105,7 +104,7 @@ class Facts(NamedTuple):
       part, from constants and from noised releases.
     noised_layers: A selection of `quap_tff.mechanisms.layers`, the layers that get noise.
     clipped_layers: A selection too: the layers whose joint norm is clipped.
-    aggregates_once: Whether a round has one level of aggregation, because no client waits for what others report.
+    aggregates_once: Whether a round has one level of aggregation, because no client waits for the norms of others.
     needs_each_update: Whether the server must see each client's contribution, and not only their sum.
     takes_sparsity: Whether rounds can update a part of the weights only.
     noises_one_sum: Whether a round releases its cohort's sum with the server's noise on `noised_layers`, and no more.
@@ -233,7 +232,6 @@ class Rounds(abc.ABC):
   Attributes:
     specs: A `tf.TensorSpec` for each tensor of an update.
     prepares: Whether the round is about something other than the update itself, see `prepared`.
-    reports_updates: Whether a report needs the update. If not, updates can be made when the weights are known.
     own_fields: The fields that must come with an update in addition to the id: the end of "must say …" by name.
     kept_fields: Names in a report that the client keeps to itself. Only its own `contribution` sees them.
     secure_bounds: For each of the sums the largest absolute value of a client's int64 entries, if they go into a secure
@@ -241,23 +239,21 @@ class Rounds(abc.ABC):
     most_clients: The size of the largest cohort, for a secure sum.
     needs_each_update: Whether `combined` takes the place of the sum.
     sum_dtype: The dtype in which contributions are summed; None for their own.
-    waiting: Positions of the tensors that need `told`; None if all go together.
-    tells: Whether the server sends a second message, after the reports.
-    collects_late: Whether contributions come with late reports.
+    clips_by_this_round: Whether the clipping norm follows the norms of this very round, as in the documents. Clients
+      then wait for it, and a round has two levels of aggregation.
+    waiting: Positions of the tensors that wait for it; None if all go together.
   """
 
   specs: Sequence[Any]
   prepares: bool = False
-  reports_updates: bool = True
   own_fields: dict[str, str] = {}
   kept_fields: Sequence[str] = ()
   secure_bounds: Optional[Sequence[int]] = None
   most_clients: int = 0
   needs_each_update: bool = False
   sum_dtype: Any = None
+  clips_by_this_round: bool = False
   waiting: Optional[Sequence[int]] = None
-  tells: bool = False
-  collects_late: bool = False
 
   @abc.abstractmethod
   def initial_state(self) -> Any:
@@ -283,67 +279,61 @@ class Rounds(abc.ABC):
     return update
 
   @abc.abstractmethod
-  def report(self, update: Optional[list[Any]], own: Struct, announced: Struct) -> Struct:
+  def report(self, update: list[Any], own: Struct, announced: Struct) -> Struct:
     """A client's report: scalars by name, among them `client_id`.
 
     Args:
-      update: Its float tensors; None unless `reports_updates`.
+      update: Its float tensors.
       own: Its `client_id`, int64 scalar, and what `own_fields` names.
       announced: From `announce`.
     """
 
   @abc.abstractmethod
-  def admit(self, state: Any, reports: Struct) -> Round:
+  def admit(self, state: Any, announced: Struct, reports: Struct) -> Round:
     """Everything that the round decides before it sums updates.
 
     Args:
       state: The state before the round.
-      reports: The cohort's reports, an array [M] for each scalar, possibly of nobody.
+      announced: From `announce`.
+      reports: The cohort's reports, an array [M] for each scalar, possibly of nobody. In TFF they come in the order of
+        the ids, so that a round is the same to the last bit in whatever order clients come.
 
     Raises:
       tf.errors.InvalidArgumentError: When run, if an id is outside [0, N) or appears twice.
     """
-
-  def tell(self, state: Any, admitted: Round) -> Struct:
-    """The server's second message: scalars; and `weights` float32[M] and other arrays [M], in the order of the ids.
-
-    A client finds its own by its id, and sees them as `OWN` names them. Only if `tells`.
-    """
-    raise NotImplementedError
 
   def early(self, update: Parts, report: Struct) -> Parts:
     """A client's part of the sums of the tensors that are not `waiting`."""
     raise NotImplementedError
 
   @abc.abstractmethod
-  def contribution(self, update: Parts, report: Struct, announced: Struct, told: Struct) -> tuple[list[Any], Struct]:
-    """A client's bounded part of each sum, and its late report.
+  def contribution(self, update: Parts, report: Struct, announced: Struct, clip: Optional[Any] = None) -> list[Any]:
+    """A client's bounded part of each sum: a tensor for each one of `update`, and then any others to be summed.
 
     Args:
       update: The waiting tensors of its update.
       report: Its own report.
       announced: From `announce`.
-      told: From `tell`, with its own `weight`.
-
-    Returns:
-      (a tensor for each one of `update`, and after them any others to be summed; late scalars by name).
+      clip: float32 scalar, the clipping norm of a round that `clips_by_this_round`.
     """
 
-  def combined(self, contributions: list[Any]) -> list[Any]:
-    """The replacement of the sum for a mechanism with `needs_each_update`, from float[M, *S] for each tensor."""
+  def combined(self, contributions: list[Any], weights: Any) -> list[Any]:
+    """The replacement of the sum for a mechanism with `needs_each_update`.
+
+    Args:
+      contributions: float[M, *S] for each tensor, in the order of the reports.
+      weights: float32[M], from `admit`.
+    """
     raise NotImplementedError
 
   @abc.abstractmethod
-  def release(
-    self, state: Any, admitted: Round, total: list[Any], late: Optional[Struct] = None
-  ) -> tuple[Any, list[Any], Struct]:
+  def release(self, state: Any, admitted: Round, total: list[Any]) -> tuple[Any, list[Any], Struct]:
     """The state after the round, the result and measurements (`round`, `cohort_size`, `clipping_norm` and others).
 
     Args:
       state: The state before the round.
       admitted: From `admit`.
       total: The sums: a tensor for each one of the update, and then the others of `contribution`.
-      late: The late reports, an array [M] for each scalar, in any order of the clients.
 
     Returns:
       (state, float tensors as in an update, scalars by name).
@@ -390,20 +380,3 @@ def participation_metrics(mechanism: Any, state: Any, round_num: Any) -> Struct:
   """Statistics of the participation rates, `participation_*`."""
   found = participations.statistics(mechanism.participation, state, round_num)
   return collections.OrderedDict((f'participation_{name}', value) for name, value in found.items())
-
-
-def with_ids(told: Struct, admitted: Round) -> Struct:
-  """The second message with the cohort's ids, by which clients find their own weights."""
-  told = collections.OrderedDict(told)
-  if 'weights' in told:
-    told['client_ids'] = admitted.client_ids
-  return told
-
-
-def own_told(told: Struct, client_id: tf.Tensor) -> Struct:
-  """The second message as one client sees it: its own entries in place of the cohort's arrays and `client_ids`."""
-  own = collections.OrderedDict((name, told[name]) for name in told if name not in ('client_ids', *OWN))
-  for name in OWN.keys() & told.keys():
-    is_own = tf.equal(told['client_ids'], client_id)
-    own[OWN[name]] = tf.reduce_sum(tf.where(is_own, told[name], tf.zeros_like(told[name])))
-  return own

@@ -14,7 +14,6 @@ makes noise cancel in part, but each participation affects more releases. The ch
 
 from collections.abc import Sequence
 import dataclasses
-import functools
 import math
 from typing import Any, Callable, NamedTuple, Optional
 
@@ -141,6 +140,8 @@ def _held(config, cohorts, averaging) -> Planned:
   if config.is_calibrated and len(averages) == 1:
     return Planned(config, averages[0])
   decays = correlations.DECAYS if config.correlation.decay is None else (config.correlation.decay,)
+  if config.threshold is not None:
+    decays = (0.0,)
   found = held_planning.calibrated(cohorts, config.num_clients, config.prices.limit, config.dropout, averaging, decays)
   weights = found.weights.astype(np.float32)
   weights = np.where(weights > found.weights, np.nextafter(weights, np.float32(0)), weights)
@@ -353,16 +354,21 @@ def _run(
     own_prices = privacy_filter.prices_of(prices, client_ids)
     cohort_participation = participations.of_clients(participation, ids)
     view = round_view(config, own_prices, cohort_participation, own, release, index + 1, client_ids)
-    spend = functools.partial(privacy_filter.spend, own_prices, own, release, view.rounds_left)
-    weights, own = spend(config.weights.weights(view))
+    before = own
+    weights, own = privacy_filter.spend(own_prices, own, release, view.rounds_left, config.weights.weights(view))
     if index < len(kept) and kept[index] is not None:
-      _, own = spend(kept[index])
+      own = privacy_filter.charged(own_prices, before, release, view.rounds_left, kept[index])
     accounts.spent[..., ids], accounts.latest[..., ids] = own.spent, own.latest
     for sums, new in zip(accounts.sums, own.sums):
       sums[..., ids] = new
     release = release + np.any(weights > 0, axis=-1, keepdims=bool(leading))
     visit(index, weights, own.spent)
   return accounts.spent
+
+
+def rounds_left(config: configs.CertifiedConfig, round_num: Any) -> Any:
+  """T - t, the planned rounds after round t; +inf if no number of rounds is planned."""
+  return math.inf if config.num_rounds is None else config.num_rounds - round_num
 
 
 def round_view(
@@ -402,7 +408,7 @@ def round_view(
     rates=participations.rates(config.participation, participation, round_num),
     counts=participation['counts'],
     round_num=participations.counted_rounds(config.participation, round_num),
-    rounds_left=math.inf if config.num_rounds is None else config.num_rounds - round_num,
+    rounds_left=rounds_left(config, round_num),
     in_warmup=participations.in_warmup(config.participation, round_num),
     planned=planned,
     budget_shares=budget_shares,

@@ -49,23 +49,23 @@ def play_round(
   for update, fields in clients:
     update[:] = rounds.prepared(update, announced)
     fields = collections.OrderedDict(fields, client_id=tf.cast(fields.get('client_id', 0), tf.int64))
-    reports.append(rounds.report(update if rounds.reports_updates else None, fields, announced))
-  admitted = rounds.admit(state, _stacked(reports, count))
-  told = mechanism.with_ids(rounds.tell(state, admitted), admitted) if rounds.tells else collections.OrderedDict()
+    reports.append(rounds.report(update, fields, announced))
+  admitted = rounds.admit(state, announced, _stacked(reports, count))
+  clip = admitted.clip if rounds.clips_by_this_round else None
   every = range(len(rounds.specs))
   waiting = every if rounds.waiting is None else rounds.waiting
-  sent, late = [], []
+  sent = []
   for (update, _), report in zip(clients, reports):
-    added, own_late = rounds.contribution(
-      {i: update[i] for i in waiting}, report, announced, mechanism.own_told(told, report['client_id'])
-    )
+    added = rounds.contribution({i: update[i] for i in waiting}, report, announced, clip)
     rest = {i: update[i] for i in every if i not in waiting}
     found = {**dict(zip(waiting, added)), **(rounds.early(rest, report) if rest else {})}
     sent.append([found[i] for i in every] + added[len(waiting) :])
-    late.append(own_late)
   each = [tf.stack([tf.cast(one, rounds.sum_dtype or one.dtype) for one in parts])[:count] for parts in zip(*sent)]
-  total = rounds.combined(each) if rounds.needs_each_update else [tf.reduce_sum(one, axis=0) for one in each]
-  return Played(*rounds.release(state, admitted, total, _stacked(late, count)), admitted, sent[:count])
+  if rounds.needs_each_update:
+    total = rounds.combined(each, admitted.weights)
+  else:
+    total = [tf.reduce_sum(one, axis=0) for one in each]
+  return Played(*rounds.release(state, admitted, total), admitted, sent[:count])
 
 
 def _stacked(reports, count):

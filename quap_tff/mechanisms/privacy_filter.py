@@ -147,31 +147,67 @@ def spend(prices: Prices, accounts: Accounts, release: Any, releases_left: Any, 
     (weights float32 in [0, 1], the accounts with this round).
   """
   xp = arrays.namespace(accounts.spent, proposed, release, releases_left)
-  before = standing(prices, accounts, release)
-  squared = xp.square(arrays.cast(prices.noise_multiplier, np.float64))
+  bill = _bill(prices, accounts, release, releases_left)
   within = arrays.cast(xp.greater_equal(releases_left, 0), np.float64)
-  unit, by_sum = prices.correlation.price(xp.maximum(arrays.cast(releases_left, np.float64), 0.0))
-  cross = sum((factor * own for factor, own in zip(by_sum, before.sums)), 0.0 * before.left)
-  affordable = within * weight_for((before.left - prices.count_cost) * squared, unit, cross)
+  left = prices.limit - accounts.spent
+  affordable = within * weight_for((left - prices.count_cost) * bill.squared, bill.unit, bill.cross)
   asked = xp.minimum(arrays.cast(proposed, np.float64), 1.0)
   exact = xp.minimum(asked, affordable)
   weights = arrays.cast(exact, np.float32)
   lowered = xp.nextafter(weights, xp.zeros_like(weights))
   weights = xp.where(arrays.cast(weights, np.float64) > exact, lowered, weights)
   taken = arrays.cast(weights, np.float64)
-  cost = (unit * taken + 2.0 * cross) * taken / squared + prices.count_cost
-  correlated = prices.correlation.num_buffers > 0
-  # The rounding of this sum is less than what the last factor adds.
-  total = (accounts.spent + cost * (_CORRELATED_ROUNDED_UP if correlated else _ROUNDED_UP)) * (1 + 2.0**-52)
+  after = _charged(prices, accounts, bill, release, taken)
   # A sum that is NaN is not within the limit.
-  is_within = total <= prices.limit * _REACH
+  is_within = after.spent <= prices.limit * _REACH
   pays = xp.logical_and(taken >= xp.maximum(SMALLEST_SHARE * asked, SMALLEST_WEIGHT), is_within)
-  after = Accounts(spent=xp.where(pays, total, accounts.spent), sums=accounts.sums, latest=accounts.latest)
-  if correlated:
-    after = after._replace(
-      sums=[
-        xp.where(pays, moved, kept) for moved, kept in zip(prices.correlation.after(before.sums, taken), accounts.sums)
-      ],
-      latest=xp.where(pays, xp.zeros_like(accounts.latest) + release, accounts.latest),
-    )
-  return xp.where(pays, weights, xp.zeros_like(weights)), after
+  return xp.where(pays, weights, xp.zeros_like(weights)), _chosen(pays, after, accounts)
+
+
+def charged(prices: Prices, accounts: Accounts, release: Any, releases_left: Any, weights: Any) -> Accounts:
+  """The accounts after a round in which the clients add what they were allowed to, or less.
+
+  Args:
+    prices, accounts, release, releases_left: As for `spend`.
+    weights: Floats, from `spend` with the same arguments; a client of weight 0 spends nothing.
+  """
+  xp = arrays.namespace(accounts.spent, weights, release, releases_left)
+  taken = arrays.cast(weights, np.float64)
+  after = _charged(prices, accounts, _bill(prices, accounts, release, releases_left), release, taken)
+  return _chosen(xp.greater(taken, 0), after, accounts)
+
+
+class _Bill(NamedTuple):
+  """The cost of a weight w: (unit·w² + 2·cross·w)/squared, and that of a count."""
+
+  squared: Any
+  unit: Any
+  cross: Any
+  sums: list[Any]
+
+
+def _bill(prices, accounts, release, releases_left) -> _Bill:
+  xp = arrays.namespace(accounts.spent, release, releases_left)
+  before = standing(prices, accounts, release)
+  squared = xp.square(arrays.cast(prices.noise_multiplier, np.float64))
+  unit, by_sum = prices.correlation.price(xp.maximum(arrays.cast(releases_left, np.float64), 0.0))
+  cross = sum((factor * own for factor, own in zip(by_sum, before.sums)), 0.0 * before.left)
+  return _Bill(squared, unit, cross, before.sums)
+
+
+def _charged(prices, accounts, bill, release, taken) -> Accounts:
+  xp = arrays.namespace(accounts.spent, taken)
+  cost = (bill.unit * taken + 2.0 * bill.cross) * taken / bill.squared + prices.count_cost
+  is_correlated = prices.correlation.num_buffers > 0
+  # The rounding of this sum is less than what the last factor adds.
+  spent = (accounts.spent + cost * (_CORRELATED_ROUNDED_UP if is_correlated else _ROUNDED_UP)) * (1 + 2.0**-52)
+  if not is_correlated:
+    return accounts._replace(spent=spent)
+  return Accounts(spent, list(prices.correlation.after(bill.sums, taken)), xp.zeros_like(accounts.latest) + release)
+
+
+def _chosen(pays, after, before) -> Accounts:
+  xp = arrays.namespace(pays, after.spent)
+  choose = lambda new, old: old if new is old else xp.where(pays, new, old)
+  sums = [choose(new, old) for new, old in zip(after.sums, before.sums)]
+  return Accounts(choose(after.spent, before.spent), sums, choose(after.latest, before.latest))

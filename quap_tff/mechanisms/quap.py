@@ -81,10 +81,11 @@ class QuapRounds(mechanism.Rounds):
     self._scale_fn = learning_rate_fn if config.update_scale == 'pseudo_gradient' else lambda round_num: 1.0
     self._noise_at_clients = config.noise.placement == 'client'
     self._observes = config.budget.rule.observes_updates
-    self.needs_each_update = config.aggregator.needs_each_update
-    self.tells = not config.facts.aggregates_once
+    # Shares follow from the whole cohort.
+    self.needs_each_update = config.aggregator.needs_each_update or not config.weighting.is_equal
+    self.clips_by_this_round = config.clip.uses_current_norms
     # Only what is clipped by the norms of this round waits for them.
-    if config.clip.uses_current_norms and config.weighting.is_equal and not self.needs_each_update:
+    if self.clips_by_this_round and not self.needs_each_update:
       self.waiting = tuple(sorted(self.clipped))
 
   def initial_state(self) -> Any:
@@ -133,7 +134,7 @@ class QuapRounds(mechanism.Rounds):
       report['observation'] = tf.where(tf.math.is_finite(observed) & tf.math.is_finite(norm), observed, 0.0)
     return report
 
-  def admit(self, state: Any, reports: mechanism.Struct) -> mechanism.Round:
+  def admit(self, state: Any, announced: mechanism.Struct, reports: mechanism.Struct) -> mechanism.Round:
     config, budget, norms = self.config, self.config.budget, reports['norm']
     client_ids = mechanism.checked_ids(config.num_clients, reports['client_id'])
     round_num = state.round + 1
@@ -185,25 +186,17 @@ class QuapRounds(mechanism.Rounds):
       ),
     )
 
-  def tell(self, state: Any, admitted: mechanism.Round) -> mechanism.Struct:
-    message = collections.OrderedDict()
-    if self.config.clip.uses_current_norms:
-      message['clip'] = admitted.clip
-    if not self.config.weighting.is_equal:
-      message['weights'] = admitted.weights
-    return message
-
   def early(self, update: mechanism.Parts, report: mechanism.Struct) -> mechanism.Parts:
     return dict(zip(update, _finite(list(update.values()), report['norm'])))
 
   def contribution(
-    self, update: mechanism.Parts, report: mechanism.Struct, announced: mechanism.Struct, told: mechanism.Struct
-  ) -> tuple[list[Any], mechanism.Struct]:
+    self, update: mechanism.Parts, report: mechanism.Struct, announced: mechanism.Struct, clip: Optional[Any] = None
+  ) -> list[Any]:
     """The update with its clipped layers clipped, all zero unless its norm is finite; then the client's own noise.
 
     That is under client placement: one float64 N(0, σ_i²) tensor for each critical one, σ_i = z(ε_i(t), δ)·C_t.
     """
-    clip = told['clip'] if self.config.clip.uses_current_norms else announced['clip']
+    clip = announced['clip'] if clip is None else clip
     positions = [i for i in self.clipped if i in update]
     clipped = clip_rules.scaled_down([update[i] for i in positions], clip_rules.clip_factor(report['norm'], clip))
     scaled = {**update, **dict(zip(positions, clipped))}
@@ -213,12 +206,12 @@ class QuapRounds(mechanism.Rounds):
       stddev = tf.where(tf.math.is_finite(clip), own * clip, 0.0)
       seed = seeds.fold_in(announced['noise']['seed'], report['client_id'])
       sent = sent + gaussian.noises(seed, [update[i] for i in self.critical], stddev)
-    if 'weight' in told:
-      sent = [one * tf.cast(told['weight'], one.dtype) for one in sent]
-    return sent, collections.OrderedDict()
+    return sent
 
-  def combined(self, contributions: list[Any]) -> list[Any]:
-    """M times the robust aggregate, which takes the place of the sum; zero for an empty cohort."""
+  def combined(self, contributions: list[Any], weights: Any) -> list[Any]:
+    """Σ s_i·ū_i by the clients' shares; or M times the robust aggregate, and zero for an empty cohort."""
+    if not self.config.aggregator.needs_each_update:
+      return [tf.tensordot(tf.cast(weights, one.dtype), one, 1) for one in contributions]
     size = tf.shape(contributions[0])[0]
     # An empty cohort has no median. It is replaced by one update of zero.
     present = [
@@ -227,9 +220,7 @@ class QuapRounds(mechanism.Rounds):
     ]
     return [one * tf.cast(size, one.dtype) for one in self.config.aggregator.centre(present)]
 
-  def release(
-    self, state: Any, admitted: mechanism.Round, total: list[Any], late: Optional[mechanism.Struct] = None
-  ) -> tuple[Any, list[Any], mechanism.Struct]:
+  def release(self, state: Any, admitted: mechanism.Round, total: list[Any]) -> tuple[Any, list[Any], mechanism.Struct]:
     return self.finished(state, admitted, total, admitted.metrics['cohort_size'])
 
   def finished(

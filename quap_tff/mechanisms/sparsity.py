@@ -230,15 +230,7 @@ class SparseRounds(mechanism.Rounds):
 
   def __init__(self, inner: mechanism.Rounds, sparsity: Sparsity, seed: int, specs: Sequence[Any]):
     self.specs, self._inner, self._sparsity, self._seed = specs, inner, sparsity, seed
-    for name in (
-      'reports_updates',
-      'own_fields',
-      'needs_each_update',
-      'sum_dtype',
-      'waiting',
-      'tells',
-      'collects_late',
-    ):
+    for name in ('own_fields', 'needs_each_update', 'sum_dtype', 'clips_by_this_round', 'waiting'):
       setattr(self, name, getattr(inner, name))
 
   def _indices(self, round_num, released):
@@ -262,30 +254,25 @@ class SparseRounds(mechanism.Rounds):
   def prepared(self, update: list[Any], announced: mechanism.Struct) -> list[Any]:
     return [tf.gather(tf.reshape(u, [-1]), i) for u, i in zip(update, self._announced_indices(announced))]
 
-  def report(self, update: Optional[list[Any]], own: mechanism.Struct, announced: mechanism.Struct) -> mechanism.Struct:
+  def report(self, update: list[Any], own: mechanism.Struct, announced: mechanism.Struct) -> mechanism.Struct:
     return self._inner.report(update, own, announced['inner'])
 
-  def admit(self, state: Any, reports: mechanism.Struct) -> mechanism.Round:
-    return self._inner.admit(state.mechanism, reports)
-
-  def tell(self, state: Any, admitted: mechanism.Round) -> mechanism.Struct:
-    return self._inner.tell(state.mechanism, admitted)
+  def admit(self, state: Any, announced: mechanism.Struct, reports: mechanism.Struct) -> mechanism.Round:
+    return self._inner.admit(state.mechanism, announced['inner'], reports)
 
   def early(self, update: mechanism.Parts, report: mechanism.Struct) -> mechanism.Parts:
     return self._inner.early(update, report)
 
   def contribution(
-    self, update: mechanism.Parts, report: mechanism.Struct, announced: mechanism.Struct, told: mechanism.Struct
-  ) -> tuple[list[Any], mechanism.Struct]:
-    return self._inner.contribution(update, report, announced['inner'], told)
+    self, update: mechanism.Parts, report: mechanism.Struct, announced: mechanism.Struct, clip: Optional[Any] = None
+  ) -> list[Any]:
+    return self._inner.contribution(update, report, announced['inner'], clip)
 
-  def combined(self, contributions: list[Any]) -> list[Any]:
-    return self._inner.combined(contributions)
+  def combined(self, contributions: list[Any], weights: Any) -> list[Any]:
+    return self._inner.combined(contributions, weights)
 
-  def release(
-    self, state: Any, admitted: mechanism.Round, total: list[Any], late: Optional[mechanism.Struct] = None
-  ) -> tuple[Any, list[Any], mechanism.Struct]:
-    inner, kept, metrics = self._inner.release(state.mechanism, admitted, total, late)
+  def release(self, state: Any, admitted: mechanism.Round, total: list[Any]) -> tuple[Any, list[Any], mechanism.Struct]:
+    inner, kept, metrics = self._inner.release(state.mechanism, admitted, total)
     indices = self._announced_indices(self.announce(state))
     result = [
       tf.reshape(tf.scatter_nd(places[:, tf.newaxis], u, [math.prod(spec.shape)]), spec.shape)

@@ -76,6 +76,8 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
     trust: 'server', which sees updates and adds the noise. Or 'secure_sum': clients hold the noise, and the server sees
       their secure sum alone; `noise` is then held or independent.
     colluders: Numbers of clients that may tell the server their noise, such as 10/30. The certificate gives ε for each.
+    threshold: The smallest share of a round's clients with which the secure sum opens, such as 0.67. The noise is then
+      enough for whichever others a server lets drop out. Only with trust=secure_sum and noise=independent.
     certificate: Whether the run ends with a certificate. Without one, the run is a rehearsal: --noise_seed and
       --client_metrics may be given, which no certificate covers.
   """
@@ -94,6 +96,7 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
   noise_multiplier: Optional[float] = None
   trust: str = 'server'
   colluders: tuple = ()
+  threshold: Optional[float] = None
   certificate: bool = True
   shape: parts.Shape = flag_fields.part(parts.Shape())
 
@@ -104,9 +107,9 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
     registry.lookup('trust', self.trust, dict.fromkeys(certified_configs.TRUSTS))
     if self.holds_noise:
       self._check_held()
-    elif self.colluders or isinstance(self.noise, correlations.Held):
+    elif self.colluders or self.threshold is not None or isinstance(self.noise, correlations.Held):
       raise ValueError(
-        'noise=held and colluders are for clients that hold noise because nobody trusts the server. Give '
+        'noise=held, colluders and threshold are for clients that hold noise because nobody trusts the server. Give '
         'trust=secure_sum, or leave them out.'
       )
     self._clip_rule()
@@ -151,6 +154,11 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
     object.__setattr__(self, 'weights', weight_rules.SpendEvenly())
     if self.noise_multiplier is not None:
       raise ValueError('noise_multiplier: with trust=secure_sum the noise is planned from the schedule. Leave it out.')
+    if self.threshold is not None and (self.colluders or isinstance(self.noise, correlations.Held)):
+      raise ValueError(
+        'threshold: the account of whichever clients drop out is known for independent noise, and without colluders. '
+        'Give noise=independent without colluders, or leave threshold out.'
+      )
     counts = [int(count) if count == int(count) else count for count in self.colluders]
     object.__setattr__(self, 'colluders', tuple(checks.integer('colluders', one, at_least=1) for one in counts))
 
@@ -231,11 +239,11 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
       noise_seed=self.noise_seed,
       trust=self.trust,
       dropout=setting.mean_dropout if self.holds_noise else 0.0,
+      threshold=self.threshold,
     )
 
   def aggregates_once(self, setting: base.Setting) -> bool:
-    # The weights depend on who is in the cohort, so that must be known first.
-    return False
+    return True
 
   def plan(self, setting: base.Setting) -> plans.Plan:
     more = dict(min_separation=setting.participation.min_separation)

@@ -19,8 +19,8 @@ from quap_tff.plans import plan
 
 leaving_clients = lazy.module('quap_tff.federated.leaving_clients')
 
-# What clients may tell a server that is not trusted: who takes part is known.
-_PUBLIC = frozenset({'client_id'})
+# What clients may tell a server that is not trusted: who takes part when is known, and weights follow from it.
+_PUBLIC = frozenset({'client_id', 'round', 'last_round', 'weight'})
 # The server sees nothing but the sum of what these take.
 _SECURE_SUMS = frozenset({'federated_secure_sum', 'federated_secure_sum_bitwidth', 'federated_secure_modular_sum'})
 
@@ -28,8 +28,8 @@ _SECURE_SUMS = frozenset({'federated_secure_sum', 'federated_secure_sum_bitwidth
 class CertifiedPlan(plan.Plan):
   """A certified run: its noise and divisor are chosen here, before training, from the planned cohorts.
 
-  With `trust='secure_sum'`, each client draws its noise from a key of its own, four numbers of 64 random bits. One
-  client's data are then `<client_id=int64*, noise_key=int64*, examples=D*>`.
+  With `trust='secure_sum'`, each client draws its noise from a key of its own. One client's data are then
+  `<client_id=int64*, answer=A*, examples=D*>`, with one answer of its `quap_tff.ClientGuard`.
 
   Attributes:
     schedule: int64[M_t] for each planned round.
@@ -97,6 +97,11 @@ class CertifiedPlan(plan.Plan):
       raise ValueError(
         f'There are {config.num_clients:,} clients, so at most {config.num_clients - 1:,} can collude against one of '
         f'them, found {max(self.colluders):,}.'
+      )
+    if self.colluders and config.threshold is not None:
+      raise ValueError(
+        'An ε against colluders is not known for a plan with a threshold: the server also chooses who drops out. Leave '
+        'one of them out.'
       )
     if self.colluders and attendance is None:
       raise ValueError(

@@ -264,7 +264,7 @@ class Plan:
       num_clients=self.num_clients,
       staleness=self._staleness,
       client_metrics=self.client_metrics or self._always_sends_metrics,
-      with_keys=self.holds_noise,
+      with_answers=self.holds_noise,
     )
 
   def _server_parts(self, model_fn, client_optimizer, server_optimizer, client_work):

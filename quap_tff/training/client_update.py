@@ -85,6 +85,26 @@ def read_client_id(dataset: tf.data.Dataset) -> tf.Tensor:
   return tf.where(tf.equal(tf.size(ids), 2), ids[0], nobody)
 
 
+def answer_spec() -> collections.OrderedDict[str, tf.TensorSpec]:
+  """The answer of a client's guard for a round, see `quap_tff.ClientGuard.answer`."""
+  return collections.OrderedDict(
+    plan=tf.TensorSpec([], tf.int64),
+    round=tf.TensorSpec([], tf.int64),
+    last_round=tf.TensorSpec([], tf.int64),
+    weight=tf.TensorSpec([], tf.float32),
+    noise_key=tf.TensorSpec([4], tf.int64),
+  )
+
+
+def read_answer(dataset: tf.data.Dataset) -> collections.OrderedDict[str, tf.Tensor]:
+  """The one answer in the sequence; one for the plan -1, which is none, unless it holds exactly one."""
+  none = tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), answer_spec())
+  answers = _plain(dataset.take(2).concatenate(tf.data.Dataset.from_tensors(none)).batch(3)).get_single_element()
+  answer = tf.nest.map_structure(lambda values: values[0], answers)
+  is_one = tf.equal(tf.size(answers['plan']), 2)
+  return collections.OrderedDict(answer, plan=tf.where(is_one, answer['plan'], -1))
+
+
 def client_seed(seed: tf.Tensor, round_number: tf.Tensor, client_id: tf.Tensor) -> tf.Tensor:
   """The int64[2] seed from which all of a client's randomness in one round follows."""
   return seeds.fold_in(seed, round_number, client_id)
