@@ -42,6 +42,7 @@ from data import features as features_lib
 from experiments import command_line
 from experiments import run_folder
 from quap_tff.certificates import folder_files
+from quap_tff.common import files
 from quap_tff.common import lazy
 from quap_tff.common import registry
 from quap_tff.common.lazy import tf
@@ -277,7 +278,7 @@ def _warnings(path) -> tuple[str, ...]:
 def _write(probabilities, path):
   labels = probabilities.argmax(axis=1).astype(np.int32)
   if path is not None and path.endswith('.npz'):
-    np.savez(path, labels=labels, probabilities=probabilities)
+    files.write(path, files.npz({'labels': labels, 'probabilities': probabilities}))
   elif path is not None:
     with open(path, 'w', newline='', encoding='utf-8') as f:
       _write_rows(f, labels, probabilities)

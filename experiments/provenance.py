@@ -17,6 +17,7 @@ from quap_tff.common.lazy import tf
 from quap_tff.common.lazy import tff
 
 STRETCHES = 'stretches'
+_PARTS = {'first_round', 'code', 'versions', 'machine'}
 
 _FOLDERS = ('quap_tff', 'data', 'experiments')
 
@@ -54,11 +55,29 @@ def machine() -> dict[str, Any]:
 def stretches(run: Mapping[str, Any], last_round: int) -> list[dict[str, Any]]:
   """The stretches of the rounds up to `last_round`, of run.json as a value.
 
-  Stretches of later rounds are left out, because none of these rounds was kept. Older versions did not write
-  stretches, so the code of their rounds is None.
+  Stretches of later rounds are left out, because none of these rounds was kept.
+
+  Raises:
+    ValueError: If they are not stretches of these rounds.
   """
-  unknown = {'first_round': 1, 'code': None, 'versions': run.get('versions'), 'machine': run.get('machine')}
-  return [stretch for stretch in run.get(STRETCHES) or [unknown] if stretch['first_round'] <= last_round]
+  found = run.get(STRETCHES)
+  if not isinstance(found, list) or not all(map(_is_stretch, found)):
+    raise ValueError(f'{STRETCHES} must be a list of objects with {", ".join(sorted(_PARTS))}')
+  kept = [stretch for stretch in found if stretch['first_round'] <= last_round]
+  firsts = [stretch['first_round'] for stretch in kept]
+  if firsts[:1] != [1][:last_round] or firsts != sorted(set(firsts)):
+    raise ValueError(f'the first rounds of {STRETCHES} must ascend from 1, found {firsts}')
+  return kept
+
+
+def _is_stretch(value):
+  return (
+    isinstance(value, dict)
+    and value.keys() == _PARTS
+    and type(value['first_round']) is int
+    and isinstance(value['code'], dict)
+    and value['code'].keys() == {'quap_tff', 'source_sha256'}
+  )
 
 
 def continued(run: Mapping[str, Any], first_round: int) -> list[dict[str, Any]]:
@@ -77,10 +96,8 @@ def code_problem(run: Mapping[str, Any], last_round: int) -> Optional[str]:
   if not others:
     return None
   named = lambda which: f'quap_tff {which["quap_tff"]} with the source digest {which["source_sha256"]}'
-  before = others[0]['code']
   return (
-    f'its round {last_round} was run by other code: by '
-    f'{named(before) if before is not None else "a version that did not write down its code"}. This is {named(now)}. '
-    'Continue the run with the code that began it. Or give --allow_code_change: the run then goes on, and run.json '
-    'says which code ran which rounds.'
+    f'its round {last_round} was run by other code: by {named(others[0]["code"])}. This is {named(now)}. Continue '
+    'the run with the code that began it. Or give --allow_code_change: the run then goes on, and run.json says which '
+    'code ran which rounds.'
   )

@@ -80,7 +80,7 @@ def write(
   extractor_copies.keep_copy(run.flags['features'], directory.path)
   if not experiment.cohorts.secret and not run.method.gives_certificate:  # Both say who came.
     with directory.replacing(run_folder.LEDGER) as path:
-      np.savez(path, **result.ledger.state_dict())
+      files.write(path, files.npz(result.ledger.state_dict()))
     with directory.replacing(run_folder.CLIENTS) as path:
       _write_clients(path, experiment, result, report, model)
   metrics = plots.read_metrics(directory.file(run_folder.METRICS)) if result.round_num else {}

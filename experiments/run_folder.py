@@ -4,9 +4,10 @@ from collections.abc import Mapping
 import contextlib
 import json
 import os
-import re
+import tempfile
 from typing import Any, NamedTuple, Optional
 
+from experiments import checkpoints
 from experiments import provenance
 from quap_tff.common import files
 
@@ -22,6 +23,8 @@ RUN, METRICS, SUMMARY, MODEL, LEDGER, CLIENTS, PLOT, TENSORBOARD = (
   'tensorboard',
 )
 LOCK = '.lock'
+# In the folder of checkpoints: the secret from which all secrets of a run follow.
+SECRET = 'secret'
 
 _FOLDERS = (CHECKPOINTS, TENSORBOARD)
 _FILES = (RUN, METRICS, SUMMARY, MODEL, LEDGER, CLIENTS, PLOT)
@@ -37,7 +40,7 @@ class Found(NamedTuple):
   """The run in an output directory.
 
   Attributes:
-    is_new: Whether no run has been started in it.
+    is_new: Whether no run has begun in it: there is no checkpoint, and no result.
     finished: summary.json of a run that has reached its last planned round and whose checkpoints are gone; else None.
   """
 
@@ -64,13 +67,11 @@ def check(path: str, identity: Mapping[str, Any], needs_same_code: bool = False)
     return Found(True, None)
   try:
     names = set(os.listdir(path))
-    last_round = _last_checkpoint(path)
-    started = last_round is not None
-    if not names - _OF_THE_START and not started:
+    last_round = max(checkpoints.rounds(os.path.join(path, CHECKPOINTS)), default=None)
+    if not names - _OF_THE_START and last_round is None:
       return Found(True, None)
     run = files.read_json(os.path.join(path, RUN))
     differing = differences(run['identity'], through_json(identity))
-    code_problem = provenance.code_problem(run, last_round or 0) if needs_same_code else None
   except (OSError, ValueError, KeyError, TypeError, AttributeError):
     raise RunDirectoryError(
       f'output_dir {path} holds files, but no readable {RUN} of an earlier run: give a new or empty folder.'
@@ -81,9 +82,8 @@ def check(path: str, identity: Mapping[str, Any], needs_same_code: bool = False)
       'or another folder.'
     )
   _check_kinds(path, names)
-  if started:
-    if code_problem is not None:
-      raise RunDirectoryError(f'output_dir {path} cannot be continued: {code_problem}')
+  if last_round is not None:
+    _check_can_go_on(path, run, last_round, needs_same_code)
     return Found(False, None)
   summary = read_summary(path)
   if summary is not None and summary.get('finished') is True:
@@ -95,7 +95,34 @@ def check(path: str, identity: Mapping[str, Any], needs_same_code: bool = False)
       f'checkpoints are gone. To train it again would release a second model of the same clients, and nothing would '
       f'account for the first one. Put {CHECKPOINTS}/ back to continue it, or give another folder to start anew.'
     )
-  return Found(False, None)
+  return Found(True, None)
+
+
+def _check_can_go_on(path, run, last_round, needs_same_code):
+  read_secret(path)
+  try:
+    provenance.stretches(run, last_round)
+  except ValueError as error:
+    raise RunDirectoryError(
+      f'{os.path.join(path, RUN)} is damaged: {error}. Put it back to continue the run, or give another folder to '
+      'start anew.'
+    ) from None
+  code_problem = provenance.code_problem(run, last_round) if needs_same_code else None
+  if code_problem is not None:
+    raise RunDirectoryError(f'output_dir {path} cannot be continued: {code_problem}')
+
+
+def read_secret(path: str) -> bytes:
+  """The secret of the run in a folder. Raises `RunDirectoryError` if it is missing or damaged."""
+  file = os.path.join(path, CHECKPOINTS, SECRET)
+  try:
+    return files.read_sealed(file)
+  except (OSError, ValueError) as error:
+    problem = 'is missing' if isinstance(error, FileNotFoundError) else f'cannot be read ({error})'
+    raise RunDirectoryError(
+      f'{file} {problem}. The keys of this run follow from it, and a run must not go on with other keys. Put it back '
+      'from a copy to continue the run, or give another folder to start anew.'
+    ) from None
 
 
 def _check_can_be_made(path):
@@ -106,10 +133,14 @@ def _check_can_be_made(path):
     parent = os.path.dirname(path)
     while not os.path.lexists(parent):
       parent = os.path.dirname(parent)
-    if not os.access(parent, os.W_OK | os.X_OK):
-      raise OSError(f'{parent} may not be written to')
   except (OSError, ValueError) as error:
     raise RunDirectoryError(f'output_dir {path} cannot be used: {error}. Give another folder.') from error
+  try:
+    os.rmdir(tempfile.mkdtemp(dir=parent))
+  except OSError as error:
+    # In /proc, Linux says that there is no such file.
+    reason = 'it takes no new folders' if isinstance(error, FileNotFoundError) else error.strerror
+    raise RunDirectoryError(f'output_dir {path} cannot be made in {parent}: {reason}. Give another folder.') from error
 
 
 def _check_kinds(path, names):
@@ -117,16 +148,6 @@ def _check_kinds(path, names):
     if os.path.isdir(os.path.join(path, name)) != (name in _FOLDERS):
       kind, found = ('folder', 'file') if name in _FOLDERS else ('file', 'folder')
       raise RunDirectoryError(f'{os.path.join(path, name)} must be a {kind}, found a {found}. Move it away.')
-
-
-def _last_checkpoint(path) -> Optional[int]:
-  names = names_in(os.path.join(path, CHECKPOINTS))
-  return max((int(name[len('round_') :]) for name in names if re.fullmatch(r'round_\d+', name)), default=None)
-
-
-def names_in(folder: str) -> list[str]:
-  """The names in a folder, none if there is no such folder."""
-  return os.listdir(folder) if os.path.isdir(folder) else []
 
 
 def read_summary(path: str) -> Optional[dict[str, Any]]:

@@ -58,9 +58,7 @@ def main(argv: list[str], callbacks: Sequence[Callable[[int, Any, Any], None]] =
   if publication.output_dir is not None:
     found = run_folder.check(publication.output_dir, run.identity(), _needs_same_code(run))
     if found.finished is not None:
-      print('The run was finished already; nothing was trained or written.', file=sys.stderr)
-      _print_kept({**found.finished, 'output_dir': os.path.abspath(publication.output_dir)})
-      return 0
+      return _was_finished(found.finished, publication.output_dir)
   # Imports and tracing make millions of objects that stay. Looking through them for garbage again and again would take
   # a tenth of the time to the first round. So nothing is collected until they are there, and they are left out after
   # that.
@@ -116,6 +114,8 @@ def _train(run, callbacks) -> int:
         keeps_times=experiment.plan.client_metrics,
       )
       stack.callback(directory.close)
+      if directory.finished is not None:  # By the same command, while this one read the data.
+        return _was_finished(directory.finished, directory.path)
     experiment = experiment.kept_in(directory)
     _announce(experiment, directory)
     result = training.train(experiment, process, directory, callbacks)
@@ -204,9 +204,12 @@ def _sentences(protection):
   return covered, [line for line in others if line not in about_logs]
 
 
-def _print_kept(summary: Any):
+def _was_finished(summary: Any, path: str) -> int:
+  print('The run was finished already; nothing was trained or written.', file=sys.stderr)
+  summary = {**summary, 'output_dir': os.path.abspath(path)}
   print(final_summary.text(summary))
   print(final_summary.line(summary), flush=True)
+  return 0
 
 
 def _show_reading(done, total):

@@ -115,7 +115,7 @@ def train(
   if directory is not None and not rounds.is_finished():
     directory.begin_stretch(first_round)
   display = progress_lib.make(experiment.run.publication.progress, first_round, experiment.run.last_round)
-  begin = time.monotonic()
+  begin = rounds.began = time.monotonic()
   try:
     while not rounds.is_finished():
       rounds.run_next(display)
@@ -150,13 +150,14 @@ class _Rounds:
     state: The server's state after them.
     ledger: The record of each round's cost.
     row: The metrics of the last one.
+    began: When the row of the next round began to be made, on the monotonic clock.
   """
 
   def __init__(self, experiment, process, directory):
     self._experiment, self._process, self._directory = experiment, process, directory
     self._schedule = experiment.run.schedule
     self._evaluate, self._test_set = experiment.build_evaluation(), experiment.federation.test
-    self.done, self.row, self.ledger = 0, {}, experiment.plan.new_ledger()
+    self.done, self.row, self.ledger, self.began = 0, {}, experiment.plan.new_ledger(), 0.0
     self.state = process.initialize()
     self._average = experiment.averaging.initial(process.get_model_weights(self.state).trainable)
     self._test, self._tested_round = None, None
@@ -176,12 +177,12 @@ class _Rounds:
     try:
       self.ledger.load_state_dict(_with_prefix('ledger', records))
       self._average = postprocessing.restored(self._average, _with_prefix('average', records))
+      self.row = _from_bytes(records['row/json'])
     except ValueError as error:
       path = self._directory.path
       raise run_folder.RunDirectoryError(f'The checkpoint in {path} does not fit: {error}') from error
     if self._guarded is not None:
       self._guarded.resume(self.ledger)
-    self.row = _from_bytes(records['row/json'])
     self._directory.keep_rows(self.done, self.row)
 
   def _records(self):
@@ -217,7 +218,7 @@ class _Rounds:
 
   def run_next(self, display: progress_lib.Progress):
     """Runs a round, and keeps and shows it."""
-    experiment, plan, begin, round_num = self._experiment, self._experiment.plan, time.monotonic(), self.done + 1
+    experiment, plan, round_num = self._experiment, self._experiment.plan, self.done + 1
     cohort, absent = experiment.cohorts.cohort(round_num), experiment.cohorts.absent(round_num)
     answers = self._guarded.answers(round_num, cohort) if self._guarded is not None else None
     values = runtime.client_values(lambda client: client_data(experiment, client, absent, answers), cohort)
@@ -242,7 +243,9 @@ class _Rounds:
         self.row['nominal_epsilon_mean'] = float(self.ledger.epsilon.mean())
         self.row['nominal_epsilon_max'] = float(self.ledger.epsilon.max())
       if experiment.plan.client_metrics:
-        self.row['seconds'] = time.monotonic() - begin
+        # With all that was done since the row before: its writing, the checkpoint, callbacks, progress.
+        now = time.monotonic()
+        self.row['seconds'], self.began = now - self.began, now
       self._keep()
       if not len(cohort) and not experiment.cohorts.secret:
         effect = 'only noise is added' if plan.noises_empty_rounds else 'the model stays as it is'

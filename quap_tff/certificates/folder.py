@@ -117,8 +117,7 @@ def write_files(
   code = {'quap_tff': version.VERSION, 'source_sha256': version.source_digest()}
   files.write(within(MECHANISM), mechanism_text(plan, plan.leaving, about, made_by, code))
   for name, arrays in ((SCHEDULE, _schedule_arrays(plan)), (LEDGER, ledger.state_dict())):
-    with files.replacing(within(name)) as unfinished, open(unfinished, 'wb') as f:
-      np.savez(f, **arrays)
+    files.write(within(name), files.npz(arrays))
   files.write(within(CLIENTS), clients_text(plan, ledger))
 
 

@@ -78,7 +78,8 @@ def write(
     if isinstance(model, (str, os.PathLike)):
       shutil.copyfile(model, os.path.join(unfinished, folders.KERAS_MODEL))
     else:
-      np.savez(os.path.join(unfinished, folders.ARRAYS_MODEL), *(np.asarray(tensor) for tensor in model))
+      arrays = {f'arr_{index}': np.asarray(tensor) for index, tensor in enumerate(model)}
+      files.write(os.path.join(unfinished, folders.ARRAYS_MODEL), files.npz(arrays))
     return issue(unfinished, signing_key)
 
 

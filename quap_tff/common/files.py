@@ -1,13 +1,19 @@
 """Files and folders that are written under another name first, and then renamed. A reader never finds half of one."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 import contextlib
+import hashlib
+import io
 import json
 import os
 import shutil
 from typing import Any, Union
 
+import numpy as np
+
 UNFINISHED = '.part'
+
+_DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 @contextlib.contextmanager
@@ -64,6 +70,28 @@ def write(path: str, content: Union[str, bytes]) -> None:
   """Writes a file whole; text is UTF-8."""
   with replacing(path) as unfinished, open(unfinished, 'wb') as f:
     f.write(content.encode() if isinstance(content, str) else content)
+
+
+def write_sealed(path: str, content: bytes) -> None:
+  """Writes a file whole, with the SHA-256 of its content at the end."""
+  write(path, content + hashlib.sha256(content).digest())
+
+
+def read_sealed(path: str) -> bytes:
+  """The content of a file that `write_sealed` wrote. Raises `OSError`, or `ValueError` if any bit of it is another."""
+  with open(path, 'rb') as f:
+    kept = f.read()
+  content, digest = kept[:-_DIGEST_BYTES], kept[-_DIGEST_BYTES:]
+  if hashlib.sha256(content).digest() != digest:
+    raise ValueError('its digest is not that of its content')
+  return content
+
+
+def npz(arrays: Mapping[str, np.ndarray]) -> bytes:
+  """The content of an .npz file. On a full disk, NumPy's own writer leaves an archive that complains when it goes."""
+  content = io.BytesIO()
+  np.savez(content, **arrays)
+  return content.getvalue()
 
 
 def read_json(path: str) -> Any:

@@ -298,29 +298,37 @@ class CertifiedConfig(mechanism.Mechanism):
     Raises:
       ValueError: If integers could overflow, or ε and δ do not pay for rounding.
     """
-    grid, releases, more = self.grid(num_weights), self.most_releases, slacks.Slack()
+    grid, more = self.grid(num_weights), slacks.Slack()
     largest = max(self.epsilon, slacks.LARGEST_EPSILON)
     if self.holds_noise:
       more = held_noise.discreteness_slack(
         *(largest, self.delta),
         noise_steps=self.share_scale * grid.steps,
         decay=self.share_decay,
-        num_releases=releases,
+        num_releases=self.most_releases,
         num_coordinates=num_weights,
-        num_participations=releases * (self.most_clients or self.num_clients),
+        num_participations=self._most_participations,
       )
-    return grid.slack(self._smallest_epsilon, largest, self.delta, releases * self._draws(num_weights), more)
+    return grid.slack(self._smallest_epsilon, largest, self.delta, self._draws(grid), more)
 
   @property
   def kept_slack(self) -> slacks.Slack:
     """What is kept for rounding: no less than the slack of any model."""
     return slacks.Slack(integers.RESERVE * self._smallest_epsilon, integers.RESERVE * self.delta)
 
-  def _draws(self, num_weights):
-    """How many draws of noise a release takes."""
+  @property
+  def _most_participations(self) -> int:
+    return self.most_releases * (self.most_clients or self.num_clients)
+
+  def _draws(self, grid):
+    """The draws of all releases, as `Grid.slack` takes them."""
     if self.holds_noise:
-      return num_weights * (self.most_clients or self.num_clients) * sum(stddev > 0 for stddev in self.share_stddevs)
-    return num_weights + self.counts_norms
+      count = grid.num_weights * self._most_participations
+      return [(stddev * grid.steps, count) for stddev in self.share_stddevs if stddev]
+    draws = [(grid.stddev, grid.num_weights * self.most_releases)]
+    if self.counts_norms:
+      draws.append((integers.count_steps(self.clip.count_noise_multiplier / 2), self.most_releases))
+    return draws
 
   @property
   def share_stddevs(self) -> tuple[float, float]:

@@ -34,11 +34,12 @@ SMALLEST_STDDEV = 2.0**12
 LARGEST_STDDEV = 2.0**45
 # No draw is further from 0, in standard deviations, and a Gaussian is with at most this probability.
 REACH, BEYOND_REACH = 16.5, 4e-61
-# The largest relative error of a value's probability. The exponent of θ is at most 136.2 and has at most five roundings
-# of 2^-53 each, which makes 2^-43.5; `exp` and the polynomial add less than 2^-50. The sum of all θ errs by as much.
+# The largest |ln| of the ratio of a value's probability and the ideal one. The exponent of θ is at most 136.2 and has
+# at most five roundings of 2^-53 each, which makes 2^-43.58; `exp` and the polynomial add less than 2^-49. The sum of
+# all θ errs by as much. Together this is less than 0.7·2^-42. The rest is room for what is left out.
 RELATIVE_ERROR = 2.0**-42
 # The largest part of a value's probability that is in addition to this: keeping compares 63 bits, rounded up.
-ABSOLUTE_ERROR = 2.0**-125
+_ABSOLUTE_ERROR = 2.0**-125
 
 _BANDS_PER_STDDEV = 32
 _WORDS = 2**63
@@ -190,6 +191,11 @@ class Sampler:
     left, values = attempts(words, tf.range(count), tf.zeros([count], tf.int64))
     shapes = (tf.TensorShape([]), tf.TensorShape([None]), values.shape)
     return tf.while_loop(lambda index, left, values: tf.size(left) > 0, more, (tf.constant(1), left, values), shapes)[2]
+
+
+def added(stddev: float) -> float:
+  """The largest sum of the parts of all values' probabilities that are in addition to `RELATIVE_ERROR`."""
+  return (2 * REACH * stddev + 2) * _ABSOLUTE_ERROR
 
 
 def stream_words(key: tf.Tensor, streams: Sequence[Stream], count: Any, index: Any = 0) -> tf.Tensor:

@@ -46,9 +46,14 @@ _BOUND_ERROR = 2.0**-40
 _COMPUTED_RELEASES = 10_000
 
 
+def count_steps(stddev: float) -> float:
+  """The standard deviation of noise for a count, in grid steps."""
+  return stddev * _COUNT_STEPS
+
+
 def takes_count(stddev: float) -> bool:
   """Whether noise with this standard deviation can be added to a count."""
-  return integer_noise.SMALLEST_STDDEV <= stddev * _COUNT_STEPS <= integer_noise.LARGEST_STDDEV
+  return integer_noise.SMALLEST_STDDEV <= count_steps(stddev) <= integer_noise.LARGEST_STDDEV
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +157,12 @@ class Grid:
     return math.sqrt(self._releases) * each
 
   def slack(
-    self, smallest: float, largest: float, delta: float, num_draws: int, more: slacks.Slack = slacks.Slack()
+    self,
+    smallest: float,
+    largest: float,
+    delta: float,
+    draws: Sequence[tuple[float, int]],
+    more: slacks.Slack = slacks.Slack(),
   ) -> slacks.Slack:
     """What rounding costs: twice ε' of `slack.of_draws`, and the buffers' cost at the largest μ.
 
@@ -160,37 +170,46 @@ class Grid:
       smallest: The smallest ε that a client has.
       largest: The largest ε that the slack covers.
       delta: The total δ.
-      num_draws: n, the draws of all releases.
-      more: What else has to be paid for.
+      draws: The draws of all releases: standard deviations in grid steps, and how many have each.
+      more: What the ideal noise costs in addition to its μ.
 
     Raises:
       ValueError: If the share `RESERVE` of ε and δ does not pay for it.
     """
-    kept, of_buffers = delta * (1 - RESERVE), 0.0
-    if self.buffer_cost:
-      mu = tradeoff.mu_at_most(largest, delta)
-      of_buffers = float(np.diff(tradeoff.epsilon_of(np.array([mu, mu + self.buffer_cost]), kept))[0])
-    values = 2 * integer_noise.REACH * self.stddev + 2
-    rarely = num_draws * values * integer_noise.ABSOLUTE_ERROR
+    num_draws, reserve = sum(count for _, count in draws), RESERVE * delta
     # What is unlikely under one of two neighbours is at most e^ε times as likely under the other. Above 700, e^ε may be
     # too large for a float, and no δ pays for 700 either.
     likelier = math.exp(min(largest + 1, 700.0))
-    chance = RESERVE * delta / (4 * likelier)
-    missing = values * integer_noise.ABSOLUTE_ERROR + integer_noise.BEYOND_REACH
+    chance = max(reserve / (4 * likelier), float(np.finfo(np.float64).tiny))
+    missing = max(integer_noise.BEYOND_REACH, integer_noise.added(max(stddev for stddev, _ in draws)))
     moved = slacks.of_draws(num_draws, integer_noise.RELATIVE_ERROR, missing, chance)
-    beyond = likelier * num_draws * integer_noise.BEYOND_REACH
+    of_buffers = self._cost_of_buffers(largest, delta)
     found = 2 * moved + of_buffers + more.epsilon
-    lost = math.expm1(moved) * (kept + more.delta) + more.delta + chance * (1 + likelier) + rarely + beyond
-    if not (found <= min(RESERVE * smallest, 1.0) and lost <= RESERVE * delta):
-      remedy = 'a smaller model, or smaller decays'
-      if beyond > RESERVE * delta / 4:
+    tails = sum(count * integer_noise.added(stddev) for stddev, count in draws)
+    tails += likelier * num_draws * integer_noise.BEYOND_REACH
+    lost = math.expm1(moved) * (delta + more.delta) + more.delta + chance * (1 + likelier) + tails
+    # More than 1 would not be covered by `likelier`.
+    if not (found <= min(RESERVE * smallest, 1.0) and lost <= reserve):
+      remedy = 'smaller decays' if of_buffers > found / 2 else 'a smaller model'
+      if tails > reserve / 4:
         remedy = 'a smaller epsilon' if largest > slacks.LARGEST_EPSILON else 'a larger delta'
       raise ValueError(
         f'Rounding of {num_draws:,} draws of noise costs ε = {found:.2g} and δ = {lost:.2g}, and of epsilon='
-        f'{smallest:g} and delta={delta:g}, {RESERVE * smallest:.2g} and {RESERVE * delta:.2g} are kept for it. Use '
-        f'fewer rounds, {remedy}.'
+        f'{smallest:g} and delta={delta:g}, {RESERVE * smallest:.2g} and {reserve:.2g} are kept for it. Use fewer '
+        f'rounds or {remedy}.'
       )
-    return slacks.Slack(found, RESERVE * delta)
+    return slacks.Slack(found, reserve)
+
+  def _cost_of_buffers(self, largest, delta) -> float:
+    """What `buffer_cost` adds to any ε up to `largest`.
+
+    With t = ε/μ + μ/2, dε/dμ is φ(t)/Φ(-t), which is less than t + 1/t and grows with μ.
+    """
+    if not self.buffer_cost:
+      return 0.0
+    mu = tradeoff.mu_at_most(largest, delta) + self.buffer_cost
+    t = float(tradeoff.epsilon_of(mu, delta * (1 - RESERVE))) / mu + mu / 2
+    return self.buffer_cost * (t + 1 / t)
 
   def summands(
     self, update: Sequence[Any], norms: Sequence[Any], groups: Sequence[Any], weight: Any, clip: Any
@@ -249,7 +268,7 @@ def count_noise(key: Any, stddev: float) -> Any:
     key: int64[4].
     stddev: Its standard deviation, from 1/16.
   """
-  sampler = integer_noise.Sampler(stddev * _COUNT_STEPS)
+  sampler = integer_noise.Sampler(count_steps(stddev))
   return tf.cast(sampler.draw(key, 1, stream=integer_noise.Stream(_COUNTS))[0], tf.float64) / _COUNT_STEPS
 
 

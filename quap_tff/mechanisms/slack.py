@@ -35,13 +35,14 @@ def of_draws(num_draws: int, log_ratio: float, missing: float, delta: float) -> 
 
       ε' = η·√(2·n·ln(1/δ')) + n·(η·(e^η - 1) + 2·m)
 
-  For every event, the probability under one is at most e^ε' times that under the other, plus δ', plus the mass that
-  is missing. Each draw may depend on all earlier ones.
+  Each distribution of a draw is a part of at least the mass 1 - m, and a rest. The probability of any event under one
+  of the two is at most e^ε' times its probability under the other, plus δ', plus n times the mass of the first one's
+  rest. Each draw may depend on all earlier ones.
 
   Args:
     num_draws: n >= 0.
-    log_ratio: η >= 0, the largest |ln| of the ratio of two probabilities of a draw, outside of the missing mass.
-    missing: m in [0, 1/2], the mass of a draw in which the ratio may be larger.
+    log_ratio: η >= 0, the largest |ln| of the ratio of the two parts, each divided by its mass.
+    missing: m in [0, 1/2].
     delta: δ' in (0, 1).
   """
   spread = log_ratio * math.sqrt(2 * num_draws * math.log(1 / delta))

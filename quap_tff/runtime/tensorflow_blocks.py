@@ -25,6 +25,7 @@ from tensorflow.python.eager import core
 
 from quap_tff.runtime import errors
 from quap_tff.runtime import section_graphs
+from quap_tff.runtime.eager import without_attributes
 
 _CPU = '/device:CPU:0'
 # Dtypes with GPU kernels for everything that is done to a variable. Others (counters, flags) live in host memory.
@@ -191,9 +192,10 @@ class GraphFunction:
     attributes = ('executor_type', 'SINGLE_THREADED_EXECUTOR' if one_thread else '', 'config_proto', settings)
     # pylint: disable=protected-access
     try:
-      return pywrap_tfe.TFE_Py_Execute(
+      outputs = pywrap_tfe.TFE_Py_Execute(
         eager._handle, device, function.name.decode(), arguments, attributes, len(self.graph.fetches)
       )
+      return [without_attributes(output) for output in outputs]
     except core._NotOkStatusException as e:
       raise core._status_to_exception(e) from None
 

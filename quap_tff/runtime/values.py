@@ -19,6 +19,7 @@ import tensorflow_federated as tff
 
 from quap_tff.runtime import errors
 from quap_tff.runtime import fitting
+from quap_tff.runtime.eager import without_attributes
 
 
 class PerClient(list):
@@ -158,7 +159,7 @@ def _tensor(argument: Any, type_spec: tff.TensorType, path: Path) -> tf.Tensor:
     # The usual case. TensorFlow's own comparison of shapes costs as much as the conversion.
     shape, own_shape = type_spec.shape, argument.shape
     if shape is not None and len(shape) == len(own_shape) and all(a in (None, b) for a, b in zip(shape, own_shape)):
-      return tf.constant(argument)
+      return without_attributes(tf.constant(argument))
   if isinstance(argument, tf.Variable):
     argument = argument.read_value()
   dtype = tf_dtype(type_spec.dtype)
@@ -166,7 +167,7 @@ def _tensor(argument: Any, type_spec: tff.TensorType, path: Path) -> tf.Tensor:
     if not isinstance(argument, (np.ndarray, np.generic)) or argument.dtype != type_spec.dtype:
       argument = _fitting(argument, dtype, path)
     try:
-      argument = tf.constant(argument, dtype)
+      argument = without_attributes(tf.constant(argument, dtype))
     except (ValueError, TypeError) as e:  # Lists that differ in length.
       raise TypeError(f'Expected a tensor of type {type_spec} for {_place(path)}, found {argument!r:.200}.') from e
   is_of_dtype = argument.dtype == dtype
@@ -294,7 +295,8 @@ def sequence_from_values(elements: Sequence[Any], element_type: tff.Type) -> tf.
   nested = [value_to_element(element, element_type) for element in elements]
   if len(nested) == 1:  # `from_list` makes half of a small client's cost.
     leaves = tf.nest.flatten(nested[0])
-    return tf.raw_ops.TensorDataset(components=leaves, output_shapes=[leaf.shape for leaf in leaves])
+    sequence = tf.raw_ops.TensorDataset(components=leaves, output_shapes=[leaf.shape for leaf in leaves])
+    return without_attributes(sequence)
   if nested and tf.nest.flatten(nested[0]):
     return tf.data.experimental.to_variant(tf.data.experimental.from_list(nested))
   blank = tf.nest.map_structure(

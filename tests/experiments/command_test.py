@@ -235,7 +235,7 @@ class TestCutOff:
     assert run.status == 130
     summary = harness.summary(path)
     assert summary['interrupted'] and summary['rounds'] == len(harness.rows(path)) >= 2
-    assert (path / 'checkpoints' / f'round_{summary["rounds"]}').is_dir()
+    assert (path / 'checkpoints' / f'round_{summary["rounds"]}').is_file()
     assert 'Interrupted after' in run.out and 'The same command continues it' in run.out
     assert 'Traceback' not in run.err
 

@@ -92,17 +92,30 @@ class TestStretches:
     assert (second['first_round'], second['machine']) == (3, {'cores': 1000})
     assert second['code'] == first['code'] and second['versions'] == first['versions']
 
-  def test_a_folder_of_an_older_version_is_of_unknown_code(self, tmp_path, code_is):
+  @pytest.mark.parametrize(
+    'change',
+    [
+      lambda stretches: None,
+      lambda stretches: 'abc',
+      lambda stretches: [],
+      lambda stretches: [1],
+      lambda stretches: [{**stretches[0], 'first_round': '1'}],
+      lambda stretches: [{**stretches[0], 'first_round': True}],
+      lambda stretches: [{**stretches[0], 'first_round': 2}],
+      lambda stretches: [*stretches, stretches[0]],
+      lambda stretches: [{**stretches[0], 'code': None}],
+      lambda stretches: [{**stretches[0], 'code': {}}],
+      lambda stretches: [{name: value for name, value in stretches[0].items() if name != 'machine'}],
+    ],
+  )
+  def test_others_are_refused_before_anything_is_written(self, change, tmp_path):
     _run_rounds(tmp_path, 1, 2)
     run = _run_json(tmp_path)
-    del run['stretches']
-    (tmp_path / 'run.json').write_text(json.dumps(run))
-    with pytest.raises(run_folder.RunDirectoryError, match='a version that did not write down its code'):
-      _run_rounds(tmp_path, 3, 4, needs_same_code=True)
-    code_is('b')
-    _run_rounds(tmp_path, 3, 4)
-    assert _stretches(tmp_path) == [(1, None), (3, 'b')]
-    assert _run_json(tmp_path)['stretches'][0]['versions'] == run['versions']
+    (tmp_path / 'run.json').write_text(json.dumps({**run, 'stretches': change(run['stretches'])}))
+    before = harness.files(tmp_path)
+    with pytest.raises(run_folder.RunDirectoryError, match='run.json is damaged: .*stretches .* Put it back'):
+      _run_rounds(tmp_path, 3, 4)
+    assert harness.files(tmp_path) == before
 
 
 class TestOtherCode:

@@ -1,11 +1,13 @@
 """Runs whose cohorts are secret: their noise, what they keep, how they go on, and where secret cohorts are refused."""
 
+import hmac
 import json
 
 import dp_accounting
 from dp_accounting import pld
 import pytest
 
+from experiments import run_folder
 from experiments import run_parts
 from tests.experiments import harness
 
@@ -69,12 +71,12 @@ class TestFolder:
     )
     run = [*_SECRET, f'--output_dir={tmp_path}', '--keep_checkpoints']
     assert harness.main(*run, '--stop_after=3') == 0
-    secret = (tmp_path / 'checkpoints' / 'cohort_seed').read_bytes()
-    assert len(secret) == 32 and (tmp_path / 'checkpoints' / 'cohort_seed').stat().st_mode & 0o077 == 0
+    secret = run_folder.read_secret(str(tmp_path))
     assert harness.main(*run) == 0
-    model = harness.run(*_SECRET).participation(8, int.from_bytes(secret, 'big'))
+    cohort_seed = int.from_bytes(hmac.digest(secret, b'cohort_seed', 'sha256'), 'big')
+    model = harness.run(*_SECRET).participation(8, cohort_seed)
     assert seen == [client for t in range(1, 9) for client in model.cohort(t)]
-    assert (tmp_path / 'checkpoints' / 'cohort_seed').read_bytes() == secret
+    assert run_folder.read_secret(str(tmp_path)) == secret
 
   def test_nothing_that_follows_from_the_cohorts_is_left(self, tmp_path, capsys):
     folders, summaries = [tmp_path / 'one', tmp_path / 'other'], []

@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 from experiments import command_line
+from experiments import provenance
 from experiments import sweep
 from experiments.sweeps import plan
 from experiments.sweeps import record as record_lib
@@ -28,7 +29,8 @@ _ALGORITHMS = 'algorithm=fedavg|fixed_dp:clip=1.0|quap'
 def _write(run, rounds, seconds=2.0, interrupted=False, accuracy=0.5, with_summary=True):
   """What a run leaves in its folder."""
   os.makedirs(run.path, exist_ok=True)
-  files.write_json(os.path.join(run.path, 'run.json'), {'identity': dict(run.identity)})
+  stretch = {'first_round': 1, 'code': provenance.code(), 'versions': {}, 'machine': {}}
+  files.write_json(os.path.join(run.path, 'run.json'), {'identity': dict(run.identity), 'stretches': [stretch]})
   with open(os.path.join(run.path, 'metrics.csv'), 'w', newline='') as f:
     writer = csv.writer(f)
     writer.writerow(['round', 'train_loss'])
@@ -39,6 +41,7 @@ def _write(run, rounds, seconds=2.0, interrupted=False, accuracy=0.5, with_summa
   finished = with_summary and rounds >= 10
   if not finished:
     os.makedirs(os.path.join(run.path, 'checkpoints', f'round_{rounds}'))
+    files.write_sealed(os.path.join(run.path, 'checkpoints', 'secret'), b'secret')
   if with_summary:
     summary = {'interrupted': interrupted, 'rounds': rounds, 'test_accuracy': accuracy, 'finished': finished}
     files.write_json(os.path.join(run.path, 'summary.json'), summary)

@@ -192,6 +192,26 @@ class TestFinishedRun:
     assert _run(finished_run, '--noise_seed=3', '--eval_every=4', '--progress=lines', '--num_threads=1') == 0
     capsys.readouterr()
 
+  @pytest.mark.parametrize('algorithm', ['quap', 'certified'])
+  def test_by_the_same_command_while_this_one_read_the_data(self, algorithm, output_dir, capsys, monkeypatch):
+    arguments, from_run, before = [f'--algorithm={algorithm}'], setup.from_run, {}
+
+    def slow(*given):
+      monkeypatch.setattr(setup, 'from_run', from_run)
+      assert _run(output_dir, *arguments) == 0
+      before.update(harness.files(output_dir))
+      capsys.readouterr()
+      return from_run(*given)
+
+    monkeypatch.setattr(setup, 'from_run', slow)
+    assert _run(output_dir, *arguments) == 0
+    out, err = capsys.readouterr()
+    assert err == 'The run was finished already; nothing was trained or written.\n'
+    assert out.splitlines()[-1] == final_summary.line({**harness.summary(output_dir), 'output_dir': str(output_dir)})
+    # To ask for the lock opens its file.
+    after = {**harness.files(output_dir), '.lock': before['.lock']}
+    assert after == before and 'summary.json' in before
+
   def test_another_process_at_work_keeps_it(self, output_dir, capsys):
     assert _run(output_dir, '--stop_after=1') == 0
     before = harness.files(output_dir)
@@ -247,7 +267,7 @@ class TestWithoutCheckpoints:
       if name.name not in ('run.json', '.lock', 'checkpoints'):
         shutil.rmtree(name) if name.is_dir() else name.unlink()
     for name in (output_dir / 'checkpoints').glob('round_*'):
-      shutil.rmtree(name)
+      name.unlink()
     assert _run(output_dir, '--stop_after=1') == 0
 
 

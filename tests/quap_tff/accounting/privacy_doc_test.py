@@ -18,13 +18,17 @@ from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import correlation
 from quap_tff.mechanisms import gaussian
 from quap_tff.mechanisms import held_noise
+from quap_tff.mechanisms import integer_noise
 from quap_tff.mechanisms import integers
 from quap_tff.mechanisms import postprocessing
 from quap_tff.mechanisms import slack as slacks
 from quap_tff.mechanisms import tradeoff
 from tests.quap_tff import noise_checks
 
-_DOC = ' '.join((pathlib.Path(__file__).parents[3] / 'docs/privacy.md').read_text(encoding='utf-8').split())
+_ROOT = pathlib.Path(__file__).parents[3]
+_DOC, _README = (
+  ' '.join((_ROOT / name).read_text(encoding='utf-8').split()) for name in ('docs/privacy.md', 'README.md')
+)
 _DELTA = 1e-5
 _MU = tradeoff.mu_at_most(3.0, _DELTA)
 _Z = math.sqrt(20) / _MU
@@ -70,13 +74,25 @@ def test_what_integers_cost():
   small = integers.Grid(20.0, 2570, correlation.Ar1(0.9), 60)
   large = integers.Grid(40.0, 1_199_882, correlation.Ar1(0.97), 200)
   assert f'F is {small.fraction_bits} and the second term is {_rounded_up(small.buffer_cost, 1e-12)}·10⁻¹²' in _DOC
-  largest = slacks.LARGEST_EPSILON
+  largest, huge = slacks.LARGEST_EPSILON, integers.Grid(40.0, 10**8, correlation.Ar1(0.97), 2000)
   costs = [
-    small.slack(3.0, largest, _DELTA, 2570 * 60).epsilon,
-    large.slack(3.0, largest, _DELTA, 1_199_882 * 200).epsilon,
+    grid.slack(3.0, largest, _DELTA, [(grid.stddev, grid.num_weights * grid.num_releases)]).epsilon
+    for grid in (small, large, huge)
   ]
-  assert f'the slack of ε is {_rounded_up(costs[0], 1e-8)}·10⁻⁸' in _DOC
-  assert f'1,199,882 weights and 200 rounds {_rounded_up(costs[1], 1e-4)}·10⁻⁴' in _DOC
+  assert f'the slack of ε is {_rounded_up(costs[0], 1e-9)}·10⁻⁹ at 2,570 weights and 60 rounds' in _DOC
+  assert f'{_rounded_up(costs[1], 1e-7)}·10⁻⁷ at 1,199,882 weights and 200 rounds' in _DOC
+  assert f'{_rounded_up(costs[2], 1e-6)}·10⁻⁶ at a hundred million weights and 2,000 rounds' in _DOC
+  assert f'{_rounded_up(costs[0], 1e-9)}·10⁻⁹ of ε for 2,570 weights in 60 rounds' in _README
+
+
+def test_the_error_of_a_draw():
+  error = 2.0**-42
+  assert 5 * 136.2 * 2.0**-53 <= 2.0**-43.58 and integer_noise.REACH**2 / 2 < 136.2
+  assert 0.7 * error > 2 * (2.0**-43.58 + 2.0**-49) and 'κ = 0.7·2⁻⁴²' in _DOC
+  left_out = integer_noise.added(integer_noise.LARGEST_STDDEV)
+  assert left_out < 2.0**-74 and integer_noise.BEYOND_REACH == 4e-61
+  assert math.log1p(0.7 * error) - math.log1p(-left_out) - math.log1p(-4e-61) <= error == integer_noise.RELATIVE_ERROR
+  assert integers.RESERVE / 4 == 2.0**-13
 
 
 def test_what_discrete_shares_cost():

@@ -143,17 +143,16 @@ class TestPlans:
     np.testing.assert_array_equal(found.epsilon, accounting.epsilon_by_client(planned, config.noise.delta))
     assert found.reading.epsilon.max() < found.epsilon.max()
 
-  @pytest.mark.parametrize('arithmetic', ['integer', 'float'])
   @pytest.mark.parametrize('own', [None, (3.0, 1.0, 0.5, 3.0, 2.0)])
-  def test_certified_is_bounded_by_what_the_filter_lets_each_client_spend(self, own, arithmetic):
-    config = quap_tff.CertifiedConfig(num_clients=5, epsilon=3.0, delta=_DELTA, own_epsilon=own, arithmetic=arithmetic)
+  def test_certified_is_bounded_by_what_the_filter_lets_each_client_spend(self, own):
+    config = quap_tff.CertifiedConfig(num_clients=5, epsilon=3.0, delta=_DELTA, own_epsilon=own)
     if own:
       config = dataclasses.replace(config, weights=quap_tff.mechanisms.weight_rules.Scale())
     plan = quap_tff.CertifiedPlan(config, _COHORTS)
     found = plan.report(plan.new_ledger(), plan.schedule).formal
     bounds = np.array(own or [3.0] * 5)
     # Of each bound, 1/2048 is kept for rounding. It costs everyone as much as the smallest bound keeps, at most.
-    kept = {'integer': 2.0**-11, 'float': 0.0}[arithmetic]
+    kept = 2.0**-11
     np.testing.assert_allclose(found.epsilon, bounds * (1 - kept) + bounds.min() * kept, rtol=1e-8)
     assert (found.epsilon <= bounds).all()
 

@@ -11,14 +11,12 @@ from quap_tff import accounting
 from quap_tff import plans
 from quap_tff.auditing import distinguisher
 from quap_tff.auditing import lower_bounds
-from quap_tff.mechanisms import arithmetic as arithmetics
 from quap_tff.mechanisms import budgets
 from quap_tff.mechanisms import certified
 from quap_tff.mechanisms import certified_config as certified_configs
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import config as configs
 from quap_tff.mechanisms import correlation as correlations
-from quap_tff.mechanisms import gaussian
 from quap_tff.mechanisms import integer_noise
 from quap_tff.mechanisms import participation as participations
 from quap_tff.mechanisms import planning
@@ -36,11 +34,6 @@ _NOISE = {
   'blt': correlations.Blt((0.5, 0.2), (0.9, 0.5)),
   'banded': correlations.FAMILIES['banded'](3, (0.7, 0.4)),
 }
-
-
-@pytest.fixture(params=certified_configs.ARITHMETICS)
-def arithmetic(request):
-  return request.param
 
 
 def _config(noise='independent', weights='uniform', **more):
@@ -71,58 +64,54 @@ def _played(config, draws=20_000, target=None):
 class TestCertified:
   # Every rule and every family of noise, each family under two rules or more.
   @pytest.mark.parametrize('weights,noise', zip(weight_rules.RULES, itertools.cycle(_NOISE)))
-  def test_measures_what_is_claimed(self, weights, noise, arithmetic):
-    config = _config(noise, weights, arithmetic=arithmetic)
+  def test_measures_what_is_claimed(self, weights, noise):
+    config = _config(noise, weights)
     claim, found = _claims(config).max(), _played(config)
     assert found.mu_estimate == pytest.approx(claim, rel=0.05)
     # With so few draws the bound is some percent below the claim.
     assert 0.88 * claim < found.bound.mu <= claim
 
-  def test_with_more_draws_the_bound_is_within_three_percent(self, arithmetic):
-    config = _config('ar1', 'online', arithmetic=arithmetic)
+  def test_with_more_draws_the_bound_is_within_three_percent(self):
+    config = _config('ar1', 'online')
     claim = _claims(config).max()
     assert 0.97 * claim < _played(config, 250_000).bound.mu <= claim
 
-  def test_under_a_private_quantile_the_counts_are_left_out(self, arithmetic):
+  def test_under_a_private_quantile_the_counts_are_left_out(self):
     clip = clip_rules.PrivateQuantile(0.5, initial_clip=1.0, count_stddev=20.0)
-    config = _config(clip=clip, arithmetic=arithmetic)
+    config = _config(clip=clip)
     assert _played(config).bound.mu <= _claims(config).max()
 
-  def test_a_client_that_never_comes_gives_nothing_away(self, arithmetic):
+  def test_a_client_that_never_comes_gives_nothing_away(self):
     schedule = [cohort[cohort != 0] for cohort in _SCHEDULE]
-    found = distinguisher.play(
-      distinguisher.certified(_config(arithmetic=arithmetic), schedule, 0, seed=5), 20_000, _DELTA
-    )
+    found = distinguisher.play(distinguisher.certified(_config(), schedule, 0, seed=5), 20_000, _DELTA)
     assert found.bound.mu == 0
 
 
 class TestBrokenMechanismsAreCaught:
   """Each of them gives more away than it claims, and the game proves it."""
 
-  def test_noise_that_is_a_third_too_small(self, monkeypatch, arithmetic):
-    config = _config('ar1', 'online', arithmetic=arithmetic)
-    noise, draw = gaussian.noise, integer_noise.Sampler.draw
-    monkeypatch.setattr(gaussian, 'noise', lambda seed, shape, stddev: noise(seed, shape, stddev * 2 / 3))
+  def test_noise_that_is_a_third_too_small(self, monkeypatch):
+    config = _config('ar1', 'online')
+    draw = integer_noise.Sampler.draw
     monkeypatch.setattr(integer_noise.Sampler, 'draw', lambda *args: draw(*args) * 2 // 3)
     assert _played(config).bound.mu > 1.3 * _claims(config).max()
 
-  def test_clipping_after_the_sum(self, monkeypatch, arithmetic):
-    config, release = _config(arithmetic=arithmetic), certified.CertifiedRounds.release
+  def test_clipping_after_the_sum(self, monkeypatch):
+    config, release = _config(), certified.CertifiedRounds.release
 
     def clipped_late(self, state, admitted, total, late):
-      bound = float(tf.reduce_sum(tf.cast(admitted.weights, tf.float64))) * float(state.clip)
-      bound = self.arithmetic.summed(bound, float(state.clip))
+      bound = tf.cast(tf.reduce_sum(admitted.weights) * self.grid.steps, tf.int64)
       return release(self, state, admitted, [tf.clip_by_value(part, -bound, bound) for part in total], late)
 
     def whole(self, update, report, announced, told):
-      return [self.arithmetic.summed(one, float(told['clip'])) for one in update.values()], {}
+      return [tf.cast(one / self.sum_unit(float(told['clip'])), tf.int64) for one in update.values()], {}
 
     monkeypatch.setattr(certified.CertifiedRounds, 'contribution', whole)
     monkeypatch.setattr(certified.CertifiedRounds, 'release', clipped_late)
     assert _played(config).bound.mu > 1.2 * _claims(config).max()
 
-  def test_weights_that_are_ignored(self, monkeypatch, arithmetic):
-    config, real = _config(weights='spend_evenly', arithmetic=arithmetic), certified.CertifiedRounds.contribution
+  def test_weights_that_are_ignored(self, monkeypatch):
+    config, real = _config(weights='spend_evenly'), certified.CertifiedRounds.contribution
     claims = _claims(config)
     assert max(planned.weights.max() for planned in planning.planned_rounds(config, _SCHEDULE)) <= 1
     in_full = lambda self, update, report, announced, told: real(
@@ -133,9 +122,9 @@ class TestBrokenMechanismsAreCaught:
     simulate = distinguisher.certified(config, _SCHEDULE, target, seed=5)
     assert distinguisher.play(simulate, 40_000, _DELTA).bound.mu > 1.1 * claims[target]
 
-  def test_noise_that_is_used_in_two_rounds(self, monkeypatch, arithmetic):
-    config = _config(arithmetic=arithmetic)
-    monkeypatch.setattr(arithmetics.ARITHMETICS[arithmetic], 'of_round', lambda self, noise, ids: noise.seed)
+  def test_noise_that_is_used_in_two_rounds(self, monkeypatch):
+    config = _config()
+    monkeypatch.setattr(certified.CertifiedRounds, 'round_key', lambda self, noise, ids: noise.seed)
     assert _played(config).bound.epsilon > 2 * _EPSILON
 
 

@@ -1,8 +1,10 @@
 """Tests of `quap_tff.common.files`."""
 
+import io
 import json
 import os
 
+import numpy as np
 import pytest
 
 from quap_tff.common import files
@@ -59,6 +61,25 @@ def test_the_other_name(tmp_path, keep_suffix, expected):
   with pytest.raises(FileNotFoundError):  # Nothing was written.
     with files.replacing(str(tmp_path / 'plot.png'), keep_suffix) as unfinished:
       assert os.path.basename(unfinished) == expected
+
+
+def test_every_other_bit_in_a_sealed_file_is_found(tmp_path):
+  path = tmp_path / 'secret'
+  files.write_sealed(str(path), b'ab')
+  assert files.read_sealed(str(path)) == b'ab'
+  sealed = path.read_bytes()
+  flipped = [
+    bytes(b ^ (1 << bit) * (i == place) for i, b in enumerate(sealed)) for place in range(34) for bit in (0, 7)
+  ]
+  for damaged in [*flipped, b'', sealed[:-1], sealed[:2], sealed[:32], sealed[1:], sealed + b'\n']:
+    path.write_bytes(damaged)
+    with pytest.raises(ValueError, match='^its digest is not that of its content$'):
+      files.read_sealed(str(path))
+
+
+def test_an_npz_file_holds_the_arrays_by_name():
+  with np.load(io.BytesIO(files.npz({'a/b': np.arange(2), 'c': np.float32(3)}))) as found:
+    assert found['a/b'].tolist() == [0, 1] and found['c'] == 3 and found['c'].dtype == np.float32
 
 
 def test_json(tmp_path):

@@ -14,7 +14,6 @@ from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import mechanism as mechanisms
 from quap_tff.mechanisms import privacy_filter
 from quap_tff.mechanisms import weight_rules
-from quap_tff.mechanisms.certified_config import ARITHMETICS
 from quap_tff.mechanisms.certified_config import CertifiedConfig
 from quap_tff.mechanisms.correlation import Blt
 from quap_tff.mechanisms.correlation import Independent
@@ -60,14 +59,6 @@ _DEFAULTS = dict(
 )
 
 
-@pytest.fixture(params=ARITHMETICS, scope='module', autouse=True)
-def arithmetic(request):
-  """Runs every test of this module in both."""
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setitem(_DEFAULTS, 'arithmetic', request.param)
-    yield request.param
-
-
 def _config(**overrides):
   return CertifiedConfig(**{**_DEFAULTS, **overrides})
 
@@ -90,18 +81,14 @@ def _state_type(ema=False, terms=0):
   participation = collections.OrderedDict(counts=(np.int32, [10]))
   if ema:
     participation['rates'] = (np.float32, [10])
-  if _DEFAULTS['arithmetic'] == 'integer':
-    seed, buffers = (np.int64, [4]), [(np.int64, [terms, 4])]
-  else:
-    seed, buffers = (np.int64, [2]), [(np.float64, [terms, 2]), (np.float64, [terms, 1, 2])]
   return tff.FederatedType(
     tff.to_type(
       certified.ServerState(
         round=np.int32,
         participation=participation,
         clip=np.float32,
-        noise=mechanisms.NoiseState(seed=seed, counter=np.int64),
-        buffers=buffers if terms else [],
+        noise=mechanisms.NoiseState(seed=(np.int64, [4]), counter=np.int64),
+        buffers=[(np.int64, [terms, 4])] if terms else [],
         accounts=privacy_filter.Accounts(
           spent=(np.float64, [10]), sums=[(np.float64, [10])] * terms, latest=(np.int64, [10])
         ),
@@ -215,8 +202,7 @@ class TestCertifiedAggregationExecution:
     output = process.next(state, [_value([12, 0], [3, 4]), _value([0, 0], [0.25, 0])], [as_id(3), as_id(9)])
     added = np.array([12, 0, 3, 4]) / 13 * 0.75 + [0, 0, 0.25, 0]
     # The grid has 1024 steps. Half of one is lost by rounding each of two updates, and 2.5 as room for it.
-    tolerance = {'float': 1e-6, 'integer': 3.5 / 1024 / 2}[_DEFAULTS['arithmetic']]
-    np.testing.assert_allclose(_flat(output.result) - _flat(nothing.result), added / 2, atol=tolerance)
+    np.testing.assert_allclose(_flat(output.result) - _flat(nothing.result), added / 2, atol=3.5 / 1024 / 2)
     np.testing.assert_allclose(output.state.weights, [0, 0, 0, 0.75, 0, 0, 0, 0, 0, 0.625])
     tf.nest.map_structure(np.testing.assert_array_equal, output.state, nothing.state)
     tf.nest.map_structure(np.testing.assert_array_equal, output.measurements, nothing.measurements)
@@ -240,8 +226,7 @@ class TestCertifiedAggregationExecution:
         # Results are rounded to float32, at most half a unit of 32 for each of four entries.
         assert moved <= float(output.state.weights[client]) * clipping_norm + 4e-6
         # On the grid, entries of less than half of 1/1024 are nothing.
-        vanishes = _DEFAULTS['arithmetic'] == 'integer' and np.abs(_flat(values[i])).max() < clipping_norm / 2048
-        assert (moved > 0) != vanishes
+        assert (moved > 0) == (np.abs(_flat(values[i])).max() >= clipping_norm / 2048)
       state = output.state
 
   def test_noise_is_on_every_weight_and_the_same_after_resuming(self):

@@ -62,8 +62,7 @@ class TestCertifiedConfig:
       (dict(planned_rounds=[1, 2]), r'planned_rounds must be int\[4\]'),
       (dict(planned_rounds=[1, 2, 3, -1]), r'planned_rounds must be int\[4\]'),
       (dict(planned_rounds=[1.5, 2, 3, 1]), r'planned_rounds must be int\[4\], .* found float64'),
-      (dict(arithmetic='integers'), "Unknown arithmetic 'integers'. Did you mean 'integer'"),
-      (dict(clip=clip_rules.PrivateQuantile(count_stddev=0.06)), 'outside the range of noise in integers, 1/16 to'),
+      (dict(clip=clip_rules.PrivateQuantile(count_stddev=0.06)), 'must be in the range of noise in integers, 1/16 to'),
     ],
   )
   def test_what_is_refused(self, overrides, message):
@@ -89,15 +88,12 @@ class TestCertifiedConfig:
     assert config.prices.count_cost == 1 / 64 and config.counts_norms
 
 
-class TestArithmetic:
-  def test_integers_keep_a_part_of_every_budget(self):
-    share = 1 - 2.0**-11
-    for arithmetic, kept in (('integer', share), ('float', 1.0)):
-      config = _config(arithmetic=arithmetic)
-      assert config.prices.limit == privacy_filter.limit_of(3.0 * kept, 1e-5 * kept)
+class TestRounding:
+  def test_a_part_of_every_budget_is_kept(self):
+    kept = 1 - 2.0**-11
+    assert _config().prices.limit == privacy_filter.limit_of(3.0 * kept, 1e-5 * kept)
     assert _config().kept_slack == (3.0 * 2.0**-11, 1e-5 * 2.0**-11)
     assert _config(own_epsilon=(1.0, 2.0, 3.0, 3.0)).kept_slack.epsilon == 2.0**-11
-    assert _config(arithmetic='float').kept_slack == (0.0, 0.0) == _config(arithmetic='float').slack(10)
 
   def test_a_client_that_spends_all_is_within_epsilon_with_the_slack(self):
     for epsilon in (0.1, 3.0, 20.0):
@@ -106,10 +102,54 @@ class TestArithmetic:
       assert 0.999 * epsilon < found[0] <= epsilon
 
   def test_releases_are_the_planned_rounds_and_counts_are_draws(self):
-    assert _config(num_rounds=7).most_releases(100) == 7
     fixed = _config(num_rounds=7)
+    assert fixed.most_releases == 7
     counted = dataclasses.replace(fixed, clip=clip_rules.PrivateQuantile(count_stddev=4.0))
-    assert counted.slack(100).epsilon == pytest.approx(fixed.slack(100).epsilon * 101 / 100, rel=1e-9)
+    # ε' grows with the root of the number of draws.
+    assert counted.slack(100).epsilon == pytest.approx(fixed.slack(100).epsilon * math.sqrt(101 / 100), rel=1e-9)
+    # A count has noise of a scale of its own, so wide here that δ does not pay for so many values.
+    wide = dataclasses.replace(counted, clip=clip_rules.PrivateQuantile(count_stddev=2.0**29), delta=1e-19)
+    dataclasses.replace(wide, clip=counted.clip).slack(100)
+    with pytest.raises(ValueError, match='or a larger delta'):
+      wide.slack(100)
+
+  def test_the_draws_of_both_shares_count(self):
+    held = dict(trust='secure_sum', planned_weights=(1.0,) * 4, most_clients=4, num_rounds=7, delta=3e-21)
+    _config(correlation=correlations.Held(0.5), **held).slack(100)
+    # W is a thousand times as wide as V here, and δ does not pay for so many values.
+    with pytest.raises(ValueError, match='or a larger delta'):
+      _config(correlation=correlations.Held(0.999), **held).slack(100)
+
+  @pytest.mark.parametrize('epsilon', [1e-3, 0.5, 3.0, 30.0])
+  def test_without_planned_rounds_a_million_are_paid_for(self, epsilon):
+    config = _config(epsilon=epsilon)
+    assert config.most_releases == 10**6
+    assert config.slack(2570).epsilon <= config.kept_slack.epsilon
+
+  @pytest.mark.parametrize(
+    'changes',
+    [
+      {},
+      dict(correlation=correlations.Ar1(0.9)),
+      dict(
+        correlation=correlations.Held(0.7),
+        noise_multiplier=0.5,
+        trust='secure_sum',
+        planned_weights=(1.0,) * 1000,
+        most_clients=100,
+      ),
+    ],
+  )
+  def test_a_hundred_million_weights_over_two_thousand_rounds_are_accepted(self, changes):
+    config = _config(num_clients=1000, num_rounds=2000, **changes)
+    config.for_model([tf.TensorSpec([10**4, 10**4], tf.float32)], [Layer('a', (0,), True)])
+    assert config.slack(10**8).epsilon < 1e-3
+
+  @pytest.mark.parametrize('correlation', [correlations.Ar1(0.9), correlations.Blt((0.5,), (0.9,))])
+  def test_correlated_noise_without_a_number_of_rounds_is_refused(self, correlation):
+    config = _config(correlation=correlation)
+    with pytest.raises(ValueError, match='needs a number of rounds, .* Give num_rounds, or use independent noise'):
+      config.for_model([tf.TensorSpec([2], tf.float32)], [Layer('a', (0,), True)])
 
   def test_the_grid_is_that_of_the_noise(self):
     with pytest.raises(ValueError, match='The grid follows from the noise'):

@@ -1,7 +1,6 @@
 """Tests of `quap_tff.mechanisms.certified`: sensitivity, noise, and that budgets hold over any history of rounds.
 
-All of them run in both arithmetics. A float tolerance of 1 - `CLIP_MARGIN` is built into float arithmetic, and integers
-are exact. So tests of sensitivity need no tolerance of their own.
+Sums of integers are exact, so tests of sensitivity need no tolerance.
 """
 
 import collections
@@ -16,12 +15,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from quap_tff.mechanisms import arithmetic
+from quap_tff.common import chacha20
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import clip_split
+from quap_tff.mechanisms import integer_noise
+from quap_tff.mechanisms import playing
 from quap_tff.mechanisms import tradeoff
 from quap_tff.mechanisms import weight_rules
-from quap_tff.mechanisms.certified_config import ARITHMETICS
 from quap_tff.mechanisms.certified_config import CertifiedConfig
 from quap_tff.mechanisms.layers import Layer
 from quap_tff.mechanisms.participation import ParticipationConfig
@@ -29,7 +29,6 @@ from tests.quap_tff import noise_checks
 from tests.quap_tff import rounds
 
 _SHAPES = ([2], [2])
-_EXACT = 1 - arithmetic.CLIP_MARGIN
 _DEFAULTS = dict(
   num_clients=8,
   epsilon=3.0,
@@ -40,14 +39,6 @@ _DEFAULTS = dict(
   weights=weight_rules.Uniform(),
   participation=ParticipationConfig(warmup_rounds=0),
 )
-
-
-@pytest.fixture(params=ARITHMETICS, scope='module', autouse=True)
-def arithmetic(request):
-  """Runs every test of this module in both."""
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setitem(_DEFAULTS, 'arithmetic', request.param)
-    yield request.param
 
 
 def _config(**overrides):
@@ -71,41 +62,29 @@ def _contribute(update, weight=1.0, clip=1.0, split='joint', clip_rule=clip_rule
 
 
 def _assert_sent(update, expected, rtol=1e-7, clip=1.0, **arguments):
-  """Checks what a client adds against tensors in the units of updates, before the margin of floats.
+  """Checks what a client adds against tensors in the units of updates.
 
-  On the grid it is rounded, and room is left for that: each is half of √d steps at most.
+  It is rounded to the grid, and room is left for that: each is half of √d steps at most.
   """
   found, _ = _contribute(update, clip=clip, **arguments)
-  arithmetic_ = _rounds_for(update).arithmetic
+  grid = _rounds_for(update).grid
+  step = clip / grid.steps
   for part, wanted in zip(found, expected):
-    if arithmetic_.config.arithmetic == 'float':
-      np.testing.assert_allclose(part, wanted, rtol=rtol)
-    else:
-      step, size = clip / arithmetic_.grid.steps, arithmetic_.grid.num_weights
-      np.testing.assert_allclose(part.numpy() * step, wanted, rtol=rtol, atol=(1.5 + math.sqrt(size)) * step)
+    np.testing.assert_allclose(part.numpy() * step, wanted, rtol=rtol, atol=(1.5 + math.sqrt(grid.num_weights)) * step)
 
 
 def _sum(split, updates, weights, clip):
-  """The sum before the noise, as the aggregation makes it: exact integers, or float32 numbers added in float64."""
-  total = [np.zeros(np.shape(u), _rounds_for(updates[0]).sum_dtype) for u in updates[0]]
+  """The sum before the noise, as the aggregation makes it."""
+  total = [np.zeros(np.shape(u), np.int64) for u in updates[0]]
   for update, weight in zip(updates, weights):
     parts, _ = _contribute(update, weight, clip, split)
-    total = [t + p.numpy().astype(t.dtype) for t, p in zip(total, parts)]
+    total = [t + p.numpy() for t, p in zip(total, parts)]
   return total
 
 
-def _share(moved, clip):
-  """‖a difference of sums‖ as a share of the clipping norm. That of integers is exact."""
-  if moved[0].dtype == np.float64:
-    return _norm(moved) / float(clip)
-  steps = _rounds_for(moved).arithmetic.grid.steps
-  return fractions.Fraction(
-    math.isqrt(4**30 * sum(int(x) ** 2 for part in moved for x in np.ravel(part))), 2**30 * steps
-  )
-
-
-def _norm(tensors):
-  return math.sqrt(math.fsum(float(np.sum(np.square(t, dtype=np.float64))) for t in tensors))
+def _squared_share(moved):
+  """(‖a difference of sums‖ as a share of the clipping norm)², exactly."""
+  return fractions.Fraction(sum(int(part.ravel() @ part.ravel()) for part in moved), _rounds_for(moved).grid.steps ** 2)
 
 
 @functools.lru_cache(maxsize=8)
@@ -136,20 +115,17 @@ def _zeros(ids):
 
 class TestContribute:
   def test_by_hand(self):
-    expected = np.multiply([[6, 0], [1.5, 2]], _EXACT)
-    _assert_sent([[12.0, 0.0], [3.0, 4.0]], expected, weight=0.5, clip=13.0)
+    _assert_sent([[12.0, 0.0], [3.0, 4.0]], [[6.0, 0.0], [1.5, 2.0]], weight=0.5, clip=13.0)
 
   def test_layers_are_clipped_apart(self):
     # By size: ratios of √(9/25) and √(16/25).
     update = [[0.5] + [0.0] * 8, [3.0, 4.0] + [0.0] * 14]
-    _assert_sent(update, [update[0], np.multiply([0.48, 0.64] + [0.0] * 14, _EXACT)], split='size')
+    _assert_sent(update, [update[0], [0.48, 0.64] + [0.0] * 14], split='size')
 
-  def test_within_the_bound_nothing_changes_a_bit(self):
+  def test_within_the_bound_it_is_rounded_to_the_grid_and_nothing_else(self):
     update = np.float32([[0.1, 0.2], [0.3, 0.4]])
     for part, expected in zip(_contribute(update)[0], update):
-      if _DEFAULTS['arithmetic'] == 'integer':  # But for the grid.
-        expected = np.round(expected.astype(np.float64) * _rounds_for(update).arithmetic.grid.steps)
-      np.testing.assert_array_equal(part, expected)
+      np.testing.assert_array_equal(part, np.round(expected.astype(np.float64) * _rounds_for(update).grid.steps))
 
   @pytest.mark.parametrize(
     'update, weight',
@@ -167,7 +143,7 @@ class TestContribute:
       np.testing.assert_array_equal(part, [0.0, 0.0])
 
   def test_the_largest_floats_are_clipped_like_others(self):
-    half = math.sqrt(0.5) * _EXACT
+    half = math.sqrt(0.5)
     _assert_sent([[3e38, 0.0], [0.0, -3e38]], [[half, 0.0], [0.0, -half]], rtol=1e-6)
 
 
@@ -194,24 +170,16 @@ class TestSensitivity:
     for i in range(num_clients):
       nothing = [np.zeros_like(u) for u in updates[i]]
       moved = _sum(split, updates[:i] + [nothing] + updates[i + 1 :], weights, clip)
-      share = _share([a - b for a, b in zip(whole, moved)], clip)
-      # In floats, σ as it is drawn, float32(z·C), is rounded to its worst side.
-      assert share <= float(weights[i]) * (1 - 2.0**-23 if isinstance(share, float) else 1)
+      assert _squared_share([a - b for a, b in zip(whole, moved)]) <= fractions.Fraction(float(weights[i])) ** 2
 
   def test_the_bound_is_reached(self):
-    # But for the room of rounding, three of 1024 steps.
-    tolerance = {'float': 2e-6, 'integer': 3 / 256}[_DEFAULTS['arithmetic']]
     moved = _sum('joint', [[np.float32([30, 40]), np.float32([0, 0])]], [np.float32(0.25)], np.float32(2.0))
-    assert float(_share(moved, 2.0)) == pytest.approx(0.25, rel=tolerance)
+    # But for the room of rounding, three of 1024 steps.
+    assert math.sqrt(_squared_share(moved)) == pytest.approx(0.25, abs=3 / 1024)
 
   def test_many_weights_are_clipped_as_exactly(self):
-    # A float32 norm of so many entries would be off by more than the margin.
     update = [np.full(3_000_000, 1.1, np.float32), np.float32([1e4, 0.0])]
-    share = _share(_sum('joint', [update], [np.float32(1.0)], np.float32(1.0)), 1.0)
-    if _DEFAULTS['arithmetic'] == 'float':
-      assert 1 - 2e-6 < share < 1 - 2.0**-23
-    else:
-      assert 0.998 < share <= 1
+    assert 0.998**2 < _squared_share(_sum('joint', [update], [np.float32(1.0)], np.float32(1.0))) <= 1
 
 
 class TestNoise:
@@ -246,7 +214,7 @@ class TestNoise:
     noise_checks.assert_uncorrelated(first, self._result(config=other)[1])
     entropy = _config(clip=clip_rules.Fixed(0.5), noise_seed=None)
     first, second = (self._result(config=entropy)[1] for _ in range(2))
-    # With the standard deviation of 130,000 steps that integers have here, two of 4,000 are equal in 1 of 26,000 runs.
+    # With the standard deviation of 130,000 steps that noise has here, two of 4,000 are equal in 1 of 26,000 runs.
     noise_checks.assert_uncorrelated(first, second, noise_checks.UNSEEDED, equal=3)
 
   def test_a_resumed_round_draws_the_same_and_spends_once(self):
@@ -266,8 +234,8 @@ class TestNoise:
       np.concatenate(process.next(process.initialize(), [update] * 2, [1, 2]).result) for update in (quiet, loud)
     )
     noise_checks.assert_gaussian(without, 1.0)
-    # Two of 0.005, over the divisor. On the grid, each is rounded to half a step of C/(512·√4000).
-    tolerance = {'float': 1e-9, 'integer': 0.5 / (2 * 512 * math.sqrt(4000))}[_DEFAULTS['arithmetic']]
+    # Two of 0.005, over the divisor. Each is rounded to half a step of C/(512·√4000).
+    tolerance = 0.5 / (2 * 512 * math.sqrt(4000))
     np.testing.assert_allclose(with_data - without, [0.005] * 2000 + [0.0] * 2000, atol=tolerance)
 
 
@@ -321,7 +289,7 @@ class TestRound:
     assert measurements['weight_mean'] == 0.0 and measurements['weight_min'] == 0.0
 
   def test_a_client_that_has_spent_its_budget_adds_exactly_nothing(self):
-    # μ_max² = 0.517, or 0.516 in integers: one round of z = 1.5 costs 0.444, and a second one pays for a weight of 0.4.
+    # μ_max² = 0.516: one round of z = 1.5 costs 0.444, and a second one pays for a weight of 0.4.
     config = _config(noise_multiplier=1.5)
     state, weights, exhausted = _initial(config), [], []
     for cohort in ([2], [2], [2], [2, 3]):
@@ -424,26 +392,22 @@ class TestReleases:
     config = _config(num_rounds=3)
     process, state = _process(config), _initial(config)
     state = state._replace(noise=state.noise._replace(counter=np.int64(3)))
-    run = lambda: process.next(state, [_zeros([0])[0]], [0])
-    if config.arithmetic == 'float':
-      run()
-    else:
-      with pytest.raises(tf.errors.InvalidArgumentError, match='more rounds than the account of rounding'):
-        run()
+    with pytest.raises(tf.errors.InvalidArgumentError, match='more rounds than the account of rounding'):
+      process.next(state, [_zeros([0])[0]], [0])
 
   def test_a_count_and_the_sum_have_noise_of_their_own(self):
     """The key of a round has a stream for each."""
     config = _config(num_clients=1, clip=clip_rules.PrivateQuantile(0.5, 1.0, learning_rate=1.0, count_stddev=4.0))
-    process = rounds.Process(config, [tf.TensorSpec([1], tf.float64)])
-    counted, added = [], []
-    first = process.initialize()
-    for seed in range(120):
-      key = np.zeros_like(first.noise.seed)
-      key[0] = seed
-      started = first._replace(noise=first.noise._replace(seed=key))
-      state, (result,), _ = process.next(started, [[[0.0]]], [0])
-      counted.append(-math.log(float(state.clip)))
-      added.append(result[0])
+    of_model = config.for_model([tf.TensorSpec([1], tf.float64)], [])
+    first = of_model.initial_state()
+
+    @tf.function
+    def play(seed):
+      started = first._replace(noise=first.noise._replace(seed=tf.stack([seed, 0, 0, 0])))
+      played = playing.play_round(of_model, started, [[tf.zeros([1], tf.float64)]], [0])
+      return -tf.math.log(played.state.clip), played.result[0][0]
+
+    counted, added = np.transpose([play(tf.constant(seed, tf.int64)) for seed in range(120)])
     # ln(C'/C) = -η·(noise + 1/2 - q) for an update of zero, and z·C/D = 2.
     noise_checks.assert_gaussian(counted, 4.0)
     noise_checks.assert_gaussian(added, 2.0)
@@ -469,8 +433,15 @@ class TestHistories:
     clip=st.sampled_from([clip_rules.Fixed(1.0), clip_rules.PrivateQuantile(count_stddev=2.0)]),
     multiplier=st.sampled_from([0.5, 1.0, 2.0, 3.0]),
   )
-  @settings(derandomize=True, deadline=None, max_examples=15)
+  @settings(derandomize=True, deadline=None, max_examples=30)
   def test_no_history_passes_epsilon(self, rounds, rule, clip, multiplier):
+    with pytest.MonkeyPatch.context() as patch:
+      # The account does not depend on the noise, and drawing it takes most of a round's time.
+      patch.setattr(chacha20, 'derived_key', lambda key, nonce: key)
+      patch.setattr(integer_noise.Sampler, 'draw', lambda self, key, count, **_: tf.zeros([count], tf.int64))
+      self._check(rounds, rule, clip, multiplier)
+
+  def _check(self, rounds, rule, clip, multiplier):
     config = _config(
       num_clients=5,
       epsilon=3.0,

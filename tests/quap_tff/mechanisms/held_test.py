@@ -228,7 +228,6 @@ class TestRefusals:
     [
       (dict(correlation=correlation.Blt()), 'clients hold the noise'),
       (dict(correlation=correlation.Ar1(0.5)), 'clients hold the noise'),
-      (dict(arithmetic='float'), 'sum of integers'),
       (dict(clip=clip_rules.PrivateQuantile(count_stddev=20.0)), 'nobody sees the norms'),
       (dict(trust='server'), 'is for trust="secure_sum"'),
       (dict(trust='nobody'), 'trust'),

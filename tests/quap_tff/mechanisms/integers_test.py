@@ -14,7 +14,6 @@ from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import clip_split
 from quap_tff.mechanisms import integer_noise
 from quap_tff.mechanisms import integers
-from quap_tff.mechanisms import slack as slacks
 from quap_tff.mechanisms import tradeoff
 from quap_tff.mechanisms import weight_rules
 from quap_tff.mechanisms.banded import Banded
@@ -414,13 +413,32 @@ class TestGrid:
     assert integers.takes_count(stddev) == takes
 
 
+def _moved(num_draws, largest, stddevs, delta=1e-5):
+  """ε' of so many draws, written out; a 2^-13 part of δ, e^-(ε + 1) times as likely, is for ratios beyond it."""
+  chance = 2.0**-13 * delta * math.exp(-largest - 1)
+  missing = (33 * max(stddevs) + 2) * 2.0**-125
+  spread = 2.0**-42 * math.sqrt(2 * num_draws * math.log(1 / chance))
+  return spread + num_draws * (2.0**-42 * math.expm1(2.0**-42) + 2 * missing)
+
+
 class TestSlack:
   _DRAWS = 60 * 2570
 
   def test_of_independent_noise_by_hand(self):
-    found = integers.Grid(4.0, 2570).slack(3.0, 3.0, 1e-5, self._DRAWS)
-    assert found.epsilon == pytest.approx(2 * 60 * 2570 * 2.0**-42, rel=1e-12)
+    grid = integers.Grid(4.0, 2570)
+    found = grid.slack(3.0, 60.0, 1e-5, [(grid.stddev, self._DRAWS)])
+    assert found.epsilon == pytest.approx(2 * _moved(self._DRAWS, 60.0, [grid.stddev]), rel=1e-11)
     assert found.delta == 1e-5 / 2048
+
+  def test_every_kind_of_draw_counts(self):
+    grid, wide = integers.Grid(4.0, 2570), integer_noise.LARGEST_STDDEV
+    found = grid.slack(3.0, 3.0, 1e-5, [(grid.stddev, 10), (wide, 10**14)])
+    expected = 2 * _moved(10**14 + 10, 3.0, [grid.stddev, wide])
+    assert found.epsilon == pytest.approx(expected, rel=1e-11)
+    # 2^-125 for each of the 33·2^45 values, in 2·10^14 draws, is 5.5e-9, and 4.9e-9 are kept.
+    with pytest.raises(ValueError, match='δ = 6.9e-09, .* or a larger delta'):
+      grid.slack(3.0, 3.0, 1e-5, [(grid.stddev, 10), (wide, 2 * 10**14)])
+    grid.slack(3.0, 3.0, 1e-5, [(grid.stddev, 2 * 10**14), (wide, 10)])
 
   @pytest.mark.parametrize('correlation', _CORRELATED[:3])
   def test_of_correlated_noise_by_hand(self, correlation):
@@ -428,63 +446,47 @@ class TestSlack:
     # Twice the error of each entry of b_t, in all 60 releases, over σ.
     cost = 2 * _error(grid) * math.sqrt(2570 * 60) / grid.stddev
     assert grid.buffer_cost == pytest.approx(cost, rel=1e-12)
-    found = grid.slack(1.0, 3.0, 1e-5, self._DRAWS)
+    found = grid.slack(1.0, 3.0, 1e-5, [(grid.stddev, self._DRAWS)])
     mu, kept = tradeoff.mu_at_most(3.0, 1e-5), 1e-5 * (1 - 2.0**-11)
-    more = float(tradeoff.epsilon_of(mu + cost, kept) - tradeoff.epsilon_of(mu, kept))
-    assert found.epsilon == pytest.approx(2 * self._DRAWS * 2.0**-42 + more, rel=1e-6)
+    # A difference of two ε, over a step so large that their rounding does not matter.
+    more = float(tradeoff.epsilon_of(mu + 1e-4, kept) - tradeoff.epsilon_of(mu, kept)) * cost / 1e-4
+    of_buffers = found.epsilon - 2 * _moved(self._DRAWS, 3.0, [grid.stddev])
+    assert more <= of_buffers == pytest.approx(more, rel=0.06)
     assert found.epsilon <= 2.0**-11
-
-  def test_of_a_mu(self):
-    slack = slacks.Slack(0.01, 1e-6)
-    mus = np.array([0.0, 0.5, 1.0])
-    found = slack.of(mus, 1e-5)
-    np.testing.assert_allclose(found[1:], tradeoff.epsilon_of(mus[1:], 9e-6) + 0.01, rtol=1e-12)
-    assert found[0] == 0.0
-    np.testing.assert_array_equal(slacks.Slack().of(mus, 1e-5), tradeoff.epsilon_of(mus, 1e-5))
 
   def test_too_many_draws_are_refused(self):
     grid = integers.Grid(4.0, 2570)
-    # 2·n·2^-42 is at most 1/2048 up to n = 2^30. With more, δ would pay for twice as many, and ε would not.
-    grid.slack(1.0, 3.0, 1e-5, 2**30)
     words = (
-      r'Rounding of 1,073,741,828 draws .* ε = 0.00049 .* 0.00049 and 4.9e-09 are kept for it\. '
-      'Use fewer rounds, smaller decays, or'
+      r'Rounding of 1,000,000,000,000,000,000 draws .* ε = 0.0032 .* 0.00049 and 4.9e-09 are kept for it\. '
+      'Use fewer rounds or a smaller model'
     )
     with pytest.raises(ValueError, match=words):
-      grid.slack(1.0, 3.0, 1e-5, 2**30 + 4)
-    # At ε = 3, n·2^-42 would be 3/4096 of δ.
-    with pytest.raises(ValueError, match='δ = 7.3e-09'):
-      grid.slack(3.0, 3.0, 1e-5, 3 * 2**30)
-
-  @pytest.mark.parametrize('epsilon', [1e-3, 0.5, 2.0, 3.0, 30.0])
-  def test_without_planned_rounds_there_are_as_many_as_are_paid_for(self, epsilon):
-    config = CertifiedConfig(num_clients=9, epsilon=epsilon, delta=1e-5, noise_multiplier=4.0, divisor=3.0)
-    most, slack = config.most_releases(2570), config.slack(2570)
-    # Half of what is kept of ε or of δ.
-    assert most == int(2.0**29 * min(epsilon, 2.0)) // 2570 > 0
-    assert slack.epsilon == pytest.approx(2 * most * 2570 * 2.0**-42, rel=1e-9)
-    assert slack.epsilon <= config.kept_slack.epsilon and slack.delta <= config.kept_slack.delta
+      grid.slack(1.0, 3.0, 1e-5, [(2.0**12, 10**18)])
+    # At ε = 10, ε' would be paid for, and δ would not.
+    with pytest.raises(ValueError, match='δ = 1.9e-08'):
+      grid.slack(10.0, 10.0, 1e-5, [(2.0**12, 10**18)])
 
   @pytest.mark.parametrize(
     'largest, delta, advice',
     [
-      (3.0, 1e-24, 'decays, or'),
-      (60.0, 1e-27, 'a larger delta, or'),
-      (100.0, 1e-10, 'a smaller epsilon, or'),
-      (1000.0, 1e-5, 'a smaller epsilon, or'),
+      (3.0, 1e-24, 'a larger delta'),
+      (60.0, 1e-27, 'a larger delta'),
+      (60.0, 1e-300, 'a larger delta'),
+      (100.0, 1e-10, 'a smaller epsilon'),
+      (1000.0, 1e-5, 'a smaller epsilon'),
     ],
   )
   def test_a_delta_that_does_not_pay_for_the_tails_is_refused(self, largest, delta, advice):
-    with pytest.raises(ValueError, match=f'of noise costs .* δ = .* {advice}'):
-      integers.Grid(4.0, 2570).slack(3.0, largest, delta, self._DRAWS)
+    with pytest.raises(ValueError, match=f'of noise costs .* δ = .* or {advice}'):
+      integers.Grid(4.0, 2570).slack(3.0, largest, delta, [(2.0**18, self._DRAWS)])
 
   def test_buffers_that_cost_too_much_are_refused(self):
     # A large model and many releases, and little ε.
     grid = integers.Grid(2.0**10, 10**8, Ar1(0.999), 10**4)
     assert grid.buffer_cost > 1e-5
-    grid.slack(3.0, 3.0, 1e-5, 1000)
+    grid.slack(3.0, 3.0, 1e-5, [(grid.stddev, 1000)])
     with pytest.raises(ValueError, match='smaller decays'):
-      grid.slack(0.01, 0.01, 1e-5, 1000)
+      grid.slack(0.01, 0.01, 1e-5, [(grid.stddev, 1000)])
 
 
 class TestReleases:
@@ -535,7 +537,7 @@ class TestReleases:
   def test_what_is_released_is_on_the_grid(self):
     """Each entry is a whole number of steps C/(K·D)."""
     process = rounds.Process(self._config(Ar1(0.9)), [tf.TensorSpec([50], tf.float64)])
-    grid, state = process.rounds.arithmetic.grid, process.initialize()
+    grid, state = process.rounds.grid, process.initialize()
     for _ in range(3):
       state, (result,), _ = process.next(state, [[np.full(50, 0.1)]] * 2, [1, 4])
       steps = result * 3.0 / float(np.float32(0.7)) * grid.steps

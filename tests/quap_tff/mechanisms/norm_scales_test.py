@@ -45,17 +45,12 @@ def _of_quap(**overrides):
   return clip
 
 
-def _of_certified(update, bound, arithmetic='float'):
-  config = certified_config.CertifiedConfig(
-    num_clients=3, epsilon=3.0, delta=1e-5, noise_multiplier=4.0, divisor=2.0, arithmetic=arithmetic
-  )
-  return _sent(config, update, {}, {}, dict(weight=tf.constant(1.0), clip=tf.constant(bound, tf.float32)))
-
-
-def _of_certified_integers(update, bound):
+def _of_certified(update, bound):
   """In the units of updates: steps of the grid times bound/K."""
+  config = certified_config.CertifiedConfig(num_clients=3, epsilon=3.0, delta=1e-5, noise_multiplier=4.0, divisor=2.0)
+  sent = _sent(config, update, {}, {}, dict(weight=tf.constant(1.0), clip=tf.constant(bound, tf.float32)))
   steps = max(_INTEGER_STEPS * math.sqrt(sum(int(tf.size(one)) for one in update)), 2**10)
-  return [tf.cast(one, tf.float64) * (bound / math.ceil(steps)) for one in _of_certified(update, bound, 'integer')]
+  return [tf.cast(one, tf.float64) * (bound / math.ceil(steps)) for one in sent]
 
 
 def _of_local(update, bound):
@@ -77,7 +72,6 @@ _METHODS = {
   'quap': _of_quap(),
   'quap_all_layers': _of_quap(clip_scope='all_layers'),
   'certified': _of_certified,
-  'certified_integers': _of_certified_integers,
   'local': _of_local,
   'line_search': _of_line_search,
 }
@@ -104,7 +98,7 @@ def test_the_bound_holds_at_every_scale(method, entries, exponent, clip):
   factor = min(1.0, bound / _norm(update))
   for before, after in zip(update, clipped):
     # Integers are rounded to a step, after room was made for that: half of √40 steps at most, and as much of the clip.
-    steps = 5 / (_INTEGER_STEPS * math.sqrt(len(values))) if method == 'certified_integers' else 0.0
+    steps = 5 / (_INTEGER_STEPS * math.sqrt(len(values))) if method == 'certified' else 0.0
     expected = before.numpy().astype(np.float64) * factor
     np.testing.assert_allclose(after.numpy(), expected, rtol=3e-6, atol=steps * bound)
 

@@ -18,8 +18,8 @@ from quap_tff.mechanisms import tradeoff
 from quap_tff.mechanisms import weight_rules
 from tests.quap_tff import rounds
 
-# What integers keep of ε and δ for rounding.
-_KEPT = {'float': 1.0, 'integer': 1 - 2.0**-11}
+# The part of ε and δ that is not kept for rounding.
+_KEPT = 1 - 2.0**-11
 _OWN = (0.5, 1.0, 2.0, 2.0, 0.5, 1.0)
 _DELTA = 1e-5
 _RULES = (
@@ -86,18 +86,16 @@ class TestWeights:
     view = _view(counts=tf.constant([1, 2, 3, 4]), budget_shares=tf.constant([1.0, 0.5, 0.25, 0.3], tf.float64))
     np.testing.assert_array_equal(rule.weights(view), rule.weights(_view()))
 
-  @pytest.mark.parametrize('arithmetic', configs.ARITHMETICS)
   @pytest.mark.parametrize('rule', [weight_rules.Scale(), weight_rules.Sample()])
-  def test_everyone_who_is_always_there_spends_what_it_chose(self, rule, arithmetic):
+  def test_everyone_who_is_always_there_spends_what_it_chose(self, rule):
     rounds = 200
     schedule = [np.arange(6)] * rounds
-    plan = plans.CertifiedPlan(_config(weights=rule, arithmetic=arithmetic), schedule)
+    plan = plans.CertifiedPlan(_config(weights=rule), schedule)
     squares = np.sum(
       [r.weights.astype(np.float64) ** 2 for r in planning.planned_rounds(plan.config, schedule)], axis=0
     )
     spent = np.sqrt(squares) / plan.config.noise_multiplier
-    kept = _KEPT[arithmetic]
-    chosen = np.array([tradeoff.mu_at_most(own * kept, _DELTA * kept) for own in _OWN])
+    chosen = np.array([tradeoff.mu_at_most(own * _KEPT, _DELTA * _KEPT) for own in _OWN])
     assert (spent <= chosen).all()
     np.testing.assert_allclose(spent, chosen, rtol=0.1 if rule == weight_rules.Sample() else 1e-5)
 
@@ -135,13 +133,11 @@ class TestFilter:
       np.testing.assert_allclose(state.weights[cohort], planned.weights, rtol=1e-6)
       assert float(measurements['spent_max']) == pytest.approx(planned.spent_max, rel=1e-5)
 
-  @pytest.mark.parametrize('arithmetic', configs.ARITHMETICS)
-  def test_prices_of_some_clients(self, arithmetic):
-    kept = _KEPT[arithmetic]
-    limit = lambda epsilon: privacy_filter.limit_of(epsilon * kept, _DELTA * kept)
-    prices = privacy_filter.prices_of(_config(arithmetic=arithmetic).prices, np.array([2, 0]))
+  def test_prices_of_some_clients(self):
+    limit = lambda epsilon: privacy_filter.limit_of(epsilon * _KEPT, _DELTA * _KEPT)
+    prices = privacy_filter.prices_of(_config().prices, np.array([2, 0]))
     assert prices.limit.tolist() == [limit(2.0), limit(0.5)]
-    uniform = _config(own_epsilon=None, weights=weight_rules.Uniform(), arithmetic=arithmetic)
+    uniform = _config(own_epsilon=None, weights=weight_rules.Uniform())
     assert privacy_filter.prices_of(uniform.prices, [0]).limit == limit(2.0)
 
   def test_equal_bounds_are_the_run_that_everyone_knows(self):

@@ -8,7 +8,6 @@ import pytest
 
 from quap_tff import accounting
 from quap_tff import plans
-from quap_tff.mechanisms import certified_config
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import correlation as correlations
 from quap_tff.mechanisms import planning
@@ -20,16 +19,9 @@ from quap_tff.mechanisms.certified_config import CertifiedConfig
 from quap_tff.mechanisms.participation import ParticipationConfig
 from tests.quap_tff import rounds
 
-
-@pytest.fixture(params=certified_config.ARITHMETICS)
-def arithmetic(request):
-  return request.param
-
-
-def _mu(arithmetic):
-  """The largest μ at (3, 1e-5). Integers keep a part of ε and δ for what rounding costs."""
-  kept = {'float': 1.0, 'integer': 1 - 2.0**-11}[arithmetic]
-  return tradeoff.mu_at_most(3.0 * kept, 1e-5 * kept)
+# The part of ε and δ that is not kept for what rounding costs, and the largest μ at (3, 1e-5).
+_KEPT = 1 - 2.0**-11
+_MU = tradeoff.mu_at_most(3.0 * _KEPT, 1e-5 * _KEPT)
 
 
 def _config(num_clients=10, **overrides):
@@ -66,20 +58,20 @@ def _calibrated(config, cohorts):
 
 class TestCalibrated:
   @pytest.mark.parametrize('rounds', [1, 7, 20])
-  def test_everyone_in_every_round(self, rounds, arithmetic):
-    config = _calibrated(_config(arithmetic=arithmetic), [np.arange(10)] * rounds)
-    assert config.noise_multiplier == pytest.approx(math.sqrt(rounds) / _mu(arithmetic), rel=1e-8)
+  def test_everyone_in_every_round(self, rounds):
+    config = _calibrated(_config(), [np.arange(10)] * rounds)
+    assert config.noise_multiplier == pytest.approx(math.sqrt(rounds) / _MU, rel=1e-8)
     assert config.divisor == 10.0
     state, _ = _run(config, [np.arange(10)] * rounds)
     np.testing.assert_array_equal(state.weights, np.ones(10))
-    np.testing.assert_allclose(state.accounts.spent, _mu(arithmetic) ** 2, rtol=1e-8)
+    np.testing.assert_allclose(state.accounts.spent, _MU**2, rtol=1e-8)
 
-  def test_two_groups_by_hand(self, arithmetic):
+  def test_two_groups_by_hand(self):
     # a clients in all of 16 rounds, b in the last 4. With v_t = 0.8^(16-t), J·√Σv²/μ is (4.859·a + 2.952·b)/4 at
     # z = 4/μ, where all budgets last; and (0.203·a + 2.952·b)/2 at z = 2/μ, where a's are spent after four rounds.
     def chosen(a, b):
       cohorts = [np.arange(a)] * 12 + [np.arange(a + b)] * 4
-      return _calibrated(_config(arithmetic=arithmetic), cohorts).noise_multiplier * _mu(arithmetic)
+      return _calibrated(_config(), cohorts).noise_multiplier * _MU
 
     assert chosen(3, 3) == pytest.approx(4.0, rel=1e-8)
     assert chosen(2, 8) == pytest.approx(2.0, rel=1e-8)
@@ -98,29 +90,29 @@ class TestCalibrated:
     assert (objective <= objective[-1] * (1 + 1e-3)).all()
     assert objective[0] < 0.9 * objective[-1]
 
-  def test_adaptive_weights_need_less_noise(self, arithmetic):
+  def test_adaptive_weights_need_less_noise(self):
     cohorts = [np.arange(10)] * 20
     rule = weight_rules.Participation(0.5, 2.0)
-    config = _calibrated(_config(weights=rule, arithmetic=arithmetic), cohorts)
+    config = _calibrated(_config(weights=rule), cohorts)
     weight = (1 + 0.5 * math.exp(-2)) / 1.5
-    assert config.noise_multiplier == pytest.approx(weight * math.sqrt(20) / _mu(arithmetic), rel=1e-6)
+    assert config.noise_multiplier == pytest.approx(weight * math.sqrt(20) / _MU, rel=1e-6)
     assert config.divisor == pytest.approx(10 * weight, rel=1e-6)
 
-  def test_even_spending_gives_the_rarest_client_the_whole_clip(self, arithmetic):
+  def test_even_spending_gives_the_rarest_client_the_whole_clip(self):
     # J is the same at any noise up to √K_min/μ, and falls beyond.
     cohorts = [np.arange(10)] * 4 + [np.arange(5, 10)] * 12
-    config = _calibrated(_config(weights=weight_rules.SpendEvenly(), arithmetic=arithmetic), cohorts)
-    assert config.noise_multiplier == pytest.approx(2 / _mu(arithmetic), rel=1e-8)
+    config = _calibrated(_config(weights=weight_rules.SpendEvenly()), cohorts)
+    assert config.noise_multiplier == pytest.approx(2 / _MU, rel=1e-8)
 
-  def test_counts_take_their_share(self, arithmetic):
+  def test_counts_take_their_share(self):
     clip = clip_rules.PrivateQuantile(count_stddev=10.0)
-    config = _calibrated(_config(clip=clip, arithmetic=arithmetic), [np.arange(10)] * 20)
-    assert config.noise_multiplier == pytest.approx(math.sqrt(20 / (_mu(arithmetic) ** 2 - 20 / 400)), rel=1e-8)
+    config = _calibrated(_config(clip=clip), [np.arange(10)] * 20)
+    assert config.noise_multiplier == pytest.approx(math.sqrt(20 / (_MU**2 - 20 / 400)), rel=1e-8)
 
-  def test_a_given_noise_multiplier_gets_its_divisor(self, arithmetic):
+  def test_a_given_noise_multiplier_gets_its_divisor(self):
     # z = 2/μ pays for 4 of 8 rounds; the mean is over rounds in which something is added.
-    given = 2.0 / _mu(arithmetic) * (1 + 1e-8)
-    config = _calibrated(_config(noise_multiplier=given, arithmetic=arithmetic), [np.arange(10)] * 8 + [[]])
+    given = 2.0 / _MU * (1 + 1e-8)
+    config = _calibrated(_config(noise_multiplier=given), [np.arange(10)] * 8 + [[]])
     assert config.noise_multiplier == given and config.divisor == 10.0
 
   @pytest.mark.parametrize('cohorts', [[], [[], []]])

@@ -132,32 +132,20 @@ _PLANS = {
     'weighting=Equal(), aggregator=Mean()), buffer=5, Staleness(scale=2.0, spread=0.5, max_staleness=10, seed=2)',
   ),
   'certified': (
-    lambda: plans.CertifiedPlan(CertifiedConfig(3, 3.0, 1e-5, noise_seed=3, arithmetic='float'), [[0, 1], [1]]),
-    'CertifiedConfig(num_clients=3, epsilon=3.0, delta=1e-05, noise_multiplier=1.3110641251130974, '
+    lambda: plans.CertifiedPlan(CertifiedConfig(3, 3.0, 1e-5, noise_seed=3), [[0, 1], [1]]),
+    'CertifiedConfig(num_clients=3, epsilon=3.0, delta=1e-05, noise_multiplier=1.3116604460700083, '
     'correlation=Independent(), divisor=1.0000000298023224, num_rounds=2, weights=Participation(alpha=0.5, beta=2.0), '
     f"participation={_RATES}, clip=Fixed(norm=1.0), clip_split='joint', planned_rounds=None, planned_costs=None, "
-    'own_epsilon=None, noise_seed=None)',
+    "own_epsilon=None, noise_seed=None, trust='server', planned_weights=None, most_clients=None, dropout=0.0)",
   ),
   'ar1': (
-    lambda: plans.CertifiedPlan(
-      CertifiedConfig(
-        *(3, 3.0, 1e-5, 4.0, correlation.Ar1(0.5), 2.0, 2), weights=weight_rules.Uniform(), arithmetic='float'
-      ),
-      [[0, 1], [1]],
-    ),
-    'CertifiedConfig(num_clients=3, epsilon=3.0, delta=1e-05, noise_multiplier=4.0, correlation=Ar1(decay=0.5), '
-    f'divisor=2.0, num_rounds=2, weights=Uniform(), participation={_RATES}, clip=Fixed(norm=1.0), '
-    "clip_split='joint', planned_rounds=None, planned_costs=None, own_epsilon=None, noise_seed=None)",
-  ),
-  # Ledgers of float arithmetic are older than the choice, and do not name it.
-  'integer': (
     lambda: plans.CertifiedPlan(
       CertifiedConfig(*(3, 3.0, 1e-5, 4.0, correlation.Ar1(0.5), 2.0, 2), weights=weight_rules.Uniform()), [[0, 1], [1]]
     ),
     'CertifiedConfig(num_clients=3, epsilon=3.0, delta=1e-05, noise_multiplier=4.0, correlation=Ar1(decay=0.5), '
     f'divisor=2.0, num_rounds=2, weights=Uniform(), participation={_RATES}, clip=Fixed(norm=1.0), '
     "clip_split='joint', planned_rounds=None, planned_costs=None, own_epsilon=None, noise_seed=None, "
-    "arithmetic='integer', trust='server', planned_weights=None, most_clients=None, dropout=0.0)",
+    "trust='server', planned_weights=None, most_clients=None, dropout=0.0)",
   ),
   'lee_kifer': (
     lambda: plans.LeeKiferPlan(line_search.LineSearchConfig(8, 2.0, 1e-5, 4, noise_seed=3)),

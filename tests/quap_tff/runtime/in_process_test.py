@@ -3,6 +3,7 @@
 import asyncio
 import collections
 import gc
+import sys
 import threading
 
 import numpy as np
@@ -226,6 +227,24 @@ def test_later_rounds_trace_nothing_and_leave_nothing_whatever_the_cohort(contex
   tensors = [run((5, 8), (1,)), run((31, 2, 2, 17, 4, 4, 9, 12), (), (3,) * 7), run(*[(3,) * n for n in (1, 6, 4, 2)])]
   assert (context.statistics.traced, context.statistics.compiled) == known
   assert tensors[2] <= max(tensors[:2])
+
+
+def test_rounds_leave_no_memory_to_the_attributes_of_their_tensors():
+  """On Python 3.11, TensorFlow alone leaves a block of memory for each tensor that there ever was."""
+  numbers = tff.SequenceType(np.float32)
+  add_up = tff.tensorflow.computation(lambda own: own.reduce(np.float32(0), lambda a, b: a + b), numbers)
+  total = tff.federated_computation(
+    lambda own: tff.federated_sum(tff.federated_map(add_up, own)), tff.FederatedType(numbers, tff.CLIENTS)
+  )
+
+  def blocks_after(rounds):
+    for _ in range(rounds):
+      assert total([[np.float32(i)] for i in range(10)]) == 45
+    gc.collect()
+    return sys.getallocatedblocks()
+
+  before = blocks_after(20)
+  assert blocks_after(100) - before < 500  # More than 4,000 if they are left.
 
 
 def test_nothing_outlives_a_computation(context):
