@@ -2,6 +2,7 @@
 # make demo        trains QuAP-FL on handwritten digits
 # make test        runs all tests
 # make test-fast   runs the fast ones in about 90 seconds; the others are marked as slow, see pytest.ini
+# make test-light  runs those that need no TensorFlow, with the newest Python and packages, see tests/light.py
 # make lint        checks style and types
 # make docs        builds the documentation into build/site
 # make tutorial    runs docs/tutorial.ipynb and keeps its outputs in the file
@@ -21,7 +22,16 @@ SUITABLE := import sys, platform; \
 DOCS_VENV := build/docs_venv
 DOCS_READY := $(DOCS_VENV)/.ready
 
-.PHONY: clean demo docs lint setup test test-fast tutorial
+# Verification, plans and accounting run on newer Pythons than TFF, and with newer packages. Their tests take the newest
+# Python on the path or of pyenv, or BASE_PYTHON, with an environment that is made anew each time.
+LIGHT_VENV := build/light_venv
+LIGHT_CANDIDATES := $(if $(BASE_PYTHON),$(BASE_PYTHON),python3 $(wildcard \
+  $(addsuffix /python3.?,$(subst :, ,$(PATH))) $(addsuffix /python3.??,$(subst :, ,$(PATH))) \
+  $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions/3.*/bin/python) $(PYTHON))
+LIGHT_SUITABLE := import sys, ensurepip, venv; v = sys.version_info; \
+  v >= (3, 9) and v.releaselevel == "final" and print(v.major, v.minor, sys.executable)
+
+.PHONY: clean demo docs lint setup test test-fast test-light tutorial
 
 demo: $(READY)
 	@$(PYTHON) -m experiments.train --flagfile=experiments/presets/demo.flags
@@ -31,6 +41,18 @@ test: $(READY)
 
 test-fast: $(READY)
 	@$(PYTHON) -m pytest tests -m "not slow" --numprocesses=auto --maxprocesses=4 --dist=loadfile
+
+test-light:
+	@base=$$(for python in $(LIGHT_CANDIDATES); do $$python -c '$(LIGHT_SUITABLE)' 2>/dev/null; done \
+	  | sort -k1,1n -k2,2n | tail -n 1 | cut -d" " -f3-); \
+	if [ -z "$$base" ]; then \
+	  echo "make test-light needs Python 3.9 or later with its venv package. None of these is suitable: $(LIGHT_CANDIDATES). Name another: make test-light BASE_PYTHON=/path/to/python3" >&2; \
+	  exit 1; \
+	fi; \
+	echo "Setting up $(LIGHT_VENV) with $$($$base --version), the newest that was found."; \
+	$$base -m venv --clear $(LIGHT_VENV)
+	@$(LIGHT_VENV)/bin/python -m pip install --quiet --disable-pip-version-check ".[test-light]"
+	@$(LIGHT_VENV)/bin/python -m pytest tests --numprocesses=auto --maxprocesses=4 --dist=loadfile
 
 lint: $(READY)
 	@$(PYTHON) -m ruff check .

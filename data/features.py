@@ -188,8 +188,8 @@ class Pretrained(Learned):
   needs_files = True
 
   path: str = ''
-  size: Optional[int] = registry.later_field(checks.integer_field('pretrained size', None, at_least=1))
-  centred: bool = registry.later_field(dataclasses.field(default=False))
+  size: Optional[int] = checks.integer_field('pretrained size', None, at_least=1)
+  centred: bool = False
 
   def __post_init__(self):
     super().__post_init__()
@@ -295,7 +295,7 @@ class Drawn(Learned):
   kinds: int = checks.integer_field('drawn kinds', 2000, at_least=2)
   views: int = checks.integer_field('drawn views', 12, at_least=2)
   seed: int = checks.integer_field('drawn seed', 0, at_least=0)
-  centred: bool = registry.later_field(dataclasses.field(default=False))
+  centred: bool = False
 
   def __post_init__(self):
     super().__post_init__()

@@ -149,7 +149,7 @@ def _examples(path: str, arrays: dict[str, Any], x_name: str, y_name: str) -> tu
     raise _error(path, f'{x_name} to be {kinds}', _described(x))
   lowest, highest = x.min(), x.max()
   # NaN fails the comparisons, too.
-  largest = float(np.finfo(np.float32).max)
+  largest = np.float64(np.finfo(np.float32).max)
   if not (-largest <= lowest and highest <= largest):
     raise _error(path, f'{x_name} to be finite in float32', f'values from {lowest} to {highest}')
   if x.ndim > 2 and not is_uint8 and not (lowest >= 0 and highest <= 1):

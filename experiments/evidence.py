@@ -13,7 +13,6 @@ from typing import Any, Optional
 import numpy as np
 
 from experiments import final_summary
-from experiments import provenance
 from experiments import run as run_lib
 from experiments import run_folder
 from experiments import run_parts
@@ -24,25 +23,11 @@ from quap_tff.certificates import certificate as certificates
 from quap_tff.certificates import evidence
 from quap_tff.certificates import folder as folders
 from quap_tff.certificates import folder_files
+from quap_tff.certificates import run_files
 from quap_tff.certificates.folder_files import FolderError
-from quap_tff.mechanisms import layers as layers_lib
 from quap_tff.mechanisms import participation as participations
 from quap_tff.mechanisms import planning
 
-# The keys of run.json, at its first two levels. Those of `flags` and `identity` are flags.
-_KEYS = {
-  'identity': None,
-  'resolved': {
-    *('num_clients', 'partition', 'test_examples', 'test_set', 'test_is_of_clients', 'public_data', 'model'),
-    *('input_shape', 'num_classes', 'layers', 'shapes', 'data_commitment'),
-  },
-  'flags': None,
-  'versions': {'quap_tff', 'tensorflow_federated', 'tensorflow', 'numpy', 'python'},
-  'machine': {'platform', 'cores', 'gpus'},
-  provenance.STRETCHES: None,
-}
-# Columns of metrics.csv that follow from the public test set or from message sizes. The plan names the other columns.
-_OF_LOOP = frozenset({'round', 'test_accuracy', 'test_loss', 'down_bytes_per_client', 'up_bytes_per_client'})
 # Tolerances between float32 figures of TensorFlow and of NumPy. A standard deviation of equal rates is nearly 0.
 _RELATIVE, _ABSOLUTE = 1e-5, 1e-6
 
@@ -134,33 +119,16 @@ def check(content: folders.Content) -> list[str]:
   """
   if content.made_by != folders.TRAIN:
     return []
-  run_json = _run_json(content.path)
-  plan, run = _plan(run_json)
-  summary = folder_files.read_json(content.path, run_folder.SUMMARY)
-  rows = folder_files.read_rows(content.path, run_folder.METRICS) if content.ledger.num_rounds else []
-  found = _mechanism_problems(content, run_json, plan, run, summary, rows)
-  if not found:
-    found += _metrics_problems(content, rows) + _summary_problems(content, run, plan, summary, rows)
-  return found
-
-
-def _run_json(path) -> dict[str, Any]:
-  value = folder_files.read_json(path, run_folder.RUN)
-  try:
-    abouts.check_text(run_folder.RUN, value)
-    for name, keys in (('', _KEYS.keys()), *((name, keys) for name, keys in _KEYS.items() if keys is not None)):
-      if set(value[name] if name else value) != set(keys):
-        raise ValueError(f'{name or "it"} must have the keys {sorted(keys)}')
-    if set(value['flags']) != set(run_parts.FLAGS):
-      raise ValueError('flags must be the flags of experiments.train')
-    return value
-  except folders.DAMAGE as error:
-    raise FolderError(f'{run_folder.RUN} is damaged: {error or type(error).__name__}') from None
+  files = run_files.read(content)
+  plan, run = _plan(files.run)
+  return _mechanism_problems(content, files, plan, run) or (
+    _metrics_problems(content, files.rows) + _summary_problems(content, files, plan, run)
+  )
 
 
 def _plan(run_json) -> tuple[plans.CertifiedPlan, run_lib.Run]:
   """The run's plan, and its configuration, from run.json."""
-  try:
+  with folder_files.damage(run_folder.RUN, 'is damaged, or its flags contradict each other'):
     resolved, identity = run_json['resolved'], run_json['identity']
     for name, value, most in (
       ('rounds', identity['rounds'], run_parts.MOST_ROUNDS),
@@ -168,39 +136,29 @@ def _plan(run_json) -> tuple[plans.CertifiedPlan, run_lib.Run]:
     ):
       if type(value) is not int or not 1 <= value <= most:
         raise ValueError(f'{name} must be an integer from 1 to {most:,}, found {value!r}')
+    if set(run_json['flags']) != set(run_parts.FLAGS):
+      raise ValueError('flags must be the flags of experiments.train')
     # The other flags in run.json say nothing about what was computed.
     run = run_lib.Run.from_json({'flags': {}, 'identity': identity})
     if not run.method.gives_certificate:
       raise FolderError(f'{run_folder.RUN}: a run of --algorithm={run.flags["algorithm"]} has no certificate.')
     if run_folder.through_json(run.identity()) != identity:
       raise ValueError('identity must hold the flags that say what is computed, and no others')
-    model = layers_lib.ModelShape(
-      tuple(layers_lib.Layer(one['name'], tuple(one['indices']), one['is_dense']) for one in resolved['layers']),
-      tuple(map(tuple, resolved['shapes'])),
-    )
-    return run.plan(resolved['num_clients'], model, resolved['test_is_of_clients']), run
-  except (FolderError, folder_files.CannotTellError):
-    raise
-  except folders.DAMAGE as error:
-    raise FolderError(
-      f'{run_folder.RUN} is damaged, or its flags contradict each other: {error or type(error).__name__}'
-    ) from None
+    return run.plan(resolved['num_clients'], folders.model_shape(resolved), resolved['test_is_of_clients']), run
 
 
-def _mechanism_problems(content, run_json, plan, run, summary, rows) -> list[str]:
+def _mechanism_problems(content, files, plan, run) -> list[str]:
   """Where mechanism.json and schedule.npz are not those that the flags give."""
-  try:
+  with folder_files.damage(f'{run_folder.RUN} or {run_folder.SUMMARY}'):
     expected = about(
       run,
       plan,
-      run_json['resolved'],
-      tests=sum(bool(row.get('test_accuracy')) for row in rows),
-      test_accuracy=summary['test_accuracy'],
-      date=datetime.date.fromisoformat(summary['date']),
-      stretches=stretches(run_json, content.ledger.num_rounds),
+      files.run['resolved'],
+      tests=sum(bool(row.get('test_accuracy')) for row in files.rows),
+      test_accuracy=files.summary['test_accuracy'],
+      date=datetime.date.fromisoformat(files.summary['date']),
+      stretches=run_files.stretches(files.run, content.ledger.num_rounds),
     )
-  except folders.DAMAGE as error:
-    return [f'{run_folder.RUN} or {run_folder.SUMMARY} is damaged: {type(error).__name__}: {error}']
   kept, by_flags = _value(content.plan, content.about), _value(plan, expected)
   found = [f'{folders.MECHANISM}, by the flags: {one}' for one in certificates.differences(kept, by_flags)]
   for name in ('schedule', 'attendance'):
@@ -227,54 +185,20 @@ def _are_same(one, other) -> bool:
   return len(one) == len(other) and all(map(np.array_equal, map(np.sort, one), map(np.sort, other)))
 
 
-def stretches(run_json: Mapping[str, Any], num_rounds: int) -> list[dict[str, Any]]:
-  """Which code ran which rounds, from run.json: a list of first and last round, code and versions.
-
-  Raises:
-    FolderError: If run.json does not say it.
-  """
-  try:
-    kept = [one for one in run_json[provenance.STRETCHES] if one['first_round'] <= max(num_rounds, 1)]
-    firsts = [one['first_round'] for one in kept]
-    if firsts[:1] != [1] or any(type(first) is not int for first in firsts) or sorted(set(firsts)) != firsts:
-      raise ValueError(f'the first rounds are {firsts}')
-    return [
-      {'first_round': one['first_round'], 'last_round': last, 'code': one['code'], 'versions': one['versions']}
-      for one, last in zip(kept, [first - 1 for first in firsts[1:]] + [num_rounds])
-    ]
-  except (KeyError, TypeError, ValueError) as error:
-    raise FolderError(
-      f'{run_folder.RUN} does not say which code ran which rounds: {type(error).__name__}: {error}'
-    ) from None
-
-
 def _metrics_problems(content, rows) -> list[str]:
-  """Where metrics.csv has a column that no certificate covers, or a figure that differs from the ledger's."""
-  name, ledger = run_folder.METRICS, content.ledger
-  allowed = content.plan.public_metrics | _OF_LOOP
-  found = [
-    f"{name}: {column} is an exact function of clients' data, or may be one."
-    for column in (rows[0] if rows else ())
-    if column not in allowed
-  ]
-  if [row.get('round') for row in rows] != [str(number) for number in range(1, ledger.num_rounds + 1)]:
-    return found + [f"{name} does not hold one row for each of the ledger's {ledger.num_rounds} rounds."]
-  for row, expected in zip(rows, _expected_rows(content.plan, ledger)):
+  """Where metrics.csv has a figure that differs from the ledger's."""
+  found = []
+  for row, expected in zip(rows, _expected_rows(content.plan, content.ledger)):
     for column, value in expected.items():
       if column in row and not math.isclose(_number(row[column]), value, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE):
-        found.append(f'{name}: {column} of round {row["round"]} is {row[column]}, but the ledger gives {value:g}.')
-    accuracy = row.get('test_accuracy')
-    if accuracy and not 0 <= _number(accuracy) <= 1:
-      found.append(f'{name}: test_accuracy of round {row["round"]} is {accuracy}, which is not between 0 and 1.')
+        found.append(
+          f'{run_folder.METRICS}: {column} of round {row["round"]} is {row[column]}, but the ledger gives {value:g}.'
+        )
   return found
 
 
-def _number(text: Any) -> float:
-  """The number that a cell holds; NaN for anything else."""
-  try:
-    return float(text)
-  except (TypeError, ValueError):
-    return math.nan
+def _number(cell: str) -> float:
+  return float(cell or math.nan)
 
 
 def _expected_rows(plan, ledger) -> Iterator[dict[str, float]]:
@@ -299,13 +223,13 @@ def _expected_rows(plan, ledger) -> Iterator[dict[str, float]]:
     yield {**row, **{f'participation_{key}': float(value) for key, value in statistics.items()}}
 
 
-def _summary_problems(content, run, plan, summary, rows) -> list[str]:
+def _summary_problems(content, files, plan, run) -> list[str]:
   """Where summary.json differs from the one that the other files give."""
   name = run_folder.SUMMARY
-  try:
+  with folder_files.damage(f'{name} or {run_folder.METRICS}'):
     # The shapes of the tensors have been compared already.
     weights = evidence.in_model(content.path, run_folder.MODEL, lambda tensors: [tensor[()] for tensor in tensors])
-    test = {key: _number(rows[-1][f'test_{key}']) for key in ('accuracy', 'loss')}
+    test = {key: _number(files.rows[-1][f'test_{key}']) for key in ('accuracy', 'loss')}
     expected = final_summary.make(
       run,
       plan.num_clients,
@@ -313,9 +237,7 @@ def _summary_problems(content, run, plan, summary, rows) -> list[str]:
       rounds=content.ledger.num_rounds,
       test=test,
       diverged=final_summary.has_diverged(weights, test['loss']),
-      date=datetime.date.fromisoformat(summary['date']),
+      date=datetime.date.fromisoformat(files.summary['date']),
       share_of_ceiling=final_summary.share_of_ceiling(plan),
     )
-  except folders.DAMAGE as error:
-    return [f'{name} or {run_folder.METRICS} is damaged: {type(error).__name__}: {error}']
-  return [f'{name}: {one}' for one in certificates.differences(summary, expected, tolerance=_RELATIVE)]
+  return [f'{name}: {one}' for one in certificates.differences(files.summary, expected)]

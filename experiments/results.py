@@ -19,6 +19,7 @@ from experiments import training
 from quap_tff import accounting
 from quap_tff import plans
 from quap_tff.certificates import folder as certificate_folders
+from quap_tff.certificates import run_files
 from quap_tff.certificates import verifying
 from quap_tff.common import files
 from quap_tff.common import lazy
@@ -117,7 +118,7 @@ def _write_certified(experiment, result, directory, its_summary, tests):
     tests=tests,
     test_accuracy=its_summary['test_accuracy'],
     date=result.date,
-    stretches=evidence.stretches(run_json, result.round_num),
+    stretches=run_files.stretches(run_json, result.round_num),
   )
   with directory.writing():
     certificate_folders.write_files(directory.path, experiment.plan, result.ledger, stated, certificate_folders.TRAIN)

@@ -5,6 +5,8 @@ import signal
 
 import pytest
 
+from tests import light
+
 # Before TensorFlow is loaded: its log of sessions would bury what a failed test says.
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
@@ -13,16 +15,19 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
   signal.signal(signal.SIGINT, signal.default_int_handler)
 
-import tensorflow as tf
-import tensorflow_federated as tff
+if light.ON:
+  light.install()
+else:
+  import tensorflow as tf
+  import tensorflow_federated as tff
 
-from quap_tff import runtime
+  from quap_tff import runtime
 
-# TensorFlow makes its pool once, and tests activate runtimes with one to four threads.
-tf.config.threading.set_inter_op_parallelism_threads(4)
+  # TensorFlow makes its pool once, and tests activate runtimes with one to four threads.
+  tf.config.threading.set_inter_op_parallelism_threads(4)
 
-# Also lets go of TFF's own default context now: left to the interpreter's exit, it complains there.
-tff.framework.set_default_context(runtime.InProcessContext(num_threads=2))
+  # Also lets go of TFF's own default context now: left to the interpreter's exit, it complains there.
+  tff.framework.set_default_context(runtime.InProcessContext(num_threads=2))
 
 # Files with few tests that take long. Left to the end, they would be waited for.
 _FIRST = (
@@ -50,3 +55,8 @@ def pytest_xdist_make_scheduler(config, log):
       super()._assign_work_unit(node)
 
   return SlowFirst(config, log)
+
+
+def pytest_terminal_summary(terminalreporter):
+  if light.ON:
+    light.summary(terminalreporter)

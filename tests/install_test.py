@@ -13,6 +13,7 @@ from packaging import requirements
 import pytest
 
 from quap_tff.common import lazy
+from tests import light
 
 ROOT = pathlib.Path(__file__).absolute().parents[1]
 PINS = dict(re.findall(r'^([\w.-]+)==([\w.]+)', (ROOT / 'requirements.txt').read_text(encoding='utf-8'), re.MULTILINE))
@@ -79,12 +80,38 @@ def _without_sources():
   return [path for path in sys.path if path and not os.path.isdir(os.path.join(path, 'quap_tff'))]
 
 
+_WITHOUT_TENSORFLOW = 'import sys; sys.modules.update(tensorflow=None, tensorflow_federated=None)'
+
+
+def _child(code):
+  return subprocess.run(
+    [sys.executable, '-c', code],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    timeout=120,
+    env={**os.environ, 'PYTHONPATH': os.pathsep.join([str(ROOT), *sys.path])},
+  )
+
+
+@pytest.mark.slow
+def test_essential_tests_are_imported_without_tensorflow():
+  done = _child(f"""{_WITHOUT_TENSORFLOW}
+import os, pytest
+os.environ['PYTEST_DISABLE_PLUGIN_AUTOLOAD'] = '1'
+sys.exit(pytest.main(['--collect-only', '-qq', '-pno:cacheprovider', *{light.ESSENTIAL}]))
+""")
+  assert done.returncode == 0, done.stdout + done.stderr
+  assert 'asks for' not in done.stdout and len(re.findall('_test.py', done.stdout)) >= len(light.ESSENTIAL)
+
+
 class TestMissingPackage:
   # In the order in which they are imported, so that one process can miss one after the other.
   _MISSING = {'tensorflow': 'tensorflow', 'tensorflow_federated': 'tensorflow-federated', 'tree': 'dm-tree'}
 
   @pytest.mark.slow
   def test_says_which_and_how_to_install_it(self):
+    pytest.importorskip('tensorflow_federated')
     code = f"""
 import sys
 import quap_tff
@@ -97,18 +124,30 @@ for name in {list(self._MISSING)}:
     print(error)
   del sys.modules[name]
 """
-    done = subprocess.run(
-      [sys.executable, '-c', code],
-      capture_output=True,
-      text=True,
-      timeout=120,
-      env={**os.environ, 'PYTHONPATH': os.pathsep.join([str(ROOT), *sys.path])},
-    )
+    done = _child(code)
     said = done.stdout.splitlines()
     assert len(said) == len(self._MISSING), done.stderr
     for line, package in zip(said, self._MISSING.values()):
       assert line.startswith(f'quap_tff needs the package {package}, which is not')
       assert line.endswith('pip install --no-deps -r requirements.txt')
+
+  @pytest.mark.slow
+  def test_is_no_error_for_those_who_look_around(self):
+    done = _child(f"""{_WITHOUT_TENSORFLOW}
+import inspect, pydoc
+import quap_tff
+found = dict(inspect.getmembers(quap_tff))
+print('CertifiedPlan' in found, 'build_quap_fed_avg' in found, hasattr(quap_tff, 'build_quap_fed_avg'))
+for module in (quap_tff, quap_tff.plans.certified):
+  pydoc.render_doc(module)
+try:
+  from quap_tff import build_quap_fed_avg
+except ImportError as error:
+  print(error)
+""")
+    assert not done.stderr
+    found, said = done.stdout.splitlines()
+    assert found == 'True False False' and said.startswith('quap_tff needs the package tensorflow, ')
 
   def test_is_an_import_error_that_names_the_module(self, monkeypatch):
     monkeypatch.setitem(sys.modules, 'tensorflow_federated', None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
+from scipy import integrate
 from scipy import special
 
 from quap_tff.auditing import lower_bounds
@@ -89,7 +90,7 @@ def curve(scores: np.ndarray, is_member: np.ndarray) -> Curve:
 
 def auc(a_curve: Curve) -> Any:
   """The area under the curve, by trapezoids: a tie between a member and a non-member counts 1/2."""
-  return np.trapz(a_curve.tpr, a_curve.fpr, axis=-1)
+  return integrate.trapezoid(a_curve.tpr, a_curve.fpr, axis=-1)
 
 
 def tpr_at(a_curve: Curve, fpr: float) -> Any:

@@ -4,20 +4,21 @@ import dataclasses
 import datetime
 import math
 import numbers
+import re
 from typing import Any, Optional
 import unicodedata
 
 from quap_tff.common import checks
 
 _LONGEST = 4_000
-# Characters that are not seen, or that change the order in which others are seen: control characters, single halves of
-# surrogate pairs, separators of lines and paragraphs, and the marks of bidirectional text.
-_UNSEEN = ('Cc', 'Cs', 'Zl', 'Zp')
-_BIDIRECTIONAL = frozenset('\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069')
+# Characters that are not seen, or that change the order in which others are seen: control characters, marks of
+# bidirectional text and other format characters, halves of surrogate pairs, separators of lines and of paragraphs.
+_UNSEEN = ('Cc', 'Cf', 'Cs', 'Zl', 'Zp')
 # A certificate puts these around what the issuer states.
 _QUOTATION_MARKS = frozenset('“”')
 _TEXTS = ('algorithm', 'model', 'dataset', 'features', 'cohorts', 'tuning', 'test_set')
-_MAY_BE_EMPTY = ('public_data', 'post_processing', 'data_commitment')
+_MAY_BE_EMPTY = ('public_data', 'post_processing')
+_VERSION, _DIGEST = re.compile(r'[0-9A-Za-z._+-]{1,64}'), re.compile(r'[0-9a-f]{64}')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +37,7 @@ class About:
     algorithm: Name of the method.
     model: Name of the model.
     features: Name of the features; 'none' for the examples as they are.
-    data_commitment: A salted digest of the clients' data; '' for none.
+    data_commitment: A salted SHA-256 of the clients' data, in hex; '' for none.
     date: The day of the run, as 2026-11-24; by default today.
     stretches: Which code ran which rounds: `first_round`, `last_round`, `code` and `versions` of each stretch; () if it
       was all the same.
@@ -68,6 +69,8 @@ class About:
           f'{name} must be at most {_LONGEST:,} characters without “ and ”, which the certificate puts around it, '
           f'found {value[:100]!r}. Use " instead.'
         )
+    if self.data_commitment != '' and not is_digest(self.data_commitment):
+      raise ValueError(f'data_commitment must be a SHA-256 in hex, or empty, found {self.data_commitment!r}.')
     checks.integer('tests', self.tests, at_least=0)
     if self.test_accuracy is not None:
       checks.number('test_accuracy', self.test_accuracy, at_least=0, at_most=1)
@@ -88,7 +91,7 @@ def check_text(name: str, value: Any) -> None:
   """Raises `ValueError` if a text, in a value of any depth, has characters that are not seen or that reorder others."""
   if isinstance(value, str):
     for character in value:
-      if character in _BIDIRECTIONAL or unicodedata.category(character) in _UNSEEN:
+      if unicodedata.category(character) in _UNSEEN:
         raise ValueError(
           f'{name} holds the character U+{ord(character):04X}, which is not seen or changes the order of others. Leave '
           'it out: a text must be one line of plain characters.'
@@ -104,15 +107,31 @@ def check_text(name: str, value: Any) -> None:
     raise ValueError(f'{name} holds {value}, which is not a finite number.')
 
 
+def is_digest(value: Any) -> bool:
+  """Whether it is a SHA-256 in hex."""
+  return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
+
+
+def check_code(value: Any) -> None:
+  """Raises `ValueError` unless it is {quap_tff: a version, source_sha256: a digest}."""
+  check_versions('code', value)
+  if set(value) != {'quap_tff', 'source_sha256'} or not is_digest(value['source_sha256']):
+    raise ValueError(f'code must be quap_tff and source_sha256, found {value!r}.')
+
+
+def check_versions(name: str, value: Any) -> None:
+  """Raises `ValueError` unless it is a dict of versions by name."""
+  if not isinstance(value, dict) or not all(
+    isinstance(text, str) and _VERSION.fullmatch(text) for part in value.items() for text in part
+  ):
+    raise ValueError(f'{name} must be versions by name, found {value!r}.')
+
+
 def _checked_stretch(value):
   if not isinstance(value, dict) or set(value) != {'first_round', 'last_round', 'code', 'versions'}:
     raise ValueError(f'A stretch must have first_round, last_round, code and versions, found {value!r}.')
   checks.integer('first_round', value['first_round'], at_least=1)
   checks.integer('last_round', value['last_round'], at_least=value['first_round'] - 1)
-  for name in ('code', 'versions'):
-    if not isinstance(value[name], dict) or not all(isinstance(one, str) for one in value[name].values()):
-      raise ValueError(f'{name} of a stretch must be texts by name, found {value[name]!r}.')
-  if set(value['code']) != {'quap_tff', 'source_sha256'}:
-    raise ValueError(f'code of a stretch must be quap_tff and source_sha256, found {value["code"]!r}.')
-  check_text('a stretch', value)
+  check_code(value['code'])
+  check_versions('versions', value['versions'])
   return value

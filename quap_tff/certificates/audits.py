@@ -5,7 +5,6 @@ refute the claim. So that all of it errs as seldom as its confidence says, each 
 """
 
 from collections.abc import Mapping, Sequence
-import math
 import os
 from typing import Any, NamedTuple, Optional
 
@@ -15,6 +14,7 @@ from quap_tff.certificates import certificate as certificates
 from quap_tff.certificates import folder_files
 from quap_tff.certificates.folder import AUDIT
 from quap_tff.certificates.folder import AUDIT_SIGNATURE
+from quap_tff.common import checks
 from quap_tff.common import files
 from quap_tff.common import rounding
 
@@ -96,55 +96,75 @@ def read(path: str, certificate: Mapping[str, Any]) -> Optional[Audit]:
     return Audit([f'{AUDIT_SIGNATURE} is the signature of an audit that is not there.']) if is_signed else None
   record = folder_files.read_json(path, AUDIT)
   found = problems(record, certificate)
+  if not found and folder_files.read_text(path, AUDIT) != files.json_text(record):
+    found = [f'{AUDIT} is written in another way than audits are.']
   return Audit(found) if found else Audit([], refutes(record), verdict(record), rows(record))
 
 
 def problems(record: Any, certificate: Mapping[str, Any]) -> list[str]:
   """The faults of a record, a sentence each: of another certificate, changed, or with wrong arithmetic."""
   try:
-    for keys, part in ((_KEYS, record), *([(_GAME_KEYS, record['game'])] if record.get('game') is not None else [])):
-      if set(part) != keys:
-        return [f'{AUDIT} is not an audit: it must have {sorted(keys)}, found {sorted(part)}.']
-    abouts.check_text(AUDIT, record)
-    if record['assumptions'] != _ASSUMPTIONS:
-      return [f'{AUDIT} states other assumptions than those of an audit.']
-    own = certificates.digest({name: value for name, value in record.items() if name != 'sha256'})
-    found = []
-    if record['sha256'] != own:
-      found.append(f'{AUDIT}: its digest is {own}, but it says {record["sha256"]!r}.')
-    if record['certificate_sha256'] != certificate.get('sha256'):
-      found.append(f'{AUDIT} is the audit of another certificate, {record["certificate_sha256"]!r}.')
-    found += _claim_problems(record, certificate.get('guarantee', {}))
-    verdict(record)
-    return found + _bound_problems(record)
-  except (KeyError, TypeError, ValueError, AttributeError) as error:
-    return [f'{AUDIT} is damaged: {type(error).__name__}: {error}']
+    with folder_files.damage(AUDIT):
+      for keys, part in ((_KEYS, record), *([(_GAME_KEYS, record['game'])] if record['game'] is not None else [])):
+        if set(part) != keys:
+          return [f'{AUDIT} is not an audit: it must have {sorted(keys)}, found {sorted(part)}.']
+      abouts.check_text(AUDIT, record)
+      _check_figures(record, certificate)
+      expected = _expected(record, certificate)
+      return [f'{AUDIT}: {one}' for one in certificates.differences(record, expected, tolerance=_CLOSE)]
+  except folder_files.FolderError as error:
+    return [str(error)]
 
 
-def _claim_problems(record, guarantee) -> list[str]:
-  claim = (record['claim'], record['claimed_epsilon'], record['delta'])
-  found = []
-  if claim != ('certified', guarantee.get('epsilon'), guarantee.get('delta')):
-    found.append(f'{AUDIT}: the claim that it audits is not that of the certificate.')
-  game = record['game']
-  if game is not None and not 0 <= game['claimed_mu'] <= guarantee['mu'] * (1 + _CLOSE):
-    found.append(f'{AUDIT}: the game\'s claim, μ = {game["claimed_mu"]:g}, is not that of a client of this run.')
-  return found
+def _check_figures(record, certificate) -> None:
+  """Raises `ValueError` for a measured figure that no audit of the certified run measures."""
+  game, clients = record['game'], record['canary_clients']
+  for name in ('canaries', 'repeats'):
+    checks.integer(name, record[name], at_least=1)
+  for name in ('threshold', 'inserted_mean', 'unseen_mean', 'unseen_stddev', 'claimed_mu'):
+    checks.number(name, record[name])
+  if not isinstance(clients, list) or len(clients) != record['canaries']:
+    raise ValueError(f'canary_clients must be a list of {record["canaries"]} clients, found {clients!r}')
+  checks.cohort(clients, certificate['achieved']['clients'])
+  if record['inserted'] != record['canaries'] * record['repeats']:
+    raise ValueError(f'inserted must be canaries times repeats, found {record["inserted"]!r}')
+  if game is not None:
+    if not checks.integer('draws', game['draws'], at_least=1) == game['inserted'] == game['unseen']:
+      raise ValueError(f'draws must be those of each world, found {game["draws"]!r}')
+    checks.number('mu_estimate', game['mu_estimate'])
+    # A game is about one client, and every client's μ is at most that of the guarantee.
+    checks.number("the game's μ", game['claimed_mu'], at_least=0, at_most=certificate['guarantee']['mu'] * (1 + _CLOSE))
 
 
-def _bound_problems(record) -> list[str]:
-  """Where the bounds, or what follows from them, do not follow from the counts."""
-  found, game = [], record['game']
+def _expected(record, certificate) -> dict[str, Any]:
+  """The record with what follows from the certificate and from the counts."""
+  guarantee, issuer, game = certificate['guarantee'], certificate['issuer'], record['game']
   tests = number_of_tests(game is not None)
-  if (record['tests'], record['refuted'], record['is_gaussian']) != (tests, refutes(record), True):
-    found.append(f'{AUDIT}: tests, refuted or is_gaussian is not what its other figures give.')
-  for part in [part for part in (record, game) if part]:
-    guesses = lower_bounds.Guesses(*(part[name] for name in lower_bounds.Guesses._fields))
-    bound = lower_bounds.bound(guesses, record['delta'], lower_bounds.each(record['confidence'], tests))
-    for name, value in lower_bounds.as_dict(guesses, bound).items():
-      if not math.isclose(part[name], value, rel_tol=_CLOSE, abs_tol=_CLOSE):
-        found.append(f'{AUDIT}: {name} is {part[name]:g}, but the counts give {value:g}.')
-  return found
+  expected = {
+    **record,
+    **_bounds(record, record, tests),
+    'game': None if game is None else {**game, **_bounds(game, record, tests)},
+    'certificate_sha256': certificate['sha256'],
+    'claim': 'certified',
+    'claimed_epsilon': guarantee['epsilon'],
+    'delta': guarantee['delta'],
+    'is_gaussian': True,
+    'tests': tests,
+    # All layers of a certified run are noised.
+    'part': 'noised' if record['part'] == 'noised' else 'all',
+    'algorithm': issuer['algorithm'],
+    'dataset': issuer['dataset'],
+    'seconds': None,
+    'assumptions': _ASSUMPTIONS,
+    'refuted': refutes(record),
+  }
+  return {**expected, 'sha256': certificates.digest({name: record[name] for name in record if name != 'sha256'})}
+
+
+def _bounds(part, record, tests) -> dict[str, Any]:
+  guesses = lower_bounds.Guesses(*(part[name] for name in lower_bounds.Guesses._fields))
+  bound = lower_bounds.bound(guesses, record['delta'], lower_bounds.each(record['confidence'], tests))
+  return lower_bounds.as_dict(guesses, bound)
 
 
 def refutes(measured: Mapping[str, Any]) -> bool:

@@ -4,8 +4,6 @@ The folder may come from anybody. Each problem is a sentence.
 """
 
 import math
-import os
-import re
 from typing import Any, Callable, NamedTuple, TypeVar
 import zipfile
 
@@ -14,7 +12,7 @@ import numpy as np
 from quap_tff import accounting
 from quap_tff.certificates import folder as folders
 from quap_tff.certificates import folder_files
-from quap_tff.certificates.folder_files import FolderError
+from quap_tff.certificates import run_files
 from quap_tff.common import lazy
 from quap_tff.mechanisms import planning
 from quap_tff.plans import certified
@@ -24,8 +22,6 @@ h5py = lazy.module('h5py')
 # Relative, between float32 weights in TensorFlow's arithmetic and in NumPy's: some units in the last place.
 _SAME_WEIGHT = 1e-6
 _KERAS_MEMBERS = {'metadata.json', 'config.json', 'model.weights.h5'}
-# Files of checkpoints: the state after a round, and secrets.
-_CHECKPOINTS = re.compile(r'round_\d+/arrays\.npz|[a-z_]+')
 
 _Read = TypeVar('_Read')
 
@@ -36,31 +32,23 @@ def problems(content: folders.Content) -> list[str]:
   of_ledger = ledger_problems(content.plan, content.ledger)
   if not of_ledger:
     found += clients_problems(content)
-  return found + of_ledger + model_problems(content)
+  found += of_ledger + model_problems(content)
+  if not found and content.made_by == folders.TRAIN:
+    run_files.read(content)
+  return found
 
 
 def entry_problems(content: folders.Content) -> list[str]:
   """What lies in the folder and does not belong there."""
-  path = content.path
-  found = folder_files.entries(path, without=folders.CHECKPOINTS)
-  of_train = content.made_by == folders.TRAIN
-  special = {**found.special}
-  strangers = list(found.empty)
-  names = {folders.MECHANISM, folders.SCHEDULE, folders.LEDGER, folders.CLIENTS, *folders.OWN}
-  for name in found.files:
-    is_model = name in (folders.KERAS_MODEL, folders.ARRAYS_MODEL)
-    of_run = of_train and (name == folders.LOCK or folders.RUN_FILES.fullmatch(name))
-    if not (name in names or is_model or of_run):
-      strangers.append(name)
-  checkpoints = os.path.join(path, folders.CHECKPOINTS)
-  if os.path.isdir(checkpoints):
-    kept = folder_files.entries(checkpoints)
-    special.update({os.path.join(folders.CHECKPOINTS, name): kind for name, kind in kept.special.items()})
-    others = [*kept.files, *kept.empty] if not of_train else [n for n in kept.files if not _CHECKPOINTS.fullmatch(n)]
-    strangers += [os.path.join(folders.CHECKPOINTS, name) for name in others]
-  result = [f'{name} is a {kind}. A certificate covers regular files only.' for name, kind in sorted(special.items())]
+  found, of_train = content.entries, content.made_by == folders.TRAIN
+  known = {folders.MECHANISM, folders.SCHEDULE, folders.LEDGER, folders.CLIENTS, folders.KERAS_MODEL, *folders.OWN}
+  known.add(folders.LOCK if of_train else folders.ARRAYS_MODEL)
+  of_run = lambda name: of_train and any(kind.fullmatch(name) for kind in (folders.RUN_FILES, folders.SECRETS))
+  strangers = [name for name in found.files if name not in known and not (of_run(name) and name.isprintable())]
+  strangers += [name for name in found.empty if not (of_train and name == folders.CHECKPOINTS)]
+  result = [f'{name} is a {kind}. A certificate covers regular files only.' for name, kind in found.special.items()]
   result += [f'{name} does not belong there: a certificate does not name it.' for name in sorted(strangers)]
-  if folders.LOCK in found.files and os.path.getsize(os.path.join(path, folders.LOCK)):
+  if folders.LOCK in found.files and folder_files.read_text(content.path, folders.LOCK):
     result.append(f'{folders.LOCK} must be empty.')
   return result
 
@@ -157,7 +145,7 @@ def clients_problems(content: folders.Content) -> list[str]:
 
 def model_problems(content: folders.Content) -> list[str]:
   """Where the tensors of the model are not finite floats of the stated shapes."""
-  models = [name for name in (folders.KERAS_MODEL, folders.ARRAYS_MODEL) if name in content.names]
+  models = [name for name in (folders.KERAS_MODEL, folders.ARRAYS_MODEL) if name in content.entries.files]
   if len(models) != 1:
     return [f'The folder must hold one model, {folders.KERAS_MODEL} or {folders.ARRAYS_MODEL}, found {len(models)}.']
   assert content.plan.model is not None
@@ -177,25 +165,24 @@ def model_problems(content: folders.Content) -> list[str]:
 def in_model(path: str, name: str, read: Callable[[list[Any]], _Read]) -> _Read:
   """The result of `read` for the tensors of a model's file, .keras or .npz, which can't be used after it."""
   whole = folder_files.check_archive(path, name)
-  try:
-    with zipfile.ZipFile(whole) as archive:
-      members = archive.namelist()
-      if name.endswith('.npz'):
-        if sorted(members) != sorted(f'arr_{i}.npy' for i in range(len(members))):
-          raise ValueError(f'its members must be arr_0.npy, arr_1.npy and so on, found {members}')
-        with np.load(whole, allow_pickle=False) as kept:
-          return read([kept[f'arr_{i}'] for i in range(len(members))])
-      if len(members) != len(_KERAS_MEMBERS) or set(members) != _KERAS_MEMBERS:
-        raise ValueError(f'its members must be {sorted(_KERAS_MEMBERS)}, found {members}')
-      with archive.open('model.weights.h5') as f, h5py.File(f, 'r') as weights:
-        return read(_tensors(weights))
-  except ImportError:
-    raise
-  except Exception as error:  # h5py and zipfile raise nearly anything for a damaged file.
-    raise FolderError(f'{name} cannot be read: {error}') from None
+  with folder_files.damage(name, 'cannot be read'), zipfile.ZipFile(whole) as archive:
+    members = archive.namelist()
+    if name.endswith('.npz'):
+      if sorted(members) != sorted(f'arr_{i}.npy' for i in range(len(members))):
+        raise ValueError(f'its members must be arr_0.npy, arr_1.npy and so on, found {members}')
+      with np.load(whole, allow_pickle=False) as kept:
+        return read([kept[f'arr_{i}'] for i in range(len(members))])
+    if len(members) != len(_KERAS_MEMBERS) or set(members) != _KERAS_MEMBERS:
+      raise ValueError(f'its members must be {sorted(_KERAS_MEMBERS)}, found {members}')
+    with archive.open('model.weights.h5') as f, h5py.File(f, 'r') as weights:
+      return read(_tensors(weights))
 
 
 def _tensors(weights) -> list[Any]:
   tensors: list[Any] = []
   weights.visititems(lambda _, item: tensors.append(item) if hasattr(item, 'shape') else None)
+  # The numbers of such a tensor are in other files, or are not stored at all.
+  if not all(tensor.external is None and not tensor.is_virtual for tensor in tensors):
+    raise ValueError('its tensors must be stored in it')
+  folder_files.check_unpacked(sum(tensor.nbytes for tensor in tensors))
   return tensors

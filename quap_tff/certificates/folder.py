@@ -14,13 +14,13 @@ A run of experiments.train has other files, too (`RUN_FILES`), and says so in me
 here is refused.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-import contextlib
+from collections.abc import Mapping, Sequence
 import csv
 import dataclasses
 import functools
 import io
 import json
+import math
 import os
 import re
 from typing import Any, Callable, NamedTuple, Optional
@@ -56,10 +56,11 @@ AUDIT, AUDIT_SIGNATURE = 'audit.json', 'audit.sig'
 OWN = (CERTIFICATE, PAGE, SIGNATURE, AUDIT, AUDIT_SIGNATURE)
 
 LIBRARY, TRAIN = 'quap_tff', 'experiments.train'
-# Further files of a run of experiments.train, and those that it keeps to itself.
-RUN_FILES = re.compile(r'(run|summary)\.json|metrics\.csv|plot\.png|features/[^/]+/[^/]+\.(keras|json)')
+# Further files of a run of experiments.train; and those that it keeps to itself: the states after rounds, secrets, a
+# lock.
+RUN_FILES = re.compile(r'(run|summary)\.json|metrics\.csv|plot\.png|features/[^/]+/(extractor\.keras|card\.json)')
+SECRETS = re.compile(r'checkpoints/(round_\d+/arrays\.npz|secret|client_keys|cohort_seed|data_salt)')
 CHECKPOINTS, LOCK = 'checkpoints', '.lock'
-_NEEDED_OF_RUN = ('run.json', 'summary.json')
 
 # An ordinary machine's memory holds so many. A larger plan would take too long to compute again.
 _MOST_CLIENTS, _MOST_ROUNDS, _MOST_PARTICIPATIONS = 10**7, 10**6, 10**8
@@ -70,8 +71,8 @@ _CHOICES: dict[str, tuple[str, Mapping[str, Any]]] = {
   'weights': ('weight rule', weight_rules.RULES),
   'clip': ('clip rule', clip_rules.RULES),
 }
-# The errors of a file that does not hold what it should.
-DAMAGE = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, MemoryError, RecursionError)
+# More weights than this fill no file that is read.
+_MOST_WEIGHTS = 2**31
 
 
 class Content(NamedTuple):
@@ -79,7 +80,7 @@ class Content(NamedTuple):
 
   Attributes:
     path: The folder.
-    names: The relative paths of its regular files.
+    entries: What lies in it.
     plan: The plan of the run. Its noise is chosen, and its model's shape is known.
     ledger: The cost of each round.
     about: The statements of the issuer.
@@ -89,7 +90,7 @@ class Content(NamedTuple):
   """
 
   path: str
-  names: Sequence[str]
+  entries: folder_files.Entries
   plan: certified.CertifiedPlan
   ledger: accounting.RunLedger
   about: abouts.About
@@ -199,17 +200,18 @@ def read(path: str) -> Content:
     FolderError: If a file is missing or damaged, or holds anything beyond what is defined. The message names the file.
     CannotTellError: If there is no such folder, it is of another version, or the run is too large to be verified here.
   """
-  found = folder_files.entries(path, without=CHECKPOINTS)
+  entries = folder_files.entries(path)
   value = folder_files.read_json(path, MECHANISM)
-  if not isinstance(value, dict) or value.get('version') != VERSION:
-    raise FolderError(f'{MECHANISM} must be a JSON object of version {VERSION}.')
-  with _damage(MECHANISM):
-    config, model = _mechanism(value['mechanism']), _model(value)
+  check_version(MECHANISM, value)
+  with folder_files.damage(MECHANISM):
+    config, model = _mechanism(value['mechanism']), model_shape(value)
     about = abouts.About(**{**value['issuer'], 'stretches': tuple(value['issuer']['stretches'])})
     if value['made_by'] not in (LIBRARY, TRAIN):
       raise ValueError(f'made_by must be {LIBRARY!r} or {TRAIN!r}, found {value["made_by"]!r}')
+    code = value['code']
+    abouts.check_code(code)
   schedule, attendance = _schedule(path, config)
-  with _damage(f'{MECHANISM} or {SCHEDULE}'):
+  with folder_files.damage(f'{MECHANISM} or {SCHEDULE}'):
     plan = certified.CertifiedPlan(
       config,
       schedule,
@@ -219,27 +221,23 @@ def read(path: str) -> Content:
       sparsity=registry.parse_spec('sparsity', value['sparsity'], sparsities.SPARSITIES),
       sparsity_seed=value['sparsity_seed'],
     )
+    plan.slack  # noqa: B018  # Refuses what integers cannot hold, and what ε and δ do not pay for.
     leaving = [tuple(one) for one in value['leaves_clients']]
     certified.check_leaving(leaving, plan)
-    code = value['code']
     abouts.check_text(MECHANISM, value)
     # Whatever is not defined, or is written in another way, is not in this text.
     if mechanism_text(plan, leaving, about, value['made_by'], code) != folder_files.read_text(path, MECHANISM):
       raise ValueError('it holds a key that is not defined, or a value that is written in another way')
-    if set(code) != {'quap_tff', 'source_sha256'} or not all(isinstance(one, str) for one in code.values()):
-      raise ValueError(f'code must be quap_tff and source_sha256, found {code!r}')
-  ledger = _ledger(path, plan)
-  return Content(path, found.files, plan, ledger, about, leaving, value['made_by'], code)
+  return Content(path, entries, plan, _ledger(path, plan), about, leaving, value['made_by'], code)
 
 
-@contextlib.contextmanager
-def _damage(name: str) -> Iterator[None]:
-  try:
-    yield
-  except (FolderError, folder_files.CannotTellError):
-    raise
-  except (OSError, EOFError, zipfile.BadZipFile, *DAMAGE) as error:
-    raise FolderError(f'{name} is damaged: {error or type(error).__name__}') from None
+def check_version(name: str, value: Any) -> None:
+  """Raises `CannotTellError` for a file of another version than this one, and `FolderError` for one of none."""
+  found = value.get('version') if isinstance(value, dict) else None
+  if type(found) is not int:
+    raise FolderError(f'{name} is damaged: it is not a JSON object with a version.')
+  if found != VERSION:
+    raise folder_files.CannotTellError(f'{name} has version {found}, and this program knows version {VERSION} alone.')
 
 
 def _mechanism(value) -> certified_config.CertifiedConfig:
@@ -257,12 +255,18 @@ def _mechanism(value) -> certified_config.CertifiedConfig:
   return config
 
 
-def _model(value) -> layers_lib.ModelShape:
+def model_shape(value: Mapping[str, Any]) -> layers_lib.ModelShape:
+  """The shape of a model, from `layers` and `shapes` of a JSON value. Raises any error if they do not fit together."""
   shapes = tuple(map(tuple, value['shapes']))
   if not shapes or not all(type(size) is int and size >= 1 for shape in shapes for size in shape):
     raise ValueError(f'shapes must be lists of integers, at least 1, found {value["shapes"]!r}')
-  layers = [layers_lib.Layer(one['name'], tuple(one['indices']), one['is_dense']) for one in value['layers']]
-  if sorted(index for layer in layers for index in layer.indices) != list(range(len(shapes))):
+  if sum(map(math.prod, shapes)) > _MOST_WEIGHTS:
+    raise ValueError(f'the model has more than {_MOST_WEIGHTS:,} weights')
+  layers = [layers_lib.Layer(**{**one, 'indices': tuple(one['indices'])}) for one in value['layers']]
+  indices = [index for layer in layers for index in layer.indices]
+  if not all(isinstance(layer.name, str) and isinstance(layer.is_dense, bool) for layer in layers):
+    raise ValueError('each layer must have a text as its name, and is_dense must be true or false')
+  if sorted(indices) != list(range(len(shapes))) or not all(type(index) is int for index in indices):
     raise ValueError(f'the layers do not hold each of the {len(shapes)} tensors of the model once')
   return layers_lib.ModelShape(tuple(layers), shapes)
 
@@ -270,7 +274,7 @@ def _model(value) -> layers_lib.ModelShape:
 def _arrays(path: str, name: str, expected: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
   """The arrays of an .npz file; `expected` are the sets of names with dtypes that it may hold."""
   whole = folder_files.check_archive(path, name)
-  with _damage(name):
+  with folder_files.damage(name):
     # The loader lists other members of the archive, and those with the same name twice, in ways of its own.
     with zipfile.ZipFile(whole) as archive:
       members = sorted(archive.namelist())
@@ -284,7 +288,7 @@ def _schedule(path, config) -> tuple[list[np.ndarray], Optional[list[np.ndarray]
   """The drawn clients of each round, and those who come, if this is known before the run."""
   known = {'offsets': np.int64, 'clients': np.int64}
   arrays = _arrays(path, SCHEDULE, [known, {**known, 'comes': bool}])
-  with _damage(SCHEDULE):
+  with folder_files.damage(SCHEDULE):
     offsets, clients = arrays['offsets'], arrays['clients']
     if any(array.dtype != {**known, 'comes': bool}[name] or array.ndim != 1 for name, array in arrays.items()):
       raise ValueError('offsets and clients must be int64[n], and comes bool[n]')
@@ -305,7 +309,7 @@ def _schedule(path, config) -> tuple[list[np.ndarray], Optional[list[np.ndarray]
 
 
 def _ledger(path, plan) -> accounting.RunLedger:
-  with _damage(LEDGER):
+  with folder_files.damage(LEDGER):
     expected = plan.new_ledger().state_dict()
     arrays = _arrays(path, LEDGER, [expected])
     # Before the arrays of a population are made.
@@ -315,5 +319,6 @@ def _ledger(path, plan) -> accounting.RunLedger:
 
 
 def digests(content: Content) -> dict[str, str]:
-  """SHA-256 of each file by name, without the lock and the files that are made from the certificate or after it."""
-  return {name: folder_files.digest(content.path, name) for name in content.names if name not in (*OWN, LOCK)}
+  """SHA-256 of each file by name: of those that are handed out, and that are not made from the certificate."""
+  kept = [name for name in content.entries.files if name not in (*OWN, LOCK) and not SECRETS.fullmatch(name)]
+  return {name: folder_files.digest(content.path, name) for name in kept}

@@ -18,6 +18,8 @@ import zipfile
 _MEBIBYTE = 1 << 20
 # Far above what runs write: a million clients make a ledger and a clients.csv of some 30 MiB each.
 _MOST_TEXT, _MOST_UNPACKED = 512 * _MEBIBYTE, 2048 * _MEBIBYTE
+# The first bytes of an archive's first member and of its last part, which is so long if there is no comment.
+_MEMBER, _END, _BYTES_OF_END = b'PK\x03\x04', b'PK\x05\x06', 22
 _KINDS = {
   stat.S_IFLNK: 'link',
   stat.S_IFIFO: 'pipe',
@@ -41,7 +43,7 @@ class Entries(NamedTuple):
   Attributes:
     files: Relative paths of the regular files, sorted.
     empty: Relative paths of subfolders that hold nothing, sorted.
-    special: Relative path and kind of everything that is neither a regular file nor a folder.
+    special: Relative path and kind of everything that is neither a regular file nor a folder, sorted.
   """
 
   files: list[str]
@@ -49,42 +51,38 @@ class Entries(NamedTuple):
   special: dict[str, str]
 
 
-def entries(path: str, without: str = '') -> Entries:
+def entries(path: str) -> Entries:
   """Lists a folder without following a link and without opening a file.
-
-  Args:
-    path: The folder.
-    without: Name of a subfolder that is not looked into.
 
   Raises:
     CannotTellError: If there is no such folder, or it may not be read.
   """
   if not os.path.isdir(path):
     raise CannotTellError(f'{path} is not a folder.' if os.path.lexists(path) else f'{path} does not exist.')
-  found = Entries([], [], {})
-
-  def walk(folder, relative):
-    names = sorted(os.listdir(folder))
-    if not names and relative:
-      found.empty.append(relative)
-    for name in names:
-      whole, place = os.path.join(folder, name), os.path.join(relative, name)
-      try:
-        mode = os.lstat(whole).st_mode
-      except FileNotFoundError:  # Another program's temporary file, which is gone by now.
-        continue
-      if stat.S_ISREG(mode):
-        found.files.append(place)
-      elif not stat.S_ISDIR(mode):
-        found.special[place] = _KINDS.get(stat.S_IFMT(mode), 'special file')
-      elif place != without:
-        walk(whole, place)
-
-  try:
-    walk(path, '')
-  except OSError as error:
-    raise CannotTellError(f'{path} cannot be read: {error}.') from None
-  return found._replace(files=sorted(found.files))
+  files: list[str] = []
+  empty: list[str] = []
+  special: dict[str, str] = {}
+  waiting = ['']
+  while waiting:
+    folder = waiting.pop()
+    try:
+      names = os.listdir(os.path.join(path, folder))
+      if not names and folder:
+        empty.append(folder)
+      for place in (os.path.join(folder, name) for name in names):
+        # Another program's temporary file may be gone by now, and so may its folder.
+        with contextlib.suppress(FileNotFoundError):
+          mode = os.lstat(os.path.join(path, place)).st_mode
+          if stat.S_ISREG(mode):
+            files.append(place)
+          elif not stat.S_ISDIR(mode):
+            special[place] = _KINDS.get(stat.S_IFMT(mode), 'special file')
+          else:
+            waiting.append(place)
+    except OSError as error:
+      if not folder or not isinstance(error, FileNotFoundError):
+        raise CannotTellError(f'{path} cannot be read: {error}.') from None
+  return Entries(sorted(files), sorted(empty), dict(sorted(special.items())))
 
 
 def check_regular(path: str, name: str, most: int = _MOST_TEXT) -> str:
@@ -92,14 +90,15 @@ def check_regular(path: str, name: str, most: int = _MOST_TEXT) -> str:
 
   Raises:
     FolderError: If it is not.
+    CannotTellError: If nobody can tell.
   """
   whole = os.path.join(path, name)
   try:
     found = os.lstat(whole)
-  except FileNotFoundError:
+  except (FileNotFoundError, NotADirectoryError):
     raise FolderError(f'{name} is missing in {path}.') from None
   except OSError as error:
-    raise FolderError(f'{name} cannot be read: {error}') from None
+    raise CannotTellError(f'{name} cannot be read: {error}.') from None
   if not stat.S_ISREG(found.st_mode):
     raise FolderError(f'{name} is not a regular file.')
   if found.st_size > most:
@@ -108,15 +107,21 @@ def check_regular(path: str, name: str, most: int = _MOST_TEXT) -> str:
 
 
 @contextlib.contextmanager
-def _damage(name: str, errors: tuple[type[Exception], ...], words: str) -> Iterator[None]:
-  """Says of the file that it is damaged, where its contents raise one of these errors."""
-  caught: tuple[type[Exception], ...] = (OSError, ValueError, *errors)
+def damage(name: str, words: str = 'is damaged') -> Iterator[None]:
+  """Says of a file that it is damaged, whatever its content makes a reader raise.
+
+  Raises:
+    FolderError: In place of nearly any error: the readers of archives and arrays raise a dozen kinds.
+    CannotTellError: If this person may not read the file.
+  """
   try:
     yield
-  except FolderError:
+  except (FolderError, CannotTellError, ImportError):
     raise
-  except caught as error:
-    raise FolderError(f'{name} {words}: {error}') from None
+  except PermissionError as error:
+    raise CannotTellError(f'{name} may not be read here: {error.strerror}.') from None
+  except Exception as error:
+    raise FolderError(f'{name} {words}: {str(error) or type(error).__name__}') from None
 
 
 def read_json(path: str, name: str) -> Any:
@@ -126,7 +131,7 @@ def read_json(path: str, name: str) -> Any:
     FolderError: If it is missing or damaged, or if it holds a number that is not finite, or a key twice.
   """
   whole = check_regular(path, name)
-  with _damage(name, (RecursionError,), 'is damaged'), open(whole, encoding='utf-8') as f:
+  with damage(name), open(whole, encoding='utf-8') as f:
     return json.load(
       f, parse_int=_integer, parse_float=_finite, parse_constant=_finite, object_pairs_hook=_without_repetition
     )
@@ -154,15 +159,18 @@ def _without_repetition(pairs):
 def read_text(path: str, name: str) -> str:
   """A text file in the folder, with its line ends as they are. Raises `FolderError` if it is missing or no UTF-8."""
   whole = check_regular(path, name)
-  with _damage(name, (), 'cannot be read'), open(whole, encoding='utf-8', newline='') as f:
+  with damage(name, 'cannot be read'), open(whole, encoding='utf-8', newline='') as f:
     return f.read()
 
 
 def read_rows(path: str, name: str) -> list[dict[str, str]]:
   """The rows of a CSV file in the folder. Raises `FolderError` if it is missing or damaged."""
   whole = check_regular(path, name)
-  with _damage(name, (csv.Error,), 'cannot be read'), open(whole, newline='', encoding='utf-8') as f:
-    rows = list(csv.DictReader(f))
+  with damage(name, 'cannot be read'), open(whole, newline='', encoding='utf-8') as f:
+    reader = csv.DictReader(f)
+    rows = list(reader)
+    if len(set(reader.fieldnames or ())) != len(reader.fieldnames or ()):
+      raise FolderError(f'{name} is damaged: two of its columns have one name.')
   if any(None in row or None in row.values() for row in rows):
     raise FolderError(f'{name} is damaged: its rows have different lengths.')
   return rows
@@ -175,18 +183,28 @@ def check_archive(path: str, name: str) -> str:
     FolderError: If it is missing or damaged, or too large.
   """
   whole = check_regular(path, name, _MOST_UNPACKED)
-  with _damage(name, (zipfile.BadZipFile, NotImplementedError), 'cannot be read'), zipfile.ZipFile(whole) as archive:
-    unpacked = sum(item.file_size for item in archive.infolist())
-  if unpacked > _MOST_UNPACKED:
-    raise FolderError(f'{name} unpacks to {unpacked:,} bytes. At most {_MOST_UNPACKED:,} are read.')
+  with damage(name, 'cannot be read'), open(whole, 'rb') as f, zipfile.ZipFile(f) as archive:
+    f.seek(0)
+    begin = f.read(len(_MEMBER))
+    f.seek(-_BYTES_OF_END, os.SEEK_END)
+    # Readers take no notice of other bytes before the first member, or after the last.
+    if (begin, f.read(len(_END))) != (_MEMBER, _END):
+      raise ValueError('it holds more than an archive')
+    check_unpacked(sum(item.file_size for item in archive.infolist()))
   return whole
+
+
+def check_unpacked(num_bytes: int) -> None:
+  """Raises `ValueError` for content that is larger than what is read."""
+  if num_bytes > _MOST_UNPACKED:
+    raise ValueError(f'it unpacks to {num_bytes:,} bytes, and at most {_MOST_UNPACKED:,} are read')
 
 
 def digest(path: str, name: str) -> str:
   """SHA-256 of a file in the folder, in hex. Raises `FolderError` if it cannot be read."""
   found = hashlib.sha256()
   whole = check_regular(path, name, _MOST_UNPACKED)
-  with _damage(name, (), 'cannot be read'), open(whole, 'rb') as f:
+  with damage(name, 'cannot be read'), open(whole, 'rb') as f:
     for block in iter(lambda: f.read(_MEBIBYTE), b''):
       found.update(block)
   return found.hexdigest()

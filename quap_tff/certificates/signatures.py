@@ -1,6 +1,7 @@
 """Ed25519 signatures of a certificate and of its audit, in files of one line: the signature in base64."""
 
 import base64
+import binascii
 import os
 from typing import Any, Optional
 
@@ -12,6 +13,7 @@ from quap_tff.common import lazy
 ed25519 = lazy.module('cryptography.hazmat.primitives.asymmetric.ed25519')
 serialization = lazy.module('cryptography.hazmat.primitives.serialization')
 
+_BYTES = 64
 # The signature of each file that can be signed.
 _SIGNATURES = {folders.CERTIFICATE: folders.SIGNATURE, folders.AUDIT: folders.AUDIT_SIGNATURE}
 
@@ -51,27 +53,28 @@ def sign(path: str, name: str, private_key: Optional[Any]) -> None:
     os.remove(target)
 
 
-def problems(path: str, name: str, key: Any, source: str) -> list[str]:
+def problems(path: str, name: str, key: Optional[Any] = None, source: str = '') -> list[str]:
   """The problems of the signature of the folder's certificate or audit, a sentence each.
 
   Args:
     path: The folder.
     name: `folder.CERTIFICATE` or `folder.AUDIT`.
-    key: The signer's Ed25519 public key.
+    key: The signer's Ed25519 public key. Without it, a signature need not be there, but must be one.
     source: The name of the key in the sentences.
   """
   signature = _SIGNATURES[name]
+  if not os.path.lexists(os.path.join(path, signature)):
+    return [] if key is None else [f'{signature} is missing in {path}: {name} is not signed.']
   try:
-    with open(folder_files.check_regular(path, name), 'rb') as f:
-      content = f.read()
-    if not os.path.lexists(os.path.join(path, signature)):
-      return [f'{signature} is missing in {path}: {name} is not signed.']
     line = folder_files.read_text(path, signature)
     found = base64.b64decode(line.rstrip('\n'), validate=True)
-  except (OSError, ValueError) as error:
+    content = folder_files.read_text(path, name).encode()
+  except (folder_files.FolderError, binascii.Error) as error:
     return [f'{signature} cannot be checked: {error}']
-  if line != _line(found):
-    return [f'{signature} holds more than a signature.']
+  if len(found) != _BYTES or line != _line(found):
+    return [f'{signature} must hold a signature of {_BYTES} bytes and nothing else.']
+  if key is None:
+    return []
   try:
     key.verify(found, content)
   except Exception:  # cryptography.exceptions.InvalidSignature

@@ -98,15 +98,15 @@ def issue(folder: str, signing_key: Optional[str] = None, check: Optional[Check]
     ValueError: If the run gets no certificate. An earlier certificate is removed then, too.
     FolderError: If a file is missing or damaged.
   """
-  remove(folder)
   key = signatures.read_private_key(signing_key) if signing_key is not None else None
+  remove(folder)
   content = folders.read(folder)
-  problems = evidence.problems(content) + (check(content) if check is not None else [])
+  problems = _problems(content, check)
   if problems:
     raise ValueError(f'This run cannot be certified. {" ".join(problems)}')
   certificate = certificates.make(content)
   write_page(folder, certificate, None)
-  files.write(os.path.join(folder, folders.CERTIFICATE), certificates.text(certificate))
+  files.write_json(os.path.join(folder, folders.CERTIFICATE), certificate)
   signatures.sign(folder, folders.CERTIFICATE, key)
   return certificate
 
@@ -119,7 +119,7 @@ def write_page(path: str, certificate: Any, audit: Optional[audits.Audit]) -> No
 def remove(path: str) -> None:
   """Removes the certificate, its page, its audit, and the signatures of both."""
   for name in folders.OWN:
-    if os.path.exists(os.path.join(path, name)):
+    if os.path.lexists(os.path.join(path, name)):
       os.remove(os.path.join(path, name))
 
 
@@ -130,17 +130,11 @@ def read_certificate(path: str) -> dict[str, Any]:
     CannotTellError: If there is no such folder, no certificate in it, or one of another version.
     FolderError: If it is damaged.
   """
-  found = folder_files.entries(path, without=folders.CHECKPOINTS)
+  found = folder_files.entries(path)
   if folders.CERTIFICATE not in (*found.files, *found.special):
     raise CannotTellError(f'{path} holds no {folders.CERTIFICATE}. Only certified runs have one.')
   certificate = folder_files.read_json(path, folders.CERTIFICATE)
-  known = certificate.get('version') if isinstance(certificate, dict) else None
-  if type(known) is not int:
-    raise folder_files.FolderError(f'{folders.CERTIFICATE} is damaged: it is not a JSON object with a version.')
-  if known != folders.VERSION:
-    raise CannotTellError(
-      f'the certificate has version {known}, and this program knows version {folders.VERSION} alone.'
-    )
+  folders.check_version(folders.CERTIFICATE, certificate)
   return certificate
 
 
@@ -164,21 +158,18 @@ def verify(folder: str, public_key: Optional[str] = None, check: Optional[Check]
   try:
     certificate = read_certificate(folder)
     content = folders.read(folder)
-    warnings += _warnings(content)
-    problems = evidence.problems(content) + (check(content) if check is not None else [])
-    problems += _certificate_problems(content, certificate, problems)
+    warnings += _warnings(content, check is not None)
+    problems = _problems(content, check) or _certificate_problems(content, certificate)
     audit = audits.read(folder, certificate)
     problems += audit.problems if audit is not None else []
   except folder_files.FolderError as error:
     return Verdict([str(error)], [], [], '')
   if not problems:
     problems += _page_problems(folder, certificate, audit, is_needed=key is not None)
-  if key is not None and public_key is not None:
-    problems += signatures.problems(folder, folders.CERTIFICATE, key, public_key)
-    if any(os.path.lexists(os.path.join(folder, name)) for name in (folders.AUDIT, folders.AUDIT_SIGNATURE)):
-      problems += signatures.problems(folder, folders.AUDIT, key, public_key)
-  else:
-    unchecked = [name for name in (folders.SIGNATURE, folders.AUDIT_SIGNATURE) if name in content.names]
+  signed = [folders.CERTIFICATE, *([folders.AUDIT] if audit is not None else [])]
+  problems += [one for name in signed for one in signatures.problems(folder, name, key, public_key or '')]
+  if key is None:
+    unchecked = [name for name in (folders.SIGNATURE, folders.AUDIT_SIGNATURE) if name in content.entries.files]
     warnings += [f"{name} was not checked. To check it, give the signer's --public_key." for name in unchecked]
   if problems:
     return Verdict(problems, warnings, [], '')
@@ -194,15 +185,17 @@ def _public_key(path):
     raise CannotTellError(str(error)) from None
 
 
-def _certificate_problems(content, certificate, problems) -> list[str]:
+def _problems(content, check) -> list[str]:
+  return evidence.problems(content) or (check(content) if check is not None else [])
+
+
+def _certificate_problems(content, certificate) -> list[str]:
   """Where the certificate differs, in any character, from the one that the files give."""
-  if problems:
-    return []
   try:
     expected = certificates.make(content)
   except ValueError as error:
     return [str(error)]
-  if folder_files.read_text(content.path, folders.CERTIFICATE) == certificates.text(expected):
+  if folder_files.read_text(content.path, folders.CERTIFICATE) == files.json_text(expected):
     return []
   found = list(certificates.differences(certificate, expected, tolerance=0.0))
   return found or [f'{folders.CERTIFICATE} is written in another way than certificates are.']
@@ -218,10 +211,15 @@ def _page_problems(path: str, certificate: Any, audit: Optional[audits.Audit], i
   return [] if is_same else [f'{folders.PAGE} does not match {folders.CERTIFICATE}.']
 
 
-def _warnings(content) -> list[str]:
+def _warnings(content, is_checked) -> list[str]:
   found, here = [], {'quap_tff': version.VERSION, 'source_sha256': version.source_digest()}
   if content.code != here:
     found.append(f'The run was made by other code: {content.code}. This code is {here}.')
+  if content.made_by == folders.TRAIN and not is_checked:
+    found.append(
+      'What run.json, summary.json and metrics.csv say in addition was not compared. python -m experiments.verify does '
+      'it.'
+    )
   folder = os.path.join(content.path, folders.CHECKPOINTS)
   if os.path.isdir(folder):
     found.append(
@@ -247,15 +245,25 @@ def answer(find: Callable[[], Verdict]) -> int:
   try:
     verdict = find()
   except (CannotTellError, ImportError) as error:
-    print(f'CANNOT BE VERIFIED\n  {error}')
+    _say(['CANNOT BE VERIFIED', f'  {error}'])
     return CANNOT_TELL
-  for warning in verdict.warnings:
-    print(f'Warning: {warning}', file=sys.stderr)
+  except Exception as error:  # Whatever is in the folder, there is one of four answers.
+    _say(['CANNOT BE VERIFIED', f'  This folder shows a fault of this program: {type(error).__name__}: {error}'])
+    return CANNOT_TELL
+  _say([f'Warning: {warning}' for warning in verdict.warnings], sys.stderr)
   if verdict.problems:
-    print('\n  '.join(['INVALID', *verdict.problems]))
+    _say(['INVALID', *(f'  {problem}' for problem in verdict.problems)])
     return INVALID
   if verdict.refutation:
-    print(f'REFUTED: an audit refutes the claim of this certificate.\n  {verdict.refutation}')
+    _say(['REFUTED: an audit refutes the claim of this certificate.', f'  {verdict.refutation}'])
     return INVALID
-  print('\n'.join(['VALID', *verdict.notes, verdict.statement]))
+  _say(['VALID', *verdict.notes, verdict.statement])
   return VALID
+
+
+def _say(lines: Sequence[str], stream: Any = None) -> None:
+  """Prints lines. The texts in them may be anybody's: no character of theirs ends a line or commands a terminal."""
+  stream = sys.stdout if stream is None else stream
+  for line in lines:
+    plain = ''.join(c if c.isprintable() else c.encode('unicode_escape').decode() for c in line)
+    print(plain.encode(stream.encoding or 'utf-8', 'backslashreplace').decode(stream.encoding or 'utf-8'), file=stream)

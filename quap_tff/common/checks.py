@@ -33,7 +33,7 @@ def number(
   expected = ' and '.join(f'{words} {bound:g}' for bound, words, _ in bounds if bound is not None)
   is_number = isinstance(value, numbers.Real) and not isinstance(value, bool) and _is_finite(value)
   if not is_number or not all(holds(value, bound) for bound, _, holds in bounds if bound is not None):
-    raise ValueError(f'{name} must be a finite number{" " + expected if expected else ""}, found {value!r}.')
+    raise ValueError(f'{name} must be a finite number{" " + expected if expected else ""}, found {plain(value)!r}.')
   return float(value)
 
 
@@ -50,21 +50,33 @@ def integer(name: str, value: Any, *, at_least: Optional[int] = None, at_most: O
   if not is_integer or (at_least is not None and value < at_least) or (at_most is not None and value > at_most):
     bounds = [f'at least {at_least}'] if at_least is not None else []
     bounds += [f'at most {at_most}'] if at_most is not None else []
-    raise ValueError(f'{name} must be an integer {" and ".join(bounds)}'.rstrip() + f', found {value!r}.')
+    raise ValueError(f'{name} must be an integer {" and ".join(bounds)}'.rstrip() + f', found {plain(value)!r}.')
   return value
 
 
-class Checked:
-  """A frozen dataclass that checks its `number_field`s, `integer_field`s and `registry.name_field`s when it is made.
+def plain(value: Any) -> Any:
+  """`value` with Python's numbers in place of NumPy's, whose `repr` depends on NumPy's version; in a tuple, too."""
+  if type(value) is tuple and any(issubclass(one, np.generic) for one in set(map(type, value))):
+    return tuple(map(plain, value))
+  return value.item() if isinstance(value, np.generic) else value
 
+
+class Checked:
+  """A frozen dataclass that checks its fields when it is made.
+
+  These are its `number_field`s, `integer_field`s and `registry.name_field`s, and those that are true or false. It
+  keeps NumPy's numbers as Python's: its `repr` is a fingerprint, which must not depend on the version of NumPy.
   A subclass with a `__post_init__` of its own calls this one from it.
   """
 
   def __post_init__(self) -> None:
     for field in dataclasses.fields(self):  # type: ignore[arg-type]  # Subclasses are dataclasses.
-      value = getattr(self, field.name)
+      value = plain(getattr(self, field.name))
+      object.__setattr__(self, field.name, value)
       if CHECK in field.metadata and not (value is None and field.default is None):
         field.metadata[CHECK](value)
+      if isinstance(field.default, bool) and not isinstance(value, bool):
+        raise ValueError(f'{field.name} must be true or false, found {value!r}.')
 
 
 def number_field(name: str, default: Optional[float], **bounds: float) -> Any:

@@ -101,5 +101,10 @@ def read_json(path: str) -> Any:
 
 
 def write_json(path: str, value: Any) -> None:
-  """Writes a value as a JSON file, indented; NaN and infinity raise `ValueError`."""
-  write(path, json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + '\n')
+  """Writes a value as a JSON file, see `json_text`."""
+  write(path, json_text(value))
+
+
+def json_text(value: Any) -> str:
+  """A value as JSON, indented; NaN and infinity raise `ValueError`."""
+  return json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + '\n'

@@ -27,8 +27,17 @@ _PACKAGES = {
 }
 
 
-class MissingPackageError(ModuleNotFoundError):
+class MissingPackageError(Exception):
   """A package that quap_tff needs is not installed; the message says how to install it."""
+
+
+# Python does not let one class be both.
+class _MissingModuleError(MissingPackageError, ModuleNotFoundError):
+  """Raised by an import."""
+
+
+class _MissingAttributeError(MissingPackageError, AttributeError):
+  """Raised by `package.name`. For `hasattr` and `inspect`, the package then has no such name."""
 
 
 class module:  # pylint: disable=invalid-name
@@ -39,6 +48,9 @@ class module:  # pylint: disable=invalid-name
     self._module: Any = None
 
   def __getattr__(self, attribute: str) -> Any:
+    # No module has these, and pytest, `inspect` and others ask every object for them.
+    if attribute in ('__bases__', '__wrapped__'):
+      raise AttributeError(attribute)
     if self._module is None or sys.modules.get(self._name) is not self._module:
       self._module = load(self._name)
     return getattr(self._module, attribute)
@@ -68,7 +80,14 @@ def exports(package: str, modules: dict[str, Sequence[str]]) -> tuple[Callable[[
     if name not in places:
       raise AttributeError(f'module {package!r} has no attribute {name!r}')
     path, attribute = places[name]
-    found = load(f'{package}.{path}')
+    try:
+      found = load(f'{package}.{path}')
+    except MissingPackageError as error:
+      # `from package import name` looks for the name first. After an AttributeError it would say "cannot import name"
+      # in place of the remedy.
+      if sys._getframe(1).f_globals['__name__'] == 'importlib._bootstrap':
+        raise
+      raise _MissingAttributeError(str(error)) from None
     return getattr(found, attribute) if attribute else found
 
   listed = {name for path, names in modules.items() for name in names or [own_names[path]]}
@@ -92,7 +111,7 @@ def load(name: str) -> Any:
     top = (error.name or '').partition('.')[0]
     if not top or top == __name__.partition('.')[0]:
       raise
-    raise MissingPackageError(
+    raise _MissingModuleError(
       f'quap_tff needs the package {_PACKAGES.get(top, top)}, which is not installed ({error}). pip cannot resolve '
       'the dependencies of TensorFlow Federated 0.87, because it requires jaxlib 0.4.14, which the package index no '
       'longer has. Install the complete, pinned environment instead (Python 3.9 to 3.11, x86-64 Linux), from the '

@@ -15,8 +15,6 @@ from quap_tff.common import checks
 CHOICES, KIND = 'choices', 'kind'
 # Of a field's metadata: it is set in another way than by a spec.
 NOT_IN_SPECS = 'not_in_specs'
-# Of a field's metadata: specs leave it out at its default.
-_SILENT = 'silent'
 
 
 def parameters(choice: Any) -> 'dict[str, dataclasses.Field[Any]]':
@@ -30,8 +28,24 @@ def parameter_values(choice: Any) -> dict[str, Any]:
 
 
 def name_of(choice: Any, registry: Mapping[str, Any]) -> str:
-  """The name under which a choice's class is registered."""
-  return next(name for name, known in registry.items() if known is type(choice))
+  """The name under which a choice's class is registered. Raises `ValueError` if it is not."""
+  for name, known in registry.items():
+    if known is type(choice):
+      return name
+  raise ValueError(f'{type(choice).__name__} has no name. Register it: these are {", ".join(sorted(registry))}.')
+
+
+def in_plain_numbers(choice: Any) -> Any:
+  """The choice with the numbers that its spec gives: the 1 of a float is 1.0, and NumPy's numbers are Python's."""
+  values = {}
+  for name, field in parameters(choice).items():
+    value = getattr(choice, name)
+    to = field.metadata.get(checks.TYPE, float) if field.default is None else type(field.default)
+    if value is not None and to in (int, float):
+      values[name] = to(value) + 0  # -0.0 is 0.0.
+    elif to is tuple:
+      values[name] = tuple(map(float, value))
+  return dataclasses.replace(choice, **values)
 
 
 def unknown_name_error(kind: str, name: str, known: Sequence[str]) -> ValueError:
@@ -41,14 +55,6 @@ def unknown_name_error(kind: str, name: str, known: Sequence[str]) -> ValueError
   close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
   hint = f'Did you mean {" or ".join(repr(c) for c in close)}? ' if close else ''
   return ValueError(f'Unknown {kind} {name!r}. {hint}Valid: {", ".join(sorted(known))}.')
-
-
-def later_field(field: Any) -> Any:
-  """The field of a parameter that its choice has not always had. At its default, `format_spec` leaves it out.
-
-  So the specs, the digests and the folders of runs that do not use the parameter are those of earlier versions.
-  """
-  return dataclasses.field(default=field.default, metadata={**field.metadata, _SILENT: True})
 
 
 def lookup(kind: str, name: str, registry: Mapping[str, Any]) -> Any:
@@ -127,10 +133,8 @@ def _convert(kind: str, name: str, field: 'dataclasses.Field[Any]', text: str) -
 
 
 def format_spec(name: str, choice: Any) -> str:
-  """The spec that `parse_spec` reads back as `choice`, with all parameters but `later_field`s at their defaults."""
-  fields, values = parameters(choice), parameter_values(choice)
-  said = {key: v for key, v in values.items() if _SILENT not in fields[key].metadata or v != fields[key].default}
-  return _spec(name, choice, said)
+  """The spec that `parse_spec` reads back as `choice`, with all parameters."""
+  return _spec(name, choice, parameter_values(choice))
 
 
 def describe(registry: Mapping[str, type[Any]]) -> str:

@@ -33,6 +33,7 @@ class Banded(recursions.Correlation):
   gain: tuple[float, ...] = ()
 
   def __post_init__(self):
+    super().__post_init__()
     checks.integer('bands', self.bands, at_least=1)
     if not isinstance(self.gain, tuple):
       raise ValueError(f'gain must be a tuple with c_1 and the coefficients after it, found {self.gain!r}.')

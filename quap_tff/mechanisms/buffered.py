@@ -114,6 +114,7 @@ class Buffered(mechanism.Configured):
   staleness: stalenesses.Staleness = stalenesses.Staleness()
 
   def __post_init__(self):
+    super().__post_init__()
     check_config(self.config)
     checks.integer('buffer', self.size, at_least=1, at_most=2**31 - 1)
 

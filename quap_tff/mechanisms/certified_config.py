@@ -97,7 +97,7 @@ class CertifiedConfig(mechanism.Mechanism):
   planned_rounds: Optional[tuple[int, ...]] = None
   planned_costs: Optional[tuple[float, ...]] = None
   own_epsilon: Optional[tuple[float, ...]] = None
-  noise_seed: Optional[int] = None
+  noise_seed: Optional[int] = checks.integer_field('noise seed', None, at_least=0, at_most=2**63 - 1)
   trust: str = 'server'
   planned_weights: Optional[tuple[float, ...]] = None
   most_clients: Optional[int] = None
@@ -105,6 +105,7 @@ class CertifiedConfig(mechanism.Mechanism):
   threshold: Optional[float] = None
 
   def __post_init__(self):
+    super().__post_init__()
     checks.integer('num_clients', self.num_clients, at_least=1, at_most=2**31 - 1)
     checks.number('epsilon', self.epsilon, above=0, at_most=100)
     checks.number('delta', self.delta, above=0, below=1)
@@ -123,17 +124,28 @@ class CertifiedConfig(mechanism.Mechanism):
       raise TypeError(f'weights must be a rule of quap_tff.mechanisms.weight_rules, found {self.weights!r}.')
     if self.clip_split not in clip_splits.SPLITS:
       raise registry.unknown_name_error('clip split', self.clip_split, list(clip_splits.SPLITS))
-    if self.noise_seed is not None:
-      checks.integer('noise seed', self.noise_seed, at_least=0, at_most=2**63 - 1)
     if self.trust not in TRUSTS:
       raise registry.unknown_name_error('trust', self.trust, TRUSTS)
+    if self.most_clients is not None:
+      checks.integer('most_clients', self.most_clients, at_least=0)
     self._check_trust()
     self._check_clip()
     self._check_plan()
     self._check_own_epsilon()
+    # One text for one mechanism: 3 and 3.0 are the same ε.
+    for name in ('correlation', 'weights', 'participation', 'clip'):
+      object.__setattr__(self, name, registry.in_plain_numbers(getattr(self, name)))
+    for names, to in (
+      (('epsilon', 'delta', 'noise_multiplier', 'divisor', 'dropout', 'threshold'), float),
+      (('num_clients', 'num_rounds', 'most_clients'), int),
+    ):
+      for name in names:
+        if (value := getattr(self, name)) is not None:
+          object.__setattr__(self, name, to(value) + 0)  # -0.0 is 0.0.
 
   def _check_trust(self):
     is_held = isinstance(self.correlation, correlations.Held)
+    checks.number('dropout', self.dropout, at_least=0, at_most=0.9)
     if not self.holds_noise:
       others = self.planned_weights, self.most_clients, self.threshold
       if is_held or self.dropout or any(one is not None for one in others):
@@ -151,7 +163,6 @@ class CertifiedConfig(mechanism.Mechanism):
       raise ValueError(
         f'With trust="secure_sum", nobody sees the norms that {self.clip!r} follows. Use a fixed clipping norm.'
       )
-    checks.number('dropout', self.dropout, at_least=0, at_most=0.9)
     if self.threshold is not None:
       checks.number('threshold', self.threshold, above=0, at_most=1)
       if self.correlation.is_settled and self.correlation.decay:
@@ -164,7 +175,7 @@ class CertifiedConfig(mechanism.Mechanism):
       weights = np.asarray(self.planned_weights, np.float64)
       if weights.shape != (self.num_clients,) or not ((weights >= 0) & (weights <= 1)).all():
         raise ValueError(f'planned_weights must be float[{self.num_clients}] in [0, 1].')
-      object.__setattr__(self, 'planned_weights', tuple(weights.tolist()))
+      object.__setattr__(self, 'planned_weights', tuple((weights + 0.0).tolist()))  # -0.0 is 0.0.
 
   def _check_own_epsilon(self):
     name = type(self.weights).__name__
@@ -225,6 +236,8 @@ class CertifiedConfig(mechanism.Mechanism):
         'rounds. Give num_rounds, the number of planned rounds.'
       )
     if self.planned_rounds is None:
+      if self.planned_costs is not None:
+        raise ValueError('planned_costs are those of planned_rounds. Give both, or neither.')
       if self.weights.needs_plan and self.is_calibrated:
         raise ValueError(
           f'Weight rule {type(self.weights).__name__} needs a public schedule. Give planned_rounds: the number '

@@ -34,7 +34,7 @@ Noise = Callable[[float], Any]
 _COUNT_SENSITIVITY = 0.5
 
 
-class ClipRule(abc.ABC):
+class ClipRule(checks.Checked, abc.ABC):
   """How the clipping norm moves from round to round. Subclasses are frozen dataclasses in `RULES`.
 
   Attributes:
@@ -101,6 +101,7 @@ class QuantileEma(ClipRule):
   releases_exact_norms = True
 
   def __post_init__(self):
+    super().__post_init__()
     checks.number('clip quantile', self.quantile, at_least=0, at_most=1)
     checks.number('clip momentum', self.momentum, at_least=0, below=1)
     checks.number('min_clip', self.min_clip, at_least=0, at_most=LARGEST_NORM)
@@ -143,6 +144,7 @@ class Fixed(ClipRule):
   norm: float = 1.0
 
   def __post_init__(self):
+    super().__post_init__()
     _check_norm('clipping norm', self.norm)
 
   @property
@@ -171,6 +173,7 @@ class PrivateQuantile(ClipRule):
   count_stddev: float = 1.0
 
   def __post_init__(self):
+    super().__post_init__()
     checks.number('clip quantile', self.quantile, at_least=0, at_most=1)
     _check_norm('initial_clip', self.initial_clip)
     checks.number('clip learning_rate', self.learning_rate, above=0)
@@ -217,6 +220,7 @@ class NoisedMean(ClipRule):
   noise_multiplier: float = 15.0
 
   def __post_init__(self):
+    super().__post_init__()
     checks.number('factor of the clipping norm', self.factor, above=1, at_most=100)
     _check_norm('initial_clip', self.initial_clip)
     checks.number('noise_multiplier of the norms', self.noise_multiplier, at_least=0)
@@ -257,6 +261,7 @@ class Decaying(ClipRule):
   decay: float = 0.99
 
   def __post_init__(self):
+    super().__post_init__()
     _check_norm('initial_clip', self.initial_clip)
     checks.number('decay of the clipping norm', self.decay, above=0, at_most=1)
 

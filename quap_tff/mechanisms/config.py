@@ -56,7 +56,7 @@ class NoiseConfig(checks.Checked):
 
 
 @dataclasses.dataclass(frozen=True)
-class QuapConfig(checks.Checked, mechanism.Mechanism):
+class QuapConfig(mechanism.Mechanism):
   """QuAP-FL's aggregation.
 
   Attributes:

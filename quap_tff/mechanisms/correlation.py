@@ -73,6 +73,7 @@ class Ar1(_OfOneDecay):
   decay: Optional[float] = None
 
   def __post_init__(self):
+    super().__post_init__()
     if self.decay is not None:
       checks.number('decay', self.decay, at_least=0, at_most=LARGEST_DECAY)
       if self.decay:
@@ -103,6 +104,7 @@ class Blt(recursions.Exponentials):
   decay: tuple[float, ...] = ()
 
   def __post_init__(self):
+    super().__post_init__()
     for name, values in (('gain', self.gain), ('decay', self.decay)):
       if not isinstance(values, tuple):
         raise ValueError(f'{name} must be a tuple with one number for each term, found {values!r}.')
@@ -146,6 +148,7 @@ class Held(_OfOneDecay):
   decay: Optional[float] = None
 
   def __post_init__(self):
+    super().__post_init__()
     if self.decay is not None:
       checks.number('decay', self.decay, at_least=0, at_most=held_noise.LARGEST_DECAY)
 
@@ -177,7 +180,8 @@ def of_terms(gains: Sequence[float], decays: Sequence[float]) -> Correlation:
   Without any, the noise is independent. If all decays are 0, buffers hold a release each, and the noise is banded.
   """
   if list(gains) == [_OF_HELD]:
-    return Held(*map(float, decays))
+    (decay,) = decays
+    return Held(float(decay))
   if len(decays) and not any(decays):
     return banded.Banded(len(gains) + 1, tuple(map(float, gains)))
   return Blt(tuple(map(float, gains)), tuple(map(float, decays))) if len(gains) else Independent()

@@ -42,7 +42,7 @@ _LARGEST_GROWTH = 1e6
 
 
 @dataclasses.dataclass(frozen=True)
-class LineSearchConfig:
+class LineSearchConfig(checks.Checked):
   """The mechanism.
 
   Attributes:
@@ -73,6 +73,7 @@ class LineSearchConfig:
   noise_seed: Optional[int] = None
 
   def __post_init__(self):
+    super().__post_init__()
     checks.integer('num_clients', self.num_clients, at_least=1, at_most=2**31 - 1)
     checks.number('epsilon', self.epsilon, above=0, at_most=100)
     checks.number('delta', self.delta, above=0, below=1)

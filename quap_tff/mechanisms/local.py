@@ -59,6 +59,7 @@ class Local(mechanism.Configured):
   config: configs.QuapConfig
 
   def __post_init__(self):
+    super().__post_init__()
     config = self.config
     if config.noise.placement != 'client':
       raise ValueError(f'Local privacy needs noise placement "client", found {config.noise.placement!r}.')

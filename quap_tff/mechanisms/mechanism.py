@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, Optional, TYPE_CHECKING
 
 import numpy as np
 
+from quap_tff.common import checks
 from quap_tff.common import seeds
 from quap_tff.common.lazy import tf
 from quap_tff.mechanisms import correlation as correlations
@@ -141,7 +142,7 @@ class Facts(NamedTuple):
   note: str = ''
 
 
-class Mechanism(abc.ABC):
+class Mechanism(checks.Checked, abc.ABC):
   """A mechanism as one value. Subclasses are frozen dataclasses.
 
   Attributes:

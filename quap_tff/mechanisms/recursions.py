@@ -27,7 +27,7 @@ linalg = lazy.module('scipy.linalg')
 NOT_CHOSEN = 'The {} is not chosen yet. Give it, or let quap_tff.mechanisms.planning.calibrated choose it.'
 
 
-class Correlation(abc.ABC):
+class Correlation(checks.Checked, abc.ABC):
   """The coefficients c_k. Subclasses are frozen dataclasses in `quap_tff.mechanisms.correlation.FAMILIES`.
 
   c_0 is 1. The coefficients are never negative and never grow with k. This keeps the noise bounded.

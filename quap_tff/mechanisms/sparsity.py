@@ -175,7 +175,7 @@ class SparseState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Sparse(checks.Checked, mechanism.Mechanism):
+class Sparse(mechanism.Mechanism):
   """Any mechanism, on the kept entries of each update: a shorter vector for each tensor. The rest of a result is zero.
 
   Attributes:

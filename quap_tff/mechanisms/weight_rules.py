@@ -81,6 +81,7 @@ class Participation(WeightRule):
   beta: float = 2.0
 
   def __post_init__(self):
+    super().__post_init__()
     self._budget()
 
   def weights(self, view: RoundView) -> Any:

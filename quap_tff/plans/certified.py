@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
+import re
 from typing import Any, Callable, Optional
 
 import numpy as np
@@ -19,8 +21,11 @@ from quap_tff.plans import plan
 
 leaving_clients = lazy.module('quap_tff.federated.leaving_clients')
 
-# What clients may tell a server that is not trusted: who takes part when is known, and weights follow from it.
-_PUBLIC = frozenset({'client_id', 'round', 'last_round', 'weight'})
+# The names and types of what clients may tell a server that is not trusted: who takes part when is known, and weights
+# follow from it.
+_PUBLIC = frozenset({('client_id', 'int64'), ('round', 'int64'), ('last_round', 'int64'), ('weight', 'float32')})
+# The intrinsic, name and type of a value.
+_LEAVING = (r'federated_[a-z_]+', r'[A-Za-z0-9_.]*', r'[a-z]+\d*(\[[\d,?]+\])?')
 # The server sees nothing but the sum of what these take.
 _SECURE_SUMS = frozenset({'federated_secure_sum', 'federated_secure_sum_bitwidth', 'federated_secure_modular_sum'})
 
@@ -86,6 +91,12 @@ class CertifiedPlan(plan.Plan):
       raise ValueError(
         f'A certified run releases noised sums alone, but with {type(self.extension).__name__} as configured '
         f'{" and ".join(self.extension.exact_releases)}: no certificate would hold.'
+      )
+    largest = max(map(len, self.schedule), default=0)
+    if self.config.most_clients is not None and largest > self.config.most_clients:
+      raise ValueError(
+        f'A round of the schedule has {largest:,} clients, but most_clients={self.config.most_clients:,}, for which '
+        'the secure sum and the account of rounding are made. Leave most_clients out: it is taken from the schedule.'
       )
     self.averaging = planned.averaging
     self.leaving: Optional[tuple[tuple[str, str, str], ...]] = None
@@ -162,22 +173,38 @@ class CertifiedPlan(plan.Plan):
 
 
 def check_leaving(leaving: Sequence[Sequence[str]], plan: CertifiedPlan) -> None:
-  """Raises `ValueError` if a server that is not trusted gets anything but secure sums and public values.
+  """Raises `ValueError` unless clients send updates, and nothing that the plan's trust does not allow.
+
+  A trusted server may get anything. Any other one gets secure sums of noised updates, their count, and public values.
 
   Args:
     leaving: (intrinsic, name, type) of each tensor that leaves clients, see `CertifiedPlan.leaving`.
-    plan: The plan.
+    plan: The plan, whose model's shape is known.
   """
-  if not all(len(one) == 3 and all(isinstance(text, str) for text in one) for one in leaving):
+  if not all(len(one) == 3 and all(map(re.fullmatch, _LEAVING, one)) for one in leaving):
     raise ValueError(f'Each value that leaves clients must have an intrinsic, a name and a type, found {leaving!r}.')
-  others = [
-    f'{name or "values without a name"} ({kind}, by {by})'
-    for by, name, kind in leaving
-    if by not in _SECURE_SUMS and name not in _PUBLIC
-  ]
-  if plan.holds_noise and others:
-    whom = 'the process' if plan.extension is None else type(plan.extension).__name__
+  assert plan.model is not None
+  sparsity, sizes = plan.sparsity, plan.model.sizes
+  shapes: list[tuple[int, ...]] = list(plan.model.shapes)
+  if sparsity.is_sparse:
+    shapes = [(sparsity.kept(size),) for size in sizes]
+  secure = [one for one in leaving if one[0] in _SECURE_SUMS]
+  if plan.holds_noise:
+    shapes.append(())  # How many clients are in the sum.
+  # Noised updates are integers.
+  expected = collections.Counter(f'[{",".join(map(str, shape))}]' if shape else '' for shape in shapes)
+  sums = collections.Counter(kind[5:] for _, _, kind in (secure if plan.holds_noise else leaving) if kind[:3] == 'int')
+  if expected - sums:
+    raise ValueError(f'Of what clients send, {list(map(list, shapes))}, not all is among {leaving!r}.')
+  if not plan.holds_noise:
+    return
+  others = [one for one in leaving if one not in secure and tuple(one[1:]) not in _PUBLIC]
+  others += [one for one in secure if one[2][:5] != 'int64' or sums[one[2][5:]] > expected[one[2][5:]]]
+  if others:
+    whom = [type(plan.extension).__name__] * (plan.extension is not None) + ['client_metrics'] * plan.client_metrics
+    values = ' and '.join(f'{name or "values without a name"} ({kind}, by {by})' for by, name, kind in others)
     raise ValueError(
-      f'Without trust in the server, nothing leaves a client but secure sums and public values. Here {whom} asks for '
-      f'{" and ".join(others)}. Use trust=server, or a method that asks for nothing more, such as fedvarp or safari.'
+      'Without trust in the server, nothing leaves a client but secure sums of noised updates and public values. Asked '
+      f'for by {" and ".join(whom) or "the process"}: {values}. Use trust=server, leave client_metrics out, or use a '
+      'method that asks for nothing more, such as fedvarp or safari.'
     )

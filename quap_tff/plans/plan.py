@@ -120,7 +120,8 @@ class Plan:
     self.mechanism = sparsities.Sparse(mechanism, sparsity, sparsity_seed) if sparsity.is_sparse else mechanism
     self.client_metrics, self.test_is_of_clients = client_metrics, test_is_of_clients
     self.sparsity, self.extension = sparsity, extension
-    self._draw, self._model, self.sparsity_seed = draw, model, sparsity_seed
+    self._draw, self._model = draw, model
+    self.sparsity_seed = checks.integer('sparsity seed', sparsity_seed, at_least=0, at_most=2**63 - 1)
 
   @property
   def config(self) -> Any:

@@ -5,7 +5,6 @@ import os
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import data
 from data import drawings
@@ -15,6 +14,7 @@ from data import features
 from data import federation as federation_lib
 from data import glyphs
 from experiments import pretrain
+from quap_tff.common.lazy import tf
 
 
 def images(n, shape=(8, 8, 1), seed=0):

@@ -15,7 +15,7 @@ BLOCKS = re.findall(
 @pytest.mark.parametrize('number', range(len(BLOCKS)))
 def test_block_runs_by_itself(number: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
   monkeypatch.chdir(tmp_path)
-  exec(compile(BLOCKS[number], f'README.md, block {number}', 'exec'), {'__name__': '__main__'})
+  exec(compile(BLOCKS[number], f'{ROOT}/README.md, block {number}', 'exec'), {'__name__': '__main__'})
 
 
 def test_there_are_blocks():

@@ -160,6 +160,7 @@ class TestEnds:
     assert (process.returncode, process.stdout, process.stderr) == (status, '..', '')
 
   def test_tff_does_not_complain_at_the_end(self):
+    pytest.importorskip('tensorflow_federated')
     process = _child("""
         from quap_tff.common import lazy
         command_line.run(lambda argv: lazy.load('experiments.attacking.membership_study') and 0)
@@ -219,6 +220,7 @@ def _child(code, missing=()):
 
 def _answers(calls, missing):
   """Status, standard output and error of each `[binary, *arguments]`, all in one process without some packages."""
+  pytest.importorskip('pandas')  # Some binaries import it at once.
   process = _child(
     f"""
         import contextlib, importlib, io, json

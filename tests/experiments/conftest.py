@@ -5,6 +5,7 @@ import contextlib
 import pytest
 
 from experiments import plots
+from tests import light
 from tests.experiments import sharing
 
 _DRAW = plots.plot_run
@@ -18,8 +19,9 @@ def _shared():
 
 # For each module, not once for all of them: tests of other folders that run in this process afterwards share nothing.
 @pytest.fixture(scope='module', autouse=True)
-def _sharing(shared):
-  with shared.used(), sharing.no_plots():
+def _sharing(request):
+  shares = contextlib.nullcontext() if light.ON else request.getfixturevalue('shared').used()
+  with shares, sharing.no_plots():
     yield
 
 

@@ -1,5 +1,7 @@
 """Runs of `experiments.train` for tests: in this process, where most can be seen, or as the command of a user."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 import contextlib
 import csv
@@ -20,10 +22,12 @@ from experiments import command_line
 from experiments import flags as experiment_flags
 from experiments import interrupts
 from experiments import run as run_lib
-from experiments import setup
 from experiments import train
-from experiments import training
 from quap_tff import runtime
+from quap_tff.common import lazy
+
+setup = lazy.module('experiments.setup')  # Both load TensorFlow.
+training = lazy.module('experiments.training')
 
 REPOSITORY = pathlib.Path(__file__).absolute().parents[2]
 PRESETS = REPOSITORY / 'experiments' / 'presets'

@@ -4,6 +4,8 @@ Runs with the same flags and the same data have the same learning process. It is
 serves them all.
 """
 
+from __future__ import annotations
+
 import collections
 from collections.abc import Iterator
 import contextlib
@@ -11,11 +13,12 @@ import dataclasses
 import json
 from typing import Any, Callable
 
-import tensorflow_federated as tff
-
 from experiments import plots
-from experiments import setup
 from quap_tff import runtime
+from quap_tff.common import lazy
+from quap_tff.common.lazy import tff
+
+setup = lazy.module('experiments.setup')
 
 # With what was compiled from it, each takes some 50 MB.
 _MOST_KEPT = 12

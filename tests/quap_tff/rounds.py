@@ -5,8 +5,8 @@ import functools
 from typing import Any, NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
+from quap_tff.common.lazy import tf
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import config as config_lib
 from quap_tff.mechanisms import layers as layers_lib

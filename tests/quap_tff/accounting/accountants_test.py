@@ -7,13 +7,13 @@ import hypothesis
 from hypothesis import strategies
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from quap_tff.accounting import accountant as base
 from quap_tff.accounting import accountants
 from quap_tff.accounting import calibration
 from quap_tff.accounting import history
 from quap_tff.accounting import library_accountants
+from quap_tff.common.lazy import tf
 from quap_tff.mechanisms import gaussian
 from quap_tff.mechanisms import tradeoff
 
@@ -303,7 +303,8 @@ class TestAccountants:
     found = _epsilon('basic', h, delta)
     for z in (zs[0], zs[-1]):
       one = _epsilon('gaussian_exact', history.History.gaussian(z, 1), delta / 60)
-      assert float(gaussian.noise_multiplier('analytic', np.float64(one), delta / 60)) == pytest.approx(z, rel=1e-9)
+      one = tf.constant(one, tf.float64)
+      assert float(gaussian.noise_multiplier('analytic', one, delta / 60)) == pytest.approx(z, rel=1e-9)
     assert found == pytest.approx(
       sum(2 * _epsilon('gaussian_exact', history.History.gaussian(z, 1), delta / 60) for z in zs), rel=1e-10
     )

@@ -10,7 +10,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from quap_tff import accounting
 from quap_tff import plans
@@ -21,6 +20,7 @@ from quap_tff.accounting import history as histories
 from quap_tff.accounting import library_accountants
 from quap_tff.accounting import protection as protections
 from quap_tff.accounting import sampling
+from quap_tff.common.lazy import tf
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import correlation as correlations
 from quap_tff.mechanisms import planning

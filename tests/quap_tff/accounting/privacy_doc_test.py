@@ -5,13 +5,13 @@ import pathlib
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from quap_tff import accounting
 from quap_tff.accounting import accountants
 from quap_tff.accounting import history
 from quap_tff.common import registry
 from quap_tff.common import rounding
+from quap_tff.common.lazy import tf
 from quap_tff.common.rounding import up_fixed
 from quap_tff.mechanisms import budgets
 from quap_tff.mechanisms import clip_rules

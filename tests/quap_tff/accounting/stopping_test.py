@@ -131,6 +131,7 @@ class TestReport:
 
 class TestPlans:
   def test_quap_counts_the_planned_noised_counts(self):
+    pytest.importorskip('tensorflow')  # For the noise of a budget.
     config = configs.QuapConfig(
       num_clients=5,
       critical_layers='all',

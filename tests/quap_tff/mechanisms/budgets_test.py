@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 import numpy as np
 import pytest
-import tensorflow as tf
 
+from quap_tff.common.lazy import tf
 from quap_tff.mechanisms import budgets
 from quap_tff.mechanisms.budgets import BudgetConfig
 

@@ -1,13 +1,14 @@
 """Tests of `certified_config`, `clip_split` and `weight_rules` in `quap_tff.mechanisms`: refusals, rules by hand."""
 
 import dataclasses
+import json
 import math
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from quap_tff.common import registry
+from quap_tff.common.lazy import tf
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import clip_split
 from quap_tff.mechanisms import correlation as correlations
@@ -80,6 +81,22 @@ class TestCertifiedConfig:
     assert hash(config) == hash(dataclasses.replace(config))
     with pytest.raises(dataclasses.FrozenInstanceError):
       config.epsilon = 1.0
+
+  def test_numbers_of_numpy_are_kept_as_those_of_python(self):
+    def config(integer, number):
+      return CertifiedConfig(
+        integer(10),
+        number(3.0),
+        1e-5,
+        correlation=correlations.Blt((number(0.5), number(0.25)), (number(0.875), number(0.5))),
+        weights=weight_rules.Participation(alpha=number(0.5)),
+        clip=clip_rules.Fixed(number(0.5)),
+        own_epsilon=(number(2.0),) * 10,
+      )
+
+    found = config(np.int64, np.float32)
+    assert found.fingerprint == config(int, float).fingerprint
+    json.dumps(dataclasses.asdict(found))  # It takes numbers of Python alone.
 
   def test_counts_have_their_price(self):
     assert _config().prices.count_cost == 0.0 and not _config().counts_norms

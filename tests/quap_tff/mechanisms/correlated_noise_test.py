@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 import scipy.linalg
-import tensorflow as tf
 
 from data import cohorts as cohorts_lib
 from quap_tff import accounting
 from quap_tff import plans
+from quap_tff.common.lazy import tf
 from quap_tff.mechanisms import certified
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import integer_noise

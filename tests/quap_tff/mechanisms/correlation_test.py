@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 import scipy.linalg
-import tensorflow as tf
 
 from quap_tff.common import registry
+from quap_tff.common.lazy import tf
 from quap_tff.mechanisms import correlation
 from quap_tff.mechanisms import recursions
 from quap_tff.mechanisms.banded import Banded
@@ -122,7 +122,7 @@ class TestBuffers:
       buffers = choice.after(buffers, value)
 
   @pytest.mark.parametrize('choice', _ALL)
-  @pytest.mark.parametrize('to', [np.asarray, tf.constant])
+  @pytest.mark.parametrize('to', [np.asarray, lambda values: tf.constant(values)])
   def test_releases_that_add_nothing(self, choice, to):
     rng = np.random.default_rng(6)
     before, elapsed = rng.uniform(size=[choice.num_buffers, 2, 9]), np.arange(9.0)

@@ -4,10 +4,10 @@ import math
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from data import cohorts
 from data.cohorts import static
+from quap_tff.common.lazy import tf
 from quap_tff.mechanisms import budgets as budget_lib
 from quap_tff.mechanisms import gaussian
 from quap_tff.mechanisms import layers

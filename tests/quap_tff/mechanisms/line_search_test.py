@@ -4,10 +4,10 @@ import math
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from quap_tff import accounting
 from quap_tff import plans
+from quap_tff.common.lazy import tf
 from quap_tff.mechanisms import line_search
 from quap_tff.mechanisms import tradeoff
 from tests.quap_tff import noise_checks

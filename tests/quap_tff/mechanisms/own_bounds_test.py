@@ -5,11 +5,11 @@ import math
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from quap_tff import accounting
 from quap_tff import plans
 from quap_tff.accounting import certificate
+from quap_tff.common.lazy import tf
 from quap_tff.mechanisms import certified_config as configs
 from quap_tff.mechanisms import correlation as correlations
 from quap_tff.mechanisms import planning

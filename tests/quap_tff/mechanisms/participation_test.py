@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 import numpy as np
 import pytest
-import tensorflow as tf
 
+from quap_tff.common.lazy import tf
 from quap_tff.mechanisms import participation
 from quap_tff.mechanisms.participation import ParticipationConfig
 

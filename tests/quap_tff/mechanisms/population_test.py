@@ -4,7 +4,6 @@ import tracemalloc
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from quap_tff import accounting
 from quap_tff.accounting import certificate
@@ -13,6 +12,7 @@ from quap_tff.accounting import history
 from quap_tff.accounting import ledger_histories
 from quap_tff.accounting import protection
 from quap_tff.accounting import run_ledger
+from quap_tff.common.lazy import tf
 from quap_tff.mechanisms import certified_config as configs
 from quap_tff.mechanisms import correlation as correlations
 from quap_tff.mechanisms import tradeoff

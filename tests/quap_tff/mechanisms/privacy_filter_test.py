@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 import numpy as np
 import pytest
-import tensorflow as tf
 
+from quap_tff.common.lazy import tf
 from quap_tff.mechanisms import privacy_filter
 from quap_tff.mechanisms import tradeoff
 from quap_tff.mechanisms.privacy_filter import Prices

@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 import numpy as np
 import pytest
-import tensorflow as tf
 
+from quap_tff.common.lazy import tf
 from quap_tff.mechanisms import budgets as budget_lib
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import pt_adp

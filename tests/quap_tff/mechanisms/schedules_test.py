@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
+from quap_tff.common.lazy import tf
 from quap_tff.mechanisms import budgets
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import pt_adp

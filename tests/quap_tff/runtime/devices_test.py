@@ -45,6 +45,7 @@ print(pools.get_inter_op_parallelism_threads(), pools.get_intra_op_parallelism_t
 
 
 def _printed(program, *arguments):
+  pytest.importorskip('tensorflow_federated')
   found = subprocess.run([sys.executable, '-c', program, *arguments], capture_output=True, text=True, timeout=120)
   assert not found.returncode, found.stderr[-2000:]
   return found.stdout.split()

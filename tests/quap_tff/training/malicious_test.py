@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
+from quap_tff.common.lazy import tf
 from quap_tff.training import malicious
 
 _ALL = (malicious.SignFlip(), malicious.Scaling(), malicious.LabelFlip())

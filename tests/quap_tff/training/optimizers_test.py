@@ -1,9 +1,9 @@
 """Optimizers by name: the one that TFF makes, and nothing out of range."""
 
 import pytest
-import tensorflow as tf
 
 from quap_tff.common import registry
+from quap_tff.common.lazy import tf
 from quap_tff.training import optimizers
 
 
