@@ -64,7 +64,7 @@ class Bernoulli(DropoutChoice):
   """Each update is lost with the same probability.
 
   Attributes:
-    rate: In [0, 1).
+    rate: The probability, in [0, 1).
   """
 
   rate: float = checks.number_field('bernoulli dropout rate', 0.1, at_least=0, below=1)

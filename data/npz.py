@@ -3,8 +3,8 @@
 | array              | holds                                                                                          |
 | ------------------ | ---------------------------------------------------------------------------------------------- |
 | `x`                | images [n, height, width] or [n, height, width, channels], uint8, or floats in [0, 1];         |
-|                    | or vectors of finite floats [n, d]                                                             |
-| `y`                | n integers, the labels, from 0                                                                 |
+|                    | or vectors of floats [n, d], of at most 1,000,000 in size                                      |
+| `y`                | n integers, the labels, from 0; all of them, unless `classes` says how many there are          |
 | `client`           | optional: n integers, the client of each example. Without it, --partition deals examples out   |
 | `x_test`, `y_test` | optional: the test set, as `x` and `y`                                                         |
 """
@@ -28,6 +28,10 @@ from quap_tff.common import checks
 
 _REQUIRED, _OPTIONAL = ('x', 'y'), ('client', 'x_test', 'y_test')
 _HOLDS = 'a dataset of your own'
+# Larger numbers are not scaled: a step of training on them leaves any sensible range.
+_LARGEST = 1e6
+# That an error lists.
+_MOST_LABELS = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +48,7 @@ class Npz(base.Dataset):
       rounded up.
     test_of_clients: Whether `x_test` holds examples of the clients themselves. Test figures are then exact functions of
       clients' data. The file can't tell. By default the run assumes that no client holds them, and says so.
-    classes: The number of classes; 0: one more than the largest label.
+    classes: The number of classes, if there are classes without training examples. 0: one more than the largest label.
   """
 
   auxiliary_source = 'They were drawn from the file by --seed, and belong to nobody who takes part in a round.'
@@ -90,6 +94,7 @@ class Npz(base.Dataset):
     self._check_names(path, arrays)
     x, y, white = _examples(path, arrays, 'x', 'y')
     owners = _integers(path, 'client', arrays['client'], len(y), lowest=None) if 'client' in arrays else None
+    labels = y
     facts: dict[str, Any] = {'name': f'npz:{os.path.splitext(os.path.basename(path))[0]}'}
     if 'x_test' in arrays:
       test_x, test_y, test_white = _examples(path, arrays, 'x_test', 'y_test')
@@ -108,9 +113,8 @@ class Npz(base.Dataset):
       (test_x, test_y), (x, y) = ((x[rows], y[rows]) for rows in (np.sort(order[:held]), np.sort(order[held:])))
     else:
       test_x, test_y = x[:0], y[:0]
-      if owners.min() == owners.max():
-        raise _error(path, 'at least two clients, one of them for the test', 'one client and no x_test')
-    pool = base.Pool(x, y, test_x, test_y, white, self._num_classes(path, y, test_y))
+      self._check_left(path, len(np.unique(owners)))
+    pool = base.Pool(x, y, test_x, test_y, white, self._num_classes(path, labels, test_y))
     if owners is None:
       return pool.dealt(request, **facts)
     return pool.owned(request, owners, 'client', 0.0 if 'x_test' in arrays else self.test_share, **facts)
@@ -123,10 +127,30 @@ class Npz(base.Dataset):
     if ('x_test' in arrays) != ('y_test' in arrays):
       raise _error(path, 'x_test and y_test, or neither', 'one of them')
 
-  def _num_classes(self, path, *labels) -> int:
-    found = 1 + max(int(part.max(initial=0)) for part in labels)
+  def _check_left(self, path, clients):
+    held = math.ceil(self.test_share * clients)
+    if clients - held < 2:
+      raise _error(
+        path,
+        'two clients or more besides those that only test',
+        f'{clients} in all, of which test_share={self.test_share:g} takes {held}. Give x_test and y_test, or another '
+        'test_share',
+      )
+
+  def _num_classes(self, path, y, test_y) -> int:
+    known = np.unique(y)
+    found = 1 + int(max(known[-1], test_y.max(initial=0)))
+    if not self.classes and len(known) < found:
+      few = ', '.join(map(str, known[:_MOST_LABELS])) + (', …' if len(known) > _MOST_LABELS else '')
+      raise _error(
+        path,
+        f'examples in y of each label from 0 to {found - 1}',
+        f'{len(known)} labels: {few}. Number the labels from 0, or give classes={found} if that is right',
+      )
     if self.classes and found > self.classes:
       raise _error(path, f'labels in [0, {self.classes}), as classes={self.classes} says', f'the label {found - 1}')
+    if len(test_y) and not np.isin(test_y, known).any():
+      raise _error(path, 'labels in y_test that are in y, too', 'none. A model would be right about no test example')
     return self.classes or found
 
 
@@ -149,9 +173,12 @@ def _examples(path: str, arrays: dict[str, Any], x_name: str, y_name: str) -> tu
     raise _error(path, f'{x_name} to be {kinds}', _described(x))
   lowest, highest = x.min(), x.max()
   # NaN fails the comparisons, too.
-  largest = np.float64(np.finfo(np.float32).max)
-  if not (-largest <= lowest and highest <= largest):
-    raise _error(path, f'{x_name} to be finite in float32', f'values from {lowest} to {highest}')
+  if not (lowest >= -_LARGEST and highest <= _LARGEST):
+    raise _error(
+      path,
+      f'the numbers in {x_name} to be finite and of at most {_LARGEST:,.0f} in size',
+      f'values from {lowest:g} to {highest:g}. Scale them first, each feature to about 1',
+    )
   if x.ndim > 2 and not is_uint8 and not (lowest >= 0 and highest <= 1):
     raise _error(
       path, f'floats in {x_name} to be pixels in [0, 1]', f'values from {lowest:g} to {highest:g}. Scale them first'

@@ -23,6 +23,8 @@ The cases are:
   ceiling           the same steps as a bare TensorFlow loop: no federation, no aggregation
   ceiling_bfloat16  the same loop with bfloat16 arithmetic: Keras' mixed precision
 
+On a CPU without instructions for bfloat16, the two cases with it are left out, unless there is --device=gpu.
+
 What is compared takes turns round by round, so a machine that becomes slower slows all of it. Each case has a process
 of its own, which waits while it is not its turn; together, the cases take about 8 GB of memory. A figure is a median
 over rounds and, after ±, half the distance between the quartiles: half the range, for three rounds. A ratio is the
@@ -44,6 +46,7 @@ from absl import flags
 from experiments import benchmark_turns as turns
 from experiments import command_line
 from quap_tff.common import lazy
+from quap_tff.common import processors
 from quap_tff.common import registry
 
 _SECTION_NAMES = ['cases', 'aggregation', 'small', 'start', 'growth', 'memory', 'cohort']
@@ -156,11 +159,19 @@ def _line(cells: Iterable[Any]) -> str:
 
 def _cases(note: turns.Note) -> list[turns.Row]:
   workload = dict(clients=_CLIENTS.value, examples=_EXAMPLES.value, batch_size=_BATCH_SIZE.value, device=_DEVICE.value)
-  timed = turns.timed({name: ('case', {'name': name, **workload}) for name in _CASES}, _ROUNDS.value, note)
+  cases, references = list(_CASES), list(_REFERENCES)
+  if _DEVICE.value != 'gpu' and processors.emulates_bfloat16():
+    cases, references = ([name for name in names if 'bfloat16' not in name] for names in (cases, references))
+    print(
+      'Without quap_bfloat16 and ceiling_bfloat16: this CPU has no bfloat16 instructions, and to emulate them takes '
+      'minutes a round. --device=gpu measures them on a GPU.',
+      flush=True,
+    )
+  timed = turns.timed({name: ('case', {'name': name, **workload}) for name in cases}, _ROUNDS.value, note)
   seconds = {one.case: one.seconds for one in timed}
   rows = [one.row(_CLIENTS.value * _EXAMPLES.value) for one in timed]
   for row in rows:
-    row.update({f'of_{other}': turns.ratio(seconds[other], seconds[row['case']]) for other in _REFERENCES})
+    row.update({f'of_{other}': turns.ratio(seconds[other], seconds[row['case']]) for other in references})
   title = f'{_CLIENTS.value} clients of {_EXAMPLES.value} examples, batch {_BATCH_SIZE.value}, 1 epoch, MNIST CNN'
   return _shown(title, rows)
 

@@ -4,7 +4,7 @@ Each binary has flag values of its own: in one process with other binaries, flag
 """
 
 import atexit
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import copy
 import errno
 import fcntl
@@ -104,14 +104,7 @@ def help_text(doc: str, values: flags.FlagValues, groups: Optional[Mapping[str, 
     values: The flags. In the help of a flag, each line after the first is a row of a table, `name  text`.
     groups: Names of flags that are shown together, by the title of the group. The other flags come first.
   """
-  lines = []
-  for paragraph in re.split(r'\n\s*\n', doc.strip('\n')):
-    rows = paragraph.splitlines()
-    if any(row.startswith(' ') for row in rows):
-      lines += [line for row in rows for line in _indented(row)]
-    else:
-      lines += filled(' '.join(rows))
-    lines.append('')
+  lines = _paragraphs(doc)
   groups = groups or {}
   grouped = {name for names in groups.values() for name in names}
   lines.append('Flags:')
@@ -125,6 +118,27 @@ def help_text(doc: str, values: flags.FlagValues, groups: Optional[Mapping[str, 
     for name in names:
       lines += _flag_help(values[name])
   return '\n'.join(lines)
+
+
+def entry(title: str, doc: str, rows: Iterable[tuple[str, str]]) -> list[str]:
+  """The lines of help on one thing: its title, a docstring, and a table of (name, text)."""
+  lines = [*filled(title, '', '  '), '', *_paragraphs(doc)]
+  for row in rows:
+    lines += _row(*row)
+  return lines
+
+
+def _paragraphs(doc: str) -> list[str]:
+  """The paragraphs of a docstring, with an empty line after each."""
+  lines = []
+  for paragraph in re.split(r'\n\s*\n', doc.strip('\n')):
+    rows = paragraph.splitlines()
+    if any(row.startswith(' ') for row in rows):
+      lines += [line for row in rows for line in _indented(row)]
+    else:
+      lines += filled(' '.join(rows))
+    lines.append('')
+  return lines
 
 
 def filled(text: str, first: str = '', later: str = '', end: str = '') -> list[str]:

@@ -7,6 +7,7 @@ values: `protection` is cut to a sentence, and `formal` keeps `covers`, `delta`,
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+import contextlib
 import datetime
 import json
 import math
@@ -17,6 +18,7 @@ import numpy as np
 
 from data import datasets
 from experiments import command_line
+from experiments import progress
 from experiments import run as run_lib
 from experiments import run_folder
 from quap_tff import plans
@@ -39,6 +41,8 @@ _SHORT_PROTECTION = {
 }
 
 
+# By what share a formal ε may differ from --epsilon without a word.
+_CLOSE = 0.05
 # Weights of models that learn something are below 100, and the loss of guessing is the logarithm of the classes.
 _LARGEST_SENSIBLE = 1e6
 _DIVERGED = (
@@ -132,6 +136,7 @@ def text(
   covered: Sequence[str] = (),
   rounds_run: Optional[int] = None,
   seconds: Optional[float] = None,
+  other_epsilon: str = '',
 ) -> str:
   """The lines for people.
 
@@ -141,6 +146,7 @@ def text(
       before.
     rounds_run: The rounds of this process; None if there was nothing to run.
     seconds: That these rounds took; None where this is withheld.
+    other_epsilon: From `other_epsilon`.
   """
   paragraphs = []
   if rounds_run is not None:
@@ -152,6 +158,7 @@ def text(
     paragraphs += covered
     paragraphs += _nominal(summary)
     paragraphs += (summary['formal'] or {}).get('notes', [])
+  paragraphs += filter(None, [other_epsilon])
   if summary.get('malicious'):
     paragraphs.append(malicious(summary['malicious']))
   paragraphs += _what_is_kept(summary)
@@ -165,6 +172,29 @@ def text(
     is_path = summary['output_dir'] is not None and paragraph.endswith(summary['output_dir'])
     rows += [paragraph] if is_path else command_line.filled(paragraph)
   return '\n'.join(rows)
+
+
+def other_epsilon(run: run_lib.Run, plan: plans.Plan, summary: Mapping[str, Any]) -> str:
+  """Says that the formal ε is not --epsilon, and which flag makes them equal; '' if they are close, or there is none.
+
+  Args:
+    run: The run.
+    plan: Its plan.
+    summary: From `make`.
+  """
+  figures = _headline(summary['formal']) if summary['formal'] is not None else []
+  asked, found = run.flags['epsilon'], figures[0]['epsilon_max'] if figures else None
+  if found is None or abs(found - asked) <= _CLOSE * asked:
+    return ''
+  remedy = ''
+  if getattr(getattr(run.method, 'base', run.method), 'noise_multiplier', None) is not None:
+    remedy = ' Leave noise_multiplier out of --algorithm, to make them equal.'
+  elif 'calibration' in run.method.flag_names() and run.flags['calibration'] != 'exact':
+    exact = run_lib.Run.from_flags({**run.flags, 'calibration': 'exact'})
+    with contextlib.suppress(ValueError):  # Some noise cannot be chosen by a formal ε.
+      exact.plan(plan.num_clients, plan.model, plan.test_is_of_clients)
+      remedy = ' --calibration=exact makes them equal.'
+  return f'The formal ε is {rounding.up(found)}, not --epsilon={asked:g}.{remedy}'
 
 
 def malicious(found: Mapping[str, Any]) -> str:
@@ -249,4 +279,4 @@ def _what_is_kept(summary) -> list[str]:
 
 
 def _loss(summary) -> str:
-  return '' if summary['test_loss'] is None else f', loss {summary["test_loss"]:.4f}'
+  return '' if summary['test_loss'] is None else f', loss {progress.short(summary["test_loss"], 4)}'

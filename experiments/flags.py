@@ -6,6 +6,7 @@ Nothing here loads TensorFlow: `--help`, and most wrong flags, are answered at o
 
 from collections.abc import Collection, Iterator, Sequence
 import contextlib
+import inspect
 from typing import Any, get_type_hints, Optional
 
 from absl import flags
@@ -39,20 +40,21 @@ def _define(name: str, found: flag_fields.Flag, kind: Any, text: str):
   """Makes the absl flag of a field of type `kind`."""
   own = dict(flag_values=VALUES)
   bounds = dict(lower_bound=found.lower, upper_bound=found.upper)
+  default = None if found.differs else found.default
   if kind is parts.Epochs:
-    flags.DEFINE(_NumberOrText(), name, found.default, text, **own)
+    flags.DEFINE(_NumberOrText(), name, default, text, **own)
   elif found.one_of:
-    flags.DEFINE_enum(name, found.default, found.one_of, text, **own)
+    flags.DEFINE_enum(name, default, found.one_of, text, **own)
   elif kind in (bool, Optional[bool]):
-    flags.DEFINE_bool(name, found.default, text, **own)
+    flags.DEFINE_bool(name, default, text, **own)
   elif kind in (int, Optional[int]):
-    flags.DEFINE_integer(name, found.default, text, **bounds, **own)
+    flags.DEFINE_integer(name, default, text, **bounds, **own)
   elif kind in (float, Optional[float]):
-    flags.DEFINE_float(name, found.default, text, **bounds, **own)
+    flags.DEFINE_float(name, default, text, **bounds, **own)
   elif kind == tuple[str, ...]:
     flags.DEFINE_list(name, list(found.default), text, **own)
   else:
-    flags.DEFINE_string(name, found.default, text, **own)
+    flags.DEFINE_string(name, default, text, **own)
 
 
 def _help(name: str, found: flag_fields.Flag, text: str) -> str:
@@ -78,6 +80,41 @@ def _define_all() -> dict[str, list[str]]:
 
 
 GROUPS = _define_all()
+
+
+def choices_help(given: Sequence[str]) -> str:
+  """What the choices are that the named flags ask for, and what each of their parameters does; '' if there are none.
+
+  The words are those of the docstrings.
+
+  Raises:
+    ValueError: For an unknown choice.
+  """
+  lines: list[str] = []
+  for flag in dict.fromkeys(map(_flag_of, given)):
+    found = parts.FLAGS.get(flag)
+    choices = methods.METHODS if flag == 'algorithm' else found and found.choices
+    for kind, name, choice in registry.chosen(flag, VALUES[flag].value, choices) if choices else ():
+      title = f'{"--" if kind == flag else ""}{kind}={name}'
+      doc = inspect.cleandoc(choice.__doc__ or '').partition('\nAttributes:\n')[0]
+      lines += command_line.entry(title, doc.replace('`', ''), _parameters(choice))
+      lines.append('')
+    if flag == 'algorithm':
+      with contextlib.suppress(ValueError):  # A choice inside may need parameters that are not given.
+        uses = methods.parse(VALUES[flag].value).flag_names()
+        named = ' '.join(f'--{name}' for name in methods.FLAGS if name in uses)
+        lines += [*command_line.filled(f'Flags that it uses, and that --help alone explains: {named}'), '']
+  return '\n'.join(lines).rstrip()
+
+
+def _parameters(choice: type[Any]) -> Iterator[tuple[str, str]]:
+  """(name, words) of a choice's parameters."""
+  helps = flag_fields.helps(choice)
+  for name, field in registry.parameters(choice).items():
+    inner = field.metadata.get(registry.CHOICES)
+    choices = f' Choices: {", ".join(inner)}.' if inner is not None else ''
+    default = registry.text_of(field.default, field) or 'empty'
+    yield name, f'{helps.get(name, "").replace("`", "")}{choices} (default: {default})'
 
 
 def parse(argv: Sequence[str]) -> list[str]:

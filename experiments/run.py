@@ -65,7 +65,7 @@ class Run:
 
     Args:
       values: The flags by name: a mapping, absl's `FlagValues`, or an object with attributes. Flags that are left out
-        have their defaults. A run is returned as it is.
+        have their defaults, which may be those of the method. A run is returned as it is.
 
     Raises:
       ValueError: For a value that a flag does not take. The message names the flag.
@@ -74,12 +74,14 @@ class Run:
       return values
     if not isinstance(values, Mapping):
       values = values.flag_values_dict() if hasattr(values, 'flag_values_dict') else vars(values)
-    written = {name: values.get(name, found.default) for name, found in parts.FLAGS.items()}
-    written['worker_addresses'] = list(written['worker_addresses'] or ())
     try:
-      method = registry.parse_spec('algorithm', written['algorithm'], methods.METHODS)
+      method = registry.parse_spec('algorithm', values.get('algorithm', parts.Mechanism.algorithm), methods.METHODS)
     except ValueError as error:
       raise ValueError(f'--algorithm: {error}') from error
+    own = flag_fields.flags_of(method)
+    defaults = {name: own.get(name, found).default for name, found in parts.FLAGS.items()}
+    written = {name: default if values.get(name) is None else values[name] for name, default in defaults.items()}
+    written['worker_addresses'] = list(written['worker_addresses'])
     before, after = (parts.Data, parts.Cohorts, parts.Schedule), (parts.LocalTraining, parts.Publication, parts.Runtime)
     decoded: list[Any] = [
       flag_fields.decoded(one, written) for one in (*(p() for p in before), method, *(p() for p in after))

@@ -137,7 +137,8 @@ class LocalTraining:
 
   Attributes:
     model: Model. auto chooses one by the shape of the examples.
-    compute_dtype: Arithmetic. Weights are float32 either way.
+    compute_dtype: Arithmetic. Weights are float32 either way. A CPU without instructions for bfloat16 emulates it, and
+      is many times slower than with float32.
     local_epochs: Passes over a client's examples in a round: a number, or a range such as 1..5. From a range, each
       client has a number of its own, drawn once from the seed.
     batch_size: Examples in a local step.

@@ -8,6 +8,11 @@ JSON object with the keys of summary.json and shorter values (see `final_summary
 on standard error tells how long anything took. No guarantee covers that, so keep it to yourself. Exit status: 0 when
 the run is done, 1 for a wrong flag or a failure, 130 when it was interrupted by Ctrl-C or SIGTERM. With --output_dir,
 the same command continues an interrupted run.
+
+With --help, a flag with choices explains the choice that it names and each of its parameters, and the choices inside
+it:
+
+    python -m experiments.train --help --algorithm=certified:weights=online --participation=markov
 """
 
 from collections.abc import Sequence
@@ -24,6 +29,8 @@ from experiments import interrupts
 from experiments import progress
 from quap_tff.accounting import protection as protections
 from quap_tff.common import lazy
+from quap_tff.common import processors
+from quap_tff.common.lazy import tf
 
 # These load TensorFlow, so they wait until the flags are found right.
 evidence = lazy.module('experiments.evidence')
@@ -48,7 +55,8 @@ def main(argv: list[str], callbacks: Sequence[Callable[[int, Any, Any], None]] =
   values = experiment_flags.VALUES
   rest = experiment_flags.parse(argv)
   if values.help:
-    print(command_line.help_text(__doc__, values, experiment_flags.GROUPS))
+    of_choices = experiment_flags.choices_help(command_line.given_names(argv))
+    print(of_choices or command_line.help_text(__doc__, values, experiment_flags.GROUPS))
     return 0
   command_line.refuse_arguments(rest)
   run = experiment_flags.checked(command_line.given_names(argv))
@@ -123,7 +131,7 @@ def _train(run, callbacks) -> int:
     summary = results.summary(experiment, result, report, directory)
     if directory is not None:
       summary = _keep(experiment, result, report, directory, summary)
-    _print_summary(result, report, summary)
+    _print_summary(experiment, result, report, summary)
   return command_line.INTERRUPTED if result.interrupted else 0
 
 
@@ -163,6 +171,12 @@ def _announce(experiment, directory):
     f'{len(federation.test):,} test examples; model {experiment.model}.',
     file=sys.stderr,
   )
+  if _emulates_bfloat16(experiment.run):
+    print(
+      'This CPU has no bfloat16 instructions, so bfloat16 is emulated, which takes many times as long as float32. '
+      '--compute_dtype=float32 is faster here.',
+      file=sys.stderr,
+    )
   attacked = experiment.run.attack(federation.num_clients)
   if attacked is not None:
     print(final_summary.malicious(attacked), file=sys.stderr)
@@ -186,9 +200,17 @@ def _announce(experiment, directory):
     )
 
 
-def _print_summary(result, report, summary):
+def _emulates_bfloat16(run) -> bool:
+  is_here = not run.runtime.worker_addresses and not (
+    run.runtime.runtime == 'in_process' and run.runtime.device != 'cpu' and tf.config.list_physical_devices('GPU')
+  )
+  return run.local.compute_dtype == 'bfloat16' and is_here and processors.emulates_bfloat16()
+
+
+def _print_summary(experiment, result, report, summary):
   covered, _ = _sentences(report.protection)
-  print(f'\n{final_summary.text(summary, covered, result.rounds_run, result.seconds)}')
+  other_epsilon = final_summary.other_epsilon(experiment.run, experiment.plan, summary)
+  print(f'\n{final_summary.text(summary, covered, result.rounds_run, result.seconds, other_epsilon)}')
   print(final_summary.line(summary), flush=True)
 
 
@@ -196,7 +218,9 @@ def _sentences(protection):
   """Sentences on the noise: its coverage, for the end of a run, and the others, for the beginning."""
   lines = protection.text.splitlines()
   covered, others = lines[:1], [line for line in lines[1:] if line != protection.statement]
-  if protection.covers != protections.RELEASED_MODEL:  # There the guarantee says it.
+  if protection.covers == protections.WEIGHTS_ONLY:
+    covered = [protection.statement]  # It says that every weight is noised.
+  elif protection.covers == protections.NOTHING:
     covered.append(protection.statement)
   about_logs = [line for line in others if line == protections.EXACT_LOGS]
   if protection.covers == protections.NOTHING:  # Elsewhere the statement says it.

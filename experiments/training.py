@@ -114,7 +114,8 @@ def train(
   first_round = rounds.done + 1
   if directory is not None and not rounds.is_finished():
     directory.begin_stretch(first_round)
-  display = progress_lib.make(experiment.run.publication.progress, first_round, experiment.run.last_round)
+  epsilon = progress_lib.epsilon_of(experiment.plan)
+  display = progress_lib.make(experiment.run.publication.progress, first_round, experiment.run.last_round, epsilon)
   begin = rounds.began = time.monotonic()
   try:
     while not rounds.is_finished():
@@ -304,9 +305,6 @@ def _row(
     row['dropped_out'] = len(absent)
   row.update(experiment.plan.metrics(output))
   row.update(output.metrics['finalizer'])
-  if not len(cohort) and row.keys() >= {'train_loss'}:
-    # An empty cohort has no loss and no accuracy, but Keras' means over nothing are 0.
-    row.update(train_loss=np.nan, train_accuracy=np.nan)
   if not experiment.plan.client_metrics:
     row = {name: value for name, value in row.items() if name in experiment.plan.public_metrics}
   # What is sent in a round where nobody comes is nothing.

@@ -136,7 +136,7 @@ class ClientSelection(_Learning):
 
   Attributes:
     share: The weight of reliability, in [0, 1].
-    explore: In [0, 1].
+    explore: The share of the clients that is drawn at random, in [0, 1].
   """
 
   share: float = checks.number_field('client_selection share', 0.5, at_least=0, at_most=1)

@@ -21,7 +21,6 @@ from quap_tff.auditing import scores as score_lib
 from quap_tff.mechanisms import guarded_clients
 from quap_tff.mechanisms import layers as layers_lib
 from quap_tff.mechanisms import planning
-from quap_tff.mechanisms import tradeoff
 
 # The norm of canaries where clipping norms follow the clients' norms, or where nothing clips: a usual norm.
 _ORDINARY_NORM = 1.0
@@ -61,11 +60,6 @@ class Claim(NamedTuple):
   delta: float
   kind: str
 
-  @property
-  def mu(self) -> float:
-    """μ of the claim, if it is one of a Gaussian trade-off curve."""
-    return tradeoff.mu_at_most(self.epsilon, self.delta) if self.epsilon else 0.0
-
 
 class Result(NamedTuple):
   """The result of an audit.
@@ -101,7 +95,6 @@ class Result(NamedTuple):
       'claimed_epsilon': self.claim.epsilon,
       'claim': self.claim.kind,
       'delta': self.claim.delta,
-      'claimed_mu': self.claim.mu if self.claim.epsilon else None,
       'canaries': len(self.canaries),
       'canary_clients': list(self.canaries),
       'threshold': self.threshold,

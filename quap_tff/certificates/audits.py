@@ -225,8 +225,9 @@ def rows(measured: Mapping[str, Any]) -> list[list[str]]:
     table.append(
       [
         'Distinguishing game',
-        f'μ ≥ {rounding.down(game["mu_lower_bound"])} of a claimed {rounding.up(game["claimed_mu"])} '
-        f'(ε ≥ {rounding.down(game["epsilon_lower_bound"])}), from {game["draws"]:,} draws of each world',
+        f'μ ≥ {rounding.down(game["mu_lower_bound"])} (ε ≥ {rounding.down(game["epsilon_lower_bound"])}), from '
+        f'{game["draws"]:,} draws of each world. For its client, the one that spends most, μ = '
+        f'{rounding.up(game["claimed_mu"])} is claimed',
       ]
     )
   return table + [['Confidence', confidence]]

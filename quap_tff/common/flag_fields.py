@@ -36,6 +36,7 @@ class Flag:
     is_control: Whether the flag says how a run is watched and kept, and not what it computes.
     is_path: Whether it names a place on the user's machine.
     is_neutral: Whether its default asks for nothing, so that it may be given where it has no effect.
+    differs: Whether methods have defaults of their own, so that there is none before the method is known.
   """
 
   default: Any
@@ -50,6 +51,7 @@ class Flag:
   is_control: bool = False
   is_path: bool = False
   is_neutral: bool = False
+  differs: bool = False
 
   def value(self, written: Any) -> Any:
     """The field's value. Raises `ValueError` for a text that gives none."""
@@ -121,6 +123,6 @@ def helps(config: type) -> dict[str, str]:
   found: dict[str, str] = {}
   for one in reversed(config.__mro__):
     _, _, attributes = inspect.cleandoc(one.__doc__ or '').partition('\nAttributes:\n')
-    for name, text in re.findall(r'^  (\w+): (.*(?:\n    .*)*)', attributes, re.MULTILINE):
-      found[name] = ' '.join(text.split())
+    for names, text in re.findall(r'^  (\w+(?:, \w+)*): (.*(?:\n    .*)*)', attributes, re.MULTILINE):
+      found.update(dict.fromkeys(names.split(', '), ' '.join(text.split())))
   return found

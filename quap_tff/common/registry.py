@@ -4,7 +4,7 @@ A registry is a plain dict of name -> dataclass. It is the only place that lists
 documentation all read it. A new choice needs its own class and one line in the dict.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import difflib
 from typing import Any
@@ -89,10 +89,31 @@ def parse_spec(kind: str, spec: Any, registry: Mapping[str, type[Any]]) -> Any:
   """
   if not isinstance(spec, str):
     return spec
+  name, choice, texts = _split(kind, spec, registry)
+  fields = parameters(choice)
+  return choice(**{key: _convert(kind, name, fields[key], text) for key, text in texts.items()})
+
+
+def chosen(kind: str, spec: str, registry: Mapping[str, type[Any]]) -> Iterator[tuple[str, str, type[Any]]]:
+  """(what is chosen, name, class) of the choice that a spec names, and then of those inside it. None is made.
+
+  Raises:
+    ValueError: For an unknown name or key.
+  """
+  name, choice, texts = _split(kind, spec, registry)
+  yield kind, name, choice
+  for key, field in parameters(choice).items():
+    if key in texts and CHOICES in field.metadata:
+      yield from chosen(key, texts[key], field.metadata[CHOICES])
+
+
+def _split(kind: str, spec: str, registry: Mapping[str, type[Any]]) -> tuple[str, type[Any], dict[str, str]]:
+  """(name, class, the text of each parameter that is given)."""
   name, _, arguments = spec.partition(':')
   choice = lookup(kind, name, registry)
   fields = parameters(choice)
-  texts, latest = {}, None
+  texts: dict[str, str] = {}
+  latest = None
   for argument in filter(None, arguments.split(',')):
     key, equals, text = argument.partition('=')
     if not equals:
@@ -107,7 +128,7 @@ def parse_spec(kind: str, spec: Any, registry: Mapping[str, type[Any]]) -> Any:
     if key in texts:
       raise ValueError(f'{kind} {spec!r}: {key!r} appears twice.')
     texts[key], latest = text, key
-  return choice(**{key: _convert(kind, name, fields[key], text) for key, text in texts.items()})
+  return name, choice, texts
 
 
 def _convert(kind: str, name: str, field: 'dataclasses.Field[Any]', text: str) -> Any:

@@ -215,9 +215,11 @@ class AggregationFactory(tff.aggregators.WeightedAggregationFactory):
       update = tff.federated_map(prepare, (value, message)) if rounds.prepares else value
       reports = tff.federated_map(report, (update, weight, message))
       sent = tff.federated_map(told_server, reports) if rounds.kept_fields else reports
-      admitted = tff.federated_map(
-        admit, (own_state, announced, collecting.collected_by_id(sent, self._mechanism.num_clients))
-      )
+      if rounds.clips_by_this_round:
+        at_server = collecting.collected_by_id(sent)
+      else:
+        at_server = collecting.summed_by_id(sent, self._mechanism.num_clients)
+      admitted = tff.federated_map(admit, (own_state, announced, at_server))
       clip = tff.federated_map(clip_of_round, admitted) if rounds.clips_by_this_round else nothing
       part, ready_total = update, nothing
       if ready:

@@ -63,7 +63,7 @@ def build_client_work(
   takes the state, the global weights and `client_data_type(model.input_spec)` at the clients. It gives the state with
   one more round; a `ClientResult` whose update is w_global - w_local (trainable weights, as in TFF's own model-delta
   work) and whose weight is `<client_id=int64>`; and the measurement `train`: the model's metrics over all examples
-  seen.
+  seen. Where they count `num_examples`, as Keras models do, and there is none, means over them are NaN.
 
   A client without examples gives a zero update. An update that is not finite is passed on unchanged. An id sequence
   that does not hold exactly one id becomes the id -1.
@@ -177,10 +177,25 @@ def build_client_work(
     if with_answers:
       weight['answer'] = tff.federated_map(read_answer, client_data['answer'])
     results = tff.federated_zip(tff.learning.templates.ClientResult(update=updates, update_weight=weight))
-    measurements = tff.federated_zip(collections.OrderedDict(train=metrics_aggregation(metrics)))
+    measurements = tff.federated_zip(collections.OrderedDict(train=_of_examples(metrics_aggregation(metrics))))
     return tff.templates.MeasuredProcessOutput(tff.federated_map(next_state, state), results, measurements)
 
   return tff.learning.templates.ClientWorkProcess(initialize, next_fn)
+
+
+def _of_examples(metrics):
+  """The metrics of a round. Means over no examples, for which models have 0, become NaN if examples are counted."""
+  if 'num_examples' not in tff.structure.name_list(metrics.type_signature.member):
+    return metrics
+
+  @tff.tensorflow.computation(metrics.type_signature.member)
+  def replaced(found):
+    is_none = tf.equal(found['num_examples'], 0)
+    return tf.nest.map_structure(
+      lambda one: tf.where(is_none, tf.constant(np.nan, one.dtype), one) if one.dtype.is_floating else one, found
+    )
+
+  return tff.federated_map(replaced, metrics)
 
 
 def _own_vectors(extension, num_clients, state, ids):

@@ -1,8 +1,8 @@
 """All clients' reports at the server, one by one.
 
-A small population reports by a plain sum, in which each client has a place of its own: every form that TFF compiles to
-takes such a sum. `DistributeAggregateForm` of TFF 0.87 takes no `federated_aggregate`, whose arguments are functions.
-In a large one a client would send N numbers for each of its own, so there the reports are joined.
+In a round of one level, a small population reports by a plain sum, in which each client has a place of its own: every
+form that TFF compiles to takes such a sum. `DistributeAggregateForm` of TFF 0.87 takes no `federated_aggregate`, whose
+arguments are functions. In a large population a client would send N numbers for each of its own, so reports are joined.
 """
 
 import collections
@@ -48,8 +48,20 @@ def collected(reports: tff.Value) -> tff.Value:
   return tff.federated_aggregate(reports, zero(), accumulate, merge, identity)
 
 
-def collected_by_id(reports: tff.Value, num_clients: int) -> tff.Value:
-  """As `collected`, for reports of scalars with an int64 `client_id`, in the order of the ids.
+def collected_by_id(reports: tff.Value) -> tff.Value:
+  """As `collected`, for reports with an int64 `client_id`, in the order of the ids."""
+  joined = collected(reports)
+
+  @tff.tensorflow.computation(joined.type_signature.member)
+  def in_order(found):
+    order = tf.argsort(found['client_id'], stable=True)
+    return tf.nest.map_structure(lambda values: tf.gather(values, order), found)
+
+  return tff.federated_map(in_order, joined)
+
+
+def summed_by_id(reports: tff.Value, num_clients: int) -> tff.Value:
+  """As `collected_by_id`, for reports of scalars, by a sum if the population is small.
 
   An id outside [0, num_clients) becomes -1, and one that several clients have appears as often, so that both are found.
 
@@ -59,14 +71,7 @@ def collected_by_id(reports: tff.Value, num_clients: int) -> tff.Value:
   """
   report_type = reports.type_signature.member
   if num_clients > _LARGEST_SUMMED:
-    joined = collected(reports)
-
-    @tff.tensorflow.computation(joined.type_signature.member)
-    def in_order(found):
-      order = tf.argsort(found['client_id'], stable=True)
-      return tf.nest.map_structure(lambda values: tf.gather(values, order), found)
-
-    return tff.federated_map(in_order, joined)
+    return collected_by_id(reports)
 
   @tff.tensorflow.computation(report_type)
   def at_own_place(report):

@@ -54,7 +54,7 @@ class ServerMemory:
     reports = tff.federated_map(asked_for, weights)
     are_scalars = all(not one.shape for one in reports.type_signature.member)
     assert self._num_clients is not None
-    return collecting.collected_by_id(reports, self._num_clients) if are_scalars else collecting.collected(reports)
+    return collecting.summed_by_id(reports, self._num_clients) if are_scalars else collecting.collected(reports)
 
   def scaled(self, state: tff.Value, updates: tff.Value, weights: tff.Value, reports: tff.Value) -> tff.Value:
     """The clients' updates times `extension.scales`, which follow from the reports of all."""

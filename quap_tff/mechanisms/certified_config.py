@@ -338,10 +338,8 @@ class CertifiedConfig(mechanism.Mechanism):
     if self.holds_noise:
       count = grid.num_weights * self._most_participations
       return [(stddev * grid.steps, count) for stddev in self.share_stddevs if stddev]
-    draws = [(grid.stddev, grid.num_weights * self.most_releases)]
-    if self.counts_norms:
-      draws.append((integers.count_steps(self.clip.count_noise_multiplier / 2), self.most_releases))
-    return draws
+    counts = [(integers.count_steps(self.clip.count_noise_multiplier / 2), self.most_releases)]
+    return [(grid.stddev, grid.num_weights * self.most_releases), *(counts if self.counts_norms else [])]
 
   @property
   def share_stddevs(self) -> tuple[float, float]:

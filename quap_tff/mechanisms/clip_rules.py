@@ -82,8 +82,8 @@ class QuantileEma(ClipRule):
   The quantile is taken without noise: the clipping norm is itself a data-dependent release.
 
   Attributes:
-    quantile: q in [0, 1].
-    momentum: μ in [0, 1).
+    quantile: q, which quantile of the norms, in [0, 1].
+    momentum: μ, the weight of the norm before, in [0, 1).
     min_clip: Lower bound on the target.
     max_clip: Upper bound on the target; None for none.
     initial_clip: C_0; None starts the average at the first cohort's target, C_1 = target_1.
@@ -139,7 +139,11 @@ class QuantileEma(ClipRule):
 
 @dataclasses.dataclass(frozen=True)
 class Fixed(ClipRule):
-  """C_t = norm in every round, the baselines' choice."""
+  """C_t = norm in every round, the baselines' choice.
+
+  Attributes:
+    norm: The clipping norm, above 0.
+  """
 
   norm: float = 1.0
 
@@ -161,9 +165,9 @@ class PrivateQuantile(ClipRule):
   seeded generator, because TFF's cannot be seeded and a resumed run would draw other noise.
 
   Attributes:
-    quantile: q in [0, 1], the target.
+    quantile: q, the share of the norms that C_t should exceed, in [0, 1].
     initial_clip: C_1, which clips the first round.
-    learning_rate: η.
+    learning_rate: η, how fast C_t moves.
     count_stddev: Standard deviation of the noise on the count of norms at most C_t.
   """
 
@@ -212,7 +216,7 @@ class NoisedMean(ClipRule):
   Attributes:
     factor: C over the mean of the clipped norms. It must be above 1, or C could only fall.
     initial_clip: C_1, which clips the first round.
-    noise_multiplier: s.
+    noise_multiplier: s, the noise on the sum of the norms, over C_t.
   """
 
   factor: float = 1.5
@@ -253,7 +257,7 @@ class Decaying(ClipRule):
   """C_t = C_1·decay^(t-1): a public schedule, which releases nothing.
 
   Attributes:
-    initial_clip: C_1.
+    initial_clip: C_1, which clips the first round.
     decay: In (0, 1], the factor from one round to the next.
   """
 

@@ -19,7 +19,6 @@ from quap_tff.methods import local
 from quap_tff.methods import parts
 from quap_tff.methods import stock
 
-BASES = heterogeneity.BASES
 Method = base.Method
 Setting = base.Setting
 FLAGS, PARTS = parts.FLAGS, parts.PARTS
@@ -66,18 +65,8 @@ def parse(spec: str, flags: Mapping[str, Any] = {}) -> Method:
 
 
 def table() -> str:
-  """The methods, a line `name:parameters  description` for each. Choices inside a spec have lines after that."""
-  rows = [f'{registry.described(name, one)}  {_first_sentence(one)}' for name, one in METHODS.items()]
-  inner = {
-    name: field.metadata[registry.CHOICES]
-    for one in METHODS.values()
-    for name, field in registry.parameters(one).items()
-    if registry.CHOICES in field.metadata
-  }
-  for name, choices in inner.items():
-    listed = ', '.join(choices) if choices is BASES else registry.describe(choices)
-    rows.append(f'{name}=…  {listed}.')
-  return '\n'.join(rows)
+  """The methods, a line `name:parameters  description` for each."""
+  return '\n'.join(f'{registry.described(name, one)}  {_first_sentence(one)}' for name, one in METHODS.items())
 
 
 def _first_sentence(one: type[Method]) -> str:

@@ -31,6 +31,9 @@ class _Adaptive(parts.AdaptiveBudgets, parts.Layers, parts.Scale, parts.Sparse, 
 
   As published, every client has the same budget whenever it takes part, and every layer is clipped and noised. With
   `quap`, clients' budgets follow participation and the flags set the layers, as in quap.
+
+  Attributes:
+    quap: Whether QuAP-FL's own parts are on, too.
   """
 
   quap: bool = False
@@ -89,9 +92,9 @@ class D2dp(_Adaptive):
   the clipping norm decays and the privacy parameter of a step grows, both geometrically.
 
   Attributes:
-    clip: C_1.
-    clip_decay: C_T/C_1, in (0, 1].
-    growth: ε_T/ε_1.
+    clip: C_1, the clipping norm of the first round.
+    clip_decay: C_T/C_1, by what factor the clipping norm falls over the run, in (0, 1].
+    growth: ε_T/ε_1, the budget of the last round over that of the first.
   """
 
   interpretation = (
@@ -123,7 +126,10 @@ class Acdp(_Adaptive):
   could be found. `clip_rules.NoisedMean` is the smallest reading whose account is whole: the norms are released with
   noise of their own. σ_t = z·C_t/M_t adapts with C_t.
 
-  The fields are those of `clip_rules.NoisedMean`.
+  Attributes:
+    factor: The clipping norm over the private mean of the clipped norms, above 1.
+    initial_clip: The clipping norm of the first round.
+    norm_noise: The noise multiplier of the sum of the norms.
   """
 
   interpretation = (
@@ -155,7 +161,7 @@ class FedApca(parts.Shape, parts.Clip, parts.Layers, parts.Scale, parts.Sparse, 
   data. --clip and --critical_layers apply as in quap.
 
   Attributes:
-    clusters: K.
+    clusters: K, the number of clusters.
   """
 
   clusters: int = 3

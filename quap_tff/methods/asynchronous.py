@@ -22,7 +22,7 @@ class FedBuff(parts.AdaptiveBudgets, parts.Clip, parts.Layers, base.QuapMechanis
   updates (`quap_tff.federated.old_versions`). How τ is distributed is our choice.
 
   Attributes:
-    buffer: K.
+    buffer: K, the updates that fill the buffer.
     staleness: The scale of τ, in versions; 0 for none.
     spread: How much clients differ in speed.
     max_staleness: The largest τ. The server keeps one version more than this.

@@ -87,7 +87,13 @@ class FedAvg(parts.Sparse, parts.Robust, parts.ServerOptimizer, base.Method):
 class AdaptiveClip(_Combination):
   """The documents' "Adaptive Clipping": Andrew et al.'s private quantile clips every layer, and everyone gets ε_base.
 
-  The parameters are those of `clip_rules.PrivateQuantile`.
+  The equations are those of `clip_rules.PrivateQuantile`.
+
+  Attributes:
+    quantile: The share of the norms that the clipping norm should exceed, in [0, 1].
+    initial_clip: The clipping norm of the first round.
+    learning_rate: How fast the clipping norm moves.
+    count_stddev: The standard deviation of the noise on the count of norms within the clipping norm.
   """
 
   quantile: float = 0.5
@@ -109,6 +115,10 @@ class PtAdp(parts.Clip, parts.Layers, parts.Scale, parts.Robust, base.QuapMechan
   Flags set the clip and the critical layers, as in quap. The noise is drawn at the server, and is as large as the sum
   of the noise that each client would have added. There is no warm-up: it is meant for participation rates, and these
   budgets do not follow them.
+
+  Attributes:
+    participation_credit: The credits for taking part in a round.
+    agreement_credit: The most credits for an update in the direction of the last aggregate.
   """
 
   participation_credit: float = 0.1

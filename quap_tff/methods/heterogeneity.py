@@ -51,7 +51,7 @@ class _Extended(checks.Checked, base_lib.Method):
   """A method around a base.
 
   Attributes:
-    base: The method inside, a spec of `BASES`. Its flags are this method's, too.
+    base: The method inside. Its flags are this method's, too.
     needs_plain_sgd: Whether the method is defined for plain SGD at the clients only.
   """
 
@@ -172,7 +172,7 @@ class FedDyn(_Extended):
   `quap_tff.training.heterogeneity.feddyn` for the equations.
 
   Attributes:
-    alpha: α > 0.
+    alpha: α > 0, the strength of the regulariser.
   """
 
   needs_plain_sgd = True
@@ -242,7 +242,8 @@ class Safari(_Extended):
     q: The probability that a round is one of the clients; otherwise the server trains. In (0, 1).
     auxiliary: How many examples the server has, a share in (0, 1): of the pool, before it is dealt out to clients; or
       those of as many others of a dataset's own clients, as a share of the number of clients. They are taken as public.
-    server_steps, server_learning_rate: The server's training in one of its rounds.
+    server_steps: The server's steps in one of its rounds.
+    server_learning_rate: The length of one of these steps, over the gradient.
   """
 
   interpretation = 'safari is an interpretation: of the paper only the abstract and descriptions could be read.'

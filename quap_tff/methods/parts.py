@@ -41,10 +41,11 @@ class Calibrated(Budget):
   Attributes:
     calibration: How much noise is added. documents: as much as the documents' formula gives for each round's budget.
       exact: that noise is scaled until the client that spends most spends --epsilon at a total δ of --delta, by exact
-      accounting. This is only for methods that add noise to every layer.
+      accounting. This is only for methods that add noise to every layer. Default: exact for TFF's own aggregators
+      (tff_…), and documents for all other methods.
   """
 
-  calibration: str = flag_fields.flag('documents', one_of=stock_tff.CALIBRATIONS)
+  calibration: str = flag_fields.flag('documents', one_of=stock_tff.CALIBRATIONS, differs=True)
 
   def calibrated(self, plan: Any, setting: Any) -> Any:
     """The plan with its noise scaled, if that was asked for."""

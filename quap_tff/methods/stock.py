@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from quap_tff import plans
+from quap_tff.common import flag_fields
 from quap_tff.mechanisms import budgets
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import config as configs
@@ -16,9 +17,14 @@ from quap_tff.plans import stock_tff
 
 @dataclasses.dataclass(frozen=True)
 class _Stock(parts.ServerOptimizer, parts.Noise, base.Method):
-  """One of TFF's own aggregators. Of the mechanism's flags it uses ε, δ and both calibrations."""
+  """One of TFF's own aggregators. Of the mechanism's flags it uses ε, δ and both calibrations.
+
+  --epsilon is the formal ε, because these methods are what others are compared with at an equal one.
+  """
 
   divides_by_planned_cohort = True
+
+  calibration: str = flag_fields.flag('exact', one_of=stock_tff.CALIBRATIONS)
 
   def configure(self, setting: base.Setting) -> configs.QuapConfig:
     config = configs.QuapConfig(
@@ -29,6 +35,14 @@ class _Stock(parts.ServerOptimizer, parts.Noise, base.Method):
       noise=self.noise_config(),
     )
     return plans.StockPlan.settled(self, config)
+
+  def noise_config(self) -> configs.NoiseConfig:
+    # Exact calibration scales the formula's noise, whatever it is, and the classic formula does not hold for all ε.
+    found = super().noise_config()
+    return dataclasses.replace(found, calibration='analytic') if self.calibration == 'exact' else found
+
+  def flag_names(self) -> frozenset[str]:
+    return super().flag_names() - ({'gaussian_calibration'} if self.calibration == 'exact' else set())
 
   def check_cohorts(self, setting: base.Setting) -> None:
     plans.StockPlan.divisor(setting.participation.mean_cohort_size)

@@ -22,8 +22,8 @@ from quap_tff.plans import plan
 leaving_clients = lazy.module('quap_tff.federated.leaving_clients')
 
 # The names and types of what clients may tell a server that is not trusted: who takes part when is known, and weights
-# follow from it.
-_PUBLIC = frozenset({('client_id', 'int64'), ('round', 'int64'), ('last_round', 'int64'), ('weight', 'float32')})
+# follow from it. In a plain sum, each client has a place, and that of `client_id` holds a 1.
+_PUBLIC = {'client_id': ('int64', 'int32'), 'round': ('int64',), 'last_round': ('int64',), 'weight': ('float32',)}
 # The intrinsic, name and type of a value.
 _LEAVING = (r'federated_[a-z_]+', r'[A-Za-z0-9_.]*', r'[a-z]+\d*(\[[\d,?]+\])?')
 # The server sees nothing but the sum of what these take.
@@ -198,7 +198,8 @@ def check_leaving(leaving: Sequence[Sequence[str]], plan: CertifiedPlan) -> None
     raise ValueError(f'Of what clients send, {list(map(list, shapes))}, not all is among {leaving!r}.')
   if not plan.holds_noise:
     return
-  others = [one for one in leaving if one not in secure and tuple(one[1:]) not in _PUBLIC]
+  places = f'[{plan.num_clients + 1}]'
+  others = [one for one in leaving if one not in secure and one[2].removesuffix(places) not in _PUBLIC.get(one[1], ())]
   others += [one for one in secure if one[2][:5] != 'int64' or sums[one[2][5:]] > expected[one[2][5:]]]
   if others:
     whom = [type(plan.extension).__name__] * (plan.extension is not None) + ['client_metrics'] * plan.client_metrics

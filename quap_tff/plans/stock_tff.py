@@ -100,7 +100,11 @@ class StockConfig(checks.Checked, abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class DpFedAvg(StockConfig):
-  """`DifferentiallyPrivateFactory.gaussian_fixed`."""
+  """`DifferentiallyPrivateFactory.gaussian_fixed`.
+
+  Attributes:
+    clip: The clipping norm of a client's update.
+  """
 
   clip: float = 1.0
 
@@ -200,7 +204,7 @@ class StockPlan(plan.Plan):
     clients_per_round: Optional[float],
     draw: accounting.Sampler = accounting.Sampler(),
     *,
-    calibration: str = 'documents',
+    calibration: str = 'exact',
     **options: Any,
   ):
     """Initializes the plan.

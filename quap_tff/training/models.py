@@ -238,6 +238,13 @@ MODELS: dict[str, Callable[[Layers, int], list[Any]]] = {
 # Their examples are sequences of tokens, and they have an output for each token. The classes are the tokens.
 OF_SEQUENCES = frozenset({'shakespeare_bigram', 'shakespeare_gru', 'shakespeare_lstm', 'words_lstm'})
 
+# Why examples do not fit a model, by Keras' words for it.
+_MISFITS = {
+  'Negative dimension size': 'they are too small for its convolutions and poolings',
+  '<= 0 due to downsampling': 'they are too small for its convolutions and poolings',
+  'is incompatible with the layer': 'its layers are for examples with other dimensions, such as images',
+}
+
 
 def build_keras_model(
   name: str, input_shape: Sequence[int], num_classes: int, compute_dtype: str = 'float32', seed: Optional[int] = None
@@ -252,7 +259,8 @@ def build_keras_model(
     seed: A non-negative integer from which the initial weights follow, or `None` for other weights each time.
 
   Raises:
-    ValueError: For an unknown model or dtype (with the nearest names), or a number out of range.
+    ValueError: For an unknown model or dtype (with the nearest names), a number out of range, or examples that are too
+      small for the model's layers.
   """
   layers_of = registry.lookup('model', name, MODELS)
   shape = tuple(checks.integer('every dimension of the input shape', int(d), at_least=1) for d in input_shape)
@@ -260,8 +268,17 @@ def build_keras_model(
   make = Layers(compute_dtype, seed)
   dtype = 'int32' if name in OF_SEQUENCES else 'float32'
   first = tf.keras.layers.InputLayer(input_shape=shape, dtype=dtype, name='input')
-  # The function's name, not the registry's: the same architecture gives the same file.
-  return tf.keras.Sequential([first, *layers_of(make, num_classes)], name=layers_of.__name__)
+  try:
+    # The function's name, not the registry's: the same architecture gives the same file.
+    return tf.keras.Sequential([first, *layers_of(make, num_classes)], name=layers_of.__name__)
+  except ValueError as error:
+    why = next((ours for keras, ours in _MISFITS.items() if keras in str(error)), None)
+    if why is None:
+      raise
+    raise ValueError(
+      f'The model {name} does not take examples of shape {list(shape)}: {why}. Choose a model that takes any shape, '
+      'such as mlp or logistic_regression.'
+    ) from error
 
 
 def input_spec(input_shape: Sequence[int], of_sequences: bool = False) -> Any:

@@ -14,7 +14,12 @@ from quap_tff.common.lazy import tff
 
 @dataclasses.dataclass(frozen=True)
 class Sgd(checks.Checked):
-  """Stochastic gradient descent."""
+  """Stochastic gradient descent.
+
+  Attributes:
+    learning_rate: The length of a step, over the gradient.
+    momentum: The share of a step that is repeated in the next one, in [0, 1). None: plain steps.
+  """
 
   learning_rate: float = checks.number_field('sgd learning_rate', 1.0, above=0)
   momentum: Optional[float] = checks.number_field('sgd momentum', None, at_least=0, below=1)
@@ -25,7 +30,14 @@ class Sgd(checks.Checked):
 
 @dataclasses.dataclass(frozen=True)
 class Adam(checks.Checked):
-  """Adam."""
+  """Adam (Kingma and Ba 2015).
+
+  Attributes:
+    learning_rate: The length of a step, over the scaled gradient.
+    beta_1: The decay of the mean of the gradients, in [0, 1).
+    beta_2: The decay of the mean of their squares, in [0, 1).
+    epsilon: Added to the root of that mean, above 0.
+  """
 
   learning_rate: float = checks.number_field('adam learning_rate', 0.001, above=0)
   beta_1: float = checks.number_field('adam beta_1', 0.9, at_least=0, below=1)

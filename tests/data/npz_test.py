@@ -38,22 +38,26 @@ class TestPooled:
     assert not fed.test_is_of_clients
 
   def test_a_test_set_in_the_file_is_the_test_set_and_says_what_is_taken_for_granted(self, tmp_path):
-    arrays = contents(x_test=np.full((3, 6, 5), 255, np.uint8), y_test=np.array([0, 1, 5]))
+    arrays = contents(x_test=np.full((3, 6, 5), 255, np.uint8), y_test=np.array([0, 1, 3]))
     fed = load(tmp_path, arrays, num_clients=2)
-    assert (fed.num_classes, fed.num_examples) == (6, 40) and fed.test.x.min() == 1
+    assert (fed.num_classes, fed.num_examples) == (4, 40) and fed.test.x.min() == 1
     assert fed.test_set == '3 examples from x_test of the file, taken to be of nobody who takes part in a round.'
     own = load(tmp_path, arrays, ',test_of_clients=true', num_clients=2)
     assert own.test_is_of_clients and 'of the clients themselves' in own.test_set
 
   def test_the_number_of_classes_may_be_given(self, tmp_path):
     assert load(tmp_path, contents(), ',classes=7', num_clients=2).num_classes == 7
+    few = contents(y=np.arange(40) % 2 * 5, x_test=np.zeros((2, 6, 5), np.uint8), y_test=np.array([5, 6]))
+    assert load(tmp_path, few, ',classes=7', num_clients=2).num_classes == 7
+    with pytest.raises(data.DataFileError, match='labels in y_test that are in y, too, found none'):
+      load(tmp_path, {**few, 'y_test': np.array([4, 6])}, ',classes=7', num_clients=2)
 
   @pytest.mark.parametrize(
     'x, shape',
     [
       (np.linspace(0, 1, 40 * 12, dtype=np.float64).reshape(40, 3, 4), (3, 4, 1)),
       (np.ones((40, 3, 4, 2), np.float16), (3, 4, 2)),
-      (np.random.default_rng(0).normal(size=(40, 7)) * 100, (7,)),
+      (np.random.default_rng(0).normal(size=(40, 7)) * 1e5, (7,)),
     ],
   )
   def test_floats_are_kept_as_they_are(self, tmp_path, x, shape):
@@ -123,13 +127,20 @@ class TestFacts:
     (dict(x=np.zeros(40)), r'found float64\[40\]'),
     (dict(x=np.zeros((0, 6))), r'found float64\[0, 6\]'),
     (dict(x=np.full((40, 6, 5), 2.0)), r'floats in x to be pixels in \[0, 1\], found values from 2 to 2. Scale them'),
-    (dict(x=np.full((40, 6), np.nan)), 'x to be finite in float32, found values from nan to nan'),
-    (dict(x=np.full((40, 6), 1e39)), 'x to be finite in float32'),
+    (dict(x=np.full((40, 6), np.nan)), 'to be finite and of at most 1,000,000 in size, found values from nan to nan'),
+    (dict(x=np.full((40, 6), -1e30)), r'found values from -1e\+30 to -1e\+30. Scale them first'),
     (dict(y=np.zeros(39, int)), r'y to be 40 integers, one for each example, found int64\[39\]'),
     (dict(y=np.zeros(40)), r'found float64\[40\]'),
     (dict(y=np.full(40, -1)), 'labels of y from 0, found -1 to -1'),
     (dict(client=np.zeros(40)), 'client to be 40 integers'),
-    (dict(client=np.zeros(40, int)), 'at least two clients, one of them for the test, found one client and no x_test'),
+    (dict(y=np.arange(40) % 3 * 1000), r'each label from 0 to 2000, found 3 labels: 0, 1000, 2000. .* classes=2001 if'),
+    (dict(y=np.arange(40) + 1), r'each label from 0 to 40, found 40 labels: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ….'),
+    (
+      dict(x_test=np.zeros((2, 6, 5), np.uint8), y_test=np.array([4, 5])),
+      'each label from 0 to 5, found 4 labels: 0, 1, 2, 3',
+    ),
+    (dict(client=np.zeros(40, int)), 'two clients or more besides .* found 1 in all, of which test_share=0.2 takes 1'),
+    (dict(client=np.arange(40) % 2), 'found 2 in all, of which test_share=0.2 takes 1. Give x_test and y_test, or'),
     (dict(x_test=np.zeros((2, 5, 5), np.uint8), y_test=np.zeros(2, int)), r'x_test to be like x, uint8\[40, 6, 5\]'),
     (dict(x_test=np.zeros((2, 6, 5)), y_test=np.zeros(2, int)), r'x_test to be like x, .*found float64\[2, 6, 5\]'),
   ],

@@ -24,6 +24,7 @@ from quap_tff.accounting import folder_files
 from quap_tff.auditing import lower_bounds
 from quap_tff.common import rounding
 from quap_tff.mechanisms import certified
+from quap_tff.mechanisms import tradeoff
 from tests.experiments import harness
 
 pytestmark = pytest.mark.slow
@@ -128,7 +129,7 @@ class TestCanaryRun:
     assert found.inserted.shape == (16,) and found.unseen.shape == (800,)
     assert found.unseen.mean() == pytest.approx(0, abs=4 / np.sqrt(800))
     assert found.unseen.std() == pytest.approx(1, abs=0.1)
-    assert found.inserted.mean() == pytest.approx(found.claim.mu, abs=4 / np.sqrt(16))
+    assert found.inserted.mean() == pytest.approx(tradeoff.mu_at_most(4.0, 1e-5), abs=4 / np.sqrt(16))
     assert found.bound.epsilon < 4.0
 
   def test_clients_that_are_not_clipped_are_caught(self, monkeypatch):
@@ -180,6 +181,10 @@ class TestCommand:
     assert 0 <= summary['epsilon_lower_bound'] < 4.0
     assert summary['game']['mu_lower_bound'] <= summary['game']['claimed_mu']
     assert 'The certified ε is 4, which this audit does not refute.' in out
+    # One μ is claimed, and it says of whom.
+    assert out.count('claimed_mu') == 1
+    claimed = rounding.up(summary['game']['claimed_mu'])
+    assert f'For its client, the one that spends most, μ = {claimed} is claimed\n' in out
     assert summary['tests'] == 2 and not summary['refuted'] and summary['seconds'] is None
     # Each of the two tests gets half of the error.
     for part in (summary, summary['game']):

@@ -87,7 +87,7 @@ class _Measured:
 
   def __init__(self, name, /, **arguments):
     self.labels = [{}]
-    self.peak_mib = 800.0 + arguments['clients'] / 10
+    self.peak_mib = 800.0 + arguments.get('clients', 0) / 10
     self._key = self.key(name, arguments)
     self._left = None
 
@@ -118,14 +118,28 @@ def measured(monkeypatch):
   return fake
 
 
-def _table(path, sections):
+def _table(path, sections, *arguments):
   """The rows of the CSV file that the benchmark writes, by case."""
-  assert command_line.status_of(benchmark.main, ['benchmark', f'--sections={sections}', f'--csv={path}']) == 0
+  assert (
+    command_line.status_of(benchmark.main, ['benchmark', f'--sections={sections}', f'--csv={path}', *arguments]) == 0
+  )
   with open(path, encoding='utf-8', newline='') as f:
     return {row['case']: row for row in csv.DictReader(f)}
 
 
-def test_cases_take_turns_and_each_figure_has_its_spread(tmp_path, measured, capsys):
+def test_cases_that_the_processor_emulates_are_left_out(tmp_path, measured, capsys, monkeypatch):
+  monkeypatch.setattr(benchmark.processors, 'emulates_bfloat16', lambda: True)
+  names = ['tff_worker', 'tff_in_process', 'quap_float32', 'ceiling']
+  measured.seconds = {name: [6.0, 3.0, 1.5] for name in names}
+  rows = _table(tmp_path / 'cases.csv', 'cases')
+  assert list(rows) == names and rows['ceiling']['of_ceiling'] == '1.0' and rows['ceiling']['of_ceiling_bfloat16'] == ''
+  assert 'Without quap_bfloat16 and ceiling_bfloat16: this CPU has no bfloat16 instr' in capsys.readouterr().out
+  measured.seconds.update({name: [1.0, 1.0, 1.0] for name in ('quap_bfloat16', 'ceiling_bfloat16')})
+  assert 'quap_bfloat16' in _table(tmp_path / 'cases.csv', 'cases', '--device=gpu')
+
+
+def test_cases_take_turns_and_each_figure_has_its_spread(tmp_path, measured, capsys, monkeypatch):
+  monkeypatch.setattr(benchmark.processors, 'emulates_bfloat16', lambda: False)
   names = ['tff_worker', 'tff_in_process', 'quap_float32', 'quap_bfloat16', 'ceiling', 'ceiling_bfloat16']
   measured.seconds = {name: [6.0, 3.0, 1.5] for name in names}
   measured.seconds['quap_float32'] = [3.0, 1.5, 1.0]

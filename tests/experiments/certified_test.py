@@ -112,7 +112,7 @@ class TestRun:
   def test_a_plan_spends_what_it_may(self, weights):
     plan = _experiment(f'--algorithm=certified:weights={weights}').plan
     ledger = evidence.planned_ledger(plan)
-    assert not plan.ledger_problems(ledger)
+    assert not evidence.ledger_problems(plan, ledger)
     assert 3.5 < tradeoff.epsilon_of(accounting.total_mu(ledger).whole, _DELTA).max() <= 4
 
   def test_a_resumed_run_is_the_uninterrupted_one_and_spends_once(self, tmp_path, capsys):

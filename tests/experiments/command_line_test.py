@@ -13,6 +13,10 @@ from absl import flags
 import pytest
 
 from experiments import command_line
+from experiments import flags as experiment_flags
+from experiments import run_parts
+from quap_tff import methods
+from quap_tff.common import registry
 from tests.experiments import harness
 
 BINARIES = sorted(
@@ -63,6 +67,61 @@ class TestHelp:
     assert '      a:x=1               the first' in lines[at:]
     below = lines.index('      ' + 'b' * 30)
     assert lines[below + 1] == ' ' * 26 + 'the second'
+
+
+def _choices(registry_of, flag, prefix=''):
+  """Each choice of a flag and of the parameters inside, with the flag's text that names it."""
+  for name, choice in registry_of.items():
+    spec = f'{prefix}{name}'
+    yield f'--{flag}={spec}', choice
+    for key, field in registry.parameters(choice).items():
+      if registry.CHOICES in field.metadata and not prefix:
+        yield from _choices(field.metadata[registry.CHOICES], flag, f'{spec}:{key}=')
+
+
+_CHOICES = [
+  found
+  for flag, one in run_parts.FLAGS.items()
+  for found in _choices(methods.METHODS if flag == 'algorithm' else one.choices or {}, flag)
+]
+
+
+class TestChoices:
+  """What --help says of the choices that flags name."""
+
+  @pytest.mark.parametrize('argument, choice', _CHOICES, ids=lambda value: value if isinstance(value, str) else '')
+  def test_each_parameter_is_explained(self, argument, choice):
+    flag, _, spec = argument[2:].partition('=')
+    with harness.parsed(argument):
+      lines = experiment_flags.choices_help([flag]).splitlines()
+    inner = re.search(r':(\w+)=(\w+)$', spec)
+    begin = lines.index(f'{inner[1]}={inner[2]}' if inner else f'--{flag}={spec}')
+    assert all(len(line) <= 80 for line in lines) and lines[begin + 2]
+    rows = re.findall(r'^ {6}(\w+)\s+(\S.*(?:\n {26}.*)*)', '\n'.join(lines[begin:]), re.MULTILINE)
+    found = {name: ' '.join(text.split()) for name, text in rows}
+    names = list(registry.parameters(choice))
+    assert list(found)[: len(names)] == names
+    for name in names:
+      assert re.fullmatch(r'\S.*\S \(default: \S+\)', found[name]), name
+
+  def test_a_method_names_its_flags_and_a_choice_inside_follows(self, capsys):
+    assert harness.main('--help', '--algorithm=scaffold:base=certified:weights=online', '--clip=fixed') == 0
+    out = capsys.readouterr().out
+    titles = ['--algorithm=scaffold', 'base=certified', 'weights=online', '--clip=fixed']
+    assert [line for line in out.splitlines() if line in titles] == titles
+    uses = out.partition('Flags that it uses, and that --help alone explains:')[2].partition('\n\n')[0].split()
+    assert '--epsilon' in uses and '--warmup_rounds' not in uses and '--clip' not in uses
+    # A choice that cannot be made yet is explained, too.
+    assert harness.main('--help', '--dataset=npz') == 0
+    assert 'test_share' in capsys.readouterr().out
+
+  def test_flags_without_choices_leave_the_whole_help(self, capsys):
+    assert harness.main('--help', '--rounds=3', '--noclient_metrics') == 0
+    assert 'Flags:' in capsys.readouterr().out
+
+  def test_an_unknown_choice(self, capsys):
+    assert harness.main('--help', '--clip=fixd') == command_line.FAILED
+    assert "Did you mean 'fixed'" in capsys.readouterr().err
 
 
 class TestErrors:

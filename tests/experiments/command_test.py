@@ -134,9 +134,10 @@ class TestCommand:
 
   def test_says_nothing_else(self, uninterrupted):
     run, _ = uninterrupted
-    steps, (first, seed, *rounds) = run.err.splitlines()[:3], run.err.splitlines()[3:]
+    steps, (first, seed, legend, *rounds) = run.err.splitlines()[:3], run.err.splitlines()[3:]
     assert [step.partition(' ')[0] for step in steps] == ['Starting', 'Reading', 'Building']
     assert first.startswith('digits: 50 clients') and seed.startswith('--noise_seed=7')
+    assert legend.startswith('loss: training loss; ')
     assert rounds and all(line.startswith('round ') for line in rounds)
     for chatter in ('WARNING', 'tensorflow', 'Traceback', 'cuda', 'oneDNN'):
       assert chatter not in run.out + run.err

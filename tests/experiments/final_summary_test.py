@@ -24,7 +24,7 @@ METHODS = [
     'Guarantee, if the noise were ideal: the released model',
   ),
   (
-    ['--algorithm=tff_dp_fedavg', '--participation=bernoulli:q=0.4', '--cohort_seed=secret', '--calibration=exact'],
+    ['--algorithm=tff_dp_fedavg', '--participation=bernoulli:q=0.4', '--cohort_seed=secret'],
     'with ε ≤ 1 (add or remove; cohorts secret) at δ = 1e-05',
   ),
   (['--algorithm=certified:quantile=0.5,count_stddev=2'], 'Guarantee: the released model is differentially private'),
@@ -187,6 +187,64 @@ class TestGuarantee:
   def test_relations_have_short_names(self):
     figures = [_figure('gaussian_exact', neighbours=accounting.ZERO_OUT)]
     assert 'ε ≤ 1 (zero-out)' in final_summary.guarantee(_summary(formal={'figures': figures}))
+
+
+@pytest.mark.slow
+class TestOtherEpsilon:
+  _EXACT = ' --calibration=exact makes them equal.'
+
+  def _said(self, *arguments, epsilon=0.67):
+    found = harness.experiment(*harness.TINY, *arguments)
+    summary = _summary(formal={'figures': [_figure('gaussian_exact', epsilon=epsilon)]})
+    return final_summary.other_epsilon(found.run, found.plan, summary)
+
+  @pytest.mark.parametrize(
+    'arguments, remedy',
+    [
+      (['--algorithm=fixed_dp'], _EXACT),
+      (['--algorithm=fedvarp:base=fixed_dp'], _EXACT),
+      (['--algorithm=local_dp'], _EXACT),
+      (['--algorithm=tff_dp_fedavg_adaptive', '--calibration=documents'], _EXACT),
+      # It is exact already, so the cohorts were not those planned.
+      (['--algorithm=tff_dp_fedavg'], ''),
+      # Its counts alone spend more, and the noise on them is not scaled.
+      (['--algorithm=adaptive_clip:count_stddev=0.5'], ''),
+      (['--algorithm=lee_kifer'], ''),
+      (['--algorithm=certified'], ''),
+      (
+        ['--algorithm=scaffold:base=certified:noise_multiplier=9'],
+        ' Leave noise_multiplier out of --algorithm, to make them equal.',
+      ),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else '',
+  )
+  def test_names_the_flag_that_makes_them_equal_and_no_other(self, arguments, remedy):
+    assert self._said(*arguments) == f'The formal ε is 0.67, not --epsilon=4.{remedy}'
+
+  @pytest.mark.parametrize(
+    'epsilon, differs', [(3.79, True), (3.81, False), (4.19, False), (4.21, True), (None, False)]
+  )
+  def test_begins_at_a_twentieth(self, epsilon, differs):
+    assert bool(self._said('--algorithm=fixed_dp', epsilon=epsilon)) == differs
+
+  @pytest.mark.parametrize(
+    'arguments, as_said',
+    [
+      (['--algorithm=fixed_dp'], ['--calibration=exact']),
+      (['--algorithm=fedvarp:base=fixed_dp'], ['--calibration=exact']),
+      (['--algorithm=certified:noise_multiplier=9'], ['--algorithm=certified']),
+    ],
+    ids=lambda value: value[0],
+  )
+  def test_the_flag_makes_them_equal(self, arguments, as_said, capsys):
+    epsilons = []
+    for extra in ([], as_said):
+      assert harness.main(*harness.TINY, *arguments, *extra) == 0
+      out = capsys.readouterr().out
+      (figure,) = harness.last_line(out)['formal']['figures']
+      epsilons.append(figure['epsilon_max'])
+      assert ('The formal ε is ' in out) == (not extra)
+    assert epsilons[0] < 3.8 < 3.99 < epsilons[1] <= 4
 
 
 class TestStoppedEarly:

@@ -9,6 +9,7 @@ from experiments import run as run_lib
 from experiments import training
 from quap_tff import plans
 from quap_tff.accounting import protection
+from quap_tff.certificates import evidence
 from quap_tff.mechanisms import layers as layers_lib
 from quap_tff.methods import heterogeneity as own
 from quap_tff.training import heterogeneity
@@ -169,7 +170,7 @@ class TestRuns:
     text = experiment.run.post_processing(experiment.plan)
     result = harness.trained(experiment)
     assert sum(len(experiment.cohorts.absent(t)) for t in (1, 2))
-    assert not experiment.plan.ledger_problems(result.ledger)
+    assert not evidence.ledger_problems(experiment.plan, result.ledger)
     np.testing.assert_array_equal(
       result.ledger.state_dict()['clients'], np.concatenate([np.sort(one) for one in experiment.plan.schedule])
     )

@@ -249,3 +249,31 @@ class TestCalibration:
     )
     assert exact != documents
     assert documents == _experiment('--algorithm=fixed_dp', '--noise_seed=3').plan.fingerprint
+
+  @pytest.mark.parametrize('algorithm', [name for name in methods.METHODS if name.startswith('tff_')])
+  def test_epsilon_is_the_formal_one_of_tff_s_aggregators(self, algorithm):
+    # Ten rounds of an ε that the classic formula does not hold for.
+    experiment = _experiment(f'--algorithm={algorithm}', '--epsilon=12', '--rounds=10')
+    formal = experiment.plan.report(experiment.plan.planned_ledger(experiment.schedule)).formal
+    assert 12 * (1 - 1e-3) < formal.epsilon.max() <= 12
+
+  @pytest.mark.parametrize(
+    'arguments, calibration',
+    [
+      (['--algorithm=tff_dp_ftrl'], 'exact'),
+      (['--algorithm=tff_dp_ftrl', '--calibration=documents'], 'documents'),
+      (['--algorithm=fixed_dp'], 'documents'),
+      (['--algorithm=fixed_dp', '--calibration=exact'], 'exact'),
+      (['--algorithm=scaffold:base=fixed_dp'], 'documents'),
+    ],
+  )
+  def test_the_default_is_the_method_s_own_and_is_recorded(self, arguments, calibration):
+    run = harness.run(*harness.TINY, *arguments)
+    assert run.recorded()['calibration'] == run.identity()['calibration'] == calibration
+    assert getattr(run.method, 'base', run.method).calibration == calibration
+    assert run_lib.Run.from_json({'flags': run.recorded(), 'identity': run.identity()}) == run
+
+  def test_the_formula_has_no_effect_on_exact_noise_of_tff_s_aggregators(self):
+    flags = ['--algorithm=tff_dp_fedavg', '--gaussian_calibration=analytic']
+    assert "'tff_dp_fedavg' does not use this flag" in harness.refusal(*flags)
+    harness.check(*flags, '--calibration=documents')

@@ -111,7 +111,7 @@ _SEED = 'the cohorts follow from a seed that is not secret'
     (['--algorithm=certified', '--participation=full'], _PLANNED),
     (['--algorithm=certified', '--participation=beta:a=2,b=5'], _PLANNED),
     (['--algorithm=fixed_dp', '--calibration=exact'], _PLANNED),
-    (['--algorithm=tff_dp_fedavg', '--calibration=exact', '--participation=bernoulli:q=0.9'], _PLANNED),
+    (['--algorithm=tff_dp_fedavg', '--participation=bernoulli:q=0.9'], _PLANNED),
     (
       ['--algorithm=fixed_dp', '--participation=beta:a=2,b=5'],
       'no amplification is proven for cohorts drawn by weight or availability',
@@ -119,8 +119,8 @@ _SEED = 'the cohorts follow from a seed that is not secret'
     (['--algorithm=fixed_dp', '--participation=full'], 'everyone takes part in every round'),
     (['--algorithm=fixed_dp', '--participation=uniform'], _SEED),
     (['--algorithm=fixed_dp', '--participation=bernoulli:q=0.9'], _SEED),
-    (['--algorithm=tff_dp_fedavg', '--participation=bernoulli:q=0.9'], _SEED),
-    (['--algorithm=tff_dp_fedavg', '--participation=uniform', '--client_metrics'], _SEED),
+    (['--algorithm=tff_dp_fedavg', '--participation=bernoulli:q=0.9', '--calibration=documents'], _SEED),
+    (['--algorithm=tff_dp_fedavg', '--calibration=documents', '--client_metrics'], _SEED),
     (
       ['--algorithm=fixed_dp', '--dropout=bernoulli:rate=0.1'],
       'no amplification is proven for cohorts from which clients drop out',

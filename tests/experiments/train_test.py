@@ -11,6 +11,7 @@ import pytest
 from experiments import final_summary
 from experiments import setup
 from quap_tff import accounting
+from quap_tff.common import processors
 from tests.experiments import harness
 
 # The wrong flag(s), and what the error must say. Tests of mechanisms, of data and of flag_checks have more values.
@@ -413,6 +414,20 @@ class TestSummary:
     np.testing.assert_allclose(
       ledger.state_dict()['noise_multipliers'], [float(row['noise_multiplier']) for row in rows], rtol=1e-6
     )
+
+  @pytest.mark.parametrize(
+    'emulates, arguments, said',
+    [
+      (True, ['--compute_dtype=bfloat16'], True),
+      (True, ['--compute_dtype=float32'], False),
+      (False, ['--compute_dtype=bfloat16'], False),
+    ],
+  )
+  def test_emulated_bfloat16_is_said_before_the_first_round(self, emulates, arguments, said, capsys, monkeypatch):
+    monkeypatch.setattr(processors, 'emulates_bfloat16', lambda: emulates)
+    assert harness.main(*harness.TINY, '--algorithm=fedavg', '--rounds=1', '--progress=lines', *arguments) == 0
+    before, _, _ = capsys.readouterr().err.partition('round 1/1')
+    assert ('This CPU has no bfloat16 instructions' in before and '--compute_dtype=float32 is' in before) == said
 
   def test_cohorts_of_nobody(self, output_dir, capsys, drawn):
     arguments = ['--participation=bernoulli:q=0.05', '--seed=1', '--progress=lines']

@@ -103,6 +103,13 @@ class TestExecution:
 
     state, measurements = train(process.initialize(), [], [])
     assert state['round'] == 1 and measurements['train']['num_examples'] == 0
+    assert np.isnan(measurements['train']['loss'])
+
+  def test_without_examples_there_is_no_loss(self, process):
+    weights = ModelWeights([np.array([[0.5]], np.float32)], [])
+    train = lambda *data: process.next(process.initialize(), [weights] * len(data), list(data)).measurements['train']
+    assert np.isnan(train(_data(9, [], [], 1))['loss']) and train(_data(9, [], [], 1))['num_batches'] == 0
+    assert train(_data(9, [], [], 1), _data(3, exact.X, exact.Y, 1))['loss'] > 0
 
   def test_unseeded_runs_differ_and_a_functional_model_is_taken_as_it_is(self):
     process = client_work.build_client_work(linear_model.functional(), sgd(0.1), Config(batch_size=5))

@@ -55,10 +55,11 @@ def _rounds_for(update, split='joint', clip_rule=clip_rules.Fixed(1.0)):
 
 
 def _contribute(update, weight=1.0, clip=1.0, split='joint', clip_rule=clip_rules.Fixed(1.0)):
-  """What a client adds, and its late report."""
+  """What a client adds."""
   update = [tf.constant(u, tf.float32) for u in update]
-  told = dict(weight=tf.constant(weight, tf.float32), clip=tf.constant(clip, tf.float32))
-  return _rounds_for(update, split, clip_rule).contribution(dict(enumerate(update)), {}, {}, told)
+  announced = dict(weights=tf.fill([8], tf.constant(weight, tf.float32)), clip=tf.constant(clip, tf.float32))
+  report = dict(client_id=tf.constant(5, tf.int64))
+  return _rounds_for(update, split, clip_rule).contribution(dict(enumerate(update)), report, announced)
 
 
 def _assert_sent(update, expected, rtol=1e-7, clip=1.0, **arguments):
@@ -66,7 +67,7 @@ def _assert_sent(update, expected, rtol=1e-7, clip=1.0, **arguments):
 
   It is rounded to the grid, and room is left for that: each is half of √d steps at most.
   """
-  found, _ = _contribute(update, clip=clip, **arguments)
+  found = _contribute(update, clip=clip, **arguments)
   grid = _rounds_for(update).grid
   step = clip / grid.steps
   for part, wanted in zip(found, expected):
@@ -77,7 +78,7 @@ def _sum(split, updates, weights, clip):
   """The sum before the noise, as the aggregation makes it."""
   total = [np.zeros(np.shape(u), np.int64) for u in updates[0]]
   for update, weight in zip(updates, weights):
-    parts, _ = _contribute(update, weight, clip, split)
+    parts = _contribute(update, weight, clip, split)
     total = [t + p.numpy() for t, p in zip(total, parts)]
   return total
 
@@ -124,7 +125,7 @@ class TestContribute:
 
   def test_within_the_bound_it_is_rounded_to_the_grid_and_nothing_else(self):
     update = np.float32([[0.1, 0.2], [0.3, 0.4]])
-    for part, expected in zip(_contribute(update)[0], update):
+    for part, expected in zip(_contribute(update), update):
       np.testing.assert_array_equal(part, np.round(expected.astype(np.float64) * _rounds_for(update).grid.steps))
 
   @pytest.mark.parametrize(
@@ -139,7 +140,7 @@ class TestContribute:
   )
   @pytest.mark.parametrize('split', ['joint', 'equal'])
   def test_exact_zeros(self, update, weight, split):
-    for part in _contribute(update, weight, split=split)[0]:
+    for part in _contribute(update, weight, split=split):
       np.testing.assert_array_equal(part, [0.0, 0.0])
 
   def test_the_largest_floats_are_clipped_like_others(self):
@@ -375,9 +376,9 @@ class TestPrivateQuantile:
   def test_the_norm_of_split_layers_is_the_least_clip_that_leaves_them(self):
     # Ratios 0.6 and 0.8.
     for entry, expected in ((3.0, 5.0), (math.inf, math.nan)):
-      update = [[entry] + [0.0] * 8, [0.0, 2.0] + [0.0] * 14]
-      _, late = _contribute(update, 0.5, split='size', clip_rule=self._CLIP)
-      np.testing.assert_allclose([late['norm'], late['weight']], [expected, 0.5], rtol=1e-6)
+      update = [tf.constant([entry] + [0.0] * 8), tf.constant([0.0, 2.0] + [0.0] * 14)]
+      report = _rounds_for(update, 'size', self._CLIP).report(update, dict(client_id=tf.constant(5, tf.int64)), {})
+      np.testing.assert_allclose(report['norm'], expected, rtol=1e-6)
 
   def test_the_clip_stays_where_float32_is_exact(self):
     config = _config(clip=clip_rules.PrivateQuantile(0.5, 1e-20, learning_rate=100.0, count_stddev=4.0))

@@ -15,6 +15,7 @@ import scipy.linalg
 from data import cohorts as cohorts_lib
 from quap_tff import accounting
 from quap_tff import plans
+from quap_tff.certificates import evidence
 from quap_tff.common.lazy import tf
 from quap_tff.mechanisms import certified
 from quap_tff.mechanisms import clip_rules
@@ -180,7 +181,7 @@ class TestAccount:
       ledger.append(plan.recorded(state, measurements, cohort))
     # All rounds have released, so what was charged for them is what they have cost.
     np.testing.assert_allclose(accounting.total_mu(ledger).whole ** 2, state.accounts.spent, rtol=1e-9)
-    assert not plan.ledger_problems(ledger)
+    assert not evidence.ledger_problems(plan, ledger)
     again = accounting.RunLedger.from_state_dict(ledger.state_dict())
     np.testing.assert_array_equal(accounting.total_mu(again).whole, accounting.total_mu(ledger).whole)
 
@@ -200,7 +201,7 @@ class TestAccount:
       all_weights[cohort] = kept[-1]
       state = types.SimpleNamespace(weights=all_weights)
       ledger.append(plan.recorded(state, dict(clipping_norm=0.5, cohort_size=len(cohort)), cohort))
-    assert plan.ledger_problems(ledger) == []
+    assert evidence.ledger_problems(plan, ledger) == []
     # Without the weights that there were, rounds near the end of a budget come out otherwise.
     alone = planning.planned_rounds(config, cohorts)
     assert not all(np.allclose(one.weights, given, rtol=1e-5, atol=0) for one, given in zip(alone, kept))

@@ -522,9 +522,12 @@ class TestReleases:
       tf.nest.map_structure(np.testing.assert_array_equal, first.state, second.state)
       # Partial sums of three chunks.
       one, cohort = process.rounds, tf.range(9, dtype=tf.int64)
-      admitted = one.admit(state, dict(client_id=cohort))
-      told = dict(weight=tf.constant(1.0), clip=admitted.clip)
-      sent = [one.contribution(dict(enumerate(map(tf.constant, updates[i]))), {}, {}, told)[0] for i in range(9)]
+      announced = one.announce(state)
+      admitted = one.admit(state, announced, dict(client_id=cohort))
+      sent = [
+        one.contribution(dict(enumerate(map(tf.constant, updates[i]))), dict(client_id=cohort[i]), announced)
+        for i in range(9)
+      ]
       partial = [
         [sum(tf.cast(own[part], one.sum_dtype) for own in sent[a:b]) for part in range(2)]
         for a, b in ((0, 2), (2, 3), (3, 9))

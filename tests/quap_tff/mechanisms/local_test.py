@@ -49,7 +49,7 @@ def _randomize(update, clip=1.0, noise_multiplier=_TINY_NOISE, seed=(1, 2)):
   budget = BudgetConfig(epsilon_total=4.0, num_rounds=4, round_rule='uniform')
   one = rounds.Process(local.Local(_config(clip, noise=noise, budget=budget)), [u.shape for u in tensors]).rounds
   announced = dict(one.announce(one.initial_state()), seed=tf.constant(seed, tf.int64))
-  sent, _ = one.contribution(dict(enumerate(tensors)), dict(client_id=tf.constant(1, tf.int64)), announced, {})
+  sent = one.contribution(dict(enumerate(tensors)), dict(client_id=tf.constant(1, tf.int64)), announced)
   return [np.asarray(s) for s in sent]
 
 

@@ -28,9 +28,9 @@ _INTEGER_STEPS = 512
 _LAYERS = [layers.Layer('both', (0, 1), True)]
 
 
-def _sent(value, update, report, announced, told):
+def _sent(value, update, report, announced):
   specs = [tf.TensorSpec(one.shape, one.dtype) for one in update]
-  return value.for_model(specs, _LAYERS).contribution(dict(enumerate(update)), report, announced, told)[0]
+  return value.for_model(specs, _LAYERS).contribution(dict(enumerate(update)), report, announced)
 
 
 def _of_quap(**overrides):
@@ -39,7 +39,7 @@ def _of_quap(**overrides):
   def clip(update, bound):
     specs = [tf.TensorSpec(one.shape, one.dtype) for one in update]
     norm = config.for_model(specs, _LAYERS).norm(update)
-    return _sent(config, update, dict(norm=norm), dict(clip=tf.constant(bound, tf.float32)), {})
+    return _sent(config, update, dict(norm=norm), dict(clip=tf.constant(bound, tf.float32)))
 
   config = dataclasses.replace(config, noise=configs.NoiseConfig('none'))
   return clip
@@ -48,7 +48,8 @@ def _of_quap(**overrides):
 def _of_certified(update, bound):
   """In the units of updates: steps of the grid times bound/K."""
   config = certified_config.CertifiedConfig(num_clients=3, epsilon=3.0, delta=1e-5, noise_multiplier=4.0, divisor=2.0)
-  sent = _sent(config, update, {}, {}, dict(weight=tf.constant(1.0), clip=tf.constant(bound, tf.float32)))
+  announced = dict(weights=tf.ones([3]), clip=tf.constant(bound, tf.float32))
+  sent = _sent(config, update, dict(client_id=tf.constant(1, tf.int64)), announced)
   steps = max(_INTEGER_STEPS * math.sqrt(sum(int(tf.size(one)) for one in update)), 2**10)
   return [tf.cast(one, tf.float64) * (bound / math.ceil(steps)) for one in sent]
 
@@ -61,7 +62,7 @@ def _of_local(update, bound):
   announced = dict(
     clip=bound, rates=tf.ones([3]), in_warmup=False, budget_factor=tf.constant(1.0), seed=tf.constant([3, 4], tf.int64)
   )
-  return _sent(local.Local(config), update, dict(client_id=tf.constant(1, tf.int64)), announced, {})
+  return _sent(local.Local(config), update, dict(client_id=tf.constant(1, tf.int64)), announced)
 
 
 def _of_line_search(update, bound):

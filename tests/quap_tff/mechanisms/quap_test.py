@@ -73,8 +73,8 @@ class TestUpdateNorm:
 
 class TestClipUpdate:
   def _clip(self, update, norm, clip, **overrides):
-    clipped, _ = _process(_config(**overrides)).rounds.contribution(
-      {i: tf.constant(u) for i, u in enumerate(update)}, dict(norm=tf.constant(norm)), dict(clip=tf.constant(clip)), {}
+    clipped = _process(_config(**overrides)).rounds.contribution(
+      {i: tf.constant(u) for i, u in enumerate(update)}, dict(norm=tf.constant(norm)), dict(clip=tf.constant(clip))
     )
     return [c.numpy().tolist() for c in clipped]
 
@@ -203,7 +203,8 @@ class TestRoundWithoutNoise:
   @pytest.mark.parametrize('traced', [False, True])
   def test_bad_ids(self, ids, message, traced):
     one = _process(_config()).rounds
-    admit = lambda ids: one.admit(one.initial_state(), dict(client_id=ids, norm=tf.ones(tf.shape(ids)))).client_ids
+    reports = lambda ids: dict(client_id=ids, norm=tf.ones(tf.shape(ids)))
+    admit = lambda ids: one.admit(one.initial_state(), {}, reports(ids)).client_ids
     admit = tf.function(admit) if traced else admit
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
       admit(tf.constant(ids, tf.int64))
@@ -421,7 +422,7 @@ def _own_noise(config, client_id, state=None, **keywords):
   state = one.initial_state() if state is None else state
   update = {i: tf.zeros(spec.shape) for i, spec in enumerate(one.specs)}
   report = dict(client_id=tf.constant(client_id, tf.int64), norm=tf.constant(0.0))
-  return one.contribution(update, report, one.announce(state), {})[0][len(update) :]
+  return one.contribution(update, report, one.announce(state))[len(update) :]
 
 
 class TestClientNoise:

@@ -124,7 +124,7 @@ class TestRounds:
 
   def test_the_total_is_the_size_times_the_centre(self):
     one = rounds.Process(_config(robust.Median()), [[1, 1]]).rounds
-    (total,) = one.combined([tf.constant([1.0, 5.0, 3.0])])
+    (total,) = one.combined([tf.constant([1.0, 5.0, 3.0])], tf.ones([3]))
     assert float(total) == 9
 
 
@@ -146,7 +146,8 @@ class TestPrivacy:
 
   def test_a_secure_sum_is_refused(self):
     with pytest.raises(ValueError, match='no secure sum is possible'):
-      aggregation.QuapAggregationFactory(_config(robust.Median()), inner_sum=tff.aggregators.SumFactory())
+      factory = aggregation.QuapAggregationFactory(_config(robust.Median()), inner_sum=tff.aggregators.SumFactory())
+      factory.create(_VALUE, tff.TensorType(np.int64))
 
   def test_noise_at_the_clients_is_refused(self):
     with pytest.raises(ValueError, match='summed apart'):

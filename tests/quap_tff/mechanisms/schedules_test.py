@@ -90,7 +90,9 @@ class TestBudgets:
       for one in (config, even):
         own = rounds.Process(one, [[2, 1]]).rounds
         state = own.initial_state()._replace(round=tf.constant(finished))
-        epsilons.append(float(own.admit(state, dict(client_id=ids, norm=norms)).metrics['epsilon']))
+        epsilons.append(
+          float(own.admit(state, own.announce(state), dict(client_id=ids, norm=norms)).metrics['epsilon'])
+        )
       assert epsilons[0] == pytest.approx(factor * epsilons[1], rel=1e-5)
 
   def test_noise_at_the_clients_follows_it(self):

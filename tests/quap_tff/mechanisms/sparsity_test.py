@@ -11,6 +11,7 @@ import tensorflow_federated as tff
 from quap_tff import accounting
 from quap_tff import plans
 from quap_tff import runtime
+from quap_tff.certificates import evidence
 from quap_tff.federated import aggregation
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import correlation
@@ -196,7 +197,7 @@ class TestPlans:
       output = process.next(state, [_value(b=1.0)] * 2, [i for i in cohort])
       state = output.state
       ledger.append(plan.recorded(output.state, output.measurements, cohort))
-    assert not plan.ledger_problems(ledger)
+    assert not evidence.ledger_problems(plan, ledger)
     assert accounting.epsilon_by_client(ledger, 1e-5).max() == pytest.approx(3.0, rel=1e-3)
     assert np.count_nonzero(output.result['b']) == 200
 

@@ -47,7 +47,11 @@ _EVERY_LAYER = dict(clip_scope='all_layers', critical_layers='all')
 
 def _stock_plan(stock, **noise):
   return plans.StockPlan(
-    stock, QuapConfig(8, BudgetConfig(3.0, 6), noise=NoiseConfig(**noise)), [[0, 1, 2, 3]] * 6, 4.0
+    stock,
+    QuapConfig(8, BudgetConfig(3.0, 6), noise=NoiseConfig(**noise)),
+    [[0, 1, 2, 3]] * 6,
+    4.0,
+    calibration='documents',
   )
 
 

@@ -157,6 +157,22 @@ class TestModels:
     with pytest.raises(ValueError, match='model seed'):
       models.build_model_fn('mnist_cnn', (28, 28, 1), 10, seed=-1)
 
+  @pytest.mark.parametrize(
+    'name, shape, why',
+    [
+      ('mnist_cnn', (2, 2, 1), 'too small for its convolutions'),
+      ('mnist_cnn', (3, 3, 1), 'too small for its convolutions'),
+      ('cifar10_cnn', (7, 7, 3), 'too small for its convolutions'),
+      ('digits_cnn', (7,), 'for examples with other dimensions'),
+    ],
+  )
+  def test_examples_that_do_not_fit(self, name, shape, why):
+    with pytest.raises(ValueError) as caught:
+      models.build_model_fn(name, shape, 10)
+    said = str(caught.value)
+    assert said.startswith(f'The model {name} does not take examples of shape {list(shape)}: ') and why in said
+    assert said.endswith('such as mlp or logistic_regression.')
+
 
 class TestSeededDropout:
   @pytest.mark.parametrize('rate', [0.1, 0.25, 0.5, 0.9])
