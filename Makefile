@@ -49,7 +49,7 @@ test-light:
 	  echo "make test-light needs Python 3.9 or later with its venv package. None of these is suitable: $(LIGHT_CANDIDATES). Name another: make test-light BASE_PYTHON=/path/to/python3" >&2; \
 	  exit 1; \
 	fi; \
-	echo "Setting up $(LIGHT_VENV) with $$($$base --version), the newest that was found."; \
+	echo "Setting up $(LIGHT_VENV) with $$($$base --version)."; \
 	$$base -m venv --clear $(LIGHT_VENV)
 	@$(LIGHT_VENV)/bin/python -m pip install --quiet --disable-pip-version-check ".[test-light]"
 	@$(LIGHT_VENV)/bin/python -m pytest tests --numprocesses=auto --maxprocesses=4 --dist=loadfile

@@ -18,8 +18,7 @@ from collections.abc import Sequence
 import functools
 import sys
 
-from quap_tff import certificates
-from quap_tff.certificates import verifying
+from quap_tff.common import lazy
 
 
 def main(argv: Sequence[str]) -> int:
@@ -30,11 +29,16 @@ def main(argv: Sequence[str]) -> int:
   parser.add_argument('folders', nargs='+', metavar='FOLDER', help='a folder with a certificate')
   parser.add_argument('--public_key', help='file with the Ed25519 public key (PEM) that the certificates must fit')
   arguments = parser.parse_args(argv)
+  try:
+    verifying = lazy.load('quap_tff.certificates.verifying')
+  except ImportError as error:  # A package is missing that every answer needs.
+    print(f'CANNOT BE VERIFIED\n  {error}')
+    return 2
   statuses = set()
   for path in arguments.folders:
     if len(arguments.folders) > 1:
-      print(f'{path}:')
-    statuses.add(verifying.answer(functools.partial(certificates.verify, path, arguments.public_key)))
+      verifying.say([f'{path}:'])
+    statuses.add(verifying.answer(functools.partial(verifying.verify, path, arguments.public_key)))
   return verifying.INVALID if verifying.INVALID in statuses else max(statuses)
 
 

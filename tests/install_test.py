@@ -140,6 +140,8 @@ found = dict(inspect.getmembers(quap_tff))
 print('CertifiedPlan' in found, 'build_quap_fed_avg' in found, hasattr(quap_tff, 'build_quap_fed_avg'))
 for module in (quap_tff, quap_tff.plans.certified):
   pydoc.render_doc(module)
+inspect.unwrap(quap_tff.common.lazy.tf)
+assert not hasattr(quap_tff.common.lazy.tf, '__bases__')
 try:
   from quap_tff import build_quap_fed_avg
 except ImportError as error:

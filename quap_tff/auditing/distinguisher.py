@@ -179,7 +179,7 @@ def held(
       elif client != target:
         others += float(answer['weight']) * clip * moves
     total += tf.cast(tf.round(others / clip * rounds.grid.steps), tf.int64)
-    reports = {name: tf.stack([one[name] for one in answers.values()]) for name in ('round', 'last_round', 'weight')}
+    reports = {name: np.array([one[name] for one in answers.values()]) for name in ('round', 'last_round', 'weight')}
     admitted = rounds.admit(state, {}, dict(reports, client_id=tf.constant(list(answers), tf.int64)))
     state, (mean,), _ = rounds.release(state, admitted, [total])
     if not float(admitted.noise_multiplier):

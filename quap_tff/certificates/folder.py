@@ -59,7 +59,7 @@ LIBRARY, TRAIN = 'quap_tff', 'experiments.train'
 # Further files of a run of experiments.train; and those that it keeps to itself: the states after rounds, secrets, a
 # lock.
 RUN_FILES = re.compile(r'(run|summary)\.json|metrics\.csv|plot\.png|features/[^/]+/(extractor\.keras|card\.json)')
-SECRETS = re.compile(r'checkpoints/(round_\d+/arrays\.npz|secret|client_keys|cohort_seed|data_salt)')
+SECRETS = re.compile(r'checkpoints/(round_\d+|secret)')
 CHECKPOINTS, LOCK = 'checkpoints', '.lock'
 
 # An ordinary machine's memory holds so many. A larger plan would take too long to compute again.

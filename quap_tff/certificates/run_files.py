@@ -8,7 +8,6 @@ import re
 from typing import Any, NamedTuple
 
 from quap_tff.certificates import about as abouts
-from quap_tff.certificates import certificate as certificates
 from quap_tff.certificates import folder as folders
 from quap_tff.certificates import folder_files
 from quap_tff.certificates.folder_files import FolderError
@@ -109,8 +108,7 @@ def _summary(content) -> dict[str, Any]:
     if value['malicious'] is not None:
       _check_keys('malicious', value['malicious'], {'clients', 'attack'})
       _check_plain(value['malicious'])
-    for one in certificates.differences({name: value[name] for name in expected}, expected):
-      raise ValueError(one)
+    _check_like('it', {name: value[name] for name in expected}, expected)
   return value
 
 
@@ -138,6 +136,19 @@ def _rows(content) -> list[dict[str, str]]:
 def _check_keys(name, value, keys) -> None:
   if not isinstance(value, dict) or set(value) != keys:
     raise ValueError(f'{name} must have the keys {sorted(keys)}')
+
+
+def _check_like(name, value, example) -> None:
+  """Raises `ValueError` unless a value has the keys of the example, at any depth."""
+  if isinstance(example, dict):
+    _check_keys(name, value, example.keys())
+    for key, part in example.items():
+      _check_like(key, value[key], part)
+  elif isinstance(example, list) and any(isinstance(one, dict) for one in example):
+    for one in value:
+      _check_like(name, one, example[0])
+  else:
+    _check_plain({name: value})
 
 
 def _check_plain(values) -> None:

@@ -78,21 +78,32 @@ _OF_TRUST = {
     ),
   ),
   'secure_sum': _OfTrust(
-    against='a server that follows the protocol and looks at everything it gets: secure sums, and who takes part',
+    against='a server that sees secure sums and who takes part, and says truthfully who is in each sum',
     secret='keys of clients that stay secret',
-    short='the server follows the protocol, and sees secure sums alone',
+    short='the server sees secure sums alone',
     assumptions=(
-      'The server is trusted to follow the protocol, and not with updates: it sees their secure sum, which holds noise '
-      'from every client that sends. It asks each client once for a round, and says truthfully who came, in which '
-      'round a client came last, and what the weights are. A client does not notice a server that lies about these.',
-      'The protocol of the secure sum (such as Bonawitz et al. 2017) is assumed, and simulated here. So are clients '
-      'that follow it, except for the colluders that a figure counts.',
+      'The server is not trusted with updates. It sees their secure sum, which holds noise from every client in it. '
+      'Each client answers through a guard of its own (quap_tff.ClientGuard), which takes weight, clipping norm '
+      'and the number of rounds from the plan. Alone, it refuses a round that it has answered or an earlier one, an '
+      'announcement that contradicts an earlier one, and a round that could take a client past its bound. It takes no '
+      'noise back twice. A server that tells two clients different things is found out when they compare the digests '
+      'of their guards.',
+      'The protocol of the secure sum (such as Bonawitz et al. 2017) is assumed, and simulated here: it reveals one '
+      'sum a round. {opens} It is assumed that the announced clients exist and follow the protocol, except for the '
+      'colluders that a figure counts.',
       "Each client draws its noise from a key of its own: 256 bits of its operating system's entropy, which nobody "
       f'else has. {_BITS} In a simulation, all keys are made by one operator.',
       _INTEGERS.format(noise='sum of discrete Gaussians'),
     ),
   ),
 }
+# When a secure sum opens, without a threshold and with one.
+_OPENS = (
+  'The server is trusted to say who is in it, and that these are all the clients that it announced: with fewer, there '
+  'would be less noise. A threshold in the plan would pay for that.',
+  'It opens with a share of at least {threshold} of the announced clients. The noise of such a share is what is '
+  'counted, whatever the server says about who is in the sum.',
+)
 # How many clients may belong to one person or household, with several devices or accounts.
 _GROUPS = (2, 3, 5)
 
@@ -320,11 +331,12 @@ def clipping(plan: certified.CertifiedPlan) -> str:
 def assumptions(figures: Figures) -> list[str]:
   """The assumptions of the statement."""
   about, config = figures.about, figures.plan.config
+  opens = _OPENS[config.threshold is not None].format(threshold=config.threshold)
   features = 'The features of an example are a function of that example alone. No other data were used to make them.'
   if about.public_data:
     features = f'The data that features were made from are assumed to be public. {stated(about.public_data)}'
   return [
-    *_OF_TRUST[config.trust].assumptions,
+    *(one.format(opens=opens) for one in _OF_TRUST[config.trust].assumptions),
     f'Whether a client takes part in a round does not depend on its data. {stated(about.cohorts)}',
     f"Each client's part of a sum is bounded, and a client without data adds zero. {clipping(figures.plan)}",
     "Constants and hyper-parameters are public. It is assumed that their choice does not depend on clients' data. "

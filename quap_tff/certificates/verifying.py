@@ -245,23 +245,23 @@ def answer(find: Callable[[], Verdict]) -> int:
   try:
     verdict = find()
   except (CannotTellError, ImportError) as error:
-    _say(['CANNOT BE VERIFIED', f'  {error}'])
+    say(['CANNOT BE VERIFIED', f'  {error}'])
     return CANNOT_TELL
   except Exception as error:  # Whatever is in the folder, there is one of four answers.
-    _say(['CANNOT BE VERIFIED', f'  This folder shows a fault of this program: {type(error).__name__}: {error}'])
+    say(['CANNOT BE VERIFIED', f'  This folder shows a fault of this program: {type(error).__name__}: {error}'])
     return CANNOT_TELL
-  _say([f'Warning: {warning}' for warning in verdict.warnings], sys.stderr)
+  say([f'Warning: {warning}' for warning in verdict.warnings], sys.stderr)
   if verdict.problems:
-    _say(['INVALID', *(f'  {problem}' for problem in verdict.problems)])
+    say(['INVALID', *(f'  {problem}' for problem in verdict.problems)])
     return INVALID
   if verdict.refutation:
-    _say(['REFUTED: an audit refutes the claim of this certificate.', f'  {verdict.refutation}'])
+    say(['REFUTED: an audit refutes the claim of this certificate.', f'  {verdict.refutation}'])
     return INVALID
-  _say(['VALID', *verdict.notes, verdict.statement])
+  say(['VALID', *verdict.notes, verdict.statement])
   return VALID
 
 
-def _say(lines: Sequence[str], stream: Any = None) -> None:
+def say(lines: Sequence[str], stream: Any = None) -> None:
   """Prints lines. The texts in them may be anybody's: no character of theirs ends a line or commands a terminal."""
   stream = sys.stdout if stream is None else stream
   for line in lines:

@@ -5,8 +5,8 @@
 `weight` carries the client's id: a struct with an integer `client_id`, or the integer itself. The steps of a round are
 those of `quap_tff.mechanisms.mechanism.Rounds`, and this module only says where each is done:
 
-* one level of aggregation, for which `next` compiles to TFF's `MapReduceForm`, `DistributeAggregateForm` and mergeable
-  form;
+* one level of aggregation, for which `next` compiles to TFF's `MapReduceForm` and mergeable form, and that of the
+  certified mechanism to `DistributeAggregateForm`, too;
 * two where the documents clip a round by its own norms (`clips_by_this_round`): the second depends on the first, and a
   round runs in a single context. Tensors that are not clipped belong to the first level.
 """
@@ -215,10 +215,10 @@ class AggregationFactory(tff.aggregators.WeightedAggregationFactory):
       update = tff.federated_map(prepare, (value, message)) if rounds.prepares else value
       reports = tff.federated_map(report, (update, weight, message))
       sent = tff.federated_map(told_server, reports) if rounds.kept_fields else reports
-      if rounds.clips_by_this_round:
-        at_server = collecting.collected_by_id(sent)
-      else:
+      if rounds.reports_by_sum:
         at_server = collecting.summed_by_id(sent, self._mechanism.num_clients)
+      else:
+        at_server = collecting.collected_by_id(sent)
       admitted = tff.federated_map(admit, (own_state, announced, at_server))
       clip = tff.federated_map(clip_of_round, admitted) if rounds.clips_by_this_round else nothing
       part, ready_total = update, nothing

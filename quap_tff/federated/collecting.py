@@ -1,8 +1,8 @@
 """All clients' reports at the server, one by one.
 
-In a round of one level, a small population reports by a plain sum, in which each client has a place of its own: every
-form that TFF compiles to takes such a sum. `DistributeAggregateForm` of TFF 0.87 takes no `federated_aggregate`, whose
-arguments are functions. In a large population a client would send N numbers for each of its own, so reports are joined.
+`DistributeAggregateForm` of TFF 0.87 takes no `federated_aggregate`, whose arguments are functions, but it takes plain
+sums. So `summed_by_id` gives each client a place of its own in a sum. In a large population a client would send N
+numbers for each of its own: there, reports are joined all the same.
 """
 
 import collections

@@ -85,7 +85,7 @@ class CertifiedRounds(mechanism.Rounds):
     grid: The grid of its integers.
   """
 
-  sum_dtype = np.int64
+  reports_by_sum = True
 
   def __init__(self, config: configs.CertifiedConfig, specs: Sequence[Any], layers: Sequence[layers_lib.Layer]):
     check_dtypes(specs)
@@ -94,6 +94,8 @@ class CertifiedRounds(mechanism.Rounds):
     self.groups = clip_split.clip_groups(config.clip_split, self._sizes, layers)
     config.slack(sum(self._sizes))  # Refuses what cannot be paid for.
     self.grid = config.grid(sum(self._sizes))
+    # An entry of a client has at most K steps, and nobody is in a sum twice.
+    self.sum_dtype = np.int32 if self.grid.steps * config.num_clients < 2**31 else np.int64
 
   def initial_state(self) -> Any:
     config = self.config
@@ -214,7 +216,10 @@ class CertifiedRounds(mechanism.Rounds):
     noise = tf.split(tf.where(releases, noise, tf.zeros_like(noise)), self._sizes)
     buffers = [tf.where(releases, new, old) for new, old in zip(moved, state.buffers)]
     step = tf.cast(state.clip, tf.float64) / self.grid.steps
-    sums = [tf.cast(part + tf.reshape(own, part.shape), tf.float64) * step for part, own in zip(total, noise)]
+    sums = [
+      tf.cast(tf.cast(part, tf.int64) + tf.reshape(own, part.shape), tf.float64) * step
+      for part, own in zip(total, noise)
+    ]
     result = [tf.cast(one / config.divisor, spec.dtype) for one, spec in zip(sums, self.specs)]
     return admitted.after._replace(buffers=buffers), result, admitted.metrics
 

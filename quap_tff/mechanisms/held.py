@@ -64,6 +64,7 @@ class HeldRounds(mechanism.Rounds):
   """
 
   sum_dtype = np.int64
+  reports_by_sum = True
   own_fields = {'answer': "the answer of the client's guard"}
   kept_fields = ('noise_key',)
 
@@ -100,7 +101,7 @@ class HeldRounds(mechanism.Rounds):
     Raises:
       tf.errors.InvalidArgumentError: When run, if the answer is for another plan, or its weight is not the planned one.
     """
-    answer = own['answer']
+    answer = collections.OrderedDict((name, tf.convert_to_tensor(value)) for name, value in own['answer'].items())
     client_id = tf.clip_by_value(own['client_id'], 0, self.config.num_clients - 1)
     weight, planned = answer['weight'], tf.gather(tf.constant(self._weights), client_id)
     checks = [

@@ -239,6 +239,8 @@ class Rounds(abc.ABC):
       sum; None for a plain one.
     most_clients: The size of the largest cohort, for a secure sum.
     needs_each_update: Whether `combined` takes the place of the sum.
+    reports_by_sum: Whether reports, which are scalars, go by a sum in which each client of a small population has a
+      place, so that TFF compiles the round to every form.
     sum_dtype: The dtype in which contributions are summed; None for their own.
     clips_by_this_round: Whether the clipping norm follows the norms of this very round, as in the documents. Clients
       then wait for it, and a round has two levels of aggregation.
@@ -252,6 +254,7 @@ class Rounds(abc.ABC):
   secure_bounds: Optional[Sequence[int]] = None
   most_clients: int = 0
   needs_each_update: bool = False
+  reports_by_sum: bool = False
   sum_dtype: Any = None
   clips_by_this_round: bool = False
   waiting: Optional[Sequence[int]] = None

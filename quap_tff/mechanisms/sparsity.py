@@ -230,7 +230,7 @@ class SparseRounds(mechanism.Rounds):
 
   def __init__(self, inner: mechanism.Rounds, sparsity: Sparsity, seed: int, specs: Sequence[Any]):
     self.specs, self._inner, self._sparsity, self._seed = specs, inner, sparsity, seed
-    for name in ('own_fields', 'needs_each_update', 'sum_dtype', 'clips_by_this_round', 'waiting'):
+    for name in ('own_fields', 'needs_each_update', 'sum_dtype', 'reports_by_sum', 'clips_by_this_round', 'waiting'):
       setattr(self, name, getattr(inner, name))
 
   def _indices(self, round_num, released):

@@ -1,6 +1,5 @@
 """Features that are centred and reduced by features of drawings: an independent computation, and no client's data."""
 
-import dataclasses
 
 import numpy as np
 import pytest
@@ -75,7 +74,7 @@ class TestPretrained:
     z = chosen.extractor(SHAPE)(drawn_glyphs())
     np.testing.assert_allclose(z, unit(rows - rows.mean(axis=0)), atol=1e-4)
 
-  def test_without_them_everything_is_as_it_was_before_there_were_these_parameters(self, network):
+  def test_without_them_rows_are_those_of_the_network(self, network):
     chosen, x = features.Pretrained(network), images(20)
     model = tf.keras.models.load_model(f'{network}/{features.EXTRACTOR}', compile=False)
     np.testing.assert_array_equal(chosen.extractor(SHAPE)(x), features.unit_rows(model(x, training=False).numpy()))
@@ -83,7 +82,7 @@ class TestPretrained:
     assert chosen.fingerprint() == f'pretrained {sha256} tensorflow={tf.__version__}'
     assert chosen.public_data() == f'Learned on nothing. Extractor of SHA-256 {sha256}.'
     fed = features.of_federation(f'pretrained:path={network}', federation(x))
-    assert fed.features == f'pretrained:path={network}'
+    assert fed.features == f'pretrained:path={network},size=None,centred=False'
 
   @pytest.mark.parametrize(
     'parameters,done',
@@ -173,10 +172,7 @@ class TestDrawn:
     assert centred.public_data().startswith(plain.public_data())
     assert centred.fingerprint() != plain.fingerprint()
 
-  def test_without_it_the_spec_is_as_before(self):
+  def test_a_spec_says_whether_they_are_centred(self):
     chosen = features.parse(self.SPEC)
-    assert registry.format_spec('drawn', chosen) == f'{self.SPEC},seed=0'
-    assert (
-      registry.format_spec('drawn', dataclasses.replace(chosen, centred=True)) == f'{self.SPEC},seed=0,centred=True'
-    )
+    assert registry.format_spec('drawn', chosen) == f'{self.SPEC},seed=0,centred=False'
     assert chosen.fingerprint().split()[::2] == ['drawn', f'numpy={np.__version__}']

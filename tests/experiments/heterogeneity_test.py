@@ -19,9 +19,9 @@ from tests.experiments import harness
 _DROPOUT = '--dropout=bernoulli:rate=0.4'
 
 
-def _plan(*arguments, sizes=(6, 2), num_clients=8):
-  layer = layers_lib.Layer('logits', tuple(range(len(sizes))), True)
-  model = layers_lib.ModelShape((layer,), sizes)
+def _plan(*arguments, shapes=((3, 2), (2,)), num_clients=8):
+  layer = layers_lib.Layer('logits', tuple(range(len(shapes))), True)
+  model = layers_lib.ModelShape((layer,), shapes)
   with harness.parsed(*harness.TINY, *arguments) as values:
     experiment_flags.checked()
     return run_lib.Run.from_flags(values).plan(num_clients, model)
@@ -61,7 +61,7 @@ class TestRefusals:
   @pytest.mark.parametrize('spec', ['scaffold', 'fedvarp', 'feddyn'])
   def test_vectors_that_do_not_fit(self, spec):
     # 4 bytes for each of 1000 · 10^6 numbers.
-    message = _refusal(f'--algorithm={spec}', sizes=(10**6,), num_clients=1000)
+    message = _refusal(f'--algorithm={spec}', shapes=((10**6,),), num_clients=1000)
     assert '4,000,000,000 bytes' in message and '--num_clients' in message
 
   def test_similarities_that_do_not_fit(self):

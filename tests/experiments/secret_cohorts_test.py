@@ -9,6 +9,7 @@ import pytest
 
 from experiments import run_folder
 from experiments import run_parts
+from experiments import training
 from tests.experiments import harness
 
 _SECRET = [
@@ -21,7 +22,7 @@ _SECRET = [
 ]
 
 
-_CLIENT_DATA = harness.training.client_data
+_CLIENT_DATA = training.client_data
 
 
 def _cohorts(experiment):
@@ -65,9 +66,9 @@ class TestFolder:
   def test_a_run_in_two_parts_has_the_cohorts_of_one(self, tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(
-      harness.training,
+      training,
       'client_data',
-      lambda experiment, client, absent, keys: seen.append(client) or _CLIENT_DATA(experiment, client, absent, keys),
+      lambda experiment, client, *more: seen.append(client) or _CLIENT_DATA(experiment, client, *more),
     )
     run = [*_SECRET, f'--output_dir={tmp_path}', '--keep_checkpoints']
     assert harness.main(*run, '--stop_after=3') == 0

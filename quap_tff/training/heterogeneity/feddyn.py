@@ -5,7 +5,7 @@
     h <- h - (α/N)·Σ_{i in S} (θ_i - x),    x <- (1/|S|)·Σ_{i in S} θ_i - h/α
 
 A client takes its usual local steps instead of finding the minimum: -h_i is added to each gradient, and the pull toward
-x is FedProx's term with strength α. h_i never leaves the client. The server uses ĝ, the (noised) mean of x - θ_i:
+x is FedProx's term with strength α. h_i is the client's own. The server uses ĝ, the (noised) mean of x - θ_i:
 
     h <- h + α·(|S|/N)·ĝ,    direction ĝ + h/α
 
@@ -37,8 +37,8 @@ class FedDyn(extension.WithVectors):
   @property
   def statement(self) -> str:
     return (
-      "FedDyn releases nothing more: the server's correction follows from the released means, and a client's stays "
-      'with the client.'
+      "FedDyn releases nothing more: the server's correction follows from the released means. A client's own is not "
+      'released: in this simulation, the server keeps it for the client.'
     )
 
   def client_work(self, config: Any) -> Any:

@@ -34,7 +34,7 @@ from quap_tff.training.heterogeneity import extension
 
 @dataclasses.dataclass(frozen=True)
 class Scaffold(extension.WithVectors):
-  """Control variates. A client's control c_i is its own: it never leaves the client except by `server_control='sum'`.
+  """Control variates. A client's control c_i is its own. Only `server_control='sum'` uses it elsewhere.
 
   Memory: `control`, c, float32 tensors of the model's shapes; `table`, the c_i of all clients, which the simulation
   keeps in one place.
@@ -63,8 +63,8 @@ class Scaffold(extension.WithVectors):
     if self.server_control == 'sum':
       return "SCAFFOLD gives the server a second sum, of the changes of the clients' controls, without noise."
     return (
-      "SCAFFOLD releases nothing more: the server's control follows from the released means, and a client's "
-      'control stays with the client.'
+      "SCAFFOLD releases nothing more: the server's control follows from the released means. A client's control is not "
+      'released: in this simulation, the server keeps it for the client.'
     )
 
   def initial_memory(self, num_clients: int, shapes: Sequence[Any]) -> collections.OrderedDict[str, Any]:

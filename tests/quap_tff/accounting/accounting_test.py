@@ -16,7 +16,7 @@ LAYERS = (
   layers.Layer('dense', (2, 3), True),
   layers.Layer('logits', (4, 5), True),
 )
-SIZES = (50, 5, 100, 10, 30, 5)
+SHAPES = ((5, 10), (5,), (10, 10), (10,), (10, 3), (5,))
 
 
 class TestDescribeProtection:
@@ -25,7 +25,7 @@ class TestDescribeProtection:
     logs = (protection.TRAINING_METRICS,) if fields.pop('client_metrics_logged', False) else ()
     fields = {'critical_layers': 'all', 'clip': clip_rules.Fixed(1.0), **fields}
     described = accounting.describe_protection(
-      config.QuapConfig(num_clients=N, noise=noise, **fields), layers.ModelShape(LAYERS, SIZES), logs
+      config.QuapConfig(num_clients=N, noise=noise, **fields), layers.ModelShape(LAYERS, SHAPES), logs
     )
     assert described.statement in described.text and described.covers in accounting.COVERS
     return described
@@ -88,7 +88,7 @@ class TestDescribeProtection:
   def test_metrics_are_taken_to_be_logged_unless_said_otherwise(self):
     described = accounting.describe_protection(
       config.QuapConfig(num_clients=N, clip=clip_rules.Fixed(1.0), critical_layers='all'),
-      layers.ModelShape(LAYERS, SIZES),
+      layers.ModelShape(LAYERS, SHAPES),
     )
     assert described.covers == 'weights without the logs'
 

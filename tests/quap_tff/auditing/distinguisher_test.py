@@ -99,12 +99,12 @@ class TestBrokenMechanismsAreCaught:
   def test_clipping_after_the_sum(self, monkeypatch):
     config, release = _config(), certified.CertifiedRounds.release
 
-    def clipped_late(self, state, admitted, total, late):
+    def clipped_late(self, state, admitted, total):
       bound = tf.cast(tf.reduce_sum(admitted.weights) * self.grid.steps, tf.int64)
-      return release(self, state, admitted, [tf.clip_by_value(part, -bound, bound) for part in total], late)
+      return release(self, state, admitted, [tf.clip_by_value(part, -bound, bound) for part in total])
 
-    def whole(self, update, report, announced, told):
-      return [tf.cast(one / self.sum_unit(float(told['clip'])), tf.int64) for one in update.values()], {}
+    def whole(self, update, report, announced, clip=None):
+      return [tf.cast(one / self.sum_unit(float(announced['clip'])), tf.int64) for one in update.values()]
 
     monkeypatch.setattr(certified.CertifiedRounds, 'contribution', whole)
     monkeypatch.setattr(certified.CertifiedRounds, 'release', clipped_late)
@@ -114,8 +114,8 @@ class TestBrokenMechanismsAreCaught:
     config, real = _config(weights='spend_evenly'), certified.CertifiedRounds.contribution
     claims = _claims(config)
     assert max(planned.weights.max() for planned in planning.planned_rounds(config, _SCHEDULE)) <= 1
-    in_full = lambda self, update, report, announced, told: real(
-      self, update, report, announced, dict(told, weight=1.0)
+    in_full = lambda self, update, report, announced, clip=None: real(
+      self, update, report, dict(announced, weights=tf.ones([_CLIENTS]))
     )
     monkeypatch.setattr(certified.CertifiedRounds, 'contribution', in_full)
     target = int(np.argmax(np.bincount(np.concatenate(_SCHEDULE), minlength=_CLIENTS)))

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from quap_tff.federated import leaving_clients
 from quap_tff.federated.aggregation import CertifiedAggregationFactory
 from quap_tff.mechanisms import certified
 from quap_tff.mechanisms import clip_rules
@@ -168,23 +169,12 @@ class TestCertifiedAggregationComputation:
 
     assert not any('norm' in member for member in sent(clip_rules.Fixed(1.0)))
     assert any('norm=float32' in member for member in sent(_QUANTILE))
-    for clip in (clip_rules.Fixed(1.0), _QUANTILE):
-      assert '<client_id=int64>' in sent(clip)  # What the first level collects.
 
-  def test_what_clients_send_and_get_does_not_grow_with_the_population(self):
-    def at_clients(num_clients):
-      found = []
-
-      def visit(block):
-        if isinstance(block.type_signature, tff.FederatedType) and block.type_signature.placement == tff.CLIENTS:
-          found.append(block.type_signature.compact_representation())
-        for child in block.children():
-          visit(child)
-
-      visit(_create(_config(num_clients=num_clients)).next.to_building_block())
-      return found
-
-    assert at_clients(10) == at_clients(10**6)
+  @pytest.mark.parametrize('num_clients, report', [(10, 'int32[11]'), (20_000, 'int64')])
+  def test_a_client_sends_its_id_and_its_update(self, num_clients, report):
+    process = _create(_config(num_clients=num_clients))
+    found = [str(member) for _, member in leaving_clients.leaving_clients(process.next)]
+    assert found == [f'<client_id={report}>', '<int32[2],int32[1,2]>']
 
 
 @pytest.mark.usefixtures('context')

@@ -227,7 +227,7 @@ class TestCertified:
 
     visit(tff.backends.native.desugar_and_transform_to_native(certified.next).to_building_block())
     # `<>` are the metrics.
-    assert members == {'<client_id=int64>', '<int32[1,20],int32[20,20]>', '<>'}
+    assert members == {'<client_id=int32[11]>', '<int32[1,20],int32[20,20]>', '<>'}
 
   def test_clients_data_change_nothing_but_the_weights(self, certified):
     state = certified.initialize()

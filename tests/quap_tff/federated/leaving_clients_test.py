@@ -8,6 +8,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff.federated import aggregation
+from quap_tff.federated import collecting
 from quap_tff.federated import leaving_clients as module
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import config as configs
@@ -33,7 +34,7 @@ def _aggregated(values):
 
 def _collected(values):
   reports = tff.federated_map(tff.tensorflow.computation(lambda x: collections.OrderedDict(own=x), np.int32), values)
-  return aggregation.federated_collect(reports, aggregation.collected_type(reports.type_signature.member))
+  return collecting.collected(reports)
 
 
 def _sum_of_a_pair(values):

@@ -178,6 +178,11 @@ class TestSensitivity:
     # But for the room of rounding, three of 1024 steps.
     assert math.sqrt(_squared_share(moved)) == pytest.approx(0.25, abs=3 / 1024)
 
+  @pytest.mark.parametrize('num_clients, dtype', [(2**21 - 1, np.int32), (2**21, np.int64)])
+  def test_the_sum_of_a_whole_population_fits_into_its_dtype(self, num_clients, dtype):
+    whole = _config(num_clients=num_clients).for_model([tf.TensorSpec([2], tf.float32)], [Layer('a', (0,), True)])
+    assert whole.grid.steps == 2**10 and whole.sum_dtype == dtype
+
   def test_many_weights_are_clipped_as_exactly(self):
     update = [np.full(3_000_000, 1.1, np.float32), np.float32([1e4, 0.0])]
     assert 0.998**2 < _squared_share(_sum('joint', [update], [np.float32(1.0)], np.float32(1.0))) <= 1

@@ -20,7 +20,6 @@ from quap_tff.common.lazy import tf
 from quap_tff.mechanisms import certified
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import integer_noise
-from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms import planning
 from quap_tff.mechanisms import tradeoff
 from quap_tff.mechanisms import weight_rules
@@ -358,20 +357,16 @@ class TestDistinguisher:
           tf.fill([1], 1e9 * tf.cast(with_data, tf.float64)) if client == 0 else tf.sin(3 * model) - 0.2 * model
           for client in cohort
         ]
-        admitted = one.admit(state, dict(client_id=tf.constant(cohort, tf.int64)))
-        told = mechanism.with_ids(one.tell(state, admitted), admitted)
-        given = [
-          one.contribution({0: update}, {}, {}, mechanism.own_told(told, tf.constant(client, tf.int64)))
-          for client, update in zip(cohort, sent)
-        ]
-        added = [tf.cast(summands[0], one.sum_dtype) for summands, _ in given]
+        announced, ids = one.announce(state), tf.constant(cohort, tf.int64)
+        reports = [one.report([update], dict(client_id=ids[k]), announced) for k, update in enumerate(sent)]
         # The others' norms are what moves the clip in both worlds: that count is an account of its own.
-        norms = tf.where(tf.equal(cohort, 0), 0.0, tf.stack([late['norm'] for _, late in given]))
-        late = dict(norm=norms, weight=admitted.weights)
+        norms = tf.where(tf.equal(cohort, 0), 0.0, tf.stack([report['norm'] for report in reports]))
+        admitted = one.admit(state, announced, dict(client_id=ids, norm=norms))
+        added = [one.contribution({0: update}, report, announced)[0] for update, report in zip(sent, reports)]
         others = tf.add_n([tf.zeros([1], one.sum_dtype)] + [a for a, client in zip(added, cohort) if client])
         # The noise is drawn by one that may have another scale.
         admitted = admitted._replace(noise_multiplier=other.config.noise_multiplier)
-        after, (result,), _ = other.release(state, admitted, [tf.add_n(added)], late)
+        after, (result,), _ = other.release(state, admitted, [tf.add_n(added)])
         # In units of the clipping norm, less what the others have added, which the adversary knows.
         noised = tf.cast(result, tf.float64) * config.divisor / tf.cast(state.clip, tf.float64)
         seen.append(noised - tf.cast(others, tf.float64) / one.grid.steps)

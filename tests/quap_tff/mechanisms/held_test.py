@@ -1,21 +1,25 @@
-"""Tests of `quap_tff.mechanisms.held`: the account in the graph, the noise that is sent, and the server's game."""
+"""Tests of `quap_tff.mechanisms.held`: clients with guards, the noise that they send, and the server's game."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from quap_tff import plans
 from quap_tff.auditing import distinguisher
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import correlation
+from quap_tff.mechanisms import guard
+from quap_tff.mechanisms import guarded_clients
 from quap_tff.mechanisms import held_noise
 from quap_tff.mechanisms import integer_noise
 from quap_tff.mechanisms import layers as layers_lib
-from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms import planning
 from quap_tff.mechanisms import playing
 from quap_tff.mechanisms.certified_config import CertifiedConfig
+from tests.quap_tff import noise_checks
 
 _SPECS = [tf.TensorSpec([3, 2], tf.float32), tf.TensorSpec([5], tf.float32)]
 _LAYERS = [layers_lib.Layer('a', (0,), True), layers_lib.Layer('b', (1,), True)]
@@ -43,66 +47,85 @@ def _keys(count=9, seed=3):
   return np.random.default_rng(seed).integers(-(2**63), 2**63, [count, 4])
 
 
-def _play(rounds, state, cohort, keys, updates=None):
+def _guarded(config):
+  return guarded_clients.GuardedClients(config, b'a secret of the simulation')
+
+
+def _play(rounds, state, answers, updates=None):
   if updates is None:
-    updates = [[tf.zeros(spec.shape) for spec in _SPECS] for _ in cohort]
-  own = [dict(client_id=client, noise_key=tf.constant(keys[client])) for client in cohort]
+    updates = [[tf.zeros(spec.shape) for spec in rounds.specs] for _ in answers]
+  own = [dict(client_id=client, answer=answer) for client, answer in answers.items()]
   return playing.play_round(rounds, state, updates, own)
 
 
-class TestAccount:
-  @pytest.mark.parametrize('decay', [0.0, 0.7, 0.95])
-  def test_is_that_of_dense_matrices(self, decay):
-    schedule = _schedule(rounds=10)
-    config, keys = _config(schedule, decay), _keys()
-    rounds, account = config.for_model(_SPECS, _LAYERS), held_noise.opened(9, config.noise_multiplier, decay)
-    state, generator = rounds.initial_state(), np.random.default_rng(1)
-    weights = np.asarray(config.planned_weights)
-    for cohort in schedule:
-      came = cohort[generator.random(len(cohort)) < 0.9]
-      state = _play(rounds, state, came, keys).state
-      after = account.after(came, weights[came])
-      account = after if after.is_within(config.prices.limit) else account
-      np.testing.assert_allclose(state.spent, account.spent, rtol=1e-9)
-      assert int(state.releases) == account.num_releases
-    assert account.num_releases > 3
+def _answer(config, client, round_num=1, last_round=0, key=None):
+  """An answer as a guard gives it."""
+  plan = guard.PublicPlan.of(config)
+  fields = dict(plan=plan.number, round=round_num, last_round=last_round, weight=np.float32(plan.weights[client]))
+  fields['noise_key'] = _keys()[client] if key is None else key
+  return {name: tf.constant(value, tf.float32 if name == 'weight' else tf.int64) for name, value in fields.items()}
 
-  def test_everyone_stays_within_the_limit_whoever_comes(self):
-    config, keys = _config(_schedule(rounds=12)), _keys()
+
+class TestAccount:
+  @pytest.mark.parametrize('decay', [0.0, 0.7])
+  def test_everyone_stays_within_the_limit_whoever_comes(self, decay):
+    config = _config(_schedule(rounds=12), decay)
     rounds, generator = config.for_model(_SPECS, _LAYERS), np.random.default_rng(2)
-    state, refused = rounds.initial_state(), 0
-    for _ in range(12):
+    guarded, state, refused = _guarded(config), rounds.initial_state(), 0
+    account, weights = held_noise.opened(9, config.noise_multiplier, decay), np.asarray(config.planned_weights)
+    for round_num in range(1, 13):
       cohort = np.sort(generator.choice(9, 5, replace=False))
-      played = _play(rounds, state, cohort, keys)
-      if not played.state.weights.numpy().any():
+      played = _play(rounds, state, guarded.answers(round_num, cohort))
+      after = account.after(cohort, weights[cohort])
+      if after.is_within(config.prices.limit):
+        account = after
+        np.testing.assert_array_equal(played.state.weights.numpy()[cohort], np.float32(weights[cohort]))
+      else:
         refused += 1
         assert all(not part.numpy().any() for part in played.result)
         assert all(not part.numpy().any() for own in played.sent for part in own)
-        np.testing.assert_array_equal(played.state.previous_rounds, state.previous_rounds)
+        np.testing.assert_array_equal(played.state.last_rounds, state.last_rounds)
       state = played.state
-      assert (state.spent.numpy() <= config.prices.limit).all()
+      assert guarded.spent_max == pytest.approx(account.spent.max() / config.prices.limit, rel=1e-12)
+      assert guarded.spent_max <= 1
     assert 0 < refused < 12
 
-  def test_planned_rounds_are_those_of_the_server(self):
+  def test_planned_rounds_are_those_of_the_clients(self):
     schedule = _schedule()
-    config, keys = _config(schedule), _keys()
-    rounds, came = config.for_model(_SPECS, _LAYERS), [cohort[1:] for cohort in schedule]
+    config = _config(schedule)
+    rounds, came, guarded = config.for_model(_SPECS, _LAYERS), [cohort[1:] for cohort in schedule], _guarded(config)
     state = rounds.initial_state()
-    for cohort, planned in zip(came, planning.planned_rounds(config, came)):
-      played = _play(rounds, state, cohort, keys)
+    for round_num, (cohort, planned) in enumerate(zip(came, planning.planned_rounds(config, came)), 1):
+      played = _play(rounds, state, guarded.answers(round_num, cohort))
       state = played.state
       np.testing.assert_array_equal(played.admitted.weights, planned.weights)
-      assert float(played.metrics['spent_max']) == pytest.approx(planned.spent_max, rel=1e-5)
+      assert guarded.spent_max == pytest.approx(planned.spent_max, rel=1e-12)
 
   def test_after_the_planned_rounds_nothing_is_released(self):
     schedule = _schedule(rounds=2)
-    config, keys = _config(schedule), _keys()
-    rounds = config.for_model(_SPECS, _LAYERS)
+    config = _config(schedule)
+    rounds, guarded = config.for_model(_SPECS, _LAYERS), _guarded(config)
     state = rounds.initial_state()
-    for cohort in schedule:
-      state = _play(rounds, state, cohort, keys).state
-    played = _play(rounds, state, schedule[0], keys)
-    assert not played.state.weights.numpy().any() and not played.result[0].numpy().any()
+    for round_num, cohort in enumerate([*schedule, schedule[0]], 1):
+      played = _play(rounds, state, guarded.answers(round_num, cohort))
+      state = played.state
+    assert not state.weights.numpy().any() and not played.result[0].numpy().any()
+
+  def test_a_simulation_goes_on_where_its_ledger_ends(self):
+    schedule = _schedule()
+    config = _config(schedule)
+    plan = plans.CertifiedPlan(config, schedule)
+    rounds, guarded, ledger = config.for_model(_SPECS, _LAYERS), _guarded(config), plan.new_ledger()
+    state = rounds.initial_state()
+    for round_num, cohort in enumerate(schedule[:5], 1):
+      played = _play(rounds, state, guarded.answers(round_num, cohort))
+      ledger.append(plan.recorded(played.state, played.metrics, cohort))
+      state = played.state
+    resumed = _guarded(config)
+    resumed.resume(ledger)
+    assert resumed.spent_max == guarded.spent_max
+    one, other = (each.answers(6, schedule[5]) for each in (guarded, resumed))
+    tf.nest.map_structure(np.testing.assert_array_equal, one, other)
 
 
 class TestNoise:
@@ -111,10 +134,9 @@ class TestNoise:
     schedule = _schedule(rounds=5)
     config, size = _config(schedule), 20_000
     rounds = config.for_model([tf.TensorSpec([size], tf.float32)], [layers_lib.Layer('a', (0,), True)])
-    state, keys, released = rounds.initial_state(), _keys(), []
-    for cohort in schedule:
-      own = [dict(client_id=client, noise_key=tf.constant(keys[client])) for client in cohort]
-      played = playing.play_round(rounds, state, [[tf.zeros([size])] for _ in cohort], own)
+    state, guarded, released = rounds.initial_state(), _guarded(config), []
+    for round_num, cohort in enumerate(schedule, 1):
+      played = _play(rounds, state, guarded.answers(round_num, cohort))
       state = played.state
       released.append(played.result[0].numpy() * config.divisor / 0.5 / config.noise_multiplier)
     expected = held_noise.covariance(schedule, 0.7)
@@ -136,11 +158,25 @@ class TestNoise:
       assert np.abs(left.numpy()).max() < bound
     assert np.abs(with_w[0].numpy()).max() > 0 and (noise[1] != with_w[1]).numpy().any()
 
+  def test_a_new_chain_takes_nothing_back_and_has_as_much_noise(self):
+    config, key, size = _config(), tf.constant(_keys()[0]), 5_000
+    rounds = config.for_model([tf.TensorSpec([size], tf.float32)], [layers_lib.Layer('a', (0,), True)])
+    of = lambda last: rounds._noise(key, tf.constant(5, tf.int64), tf.constant(last, tf.int64)).numpy()
+    first, anew, linked = of(0), of(guard.NEW_CHAIN), of(2)
+    fresh, taken_back = (stddev * rounds.grid.steps for stddev in config.share_stddevs)
+    noise_checks.assert_gaussian(anew, math.hypot(fresh, taken_back, taken_back))
+    # In place of W of round 2 there is noise that no other round has.
+    substitute, w_of_2 = first - anew, first - linked
+    noise_checks.assert_gaussian(substitute, taken_back)
+    noise_checks.assert_uncorrelated(substitute, w_of_2)
+    later = rounds._noise(key, tf.constant(6, tf.int64), tf.constant(guard.NEW_CHAIN, tf.int64)).numpy()
+    noise_checks.assert_uncorrelated(anew, later)
+
   def test_is_within_the_bounds_of_the_secure_sum(self):
-    config, keys = _config(), _keys()
+    config = _config()
     rounds = config.for_model(_SPECS, _LAYERS)
-    cohort = _schedule()[0]
-    played = _play(rounds, rounds.initial_state(), cohort, keys, [[tf.fill(spec.shape, 1e3) for spec in _SPECS]] * 4)
+    answers = _guarded(config).answers(1, _schedule()[0])
+    played = _play(rounds, rounds.initial_state(), answers, [[tf.fill(spec.shape, 1e3) for spec in _SPECS]] * 4)
     for own in played.sent:
       for part, bound in zip(own, rounds.secure_bounds):
         assert part.dtype == tf.int64 and np.abs(part.numpy()).max() <= bound
@@ -150,29 +186,113 @@ class TestNoise:
     assert rounds.secure_bounds[0] >= reach
 
   def test_a_replayed_round_gives_the_same_sum(self):
-    config, keys = _config(), _keys()
-    rounds, cohort = config.for_model(_SPECS, _LAYERS), _schedule()[0]
-    first, second = (_play(rounds, rounds.initial_state(), cohort, keys) for _ in range(2))
+    config, cohort = _config(), _schedule()[0]
+    rounds = config.for_model(_SPECS, _LAYERS)
+    first, second = (_play(rounds, rounds.initial_state(), _guarded(config).answers(1, cohort)) for _ in range(2))
     for one, other in zip(first.result, second.result):
       np.testing.assert_array_equal(one, other)
 
   def test_two_clients_with_one_key_add_the_same_noise(self):
     # So the account would be wrong. A key must be drawn by its client; nobody can check that it is new.
-    config, keys = _config(), _keys()
-    keys[1] = keys[0]
-    rounds = config.for_model(_SPECS, _LAYERS)
-    played = _play(rounds, rounds.initial_state(), [0, 1], keys)
+    config = _config()
+    rounds, key = config.for_model(_SPECS, _LAYERS), _keys()[0]
+    answers = {client: _answer(config, client, key=key) for client in (0, 1)}
+    played = _play(rounds, rounds.initial_state(), answers)
     np.testing.assert_array_equal(played.sent[0][0], played.sent[1][0])
 
-  def test_a_client_twice_in_a_round_is_refused(self):
-    rounds = _config().for_model(_SPECS, _LAYERS)
-    with pytest.raises(tf.errors.InvalidArgumentError, match='twice'):
-      _play(rounds, rounds.initial_state(), [2, 2], _keys())
-
   def test_the_key_does_not_leave_the_client(self):
-    rounds = _config().for_model(_SPECS, _LAYERS)
-    report = rounds.report(None, dict(client_id=1, noise_key=tf.constant(_keys()[1])), {})
-    assert set(report) - set(rounds.kept_fields) == {'client_id'}
+    config = _config()
+    rounds = config.for_model(_SPECS, _LAYERS)
+    report = rounds.report(None, dict(client_id=tf.constant(1, tf.int64), answer=_answer(config, 1)), {})
+    assert set(report) - set(rounds.kept_fields) == {'client_id', 'round', 'last_round', 'weight'}
+
+
+class TestRound:
+  """What a client and the server check of an answer, whoever made it."""
+
+  @pytest.fixture(scope='class')
+  def played(self):
+    config = _config()
+    rounds = config.for_model(_SPECS, _LAYERS)
+    state = rounds.initial_state()
+    guarded = _guarded(config)
+    for round_num in (1, 2):
+      state = _play(rounds, state, guarded.answers(round_num, [0, 1, 2])).state
+    return config, rounds, state
+
+  @pytest.mark.parametrize(
+    'changes, words',
+    [
+      (dict(plan=np.int64(5)), 'another plan'),
+      (dict(weight=np.float32(0.9999)), 'must be the planned one'),
+      (dict(weight=np.float32(10)), 'must be the planned one'),
+      (dict(weight=np.float32('nan')), 'must be the planned one'),
+      (dict(weight=np.float32(-0.5)), 'must be the planned one'),
+      (dict(round=np.int64(2)), 'must answer the next round'),
+      (dict(round=np.int64(4)), 'must answer the next round'),
+      (dict(last_round=np.int64(0)), 'takes back the noise of another round'),
+      (dict(last_round=np.int64(1)), 'takes back the noise of another round'),
+      (dict(last_round=np.int64(3)), 'takes back the noise of another round'),
+    ],
+  )
+  def test_an_answer_that_does_not_fit_is_refused(self, played, changes, words):
+    config, rounds, state = played
+    assert config.planned_weights[1] != 0.9999
+    _play(rounds, state, {1: _answer(config, 1, 3, 2)})
+    with pytest.raises(tf.errors.InvalidArgumentError, match=words):
+      _play(
+        rounds, state, {1: {**_answer(config, 1, 3, 2), **{name: tf.constant(one) for name, one in changes.items()}}}
+      )
+
+  def test_a_client_may_begin_a_new_chain(self, played):
+    config, rounds, state = played
+    after = _play(rounds, state, {1: _answer(config, 1, 3, guard.NEW_CHAIN)}).state
+    assert after.last_rounds.numpy().tolist()[:3] == [2, 3, 2]
+
+  def test_a_client_twice_in_a_round_is_refused(self, played):
+    config, rounds, state = played
+    own = [dict(client_id=2, answer=_answer(config, 2, 3, 2))] * 2
+    with pytest.raises(tf.errors.InvalidArgumentError, match='twice'):
+      playing.play_round(rounds, state, [[tf.zeros(spec.shape) for spec in _SPECS]] * 2, own)
+
+  def test_the_clipping_norm_is_the_plans_whatever_the_state_says(self, played):
+    config, rounds, state = played
+    updates = [[tf.ones(spec.shape) for spec in _SPECS]]
+    sent = [
+      _play(rounds, state._replace(clip=tf.constant(clip)), {1: _answer(config, 1, 3, 2)}, [list(updates[0])]).sent
+      for clip in (0.5, 1e-30, 1e30)
+    ]
+    for other in sent[1:]:
+      tf.nest.map_structure(np.testing.assert_array_equal, sent[0], other)
+
+  def test_silence_sends_nothing(self, played):
+    config, rounds, state = played
+    silence = guard.silence(guard.PublicPlan.of(config), 3)
+    after = _play(rounds, state, {1: silence}, [[tf.ones(spec.shape) for spec in _SPECS]])
+    assert all(not part.numpy().any() for part in after.sent[0]) and after.state.last_rounds.numpy()[1] == 2
+
+
+class TestThreshold:
+  def test_fewer_shares_of_noise_are_larger(self):
+    schedule = _schedule()
+    plain, guarded = _config(schedule, 0.0), _config(schedule, 0.0, threshold=0.5)
+    assert guarded.noise_multiplier == pytest.approx(plain.noise_multiplier, rel=1e-12)
+    ratio = guarded.share_stddevs[0] / plain.share_stddevs[0]
+    assert ratio == pytest.approx(math.sqrt(2), rel=1e-12)
+
+  def test_half_of_a_cohort_has_the_noise_of_the_account(self):
+    size = 20_000
+    config = _config(_schedule(), 0.0, threshold=0.5)
+    rounds = config.for_model([tf.TensorSpec([size], tf.float32)], [layers_lib.Layer('a', (0,), True)])
+    answers = _guarded(config).answers(1, [0, 3, 5, 7])
+    played = _play(rounds, rounds.initial_state(), {client: answers[client] for client in (3, 5)})
+    noise = played.result[0].numpy() * config.divisor / 0.5
+    # What four clients have without a threshold.
+    noise_checks.assert_gaussian(noise, config.noise_multiplier * 2)
+
+  def test_correlated_noise_is_refused(self):
+    with pytest.raises(ValueError, match='independent from round to round'):
+      _config(threshold=0.5)
 
 
 class TestGame:
@@ -243,10 +363,3 @@ class TestRefusals:
     config = dataclasses.replace(_config(), noise_multiplier=1e9)
     with pytest.raises(ValueError, match='overflow'):
       config.for_model([tf.TensorSpec([10**9], tf.float32)], [layers_lib.Layer('a', (0,), True)])
-
-
-def test_own_told_finds_what_is_of_a_client():
-  told = dict(weights=tf.constant([0.5, 1.0]), previous_rounds=tf.constant([3, 4], tf.int64), clip=tf.constant(2.0))
-  told['client_ids'] = tf.constant([7, 5], tf.int64)
-  own = mechanism.own_told(told, tf.constant(5, tf.int64))
-  assert (float(own['weight']), int(own['previous_round']), float(own['clip'])) == (1.0, 4, 2.0)

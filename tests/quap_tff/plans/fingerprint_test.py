@@ -140,7 +140,8 @@ _PLANS = {
     'CertifiedConfig(num_clients=3, epsilon=3.0, delta=1e-05, noise_multiplier=1.3116604460700083, '
     'correlation=Independent(), divisor=1.0000000298023224, num_rounds=2, weights=Participation(alpha=0.5, beta=2.0), '
     f"participation={_RATES}, clip=Fixed(norm=1.0), clip_split='joint', planned_rounds=None, planned_costs=None, "
-    "own_epsilon=None, noise_seed=None, trust='server', planned_weights=None, most_clients=None, dropout=0.0)",
+    "own_epsilon=None, noise_seed=None, trust='server', planned_weights=None, most_clients=None, dropout=0.0, "
+    'threshold=None)',
   ),
   'ar1': (
     lambda: plans.CertifiedPlan(
@@ -149,7 +150,8 @@ _PLANS = {
     'CertifiedConfig(num_clients=3, epsilon=3.0, delta=1e-05, noise_multiplier=4.0, correlation=Ar1(decay=0.5), '
     f'divisor=2.0, num_rounds=2, weights=Uniform(), participation={_RATES}, clip=Fixed(norm=1.0), '
     "clip_split='joint', planned_rounds=None, planned_costs=None, own_epsilon=None, noise_seed=None, "
-    "trust='server', planned_weights=None, most_clients=None, dropout=0.0)",
+    "trust='server', planned_weights=None, most_clients=None, dropout=0.0, "
+    'threshold=None)',
   ),
   'lee_kifer': (
     lambda: plans.LeeKiferPlan(line_search.LineSearchConfig(8, 2.0, 1e-5, 4, noise_seed=3)),

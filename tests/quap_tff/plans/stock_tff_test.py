@@ -27,7 +27,7 @@ _extract_event = tff.aggregators.differential_privacy.extract_dp_event_from_stat
 _VALUE = tff.to_type([(np.float32, [2]), (np.float32, [1]), (np.float32, [2])])
 _WEIGHT = tff.to_type(collections.OrderedDict(client_id=np.int64))
 _LAYERS = (layers.Layer('conv', (0, 1), False), layers.Layer('dense', (2,), False))
-_MODEL = layers.ModelShape(_LAYERS, (2, 1, 2))
+_MODEL = layers.ModelShape(_LAYERS, ((2,), (1,), (2,)))
 _STOCK = {
   'tff_dp_fedavg': stock_tff.DpFedAvg(),
   'tff_dp_fedavg_adaptive': stock_tff.DpFedAvgAdaptive(),

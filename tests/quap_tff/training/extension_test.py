@@ -59,7 +59,8 @@ def _play(extension, rounds, num_clients=4, clip=np.inf):
   pull = extension.client_work(client_update.ClientWorkConfig()).proximal_strength
   memory, x, found = extension.initial_memory(num_clients, [tf.TensorShape([1])]), 0.0, []
   for clients in rounds:
-    message, table = extension.message(memory), extension.own_vectors(memory)
+    message = extension.message(memory)
+    table = extension.own_vectors(memory) if extension.has_own_vectors else None
     sent, reports = [], []
     for index, (y, steps, epochs, absent) in clients.items():
       own = None if table is None else [table[index]]

@@ -1,0 +1,89 @@
+"""Tests that every certified plan compiles to TFF's forms, and that their own functions play the same round."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from quap_tff import plans
+from quap_tff import runtime
+from quap_tff.mechanisms import clip_rules
+from quap_tff.mechanisms import correlation
+from quap_tff.mechanisms import guarded_clients
+from quap_tff.mechanisms import sparsity
+from quap_tff.mechanisms.certified_config import CertifiedConfig
+from quap_tff.training import heterogeneity
+from tests.quap_tff import linear_model
+
+pytestmark = pytest.mark.slow
+
+_SCHEDULE = [np.array([0, 2, 3]), np.array([1, 2]), np.array([0, 2, 3])]
+_SECRET = b'of the simulation'
+_HELD = dict(trust='secure_sum', correlation=correlation.Held(0.5))
+_PLANS = {
+  'independent': ({}, {}),
+  'ar1': (dict(correlation=correlation.Ar1(0.9), num_rounds=3), {}),
+  'private quantile': (dict(clip=clip_rules.PrivateQuantile(initial_clip=0.5)), {}),
+  'sparse': ({}, dict(sparsity=sparsity.RandomMask(0.5))),
+  'fedvarp': ({}, dict(extension=heterogeneity.FedVarp(memory='released'))),
+  'held': (_HELD, {}),
+  'held, independent': (dict(trust='secure_sum', correlation=correlation.Held(0.0), threshold=0.5), {}),
+}
+
+
+def _plan(name):
+  changes, options = _PLANS[name]
+  values = dict(num_clients=4, epsilon=3.0, delta=1e-5, clip=clip_rules.Fixed(0.5), noise_seed=3)
+  return plans.CertifiedPlan(CertifiedConfig(**{**values, **changes}), _SCHEDULE, **options)
+
+
+def _clients(plan, round_num):
+  """The clients' data of a round, after the rounds before it."""
+  found = [linear_model.client(int(client), y=1.0 + client) for client in _SCHEDULE[round_num - 1]]
+  if plan.holds_noise:
+    guarded = guarded_clients.GuardedClients(plan, _SECRET)
+    for t, cohort in enumerate(_SCHEDULE[:round_num], 1):
+      answers = guarded.answers(t, cohort)
+    for one, answer in zip(found, answers.values()):
+      one['answer'] = tf.data.Dataset.from_tensors(answer)
+  return found
+
+
+def _map_reduce(process, state, clients):
+  """A round by the functions of a `MapReduceForm`: all of TensorFlow alone."""
+  form = tff.backends.mapreduce.get_map_reduce_form_for_computation(process.next)
+  prepared = form.prepare(state)
+  updates = [form.work(data, prepared) for data in clients]
+  total = form.zero()
+  for update in updates:
+    total = form.accumulate(total, update[0])
+  simple = form.report(form.merge(total, form.zero()))
+  modular = tf.nest.map_structure(
+    lambda modulus, *parts: np.sum(parts, axis=0) % modulus,
+    form.secure_modular_sum_modulus(),
+    *[update[3] for update in updates],
+  )
+  return form.update(state, (simple, (), (), modular))
+
+
+def _distribute_aggregate(process, state, clients):
+  form = tff.backends.mapreduce.get_distribute_aggregate_form_for_computation(process.next)
+  broadcast, kept = form.server_prepare(state).values()
+  message = form.server_to_client_broadcast(broadcast)
+  work = form.client_work(clients, message)
+  return form.server_result(kept, form.client_to_server_aggregation(kept, work))
+
+
+@pytest.mark.parametrize('name', _PLANS)
+@pytest.mark.parametrize('play', [_map_reduce, _distribute_aggregate])
+def test_a_round_of_the_form_is_the_round(name, play):
+  plan = _plan(name)
+  process = plan.build_process(linear_model.Linear)
+  with runtime.activate(runtime.RuntimeConfig(device='cpu')):
+    first = process.next(process.initialize(), _clients(plan, 1))
+    expected = process.next(first.state, _clients(plan, 2))
+    found = play(process, first.state, _clients(plan, 2))
+  flat = lambda value: tff.structure.flatten(tff.structure.from_container(value, recursive=True))
+  assert len(flat(expected)) == len(flat(found)) > 15
+  for one, other in zip(flat(expected), flat(found)):
+    np.testing.assert_array_equal(one, other)
