@@ -10,7 +10,7 @@ from typing import Any, Callable, Optional, TypeVar
 import numpy as np
 
 _Number = TypeVar('_Number', int, float)
-# Of a field's metadata: the check of its values, and the type of a number whose default is None.
+# Of a field's metadata: the check of its values, and the type of a number.
 CHECK, TYPE = 'check', 'type'
 
 
@@ -64,27 +64,30 @@ def plain(value: Any) -> Any:
 class Checked:
   """A frozen dataclass that checks its fields when it is made.
 
-  These are its `number_field`s, `integer_field`s and `registry.name_field`s, and those that are true or false. It
-  keeps NumPy's numbers as Python's: its `repr` is a fingerprint, which must not depend on the version of NumPy.
+  These are its `number_field`s, `integer_field`s and `registry.name_field`s, and those that are true or false. Its
+  `repr` is a fingerprint, in which one value has one text: NumPy's numbers are Python's, and the 1 of a float is 1.0.
   A subclass with a `__post_init__` of its own calls this one from it.
   """
 
   def __post_init__(self) -> None:
     for field in dataclasses.fields(self):  # type: ignore[arg-type]  # Subclasses are dataclasses.
       value = plain(getattr(self, field.name))
-      object.__setattr__(self, field.name, value)
       if CHECK in field.metadata and not (value is None and field.default is None):
         field.metadata[CHECK](value)
+      to = field.metadata.get(TYPE, type(field.default))
+      if to is float and isinstance(value, numbers.Real) and not isinstance(value, bool):
+        value = float(value) + 0.0  # -0.0 is 0.0.
+      object.__setattr__(self, field.name, value)
       if isinstance(field.default, bool) and not isinstance(value, bool):
         raise ValueError(f'{field.name} must be true or false, found {value!r}.')
 
 
-def number_field(name: str, default: Optional[float], **bounds: float) -> Any:
+def number_field(name: str, default: Any = dataclasses.MISSING, **bounds: float) -> Any:
   """A field of a `Checked`. Its values must be a `number` inside the bounds, or None if that is the default."""
-  return dataclasses.field(default=default, metadata={CHECK: functools.partial(number, name, **bounds)})
+  return dataclasses.field(default=default, metadata={CHECK: functools.partial(number, name, **bounds), TYPE: float})
 
 
-def integer_field(name: str, default: Optional[int], **bounds: int) -> Any:
+def integer_field(name: str, default: Any = dataclasses.MISSING, **bounds: int) -> Any:
   """As `number_field`, for `integer`."""
   return dataclasses.field(default=default, metadata={CHECK: functools.partial(integer, name, **bounds), TYPE: int})
 

@@ -35,19 +35,6 @@ def name_of(choice: Any, registry: Mapping[str, Any]) -> str:
   raise ValueError(f'{type(choice).__name__} has no name. Register it: these are {", ".join(sorted(registry))}.')
 
 
-def in_plain_numbers(choice: Any) -> Any:
-  """The choice with the numbers that its spec gives: the 1 of a float is 1.0, and NumPy's numbers are Python's."""
-  values = {}
-  for name, field in parameters(choice).items():
-    value = getattr(choice, name)
-    to = field.metadata.get(checks.TYPE, float) if field.default is None else type(field.default)
-    if value is not None and to in (int, float):
-      values[name] = to(value) + 0  # -0.0 is 0.0.
-    elif to is tuple:
-      values[name] = tuple(map(float, value))
-  return dataclasses.replace(choice, **values)
-
-
 def unknown_name_error(kind: str, name: str, known: Sequence[str]) -> ValueError:
   """An error that gives the nearest valid names, and then all of them."""
   if not known:

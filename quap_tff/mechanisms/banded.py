@@ -37,8 +37,8 @@ class Banded(recursions.Correlation):
     checks.integer('bands', self.bands, at_least=1)
     if not isinstance(self.gain, tuple):
       raise ValueError(f'gain must be a tuple with c_1 and the coefficients after it, found {self.gain!r}.')
-    for gain in self.gain:
-      checks.number('gain', gain, at_least=0, at_most=1)
+    gains = tuple(checks.number('gain', one, at_least=0, at_most=1) + 0.0 for one in self.gain)  # -0.0 is 0.0.
+    object.__setattr__(self, 'gain', gains)
     if self.gain and len(self.gain) != self.bands - 1:
       raise ValueError(
         f'gain must have {self.bands - 1} numbers for bands={self.bands}, one for each coefficient after the first, '

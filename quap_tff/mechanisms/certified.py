@@ -188,7 +188,7 @@ class CertifiedRounds(mechanism.Rounds):
     weights = tf.gather(announced['weights'], client_ids)
     own = tf.nest.map_structure(lambda part: tf.gather(part, client_ids), state.accounts)
     prices = privacy_filter.prices_of(config.prices, client_ids)
-    own = privacy_filter.charged(prices, own, release, planning.rounds_left(config, round_num), weights)
+    own = privacy_filter.charged(prices, own, release, config.rounds_left(round_num), weights)
     places = client_ids[:, tf.newaxis]
     accounts = tf.nest.map_structure(
       lambda part, new: tf.tensor_scatter_nd_update(part, places, new), state.accounts, own

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 import dataclasses
 import math
 from typing import Any, Optional
@@ -25,6 +26,7 @@ from quap_tff.mechanisms import weight_rules
 
 certified = lazy.module('quap_tff.mechanisms.certified')
 held = lazy.module('quap_tff.mechanisms.held')
+planning = lazy.module('quap_tff.mechanisms.planning')
 
 # Up to this norm float32 does not overflow, whatever the noise multiplier and the weight.
 LARGEST_CLIP = 1e20
@@ -37,6 +39,7 @@ _LEAST_SHARE = 0.75
 _NOTHING = float(np.finfo(np.float64).tiny)
 SMALLEST_MULTIPLIER, LARGEST_MULTIPLIER = 1e-3, 1e9
 TRUSTS = ('server', 'secure_sum')
+_PUBLIC_METRICS = {'exhausted_clients', 'weight_mean', 'weight_min', 'spent_max'}
 # How many rounds the account of rounding covers if their number is not planned.
 _OPEN_ENDED = 10**6
 
@@ -83,13 +86,15 @@ class CertifiedConfig(mechanism.Mechanism):
       may drop out, and the account is about a server that tells the truth about them.
   """
 
-  num_clients: int
-  epsilon: float
-  delta: float
-  noise_multiplier: Optional[float] = None
+  num_clients: int = checks.integer_field('num_clients', at_least=1, at_most=2**31 - 1)
+  epsilon: float = checks.number_field('epsilon', above=0, at_most=100)
+  delta: float = checks.number_field('delta', above=0, below=1)
+  noise_multiplier: Optional[float] = checks.number_field(
+    'noise_multiplier', None, at_least=SMALLEST_MULTIPLIER, at_most=LARGEST_MULTIPLIER
+  )
   correlation: correlations.Correlation = correlations.Independent()
-  divisor: Optional[float] = None
-  num_rounds: Optional[int] = None
+  divisor: Optional[float] = checks.number_field('divisor', None, above=0)
+  num_rounds: Optional[int] = checks.integer_field('num_rounds', None, at_least=1)
   weights: weight_rules.WeightRule = weight_rules.Participation()
   participation: participations.ParticipationConfig = participations.ParticipationConfig()
   clip: clip_rules.ClipRule = clip_rules.Fixed(1.0)
@@ -100,25 +105,17 @@ class CertifiedConfig(mechanism.Mechanism):
   noise_seed: Optional[int] = checks.integer_field('noise seed', None, at_least=0, at_most=2**63 - 1)
   trust: str = 'server'
   planned_weights: Optional[tuple[float, ...]] = None
-  most_clients: Optional[int] = None
-  dropout: float = 0.0
-  threshold: Optional[float] = None
+  most_clients: Optional[int] = checks.integer_field('most_clients', None, at_least=0)
+  dropout: float = checks.number_field('dropout', 0.0, at_least=0, at_most=0.9)
+  threshold: Optional[float] = checks.number_field('threshold', None, above=0, at_most=1)
 
   def __post_init__(self):
     super().__post_init__()
-    checks.integer('num_clients', self.num_clients, at_least=1, at_most=2**31 - 1)
-    checks.number('epsilon', self.epsilon, above=0, at_most=100)
-    checks.number('delta', self.delta, above=0, below=1)
-    if self.noise_multiplier is not None:
-      checks.number('noise_multiplier', self.noise_multiplier, at_least=SMALLEST_MULTIPLIER, at_most=LARGEST_MULTIPLIER)
     if not isinstance(self.correlation, correlations.Correlation):
       raise TypeError(
         f'correlation must be a Correlation of quap_tff.mechanisms.correlation, found {self.correlation!r}.'
       )
-    if self.divisor is not None:
-      checks.number('divisor', self.divisor, above=0)
     if self.num_rounds is not None:
-      checks.integer('num_rounds', self.num_rounds, at_least=1)
       self.correlation.check_rounds(self.num_rounds)
     if not isinstance(self.weights, weight_rules.WeightRule):
       raise TypeError(f'weights must be a rule of quap_tff.mechanisms.weight_rules, found {self.weights!r}.')
@@ -126,26 +123,13 @@ class CertifiedConfig(mechanism.Mechanism):
       raise registry.unknown_name_error('clip split', self.clip_split, list(clip_splits.SPLITS))
     if self.trust not in TRUSTS:
       raise registry.unknown_name_error('trust', self.trust, TRUSTS)
-    if self.most_clients is not None:
-      checks.integer('most_clients', self.most_clients, at_least=0)
     self._check_trust()
     self._check_clip()
     self._check_plan()
     self._check_own_epsilon()
-    # One text for one mechanism: 3 and 3.0 are the same ε.
-    for name in ('correlation', 'weights', 'participation', 'clip'):
-      object.__setattr__(self, name, registry.in_plain_numbers(getattr(self, name)))
-    for names, to in (
-      (('epsilon', 'delta', 'noise_multiplier', 'divisor', 'dropout', 'threshold'), float),
-      (('num_clients', 'num_rounds', 'most_clients'), int),
-    ):
-      for name in names:
-        if (value := getattr(self, name)) is not None:
-          object.__setattr__(self, name, to(value) + 0)  # -0.0 is 0.0.
 
   def _check_trust(self):
     is_held = isinstance(self.correlation, correlations.Held)
-    checks.number('dropout', self.dropout, at_least=0, at_most=0.9)
     if not self.holds_noise:
       others = self.planned_weights, self.most_clients, self.threshold
       if is_held or self.dropout or any(one is not None for one in others):
@@ -163,14 +147,12 @@ class CertifiedConfig(mechanism.Mechanism):
       raise ValueError(
         f'With trust="secure_sum", nobody sees the norms that {self.clip!r} follows. Use a fixed clipping norm.'
       )
-    if self.threshold is not None:
-      checks.number('threshold', self.threshold, above=0, at_most=1)
-      if self.correlation.is_settled and self.correlation.decay:
-        raise ValueError(
-          f'A threshold needs noise that is independent from round to round, found {self.correlation!r}: if a server '
-          'chooses who drops out, it chooses which noise is taken back. Use correlation=Held(0.0), or leave threshold '
-          'out.'
-        )
+    if self.threshold is not None and self.correlation.is_settled and self.correlation.decay:
+      raise ValueError(
+        f'A threshold needs noise that is independent from round to round, found {self.correlation!r}: if a server '
+        'chooses who drops out, it chooses which noise is taken back. Use correlation=Held(0.0), or leave threshold '
+        'out.'
+      )
     if self.planned_weights is not None:
       weights = np.asarray(self.planned_weights, np.float64)
       if weights.shape != (self.num_clients,) or not ((weights >= 0) & (weights <= 1)).all():
@@ -278,6 +260,10 @@ class CertifiedConfig(mechanism.Mechanism):
       limit=limit, noise_multiplier=self.noise_multiplier, count_cost=self._count_cost, correlation=self.correlation
     )
 
+  def rounds_left(self, round_num: Any) -> Any:
+    """T - t, the planned rounds after round t; +inf if no number of rounds is planned."""
+    return math.inf if self.num_rounds is None else self.num_rounds - round_num
+
   def _limit_of(self, epsilon: float) -> float:
     """The largest μ² of a client with this ε. A part of ε and δ is kept for what rounding costs."""
     kept = 1 - integers.RESERVE
@@ -376,18 +362,13 @@ class CertifiedConfig(mechanism.Mechanism):
   def facts(self) -> mechanism.Facts:
     return mechanism.Facts(
       delta=self.delta,
-      public_metrics=(
-        mechanism.PUBLIC_METRICS
-        | mechanism.PUBLIC_NORMS
-        | {'exhausted_clients', 'weight_mean', 'weight_min', 'spent_max'}
-      ),
+      public_metrics=mechanism.PUBLIC_METRICS | mechanism.PUBLIC_NORMS | _PUBLIC_METRICS,
       # The noise that a round takes back would be that of other weights than those it updates.
       takes_sparsity=self.correlation.is_settled and not self.correlation.num_buffers,
       noise_is_planned=True,
       divisor=self.divisor,
       correlation=self.correlation,
       trust=self.trust,
-      unplannable='what the rounds of this method cost is not known before they have run',
     )
 
   @property
@@ -405,12 +386,15 @@ class CertifiedConfig(mechanism.Mechanism):
   def spent(self, state: Any, metrics: Any, cohort: np.ndarray) -> mechanism.Spent:
     return self.cost(cohort, np.asarray(state.weights)[cohort].astype(np.float64), float(metrics['clipping_norm']))
 
+  def planned(self, cohorts: Sequence[np.ndarray]) -> list[mechanism.Spent]:
+    rounds = zip(cohorts, planning.planned_rounds(self, cohorts))
+    return [self.cost(cohort, one.weights.astype(np.float64), self.clip.initial_norm) for cohort, one in rounds]
+
   def cost(self, cohort: np.ndarray, weights: np.ndarray, clipping_norm: float) -> mechanism.Spent:
     """The cost of a round with these weights w_i(t), float64[M].
 
-    Its budgets are not ε_base, which this mechanism never spends. They are the ε that the round, taken alone, costs
-    each client at the configuration's total δ. So the ledger's Σε at k·δ is a proven but loose figure, by basic
-    composition. The certificate has the exact one.
+    Its budgets are the ε that the round, taken alone, costs each client at the total δ. So the ledger's Σε at k·δ is
+    proven but loose, by basic composition.
     """
     prices = self.prices
     mu = np.sqrt((weights / prices.noise_multiplier) ** 2 + prices.count_cost * (weights > 0))

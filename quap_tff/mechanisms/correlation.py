@@ -70,14 +70,12 @@ class Ar1(_OfOneDecay):
       multiplier.
   """
 
-  decay: Optional[float] = None
+  decay: Optional[float] = checks.number_field('decay', None, at_least=0, at_most=LARGEST_DECAY)
 
   def __post_init__(self):
     super().__post_init__()
-    if self.decay is not None:
-      checks.number('decay', self.decay, at_least=0, at_most=LARGEST_DECAY)
-      if self.decay:
-        _check_decay('decay, unless it is 0 (independent noise),', self.decay)
+    if self.decay:
+      _checked_decay('decay, unless it is 0 (independent noise),', self.decay)
 
   def candidates(self, num_releases: int, most: int, apart: int) -> tuple[Correlation, ...]:
     del num_releases, most, apart
@@ -108,10 +106,8 @@ class Blt(recursions.Exponentials):
     for name, values in (('gain', self.gain), ('decay', self.decay)):
       if not isinstance(values, tuple):
         raise ValueError(f'{name} must be a tuple with one number for each term, found {values!r}.')
-    for gain in self.gain:
-      checks.number('gain', gain, above=0, at_most=1)
-    for decay in self.decay:
-      _check_decay('decay', decay)
+    object.__setattr__(self, 'gain', tuple(checks.number('gain', one, above=0, at_most=1) for one in self.gain))
+    object.__setattr__(self, 'decay', tuple(_checked_decay('decay', one) for one in self.decay))
     if len(self.gain) != len(self.decay):
       raise ValueError(f'There must be as many gains as decays, found {len(self.gain)} and {len(self.decay)}.')
     if sum(self.gain) > 1:
@@ -145,12 +141,7 @@ class Held(_OfOneDecay):
     decay: λ, in [0, 0.999]; 0 is independent noise. None: chosen from the planned cohorts.
   """
 
-  decay: Optional[float] = None
-
-  def __post_init__(self):
-    super().__post_init__()
-    if self.decay is not None:
-      checks.number('decay', self.decay, at_least=0, at_most=held_noise.LARGEST_DECAY)
+  decay: Optional[float] = checks.number_field('decay', None, at_least=0, at_most=held_noise.LARGEST_DECAY)
 
   @property
   def terms(self) -> tuple[tuple[float, float], ...]:
@@ -170,8 +161,8 @@ class Held(_OfOneDecay):
     return account.spent
 
 
-def _check_decay(name, value):
-  checks.number(name, value, at_least=SMALLEST_DECAY, at_most=LARGEST_DECAY)
+def _checked_decay(name, value) -> float:
+  return checks.number(name, value, at_least=SMALLEST_DECAY, at_most=LARGEST_DECAY)
 
 
 def of_terms(gains: Sequence[float], decays: Sequence[float]) -> Correlation:

@@ -139,9 +139,8 @@ def _held(config, cohorts, averaging) -> Planned:
   averages = averaging.candidates(len(cohorts))
   if config.is_calibrated and len(averages) == 1:
     return Planned(config, averages[0])
-  decays = correlations.DECAYS if config.correlation.decay is None else (config.correlation.decay,)
-  if config.threshold is not None:
-    decays = (0.0,)
+  decay = 0.0 if config.threshold is not None else config.correlation.decay
+  decays = correlations.DECAYS if decay is None else (decay,)
   found = held_planning.calibrated(cohorts, config.num_clients, config.prices.limit, config.dropout, averaging, decays)
   weights = found.weights.astype(np.float32)
   weights = np.where(weights > found.weights, np.nextafter(weights, np.float32(0)), weights)
@@ -366,11 +365,6 @@ def _run(
   return accounts.spent
 
 
-def rounds_left(config: configs.CertifiedConfig, round_num: Any) -> Any:
-  """T - t, the planned rounds after round t; +inf if no number of rounds is planned."""
-  return math.inf if config.num_rounds is None else config.num_rounds - round_num
-
-
 def round_view(
   config: configs.CertifiedConfig,
   prices: privacy_filter.Prices,
@@ -408,7 +402,7 @@ def round_view(
     rates=participations.rates(config.participation, participation, round_num),
     counts=participation['counts'],
     round_num=participations.counted_rounds(config.participation, round_num),
-    rounds_left=rounds_left(config, round_num),
+    rounds_left=config.rounds_left(round_num),
     in_warmup=participations.in_warmup(config.participation, round_num),
     planned=planned,
     budget_shares=budget_shares,

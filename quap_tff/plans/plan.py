@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import copy
 import dataclasses
 from typing import Any, Callable, Optional
@@ -298,17 +298,31 @@ class Plan:
     """An empty ledger for a run of this plan."""
     return accounting.RunLedger(self.num_clients, self.delta, self.fingerprint, self.correlation)
 
-  def planned_ledger(self, cohorts: Sequence[Any]) -> accounting.RunLedger:
-    """The ledger that a run over these cohorts will have, int[M_t] for each planned round.
+  def planned_ledger(
+    self, cohorts: Sequence[Any], released: Optional[Sequence[Mapping[str, Any]]] = None
+  ) -> accounting.RunLedger:
+    """The ledger that a run over these cohorts will have, or has.
+
+    Args:
+      cohorts: int[M_t] for each round.
+      released: The aggregator's measurements of each round, if a program has run them that releases no state.
 
     Raises:
-      ValueError: If a cohort is none; the message names the round.
+      ValueError: If a cohort is none, or not the one of the measurements; the message names the round.
       accounting.NoBoundError: If this is not known before the rounds have run.
     """
     if self.mechanism.facts.unplannable:
       raise accounting.NoBoundError(self.mechanism.facts.unplannable)
-    ledger = self.new_ledger()
-    for spent in self.mechanism.planned(checks.schedule(cohorts, self.num_clients)):
+    ledger, cohorts = self.new_ledger(), checks.schedule(cohorts, self.num_clients)
+    for index, spent in enumerate(self.mechanism.planned(cohorts)):
+      if released is not None:
+        found = tuple(int(released[index][name]) for name in ('round', 'cohort_size'))
+        if found != (index + 1, len(cohorts[index])):
+          raise ValueError(
+            f'Round {index + 1} has {len(cohorts[index])} clients, but the measurements are of round {found[0]} with '
+            f'{found[1]}. Give those of each round, in order.'
+          )
+        spent = spent._replace(clipping_norm=float(released[index]['clipping_norm']))
       ledger.append(accounting.RoundRecord(*spent))
     return ledger
 
@@ -323,6 +337,8 @@ class Plan:
       ValueError: If the released model has no formal ε to calibrate, or the noise is not known beforehand.
     """
     facts = self.mechanism.facts
+    if self.is_certified:
+      raise ValueError('This plan has chosen its noise from its schedule already. Make another one for other cohorts.')
     if facts.unplannable:
       raise ValueError(
         f"--calibration=exact plans a run's noise before it begins, but {facts.unplannable}: use "

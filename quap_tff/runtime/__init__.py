@@ -15,7 +15,7 @@ __getattr__, __dir__ = lazy.exports(
       'UnsupportedComputationError',
       'WorkerError',
     ],
-    'in_process': ['AsyncInProcessContext', 'InProcessContext', 'Statistics'],
+    'in_process': ['InProcessContext', 'Statistics'],
     'traffic': ['Measurement', 'Traffic'],
   },
 )

@@ -98,7 +98,7 @@ def _in_process(config: config_lib.RuntimeConfig) -> Iterator[in_process.InProce
 
 
 @contextlib.contextmanager
-def _native(config: config_lib.RuntimeConfig) -> Iterator[tff.framework.SyncContext]:
+def _native(config: config_lib.RuntimeConfig) -> Iterator[tff.program.FederatedContext]:
   with contextlib.closing(remote_workers.Worker(timeout=config.worker_timeout)) as worker:
     yield workers.NativeContext(worker)
 
@@ -119,7 +119,7 @@ _RUNTIMES = {'in_process': _in_process, 'native': _native, 'workers': _workers}
 @contextlib.contextmanager
 def activate(
   config: Union[config_lib.RuntimeConfig, str] = config_lib.RuntimeConfig(),
-) -> Iterator[tff.framework.SyncContext]:
+) -> Iterator[tff.program.FederatedContext]:
   """Runs TFF computations called in the `with` block, on the calling thread, where `config` says.
 
   Activate `in_process` before the program builds a model or reads a dataset: TensorFlow's thread pools and memory

@@ -1,6 +1,5 @@
 """A TFF execution context that runs computations with the TensorFlow of this process: no worker, no sockets."""
 
-import asyncio
 import collections
 from collections.abc import Generator, Iterable, Iterator, Sequence
 import concurrent.futures
@@ -74,7 +73,7 @@ class Statistics:
   traced: int = 0
 
 
-class InProcessContext(tff.framework.SyncContext):
+class InProcessContext(tff.program.FederatedContext):
   """Runs TFF computations with this process's TensorFlow.
 
   It refuses computations that take or return functions, and those with JAX or a `tff.federated_secure_select`. Ragged
@@ -172,18 +171,6 @@ class InProcessContext(tff.framework.SyncContext):
       if self._pool is None:
         self._pool = concurrent.futures.ThreadPoolExecutor(self._num_threads, thread_name_prefix='client')
       return self._pool
-
-
-class AsyncInProcessContext(tff.framework.AsyncContext):
-  """The same for callers that await, such as TFF's program library (`tff.program.NativeFederatedContext`)."""
-
-  def __init__(self, context: InProcessContext):
-    self._context = context
-
-  async def invoke(self, comp: tff.Computation, arg: Optional[Any]) -> Any:
-    if asyncio.iscoroutine(arg):
-      arg = await arg
-    return await asyncio.get_running_loop().run_in_executor(None, self._context.invoke, comp, arg)
 
 
 class _Runner:

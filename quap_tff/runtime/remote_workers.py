@@ -17,6 +17,7 @@ import weakref
 
 from absl import logging
 import grpc
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff.runtime import errors
@@ -42,6 +43,8 @@ _CHANNEL_OPTIONS = (
 _TLS_OPTIONS = (*_CHANNEL_OPTIONS, ('grpc.ssl_target_name_override', tls_worker.NAME))
 _BROKEN = 'broke its connection'
 _HEARTBEAT = '/quap_tff.Heartbeat/Beat'
+# The version of graphs grows by one a day.
+_LATER_VERSIONS = 4000
 
 # Compiled once, however many workers run it.
 _compiled = in_process.IdentityCache(
@@ -71,7 +74,7 @@ class Worker:
     pid: Process id of a worker that this program started, else `None`.
 
   Raises:
-    errors.WorkerError: If it cannot be started or reached.
+    errors.WorkerError: If it cannot be started or reached, or is of another version.
   """
 
   def __init__(
@@ -91,6 +94,15 @@ class Worker:
     _open.add(self)
     try:
       self._wait()
+      if address is not None:
+        self._connection.context.invoke(_for_this_version(), None)
+    except grpc.RpcError as error:
+      self.close()
+      raise errors.WorkerError(
+        f'The {self} runs another version of TensorFlow or TFF than this program, TensorFlow {tf.__version__}. Install '
+        f'the same version of quap_tff on both machines. It says: {error.details()}',
+        self.address,
+      ) from error
     except BaseException:
       self.close()
       raise
@@ -213,6 +225,17 @@ class Worker:
       self._sent += request.ByteSize()
       self._received += answer.ByteSize()
     return answer
+
+
+def _for_this_version() -> tff.Computation:
+  """A computation that only a worker with this TensorFlow runs: others refuse its graph."""
+  proto = tff.framework.serialize_computation(tff.tensorflow.computation(lambda: tf.constant(True)))
+  graph_def, version = tf.compat.v1.GraphDef(), tf.version.GRAPH_DEF_VERSION
+  proto.tensorflow.graph_def.Unpack(graph_def)
+  graph_def.versions.min_consumer = version
+  graph_def.versions.bad_consumers.extend(range(version + 1, version + _LATER_VERSIONS))
+  proto.tensorflow.graph_def.Pack(graph_def)
+  return tff.framework.deserialize_computation(proto)
 
 
 class _Connection:

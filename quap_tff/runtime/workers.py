@@ -36,7 +36,7 @@ from quap_tff.runtime import values
 _SECONDS_BETWEEN_LOOKS = 0.05
 
 
-class NativeContext(tff.framework.SyncContext):
+class NativeContext(tff.program.FederatedContext):
   """TFF's own execution context on `worker`."""
 
   def __init__(self, worker: remote_workers.Worker):
@@ -47,7 +47,7 @@ class NativeContext(tff.framework.SyncContext):
     return self.worker.invoke(comp, arg)
 
 
-class WorkersContext(tff.framework.SyncContext):
+class WorkersContext(tff.program.FederatedContext):
   """Spreads each computation's clients over several workers, and does the server's part in this process.
 
   The cohort is cut into one contiguous part for each worker. Partial sums are merged in the order of the parts, so a

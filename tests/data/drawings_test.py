@@ -1,6 +1,5 @@
 """Features that are centred and reduced by features of drawings: an independent computation, and no client's data."""
 
-
 import numpy as np
 import pytest
 import tensorflow as tf

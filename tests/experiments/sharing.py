@@ -53,12 +53,14 @@ class Shared:
   def _sharing_from_run(self, run, *args) -> setup.Experiment:
     experiment = self._from_run(run, *args)
     # The facts that must stay the same when a run is resumed.
-    key = json.dumps(run.identity(), default=str), experiment.federation.digest()
+    key, plan = (json.dumps(run.identity(), default=str), experiment.federation.digest()), experiment.plan
 
     def build_process(around=None):
       if around is not None:
         return experiment.build_process(around)
-      return self._get(('process', *key), experiment.build_process)
+      made = self._get(('process', *key), lambda: (experiment.build_process(), getattr(plan, 'leaving', None)))
+      plan.leaving = made[1]
+      return made[0]
 
     return dataclasses.replace(
       experiment,

@@ -49,12 +49,17 @@ def _with_kept_processes(made):
 
   def from_run(*args):
     experiment = _FROM_RUN(*args)
-    once = lambda name, make: lambda *rest: made[name] if name in made else made.setdefault(name, make(*rest))
-    return dataclasses.replace(
-      experiment,
-      build_process=once('process', experiment.build_process),
-      build_evaluation=once('evaluation', experiment.build_evaluation),
-    )
+    once = lambda name, make: made[name] if name in made else made.setdefault(name, make())
+
+    def build_process(*around):
+      process, leaving = once(
+        'process', lambda: (experiment.build_process(*around), getattr(experiment.plan, 'leaving', None))
+      )
+      experiment.plan.leaving = leaving
+      return process
+
+    evaluation = lambda: once('evaluation', experiment.build_evaluation)
+    return dataclasses.replace(experiment, build_process=build_process, build_evaluation=evaluation)
 
   return from_run
 

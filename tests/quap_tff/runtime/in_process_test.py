@@ -1,6 +1,5 @@
 """Promises of the in-process runtime beyond equal results: see `quap_tff.runtime.in_process`."""
 
-import asyncio
 import collections
 import gc
 import sys
@@ -364,17 +363,6 @@ def test_context_is_installed_for_the_block_only():
       raise KeyboardInterrupt
   assert stack.current is before
   assert _client_threads() == threads_before
-
-
-def test_program_library_can_await_it(context):
-  asynchronous = tff.program.NativeFederatedContext(runtime.AsyncInProcessContext(context))
-  computation = tff.federated_computation(tff.federated_sum, _INTS_AT_CLIENTS)
-  with tff.framework.get_context_stack().install(asynchronous):
-
-    async def program():
-      return await tff.program.materialize_value(computation([1, 2, 3]))
-
-    assert asyncio.run(program()) == 6
 
 
 def test_clients_take_the_devices_in_turn():

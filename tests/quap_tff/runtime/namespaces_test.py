@@ -16,6 +16,8 @@ import tensorflow_federated as tff
 import quap_tff
 from quap_tff import runtime
 from quap_tff.mechanisms import clip_rules
+from quap_tff.mechanisms import correlation
+from quap_tff.mechanisms import guarded_clients
 from quap_tff.runtime import remote_workers
 from tests.quap_tff.runtime import comparison
 from tests.quap_tff.runtime import namespaces
@@ -87,28 +89,42 @@ class _Method:
     self.process = self.plan.build_process(_model_fn, client_work=quap_tff.ClientWorkConfig(seed=1))
 
 
-def _client(client_id):
+class _Certified:
+  """A certified run, of which clients hold the noise if the server is not trusted."""
+
+  def __init__(self, trust):
+    held = dict(trust='secure_sum', correlation=correlation.Held(0.5)) if trust == 'secure_sum' else {}
+    config = quap_tff.CertifiedConfig(8, 3.0, 1e-5, clip=clip_rules.Fixed(0.5), noise_seed=5, **held)
+    self.plan = quap_tff.CertifiedPlan(config, _COHORTS)
+    self.process = self.plan.build_process(_model_fn, client_work=quap_tff.ClientWorkConfig(seed=1))
+
+
+def _client(client_id, answer=None):
   random = np.random.RandomState(client_id)
   examples = collections.OrderedDict(
     x=random.normal(size=(6, 4)).astype(np.float32), y=random.normal(size=(6, 3)).astype(np.float32)
   )
-  return collections.OrderedDict(
-    client_id=tf.data.Dataset.from_tensors(np.int64(client_id)), examples=tf.data.Dataset.from_tensors(examples)
-  )
+  parts = [] if answer is None else [('answer', answer)]
+  parts = [('client_id', np.int64(client_id)), *parts, ('examples', examples)]
+  return collections.OrderedDict((name, tf.data.Dataset.from_tensors(part)) for name, part in parts)
 
 
 class _Run:
-  """Two rounds of QuAP-FL, one at a time; a round counts when it has returned, as in `experiments.training`."""
+  """Two rounds, one at a time; a round counts when it has returned, as in `experiments.training`."""
 
-  def __init__(self, method):
-    self._method = method
+  def __init__(self, method, in_order=list):
+    self._method, self._in_order = method, in_order
+    is_held = getattr(method.plan, 'holds_noise', False)
+    self._guarded = guarded_clients.GuardedClients(method.plan, b'a secret') if is_held else None
     self.ledger = method.plan.new_ledger()
     self.state = method.process.initialize()
     self.outputs, self.records = [], []
 
   def round(self):
     cohort = _COHORTS[len(self.outputs)]
-    output = self._method.process.next(self.state, [_client(client) for client in cohort])
+    answers = {} if self._guarded is None else self._guarded.answers(len(self.outputs) + 1, cohort)
+    clients = [_client(client, answers.get(client)) for client in self._in_order(cohort)]
+    output = self._method.process.next(self.state, clients)
     self.state = output.state
     self.records.append(self._method.plan.record(output, cohort))
     self.ledger.append(self.records[-1])
@@ -209,6 +225,25 @@ def test_a_worker_lost_in_mid_round_changes_no_bit(workers, undisturbed, method,
   _assert_same_ledger(run.ledger, undisturbed.ledger)
   why = 'broke its connection' if what == 'killed' else f'gave no sign of life for {_TIMEOUT:g} s'
   assert f'worker at {lost.address} (not started by this program) {why}' in caplog.text
+
+
+@pytest.mark.parametrize('trust', ['server', 'secure_sum'])
+def test_a_certified_run_has_the_bits_of_one_process(workers, monkeypatch, trust):
+  """On two machines, with clients in another order, and with one machine that is killed in mid-round."""
+  method = _Certified(trust)
+  with runtime.activate(runtime.RuntimeConfig(device='cpu', num_threads=2)):
+    expected = _Run(method)
+    expected.round()
+    expected.round()
+  with _activate(workers) as context:
+    run = _Run(method, in_order=reversed)
+    run.round()
+    _at_the_next_request_for_a_result(monkeypatch, workers[1], workers[1].kill)
+    run.round()
+    assert [worker.is_usable for worker in context.workers] == [True, False]
+  assert all(record.noise_multiplier > 0 for record in run.records)
+  comparison.assert_same(run.outputs, expected.outputs, tolerance=0)
+  _assert_same_ledger(run.ledger, expected.ledger)
 
 
 @pytest.mark.parametrize('what', ['killed', 'hangs', 'unreachable'])

@@ -260,6 +260,15 @@ def test_traffic_counts_what_goes_to_a_worker_and_comes_back():
   assert numbers.nbytes < received < 2 * numbers.nbytes
 
 
+@pytest.mark.parametrize('version', [-1, 1])
+def test_a_worker_of_another_version_is_refused(two_workers, monkeypatch, version):
+  address = two_workers.workers[0].address
+  monkeypatch.setattr(tf.version, 'GRAPH_DEF_VERSION', tf.version.GRAPH_DEF_VERSION + version)
+  with pytest.raises(runtime.WorkerError, match=f'worker at {address} .* another version .*Install the same version'):
+    with runtime.activate(runtime.RuntimeConfig('workers', worker_addresses=(address,))):
+      pass
+
+
 def test_worker_that_cannot_be_reached_is_named(monkeypatch, caplog):
   for name, seconds in (('SECONDS_TO_START', 1), ('_SECONDS_UNTIL_FIRST_WORD', 0.2), ('_SECONDS_BETWEEN_WORDS', 0.3)):
     monkeypatch.setattr(f'quap_tff.runtime.remote_workers.{name}', seconds)

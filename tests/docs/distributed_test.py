@@ -1,0 +1,38 @@
+"""Runs the program of docs/distributed.md, for a certified plan and for a QuAP plan."""
+
+import pathlib
+import re
+
+import numpy as np
+import pytest
+
+from quap_tff import runtime
+
+PAGE = pathlib.Path(__file__).absolute().parents[2] / 'docs' / 'distributed.md'
+PROGRAM = re.search(r'^```python\n(import asyncio.*?)^```', PAGE.read_text(encoding='utf-8'), re.M | re.S).group(1)
+CERTIFIED = 'quap_tff.CertifiedPlan(quap_tff.CertifiedConfig(num_clients=4, epsilon=3.0, delta=1e-5), cohorts)'
+QUAP = 'quap_tff.QuapPlan(quap_tff.QuapConfig(num_clients=4, clip=quap_tff.clip_rules.QuantileEma(initial_clip=2.0)))'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('plan', [CERTIFIED, QUAP])
+def test_the_ledger_is_that_of_a_loop(plan):
+  assert CERTIFIED in PROGRAM and len(PROGRAM.splitlines()) <= 40
+  names = {}
+  exec(PROGRAM.replace(CERTIFIED, plan), names)
+  made, process, found = names['plan'], names['process'], names['ledger'].state_dict()
+  ledger = made.new_ledger()
+  np.random.seed(0)
+  with runtime.activate():
+    state = process.initialize()
+    for cohort in names['cohorts']:
+      output = process.next(state, [names['client_data'](client) for client in cohort])
+      state = output.state
+      ledger.append(made.record(output, cohort))
+  # Clients' data are random, and the clipping norms that follow them are those that were released.
+  norms = [metrics['aggregator']['clipping_norm'] for metrics in names['released'].values().values()]
+  np.testing.assert_allclose(found.pop('clipping_norms'), norms)
+  expected = ledger.state_dict()
+  expected.pop('clipping_norms')
+  for name, values in expected.items():
+    np.testing.assert_allclose(np.float64(found[name]), np.float64(values), rtol=1e-6, err_msg=name)
