@@ -216,13 +216,15 @@ def _measure(run) -> dict[str, Any]:
 
 
 def _certificate(path) -> dict[str, Any]:
-  """The certificate of a finished run's folder, which must be valid."""
+  """The certificate of a finished run's folder, which must be valid. An earlier audit and its page may be damaged."""
   try:
     certificate = verifying.read_certificate(path)
-    if not verifying.verify(path, check=evidence.check).problems:
+    if not verifying.problems_of(certificates.read(path), certificate, evidence.check):
       return certificate
   except folder_files.CannotTellError as error:
     raise ValueError(f'{path} has no certificate to audit: {error}') from None
+  except folder_files.FolderError:
+    pass
   raise ValueError(f'{path} has no valid certificate: python -m experiments.verify {path} says why.')
 
 

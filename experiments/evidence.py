@@ -120,22 +120,23 @@ def check(content: folders.Content) -> list[str]:
   if content.made_by != folders.TRAIN:
     return []
   files = run_files.read(content)
-  plan, run = _plan(files.run)
+  plan, run = _plan(content, files.run)
   return _mechanism_problems(content, files, plan, run) or (
     _metrics_problems(content, files.rows) + _summary_problems(content, files, plan, run)
   )
 
 
-def _plan(run_json) -> tuple[plans.CertifiedPlan, run_lib.Run]:
+def _plan(content, run_json) -> tuple[plans.CertifiedPlan, run_lib.Run]:
   """The run's plan, and its configuration, from run.json."""
   with folder_files.damage(run_folder.RUN, 'is damaged, or its flags contradict each other'):
     resolved, identity = run_json['resolved'], run_json['identity']
-    for name, value, most in (
-      ('rounds', identity['rounds'], run_parts.MOST_ROUNDS),
-      ('num_clients', resolved['num_clients'], 2**31 - 1),
+    # Before a schedule is drawn that fills the memory.
+    for name, value, kept in (
+      ('rounds', identity['rounds'], len(content.plan.schedule)),
+      ('num_clients', resolved['num_clients'], content.plan.num_clients),
     ):
-      if type(value) is not int or not 1 <= value <= most:
-        raise ValueError(f'{name} must be an integer from 1 to {most:,}, found {value!r}')
+      if type(value) is not int or value != kept:
+        raise ValueError(f'{name} is {value!r}, and {folders.MECHANISM} says {kept}')
     if set(run_json['flags']) != set(run_parts.FLAGS):
       raise ValueError('flags must be the flags of experiments.train')
     # The other flags in run.json say nothing about what was computed.

@@ -4,9 +4,9 @@ r"""Verifies the certificate of a certified run: makes it again from the run's f
     python -m experiments.verify runs/mnist_certified --public_key=operator.pem
     python -m experiments.verify runs/mnist_certified --publish=handed_out
 
-Prints one of four answers. Exit status 0: VALID, with the guarantee. Exit status 1: INVALID, with everything that is
-wrong; or REFUTED, if all is consistent, but the audit in the folder refutes the claim. Exit status 2: CANNOT BE
-VERIFIED, with the reason (no certificate there, a package is missing, …), or an error in the command.
+Prints one of four answers. Exit status 0: VALID, with the guarantee. Exit status 1: INVALID, with what is wrong; or
+REFUTED, if all is consistent, but the audit in the folder refutes the claim. Exit status 2: CANNOT BE VERIFIED, with
+the reason (no certificate there, a package is missing, …), or an error in the command.
 
 Everything is checked that python -m quap_tff.verify checks: each client's weights are computed again from the mechanism
 and the schedule, and every figure from the ledger. In a run of experiments.train, the flags must also give this

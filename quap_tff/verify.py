@@ -3,8 +3,8 @@
     python -m quap_tff.verify FOLDER...
     python -m quap_tff.verify FOLDER --public_key=operator.pem
 
-Prints one of four answers for each folder: VALID, with the guarantee; INVALID, with everything that is wrong; REFUTED,
-if all is consistent, but the audit in the folder refutes the claim; CANNOT BE VERIFIED, with the reason. Exit status 0:
+Prints one of four answers for each folder: VALID, with the guarantee; INVALID, with what is wrong; REFUTED, if all is
+consistent, but the audit in the folder refutes the claim; CANNOT BE VERIFIED, with the reason. Exit status 0:
 every folder is VALID. Exit status 1: one is INVALID or REFUTED. Exit status 2: otherwise, or for an error in the
 command.
 

@@ -264,12 +264,7 @@ def _shown(name: str, value: np.ndarray) -> str:
 
 
 def _checked_state(state: Mapping[str, Any]) -> dict[str, np.ndarray]:
-  """The state's arrays; raises `ValueError` if one is missing, has the wrong type or shape, or contradicts the others.
-
-  A ledger of version 0.1 holds no terms of a correlation: its noise was independent.
-  """
-  if not set(CORRELATION) & set(state):
-    state = {**state, **{name: np.zeros(0, dtype) for name, (_, dtype) in CORRELATION.items()}}
+  """The state's arrays. Raises `ValueError` if one is missing, or of another type or shape, or contradicts others."""
   expected = {**{name: (None, dtype) for name, dtype in ARRAYS.items()}, **IDENTITY}
   if set(state) != set(expected):
     raise ValueError(f'The saved ledger must hold {sorted(expected)}, found {sorted(state)}.')

@@ -27,7 +27,7 @@ _BOUNDS = frozenset(
   ]
 )
 _KEYS = _BOUNDS | frozenset(
-  'certificate_sha256 sha256 assumptions claimed_epsilon claim delta claimed_mu canaries canary_clients threshold '
+  'certificate_sha256 sha256 assumptions claimed_epsilon claim delta canaries canary_clients threshold '
   'is_gaussian inserted_mean unseen_mean unseen_stddev confidence tests repeats part algorithm dataset game seconds '
   'refuted'.split()
 )
@@ -121,8 +121,9 @@ def _check_figures(record, certificate) -> None:
   game, clients = record['game'], record['canary_clients']
   for name in ('canaries', 'repeats'):
     checks.integer(name, record[name], at_least=1)
-  for name in ('threshold', 'inserted_mean', 'unseen_mean', 'unseen_stddev', 'claimed_mu'):
+  for name in ('threshold', 'inserted_mean', 'unseen_mean', 'unseen_stddev'):
     checks.number(name, record[name])
+  checks.number('confidence', record['confidence'], at_least=0.5, below=1)
   if not isinstance(clients, list) or len(clients) != record['canaries']:
     raise ValueError(f'canary_clients must be a list of {record["canaries"]} clients, found {clients!r}')
   checks.cohort(clients, certificate['achieved']['clients'])

@@ -159,7 +159,7 @@ def verify(folder: str, public_key: Optional[str] = None, check: Optional[Check]
     certificate = read_certificate(folder)
     content = folders.read(folder)
     warnings += _warnings(content, check is not None)
-    problems = _problems(content, check) or _certificate_problems(content, certificate)
+    problems = problems_of(content, certificate, check)
     audit = audits.read(folder, certificate)
     problems += audit.problems if audit is not None else []
   except folder_files.FolderError as error:
@@ -183,6 +183,15 @@ def _public_key(path):
     return signatures.read_public_key(path)
   except ValueError as error:
     raise CannotTellError(str(error)) from None
+
+
+def problems_of(content: folders.Content, certificate: Any, check: Optional[Check] = None) -> list[str]:
+  """The problems of a folder's files and of its certificate, a sentence each. Its page and audit are left aside.
+
+  Raises:
+    FolderError: If a file is missing or damaged.
+  """
+  return _problems(content, check) or _certificate_problems(content, certificate)
 
 
 def _problems(content, check) -> list[str]:

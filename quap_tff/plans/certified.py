@@ -25,7 +25,7 @@ leaving_clients = lazy.module('quap_tff.federated.leaving_clients')
 # follow from it. In a plain sum, each client has a place, and that of `client_id` holds a 1.
 _PUBLIC = {'client_id': ('int64', 'int32'), 'round': ('int64',), 'last_round': ('int64',), 'weight': ('float32',)}
 # The intrinsic, name and type of a value.
-_LEAVING = (r'federated_[a-z_]+', r'[A-Za-z0-9_.]*', r'[a-z]+\d*(\[[\d,?]+\])?')
+_LEAVING = (r'federated_[a-z_]+', r'[A-Za-z0-9_.]*', r'(bool|str|[a-z]*(int|float|complex)\d+)(\[[0-9,?]+\])?')
 # The server sees nothing but the sum of what these take.
 _SECURE_SUMS = frozenset({'federated_secure_sum', 'federated_secure_sum_bitwidth', 'federated_secure_modular_sum'})
 

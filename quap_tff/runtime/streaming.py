@@ -108,7 +108,12 @@ class Body:
       functions=program.functions_of(blocks),
       joined=program.join(blocks, functools.partial(_each, make), shared_types, own_types),
       sums=self._joined_sums(aggregations),
-      num_bytes=sum(values.static_bytes(self._types[name]) for name in entry.steps),
+      # A zip gathers values that are there already, such as what the server has sent to all.
+      num_bytes=sum(
+        values.static_bytes(self._types[name])
+        for name in entry.steps
+        if _intrinsic(self._blocks[name]) != 'federated_zip_at_clients'
+      ),
       earlier={name: name in later for name in earlier},
       shared=shared,
       argument_name=self._argument_name if reads_argument else None,

@@ -1,5 +1,7 @@
 """Features that are centred and reduced by features of drawings: an independent computation, and no client's data."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -171,7 +173,9 @@ class TestDrawn:
     assert centred.public_data().startswith(plain.public_data())
     assert centred.fingerprint() != plain.fingerprint()
 
-  def test_a_spec_says_whether_they_are_centred(self):
+  def test_the_spec_says_whether_it_is(self):
     chosen = features.parse(self.SPEC)
-    assert registry.format_spec('drawn', chosen) == f'{self.SPEC},seed=0,centred=False'
+    for centred in (False, True):
+      spec = registry.format_spec('drawn', dataclasses.replace(chosen, centred=centred))
+      assert spec == f'{self.SPEC},seed=0,centred={centred}'
     assert chosen.fingerprint().split()[::2] == ['drawn', f'numpy={np.__version__}']

@@ -14,14 +14,15 @@ import pytest
 
 from experiments import audit
 from experiments import command_line
-from experiments import evidence
 from experiments import verify
 from experiments.auditing import canary_run
-from experiments.auditing import record
 from quap_tff import runtime
-from quap_tff.accounting import certificate_folder as folders
-from quap_tff.accounting import folder_files
 from quap_tff.auditing import lower_bounds
+from quap_tff.certificates import audits as record
+from quap_tff.certificates import folder as folders
+from quap_tff.certificates import folder_files
+from quap_tff.certificates import signatures
+from quap_tff.certificates import verifying
 from quap_tff.common import rounding
 from quap_tff.mechanisms import certified
 from quap_tff.mechanisms import tradeoff
@@ -66,10 +67,8 @@ def _audited(finished, tmp_path):
 def _signed(audited, tmp_path):
   """The copy, with a signed certificate and a signed audit; and the files of both keys."""
   private, public = harness.keys(tmp_path / 'keys')
-  key = folders.read_private_key(private)
-  text = folders.signature_of((audited / folders.CERTIFICATE).read_bytes(), key)
-  (audited / folders.SIGNATURE).write_text(text, encoding='utf-8')
-  folders.sign_audit(str(audited), key)
+  for name in (folders.CERTIFICATE, folders.AUDIT):
+    signatures.sign(str(audited), name, signatures.read_private_key(private))
   return audited, private, public
 
 
@@ -100,7 +99,7 @@ def _changed(path, without=(), **changes):
 def _change(path, **changes):
   record.write(str(path), _changed(path, **changes))
   certificate = folder_files.read_json(str(path), folders.CERTIFICATE)
-  folders.write_page(str(path), certificate, evidence.read_audit(str(path), certificate))
+  verifying.write_page(str(path), certificate, record.read(str(path), certificate))
 
 
 def _of_game(path, guesses):
@@ -133,7 +132,7 @@ class TestCanaryRun:
     assert found.bound.epsilon < 4.0
 
   def test_clients_that_are_not_clipped_are_caught(self, monkeypatch):
-    whole = lambda self, update, report, announced, told: (list(update.values()), {})
+    whole = lambda self, update, report, announced, clip=None: list(update.values())
     monkeypatch.setattr(certified.CertifiedRounds, 'contribution', whole)
     with _experiment('--algorithm=certified:clip=0.5', '--participation=full') as experiment:
       found = canary_run.run(experiment, self._SETTINGS)
@@ -196,9 +195,9 @@ class TestCommand:
     # The canaries' run is sound. The game's mechanism adds a client as often as it likes.
     real, play = certified.CertifiedRounds.contribution, audit.game.play
 
-    def twenty_times(self, update, report, announced, told):
+    def twenty_times(self, update, report, announced, clip=None):
       more = {i: 20 * part for i, part in update.items()}
-      return real(self, more, report, announced, dict(told, weight=20 * told['weight']))
+      return real(self, more, report, dict(announced, weights=20 * announced['weights']))
 
     def broken(*arguments):
       monkeypatch.setattr(certified.CertifiedRounds, 'contribution', twenty_times)
@@ -274,15 +273,15 @@ class TestFolder:
   @pytest.mark.parametrize(
     'changes,message',
     [
-      (dict(epsilon_lower_bound=0.0, mu_lower_bound=0.5), 'mu_lower_bound is 0.5, but the counts give'),
-      (dict(claimed_epsilon=5.0), 'the claim that it audits is not that of the certificate'),
-      (dict(certificate_sha256='0' * 64), 'is the audit of another certificate'),
+      (dict(epsilon_lower_bound=0.0, mu_lower_bound=0.5), 'mu_lower_bound: it says 0.5, but the files give'),
+      (dict(claimed_epsilon=5.0), 'claimed_epsilon: it says 5.0, but the files give 4.0'),
+      (dict(certificate_sha256='0' * 64), 'certificate_sha256: it says'),
       (dict(true_positives=-1), 'is damaged'),
-      (dict(tests=1), 'tests, refuted or is_gaussian is not what'),
-      (dict(refuted=True), 'tests, refuted or is_gaussian is not what'),
-      (dict(claim='nominal'), 'the claim that it audits is not that of the certificate'),
-      (dict(confidence=0.5), 'mu_lower_bound is'),
-      (dict(without=['tests']), "is damaged: KeyError: 'tests'"),
+      (dict(tests=1), 'tests: it says 1, but the files give 2'),
+      (dict(refuted=True), 'refuted: it says True'),
+      (dict(claim='nominal'), "claim: it says 'nominal'"),
+      (dict(confidence=0.5), 'mu_lower_bound: it says'),
+      (dict(without=['tests']), 'is not an audit: it must have'),
     ],
   )
   def test_a_changed_audit_is_detected(self, finished, changes, message):
@@ -291,7 +290,7 @@ class TestFolder:
 
   def test_a_claim_of_the_game_that_nobody_makes(self, audited):
     _change(audited, game={**_kept(audited)['game'], 'claimed_mu': 9.0})
-    assert any("the game's claim, μ = 9" in problem for problem in verify.verify(str(audited)).problems)
+    assert any("the game's μ must be" in problem for problem in verify.verify(str(audited)).problems)
 
   def test_an_audit_that_refutes_is_what_verification_says_first(self, audited, tmp_path, capsys):
     _change(audited, **_of_game(audited, _REFUTING))
@@ -305,8 +304,8 @@ class TestFolder:
 
   def test_an_audit_that_was_edited_is_detected(self, audited):
     text = (audited / record.AUDIT).read_text(encoding='utf-8')
-    (audited / record.AUDIT).write_text(text.replace('"canaries": 6', '"canaries": 600'), encoding='utf-8')
-    assert any('its digest is' in problem for problem in verify.verify(str(audited)).problems)
+    (audited / record.AUDIT).write_text(text.replace('"confidence": 0.95', '"confidence": 0.96'), encoding='utf-8')
+    assert any('sha256: it says' in problem for problem in verify.verify(str(audited)).problems)
 
   def test_a_page_without_the_audit_is_detected(self, audited):
     (audited / record.AUDIT).unlink()
@@ -327,7 +326,7 @@ class TestFolder:
     assert verify.verify(str(path)).problems == []
     [problem] = verify.verify(str(path), public).problems
     assert problem == f'audit.sig is not a signature of audit.json with the key of {public}.'
-    (path / record.SIGNATURE).unlink()
+    (path / folders.AUDIT_SIGNATURE).unlink()
     [problem] = verify.verify(str(path), public).problems
     assert problem.endswith('audit.json is not signed.')
 
@@ -335,8 +334,9 @@ class TestFolder:
     path, _, public = signed
     (path / record.AUDIT).unlink()
     certificate = folder_files.read_json(str(path), folders.CERTIFICATE)
-    folders.write_page(str(path), certificate, evidence.read_audit(str(path), certificate))
-    assert any('audit.json is missing' in problem for problem in verify.verify(str(path), public).problems)
+    verifying.write_page(str(path), certificate, record.read(str(path), certificate))
+    problems = verify.verify(str(path), public).problems
+    assert any('audit.sig is the signature of an audit that is not there' in problem for problem in problems)
 
   def test_signatures_that_were_not_checked_are_named_and_published(self, signed, tmp_path):
     path, _, public = signed
@@ -370,13 +370,19 @@ class TestFolder:
 
   def test_the_audit_of_a_signed_run_is_signed_and_one_test_has_all_of_the_confidence(self, signed, capsys):
     path, private, public = signed
-    for name in (record.AUDIT, record.SIGNATURE):
+    for name in (record.AUDIT, folders.AUDIT_SIGNATURE):
       (path / name).unlink()
     assert _audit(str(path), *_SMALL, '--draws=0', f'--signing_key={private}') == 0
     assert verify.verify(str(path), public).problems == []
     summary = harness.last_line(capsys.readouterr().out)
     assert summary['tests'] == 1 and summary['game'] is None
     assert summary['mu_lower_bound'] == lower_bounds.bound(_guesses(summary), summary['delta'], 0.95).mu
+
+  def test_what_an_audit_left_that_was_killed_does_not_stop_another(self, audited, capsys):
+    (audited / record.AUDIT).write_text('{')
+    assert verify.verify(str(audited)).problems
+    assert _audit(str(audited), *_SMALL, '--draws=0') == 0
+    assert verify.verify(str(audited)).problems == []
 
   def test_a_run_without_a_certificate_is_refused(self, audited, capsys):
     (audited / folders.CERTIFICATE).unlink()

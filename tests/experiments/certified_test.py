@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from experiments import client_keys
 from experiments import command_line
 from experiments import evidence
 from experiments import predict
@@ -20,7 +19,9 @@ from experiments import setup
 from experiments import training
 from experiments import verify
 from quap_tff import accounting
-from quap_tff.accounting import certificate as certificates
+from quap_tff.certificates import certificate as certificates
+from quap_tff.certificates import evidence as certificate_evidence
+from quap_tff.mechanisms import guarded_clients
 from quap_tff.mechanisms import tradeoff
 from tests.experiments import harness
 
@@ -104,7 +105,7 @@ class TestRun:
     np.testing.assert_allclose(accounting.total_mu(planned).whole, accounting.total_mu(ledger).whole, rtol=1e-5)
     np.testing.assert_array_equal(planned.rounds, ledger.rounds)
     if spec.startswith('safari'):
-      said = json.loads((path / 'certificate.json').read_text(encoding='utf-8'))['facts']['post_processing']
+      said = json.loads((path / 'certificate.json').read_text(encoding='utf-8'))['issuer']['post_processing']
       assert 'examples of people who are no clients' in said
       assert 'before the others were dealt out to the clients' in said and ledger.num_clients == 8
 
@@ -112,7 +113,7 @@ class TestRun:
   def test_a_plan_spends_what_it_may(self, weights):
     plan = _experiment(f'--algorithm=certified:weights={weights}').plan
     ledger = evidence.planned_ledger(plan)
-    assert not evidence.ledger_problems(plan, ledger)
+    assert not certificate_evidence.ledger_problems(plan, ledger)
     assert 3.5 < tradeoff.epsilon_of(accounting.total_mu(ledger).whole, _DELTA).max() <= 4
 
   def test_a_resumed_run_is_the_uninterrupted_one_and_spends_once(self, tmp_path, capsys):
@@ -189,7 +190,7 @@ class TestSecrets:
     found = [path / 'checkpoints', *(path / 'checkpoints').rglob('*')]
     assert len(found) == 4 and not [file for file in found if stat.S_IMODE(file.stat().st_mode) & 0o077]
     assert verify.main(['verify', str(path), f'--publish={published}']) == 0
-    assert 'contains the seed of the noise' in capsys.readouterr().err and not (published / 'checkpoints').exists()
+    assert 'contains the key of the noise' in capsys.readouterr().err and not (published / 'checkpoints').exists()
 
   def test_an_extractor_is_published_and_no_folder_of_the_operator_is_named(self, tmp_path):
     home = tmp_path / 'home'
@@ -211,7 +212,7 @@ class TestRefusals:
     monkeypatch.setattr(training, 'train', lambda *args, **kwargs: pytest.fail('It was trained.'))
     assert _run(tmp_path / 'run', flag) == command_line.FAILED and not list(tmp_path.iterdir())
     err = capsys.readouterr().err
-    assert 'certificate=false' in err and ('not text' in err if 'tuning' in flag else flag.partition('=')[0] in err)
+    assert 'certificate=false' in err and ('U+DCFF' in err if 'tuning' in flag else flag.partition('=')[0] in err)
 
   def test_every_reason_is_given(self, monkeypatch):
     monkeypatch.setattr(certificates, 'refusals', lambda *_: ['One.', 'Another.'])
@@ -283,22 +284,21 @@ class TestSecureSum:
     assert 'Colluders: 1<' in (output / 'certificate.html').read_text(encoding='utf-8')
     assert verify.main(['verify', str(output)]) == 0
 
-  def test_a_resumed_run_has_the_keys_that_it_began_with(self, tmp_path, monkeypatch):
-    made, make = [], client_keys.ClientKeys
-    monkeypatch.setattr(client_keys, 'ClientKeys', lambda *given: made.append(make(*given)) or made[-1])
-    arguments = (*harness.TINY, _HELD, '--rounds=3', f'--output_dir={tmp_path / "held"}')
-    assert harness.main(*arguments, '--stop_after=1') == 0
-    begun = [keys.of(3).tolist() for keys in made]
-    assert harness.main(*arguments) == 0
-    assert begun and {tuple(keys.of(3)) for keys in made} == {tuple(begun[0])} and len(made) == 2 * len(begun)
-    assert not (tmp_path / 'held' / 'checkpoints').exists()
-
-  def test_keys_from_a_seed_are_those_of_a_rehearsal(self):
-    one, other = client_keys.ClientKeys(5), client_keys.ClientKeys(6)
-    assert one.of(1).tolist() == client_keys.ClientKeys(5, b'secret').of(1).tolist() != other.of(1).tolist()
-    assert client_keys.ClientKeys(None, b'a').of(1).tolist() != client_keys.ClientKeys(None, b'b').of(1).tolist()
-    assert one.of(1).tolist() != one.of(2).tolist() and one.of(1).shape == (4,)
-    assert client_keys.ClientKeys(None).of(1).tolist() != client_keys.ClientKeys(None).of(1).tolist()
+  @pytest.mark.parametrize('seed', [[], ['--noise_seed=5']])
+  def test_a_resumed_run_has_the_keys_that_it_began_with(self, tmp_path, monkeypatch, seed):
+    secrets, real = [], guarded_clients.GuardedClients
+    monkeypatch.setattr(
+      guarded_clients, 'GuardedClients', lambda plan, secret: secrets.append(secret) or real(plan, secret)
+    )
+    method = _HELD.replace('certified:', 'certified:certificate=false,') if seed else _HELD
+    arguments = (*harness.TINY, method, *seed, '--rounds=3')
+    for folder in ('one', 'other'):
+      assert harness.main(*arguments, f'--output_dir={tmp_path / folder}', '--stop_after=1') == 0
+      assert harness.main(*arguments, f'--output_dir={tmp_path / folder}') == 0
+      assert not (tmp_path / folder / 'checkpoints').exists()
+    assert secrets[0] == secrets[1] and secrets[2] == secrets[3]
+    # A rehearsal is reproducible, and nothing else is.
+    assert (secrets[0] == secrets[2]) == bool(seed)
 
   @pytest.mark.parametrize(
     'parameters, message',

@@ -14,8 +14,6 @@ import sys
 import time
 from typing import Any, Callable, NamedTuple
 
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ed25519
 import pytest
 
 from experiments import command_line
@@ -25,6 +23,7 @@ from experiments import run as run_lib
 from experiments import train
 from quap_tff import runtime
 from quap_tff.common import lazy
+from tests.quap_tff.certificates import made
 
 setup = lazy.module('experiments.setup')  # Both load TensorFlow.
 training = lazy.module('experiments.training')
@@ -38,6 +37,8 @@ PYTHONPATH = os.pathsep.join([str(REPOSITORY), *sys.path])
 TINY = (f'--flagfile={REPOSITORY / "tests" / "experiments" / "tiny.flags"}',)
 
 _DEADLINE_SECONDS = 120
+
+keys = made.keys
 
 
 def parsed(*arguments: str):
@@ -173,18 +174,6 @@ def files(directory: Any) -> dict[str, Any]:
     for path in sorted(root.rglob('*'))
     if path.is_file()
   }
-
-
-def keys(folder: Any) -> tuple[str, str]:
-  """The paths of a new Ed25519 private key and its public key, in PEM files in a folder that is made if need be."""
-  folder = pathlib.Path(folder)
-  private = ed25519.Ed25519PrivateKey.generate()
-  encoding, plain = serialization.Encoding.PEM, serialization.NoEncryption()
-  folder.mkdir(exist_ok=True)
-  (folder / 'key.pem').write_bytes(private.private_bytes(encoding, serialization.PrivateFormat.PKCS8, plain))
-  public = private.public_key().public_bytes(encoding, serialization.PublicFormat.SubjectPublicKeyInfo)
-  (folder / 'public.pem').write_bytes(public)
-  return str(folder / 'key.pem'), str(folder / 'public.pem')
 
 
 def strict_json(text: str) -> Any:

@@ -154,11 +154,12 @@ class TestOtherCode:
     assert 'round 2 was run by other code' in err and '--allow_code_change' in err and 'Traceback' not in err
     assert harness.files(path) == before
     assert harness.main(*arguments, '--allow_code_change') == 0
-    assert _stretches(path) == [(1, 'a'), (3, 'b')]
+    expected = [(1, 'a'), (3, 'b')]
+    assert _stretches(path) == expected
     # Nothing is left to run, so there is nothing to refuse.
     code_is('c')
     assert harness.main(*arguments) == 0
-    assert 'finished already' in capsys.readouterr().err and _stretches(path) == [(1, 'a'), (3, 'b')]
+    assert 'finished already' in capsys.readouterr().err and _stretches(path) == expected
 
   @pytest.mark.slow
   def test_any_other_run_goes_on_and_writes_it_down(self, tmp_path, code_is, capsys):

@@ -53,14 +53,15 @@ class Shared:
   def _sharing_from_run(self, run, *args) -> setup.Experiment:
     experiment = self._from_run(run, *args)
     # The facts that must stay the same when a run is resumed.
-    key, plan = (json.dumps(run.identity(), default=str), experiment.federation.digest()), experiment.plan
+    key = json.dumps(run.identity(), default=str), experiment.federation.digest()
 
     def build_process(around=None):
       if around is not None:
         return experiment.build_process(around)
-      made = self._get(('process', *key), lambda: (experiment.build_process(), getattr(plan, 'leaving', None)))
-      plan.leaving = made[1]
-      return made[0]
+      process, plan = self._get(('process', *key), lambda: (experiment.build_process(), experiment.plan))
+      if plan.is_certified:
+        experiment.plan.leaving = plan.leaving  # It was read off this process.
+      return process
 
     return dataclasses.replace(
       experiment,

@@ -189,6 +189,8 @@ def make_ledger(flags: Mapping[str, Any], rounds: int, spread: float, scale: flo
     'num_clients': np.int64(clients),
     'delta': np.float64(flags['delta']),
     'fingerprint': np.zeros(32, np.uint8),
+    'gains': np.zeros(0),
+    'decays': np.zeros(0),
   }
 
 

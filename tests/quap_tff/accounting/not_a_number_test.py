@@ -15,14 +15,16 @@ from quap_tff import accounting
 from quap_tff import plans
 from quap_tff.accounting import accountant as accountant_lib
 from quap_tff.accounting import calibration
-from quap_tff.accounting import certificate
 from quap_tff.accounting import history as histories
 from quap_tff.accounting import library_accountants
 from quap_tff.accounting import protection as protections
 from quap_tff.accounting import sampling
+from quap_tff.certificates import about as abouts
+from quap_tff.certificates import certificate
 from quap_tff.common.lazy import tf
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import correlation as correlations
+from quap_tff.mechanisms import layers
 from quap_tff.mechanisms import planning
 from quap_tff.mechanisms import privacy_filter
 from quap_tff.mechanisms import recursions
@@ -33,17 +35,7 @@ from quap_tff.mechanisms.line_search import LineSearchConfig
 from quap_tff.mechanisms.participation import ParticipationConfig
 
 _DELTA = 1e-5
-_FACTS = certificate.Facts(
-  algorithm='certified',
-  epsilon=3.0,
-  delta=_DELTA,
-  planned_rounds=4,
-  noised_weights=70,
-  trained_weights=70,
-  clipping='One norm.',
-  tuning='By theory.',
-  test_set='Forty pictures.',
-)
+_MODEL = layers.ModelShape((layers.Layer('w', (0,), False),), ((70,),))
 _STRANGE = [math.nan, math.inf, -math.inf, -1.0, 0.0, -0.0, 5e-324, 1e-310, 1e-200, 1e200, 1.7e308]
 _numbers = st.one_of(st.sampled_from(_STRANGE), st.floats(1e-3, 1e3))
 _property = settings(derandomize=True, deadline=None, max_examples=150)
@@ -73,6 +65,11 @@ def _certified(**overrides):
     participation=ParticipationConfig(warmup_rounds=0),
   )
   return CertifiedConfig(**{**values, **overrides})
+
+
+def _refusals(ledger):
+  plan = plans.CertifiedPlan(_certified(), [[0, 1, 2]] * 4, model=_MODEL)
+  return certificate.refusals(plan, ledger, abouts.About('x', 'x', 'x', 'x'))
 
 
 class TestTradeoff:
@@ -212,16 +209,15 @@ class TestLedger:
       lambda one: accounting.epsilon_by_client(one, _DELTA),
       lambda one: accounting.formal_report(one, _DELTA, protection),
       lambda one: accounting.exact_scale(one, 1.0, _DELTA),
-      lambda one: certificate.refusals(one, _FACTS),
-      lambda one: certificate.issue(one, _FACTS, {}),
+      _refusals,
     ):
       with pytest.raises(ValueError, match='account of client 0 is not a number'):
         use(ledger)
 
   def test_a_certificate_is_refused_to_an_epsilon_that_is_no_number(self, monkeypatch):
-    monkeypatch.setattr(tradeoff, 'epsilon_of', lambda mu, delta: np.full(3, math.nan))
+    monkeypatch.setattr(tradeoff, 'epsilon_of', lambda mu, delta: np.full(np.shape(mu), math.nan))
     with pytest.raises(ValueError, match='found NaN'):
-      certificate.refusals(_ledger(), _FACTS)
+      _refusals(_ledger())
 
   @pytest.mark.parametrize(
     'epsilon, delta', [(math.nan, _DELTA), (math.inf, _DELTA), (1.0, math.nan), (1.0, 0.0), (-1.0, _DELTA)]

@@ -112,6 +112,10 @@ class TestFields:
       with pytest.raises(ValueError, match=words):
         dataclasses.replace(_Checked(), **wrong)
 
+  @pytest.mark.parametrize('given, same', [(0, 0.0), (-0.0, 0.0), (np.float32(0.5), 0.5)])
+  def test_one_value_has_one_text(self, given, same):
+    assert repr(_Checked(given, np.int64(2))) == repr(_Checked(same, 2))
+
   def test_no_class_forgets_to_check(self):
     pytest.importorskip('tensorflow_federated')
     classes = _classes()
@@ -121,3 +125,16 @@ class TestFields:
       for name in _checked(one):
         with pytest.raises(ValueError, match='must be|Unknown'):
           one(**{**others, name: 'text'})
+
+
+@dataclasses.dataclass(frozen=True)
+class _Switch(checks.Checked):
+  on: bool = False
+  other: object = None
+
+
+@pytest.mark.parametrize('value', [1, 0, 'yes', None, {'client 7': 3}])
+def test_a_field_that_is_true_or_false(value):
+  assert _Switch(True).on and not _Switch(other=value).on
+  with pytest.raises(ValueError, match='on must be true or false, found'):
+    _Switch(on=value)

@@ -32,10 +32,11 @@ class _Plain:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Grown(checks.Checked):
-  first: int = 1
-  later: Optional[int] = registry.later_field(checks.integer_field('later', None, at_least=1))
-  last: bool = registry.later_field(dataclasses.field(default=False))
+class _Open(checks.Checked):
+  steps: Optional[int] = checks.integer_field('steps', None, at_least=1)
+  decay: Optional[float] = None
+  gain: tuple = ()
+  last: bool = False
 
 
 _REGISTRY = {'sampler': _Sampler, 'plain': _Plain}
@@ -124,21 +125,22 @@ class TestFormatSpec:
   def test_a_choice_without_parameters_is_its_name(self):
     assert registry.format_spec('plain', _Plain()) == 'plain'
 
-  def test_a_later_parameter_is_left_out_at_its_default(self):
-    assert registry.format_spec('grown', _Grown()) == 'grown:first=1'
-    assert registry.format_spec('grown', _Grown(later=3)) == 'grown:first=1,later=3'
-    assert registry.format_spec('grown', _Grown(last=True)) == 'grown:first=1,last=True'
-    assert registry.describe({'grown': _Grown}) == 'grown:first=1,later=None,last=False'
 
-
-class TestLaterField:
+class TestFieldsWithoutADefault:
   def test_an_integer_or_none_is_read_and_checked(self):
-    grown = lambda spec: registry.parse_spec('grown', spec, {'grown': _Grown})
-    assert grown('grown:later=3') == _Grown(later=3) and isinstance(grown('grown:later=3').later, int)
-    assert grown('grown:later=none') == _Grown()
-    for spec, message in (('later=3.5', "must be of type int, found '3.5'"), ('later=0', 'at least 1, found 0')):
+    read = lambda spec: registry.parse_spec('open', spec, {'open': _Open})
+    assert read('open:steps=3') == _Open(steps=3) and isinstance(read('open:steps=3').steps, int)
+    assert read('open:steps=none') == _Open()
+    for spec, message in (('steps=3.5', "must be of type int, found '3.5'"), ('steps=0', 'at least 1, found 0')):
       with pytest.raises(ValueError, match=message):
-        grown(f'grown:{spec}')
+        read(f'open:{spec}')
+
+
+class TestNames:
+  def test_of_a_choice(self):
+    assert registry.name_of(_Sampler(), _REGISTRY) == 'sampler'
+    with pytest.raises(ValueError, match='_Open has no name. Register it: these are plain, sampler.'):
+      registry.name_of(_Open(), _REGISTRY)
 
 
 class TestDescribe:

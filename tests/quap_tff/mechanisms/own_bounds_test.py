@@ -8,10 +8,12 @@ import pytest
 
 from quap_tff import accounting
 from quap_tff import plans
-from quap_tff.accounting import certificate
+from quap_tff.certificates import about as abouts
+from quap_tff.certificates import certificate
 from quap_tff.common.lazy import tf
 from quap_tff.mechanisms import certified_config as configs
 from quap_tff.mechanisms import correlation as correlations
+from quap_tff.mechanisms import layers
 from quap_tff.mechanisms import planning
 from quap_tff.mechanisms import privacy_filter
 from quap_tff.mechanisms import tradeoff
@@ -22,6 +24,7 @@ from tests.quap_tff import rounds
 _KEPT = 1 - 2.0**-11
 _OWN = (0.5, 1.0, 2.0, 2.0, 0.5, 1.0)
 _DELTA = 1e-5
+_MODEL = layers.ModelShape((layers.Layer('w', (0,), False),), ((1,),))
 _RULES = (
   weight_rules.Scale(),
   weight_rules.Sample(),
@@ -56,19 +59,9 @@ def _view(**overrides):
   return weight_rules.RoundView(**{**values, **overrides})
 
 
-def _facts(plan):
-  return certificate.Facts(
-    algorithm='certified',
-    epsilon=2.0,
-    delta=_DELTA,
-    planned_rounds=len(plan.schedule),
-    noised_weights=1,
-    trained_weights=1,
-    clipping='x',
-    tuning='x',
-    test_set='x',
-    own_epsilon=plan.config.own_epsilon,
-  )
+def _excesses(plan, ledger):
+  """Why a run of one weight gets no certificate: who has spent too much."""
+  return certificate.refusals(plan, ledger, abouts.About('x', 'x', 'x', 'x'))
 
 
 class TestWeights:
@@ -110,17 +103,17 @@ class TestFilter:
       # Less noise than planned, so that the filter and not the rule decides.
       config = planning.calibrated(_config(weights=rule, correlation=noise), cohorts).config
       config = dataclasses.replace(config, noise_multiplier=config.noise_multiplier / 3)
-      plan = plans.CertifiedPlan(config, cohorts)
+      plan = plans.CertifiedPlan(config, cohorts, model=_MODEL)
       found = planning.planned_rounds(config, cohorts)
       ledger = plan.new_ledger()
       for cohort, one in zip(cohorts, found):
         ledger.append(accounting.RoundRecord(*config.cost(cohort, one.weights.astype(np.float64), 1.0)))
-      facts = _facts(plan)
-      assert not [reason for reason in certificate.refusals(ledger, facts) if 'spent' in reason]
+      assert not _excesses(plan, ledger)
       assert found[-1].spent_max <= 1 + 1e-9
       # Much smaller bounds would be passed: budgets are used.
-      tighter = dataclasses.replace(facts, own_epsilon=tuple(own / 4 for own in _OWN))
-      assert [reason for reason in certificate.refusals(ledger, tighter) if 'their own ε' in reason]
+      tighter = dataclasses.replace(config, own_epsilon=tuple(own / 4 for own in _OWN))
+      [excess] = _excesses(plans.CertifiedPlan(tighter, cohorts, model=_MODEL), ledger)
+      assert 'have spent more than their bound' in excess
 
   def test_the_server_gives_the_planned_weights(self):
     cohorts = _cohorts(7)

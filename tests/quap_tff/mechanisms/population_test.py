@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from quap_tff import accounting
-from quap_tff.accounting import certificate
 from quap_tff.accounting import formal
 from quap_tff.accounting import history
 from quap_tff.accounting import ledger_histories
@@ -30,20 +29,6 @@ def _ledger(num_clients=N, rounds=20, size=100, correlation=correlations.Ar1(0.5
     # Many different weights, so that nothing is saved by equal ones.
     ledger.append(accounting.RoundRecord(cohort, np.full(size, 0.1), rng.uniform(0.1, 1, size), 5.0, np.inf, 1.0))
   return ledger
-
-
-def _facts():
-  return certificate.Facts(
-    algorithm='certified',
-    epsilon=8.0,
-    delta=DELTA,
-    planned_rounds=20,
-    noised_weights=4,
-    trained_weights=4,
-    clipping='Clipped.',
-    tuning='Not at all.',
-    test_set="Nobody's.",
-  )
 
 
 class TestListed:
@@ -97,29 +82,6 @@ class TestFigures:
 @pytest.mark.slow
 class TestMillion:
   """Numbers of operations and of bytes, not times."""
-
-  def test_a_certificate_takes_a_few_arrays_of_the_population(self, monkeypatch):
-    ledger = _ledger()
-    computed = []
-    log_delta = tradeoff._log_delta
-    monkeypatch.setattr(tradeoff, '_log_delta', lambda e, m: computed.append(np.size(m)) or log_delta(e, m))
-    tracemalloc.start()
-    issued = certificate.issue(ledger, _facts(), {})
-    assert certificate.problems(issued, ledger, _facts(), {}) == []
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 15 * 8 * N
-    # One ε for each client that took part and one for the others.
-    assert max(computed) <= 2001
-    assert issued['achieved']['clients'] == N and issued['achieved']['clients_that_took_part'] < 2000
-    assert sum(issued['achieved']['epsilon_histogram']['clients']) == N
-
-  def test_the_certificate_is_that_of_a_small_population_of_the_same_participants(self):
-    few, many = _ledger(5000), _ledger(N, ids=5000)
-    small, large = (certificate.issue(ledger, _facts(), {})['achieved'] for ledger in (few, many))
-    for name in ('epsilon_max', 'mu_max', 'clients_that_took_part', 'rounds'):
-      assert small[name] == large[name]
-    assert small['epsilon_mean'] * 5000 == pytest.approx(large['epsilon_mean'] * N)
 
   def test_a_ledger_keeps_two_arrays_of_the_population(self):
     tracemalloc.start()

@@ -115,9 +115,9 @@ def _calls(monkeypatch):
 
   monkeypatch.setattr(tensorflow_blocks.GraphFunction, '__call__', counted)
 
-  def calls_of(num_clients):
+  def calls_of(num_clients, computation=_sum_of_reciprocals):
     count[0] = 0
-    _sum_of_reciprocals([1] * num_clients)
+    computation([1] * num_clients)
     return count[0]
 
   return calls_of
@@ -127,6 +127,21 @@ def test_small_and_many_clients_share_calls(calls):
   with _context(2, None):
     assert calls(31) - calls(1) == 2 * 30  # Each makes its value and is summed.
     assert calls(32) - calls(1) == 2 * (32 // 4 - 1)
+
+
+@tff.federated_computation(_INTS)
+def _looked_up(numbers):
+  # More than a call may hold, but there once for all clients.
+  make = tff.tensorflow.computation(lambda: tf.range(float(in_process._SMALL_BYTES)))
+  table = tff.federated_broadcast(tff.federated_eval(make, tff.SERVER))
+  look_up = tff.tensorflow.computation(lambda table, number: table[number])
+  return tff.federated_sum(tff.federated_map(look_up, (table, numbers)))
+
+
+def test_small_clients_share_calls_whatever_the_server_sends(calls):
+  with _context(2, None):
+    assert _looked_up([1, 2]) == 3
+    assert calls(32, _looked_up) - calls(1, _looked_up) == 2 * (32 // 4 - 1)
 
 
 def test_large_clients_do_not():

@@ -1,0 +1,249 @@
+"""audit.json: what it may say, that it is one certificate's, and that it refutes what it proves wrong."""
+
+import copy
+import re
+
+import pytest
+
+from quap_tff import certificates
+from quap_tff.auditing import lower_bounds
+from quap_tff.certificates import audits
+from quap_tff.certificates import certificate as certificate_lib
+from quap_tff.certificates import folder as folders
+from quap_tff.certificates import signatures
+from quap_tff.certificates import verifying
+from quap_tff.common import files
+from quap_tff.common import rounding
+from tests.quap_tff.certificates import made
+
+# Six canaries of two runs against three hundred directions that nobody added; and the game.
+_CANARIES, _GAME = lower_bounds.Guesses(7, 12, 98, 300), lower_bounds.Guesses(2495, 5000, 1171, 5000)
+# A game that nobody can lose so often if the claim holds.
+_REFUTING = lower_bounds.Guesses(4900, 5000, 100, 5000)
+
+
+def _bounds(guesses, delta, tests):
+  return lower_bounds.as_dict(guesses, lower_bounds.bound(guesses, delta, lower_bounds.each(0.95, tests)))
+
+
+def _measured(certificate, canaries=_CANARIES, game=_GAME):
+  """What an audit of the run measures."""
+  guarantee, tests = certificate['guarantee'], 1 + (game is not None)
+  found = {
+    'claimed_epsilon': guarantee['epsilon'],
+    'claim': 'certified',
+    'delta': guarantee['delta'],
+    'canaries': 6,
+    'canary_clients': [0, 1, 2, 3, 4, 5],
+    'threshold': 0.36,
+    **_bounds(canaries, guarantee['delta'], tests),
+    'is_gaussian': True,
+    'inserted_mean': 1.07,
+    'unseen_mean': -0.09,
+    'unseen_stddev': 0.93,
+    'confidence': 0.95,
+    'tests': tests,
+    'repeats': 2,
+    'part': 'all',
+    'algorithm': certificate['issuer']['algorithm'],
+    'dataset': certificate['issuer']['dataset'],
+    'game': None,
+    'seconds': None,
+  }
+  if game is not None:
+    bounds = _bounds(game, guarantee['delta'], tests)
+    found['game'] = {'claimed_mu': 0.7, 'draws': 5000, 'mu_estimate': 0.71, **bounds}
+  return {**found, 'refuted': audits.refutes(found)}
+
+
+def _write(path, record):
+  """Writes an audit, and the page with it."""
+  certificate = made.read(path, folders.CERTIFICATE)
+  audits.write(str(path), record)
+  verifying.write_page(str(path), certificate, audits.read(str(path), certificate))
+
+
+def _audit(path, **guesses):
+  certificate = made.read(path, folders.CERTIFICATE)
+  record = audits.make(_measured(certificate, **guesses), certificate)
+  _write(path, record)
+  return record
+
+
+def _sealed(record):
+  return {**record, 'sha256': certificate_lib.digest({k: v for k, v in record.items() if k != 'sha256'})}
+
+
+@pytest.fixture(name='audited')
+def _audited(certified):
+  _audit(certified)
+  return certified
+
+
+def _problems(path, public=None):
+  return certificates.verify(str(path), public).problems
+
+
+def test_an_audit_that_agrees(audited):
+  verdict = certificates.verify(str(audited))
+  assert not verdict.problems and not verdict.refutation and verdict.statement
+  page = (audited / folders.PAGE).read_text(encoding='utf-8')
+  record = made.read(audited, folders.AUDIT)
+  assert 'What an audit measured' in page and 'no canary took part in the run that this certificate is about' in page
+  for lower in (record['epsilon_lower_bound'], record['game']['epsilon_lower_bound']):
+    assert f'ε ≥ {rounding.down(lower)}' in page
+  assert 'Gaussian noise that is independent' in page and 'does not refute' in page
+  assert '95% that all bounds hold, 97.5% for each of the two tests' in page
+
+
+def test_an_audit_without_a_game_has_one_test(certified):
+  record = _audit(certified, game=None)
+  assert record['tests'] == 1 and not _problems(certified)
+
+
+@pytest.mark.parametrize(
+  'epsilon, guesses',
+  [(3.0, dict(game=_REFUTING)), (0.5, dict(canaries=lower_bounds.Guesses(12, 12, 0, 300), game=None))],
+)
+def test_one_that_refutes_is_what_verification_says(epsilon, guesses, tmp_path, capsys):
+  path = made.folder(tmp_path / 'run', made.plan(epsilon=epsilon))
+  record = _audit(path, **guesses)
+  assert record['refuted'] and not _problems(path)
+  status, lines = made.answer(path, capsys)
+  assert status == 1 and lines[0] == 'REFUTED: an audit refutes the claim of this certificate.'
+  assert 'More is proved than' in lines[1] and 'does not refute' not in lines[1] and len(lines) == 2
+  assert 'The claim does not hold for this program' in (path / folders.PAGE).read_text(encoding='utf-8')
+
+
+# What somebody may write there, sealed again, and a word of the answer.
+_CHANGES = {
+  'another bound': (dict(mu_lower_bound=0.5), 'mu_lower_bound: it says 0.5, but the files give'),
+  'another claim': (dict(claimed_epsilon=5.0), 'claimed_epsilon: it says 5.0, but the files give 3.0'),
+  'another delta': (dict(delta=1e-3), 'delta'),
+  'a nominal claim': (dict(claim='nominal'), "claim: it says 'nominal'"),
+  'another certificate': (dict(certificate_sha256='0' * 64), 'certificate_sha256'),
+  'impossible counts': (dict(true_positives=-1), 'is damaged'),
+  'counts of no integer': (dict(true_positives=7.0), 'is damaged'),
+  'more trials': (dict(inserted=10**19), 'is damaged'),
+  'one test': (dict(tests=1), 'tests'),
+  'tests that are true': (dict(tests=True), 'tests'),
+  'refuted': (dict(refuted=True), 'refuted'),
+  'refuted by 0': (dict(refuted=0), 'refuted'),
+  'not Gaussian': (dict(is_gaussian=False), 'is_gaussian'),
+  'less confidence': (dict(confidence=0.5), 'mu_lower_bound'),
+  'no confidence': (dict(confidence=0.0), 'confidence must be'),
+  'other assumptions': (dict(assumptions={'epsilon_lower_bound': 'none'}), 'assumptions'),
+  'seconds, which depend on data': (dict(seconds=3.5), 'seconds'),
+  'another algorithm': (dict(algorithm='quap'), 'algorithm'),
+  'another dataset': (dict(dataset='client 7 has the label 3'), 'dataset'),
+  'a part without noise': (dict(part='unnoised'), 'part'),
+  'a text as a figure': (dict(threshold='client 7 has the label 3'), 'threshold must be a finite number'),
+  'a mean that is none': (dict(inserted_mean=None), 'inserted_mean must be'),
+  'a struct as a figure': (dict(unseen_stddev={'client 7': 3}), 'unseen_stddev must be'),
+  'other canaries': (dict(canary_clients=['client 7', 1, 2, 3, 4, 5]), 'is damaged'),
+  'strangers as canaries': (dict(canary_clients=[0, 1, 2, 3, 4, 6]), 'must be ids in'),
+  'a canary twice': (dict(canary_clients=[0, 1, 2, 3, 4, 4]), 'only once'),
+  'a canary less': (dict(canary_clients=[0, 1, 2, 3, 4]), 'canary_clients'),
+  'more canaries': (dict(canaries=7), 'canary_clients'),
+  'more repeats': (dict(repeats=3), 'inserted must be canaries times repeats'),
+  'a key more': (dict(more=1), 'is not an audit'),
+  'a hidden character': (dict(part='a\u202ell'), 'U+202E'),
+}
+_OF_GAME = {
+  'a claim that nobody makes': (dict(claimed_mu=9.0), "the game's μ must be"),
+  'a negative claim': (dict(claimed_mu=-1.0), "the game's μ must be"),
+  'other draws': (dict(draws=6000), 'draws must be those of each world'),
+  'a text': (dict(mu_estimate='client 7'), 'mu_estimate must be'),
+  'another bound': (dict(mu_lower_bound=0.1), 'game.mu_lower_bound'),
+  'a key more': (dict(more=1), 'is not an audit'),
+}
+
+
+class TestForgeries:
+  @pytest.mark.parametrize('name', _CHANGES)
+  def test_of_the_canaries(self, name, audited):
+    changes, words = _CHANGES[name]
+    _write(audited, _sealed({**made.read(audited, folders.AUDIT), **changes}))
+    assert [one for one in _problems(audited) if one.startswith('audit.json') and words in one], _problems(audited)
+
+  @pytest.mark.parametrize('name', _OF_GAME)
+  def test_of_the_game(self, name, audited):
+    changes, words = _OF_GAME[name]
+    record = made.read(audited, folders.AUDIT)
+    _write(audited, _sealed({**record, 'game': {**record['game'], **changes}}))
+    assert [one for one in _problems(audited) if one.startswith('audit.json') and words in one], _problems(audited)
+
+  def test_a_key_that_is_missing(self, audited):
+    record = made.read(audited, folders.AUDIT)
+    for holder, names in ((None, list(record)), ('game', list(record['game']))):
+      for name in names:
+        less = copy.deepcopy(record)
+        del (less if holder is None else less[holder])[name]
+        (audited / folders.AUDIT).write_text(files.json_text(_sealed(less) if name != 'sha256' else less))
+        assert _problems(audited), name
+
+  @pytest.mark.parametrize('game', [[], 'x', 5, True, {}])
+  def test_a_game_that_is_none(self, game, audited):
+    _write(audited, _sealed({**made.read(audited, folders.AUDIT), 'game': game}))
+    assert _problems(audited)
+
+  @pytest.mark.parametrize('text', ['{}', '[]', 'null', '5', '"x"', '', '{"game": null}', '[' * 99999, 'NaN'])
+  def test_a_file_that_is_none(self, text, certified):
+    (certified / folders.AUDIT).write_text(text)
+    [problem] = _problems(certified)
+    assert problem.startswith('audit.json is')
+
+  def test_an_edited_one(self, audited):
+    text = (audited / folders.AUDIT).read_text(encoding='utf-8')
+    (audited / folders.AUDIT).write_text(text.replace('"threshold": 0.36', '"threshold": 0.3'), encoding='utf-8')
+    assert [one for one in _problems(audited) if 'sha256: it says' in one]
+
+  def test_one_that_is_written_in_another_way(self, audited):
+    text = (audited / folders.AUDIT).read_text(encoding='utf-8')
+    (audited / folders.AUDIT).write_text(re.sub('  "', ' "', text), encoding='utf-8')
+    assert 'audit.json is written in another way than audits are.' in _problems(audited)
+
+  def test_a_page_without_it(self, audited):
+    (audited / folders.AUDIT).unlink()
+    assert _problems(audited) == ['certificate.html does not match certificate.json.']
+
+
+class TestSignature:
+  @pytest.fixture(name='signed')
+  def _signed(self, certified, tmp_path):
+    private, public = made.keys(tmp_path / 'keys')
+    certificates.issue(str(certified), private)
+    _audit(certified)
+    signatures.sign(str(certified), folders.AUDIT, signatures.read_private_key(private))
+    return certified, public
+
+  def test_of_both(self, signed):
+    path, public = signed
+    assert not _problems(path, public)
+    assert [one.partition(' ')[0] for one in certificates.verify(str(path)).warnings] == [
+      'certificate.sig',
+      'audit.sig',
+    ]
+
+  def test_an_invented_audit(self, signed):
+    path, public = signed
+    _audit(path, canaries=lower_bounds.Guesses(0, 12, 98, 300))
+    assert not _problems(path)  # Without the key, nobody can tell.
+    assert _problems(path, public) == [f'audit.sig is not a signature of audit.json with the key of {public}.']
+    (path / folders.AUDIT_SIGNATURE).unlink()
+    [problem] = _problems(path, public)
+    assert problem.endswith('audit.json is not signed.')
+
+  def test_a_signature_whose_audit_is_gone(self, signed):
+    path, public = signed
+    (path / folders.AUDIT).unlink()
+    verifying.write_page(str(path), made.read(path, folders.CERTIFICATE), None)
+    for found in (_problems(path), _problems(path, public)):
+      assert 'audit.sig is the signature of an audit that is not there.' in found
+
+  def test_junk_is_refused_without_a_key_too(self, signed):
+    path, _ = signed
+    with open(path / folders.AUDIT_SIGNATURE, 'a') as f:
+      f.write('client 7 has the label 3\n')
+    [problem] = _problems(path)
+    assert problem.startswith('audit.sig')

@@ -1,0 +1,159 @@
+"""What leaves the clients of a certified run, for every method around it: read off the computation that would run."""
+
+import collections
+
+import numpy as np
+import pytest
+
+from quap_tff import plans
+from quap_tff.mechanisms import banded
+from quap_tff.mechanisms import clip_rules
+from quap_tff.mechanisms import correlation
+from quap_tff.mechanisms import sparsity
+from quap_tff.mechanisms.certified_config import CertifiedConfig
+from quap_tff.training import heterogeneity
+from tests.quap_tff import linear_model
+
+pytestmark = pytest.mark.slow
+
+_SCHEDULE = [np.array([0, 2, 3]), np.array([1, 2]), np.array([0, 2, 3])]
+_EXAMPLES = collections.OrderedDict(x=np.zeros([4, 1], np.float32), y=np.zeros([4, 1], np.float32))
+
+# An id is public. A sum without a trusted server is that of integers of 64 bits, and of how many clients are in it.
+_ID = ('federated_sum', 'client_id', 'int32[5]')
+_SUM, _SPARSE_SUM = ('federated_sum', '', 'int32[1,1]'), ('federated_sum', '', 'int32[1]')
+_NORMS = (('federated_sum', 'norm', 'float32[5]'),)
+_SECURE_SUM = (('federated_secure_modular_sum', '', 'int64[1,1]'), ('federated_secure_modular_sum', '', 'int64'))
+# A method that weighs or remembers by who came asks for ids once more. Where a client has a vector of its own, the
+# simulation keeps it at the server.
+_IDS = (_ID,)
+_VECTORS = (
+  ('federated_select', '', 'int32[1]'),
+  ('federated_aggregate', 'client_id', 'int64'),
+  ('federated_aggregate', 'kept', 'float32[1]'),
+)
+# What the server compares with its state.
+_OF_GUARDS = (
+  _ID,
+  ('federated_sum', 'round', 'int64[5]'),
+  ('federated_sum', 'last_round', 'int64[5]'),
+  ('federated_sum', 'weight', 'float32[5]'),
+)
+
+_EXTENSIONS = {
+  'none': (None, ()),
+  'fednova by epochs': (heterogeneity.FedNova(mean_epochs=2.0), _IDS),
+  'fednova by steps': (heterogeneity.FedNova(effective_steps=3.0), _IDS),
+  'fedvarp': (heterogeneity.FedVarp('released'), _IDS),
+  'safari': (heterogeneity.Safari(examples=_EXAMPLES), _IDS),
+  'feddyn': (heterogeneity.FedDyn(), _VECTORS),
+  'scaffold 1': (heterogeneity.Scaffold(1, 'released'), _VECTORS),
+  'scaffold 2': (heterogeneity.Scaffold(2, 'released'), _VECTORS),
+}
+_ARE_REFUSED = [name for name, (_, asked) in _EXTENSIONS.items() if asked == _VECTORS]
+_QUANTILE = {'clip': clip_rules.PrivateQuantile(count_stddev=5.0)}
+_SERVER = {'fixed clip': ({}, (_ID, _SUM)), 'private quantile': (_QUANTILE, (_ID, *_NORMS, _SUM))}
+_SHARES = {'held': correlation.Held(0.5), 'independent': correlation.Held(0.0)}
+
+
+def _plan(extension=None, options=(), **config):
+  config = CertifiedConfig(4, 3.0, 1e-5, **{'clip': clip_rules.Fixed(0.5), **config})
+  return plans.CertifiedPlan(config, _SCHEDULE, extension=extension, **dict(options))
+
+
+def _held(extension=None, options=(), noise='held', **config):
+  return _plan(extension, options, trust='secure_sum', correlation=_SHARES[noise], **config)
+
+
+def _leaving(plan):
+  assert plan.leaving is None
+  plan.build_process(linear_model.Linear)
+  return plan.leaving
+
+
+def test_every_extension_is_among_them():
+  tested = {type(one).__name__ for one, _ in _EXTENSIONS.values() if one is not None}
+  assert {*dir(heterogeneity)} == tested | {'Extension', 'FriendSubstitution'}
+
+
+@pytest.mark.parametrize('clip', _SERVER)
+@pytest.mark.parametrize('name', _EXTENSIONS)
+def test_with_a_trusted_server(name, clip):
+  (extension, asked), (config, sent) = _EXTENSIONS[name], _SERVER[clip]
+  assert _leaving(_plan(extension, **config)) == (*asked, *sent)
+
+
+@pytest.mark.parametrize(
+  'noise', [correlation.Ar1(0.5), banded.Banded(2), correlation.Blt()], ids=['ar1', 'banded', 'blt']
+)
+def test_correlated_noise_changes_nothing(noise):
+  assert _leaving(_plan(correlation=noise)) == (_ID, _SUM)
+
+
+@pytest.mark.parametrize('clip', _SERVER)
+@pytest.mark.parametrize(
+  'chosen', [sparsity.RandomMask(0.5), sparsity.TopReleased(0.5)], ids=['random', 'top_released']
+)
+def test_sparse_updates(chosen, clip):
+  config, sent = _SERVER[clip]
+  assert _leaving(_plan(options=dict(sparsity=chosen), **config)) == (*sent[:-1], _SPARSE_SUM)
+
+
+def test_what_does_not_go_together():
+  chosen = dict(sparsity=sparsity.RandomMask(0.5))
+  for make in (lambda: _held(options=chosen), lambda: _plan(heterogeneity.FedDyn(), chosen)):
+    with pytest.raises(ValueError, match='--sparsity'):
+      make()
+  with pytest.raises(ValueError, match='nobody sees the norms'):
+    _held(**_QUANTILE)
+  for extension in (
+    *(heterogeneity.Scaffold(2, 'sum'), heterogeneity.FedNova(), heterogeneity.FedVarp('clients')),
+    heterogeneity.FriendSubstitution(),
+  ):
+    for make in (_plan, _held):
+      with pytest.raises(ValueError, match='A certified run releases noised sums alone'):
+        make(extension)
+
+
+@pytest.mark.parametrize('noise', _SHARES)
+@pytest.mark.parametrize('name', [name for name in _EXTENSIONS if name not in _ARE_REFUSED])
+def test_without_a_trusted_server(name, noise):
+  extension, asked = _EXTENSIONS[name]
+  assert _leaving(_held(extension, noise=noise)) == (*asked, *_OF_GUARDS, *_SECURE_SUM)
+
+
+@pytest.mark.parametrize('noise', _SHARES)
+def test_clients_that_stay_away_change_nothing(noise):
+  assert _leaving(_held(noise=noise, dropout=0.3)) == (*_OF_GUARDS, *_SECURE_SUM)
+
+
+class TestRefusals:
+  @pytest.mark.parametrize('noise', _SHARES)
+  @pytest.mark.parametrize('name', _ARE_REFUSED)
+  def test_a_vector_of_each_client(self, name, noise):
+    extension, _ = _EXTENSIONS[name]
+    plan = _held(extension, noise=noise)
+    words = rf'Asked for by {type(extension).__name__}: .*kept \(float32\[1\], by federated_aggregate\)'
+    with pytest.raises(ValueError, match=words) as error:
+      plan.build_process(linear_model.Linear)
+    assert 'Use trust=server' in str(error.value) and 'client_id' not in str(error.value)
+
+  def test_training_metrics(self):
+    words = (
+      r'Asked for by client_metrics: loss \(float32, by federated_sum\) .*num_examples \(int64, by federated_sum\)'
+    )
+    with pytest.raises(ValueError, match=words):
+      _held(options=dict(client_metrics=True)).build_process(linear_model.Linear)
+    with pytest.raises(ValueError, match='Asked for by FedDyn and client_metrics: .*loss .*kept'):
+      _held(heterogeneity.FedDyn(), dict(client_metrics=True)).build_process(linear_model.Linear)
+
+  def test_a_trusted_server_gets_training_metrics_and_says_so(self):
+    plan = _plan(options=dict(client_metrics=True))
+    names = [name for _, name, _ in _leaving(plan)]
+    assert names == ['loss', 'loss', 'num_examples', 'num_batches', 'client_id', '']
+    assert plan.exact_logs  # No certificate is issued for it.
+
+  def test_a_process_around_another_aggregator_is_not_certified(self):
+    plan = _plan()
+    plan.build_process(linear_model.Linear, around=lambda aggregator: aggregator)
+    assert plan.leaving is None
