@@ -78,7 +78,7 @@ _OF_TRUST = {
     ),
   ),
   'secure_sum': _OfTrust(
-    against='a server that sees secure sums and who takes part, and says truthfully who is in each sum',
+    against='a server that sees secure sums and who takes part, and tells all clients truthfully who is in each sum',
     secret='keys of clients that stay secret',
     short='the server sees secure sums alone',
     assumptions=(
@@ -86,23 +86,23 @@ _OF_TRUST = {
       'Each client answers through a guard of its own (quap_tff.ClientGuard), which takes weight, clipping norm '
       'and the number of rounds from the plan. Alone, it refuses a round that it has answered or an earlier one, an '
       'announcement that contradicts an earlier one, and a round that could take a client past its bound. It takes no '
-      'noise back twice. A server that tells two clients different things is found out when they compare the digests '
-      'of their guards.',
+      'noise back twice. A server that tells two clients different things, or hides a round from one, is found out '
+      'when they compare the digests of their guards. No client finds it out alone.',
       'The protocol of the secure sum (such as Bonawitz et al. 2017) is assumed, and simulated here: it reveals one '
       'sum a round. {opens} It is assumed that the announced clients exist and follow the protocol, except for the '
-      'colluders that a figure counts.',
+      'colluders that a figure counts. Such a figure is about a server that keeps to the planned cohorts.',
       "Each client draws its noise from a key of its own: 256 bits of its operating system's entropy, which nobody "
-      f'else has. {_BITS} In a simulation, all keys are made by one operator.',
+      f'else has, and which is for this run alone. {_BITS} In a simulation, all keys are made by one operator.',
       _INTEGERS.format(noise='sum of discrete Gaussians'),
     ),
   ),
 }
 # When a secure sum opens, without a threshold and with one.
 _OPENS = (
-  'The server is trusted to say who is in it, and that these are all the clients that it announced: with fewer, there '
-  'would be less noise. A threshold in the plan would pay for that.',
-  'It opens with a share of at least {threshold} of the announced clients. The noise of such a share is what is '
-  'counted, whatever the server says about who is in the sum.',
+  'The server is trusted to tell all clients who is in it, and that these are all the clients that it announced: with '
+  'fewer, there would be less noise. A threshold in the plan would pay for that.',
+  'It opens with a share of at least {threshold} of the clients that its members were told to be announced, and that '
+  'have a weight. The noise of such a share is what is counted, whatever the server says about who is in the sum.',
 )
 # How many clients may belong to one person or household, with several devices or accounts.
 _GROUPS = (2, 3, 5)

@@ -320,10 +320,10 @@ class CertifiedConfig(mechanism.Mechanism):
     return self.most_releases * (self.most_clients or self.num_clients)
 
   def _draws(self, grid):
-    """The draws of all releases, as `Grid.slack` takes them."""
+    """The draws of all releases, as `Grid.slack` takes them. A client in a new chain draws twice with the σ of W."""
     if self.holds_noise:
       count = grid.num_weights * self._most_participations
-      return [(stddev * grid.steps, count) for stddev in self.share_stddevs if stddev]
+      return [(stddev * grid.steps, uses * count) for stddev, uses in zip(self.share_stddevs, (1, 2)) if stddev]
     counts = [(integers.count_steps(self.clip.count_noise_multiplier / 2), self.most_releases)]
     return [(grid.stddev, grid.num_weights * self.most_releases), *(counts if self.counts_norms else [])]
 

@@ -28,6 +28,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import hmac
 from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
@@ -66,10 +67,12 @@ class PublicPlan:
   """The part of a plan that a guard uses. It is public.
 
   Attributes:
-    weights: float64[N], w_i of each client in each of its rounds.
+    weights: float64[N], w_i of each client in each of its rounds: float32 numbers, as the answers have them.
     limit: The largest μ_i²: a number, or float64[N].
     num_rounds: T.
-    threshold: The smallest share of the announced clients with which the secure sum opens; None if any number may come.
+    most_clients: The size of the largest cohort. The account of rounding covers no larger one.
+    threshold: The smallest share of the announced clients with a weight with which the secure sum opens; None if any
+      number may come.
     number: From `plan_number`.
     opened: The account before the first round.
   """
@@ -77,6 +80,7 @@ class PublicPlan:
   weights: np.ndarray
   limit: Any
   num_rounds: int
+  most_clients: int
   threshold: Optional[float]
   number: int
   opened: held_noise.Account
@@ -88,17 +92,22 @@ class PublicPlan:
     if not config.holds_noise or not config.is_calibrated:
       raise ValueError('A guard is for a settled plan in which clients hold the noise: trust="secure_sum".')
     return cls(
-      weights=np.asarray(config.planned_weights, np.float64),
+      weights=np.asarray(config.planned_weights, np.float32).astype(np.float64),
       limit=config.prices.limit,
       num_rounds=config.num_rounds,
+      most_clients=config.most_clients or config.num_clients,
       threshold=config.threshold,
       number=plan_number(config.fingerprint),
       opened=held_noise.opened(config.num_clients, config.noise_multiplier, config.share_decay),
     )
 
+  def sends(self, clients: np.ndarray) -> np.ndarray:
+    """Those of the clients that have a weight. The others send nothing, and add no noise."""
+    return clients[self.weights[clients] > 0]
+
   def after(self, account: held_noise.Account, clients: np.ndarray) -> held_noise.Account:
-    """The account after a release of these clients, those without a weight left out."""
-    sends = clients[self.weights[clients] > 0]
+    """The account after a release of those of the clients that have a weight."""
+    sends = self.sends(clients)
     return account.after(sends, self.weights[sends])
 
 
@@ -129,7 +138,6 @@ class Chain:
     # Of the account, an array [T, T] is the largest part. So only the newest links keep theirs.
     self._account = plan.opened if before is None else None
     self._if_all_come: Optional[held_noise.Account] = None
-    self._next: Optional[tuple[Any, Chain]] = None
 
   @property
   def account(self) -> held_noise.Account:
@@ -166,26 +174,22 @@ class Chain:
     Raises:
       ValueError: If these cannot be announced.
     """
-    key = round_num, *(np.asarray(one, np.int64).tobytes() for one in (cohort, came))
-    if self._next is None or self._next[0] != key:
-      self._next = key, self._link(round_num, cohort, came)
-    return self._next[1]
-
-  def _link(self, round_num, cohort, came) -> Chain:
-    num_clients = len(self.plan.weights)
+    num_clients, most = len(self.plan.weights), self.plan.most_clients
     checks.integer('round_num', round_num, at_least=1)
     cohort, came = (np.sort(checks.cohort(one, num_clients)) for one in (cohort, came))
     if round_num <= self.round_num:
       raise RefusedError(f'Round {round_num} is not after round {self.round_num}, which was announced before.')
+    if len(cohort) > most:
+      raise RefusedError(f'{len(cohort)} clients are announced for round {round_num}. The plan has at most {most}.')
     if not np.isin(came, self.cohort).all():
       raise RefusedError(
         f'Client {np.setdiff1d(came, self.cohort)[0]} is said to have come in round {self.round_num}, for which it was '
         'not announced.'
       )
-    threshold = self.plan.threshold
-    if threshold is not None and len(came) and len(came) < threshold * len(self.cohort):
+    threshold, sent, could = self.plan.threshold, len(self.plan.sends(came)), len(self.plan.sends(self.cohort))
+    if threshold is not None and len(came) and sent < threshold * could:
       raise RefusedError(
-        f'{len(came)} of {len(self.cohort)} clients are said to have come in round {self.round_num}. The secure sum of '
+        f'{sent} of {could} clients are said to have come in round {self.round_num}. The secure sum of '
         f'this plan opens with a share of at least {threshold:g}.'
       )
     return Chain(self.plan, self, round_num, cohort, came)
@@ -214,7 +218,8 @@ class ClientGuard:
     Args:
       plan: A `quap_tff.CertifiedPlan` with `trust='secure_sum'`, or its `PublicPlan`.
       client_id: The client.
-      key: The client's own key, from which its noise is drawn: 32 bytes, or int64[4].
+      key: The client's own secret: 32 bytes, or int64[4]. The key of its noise follows from it, the plan and the
+        client, so that another plan has other noise. A second run of one plan needs another secret.
       memory: The path of the client's memory, see `guard_memory`. It is made with the first answer.
 
     Raises:
@@ -223,9 +228,11 @@ class ClientGuard:
     """
     self.plan = plan if isinstance(plan, PublicPlan) else PublicPlan.of(plan)
     self.client_id = int(checks.integer('client_id', client_id, at_least=0, at_most=len(self.plan.weights) - 1))
-    self._key = np.frombuffer(key, np.int64) if isinstance(key, bytes) else np.asarray(key)
-    if self._key.shape != (4,) or self._key.dtype != np.int64:
-      raise ValueError(f'key must be 32 bytes, or int64[4], found {self._key.dtype}{list(self._key.shape)}.')
+    secret = np.frombuffer(key, np.int64) if isinstance(key, bytes) else np.asarray(key)
+    if secret.shape != (4,) or secret.dtype != np.int64:
+      raise ValueError(f'key must be 32 bytes, or int64[4], found {secret.dtype}{list(secret.shape)}.')
+    use = f'noise {self.plan.number} {self.client_id}'.encode()
+    self._key = np.frombuffer(hmac.digest(secret.tobytes(), use, 'sha256'), np.int64)
     self._standing = _Standing(Chain(self.plan))
     self._memory = guard_memory.Memory(memory, f'{self.plan.number} {client_id}') if memory is not None else None
     self._lines: list[str] = []
@@ -309,7 +316,7 @@ class ClientGuard:
       return
     try:
       with self._memory.locked():
-        lines = self._memory.read(len(self._lines))
+        lines = self._memory.read(self._lines)
         if lines is not None:
           self._standing, self._lines = self._replayed(lines), lines
         yield

@@ -40,7 +40,7 @@ class Memory:
   def locked(self) -> Iterator[None]:
     """No other process works with the memory in the block."""
     try:
-      with open(self.path + _LOCK, 'a+b') as self._lock:
+      with os.fdopen(os.open(self.path + _LOCK, os.O_RDWR | os.O_CREAT, 0o666), 'r+b') as self._lock:
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         yield
     except OSError as error:
@@ -48,14 +48,14 @@ class Memory:
     finally:
       self._lock = None
 
-  def read(self, known: int) -> Optional[list[str]]:
+  def read(self, known: Sequence[str]) -> Optional[list[str]]:
     """The lines; None if they are those that this object has read or written last. Only inside `locked`.
 
     Args:
-      known: How many lines there have been at least.
+      known: The lines with which it must begin.
 
     Raises:
-      DamagedMemoryError: If the memory is damaged, missing, older than it was, or somebody else's.
+      DamagedMemoryError: If the memory is damaged, missing, older than it was, or another one.
     """
     said = self._said()
     if not os.path.lexists(self.path):
@@ -72,7 +72,7 @@ class Memory:
       return None
     lines = self._lines(content)
     is_latest = len(lines) > said['lines'] or (len(lines) == said['lines'] and digest == said['sha256'])
-    if not is_latest or len(lines) < known:
+    if not is_latest or lines[: len(known)] != list(known):
       raise DamagedMemoryError(f'The memory {self.path} is older than it was, or another one. Put the latest one back.')
     self._digest = digest
     return lines
@@ -86,10 +86,19 @@ class Memory:
       f.flush()
       os.fsync(f.fileno())
     os.replace(self.path + _UNFINISHED, self.path)
-    self._digest = hashlib.sha256(content).hexdigest()
-    self._lock.truncate(0)
-    self._lock.write(json.dumps({'lines': len(lines), 'sha256': self._digest}).encode())
+    # Without this, a machine that loses power may come back with the file from before, and answer again.
+    folder = os.open(os.path.dirname(self.path) or os.curdir, os.O_RDONLY)
+    try:
+      os.fsync(folder)
+    finally:
+      os.close(folder)
+    # Never empty in between: an empty one says that there was no memory.
+    digest = hashlib.sha256(content).hexdigest()
+    self._lock.seek(0)
+    self._lock.write(json.dumps({'lines': len(lines), 'sha256': digest}).encode())
+    self._lock.truncate()
     self._lock.flush()
+    self._digest = digest
 
   def _said(self) -> dict[str, Any]:
     self._lock.seek(0)

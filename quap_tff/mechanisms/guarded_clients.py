@@ -51,8 +51,7 @@ class GuardedClients:
       cohort: int[M], the clients that come.
     """
     chain = self._chain = self._chain.then(round_num, cohort, self._came)
-    sends = chain.cohort[self._plan.weights[chain.cohort] > 0] if chain.pays else chain.cohort[:0]
-    self._came = sends
+    self._came = sends = self._plan.sends(chain.cohort) if chain.pays else chain.cohort[:0]
     found = dict.fromkeys(chain.cohort.tolist(), guard.silence(self._plan, round_num))
     found.update((client, self._guard(client).answer_at(chain)) for client in sends.tolist())
     return found

@@ -211,13 +211,13 @@ class TestWords:
   def test_whom_to_trust(self, originals):
     server, held = (made.read(originals / name, folders.CERTIFICATE) for name in ('server', 'held'))
     assert 'with a trusted server' in server['statement'] and server['guarantee']['trust'] == 'server'
-    assert 'with a server that sees secure sums and who takes part, and says truthfully' in held['statement']
+    assert 'who takes part, and tells all clients truthfully who is in each sum' in held['statement']
     assert 'trusted server' not in held['statement'] and held['guarantee']['trust'] == 'secure_sum'
     said = ' '.join(held['assumptions'])
     for words in (
       'through a guard of its own',
       'found out when they compare the digests',
-      'is trusted to say who is in it',
+      'is trusted to tell all clients who is in it',
     ):
       assert words in said and words not in ' '.join(server['assumptions'])
 

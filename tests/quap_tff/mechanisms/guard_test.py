@@ -1,10 +1,12 @@
 """Tests of `quap_tff.ClientGuard`: what it answers, and each lie of a server that it refuses."""
 
 import base64
+import dataclasses
 import math
 import multiprocessing
 import os
 import shutil
+import stat
 
 import numpy as np
 import pytest
@@ -14,8 +16,8 @@ from quap_tff.common import files
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import correlation
 from quap_tff.mechanisms import guard
+from quap_tff.mechanisms import guard_memory
 from quap_tff.mechanisms import guarded_clients
-from quap_tff.mechanisms import held_noise
 from quap_tff.mechanisms.certified_config import CertifiedConfig
 
 _CLIENTS = 6
@@ -41,6 +43,10 @@ def _guard(plan, client=0, memory=None):
   return guard.ClientGuard(plan, client, _KEY, memory)
 
 
+def _noise_key(one):
+  return one.answer(1, [0, 1], [])['noise_key'].tobytes()
+
+
 def _told(one, rounds, schedule=_SCHEDULE):
   """A guard that has heard of the first rounds, in which all came."""
   came = []
@@ -58,7 +64,6 @@ class TestAnswer:
       found = own.answer(round_num, cohort, came)
       assert (found['plan'], found['round'], found['last_round']) == (plan.number, round_num, last_round)
       assert found['weight'] == np.float32(plan.weights[0]) > 0
-      assert found['noise_key'].tobytes() == _KEY
       assert [one.dtype.name for one in found.values()] == ['int64', 'int64', 'int64', 'float32', 'int64']
       came = cohort
       if round_num == 2:
@@ -71,13 +76,17 @@ class TestAnswer:
       own.answer(2, _SCHEDULE[1], came)
       return own.digest
 
-    assert digest([0, 1, 2]) == digest([2, 1, 0]) != digest([0, 1])
+    assert digest([0, 1, 2]) == digest([2, 1, 0])
+    assert len({digest(came) for came in ([0, 1, 2], [0, 1], [0, 2])}) == 3
     assert _told(_guard(plan), 2).digest == _told(_guard(plan, 1), 2).digest == digest([0, 1, 2])
 
   def test_a_key_is_32_bytes_or_four_integers(self, plan):
     key = np.frombuffer(_KEY, np.int64)
-    of = lambda key: guard.ClientGuard(plan, 0, key).answer(1, [0, 1], [])['noise_key'].tolist()
+    of = lambda key, plan=plan, client=0: _noise_key(guard.ClientGuard(plan, client, key))
     assert of(key) == of(_KEY)
+    # Two plans, or two clients, that share a key do not share noise.
+    assert len({of(_KEY), of(_KEY[::-1]), of(_KEY, client=1), of(_KEY, guard.PublicPlan.of(_plan(decay=0.6)))}) == 4
+    assert _KEY not in (of(_KEY), of(_KEY, client=1))
     for wrong in (_KEY[:31], key[:3], key.astype(np.float64)):
       with pytest.raises(ValueError, match='size|32 bytes'):
         of(wrong)
@@ -87,6 +96,11 @@ class TestAnswer:
     for cohort in _SCHEDULE[:4]:
       account = account.after(cohort, plan.weights[cohort])
     np.testing.assert_allclose(own._standing.chain.account.spent, account.spent, rtol=1e-12)
+
+  def test_weights_are_charged_as_they_are_sent(self):
+    config = dataclasses.replace(_plan().config, planned_weights=(0.3,) * _CLIENTS)
+    sent = guard.ClientGuard(config, 0, _KEY).answer(1, [0, 1, 2], [])['weight']
+    assert sent > 0.3 and guard.PublicPlan.of(config).weights[0] == sent
 
   def test_a_plan_that_holds_no_noise_has_no_guards(self):
     with pytest.raises(ValueError, match='trust="secure_sum"'):
@@ -103,6 +117,13 @@ class TestDishonestServers:
       (2, [0, 1], [0, 1, 2], 'is not after round 2'),
       (1, _SCHEDULE[0], [], 'is not after round 2'),
       (0, _SCHEDULE[2], _SCHEDULE[1], 'at least 1|>= 1'),
+      (-1, _SCHEDULE[2], _SCHEDULE[1], 'at least 1'),
+      (True, _SCHEDULE[2], _SCHEDULE[1], 'must be an integer'),
+      (3.0, _SCHEDULE[2], _SCHEDULE[1], 'must be an integer'),
+      (math.nan, _SCHEDULE[2], _SCHEDULE[1], 'must be an integer'),
+      (3, [0.0, 1.0], _SCHEDULE[1], r'must be int\[clients\]'),
+      (3, [True, False], _SCHEDULE[1], r'must be int\[clients\]'),
+      (3, [0, 1, 2, 3], _SCHEDULE[1], 'The plan has at most 3'),  # More draws than the account of rounding has.
       (3, [1, 2], _SCHEDULE[1], 'not announced for round 3'),
       (3, [0, 0, 1], _SCHEDULE[1], 'twice|distinct'),
       (3, [0, 6], _SCHEDULE[1], r'\[0, 6\)'),
@@ -149,6 +170,12 @@ class TestDishonestServers:
     with pytest.raises(TypeError):
       _guard(plan).answer(1, [0, 1], [], weight=10.0)
 
+  def test_a_chain_is_answered_once(self, plan):
+    own, chain = _guard(plan), guard.Chain(plan).then(1, [0, 1], [])
+    own.answer_at(chain)
+    with pytest.raises(guard.RefusedError, match='answered already'):
+      own.answer_at(chain)
+
   def test_a_client_without_a_weight_answers_nothing(self, plan):
     assert plan.weights[5] == 0
     with pytest.raises(guard.RefusedError, match='no weight in this plan'):
@@ -185,34 +212,15 @@ class TestSaidToBeAbsent:
 
   def test_it_ends_where_its_own_account_ends(self, plan):
     """Said to be absent from every round, it stops although the account of the others would pay for more."""
-    own, came, answered = _guard(plan), [], 0
+    limit = plan.limit
+    plan = dataclasses.replace(plan, limit=np.array([1e9, limit, *[1e9] * (_CLIENTS - 2)]))  # Its own, and no other.
+    own, came, answered = _guard(plan, 1), [], 0
     with pytest.raises(guard.RefusedError, match='past its bound'):
       for round_num in range(1, 6):
         own.answer(round_num, [0, 1], came)
-        came, answered = [1], answered + 1
-    limit = float(np.broadcast_to(plan.limit, [_CLIENTS])[0])
-    assert own._standing.chain.account.spent[0] == 0 and own._standing.charged.spent[0] <= limit
+        came, answered = [0], answered + 1
+    assert own._standing.chain.account.spent[1] == 0 and own._standing.charged.spent[1] <= limit
     assert answered < 5
-
-  def test_noise_that_stands_in_for_what_is_taken_back_keeps_the_account_a_bound(self):
-    """μ_i of releases in which client 0 begins a new chain is at most that of the account, which has its link."""
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-      rounds, decay, weights = 6, rng.uniform(0.1, 0.95), rng.uniform(0.2, 1.0, 5)
-      cohorts = [np.flatnonzero(np.append([True], rng.random(4) < 0.6)) for _ in range(rounds)]
-      linked = held_noise.covariance(cohorts, decay)
-      # The link of client 0 between these rounds: the same W is in the one, and with the other sign in the other.
-      one, other = np.sort(rng.choice(rounds, 2, replace=False))
-      other = one + 1
-      if other >= rounds:
-        continue
-      anew = linked.copy()
-      anew[one, other] += decay
-      anew[other, one] += decay
-      for client in range(5):
-        column = np.array([weights[client] * (client in cohort) for cohort in cohorts])
-        exact = column @ np.linalg.solve(anew, column)
-        assert exact <= column @ np.linalg.solve(linked, column) * (1 + 1e-9)
 
 
 class TestThreshold:
@@ -226,6 +234,13 @@ class TestThreshold:
     with pytest.raises(guard.RefusedError, match='1 of 4 clients are said to have come'):
       own.answer(2, [0, 1, 2, 3], [1])
     assert own.answer(2, [0, 1, 2, 3], [0, 1])['round'] == 2
+
+  def test_clients_without_a_weight_do_not_count(self, half):
+    own = _guard(half)
+    own.answer(1, [0, 1, 4, 5], [])
+    with pytest.raises(guard.RefusedError, match='0 of 2 clients are said to have come'):
+      own.answer(2, [0, 1], [4, 5])
+    own.follow(2, [1, 2], [0])  # Half of those that can come.
 
   def test_nobody_may_come(self, half):
     own = _guard(half)
@@ -270,7 +285,35 @@ class TestMemory:
       own.answer(2, _SCHEDULE[1], _SCHEDULE[0])
     monkeypatch.undo()
     # It did not answer: the round is still open.
-    assert _guard(plan, memory=path).answer(2, _SCHEDULE[1], _SCHEDULE[0])['last_round'] == 1
+    assert _guard(plan, memory=path).digest == own.digest
+    assert own.answer(2, _SCHEDULE[1], _SCHEDULE[0])['last_round'] == 1
+
+  def test_its_folder_is_flushed_before_the_answer(self, plan, path, monkeypatch):
+    own, done, real, moved = _guard(plan, memory=path), [], os.fsync, os.replace
+    monkeypatch.setattr(os, 'fsync', lambda fd: done.append(stat.S_ISDIR(os.fstat(fd).st_mode)) or real(fd))
+    monkeypatch.setattr(os, 'replace', lambda *names: done.append('replace') or moved(*names))
+    own.answer(1, [0, 1], [])
+    assert done == [False, 'replace', True]
+
+  def test_a_crash_after_writing_costs_the_round(self, plan, path, monkeypatch):
+    own, write = _told(_guard(plan, memory=path), 1), guard_memory.Memory.write
+    monkeypatch.setattr(guard_memory.Memory, 'write', lambda self, lines: (write(self, lines), 1 / 0))
+    with pytest.raises(ZeroDivisionError):
+      own.answer(2, _SCHEDULE[1], _SCHEDULE[0])
+    monkeypatch.undo()
+    again = _guard(plan, memory=path)
+    with pytest.raises(guard.RefusedError, match='not after round 2'):
+      again.answer(2, _SCHEDULE[1], _SCHEDULE[0])
+    assert again.answer(4, _SCHEDULE[3], [])['last_round'] == guard.NEW_CHAIN
+
+  def test_another_history_of_the_same_length_is_refused(self, plan, path, tmp_path):
+    own = _told(_guard(plan, memory=path), 1)
+    other = str(tmp_path / 'other')
+    _guard(plan, memory=other).answer(1, [0, 3], [])
+    for ending in ('', '.lock'):
+      shutil.copyfile(other + ending, path + ending)
+    with pytest.raises(guard.RefusedError, match='another one'):
+      own.answer(2, [0, 1], [0, 1])
 
   @pytest.mark.parametrize('again', [False, True])
   @pytest.mark.parametrize(
@@ -346,6 +389,10 @@ class TestGuardedClients:
       answers = guarded.answers(round_num, [0, 1])
     assert answers[0]['weight'] == answers[1]['weight'] == 0
     assert guarded.spent_max <= 1
+
+  def test_after_the_planned_rounds_all_are_silent(self):
+    answers = guarded_clients.GuardedClients(_plan().config, b'secret').answers(6, [0, 1, 2])
+    assert not any(one['weight'] for one in answers.values())
 
   def test_keys_are_the_clients_own(self):
     config = _plan().config

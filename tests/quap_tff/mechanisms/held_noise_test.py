@@ -369,6 +369,13 @@ class TestDiscreteness:
     assert coarse.epsilon / fine.epsilon == pytest.approx(2.0**16, rel=0.02)
     assert slack(2.0**20, 0.95).epsilon > fine.epsilon
 
+  def test_counts_three_draws_for_each_participation(self):
+    of = lambda count: held_noise.discreteness_slack(
+      0.0, 1e-5, noise_steps=1.2, decay=0.0, num_releases=1, num_coordinates=1, num_participations=count
+    )
+    added = 2 * 3 * 2 * math.atanh(held_noise._theta_error(2 / 1.2**2))
+    assert of(3).epsilon - of(2).epsilon == pytest.approx(added, rel=1e-5)
+
   @pytest.mark.parametrize('steps, coordinates', [(0.2, 1), (5.0, 1000)])
   def test_too_few_steps(self, steps, coordinates):
     with pytest.raises(ValueError, match='too few steps'):

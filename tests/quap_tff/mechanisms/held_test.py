@@ -69,7 +69,7 @@ def _answer(config, client, round_num=1, last_round=0, key=None):
 class TestAccount:
   @pytest.mark.parametrize('decay', [0.0, 0.7])
   def test_everyone_stays_within_the_limit_whoever_comes(self, decay):
-    config = _config(_schedule(rounds=12), decay)
+    config = dataclasses.replace(_config(_schedule(rounds=12), decay), most_clients=5)
     rounds, generator = config.for_model(_SPECS, _LAYERS), np.random.default_rng(2)
     guarded, state, refused = _guarded(config), rounds.initial_state(), 0
     account, weights = held_noise.opened(9, config.noise_multiplier, decay), np.asarray(config.planned_weights)
