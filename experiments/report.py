@@ -38,12 +38,27 @@ def main(argv: list[str]) -> int:
     return 0
   if not _OUTPUT_DIR.value:
     raise ValueError('--output_dir is missing; give the folder of the report.')
-  pages.check(_OUTPUT_DIR.value)
-  groups, left_out = read(roots)
-  command = shlex.join(['python', '-m', 'experiments.report', *argv[1:]])
-  pages.write(_OUTPUT_DIR.value, sections.build(groups, left_out, command))
+  groups, _ = write(roots, _OUTPUT_DIR.value, shlex.join(['python', '-m', 'experiments.report', *argv[1:]]))
   print(f'{sections.count(groups)}: {os.path.join(_OUTPUT_DIR.value, "report.md")}')
   return 0
+
+
+def write(roots: Sequence[str], folder: str, command: str) -> tuple[list[study.Group], list[pages.Section]]:
+  """Writes the report on the runs in `roots` into a folder; returns their groups and its sections.
+
+  Args:
+    roots: Folders of runs.
+    folder: New or empty, or with an earlier report.
+    command: The command that makes it.
+
+  Raises:
+    ValueError: See `read` and `pages.check`.
+  """
+  pages.check(folder)
+  groups, left_out = read(roots)
+  built = sections.build(groups, left_out, command)
+  pages.write(folder, built)
+  return groups, built
 
 
 def read(roots: Sequence[str]) -> tuple[list[study.Group], list[runs_lib.LeftOut]]:

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.reporting import figures
+from experiments.reporting import naming
 from experiments.reporting import pages
 from experiments.reporting import privacy
 from experiments.reporting import published
@@ -34,6 +35,7 @@ def against(
   known: Sequence[str] = (),
   what: str = _WHAT,
   measure: Callable[[study.Group], Any] = study.Group.accuracy,
+  source: str = '',
 ) -> list[pages.Block]:
   """A table of `published.table(name)` with the measured figures of the runs that have these flags.
 
@@ -46,27 +48,33 @@ def against(
     known: Flags that the title states.
     what: What is printed and measured.
     measure: The measured figure of a group.
+    source: The place in the documents.
   """
   rows = []
   for row in published.table(name):
     of_row = {'dataset': row['dataset']} if row['dataset'] else {}
     found = select(groups, row['method'], row['scenario'], **of_row, **flags)
-    shown = {'dataset': row['dataset'], 'participation': published.SCENARIOS.get(row['scenario'])}
+    shown = {
+      'dataset': row['dataset'] and naming.dataset(row['dataset']),
+      'participation': published.SCENARIOS.get(row['scenario']),
+    }
     figure = 'not reached' if row['figure'] is None else row['figure']
     rows += study.beside(what, figure, found, row['method'], {cell: shown[cell] for cell in cells}, measure)
-  return study.table(name, title, rows, *known)
+  return study.table(name, title, rows, *known, source=source)
 
 
 def final(groups: Sequence[study.Group]) -> list[pages.Block]:
   """Table 1 of the first document and table 2 of the November 2025 document."""
   title, known = 'Final test accuracy at ε_total =', ('model', 'participation', 'epsilon')
   flags = dict(calibration='documents', **published.COMMON)
-  first, november = f'{title} 3 (first document, table 1)', f'{title} 6 under Beta(2,5) (November 2025, table 2)'
-  blocks = [
-    *against(groups, 'accuracy_epsilon_3', first, ('dataset', 'participation'), dict(epsilon=3, **flags), known),
-    *against(groups, 'accuracy_epsilon_6', november, ('dataset',), dict(epsilon=6, **flags), known),
-  ]
-  return blocks and blocks + published.NOTES['layerwise']
+  blocks: list[pages.Block] = []
+  for epsilon, name, words, cells, source in (
+    (3, 'accuracy_epsilon_3', '3', ('dataset', 'participation'), 'first document, table 1'),
+    (6, 'accuracy_epsilon_6', '6 under Beta(2,5)', ('dataset',), 'November 2025, table 2'),
+  ):
+    own = dict(epsilon=epsilon, **flags)
+    blocks += against(groups, name, f'{title} {words}', cells, own, known, source=source)
+  return published.notes('layerwise', blocks)
 
 
 def early_stop(groups: Sequence[study.Group]) -> list[pages.Block]:
@@ -74,10 +82,11 @@ def early_stop(groups: Sequence[study.Group]) -> list[pages.Block]:
   rows = []
   for g in sorted(groups, key=lambda g: (g.dataset, g.place)):
     if g.setting['stop_at_accuracy'] is not None:
-      printed = published.find('accuracy_epsilon_6', dataset=g.dataset, method=g.method)
-      rows += study.beside(_WHAT, printed, [g], g.method, {'dataset': g.dataset})
-  blocks = study.table('early_stop', 'Runs that stop at a test accuracy (November 2025, table 2)', rows)
-  return blocks and blocks + published.NOTES['early_stop']
+      found = published.find('accuracy_epsilon_6', dataset=g.dataset, method=g.method)
+      printed = found if g.is_of_documents else None
+      rows += study.beside(_WHAT, printed, [g], g.method, {'dataset': naming.dataset(g.dataset)})
+  blocks = study.table('early_stop', 'Runs that stop at a test accuracy', rows, source='November 2025, table 2')
+  return published.notes('early_stop', blocks)
 
 
 def curves(groups: Sequence[study.Group]) -> list[pages.Block]:
@@ -103,18 +112,15 @@ def by_place(
   shown = study.places([g for g in groups if _has_curve(g, column)])
   blocks: list[pages.Block] = []
   for family in shown:
+    named = dict(zip(naming.labels([g.algorithm for g in family.groups]), family.groups))
+    kept, left = figures.most({label: [total(g)] for label, g in named.items()})
     series = [
-      figures.Series(g.place, label, *over_seeds(g, column, scale), total(g))
-      for g, label in zip(family.groups, figures.labels([g.algorithm for g in family.groups]))
+      figures.Series(named[label].place, label, *over_seeds(named[label], column, scale), total(named[label]))
+      for label in kept
     ]
-    blocks.append(
-      pages.Figure(
-        name,
-        f'{title}: {family.dataset}',
-        family.caption('Lines are means over seeds. Bars and numbers give the deviation over seeds.'),
-        *figures.by_round(series, ylabel, total_label, log),
-      )
-    )
+    caption = family.caption(f'Lines are means over seeds. Bars and numbers give the deviation over seeds.{left}')
+    drawing = figures.by_round(series, ylabel, total_label, log)
+    blocks.append(pages.Figure(name, f'{title}: {naming.dataset(family.dataset)}', caption, *drawing))
   return blocks + published.NOTES['by_place'] * (len(shown) > 1)
 
 
@@ -132,11 +138,10 @@ def over_seeds(group: study.Group, column: str, scale: float = 1) -> tuple[np.nd
 
 def convergence(groups: Sequence[study.Group]) -> list[pages.Block]:
   """Table 2 of the first document."""
-  title = 'Rounds to 90% test accuracy on MNIST (first document, table 2, at ε = 3)'
-  blocks = against(
-    groups, 'rounds_to_90', title, ['participation'], published.COMMON, ['participation'], 'rounds', rounds_to_90
-  )
-  return blocks and blocks + published.NOTES['rounds_to_90']
+  title, source = 'Rounds to 90% test accuracy on MNIST', 'first document, table 2, at ε = 3'
+  known = ['participation']
+  blocks = against(groups, 'rounds_to_90', title, known, published.COMMON, known, 'rounds', rounds_to_90, source)
+  return published.notes('rounds_to_90', blocks)
 
 
 def rounds_to_90(group: study.Group) -> Union[pages.Quantity, str, None]:
@@ -152,6 +157,7 @@ def rounds_to_90(group: study.Group) -> Union[pages.Quantity, str, None]:
 
 def at_scale(groups: Sequence[study.Group]) -> list[pages.Block]:
   """1,000 clients, 5% in each round: table 5 of the first document."""
+  groups = [g for g in groups if g.dataset in published.DATASETS]
   noise = lambda g: g.measure(lambda run: run.mean_of('noise_norm'))
   # The noise of the others is compared with the noise of the first Fixed-DP setting of the dataset.
   fixed = select(groups, 'fixed_dp', **published.AT_SCALE_FLAGS)
@@ -166,10 +172,10 @@ def at_scale(groups: Sequence[study.Group]) -> list[pages.Block]:
     ('at_scale_rounds', 'rounds to 90% accuracy', rounds_to_90),
     ('at_scale_noise', "noise norm over Fixed-DP's (%)", relative_noise),
   ):
-    title = f'1,000 clients, 50 a round: {what} (first document, table 5)'
-    for block in against(groups, name, title, (), published.AT_SCALE_FLAGS, (), what, measure):
+    title, source = f'1,000 clients, 50 a round: {what}', 'first document, table 5'
+    for block in against(groups, name, title, (), published.AT_SCALE_FLAGS, (), what, measure, source):
       blocks.append(block._replace(name='at_scale') if isinstance(block, pages.Table) else block)
-  return blocks and blocks + published.NOTES['at_scale']
+  return published.notes('at_scale', blocks)
 
 
 def ablation(groups: Sequence[study.Group]) -> list[pages.Block]:
@@ -183,7 +189,7 @@ def ablation(groups: Sequence[study.Group]) -> list[pages.Block]:
     shown += [own] if len(set(own).difference(*shown)) > 1 else []
   for family in study.titled(shown, 'algorithm'):
     first = family.groups[0]
-    is_documents = first.scenario == 'heterogeneous' and first.has(dataset='mnist', epsilon=6, **published.COMMON)
+    is_documents = first.is_of_documents and first.scenario == 'heterogeneous' and first.has(dataset='mnist', epsilon=6)
     rows = []
     for parts in sorted(published.BY_PARTS):
       method, cells = published.BY_PARTS[parts], dict(zip(names, ('yes' if part else 'no' for part in parts)))
@@ -192,8 +198,8 @@ def ablation(groups: Sequence[study.Group]) -> list[pages.Block]:
       rows += study.beside(_WHAT, printed, own, method, cells)
     formal = lambda group: privacy.formal_text(group) if isinstance(group, study.Group) else None
     rows = [row._replace(last={**row.last, 'formal ε': formal(row.group)}) for row in rows]
-    blocks += study.table('ablation', f'Ablation (November 2025, table 3): {family.title}', rows)
-  return blocks and blocks + published.NOTES['layerwise']
+    blocks += study.table('ablation', f'Ablation: {family.title}', rows, source='November 2025, table 3')
+  return published.notes('layerwise', blocks)
 
 
 def over_flags(
@@ -206,6 +212,7 @@ def over_flags(
   order: Callable[[Any], Any] = lambda value: value,
   printed: Optional[Callable[[study.Group], Any]] = None,
   log: bool = False,
+  source: str = '',
 ) -> list[pages.Block]:
   """Accuracy over the values of flags, with all other flags equal: a table and a figure for each family of runs.
 
@@ -219,6 +226,7 @@ def over_flags(
     order: The sort key of places.
     printed: A document's figure for a group. By default, the document's final accuracy for such runs.
     log: Whether an axis of numbers is logarithmic.
+    source: The place in the documents of their figures.
   """
   groups = [g for g in groups if all(flag in g.setting for flag in flags)]
   at = {g: place(*(g.setting[flag] for flag in flags)) for g in groups}
@@ -235,12 +243,14 @@ def over_flags(
       for g in family.groups
       for row in study.beside(_WHAT, (printed or printed_accuracy)(g), [g], g.method, {axis: str(at[g])})
     ]
-    names = dict(zip(family.groups, figures.labels([g.algorithm for g in family.groups])))
+    names = dict(zip(family.groups, naming.labels([g.algorithm for g in family.groups])))
     points = [figures.Point(g.place, names[g], at[g], g.accuracy()) for g in family.groups]
-    drawing = figures.over_values(sorted(points, key=lambda point: order(point.at)), axis, ACCURACY, log)
-    caption = family.caption('Bars are deviations over seeds.')
-    blocks += study.table(name, f'{title}: {family.title}', rows, *flags)
-    blocks.append(pages.Figure(name, f'{title}: {family.dataset}', caption, *drawing))
+    kept, left = figures.most({name: [p.total for p in points if p.label == name] for name in names.values()})
+    points = sorted((point for point in points if point.label in kept), key=lambda point: order(point.at))
+    drawing = figures.over_values(points, axis, ACCURACY, log)
+    caption = family.caption(f'Bars are deviations over seeds.{left}')
+    blocks += study.table(name, f'{title}: {family.title}', rows, *flags, source=source)
+    blocks.append(pages.Figure(name, f'{title}: {naming.dataset(family.dataset)}', caption, *drawing))
   return blocks
 
 
@@ -249,16 +259,19 @@ def alpha_beta(groups: Sequence[study.Group]) -> list[pages.Block]:
 
   def printed(g):
     values = {'alpha': g.setting['alpha'], 'beta': g.setting['beta']}
+    if not g.has(**{**published.COMMON, **values}):
+      return None
     return published.find('alpha_beta', dataset=g.dataset, method=g.method, **values)
 
   return over_flags(
     [g for g in groups if g.parts[0]],
     ('alpha', 'beta'),
     'alpha_beta',
-    'Accuracy by α and β (first document, figure 3)',
+    'Accuracy by α and β',
     'α and β',
     lambda alpha, beta: f'α = {alpha:g}, β = {beta:g}',
     printed=printed,
+    source='first document, figure 3',
   )
 
 
@@ -272,12 +285,13 @@ def epsilon(groups: Sequence[study.Group]) -> list[pages.Block]:
   ):
     own = [g for g in members if g.has(calibration=calibration)]
     blocks += over_flags(own, ['epsilon'], name, f'Accuracy by {title}', title)
-  return blocks and blocks + published.NOTES['layerwise']
+  return published.notes('layerwise', blocks)
 
 
 def participation(groups: Sequence[study.Group]) -> list[pages.Block]:
   """Who takes part (theory document, 7.5)."""
-  return over_flags(groups, ['participation'], 'participation', 'Accuracy by participation', 'participation model')
+  title, axis = 'Accuracy by participation', 'participation model'
+  return over_flags(groups, ['participation'], 'participation', title, axis, naming.participation)
 
 
 def critical_layers(groups: Sequence[study.Group]) -> list[pages.Block]:
@@ -292,7 +306,7 @@ def critical_layers(groups: Sequence[study.Group]) -> list[pages.Block]:
     'critical (clipped and noised) layers',
     order=order,
   )
-  return blocks and blocks + published.NOTES['layerwise']
+  return published.notes('layerwise', blocks)
 
 
 def heterogeneity(groups: Sequence[study.Group]) -> list[pages.Block]:
@@ -317,17 +331,17 @@ def heterogeneity(groups: Sequence[study.Group]) -> list[pages.Block]:
       rows.append(
         {
           'runs': family.title,
-          'document': published.DIRICHLET_GAIN.get(a),
-          'measured: QuAP-FL minus Fixed-DP (points)': pages.Quantity(quap.mean - fixed.mean),
+          'document': published.DIRICHLET_GAIN.get(a) if family.dataset in published.DATASETS else None,
+          'QuAP-FL minus Fixed-DP (points)': pages.Quantity(quap.mean - fixed.mean),
         }
       )
-  title = 'Gain of QuAP-FL over Fixed-DP (November 2025, 5.3.3)'
+  is_printed = any(row['document'] is not None for row in rows)
+  title = 'Gain of QuAP-FL over Fixed-DP' + ' (November 2025, 5.3.3)' * is_printed
   return blocks + ([pages.Table('dirichlet_gain', title, rows)] if rows else [])
 
 
 def printed_accuracy(group: study.Group) -> Optional[pages.Quantity]:
   """The final accuracy that a document prints for runs of this setting, or None."""
-  layers = {'critical_layers': 'final_dense'} if group.parts[-1] else {}
-  if not group.has(calibration='documents', **published.COMMON, **layers):
+  if not group.is_of_documents or group.parts[-1] and not group.has(critical_layers='final_dense'):
     return None
   return published.accuracy(group.dataset, group.scenario, group.method, group.setting.get('epsilon'))

@@ -6,7 +6,6 @@ Each kind of figure is a function that returns what draws the figure, and the fi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-import itertools
 import textwrap
 from typing import Any, NamedTuple, Optional, TYPE_CHECKING, Union
 
@@ -15,80 +14,21 @@ import pandas as pd
 
 from experiments import plots
 from experiments.reporting import pages
-from experiments.reporting import runs
-from quap_tff import methods
 
 if TYPE_CHECKING:
   from matplotlib.axes import Axes
 
-# Paul Tol's "muted" colours, which people with any colour vision can tell apart. The numbers of colours and markers
-# have no common divisor, so that each of the first 99 places has its own pair. The same holds for colours and dashes.
-_COLOURS = ('#332288', '#cc6677', '#117733', '#88ccee', '#882255', '#999933', '#44aa99', '#aa4499', '#ddcc77')
-_MARKERS = 'osD^vP<X>*p'
+# The colours of Okabe and Ito, which people with any colour vision can tell apart, with a grey in place of yellow. In
+# greyscale, markers and dashes tell the labels apart. A figure has no more labels than there are looks.
+_COLOURS = ('#000000', '#e69f00', '#0072b2', '#56b4e9', '#d55e00', '#009e73', '#cc79a7', '#777777')
+_MARKERS = 'osD^vPX<'
 _DASHES = ('-', (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (10, 2)))
-# Series of one method that differ in other flags get places from this one on.
-_FIRST_PLACE_OF_SETTINGS = 45
+MOST_LABELS = len(_COLOURS)
 _MOST_BANDS = 4
 # How far the marks of two series at one place are moved apart, as a share of a logarithmic axis.
 _ASIDE = 0.012
 
-# Names in print. A method that is not listed is called by its name in --algorithm.
-NAMES = {
-  'quap': 'QuAP-FL',
-  'certified': 'Certified QuAP-FL',
-  'fedavg': 'FedAvg (no privacy)',
-  'fixed_dp': 'Fixed-DP',
-  'fixed_dp_layerwise': 'Fixed-DP, layer-wise',
-  'adaptive_clip': 'Adaptive clipping (Andrew et al.)',
-  'layerwise': 'Layer-wise, uniform budget',
-  'quantile_clip': 'Quantile clip',
-  'adaptive_budget': 'Adaptive budget',
-  'adaptive_budget_clip': 'Adaptive budget and clip',
-  'adaptive_budget_layerwise': 'Adaptive budget, layer-wise',
-  'pt_adp': 'PT-ADP (an interpretation)',
-  'dynamic_budget': 'Dynamic budget',
-  'd2dp': 'D2DP (an interpretation)',
-  'acdp': 'ACDP (an interpretation)',
-  'fedapca': 'FedAPCA (an interpretation)',
-  'lee_kifer': 'Lee and Kifer',
-  'local_dp': 'Local DP',
-  'fedbuff': 'FedBuff (asynchronous)',
-  'tff_dp_fedavg': 'TFF DP-FedAvg',
-  'tff_dp_fedavg_adaptive': 'TFF DP-FedAvg, adaptive clip',
-  'tff_dp_ftrl': 'TFF DP-FTRL',
-  'tff_layerwise_adaptive': 'TFF adaptive by layer',
-  'scaffold': 'SCAFFOLD',
-  'fednova': 'FedNova',
-  'feddyn': 'FedDyn',
-  'fedvarp': 'FedVARP',
-  'fl_fdms': 'FL-FDMS',
-  'safari': 'SAFARI (an interpretation)',
-}
-
 Drawing = tuple[plots.Draw, tuple[float, float]]
-
-
-def name_of(algorithm: str) -> str:
-  """The name in print of the method that an --algorithm spec names."""
-  name = algorithm.partition(':')[0]
-  return NAMES.get(name, name)
-
-
-def order(algorithm: str) -> tuple[int, str]:
-  """Sorts --algorithm specs in the order in which methods are registered. Other methods come last."""
-  name, names = algorithm.partition(':')[0], list(methods.METHODS)
-  return (names.index(name) if name in names else len(names), algorithm)
-
-
-def labels(algorithms: Sequence[str]) -> list[str]:
-  """The methods' names, with the parameters in which specs of one method differ and no others."""
-  parsed = [runs.parse('algorithm', algorithm) for algorithm in algorithms]
-  found = []
-  for algorithm, (name, own, _) in zip(algorithms, parsed):
-    others = [parameters for other, parameters, _ in parsed if other == name]
-    words = ', '.join(f'{k}={v}' for k, v in own.items() if any(other.get(k) != v for other in others))
-    found.append(name_of(algorithm) + (f' ({words})' if words else ''))
-  return found
 
 
 class Series(NamedTuple):
@@ -112,19 +52,30 @@ class Series(NamedTuple):
 def looks(shown: Sequence[Series]) -> dict[str, dict[str, Any]]:
   """Matplotlib's arguments for each label: a colour, a marker and a dash, by the series' place.
 
-  If several labels have one place, the first of them keeps it. Each other label gets a place that no method has, with a
-  colour that the figure does not have yet.
+  If several labels have one look, the first of them keeps it, and each other label gets one that is free.
   """
-  found, places, colours = {}, set(), {series.place % len(_COLOURS) for series in shown}
-  for place, label in sorted({(series.place, series.label) for series in shown}):
-    if place in places:
-      fresh = lambda n: n not in places and (n % len(_COLOURS) not in colours or len(colours) == len(_COLOURS))
-      place = next(filter(fresh, itertools.count(_FIRST_PLACE_OF_SETTINGS)))
-      colours.add(place % len(_COLOURS))
-    places.add(place)
-    colour, marker, dash = (kinds[place % len(kinds)] for kinds in (_COLOURS, _MARKERS, _DASHES))
-    found[label] = dict(color=colour, marker=marker, linestyle=dash, label=label)
+  pairs = sorted({(series.place, series.label) for series in shown})
+  wanted = {place % MOST_LABELS for place, _ in pairs}
+  found: dict[str, dict[str, Any]] = {}
+  taken: set[int] = set()
+  for place, label in pairs:
+    look = place % MOST_LABELS
+    if look in taken:
+      look = next((n for n in range(MOST_LABELS) if n not in taken | wanted), look)
+    taken.add(look)
+    style = dict(color=_COLOURS[look], marker=_MARKERS[look], linestyle=_DASHES[look % len(_DASHES)])
+    found[label] = {**style, 'label': label}
   return found
+
+
+def most(totals: Mapping[str, Sequence[Optional[pages.Quantity]]]) -> tuple[list[str], str]:
+  """The labels that a figure shows, and a sentence for its caption if these are not all: those with the best means."""
+  if len(totals) <= MOST_LABELS:
+    return list(totals), ''
+  mean = lambda label: np.mean([total.mean for total in totals[label] if total is not None] or [-np.inf])
+  kept = sorted(totals, key=mean, reverse=True)[:MOST_LABELS]
+  words = f' Of {len(totals)} lines, the figure has the {MOST_LABELS} with the largest means. The tables have all.'
+  return [label for label in totals if label in kept], words
 
 
 def _wrapped(words: str, width: int) -> str:

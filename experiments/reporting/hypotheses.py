@@ -5,7 +5,7 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
-from experiments.reporting import figures
+from experiments.reporting import naming
 from experiments.reporting import pages
 from experiments.reporting import published
 from experiments.reporting import runs as runs_lib
@@ -41,7 +41,8 @@ def _h1(groups):
     {'accuracy (%)': (lambda run: 100 * run.test_accuracy, 2)},
     1,
     lambda left, right: {'nominal ε spent, QuAP-FL': largest(left), 'nominal ε spent, Fixed-DP': largest(right)},
-    published.NOTES['h1'],
+    # The second paragraph is about the documents' figures.
+    published.NOTES['h1'][: 2 if any(g.is_of_documents for g in groups) else 1],
   )
 
 
@@ -170,7 +171,7 @@ def pairs(
           and value(others[run.seed]) is not None
           and (is_free or run.rounds == others[run.seed].rounds)
         ]
-        names = ' and '.join(figures.name_of(g.algorithm) + g.algorithm[len(g.method) :] for g in (a, b))
+        names = ' and '.join(naming.full(g.algorithm) for g in (a, b))
         if both:
           found.append(
             ({'runs': family.title, 'methods': names}, ([run for run, _ in both], [other for _, other in both]))

@@ -20,7 +20,7 @@ from quap_tff.common import wide
 _REPORT, _PAGE, _RUN = 'report.md', 'index.html', 'run.json'
 
 # Columns that move into the line above a table if all rows agree.
-_SAID_ONCE = set('dataset participation epsilon setting measured cores GPUs pairs seeds rounds'.split()) | {'total δ'}
+_SAID_ONCE = set('dataset participation ε setting measured cores GPUs pairs seeds rounds'.split()) | {'total δ'}
 # Columns with a cell of more characters than this keep a minimum width. Words from the second length on may break.
 _LONG_CELL, _LONG_WORD = 40, 25
 
@@ -133,6 +133,12 @@ class Section(NamedTuple):
 def text(cell: Any) -> str:
   """A cell as a reader sees it."""
   return '-' if cell is None or cell == '' else str(cell)
+
+
+def in_text(table: Table) -> str:
+  """A table under its title, for a terminal or for Markdown."""
+  title, texts = table.for_readers()
+  return f'{title}:\n\n{_aligned(texts)}'
 
 
 def numbered(sections: Sequence[Section]) -> list[Section]:

@@ -10,7 +10,7 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
-from experiments.reporting import figures
+from experiments.reporting import naming
 from experiments.reporting import pages
 from experiments.reporting import runs as runs_lib
 from experiments.reporting import study
@@ -21,6 +21,7 @@ NO_FINITE = 'no finite ε for the released model'
 NO_BOUND = 'no bound: the run ended early, and its files have a reading only'
 # The mark of figures that hold only for ideal noise, and the words in a summary's notes that say so.
 IDEAL, _IDEAL_WORDS = '†', 'ideal Gaussian noise'
+WEAKER = f'{IDEAL} These figures hold for {_IDEAL_WORDS}. The noise that was drawn is weaker; the notes below say how.'
 _IDEAL_OF_TFF = f'The figure holds for {_IDEAL_WORDS}; the noise that TFF draws is weaker.'
 
 # Thirds of the clients, by the rounds in which they took part.
@@ -57,7 +58,7 @@ def formal_text(group: study.Group) -> str:
   run = group.runs[epsilons.index(max(epsilons))]
   source = 'certificate.json' if run.certificate is not None else _smallest(run).get('accountant')
   secret = ', cohorts secret' if run.has_secret_cohorts else ''
-  text = f'{covers}: ε = {rounding.up(max(epsilons))} ({source}{secret}){IDEAL if _ideal_note(run) else ""}'
+  text = f'{covers}: ε = {rounding.up(max(epsilons))} ({source}{secret}){IDEAL if ideal_note(run) else ""}'
   readings = [_number(_reading(run).get('epsilon_max')) for run in group.runs if _is_stopped(run)]
   if not readings:
     return text
@@ -75,7 +76,7 @@ def footnotes(groups: Sequence[study.Group]) -> list[str]:
   each = lambda values: ' or '.join(dict.fromkeys(map(str, values)))
   noted: dict[str, dict[str, bool]] = {}
   for run in found:
-    noted.setdefault(_ideal_note(run), {})[figures.name_of(run.algorithm)] = True
+    noted.setdefault(ideal_note(run), {})[naming.name_of(run.algorithm)] = True
   return [
     f'Formal figures hold for {each(_formal(run).get("unit") for run in found)}. Neighbouring datasets: '
     f'{each(_smallest(run).get("neighbours") for run in found)}. Total δ: '
@@ -183,7 +184,7 @@ def _epsilon(run) -> Optional[float]:
   return _smallest(run).get('epsilon_max')
 
 
-def _ideal_note(run) -> str:
+def ideal_note(run: runs_lib.Run) -> str:
   """How the noise that was drawn differs from the ideal noise of the formal figure; '' if it does not."""
   notes = _formal(run).get('notes')
   noted = [note for note in notes if _IDEAL_WORDS in str(note)] if isinstance(notes, list) else []

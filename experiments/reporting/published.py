@@ -12,6 +12,7 @@ printed figures are in published.csv, the report's paragraphs in notes.md. The t
 * alpha_beta: First, figure 3: accuracy in percent by α and β.
 """
 
+from collections.abc import Sequence
 import os
 import re
 from typing import Any, Optional
@@ -27,6 +28,8 @@ COMMON: dict[str, Any] = {'num_clients': 100, 'partition': 'dirichlet:alpha=0.5'
 AT_SCALE_FLAGS: dict[str, Any] = {'num_clients': 1000, 'cohort_size': 50}
 SCENARIOS = {'uniform': 'uniform', 'heterogeneous': 'heterogeneous, Beta(2,5)', 'extreme': 'extreme imbalance'}
 SEEDS = (42, 123, 999)
+
+DATASETS = ('mnist', 'cifar10')
 
 # First, section 5.3 and figure 2: the budget of a round at ε_base = 0.015, by participation rate.
 BUDGET_BASE = 0.015
@@ -52,6 +55,10 @@ PARTS = {
 BY_PARTS = {parts: name for name, parts in PARTS.items()}
 
 
+# Notes that are shown only under tables with a column whose name begins with these words.
+_NEEDS = re.compile(r'\[([^\]]+)\] ')
+
+
 def _read_notes() -> dict[str, list[pages.Block]]:
   with open(os.path.join(_FOLDER, 'notes.md'), encoding='utf-8') as f:
     _, *parts = re.split(r'^## (\w+)$', f.read(), flags=re.MULTILINE)
@@ -62,6 +69,14 @@ def _read_notes() -> dict[str, list[pages.Block]]:
 NOTES = _read_notes()
 _FIGURES = pd.read_csv(os.path.join(_FOLDER, 'published.csv')).astype(object)
 _FIGURES = _FIGURES.where(_FIGURES.notna(), None)
+
+
+def notes(name: str, blocks: Sequence[pages.Block]) -> list[pages.Block]:
+  """The blocks and the paragraphs of a heading; of those that are about a column, the ones whose column is there."""
+  columns = [column for block in blocks if isinstance(block, pages.Table) for column in block.frame]
+  found = [(_NEEDS.match(str(note)), str(note)) for note in NOTES[name]]
+  kept = [(need, note) for need, note in found if need is None or any(c.startswith(need[1]) for c in columns)]
+  return [*blocks, *(note[need.end() :] if need else note for need, note in kept)] if blocks else []
 
 
 def table(name: str) -> list[dict[str, Any]]:

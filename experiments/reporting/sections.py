@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
 from experiments.reporting import accuracy
-from experiments.reporting import figures
 from experiments.reporting import hypotheses
+from experiments.reporting import naming
+from experiments.reporting import opening
 from experiments.reporting import pages
 from experiments.reporting import published
 from experiments.reporting import runs as runs_lib
@@ -83,28 +84,33 @@ SECTIONS = (
 )
 
 
-# A report begins with a figure of each of these kinds. Of kinds that show much the same, it has the first one.
-_FIRST = (('certified', 'participation'), ('accuracy',), ('certified_by_epsilon', 'epsilon_total', 'dirichlet'))
-
-
 def build(groups: Sequence[study.Group], left_out: Sequence[runs_lib.LeftOut], command: str) -> list[pages.Section]:
-  """The whole report: how to read it, the results, then the settings and what was left out."""
+  """The whole report: the finding and how to read it, the results, then the settings and what was left out."""
   built = pages.numbered([pages.Section(section.title, section.build(groups)) for section in SECTIONS])
   missing = '; '.join(section.title for section in built if not section.blocks)
   without = [{'where': item.path, 'what': item.reason} for item in left_out]
+  is_compared = any(g.is_of_documents for g in groups)
+  found, table = opening.finding(groups)
+  first = opening.figure(built)
   return [
     pages.Section(
-      'QuAP-FL: measured figures and those of the documents',
-      [*_compared(groups), *_first_figures(built), *published.NOTES['how_to_read']],
+      'QuAP-FL: measured figures and those of the documents' if is_compared else 'QuAP-FL: measured figures',
+      [f'**{found}**', *filter(None, [first]), *table, *published.NOTES['how_to_read'][: 2 if is_compared else 1]],
     ),
-    *(section for section in built if section.blocks),
+    *(
+      section._replace(blocks=[block for block in section.blocks if block is not first])
+      for section in built
+      if section.blocks
+    ),
     *(
       [pages.Section('Not run', [f'{missing}. `python -m experiments.report --help` lists sweeps that fill them.'])]
       if missing
       else []
     ),
-    pages.Section('Why measured and printed figures differ', published.NOTES['differences']),
-    pages.Section('Settings', _settings(groups, command)),
+    *(
+      [pages.Section('Why measured and printed figures differ', published.NOTES['differences'])] if is_compared else []
+    ),
+    pages.Section('Settings', [*_compared(groups), *_settings(groups, command)]),
     pages.Section(
       'What was left out', [pages.Table('left_out', 'Left out, or used in part', without)] if without else ['Nothing.']
     ),
@@ -117,14 +123,14 @@ def _compared(groups) -> list[pages.Block]:
   for dataset in dict.fromkeys(g.dataset for g in groups):
     own = [g for g in groups if g.dataset == dataset]
     of_flag = lambda flag, own=own: _each(g.setting[flag] for g in own if flag in g.setting)
-    methods = dict.fromkeys(figures.name_of(g.algorithm) for g in sorted(own, key=lambda g: g.place))
+    methods = dict.fromkeys(naming.name_of(g.algorithm) for g in sorted(own, key=lambda g: g.place))
     rows.append(
       {
-        'dataset': dataset,
+        'dataset': naming.dataset(dataset),
         'runs': count(own),
         'methods': '; '.join(methods),
-        'participation': of_flag('participation'),
-        'epsilon': of_flag('epsilon'),
+        'participation': _each(naming.participation(g.setting['participation']) for g in own),
+        'ε': of_flag('epsilon'),
         'clients': of_flag('num_clients'),
         'rounds': _each(run.rounds for g in own for run in g.runs),
         'seeds': _each(run.seed for g in own for run in g.runs),
@@ -135,15 +141,6 @@ def _compared(groups) -> list[pages.Block]:
 
 def _each(values) -> str:
   return ', '.join(map(str, sorted(set(values))))
-
-
-def _first_figures(built) -> list[pages.Block]:
-  """The figures that a reader looks at first: one for each entry of `_FIRST` that there is."""
-  found = [block for section in built for block in section.blocks if isinstance(block, pages.Figure)]
-  kinds: dict[str, pages.Figure] = {}
-  for figure in found:
-    kinds.setdefault(figure.name.rstrip('_0123456789'), figure)
-  return [next(kinds[kind] for kind in either if kind in kinds) for either in _FIRST if kinds.keys() & either]
 
 
 def _settings(groups, command) -> list[pages.Block]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from experiments.reporting import accuracy
 from experiments.reporting import figures
+from experiments.reporting import naming
 from experiments.reporting import pages
 from experiments.reporting import privacy
 from experiments.reporting import published
@@ -34,19 +35,19 @@ def with_accuracy(groups: Sequence[study.Group]) -> list[pages.Block]:
     }
 
   blocks = study.by_group('privacy_and_accuracy', 'All settings', groups, columns)
-  return blocks and blocks + [
-    *published.NOTES['privacy_and_accuracy'],
+  return blocks and [
+    *published.notes('privacy_and_accuracy', blocks),
     *privacy.footnotes(groups),
-    *privacy.by_participation('participation_groups', [g for g in _side_by_side(groups) if not _is_whole(g)]),
+    *privacy.by_participation('participation_groups', [g for g in _side_by_side(groups) if not is_whole(g)]),
   ]
 
 
 def certified(groups: Sequence[study.Group]) -> list[pages.Block]:
   """Certified runs and other runs whose ε holds for the released model, to compare accuracy at equal ε."""
-  members = [g for g in groups if _is_whole(g)]
+  members = [g for g in groups if is_whole(g)]
   if not any(g.method == 'certified' for g in members):
     return []
-  where = _shown_with(members)
+  where = shown_with(members)
 
   def columns(g, reference):
     difference = {'minus reference': 'the reference'}
@@ -68,13 +69,14 @@ def certified(groups: Sequence[study.Group]) -> list[pages.Block]:
     own = [g for g in members if key(g) == (dataset, place, epsilon)]
     reference = _reference(own)
     rows = [
-      study.Row(g, {'participation': place, 'epsilon': str(epsilon)}, columns(g, reference))
+      study.Row(g, {'participation': naming.participation(place), 'ε': str(epsilon)}, columns(g, reference))
       for g in sorted(own, key=lambda g: g.place)
     ]
-    blocks += study.table('certified', f'Accuracy at a formal ε of the released model: {dataset}', rows, 'epsilon')
+    blocks += study.table(
+      'certified', f'Accuracy at a formal ε of the released model: {naming.dataset(dataset)}', rows, 'epsilon'
+    )
   return [
-    *blocks,
-    *published.NOTES['certified'],
+    *published.notes('certified', blocks),
     *_certified_figures(members, where),
     *privacy.footnotes(members),
     *privacy.by_participation('certified_groups', members),
@@ -95,7 +97,7 @@ def _reference(groups) -> study.Group:
   return max(groups, key=rank)
 
 
-def _shown_with(groups) -> dict[study.Group, str]:
+def shown_with(groups: Sequence[study.Group]) -> dict[study.Group, str]:
   """The participation model under which each group is shown.
 
   Secret cohorts are drawn by coins. At the rate of uniform cohorts, these runs are shown with those.
@@ -118,7 +120,8 @@ def _side_by_side(groups) -> list[study.Group]:
   return [g for family in study.places(groups) for g in family.groups]
 
 
-def _is_whole(group) -> bool:
+def is_whole(group: study.Group) -> bool:
+  """Whether the formal ε of all its runs holds for the whole released model."""
   return all(privacy.whole_model_epsilon(run) is not None for run in group.runs)
 
 
@@ -131,19 +134,19 @@ def _certified_figures(groups, where) -> list[pages.Block]:
   bars = 'Bars are 95% intervals of the means over seeds.'
   for dataset in dict.fromkeys(g.dataset for g in groups):
     own = [g for g in groups if g.dataset == dataset]
-    settings, usual = study.describe([g.setting for g in own], 'participation', 'epsilon')
-    names = [', '.join(filter(None, words)) for words in zip(figures.labels([g.algorithm for g in own]), settings)]
-    note = f' Unless a name says otherwise: {usual}.' if usual else ''
+    names = study.names(own, 'participation', 'epsilon')
+    kept, left = figures.most({name: [g.interval() for g, n in zip(own, names) if n == name] for name in names})
     by_epsilon: dict[Any, list[figures.Point]] = {}
     by_place: dict[str, list[figures.Point]] = {}
     for g, name in zip(own, names):
-      spent = g.measure(privacy.whole_model_epsilon).mean
-      by_epsilon.setdefault(g.setting['epsilon'], []).append(figures.Point(g.place, name, where[g], g.interval()))
-      by_place.setdefault(where[g], []).append(figures.Point(g.place, name, spent, g.interval()))
+      if name in kept:
+        place, spent = naming.participation(where[g]), g.measure(privacy.whole_model_epsilon).mean
+        by_epsilon.setdefault(g.setting['epsilon'], []).append(figures.Point(g.place, name, place, g.interval()))
+        by_place.setdefault(place, []).append(figures.Point(g.place, name, spent, g.interval()))
     for epsilon, points in by_epsilon.items():
       if len({point.label for point in points}) > 1:
-        caption = f'A panel for each participation model. {bars}{note}'
-        title = f'Accuracy at a requested ε of {epsilon} of the released model: {dataset}'
+        caption = f'A panel for each participation model. {bars}{left}'
+        title = f'Accuracy at a requested ε of {epsilon} of the released model: {naming.dataset(dataset)}'
         drawing = figures.over_values(points, 'participation', accuracy.ACCURACY)
         blocks.append(pages.Figure('certified', title, caption, *drawing))
     # A line joins runs that differ in ε and in nothing else.
@@ -154,11 +157,13 @@ def _certified_figures(groups, where) -> list[pages.Block]:
     if shown:
       caption = (
         f'A panel for each participation model. {bars} Marks of one ε are moved apart. The scale of accuracies is '
-        f'logarithmic in the error.{note}'
+        f'logarithmic in the error.{left}'
       )
       axis = 'formal ε of the released model, largest of any client'
       drawing = figures.in_panels(shown, axis, accuracy.ACCURACY)
-      blocks.append(pages.Figure('certified_by_epsilon', f'Accuracy by formal ε: {dataset}', caption, *drawing))
+      blocks.append(
+        pages.Figure('certified_by_epsilon', f'Accuracy by formal ε: {naming.dataset(dataset)}', caption, *drawing)
+      )
   return blocks
 
 
@@ -169,6 +174,7 @@ def budgets(groups: Sequence[study.Group]) -> list[pages.Block]:
   rates, ratios = (np.concatenate([np.empty(0), *(pair[i] for pair in found)]) for i in range(2))
   if not len(rates):
     return []
+  is_printed = any(g.is_of_documents for g in groups)
   formula = lambda rate: 1 + alpha * np.exp(-beta * rate)
   printed = {rate: value / published.BUDGET_BASE for rate, value in published.BUDGET_BY_RATE.items()}
   rows = []
@@ -177,8 +183,8 @@ def budgets(groups: Sequence[study.Group]) -> list[pages.Block]:
     rows.append(
       {
         'participation rate': f'{rate:.1f}',
-        'document: as printed': f'{value:.3f}',
-        'document: its formula': f'{formula(rate):.3f}',
+        'document: as printed': f'{value:.3f}' if is_printed else None,
+        'formula': f'{formula(rate):.3f}',
         'measured': f'{near.mean():.3f}' if len(near) else 'no such client',
         'clients within 0.05': len(near),
       }
@@ -189,17 +195,20 @@ def budgets(groups: Sequence[study.Group]) -> list[pages.Block]:
     axes.plot(rates, ratios, '.', markersize=4, alpha=0.4, color='#777777', label='measured, one client each')
     axes.plot(grid, formula(grid), 'k-', label=f'formula, α = {alpha}, β = {beta}')
     axes.plot(grid, np.ones_like(grid), 'k--', label='uniform budget, ε_base')
-    axes.plot(list(printed), list(printed.values()), 'X', markersize=9, color='black', label='printed in 5.3')
+    if is_printed:
+      axes.plot(list(printed), list(printed.values()), 'X', markersize=9, color='black', label='printed in 5.3')
     axes.set(xlabel='participation rate', ylabel='nominal budget of a round / ε_base', xlim=(0, 1))
     figures.legend(axes)
 
-  title = 'Nominal budget of a round over ε_base, by participation rate (first document, 5.3 and figure 2)'
-  return [
+  source = ' (first document, 5.3 and figure 2)' if is_printed else ''
+  title = f'Nominal budget of a round over ε_base, by participation rate{source}'
+  caption = f'The line is the formula{"; the crosses are the printed values" if is_printed else ""}.'
+  blocks: list[pages.Block] = [
     pages.Table('budget_by_rate', title, rows),
-    pages.Figure('budget_by_rate', title, 'The line is the formula; the crosses are the printed values.', draw),
+    pages.Figure('budget_by_rate', title, caption, draw),
     'The points are from one run.' if len(found) == 1 else f'The points are from {len(found)} runs.',
-    *published.NOTES['budget_by_rate'],
   ]
+  return published.notes('budget_by_rate', blocks)
 
 
 def measured_budgets(run: runs_lib.Run) -> tuple[np.ndarray, np.ndarray]:
@@ -228,7 +237,7 @@ def cumulative(groups: Sequence[study.Group]) -> list[pages.Block]:
     top, bottom = np.array([top_and_bottom(run) for run in g.runs])[:, :, -1].T
     ratios = np.divide(top, bottom, out=np.full(len(top), np.nan), where=bottom > 0)
     return {
-      'document: top 20%': 'below ε_total' if g.method == 'quap' else None,
+      'document: top 20%': 'below ε_total' if g.method == 'quap' and g.is_of_documents else None,
       'measured: top 20%': study.over(top, 3, True),
       'measured: bottom 20%': study.over(bottom, 3, True),
       'measured: top / bottom': study.over(ratios),
@@ -238,17 +247,18 @@ def cumulative(groups: Sequence[study.Group]) -> list[pages.Block]:
   title = 'Cumulative nominal ε of the most and the least frequent 20% of clients'
   blocks = study.by_group(
     'cumulative_privacy',
-    f'{title}, at the end, group means (November 2025, figure 3)',
+    f'{title}, at the end, group means',
     [g for family in found for g in family.groups],
     columns,
     'participation',
     'epsilon',
+    source='November 2025, figure 3',
   )
   return blocks and blocks + [
     *(
       pages.Figure(
         'cumulative_privacy',
-        f'{title}: {family.dataset}',
+        f'{title}: {naming.dataset(family.dataset)}',
         family.caption('Lines: means over the group and over seeds. Bands: all seeds.'),
         functools.partial(_draw_cumulative, groups=family.groups),
       )
@@ -273,7 +283,7 @@ def _draw_cumulative(figure, groups):
   for g in groups:
     values = np.array([top_and_bottom(run) for run in g.runs])
     for end, words in enumerate(('top 20%', 'bottom 20%')):
-      label = f'{figures.name_of(g.algorithm)}, {words}'
+      label = f'{naming.name_of(g.algorithm)}, {words}'
       series.append(figures.Series(g.place, label, np.arange(1, values.shape[-1] + 1), values[:, end]))
   figures.curves(axes, series, 'cumulative nominal ε of a client')
   last, total, planned = len(series[0].x), groups[0].setting['epsilon'], groups[0].setting['rounds']
@@ -291,16 +301,17 @@ def fairness(groups: Sequence[study.Group]) -> list[pages.Block]:
     return study.jain(accuracies[np.isfinite(accuracies)]) if accuracies is not None else None
 
   def columns(g):
+    printed = published.find('jain', scenario=g.scenario, method=g.method)
     return {
-      'document: of an unnamed quantity': published.find('jain', scenario=g.scenario, method=g.method),
+      'document: of an unnamed quantity': printed if g.is_of_documents else None,
       'measured: participation counts': g.measure(lambda run: study.jain(run.counts), 3),
       'measured: cumulative nominal ε': g.measure(lambda run: study.jain(run.nominal_epsilon), 3),
       'measured: test accuracy by client': g.measure(of_accuracy, 3),
     }
 
-  title = "Jain's index; 1 means that all clients are equal (first document, table 3)"
-  blocks = study.by_group('fairness', title, _side_by_side(groups), columns, 'participation')
-  return blocks and blocks + published.NOTES['fairness']
+  title, source = "Jain's index; 1 means that all clients are equal", 'first document, table 3'
+  blocks = study.by_group('fairness', title, _side_by_side(groups), columns, 'participation', source=source)
+  return published.notes('fairness', blocks)
 
 
 def noise(groups: Sequence[study.Group]) -> list[pages.Block]:
@@ -335,20 +346,21 @@ def communication(groups: Sequence[study.Group]) -> list[pages.Block]:
   fedavg = {(g.dataset, g.setting.get('model')): sent(g).mean for g in reversed(logged) if g.method == 'fedavg'}
 
   def columns(g):
-    up, down, extra = sent(g).mean, sent(g, 'down'), published.UPLOAD_EXTRA_BYTES.get(g.method)
+    up, down = sent(g).mean, sent(g, 'down')
+    extra = published.UPLOAD_EXTRA_BYTES.get(g.method) if g.is_of_documents else None
     plain = fedavg.get((g.dataset, g.setting.get('model')))
     return {
       "document: upload / FedAvg's": None if extra is None else f'{published.UPLOAD_RATIO:.2f}',
       "measured: upload / FedAvg's": f'{up / plain:.4f}' if plain else None,
       'document: bytes above FedAvg': extra,
       'measured: bytes above FedAvg': f'{up - plain:.0f}' if plain else None,
-      'measured: MB down': pages.Quantity(down.mean / 1e6, digits=3) if down else None,
-      'measured: MB up': pages.Quantity(up / 1e6, digits=3),
+      'measured: kB down': pages.Quantity(down.mean / 1e3, digits=1) if down else None,
+      'measured: kB up': pages.Quantity(up / 1e3, digits=1),
     }
 
-  title = 'Communication of a client in a round (November 2025, table 1)'
-  blocks = study.by_group('communication', title, _side_by_side(logged), columns)
-  return blocks and blocks + published.NOTES['communication']
+  title, source = 'Communication of a client in a round', 'November 2025, table 1'
+  blocks = study.by_group('communication', title, _side_by_side(logged), columns, source=source)
+  return published.notes('communication', blocks)
 
 
 def cost(groups: Sequence[study.Group]) -> list[pages.Block]:
@@ -367,4 +379,4 @@ def cost(groups: Sequence[study.Group]) -> list[pages.Block]:
 
   timed = [g for g in groups if all(len(run.curve('seconds')) for run in g.runs)]
   blocks = study.by_group('cost', 'Time of a round, training and test', timed, columns)
-  return blocks and blocks + published.NOTES['cost']
+  return published.notes('cost', blocks)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from experiments import run as run_lib
-from experiments.reporting import figures
+from experiments.reporting import naming
 from experiments.reporting import pages
 from experiments.reporting import published
 from experiments.reporting import runs as runs_lib
@@ -20,6 +20,10 @@ from quap_tff.common import lazy
 stats = lazy.module('scipy.stats')
 
 NOT_RUN = 'not run'
+# What columns begin with in tables that compare measured figures with those of the documents.
+_DOCUMENT, _MEASURED = 'document: ', 'measured: '
+# Flags as names of columns, where they are not the same.
+_COLUMNS = {'epsilon': 'ε'}
 
 # Flags in which repetitions of a setting differ, and flags that only name files or the origin of constants.
 _REPEATED = ('seed', 'noise_seed', 'output_dir', 'data_dir', 'tuning')
@@ -66,6 +70,12 @@ class Group:
     if name in ('beta', 'beta_bernoulli') and parameters == 'a=2,b=5':
       return 'heterogeneous'
     return {'uniform': 'uniform', 'bernoulli': 'uniform', 'extreme_imbalance': 'extreme'}.get(name)
+
+  @property
+  def is_of_documents(self) -> bool:
+    """Whether the documents' tables are about its setting: data, clients, participation, α, β and calibration."""
+    is_known = self.dataset in published.DATASETS and self.scenario is not None
+    return is_known and self.has(calibration='documents', **published.COMMON)
 
   @property
   def origin(self) -> dict[str, str]:
@@ -116,7 +126,7 @@ class Family(NamedTuple):
   @property
   def title(self) -> str:
     """What they share, for a table."""
-    return ', '.join(filter(None, [self.dataset, self.setting]))
+    return ', '.join(filter(None, [naming.dataset(self.dataset), self.setting]))
 
   def caption(self, words: str) -> str:
     """The caption of a figure: how to read it, and what the groups share."""
@@ -133,7 +143,7 @@ def collect(runs: Iterable[runs_lib.Run]) -> tuple[list[Group], list[runs_lib.Le
   settings = [_setting(run, flags) for run in runs]
   table = _texts(settings).fillna('')
   numbers = table.groupby(list(table), sort=False).ngroup() if runs else pd.Series(dtype=int)
-  algorithms = sorted({run.algorithm for run in runs}, key=figures.order)
+  algorithms = sorted({run.algorithm for run in runs}, key=naming.order)
   groups, left_out = [], []
   for number in numbers.unique():
     ids = np.flatnonzero(numbers == number)
@@ -187,10 +197,25 @@ def describe(settings: Sequence[Mapping[str, Any]], *known: str, in_full: bool =
     is_usual = 2 * counts.iloc[0] > counts.sum() and not in_full
     for part, setting, text in zip(parts, settings, texts):
       if name in setting and not (is_usual and text == counts.index[0]):
-        part.append(f'{name}={setting[name]}')
+        part.append(naming.value(name, setting[name]))
     if is_usual:
-      usual.append(f'`{name}={settings[list(texts).index(counts.index[0])][name]}`')
+      usual.append(naming.value(name, settings[list(texts).index(counts.index[0])][name]))
   return [', '.join(part) for part in parts], ', '.join(usual)
+
+
+def names(groups: Sequence[Group], *known: str) -> list[str]:
+  """What figures call the groups: the method, and settings other than `known` in which groups of one label differ."""
+  labels: dict[Group, str] = {}
+  for secret in (False, True):
+    own = [group for group in groups if any(run.has_secret_cohorts for run in group.runs) == secret]
+    found = naming.labels([group.algorithm for group in own])
+    labels.update({group: label + ' with secret cohorts' * secret for group, label in zip(own, found)})
+  names_: dict[Group, str] = {}
+  for label in labels.values():
+    own = [group for group in groups if labels[group] == label]
+    settings, _ = describe([group.setting for group in own], *known, in_full=True)
+    names_.update({group: ', '.join(filter(None, [label, words])) for group, words in zip(own, settings)})
+  return [names_[group] for group in groups]
 
 
 def families(groups: Sequence[Group], *axes: str, at_least: int = 1) -> list[list[Group]]:
@@ -231,6 +256,10 @@ def places(groups: Sequence[Group]) -> list[Family]:
   return titled(list(found.values()), 'algorithm')
 
 
+def _cell(flag, value) -> str:
+  return naming.participation(value) if flag == 'participation' else str(value)
+
+
 class Row(NamedTuple):
   """A row of a table: the group, or the name of a method that was not run, and the cells before and after them."""
 
@@ -239,7 +268,7 @@ class Row(NamedTuple):
   last: Mapping[str, Any]
 
 
-def table(name: str, title: str, rows: Sequence[Row], *known: str) -> list[pages.Block]:
+def table(name: str, title: str, rows: Sequence[Row], *known: str, source: str = '') -> list[pages.Block]:
   """A table and what a reader must know before comparing its rows; nothing if no row has a group.
 
   Args:
@@ -247,17 +276,21 @@ def table(name: str, title: str, rows: Sequence[Row], *known: str) -> list[pages
     title: The line above the table.
     rows: In order.
     *known: Flags that the title or other cells state.
+    source: The place in the documents of their figures. Without such figures, the table says nothing about documents.
   """
   groups = [row.group for row in rows if isinstance(row.group, Group)]
   settings, usual = describe([group.setting for group in groups], *known)
-  words = iter(zip(figures.labels([group.algorithm for group in groups]), settings))
+  words = iter(zip(naming.distinguished([group.algorithm for group in groups]), settings))
+  is_compared = any(name.startswith(_DOCUMENT) and cell is not None for row in rows for name, cell in row.last.items())
   lines = []
   for row in rows:
     if isinstance(row.group, Group):
-      (method, setting), origin = next(words), row.group.origin
+      ((method, more), setting), origin = next(words), row.group.origin
     else:
-      method, setting, origin = figures.name_of(row.group), '', {}
-    lines.append({**row.first, 'method': method, 'setting': setting, **row.last, **origin})
+      method, more, setting, origin = naming.name_of(row.group), '', '', {}
+    last = row.last if is_compared else {name.removeprefix(_MEASURED): cell for name, cell in row.last.items()}
+    lines.append({**row.first, 'method': method, 'setting': ', '.join(filter(None, [more, setting])), **last, **origin})
+  title += f' ({source})' if source and is_compared else ''
   notes = [f'Unless its setting says otherwise, a row has {usual}.'] if usual else []
   if len({group.origin['rounds'] for group in groups}) > 1:
     notes.append('The rows differ in the number of rounds that were run: compare only rows with equal rounds.')
@@ -265,15 +298,21 @@ def table(name: str, title: str, rows: Sequence[Row], *known: str) -> list[pages
 
 
 def by_group(
-  name: str, title: str, groups: Sequence[Group], columns: Callable[[Group], Mapping[str, Any]], *first: str
+  name: str,
+  title: str,
+  groups: Sequence[Group],
+  columns: Callable[[Group], Mapping[str, Any]],
+  *first: str,
+  source: str = '',
 ) -> list[pages.Block]:
   """A table for each dataset: a row for each group, sorted by the flags `first`, which have columns, and by method."""
   key = lambda g: ([(isinstance(g.setting[flag], str), g.setting[flag]) for flag in first], g.place)
   blocks = []
   for dataset in sorted({g.dataset for g in groups}):
     own = sorted((g for g in groups if g.dataset == dataset), key=key)
-    rows = [Row(g, {flag: str(g.setting[flag]) for flag in first}, columns(g)) for g in own]
-    blocks += table(name, f'{title}: {dataset}', rows, *first)
+    cells = lambda g: {_COLUMNS.get(flag, flag): _cell(flag, g.setting[flag]) for flag in first}
+    rows = [Row(g, cells(g), columns(g)) for g in own]
+    blocks += table(name, f'{title}: {naming.dataset(dataset)}', rows, *first, source=source)
   return blocks
 
 
@@ -305,13 +344,13 @@ def beside(
         group,
         cells,
         {
-          f'document: {what}': printed,
-          f'measured: {what}': 'not logged' if measured is None else measured,
+          f'{_DOCUMENT}{what}': printed,
+          f'{_MEASURED}{what}': 'not logged' if measured is None else measured,
           'difference': difference,
         },
       )
     )
-  return rows or [Row(method, cells, {f'document: {what}': printed, f'measured: {what}': NOT_RUN})]
+  return rows or [Row(method, cells, {f'{_DOCUMENT}{what}': printed, f'{_MEASURED}{what}': NOT_RUN})]
 
 
 def over(values: Iterable[Optional[float]], digits: int = 2, is_bound: bool = False) -> Optional[pages.Quantity]:

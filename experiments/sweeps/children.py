@@ -25,8 +25,17 @@ from quap_tff.common import lazy
 
 _BYTES_OF_LOG_READ = 100_000
 _KILL_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2).
-# Everything that takes long to import.
-_LOADED = ('experiments.results', 'experiments.plots')
+# Everything that takes long to import, in most runs.
+_LOADED = (
+  'experiments.results',
+  'experiments.plots',
+  'matplotlib.figure',
+  'matplotlib.backends.backend_agg',
+  'sklearn.datasets',
+  'jinja2',
+  'quap_tff.federated.learning_process',
+  'quap_tff.runtime.in_process',
+)
 
 
 def command(arguments: Sequence[str]) -> Sequence[str]:

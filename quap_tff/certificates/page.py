@@ -48,6 +48,7 @@ _TEMPLATE = """\
 body { font: 16px/1.5 system-ui, sans-serif; color: #111; background: #fff; max-width: 46rem; margin: 2rem auto;
   padding: 0 1rem; }
 h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2rem; }
+dt { font-weight: 600; } dd { margin: 0 0 .6rem; }
 .statement { border: 2px solid #111; padding: 1rem; }
 table { border-collapse: collapse; width: 100%; }
 th, td { border-bottom: 1px solid #999; padding: .3rem .8rem .3rem 0; text-align: left; vertical-align: top; }
@@ -59,11 +60,20 @@ figure { margin: 0; } svg { width: 100%; max-width: 32rem; height: auto; } figca
 </head>
 <body>
 <h1>Privacy certificate</h1>
+<dl>
+{% for question, answer in in_short %}
+<dt>{{ question }}</dt><dd>{{ answer }}</dd>
+{% endfor %}
+</dl>
+<h2>The exact statement</h2>
 <p class="statement">{{ certificate.statement }}</p>
 <h2>What the issuer states</h2>
 <p>Nothing in the folder shows whether this is true.</p>
 {{ table(about) -}}
 <h2>What clients have spent</h2>
+{% if bars|length == 1 %}
+<p>{{ only_bar }}</p>
+{% else %}
 <figure>
 <svg viewBox="0 0 360 260" role="img" font-family="sans-serif" font-size="13" fill="#111">
 <title>Histogram of the clients' ε</title>
@@ -84,6 +94,7 @@ style="text-anchor: start">{{ bar.count }}</text>
 <figcaption>Clients by the ε that they have spent{% if is_reading %} when the run ended: a reading{% endif %}. The \
 right edge is the bound.</figcaption>
 </figure>
+{% endif %}
 {{ table(figures) -}}
 <h2>The same guarantee for other neighbours and groups</h2>
 <p>All figures are at δ = {{ delta }} and hold for every client or group. Compare only figures for the same \
@@ -139,14 +150,17 @@ def render(certificate: Mapping[str, Any], audit: Optional[Audit] = None) -> str
     certificate: The certificate.
     audit: An audit without problems. None if there was no audit.
   """
-  edges = certificate['achieved']['epsilon_histogram']['edges']
+  histogram = certificate['achieved']['epsilon_histogram']
+  edges = histogram['edges']
   return _template().render(
     certificate=certificate,
     audit=audit,
     frame_css=markupsafe.Markup(wide.CSS),
+    in_short=_in_short(certificate),
     is_reading=certificate['achieved']['is_reading'],
     about=_about(certificate),
-    bars=_bars(**certificate['achieved']['epsilon_histogram']),
+    bars=_bars(**histogram),
+    only_bar=_only_bar(certificate['achieved'], **histogram),
     ticks=[(f'{_across(edge, edges):.1f}', f'{edge:.3g}') for edge in edges[::5]],
     figures=_figures(certificate),
     delta=rounding.up(certificate['guarantee']['delta'], 15),
@@ -173,6 +187,29 @@ def _template() -> Any:
     finalize=escaped,
   )
   return environment.from_string(_TEMPLATE)
+
+
+def _in_short(certificate) -> list[tuple[str, str]]:
+  """Who is protected against whom, how strongly, and for how long: for a reader who knows no mathematics."""
+  clients, trust = certificate['achieved']['clients'], sentences.in_short(certificate['guarantee']['trust'])
+  return [
+    (
+      'Who is protected, and against whom?',
+      f'Each of the {clients:,} clients, with all of its data, against everyone who sees what was released, even if '
+      f'they know the data of all other clients. {trust}',
+    ),
+    (
+      'How strongly?',
+      'Someone who guesses from what was released whether the data of one client were used is right at most '
+      f'{sentences.chance(certificate)}% of the time, if both were equally likely before. A coin is right 50% of the '
+      'time.',
+    ),
+    (
+      'For how long?',
+      'For as long as the keys of the noise are secret and nobody can break their cipher, whatever is computed from '
+      'what was released. Every other training on the data of the same clients adds to what this one reveals.',
+    ),
+  ]
 
 
 def _about(certificate) -> list[tuple[str, str]]:
@@ -235,6 +272,15 @@ def _digests(certificate) -> list[tuple[str, str]]:
 def _across(epsilon: float, edges: Sequence[float]) -> float:
   """Where an ε is on the histogram's axis."""
   return _LEFT + _WIDTH * (epsilon - edges[0]) / (edges[-1] - edges[0])
+
+
+def _only_bar(achieved, edges: Sequence[float], clients: Sequence[int]) -> str:
+  """The histogram as a sentence, if all clients are in one bar of it."""
+  bar = next((k for k, count in enumerate(clients) if count), 0)
+  ended = ' when the run ended: a reading' if achieved['is_reading'] else ''
+  return (
+    f'Each of the {sum(clients):,} clients has spent an ε between {edges[bar]:.3g} and {edges[bar + 1]:.3g}{ended}.'
+  )
 
 
 def _bars(edges: Sequence[float], clients: Sequence[int]) -> list[dict[str, str]]:

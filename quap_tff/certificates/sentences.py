@@ -4,7 +4,7 @@ Verification makes them again and compares them, so a change of any is a new ver
 rounded to six digits on the safe side: so any machine, with any version of the libraries, makes the same text.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import math
 from typing import Any, NamedTuple
 
@@ -56,12 +56,14 @@ class _OfTrust(NamedTuple):
     against: Against whom the guarantee holds, for the statement.
     secret: What must stay secret, for the statement.
     short: A cell of a table.
+    in_short: For a reader who knows nothing about the protocol.
     assumptions: Sentences.
   """
 
   against: str
   secret: str
   short: str
+  in_short: str
   assumptions: Sequence[str]
 
 
@@ -70,6 +72,7 @@ _OF_TRUST = {
     against='a trusted server',
     secret='a key that stays secret',
     short='the server sees updates',
+    in_short='There is no protection against the server that trained the model: it sees the updates of clients.',
     assumptions=(
       "The server is trusted: it sees the clients' updates, adds the noise, and releases only what is listed here.",
       "The key of the noise, 256 bits, came from the operating system's entropy. It stays secret, and so do the "
@@ -81,6 +84,9 @@ _OF_TRUST = {
     against='a server that sees secure sums and who takes part, and tells all clients truthfully who is in each sum',
     secret='keys of clients that stay secret',
     short='the server sees secure sums alone',
+    in_short='This includes the server, as long as it follows the protocol: it sees the sum of the updates of a round '
+    'alone. The table below has the figures for a server that some clients help. In a simulation, the operator who '
+    'makes all keys must be trusted.',
     assumptions=(
       'The server is not trusted with updates. It sees their secure sum, which holds noise from every client in it. '
       'Each client answers through a guard of its own (quap_tff.ClientGuard), which takes weight, clipping norm '
@@ -101,8 +107,9 @@ _OF_TRUST = {
 _OPENS = (
   'The server is trusted to tell all clients who is in it, and that these are all the clients that it announced: with '
   'fewer, there would be less noise. A threshold in the plan would pay for that.',
-  'It opens with a share of at least {threshold} of the clients that its members were told to be announced, and that '
-  'have a weight. The noise of such a share is what is counted, whatever the server says about who is in the sum.',
+  'It opens only with a share of at least {threshold} of the announced clients that have a weight, and its members '
+  'were told the same cohort. The noise of such a share is what is counted, whatever the server says about who is in '
+  'the sum.',
 )
 # How many clients may belong to one person or household, with several devices or accounts.
 _GROUPS = (2, 3, 5)
@@ -160,6 +167,21 @@ class Figures(NamedTuple):
 def trust(name: str) -> str:
   """Who is trusted, in a few words, by the name of `CertifiedConfig.trust`."""
   return _OF_TRUST[name].short
+
+
+def in_short(name: str) -> str:
+  """Whether there is protection against the server, by the name of `CertifiedConfig.trust`."""
+  return _OF_TRUST[name].in_short
+
+
+def chance(certificate: Mapping[str, Any]) -> str:
+  """In %, how often a guess is right at most whether the data of one client were used, if both were equally likely.
+
+  This is Φ(μ/2), the best test between two normal distributions at distance μ, and what rounding adds.
+  """
+  mu, slack = certificate['guarantee']['mu'], certificate['facts']['slack']
+  right = 0.5 + 0.5 * math.erf(mu / math.sqrt(8)) + math.expm1(slack['epsilon']) + slack['delta']
+  return rounding.up_fixed(100 * min(1.0, right), 1)
 
 
 def up(value: float) -> float:

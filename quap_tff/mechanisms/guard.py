@@ -209,7 +209,7 @@ class Chain:
 class ClientGuard:
   """One client's guard. Keep its memory as safe as its key.
 
-  A guard without a memory remembers as long as the process lives: it is for simulations.
+  A guard without a memory remembers only as long as it lives: it is for simulations.
   """
 
   def __init__(self, plan: Any, client_id: int, key: Union[bytes, Any], memory: Optional[str] = None):

@@ -379,9 +379,7 @@ class Plan:
     """The figures of a ledger."""
     local = _LOCAL_NOISE if self.mechanism.facts.is_local else ''
     note = ' '.join(filter(None, [local, self.noise_note]))
-    return accounting.formal_report(
-      ledger, self.delta, self.protection, self.sampler, note, self._neighbours, self.slack
-    )
+    return reports.formal_report(ledger, self.delta, self.protection, self.sampler, note, self._neighbours, self.slack)
 
   def _bound(self, ledger, cohorts):
     """The figures that hold for a run over these cohorts wherever it ends; raises `NoBoundError` if there are none."""

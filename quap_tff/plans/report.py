@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import pickle
 from typing import Any, Optional
 
 import numpy as np
@@ -47,6 +49,24 @@ def checked_cohort(
   raise ValueError(
     f'This is not the cohort of the round: {problem}. Give the ids of all clients whose data `next` got.'
   )
+
+
+# The last figures, by the digest of what they follow from: the files of a certified run and their check ask six times.
+_LAST: dict[bytes, accounting.FormalReport] = {}
+
+
+def formal_report(ledger: accounting.RunLedger, *others: Any) -> accounting.FormalReport:
+  """`accounting.formal_report` of the same arguments, whose arrays nobody may change."""
+  digest = hashlib.sha256(pickle.dumps(others))
+  for name, array in ledger.state_dict().items():
+    digest.update(f'{name} {array.dtype} {array.shape}'.encode())
+    digest.update(np.ascontiguousarray(array).data)
+  key = digest.digest()
+  if key not in _LAST:
+    found = accounting.formal_report(ledger, *others)
+    _LAST.clear()
+    _LAST[key] = found
+  return _LAST[key]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

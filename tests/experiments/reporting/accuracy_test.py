@@ -21,11 +21,11 @@ class TestFinal:
   def test_beside_the_documents(self, tmp_path):
     groups = factory.groups_of(tmp_path, *factory.seeds(1, 2, accuracy=[0.93, 0.94], **FULL))
     rows = factory.table(accuracy.final(groups), 'accuracy_epsilon_6')
-    found = _row(rows, dataset='mnist', method='QuAP-FL')
+    found = _row(rows, dataset='MNIST', method='QuAP-FL')
     assert found['document: accuracy (%)'] == '93.30 ± 0.10'
     assert found['measured: accuracy (%)'] == '93.50 ± 0.71'
     assert (found['difference'], found['seeds']) == ('+0.20', '2 (1, 2)')
-    assert _row(rows, dataset='mnist', method='Fixed-DP')['measured: accuracy (%)'] == 'not run'
+    assert _row(rows, dataset='MNIST', method='Fixed-DP')['measured: accuracy (%)'] == 'not run'
     assert len(rows) == 6
 
   def test_only_runs_of_the_tables_own_epsilon_and_scenario(self, tmp_path):
@@ -39,7 +39,7 @@ class TestFinal:
     measured = {
       row['participation']: row['measured: accuracy (%)']
       for row in rows
-      if row['method'] == 'QuAP-FL' and row['dataset'] == 'mnist'
+      if row['method'] == 'QuAP-FL' and row['dataset'] == 'MNIST'
     }
     assert measured == {'uniform': '70.00', 'heterogeneous, Beta(2,5)': '80.00'}
 
@@ -49,8 +49,8 @@ class TestFinal:
     )
     rows = [row for row in factory.table(accuracy.final(groups), 'accuracy_epsilon_6') if row['method'] == 'QuAP-FL']
     assert [(row['setting'], row['measured: accuracy (%)']) for row in rows[:2]] == [
-      ('client_optimizer=sgd:learning_rate=0.005', '80.00'),
-      ('client_optimizer=sgd:learning_rate=0.1', '90.00'),
+      ('client optimizer sgd, learning rate 0.005', '80.00'),
+      ('client optimizer sgd, learning rate 0.1', '90.00'),
     ]
 
   def test_accuracy_of_models_without_a_finite_epsilon_is_called_that(self, tmp_path):
@@ -63,10 +63,10 @@ class TestFinal:
 
 
 def test_early_stop_beside_the_documents(tmp_path):
-  groups = factory.groups_of(
-    tmp_path, {}, {'accuracy': 0.9321, 'rounds_run': 7, 'stop_at_accuracy': 0.932, 'participation': 'hybrid_reference'}
-  )
-  (row,) = factory.table(accuracy.early_stop(groups), 'early_stop')
+  groups = factory.groups_of(tmp_path, {}, {'accuracy': 0.9321, 'rounds_run': 7, 'stop_at_accuracy': 0.932, **FULL})
+  blocks = accuracy.early_stop(groups)
+  (row,) = factory.table(blocks, 'early_stop')
+  assert '(November 2025, table 2)' in blocks[0].title
   assert (row['document: accuracy (%)'], row['measured: accuracy (%)']) == ('93.30 ± 0.10', '93.21')
   assert row['rounds'] == '7 of 10 (stops at accuracy 0.932)'
 
@@ -110,7 +110,9 @@ def test_ablation_has_all_eight_rows(tmp_path):
 
 def test_alpha_beta_grid(tmp_path):
   groups = factory.groups_of(
-    tmp_path, *({'dataset': 'cifar10', 'alpha': a, 'beta': 2, 'accuracy': a} for a in (0.3, 0.5))
+    tmp_path,
+    *({'dataset': 'cifar10', 'alpha': a, 'beta': 2, 'accuracy': a, **FULL} for a in (0.3, 0.5)),
+    {'dataset': 'cifar10', 'alpha': 0.7},
   )
   rows = factory.table(accuracy.alpha_beta(groups), 'alpha_beta')
   found = _row(rows, **{'α and β': 'α = 0.5, β = 2'})
@@ -130,9 +132,9 @@ class TestOverFlags:
     blocks = accuracy.heterogeneity(groups)
     assert len(factory.table(blocks, 'dirichlet')) == 4
     gains = factory.table(blocks, 'dirichlet_gain')
-    assert [(row['runs'], row['measured: QuAP-FL minus Fixed-DP (points)']) for row in gains] == [
-      ('mnist, partition=dirichlet:alpha=0.1', '10.00'),
-      ('mnist, partition=dirichlet:alpha=10', '0.00'),
+    assert [(row['runs'], row['QuAP-FL minus Fixed-DP (points)']) for row in gains] == [
+      ('MNIST, partition dirichlet, alpha 0.1', '10.00'),
+      ('MNIST, partition dirichlet, alpha 10', '0.00'),
     ]
     assert gains[0]['document'] == 'more than 5 points'
 
@@ -160,7 +162,7 @@ class TestOverFlags:
       {'critical_layers': 'dense,dense_1'},
     )
     rows = factory.table(accuracy.participation(groups), 'participation')
-    assert [row['participation model'] for row in rows] == ['beta:a=1,b=1', 'beta:a=2,b=5']
+    assert [row['participation model'] for row in rows] == ['Beta(1, 1)', 'Beta(2, 5)']
     rows = factory.table(accuracy.critical_layers(groups), 'critical_layers')
     column = 'critical (clipped and noised) layers'
     assert [row[column] for row in rows] == ['final_dense', 'dense,dense_1', 'all_dense']
@@ -209,8 +211,8 @@ class TestCurves:
   def test_a_figure_for_each_place(self, tmp_path):
     groups = factory.groups_of(tmp_path, {}, {'algorithm': 'fixed_dp'}, {'participation': 'uniform'})
     drawings = factory.drawings(accuracy.curves(groups))
-    assert [figure.title for figure in drawings] == ['Test accuracy by round: mnist'] * 2
-    settings = ['Setting: participation=beta:a=2,b=5.', 'Setting: participation=uniform.']
+    assert [figure.title for figure in drawings] == ['Test accuracy by round: MNIST'] * 2
+    settings = ['Setting: participation Beta(2, 5).', 'Setting: participation uniform.']
     assert all(figure.caption.endswith(setting) for figure, setting in zip(drawings, settings))
 
   def test_lines_are_the_means_in_percent(self, tmp_path):

@@ -7,6 +7,7 @@ import pytest
 
 from experiments import plots
 from experiments.reporting import figures
+from experiments.reporting import naming
 from experiments.reporting import pages
 from experiments.reporting import published
 from quap_tff import methods
@@ -27,14 +28,20 @@ def _many(count):
 
 
 class TestLooks:
-  def test_no_two_of_99_places_share_colour_and_marker(self):
-    found = figures.looks([_series(place) for place in range(99)])
-    assert len({(look['color'], look['marker']) for look in found.values()}) == 99
+  def test_as_many_labels_as_a_figure_may_have_differ_in_colour_and_in_marker(self):
+    found = figures.looks([_series(place) for place in (0, 8, 16, 3, 4, 5, 6, 7)])
+    for field in ('color', 'marker'):
+      assert len({look[field] for look in found.values()}) == figures.MOST_LABELS == 8
 
-  def test_neighbours_differ_in_colour_marker_and_dash(self):
-    found = list(figures.looks([_series(place) for place in range(40)]).values())
-    for field in ('color', 'marker', 'linestyle'):
-      assert all(a[field] != b[field] for a, b in zip(found, found[1:]))
+  def test_neighbours_differ_in_dash(self):
+    found = list(figures.looks([_series(place) for place in range(8)]).values())
+    assert all(a['linestyle'] != b['linestyle'] for a, b in zip(found, found[1:]))
+
+  def test_a_figure_of_many_labels_has_the_best(self):
+    totals = {f'method {i}': [pages.Quantity(80.0 - i, None)] for i in range(11)}
+    kept, words = figures.most(totals)
+    assert kept == [f'method {i}' for i in range(8)] and 'Of 11 lines' in words
+    assert figures.most({'one': [None]}) == (['one'], '')
 
   def test_a_place_has_its_look_whatever_else_is_shown(self):
     alone = figures.looks([_series(5)])['method 5']
@@ -54,26 +61,27 @@ class TestLooks:
       assert parts == tuple(flag in flag_fields.flags_of(method) for flag in ('alpha', 'clip', 'critical_layers'))
 
   def test_names_are_of_registered_methods_and_differ(self):
-    assert set(figures.NAMES) <= set(methods.METHODS)
-    assert len(set(figures.NAMES.values())) == len(figures.NAMES)
-    assert figures.name_of('brand_new:a=1') == 'brand_new'
+    assert set(naming.METHODS) <= set(methods.METHODS)
+    assert len(set(naming.METHODS.values())) == len(naming.METHODS)
+    assert naming.name_of('brand_new:a=1') == 'brand_new'
 
   def test_labels_name_only_what_differs(self):
     specs = ['certified:clip=0.5', 'certified:clip=0.5,weights=uniform', 'quap', 'fixed_dp:clip=0.5']
-    assert figures.labels(specs) == [
-      'Certified QuAP-FL (weights=participation)',
-      'Certified QuAP-FL (weights=uniform)',
+    assert naming.labels(specs) == [
+      'Certified QuAP-FL (weights by participation)',
+      'Certified QuAP-FL (equal weights)',
       'QuAP-FL',
       'Fixed-DP',
     ]
 
-  def test_labels_name_the_weights_that_clients_who_hold_noise_use(self):
+  def test_labels_have_the_fewest_parameters_that_tell_specs_apart(self):
     specs = ['certified', 'certified:trust=secure_sum,noise=held', 'certified:trust=secure_sum,weights=spend_evenly']
-    assert figures.labels(specs) == [
-      'Certified QuAP-FL (weights=participation, noise=independent, trust=server)',
-      'Certified QuAP-FL (weights=spend_evenly, noise=held, trust=secure_sum)',
-      'Certified QuAP-FL (weights=spend_evenly, noise=independent, trust=secure_sum)',
+    assert naming.distinguished(specs) == [
+      ('Certified QuAP-FL (trusted server, independent noise)', 'weights by participation'),
+      ('Certified QuAP-FL (no trusted server, noise held by clients)', 'weights that spend evenly'),
+      ('Certified QuAP-FL (no trusted server, independent noise)', 'weights that spend evenly'),
     ]
+    assert naming.labels(specs[:2]) == ['Certified QuAP-FL (trusted server)', 'Certified QuAP-FL (no trusted server)']
 
 
 def test_a_method_has_its_colour_in_every_kind_of_figure():

@@ -7,6 +7,7 @@ import shlex
 import pytest
 
 from experiments import flags as experiment_flags
+from experiments import plots
 from experiments.reporting import pages
 from experiments.reporting import runs as runs_lib
 from experiments.reporting import sections
@@ -21,6 +22,10 @@ def _built(groups, left_out=()):
 
 def _titles(report):
   return [section.title for section in report]
+
+
+def _legends(place):
+  return getattr(place, 'legends', None) or [one for one in [getattr(place, 'legend_', None)] if one]
 
 
 @pytest.fixture(scope='module')
@@ -70,8 +75,9 @@ def test_results_come_before_settings(everything):
   assert titles[1:3] == ['Accuracy and privacy', 'Certified: equal formal ε']
 
 
-def test_every_report_says_why_measured_and_printed_figures_differ(tmp_path):
-  text = '\n'.join(factory.text(section.blocks) for section in _built(factory.groups_of(tmp_path, {})))
+def test_a_report_on_the_documents_settings_says_why_measured_and_printed_figures_differ(tmp_path):
+  full = {'num_clients': 100, 'cohort_size': 30}
+  text = '\n'.join(factory.text(section.blocks) for section in _built(factory.groups_of(tmp_path, full)))
   for words in (
     'as soon as the test accuracy reaches 93.2% (MNIST)',
     'ε_total is not what a client spends',
@@ -79,6 +85,23 @@ def test_every_report_says_why_measured_and_printed_figures_differ(tmp_path):
     'printed budgets do not follow from its formula',
   ):
     assert words in text
+
+
+def test_a_report_on_other_settings_says_nothing_about_the_documents_figures(tmp_path):
+  report = _built(factory.groups_of(tmp_path, {'dataset': 'digits'}, {'algorithm': 'fixed_dp', 'dataset': 'digits'}))
+  assert report[0].title == 'QuAP-FL: measured figures'
+  assert 'Why measured and printed figures differ' not in _titles(report)
+  tables = [block for section in report for block in section.blocks if isinstance(block, pages.Table)]
+  assert not [name for table in tables for name in table.frame if name.startswith('document')]
+
+
+def test_a_report_begins_with_the_finding_one_figure_and_one_table(tmp_path):
+  report = _built(factory.groups_of(tmp_path, {}, {'algorithm': 'fixed_dp', 'accuracy': 0.8}))
+  found, figure, table, *_ = report[0].blocks
+  assert found.startswith('**On MNIST with participation Beta(2, 5), QuAP-FL is ahead of Fixed-DP, with 90.0% against')
+  assert isinstance(figure, pages.Figure) and isinstance(table, pages.Table) and table.name == 'finding'
+  # It is not shown twice.
+  assert not [section.title for section in report[1:] if any(block is figure for block in section.blocks)]
 
 
 def test_all_that_was_not_run_is_one_line(tmp_path):
@@ -106,7 +129,8 @@ def test_a_report_calls_nothing_a_formal_epsilon_that_is_none(tmp_path):
   groups = factory.groups_of(tmp_path / 'runs', *runs)
   pages.write(str(tmp_path / 'report'), _built(groups))
   text = (tmp_path / 'report' / 'report.md').read_text()
-  assert text.count('no finite ε for the released model') == 3
+  assert text.count('no finite ε for the released model') == 6
+  assert 'no released model here has a finite ε' in text
   assert 'released model: ε' not in text and 'weights only' not in text and 'No run has a formal figure.' in text
 
 
@@ -122,6 +146,11 @@ def test_every_figure_has_a_title_and_a_name_of_its_own(everything):
   shown = factory.drawings([block for section in pages.numbered(_built(everything)) for block in section.blocks])
   assert len(shown) > 8 and all(figure.title and figure.caption for figure in shown)
   assert len({figure.name for figure in shown}) == len(shown)
+  for figure in shown:
+    figure_ = plots.drawn(*figure.titled)
+    legends = [legend for place in (figure_, *figure_.axes) for legend in _legends(place)]
+    assert all(len(legend.get_texts()) <= 8 for legend in legends)
+    assert all(len(axes.get_yticklabels()) <= 8 for axes in figure_.axes if axes.get_ylim()[0] > axes.get_ylim()[1])
   # The caption names the flags.
   flags = [figure.title for figure in shown if re.search(r'\w=\w', figure.title)]
   assert not flags and any('Setting: ' in figure.caption for figure in shown)

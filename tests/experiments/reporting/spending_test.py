@@ -1,5 +1,7 @@
 """The sections on what is spent: privacy, who bears it, noise, bytes and time."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -70,8 +72,8 @@ class TestCertified:
     blocks = spending.certified(groups)
     rows = factory.table(blocks, 'certified')
     assert [(row['method'], row['ε, largest of any client']) for row in rows] == [
-      ('Certified QuAP-FL (weights=spend_evenly)', '2.900'),
-      ('Certified QuAP-FL (weights=uniform)', '2.900'),
+      ('Certified QuAP-FL (weights that spend evenly)', '2.900'),
+      ('Certified QuAP-FL (equal weights)', '2.900'),
       ('TFF DP-FedAvg', '3.000'),
     ]
     assert rows[2]['formal ε'] == 'released model: ε = 3 (gaussian_exact)†'
@@ -94,11 +96,11 @@ class TestCertified:
     assert [1, 3, 10] in ratios and [1, 2] in ratios
     assert all(abs(np.log(x[0] / round(x[0]))) < 0.05 for x in joined)
     *panels, shown = factory.drawings(spending.certified(groups))
-    assert [panel.title for panel in panels] == ['Accuracy at a requested ε of 3 of the released model: mnist']
+    assert [panel.title for panel in panels] == ['Accuracy at a requested ε of 3 of the released model: MNIST']
     (legend,) = plots.drawn(*shown.titled).legends
     assert [text.get_text().replace('\n', ' ') for text in legend.get_texts()] == [
-      'Certified QuAP-FL, features=glyphs',
-      'Certified QuAP-FL, features=none',
+      'Certified QuAP-FL, features glyphs',
+      'Certified QuAP-FL, features none',
     ]
 
   def test_methods_of_one_requested_epsilon_have_a_panel_for_each_participation(self, tmp_path):
@@ -107,9 +109,9 @@ class TestCertified:
       tmp_path, *self._at((3,)), {**other, 'accuracy': 0.8}, {**other, 'accuracy': 0.7, 'participation': 'uniform'}
     )
     (shown,) = factory.drawings(spending.certified(groups))
-    assert shown.title == 'Accuracy at a requested ε of 3 of the released model: mnist'
+    assert shown.title == 'Accuracy at a requested ε of 3 of the released model: MNIST'
     beta, uniform = plots.drawn(*shown.titled).axes
-    assert (beta.get_title('left'), uniform.get_title('left')) == ('beta:a=2,b=5', 'uniform')
+    assert (beta.get_title('left'), uniform.get_title('left')) == ('Beta(2, 5)', 'uniform')
     assert [label.get_text() for label in beta.get_yticklabels()] == ['Certified QuAP-FL', 'TFF DP-FedAvg']
     assert [text.get_text() for text in beta.texts] == ['90.00', '80.00']
     assert [text.get_text() for text in uniform.texts] == ['70.00']
@@ -135,11 +137,7 @@ class TestCertified:
     tables = [block for block in spending.certified(groups) if isinstance(block, pages.Table)]
     titles = [table.for_readers()[0] for table in tables if table.name == 'certified']
     settings = [title.partition('All rows: ')[2].partition(', total')[0] for title in titles]
-    assert settings == [
-      'participation beta:a=2,b=5, epsilon 1',
-      'participation beta:a=2,b=5, epsilon 3',
-      'participation uniform, epsilon 3',
-    ]
+    assert settings == ['participation Beta(2, 5), ε 1', 'participation Beta(2, 5), ε 3', 'participation uniform, ε 3']
 
   def test_secret_cohorts_are_shown_with_uniform_ones_of_their_rate(self, tmp_path):
     secret = {'algorithm': 'tff_dp_fedavg', 'epsilon': 3, 'covers': 'released model', 'cohort_seed': 'secret'}
@@ -176,8 +174,8 @@ class TestBudgets:
     np.testing.assert_allclose(ratios, 1 + 0.5 * seen / 10)
 
   def test_printed_numbers_are_not_the_formulas(self, tmp_path):
-    rows = factory.table(spending.budgets(factory.groups_of(tmp_path, {})), 'budget_by_rate')
-    assert [(row['document: as printed'], row['document: its formula']) for row in rows] == [
+    rows = factory.table(spending.budgets(factory.groups_of(tmp_path, FULL)), 'budget_by_rate')
+    assert [(row['document: as printed'], row['formula']) for row in rows] == [
       ('1.400', '1.409'),
       ('1.067', '1.184'),
       ('1.000', '1.083'),
@@ -188,29 +186,29 @@ class TestBudgets:
 
 
 def test_cumulative_privacy_of_top_and_bottom(tmp_path):
-  groups = factory.groups_of(tmp_path, {'spread': 1.0}, {'algorithm': 'layerwise'})
+  groups = factory.groups_of(tmp_path, {'spread': 1.0, **FULL}, {'algorithm': 'layerwise', **FULL})
   rows = factory.table(spending.cumulative(groups), 'cumulative_privacy')
   (run,) = groups[1].runs
   counts = np.sort(run.counts)
   uniform = _row(rows, method='Layer-wise, uniform budget')
-  assert uniform['measured: top 20%'] == f'{0.6 * counts[-2:].mean():.3f}'
-  assert uniform['measured: bottom 20%'] == f'{0.6 * counts[:2].mean():.3f}'
+  assert uniform['measured: top 20%'] == f'{0.6 * counts[-20:].mean():.3f}'
+  assert uniform['measured: bottom 20%'] == f'{0.6 * counts[:20].mean():.3f}'
   assert _row(rows, method='QuAP-FL')['document: top 20%'] == 'below ε_total'
   top, _ = spending.top_and_bottom(run)
   assert len(top) == 10 and np.all(np.diff(top) >= 0)
 
 
 def test_fairness_three_ways(tmp_path):
-  groups = factory.groups_of(tmp_path, {'algorithm': 'fixed_dp'}, {'spread': 2.0})
+  groups = factory.groups_of(tmp_path, {'algorithm': 'fixed_dp', **FULL}, {'spread': 2.0, **FULL})
   rows = factory.table(spending.fairness(groups), 'fairness')
   quap, fixed = _row(rows, method='QuAP-FL'), _row(rows, method='Fixed-DP')
   counts = groups[0].runs[0].counts
-  of_counts = f'{counts.sum()**2 / (10 * (counts**2).sum()):.3f}'
+  of_counts = f'{counts.sum()**2 / (100 * (counts**2).sum()):.3f}'
   assert quap['measured: participation counts'] == fixed['measured: participation counts'] == of_counts
   assert fixed['measured: cumulative nominal ε'] == of_counts
-  spent = counts * (1 + 2 * np.arange(10) / 10)
-  assert quap['measured: cumulative nominal ε'] == f'{spent.sum()**2 / (10 * (spent**2).sum()):.3f}'
-  assert quap['measured: test accuracy by client'] == '0.957'  # Of linspace(0.5, 1, 10).
+  spent = counts * (1 + 2 * np.arange(100) / 100)
+  assert quap['measured: cumulative nominal ε'] == f'{spent.sum()**2 / (100 * (spent**2).sum()):.3f}'
+  assert quap['measured: test accuracy by client'] == '0.964'  # Of linspace(0.5, 1, 100).
   assert quap['document: of an unnamed quantity'] == '0.76'
 
 
@@ -221,11 +219,22 @@ def test_noise_of_methods_that_have_it(tmp_path):
 
 
 def test_bytes_beside_fedavg(tmp_path):
-  groups = factory.groups_of(tmp_path, {'up_bytes': 4012}, {'algorithm': 'fedavg', 'noise_norm': 0, 'up_bytes': 4000})
+  fedavg = {'algorithm': 'fedavg', 'noise_norm': 0, 'up_bytes': 4000}
+  groups = factory.groups_of(tmp_path, {'up_bytes': 4012, **FULL}, {**fedavg, **FULL})
   found = _row(factory.table(spending.communication(groups), 'communication'), method='QuAP-FL')
   assert found['document: bytes above FedAvg'] == '4'
   assert found['measured: bytes above FedAvg'] == '12'
   assert found["measured: upload / FedAvg's"] == '1.0030'
+
+
+def test_figures_of_the_documents_are_shown_for_their_settings_alone(tmp_path):
+  groups = factory.groups_of(tmp_path, {'up_bytes': 4012}, {'algorithm': 'fedavg', 'noise_norm': 0, 'up_bytes': 4000})
+  for build in (spending.with_accuracy, spending.cumulative, spending.fairness, spending.communication):
+    blocks = build(groups)
+    columns = [name for block in blocks if isinstance(block, pages.Table) for name in block.frame]
+    assert columns and not [name for name in columns if name.startswith(('document', 'measured'))]
+    titles = [block.title for block in blocks if not isinstance(block, str)]
+    assert not [text for text in [*titles, factory.text(blocks)] if re.search(r"document's|\((first|Nov)", text)]
 
 
 def test_cost(tmp_path):

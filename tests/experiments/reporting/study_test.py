@@ -103,7 +103,7 @@ class TestFamilies:
     )
     families = study.families(groups, 'algorithm')
     assert _methods(families) == [['quap', 'fixed_dp'], ['quap']]
-    assert [family.title for family in study.titled(families, 'algorithm')] == ['mnist, epsilon=6', 'mnist, epsilon=3']
+    assert [family.title for family in study.titled(families, 'algorithm')] == ['MNIST, ε = 6', 'MNIST, ε = 3']
     assert len(study.families(groups, 'algorithm', at_least=2)) == 1
 
   def test_a_method_is_beside_all_that_differ_in_flags_it_does_not_read(self, tmp_path):
@@ -130,19 +130,19 @@ class TestTables:
     blocks = study.by_group('t', 'A table', groups, lambda group: {'value': 1})
     assert [(row['method'], row['setting']) for row in factory.table(blocks, 't')] == [
       ('QuAP-FL', '-'),
-      ('QuAP-FL', 'epsilon=3'),
+      ('QuAP-FL', 'ε = 3'),
       ('Fixed-DP', '-'),
     ]
-    assert 'Unless its setting says otherwise, a row has `epsilon=6`.' in factory.text(blocks)
+    assert 'Unless its setting says otherwise, a row has ε = 6.' in factory.text(blocks)
 
   def test_without_a_majority_every_row_says_its_value(self, tmp_path):
     blocks = study.by_group('t', '', factory.groups_of(tmp_path, {}, {'epsilon': 3}), lambda group: {'value': 1})
-    assert [row['setting'] for row in factory.table(blocks, 't')] == ['epsilon=6', 'epsilon=3']
+    assert [row['setting'] for row in factory.table(blocks, 't')] == ['ε = 6', 'ε = 3']
 
   def test_a_flag_with_a_column_of_its_own_is_no_setting(self, tmp_path):
     groups = factory.groups_of(tmp_path, {'epsilon': 10}, {'epsilon': 3})
     rows = factory.table(study.by_group('t', '', groups, lambda group: {'value': 1}, 'epsilon'), 't')
-    assert [row['epsilon'] for row in rows] == ['3', '10'] and 'setting' not in rows[0]
+    assert [row['ε'] for row in rows] == ['3', '10'] and 'setting' not in rows[0]
 
   def test_parameters_of_a_method_are_named_where_they_differ(self, tmp_path):
     groups = factory.groups_of(
@@ -153,8 +153,8 @@ class TestTables:
     )
     rows = factory.table(study.by_group('t', '', groups, lambda group: {}), 't')
     assert [row['method'] for row in rows] == [
-      'Certified QuAP-FL (weights=participation)',
-      'Certified QuAP-FL (weights=uniform)',
+      'Certified QuAP-FL (weights by participation)',
+      'Certified QuAP-FL (equal weights)',
     ]
 
   def test_unequal_rounds_are_named(self, tmp_path):

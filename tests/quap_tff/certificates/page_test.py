@@ -5,6 +5,7 @@ import html.parser
 import re
 
 import pytest
+from scipy import stats
 
 from quap_tff.certificates import folder as folders
 from quap_tff.certificates import page
@@ -50,6 +51,22 @@ def test_it_says_all_and_needs_no_network(name, originals):
   texts += [f'Colluders: {one["clients"]}' for one in certificate['guarantee']['colluders']]
   for text in texts:
     assert text in tags.text  # `a <public> seed` among them: escaped.
+
+
+@pytest.mark.parametrize('name', ['server', 'held'])
+def test_it_opens_with_three_answers(name, originals):
+  text, certificate = _page(originals / name), made.read(originals / name, folders.CERTIFICATE)
+  answers = re.findall(r'<dt>(.*?)</dt><dd>(.*?)</dd>', text)
+  (who, protected), (strongly, chance), (long, ends) = answers
+  assert who.startswith('Who') and strongly.startswith('How strongly') and long.startswith('For how long')
+  assert text.index('<dt>') < text.index(certificate['statement'][:40])
+  assert f'Each of the {certificate["achieved"]["clients"]} clients' in protected
+  assert ('There is no protection against the server' in protected) == (name == 'server')
+  assert ('as long as it follows the protocol' in protected) == (name == 'held')
+  # The best test between N(0, 1) and N(μ, 1), if both are equally likely, is right with probability Φ(μ/2).
+  percent = 100 * stats.norm.cdf(certificate['guarantee']['mu'] / 2)
+  assert 0 <= float(re.search(r'at most ([\d.]+)% of', chance)[1]) - percent < 0.11
+  assert 'Every other training' in ends
 
 
 def test_the_issuers_words_are_quoted_and_the_rest_is_not_theirs(certified, tmp_path):
@@ -107,3 +124,10 @@ def test_bars_stand_for_counts(certified):
   assert text.count('<rect') == 2 and '>5000<' in text and '>20k<' in text
   # The axes and the counts above the bars take 114 of the 260 units.
   assert re.findall(r'<rect.* height="([\d.]+)"', text) == ['36.5', '146.0']
+
+
+def test_a_single_bar_is_a_sentence(certified):
+  certificate = made.read(certified, folders.CERTIFICATE)
+  certificate['achieved']['epsilon_histogram'] = {'edges': [0.0, 1.0, 2.0, 3.0], 'clients': [0, 0, 20000]}
+  text = page.render(certificate)
+  assert '<svg' not in text and 'Each of the 20,000 clients has spent an ε between 2 and 3.' in text

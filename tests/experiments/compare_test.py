@@ -1,0 +1,105 @@
+"""The comparison: its sweeps are right before they start, and its end says what was found."""
+
+import json
+import os
+
+import pytest
+
+from experiments import command_line
+from experiments import compare
+from experiments import sweep
+from experiments.sweeps import plan
+from tests.experiments.reporting import factory
+
+
+def _main(*arguments):
+  return command_line.status_of(compare.main, ['compare', *arguments])
+
+
+@pytest.mark.parametrize('name', list(compare.SETTINGS))
+def test_every_method_has_the_same_guarantee_and_the_same_rounds(name, tmp_path):
+  setting = compare.SETTINGS[name]
+  base = compare.base_flags(setting, str(tmp_path), '/data')
+  found = []
+  for axes, count in compare.grids_of(setting):
+    (runs,) = plan.runs_of(str(tmp_path / 'runs'), base, [axes])
+    assert len(runs) == count
+    found += [run.identity for run in runs]
+  assert {identity['rounds'] for identity in found} == {setting.rounds}
+  assert {identity['delta'] for identity in found} == {1e-5}
+  theirs = [identity for identity in found if identity['algorithm'].startswith('tff_')]
+  # Nothing but noised sums is released, and the noise is chosen by the formal ε.
+  assert all(identity['calibration'] == 'exact' and not identity['client_metrics'] for identity in theirs)
+  cells = {}
+  for identity in found:
+    key = (identity['participation'], identity['epsilon'], identity['seed'])
+    cells.setdefault(key, set()).add(identity['algorithm'].partition(':')[0] + str('held' in identity['algorithm']))
+  of_five = [methods for (participation, *_), methods in cells.items() if not participation.startswith('bernoulli')]
+  assert len(of_five) == 18 and all(len(methods) == 5 for methods in of_five)
+  assert sum(identity.get('cohort_seed') == 'secret' for identity in found) == 9
+
+
+def test_its_end_says_what_was_found_and_where(tmp_path, monkeypatch, capsys):
+  calls = []
+
+  def sweep_main(argv):
+    calls.append(argv)
+    print('{"runs": 1}')
+    runs = tmp_path / 'out' / 'runs'
+    ours = {'algorithm': 'certified', 'certified_epsilon': 3.0}
+    theirs = {'algorithm': 'tff_dp_ftrl', 'covers': 'released model', 'epsilon_max': 3.0, 'accuracy': 0.8}
+    for number, run in enumerate((ours, theirs)):
+      factory.write_run(runs / str(number), epsilon=3.0, dataset='digits', **run)
+    return 0
+
+  monkeypatch.setattr(sweep, 'main', sweep_main)
+  assert _main(f'--output_dir={tmp_path / "out"}') == 0
+  out, err = capsys.readouterr()
+  assert len(calls) == 2 and all(f'--output_dir={tmp_path}/out/runs' in argv for argv in calls)
+  assert '99 runs of about' in err and '"runs"' in err and '"runs"' not in out
+  words = ' '.join(out.split())
+  assert 'Certified QuAP-FL is ahead of TFF DP-FTRL, with 90.0% against 80.0%' in words
+  assert '| TFF DP-FTRL †' in words and '† ' in words
+  figure, page = (line.partition(': ')[2] for line in out.splitlines() if line.startswith(('Figure: ', 'Page: ')))
+  assert os.path.isfile(figure) and os.path.isfile(page)
+
+
+@pytest.mark.parametrize('status, expected', [(1, 1), (130, 130)])
+def test_a_failed_run_and_an_interrupt_are_the_exit_status(tmp_path, monkeypatch, capsys, status, expected):
+  calls = []
+  monkeypatch.setattr(sweep, 'main', lambda argv: calls.append(argv) or status)
+  factory.write_run(tmp_path / 'out' / 'runs' / '0', algorithm='certified', certified_epsilon=3.0)
+  assert _main(f'--output_dir={tmp_path / "out"}') == expected
+  assert len(calls) == (1 if status == 130 else 2)
+  assert ('The same command continues it.' in capsys.readouterr().err) == (status == 130)
+
+
+def test_the_network_comes_first_and_only_once(tmp_path, monkeypatch):
+  (tmp_path / 'mnist.npz').write_bytes(b'')
+  made = []
+
+  class Ended:
+    returncode = 3
+
+  monkeypatch.setattr(compare.subprocess, 'run', lambda command, **_: made.append(command) or Ended)
+  arguments = ['--dataset=mnist', f'--data_dir={tmp_path}', f'--output_dir={tmp_path / "out"}']
+  assert _main(*arguments) == 3
+  assert made[0][2:] == ['experiments.pretrain', '--public_data=glyphs', f'--output={tmp_path / "out" / "network"}']
+  (tmp_path / 'out' / 'network').mkdir(parents=True)
+  (tmp_path / 'out' / 'network' / 'card.json').write_text(json.dumps({}))
+  monkeypatch.setattr(sweep, 'main', lambda argv: 130)
+  assert _main(*arguments) == 130 and len(made) == 1
+
+
+@pytest.mark.parametrize(
+  'arguments, words',
+  [
+    (['--dataset=femnist'], 'femnist needs emnist_all.sqlite: give the folder that has it as --data_dir'),
+    (['--dataset=digit'], "Unknown dataset 'digit'"),
+    (['digits'], "Unexpected argument 'digits'"),
+  ],
+)
+def test_mistakes_are_found_before_anything_runs(arguments, words, capsys, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  assert _main(*arguments) == 1
+  assert words in capsys.readouterr().err and not os.listdir(tmp_path)

@@ -1,0 +1,29 @@
+"""The first minute: what both runs learned, what is guaranteed, and a certificate that is verified."""
+
+import re
+
+import pytest
+
+from experiments import demo
+from quap_tff.certificates import folder as folders
+from quap_tff.common import files
+
+
+@pytest.mark.slow
+def test_it_shows_both_runs_and_verifies_the_certificate(tmp_path, capsys, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  for _ in range(2):  # The second demo replaces the first.
+    assert demo.main(['demo']) == 0
+    out = capsys.readouterr().out
+    first, second = out.split('\n2. ')
+    assert 'Guarantee: none.' in first and 'Nothing bounds' in first
+    assert 'differentially private with ε ≤ 2.9' in second and 'is VALID' in ' '.join(second.split())
+    assert second.rstrip().endswith('make compare')
+    shares = re.findall(r'reads ([\d.]+)% of the digits', out)
+    assert len(shares) == 2 and all(float(share) > 80 for share in shares)
+    assert max(map(len, out.splitlines())) <= 80
+  path = tmp_path / 'runs' / 'demo' / 'digits_certified'
+  certificate = files.read_json(path / folders.CERTIFICATE)
+  files.write_json(path / folders.CERTIFICATE, {**certificate, 'statement': 'Everything is private.'})
+  with pytest.raises(ValueError, match='is invalid'):
+    demo._verified(str(path))
