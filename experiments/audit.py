@@ -11,7 +11,7 @@ bound to the certificate, and the certificate's page shows it. If the certificat
 given, and audit.sig is a signature of audit.json.
 
 An audit gives a lower bound on ε and a certificate an upper one. A lower bound above a claimed ε refutes the claim. A
-lower bound below it proves nothing more than itself. docs/auditing.md says how to read the figures, and what they
+lower bound below it proves nothing more than itself. docs/audits.md says how to read the figures, and what they
 assume.
 
 Progress goes to standard error. The last line of standard output is one JSON object with `claimed_epsilon`,

@@ -15,7 +15,7 @@ mechanism and this schedule, the figures in metrics.csv must agree with the ledg
 VALID means that the folder is consistent with a run that has this guarantee. It does not prove that the run took place,
 or that the program did what its code says. Digests reveal mistakes and changes to some of the files. Only a signature
 (--signing_key of experiments.train, --public_key here) says who made the folder. Without a signature, somebody could
-make the whole folder anew, and nobody would notice. docs/privacy.md says how to read a certificate.
+make the whole folder anew, and nobody would notice. docs/certificates.md says how to read one.
 """
 
 import os

@@ -1,6 +1,6 @@
 """Methods of adaptive privacy: QuAP-FL's mechanism with what other systems adapt.
 
-Each runs as published, or, with `quap=true`, together with QuAP-FL's own parts. docs/systems/privacy.md says what each
+Each runs as published, or, with `quap=true`, together with QuAP-FL's own parts. docs/systems.md says what each
 does to privacy.
 """
 

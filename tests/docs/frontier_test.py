@@ -11,7 +11,7 @@ import pytest
 from experiments.sweeps import plan
 from tests.experiments import harness
 
-_FILE = harness.REPOSITORY / 'docs' / 'results' / 'frontier' / 'run.sh'
+_FILE = harness.REPOSITORY / 'docs' / 'results' / 'run.sh'
 # Stands for Python: writes its arguments down.
 _FAKE = """#!{python}
 import json, sys

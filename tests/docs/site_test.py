@@ -50,3 +50,14 @@ def test_the_menu_has_every_page():
   menu = set(re.findall(r': (\S+\.(?:md|ipynb))$', (ROOT / 'mkdocs.yml').read_text(encoding='utf-8'), re.MULTILINE))
   pages = {p.relative_to(DOCS).as_posix() for pattern in ('*.md', '*.ipynb') for p in DOCS.rglob(pattern)}
   assert menu == {page for page in pages if '.ipynb_checkpoints' not in page}
+
+
+def test_links_of_pages_outside_the_site():
+  for name in ('README.md', 'CONTRIBUTING.md', 'CHANGELOG.md'):
+    text = (ROOT / name).read_text(encoding='utf-8')
+    for link, anchor in re.findall(r'\]\((?!https?:)([^)#\s]*)(#[^)\s]*)?\)', text):
+      target = ROOT / (link or name)
+      assert target.exists(), f'{name}: {link}'
+      page = target.read_text(encoding='utf-8') if target.suffix == '.md' else ''
+      headings = [re.sub(r'[^\w\- ]', '', h.lower()).replace(' ', '-') for h in re.findall('^#+ (.*)$', page, re.M)]
+      assert not anchor or anchor[1:] in headings, f'{name}: {link}{anchor}'

@@ -26,9 +26,7 @@ from quap_tff.mechanisms import tradeoff
 from tests.quap_tff import noise_checks
 
 _ROOT = pathlib.Path(__file__).parents[3]
-_DOC, _README = (
-  ' '.join((_ROOT / name).read_text(encoding='utf-8').split()) for name in ('docs/privacy.md', 'README.md')
-)
+_DOC = ' '.join((_ROOT / 'docs' / 'privacy.md').read_text(encoding='utf-8').split())
 _DELTA = 1e-5
 _MU = tradeoff.mu_at_most(3.0, _DELTA)
 _Z = math.sqrt(20) / _MU
@@ -82,7 +80,6 @@ def test_what_integers_cost():
   assert f'the slack of ε is {_rounded_up(costs[0], 1e-9)}·10⁻⁹ at 2,570 weights and 60 rounds' in _DOC
   assert f'{_rounded_up(costs[1], 1e-7)}·10⁻⁷ at 1,199,882 weights and 200 rounds' in _DOC
   assert f'{_rounded_up(costs[2], 1e-6)}·10⁻⁶ at a hundred million weights and 2,000 rounds' in _DOC
-  assert f'{_rounded_up(costs[0], 1e-9)}·10⁻⁹ of ε for 2,570 weights in 60 rounds' in _README
 
 
 def test_the_error_of_a_draw():

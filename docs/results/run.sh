@@ -1,0 +1,119 @@
+#!/usr/bin/env bash
+# Makes all runs of the tables "accuracy at equal formal ε", and two reports. A second call continues what is unfinished.
+#
+#     DATA=FOLDER docs/results/run.sh tune                          # then put the best pairs into this file
+#     DATA=FOLDER docs/results/run.sh mnist writers femnist report
+#
+# DATA has mnist.npz and mnist_writers.npz. FEMNIST, by default the same folder, has emnist_all.sqlite. RUNS gets the
+# runs. FEATURES replaces the features, and SWEEP=--dry_run only lists the runs, once the features' network is trained.
+# The active environment is the project's.
+set -u
+shopt -s extglob nullglob
+cd "$(dirname "$0")/../.." || exit
+DATA=${DATA:?the folder of mnist.npz and mnist_writers.npz}
+RUNS=${RUNS:-runs/frontier} FEMNIST=${FEMNIST:-$DATA} SWEEP=${SWEEP:---parallel=2}
+FEATURES=${FEATURES:-pretrained:path=$RUNS/extractor,size=128,centred=true}
+
+# Each line has a method and its client optimizer, the best pair of the step `tune`.
+ours=(
+  'certified:weights=online,noise=ar1,clip=0.15 sgd:learning_rate=1'
+  'certified:trust=secure_sum,noise=held,clip=0.25 sgd:learning_rate=1'
+  'certified:weights=spend_evenly,clip=0.25 sgd:learning_rate=1'
+  'certified:weights=worst_case,noise=banded:bands=3,clip=0.25 sgd:learning_rate=1'
+  'certified:weights=worst_case,noise=blt,clip=0.25 sgd:learning_rate=1'
+)
+theirs=(
+  'tff_dp_ftrl:clip=0.05 sgd:learning_rate=1'
+  'tff_dp_fedavg:clip=0.1 sgd:learning_rate=1'
+  'tff_dp_fedavg_adaptive:initial_clip=0.15 sgd:learning_rate=1'
+)
+secret=('tff_dp_fedavg:clip=0.25 sgd:learning_rate=1')
+# All methods have this clipping norm on Federated EMNIST, which has 62 classes.
+femnist_clip=0.5
+
+uneven='beta:a=2,b=5|extreme_imbalance|separated:min_separation=3'
+common=(--flagfile=experiments/presets/mnist_certified_correlated.flags "--features=$FEATURES")
+mnist=("${common[@]}" "--data_dir=$DATA" --eval_every=60)
+writers=("${mnist[@]}" --dataset=mnist_writers --num_clients=539)
+femnist=(
+  --flagfile=experiments/presets/femnist_certified_correlated.flags "--features=$FEATURES" "--data_dir=$FEMNIST"
+  --eval_every=100
+)
+exact=(--calibration=exact --noclient_metrics)
+
+failed=0
+
+sweep() {  # FOLDER --vary=… -- FLAG…
+  python -m experiments.sweep "$SWEEP" "--output_dir=$RUNS/$1" "${@:2}"
+  case $? in 0) ;; 1) failed=1 ;; *) exit 130 ;; esac
+}
+
+methods() {  # The axis of these lines.
+  local algorithms='' optimizers='' algorithm optimizer
+  while read -r algorithm optimizer; do
+    algorithms+="|$algorithm" optimizers+="|$optimizer"
+  done < <(printf '%s\n' "$@")
+  echo "--vary=algorithm=${algorithms#|};client_optimizer=${optimizers#|}"
+}
+
+table() {  # FOLDER METHODS PARTICIPATIONS FLAG…: five seeds at ε = 3, and three at 1 and 6.
+  sweep "$1" "$2" "--vary=participation=$3" --vary=epsilon=3 '--vary=seed=42|123|999|7|2024' -- "${@:4}"
+  sweep "$1" "$2" "--vary=participation=$3" '--vary=epsilon=1|6' '--vary=seed=42|123|7' -- "${@:4}"
+}
+
+# NAME PARTICIPATIONS COHORT_SIZE RATE FIRST_AVERAGED_ROUND FLAG…, with the arrays `ours`, `theirs` and `secret`. The
+# report shows secret cohorts with uniform ones if the rate has the six digits of cohort size over clients.
+dataset() {
+  local average="--averaging=tail:start=$5" size="--cohort_size=$3"
+  table "$1/ours" "$(methods "${ours[@]}")" "$2" "${@:6}" "$size"
+  table "$1/theirs" "$(methods "${theirs[@]}")" "$2" "${@:6}" "$size" "${exact[@]}" "$average"
+  table "$1/secret" "$(methods "${secret[@]}")" "bernoulli:q=$4" "${@:6}" "${exact[@]}" "$average" --cohort_seed=secret
+}
+
+tuned() {  # FOLDER METHODS_UP_TO_THE_NORM NORMS FLAG…, on drawings.
+  local method norm algorithms
+  for method in $2; do
+    algorithms=''
+    for norm in $3; do algorithms+="|$method$norm"; done
+    sweep "tune/$1" "--vary=algorithm=${algorithms#|}" \
+      '--vary=client_optimizer=sgd:learning_rate=0.3|sgd:learning_rate=1|sgd:learning_rate=3' -- \
+      "${common[@]}" --dataset=glyphs --eval_every=60 "${@:4}"
+  done
+}
+
+extractor() {  # The default features' network.
+  [ -e "$RUNS/extractor/card.json" ] || [[ $FEATURES != "pretrained:path=$RUNS/extractor"* ]] ||
+    python -m experiments.pretrain --public_data=glyphs "--output=$RUNS/extractor" || exit
+}
+
+[ $# -gt 0 ] || { echo 'give steps: tune, mnist, writers, femnist or report' >&2; exit 2; }
+for step; do
+  case $step in tune | mnist | writers | femnist) extractor ;; esac
+  case $step in
+    tune)
+      norms='0.05 0.1 0.15 0.25 0.5'
+      tuned ours "$(printf '%s\n' "${ours[@]}" | sed 's/clip=.*/clip=/')" "$norms"
+      tuned theirs 'tff_dp_ftrl:clip= tff_dp_fedavg:clip=' "$norms" "${exact[@]}" --averaging=tail:start=46
+      tuned theirs tff_dp_fedavg_adaptive:initial_clip= '0.05 0.15 0.5' "${exact[@]}" --averaging=tail:start=46
+      tuned secret tff_dp_fedavg:clip= "$norms" "${exact[@]}" --averaging=tail:start=46 \
+        --participation=bernoulli:q=0.3 --cohort_seed=secret
+      [ "$SWEEP" = --dry_run ] || python -m experiments.reporting.best "$RUNS/tune" || failed=1
+      ;;
+    mnist) dataset mnist "uniform|$uneven" 30 0.3 46 "${mnist[@]}" ;;
+    writers) dataset writers "uniform|$uneven" 54 0.100186 46 "${writers[@]}" ;;
+    femnist)
+      (
+        ours=("${ours[@]/clip=+([0-9.])/clip=$femnist_clip}") theirs=("${theirs[@]/clip=+([0-9.])/clip=$femnist_clip}")
+        secret=("${secret[@]/clip=+([0-9.])/clip=$femnist_clip}")
+        dataset femnist 'uniform|beta:a=2,b=5|extreme_imbalance' 100 0.111111 76 "${femnist[@]}"
+        exit $failed
+      ) || { [ $? = 1 ] && failed=1; } || exit 130
+      ;;
+    report)
+      python -m experiments.report "$RUNS"/mnist/*/ "--output_dir=$RUNS/report/mnist" || failed=1
+      python -m experiments.report "$RUNS"/{writers,femnist}/*/ "--output_dir=$RUNS/report/handwriting" || failed=1
+      ;;
+    *) echo "unknown step $step: tune, mnist, writers, femnist or report" >&2; exit 2 ;;
+  esac
+done
+exit $failed
