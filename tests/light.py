@@ -20,7 +20,6 @@ ROOT = pathlib.Path(__file__).absolute().parents[1]
 # Files, or folders of them, that must run wherever `pip install .` works. tests/install_test.py imports all of them.
 ESSENTIAL = (
   'tests/experiments/account_test.py',
-  'tests/experiments/verify_test.py',
   'tests/quap_tff/accounting/',
   'tests/quap_tff/common/checks_test.py',
   'tests/quap_tff/common/files_test.py',

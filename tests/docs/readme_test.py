@@ -5,6 +5,8 @@ import re
 
 import pytest
 
+pytest.importorskip('tensorflow_federated', reason='The code of the pages trains.')
+
 ROOT = pathlib.Path(__file__).absolute().parents[2]
 BLOCKS = [
   block

@@ -50,6 +50,7 @@ def test_other_tables(name):
 
 
 def test_every_series_of_a_figure_has_points_and_a_look_of_its_own():
+  pytest.importorskip('matplotlib', reason='The figures are drawn with it.')
   spec = importlib.util.spec_from_file_location('figures', DOCS / 'results' / 'figures.py')
   figures = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(figures)

@@ -100,7 +100,7 @@ class TestAnswer:
   def test_weights_are_charged_as_they_are_sent(self):
     config = dataclasses.replace(_plan().config, planned_weights=(0.3,) * _CLIENTS)
     sent = guard.ClientGuard(config, 0, _KEY).answer(1, [0, 1, 2], [])['weight']
-    assert sent > 0.3 and guard.PublicPlan.of(config).weights[0] == sent
+    assert float(sent) > 0.3 and guard.PublicPlan.of(config).weights[0] == sent
 
   def test_a_plan_that_holds_no_noise_has_no_guards(self):
     with pytest.raises(ValueError, match='trust="secure_sum"'):
