@@ -14,7 +14,7 @@ that down before it answers. Three things that a server may say need more than t
 
 * A client that answered and is said not to have come has sent its data all the same. It charges itself for the round.
 * It takes back the noise of its last round only if it did not answer since then. Otherwise it would take back one W
-  twice: it begins a new chain, in which noise that nobody takes back stands in for W. The account stays a bound.
+  twice: it begins a new chain, in which noise that nobody takes back replaces W. The account stays a bound.
 * If all but one are said to drop out, that one has its own noise alone. A plan with a `threshold` has noise for the
   smallest share of the announced clients with which the secure sum opens, and the guard holds the server to it.
 """

@@ -171,7 +171,7 @@ class HeldRounds(mechanism.Rounds):
   def _noise(self, key, round_num, last_round):
     """V_t + W_t - W_p, int64[d]. W_p is left out if there was no round before.
 
-    In a new chain, noise that is never taken back stands in for W_p.
+    In a new chain, noise that is never taken back replaces W_p.
     """
     size = self.grid.num_weights
     streams = [integer_noise.Stream(_FRESH, round_num)]

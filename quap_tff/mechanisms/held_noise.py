@@ -367,7 +367,7 @@ def discreteness_slack(
   fresh, taken_back = stddevs(noise_steps, decay)
   longest = 2 / fresh**2 + (1 / taken_back**2 if decay else 0.0)
   sharpest = 1 / (smallest_cohort * fresh**2)  # a
-  # V, W, and what stands in for the W before if each client begins a new chain in each round.
+  # V, W, and the noise that replaces the W before, if each client begins a new chain in each round.
   lattice = (3 * num_participations - num_releases) * 2 * math.atanh(_theta_error(longest))
   lattice -= num_releases * math.log1p(-_theta_error(sharpest))
   numbers = num_releases * num_coordinates

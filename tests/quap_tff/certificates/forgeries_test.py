@@ -98,7 +98,7 @@ _VALUES = {
   'no noise': (('mechanism', 'noise_multiplier', None), 'leaves its noise, divisor or number of rounds open'),
   'no divisor': (('mechanism', 'divisor', None), 'leaves its noise'),
   'a rule that is none': (('mechanism', 'weights', 'Popen:args=x'), "Unknown weight rule 'Popen'"),
-  'a rule that is no text': (('mechanism', 'weights', {'uniform': 1}), 'Unknown weight rule'),
+  'a rule that is not a text': (('mechanism', 'weights', {'uniform': 1}), 'Unknown weight rule'),
   'a field less': (('mechanism', 'participation', {}), _WRITTEN),
   'a seed of the noise': (('mechanism', 'noise_seed', 3), _WRITTEN),
   'an integer for a float': (('mechanism', 'epsilon', 3), _WRITTEN),

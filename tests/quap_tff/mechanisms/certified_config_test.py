@@ -133,7 +133,7 @@ class TestRounding:
   def test_the_draws_of_both_shares_count(self):
     held = dict(trust='secure_sum', planned_weights=(1.0,) * 4, most_clients=4, num_rounds=7, delta=3e-21)
     _config(correlation=correlations.Held(0.5), **held).slack(100)
-    for decay, draws in ((0.0, 1), (0.5, 3)):  # With a memory V, W, and what stands in for W in a new chain.
+    for decay, draws in ((0.0, 1), (0.5, 3)):  # With a memory: V, W, and the noise that replaces W.
       config = _config(correlation=correlations.Held(decay), **held)
       assert sum(count for _, count in config._draws(config.grid(100))) == draws * 100 * 7 * 4
     # W is a thousand times as wide as V here, and δ does not pay for so many values.

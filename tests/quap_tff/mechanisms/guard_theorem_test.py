@@ -29,7 +29,7 @@ def _exact(plan, answers, sums):
   """float64[N], μ_i² of the sums: pairs of a round and its members. `answers` are last rounds, by round and client."""
   clients, decay, rows, weights = len(plan.weights), plan.opened.decay, [], []
   for round_num, members in sums:
-    # Noise of V, W, and what stands in for W in a new chain.
+    # Noise of V, W, and the noise that replaces W in a new chain.
     row = np.zeros([3, clients, plan.num_rounds + 1])
     for client in members:
       last = answers[round_num, client]

@@ -208,7 +208,7 @@ class TestNoise:
 
 
 class TestRound:
-  """What a client and the server check of an answer, whoever made it."""
+  """Checks of an answer by a client and by the server."""
 
   @pytest.fixture(scope='class')
   def played(self):
