@@ -1,6 +1,6 @@
 r"""Compares certified QuAP-FL with TFF's own private methods at an equal guarantee, on one dataset, in one go.
 
-    python -m experiments.compare                                        # 8×8 digits, offline, about three minutes
+    python -m experiments.compare                                        # 8×8 digits, offline, about four minutes
     python -m experiments.compare --dataset=femnist --data_dir=DIR       # or mnist, or cifar10
 
 Five methods train at a formal ε of 1, 3 and 6 for the whole released model, under uniform and under uneven

@@ -106,8 +106,9 @@ def _comparison(groups: Sequence[study.Group], names: Mapping[study.Group, str])
   if other is None:
     return f'{names[best]} reaches {_accuracy(best)}%'
   gain = study.minus(best, other) or pages.Quantity(_mean(best) - _mean(other))
-  lead = 'ahead of' if gain.mean > (gain.deviation or 0) else 'level with'
-  words = f'{names[best]} is {lead} {names[other]}, with {_accuracy(best)}% against {_accuracy(other)}%'
+  words = f'{names[best]} is ahead of {names[other]}, with {_accuracy(best)}% against {_accuracy(other)}%'
+  if gain.mean <= (gain.deviation or 0):
+    words += ', a lead that the seeds do not tell from chance'
   return words if len(best.runs) > 1 else f'{words} (one run each)'
 
 
