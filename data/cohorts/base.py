@@ -5,18 +5,13 @@ from __future__ import annotations
 import abc
 import dataclasses
 import itertools
-from typing import Any, Callable, ClassVar, Optional, TYPE_CHECKING
+from typing import Any, Callable, ClassVar, Optional
 
 import numpy as np
 
 from data import rng as rng_lib
 from quap_tff.common import checks
-from quap_tff.common import lazy
-
-if TYPE_CHECKING:
-  from quap_tff.accounting.sampling import Sampler
-
-accounting = lazy.module('quap_tff.accounting')
+from quap_tff.common import samplers
 
 # From this number of clients on, draws that take time in proportion to the cohort replace those that draw a number for
 # every client. The distribution is the same; the cohorts of a seed are others.
@@ -125,9 +120,9 @@ class ParticipationModel:
     return np.zeros([0], np.int64)
 
   @property
-  def sampler(self) -> Sampler:
+  def sampler(self) -> samplers.Sampler:
     """The draw, for an account."""
-    return accounting.Sampler(
+    return samplers.Sampler(
       kind=self.sampling,
       rates=self.inclusion_rates,
       cohort_size=self.population.cohort_size if self.sampling == 'fixed_size' else None,

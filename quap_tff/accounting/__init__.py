@@ -36,7 +36,6 @@ from quap_tff.accounting.protection import describe_protection
 from quap_tff.accounting.protection import Protection
 from quap_tff.accounting.run_ledger import RoundRecord
 from quap_tff.accounting.run_ledger import RunLedger
-from quap_tff.accounting.sampling import Sampler
 from quap_tff.accounting.stopping import completed
 from quap_tff.accounting.stopping import NoBoundError
 from quap_tff.accounting.stopping import of_limits

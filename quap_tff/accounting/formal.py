@@ -16,6 +16,7 @@ from quap_tff.accounting import sampling
 from quap_tff.accounting import stopping
 from quap_tff.common import checks
 from quap_tff.common import rounding
+from quap_tff.common import samplers
 from quap_tff.mechanisms import slack as slacks
 from quap_tff.mechanisms import tradeoff
 
@@ -120,7 +121,7 @@ def formal_report(
   ledger: run_ledger.RunLedger,
   delta: float,
   protection: protections.Protection,
-  sampler: sampling.Sampler = sampling.Sampler(),
+  sampler: samplers.Sampler = samplers.Sampler(),
   noise_note: str = '',
   neighbours: str = histories_lib.ZERO_OUT,
   slack: slacks.Slack = slacks.Slack(),
@@ -172,7 +173,7 @@ def formal_report(
 def no_amplification(
   ledger: run_ledger.RunLedger,
   protection: protections.Protection,
-  sampler: sampling.Sampler,
+  sampler: samplers.Sampler,
   neighbours: str = histories_lib.ZERO_OUT,
 ) -> Optional[str]:
   """Why sampling amplifies nothing in a run, a clause; None if it does. The arguments are those of `formal_report`."""

@@ -4,7 +4,6 @@ A client is better hidden if an adversary cannot tell in which rounds it was. Th
 rounds in which nothing but the noised sum depends on who came, and cohorts that stay secret.
 """
 
-import dataclasses
 import math
 from typing import Optional
 
@@ -13,69 +12,20 @@ import numpy as np
 from quap_tff.accounting import history as histories_lib
 from quap_tff.accounting import library_accountants
 from quap_tff.accounting import run_ledger
-from quap_tff.common import checks
 from quap_tff.common import lazy
-from quap_tff.common import registry
 from quap_tff.common import rounding
+from quap_tff.common import samplers
 from quap_tff.mechanisms import tradeoff
 
 dp_accounting = lazy.module('dp_accounting')
 rdp = lazy.module('dp_accounting.rdp')
-
-KINDS = ('bernoulli', 'fixed_size', 'none')
 
 _SECRET = 'assumes that cohorts, their sizes and their seed stay secret'
 # The library's bound holds for integer orders and takes time in proportion to their square.
 _ORDERS = tuple(range(2, 65)) + (128, 256)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Sampler:
-  """How cohorts are drawn.
-
-  Attributes:
-    kind: 'bernoulli': each client by its own coin, independent over clients and rounds. 'fixed_size': a uniformly
-      random set of `cohort_size` clients, independent over rounds. 'none': everything else.
-    rates: float[N] in [0, 1], the coins' rates; for 'bernoulli'.
-    cohort_size: M; for 'fixed_size'.
-    constant_divisor: Whether the sum is divided by a public constant that does not depend on who came.
-    constant_noise_multiplier: Whether the noise multiplier does not depend on who came. It does depend on that where
-      the budget follows the cohort's participation rates.
-    noises_empty_rounds: Whether a round that nobody comes to releases the same noise as any other. If it releases
-      nothing, it reveals that nobody came.
-    secret: Whether the seed of the cohorts and everything that follows from it stay secret. A seed that is a flag, or
-      that is kept with the results of the run, is not secret.
-    noise_is_planned: Whether the noise was chosen on the run's own cohorts, and so depends on them.
-    reason: For 'none', why such cohorts amplify nothing, a clause.
-  """
-
-  kind: str = 'none'
-  rates: Optional[np.ndarray] = None
-  cohort_size: Optional[int] = None
-  constant_divisor: bool = False
-  constant_noise_multiplier: bool = False
-  noises_empty_rounds: bool = False
-  secret: bool = False
-  noise_is_planned: bool = False
-  reason: str = 'nothing is known of how the cohorts are drawn'
-
-  def __post_init__(self):
-    if self.kind not in KINDS:
-      raise registry.unknown_name_error('sampler', self.kind, KINDS)
-    if (self.rates is not None) != (self.kind == 'bernoulli'):
-      raise ValueError(f'Sampler {self.kind!r} {"takes no" if self.rates is not None else "needs"} rates.')
-    if (self.cohort_size is not None) != (self.kind == 'fixed_size'):
-      words = 'takes no' if self.cohort_size is not None else 'needs a'
-      raise ValueError(f'Sampler {self.kind!r} {words} cohort_size.')
-    if self.rates is not None:
-      rates = np.asarray(self.rates, np.float64)
-      if rates.ndim != 1 or not ((rates >= 0) & (rates <= 1)).all():
-        raise ValueError('Sampler rates must be float[clients], each at least 0 and at most 1.')
-    if self.cohort_size is not None:
-      checks.integer('cohort_size', self.cohort_size, at_least=1)
-
-
-def refusal(ledger: run_ledger.RunLedger, sampler: Sampler) -> Optional[str]:
+def refusal(ledger: run_ledger.RunLedger, sampler: samplers.Sampler) -> Optional[str]:
   """Why the run's sampling amplifies nothing; None if it does.
 
   Raises:
@@ -115,7 +65,7 @@ def refusal(ledger: run_ledger.RunLedger, sampler: Sampler) -> Optional[str]:
   return None
 
 
-def poisson_histories(ledger: run_ledger.RunLedger, sampler: Sampler) -> histories_lib.Population:
+def poisson_histories(ledger: run_ledger.RunLedger, sampler: samplers.Sampler) -> histories_lib.Population:
   """Each client's history: every round at its rate, including rounds without it. Only valid without a `refusal`."""
   rates, index = np.unique(np.asarray(sampler.rates), return_inverse=True)
   multipliers, counts = np.unique(ledger.state_dict()['noise_multipliers'], return_counts=True)
@@ -139,7 +89,7 @@ def if_known(population: histories_lib.Population, delta: float) -> str:
   )
 
 
-def poisson_amplification(sampler: Sampler) -> str:
+def poisson_amplification(sampler: samplers.Sampler) -> str:
   """Which amplification is counted, and on what assumption."""
   rates = np.asarray(sampler.rates)
   taking_part = rates[rates > 0]
@@ -148,12 +98,12 @@ def poisson_amplification(sampler: Sampler) -> str:
   return f'Poisson sampling, q = {shown}; {_SECRET}'
 
 
-def fixed_size_amplification(ledger: run_ledger.RunLedger, sampler: Sampler) -> str:
+def fixed_size_amplification(ledger: run_ledger.RunLedger, sampler: samplers.Sampler) -> str:
   """Which amplification is counted, and on what assumption."""
   return f'{sampler.cohort_size} of {ledger.num_clients} clients, uniformly without replacement; {_SECRET}'
 
 
-def fixed_size_epsilon(ledger: run_ledger.RunLedger, sampler: Sampler, delta: float) -> float:
+def fixed_size_epsilon(ledger: run_ledger.RunLedger, sampler: samplers.Sampler, delta: float) -> float:
   """ε of every client against replacing its data by another's, by Rényi composition (Wang et al. 2019, theorem 27).
 
   Where that bound is larger than the ε of a client in every round, as it is for large cohorts, the latter is returned:

@@ -11,7 +11,6 @@ from typing import Any
 from quap_tff.common import flag_fields
 from quap_tff.common import registry
 from quap_tff.methods import adaptive_privacy
-from quap_tff.methods import asynchronous
 from quap_tff.methods import base
 from quap_tff.methods import combinations
 from quap_tff.methods import heterogeneity
@@ -35,7 +34,7 @@ METHODS: dict[str, type[Method]] = {
   'fedapca': adaptive_privacy.FedApca,
   'lee_kifer': adaptive_privacy.LeeKifer,
   'local_dp': local.LocalDp,
-  'fedbuff': asynchronous.FedBuff,
+  'fedbuff': combinations.FedBuff,
   'tff_dp_fedavg': stock.TffDpFedAvg,
   'tff_dp_fedavg_adaptive': stock.TffDpFedAvgAdaptive,
   'tff_layerwise_adaptive': stock.TffLayerwiseAdaptive,

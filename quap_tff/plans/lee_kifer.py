@@ -11,6 +11,7 @@ from quap_tff import accounting
 from quap_tff.accounting import protection as protections
 from quap_tff.common import lazy
 from quap_tff.common import rounding
+from quap_tff.common import samplers
 from quap_tff.mechanisms import line_search
 from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms import tradeoff
@@ -82,7 +83,7 @@ class LeeKiferPlan(plan.Plan):
       config: The mechanism.
       **options: The options of every plan, see `quap_tff.plans.Plan`.
     """
-    draw = accounting.Sampler(reason='the noise of a round was chosen from what earlier rounds released')
+    draw = samplers.Sampler(reason='the noise of a round was chosen from what earlier rounds released')
     super().__init__(Descent(config), draw, **options)
 
   def _of_mechanism(self):

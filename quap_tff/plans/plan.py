@@ -11,6 +11,7 @@ from quap_tff import accounting
 from quap_tff.accounting import protection as protections
 from quap_tff.common import checks
 from quap_tff.common import lazy
+from quap_tff.common import samplers
 from quap_tff.common.lazy import tff
 from quap_tff.mechanisms import correlation as correlations
 from quap_tff.mechanisms import layers as layers_lib
@@ -78,7 +79,7 @@ class Plan:
   def __init__(
     self,
     mechanism: mechanisms.Mechanism,
-    draw: accounting.Sampler = accounting.Sampler(),
+    draw: samplers.Sampler = samplers.Sampler(),
     *,
     client_metrics: bool = True,
     test_is_of_clients: bool = False,
@@ -175,10 +176,10 @@ class Plan:
     return slacks.Slack()
 
   @property
-  def sampler(self) -> accounting.Sampler:
+  def sampler(self) -> samplers.Sampler:
     """How the cohorts are drawn and how this method uses them, which decides on amplification by sampling."""
     if self.extension is not None:
-      return accounting.Sampler(reason=f'{type(self.extension).__name__} uses who came outside the noised sums')
+      return samplers.Sampler(reason=f'{type(self.extension).__name__} uses who came outside the noised sums')
     return dataclasses.replace(
       self._draw,
       constant_divisor=self._has_constant_divisor or self._draw.kind == 'fixed_size',

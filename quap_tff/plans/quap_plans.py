@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from quap_tff import accounting
 from quap_tff.common import lazy
+from quap_tff.common import samplers
 from quap_tff.mechanisms import buffered
 from quap_tff.mechanisms import config as configs
 from quap_tff.mechanisms import local
@@ -33,7 +33,7 @@ class LocalPlan(plan.Plan):
   def __init__(
     self,
     config: configs.QuapConfig,
-    draw: accounting.Sampler = accounting.Sampler(),
+    draw: samplers.Sampler = samplers.Sampler(),
     *,
     client_metrics: bool = False,
     **options: Any,
@@ -56,7 +56,7 @@ class FedBuffPlan(plan.Plan):
     config: configs.QuapConfig,
     size: int,
     staleness: stalenesses.Staleness,
-    draw: accounting.Sampler = accounting.Sampler(),
+    draw: samplers.Sampler = samplers.Sampler(),
     **options: Any,
   ):
     """Initializes the plan.
@@ -70,6 +70,6 @@ class FedBuffPlan(plan.Plan):
       **options: The options of every plan, see `quap_tff.plans.Plan`.
     """
     del draw
-    never = accounting.Sampler(reason='who arrives follows from how slow clients are')
+    never = samplers.Sampler(reason='who arrives follows from how slow clients are')
     super().__init__(buffered.Buffered(config, size, staleness), never, **options)
     self._staleness = staleness

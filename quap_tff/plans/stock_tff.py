@@ -25,6 +25,7 @@ from quap_tff import accounting
 from quap_tff.common import checks
 from quap_tff.common import lazy
 from quap_tff.common import rounding
+from quap_tff.common import samplers
 from quap_tff.mechanisms import budgets
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import config as configs
@@ -202,7 +203,7 @@ class StockPlan(plan.Plan):
     config: configs.QuapConfig,
     cohorts: Sequence[np.ndarray],
     clients_per_round: Optional[float],
-    draw: accounting.Sampler = accounting.Sampler(),
+    draw: samplers.Sampler = samplers.Sampler(),
     *,
     calibration: str = 'exact',
     **options: Any,

@@ -21,6 +21,7 @@ from quap_tff.accounting import library_accountants
 from quap_tff.accounting import protection
 from quap_tff.accounting import sampling
 from quap_tff.common import rounding
+from quap_tff.common import samplers
 from quap_tff.mechanisms import budgets
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import config as configs
@@ -47,12 +48,12 @@ def _ledger(cohorts, noise=8.0, weights=None, count_noise=INF, num_clients=N):
 
 def _bernoulli(rates, **fields):
   constant = dict(constant_divisor=True, constant_noise_multiplier=True, noises_empty_rounds=True, secret=True)
-  return accounting.Sampler('bernoulli', rates=np.asarray(rates, float), **{**constant, **fields})
+  return samplers.Sampler('bernoulli', rates=np.asarray(rates, float), **{**constant, **fields})
 
 
 def _fixed_size(size, **fields):
   constant = dict(constant_divisor=True, constant_noise_multiplier=True, secret=True)
-  return accounting.Sampler('fixed_size', cohort_size=size, **{**constant, **fields})
+  return samplers.Sampler('fixed_size', cohort_size=size, **{**constant, **fields})
 
 
 def _exact(z, rounds=1, delta=DELTA):
@@ -288,7 +289,7 @@ class TestSampler:
   )
   def test_bad(self, fields, words):
     with pytest.raises(ValueError, match=words):
-      accounting.Sampler(**fields)
+      samplers.Sampler(**fields)
 
   @pytest.mark.parametrize(
     'sampler, reason',
@@ -298,9 +299,9 @@ class TestSampler:
       (_fixed_size(2, secret=False, constant_divisor=False), 'the cohorts follow from a seed that is not secret'),
       # No seed could help here.
       (_fixed_size(2, secret=False, noise_is_planned=True), 'the noise was chosen on the planned cohorts'),
-      (accounting.Sampler(noise_is_planned=True), 'the noise was chosen on the planned cohorts'),
-      (accounting.Sampler(reason='everyone comes'), 'everyone comes'),
-      (accounting.Sampler(reason='everyone comes', secret=True), 'everyone comes'),
+      (samplers.Sampler(noise_is_planned=True), 'the noise was chosen on the planned cohorts'),
+      (samplers.Sampler(reason='everyone comes'), 'everyone comes'),
+      (samplers.Sampler(reason='everyone comes', secret=True), 'everyone comes'),
     ],
   )
   def test_the_reason_is_the_one_that_would_remain(self, sampler, reason):
@@ -326,11 +327,11 @@ class TestSampler:
       clip=clip_rules.Fixed(1.0),
       noise=configs.NoiseConfig(scale=scale),
     )
-    plan = plans.QuapPlan(config, accounting.Sampler('fixed_size', cohort_size=2, secret=secret))
+    plan = plans.QuapPlan(config, samplers.Sampler('fixed_size', cohort_size=2, secret=secret))
     assert sampling.refusal(_ledger([[0, 1]] * 2), plan.sampler) == reason
 
   def test_amplifies_nothing_unless_said(self):
-    assert sampling.refusal(_ledger([[0]]), accounting.Sampler('bernoulli', rates=np.full(N, 0.5)))
+    assert sampling.refusal(_ledger([[0]]), samplers.Sampler('bernoulli', rates=np.full(N, 0.5)))
     assert not sampling.refusal(_ledger([[0]]), _bernoulli([0.5] * N))
 
   def test_a_cohort_that_cannot_be_empty_needs_no_noise_for_that(self):

@@ -21,6 +21,7 @@ from quap_tff.accounting import protection as protections
 from quap_tff.accounting import sampling
 from quap_tff.certificates import about as abouts
 from quap_tff.certificates import certificate
+from quap_tff.common import samplers
 from quap_tff.common.lazy import tf
 from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import correlation as correlations
@@ -159,7 +160,7 @@ class TestHistories:
     assert library_accountants.Rdp()._epsilon(history, _DELTA) == math.inf  # pylint: disable=protected-access
     ledger = accounting.RunLedger(3, _DELTA, 'a run')
     ledger.append(accounting.RoundRecord([0], [1.0], [1.0], 2.0, math.inf, 1.0))
-    found = sampling.fixed_size_epsilon(ledger, accounting.Sampler('fixed_size', cohort_size=1), _DELTA)
+    found = sampling.fixed_size_epsilon(ledger, samplers.Sampler('fixed_size', cohort_size=1), _DELTA)
     assert found == pytest.approx(float(tradeoff.epsilon_of(1.0, _DELTA)))
     library_accountants._rdp_of.cache_clear()  # pylint: disable=protected-access
 
@@ -169,7 +170,7 @@ class TestHistories:
   @pytest.mark.parametrize('rate', [math.nan, -0.1, 1.1])
   def test_rates_are_numbers(self, rate):
     with pytest.raises(ValueError, match='rates'):
-      accounting.Sampler('bernoulli', rates=np.array([0.5, rate]))
+      samplers.Sampler('bernoulli', rates=np.array([0.5, rate]))
 
 
 class TestLedger:

@@ -11,6 +11,7 @@ import tensorflow_federated as tff
 
 from quap_tff import accounting
 from quap_tff import plans
+from quap_tff.common import samplers
 from quap_tff.federated import aggregation
 from quap_tff.federated import learning_process
 from quap_tff.mechanisms import buffered
@@ -269,5 +270,5 @@ class TestPlan:
     assert accounting.epsilon_by_client(plan.planned_ledger(cohorts), 1e-5).max() == pytest.approx(2.0, rel=1e-4)
 
   def test_sampling_amplifies_nothing(self):
-    draw = accounting.Sampler(kind='fixed_size', cohort_size=2)
+    draw = samplers.Sampler(kind='fixed_size', cohort_size=2)
     assert plans.FedBuffPlan(_noised(), 2, _NEWEST, draw).sampler.kind == 'none'
