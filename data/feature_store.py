@@ -41,7 +41,7 @@ def compute(
   Takes 4·d bytes of memory and of disk for an example: 1.1 GB for MNIST's 70,000 and scattering's 3,969.
 
   Args:
-    features: The map, a `data.features.Features`.
+    features: The map, a `data.features.maps.Features`.
     parts: Arrays float32[n_i, *input_shape], the examples of each client.
     folder: Where files are kept; `None`: `default_folder()`. A folder that cannot be written costs the time again.
     progress: Called with (done, total) as distinct examples are computed; not at all if the file is there.

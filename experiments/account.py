@@ -15,13 +15,13 @@ from typing import Any
 
 from absl import flags
 
-from experiments import command_line
-from quap_tff.accounting import accountants
+from experiments.command import command_line
 from quap_tff.accounting import calibration
+from quap_tff.accounting.accountants import named as accountants
 from quap_tff.common import checks
 from quap_tff.common import registry
-from quap_tff.common import rounding
-from quap_tff.mechanisms import correlation as correlations
+from quap_tff.common.numbers import rounding
+from quap_tff.mechanisms.noise import correlation as correlations
 
 # The most releases for which every coefficient is computed.
 _MOST_RELEASES = 100_000

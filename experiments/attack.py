@@ -29,17 +29,17 @@ from typing import Any, Callable, NamedTuple, TYPE_CHECKING
 from absl import flags
 
 from data import reading
-from experiments import command_line
-from experiments import interrupts
 from experiments.attacking import inversion_study
 from experiments.attacking import result as result_lib
+from experiments.command import command_line
+from experiments.command import interrupts
 from experiments.reporting import pages
 from quap_tff.common import files
 from quap_tff.common import flag_fields
 from quap_tff.common import lazy
 from quap_tff.common import registry
-from quap_tff.common import rounding
 from quap_tff.common.lazy import tf
+from quap_tff.common.numbers import rounding
 
 if TYPE_CHECKING:
   from experiments.attacking.membership_study import MembershipSettings

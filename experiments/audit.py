@@ -28,28 +28,28 @@ from typing import Any, Optional
 
 from absl import flags
 
-from data import datasets
-from experiments import command_line
-from experiments import flag_checks
-from experiments import flags as experiment_flags
-from experiments import interrupts
-from experiments import run as run_lib
-from experiments import run_folder
-from quap_tff.certificates import folder_files
+from data.datasets import named as datasets
+from experiments.command import checks as flag_checks
+from experiments.command import command_line
+from experiments.command import flags as experiment_flags
+from experiments.command import interrupts
+from experiments.command import run as run_lib
+from experiments.folders import folder as run_folder
+from quap_tff.certificates.folders import folder_files
 from quap_tff.common import checks
 from quap_tff.common import lazy
 
 # These load TensorFlow, so they wait until the flags are known to be right.
 canary_run = lazy.module('experiments.auditing.canary_run')
 game = lazy.module('experiments.auditing.game')
-certificates = lazy.module('quap_tff.certificates.folder')
+certificates = lazy.module('quap_tff.certificates.folders.folder')
 verifying = lazy.module('quap_tff.certificates.verifying')
-signatures = lazy.module('quap_tff.certificates.signatures')
-evidence = lazy.module('experiments.evidence')
+signatures = lazy.module('quap_tff.certificates.folders.signatures')
+evidence = lazy.module('experiments.running.evidence')
 lower_bounds = lazy.module('quap_tff.auditing.lower_bounds')
 record = lazy.module('quap_tff.certificates.audits')
 runtime = lazy.module('quap_tff.runtime')
-setup = lazy.module('experiments.setup')
+setup = lazy.module('experiments.running.setup')
 
 _FLAGS = command_line.new_flags()
 _CANARIES = flags.DEFINE_integer(
@@ -182,7 +182,7 @@ def _check_own():
 
 def _measure(run) -> dict[str, Any]:
   begin = time.monotonic()
-  lazy.load('experiments.setup')
+  lazy.load('experiments.running.setup')
   lazy.load('quap_tff.runtime.activation')  # With it, TFF leaves without a complaint, whatever happens.
   experiment = setup.from_run(run)
   schedule = [experiment.cohorts.cohort(t) for t in range(1, experiment.run.last_round + 1)]

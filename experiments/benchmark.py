@@ -43,8 +43,8 @@ from typing import Any, Optional
 
 from absl import flags
 
-from experiments import benchmark_turns as turns
-from experiments import command_line
+from experiments.benchmarking import turns
+from experiments.command import command_line
 from quap_tff.common import lazy
 from quap_tff.common import processors
 from quap_tff.common import registry

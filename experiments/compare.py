@@ -24,11 +24,11 @@ from typing import NamedTuple, Optional
 
 from absl import flags
 
-from experiments import command_line
-from experiments import interrupts
 from experiments import report
-from experiments import run_folder
 from experiments import sweep
+from experiments.command import command_line
+from experiments.command import interrupts
+from experiments.folders import folder as run_folder
 from experiments.reporting import pages
 from quap_tff.common import registry
 

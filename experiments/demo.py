@@ -14,13 +14,13 @@ import shutil
 
 from absl import flags
 
-from experiments import command_line
-from experiments import final_summary
-from experiments import run_folder
 from experiments import train
 from experiments import verify
-from quap_tff.certificates import folder as folders
+from experiments.command import command_line
+from experiments.folders import folder as run_folder
+from experiments.running import final_summary
 from quap_tff.certificates import sentences
+from quap_tff.certificates.folders import folder as folders
 from quap_tff.common import files
 
 _PRESETS = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'presets')

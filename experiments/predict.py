@@ -35,13 +35,13 @@ import zipfile
 from absl import flags
 import numpy as np
 
-from data import datasets
-from data import extractor_copies
 from data import feature_store
-from data import features as features_lib
-from experiments import command_line
-from experiments import run_folder
-from quap_tff.certificates import folder_files
+from data.datasets import named as datasets
+from data.features import extractor_copies
+from data.features import maps as features_lib
+from experiments.command import command_line
+from experiments.folders import folder as run_folder
+from quap_tff.certificates.folders import folder_files
 from quap_tff.common import files
 from quap_tff.common import lazy
 from quap_tff.common import registry
@@ -182,7 +182,7 @@ def load(path: str, extractor: Optional[str] = None) -> Predictor:
   features.check(shape)
   if features.public_data() != public_data:
     raise ValueError(_other_features(features, identity['features'], public_data))
-  lazy.load('quap_tff.training.dropout')  # Models of older versions have its layer.
+  lazy.load('quap_tff.training.layers.dropout')  # Models of older versions have its layer.
   try:
     model = tf.keras.models.load_model(model_path, compile=False)
   except Exception as error:  # Keras raises nearly anything for a damaged file.

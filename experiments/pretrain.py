@@ -25,18 +25,18 @@ from typing import Any, Callable
 from absl import flags
 import numpy as np
 
-from data import features
-from data import public_images
-from experiments import command_line
-from experiments import importing
-from experiments import interrupts
+from data.features import maps as features
+from data.features import public_images
+from experiments.command import command_line
+from experiments.command import interrupts
+from experiments.pretraining import importing
 import quap_tff
 from quap_tff.common import checks
 from quap_tff.common import files
 from quap_tff.common import lazy
 from quap_tff.common import registry
 from quap_tff.common.lazy import tf
-from quap_tff.training import saving
+from quap_tff.training.layers import saving
 
 _FLAGS = command_line.new_flags()
 _DATA_DIR = flags.DEFINE_string(

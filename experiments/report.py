@@ -14,11 +14,11 @@ import sys
 
 from absl import flags
 
-from experiments import command_line
+from experiments.command import command_line
 from experiments.reporting import pages
 from experiments.reporting import runs as runs_lib
-from experiments.reporting import sections
 from experiments.reporting import study
+from experiments.reporting.sections import contents as sections
 
 _FLAGS = command_line.new_flags()
 _OUTPUT_DIR = flags.DEFINE_string(

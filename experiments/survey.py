@@ -15,13 +15,13 @@ from absl import flags
 import numpy as np
 
 from data import cohorts
-from data import datasets
 from data import partition
-from experiments import command_line
+from data.datasets import named as datasets
+from experiments.command import command_line
 from quap_tff.common import checks
 from quap_tff.common import lazy
 from quap_tff.common import registry
-from quap_tff.common import rounding
+from quap_tff.common.numbers import rounding
 from quap_tff.mechanisms import randomized_response
 
 data = lazy.module('data')

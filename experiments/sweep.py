@@ -33,14 +33,14 @@ from typing import Callable, Optional
 
 from absl import flags
 
-from experiments import command_line
-from experiments import interrupts
+from experiments.command import command_line
+from experiments.command import interrupts
 from experiments.sweeps import children
 from experiments.sweeps import plan
 from experiments.sweeps import record as record_lib
 from experiments.sweeps import scheduler
 
-# Flags of its own: those of `experiments.flags` are the runs'.
+# Flags of its own: those of `experiments.command.flags` are the runs'.
 _FLAGS = command_line.new_flags()
 _OUTPUT_DIR = flags.DEFINE_string('output_dir', None, 'Folder of the sweep.', flag_values=_FLAGS)
 _VARY = flags.DEFINE_multi_string(

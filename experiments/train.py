@@ -22,25 +22,25 @@ import os
 import sys
 from typing import Any, Callable
 
-from experiments import command_line
-from experiments import final_summary
-from experiments import flags as experiment_flags
-from experiments import interrupts
-from experiments import progress
+from experiments.command import command_line
+from experiments.command import flags as experiment_flags
+from experiments.command import interrupts
+from experiments.running import final_summary
+from experiments.running import progress
 from quap_tff.accounting import protection as protections
 from quap_tff.common import lazy
 from quap_tff.common import processors
 from quap_tff.common.lazy import tf
 
 # These load TensorFlow, so they wait until the flags are found right.
-evidence = lazy.module('experiments.evidence')
-certificate_folder = lazy.module('quap_tff.certificates.folder')
-signatures = lazy.module('quap_tff.certificates.signatures')
-results = lazy.module('experiments.results')
-run_directory = lazy.module('experiments.run_directory')
-run_folder = lazy.module('experiments.run_folder')
-setup = lazy.module('experiments.setup')
-training = lazy.module('experiments.training')
+evidence = lazy.module('experiments.running.evidence')
+certificate_folder = lazy.module('quap_tff.certificates.folders.folder')
+signatures = lazy.module('quap_tff.certificates.folders.signatures')
+results = lazy.module('experiments.running.results')
+run_directory = lazy.module('experiments.folders.directory')
+run_folder = lazy.module('experiments.folders.folder')
+setup = lazy.module('experiments.running.setup')
+training = lazy.module('experiments.running.training')
 runtime = lazy.module('quap_tff.runtime')
 
 
@@ -72,7 +72,7 @@ def main(argv: list[str], callbacks: Sequence[Callable[[int, Any, Any], None]] =
   # that.
   gc.disable()
   progress.say(publication.progress, 'Starting TensorFlow …')
-  lazy.load('experiments.results')  # And with it everything that takes long.
+  lazy.load('experiments.running.results')  # And with it everything that takes long.
   interrupts.install()
   try:
     return _train(run, callbacks)

@@ -25,7 +25,7 @@ from typing import Optional, TYPE_CHECKING
 
 from absl import flags
 
-from experiments import command_line
+from experiments.command import command_line
 from quap_tff.common import files
 from quap_tff.common import lazy
 
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
   from quap_tff.certificates.verifying import Verdict
 
 # They need packages, and a package that is missing is one of the answers.
-evidence = lazy.module('experiments.evidence')
-folders = lazy.module('quap_tff.certificates.folder')
-folder_files = lazy.module('quap_tff.certificates.folder_files')
+evidence = lazy.module('experiments.running.evidence')
+folders = lazy.module('quap_tff.certificates.folders.folder')
+folder_files = lazy.module('quap_tff.certificates.folders.folder_files')
 verifying = lazy.module('quap_tff.certificates.verifying')
 
 _FLAGS = command_line.new_flags()

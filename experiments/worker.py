@@ -11,9 +11,9 @@ import sys
 
 from absl import flags
 
-from experiments import command_line
-from quap_tff.runtime import processes
-from quap_tff.runtime import tls_worker
+from experiments.command import command_line
+from quap_tff.runtime.workers import processes
+from quap_tff.runtime.workers import tls_worker
 
 _FLAGS = command_line.new_flags()
 _PORT = flags.DEFINE_integer(

@@ -34,9 +34,9 @@ _FIRST = (
   'tests/docs/tutorial_test.py',
   'tests/experiments/command_test.py',
   'tests/experiments/membership_study_test.py',
-  'tests/quap_tff/runtime/in_process_test.py',
+  'tests/quap_tff/runtime/in_process/context_test.py',
   'tests/quap_tff/runtime/namespaces_test.py',
-  'tests/quap_tff/runtime/workers_test.py',
+  'tests/quap_tff/runtime/workers/context_test.py',
 )
 
 

@@ -6,13 +6,13 @@ import re
 import pytest
 
 from data import cohorts
-from data import datasets
-from data import features
+from data.datasets import named as datasets
+from data.features import maps as features
 from experiments import report
-from experiments import run as run_lib
+from experiments.command import run as run_lib
 from quap_tff import methods
-from quap_tff.mechanisms import clip_rules
-from quap_tff.mechanisms import weight_rules
+from quap_tff.mechanisms.certified import weight_rules
+from quap_tff.mechanisms.parts import clip_rules
 from tests.experiments import harness
 
 pytestmark = pytest.mark.slow

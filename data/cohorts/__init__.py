@@ -59,7 +59,8 @@ def make(
     cohort_size: M; `None` is enough for models of random size (`bernoulli`, `beta_bernoulli`, `extreme_imbalance`,
       `full`, `markov`, `energy`).
     seed: Non-negative; cohorts are a pure function of it and the round number.
-    dropout: Which clients drop out, a `data.dropouts.DropoutModel`, for models that learn from that. None if none does.
+    dropout: Which clients drop out, a `data.cohorts.dropouts.DropoutModel`, for models that learn from that. None if
+      none does.
     cohort_seed: A secret seed, non-negative, that cohorts follow from in place of `seed`; weights and rates do not.
 
   Raises:

@@ -11,7 +11,7 @@ import numpy as np
 
 from data import rng as rng_lib
 from quap_tff.common import checks
-from quap_tff.common import samplers
+from quap_tff.common.numbers import samplers
 
 # From this number of clients on, draws that take time in proportion to the cohort replace those that draw a number for
 # every client. The distribution is the same; the cohorts of a seed are others.
@@ -29,7 +29,7 @@ class Population:
     num_clients: N.
     cohort_size: M, at most N. Models with cohorts of random size ignore it; then it may be `None`.
     seed: Non-negative integer.
-    dropout: A `data.dropouts.DropoutModel`, for models that learn from who dropped out; None if nobody does.
+    dropout: A `data.cohorts.dropouts.DropoutModel`, for models that learn from who dropped out; None if nobody does.
     cohort_seed: The seed of the cohorts, if it is secret. Weights and rates follow from `seed` all the same.
   """
 

@@ -10,18 +10,18 @@ import numpy as np
 
 import data
 import experiments
-from experiments import flags as experiment_flags
-from experiments import run as run_lib
+from experiments.command import flags as experiment_flags
+from experiments.command import run as run_lib
 from quap_tff import plans
 from quap_tff.common import lazy
 from quap_tff.common import registry
 from quap_tff.common.lazy import tf
-from quap_tff.mechanisms import layers as layers_lib
+from quap_tff.mechanisms.parts import layers as layers_lib
 
-inversion = lazy.module('quap_tff.auditing.inversion')
-inversion_model = lazy.module('quap_tff.auditing.inversion_model')
+inversion = lazy.module('quap_tff.auditing.inversion.attack')
+inversion_model = lazy.module('quap_tff.auditing.inversion.model')
 models = lazy.module('quap_tff.training.models')
-views = lazy.module('quap_tff.auditing.inversion_views')
+views = lazy.module('quap_tff.auditing.inversion.views')
 
 
 class Presets(NamedTuple):

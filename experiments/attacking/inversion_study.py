@@ -7,19 +7,19 @@ from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 
-from experiments import plots
 from experiments.attacking import inversion_setting as setting_lib
 from experiments.attacking import result as results
+from experiments.running import plots
 from quap_tff.common import checks
 from quap_tff.common import lazy
 from quap_tff.common import registry
 from quap_tff.common.lazy import tf
 from quap_tff.training import models as models_lib
 
-closed_form = lazy.module('quap_tff.auditing.inversion_closed_form')
-images_lib = lazy.module('quap_tff.auditing.images')
-inversion = lazy.module('quap_tff.auditing.inversion')
-inversion_labels = lazy.module('quap_tff.auditing.inversion_labels')
+closed_form = lazy.module('quap_tff.auditing.inversion.closed_form')
+images_lib = lazy.module('quap_tff.auditing.inversion.images')
+inversion = lazy.module('quap_tff.auditing.inversion.attack')
+inversion_labels = lazy.module('quap_tff.auditing.inversion.labels')
 stats = lazy.module('scipy.stats')
 
 ATTACKS = ('closed_form', 'dlg', 'idlg', 'geiping')

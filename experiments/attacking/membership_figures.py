@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from experiments import plots
 from experiments.attacking import worlds
-from quap_tff.auditing import roc
+from experiments.running import plots
+from quap_tff.auditing.membership import roc
 
 _COLOURS = ('#000000', '#b2182b', '#4393c3', '#7f7f7f', '#762a83', '#1b7837', '#e08214', '#35978f')
 _ATTACK_COLOURS = ('#e08214', '#1b7837', '#b2182b', '#4393c3')

@@ -17,19 +17,19 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
-from experiments import run_parts as parts
-from experiments import setup
 from experiments.attacking import membership_figures
 from experiments.attacking import result as results
 from experiments.attacking import subject as subjects
 from experiments.attacking import worlds as worlds_lib
+from experiments.command import parts
+from experiments.running import setup
 from quap_tff import methods
 from quap_tff import runtime
-from quap_tff.auditing import membership
-from quap_tff.auditing import roc
+from quap_tff.auditing.membership import attack as membership
+from quap_tff.auditing.membership import roc
 from quap_tff.common import checks
-from quap_tff.common import rounding
-from quap_tff.mechanisms import tradeoff
+from quap_tff.common.numbers import rounding
+from quap_tff.common.numbers import tradeoff
 
 ALL = 'all'
 _FEWEST_MODELS = 8

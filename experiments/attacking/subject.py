@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 import tensorflow_federated as tff
 
-from experiments import setup
 from experiments.attacking import worlds as worlds_lib
+from experiments.running import setup
 from quap_tff import methods
 from quap_tff.training import evaluation
 

@@ -10,7 +10,7 @@ import numpy as np
 
 import data
 from data import rng as rng_lib
-from experiments import training
+from experiments.running import training
 
 GROUPS = ('rare', 'middle', 'frequent')
 LEVELS = ('client', 'example')

@@ -11,16 +11,16 @@ from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 
-from experiments import setup
-from experiments import training
+from experiments.running import setup
+from experiments.running import training
 from quap_tff import accounting
 from quap_tff import plans
 from quap_tff.auditing import canaries as canary_lib
 from quap_tff.auditing import lower_bounds
-from quap_tff.auditing import scores as score_lib
-from quap_tff.mechanisms import guarded_clients
-from quap_tff.mechanisms import layers as layers_lib
-from quap_tff.mechanisms import planning
+from quap_tff.auditing.membership import scores as score_lib
+from quap_tff.mechanisms.certified import planning
+from quap_tff.mechanisms.held import guarded_clients
+from quap_tff.mechanisms.parts import layers as layers_lib
 
 # The norm of canaries where clipping norms follow the clients' norms, or where nothing clips: a usual norm.
 _ORDINARY_NORM = 1.0

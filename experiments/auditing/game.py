@@ -11,9 +11,9 @@ from quap_tff import accounting
 from quap_tff import plans
 from quap_tff.auditing import distinguisher
 from quap_tff.auditing import lower_bounds
-from quap_tff.mechanisms import clip_rules
-from quap_tff.mechanisms import planning
-from quap_tff.mechanisms import tradeoff
+from quap_tff.common.numbers import tradeoff
+from quap_tff.mechanisms.certified import planning
+from quap_tff.mechanisms.parts import clip_rules
 
 
 class Game(NamedTuple):

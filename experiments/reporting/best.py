@@ -6,8 +6,8 @@ Runs on one dataset with the same participation and ε are compared. `edge` says
 tried than the best one.
 """
 
-from experiments import command_line
 from experiments import report
+from experiments.command import command_line
 from experiments.reporting import runs as runs_lib
 from experiments.reporting import study
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, Optional, TYPE_CHECKING, Union
 import numpy as np
 import pandas as pd
 
-from experiments import plots
 from experiments.reporting import pages
+from experiments.running import plots
 
 if TYPE_CHECKING:
   from matplotlib.axes import Axes

@@ -7,9 +7,9 @@ from typing import Any, Optional
 from experiments.reporting import figures
 from experiments.reporting import naming
 from experiments.reporting import pages
-from experiments.reporting import privacy
-from experiments.reporting import spending
 from experiments.reporting import study
+from experiments.reporting.sections import privacy
+from experiments.reporting.sections import spending
 
 # The kinds of figures that a report may begin with: it has the first one that there is.
 _FIGURES = ('certified_by_epsilon', 'certified', 'accuracy', 'epsilon_total', 'epsilon_exact', 'dirichlet')

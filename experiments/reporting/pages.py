@@ -12,10 +12,10 @@ import jinja2
 import markupsafe
 import pandas as pd
 
-from experiments import plots
+from experiments.running import plots
 from quap_tff.common import files
-from quap_tff.common import rounding
 from quap_tff.common import wide
+from quap_tff.common.numbers import rounding
 
 _REPORT, _PAGE, _RUN = 'report.md', 'index.html', 'run.json'
 

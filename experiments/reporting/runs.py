@@ -11,13 +11,13 @@ import pandas as pd
 
 from data import cohorts
 from data import partition
-from experiments import plots
-from experiments import run_parts
+from experiments.command import parts as run_parts
+from experiments.running import plots
 from quap_tff import methods
 from quap_tff.accounting import run_ledger
 from quap_tff.common import files
 from quap_tff.common import registry
-from quap_tff.mechanisms import clip_rules
+from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.training import optimizers
 
 RUN = 'run.json'
@@ -142,7 +142,7 @@ class Run:
 
   @property
   def share_of_ceiling(self) -> Optional[float]:
-    """Of a certified run, see `quap_tff.mechanisms.planning.share_of_ceiling`. Earlier versions did not write it."""
+    """Of a certified run: see `quap_tff.mechanisms.certified.planning.share_of_ceiling`."""
     share = self.summary.get('share_of_ceiling')
     return float(share) if isinstance(share, (int, float)) else None
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from experiments import run as run_lib
+from experiments.command import run as run_lib
 from experiments.reporting import naming
 from experiments.reporting import pages
 from experiments.reporting import published

@@ -18,23 +18,23 @@ import sys
 from typing import Any, Optional
 
 import experiments
-from experiments import command_line
-from experiments import provenance
 from experiments import train
+from experiments.command import command_line
+from experiments.folders import provenance
 from quap_tff.common import lazy
 
 _BYTES_OF_LOG_READ = 100_000
 _KILL_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2).
 # Everything that takes long to import, in most runs.
 _LOADED = (
-  'experiments.results',
-  'experiments.plots',
+  'experiments.running.results',
+  'experiments.running.plots',
   'matplotlib.figure',
   'matplotlib.backends.backend_agg',
   'sklearn.datasets',
   'jinja2',
   'quap_tff.federated.learning_process',
-  'quap_tff.runtime.in_process',
+  'quap_tff.runtime.in_process.context',
 )
 
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, Optional
 
 import pandas as pd
 
-from experiments import command_line
-from experiments import flags as experiment_flags
-from experiments import run_folder
+from experiments.command import command_line
+from experiments.command import flags as experiment_flags
+from experiments.folders import folder as run_folder
 from experiments.sweeps import grid as grid_lib
 from quap_tff.common import files
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Optional
 
 import filelock
 
-from experiments import run_folder
+from experiments.folders import folder as run_folder
 from experiments.sweeps import plan
 from quap_tff.common import files
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import time
 from typing import Any, Callable, NamedTuple
 
-from experiments import interrupts
+from experiments.command import interrupts
 from experiments.sweeps import plan
 from quap_tff.common import lazy
 

@@ -4,13 +4,20 @@ A `RunLedger` records what happened and gives the documents' own, nominal figure
 figures of a run; `account` and `solve` give those of any `History`.
 """
 
-from quap_tff.accounting.accountants import account
-from quap_tff.accounting.accountants import ACCOUNTANTS
-from quap_tff.accounting.accountants import delta_of
-from quap_tff.accounting.accountants import Figure
-from quap_tff.accounting.accountants import NotApplicable
-from quap_tff.accounting.accountants import NotApplicableError
-from quap_tff.accounting.accountants import UNIT
+from quap_tff.accounting.accountants.history import ADD_OR_REMOVE
+from quap_tff.accounting.accountants.history import GaussianMechanism
+from quap_tff.accounting.accountants.history import group
+from quap_tff.accounting.accountants.history import History
+from quap_tff.accounting.accountants.history import Population
+from quap_tff.accounting.accountants.history import REPLACE_ONE
+from quap_tff.accounting.accountants.history import ZERO_OUT
+from quap_tff.accounting.accountants.named import account
+from quap_tff.accounting.accountants.named import ACCOUNTANTS
+from quap_tff.accounting.accountants.named import delta_of
+from quap_tff.accounting.accountants.named import Figure
+from quap_tff.accounting.accountants.named import NotApplicable
+from quap_tff.accounting.accountants.named import NotApplicableError
+from quap_tff.accounting.accountants.named import UNIT
 from quap_tff.accounting.calibration import exact_scale
 from quap_tff.accounting.calibration import noise_factor
 from quap_tff.accounting.calibration import sampled_noise_multiplier
@@ -20,13 +27,6 @@ from quap_tff.accounting.formal import formal_report
 from quap_tff.accounting.formal import FormalFigure
 from quap_tff.accounting.formal import FormalReport
 from quap_tff.accounting.formal import no_amplification
-from quap_tff.accounting.history import ADD_OR_REMOVE
-from quap_tff.accounting.history import GaussianMechanism
-from quap_tff.accounting.history import group
-from quap_tff.accounting.history import History
-from quap_tff.accounting.history import Population
-from quap_tff.accounting.history import REPLACE_ONE
-from quap_tff.accounting.history import ZERO_OUT
 from quap_tff.accounting.ledger_histories import epsilon_by_client
 from quap_tff.accounting.ledger_histories import histories
 from quap_tff.accounting.ledger_histories import merged_histories

@@ -9,14 +9,14 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 
-from quap_tff.accounting import accountants
-from quap_tff.accounting import history as histories_lib
 from quap_tff.accounting import ledger_histories
-from quap_tff.accounting import roots
 from quap_tff.accounting import run_ledger
+from quap_tff.accounting.accountants import history as histories_lib
+from quap_tff.accounting.accountants import named as accountants
+from quap_tff.accounting.accountants import roots
 from quap_tff.common import checks
-from quap_tff.common import rounding
-from quap_tff.mechanisms import tradeoff
+from quap_tff.common.numbers import rounding
+from quap_tff.common.numbers import tradeoff
 
 MIN_FACTOR, MAX_FACTOR = 1e-6, 1e12
 _FLOAT32_ROOM = 1e-6

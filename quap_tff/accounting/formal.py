@@ -6,19 +6,19 @@ from typing import Any, Optional
 
 import numpy as np
 
-from quap_tff.accounting import accountant as accountant_lib
-from quap_tff.accounting import accountants
-from quap_tff.accounting import history as histories_lib
 from quap_tff.accounting import ledger_histories
 from quap_tff.accounting import protection as protections
 from quap_tff.accounting import run_ledger
 from quap_tff.accounting import sampling
 from quap_tff.accounting import stopping
+from quap_tff.accounting.accountants import gaussian as accountant_lib
+from quap_tff.accounting.accountants import history as histories_lib
+from quap_tff.accounting.accountants import named as accountants
 from quap_tff.common import checks
-from quap_tff.common import rounding
-from quap_tff.common import samplers
-from quap_tff.mechanisms import slack as slacks
-from quap_tff.mechanisms import tradeoff
+from quap_tff.common.numbers import rounding
+from quap_tff.common.numbers import samplers
+from quap_tff.common.numbers import slack as slacks
+from quap_tff.common.numbers import tradeoff
 
 _NO_AMPLIFICATION = 'none'
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from quap_tff.accounting import history as histories_lib
 from quap_tff.accounting import run_ledger
-from quap_tff.mechanisms import tradeoff
+from quap_tff.accounting.accountants import history as histories_lib
+from quap_tff.common.numbers import tradeoff
 
 # How far μ is rounded up where the ledger has many different values, and how many values stay exact.
 _STEP, _MOST_MECHANISMS = 1e-2, 256

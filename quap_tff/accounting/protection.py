@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple, Optional
 
-from quap_tff.mechanisms import config as configs
-from quap_tff.mechanisms import layers as layers_lib
+from quap_tff.mechanisms.parts import layers as layers_lib
+from quap_tff.mechanisms.quap import config as configs
 
 RELEASED_MODEL, WEIGHTS_ONLY, NOTHING = COVERS = ('released model', 'weights without the logs', 'nothing')
 EVERY_LAYER = 'Noise covers every layer.'

@@ -17,7 +17,7 @@ import zlib
 import numpy as np
 
 from quap_tff.common import checks
-from quap_tff.mechanisms import correlation as correlations
+from quap_tff.mechanisms.noise import correlation as correlations
 
 # One value for each entry (a client in a round), for each round, and for the whole ledger, as in `state_dict`.
 ENTRIES = {'clients': np.int32, 'budgets': np.float64, 'weights': np.float64}
@@ -203,7 +203,7 @@ class RunLedger:
     Returns:
       offsets int64[T+1]; clients int32[K], budgets and weights float64[K]; noise_multipliers, count_noise_multipliers
       and clipping_norms float64[T]; num_clients int64[], delta float64[], fingerprint uint8[32] (SHA-256 of the text);
-      gains and decays float64[d], see `quap_tff.mechanisms.correlation.of_terms`.
+      gains and decays float64[d], see `quap_tff.mechanisms.noise.correlation.of_terms`.
       The arrays are read-only and not copied; later rounds leave them as they are.
     """
     return {

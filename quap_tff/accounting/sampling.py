@@ -9,13 +9,13 @@ from typing import Optional
 
 import numpy as np
 
-from quap_tff.accounting import history as histories_lib
-from quap_tff.accounting import library_accountants
 from quap_tff.accounting import run_ledger
+from quap_tff.accounting.accountants import history as histories_lib
+from quap_tff.accounting.accountants import library as library_accountants
 from quap_tff.common import lazy
-from quap_tff.common import rounding
-from quap_tff.common import samplers
-from quap_tff.mechanisms import tradeoff
+from quap_tff.common.numbers import rounding
+from quap_tff.common.numbers import samplers
+from quap_tff.common.numbers import tradeoff
 
 dp_accounting = lazy.module('dp_accounting')
 rdp = lazy.module('dp_accounting.rdp')

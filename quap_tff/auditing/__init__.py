@@ -12,11 +12,11 @@ __getattr__, __dir__ = lazy.exports(
   {
     'canaries': [],
     'distinguisher': [],
-    'images': [],
+    'inversion.images': [],
     'inversion': [],
     'lower_bounds': [],
     'membership': [],
-    'roc': [],
-    'scores': [],
+    'membership.roc': [],
+    'membership.scores': [],
   },
 )

@@ -22,9 +22,9 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff.common import checks
-from quap_tff.common import seeds
-from quap_tff.federated import client_ids
-from quap_tff.federated import collecting
+from quap_tff.common.numbers import seeds
+from quap_tff.federated.sums import client_ids
+from quap_tff.federated.sums import collecting
 
 # The norm of a canary's update before clipping. Far above any clipping norm, and its square far below float32's limit.
 NORM = 1e6

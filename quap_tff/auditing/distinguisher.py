@@ -22,10 +22,10 @@ import numpy as np
 import tensorflow as tf
 
 from quap_tff.auditing import lower_bounds
-from quap_tff.mechanisms import certified_config as certified_configs
-from quap_tff.mechanisms import guarded_clients
-from quap_tff.mechanisms import layers as layers_lib
 from quap_tff.mechanisms import mechanism
+from quap_tff.mechanisms.certified import config as certified_configs
+from quap_tff.mechanisms.held import guarded_clients
+from quap_tff.mechanisms.parts import layers as layers_lib
 
 # The norm of the target's update before clipping, in clipping norms: far more than it may add.
 _EXCESS = 1e3

@@ -22,7 +22,7 @@ from scipy import special
 from scipy import stats
 
 from quap_tff.common import checks
-from quap_tff.mechanisms import tradeoff
+from quap_tff.common.numbers import tradeoff
 
 # Thresholds that are tried, over the range in which the scores of a Gaussian mechanism lie.
 _THRESHOLDS = 241

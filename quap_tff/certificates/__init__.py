@@ -11,5 +11,5 @@ theorem. Nothing here imports TensorFlow.
 from quap_tff.common import lazy
 
 __getattr__, __dir__ = lazy.exports(
-  __name__, {'about': ['About'], 'folder': [], 'verifying': ['Verdict', 'issue', 'verify', 'write']}
+  __name__, {'folders.about': ['About'], 'folders.folder': [], 'verifying': ['Verdict', 'issue', 'verify', 'write']}
 )

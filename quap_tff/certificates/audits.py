@@ -9,14 +9,14 @@ import os
 from typing import Any, NamedTuple, Optional
 
 from quap_tff.auditing import lower_bounds
-from quap_tff.certificates import about as abouts
 from quap_tff.certificates import certificate as certificates
-from quap_tff.certificates import folder_files
-from quap_tff.certificates.folder import AUDIT
-from quap_tff.certificates.folder import AUDIT_SIGNATURE
+from quap_tff.certificates.folders import about as abouts
+from quap_tff.certificates.folders import folder_files
+from quap_tff.certificates.folders.folder import AUDIT
+from quap_tff.certificates.folders.folder import AUDIT_SIGNATURE
 from quap_tff.common import checks
 from quap_tff.common import files
-from quap_tff.common import rounding
+from quap_tff.common.numbers import rounding
 
 _CLOSE = 1e-9
 _BOUNDS = frozenset(

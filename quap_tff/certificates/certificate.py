@@ -1,7 +1,7 @@
 """The certificate of a run: the (ε_i, δ) that each client has spent, from its μ_i, and everything that this rests on.
 
-A certificate is a pure function of the files of its folder (`quap_tff.certificates.folder`). So to verify it, it is
-made again and compared. docs/privacy.md has the theorem, and says what a certificate does not cover.
+A certificate is a pure function of the files of its folder (`quap_tff.certificates.folders.folder`). So to verify it,
+it is made again and compared. docs/privacy.md has the theorem, and says what a certificate does not cover.
 """
 
 from collections.abc import Iterator
@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from quap_tff import accounting
-from quap_tff.certificates import about as abouts
-from quap_tff.certificates import folder as folders
 from quap_tff.certificates import sentences
-from quap_tff.common import rounding
+from quap_tff.certificates.folders import about as abouts
+from quap_tff.certificates.folders import folder as folders
+from quap_tff.common.numbers import rounding
 from quap_tff.plans import certified
 
 # A relative tolerance: sums over rounds are rounded, here and in the filter that limits what clients spend.

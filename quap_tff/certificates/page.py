@@ -11,8 +11,8 @@ from typing import Any, Optional
 from quap_tff.certificates import sentences
 from quap_tff.certificates.audits import Audit
 from quap_tff.common import lazy
-from quap_tff.common import rounding
 from quap_tff.common import wide
+from quap_tff.common.numbers import rounding
 
 jinja2 = lazy.module('jinja2')
 markupsafe = lazy.module('markupsafe')

@@ -12,13 +12,13 @@ import numpy as np
 
 from quap_tff import accounting
 from quap_tff.accounting import ledger_histories
-from quap_tff.certificates import about as abouts
-from quap_tff.common import rounding
-from quap_tff.mechanisms import held_noise
-from quap_tff.mechanisms import integer_noise
-from quap_tff.mechanisms import planning
-from quap_tff.mechanisms import slack as slacks
-from quap_tff.mechanisms import tradeoff
+from quap_tff.certificates.folders import about as abouts
+from quap_tff.common.numbers import rounding
+from quap_tff.common.numbers import slack as slacks
+from quap_tff.common.numbers import tradeoff
+from quap_tff.mechanisms.certified import planning
+from quap_tff.mechanisms.noise import held_noise
+from quap_tff.mechanisms.noise import integer_noise
 from quap_tff.plans import certified
 
 AMPLIFICATION = 'none: sampling is not counted, and who takes part may be known'

@@ -9,15 +9,15 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 import numpy as np
 
 from quap_tff import accounting
-from quap_tff.certificates import about as abouts
 from quap_tff.certificates import audits
 from quap_tff.certificates import certificate as certificates
-from quap_tff.certificates import evidence
-from quap_tff.certificates import folder as folders
-from quap_tff.certificates import folder_files
 from quap_tff.certificates import page
-from quap_tff.certificates import signatures
-from quap_tff.certificates.folder_files import CannotTellError
+from quap_tff.certificates.folders import about as abouts
+from quap_tff.certificates.folders import evidence
+from quap_tff.certificates.folders import folder as folders
+from quap_tff.certificates.folders import folder_files
+from quap_tff.certificates.folders import signatures
+from quap_tff.certificates.folders.folder_files import CannotTellError
 from quap_tff.common import files
 from quap_tff.common import version
 from quap_tff.plans import certified
@@ -87,7 +87,7 @@ def issue(folder: str, signing_key: Optional[str] = None, check: Optional[Check]
   """Makes the certificate of a run that has ended, and writes it. The page is written first.
 
   Args:
-    folder: The run's folder, with the files that `quap_tff.certificates.folder` names.
+    folder: The run's folder, with the files that `quap_tff.certificates.folders.folder` names.
     signing_key: File with an Ed25519 private key (PEM) to sign the certificate with.
     check: Finds further problems of the folder.
 

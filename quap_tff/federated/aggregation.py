@@ -19,11 +19,11 @@ import tensorflow as tf
 import tensorflow_federated as tff
 import tree
 
-from quap_tff.federated import client_ids
-from quap_tff.federated import collecting
-from quap_tff.federated import secure_sum as secure_sums
-from quap_tff.mechanisms import layers as layers_lib
+from quap_tff.federated.sums import client_ids
+from quap_tff.federated.sums import collecting
+from quap_tff.federated.sums import secure_sum as secure_sums
 from quap_tff.mechanisms import mechanism as mechanisms
+from quap_tff.mechanisms.parts import layers as layers_lib
 
 
 class AggregationState(NamedTuple):
@@ -58,8 +58,9 @@ class AggregationFactory(tff.aggregators.WeightedAggregationFactory):
 
     Args:
       mechanism: The mechanism, such as a `quap_tff.QuapConfig` or a `quap_tff.CertifiedConfig`.
-      layers: The model's layers, in the order of the flattened value (`quap_tff.mechanisms.layers.from_variables`). By
-        default they follow from the value's type: from its names or, if it has none, from its shapes.
+      layers: The model's layers, in the order of the flattened value
+        (`quap_tff.mechanisms.parts.layers.from_variables`). By default they follow from the value's type: from its
+        names or, if it has none, from its shapes.
       learning_rate_fn: A function from a round (int32 scalar, counted from 1) to the client learning rate (float32
         scalar). It is needed and used only with `update_scale='pseudo_gradient'`.
       inner_sum: Sums the contributions, a list of float tensors; `tff.federated_sum` if not given. A secure or a

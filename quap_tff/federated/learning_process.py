@@ -20,13 +20,13 @@ from quap_tff.federated import aggregation
 from quap_tff.federated import client_work as client_works
 from quap_tff.federated import old_versions
 from quap_tff.federated import server_memory
-from quap_tff.mechanisms import certified_config
-from quap_tff.mechanisms import config as quap_config
-from quap_tff.mechanisms import layers as layers_lib
-from quap_tff.mechanisms import staleness as stalenesses
+from quap_tff.mechanisms.certified import config as certified_config
+from quap_tff.mechanisms.parts import layers as layers_lib
+from quap_tff.mechanisms.quap import config as quap_config
+from quap_tff.mechanisms.quap import staleness as stalenesses
 from quap_tff.training import client_update
+from quap_tff.training import extension as extensions
 from quap_tff.training import model_functions
-from quap_tff.training.heterogeneity import extension as extensions
 
 _SGD = tff.learning.optimizers.build_sgdm
 
@@ -188,7 +188,7 @@ def build_quap_fed_avg(
   """Federated averaging with participation-aware noise under `config`.
 
   The other arguments are those of `compose`; `server_optimizer` is applied to the noised mean update. The metric
-  `aggregator` comes from `quap_tff.mechanisms.quap.QuapRounds.finished`.
+  `aggregator` comes from `quap_tff.mechanisms.quap.rounds.QuapRounds.finished`.
 
   Raises:
     ValueError: If a critical layer is not one of the model's, or `config` and the optimizers do not fit.
@@ -216,7 +216,7 @@ def build_certified_fed_avg(
   The guarantee covers all that its `next` returns, except the state. The state is secret because it holds the seed of
   the noise. Apart from it, only the noised sums are computed from clients' data: training metrics stay at the clients,
   so the metric `client_work.train` is empty. The metric `aggregator` comes from
-  `quap_tff.mechanisms.certified.CertifiedRounds.admit`.
+  `quap_tff.mechanisms.certified.rounds.CertifiedRounds.admit`.
 
   The other arguments are those of `compose`. Neither the model's initial weights nor weights that are not trained may
   come from clients' data. `server_optimizer` is applied to the noised sum over D, which is post-processing. An

@@ -13,9 +13,9 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from quap_tff.federated import client_ids
 from quap_tff.federated import client_work
-from quap_tff.federated import collecting
+from quap_tff.federated.sums import client_ids
+from quap_tff.federated.sums import collecting
 from quap_tff.mechanisms import line_search
 from quap_tff.training import client_update
 from quap_tff.training import model_functions

@@ -14,7 +14,7 @@ import collections
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from quap_tff.mechanisms import staleness as stalenesses
+from quap_tff.mechanisms.quap import staleness as stalenesses
 from quap_tff.training import client_update
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from quap_tff.federated import client_ids
-from quap_tff.federated import collecting
+from quap_tff.federated.sums import client_ids
+from quap_tff.federated.sums import collecting
 from quap_tff.training import client_update
+from quap_tff.training import extension as extensions
 from quap_tff.training import model_functions
-from quap_tff.training.heterogeneity import extension as extensions
 
 
 class ServerMemory:

@@ -27,12 +27,12 @@ import math
 from typing import NamedTuple, Optional
 
 from quap_tff.common import checks
-from quap_tff.common import seeds
 from quap_tff.common.lazy import tf
-from quap_tff.mechanisms import clip_rules
-from quap_tff.mechanisms import gaussian
+from quap_tff.common.numbers import seeds
+from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms import mechanism
-from quap_tff.mechanisms import tradeoff
+from quap_tff.mechanisms.noise import gaussian
+from quap_tff.mechanisms.parts import clip_rules
 
 _GRADIENT, _LOSSES = range(2)
 # Room for the rounding of sums over rounds, and of μ_max.
@@ -163,7 +163,7 @@ def plan_round(config: LineSearchConfig, state: ServerState, client_ids: tf.Tens
 def bounded(values: list[tf.Tensor], bound: float, weight: tf.Tensor) -> list[tf.Tensor]:
   """The tensors scaled to a joint norm of at most `bound`, times a weight; zero if one of them is not finite."""
   norm = clip_rules.global_norm(values)
-  # The last factor is room for the rounding of the clipped entries, as in `quap_tff.mechanisms.certified`.
+  # The last factor is room for the rounding of the clipped entries, as in `quap_tff.mechanisms.certified.rounds`.
   factor = clip_rules.clip_factor(norm, bound) * tf.cast(weight, tf.float64) * (1 - 2.0**-20)
   keeps = tf.math.is_finite(norm)
   return [tf.where(keeps, tf.cast(tf.cast(v, tf.float64) * factor, v.dtype), tf.zeros_like(v)) for v in values]

@@ -27,11 +27,11 @@ from typing import Any, NamedTuple, Optional, TYPE_CHECKING
 import numpy as np
 
 from quap_tff.common import checks
-from quap_tff.common import seeds
 from quap_tff.common.lazy import tf
-from quap_tff.mechanisms import correlation as correlations
-from quap_tff.mechanisms import layers as layers_lib
-from quap_tff.mechanisms import participation as participations
+from quap_tff.common.numbers import seeds
+from quap_tff.mechanisms.noise import correlation as correlations
+from quap_tff.mechanisms.parts import layers as layers_lib
+from quap_tff.mechanisms.parts import participation as participations
 
 Struct = collections.OrderedDict[str, Any]
 # The tensors of an update by their position in it: all of them, or those that go one way.
@@ -103,7 +103,7 @@ class Facts(NamedTuple):
     delta: δ of one round in nominal figures, and total δ in formal ones.
     public_metrics: Names of the measurements that are not exact functions of clients' data: they follow from who takes
       part, from constants and from noised releases.
-    noised_layers: A selection of `quap_tff.mechanisms.layers`, the layers that get noise.
+    noised_layers: A selection of `quap_tff.mechanisms.parts.layers`, the layers that get noise.
     clipped_layers: A selection too: the layers whose joint norm is clipped.
     aggregates_once: Whether a round has one level of aggregation, because no client waits for the norms of others.
     needs_each_update: Whether the server must see each client's contribution, and not only their sum.

@@ -27,8 +27,8 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from quap_tff.common import checks
-from quap_tff.common import seeds
 from quap_tff.common.lazy import tf
+from quap_tff.common.numbers import seeds
 from quap_tff.mechanisms import mechanism
 
 

@@ -13,14 +13,14 @@ import numpy as np
 from quap_tff import plans
 from quap_tff.common import flag_fields
 from quap_tff.common import registry
-from quap_tff.mechanisms import budgets
-from quap_tff.mechanisms import clip_rules
-from quap_tff.mechanisms import config as configs
-from quap_tff.mechanisms import layers
 from quap_tff.mechanisms import line_search
-from quap_tff.mechanisms import participation as participations
-from quap_tff.mechanisms import schedules
-from quap_tff.mechanisms import weighting
+from quap_tff.mechanisms.parts import budgets
+from quap_tff.mechanisms.parts import clip_rules
+from quap_tff.mechanisms.parts import layers
+from quap_tff.mechanisms.parts import participation as participations
+from quap_tff.mechanisms.parts import schedules
+from quap_tff.mechanisms.parts import weighting
+from quap_tff.mechanisms.quap import config as configs
 from quap_tff.methods import base
 from quap_tff.methods import parts
 

@@ -15,14 +15,14 @@ import numpy as np
 
 from quap_tff import plans
 from quap_tff.common import flag_fields
-from quap_tff.mechanisms import budgets
-from quap_tff.mechanisms import clip_rules
-from quap_tff.mechanisms import config as configs
-from quap_tff.mechanisms import layers
-from quap_tff.mechanisms import participation as participations
-from quap_tff.mechanisms import postprocessing
-from quap_tff.mechanisms import robust as robust_lib
 from quap_tff.mechanisms import sparsity as sparsities
+from quap_tff.mechanisms.parts import budgets
+from quap_tff.mechanisms.parts import clip_rules
+from quap_tff.mechanisms.parts import layers
+from quap_tff.mechanisms.parts import participation as participations
+from quap_tff.mechanisms.parts import postprocessing
+from quap_tff.mechanisms.parts import robust as robust_lib
+from quap_tff.mechanisms.quap import config as configs
 from quap_tff.methods import parts
 from quap_tff.training import optimizers
 

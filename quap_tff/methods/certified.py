@@ -13,12 +13,12 @@ from quap_tff import plans
 from quap_tff.common import checks
 from quap_tff.common import flag_fields
 from quap_tff.common import registry
-from quap_tff.mechanisms import certified_config as certified_configs
-from quap_tff.mechanisms import clip_rules
-from quap_tff.mechanisms import clip_split
-from quap_tff.mechanisms import correlation as correlations
-from quap_tff.mechanisms import participation as participations
-from quap_tff.mechanisms import weight_rules
+from quap_tff.mechanisms.certified import clip_split
+from quap_tff.mechanisms.certified import config as certified_configs
+from quap_tff.mechanisms.certified import weight_rules
+from quap_tff.mechanisms.noise import correlation as correlations
+from quap_tff.mechanisms.parts import clip_rules
+from quap_tff.mechanisms.parts import participation as participations
 from quap_tff.methods import base
 from quap_tff.methods import parts
 

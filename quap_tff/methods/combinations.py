@@ -7,13 +7,13 @@ import dataclasses
 from quap_tff import plans
 from quap_tff.common import checks
 from quap_tff.common import registry
-from quap_tff.mechanisms import budgets
-from quap_tff.mechanisms import buffered
-from quap_tff.mechanisms import clip_rules
-from quap_tff.mechanisms import config as configs
-from quap_tff.mechanisms import participation as participations
-from quap_tff.mechanisms import pt_adp
-from quap_tff.mechanisms import staleness
+from quap_tff.mechanisms.parts import budgets
+from quap_tff.mechanisms.parts import clip_rules
+from quap_tff.mechanisms.parts import participation as participations
+from quap_tff.mechanisms.quap import buffered
+from quap_tff.mechanisms.quap import config as configs
+from quap_tff.mechanisms.quap import pt_adp
+from quap_tff.mechanisms.quap import staleness
 from quap_tff.methods import base
 from quap_tff.methods import parts
 

@@ -17,9 +17,9 @@ from quap_tff.common import registry
 from quap_tff.methods import base as base_lib
 from quap_tff.methods import certified
 from quap_tff.methods import combinations
+from quap_tff.training import extension as extensions
 from quap_tff.training import heterogeneity
 from quap_tff.training import optimizers
-from quap_tff.training.heterogeneity import extension as extensions
 
 # The choices of `base`: QuAP-FL's own mechanism in all its settings, and the certified one.
 BASES: dict[str, type[base_lib.Method]] = {

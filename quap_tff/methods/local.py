@@ -7,11 +7,11 @@ import dataclasses
 from quap_tff import plans
 from quap_tff.common import flag_fields
 from quap_tff.common import registry
-from quap_tff.mechanisms import budgets
-from quap_tff.mechanisms import clip_rules
-from quap_tff.mechanisms import config as configs
-from quap_tff.mechanisms import layers
-from quap_tff.mechanisms import participation as participations
+from quap_tff.mechanisms.parts import budgets
+from quap_tff.mechanisms.parts import clip_rules
+from quap_tff.mechanisms.parts import layers
+from quap_tff.mechanisms.parts import participation as participations
+from quap_tff.mechanisms.quap import config as configs
 from quap_tff.methods import base
 from quap_tff.methods import parts
 
@@ -23,7 +23,7 @@ class LocalDp(parts.Shape, parts.Sparse, parts.ServerOptimizer, parts.Calibrated
   """Local differential privacy: each client adds its own Gaussian noise to everything that it sends.
 
   A message is the client's update, clipped to norm C, plus N(0, (2·C·z(ε_i(t), δ))²) on every weight
-  (`quap_tff.mechanisms.local`). It is (ε_i(t), δ)-private for the client's whole data against the server.
+  (`quap_tff.mechanisms.quap.local`). It is (ε_i(t), δ)-private for the client's whole data against the server.
 
   Attributes:
     clip: C. No client sends a norm, so C cannot follow the norms.

@@ -6,10 +6,10 @@ import dataclasses
 
 from quap_tff import plans
 from quap_tff.common import flag_fields
-from quap_tff.mechanisms import budgets
-from quap_tff.mechanisms import clip_rules
-from quap_tff.mechanisms import config as configs
-from quap_tff.mechanisms import layers
+from quap_tff.mechanisms.parts import budgets
+from quap_tff.mechanisms.parts import clip_rules
+from quap_tff.mechanisms.parts import layers
+from quap_tff.mechanisms.quap import config as configs
 from quap_tff.methods import base
 from quap_tff.methods import parts
 from quap_tff.plans import stock_tff

@@ -13,10 +13,10 @@ from quap_tff import accounting
 from quap_tff.accounting import protection as protections
 from quap_tff.common import checks
 from quap_tff.common import lazy
-from quap_tff.mechanisms import certified_config as configs
-from quap_tff.mechanisms import planning
-from quap_tff.mechanisms import postprocessing
-from quap_tff.mechanisms import slack as slacks
+from quap_tff.common.numbers import slack as slacks
+from quap_tff.mechanisms.certified import config as configs
+from quap_tff.mechanisms.certified import planning
+from quap_tff.mechanisms.parts import postprocessing
 from quap_tff.plans import plan
 
 leaving_clients = lazy.module('quap_tff.federated.leaving_clients')

@@ -10,11 +10,11 @@ import numpy as np
 from quap_tff import accounting
 from quap_tff.accounting import protection as protections
 from quap_tff.common import lazy
-from quap_tff.common import rounding
-from quap_tff.common import samplers
+from quap_tff.common.numbers import rounding
+from quap_tff.common.numbers import samplers
+from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms import line_search
 from quap_tff.mechanisms import mechanism
-from quap_tff.mechanisms import tradeoff
 from quap_tff.plans import plan
 
 line_search_aggregation = lazy.module('quap_tff.federated.line_search_aggregation')

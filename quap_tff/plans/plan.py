@@ -11,17 +11,17 @@ from quap_tff import accounting
 from quap_tff.accounting import protection as protections
 from quap_tff.common import checks
 from quap_tff.common import lazy
-from quap_tff.common import samplers
 from quap_tff.common.lazy import tff
-from quap_tff.mechanisms import correlation as correlations
-from quap_tff.mechanisms import layers as layers_lib
+from quap_tff.common.numbers import samplers
+from quap_tff.common.numbers import slack as slacks
 from quap_tff.mechanisms import mechanism as mechanisms
-from quap_tff.mechanisms import postprocessing
-from quap_tff.mechanisms import slack as slacks
 from quap_tff.mechanisms import sparsity as sparsities
-from quap_tff.mechanisms import staleness as stalenesses
+from quap_tff.mechanisms.noise import correlation as correlations
+from quap_tff.mechanisms.parts import layers as layers_lib
+from quap_tff.mechanisms.parts import postprocessing
+from quap_tff.mechanisms.quap import staleness as stalenesses
 from quap_tff.plans import report as reports
-from quap_tff.training.heterogeneity import extension as extensions
+from quap_tff.training import extension as extensions
 
 aggregation = lazy.module('quap_tff.federated.aggregation')
 client_update = lazy.module('quap_tff.training.client_update')

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from quap_tff.common import lazy
-from quap_tff.common import samplers
-from quap_tff.mechanisms import buffered
-from quap_tff.mechanisms import config as configs
-from quap_tff.mechanisms import local
-from quap_tff.mechanisms import staleness as stalenesses
+from quap_tff.common.numbers import samplers
+from quap_tff.mechanisms.quap import buffered
+from quap_tff.mechanisms.quap import config as configs
+from quap_tff.mechanisms.quap import local
+from quap_tff.mechanisms.quap import staleness as stalenesses
 from quap_tff.plans import plan
 
 aggregation = lazy.module('quap_tff.federated.aggregation')

@@ -11,7 +11,7 @@ import numpy as np
 
 from quap_tff import accounting
 from quap_tff.common import checks
-from quap_tff.common import rounding
+from quap_tff.common.numbers import rounding
 
 
 def checked_cohort(

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, TYPE_CHECKING
 
 import numpy as np
 
-from quap_tff.mechanisms import config as configs
 from quap_tff.mechanisms import mechanism
+from quap_tff.mechanisms.quap import config as configs
 
 if TYPE_CHECKING:
   from quap_tff.plans import stock_tff

@@ -22,8 +22,8 @@ from tensorflow_privacy.privacy.dp_query import nested_query
 from tensorflow_privacy.privacy.dp_query import normalized_query
 from tensorflow_privacy.privacy.dp_query import quantile_adaptive_clip_sum_query
 
-from quap_tff.mechanisms import clip_rules
-from quap_tff.mechanisms import layers as layers_lib
+from quap_tff.mechanisms.parts import clip_rules
+from quap_tff.mechanisms.parts import layers as layers_lib
 
 _Factory = tff.aggregators.DifferentiallyPrivateFactory
 

@@ -24,13 +24,13 @@ import numpy as np
 from quap_tff import accounting
 from quap_tff.common import checks
 from quap_tff.common import lazy
-from quap_tff.common import rounding
-from quap_tff.common import samplers
-from quap_tff.mechanisms import budgets
-from quap_tff.mechanisms import clip_rules
-from quap_tff.mechanisms import config as configs
-from quap_tff.mechanisms import gaussian
-from quap_tff.mechanisms import layers as layers_lib
+from quap_tff.common.numbers import rounding
+from quap_tff.common.numbers import samplers
+from quap_tff.mechanisms.noise import gaussian
+from quap_tff.mechanisms.parts import budgets
+from quap_tff.mechanisms.parts import clip_rules
+from quap_tff.mechanisms.parts import layers as layers_lib
+from quap_tff.mechanisms.quap import config as configs
 from quap_tff.plans import plan
 from quap_tff.plans import stock_account
 

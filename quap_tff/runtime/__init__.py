@@ -7,7 +7,7 @@ __getattr__, __dir__ = lazy.exports(
   {
     'activation': ['activate', 'client_values', 'measure_traffic', 'prepare'],
     'config': ['RuntimeConfig'],
-    'errors': [
+    'values.errors': [
       'ClientError',
       'DeviceError',
       'NotMergeableError',
@@ -15,7 +15,7 @@ __getattr__, __dir__ = lazy.exports(
       'UnsupportedComputationError',
       'WorkerError',
     ],
-    'in_process': ['InProcessContext', 'Statistics'],
-    'traffic': ['Measurement', 'Traffic'],
+    'in_process.context': ['InProcessContext', 'Statistics'],
+    'values.traffic': ['Measurement', 'Traffic'],
   },
 )

@@ -10,12 +10,12 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff.runtime import config as config_lib
-from quap_tff.runtime import errors
-from quap_tff.runtime import in_process
-from quap_tff.runtime import remote_workers
-from quap_tff.runtime import traffic
-from quap_tff.runtime import values
-from quap_tff.runtime import workers
+from quap_tff.runtime.in_process import context as in_process
+from quap_tff.runtime.values import errors
+from quap_tff.runtime.values import traffic
+from quap_tff.runtime.values import values
+from quap_tff.runtime.workers import context as workers
+from quap_tff.runtime.workers import remote_workers
 
 
 def _config(config: Union[config_lib.RuntimeConfig, str]) -> config_lib.RuntimeConfig:

@@ -13,13 +13,13 @@ from typing import Any, Callable, Optional
 
 from quap_tff.common import checks
 from quap_tff.common import lazy
-from quap_tff.common import seeds
 from quap_tff.common.lazy import tf
 from quap_tff.common.lazy import tff
+from quap_tff.common.numbers import seeds
+from quap_tff.training import extension as extensions
 from quap_tff.training import malicious
-from quap_tff.training.heterogeneity import extension as extensions
 
-dropout = lazy.module('quap_tff.training.dropout')
+dropout = lazy.module('quap_tff.training.layers.dropout')
 model_functions = lazy.module('quap_tff.training.model_functions')
 
 _SHUFFLE, _DROPOUT = 0, 1  # The two uses of a client's seed.

@@ -19,9 +19,9 @@ from quap_tff.common import registry
 from quap_tff.common.lazy import tf
 from quap_tff.common.lazy import tff
 
-classifier = lazy.module('quap_tff.training.classifier')
-dropout = lazy.module('quap_tff.training.dropout')
-mixed_precision = lazy.module('quap_tff.training.mixed_precision')
+classifier = lazy.module('quap_tff.training.layers.classifier')
+dropout = lazy.module('quap_tff.training.layers.dropout')
+mixed_precision = lazy.module('quap_tff.training.layers.mixed_precision')
 
 # The choices of a compute dtype, and Keras' names of them.
 COMPUTE_DTYPES = {'float32': 'float32', 'bfloat16': 'mixed_bfloat16'}

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import data
-from data import base
-from data import datasets
-from data import features
+from data.datasets import base
+from data.datasets import named as datasets
+from data.features import maps as features
 from tests.data import tff_file
 
 _SHARE = 0.25

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from data import cohorts
-from data import dropouts
 from data import rng as rng_lib
 from data.cohorts import base
 from data.cohorts import chains
+from data.cohorts import dropouts
 from data.cohorts import learned
 from data.cohorts import static
 

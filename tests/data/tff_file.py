@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from data import tff_files
+from data.datasets import tff_files
 
 
 def writers(names='abcde', num_classes=62):

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from experiments import account
-from experiments import command_line
+from experiments.command import command_line
 from tests.experiments import harness
 
 

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from experiments import run as run_lib
+from experiments.command import run as run_lib
 from quap_tff import accounting
 from quap_tff import methods
-from quap_tff.mechanisms import budgets
-from quap_tff.mechanisms import clip_rules
-from quap_tff.mechanisms import schedules
-from quap_tff.mechanisms import weighting
+from quap_tff.mechanisms.parts import budgets
+from quap_tff.mechanisms.parts import clip_rules
+from quap_tff.mechanisms.parts import schedules
+from quap_tff.mechanisms.parts import weighting
 from tests.experiments import harness
 
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from experiments import attack
-from experiments import command_line
 from experiments.attacking import inversion_setting
 from experiments.attacking import inversion_study
-from quap_tff.mechanisms import layers as layers_lib
+from experiments.command import command_line
+from quap_tff.mechanisms.parts import layers as layers_lib
 from tests.experiments import harness
 
 TINY = (

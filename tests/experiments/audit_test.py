@@ -13,19 +13,19 @@ import numpy as np
 import pytest
 
 from experiments import audit
-from experiments import command_line
 from experiments import verify
 from experiments.auditing import canary_run
+from experiments.command import command_line
 from quap_tff import runtime
 from quap_tff.auditing import lower_bounds
 from quap_tff.certificates import audits as record
-from quap_tff.certificates import folder as folders
-from quap_tff.certificates import folder_files
-from quap_tff.certificates import signatures
 from quap_tff.certificates import verifying
-from quap_tff.common import rounding
-from quap_tff.mechanisms import certified
-from quap_tff.mechanisms import tradeoff
+from quap_tff.certificates.folders import folder as folders
+from quap_tff.certificates.folders import folder_files
+from quap_tff.certificates.folders import signatures
+from quap_tff.common.numbers import rounding
+from quap_tff.common.numbers import tradeoff
+from quap_tff.mechanisms.certified import rounds as certified
 from tests.experiments import harness
 
 pytestmark = pytest.mark.slow

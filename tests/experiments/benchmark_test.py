@@ -10,16 +10,16 @@ import psutil
 import pytest
 
 from experiments import benchmark
-from experiments import benchmark_cases
-from experiments import benchmark_turns
-from experiments import command_line
+from experiments.benchmarking import cases as benchmark_cases
+from experiments.benchmarking import turns as benchmark_turns
+from experiments.command import command_line
 from tests.experiments import harness
 
 # A measurement in a process of its own, as the benchmark starts it, with a program that never ends in place of Python.
-# tests/quap_tff/runtime/workers_test.py says that the workers of a measurement end with it.
+# tests/quap_tff/runtime/workers/context_test.py says that the workers of a measurement end with it.
 _MEASURING = """
 import sys, types
-from experiments import benchmark_turns
+from experiments.benchmarking import turns as benchmark_turns
 benchmark_turns.sys = types.SimpleNamespace(executable=sys.argv[1])
 benchmark_turns.Measurement('case', name='ceiling')
 """

@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from experiments import command_line
-from experiments import evidence
 from experiments import predict
 from experiments import pretrain
-from experiments import run as run_lib
-from experiments import run_directory
-from experiments import setup
-from experiments import training
 from experiments import verify
+from experiments.command import command_line
+from experiments.command import run as run_lib
+from experiments.folders import directory as run_directory
+from experiments.running import evidence
+from experiments.running import setup
+from experiments.running import training
 from quap_tff import accounting
 from quap_tff.certificates import certificate as certificates
-from quap_tff.certificates import evidence as certificate_evidence
-from quap_tff.mechanisms import guarded_clients
-from quap_tff.mechanisms import tradeoff
+from quap_tff.certificates.folders import evidence as certificate_evidence
+from quap_tff.common.numbers import tradeoff
+from quap_tff.mechanisms.held import guarded_clients
 from tests.experiments import harness
 
 pytestmark = pytest.mark.slow

@@ -5,9 +5,9 @@ import os
 
 import pytest
 
-from experiments import command_line
 from experiments import compare
 from experiments import sweep
+from experiments.command import command_line
 from experiments.sweeps import plan
 from tests.experiments.reporting import factory
 

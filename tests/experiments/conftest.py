@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from experiments import plots
+from experiments.running import plots
 from tests import light
 from tests.experiments import sharing
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from experiments import demo
-from quap_tff.certificates import folder as folders
+from quap_tff.certificates.folders import folder as folders
 from quap_tff.common import files
 
 

@@ -16,17 +16,17 @@ from typing import Any, Callable, NamedTuple
 
 import pytest
 
-from experiments import command_line
-from experiments import flags as experiment_flags
-from experiments import interrupts
-from experiments import run as run_lib
 from experiments import train
+from experiments.command import command_line
+from experiments.command import flags as experiment_flags
+from experiments.command import interrupts
+from experiments.command import run as run_lib
 from quap_tff import runtime
 from quap_tff.common import lazy
 from tests.quap_tff.certificates import made
 
-setup = lazy.module('experiments.setup')  # Both load TensorFlow.
-training = lazy.module('experiments.training')
+setup = lazy.module('experiments.running.setup')  # Both load TensorFlow.
+training = lazy.module('experiments.running.training')
 
 REPOSITORY = pathlib.Path(__file__).absolute().parents[2]
 PRESETS = REPOSITORY / 'experiments' / 'presets'

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from data import cohorts
-from experiments import flags as experiment_flags
-from experiments import run as run_lib
-from experiments import training
+from experiments.command import flags as experiment_flags
+from experiments.command import run as run_lib
+from experiments.running import training
 from quap_tff import plans
 from quap_tff.accounting import protection
-from quap_tff.certificates import evidence
-from quap_tff.mechanisms import layers as layers_lib
+from quap_tff.certificates.folders import evidence
+from quap_tff.mechanisms.parts import layers as layers_lib
 from quap_tff.methods import heterogeneity as own
 from quap_tff.training import heterogeneity
 from tests.data import tff_file

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import data
-from experiments import setup
 from experiments.attacking import membership_study
 from experiments.attacking import subject
 from experiments.attacking import worlds
+from experiments.running import setup
 from quap_tff import runtime
 from tests.experiments import harness
 

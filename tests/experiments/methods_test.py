@@ -5,15 +5,15 @@ import types
 import numpy as np
 import pytest
 
-from experiments import command_line
-from experiments import run as run_lib
-from experiments import training
+from experiments.command import command_line
+from experiments.command import run as run_lib
+from experiments.running import training
 import quap_tff
 from quap_tff import accounting
 from quap_tff import methods
 from quap_tff import plans
-from quap_tff.mechanisms import budgets
-from quap_tff.mechanisms import clip_rules
+from quap_tff.mechanisms.parts import budgets
+from quap_tff.mechanisms.parts import clip_rules
 from tests.experiments import harness
 
 # Budget, clip and layers adapt: the three columns of table 3 in the November 2025 document.

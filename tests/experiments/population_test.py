@@ -10,7 +10,7 @@ import data
 from experiments import verify
 from experiments.reporting import runs
 from quap_tff import accounting
-from quap_tff.mechanisms import integers
+from quap_tff.mechanisms.noise import integers
 from quap_tff.training import malicious
 from tests.experiments import harness
 

@@ -4,7 +4,7 @@ import pytest
 
 from data import cohorts
 from quap_tff.common import registry
-from quap_tff.mechanisms import clip_rules
+from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.training import optimizers
 from tests.experiments import harness
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import data
-from data import features
-from data import public_images
-from experiments import command_line
+from data.features import maps as features
+from data.features import public_images
 from experiments import pretrain
+from experiments.command import command_line
 from quap_tff.common import files
 
 GLYPHS = ('--public_data=glyphs:classes=4,copies=40,latin=false', '--num_features=8', '--epochs=20')

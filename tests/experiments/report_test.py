@@ -2,8 +2,8 @@
 
 import pytest
 
-from experiments import command_line
 from experiments import report
+from experiments.command import command_line
 from tests.experiments.reporting import factory
 
 

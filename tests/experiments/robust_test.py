@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from experiments import training
+from experiments.running import training
 from quap_tff import runtime
-from quap_tff.mechanisms import robust
+from quap_tff.mechanisms.parts import robust
 from quap_tff.training import malicious
 from tests.experiments import harness
 

@@ -7,9 +7,9 @@ import dp_accounting
 from dp_accounting import pld
 import pytest
 
-from experiments import run_folder
-from experiments import run_parts
-from experiments import training
+from experiments.command import parts as run_parts
+from experiments.folders import folder as run_folder
+from experiments.running import training
 from tests.experiments import harness
 
 _SECRET = [

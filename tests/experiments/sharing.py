@@ -13,12 +13,12 @@ import dataclasses
 import json
 from typing import Any, Callable
 
-from experiments import plots
+from experiments.running import plots
 from quap_tff import runtime
 from quap_tff.common import lazy
 from quap_tff.common.lazy import tff
 
-setup = lazy.module('experiments.setup')
+setup = lazy.module('experiments.running.setup')
 
 # With what was compiled from it, each takes some 50 MB.
 _MOST_KEPT = 12

@@ -6,7 +6,7 @@ import pytest
 from experiments import verify
 from experiments.auditing import canary_run
 from quap_tff import accounting
-from quap_tff.common import rounding
+from quap_tff.common.numbers import rounding
 from tests.experiments import harness
 
 pytestmark = pytest.mark.slow

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from experiments import command_line
 from experiments import survey
+from experiments.command import command_line
 
 
 def _run(capsys, *arguments):

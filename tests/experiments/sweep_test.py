@@ -13,9 +13,9 @@ import psutil
 import pytest
 import tensorflow as tf
 
-from experiments import command_line
-from experiments import provenance
 from experiments import sweep
+from experiments.command import command_line
+from experiments.folders import provenance
 from experiments.sweeps import plan
 from experiments.sweeps import record as record_lib
 from experiments.sweeps import scheduler
@@ -413,7 +413,7 @@ class TestStanding:
 # A program whose runs only execute a line of Python. Tests must not fork their own process, which has used TensorFlow.
 _PRETENDING = """
 import json, os, secrets, signal, sys, tempfile, time, types
-from experiments import command_line
+from experiments.command import command_line
 from experiments.sweeps import children
 
 children._LOADED = ()
@@ -516,7 +516,7 @@ class TestChild:
   def test_tensorflow_is_loaded_and_has_done_nothing(self, found):
     """Then no thread and no generator of random numbers of TensorFlow is forked."""
     program = """
-        children._LOADED = ('experiments.results', 'experiments.plots')
+        children._LOADED = ('experiments.running.results', 'experiments.running.plots')
         code = 'import tensorflow as tf; print(tf.random.normal([4]).numpy().tolist(), secrets.randbits(63))'
         for log in '12':
           ended(code, sys.argv[1] + log)

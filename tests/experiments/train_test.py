@@ -8,8 +8,8 @@ import signal
 import numpy as np
 import pytest
 
-from experiments import final_summary
-from experiments import setup
+from experiments.running import final_summary
+from experiments.running import setup
 from quap_tff import accounting
 from quap_tff.common import processors
 from tests.experiments import harness

@@ -13,14 +13,14 @@ import sys
 import numpy as np
 import pytest
 
-from experiments import evidence
-from experiments import run_folder
 from experiments import verify
+from experiments.folders import folder as run_folder
+from experiments.running import evidence
 from quap_tff import accounting
 from quap_tff import certificates
 from quap_tff import verify as library_verify
-from quap_tff.certificates import folder as folders
 from quap_tff.certificates import verifying
+from quap_tff.certificates.folders import folder as folders
 from tests.experiments import harness
 from tests.quap_tff.certificates import made
 

@@ -7,11 +7,11 @@ import time
 import pytest
 import tensorflow as tf
 
-from experiments import run_directory
-from experiments import setup
-from experiments import training
-from quap_tff.common import chacha20
-from quap_tff.common import seeds
+from experiments.folders import directory as run_directory
+from experiments.running import setup
+from experiments.running import training
+from quap_tff.common.numbers import chacha20
+from quap_tff.common.numbers import seeds
 from tests.experiments import harness
 
 pytestmark = pytest.mark.slow

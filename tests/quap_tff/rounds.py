@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from quap_tff.common.lazy import tf
-from quap_tff.mechanisms import clip_rules
-from quap_tff.mechanisms import config as config_lib
-from quap_tff.mechanisms import layers as layers_lib
 from quap_tff.mechanisms import playing
+from quap_tff.mechanisms.parts import clip_rules
+from quap_tff.mechanisms.parts import layers as layers_lib
+from quap_tff.mechanisms.quap import config as config_lib
 
 
 def unnoised(**overrides: Any) -> config_lib.QuapConfig:

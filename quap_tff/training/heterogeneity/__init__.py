@@ -5,7 +5,6 @@ from quap_tff.common import lazy
 __getattr__, __dir__ = lazy.exports(
   __name__,
   {
-    'extension': ['Extension'],
     'feddyn': ['FedDyn'],
     'fednova': ['FedNova'],
     'fedvarp': ['FedVarp'],

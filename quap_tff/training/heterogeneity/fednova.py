@@ -25,7 +25,7 @@ from typing import Any, Optional
 
 from quap_tff.common import checks
 from quap_tff.common.lazy import tf
-from quap_tff.training.heterogeneity import extension
+from quap_tff.training import extension
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,7 @@ from typing import Any
 
 from quap_tff.common import registry
 from quap_tff.common.lazy import tf
-from quap_tff.training.heterogeneity import extension
+from quap_tff.training import extension
 
 
 @dataclasses.dataclass(frozen=True)

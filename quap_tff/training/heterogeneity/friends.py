@@ -22,7 +22,7 @@ import dataclasses
 from typing import Any
 
 from quap_tff.common.lazy import tf
-from quap_tff.training.heterogeneity import extension
+from quap_tff.training import extension
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,7 @@ from typing import Any, Optional
 
 from quap_tff.common import checks
 from quap_tff.training import client_update
-from quap_tff.training.heterogeneity import extension
+from quap_tff.training import extension
 
 
 @dataclasses.dataclass(frozen=True)

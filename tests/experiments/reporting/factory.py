@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-from experiments import run as run_lib
+from experiments.command import run as run_lib
 from experiments.reporting import pages
 from experiments.reporting import published
 from experiments.reporting import runs as runs_lib

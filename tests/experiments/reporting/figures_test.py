@@ -5,11 +5,11 @@ import itertools
 import numpy as np
 import pytest
 
-from experiments import plots
 from experiments.reporting import figures
 from experiments.reporting import naming
 from experiments.reporting import pages
 from experiments.reporting import published
+from experiments.running import plots
 from quap_tff import methods
 from quap_tff.common import flag_fields
 from tests.experiments.reporting import ticks

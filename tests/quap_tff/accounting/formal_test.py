@@ -13,19 +13,19 @@ from scipy import stats
 
 from quap_tff import accounting
 from quap_tff import plans
-from quap_tff.accounting import accountants
 from quap_tff.accounting import formal
-from quap_tff.accounting import history
 from quap_tff.accounting import ledger_histories
-from quap_tff.accounting import library_accountants
 from quap_tff.accounting import protection
 from quap_tff.accounting import sampling
-from quap_tff.common import rounding
-from quap_tff.common import samplers
-from quap_tff.mechanisms import budgets
-from quap_tff.mechanisms import clip_rules
-from quap_tff.mechanisms import config as configs
-from quap_tff.mechanisms import slack as slacks
+from quap_tff.accounting.accountants import history
+from quap_tff.accounting.accountants import library as library_accountants
+from quap_tff.accounting.accountants import named as accountants
+from quap_tff.common.numbers import rounding
+from quap_tff.common.numbers import samplers
+from quap_tff.common.numbers import slack as slacks
+from quap_tff.mechanisms.parts import budgets
+from quap_tff.mechanisms.parts import clip_rules
+from quap_tff.mechanisms.quap import config as configs
 
 DELTA = 1e-5
 INF = math.inf

@@ -13,27 +13,27 @@ import pytest
 
 from quap_tff import accounting
 from quap_tff import plans
-from quap_tff.accounting import accountant as accountant_lib
 from quap_tff.accounting import calibration
-from quap_tff.accounting import history as histories
-from quap_tff.accounting import library_accountants
 from quap_tff.accounting import protection as protections
 from quap_tff.accounting import sampling
-from quap_tff.certificates import about as abouts
+from quap_tff.accounting.accountants import gaussian as accountant_lib
+from quap_tff.accounting.accountants import history as histories
+from quap_tff.accounting.accountants import library as library_accountants
 from quap_tff.certificates import certificate
-from quap_tff.common import samplers
+from quap_tff.certificates.folders import about as abouts
 from quap_tff.common.lazy import tf
-from quap_tff.mechanisms import clip_rules
-from quap_tff.mechanisms import correlation as correlations
-from quap_tff.mechanisms import layers
-from quap_tff.mechanisms import planning
-from quap_tff.mechanisms import privacy_filter
-from quap_tff.mechanisms import recursions
-from quap_tff.mechanisms import tradeoff
-from quap_tff.mechanisms import weight_rules
-from quap_tff.mechanisms.certified_config import CertifiedConfig
+from quap_tff.common.numbers import samplers
+from quap_tff.common.numbers import tradeoff
+from quap_tff.mechanisms.certified import planning
+from quap_tff.mechanisms.certified import privacy_filter
+from quap_tff.mechanisms.certified import weight_rules
+from quap_tff.mechanisms.certified.config import CertifiedConfig
 from quap_tff.mechanisms.line_search import LineSearchConfig
-from quap_tff.mechanisms.participation import ParticipationConfig
+from quap_tff.mechanisms.noise import correlation as correlations
+from quap_tff.mechanisms.noise import recursions
+from quap_tff.mechanisms.parts import clip_rules
+from quap_tff.mechanisms.parts import layers
+from quap_tff.mechanisms.parts.participation import ParticipationConfig
 
 _DELTA = 1e-5
 _MODEL = layers.ModelShape((layers.Layer('w', (0,), False),), ((70,),))

@@ -7,22 +7,22 @@ import numpy as np
 import pytest
 
 from quap_tff import accounting
-from quap_tff.accounting import accountants
-from quap_tff.accounting import history
+from quap_tff.accounting.accountants import history
+from quap_tff.accounting.accountants import named as accountants
 from quap_tff.common import registry
-from quap_tff.common import rounding
 from quap_tff.common.lazy import tf
-from quap_tff.common.rounding import up_fixed
-from quap_tff.mechanisms import budgets
-from quap_tff.mechanisms import clip_rules
-from quap_tff.mechanisms import correlation
-from quap_tff.mechanisms import gaussian
-from quap_tff.mechanisms import held_noise
-from quap_tff.mechanisms import integer_noise
-from quap_tff.mechanisms import integers
-from quap_tff.mechanisms import postprocessing
-from quap_tff.mechanisms import slack as slacks
-from quap_tff.mechanisms import tradeoff
+from quap_tff.common.numbers import rounding
+from quap_tff.common.numbers import slack as slacks
+from quap_tff.common.numbers import tradeoff
+from quap_tff.common.numbers.rounding import up_fixed
+from quap_tff.mechanisms.noise import correlation
+from quap_tff.mechanisms.noise import gaussian
+from quap_tff.mechanisms.noise import held_noise
+from quap_tff.mechanisms.noise import integer_noise
+from quap_tff.mechanisms.noise import integers
+from quap_tff.mechanisms.parts import budgets
+from quap_tff.mechanisms.parts import clip_rules
+from quap_tff.mechanisms.parts import postprocessing
 from tests.quap_tff import noise_checks
 
 _ROOT = pathlib.Path(__file__).parents[3]

@@ -10,11 +10,11 @@ import quap_tff
 from quap_tff import accounting
 from quap_tff import plans
 from quap_tff.accounting import stopping
-from quap_tff.mechanisms import budgets
-from quap_tff.mechanisms import clip_rules
-from quap_tff.mechanisms import config as configs
 from quap_tff.mechanisms import line_search
 from quap_tff.mechanisms import mechanism
+from quap_tff.mechanisms.parts import budgets
+from quap_tff.mechanisms.parts import clip_rules
+from quap_tff.mechanisms.quap import config as configs
 
 _DELTA = 1e-5
 _COHORTS = [[0, 1], [1, 2], [], [0, 1, 2], [3]]
@@ -148,7 +148,7 @@ class TestPlans:
   def test_certified_is_bounded_by_what_the_filter_lets_each_client_spend(self, own):
     config = quap_tff.CertifiedConfig(num_clients=5, epsilon=3.0, delta=_DELTA, own_epsilon=own)
     if own:
-      config = dataclasses.replace(config, weights=quap_tff.mechanisms.weight_rules.Scale())
+      config = dataclasses.replace(config, weights=quap_tff.mechanisms.certified.weight_rules.Scale())
     plan = quap_tff.CertifiedPlan(config, _COHORTS)
     found = plan.report(plan.new_ledger(), plan.schedule).formal
     bounds = np.array(own or [3.0] * 5)

@@ -8,8 +8,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff.auditing import canaries as canary_lib
-from quap_tff.auditing import scores
-from quap_tff.mechanisms import correlation
+from quap_tff.auditing.membership import scores
+from quap_tff.mechanisms.noise import correlation
 
 _SEED = tf.constant([3, 4], tf.int64)
 

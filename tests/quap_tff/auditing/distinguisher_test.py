@@ -11,17 +11,17 @@ from quap_tff import accounting
 from quap_tff import plans
 from quap_tff.auditing import distinguisher
 from quap_tff.auditing import lower_bounds
-from quap_tff.mechanisms import budgets
-from quap_tff.mechanisms import certified
-from quap_tff.mechanisms import certified_config as certified_configs
-from quap_tff.mechanisms import clip_rules
-from quap_tff.mechanisms import config as configs
-from quap_tff.mechanisms import correlation as correlations
-from quap_tff.mechanisms import integer_noise
-from quap_tff.mechanisms import participation as participations
-from quap_tff.mechanisms import planning
-from quap_tff.mechanisms import tradeoff
-from quap_tff.mechanisms import weight_rules
+from quap_tff.common.numbers import tradeoff
+from quap_tff.mechanisms.certified import config as certified_configs
+from quap_tff.mechanisms.certified import planning
+from quap_tff.mechanisms.certified import rounds as certified
+from quap_tff.mechanisms.certified import weight_rules
+from quap_tff.mechanisms.noise import correlation as correlations
+from quap_tff.mechanisms.noise import integer_noise
+from quap_tff.mechanisms.parts import budgets
+from quap_tff.mechanisms.parts import clip_rules
+from quap_tff.mechanisms.parts import participation as participations
+from quap_tff.mechanisms.quap import config as configs
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ from scipy import special
 from scipy import stats
 
 from quap_tff.auditing import lower_bounds
-from quap_tff.mechanisms import tradeoff
+from quap_tff.common.numbers import tradeoff
 
 
 def _tail(successes, trials, probability):

@@ -9,11 +9,11 @@ from quap_tff import certificates
 from quap_tff.auditing import lower_bounds
 from quap_tff.certificates import audits
 from quap_tff.certificates import certificate as certificate_lib
-from quap_tff.certificates import folder as folders
-from quap_tff.certificates import signatures
 from quap_tff.certificates import verifying
+from quap_tff.certificates.folders import folder as folders
+from quap_tff.certificates.folders import signatures
 from quap_tff.common import files
-from quap_tff.common import rounding
+from quap_tff.common.numbers import rounding
 from tests.quap_tff.certificates import made
 
 # Six canaries of two runs against three hundred directions that nobody added; and the game.

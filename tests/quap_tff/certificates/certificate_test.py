@@ -11,13 +11,13 @@ import pytest
 
 from quap_tff import accounting
 from quap_tff.certificates import certificate as certificates
-from quap_tff.certificates import folder as folders
-from quap_tff.common import rounding
-from quap_tff.mechanisms import clip_rules
-from quap_tff.mechanisms import held_noise
-from quap_tff.mechanisms import integers
-from quap_tff.mechanisms import tradeoff
-from quap_tff.mechanisms import weight_rules
+from quap_tff.certificates.folders import folder as folders
+from quap_tff.common.numbers import rounding
+from quap_tff.common.numbers import tradeoff
+from quap_tff.mechanisms.certified import weight_rules
+from quap_tff.mechanisms.noise import held_noise
+from quap_tff.mechanisms.noise import integers
+from quap_tff.mechanisms.parts import clip_rules
 from tests.quap_tff.certificates import made
 
 _SCHEDULE = ([0, 1], [0, 2], [], [1])

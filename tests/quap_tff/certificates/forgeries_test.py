@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from quap_tff import plans
-from quap_tff.certificates import folder as folders
+from quap_tff.certificates.folders import folder as folders
 from quap_tff.common import registry
 from quap_tff.mechanisms import sparsity
 from tests.quap_tff.certificates import made

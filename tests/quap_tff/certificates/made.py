@@ -22,14 +22,14 @@ from quap_tff import certificates
 from quap_tff import plans
 from quap_tff import verify
 from quap_tff.certificates import certificate as certificate_lib
-from quap_tff.certificates import folder as folders
-from quap_tff.certificates import folder_files
 from quap_tff.certificates import page
+from quap_tff.certificates.folders import folder as folders
+from quap_tff.certificates.folders import folder_files
 from quap_tff.common import files
-from quap_tff.mechanisms import correlation
-from quap_tff.mechanisms import layers
-from quap_tff.mechanisms import planning
-from quap_tff.mechanisms.certified_config import CertifiedConfig
+from quap_tff.mechanisms.certified import planning
+from quap_tff.mechanisms.certified.config import CertifiedConfig
+from quap_tff.mechanisms.noise import correlation
+from quap_tff.mechanisms.parts import layers
 
 NUM_CLIENTS = 6
 SCHEDULE = ([0, 3, 4], [1, 2], [], [4, 3, 2, 0])

@@ -7,9 +7,9 @@ import re
 import pytest
 from scipy import stats
 
-from quap_tff.certificates import folder as folders
 from quap_tff.certificates import page
-from quap_tff.mechanisms import weight_rules
+from quap_tff.certificates.folders import folder as folders
+from quap_tff.mechanisms.certified import weight_rules
 from tests.quap_tff.certificates import made
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from quap_tff import accounting
 from quap_tff.certificates import certificate as certificates
-from quap_tff.certificates import folder as folders
-from quap_tff.mechanisms import correlation
-from quap_tff.mechanisms import tradeoff
+from quap_tff.certificates.folders import folder as folders
+from quap_tff.common.numbers import tradeoff
+from quap_tff.mechanisms.noise import correlation
 from tests.quap_tff.certificates import made
 
 _N, _DELTA, _ROUNDS, _SIZE = 10**6, 1e-7, 20, 100

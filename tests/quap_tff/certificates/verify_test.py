@@ -9,11 +9,11 @@ import pytest
 
 from quap_tff import certificates
 from quap_tff import verify
-from quap_tff.certificates import evidence
-from quap_tff.certificates import folder as folders
-from quap_tff.certificates import folder_files
 from quap_tff.certificates import page
 from quap_tff.certificates import verifying
+from quap_tff.certificates.folders import evidence
+from quap_tff.certificates.folders import folder as folders
+from quap_tff.certificates.folders import folder_files
 from tests.quap_tff.certificates import made
 
 

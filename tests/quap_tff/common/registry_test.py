@@ -10,7 +10,7 @@ import pytest
 
 from quap_tff.common import checks
 from quap_tff.common import registry
-from quap_tff.mechanisms import clip_rules
+from quap_tff.mechanisms.parts import clip_rules
 
 
 @dataclasses.dataclass(frozen=True)

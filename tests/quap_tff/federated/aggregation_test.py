@@ -12,15 +12,15 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff.federated import aggregation
-from quap_tff.mechanisms import clip_rules
-from quap_tff.mechanisms import layers
-from quap_tff.mechanisms import local
 from quap_tff.mechanisms import mechanism as mechanisms
-from quap_tff.mechanisms import pt_adp
-from quap_tff.mechanisms import quap
-from quap_tff.mechanisms.budgets import BudgetConfig
-from quap_tff.mechanisms.config import NoiseConfig
-from quap_tff.mechanisms.participation import ParticipationConfig
+from quap_tff.mechanisms.parts import clip_rules
+from quap_tff.mechanisms.parts import layers
+from quap_tff.mechanisms.parts.budgets import BudgetConfig
+from quap_tff.mechanisms.parts.participation import ParticipationConfig
+from quap_tff.mechanisms.quap import local
+from quap_tff.mechanisms.quap import pt_adp
+from quap_tff.mechanisms.quap import rounds as quap
+from quap_tff.mechanisms.quap.config import NoiseConfig
 from tests.quap_tff import noise_checks
 from tests.quap_tff import rounds
 

@@ -10,16 +10,16 @@ import tensorflow_federated as tff
 
 from quap_tff.federated import leaving_clients
 from quap_tff.federated.aggregation import CertifiedAggregationFactory
-from quap_tff.mechanisms import certified
-from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import mechanism as mechanisms
-from quap_tff.mechanisms import privacy_filter
-from quap_tff.mechanisms import weight_rules
-from quap_tff.mechanisms.certified_config import CertifiedConfig
-from quap_tff.mechanisms.correlation import Blt
-from quap_tff.mechanisms.correlation import Independent
-from quap_tff.mechanisms.layers import Layer
-from quap_tff.mechanisms.participation import ParticipationConfig
+from quap_tff.mechanisms.certified import privacy_filter
+from quap_tff.mechanisms.certified import rounds as certified
+from quap_tff.mechanisms.certified import weight_rules
+from quap_tff.mechanisms.certified.config import CertifiedConfig
+from quap_tff.mechanisms.noise.correlation import Blt
+from quap_tff.mechanisms.noise.correlation import Independent
+from quap_tff.mechanisms.parts import clip_rules
+from quap_tff.mechanisms.parts.layers import Layer
+from quap_tff.mechanisms.parts.participation import ParticipationConfig
 from tests.quap_tff import noise_checks
 
 pytestmark = pytest.mark.slow

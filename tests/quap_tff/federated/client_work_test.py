@@ -8,7 +8,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff import runtime
-from quap_tff.common import seeds
+from quap_tff.common.numbers import seeds
 from quap_tff.federated import client_work
 from tests.quap_tff import linear_model
 from tests.quap_tff.training import client_update_test as exact

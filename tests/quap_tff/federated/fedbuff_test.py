@@ -11,16 +11,16 @@ import tensorflow_federated as tff
 
 from quap_tff import accounting
 from quap_tff import plans
-from quap_tff.common import samplers
+from quap_tff.common.numbers import samplers
 from quap_tff.federated import aggregation
 from quap_tff.federated import learning_process
-from quap_tff.mechanisms import buffered
-from quap_tff.mechanisms import clip_rules
-from quap_tff.mechanisms import pt_adp
-from quap_tff.mechanisms import staleness as stalenesses
-from quap_tff.mechanisms.budgets import BudgetConfig
-from quap_tff.mechanisms.config import NoiseConfig
-from quap_tff.mechanisms.config import QuapConfig
+from quap_tff.mechanisms.parts import clip_rules
+from quap_tff.mechanisms.parts.budgets import BudgetConfig
+from quap_tff.mechanisms.quap import buffered
+from quap_tff.mechanisms.quap import pt_adp
+from quap_tff.mechanisms.quap import staleness as stalenesses
+from quap_tff.mechanisms.quap.config import NoiseConfig
+from quap_tff.mechanisms.quap.config import QuapConfig
 from tests.quap_tff import noise_checks
 from tests.quap_tff import rounds
 

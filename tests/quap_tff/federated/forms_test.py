@@ -10,11 +10,11 @@ import tensorflow_federated as tff
 
 from quap_tff import plans
 from quap_tff import runtime
-from quap_tff.mechanisms import clip_rules
-from quap_tff.mechanisms import correlation
-from quap_tff.mechanisms import guarded_clients
 from quap_tff.mechanisms import sparsity
-from quap_tff.mechanisms.certified_config import CertifiedConfig
+from quap_tff.mechanisms.certified.config import CertifiedConfig
+from quap_tff.mechanisms.held import guarded_clients
+from quap_tff.mechanisms.noise import correlation
+from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.training import heterogeneity
 from tests.quap_tff import linear_model
 

@@ -7,12 +7,12 @@ import tensorflow_federated as tff
 
 from quap_tff import plans
 from quap_tff import runtime
-from quap_tff.certificates import evidence
+from quap_tff.certificates.folders import evidence
 from quap_tff.federated import leaving_clients
-from quap_tff.mechanisms import clip_rules
-from quap_tff.mechanisms import correlation
-from quap_tff.mechanisms import guarded_clients
-from quap_tff.mechanisms.certified_config import CertifiedConfig
+from quap_tff.mechanisms.certified.config import CertifiedConfig
+from quap_tff.mechanisms.held import guarded_clients
+from quap_tff.mechanisms.noise import correlation
+from quap_tff.mechanisms.parts import clip_rules
 from tests.quap_tff import linear_model
 
 pytestmark = pytest.mark.slow

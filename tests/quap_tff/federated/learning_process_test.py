@@ -12,14 +12,14 @@ import tensorflow_federated as tff
 import quap_tff
 from quap_tff import plans
 from quap_tff.federated import learning_process
-from quap_tff.mechanisms import clip_rules
 from quap_tff.mechanisms import line_search
 from quap_tff.mechanisms import mechanism as mechanisms
-from quap_tff.mechanisms import quap
-from quap_tff.mechanisms.config import NoiseConfig
+from quap_tff.mechanisms.parts import clip_rules
+from quap_tff.mechanisms.quap import rounds as quap
+from quap_tff.mechanisms.quap.config import NoiseConfig
+from quap_tff.training import extension as extensions
 from quap_tff.training import malicious
 from quap_tff.training import models
-from quap_tff.training.heterogeneity import extension as extensions
 from tests.quap_tff import linear_model
 from tests.quap_tff import noise_checks
 from tests.quap_tff import rounds

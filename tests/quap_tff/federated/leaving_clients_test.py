@@ -8,11 +8,11 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff.federated import aggregation
-from quap_tff.federated import collecting
 from quap_tff.federated import leaving_clients as module
-from quap_tff.mechanisms import clip_rules
-from quap_tff.mechanisms import config as configs
-from quap_tff.mechanisms import layers
+from quap_tff.federated.sums import collecting
+from quap_tff.mechanisms.parts import clip_rules
+from quap_tff.mechanisms.parts import layers
+from quap_tff.mechanisms.quap import config as configs
 
 _INTS = tff.FederatedType(np.int32, tff.CLIENTS)
 _FLOATS = tff.FederatedType(np.float32, tff.CLIENTS)

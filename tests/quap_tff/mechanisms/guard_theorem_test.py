@@ -9,8 +9,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from quap_tff.mechanisms import guard
-from quap_tff.mechanisms import held_noise
+from quap_tff.mechanisms.held import guard
+from quap_tff.mechanisms.noise import held_noise
 
 
 def _plan(rng, clients, rounds, decay, threshold):

@@ -8,8 +8,8 @@ import pytest
 from quap_tff import accounting
 from quap_tff import plans
 from quap_tff.common.lazy import tf
+from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms import line_search
-from quap_tff.mechanisms import tradeoff
 from tests.quap_tff import noise_checks
 
 

@@ -6,23 +6,23 @@ A ledger holds the digest of the text. So no class or field that the text names 
 import pytest
 
 from quap_tff import plans
-from quap_tff.mechanisms import banded
-from quap_tff.mechanisms import budgets
-from quap_tff.mechanisms import clip_rules
-from quap_tff.mechanisms import correlation
 from quap_tff.mechanisms import line_search
-from quap_tff.mechanisms import participation
-from quap_tff.mechanisms import pt_adp
-from quap_tff.mechanisms import robust
-from quap_tff.mechanisms import schedules
 from quap_tff.mechanisms import sparsity
-from quap_tff.mechanisms import staleness
-from quap_tff.mechanisms import weight_rules
-from quap_tff.mechanisms import weighting
-from quap_tff.mechanisms.budgets import BudgetConfig
-from quap_tff.mechanisms.certified_config import CertifiedConfig
-from quap_tff.mechanisms.config import NoiseConfig
-from quap_tff.mechanisms.config import QuapConfig
+from quap_tff.mechanisms.certified import weight_rules
+from quap_tff.mechanisms.certified.config import CertifiedConfig
+from quap_tff.mechanisms.noise import banded
+from quap_tff.mechanisms.noise import correlation
+from quap_tff.mechanisms.parts import budgets
+from quap_tff.mechanisms.parts import clip_rules
+from quap_tff.mechanisms.parts import participation
+from quap_tff.mechanisms.parts import robust
+from quap_tff.mechanisms.parts import schedules
+from quap_tff.mechanisms.parts import weighting
+from quap_tff.mechanisms.parts.budgets import BudgetConfig
+from quap_tff.mechanisms.quap import pt_adp
+from quap_tff.mechanisms.quap import staleness
+from quap_tff.mechanisms.quap.config import NoiseConfig
+from quap_tff.mechanisms.quap.config import QuapConfig
 
 _BUDGET = (
   "BudgetConfig(epsilon_total=6.0, num_rounds=200, alpha=0.5, beta=2.0, round_rule='cohort_mean_rate', "

@@ -8,16 +8,16 @@ import pytest
 
 from quap_tff import accounting
 from quap_tff import plans
-from quap_tff.mechanisms import clip_rules
-from quap_tff.mechanisms import staleness as stalenesses
-from quap_tff.mechanisms import weight_rules
-from quap_tff.mechanisms.budgets import BudgetConfig
-from quap_tff.mechanisms.certified_config import CertifiedConfig
-from quap_tff.mechanisms.config import NoiseConfig
-from quap_tff.mechanisms.config import QuapConfig
+from quap_tff.mechanisms.certified import weight_rules
+from quap_tff.mechanisms.certified.config import CertifiedConfig
+from quap_tff.mechanisms.certified.planning import calibrated
 from quap_tff.mechanisms.line_search import LineSearchConfig
-from quap_tff.mechanisms.participation import ParticipationConfig
-from quap_tff.mechanisms.planning import calibrated
+from quap_tff.mechanisms.parts import clip_rules
+from quap_tff.mechanisms.parts.budgets import BudgetConfig
+from quap_tff.mechanisms.parts.participation import ParticipationConfig
+from quap_tff.mechanisms.quap import staleness as stalenesses
+from quap_tff.mechanisms.quap.config import NoiseConfig
+from quap_tff.mechanisms.quap.config import QuapConfig
 from quap_tff.plans import stock_tff
 
 _CLIENTS = 10

@@ -15,7 +15,7 @@ import tensorflow_federated as tff
 from data import cohorts
 import quap_tff
 from quap_tff import accounting
-from quap_tff.mechanisms import layers
+from quap_tff.mechanisms.parts import layers
 from quap_tff.plans import stock_aggregation
 from quap_tff.plans import stock_tff
 from tests.quap_tff import noise_checks

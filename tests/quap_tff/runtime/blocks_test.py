@@ -10,8 +10,8 @@ import tensorflow_federated as tff
 
 import quap_tff
 from quap_tff import runtime
-from quap_tff.runtime import in_process
-from quap_tff.runtime import tensorflow_blocks
+from quap_tff.runtime.in_process import context as in_process
+from quap_tff.runtime.in_process import tensorflow_blocks
 from quap_tff.training import models
 from tests.quap_tff.runtime import comparison
 

@@ -8,8 +8,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff import runtime
-from quap_tff.runtime import in_process
-from quap_tff.runtime import tensorflow_blocks
+from quap_tff.runtime.in_process import context as in_process
+from quap_tff.runtime.in_process import tensorflow_blocks
 from tests.quap_tff.runtime import cases
 from tests.quap_tff.runtime import comparison
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import Optional
 
-from quap_tff.runtime import processes
+from quap_tff.runtime.workers import processes
 
 _HOSTS = '10.213'
 

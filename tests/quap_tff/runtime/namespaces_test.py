@@ -15,10 +15,10 @@ import tensorflow_federated as tff
 
 import quap_tff
 from quap_tff import runtime
-from quap_tff.mechanisms import clip_rules
-from quap_tff.mechanisms import correlation
-from quap_tff.mechanisms import guarded_clients
-from quap_tff.runtime import remote_workers
+from quap_tff.mechanisms.held import guarded_clients
+from quap_tff.mechanisms.noise import correlation
+from quap_tff.mechanisms.parts import clip_rules
+from quap_tff.runtime.workers import remote_workers
 from tests.quap_tff.runtime import comparison
 from tests.quap_tff.runtime import namespaces
 
@@ -110,7 +110,7 @@ def _client(client_id, answer=None):
 
 
 class _Run:
-  """Two rounds, one at a time; a round counts when it has returned, as in `experiments.training`."""
+  """Two rounds, one at a time; a round counts when it has returned, as in `experiments.running.training`."""
 
   def __init__(self, method, in_order=list):
     self._method, self._in_order = method, in_order

@@ -1,4 +1,4 @@
-"""Tests of `quap_tff.runtime.workers`: what each worker gets of an argument."""
+"""Tests of `quap_tff.runtime.workers.context`: what each worker gets of an argument."""
 
 import collections
 
@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow_federated as tff
 
-from quap_tff.runtime import values
-from quap_tff.runtime import workers
+from quap_tff.runtime.values import values
+from quap_tff.runtime.workers import context as workers
 
 _AT_CLIENTS = tff.FederatedType(np.int32, tff.CLIENTS)
 _EVERYWHERE = tff.FederatedType(np.int32, tff.CLIENTS, all_equal=True)

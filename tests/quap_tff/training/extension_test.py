@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 from quap_tff.training import client_update
+from quap_tff.training import extension as extensions
 from quap_tff.training import heterogeneity
-from quap_tff.training.heterogeneity import extension as extensions
 
 _RATE = 0.1
 _SHAPES = [tf.TensorShape([2])]

@@ -11,14 +11,14 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from quap_tff.common import seeds
-from quap_tff.training import classifier
+from quap_tff.common.numbers import seeds
 from quap_tff.training import client_update
-from quap_tff.training import dropout
 from quap_tff.training import evaluation
 from quap_tff.training import model_functions
 from quap_tff.training import models
-from quap_tff.training import saving
+from quap_tff.training.layers import classifier
+from quap_tff.training.layers import dropout
+from quap_tff.training.layers import saving
 
 CASES = [
   ('mnist_cnn', (28, 28, 1), 10, 1_199_882, 1_290),

@@ -1,0 +1,1 @@
+"""Datasets by name, and how they become federations."""

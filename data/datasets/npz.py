@@ -1,0 +1,194 @@
+"""A dataset of one's own, from an `.npz` file; `np.savez('mine.npz', x=x, y=y, client=client)` writes one.
+
+| array              | holds                                                                                          |
+| ------------------ | ---------------------------------------------------------------------------------------------- |
+| `x`                | images [n, height, width] or [n, height, width, channels], uint8, or floats in [0, 1];         |
+|                    | or vectors of floats [n, d], of at most 1,000,000 in size                                      |
+| `y`                | n integers, the labels, from 0; all of them, unless `classes` says how many there are          |
+| `client`           | optional: n integers, the client of each example. Without it, --partition deals examples out   |
+| `x_test`, `y_test` | optional: the test set, as `x` and `y`                                                         |
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from typing import Any, Optional
+import zipfile
+
+import numpy as np
+
+from data import federation
+from data import partition
+from data import reading
+from data import rng as rng_lib
+from data.datasets import base
+from quap_tff.common import checks
+
+_REQUIRED, _OPTIONAL = ('x', 'y'), ('client', 'x_test', 'y_test')
+_HOLDS = 'a dataset of your own'
+# Larger numbers are not scaled: a step of training on them leaves any sensible range.
+_LARGEST = 1e6
+# That an error lists.
+_MOST_LABELS = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Npz(base.Dataset):
+  """The examples in an `.npz` file; see `data.datasets.npz` for its arrays. Nothing in it is unpickled.
+
+  Pixels become float32 in [0, 1], with a channel axis. If the file has client ids, these are the clients.
+  Without a test set in the file, one is held out by --seed: of whole clients that take part in no round, if the file
+  has clients, or of examples before they are dealt out.
+
+  Attributes:
+    path: The file; relative to --data_dir if that is given.
+    test_share: The share of the clients, or of the examples, that is held out if the file has no test set; in (0, 1),
+      rounded up.
+    test_of_clients: Whether `x_test` holds examples of the clients themselves. Test figures are then exact functions of
+      clients' data. The file can't tell. By default the run assumes that no client holds them, and says so.
+    classes: The number of classes, if there are classes without training examples. 0: one more than the largest label.
+  """
+
+  auxiliary_source = 'They were drawn from the file by --seed, and belong to nobody who takes part in a round.'
+
+  path: str = ''
+  test_share: float = checks.number_field('npz test_share', 0.2, above=0, below=1)
+  test_of_clients: bool = False
+  classes: int = checks.integer_field('npz classes', 0, at_least=0)
+
+  def __post_init__(self):
+    super().__post_init__()
+    if not self.path:
+      raise ValueError('A dataset of your own needs its file: npz:path=FILE.')
+
+  @property
+  def tests_clients(self) -> bool:  # type: ignore[override]  # The base class has a constant.
+    return self.test_of_clients
+
+  @property
+  def has_own_clients(self) -> bool:  # type: ignore[override]  # The base class has a constant.
+    return 'client.npy' in self._members()
+
+  @property
+  def default_num_clients(self) -> Optional[int]:  # type: ignore[override]  # The base class has a constant.
+    members = self._members()
+    return base.DEFAULT_NUM_CLIENTS if members and 'client.npy' not in members else None
+
+  def _members(self) -> list[str]:
+    """The names in the archive; none if it can't be read, which `load` reports."""
+    try:
+      with zipfile.ZipFile(self.path) as archive:
+        return archive.namelist()
+    except (OSError, ValueError, zipfile.BadZipFile):
+      return []
+
+  def portable(self) -> Npz:
+    return dataclasses.replace(self, path=os.path.basename(self.path))
+
+  def load(self, request: base.Request) -> federation.Federation:
+    partition.parse(request.partition)
+    path = os.path.join(request.data_dir or '', self.path)
+    arrays = reading.read_npz(path, _REQUIRED, _HOLDS, _OPTIONAL)
+    self._check_names(path, arrays)
+    x, y, white = _examples(path, arrays, 'x', 'y')
+    owners = _integers(path, 'client', arrays['client'], len(y), lowest=None) if 'client' in arrays else None
+    labels = y
+    facts: dict[str, Any] = {'name': f'npz:{os.path.splitext(os.path.basename(path))[0]}'}
+    if 'x_test' in arrays:
+      test_x, test_y, test_white = _examples(path, arrays, 'x_test', 'y_test')
+      if test_x.shape[1:] != x.shape[1:] or test_white != white:
+        raise _error(path, f'x_test to be like x, {_described(arrays["x"])}', _described(arrays['x_test']))
+      whose = 'of the clients themselves' if self.test_of_clients else 'taken to be of nobody who takes part in a round'
+      facts['test_set'] = f'{len(test_y):,} examples from x_test of the file, {whose}.'
+      facts['test_is_of_clients'] = self.test_of_clients
+    elif self.test_of_clients:
+      raise _error(path, 'x_test and y_test, because of test_of_clients=True', 'neither. Leave test_of_clients out')
+    elif owners is None:
+      order = rng_lib.generator(request.seed, 'test_split').permutation(len(y))
+      held = math.ceil(self.test_share * len(y))
+      if held == len(y):
+        raise _error(path, 'examples for training and for the test', f'{len(y)} in all and no x_test')
+      (test_x, test_y), (x, y) = ((x[rows], y[rows]) for rows in (np.sort(order[:held]), np.sort(order[held:])))
+    else:
+      test_x, test_y = x[:0], y[:0]
+      self._check_left(path, len(np.unique(owners)))
+    pool = base.Pool(x, y, test_x, test_y, white, self._num_classes(path, labels, test_y))
+    if owners is None:
+      return pool.dealt(request, **facts)
+    return pool.owned(request, owners, 'client', 0.0 if 'x_test' in arrays else self.test_share, **facts)
+
+  def _check_names(self, path, arrays):
+    with np.load(path, allow_pickle=False) as kept:
+      unknown = sorted(set(kept.files) - set(arrays))
+    if unknown:
+      raise _error(path, f'arrays named {", ".join((*_REQUIRED, *_OPTIONAL))}', f'{", ".join(unknown)}, too')
+    if ('x_test' in arrays) != ('y_test' in arrays):
+      raise _error(path, 'x_test and y_test, or neither', 'one of them')
+
+  def _check_left(self, path, clients):
+    held = math.ceil(self.test_share * clients)
+    if clients - held < 2:
+      raise _error(
+        path,
+        'two clients or more besides those that only test',
+        f'{clients} in all, of which test_share={self.test_share:g} takes {held}. Give x_test and y_test, or another '
+        'test_share',
+      )
+
+  def _num_classes(self, path, y, test_y) -> int:
+    known = np.unique(y)
+    found = 1 + int(max(known[-1], test_y.max(initial=0)))
+    if not self.classes and len(known) < found:
+      few = ', '.join(map(str, known[:_MOST_LABELS])) + (', …' if len(known) > _MOST_LABELS else '')
+      raise _error(
+        path,
+        f'examples in y of each label from 0 to {found - 1}',
+        f'{len(known)} labels: {few}. Number the labels from 0, or give classes={found} if that is right',
+      )
+    if self.classes and found > self.classes:
+      raise _error(path, f'labels in [0, {self.classes}), as classes={self.classes} says', f'the label {found - 1}')
+    if len(test_y) and not np.isin(test_y, known).any():
+      raise _error(path, 'labels in y_test that are in y, too', 'none. A model would be right about no test example')
+    return self.classes or found
+
+
+def _error(path: str, expected: str, found: str) -> reading.DataFileError:
+  return reading.DataFileError(f'{path}: expected {expected}, found {found}.')
+
+
+def _described(array: np.ndarray) -> str:
+  return f'{array.dtype}{list(array.shape)}'
+
+
+def _examples(path: str, arrays: dict[str, Any], x_name: str, y_name: str) -> tuple[np.ndarray, np.ndarray, float]:
+  """The checked examples, with a channel axis if they are images, their labels, and the value that becomes 1.0."""
+  x, y = arrays[x_name], arrays[y_name]
+  is_uint8 = x.dtype == np.uint8
+  if not (x.dtype.kind == 'f' or (is_uint8 and x.ndim > 2)) or x.ndim not in (2, 3, 4) or not x.size:
+    kinds = (
+      'images [n, height, width] or [n, height, width, channels], uint8 or floats in [0, 1], or float vectors [n, d]'
+    )
+    raise _error(path, f'{x_name} to be {kinds}', _described(x))
+  lowest, highest = x.min(), x.max()
+  # NaN fails the comparisons, too.
+  if not (lowest >= -_LARGEST and highest <= _LARGEST):
+    raise _error(
+      path,
+      f'the numbers in {x_name} to be finite and of at most {_LARGEST:,.0f} in size',
+      f'values from {lowest:g} to {highest:g}. Scale them first, each feature to about 1',
+    )
+  if x.ndim > 2 and not is_uint8 and not (lowest >= 0 and highest <= 1):
+    raise _error(
+      path, f'floats in {x_name} to be pixels in [0, 1]', f'values from {lowest:g} to {highest:g}. Scale them first'
+    )
+  return x[..., None] if x.ndim == 3 else x, _integers(path, y_name, y, len(x)), 255.0 if is_uint8 else 1.0
+
+
+def _integers(path: str, name: str, values: np.ndarray, count: int, lowest: Optional[int] = 0) -> np.ndarray:
+  if values.dtype.kind not in 'iu' or values.shape not in ((count,), (count, 1)):
+    raise _error(path, f'{name} to be {count} integers, one for each example', _described(values))
+  if lowest is not None and (values.min() < lowest or values.max() >= np.iinfo(np.int32).max):
+    raise _error(path, f'labels of {name} from 0', f'{values.min()} to {values.max()}')
+  return values.reshape(-1)

@@ -1,0 +1,1 @@
+"""Fixed features in place of examples."""

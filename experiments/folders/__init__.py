@@ -1,0 +1,1 @@
+"""Folders of runs: their files, checkpoints and origin."""

@@ -1,0 +1,180 @@
+"""The folder of a run, read only: its files, and whether a run may go on in it. `run_directory` writes it."""
+
+from collections.abc import Mapping
+import contextlib
+import json
+import os
+import tempfile
+from typing import Any, NamedTuple, Optional
+
+from experiments.folders import checkpoints
+from experiments.folders import provenance
+from quap_tff.common import files
+
+CHECKPOINTS = 'checkpoints'
+RUN, METRICS, SUMMARY, MODEL, LEDGER, CLIENTS, PLOT, TENSORBOARD = (
+  'run.json',
+  'metrics.csv',
+  'summary.json',
+  'final_model.keras',
+  'ledger.npz',
+  'clients.csv',
+  'plot.png',
+  'tensorboard',
+)
+LOCK = '.lock'
+# In the folder of checkpoints: the secret from which all secrets of a run follow.
+SECRET = 'secret'
+
+_FOLDERS = (CHECKPOINTS, TENSORBOARD)
+_FILES = (RUN, METRICS, SUMMARY, MODEL, LEDGER, CLIENTS, PLOT)
+# Names that a run may leave that was interrupted before its first round.
+_OF_THE_START = {LOCK, RUN + files.UNFINISHED, CHECKPOINTS}
+
+
+class RunDirectoryError(ValueError):
+  """The output directory cannot be used for this run."""
+
+
+class Found(NamedTuple):
+  """The run in an output directory.
+
+  Attributes:
+    is_new: Whether no run has begun in it: there is no checkpoint, and no result.
+    finished: summary.json of a run that has reached its last planned round and whose checkpoints are gone; else None.
+  """
+
+  is_new: bool
+  finished: Optional[dict[str, Any]]
+
+
+def check(path: str, identity: Mapping[str, Any], needs_same_code: bool = False) -> Found:
+  """The run in a folder, which must be new or hold a run with this `identity`. Changes nothing.
+
+  Args:
+    path: The folder.
+    identity: The flags that say what is computed.
+    needs_same_code: Whether a run whose last round was run by other code than this is refused.
+
+  Raises:
+    RunDirectoryError: If it is neither, or holds results of a run whose checkpoints are gone before its end.
+  """
+  path = absolute(path)
+  if not os.path.isdir(path):
+    if os.path.lexists(path):
+      raise RunDirectoryError(f'output_dir {path} is a file; give a folder.')
+    _check_can_be_made(path)
+    return Found(True, None)
+  try:
+    names = set(os.listdir(path))
+    last_round = max(checkpoints.rounds(os.path.join(path, CHECKPOINTS)), default=None)
+    if not names - _OF_THE_START and last_round is None:
+      return Found(True, None)
+    run = files.read_json(os.path.join(path, RUN))
+    differing = differences(run['identity'], through_json(identity))
+  except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    raise RunDirectoryError(
+      f'output_dir {path} holds files, but no readable {RUN} of an earlier run: give a new or empty folder.'
+    ) from None
+  if differing:
+    raise RunDirectoryError(
+      f'output_dir {path} belongs to a run with other flags:{"".join(differing)}\nGive the same flags to continue it, '
+      'or another folder.'
+    )
+  _check_kinds(path, names)
+  if last_round is not None:
+    _check_can_go_on(path, run, last_round, needs_same_code)
+    return Found(False, None)
+  summary = read_summary(path)
+  if summary is not None and summary.get('finished') is True:
+    return Found(False, summary)
+  results = sorted(names & set(_FILES) - {RUN})
+  if results:
+    raise RunDirectoryError(
+      f'output_dir {path} holds {", ".join(results)} of a run that has not reached its last planned round, and its '
+      f'checkpoints are gone. To train it again would release a second model of the same clients, and nothing would '
+      f'account for the first one. Put {CHECKPOINTS}/ back to continue it, or give another folder to start anew.'
+    )
+  return Found(True, None)
+
+
+def _check_can_go_on(path, run, last_round, needs_same_code):
+  read_secret(path)
+  try:
+    provenance.stretches(run, last_round)
+  except ValueError as error:
+    raise RunDirectoryError(
+      f'{os.path.join(path, RUN)} is damaged: {error}. Put it back to continue the run, or give another folder to '
+      'start anew.'
+    ) from None
+  code_problem = provenance.code_problem(run, last_round) if needs_same_code else None
+  if code_problem is not None:
+    raise RunDirectoryError(f'output_dir {path} cannot be continued: {code_problem}')
+
+
+def read_secret(path: str) -> bytes:
+  """The secret of the run in a folder. Raises `RunDirectoryError` if it is missing or damaged."""
+  file = os.path.join(path, CHECKPOINTS, SECRET)
+  try:
+    return files.read_sealed(file)
+  except (OSError, ValueError) as error:
+    problem = 'is missing' if isinstance(error, FileNotFoundError) else f'cannot be read ({error})'
+    raise RunDirectoryError(
+      f'{file} {problem}. The keys of this run follow from it, and a run must not go on with other keys. Put it back '
+      'from a copy to continue the run, or give another folder to start anew.'
+    ) from None
+
+
+def _check_can_be_made(path):
+  """Finds out now, not after the data have been read, what would keep the folder from being made."""
+  try:
+    with contextlib.suppress(FileNotFoundError):
+      os.lstat(path)
+    parent = os.path.dirname(path)
+    while not os.path.lexists(parent):
+      parent = os.path.dirname(parent)
+  except (OSError, ValueError) as error:
+    raise RunDirectoryError(f'output_dir {path} cannot be used: {error}. Give another folder.') from error
+  try:
+    os.rmdir(tempfile.mkdtemp(dir=parent))
+  except OSError as error:
+    # In /proc, Linux says that there is no such file.
+    reason = 'it takes no new folders' if isinstance(error, FileNotFoundError) else error.strerror
+    raise RunDirectoryError(f'output_dir {path} cannot be made in {parent}: {reason}. Give another folder.') from error
+
+
+def _check_kinds(path, names):
+  for name in sorted(names & {*_FILES, *_FOLDERS}):
+    if os.path.isdir(os.path.join(path, name)) != (name in _FOLDERS):
+      kind, found = ('folder', 'file') if name in _FOLDERS else ('file', 'folder')
+      raise RunDirectoryError(f'{os.path.join(path, name)} must be a {kind}, found a {found}. Move it away.')
+
+
+def read_summary(path: str) -> Optional[dict[str, Any]]:
+  """The folder's summary.json, or None if there is none that can be read."""
+  try:
+    summary = files.read_json(os.path.join(path, SUMMARY))
+    return summary if isinstance(summary, dict) else None
+  except (OSError, ValueError):
+    return None
+
+
+def absolute(path: str) -> str:
+  """The folder's whole path. Raises `RunDirectoryError` for an empty one."""
+  if not path:
+    raise RunDirectoryError('output_dir is empty; give a folder.')
+  return os.path.abspath(path)
+
+
+def through_json(value: Mapping[str, Any]) -> dict[str, Any]:
+  """The value as a JSON file gives it back: tuples are lists."""
+  return json.loads(json.dumps(dict(value)))
+
+
+def differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+  """A line for each flag whose two values differ."""
+  return [
+    f'\n  --{name}: {there.get(name)!r} there, {now.get(name)!r} now'
+    for name in sorted({*there, *now})
+    if there.get(name) != now.get(name)
+  ]

@@ -1,0 +1,1 @@
+"""Networks for features, from drawings or from files."""

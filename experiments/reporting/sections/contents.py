@@ -1,0 +1,168 @@
+"""The report's sections in order. A new section is a function from groups to blocks, and a line in `SECTIONS`."""
+
+from collections.abc import Sequence
+from typing import Any, Callable, NamedTuple
+
+from experiments.reporting import naming
+from experiments.reporting import opening
+from experiments.reporting import pages
+from experiments.reporting import published
+from experiments.reporting import runs as runs_lib
+from experiments.reporting import study
+from experiments.reporting.sections import accuracy
+from experiments.reporting.sections import hypotheses
+from experiments.reporting.sections import spending
+
+_SCENARIOS = 'participation=uniform|beta:a=2,b=5|extreme_imbalance'
+
+
+class Section(NamedTuple):
+  """Attributes:
+  title: The heading.
+  build: Makes its blocks. There are none if there are no runs for them.
+  grid: The axes of the sweep whose runs fill the section, without the documents' seeds.
+  preset: The flag file of that sweep.
+  """
+
+  title: str
+  build: Callable[[Sequence[study.Group]], Sequence[pages.Block]]
+  grid: str
+  preset: str = 'mnist_2025'
+
+  @property
+  def command(self) -> str:
+    """The sweep whose runs fill the section."""
+    seeds = 'seed=' + '|'.join(map(str, published.SEEDS))
+    axes = ' '.join(f"--vary='{axis}'" for axis in (*self.grid.split(), seeds))
+    preset = f'experiments/presets/{self.preset}.flags'
+    return f'python -m experiments.sweep --output_dir=runs/sweep {axes} -- --flagfile={preset}'
+
+
+_OF_PARTS = '|'.join(published.BY_PARTS.values())
+_EQUAL_EPSILON = 'algorithm=certified|certified:weights=uniform|tff_dp_fedavg|tff_dp_fedavg_adaptive|tff_dp_ftrl'
+
+SECTIONS = (
+  Section('Accuracy and privacy', spending.with_accuracy, 'algorithm=fedavg|fixed_dp|quap'),
+  Section(
+    'Certified: equal formal ε',
+    spending.certified,
+    f'{_EQUAL_EPSILON} {_SCENARIOS} epsilon=1|3|6|10',
+    'mnist_certified',
+  ),
+  Section(
+    'Final accuracy by method and scenario',
+    accuracy.final,
+    f'algorithm=fedavg|fixed_dp|adaptive_clip|pt_adp|quap {_SCENARIOS} epsilon=3|6',
+  ),
+  Section(
+    "The reference program's early stop", accuracy.early_stop, 'algorithm=fedavg|fixed_dp|quap', 'reference_mnist'
+  ),
+  Section('Hypotheses H1 to H3', hypotheses.build, 'algorithm=fixed_dp|layerwise|adaptive_budget_clip|quap'),
+  Section('Accuracy by round', accuracy.curves, 'algorithm=fedavg|fixed_dp|layerwise|quap|tff_dp_fedavg_adaptive'),
+  Section('Convergence', accuracy.convergence, f'algorithm=fixed_dp|adaptive_clip|pt_adp|quap {_SCENARIOS} epsilon=3'),
+  Section('Ablation', accuracy.ablation, f'algorithm={_OF_PARTS}'),
+  Section('Budget by participation', spending.budgets, 'algorithm=quap epsilon=3'),
+  Section('Cumulative privacy by participation', spending.cumulative, 'algorithm=quap|layerwise'),
+  Section('Fairness', spending.fairness, f'algorithm=fixed_dp|quap {_SCENARIOS}'),
+  Section('Noise to signal', spending.noise, 'algorithm=fixed_dp|layerwise|quap'),
+  Section('Sensitivity to α and β', accuracy.alpha_beta, 'alpha=0.3|0.5|0.7 beta=1|2|3', 'cifar10_2025'),
+  Section(
+    'Uneven labels (Dirichlet)',
+    accuracy.heterogeneity,
+    'algorithm=fixed_dp|quap partition=dirichlet:alpha=0.1|dirichlet:alpha=1|dirichlet:alpha=10',
+  ),
+  Section('Total budget', accuracy.epsilon, 'algorithm=fixed_dp|layerwise|quap epsilon=3|6|10'),
+  Section(
+    'Participation models',
+    accuracy.participation,
+    'algorithm=fixed_dp|quap participation=beta:a=2,b=5|beta:a=1,b=1|beta:a=5,b=2',
+  ),
+  Section('Critical layers', accuracy.critical_layers, 'critical_layers=final_dense|dense,dense_1|all_dense|all'),
+  Section('A thousand clients', accuracy.at_scale, 'algorithm=fixed_dp|quap num_clients=1000 cohort_size=50'),
+  Section('Communication', spending.communication, 'algorithm=fedavg|fixed_dp|quap'),
+  Section('Cost of a round', spending.cost, 'algorithm=fedavg|quap'),
+)
+
+
+def build(groups: Sequence[study.Group], left_out: Sequence[runs_lib.LeftOut], command: str) -> list[pages.Section]:
+  """The whole report: the finding and how to read it, the results, then the settings and what was left out."""
+  built = pages.numbered([pages.Section(section.title, section.build(groups)) for section in SECTIONS])
+  missing = '; '.join(section.title for section in built if not section.blocks)
+  without = [{'where': item.path, 'what': item.reason} for item in left_out]
+  is_compared = any(g.is_of_documents for g in groups)
+  found, table = opening.finding(groups)
+  first = opening.figure(built)
+  return [
+    pages.Section(
+      'QuAP-FL: measured figures and those of the documents' if is_compared else 'QuAP-FL: measured figures',
+      [f'**{found}**', *filter(None, [first]), *table, *published.NOTES['how_to_read'][: 2 if is_compared else 1]],
+    ),
+    *(
+      section._replace(blocks=[block for block in section.blocks if block is not first])
+      for section in built
+      if section.blocks
+    ),
+    *(
+      [pages.Section('Not run', [f'{missing}. `python -m experiments.report --help` lists sweeps that fill them.'])]
+      if missing
+      else []
+    ),
+    *(
+      [pages.Section('Why measured and printed figures differ', published.NOTES['differences'])] if is_compared else []
+    ),
+    pages.Section('Settings', [*_compared(groups), *_settings(groups, command)]),
+    pages.Section(
+      'What was left out', [pages.Table('left_out', 'Left out, or used in part', without)] if without else ['Nothing.']
+    ),
+  ]
+
+
+def _compared(groups) -> list[pages.Block]:
+  """The comparison: a row for each dataset."""
+  rows = []
+  for dataset in dict.fromkeys(g.dataset for g in groups):
+    own = [g for g in groups if g.dataset == dataset]
+    of_flag = lambda flag, own=own: _each(g.setting[flag] for g in own if flag in g.setting)
+    methods = dict.fromkeys(naming.name_of(g.algorithm) for g in sorted(own, key=lambda g: g.place))
+    rows.append(
+      {
+        'dataset': naming.dataset(dataset),
+        'runs': count(own),
+        'methods': '; '.join(methods),
+        'participation': _each(naming.participation(g.setting['participation']) for g in own),
+        'ε': of_flag('epsilon'),
+        'clients': of_flag('num_clients'),
+        'rounds': _each(run.rounds for g in own for run in g.runs),
+        'seeds': _each(run.seed for g in own for run in g.runs),
+      }
+    )
+  return [pages.Table('compared', 'What was compared', rows)]
+
+
+def _each(values) -> str:
+  return ', '.join(map(str, sorted(set(values))))
+
+
+def _settings(groups, command) -> list[pages.Block]:
+  """The versions, the machines, the flags that all runs share, and the values of the others."""
+  runs, settings = [run for group in groups for run in group.runs], [group.setting for group in groups]
+  each = lambda dicts: '; or '.join(dict.fromkeys(', '.join(f'{k} {v}' for k, v in d.items()) or '?' for d in dicts))
+  values: dict[str, dict[str, Any]] = {}
+  for setting in settings:
+    for name, value in setting.items():
+      values.setdefault(name, {})[str(value)] = value
+  shared = ', '.join(f'`{name}={text}`' for name, texts in values.items() for text in texts if len(texts) == 1)
+  rows = [{'flag': name, 'values': ', '.join(texts)} for name, texts in values.items() if len(texts) > 1]
+  return [
+    f'Made by `{command}`.',
+    f'Versions: {each(run.versions for run in runs)}.',
+    f'Machine: {each(run.machine for run in runs)}.',
+    f'All runs that read these flags have {shared}.',
+    *([pages.Table('settings', 'Flags in which runs differ', rows)] if rows else []),
+  ]
+
+
+def count(groups: Sequence[study.Group]) -> str:
+  """The number of runs and settings, in words."""
+  plural = lambda number, word: f'{number} {word}' + ('' if number == 1 else 's')
+  return f'{plural(sum(len(group.runs) for group in groups), "run")} of {plural(len(groups), "setting")}'

@@ -1,0 +1,196 @@
+"""What a run's privacy figures may be called, and what each participation group has spent.
+
+A formal ε is reported for the released model only if the run's certificate or summary says that it covers that model.
+Of a run that ended before its last planned round, this is the bound of its plan. What its rounds cost is a reading.
+"""
+
+from collections.abc import Mapping, Sequence
+import functools
+from typing import Any, Callable, Optional
+
+import numpy as np
+
+from experiments.reporting import naming
+from experiments.reporting import pages
+from experiments.reporting import runs as runs_lib
+from experiments.reporting import study
+from quap_tff.common.numbers import rounding
+
+NO_FINITE = 'no finite ε for the released model'
+# Of a run that an earlier version stopped.
+NO_BOUND = 'no bound: the run ended early, and its files have a reading only'
+# The mark of figures that hold only for ideal noise, and the words in a summary's notes that say so.
+IDEAL, _IDEAL_WORDS = '†', 'ideal Gaussian noise'
+WEAKER = f'{IDEAL} These figures hold for {_IDEAL_WORDS}. The noise that was drawn is weaker; the notes below say how.'
+_IDEAL_OF_TFF = f'The figure holds for {_IDEAL_WORDS}; the noise that TFF draws is weaker.'
+
+# Thirds of the clients, by the rounds in which they took part.
+_GROUPS = ('rare', 'middle', 'frequent')
+
+
+def whole_model_epsilon(run: runs_lib.Run) -> Optional[float]:
+  """The largest ε of any client that holds for the released model: the certificate's, or else the formal one."""
+  if run.certificate is not None:
+    part, key = ('guarantee', 'epsilon') if _is_stopped(run) else ('achieved', 'epsilon_max')
+    found = run.certificate.get(part)
+    return _number(found.get(key)) if isinstance(found, dict) else None
+  is_protected = _formal(run).get('covers') == 'released model' and run.summary.get('model_protected') is True
+  return _epsilon(run) if is_protected else None
+
+
+def trust(run: runs_lib.Run) -> str:
+  """Whom or what a guarantee relies on: the server, the protocol of the secure sum, or nobody; and secret cohorts."""
+  trusted = str(run.summary.get('trust', 'server')).replace('_', ' ')
+  return f'{trusted}, cohorts secret' if run.has_secret_cohorts else trusted
+
+
+def formal_text(group: study.Group) -> str:
+  """What the formal figure of a setting covers, and the figure itself: the largest over seeds. † marks ideal noise."""
+  whole = [epsilon for run in group.runs if (epsilon := whole_model_epsilon(run)) is not None]
+  unlogged = [run for run in group.runs if _formal(run).get('covers') == 'weights without the logs']
+  of_weights = [epsilon for run in unlogged if (epsilon := _epsilon(run)) is not None]
+  if len(whole) == len(group.runs):
+    covers, epsilons = 'released model', whole
+  elif len(of_weights) == len(group.runs):
+    covers, epsilons = 'weights only, if the logs stay secret', of_weights
+  else:
+    return NO_BOUND if any(_formal(run) and _is_only_read(run) for run in group.runs) else NO_FINITE
+  run = group.runs[epsilons.index(max(epsilons))]
+  source = 'certificate.json' if run.certificate is not None else _smallest(run).get('accountant')
+  secret = ', cohorts secret' if run.has_secret_cohorts else ''
+  text = f'{covers}: ε = {rounding.up(max(epsilons))} ({source}{secret}){IDEAL if ideal_note(run) else ""}'
+  readings = [_number(_reading(run).get('epsilon_max')) for run in group.runs if _is_stopped(run)]
+  if not readings:
+    return text
+  known = [reading for reading in readings if reading is not None]
+  largest = rounding.up(max(known)) if len(known) == len(readings) else 'none'
+  return f'{text}, for all planned rounds; reading of those that ran, no guarantee: {largest}'
+
+
+def footnotes(groups: Sequence[study.Group]) -> list[str]:
+  """Whom the formal figures protect, under which relation and δ, and what † means."""
+  found = [run for group in groups for run in group.runs if _smallest(run)]
+  if not found:
+    certified = any(run.certificate is not None for group in groups for run in group.runs)
+    return [] if certified else ['No run has a formal figure.']
+  each = lambda values: ' or '.join(dict.fromkeys(map(str, values)))
+  noted: dict[str, dict[str, bool]] = {}
+  for run in found:
+    noted.setdefault(ideal_note(run), {})[naming.name_of(run.algorithm)] = True
+  return [
+    f'Formal figures hold for {each(_formal(run).get("unit") for run in found)}. Neighbouring datasets: '
+    f'{each(_smallest(run).get("neighbours") for run in found)}. Total δ: '
+    f'{each(_formal(run).get("delta") for run in found)}. Amplification by sampling: '
+    f'{each(_smallest(run).get("amplification") for run in found)}.',
+    *(f'{IDEAL} {", ".join(methods)}: {note}' for note, methods in noted.items() if note),
+  ]
+
+
+def by_participation(name: str, groups: Sequence[study.Group]) -> list[pages.Block]:
+  """Rare, middle and frequent participants, if clients differ in how often they took part.
+
+  There are two tables, because one would be too wide for a page: `name` says what the clients did, and `name`_results
+  says what they spent and how accurate the model is for them.
+  """
+  shown = [group for group in groups if all(run.counts is not None and np.ptp(run.counts) for run in group.runs)]
+  did = {
+    'rounds taken part in': (lambda run: run.counts, 1),
+    'weight contributed': (_contributed, 1),
+    'examples': (lambda run: run.of_clients('examples'), 0),
+  }
+  results = {
+    'nominal ε': (lambda run: run.nominal_epsilon, 2, True),
+    'formal ε': (_formal_epsilon, 2, True),
+    'accuracy (%)': (lambda run: _percent(run.of_clients('test_accuracy')), 1),
+  }
+
+  def columns(measures, group):
+    return {
+      f'{what}: {_GROUPS[third]}': group.measure(functools.partial(_mean_of_third, values, third), *form)
+      for what, (values, *form) in measures.items()
+      for third in range(3)
+    }
+
+  blocks = []
+  for suffix, words, measures in (('', 'did', did), ('_results', 'spent, and their accuracy', results)):
+    own = functools.partial(columns, measures)
+    title = f'What rare, middle and frequent participants {words}: means over each third of the clients'
+    blocks += study.by_group(name + suffix, title, [g for g in shown if any(own(g).values())], own, 'participation')
+  return blocks
+
+
+def _percent(shares: Optional[np.ndarray]) -> Optional[np.ndarray]:
+  return None if shares is None else 100 * shares
+
+
+def _contributed(run) -> Optional[np.ndarray]:
+  """float64[N], the sum over the rounds of each client's weight; None where clients have no weights."""
+  if run.ledger is None or not run.algorithm.startswith('certified'):
+    return None
+  arrays = run.ledger.state_dict()
+  return np.bincount(arrays['clients'], arrays['weights'], run.ledger.num_clients)
+
+
+def _formal_epsilon(run) -> Optional[np.ndarray]:
+  epsilon = run.of_clients('formal_epsilon') if whole_model_epsilon(run) is not None else None
+  return epsilon if epsilon is not None and np.all(np.isfinite(epsilon)) else None
+
+
+def _thirds(run) -> list[np.ndarray]:
+  """Client ids by rounds taken part in, in three parts; ties by id."""
+  return np.array_split(np.argsort(run.counts, kind='stable'), 3)
+
+
+def _mean_of_third(of_run: Callable[[runs_lib.Run], Optional[np.ndarray]], third: int, run: runs_lib.Run):
+  """The mean of a figure over those clients of a third of a run that have a value; None if there is none."""
+  values, members = of_run(run), _thirds(run)[third]
+  known = values[members][np.isfinite(values[members])] if values is not None else ()
+  return float(np.mean(known)) if len(known) else None
+
+
+def _formal(run) -> Mapping[str, Any]:
+  formal = run.summary.get('formal')
+  return formal if isinstance(formal, dict) else {}
+
+
+def _is_stopped(run) -> bool:
+  return run.rounds < run.identity['rounds']
+
+
+def _reading(run) -> Mapping[str, Any]:
+  reading = _formal(run).get('reading')
+  return reading if isinstance(reading, dict) else {}
+
+
+def _is_only_read(run) -> bool:
+  """Whether the figures are a reading. Earlier versions wrote only a reading for a run that ended early."""
+  return _is_stopped(run) and not _reading(run)
+
+
+def _smallest(run) -> Mapping[str, Any]:
+  """The smallest formal figure; {} if there is none. Amplification counts only where the cohorts are secret.
+
+  Earlier versions wrote amplified figures although cohorts followed from a seed that run.json holds.
+  """
+  if _is_only_read(run):
+    return {}
+  figures = _formal(run).get('figures')
+  figures = [f for f in figures if _number(f.get('epsilon_max')) is not None] if isinstance(figures, list) else []
+  figures = [figure for figure in figures if figure.get('amplification') == 'none' or run.has_secret_cohorts]
+  return min(figures, key=lambda figure: figure['epsilon_max'], default={})
+
+
+def _epsilon(run) -> Optional[float]:
+  return _smallest(run).get('epsilon_max')
+
+
+def ideal_note(run: runs_lib.Run) -> str:
+  """How the noise that was drawn differs from the ideal noise of the formal figure; '' if it does not."""
+  notes = _formal(run).get('notes')
+  noted = [note for note in notes if _IDEAL_WORDS in str(note)] if isinstance(notes, list) else []
+  default = _IDEAL_OF_TFF if run.algorithm.startswith('tff_') else ''
+  return str(next(filter(None, [run.summary.get('noise_note'), _formal(run).get('noise_note'), *noted]), default))
+
+
+def _number(value) -> Optional[float]:
+  return float(value) if isinstance(value, (int, float)) else None

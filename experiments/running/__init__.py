@@ -1,0 +1,1 @@
+"""A run from its setup to its results."""

@@ -1,0 +1,244 @@
+"""The files that only a run of experiments.train has, compared with those that every certified run has.
+
+The flags in run.json must give the mechanism, the schedule and the statements of the issuer; metrics.csv and
+summary.json must say what the ledger says. This module does not import TensorFlow, since verification runs no model.
+The folder may come from anybody.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+import datetime
+import math
+from typing import Any, Optional
+
+import numpy as np
+
+from experiments.command import parts as run_parts
+from experiments.command import run as run_lib
+from experiments.folders import folder as run_folder
+from experiments.running import final_summary
+from quap_tff import accounting
+from quap_tff import plans
+from quap_tff.certificates import certificate as certificates
+from quap_tff.certificates.folders import about as abouts
+from quap_tff.certificates.folders import evidence
+from quap_tff.certificates.folders import folder as folders
+from quap_tff.certificates.folders import folder_files
+from quap_tff.certificates.folders import run_files
+from quap_tff.certificates.folders.folder_files import FolderError
+from quap_tff.mechanisms.certified import planning
+from quap_tff.mechanisms.parts import participation as participations
+
+# Tolerances between float32 figures of TensorFlow and of NumPy. A standard deviation of equal rates is nearly 0.
+_RELATIVE, _ABSOLUTE = 1e-5, 1e-6
+
+
+def about(
+  run: run_lib.Run,
+  plan: plans.CertifiedPlan,
+  resolved: Mapping[str, Any],
+  *,
+  tests: int,
+  test_accuracy: Optional[float],
+  date: datetime.date,
+  stretches: Iterable[Mapping[str, Any]] = (),
+) -> abouts.About:
+  """What a certificate of a run says beyond its mechanism, its schedule and its ledger.
+
+  Args:
+    run: Its configuration.
+    plan: Its plan.
+    resolved: The facts that follow from the data, see `setup.Experiment.resolved`.
+    tests: How often loss and accuracy on the test set were released.
+    test_accuracy: Of the released model.
+    date: The day on which the run's last process began.
+    stretches: Which code ran which rounds.
+
+  Raises:
+    ValueError: If a text is not one that a certificate can repeat.
+  """
+  return abouts.About(
+    dataset=run.identity()['dataset'],
+    cohorts='The cohorts follow from a public seed.',
+    tuning=run.flags['tuning'],
+    test_set=resolved['test_set'],
+    tests=tests,
+    test_accuracy=test_accuracy,
+    public_data=resolved['public_data'],
+    post_processing=run.post_processing(plan),
+    algorithm=run.flags['algorithm'],
+    model=resolved['model'],
+    features=run.identity()['features'],
+    data_commitment=resolved.get('data_commitment') or '',
+    date=date.isoformat(),
+    stretches=tuple(stretches),
+  )
+
+
+def check_before(experiment: Any, run: run_lib.Run) -> None:
+  """Asks before the first round whether the run could get a certificate: nobody should train in vain.
+
+  The planned rounds are taken for those that were run. A problem that this finds would come up after training, too.
+
+  Args:
+    experiment: The `setup.Experiment`. One of a method that gives no certificate is not looked at.
+    run: Its configuration.
+
+  Raises:
+    ValueError: With every reason why the run could get no certificate, if there is one.
+  """
+  if not run.method.gives_certificate:
+    return
+  plan, ledger = experiment.plan, planned_ledger(experiment.plan)
+  reasons = evidence.ledger_problems(plan, ledger)
+  try:
+    stated = about(run, plan, experiment.resolved, tests=0, test_accuracy=None, date=datetime.date.today())
+    reasons += certificates.refusals(plan, ledger, stated)
+  except ValueError as error:
+    reasons.append(str(error))
+  if reasons:
+    raise ValueError(
+      f'No certificate could be issued for this run, so it was not begun. {" ".join(reasons)} Change these flags, or '
+      'mark the run as a rehearsal: --algorithm=certified:certificate=false.'
+    )
+
+
+def planned_ledger(plan: plans.CertifiedPlan) -> accounting.RunLedger:
+  """The ledger of the planned rounds. Its clipping norms are the first."""
+  config, ledger = plan.config, plan.new_ledger()
+  clip = float(np.float32(config.clip.initial_norm))
+  for cohort, planned in zip(plan.expected, planning.planned_rounds(config, plan.expected)):
+    ledger.append(accounting.RoundRecord(*config.cost(cohort, planned.weights.astype(np.float64), clip)))
+  return ledger
+
+
+def check(content: folders.Content) -> list[str]:
+  """The problems of what only a run of experiments.train has, a sentence each; none for a folder of library code.
+
+  Raises:
+    FolderError: If a file is missing or damaged.
+  """
+  if content.made_by != folders.TRAIN:
+    return []
+  files = run_files.read(content)
+  plan, run = _plan(content, files.run)
+  return _mechanism_problems(content, files, plan, run) or (
+    _metrics_problems(content, files.rows) + _summary_problems(content, files, plan, run)
+  )
+
+
+def _plan(content, run_json) -> tuple[plans.CertifiedPlan, run_lib.Run]:
+  """The run's plan, and its configuration, from run.json."""
+  with folder_files.damage(run_folder.RUN, 'is damaged, or its flags contradict each other'):
+    resolved, identity = run_json['resolved'], run_json['identity']
+    # Before a schedule is drawn that fills the memory.
+    for name, value, kept in (
+      ('rounds', identity['rounds'], len(content.plan.schedule)),
+      ('num_clients', resolved['num_clients'], content.plan.num_clients),
+    ):
+      if type(value) is not int or value != kept:
+        raise ValueError(f'{name} is {value!r}, and {folders.MECHANISM} says {kept}')
+    if set(run_json['flags']) != set(run_parts.FLAGS):
+      raise ValueError('flags must be the flags of experiments.train')
+    # The other flags in run.json say nothing about what was computed.
+    run = run_lib.Run.from_json({'flags': {}, 'identity': identity})
+    if not run.method.gives_certificate:
+      raise FolderError(f'{run_folder.RUN}: a run of --algorithm={run.flags["algorithm"]} has no certificate.')
+    if run_folder.through_json(run.identity()) != identity:
+      raise ValueError('identity must hold the flags that say what is computed, and no others')
+    return run.plan(resolved['num_clients'], folders.model_shape(resolved), resolved['test_is_of_clients']), run
+
+
+def _mechanism_problems(content, files, plan, run) -> list[str]:
+  """Where mechanism.json and schedule.npz are not those that the flags give."""
+  with folder_files.damage(f'{run_folder.RUN} or {run_folder.SUMMARY}'):
+    expected = about(
+      run,
+      plan,
+      files.run['resolved'],
+      tests=sum(bool(row.get('test_accuracy')) for row in files.rows),
+      test_accuracy=files.summary['test_accuracy'],
+      date=datetime.date.fromisoformat(files.summary['date']),
+      stretches=run_files.stretches(files.run, content.ledger.num_rounds),
+    )
+  kept, by_flags = _value(content.plan, content.about), _value(plan, expected)
+  found = [f'{folders.MECHANISM}, by the flags: {one}' for one in certificates.differences(kept, by_flags)]
+  for name in ('schedule', 'attendance'):
+    pair = [getattr(one, name) for one in (content.plan, plan)]
+    if not _are_same(*pair):
+      found.append(f'{folders.SCHEDULE} is not the schedule that the flags give.')
+      break
+  return found
+
+
+def _value(plan, stated) -> dict[str, Any]:
+  return {
+    'mechanism': folders.mechanism_value(plan.config),
+    'sparsity': [repr(plan.sparsity), plan.sparsity_seed],
+    'colluders': list(plan.colluders),
+    'model': repr(plan.model),
+    'issuer': stated.as_dict(),
+  }
+
+
+def _are_same(one, other) -> bool:
+  if one is None or other is None:
+    return one is other
+  return len(one) == len(other) and all(map(np.array_equal, map(np.sort, one), map(np.sort, other)))
+
+
+def _metrics_problems(content, rows) -> list[str]:
+  """Where metrics.csv has a figure that differs from the ledger's."""
+  found = []
+  for row, expected in zip(rows, _expected_rows(content.plan, content.ledger)):
+    for column, value in expected.items():
+      if column in row and not math.isclose(_number(row[column]), value, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE):
+        found.append(
+          f'{run_folder.METRICS}: {column} of round {row["round"]} is {row[column]}, but the ledger gives {value:g}.'
+        )
+  return found
+
+
+def _number(cell: str) -> float:
+  return float(cell or math.nan)
+
+
+def _expected_rows(plan, ledger) -> Iterator[dict[str, float]]:
+  """What metrics.csv must say about each round, computed from the ledger."""
+  config, clips = plan.config, ledger.state_dict()['clipping_norms']
+  participation = participations.initial_state(config.participation, config.num_clients)
+  for number, one in enumerate(evidence.rounds(plan, ledger), 1):
+    weights, clip = one.weights, clips[number - 1]
+    participation = participations.next_state(config.participation, participation, one.clients, number)
+    multiplier = config.noise_multiplier if (weights > 0).any() else 0.0
+    row = {
+      'cohort_size': len(one.clients),
+      'clipping_norm': clip,
+      'noise_multiplier': multiplier,
+      'sigma': multiplier * clip / config.divisor,
+      'exhausted_clients': int((weights == 0).sum()),
+      'weight_mean': weights.mean() if len(weights) else 0.0,
+      'weight_min': weights.min() if len(weights) else 0.0,
+      'spent_max': one.spent_max,
+    }
+    statistics = participations.statistics(config.participation, participation, number)
+    yield {**row, **{f'participation_{key}': float(value) for key, value in statistics.items()}}
+
+
+def _summary_problems(content, files, plan, run) -> list[str]:
+  """Where summary.json differs from the one that the other files give."""
+  name = run_folder.SUMMARY
+  with folder_files.damage(f'{name} or {run_folder.METRICS}'):
+    # The shapes of the tensors have been compared already.
+    weights = evidence.in_model(content.path, run_folder.MODEL, lambda tensors: [tensor[()] for tensor in tensors])
+    test = {key: _number(files.rows[-1][f'test_{key}']) for key in ('accuracy', 'loss')}
+    expected = final_summary.make(
+      run,
+      plan.num_clients,
+      plan.report(content.ledger, plan.schedule),
+      rounds=content.ledger.num_rounds,
+      test=test,
+      diverged=final_summary.has_diverged(weights, test['loss']),
+      date=datetime.date.fromisoformat(files.summary['date']),
+      share_of_ceiling=final_summary.share_of_ceiling(plan),
+    )
+  return [f'{name}: {one}' for one in certificates.differences(files.summary, expected)]

@@ -1,0 +1,282 @@
+"""The text that `experiments.train` prints at the end: a few lines for people, then one line of JSON for scripts.
+
+Together they fit a terminal of 24 rows and 80 columns. The last lines for people are the accuracy and the guarantee.
+All figures are in summary.json, which a run with --output_dir leaves. The line of JSON has the same keys, with shorter
+values: `protection` is cut to a sentence, and `formal` keeps `covers`, `delta`, `reading` and the exact one of its
+`figures`. TensorFlow is not loaded here.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+import datetime
+import json
+import math
+import os
+from typing import Any, Optional
+
+import numpy as np
+
+from data.datasets import named as datasets
+from experiments.command import command_line
+from experiments.command import run as run_lib
+from experiments.folders import folder as run_folder
+from experiments.running import progress
+from quap_tff import plans
+from quap_tff.accounting import protection as protections
+from quap_tff.accounting.accountants import history
+from quap_tff.common.numbers import rounding
+from quap_tff.mechanisms.certified import planning
+
+_FORMAL_KEYS = ('covers', 'delta', 'reading')
+_FIGURE_KEYS = ('accountant', 'neighbours', 'amplification', 'epsilon_max')
+_SHORT_NEIGHBOURS = {
+  history.ZERO_OUT: 'zero-out',
+  history.REPLACE_ONE: 'replace one',
+  history.ADD_OR_REMOVE: 'add or remove',
+}
+_SHORT_PROTECTION = {
+  protections.RELEASED_MODEL: 'Every released number is noised.',
+  protections.WEIGHTS_ONLY: 'Every weight is noised, and exact figures are logged alongside them.',
+  protections.NOTHING: 'No finite ε for the released model.',
+}
+
+
+# By what share a formal ε may differ from --epsilon without a word.
+_CLOSE = 0.05
+# Weights of models that learn something are below 100, and the loss of guessing is the logarithm of the classes.
+_LARGEST_SENSIBLE = 1e6
+_DIVERGED = (
+  'The model has diverged: a weight or the test loss is not finite, or above 1,000,000. A smaller learning rate or '
+  'less noise may help.'
+)
+
+
+def has_diverged(weights: Iterable[Any], test_loss: float) -> bool:
+  """Whether a weight or the test loss is not finite, or larger than any that makes sense.
+
+  Args:
+    weights: Arrays: the published weights. So in a certified run the answer is post-processing.
+    test_loss: Of these weights.
+  """
+  # NaN fails the comparisons, too.
+  return not (abs(test_loss) <= _LARGEST_SENSIBLE and all(np.all(np.abs(w) <= _LARGEST_SENSIBLE) for w in weights))
+
+
+def share_of_ceiling(plan: plans.CertifiedPlan) -> float:
+  """The signal-to-noise ratio of what a certified run publishes, as a share of what no Gaussian mechanism can exceed.
+
+  It follows from the plan alone, see `quap_tff.mechanisms.certified.planning.share_of_ceiling`.
+  """
+  return planning.share_of_ceiling(planning.Planned(plan.config, plan.averaging), plan.schedule)
+
+
+def make(
+  run: run_lib.Run,
+  num_clients: int,
+  report: plans.Report,
+  *,
+  rounds: int,
+  test: Mapping[str, float],
+  diverged: bool,
+  date: datetime.date,
+  interrupted: bool = False,
+  seconds: Optional[float] = None,
+  output_dir: Optional[str] = None,
+  share_of_ceiling: Optional[float] = None,
+) -> dict[str, Any]:
+  """The summary of a run, made of values that JSON can hold.
+
+  Args:
+    run: Its configuration.
+    num_clients: N.
+    report: The plan's statements about the run.
+    rounds: The rounds done.
+    test: `loss` and `accuracy` on the test set.
+    diverged: From `has_diverged`.
+    date: The day on which the run's last process began.
+    interrupted: Whether the run was cut off by the user.
+    seconds: That the rounds of this process took; None where this is withheld.
+    output_dir: The run's folder. A certified run's summary.json does not name it.
+    share_of_ceiling: Of a certified run's plan; None for other runs.
+  """
+  return {
+    'dataset': datasets.portable(run.flags['dataset']),
+    'algorithm': run.flags['algorithm'],
+    'malicious': run.attack(num_clients),
+    'rounds': rounds,
+    'planned_rounds': run.schedule.rounds,
+    'finished': rounds >= run.schedule.rounds,
+    'test_accuracy': test['accuracy'],
+    'test_loss': test['loss'] if math.isfinite(test['loss']) else None,
+    'diverged': diverged,
+    'share_of_ceiling': share_of_ceiling,
+    **report.as_dict(),
+    'interrupted': interrupted,
+    'seconds': round(seconds, 3) if seconds is not None else None,
+    'date': date.isoformat(),
+    'output_dir': output_dir,
+  }
+
+
+def line(summary: Mapping[str, Any]) -> str:
+  """The line of JSON for a summary as summary.json has it."""
+  short, formal = dict(summary), summary['formal']
+  short['protection'] = _SHORT_PROTECTION[protections.NOTHING if formal is None else formal['covers']]
+  if formal is not None:
+    figures = [
+      {**{key: figure[key] for key in _FIGURE_KEYS}, 'neighbours': _relation(figure)} for figure in _headline(formal)
+    ]
+    # A summary that an earlier version wrote has no reading.
+    short['formal'] = {**{key: formal.get(key) for key in _FORMAL_KEYS}, 'figures': figures}
+  return json.dumps(short, allow_nan=False, separators=(',', ':'))
+
+
+def text(
+  summary: Mapping[str, Any],
+  covered: Sequence[str] = (),
+  rounds_run: Optional[int] = None,
+  seconds: Optional[float] = None,
+  other_epsilon: str = '',
+) -> str:
+  """The lines for people.
+
+  Args:
+    summary: As summary.json has it.
+    covered: Sentences on the coverage of the noise and on exact figures in the logs; none for a run that was finished
+      before.
+    rounds_run: The rounds of this process; None if there was nothing to run.
+    seconds: That these rounds took; None where this is withheld.
+    other_epsilon: From `other_epsilon`.
+  """
+  paragraphs = []
+  if rounds_run is not None:
+    state = 'Interrupted after' if summary['interrupted'] else 'Done:'
+    earlier = summary['rounds'] - rounds_run
+    before = f', {earlier} of them before' if earlier else ''
+    took = f'; {seconds:.1f} s' if seconds is not None else ''
+    paragraphs.append(f'{state} {summary["rounds"]} of {summary["planned_rounds"]} planned rounds{before}{took}.')
+    paragraphs += covered
+    paragraphs += _nominal(summary)
+    paragraphs += (summary['formal'] or {}).get('notes', [])
+  paragraphs += filter(None, [other_epsilon])
+  if summary.get('malicious'):
+    paragraphs.append(malicious(summary['malicious']))
+  paragraphs += _what_is_kept(summary)
+  if summary.get('diverged'):  # Earlier versions do not say it.
+    paragraphs.append(_DIVERGED)
+  paragraphs.append(f'Test accuracy {summary["test_accuracy"]:.2%}{_loss(summary)}.')
+  paragraphs += [guarantee(summary), *_reading(summary)]
+  rows = []
+  for paragraph in paragraphs:
+    # A line that ends with the folder is left whole, so that it can be copied.
+    is_path = summary['output_dir'] is not None and paragraph.endswith(summary['output_dir'])
+    rows += [paragraph] if is_path else command_line.filled(paragraph)
+  return '\n'.join(rows)
+
+
+def other_epsilon(run: run_lib.Run, plan: plans.Plan, summary: Mapping[str, Any]) -> str:
+  """Says that the formal ε is not --epsilon, and which flag makes them equal; '' if they are close, or there is none.
+
+  Args:
+    run: The run.
+    plan: Its plan.
+    summary: From `make`.
+  """
+  figures = _headline(summary['formal']) if summary['formal'] is not None else []
+  asked, found = run.flags['epsilon'], figures[0]['epsilon_max'] if figures else None
+  if found is None or abs(found - asked) <= _CLOSE * asked:
+    return ''
+  remedy = ''
+  if getattr(getattr(run.method, 'base', run.method), 'noise_multiplier', None) is not None:
+    remedy = ' Leave noise_multiplier out of --algorithm, to make them equal.'
+  elif 'calibration' in run.method.flag_names() and run.flags['calibration'] != 'exact':
+    exact = run_lib.Run.from_flags({**run.flags, 'calibration': 'exact'})
+    with contextlib.suppress(ValueError):  # Some noise cannot be chosen by a formal ε.
+      exact.plan(plan.num_clients, plan.model, plan.test_is_of_clients)
+      remedy = ' --calibration=exact makes them equal.'
+  return f'The formal ε is {rounding.up(found)}, not --epsilon={asked:g}.{remedy}'
+
+
+def malicious(found: Mapping[str, Any]) -> str:
+  """How many clients attack, and how, by what summary.json says of it."""
+  return f'Malicious: {found["clients"]} of the clients attack in every round that they are in ({found["attack"]}).'
+
+
+def guarantee(summary: Mapping[str, Any]) -> str:
+  """The proven statement about the release, in plain words."""
+  formal = summary['formal']
+  figures = _headline(formal) if formal is not None else []
+  if formal is not None and not figures:
+    return ' '.join(['Guarantee: none.', *formal['notes'][:1]])
+  if formal is None or figures[0]['epsilon_max'] is None:
+    return 'Guarantee: none. The released model has no finite ε.'
+  (exact,) = figures
+  is_ideal = any('ideal' in note for note in formal['notes'])
+  is_all = formal['covers'] == protections.RELEASED_MODEL
+  subject = 'released model is' if is_all else 'weights are'
+  rounds = '' if formal.get('reading') is None else f', over all {summary["planned_rounds"]} planned rounds'
+  said = (
+    f'Guarantee{", if the noise were ideal" if is_ideal else ""}: the {subject} differentially private with '
+    f'{_bound(exact)} at δ = {rounding.up(formal["delta"])} for each client and all of its data{rounds}.'
+  )
+  if not is_all:
+    said += ' Exact figures in the logs have no finite ε: keep them secret.'
+  return said
+
+
+def _reading(summary) -> list[str]:
+  """The cost of the rounds of a run that ended early."""
+  reading = (summary['formal'] or {}).get('reading')
+  if reading is None:
+    return []
+  epsilon = 'no finite ε' if reading['epsilon_max'] is None else f'ε ≤ {rounding.up(reading["epsilon_max"])}'
+  return [
+    f'Reading after {reading["rounds"]} of {summary["planned_rounds"]} rounds: {epsilon} (not a guarantee: the run '
+    'may have ended because of what it released).'
+  ]
+
+
+def _headline(formal: Mapping[str, Any]) -> list[dict[str, Any]]:
+  """The exact figure, if there is one; of a run whose cohorts are secret, the smallest one."""
+  amplified = [figure for figure in formal['figures'] if _is_amplified(figure)]
+  if formal['figures'] and len(amplified) == len(formal['figures']):
+    return [min(amplified, key=lambda figure: math.inf if figure['epsilon_max'] is None else figure['epsilon_max'])]
+  return [figure for figure in formal['figures'] if figure['accountant'] == 'gaussian_exact']
+
+
+def _is_amplified(figure) -> bool:
+  return figure['amplification'] != 'none'
+
+
+def _relation(figure) -> str:
+  return _SHORT_NEIGHBOURS.get(figure['neighbours'], figure['neighbours'])
+
+
+def _bound(figure) -> str:
+  secret = '; cohorts secret' if _is_amplified(figure) else ''
+  return f'ε ≤ {rounding.up(figure["epsilon_max"])} ({_relation(figure)}{secret})'
+
+
+def _nominal(summary) -> list[str]:
+  if summary['nominal_epsilon_max'] is None:
+    return []
+  return [
+    f'Nominal (no guarantee): ε mean {rounding.up(summary["nominal_epsilon_mean"])}, max '
+    f'{rounding.up(summary["nominal_epsilon_max"])}, δ up to {rounding.up(summary["nominal_delta_max"])}, by plain '
+    'sums.'
+  ]
+
+
+def _what_is_kept(summary) -> list[str]:
+  folder = summary['output_dir']
+  if summary['interrupted']:
+    return [f'The same command continues it: {folder}' if folder else 'Without --output_dir nothing is kept.']
+  if not folder:
+    return ['For the model, a plot and all figures, name a folder: --output_dir=FOLDER.']
+  # A run of one round has no plot.
+  plot = f', {run_folder.PLOT}' if os.path.isfile(os.path.join(folder, run_folder.PLOT)) else ''
+  return [f'Model{plot} and all figures ({run_folder.SUMMARY}): {folder}']
+
+
+def _loss(summary) -> str:
+  return '' if summary['test_loss'] is None else f', loss {progress.short(summary["test_loss"], 4)}'

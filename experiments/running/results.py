@@ -1,0 +1,194 @@
+"""The files that a run leaves when it ends: model, ledger, a row for each client, plot, summary, certificate."""
+
+from collections.abc import Sequence
+import csv
+import math
+import sys
+from typing import Any, Optional
+
+import numpy as np
+import tensorflow as tf
+
+from data.features import extractor_copies
+from experiments.folders import directory as run_directory
+from experiments.folders import folder as run_folder
+from experiments.running import evidence
+from experiments.running import final_summary
+from experiments.running import setup
+from experiments.running import training
+from quap_tff import accounting
+from quap_tff import plans
+from quap_tff.certificates import verifying
+from quap_tff.certificates.folders import folder as certificate_folders
+from quap_tff.certificates.folders import run_files
+from quap_tff.common import files
+from quap_tff.common import lazy
+from quap_tff.training import models
+from quap_tff.training.layers import saving
+
+plots = lazy.module('experiments.running.plots')  # Matplotlib, which only the end of a run needs.
+
+_PREDICTION_BATCH = 512
+# In how many rounds a plot shows what clients have spent.
+_MOST_ACCOUNTS = 40
+
+
+def report(experiment: setup.Experiment, result: training.Result) -> plans.Report:
+  """What may be said about a run: of one that ended before its last planned round, the bound of its plan."""
+  is_stopped = result.round_num < experiment.run.schedule.rounds
+  return experiment.plan.report(result.ledger, experiment.schedule if is_stopped else None)
+
+
+def summary(
+  experiment: setup.Experiment,
+  result: training.Result,
+  report: plans.Report,
+  directory: Optional[run_directory.RunDirectory],
+) -> dict[str, Any]:
+  """What the last line of standard output holds."""
+  return final_summary.make(
+    experiment.run,
+    experiment.federation.num_clients,
+    report,
+    rounds=result.round_num,
+    test=result.test,
+    diverged=final_summary.has_diverged(
+      [*result.weights.trainable, *result.weights.non_trainable], result.test['loss']
+    ),
+    date=result.date,
+    interrupted=result.interrupted,
+    seconds=result.seconds,
+    output_dir=directory.path if directory is not None else None,
+    share_of_ceiling=final_summary.share_of_ceiling(experiment.plan) if experiment.plan.is_certified else None,
+  )
+
+
+def write(
+  experiment: setup.Experiment,
+  result: training.Result,
+  report: plans.Report,
+  directory: run_directory.RunDirectory,
+  its_summary: dict[str, Any],
+) -> None:
+  """Writes everything into the run's folder, the summary after the files that it speaks of, the certificate last."""
+  run, federation = experiment.run, experiment.federation
+  model = models.build_keras_model(
+    experiment.model, federation.input_shape, federation.num_classes, run.local.compute_dtype
+  )
+  result.weights.assign_weights_to(model)
+  with directory.replacing(run_folder.MODEL) as path:
+    saving.save_model(saving.with_stock_layers(model), path)
+  extractor_copies.keep_copy(run.flags['features'], directory.path)
+  if not experiment.cohorts.secret and not run.method.gives_certificate:  # Both say who came.
+    with directory.replacing(run_folder.LEDGER) as path:
+      files.write(path, files.npz(result.ledger.state_dict()))
+    with directory.replacing(run_folder.CLIENTS) as path:
+      _write_clients(path, experiment, result, report, model)
+  metrics = plots.read_metrics(directory.file(run_folder.METRICS)) if result.round_num else {}
+  if metrics and run.method.gives_certificate:
+    metrics[plots.SPENT] = spent_by_round(result.ledger, run.flags['delta'])
+  if plots.panels_of(metrics):
+    with directory.replacing(run_folder.PLOT) as path:
+      plots.plot_run(
+        metrics,
+        path,
+        f'{federation.name}, {federation.num_clients} clients, {run.flags["algorithm"]}, {result.round_num} rounds',
+      )
+  if not run.method.gives_certificate:
+    directory.write_summary(its_summary)
+    return
+  # A folder that is made to be handed out does not say where it lay.
+  directory.write_summary({**its_summary, 'output_dir': None})
+  tested = np.isfinite(metrics.get('test_accuracy', np.zeros(0)))
+  _write_certified(experiment, result, directory, its_summary, int(tested.sum()))
+  if result.interrupted:
+    verifying.remove(directory.path)
+  else:
+    verifying.issue(directory.path, run.publication.signing_key, evidence.check)
+    print(f'Certified: python -m experiments.verify {directory.path} checks it.', file=sys.stderr)
+
+
+def _write_certified(experiment, result, directory, its_summary, tests):
+  """The files that every certified run has, whichever program made it."""
+  run_json = files.read_json(directory.file(run_folder.RUN))
+  stated = evidence.about(
+    experiment.run,
+    experiment.plan,
+    run_json['resolved'],
+    tests=tests,
+    test_accuracy=its_summary['test_accuracy'],
+    date=result.date,
+    stretches=run_files.stretches(run_json, result.round_num),
+  )
+  with directory.writing():
+    certificate_folders.write_files(directory.path, experiment.plan, result.ledger, stated, certificate_folders.TRAIN)
+
+
+def spent_by_round(ledger: accounting.RunLedger, delta: float) -> np.ndarray:
+  """float64[T], the largest exact ε of any client after each round; NaN in most rounds of a long run."""
+  found = np.full(ledger.num_rounds, np.nan)
+  for rounds in np.linspace(1, ledger.num_rounds, min(ledger.num_rounds, _MOST_ACCOUNTS), dtype=int):
+    found[rounds - 1] = accounting.epsilon_by_client(ledger.truncated(rounds), delta).max()
+  return found
+
+
+def _write_clients(path, experiment, result, report, model):
+  """One row for each client that the ledger lists.
+
+  Without client metrics, what follows from clients' data is left out.
+  """
+  ledger, clients = result.ledger, experiment.federation.clients
+  rounds, listed = ledger.rounds, ledger.listed
+  columns = {'client': listed, 'rounds': rounds[listed]}
+  if experiment.plan.client_metrics:
+    columns = {'client': listed, 'examples': [len(clients[client]) for client in listed], 'rounds': rounds[listed]}
+  if report.nominal_epsilon is not None:
+    columns.update(nominal_epsilon=report.nominal_epsilon[listed], nominal_delta=report.nominal_delta[listed])
+  formal = report.formal
+  # No cell where a round without noise leaves a client without a finite ε.
+  cells = lambda values: ['' if math.isinf(epsilon) else epsilon for epsilon in values[listed]]
+  if formal.epsilon is not None:
+    columns['formal_epsilon'] = cells(formal.epsilon)
+  if formal.reading is not None:
+    columns['formal_epsilon_reading'] = cells(formal.reading.epsilon)
+  if experiment.plan.client_metrics:
+    columns['test_accuracy'] = client_accuracies(experiment, model, listed)
+  with open(path, 'w', newline='', encoding='utf-8') as f:
+    writer = csv.writer(f)
+    writer.writerow(columns)
+    writer.writerows(zip(*columns.values()))
+
+
+def client_accuracies(
+  experiment: setup.Experiment, model: tf.keras.Model, listed: Optional[Sequence[int]] = None
+) -> np.ndarray:
+  """The model's accuracy on the test set re-weighted to each client's own mix of labels.
+
+  Args:
+    experiment: Holds clients and test set.
+    model: The model.
+    listed: The K clients that are asked about; None for all.
+
+  Returns:
+    float64[K]:
+    Σ_c s_i(c)·a(c), a(c) the accuracy on the test labels of class c and s_i(c) the share of c among client i's labels,
+    those of classes that are not in the test set left out; NaN for a client that has no others.
+  """
+  federation = experiment.federation
+  listed = range(federation.num_clients) if listed is None else listed
+  test, classes = federation.test, federation.num_classes
+  has_label = test.y >= 0
+  hits = np.concatenate(
+    [
+      # A batch at a time: the scores of all places of all sequences would fill the memory.
+      np.argmax(model.predict_on_batch(test.x[rows]), axis=-1) == test.y[rows]
+      for rows in (slice(i, i + _PREDICTION_BATCH) for i in range(0, len(test), _PREDICTION_BATCH))
+    ]
+  )[has_label]
+  labels = test.y[has_label]
+  totals = np.bincount(labels, minlength=classes)
+  accuracies = np.bincount(labels, hits, classes) / np.maximum(totals, 1)
+  clients = (federation.clients[client] for client in listed)
+  mixes = np.stack([np.bincount(client.labels, minlength=classes) for client in clients]) * (totals > 0)
+  with np.errstate(invalid='ignore'):
+    return mixes @ accuracies / mixes.sum(axis=1)

@@ -1,0 +1,313 @@
+"""The training loop: rounds, tests, checkpoints."""
+
+import collections
+from collections.abc import Mapping, Sequence
+import datetime
+import hashlib
+import json
+import secrets
+import time
+from typing import Any, Callable, NamedTuple, Optional
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+import data
+from experiments.command import interrupts
+from experiments.folders import directory as run_directory
+from experiments.folders import folder as run_folder
+from experiments.running import progress as progress_lib
+from experiments.running import setup
+from quap_tff import accounting
+from quap_tff import runtime
+from quap_tff.mechanisms.held import guarded_clients
+from quap_tff.mechanisms.parts import postprocessing
+
+# Is called with the round's number, its metrics as in metrics.csv, and the server's state. In runs that withhold client
+# metrics, the metrics hold none. The state holds the seed of the noise: a callback must keep it as secret as the data.
+# An error in a callback ends the run; the round is kept.
+Callback = Callable[[int, dict[str, Any], Any], None]
+
+
+class Result(NamedTuple):
+  """How far a run has come.
+
+  Attributes:
+    round_num: Rounds done, those of earlier processes included.
+    rounds_run: Rounds done by this process.
+    weights: The published weights, `tff.learning.models.ModelWeights` of arrays.
+    test: `loss` and `accuracy` on the test set, of these weights.
+    ledger: The record of each round's cost.
+    date: The day on which this process began.
+    seconds: Of this process, from the first round on; None where client metrics are withheld.
+    interrupted: Whether the run was cut off by the user.
+  """
+
+  round_num: int
+  rounds_run: int
+  weights: Any
+  test: dict[str, float]
+  ledger: accounting.RunLedger
+  date: datetime.date
+  seconds: Optional[float]
+  interrupted: bool
+
+
+def client_data(
+  experiment: setup.Experiment, client: int, absent: Sequence[int] = (), answers: Optional[Mapping[int, Any]] = None
+) -> 'collections.OrderedDict[str, list[Any]]':
+  """One client's data as the learning process takes it.
+
+  Args:
+    experiment: The run.
+    client: The client.
+    absent: The clients that were drawn for the round and drop out. If the client is one of them, it has no examples in
+      this round, so its update is zero.
+    answers: The answers of the clients' guards, if clients hold the noise.
+  """
+  examples, extension = experiment.federation.clients[client], experiment.plan.extension
+  if client in absent:
+    examples = data.Examples(examples.x[:0], examples.y[:0])
+  takes_absent = extension is not None and extension.takes_absent
+  parts = as_client_data(client, examples, absent if takes_absent else None)
+  if answers is not None:
+    parts['answer'] = [answers[client]]
+    parts.move_to_end('examples')
+  return parts
+
+
+def as_client_data(
+  client: int, examples: data.Examples, absent: Optional[Sequence[int]] = None
+) -> 'collections.OrderedDict[str, list[Any]]':
+  """A client's id and these examples, all as one element; and who is absent, for a method that must know it."""
+  # TFF takes lists of elements where it takes datasets. Making a dataset costs more than a small client's arithmetic.
+  parts: collections.OrderedDict[str, list[Any]] = collections.OrderedDict(client_id=[np.int64(client)])
+  if absent is not None:
+    parts['absent'] = [np.int64(other) for other in absent]
+  parts['examples'] = [collections.OrderedDict(x=examples.x, y=examples.y)]
+  return parts
+
+
+def train(
+  experiment: setup.Experiment,
+  process: tff.learning.templates.LearningProcess,
+  directory: Optional[run_directory.RunDirectory] = None,
+  callbacks: Sequence[Callback] = (),
+) -> Result:
+  """Runs the experiment to its last round, from its latest checkpoint if there is one.
+
+  On KeyboardInterrupt the last finished round is kept and the result says so. With `interrupts.install` a round's
+  model, log and checkpoint are never torn apart, and signals that come after the last round are ignored.
+
+  Args:
+    experiment: What to run; its runtime must be active (`runtime.activate`).
+    process: From `experiment.build_process`.
+    directory: Where to keep it; None keeps nothing.
+    callbacks: Called after each round of this process, when the round is kept, see `Callback`.
+
+  Raises:
+    RunDirectoryError: If the latest checkpoint cannot be read or is of another configuration.
+  """
+  date = datetime.date.today()
+  rounds = _Rounds(experiment, process, directory)
+  first_round = rounds.done + 1
+  if directory is not None and not rounds.is_finished():
+    directory.begin_stretch(first_round)
+  epsilon = progress_lib.epsilon_of(experiment.plan)
+  display = progress_lib.make(experiment.run.publication.progress, first_round, experiment.run.last_round, epsilon)
+  begin = rounds.began = time.monotonic()
+  try:
+    while not rounds.is_finished():
+      rounds.run_next(display)
+      for callback in callbacks:
+        callback(rounds.done, dict(rounds.row), rounds.state)
+    interrupts.ignore_from_now_on()
+  except KeyboardInterrupt:
+    interrupts.caught()
+  except run_folder.RunDirectoryError:
+    raise
+  except Exception:  # pylint: disable=broad-except
+    if not interrupts.is_on_its_way():
+      raise
+    interrupts.caught()
+  finally:
+    display.close()
+  # A run takes as long as its clients' data are large.
+  seconds = time.monotonic() - begin if experiment.plan.client_metrics else None
+  rounds.save()
+  weights = tf.nest.map_structure(np.asarray, rounds.published())
+  test = dict(rounds.current_test())
+  return Result(
+    rounds.done, rounds.done + 1 - first_round, weights, test, rounds.ledger, date, seconds, not rounds.is_finished()
+  )
+
+
+class _Rounds:
+  """The rounds of a run. A round counts with everything that it changes, or not at all.
+
+  Attributes:
+    done: Rounds done, those of earlier processes included.
+    state: The server's state after them.
+    ledger: The record of each round's cost.
+    row: The metrics of the last one.
+    began: When the row of the next round began to be made, on the monotonic clock.
+  """
+
+  def __init__(self, experiment, process, directory):
+    self._experiment, self._process, self._directory = experiment, process, directory
+    self._schedule = experiment.run.schedule
+    self._evaluate, self._test_set = experiment.build_evaluation(), experiment.federation.test
+    self.done, self.row, self.ledger, self.began = 0, {}, experiment.plan.new_ledger(), 0.0
+    self.state = process.initialize()
+    self._average = experiment.averaging.initial(process.get_model_weights(self.state).trainable)
+    self._test, self._tested_round = None, None
+    self._guarded = None
+    if experiment.plan.holds_noise:
+      self._guarded = guarded_clients.GuardedClients(experiment.plan, _secret_of_keys(experiment, directory))
+    if directory is not None:
+      self._restore()
+
+  def _restore(self):
+    kept = self._directory.restore(self.state, self._records())
+    if kept is None:
+      # The seed of the noise is in the state: a run cut off before its next checkpoint draws the same noise again.
+      self.save()
+      return
+    self.done, self.state, records = kept
+    try:
+      self.ledger.load_state_dict(_with_prefix('ledger', records))
+      self._average = postprocessing.restored(self._average, _with_prefix('average', records))
+      self.row = _from_bytes(records['row/json'])
+    except ValueError as error:
+      path = self._directory.path
+      raise run_folder.RunDirectoryError(f'The checkpoint in {path} does not fit: {error}') from error
+    if self._guarded is not None:
+      self._guarded.resume(self.ledger)
+    self._directory.keep_rows(self.done, self.row)
+
+  def _records(self):
+    # The round's row, too: of a run that was cut off between checkpoint and log it would be lost.
+    return _prefixed(ledger=self.ledger.state_dict(), average=self._average, row={'json': _as_bytes(self.row)})
+
+  def save(self):
+    """Writes a checkpoint, if anything is kept."""
+    if self._directory is not None:
+      self._directory.save(self.done, self.state, self._records())
+
+  def published(self) -> Any:
+    """The published weights after the rounds done."""
+    return _published(self._experiment, self._process.get_model_weights(self.state), self._average)
+
+  def current_test(self) -> dict[str, float]:
+    """The test of the published weights."""
+    if self._tested_round != self.done:
+      self._test, self._tested_round = self._tested(self.published()), self.done
+    return self._test
+
+  def _tested(self, weights):
+    return self._evaluate(weights, self._test_set.x, self._test_set.y)
+
+  def is_finished(self) -> bool:
+    """Whether no round is left to run."""
+    # A test that a resumed run makes outside the schedule must not end it where an uninterrupted one goes on.
+    on_schedule = self.done > 0 and self.done % self._schedule.eval_every == 0
+    enough = self._schedule.stop_at_accuracy
+    if enough is not None and on_schedule and self.current_test()['accuracy'] >= enough:
+      return True
+    return self.done >= self._experiment.run.last_round
+
+  def run_next(self, display: progress_lib.Progress):
+    """Runs a round, and keeps and shows it."""
+    experiment, plan, round_num = self._experiment, self._experiment.plan, self.done + 1
+    cohort, absent = experiment.cohorts.cohort(round_num), experiment.cohorts.absent(round_num)
+    answers = self._guarded.answers(round_num, cohort) if self._guarded is not None else None
+    values = runtime.client_values(lambda client: client_data(experiment, client, absent, answers), cohort)
+    with runtime.measure_traffic() as measured:
+      output = self._process.next(self.state, values)
+    record = plan.record(output, cohort)
+    weights = self._process.get_model_weights(output.state)
+    average = experiment.averaging.update(self._average, weights.trainable)
+    is_tested = round_num % self._schedule.eval_every == 0 or round_num == experiment.run.last_round
+    test = self._tested(_published(experiment, weights, average)) if is_tested else None
+    # The round counts as done or not at all.
+    with interrupts.held_back():
+      self.ledger.append(record)
+      self.state, self._average, self.done = output.state, average, round_num
+      self.row = _row(experiment, output, cohort, absent, measured.traffic)
+      if self._guarded is not None:
+        self.row['spent_max'] = self._guarded.spent_max
+      if is_tested:
+        self._test, self._tested_round = test, round_num
+        self.row.update(test_accuracy=test['accuracy'], test_loss=test['loss'])
+      if plan.has_nominal:
+        self.row['nominal_epsilon_mean'] = float(self.ledger.epsilon.mean())
+        self.row['nominal_epsilon_max'] = float(self.ledger.epsilon.max())
+      if experiment.plan.client_metrics:
+        # With all that was done since the row before: its writing, the checkpoint, callbacks, progress.
+        now = time.monotonic()
+        self.row['seconds'], self.began = now - self.began, now
+      self._keep()
+      if not len(cohort) and not experiment.cohorts.secret:
+        effect = 'only noise is added' if plan.noises_empty_rounds else 'the model stays as it is'
+        display.note(f'round {round_num}: nobody took part; {effect}.')
+      display.update(round_num, self.row)
+
+  def _keep(self):
+    if self._directory is None:
+      return
+    if self._experiment.plan.is_saved_before_release:
+      self.save()
+    self._directory.log(self.done, self.row)
+    if self.done % self._experiment.run.publication.checkpoint_every == 0:
+      self.save()
+
+
+def _secret_of_keys(experiment, directory) -> bytes:
+  """The secret from which a simulation makes its clients' keys, kept for a run that is continued."""
+  seed = experiment.plan.config.noise_seed
+  if seed is not None:
+    return hashlib.sha256(b'public %d' % seed).digest()
+  return directory.secret('client_keys') if directory is not None else secrets.token_bytes(32)
+
+
+def _published(experiment: setup.Experiment, weights: Any, average: postprocessing.State) -> Any:
+  """The weights that are tested and published, of `tff.learning.models.ModelWeights` after a round."""
+  trainable = experiment.averaging.value(average, weights.trainable)
+  if experiment.run.publication.shrinkage != 1:
+    trainable = postprocessing.shrunk(trainable, experiment.run.publication.shrinkage)
+  return tff.learning.models.ModelWeights(trainable=trainable, non_trainable=weights.non_trainable)
+
+
+def _prefixed(**groups: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+  return {f'{group}/{name}': value for group, values in groups.items() for name, value in values.items()}
+
+
+def _as_bytes(row: Mapping[str, Any]) -> np.ndarray:
+  return np.frombuffer(json.dumps(dict(row)).encode(), np.uint8)
+
+
+def _from_bytes(kept: np.ndarray) -> dict[str, Any]:
+  return json.loads(np.asarray(kept, np.uint8).tobytes())
+
+
+def _with_prefix(group: str, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+  return {name[len(group) + 1 :]: value for name, value in values.items() if name.startswith(f'{group}/')}
+
+
+def _row(
+  experiment: setup.Experiment, output: Any, cohort: np.ndarray, absent: np.ndarray, traffic: Optional[runtime.Traffic]
+) -> dict[str, Any]:
+  """A round's metrics, flat: the names are the columns of metrics.csv."""
+  row = {f'train_{name}': value for name, value in output.metrics['client_work'].get('train', {}).items()}
+  row['cohort_size'] = len(cohort)
+  if experiment.cohorts.has_dropout:
+    row['dropped_out'] = len(absent)
+  row.update(experiment.plan.metrics(output))
+  row.update(output.metrics['finalizer'])
+  if not experiment.plan.client_metrics:
+    row = {name: value for name, value in row.items() if name in experiment.plan.public_metrics}
+  # What is sent in a round where nobody comes is nothing.
+  if traffic is not None and not experiment.cohorts.secret:
+    row.update(down_bytes_per_client=traffic.down_bytes_per_client, up_bytes_per_client=traffic.up_bytes_per_client)
+  return {name: np.asarray(value).item() for name, value in row.items()}

@@ -1,0 +1,1 @@
+"""Theorems that turn the history of a client into ε at a δ."""

@@ -1,0 +1,205 @@
+"""Accountants in closed form, and the interface of all. Each is a theorem that turns a history into the ε at a δ."""
+
+import abc
+from collections.abc import Sequence
+import math
+from typing import Any, Optional
+
+import numpy as np
+
+from quap_tff.accounting.accountants import history as histories_lib
+from quap_tff.common import checks
+from quap_tff.common import lazy
+from quap_tff.common.numbers import tradeoff
+
+optimize = lazy.module('scipy.optimize')
+
+# The most distinct histories that slow accountants account for one by one.
+_MOST_HISTORIES = 64
+
+
+class NotApplicableError(ValueError):
+  """An accountant has no figure for a history. The message says why."""
+
+
+def checked(epsilon: Any) -> Any:
+  """`epsilon`, one or many; raises `ValueError` if one is NaN or negative, which is not a bound."""
+  if not np.all(np.asarray(epsilon) >= 0):
+    raise ValueError(f'An accountant found ε = {epsilon}, which is not a bound. Nothing can be said by it.')
+  return epsilon
+
+
+class Accountant(abc.ABC):
+  """Interprets a history. Stateless.
+
+  Attributes:
+    method: The theorem, in a line.
+    supports_sampling: Whether this accountant can count amplification by sampling (rates below 1).
+    merges: Whether only the histories' `merged` form matters.
+    population_step: For many clients, `epsilons` rounds each μ up to the largest one over a power of 1 + this, so that
+      few distinct histories are left; 0 for accountants that are fast.
+    relative_tolerance: How close a solve for noise comes to the least noise.
+  """
+
+  method: str
+  supports_sampling = False
+  merges = True
+  population_step = 0.0
+  relative_tolerance = 1e-10
+
+  def refusal(self, history: histories_lib.History) -> Optional[str]:
+    """Why this accountant has no figure for `history`; None if it has one."""
+    if history.is_sampled and not self.supports_sampling:
+      return 'cannot count amplification by sampling'
+    return None
+
+  def epsilon(self, history: histories_lib.History, delta: float) -> float:
+    """The smallest ε >= 0 that this accountant can prove at δ; never less than the true one. +inf without noise.
+
+    Raises:
+      NotApplicableError: If the accountant does not hold for the history or δ.
+      ValueError: If δ is not in (0, 1).
+    """
+    return float(self.epsilons([history], delta)[0])
+
+  def epsilons(self, histories: Sequence[histories_lib.History], delta: float) -> np.ndarray:
+    """float64[len(histories)], the ε of each; raises as `epsilon` does. Equal histories are computed once.
+
+    If there are more than `_MOST_HISTORIES` distinct ones, they are coarsened (rounded up) by `population_step`, which
+    is doubled until few enough are left. The history with the largest μ and rate stays as it is.
+    """
+    delta = checks.number('delta', delta, above=0, below=1)
+    for reason in filter(None, map(self.refusal, histories)):
+      raise NotApplicableError(reason)
+    keys = [history.merged() if self.merges else history for history in histories]
+    places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
+    exact = coarse = list(places)
+    step = self.population_step
+    while 0 < step < 1 and len(set(coarse)) > _MOST_HISTORIES:
+      coarse, step = histories_lib.coarsened(exact, step), 2 * step
+    known = {key: 0.0 if not key.releases else math.inf for key in coarse}
+    noised = [key for key in known if key.releases and all(math.isfinite(one.mu) for one, _ in key.releases)]
+    known.update(zip(noised, checked(self._epsilons(noised, delta)) if noised else ()))
+    return np.array([known[coarse[places[key]]] for key in keys], np.float64)
+
+  def _epsilons(self, histories: Sequence[histories_lib.History], delta: float) -> np.ndarray:
+    """As `epsilons`, of distinct histories that have at least one mechanism, all of them with noise."""
+    return np.array([self._bounded(history, delta) for history in histories])
+
+  def _bounded(self, history: histories_lib.History, delta: float) -> float:
+    """ε by this accountant, or the exact ε without sampling where that is smaller or the only one."""
+    if not history.is_sampled:
+      return checked(float(self._epsilon(history, delta)))
+    # A client that is drawn with some probability never spends more than one that is in every round.
+    always_in = float(tradeoff.epsilon_of(history.always_in().total_mu, delta))
+    try:
+      return min(checked(float(self._epsilon(history, delta))), always_in)
+    except NotApplicableError:
+      return always_in
+
+  @abc.abstractmethod
+  def _epsilon(self, history: histories_lib.History, delta: float) -> float:
+    """The ε of one such history."""
+
+
+class GaussianExact(Accountant):
+  """Not a bound: the ε of the composition, which is one Gaussian."""
+
+  method = 'exact composition of Gaussians, μ² = Σμ_t² (Dong et al. 2019; Balle and Wang 2018)'
+
+  def _epsilon(self, history, delta):
+    return self._epsilons([history], delta)[0]
+
+  def _epsilons(self, histories, delta):
+    mu, index = np.unique([history.total_mu for history in histories], return_inverse=True)
+    return tradeoff.epsilon_of(mu, delta)[index]
+
+
+class Zcdp(Accountant):
+  """ρ-zCDP. Any order α gives a valid ε: a search that misses the best order gives a larger ε, never a wrong one."""
+
+  method = 'ρ = Σμ²/2 (Bun and Steinke 2016), to ε as in Canonne et al. 2020, proposition 12'
+
+  def _epsilon(self, history, delta):
+    mu = history.total_mu
+    rho, log_inverse = mu * mu / 2, -math.log(delta)
+
+    def bound(log_excess):
+      excess = math.exp(log_excess)
+      return (1 + excess) * rho + (log_inverse - math.log1p(excess)) / excess - math.log1p(1 / excess)
+
+    # The classic optimum is α = 1 + √(ln(1/δ)/ρ). Search around it.
+    centre = 0.5 * (math.log(log_inverse) - math.log(mu) * 2 + math.log(2))
+    ends = (max(centre - 12, -300), min(centre + 12, 300))
+    return max(0.0, optimize.minimize_scalar(bound, bounds=ends, method='bounded', options={'xatol': 1e-9}).fun) * (
+      1 + tradeoff.RELATIVE_MARGIN
+    )
+
+
+class _PerRound(Accountant):
+  """Composes the exact ε_t of each mechanism at its share of δ."""
+
+  merges = False
+
+  @abc.abstractmethod
+  def _mechanism_delta(self, delta: float) -> float:
+    """The part of δ that the mechanisms share equally."""
+
+  @abc.abstractmethod
+  def _compose(self, epsilons: np.ndarray, counts: np.ndarray, delta: float) -> float:
+    """ε of mechanisms that have `epsilons`, each `counts` times."""
+
+  def _epsilon(self, history, delta):
+    return self._epsilons([history], delta)[0]
+
+  def _epsilons(self, histories, delta):
+    lengths = [len(history.releases) for history in histories]
+    mu = np.array([mechanism.mu for history in histories for mechanism, _ in history.releases], np.float64)
+    counts = np.array([n for history in histories for _, n in history.releases], np.float64)
+    totals = np.repeat(np.array([history.count for history in histories], np.float64), lengths)
+    # The same mechanism at the same share of δ is in many histories.
+    pairs, index = np.unique(mu + 1j * totals, return_inverse=True)
+    found = tradeoff.epsilon_of(pairs.real, self._mechanism_delta(delta) / pairs.imag)[index]
+    ends = np.cumsum(lengths)
+    composed = [self._compose(found[end - n : end], counts[end - n : end], delta) for n, end in zip(lengths, ends)]
+    return np.array(composed, np.float64) * (1 + tradeoff.RELATIVE_MARGIN)
+
+
+class Basic(_PerRound):
+  """Σε_t and Σδ_t. The δ of each of the k mechanisms is δ/k, its ε_t the exact one of that Gaussian at δ/k.
+
+  The classic formula ε_t = √(2·ln(1.25·k/δ))·μ_t, proven for ε_t <= 1 only, is never below that.
+  """
+
+  method = 'Σε_t, Σδ_t with δ_t = δ/k for each of k mechanisms, ε_t exact for its Gaussian'
+
+  def _mechanism_delta(self, delta):
+    return delta
+
+  def _compose(self, epsilons, counts, delta):
+    return math.fsum(epsilons * counts)
+
+
+class Advanced(_PerRound):
+  """Kairouz, Oh and Viswanath 2017, theorem 3.5, the best of its bounds; half of δ is the composition's slack δ'.
+
+  Each of the k mechanisms gets δ/(2k) of the other half. `basic` is the same theorem's bound without slack. It is
+  smaller for few mechanisms of large ε_t, and then it is the figure here.
+  """
+
+  method = 'Kairouz et al. 2017, theorem 3.5: δ/2 as slack, δ/(2k) for each of k mechanisms; basic if smaller'
+
+  def _mechanism_delta(self, delta):
+    return delta / 2
+
+  def _compose(self, epsilons, counts, delta):
+    slack = delta / 2
+    squares = math.fsum(counts * epsilons**2)
+    # (e^ε - 1)/(e^ε + 1) = tanh(ε/2).
+    mean = math.fsum(counts * epsilons * np.tanh(epsilons / 2))
+    return mean + min(
+      math.sqrt(-2 * squares * math.log(slack)), math.sqrt(2 * squares * math.log(math.e + math.sqrt(squares) / slack))
+    )
+
+  def _epsilons(self, histories, delta):
+    return np.minimum(super()._epsilons(histories, delta), Basic()._epsilons(histories, delta))

@@ -1,0 +1,1 @@
+"""Attacks that recover examples from updates."""

@@ -1,0 +1,1 @@
+"""Attacks that tell whose data a model was trained on."""

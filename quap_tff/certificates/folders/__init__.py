@@ -1,0 +1,1 @@
+"""The files of a certified run, and how they are read."""

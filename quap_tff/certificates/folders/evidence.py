@@ -1,0 +1,188 @@
+"""The checks of a folder's files against each other: everything that can be computed again is.
+
+The folder may come from anybody. Each problem is a sentence.
+"""
+
+import math
+from typing import Any, Callable, NamedTuple, TypeVar
+import zipfile
+
+import numpy as np
+
+from quap_tff import accounting
+from quap_tff.certificates.folders import folder as folders
+from quap_tff.certificates.folders import folder_files
+from quap_tff.certificates.folders import run_files
+from quap_tff.common import lazy
+from quap_tff.mechanisms.certified import planning
+from quap_tff.plans import certified
+
+h5py = lazy.module('h5py')
+
+# Relative, between float32 weights in TensorFlow's arithmetic and in NumPy's: some units in the last place.
+_SAME_WEIGHT = 1e-6
+_KERAS_MEMBERS = {'metadata.json', 'config.json', 'model.weights.h5'}
+
+_Read = TypeVar('_Read')
+
+
+def problems(content: folders.Content) -> list[str]:
+  """Where the files of a folder contradict each other, or where something is in it that no certificate covers."""
+  found = entry_problems(content)
+  of_ledger = ledger_problems(content.plan, content.ledger)
+  if not of_ledger:
+    found += clients_problems(content)
+  found += of_ledger + model_problems(content)
+  if not found and content.made_by == folders.TRAIN:
+    run_files.read(content)
+  return found
+
+
+def entry_problems(content: folders.Content) -> list[str]:
+  """What lies in the folder and does not belong there."""
+  found, of_train = content.entries, content.made_by == folders.TRAIN
+  known = {folders.MECHANISM, folders.SCHEDULE, folders.LEDGER, folders.CLIENTS, folders.KERAS_MODEL, *folders.OWN}
+  known.add(folders.LOCK if of_train else folders.ARRAYS_MODEL)
+  of_run = lambda name: of_train and any(kind.fullmatch(name) for kind in (folders.RUN_FILES, folders.SECRETS))
+  strangers = [name for name in found.files if name not in known and not (of_run(name) and name.isprintable())]
+  strangers += [name for name in found.empty if not (of_train and name == folders.CHECKPOINTS)]
+  result = [f'{name} is a {kind}. A certificate covers regular files only.' for name, kind in found.special.items()]
+  result += [f'{name} does not belong there: a certificate does not name it.' for name in sorted(strangers)]
+  if folders.LOCK in found.files and folder_files.read_text(content.path, folders.LOCK):
+    result.append(f'{folders.LOCK} must be empty.')
+  return result
+
+
+class _Round(NamedTuple):
+  """A round of a ledger: the entries of its clients, and what the plan gives for them."""
+
+  clients: np.ndarray
+  weights: np.ndarray
+  planned: np.ndarray
+  spent_max: float
+
+
+def rounds(plan: certified.CertifiedPlan, ledger: accounting.RunLedger) -> list[_Round]:
+  """The rounds of a ledger with the weights that they must have, after the weights of the rounds before.
+
+  The ledger must have the cohorts of the plan.
+  """
+  state = ledger.state_dict()
+  cuts = state['offsets'][1:-1]
+  clients, weights = np.split(state['clients'].astype(np.int64), cuts), np.split(state['weights'], cuts)
+  cohorts = clients if plan.attendance is None else list(plan.attendance[: ledger.num_rounds])
+  places = [_places(cohort, own) for cohort, own in zip(cohorts, clients)]
+  kept = [own[np.argsort(place)] for own, place in zip(weights, places)]
+  planned = planning.planned_rounds(plan.config, cohorts, kept)
+  return [
+    _Round(ids, own, one.weights[place], one.spent_max)
+    for ids, own, one, place in zip(clients, weights, planned, places)
+  ]
+
+
+def _places(planned: np.ndarray, clients: np.ndarray) -> np.ndarray:
+  """Where each of a round's clients is in the planned cohort, which has the same ids in another order."""
+  return np.argsort(planned)[np.argsort(np.argsort(clients))]
+
+
+def ledger_problems(plan: certified.CertifiedPlan, ledger: accounting.RunLedger) -> list[str]:
+  """Where a ledger differs from that of a run of the plan over its schedule.
+
+  A run may have stopped early. But each of its rounds must have the planned cohort, the weights that follow from the
+  cohorts, and the planned noise.
+  """
+  config, state, expected = plan.config, ledger.state_dict(), plan.new_ledger().state_dict()
+  found = [
+    f'{name} in {folders.LEDGER} is not that of the mechanism.'
+    for name in ('num_clients', 'delta', 'fingerprint', 'gains', 'decays')
+    if not np.array_equal(state[name], expected[name])
+  ]
+  if ledger.num_rounds > len(plan.schedule):
+    found.append(f'{folders.LEDGER} has {ledger.num_rounds} rounds, and {len(plan.schedule)} are planned.')
+  if found:
+    return found
+  offsets = state['offsets']
+  strangers = [
+    number
+    for number in range(1, ledger.num_rounds + 1)
+    if not plan.comes(number, state['clients'][offsets[number - 1] : offsets[number]])
+  ]
+  if strangers:
+    return [f'Round {number} of {folders.LEDGER} has other clients than are planned.' for number in strangers]
+  clip = float(np.float32(config.clip.initial_norm))
+  constants = {
+    'noise_multipliers': config.noise_multiplier,
+    'count_noise_multipliers': config.clip.count_noise_multiplier,
+    **({} if config.counts_norms else {'clipping_norms': clip}),
+  }
+  for number, one in enumerate(rounds(plan, ledger), 1):
+    if not np.allclose(one.weights, one.planned, rtol=_SAME_WEIGHT, atol=0):
+      found.append(f'Round {number} of {folders.LEDGER} has other weights than follow from the cohorts.')
+    for name, value in constants.items():
+      if not _close(state[name][number - 1], value):
+        found.append(
+          f'Round {number} of {folders.LEDGER}: {name} is {state[name][number - 1]:g}, planned is {value:g}.'
+        )
+    budgets = config.cost(one.clients, one.weights, clip).budgets
+    if not np.allclose(state['budgets'][offsets[number - 1] : offsets[number]], budgets, rtol=_SAME_WEIGHT, atol=0):
+      found.append(f'Round {number} of {folders.LEDGER} has other budgets than its weights give.')
+  return found
+
+
+def _close(found: float, expected: float) -> bool:
+  return found == expected or math.isclose(found, expected, rel_tol=1e-9)
+
+
+def clients_problems(content: folders.Content) -> list[str]:
+  """Where clients.csv differs, in any character, from what the ledger gives."""
+  found = folder_files.read_text(content.path, folders.CLIENTS).split('\n')
+  expected = folders.clients_text(content.plan, content.ledger).split('\n')
+  if len(found) != len(expected):
+    return [f'{folders.CLIENTS} has {len(found) - 1} lines, and the ledger gives {len(expected) - 1}.']
+  differing = [pair for pair in zip(found, expected) if pair[0] != pair[1]]
+  return [f'{folders.CLIENTS}: it says {one!r}, but the ledger gives {other!r}.' for one, other in differing[:10]]
+
+
+def model_problems(content: folders.Content) -> list[str]:
+  """Where the tensors of the model are not finite floats of the stated shapes."""
+  models = [name for name in (folders.KERAS_MODEL, folders.ARRAYS_MODEL) if name in content.entries.files]
+  if len(models) != 1:
+    return [f'The folder must hold one model, {folders.KERAS_MODEL} or {folders.ARRAYS_MODEL}, found {len(models)}.']
+  assert content.plan.model is not None
+  (name,), shapes = models, sorted(content.plan.model.shapes)
+
+  def read(tensors):
+    found = sorted(tuple(tensor.shape) for tensor in tensors)
+    if found != shapes:
+      return [f'{name} holds tensors of the shapes {found}, and {folders.MECHANISM} says {shapes}.']
+    if not all(tensor.dtype.kind == 'f' and np.isfinite(tensor[()]).all() for tensor in tensors):
+      return [f'{name} must hold finite floating-point numbers alone.']
+    return []
+
+  return in_model(content.path, name, read)
+
+
+def in_model(path: str, name: str, read: Callable[[list[Any]], _Read]) -> _Read:
+  """The result of `read` for the tensors of a model's file, .keras or .npz, which can't be used after it."""
+  whole = folder_files.check_archive(path, name)
+  with folder_files.damage(name, 'cannot be read'), zipfile.ZipFile(whole) as archive:
+    members = archive.namelist()
+    if name.endswith('.npz'):
+      if sorted(members) != sorted(f'arr_{i}.npy' for i in range(len(members))):
+        raise ValueError(f'its members must be arr_0.npy, arr_1.npy and so on, found {members}')
+      with np.load(whole, allow_pickle=False) as kept:
+        return read([kept[f'arr_{i}'] for i in range(len(members))])
+    if len(members) != len(_KERAS_MEMBERS) or set(members) != _KERAS_MEMBERS:
+      raise ValueError(f'its members must be {sorted(_KERAS_MEMBERS)}, found {members}')
+    with archive.open('model.weights.h5') as f, h5py.File(f, 'r') as weights:
+      return read(_tensors(weights))
+
+
+def _tensors(weights) -> list[Any]:
+  tensors: list[Any] = []
+  weights.visititems(lambda _, item: tensors.append(item) if hasattr(item, 'shape') else None)
+  # The numbers of such a tensor are in other files, or are not stored at all.
+  if not all(tensor.external is None and not tensor.is_virtual for tensor in tensors):
+    raise ValueError('its tensors must be stored in it')
+  folder_files.check_unpacked(sum(tensor.nbytes for tensor in tensors))
+  return tensors

@@ -1,0 +1,324 @@
+"""The files of a certified run: the same for every run, whichever program made it.
+
+    mechanism.json           the settled mechanism, the model's shape, what leaves clients, and what the issuer states
+    schedule.npz             the public schedule: round t, from 1, has clients[offsets[t-1]:offsets[t]]; `comes` says
+                             who of them really comes, where this is known before the run
+    ledger.npz               the cost of each round for each client
+    clients.csv              the ε that each client has spent
+    final_model.keras, .npz  the model that is released
+    certificate.json, .html  made of these files alone (`quap_tff.certificates.issue`)
+    certificate.sig          an Ed25519 signature of certificate.json, if a key was given
+    audit.json, audit.sig    what an audit measured (experiments.audit), and a signature of it
+
+A run of experiments.train has other files, too (`RUN_FILES`), and says so in mechanism.json. A file that is not named
+here is refused.
+"""
+
+from collections.abc import Mapping, Sequence
+import csv
+import dataclasses
+import functools
+import io
+import json
+import math
+import os
+import re
+from typing import Any, Callable, NamedTuple, Optional
+import zipfile
+
+import numpy as np
+
+from quap_tff import accounting
+from quap_tff.certificates.folders import about as abouts
+from quap_tff.certificates.folders import folder_files
+from quap_tff.certificates.folders.folder_files import FolderError
+from quap_tff.common import files
+from quap_tff.common import registry
+from quap_tff.common import version
+from quap_tff.common.numbers import rounding
+from quap_tff.mechanisms import sparsity as sparsities
+from quap_tff.mechanisms.certified import config as certified_config
+from quap_tff.mechanisms.certified import weight_rules
+from quap_tff.mechanisms.noise import correlation as correlations
+from quap_tff.mechanisms.parts import clip_rules
+from quap_tff.mechanisms.parts import layers as layers_lib
+from quap_tff.mechanisms.parts import participation as participations
+from quap_tff.plans import certified
+
+# The version of the folder's files and of the certificate's fields and words. A change of any is a new version.
+VERSION = 6
+
+MECHANISM, SCHEDULE, LEDGER, CLIENTS = 'mechanism.json', 'schedule.npz', 'ledger.npz', 'clients.csv'
+KERAS_MODEL, ARRAYS_MODEL = 'final_model.keras', 'final_model.npz'
+CERTIFICATE, PAGE, SIGNATURE = 'certificate.json', 'certificate.html', 'certificate.sig'
+AUDIT, AUDIT_SIGNATURE = 'audit.json', 'audit.sig'
+# Files that are made from the certificate, or after it. It holds no digest of them.
+OWN = (CERTIFICATE, PAGE, SIGNATURE, AUDIT, AUDIT_SIGNATURE)
+
+LIBRARY, TRAIN = 'quap_tff', 'experiments.train'
+# Further files of a run of experiments.train; and those that it keeps to itself: the states after rounds, secrets, a
+# lock.
+RUN_FILES = re.compile(r'(run|summary)\.json|metrics\.csv|plot\.png|features/[^/]+/(extractor\.keras|card\.json)')
+SECRETS = re.compile(r'checkpoints/(round_\d+|secret)')
+CHECKPOINTS, LOCK = 'checkpoints', '.lock'
+
+# An ordinary machine's memory holds so many. A larger plan would take too long to compute again.
+_MOST_CLIENTS, _MOST_ROUNDS, _MOST_PARTICIPATIONS = 10**7, 10**6, 10**8
+_SIX_DIGITS = 6
+# The parts of a mechanism that are named choices, and the choices.
+_CHOICES: dict[str, tuple[str, Mapping[str, Any]]] = {
+  'correlation': ('noise correlation', correlations.FAMILIES),
+  'weights': ('weight rule', weight_rules.RULES),
+  'clip': ('clip rule', clip_rules.RULES),
+}
+# More weights than this fill no file that is read.
+_MOST_WEIGHTS = 2**31
+
+
+class Content(NamedTuple):
+  """The content of a folder.
+
+  Attributes:
+    path: The folder.
+    entries: What lies in it.
+    plan: The plan of the run. Its noise is chosen, and its model's shape is known.
+    ledger: The cost of each round.
+    about: The statements of the issuer.
+    leaving: What leaves clients in a round, see `CertifiedPlan.leaving`.
+    made_by: `LIBRARY` or `TRAIN`.
+    code: The version of the program that wrote the folder, and the digest of its source.
+  """
+
+  path: str
+  entries: folder_files.Entries
+  plan: certified.CertifiedPlan
+  ledger: accounting.RunLedger
+  about: abouts.About
+  leaving: Sequence[tuple[str, str, str]]
+  made_by: str
+  code: Mapping[str, str]
+
+
+def write_files(
+  path: str, plan: certified.CertifiedPlan, ledger: accounting.RunLedger, about: abouts.About, made_by: str = LIBRARY
+) -> None:
+  """Writes mechanism.json, schedule.npz, ledger.npz and clients.csv, each whole or not at all.
+
+  Raises:
+    ValueError: If the plan's process has not been built, or if its noise or its metrics are not those of a certified
+      run.
+  """
+  if plan.leaving is None:
+    raise ValueError("What leaves clients is read off the plan's process: build it first, by plan.build_process.")
+  if plan.exact_logs:
+    raise ValueError(f'This run cannot be certified. It releases {" and ".join(plan.exact_logs)}.')
+  if plan.config.noise_seed is not None:
+    raise ValueError('This run cannot be certified. Its noise has a seed that was given: who knows it can subtract it.')
+  within = functools.partial(os.path.join, path)
+  code = {'quap_tff': version.VERSION, 'source_sha256': version.source_digest()}
+  files.write(within(MECHANISM), mechanism_text(plan, plan.leaving, about, made_by, code))
+  for name, arrays in ((SCHEDULE, _schedule_arrays(plan)), (LEDGER, ledger.state_dict())):
+    files.write(within(name), files.npz(arrays))
+  files.write(within(CLIENTS), clients_text(plan, ledger))
+
+
+def mechanism_text(
+  plan: certified.CertifiedPlan,
+  leaving: Sequence[Sequence[str]],
+  about: abouts.About,
+  made_by: str,
+  code: Mapping[str, str],
+) -> str:
+  """mechanism.json."""
+  assert plan.model is not None
+  value = {
+    'version': VERSION,
+    'made_by': made_by,
+    'code': dict(code),
+    'mechanism': mechanism_value(plan.config),
+    'sparsity': _spec(plan.sparsity, sparsities.SPARSITIES),
+    'sparsity_seed': plan.sparsity_seed,
+    'colluders': list(plan.colluders),
+    'layers': [layer._asdict() for layer in plan.model.layers],
+    'shapes': [list(shape) for shape in plan.model.shapes],
+    'leaves_clients': [list(one) for one in leaving],
+    'issuer': about.as_dict(),
+  }
+  return json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + '\n'
+
+
+def mechanism_value(config: certified_config.CertifiedConfig) -> dict[str, Any]:
+  """The mechanism as a value that JSON can hold. The seed of the noise is left out: there is none."""
+  value = {
+    name: _spec(part, _CHOICES[name][1]) if name in _CHOICES else part
+    for name, part in ((field.name, getattr(config, field.name)) for field in dataclasses.fields(config))
+    if name != 'noise_seed'
+  }
+  value['participation'] = dataclasses.asdict(config.participation)
+  return {name: list(part) if isinstance(part, tuple) else part for name, part in value.items()}
+
+
+def _spec(choice, choices):
+  return registry.format_spec(registry.name_of(choice, choices), choice)
+
+
+def _schedule_arrays(plan) -> dict[str, np.ndarray]:
+  arrays = {
+    'offsets': np.cumsum([0, *map(len, plan.schedule)], dtype=np.int64),
+    'clients': np.concatenate([np.zeros(0, np.int64), *plan.schedule]),
+  }
+  if plan.holds_noise and plan.attendance is not None:
+    comes = [np.isin(drawn, came) for drawn, came in zip(plan.schedule, plan.attendance)]
+    arrays['comes'] = np.concatenate([np.zeros(0, bool), *comes])
+  return arrays
+
+
+def clients_text(plan: certified.CertifiedPlan, ledger: accounting.RunLedger) -> str:
+  """clients.csv: a row for each client that the ledger lists. Every ε is rounded up to six digits."""
+  formal = plan.report(ledger, plan.schedule).formal
+  columns: dict[str, Any] = {'client': ledger.listed, 'rounds': ledger.rounds[ledger.listed]}
+  epsilons = {
+    'formal_epsilon': formal.epsilon,
+    'formal_epsilon_reading': formal.reading.epsilon if formal.reading is not None else None,
+  }
+  for name, values in epsilons.items():
+    if values is not None:
+      # Most clients of a large population have spent the same.
+      distinct, index = np.unique(values[ledger.listed], return_inverse=True)
+      columns[name] = np.array([rounding.up(one, _SIX_DIGITS) for one in distinct])[index.ravel()]
+  text = io.StringIO()
+  writer = csv.writer(text, lineterminator='\n')
+  writer.writerow(columns)
+  writer.writerows(zip(*(values.tolist() for values in columns.values())))
+  return text.getvalue()
+
+
+def read(path: str) -> Content:
+  """The content of a folder with mechanism.json.
+
+  Raises:
+    FolderError: If a file is missing or damaged, or holds anything beyond what is defined. The message names the file.
+    CannotTellError: If there is no such folder, it is of another version, or the run is too large to be verified here.
+  """
+  entries = folder_files.entries(path)
+  value = folder_files.read_json(path, MECHANISM)
+  check_version(MECHANISM, value)
+  with folder_files.damage(MECHANISM):
+    config, model = _mechanism(value['mechanism']), model_shape(value)
+    about = abouts.About(**{**value['issuer'], 'stretches': tuple(value['issuer']['stretches'])})
+    if value['made_by'] not in (LIBRARY, TRAIN):
+      raise ValueError(f'made_by must be {LIBRARY!r} or {TRAIN!r}, found {value["made_by"]!r}')
+    code = value['code']
+    abouts.check_code(code)
+  schedule, attendance = _schedule(path, config)
+  with folder_files.damage(f'{MECHANISM} or {SCHEDULE}'):
+    plan = certified.CertifiedPlan(
+      config,
+      schedule,
+      attendance=attendance,
+      colluders=value['colluders'],
+      model=model,
+      sparsity=registry.parse_spec('sparsity', value['sparsity'], sparsities.SPARSITIES),
+      sparsity_seed=value['sparsity_seed'],
+    )
+    plan.slack  # noqa: B018  # Refuses what integers cannot hold, and what ε and δ do not pay for.
+    leaving = [tuple(one) for one in value['leaves_clients']]
+    certified.check_leaving(leaving, plan)
+    abouts.check_text(MECHANISM, value)
+    # Whatever is not defined, or is written in another way, is not in this text.
+    if mechanism_text(plan, leaving, about, value['made_by'], code) != folder_files.read_text(path, MECHANISM):
+      raise ValueError('it holds a key that is not defined, or a value that is written in another way')
+  return Content(path, entries, plan, _ledger(path, plan), about, leaving, value['made_by'], code)
+
+
+def check_version(name: str, value: Any) -> None:
+  """Raises `CannotTellError` for a file of another version than this one, and `FolderError` for one of none."""
+  found = value.get('version') if isinstance(value, dict) else None
+  if type(found) is not int:
+    raise FolderError(f'{name} is damaged: it is not a JSON object with a version.')
+  if found != VERSION:
+    raise folder_files.CannotTellError(f'{name} has version {found}, and this program knows version {VERSION} alone.')
+
+
+def _mechanism(value) -> certified_config.CertifiedConfig:
+  parts = {name: tuple(part) if isinstance(part, list) else part for name, part in value.items()}
+  for name, (kind, choices) in _CHOICES.items():
+    parts[name] = registry.parse_spec(kind, str(parts[name]), choices)
+  parts['participation'] = participations.ParticipationConfig(**value['participation'])
+  config = certified_config.CertifiedConfig(**parts)
+  if config.num_clients > _MOST_CLIENTS:
+    raise folder_files.CannotTellError(
+      f'the run has {config.num_clients:,} clients, and this program verifies runs of at most {_MOST_CLIENTS:,}.'
+    )
+  if not config.is_calibrated:
+    raise ValueError('the mechanism leaves its noise, divisor or number of rounds open')
+  return config
+
+
+def model_shape(value: Mapping[str, Any]) -> layers_lib.ModelShape:
+  """The shape of a model, from `layers` and `shapes` of a JSON value. Raises any error if they do not fit together."""
+  shapes = tuple(map(tuple, value['shapes']))
+  if not shapes or not all(type(size) is int and size >= 1 for shape in shapes for size in shape):
+    raise ValueError(f'shapes must be lists of integers, at least 1, found {value["shapes"]!r}')
+  if sum(map(math.prod, shapes)) > _MOST_WEIGHTS:
+    raise ValueError(f'the model has more than {_MOST_WEIGHTS:,} weights')
+  layers = [layers_lib.Layer(**{**one, 'indices': tuple(one['indices'])}) for one in value['layers']]
+  indices = [index for layer in layers for index in layer.indices]
+  if not all(isinstance(layer.name, str) and isinstance(layer.is_dense, bool) for layer in layers):
+    raise ValueError('each layer must have a text as its name, and is_dense must be true or false')
+  if sorted(indices) != list(range(len(shapes))) or not all(type(index) is int for index in indices):
+    raise ValueError(f'the layers do not hold each of the {len(shapes)} tensors of the model once')
+  return layers_lib.ModelShape(tuple(layers), shapes)
+
+
+def _arrays(path: str, name: str, expected: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+  """The arrays of an .npz file; `expected` are the sets of names with dtypes that it may hold."""
+  whole = folder_files.check_archive(path, name)
+  with folder_files.damage(name):
+    # The loader lists other members of the archive, and those with the same name twice, in ways of its own.
+    with zipfile.ZipFile(whole) as archive:
+      members = sorted(archive.namelist())
+    if members not in [sorted(f'{one}.npy' for one in names) for names in expected]:
+      raise ValueError(f'it must hold the arrays {" or ".join(map(str, map(list, expected)))}, found {members}')
+    with np.load(whole, allow_pickle=False) as kept:
+      return dict(kept)
+
+
+def _schedule(path, config) -> tuple[list[np.ndarray], Optional[list[np.ndarray]]]:
+  """The drawn clients of each round, and those who come, if this is known before the run."""
+  known = {'offsets': np.int64, 'clients': np.int64}
+  arrays = _arrays(path, SCHEDULE, [known, {**known, 'comes': bool}])
+  with folder_files.damage(SCHEDULE):
+    offsets, clients = arrays['offsets'], arrays['clients']
+    if any(array.dtype != {**known, 'comes': bool}[name] or array.ndim != 1 for name, array in arrays.items()):
+      raise ValueError('offsets and clients must be int64[n], and comes bool[n]')
+    if not 1 < len(offsets) <= _MOST_ROUNDS + 1 or len(clients) > _MOST_PARTICIPATIONS:
+      raise ValueError(
+        f'a schedule has 1 to {_MOST_ROUNDS:,} rounds and at most {_MOST_PARTICIPATIONS:,} participations'
+      )
+    if offsets[0] != 0 or offsets[-1] != len(clients) or (np.diff(offsets) < 0).any():
+      raise ValueError('offsets must ascend from 0 to the number of clients')
+    if len(offsets) - 1 != config.num_rounds:
+      raise ValueError(f'it has {len(offsets) - 1} rounds, and the mechanism plans {config.num_rounds}')
+    split: Callable[[np.ndarray], list[np.ndarray]] = lambda values: np.split(values, offsets[1:-1])
+    if 'comes' not in arrays:
+      return split(clients), None
+    if not config.holds_noise or len(arrays['comes']) != len(clients):
+      raise ValueError('comes must be bool, one for each client, and only where clients hold the noise')
+    return split(clients), [own[here] for own, here in zip(split(clients), split(arrays['comes']))]
+
+
+def _ledger(path, plan) -> accounting.RunLedger:
+  with folder_files.damage(LEDGER):
+    expected = plan.new_ledger().state_dict()
+    arrays = _arrays(path, LEDGER, [expected])
+    # Before the arrays of a population are made.
+    if arrays['num_clients'].shape or int(arrays['num_clients']) != plan.num_clients:
+      raise ValueError(f'it must be of {plan.num_clients:,} clients')
+    return accounting.RunLedger.from_state_dict(arrays)
+
+
+def digests(content: Content) -> dict[str, str]:
+  """SHA-256 of each file by name: of those that are handed out, and that are not made from the certificate."""
+  kept = [name for name in content.entries.files if name not in (*OWN, LOCK) and not SECRETS.fullmatch(name)]
+  return {name: folder_files.digest(content.path, name) for name in kept}

@@ -1,0 +1,1 @@
+"""Numbers: rounding, seeds, NumPy or TensorFlow arrays, trade-off functions, samplers."""

@@ -1,0 +1,1 @@
+"""How sums and reports reach the server."""

@@ -1,0 +1,1 @@
+"""The certified mechanism: its configuration, rounds, filter and planning."""

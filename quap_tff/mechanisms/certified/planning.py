@@ -1,0 +1,409 @@
+"""Chooses the noise, the divisor and the average of a run before it begins, from its schedule alone.
+
+    z, and whatever else is left open, maximizes  J = Σ_t v_t·Σ_i w_i(t) / (z·‖C⁻ᵀv‖)      subject to the filter
+
+J is the signal-to-noise ratio of what is published. v_t is the share of round t's update that is left in it. The
+published average takes iterate s with share a_s. Each later round moves the model by a share `postprocessing.PULL`
+towards where training would end. This shrinks what earlier rounds added: v_t = Σ_{s≥t} a_s·(1 - PULL)^(s-t).
+Σ_i w_i(t)·C is the most that the clients of a round can add together. z·C·‖C⁻ᵀv‖ is the standard deviation of the noise
+that is left in what is published. If the noise is correlated, a part of it has cancelled.
+
+There are two trade-offs. Less noise in each round makes the rounds better, but budgets run out sooner. Correlation
+makes noise cancel in part, but each participation affects more releases. The choice uses no client's data.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import math
+from typing import Any, Callable, NamedTuple, Optional
+
+import numpy as np
+
+from quap_tff.common import checks
+from quap_tff.common.numbers import arrays
+from quap_tff.mechanisms.certified import config as configs
+from quap_tff.mechanisms.certified import privacy_filter
+from quap_tff.mechanisms.certified import weight_rules
+from quap_tff.mechanisms.held import planning as held_planning
+from quap_tff.mechanisms.noise import correlation as correlations
+from quap_tff.mechanisms.noise import held_noise
+from quap_tff.mechanisms.parts import participation as participations
+from quap_tff.mechanisms.parts import postprocessing
+
+# How many noise multipliers are tried for each correlation, and how many for the best correlation.
+_FEW_CANDIDATES, _MOST_CANDIDATES = 8, 32
+# How many accounts are kept at once while they are tried, about 24 bytes each.
+_MOST_ACCOUNTS = 2**21
+# The noise is larger by this share than a budget needs, so that rounding does not lower the last weight.
+_ROOM = 1e-9
+# A larger multiplier is preferred if its J is lower by no more than this share.
+_TIE = 1e-6
+# A budget so large that it limits nobody.
+_NO_LIMIT = 1e30
+_TOO_MANY_COUNTS = (
+  "The noised counts of each client's planned rounds cost more than epsilon={epsilon:g}. Give the counts more noise "
+  '(count_stddev), or choose a fixed clipping norm.'
+)
+
+
+class Planned(NamedTuple):
+  """What was chosen.
+
+  Attributes:
+    config: The configuration, with nothing left open.
+    averaging: The average that is to be published.
+  """
+
+  config: configs.CertifiedConfig
+  averaging: postprocessing.Averaging
+
+
+class _Choice(NamedTuple):
+  objective: float
+  config: configs.CertifiedConfig
+  averaging: postprocessing.Averaging
+
+
+def calibrated(
+  config: configs.CertifiedConfig,
+  cohorts: Sequence[Any],
+  averaging: postprocessing.Averaging = postprocessing.LastIterate(),
+  min_separation: Optional[int] = None,
+) -> Planned:
+  """Chooses from a schedule what a configuration leaves open.
+
+  The noise multiplier, a decay and an average are chosen to maximize J. Other coefficients of correlated noise are
+  those of the published objective (`published_noise`) for the bounds on participation. If several noise multipliers are
+  equally good, the largest one is chosen. The number of rounds is that of the schedule. The divisor is the mean sum of
+  weights. For weight rules that need it, the number of rounds that each client is planned to be in is counted. If
+  everyone takes part in T rounds with weights of 1 and independent noise, z = √T/μ_max.
+
+  Args:
+    config: The mechanism. Everything that it already fixes stays as it is.
+    cohorts: int[M_t] ids for each of the T planned rounds: the public schedule, or one drawn from a model of it.
+    averaging: The average of the iterates. `postprocessing.Planned` chooses the best of several by J.
+    min_separation: b, if it is promised that two rounds of a client are at least b apart, and that every round
+      releases. A client is then in at most ⌈T/b⌉ rounds. None: the bounds are those of the schedule.
+
+  Raises:
+    ValueError: If a cohort does not consist of distinct ids in [0, N), if nobody takes part, if nobody's budget pays
+      for a round or for the noised counts of all its rounds, or if the schedule does not keep what is promised.
+  """
+  cohorts = checks.schedule(cohorts, config.num_clients)
+  if config.holds_noise:
+    return _held(config, cohorts, averaging)
+  if config.num_rounds is None and cohorts:
+    config = dataclasses.replace(config, num_rounds=len(cohorts))
+  averages = averaging.candidates(len(cohorts))
+  if config.is_calibrated and len(averages) == 1:
+    return Planned(config, averages[0])
+  if not any(len(cohort) for cohort in cohorts):
+    raise ValueError('Nobody takes part in any of the planned rounds, so no noise and no divisor can be chosen.')
+  releases = [cohort for cohort in cohorts if len(cohort)]
+  bounds = _bounds(releases, config.num_clients, min_separation)
+  settled = [
+    dataclasses.replace(config, correlation=one) for one in config.correlation.candidates(len(releases), *bounds)
+  ]
+  if len(settled) > 1:
+    choices = [_chosen(one, cohorts, averages, bounds, _FEW_CANDIDATES) for one in settled]
+    best = max(choices, key=lambda choice: choice.objective)
+    settled = [dataclasses.replace(config, correlation=best.config.correlation)]
+  found = _chosen(settled[0], cohorts, averages, bounds, _MOST_CANDIDATES)
+  return Planned(found.config, found.averaging)
+
+
+def share_of_ceiling(planned: Planned, cohorts: Sequence[Any]) -> float:
+  """The signal-to-noise ratio of what is published, as a share of what no Gaussian mechanism can exceed.
+
+      Σ_t v_t·Σ_i w_i(t) / √(vᵀΣv)  ≤  Σ_i μ_i
+
+  v_t is the share of round t in what is published, without a pull, Σ is the covariance of the noise, and μ_i the
+  largest μ of each client that takes part. The bound is that of Cauchy and Schwarz.
+
+  Args:
+    planned: From `calibrated`.
+    cohorts: int[M_t], the schedule, in which every round has clients.
+  """
+  config = planned.config
+  sums = np.array([one.weights.sum(dtype=np.float64) for one in planned_rounds(config, cohorts)])
+  published = np.cumsum(planned.averaging.shares(len(cohorts))[::-1])[::-1]
+  multiplier = config.prices.noise_multiplier
+  covariance = config.correlation.covariance(cohorts, [multiplier] * len(cohorts))
+  limits = np.broadcast_to(np.sqrt(config.prices.limit), [config.num_clients])
+  ceiling = limits[np.unique(np.concatenate(cohorts))].sum()
+  return float(published @ sums / math.sqrt(published @ covariance @ published) / ceiling)
+
+
+def _held(config, cohorts, averaging) -> Planned:
+  """The plan of noise that clients hold."""
+  averages = averaging.candidates(len(cohorts))
+  if config.is_calibrated and len(averages) == 1:
+    return Planned(config, averages[0])
+  decay = 0.0 if config.threshold is not None else config.correlation.decay
+  decays = correlations.DECAYS if decay is None else (decay,)
+  found = held_planning.calibrated(cohorts, config.num_clients, config.prices.limit, config.dropout, averaging, decays)
+  weights = found.weights.astype(np.float32)
+  weights = np.where(weights > found.weights, np.nextafter(weights, np.float32(0)), weights)
+  planned = dataclasses.replace(
+    config,
+    noise_multiplier=found.noise_multiplier,
+    correlation=correlations.Held(found.decay),
+    divisor=found.divisor if config.divisor is None else config.divisor,
+    num_rounds=len(cohorts),
+    planned_weights=tuple(weights.tolist()),
+    most_clients=max(map(len, cohorts)),
+  )
+  return Planned(planned, found.averaging)
+
+
+def _chosen(config, cohorts, averages, bounds, num_candidates) -> _Choice:
+  """The best noise multiplier and average under a settled correlation."""
+  if config.weights.needs_plan and config.planned_rounds is None:
+    config = _with_plan(config, cohorts)
+  if config.noise_multiplier is not None:
+    multipliers = np.array([config.noise_multiplier], np.float64)
+  elif config.weights.takes_worst_case:
+    multipliers = np.array([_worst_case_multiplier(config, cohorts, bounds)])
+  else:
+    multipliers = _candidates(config, cohorts, num_candidates)
+  sums = _weight_sums(config, multipliers, cohorts)
+  choices = []
+  for average in averages:
+    kept = postprocessing.kept_shares(average.shares(len(cohorts)))
+    objective = sums @ kept / (multipliers * config.correlation.published_noise(kept))
+    if not np.isfinite(objective).all():
+      raise ValueError(f'No signal-to-noise ratio can be computed for {config.correlation!r} and {average!r}.')
+    best = int(np.argmax(objective >= objective.max() * (1 - _TIE)))  # Candidates descend.
+    choices.append((objective[best], best, average))
+  objective, best, average = max(choices, key=lambda choice: choice[0])
+  if not sums[best].any():
+    raise ValueError(f"noise_multiplier={multipliers[best]:g} is so small that nobody's budget pays for a round.")
+  divisor = config.divisor if config.divisor is not None else float(sums[best][sums[best] > 0].mean())
+  return _Choice(
+    objective, dataclasses.replace(config, noise_multiplier=float(multipliers[best]), divisor=divisor), average
+  )
+
+
+def _with_plan(config, cohorts):
+  """The configuration with each client's planned rounds, and what weights of 1 in all of them would cost."""
+  rounds = np.bincount(np.concatenate(cohorts), minlength=config.num_clients)
+  return dataclasses.replace(
+    config, planned_rounds=tuple(rounds.tolist()), planned_costs=tuple(_unit_costs(config, cohorts).tolist())
+  )
+
+
+def _unit_costs(config, cohorts) -> np.ndarray:
+  """float64[N], what weights of 1 in all planned rounds would cost each client in μ² at z = 1, rounded up."""
+  releases = [cohort for cohort in cohorts if len(cohort)]
+  ones = [np.ones(len(cohort)) for cohort in releases]
+  squares = config.correlation.squared_norms(releases, ones, config.num_clients)
+  return np.maximum(squares, np.bincount(np.concatenate(cohorts), minlength=config.num_clients))
+
+
+def _worst_case_multiplier(config, cohorts, bounds) -> float:
+  """The noise multiplier for the worst case of public bounds.
+
+  Under it, no client exceeds its budget if it takes part at most as often, and at intervals at least as long, as the
+  bounds say.
+  """
+  most, apart = bounds
+  left = config.prices.limit - most * config.prices.count_cost
+  if not left > 0:
+    raise ValueError(_TOO_MANY_COUNTS.format(epsilon=config.epsilon))
+  num_releases = sum(len(cohort) > 0 for cohort in cohorts)
+  return config.correlation.worst_case(most, apart, num_releases) / math.sqrt(left) * (1 + _ROOM)
+
+
+def _bounds(releases, num_clients, min_separation) -> tuple[int, int]:
+  """(k, b) that are promised, or else those of the schedule."""
+  most, apart = participation_bounds(releases, num_clients)
+  if min_separation is None:
+    return most, apart
+  if most > 1 and apart < min_separation:
+    raise ValueError(
+      f'Two rounds of a client must be at least {min_separation} apart, by min_separation, and in this schedule a '
+      f'client comes again after {apart}. Give a schedule that keeps the separation, or leave min_separation out.'
+    )
+  return -(-len(releases) // min_separation), min_separation
+
+
+def participation_bounds(releases: Sequence[np.ndarray], num_clients: int) -> tuple[int, int]:
+  """(k, b): no client is in more than k of the releases, or in two releases that are less than b apart."""
+  latest = np.full(num_clients, -len(releases), np.int64)
+  apart = len(releases)
+  for release, ids in enumerate(releases):
+    apart = min(apart, int((release - latest[ids]).min()))
+    latest[ids] = release
+  return int(np.bincount(np.concatenate(releases), minlength=num_clients).max()), apart
+
+
+def _candidates(config, cohorts, count) -> np.ndarray:
+  """float64, descending: multipliers at which some client's budget lasts exactly until its last planned round."""
+  free = config.prices._replace(limit=_NO_LIMIT, noise_multiplier=1.0, count_cost=0.0)
+  costs = _run(config, free, cohorts, (), lambda index, weights, spent: None)
+  members, rounds = np.unique(np.concatenate(cohorts), return_counts=True)
+  left = privacy_filter.prices_of(config.prices, members).limit - rounds * config.prices.count_cost
+  reachable = (costs > 0) & (left > 0)
+  if not reachable.any():
+    raise ValueError(_TOO_MANY_COUNTS.format(epsilon=config.epsilon))
+  exact = np.unique(np.sqrt(costs[reachable] / left[reachable]))
+  chosen = np.unique(np.linspace(0, len(exact) - 1, count).round().astype(int))
+  bounds = configs.SMALLEST_MULTIPLIER, configs.LARGEST_MULTIPLIER
+  return np.unique(np.clip(exact[chosen] * (1 + _ROOM), *bounds))[::-1]
+
+
+class PlannedRound(NamedTuple):
+  """What a round gives if the schedule is followed.
+
+  Attributes:
+    weights: float32[M_t], the weights of its cohort.
+    spent_max: The largest share of the limit on μ² that any client has spent.
+  """
+
+  weights: np.ndarray
+  spent_max: float
+
+
+def planned_rounds(
+  config: configs.CertifiedConfig, cohorts: Sequence[Any], kept: Sequence[Optional[np.ndarray]] = ()
+) -> list[PlannedRound]:
+  """What the mechanism gives under a schedule, round by round.
+
+  Args:
+    config: The mechanism.
+    cohorts: int[M_t] ids for each round.
+    kept: float[M_t], the weights that a run really gave, from which its accounts go on; None, or no entry, for a round
+      in which they are not known. Without them, a last bit in which two processors differ would grow from round to
+      round where a budget is nearly spent.
+  """
+  if config.holds_noise:
+    return _held_rounds(config, cohorts, kept)
+  rounds, largest = [], 0.0
+
+  def visit(index, weights, spent):
+    nonlocal largest
+    limit = privacy_filter.prices_of(config.prices, np.asarray(cohorts[index], np.int64)).limit
+    largest = np.maximum(largest, (spent / limit).max(initial=0.0))  # NaN stays NaN.
+    rounds.append(PlannedRound(weights, float(largest)))
+
+  _run(config, config.prices, cohorts, (), visit, kept)
+  return rounds
+
+
+def _held_rounds(config, cohorts, kept) -> list[PlannedRound]:
+  """The same for noise that clients hold. A round that somebody's budget does not pay for is not released."""
+  account = held_noise.opened(config.num_clients, config.noise_multiplier, config.correlation.decay)
+  planned, rounds, limit = np.asarray(config.planned_weights, np.float32), [], config.prices.limit
+  for index, cohort in enumerate(cohorts):
+    ids = np.asarray(cohort, np.int64)
+    sends = planned[ids] > 0
+    after = account.after(ids[sends], planned[ids][sends].astype(np.float64))
+    is_released = after.is_within(limit) and index < config.num_rounds
+    if index < len(kept) and kept[index] is not None:
+      is_released = bool((kept[index] > 0).any())
+    if is_released:
+      account = after
+    weights = planned[ids] * np.float32(is_released)
+    rounds.append(PlannedRound(weights, float(np.max(account.spent / limit, initial=0.0))))
+  return rounds
+
+
+def _weight_sums(config, multipliers, cohorts) -> np.ndarray:
+  """Σ_i w_i(t) for each of Z noise multipliers, float64[Z, T]."""
+  sums = np.zeros([len(multipliers), len(cohorts)])
+  members = min(config.num_clients, sum(map(len, cohorts)))
+  at_once = max(1, _MOST_ACCOUNTS // members)
+  for start in range(0, len(multipliers), at_once):
+    block = multipliers[start : start + at_once]
+
+    def add_up(index, weights, spent, rows=slice(start, start + at_once)):
+      del spent
+      sums[rows, index] = weights.sum(axis=1, dtype=np.float64)
+
+    _run(config, config.prices._replace(noise_multiplier=block[:, np.newaxis]), cohorts, (len(block),), add_up)
+  return sums
+
+
+def _run(
+  config: configs.CertifiedConfig,
+  prices: privacy_filter.Prices,
+  cohorts: Sequence[np.ndarray],
+  leading: Sequence[int],
+  visit: Callable[[int, np.ndarray, np.ndarray], None],
+  kept: Sequence[Optional[np.ndarray]] = (),
+) -> np.ndarray:
+  """Goes through the schedule. `visit` gets a round's index, its cohort's weights, and what these clients have spent.
+
+  The accounts go on from the weights in `kept`, where there are any, and from the mechanism's own otherwise.
+
+  Returns what each of the P clients that take part has spent in the end, float64[..., P], in the order of their ids.
+  """
+  # Accounts are kept for those who take part: of a million clients, most may never do.
+  cohorts = [np.asarray(ids, np.int64) for ids in cohorts]
+  members = np.unique(np.concatenate(cohorts)) if cohorts else np.zeros(0, np.int64)
+  participation = participations.initial_state(config.participation, len(members))
+  accounts = privacy_filter.opened(len(members), prices.correlation.num_buffers, tuple(leading))
+  release = np.zeros([*leading, 1], np.int64) if leading else np.int64(0)
+  for index, client_ids in enumerate(cohorts):
+    ids = np.searchsorted(members, client_ids)
+    participation = participations.next_state(config.participation, participation, ids, index + 1)
+    own = privacy_filter.Accounts(
+      accounts.spent[..., ids], [sums[..., ids] for sums in accounts.sums], accounts.latest[..., ids]
+    )
+    own_prices = privacy_filter.prices_of(prices, client_ids)
+    cohort_participation = participations.of_clients(participation, ids)
+    view = round_view(config, own_prices, cohort_participation, own, release, index + 1, client_ids)
+    before = own
+    weights, own = privacy_filter.spend(own_prices, own, release, view.rounds_left, config.weights.weights(view))
+    if index < len(kept) and kept[index] is not None:
+      own = privacy_filter.charged(own_prices, before, release, view.rounds_left, kept[index])
+    accounts.spent[..., ids], accounts.latest[..., ids] = own.spent, own.latest
+    for sums, new in zip(accounts.sums, own.sums):
+      sums[..., ids] = new
+    release = release + np.any(weights > 0, axis=-1, keepdims=bool(leading))
+    visit(index, weights, own.spent)
+  return accounts.spent
+
+
+def round_view(
+  config: configs.CertifiedConfig,
+  prices: privacy_filter.Prices,
+  participation: Any,
+  accounts: privacy_filter.Accounts,
+  release: Any,
+  round_num: Any,
+  client_ids: Any,
+) -> weight_rules.RoundView:
+  """What a weight rule gets to know about a round.
+
+  Args:
+    config: The mechanism.
+    prices: The prices of the round for its cohort.
+    participation: The participation state of the cohort, this round included.
+    accounts: The accounts of the cohort before the round.
+    release: How many releases there have been.
+    round_num: t, from 1.
+    client_ids: int64[M], the cohort.
+  """
+  planned = None
+  if config.weights.needs_plan:
+    costs = config.planned_costs if config.planned_costs is not None else config.planned_rounds
+    planned = (
+      arrays.take(np.asarray(config.planned_rounds, np.int64), client_ids),
+      arrays.take(np.asarray(costs, np.float64), client_ids),
+    )
+  budget_shares = 1.0
+  if config.own_epsilon is not None:
+    limits = config.prices.limit
+    budget_shares = arrays.take(limits / limits.max(), client_ids)
+  return weight_rules.RoundView(
+    prices=prices,
+    standing=privacy_filter.standing(prices, accounts, release),
+    rates=participations.rates(config.participation, participation, round_num),
+    counts=participation['counts'],
+    round_num=participations.counted_rounds(config.participation, round_num),
+    rounds_left=config.rounds_left(round_num),
+    in_warmup=participations.in_warmup(config.participation, round_num),
+    planned=planned,
+    budget_shares=budget_shares,
+  )

@@ -1,0 +1,293 @@
+"""One round of the certified mechanism. `quap_tff.mechanisms.certified.config.CertifiedConfig` is its value.
+
+Neighbours: all data of one client are replaced by nothing, so that its update is zero. Who takes part when is known.
+
+  server:    the weight w_i(t) that each client has if it comes        `announce`
+  client i:  its id; and its norm, if the clip rule counts norms       `report`
+             u_i = g_i clipped to norm w_i(t)·C_t                      `contribution`
+  server:    charges those who came; C_{t+1}                           `admit`
+             (Σ u_i + C_t·Ẑ_t) / D                                     `release`
+
+w_i(t) is lowered by the filter to what is left of the client's budget. It follows from the state alone: from the
+client's own account and participation, and from the number of releases. So everyone's weight can be announced before
+anybody comes, and a round has one level of aggregation.
+
+The noise Ẑ_t takes back a part of what earlier rounds added: Σ_k c_k·Ẑ_{t-k} = Z_t, with Z_t drawn anew from N(0, z²·I)
+(`quap_tff.mechanisms.noise.correlation`; under independent noise Ẑ_t = Z_t). The releases can be transformed so that
+round t has the noise Z_t. Client i then moves round t by at most Σ_{k, i∈S_{t-k}} c_k·w_i(t-k) units of the clipping
+norm, whatever C_t was in each round. docs/privacy.md has the proof. A private quantile's noised count is a second
+mechanism alongside this one. C_t is known before the round, from earlier releases.
+
+If nobody may add anything in a round, the round releases nothing at all. This is so when the cohort is empty, or when
+all its clients have spent their budgets, and it follows from who takes part. The result is then zero, and the clipping
+norm, the noise counter and the buffers stay as they are. t above counts only the rounds that release something.
+
+Clipping, sums and noise are whole numbers on a grid (`quap_tff.mechanisms.noise.integers`): the account is about what
+is computed.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+import math
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+import tensorflow as tf
+
+from quap_tff.common.numbers import chacha20
+from quap_tff.common.numbers import seeds
+from quap_tff.mechanisms import mechanism
+from quap_tff.mechanisms.certified import clip_split
+from quap_tff.mechanisms.certified import config as configs
+from quap_tff.mechanisms.certified import planning
+from quap_tff.mechanisms.certified import privacy_filter
+from quap_tff.mechanisms.noise import integers
+from quap_tff.mechanisms.parts import clip_rules
+from quap_tff.mechanisms.parts import layers as layers_lib
+from quap_tff.mechanisms.parts import participation as participations
+
+# How many clients' weights are computed at once.
+_BLOCK = 2**16
+
+
+class ServerState(NamedTuple):
+  """The server's state between rounds.
+
+  Attributes:
+    round: int32 scalar, the number of finished rounds.
+    participation: `counts` int32[N], and `rates` float32[N] under EMA rates.
+    clip: float32 scalar, C of the next round.
+    noise: The key of the noise, int64[4], and the number of rounds that have drawn noise: the number of releases.
+    buffers: What the d buffers of the correlation hold of earlier noise: sums of exponentials, or the noise of each of
+      the last releases, one int64[d, weights]. The noise of the next round takes a part of this back. Empty under
+      independent noise.
+    accounts: Each client's account.
+    weights: float32[N], w_i of the latest round, or 0 for a client that was not in it.
+  """
+
+  round: tf.Tensor
+  participation: mechanism.Struct
+  clip: tf.Tensor
+  noise: mechanism.NoiseState
+  buffers: list[tf.Tensor]
+  accounts: privacy_filter.Accounts
+  weights: tf.Tensor
+
+
+class CertifiedRounds(mechanism.Rounds):
+  """The certified mechanism's functions for updates of known tensors.
+
+  Attributes:
+    config: The mechanism.
+    groups: The tensors that are clipped together.
+    grid: The grid of its integers.
+  """
+
+  reports_by_sum = True
+
+  def __init__(self, config: configs.CertifiedConfig, specs: Sequence[Any], layers: Sequence[layers_lib.Layer]):
+    check_dtypes(specs)
+    self.config, self.specs = config, specs
+    self._sizes = [math.prod(spec.shape) for spec in specs]
+    self.groups = clip_split.clip_groups(config.clip_split, self._sizes, layers)
+    config.slack(sum(self._sizes))  # Refuses what cannot be paid for.
+    self.grid = config.grid(sum(self._sizes))
+    # An entry of a client has at most K steps, and nobody is in a sum twice.
+    self.sum_dtype = np.int32 if self.grid.steps * config.num_clients < 2**31 else np.int64
+
+  def initial_state(self) -> Any:
+    config = self.config
+    return ServerState(
+      round=tf.constant(0, tf.int32),
+      participation=mechanism.initial_participation(config),
+      clip=tf.constant(config.clip.initial_norm, tf.float32),
+      noise=self.initial_noise(config.noise_seed),
+      buffers=self.grid.initial_buffers(),
+      # Made by tf.zeros, so that the graph does not contain whole arrays.
+      accounts=tf.nest.map_structure(
+        lambda one: tf.zeros([config.num_clients], one.dtype), privacy_filter.opened(0, config.correlation.num_buffers)
+      ),
+      weights=tf.zeros([config.num_clients], tf.float32),
+    )
+
+  def initial_noise(self, seed: Optional[int]) -> mechanism.NoiseState:
+    key = chacha20.initial_key(seed, seeds.STREAMS['mechanism'])
+    return mechanism.NoiseState(seed=key, counter=tf.constant(0, tf.int64))
+
+  def sum_unit(self, clip: float) -> float:
+    return clip / self.grid.steps
+
+  def announce(self, state: Any) -> mechanism.Struct:
+    """C_t, and `weights` float32[N], the weight that each client has if it comes."""
+    return collections.OrderedDict(clip=state.clip, weights=self._weights(state))
+
+  def _weights(self, state):
+    """float32[N]; in blocks, so that a large population needs no arrays of its size for each step."""
+    count = self.config.num_clients
+    if count <= _BLOCK:
+      return self._weights_of(state, tf.range(count, dtype=tf.int64))
+    starts = tf.range(0, count, _BLOCK, dtype=tf.int64)
+    block = lambda start: self._weights_of(state, tf.minimum(start + tf.range(_BLOCK, dtype=tf.int64), count - 1))
+    found = tf.map_fn(block, starts, fn_output_signature=tf.TensorSpec([_BLOCK], tf.float32), parallel_iterations=1)
+    return tf.reshape(found, [-1])[:count]
+
+  def _weights_of(self, state, ids):
+    config, round_num, release = self.config, state.round + 1, state.noise.counter
+    own = tf.nest.map_structure(lambda part: tf.gather(part, ids), state.accounts)
+    prices = privacy_filter.prices_of(config.prices, ids)
+    participation = participations.of_clients(state.participation, ids)
+    places = tf.range(tf.size(ids, tf.int64), dtype=tf.int64)
+    as_if_all_came = participations.next_state(config.participation, participation, places, round_num)
+    view = planning.round_view(config, prices, as_if_all_came, own, release, round_num, ids)
+    return privacy_filter.spend(prices, own, release, view.rounds_left, config.weights.weights(view))[0]
+
+  def report(self, update: list[Any], own: mechanism.Struct, announced: mechanism.Struct) -> mechanism.Struct:
+    """The id; and where norms are counted, the smallest C at which clipping leaves the update unchanged.
+
+    That is max_l ‖u_l‖/r_l, float32. It is not finite if an entry of the update is not finite.
+    """
+    report = collections.OrderedDict(client_id=own['client_id'])
+    if self.config.counts_norms:
+      norms = self._norms(dict(enumerate(update)))
+      largest = tf.reduce_max([norm / group.ratio for group, norm in zip(self.groups, norms)])
+      keeps = tf.reduce_all(tf.math.is_finite(tf.stack(norms)))
+      report['norm'] = tf.cast(tf.where(keeps, largest, float('nan')), tf.float32)
+    return report
+
+  def _norms(self, update):
+    return [clip_rules.global_norm([update[i] for i in group.indices]) for group in self.groups]
+
+  def contribution(
+    self, update: mechanism.Parts, report: mechanism.Struct, announced: mechanism.Struct, clip: Optional[Any] = None
+  ) -> list[Any]:
+    """The update, each group clipped to norm r_l·w·C, on the grid.
+
+    | update             | weight | contribution                                            |
+    | any entry NaN, inf | any    | exact zeros in every tensor                             |
+    | any                | 0      | exact zeros                                             |
+    | zero               | any    | exact zeros                                             |
+    | within the bounds  | > 0    | the update, rounded to the grid                         |
+    """
+    # `admit` refuses an id out of range with a clear message, so looking up its weight must not fail first.
+    own = tf.gather(announced['weights'], tf.clip_by_value(report['client_id'], 0, self.config.num_clients - 1))
+    return self.grid.summands(list(update.values()), self._norms(update), self.groups, own, announced['clip'])
+
+  def admit(self, state: Any, announced: mechanism.Struct, reports: mechanism.Struct) -> mechanism.Round:
+    """The metrics are functions of public values.
+
+    `weight_mean` and `weight_min` are over the cohort, and 0 if it is empty. `exhausted_clients` is how many clients of
+    the cohort have weight 0. `spent_max` is the largest share of the limit on μ² that any client has spent. `sigma` is
+    the standard deviation of the noise that the round draws for each entry of the result.
+    """
+    config = self.config
+    client_ids = mechanism.checked_ids(config.num_clients, reports['client_id'])
+    round_num, release = state.round + 1, state.noise.counter
+    participation = participations.next_state(config.participation, state.participation, client_ids, round_num)
+    weights = tf.gather(announced['weights'], client_ids)
+    own = tf.nest.map_structure(lambda part: tf.gather(part, client_ids), state.accounts)
+    prices = privacy_filter.prices_of(config.prices, client_ids)
+    own = privacy_filter.charged(prices, own, release, config.rounds_left(round_num), weights)
+    places = client_ids[:, tf.newaxis]
+    accounts = tf.nest.map_structure(
+      lambda part, new: tf.tensor_scatter_nd_update(part, places, new), state.accounts, own
+    )
+    clip = state.clip
+    if config.counts_norms:
+      # Only clients with a positive weight count.
+      counted = tf.boolean_mask(reports['norm'], weights > 0)
+      key = self.round_key(state.noise, client_ids)
+      moved = config.clip.next_norm(clip, counted, lambda stddev: integers.count_noise(key, stddev))
+      clip = tf.minimum(moved, configs.LARGEST_CLIP)
+    after = state._replace(
+      clip=clip,
+      noise=state.noise._replace(counter=state.noise.counter + tf.cast(tf.reduce_any(weights > 0), tf.int64)),
+      accounts=accounts,
+    )
+    spent_max = tf.cast(tf.reduce_max(accounts.spent / config.prices.limit), tf.float32)
+    return admitted(config, client_ids, weights, participation, state, after, spent_max=spent_max)
+
+  def release(self, state: Any, admitted: mechanism.Round, total: list[Any]) -> tuple[Any, list[Any], mechanism.Struct]:
+    config = self.config
+    releases = admitted.noise_multiplier > 0
+    noise, moved = self.grid.noise(self.round_key(state.noise, admitted.client_ids), state.buffers)
+    # If nobody may add anything, all sums are zero, and nothing is released.
+    noise = tf.split(tf.where(releases, noise, tf.zeros_like(noise)), self._sizes)
+    buffers = [tf.where(releases, new, old) for new, old in zip(moved, state.buffers)]
+    step = tf.cast(state.clip, tf.float64) / self.grid.steps
+    sums = [
+      tf.cast(tf.cast(part, tf.int64) + tf.reshape(own, part.shape), tf.float64) * step
+      for part, own in zip(total, noise)
+    ]
+    result = [tf.cast(one / config.divisor, spec.dtype) for one, spec in zip(sums, self.specs)]
+    return admitted.after._replace(buffers=buffers), result, admitted.metrics
+
+  def round_key(self, noise: mechanism.NoiseState, client_ids: Any) -> Any:
+    """The key of a round's noise, int64[4]. It depends on the cohort, too.
+
+    A round that is tried again with other clients must not draw noise that was already used: the difference of the two
+    results would then be the difference of the bare sums.
+    """
+    limit = tf.constant(self.config.most_releases, tf.int64)
+    checks = [tf.debugging.assert_less(noise.counter, limit, 'The run has more rounds than the account of rounding.')]
+    with tf.control_dependencies([check for check in checks if check is not None]):
+      cohort = tf.strings.reduce_join(tf.strings.as_string(tf.sort(client_ids)), separator=',')
+    words = tf.bitcast(tf.strings.to_hash_bucket_fast(cohort, 2**62), tf.uint32)
+    return chacha20.derived_key(noise.seed, chacha20.nonce(noise.counter, words[0], words[1]))
+
+
+def admitted(
+  config: configs.CertifiedConfig,
+  client_ids: Any,
+  weights: Any,
+  participation: Any,
+  state: Any,
+  after: Any,
+  **more: Any,
+) -> mechanism.Round:
+  """A round whose weights are decided. The server or the clients draw its noise.
+
+  Args:
+    config: The mechanism.
+    client_ids: int64[M], the cohort, checked.
+    weights: float32[M], in its order. If all are 0, the round releases nothing.
+    participation: The participation state with this round.
+    state: The state before the round.
+    after: The state with what the round changed in it; its `round`, `participation` and `weights` are the old ones.
+    **more: More measurements.
+  """
+  round_num, size = state.round + 1, tf.size(weights)
+  releases = tf.reduce_any(weights > 0)
+  multiplier = tf.where(releases, tf.constant(config.noise_multiplier, tf.float64), 0.0)
+  sigma = tf.cast(multiplier * tf.cast(state.clip, tf.float64) / config.divisor, tf.float32)
+  spread = tf.scatter_nd(client_ids[:, tf.newaxis], weights, [tf.constant(config.num_clients, tf.int64)])
+  return mechanism.Round(
+    client_ids=client_ids,
+    weights=weights,
+    clip=state.clip,
+    noise_multiplier=multiplier,
+    sigma=sigma,
+    after=after._replace(round=round_num, participation=participation, weights=spread),
+    metrics=collections.OrderedDict(
+      round=round_num,
+      cohort_size=size,
+      clipping_norm=state.clip,
+      noise_multiplier=tf.cast(multiplier, tf.float32),
+      sigma=sigma,
+      exhausted_clients=tf.reduce_sum(tf.cast(tf.equal(weights, 0), tf.int32)),
+      weight_mean=tf.math.divide_no_nan(tf.reduce_sum(weights), tf.cast(size, tf.float32)),
+      weight_min=tf.where(size > 0, tf.reduce_min(weights), 0.0),
+      **more,
+      **mechanism.participation_metrics(config, participation, round_num),
+    ),
+  )
+
+
+def check_dtypes(specs: Sequence[Any]) -> None:
+  """Raises `TypeError` unless all tensors of an update are float32 or float64."""
+  if any(spec.dtype not in (tf.float32, tf.float64) for spec in specs):
+    raise TypeError(
+      f'Updates must be float32 or float64, found {[spec.dtype.name for spec in specs]}. With fewer bits, rounding '
+      'could make an update larger than its clipping norm.'
+    )

@@ -1,0 +1,1 @@
+"""Noise that clients hold: its account, and the guard of a client. NumPy alone."""

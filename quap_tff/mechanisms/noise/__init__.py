@@ -1,0 +1,1 @@
+"""Noise: Gaussian, in integers, correlated over rounds."""

@@ -1,0 +1,1 @@
+"""The parts of mechanisms: clip rules, budgets, layers, weights."""

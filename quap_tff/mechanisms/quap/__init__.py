@@ -1,0 +1,1 @@
+"""QuAP-FL's mechanism and what is built around it."""

@@ -1,0 +1,303 @@
+"""A buffer of clients' updates that is released, with noise, once it holds K of them.
+
+Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek and Huba 2022, "Federated Learning with Buffered Asynchronous
+Aggregation", Algorithm 1, with QuAP-FL's clip, budgets and noise:
+
+    buffer ← buffer + s(τ_i)·clip(g_i, C_t)     for each client i whose update arrives in round t
+    if it holds K updates or more:  release (buffer + N(0, (z·C)²·I))/(number of updates), and empty it
+
+Algorithm 1 takes one update at a time. Here a round's updates arrive together, so a buffer can hold more than K when it
+is released, and the sum is divided by their number. C is the largest C_t of the rounds that the buffer spans.
+
+What it costs: everything that happened before a release follows from earlier releases and from the data of others. So
+client i moves this release by a vector of norm at most C·Σs(τ_i), over its updates in this buffer, and by nothing else.
+Its loss in it is that of a Gaussian mechanism of μ = Σs(τ_i)/z. A client that is in several buffers at different
+versions is charged for each. τ, K and who arrives do not depend on anyone's data, so these weights are public.
+
+The ledger has a round for each round of arrivals. A round that fills the buffer is recorded with everyone who is in the
+buffer, at weights Σs(τ_i). A round that leaves it waiting is recorded with nobody. Updates that still wait when a run
+ends have never left the server's state, and cost nothing.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+import dataclasses
+import functools
+import math
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+
+from quap_tff.common import checks
+from quap_tff.common import lazy
+from quap_tff.common.lazy import tf
+from quap_tff.mechanisms import mechanism
+from quap_tff.mechanisms.parts import participation as participations
+from quap_tff.mechanisms.quap import config as configs
+from quap_tff.mechanisms.quap import staleness as stalenesses
+
+quap = lazy.module('quap_tff.mechanisms.quap.rounds')
+
+
+class Buffer(NamedTuple):
+  """The updates since the last release.
+
+  Attributes:
+    total: Σ s(τ_i)·clipped update, tensors as in an update.
+    shares: float32[N], Σ s(τ_i) of each client.
+    count: int32 scalar, updates.
+    clip: float32 scalar, the largest clipping norm; 0 for an empty buffer.
+  """
+
+  total: list[Any]
+  shares: Any
+  count: Any
+  clip: Any
+
+
+class BufferedState(NamedTuple):
+  """The server's state between rounds. It holds clipped updates without noise.
+
+  Attributes:
+    mechanism: A `quap_tff.mechanisms.quap.rounds.ServerState`.
+    buffer: The updates that wait for the next release.
+    released: float32[N], Σ s(τ_i) of each client in the release of the latest round; all 0 if it released nothing.
+  """
+
+  mechanism: Any
+  buffer: Buffer
+  released: Any
+
+
+class Release(NamedTuple):
+  """Who is in a buffer that is released: int64[m] ids, and float64[m] Σs(τ_i)."""
+
+  clients: np.ndarray
+  shares: np.ndarray
+
+
+def check_config(config: configs.QuapConfig) -> None:
+  """Raises `ValueError` unless all that a buffer releases is one noised sum."""
+  if config.noise.placement == 'client':
+    raise ValueError(
+      'FedBuff adds noise once to the sum of a buffer, at the server: use noise placement "server" or "none".'
+    )
+  if math.isfinite(config.clip.count_noise_multiplier):
+    raise ValueError(
+      'A private quantile releases a noised count in every round, and the account of FedBuff has one entry for each '
+      'release of the buffer: use clip rule fixed, or quantile_ema for a run without a formal figure.'
+    )
+  if config.budget.rule.needs_cohort or config.budget.rule.observes_updates:
+    raise ValueError(
+      f'FedBuff needs budgets that follow from participation rates alone, found {type(config.budget.rule).__name__}.'
+    )
+  if config.update_scale != 'delta':
+    raise ValueError(
+      'A buffer holds updates of several rounds, which may have different learning rates: use update_scale="delta".'
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Buffered(mechanism.Configured):
+  """QuAP-FL's clip, budgets and noise on a buffer.
+
+  Attributes:
+    config: The mechanism.
+    size: K >= 1, the updates that a release needs.
+    staleness: How old the versions are that clients train on.
+  """
+
+  config: configs.QuapConfig
+  size: int
+  staleness: stalenesses.Staleness = stalenesses.Staleness()
+
+  def __post_init__(self):
+    super().__post_init__()
+    check_config(self.config)
+    checks.integer('buffer', self.size, at_least=1, at_most=2**31 - 1)
+
+  @property
+  def facts(self) -> mechanism.Facts:
+    found = self.config.facts
+    return found._replace(
+      # A buffer sums updates of several rounds, which would keep different weights.
+      takes_sparsity=False,
+      noises_one_sum=False,
+      public_metrics=found.public_metrics | {'buffered_updates', 'released_updates', 'staleness_mean'},
+    )
+
+  @property
+  def fingerprint(self) -> str:
+    return f'{self.config.fingerprint}, buffer={self.size}, {self.staleness!r}'
+
+  def for_model(
+    self, specs: mechanism.Specs, layers: mechanism.Layers, learning_rate_fn: mechanism.LearningRateFn = None
+  ) -> mechanism.Rounds:
+    return BufferedRounds(self, specs, layers)
+
+  def scaled(self, factor: float) -> Buffered:
+    return dataclasses.replace(self, config=self.config.scaled(factor))
+
+  def seen(self, state: Any) -> dict[str, Any]:
+    return self.config.seen(state.mechanism)  # Of those who arrived.
+
+  def spent(self, state: Any, metrics: Any, cohort: np.ndarray) -> mechanism.Spent:
+    """The state has those who were released, whom the ledger charges."""
+    del cohort
+    release = _release_of(np.asarray(state.released, np.float64))
+    epsilons = self.config.client_budgets(state.mechanism, release.clients)
+    return self._cost(release, epsilons, float(metrics['noise_multiplier']), float(metrics['clipping_norm']))
+
+  def planned(self, cohorts: Sequence[np.ndarray]) -> list[mechanism.Spent]:
+    config, found = self.config, []
+    for state, release in zip(config.planned_states(cohorts), self.planned_releases(cohorts)):
+      clients = release.clients
+      multiplier = config.planned_multiplier(state, clients) if len(clients) else 0.0
+      found.append(self._cost(release, config.client_budgets(state, clients), multiplier, 1.0))
+    return found
+
+  def planned_releases(self, cohorts: Sequence[Any]) -> list[Release]:
+    """The release of each round if these clients arrive, int[M_t] for each round."""
+    shares, count, versions, found = np.zeros(self.num_clients), 0, 1, []
+    for round_num, cohort in enumerate(cohorts, 1):
+      ids = np.asarray(cohort, np.int64)
+      shares[ids] += np.asarray(_shares(self.staleness, round_num, ids, versions), np.float64)
+      count += len(cohort)
+      if count >= self.size:
+        found.append(_release_of(shares))
+        shares, count, versions = np.zeros(self.num_clients), 0, versions + 1
+      else:
+        found.append(_release_of(np.zeros(0)))
+    return found
+
+  def _cost(self, release, epsilons, noise_multiplier, clipping_norm):
+    """The ledger's weights end at 1, so a client that is in a release twice scales the noise down."""
+    spent = self.config.cost(release.clients, epsilons, noise_multiplier, clipping_norm)
+    largest = max(1.0, release.shares.max(initial=0.0))
+    return spent._replace(
+      weights=np.minimum(release.shares / largest, 1.0), noise_multiplier=noise_multiplier / largest
+    )
+
+
+class BufferedRounds(mechanism.Rounds):
+  """A buffer's functions for updates of known tensors."""
+
+  own_fields = {'staleness': 'how stale it is'}
+
+  def __init__(self, value: Buffered, specs, layers):
+    self.specs, self._size, self._config = specs, value.size, value.config
+    self._inner = quap.QuapRounds(value.config, specs, layers)
+    self.clips_by_this_round = self._inner.clips_by_this_round
+
+  def initial_state(self) -> Any:
+    return BufferedState(
+      mechanism=self._inner.initial_state(),
+      buffer=Buffer(
+        total=[tf.zeros(spec.shape, spec.dtype) for spec in self.specs],
+        shares=tf.zeros([self._config.num_clients], tf.float32),
+        count=tf.constant(0, tf.int32),
+        clip=tf.constant(0.0, tf.float32),
+      ),
+      released=tf.zeros([self._config.num_clients], tf.float32),
+    )
+
+  def announce(self, state: Any) -> mechanism.Struct:
+    return collections.OrderedDict(clip=state.mechanism.clip)
+
+  def report(self, update: list[Any], own: mechanism.Struct, announced: mechanism.Struct) -> mechanism.Struct:
+    report = self._inner.report(update, own, {**announced, 'scale': 1.0})
+    return collections.OrderedDict(report, staleness=tf.cast(own['staleness'], tf.int32))
+
+  def admit(self, state: Any, announced: mechanism.Struct, reports: mechanism.Struct) -> mechanism.Round:
+    """The buffer is released if it is full.
+
+    The budget of a release is that of all clients in the buffer, at their rates in the round of the release.
+    `released_updates` is how many updates are in the release, 0 if there is none, and `buffered_updates` is how many
+    wait.
+    """
+    config, arrived = self._config, self._inner.admit(state.mechanism, announced, reports)
+    size, shares = arrived.metrics['cohort_size'], stalenesses.share(reports['staleness'])
+    inside = tf.tensor_scatter_nd_add(state.buffer.shares, arrived.client_ids[:, tf.newaxis], shares)
+    waiting = state.buffer.count + size
+    largest = tf.where(size > 0, tf.maximum(state.buffer.clip, arrived.clip), state.buffer.clip)
+    releases = waiting >= self._size
+    count = tf.where(releases, waiting, 0)
+    has_noise = config.noise.placement != 'none'
+    epsilon, multiplier = self._noise(arrived.after, inside)
+    noised = tf.logical_and(releases, tf.math.is_finite(largest)) if has_noise else tf.constant(False)
+    multiplier = tf.where(noised, multiplier, 0.0)
+    clip = tf.where(releases, largest, arrived.clip)
+    # Written so that 0·inf never appears: a clip rule without a norm has C = +inf.
+    divisor = tf.maximum(tf.cast(count, tf.float32), 1.0)
+    sigma = tf.where(noised, multiplier * tf.where(noised, clip, 0.0) / divisor, 0.0)
+    metrics = collections.OrderedDict(
+      arrived.metrics,
+      epsilon=tf.where(releases, epsilon if has_noise else tf.constant(math.inf), 0.0),
+      clipping_norm=clip,
+      noise_multiplier=multiplier,
+      sigma=sigma,
+      released_updates=count,
+      buffered_updates=waiting - count,
+      staleness_mean=tf.cast(tf.reduce_sum(reports['staleness']), tf.float32)
+      / tf.maximum(tf.cast(size, tf.float32), 1.0),
+    )
+    noise = state.mechanism.noise
+    after = BufferedState(
+      mechanism=arrived.after._replace(noise=noise._replace(counter=noise.counter + tf.cast(count > 0, tf.int64))),
+      buffer=Buffer(
+        total=state.buffer.total,
+        shares=tf.where(releases, tf.zeros_like(inside), inside),
+        count=waiting - count,
+        clip=tf.where(releases, 0.0, largest),
+      ),
+      released=tf.where(releases, inside, tf.zeros_like(inside)),
+    )
+    return arrived._replace(weights=shares, noise_multiplier=multiplier, sigma=sigma, after=after, metrics=metrics)
+
+  def _noise(self, after, inside):
+    """ε_t and z_t of a release, from the participation rates of everyone in the buffer."""
+    kind = self._config.participation
+    rates = participations.rates(kind, after.participation, after.round)
+    return self._config.round_noise(tf.boolean_mask(rates, inside > 0), participations.in_warmup(kind, after.round))
+
+  def contribution(
+    self, update: mechanism.Parts, report: mechanism.Struct, announced: mechanism.Struct, clip: Optional[Any] = None
+  ) -> list[Any]:
+    share = stalenesses.share(report['staleness'])
+    return [u * tf.cast(share, u.dtype) for u in self._inner.contribution(update, report, announced, clip)]
+
+  def release(self, state: Any, admitted: mechanism.Round, total: list[Any]) -> tuple[Any, list[Any], mechanism.Struct]:
+    """The mean of the buffer if it is released; else the result is exactly zero, which leaves the model as it is."""
+    after, count = admitted.after, admitted.metrics['released_updates']
+    filled = [a + b for a, b in zip(state.buffer.total, total)]
+    released = [tf.where(count > 0, t, tf.zeros_like(t)) for t in filled]
+    inner, mean, metrics = self._inner.finished(
+      state.mechanism, admitted._replace(after=after.mechanism), released, count
+    )
+    for name in ('released_updates', 'buffered_updates', 'staleness_mean'):
+      metrics.move_to_end(name)
+    kept = [tf.where(count > 0, tf.zeros_like(t), t) for t in filled]
+    return after._replace(mechanism=inner, buffer=after.buffer._replace(total=kept)), mean, metrics
+
+
+def _release_of(shares: np.ndarray) -> Release:
+  return Release(np.flatnonzero(shares), shares[shares > 0])
+
+
+@functools.lru_cache(maxsize=8)
+def _shares_function(staleness):
+  """One graph for all rounds and cohorts of a distribution: eager operations one by one would take seconds."""
+
+  def shares(round_num, ids, versions):
+    of_one = lambda client_id: stalenesses.share(staleness.of(round_num, client_id, versions))
+    return tf.map_fn(of_one, ids, fn_output_signature=tf.float32)
+
+  signature = [tf.TensorSpec([], tf.int64), tf.TensorSpec([None], tf.int64), tf.TensorSpec([], tf.int64)]
+  return tf.function(shares, input_signature=signature)
+
+
+def _shares(staleness, round_num, ids, versions):
+  """s(τ_i(t)) of a cohort, float32[M]."""
+  return _shares_function(staleness)(*(tf.constant(value, tf.int64) for value in (round_num, ids, versions)))

@@ -1,0 +1,287 @@
+"""A TFF execution context that runs computations with the TensorFlow of this process: no worker, no sockets."""
+
+import collections
+from collections.abc import Generator, Iterable, Iterator, Sequence
+import concurrent.futures
+import contextlib
+import dataclasses
+import itertools
+import os
+import threading
+from typing import Any, Callable, Optional
+import weakref
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from quap_tff.runtime.in_process import interpreter
+from quap_tff.runtime.values import errors
+from quap_tff.runtime.values import secure_intrinsics
+from quap_tff.runtime.values import traffic
+from quap_tff.runtime.values import values
+
+# How many clients' results may wait for that of a slower client before them, for each thread.
+_AHEAD = 4
+# How many clients a call takes where they are small and many. What a call costs is then shared by them. More of them in
+# a call gained nothing that could be measured.
+_BLOCK, _SMALL_BYTES = 4, 2**20
+
+
+def _most_calls(num_threads: int, size: int) -> int:
+  """How many blocks of `size` clients may be between their items and their results."""
+  return max(2 * num_threads, (1 + _AHEAD) * num_threads // size)
+
+
+class IdentityCache:
+  """Maps objects, by identity and weakly, to the results of `make`, which is called once for each.
+
+  Computations need this: their own hash serializes the whole proto at every look-up, and an ordinary cache would keep
+  every process that a program ever built.
+  """
+
+  def __init__(self, make: Callable[[Any], Any]):
+    self._make = make
+    self._lock = threading.RLock()
+    self._results: dict[int, Any] = {}
+
+  def __len__(self) -> int:
+    return len(self._results)
+
+  def get(self, key: Any) -> Any:
+    """The result for `key`, made now if `key` is new."""
+    with self._lock:
+      if id(key) not in self._results:
+        self._results[id(key)] = self._make(key)
+        # Holds the dictionary, not this cache. It runs before another object can have the same id.
+        weakref.finalize(key, self._results.pop, id(key), None)
+      return self._results[id(key)]
+
+  def clear(self) -> None:
+    self._results.clear()
+
+
+@dataclasses.dataclass
+class Statistics:
+  """Counters since the context was made.
+
+  Attributes:
+    compiled: Computations compiled. Each object is compiled once.
+    traced: TensorFlow functions traced. A round of known computations traces none, whatever its cohort.
+  """
+
+  compiled: int = 0
+  traced: int = 0
+
+
+class InProcessContext(tff.program.FederatedContext):
+  """Runs TFF computations with this process's TensorFlow.
+
+  It refuses computations that take or return functions, and those with JAX or a `tff.federated_secure_select`. Ragged
+  and sparse tensors work inside a TensorFlow section, but cannot be arguments or results. Secure sums are plain ones
+  here, with the same results (`secure_intrinsics`).
+
+  Clients run at the same time on `num_threads` Python threads (TensorFlow releases the interpreter's lock while it
+  works). Their results are aggregated in the cohort's order, so the number of threads never changes a result. They are
+  aggregated as they come, so a round holds a few clients' updates for each thread (`streaming`).
+
+  Args:
+    num_threads: How many clients run at once.
+    devices: Names of the devices that the clients take in turn; server computations run on the first.
+    clients_per_call: See `config.RuntimeConfig`.
+  """
+
+  def __init__(
+    self, num_threads: int, devices: Sequence[str] = ('/device:CPU:0',), clients_per_call: Optional[int] = None
+  ):
+    self._num_threads = num_threads
+    self._clients_per_call = clients_per_call
+    self._devices = tuple(devices)
+    self._programs = IdentityCache(self._compile)
+    self._lock = threading.RLock()
+    self._pool: Optional[concurrent.futures.ThreadPoolExecutor] = None
+    self._measurement: Optional[traffic.Measurement] = None
+    self.statistics = Statistics()
+
+  def invoke(self, comp: tff.Computation, arg: Optional[Any]) -> Any:
+    """Runs `comp`; TFF calls it for `comp(...)`.
+
+    Args:
+      comp: The computation.
+      arg: Its packed argument, `None` if it takes none. Sequences are datasets or lists. Client values are lists, or
+        other sequences whose items are made when their client's turn comes (`runtime.client_values`).
+
+    Returns:
+      The result in the containers of the computation's type, with NumPy values as leaves, as in TFF's own contexts.
+
+    Raises:
+      TypeError: If an argument does not fit the computation's type; nothing is wrapped to make it fit.
+      ValueError: If client-placed arguments differ in their number of clients.
+      errors.UnsupportedComputationError: If the computation contains, takes or returns something that the runtime
+        cannot run.
+      errors.ClientError: If a client's TensorFlow fails; it names the client.
+      tf.errors.OpError: If the server's TensorFlow fails.
+    """
+    program = self._programs.get(comp)
+    parameter = comp.type_signature.parameter
+    value = values.to_value(arg, parameter) if parameter is not None else None
+    num_clients = values.num_clients(value, parameter) or 0
+    measurement = self._measurement
+    meter = traffic.Meter(num_clients) if measurement is not None else None
+    try:
+      result = program(value, _Runner(self, num_clients, meter))
+    except tf.errors.OpError as e:
+      raise errors.in_own_words(e) from None
+    if measurement is not None and meter is not None:
+      measurement.traffic = meter.traffic()
+    return values.to_python(result, comp.type_signature.result, num_clients)
+
+  @contextlib.contextmanager
+  def measure_traffic(self) -> Iterator[traffic.Measurement]:
+    """See `runtime.measure_traffic`."""
+    outer, self._measurement = self._measurement, traffic.Measurement()
+    try:
+      yield self._measurement
+    finally:
+      self._measurement = outer
+
+  def close(self) -> None:
+    """Ends the threads and clears the cache."""
+    with self._lock:
+      pool, self._pool = self._pool, None
+      self._programs.clear()
+    if pool is not None:
+      pool.shutdown(wait=True)
+
+  def _compile(self, comp: tff.Computation) -> interpreter.Program:
+    # `tff.backends.native` compiles for TFF's worker: it goes through protos, which takes as long as the transformation
+    # itself, and it optimizes every section. Here a section is optimized when it is first needed, and only if it calls
+    # functions.
+    block = secure_intrinsics.with_plain_bodies(comp.to_building_block())
+    block, _ = tff.tensorflow.replace_intrinsics_with_bodies(block)
+    program = interpreter.Program(tff.framework.to_call_dominant(block), self._count_trace)
+    self.statistics.compiled += 1
+    return program
+
+  def _count_trace(self) -> None:
+    with self._lock:
+      self.statistics.traced += 1
+
+  def _threads(self) -> concurrent.futures.ThreadPoolExecutor:
+    with self._lock:
+      if self._pool is None:
+        self._pool = concurrent.futures.ThreadPoolExecutor(self._num_threads, thread_name_prefix='client')
+      return self._pool
+
+
+class _Runner:
+  """One invocation's threads and devices, as `interpreter.Program` sees them.
+
+  Attributes:
+    num_clients: The cohort's size.
+    meter: Counts bytes; None if nobody measures.
+  """
+
+  def __init__(self, context: InProcessContext, num_clients: int, meter: Optional[traffic.Meter] = None):
+    self._context = context
+    self._devices = context._devices
+    self._here = threading.local()
+    self.num_clients = num_clients
+    self.meter = meter
+
+  @property
+  def joins(self) -> bool:
+    """Whether sections may be joined. Only one CPU runs joined ones."""
+    return len(self._devices) == 1 and 'GPU' not in self._devices[0]
+
+  def block_size(self, num_bytes: int) -> int:
+    """How many clients one call of TensorFlow should take, if each makes values of `num_bytes`.
+
+    Raises:
+      ValueError: If the caller's choice needs more memory than this machine has.
+    """
+    given, num_threads = self._context._clients_per_call, self._context._num_threads
+    if given is None:
+      is_worth_it = num_bytes <= _SMALL_BYTES and self.num_clients >= 4 * _BLOCK * num_threads
+      return _BLOCK if is_worth_it else 1
+    # In a smaller cohort, the largest power of two in it: few functions are traced, whatever the sizes of cohorts.
+    size = given if given <= self.num_clients else 1 << max(0, self.num_clients.bit_length() - 1)
+    needed = size * _most_calls(num_threads, size) * num_bytes
+    available = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
+    if needed > available:
+      raise ValueError(
+        f'clients_per_call={given} needs about {needed / 2**30:.1f} GiB for the values of the clients that run at once '
+        f'({num_bytes / 2**20:.1f} MiB for each). This machine has {available / 2**30:.1f} GiB. Give a smaller number, '
+        'or None, with which the runtime chooses.'
+      )
+    return size
+
+  def device(self) -> str:
+    """The device of the calling thread: that of its client, or the server's."""
+    return getattr(self._here, 'device', self._devices[0])
+
+  def call(self, section: Any, argument: Any) -> Any:
+    """The result of a section on the calling thread's device."""
+    return section(argument, self.device())
+
+  def map(
+    self,
+    function: Callable[[Sequence[Any]], Sequence[Any]],
+    items: Iterable[Any],
+    functions: Sequence[Any] = (),
+    size: int = 1,
+  ) -> Generator[Sequence[Any], None, None]:
+    """Runs `function` on blocks of clients, and yields its results in the clients' order.
+
+    Only `_most_calls` blocks are between their items and their results at any time, so a slow client does not make the
+    others' results pile up. Items are made on the calling thread.
+
+    Args:
+      function: Maps the items of a block of clients to their results, on the clients' threads.
+      items: An item for each client.
+      functions: The `GraphFunction`s that `function` calls.
+      size: Clients in a block. Those who are left in the end come one by one.
+    """
+    num_threads = self._context._num_threads if self.num_clients > 1 else 1
+    for graph_function in functions:
+      graph_function.prepare(num_threads)  # Before the clients compete for it.
+    if num_threads < 2 or any(graph_function.must_run_in_order for graph_function in functions):
+      for first, block in self._blocks(items, size):
+        yield self._run(function, block, first)
+      return
+    pool = self._context._threads()
+    waiting: collections.deque[concurrent.futures.Future] = collections.deque()
+    try:
+      for first, block in self._blocks(items, size):
+        if len(waiting) >= _most_calls(num_threads, size):
+          yield waiting.popleft().result()
+        waiting.append(pool.submit(self._run, function, block, first))
+        del block
+      # The first error in the cohort's order is the one raised. Threads take clients in that order, so every client
+      # before it has been started and the choice does not depend on timing.
+      while waiting:
+        yield waiting.popleft().result()
+    finally:
+      for future in waiting:
+        future.cancel()
+      concurrent.futures.wait(waiting)
+
+  def _blocks(self, items: Iterable[Any], size: int) -> Iterator[tuple[int, list[Any]]]:
+    """The place of a block's first client, and the items of its clients."""
+    remaining, first = iter(items), 0
+    while block := list(itertools.islice(remaining, size if first + size <= self.num_clients else 1)):
+      yield first, block
+      first += len(block)
+
+  def _run(self, function: Callable[[Sequence[Any]], Sequence[Any]], block: list[Any], first: int) -> Sequence[Any]:
+    self._here.device = self._devices[first % len(self._devices)]
+    try:
+      return function(block)
+    except errors.ClientError:
+      raise
+    except (tf.errors.OpError, ValueError, TypeError) as e:
+      if len(block) == 1:
+        raise errors.ClientError(first, self.num_clients, e) from e
+    finally:
+      del self._here.device
+    # One by one, the client that failed is found.
+    return [result for i, item in enumerate(block) for result in self._run(function, [item], first + i)]

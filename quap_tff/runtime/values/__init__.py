@@ -1,0 +1,1 @@
+"""Values, their errors and their traffic, for every runtime."""

@@ -1,0 +1,95 @@
+"""How much a computation moves between server and clients: bytes of the values themselves, each way.
+
+Down: what `federated_broadcast` sends to a client and what `federated_select` picks for it. Up: what a client gives to
+`federated_aggregate`, on which TFF's sums, means, collections and DP queries are built, and its keys of a
+`federated_select`. Every such value counts in full, whether or not the other side uses it. A value that is broadcast
+and then passed on among client values counts once. Not counted: the caller's client-placed arguments, constants of the
+computation (`federated_value` at the clients), and encoding, compression or encryption.
+"""
+
+import threading
+from typing import Any, Callable, NamedTuple, Optional
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from quap_tff.runtime.values import values
+
+
+class Traffic(NamedTuple):
+  """What one invocation of a computation moved.
+
+  Attributes:
+    down_bytes_per_client: Bytes from the server to a client, mean over the clients; NaN without clients.
+    up_bytes_per_client: Bytes from a client to the server, mean over the clients; NaN without clients.
+    clients: The cohort's size.
+  """
+
+  down_bytes_per_client: float
+  up_bytes_per_client: float
+  clients: int
+
+
+class Measurement:
+  """What `runtime.measure_traffic` yields: `traffic` of the last invocation in the block, None if there was none."""
+
+  def __init__(self) -> None:
+    self.traffic: Optional[Traffic] = None
+
+
+class Meter:
+  """Counts one invocation's bytes; client threads may count at the same time."""
+
+  def __init__(self, num_clients: int):
+    self._num_clients = num_clients
+    self._lock = threading.Lock()
+    self._down = 0
+    self._up = 0
+
+  def broadcast(self, num_bytes: int) -> None:
+    """Every client gets a value of this size."""
+    with self._lock:
+      self._down += self._num_clients * num_bytes
+
+  def aggregate(self, num_bytes: int) -> None:
+    """A client gives values of this size."""
+    with self._lock:
+      self._up += num_bytes
+
+  def select(self, keys_bytes: int, slices_bytes: int) -> None:
+    """A client gives keys and gets slices."""
+    with self._lock:
+      self._up += keys_bytes
+      self._down += slices_bytes
+
+  def traffic(self) -> Traffic:
+    """What has been counted."""
+    if not self._num_clients:
+      return Traffic(float('nan'), float('nan'), 0)
+    return Traffic(self._down / self._num_clients, self._up / self._num_clients, self._num_clients)
+
+
+def sizer(type_spec: tff.Type) -> Callable[[Any], int]:
+  """A function from values of a type (see `values`) to their bytes.
+
+  It looks only at what has a size of its own: strings, tensors of unknown shape, and sequences, which it reads once to
+  count their elements.
+  """
+  if isinstance(type_spec, tff.SequenceType):
+    return lambda value: sum(
+      _tensor_bytes(leaf) for element in values.dataset(value, type_spec.element) for leaf in tf.nest.flatten(element)
+    )
+  if isinstance(type_spec, tff.StructType):
+    sizers = [sizer(t) for _, t in tff.structure.iter_elements(type_spec)]
+    return lambda value: sum(size(part) for size, part in zip(sizers, value))
+  shape, dtype = tf.TensorShape(type_spec.shape), values.tf_dtype(type_spec.dtype)
+  if dtype == tf.string or not shape.is_fully_defined():
+    return _tensor_bytes
+  size = shape.num_elements() * dtype.size
+  return lambda value: size
+
+
+def _tensor_bytes(tensor: tf.Tensor) -> int:
+  if tensor.dtype == tf.string:
+    return int(tf.reduce_sum(tf.strings.length(tensor)))
+  return tensor.shape.num_elements() * tensor.dtype.size

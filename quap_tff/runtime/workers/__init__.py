@@ -1,0 +1,1 @@
+"""TFF's workers, on this machine or on others."""

@@ -1,0 +1,1 @@
+"""Layers that the models share, and how models are saved."""

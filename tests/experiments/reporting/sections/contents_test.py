@@ -1,0 +1,180 @@
+"""The whole report: its order, what is said where there are no runs, and what it must never say."""
+
+import html
+import re
+import shlex
+
+import pytest
+
+from experiments.command import flags as experiment_flags
+from experiments.reporting import pages
+from experiments.reporting import runs as runs_lib
+from experiments.reporting.sections import contents as sections
+from experiments.running import plots
+from experiments.sweeps import grid
+from quap_tff import methods
+from tests.experiments.reporting import factory
+
+
+def _built(groups, left_out=()):
+  return sections.build(groups, left_out, 'the command')
+
+
+def _titles(report):
+  return [section.title for section in report]
+
+
+def _legends(place):
+  return getattr(place, 'legends', None) or [one for one in [getattr(place, 'legend_', None)] if one]
+
+
+@pytest.fixture(scope='module')
+def everything(tmp_path_factory):
+  """The groups of runs that fill nearly every section, with long flags."""
+  base = {'num_clients': 100, 'cohort_size': 30}
+  runs = [
+    *({'algorithm': a, 'noise_norm': 0 if a == 'fedavg' else 1e7, **base} for a in methods.METHODS if a != 'certified'),
+    *factory.seeds(1, 2, 3, **base),
+    *factory.seeds(1, 2, 3, algorithm='fixed_dp', noise_norm=1e5, **base),
+    *factory.seeds(1, 2, 3, algorithm='adaptive_budget_clip', noise_norm=[6e15, 7e15, 9e15], **base),
+    *({'alpha': a, 'beta': b, **base} for a in (0.3, 0.7) for b in (1, 3)),
+    *({'epsilon': e, **base} for e in (3, 10)),
+    *(
+      {'participation': p, 'algorithm': a, **base}
+      for p in ('uniform', 'extreme_imbalance', 'beta:a=1,b=1')
+      for a in ('quap', 'fixed_dp')
+    ),
+    *(
+      {
+        'algorithm': f'certified:clip=0.5,weights={w}',
+        'epsilon': 3,
+        'certified_epsilon': 3.0,
+        'features': f,
+        'client_optimizer': 'sgd:learning_rate=0.25,momentum=0.9',
+        **base,
+      }
+      for w in ('participation', 'spend_evenly')
+      for f in ('pretrained:path=runs/glyphs', 'scattering:centred=true')
+    ),
+    {'algorithm': 'tff_dp_fedavg:clip=0.5', 'epsilon': 3, 'covers': 'released model', 'epsilon_max': 3.0, **base},
+  ]
+  return factory.groups_of(tmp_path_factory.mktemp('runs'), *runs)
+
+
+@pytest.fixture(scope='module')
+def folder(everything, tmp_path_factory):
+  """The report on `everything`."""
+  path = tmp_path_factory.mktemp('report')
+  pages.write(str(path), _built(everything))
+  return path
+
+
+def test_results_come_before_settings(everything):
+  titles = _titles(_built(everything, [runs_lib.LeftOut('here', 'damaged')]))
+  assert titles[-4:] == ['Not run', 'Why measured and printed figures differ', 'Settings', 'What was left out']
+  assert titles[1:3] == ['Accuracy and privacy', 'Certified: equal formal ε']
+
+
+def test_a_report_on_the_documents_settings_says_why_measured_and_printed_figures_differ(tmp_path):
+  full = {'num_clients': 100, 'cohort_size': 30}
+  text = '\n'.join(factory.text(section.blocks) for section in _built(factory.groups_of(tmp_path, full)))
+  for words in (
+    'as soon as the test accuracy reaches 93.2% (MNIST)',
+    'ε_total is not what a client spends',
+    'd/d_c, the ratio of squared norms',
+    'printed budgets do not follow from its formula',
+  ):
+    assert words in text
+
+
+def test_a_report_on_other_settings_says_nothing_about_the_documents_figures(tmp_path):
+  report = _built(factory.groups_of(tmp_path, {'dataset': 'digits'}, {'algorithm': 'fixed_dp', 'dataset': 'digits'}))
+  assert report[0].title == 'QuAP-FL: measured figures'
+  assert 'Why measured and printed figures differ' not in _titles(report)
+  tables = [block for section in report for block in section.blocks if isinstance(block, pages.Table)]
+  assert not [name for table in tables for name in table.frame if name.startswith('document')]
+
+
+def test_a_report_begins_with_the_finding_one_figure_and_one_table(tmp_path):
+  report = _built(factory.groups_of(tmp_path, {}, {'algorithm': 'fixed_dp', 'accuracy': 0.8}))
+  found, figure, table, *_ = report[0].blocks
+  assert found.startswith('**On MNIST with participation Beta(2, 5), QuAP-FL is ahead of Fixed-DP, with 90.0% against')
+  assert isinstance(figure, pages.Figure) and isinstance(table, pages.Table) and table.name == 'finding'
+  # It is not shown twice.
+  assert not [section.title for section in report[1:] if any(block is figure for block in section.blocks)]
+
+
+def test_all_that_was_not_run_is_one_line(tmp_path):
+  report = _built(factory.groups_of(tmp_path, {'algorithm': 'fedavg', 'noise_norm': 0}))
+  (section,) = (section for section in report if section.title == 'Not run')
+  (line,) = section.blocks
+  missing = line.partition('. `')[0].split('; ')
+  assert {'Ablation', 'Certified: equal formal ε', 'Hypotheses H1 to H3'} <= set(missing)
+  assert set(missing) | set(_titles(report)) >= {section.title for section in sections.SECTIONS}
+  assert not set(missing) & set(_titles(report))
+
+
+def test_settings_name_what_all_share_and_what_differs(tmp_path):
+  groups = factory.groups_of(tmp_path, {}, {'algorithm': 'fixed_dp'}, {'epsilon': 3})
+  (section,) = (section for section in _built(groups) if section.title == 'Settings')
+  text = factory.text(section.blocks)
+  assert 'Made by `the command`.' in text and 'quap_tff 0.1.0' in text and 'cores 2' in text
+  assert '`alpha=0.5`' in text and '`epsilon' not in text
+  rows = factory.table(section.blocks, 'settings')
+  assert {row['flag']: row['values'] for row in rows} == {'algorithm': 'quap, fixed_dp', 'epsilon': '6, 3'}
+
+
+def test_a_report_calls_nothing_a_formal_epsilon_that_is_none(tmp_path):
+  runs = [{'algorithm': a, 'noise_norm': 0 if a == 'fedavg' else 1.0} for a in ('quap', 'layerwise', 'fedavg')]
+  groups = factory.groups_of(tmp_path / 'runs', *runs)
+  pages.write(str(tmp_path / 'report'), _built(groups))
+  text = (tmp_path / 'report' / 'report.md').read_text()
+  assert text.count('no finite ε for the released model') == 6
+  assert 'no released model here has a finite ε' in text
+  assert 'released model: ε' not in text and 'weights only' not in text and 'No run has a formal figure.' in text
+
+
+@pytest.mark.slow
+def test_words_that_no_report_has(folder):
+  text = (folder / 'report.md').read_text()
+  assert not re.search(r'real ε|noised weights|00\d…|DESIGN', text)
+  for name in ('the first document', 'the theory document', 'the November 2025 document'):
+    assert name in text
+
+
+def test_every_figure_has_a_title_and_a_name_of_its_own(everything):
+  shown = factory.drawings([block for section in pages.numbered(_built(everything)) for block in section.blocks])
+  assert len(shown) > 8 and all(figure.title and figure.caption for figure in shown)
+  assert len({figure.name for figure in shown}) == len(shown)
+  for figure in shown:
+    figure_ = plots.drawn(*figure.titled)
+    legends = [legend for place in (figure_, *figure_.axes) for legend in _legends(place)]
+    assert all(len(legend.get_texts()) <= 8 for legend in legends)
+    assert all(len(axes.get_yticklabels()) <= 8 for axes in figure_.axes if axes.get_ylim()[0] > axes.get_ylim()[1])
+  # The caption names the flags.
+  flags = [figure.title for figure in shown if re.search(r'\w=\w', figure.title)]
+  assert not flags and any('Setting: ' in figure.caption for figure in shown)
+
+
+@pytest.mark.slow
+def test_no_table_is_cut_off_at_1200_pixels(folder):
+  """By the widest piece of each column that does not break, in the page's font as Chromium draws it."""
+  text = (folder / 'index.html').read_text()
+  tables = re.findall(r'<p class="title">(.*?)</p>(.*?)</table>', text, re.S)
+  assert len(tables) > 15
+  for caption, table in tables:
+    rows = [re.findall(r'<t[hd]([^>]*)>(.*?)</t[hd]>', row, re.S) for row in table.split('</tr>')]
+    pixels = lambda kind, cell: max(
+      176 if 'long' in kind else 0, *(7.4 * len(html.unescape(piece)) for piece in re.split('<wbr>|[ -]', cell))
+    )
+    width = sum(max(pixels(*cell) for cell in column) + 18 for column in zip(*filter(None, rows)))
+    assert width <= 1152, f'{caption}: {width:.0f} pixels'
+
+
+@pytest.mark.parametrize('section', sections.SECTIONS, ids=lambda section: section.title)
+def test_the_command_of_a_section_is_a_grid_over_a_preset(section):
+  words = shlex.split(section.command)
+  assert words[:3] == ['python', '-m', 'experiments.sweep']
+  axes = [word[len('--vary=') :] for word in words if word.startswith('--vary=')]
+  assert axes and grid.combinations(axes, list(experiment_flags.all_values()))
+  assert words[-2] == '--' and words[-1].startswith('--flagfile=experiments/presets/')

@@ -1,0 +1,223 @@
+"""What a privacy figure may be called, and what participation groups have spent."""
+
+import json
+
+import numpy as np
+import pytest
+
+from experiments.reporting.sections import privacy
+from tests.experiments.reporting import factory
+
+NOTE = 'The figures are for ideal Gaussian noise; the noise that TFF adds is weaker.'
+
+
+def _cell(tmp_path, **run):
+  return privacy.formal_text(factory.groups_of(tmp_path, run)[0])
+
+
+class TestFormal:
+  @pytest.mark.parametrize('covers', ['nothing', None, 'noised weights', 'weights without the logs', 'something new'])
+  def test_only_a_run_that_says_so_itself_has_an_epsilon_of_the_model(self, tmp_path, covers):
+    (group,) = factory.groups_of(tmp_path, {'covers': covers})
+    figure_of_the_weights = covers == 'weights without the logs'
+    assert (privacy.formal_text(group) == privacy.NO_FINITE) != figure_of_the_weights
+    assert privacy.whole_model_epsilon(group.runs[0]) is None
+
+  def test_figures_that_are_null(self, tmp_path):
+    folder = factory.write_run(tmp_path / 'run', covers='released model')
+    summary = json.loads((folder / 'summary.json').read_text())
+    summary['formal']['figures'] = [{**f, 'epsilon_max': None} for f in summary['formal']['figures']]
+    factory.write_json(folder / 'summary.json', summary)
+    assert privacy.formal_text(factory.groups_of(tmp_path)[0]) == privacy.NO_FINITE
+
+  def test_a_summary_that_contradicts_itself_claims_nothing(self, tmp_path):
+    folder = factory.write_run(tmp_path / 'run', covers='released model')
+    summary = json.loads((folder / 'summary.json').read_text())
+    factory.write_json(folder / 'summary.json', {**summary, 'model_protected': False})
+    assert privacy.formal_text(factory.groups_of(tmp_path)[0]) == privacy.NO_FINITE
+
+  def test_noise_everywhere_beside_logged_metrics(self, tmp_path):
+    assert _cell(tmp_path, covers='weights without the logs', epsilon_max=0.5) == (
+      'weights only, if the logs stay secret: ε = 0.5 (gaussian_exact)'
+    )
+
+  def test_a_figure_is_rounded_up(self, tmp_path):
+    assert 'ε = 0.2253 (' in _cell(tmp_path, covers='weights without the logs', epsilon_max=0.22522370438424397)
+
+  def test_an_amplified_figure_alone_is_none(self, tmp_path):
+    folder = factory.write_run(tmp_path / 'run', covers='released model')
+    summary = json.loads((folder / 'summary.json').read_text())
+    summary['formal']['figures'] = summary['formal']['figures'][2:]
+    factory.write_json(folder / 'summary.json', summary)
+    assert privacy.formal_text(factory.groups_of(tmp_path)[0]) == privacy.NO_FINITE
+
+  def test_an_amplified_figure_counts_where_cohorts_are_secret(self, tmp_path):
+    (group,) = factory.groups_of(tmp_path, {'covers': 'released model', 'epsilon_max': 3.0, 'cohort_seed': 'secret'})
+    assert privacy.formal_text(group) == 'released model: ε = 0.3 (rdp, cohorts secret)'
+    assert privacy.footnotes([group])[0].endswith('Amplification by sampling: by Poisson sampling.')
+
+  def test_the_figure_without_amplification_and_the_worst_seed(self, tmp_path):
+    (group,) = factory.groups_of(tmp_path, *factory.seeds(1, 2, covers='released model', epsilon_max=[2.0, 2.5]))
+    assert privacy.formal_text(group) == 'released model: ε = 2.5 (gaussian_exact)'
+    assert [privacy.whole_model_epsilon(run) for run in group.runs] == [2.0, 2.5]
+
+  def test_one_seed_without_a_claim_spoils_it(self, tmp_path):
+    (group,) = factory.groups_of(tmp_path, *factory.seeds(1, 2, covers=['released model', None]))
+    assert privacy.formal_text(group) == privacy.NO_FINITE
+
+  def test_a_certificate(self, tmp_path):
+    (group,) = factory.groups_of(tmp_path, {'algorithm': 'certified', 'certified_epsilon': 2.97})
+    assert privacy.formal_text(group) == 'released model: ε = 2.97 (certificate.json)'
+    assert privacy.whole_model_epsilon(group.runs[0]) == 2.97
+
+  def test_a_damaged_certificate_claims_nothing(self, tmp_path):
+    folder = factory.write_run(tmp_path / 'run', algorithm='certified', certified_epsilon=3.0, covers='released model')
+    factory.write_json(folder / 'certificate.json', {'achieved': 'all'})
+    assert privacy.formal_text(factory.groups_of(tmp_path)[0]) == privacy.NO_FINITE
+
+
+class TestStoppedEarly:
+  """The bound of the plan is shown, and what the rounds cost is called a reading."""
+
+  def test_the_largest_bound_and_the_largest_reading_of_the_seeds(self, tmp_path):
+    (group,) = factory.groups_of(
+      tmp_path, *factory.seeds(1, 2, covers='released model', rounds_run=4, epsilon_max=[2.0, 2.5], reading=[0.61, 0.5])
+    )
+    assert privacy.formal_text(group) == (
+      'released model: ε = 2.5 (gaussian_exact), for all planned rounds; reading of those that ran, no guarantee: '
+      '0.61'
+    )
+    assert [privacy.whole_model_epsilon(run) for run in group.runs] == [2.0, 2.5]
+
+  def test_a_certificate(self, tmp_path):
+    (group,) = factory.groups_of(
+      tmp_path,
+      dict(
+        algorithm='certified', covers='released model', rounds_run=4, epsilon=3.0, certified_epsilon=0.9, reading=0.9
+      ),
+    )
+    assert privacy.formal_text(group) == (
+      'released model: ε = 3 (certificate.json), for all planned rounds; reading of those that ran, no guarantee: '
+      '0.9'
+    )
+
+  @pytest.mark.parametrize('covers', ['released model', 'weights without the logs'])
+  def test_the_figures_of_an_earlier_version_were_a_reading(self, tmp_path, covers):
+    (group,) = factory.groups_of(tmp_path, {'covers': covers, 'rounds_run': 4})
+    assert privacy.formal_text(group) == privacy.NO_BOUND
+    assert privacy.whole_model_epsilon(group.runs[0]) is None
+    assert privacy.footnotes([group]) == ['No run has a formal figure.']
+
+
+class TestFootnotes:
+  def test_name_unit_relation_delta_and_amplification(self, tmp_path):
+    assert privacy.footnotes(factory.groups_of(tmp_path, {'covers': 'released model'})) == [
+      'Formal figures hold for one client. Neighbouring datasets: zero out one client. Total δ: 1e-05. '
+      'Amplification by sampling: none.'
+    ]
+    assert privacy.footnotes(factory.groups_of(tmp_path / 'b', {})) == ['No run has a formal figure.']
+
+  @pytest.mark.parametrize(
+    'algorithm, notes, marked',
+    [
+      ('tff_dp_fedavg', [NOTE], True),
+      ('tff_dp_fedavg', [], True),
+      ('tff_dp_ftrl', ['Another note.'], True),
+      ('fixed_dp', [], False),
+      ('fixed_dp', [NOTE], True),
+    ],
+  )
+  def test_figures_for_ideal_noise_are_marked(self, tmp_path, algorithm, notes, marked):
+    groups = factory.groups_of(tmp_path, {'algorithm': algorithm, 'covers': 'released model', 'notes': notes})
+    assert privacy.formal_text(groups[0]).endswith(privacy.IDEAL) == marked
+    found = [note for note in privacy.footnotes(groups) if note.startswith(privacy.IDEAL)]
+    assert len(found) == marked and all('ideal Gaussian noise' in note for note in found)
+
+  def test_a_note_of_the_summary_is_quoted(self, tmp_path):
+    folder = factory.write_run(tmp_path / 'run', algorithm='tff_dp_fedavg', covers='released model')
+    summary = json.loads((folder / 'summary.json').read_text())
+    summary['formal']['noise_note'] = 'Its own words.'
+    factory.write_json(folder / 'summary.json', summary)
+    assert '† TFF DP-FedAvg: Its own words.' in privacy.footnotes(factory.groups_of(tmp_path))
+
+
+def _tables(groups):
+  """The rows of the table of what clients did, and of the one of what they spent."""
+  blocks = privacy.by_participation('t', groups)
+  return factory.table(blocks, 't'), factory.table(blocks, 't_results')
+
+
+class TestParticipationGroups:
+  def test_two_tables_say_what_clients_did_and_what_they_spent(self, tmp_path):
+    groups = factory.groups_of(
+      tmp_path, {'algorithm': 'certified', 'covers': 'released model', 'certified_epsilon': 3.0, 'num_clients': 9}
+    )
+    did, results = privacy.by_participation('t', groups)
+    assert [did.name, results.name] == ['t', 't_results']
+    assert {name.partition(':')[0] for name in did.frame if ':' in name} == {
+      'rounds taken part in',
+      'weight contributed',
+    }
+    assert {name.partition(':')[0] for name in results.frame if ':' in name} == {'formal ε', 'accuracy (%)'}
+
+  def test_a_table_without_figures_is_left_out(self, tmp_path):
+    groups = factory.groups_of(
+      tmp_path, {'algorithm': 'fedavg', 'noise_norm': 0, 'num_clients': 9, 'clients': {'test_accuracy': [''] * 9}}
+    )
+    (did,) = privacy.by_participation('t', groups)
+    assert did.name == 't'
+
+  def test_thirds_by_rounds_taken_part_in(self, tmp_path):
+    groups = factory.groups_of(tmp_path, {'algorithm': 'fixed_dp', 'num_clients': 9})
+    did, results = _tables(groups)
+    counts = np.sort(groups[0].runs[0].counts)
+    for which, third in zip(('rare', 'middle', 'frequent'), np.split(counts, 3)):
+      assert did[0][f'rounds taken part in: {which}'] == f'{third.mean():.1f}'
+      found, expected = results[0][f'nominal ε: {which}'], 0.6 * third.mean()
+      assert len(found.partition('.')[2]) == 2 and expected - 1e-9 <= float(found) < expected + 0.0101
+    assert not [name for name in did[0] if name.startswith(('weight', 'examples'))]
+    assert not [name for name in results[0] if name.startswith('formal')]
+
+  def test_columns_of_the_clients_file_appear_if_they_are_there(self, tmp_path):
+    more = {'examples': range(100, 109), 'test_accuracy': [0.5] * 4 + [''] * 2 + [0.9] * 3}
+    groups = factory.groups_of(tmp_path, {'num_clients': 9, 'clients': more})
+    (did,), (results,) = _tables(groups)
+    order = np.argsort(groups[0].runs[0].counts, kind='stable')
+    known = np.array([0.5] * 4 + [np.nan] * 2 + [0.9] * 3)
+    assert did['examples: rare'] == f'{100 + order[:3].mean():.0f}'
+    assert results['accuracy (%): frequent'] == f'{100 * np.nanmean(known[order[6:]]):.1f}'
+
+  def test_what_certified_clients_contributed(self, tmp_path):
+    groups = factory.groups_of(tmp_path, {'algorithm': 'certified:weights=uniform', 'num_clients': 9})
+    (row,), _ = _tables(groups)
+    (run,) = groups[0].runs
+    state = run.ledger.state_dict()
+    total = sum(float(row[f'weight contributed: {third}']) for third in ('rare', 'middle', 'frequent'))
+    assert 3 * total == pytest.approx(state['weights'].sum(), abs=0.5) and total > 0
+    own = state['weights'][np.isin(state['clients'], np.argsort(run.counts, kind='stable')[:3])].sum()
+    assert float(row['weight contributed: rare']) == pytest.approx(own / 3, abs=0.051)
+
+  def test_the_formal_epsilon_is_the_released_models_or_none(self, tmp_path):
+    groups = factory.groups_of(
+      tmp_path,
+      *(
+        {'algorithm': a, 'covers': c, 'epsilon_max': 3.0, 'num_clients': 9, 'calibration': 'exact'}
+        for a, c in (('tff_dp_fedavg', 'released model'), ('fixed_dp', 'weights without the logs'))
+      ),
+    )
+    _, results = _tables(groups)
+    rows = {row['method']: row for row in results}
+    order = np.argsort(groups[0].runs[0].counts, kind='stable')
+    assert rows['TFF DP-FedAvg']['formal ε: rare'] == f'{np.linspace(0, 3, 9)[order[:3]].mean():.2f}'
+    assert rows['Fixed-DP']['formal ε: rare'] == '-'
+
+  def test_a_client_without_a_finite_epsilon_leaves_its_run_without_figures(self, tmp_path):
+    folder = factory.write_run(tmp_path / 'run', algorithm='tff_dp_fedavg', covers='released model', num_clients=9)
+    lines = (folder / 'clients.csv').read_text().splitlines()
+    (folder / 'clients.csv').write_text('\n'.join([*lines[:-1], lines[-1].rpartition(',')[0] + ',']) + '\n')
+    blocks = privacy.by_participation('t', factory.groups_of(tmp_path))
+    assert factory.table(blocks, 't')
+    assert not any('formal' in name for block in blocks for name in getattr(block, 'frame', ()))
+
+  def test_where_everyone_takes_part_equally_often_there_are_no_groups(self, tmp_path):
+    assert privacy.by_participation('t', factory.groups_of(tmp_path, {'cohort_size': 10})) == []

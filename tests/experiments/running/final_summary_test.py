@@ -1,0 +1,272 @@
+"""What a run prints last: it fits a terminal, ends with accuracy and guarantee, and its last line is short JSON."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from experiments.running import final_summary
+from quap_tff import accounting
+from tests.experiments import harness
+
+_ROWS, _COLUMNS = 24, 80
+
+METHODS = [
+  (['--algorithm=quap', '--model=digits_cnn'], 'Guarantee: none. The released model has no finite ε.'),
+  (
+    ['--algorithm=fixed_dp', '--noclient_metrics'],
+    'Guarantee, if the noise were ideal: the released model is differentially private',
+  ),
+  (['--algorithm=fixed_dp'], 'Guarantee, if the noise were ideal: the weights are differentially private'),
+  (
+    ['--algorithm=tff_dp_fedavg', '--noclient_metrics', '--participation=bernoulli:q=0.4'],
+    'Guarantee, if the noise were ideal: the released model',
+  ),
+  (
+    ['--algorithm=tff_dp_fedavg', '--participation=bernoulli:q=0.4', '--cohort_seed=secret'],
+    'with ε ≤ 1 (add or remove; cohorts secret) at δ = 1e-05',
+  ),
+  (['--algorithm=certified:quantile=0.5,count_stddev=2'], 'Guarantee: the released model is differentially private'),
+]
+
+
+def _rows(text):
+  """Rows on the terminal: long lines are wrapped."""
+  return sum(max(1, math.ceil(len(line) / _COLUMNS)) for line in text.splitlines())
+
+
+def _figure(accountant, amplification='none', epsilon=1.0, neighbours=accounting.ADD_OR_REMOVE):
+  return dict(
+    accountant=accountant,
+    amplification=amplification,
+    neighbours=neighbours,
+    epsilon_max=epsilon,
+    epsilon_mean=epsilon,
+    epsilon_median=epsilon,
+  )
+
+
+def _summary(**changes):
+  formal = {
+    'covers': 'released model',
+    'statement': 'Every number.',
+    'delta': 1e-5,
+    'unit': 'one client',
+    'notes': [],
+    'reading': None,
+    'figures': [_figure('gaussian_exact', epsilon=3.00001), _figure('basic', epsilon=9.0)],
+  }
+  return {
+    'rounds': 8,
+    'planned_rounds': 8,
+    'interrupted': False,
+    'test_accuracy': 0.5,
+    'test_loss': 1.0,
+    'nominal_epsilon_max': None,
+    'nominal_epsilon_mean': None,
+    'nominal_delta_max': None,
+    'protection': 'Every released number is noised.',
+    'formal': {**formal, **changes.pop('formal', {})},
+    'output_dir': '/a/folder',
+    **changes,
+  }
+
+
+class TestDivergence:
+  @pytest.mark.parametrize(
+    'weights, loss, diverged',
+    [
+      ([np.ones(3), np.full((2, 2), -99.0)], 2.3, False),
+      ([np.ones(3)], 1e6, False),
+      ([], 0.0, False),
+      ([np.ones(3)], 1.1e6, True),
+      ([np.ones(3)], math.nan, True),
+      ([np.ones(3)], math.inf, True),
+      ([np.ones(3), np.array([0.0, -9e19])], 2.3, True),
+      ([np.array([np.nan])], 2.3, True),
+      ([np.array([-np.inf], np.float32)], 2.3, True),
+    ],
+  )
+  def test_is_what_leaves_any_sensible_range(self, weights, loss, diverged):
+    assert final_summary.has_diverged(weights, loss) is diverged
+
+  @pytest.mark.slow
+  @pytest.mark.parametrize('arguments, diverged', [([], False), (['--client_optimizer=sgd:learning_rate=1e9'], True)])
+  def test_is_said(self, arguments, diverged, capsys):
+    assert harness.main(*harness.TINY, '--rounds=2', '--algorithm=fedavg', *arguments) == 0
+    out = capsys.readouterr().out
+    assert harness.last_line(out)['diverged'] is diverged
+    assert ('The model has diverged: a weight or the test loss' in out) == diverged
+
+
+@pytest.mark.slow
+class TestRun:
+  @pytest.mark.parametrize(
+    'share, said',
+    [
+      ('1', 'Malicious: 8 of the clients attack in every round that they are in (sign_flip:share=1.0,factor=1.0).'),
+      ('0', None),
+    ],
+  )
+  def test_attackers_are_named_at_the_start_and_the_end_and_in_the_summary(self, share, said, tmp_path, capsys):
+    folder = tmp_path / 'run'
+    attack = f'--malicious=sign_flip:share={share}'
+    assert harness.main(*harness.TINY, '--rounds=1', '--epsilon=0.5', attack, f'--output_dir={folder}') == 0
+    captured = capsys.readouterr()
+    kept = json.loads((folder / 'summary.json').read_text())
+    if said is None:
+      assert kept['malicious'] is None and 'Malicious' not in captured.out + captured.err
+      return
+    assert kept['malicious'] == {'clients': 8, 'attack': 'sign_flip:share=1.0,factor=1.0'}
+    assert said in ' '.join(captured.err.split()) and said in ' '.join(captured.out.split())
+    assert json.loads(captured.out.splitlines()[-1])['malicious'] == kept['malicious']
+
+  @pytest.mark.parametrize('arguments, said', METHODS, ids=lambda value: value[0] if isinstance(value, list) else '')
+  def test_fits_the_terminal_and_ends_with_accuracy_and_guarantee(self, arguments, said, tmp_path, capsys):
+    folder = tmp_path / 'run'
+    assert harness.main(*harness.TINY, '--rounds=3', '--epsilon=1', f'--output_dir={folder}', *arguments) == 0
+    out = capsys.readouterr().out
+    # As from a folder with a short name, which pytest's is not.
+    assert _rows(out.replace(str(folder), 'runs/demo')) <= _ROWS
+    *lines, json_line = out.splitlines()
+    assert all(len(line) <= _COLUMNS or str(folder) in line for line in lines)
+    end = ' '.join(lines[next(i for i, line in enumerate(lines) if line.startswith('Test accuracy')) :])
+    assert said in end and 'ormal ε' not in end
+    kept = harness.strict_json((folder / 'summary.json').read_text())
+    assert set(harness.strict_json(json_line)) == set(kept)
+    assert ('Nominal (no guarantee)' in out) == (kept['nominal_epsilon_max'] is not None)
+
+  def test_the_plot_is_offered(self, tmp_path, capsys, drawn):
+    arguments = [*harness.TINY, '--algorithm=fedavg', '--rounds=2']
+    assert harness.main(*arguments) == 0
+    assert 'a plot and all figures, name a folder: --output_dir=FOLDER' in capsys.readouterr().out
+    assert harness.main(*arguments, f'--output_dir={tmp_path / "run"}') == 0
+    assert 'plot.png' in capsys.readouterr().out and (tmp_path / 'run' / 'plot.png').exists()
+
+  def test_a_run_of_one_round_has_no_plot(self, tmp_path, capsys, drawn):
+    assert harness.main(*harness.TINY, '--algorithm=fedavg', '--rounds=1', f'--output_dir={tmp_path / "run"}') == 0
+    out = capsys.readouterr().out
+    assert 'Model and all figures (summary.json): ' in out and not (tmp_path / 'run' / 'plot.png').exists()
+
+
+class TestLine:
+  def test_scalars_stay_and_what_is_long_is_cut(self):
+    summary = _summary(protection='Long. ' * 50)
+    short = harness.strict_json(final_summary.line(summary))
+    assert set(short) == set(summary)
+    scalars = {key for key, value in summary.items() if not isinstance(value, dict)} - {'protection'}
+    assert all(short[key] == summary[key] for key in scalars)
+    assert short['protection'] == 'Every released number is noised.'
+    assert [figure['accountant'] for figure in short['formal']['figures']] == ['gaussian_exact']
+    assert short['formal']['reading'] is None
+
+  def test_no_formal_figures(self):
+    short = harness.strict_json(final_summary.line({**_summary(), 'formal': None, 'protection': 'Long. ' * 50}))
+    assert short['formal'] is None and short['protection'] == 'No finite ε for the released model.'
+
+
+class TestGuarantee:
+  def test_is_never_below_the_figure(self):
+    assert 'ε ≤ 3.001 ' in final_summary.guarantee(_summary())
+
+  def test_the_exact_figure_is_taken_not_a_looser_one(self):
+    reversed_figures = {'figures': _summary()['formal']['figures'][::-1]}
+    assert '3.001' in final_summary.guarantee(_summary(formal=reversed_figures))
+
+  def test_a_round_without_noise_leaves_none(self):
+    text = final_summary.guarantee(_summary(formal={'figures': [_figure('gaussian_exact', epsilon=None)]}))
+    assert text == 'Guarantee: none. The released model has no finite ε.'
+
+  def test_of_secret_cohorts_it_is_the_smallest_amplified_figure(self):
+    figures = [_figure('rdp', 'Poisson sampling', 2.0), _figure('pld', 'Poisson sampling', 1.5)]
+    summary = _summary(formal={'figures': figures})
+    assert 'ε ≤ 1.5 (add or remove; cohorts secret)' in final_summary.guarantee(summary)
+    assert harness.strict_json(final_summary.line(summary))['formal']['figures'][0]['accountant'] == 'pld'
+
+  def test_relations_have_short_names(self):
+    figures = [_figure('gaussian_exact', neighbours=accounting.ZERO_OUT)]
+    assert 'ε ≤ 1 (zero-out)' in final_summary.guarantee(_summary(formal={'figures': figures}))
+
+
+@pytest.mark.slow
+class TestOtherEpsilon:
+  _EXACT = ' --calibration=exact makes them equal.'
+
+  def _said(self, *arguments, epsilon=0.67):
+    found = harness.experiment(*harness.TINY, *arguments)
+    summary = _summary(formal={'figures': [_figure('gaussian_exact', epsilon=epsilon)]})
+    return final_summary.other_epsilon(found.run, found.plan, summary)
+
+  @pytest.mark.parametrize(
+    'arguments, remedy',
+    [
+      (['--algorithm=fixed_dp'], _EXACT),
+      (['--algorithm=fedvarp:base=fixed_dp'], _EXACT),
+      (['--algorithm=local_dp'], _EXACT),
+      (['--algorithm=tff_dp_fedavg_adaptive', '--calibration=documents'], _EXACT),
+      # It is exact already, so the cohorts were not those planned.
+      (['--algorithm=tff_dp_fedavg'], ''),
+      # Its counts alone spend more, and the noise on them is not scaled.
+      (['--algorithm=adaptive_clip:count_stddev=0.5'], ''),
+      (['--algorithm=lee_kifer'], ''),
+      (['--algorithm=certified'], ''),
+      (
+        ['--algorithm=scaffold:base=certified:noise_multiplier=9'],
+        ' Leave noise_multiplier out of --algorithm, to make them equal.',
+      ),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else '',
+  )
+  def test_names_the_flag_that_makes_them_equal_and_no_other(self, arguments, remedy):
+    assert self._said(*arguments) == f'The formal ε is 0.67, not --epsilon=4.{remedy}'
+
+  @pytest.mark.parametrize(
+    'epsilon, differs', [(3.79, True), (3.81, False), (4.19, False), (4.21, True), (None, False)]
+  )
+  def test_begins_at_a_twentieth(self, epsilon, differs):
+    assert bool(self._said('--algorithm=fixed_dp', epsilon=epsilon)) == differs
+
+  @pytest.mark.parametrize(
+    'arguments, as_said',
+    [
+      (['--algorithm=fixed_dp'], ['--calibration=exact']),
+      (['--algorithm=fedvarp:base=fixed_dp'], ['--calibration=exact']),
+      (['--algorithm=certified:noise_multiplier=9'], ['--algorithm=certified']),
+    ],
+    ids=lambda value: value[0],
+  )
+  def test_the_flag_makes_them_equal(self, arguments, as_said, capsys):
+    epsilons = []
+    for extra in ([], as_said):
+      assert harness.main(*harness.TINY, *arguments, *extra) == 0
+      out = capsys.readouterr().out
+      (figure,) = harness.last_line(out)['formal']['figures']
+      epsilons.append(figure['epsilon_max'])
+      assert ('The formal ε is ' in out) == (not extra)
+    assert epsilons[0] < 3.8 < 3.99 < epsilons[1] <= 4
+
+
+class TestStoppedEarly:
+  _READING = {'rounds': 2, 'epsilon_max': 0.70001, 'epsilon_mean': 0.5}
+
+  def _stopped(self, **reading):
+    return _summary(rounds=2, formal={'reading': {**self._READING, **reading}})
+
+  def test_the_guarantee_is_of_all_planned_rounds_and_the_reading_is_named_so(self):
+    lines = ' '.join(final_summary.text(self._stopped()).splitlines())
+    guarantee, _, reading = lines.rpartition(' Reading after ')
+    assert guarantee.endswith('for each client and all of its data, over all 8 planned rounds.')
+    assert reading.startswith('2 of 8 rounds: ε ≤ 0.7001 (not a guarantee: ')
+    assert harness.strict_json(final_summary.line(self._stopped()))['formal']['reading'] == self._READING
+
+  def test_a_round_without_noise(self):
+    assert 'Reading after 2 of 8 rounds: no finite ε (' in final_summary.text(self._stopped(epsilon_max=None))
+
+  def test_a_run_without_a_bound_says_why(self):
+    summary = _summary(formal={'figures': [], 'notes': ['No formal figure: of this.'], 'reading': self._READING})
+    assert final_summary.guarantee(summary) == 'Guarantee: none. No formal figure: of this.'
+    final_summary.line(summary)
+
+  def test_a_run_that_reached_its_last_round_has_no_reading(self):
+    assert 'eading' not in final_summary.text(_summary()) and 'over all' not in final_summary.text(_summary())

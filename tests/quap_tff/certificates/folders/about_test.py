@@ -1,0 +1,134 @@
+"""What an issuer may state: readable sentences, and figures that can be true."""
+
+import dataclasses
+import datetime
+
+import pytest
+
+from quap_tff.certificates.folders import about
+from tests.quap_tff.certificates import made
+
+_CODE = {'quap_tff': '0.3.0', 'source_sha256': '0' * 64}
+_STRETCH = {'first_round': 1, 'last_round': 4, 'code': _CODE, 'versions': {'numpy': '2.0.0rc1', 'python': '3.13.0+'}}
+
+
+def _about(**changes):
+  return dataclasses.replace(made.ABOUT, **changes)
+
+
+def test_by_default_it_is_about_today():
+  assert about.About('d', 'c', 't', 's').date == datetime.date.today().isoformat()
+
+
+def test_everything_goes_through_json():
+  stated = _about(stretches=[_STRETCH], data_commitment='a' * 64, public_data='EMNIST letters.', date='2026-11-24')
+  kept = stated.as_dict()
+  assert kept['stretches'] == [_STRETCH] and about.About(**{**kept, 'stretches': tuple(kept['stretches'])}) == stated
+
+
+@pytest.mark.parametrize('name', ['dataset', 'cohorts', 'tuning', 'test_set', 'algorithm', 'model', 'features'])
+@pytest.mark.parametrize('value', ['', ' ', None, 5, ['x']])
+def test_a_sentence_is_a_text(name, value):
+  with pytest.raises(ValueError, match=f'{name} must be a sentence or a name'):
+    _about(**{name: value})
+
+
+@pytest.mark.parametrize('name', ['public_data', 'post_processing'])
+def test_what_need_not_be_said(name):
+  assert getattr(_about(**{name: ''}), name) == ''
+  with pytest.raises(ValueError, match=name):
+    _about(**{name: None})
+
+
+@pytest.mark.parametrize(
+  'character',
+  ['\x00', '\n', '\t', '\x1b', '\x7f', '\x85', '\u061c', '\u200b', '\u200e', '\u200f', '\u202a', '\u202d', '\u202e']
+  + ['\u2028', '\u2029', '\u2066', '\u2067', '\u2069', '\ufeff', '\U000e0041', '\ud800'],
+)
+@pytest.mark.parametrize('name', ['dataset', 'tuning', 'post_processing', 'algorithm'])
+def test_no_character_is_hidden_or_reorders_others(name, character):
+  with pytest.raises(ValueError, match=rf'{name} holds the character U\+{ord(character):04X}'):
+    _about(**{name: f'By{character}theory.'})
+
+
+@pytest.mark.parametrize('value', ['Says “ε = 0”.', 'x' * 4001])
+def test_quotation_marks_and_length(value):
+  with pytest.raises(ValueError, match='at most 4,000 characters without “ and ”'):
+    _about(tuning=value)
+  assert _about(tuning='x' * 4000 + '')
+
+
+@pytest.mark.parametrize('value', [True, 1.0, '1', None, -1, 1.5])
+def test_tests_are_counted(value):
+  with pytest.raises(ValueError, match='tests must be an integer at least 0'):
+    _about(tests=value)
+
+
+@pytest.mark.parametrize('value', [-0.1, 1.1, float('nan'), float('inf'), True, '0.5', 10**400])
+def test_an_accuracy_is_a_share(value):
+  with pytest.raises(ValueError, match='test_accuracy must be a finite number at least 0 and at most 1'):
+    _about(test_accuracy=value)
+
+
+@pytest.mark.parametrize('value', [None, 0, 1, 0.5])
+def test_accuracies(value):
+  assert _about(test_accuracy=value).test_accuracy == value
+
+
+@pytest.mark.parametrize(
+  'value', ['', '2026', '20261124', '2026-11-31', '2026-1-1', '24.11.2026', '2026-W48-2', '2026-11-24T00:00', 5, None]
+)
+def test_a_date_is_a_day(value):
+  with pytest.raises(ValueError, match='date must be a day, such as 2026-11-24'):
+    _about(date=value)
+
+
+@pytest.mark.parametrize('value', ['x', 'A' * 64, 'a' * 63, 'a' * 65, None, 5])
+def test_a_commitment_is_a_digest(value):
+  with pytest.raises(ValueError, match='data_commitment must be a SHA-256'):
+    _about(data_commitment=value)
+
+
+@pytest.mark.parametrize(
+  'stretch',
+  [
+    None,
+    {},
+    {**_STRETCH, 'machine': {}},
+    {name: _STRETCH[name] for name in ('first_round', 'last_round', 'code')},
+    {**_STRETCH, 'first_round': 0},
+    {**_STRETCH, 'first_round': True},
+    {**_STRETCH, 'first_round': 6},
+    {**_STRETCH, 'last_round': '4'},
+    {**_STRETCH, 'code': None},
+    {**_STRETCH, 'code': {'quap_tff': '0.3.0'}},
+    {**_STRETCH, 'code': {**_CODE, 'more': '1'}},
+    {**_STRETCH, 'code': {**_CODE, 'source_sha256': 'of clean code'}},
+    {**_STRETCH, 'code': {**_CODE, 'quap_tff': 'a version that was audited by others'}},
+    {**_STRETCH, 'versions': None},
+    {**_STRETCH, 'versions': {'numpy': 2}},
+    {**_STRETCH, 'versions': {'numpy': {'client 7': 'label 3'}}},
+    {**_STRETCH, 'versions': {'client 7 has': '3'}},
+    {**_STRETCH, 'versions': {'numpy': ''}},
+  ],
+)
+def test_a_stretch_of_rounds(stretch):
+  with pytest.raises(ValueError):
+    _about(stretches=[stretch])
+  assert _about(stretches=[_STRETCH]).stretches == (_STRETCH,)
+
+
+@pytest.mark.parametrize('value', [{'a\u202e': 1}, {'a': ['b', {'c': '\x1b'}]}, ['\n'], ('x', '\ud800')])
+def test_texts_at_any_depth(value):
+  with pytest.raises(ValueError, match='it holds the character'):
+    about.check_text('it', value)
+
+
+@pytest.mark.parametrize('value', [float('nan'), [float('inf')], {'a': -float('inf')}])
+def test_numbers_at_any_depth(value):
+  with pytest.raises(ValueError, match='it holds .* not a finite number'):
+    about.check_text('it', value)
+
+
+def test_plain_texts_are_those_of_any_language():
+  about.check_text('it', {'ε ≤ 3': ['Ünïcode – “x” 日本語 עברית العربية 🙂', 5, None, True, 1.5]})

@@ -1,0 +1,214 @@
+"""What a folder holds comes back as it was, for every choice of a mechanism; and who may write one."""
+
+import dataclasses
+import shutil
+
+import numpy as np
+import pytest
+
+from quap_tff import certificates
+from quap_tff import plans
+from quap_tff.certificates.folders import folder as folders
+from quap_tff.common import registry
+from quap_tff.mechanisms import sparsity
+from quap_tff.mechanisms.certified import weight_rules
+from quap_tff.mechanisms.noise import banded
+from quap_tff.mechanisms.noise import correlation
+from quap_tff.mechanisms.parts import clip_rules
+from quap_tff.mechanisms.parts import layers
+from quap_tff.mechanisms.parts import participation
+from tests.quap_tff.certificates import made
+
+_OWN = (2.0, 2.0, 3.0, 3.0, 3.0, 3.0)
+_ARCHIVES = (folders.SCHEDULE, folders.LEDGER, folders.ARRAYS_MODEL)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Half(weight_rules.WeightRule):
+  """A rule of a user's own."""
+
+  share: float = 0.5
+
+  def weights(self, view):
+    return 0 * view.rates + self.share
+
+
+_CHOICES = {
+  **{f'weights {name}': (dict(weights=rule()), {}) for name, rule in weight_rules.RULES.items() if name[0] != 's'},
+  'weights spend_evenly': (dict(weights=weight_rules.SpendEvenly(), correlation=correlation.Ar1()), {}),
+  'weights scale': (dict(weights=weight_rules.Scale(), own_epsilon=_OWN), {}),
+  'weights sample': (dict(weights=weight_rules.Sample(), own_epsilon=_OWN), {}),
+  'parameters of weights': (dict(weights=weight_rules.Online(prior_a=0.1, prior_b=1 / 3)), {}),
+  'ar1': (dict(correlation=correlation.Ar1(0.7)), {}),
+  'independent ar1': (dict(correlation=correlation.Ar1(0.0)), {}),
+  'blt': (dict(weights=weight_rules.Uniform(), correlation=correlation.Blt()), {}),
+  'banded': (dict(weights=weight_rules.WorstCase(), correlation=banded.Banded(2)), {}),
+  'own coefficients': (dict(correlation=banded.Banded(3, (0.5, 0.1))), {}),
+  'one band': (dict(correlation=banded.Banded(1)), {}),
+  'private quantile': (dict(clip=clip_rules.PrivateQuantile(count_stddev=5.0)), {}),
+  'clip': (dict(clip=clip_rules.Fixed(0.1)), {}),
+  **{f'split {name}': (dict(clip_split=name), {}) for name in ('sqrt_size', 'equal')},
+  'ema': (dict(participation=participation.ParticipationConfig('ema', 0.3, 1, False)), {}),
+  'own bounds': (dict(weights=weight_rules.Online(), own_epsilon=_OWN), {}),
+  'random mask': ({}, dict(sparsity=sparsity.RandomMask(0.4), sparsity_seed=3)),
+  'top released': (dict(clip=clip_rules.PrivateQuantile(count_stddev=5.0)), dict(sparsity=sparsity.TopReleased(0.5))),
+  'given noise': (dict(noise_multiplier=9.0, divisor=2.5), {}),
+  'held': (made.HELD, {}),
+  'held, decay chosen': (dict(made.HELD, correlation=correlation.Held()), {}),
+  'held, independent': (dict(made.HELD, correlation=correlation.Held(0.0)), {}),
+  'held, dropout': (dict(made.HELD, dropout=0.25), {}),
+  'held, own bounds': (dict(made.HELD, own_epsilon=_OWN), {}),
+  'held, attendance': (made.HELD, dict(attendance=made.ATTENDANCE)),
+  'held, colluders': (made.HELD, dict(attendance=made.ATTENDANCE, colluders=[1, 5])),
+  # Numbers as users write them.
+  'an integer for a float': (dict(clip=clip_rules.Fixed(1), weights=weight_rules.Online(1, 2), epsilon=3), {}),
+  "NumPy's numbers": (
+    dict(noise_multiplier=np.float32(5), divisor=np.float64(3), num_rounds=np.int64(4), epsilon=np.float64(3)),
+    {},
+  ),
+  "NumPy's numbers in parts": (dict(clip=clip_rules.Fixed(np.float32(0.1)), correlation=correlation.Ar1(0)), {}),
+}
+
+
+def _check_round_trip(plan, path):
+  ledger = made.ledger(plan)
+  certificate = certificates.write(str(path), plan, ledger, made.WEIGHTS, made.ABOUT)
+  kept = folders.read(str(path))
+  assert kept.plan.config == plan.config and kept.plan.fingerprint == plan.fingerprint
+  assert kept.plan.model == made.MODEL and kept.about == made.ABOUT and kept.made_by == folders.LIBRARY
+  for name in ('schedule', 'attendance'):
+    rounds = [getattr(one, name) for one in (kept.plan, plan)]
+    assert (rounds[0] is None) == (rounds[1] is None)
+    assert all(map(np.array_equal, *rounds)) and len(rounds[0]) == len(rounds[1]) if rounds[1] is not None else True
+  assert (kept.plan.sparsity, kept.plan.sparsity_seed) == (plan.sparsity, plan.sparsity_seed)
+  assert kept.plan.colluders == plan.colluders and tuple(kept.leaving) == plan.leaving
+  for name, array in ledger.state_dict().items():
+    np.testing.assert_array_equal(kept.ledger.state_dict()[name], array)
+  verdict = certificates.verify(str(path))
+  assert verdict == ([], [], [], certificate['statement'], '')
+
+
+@pytest.mark.parametrize('name', _CHOICES)
+def test_what_was_written_is_read_again_and_valid(name, tmp_path):
+  config, options = _CHOICES[name]
+  _check_round_trip(made.plan(options, **config), tmp_path / 'run')
+
+
+def test_every_choice_is_among_them():
+  told = [config for config, _ in _CHOICES.values()]
+  assert {type(config.get('weights', weight_rules.Participation())) for config in told} == {
+    *weight_rules.RULES.values()
+  }
+  assert {type(config.get('correlation', correlation.Independent())) for config in told} == {
+    *correlation.FAMILIES.values()
+  }
+  assert {type(options.get('sparsity', sparsity.NotSparse())) for _, options in _CHOICES.values()} == {
+    *sparsity.SPARSITIES.values()
+  }
+
+
+def test_a_rule_of_a_users_own(tmp_path, monkeypatch):
+  plan = made.plan(weights=_Half(0.25))
+  with pytest.raises(ValueError, match='_Half has no name. Register it: these are online'):
+    certificates.write(str(tmp_path / 'run'), plan, made.ledger(plan), made.WEIGHTS, made.ABOUT)
+  monkeypatch.setitem(weight_rules.RULES, 'half', _Half)
+  _check_round_trip(plan, tmp_path / 'run')
+  monkeypatch.delitem(weight_rules.RULES, 'half')
+  assert "Unknown weight rule 'half'" in certificates.verify(str(tmp_path / 'run')).problems[0]
+
+
+def test_a_model_of_one_number_and_a_population_of_one(tmp_path):
+  model = layers.ModelShape((layers.Layer('w', (0,), False),), ((),))
+  plan = made.plan(dict(model=model), schedule=[[0]], num_clients=1)
+  path = made.folder(tmp_path / 'run', plan, model=[np.float32(2)], about=dataclasses.replace(made.ABOUT, tests=0))
+  assert not certificates.verify(str(path)).problems
+
+
+def test_a_run_that_ended_early_and_a_keras_file(tmp_path):
+  file = made.keras(tmp_path / 'model.keras', made.WEIGHTS)
+  about = dataclasses.replace(made.ABOUT, tests=2)
+  path = made.folder(tmp_path / 'run', rounds=2, model=file, about=about)
+  assert (path / folders.KERAS_MODEL).read_bytes() == file.read_bytes()
+  verdict = certificates.verify(str(path))
+  assert not verdict.problems and 'The run ended after 2 of 4 planned rounds' in verdict.statement
+  assert set((path / folders.CLIENTS).read_text().splitlines()[0].split(',')) == {
+    *('client', 'rounds', 'formal_epsilon', 'formal_epsilon_reading')
+  }
+
+
+def test_the_seed_of_a_rehearsal_is_not_written(tmp_path):
+  plan = made.plan(noise_seed=3)
+  assert 'seed' not in folders.mechanism_value(plan.config)
+  with pytest.raises(ValueError, match='Its noise has a seed that was given'):
+    made.folder(tmp_path / 'run', plan)
+  assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+  'options, words',
+  [(dict(client_metrics=True), 'training metrics of'), (dict(test_is_of_clients=True), 'figures on test examples')],
+)
+def test_exact_functions_of_clients_data_are_refused(options, words, tmp_path):
+  with pytest.raises(ValueError, match=f'This run cannot be certified. It releases {words}'):
+    made.folder(tmp_path / 'run', made.plan(options))
+  assert not list(tmp_path.iterdir())
+
+
+def test_a_plan_whose_process_was_never_built_is_refused(tmp_path):
+  plan = plans.CertifiedPlan(made.plan().config, made.SCHEDULE, model=made.MODEL)
+  with pytest.raises(ValueError, match='build it first, by plan.build_process'):
+    made.folder(tmp_path / 'run', plan)
+
+
+def test_a_ledger_or_a_model_of_another_run_is_refused(tmp_path):
+  plan, other = made.plan(), made.plan(noise_multiplier=9.0)
+  for ledger, weights, words in (
+    (made.ledger(other), made.WEIGHTS, 'fingerprint in ledger.npz is not that of the mechanism'),
+    (made.ledger(plan), made.WEIGHTS[:1], r'holds tensors of the shapes \[\(3, 2\)\], and mechanism.json says \[\(2,'),
+  ):
+    with pytest.raises(ValueError, match=words):
+      certificates.write(str(tmp_path / 'run'), plan, ledger, weights, made.ABOUT)
+  with pytest.raises(ValueError, match='already exists: give a new folder'):
+    made.folder(tmp_path)
+  assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_is_issued_from_its_files_alone(certified, tmp_path):
+  before = {name: (certified / name).read_bytes() for name in (folders.CERTIFICATE, folders.PAGE)}
+  for name in before:
+    (certified / name).unlink()
+  certificates.issue(str(certified))
+  assert {name: (certified / name).read_bytes() for name in before} == before
+  # Nothing is issued for what is not one run, and an earlier certificate does not stay.
+  (certified / 'losses.txt').write_text('x')
+  with pytest.raises(ValueError, match='This run cannot be certified. losses.txt does not belong there'):
+    certificates.issue(str(certified))
+  assert not [name for name in before if (certified / name).exists()]
+
+
+def test_a_key_that_cannot_be_read_leaves_the_certificate(certified, tmp_path):
+  with pytest.raises(ValueError, match='cannot be read'):
+    certificates.issue(str(certified), str(tmp_path / 'nowhere.pem'))
+  assert (certified / folders.CERTIFICATE).exists()
+
+
+def test_a_failure_leaves_no_folder(tmp_path, monkeypatch):
+  monkeypatch.setattr(shutil, 'copyfile', lambda *_: (_ for _ in ()).throw(OSError(28, 'No space left on device')))
+  with pytest.raises(OSError, match='No space left'):
+    made.folder(tmp_path / 'run', model=made.keras(tmp_path / 'model.keras', made.WEIGHTS))
+  assert [path.name for path in tmp_path.iterdir()] == ['model.keras']
+
+
+def test_specs_are_those_of_the_command_line(certified):
+  """So that a person can read them."""
+  mechanism = made.read(certified, folders.MECHANISM)['mechanism']
+  assert mechanism['weights'] == 'participation:alpha=0.5,beta=2.0' and mechanism['clip'] == 'fixed:norm=1.0'
+  assert registry.parse_spec('weight rule', mechanism['weights'], weight_rules.RULES) == weight_rules.Participation()
+
+
+def test_an_archive_holds_the_arrays_and_nothing_else(certified):
+  for name in _ARCHIVES:
+    with np.load(certified / name) as arrays:
+      assert not [key for key in arrays if arrays[key].dtype == object]
+  with np.load(certified / folders.SCHEDULE) as arrays:
+    assert arrays['offsets'].tolist() == [0, 3, 5, 5, 9] and arrays['clients'].tolist() == [0, 3, 4, 1, 2, 4, 3, 2, 0]

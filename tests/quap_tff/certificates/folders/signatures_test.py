@@ -1,0 +1,123 @@
+"""Only the holder of a key can sign a folder, and a signature file holds a signature and nothing else."""
+
+import base64
+
+import pytest
+
+from quap_tff import certificates
+from quap_tff.certificates.folders import folder as folders
+from quap_tff.certificates.folders import signatures
+from tests.quap_tff.certificates import made
+
+
+@pytest.fixture(name='signed')
+def _signed(certified, tmp_path):
+  """A folder that is signed, and the files of both keys."""
+  key, public = made.keys(tmp_path / 'keys')
+  certificates.issue(str(certified), key)
+  return certified, key, public
+
+
+def _problems(path, public=None):
+  return certificates.verify(str(path), public).problems
+
+
+def test_a_signed_folder(signed, tmp_path):
+  path, _, public = signed
+  verdict = certificates.verify(str(path), public)
+  assert not verdict.problems and not verdict.warnings and verdict.statement
+  [warning] = certificates.verify(str(path)).warnings
+  assert warning == "certificate.sig was not checked. To check it, give the signer's --public_key."
+  _, other = made.keys(tmp_path / 'other')
+  assert _problems(path, other) == [f'certificate.sig is not a signature of certificate.json with the key of {other}.']
+
+
+def test_a_folder_can_be_signed_when_it_is_written(tmp_path):
+  key, public = made.keys(tmp_path / 'keys')
+  assert not _problems(made.folder(tmp_path / 'run', signing_key=key), public)
+
+
+def test_somebody_who_makes_the_whole_folder_anew_cannot_sign_it(signed):
+  path, _, public = signed
+  signature = (path / folders.SIGNATURE).read_text()
+  made.change(path, folders.MECHANISM, lambda value: value['issuer'].update(tuning='By luck.'))
+  made.reseal(path)
+  assert (path / folders.SIGNATURE).read_text() == signature and not _problems(path)
+  [problem] = _problems(path, public)
+  assert problem.startswith('certificate.sig is not a signature of certificate.json')
+
+
+def test_issuing_without_a_key_removes_the_signature(signed):
+  path = signed[0]
+  certificates.issue(str(path))
+  assert not (path / folders.SIGNATURE).exists()
+
+
+@pytest.mark.parametrize(
+  'name, words', [(folders.SIGNATURE, 'certificate.json is not signed'), (folders.PAGE, 'certificate.html is missing')]
+)
+def test_with_a_key_nothing_may_be_missing(name, words, signed):
+  path, _, public = signed
+  (path / name).unlink()
+  assert not _problems(path)
+  [problem] = _problems(path, public)
+  assert words in problem
+
+
+@pytest.mark.parametrize(
+  'change',
+  [
+    lambda line: '',
+    lambda line: 'client 7 has the label 3',
+    lambda line: line + 'client 7 has the label 3\n',
+    lambda line: 'client 7 has the label 3\n' + line,
+    lambda line: line + '\n',
+    lambda line: line[:-1],
+    lambda line: line[:-1] + '\r\n',
+    lambda line: ' ' + line,
+    lambda line: line[:40] + '\n' + line[40:],
+    lambda line: line[:-4] + 'B' + line[-3:] if line[-4] != 'B' else line[:-4] + 'C' + line[-3:],
+    lambda line: base64.b64encode(b'x' * 63).decode() + '\n',
+    lambda line: base64.b64encode(b'x' * 65).decode() + '\n',
+    lambda line: '\udcff',
+  ],
+)
+def test_junk_in_a_signature_is_refused_with_and_without_a_key(change, signed):
+  path, _, public = signed
+  changed = change((path / folders.SIGNATURE).read_text())
+  (path / folders.SIGNATURE).write_bytes(changed.encode(errors='surrogateescape'))
+  for found in (_problems(path), _problems(path, public)):
+    assert len(found) == 1 and found[0].startswith('certificate.sig'), found
+
+
+def test_another_signature_is_refused_only_with_a_key(signed):
+  path, _, public = signed
+  (path / folders.SIGNATURE).write_text(base64.b64encode(bytes(64)).decode() + '\n')
+  assert not _problems(path) and 'is not a signature' in _problems(path, public)[0]
+
+
+class TestKeys:
+  @pytest.mark.parametrize('read', [signatures.read_private_key, signatures.read_public_key])
+  def test_files_that_hold_none(self, read, tmp_path):
+    with pytest.raises(ValueError, match='nowhere cannot be read: No such file'):
+      read(str(tmp_path / 'nowhere'))
+    (tmp_path / 'key.pem').write_text('x')
+    with pytest.raises(ValueError, match='must hold a PEM key without a password'):
+      read(str(tmp_path / 'key.pem'))
+
+  def test_each_kind_is_for_one_use(self, tmp_path):
+    key, public = made.keys(tmp_path / 'keys')
+    with pytest.raises(ValueError, match='must hold a PEM key'):
+      signatures.read_private_key(public)
+    with pytest.raises(ValueError, match='must hold a PEM key'):
+      signatures.read_public_key(key)
+
+  def test_a_key_of_another_kind(self, tmp_path):
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    public = ec.generate_private_key(ec.SECP256R1()).public_key()
+    content = public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    (tmp_path / 'ec.pem').write_bytes(content)
+    with pytest.raises(ValueError, match='must hold an Ed25519PublicKey'):
+      signatures.read_public_key(str(tmp_path / 'ec.pem'))

@@ -1,0 +1,126 @@
+"""Tests of `quap_tff.budget`, against an independent implementation in numpy."""
+
+import dataclasses
+import math
+
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+import numpy as np
+import pytest
+
+from quap_tff.common.lazy import tf
+from quap_tff.mechanisms.parts import budgets
+from quap_tff.mechanisms.parts.budgets import BudgetConfig
+
+_configs = st.builds(
+  BudgetConfig,
+  epsilon_total=st.floats(0.1, 50),
+  num_rounds=st.integers(1, 500),
+  alpha=st.floats(0, 4),
+  beta=st.floats(0.01, 10),
+  round_rule=st.sampled_from(sorted(budgets.ROUND_RULES)),
+)
+_cohorts = st.lists(st.floats(0, 1, width=32), min_size=1, max_size=30)
+
+
+def _f32(values):
+  return tf.constant(values, tf.float32)
+
+
+def _reference_round_budget(config, rates, in_warmup):
+  base = config.epsilon_total / config.num_rounds
+  each = [base * (1 + config.alpha * math.exp(-config.beta * p)) for p in rates]
+  if in_warmup or not rates:
+    return base
+  return {
+    'cohort_mean_rate': base * (1 + config.alpha * math.exp(-config.beta * sum(rates) / len(rates))),
+    'cohort_mean_budget': sum(each) / len(each),
+    'cohort_min': min(each),
+    'each_own': sum(each) / len(each),
+    'uniform': base,
+  }[config.round_rule]
+
+
+class TestClientBudgets:
+  def test_by_hand(self):
+    config = BudgetConfig(epsilon_total=4.0, num_rounds=2, alpha=0.5, beta=math.log(2))
+    found = budgets.client_budgets(config, _f32([0.0, 1.0, 2.0]), False)
+    np.testing.assert_allclose(found, [3.0, 2.5, 2.25], rtol=1e-6)
+
+  def test_at_full_participation_the_budget_is_above_the_base(self):
+    # An erratum of the documents: 1.068·ε_base, not ε_base.
+    config = BudgetConfig()
+    np.testing.assert_allclose(
+      budgets.client_budgets(config, _f32([1.0]), False) / config.epsilon_base, [1.0676676], rtol=1e-6
+    )
+
+  def test_warmup_is_the_plain_base(self):
+    config = BudgetConfig(epsilon_total=4.0, num_rounds=2)
+    np.testing.assert_array_equal(budgets.client_budgets(config, _f32([0.0, 0.3]), True), [2.0, 2.0])
+
+  def test_uniform_gives_everybody_the_base(self):
+    config = BudgetConfig(epsilon_total=4.0, num_rounds=2, round_rule='uniform')
+    np.testing.assert_array_equal(budgets.client_budgets(config, _f32([0.0, 1.0]), False), [2.0, 2.0])
+
+  @given(config=_configs, rates=_cohorts)
+  @settings(derandomize=True, deadline=None, max_examples=60)
+  def test_never_outside_base_and_largest(self, config, rates):
+    found = budgets.client_budgets(config, _f32(rates), False).numpy()
+    assert np.all(found >= config.epsilon_base * (1 - 1e-6))
+    assert np.all(found <= config.largest_budget * (1 + 1e-6))
+    assert config.largest_budget <= config.epsilon_base * (1 + config.alpha)
+
+  @given(config=_configs, rates=_cohorts)
+  @settings(derandomize=True, deadline=None, max_examples=60)
+  def test_who_is_there_more_often_never_gets_more(self, config, rates):
+    found = budgets.client_budgets(config, _f32(sorted(rates)), False).numpy()
+    assert np.all(np.diff(found) <= 1e-6 * config.epsilon_base)
+
+
+class TestRoundBudget:
+  @pytest.mark.parametrize(
+    'rule, expected',
+    [
+      ('cohort_mean_rate', 2.5),
+      ('cohort_mean_budget', 2.625),
+      ('cohort_min', 2.25),
+      ('each_own', 2.625),
+      ('uniform', 2.0),
+    ],
+  )
+  def test_by_hand(self, rule, expected):
+    # Rates 0 and 2 (as numbers): budgets 3 and 2.25, the budget of their mean 2.5.
+    config = BudgetConfig(epsilon_total=4.0, num_rounds=2, alpha=0.5, beta=math.log(2), round_rule=rule)
+    np.testing.assert_allclose(budgets.round_budget(config, _f32([0.0, 2.0]), False), expected, rtol=1e-6)
+
+  @given(config=_configs, rates=st.just([]) | _cohorts, in_warmup=st.booleans())
+  @settings(derandomize=True, deadline=None, max_examples=100)
+  def test_any_cohort_against_numpy(self, config, rates, in_warmup):
+    found = budgets.round_budget(config, _f32(rates), in_warmup)
+    assert found.shape == [] and found.dtype == tf.float32
+    np.testing.assert_allclose(found, _reference_round_budget(config, rates, in_warmup), rtol=2e-6)
+
+  @given(config=_configs, rates=_cohorts)
+  @settings(derandomize=True, deadline=None, max_examples=60)
+  def test_never_above_the_largest(self, config, rates):
+    assert budgets.round_budget(config, _f32(rates), False) <= config.largest_budget * (1 + 1e-6)
+
+  @given(config=_configs, rates=_cohorts)
+  @settings(derandomize=True, deadline=None, max_examples=60)
+  def test_rules_are_ordered(self, config, rates):
+    def with_rule(rule):
+      return float(budgets.round_budget(dataclasses.replace(config, round_rule=rule), _f32(rates), False))
+
+    values = [with_rule(r) for r in ('uniform', 'cohort_min', 'cohort_mean_rate', 'cohort_mean_budget')]
+    assert np.all(np.diff(values) >= -1e-5 * config.epsilon_base)
+
+
+class TestLargestBudget:
+  def test_is_reached_by_those_never_seen(self):
+    config = BudgetConfig(epsilon_total=4.0, num_rounds=2, alpha=0.5)
+    assert config.epsilon_base == 2.0
+    assert config.largest_budget == 3.0
+
+  def test_of_the_uniform_rule_is_the_base(self):
+    assert BudgetConfig(epsilon_total=4.0, num_rounds=2, round_rule='uniform').largest_budget == 2.0
