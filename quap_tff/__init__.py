@@ -1,6 +1,6 @@
 """QuAP-FL: participation-aware differential privacy for TensorFlow Federated.
 
-    plan = quap_tff.QuapPlan(quap_tff.QuapConfig(num_clients=100))
+    plan = quap_tff.Plan(quap_tff.QuapConfig(num_clients=100))
     process = plan.build_process(model_fn)            # a tff.learning.templates.LearningProcess
     ledger = plan.new_ledger()
     ledger.append(plan.record(output, cohort))        # after each round
@@ -35,7 +35,7 @@ __getattr__, __dir__ = lazy.exports(
     'mechanisms.parts.schedules': [],
     'mechanisms.certified.weight_rules': [],
     'mechanisms.parts.weighting': [],
-    'plans': ['CertifiedPlan', 'QuapPlan', 'StockPlan'],
+    'plans': ['CertifiedPlan', 'Plan', 'StockPlan'],
     'runtime': [],
     'training.evaluation': [],
     'training.client_update': ['ClientWorkConfig'],

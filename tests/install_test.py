@@ -63,7 +63,7 @@ class TestWheel:
       assert one.specifier.contains(PINS[one.name]), one
 
   def test_works_from_another_folder(self, wheel, tmp_path):
-    code = 'import quap_tff; print(quap_tff.QuapPlan(quap_tff.QuapConfig(num_clients=3)).num_clients)'
+    code = 'import quap_tff; print(quap_tff.Plan(quap_tff.QuapConfig(num_clients=3)).num_clients)'
     done = subprocess.run(
       [sys.executable, '-c', code],
       cwd=tmp_path,

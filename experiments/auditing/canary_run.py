@@ -119,10 +119,10 @@ def run(experiment: setup.Experiment, settings: Settings, say: Callable[[str], N
     ValueError: If the audit does not fit the run: too many canaries, or layers that do not exist.
   """
   plan = experiment.plan
-  if not plan.sends_one_update:
+  if not plan.mechanism.facts.sends_one_update:
     raise ValueError(
-      f'There is no audit for {type(plan).__name__}: its clients send more than an update that a canary could '
-      'replace. Audit another --algorithm.'
+      f'There is no audit for {type(plan.mechanism).__name__}: its clients send more than an update that a canary '
+      'could replace. Audit another --algorithm.'
     )
   planned = experiment.schedule
   schedule = planned[: experiment.run.last_round]
@@ -262,7 +262,7 @@ def _units(plan, found, cohort) -> tuple[float, Optional[float], Optional[float]
   stock = plan.stock_aggregator
   if stock is not None:
     clip = float(np.linalg.norm(measured['clipping_norms']))
-    released = len(cohort) or plan.noises_empty_rounds
+    released = len(cohort) or plan.mechanism.facts.noises_empty_rounds
     multiplier = stock.value_noise_multiplier if stock.has_one_sigma else None
     return clip, stock.clients_per_round if released else None, multiplier
   clip = float(measured['clipping_norm'])

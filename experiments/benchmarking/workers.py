@@ -90,7 +90,7 @@ def _measure(addresses):
       num_clients=_CLIENTS.value, clip=quap_tff.clip_rules.QuantileEma(timing='previous', initial_clip=1.0)
     )
     model_fn = models.build_model_fn('mnist_cnn', (28, 28, 1), 10)
-    process = quap_tff.QuapPlan(config).build_process(model_fn)
+    process = quap_tff.Plan(config).build_process(model_fn)
     state = process.initialize()
     data = [_client(i) for i in range(_CLIENTS.value)]
     state = process.next(state, data).state

@@ -1,12 +1,9 @@
 """Checks of a run's flags that need neither data nor TensorFlow.
 
-The configurations check themselves when they are made. So here they are made, before anything is loaded, and their
-errors about fields become errors about flags.
+The configurations check themselves when they are made. So here they are made, before anything is loaded.
 """
 
-from collections.abc import Iterator, Sequence
-import contextlib
-import re
+from collections.abc import Sequence
 from typing import Any, Optional
 
 from data.cohorts import dropouts
@@ -27,26 +24,6 @@ _OF_RUNTIME = {
 }
 # Flags about the files in --output_dir.
 _OF_FOLDER = ('checkpoint_every', 'keep_checkpoints', 'signing_key')
-# The flags that give fields of another name.
-_FLAG_OF_FIELD = {
-  'epsilon_total': 'epsilon',
-  'num_rounds': 'rounds',
-  'max_steps': 'max_local_steps',
-  'learning_rate_decay': 'client_learning_rate_decay',
-  'noise seed': 'noise_seed',
-  'client seed': 'seed',
-  'participation ema_weight': 'ema_weight',
-}
-# Fields whose names are flags wherever they appear; others, such as noise, are parameters of specs, too.
-_ALWAYS_FLAGS = (
-  'epsilon_total',
-  'num_rounds',
-  'max_steps',
-  'num_clients',
-  'cohort_size',
-  'gaussian_calibration',
-  'worker_addresses',
-)
 # How to test on others than the clients themselves.
 _OTHERS = {
   'femnist': '--dataset=femnist:test_writers=0.1.',
@@ -54,26 +31,6 @@ _OTHERS = {
   'shakespeare': '--dataset=shakespeare:test_roles=0.1.',
   'npz': 'a file without x_test, of whose clients a share only tests, or one whose x_test is of others.',
 }
-
-
-@contextlib.contextmanager
-def naming_flags() -> Iterator[None]:
-  """Lets a `ValueError` about fields of configurations name the flags that they come from."""
-  try:
-    yield
-  except ValueError as error:
-    text = str(error)
-    subject = re.match(r'([a-z]\w*(?: [a-z]\w*)?) (?:must|are|is) ', text)
-    name = _FLAG_OF_FIELD.get(subject[1], subject[1]) if subject else ''
-    if subject and name in parts.FLAGS:
-      text = f'--{name}{text[subject.end(1):]}'
-    text = re.sub(
-      rf'(?<![\w-])({"|".join(_ALWAYS_FLAGS)})\b', lambda found: f'--{_FLAG_OF_FIELD.get(found[1], found[1])}', text
-    )
-    text = re.sub(r'(?:[Nn]oise )?placement "(\w+)"', r'--noise=\1', text)
-    if text != str(error):
-      error.args = (text,)
-    raise
 
 
 def checked(values: Any, given: Sequence[str] = ()) -> run_lib.Run:
@@ -86,16 +43,15 @@ def checked(values: Any, given: Sequence[str] = ()) -> run_lib.Run:
   Raises:
     ValueError: For a flag that is wrong, alone or together with others. The message names it.
   """
-  with naming_flags():
-    run = run_lib.Run.from_flags(values)
-    _check_numbers(run)
-    _check_data(run)
-    _check_mechanism(run)
-    _check_secret_cohorts(run)
-    _check_runtime(run)
-    num_clients = run.data.num_clients or run.data.dataset.default_num_clients
-    if num_clients is not None:  # Otherwise one has to read the data to know it.
-      run.method.check_cohorts(run.setting(num_clients, run.participation(num_clients)))
+  run = run_lib.Run.from_flags(values)
+  _check_numbers(run)
+  _check_data(run)
+  _check_mechanism(run)
+  _check_secret_cohorts(run)
+  _check_runtime(run)
+  num_clients = run.data.num_clients or run.data.dataset.default_num_clients
+  if num_clients is not None:  # Otherwise one has to read the data to know it.
+    run.method.check_cohorts(run.setting(num_clients, run.participation(num_clients)))
   for name, reason in without_effect(run, given).items():
     raise ValueError(f'--{name}: {reason}')
   return run

@@ -25,7 +25,7 @@ from quap_tff.certificates.folders import folder as folders
 from quap_tff.certificates.folders import folder_files
 from quap_tff.certificates.folders import run_files
 from quap_tff.certificates.folders.folder_files import FolderError
-from quap_tff.mechanisms.certified import planning
+from quap_tff.common import registry
 from quap_tff.mechanisms.parts import participation as participations
 
 # Tolerances between float32 figures of TensorFlow and of NumPy. A standard deviation of equal rates is nearly 0.
@@ -106,7 +106,7 @@ def planned_ledger(plan: plans.CertifiedPlan) -> accounting.RunLedger:
   """The ledger of the planned rounds. Its clipping norms are the first."""
   config, ledger = plan.config, plan.new_ledger()
   clip = float(np.float32(config.clip.initial_norm))
-  for cohort, planned in zip(plan.expected, planning.planned_rounds(config, plan.expected)):
+  for cohort, planned in zip(plan.expected, plan.planned):
     ledger.append(accounting.RoundRecord(*config.cost(cohort, planned.weights.astype(np.float64), clip)))
   return ledger
 
@@ -172,7 +172,7 @@ def _mechanism_problems(content, files, plan, run) -> list[str]:
 
 def _value(plan, stated) -> dict[str, Any]:
   return {
-    'mechanism': folders.mechanism_value(plan.config),
+    'mechanism': registry.value_of(plan.config),
     'sparsity': [repr(plan.sparsity), plan.sparsity_seed],
     'colluders': list(plan.colluders),
     'model': repr(plan.model),
@@ -239,6 +239,6 @@ def _summary_problems(content, files, plan, run) -> list[str]:
       test=test,
       diverged=final_summary.has_diverged(weights, test['loss']),
       date=datetime.date.fromisoformat(files.summary['date']),
-      share_of_ceiling=final_summary.share_of_ceiling(plan),
+      share_of_ceiling=plan.share_of_ceiling,
     )
   return [f'{name}: {one}' for one in certificates.differences(files.summary, expected)]

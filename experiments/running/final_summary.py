@@ -25,7 +25,6 @@ from quap_tff import plans
 from quap_tff.accounting import protection as protections
 from quap_tff.accounting.accountants import history
 from quap_tff.common.numbers import rounding
-from quap_tff.mechanisms.certified import planning
 
 _FORMAL_KEYS = ('covers', 'delta', 'reading')
 _FIGURE_KEYS = ('accountant', 'neighbours', 'amplification', 'epsilon_max')
@@ -60,14 +59,6 @@ def has_diverged(weights: Iterable[Any], test_loss: float) -> bool:
   """
   # NaN fails the comparisons, too.
   return not (abs(test_loss) <= _LARGEST_SENSIBLE and all(np.all(np.abs(w) <= _LARGEST_SENSIBLE) for w in weights))
-
-
-def share_of_ceiling(plan: plans.CertifiedPlan) -> float:
-  """The signal-to-noise ratio of what a certified run publishes, as a share of what no Gaussian mechanism can exceed.
-
-  It follows from the plan alone, see `quap_tff.mechanisms.certified.planning.share_of_ceiling`.
-  """
-  return planning.share_of_ceiling(planning.Planned(plan.config, plan.averaging), plan.schedule)
 
 
 def make(

@@ -6,6 +6,7 @@ Nothing is written here. TensorFlow's devices and threads are not touched either
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 from typing import Any, Callable, Optional, TYPE_CHECKING
 
@@ -75,7 +76,7 @@ class Experiment:
     cohort_seed = int.from_bytes(directory.secret(_COHORT_SEED), 'big')
     return dataclasses.replace(self, cohorts=self.run.participation(self.federation.num_clients, cohort_seed))
 
-  @property
+  @functools.cached_property
   def schedule(self) -> list[np.ndarray]:
     """int64[M_t], the cohort of each planned round. It is public, unless the run's cohorts are secret."""
     return [self.cohorts.cohort(round_num) for round_num in range(1, self.run.schedule.rounds + 1)]
@@ -116,11 +117,6 @@ def from_run(run: run_lib.Run, progress: Optional[Callable[[int, int], None]] = 
   Raises:
     ValueError: For a flag that does not fit the data. The message names the flag.
   """
-  with flag_checks.naming_flags():
-    return _from_run(run, progress)
-
-
-def _from_run(run, progress):
   runtime_config = run.runtime.config
   runtime.prepare(runtime_config)
   client_optimizer, server_optimizer = run.local.client_optimizer.build(), run.method.server_optimizer.build()

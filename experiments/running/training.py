@@ -249,14 +249,14 @@ class _Rounds:
         self.row['seconds'], self.began = now - self.began, now
       self._keep()
       if not len(cohort) and not experiment.cohorts.secret:
-        effect = 'only noise is added' if plan.noises_empty_rounds else 'the model stays as it is'
+        effect = 'only noise is added' if plan.mechanism.facts.noises_empty_rounds else 'the model stays as it is'
         display.note(f'round {round_num}: nobody took part; {effect}.')
       display.update(round_num, self.row)
 
   def _keep(self):
     if self._directory is None:
       return
-    if self._experiment.plan.is_saved_before_release:
+    if self._experiment.plan.mechanism.facts.is_saved_before_release:
       self.save()
     self._directory.log(self.done, self.row)
     if self.done % self._experiment.run.publication.checkpoint_every == 0:

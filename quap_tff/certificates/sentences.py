@@ -16,7 +16,6 @@ from quap_tff.certificates.folders import about as abouts
 from quap_tff.common.numbers import rounding
 from quap_tff.common.numbers import slack as slacks
 from quap_tff.common.numbers import tradeoff
-from quap_tff.mechanisms.certified import planning
 from quap_tff.mechanisms.noise import held_noise
 from quap_tff.mechanisms.noise import integer_noise
 from quap_tff.plans import certified
@@ -274,7 +273,7 @@ def against_colluders(figures: Figures) -> list[dict[str, Any]]:
   if not plan.colluders:
     return []
   account = held_noise.opened(plan.num_clients, plan.config.noise_multiplier, plan.config.correlation.decay)
-  for ids, planned in zip(plan.expected, planning.planned_rounds(plan.config, plan.expected)):
+  for ids, planned in zip(plan.expected, plan.planned):
     sends = planned.weights > 0
     account = account.after(np.asarray(ids)[sends], planned.weights[sends].astype(np.float64))
   return _with_epsilon(

@@ -12,6 +12,8 @@ import numpy as np
 _Number = TypeVar('_Number', int, float)
 # Of a field's metadata: the check of its values, and the type of a number.
 CHECK, TYPE = 'check', 'type'
+# Of a field's metadata: no account depends on it.
+NOT_IN_KEYS = 'not_in_keys'
 
 
 def number(
@@ -64,9 +66,9 @@ def plain(value: Any) -> Any:
 class Checked:
   """A frozen dataclass that checks its fields when it is made.
 
-  These are its `number_field`s, `integer_field`s and `registry.name_field`s, and those that are true or false. Its
-  `repr` is a fingerprint, in which one value has one text: NumPy's numbers are Python's, and the 1 of a float is 1.0.
-  A subclass with a `__post_init__` of its own calls this one from it.
+  These are its `number_field`s, `integer_field`s and `registry.name_field`s, and those that are true or false. One
+  value has one text, in fingerprints too: NumPy's numbers are Python's, and the 1 of a float is 1.0. A subclass with a
+  `__post_init__` of its own calls this one from it.
   """
 
   def __post_init__(self) -> None:
@@ -90,6 +92,12 @@ def number_field(name: str, default: Any = dataclasses.MISSING, **bounds: float)
 def integer_field(name: str, default: Any = dataclasses.MISSING, **bounds: int) -> Any:
   """As `number_field`, for `integer`."""
   return dataclasses.field(default=default, metadata={CHECK: functools.partial(integer, name, **bounds), TYPE: int})
+
+
+def seed_field(name: str) -> Any:
+  """A field of a `Checked` for a seed that no fingerprint names: an integer in [0, 2⁶³), or None."""
+  found = integer_field(name, None, at_least=0, at_most=2**63 - 1)
+  return dataclasses.field(default=None, metadata={**found.metadata, NOT_IN_KEYS: True})
 
 
 def ids(name: str, values: np.ndarray, num_clients: int) -> None:

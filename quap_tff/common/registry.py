@@ -4,6 +4,7 @@ A registry is a plain dict of name -> dataclass. It is the only place that lists
 documentation all read it. A new choice needs its own class and one line in the dict.
 """
 
+import abc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import difflib
@@ -143,6 +144,26 @@ def _convert(kind: str, name: str, field: 'dataclasses.Field[Any]', text: str) -
 def format_spec(name: str, choice: Any) -> str:
   """The spec that `parse_spec` reads back as `choice`, with all parameters."""
   return _spec(name, choice, parameter_values(choice))
+
+
+def value_of(config: Any, *registries: Mapping[str, Any]) -> Any:
+  """A frozen dataclass as a value that JSON can hold: what the account depends on, by the names of its fields.
+
+  A choice of one of the registries is its spec, and any other abstract class's is one with the name of its class. So
+  a class that is registered can be renamed. Fields with `checks.NOT_IN_KEYS` are left out.
+  """
+  if dataclasses.is_dataclass(config):
+    registries = (*registries, *getattr(config, 'choices', ()))
+    kept = [field.name for field in dataclasses.fields(config) if checks.NOT_IN_KEYS not in field.metadata]
+    return {name: _part_of(getattr(config, name), registries) for name in kept}
+  return list(config) if isinstance(config, tuple) else config
+
+
+def _part_of(value, registries):
+  known = {choice: name for registry in registries for name, choice in registry.items()}
+  if type(value) in known or (isinstance(type(value), abc.ABCMeta) and not hasattr(value, 'choices')):
+    return format_spec(known.get(type(value), type(value).__name__), value)
+  return value_of(value, *registries)
 
 
 def describe(registry: Mapping[str, type[Any]]) -> str:

@@ -70,7 +70,7 @@ class LineSearchConfig(checks.Checked):
   growth: float = 0.1
   test_share: float = 0.1
   lasts: float = 1.2
-  noise_seed: Optional[int] = None
+  noise_seed: Optional[int] = checks.seed_field('noise_seed')
 
   def __post_init__(self):
     super().__post_init__()
@@ -87,8 +87,6 @@ class LineSearchConfig(checks.Checked):
     checks.number('growth', self.growth, at_least=0, at_most=100)
     checks.number('test_share', self.test_share, above=0, below=1)
     checks.number('lasts', self.lasts, at_least=1, at_most=1000)
-    if self.noise_seed is not None:
-      checks.integer('noise seed', self.noise_seed, at_least=0, at_most=2**63 - 1)
 
   @property
   def limit(self) -> float:

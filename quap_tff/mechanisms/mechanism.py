@@ -21,12 +21,14 @@ from __future__ import annotations
 
 import abc
 import collections
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Optional, TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+import json
+from typing import Any, ClassVar, NamedTuple, Optional, TYPE_CHECKING
 
 import numpy as np
 
 from quap_tff.common import checks
+from quap_tff.common import registry
 from quap_tff.common.lazy import tf
 from quap_tff.common.numbers import seeds
 from quap_tff.mechanisms.noise import correlation as correlations
@@ -119,6 +121,13 @@ class Facts(NamedTuple):
     correlation: How the noise of a round is correlated with that of earlier ones.
     trust: 'server' if it sees updates, 'secure_sum' if it sees noised secure sums alone, 'client' if nobody is trusted.
     unplannable: Why the cost of a round is not known before it has run, a clause; '' if it is known.
+    unamplified: Why sampling amplifies nothing whatever the cohorts are, a clause; '' if it may.
+    is_saved_before_release: Whether each round must be saved in a checkpoint before anything of it is released. A round
+      that is run again with another outcome would be a second release that no account includes.
+    noises_empty_rounds: Whether a round that nobody comes to releases the same noise as any other.
+    sends_one_update: Whether clients send one update, which an audit can replace by a canary.
+    staleness: How old the versions are that clients train on, a `Staleness`; None if all have the newest.
+    noise_note: How the real noise differs from ideal noise; '' if it does not.
     note: Another sentence that must be said about the mechanism, or ''.
   """
 
@@ -139,6 +148,12 @@ class Facts(NamedTuple):
   correlation: correlations.Correlation = correlations.Independent()
   trust: str = 'server'
   unplannable: str = ''
+  unamplified: str = ''
+  is_saved_before_release: bool = False
+  noises_empty_rounds: bool = False
+  sends_one_update: bool = True
+  staleness: Any = None
+  noise_note: str = 'The figures are for ideal Gaussian noise, which float64 numbers approximate.'
   note: str = ''
 
 
@@ -146,8 +161,11 @@ class Mechanism(checks.Checked, abc.ABC):
   """A mechanism as one value. Subclasses are frozen dataclasses.
 
   Attributes:
+    choices: The registries of the choices among its fields.
     num_clients: N, the population. Client ids are integers in [0, N).
   """
+
+  choices: ClassVar[Sequence[Mapping[str, Any]]] = ()
 
   if TYPE_CHECKING:  # At run time a dataclass would take a property of its base as the default of its field.
 
@@ -165,9 +183,9 @@ class Mechanism(checks.Checked, abc.ABC):
     return self
 
   @property
-  @abc.abstractmethod
   def fingerprint(self) -> str:
-    """Text that names everything on which the account depends; the seed of the noise is left out."""
+    """Text that names everything on which the account depends: JSON of the fields, without the seed of the noise."""
+    return json.dumps(registry.value_of(self))
 
   def for_model(self, specs: Specs, layers: Layers, learning_rate_fn: LearningRateFn = None) -> Rounds:
     """The functions of a round.

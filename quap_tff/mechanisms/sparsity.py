@@ -184,6 +184,8 @@ class Sparse(mechanism.Mechanism):
     seed: A non-negative integer, public: everyone may know which entries are kept.
   """
 
+  choices = (SPARSITIES,)
+
   inner: mechanism.Mechanism
   sparsity: Sparsity
   seed: int = checks.integer_field('sparsity seed', 0, at_least=0, at_most=2**63 - 1)
@@ -199,10 +201,6 @@ class Sparse(mechanism.Mechanism):
   @property
   def facts(self) -> mechanism.Facts:
     return self.inner.facts
-
-  @property
-  def fingerprint(self) -> str:
-    return f'{self.inner.fingerprint}, {self.sparsity!r}, sparsity_seed={self.seed}'
 
   def for_model(
     self, specs: mechanism.Specs, layers: mechanism.Layers, learning_rate_fn: mechanism.LearningRateFn = None

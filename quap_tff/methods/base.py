@@ -9,7 +9,8 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping
 import dataclasses
-from typing import Any, Callable, ClassVar, NamedTuple, Optional
+import functools
+from typing import Any, Callable, ClassVar, Optional
 
 import numpy as np
 
@@ -31,7 +32,8 @@ _MOST_PARTICIPATIONS = 10**8
 _FEWER_ROUNDS = 'To run fewer rounds of the same plan, use --stop_after instead of --rounds.'
 
 
-class Setting(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Setting:
   """The facts about a run that methods use.
 
   Attributes:
@@ -59,9 +61,9 @@ class Setting(NamedTuple):
   client_optimizer: Any = optimizers.Sgd()
   mean_epochs: Optional[float] = None
   asks_client_metrics: bool = False
-  options: Mapping[str, Any] = {}
+  options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
-  @property
+  @functools.cached_property
   def schedule(self) -> list[np.ndarray]:
     """int64[M_t] for each planned round.
 
@@ -70,7 +72,7 @@ class Setting(NamedTuple):
     """
     return self._rounds_of(self.participation.cohort)
 
-  @property
+  @functools.cached_property
   def drawn_schedule(self) -> list[np.ndarray]:
     """The same with those who were drawn and do not come."""
     return self._rounds_of(self.participation.drawn)
@@ -209,5 +211,5 @@ class QuapMechanism(parts.ServerOptimizer, parts.Bounds, parts.Noise, Method):
       raise
 
   def plan(self, setting: Setting) -> plans.Plan:
-    plan = plans.QuapPlan(self.configure(setting), setting.participation.sampler, **setting.options)
+    plan = plans.Plan(self.configure(setting), setting.participation.sampler, **setting.options)
     return self.calibrated(plan, setting)

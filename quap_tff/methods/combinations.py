@@ -83,7 +83,7 @@ class FedAvg(parts.Sparse, parts.Robust, parts.ServerOptimizer, base.Method):
     )
 
   def plan(self, setting: base.Setting) -> plans.Plan:
-    return plans.QuapPlan(self.configure(setting), setting.participation.sampler, **setting.options)
+    return plans.Plan(self.configure(setting), setting.participation.sampler, **setting.options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,5 +190,5 @@ class FedBuff(parts.AdaptiveBudgets, parts.Clip, parts.Layers, base.QuapMechanis
     )
 
   def plan(self, setting: base.Setting) -> plans.Plan:
-    plan = plans.FedBuffPlan(self.configure(setting), self.buffer, self._staleness(setting.seed), **setting.options)
-    return self.calibrated(plan, setting)
+    mechanism = buffered.Buffered(self.configure(setting), self.buffer, self._staleness(setting.seed))
+    return self.calibrated(plans.Plan(mechanism, **setting.options), setting)

@@ -119,7 +119,7 @@ class _Extended(checks.Checked, base_lib.Method):
         f'{needed:,} bytes in memory and in each checkpoint, and {_MOST_BYTES:,} is the most that is allowed. Use '
         'fewer clients (--num_clients), or a smaller model (--model).'
       )
-    return self.base.plan(setting._replace(options={**setting.options, 'extension': extension}))
+    return self.base.plan(dataclasses.replace(setting, options={**setting.options, 'extension': extension}))
 
 
 @dataclasses.dataclass(frozen=True)

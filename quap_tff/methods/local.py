@@ -12,6 +12,7 @@ from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import layers
 from quap_tff.mechanisms.parts import participation as participations
 from quap_tff.mechanisms.quap import config as configs
+from quap_tff.mechanisms.quap import local
 from quap_tff.methods import base
 from quap_tff.methods import parts
 
@@ -67,5 +68,5 @@ class LocalDp(parts.Shape, parts.Sparse, parts.ServerOptimizer, parts.Calibrated
     )
 
   def plan(self, setting: base.Setting) -> plans.Plan:
-    plan = plans.LocalPlan(self.configure(setting), setting.participation.sampler, **setting.options)
+    plan = plans.Plan(local.Local(self.configure(setting)), setting.participation.sampler, **setting.options)
     return self.calibrated(plan, setting)

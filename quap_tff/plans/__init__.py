@@ -8,7 +8,6 @@ __getattr__, __dir__ = lazy.exports(
     'certified': ['CertifiedPlan'],
     'lee_kifer': ['LeeKiferPlan'],
     'plan': ['Plan'],
-    'quap_plans': ['FedBuffPlan', 'LocalPlan', 'QuapPlan'],
     'report': ['Report', 'checked_cohort'],
     'stock_tff': ['DpFedAvg', 'DpFedAvgAdaptive', 'DpFtrl', 'LayerwiseAdaptive', 'StockPlan'],
   },

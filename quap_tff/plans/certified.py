@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Sequence
+import functools
 import re
-from typing import Any, Callable, Optional
+from typing import Any, Optional
 
 import numpy as np
 
@@ -48,8 +49,6 @@ class CertifiedPlan(plan.Plan):
   """
 
   is_certified = True
-  is_saved_before_release = True
-  noise_note = ''
 
   def __init__(
     self,
@@ -120,33 +119,30 @@ class CertifiedPlan(plan.Plan):
         'colluders out.'
       )
 
-  def build_process(
-    self,
-    model_fn: Callable[[], Any],
-    client_optimizer: Any = None,
-    server_optimizer: Any = None,
-    client_work: Any = None,
-    around: Optional[Callable[[Any], Any]] = None,
-  ) -> Any:
-    """See `Plan.build_process`. What leaves clients is read off the process, and kept in `leaving`.
-
-    Raises:
-      ValueError: If the server is not trusted, and would get anything but secure sums and public values.
-    """
-    process = super().build_process(model_fn, client_optimizer, server_optimizer, client_work, around)
-    if around is None:
-      self.leaving = tuple(
-        (uri, name, tensor.compact_representation())
-        for uri, value in leaving_clients.leaving_clients(process.next)
-        for name, tensor in leaving_clients.tensors(value)
-      )
-      check_leaving(self.leaving, self)
-    return process
+  def _check_process(self, process):
+    """Keeps what leaves clients, read off the process, in `leaving`."""
+    self.leaving = tuple(
+      (uri, name, tensor.compact_representation())
+      for uri, value in leaving_clients.leaving_clients(process.next)
+      for name, tensor in leaving_clients.tensors(value)
+    )
+    check_leaving(self.leaving, self)
 
   @property
   def expected(self) -> list[np.ndarray]:
     """int64[M_t], the clients of each planned round, as far as this is known: those who come, or those drawn."""
     return list(self.schedule if self.attendance is None else self.attendance)
+
+  @functools.cached_property
+  def planned(self) -> list[planning.PlannedRound]:
+    """The weights of each planned round, if those who are `expected` come."""
+    return planning.planned_rounds(self.config, self.expected)
+
+  @functools.cached_property
+  def share_of_ceiling(self) -> float:
+    """See `planning.share_of_ceiling`."""
+    assert self.averaging is not None
+    return planning.share_of_ceiling(planning.Planned(self.config, self.averaging), self.schedule)
 
   def comes(self, round_num: int, clients: np.ndarray) -> bool:
     """Whether these, int64[M], may be the clients of a round, from 1."""

@@ -11,7 +11,6 @@ from quap_tff import accounting
 from quap_tff.accounting import protection as protections
 from quap_tff.common import lazy
 from quap_tff.common.numbers import rounding
-from quap_tff.common.numbers import samplers
 from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms import line_search
 from quap_tff.mechanisms import mechanism
@@ -39,12 +38,11 @@ class Descent(mechanism.Configured):
       public_metrics=(mechanism.PUBLIC_METRICS | mechanism.PUBLIC_NORMS | {'step', 'exhausted_clients', 'spent_max'}),
       takes_sparsity=False,
       is_playable=False,
+      is_saved_before_release=True,
+      sends_one_update=False,
+      unamplified='the noise of a round was chosen from what earlier rounds released',
       unplannable='what the rounds of this method cost is not known before they have run',
     )
-
-  @property
-  def fingerprint(self) -> str:
-    return repr(dataclasses.replace(self.config, noise_seed=None))
 
   def seen(self, state: Any) -> dict[str, Any]:
     return {'weights': state.weights}
@@ -73,9 +71,6 @@ class LeeKiferPlan(plan.Plan):
   in every run, no client exceeds μ_max²(ε, δ). So the report gives ε and ρ = μ_max²/2 for every client that took part.
   """
 
-  is_saved_before_release = True
-  sends_one_update = False
-
   def __init__(self, config: line_search.LineSearchConfig, **options: Any):
     """Initializes the plan.
 
@@ -83,8 +78,7 @@ class LeeKiferPlan(plan.Plan):
       config: The mechanism.
       **options: The options of every plan, see `quap_tff.plans.Plan`.
     """
-    draw = samplers.Sampler(reason='the noise of a round was chosen from what earlier rounds released')
-    super().__init__(Descent(config), draw, **options)
+    super().__init__(Descent(config), **options)
 
   def _of_mechanism(self):
     seeded = self.config.noise_seed is not None

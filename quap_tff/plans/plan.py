@@ -19,7 +19,6 @@ from quap_tff.mechanisms import sparsity as sparsities
 from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.parts import layers as layers_lib
 from quap_tff.mechanisms.parts import postprocessing
-from quap_tff.mechanisms.quap import staleness as stalenesses
 from quap_tff.plans import report as reports
 from quap_tff.training import extension as extensions
 
@@ -36,7 +35,6 @@ _LOCAL_NOISE = (
   'The figures hold against the server itself if each client draws its own noise. In this simulation all noise '
   "follows from one seed in the server's state."
 )
-_REAL_NUMBERS = 'The figures are for ideal Gaussian noise, which float64 numbers approximate.'
 # Public metrics that follow from who took part.
 _OF_COHORTS = mechanisms.PUBLIC_METRICS - {'noise_multiplier'}
 
@@ -54,34 +52,19 @@ class Plan:
     client_metrics, test_is_of_clients, extension, sparsity, sparsity_seed: The arguments.
     averaging: The average of the iterates that is published, if the noise was chosen for one; else None.
     is_certified: Whether a run can end with a certificate.
-    is_saved_before_release: Whether each round must be saved in a checkpoint before anything of it is released. A round
-      that is run again with another outcome would be a second release that no account includes.
-    noises_empty_rounds: Whether a round that nobody comes to releases the same noise as any other.
-    noise_note: How the real noise differs from ideal noise; '' if it does not.
     stock_aggregator: TFF's own aggregator and the facts about it, if it takes the place of the mechanism's rounds.
-    sends_one_update: Whether clients send one update, which an audit can replace by a canary.
   """
 
   averaging: Optional[postprocessing.Averaging] = None
   is_certified: bool = False
-  is_saved_before_release: bool = False
-  noises_empty_rounds: bool = False
-  noise_note: str = _REAL_NUMBERS
   stock_aggregator: Any = None
-  sends_one_update: bool = True
-  # Whether sums are divided by a public constant. It must be settled without a look at the cohorts.
-  _has_constant_divisor = False
-  # How old the versions are that clients train on; None if all have the newest.
-  _staleness: Optional[stalenesses.Staleness] = None
-  # Whether clients send training metrics even where they are kept out of the logs.
-  _always_sends_metrics = False
 
   def __init__(
     self,
     mechanism: mechanisms.Mechanism,
     draw: samplers.Sampler = samplers.Sampler(),
     *,
-    client_metrics: bool = True,
+    client_metrics: Optional[bool] = None,
     test_is_of_clients: bool = False,
     model: Optional[layers_lib.ModelShape] = None,
     extension: Optional[extensions.Extension] = None,
@@ -93,7 +76,8 @@ class Plan:
     Args:
       mechanism: The mechanism of its rounds.
       draw: How the cohorts are drawn. By default nothing is known about it, and it amplifies nothing.
-      client_metrics: Whether exact functions of clients' data (training loss, norms) are released with the model.
+      client_metrics: Whether exact functions of clients' data (training loss, norms) are released with the model. By
+        default they are, unless each client noises all that it sends.
       test_is_of_clients: Whether models are tested on examples of the clients themselves, and the figures released.
       model: The model's shape, if it is known before `build_process`.
       extension: A method of `quap_tff.training.heterogeneity` around the mechanism; by default none.
@@ -119,7 +103,8 @@ class Plan:
         'out.'
       )
     self.mechanism = sparsities.Sparse(mechanism, sparsity, sparsity_seed) if sparsity.is_sparse else mechanism
-    self.client_metrics, self.test_is_of_clients = client_metrics, test_is_of_clients
+    self.client_metrics = not mechanism.facts.is_local if client_metrics is None else client_metrics
+    self.test_is_of_clients = test_is_of_clients
     self.sparsity, self.extension = sparsity, extension
     self._draw, self._model = draw, model
     self.sparsity_seed = checks.integer('sparsity seed', sparsity_seed, at_least=0, at_most=2**63 - 1)
@@ -180,12 +165,15 @@ class Plan:
     """How the cohorts are drawn and how this method uses them, which decides on amplification by sampling."""
     if self.extension is not None:
       return samplers.Sampler(reason=f'{type(self.extension).__name__} uses who came outside the noised sums')
+    facts = self.mechanism.facts
+    if facts.unamplified:
+      return samplers.Sampler(reason=facts.unamplified)
     return dataclasses.replace(
       self._draw,
-      constant_divisor=self._has_constant_divisor or self._draw.kind == 'fixed_size',
-      constant_noise_multiplier=self.mechanism.facts.noise_is_constant,
-      noises_empty_rounds=self.noises_empty_rounds,
-      noise_is_planned=self.mechanism.facts.noise_is_planned,
+      constant_divisor=facts.divisor is not None or self._draw.kind == 'fixed_size',
+      constant_noise_multiplier=facts.noise_is_constant,
+      noises_empty_rounds=facts.noises_empty_rounds,
+      noise_is_planned=facts.noise_is_planned,
     )
 
   @property
@@ -223,7 +211,7 @@ class Plan:
   @property
   def aggregator(self) -> Any:
     """The method's `tff.aggregators.WeightedAggregationFactory`, whose weights carry client ids."""
-    return aggregation.AggregationFactory(self.mechanism, self.model.layers if self.model is not None else None)
+    return self._aggregator()
 
   def build_process(
     self,
@@ -243,6 +231,9 @@ class Plan:
       client_work: A `quap_tff.ClientWorkConfig`; default: one local epoch in batches of 32.
       around: A function from the method's aggregator to one around it, as audits need (`quap_tff.auditing.canaries`).
         No account covers the results of such a process.
+
+    Raises:
+      ValueError: If the server is not trusted, and would get anything but secure sums and public values.
     """
     if around is not None and self.extension is not None:
       raise ValueError(
@@ -256,7 +247,7 @@ class Plan:
     server_optimizer = server_optimizer if server_optimizer is not None else sgd(1.0)
     client_work = client_work if client_work is not None else client_update.ClientWorkConfig()
     aggregator, server_optimizer = self._server_parts(model_fn, client_optimizer, server_optimizer, client_work)
-    return learning_process.compose(
+    process = learning_process.compose(
       model_fn,
       aggregator if around is None else around(aggregator),
       client_optimizer,
@@ -264,15 +255,27 @@ class Plan:
       client_work,
       extension=self.extension,
       num_clients=self.num_clients,
-      staleness=self._staleness,
-      client_metrics=self.client_metrics or self._always_sends_metrics,
+      staleness=self.mechanism.facts.staleness,
+      client_metrics=self.client_metrics,
       with_answers=self.holds_noise,
     )
+    if around is None:
+      self._check_process(process)
+    return process
+
+  def _check_process(self, process):
+    """Raises `ValueError` if a process does not do what the plan says."""
 
   def _server_parts(self, model_fn, client_optimizer, server_optimizer, client_work):
     """(aggregator, server optimizer) for clients that train so; `self.model` is known."""
-    del model_fn, client_optimizer, client_work
-    return self.aggregator, server_optimizer
+    del model_fn
+    # Looked up only if updates are divided by the learning rate: not every optimizer has one.
+    rate = lambda round_num: client_update.learning_rate_at(client_optimizer, client_work, round_num)
+    return self._aggregator(rate), server_optimizer
+
+  def _aggregator(self, rate=None):
+    layers = self.model.layers if self.model is not None else None
+    return aggregation.AggregationFactory(self.mechanism, layers, rate)
 
   def metrics(self, output: Any) -> dict[str, Any]:
     """The aggregator's measurements of a round as scalars by name, from the output of the learning process."""
@@ -379,7 +382,7 @@ class Plan:
   def _formal(self, ledger):
     """The figures of a ledger."""
     local = _LOCAL_NOISE if self.mechanism.facts.is_local else ''
-    note = ' '.join(filter(None, [local, self.noise_note]))
+    note = ' '.join(filter(None, [local, self.mechanism.facts.noise_note]))
     return reports.formal_report(ledger, self.delta, self.protection, self.sampler, note, self._neighbours, self.slack)
 
   def _bound(self, ledger, cohorts):

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TYPE_CHECKING
 
 import numpy as np
 
+from quap_tff.common import checks
 from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.quap import config as configs
 
@@ -17,6 +18,14 @@ if TYPE_CHECKING:
 _UNSEEDED = (
   "TFF's noise takes no seed: a run that was interrupted and resumed is not bit for bit the uninterrupted one."
 )
+
+
+_IDEAL = (
+  'The figures are for ideal Gaussian noise; the noise that TFF adds is weaker: {reason}. It is drawn as single '
+  "float32 numbers, whose low bits reveal whether a guess of a client's update is right."
+)
+_FEW_BITS = 'its generator starts from 32 random bits, which can be tried one by one'
+_NOT_CRYPTOGRAPHIC = 'its generator is not a cryptographic one'
 
 
 class Exposure(NamedTuple):
@@ -102,9 +111,10 @@ class Stock(mechanism.Configured):
   noise_multiplier: float
   clients_per_round: float
   rounds: int
-  exposure: Exposure
-  is_exact: bool
-  is_planned: bool
+  # These follow from the cohorts and from how z was chosen.
+  exposure: Exposure = dataclasses.field(metadata={checks.NOT_IN_KEYS: True})
+  is_exact: bool = dataclasses.field(metadata={checks.NOT_IN_KEYS: True})
+  is_planned: bool = dataclasses.field(metadata={checks.NOT_IN_KEYS: True})
 
   @property
   def facts(self) -> mechanism.Facts:
@@ -118,13 +128,13 @@ class Stock(mechanism.Configured):
       # The cost of a tree's nodes depends on who comes, and so does exact calibration.
       noise_is_constant=not self.exposure.added and self.stock.noises_empty_rounds,
       noise_is_planned=self.is_planned,
+      divisor=self.clients_per_round,
+      noises_empty_rounds=self.stock.noises_empty_rounds,
+      # Where TFF takes no seed, a round that is run again draws other noise.
+      is_saved_before_release=not self.stock.takes_noise_seed,
+      noise_note=_IDEAL.format(reason=_NOT_CRYPTOGRAPHIC if self.stock.takes_noise_seed else _FEW_BITS),
       note='' if self.stock.takes_noise_seed else _UNSEEDED,
     )
-
-  @property
-  def fingerprint(self) -> str:
-    config = dataclasses.replace(self.config, noise=dataclasses.replace(self.config.noise, seed=None))
-    return repr((self.stock, config, self.noise_multiplier, self.clients_per_round, self.rounds))
 
   def seen(self, state: Any) -> dict[str, Any]:
     return {}

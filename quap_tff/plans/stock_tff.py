@@ -41,13 +41,6 @@ else:
 
 CALIBRATIONS = ('documents', 'exact')
 
-_IDEAL = (
-  'The figures are for ideal Gaussian noise; the noise that TFF adds is weaker: {reason}. It is drawn as single '
-  "float32 numbers, whose low bits reveal whether a guess of a client's update is right."
-)
-_FEW_BITS = 'its generator starts from 32 random bits, which can be tried one by one'
-_NOT_CRYPTOGRAPHIC = 'its generator is not a cryptographic one'
-
 
 class Given(NamedTuple):
   """What a plan settles for its aggregator.
@@ -194,8 +187,6 @@ class StockPlan(plan.Plan):
   """A stock aggregator with noise multiplier z, calibrated from a budget."""
 
   mechanism: stock_account.Stock
-  _has_constant_divisor = True
-  _always_sends_metrics = True
 
   def __init__(
     self,
@@ -253,10 +244,6 @@ class StockPlan(plan.Plan):
       is_planned=is_exact and rates is None,
     )
     super().__init__(value, draw, **options)
-    self.noises_empty_rounds = stock.noises_empty_rounds
-    # Where TFF takes no seed, a round that is run again draws other noise.
-    self.is_saved_before_release = not stock.takes_noise_seed
-    self.noise_note = _IDEAL.format(reason=_NOT_CRYPTOGRAPHIC if stock.takes_noise_seed else _FEW_BITS)
     if value.is_planned:
       scale = accounting.exact_scale(self.planned_ledger(cohorts), budget.epsilon_total, noise.delta)
       self.mechanism = dataclasses.replace(value, noise_multiplier=multiplier * scale)
@@ -318,7 +305,7 @@ class StockPlan(plan.Plan):
 
   @property
   def aggregator(self) -> Any:
-    return stock_aggregation.StockAggregationFactory(self.stock_aggregator, self.noises_empty_rounds)
+    return stock_aggregation.StockAggregationFactory(self.stock_aggregator, self.mechanism.facts.noises_empty_rounds)
 
   @property
   def _layer_names(self):
@@ -335,7 +322,7 @@ class StockPlan(plan.Plan):
     row = dict(
       epsilon=self.config.budget.epsilon_base if anybody else 0.0,
       clipping_norm=np.linalg.norm(norms),
-      noise_multiplier=stock.value_noise_multiplier if anybody or self.noises_empty_rounds else 0.0,
+      noise_multiplier=stock.value_noise_multiplier if anybody or self.mechanism.facts.noises_empty_rounds else 0.0,
     )
     if stock.has_one_sigma:
       row['sigma'] = row['noise_multiplier'] * row['clipping_norm'] / stock.clients_per_round

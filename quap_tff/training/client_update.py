@@ -48,8 +48,8 @@ class ClientWorkConfig(checks.Checked):
   local_epochs: int = checks.integer_field('local_epochs', 1, at_least=1)
   most_local_epochs: Optional[int] = None
   batch_size: int = checks.integer_field('batch_size', 32, at_least=1)
-  learning_rate_decay: float = checks.number_field('learning_rate_decay', 1.0, above=0.0, at_most=1.0)
-  max_steps: Optional[int] = checks.integer_field('max_steps', None, at_least=1)
+  learning_rate_decay: float = checks.number_field('client_learning_rate_decay', 1.0, above=0.0, at_most=1.0)
+  max_steps: Optional[int] = checks.integer_field('max_local_steps', None, at_least=1)
   proximal_strength: float = checks.number_field('proximal_strength', 0.0, at_least=0.0)
   seed: Optional[int] = checks.integer_field('client seed', None, at_least=0)
   attack: malicious.Attack = malicious.NoAttack()

@@ -158,7 +158,7 @@ class TestCanaryRun:
   @pytest.mark.parametrize(
     'algorithm,message',
     [
-      ('fedbuff', 'There is no audit for FedBuffPlan'),
+      ('fedbuff', 'There is no audit for Buffered'),
       ('scaffold:base=quap', 'Audit the base that the method is built around'),
     ],
   )

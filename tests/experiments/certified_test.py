@@ -144,7 +144,7 @@ class TestRun:
 
   @pytest.mark.parametrize('algorithm', ['tff_dp_fedavg', 'tff_dp_fedavg_adaptive', 'certified', 'quap'])
   def test_whose_rounds_are_kept_before_they_are_released(self, algorithm):
-    assert _experiment(f'--algorithm={algorithm}').plan.is_saved_before_release == (algorithm != 'quap')
+    assert _experiment(f'--algorithm={algorithm}').plan.mechanism.facts.is_saved_before_release == (algorithm != 'quap')
 
   @pytest.mark.parametrize('algorithm', ['certified:weights=spend_evenly', 'tff_dp_fedavg_adaptive', 'tff_dp_ftrl'])
   def test_what_a_killed_run_has_reported_stays_as_it_was(self, algorithm, tmp_path, capsys, monkeypatch):

@@ -202,7 +202,7 @@ class TestNominal:
       participation=quap_tff.ParticipationConfig(**rates),
     )
     cohorts = _Cohorts(seed)
-    ledger = quap_tff.QuapPlan(config).planned_ledger([cohorts.cohort(t) for t in range(1, 13)])
+    ledger = quap_tff.Plan(config).planned_ledger([cohorts.cohort(t) for t in range(1, 13)])
     epsilon, taken = _by_hand(cohorts.all, **by_hand)
     np.testing.assert_allclose(ledger.epsilon, epsilon, rtol=2e-6)
     assert ledger.rounds.tolist() == taken.tolist()
@@ -210,7 +210,7 @@ class TestNominal:
   def test_everyone_always_spends_the_documents_sum(self):
     # ε_total·(1 + α·e^-β), above ε_total = 6; without the warm-up.
     config = quap_tff.QuapConfig(num_clients=5, participation=quap_tff.ParticipationConfig(warmup_rounds=0))
-    ledger = quap_tff.QuapPlan(config).planned_ledger([np.arange(5)] * 200)
+    ledger = quap_tff.Plan(config).planned_ledger([np.arange(5)] * 200)
     np.testing.assert_allclose(ledger.epsilon, 6 * (1 + 0.5 * np.exp(-2)), rtol=1e-6)
     np.testing.assert_allclose(ledger.delta, 0.002)
 

@@ -53,7 +53,7 @@ def observe(
   """Round 1 of a plan with given updates.
 
   Args:
-    plan: A `QuapPlan` or a `CertifiedPlan`. Its clipping norms, noise multipliers and weights are used as they are.
+    plan: A `Plan` or a `CertifiedPlan`. Its clipping norms, noise multipliers and weights are used as they are.
     layers: The model's layers.
     updates: For each client of the cohort, float32 tensors w_global - w_local.
     client_ids: Their ids.
@@ -65,7 +65,7 @@ def observe(
   facts = plan.mechanism.facts
   if not facts.is_playable:
     raise ValueError(
-      f'Gradient inversion knows QuapPlan with update_scale=delta and CertifiedPlan, found {type(plan).__name__}. '
+      f'Gradient inversion knows Plan with update_scale=delta and CertifiedPlan, found {type(plan).__name__}. '
       'Choose another method.'
     )
   updates = [[tf.convert_to_tensor(u, tf.float32) for u in update] for update in updates]

@@ -16,7 +16,6 @@ here is refused.
 
 from collections.abc import Mapping, Sequence
 import csv
-import dataclasses
 import functools
 import io
 import json
@@ -114,6 +113,8 @@ def write_files(
     raise ValueError(f'This run cannot be certified. It releases {" and ".join(plan.exact_logs)}.')
   if plan.config.noise_seed is not None:
     raise ValueError('This run cannot be certified. Its noise has a seed that was given: who knows it can subtract it.')
+  for name, (_, choices) in _CHOICES.items():
+    registry.name_of(getattr(plan.config, name), choices)  # Whoever reads the folder must know the choice.
   within = functools.partial(os.path.join, path)
   code = {'quap_tff': version.VERSION, 'source_sha256': version.source_digest()}
   files.write(within(MECHANISM), mechanism_text(plan, plan.leaving, about, made_by, code))
@@ -135,8 +136,8 @@ def mechanism_text(
     'version': VERSION,
     'made_by': made_by,
     'code': dict(code),
-    'mechanism': mechanism_value(plan.config),
-    'sparsity': _spec(plan.sparsity, sparsities.SPARSITIES),
+    'mechanism': registry.value_of(plan.config),
+    'sparsity': registry.format_spec(registry.name_of(plan.sparsity, sparsities.SPARSITIES), plan.sparsity),
     'sparsity_seed': plan.sparsity_seed,
     'colluders': list(plan.colluders),
     'layers': [layer._asdict() for layer in plan.model.layers],
@@ -145,21 +146,6 @@ def mechanism_text(
     'issuer': about.as_dict(),
   }
   return json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + '\n'
-
-
-def mechanism_value(config: certified_config.CertifiedConfig) -> dict[str, Any]:
-  """The mechanism as a value that JSON can hold. The seed of the noise is left out: there is none."""
-  value = {
-    name: _spec(part, _CHOICES[name][1]) if name in _CHOICES else part
-    for name, part in ((field.name, getattr(config, field.name)) for field in dataclasses.fields(config))
-    if name != 'noise_seed'
-  }
-  value['participation'] = dataclasses.asdict(config.participation)
-  return {name: list(part) if isinstance(part, tuple) else part for name, part in value.items()}
-
-
-def _spec(choice, choices):
-  return registry.format_spec(registry.name_of(choice, choices), choice)
 
 
 def _schedule_arrays(plan) -> dict[str, np.ndarray]:

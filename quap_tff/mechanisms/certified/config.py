@@ -86,6 +86,8 @@ class CertifiedConfig(mechanism.Mechanism):
       may drop out, and the account is about a server that tells the truth about them.
   """
 
+  choices = (correlations.FAMILIES, weight_rules.RULES, clip_rules.RULES)
+
   num_clients: int = checks.integer_field('num_clients', at_least=1, at_most=2**31 - 1)
   epsilon: float = checks.number_field('epsilon', above=0, at_most=100)
   delta: float = checks.number_field('delta', above=0, below=1)
@@ -102,7 +104,7 @@ class CertifiedConfig(mechanism.Mechanism):
   planned_rounds: Optional[tuple[int, ...]] = None
   planned_costs: Optional[tuple[float, ...]] = None
   own_epsilon: Optional[tuple[float, ...]] = None
-  noise_seed: Optional[int] = checks.integer_field('noise seed', None, at_least=0, at_most=2**63 - 1)
+  noise_seed: Optional[int] = checks.seed_field('noise_seed')
   trust: str = 'server'
   planned_weights: Optional[tuple[float, ...]] = None
   most_clients: Optional[int] = checks.integer_field('most_clients', None, at_least=0)
@@ -369,11 +371,9 @@ class CertifiedConfig(mechanism.Mechanism):
       divisor=self.divisor,
       correlation=self.correlation,
       trust=self.trust,
+      is_saved_before_release=True,
+      noise_note='',
     )
-
-  @property
-  def fingerprint(self) -> str:
-    return repr(dataclasses.replace(self, noise_seed=None))
 
   def for_model(
     self, specs: mechanism.Specs, layers: mechanism.Layers, learning_rate_fn: mechanism.LearningRateFn = None

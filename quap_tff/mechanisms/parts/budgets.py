@@ -141,7 +141,7 @@ class BudgetConfig(checks.Checked):
     schedule: How the budgets grow or decay over the rounds: all of them are multiplied by its factor.
   """
 
-  epsilon_total: float = checks.number_field('epsilon_total', 6.0, above=0)
+  epsilon_total: float = checks.number_field('epsilon', 6.0, above=0)
   num_rounds: int = checks.integer_field('num_rounds', 200, at_least=1)
   alpha: float = checks.number_field('alpha', 0.5, at_least=0)
   beta: float = checks.number_field('beta', 2.0, above=0)

@@ -31,7 +31,7 @@ class ParticipationConfig(checks.Checked):
   """
 
   rate: str = registry.name_field('participation rate', 'cumulative', RATES)
-  ema_weight: float = checks.number_field('participation ema_weight', 0.1, above=0, at_most=1)
+  ema_weight: float = checks.number_field('ema_weight', 0.1, above=0, at_most=1)
   warmup_rounds: int = checks.integer_field('warmup_rounds', 5, at_least=0)
   count_during_warmup: bool = True
 

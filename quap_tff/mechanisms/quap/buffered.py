@@ -81,9 +81,7 @@ class Release(NamedTuple):
 def check_config(config: configs.QuapConfig) -> None:
   """Raises `ValueError` unless all that a buffer releases is one noised sum."""
   if config.noise.placement == 'client':
-    raise ValueError(
-      'FedBuff adds noise once to the sum of a buffer, at the server: use noise placement "server" or "none".'
-    )
+    raise ValueError('FedBuff adds noise once to the sum of a buffer, at the server: use noise at the server, or none.')
   if math.isfinite(config.clip.count_noise_multiplier):
     raise ValueError(
       'A private quantile releases a noised count in every round, and the account of FedBuff has one entry for each '
@@ -125,12 +123,11 @@ class Buffered(mechanism.Configured):
       # A buffer sums updates of several rounds, which would keep different weights.
       takes_sparsity=False,
       noises_one_sum=False,
+      sends_one_update=False,
+      staleness=self.staleness,
+      unamplified='who arrives follows from how slow clients are',
       public_metrics=found.public_metrics | {'buffered_updates', 'released_updates', 'staleness_mean'},
     )
-
-  @property
-  def fingerprint(self) -> str:
-    return f'{self.config.fingerprint}, buffer={self.size}, {self.staleness!r}'
 
   def for_model(
     self, specs: mechanism.Specs, layers: mechanism.Layers, learning_rate_fn: mechanism.LearningRateFn = None

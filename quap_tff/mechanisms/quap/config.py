@@ -52,7 +52,7 @@ class NoiseConfig(checks.Checked):
   delta: float = checks.number_field('delta', 1e-5, above=0, below=1)
   calibration: str = registry.name_field('gaussian calibration', 'classic', gaussian.CALIBRATIONS)
   scale: float = checks.number_field('noise scale', 1.0, above=0)
-  seed: Optional[int] = checks.integer_field('noise seed', None, at_least=0, at_most=2**63 - 1)
+  seed: Optional[int] = checks.seed_field('noise_seed')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +78,8 @@ class QuapConfig(mechanism.Mechanism):
       `quap_tff.mechanisms.parts.robust.AGGREGATORS`.
   """
 
+  choices = (budgets.ROUND_RULES, clip_rules.RULES, robust.AGGREGATORS)
+
   num_clients: int
   budget: budgets.BudgetConfig = budgets.BudgetConfig()
   participation: participations.ParticipationConfig = participations.ParticipationConfig()
@@ -96,7 +98,7 @@ class QuapConfig(mechanism.Mechanism):
     if not isinstance(self.clip, clip_rules.ClipRule):
       raise TypeError(f'clip must be a rule of quap_tff.mechanisms.parts.clip_rules, found {self.clip!r}.')
     if not self.critical_layers:
-      raise ValueError('critical_layers is empty; use noise placement "none" for training without noise.')
+      raise ValueError('critical_layers is empty. Name a layer, or train without noise (none).')
     if not isinstance(self.aggregator, robust.Aggregator):
       raise TypeError(f'aggregator must be one of quap_tff.mechanisms.parts.robust, found {self.aggregator!r}.')
     if not isinstance(self.weighting, weightings.Weighting):
@@ -106,17 +108,17 @@ class QuapConfig(mechanism.Mechanism):
     ):
       raise ValueError(
         f'Weighting {type(self.weighting).__name__} gives clients shares by the noise of each, in a mean: use '
-        'round_rule="each_own", noise placement "server" or "none", and aggregator robust.Mean().'
+        'round_rule="each_own", noise at the server or none, and aggregator robust.Mean().'
       )
     if self.noise.placement == 'client' and self.aggregator.needs_each_update:
       raise ValueError(
-        f'Aggregator {type(self.aggregator).__name__} is computed from clipped updates, but with noise placement '
-        '"client" the noise of the clients is summed apart from them. Use placement "server" or "none".'
+        f'Aggregator {type(self.aggregator).__name__} is computed from clipped updates, and noise at the '
+        'clients is summed apart from them. Add the noise at the server, or none.'
       )
     if self.noise.placement == 'client' and self.budget.rule.needs_cohort:
       raise ValueError(
-        f'Noise placement "client" needs budgets that follow from participation rates, but the budgets of '
-        f'{type(self.budget.rule).__name__} are computed at the server: use placement "server".'
+        'Noise at the clients needs budgets that follow from participation rates, but the budgets of '
+        f'{type(self.budget.rule).__name__} are computed at the server. Add the noise at the server, too.'
       )
     if self.noise.placement == 'none':
       return
@@ -128,9 +130,8 @@ class QuapConfig(mechanism.Mechanism):
     if self.noise.calibration == 'classic' and self.budget.largest_budget > gaussian.CLASSIC_MAX_EPSILON:
       raise ValueError(
         f"A round's epsilon can reach {rounding.up(self.budget.largest_budget)}, but the classic Gaussian "
-        f'calibration holds only for epsilon <= {gaussian.CLASSIC_MAX_EPSILON:g}. Use '
-        'gaussian_calibration=analytic, or a smaller '
-        'epsilon_total or more rounds.'
+        f'calibration holds only for epsilon <= {gaussian.CLASSIC_MAX_EPSILON:g}. Use gaussian_calibration=analytic, '
+        'or a smaller epsilon or more rounds.'
       )
 
   @property
@@ -158,10 +159,6 @@ class QuapConfig(mechanism.Mechanism):
       unplannable=rule.unplannable,
       note=rule.note,
     )
-
-  @property
-  def fingerprint(self) -> str:
-    return repr(dataclasses.replace(self, noise=dataclasses.replace(self.noise, seed=None)))
 
   def for_model(
     self, specs: mechanism.Specs, layers: mechanism.Layers, learning_rate_fn: mechanism.LearningRateFn = None

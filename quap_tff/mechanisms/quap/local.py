@@ -62,7 +62,9 @@ class Local(mechanism.Configured):
     super().__post_init__()
     config = self.config
     if config.noise.placement != 'client':
-      raise ValueError(f'Local privacy needs noise placement "client", found {config.noise.placement!r}.')
+      raise ValueError(
+        f'Local privacy needs noise at the clients (placement "client"), found {config.noise.placement!r}.'
+      )
     if not isinstance(config.clip, clip_rules.Fixed):
       raise ValueError(
         f'Under local privacy no client sends the norm of its update, but clip rule {config.clip!r} needs the norms or '
@@ -76,10 +78,6 @@ class Local(mechanism.Configured):
   @property
   def facts(self) -> mechanism.Facts:
     return self.config.facts._replace(is_local=True, trust='client')
-
-  @property
-  def fingerprint(self) -> str:
-    return self.config.fingerprint
 
   def for_model(
     self, specs: mechanism.Specs, layers: mechanism.Layers, learning_rate_fn: mechanism.LearningRateFn = None

@@ -327,7 +327,7 @@ class TestSampler:
       clip=clip_rules.Fixed(1.0),
       noise=configs.NoiseConfig(scale=scale),
     )
-    plan = plans.QuapPlan(config, samplers.Sampler('fixed_size', cohort_size=2, secret=secret))
+    plan = plans.Plan(config, samplers.Sampler('fixed_size', cohort_size=2, secret=secret))
     assert sampling.refusal(_ledger([[0, 1]] * 2), plan.sampler) == reason
 
   def test_amplifies_nothing_unless_said(self):

@@ -125,7 +125,7 @@ class TestReport:
 
   def test_nothing_is_said_where_nothing_is_covered(self):
     config = configs.QuapConfig(num_clients=5, noise=configs.NoiseConfig(placement='none'))
-    plan = plans.QuapPlan(config)
+    plan = plans.Plan(config)
     assert plan.report(plan.new_ledger(), _COHORTS).formal.as_dict() is None
 
 
@@ -138,7 +138,7 @@ class TestPlans:
       clip=clip_rules.PrivateQuantile(count_stddev=3.0),
       budget=budgets.BudgetConfig(num_rounds=5, epsilon_total=3.0),
     )
-    plan = plans.QuapPlan(config, client_metrics=False)
+    plan = plans.Plan(config, client_metrics=False)
     planned = plan.planned_ledger(_COHORTS)
     found = plan.report(planned.truncated(2), _COHORTS).formal
     np.testing.assert_array_equal(found.epsilon, accounting.epsilon_by_client(planned, config.noise.delta))

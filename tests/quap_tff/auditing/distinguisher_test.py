@@ -139,7 +139,7 @@ class TestQuap:
 
   def test_a_noised_layer_gives_away_what_the_ledger_says(self):
     config = self._config()
-    ledger = plans.QuapPlan(config).planned_ledger(_SCHEDULE)
+    ledger = plans.Plan(config).planned_ledger(_SCHEDULE)
     epsilon = accounting.epsilon_by_client(ledger, config.noise.delta)
     target = int(epsilon.argmax())
     found = distinguisher.play(distinguisher.quap(config, _SCHEDULE, target, seed=5), 40_000, config.noise.delta)
@@ -152,7 +152,7 @@ class TestQuap:
     found = distinguisher.play(simulate, 2_000, config.noise.delta)
     assert found.guesses.true_positives == 2_000 and found.guesses.false_positives == 0
     # The ε that the documents state for this run, by basic composition, is refuted.
-    assert found.bound.epsilon > plans.QuapPlan(config).planned_ledger(_SCHEDULE).epsilon.max()
+    assert found.bound.epsilon > plans.Plan(config).planned_ledger(_SCHEDULE).epsilon.max()
 
 
 class TestStock:

@@ -138,7 +138,7 @@ class TestBuffer:
   @pytest.mark.parametrize(
     'overrides, message',
     [
-      (dict(noise=NoiseConfig('client', calibration='analytic')), 'noise placement "server"'),
+      (dict(noise=NoiseConfig('client', calibration='analytic')), 'noise at the server'),
       (dict(clip=clip_rules.PrivateQuantile()), 'noised count in every round'),
       (dict(update_scale='pseudo_gradient'), 'update_scale="delta"'),
       (dict(budget=BudgetConfig(client_rule=pt_adp.PtAdp(), round_rule='each_own')), 'rates alone'),
@@ -216,7 +216,7 @@ class TestVersions:
 
 class TestPlan:
   def _plan(self, size, staleness=_NEWEST, **overrides):
-    return plans.FedBuffPlan(_noised(**overrides), size, staleness)
+    return plans.Plan(buffered.Buffered(_noised(**overrides), size, staleness))
 
   def test_each_buffer_counts_by_the_sum_of_shares(self):
     ledger = self._plan(2).planned_ledger([[0], [0], [0, 1], [2]])
@@ -266,9 +266,9 @@ class TestPlan:
   def test_calibrated_to_a_total(self):
     cohorts = [[0, 1], [0, 2], [0, 3], [1, 2]]
     plan = self._plan(3, stalenesses.Staleness()).calibrated(cohorts, 2.0)
-    assert isinstance(plan, plans.FedBuffPlan) and plan.mechanism.size == 3
+    assert isinstance(plan.mechanism, buffered.Buffered) and plan.mechanism.size == 3
     assert accounting.epsilon_by_client(plan.planned_ledger(cohorts), 1e-5).max() == pytest.approx(2.0, rel=1e-4)
 
   def test_sampling_amplifies_nothing(self):
     draw = samplers.Sampler(kind='fixed_size', cohort_size=2)
-    assert plans.FedBuffPlan(_noised(), 2, _NEWEST, draw).sampler.kind == 'none'
+    assert plans.Plan(buffered.Buffered(_noised(), 2, _NEWEST), draw).sampler.kind == 'none'

@@ -168,7 +168,7 @@ class TestPlans:
   def test_the_account_is_that_of_the_dense_run(self):
     cohorts = [[0, 1], [1, 2], [1]]
     dense, sparse = (
-      plans.QuapPlan(_config(_NOISE), sparsity=chosen) for chosen in (sparsity.NotSparse(), sparsity.RandomMask(0.1))
+      plans.Plan(_config(_NOISE), sparsity=chosen) for chosen in (sparsity.NotSparse(), sparsity.RandomMask(0.1))
     )
     charged = [accounting.total_mu(plan.planned_ledger(cohorts)).whole for plan in (dense, sparse)]
     np.testing.assert_array_equal(*charged)
@@ -177,7 +177,7 @@ class TestPlans:
 
   def test_the_charge_bounds_what_a_client_moves(self, context):
     # One client in the worst direction: all of its norm on entries that are kept.
-    plan = plans.QuapPlan(_config(_NOISE, clip=clip_rules.Fixed(0.5)), sparsity=sparsity.RandomMask(0.25))
+    plan = plans.Plan(_config(_NOISE, clip=clip_rules.Fixed(0.5)), sparsity=sparsity.RandomMask(0.25))
     process = rounds.Process(plan.mechanism, _SPECS)
     outputs = [process.next(process.initialize(), [_value(a=a), _value()], [0, 1]) for a in (100.0, 0.0)]
     moved = float(np.sqrt(sum(((outputs[0].result[k] - outputs[1].result[k]) ** 2).sum() for k in ('a', 'b'))))
@@ -208,5 +208,5 @@ class TestPlans:
 
   def test_what_cannot_be_sparse_is_refused(self):
     config = _config(_NOISE, budget=BudgetConfig(client_rule=pt_adp.PtAdp(), round_rule='each_own'))
-    with pytest.raises(ValueError, match='--sparsity: QuapPlan'):
-      plans.QuapPlan(config, sparsity=sparsity.RandomMask(0.1))
+    with pytest.raises(ValueError, match='--sparsity: Plan'):
+      plans.Plan(config, sparsity=sparsity.RandomMask(0.1))

@@ -15,6 +15,8 @@ from quap_tff.mechanisms.line_search import LineSearchConfig
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts.budgets import BudgetConfig
 from quap_tff.mechanisms.parts.participation import ParticipationConfig
+from quap_tff.mechanisms.quap import buffered
+from quap_tff.mechanisms.quap import local
 from quap_tff.mechanisms.quap import staleness as stalenesses
 from quap_tff.mechanisms.quap.config import NoiseConfig
 from quap_tff.mechanisms.quap.config import QuapConfig
@@ -52,10 +54,10 @@ def _stock(stock, cohorts):
 
 
 _PLANS = {
-  'quap': lambda: plans.QuapPlan(_quap()),
-  'local': lambda: plans.LocalPlan(_quap(noise=NoiseConfig('client', calibration='analytic'))),
+  'quap': lambda: plans.Plan(_quap()),
+  'local': lambda: plans.Plan(local.Local(_quap(noise=NoiseConfig('client', calibration='analytic')))),
   'certified': lambda: plans.CertifiedPlan(_CERTIFIED, _ROUNDS),
-  'fedbuff': lambda: plans.FedBuffPlan(_quap(), 1, stalenesses.Staleness(max_staleness=0)),
+  'fedbuff': lambda: plans.Plan(buffered.Buffered(_quap(), 1, stalenesses.Staleness(max_staleness=0))),
   'lee_kifer': lambda: plans.LeeKiferPlan(LineSearchConfig(_CLIENTS, epsilon=2.0, delta=1e-5, planned_rounds=4)),
   'tff_dp_fedavg': lambda: _stock(stock_tff.DpFedAvg(), _ROUNDS),
   'tff_dp_ftrl': lambda: _stock(stock_tff.DpFtrl(), _ROUNDS),
@@ -138,7 +140,7 @@ class TestCohort:
       plan.new_ledger().append(_record(name, [1, 3], 2, plan))
 
   def test_a_warm_up_that_is_not_counted_leaves_nothing_to_compare(self):
-    plan = plans.QuapPlan(_quap(participation=ParticipationConfig(warmup_rounds=2, count_during_warmup=False)))
+    plan = plans.Plan(_quap(participation=ParticipationConfig(warmup_rounds=2, count_during_warmup=False)))
     state, measurements = _output()
     state.participation['counts'][:] = 0
     assert plan.recorded(state, measurements, [1, 3]).counts is None

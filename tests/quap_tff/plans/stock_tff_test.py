@@ -193,7 +193,7 @@ class TestValues:
     process = _process(_aggregator(spec, 1.0))
     state, updates = process.initialize(), [_update([3, 0], [0], [0, 4])]
     first, again = (np.concatenate(_next(process, state, updates).result) for _ in range(2))
-    assert _plan(spec).is_saved_before_release == bool(np.any(first != again))
+    assert _plan(spec).mechanism.facts.is_saved_before_release == bool(np.any(first != again))
 
   @pytest.mark.parametrize('spec, factor', _FACTORS[:3])
   def test_a_round_with_nobody_releases_the_same_noise(self, spec, factor):
@@ -313,7 +313,9 @@ class TestAccount:
   def test_a_round_with_nobody_costs_nothing(self, spec, is_noised):
     plan = _plan(spec, 'bernoulli:q=0.5')
     row = _metrics(plan, round=2, cohort_size=0, clipping_norms=np.float32([1.0]))
-    assert row['epsilon'] == 0 and (row['noise_multiplier'] > 0) == is_noised == plan.noises_empty_rounds
+    assert (
+      row['epsilon'] == 0 and (row['noise_multiplier'] > 0) == is_noised == plan.mechanism.facts.noises_empty_rounds
+    )
     if is_noised:
       record = plan.recorded(*_output(round=2, cohort_size=0, clipping_norms=np.float32([1.0])), np.zeros(0, np.int64))
       assert record.noise_multiplier == plan.noise_multiplier and not len(record.budgets)
@@ -373,7 +375,7 @@ class TestAccount:
     protection = _plan(spec, client_metrics=False).protection
     assert protection.covers == accounting.COVERS[0] and protection.model_protected
     assert ('takes no seed' in protection.text) == (spec != 'tff_dp_ftrl')
-    note = _plan(spec).noise_note
+    note = _plan(spec).mechanism.facts.noise_note
     assert 'ideal' in note and 'float32' in note and ('32 random bits' in note) == (spec != 'tff_dp_ftrl')
 
   def test_another_calibration_is_another_run_for_the_ledger(self):

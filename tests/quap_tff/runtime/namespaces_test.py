@@ -78,7 +78,7 @@ class _Method:
   """QuAP-FL with noise, aggregating once a round."""
 
   def __init__(self):
-    self.plan = quap_tff.QuapPlan(
+    self.plan = quap_tff.Plan(
       quap_tff.QuapConfig(
         num_clients=8,
         budget=quap_tff.BudgetConfig(epsilon_total=1.0, num_rounds=2),

@@ -29,7 +29,7 @@ def _updates(norm):
 
 
 def _quap(placement, critical='final_dense'):
-  return plans.QuapPlan(
+  return plans.Plan(
     configs.QuapConfig(
       num_clients=10,
       budget=budgets.BudgetConfig(epsilon_total=EPSILON, num_rounds=ROUNDS, round_rule='uniform'),
@@ -85,8 +85,8 @@ class TestQuap:
 
   def test_updates_in_units_of_the_learning_rate_are_refused(self):
     config = configs.QuapConfig(num_clients=10, update_scale='pseudo_gradient')
-    with pytest.raises(ValueError, match='QuapPlan with update_scale=delta and CertifiedPlan'):
-      _observe(plans.QuapPlan(config))
+    with pytest.raises(ValueError, match='Plan with update_scale=delta and CertifiedPlan'):
+      _observe(plans.Plan(config))
 
 
 class TestCertified:

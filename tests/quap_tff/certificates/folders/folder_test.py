@@ -138,7 +138,7 @@ def test_a_run_that_ended_early_and_a_keras_file(tmp_path):
 
 def test_the_seed_of_a_rehearsal_is_not_written(tmp_path):
   plan = made.plan(noise_seed=3)
-  assert 'seed' not in folders.mechanism_value(plan.config)
+  assert 'seed' not in registry.value_of(plan.config)
   with pytest.raises(ValueError, match='Its noise has a seed that was given'):
     made.folder(tmp_path / 'run', plan)
   assert not list(tmp_path.iterdir())

@@ -51,7 +51,7 @@ def _work():
 
 @pytest.fixture(name='process', scope='module')
 def _quap_process(work):
-  return _process(quap_tff.QuapPlan(_config()).aggregator, work)
+  return _process(quap_tff.Plan(_config()).aggregator, work)
 
 
 def _in_process():
@@ -78,7 +78,7 @@ class TestWithClientIds:
   @pytest.mark.parametrize('context', [_in_process, _in_tffs_worker])
   def test_stock_client_work_under_quap(self, process, context):
     # At w = 0 and rate 0.1 the update is -0.2·y: -0.4 for y = 2; -2 for y = 10, clipped to -1.
-    plan = quap_tff.QuapPlan(_config())
+    plan = quap_tff.Plan(_config())
     ledger = plan.new_ledger()
     with context():
       output = process.next(process.initialize(), [linear_model.client(3, 2.0), linear_model.client(5, 10.0)])

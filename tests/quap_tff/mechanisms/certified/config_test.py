@@ -50,7 +50,7 @@ class TestCertifiedConfig:
       (dict(noise_multiplier=0.0), 'noise_multiplier must be'),
       (dict(divisor=0.0), 'divisor must be'),
       (dict(clip_split='layers'), 'Unknown clip split'),
-      (dict(noise_seed=-1), 'noise seed must be'),
+      (dict(noise_seed=-1), 'noise_seed must be'),
       (dict(clip=clip_rules.QuantileEma()), "un-noised function of the clients' update norms"),
       (dict(clip=clip_rules.QuantileEma(timing='previous', initial_clip=1.0)), 'un-noised function'),
       (dict(clip=clip_rules.PrivateQuantile(count_stddev=0.0)), 'un-noised function'),

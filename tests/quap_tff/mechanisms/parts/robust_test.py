@@ -131,16 +131,16 @@ class TestRounds:
 class TestPrivacy:
   @pytest.mark.parametrize('aggregator', _ROBUST)
   def test_no_figure_survives(self, aggregator):
-    plan = plans.QuapPlan(_config(aggregator, noise=NoiseConfig()), client_metrics=False)
+    plan = plans.Plan(_config(aggregator, noise=NoiseConfig()), client_metrics=False)
     assert plan.protection.covers == accounting.COVERS[2]
     assert type(aggregator).__name__ in plan.protection.statement
     assert not plan.has_nominal
-    mean = plans.QuapPlan(_config(robust.Mean(), noise=NoiseConfig()), client_metrics=False)
+    mean = plans.Plan(_config(robust.Mean(), noise=NoiseConfig()), client_metrics=False)
     assert mean.protection.model_protected and mean.has_nominal
 
   @pytest.mark.parametrize('seed', [None, 3])
   def test_there_is_no_noise_to_calibrate(self, seed):
-    plan = plans.QuapPlan(_config(robust.Median(), noise=NoiseConfig(seed=seed)))
+    plan = plans.Plan(_config(robust.Median(), noise=NoiseConfig(seed=seed)))
     with pytest.raises(ValueError, match='chooses the noise by a formal'):
       plan.calibrated([[0, 1]], 1.0)
 

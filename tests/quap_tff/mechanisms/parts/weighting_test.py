@@ -111,7 +111,7 @@ class TestMechanism:
       _config(weighting='clusters')
 
   def test_an_equal_weighting_leaves_the_record_as_it_was(self):
-    plan = plans.QuapPlan(_config(weighting=weighting.Equal()))
+    plan = plans.Plan(_config(weighting=weighting.Equal()))
     state = types.SimpleNamespace(round=1, participation=dict(counts=np.array([1, 0, 1, 0], np.int32)), budget={})
     measured = dict(noise_multiplier=7.0, clipping_norm=5.0, cohort_size=2)
     record = plan.recorded(state, measured, np.array([0, 2]))

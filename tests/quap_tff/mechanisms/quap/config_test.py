@@ -44,7 +44,7 @@ class TestBudgetConfig:
   )
   def test_out_of_range(self, field, values):
     for value in values:
-      with pytest.raises(ValueError, match=f'{field} must be .*found {value!r}'):
+      with pytest.raises(ValueError, match=f'{field.removesuffix("_total")} must be .*found {value!r}'):
         BudgetConfig(**{field: value})
 
   def test_unknown_rule(self):
@@ -76,7 +76,7 @@ class TestNoiseConfig:
 
   @pytest.mark.parametrize('value', [-1, 1.0, 2**63, True])
   def test_bad_seed(self, value):
-    with pytest.raises(ValueError, match='noise seed must be'):
+    with pytest.raises(ValueError, match='noise_seed must be'):
       NoiseConfig(seed=value)
 
   @pytest.mark.parametrize(

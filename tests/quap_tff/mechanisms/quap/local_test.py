@@ -122,7 +122,7 @@ class TestAggregation:
   @pytest.mark.parametrize(
     'overrides, message',
     [
-      (dict(noise=NoiseConfig('server', calibration='analytic')), 'noise placement "client"'),
+      (dict(noise=NoiseConfig('server', calibration='analytic')), 'noise at the clients'),
       (dict(clip=clip_rules.QuantileEma()), 'use clip rule fixed'),
       (dict(clip=clip_rules.PrivateQuantile()), 'use clip rule fixed'),
       (dict(clip_scope='critical'), 'clip_scope="all_layers"'),
@@ -134,12 +134,12 @@ class TestAggregation:
     with pytest.raises(ValueError, match=message):
       local.Local(config)
     with pytest.raises(ValueError, match=message):
-      plans.LocalPlan(config)
+      plans.Plan(local.Local(config))
 
 
 class TestPlan:
   def _ledger(self, config, cohorts):
-    return plans.LocalPlan(config).planned_ledger(cohorts)
+    return plans.Plan(local.Local(config)).planned_ledger(cohorts)
 
   def test_a_release_costs_its_own_budget_exactly(self):
     # In its first round a client has a rate of 1, so ε = 2·(1 + exp(-2)/2), at δ = 1e-5.
@@ -157,7 +157,7 @@ class TestPlan:
   def test_the_account_is_that_of_the_noise_that_is_added(self):
     # What replacing (C in one direction by C in the other) moves, over the noise that is measured.
     config = _config(clip=0.5)
-    plan = plans.LocalPlan(config)
+    plan = plans.Plan(local.Local(config))
     process = rounds.Process(plan.mechanism, _VALUE)
     outputs = [process.next(process.initialize(), [_value(a)], [1]) for a in ([9, 0], [-9, 0])]
     moved = float(outputs[0].result['a'][0] - outputs[1].result['a'][0])
@@ -168,12 +168,12 @@ class TestPlan:
     noise_checks.assert_gaussian(outputs[0].result['b'], moved / mu)
 
   def test_calibrated_to_a_total(self):
-    plan = plans.LocalPlan(_config()).calibrated([[0, 1], [0, 2], [0]], 5.0)
+    plan = plans.Plan(local.Local(_config())).calibrated([[0, 1], [0, 2], [0]], 5.0)
     spent = accounting.epsilon_by_client(plan.planned_ledger([[0, 1], [0, 2], [0]]), 1e-5)
     assert spent.max() == pytest.approx(5.0, rel=1e-4) and spent.max() <= 5.0
 
   def test_the_figures_are_of_the_local_model(self):
-    plan = plans.LocalPlan(dataclasses.replace(_config(), noise=NoiseConfig('client', calibration='analytic')))
+    plan = plans.Plan(local.Local(dataclasses.replace(_config(), noise=NoiseConfig('client', calibration='analytic'))))
     ledger = plan.planned_ledger([[0, 1]])
     report = plan.report(ledger)
     assert {figure.neighbours for figure in report.formal.figures} == {accounting.REPLACE_ONE}
@@ -182,8 +182,8 @@ class TestPlan:
     assert any('each client draws its own noise' in note for note in report.formal.notes)
 
   def test_a_known_seed_protects_nothing(self):
-    assert not plans.LocalPlan(_config()).protection.model_protected
+    assert not plans.Plan(local.Local(_config())).protection.model_protected
 
   def test_training_metrics_are_refused(self):
     with pytest.raises(ValueError, match='--client_metrics'):
-      plans.LocalPlan(_config(), client_metrics=True)
+      plans.Plan(local.Local(_config()), client_metrics=True)

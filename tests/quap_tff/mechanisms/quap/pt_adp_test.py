@@ -126,7 +126,7 @@ class TestConfig:
       _config(round_rule='cohort_mean_rate')
     with pytest.raises(TypeError, match='client_rule must be a rule'):
       BudgetConfig(client_rule='pt_adp')
-    with pytest.raises(ValueError, match='use placement "server"'):
+    with pytest.raises(ValueError, match='Add the noise at the server'):
       QuapConfig(4, budget=_config(), noise=NoiseConfig('client', calibration='analytic'))
     with pytest.raises(ValueError, match='can reach 4'):
       QuapConfig(4, budget=_config())
