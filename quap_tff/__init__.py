@@ -26,6 +26,7 @@ __getattr__, __dir__ = lazy.exports(
     'mechanisms.certified.config': ['CertifiedConfig'],
     'mechanisms.parts.clip_rules': [],
     'mechanisms.quap.config': ['NoiseConfig', 'QuapConfig'],
+    'mechanisms.held.config': ['HeldConfig'],
     'mechanisms.held.guard': ['ClientGuard'],
     'mechanisms.parts.participation': ['ParticipationConfig'],
     'mechanisms.parts.layers': [],

@@ -18,7 +18,6 @@ from quap_tff import plans
 from quap_tff.auditing import canaries as canary_lib
 from quap_tff.auditing import lower_bounds
 from quap_tff.auditing.membership import scores as score_lib
-from quap_tff.mechanisms.certified import planning
 from quap_tff.mechanisms.held import guarded_clients
 from quap_tff.mechanisms.parts import layers as layers_lib
 
@@ -181,7 +180,7 @@ def _canary_clients(plan, schedule, count) -> tuple[int, ...]:
   """The clients that are planned to spend most; who takes part when is public."""
   weights = [np.ones(len(cohort)) for cohort in schedule]
   if plan.is_certified:
-    weights = [planned.weights for planned in planning.planned_rounds(plan.config, schedule)]
+    weights = [planned.weights for planned in plan.config.simulated(schedule)]
   spent = plan.correlation.squared_norms(schedule, weights, plan.num_clients)
   takers = int((spent > 0).sum())
   if count > takers:

@@ -12,7 +12,6 @@ from quap_tff import plans
 from quap_tff.auditing import distinguisher
 from quap_tff.auditing import lower_bounds
 from quap_tff.common.numbers import tradeoff
-from quap_tff.mechanisms.certified import planning
 from quap_tff.mechanisms.parts import clip_rules
 
 
@@ -49,7 +48,7 @@ def of_plan(plan: plans.Plan, schedule: Sequence[np.ndarray], draws: int, seed: 
     seed: For reproducible noise, where the mechanism takes a seed.
   """
   if plan.is_certified:
-    weights = [planned.weights for planned in planning.planned_rounds(plan.config, schedule)]
+    weights = [planned.weights for planned in plan.config.simulated(schedule)]
     mu = np.sqrt(plan.correlation.squared_norms(schedule, weights, plan.num_clients)) / plan.config.noise_multiplier
     # A private quantile's noised counts are a second mechanism, which this game leaves alone.
     simulate: Any = distinguisher.held if plan.holds_noise else distinguisher.certified

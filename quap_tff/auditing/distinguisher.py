@@ -24,6 +24,7 @@ import tensorflow as tf
 from quap_tff.auditing import lower_bounds
 from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.certified import config as certified_configs
+from quap_tff.mechanisms.held import config as held_configs
 from quap_tff.mechanisms.held import guarded_clients
 from quap_tff.mechanisms.parts import layers as layers_lib
 
@@ -130,7 +131,7 @@ def certified(
 
 
 def held(
-  config: certified_configs.CertifiedConfig,
+  config: held_configs.HeldConfig,
   schedule: Sequence[Any],
   target: int,
   seed: Optional[int] = None,

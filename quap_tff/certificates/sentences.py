@@ -352,7 +352,8 @@ def clipping(plan: certified.CertifiedPlan) -> str:
 def assumptions(figures: Figures) -> list[str]:
   """The assumptions of the statement."""
   about, config = figures.about, figures.plan.config
-  opens = _OPENS[config.threshold is not None].format(threshold=config.threshold)
+  threshold = config.threshold if config.holds_noise else None
+  opens = _OPENS[threshold is not None].format(threshold=threshold)
   features = 'The features of an example are a function of that example alone. No other data were used to make them.'
   if about.public_data:
     features = f'The data that features were made from are assumed to be public. {stated(about.public_data)}'

@@ -15,10 +15,11 @@ from quap_tff.common import flag_fields
 from quap_tff.common import registry
 from quap_tff.mechanisms.certified import clip_split
 from quap_tff.mechanisms.certified import config as certified_configs
+from quap_tff.mechanisms.certified import guarantee
 from quap_tff.mechanisms.certified import weight_rules
+from quap_tff.mechanisms.held import config as held_config
 from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.parts import clip_rules
-from quap_tff.mechanisms.parts import participation as participations
 from quap_tff.methods import base
 from quap_tff.methods import parts
 
@@ -53,6 +54,7 @@ class ByParticipation(parts.Rates):
     return weight_rules.Participation(**(flags if self.follows_flags else own))
 
 
+_TRUSTS = (certified_configs.CertifiedConfig.trust, held_config.HeldConfig.trust)
 # The rules that users add are among them.
 WEIGHTS: Mapping[str, Any] = collections.ChainMap({'participation': ByParticipation}, weight_rules.RULES)
 
@@ -104,7 +106,7 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
     registry.lookup('clip split', self.clip_split, clip_split.SPLITS)
     if self.noise_multiplier is not None:
       checks.number('noise_multiplier', self.noise_multiplier, above=0)
-    registry.lookup('trust', self.trust, dict.fromkeys(certified_configs.TRUSTS))
+    registry.lookup('trust', self.trust, dict.fromkeys(_TRUSTS))
     if self.holds_noise:
       self._check_held()
     elif self.colluders or self.threshold is not None or isinstance(self.noise, correlations.Held):
@@ -200,7 +202,7 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
     stddev = _COUNT_STDDEV if self.count_stddev is None else self.count_stddev
     return clip_rules.PrivateQuantile(self.quantile, initial_clip=self.clip, count_stddev=stddev)
 
-  def configure(self, setting: base.Setting) -> certified_configs.CertifiedConfig:
+  def configure(self, setting: base.Setting) -> guarantee.Guarantee:
     if self.certificate and (self.noise_seed is not None or setting.asks_client_metrics):
       name = '--noise_seed' if self.noise_seed is not None else '--client_metrics'
       raise ValueError(
@@ -217,30 +219,25 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
         f'--sparsity: under noise={registry.name_of(self.noise, correlations.FAMILIES)}, a round would take back noise '
         'of other weights than those it updates. Use noise=independent, or --sparsity=none.'
       )
-    weights, noise, participation = self.weights, self.noise, participations.ParticipationConfig()
-    if self.holds_noise:
-      weights = weight_rules.Uniform()
-      noise = correlations.Held(0.0) if isinstance(noise, correlations.Independent) else noise
-    elif isinstance(weights, ByParticipation):
-      participation = weights.rates()
-      weights = weights.rule(dict(alpha=self.shape.alpha, beta=self.shape.beta))
-    return certified_configs.CertifiedConfig(
+    shared: dict[str, Any] = dict(
       num_clients=setting.num_clients,
       epsilon=self.epsilon,
       delta=self.delta,
       noise_multiplier=self.noise_multiplier,
-      correlation=noise,
       num_rounds=setting.rounds,
-      weights=weights,
-      participation=participation,
       clip=self._clip_rule(),
       clip_split=self.clip_split,
       own_epsilon=self._own_epsilon(setting),
       noise_seed=self.noise_seed,
-      trust=self.trust,
-      dropout=setting.mean_dropout if self.holds_noise else 0.0,
-      threshold=self.threshold,
     )
+    if self.holds_noise:
+      noise = self.noise if isinstance(self.noise, correlations.Held) else correlations.Held(0.0)
+      return held_config.HeldConfig(**shared, correlation=noise, dropout=setting.mean_dropout, threshold=self.threshold)
+    weights = self.weights
+    if isinstance(weights, ByParticipation):
+      shared['participation'] = weights.rates()
+      weights = weights.rule(dict(alpha=self.shape.alpha, beta=self.shape.beta))
+    return certified_configs.CertifiedConfig(**shared, correlation=self.noise, weights=weights)
 
   def aggregates_once(self, setting: base.Setting) -> bool:
     return True

@@ -15,7 +15,7 @@ from quap_tff.accounting import protection as protections
 from quap_tff.common import checks
 from quap_tff.common import lazy
 from quap_tff.common.numbers import slack as slacks
-from quap_tff.mechanisms.certified import config as configs
+from quap_tff.mechanisms.certified import guarantee
 from quap_tff.mechanisms.certified import planning
 from quap_tff.mechanisms.parts import postprocessing
 from quap_tff.plans import plan
@@ -34,7 +34,7 @@ _SECURE_SUMS = frozenset({'federated_secure_sum', 'federated_secure_sum_bitwidth
 class CertifiedPlan(plan.Plan):
   """A certified run: its noise and divisor are chosen here, before training, from the planned cohorts.
 
-  With `trust='secure_sum'`, each client draws its noise from a key of its own. One client's data are then
+  With a `quap_tff.HeldConfig`, each client draws its noise from a key of its own. One client's data are then
   `<client_id=int64*, answer=A*, examples=D*>`, with one answer of its `quap_tff.ClientGuard`.
 
   Attributes:
@@ -52,7 +52,7 @@ class CertifiedPlan(plan.Plan):
 
   def __init__(
     self,
-    config: configs.CertifiedConfig,
+    config: guarantee.Guarantee,
     schedule: Sequence[Any],
     *,
     averaging: postprocessing.Averaging = postprocessing.LastIterate(),
@@ -84,7 +84,7 @@ class CertifiedPlan(plan.Plan):
         more of clients than the noised sums.
     """
     self.schedule: list[np.ndarray] = checks.schedule(schedule, config.num_clients)
-    planned = planning.calibrated(config, self.schedule, averaging, min_separation)
+    planned = config.settled(self.schedule, averaging, min_separation)
     super().__init__(planned.config, client_metrics=client_metrics, **options)
     if self.extension is not None and self.extension.exact_releases:
       raise ValueError(
@@ -92,7 +92,7 @@ class CertifiedPlan(plan.Plan):
         f'{" and ".join(self.extension.exact_releases)}: no certificate would hold.'
       )
     largest = max(map(len, self.schedule), default=0)
-    if self.config.most_clients is not None and largest > self.config.most_clients:
+    if config.holds_noise and largest > self.config.most_clients:
       raise ValueError(
         f'A round of the schedule has {largest:,} clients, but most_clients={self.config.most_clients:,}, for which '
         'the secure sum and the account of rounding are made. Leave most_clients out: it is taken from the schedule.'
@@ -102,13 +102,13 @@ class CertifiedPlan(plan.Plan):
     self.attendance = self.schedule if attendance is None and not config.holds_noise else attendance
     self.colluders = tuple(checks.integer('colluders', k, at_least=1) for k in colluders)
     if self.colluders and not config.holds_noise:
-      raise ValueError('Colluders are clients that hold noise: give them with trust="secure_sum" only.')
+      raise ValueError('Colluders are clients that hold noise: give them with trust=secure_sum only.')
     if self.colluders and max(self.colluders) >= config.num_clients:
       raise ValueError(
         f'There are {config.num_clients:,} clients, so at most {config.num_clients - 1:,} can collude against one of '
         f'them, found {max(self.colluders):,}.'
       )
-    if self.colluders and config.threshold is not None:
+    if self.colluders and self.config.threshold is not None:
       raise ValueError(
         'An ε against colluders is not known for a plan with a threshold: the server also chooses who drops out. Leave '
         'one of them out.'
@@ -134,15 +134,15 @@ class CertifiedPlan(plan.Plan):
     return list(self.schedule if self.attendance is None else self.attendance)
 
   @functools.cached_property
-  def planned(self) -> list[planning.PlannedRound]:
+  def planned(self) -> list[guarantee.PlannedRound]:
     """The weights of each planned round, if those who are `expected` come."""
-    return planning.planned_rounds(self.config, self.expected)
+    return self.config.simulated(self.expected)
 
   @functools.cached_property
   def share_of_ceiling(self) -> float:
     """See `planning.share_of_ceiling`."""
     assert self.averaging is not None
-    return planning.share_of_ceiling(planning.Planned(self.config, self.averaging), self.schedule)
+    return planning.share_of_ceiling(guarantee.Planned(self.config, self.averaging), self.schedule)
 
   def comes(self, round_num: int, clients: np.ndarray) -> bool:
     """Whether these, int64[M], may be the clients of a round, from 1."""

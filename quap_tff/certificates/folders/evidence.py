@@ -14,7 +14,6 @@ from quap_tff.certificates.folders import folder as folders
 from quap_tff.certificates.folders import folder_files
 from quap_tff.certificates.folders import run_files
 from quap_tff.common import lazy
-from quap_tff.mechanisms.certified import planning
 from quap_tff.plans import certified
 
 h5py = lazy.module('h5py')
@@ -73,7 +72,7 @@ def rounds(plan: certified.CertifiedPlan, ledger: accounting.RunLedger) -> list[
   cohorts = clients if plan.attendance is None else list(plan.attendance[: ledger.num_rounds])
   places = [_places(cohort, own) for cohort, own in zip(cohorts, clients)]
   kept = [own[np.argsort(place)] for own, place in zip(weights, places)]
-  planned = planning.planned_rounds(plan.config, cohorts, kept)
+  planned = plan.config.simulated(cohorts, kept)
   return [
     _Round(ids, own, one.weights[place], one.spent_max)
     for ids, own, one, place in zip(clients, weights, planned, places)

@@ -37,7 +37,9 @@ from quap_tff.common import version
 from quap_tff.common.numbers import rounding
 from quap_tff.mechanisms import sparsity as sparsities
 from quap_tff.mechanisms.certified import config as certified_config
+from quap_tff.mechanisms.certified import guarantee
 from quap_tff.mechanisms.certified import weight_rules
+from quap_tff.mechanisms.held import config as held_config
 from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import layers as layers_lib
@@ -69,6 +71,10 @@ _CHOICES: dict[str, tuple[str, Mapping[str, Any]]] = {
   'correlation': ('noise correlation', correlations.FAMILIES),
   'weights': ('weight rule', weight_rules.RULES),
   'clip': ('clip rule', clip_rules.RULES),
+}
+_TRUSTS: dict[str, type[guarantee.Guarantee]] = {
+  certified_config.CertifiedConfig.trust: certified_config.CertifiedConfig,
+  held_config.HeldConfig.trust: held_config.HeldConfig,
 }
 # More weights than this fill no file that is read.
 _MOST_WEIGHTS = 2**31
@@ -114,7 +120,8 @@ def write_files(
   if plan.config.noise_seed is not None:
     raise ValueError('This run cannot be certified. Its noise has a seed that was given: who knows it can subtract it.')
   for name, (_, choices) in _CHOICES.items():
-    registry.name_of(getattr(plan.config, name), choices)  # Whoever reads the folder must know the choice.
+    if hasattr(plan.config, name):
+      registry.name_of(getattr(plan.config, name), choices)  # Whoever reads the folder must know the choice.
   within = functools.partial(os.path.join, path)
   code = {'quap_tff': version.VERSION, 'source_sha256': version.source_digest()}
   files.write(within(MECHANISM), mechanism_text(plan, plan.leaving, about, made_by, code))
@@ -136,6 +143,7 @@ def mechanism_text(
     'version': VERSION,
     'made_by': made_by,
     'code': dict(code),
+    'trust': plan.config.trust,
     'mechanism': registry.value_of(plan.config),
     'sparsity': registry.format_spec(registry.name_of(plan.sparsity, sparsities.SPARSITIES), plan.sparsity),
     'sparsity_seed': plan.sparsity_seed,
@@ -190,7 +198,7 @@ def read(path: str) -> Content:
   value = folder_files.read_json(path, MECHANISM)
   check_version(MECHANISM, value)
   with folder_files.damage(MECHANISM):
-    config, model = _mechanism(value['mechanism']), model_shape(value)
+    config, model = _mechanism(value['trust'], value['mechanism']), model_shape(value)
     about = abouts.About(**{**value['issuer'], 'stretches': tuple(value['issuer']['stretches'])})
     if value['made_by'] not in (LIBRARY, TRAIN):
       raise ValueError(f'made_by must be {LIBRARY!r} or {TRAIN!r}, found {value["made_by"]!r}')
@@ -226,12 +234,14 @@ def check_version(name: str, value: Any) -> None:
     raise folder_files.CannotTellError(f'{name} has version {found}, and this program knows version {VERSION} alone.')
 
 
-def _mechanism(value) -> certified_config.CertifiedConfig:
+def _mechanism(trust, value) -> guarantee.Guarantee:
+  of_trust = registry.lookup('trust', trust, _TRUSTS)
   parts = {name: tuple(part) if isinstance(part, list) else part for name, part in value.items()}
   for name, (kind, choices) in _CHOICES.items():
-    parts[name] = registry.parse_spec(kind, str(parts[name]), choices)
+    if name in parts:
+      parts[name] = registry.parse_spec(kind, str(parts[name]), choices)
   parts['participation'] = participations.ParticipationConfig(**value['participation'])
-  config = certified_config.CertifiedConfig(**parts)
+  config = of_trust(**parts)
   if config.num_clients > _MOST_CLIENTS:
     raise folder_files.CannotTellError(
       f'the run has {config.num_clients:,} clients, and this program verifies runs of at most {_MOST_CLIENTS:,}.'

@@ -22,11 +22,9 @@ import numpy as np
 from quap_tff.common import checks
 from quap_tff.common.numbers import arrays
 from quap_tff.mechanisms.certified import config as configs
+from quap_tff.mechanisms.certified import guarantee
 from quap_tff.mechanisms.certified import privacy_filter
 from quap_tff.mechanisms.certified import weight_rules
-from quap_tff.mechanisms.held import planning as held_planning
-from quap_tff.mechanisms.noise import correlation as correlations
-from quap_tff.mechanisms.noise import held_noise
 from quap_tff.mechanisms.parts import participation as participations
 from quap_tff.mechanisms.parts import postprocessing
 
@@ -46,18 +44,6 @@ _TOO_MANY_COUNTS = (
 )
 
 
-class Planned(NamedTuple):
-  """What was chosen.
-
-  Attributes:
-    config: The configuration, with nothing left open.
-    averaging: The average that is to be published.
-  """
-
-  config: configs.CertifiedConfig
-  averaging: postprocessing.Averaging
-
-
 class _Choice(NamedTuple):
   objective: float
   config: configs.CertifiedConfig
@@ -69,7 +55,7 @@ def calibrated(
   cohorts: Sequence[Any],
   averaging: postprocessing.Averaging = postprocessing.LastIterate(),
   min_separation: Optional[int] = None,
-) -> Planned:
+) -> guarantee.Planned:
   """Chooses from a schedule what a configuration leaves open.
 
   The noise multiplier, a decay and an average are chosen to maximize J. Other coefficients of correlated noise are
@@ -90,13 +76,11 @@ def calibrated(
       for a round or for the noised counts of all its rounds, or if the schedule does not keep what is promised.
   """
   cohorts = checks.schedule(cohorts, config.num_clients)
-  if config.holds_noise:
-    return _held(config, cohorts, averaging)
   if config.num_rounds is None and cohorts:
     config = dataclasses.replace(config, num_rounds=len(cohorts))
   averages = averaging.candidates(len(cohorts))
   if config.is_calibrated and len(averages) == 1:
-    return Planned(config, averages[0])
+    return guarantee.Planned(config, averages[0])
   if not any(len(cohort) for cohort in cohorts):
     raise ValueError('Nobody takes part in any of the planned rounds, so no noise and no divisor can be chosen.')
   releases = [cohort for cohort in cohorts if len(cohort)]
@@ -109,10 +93,10 @@ def calibrated(
     best = max(choices, key=lambda choice: choice.objective)
     settled = [dataclasses.replace(config, correlation=best.config.correlation)]
   found = _chosen(settled[0], cohorts, averages, bounds, _MOST_CANDIDATES)
-  return Planned(found.config, found.averaging)
+  return guarantee.Planned(found.config, found.averaging)
 
 
-def share_of_ceiling(planned: Planned, cohorts: Sequence[Any]) -> float:
+def share_of_ceiling(planned: guarantee.Planned, cohorts: Sequence[Any]) -> float:
   """The signal-to-noise ratio of what is published, as a share of what no Gaussian mechanism can exceed.
 
       Σ_t v_t·Σ_i w_i(t) / √(vᵀΣv)  ≤  Σ_i μ_i
@@ -125,35 +109,13 @@ def share_of_ceiling(planned: Planned, cohorts: Sequence[Any]) -> float:
     cohorts: int[M_t], the schedule, in which every round has clients.
   """
   config = planned.config
-  sums = np.array([one.weights.sum(dtype=np.float64) for one in planned_rounds(config, cohorts)])
+  sums = np.array([one.weights.sum(dtype=np.float64) for one in config.simulated(cohorts)])
   published = np.cumsum(planned.averaging.shares(len(cohorts))[::-1])[::-1]
   multiplier = config.prices.noise_multiplier
   covariance = config.correlation.covariance(cohorts, [multiplier] * len(cohorts))
   limits = np.broadcast_to(np.sqrt(config.prices.limit), [config.num_clients])
   ceiling = limits[np.unique(np.concatenate(cohorts))].sum()
   return float(published @ sums / math.sqrt(published @ covariance @ published) / ceiling)
-
-
-def _held(config, cohorts, averaging) -> Planned:
-  """The plan of noise that clients hold."""
-  averages = averaging.candidates(len(cohorts))
-  if config.is_calibrated and len(averages) == 1:
-    return Planned(config, averages[0])
-  decay = 0.0 if config.threshold is not None else config.correlation.decay
-  decays = correlations.DECAYS if decay is None else (decay,)
-  found = held_planning.calibrated(cohorts, config.num_clients, config.prices.limit, config.dropout, averaging, decays)
-  weights = found.weights.astype(np.float32)
-  weights = np.where(weights > found.weights, np.nextafter(weights, np.float32(0)), weights)
-  planned = dataclasses.replace(
-    config,
-    noise_multiplier=found.noise_multiplier,
-    correlation=correlations.Held(found.decay),
-    divisor=found.divisor if config.divisor is None else config.divisor,
-    num_rounds=len(cohorts),
-    planned_weights=tuple(weights.tolist()),
-    most_clients=max(map(len, cohorts)),
-  )
-  return Planned(planned, found.averaging)
 
 
 def _chosen(config, cohorts, averages, bounds, num_candidates) -> _Choice:
@@ -248,63 +210,23 @@ def _candidates(config, cohorts, count) -> np.ndarray:
     raise ValueError(_TOO_MANY_COUNTS.format(epsilon=config.epsilon))
   exact = np.unique(np.sqrt(costs[reachable] / left[reachable]))
   chosen = np.unique(np.linspace(0, len(exact) - 1, count).round().astype(int))
-  bounds = configs.SMALLEST_MULTIPLIER, configs.LARGEST_MULTIPLIER
+  bounds = guarantee.SMALLEST_MULTIPLIER, guarantee.LARGEST_MULTIPLIER
   return np.unique(np.clip(exact[chosen] * (1 + _ROOM), *bounds))[::-1]
 
 
-class PlannedRound(NamedTuple):
-  """What a round gives if the schedule is followed.
-
-  Attributes:
-    weights: float32[M_t], the weights of its cohort.
-    spent_max: The largest share of the limit on μ² that any client has spent.
-  """
-
-  weights: np.ndarray
-  spent_max: float
-
-
-def planned_rounds(
+def simulated(
   config: configs.CertifiedConfig, cohorts: Sequence[Any], kept: Sequence[Optional[np.ndarray]] = ()
-) -> list[PlannedRound]:
-  """What the mechanism gives under a schedule, round by round.
-
-  Args:
-    config: The mechanism.
-    cohorts: int[M_t] ids for each round.
-    kept: float[M_t], the weights that a run really gave, from which its accounts go on; None, or no entry, for a round
-      in which they are not known. Without them, a last bit in which two processors differ would grow from round to
-      round where a budget is nearly spent.
-  """
-  if config.holds_noise:
-    return _held_rounds(config, cohorts, kept)
+) -> list[guarantee.PlannedRound]:
+  """See `guarantee.Guarantee.simulated`."""
   rounds, largest = [], 0.0
 
   def visit(index, weights, spent):
     nonlocal largest
     limit = privacy_filter.prices_of(config.prices, np.asarray(cohorts[index], np.int64)).limit
     largest = np.maximum(largest, (spent / limit).max(initial=0.0))  # NaN stays NaN.
-    rounds.append(PlannedRound(weights, float(largest)))
+    rounds.append(guarantee.PlannedRound(weights, float(largest)))
 
   _run(config, config.prices, cohorts, (), visit, kept)
-  return rounds
-
-
-def _held_rounds(config, cohorts, kept) -> list[PlannedRound]:
-  """The same for noise that clients hold. A round that somebody's budget does not pay for is not released."""
-  account = held_noise.opened(config.num_clients, config.noise_multiplier, config.correlation.decay)
-  planned, rounds, limit = np.asarray(config.planned_weights, np.float32), [], config.prices.limit
-  for index, cohort in enumerate(cohorts):
-    ids = np.asarray(cohort, np.int64)
-    sends = planned[ids] > 0
-    after = account.after(ids[sends], planned[ids][sends].astype(np.float64))
-    is_released = after.is_within(limit) and index < config.num_rounds
-    if index < len(kept) and kept[index] is not None:
-      is_released = bool((kept[index] > 0).any())
-    if is_released:
-      account = after
-    weights = planned[ids] * np.float32(is_released)
-    rounds.append(PlannedRound(weights, float(np.max(account.spent / limit, initial=0.0))))
   return rounds
 
 

@@ -41,6 +41,7 @@ from quap_tff.common.numbers import seeds
 from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.certified import clip_split
 from quap_tff.mechanisms.certified import config as configs
+from quap_tff.mechanisms.certified import guarantee
 from quap_tff.mechanisms.certified import planning
 from quap_tff.mechanisms.certified import privacy_filter
 from quap_tff.mechanisms.noise import integers
@@ -199,7 +200,7 @@ class CertifiedRounds(mechanism.Rounds):
       counted = tf.boolean_mask(reports['norm'], weights > 0)
       key = self.round_key(state.noise, client_ids)
       moved = config.clip.next_norm(clip, counted, lambda stddev: integers.count_noise(key, stddev))
-      clip = tf.minimum(moved, configs.LARGEST_CLIP)
+      clip = tf.minimum(moved, guarantee.LARGEST_CLIP)
     after = state._replace(
       clip=clip,
       noise=state.noise._replace(counter=state.noise.counter + tf.cast(tf.reduce_any(weights > 0), tf.int64)),
@@ -238,13 +239,7 @@ class CertifiedRounds(mechanism.Rounds):
 
 
 def admitted(
-  config: configs.CertifiedConfig,
-  client_ids: Any,
-  weights: Any,
-  participation: Any,
-  state: Any,
-  after: Any,
-  **more: Any,
+  config: guarantee.Guarantee, client_ids: Any, weights: Any, participation: Any, state: Any, after: Any, **more: Any
 ) -> mechanism.Round:
   """A round whose weights are decided. The server or the clients draw its noise.
 

@@ -87,10 +87,10 @@ class PublicPlan:
 
   @classmethod
   def of(cls, plan: Any) -> PublicPlan:
-    """That of a `quap_tff.CertifiedPlan` with `trust='secure_sum'`, or of its settled configuration."""
+    """That of a `quap_tff.CertifiedPlan` of a `quap_tff.HeldConfig`, or of its settled configuration."""
     config = getattr(plan, 'config', plan)
     if not config.holds_noise or not config.is_calibrated:
-      raise ValueError('A guard is for a settled plan in which clients hold the noise: trust="secure_sum".')
+      raise ValueError('A guard is for a settled plan in which clients hold the noise, of a quap_tff.HeldConfig.')
     return cls(
       weights=np.asarray(config.planned_weights, np.float32).astype(np.float64),
       limit=config.prices.limit,
@@ -216,7 +216,7 @@ class ClientGuard:
     """Goes on where its memory ends.
 
     Args:
-      plan: A `quap_tff.CertifiedPlan` with `trust='secure_sum'`, or its `PublicPlan`.
+      plan: A `quap_tff.CertifiedPlan` of a `quap_tff.HeldConfig`, or its `PublicPlan`.
       client_id: The client.
       key: The client's own secret: 32 bytes, or int64[4]. The key of its noise follows from it, the plan and the
         client, so that another plan has other noise. A second run of one plan needs another secret.

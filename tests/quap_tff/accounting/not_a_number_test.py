@@ -24,7 +24,6 @@ from quap_tff.certificates.folders import about as abouts
 from quap_tff.common.lazy import tf
 from quap_tff.common.numbers import samplers
 from quap_tff.common.numbers import tradeoff
-from quap_tff.mechanisms.certified import planning
 from quap_tff.mechanisms.certified import privacy_filter
 from quap_tff.mechanisms.certified import weight_rules
 from quap_tff.mechanisms.certified.config import CertifiedConfig
@@ -291,7 +290,7 @@ class TestFilter:
 
   def test_planning_under_a_correlation_without_a_price(self):
     with pytest.raises(ValueError):
-      planning.calibrated(_certified(correlation=_Broken()), [[0, 1], [1, 2]])
+      _certified(correlation=_Broken()).settled([[0, 1], [1, 2]])
 
   @pytest.mark.parametrize('most, apart, releases', [(0, 1, 5), (1, 0, 5), (1, 1, 0), (-1, 1, 5)])
   def test_a_worst_case_of_nobody(self, most, apart, releases):
@@ -301,4 +300,4 @@ class TestFilter:
   @pytest.mark.parametrize('cohorts', [[], [[]], [[], []]])
   def test_an_empty_plan(self, cohorts):
     with pytest.raises(ValueError, match='Nobody takes part'):
-      planning.calibrated(_certified(), cohorts)
+      _certified().settled(cohorts)

@@ -13,7 +13,6 @@ from quap_tff.auditing import distinguisher
 from quap_tff.auditing import lower_bounds
 from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms.certified import config as certified_configs
-from quap_tff.mechanisms.certified import planning
 from quap_tff.mechanisms.certified import rounds as certified
 from quap_tff.mechanisms.certified import weight_rules
 from quap_tff.mechanisms.noise import correlation as correlations
@@ -47,12 +46,12 @@ def _config(noise='independent', weights='uniform', **more):
     own_epsilon=(1.0, 3.0) * (_CLIENTS // 2) if weight_rules.RULES[weights].needs_own_bounds else None,
     **more,
   )
-  return planning.calibrated(config, _SCHEDULE).config
+  return config.settled(_SCHEDULE).config
 
 
 def _claims(config):
   """μ of each client, float64[N]."""
-  weights = [planned.weights for planned in planning.planned_rounds(config, _SCHEDULE)]
+  weights = [planned.weights for planned in config.simulated(_SCHEDULE)]
   return np.sqrt(config.correlation.squared_norms(_SCHEDULE, weights, _CLIENTS)) / config.noise_multiplier
 
 
@@ -113,7 +112,7 @@ class TestBrokenMechanismsAreCaught:
   def test_weights_that_are_ignored(self, monkeypatch):
     config, real = _config(weights='spend_evenly'), certified.CertifiedRounds.contribution
     claims = _claims(config)
-    assert max(planned.weights.max() for planned in planning.planned_rounds(config, _SCHEDULE)) <= 1
+    assert max(planned.weights.max() for planned in config.simulated(_SCHEDULE)) <= 1
     in_full = lambda self, update, report, announced, clip=None: real(
       self, update, report, dict(announced, weights=tf.ones([_CLIENTS]))
     )

@@ -45,7 +45,7 @@ def _set(*place, value):
 def _refit(path):
   """Makes the ledger and clients.csv anew, as the changed mechanism would have them."""
   value = made.read(path, _MECHANISM)
-  config = folders._mechanism(value['mechanism'])
+  config = folders._mechanism(value['trust'], value['mechanism'])
   schedule, attendance = folders._schedule(str(path), config)
   plan = plans.CertifiedPlan(
     config,
@@ -105,7 +105,6 @@ _VALUES = {
   'a float for an integer': (('mechanism', 'num_clients', 6.0), 'num_clients must be an integer'),
   'a truth for a number': (('mechanism', 'num_clients', True), 'num_clients must be an integer'),
   'a text for a number': (('mechanism', 'delta', '1e-05'), 'delta must be a finite number'),
-  'minus zero': (('mechanism', 'dropout', -0.0), _WRITTEN),
   'a parameter in another way': (('mechanism', 'weights', 'participation:beta=2.0,alpha=0.5'), _WRITTEN),
   'a default that is left out': (('mechanism', 'weights', 'participation'), _WRITTEN),
   'another maker': (('made_by', 'an auditor'), 'made_by must be'),
@@ -169,7 +168,10 @@ _VALUES = {
 }
 # The same without a trusted server.
 _VALUES_OF_HELD = {
-  'another trust': (('mechanism', 'trust', 'server'), 'is for trust="secure_sum"'),
+  'another trust': (('trust', 'server'), 'is damaged'),
+  'an unknown trust': (('trust', 'nobody'), "Unknown trust 'nobody'"),
+  'minus zero': (('mechanism', 'dropout', -0.0), _WRITTEN),
+  'no dropout': (('mechanism', 'dropout', None), 'dropout must be a finite number'),
   'fewer colluders than there could be': (('colluders', [6]), 'at most 5 can collude'),
   'weights of others': (('mechanism', 'planned_weights', [0.5]), 'planned_weights must be float[6]'),
   'a key that leaves': (
@@ -223,7 +225,6 @@ class TestMechanism:
       (('mechanism', 'participation', 'count_during_warmup', 1), 'count_during_warmup must be true or false'),
       (('mechanism', 'participation', 'count_during_warmup', 'yes'), 'count_during_warmup must be true or false'),
       (('mechanism', 'participation', 'count_during_warmup', {'client 7': 3}), 'must be true or false'),
-      (('mechanism', 'dropout', None), 'dropout must be a finite number'),
     ],
   )
   def test_what_nothing_else_depends_on(self, place, words, certified, capsys):

@@ -26,10 +26,9 @@ from quap_tff.certificates import page
 from quap_tff.certificates.folders import folder as folders
 from quap_tff.certificates.folders import folder_files
 from quap_tff.common import files
-from quap_tff.mechanisms.certified import planning
-from quap_tff.mechanisms.certified.config import CertifiedConfig
 from quap_tff.mechanisms.noise import correlation
 from quap_tff.mechanisms.parts import layers
+from tests.quap_tff import guarantees
 
 NUM_CLIENTS = 6
 SCHEDULE = ([0, 3, 4], [1, 2], [], [4, 3, 2, 0])
@@ -40,12 +39,12 @@ WEIGHTS = (np.zeros((3, 2), np.float32), np.ones(2, np.float32))
 ABOUT = certificates.About(
   'my data', 'I drew them with a <public> seed.', 'By theory.', 'Forty pictures.', tests=4, test_accuracy=0.5
 )
-HELD = {'trust': 'secure_sum', 'correlation': correlation.Held(0.5)}
+HELD = {'correlation': correlation.Held(0.5)}
 
 
 def plan(options=(), schedule=SCHEDULE, num_clients=NUM_CLIENTS, epsilon=3.0, delta=1e-5, **config):
   """A plan with the `leaving` of its process, which was never built."""
-  config = CertifiedConfig(num_clients, epsilon, delta, **config)
+  config = guarantees.make(num_clients=num_clients, epsilon=epsilon, delta=delta, **config)
   found = plans.CertifiedPlan(config, schedule, **{'model': MODEL, **dict(options)})
   found.leaving = leaving(found)
   return found
@@ -65,7 +64,7 @@ def leaving(of):
 def ledger(of, rounds=None):
   """The ledger of the first rounds of a plan; by default of all."""
   found, clip = of.new_ledger(), float(np.float32(of.config.clip.initial_norm))
-  planned = planning.planned_rounds(of.config, of.expected)
+  planned = of.config.simulated(of.expected)
   for cohort, one in list(zip(of.expected, planned))[:rounds]:
     found.append(accounting.RoundRecord(*of.config.cost(cohort, one.weights.astype(np.float64), clip)))
   return found

@@ -11,18 +11,18 @@ import tensorflow_federated as tff
 from quap_tff import plans
 from quap_tff import runtime
 from quap_tff.mechanisms import sparsity
-from quap_tff.mechanisms.certified.config import CertifiedConfig
 from quap_tff.mechanisms.held import guarded_clients
 from quap_tff.mechanisms.noise import correlation
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.training import heterogeneity
+from tests.quap_tff import guarantees
 from tests.quap_tff import linear_model
 
 pytestmark = pytest.mark.slow
 
 _SCHEDULE = [np.array([0, 2, 3]), np.array([1, 2]), np.array([0, 2, 3])]
 _SECRET = b'of the simulation'
-_HELD = dict(trust='secure_sum', correlation=correlation.Held(0.5))
+_HELD = dict(correlation=correlation.Held(0.5))
 _PLANS = {
   'independent': ({}, {}),
   'ar1': (dict(correlation=correlation.Ar1(0.9), num_rounds=3), {}),
@@ -30,14 +30,14 @@ _PLANS = {
   'sparse': ({}, dict(sparsity=sparsity.RandomMask(0.5))),
   'fedvarp': ({}, dict(extension=heterogeneity.FedVarp(memory='released'))),
   'held': (_HELD, {}),
-  'held, independent': (dict(trust='secure_sum', correlation=correlation.Held(0.0), threshold=0.5), {}),
+  'held, independent': (dict(correlation=correlation.Held(0.0), threshold=0.5), {}),
 }
 
 
 def _plan(name):
   changes, options = _PLANS[name]
   values = dict(num_clients=4, epsilon=3.0, delta=1e-5, clip=clip_rules.Fixed(0.5), noise_seed=3)
-  return plans.CertifiedPlan(CertifiedConfig(**{**values, **changes}), _SCHEDULE, **options)
+  return plans.CertifiedPlan(guarantees.make(**{**values, **changes}), _SCHEDULE, **options)
 
 
 def _clients(plan, round_num):

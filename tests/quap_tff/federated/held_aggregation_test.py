@@ -9,8 +9,8 @@ from quap_tff import plans
 from quap_tff import runtime
 from quap_tff.certificates.folders import evidence
 from quap_tff.federated import leaving_clients
-from quap_tff.mechanisms.certified.config import CertifiedConfig
 from quap_tff.mechanisms.held import guarded_clients
+from quap_tff.mechanisms.held.config import HeldConfig
 from quap_tff.mechanisms.noise import correlation
 from quap_tff.mechanisms.parts import clip_rules
 from tests.quap_tff import linear_model
@@ -21,13 +21,8 @@ _SCHEDULE = [np.array([0, 2, 3]), np.array([1, 2]), np.array([0, 2, 3])]
 
 
 def _plan(**options):
-  config = CertifiedConfig(
-    num_clients=4,
-    epsilon=3.0,
-    delta=1e-5,
-    trust='secure_sum',
-    correlation=correlation.Held(0.5),
-    clip=clip_rules.Fixed(0.5),
+  config = HeldConfig(
+    num_clients=4, epsilon=3.0, delta=1e-5, correlation=correlation.Held(0.5), clip=clip_rules.Fixed(0.5)
   )
   return plans.CertifiedPlan(config, _SCHEDULE, **options)
 

@@ -7,11 +7,11 @@ import pytest
 
 from quap_tff import plans
 from quap_tff.mechanisms import sparsity
-from quap_tff.mechanisms.certified.config import CertifiedConfig
 from quap_tff.mechanisms.noise import banded
 from quap_tff.mechanisms.noise import correlation
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.training import heterogeneity
+from tests.quap_tff import guarantees
 from tests.quap_tff import linear_model
 
 pytestmark = pytest.mark.slow
@@ -57,12 +57,12 @@ _SHARES = {'held': correlation.Held(0.5), 'independent': correlation.Held(0.0)}
 
 
 def _plan(extension=None, options=(), **config):
-  config = CertifiedConfig(4, 3.0, 1e-5, **{'clip': clip_rules.Fixed(0.5), **config})
+  config = guarantees.make(**{'clip': clip_rules.Fixed(0.5), **config})
   return plans.CertifiedPlan(config, _SCHEDULE, extension=extension, **dict(options))
 
 
 def _held(extension=None, options=(), noise='held', **config):
-  return _plan(extension, options, trust='secure_sum', correlation=_SHARES[noise], **config)
+  return _plan(extension, options, correlation=_SHARES[noise], **config)
 
 
 def _leaving(plan):

@@ -18,6 +18,7 @@ from quap_tff.mechanisms.certified.privacy_filter import Standing
 from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts.layers import Layer
+from tests.quap_tff import guarantees
 
 
 def _view(rates=None, in_warmup=False, planned=None, **overrides):
@@ -36,7 +37,7 @@ def _view(rates=None, in_warmup=False, planned=None, **overrides):
 
 def _config(**overrides):
   values = dict(num_clients=4, epsilon=3.0, delta=1e-5, noise_multiplier=5.0, divisor=2.0)
-  return CertifiedConfig(**{**values, **overrides})
+  return guarantees.make(**{**values, **overrides})
 
 
 class TestCertifiedConfig:
@@ -131,7 +132,7 @@ class TestRounding:
       wide.slack(100)
 
   def test_the_draws_of_both_shares_count(self):
-    held = dict(trust='secure_sum', planned_weights=(1.0,) * 4, most_clients=4, num_rounds=7, delta=3e-21)
+    held = dict(planned_weights=(1.0,) * 4, most_clients=4, num_rounds=7, delta=3e-21)
     _config(correlation=correlations.Held(0.5), **held).slack(100)
     for decay, draws in ((0.0, 1), (0.5, 3)):  # With a memory: V, W, and the noise that replaces W.
       config = _config(correlation=correlations.Held(decay), **held)
@@ -151,13 +152,7 @@ class TestRounding:
     [
       {},
       dict(correlation=correlations.Ar1(0.9)),
-      dict(
-        correlation=correlations.Held(0.7),
-        noise_multiplier=0.5,
-        trust='secure_sum',
-        planned_weights=(1.0,) * 1000,
-        most_clients=100,
-      ),
+      dict(correlation=correlations.Held(0.7), noise_multiplier=0.5, planned_weights=(1.0,) * 1000, most_clients=100),
     ],
   )
   def test_a_hundred_million_weights_over_two_thousand_rounds_are_accepted(self, changes):

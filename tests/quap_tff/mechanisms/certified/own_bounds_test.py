@@ -13,7 +13,6 @@ from quap_tff.certificates.folders import about as abouts
 from quap_tff.common.lazy import tf
 from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms.certified import config as configs
-from quap_tff.mechanisms.certified import planning
 from quap_tff.mechanisms.certified import privacy_filter
 from quap_tff.mechanisms.certified import weight_rules
 from quap_tff.mechanisms.noise import correlation as correlations
@@ -84,9 +83,7 @@ class TestWeights:
     rounds = 200
     schedule = [np.arange(6)] * rounds
     plan = plans.CertifiedPlan(_config(weights=rule), schedule)
-    squares = np.sum(
-      [r.weights.astype(np.float64) ** 2 for r in planning.planned_rounds(plan.config, schedule)], axis=0
-    )
+    squares = np.sum([r.weights.astype(np.float64) ** 2 for r in plan.config.simulated(schedule)], axis=0)
     spent = np.sqrt(squares) / plan.config.noise_multiplier
     chosen = np.array([tradeoff.mu_at_most(own * _KEPT, _DELTA * _KEPT) for own in _OWN])
     assert (spent <= chosen).all()
@@ -101,10 +98,10 @@ class TestFilter:
     for seed in range(3):
       cohorts = _cohorts(seed)
       # Less noise than planned, so that the filter and not the rule decides.
-      config = planning.calibrated(_config(weights=rule, correlation=noise), cohorts).config
+      config = _config(weights=rule, correlation=noise).settled(cohorts).config
       config = dataclasses.replace(config, noise_multiplier=config.noise_multiplier / 3)
       plan = plans.CertifiedPlan(config, cohorts, model=_MODEL)
-      found = planning.planned_rounds(config, cohorts)
+      found = config.simulated(cohorts)
       ledger = plan.new_ledger()
       for cohort, one in zip(cohorts, found):
         ledger.append(accounting.RoundRecord(*config.cost(cohort, one.weights.astype(np.float64), 1.0)))
@@ -117,11 +114,11 @@ class TestFilter:
 
   def test_the_server_gives_the_planned_weights(self):
     cohorts = _cohorts(7)
-    config = planning.calibrated(_config(), cohorts).config
+    config = _config().settled(cohorts).config
     config = dataclasses.replace(config, noise_multiplier=config.noise_multiplier / 2)
     process = rounds.Process(config, [[1]])
     state = process.initialize()
-    for cohort, planned in zip(cohorts, planning.planned_rounds(config, cohorts)):
+    for cohort, planned in zip(cohorts, config.simulated(cohorts)):
       state, _, measurements = process.next(state, [[[0.0]]] * len(cohort), [int(i) for i in cohort])
       np.testing.assert_allclose(state.weights[cohort], planned.weights, rtol=1e-6)
       assert float(measurements['spent_max']) == pytest.approx(planned.spent_max, rel=1e-5)
@@ -138,7 +135,7 @@ class TestFilter:
     uniform = plans.CertifiedPlan(_config(own_epsilon=None, weights=weight_rules.Uniform()), cohorts)
     scaled = plans.CertifiedPlan(_config(own_epsilon=(2.0,) * 6), cohorts)
     assert scaled.config.noise_multiplier == uniform.config.noise_multiplier
-    for a, b in zip(*(planning.planned_rounds(plan.config, cohorts) for plan in (uniform, scaled))):
+    for a, b in zip(*(plan.config.simulated(cohorts) for plan in (uniform, scaled))):
       np.testing.assert_array_equal(a.weights, b.weights)
 
 

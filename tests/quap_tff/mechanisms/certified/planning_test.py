@@ -17,6 +17,7 @@ from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import postprocessing
 from quap_tff.mechanisms.parts.participation import ParticipationConfig
+from tests.quap_tff import guarantees
 from tests.quap_tff import rounds
 
 # The part of ε and δ that is not kept for what rounding costs, and the largest μ at (3, 1e-5).
@@ -53,7 +54,7 @@ def _run(config, cohorts):
 
 
 def _calibrated(config, cohorts):
-  return planning.calibrated(config, cohorts).config
+  return config.settled(cohorts).config
 
 
 class TestCalibrated:
@@ -198,8 +199,8 @@ class TestPopulation:
         num_rounds=12,
         participation=ParticipationConfig(rate=rate, warmup_rounds=2),
       )
-      planned = planning.calibrated(config, schedule).config
-      rounds = planning.planned_rounds(planned, schedule)
+      planned = config.settled(schedule).config
+      rounds = planned.simulated(schedule)
       results.append((planned.noise_multiplier, planned.divisor, planned.correlation, rounds))
     assert results[0][:3] == results[1][:3]
     for few, many in zip(results[0][3], results[1][3]):
@@ -214,8 +215,8 @@ class TestPopulation:
     )
     cohorts = self.schedule(10**6, rounds=20, size=50)
     config = _config(10**6, weights=weight_rules.Online(), correlation=correlations.Ar1(0.5), num_rounds=20)
-    planned = planning.calibrated(config, cohorts).config
-    planning.planned_rounds(planned, cohorts)
+    planned = config.settled(cohorts).config
+    planned.simulated(cohorts)
     assert set(opened) == {len(np.unique(np.concatenate(cohorts)))} and max(opened) <= 1000
 
   @pytest.mark.parametrize('weights, correlation', RULES)
@@ -228,11 +229,11 @@ class TestPopulation:
       'opened',
       lambda count, buffers, leading=(): opened.append(count * math.prod(leading)) or original(count, buffers, leading),
     )
-    together = planning.calibrated(config, self.schedule(30))
+    together = config.settled(self.schedule(30))
     largest = max(opened)
     opened.clear()
     monkeypatch.setattr(planning, '_MOST_ACCOUNTS', 100)
-    assert planning.calibrated(config, self.schedule(30)) == together
+    assert config.settled(self.schedule(30)) == together
     assert max(opened) <= 100 < largest
 
   def test_planned_and_real_weights_agree(self):
@@ -241,7 +242,7 @@ class TestPopulation:
       _config(40, weights=weight_rules.Online(), correlation=correlations.Ar1(0.5), num_rounds=12), cohorts
     )
     state, ledger = _run(config, cohorts)
-    for index, planned in enumerate(planning.planned_rounds(config, cohorts)):
+    for index, planned in enumerate(config.simulated(cohorts)):
       entries = slice(*ledger.state_dict()['offsets'][index : index + 2])
       np.testing.assert_allclose(ledger.state_dict()['weights'][entries], planned.weights, rtol=1e-6)
     assert planned.spent_max == pytest.approx(float(np.max(state.accounts.spent)) / config.prices.limit, rel=1e-6)
@@ -250,14 +251,14 @@ class TestPopulation:
 class TestShareOfCeiling:
   def test_everyone_in_one_round_reaches_it(self):
     config = CertifiedConfig(num_clients=4, epsilon=3.0, delta=1e-5, weights=weight_rules.Uniform())
-    planned = planning.calibrated(config, [range(4)])
+    planned = config.settled([range(4)])
     assert planning.share_of_ceiling(planned, [range(4)]) == pytest.approx(1, rel=1e-6)
 
   def test_independent_noise_of_a_last_iterate(self):
     # Every round has a new client alone, so each spends its limit at once: T·μ/√T of T·μ.
     config = CertifiedConfig(num_clients=4, epsilon=3.0, delta=1e-5, weights=weight_rules.Uniform())
     cohorts = [[0], [1], [2], [3]]
-    assert planning.share_of_ceiling(planning.calibrated(config, cohorts), cohorts) == pytest.approx(0.5, rel=1e-6)
+    assert planning.share_of_ceiling(config.settled(cohorts), cohorts) == pytest.approx(0.5, rel=1e-6)
 
   @pytest.mark.parametrize('trust', ['server', 'secure_sum'])
   def test_correlated_noise_comes_nearer_and_does_not_pass_it(self, trust):
@@ -266,7 +267,7 @@ class TestShareOfCeiling:
     shares = []
     for decay in (0.0, None):
       noise = correlations.Ar1(decay) if trust == 'server' else correlations.Held(decay)
-      rule = weight_rules.SpendEvenly() if trust == 'server' else weight_rules.Uniform()
-      config = CertifiedConfig(num_clients=20, epsilon=3.0, delta=1e-5, correlation=noise, weights=rule, trust=trust)
-      shares.append(planning.share_of_ceiling(planning.calibrated(config, cohorts, postprocessing.Planned()), cohorts))
+      rule = dict(weights=weight_rules.SpendEvenly()) if trust == 'server' else {}
+      config = guarantees.make(num_clients=20, correlation=noise, **rule)
+      shares.append(planning.share_of_ceiling(config.settled(cohorts, postprocessing.Planned()), cohorts))
     assert 1.2 * shares[0] < shares[1] <= 1

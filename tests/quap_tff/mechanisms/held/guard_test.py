@@ -17,6 +17,7 @@ from quap_tff.mechanisms.certified.config import CertifiedConfig
 from quap_tff.mechanisms.held import guard
 from quap_tff.mechanisms.held import guard_memory
 from quap_tff.mechanisms.held import guarded_clients
+from quap_tff.mechanisms.held.config import HeldConfig
 from quap_tff.mechanisms.noise import correlation
 from quap_tff.mechanisms.parts import clip_rules
 
@@ -26,8 +27,8 @@ _KEY = bytes(range(32))
 
 
 def _plan(schedule=_SCHEDULE, decay=0.5, **changes):
-  config = CertifiedConfig(
-    **dict(num_clients=_CLIENTS, epsilon=3.0, delta=1e-5, trust='secure_sum', clip=clip_rules.Fixed(0.5)),
+  config = HeldConfig(
+    **dict(num_clients=_CLIENTS, epsilon=3.0, delta=1e-5, clip=clip_rules.Fixed(0.5)),
     correlation=correlation.Held(decay),
     **changes,
   )
@@ -103,7 +104,7 @@ class TestAnswer:
     assert float(sent) > 0.3 and guard.PublicPlan.of(config).weights[0] == sent
 
   def test_a_plan_that_holds_no_noise_has_no_guards(self):
-    with pytest.raises(ValueError, match='trust="secure_sum"'):
+    with pytest.raises(ValueError, match='of a quap_tff.HeldConfig'):
       guard.ClientGuard(CertifiedConfig(_CLIENTS, 3.0, 1e-5, 2.0, divisor=1.0), 0, _KEY)
 
 

@@ -155,7 +155,7 @@ class TestAccount:
     rates = rng.beta(0.7, 0.7, 6)
     cohorts = [np.flatnonzero(rng.uniform(size=6) < rates) for _ in range(rounds)]
     weights = np.zeros([rounds, 6])
-    for t, (cohort, found) in enumerate(zip(cohorts, planning.planned_rounds(config, cohorts))):
+    for t, (cohort, found) in enumerate(zip(cohorts, config.simulated(cohorts))):
       weights[t, cohort] = found.weights
     assert not weights[planned:].any()
     releases = weights[weights.any(axis=1)]
@@ -172,9 +172,7 @@ class TestAccount:
     config = _config(epsilon=3.0, correlation=correlation, clip=clip, weights=weight_rules.Online(), num_rounds=15)
     plan = plans.CertifiedPlan(config, cohorts)
     ledger = plan.new_ledger()
-    for (state, _, measurements), cohort, expected in zip(
-      _rounds(config, cohorts), cohorts, planning.planned_rounds(config, cohorts)
-    ):
+    for (state, _, measurements), cohort, expected in zip(_rounds(config, cohorts), cohorts, config.simulated(cohorts)):
       np.testing.assert_allclose(state.weights[cohort], expected.weights, rtol=1e-6)
       assert float(measurements['spent_max']) == pytest.approx(expected.spent_max, rel=1e-6)
       ledger.append(plan.recorded(state, measurements, cohort))
@@ -194,7 +192,7 @@ class TestAccount:
     plan, kept = plans.CertifiedPlan(config, cohorts), []
     ledger = plan.new_ledger()
     for t, cohort in enumerate(cohorts):
-      weights = planning.planned_rounds(config, cohorts[: t + 1], kept)[t].weights
+      weights = config.simulated(cohorts[: t + 1], kept)[t].weights
       kept.append(np.float32(weights * (1 - 2e-7 * rng.uniform(size=len(cohort)))))
       all_weights = np.zeros(6, np.float32)
       all_weights[cohort] = kept[-1]
@@ -202,7 +200,7 @@ class TestAccount:
       ledger.append(plan.recorded(state, dict(clipping_norm=0.5, cohort_size=len(cohort)), cohort))
     assert evidence.ledger_problems(plan, ledger) == []
     # Without the weights that there were, rounds near the end of a budget come out otherwise.
-    alone = planning.planned_rounds(config, cohorts)
+    alone = config.simulated(cohorts)
     assert not all(np.allclose(one.weights, given, rtol=1e-5, atol=0) for one, given in zip(alone, kept))
 
   def test_a_client_that_stays_away_is_charged_for_being_seen(self):
@@ -220,17 +218,17 @@ class TestPlanning:
     from quap_tff.mechanisms.parts import postprocessing
 
     config = _config(epsilon=3.0, noise_multiplier=None, divisor=None, correlation=Ar1(), weights=weight_rules.Online())
-    chosen, averaging = planning.calibrated(config, self._COHORTS, postprocessing.Planned())
+    chosen, averaging = config.settled(self._COHORTS, postprocessing.Planned())
     assert 0.5 < chosen.correlation.decay < 0.999 and chosen.is_calibrated
     assert averaging in postprocessing.Planned().candidates(40)
     # Everyone in every round: each participation overlaps with all the others, and independent noise is as good.
-    everyone, _ = planning.calibrated(config, [np.arange(6)] * 10)
+    everyone, _ = config.settled([np.arange(6)] * 10)
     assert everyone.correlation.decay < chosen.correlation.decay
 
   def test_the_published_accounting_asks_for_more_noise(self):
     config = _config(epsilon=3.0, noise_multiplier=None, divisor=None, correlation=Ar1(0.9))
-    exact, _ = planning.calibrated(config, self._COHORTS)
-    worst, _ = planning.calibrated(dataclasses.replace(config, weights=weight_rules.WorstCase()), self._COHORTS)
+    exact, _ = config.settled(self._COHORTS)
+    worst, _ = dataclasses.replace(config, weights=weight_rules.WorstCase()).settled(self._COHORTS)
     releases = [cohort for cohort in self._COHORTS if len(cohort)]
     most, apart = planning.participation_bounds(releases, 6)
     rounds = [np.flatnonzero([client in cohort for cohort in releases]) for client in range(6)]
@@ -238,7 +236,7 @@ class TestPlanning:
     norm = Ar1(0.9).worst_case(most, apart, len(releases))
     assert worst.noise_multiplier == pytest.approx(norm / math.sqrt(config.prices.limit), rel=1e-6)
     assert worst.noise_multiplier > exact.noise_multiplier
-    assert all((found.weights == 1).all() for found in planning.planned_rounds(worst, self._COHORTS))
+    assert all((found.weights == 1).all() for found in worst.simulated(self._COHORTS))
 
   @pytest.mark.parametrize('noise', [Ar1(0.9), Blt(), Banded(3)])
   def test_noise_for_a_promised_separation_is_known_before_a_cohort_is_drawn(self, noise):
@@ -249,9 +247,9 @@ class TestPlanning:
     for seed in range(3):
       model = cohorts_lib.make('separated:min_separation=3', 30, 5, seed)
       schedule = [model.cohort(t) for t in range(1, 21)]
-      planned = planning.calibrated(config, schedule, min_separation=3).config
+      planned = config.settled(schedule, min_separation=3).config
       drawn.append((planned.noise_multiplier, planned.correlation))
-      assert all((found.weights == 1).all() for found in planning.planned_rounds(planned, schedule))
+      assert all((found.weights == 1).all() for found in planned.simulated(schedule))
     assert len(set(drawn)) == 1
     multiplier, settled = drawn[0]
     # The worst of all clients that the promise allows, by brute force: 20 rounds, at most 7 of them, 3 apart.
@@ -262,15 +260,15 @@ class TestPlanning:
   def test_a_schedule_that_breaks_its_promise_is_refused(self):
     config = _config(epsilon=3.0, noise_multiplier=None, correlation=Ar1(0.9), weights=weight_rules.WorstCase())
     with pytest.raises(ValueError, match='at least 3 apart, by min_separation, .* comes again after 2'):
-      planning.calibrated(config, [[0], [1], [0], [2]], min_separation=3)
+      config.settled([[0], [1], [0], [2]], min_separation=3)
     # Nobody comes twice.
-    planning.calibrated(config, [[0], [1]], min_separation=3)
+    config.settled([[0], [1]], min_separation=3)
 
   @pytest.mark.parametrize('rounds', [[[0]] * 3, [[0], [], [1], [0]]])
   def test_more_bands_than_rounds_are_refused(self, rounds):
     config = _config(epsilon=3.0, noise_multiplier=None, divisor=None, correlation=Banded(4))
     with pytest.raises(ValueError, match='bands=4 needs at least as many planned rounds .*, found 3. Use fewer'):
-      planning.calibrated(config, rounds)
+      config.settled(rounds)
     with pytest.raises(ValueError, match='bands=4 needs at least'):
       _config(correlation=Banded(4, (0.5, 0.2, 0.1)), num_rounds=3)
 
@@ -282,10 +280,10 @@ class TestPlanning:
     """The client that spends most comes close to its budget and not over it, by ‖C·w_i‖ written out in full."""
     schedule = [np.sort(np.random.default_rng(t).choice(6, 2, replace=False)) for t in range(20)]
     config = _config(epsilon=3.0, noise_multiplier=None, divisor=None, correlation=noise, weights=rule)
-    planned = planning.calibrated(config, schedule).config
+    planned = config.settled(schedule).config
     assert planned.is_calibrated and type(planned.correlation) is type(noise)
     weights = np.zeros([20, 6])
-    for t, (cohort, found) in enumerate(zip(schedule, planning.planned_rounds(planned, schedule))):
+    for t, (cohort, found) in enumerate(zip(schedule, planned.simulated(schedule))):
       weights[t, cohort] = found.weights
     matrix = scipy.linalg.toeplitz(planned.correlation.coefficients(20), np.zeros(20))
     spent = np.square(matrix @ weights).sum(axis=0) / planned.noise_multiplier**2
@@ -298,7 +296,7 @@ class TestPlanning:
     rng = np.random.default_rng(0)
     config = _config(num_clients=10_000, correlation=Ar1(0.9), noise_multiplier=None, divisor=None)
     cohorts = [rng.choice(10_000, 100, replace=False) for _ in range(50)]
-    chosen, _ = planning.calibrated(config, cohorts)
+    chosen, _ = config.settled(cohorts)
     assert chosen.num_rounds == 50 and chosen.noise_multiplier > 0
 
 

@@ -1,4 +1,4 @@
-"""Tests of `mechanisms.certified.held_rounds`: clients with guards, the noise that they send, and the server's game."""
+"""Tests of `mechanisms.held.rounds`: clients with guards, the noise that they send, and the server's game."""
 
 import dataclasses
 import math
@@ -10,10 +10,9 @@ import tensorflow as tf
 from quap_tff import plans
 from quap_tff.auditing import distinguisher
 from quap_tff.mechanisms import playing
-from quap_tff.mechanisms.certified import planning
-from quap_tff.mechanisms.certified.config import CertifiedConfig
 from quap_tff.mechanisms.held import guard
 from quap_tff.mechanisms.held import guarded_clients
+from quap_tff.mechanisms.held.config import HeldConfig
 from quap_tff.mechanisms.noise import correlation
 from quap_tff.mechanisms.noise import held_noise
 from quap_tff.mechanisms.noise import integer_noise
@@ -31,16 +30,9 @@ def _schedule(rounds=8, size=4, population=9, seed=5):
 
 
 def _config(schedule=None, decay=0.7, **changes):
-  values = dict(
-    num_clients=9,
-    epsilon=3.0,
-    delta=1e-5,
-    correlation=correlation.Held(decay),
-    trust='secure_sum',
-    clip=clip_rules.Fixed(0.5),
-  )
-  config = CertifiedConfig(**{**values, **changes})
-  return planning.calibrated(config, _schedule() if schedule is None else schedule).config
+  values = dict(num_clients=9, epsilon=3.0, delta=1e-5, correlation=correlation.Held(decay), clip=clip_rules.Fixed(0.5))
+  config = HeldConfig(**{**values, **changes})
+  return config.settled(_schedule() if schedule is None else schedule).config
 
 
 def _keys(count=9, seed=3):
@@ -95,7 +87,7 @@ class TestAccount:
     config = _config(schedule)
     rounds, came, guarded = config.for_model(_SPECS, _LAYERS), [cohort[1:] for cohort in schedule], _guarded(config)
     state = rounds.initial_state()
-    for round_num, (cohort, planned) in enumerate(zip(came, planning.planned_rounds(config, came)), 1):
+    for round_num, (cohort, planned) in enumerate(zip(came, config.simulated(came)), 1):
       played = _play(rounds, state, guarded.answers(round_num, cohort))
       state = played.state
       np.testing.assert_array_equal(played.admitted.weights, planned.weights)
@@ -349,8 +341,6 @@ class TestRefusals:
       (dict(correlation=correlation.Blt()), 'clients hold the noise'),
       (dict(correlation=correlation.Ar1(0.5)), 'clients hold the noise'),
       (dict(clip=clip_rules.PrivateQuantile(count_stddev=20.0)), 'nobody sees the norms'),
-      (dict(trust='server'), 'is for trust="secure_sum"'),
-      (dict(trust='nobody'), 'trust'),
       (dict(dropout=0.95), 'dropout'),
       (dict(planned_weights=(1.0,)), 'planned_weights'),
     ],

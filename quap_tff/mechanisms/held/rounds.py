@@ -24,8 +24,8 @@ import tensorflow as tf
 
 from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.certified import clip_split
-from quap_tff.mechanisms.certified import config as configs
 from quap_tff.mechanisms.certified import rounds as certified
+from quap_tff.mechanisms.held import config as configs
 from quap_tff.mechanisms.held import guard
 from quap_tff.mechanisms.noise import integer_noise
 from quap_tff.mechanisms.parts import clip_rules
@@ -68,7 +68,7 @@ class HeldRounds(mechanism.Rounds):
   own_fields = {'answer': "the answer of the client's guard"}
   kept_fields = ('noise_key',)
 
-  def __init__(self, config: configs.CertifiedConfig, specs: Sequence[Any], layers: Sequence[layers_lib.Layer]):
+  def __init__(self, config: configs.HeldConfig, specs: Sequence[Any], layers: Sequence[layers_lib.Layer]):
     certified.check_dtypes(specs)
     self.config, self.specs = config, specs
     self._sizes = [math.prod(spec.shape) for spec in specs]

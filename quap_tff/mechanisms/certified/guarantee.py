@@ -1,0 +1,305 @@
+"""What both certified mechanisms share as values: clipping, budgets and account."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+import dataclasses
+import math
+from typing import Any, ClassVar, NamedTuple, Optional, TYPE_CHECKING
+
+import numpy as np
+
+from quap_tff.common import checks
+from quap_tff.common import registry
+from quap_tff.common.numbers import slack as slacks
+from quap_tff.common.numbers import tradeoff
+from quap_tff.mechanisms import mechanism
+from quap_tff.mechanisms.certified import clip_split as clip_splits
+from quap_tff.mechanisms.certified import privacy_filter
+from quap_tff.mechanisms.certified import weight_rules
+from quap_tff.mechanisms.noise import correlation as correlations
+from quap_tff.mechanisms.noise import integers
+from quap_tff.mechanisms.parts import clip_rules
+from quap_tff.mechanisms.parts import participation as participations
+from quap_tff.mechanisms.parts import postprocessing
+
+# Up to this norm float32 does not overflow, whatever the noise multiplier and the weight.
+LARGEST_CLIP = 1e20
+# The ledger takes no budget of 0, which is what a client of weight 0 has spent.
+_NOTHING = float(np.finfo(np.float64).tiny)
+SMALLEST_MULTIPLIER, LARGEST_MULTIPLIER = 1e-3, 1e9
+_PUBLIC_METRICS = {'exhausted_clients', 'weight_mean', 'weight_min', 'spent_max'}
+# How many rounds the account of rounding covers if their number is not planned.
+_OPEN_ENDED = 10**6
+
+
+class Planned(NamedTuple):
+  """What was chosen from a schedule.
+
+  Attributes:
+    config: The configuration, with nothing left open.
+    averaging: The average that is to be published.
+  """
+
+  config: Guarantee
+  averaging: postprocessing.Averaging
+
+
+class PlannedRound(NamedTuple):
+  """What a round gives if the schedule is followed.
+
+  Attributes:
+    weights: float32[M_t], the weights of its cohort.
+    spent_max: The largest share of the limit on μ² that any client has spent.
+  """
+
+  weights: np.ndarray
+  spent_max: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Guarantee(mechanism.Mechanism):
+  """What both certified mechanisms share: they add the clients' clipped updates and noise, and divide the sum by D.
+
+  Client i's clipped update has norm at most w_i(t)·C_t. Every constant here is public. It must be chosen without a look
+  at clients' data. Otherwise it is itself a release, which no account covers.
+
+  Attributes:
+    trust: 'server', which sees updates and adds the noise, or 'secure_sum': clients hold the noise, and the server sees
+      their secure sum alone.
+    num_clients: N, the population. Client ids are integers in [0, N).
+    epsilon: ε > 0, in nats. No client exceeds it over the whole run.
+    delta: The total δ, in (0, 1), at which ε holds.
+    noise_multiplier: z: the standard deviation of the noise that each round draws, divided by C_t. None: to be chosen
+      from a schedule, by `settled`.
+    divisor: D > 0. The sum is divided by it in every round. An example is the expected sum of weights. None: to be
+      chosen from a schedule, like the noise multiplier.
+    num_rounds: T, the planned rounds. After them nobody adds anything. None: to be taken from a schedule. Without a
+      schedule there may be any number of rounds, and each client is charged as if they went on for ever.
+    participation: How the participation rates are computed.
+    clip: C_t: `clip_rules.Fixed`, or `clip_rules.PrivateQuantile`, whose noised count is in the account.
+    clip_split: How C_t is divided among layers, one of `quap_tff.mechanisms.certified.clip_split.SPLITS`.
+    own_epsilon: float[N], the bound that each client has chosen for itself, in (0, epsilon]. None: `epsilon` for
+      everyone. A bound must not depend on the client's data.
+    noise_seed: A non-negative integer makes the noise reproducible and so public: such a run cannot be certified. None:
+      the seed is drawn from the operating system's entropy.
+  """
+
+  trust: ClassVar[str]
+  choices = (correlations.FAMILIES, weight_rules.RULES, clip_rules.RULES)
+
+  num_clients: int = checks.integer_field('num_clients', at_least=1, at_most=2**31 - 1)
+  epsilon: float = checks.number_field('epsilon', above=0, at_most=100)
+  delta: float = checks.number_field('delta', above=0, below=1)
+  noise_multiplier: Optional[float] = checks.number_field(
+    'noise_multiplier', None, at_least=SMALLEST_MULTIPLIER, at_most=LARGEST_MULTIPLIER
+  )
+  divisor: Optional[float] = checks.number_field('divisor', None, above=0)
+  num_rounds: Optional[int] = checks.integer_field('num_rounds', None, at_least=1)
+  participation: participations.ParticipationConfig = participations.ParticipationConfig()
+  clip: clip_rules.ClipRule = clip_rules.Fixed(1.0)
+  clip_split: str = 'joint'
+  own_epsilon: Optional[tuple[float, ...]] = None
+  noise_seed: Optional[int] = checks.seed_field('noise_seed')
+
+  if TYPE_CHECKING:  # At run time the fields of subclasses would take it as their default.
+
+    @property
+    def correlation(self) -> correlations.Correlation: ...
+
+  def __post_init__(self):
+    super().__post_init__()
+    if not isinstance(self.correlation, correlations.Correlation):
+      raise TypeError(
+        f'correlation must be a Correlation of quap_tff.mechanisms.noise.correlation, found {self.correlation!r}.'
+      )
+    if self.num_rounds is not None:
+      self.correlation.check_rounds(self.num_rounds)
+    if self.clip_split not in clip_splits.SPLITS:
+      raise registry.unknown_name_error('clip split', self.clip_split, list(clip_splits.SPLITS))
+    self._check_clip()
+    self._check_own_epsilon()
+
+  def _check_own_epsilon(self):
+    if self.own_epsilon is None:
+      return
+    own = np.asarray(self.own_epsilon, np.float64)
+    if own.shape != (self.num_clients,) or not ((own > 0) & (own <= self.epsilon)).all():
+      raise ValueError(
+        f'own_epsilon must be float[{self.num_clients}], above 0 and at most epsilon={self.epsilon:g} for each '
+        'client.'
+      )
+    object.__setattr__(self, 'own_epsilon', tuple(own.tolist()))
+
+  def _check_clip(self):
+    if not isinstance(self.clip, clip_rules.ClipRule):
+      raise TypeError(f'clip must be a rule of quap_tff.mechanisms.parts.clip_rules, found {self.clip!r}.')
+    if self.clip.releases_exact_norms or self.clip.uses_current_norms:
+      raise ValueError(
+        f"Clip rule {self.clip!r} clips by an un-noised function of the clients' update norms, which no ε covers. "
+        'Use fixed, or private_quantile with count_stddev > 0.'
+      )
+    if not isinstance(self.clip, (clip_rules.Fixed, clip_rules.PrivateQuantile, clip_rules.Unclipped)):
+      raise ValueError(
+        f'Clip rule {self.clip!r} is not one that a certificate describes. Use fixed, or private_quantile with '
+        'count_stddev > 0.'
+      )
+    if math.isinf(self.clip.initial_norm):
+      raise ValueError(
+        'Without a clipping norm nothing bounds what one client adds, and no noise covers it. Use clip rule fixed or '
+        'private_quantile.'
+      )
+    checks.number('clipping norm', self.clip.initial_norm, at_most=LARGEST_CLIP)
+    stddev = self.clip.count_noise_multiplier / 2
+    if math.isfinite(stddev) and not integers.takes_count(stddev):
+      raise ValueError(
+        f'count_stddev must be in the range of noise in integers, {integers.COUNT_RANGE}, found {stddev:g}.'
+      )
+    if not self._count_cost < self._limit_of(self.epsilon):
+      raise ValueError(
+        f'epsilon={self.epsilon} at delta={self.delta} is too small to pay for one noised count of the '
+        'private quantile. Give the counts more noise (count_stddev), or use a fixed clipping norm.'
+      )
+
+  @property
+  @abc.abstractmethod
+  def is_calibrated(self) -> bool:
+    """Whether everything is settled."""
+
+  @abc.abstractmethod
+  def settled(
+    self,
+    cohorts: Sequence[Any],
+    averaging: postprocessing.Averaging = postprocessing.LastIterate(),
+    min_separation: Optional[int] = None,
+  ) -> Planned:
+    """The mechanism with everything chosen from a schedule that it leaves open, see `planning` and `held.planning`.
+
+    Args:
+      cohorts: int[M_t] ids for each of the T planned rounds: the public schedule, or one drawn from a model of it.
+      averaging: The average of the iterates. `postprocessing.Planned` chooses the best of several.
+      min_separation: b, if it is promised that two rounds of a client are at least b apart, and that every round
+        releases. None: the bounds are those of the schedule.
+
+    Raises:
+      ValueError: If a cohort does not consist of distinct ids in [0, N), if nobody takes part, if nobody's budget pays
+        for a round or for the noised counts of all its rounds, or if the schedule does not keep what is promised.
+    """
+
+  @abc.abstractmethod
+  def simulated(self, cohorts: Sequence[Any], kept: Sequence[Optional[np.ndarray]] = ()) -> list[PlannedRound]:
+    """The weights under a schedule, round by round.
+
+    Args:
+      cohorts: int[M_t] ids for each round.
+      kept: float[M_t], the weights that a run really gave, from which its accounts go on; None, or no entry, for a
+        round in which they are not known. Without them, a last bit in which two processors differ would grow from round
+        to round where a budget is nearly spent.
+    """
+
+  @abc.abstractmethod
+  def grid(self, num_weights: int) -> integers.Grid:
+    """The grid of integers for an update of `num_weights` entries.
+
+    Raises:
+      ValueError: If integers could overflow.
+    """
+
+  @abc.abstractmethod
+  def slack(self, num_weights: int) -> slacks.Slack:
+    """What rounding costs all releases of a model with `num_weights` weights.
+
+    Raises:
+      ValueError: If integers could overflow, or ε and δ do not pay for rounding.
+    """
+
+  @property
+  def holds_noise(self) -> bool:
+    """Whether clients hold the noise, because nobody trusts the server."""
+    return self.trust == 'secure_sum'
+
+  @property
+  def prices(self) -> privacy_filter.Prices:
+    """What taking part in a round costs a client."""
+    limit: Any = self._limit_of(self.epsilon)
+    if self.own_epsilon is not None:
+      limit = np.array([self._limit_of(own) for own in self.own_epsilon], np.float64)
+    return privacy_filter.Prices(
+      limit=limit, noise_multiplier=self.noise_multiplier, count_cost=self._count_cost, correlation=self.correlation
+    )
+
+  def _limit_of(self, epsilon: float) -> float:
+    """The largest μ² of a client with this ε. A part of ε and δ is kept for what rounding costs."""
+    kept = 1 - integers.RESERVE
+    return privacy_filter.limit_of(epsilon * kept, self.delta * kept)
+
+  @property
+  def most_releases(self) -> int:
+    """How many releases the account of rounding covers."""
+    return self.num_rounds if self.num_rounds is not None else _OPEN_ENDED
+
+  @property
+  def kept_slack(self) -> slacks.Slack:
+    """What is kept for rounding: no less than the slack of any model."""
+    return slacks.Slack(integers.RESERVE * self._smallest_epsilon, integers.RESERVE * self.delta)
+
+  @property
+  def _smallest_epsilon(self) -> float:
+    return min(self.own_epsilon or (self.epsilon,))
+
+  @property
+  def _count_cost(self) -> float:
+    """1/c² of the noised count; 0 if there is none."""
+    share = 1 / self.clip.count_noise_multiplier
+    return share * share
+
+  @property
+  def counts_norms(self) -> bool:
+    """Whether each round releases a noised count of norms."""
+    return math.isfinite(self.clip.count_noise_multiplier)
+
+  @property
+  def facts(self) -> mechanism.Facts:
+    return mechanism.Facts(
+      delta=self.delta,
+      public_metrics=mechanism.PUBLIC_METRICS | mechanism.PUBLIC_NORMS | _PUBLIC_METRICS,
+      # The noise that a round takes back would be that of other weights than those it updates.
+      takes_sparsity=self.correlation.is_settled and not self.correlation.num_buffers,
+      noise_is_planned=True,
+      divisor=self.divisor,
+      correlation=self.correlation,
+      trust=self.trust,
+      is_saved_before_release=True,
+      noise_note='',
+    )
+
+  def seen(self, state: Any) -> dict[str, Any]:
+    return {'weights': state.weights}
+
+  def spent(self, state: Any, metrics: Any, cohort: np.ndarray) -> mechanism.Spent:
+    return self.cost(cohort, np.asarray(state.weights)[cohort].astype(np.float64), float(metrics['clipping_norm']))
+
+  def planned(self, cohorts: Sequence[np.ndarray]) -> list[mechanism.Spent]:
+    rounds = zip(cohorts, self.simulated(cohorts))
+    return [self.cost(cohort, one.weights.astype(np.float64), self.clip.initial_norm) for cohort, one in rounds]
+
+  def cost(self, cohort: np.ndarray, weights: np.ndarray, clipping_norm: float) -> mechanism.Spent:
+    """The cost of a round with these weights w_i(t), float64[M].
+
+    Its budgets are the ε that the round, taken alone, costs each client at the total δ. So the ledger's Σε at k·δ is
+    proven but loose, by basic composition.
+    """
+    return mechanism.Spent(
+      cohort=cohort,
+      budgets=np.maximum(tradeoff.epsilon_of(self._mu(weights), self.delta), _NOTHING),
+      weights=weights,
+      noise_multiplier=self.prices.noise_multiplier,
+      count_noise_multiplier=self.clip.count_noise_multiplier,
+      clipping_norm=clipping_norm,
+    )
+
+  def _mu(self, weights):
+    """The μ of a round, taken alone, for these weights."""
+    prices = self.prices
+    return np.sqrt((weights / prices.noise_multiplier) ** 2 + prices.count_cost * (weights > 0))

@@ -1,0 +1,184 @@
+"""The certified mechanism without a trusted server, as a value. `rounds.py` has its rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import dataclasses
+import math
+from typing import Any, Optional
+
+import numpy as np
+
+from quap_tff.common import checks
+from quap_tff.common import lazy
+from quap_tff.common.numbers import slack as slacks
+from quap_tff.mechanisms import mechanism
+from quap_tff.mechanisms.certified import guarantee
+from quap_tff.mechanisms.held import planning
+from quap_tff.mechanisms.noise import correlation as correlations
+from quap_tff.mechanisms.noise import held_noise
+from quap_tff.mechanisms.noise import integers
+from quap_tff.mechanisms.parts import clip_rules
+from quap_tff.mechanisms.parts import postprocessing
+
+rounds = lazy.module('quap_tff.mechanisms.held.rounds')
+
+# The least standard deviation of a client's noise in grid steps: this, and so many for each root of a draw. What its
+# discreteness costs is the number of draws over the square of the steps.
+_SHARE_STEPS, _SHARE_STEPS_BY_DRAW = 2.0**20, 16.0
+# The variance of a client's noise in one release, per s²: at least (1-λ)² + λ.
+_LEAST_SHARE = 0.75
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldConfig(guarantee.Guarantee):
+  """The certified mechanism in which clients hold the noise, and the server sees their secure sum alone.
+
+  Attributes:
+    correlation: How a client takes back its own noise; `Held(0.0)` for independent noise.
+    planned_weights: float[N] in [0, 1], the weight of each client in each of its rounds. None: to be chosen from a
+      schedule.
+    most_clients: The size of the largest cohort. None: to be taken from a schedule.
+    dropout: The share of clients that are drawn and do not send, for which the plan leaves room.
+    threshold: The smallest share of the announced clients with which the secure sum opens, in (0, 1]. Clients then add
+      so much noise that the account holds whichever of them drop out. Only with independent noise. None: any number
+      may drop out, and the account is about a server that tells the truth about them.
+  """
+
+  trust = 'secure_sum'
+
+  correlation: correlations.Held = correlations.Held()
+  planned_weights: Optional[tuple[float, ...]] = None
+  most_clients: Optional[int] = checks.integer_field('most_clients', None, at_least=0)
+  dropout: float = checks.number_field('dropout', 0.0, at_least=0, at_most=0.9)
+  threshold: Optional[float] = checks.number_field('threshold', None, above=0, at_most=1)
+
+  def __post_init__(self):
+    super().__post_init__()
+    if not isinstance(self.correlation, correlations.Held):
+      raise ValueError(
+        f'With trust=secure_sum, clients hold the noise, and no server has the memory of {self.correlation!r}. Use '
+        'correlation=Held(), or Held(0.0) for independent noise.'
+      )
+    if not isinstance(self.clip, clip_rules.Fixed):
+      raise ValueError(
+        f'With trust=secure_sum, nobody sees the norms that {self.clip!r} follows. Use a fixed clipping norm.'
+      )
+    if self.threshold is not None and self.correlation.is_settled and self.correlation.decay:
+      raise ValueError(
+        f'A threshold needs noise that is independent from round to round, found {self.correlation!r}: if a server '
+        'chooses who drops out, it chooses which noise is taken back. Use correlation=Held(0.0), or leave threshold '
+        'out.'
+      )
+    if self.planned_weights is not None:
+      weights = np.asarray(self.planned_weights, np.float64)
+      if weights.shape != (self.num_clients,) or not ((weights >= 0) & (weights <= 1)).all():
+        raise ValueError(f'planned_weights must be float[{self.num_clients}] in [0, 1].')
+      object.__setattr__(self, 'planned_weights', tuple((weights + 0.0).tolist()))  # -0.0 is 0.0.
+
+  @property
+  def is_calibrated(self) -> bool:
+    found = self.noise_multiplier, self.divisor, self.planned_weights, self.num_rounds
+    return None not in found and self.correlation.is_settled
+
+  def settled(
+    self,
+    cohorts: Sequence[Any],
+    averaging: postprocessing.Averaging = postprocessing.LastIterate(),
+    min_separation: Optional[int] = None,
+  ) -> guarantee.Planned:
+    """See `Guarantee.settled`. The bounds of a separation play no part here."""
+    cohorts = checks.schedule(cohorts, self.num_clients)
+    averages = averaging.candidates(len(cohorts))
+    if self.is_calibrated and len(averages) == 1:
+      return guarantee.Planned(self, averages[0])
+    decay = 0.0 if self.threshold is not None else self.correlation.decay
+    decays = correlations.DECAYS if decay is None else (decay,)
+    found = planning.calibrated(cohorts, self.num_clients, self.prices.limit, self.dropout, averaging, decays)
+    weights = found.weights.astype(np.float32)
+    weights = np.where(weights > found.weights, np.nextafter(weights, np.float32(0)), weights)
+    config = dataclasses.replace(
+      self,
+      noise_multiplier=found.noise_multiplier,
+      correlation=correlations.Held(found.decay),
+      divisor=found.divisor if self.divisor is None else self.divisor,
+      num_rounds=len(cohorts),
+      planned_weights=tuple(weights.tolist()),
+      most_clients=max(map(len, cohorts)),
+    )
+    return guarantee.Planned(config, found.averaging)
+
+  def simulated(
+    self, cohorts: Sequence[Any], kept: Sequence[Optional[np.ndarray]] = ()
+  ) -> list[guarantee.PlannedRound]:
+    """See `Guarantee.simulated`. A round that somebody's budget does not pay for is not released."""
+    assert self.noise_multiplier is not None and self.num_rounds is not None
+    account = held_noise.opened(self.num_clients, self.noise_multiplier, self.share_decay)
+    planned, found, limit = np.asarray(self.planned_weights, np.float32), [], self.prices.limit
+    for index, cohort in enumerate(cohorts):
+      ids = np.asarray(cohort, np.int64)
+      sends = planned[ids] > 0
+      after = account.after(ids[sends], planned[ids][sends].astype(np.float64))
+      is_released = after.is_within(limit) and index < self.num_rounds
+      if index < len(kept) and (own := kept[index]) is not None:
+        is_released = bool((own > 0).any())
+      if is_released:
+        account = after
+      weights = planned[ids] * np.float32(is_released)
+      found.append(guarantee.PlannedRound(weights, float(np.max(account.spent / limit, initial=0.0))))
+    return found
+
+  def grid(self, num_weights: int) -> integers.Grid:
+    if self.noise_multiplier is None:
+      raise ValueError('The grid follows from the noise. Give noise_multiplier, or calibrate it on a schedule.')
+    smallest = min(stddev for stddev in self.share_stddevs if stddev)
+    steps = max(_SHARE_STEPS, _SHARE_STEPS_BY_DRAW * math.sqrt(num_weights * self.most_releases))
+    grid = integers.Grid(smallest, num_weights, smallest_stddev=steps)
+    grid.check_sum(self.num_clients)
+    return grid
+
+  def slack(self, num_weights: int) -> slacks.Slack:
+    grid = self.grid(num_weights)
+    largest = max(self.epsilon, slacks.LARGEST_EPSILON)
+    more = held_noise.discreteness_slack(
+      *(largest, self.delta),
+      noise_steps=self.share_scale * grid.steps,
+      decay=self.share_decay,
+      num_releases=self.most_releases,
+      num_coordinates=num_weights,
+      num_participations=self._most_participations,
+    )
+    return grid.slack(self._smallest_epsilon, largest, self.delta, self._draws(grid), more)
+
+  def _draws(self, grid):
+    """The draws of all releases, as `Grid.slack` takes them. A client in a new chain draws twice with the σ of W."""
+    count = grid.num_weights * self._most_participations
+    return [(stddev * grid.steps, uses * count) for stddev, uses in zip(self.share_stddevs, (1, 2)) if stddev]
+
+  @property
+  def _most_participations(self) -> int:
+    return self.most_releases * (self.most_clients or self.num_clients)
+
+  @property
+  def share_stddevs(self) -> tuple[float, float]:
+    """The standard deviations of V and W, in clipping norms; W is 0 for independent noise."""
+    return held_noise.stddevs(self.share_scale, self.share_decay)
+
+  @property
+  def share_scale(self) -> float:
+    """s of noise that clients hold. With a threshold θ, the account has √θ of it, which is left if others drop out."""
+    assert self.noise_multiplier is not None
+    return self.noise_multiplier / math.sqrt(self.threshold or 1.0)
+
+  @property
+  def share_decay(self) -> float:
+    """λ of noise that clients hold."""
+    return float(self.correlation.decays[0])
+
+  def _mu(self, weights):
+    return super()._mu(weights) / math.sqrt(_LEAST_SHARE)
+
+  def for_model(
+    self, specs: mechanism.Specs, layers: mechanism.Layers, learning_rate_fn: mechanism.LearningRateFn = None
+  ) -> mechanism.Rounds:
+    return rounds.HeldRounds(self, specs, layers)
