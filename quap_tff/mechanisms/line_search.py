@@ -24,7 +24,9 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
 
 from quap_tff.common import checks
 from quap_tff.common.lazy import tf
@@ -42,7 +44,7 @@ _LARGEST_GROWTH = 1e6
 
 
 @dataclasses.dataclass(frozen=True)
-class LineSearchConfig(checks.Checked):
+class LineSearchConfig(mechanism.Mechanism):
   """The mechanism.
 
   Attributes:
@@ -87,6 +89,36 @@ class LineSearchConfig(checks.Checked):
     checks.number('growth', self.growth, at_least=0, at_most=100)
     checks.number('test_share', self.test_share, above=0, below=1)
     checks.number('lasts', self.lasts, at_least=1, at_most=1000)
+
+  @property
+  def facts(self) -> mechanism.Facts:
+    return mechanism.Facts(
+      delta=self.delta,
+      public_metrics=(mechanism.PUBLIC_METRICS | mechanism.PUBLIC_NORMS | {'step', 'exhausted_clients', 'spent_max'}),
+      takes_sparsity=False,
+      is_playable=False,
+      is_saved_before_release=True,
+      sends_one_update=False,
+      unamplified='the noise of a round was chosen from what earlier rounds released',
+      unplannable='what the rounds of this method cost is not known before they have run',
+    )
+
+  def seen(self, state: Any) -> dict[str, Any]:
+    return {'weights': state.weights}
+
+  def spent(self, state: Any, metrics: Any, cohort: np.ndarray) -> mechanism.Spent:
+    weights = np.asarray(state.weights)[cohort].astype(np.float64)
+    multiplier, counts = float(metrics['noise_multiplier']), self.loss_multiplier
+    cost = (1 / multiplier**2 if multiplier else np.inf) + 1 / counts**2
+    mu = np.sqrt(np.where(weights == 0, 0.0, cost))
+    return mechanism.Spent(
+      cohort=cohort,
+      budgets=tradeoff.budgets_of(mu, self.delta),
+      weights=weights,
+      noise_multiplier=multiplier,
+      count_noise_multiplier=counts,
+      clipping_norm=self.clip,
+    )
 
   @property
   def limit(self) -> float:

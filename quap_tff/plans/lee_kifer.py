@@ -2,65 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
-
 import numpy as np
 
 from quap_tff import accounting
 from quap_tff.accounting import protection as protections
 from quap_tff.common import lazy
 from quap_tff.common.numbers import rounding
-from quap_tff.common.numbers import tradeoff
-from quap_tff.mechanisms import line_search
-from quap_tff.mechanisms import mechanism
 from quap_tff.plans import plan
 
 line_search_aggregation = lazy.module('quap_tff.federated.line_search_aggregation')
-
-_NOTHING = float(np.finfo(np.float64).tiny)
-
-
-@dataclasses.dataclass(frozen=True)
-class Descent(mechanism.Configured):
-  """Descent with privately chosen steps, as far as the account sees it. Its rounds test steps on the clients' losses.
-
-  Attributes:
-    config: The configuration.
-  """
-
-  config: line_search.LineSearchConfig
-
-  @property
-  def facts(self) -> mechanism.Facts:
-    return mechanism.Facts(
-      delta=self.config.delta,
-      public_metrics=(mechanism.PUBLIC_METRICS | mechanism.PUBLIC_NORMS | {'step', 'exhausted_clients', 'spent_max'}),
-      takes_sparsity=False,
-      is_playable=False,
-      is_saved_before_release=True,
-      sends_one_update=False,
-      unamplified='the noise of a round was chosen from what earlier rounds released',
-      unplannable='what the rounds of this method cost is not known before they have run',
-    )
-
-  def seen(self, state: Any) -> dict[str, Any]:
-    return {'weights': state.weights}
-
-  def spent(self, state: Any, metrics: Any, cohort: np.ndarray) -> mechanism.Spent:
-    weights = np.asarray(state.weights)[cohort].astype(np.float64)
-    multiplier, counts = float(metrics['noise_multiplier']), self.config.loss_multiplier
-    cost = (1 / multiplier**2 if multiplier else np.inf) + 1 / counts**2
-    mu = np.sqrt(np.where(weights == 0, 0.0, cost))
-    return mechanism.Spent(
-      cohort=cohort,
-      # The ε that the round alone costs at the total δ.
-      budgets=np.maximum(tradeoff.epsilon_of(mu, self.config.delta), _NOTHING),
-      weights=weights,
-      noise_multiplier=multiplier,
-      count_noise_multiplier=counts,
-      clipping_norm=self.config.clip,
-    )
 
 
 class LeeKiferPlan(plan.Plan):
@@ -71,15 +21,6 @@ class LeeKiferPlan(plan.Plan):
   in every run, no client exceeds μ_max²(ε, δ). So the report gives ε and ρ = μ_max²/2 for every client that took part.
   """
 
-  def __init__(self, config: line_search.LineSearchConfig, **options: Any):
-    """Initializes the plan.
-
-    Args:
-      config: The mechanism.
-      **options: The options of every plan, see `quap_tff.plans.Plan`.
-    """
-    super().__init__(Descent(config), **options)
-
   def _of_mechanism(self):
     seeded = self.config.noise_seed is not None
     return protections.of_noise(protections.EVERY_LAYER, (), seeded, self.exact_logs)
@@ -89,8 +30,7 @@ class LeeKiferPlan(plan.Plan):
     factory = line_search_aggregation.LineSearchAggregationFactory(self.config, model_fn)
     return factory, line_search_aggregation.Subtraction()
 
-  @property
-  def aggregator(self) -> Any:
+  def _aggregator(self, rate):
     raise NotImplementedError("lee_kifer tests steps on the clients' losses: use build_process, not an aggregator.")
 
   def _formal(self, ledger):

@@ -50,6 +50,7 @@ class Plan:
   Attributes:
     mechanism: The mechanism of its rounds.
     client_metrics, test_is_of_clients, extension, sparsity, sparsity_seed: The arguments.
+    model: The model's shape, once it is known.
     averaging: The average of the iterates that is published, if the noise was chosen for one; else None.
     is_certified: Whether a run can end with a certificate.
     stock_aggregator: TFF's own aggregator and the facts about it, if it takes the place of the mechanism's rounds.
@@ -106,7 +107,7 @@ class Plan:
     self.client_metrics = not mechanism.facts.is_local if client_metrics is None else client_metrics
     self.test_is_of_clients = test_is_of_clients
     self.sparsity, self.extension = sparsity, extension
-    self._draw, self._model = draw, model
+    self._draw, self.model = draw, model
     self.sparsity_seed = checks.integer('sparsity seed', sparsity_seed, at_least=0, at_most=2**63 - 1)
 
   @property
@@ -144,11 +145,6 @@ class Plan:
   def fingerprint(self) -> str:
     """Text that names everything on which the account depends. A ledger with another fingerprint is refused."""
     return self.mechanism.fingerprint
-
-  @property
-  def model(self) -> Optional[layers_lib.ModelShape]:
-    """The model's shape, once it is known."""
-    return self._model
 
   @property
   def holds_noise(self) -> bool:
@@ -211,7 +207,7 @@ class Plan:
   @property
   def aggregator(self) -> Any:
     """The method's `tff.aggregators.WeightedAggregationFactory`, whose weights carry client ids."""
-    return self._aggregator()
+    return self._aggregator(None)
 
   def build_process(
     self,
@@ -241,7 +237,7 @@ class Plan:
         'method is built around.'
       )
     model_fn = model_functions.of(model_fn)
-    self._model = layers_lib.of_model(model_fn)
+    self.model = layers_lib.of_model(model_fn)
     sgd = tff.learning.optimizers.build_sgdm
     client_optimizer = client_optimizer if client_optimizer is not None else sgd(0.05)
     server_optimizer = server_optimizer if server_optimizer is not None else sgd(1.0)
@@ -273,7 +269,7 @@ class Plan:
     rate = lambda round_num: client_update.learning_rate_at(client_optimizer, client_work, round_num)
     return self._aggregator(rate), server_optimizer
 
-  def _aggregator(self, rate=None):
+  def _aggregator(self, rate):
     layers = self.model.layers if self.model is not None else None
     return aggregation.AggregationFactory(self.mechanism, layers, rate)
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Sequence
 import dataclasses
-from typing import Any, NamedTuple, TYPE_CHECKING
+from typing import Any, NamedTuple, Optional, TYPE_CHECKING
 
 import numpy as np
 
 from quap_tff.common import checks
 from quap_tff.mechanisms import mechanism
+from quap_tff.mechanisms.parts import clip_rules
+from quap_tff.mechanisms.parts import layers as layers_lib
 from quap_tff.mechanisms.quap import config as configs
 
 if TYPE_CHECKING:
-  from quap_tff.plans import stock_tff
+  from quap_tff.plans import stock_aggregation
 
 _UNSEEDED = (
   "TFF's noise takes no seed: a run that was interrupted and resumed is not bit for bit the uninterrupted one."
@@ -91,6 +94,56 @@ def tree_exposure(cohorts: Sequence[np.ndarray], num_clients: int) -> Exposure:
   return Exposure(float(max(levels, 1)) ** 0.5, largest, added)
 
 
+class Given(NamedTuple):
+  """What a plan settles for its aggregator.
+
+  Attributes:
+    noise_multiplier: z.
+    clients_per_round: The constant by which sums are divided.
+    layers: The model's layers.
+    rounds: T, the planned rounds.
+    seed: Seed of the noise, where TFF takes one.
+  """
+
+  noise_multiplier: float
+  clients_per_round: float
+  layers: Sequence[layers_lib.Layer]
+  rounds: int
+  seed: Optional[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class StockConfig(checks.Checked, abc.ABC):
+  """One of TFF's aggregators and its parameters.
+
+  Attributes:
+    takes_noise_seed: Whether TFF accepts a seed for its noise.
+    clips_each_layer: Whether each layer has its own clipping norm.
+    noises_empty_rounds: Whether a round without clients releases the same noise as any other.
+  """
+
+  takes_noise_seed = False
+  clips_each_layer = False
+  noises_empty_rounds = True
+
+  def __post_init__(self):
+    super().__post_init__()
+    self.clip_rule()
+
+  @abc.abstractmethod
+  def clip_rule(self) -> clip_rules.ClipRule:
+    """Our rule that is most like TFF's: its statements about its releases are also true of TFF's."""
+
+  @abc.abstractmethod
+  def stock_aggregator(self, given: Given) -> stock_aggregation.StockAggregator:
+    """TFF's aggregator with these parameters."""
+
+  def exposure(self, cohorts: Sequence[np.ndarray], num_clients: int) -> Exposure:
+    """What taking part means for the account."""
+    del cohorts, num_clients
+    return Exposure()
+
+
 @dataclasses.dataclass(frozen=True)
 class Stock(mechanism.Configured):
   """A stock aggregator at a noise multiplier, as far as the account sees it. The rounds themselves are TFF's.
@@ -106,7 +159,7 @@ class Stock(mechanism.Configured):
     is_planned: Whether z was calibrated on the planned cohorts.
   """
 
-  stock: stock_tff.StockConfig
+  stock: StockConfig
   config: configs.QuapConfig
   noise_multiplier: float
   clients_per_round: float

@@ -13,11 +13,10 @@ whose record is added or removed. Layer by layer, each of L layers has z·√L.
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Sequence
 import dataclasses
 import secrets
-from typing import Any, NamedTuple, Optional, TYPE_CHECKING
+from typing import Any, Optional, TYPE_CHECKING
 
 import numpy as np
 
@@ -42,58 +41,8 @@ else:
 CALIBRATIONS = ('documents', 'exact')
 
 
-class Given(NamedTuple):
-  """What a plan settles for its aggregator.
-
-  Attributes:
-    noise_multiplier: z.
-    clients_per_round: The constant by which sums are divided.
-    layers: The model's layers.
-    rounds: T, the planned rounds.
-    seed: Seed of the noise, where TFF takes one.
-  """
-
-  noise_multiplier: float
-  clients_per_round: float
-  layers: Sequence[layers_lib.Layer]
-  rounds: int
-  seed: Optional[int]
-
-
 @dataclasses.dataclass(frozen=True)
-class StockConfig(checks.Checked, abc.ABC):
-  """One of TFF's aggregators and its parameters.
-
-  Attributes:
-    takes_noise_seed: Whether TFF accepts a seed for its noise.
-    clips_each_layer: Whether each layer has its own clipping norm.
-    noises_empty_rounds: Whether a round without clients releases the same noise as any other.
-  """
-
-  takes_noise_seed = False
-  clips_each_layer = False
-  noises_empty_rounds = True
-
-  def __post_init__(self):
-    super().__post_init__()
-    self.clip_rule()
-
-  @abc.abstractmethod
-  def clip_rule(self) -> clip_rules.ClipRule:
-    """Our rule that is most like TFF's: its statements about its releases are also true of TFF's."""
-
-  @abc.abstractmethod
-  def stock_aggregator(self, given: Given) -> stock_aggregation.StockAggregator:
-    """TFF's aggregator with these parameters."""
-
-  def exposure(self, cohorts: Sequence[np.ndarray], num_clients: int) -> stock_account.Exposure:
-    """What taking part means for the account."""
-    del cohorts, num_clients
-    return stock_account.Exposure()
-
-
-@dataclasses.dataclass(frozen=True)
-class DpFedAvg(StockConfig):
+class DpFedAvg(stock_account.StockConfig):
   """`DifferentiallyPrivateFactory.gaussian_fixed`.
 
   Attributes:
@@ -105,12 +54,12 @@ class DpFedAvg(StockConfig):
   def clip_rule(self) -> clip_rules.ClipRule:
     return clip_rules.Fixed(self.clip)
 
-  def stock_aggregator(self, given: Given) -> stock_aggregation.StockAggregator:
+  def stock_aggregator(self, given: stock_account.Given) -> stock_aggregation.StockAggregator:
     return stock_aggregation.fixed_clip(given.noise_multiplier, given.clients_per_round, float(self.clip))
 
 
 @dataclasses.dataclass(frozen=True)
-class DpFedAvgAdaptive(StockConfig):
+class DpFedAvgAdaptive(stock_account.StockConfig):
   """`DifferentiallyPrivateFactory.gaussian_adaptive`.
 
   Attributes:
@@ -129,7 +78,7 @@ class DpFedAvgAdaptive(StockConfig):
   def clip_rule(self) -> clip_rules.ClipRule:
     return clip_rules.PrivateQuantile(self.quantile, self.initial_clip, self.learning_rate)
 
-  def stock_aggregator(self, given: Given) -> stock_aggregation.StockAggregator:
+  def stock_aggregator(self, given: stock_account.Given) -> stock_aggregation.StockAggregator:
     # Layer by layer, z is √L·z, and `clipped_count_stddev`, of each layer's count, must be more than that.
     factor = len(given.layers) ** 0.5 if self.clips_each_layer else 1.0
     multipliers = self.split(given.noise_multiplier * factor, given.clients_per_round)
@@ -177,7 +126,7 @@ class DpFtrl(DpFedAvg):
   def exposure(self, cohorts: Sequence[np.ndarray], num_clients: int) -> stock_account.Exposure:
     return stock_account.tree_exposure(cohorts, num_clients)
 
-  def stock_aggregator(self, given: Given) -> stock_aggregation.StockAggregator:
+  def stock_aggregator(self, given: stock_account.Given) -> stock_aggregation.StockAggregator:
     # Without a seed TFF would take the time of day, which can be guessed.
     seed = secrets.randbits(63) if given.seed is None else given.seed
     return stock_aggregation.tree(given.noise_multiplier, given.clients_per_round, float(self.clip), given.rounds, seed)
@@ -190,7 +139,7 @@ class StockPlan(plan.Plan):
 
   def __init__(
     self,
-    stock: StockConfig,
+    stock: stock_account.StockConfig,
     config: configs.QuapConfig,
     cohorts: Sequence[np.ndarray],
     clients_per_round: Optional[float],
@@ -262,7 +211,7 @@ class StockPlan(plan.Plan):
     return float(clients_per_round)
 
   @staticmethod
-  def settled(stock: StockConfig, config: configs.QuapConfig) -> configs.QuapConfig:
+  def settled(stock: stock_account.StockConfig, config: configs.QuapConfig) -> configs.QuapConfig:
     """The configuration as the aggregator has it.
 
     Raises:
@@ -299,12 +248,13 @@ class StockPlan(plan.Plan):
     value = self.mechanism
     if self._made is None or self._made_for != self.model:
       layers = self.model.layers if self.model is not None else ()
-      given = Given(value.noise_multiplier, value.clients_per_round, layers, value.rounds, self.config.noise.seed)
+      given = stock_account.Given(
+        value.noise_multiplier, value.clients_per_round, layers, value.rounds, self.config.noise.seed
+      )
       self._made_for, self._made = self.model, value.stock.stock_aggregator(given)
     return self._made
 
-  @property
-  def aggregator(self) -> Any:
+  def _aggregator(self, rate):
     return stock_aggregation.StockAggregationFactory(self.stock_aggregator, self.mechanism.facts.noises_empty_rounds)
 
   @property

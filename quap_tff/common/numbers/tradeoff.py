@@ -132,3 +132,8 @@ def _checked(name, values, *, above=None, below=None):
 
 def _mills(t):
   return _SQRT_HALF_PI * special.erfcx(t / math.sqrt(2))
+
+
+def budgets_of(mu: Any, delta: float) -> np.ndarray:
+  """The ε of rounds with this μ, float64[M], each taken alone at the total δ. In a ledger none of them is 0."""
+  return np.maximum(epsilon_of(mu, delta), np.finfo(np.float64).tiny)

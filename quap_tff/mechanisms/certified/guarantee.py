@@ -26,8 +26,6 @@ from quap_tff.mechanisms.parts import postprocessing
 
 # Up to this norm float32 does not overflow, whatever the noise multiplier and the weight.
 LARGEST_CLIP = 1e20
-# The ledger takes no budget of 0, which is what a client of weight 0 has spent.
-_NOTHING = float(np.finfo(np.float64).tiny)
 SMALLEST_MULTIPLIER, LARGEST_MULTIPLIER = 1e-3, 1e9
 _PUBLIC_METRICS = {'exhausted_clients', 'weight_mean', 'weight_min', 'spent_max'}
 # How many rounds the account of rounding covers if their number is not planned.
@@ -292,7 +290,7 @@ class Guarantee(mechanism.Mechanism):
     """
     return mechanism.Spent(
       cohort=cohort,
-      budgets=np.maximum(tradeoff.epsilon_of(self._mu(weights), self.delta), _NOTHING),
+      budgets=tradeoff.budgets_of(self._mu(weights), self.delta),
       weights=weights,
       noise_multiplier=self.prices.noise_multiplier,
       count_noise_multiplier=self.clip.count_noise_multiplier,

@@ -16,6 +16,7 @@ from data import cohorts
 import quap_tff
 from quap_tff import accounting
 from quap_tff.mechanisms.parts import layers
+from quap_tff.plans import stock_account
 from quap_tff.plans import stock_aggregation
 from quap_tff.plans import stock_tff
 from tests.quap_tff import noise_checks
@@ -60,7 +61,7 @@ def _plan(
 
 
 def _aggregator(spec, noise_multiplier, clients_per_round=2.0):
-  given = stock_tff.Given(noise_multiplier, clients_per_round, _LAYERS, rounds=6, seed=5)
+  given = stock_account.Given(noise_multiplier, clients_per_round, _LAYERS, rounds=6, seed=5)
   return _STOCK.get(spec, spec).stock_aggregator(given)
 
 
