@@ -1,6 +1,6 @@
 # make setup       sets up .venv; every other target does so first
 # make demo        trains QuAP-FL on handwritten digits, and then with a guarantee, whose certificate it verifies
-# make compare     compares it with TFF's own private methods: four minutes on digits; DATA=DIR DATASET=femnist: hours
+# make compare     compares it with TFF's own private methods: three minutes on digits; DATA=DIR DATASET=femnist: about an hour
 # make test        runs all tests
 # make test-fast   runs the fast ones in about 90 seconds; the others are marked as slow, see pytest.ini
 # make test-light  runs those that need no TensorFlow, with the newest Python and packages, see tests/light.py
@@ -65,7 +65,7 @@ lint: $(READY)
 
 docs: $(DOCS_READY)
 	@NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build
-	@echo "Open build/site/index.html."
+	@echo "Open build/site/index.html. Its search needs a server: python3 -m http.server --directory build/site"
 
 tutorial: $(READY)
 	@$(VENV)/bin/jupyter-execute --inplace docs/tutorial.ipynb

@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
     _say(f'Learned: the model reads {summary["test_accuracy"]:.1%} of the digits that it has not seen.')
     _say(final_summary.guarantee(summary))
     _say(worth(path))
-  print("\nNext, in four minutes, TFF's own methods at the same guarantee:\n    make compare")
+  print("\nNext, in three minutes, TFF's own methods at the same guarantee:\n    make compare")
   return 0
 
 

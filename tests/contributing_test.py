@@ -13,6 +13,7 @@ from experiments.command import run as run_lib
 from quap_tff import methods
 from quap_tff.mechanisms.certified import weight_rules
 from quap_tff.mechanisms.parts import clip_rules
+from quap_tff.mechanisms.parts import robust
 from tests.experiments import harness
 
 pytestmark = pytest.mark.slow
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.slow
 _REGISTRIES = (
   methods.METHODS,
   clip_rules.RULES,
+  robust.AGGREGATORS,
   weight_rules.RULES,
   cohorts.PARTICIPATION_MODELS,
   datasets.DATASETS,
@@ -27,6 +29,7 @@ _REGISTRIES = (
 )
 _OTHERS = {
   'clip': ['--clip=median:first=2', '--epsilon=1'],
+  'aggregator': ['--algorithm=fedavg', '--aggregator=winsorized_mean:share=0.3', '--malicious=sign_flip:share=0.2'],
   'weights': ['--algorithm=certified:weights=half', '--participation=shifts'],
   'data': ['--algorithm=fedavg', '--dataset=stripes', '--features=row_sums', '--model=linear_features'],
 }

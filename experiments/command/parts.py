@@ -239,8 +239,8 @@ class Mechanism:
   Attributes:
     algorithm: Method, by its name and parameters, from the table. The other flags of this group set those parts that
       a method leaves open. scaffold, fednova, feddyn, fedvarp, fl_fdms and safari are built around a base, which keeps
-      its clip, noise and account, with parameters, as in scaffold:base=fixed_dp:clip=0.5. How stale updates are in
-      fedbuff is a choice of this project. For private statistics of clients by randomised response, use
+      its clipping norm, noise and account, with parameters, as in scaffold:base=fixed_dp:clip=0.5. How stale updates
+      are in fedbuff is a choice of this project. For private statistics of clients by randomised response, use
       experiments.survey. In certified runs with noise ar1 or blt, each round takes back a part of the noise of earlier
       rounds, so less noise is left in an average (--averaging=planned). The noise multiplier, the decay of ar1 and the
       planned average are chosen before training, from the planned cohorts alone. They maximise the signal over the

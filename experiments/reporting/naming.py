@@ -54,9 +54,9 @@ _DATASETS = {
 _PARTICIPATION = {
   'uniform': 'uniform',
   'full': 'all clients in each round',
-  'beta': 'Beta({a}, {b})',
-  'beta_bernoulli': 'Beta({a}, {b}) coins',
-  'bernoulli': 'coins of {q}',
+  'beta': 'Beta({a},{b})',
+  'beta_bernoulli': 'Beta({a},{b}) coins',
+  'bernoulli': 'by coins of {q}',
   'extreme_imbalance': 'extreme imbalance',
   'separated': 'cohorts {min_separation} rounds apart',
 }
@@ -79,6 +79,8 @@ _VALUES = {
     'worst_case': 'noise for the worst case',
     'scale': 'scaled weights',
   },
+  'averaging': {'none': 'no average of rounds', 'planned': 'planned average of rounds'},
+  'cohort_seed': {'default': 'public cohorts', 'secret': 'secret cohorts'},
   'calibration': {'exact': 'noise by exact accounting', 'documents': "noise by the documents' formula"},
 }
 # Other flags and parameters; one that is not listed is called by its name with spaces.

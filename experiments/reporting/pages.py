@@ -79,8 +79,9 @@ class Table(NamedTuple):
     """The title, and the cells as text. Settings that all rows share move into the title."""
     texts = self.frame.map(text)
     shared = [name for name in texts if name in _SAID_ONCE and texts[name].nunique() == 1]
-    words = ', '.join(f'{name} {texts[name].iloc[0]}' for name in shared)
-    return self.title + (f'. All rows: {words}' if words else ''), texts.drop(columns=shared)
+    words = '; '.join(f'{name} {"= " * (name[-1] in "εδ")}{texts[name].iloc[0]}' for name in shared)
+    of_what = 'All rows' if len(texts) > 1 else 'Setting'
+    return self.title + (f'. {of_what}: {words}' if words else ''), texts.drop(columns=shared)
 
   def for_programs(self) -> pd.DataFrame:
     """The cells of the CSV file. A column of quantities becomes two columns: the mean and its deviation."""

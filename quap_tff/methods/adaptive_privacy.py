@@ -83,7 +83,7 @@ class DynamicBudget(_Adaptive):
 
 @dataclasses.dataclass(frozen=True)
 class D2dp(_Adaptive):
-  """An interpretation: clip and noise fall over the rounds by a public schedule.
+  """An interpretation: clipping norm and noise fall over the rounds by a public schedule.
 
       C_t = clip·clip_decay^((t-1)/(T-1)),   ε_t by `schedules.Geometric`, so that σ_t = z(ε_t, δ)·C_t/M_t falls twice
 

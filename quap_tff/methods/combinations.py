@@ -34,42 +34,42 @@ class Quap(parts.AdaptiveBudgets, parts.Clip, parts.Layers, _Combination):
 
 @dataclasses.dataclass(frozen=True)
 class FixedDp(parts.FixedClip, _Combination):
-  """The documents' Vanilla, Uniform or Fixed DP-FedAvg: uniform budget, fixed clip, noise everywhere."""
+  """The documents' Vanilla, Uniform or Fixed DP-FedAvg: uniform budget, fixed clipping norm, noise everywhere."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FixedDpLayerwise(parts.FixedClip, parts.Layers, _Combination):
-  """Uniform budget, fixed clip, layer-wise noise."""
+  """Uniform budget, fixed clipping norm, layer-wise noise."""
 
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveBudget(parts.AdaptiveBudgets, parts.FixedClip, _Combination):
-  """Adaptive budget, fixed clip, noise everywhere."""
+  """Adaptive budget, fixed clipping norm, noise everywhere."""
 
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveBudgetLayerwise(parts.AdaptiveBudgets, parts.FixedClip, parts.Layers, _Combination):
-  """Adaptive budget, fixed clip, layer-wise noise."""
+  """Adaptive budget, fixed clipping norm, layer-wise noise."""
 
 
 @dataclasses.dataclass(frozen=True)
 class QuantileClip(parts.Clip, _Combination):
-  """Uniform budget, tracked clip, noise everywhere."""
+  """Uniform budget, tracked clipping norm, noise everywhere."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Layerwise(parts.Clip, parts.Layers, _Combination):
-  """Uniform budget, tracked clip, layer-wise noise: layer-wise DP without participation."""
+  """Uniform budget, tracked clipping norm, layer-wise noise: layer-wise DP without participation."""
 
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveBudgetClip(parts.AdaptiveBudgets, parts.Clip, _Combination):
-  """Adaptive budget, tracked clip, noise everywhere."""
+  """Adaptive budget, tracked clipping norm, noise everywhere."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FedAvg(parts.Sparse, parts.Robust, parts.ServerOptimizer, base.Method):
-  """Federated averaging without clip and noise. Each client counts the same. This is the documents' upper bound."""
+  """Federated averaging without clipping and noise. Each client counts the same. This is the documents' upper bound."""
 
   adds_noise = False
 

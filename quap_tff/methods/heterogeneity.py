@@ -1,7 +1,7 @@
 """Methods for clients that differ or stay away, each around a base: --algorithm=scaffold:base=quap.
 
-The base keeps its clip, noise, budgets and account. With a base that adds noise, a method uses nothing of the clients
-but the base's noised means. Its `statement` and docs/systems.md say how it affects privacy.
+The base keeps its clipping norm, noise, budgets and account. With a base that adds noise, a method uses nothing of the
+clients but the base's noised means. Its `statement` and docs/systems.md say how it affects privacy.
 """
 
 from __future__ import annotations

@@ -47,9 +47,10 @@ class Plan:
       ledger.append(plan.record(output, cohort))      # after each round
       print(plan.report(ledger))
 
+  `client_metrics`, `test_is_of_clients`, `extension`, `sparsity` and `sparsity_seed` are the arguments.
+
   Attributes:
     mechanism: The mechanism of its rounds.
-    client_metrics, test_is_of_clients, extension, sparsity, sparsity_seed: The arguments.
     model: The model's shape, once it is known.
     averaging: The average of the iterates that is published, if the noise was chosen for one; else None.
     is_certified: Whether a run can end with a certificate.

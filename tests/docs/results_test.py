@@ -43,7 +43,7 @@ def test_accuracies_at_equal_epsilon():
   assert found.keys() == shown.keys()
 
 
-@pytest.mark.parametrize('name', ['certified.csv', 'documents.csv', 'step_sizes.csv'])
+@pytest.mark.parametrize('name', ['certified.csv', 'compare.csv', 'documents.csv', 'step_sizes.csv'])
 def test_other_tables(name):
   header, *rows = _csv(name)
   assert [header, *rows] in [[head, *lines] for head, _, *lines in _tables()]

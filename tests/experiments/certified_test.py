@@ -57,8 +57,8 @@ class TestSeparation:
     assert multiplier == pytest.approx(noise.worst_case(3, 2, 6) / math.sqrt(limit), rel=1e-6)
 
   def test_a_population_that_cannot_serve_it_is_refused_before_anything_is_loaded(self, monkeypatch):
-    monkeypatch.setattr(setup, '_from_run', lambda *_: pytest.fail('Data are loaded.'))
-    with pytest.raises(ValueError, match='min_separation=3 with --cohort_size=3 needs at least 9 clients'):
+    monkeypatch.setattr(setup, 'from_run', lambda *_: pytest.fail('Data are loaded.'))
+    with pytest.raises(ValueError, match='min_separation=3 with cohort_size=3 needs at least 9 clients'):
       _experiment('--algorithm=certified', '--participation=separated:min_separation=3', '--cohort_size=3')
     with pytest.raises(ValueError, match='bands=9 needs at least as many planned rounds'):
       _experiment('--algorithm=certified:noise=banded:bands=9', '--participation=uniform')

@@ -303,7 +303,7 @@ class TestWrongInput:
       ([], _BASE, 'The grid is empty'),
       (['--vary=seed=1|two'], _BASE, 'two'),
       (['--vary=algorithm=quap|qap'], _BASE, "--algorithm: Unknown algorithm 'qap'. Did you mean 'quap'"),
-      (['--vary=batch_size=4|0'], _BASE, '--batch_size must be an integer at least 1'),
+      (['--vary=batch_size=4|0'], _BASE, 'batch_size must be an integer at least 1'),
       (['--vary=partition=dirichlet:alpha=0'], _BASE, 'alpha'),
       (['--vary=server_optimizer=sgdd'], _BASE, 'server optimizer'),
       (['--vary=dataset=mnits'], _BASE, "Did you mean 'mnist'"),

@@ -74,7 +74,7 @@ def final(groups: Sequence[study.Group]) -> list[pages.Block]:
   ):
     own = dict(epsilon=epsilon, **flags)
     blocks += against(groups, name, f'{title} {words}', cells, own, known, source=source)
-  return published.notes('layerwise', blocks)
+  return _with_note(groups, blocks)
 
 
 def early_stop(groups: Sequence[study.Group]) -> list[pages.Block]:
@@ -199,7 +199,7 @@ def ablation(groups: Sequence[study.Group]) -> list[pages.Block]:
     formal = lambda group: privacy.formal_text(group) if isinstance(group, study.Group) else None
     rows = [row._replace(last={**row.last, 'formal ε': formal(row.group)}) for row in rows]
     blocks += study.table('ablation', f'Ablation: {family.title}', rows, source='November 2025, table 3')
-  return published.notes('layerwise', blocks)
+  return _with_note(groups, blocks)
 
 
 def over_flags(
@@ -277,21 +277,21 @@ def alpha_beta(groups: Sequence[study.Group]) -> list[pages.Block]:
 
 def epsilon(groups: Sequence[study.Group]) -> list[pages.Block]:
   """ε_total of 3, 6 and 10 (theory document, 7.5), nominal and by exact accounting."""
-  # Certified runs have their own section. Without noise the budget means nothing.
-  members, blocks = [g for g in groups if g.method not in ('certified', 'fedavg')], []
+  # Without noise the budget means nothing.
+  members, blocks = [g for g in _not_compared(groups) if g.method not in ('certified', 'fedavg')], []
   for calibration, name, title in (
     ('documents', 'epsilon_total', 'nominal ε_total'),
-    ('exact', 'epsilon_exact', 'ε_total by exact accounting'),
+    ('exact', 'epsilon_exact', 'ε_total, exact accounting'),
   ):
     own = [g for g in members if g.has(calibration=calibration)]
     blocks += over_flags(own, ['epsilon'], name, f'Accuracy by {title}', title)
-  return published.notes('layerwise', blocks)
+  return _with_note(groups, blocks)
 
 
 def participation(groups: Sequence[study.Group]) -> list[pages.Block]:
   """Who takes part (theory document, 7.5)."""
   title, axis = 'Accuracy by participation', 'participation model'
-  return over_flags(groups, ['participation'], 'participation', title, axis, naming.participation)
+  return over_flags(_not_compared(groups), ['participation'], 'participation', title, axis, naming.participation)
 
 
 def critical_layers(groups: Sequence[study.Group]) -> list[pages.Block]:
@@ -306,7 +306,7 @@ def critical_layers(groups: Sequence[study.Group]) -> list[pages.Block]:
     'critical (clipped and noised) layers',
     order=order,
   )
-  return published.notes('layerwise', blocks)
+  return _with_note(groups, blocks)
 
 
 def heterogeneity(groups: Sequence[study.Group]) -> list[pages.Block]:
@@ -338,6 +338,18 @@ def heterogeneity(groups: Sequence[study.Group]) -> list[pages.Block]:
   is_printed = any(row['document'] is not None for row in rows)
   title = 'Gain of QuAP-FL over Fixed-DP' + ' (November 2025, 5.3.3)' * is_printed
   return blocks + ([pages.Table('dirichlet_gain', title, rows)] if rows else [])
+
+
+def _not_compared(groups: Sequence[study.Group]) -> list[study.Group]:
+  """The groups that the section on certified runs does not compare by ε and participation already."""
+  are_compared = any(g.method == 'certified' for g in groups)
+  is_whole = lambda g: all(privacy.whole_model_epsilon(run) is not None for run in g.runs)
+  return [g for g in groups if not (are_compared and is_whole(g))]
+
+
+def _with_note(groups: Sequence[study.Group], blocks: Sequence[pages.Block]) -> list[pages.Block]:
+  """The blocks, and the note on layer-wise noise if a group has such noise."""
+  return published.notes('layerwise', blocks) if any(g.parts[-1] for g in groups) else list(blocks)
 
 
 def printed_accuracy(group: study.Group) -> Optional[pages.Quantity]:

@@ -92,16 +92,13 @@ def build(groups: Sequence[study.Group], left_out: Sequence[runs_lib.LeftOut], c
   is_compared = any(g.is_of_documents for g in groups)
   found, table = opening.finding(groups)
   first = opening.figure(built)
+  others = [section._replace(blocks=[b for b in section.blocks if b is not first]) for section in built]
   return [
     pages.Section(
       'QuAP-FL: measured figures and those of the documents' if is_compared else 'QuAP-FL: measured figures',
       [f'**{found}**', *filter(None, [first]), *table, *published.NOTES['how_to_read'][: 2 if is_compared else 1]],
     ),
-    *(
-      section._replace(blocks=[block for block in section.blocks if block is not first])
-      for section in built
-      if section.blocks
-    ),
+    *(section for section in others if section.blocks),
     *(
       [pages.Section('Not run', [f'{missing}. `python -m experiments.report --help` lists sweeps that fill them.'])]
       if missing

@@ -21,9 +21,11 @@ NO_FINITE = 'no finite ε for the released model'
 NO_BOUND = 'no bound: the run ended early, and its files have a reading only'
 # The mark of figures that hold only for ideal noise, and the words in a summary's notes that say so.
 IDEAL, _IDEAL_WORDS = '†', 'ideal Gaussian noise'
-WEAKER = f'{IDEAL} These figures hold for {_IDEAL_WORDS}. The noise that was drawn is weaker; the notes below say how.'
+WEAKER = f'{IDEAL} These figures hold for {_IDEAL_WORDS}. The noise that was drawn is weaker; the page says how.'
 _IDEAL_OF_TFF = f'The figure holds for {_IDEAL_WORDS}; the noise that TFF draws is weaker.'
 
+# The accountants' names in print, where they are not those of experiments.account.
+_ACCOUNTANTS = {'gaussian_exact': 'exact accounting', 'pld': 'privacy loss distributions', 'rdp': 'RDP', 'zcdp': 'zCDP'}
 # Thirds of the clients, by the rounds in which they took part.
 _GROUPS = ('rare', 'middle', 'frequent')
 
@@ -56,7 +58,8 @@ def formal_text(group: study.Group) -> str:
   else:
     return NO_BOUND if any(_formal(run) and _is_only_read(run) for run in group.runs) else NO_FINITE
   run = group.runs[epsilons.index(max(epsilons))]
-  source = 'certificate.json' if run.certificate is not None else _smallest(run).get('accountant')
+  accountant = str(_smallest(run).get('accountant'))
+  source = 'certificate.json' if run.certificate is not None else _ACCOUNTANTS.get(accountant, accountant)
   secret = ', cohorts secret' if run.has_secret_cohorts else ''
   text = f'{covers}: ε = {rounding.up(max(epsilons))} ({source}{secret}){IDEAL if ideal_note(run) else ""}'
   readings = [_number(_reading(run).get('epsilon_max')) for run in group.runs if _is_stopped(run)]
@@ -87,7 +90,7 @@ def footnotes(groups: Sequence[study.Group]) -> list[str]:
 
 
 def by_participation(name: str, groups: Sequence[study.Group]) -> list[pages.Block]:
-  """Rare, middle and frequent participants, if clients differ in how often they took part.
+  """Rare, middle and frequent clients, if clients differ in how often they took part.
 
   There are two tables, because one would be too wide for a page: `name` says what the clients did, and `name`_results
   says what they spent and how accurate the model is for them.
@@ -114,7 +117,7 @@ def by_participation(name: str, groups: Sequence[study.Group]) -> list[pages.Blo
   blocks = []
   for suffix, words, measures in (('', 'did', did), ('_results', 'spent, and their accuracy', results)):
     own = functools.partial(columns, measures)
-    title = f'What rare, middle and frequent participants {words}: means over each third of the clients'
+    title = f'What rare, middle and frequent clients {words}: means over each third of the clients'
     blocks += study.by_group(name + suffix, title, [g for g in shown if any(own(g).values())], own, 'participation')
   return blocks
 

@@ -50,7 +50,7 @@ def certified(groups: Sequence[study.Group]) -> list[pages.Block]:
   where = shown_with(members)
 
   def columns(g, reference):
-    difference = {'minus reference': 'the reference'}
+    difference = {'minus reference': 'the reference', 'minus reference, 95% ±': None}
     if g is not reference:
       difference = _with_interval('minus reference', study.minus(g, reference))
     return {
@@ -221,7 +221,7 @@ def measured_budgets(run: runs_lib.Run) -> tuple[np.ndarray, np.ndarray]:
 
 
 def cumulative(groups: Sequence[study.Group]) -> list[pages.Block]:
-  """Cumulative nominal ε of the top and bottom 20% of participants: figure 3 of the November 2025 document."""
+  """Cumulative nominal ε of the top and bottom 20% of clients: figure 3 of the November 2025 document."""
   # QuAP-FL, and the method that differs from it only in the budget.
   found = study.places(
     [
@@ -310,7 +310,8 @@ def fairness(groups: Sequence[study.Group]) -> list[pages.Block]:
     }
 
   title, source = "Jain's index; 1 means that all clients are equal", 'first document, table 3'
-  blocks = study.by_group('fairness', title, _side_by_side(groups), columns, 'participation', source=source)
+  counted = [g for g in _side_by_side(groups) if all(run.counts is not None for run in g.runs)]
+  blocks = study.by_group('fairness', title, counted, columns, 'participation', source=source)
   return published.notes('fairness', blocks)
 
 

@@ -1,7 +1,7 @@
 """A buffer of clients' updates that is released, with noise, once it holds K of them.
 
 Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek and Huba 2022, "Federated Learning with Buffered Asynchronous
-Aggregation", Algorithm 1, with QuAP-FL's clip, budgets and noise:
+Aggregation", Algorithm 1, with QuAP-FL's clipping norm, budgets and noise:
 
     buffer ← buffer + s(τ_i)·clip(g_i, C_t)     for each client i whose update arrives in round t
     if it holds K updates or more:  release (buffer + N(0, (z·C)²·I))/(number of updates), and empty it
@@ -99,7 +99,7 @@ def check_config(config: configs.QuapConfig) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Buffered(mechanism.Configured):
-  """QuAP-FL's clip, budgets and noise on a buffer.
+  """QuAP-FL's clipping norm, budgets and noise on a buffer.
 
   Attributes:
     config: The mechanism.

@@ -53,7 +53,7 @@ class Local(mechanism.Configured):
   """Local privacy.
 
   Attributes:
-    config: Population, budgets, participation, a fixed clip on all layers, and noise at the clients.
+    config: Population, budgets, participation, a fixed clipping norm on all layers, and noise at the clients.
   """
 
   config: configs.QuapConfig

@@ -25,7 +25,7 @@ def test_methods_at_an_equal_guarantee_and_where_another_wins(tmp_path):
     {'algorithm': 'quap', 'accuracy': 0.99},
   )
   assert words == (
-    'At a formal ε of 3 for the whole released model, on MNIST with participation Beta(2, 5), Certified QuAP-FL is '
+    'At a formal ε of 3 for the whole released model, on MNIST with participation Beta(2,5), Certified QuAP-FL is '
     'ahead of TFF DP-FedAvg, with 91.0 ± 1.0% against 71.3 ± 1.5%; of all 2 combinations of ε and participation, the '
     'best mean is that of Certified QuAP-FL in 1, TFF DP-FedAvg in 1.'
   )
@@ -48,14 +48,13 @@ def test_a_lead_within_the_interval_is_said_to_be_unclear(tmp_path, others, is_c
 def test_without_equal_guarantees_it_is_about_accuracy(tmp_path):
   words, (row,), _ = _found(tmp_path, {'dataset': 'digits', 'accuracy': 0.876})
   assert (
-    words
-    == 'On 8×8 digits with participation Beta(2, 5), QuAP-FL reaches 87.6%; no released model here has a finite ε.'
+    words == 'On 8×8 digits with participation Beta(2,5), QuAP-FL reaches 87.6%; no released model here has a finite ε.'
   )
   assert row['formal ε'] == 'no finite ε for the released model'
 
 
 def test_the_words_of_flags():
-  assert naming.participation('beta:a=2,b=5') == 'Beta(2, 5)'
+  assert naming.participation('beta:a=2,b=5') == 'Beta(2,5)'
   assert naming.participation('extreme_imbalance:rare_rate=0.01') == 'extreme_imbalance:rare_rate=0.01'
   assert naming.value('client_optimizer', 'sgd:learning_rate=1') == 'client optimizer sgd, learning rate 1'
   assert naming.value('epsilon', 3) == 'ε = 3' and naming.dataset('npz:path=x') == 'npz:path=x'

@@ -147,11 +147,28 @@ class TestOverFlags:
     runs = [{'algorithm': 'certified', 'epsilon': e, 'certified_epsilon': e} for e in (1, 3)]
     assert not accuracy.epsilon(factory.groups_of(tmp_path, *runs))
 
+  def test_what_the_section_on_certified_runs_compares_is_not_compared_again(self, tmp_path):
+    whole = {'algorithm': 'tff_dp_fedavg', 'calibration': 'exact', 'covers': 'released model'}
+    runs = [
+      {**whole, 'epsilon': e, 'epsilon_max': float(e), 'participation': p} for e in (1, 3) for p in ('uniform', 'beta')
+    ]
+    alone = factory.groups_of(tmp_path / 'alone', *runs)
+    assert accuracy.epsilon(alone) and accuracy.participation(alone)
+    certified = {'algorithm': 'certified', 'epsilon': 3, 'certified_epsilon': 3.0}
+    both = factory.groups_of(tmp_path / 'both', *runs, certified)
+    assert not accuracy.epsilon(both) and not accuracy.participation(both)
+
+  def test_the_note_on_layer_wise_noise_needs_such_noise(self, tmp_path):
+    runs = lambda method: [{'algorithm': method, 'epsilon': e} for e in (3, 6)]
+    note = published.NOTES['layerwise'][0]
+    assert note in accuracy.epsilon(factory.groups_of(tmp_path / 'quap', *runs('quap')))
+    assert note not in accuracy.epsilon(factory.groups_of(tmp_path / 'fixed', *runs('fixed_dp')))
+
   def test_exact_calibration_is_no_nominal_budget(self, tmp_path):
     runs = [{'epsilon': e, 'calibration': c} for e in (3, 6) for c in ('documents', 'exact')]
     blocks = accuracy.epsilon(factory.groups_of(tmp_path, *runs))
     assert len(factory.table(blocks, 'epsilon_total')) == 2
-    assert [row['ε_total by exact accounting'] for row in factory.table(blocks, 'epsilon_exact')] == ['3', '6']
+    assert [row['ε_total, exact accounting'] for row in factory.table(blocks, 'epsilon_exact')] == ['3', '6']
 
   def test_participation_and_critical_layers(self, tmp_path):
     groups = factory.groups_of(
@@ -162,7 +179,7 @@ class TestOverFlags:
       {'critical_layers': 'dense,dense_1'},
     )
     rows = factory.table(accuracy.participation(groups), 'participation')
-    assert [row['participation model'] for row in rows] == ['Beta(1, 1)', 'Beta(2, 5)']
+    assert [row['participation model'] for row in rows] == ['Beta(1,1)', 'Beta(2,5)']
     rows = factory.table(accuracy.critical_layers(groups), 'critical_layers')
     column = 'critical (clipped and noised) layers'
     assert [row[column] for row in rows] == ['final_dense', 'dense,dense_1', 'all_dense']
@@ -212,7 +229,7 @@ class TestCurves:
     groups = factory.groups_of(tmp_path, {}, {'algorithm': 'fixed_dp'}, {'participation': 'uniform'})
     drawings = factory.drawings(accuracy.curves(groups))
     assert [figure.title for figure in drawings] == ['Test accuracy by round: MNIST'] * 2
-    settings = ['Setting: participation Beta(2, 5).', 'Setting: participation uniform.']
+    settings = ['Setting: participation Beta(2,5).', 'Setting: participation uniform.']
     assert all(figure.caption.endswith(setting) for figure, setting in zip(drawings, settings))
 
   def test_lines_are_the_means_in_percent(self, tmp_path):

@@ -38,7 +38,7 @@ class TestFormal:
 
   def test_noise_everywhere_beside_logged_metrics(self, tmp_path):
     assert _cell(tmp_path, covers='weights without the logs', epsilon_max=0.5) == (
-      'weights only, if the logs stay secret: ε = 0.5 (gaussian_exact)'
+      'weights only, if the logs stay secret: ε = 0.5 (exact accounting)'
     )
 
   def test_a_figure_is_rounded_up(self, tmp_path):
@@ -53,12 +53,12 @@ class TestFormal:
 
   def test_an_amplified_figure_counts_where_cohorts_are_secret(self, tmp_path):
     (group,) = factory.groups_of(tmp_path, {'covers': 'released model', 'epsilon_max': 3.0, 'cohort_seed': 'secret'})
-    assert privacy.formal_text(group) == 'released model: ε = 0.3 (rdp, cohorts secret)'
+    assert privacy.formal_text(group) == 'released model: ε = 0.3 (RDP, cohorts secret)'
     assert privacy.footnotes([group])[0].endswith('Amplification by sampling: by Poisson sampling.')
 
   def test_the_figure_without_amplification_and_the_worst_seed(self, tmp_path):
     (group,) = factory.groups_of(tmp_path, *factory.seeds(1, 2, covers='released model', epsilon_max=[2.0, 2.5]))
-    assert privacy.formal_text(group) == 'released model: ε = 2.5 (gaussian_exact)'
+    assert privacy.formal_text(group) == 'released model: ε = 2.5 (exact accounting)'
     assert [privacy.whole_model_epsilon(run) for run in group.runs] == [2.0, 2.5]
 
   def test_one_seed_without_a_claim_spoils_it(self, tmp_path):
@@ -84,7 +84,7 @@ class TestStoppedEarly:
       tmp_path, *factory.seeds(1, 2, covers='released model', rounds_run=4, epsilon_max=[2.0, 2.5], reading=[0.61, 0.5])
     )
     assert privacy.formal_text(group) == (
-      'released model: ε = 2.5 (gaussian_exact), for all planned rounds; reading of those that ran, no guarantee: '
+      'released model: ε = 2.5 (exact accounting), for all planned rounds; reading of those that ran, no guarantee: '
       '0.61'
     )
     assert [privacy.whole_model_epsilon(run) for run in group.runs] == [2.0, 2.5]

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from experiments.reporting import pages
+from experiments.reporting import runs as runs_lib
+from experiments.reporting import study
 from experiments.reporting.sections import privacy
 from experiments.reporting.sections import spending
 from experiments.running import plots
@@ -76,7 +78,7 @@ class TestCertified:
       ('Certified QuAP-FL (equal weights)', '2.900'),
       ('TFF DP-FedAvg', '3.000'),
     ]
-    assert rows[2]['formal ε'] == 'released model: ε = 3 (gaussian_exact)†'
+    assert rows[2]['formal ε'] == 'released model: ε = 3 (exact accounting)†'
     assert '† TFF DP-FedAvg: ' in factory.text(blocks)
 
   def test_none_without_certified_runs(self, tmp_path):
@@ -111,7 +113,7 @@ class TestCertified:
     (shown,) = factory.drawings(spending.certified(groups))
     assert shown.title == 'Accuracy at a requested ε of 3 of the released model: MNIST'
     beta, uniform = plots.drawn(*shown.titled).axes
-    assert (beta.get_title('left'), uniform.get_title('left')) == ('Beta(2, 5)', 'uniform')
+    assert (beta.get_title('left'), uniform.get_title('left')) == ('Beta(2,5)', 'uniform')
     assert [label.get_text() for label in beta.get_yticklabels()] == ['Certified QuAP-FL', 'TFF DP-FedAvg']
     assert [text.get_text() for text in beta.texts] == ['90.00', '80.00']
     assert [text.get_text() for text in uniform.texts] == ['70.00']
@@ -136,8 +138,12 @@ class TestCertified:
     groups = factory.groups_of(tmp_path, *self._at((1, 3)), *self._at((3,), participation='uniform'))
     tables = [block for block in spending.certified(groups) if isinstance(block, pages.Table)]
     titles = [table.for_readers()[0] for table in tables if table.name == 'certified']
-    settings = [title.partition('All rows: ')[2].partition(', total')[0] for title in titles]
-    assert settings == ['participation Beta(2, 5), ε 1', 'participation Beta(2, 5), ε 3', 'participation uniform, ε 3']
+    settings = [title.partition('Setting: ')[2].partition('; total')[0] for title in titles]
+    assert settings == [
+      'participation Beta(2,5); ε = 1',
+      'participation Beta(2,5); ε = 3',
+      'participation uniform; ε = 3',
+    ]
 
   def test_secret_cohorts_are_shown_with_uniform_ones_of_their_rate(self, tmp_path):
     secret = {'algorithm': 'tff_dp_fedavg', 'epsilon': 3, 'covers': 'released model', 'cohort_seed': 'secret'}
@@ -210,6 +216,19 @@ def test_fairness_three_ways(tmp_path):
   assert quap['measured: cumulative nominal ε'] == f'{spent.sum()**2 / (100 * (spent**2).sum()):.3f}'
   assert quap['measured: test accuracy by client'] == '0.964'  # Of linspace(0.5, 1, 100).
   assert quap['document: of an unnamed quantity'] == '0.76'
+
+
+def test_fairness_has_rows_for_known_cohorts_and_notes_for_its_columns(tmp_path):
+  secret = factory.write_run(tmp_path / '1', algorithm='tff_dp_fedavg', cohort_seed='secret')
+  for name in ('ledger.npz', 'clients.csv'):
+    (secret / name).unlink()
+  runs = [factory.write_run(tmp_path / '0', algorithm='fedavg', clients={'test_accuracy': [''] * 10}), secret]
+  groups, _ = study.collect(run for run, _ in map(runs_lib.load, map(str, runs)))
+  blocks = spending.fairness(groups)
+  (row,) = factory.table(blocks, 'fairness')
+  assert row['method'] == 'FedAvg (no privacy)' and 'participation counts' in row
+  words = factory.text(blocks)
+  assert 'Participation counts follow' in words and 'Test accuracy by client' not in words
 
 
 def test_noise_of_methods_that_have_it(tmp_path):
