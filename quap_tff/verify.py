@@ -8,7 +8,8 @@ consistent, but the audit in the folder refutes the claim; CANNOT BE VERIFIED, w
 every folder is VALID. Exit status 1: one is INVALID or REFUTED. Exit status 2: otherwise, or for an error in the
 command.
 
-Each client's weights are computed again from the mechanism and the public schedule, and every figure from the ledger.
+Each client's weights are computed again from the mechanism and the public schedule, and every figure from the ledger;
+for a gate's log (`quap_tff.Gate`), every figure from the log.
 A run of experiments.train has these files, too. What its flags, metrics.csv and summary.json say in addition is
 compared by python -m experiments.verify.
 """

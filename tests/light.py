@@ -19,12 +19,13 @@ ROOT = pathlib.Path(__file__).absolute().parents[1]
 
 # Files, or folders of them, that must run wherever `pip install .` works. tests/install_test.py imports all of them.
 ESSENTIAL = (
-  'tests/experiments/account_test.py',
+  'tests/quap_tff/account_test.py',
   'tests/quap_tff/accounting/',
   'tests/quap_tff/common/checks_test.py',
   'tests/quap_tff/common/files_test.py',
   'tests/quap_tff/common/registry_test.py',
   'tests/quap_tff/common/numbers/rounding_test.py',
+  'tests/quap_tff/gate_test.py',
   'tests/quap_tff/mechanisms/certified/config_test.py',
   'tests/quap_tff/mechanisms/noise/correlation_test.py',
   'tests/quap_tff/mechanisms/noise/held_noise_test.py',

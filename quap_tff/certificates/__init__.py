@@ -2,6 +2,7 @@
 
     quap_tff.certificates.write(folder, plan, ledger, model, about)     a new folder, with its certificate
     quap_tff.certificates.issue(folder)                                 the certificate of the files in a folder
+    quap_tff.certificates.gate_logs.write(folder, gate, log, about)     the same for a gate's log
     quap_tff.certificates.verify(folder)                                makes it again, and compares
 
 The files say what was computed and who took part; the certificate says what this guarantees. docs/privacy.md has the
@@ -11,5 +12,11 @@ theorem. Nothing here imports TensorFlow.
 from quap_tff.common import lazy
 
 __getattr__, __dir__ = lazy.exports(
-  __name__, {'folders.about': ['About'], 'folders.folder': [], 'verifying': ['Verdict', 'issue', 'verify', 'write']}
+  __name__,
+  {
+    'folders.about': ['About'],
+    'folders.folder': [],
+    'gate_logs': [],
+    'verifying': ['Verdict', 'issue', 'verify', 'write'],
+  },
 )

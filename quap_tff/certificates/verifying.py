@@ -11,6 +11,7 @@ import numpy as np
 from quap_tff import accounting
 from quap_tff.certificates import audits
 from quap_tff.certificates import certificate as certificates
+from quap_tff.certificates import gate_logs
 from quap_tff.certificates import page
 from quap_tff.certificates.folders import about as abouts
 from quap_tff.certificates.folders import evidence
@@ -157,6 +158,10 @@ def verify(folder: str, public_key: Optional[str] = None, check: Optional[Check]
   audit: Optional[audits.Audit] = None
   try:
     certificate = read_certificate(folder)
+    if certificate.get('kind') == 'gate':
+      problems = gate_logs.problems(folder, certificate)
+      problems += signatures.problems(folder, folders.CERTIFICATE, key, public_key or '')
+      return Verdict(problems, _unchecked(folder, key), [], '' if problems else certificate['statement'])
     content = folders.read(folder)
     warnings += _warnings(content, check is not None)
     problems = problems_of(content, certificate, check)
@@ -168,14 +173,19 @@ def verify(folder: str, public_key: Optional[str] = None, check: Optional[Check]
     problems += _page_problems(folder, certificate, audit, is_needed=key is not None)
   signed = [folders.CERTIFICATE, *([folders.AUDIT] if audit is not None else [])]
   problems += [one for name in signed for one in signatures.problems(folder, name, key, public_key or '')]
-  if key is None:
-    unchecked = [name for name in (folders.SIGNATURE, folders.AUDIT_SIGNATURE) if name in content.entries.files]
-    warnings += [f"{name} was not checked. To check it, give the signer's --public_key." for name in unchecked]
+  warnings += _unchecked(folder, key)
   if problems:
     return Verdict(problems, warnings, [], '')
   if audit is not None and audit.refutes:
     return Verdict([], warnings, [], '', audit.verdict)
   return Verdict([], warnings, _changes_of_code(content.about.stretches), certificate['statement'])
+
+
+def _unchecked(folder, key) -> list[str]:
+  """A sentence for each signature that no key was given for."""
+  names = (folders.SIGNATURE, folders.AUDIT_SIGNATURE) if key is None else ()
+  there = [name for name in names if os.path.lexists(os.path.join(folder, name))]
+  return [f"{name} was not checked. To check it, give the signer's --public_key." for name in there]
 
 
 def _public_key(path):

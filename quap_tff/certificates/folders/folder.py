@@ -198,7 +198,7 @@ def read(path: str) -> Content:
   value = folder_files.read_json(path, MECHANISM)
   check_version(MECHANISM, value)
   with folder_files.damage(MECHANISM):
-    config, model = _mechanism(value['trust'], value['mechanism']), model_shape(value)
+    config, model = read_mechanism(value['trust'], value['mechanism']), model_shape(value)
     about = abouts.About(**{**value['issuer'], 'stretches': tuple(value['issuer']['stretches'])})
     if value['made_by'] not in (LIBRARY, TRAIN):
       raise ValueError(f'made_by must be {LIBRARY!r} or {TRAIN!r}, found {value["made_by"]!r}')
@@ -234,7 +234,8 @@ def check_version(name: str, value: Any) -> None:
     raise folder_files.CannotTellError(f'{name} has version {found}, and this program knows version {VERSION} alone.')
 
 
-def _mechanism(trust, value) -> guarantee.Guarantee:
+def read_mechanism(trust: str, value: Mapping[str, Any]) -> guarantee.Guarantee:
+  """The mechanism of a trust whose fields `registry.value_of` wrote, settled. Raises any error if it is none."""
   of_trust = registry.lookup('trust', trust, _TRUSTS)
   parts = {name: tuple(part) if isinstance(part, list) else part for name, part in value.items()}
   for name, (kind, choices) in _CHOICES.items():

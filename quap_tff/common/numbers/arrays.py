@@ -7,6 +7,7 @@ names.
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any
 
@@ -27,6 +28,7 @@ class _TensorFlow:
 
 
 _TENSORFLOW = _TensorFlow()
+_HALF = 2**10
 # `tf.is_tensor` takes 20 microseconds to say no, and plans ask it hundreds of thousands of times.
 _NUMPY = (np.ndarray, np.generic, int, float)
 
@@ -47,6 +49,22 @@ def cast(value: Any, dtype: Any) -> Any:
 def take(values: Any, indices: Any) -> Any:
   """values[indices], for indices int[M] along the first axis."""
   return np.asarray(values)[indices] if namespace(values, indices) is np else tf.gather(values, indices)
+
+
+@functools.cache
+def _powers(base: float) -> tuple[np.ndarray, np.ndarray]:
+  exponents = np.arange(_HALF, dtype=np.float64)
+  return np.power(base, exponents), np.power(base, exponents * _HALF)
+
+
+def whole_power(base: float, exponents: Any) -> Any:
+  """base^n for a base in (0, 0.999] and whole numbers n ≥ 0 (floats, +inf among them), as float64.
+
+  TensorFlow and NumPy give the same bits, which their exponential functions do not.
+  """
+  low, high = _powers(base)
+  whole = cast(namespace(exponents).minimum(exponents, float(_HALF**2 - 1)), np.int64)  # From here on, powers are 0.
+  return take(low, whole % _HALF) * take(high, whole // _HALF)
 
 
 def with_added(values: Any, indices: Any, amount: Any) -> Any:

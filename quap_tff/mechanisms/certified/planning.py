@@ -269,9 +269,7 @@ def _run(
   for index, client_ids in enumerate(cohorts):
     ids = np.searchsorted(members, client_ids)
     participation = participations.next_state(config.participation, participation, ids, index + 1)
-    own = privacy_filter.Accounts(
-      accounts.spent[..., ids], [sums[..., ids] for sums in accounts.sums], accounts.latest[..., ids]
-    )
+    own = privacy_filter.accounts_of(accounts, ids)
     own_prices = privacy_filter.prices_of(prices, client_ids)
     cohort_participation = participations.of_clients(participation, ids)
     view = round_view(config, own_prices, cohort_participation, own, release, index + 1, client_ids)
@@ -279,9 +277,7 @@ def _run(
     weights, own = privacy_filter.spend(own_prices, own, release, view.rounds_left, config.weights.weights(view))
     if index < len(kept) and kept[index] is not None:
       own = privacy_filter.charged(own_prices, before, release, view.rounds_left, kept[index])
-    accounts.spent[..., ids], accounts.latest[..., ids] = own.spent, own.latest
-    for sums, new in zip(accounts.sums, own.sums):
-      sums[..., ids] = new
+    privacy_filter.put(accounts, ids, own)
     release = release + np.any(weights > 0, axis=-1, keepdims=bool(leading))
     visit(index, weights, own.spent)
   return accounts.spent

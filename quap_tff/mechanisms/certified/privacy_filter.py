@@ -105,6 +105,18 @@ def prices_of(prices: Prices, client_ids: Any) -> Prices:
   return prices if np.ndim(prices.limit) == 0 else prices._replace(limit=arrays.take(prices.limit, client_ids))
 
 
+def accounts_of(accounts: Accounts, client_ids: Any) -> Accounts:
+  """The accounts of some clients, int64[M], as NumPy arrays."""
+  sums = [one[..., client_ids] for one in accounts.sums]
+  return Accounts(accounts.spent[..., client_ids], sums, accounts.latest[..., client_ids])
+
+
+def put(accounts: Accounts, client_ids: Any, own: Accounts) -> None:
+  """Writes the accounts of some clients back into NumPy arrays."""
+  for whole, part in zip((accounts.spent, accounts.latest, *accounts.sums), (own.spent, own.latest, *own.sums)):
+    whole[..., client_ids] = part
+
+
 def standing(prices: Prices, accounts: Accounts, release: Any) -> Standing:
   """What the accounts of a round's clients hold before a release.
 

@@ -235,8 +235,7 @@ class Exponentials(Correlation):
     return [times(own, decay) + added for own, (_, decay) in zip(buffers, self.terms)]
 
   def faded(self, buffers: Sequence[Any], elapsed: Any) -> list[Any]:
-    xp = arrays.namespace(elapsed, *buffers)
-    return [own * xp.exp(elapsed * math.log(decay)) for own, (_, decay) in zip(buffers, self.terms)]
+    return [own * arrays.whole_power(decay, elapsed) for own, (_, decay) in zip(buffers, self.terms)]
 
   def _aged(self, buffers: np.ndarray, elapsed: np.ndarray) -> np.ndarray:
     return buffers * self.decays ** elapsed[:, np.newaxis]
@@ -244,15 +243,15 @@ class Exponentials(Correlation):
   def price(self, releases_left: Any) -> tuple[Any, list[Any]]:
     if not self.num_buffers:
       return 1.0, []
-    gains, decays = self.gains, self.decays
     left = arrays.cast(releases_left, np.float64)
-    xp = arrays.namespace(left)
-    # Σ_{k=1..L} (decay_j·decay_l)^(k-1). The logarithm is not that of a product, which could be too small for a float.
-    logs = np.log(decays)
-    sums = (1.0 - xp.exp(left * np.add.outer(logs, logs))) / (1.0 - np.multiply.outer(decays, decays))
-    by_term = gains * xp.sum(gains * sums, axis=-1)
-    factors = gains + decays * by_term
-    return 1.0 + xp.sum(by_term), [factors[j] for j in range(self.num_buffers)]
+    powers = [arrays.whole_power(decay, left) for _, decay in self.terms]
+    by_term = []
+    for (gain, decay), power in zip(self.terms, powers):
+      # Σ_{k=1..L} (decay_j·decay_l)^(k-1), added up one by one: a library's own sum has an order of its own.
+      parts = [g * ((1.0 - power * p) / (1.0 - decay * d)) for (g, d), p in zip(self.terms, powers)]
+      by_term.append(gain * sum(parts[1:], parts[0]))
+    factors = [gain + decay * part for (gain, decay), part in zip(self.terms, by_term)]
+    return 1.0 + sum(by_term[1:], by_term[0]), factors
 
   def overlap(self, gap: Any) -> Any:
     whole, _ = self.price(math.inf)

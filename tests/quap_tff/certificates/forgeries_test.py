@@ -45,7 +45,7 @@ def _set(*place, value):
 def _refit(path):
   """Makes the ledger and clients.csv anew, as the changed mechanism would have them."""
   value = made.read(path, _MECHANISM)
-  config = folders._mechanism(value['trust'], value['mechanism'])
+  config = folders.read_mechanism(value['trust'], value['mechanism'])
   schedule, attendance = folders._schedule(str(path), config)
   plan = plans.CertifiedPlan(
     config,

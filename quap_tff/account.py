@@ -1,0 +1,246 @@
+r"""Computes what each client of a log has spent; or, without a log, one of ε, δ and noise from the other two.
+
+    python -m quap_tff.account LOG.csv --noise_multiplier=6 --delta=1e-5 --epsilon=3 --output_dir=DIR
+    python -m quap_tff.account --noise_multiplier=10.8 --rounds=200 --delta=1e-5
+    python -m quap_tff.account --epsilon=6 --delta=1e-5 --rounds=200
+    python -m quap_tff.account --epsilon=2 --delta=1e-6 --rounds=1000 --sampling_rate=0.01 --accountant=rdp
+    python -m quap_tff.account --epsilon=3 --delta=1e-5 --rounds=18 --every=3 --correlation=ar1:decay=0.9
+
+A log has a row for each client in each round, under the header `round,client` or `round,client,weight`; a client is any
+text. Every client gets its own exact ε, by the filter of certified runs, and --epsilon is the bound that nobody may
+exceed. What must hold for the figures, and what the usual accountants say for the same log, is printed, too.
+
+Tables go to standard output. The last line is one JSON object. For wrong input, one line on standard error says what is
+wrong. Exit status: 0; 1 if a client of a log is over the bound; 2 for wrong input. TensorFlow is not needed.
+"""
+
+import argparse
+from collections.abc import Sequence
+import functools
+import json
+import sys
+from typing import Any, NoReturn
+
+from quap_tff.accounting import calibration
+from quap_tff.accounting.accountants import named as accountants
+from quap_tff.accounting.logs import reading as logs
+from quap_tff.accounting.logs import report as log_report
+from quap_tff.common import checks
+from quap_tff.common import registry
+from quap_tff.common.numbers import rounding
+from quap_tff.mechanisms.noise import correlation as correlations
+
+# The most releases for which every coefficient is computed.
+_MOST_RELEASES = 100_000
+_OVER, _WRONG = 1, 2
+
+
+class _Parser(argparse.ArgumentParser):
+  """Errors are one line, as all others here."""
+
+  def error(self, message: str) -> NoReturn:
+    raise ValueError(f'{message}. --help lists all flags.')
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = _Parser(
+    'python -m quap_tff.account',
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    allow_abbrev=False,
+  )
+  real, whole = functools.partial(checks.parsed_number, to=float), functools.partial(checks.parsed_number, to=int)
+  real.__name__, whole.__name__ = 'number', 'integer'  # type: ignore[attr-defined]  # For errors.
+  add = parser.add_argument
+  add('log', nargs='?', metavar='LOG.csv', help='who took part in which round')
+  add(
+    '--noise_multiplier',
+    type=real,
+    help='z: the standard deviation of the noise on the sum, divided by the clipping norm, which is the most that one '
+    'client adds',
+  )
+  add('--epsilon', type=real, help='ε in nats')
+  add('--delta', type=real, help='total δ')
+  add(
+    '--rounds',
+    type=whole,
+    help='rounds that the client takes part in or, with sampling, may take part in (default: 1). With a log: the '
+    'planned rounds (default: those of the log)',
+  )
+  add(
+    '--sampling_rate',
+    type=real,
+    help='probability with which each client is drawn, independently in each round (Bernoulli cohorts; default: 1, it '
+    'takes part in every round). With a log: for the amplified figures (default: the mean share of clients in a round)',
+  )
+  add(
+    '--accountant',
+    help=f'accountant whose ε and δ are meant: {", ".join(accountants.ACCOUNTANTS)} (default: gaussian_exact, or pld '
+    'with sampling). Not with a log',
+  )
+  add(
+    '--correlation',
+    default='independent',
+    help='how the noise of a round takes back noise of earlier rounds, as in --algorithm=certified:noise=…: '
+    f'{registry.describe(correlations.FAMILIES)}',
+  )
+  add('--every', type=whole, default=1, help='with correlated noise: the client is in every n-th round. Not with a log')
+  add(
+    '--rounds_after',
+    type=whole,
+    default=0,
+    help='with correlated noise: rounds after the last one that the client takes part in. Not with a log',
+  )
+  add('--output_dir', help=f'with a log: folder for {log_report.CLIENTS}, {log_report.FIGURE} and {log_report.PAGE}')
+  return parser
+
+
+def main(argv: Sequence[str]) -> int:
+  """Accounts for what the arguments describe; returns the exit status."""
+  try:
+    arguments = _parser().parse_args(argv)
+    return _of_log(arguments) if arguments.log is not None else _of_plan(arguments)
+  except (ValueError, ImportError) as error:
+    print(f'Error: {" ".join(str(error).split())}', file=sys.stderr)
+  except OSError as error:
+    print(f'Error: {error.filename or arguments.log} cannot be used: {error.strerror or error}.', file=sys.stderr)
+  return _WRONG
+
+
+def _of_log(arguments) -> int:
+  correlation = _correlation(arguments)
+  if arguments.noise_multiplier is None or arguments.delta is None:
+    raise ValueError('With a log, give --noise_multiplier and --delta. --epsilon is the bound, if there is one.')
+  if arguments.accountant is not None or arguments.every != 1 or arguments.rounds_after:
+    raise ValueError('--accountant, --every and --rounds_after are for plans without a log. Leave them out.')
+  checks.number('delta', arguments.delta, above=0, below=1)
+  for name, bounds in (('epsilon', {'above': 0}), ('sampling_rate', {'above': 0, 'at_most': 1})):
+    if (value := getattr(arguments, name)) is not None:
+      checks.number(name, value, **bounds)
+  if arguments.rounds is not None:
+    checks.integer('rounds', arguments.rounds, at_least=1)
+  account = logs.account(logs.Log(arguments.log), arguments.noise_multiplier, correlation, arguments.rounds)
+  found = log_report.report(
+    account, arguments.noise_multiplier, arguments.delta, arguments.epsilon, correlation, arguments.sampling_rate
+  )
+  head = [
+    f'{len(account.names):,} clients, {int(account.counts.sum()):,} participations in {account.num_rounds:,} rounds. '
+    f'z = {rounding.down(arguments.noise_multiplier, 7)}, total δ = {rounding.up(arguments.delta, 6)}, noise: '
+    f'{arguments.correlation}.',
+    log_report.STATEMENT,
+  ]
+  if arguments.epsilon is not None:
+    head.append(
+      f'Nobody has spent more than ε = {arguments.epsilon:g}.'
+      if not found.over
+      else f'OVER: {found.over:,} of {len(account.names):,} clients have spent more than ε = {arguments.epsilon:g}.'
+    )
+  print('\n'.join(head), end='\n\n')
+  print(log_report.text(found.tables))
+  if arguments.output_dir is not None:
+    for sentence in log_report.write(arguments.output_dir, found, head):
+      print(sentence, file=sys.stderr)
+  print(json.dumps({**log_report.summary(found), **_noise(arguments)}, allow_nan=False), flush=True)
+  return _OVER if found.over else 0
+
+
+def _noise(arguments) -> dict[str, Any]:
+  return {name: getattr(arguments, name) for name in ('noise_multiplier', 'delta', 'correlation')}
+
+
+def _of_plan(arguments) -> int:
+  if arguments.output_dir is not None:
+    raise ValueError('--output_dir is for the account of a log. Name the log, or leave it out.')
+  arguments.rounds = 1 if arguments.rounds is None else arguments.rounds
+  arguments.sampling_rate = 1.0 if arguments.sampling_rate is None else arguments.sampling_rate
+  correlation = _correlation(arguments)
+  if correlation.num_buffers and arguments.sampling_rate != 1:
+    raise ValueError(
+      '--sampling_rate: no amplification by sampling is proven for correlated noise here. Leave it out, and give the '
+      'rounds that the client is in (--rounds, --every).'
+    )
+  # Under correlated noise, a client's rounds together are one Gaussian mechanism with the noise multiplier z/‖C·x‖.
+  factor = _moved(arguments, correlation) if correlation.num_buffers else 1.0
+  solution = calibration.solve(
+    epsilon=arguments.epsilon,
+    delta=arguments.delta,
+    noise_multiplier=arguments.noise_multiplier and arguments.noise_multiplier / factor,
+    rounds=1 if correlation.num_buffers else arguments.rounds,
+    sampling_rate=arguments.sampling_rate,
+    accountant=arguments.accountant,
+  )
+  solution = solution._replace(noise_multiplier=solution.noise_multiplier * factor)
+  figures = accountants.account(solution.history, solution.delta)
+  _print_table(arguments, solution, figures)
+  print(json.dumps(_summary(arguments, solution, figures), allow_nan=False), flush=True)
+  return 0
+
+
+def _correlation(arguments) -> correlations.Correlation:
+  correlation = registry.parse_spec('noise correlation', arguments.correlation, correlations.FAMILIES)
+  if not correlation.is_settled:
+    raise ValueError('--correlation: give its numbers here, as in ar1:decay=0.9. Only a training run chooses them.')
+  checks.integer('every', arguments.every, at_least=1)
+  checks.integer('rounds_after', arguments.rounds_after, at_least=0)
+  if isinstance(correlation, correlations.Held):
+    raise ValueError('--correlation: what noise costs that clients hold depends on everybody. Give that of a server.')
+  if not correlation.num_buffers and (arguments.every, arguments.rounds_after) != (1, 0):
+    raise ValueError(
+      '--every, --rounds_after: these flags need correlated noise. Leave them out, or give --correlation.'
+    )
+  return correlation
+
+
+def _moved(arguments, correlation) -> float:
+  """‖C·x‖ for a client that is in every n-th round."""
+  checks.integer('rounds', arguments.rounds, at_least=1)
+  releases = (arguments.rounds - 1) * arguments.every + 1 + arguments.rounds_after
+  checks.integer('the number of rounds, with those between and after,', releases, at_most=_MOST_RELEASES)
+  return correlation.worst_case(arguments.rounds, arguments.every, releases)
+
+
+def _print_table(arguments, solution: calibration.Solution, figures: dict[str, Any]) -> None:
+  rounds = '1 round' if arguments.rounds == 1 else f'{arguments.rounds:,} rounds'
+  # The noise that a budget needs is a lower limit: rounded down, it would not be enough.
+  noise, delta = rounding.up(solution.noise_multiplier, 7), rounding.up(solution.delta, 6)
+  print(f'Noise multiplier z = {noise}, {rounds}, total δ = {delta}')
+  if arguments.every > 1 or arguments.rounds_after or arguments.correlation != 'independent':
+    words = [f'Noise correlation: {arguments.correlation}.']
+    if arguments.every > 1:
+      words.append(f'The client takes part in 1 of every {arguments.every} rounds.')
+    if arguments.rounds_after:
+      after = arguments.rounds_after
+      words.append(f'{"1 more round follows" if after == 1 else f"{after:,} more rounds follow"} without it.')
+    print(' '.join(words))
+  print(f'Neighbours: {solution.history.neighbours}; unit: {accountants.UNIT};')
+  print(f'{accountants.amplification(solution.history)}.')
+  print('The figures hold for values that are released with this noise, not for others that are released as well.\n')
+  width = max(map(len, figures))
+  print(f'{"accountant":<{width}}  {"ε":>10}')
+  for name, figure in figures.items():
+    if isinstance(figure, accountants.Figure):
+      print(f'{name:<{width}}  {rounding.up(figure.epsilon, 5):>10}  {figure.method}')
+    else:
+      print(f'{name:<{width}}  {"-":>10}  {figure.reason}')
+  print()
+
+
+def _summary(arguments, solution: calibration.Solution, figures: dict[str, Any]) -> dict[str, Any]:
+  return {
+    'noise_multiplier': solution.noise_multiplier,
+    'delta': solution.delta,
+    'epsilon': {name: f.epsilon for name, f in figures.items() if isinstance(f, accountants.Figure)},
+    'rounds': arguments.rounds,
+    'sampling_rate': arguments.sampling_rate,
+    'correlation': arguments.correlation,
+    'every': arguments.every,
+    'rounds_after': arguments.rounds_after,
+    'accountant': solution.accountant,
+    'unit': accountants.UNIT,
+    'neighbours': solution.history.neighbours,
+    'amplification': accountants.amplification(solution.history),
+  }
+
+
+if __name__ == '__main__':
+  sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,287 @@
+"""What a log's account says, as tables, a figure and a page."""
+
+import base64
+from collections.abc import Sequence
+import csv
+import html
+import io
+import os
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+
+from quap_tff.accounting.accountants import history as histories
+from quap_tff.accounting.accountants import named as accountants
+from quap_tff.accounting.logs import reading as logs
+from quap_tff.common import files
+from quap_tff.common import lazy
+from quap_tff.common import wide
+from quap_tff.common.numbers import rounding
+from quap_tff.common.numbers import tradeoff
+from quap_tff.mechanisms.noise import correlation as correlations
+
+special = lazy.module('scipy.special')
+
+CLIENTS, FIGURE, PAGE = 'clients.csv', 'epsilon.png', 'account.html'
+QUANTILES = (0.5, 0.9, 0.99, 1.0)
+# Accountants that others use.
+_USUAL = ('rdp', 'pld')
+_MOST_ROWS = 10
+# A log in which somebody comes this much too often was not drawn as an amplified figure assumes.
+_UNLIKELY = 1e-3
+_PUBLIC = 'none: who takes part may be known'
+
+STATEMENT = (
+  'ε holds for each client if every update was clipped to norm clip·weight, and noise of standard deviation '
+  'noise_multiplier·clip was added to each coordinate of the sum of every round. That was the work of another program: '
+  f'the log does not show it. Unit: {accountants.UNIT}. Neighbours: {histories.ZERO_OUT}. Who takes part must not '
+  "depend on clients' data. No amplification by sampling is counted. If the program stopped because of what it had "
+  'released, the figures are a reading and not a guarantee.'
+)
+
+
+class Table(NamedTuple):
+  """Rows of texts, under a title, with a sentence on what they are; '' for none."""
+
+  title: str
+  header: Sequence[str]
+  rows: Sequence[Sequence[str]]
+  note: str = ''
+
+
+class Report(NamedTuple):
+  """The account of a log.
+
+  Attributes:
+    account: What the clients have spent.
+    epsilon: float64[N], the same at δ, rounded up.
+    bound: The ε that nobody may exceed; None if there is none.
+    tables: For people.
+    over: How many clients have spent more than the bound.
+  """
+
+  account: logs.LogAccount
+  epsilon: np.ndarray
+  bound: Optional[float]
+  tables: Sequence[Table]
+  over: int
+
+
+def report(
+  account: logs.LogAccount,
+  noise_multiplier: float,
+  delta: float,
+  bound: Optional[float] = None,
+  correlation: correlations.Correlation = correlations.Independent(),
+  sampling_rate: Optional[float] = None,
+) -> Report:
+  """The figures of a log.
+
+  Args:
+    account: From `logs.account`.
+    noise_multiplier: z of each round.
+    delta: The total δ.
+    bound: The ε that nobody may exceed.
+    correlation: Of the noise.
+    sampling_rate: q, if each round drew each client by a coin of this rate. None: the mean share of clients in a round.
+  """
+  epsilon = tradeoff.epsilon_of(np.sqrt(account.mu_squared), delta)
+  tables = [
+    _quantiles(epsilon),
+    _by_rounds(account, epsilon),
+    _largest(account, epsilon),
+    comparison(account, noise_multiplier, delta, correlation, sampling_rate),
+  ]
+  over = 0 if bound is None else int(np.count_nonzero(~(epsilon <= bound)))
+  return Report(account, epsilon, bound, tables, over)
+
+
+def _quantiles(epsilon) -> Table:
+  found = np.quantile(epsilon, QUANTILES, method='higher')
+  cells = [(f'{q:.0%} at most', rounding.up(e)) for q, e in zip(QUANTILES, found)]
+  return Table('What clients have spent', ('clients', 'ε'), [*cells, ('mean', rounding.up(epsilon.mean()))])
+
+
+def _by_rounds(account, epsilon) -> Table:
+  distinct = np.unique(account.counts)
+  if len(distinct) > _MOST_ROWS:
+    distinct = np.unique(np.quantile(account.counts, np.linspace(0, 1, _MOST_ROWS + 1), method='lower'))
+  rows = []
+  for low, high in zip(distinct, [*(distinct[1:] - 1), account.counts.max()]):
+    own = epsilon[(account.counts >= low) & (account.counts <= high)]
+    name = f'{low:,}' if low == high else f'{low:,} to {high:,}'
+    rows.append((name, f'{len(own):,}', *(rounding.up(one) for one in (own.min(), own.max()))))
+  return Table('By how often they took part', ('rounds', 'clients', 'least ε', 'largest ε'), rows)
+
+
+def _largest(account, epsilon) -> Table:
+  order = np.argsort(-epsilon, kind='stable')[:_MOST_ROWS]
+  rows = [(account.names[i], f'{account.counts[i]:,}', rounding.up(epsilon[i])) for i in order]
+  return Table('Those who have spent most', ('client', 'rounds', 'ε'), rows)
+
+
+def comparison(
+  account: logs.LogAccount,
+  noise_multiplier: float,
+  delta: float,
+  correlation: correlations.Correlation,
+  sampling_rate: Optional[float],
+) -> Table:
+  """What the usual accountants say for the same log, and what each figure assumes. Arguments as for `report`."""
+  mu = float(np.sqrt(account.mu_squared.max()))
+  rounds, participations, most = account.num_rounds, int(account.counts.sum()), int(account.counts.max())
+  rows = [
+    (
+      'exact, for each client',
+      rounding.up(float(tradeoff.epsilon_of(mu, delta))),
+      'the client that spent most',
+      _PUBLIC,
+    )
+  ]
+  figures = lambda history: [(name, _figure(name, history, delta)) for name in _USUAL] if mu else []
+  rows += [
+    (name, found, 'the client that spent most', _PUBLIC)
+    for name, found in figures(histories.History.gaussian(1 / mu if mu else 1.0, 1))
+  ]
+  if correlation.num_buffers or not account.is_whole:
+    why = 'the noise is correlated' if correlation.num_buffers else 'weights differ'
+    return _comparison(rows, f'No further figures: {why}, for which these accountants have none.')
+  rows += [
+    (name, found, 'a client in every round', 'none: all clients get the figure of such a client')
+    for name, found in figures(histories.History.gaussian(noise_multiplier, rounds))
+  ]
+  rate = sampling_rate if sampling_rate is not None else participations / (rounds * len(account.names))
+  if rate >= 1:
+    return _comparison(rows, 'Everyone is in every round, so there is no sampling that could amplify anything.')
+  rows += [
+    (
+      name,
+      found,
+      'any client',
+      f'Poisson sampling, q = {rate:.4g}: a coin for each client in each round; nobody learns who came (this log stays '
+      'secret); neighbours: add or remove one client',
+    )
+    for name, found in figures(histories.History.gaussian(noise_multiplier, rounds, rate))
+  ]
+  chance = min(1.0, len(account.names) * float(special.bdtrc(most - 1, rounds, rate)))
+  note = (
+    f'By such coins, somebody would come in {most:,} of {rounds:,} rounds or more with a probability of at most '
+    f'{rounding.up(max(chance, 1e-300), 2)}.'
+  )
+  if chance < _UNLIKELY:
+    note += ' So this log was not drawn in this way, and the amplified figures do not hold for it.'
+  return _comparison(rows, note)
+
+
+def _comparison(rows, note) -> Table:
+  return Table(
+    'What usual accountants say', ('accountant', 'ε', 'for', 'amplification, and what it assumes'), rows, note
+  )
+
+
+def _figure(name, history, delta) -> str:
+  try:
+    found = accountants.account(history, delta, [name])[name]
+  except ImportError:
+    return 'needs the package dp-accounting'
+  return rounding.up(found.epsilon) if isinstance(found, accountants.Figure) else f'none: {found.reason}'
+
+
+def text(tables: Sequence[Table]) -> str:
+  """The tables for a terminal."""
+  lines = []
+  for table in tables:
+    widths = [max(len(row[k]) for row in (table.header, *table.rows)) for k in range(len(table.header))]
+    lines += [f'{table.title}:'] + [
+      ('  ' + '  '.join(cell.ljust(width) for cell, width in zip(row, widths))).rstrip()
+      for row in (table.header, *table.rows)
+    ]
+    lines += [f'  {table.note}', ''] if table.note else ['']
+  return '\n'.join(lines)
+
+
+def clients_text(account: logs.LogAccount, epsilon: np.ndarray) -> str:
+  """clients.csv: a row for each client, with its ε rounded up to six digits."""
+  distinct, index = np.unique(epsilon, return_inverse=True)  # Most clients of a large population have spent the same.
+  shown = [rounding.up(one, 6) for one in distinct]
+  text = io.StringIO()
+  writer = csv.writer(text, lineterminator='\n')
+  writer.writerow(('client', 'rounds', 'epsilon'))
+  writer.writerows(zip(account.names, account.counts.tolist(), map(shown.__getitem__, index.ravel().tolist())))
+  return text.getvalue()
+
+
+def write(folder: str, found: Report, head: Sequence[str]) -> list[str]:
+  """Writes clients.csv, the figure and the page to a folder; returns a sentence for each that was not written.
+
+  Args:
+    folder: Made if need be.
+    found: The report.
+    head: Sentences for the page.
+  """
+  os.makedirs(folder, exist_ok=True)
+  files.write(os.path.join(folder, CLIENTS), clients_text(found.account, found.epsilon))
+  image, missing = _image(found), []
+  if image:
+    files.write(os.path.join(folder, FIGURE), image)
+  else:
+    missing.append(f'{FIGURE} was not made: it needs the package matplotlib.')
+  files.write(os.path.join(folder, PAGE), _page(found, head, image))
+  return missing
+
+
+def _image(found: Report) -> bytes:
+  """A PNG: how many clients have spent which ε; empty without matplotlib."""
+  try:
+    figures = lazy.load('matplotlib.figure')
+  except ImportError:
+    return b''
+  figure = figures.Figure(figsize=(7, 3.5), layout='constrained')
+  axes = figure.add_subplot()
+  axes.hist(found.epsilon, bins=40, color='#555')
+  if found.bound is not None:
+    axes.axvline(found.bound, color='#111', linestyle='--', label=f'bound: ε = {found.bound:g}')
+    axes.legend(frameon=False)
+  axes.set(xlabel='ε', ylabel='clients', title='What clients have spent')
+  axes.spines[['top', 'right']].set_visible(False)
+  content = io.BytesIO()
+  figure.savefig(content, dpi=150)
+  return content.getvalue()
+
+
+def _page(found: Report, head: Sequence[str], image: bytes) -> str:
+  """One HTML file that needs no network."""
+  row = lambda cells, tag: '<tr>' + ''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells) + '</tr>'
+  parts = [f'<p>{html.escape(one)}</p>' for one in head]
+  if image:
+    parts.append(f'<img alt="Clients by ε" src="data:image/png;base64,{base64.b64encode(image).decode()}">')
+  for table in found.tables:
+    rows = [row(table.header, 'th'), *(row(one, 'td') for one in table.rows)]
+    parts.append(f'<h2>{html.escape(table.title)}</h2>')
+    parts.append(wide.framed(f'<table>{"".join(rows)}</table>', table.title))
+    parts.append(f'<p>{html.escape(table.note)}</p>')
+  style = (
+    f'{wide.CSS}body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 50rem; margin: auto; padding: 1rem; }}\n'
+    'th, td { border-bottom: 1px solid #999; padding: .3rem .8rem .3rem 0; text-align: left; vertical-align: top; }\n'
+    'table { border-collapse: collapse; } img { max-width: 100%; }'
+  )
+  return (
+    '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, '
+    f'initial-scale=1"><title>Account of a log</title><style>{style}</style></head>\n<body><h1>Account of a log</h1>\n'
+    + '\n'.join(parts)
+    + '\n</body></html>\n'
+  )
+
+
+def summary(found: Report) -> dict[str, Any]:
+  """The figures, for a program."""
+  return {
+    'clients': len(found.epsilon),
+    'rounds': found.account.num_rounds,
+    'participations': int(found.account.counts.sum()),
+    'epsilon_max': float(found.epsilon.max()),
+    'epsilon_mean': float(found.epsilon.mean()),
+    'epsilon_quantiles': {f'{q:g}': float(np.quantile(found.epsilon, q, method='higher')) for q in QUANTILES},
+    'bound': found.bound,
+    'over': found.over,
+  }

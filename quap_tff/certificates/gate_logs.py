@@ -1,0 +1,264 @@
+"""Certificates of a gate's log. Another program clipped, added up and added noise; the gate decided who took part.
+
+    quap_tff.certificates.gate_logs.write(folder, gate, 'log.csv', statements)
+    quap_tff.certificates.verify(folder)
+
+    gate.json                           the gate's parameters, and what the issuer states of the other program
+    log.csv                             who took part in which round, see `quap_tff.accounting.logs.reading`
+    clients.csv                         the ε that each client has spent
+    certificate.json, certificate.sig   made of these files alone; and a signature of it, if a key was given
+
+Every figure is computed again from log.csv. Nothing in the folder shows what the other program did.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import datetime
+import math
+import os
+import shutil
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+
+from quap_tff import accounting
+from quap_tff.accounting.logs import reading as logs
+from quap_tff.accounting.logs import report as log_report
+from quap_tff.certificates import certificate as certificates
+from quap_tff.certificates import sentences
+from quap_tff.certificates.folders import about as abouts
+from quap_tff.certificates.folders import folder as folders
+from quap_tff.certificates.folders import folder_files
+from quap_tff.certificates.folders import signatures
+from quap_tff.common import files
+from quap_tff.common import registry
+from quap_tff.common import version
+from quap_tff.common.numbers import rounding
+from quap_tff.common.numbers import tradeoff
+from quap_tff.mechanisms.certified import config as certified_config
+from quap_tff.mechanisms.certified import guarantee
+
+GATE, LOG = 'gate.json', 'log.csv'
+_FILES = {GATE, LOG, folders.CLIENTS, folders.CERTIFICATE, folders.SIGNATURE}
+_MOST_BYTES = 2**32
+_QUANTILES = (0.5, 0.9, 0.99, 1.0)
+_NOT_COVERED = (
+  'Clipping, sums and noise were another program’s. That they were as the issuer states is taken from the issuer.',
+  'Not counted: the rounding of floats, the source of random bits, running times, and whatever else the program '
+  'released or kept in other places.',
+  'Verification computes the figures from log.csv. It cannot tell if the log is complete and true.',
+  'The statement is about this log alone. Everything else that was computed from the data of the same clients adds to '
+  'what they have spent.',
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Statements:
+  """What the issuer states of the other program, in sentences. A certificate repeats them, in quotation marks.
+
+  Attributes:
+    program: The program that trained, with its version.
+    clipping: How it clipped each client's update, and to which norm.
+    noise: How it added noise to the sum, with which deviation and from which source.
+    cohorts: Who could come in which round, and that this does not depend on clients' data.
+    releases: What left the program, besides the noised sums and what follows from them.
+    date: The day of the last round, as 2026-11-25; by default today.
+  """
+
+  program: str
+  clipping: str
+  noise: str
+  cohorts: str
+  releases: str
+  date: str = dataclasses.field(default_factory=lambda: datetime.date.today().isoformat())
+
+  def __post_init__(self):
+    values = dataclasses.asdict(self)
+    # The texts and the date obey the rules of every other certificate.
+    abouts.About(values['program'], values['cohorts'], values['clipping'], values['noise'], date=self.date)
+    abouts.About(values['releases'], 'a', 'a', 'a')
+
+
+class _Content(NamedTuple):
+  config: guarantee.Guarantee
+  statements: Statements
+  code: Mapping[str, str]
+  account: logs.LogAccount
+  epsilon: np.ndarray
+
+
+def write(path: str, gate: Any, log: str, statements: Statements, signing_key: Optional[str] = None) -> dict[str, Any]:
+  """Writes a new folder with the certificate of a log. It appears complete or not at all.
+
+  Args:
+    path: The folder, which must not exist.
+    gate: The `quap_tff.Gate`.
+    log: A CSV file of the committed rounds, whose clients are the gate's ids.
+    statements: About the other program.
+    signing_key: File with an Ed25519 private key (PEM).
+
+  Returns:
+    The certificate.
+
+  Raises:
+    ValueError: If the folder exists, the log cannot be read, or it does not keep to the gate's bounds.
+  """
+  if os.path.lexists(path):
+    raise ValueError(f'{path} already exists: give a new folder.')
+  key = signatures.read_private_key(signing_key) if signing_key is not None else None
+  with files.new_folder(path) as unfinished:
+    shutil.copyfile(log, os.path.join(unfinished, LOG))
+    code = {'quap_tff': version.VERSION, 'source_sha256': version.source_digest()}
+    files.write(os.path.join(unfinished, GATE), _text(gate.config, statements, code))
+    content = read(unfinished)
+    files.write(os.path.join(unfinished, folders.CLIENTS), log_report.clients_text(content.account, content.epsilon))
+    certificate = make(unfinished, content)
+    files.write_json(os.path.join(unfinished, folders.CERTIFICATE), certificate)
+    signatures.sign(unfinished, folders.CERTIFICATE, key)
+  return certificate
+
+
+def _text(config, statements, code) -> str:
+  return files.json_text(
+    {
+      'version': folders.VERSION,
+      'code': dict(code),
+      'gate': registry.value_of(config),
+      'issuer': dataclasses.asdict(statements),
+    }
+  )
+
+
+def read(path: str) -> _Content:
+  """The files of a folder, and the accounts that follow from them.
+
+  Raises:
+    FolderError: If a file is missing or damaged, or holds anything beyond what is defined.
+    CannotTellError: If it is of another version, or too large.
+  """
+  value = folder_files.read_json(path, GATE)
+  folders.check_version(GATE, value)
+  with folder_files.damage(GATE):
+    abouts.check_text(GATE, value)
+    abouts.check_code(value['code'])
+    config, statements = (
+      folders.read_mechanism(certified_config.CertifiedConfig.trust, value['gate']),
+      Statements(**value['issuer']),
+    )
+    if config.counts_norms:
+      raise ValueError('it is not the mechanism of a gate')
+    if _text(config, statements, value['code']) != folder_files.read_text(path, GATE):
+      raise ValueError('it holds a key that is not defined, or a value that is written in another way')
+  with folder_files.damage(LOG):
+    assert config.noise_multiplier is not None  # It is settled.
+    planned = math.inf if config.num_rounds is None else config.num_rounds
+    log = logs.Log(folder_files.check_regular(path, LOG, _MOST_BYTES))
+    account = logs.account(log, config.noise_multiplier, config.correlation, planned)
+    strangers = [name for name in account.names if not _is_id(name, config.num_clients)]
+    if strangers:
+      raise ValueError(f'clients must be ids in [0, {config.num_clients}), found {strangers[0]!r}')
+  epsilon = tradeoff.epsilon_of(np.sqrt(account.mu_squared), config.delta)
+  return _Content(config, statements, value['code'], account, epsilon)
+
+
+def _is_id(name: str, num_clients: int) -> bool:
+  return name.isascii() and name.isdigit() and str(int(name[:20])) == name and int(name) < num_clients
+
+
+def problems(path: str, certificate: Any) -> list[str]:
+  """The problems of a folder and of its certificate, a sentence each.
+
+  Raises:
+    FolderError: If a file is missing or damaged.
+  """
+  entries = folder_files.entries(path)
+  strangers = sorted({*entries.files, *entries.empty, *entries.special} - _FILES)
+  found = [f'{name} does not belong there: a certificate does not name it.' for name in strangers]
+  found += [f'{name} is a {kind}.' for name, kind in entries.special.items() if name in _FILES]
+  content = read(path)
+  if folder_files.read_text(path, folders.CLIENTS) != log_report.clients_text(content.account, content.epsilon):
+    found.append(f'{folders.CLIENTS} does not say what {LOG} gives.')
+  try:
+    expected = make(path, content)
+  except ValueError as error:
+    return [*found, str(error)]
+  if folder_files.read_text(path, folders.CERTIFICATE) != files.json_text(expected):
+    differing = list(certificates.differences(certificate, expected, tolerance=0.0))
+    found += differing or [f'{folders.CERTIFICATE} is written in another way than certificates are.']
+  return found
+
+
+def make(path: str, content: _Content) -> dict[str, Any]:
+  """The certificate of a folder. Raises `ValueError` if a client has spent more than its bound."""
+  config, account, up = content.config, content.account, sentences.up
+  ids = np.array(list(map(int, account.names)), np.int64)
+  bounds = np.full(len(ids), config.epsilon) if config.own_epsilon is None else np.asarray(config.own_epsilon)[ids]
+  over = np.flatnonzero(~(content.epsilon <= bounds))
+  if len(over):
+    worst = over[np.argmax(content.epsilon[over] / bounds[over])]
+    raise ValueError(
+      f'This log cannot be certified: {len(over)} of {len(ids)} clients have spent more than their bound. Client '
+      f'{ids[worst]} has spent ε = {rounding.up(content.epsilon[worst], 6)}, and its bound is '
+      f'{sentences.whole(bounds[worst])}.'
+    )
+  everyone = np.zeros(config.num_clients)
+  everyone[ids] = content.epsilon
+  certificate = {
+    'version': folders.VERSION,
+    'kind': 'gate',
+    'statement': _statement(content, float(everyone.max())),
+    'guarantee': {
+      'unit': accounting.UNIT,
+      'neighbours': accounting.ZERO_OUT,
+      'epsilon': config.epsilon,
+      'delta': config.delta,
+      'epsilon_if_data_are_replaced_by_others': up(
+        float(tradeoff.epsilon_of(2 * tradeoff.mu_at_most(config.epsilon, config.delta), config.delta))
+      ),
+      'accountant': accounting.ACCOUNTANTS['gaussian_exact'].method,
+      'amplification': sentences.AMPLIFICATION,
+      'clients_with_own_bounds': 0 if config.own_epsilon is None else config.num_clients,
+    },
+    'achieved': {
+      'rounds': account.num_rounds,
+      'planned_rounds': config.num_rounds,
+      'participations': int(account.counts.sum()),
+      'clients': config.num_clients,
+      'clients_that_took_part': int(np.count_nonzero(account.counts)),
+      'epsilon_max': up(float(everyone.max())),
+      'epsilon_mean': up(float(everyone.mean())),
+      'epsilon_quantiles': {f'{q:g}': up(float(np.quantile(everyone, q, method='higher'))) for q in _QUANTILES},
+    },
+    'noise_multiplier': config.noise_multiplier,
+    'correlation': {'gains': config.correlation.gains.tolist(), 'decays': config.correlation.decays.tolist()},
+    'not_covered': list(_NOT_COVERED),
+    'issuer': dataclasses.asdict(content.statements),
+    'provenance': {
+      'code': dict(content.code),
+      'files_sha256': {name: folder_files.digest(path, name) for name in (GATE, LOG, folders.CLIENTS)},
+    },
+  }
+  return {**certificate, 'sha256': certificates.digest(certificate)}
+
+
+def _statement(content: _Content, most: float) -> str:
+  config, account, stated = content.config, content.account, content.statements
+  noise = 'drawn anew in each round'
+  if config.correlation.num_buffers:
+    noise = f'correlated from round to round with c_0 = 1 and {config.correlation.formula}'
+  own = ' Each client has a bound of its own, at most this ε, in gate.json.' if config.own_epsilon is not None else ''
+  return (
+    f'A gate let {np.count_nonzero(account.counts):,} of {config.num_clients:,} clients take part in '
+    f'{account.num_rounds:,} rounds of another program, “{stated.program}”. Clipping, sums and noise were that '
+    "program's, and are taken from the issuer's statement. If each client's update was clipped to its weight times one "
+    f'norm, and Gaussian noise of {sentences.whole(config.prices.noise_multiplier)} times that norm, {noise}, was '
+    'added to each coordinate of every sum, then the noised sums of these rounds, and everything that is computed from '
+    'them alone, are (ε, δ)-differentially private for each client with ε = '
+    f'{sentences.whole(config.epsilon)} and δ = {sentences.whole(config.delta)}.{own} Unit: {accounting.UNIT}. '
+    f"Neighbours: {accounting.ZERO_OUT}. It is assumed that who takes part does not depend on clients' data. "
+    'Amplification '
+    f'by sampling is not counted. The client that spent most has spent ε ≤ {rounding.up(most, 6)}; this figure, and '
+    'those in clients.csv, are readings and not guarantees if the program stopped because of what it had released. The '
+    f'issuer states, on clipping: “{stated.clipping}” On noise: “{stated.noise}” On who takes part: “{stated.cohorts}” '
+    f'On other releases: “{stated.releases}”'
+  )

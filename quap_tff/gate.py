@@ -1,0 +1,396 @@
+"""A gate: an exact account of each client, for a program that clips, sums and adds noise itself, without TensorFlow.
+
+    gate = quap_tff.Gate(num_clients=1000, noise_multiplier=6.0, epsilon=3.0, delta=1e-5, num_rounds=200)
+    weights = gate.ask(cohort)           # before a round: float32[M], the weights that these clients may have
+    gate.commit(came, weights_of_them)   # when it is known who came, and before their sum leaves the program
+    gate.epsilon()                       # float64[N]
+
+A gate is the filter of certified runs (`quap_tff.mechanisms.certified.privacy_filter`) with the same accounts: a
+`CertifiedPlan` with these numbers gives the same weights and charges the same. A gate sees ids and weights, and never
+an update. Clipping, sums and noise are the program's.
+
+What holds: let every update be clipped to norm clip·weight, with the committed weights, and let noise of standard
+deviation noise_multiplier·clip be added to each coordinate of the SUM, drawn anew in each round, or by `Gate.noise`
+under correlated noise. Then the noised sums of all rounds, and everything that is computed from them alone, are (ε,
+δ)-differentially private for each client, at its `Gate.epsilon`. Unit: one client with all of its data. Neighbours: the
+client's whole data set is replaced by nothing, so that it adds zero wherever it takes part (zero-out); replacing it by
+other data doubles μ. Who takes part may be known, and must not depend on clients' data. No amplification by sampling is
+counted, so nothing is assumed of how cohorts are drawn.
+
+What does not hold: nothing is said of a mean whose divisor depends on data, of losses, accuracies or norms that are
+released without noise, or of noise that is smaller because fewer clients came than the program expected. Nor is the
+rounding of the program's floats counted, or its source of random bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+import hashlib
+import hmac
+import io
+import json
+from typing import Any, Optional, Union
+
+import numpy as np
+
+from quap_tff.common import checks
+from quap_tff.common import files
+from quap_tff.common import lazy
+from quap_tff.common import registry
+from quap_tff.common.numbers import tradeoff
+from quap_tff.mechanisms.certified import config as certified_config
+from quap_tff.mechanisms.certified import privacy_filter
+from quap_tff.mechanisms.certified import weight_rules
+from quap_tff.mechanisms.noise import correlation as correlations
+
+ciphers = lazy.module('cryptography.hazmat.primitives.ciphers')
+planning = lazy.module('quap_tff.mechanisms.certified.planning')
+special = lazy.module('scipy.special')
+
+_KEY_BYTES = 32
+
+
+class Gate:
+  """Who may take part in the next round, and with what weight. See the module for what this guarantees.
+
+  Attributes:
+    config: The parameters, checked.
+    rounds: How many rounds were committed.
+    releases: How many of them had a client with a weight. The others release nothing.
+  """
+
+  def __init__(
+    self,
+    num_clients: int,
+    noise_multiplier: float,
+    epsilon: float,
+    delta: float,
+    num_rounds: Optional[int] = None,
+    correlation: correlations.Correlation = correlations.Independent(),
+    own_epsilon: Optional[Sequence[float]] = None,
+  ):
+    """Opens the accounts.
+
+    Args:
+      num_clients: N. Clients are integers in [0, N).
+      noise_multiplier: z, the standard deviation of the noise on the sum, divided by the clipping norm.
+      epsilon: ε > 0 in nats, the bound that no client passes over all rounds.
+      delta: The total δ in (0, 1).
+      num_rounds: T; None for any number of rounds.
+      correlation: Of the noise, one of `quap_tff.mechanisms.noise.correlation`; not `Held`.
+      own_epsilon: float[N], the bound that each client has chosen for itself, in (0, epsilon]; None: `epsilon` for all.
+
+    Raises:
+      ValueError: If a value is out of range.
+      TypeError: If the correlation is not one.
+    """
+    if noise_multiplier is None or not getattr(correlation, 'is_settled', True):
+      raise ValueError(
+        f'A gate needs the noise in numbers, found noise_multiplier={noise_multiplier!r} and {correlation!r}. Give '
+        'them, or let Gate.calibrated(schedule, epsilon, delta) choose them.'
+      )
+    self.config = certified_config.CertifiedConfig(
+      num_clients,
+      epsilon,
+      delta,
+      noise_multiplier,
+      correlation=correlation,
+      divisor=1.0,  # Of the program that divides.
+      num_rounds=num_rounds,
+      weights=weight_rules.Uniform(),
+      own_epsilon=None if own_epsilon is None else tuple(np.asarray(own_epsilon, np.float64).tolist()),
+    )
+    self._prices = self.config.prices
+    self._accounts = privacy_filter.opened(num_clients, correlation.num_buffers)
+    self.rounds = self.releases = 0
+    self._asked = np.zeros(num_clients, bool)
+    self._noised = 0  # The release whose noise was drawn last, counted from 1.
+    self._buffers: list[np.ndarray] = []
+    self._round_digest = b''
+
+  @classmethod
+  def calibrated(
+    cls, schedule: Iterable[Any], epsilon: float, delta: float, num_clients: Optional[int] = None, **more: Any
+  ) -> Gate:
+    """A gate whose noise is chosen from planned cohorts, and from no client's data.
+
+    It has the best ratio of signal to noise in the last model, over the weights that budgets pay for
+    (`quap_tff.mechanisms.certified.planning`). Budgets of the most frequent clients may end before the schedule does:
+    see `planned`. The actual cohorts may be others. The bounds then hold all the same.
+
+    Args:
+      schedule: int[M_t], the clients of each of the T planned rounds.
+      epsilon: As for a gate.
+      delta: As for a gate.
+      num_clients: N; None: one more than the largest id.
+      **more: `correlation`, which may leave its numbers open, and `own_epsilon`.
+
+    Raises:
+      ValueError: If the schedule is empty, or no noise suits it.
+    """
+    cohorts = [np.asarray(cohort) for cohort in schedule]
+    if num_clients is None:
+      num_clients = 1 + max((int(cohort.max()) for cohort in cohorts if cohort.size), default=0)
+    own = more.get('own_epsilon')
+    config = certified_config.CertifiedConfig(
+      num_clients,
+      epsilon,
+      delta,
+      weights=weight_rules.Uniform(),
+      **{**more, 'own_epsilon': None if own is None else tuple(np.asarray(own, np.float64).tolist())},
+    )
+    found = config.settled(cohorts).config
+    assert found.noise_multiplier is not None  # It is settled.
+    return cls(
+      num_clients, found.noise_multiplier, epsilon, delta, found.num_rounds, found.correlation, config.own_epsilon
+    )
+
+  @property
+  def num_clients(self) -> int:
+    """N."""
+    return self.config.num_clients
+
+  def ask(self, cohort: Any, whole: bool = False) -> np.ndarray:
+    """The weights that these clients may have in the next round; 0 for those that must stay out. It charges nobody.
+
+    Args:
+      cohort: int[M] distinct ids.
+      whole: Whether a weight that is less than 1 becomes 0, for programs that clip everyone to one norm.
+
+    Returns:
+      float32[M] in [0, 1], in the order of the cohort. After the last planned round all are 0.
+
+    Raises:
+      ValueError: If an id is out of range or there twice.
+    """
+    ids = checks.cohort(cohort, self.num_clients)
+    weights = self._spend(ids, np.ones(len(ids)))[0]
+    self._asked[ids] = True
+    return np.float32(weights >= 1) if whole else weights
+
+  def commit(self, cohort: Any, weights: Any = 1.0) -> None:
+    """Charges the clients that came in a round. Call it before their sum leaves the program.
+
+    A round in which nobody has a weight counts as a planned one, and must release nothing.
+
+    Args:
+      cohort: int[M] distinct ids, all of them asked for since the last commit.
+      weights: float or float[M] in [0, 1], at most those that `ask` gives.
+
+    Raises:
+      ValueError: If anything is wrong, or a budget does not pay for its client's weight. Then nothing is charged.
+    """
+    ids = checks.cohort(cohort, self.num_clients)
+    number, planned = self.rounds + 1, self.config.num_rounds
+    if planned is not None and number > planned:
+      raise ValueError(
+        f'Round {number} cannot be committed: num_rounds={planned}, and clients were charged for no more. Stop here. '
+        'More rounds need a new gate.'
+      )
+    strangers = ids[~self._asked[ids]]
+    if len(strangers):
+      raise ValueError(
+        f'Client {strangers[0]} was not asked for before round {number}. Call ask(cohort) with everyone who may come, '
+        'and then commit those who came. Nothing was charged.'
+      )
+    given = _given(ids, weights)
+    allowed, own = self._spend(ids, given)
+    over = np.flatnonzero(allowed < given)
+    if len(over):
+      client, most = ids[over[0]], self._spend(ids[over[:1]], np.ones(1))[0][0]
+      raise ValueError(
+        f'Client {client} may have a weight of at most {most:.9g} in round {number}, found {given[over[0]]:.9g}: its '
+        f'budget pays for no more. {len(over)} of {len(ids)} clients are over. Commit the weights that ask gives, and '
+        'leave out clients of weight 0. Nothing was charged.'
+      )
+    privacy_filter.put(self._accounts, ids, own)
+    self.rounds += 1
+    self.releases += int((given > 0).any())
+    self._asked[:] = False
+    self._round_digest = hashlib.sha256(b'%d ' % self.rounds + ids.tobytes() + given.tobytes()).digest()
+
+  def _spend(self, ids, proposed):
+    own = privacy_filter.accounts_of(self._accounts, ids)
+    left = self.config.rounds_left(self.rounds + 1)
+    return privacy_filter.spend(
+      privacy_filter.prices_of(self._prices, ids), own, np.int64(self.releases), left, proposed
+    )
+
+  def epsilon(self) -> np.ndarray:
+    """float64[N], what each client has spent at `delta`, rounded up.
+
+    Under correlated noise this includes what later releases will still show of its earlier rounds.
+    """
+    return tradeoff.epsilon_of(np.sqrt(self._accounts.spent), self.config.delta)
+
+  def planned(self, schedule: Iterable[Any], whole: bool = False) -> np.ndarray:
+    """When each client's budget ends, if these cohorts come next. It charges nobody.
+
+    Args:
+      schedule: int[M_t], the clients of each of the next rounds.
+      whole: As for `ask`.
+
+    Returns:
+      int64[N], the round in which a client has no weight for the first time, counted from the gate's first round; 0 for
+      a client whose budget pays for all of them.
+
+    Raises:
+      ValueError: If a cohort does not consist of distinct ids in [0, N).
+    """
+    trial, ends = self._copy(), np.zeros(self.num_clients, np.int64)
+    left = self.config.rounds_left(self.rounds)
+    for index, ids in enumerate(checks.schedule(schedule, self.num_clients)):
+      weights = trial.ask(ids, whole)
+      refused = ids[weights == 0]
+      ends[refused[ends[refused] == 0]] = self.rounds + index + 1
+      if index < left:
+        trial.commit(ids, weights)
+    return ends
+
+  def _copy(self) -> Gate:
+    copy = Gate.__new__(Gate)
+    copy.__dict__.update(self.__dict__)
+    copy._asked = np.zeros_like(self._asked)
+    copy._accounts = privacy_filter.Accounts(
+      self._accounts.spent.copy(), [one.copy() for one in self._accounts.sums], self._accounts.latest.copy()
+    )
+    return copy
+
+  def noise(self, source: Union[np.random.Generator, bytes], shape: Sequence[int]) -> np.ndarray:
+    """The noise of the round that was committed last, for a program that has no correlated noise of its own.
+
+    Args:
+      source: A NumPy generator; or a secret key of 32 bytes, from which ChaCha20 draws, by the key, the round and who
+        came with which weight. The same round again then has the same noise: release only one sum with it.
+      shape: Of the sum, the same in each round.
+
+    Returns:
+      float64 of this shape, in units of the clipping norm: add clip·noise to the sum.
+
+    Raises:
+      ValueError: If the round's noise was drawn already, no round was committed, or the noise of a release is missing
+        that this one takes back.
+    """
+    last, correlation = self.releases, self.config.correlation
+    if self._noised == last:
+      raise ValueError(
+        'There is no committed round without its noise. Commit a round in which somebody has a weight, then draw its '
+        'noise, once.'
+      )
+    if correlation.num_buffers and self._noised != last - 1:
+      raise ValueError(
+        f'The noise of release {last} takes back a part of the noise of release {last - 1}, which was not drawn here. '
+        'Draw the noise of every committed round by this function, or of none.'
+      )
+    drawn = self.config.noise_multiplier * self._standard_normal(source, tuple(shape))
+    if not self._buffers:
+      self._buffers = [np.zeros_like(drawn) for _ in range(correlation.num_buffers)]
+    if any(one.shape != drawn.shape for one in self._buffers):
+      raise ValueError(f'shape must be {list(self._buffers[0].shape)} as in the rounds before, found {list(shape)}.')
+    for gain, buffer in zip(correlation.gains, self._buffers):
+      drawn -= gain * buffer
+    self._buffers = [np.array(one) for one in correlation.after(self._buffers, drawn)]
+    self._noised = last
+    return drawn
+
+  def _standard_normal(self, source, shape):
+    if isinstance(source, np.random.Generator):
+      return source.standard_normal(shape)
+    if not isinstance(source, bytes) or len(source) != _KEY_BYTES:
+      raise ValueError(
+        f'source must be a numpy.random.Generator or {_KEY_BYTES} secret bytes, such as os.urandom({_KEY_BYTES}), '
+        f'found {type(source).__name__}.'
+      )
+    key = hmac.digest(source, self._round_digest, 'sha256')
+    stream = ciphers.Cipher(ciphers.algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+    bits = np.frombuffer(stream.update(bytes(8 * int(np.prod(shape)))), np.uint64)
+    # 52 random bits in the middle of (0, 1): neither end is reached.
+    return special.ndtri(((bits >> np.uint64(12)) + 0.5) * 2.0**-52).reshape(shape)
+
+  @property
+  def parameters(self) -> dict[str, Any]:
+    """The arguments with which the gate was made, as values that JSON can hold."""
+    names = 'num_clients', 'noise_multiplier', 'epsilon', 'delta', 'num_rounds', 'own_epsilon'
+    values = {name: getattr(self.config, name) for name in names}
+    own, correlation = values['own_epsilon'], self.config.correlation
+    spec = registry.format_spec(registry.name_of(correlation, correlations.FAMILIES), correlation)
+    return {**values, 'own_epsilon': own and list(own), 'correlation': spec}
+
+  def save(self, path: str) -> None:
+    """Writes all of the gate's state, whole or not at all. Save it after each commit.
+
+    A program that goes on from an older file charges nobody for what was released since. Under correlated noise the
+    file also holds noise: keep it as secret as clients' data.
+    """
+    counters = [self.rounds, self.releases, self._noised]
+    arrays = {
+      'parameters': np.frombuffer(json.dumps(self.parameters).encode(), np.uint8),
+      'counters': np.array(counters, np.int64),
+      'round_digest': np.frombuffer(self._round_digest, np.uint8),
+      'spent': self._accounts.spent,
+      'latest': self._accounts.latest,
+      **{f'sums{j}': one for j, one in enumerate(self._accounts.sums)},
+      **{f'buffer{j}': one for j, one in enumerate(self._buffers)},
+    }
+    files.write_sealed(path, files.npz(arrays))
+
+  @classmethod
+  def load(cls, path: str, **parameters: Any) -> Gate:
+    """The gate that `save` wrote, to go on from there.
+
+    Args:
+      path: The file.
+      **parameters: Arguments of a gate. The file must have these values.
+
+    Raises:
+      OSError: If the file cannot be read.
+      ValueError: If it is damaged, not a gate's, or has other parameters.
+    """
+    try:
+      with np.load(io.BytesIO(files.read_sealed(path)), allow_pickle=False) as kept:
+        arrays = dict(kept)
+      found = json.loads(arrays['parameters'].tobytes())
+      correlation = registry.parse_spec('noise correlation', found['correlation'], correlations.FAMILIES)
+      gate = cls(**{**found, 'correlation': correlation})
+    except (ValueError, KeyError, TypeError) as error:
+      raise ValueError(
+        f'{path} is not a whole file of a gate ({error}). Go on from a copy, or charge the clients for all rounds that '
+        'were released: a new gate knows of none of them.'
+      ) from None
+    expected = cls(**{**found, 'correlation': correlation, **parameters}).parameters if parameters else found
+    for name, value in expected.items():
+      if value != found[name]:
+        raise ValueError(
+          f'{path} is of a gate with {name}={_short(found[name])}, expected {_short(value)}. Give the parameters of '
+          'the gate that was saved. Other parameters need a new gate, and new clients.'
+        )
+    gate.rounds, gate.releases, gate._noised = arrays['counters'].tolist()
+    gate._round_digest = arrays['round_digest'].tobytes()
+    gate._buffers = [arrays[f'buffer{j}'] for j in range(len(arrays)) if f'buffer{j}' in arrays]
+    sums = [arrays[f'sums{j}'] for j in range(gate.config.correlation.num_buffers)]
+    gate._accounts = privacy_filter.Accounts(arrays['spent'], sums, arrays['latest'])
+    return gate
+
+
+def _given(ids: np.ndarray, weights: Any) -> np.ndarray:
+  """float32[M], the weights rounded up; raises `ValueError` if they are none."""
+  try:
+    exact = np.broadcast_to(np.asarray(weights, np.float64), ids.shape)
+  except (ValueError, TypeError):
+    raise ValueError(
+      f'weights must be a number, or one for each of the {len(ids)} clients, found {np.shape(weights)} values. Nothing '
+      'was charged.'
+    ) from None
+  bad = np.flatnonzero(~((exact == 0) | ((exact >= privacy_filter.SMALLEST_WEIGHT) & (exact <= 1))))
+  if len(bad):
+    raise ValueError(
+      f'The weight of client {ids[bad[0]]} must be 0, or at least {privacy_filter.SMALLEST_WEIGHT:g} and at most 1, '
+      f'found {exact[bad[0]]:g}. Nothing was charged.'
+    )
+  given = exact.astype(np.float32)
+  return np.where(given < exact, np.nextafter(given, np.float32(1)), given)
+
+
+def _short(value: Any) -> str:
+  text = str(value)
+  return text if len(text) <= 60 else f'{text[:60]}…'

@@ -1,0 +1,347 @@
+"""The account command: plans and logs, its tables, its JSON line, and how it refuses."""
+
+import csv
+import itertools
+import json
+import math
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import quap_tff
+from quap_tff import account
+from quap_tff.accounting.logs import reading as logs
+from quap_tff.common.numbers import tradeoff
+from quap_tff.mechanisms.noise import banded
+from quap_tff.mechanisms.noise import correlation as correlations
+
+ROOT = pathlib.Path(__file__).absolute().parents[2]
+
+
+def _run(capsys, *arguments):
+  try:
+    status = account.main(list(map(str, arguments)))
+  except SystemExit as end:
+    status = end.code
+  captured = capsys.readouterr()
+  return status, captured.out, captured.err
+
+
+def _last_line(out):
+  return json.loads(out.splitlines()[-1])
+
+
+class TestPlan:
+  def test_epsilon_from_noise(self, capsys):
+    status, out, err = _run(capsys, '--noise_multiplier=10.8', '--rounds=200', '--delta=1e-5')
+    assert (status, err) == (0, '')
+    result = _last_line(out)
+    assert result['noise_multiplier'] == 10.8 and result['delta'] == 1e-5
+    assert list(result['epsilon']) == ['gaussian_exact', 'zcdp', 'rdp', 'pld', 'advanced', 'basic']
+    assert result['epsilon']['gaussian_exact'] == pytest.approx(6, abs=0.005)
+    for words in ('zero-out', 'one client with all of its data', 'no amplification by sampling'):
+      assert words in out
+    assert all(len(line) <= 160 for line in out.splitlines()[:-1])
+
+  def test_noise_from_epsilon(self, capsys):
+    status, out, _ = _run(capsys, '--epsilon=6', '--rounds=200', '--delta=1e-5')
+    result = _last_line(out)
+    assert status == 0 and result['noise_multiplier'] == pytest.approx(10.8, abs=0.005)
+    assert 5.999 < result['epsilon']['gaussian_exact'] <= 6
+
+  def test_noise_by_a_named_accountant(self, capsys):
+    _, out, _ = _run(capsys, '--epsilon=6', '--rounds=200', '--delta=1e-5', '--accountant=zcdp')
+    result = _last_line(out)
+    assert 5.999 < result['epsilon']['zcdp'] <= 6 and result['epsilon']['gaussian_exact'] < 5.7
+    assert result['accountant'] == 'zcdp'
+
+  def test_delta_from_both(self, capsys):
+    _, out, _ = _run(capsys, '--epsilon=6', '--rounds=200', '--noise_multiplier=10.8')
+    result = _last_line(out)
+    assert result['delta'] == pytest.approx(1e-5, rel=0.01) and result['epsilon']['gaussian_exact'] <= 6
+
+  def test_sampling(self, capsys):
+    _, out, _ = _run(capsys, '--noise_multiplier=10.8', '--rounds=200', '--delta=1e-5', '--sampling_rate=0.3')
+    result = _last_line(out)
+    assert list(result['epsilon']) == ['rdp', 'pld'] and result['epsilon']['pld'] < result['epsilon']['rdp'] < 2
+    assert 'Poisson sampling, q = 0.3' in out and 'cannot count amplification' in out
+
+  def test_correlated_noise(self, capsys):
+    # By hand: (1, 0.5, 0.25) and (0, 1, 0.5) add up to (1, 1.5, 0.75), of norm √3.8125.
+    _, out, _ = _run(
+      capsys, '--noise_multiplier=5', '--delta=1e-5', '--rounds=2', '--correlation=ar1:decay=0.5', '--rounds_after=1'
+    )
+    found = _last_line(out)
+    _, out, _ = _run(capsys, f'--noise_multiplier={5 / 3.8125**0.5}', '--delta=1e-5')
+    assert found['epsilon'] == pytest.approx(_last_line(out)['epsilon'])
+    assert found['noise_multiplier'] == pytest.approx(5) and found['correlation'] == 'ar1:decay=0.5'
+
+  @pytest.mark.parametrize(
+    'arguments, words',
+    [
+      ([], 'Noise correlation: ar1:decay=0.5.'),
+      (['--every=3'], 'Noise correlation: ar1:decay=0.5. The client takes part in 1 of every 3 rounds.'),
+      (['--rounds_after=1'], 'Noise correlation: ar1:decay=0.5. 1 more round follows without it.'),
+      (
+        ['--every=2', '--rounds_after=4'],
+        'Noise correlation: ar1:decay=0.5. The client takes part in 1 of every 2 rounds. '
+        '4 more rounds follow without it.',
+      ),
+    ],
+  )
+  def test_the_schedule_is_in_words(self, capsys, arguments, words):
+    _, out, _ = _run(capsys, '--noise_multiplier=5', '--delta=1e-5', '--correlation=ar1:decay=0.5', *arguments)
+    assert words in out.splitlines()
+
+  def test_noise_for_correlated_rounds(self, capsys):
+    arguments = ['--delta=1e-5', '--rounds=18', '--every=3', '--correlation=blt:gain=0.6/0.3,decay=0.9/0.4']
+    _, out, _ = _run(capsys, '--epsilon=3', *arguments)
+    multiplier = _last_line(out)['noise_multiplier']
+    _, out, _ = _run(capsys, f'--noise_multiplier={multiplier}', *arguments)
+    assert 2.999 < _last_line(out)['epsilon']['gaussian_exact'] <= 3.000001
+
+  def test_flags_of_one_call_are_forgotten_in_the_next(self, capsys):
+    _run(capsys, '--noise_multiplier=10.8', '--rounds=200', '--delta=1e-5', '--sampling_rate=0.3')
+    status, out, _ = _run(capsys, '--epsilon=1', '--delta=1e-5')
+    assert status == 0 and _last_line(out)['rounds'] == 1 and _last_line(out)['sampling_rate'] == 1
+
+  def test_help(self, capsys):
+    status, out, _ = _run(capsys, '--help')
+    assert status == 0 and '--noise_multiplier=10.8' in out and 'gaussian_exact, zcdp, rdp' in ' '.join(out.split())
+
+  @pytest.mark.parametrize(
+    'arguments, words',
+    [
+      ('--epsilon=1 --delta=.1 --noise_multiplier=1', 'found epsilon, delta, noise_multiplier'),
+      ('--epsilon=1 --delta=.1 --correlation=ar1', 'give its numbers here'),
+      ('--epsilon=1 --delta=.1 --correlation=ar2', "Did you mean 'ar1'"),
+      ('--epsilon=1 --delta=.1 --every=2', 'need correlated noise'),
+      ('--epsilon=1 --delta=.1 --correlation=ar1:decay=.5 --sampling_rate=.5', '--sampling_rate: no amplification'),
+      ('--epsilon=1 --delta=.1 --correlation=ar1:decay=.5 --rounds=1000000', 'at most 100000'),
+      ('--epsilon=1 --delta=.1 --correlation=ar1:decay=.5 --every=0', 'every must be'),
+      ('--epsilon=1 --delta=1', 'delta must be'),
+      ('--epsilon=inf --delta=.1', 'epsilon must be'),
+      ('--noise_multiplier=-1 --delta=.1', 'noise_multiplier must be'),
+      ('--epsilon=1 --delta=.1 --rounds=0', 'rounds must be'),
+      ('--epsilon=1 --delta=.1 --rounds=many', '--rounds: invalid integer value'),
+      ('--epsilon=1 --delta=.1 --sampling_rate=2', 'sampling_rate must be'),
+      ('--epsilon=1 --delta=.1 --accountant=zcpd', "Did you mean 'zcdp'"),
+      ('--epsilon=1 --delta=.1 --accountant=basic --sampling_rate=.1', 'cannot count amplification'),
+      ('--epsilon=1 --detla=.1', 'unrecognized arguments: --detla=.1'),
+      ('--epsilon=1 --delta=.1 one two', 'unrecognized arguments: two'),
+      ('--epsilon=1 --delta=.1 --correlation=held:decay=.5', 'depends on everybody'),
+      ('--epsilon=1 --delta=.1 --output_dir=here', 'is for the account of a log'),
+      ('--epsilon=1 --noise_multiplier=1e-5', 'out of reach'),
+    ],
+  )
+  def test_wrong_input_is_one_line(self, arguments, words, capsys):
+    status, out, err = _run(capsys, *arguments.split())
+    assert (status, out) == (2, '')
+    assert err.startswith('Error: ') and words in err and len(err.splitlines()) == 1
+
+
+def _log(tmp_path, rows, header='round,client', name='log.csv'):
+  path = tmp_path / name
+  path.write_text('\n'.join([header, *rows]) + '\n', encoding='utf-8')
+  return str(path)
+
+
+def _rows(num_rounds=12, names=('ann', 'bob', 'Ω, "the" last', 'd')):
+  """Rows in which client i comes in every (i+1)-th round; and the rounds of each."""
+  comes = [[name for i, name in enumerate(names) if t % (i + 1) == 0] for t in range(num_rounds)]
+  quoted = lambda name: '"' + name.replace('"', '""') + '"'
+  rows = [f'{t},{quoted(name)}' for t, cohort in enumerate(comes, 1) for name in cohort]
+  return rows, {name: [t for t, cohort in enumerate(comes) if name in cohort] for name in names}
+
+
+_FLAGS = ('--noise_multiplier=4', '--delta=1e-5')
+
+
+class TestLog:
+  def test_each_client_has_the_account_of_its_own_rounds(self, tmp_path, capsys):
+    rows, comes = _rows()
+    status, out, err = _run(capsys, _log(tmp_path, rows), *_FLAGS, f'--output_dir={tmp_path / "out"}')
+    assert status == 0 and 'Traceback' not in err
+    with open(tmp_path / 'out' / 'clients.csv', newline='', encoding='utf-8') as f:
+      found = {row['client']: row for row in csv.DictReader(f)}
+    assert list(found) == list(comes)
+    for name, own in comes.items():
+      exact = tradeoff.epsilon_of(math.sqrt(len(own)) / 4, 1e-5)
+      assert exact <= float(found[name]['epsilon']) <= exact * (1 + 1e-5) and found[name]['rounds'] == str(len(own))
+    last = _last_line(out)
+    assert last['clients'] == 4 and last['rounds'] == 12 and last['participations'] == len(rows)
+    assert last['epsilon_max'] == pytest.approx(tradeoff.epsilon_of(math.sqrt(12) / 4, 1e-5))
+    page = (tmp_path / 'out' / 'account.html').read_text(encoding='utf-8')
+    assert 'Ω, &quot;the&quot; last' in page and 'That was the work of another program' in page
+    assert 'http' not in page
+
+  @pytest.mark.parametrize('first', [0, 1])
+  @pytest.mark.parametrize(
+    'correlation', [correlations.Ar1(0.9), correlations.Blt((0.6, 0.3), (0.9, 0.4)), banded.Banded(4, (0.7, 0.5, 0.3))]
+  )
+  def test_correlated_noise_costs_what_theorem_2_says(self, correlation, first, tmp_path):
+    rows, comes = _rows()
+    path = _log(tmp_path, [f'{int(row.split(",")[0]) - 1 + first},{row.split(",", 1)[1]}' for row in rows])
+    found = logs.account(logs.Log(path), 4.0, correlation)
+    column = correlation.coefficients(12)
+    for name, mu_squared in zip(found.names, found.mu_squared):
+      moved = [sum(column[s - t] for t in comes[name] if t <= s) for s in range(12)]
+      exact = sum(one * one for one in moved) / 16
+      assert exact <= mu_squared <= exact * (1 + 1e-9)
+    planned = logs.account(logs.Log(path), 4.0, correlation, num_rounds=15)
+    assert (planned.mu_squared >= found.mu_squared).all() and (planned.mu_squared > found.mu_squared)[0]
+
+  def test_is_the_account_of_a_gate(self, tmp_path):
+    gate, rows = quap_tff.Gate(5, 3.0, 3.0, 1e-5, num_rounds=20, correlation=correlations.Ar1(0.7)), []
+    rng = np.random.default_rng(3)
+    for t in range(20):
+      cohort = np.flatnonzero(rng.random(5) < 0.6)
+      weights = gate.ask(cohort)
+      gate.commit(cohort, weights)
+      rows += [f'{t},{client},{weight!r}' for client, weight in zip(cohort, weights.astype(float).tolist())]
+    found = logs.account(logs.Log(_log(tmp_path, rows, 'round,client,weight')), 3.0, correlations.Ar1(0.7))
+    epsilon = tradeoff.epsilon_of(np.sqrt(found.mu_squared), 1e-5)
+    assert dict(zip(map(int, found.names), epsilon.tolist())) == dict(enumerate(gate.epsilon().tolist()))
+    assert not found.is_whole
+
+  def test_who_is_over_the_bound(self, tmp_path, capsys):
+    path = _log(tmp_path, _rows()[0])
+    least = tradeoff.epsilon_of(math.sqrt(12) / 4, 1e-5)
+    status, out, _ = _run(capsys, path, *_FLAGS, f'--epsilon={least * 0.999}')
+    assert status == 1 and 'OVER: 1 of 4 clients have spent more than' in out and _last_line(out)['over'] == 1
+    status, out, _ = _run(capsys, path, *_FLAGS, f'--epsilon={least * 1.001}')
+    assert status == 0 and 'Nobody has spent more than' in out
+
+  def test_usual_accountants_and_what_they_assume(self, tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    rows = [f'{t},{i}' for t in range(50) for i in np.flatnonzero(rng.random(40) < 0.3)]
+    _, out, _ = _run(capsys, _log(tmp_path, rows), *_FLAGS)
+    table = out[out.index('What usual accountants say') :].splitlines()
+    cells = [[cell.strip() for cell in line.split('  ') if cell.strip()] for line in table]
+    figures = {(row[0], row[2]): float(row[1]) for row in cells if len(row) == 4 and row[0] != 'accountant'}
+    exact = figures['exact, for each client', 'the client that spent most']
+    assert exact == pytest.approx(_last_line(out)['epsilon_max'], rel=1e-3)
+    assert figures['pld', 'the client that spent most'] == pytest.approx(exact, rel=1e-3)
+    assert exact < figures['rdp', 'the client that spent most'] < 1.1 * exact
+    assert figures['pld', 'a client in every round'] == pytest.approx(
+      float(tradeoff.epsilon_of(math.sqrt(50) / 4, 1e-5)), rel=2e-3
+    )
+    assert figures['pld', 'any client'] < figures['rdp', 'any client'] < exact
+    assert 'nobody learns who came (this log stays secret)' in out and 'was not drawn in this way' not in out
+
+  def test_a_log_that_was_not_drawn_by_coins_is_said_to_be_none(self, tmp_path, capsys):
+    rows = [f'{t},{i}' for t in range(200) for i in (0, 1 + t)]
+    _, out, _ = _run(capsys, _log(tmp_path, rows), *_FLAGS)
+    assert 'this log was not drawn in this way, and the amplified figures do not hold for it' in out
+
+  def test_with_weights_there_are_no_amplified_figures(self, tmp_path, capsys):
+    _, out, _ = _run(capsys, _log(tmp_path, ['1,a,0.5', '1,b,1'], 'round,client,weight'), *_FLAGS)
+    assert 'No further figures: weights differ' in out and 'Poisson' not in out
+
+  def test_without_its_package(self, tmp_path, capsys, monkeypatch):
+    for name in ('dp_accounting', 'dp_accounting.rdp', 'dp_accounting.pld', 'matplotlib', 'matplotlib.figure'):
+      monkeypatch.setitem(sys.modules, name, None)
+    status, out, err = _run(capsys, _log(tmp_path, _rows()[0]), *_FLAGS, f'--output_dir={tmp_path / "out"}')
+    assert status == 0 and out.count('needs the package dp-accounting') >= 4
+    assert 'epsilon.png was not made: it needs the package matplotlib' in err
+    assert sorted(path.name for path in (tmp_path / 'out').iterdir()) == ['account.html', 'clients.csv']
+
+  def test_the_figure(self, tmp_path, capsys):
+    pytest.importorskip('matplotlib')
+    _run(capsys, _log(tmp_path, _rows()[0]), *_FLAGS, '--epsilon=3', f'--output_dir={tmp_path / "out"}')
+    assert (tmp_path / 'out' / 'epsilon.png').read_bytes().startswith(b'\x89PNG')
+    assert 'data:image/png;base64,' in (tmp_path / 'out' / 'account.html').read_text(encoding='utf-8')
+
+  def test_what_other_programs_write(self, tmp_path):
+    text = '\ufeffClient,seconds,Round\r\n"a",3,0\r\n\r\nb,4,0\r\n"a\nb",1,1\r\n'
+    (tmp_path / 'log.csv').write_bytes(text.encode())
+    found = logs.account(logs.Log(str(tmp_path / 'log.csv')), 2.0)
+    assert list(found.names) == ['a', 'b', 'a\nb'] and found.counts.tolist() == [1, 1, 1] and found.num_rounds == 2
+
+  def test_many_rows(self, tmp_path, monkeypatch):
+    """More than are read at once, with rounds across the borders."""
+    monkeypatch.setattr(logs, '_CHUNK', 7)
+    rows = [f'{t},c{i}' for t in range(9) for i in range(t % 4, 12)]
+    found = logs.account(logs.Log(_log(tmp_path, rows)), 2.0)
+    counts = {f'c{i}': sum(i >= t % 4 for t in range(9)) for i in range(12)}
+    assert dict(zip(found.names, found.counts.tolist())) == counts
+
+  @pytest.mark.parametrize(
+    'rows, header, words',
+    [
+      ([], 'round,client', 'has no rows'),
+      ([], 'when,who', 'line 1: the header must name the columns round and client'),
+      (['1,a', '3,a'], 'round,client', 'line 3: round 2 must follow round 1, found round 3'),
+      (['1,a', '2,a', '1,b'], 'round,client', 'line 4: round 3 must follow round 2, found round 1'),
+      (['5,a'], 'round,client', 'line 2: the first round must have the number 0 or 1, found 5'),
+      (['1,a', '1,b', '1,a'], 'round,client', "line 4: client 'a' is in this round already"),
+      (['1,a', '1,'], 'round,client', 'line 3: it names no client'),
+      (['1,a', '1,b,3'], 'round,client', 'line 3: it must have 2 cells'),
+      (['1,a', 'two,b'], 'round,client', "line 3: a round must be a number such as 1, found 'two'"),
+      (['1,a', '-2,b'], 'round,client', 'line 3: a round must be'),
+      (['1,a', '9' * 30 + ',b'], 'round,client', 'line 3: a round must be'),
+      (['1,a,1', '1,b,1.5'], 'round,client,weight', "line 3: a weight must be a number from 0 to 1, found '1.5'"),
+      (['1,a,1', '1,b,nan'], 'round,client,weight', "line 3: a weight must be a number from 0 to 1, found 'nan'"),
+      (['1,a,1', '1,b,much'], 'round,client,weight', "line 3: a weight must be a number from 0 to 1, found 'much'"),
+      (['1,a', '1,"b'], 'round,client', 'it is not a CSV file in UTF-8'),
+    ],
+  )
+  @pytest.mark.parametrize('chunk', [1, 1000])
+  def test_bad_rows_are_named_by_line(self, rows, header, words, chunk, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(logs, '_CHUNK', chunk)
+    for correlation in ('independent', 'ar1:decay=0.5'):
+      arguments = _log(tmp_path, rows, header), *_FLAGS, f'--correlation={correlation}'
+      status, out, err = _run(capsys, *arguments)
+      assert (status, out) == (2, '') and words in err and len(err.splitlines()) == 1, err
+
+  @pytest.mark.parametrize(
+    'more, words',
+    [
+      (['--rounds=2'], 'has more than 2 rounds, which are planned'),
+      (['--rounds=0'], 'rounds must be'),
+      (['--noise_multiplier=0'], 'noise_multiplier must be'),
+      (['--delta=2'], 'delta must be'),
+      (['--epsilon=-1'], 'epsilon must be'),
+      (['--sampling_rate=2'], 'sampling_rate must be'),
+      (['--accountant=rdp'], 'are for plans without a log'),
+      (['--every=2', '--correlation=ar1:decay=0.5'], 'are for plans without a log'),
+      (['--correlation=ar1'], 'give its numbers here'),
+      (['--correlation=held:decay=0.5'], 'depends on everybody'),
+    ],
+  )
+  def test_wrong_flags(self, more, words, tmp_path, capsys):
+    status, out, err = _run(capsys, _log(tmp_path, _rows()[0]), *_FLAGS, *more)
+    assert (status, out) == (2, '') and words in err and len(err.splitlines()) == 1
+
+  def test_a_log_needs_noise_and_delta_and_must_be_there(self, tmp_path, capsys):
+    assert 'give --noise_multiplier and --delta' in _run(capsys, _log(tmp_path, _rows()[0]), '--delta=0.1')[2]
+    status, _, err = _run(capsys, tmp_path / 'none.csv', *_FLAGS)
+    assert status == 2 and 'none.csv cannot be used: No such file' in err
+
+  def test_memory_is_of_the_size_of_the_clients(self, tmp_path):
+    """Ten times the rounds take no more: rows are not kept."""
+    import tracemalloc
+
+    peaks = []
+    for num_rounds in (60, 600):
+      rows = (f'{t},{i}' for t, i in itertools.product(range(num_rounds), range(50)))
+      path = _log(tmp_path, rows)
+      tracemalloc.start()
+      logs.account(logs.Log(path), 2.0)
+      peaks.append(tracemalloc.get_traced_memory()[1])
+      tracemalloc.stop()
+    assert peaks[1] < 1.2 * peaks[0]
+
+  @pytest.mark.slow
+  def test_as_a_command(self, tmp_path):
+    run = lambda *arguments: subprocess.run(
+      [sys.executable, '-m', 'quap_tff.account', *arguments], cwd=ROOT, capture_output=True, encoding='utf-8'
+    )
+    good = run('--noise_multiplier=10.8', '--rounds=200', '--delta=1e-5')
+    assert good.returncode == 0 and 'Traceback' not in good.stderr
+    assert _last_line(good.stdout)['epsilon']['gaussian_exact'] == pytest.approx(6, abs=0.005)
+    assert run('--delta=1e-5').returncode == 2
+    assert run(_log(tmp_path, _rows()[0]), *_FLAGS, '--epsilon=0.1').returncode == 1
