@@ -222,9 +222,6 @@ class LeeKifer(parts.Budget, base.Method):
       **registry.parameter_values(self),
     )
 
-  def aggregates_once(self, setting: base.Setting) -> bool:
-    return False
-
   def plan(self, setting: base.Setting) -> plans.Plan:
     # The public schedule says how often the client comes that comes most often.
     clients = np.concatenate(setting.schedule).astype(np.int64)

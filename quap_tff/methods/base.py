@@ -157,8 +157,7 @@ class Method(abc.ABC):
 
   def aggregates_once(self, setting: Setting) -> bool:
     """Whether a round needs only one level of aggregation. Several workers can run nothing else."""
-    config = self.configure(setting)
-    return not config.clip.uses_current_norms and config.weighting.is_equal
+    return self.configure(setting).facts.aggregates_once
 
   def check_cohorts(self, setting: Setting) -> None:  # noqa: B027 (most methods take any cohorts)
     """Raises a `ValueError` if the method cannot do with the cohorts of the planned rounds. No data are read."""

@@ -239,9 +239,6 @@ class Certified(parts.Sparse, parts.ServerOptimizer, parts.Tuned, parts.Budget, 
       weights = weights.rule(dict(alpha=self.shape.alpha, beta=self.shape.beta))
     return certified_configs.CertifiedConfig(**shared, correlation=self.noise, weights=weights)
 
-  def aggregates_once(self, setting: base.Setting) -> bool:
-    return True
-
   def plan(self, setting: base.Setting) -> plans.Plan:
     more = dict(min_separation=setting.participation.min_separation)
     if self.holds_noise:

@@ -101,9 +101,6 @@ class _Extended(checks.Checked, base_lib.Method):
     self._extension(setting.mean_epochs)  # It is refused before data are read.
     return config
 
-  def aggregates_once(self, setting: base_lib.Setting) -> bool:
-    return self.base.aggregates_once(setting)
-
   def check_cohorts(self, setting: base_lib.Setting) -> None:
     self.base.check_cohorts(setting)
 

@@ -5,23 +5,29 @@ import re
 import pytest
 
 from experiments import demo
+from experiments.folders import folder as run_folder
 from quap_tff.certificates.folders import folder as folders
 from quap_tff.common import files
 
 
 @pytest.mark.slow
-def test_it_shows_both_runs_and_verifies_the_certificate(tmp_path, capsys, monkeypatch):
+def test_it_shows_both_runs_replaces_earlier_ones_and_verifies_the_certificate(tmp_path, capsys, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  for _ in range(2):  # The second demo replaces the first.
-    assert demo.main(['demo']) == 0
-    out = capsys.readouterr().out
-    first, second = out.split('\n2. ')
-    assert 'Guarantee: none.' in first and 'Nothing bounds' in first
-    assert 'differentially private with ε ≤ 2.9' in second and 'is VALID' in ' '.join(second.split())
-    assert second.rstrip().endswith('make compare')
-    shares = re.findall(r'reads ([\d.]+)% of the digits', out)
-    assert len(shares) == 2 and all(float(share) > 80 for share in shares)
-    assert max(map(len, out.splitlines())) <= 80
+  earlier = [tmp_path / 'runs' / 'demo' / preset for preset in ('demo', 'digits_certified')]
+  for folder in earlier:
+    folder.mkdir(parents=True)
+    (folder / run_folder.RUN).write_text('Of an earlier demo.')
+    (folder / 'kept').write_text('')
+  assert demo.main(['demo']) == 0
+  assert not any((folder / 'kept').exists() for folder in earlier)
+  out = capsys.readouterr().out
+  first, second = out.split('\n2. ')
+  assert 'Guarantee: none.' in first and 'Nothing bounds' in first
+  assert 'differentially private with ε ≤ 2.9' in second and 'is VALID' in ' '.join(second.split())
+  assert second.rstrip().endswith('make compare')
+  shares = re.findall(r'reads ([\d.]+)% of the digits', out)
+  assert len(shares) == 2 and all(float(share) > 80 for share in shares)
+  assert max(map(len, out.splitlines())) <= 80
   path = tmp_path / 'runs' / 'demo' / 'digits_certified'
   certificate = files.read_json(path / folders.CERTIFICATE)
   files.write_json(path / folders.CERTIFICATE, {**certificate, 'statement': 'Everything is private.'})

@@ -10,11 +10,10 @@ from hypothesis import strategies
 import numpy as np
 import pytest
 
-from experiments import account
 from experiments import attack
-from experiments.command import command_line
 from experiments.reporting.sections import spending
 from experiments.running import final_summary
+from quap_tff import account
 from quap_tff import accounting
 from quap_tff import plans
 from quap_tff.accounting import protection
@@ -27,7 +26,7 @@ EPSILON, DELTA = 2.00004, 1.0000004e-5
 
 def _account(*arguments):
   with contextlib.redirect_stdout(io.StringIO()) as said:
-    assert command_line.status_of(account.main, ['account', *arguments]) == 0
+    assert account.main(arguments) == 0
   return said.getvalue()
 
 

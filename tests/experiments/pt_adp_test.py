@@ -46,7 +46,7 @@ class TestPtAdp:
       _experiment('--calibration=exact')
 
   def test_noise_at_the_clients_is_refused(self):
-    with pytest.raises(ValueError, match='--noise=client needs budgets'):
+    with pytest.raises(ValueError, match='Noise at the clients needs budgets'):
       _experiment('--noise=client')
 
   def test_without_noise_budgets_are_infinite(self):

@@ -18,8 +18,6 @@ from quap_tff import runtime
 from quap_tff.common import lazy
 from quap_tff.common.lazy import tff
 
-setup = lazy.module('experiments.running.setup')
-
 # With what was compiled from it, each takes some 50 MB.
 _MOST_KEPT = 12
 
@@ -32,17 +30,20 @@ class Shared:
   def __init__(self):
     self._kept: collections.OrderedDict[Any, Any] = collections.OrderedDict()
     self._contexts = {}
-    self._from_run, self._activate = setup.from_run, runtime.activate
+    self._setup = lazy.load(
+      'experiments.running.setup'
+    )  # The module itself: what is set on a lazy one, others do not see.
+    self._from_run, self._activate = self._setup.from_run, runtime.activate
 
   @contextlib.contextmanager
   def used(self) -> Iterator[None]:
     """Runs in the block share what they can."""
-    before = setup.from_run, runtime.activate
-    setup.from_run, runtime.activate = self._sharing_from_run, self._sharing_activate
+    before = self._setup.from_run, runtime.activate
+    self._setup.from_run, runtime.activate = self._sharing_from_run, self._sharing_activate
     try:
       yield
     finally:
-      setup.from_run, runtime.activate = before
+      self._setup.from_run, runtime.activate = before
 
   def close(self) -> None:
     """Ends the contexts' threads."""
@@ -50,7 +51,7 @@ class Shared:
     while self._contexts:
       self._contexts.popitem()[1].close()
 
-  def _sharing_from_run(self, run, *args) -> setup.Experiment:
+  def _sharing_from_run(self, run, *args) -> Any:
     experiment = self._from_run(run, *args)
     # The facts that must stay the same when a run is resumed.
     key = json.dumps(run.identity(), default=str), experiment.federation.digest()

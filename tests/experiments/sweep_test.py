@@ -540,30 +540,18 @@ class TestChild:
 
 
 @pytest.mark.slow
-def test_a_real_run_computes_what_it_computes_alone(tmp_path):
-  base = [*harness.TINY, '--algorithm=fixed_dp', '--noise_seed=3']
-  assert harness.main(*base, '--seed=5', f'--output_dir={tmp_path / "alone"}') == 0
-  command = [sys.executable, '-m', 'experiments.sweep', f'--output_dir={tmp_path / "runs"}', '--vary=seed=4|5', '--']
-  subprocess.run([*command, *base], cwd=harness.REPOSITORY, check=True, capture_output=True)
-  alone, swept = tmp_path / 'alone', tmp_path / 'runs' / 'seed=5'
-  assert harness.rows(alone) and harness.rows(alone) == harness.rows(swept)
-  models = [tf.keras.models.load_model(folder / 'final_model.keras').get_weights() for folder in (alone, swept)]
-  assert [weights.tobytes() for weights in models[0]] == [weights.tobytes() for weights in models[1]]
-
-
-@pytest.mark.slow
-def test_a_real_run_is_cut_off_with_the_sweep_and_one_that_ended_is_kept(tmp_path):
-  """One run has come to its end before, and one of many rounds is cut off."""
-  folder, done, cut = tmp_path / 'runs', 'rounds=4', 'rounds=30000'
-  arguments = [f'--output_dir={folder}', '--vary=rounds=4|30000', '--', *harness.TINY, '--algorithm=fedavg']
+def test_real_runs_compute_what_they_compute_alone_and_are_cut_off_with_the_sweep(tmp_path):
+  """One run has come to its end before, one does so now, and one of many rounds is cut off."""
+  folder, grid, (done, whole, cut) = tmp_path / 'runs', 'rounds=4|8|3000', ('rounds=4', 'rounds=8', 'rounds=3000')
+  base = [*harness.TINY, '--algorithm=fixed_dp', '--noise_seed=3', '--noclient_metrics']
+  assert harness.main(*base, '--rounds=8', f'--output_dir={tmp_path / "alone"}') == 0
   folder.mkdir()
-  command = [sys.executable, '-m', 'experiments.sweep', *arguments]
-  by_name = _runs_in(folder, 'rounds=4|30000', base=arguments[3:])
-  assert harness.main(*by_name[done].arguments) == 0
-  record = record_lib.extended(str(tmp_path / 'new'), arguments[3:], ['rounds=4|30000'])
-  with record_lib.held(str(folder), record), open(tmp_path / 'progress', 'w'):
+  assert harness.main(*_runs_in(folder, grid, base=base)[done].arguments) == 0
+  record = record_lib.extended(str(tmp_path / 'new'), base, [grid])
+  with record_lib.held(str(folder), record):
     pass
-  with open(tmp_path / 'progress', 'a+') as progress:
+  command = [sys.executable, '-m', 'experiments.sweep', f'--output_dir={folder}', f'--vary={grid}', '--', *base]
+  with open(tmp_path / 'progress', 'w+') as progress:
     process = subprocess.Popen(
       command, cwd=harness.REPOSITORY, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=progress, text=True
     )
@@ -573,9 +561,13 @@ def test_a_real_run_is_cut_off_with_the_sweep_and_one_that_ended_is_kept(tmp_pat
     ended = harness.finish(process)
     progress.seek(0)
     said = progress.read()
-  assert 'Traceback' not in ended.out + said and '1 done, 0 begun, 1 new' in said
+  assert 'Traceback' not in ended.out + said and '1 done, 0 begun, 2 new' in said
   assert ended.status == 130 and at_work and not psutil.wait_procs(at_work, timeout=30)[1]
-  assert ended.summary['done'] == [done] and ended.summary['left'] == [cut] and not ended.summary['failed']
+  assert ended.summary['done'] == [done, whole] and ended.summary['left'] == [cut] and not ended.summary['failed']
   kept = json.loads((folder / cut / 'summary.json').read_text())
   assert kept['interrupted'] and kept['rounds'] == len(harness.rows(folder / cut))
   assert 'Interrupted after' in (folder / f'{cut}.log').read_text()
+  assert harness.rows(folder / whole) and harness.rows(folder / whole) == harness.rows(tmp_path / 'alone')
+  models = [tf.keras.models.load_model(path / 'final_model.keras') for path in (tmp_path / 'alone', folder / whole)]
+  alone, swept = ([weights.tobytes() for weights in model.get_weights()] for model in models)
+  assert alone == swept

@@ -143,36 +143,18 @@ class TestValid:
 
 
 class TestCannotBeVerified:
-  @pytest.mark.parametrize(
-    'break_it, words',
-    [
-      (shutil.rmtree, 'does not exist'),
-      (lambda path: (path / folders.CERTIFICATE).unlink(), 'holds no certificate.json. Only certified runs have one'),
-      (lambda path: made.reseal(path, lambda c: c.update(version=4)), 'certificate.json has version 4, and'),
-    ],
-  )
-  def test_a_reason_that_is_not_the_folders_fault(self, break_it, words, certified, capsys):
-    break_it(certified)
-    status, lines = _answer(certified, capsys)
-    assert status == 2 and lines[0] == 'CANNOT BE VERIFIED' and words in lines[1] and len(lines) == 2
+  def test_a_folder_that_is_not_there(self, tmp_path, capsys):
+    assert _answer(tmp_path / 'nowhere', capsys) == made.answer(tmp_path / 'nowhere', capsys)
+    assert _answer(tmp_path / 'nowhere', capsys)[0] == 2
 
-  def test_a_file_in_place_of_a_folder(self, certified, capsys):
-    status, lines = _answer(certified / 'run.json', capsys)
-    assert status == 2 and 'run.json is not a folder' in lines[1]
-
-  def test_a_key_that_cannot_be_read(self, certified, tmp_path, capsys):
-    status, lines = _answer(certified, capsys, f'--public_key={tmp_path / "nowhere.pem"}')
-    assert status == 2 and 'cannot be read' in lines[1]
-
-  @pytest.mark.parametrize('package', ['scipy', 'h5py'])
-  def test_a_package_that_is_missing(self, package, certified):
+  def test_a_package_that_every_answer_needs(self, certified):
     code = (
-      f'import sys\nsys.modules["{package}"] = None\nfrom experiments import verify\n'
+      f'import sys\nsys.modules["scipy"] = None\nfrom experiments import verify\n'
       f'sys.exit(verify.main(["verify", {str(certified)!r}]))\n'
     )
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2 and 'Traceback' not in done.stderr, done.stderr
-    assert done.stdout.startswith('CANNOT BE VERIFIED') and package in done.stdout
+    assert done.stdout.startswith('CANNOT BE VERIFIED') and 'scipy' in done.stdout
 
   @pytest.mark.parametrize('arguments', [[], ['a', 'b'], ['--unknown=1', 'a']])
   def test_wrong_arguments(self, arguments, capsys):

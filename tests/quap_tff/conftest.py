@@ -3,10 +3,20 @@
 import pytest
 
 from quap_tff import runtime
+from quap_tff.common.lazy import tf
+from quap_tff.common.numbers import chacha20
+from quap_tff.mechanisms.noise import integer_noise
 
 
 @pytest.fixture(scope='module')
 def context():
-  """The runtime on the processor, active for a module's tests."""
-  with runtime.activate(runtime.RuntimeConfig(device='cpu')) as active:
+  """The runtime on two threads of the processor, active for a module's tests."""
+  with runtime.activate(runtime.RuntimeConfig(device='cpu', num_threads=2)) as active:
     yield active
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+  """Certified rounds without noise, for accounts, which do not depend on it: drawing takes most of a round's time."""
+  monkeypatch.setattr(chacha20, 'derived_key', lambda key, nonce: key)
+  monkeypatch.setattr(integer_noise.Sampler, 'draw', lambda self, key, count, *_, **__: tf.zeros([count], tf.int64))

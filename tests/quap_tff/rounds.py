@@ -1,4 +1,4 @@
-"""Aggregations of a mechanism without TFF: the same rounds as plain functions, in milliseconds. And a configuration."""
+"""Aggregations of a mechanism without TFF: the same rounds as plain functions, in milliseconds."""
 
 import collections
 import functools
@@ -8,15 +8,7 @@ import numpy as np
 
 from quap_tff.common.lazy import tf
 from quap_tff.mechanisms import playing
-from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import layers as layers_lib
-from quap_tff.mechanisms.quap import config as config_lib
-
-
-def unnoised(**overrides: Any) -> config_lib.QuapConfig:
-  """A configuration of ten clients whose updates get a norm of at most 1 and no noise, with fields changed."""
-  values = dict(num_clients=10, clip=clip_rules.Fixed(1.0), noise=config_lib.NoiseConfig('none'))
-  return config_lib.QuapConfig(**{**values, **overrides})
 
 
 class Output(NamedTuple):

@@ -58,13 +58,17 @@ def _powers(base: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def whole_power(base: float, exponents: Any) -> Any:
-  """base^n for a base in (0, 0.999] and whole numbers n ≥ 0 (floats, +inf among them), as float64.
+  """base^n for a base in (0, 0.999] and whole numbers n ≥ 0 (floats, +inf among them), as float64; NaN stays NaN.
 
   TensorFlow and NumPy give the same bits, which their exponential functions do not.
   """
-  low, high = _powers(base)
-  whole = cast(namespace(exponents).minimum(exponents, float(_HALF**2 - 1)), np.int64)  # From here on, powers are 0.
-  return take(low, whole % _HALF) * take(high, whole // _HALF)
+  (low, high), xp = _powers(base), namespace(exponents)
+  exponents = cast(exponents, np.float64)
+  is_number = xp.equal(exponents, exponents)
+  # From here on, powers are 0.
+  whole = cast(xp.where(is_number, xp.minimum(exponents, float(_HALF**2 - 1)), 0.0), np.int64)
+  power = take(low, whole % _HALF) * take(high, whole // _HALF)
+  return xp.where(is_number, power, np.float64(np.nan))
 
 
 def with_added(values: Any, indices: Any, amount: Any) -> Any:

@@ -264,6 +264,7 @@ class Guarantee(mechanism.Mechanism):
       public_metrics=mechanism.PUBLIC_METRICS | mechanism.PUBLIC_NORMS | _PUBLIC_METRICS,
       # The noise that a round takes back would be that of other weights than those it updates.
       takes_sparsity=self.correlation.is_settled and not self.correlation.num_buffers,
+      aggregates_once=True,
       noise_is_planned=True,
       divisor=self.divisor,
       correlation=self.correlation,

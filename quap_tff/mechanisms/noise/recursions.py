@@ -24,7 +24,7 @@ from quap_tff.common.numbers import arrays
 linalg = lazy.module('scipy.linalg')
 
 # For what a family leaves to the plan.
-NOT_CHOSEN = 'The {} is not chosen yet. Give it, or let quap_tff.mechanisms.certified.planning.calibrated choose it.'
+NOT_CHOSEN = 'The {} is not chosen yet. Give it, or let `CertifiedConfig.settled` choose it from a schedule.'
 
 
 class Correlation(checks.Checked, abc.ABC):

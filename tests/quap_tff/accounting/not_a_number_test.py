@@ -1,6 +1,7 @@
 """NaN, infinite, subnormal or empty inputs give no small ε: they are errors, or they cost at least as much."""
 
 from fractions import Fraction
+import functools
 import math
 
 import dp_accounting
@@ -25,14 +26,12 @@ from quap_tff.common.lazy import tf
 from quap_tff.common.numbers import samplers
 from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms.certified import privacy_filter
-from quap_tff.mechanisms.certified import weight_rules
-from quap_tff.mechanisms.certified.config import CertifiedConfig
 from quap_tff.mechanisms.line_search import LineSearchConfig
 from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.noise import recursions
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import layers
-from quap_tff.mechanisms.parts.participation import ParticipationConfig
+from tests.quap_tff import examples
 
 _DELTA = 1e-5
 _MODEL = layers.ModelShape((layers.Layer('w', (0,), False),), ((70,),))
@@ -56,15 +55,7 @@ def _ledger(correlation=correlations.Independent(), noise=2.0, count=math.inf):
   return ledger
 
 
-def _certified(**overrides):
-  values = dict(
-    num_clients=3,
-    epsilon=3.0,
-    delta=_DELTA,
-    weights=weight_rules.Uniform(),
-    participation=ParticipationConfig(warmup_rounds=0),
-  )
-  return CertifiedConfig(**{**values, **overrides})
+_certified = functools.partial(examples.certified, num_clients=3)
 
 
 def _refusals(ledger):

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 _DELTA, _EPSILON, _CLIENTS = 1e-5, 3.0, 6
 _RNG = np.random.default_rng(0)
-_SCHEDULE = [np.sort(_RNG.choice(_CLIENTS, 3, replace=False)) for _ in range(8)]
+_SCHEDULE = [np.sort(_RNG.choice(_CLIENTS, 3, replace=False)) for _ in range(5)]
 _NOISE = {
   'independent': correlations.Independent(),
   'ar1': correlations.Ar1(0.8),
@@ -159,7 +159,7 @@ class TestStock:
   def test_measures_at_most_what_is_claimed(self, stock, tight):
     config = configs.QuapConfig(
       num_clients=_CLIENTS,
-      budget=budgets.BudgetConfig(epsilon_total=_EPSILON, num_rounds=8),
+      budget=budgets.BudgetConfig(epsilon_total=_EPSILON, num_rounds=len(_SCHEDULE)),
       noise=configs.NoiseConfig(seed=1 if stock.takes_noise_seed else None),
     )
     plan = plans.StockPlan(stock, config, _SCHEDULE, 3.0, calibration='exact')
@@ -168,7 +168,7 @@ class TestStock:
     claim = tradeoff.mu_at_most(float(epsilon.max()), plan.delta)
     query = plan.stock_aggregator.query(tff.to_type([(np.float32, [draws])]))
     taken = [index for index, cohort in enumerate(_SCHEDULE) if target in cohort]
-    found = distinguisher.play(distinguisher.query(query, 8, taken, 1.0, 3.0), draws, plan.delta)
+    found = distinguisher.play(distinguisher.query(query, len(_SCHEDULE), taken, 1.0, 3.0), draws, plan.delta)
     assert found.bound.mu <= 1.02 * claim  # TFF's noise takes no seed here: room for chance.
     assert found.bound.mu > (0.9 if tight else 0.3) * claim
 

@@ -28,7 +28,7 @@ from quap_tff.certificates.folders import folder_files
 from quap_tff.common import files
 from quap_tff.mechanisms.noise import correlation
 from quap_tff.mechanisms.parts import layers
-from tests.quap_tff import guarantees
+from tests.quap_tff import examples
 
 NUM_CLIENTS = 6
 SCHEDULE = ([0, 3, 4], [1, 2], [], [4, 3, 2, 0])
@@ -44,7 +44,7 @@ HELD = {'correlation': correlation.Held(0.5)}
 
 def plan(options=(), schedule=SCHEDULE, num_clients=NUM_CLIENTS, epsilon=3.0, delta=1e-5, **config):
   """A plan with the `leaving` of its process, which was never built."""
-  config = guarantees.make(num_clients=num_clients, epsilon=epsilon, delta=delta, **config)
+  config = examples.guarantee(num_clients=num_clients, epsilon=epsilon, delta=delta, **config)
   found = plans.CertifiedPlan(config, schedule, **{'model': MODEL, **dict(options)})
   found.leaving = leaving(found)
   return found

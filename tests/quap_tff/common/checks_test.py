@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import inspect
 import math
 import pkgutil
 from typing import Optional
@@ -120,7 +121,7 @@ class TestFields:
     pytest.importorskip('tensorflow_federated')
     classes = _classes()
     assert len(classes) > 40
-    for one in classes:
+    for one in filter(lambda one: not inspect.isabstract(one), classes):
       others = {f.name: None for f in dataclasses.fields(one) if f.default is f.default_factory is dataclasses.MISSING}
       for name in _checked(one):
         with pytest.raises(ValueError, match='must be|Unknown'):

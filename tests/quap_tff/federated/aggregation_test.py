@@ -1,36 +1,41 @@
-"""Tests of `quap_tff.federated.aggregation`: its types, then rounds through a TFF execution context."""
+"""The types of `quap_tff.federated.aggregation`, and rounds in a TFF context beyond those of contract_test.py."""
 
 import collections
-import copy
 import functools
 
-from dp_accounting.pld import accountant
-from dp_accounting.pld import common
 import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff.federated import aggregation
+from quap_tff.federated import leaving_clients
 from quap_tff.mechanisms import mechanism as mechanisms
+from quap_tff.mechanisms.certified import privacy_filter
+from quap_tff.mechanisms.certified import rounds as certified
+from quap_tff.mechanisms.noise import correlation
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import layers
-from quap_tff.mechanisms.parts.budgets import BudgetConfig
 from quap_tff.mechanisms.parts.participation import ParticipationConfig
-from quap_tff.mechanisms.quap import local
-from quap_tff.mechanisms.quap import pt_adp
 from quap_tff.mechanisms.quap import rounds as quap
 from quap_tff.mechanisms.quap.config import NoiseConfig
+from tests.quap_tff import examples
 from tests.quap_tff import noise_checks
-from tests.quap_tff import rounds
 
 pytestmark = pytest.mark.slow
 
-_config = rounds.unnoised
+_config = examples.quap
 _ID = tff.TensorType(np.int64)
 _STRUCT_ID = tff.to_type(collections.OrderedDict(client_id=np.int64))
 _VALUE = tff.to_type(
   collections.OrderedDict(conv=(np.float32, [2]), dense=collections.OrderedDict(kernel=(np.float32, [1, 2])))
+)
+_PARTICIPATION_METRICS = dict(
+  participation_mean=np.float32,
+  participation_stddev=np.float32,
+  participation_min=np.float32,
+  participation_max=np.float32,
+  participation_never_seen=np.int32,
 )
 _MEASUREMENTS = collections.OrderedDict(
   round=np.int32,
@@ -48,11 +53,19 @@ _MEASUREMENTS = collections.OrderedDict(
   signal_norm=np.float32,
   noise_norm=np.float32,
   noise_to_signal=np.float32,
-  participation_mean=np.float32,
-  participation_stddev=np.float32,
-  participation_min=np.float32,
-  participation_max=np.float32,
-  participation_never_seen=np.int32,
+  **_PARTICIPATION_METRICS,
+)
+_CERTIFIED_MEASUREMENTS = collections.OrderedDict(
+  round=np.int32,
+  cohort_size=np.int32,
+  clipping_norm=np.float32,
+  noise_multiplier=np.float32,
+  sigma=np.float32,
+  exhausted_clients=np.int32,
+  weight_mean=np.float32,
+  weight_min=np.float32,
+  spent_max=np.float32,
+  **_PARTICIPATION_METRICS,
 )
 _PREVIOUS_RULES = [
   clip_rules.QuantileEma(timing='previous', initial_clip=1.0),
@@ -64,13 +77,13 @@ _PREVIOUS_RULES = [
 @functools.lru_cache(maxsize=16)
 def _plain(config):
   """The process of a configuration, which tests share: it is a function of its state."""
-  return aggregation.QuapAggregationFactory(config).create(_VALUE, _ID)
+  return aggregation.AggregationFactory(config).create(_VALUE, _ID)
 
 
 def _create(config, value_type=_VALUE, weight_type=_ID, **keywords):
   if value_type is _VALUE and weight_type is _ID and not keywords:
     return _plain(config)
-  return aggregation.QuapAggregationFactory(config, **keywords).create(value_type, weight_type)
+  return aggregation.AggregationFactory(config, **keywords).create(value_type, weight_type)
 
 
 def _value(conv, kernel):
@@ -79,59 +92,88 @@ def _value(conv, kernel):
   )
 
 
-def _state_type(num_clients, ema=False):
-  participation = collections.OrderedDict(counts=(np.int32, [num_clients]))
-  if ema:
-    participation['rates'] = (np.float32, [num_clients])
-  return tff.FederatedType(
-    tff.to_type(
-      quap.ServerState(
-        round=np.int32,
-        participation=participation,
-        clip=np.float32,
-        noise=mechanisms.NoiseState(seed=(np.int64, [2]), counter=np.int64),
-        budget=collections.OrderedDict(),
-      )
-    ),
-    tff.SERVER,
+def _participation(ema):
+  counts = collections.OrderedDict(counts=(np.int32, [10]))
+  return collections.OrderedDict(counts, rates=(np.float32, [10])) if ema else counts
+
+
+def _quap_state(ema):
+  noise = mechanisms.NoiseState(seed=(np.int64, [2]), counter=np.int64)
+  return quap.ServerState(np.int32, _participation(ema), np.float32, noise, budget=collections.OrderedDict())
+
+
+def _certified_state(ema, terms):
+  return certified.ServerState(
+    round=np.int32,
+    participation=_participation(ema),
+    clip=np.float32,
+    noise=mechanisms.NoiseState(seed=(np.int64, [4]), counter=np.int64),
+    buffers=[(np.int64, [terms, 4])] if terms else [],
+    accounts=privacy_filter.Accounts((np.float64, [10]), [(np.float64, [10])] * terms, latest=(np.int64, [10])),
+    weights=(np.float32, [10]),
   )
 
 
-class TestQuapAggregationComputation:
+def _assert_types(process, state, weight_type, measurements):
+  assert isinstance(process, tff.templates.AggregationProcess) and process.is_weighted
+  state = tff.FederatedType(tff.to_type(state), tff.SERVER)
+  tff.test.assert_types_identical(process.initialize.type_signature, tff.FunctionType(None, state))
+  expected = tff.FunctionType(
+    collections.OrderedDict(
+      state=state, value=tff.FederatedType(_VALUE, tff.CLIENTS), weight=tff.FederatedType(weight_type, tff.CLIENTS)
+    ),
+    tff.templates.MeasuredProcessOutput(
+      state=state,
+      result=tff.FederatedType(_VALUE, tff.SERVER),
+      measurements=tff.FederatedType(tff.to_type(measurements), tff.SERVER),
+    ),
+  )
+  tff.test.assert_types_identical(process.next.type_signature, expected)
+
+
+class TestComputation:
   @pytest.mark.parametrize('clip', [clip_rules.QuantileEma()] + _PREVIOUS_RULES)
   @pytest.mark.parametrize('weight_type, ema', [(_ID, False), (_STRUCT_ID, True), (tff.TensorType(np.int32), False)])
   def test_types(self, clip, weight_type, ema):
     config = _config(clip=clip, participation=ParticipationConfig('ema' if ema else 'cumulative'), noise=NoiseConfig())
-    process = _create(config, weight_type=weight_type)
-    assert isinstance(process, tff.templates.AggregationProcess)
-    state = _state_type(10, ema)
-    tff.test.assert_types_identical(process.initialize.type_signature, tff.FunctionType(None, state))
-    expected = tff.FunctionType(
-      collections.OrderedDict(
-        state=state, value=tff.FederatedType(_VALUE, tff.CLIENTS), weight=tff.FederatedType(weight_type, tff.CLIENTS)
-      ),
-      tff.templates.MeasuredProcessOutput(
-        state=state,
-        result=tff.FederatedType(_VALUE, tff.SERVER),
-        measurements=tff.FederatedType(tff.to_type(_MEASUREMENTS), tff.SERVER),
-      ),
-    )
-    tff.test.assert_types_identical(process.next.type_signature, expected)
-    assert process.is_weighted
+    _assert_types(_create(config, weight_type=weight_type), _quap_state(ema), weight_type, _MEASUREMENTS)
 
-  @pytest.mark.parametrize('placement', ['server', 'client'])
+  @pytest.mark.parametrize('clip', [clip_rules.Fixed(1.0), clip_rules.PrivateQuantile(count_stddev=20.0)])
+  @pytest.mark.parametrize('weight_type, ema', [(_ID, False), (_STRUCT_ID, True)])
+  @pytest.mark.parametrize('correlated', [correlation.Independent(), correlation.Blt((0.3, 0.2), (0.9, 0.5))])
+  def test_types_of_the_certified_mechanism(self, clip, weight_type, ema, correlated):
+    rates = ParticipationConfig('ema' if ema else 'cumulative')
+    config = examples.noised(clip=clip, participation=rates, correlation=correlated, num_rounds=3)
+    state = _certified_state(ema, correlated.num_buffers)
+    _assert_types(_create(config, weight_type=weight_type), state, weight_type, _CERTIFIED_MEASUREMENTS)
+
+  @pytest.mark.parametrize('num_clients, report', [(10, 'int32[11]'), (20_000, 'int64')])
+  def test_of_the_certified_mechanism_a_client_sends_its_id_and_its_update(self, num_clients, report):
+    process = _create(examples.noised(num_clients=num_clients))
+    found = [str(member) for _, member in leaving_clients.leaving_clients(process.next)]
+    assert found == [f'<client_id={report}>', '<int32[2],int32[1,2]>']
+
+  @pytest.mark.parametrize(
+    'config', [_config(noise=NoiseConfig()), _config(noise=NoiseConfig('client')), examples.noised()]
+  )
   @pytest.mark.parametrize(
     'value_type',
     [
       tff.to_type([(np.float32, [3, 2]), (np.float32, [2])]),
       tff.to_type(((np.float64, [3, 2]), (np.float32, [2]))),
-      tff.to_type(collections.OrderedDict(z=[(np.float32, [3, 2])], a=(np.float16, []))),
+      tff.to_type(collections.OrderedDict(z=[(np.float32, [3, 2])], a=(np.float64, []))),
       tff.TensorType(np.float32, [3, 2]),
     ],
   )
-  def test_the_result_has_the_values_type_and_containers(self, value_type, placement):
-    process = _create(_config(noise=NoiseConfig(placement)), value_type)
+  def test_the_result_has_the_values_type_and_containers(self, value_type, config):
+    process = _create(config, value_type)
     tff.test.assert_types_identical(process.next.type_signature.result.result.member, value_type)
+
+  def test_float16_is_bounded_by_no_certified_mechanism(self):
+    value_type = tff.to_type([(np.float32, [3, 2]), (np.float16, [])])
+    tff.test.assert_types_identical(_create(_config(), value_type).next.type_signature.result.result.member, value_type)
+    with pytest.raises(TypeError, match='Updates must be float32 or float64'):
+      _create(examples.noised(), value_type)
 
   @pytest.mark.parametrize(
     'value_type',
@@ -184,28 +226,6 @@ class TestQuapAggregationComputation:
     with pytest.raises(ValueError, match=r"The value has 2 tensors, but the layers given have 1: \['dense'\]"):
       _create(_config(), layers=[layers.Layer('dense', (0,), True)])
 
-  @pytest.mark.parametrize('clip, placement', list(zip(_PREVIOUS_RULES, ('server', 'none', 'client'))))
-  def test_with_a_clip_known_before_it_compiles_to_mergeable_form(self, clip, placement):
-    process = _create(_config(clip=clip, noise=NoiseConfig(placement)))
-    form = tff.backends.native.compile_to_mergeable_comp_form(process.next)
-    assert isinstance(form, tff.framework.MergeableCompForm)
-
-  def test_without_clip_it_compiles_to_mergeable_form(self):
-    process = _create(_config(clip=clip_rules.Unclipped()))
-    tff.backends.native.compile_to_mergeable_comp_form(process.next)
-
-  def test_local_privacy_compiles_to_mergeable_form(self):
-    noise = NoiseConfig('client', calibration='analytic')
-    config = _config(clip=clip_rules.Fixed(1.0), clip_scope='all_layers', critical_layers='all', noise=noise)
-    process = aggregation.AggregationFactory(local.Local(config)).create(_VALUE, _ID)
-    form = tff.backends.native.compile_to_mergeable_comp_form(process.next)
-    assert isinstance(form, tff.framework.MergeableCompForm)
-
-  def test_with_a_clip_of_this_round_it_does_not(self):
-    process = _create(_config(clip=clip_rules.QuantileEma()))
-    with pytest.raises(ValueError, match='aggregate dependent on another'):
-      tff.backends.native.compile_to_mergeable_comp_form(process.next)
-
   @pytest.mark.parametrize('clip', [clip_rules.QuantileEma(), clip_rules.Fixed(1.0)])
   def test_what_clients_send_and_get_does_not_grow_with_the_population(self, clip):
     def at_clients(num_clients):
@@ -231,7 +251,7 @@ def _visit(block, visitor):
 
 
 @pytest.mark.usefixtures('context')
-class TestQuapAggregationExecution:
+class TestExecution:
   @pytest.mark.parametrize(
     'clip, weight_type', [(clip_rules.QuantileEma(quantile=0.0, min_clip=1.0), _ID), (_PREVIOUS_RULES[0], _STRUCT_ID)]
   )
@@ -248,19 +268,6 @@ class TestQuapAggregationExecution:
     assert output.measurements['norm_max'] == 5.0
     np.testing.assert_array_equal(output.state.participation['counts'], [0, 0, 0, 1, 0, 0, 0, 0, 0, 1])
     assert output.state.round == 1
-
-  @pytest.mark.parametrize(
-    'timing, expected',
-    [('current', [(2.5, 2.5), (5.5, 5.5), (4.0, 2.5)]), ('previous', [(1.0, 1.0), (2.5, 2.5), (5.5, 2.5)])],
-  )
-  def test_clip_timing(self, timing, expected):
-    process = _create(_config(clip=clip_rules.QuantileEma(momentum=0.5, initial_clip=1.0, timing=timing)))
-    state, found = process.initialize(), []
-    for norm in (4.0, 8.5, 2.5):
-      output = process.next(state, [_value([0, 0], [norm, 0])], [0])
-      state = output.state
-      found.append((output.measurements['clipping_norm'], output.result['dense']['kernel'][0, 0]))
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
   def test_the_final_dense_layer_is_the_last_declared_one_whatever_its_name(self):
     value_type = tff.to_type(
@@ -285,67 +292,6 @@ class TestQuapAggregationExecution:
       result = process.next(process.initialize(), [value], [0]).result
       np.testing.assert_allclose([np.linalg.norm(r) for r in result], expected, rtol=1e-6)
 
-  def test_pseudo_gradients_follow_the_rounds_learning_rate(self):
-    # Rates 0.5 and 0.25: norms 10 and 20 are clipped to 2, so the update's norm is 1 and 0.5.
-    process = _create(
-      _config(clip=clip_rules.Fixed(2.0), update_scale='pseudo_gradient'),
-      learning_rate_fn=lambda round_num: tf.pow(0.5, tf.cast(round_num, tf.float32)),
-    )
-    state = process.initialize()
-    for norm, expected in ((10.0, [[0.6, 0.8]]), (20.0, [[0.3, 0.4]])):
-      output = process.next(state, [_value([7, 8], [3, 4])], [0])
-      state = output.state
-      np.testing.assert_allclose(output.measurements['norm_max'], norm, rtol=1e-6)
-      np.testing.assert_allclose(output.result['dense']['kernel'], expected, rtol=1e-6)
-      np.testing.assert_allclose(output.result['conv'], [7, 8], rtol=1e-6)
-
-  @pytest.mark.parametrize(
-    'clip, placement', [(clip_rules.QuantileEma(), 'server'), (clip_rules.PrivateQuantile(), 'client')]
-  )
-  def test_an_empty_cohort_changes_nothing_but_the_round(self, clip, placement):
-    process = _create(_config(clip=clip, noise=NoiseConfig(placement, seed=1)))
-    before = process.next(process.initialize(), [_value([1, 2], [3, 4])], [2]).state
-    output = process.next(before, [], [])
-    assert output.state.round == 2
-    tf.nest.map_structure(np.testing.assert_array_equal, output.state._replace(round=1), before)
-    tf.nest.map_structure(lambda r: np.testing.assert_array_equal(r, np.zeros_like(r)), output.result)
-    assert output.measurements['cohort_size'] == 0
-
-  @pytest.mark.parametrize('clip, placement', [(clip_rules.QuantileEma(), 'server'), (clip_rules.Fixed(1.0), 'client')])
-  def test_bad_ids(self, clip, placement):
-    process = _create(_config(clip=clip, noise=NoiseConfig(placement, seed=1)))
-    state = process.initialize()
-    for ids, message in (
-      ([0, 10], 'Client ids must lie in'),
-      ([-1, 1], 'Client ids must lie in'),
-      ([4, 4], 'appears twice'),
-    ):
-      with pytest.raises(Exception, match=message):
-        process.next(state, [_value([1, 2], [3, 4])] * 2, ids)
-
-  @pytest.mark.parametrize('placement, calibration', [('server', 'analytic'), ('client', 'classic')])
-  def test_noise_on_the_critical_layer_only(self, placement, calibration):
-    value_type = tff.to_type([(np.float32, [3]), (np.float32, [20, 20])])
-    config = _config(
-      noise=NoiseConfig(placement, calibration=calibration, seed=5),
-      budget=BudgetConfig(1.0, 2),
-      clip=clip_rules.Fixed(2.0),
-    )
-    process = _create(config, value_type)
-    other = [np.float32([0.1, 0.2, 0.3]), np.float32([1 / 3, 5, 7])]
-    output = process.next(process.initialize(), [[o, np.zeros([20, 20], np.float32)] for o in other], [0, 1])
-    np.testing.assert_array_equal(output.result[0], (other[0] + other[1]) / np.float32(2))
-    # ε = 1/2 and δ = 1e-5; C/M = 1. Two clients' own noise of C each makes √2 times that.
-    parameters = common.DifferentialPrivacyParameters(0.5, 1e-5)
-    multiplier = (
-      np.sqrt(2 * np.log(1.25e5)) / 0.5
-      if calibration == 'classic'
-      else accountant.get_smallest_gaussian_noise(parameters)
-    )
-    sigma = {'server': multiplier, 'client': multiplier * 2**0.5}[placement]
-    np.testing.assert_allclose(output.measurements['sigma'], sigma, rtol=1e-4)
-    noise_checks.assert_gaussian(output.result[1], sigma)
-
   @pytest.mark.parametrize('placement', ['server', 'client'])
   def test_the_low_bits_of_the_noise_do_not_confirm_a_guess(self, placement):
     """An attacker who knows every other update can subtract a guess of one: the rest must not show that it is right."""
@@ -364,63 +310,6 @@ class TestQuapAggregationExecution:
     first, second = (aggregation.QuapAggregationFactory(config).create(_VALUE, _ID) for _ in range(2))
     seeds = {tuple(p.initialize().noise.seed) for p in (first, first, second, second)}
     assert len(seeds) == 4
-
-  @pytest.mark.parametrize('placement', ['server', 'client'])
-  def test_a_resumed_run_draws_what_the_uninterrupted_one_does(self, placement):
-    process = _create(_config(clip=clip_rules.QuantileEma(), noise=NoiseConfig(placement)))
-    cohort = [_value([1, 2], [3, 4])], [2]
-    state = process.next(process.initialize(), *cohort).state
-    saved = copy.deepcopy(tf.nest.map_structure(np.asarray, state))
-    first, second = process.next(state, *cohort), process.next(saved, *cohort)
-    tf.nest.map_structure(np.testing.assert_array_equal, first.result, second.result)
-    tf.nest.map_structure(np.testing.assert_array_equal, first.state, second.state)
-
-  @pytest.mark.parametrize('clip', [clip_rules.Fixed(1.0), clip_rules.QuantileEma()])
-  def test_a_budget_rule_with_state_and_agreement(self, clip):
-    config = _config(clip=clip, budget=BudgetConfig(3.0, 6, client_rule=pt_adp.PtAdp(0.1, 0.5), round_rule='each_own'))
-    process = _create(config)
-    state_type = process.initialize.type_signature.result.member
-    assert state_type.budget.aggregate[0].shape == (1, 2) and state_type.budget.credits.shape == (10,)
-    state = process.next(process.initialize(), [_value([1, 2], [3, 4]), _value([1, 2], [0.3, 0.4])], [7, 2]).state
-    np.testing.assert_allclose(state.budget['credits'], 0.1 * np.isin(range(10), [2, 7]))
-    aggregate = state.budget['aggregate'][0]
-    np.testing.assert_allclose(aggregate / np.linalg.norm(aggregate), [[0.6, 0.8]], rtol=1e-6)
-    # Cosines 1, 0 and -1, by client, whatever the order.
-    values = [_value([1, 2], kernel) for kernel in ([-3, -4], [4, -3], [6, 8])]
-    state = process.next(state, values, [9, 0, 5]).state
-    np.testing.assert_allclose(state.budget['credits'], [0.1, 0, 0.1, 0, 0, 0.6, 0, 0.1, 0, 0.1], rtol=1e-6)
-    np.testing.assert_allclose(state.budget['given'][[0, 5, 9]].sum(), 1.5, rtol=1e-6)
-
-  def test_a_long_run_against_numpy(self):
-    fields = dict(
-      num_clients=6,
-      clip=clip_rules.QuantileEma(quantile=0.5, momentum=0.8, min_clip=0.5, max_clip=3.0),
-      participation=ParticipationConfig('ema', 0.3, warmup_rounds=2),
-      budget=BudgetConfig(3.0, 6, round_rule='cohort_min'),
-    )
-    process = _create(_config(**fields))
-    noised = _create(_config(noise=NoiseConfig(seed=0), **fields))
-    generator = np.random.default_rng(7)
-    state, noised_state, clip, ema = process.initialize(), noised.initialize(), None, np.zeros(6)
-    for t in range(1, 7):
-      ids = generator.permutation(6)[:3]
-      kernels, convs = generator.normal(size=[3, 2]) * 3, generator.normal(size=[3, 2])
-      updates = [_value(c, k) for c, k in zip(convs, kernels)]
-      output, noised_output = process.next(state, updates, list(ids)), noised.next(noised_state, updates, list(ids))
-      state, noised_state = output.state, noised_output.state
-      norms = np.linalg.norm(kernels, axis=1)
-      target = np.clip(np.quantile(norms, 0.5), 0.5, 3.0)
-      clip = target if clip is None else 0.8 * clip + 0.2 * target
-      ema = 0.7 * ema + 0.3 * np.isin(np.arange(6), ids)
-      epsilon = 0.5 if t <= 2 else np.min(0.5 * (1 + 0.5 * np.exp(-2 * ema[ids])))
-      clipped = kernels * np.minimum(1, clip / norms)[:, None]
-      np.testing.assert_allclose(output.result['dense']['kernel'][0], clipped.mean(axis=0), rtol=1e-4, atol=1e-6)
-      np.testing.assert_allclose(output.result['conv'], convs.mean(axis=0), rtol=1e-4, atol=1e-6)
-      np.testing.assert_allclose(noised_output.measurements['epsilon'], epsilon, rtol=1e-5)
-      sigma = clip / 3 * np.sqrt(2 * np.log(1.25 / 1e-5)) / epsilon
-      np.testing.assert_allclose(noised_output.measurements['sigma'], sigma, rtol=1e-5)
-      np.testing.assert_allclose(output.measurements['clipping_norm'], clip, rtol=1e-5)
-      np.testing.assert_allclose(output.measurements['participation_mean'], ema.mean(), rtol=1e-5)
 
 
 class _CountingSum(tff.aggregators.UnweightedAggregationFactory):

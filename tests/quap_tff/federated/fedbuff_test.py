@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import math
 
 import numpy as np
@@ -20,7 +21,7 @@ from quap_tff.mechanisms.quap import buffered
 from quap_tff.mechanisms.quap import pt_adp
 from quap_tff.mechanisms.quap import staleness as stalenesses
 from quap_tff.mechanisms.quap.config import NoiseConfig
-from quap_tff.mechanisms.quap.config import QuapConfig
+from tests.quap_tff import examples
 from tests.quap_tff import noise_checks
 from tests.quap_tff import rounds
 
@@ -30,16 +31,7 @@ _WEIGHT = tff.to_type(collections.OrderedDict(client_id=np.int64, staleness=np.i
 _NEWEST = stalenesses.Staleness(scale=0.0)
 
 
-def _config(**overrides):
-  values = dict(
-    num_clients=6,
-    clip=clip_rules.Fixed(1.0),
-    clip_scope='all_layers',
-    critical_layers='all',
-    budget=BudgetConfig(epsilon_total=4.0, num_rounds=8, round_rule='uniform'),
-    noise=NoiseConfig('none'),
-  )
-  return QuapConfig(**{**values, **overrides})
+_config = functools.partial(examples.whole, num_clients=6)
 
 
 def _noised(**overrides):
@@ -130,10 +122,6 @@ class TestBuffer:
   def test_an_update_that_is_not_finite_is_zero(self, context):
     process = _process(_config(), 1)
     np.testing.assert_array_equal(_next(process, process.initialize(), [(0, [np.nan, 1], 0)]).result['a'], [0, 0])
-
-  def test_with_a_fixed_clip_it_compiles_to_mergeable_form(self):
-    process = aggregation.AggregationFactory(buffered.Buffered(_noised(), 2)).create(_VALUE, _WEIGHT)
-    tff.backends.native.compile_to_mergeable_comp_form(process.next)
 
   @pytest.mark.parametrize(
     'overrides, message',

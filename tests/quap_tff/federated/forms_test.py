@@ -9,18 +9,17 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff import plans
-from quap_tff import runtime
 from quap_tff.mechanisms import sparsity
 from quap_tff.mechanisms.held import guarded_clients
 from quap_tff.mechanisms.noise import correlation
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.training import heterogeneity
-from tests.quap_tff import guarantees
+from tests.quap_tff import examples
 from tests.quap_tff import linear_model
 
 pytestmark = pytest.mark.slow
 
-_SCHEDULE = [np.array([0, 2, 3]), np.array([1, 2]), np.array([0, 2, 3])]
+_SCHEDULE = examples.SCHEDULE
 _SECRET = b'of the simulation'
 _HELD = dict(correlation=correlation.Held(0.5))
 _PLANS = {
@@ -37,7 +36,7 @@ _PLANS = {
 def _plan(name):
   changes, options = _PLANS[name]
   values = dict(num_clients=4, epsilon=3.0, delta=1e-5, clip=clip_rules.Fixed(0.5), noise_seed=3)
-  return plans.CertifiedPlan(guarantees.make(**{**values, **changes}), _SCHEDULE, **options)
+  return plans.CertifiedPlan(examples.guarantee(**{**values, **changes}), _SCHEDULE, **options)
 
 
 def _clients(plan, round_num):
@@ -69,15 +68,19 @@ def _distribute_aggregate(process, state, clients):
   return form.server_result(kept, form.client_to_server_aggregation(kept, work))
 
 
-@pytest.mark.parametrize('name', _PLANS)
+@pytest.fixture(scope='module', params=_PLANS)
+def played(request, context):
+  """A plan's process, the clients of its second round, the state before that round, and the round."""
+  plan = _plan(request.param)
+  process, clients = plan.build_process(linear_model.Linear), _clients(plan, 2)
+  state = process.next(process.initialize(), _clients(plan, 1)).state
+  return process, clients, state, process.next(state, clients)
+
+
 @pytest.mark.parametrize('play', [_map_reduce, _distribute_aggregate])
-def test_a_round_of_the_form_is_the_round(name, play):
-  plan = _plan(name)
-  process = plan.build_process(linear_model.Linear)
-  with runtime.activate(runtime.RuntimeConfig(device='cpu')):
-    first = process.next(process.initialize(), _clients(plan, 1))
-    expected = process.next(first.state, _clients(plan, 2))
-    found = play(process, first.state, _clients(plan, 2))
+def test_a_round_of_the_form_is_the_round(play, played):
+  process, clients, state, expected = played
+  found = play(process, state, clients)
   flat = lambda value: tff.structure.flatten(tff.structure.from_container(value, recursive=True))
   assert len(flat(expected)) == len(flat(found)) > 15
   for one, other in zip(flat(expected), flat(found)):

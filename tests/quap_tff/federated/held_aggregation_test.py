@@ -6,29 +6,23 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff import plans
-from quap_tff import runtime
 from quap_tff.certificates.folders import evidence
 from quap_tff.federated import leaving_clients
 from quap_tff.mechanisms.held import guarded_clients
-from quap_tff.mechanisms.held.config import HeldConfig
-from quap_tff.mechanisms.noise import correlation
-from quap_tff.mechanisms.parts import clip_rules
+from tests.quap_tff import examples
 from tests.quap_tff import linear_model
 
 pytestmark = pytest.mark.slow
 
-_SCHEDULE = [np.array([0, 2, 3]), np.array([1, 2]), np.array([0, 2, 3])]
+_SCHEDULE = examples.SCHEDULE
 
 
 def _plan(**options):
-  config = HeldConfig(
-    num_clients=4, epsilon=3.0, delta=1e-5, correlation=correlation.Held(0.5), clip=clip_rules.Fixed(0.5)
-  )
-  return plans.CertifiedPlan(config, _SCHEDULE, **options)
+  return plans.CertifiedPlan(examples.held(), _SCHEDULE, **options)
 
 
 @pytest.fixture(scope='module')
-def built():
+def built(context):
   plan = _plan()
   return plan, plan.build_process(linear_model.Linear)
 
@@ -87,10 +81,8 @@ class TestComputation:
 class TestExecution:
   def test_the_runtime_and_tffs_own_context_agree(self, built):
     plan, process = built
-    with runtime.activate(runtime.RuntimeConfig(device='cpu')):
-      weights, ledger = _run(plan, process)
-    context = tff.backends.test.create_sync_test_cpp_execution_context()
-    with tff.framework.get_context_stack().install(context):
+    weights, ledger = _run(plan, process)
+    with tff.framework.get_context_stack().install(tff.backends.test.create_sync_test_cpp_execution_context()):
       others, _ = _run(plan, process)
     np.testing.assert_array_equal(weights, others)
     assert len(set(weights)) == 3
@@ -99,8 +91,7 @@ class TestExecution:
     assert not evidence.ledger_problems(plan, ledger)
 
   def test_other_keys_give_other_noise(self, built):
-    with runtime.activate(runtime.RuntimeConfig(device='cpu')):
-      assert _run(*built)[0] != _run(*built, secret=b'another')[0]
+    assert _run(*built)[0] != _run(*built, secret=b'another')[0]
 
   @pytest.mark.parametrize('count', [0, 2])
   def test_a_client_without_one_answer_is_refused(self, built, count):
@@ -108,26 +99,21 @@ class TestExecution:
     answer = guarded_clients.GuardedClients(plan, b'secret').answers(1, [0])[0]
     data = _data(0, answer)
     data['answer'] = data['answer'].repeat(count)
-    with (
-      runtime.activate(runtime.RuntimeConfig(device='cpu')),
-      pytest.raises(Exception, match='one answer of its guard'),
-    ):
+    with pytest.raises(Exception, match='one answer of its guard'):
       process.next(process.initialize(), [data])
 
 
 class TestPlan:
   def test_clients_that_stay_away_change_the_account(self, built):
     plan, process = built
-    with runtime.activate(runtime.RuntimeConfig(device='cpu')):
-      _, ledger = _run(plan, process, came=[_SCHEDULE[0][:2], _SCHEDULE[1]])
+    _, ledger = _run(plan, process, came=[_SCHEDULE[0][:2], _SCHEDULE[1]])
     assert not evidence.ledger_problems(plan, ledger)
     planned = _plan(model=plan.model, attendance=_SCHEDULE)
     assert 'other clients' in evidence.ledger_problems(planned, ledger)[0]
 
   def test_a_stranger_to_the_schedule_is_a_problem(self, built):
     plan, process = built
-    with runtime.activate(runtime.RuntimeConfig(device='cpu')):
-      _, ledger = _run(plan, process, came=[[1]])
+    _, ledger = _run(plan, process, came=[[1]])
     assert 'other clients' in evidence.ledger_problems(plan, ledger)[0]
 
   @pytest.mark.parametrize('colluders, words', [((4,), 'at most 3'), ((0,), 'colluders'), ((1.5,), 'colluders')])

@@ -20,13 +20,13 @@ from quap_tff.mechanisms.quap.config import NoiseConfig
 from quap_tff.training import extension as extensions
 from quap_tff.training import malicious
 from quap_tff.training import models
+from tests.quap_tff import examples
 from tests.quap_tff import linear_model
 from tests.quap_tff import noise_checks
-from tests.quap_tff import rounds
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('context')]
 
-_config = rounds.unnoised
+_config = examples.quap
 _sgd = tff.learning.optimizers.build_sgdm
 _client = linear_model.client
 _weight = linear_model.weight
@@ -61,17 +61,9 @@ class TestQuap:
     )
     assert tff.structure.name_list(plain_process.next.type_signature.result.metrics.member) == _METRICS
 
-  @pytest.mark.parametrize(
-    'overrides',
-    [
-      dict(clip=clip_rules.QuantileEma(timing='previous', initial_clip=1.0), noise=NoiseConfig()),
-      dict(clip=clip_rules.Fixed(1.0), noise=NoiseConfig('client')),
-      dict(clip=clip_rules.PrivateQuantile(), noise=NoiseConfig(), update_scale='pseudo_gradient'),
-      dict(clip=clip_rules.Unclipped()),
-    ],
-  )
-  def test_with_a_clip_known_before_next_compiles_to_mergeable_form(self, overrides):
-    process = quap_tff.build_quap_fed_avg(linear_model.Linear, _config(**overrides))
+  def test_with_a_clip_known_before_next_compiles_to_mergeable_form(self):
+    config = _config(clip=clip_rules.PrivateQuantile(), noise=NoiseConfig(), update_scale='pseudo_gradient')
+    process = quap_tff.build_quap_fed_avg(linear_model.Linear, config)
     form = tff.backends.native.compile_to_mergeable_comp_form(process.next)
     assert isinstance(form, tff.framework.MergeableCompForm)
 
@@ -189,15 +181,7 @@ class TestRejectUpdate:
 
 @pytest.fixture(name='certified', scope='module')
 def _certified():
-  config = quap_tff.CertifiedConfig(
-    num_clients=10,
-    epsilon=3.0,
-    delta=1e-5,
-    noise_multiplier=4.0,
-    divisor=2.0,
-    noise_seed=1,
-    weights=quap_tff.weight_rules.Uniform(),
-  )
+  config = examples.noised(noise_seed=1)
   return quap_tff.build_certified_fed_avg(linear_model.functional(1, 20, 20), config, _sgd(0.1))
 
 
@@ -239,24 +223,6 @@ class TestCertified:
     moved = math.sqrt(sum(np.sum(np.square(a - b, dtype=np.float64)) for a, b in both))
     assert 0.499 < moved <= 0.5
 
-  def test_noise_is_on_every_layer_and_the_same_after_resuming(self, certified):
-    state = certified.initialize()
-    kept = tf.nest.map_structure(np.array, state)
-    first, second = (
-      linear_model.weights(certified, certified.next(s, [_twenty(0), _twenty(1)]).state) for s in (state, kept)
-    )
-    hidden, logits = first
-    noise_checks.assert_gaussian(np.concatenate([np.ravel(hidden) - 1.0, np.ravel(logits)]), 2.0)
-    assert np.all(hidden != 1.0) and np.all(logits != 0.0)
-    tf.nest.map_structure(np.testing.assert_array_equal, first, second)
-
-  def test_an_empty_cohort_moves_nothing(self, certified):
-    before = certified.next(certified.initialize(), [_twenty(3)]).state
-    output = certified.next(before, [])
-    assert output.metrics['finalizer']['update_rejected'] == 1
-    for a, b in zip(linear_model.weights(certified, before), linear_model.weights(certified, output.state)):
-      np.testing.assert_array_equal(a, b)
-
   def test_replacing_the_released_weights_leaves_the_account_as_it_is(self, certified):
     state = certified.next(certified.initialize(), [_twenty(3)]).state
     halved = [0.5 * w for w in linear_model.weights(certified, state)]
@@ -266,9 +232,7 @@ class TestCertified:
     assert certified.next(changed, [_twenty(3)]).metrics['aggregator']['round'] == 2
 
   def test_layers_of_a_split_are_the_models(self):
-    config = quap_tff.CertifiedConfig(
-      num_clients=10, epsilon=3.0, delta=1e-5, noise_multiplier=4.0, divisor=2.0, clip_split='sqrt_size'
-    )
+    config = examples.noised(clip_split='sqrt_size')
     model_fn = models.build_model_fn('logistic_regression', (2,), 2)
     assert isinstance(quap_tff.build_certified_fed_avg(model_fn, config), tff.learning.templates.LearningProcess)
 

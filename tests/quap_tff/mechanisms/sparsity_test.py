@@ -22,7 +22,7 @@ from quap_tff.mechanisms.parts.budgets import BudgetConfig
 from quap_tff.mechanisms.quap import local
 from quap_tff.mechanisms.quap import pt_adp
 from quap_tff.mechanisms.quap.config import NoiseConfig
-from quap_tff.mechanisms.quap.config import QuapConfig
+from tests.quap_tff import examples
 from tests.quap_tff import noise_checks
 from tests.quap_tff import rounds
 
@@ -33,15 +33,7 @@ _SEED = tf.constant([4, 5], tf.int64)
 
 
 def _config(noise=NoiseConfig('none'), **overrides):
-  values = dict(
-    num_clients=4,
-    clip=clip_rules.Fixed(1.0),
-    clip_scope='all_layers',
-    critical_layers='all',
-    noise=noise,
-    budget=BudgetConfig(epsilon_total=4.0, num_rounds=8, round_rule='uniform'),
-  )
-  return QuapConfig(**{**values, **overrides})
+  return examples.whole(noise=noise, **overrides)
 
 
 _NOISE = NoiseConfig('server', calibration='analytic', seed=5)
@@ -153,9 +145,6 @@ class TestAggregation:
         process.next(state, [_value()], [0])
       up[share] = measured.traffic.up_bytes_per_client
     assert up[1.0] - up[0.1] == 4 * (2004 - 201)
-
-  def test_one_level_stays_one_level(self):
-    tff.backends.native.compile_to_mergeable_comp_form(_tff_process(_config(), sparsity.RandomMask(0.5)).next)
 
   def test_under_local_privacy_too(self, context):
     config = _config(NoiseConfig('client', calibration='analytic', seed=1))

@@ -11,12 +11,11 @@ from quap_tff.mechanisms.noise import banded
 from quap_tff.mechanisms.noise import correlation
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.training import heterogeneity
-from tests.quap_tff import guarantees
+from tests.quap_tff import examples
 from tests.quap_tff import linear_model
 
 pytestmark = pytest.mark.slow
 
-_SCHEDULE = [np.array([0, 2, 3]), np.array([1, 2]), np.array([0, 2, 3])]
 _EXAMPLES = collections.OrderedDict(x=np.zeros([4, 1], np.float32), y=np.zeros([4, 1], np.float32))
 
 # An id is public. A sum without a trusted server is that of integers of 64 bits, and of how many clients are in it.
@@ -57,8 +56,8 @@ _SHARES = {'held': correlation.Held(0.5), 'independent': correlation.Held(0.0)}
 
 
 def _plan(extension=None, options=(), **config):
-  config = guarantees.make(**{'clip': clip_rules.Fixed(0.5), **config})
-  return plans.CertifiedPlan(config, _SCHEDULE, extension=extension, **dict(options))
+  config = examples.guarantee(**{'clip': clip_rules.Fixed(0.5), **config})
+  return plans.CertifiedPlan(config, examples.SCHEDULE, extension=extension, **dict(options))
 
 
 def _held(extension=None, options=(), noise='held', **config):
@@ -76,8 +75,10 @@ def test_every_extension_is_among_them():
   assert {*dir(heterogeneity)} == tested | {'FriendSubstitution'}
 
 
-@pytest.mark.parametrize('clip', _SERVER)
-@pytest.mark.parametrize('name', _EXTENSIONS)
+@pytest.mark.parametrize(
+  'name, clip',
+  [*((name, 'fixed clip') for name in _EXTENSIONS), *((n, 'private quantile') for n in ('none', 'feddyn'))],
+)
 def test_with_a_trusted_server(name, clip):
   (extension, asked), (config, sent) = _EXTENSIONS[name], _SERVER[clip]
   assert _leaving(_plan(extension, **config)) == (*asked, *sent)
@@ -90,9 +91,8 @@ def test_correlated_noise_changes_nothing(noise):
   assert _leaving(_plan(correlation=noise)) == (_ID, _SUM)
 
 
-@pytest.mark.parametrize('clip', _SERVER)
 @pytest.mark.parametrize(
-  'chosen', [sparsity.RandomMask(0.5), sparsity.TopReleased(0.5)], ids=['random', 'top_released']
+  'chosen, clip', [(sparsity.RandomMask(0.5), 'private quantile'), (sparsity.TopReleased(0.5), 'fixed clip')]
 )
 def test_sparse_updates(chosen, clip):
   config, sent = _SERVER[clip]
@@ -115,8 +115,9 @@ def test_what_does_not_go_together():
         make(extension)
 
 
-@pytest.mark.parametrize('noise', _SHARES)
-@pytest.mark.parametrize('name', [name for name in _EXTENSIONS if name not in _ARE_REFUSED])
+@pytest.mark.parametrize(
+  'name, noise', [*((name, 'held') for name in _EXTENSIONS if name not in _ARE_REFUSED), ('none', 'independent')]
+)
 def test_without_a_trusted_server(name, noise):
   extension, asked = _EXTENSIONS[name]
   assert _leaving(_held(extension, noise=noise)) == (*asked, *_OF_GUARDS, *_SECURE_SUM)
@@ -128,8 +129,7 @@ def test_clients_that_stay_away_change_nothing(noise):
 
 
 class TestRefusals:
-  @pytest.mark.parametrize('noise', _SHARES)
-  @pytest.mark.parametrize('name', _ARE_REFUSED)
+  @pytest.mark.parametrize('name, noise', [*((name, 'held') for name in _ARE_REFUSED), ('feddyn', 'independent')])
   def test_a_vector_of_each_client(self, name, noise):
     extension, _ = _EXTENSIONS[name]
     plan = _held(extension, noise=noise)

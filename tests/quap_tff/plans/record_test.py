@@ -1,5 +1,6 @@
 """A record is of the cohort that was there, and a schedule is one that rounds can have."""
 
+import functools
 import math
 import types
 
@@ -12,32 +13,25 @@ from quap_tff.mechanisms.certified import weight_rules
 from quap_tff.mechanisms.certified.config import CertifiedConfig
 from quap_tff.mechanisms.certified.planning import calibrated
 from quap_tff.mechanisms.line_search import LineSearchConfig
-from quap_tff.mechanisms.parts import clip_rules
-from quap_tff.mechanisms.parts.budgets import BudgetConfig
 from quap_tff.mechanisms.parts.participation import ParticipationConfig
 from quap_tff.mechanisms.quap import buffered
 from quap_tff.mechanisms.quap import local
 from quap_tff.mechanisms.quap import staleness as stalenesses
 from quap_tff.mechanisms.quap.config import NoiseConfig
-from quap_tff.mechanisms.quap.config import QuapConfig
 from quap_tff.plans import stock_tff
+from tests.quap_tff import examples
 
 _CLIENTS = 10
 # Round 2 of a run: clients 0 and 1, then 1 and 3.
 _ROUNDS = [[0, 1], [1, 3]]
 
 
-def _quap(**overrides):
-  values = dict(
-    num_clients=_CLIENTS,
-    clip=clip_rules.Fixed(1.0),
-    clip_scope='all_layers',
-    critical_layers='all',
-    budget=BudgetConfig(epsilon_total=4.0, num_rounds=8, round_rule='uniform'),
-    participation=ParticipationConfig(warmup_rounds=0),
-    noise=NoiseConfig('server', calibration='analytic'),
-  )
-  return QuapConfig(**{**values, **overrides})
+_quap = functools.partial(
+  examples.whole,
+  num_clients=_CLIENTS,
+  participation=ParticipationConfig(warmup_rounds=0),
+  noise=NoiseConfig('server', calibration='analytic'),
+)
 
 
 _CERTIFIED = CertifiedConfig(

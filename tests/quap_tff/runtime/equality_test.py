@@ -16,16 +16,10 @@ def native():
     yield context
 
 
-@pytest.fixture(scope='module')
-def in_process():
-  with runtime.activate(runtime.RuntimeConfig('in_process', device='cpu', num_threads=2)) as context:
-    yield context
-
-
 @pytest.mark.parametrize('name', sorted(cases.CASES))
-def test_in_process_gives_what_tffs_context_gives(native, in_process, name):
+def test_in_process_gives_what_tffs_context_gives(native, context, name):
   results = []
-  for context in (native, in_process):
-    with tff.framework.get_context_stack().install(context):
+  for one in (native, context):
+    with tff.framework.get_context_stack().install(one):
       results.append(cases.CASES[name]())
   comparison.assert_same(results[1], results[0], tolerance=2e-5)

@@ -9,30 +9,13 @@ import tensorflow_federated as tff
 
 from quap_tff import runtime
 from quap_tff.runtime.in_process import context as in_process
-from quap_tff.runtime.in_process import tensorflow_blocks
 from tests.quap_tff.runtime import cases
 from tests.quap_tff.runtime import comparison
 
 _INTS = tff.FederatedType(np.int32, tff.CLIENTS)
 
 
-@pytest.fixture(autouse=True, scope='module')
-def _in_process():
-  with runtime.activate(runtime.RuntimeConfig(device='cpu', num_threads=2)):
-    yield
-
-
-@pytest.fixture(name='calls')
-def _calls(monkeypatch):
-  """A list of the `GraphFunction`s called, in their order."""
-  called, call = [], tensorflow_blocks.GraphFunction.__call__
-
-  def counted(function, arguments, device):
-    called.append(function)
-    return call(function, arguments, device)
-
-  monkeypatch.setattr(tensorflow_blocks.GraphFunction, '__call__', counted)
-  return called
+pytestmark = pytest.mark.usefixtures('context')
 
 
 @pytest.fixture(name='sections_run_one_by_one')

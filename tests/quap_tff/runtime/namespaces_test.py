@@ -19,7 +19,7 @@ from quap_tff.mechanisms.held import guarded_clients
 from quap_tff.mechanisms.noise import correlation
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.runtime.workers import remote_workers
-from tests.quap_tff import guarantees
+from tests.quap_tff import examples
 from tests.quap_tff.runtime import comparison
 from tests.quap_tff.runtime import namespaces
 
@@ -95,7 +95,7 @@ class _Certified:
 
   def __init__(self, trust):
     held = dict(correlation=correlation.Held(0.5)) if trust == 'secure_sum' else {}
-    config = guarantees.make(num_clients=8, clip=clip_rules.Fixed(0.5), noise_seed=5, **held)
+    config = examples.guarantee(num_clients=8, clip=clip_rules.Fixed(0.5), noise_seed=5, **held)
     self.plan = quap_tff.CertifiedPlan(config, _COHORTS)
     self.process = self.plan.build_process(_model_fn, client_work=quap_tff.ClientWorkConfig(seed=1))
 

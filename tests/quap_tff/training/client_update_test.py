@@ -177,7 +177,7 @@ class TestConfig:
   )
   def test_bad_config(self, bad):
     (name,) = bad
-    with pytest.raises(ValueError, match='client seed' if name == 'seed' else name):
+    with pytest.raises(ValueError, match={'seed': 'client seed', 'max_steps': 'max_local_steps'}.get(name, name)):
       Config(**bad)
 
 

@@ -23,10 +23,15 @@ class TestFormal:
     assert (privacy.formal_text(group) == privacy.NO_FINITE) != figure_of_the_weights
     assert privacy.whole_model_epsilon(group.runs[0]) is None
 
-  def test_figures_that_are_null(self, tmp_path):
+  @pytest.mark.parametrize(
+    'change',
+    [lambda found: [{**f, 'epsilon_max': None} for f in found], lambda found: found[2:]],
+    ids=['null', 'amplified'],
+  )
+  def test_figures_that_are_null_or_amplified_alone(self, change, tmp_path):
     folder = factory.write_run(tmp_path / 'run', covers='released model')
     summary = json.loads((folder / 'summary.json').read_text())
-    summary['formal']['figures'] = [{**f, 'epsilon_max': None} for f in summary['formal']['figures']]
+    summary['formal']['figures'] = change(summary['formal']['figures'])
     factory.write_json(folder / 'summary.json', summary)
     assert privacy.formal_text(factory.groups_of(tmp_path)[0]) == privacy.NO_FINITE
 
@@ -43,13 +48,6 @@ class TestFormal:
 
   def test_a_figure_is_rounded_up(self, tmp_path):
     assert 'ε = 0.2253 (' in _cell(tmp_path, covers='weights without the logs', epsilon_max=0.22522370438424397)
-
-  def test_an_amplified_figure_alone_is_none(self, tmp_path):
-    folder = factory.write_run(tmp_path / 'run', covers='released model')
-    summary = json.loads((folder / 'summary.json').read_text())
-    summary['formal']['figures'] = summary['formal']['figures'][2:]
-    factory.write_json(folder / 'summary.json', summary)
-    assert privacy.formal_text(factory.groups_of(tmp_path)[0]) == privacy.NO_FINITE
 
   def test_an_amplified_figure_counts_where_cohorts_are_secret(self, tmp_path):
     (group,) = factory.groups_of(tmp_path, {'covers': 'released model', 'epsilon_max': 3.0, 'cohort_seed': 'secret'})

@@ -11,12 +11,12 @@ import quap_tff
 from quap_tff import runtime
 from quap_tff.federated.sums import client_ids
 from quap_tff.mechanisms.parts import clip_rules
+from tests.quap_tff import examples
 from tests.quap_tff import linear_model
-from tests.quap_tff import rounds
 
 pytestmark = pytest.mark.slow
 
-_config = rounds.unnoised
+_config = examples.quap
 _SGD = tff.learning.optimizers.build_sgdm
 
 

@@ -42,12 +42,6 @@ _COHORTS = [
 ]
 
 
-@pytest.fixture(name='context', scope='module')
-def _context():
-  with runtime.activate(runtime.RuntimeConfig(device='cpu', num_threads=2)) as context:
-    yield context
-
-
 @pytest.mark.parametrize('cohort', _COHORTS)
 def test_the_sum_is_exact(context, cohort):
   _check(_total(), cohort)

@@ -18,7 +18,7 @@ from quap_tff.mechanisms.certified.privacy_filter import Standing
 from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts.layers import Layer
-from tests.quap_tff import guarantees
+from tests.quap_tff import examples
 
 
 def _view(rates=None, in_warmup=False, planned=None, **overrides):
@@ -37,7 +37,7 @@ def _view(rates=None, in_warmup=False, planned=None, **overrides):
 
 def _config(**overrides):
   values = dict(num_clients=4, epsilon=3.0, delta=1e-5, noise_multiplier=5.0, divisor=2.0)
-  return guarantees.make(**{**values, **overrides})
+  return examples.guarantee(**{**values, **overrides})
 
 
 class TestCertifiedConfig:

@@ -17,7 +17,7 @@ from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import postprocessing
 from quap_tff.mechanisms.parts.participation import ParticipationConfig
-from tests.quap_tff import guarantees
+from tests.quap_tff import examples
 from tests.quap_tff import rounds
 
 # The part of ε and δ that is not kept for what rounding costs, and the largest μ at (3, 1e-5).
@@ -134,6 +134,7 @@ class TestCalibrated:
 
 class TestRoundRecord:
   @pytest.mark.slow
+  @pytest.mark.usefixtures('undrawn')
   @pytest.mark.parametrize('clip', [clip_rules.Fixed(0.5), clip_rules.PrivateQuantile(count_stddev=3.0)])
   @pytest.mark.parametrize('rule', [weight_rules.Uniform(), weight_rules.Participation()])
   def test_the_ledgers_exact_account_is_what_the_filter_has_spent(self, clip, rule):
@@ -268,6 +269,6 @@ class TestShareOfCeiling:
     for decay in (0.0, None):
       noise = correlations.Ar1(decay) if trust == 'server' else correlations.Held(decay)
       rule = dict(weights=weight_rules.SpendEvenly()) if trust == 'server' else {}
-      config = guarantees.make(num_clients=20, correlation=noise, **rule)
+      config = examples.guarantee(num_clients=20, correlation=noise, **rule)
       shares.append(planning.share_of_ceiling(config.settled(cohorts, postprocessing.Planned()), cohorts))
     assert 1.2 * shares[0] < shares[1] <= 1

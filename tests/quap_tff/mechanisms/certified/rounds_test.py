@@ -20,29 +20,18 @@ from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms import playing
 from quap_tff.mechanisms.certified import clip_split
 from quap_tff.mechanisms.certified import weight_rules
-from quap_tff.mechanisms.certified.config import CertifiedConfig
 from quap_tff.mechanisms.noise import integer_noise
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts.layers import Layer
 from quap_tff.mechanisms.parts.participation import ParticipationConfig
+from tests.quap_tff import examples
 from tests.quap_tff import noise_checks
 from tests.quap_tff import rounds
 
 _SHAPES = ([2], [2])
-_DEFAULTS = dict(
-  num_clients=8,
-  epsilon=3.0,
-  delta=1e-5,
-  noise_multiplier=4.0,
-  divisor=2.0,
-  noise_seed=3,
-  weights=weight_rules.Uniform(),
-  participation=ParticipationConfig(warmup_rounds=0),
-)
 
 
-def _config(**overrides):
-  return CertifiedConfig(**{**_DEFAULTS, **overrides})
+_config = functools.partial(examples.noised, num_clients=8)
 
 
 @functools.lru_cache(maxsize=64)
@@ -117,35 +106,6 @@ def _zeros(ids):
 class TestContribute:
   def test_by_hand(self):
     _assert_sent([[12.0, 0.0], [3.0, 4.0]], [[6.0, 0.0], [1.5, 2.0]], weight=0.5, clip=13.0)
-
-  def test_layers_are_clipped_apart(self):
-    # By size: ratios of √(9/25) and √(16/25).
-    update = [[0.5] + [0.0] * 8, [3.0, 4.0] + [0.0] * 14]
-    _assert_sent(update, [update[0], [0.48, 0.64] + [0.0] * 14], split='size')
-
-  def test_within_the_bound_it_is_rounded_to_the_grid_and_nothing_else(self):
-    update = np.float32([[0.1, 0.2], [0.3, 0.4]])
-    for part, expected in zip(_contribute(update), update):
-      np.testing.assert_array_equal(part, np.round(expected.astype(np.float64) * _rounds_for(update).grid.steps))
-
-  @pytest.mark.parametrize(
-    'update, weight',
-    [
-      ([[math.nan, 1.0], [1.0, 1.0]], 1.0),
-      ([[1.0, 1.0], [math.inf, 1.0]], 1.0),
-      ([[1.0, -math.inf], [math.nan, 1.0]], 0.0),
-      ([[1.0, 2.0], [3.0, 4.0]], 0.0),
-      ([[0.0, 0.0], [0.0, 0.0]], 1.0),
-    ],
-  )
-  @pytest.mark.parametrize('split', ['joint', 'equal'])
-  def test_exact_zeros(self, update, weight, split):
-    for part in _contribute(update, weight, split=split):
-      np.testing.assert_array_equal(part, [0.0, 0.0])
-
-  def test_the_largest_floats_are_clipped_like_others(self):
-    half = math.sqrt(0.5)
-    _assert_sent([[3e38, 0.0], [0.0, -3e38]], [[half, 0.0], [0.0, -half]], rtol=1e-6)
 
 
 @pytest.mark.slow

@@ -17,9 +17,8 @@ from quap_tff.mechanisms.certified.config import CertifiedConfig
 from quap_tff.mechanisms.held import guard
 from quap_tff.mechanisms.held import guard_memory
 from quap_tff.mechanisms.held import guarded_clients
-from quap_tff.mechanisms.held.config import HeldConfig
 from quap_tff.mechanisms.noise import correlation
-from quap_tff.mechanisms.parts import clip_rules
+from tests.quap_tff import examples
 
 _CLIENTS = 6
 _SCHEDULE = [[0, 1, 2], [0, 1, 3], [1, 2, 3], [0, 1, 2], [0, 2, 3]]
@@ -27,11 +26,7 @@ _KEY = bytes(range(32))
 
 
 def _plan(schedule=_SCHEDULE, decay=0.5, **changes):
-  config = HeldConfig(
-    **dict(num_clients=_CLIENTS, epsilon=3.0, delta=1e-5, clip=clip_rules.Fixed(0.5)),
-    correlation=correlation.Held(decay),
-    **changes,
-  )
+  config = examples.held(num_clients=_CLIENTS, correlation=correlation.Held(decay), **changes)
   return plans.CertifiedPlan(config, schedule)
 
 

@@ -12,12 +12,12 @@ from quap_tff.auditing import distinguisher
 from quap_tff.mechanisms import playing
 from quap_tff.mechanisms.held import guard
 from quap_tff.mechanisms.held import guarded_clients
-from quap_tff.mechanisms.held.config import HeldConfig
 from quap_tff.mechanisms.noise import correlation
 from quap_tff.mechanisms.noise import held_noise
 from quap_tff.mechanisms.noise import integer_noise
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import layers as layers_lib
+from tests.quap_tff import examples
 from tests.quap_tff import noise_checks
 
 _SPECS = [tf.TensorSpec([3, 2], tf.float32), tf.TensorSpec([5], tf.float32)]
@@ -30,8 +30,7 @@ def _schedule(rounds=8, size=4, population=9, seed=5):
 
 
 def _config(schedule=None, decay=0.7, **changes):
-  values = dict(num_clients=9, epsilon=3.0, delta=1e-5, correlation=correlation.Held(decay), clip=clip_rules.Fixed(0.5))
-  config = HeldConfig(**{**values, **changes})
+  config = examples.held(**{'num_clients': 9, 'correlation': correlation.Held(decay), **changes})
   return config.settled(_schedule() if schedule is None else schedule).config
 
 
@@ -292,19 +291,19 @@ class TestGame:
 
   @pytest.mark.parametrize('decay', [0.0, 0.8])
   def test_measures_the_claimed_loss(self, decay):
-    schedule = _schedule(rounds=6, size=5)
+    schedule = _schedule(rounds=4)
     config = _config(schedule, decay)
     account = held_noise.opened(9, config.noise_multiplier, decay)
     for cohort in schedule:
       account = account.after(cohort, np.asarray(config.planned_weights)[cohort])
     target = int(np.argmax(account.mu))
-    found = distinguisher.play(distinguisher.held(config, schedule, target, seed=1), 30_000, 1e-5)
+    found = distinguisher.play(distinguisher.held(config, schedule, target, seed=1), 20_000, 1e-5)
     assert found.mu_estimate == pytest.approx(account.mu[target], rel=0.03)
     assert found.bound.epsilon <= 3.0
 
   @pytest.mark.parametrize('factor', [2 / 3, 3 / 2])
   def test_notices_wrong_noise(self, factor, monkeypatch):
-    schedule = _schedule(rounds=6, size=5)
+    schedule = _schedule(rounds=4)
     config, real = _config(schedule), integer_noise.Sampler.draw
     monkeypatch.setattr(
       integer_noise.Sampler,
@@ -321,7 +320,7 @@ class TestGame:
     assert abs(found.mu_estimate / account.mu[target] - 1) > 0.2
 
   def test_colluders_see_more(self):
-    schedule = _schedule(rounds=6, size=5)
+    schedule = _schedule(rounds=4)
     config = _config(schedule)
     account = held_noise.opened(9, config.noise_multiplier, 0.7)
     for cohort in schedule:

@@ -1,6 +1,7 @@
 """Certified runs with correlated noise: what is drawn, what it costs, and what a distinguisher can measure."""
 
 import dataclasses
+import functools
 import math
 import types
 
@@ -28,28 +29,14 @@ from quap_tff.mechanisms.noise.correlation import Ar1
 from quap_tff.mechanisms.noise.correlation import Blt
 from quap_tff.mechanisms.noise.correlation import Independent
 from quap_tff.mechanisms.parts import clip_rules
-from quap_tff.mechanisms.parts.participation import ParticipationConfig
+from tests.quap_tff import examples
 from tests.quap_tff import noise_checks
 from tests.quap_tff import rounds
 
 _FAMILIES = [Independent(), Ar1(0.9), Blt((0.6, 0.3), (0.9, 0.4)), Banded(3, (0.7, 0.4))]
 
 
-_DEFAULTS = dict(
-  num_clients=6,
-  epsilon=30.0,
-  delta=1e-5,
-  noise_multiplier=4.0,
-  divisor=2.0,
-  noise_seed=3,
-  weights=weight_rules.Uniform(),
-  participation=ParticipationConfig(warmup_rounds=0),
-  clip=clip_rules.Fixed(0.5),
-)
-
-
-def _config(**overrides):
-  return CertifiedConfig(**{**_DEFAULTS, **overrides})
+_config = functools.partial(examples.noised, num_clients=6, epsilon=30.0, clip=clip_rules.Fixed(0.5))
 
 
 def _rounds(config, cohorts, size=1, state=None):
@@ -164,6 +151,7 @@ class TestAccount:
     mu += (weights > 0).sum(axis=0) * config.prices.count_cost
     assert (tradeoff.epsilon_of(np.sqrt(mu), config.delta) <= config.epsilon).all()
 
+  @pytest.mark.usefixtures('undrawn')
   @pytest.mark.parametrize('correlation', _FAMILIES)
   @pytest.mark.parametrize('clip', [clip_rules.Fixed(0.5), clip_rules.PrivateQuantile(count_stddev=3.0)])
   def test_state_ledger_and_plan_agree(self, correlation, clip):

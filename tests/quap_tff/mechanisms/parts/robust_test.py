@@ -118,10 +118,6 @@ class TestRounds:
     found, _ = _rounds(config, [[1, 1, 1, 1]] * 3)
     assert (np.abs(found - 1) > 1).all()  # σ = z·5/3, z above 100.
 
-  def test_it_compiles_to_mergeable_form(self):
-    process = aggregation.QuapAggregationFactory(_config(robust.Median())).create(_VALUE, tff.TensorType(np.int64))
-    tff.backends.native.compile_to_mergeable_comp_form(process.next)
-
   def test_the_total_is_the_size_times_the_centre(self):
     one = rounds.Process(_config(robust.Median()), [[1, 1]]).rounds
     (total,) = one.combined([tf.constant([1.0, 5.0, 3.0])], tf.ones([3]))

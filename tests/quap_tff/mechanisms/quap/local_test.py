@@ -16,7 +16,7 @@ from quap_tff.mechanisms.parts.budgets import BudgetConfig
 from quap_tff.mechanisms.parts.participation import ParticipationConfig
 from quap_tff.mechanisms.quap import local
 from quap_tff.mechanisms.quap.config import NoiseConfig
-from quap_tff.mechanisms.quap.config import QuapConfig
+from tests.quap_tff import examples
 from tests.quap_tff import noise_checks
 from tests.quap_tff import rounds
 
@@ -26,15 +26,12 @@ _TINY_NOISE = 1e-9
 
 def _config(clip=1.0, **overrides):
   values = dict(
-    num_clients=4,
     clip=clip_rules.Fixed(clip),
-    clip_scope='all_layers',
-    critical_layers='all',
     budget=BudgetConfig(epsilon_total=8.0, num_rounds=4),
     participation=ParticipationConfig(warmup_rounds=0),
     noise=NoiseConfig('client', calibration='analytic', seed=3),
   )
-  return QuapConfig(**{**values, **overrides})
+  return examples.whole(**{**values, **overrides})
 
 
 def _value(a, scale=0.0):

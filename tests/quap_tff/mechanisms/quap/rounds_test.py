@@ -15,11 +15,12 @@ from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts.budgets import BudgetConfig
 from quap_tff.mechanisms.parts.participation import ParticipationConfig
 from quap_tff.mechanisms.quap.config import NoiseConfig
+from tests.quap_tff import examples
 from tests.quap_tff import noise_checks
 from tests.quap_tff import rounds
 
 _NAN, _INF = math.nan, math.inf
-_config = rounds.unnoised
+_config = examples.quap
 # Updates are [other layer, critical layer].
 _CRITICAL = (1,)
 _SHAPES = ([2], [2])

@@ -10,7 +10,6 @@ import tensorflow as tf
 from tensorflow.core.framework import dataset_options_pb2
 import tensorflow_federated as tff
 
-from quap_tff import runtime
 from quap_tff.runtime.in_process import dataset_loops
 from quap_tff.runtime.in_process import section_graphs
 from quap_tff.training import models
@@ -18,10 +17,7 @@ from quap_tff.training import models
 _SEQUENCE = tff.SequenceType(np.int32)
 
 
-@pytest.fixture(autouse=True, scope='module')
-def _context():
-  with runtime.activate(runtime.RuntimeConfig(device='cpu', num_threads=2)) as context:
-    yield context
+pytestmark = pytest.mark.usefixtures('context')
 
 
 def _ops(graph_def):

@@ -9,6 +9,8 @@ import tensorflow_federated as tff
 
 from quap_tff import runtime
 
+pytestmark = pytest.mark.usefixtures('context')
+
 _FIT = (
   (np.int32, 2**31 - 1),
   (np.int32, -(2**31)),
@@ -84,12 +86,6 @@ def test_what_fits_is_what_fits_in_tff():
   assert [argument for argument, outcome in outcomes['native'] if outcome == 'TypeError'] == [
     argument for _, argument in _DO_NOT_FIT
   ]
-
-
-@pytest.fixture(scope='module', autouse=True)
-def _context():
-  with runtime.activate(runtime.RuntimeConfig(device='cpu', num_threads=2)) as context:
-    yield context
 
 
 @pytest.mark.parametrize('argument', [[2**32], [1, 2**31], runtime.client_values])

@@ -92,11 +92,13 @@ def _computation(build, type_spec):
   return tff.federated_computation(build, tff.FederatedType(tff.to_type(type_spec), tff.CLIENTS))
 
 
-def _results():
-  return {
-    name: [_computation(build, type_spec)(cohort) for cohort in cohorts]
-    for name, (build, type_spec, cohorts) in _SUMS.items()
-  }
+def _results(names=_SUMS):
+  found = {}
+  for name in names:
+    build, type_spec, cohorts = _SUMS[name]
+    total = _computation(build, type_spec)
+    found[name] = [total(cohort) for cohort in cohorts]
+  return found
 
 
 def _tffs_own():
@@ -111,42 +113,48 @@ def _expected():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', _RUNTIMES)
+@pytest.mark.parametrize('kind', ['in_process', 'native'])
 def test_results_are_those_of_tffs_own_context(kind, expected):
   with runtime.activate(_RUNTIMES[kind]):
     comparison.assert_same(_results(), expected, tolerance=0)
 
 
+# One of each kind of sum, and one with other steps around it: the rest is the same computation in each runtime.
+_KINDS = ('int64', 'nested', 'secure_sum', 'bitwidths', 'with other steps')
+
+
 @pytest.mark.slow
-def test_sections_run_one_by_one_give_the_same(monkeypatch, expected):
+def test_workers_and_sections_run_one_by_one_give_the_same(monkeypatch, expected):
+  with runtime.activate(_RUNTIMES['workers']):
+    comparison.assert_same(_results(_KINDS), {name: expected[name] for name in _KINDS}, tolerance=0)
   monkeypatch.setattr(in_process._Runner, 'joins', False)
   with runtime.activate(_RUNTIMES['in_process']):
-    comparison.assert_same(_results(), expected, tolerance=0)
+    comparison.assert_same(_results(_KINDS), {name: expected[name] for name in _KINDS}, tolerance=0)
+
+
+def _aggregated(process):
+  random, rounds, state = np.random.RandomState(3), [], process.initialize()
+  for num_clients in (3, 1, 4):
+    values = [random.normal(scale=3.0, size=4).astype(np.float32) for _ in range(num_clients)]
+    rounds.append(process.next(state, values, [np.float32(1 + i) for i in range(num_clients)]))
+    state = rounds[-1].state
+  return rounds
+
+
+@pytest.fixture(scope='module')
+def aggregation():
+  """TFF's secure aggregator and three rounds of it: quantiles of the norms bound the next round's values."""
+  process = tff.learning.secure_aggregator().create(tff.TensorType(np.float32, [4]), tff.TensorType(np.float32))
+  with _tffs_own():
+    return process, _aggregated(process)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', _RUNTIMES)
-def test_tffs_secure_aggregator(kind):
-  # Quantiles of the norms bound the next round's values, with secure sums of all kinds of integers and floats.
-  process = tff.learning.secure_aggregator().create(tff.TensorType(np.float32, [4]), tff.TensorType(np.float32))
-  results = []
-  for context in (_tffs_own(), runtime.activate(_RUNTIMES[kind])):
-    random, rounds = np.random.RandomState(3), []
-    with context:
-      state = process.initialize()
-      for num_clients in (3, 1, 4):
-        values = [random.normal(scale=3.0, size=4).astype(np.float32) for _ in range(num_clients)]
-        output = process.next(state, values, [np.float32(1 + i) for i in range(num_clients)])
-        state = output.state
-        rounds.append(output)
-    results.append(rounds)
-  comparison.assert_same(results[1], results[0], tolerance=1e-6)
-
-
-@pytest.fixture(name='context', scope='module')
-def _context():
-  with runtime.activate(_RUNTIMES['in_process']) as context:
-    yield context
+def test_tffs_secure_aggregator(kind, aggregation):
+  process, expected = aggregation
+  with runtime.activate(_RUNTIMES[kind]):
+    comparison.assert_same(_aggregated(process), expected, tolerance=1e-6)
 
 
 @pytest.mark.parametrize('modulus, cohort', [(7, []), (7, [3]), (7, [3, -6, 20]), (2**40 + 1, [-1, 2**62, -(2**62)])])

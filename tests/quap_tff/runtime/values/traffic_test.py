@@ -23,10 +23,7 @@ _VECTOR_AT_SERVER = tff.FederatedType(_VECTOR, tff.SERVER)
 _ONES = np.ones(4, np.float32)
 
 
-@pytest.fixture(autouse=True, scope='module')
-def _context():
-  with runtime.activate(runtime.RuntimeConfig(device='cpu', num_threads=2)) as context:
-    yield context
+pytestmark = pytest.mark.usefixtures('context')
 
 
 def _measure(computation, *arguments):
