@@ -127,7 +127,7 @@ class TestAccount:
     gate = quap_tff.Gate(1, 2.0, 3.0, 1e-5)
     gate.ask([0])
     gate.commit([0], 0.7)
-    assert np.float32(0.7) < 0.7 and gate._accounts.spent[0] >= (0.7 / 2.0) ** 2
+    assert float(np.float32(0.7)) < 0.7 and gate._accounts.spent[0] >= (0.7 / 2.0) ** 2
 
   def test_nobody_passes_the_bound_whatever_is_committed(self):
     gate, refused = quap_tff.Gate(3, 2.0, 1.0, 1e-5), 0

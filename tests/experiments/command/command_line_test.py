@@ -159,7 +159,7 @@ class TestErrors:
 
 @pytest.mark.slow
 class TestEnds:
-  @pytest.mark.parametrize('binary', ['attack', 'train'])
+  @pytest.mark.parametrize('binary', ['verify', 'train'])
   def test_a_reader_of_the_help_that_goes_away_is_no_error(self, binary):
     read, write = os.pipe()
     os.close(read)
