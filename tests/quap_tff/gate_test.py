@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import quap_tff
+from quap_tff.common.numbers import arrays
 from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms.certified import privacy_filter
 from quap_tff.mechanisms.certified import weight_rules
@@ -91,6 +92,12 @@ class TestIsTheFilterOfCertifiedRuns:
       gate.commit(cohort, weights)
     bound = np.full(NUM_CLIENTS, 3.0) if own is None else own
     assert (gate.epsilon() <= bound).all() and gate.epsilon()[0] > 0.98 * bound[0]
+
+
+@pytest.mark.parametrize('base', [1e-6, 0.4, 0.999])
+def test_powers_of_decays_are_powers(base):
+  exponents = np.array([0, 1, 2, 1023, 1024, 1025, 5000, 700_000, 1e6, 3e9, np.inf, np.nan])
+  np.testing.assert_allclose(arrays.whole_power(base, exponents), base**exponents, rtol=1e-12, atol=1e-300)
 
 
 class TestAccount:
