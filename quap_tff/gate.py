@@ -44,7 +44,6 @@ from quap_tff.mechanisms.certified import weight_rules
 from quap_tff.mechanisms.noise import correlation as correlations
 
 ciphers = lazy.module('cryptography.hazmat.primitives.ciphers')
-planning = lazy.module('quap_tff.mechanisms.certified.planning')
 special = lazy.module('scipy.special')
 
 _KEY_BYTES = 32
@@ -98,7 +97,7 @@ class Gate:
       divisor=1.0,  # Of the program that divides.
       num_rounds=num_rounds,
       weights=weight_rules.Uniform(),
-      own_epsilon=None if own_epsilon is None else tuple(np.asarray(own_epsilon, np.float64).tolist()),
+      own_epsilon=None if own_epsilon is None else tuple(own_epsilon),
     )
     self._prices = self.config.prices
     self._accounts = privacy_filter.opened(num_clients, correlation.num_buffers)
@@ -131,18 +130,11 @@ class Gate:
     cohorts = [np.asarray(cohort) for cohort in schedule]
     if num_clients is None:
       num_clients = 1 + max((int(cohort.max()) for cohort in cohorts if cohort.size), default=0)
-    own = more.get('own_epsilon')
-    config = certified_config.CertifiedConfig(
-      num_clients,
-      epsilon,
-      delta,
-      weights=weight_rules.Uniform(),
-      **{**more, 'own_epsilon': None if own is None else tuple(np.asarray(own, np.float64).tolist())},
-    )
+    config = certified_config.CertifiedConfig(num_clients, epsilon, delta, weights=weight_rules.Uniform(), **more)
     found = config.settled(cohorts).config
     assert found.noise_multiplier is not None  # It is settled.
     return cls(
-      num_clients, found.noise_multiplier, epsilon, delta, found.num_rounds, found.correlation, config.own_epsilon
+      num_clients, found.noise_multiplier, epsilon, delta, found.num_rounds, found.correlation, found.own_epsilon
     )
 
   @property

@@ -46,7 +46,8 @@ _NOT_COVERED = (
   'Clipping, sums and noise were another program’s. That they were as the issuer states is taken from the issuer.',
   'Not counted: the rounding of floats, the source of random bits, running times, and whatever else the program '
   'released or kept in other places.',
-  'Verification computes the figures from log.csv. It cannot tell if the log is complete and true.',
+  'Verification computes the figures from log.csv. It cannot tell if the log is complete and true, nor if the bounds '
+  'were fixed, and the gate was asked, before the rounds.',
   'The statement is about this log alone. Everything else that was computed from the data of the same clients adds to '
   'what they have spent.',
 )
@@ -141,10 +142,8 @@ def read(path: str) -> _Content:
   with folder_files.damage(GATE):
     abouts.check_text(GATE, value)
     abouts.check_code(value['code'])
-    config, statements = (
-      folders.read_mechanism(certified_config.CertifiedConfig.trust, value['gate']),
-      Statements(**value['issuer']),
-    )
+    config = folders.read_mechanism(certified_config.CertifiedConfig.trust, value['gate'])
+    statements = Statements(**value['issuer'])
     if config.counts_norms:
       raise ValueError('it is not the mechanism of a gate')
     if _text(config, statements, value['code']) != folder_files.read_text(path, GATE):
@@ -256,9 +255,8 @@ def _statement(content: _Content, most: float) -> str:
     'them alone, are (ε, δ)-differentially private for each client with ε = '
     f'{sentences.whole(config.epsilon)} and δ = {sentences.whole(config.delta)}.{own} Unit: {accounting.UNIT}. '
     f"Neighbours: {accounting.ZERO_OUT}. It is assumed that who takes part does not depend on clients' data. "
-    'Amplification '
-    f'by sampling is not counted. The client that spent most has spent ε ≤ {rounding.up(most, 6)}; this figure, and '
-    'those in clients.csv, are readings and not guarantees if the program stopped because of what it had released. The '
-    f'issuer states, on clipping: “{stated.clipping}” On noise: “{stated.noise}” On who takes part: “{stated.cohorts}” '
-    f'On other releases: “{stated.releases}”'
+    f'Amplification by sampling is not counted. The client that spent most has spent ε ≤ {rounding.up(most, 6)}; this '
+    'figure, and those in clients.csv, are readings and not guarantees if the program stopped because of what it had '
+    f'released. The issuer states, on clipping: “{stated.clipping}” On noise: “{stated.noise}” On who takes part: '
+    f'“{stated.cohorts}” On other releases: “{stated.releases}”'
   )

@@ -1,4 +1,4 @@
-"""The account of a run with a stock aggregator: what taking part moves, and what a round costs."""
+"""TFF's aggregators as values, and their account: what taking part moves, and what a round costs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 _UNSEEDED = (
   "TFF's noise takes no seed: a run that was interrupted and resumed is not bit for bit the uninterrupted one."
 )
-
-
 _IDEAL = (
   'The figures are for ideal Gaussian noise; the noise that TFF adds is weaker: {reason}. It is drawn as single '
   "float32 numbers, whose low bits reveal whether a guess of a client's update is right."

@@ -116,12 +116,8 @@ class CertifiedConfig(guarantee.Guarantee):
     """T - t, the planned rounds after round t; +inf if no number of rounds is planned."""
     return math.inf if self.num_rounds is None else self.num_rounds - round_num
 
-  def grid(self, num_weights: int) -> integers.Grid:
-    if self.noise_multiplier is None:
-      raise ValueError('The grid follows from the noise. Give noise_multiplier, or calibrate it on a schedule.')
-    grid = integers.Grid(self.noise_multiplier, num_weights, self.correlation, self.num_rounds)
-    grid.check_sum(self.num_clients)
-    return grid
+  def _grid(self, noise_multiplier, num_weights):
+    return integers.Grid(noise_multiplier, num_weights, self.correlation, self.num_rounds)
 
   def slack(self, num_weights: int) -> slacks.Slack:
     grid = self.grid(num_weights)

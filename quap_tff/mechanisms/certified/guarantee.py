@@ -196,13 +196,20 @@ class Guarantee(mechanism.Mechanism):
         to round where a budget is nearly spent.
     """
 
-  @abc.abstractmethod
   def grid(self, num_weights: int) -> integers.Grid:
     """The grid of integers for an update of `num_weights` entries.
 
     Raises:
       ValueError: If integers could overflow.
     """
+    if self.noise_multiplier is None:
+      raise ValueError('The grid follows from the noise. Give noise_multiplier, or calibrate it on a schedule.')
+    grid = self._grid(self.noise_multiplier, num_weights)
+    grid.check_sum(self.num_clients)
+    return grid
+
+  @abc.abstractmethod
+  def _grid(self, noise_multiplier, num_weights): ...
 
   @abc.abstractmethod
   def slack(self, num_weights: int) -> slacks.Slack:

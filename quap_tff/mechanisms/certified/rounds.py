@@ -77,8 +77,8 @@ class ServerState(NamedTuple):
   weights: tf.Tensor
 
 
-class CertifiedRounds(mechanism.Rounds):
-  """The certified mechanism's functions for updates of known tensors.
+class RoundsInIntegers(mechanism.Rounds):
+  """What the rounds of both certified mechanisms share.
 
   Attributes:
     config: The mechanism.
@@ -88,13 +88,20 @@ class CertifiedRounds(mechanism.Rounds):
 
   reports_by_sum = True
 
-  def __init__(self, config: configs.CertifiedConfig, specs: Sequence[Any], layers: Sequence[layers_lib.Layer]):
+  def __init__(self, config: Any, specs: Sequence[Any], layers: Sequence[layers_lib.Layer]):
     check_dtypes(specs)
     self.config, self.specs = config, specs
     self._sizes = [math.prod(spec.shape) for spec in specs]
     self.groups = clip_split.clip_groups(config.clip_split, self._sizes, layers)
     config.slack(sum(self._sizes))  # Refuses what cannot be paid for.
     self.grid = config.grid(sum(self._sizes))
+
+
+class CertifiedRounds(RoundsInIntegers):
+  """The functions of a trusted server's certified mechanism for updates of known tensors."""
+
+  def __init__(self, config: configs.CertifiedConfig, specs: Sequence[Any], layers: Sequence[layers_lib.Layer]):
+    super().__init__(config, specs, layers)
     # An entry of a client has at most K steps, and nobody is in a sum twice.
     self.sum_dtype = np.int32 if self.grid.steps * config.num_clients < 2**31 else np.int64
 

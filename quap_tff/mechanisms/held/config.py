@@ -128,14 +128,10 @@ class HeldConfig(guarantee.Guarantee):
       found.append(guarantee.PlannedRound(weights, float(np.max(account.spent / limit, initial=0.0))))
     return found
 
-  def grid(self, num_weights: int) -> integers.Grid:
-    if self.noise_multiplier is None:
-      raise ValueError('The grid follows from the noise. Give noise_multiplier, or calibrate it on a schedule.')
+  def _grid(self, noise_multiplier, num_weights):
     smallest = min(stddev for stddev in self.share_stddevs if stddev)
     steps = max(_SHARE_STEPS, _SHARE_STEPS_BY_DRAW * math.sqrt(num_weights * self.most_releases))
-    grid = integers.Grid(smallest, num_weights, smallest_stddev=steps)
-    grid.check_sum(self.num_clients)
-    return grid
+    return integers.Grid(smallest, num_weights, smallest_stddev=steps)
 
   def slack(self, num_weights: int) -> slacks.Slack:
     grid = self.grid(num_weights)

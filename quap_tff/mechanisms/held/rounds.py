@@ -23,7 +23,6 @@ import numpy as np
 import tensorflow as tf
 
 from quap_tff.mechanisms import mechanism
-from quap_tff.mechanisms.certified import clip_split
 from quap_tff.mechanisms.certified import rounds as certified
 from quap_tff.mechanisms.held import config as configs
 from quap_tff.mechanisms.held import guard
@@ -54,27 +53,15 @@ class ServerState(NamedTuple):
   weights: tf.Tensor
 
 
-class HeldRounds(mechanism.Rounds):
-  """The mechanism's functions for updates of known tensors.
-
-  Attributes:
-    config: The mechanism.
-    groups: The tensors that are clipped together.
-    grid: The grid of its integers.
-  """
+class HeldRounds(certified.RoundsInIntegers):
+  """The mechanism's functions for updates of known tensors."""
 
   sum_dtype = np.int64
-  reports_by_sum = True
   own_fields = {'answer': "the answer of the client's guard"}
   kept_fields = ('noise_key',)
 
   def __init__(self, config: configs.HeldConfig, specs: Sequence[Any], layers: Sequence[layers_lib.Layer]):
-    certified.check_dtypes(specs)
-    self.config, self.specs = config, specs
-    self._sizes = [math.prod(spec.shape) for spec in specs]
-    self.groups = clip_split.clip_groups(config.clip_split, self._sizes, layers)
-    config.slack(sum(self._sizes))  # Refuses what cannot be paid for.
-    self.grid = config.grid(sum(self._sizes))
+    super().__init__(config, specs, layers)
     fresh, taken_back = (one * self.grid.steps for one in config.share_stddevs)
     self._fresh = integer_noise.Sampler(fresh, is_rounded=False)
     self._taken_back = integer_noise.Sampler(taken_back, is_rounded=False) if taken_back else None
