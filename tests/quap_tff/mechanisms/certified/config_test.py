@@ -16,6 +16,7 @@ from quap_tff.mechanisms.certified.config import CertifiedConfig
 from quap_tff.mechanisms.certified.privacy_filter import Prices
 from quap_tff.mechanisms.certified.privacy_filter import Standing
 from quap_tff.mechanisms.noise import correlation as correlations
+from quap_tff.mechanisms.noise import integers
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts.layers import Layer
 from tests.quap_tff import examples
@@ -165,6 +166,13 @@ class TestRounding:
     config = _config(correlation=correlation)
     with pytest.raises(ValueError, match='needs a number of rounds, .* Give num_rounds, or use independent noise'):
       config.for_model([tf.TensorSpec([2], tf.float32)], [Layer('a', (0,), True)])
+
+  @pytest.mark.parametrize('correlation', [correlations.Independent(), correlations.Held(0.5)])
+  def test_the_sum_of_everybody_must_fit(self, correlation, monkeypatch):
+    asked = []
+    monkeypatch.setattr(integers.Grid, 'check_sum', lambda self, num_clients: asked.append(num_clients))
+    _config(correlation=correlation, num_rounds=7).grid(10)
+    assert asked == [4]
 
   def test_the_grid_is_that_of_the_noise(self):
     with pytest.raises(ValueError, match='The grid follows from the noise'):

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from quap_tff import plans
 from quap_tff.auditing import distinguisher
+from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms import playing
 from quap_tff.mechanisms.held import guard
 from quap_tff.mechanisms.held import guarded_clients
@@ -91,6 +92,13 @@ class TestAccount:
       state = played.state
       np.testing.assert_array_equal(played.admitted.weights, planned.weights)
       assert guarded.spent_max == pytest.approx(planned.spent_max, rel=1e-12)
+
+  @pytest.mark.parametrize('decay', [0.0, 0.3, 0.5, 0.9])
+  def test_the_budget_of_a_round_covers_a_client_behind_its_own_noise(self, decay):
+    config = _config(decay=decay)
+    account = held_noise.opened(9, config.noise_multiplier, decay).after(np.array([4]), np.ones(1))
+    (budget,) = config.cost(np.array([4]), np.ones(1), 0.5).budgets
+    assert budget >= tradeoff.epsilon_of(np.sqrt(account.spent[4]), config.delta) * (1 - 1e-6)
 
   def test_after_the_planned_rounds_nothing_is_released(self):
     schedule = _schedule(rounds=2)
