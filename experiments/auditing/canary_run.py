@@ -166,7 +166,7 @@ def claim_of(plan: plans.Plan, ledger: accounting.RunLedger, planned: Sequence[n
     ledger: The rounds that ran.
     planned: int[M_t], the cohorts of all planned rounds.
   """
-  if plan.is_certified:
+  if plan.mechanism.facts.is_certified:
     return Claim(plan.config.epsilon, plan.delta, 'certified')
   report = plan.report(ledger, planned)
   if report.formal.epsilon is not None and np.isfinite(report.formal.epsilon).all():
@@ -179,7 +179,7 @@ def claim_of(plan: plans.Plan, ledger: accounting.RunLedger, planned: Sequence[n
 def _canary_clients(plan, schedule, count) -> tuple[int, ...]:
   """The clients that are planned to spend most; who takes part when is public."""
   weights = [np.ones(len(cohort)) for cohort in schedule]
-  if plan.is_certified:
+  if plan.mechanism.facts.is_certified:
     weights = [planned.weights for planned in plan.config.simulated(schedule)]
   spent = plan.correlation.squared_norms(schedule, weights, plan.num_clients)
   takers = int((spent > 0).sum())
@@ -228,7 +228,7 @@ def _scores(
       continue  # The round released nothing.
     bounds = np.zeros(plan.num_clients)
     bounds[cohort] = clip
-    if plan.is_certified:
+    if plan.mechanism.facts.is_certified:
       bounds[cohort] = weights * clip
     elif part == 'unnoised':
       bounds[cohort] = np.inf if canaries.clipped is not None else clip
@@ -254,15 +254,9 @@ def _scores(
 
 def _units(plan, found, cohort) -> tuple[float, Optional[float], Optional[float]]:
   """(C_t, what the sum was divided by, noise multiplier) of a round; None for what is not known or not there."""
-  measured = found.output.measurements
-  if plan.is_certified:
-    multiplier = float(measured['noise_multiplier'])
-    return float(measured['clipping_norm']), plan.config.divisor if multiplier else None, multiplier
-  stock = plan.stock_aggregator
-  if stock is not None:
-    clip = float(np.linalg.norm(measured['clipping_norms']))
-    released = len(cohort) or plan.mechanism.facts.noises_empty_rounds
-    multiplier = stock.value_noise_multiplier if stock.has_one_sigma else None
-    return clip, stock.clients_per_round if released else None, multiplier
-  clip = float(measured['clipping_norm'])
-  return (clip if np.isfinite(clip) else 1.0), (len(cohort) or None), float(measured['noise_multiplier'])
+  facts, row = plan.mechanism.facts, plan.mechanism.measured(found.output.measurements, plan.model)
+  clip, multiplier = float(row['clipping_norm']), float(row['noise_multiplier'])
+  released = multiplier or not facts.adds_noise
+  divisor = facts.divisor or len(cohort) or None
+  # Without one σ for all entries, the noise multiplier says nothing about a direction.
+  return clip if np.isfinite(clip) else 1.0, divisor if released else None, multiplier if 'sigma' in row else None

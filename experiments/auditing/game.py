@@ -47,22 +47,20 @@ def of_plan(plan: plans.Plan, schedule: Sequence[np.ndarray], draws: int, seed: 
     draws: Simulations of each world that are counted.
     seed: For reproducible noise, where the mechanism takes a seed.
   """
-  if plan.is_certified:
-    weights = [planned.weights for planned in plan.config.simulated(schedule)]
-    mu = np.sqrt(plan.correlation.squared_norms(schedule, weights, plan.num_clients)) / plan.config.noise_multiplier
-    # A private quantile's noised counts are a second mechanism, which this game leaves alone.
-    simulate: Any = distinguisher.held if plan.holds_noise else distinguisher.certified
-    simulate = simulate(plan.config, schedule, int(mu.argmax()), seed)
-    return Game(float(mu.max()), simulate)
-  if plan.stock_aggregator is not None:
-    return _of_stock(plan, schedule, draws)
-  if plan.mechanism.facts.noises_one_sum:
-    return _of_quap(plan, schedule, seed)
-  return None
+  make = _GAMES.get(plan.mechanism.facts.game)
+  return make(plan, schedule, draws, seed) if make is not None else None
 
 
-def _of_stock(plan, schedule, draws) -> Optional[Game]:
-  stock = plan.stock_aggregator
+def _of_certified(plan, schedule, draws, seed) -> Game:
+  weights = [planned.weights for planned in plan.config.simulated(schedule)]
+  mu = np.sqrt(plan.correlation.squared_norms(schedule, weights, plan.num_clients)) / plan.config.noise_multiplier
+  # A private quantile's noised counts are a second mechanism, which this game leaves alone.
+  simulate: Any = distinguisher.held if plan.holds_noise else distinguisher.certified
+  return Game(float(mu.max()), simulate(plan.config, schedule, int(mu.argmax()), seed))
+
+
+def _of_stock(plan, schedule, draws, seed) -> Optional[Game]:
+  stock = plan.mechanism.aggregator_of(plan.model)
   if stock.clip is None:
     return None  # Adaptive clipping releases counts, too.
   query = stock.query(tff.to_type([(np.float32, [draws])]))
@@ -73,12 +71,16 @@ def _of_stock(plan, schedule, draws) -> Optional[Game]:
   return Game(float(mu.max()), simulate)
 
 
-def _of_quap(plan, schedule, seed) -> Game:
+def _of_quap(plan, schedule, draws, seed) -> Game:
   # The game is for a fixed clipping norm; a norm that follows the clients' norms gives away even more.
   config = dataclasses.replace(plan.config, clip=clip_rules.Fixed(1.0), max_agg_norm=None)
   mu = _formal_mu(plan, plan.planned_ledger(schedule))
   simulate = distinguisher.quap(config, schedule, int(mu.argmax()), seed)
   return Game(float(mu.max()), simulate)
+
+
+# By `Facts.game`.
+_GAMES = {'certified': _of_certified, 'stock': _of_stock, 'quap': _of_quap}
 
 
 def _formal_mu(plan, ledger) -> np.ndarray:

@@ -34,7 +34,7 @@ _RELATIVE, _ABSOLUTE = 1e-5, 1e-6
 
 def about(
   run: run_lib.Run,
-  plan: plans.CertifiedPlan,
+  plan: plans.Plan,
   resolved: Mapping[str, Any],
   *,
   tests: int,
@@ -102,7 +102,7 @@ def check_before(experiment: Any, run: run_lib.Run) -> None:
     )
 
 
-def planned_ledger(plan: plans.CertifiedPlan) -> accounting.RunLedger:
+def planned_ledger(plan: plans.Plan) -> accounting.RunLedger:
   """The ledger of the planned rounds. Its clipping norms are the first."""
   config, ledger = plan.config, plan.new_ledger()
   clip = float(np.float32(config.clip.initial_norm))
@@ -126,7 +126,7 @@ def check(content: folders.Content) -> list[str]:
   )
 
 
-def _plan(content, run_json) -> tuple[plans.CertifiedPlan, run_lib.Run]:
+def _plan(content, run_json) -> tuple[plans.Plan, run_lib.Run]:
   """The run's plan, and its configuration, from run.json."""
   with folder_files.damage(run_folder.RUN, 'is damaged, or its flags contradict each other'):
     resolved, identity = run_json['resolved'], run_json['identity']

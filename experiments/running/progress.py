@@ -49,7 +49,7 @@ class Epsilon(NamedTuple):
 
 def epsilon_of(plan: plans.Plan) -> Optional[Epsilon]:
   """The ε to show of a run: spent so far, of a certified one; or else the round's nominal one, if there is one."""
-  if plan.is_certified:
+  if plan.mechanism.facts.is_certified:
     # A share of the limit on μ², in float32. Where clients have limits of their own, that of the largest is a bound.
     share = lambda row: np.nextafter(np.float32(row['spent_max']), np.float32(2)) if row['spent_max'] else 0.0
     limit, slack = np.max(plan.config.prices.limit), plan.slack

@@ -59,7 +59,7 @@ def summary(
     interrupted=result.interrupted,
     seconds=result.seconds,
     output_dir=directory.path if directory is not None else None,
-    share_of_ceiling=experiment.plan.share_of_ceiling if experiment.plan.is_certified else None,
+    share_of_ceiling=experiment.plan.share_of_ceiling if experiment.plan.mechanism.facts.is_certified else None,
   )
 
 

@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from typing import NamedTuple, Optional
 
+from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.parts import layers as layers_lib
-from quap_tff.mechanisms.quap import config as configs
 
 RELEASED_MODEL, WEIGHTS_ONLY, NOTHING = COVERS = ('released model', 'weights without the logs', 'nothing')
-EVERY_LAYER = 'Noise covers every layer.'
 
 
 class Protection(NamedTuple):
@@ -38,7 +37,7 @@ CLIENTS_TESTS = 'figures on test examples of the clients themselves'
 
 
 def describe_protection(
-  config: configs.QuapConfig,
+  facts: mechanism.Facts,
   model: Optional[layers_lib.ModelShape] = None,
   exact_logs: Sequence[str] = (TRAINING_METRICS,),
   exact_uses: Sequence[str] = (),
@@ -50,41 +49,20 @@ def describe_protection(
   either. Only noise on everything gives a formal figure.
 
   Args:
-    config: The mechanism.
-    model: The model's shape. If it is unknown, noise counts as covering every layer only if the configuration says so.
+    facts: Those of the mechanism.
+    model: The model's shape. If it is unknown, noise counts as covering every layer only if the facts say so.
     exact_logs: Which exact functions of clients' data are released alongside the model, a clause each.
     exact_uses: Which exact functions of clients' data the training depends on outside the mechanism, a clause each.
   """
-  if config.noise.placement == 'none':
+  if not facts.adds_noise:
     statement = 'No noise is added: nothing is protected, and there is no finite ε for the released model.'
     return Protection(NOTHING, statement, statement)
-  covers_all, covered = _covered(config.critical_layers, model)
+  covers_all, covered = _covered(facts.noised_layers, model)
   reasons = list(exact_uses)
   if not covers_all:
     reasons.append('the other layers come from un-noised averages')
-  if config.clip.releases_exact_norms:
-    reasons.append("the clipping norm is an un-noised function of the clients' update norms")
-  if config.aggregator.needs_each_update:
-    reasons.append(
-      f'the updates are aggregated by {type(config.aggregator).__name__}, which one client can move further than a '
-      'mean, and the noise covers only a mean'
-    )
-  if config.budget.rule.observes_updates:
-    reasons.append("the budgets, and so the noise level, follow the clients' un-noised updates")
-  return of_noise(covered, reasons, config.noise.seed is not None, exact_logs)
-
-
-def of_noise(covered: str, reasons: Sequence[str], seed_is_known: bool, exact_logs: Sequence[str]) -> Protection:
-  """The statement that may be made about a run with noise.
-
-  Args:
-    covered: The layers that the noise covers, a sentence.
-    reasons: Why the released model has no finite ε, a clause each. Empty if it has one.
-    seed_is_known: Whether the seed of the noise was given.
-    exact_logs: As for `describe_protection`.
-  """
-  reasons = list(reasons)
-  if seed_is_known:
+  reasons += facts.exact_releases
+  if facts.noise_seed is not None:
     reasons.append('the seed of the noise was given, and anyone who knows it can subtract the noise')
   if reasons:
     covers, statement = NOTHING, f'No finite ε for the released model: {"; ".join(reasons)}.'
@@ -108,9 +86,11 @@ def _covered(selection, model):
   """Whether noise covers every layer, and a sentence on what it covers."""
   if model is None:
     covers_all = selection == layers_lib.ALL
-    return covers_all, EVERY_LAYER if covers_all else f'Noise covers the layers {selection!r} only.'
+    return covers_all, 'Noise covers every layer.' if covers_all else f'Noise covers the layers {selection!r} only.'
   critical = layers_lib.critical_layers(model.layers, selection)
-  noised, trained = sum(model.sizes[i] for layer in critical for i in layer.indices), sum(model.sizes)
-  covers_all = len(critical) == len(model.layers)
-  names = 'every layer' if covers_all else f'layer {", ".join(layer.name for layer in critical)} only'
-  return covers_all, f'Noise covers {names}: {noised:,} of {trained:,} trained weights ({noised / trained:.2%}).'
+  trained = sum(model.sizes)
+  if len(critical) == len(model.layers):
+    return True, f'Noise covers every layer: all {trained:,} trained weights.'
+  names = ', '.join(layer.name for layer in critical)
+  noised = sum(model.sizes[index] for layer in critical for index in layer.indices)
+  return False, f'Noise covers layer {names} only: {noised:,} of {trained:,} trained weights ({noised / trained:.2%}).'

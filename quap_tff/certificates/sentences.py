@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from quap_tff import accounting
+from quap_tff import plans
 from quap_tff.accounting import ledger_histories
 from quap_tff.certificates.folders import about as abouts
 from quap_tff.common.numbers import rounding
@@ -18,7 +19,6 @@ from quap_tff.common.numbers import slack as slacks
 from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms.noise import held_noise
 from quap_tff.mechanisms.noise import integer_noise
-from quap_tff.plans import certified
 
 AMPLIFICATION = 'none: sampling is not counted, and who takes part may be known'
 WITHHELD = (
@@ -126,7 +126,7 @@ class Figures(NamedTuple):
     largest_mu: The largest μ that ε and δ allow, after what rounding costs.
   """
 
-  plan: certified.CertifiedPlan
+  plan: plans.Plan
   ledger: accounting.RunLedger
   about: abouts.About
   mu: ledger_histories.TotalMu
@@ -134,7 +134,7 @@ class Figures(NamedTuple):
   largest_mu: float
 
   @classmethod
-  def of(cls, plan: certified.CertifiedPlan, ledger: accounting.RunLedger, about: abouts.About) -> 'Figures':
+  def of(cls, plan: plans.Plan, ledger: accounting.RunLedger, about: abouts.About) -> 'Figures':
     """The figures of a plan, of which the model's shape is known, and a ledger."""
     mu, slack, config = accounting.total_mu(ledger), plan.slack, plan.config
     largest = tradeoff.mu_at_most(config.epsilon - slack.epsilon, config.delta - slack.delta)
@@ -344,7 +344,7 @@ def _noise(multipliers, more='') -> str:
   return f'Gaussian noise with noise multiplier {" to ".join(ends)}{more}'
 
 
-def clipping(plan: certified.CertifiedPlan) -> str:
+def clipping(plan: plans.Plan) -> str:
   """How each client's part of each sum is bounded."""
   return f'{_CLIPPING[plan.config.counts_norms]} {_SPLIT[plan.config.clip_split == "joint"]}'
 

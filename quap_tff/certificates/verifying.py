@@ -9,6 +9,7 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 import numpy as np
 
 from quap_tff import accounting
+from quap_tff import plans
 from quap_tff.certificates import audits
 from quap_tff.certificates import certificate as certificates
 from quap_tff.certificates import gate_logs
@@ -21,7 +22,6 @@ from quap_tff.certificates.folders import signatures
 from quap_tff.certificates.folders.folder_files import CannotTellError
 from quap_tff.common import files
 from quap_tff.common import version
-from quap_tff.plans import certified
 
 # The exit status of each answer.
 VALID, INVALID, CANNOT_TELL = 0, 1, 2
@@ -50,7 +50,7 @@ class Verdict(NamedTuple):
 
 def write(
   path: str,
-  plan: certified.CertifiedPlan,
+  plan: plans.Plan,
   ledger: accounting.RunLedger,
   model: Union[str, os.PathLike, Sequence[Any]],
   about: abouts.About,

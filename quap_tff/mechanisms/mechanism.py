@@ -31,7 +31,8 @@ from quap_tff.common import checks
 from quap_tff.common import registry
 from quap_tff.common.lazy import tf
 from quap_tff.common.numbers import seeds
-from quap_tff.mechanisms.noise import correlation as correlations
+from quap_tff.common.numbers import slack as slacks
+from quap_tff.mechanisms.facts import Facts
 from quap_tff.mechanisms.parts import layers as layers_lib
 from quap_tff.mechanisms.parts import participation as participations
 
@@ -98,65 +99,6 @@ class Spent(NamedTuple):
   counts: Optional[np.ndarray] = None
 
 
-class Facts(NamedTuple):
-  """Facts about a mechanism, so that nobody asks which class it is.
-
-  Attributes:
-    delta: δ of one round in nominal figures, and total δ in formal ones.
-    public_metrics: Names of the measurements that are not exact functions of clients' data: they follow from who takes
-      part, from constants and from noised releases.
-    noised_layers: A selection of `quap_tff.mechanisms.parts.layers`, the layers that get noise.
-    clipped_layers: A selection too: the layers whose joint norm is clipped.
-    aggregates_once: Whether a round has one level of aggregation, because no client waits for the norms of others.
-    needs_each_update: Whether the server must see each client's contribution, and not only their sum.
-    takes_sparsity: Whether rounds can update a part of the weights only.
-    noises_one_sum: Whether a round releases its cohort's sum with the server's noise on `noised_layers`, and no more.
-    is_playable: Whether `play_round` shows a round of it, given updates w_global - w_local alone.
-    divisor: The public constant by which sums are divided; None if it is the number of clients.
-    is_local: Whether each client noises all that it sends, so that figures hold against the server, too.
-    has_nominal: Whether the noise follows the budgets by the documents' formula. Only then do the sums of the budgets,
-      the nominal figures, mean anything.
-    noise_is_constant: Whether the noise multiplier is the same for every cohort.
-    noise_is_planned: Whether the noise was chosen on the planned cohorts.
-    correlation: How the noise of a round is correlated with that of earlier ones.
-    trust: 'server' if it sees updates, 'secure_sum' if it sees noised secure sums alone, 'client' if nobody is trusted.
-    unplannable: Why the cost of a round is not known before it has run, a clause; '' if it is known.
-    unamplified: Why sampling amplifies nothing whatever the cohorts are, a clause; '' if it may.
-    is_saved_before_release: Whether each round must be saved in a checkpoint before anything of it is released. A round
-      that is run again with another outcome would be a second release that no account includes.
-    noises_empty_rounds: Whether a round that nobody comes to releases the same noise as any other.
-    sends_one_update: Whether clients send one update, which an audit can replace by a canary.
-    staleness: How old the versions are that clients train on, a `Staleness`; None if all have the newest.
-    noise_note: How the real noise differs from ideal noise; '' if it does not.
-    note: Another sentence that must be said about the mechanism, or ''.
-  """
-
-  delta: float
-  public_metrics: frozenset[str]
-  noised_layers: str = layers_lib.ALL
-  clipped_layers: str = layers_lib.ALL
-  aggregates_once: bool = False
-  needs_each_update: bool = False
-  takes_sparsity: bool = True
-  noises_one_sum: bool = False
-  is_playable: bool = True
-  divisor: Optional[float] = None
-  is_local: bool = False
-  has_nominal: bool = False
-  noise_is_constant: bool = False
-  noise_is_planned: bool = False
-  correlation: correlations.Correlation = correlations.Independent()
-  trust: str = 'server'
-  unplannable: str = ''
-  unamplified: str = ''
-  is_saved_before_release: bool = False
-  noises_empty_rounds: bool = False
-  sends_one_update: bool = True
-  staleness: Any = None
-  noise_note: str = 'The figures are for ideal Gaussian noise, which float64 numbers approximate.'
-  note: str = ''
-
-
 class Mechanism(checks.Checked, abc.ABC):
   """A mechanism as one value. Subclasses are frozen dataclasses.
 
@@ -186,6 +128,43 @@ class Mechanism(checks.Checked, abc.ABC):
   def fingerprint(self) -> str:
     """Text that names everything on which the account depends: JSON of the fields, without the seed of the noise."""
     return json.dumps(registry.value_of(self))
+
+  @property
+  def limit(self) -> Optional[Any]:
+    """The most μ² that a filter lets each client spend, a number or float64[N]; None without a filter."""
+    return None
+
+  @property
+  def kept_slack(self) -> slacks.Slack:
+    """What the account keeps for rounding: no less than the slack of any model."""
+    return slacks.Slack()
+
+  def slack(self, num_weights: int) -> slacks.Slack:
+    """What rounding costs all releases of a model with `num_weights` weights.
+
+    Raises:
+      ValueError: If integers could overflow, or ε and δ do not pay for rounding.
+    """
+    del num_weights
+    return self.kept_slack
+
+  def server_parts(
+    self, model_fn: Optional[Callable[[], Any]], model: Optional[layers_lib.ModelShape], server_optimizer: Any
+  ) -> Optional[tuple[Any, Any]]:
+    """A mechanism's own TFF computation: (aggregation factory, server optimizer). None: `for_model` gives its rounds.
+
+    Args:
+      model_fn: Makes the model; None for an aggregator alone.
+      model: The model's shape, if it is known.
+      server_optimizer: The optimizer that was asked for.
+    """
+    del model_fn, model, server_optimizer
+    return None
+
+  def measured(self, measurements: Mapping[str, Any], model: Optional[layers_lib.ModelShape]) -> dict[str, Any]:
+    """The aggregator's measurements of a round as scalars by name."""
+    del model
+    return {name: value for name, value in measurements.items() if name != 'round'}
 
   def for_model(self, specs: Specs, layers: Layers, learning_rate_fn: LearningRateFn = None) -> Rounds:
     """The functions of a round.

@@ -13,7 +13,7 @@ import numpy as np
 from quap_tff import plans
 from quap_tff.common import flag_fields
 from quap_tff.common import registry
-from quap_tff.mechanisms import line_search
+from quap_tff.federated.line_search import mechanism as line_search
 from quap_tff.mechanisms.parts import budgets
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import layers
@@ -190,8 +190,9 @@ class FedApca(parts.Shape, parts.Clip, parts.Layers, parts.Scale, parts.Sparse, 
 class LeeKifer(parts.Budget, base.Method):
   """Lee and Kifer 2018: noisy steps whose size, and whose share of the budget, are chosen by noised losses.
 
-  `quap_tff.mechanisms.line_search` has the equations and what differs from the paper. No client exceeds --epsilon at a
-  total δ of --delta. The local learning rate sets the unit of the steps; --server_optimizer has no effect.
+  `quap_tff.federated.line_search.mechanism` has the equations and the differences from the paper. No client exceeds
+  --epsilon at a total δ of --delta. The local learning rate sets the unit of the steps; --server_optimizer has no
+  effect.
 
   Attributes:
     clip: The clipping norm C of updates.
@@ -227,4 +228,4 @@ class LeeKifer(parts.Budget, base.Method):
     clients = np.concatenate(setting.schedule).astype(np.int64)
     most = int(np.bincount(clients, minlength=1).max())
     config = dataclasses.replace(self.configure(setting), planned_rounds=max(most, 1))
-    return plans.LeeKiferPlan(config, **setting.options)
+    return plans.Plan(config, **setting.options)

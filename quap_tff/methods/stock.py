@@ -6,17 +6,18 @@ import dataclasses
 
 from quap_tff import plans
 from quap_tff.common import flag_fields
+from quap_tff.federated.stock import mechanism as stocks
 from quap_tff.mechanisms.parts import budgets
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import layers
 from quap_tff.mechanisms.quap import config as configs
 from quap_tff.methods import base
 from quap_tff.methods import parts
-from quap_tff.plans import stock_tff
+from quap_tff.plans import stock as stock_plans
 
 
 @dataclasses.dataclass(frozen=True)
-class _Stock(parts.ServerOptimizer, parts.Noise, base.Method):
+class _Stock(parts.ServerOptimizer, parts.Noise, stocks.StockConfig, base.Method):
   """One of TFF's own aggregators. Of the mechanism's flags it uses ε, δ and both calibrations.
 
   --epsilon is the formal ε, because these methods are what others are compared with at an equal one.
@@ -24,7 +25,7 @@ class _Stock(parts.ServerOptimizer, parts.Noise, base.Method):
 
   divides_by_planned_cohort = True
 
-  calibration: str = flag_fields.flag('exact', one_of=stock_tff.CALIBRATIONS)
+  calibration: str = flag_fields.flag('exact', one_of=stock_plans.CALIBRATIONS)
 
   def configure(self, setting: base.Setting) -> configs.QuapConfig:
     config = configs.QuapConfig(
@@ -34,7 +35,7 @@ class _Stock(parts.ServerOptimizer, parts.Noise, base.Method):
       critical_layers=layers.ALL,
       noise=self.noise_config(),
     )
-    return plans.StockPlan.settled(self, config)
+    return stock_plans.settled(self, config)
 
   def noise_config(self) -> configs.NoiseConfig:
     # Exact calibration scales the formula's noise, whatever it is, and the classic formula does not hold for all ε.
@@ -45,10 +46,10 @@ class _Stock(parts.ServerOptimizer, parts.Noise, base.Method):
     return super().flag_names() - ({'gaussian_calibration'} if self.calibration == 'exact' else set())
 
   def check_cohorts(self, setting: base.Setting) -> None:
-    plans.StockPlan.divisor(setting.participation.mean_cohort_size)
+    stock_plans.divisor(setting.participation.mean_cohort_size)
 
   def plan(self, setting: base.Setting) -> plans.Plan:
-    return plans.StockPlan(
+    return stock_plans.StockPlan(
       self,
       self.configure(setting),
       setting.schedule,
@@ -60,20 +61,20 @@ class _Stock(parts.ServerOptimizer, parts.Noise, base.Method):
 
 
 @dataclasses.dataclass(frozen=True)
-class TffDpFedAvg(stock_tff.DpFedAvg, _Stock):
-  """TFF's DP-FedAvg with a fixed clipping norm, see `plans.DpFedAvg`."""
+class TffDpFedAvg(stocks.DpFedAvg, _Stock):
+  """TFF's DP-FedAvg with a fixed clipping norm, see `stocks.DpFedAvg`."""
 
 
 @dataclasses.dataclass(frozen=True)
-class TffDpFedAvgAdaptive(stock_tff.DpFedAvgAdaptive, _Stock):
-  """TFF's DP-FedAvg with adaptive clipping, see `plans.DpFedAvgAdaptive`."""
+class TffDpFedAvgAdaptive(stocks.DpFedAvgAdaptive, _Stock):
+  """TFF's DP-FedAvg with adaptive clipping, see `stocks.DpFedAvgAdaptive`."""
 
 
 @dataclasses.dataclass(frozen=True)
-class TffLayerwiseAdaptive(stock_tff.LayerwiseAdaptive, _Stock):
-  """TFF's adaptive clipping layer by layer, see `plans.LayerwiseAdaptive`."""
+class TffLayerwiseAdaptive(stocks.LayerwiseAdaptive, _Stock):
+  """TFF's adaptive clipping layer by layer, see `stocks.LayerwiseAdaptive`."""
 
 
 @dataclasses.dataclass(frozen=True)
-class TffDpFtrl(stock_tff.DpFtrl, _Stock):
-  """TFF's DP-FTRL: the noise of a binary tree over rounds, see `plans.DpFtrl`."""
+class TffDpFtrl(stocks.DpFtrl, _Stock):
+  """TFF's DP-FTRL: the noise of a binary tree over rounds, see `stocks.DpFtrl`."""

@@ -4,11 +4,5 @@ from quap_tff.common import lazy
 
 __getattr__, __dir__ = lazy.exports(
   __name__,
-  {
-    'certified': ['CertifiedPlan'],
-    'lee_kifer': ['LeeKiferPlan'],
-    'plan': ['Plan'],
-    'report': ['Report', 'checked_cohort'],
-    'stock_tff': ['DpFedAvg', 'DpFedAvgAdaptive', 'DpFtrl', 'LayerwiseAdaptive', 'StockPlan'],
-  },
+  {'certified': ['CertifiedPlan'], 'plan': ['Plan'], 'report': ['Report', 'checked_cohort'], 'stock': ['StockPlan']},
 )

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 import copy
 import dataclasses
-from typing import Any, Callable, Optional
+import functools
+from typing import Any, Callable, final, Optional
+
+import numpy as np
 
 from quap_tff import accounting
 from quap_tff.accounting import protection as protections
@@ -16,9 +19,12 @@ from quap_tff.common.numbers import samplers
 from quap_tff.common.numbers import slack as slacks
 from quap_tff.mechanisms import mechanism as mechanisms
 from quap_tff.mechanisms import sparsity as sparsities
+from quap_tff.mechanisms.certified import guarantee
+from quap_tff.mechanisms.certified import planning
 from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.parts import layers as layers_lib
 from quap_tff.mechanisms.parts import postprocessing
+from quap_tff.plans import leaving as leavings
 from quap_tff.plans import report as reports
 from quap_tff.training import extension as extensions
 
@@ -31,14 +37,11 @@ _LOCAL_STATEMENT = (
   'Every client noises all that it sends, so formal figures hold for everything that the server receives and '
   'releases, against the server itself (local model).'
 )
-_LOCAL_NOISE = (
-  'The figures hold against the server itself if each client draws its own noise. In this simulation all noise '
-  "follows from one seed in the server's state."
-)
 # Public metrics that follow from who took part.
 _OF_COHORTS = mechanisms.PUBLIC_METRICS - {'noise_multiplier'}
 
 
+@final
 class Plan:
   """A mechanism, ready to run and to be accounted for.
 
@@ -47,25 +50,24 @@ class Plan:
       ledger.append(plan.record(output, cohort))      # after each round
       print(plan.report(ledger))
 
-  `client_metrics`, `test_is_of_clients`, `extension`, `sparsity` and `sparsity_seed` are the arguments.
+  The arguments are attributes of the same names.
 
   Attributes:
-    mechanism: The mechanism of its rounds.
+    mechanism: The mechanism of its rounds, with the sparsity around it.
     model: The model's shape, once it is known.
-    averaging: The average of the iterates that is published, if the noise was chosen for one; else None.
-    is_certified: Whether a run can end with a certificate.
-    stock_aggregator: TFF's own aggregator and the facts about it, if it takes the place of the mechanism's rounds.
+    leaving: What leaves clients in a round of a certified run, as (intrinsic, name, type) for each tensor, read off the
+      process that `build_process` made; None before.
   """
-
-  averaging: Optional[postprocessing.Averaging] = None
-  is_certified: bool = False
-  stock_aggregator: Any = None
 
   def __init__(
     self,
     mechanism: mechanisms.Mechanism,
     draw: samplers.Sampler = samplers.Sampler(),
     *,
+    schedule: Optional[Sequence[np.ndarray]] = None,
+    attendance: Optional[Sequence[np.ndarray]] = None,
+    averaging: Optional[postprocessing.Averaging] = None,
+    colluders: Sequence[int] = (),
     client_metrics: Optional[bool] = None,
     test_is_of_clients: bool = False,
     model: Optional[layers_lib.ModelShape] = None,
@@ -78,8 +80,13 @@ class Plan:
     Args:
       mechanism: The mechanism of its rounds.
       draw: How the cohorts are drawn. By default nothing is known about it, and it amplifies nothing.
+      schedule: int64[M_t] for each planned round, of a mechanism that was settled on it: see `CertifiedPlan`, which
+        makes it, and the next three.
+      attendance: Who comes of those who were drawn, int64[M_t] for each planned round; None if this is not known.
+      averaging: The average of the iterates that is published, if the noise was chosen for one.
+      colluders: Numbers of clients that may tell the server their noise.
       client_metrics: Whether exact functions of clients' data (training loss, norms) are released with the model. By
-        default they are, unless each client noises all that it sends.
+        default they are, unless the run is certified, or each client noises all that it sends.
       test_is_of_clients: Whether models are tested on examples of the clients themselves, and the figures released.
       model: The model's shape, if it is known before `build_process`.
       extension: A method of `quap_tff.training.heterogeneity` around the mechanism; by default none.
@@ -89,9 +96,17 @@ class Plan:
     Raises:
       ValueError: If the options do not go together, or not with the mechanism.
     """
-    if sparsity.is_sparse and not mechanism.facts.takes_sparsity:
+    facts = mechanism.facts
+    if facts.is_certified and schedule is None:
+      raise ValueError('The noise of a certified run is chosen from a schedule: use quap_tff.CertifiedPlan.')
+    if facts.is_certified and extension is not None and extension.exact_releases:
       raise ValueError(
-        f'--sparsity: {type(self).__name__} cannot update a part of the weights only. Use --sparsity=none, or a '
+        f'A certified run releases noised sums alone, but with {type(extension).__name__} as configured '
+        f'{" and ".join(extension.exact_releases)}: no certificate would hold.'
+      )
+    if sparsity.is_sparse and not facts.takes_sparsity:
+      raise ValueError(
+        f'--sparsity: {type(mechanism).__name__} cannot update a part of the weights only. Use --sparsity=none, or a '
         'method that can: quap and its variants, fixed_dp, certified (with noise=independent), local_dp.'
       )
     if sparsity.is_sparse and extension is not None:
@@ -99,16 +114,20 @@ class Plan:
         f'--sparsity: {type(extension).__name__} was not made for updates of a part of the weights. Use '
         '--sparsity=none, or the base that the method is built around.'
       )
-    if client_metrics and mechanism.facts.is_local:
+    if client_metrics and facts.is_local:
       raise ValueError(
         '--client_metrics: under local privacy a client sends its noised update and nothing else. Leave this flag '
         'out.'
       )
     self.mechanism = sparsities.Sparse(mechanism, sparsity, sparsity_seed) if sparsity.is_sparse else mechanism
-    self.client_metrics = not mechanism.facts.is_local if client_metrics is None else client_metrics
+    self.schedule, self.attendance, self.averaging = list(schedule or ()), attendance, averaging
+    self.colluders = tuple(colluders)
+    self.leaving: Optional[leavings.Leaving] = None
+    shows_clients = not (facts.is_local or facts.is_certified)
+    self.client_metrics = shows_clients if client_metrics is None else client_metrics
     self.test_is_of_clients = test_is_of_clients
     self.sparsity, self.extension = sparsity, extension
-    self._draw, self.model = draw, model
+    self.draw, self.model = draw, model
     self.sparsity_seed = checks.integer('sparsity seed', sparsity_seed, at_least=0, at_most=2**63 - 1)
 
   @property
@@ -129,13 +148,15 @@ class Plan:
   @property
   def has_nominal(self) -> bool:
     """Whether the sums of the budgets, the nominal figures, mean anything. They follow from who took part."""
-    return self.mechanism.facts.has_nominal and not self._draw.secret
+    return self.mechanism.facts.has_nominal and not self.draw.secret
 
   @property
   def public_metrics(self) -> frozenset[str]:
     """Names of the round's metrics that are not exact functions of clients' data, nor of cohorts that are secret."""
     found = self.mechanism.facts.public_metrics
-    return found - _OF_COHORTS if self._draw.secret else found
+    if self.model is not None and 'clipping_norm' in found:
+      found |= {f'clipping_norm_{layer.name}' for layer in self.model.layers}
+    return found - _OF_COHORTS if self.draw.secret else found
 
   @property
   def correlation(self) -> correlations.Correlation:
@@ -154,8 +175,25 @@ class Plan:
 
   @property
   def slack(self) -> slacks.Slack:
-    """What rounding costs, which the formal figures include."""
-    return slacks.Slack()
+    """What rounding costs, which the formal figures include. Before the model is known, all that is kept for it."""
+    core = self.mechanism.core
+    return core.kept_slack if self.model is None else core.slack(sum(self.model.sizes))
+
+  @property
+  def expected(self) -> list[np.ndarray]:
+    """int64[M_t], the clients of each planned round, as far as this is known: those who come, or those drawn."""
+    return list(self.schedule if self.attendance is None else self.attendance)
+
+  @functools.cached_property
+  def planned(self) -> list[guarantee.PlannedRound]:
+    """Of a certified run the weights of each planned round, if those who are `expected` come."""
+    return self.config.simulated(self.expected)
+
+  @functools.cached_property
+  def share_of_ceiling(self) -> float:
+    """Of a certified run, see `planning.share_of_ceiling`."""
+    assert self.averaging is not None
+    return planning.share_of_ceiling(guarantee.Planned(self.config, self.averaging), self.schedule)
 
   @property
   def sampler(self) -> samplers.Sampler:
@@ -166,8 +204,8 @@ class Plan:
     if facts.unamplified:
       return samplers.Sampler(reason=facts.unamplified)
     return dataclasses.replace(
-      self._draw,
-      constant_divisor=facts.divisor is not None or self._draw.kind == 'fixed_size',
+      self.draw,
+      constant_divisor=facts.divisor is not None or self.draw.kind == 'fixed_size',
       constant_noise_multiplier=facts.noise_is_constant,
       noises_empty_rounds=facts.noises_empty_rounds,
       noise_is_planned=facts.noise_is_planned,
@@ -176,26 +214,24 @@ class Plan:
   @property
   def no_amplification(self) -> Optional[str]:
     """Why sampling amplifies nothing in runs of this plan, a clause; None if it does."""
-    return accounting.no_amplification(self.new_ledger(), self.protection, self.sampler, self._neighbours)
+    return accounting.no_amplification(self.new_ledger(), self.protection, self.sampler, self.neighbours)
 
   @property
-  def _neighbours(self):
+  def neighbours(self) -> str:
+    """The neighbouring relation of the formal figures."""
     return accounting.REPLACE_ONE if self.mechanism.facts.is_local else accounting.ZERO_OUT
 
   @property
   def protection(self) -> accounting.Protection:
     """What may be said about the released model."""
-    found, lines = self._of_mechanism(), [self.mechanism.facts.note]
+    lines = [self.mechanism.facts.note]
+    exact_uses = self.extension.exact_releases if self.extension is not None else ()
+    found = accounting.describe_protection(self.mechanism.facts, self.model, self.exact_logs, exact_uses)
     if self.mechanism.facts.is_local and found.covers == protections.RELEASED_MODEL:
       found = found._replace(text=found.text.replace(found.statement, _LOCAL_STATEMENT), statement=_LOCAL_STATEMENT)
     if self.extension is not None:
       lines.insert(0, self.extension.statement)
     return found._replace(text='\n'.join(filter(None, [found.text, *lines, self.sparsity.sentence()])))
-
-  def _of_mechanism(self):
-    """The statement about the mechanism alone."""
-    exact_uses = self.extension.exact_releases if self.extension is not None else ()
-    return accounting.describe_protection(self.config, self.model, self.exact_logs, exact_uses)
 
   @property
   def exact_logs(self) -> tuple[str, ...]:
@@ -208,7 +244,8 @@ class Plan:
   @property
   def aggregator(self) -> Any:
     """The method's `tff.aggregators.WeightedAggregationFactory`, whose weights carry client ids."""
-    return self._aggregator(None)
+    own = self.mechanism.server_parts(None, self.model, None)
+    return own[0] if own is not None else self._lifted()
 
   def build_process(
     self,
@@ -243,7 +280,10 @@ class Plan:
     client_optimizer = client_optimizer if client_optimizer is not None else sgd(0.05)
     server_optimizer = server_optimizer if server_optimizer is not None else sgd(1.0)
     client_work = client_work if client_work is not None else client_update.ClientWorkConfig()
-    aggregator, server_optimizer = self._server_parts(model_fn, client_optimizer, server_optimizer, client_work)
+    # Looked up only if updates are divided by the learning rate: not every optimizer has one.
+    rate = lambda round_num: client_update.learning_rate_at(client_optimizer, client_work, round_num)
+    own = self.mechanism.server_parts(model_fn, self.model, server_optimizer)
+    aggregator, server_optimizer = own if own is not None else (self._lifted(rate), server_optimizer)
     process = learning_process.compose(
       model_fn,
       aggregator if around is None else around(aggregator),
@@ -256,27 +296,18 @@ class Plan:
       client_metrics=self.client_metrics,
       with_answers=self.holds_noise,
     )
-    if around is None:
-      self._check_process(process)
+    if around is None and self.mechanism.facts.is_certified:
+      self.leaving = leavings.of_process(process)
+      leavings.check(self.leaving, self)
     return process
 
-  def _check_process(self, process):
-    """Raises `ValueError` if a process does not do what the plan says."""
-
-  def _server_parts(self, model_fn, client_optimizer, server_optimizer, client_work):
-    """(aggregator, server optimizer) for clients that train so; `self.model` is known."""
-    del model_fn
-    # Looked up only if updates are divided by the learning rate: not every optimizer has one.
-    rate = lambda round_num: client_update.learning_rate_at(client_optimizer, client_work, round_num)
-    return self._aggregator(rate), server_optimizer
-
-  def _aggregator(self, rate):
+  def _lifted(self, rate=None):
     layers = self.model.layers if self.model is not None else None
     return aggregation.AggregationFactory(self.mechanism, layers, rate)
 
   def metrics(self, output: Any) -> dict[str, Any]:
     """The aggregator's measurements of a round as scalars by name, from the output of the learning process."""
-    return {name: value for name, value in output.metrics['aggregator'].items() if name != 'round'}
+    return self.mechanism.measured(output.metrics['aggregator'], self.model)
 
   def record(self, output: Any, cohort: Any) -> accounting.RoundRecord:
     """The cost of a round, for the ledger.
@@ -338,14 +369,14 @@ class Plan:
       ValueError: If the released model has no formal ε to calibrate, or the noise is not known beforehand.
     """
     facts = self.mechanism.facts
-    if self.is_certified:
+    if facts.is_certified:
       raise ValueError('This plan has chosen its noise from its schedule already. Make another one for other cohorts.')
     if facts.unplannable:
       raise ValueError(
         f"--calibration=exact plans a run's noise before it begins, but {facts.unplannable}: use "
         '--calibration=documents.'
       )
-    seeded = self.config.noise.seed is not None
+    seeded = facts.noise_seed is not None
     if facts.needs_each_update or not (self.protection.model_protected or seeded):
       raise ValueError(
         f'--calibration=exact chooses the noise by a formal ε, but this run has none. {self.protection.statement} '
@@ -366,34 +397,4 @@ class Plan:
         reading. Without a schedule, the figures are those of the rounds in the ledger: a guarantee if their number was
         fixed beforehand, and otherwise a reading.
     """
-    nominal = self.has_nominal
-    stopped = cohorts is not None and ledger.num_rounds < len(cohorts) and self.protection.model_protected
-    return reports.Report(
-      protection=self.protection,
-      formal=self._of_stopped(ledger, cohorts) if stopped else self._formal(ledger),
-      nominal_epsilon=ledger.epsilon if nominal else None,
-      nominal_delta=ledger.delta if nominal else None,
-      trust=self.mechanism.facts.trust,
-    )
-
-  def _formal(self, ledger):
-    """The figures of a ledger."""
-    local = _LOCAL_NOISE if self.mechanism.facts.is_local else ''
-    note = ' '.join(filter(None, [local, self.mechanism.facts.noise_note]))
-    return reports.formal_report(ledger, self.delta, self.protection, self.sampler, note, self._neighbours, self.slack)
-
-  def _bound(self, ledger, cohorts):
-    """The figures that hold for a run over these cohorts wherever it ends; raises `NoBoundError` if there are none."""
-    return self._formal(accounting.completed(ledger, self.planned_ledger(cohorts)))
-
-  def _of_stopped(self, ledger, cohorts):
-    try:
-      bound = self._bound(ledger, cohorts)
-    except accounting.NoBoundError as error:
-      covers, statement, _ = self.protection
-      note = f'No formal figure: the run has ended early, and {error}.'
-      bound = accounting.FormalReport(covers, statement, self.delta, accounting.UNIT, (), (note,), None)
-    # By who came, or by public rates if that is secret.
-    own = self._formal(ledger).epsilon if self._draw.secret else None
-    epsilon = own if own is not None else self.slack.of(accounting.total_mu(ledger).whole, self.delta)
-    return dataclasses.replace(bound, reading=accounting.Reading(ledger.num_rounds, epsilon))
+    return reports.of_run(self, ledger, cohorts)

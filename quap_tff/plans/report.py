@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 import dataclasses
 import hashlib
 import pickle
-from typing import Any, Optional
+from typing import Any, Optional, TYPE_CHECKING
 
 import numpy as np
 
 from quap_tff import accounting
 from quap_tff.common import checks
 from quap_tff.common.numbers import rounding
+
+if TYPE_CHECKING:
+  from quap_tff.plans import plan as plans
+
+_LOCAL_NOISE = (
+  'The figures hold against the server itself if each client draws its own noise. In this simulation all noise '
+  "follows from one seed in the server's state."
+)
 
 
 def checked_cohort(
@@ -49,24 +58,6 @@ def checked_cohort(
   raise ValueError(
     f'This is not the cohort of the round: {problem}. Give the ids of all clients whose data `next` got.'
   )
-
-
-# The last figures, by the digest of what they follow from: the files of a certified run and their check ask six times.
-_LAST: dict[bytes, accounting.FormalReport] = {}
-
-
-def formal_report(ledger: accounting.RunLedger, *others: Any) -> accounting.FormalReport:
-  """`accounting.formal_report` of the same arguments, whose arrays nobody may change."""
-  digest = hashlib.sha256(pickle.dumps(others))
-  for name, array in ledger.state_dict().items():
-    digest.update(f'{name} {array.dtype} {array.shape}'.encode())
-    digest.update(np.ascontiguousarray(array).data)
-  key = digest.digest()
-  if key not in _LAST:
-    found = accounting.formal_report(ledger, *others)
-    _LAST.clear()
-    _LAST[key] = found
-  return _LAST[key]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -111,3 +102,81 @@ class Report:
         'sampling, clipping norms taken as given.'
       )
     return '\n'.join(lines + [self.protection.text.replace(self.protection.statement, self.formal.text)])
+
+
+def of_run(plan: plans.Plan, ledger: accounting.RunLedger, cohorts: Optional[Sequence[Any]]) -> Report:
+  """See `Plan.report`."""
+  nominal, protection = plan.has_nominal, plan.protection
+  stopped = cohorts is not None and ledger.num_rounds < len(cohorts) and protection.model_protected
+  return Report(
+    protection=protection,
+    formal=_of_stopped(plan, ledger, cohorts) if stopped else _formal(plan, ledger),
+    nominal_epsilon=ledger.epsilon if nominal else None,
+    nominal_delta=ledger.delta if nominal else None,
+    trust=plan.mechanism.facts.trust,
+  )
+
+
+def _formal(plan, ledger):
+  """The figures of a ledger."""
+  facts = plan.mechanism.facts
+  if plan.mechanism.core.limit is not None and facts.unplannable and plan.protection.model_protected:
+    # What the rounds happened to cost is itself a release. The filter's limit held beforehand.
+    spent = rounding.up(float(accounting.total_mu(ledger).whole.max()) ** 2 / 2)
+    whom = f' that took part, and not what rounds happened to cost (at most ρ = {spent})'
+    return _of_filter(plan, ledger.rounds > 0, whom)
+  return _figures(plan, ledger, ' '.join(filter(None, [_LOCAL_NOISE if facts.is_local else '', facts.noise_note])))
+
+
+def _bound(plan, ledger, cohorts):
+  """The figures that hold for a run over these cohorts wherever it ends; raises `NoBoundError` if there are none."""
+  limit = plan.mechanism.core.limit
+  if limit is None:
+    return _formal(plan, accounting.completed(ledger, plan.planned_ledger(cohorts)))
+  if plan.mechanism.facts.unplannable:
+    clients = np.isin(np.arange(plan.num_clients), np.concatenate(cohorts))
+    return _of_filter(plan, clients, ' that was planned to take part')
+  limits = np.broadcast_to(np.sqrt(limit), [plan.num_clients])
+  return _formal(plan, accounting.of_limits(limits, plan.delta))
+
+
+def _of_filter(plan, clients, whom):
+  """The figures of a filter for noise that follows releases, for each of the clients bool[N]."""
+  limit = plan.mechanism.core.limit
+  note = (
+    'The noise was chosen from noised releases. So the figures are those of the filter, '
+    f'ρ = {rounding.up(limit / 2)} for each client{whom}.'
+  )
+  return _figures(plan, accounting.of_limits(np.where(clients, np.sqrt(limit), 0.0), plan.delta), note)
+
+
+def _of_stopped(plan, ledger, cohorts):
+  try:
+    bound = _bound(plan, ledger, cohorts)
+  except accounting.NoBoundError as error:
+    covers, statement, _ = plan.protection
+    note = f'No formal figure: the run has ended early, and {error}.'
+    bound = accounting.FormalReport(covers, statement, plan.delta, accounting.UNIT, (), (note,), None)
+  # By who came, or by public rates if that is secret.
+  own = _formal(plan, ledger).epsilon if plan.draw.secret else None
+  epsilon = own if own is not None else plan.slack.of(accounting.total_mu(ledger).whole, plan.delta)
+  return dataclasses.replace(bound, reading=accounting.Reading(ledger.num_rounds, epsilon))
+
+
+# The last figures, by the digest of what they follow from: the files of a certified run and their check ask six times.
+_LAST: dict[bytes, accounting.FormalReport] = {}
+
+
+def _figures(plan, ledger, note):
+  """The figures of a ledger with a note on the noise. Nobody may change their arrays."""
+  others = plan.delta, plan.protection, plan.sampler, note, plan.neighbours, plan.slack
+  digest = hashlib.sha256(pickle.dumps(others))
+  for name, array in ledger.state_dict().items():
+    digest.update(f'{name} {array.dtype} {array.shape}'.encode())
+    digest.update(np.ascontiguousarray(array).data)
+  key = digest.digest()
+  if key not in _LAST:
+    found = accounting.formal_report(ledger, *others)
+    _LAST.clear()
+    _LAST[key] = found
+  return _LAST[key]

@@ -38,8 +38,8 @@ class TestExperiment:
     assert _cohorts(public) not in (_cohorts(one), _cohorts(other)) and not public.cohorts.secret
     # Another seed has other public cohorts, and another noise for those.
     reseeded = harness.experiment(*_SECRET, '--seed=7')
-    multipliers = {found.plan.noise_multiplier for found in (one, other, reseeded)}
-    assert multipliers == {one.plan.noise_multiplier} and one.plan.noise_multiplier < public.plan.noise_multiplier
+    [multiplier] = {found.plan.mechanism.noise_multiplier for found in (one, other, reseeded)}
+    assert multiplier < public.plan.mechanism.noise_multiplier
 
   def test_without_the_flag_there_is_no_amplification(self):
     plan = harness.experiment(*[a for a in _SECRET if 'cohort_seed' not in a], '--noclient_metrics').plan
@@ -49,7 +49,7 @@ class TestExperiment:
   def test_every_claim_is_that_of_the_library(self):
     experiment = harness.experiment(*_SECRET)
     plan = experiment.plan
-    event = dp_accounting.PoissonSampledDpEvent(0.4, dp_accounting.GaussianDpEvent(plan.noise_multiplier))
+    event = dp_accounting.PoissonSampledDpEvent(0.4, dp_accounting.GaussianDpEvent(plan.mechanism.noise_multiplier))
     accountant = pld.PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE, 1e-3).compose(event, 8)
     report = plan.report(plan.planned_ledger(experiment.schedule)).formal
     figure = min(report.figures, key=lambda found: found.epsilon_max)

@@ -60,7 +60,7 @@ class Shared:
       if around is not None:
         return experiment.build_process(around)
       process, plan = self._get(('process', *key), lambda: (experiment.build_process(), experiment.plan))
-      if plan.is_certified:
+      if plan.mechanism.facts.is_certified:
         experiment.plan.leaving = plan.leaving  # It was read off this process.
       return process
 

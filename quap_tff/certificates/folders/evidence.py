@@ -10,11 +10,11 @@ import zipfile
 import numpy as np
 
 from quap_tff import accounting
+from quap_tff import plans
 from quap_tff.certificates.folders import folder as folders
 from quap_tff.certificates.folders import folder_files
 from quap_tff.certificates.folders import run_files
 from quap_tff.common import lazy
-from quap_tff.plans import certified
 
 h5py = lazy.module('h5py')
 
@@ -61,7 +61,7 @@ class _Round(NamedTuple):
   spent_max: float
 
 
-def rounds(plan: certified.CertifiedPlan, ledger: accounting.RunLedger) -> list[_Round]:
+def rounds(plan: plans.Plan, ledger: accounting.RunLedger) -> list[_Round]:
   """The rounds of a ledger with the weights that they must have, after the weights of the rounds before.
 
   The ledger must have the cohorts of the plan.
@@ -84,7 +84,7 @@ def _places(planned: np.ndarray, clients: np.ndarray) -> np.ndarray:
   return np.argsort(planned)[np.argsort(np.argsort(clients))]
 
 
-def ledger_problems(plan: certified.CertifiedPlan, ledger: accounting.RunLedger) -> list[str]:
+def ledger_problems(plan: plans.Plan, ledger: accounting.RunLedger) -> list[str]:
   """Where a ledger differs from that of a run of the plan over its schedule.
 
   A run may have stopped early. But each of its rounds must have the planned cohort, the weights that follow from the
@@ -104,7 +104,7 @@ def ledger_problems(plan: certified.CertifiedPlan, ledger: accounting.RunLedger)
   strangers = [
     number
     for number in range(1, ledger.num_rounds + 1)
-    if not plan.comes(number, state['clients'][offsets[number - 1] : offsets[number]])
+    if not _comes(plan, number, state['clients'][offsets[number - 1] : offsets[number]])
   ]
   if strangers:
     return [f'Round {number} of {folders.LEDGER} has other clients than are planned.' for number in strangers]
@@ -126,6 +126,13 @@ def ledger_problems(plan: certified.CertifiedPlan, ledger: accounting.RunLedger)
     if not np.allclose(state['budgets'][offsets[number - 1] : offsets[number]], budgets, rtol=_SAME_WEIGHT, atol=0):
       found.append(f'Round {number} of {folders.LEDGER} has other budgets than its weights give.')
   return found
+
+
+def _comes(plan: plans.Plan, round_num: int, clients: np.ndarray) -> bool:
+  """Whether these, int64[M], may be the clients of a round, from 1."""
+  if plan.attendance is None:
+    return bool(np.isin(clients, plan.schedule[round_num - 1]).all())
+  return np.array_equal(np.sort(clients), np.sort(plan.attendance[round_num - 1]))
 
 
 def _close(found: float, expected: float) -> bool:

@@ -28,6 +28,7 @@ import zipfile
 import numpy as np
 
 from quap_tff import accounting
+from quap_tff import plans
 from quap_tff.certificates.folders import about as abouts
 from quap_tff.certificates.folders import folder_files
 from quap_tff.certificates.folders.folder_files import FolderError
@@ -44,7 +45,7 @@ from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import layers as layers_lib
 from quap_tff.mechanisms.parts import participation as participations
-from quap_tff.plans import certified
+from quap_tff.plans import leaving as leavings
 
 # The version of the folder's files and of the certificate's fields and words. A change of any is a new version.
 VERSION = 6
@@ -89,14 +90,14 @@ class Content(NamedTuple):
     plan: The plan of the run. Its noise is chosen, and its model's shape is known.
     ledger: The cost of each round.
     about: The statements of the issuer.
-    leaving: What leaves clients in a round, see `CertifiedPlan.leaving`.
+    leaving: What leaves clients in a round, see `quap_tff.Plan`.
     made_by: `LIBRARY` or `TRAIN`.
     code: The version of the program that wrote the folder, and the digest of its source.
   """
 
   path: str
   entries: folder_files.Entries
-  plan: certified.CertifiedPlan
+  plan: plans.Plan
   ledger: accounting.RunLedger
   about: abouts.About
   leaving: Sequence[tuple[str, str, str]]
@@ -105,7 +106,7 @@ class Content(NamedTuple):
 
 
 def write_files(
-  path: str, plan: certified.CertifiedPlan, ledger: accounting.RunLedger, about: abouts.About, made_by: str = LIBRARY
+  path: str, plan: plans.Plan, ledger: accounting.RunLedger, about: abouts.About, made_by: str = LIBRARY
 ) -> None:
   """Writes mechanism.json, schedule.npz, ledger.npz and clients.csv, each whole or not at all.
 
@@ -131,11 +132,7 @@ def write_files(
 
 
 def mechanism_text(
-  plan: certified.CertifiedPlan,
-  leaving: Sequence[Sequence[str]],
-  about: abouts.About,
-  made_by: str,
-  code: Mapping[str, str],
+  plan: plans.Plan, leaving: Sequence[Sequence[str]], about: abouts.About, made_by: str, code: Mapping[str, str]
 ) -> str:
   """mechanism.json."""
   assert plan.model is not None
@@ -167,7 +164,7 @@ def _schedule_arrays(plan) -> dict[str, np.ndarray]:
   return arrays
 
 
-def clients_text(plan: certified.CertifiedPlan, ledger: accounting.RunLedger) -> str:
+def clients_text(plan: plans.Plan, ledger: accounting.RunLedger) -> str:
   """clients.csv: a row for each client that the ledger lists. Every ε is rounded up to six digits."""
   formal = plan.report(ledger, plan.schedule).formal
   columns: dict[str, Any] = {'client': ledger.listed, 'rounds': ledger.rounds[ledger.listed]}
@@ -206,7 +203,7 @@ def read(path: str) -> Content:
     abouts.check_code(code)
   schedule, attendance = _schedule(path, config)
   with folder_files.damage(f'{MECHANISM} or {SCHEDULE}'):
-    plan = certified.CertifiedPlan(
+    plan = plans.CertifiedPlan(
       config,
       schedule,
       attendance=attendance,
@@ -217,7 +214,7 @@ def read(path: str) -> Content:
     )
     plan.slack  # noqa: B018  # Refuses what integers cannot hold, and what ε and δ do not pay for.
     leaving = [tuple(one) for one in value['leaves_clients']]
-    certified.check_leaving(leaving, plan)
+    leavings.check(leaving, plan)
     abouts.check_text(MECHANISM, value)
     # Whatever is not defined, or is written in another way, is not in this text.
     if mechanism_text(plan, leaving, about, value['made_by'], code) != folder_files.read_text(path, MECHANISM):

@@ -196,6 +196,12 @@ class Guarantee(mechanism.Mechanism):
         to round where a budget is nearly spent.
     """
 
+  def check_colluders(self, colluders: Sequence[int], attendance_is_known: bool) -> None:
+    """Raises `ValueError` if there is no ε against so many clients that tell the server their noise."""
+    del attendance_is_known
+    if colluders:
+      raise ValueError('Colluders are clients that hold noise: give them with trust=secure_sum only.')
+
   def grid(self, num_weights: int) -> integers.Grid:
     """The grid of integers for an update of `num_weights` entries.
 
@@ -211,13 +217,9 @@ class Guarantee(mechanism.Mechanism):
   @abc.abstractmethod
   def _grid(self, noise_multiplier, num_weights): ...
 
-  @abc.abstractmethod
-  def slack(self, num_weights: int) -> slacks.Slack:
-    """What rounding costs all releases of a model with `num_weights` weights.
-
-    Raises:
-      ValueError: If integers could overflow, or ε and δ do not pay for rounding.
-    """
+  @property
+  def limit(self) -> Any:
+    return self.prices.limit
 
   @property
   def holds_noise(self) -> bool:
@@ -246,7 +248,6 @@ class Guarantee(mechanism.Mechanism):
 
   @property
   def kept_slack(self) -> slacks.Slack:
-    """What is kept for rounding: no less than the slack of any model."""
     return slacks.Slack(integers.RESERVE * self._smallest_epsilon, integers.RESERVE * self.delta)
 
   @property
@@ -276,6 +277,9 @@ class Guarantee(mechanism.Mechanism):
       divisor=self.divisor,
       correlation=self.correlation,
       trust=self.trust,
+      is_certified=True,
+      game='certified',
+      noise_seed=self.noise_seed,
       is_saved_before_release=True,
       noise_note='',
     )

@@ -89,6 +89,12 @@ class HeldConfig(guarantee.Guarantee):
   ) -> guarantee.Planned:
     """See `Guarantee.settled`. The bounds of a separation play no part here."""
     cohorts = checks.schedule(cohorts, self.num_clients)
+    largest = max(map(len, cohorts), default=0)
+    if self.most_clients is not None and largest > self.most_clients:
+      raise ValueError(
+        f'A round of the schedule has {largest:,} clients, but most_clients={self.most_clients:,}, for which the '
+        'secure sum and the account of rounding are made. Leave most_clients out: it is taken from the schedule.'
+      )
     averages = averaging.candidates(len(cohorts))
     if self.is_calibrated and len(averages) == 1:
       return guarantee.Planned(self, averages[0])
@@ -104,9 +110,26 @@ class HeldConfig(guarantee.Guarantee):
       divisor=found.divisor if self.divisor is None else self.divisor,
       num_rounds=len(cohorts),
       planned_weights=tuple(weights.tolist()),
-      most_clients=max(map(len, cohorts)),
+      most_clients=largest,
     )
     return guarantee.Planned(config, found.averaging)
+
+  def check_colluders(self, colluders: Sequence[int], attendance_is_known: bool) -> None:
+    if colluders and max(colluders) >= self.num_clients:
+      raise ValueError(
+        f'There are {self.num_clients:,} clients, so at most {self.num_clients - 1:,} can collude against one of '
+        f'them, found {max(colluders):,}.'
+      )
+    if colluders and self.threshold is not None:
+      raise ValueError(
+        'An ε against colluders is not known for a plan with a threshold: the server also chooses who drops out. Leave '
+        'one of them out.'
+      )
+    if colluders and not attendance_is_known:
+      raise ValueError(
+        'An ε against colluders needs rounds whose clients are known before the run. Give attendance, or leave '
+        'colluders out.'
+      )
 
   def simulated(
     self, cohorts: Sequence[Any], kept: Sequence[Optional[np.ndarray]] = ()

@@ -122,7 +122,7 @@ class Buffered(mechanism.Configured):
     return found._replace(
       # A buffer sums updates of several rounds, which would keep different weights.
       takes_sparsity=False,
-      noises_one_sum=False,
+      game='',
       sends_one_update=False,
       staleness=self.staleness,
       unamplified='who arrives follows from how slow clients are',

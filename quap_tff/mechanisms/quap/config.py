@@ -143,12 +143,15 @@ class QuapConfig(mechanism.Mechanism):
       delta=self.noise.delta,
       # Budgets that follow the updates are not public numbers, and the noise follows them.
       public_metrics=public - ({'noise_multiplier', 'sigma'} if rule.observes_updates else set()),
+      adds_noise=noised,
+      noise_seed=self.noise.seed,
+      exact_releases=tuple(self._exact_releases()),
       noised_layers=self.critical_layers,
       clipped_layers=layers_lib.ALL if self.clip_scope == 'all_layers' else self.critical_layers,
       aggregates_once=not self.clip.uses_current_norms and self.weighting.is_equal,
       needs_each_update=self.aggregator.needs_each_update,
       is_playable=self.update_scale == 'delta',
-      noises_one_sum=self.noise.placement == 'server',
+      game='quap' if self.noise.placement == 'server' else '',
       # Updates are observed against the last result, of which other weights were kept.
       takes_sparsity=not rule.observes_updates,
       # The documents' formula is about a mean, which one client moves by C/M at most.
@@ -159,6 +162,17 @@ class QuapConfig(mechanism.Mechanism):
       unplannable=rule.unplannable,
       note=rule.note,
     )
+
+  def _exact_releases(self):
+    if self.clip.releases_exact_norms:
+      yield "the clipping norm is an un-noised function of the clients' update norms"
+    if self.aggregator.needs_each_update:
+      yield (
+        f'the updates are aggregated by {type(self.aggregator).__name__}, which one client can move further than a '
+        'mean, and the noise covers only a mean'
+      )
+    if self.budget.rule.observes_updates:
+      yield "the budgets, and so the noise level, follow the clients' un-noised updates"
 
   def for_model(
     self, specs: mechanism.Specs, layers: mechanism.Layers, learning_rate_fn: mechanism.LearningRateFn = None

@@ -25,7 +25,7 @@ class TestDescribeProtection:
     logs = (protection.TRAINING_METRICS,) if fields.pop('client_metrics_logged', False) else ()
     fields = {'critical_layers': 'all', 'clip': clip_rules.Fixed(1.0), **fields}
     described = accounting.describe_protection(
-      config.QuapConfig(num_clients=N, noise=noise, **fields), layers.ModelShape(LAYERS, SHAPES), logs
+      config.QuapConfig(num_clients=N, noise=noise, **fields).facts, layers.ModelShape(LAYERS, SHAPES), logs
     )
     assert described.statement in described.text and described.covers in accounting.COVERS
     return described
@@ -50,7 +50,7 @@ class TestDescribeProtection:
   def test_everything_that_is_released_is_noised(self, placement):
     found = self._describe(placement=placement)
     assert found.model_protected and found.covers == 'released model'
-    assert 'every layer: 200 of 200' in found.text
+    assert 'every layer: all 200 trained weights' in found.text
     assert 'no finite' not in found.text and 'seed' not in found.text and 'exact' not in found.text
 
   def test_every_layer_under_an_exact_quantile(self):
@@ -78,16 +78,16 @@ class TestDescribeProtection:
   def test_a_model_that_is_not_known_yet_is_covered_only_if_the_configuration_says_so(self):
     for selection, covers in (('all', 'released model'), ('final_dense', 'nothing')):
       settings = config.QuapConfig(num_clients=N, clip=clip_rules.Fixed(1.0), critical_layers=selection)
-      assert accounting.describe_protection(settings, None, ()).covers == covers
+      assert accounting.describe_protection(settings.facts, None, ()).covers == covers
 
   def test_tests_on_the_clients_own_examples_are_exact_values(self):
     settings = config.QuapConfig(num_clients=N, clip=clip_rules.Fixed(1.0), critical_layers='all')
-    found = accounting.describe_protection(settings, None, (protection.CLIENTS_TESTS,))
+    found = accounting.describe_protection(settings.facts, None, (protection.CLIENTS_TESTS,))
     assert found.covers == 'weights without the logs' and 'test examples of the clients themselves' in found.statement
 
   def test_metrics_are_taken_to_be_logged_unless_said_otherwise(self):
     described = accounting.describe_protection(
-      config.QuapConfig(num_clients=N, clip=clip_rules.Fixed(1.0), critical_layers='all'),
+      config.QuapConfig(num_clients=N, clip=clip_rules.Fixed(1.0), critical_layers='all').facts,
       layers.ModelShape(LAYERS, SHAPES),
     )
     assert described.covers == 'weights without the logs'

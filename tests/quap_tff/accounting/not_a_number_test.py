@@ -25,8 +25,8 @@ from quap_tff.certificates.folders import about as abouts
 from quap_tff.common.lazy import tf
 from quap_tff.common.numbers import samplers
 from quap_tff.common.numbers import tradeoff
+from quap_tff.federated.line_search.mechanism import LineSearchConfig
 from quap_tff.mechanisms.certified import privacy_filter
-from quap_tff.mechanisms.line_search import LineSearchConfig
 from quap_tff.mechanisms.noise import correlation as correlations
 from quap_tff.mechanisms.noise import recursions
 from quap_tff.mechanisms.parts import clip_rules
@@ -222,7 +222,7 @@ class TestLedger:
       calibration.solve(epsilon=epsilon, delta=delta)
 
   def test_lee_and_kifer_with_a_release_without_noise(self):
-    plan = plans.LeeKiferPlan(LineSearchConfig(num_clients=3, epsilon=2.0, delta=_DELTA, planned_rounds=4))
+    plan = plans.Plan(LineSearchConfig(num_clients=3, epsilon=2.0, delta=_DELTA, planned_rounds=4))
     state = type('State', (), dict(weights=np.float32([1, 0, 0])))
     measured = dict(noise_multiplier=0.0, clipping_norm=1.0, cohort_size=2)
     record = plan.recorded(state, measured, [0, 1])

@@ -12,6 +12,7 @@ from quap_tff import plans
 from quap_tff.auditing import distinguisher
 from quap_tff.auditing import lower_bounds
 from quap_tff.common.numbers import tradeoff
+from quap_tff.federated.stock import mechanism as stocks
 from quap_tff.mechanisms.certified import config as certified_configs
 from quap_tff.mechanisms.certified import rounds as certified
 from quap_tff.mechanisms.certified import weight_rules
@@ -155,7 +156,7 @@ class TestQuap:
 
 
 class TestStock:
-  @pytest.mark.parametrize('stock,tight', [(plans.DpFedAvg(1.0), True), (plans.DpFtrl(1.0), False)])
+  @pytest.mark.parametrize('stock,tight', [(stocks.DpFedAvg(1.0), True), (stocks.DpFtrl(1.0), False)])
   def test_measures_at_most_what_is_claimed(self, stock, tight):
     config = configs.QuapConfig(
       num_clients=_CLIENTS,
@@ -166,7 +167,7 @@ class TestStock:
     epsilon = accounting.epsilon_by_client(plan.planned_ledger(_SCHEDULE), plan.delta)
     target, draws = int(epsilon.argmax()), 40_000
     claim = tradeoff.mu_at_most(float(epsilon.max()), plan.delta)
-    query = plan.stock_aggregator.query(tff.to_type([(np.float32, [draws])]))
+    query = plan.mechanism.aggregator_of(None).query(tff.to_type([(np.float32, [draws])]))
     taken = [index for index, cohort in enumerate(_SCHEDULE) if target in cohort]
     found = distinguisher.play(distinguisher.query(query, len(_SCHEDULE), taken, 1.0, 3.0), draws, plan.delta)
     assert found.bound.mu <= 1.02 * claim  # TFF's noise takes no seed here: room for chance.

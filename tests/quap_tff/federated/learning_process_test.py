@@ -12,7 +12,7 @@ import tensorflow_federated as tff
 import quap_tff
 from quap_tff import plans
 from quap_tff.federated import learning_process
-from quap_tff.mechanisms import line_search
+from quap_tff.federated.line_search import mechanism as line_search
 from quap_tff.mechanisms import mechanism as mechanisms
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.quap import rounds as quap
@@ -327,7 +327,7 @@ class TestLineSearch:
     config = line_search.LineSearchConfig(
       num_clients=4, epsilon=100.0, delta=0.5, planned_rounds=1, steps=(1.0, 4.0, 20.0), noise_seed=1
     )
-    process = plans.LeeKiferPlan(config).build_process(linear_model.Linear, _sgd(0.1))
+    process = plans.Plan(config).build_process(linear_model.Linear, _sgd(0.1))
     assert tff.structure.name_list(process.next.type_signature.result.metrics.member) == _METRICS
     state = process.initialize()
     output = process.next(state, [_client(0, 1.0), _client(2, 3.0)])

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from quap_tff import plans
+from quap_tff.federated.line_search.mechanism import LineSearchConfig
+from quap_tff.federated.stock import mechanism as stocks
 from quap_tff.mechanisms import sparsity
 from quap_tff.mechanisms.certified import weight_rules
 from quap_tff.mechanisms.certified.config import CertifiedConfig
-from quap_tff.mechanisms.line_search import LineSearchConfig
 from quap_tff.mechanisms.noise import correlation
 from quap_tff.mechanisms.parts import budgets
 from quap_tff.mechanisms.parts import clip_rules
@@ -55,11 +56,11 @@ _PLANS = [
   lambda: plans.Plan(buffered.Buffered(_BUFFERED, 3, staleness.Staleness())),
   lambda: plans.Plan(buffered.Buffered(_BUFFERED, 4, staleness.Staleness())),
   lambda: plans.Plan(buffered.Buffered(_BUFFERED, 4, staleness.Staleness(3.0))),
-  lambda: plans.LeeKiferPlan(LineSearchConfig(8, 3.0, 1e-5, 2)),
-  lambda: _stock(plans.DpFtrl()),
-  lambda: _stock(plans.DpFedAvg()),
-  lambda: _stock(plans.DpFedAvgAdaptive()),
-  lambda: _stock(plans.LayerwiseAdaptive()),
+  lambda: plans.Plan(LineSearchConfig(8, 3.0, 1e-5, 2)),
+  lambda: _stock(stocks.DpFtrl()),
+  lambda: _stock(stocks.DpFedAvg()),
+  lambda: _stock(stocks.DpFedAvgAdaptive()),
+  lambda: _stock(stocks.LayerwiseAdaptive()),
   lambda: _changed(),
   lambda: _changed(weights=weight_rules.Uniform()),
   lambda: _changed(correlation=correlation.Ar1(0.5)),
@@ -78,8 +79,8 @@ def test_another_plan_has_another_fingerprint():
   [
     lambda seed: plans.Plan(QuapConfig(8, noise=NoiseConfig(seed=seed))),
     lambda seed: _changed(noise_seed=seed),
-    lambda seed: plans.LeeKiferPlan(LineSearchConfig(8, 3.0, 1e-5, 2, noise_seed=seed)),
-    lambda seed: _stock(plans.DpFtrl(), seed=seed),
+    lambda seed: plans.Plan(LineSearchConfig(8, 3.0, 1e-5, 2, noise_seed=seed)),
+    lambda seed: _stock(stocks.DpFtrl(), seed=seed),
   ],
 )
 def test_the_seed_of_the_noise_is_not_in_it(make):

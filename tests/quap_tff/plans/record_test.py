@@ -9,16 +9,17 @@ import pytest
 
 from quap_tff import accounting
 from quap_tff import plans
+from quap_tff.federated.line_search.mechanism import LineSearchConfig
+from quap_tff.federated.stock import mechanism as stocks
 from quap_tff.mechanisms.certified import weight_rules
 from quap_tff.mechanisms.certified.config import CertifiedConfig
 from quap_tff.mechanisms.certified.planning import calibrated
-from quap_tff.mechanisms.line_search import LineSearchConfig
 from quap_tff.mechanisms.parts.participation import ParticipationConfig
 from quap_tff.mechanisms.quap import buffered
 from quap_tff.mechanisms.quap import local
 from quap_tff.mechanisms.quap import staleness as stalenesses
 from quap_tff.mechanisms.quap.config import NoiseConfig
-from quap_tff.plans import stock_tff
+from quap_tff.plans import stock as stock_plans
 from tests.quap_tff import examples
 
 _CLIENTS = 10
@@ -44,7 +45,7 @@ _CERTIFIED = CertifiedConfig(
 
 
 def _stock(stock, cohorts):
-  return stock_tff.StockPlan(stock, _quap(), [np.array(c, np.int64) if len(c) else c for c in cohorts], 2.0)
+  return stock_plans.StockPlan(stock, _quap(), [np.array(c, np.int64) if len(c) else c for c in cohorts], 2.0)
 
 
 _PLANS = {
@@ -52,9 +53,9 @@ _PLANS = {
   'local': lambda: plans.Plan(local.Local(_quap(noise=NoiseConfig('client', calibration='analytic')))),
   'certified': lambda: plans.CertifiedPlan(_CERTIFIED, _ROUNDS),
   'fedbuff': lambda: plans.Plan(buffered.Buffered(_quap(), 1, stalenesses.Staleness(max_staleness=0))),
-  'lee_kifer': lambda: plans.LeeKiferPlan(LineSearchConfig(_CLIENTS, epsilon=2.0, delta=1e-5, planned_rounds=4)),
-  'tff_dp_fedavg': lambda: _stock(stock_tff.DpFedAvg(), _ROUNDS),
-  'tff_dp_ftrl': lambda: _stock(stock_tff.DpFtrl(), _ROUNDS),
+  'lee_kifer': lambda: plans.Plan(LineSearchConfig(_CLIENTS, epsilon=2.0, delta=1e-5, planned_rounds=4)),
+  'tff_dp_fedavg': lambda: _stock(stocks.DpFedAvg(), _ROUNDS),
+  'tff_dp_ftrl': lambda: _stock(stocks.DpFtrl(), _ROUNDS),
 }
 
 
@@ -156,8 +157,8 @@ class TestSchedule:
     [
       lambda cohorts: plans.CertifiedPlan(_CERTIFIED, cohorts),
       lambda cohorts: calibrated(_CERTIFIED, cohorts),
-      lambda cohorts: stock_tff.StockPlan(stock_tff.DpFedAvg(), _quap(), cohorts, 2.0),
-      lambda cohorts: stock_tff.StockPlan(stock_tff.DpFtrl(), _quap(), cohorts, 2.0),
+      lambda cohorts: stock_plans.StockPlan(stocks.DpFedAvg(), _quap(), cohorts, 2.0),
+      lambda cohorts: stock_plans.StockPlan(stocks.DpFtrl(), _quap(), cohorts, 2.0),
       lambda cohorts: _PLANS['tff_dp_fedavg']().planned_ledger(cohorts),
       lambda cohorts: _PLANS['quap']().planned_ledger(cohorts),
       lambda cohorts: _PLANS['local']().planned_ledger(cohorts),

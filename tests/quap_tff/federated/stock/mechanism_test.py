@@ -15,10 +15,10 @@ import tensorflow_federated as tff
 from data import cohorts
 import quap_tff
 from quap_tff import accounting
+from quap_tff.federated.stock import aggregation as stock_aggregation
+from quap_tff.federated.stock import mechanism as stocks
 from quap_tff.mechanisms.parts import layers
-from quap_tff.plans import stock_account
-from quap_tff.plans import stock_aggregation
-from quap_tff.plans import stock_tff
+from quap_tff.plans import stock as stock_plans
 from tests.quap_tff import noise_checks
 
 pytestmark = pytest.mark.usefixtures('context')
@@ -30,10 +30,10 @@ _WEIGHT = tff.to_type(collections.OrderedDict(client_id=np.int64))
 _LAYERS = (layers.Layer('conv', (0, 1), False), layers.Layer('dense', (2,), False))
 _MODEL = layers.ModelShape(_LAYERS, ((2,), (1,), (2,)))
 _STOCK = {
-  'tff_dp_fedavg': stock_tff.DpFedAvg(),
-  'tff_dp_fedavg_adaptive': stock_tff.DpFedAvgAdaptive(),
-  'tff_layerwise_adaptive': stock_tff.LayerwiseAdaptive(),
-  'tff_dp_ftrl': stock_tff.DpFtrl(),
+  'tff_dp_fedavg': stocks.DpFedAvg(),
+  'tff_dp_fedavg_adaptive': stocks.DpFedAvgAdaptive(),
+  'tff_layerwise_adaptive': stocks.LayerwiseAdaptive(),
+  'tff_dp_ftrl': stocks.DpFtrl(),
 }
 _SPECS = list(_STOCK)
 # Noise too small to be seen.
@@ -48,7 +48,7 @@ def _plan(
   spec, participation='uniform', rounds=6, calibration='documents', client_metrics=True, secret=False, seed=3, **flags
 ):
   model = cohorts.make(participation, 8, 4, seed)
-  return stock_tff.StockPlan(
+  return stock_plans.StockPlan(
     _STOCK.get(spec, spec),
     _config(rounds, **flags),
     [model.cohort(t) for t in range(1, rounds + 1)],
@@ -61,8 +61,13 @@ def _plan(
 
 
 def _aggregator(spec, noise_multiplier, clients_per_round=2.0):
-  given = stock_account.Given(noise_multiplier, clients_per_round, _LAYERS, rounds=6, seed=5)
-  return _STOCK.get(spec, spec).stock_aggregator(given)
+  config = _config(noise=quap_tff.NoiseConfig(seed=5))
+  stock = _STOCK.get(spec, spec)
+  exposure = stocks.Exposure()
+  settled = stocks.Stock(
+    stock, config, noise_multiplier, clients_per_round, 6, exposure, is_exact=False, is_planned=False
+  )
+  return settled.aggregator_of(_MODEL)
 
 
 def _output(**measurements):
@@ -134,7 +139,7 @@ class TestValues:
 
   def test_no_sum_is_released_where_float32_norms_bound_nothing(self):
     # Each entry's square is 0 in float32, and so is TFF's norm.
-    stock = stock_tff.DpFedAvgAdaptive(initial_clip=2e-10, learning_rate=2.0, clipped_count_stddev=2 * _SILENT)
+    stock = stocks.DpFedAvgAdaptive(initial_clip=2e-10, learning_rate=2.0, clipped_count_stddev=2 * _SILENT)
     process = _process(_aggregator(stock, _SILENT))
     state, released = process.initialize(), []
     for _ in range(2):
@@ -147,10 +152,10 @@ class TestValues:
   @pytest.mark.parametrize(
     'stock',
     [
-      lambda clip: stock_tff.DpFedAvg(clip),
-      lambda clip: stock_tff.DpFedAvgAdaptive(initial_clip=clip),
-      lambda clip: stock_tff.LayerwiseAdaptive(initial_clip=clip),
-      lambda clip: stock_tff.DpFtrl(clip),
+      lambda clip: stocks.DpFedAvg(clip),
+      lambda clip: stocks.DpFedAvgAdaptive(initial_clip=clip),
+      lambda clip: stocks.LayerwiseAdaptive(initial_clip=clip),
+      lambda clip: stocks.DpFtrl(clip),
     ],
   )
   def test_a_clip_that_float32_norms_do_not_keep_is_refused(self, stock, clip):
@@ -159,7 +164,7 @@ class TestValues:
 
   def test_adaptive_clip_moves_toward_the_quantile(self):
     # All norms are above the clip: it grows by exp(0.2·0.5) in each round; what is measured is the round's own.
-    process = _process(_aggregator(stock_tff.DpFedAvgAdaptive(clipped_count_stddev=2 * _SILENT), _SILENT))
+    process = _process(_aggregator(stocks.DpFedAvgAdaptive(clipped_count_stddev=2 * _SILENT), _SILENT))
     state, norms = process.initialize(), []
     for _ in range(3):
       output = _next(process, state, [_update([30, 0], [0], [0, 40])] * 2)
@@ -170,7 +175,7 @@ class TestValues:
 
   def test_layer_by_layer(self):
     # The first layer (norm 5, two tensors) is clipped, the second one (norm 0.5) is not, and their clips part.
-    process = _process(_aggregator(stock_tff.LayerwiseAdaptive(clipped_count_stddev=1e-6), _SILENT))
+    process = _process(_aggregator(stocks.LayerwiseAdaptive(clipped_count_stddev=1e-6), _SILENT))
     output = _next(process, process.initialize(), [_update([3, 0], [4], [0.3, 0.4])] * 2)
     for found, expected in zip(output.result, [[0.6, 0], [0.8], [0.3, 0.4]]):
       np.testing.assert_allclose(found, expected, atol=1e-5)
@@ -239,20 +244,20 @@ class TestAccount:
   @pytest.mark.parametrize('spec', _SPECS[:3])
   def test_is_that_of_tffs_events(self, spec):
     plan = _plan(spec)
-    stock = _aggregator(spec, plan.noise_multiplier, 4.0)
+    stock = _aggregator(spec, plan.mechanism.noise_multiplier, 4.0)
     record_type = tff.to_type(stock.grouped(_VALUE))
     inner = stock.factory(record_type).create(record_type)
     record = stock.grouped(_update([3, 0], [0], [0, 4]))
     event = _extract_event(inner.next(inner.initialize(), [record]).state)
     accountant = pld.PLDAccountant().compose(event, 6)
-    ours = accounting.account(accounting.History.gaussian(plan.noise_multiplier, 6), 1e-5, ['pld'])['pld']
+    ours = accounting.account(accounting.History.gaussian(plan.mechanism.noise_multiplier, 6), 1e-5, ['pld'])['pld']
     if spec == 'tff_dp_fedavg':
       np.testing.assert_allclose(accountant.get_epsilon(1e-5), ours.epsilon, rtol=1e-3)
     else:
       # TFF's account is for a record that is added or removed, which moves the count by 1/2 only.
       assert ours.epsilon * 0.8 < accountant.get_epsilon(1e-5) < ours.epsilon
     record = plan.recorded(*_output(round=1, cohort_size=4, clipping_norms=np.ones(1)), np.array([1, 2, 5, 7]))
-    assert record.noise_multiplier == plan.noise_multiplier and record.weights.tolist() == [1.0] * 4
+    assert record.noise_multiplier == plan.mechanism.noise_multiplier and record.weights.tolist() == [1.0] * 4
     assert record.budgets.tolist() == [0.5] * 4 and record.count_noise_multiplier == math.inf
 
   @pytest.mark.parametrize('spec', _SPECS[:3])
@@ -295,20 +300,20 @@ class TestAccount:
       for history in accounting.histories(ledger).histories
     ]
     assert 3 * (1 - 1e-3) < max(epsilon) <= 3
-    assert plan.noise_multiplier < _plan(spec, participation).noise_multiplier
+    assert plan.mechanism.noise_multiplier < _plan(spec, participation).mechanism.noise_multiplier
 
   def test_the_trees_is_that_of_its_nodes(self):
     # Always there, six rounds: six leaves, three nodes of two rounds, one of four.
     plan = _plan('tff_dp_ftrl', 'full')
     mu = accounting.total_mu(plan.planned_ledger([np.arange(8)] * 6)).whole
-    np.testing.assert_allclose(mu, math.sqrt(6 + 3 * 4 + 16) / plan.noise_multiplier, rtol=1e-6)
+    np.testing.assert_allclose(mu, math.sqrt(6 + 3 * 4 + 16) / plan.mechanism.noise_multiplier, rtol=1e-6)
 
   def test_documents_noise(self):
     formula = math.sqrt(2 * math.log(1.25e5)) / 0.5
     for spec in _SPECS[:3]:
-      assert _plan(spec).noise_multiplier == pytest.approx(formula, rel=1e-6)
+      assert _plan(spec).mechanism.noise_multiplier == pytest.approx(formula, rel=1e-6)
     # Six rounds: a round is a leaf and two nodes above it.
-    assert _plan('tff_dp_ftrl').noise_multiplier == pytest.approx(math.sqrt(3) * formula, rel=1e-6)
+    assert _plan('tff_dp_ftrl').mechanism.noise_multiplier == pytest.approx(math.sqrt(3) * formula, rel=1e-6)
 
   @pytest.mark.parametrize('spec, is_noised', [('tff_dp_fedavg', True), ('tff_dp_ftrl', False)])
   def test_a_round_with_nobody_costs_nothing(self, spec, is_noised):
@@ -319,8 +324,8 @@ class TestAccount:
     )
     if is_noised:
       record = plan.recorded(*_output(round=2, cohort_size=0, clipping_norms=np.float32([1.0])), np.zeros(0, np.int64))
-      assert record.noise_multiplier == plan.noise_multiplier and not len(record.budgets)
-      assert row['sigma'] == pytest.approx(plan.noise_multiplier / 4)
+      assert record.noise_multiplier == plan.mechanism.noise_multiplier and not len(record.budgets)
+      assert row['sigma'] == pytest.approx(plan.mechanism.noise_multiplier / 4)
 
   def test_what_the_sampler_earns_is_said_by_the_plan(self):
     for spec, participation, calibration, secret, earns in (
@@ -342,8 +347,8 @@ class TestAccount:
     exact = functools.partial(_plan, 'tff_dp_fedavg', calibration='exact', client_metrics=False, secret=True)
     plan = exact('beta_bernoulli')
     rates = cohorts.make('beta_bernoulli', 8, 4, 3).inclusion_rates
-    assert plan.noise_multiplier == accounting.sampled_noise_multiplier(rates, 6, 3.0, 1e-5)
-    assert exact('bernoulli', seed=4).noise_multiplier == exact('bernoulli').noise_multiplier
+    assert plan.mechanism.noise_multiplier == accounting.sampled_noise_multiplier(rates, 6, 3.0, 1e-5)
+    assert exact('bernoulli', seed=4).mechanism.noise_multiplier == exact('bernoulli').mechanism.noise_multiplier
     report = plan.report(plan.planned_ledger([[0, 1]] * 6)).formal
     assert 3 * (1 - 1e-3) < report.epsilon.max() <= 3 and report.epsilon.argmax() == rates.argmax()
     smallest = min(figure.epsilon_max for figure in report.figures)
@@ -351,7 +356,8 @@ class TestAccount:
 
   def test_of_secret_cohorts_nothing_is_public_that_follows_from_them(self):
     plan = _plan('tff_dp_fedavg', 'bernoulli', client_metrics=False, secret=True)
-    assert plan.public_metrics == {'noise_multiplier', 'clipping_norm', 'sigma'} and not plan.has_nominal
+    norms = {'clipping_norm', 'clipping_norm_conv', 'clipping_norm_dense'}
+    assert plan.public_metrics == {'noise_multiplier', 'sigma', *norms} and not plan.has_nominal
     # A run that ended early: its bound is the plan's, and its reading follows from rates, too.
     schedules = [[0, 1]] * 6, [[], range(8)] * 3
     reports = [plan.report(plan.planned_ledger(cohorts).truncated(2), cohorts) for cohorts in schedules]
@@ -368,7 +374,7 @@ class TestAccount:
     fixed = _plan('tff_dp_fedavg')
     row = _metrics(fixed, round=2, cohort_size=3, clipping_norms=np.float32([2.0]))
     # By the mean cohort of four, and not by the number who came.
-    assert row['sigma'] == pytest.approx(fixed.noise_multiplier * 2 / 4)
+    assert row['sigma'] == pytest.approx(fixed.mechanism.noise_multiplier * 2 / 4)
 
   @pytest.mark.parametrize('spec', _SPECS)
   def test_protection(self, spec):
@@ -380,9 +386,9 @@ class TestAccount:
     assert 'ideal' in note and 'float32' in note and ('32 random bits' in note) == (spec != 'tff_dp_ftrl')
 
   def test_another_calibration_is_another_run_for_the_ledger(self):
-    documents, exact = (_plan('tff_dp_fedavg', calibration=c) for c in stock_tff.CALIBRATIONS)
+    documents, exact = (_plan('tff_dp_fedavg', calibration=c) for c in stock_plans.CALIBRATIONS)
     assert documents.fingerprint != exact.fingerprint
-    assert documents.fingerprint != _plan(stock_tff.DpFedAvg(clip=2)).fingerprint
+    assert documents.fingerprint != _plan(stocks.DpFedAvg(clip=2)).fingerprint
     assert documents.has_nominal and not exact.has_nominal
 
 
@@ -405,11 +411,11 @@ class TestConfig:
     with pytest.raises(ValueError, match='mean size of these cohorts is not known'):
       _plan('tff_dp_fedavg', 'markov')
     with pytest.raises(ValueError, match='clipped_count_stddev must be greater than'):
-      _plan(stock_tff.DpFedAvgAdaptive(clipped_count_stddev=9)).aggregator
+      _plan(stocks.DpFedAvgAdaptive(clipped_count_stddev=9)).aggregator
     for make in (
-      lambda: stock_tff.DpFedAvg(clip=0),
-      lambda: stock_tff.DpFtrl(clip=-1),
-      lambda: stock_tff.LayerwiseAdaptive(quantile=2),
+      lambda: stocks.DpFedAvg(clip=0),
+      lambda: stocks.DpFtrl(clip=-1),
+      lambda: stocks.LayerwiseAdaptive(quantile=2),
     ):
       with pytest.raises(ValueError):
         make()

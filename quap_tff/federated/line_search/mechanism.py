@@ -29,12 +29,16 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from quap_tff.common import checks
+from quap_tff.common import lazy
 from quap_tff.common.lazy import tf
 from quap_tff.common.numbers import seeds
 from quap_tff.common.numbers import tradeoff
 from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.noise import gaussian
 from quap_tff.mechanisms.parts import clip_rules
+from quap_tff.mechanisms.parts import layers as layers_lib
+
+aggregation = lazy.module('quap_tff.federated.line_search.aggregation')
 
 _GRADIENT, _LOSSES = range(2)
 # Room for the rounding of sums over rounds, and of μ_max.
@@ -45,7 +49,11 @@ _LARGEST_GROWTH = 1e6
 
 @dataclasses.dataclass(frozen=True)
 class LineSearchConfig(mechanism.Mechanism):
-  """The mechanism.
+  """The mechanism. Its rounds are TFF computations, because clients also test steps.
+
+  The ledger holds the cost of each round. But the noise of later rounds was chosen from the releases of earlier ones.
+  So the sum of a run's costs is itself a release, and not a bound that held beforehand. The filter gives such a bound:
+  in every run, no client exceeds μ_max²(ε, δ).
 
   Attributes:
     num_clients: N.
@@ -94,6 +102,7 @@ class LineSearchConfig(mechanism.Mechanism):
   def facts(self) -> mechanism.Facts:
     return mechanism.Facts(
       delta=self.delta,
+      noise_seed=self.noise_seed,
       public_metrics=(mechanism.PUBLIC_METRICS | mechanism.PUBLIC_NORMS | {'step', 'exhausted_clients', 'spent_max'}),
       takes_sparsity=False,
       is_playable=False,
@@ -102,6 +111,14 @@ class LineSearchConfig(mechanism.Mechanism):
       unamplified='the noise of a round was chosen from what earlier rounds released',
       unplannable='what the rounds of this method cost is not known before they have run',
     )
+
+  def server_parts(
+    self, model_fn: Any, model: Optional[layers_lib.ModelShape], server_optimizer: Any
+  ) -> tuple[Any, Any]:
+    del model, server_optimizer  # The steps are chosen by the losses: the server's optimizer has nothing to choose.
+    if model_fn is None:
+      raise NotImplementedError("lee_kifer tests steps on the clients' losses: use build_process, not an aggregator.")
+    return aggregation.LineSearchAggregationFactory(self, model_fn), aggregation.Subtraction()
 
   def seen(self, state: Any) -> dict[str, Any]:
     return {'weights': state.weights}

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from tensorflow_privacy.privacy.dp_query import tree_aggregation
 
-from quap_tff.plans import stock_account
+from quap_tff.federated.stock import mechanism as stocks
 
 
 def _nodes(num_leaves):
@@ -60,7 +60,7 @@ class TestTreeExposure:
     rounds, num_clients = int(rng.integers(1, 20)), 6
     rates = rng.choice([0, 0.5, 1], rounds, p=[0.2, 0.6, 0.2])
     cohorts = [np.flatnonzero(rng.random(num_clients) < rate) for rate in rates]
-    exposure = stock_account.tree_exposure(cohorts, num_clients)
+    exposure = stocks.tree_exposure(cohorts, num_clients)
     charged = np.zeros(num_clients)
     for round_num, cohort in enumerate(cohorts, start=1):
       weights = exposure.weights(round_num, cohort)
@@ -74,7 +74,7 @@ class TestTreeExposure:
 
   def test_by_hand(self):
     # Three leaves: nodes 0, 1, 01, 2. Client 0 in all: 1 + 1 + 4 + 1; client 1 in the last: 1.
-    exposure = stock_account.tree_exposure([np.array([0]), np.array([0]), np.array([0, 1])], 2)
+    exposure = stocks.tree_exposure([np.array([0]), np.array([0]), np.array([0, 1])], 2)
     assert exposure.largest**2 == pytest.approx(4)  # Round 2: itself, and 4 - 1 for the node above.
     found = [(exposure.weights(t, c) * exposure.largest) ** 2 for t, c in [(1, [0]), (2, [0]), (3, [0, 1])]]
     np.testing.assert_allclose(np.concatenate(found), [2, 4, 1, 1])
@@ -98,6 +98,6 @@ class TestTreeExposure:
     assert seen == pytest.approx(_mu_squared(num_leaves, taking_part), rel=1e-5)
 
   def test_cohorts_are_those_planned(self):
-    exposure = stock_account.tree_exposure([np.array([0])], 2)
+    exposure = stocks.tree_exposure([np.array([0])], 2)
     with pytest.raises(ValueError, match='Planned are the clients .0., found .0, 1.'):
       exposure.weights(1, np.array([0, 1]))

@@ -1,22 +1,38 @@
-"""TFF's aggregators as values, and their account: what taking part moves, and what a round costs."""
+"""TFF's own aggregators as mechanisms, with their account: DP-FedAvg with fixed and adaptive clipping, and DP-FTRL.
+
+The aggregators are TFF's, without zeroing, which TFF's own account does not cover. They divide by the constant mean
+size of a cohort. The neighbouring relation is that of every mechanism: a client's data against none, with its
+participation known.
+
+Adaptive clipping (Andrew et al. 2021) also releases noised counts of the updates that stayed unclipped. A client that
+takes part adds 1/2 to TFF's count if its norm is within the clip, and -1/2 if it is not. A client without data has norm
+0 and adds 1/2, so to take a client's data away moves the count by up to 1. With s the standard deviation of the count's
+noise, z of sum and count together is 1/z² = 1/z_sum² + 1/s². TFF's own z, 1/z² = 1/z_sum² + 1/(2·s)², is for a client
+whose record is added or removed. Layer by layer, each of L layers has z·√L.
+"""
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
+import secrets
 from typing import Any, NamedTuple, Optional, TYPE_CHECKING
 
 import numpy as np
 
 from quap_tff.common import checks
+from quap_tff.common import lazy
+from quap_tff.common.numbers import rounding
 from quap_tff.mechanisms import mechanism
 from quap_tff.mechanisms.parts import clip_rules
 from quap_tff.mechanisms.parts import layers as layers_lib
 from quap_tff.mechanisms.quap import config as configs
 
 if TYPE_CHECKING:
-  from quap_tff.plans import stock_aggregation
+  from quap_tff.federated.stock import aggregation
+else:
+  aggregation = lazy.module('quap_tff.federated.stock.aggregation')
 
 _UNSEEDED = (
   "TFF's noise takes no seed: a run that was interrupted and resumed is not bit for bit the uninterrupted one."
@@ -92,24 +108,6 @@ def tree_exposure(cohorts: Sequence[np.ndarray], num_clients: int) -> Exposure:
   return Exposure(float(max(levels, 1)) ** 0.5, largest, added)
 
 
-class Given(NamedTuple):
-  """What a plan settles for its aggregator.
-
-  Attributes:
-    noise_multiplier: z.
-    clients_per_round: The constant by which sums are divided.
-    layers: The model's layers.
-    rounds: T, the planned rounds.
-    seed: Seed of the noise, where TFF takes one.
-  """
-
-  noise_multiplier: float
-  clients_per_round: float
-  layers: Sequence[layers_lib.Layer]
-  rounds: int
-  seed: Optional[int]
-
-
 @dataclasses.dataclass(frozen=True)
 class StockConfig(checks.Checked, abc.ABC):
   """One of TFF's aggregators and its parameters.
@@ -133,8 +131,8 @@ class StockConfig(checks.Checked, abc.ABC):
     """Our rule that is most like TFF's: its statements about its releases are also true of TFF's."""
 
   @abc.abstractmethod
-  def stock_aggregator(self, given: Given) -> stock_aggregation.StockAggregator:
-    """TFF's aggregator with these parameters."""
+  def stock_aggregator(self, settled: Stock, layers: Sequence[layers_lib.Layer]) -> aggregation.StockAggregator:
+    """TFF's aggregator with these parameters and the noise of `settled`, for a model with these layers."""
 
   def exposure(self, cohorts: Sequence[np.ndarray], num_clients: int) -> Exposure:
     """What taking part means for the account."""
@@ -171,6 +169,8 @@ class Stock(mechanism.Configured):
   def facts(self) -> mechanism.Facts:
     return mechanism.Facts(
       delta=self.config.noise.delta,
+      noise_seed=self.config.noise.seed,
+      game='stock',
       # Clipping norms are fixed, or follow from noised counts.
       public_metrics=mechanism.PUBLIC_METRICS | mechanism.PUBLIC_NORMS,
       takes_sparsity=False,
@@ -186,6 +186,30 @@ class Stock(mechanism.Configured):
       noise_note=_IDEAL.format(reason=_NOT_CRYPTOGRAPHIC if self.stock.takes_noise_seed else _FEW_BITS),
       note='' if self.stock.takes_noise_seed else _UNSEEDED,
     )
+
+  def aggregator_of(self, model: Optional[layers_lib.ModelShape]) -> aggregation.StockAggregator:
+    """TFF's aggregator and the facts about it; the model's shape must be known for one that clips by layer."""
+    return self.stock.stock_aggregator(self, model.layers if model is not None else ())
+
+  def server_parts(
+    self, model_fn: Any, model: Optional[layers_lib.ModelShape], server_optimizer: Any
+  ) -> tuple[Any, Any]:
+    factory = aggregation.StockAggregationFactory(self.aggregator_of(model), self.stock.noises_empty_rounds)
+    return factory, server_optimizer
+
+  def measured(self, measurements: Mapping[str, Any], model: Optional[layers_lib.ModelShape]) -> dict[str, Any]:
+    stock, anybody = self.aggregator_of(model), measurements['cohort_size'] > 0
+    norms = np.asarray(measurements['clipping_norms'], np.float64)
+    row: dict[str, Any] = dict(
+      epsilon=self.config.budget.epsilon_base if anybody else 0.0,
+      clipping_norm=np.linalg.norm(norms),
+      noise_multiplier=stock.value_noise_multiplier if anybody or self.stock.noises_empty_rounds else 0.0,
+    )
+    if stock.has_one_sigma:
+      row['sigma'] = row['noise_multiplier'] * row['clipping_norm'] / stock.clients_per_round
+    if self.stock.clips_each_layer and model is not None:
+      row.update((f'clipping_norm_{layer.name}', norm) for layer, norm in zip(model.layers, norms))
+    return row
 
   def seen(self, state: Any) -> dict[str, Any]:
     return {}
@@ -207,3 +231,95 @@ class Stock(mechanism.Configured):
       count_noise_multiplier=np.inf,
       clipping_norm=clipping_norm,
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class DpFedAvg(StockConfig):
+  """`DifferentiallyPrivateFactory.gaussian_fixed`.
+
+  Attributes:
+    clip: The clipping norm of a client's update.
+  """
+
+  clip: float = 1.0
+
+  def clip_rule(self) -> clip_rules.ClipRule:
+    return clip_rules.Fixed(self.clip)
+
+  def stock_aggregator(self, settled: Stock, layers: Sequence[layers_lib.Layer]) -> aggregation.StockAggregator:
+    return aggregation.fixed_clip(settled.noise_multiplier, settled.clients_per_round, float(self.clip))
+
+
+@dataclasses.dataclass(frozen=True)
+class DpFedAvgAdaptive(StockConfig):
+  """`DifferentiallyPrivateFactory.gaussian_adaptive`.
+
+  Attributes:
+    quantile: The share of updates that should stay unclipped.
+    initial_clip: The clipping norm of round 1.
+    learning_rate: The learning rate of the clipping norm.
+    clipped_count_stddev: s, more than z. None: TFF's default, a twentieth of a cohort, or 2·z if that is more. TFF's
+      default alone is too small for the noise that whole clients need; 2·z raises the sum's noise by at most 15%.
+  """
+
+  quantile: float = 0.5
+  initial_clip: float = 1.0
+  learning_rate: float = 0.2
+  clipped_count_stddev: Optional[float] = checks.number_field('clipped_count_stddev', None, above=0)
+
+  def clip_rule(self) -> clip_rules.ClipRule:
+    return clip_rules.PrivateQuantile(self.quantile, self.initial_clip, self.learning_rate)
+
+  def stock_aggregator(self, settled: Stock, layers: Sequence[layers_lib.Layer]) -> aggregation.StockAggregator:
+    # Layer by layer, z is √L·z, and `clipped_count_stddev`, of each layer's count, must be more than that.
+    factor = len(layers) ** 0.5 if self.clips_each_layer else 1.0
+    multipliers = self.split(settled.noise_multiplier * factor, settled.clients_per_round)
+    rule = float(self.quantile), float(self.initial_clip), float(self.learning_rate)
+    if self.clips_each_layer:
+      return aggregation.layerwise_clip(*multipliers, settled.clients_per_round, layers, *rule)
+    return aggregation.adaptive_clip(*multipliers, settled.clients_per_round, *rule)
+
+  def split(self, noise_multiplier: float, clients_per_round: float) -> tuple[float, float]:
+    """(z_sum, s) of a sum and its count whose noise multiplier together is the one given.
+
+    Raises:
+      ValueError: If the count alone has too little noise.
+    """
+    stddev = self.clipped_count_stddev
+    if stddev is None:
+      stddev = max(clients_per_round / 20, 2 * noise_multiplier)
+    if stddev <= noise_multiplier:
+      raise ValueError(
+        f'clipped_count_stddev must be greater than {rounding.up(noise_multiplier)}, the noise multiplier that this '
+        f'budget needs, found {stddev:g}. Raise it, or leave it out.'
+      )
+    return (noise_multiplier**-2 - stddev**-2) ** -0.5, float(stddev)
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerwiseAdaptive(DpFedAvgAdaptive):
+  """TensorFlow Privacy's adaptive clipping for each layer by itself, in a `NestedSumQuery`."""
+
+  clips_each_layer = True
+
+
+@dataclasses.dataclass(frozen=True)
+class DpFtrl(DpFedAvg):
+  """`DifferentiallyPrivateFactory.tree_aggregation` (Kairouz et al. 2021): efficient estimates, one tree for all.
+
+  z is that of each node, and no amplification by sampling holds. The aggregate of a round is the difference of noised
+  cumulative sums, so plain SGD at the server is FTRL; any other server optimizer is post-processing of the same
+  releases.
+  """
+
+  takes_noise_seed = True
+  noises_empty_rounds = False
+
+  def exposure(self, cohorts: Sequence[np.ndarray], num_clients: int) -> Exposure:
+    return tree_exposure(cohorts, num_clients)
+
+  def stock_aggregator(self, settled: Stock, layers: Sequence[layers_lib.Layer]) -> aggregation.StockAggregator:
+    # Without a seed TFF would take the time of day, which can be guessed.
+    seed = settled.config.noise.seed
+    seed = secrets.randbits(63) if seed is None else seed
+    return aggregation.tree(settled.noise_multiplier, settled.clients_per_round, float(self.clip), settled.rounds, seed)

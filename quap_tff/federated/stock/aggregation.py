@@ -140,7 +140,7 @@ class StockAggregationFactory(tff.aggregators.WeightedAggregationFactory):
 
 
 def fixed_clip(noise_multiplier: float, clients_per_round: float, clip: float) -> StockAggregator:
-  """See `quap_tff.plans.stock_tff.DpFedAvg`."""
+  """See `mechanism.DpFedAvg`."""
   return StockAggregator(
     noise_multiplier,
     clients_per_round,
@@ -153,7 +153,7 @@ def fixed_clip(noise_multiplier: float, clients_per_round: float, clip: float) -
 def adaptive_clip(
   value_multiplier: float, count_stddev: float, clients_per_round: float, quantile: float, clip: float, rate: float
 ) -> StockAggregator:
-  """See `quap_tff.plans.stock_tff.DpFedAvgAdaptive`; `count_stddev` is s."""
+  """See `mechanism.DpFedAvgAdaptive`; `count_stddev` is s."""
   factory = _Factory.gaussian_adaptive(
     # TFF takes its own z, and finds z_sum from it.
     noise_multiplier=(value_multiplier**-2 + (2 * count_stddev) ** -2) ** -0.5,
@@ -180,7 +180,7 @@ def layerwise_clip(
   clip: float,
   rate: float,
 ) -> StockAggregator:
-  """See `quap_tff.plans.stock_tff.LayerwiseAdaptive`."""
+  """See `mechanism.LayerwiseAdaptive`."""
   queries = [
     quantile_adaptive_clip_sum_query.QuantileAdaptiveClipSumQuery(
       initial_l2_norm_clip=clip,
@@ -204,7 +204,7 @@ def layerwise_clip(
 
 
 def tree(noise_multiplier: float, clients_per_round: float, clip: float, rounds: int, seed: int) -> StockAggregator:
-  """See `quap_tff.plans.stock_tff.DpFtrl`, for up to `rounds` rounds. The state, hence a checkpoint, holds the seed."""
+  """See `mechanism.DpFtrl`, for up to `rounds` rounds. The state, hence a checkpoint, holds the seed."""
   levels = (rounds + 1).bit_length()
 
   def factory(record_type):

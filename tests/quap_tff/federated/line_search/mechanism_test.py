@@ -1,4 +1,4 @@
-"""Tests of `quap_tff.mechanisms.line_search`: the account by hand, the releases, and the size of the noise."""
+"""Tests of `quap_tff.federated.line_search.mechanism`: the account by hand, the releases, and the size of the noise."""
 
 import math
 
@@ -9,7 +9,7 @@ from quap_tff import accounting
 from quap_tff import plans
 from quap_tff.common.lazy import tf
 from quap_tff.common.numbers import tradeoff
-from quap_tff.mechanisms import line_search
+from quap_tff.federated.line_search import mechanism as line_search
 from tests.quap_tff import noise_checks
 
 
@@ -54,7 +54,7 @@ class TestAccount:
 
   def test_the_report_is_the_bound_of_the_filter(self):
     config = _config(noise_seed=None)
-    plan = plans.LeeKiferPlan(config, client_metrics=False)
+    plan = plans.Plan(config, client_metrics=False)
     ledger = plan.new_ledger()
     state = line_search.initial_state(config)._replace(weights=tf.constant([1.0, 0, 1.0, 0, 0, 0]))
     measured = dict(noise_multiplier=config.first_multiplier, clipping_norm=1.0, cohort_size=3)
@@ -69,7 +69,7 @@ class TestAccount:
     assert f'ρ = {config.limit / 2:.4g}' in formal.text and 'chosen from noised releases' in formal.text
 
   def test_a_known_seed_leaves_no_figure(self):
-    assert not plans.LeeKiferPlan(_config()).protection.model_protected
+    assert not plans.Plan(_config()).protection.model_protected
 
 
 class TestStep:

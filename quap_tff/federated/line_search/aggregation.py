@@ -1,4 +1,4 @@
-"""`quap_tff.mechanisms.line_search` as a TFF aggregation that also tries steps at the clients.
+"""`quap_tff.federated.line_search.mechanism` as a TFF aggregation that also tries steps at the clients.
 
     next: (state@SERVER, value@CLIENTS, weight@CLIENTS, global weights@CLIENTS, examples@CLIENTS)
           -> <state@SERVER, step·direction@SERVER, measurements@SERVER>
@@ -14,9 +14,9 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from quap_tff.federated import client_work
+from quap_tff.federated.line_search import mechanism as line_search
 from quap_tff.federated.sums import client_ids
 from quap_tff.federated.sums import collecting
-from quap_tff.mechanisms import line_search
 from quap_tff.training import client_update
 from quap_tff.training import model_functions
 

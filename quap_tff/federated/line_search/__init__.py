@@ -1,0 +1,1 @@
+"""Descent with privately chosen steps and noise, after Lee and Kifer 2018."""

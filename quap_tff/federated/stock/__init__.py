@@ -1,0 +1,1 @@
+"""TFF's own differentially private aggregators as mechanisms."""

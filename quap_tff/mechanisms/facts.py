@@ -1,0 +1,77 @@
+"""Facts about a mechanism as data, so that nobody asks which class it is."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Optional
+
+from quap_tff.mechanisms.noise import correlation as correlations
+from quap_tff.mechanisms.parts import layers as layers_lib
+
+
+class Facts(NamedTuple):
+  """Facts about a mechanism.
+
+  Attributes:
+    delta: δ of one round in nominal figures, and total δ in formal ones.
+    public_metrics: Names of the measurements that are not exact functions of clients' data: they follow from who takes
+      part, from constants and from noised releases.
+    adds_noise: Whether there is noise at all.
+    noise_seed: The given seed of the noise, which makes it public; None if it is drawn from the operating system's
+      entropy.
+    exact_releases: The exact functions of clients' data that reach the released model, a clause each. With any of them
+      it has no finite ε.
+    noised_layers: A selection of `quap_tff.mechanisms.parts.layers`, the layers that get noise.
+    clipped_layers: A selection too: the layers whose joint norm is clipped.
+    aggregates_once: Whether a round has one level of aggregation, because no client waits for the norms of others.
+    needs_each_update: Whether the server must see each client's contribution, and not only their sum.
+    takes_sparsity: Whether rounds can update a part of the weights only.
+    is_certified: Whether no client can exceed ε, whatever comes. Only then can a run end with a certificate.
+    game: The distinguishing game that an audit plays: 'certified', 'quap', 'stock'; '' if there is none.
+    is_playable: Whether `play_round` shows a round of it, given updates w_global - w_local alone.
+    divisor: The public constant by which sums are divided; None if it is the number of clients.
+    is_local: Whether each client noises all that it sends, so that figures hold against the server, too.
+    has_nominal: Whether the noise follows the budgets by the documents' formula. Only then do the sums of the budgets,
+      the nominal figures, mean anything.
+    noise_is_constant: Whether the noise multiplier is the same for every cohort.
+    noise_is_planned: Whether the noise was chosen on the planned cohorts.
+    correlation: How the noise of a round is correlated with that of earlier ones.
+    trust: 'server' if it sees updates, 'secure_sum' if it sees noised secure sums alone, 'client' if nobody is trusted.
+    unplannable: Why the cost of a round is not known before it has run, a clause; '' if it is known.
+    unamplified: Why sampling amplifies nothing whatever the cohorts are, a clause; '' if it may.
+    is_saved_before_release: Whether each round must be saved in a checkpoint before anything of it is released. A round
+      that is run again with another outcome would be a second release that no account includes.
+    noises_empty_rounds: Whether a round that nobody comes to releases the same noise as any other.
+    sends_one_update: Whether clients send one update, which an audit can replace by a canary.
+    staleness: How old the versions are that clients train on, a `Staleness`; None if all have the newest.
+    noise_note: How the real noise differs from ideal noise; '' if it does not.
+    note: Another sentence that must be said about the mechanism, or ''.
+  """
+
+  delta: float
+  public_metrics: frozenset[str]
+  adds_noise: bool = True
+  noise_seed: Optional[int] = None
+  exact_releases: tuple[str, ...] = ()
+  noised_layers: str = layers_lib.ALL
+  clipped_layers: str = layers_lib.ALL
+  aggregates_once: bool = False
+  needs_each_update: bool = False
+  takes_sparsity: bool = True
+  is_certified: bool = False
+  game: str = ''
+  is_playable: bool = True
+  divisor: Optional[float] = None
+  is_local: bool = False
+  has_nominal: bool = False
+  noise_is_constant: bool = False
+  noise_is_planned: bool = False
+  correlation: correlations.Correlation = correlations.Independent()
+  trust: str = 'server'
+  unplannable: str = ''
+  unamplified: str = ''
+  is_saved_before_release: bool = False
+  noises_empty_rounds: bool = False
+  sends_one_update: bool = True
+  staleness: Any = None
+  noise_note: str = 'The figures are for ideal Gaussian noise, which float64 numbers approximate.'
+  note: str = ''

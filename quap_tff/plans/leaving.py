@@ -1,0 +1,74 @@
+"""What leaves clients in a round, compared with what a certified plan's trust allows."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+import re
+from typing import Any, TYPE_CHECKING
+
+from quap_tff.common import lazy
+
+if TYPE_CHECKING:
+  from quap_tff.plans import plan as plans
+
+leaving_clients = lazy.module('quap_tff.federated.leaving_clients')
+
+# The names and types of what clients may tell a server that is not trusted: who takes part when is known, and weights
+# follow from it. In a plain sum, each client has a place, and that of `client_id` holds a 1.
+_PUBLIC = {'client_id': ('int64', 'int32'), 'round': ('int64',), 'last_round': ('int64',), 'weight': ('float32',)}
+# The intrinsic, name and type of a value.
+_LEAVING = (r'federated_[a-z_]+', r'[A-Za-z0-9_.]*', r'(bool|str|[a-z]*(int|float|complex)\d+)(\[[0-9,?]+\])?')
+# The server sees nothing but the sum of what these take.
+_SECURE_SUMS = frozenset({'federated_secure_sum', 'federated_secure_sum_bitwidth', 'federated_secure_modular_sum'})
+
+# (intrinsic, name, type) of each tensor that leaves clients.
+Leaving = tuple[tuple[str, str, str], ...]
+
+
+def of_process(process: Any) -> Leaving:
+  """What leaves clients in the `next` of a learning process."""
+  return tuple(
+    (uri, name, tensor.compact_representation())
+    for uri, value in leaving_clients.leaving_clients(process.next)
+    for name, tensor in leaving_clients.tensors(value)
+  )
+
+
+def check(leaving: Sequence[Sequence[str]], plan: plans.Plan) -> None:
+  """Raises `ValueError` unless clients send updates, and nothing that the plan's trust does not allow.
+
+  A trusted server may get anything. Any other one gets secure sums of noised updates, their count, and public values.
+
+  Args:
+    leaving: (intrinsic, name, type) of each tensor that leaves clients.
+    plan: The plan, whose model's shape is known.
+  """
+  if not all(len(one) == 3 and all(map(re.fullmatch, _LEAVING, one)) for one in leaving):
+    raise ValueError(f'Each value that leaves clients must have an intrinsic, a name and a type, found {leaving!r}.')
+  assert plan.model is not None
+  sparsity, sizes = plan.sparsity, plan.model.sizes
+  shapes: list[tuple[int, ...]] = list(plan.model.shapes)
+  if sparsity.is_sparse:
+    shapes = [(sparsity.kept(size),) for size in sizes]
+  secure = [one for one in leaving if one[0] in _SECURE_SUMS]
+  if plan.holds_noise:
+    shapes.append(())  # How many clients are in the sum.
+  # Noised updates are integers.
+  expected = collections.Counter(f'[{",".join(map(str, shape))}]' if shape else '' for shape in shapes)
+  sums = collections.Counter(kind[5:] for _, _, kind in (secure if plan.holds_noise else leaving) if kind[:3] == 'int')
+  if expected - sums:
+    raise ValueError(f'Of what clients send, {list(map(list, shapes))}, not all is among {leaving!r}.')
+  if not plan.holds_noise:
+    return
+  places = f'[{plan.num_clients + 1}]'
+  others = [one for one in leaving if one not in secure and one[2].removesuffix(places) not in _PUBLIC.get(one[1], ())]
+  others += [one for one in secure if one[2][:5] != 'int64' or sums[one[2][5:]] > expected[one[2][5:]]]
+  if others:
+    whom = [type(plan.extension).__name__] * (plan.extension is not None) + ['client_metrics'] * plan.client_metrics
+    values = ' and '.join(f'{name or "values without a name"} ({kind}, by {by})' for by, name, kind in others)
+    raise ValueError(
+      'Without trust in the server, nothing leaves a client but secure sums of noised updates and public values. Asked '
+      f'for by {" and ".join(whom) or "the process"}: {values}. Use trust=server, leave client_metrics out, or use a '
+      'method that asks for nothing more, such as fedvarp or safari.'
+    )
