@@ -118,11 +118,8 @@ def run(experiment: setup.Experiment, settings: Settings, say: Callable[[str], N
     ValueError: If the audit does not fit the run: too many canaries, or layers that do not exist.
   """
   plan = experiment.plan
-  if not plan.mechanism.facts.sends_one_update:
-    raise ValueError(
-      f'There is no audit for {type(plan.mechanism).__name__}: its clients send more than an update that a canary '
-      'could replace. Audit another --algorithm.'
-    )
+  if unaudited := plan.mechanism.facts.unaudited:
+    raise ValueError(f'There is no audit for this method: {unaudited}. Audit another --algorithm.')
   planned = experiment.schedule
   schedule = planned[: experiment.run.last_round]
   clients = _canary_clients(plan, schedule, settings.canaries)
@@ -180,7 +177,7 @@ def _canary_clients(plan, schedule, count) -> tuple[int, ...]:
   """The clients that are planned to spend most; who takes part when is public."""
   weights = [np.ones(len(cohort)) for cohort in schedule]
   if plan.mechanism.facts.is_certified:
-    weights = [planned.weights for planned in plan.config.simulated(schedule)]
+    weights = [planned.weights for planned in plan.planned[: len(schedule)]]
   spent = plan.correlation.squared_norms(schedule, weights, plan.num_clients)
   takers = int((spent > 0).sum())
   if count > takers:

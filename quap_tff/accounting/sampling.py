@@ -34,7 +34,7 @@ def refusal(ledger: run_ledger.RunLedger, sampler: samplers.Sampler) -> Optional
   if sampler.rates is not None and len(sampler.rates) != ledger.num_clients:
     raise ValueError(f'The ledger has {ledger.num_clients} clients, found rates of {len(sampler.rates)}.')
   # First what would remain if the cohorts were drawn in another way, or in secret.
-  if sampler.noise_is_planned:
+  if sampler.noise_follows == 'plan':
     return 'the noise was chosen on the planned cohorts'
   if sampler.kind == 'none':
     return sampler.reason
@@ -42,7 +42,7 @@ def refusal(ledger: run_ledger.RunLedger, sampler: samplers.Sampler) -> Optional
     return 'the cohorts follow from a seed that is not secret'
   state = ledger.state_dict()
   multipliers = state['noise_multipliers']
-  if not sampler.constant_noise_multiplier or len(np.unique(multipliers)) > 1:
+  if sampler.noise_follows != 'nothing' or len(np.unique(multipliers)) > 1:
     return 'the noise depends on who came'
   # A cohort of independent coins can be empty, however unlikely that is, unless two coins always show heads. One such
   # coin is not enough: in the neighbouring data set, its client is missing.

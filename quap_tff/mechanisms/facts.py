@@ -24,24 +24,22 @@ class Facts(NamedTuple):
     clipped_layers: A selection too: the layers whose joint norm is clipped.
     aggregates_once: Whether a round has one level of aggregation, because no client waits for the norms of others.
     needs_each_update: Whether the server must see each client's contribution, and not only their sum.
-    takes_sparsity: Whether rounds can update a part of the weights only.
+    unsparse: Why rounds cannot update a part of the weights only, a clause; '' if they can.
     is_certified: Whether no client can exceed ε, whatever comes. Only then can a run end with a certificate.
     game: The distinguishing game that an audit plays: 'certified', 'quap', 'stock'; '' if there is none.
-    is_playable: Whether `play_round` shows a round of it, given updates w_global - w_local alone.
     divisor: The public constant by which sums are divided; None if it is the number of clients.
-    is_local: Whether each client noises all that it sends, so that figures hold against the server, too.
     has_nominal: Whether the noise follows the budgets by the documents' formula. Only then do the sums of the budgets,
       the nominal figures, mean anything.
-    noise_is_constant: Whether the noise multiplier is the same for every cohort.
-    noise_is_planned: Whether the noise was chosen on the planned cohorts.
+    noise_follows: The cause of a round's noise multiplier, one of `quap_tff.common.numbers.samplers.NOISE_FOLLOWS`.
     correlation: How the noise of a round is correlated with that of earlier ones.
-    trust: 'server' if it sees updates, 'secure_sum' if it sees noised secure sums alone, 'client' if nobody is trusted.
+    trust: 'server' if it sees updates, 'secure_sum' if it sees noised secure sums alone, 'client' if each client noises
+      all that it sends, so that figures hold against the server, too.
     unplannable: Why the cost of a round is not known before it has run, a clause; '' if it is known.
     unamplified: Why sampling amplifies nothing whatever the cohorts are, a clause; '' if it may.
     is_saved_before_release: Whether each round must be saved in a checkpoint before anything of it is released. A round
       that is run again with another outcome would be a second release that no account includes.
     noises_empty_rounds: Whether a round that nobody comes to releases the same noise as any other.
-    sends_one_update: Whether clients send one update, which an audit can replace by a canary.
+    unaudited: Why no audit can put a canary in the place of an update, a clause; '' if one can.
     staleness: How old the versions are that clients train on, a `Staleness`; None if all have the newest.
     noise_note: How the real noise differs from ideal noise; '' if it does not.
     note: Another sentence that must be said about the mechanism, or ''.
@@ -56,22 +54,19 @@ class Facts(NamedTuple):
   clipped_layers: str = layers_lib.ALL
   aggregates_once: bool = False
   needs_each_update: bool = False
-  takes_sparsity: bool = True
+  unsparse: str = ''
   is_certified: bool = False
   game: str = ''
-  is_playable: bool = True
   divisor: Optional[float] = None
-  is_local: bool = False
   has_nominal: bool = False
-  noise_is_constant: bool = False
-  noise_is_planned: bool = False
+  noise_follows: str = 'cohorts'
   correlation: correlations.Correlation = correlations.Independent()
   trust: str = 'server'
   unplannable: str = ''
   unamplified: str = ''
   is_saved_before_release: bool = False
   noises_empty_rounds: bool = False
-  sends_one_update: bool = True
+  unaudited: str = ''
   staleness: Any = None
   noise_note: str = 'The figures are for ideal Gaussian noise, which float64 numbers approximate.'
   note: str = ''

@@ -104,17 +104,17 @@ class Plan:
         f'A certified run releases noised sums alone, but with {type(extension).__name__} as configured '
         f'{" and ".join(extension.exact_releases)}: no certificate would hold.'
       )
-    if sparsity.is_sparse and not facts.takes_sparsity:
+    if sparsity.is_sparse and facts.unsparse:
       raise ValueError(
-        f'--sparsity: {type(mechanism).__name__} cannot update a part of the weights only. Use --sparsity=none, or a '
-        'method that can: quap and its variants, fixed_dp, certified (with noise=independent), local_dp.'
+        f'--sparsity: rounds cannot update a part of the weights only, because {facts.unsparse}. Use --sparsity=none, '
+        'or a method that can: quap and its variants, fixed_dp, certified (with noise=independent), local_dp.'
       )
     if sparsity.is_sparse and extension is not None:
       raise ValueError(
         f'--sparsity: {type(extension).__name__} was not made for updates of a part of the weights. Use '
         '--sparsity=none, or the base that the method is built around.'
       )
-    if client_metrics and facts.is_local:
+    if client_metrics and facts.trust == 'client':
       raise ValueError(
         '--client_metrics: under local privacy a client sends its noised update and nothing else. Leave this flag '
         'out.'
@@ -123,7 +123,7 @@ class Plan:
     self.schedule, self.attendance, self.averaging = list(schedule or ()), attendance, averaging
     self.colluders = tuple(colluders)
     self.leaving: Optional[leavings.Leaving] = None
-    shows_clients = not (facts.is_local or facts.is_certified)
+    shows_clients = not (facts.trust == 'client' or facts.is_certified)
     self.client_metrics = shows_clients if client_metrics is None else client_metrics
     self.test_is_of_clients = test_is_of_clients
     self.sparsity, self.extension = sparsity, extension
@@ -206,9 +206,8 @@ class Plan:
     return dataclasses.replace(
       self.draw,
       constant_divisor=facts.divisor is not None or self.draw.kind == 'fixed_size',
-      constant_noise_multiplier=facts.noise_is_constant,
+      noise_follows=facts.noise_follows,
       noises_empty_rounds=facts.noises_empty_rounds,
-      noise_is_planned=facts.noise_is_planned,
     )
 
   @property
@@ -219,7 +218,7 @@ class Plan:
   @property
   def neighbours(self) -> str:
     """The neighbouring relation of the formal figures."""
-    return accounting.REPLACE_ONE if self.mechanism.facts.is_local else accounting.ZERO_OUT
+    return accounting.REPLACE_ONE if self.mechanism.facts.trust == 'client' else accounting.ZERO_OUT
 
   @property
   def protection(self) -> accounting.Protection:
@@ -227,7 +226,7 @@ class Plan:
     lines = [self.mechanism.facts.note]
     exact_uses = self.extension.exact_releases if self.extension is not None else ()
     found = accounting.describe_protection(self.mechanism.facts, self.model, self.exact_logs, exact_uses)
-    if self.mechanism.facts.is_local and found.covers == protections.RELEASED_MODEL:
+    if self.mechanism.facts.trust == 'client' and found.covers == protections.RELEASED_MODEL:
       found = found._replace(text=found.text.replace(found.statement, _LOCAL_STATEMENT), statement=_LOCAL_STATEMENT)
     if self.extension is not None:
       lines.insert(0, self.extension.statement)

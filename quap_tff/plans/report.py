@@ -125,7 +125,9 @@ def _formal(plan, ledger):
     spent = rounding.up(float(accounting.total_mu(ledger).whole.max()) ** 2 / 2)
     whom = f' that took part, and not what rounds happened to cost (at most ρ = {spent})'
     return _of_filter(plan, ledger.rounds > 0, whom)
-  return _figures(plan, ledger, ' '.join(filter(None, [_LOCAL_NOISE if facts.is_local else '', facts.noise_note])))
+  return _figures(
+    plan, ledger, ' '.join(filter(None, [_LOCAL_NOISE if facts.trust == 'client' else '', facts.noise_note]))
+  )
 
 
 def _bound(plan, ledger, cohorts):

@@ -134,7 +134,7 @@ class TestCanaryRun:
   @pytest.mark.parametrize(
     'algorithm,message',
     [
-      ('fedbuff', 'There is no audit for Buffered'),
+      ('fedbuff', 'There is no audit for this method: clients train on versions of the model'),
       ('scaffold:base=quap', 'Audit the base that the method is built around'),
     ],
   )

@@ -43,7 +43,7 @@ class TestFlags:
 class TestAccounts:
   def test_local_budgets_follow_quap(self):
     plan = _experiment('--algorithm=local_dp', '--alpha=1', '--warmup_rounds=0').plan
-    assert plan.mechanism.facts.is_local and plan.config.budget.alpha == 1
+    assert plan.mechanism.facts.trust == 'client' and plan.config.budget.alpha == 1
     uniform = harness.configured(*harness.TINY, '--algorithm=local_dp:budget=uniform')
     assert uniform.budget.round_rule == 'uniform'
 

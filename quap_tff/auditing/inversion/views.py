@@ -53,21 +53,17 @@ def observe(
   """Round 1 of a plan with given updates.
 
   Args:
-    plan: A `Plan` or a `CertifiedPlan`. Its clipping norms, noise multipliers and weights are used as they are.
+    plan: Its mechanism has `for_model`. Its clipping norms, noise multipliers and weights are used as they are.
     layers: The model's layers.
     updates: For each client of the cohort, float32 tensors w_global - w_local.
     client_ids: Their ids.
     seed: Seed of the noise, in place of the operating system's entropy, so that an attack can be repeated.
 
   Raises:
-    ValueError: For another kind of plan, or one that clips updates in units of the learning rate.
+    ValueError: If the mechanism clips updates in units of the learning rate.
+    NotImplementedError: If a round needs more of a client than its update.
   """
   facts = plan.mechanism.facts
-  if not facts.is_playable:
-    raise ValueError(
-      f'Gradient inversion knows Plan with update_scale=delta and CertifiedPlan, found {type(plan).__name__}. '
-      'Choose another method.'
-    )
   updates = [[tf.convert_to_tensor(u, tf.float32) for u in update] for update in updates]
   rounds = plan.config.for_model([tf.TensorSpec(u.shape, u.dtype) for u in updates[0]], layers)
   state = rounds.initial_state()._replace(noise=rounds.initial_noise(seed))

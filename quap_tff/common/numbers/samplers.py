@@ -9,6 +9,7 @@ from quap_tff.common import checks
 from quap_tff.common import registry
 
 KINDS = ('bernoulli', 'fixed_size', 'none')
+NOISE_FOLLOWS = ('cohorts', 'plan', 'nothing')
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -21,13 +22,13 @@ class Sampler:
     rates: float[N] in [0, 1], the coins' rates; for 'bernoulli'.
     cohort_size: M; for 'fixed_size'.
     constant_divisor: Whether the sum is divided by a public constant that does not depend on who came.
-    constant_noise_multiplier: Whether the noise multiplier does not depend on who came. It does depend on that where
-      the budget follows the cohort's participation rates.
+    noise_follows: 'cohorts': the noise multiplier depends on who came, as where the budget follows the cohort's
+      participation rates. 'plan': the noise was chosen on the run's own cohorts, and so depends on them. 'nothing': it
+      is the same whoever comes.
     noises_empty_rounds: Whether a round that nobody comes to releases the same noise as any other. If it releases
       nothing, it reveals that nobody came.
     secret: Whether the seed of the cohorts and everything that follows from it stay secret. A seed that is a flag, or
       that is kept with the results of the run, is not secret.
-    noise_is_planned: Whether the noise was chosen on the run's own cohorts, and so depends on them.
     reason: For 'none', why such cohorts amplify nothing, a clause.
   """
 
@@ -35,15 +36,16 @@ class Sampler:
   rates: Optional[np.ndarray] = None
   cohort_size: Optional[int] = None
   constant_divisor: bool = False
-  constant_noise_multiplier: bool = False
+  noise_follows: str = 'cohorts'
   noises_empty_rounds: bool = False
   secret: bool = False
-  noise_is_planned: bool = False
   reason: str = 'nothing is known of how the cohorts are drawn'
 
   def __post_init__(self):
     if self.kind not in KINDS:
       raise registry.unknown_name_error('sampler', self.kind, KINDS)
+    if self.noise_follows not in NOISE_FOLLOWS:
+      raise registry.unknown_name_error('cause of noise', self.noise_follows, NOISE_FOLLOWS)
     if (self.rates is not None) != (self.kind == 'bernoulli'):
       raise ValueError(f'Sampler {self.kind!r} {"takes no" if self.rates is not None else "needs"} rates.')
     if (self.cohort_size is not None) != (self.kind == 'fixed_size'):

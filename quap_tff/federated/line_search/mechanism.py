@@ -104,10 +104,9 @@ class LineSearchConfig(mechanism.Mechanism):
       delta=self.delta,
       noise_seed=self.noise_seed,
       public_metrics=(mechanism.PUBLIC_METRICS | mechanism.PUBLIC_NORMS | {'step', 'exhausted_clients', 'spent_max'}),
-      takes_sparsity=False,
-      is_playable=False,
+      unsparse='clients test steps with all weights',
       is_saved_before_release=True,
-      sends_one_update=False,
+      unaudited='clients also send how much each step would lower their losses',
       unamplified='the noise of a round was chosen from what earlier rounds released',
       unplannable='what the rounds of this method cost is not known before they have run',
     )

@@ -173,12 +173,10 @@ class Stock(mechanism.Configured):
       game='stock',
       # Clipping norms are fixed, or follow from noised counts.
       public_metrics=mechanism.PUBLIC_METRICS | mechanism.PUBLIC_NORMS,
-      takes_sparsity=False,
-      is_playable=False,
+      unsparse="TFF's aggregators take whole updates",
       has_nominal=not self.is_exact and self.config.noise.scale == 1,
       # The cost of a tree's nodes depends on who comes, and so does exact calibration.
-      noise_is_constant=not self.exposure.added and self.stock.noises_empty_rounds,
-      noise_is_planned=self.is_planned,
+      noise_follows='plan' if self.is_planned else 'cohorts' if self.exposure.added else 'nothing',
       divisor=self.clients_per_round,
       noises_empty_rounds=self.stock.noises_empty_rounds,
       # Where TFF takes no seed, a round that is run again draws other noise.

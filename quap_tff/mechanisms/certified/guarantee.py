@@ -267,13 +267,13 @@ class Guarantee(mechanism.Mechanism):
 
   @property
   def facts(self) -> mechanism.Facts:
+    correlated = not self.correlation.is_settled or self.correlation.num_buffers
     return mechanism.Facts(
       delta=self.delta,
       public_metrics=mechanism.PUBLIC_METRICS | mechanism.PUBLIC_NORMS | _PUBLIC_METRICS,
-      # The noise that a round takes back would be that of other weights than those it updates.
-      takes_sparsity=self.correlation.is_settled and not self.correlation.num_buffers,
+      unsparse='a round would take back noise of other weights than those it updates' if correlated else '',
       aggregates_once=True,
-      noise_is_planned=True,
+      noise_follows='plan',
       divisor=self.divisor,
       correlation=self.correlation,
       trust=self.trust,

@@ -120,10 +120,9 @@ class Buffered(mechanism.Configured):
   def facts(self) -> mechanism.Facts:
     found = self.config.facts
     return found._replace(
-      # A buffer sums updates of several rounds, which would keep different weights.
-      takes_sparsity=False,
+      unsparse='a buffer sums updates of several rounds, which would keep different weights',
       game='',
-      sends_one_update=False,
+      unaudited='clients train on versions of the model that are of different ages',
       staleness=self.staleness,
       unamplified='who arrives follows from how slow clients are',
       public_metrics=found.public_metrics | {'buffered_updates', 'released_updates', 'staleness_mean'},

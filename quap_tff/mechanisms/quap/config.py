@@ -150,18 +150,21 @@ class QuapConfig(mechanism.Mechanism):
       clipped_layers=layers_lib.ALL if self.clip_scope == 'all_layers' else self.critical_layers,
       aggregates_once=not self.clip.uses_current_norms and self.weighting.is_equal,
       needs_each_update=self.aggregator.needs_each_update,
-      is_playable=self.update_scale == 'delta',
       game='quap' if self.noise.placement == 'server' else '',
-      # Updates are observed against the last result, of which other weights were kept.
-      takes_sparsity=not rule.observes_updates,
+      unsparse='updates are compared with the last result, of which other weights were kept'
+      if rule.observes_updates
+      else '',
       # The documents' formula is about a mean, which one client moves by C/M at most.
       has_nominal=self.noise.scale == 1 and noised and not self.aggregator.needs_each_update,
-      noise_is_constant=self.budget.round_rule == 'uniform' and self.noise.placement == 'server',
-      # A scale that an accountant has calibrated depends on the planned cohorts.
-      noise_is_planned=self.noise.scale != 1,
+      noise_follows=self._noise_follows(),
       unplannable=rule.unplannable,
       note=rule.note,
     )
+
+  def _noise_follows(self):
+    if self.noise.scale != 1:
+      return 'plan'  # An accountant has calibrated the scale on the planned cohorts.
+    return 'nothing' if self.budget.round_rule == 'uniform' and self.noise.placement == 'server' else 'cohorts'
 
   def _exact_releases(self):
     if self.clip.releases_exact_norms:

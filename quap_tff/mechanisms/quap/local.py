@@ -77,7 +77,7 @@ class Local(mechanism.Configured):
 
   @property
   def facts(self) -> mechanism.Facts:
-    return self.config.facts._replace(is_local=True, trust='client')
+    return self.config.facts._replace(trust='client')
 
   def for_model(
     self, specs: mechanism.Specs, layers: mechanism.Layers, learning_rate_fn: mechanism.LearningRateFn = None

@@ -47,12 +47,12 @@ def _ledger(cohorts, noise=8.0, weights=None, count_noise=INF, num_clients=N):
 
 
 def _bernoulli(rates, **fields):
-  constant = dict(constant_divisor=True, constant_noise_multiplier=True, noises_empty_rounds=True, secret=True)
+  constant = dict(constant_divisor=True, noise_follows='nothing', noises_empty_rounds=True, secret=True)
   return samplers.Sampler('bernoulli', rates=np.asarray(rates, float), **{**constant, **fields})
 
 
 def _fixed_size(size, **fields):
-  constant = dict(constant_divisor=True, constant_noise_multiplier=True, secret=True)
+  constant = dict(constant_divisor=True, noise_follows='nothing', secret=True)
   return samplers.Sampler('fixed_size', cohort_size=size, **{**constant, **fields})
 
 
@@ -191,7 +191,7 @@ class TestPoisson:
   @pytest.mark.parametrize(
     'fields, ledger, words',
     [
-      (dict(constant_noise_multiplier=False), {}, 'the noise depends on who came'),
+      (dict(noise_follows='cohorts'), {}, 'the noise depends on who came'),
       ({}, dict(noise=[8.0, 8.0, 0.0]), 'the noise depends on who came'),
       # Though somebody came to each of these rounds.
       (dict(noises_empty_rounds=False), {}, 'a round that nobody comes to releases nothing'),
@@ -261,7 +261,7 @@ class TestFixedSize:
     report = accounting.formal_report(_ledger(cohorts), DELTA, WHOLE, _fixed_size(size))
     assert {figure.amplification for figure in report.figures} == {'none'} and f'has {size} of 6' in report.notes[0]
 
-  @pytest.mark.parametrize('fields', [dict(constant_noise_multiplier=False), dict(constant_divisor=False)])
+  @pytest.mark.parametrize('fields', [dict(noise_follows='cohorts'), dict(constant_divisor=False)])
   def test_is_not_earned(self, fields):
     report = accounting.formal_report(_ledger([[0, 1]]), DELTA, WHOLE, _fixed_size(2, **fields))
     assert {figure.amplification for figure in report.figures} == {'none'}
@@ -298,8 +298,8 @@ class TestSampler:
       (_bernoulli([0.5] * N, secret=False), 'the cohorts follow from a seed that is not secret'),
       (_fixed_size(2, secret=False, constant_divisor=False), 'the cohorts follow from a seed that is not secret'),
       # No seed could help here.
-      (_fixed_size(2, secret=False, noise_is_planned=True), 'the noise was chosen on the planned cohorts'),
-      (samplers.Sampler(noise_is_planned=True), 'the noise was chosen on the planned cohorts'),
+      (_fixed_size(2, secret=False, noise_follows='plan'), 'the noise was chosen on the planned cohorts'),
+      (samplers.Sampler(noise_follows='plan'), 'the noise was chosen on the planned cohorts'),
       (samplers.Sampler(reason='everyone comes'), 'everyone comes'),
       (samplers.Sampler(reason='everyone comes', secret=True), 'everyone comes'),
     ],

@@ -197,5 +197,5 @@ class TestPlans:
 
   def test_what_cannot_be_sparse_is_refused(self):
     config = _config(_NOISE, budget=BudgetConfig(client_rule=pt_adp.PtAdp(), round_rule='each_own'))
-    with pytest.raises(ValueError, match='--sparsity: QuapConfig cannot'):
+    with pytest.raises(ValueError, match='--sparsity: rounds cannot .* because updates are compared'):
       plans.Plan(config, sparsity=sparsity.RandomMask(0.1))

@@ -85,7 +85,7 @@ class TestQuap:
 
   def test_updates_in_units_of_the_learning_rate_are_refused(self):
     config = configs.QuapConfig(num_clients=10, update_scale='pseudo_gradient')
-    with pytest.raises(ValueError, match='Plan with update_scale=delta and CertifiedPlan'):
+    with pytest.raises(ValueError, match='divides updates by the client learning rate'):
       _observe(plans.Plan(config))
 
 
