@@ -16,6 +16,7 @@ import numpy as np
 
 from quap_tff import plans
 from quap_tff.common import flag_fields
+from quap_tff.mechanisms import mechanism as mechanisms
 from quap_tff.mechanisms import sparsity as sparsities
 from quap_tff.mechanisms.parts import budgets
 from quap_tff.mechanisms.parts import clip_rules
@@ -140,16 +141,22 @@ class Method(abc.ABC):
     return 0.0
 
   @abc.abstractmethod
-  def configure(self, setting: Setting) -> Any:
-    """The configuration of the mechanism. This is cheap, and is also called before data are read.
+  def configure(self, setting: Setting) -> mechanisms.Mechanism:
+    """The mechanism, whose noise may still follow from a schedule. This is cheap, and also done before data are read.
 
     Raises:
       ValueError: If the method cannot run in this setting.
     """
 
-  @abc.abstractmethod
   def plan(self, setting: Setting) -> plans.Plan:
     """The plan of a run."""
+    plan = plans.Plan(self.configure(setting), setting.participation.sampler, **setting.options)
+    return self.calibrated(plan, setting)
+
+  def calibrated(self, plan: plans.Plan, setting: Setting) -> plans.Plan:
+    """The plan with its noise scaled to the schedule, for a method whose noise an accountant chooses."""
+    del setting
+    return plan
 
   def flag_names(self) -> frozenset[str]:
     """The flags that this method uses: its fields, and those of its base."""
@@ -186,7 +193,7 @@ class QuapMechanism(parts.ServerOptimizer, parts.Bounds, parts.Noise, Method):
     """How participation is counted."""
     return participations.ParticipationConfig()
 
-  def configure(self, setting: Setting) -> configs.QuapConfig:
+  def configure(self, setting: Setting) -> mechanisms.Mechanism:
     return self.quap_config(setting)
 
   def quap_config(self, setting: Setting, **changes: Any) -> configs.QuapConfig:
@@ -208,7 +215,3 @@ class QuapMechanism(parts.ServerOptimizer, parts.Bounds, parts.Noise, Method):
       if 'classic Gaussian calibration' in str(error):
         raise ValueError(f'{error} {_FEWER_ROUNDS}') from None
       raise
-
-  def plan(self, setting: Setting) -> plans.Plan:
-    plan = plans.Plan(self.configure(setting), setting.participation.sampler, **setting.options)
-    return self.calibrated(plan, setting)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from quap_tff import plans
 from quap_tff.common import checks
 from quap_tff.common import registry
 from quap_tff.mechanisms.parts import budgets
@@ -81,9 +80,6 @@ class FedAvg(parts.Sparse, parts.Robust, parts.ServerOptimizer, base.Method):
       noise=configs.NoiseConfig(placement='none'),
       aggregator=self.aggregator,
     )
-
-  def plan(self, setting: base.Setting) -> plans.Plan:
-    return plans.Plan(self.configure(setting), setting.participation.sampler, **setting.options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,14 +164,8 @@ class FedBuff(parts.AdaptiveBudgets, parts.Clip, parts.Layers, base.QuapMechanis
   def _staleness(self, seed):
     return staleness.Staleness(self.staleness, self.spread, self.max_staleness, seed)
 
-  def configure(self, setting: base.Setting) -> configs.QuapConfig:
-    if self.noise == 'client':
-      raise ValueError(
-        '--noise=client: fedbuff adds noise once to the sum of a buffer, at the server. Use --noise=server or none.'
-      )
-    config = self.quap_config(setting)
-    buffered.check_config(config)
-    return config
+  def configure(self, setting: base.Setting) -> buffered.Buffered:
+    return buffered.Buffered(self.quap_config(setting), self.buffer, self._staleness(setting.seed))
 
   def check_cohorts(self, setting: base.Setting) -> None:
     arrived = 0
@@ -188,7 +178,3 @@ class FedBuff(parts.AdaptiveBudgets, parts.Clip, parts.Layers, base.QuapMechanis
       f'rounds. So the buffer is never full, and the model is never updated. Give a buffer of at most {arrived}, more '
       '--rounds, or larger cohorts.'
     )
-
-  def plan(self, setting: base.Setting) -> plans.Plan:
-    mechanism = buffered.Buffered(self.configure(setting), self.buffer, self._staleness(setting.seed))
-    return self.calibrated(plans.Plan(mechanism, **setting.options), setting)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from quap_tff import plans
 from quap_tff.common import flag_fields
 from quap_tff.common import registry
 from quap_tff.mechanisms.parts import budgets
@@ -45,7 +44,7 @@ class LocalDp(parts.Shape, parts.Sparse, parts.ServerOptimizer, parts.Calibrated
   def flag_names(self) -> frozenset[str]:
     return super().flag_names() - (flag_fields.flags_of(parts.Shape).keys() if self.budget == 'uniform' else set())
 
-  def configure(self, setting: base.Setting) -> configs.QuapConfig:
+  def configure(self, setting: base.Setting) -> local.Local:
     if setting.asks_client_metrics:
       raise ValueError(
         '--client_metrics: under local_dp a client sends its noised update and nothing else, so there are no '
@@ -57,7 +56,7 @@ class LocalDp(parts.Shape, parts.Sparse, parts.ServerOptimizer, parts.Calibrated
     else:
       budget = budgets.BudgetConfig(self.epsilon, setting.rounds, self.alpha, self.beta)
       rates = self.rates()
-    return configs.QuapConfig(
+    config = configs.QuapConfig(
       num_clients=setting.num_clients,
       budget=budget,
       participation=rates,
@@ -66,7 +65,4 @@ class LocalDp(parts.Shape, parts.Sparse, parts.ServerOptimizer, parts.Calibrated
       critical_layers=layers.ALL,
       noise=configs.NoiseConfig(placement='client', delta=self.delta, calibration='analytic', seed=self.noise_seed),
     )
-
-  def plan(self, setting: base.Setting) -> plans.Plan:
-    plan = plans.Plan(local.Local(self.configure(setting)), setting.participation.sampler, **setting.options)
-    return self.calibrated(plan, setting)
+    return local.Local(config)

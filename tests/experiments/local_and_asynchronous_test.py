@@ -27,7 +27,7 @@ class TestFlags:
       (['--algorithm=local_dp:budget=uniform', '--alpha=0.1'], 'does not use this flag'),
       (['--algorithm=fedbuff:buffer=0'], 'fedbuff buffer'),
       (['--algorithm=fedbuff:staleness=-1'], 'staleness scale'),
-      (['--algorithm=fedbuff', '--noise=client', '--gaussian_calibration=analytic'], '--noise=client: fedbuff'),
+      (['--algorithm=fedbuff', '--noise=client', '--gaussian_calibration=analytic'], 'noise=client: FedBuff'),
       (['--algorithm=fedbuff', '--gaussian_calibration=analytic', '--clip=private_quantile'], 'count in every round'),
       (['--algorithm=fedbuff', '--sparsity=random', '--gaussian_calibration=analytic'], 'cannot update a part'),
       (['--algorithm=tff_dp_fedavg', '--sparsity=random', '--gaussian_calibration=analytic'], 'cannot update a part'),

@@ -78,28 +78,9 @@ class Release(NamedTuple):
   shares: np.ndarray
 
 
-def check_config(config: configs.QuapConfig) -> None:
-  """Raises `ValueError` unless all that a buffer releases is one noised sum."""
-  if config.noise.placement == 'client':
-    raise ValueError('FedBuff adds noise once to the sum of a buffer, at the server: use noise at the server, or none.')
-  if math.isfinite(config.clip.count_noise_multiplier):
-    raise ValueError(
-      'A private quantile releases a noised count in every round, and the account of FedBuff has one entry for each '
-      'release of the buffer: use clip rule fixed, or quantile_ema for a run without a formal figure.'
-    )
-  if config.budget.rule.needs_cohort or config.budget.rule.observes_updates:
-    raise ValueError(
-      f'FedBuff needs budgets that follow from participation rates alone, found {type(config.budget.rule).__name__}.'
-    )
-  if config.update_scale != 'delta':
-    raise ValueError(
-      'A buffer holds updates of several rounds, which may have different learning rates: use update_scale="delta".'
-    )
-
-
 @dataclasses.dataclass(frozen=True)
 class Buffered(mechanism.Configured):
-  """QuAP-FL's clipping norm, budgets and noise on a buffer.
+  """QuAP-FL's clipping norm, budgets and noise on a buffer. All that it releases is one noised sum.
 
   Attributes:
     config: The mechanism.
@@ -113,7 +94,24 @@ class Buffered(mechanism.Configured):
 
   def __post_init__(self):
     super().__post_init__()
-    check_config(self.config)
+    config = self.config
+    if config.noise.placement == 'client':
+      raise ValueError(
+        'noise=client: FedBuff adds noise once to the sum of a buffer, at the server. Use noise=server or none.'
+      )
+    if math.isfinite(config.clip.count_noise_multiplier):
+      raise ValueError(
+        'A private quantile releases a noised count in every round, and the account of FedBuff has one entry for each '
+        'release of the buffer: use clip rule fixed, or quantile_ema for a run without a formal figure.'
+      )
+    if config.budget.rule.needs_cohort or config.budget.rule.observes_updates:
+      raise ValueError(
+        f'FedBuff needs budgets that follow from participation rates alone, found {type(config.budget.rule).__name__}.'
+      )
+    if config.update_scale != 'delta':
+      raise ValueError(
+        'A buffer holds updates of several rounds, which may have different learning rates: use update_scale="delta".'
+      )
     checks.integer('buffer', self.size, at_least=1, at_most=2**31 - 1)
 
   @property
