@@ -138,7 +138,7 @@ import inspect, pydoc
 import quap_tff
 found = dict(inspect.getmembers(quap_tff))
 print('CertifiedPlan' in found, 'build_quap_fed_avg' in found, hasattr(quap_tff, 'build_quap_fed_avg'))
-for module in (quap_tff, quap_tff.plans.certified):
+for module in (quap_tff, quap_tff.plans.scheduled):
   pydoc.render_doc(module)
 inspect.unwrap(quap_tff.common.lazy.tf)
 assert not hasattr(quap_tff.common.lazy.tf, '__bases__')

@@ -14,7 +14,6 @@ from quap_tff.methods import adaptive_privacy
 from quap_tff.methods import base
 from quap_tff.methods import combinations
 from quap_tff.methods import heterogeneity
-from quap_tff.methods import local
 from quap_tff.methods import parts
 from quap_tff.methods import stock
 
@@ -33,7 +32,7 @@ METHODS: dict[str, type[Method]] = {
   'acdp': adaptive_privacy.Acdp,
   'fedapca': adaptive_privacy.FedApca,
   'lee_kifer': adaptive_privacy.LeeKifer,
-  'local_dp': local.LocalDp,
+  'local_dp': combinations.LocalDp,
   'fedbuff': combinations.FedBuff,
   'tff_dp_fedavg': stock.TffDpFedAvg,
   'tff_dp_fedavg_adaptive': stock.TffDpFedAvgAdaptive,

@@ -14,7 +14,7 @@ from quap_tff.mechanisms.parts import layers
 from quap_tff.mechanisms.parts import participation as participations
 from quap_tff.mechanisms.parts import robust as robust_lib
 from quap_tff.mechanisms.quap import config as configs
-from quap_tff.plans import stock
+from quap_tff.plans import scheduled
 from quap_tff.training import optimizers
 
 
@@ -45,7 +45,7 @@ class Calibrated(Budget):
       (tff_…), and documents for all other methods.
   """
 
-  calibration: str = flag_fields.flag('documents', one_of=stock.CALIBRATIONS, differs=True)
+  calibration: str = flag_fields.flag('documents', one_of=scheduled.CALIBRATIONS, differs=True)
 
   def calibrated(self, plan: Any, setting: Any) -> Any:
     """The plan with its noise scaled, if that was asked for."""

@@ -13,7 +13,7 @@ from quap_tff.mechanisms.parts import layers
 from quap_tff.mechanisms.quap import config as configs
 from quap_tff.methods import base
 from quap_tff.methods import parts
-from quap_tff.plans import stock as stock_plans
+from quap_tff.plans import scheduled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,7 @@ class _Stock(parts.ServerOptimizer, parts.Noise, stocks.StockConfig, base.Method
 
   divides_by_planned_cohort = True
 
-  calibration: str = flag_fields.flag('exact', one_of=stock_plans.CALIBRATIONS)
+  calibration: str = flag_fields.flag('exact', one_of=scheduled.CALIBRATIONS)
 
   def configure(self, setting: base.Setting) -> configs.QuapConfig:
     config = configs.QuapConfig(
@@ -35,7 +35,7 @@ class _Stock(parts.ServerOptimizer, parts.Noise, stocks.StockConfig, base.Method
       critical_layers=layers.ALL,
       noise=self.noise_config(),
     )
-    return stock_plans.settled(self, config)
+    return scheduled.stock_config(self, config)
 
   def noise_config(self) -> configs.NoiseConfig:
     # Exact calibration scales the formula's noise, whatever it is, and the classic formula does not hold for all ε.
@@ -46,10 +46,10 @@ class _Stock(parts.ServerOptimizer, parts.Noise, stocks.StockConfig, base.Method
     return super().flag_names() - ({'gaussian_calibration'} if self.calibration == 'exact' else set())
 
   def check_cohorts(self, setting: base.Setting) -> None:
-    stock_plans.divisor(setting.participation.mean_cohort_size)
+    scheduled.stock_divisor(setting.participation.mean_cohort_size)
 
   def plan(self, setting: base.Setting) -> plans.Plan:
-    return stock_plans.StockPlan(
+    return scheduled.StockPlan(
       self,
       self.configure(setting),
       setting.schedule,

@@ -3,6 +3,5 @@
 from quap_tff.common import lazy
 
 __getattr__, __dir__ = lazy.exports(
-  __name__,
-  {'certified': ['CertifiedPlan'], 'plan': ['Plan'], 'report': ['Report', 'checked_cohort'], 'stock': ['StockPlan']},
+  __name__, {'plan': ['Plan'], 'report': ['Report', 'checked_cohort'], 'scheduled': ['CertifiedPlan', 'StockPlan']}
 )

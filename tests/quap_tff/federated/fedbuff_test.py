@@ -126,7 +126,7 @@ class TestBuffer:
   @pytest.mark.parametrize(
     'overrides, message',
     [
-      (dict(noise=NoiseConfig('client', calibration='analytic')), 'noise at the server'),
+      (dict(noise=NoiseConfig('client', calibration='analytic')), 'at the server'),
       (dict(clip=clip_rules.PrivateQuantile()), 'noised count in every round'),
       (dict(update_scale='pseudo_gradient'), 'update_scale="delta"'),
       (dict(budget=BudgetConfig(client_rule=pt_adp.PtAdp(), round_rule='each_own')), 'rates alone'),

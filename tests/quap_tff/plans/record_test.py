@@ -19,7 +19,7 @@ from quap_tff.mechanisms.quap import buffered
 from quap_tff.mechanisms.quap import local
 from quap_tff.mechanisms.quap import staleness as stalenesses
 from quap_tff.mechanisms.quap.config import NoiseConfig
-from quap_tff.plans import stock as stock_plans
+from quap_tff.plans import scheduled
 from tests.quap_tff import examples
 
 _CLIENTS = 10
@@ -45,7 +45,7 @@ _CERTIFIED = CertifiedConfig(
 
 
 def _stock(stock, cohorts):
-  return stock_plans.StockPlan(stock, _quap(), [np.array(c, np.int64) if len(c) else c for c in cohorts], 2.0)
+  return scheduled.StockPlan(stock, _quap(), [np.array(c, np.int64) if len(c) else c for c in cohorts], 2.0)
 
 
 _PLANS = {
@@ -157,8 +157,8 @@ class TestSchedule:
     [
       lambda cohorts: plans.CertifiedPlan(_CERTIFIED, cohorts),
       lambda cohorts: calibrated(_CERTIFIED, cohorts),
-      lambda cohorts: stock_plans.StockPlan(stocks.DpFedAvg(), _quap(), cohorts, 2.0),
-      lambda cohorts: stock_plans.StockPlan(stocks.DpFtrl(), _quap(), cohorts, 2.0),
+      lambda cohorts: scheduled.StockPlan(stocks.DpFedAvg(), _quap(), cohorts, 2.0),
+      lambda cohorts: scheduled.StockPlan(stocks.DpFtrl(), _quap(), cohorts, 2.0),
       lambda cohorts: _PLANS['tff_dp_fedavg']().planned_ledger(cohorts),
       lambda cohorts: _PLANS['quap']().planned_ledger(cohorts),
       lambda cohorts: _PLANS['local']().planned_ledger(cohorts),

@@ -18,7 +18,7 @@ from quap_tff import accounting
 from quap_tff.federated.stock import aggregation as stock_aggregation
 from quap_tff.federated.stock import mechanism as stocks
 from quap_tff.mechanisms.parts import layers
-from quap_tff.plans import stock as stock_plans
+from quap_tff.plans import scheduled
 from tests.quap_tff import noise_checks
 
 pytestmark = pytest.mark.usefixtures('context')
@@ -48,7 +48,7 @@ def _plan(
   spec, participation='uniform', rounds=6, calibration='documents', client_metrics=True, secret=False, seed=3, **flags
 ):
   model = cohorts.make(participation, 8, 4, seed)
-  return stock_plans.StockPlan(
+  return scheduled.StockPlan(
     _STOCK.get(spec, spec),
     _config(rounds, **flags),
     [model.cohort(t) for t in range(1, rounds + 1)],
@@ -386,7 +386,7 @@ class TestAccount:
     assert 'ideal' in note and 'float32' in note and ('32 random bits' in note) == (spec != 'tff_dp_ftrl')
 
   def test_another_calibration_is_another_run_for_the_ledger(self):
-    documents, exact = (_plan('tff_dp_fedavg', calibration=c) for c in stock_plans.CALIBRATIONS)
+    documents, exact = (_plan('tff_dp_fedavg', calibration=c) for c in scheduled.CALIBRATIONS)
     assert documents.fingerprint != exact.fingerprint
     assert documents.fingerprint != _plan(stocks.DpFedAvg(clip=2)).fingerprint
     assert documents.has_nominal and not exact.has_nominal
